@@ -1,0 +1,44 @@
+# folio_module(NAME dir_target SOURCES a.cc ... DEPENDS core ... [TESTS a_test.cc ...] [TEST_DEPENDS ...])
+#
+# One target per directory: an object library folio_<NAME> that goes into libfolio, and, with TESTS, one test program
+# folio_<NAME>_test. DEPENDS names other modules (without the folio_ prefix); a directory may depend only on what stands
+# below it (docs/architecture.md), which tools/checks/check_includes.py enforces.
+include_guard(GLOBAL)
+find_package(Threads REQUIRED)
+
+add_library(folio_options INTERFACE)
+target_compile_features(folio_options INTERFACE cxx_std_20)
+target_compile_options(folio_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor>
+  $<$<AND:$<BOOL:${FOLIO_WARNINGS_AS_ERRORS}>,$<COMPILE_LANGUAGE:CXX>>:-Werror>)
+target_include_directories(folio_options INTERFACE
+  ${CMAKE_CURRENT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR}/src)
+
+set_property(GLOBAL PROPERTY FOLIO_MODULES "")
+
+function(folio_module)
+  cmake_parse_arguments(M "" "NAME" "SOURCES;DEPENDS;TESTS;TEST_DEPENDS" ${ARGN})
+  set(target folio_${M_NAME})
+  add_library(${target} OBJECT ${M_SOURCES})
+  target_link_libraries(${target} PRIVATE folio_options Threads::Threads)
+  set_property(GLOBAL APPEND PROPERTY FOLIO_MODULES ${target})
+  set_property(TARGET ${target} PROPERTY FOLIO_DEPENDS "${M_DEPENDS}")
+  if(FOLIO_BUILD_TESTS AND M_TESTS)
+    folio_test(NAME ${target}_test SOURCES ${M_TESTS} MODULES ${M_NAME} ${M_DEPENDS} ${M_TEST_DEPENDS})
+  endif()
+endfunction()
+
+# folio_test(NAME t SOURCES ... [MODULES core ...] [LIBRARIES ...] [LABELS ...]): a GoogleTest program. MODULES links the
+# objects of those modules directly (white-box tests); tests of the public API link the library `folio` instead.
+function(folio_test)
+  cmake_parse_arguments(T "" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS" ${ARGN})
+  add_executable(${T_NAME} ${T_SOURCES})
+  list(REMOVE_DUPLICATES T_MODULES)
+  foreach(module IN LISTS T_MODULES)
+    target_link_libraries(${T_NAME} PRIVATE $<TARGET_OBJECTS:folio_${module}>)
+    add_dependencies(${T_NAME} folio_${module})
+  endforeach()
+  target_link_libraries(${T_NAME} PRIVATE folio_options Threads::Threads GTest::gtest GTest::gmock GTest::gtest_main
+                        ${T_LIBRARIES})
+  gtest_discover_tests(${T_NAME} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${T_LABELS}")
+endfunction()

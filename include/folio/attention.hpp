@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "folio/context.hpp"
+#include "folio/types/attention.hpp"
+
+namespace folio::inline v0 {
+
+namespace detail {
+struct OpState;
+struct PlanBufferState;
+}  // namespace detail
+
+/// A kernel chosen for a configuration, with its bounds. A small shared handle; immutable, safe to use from several
+/// threads at once. Made by `prepare`.
+class FOLIO_API AttentionOp {
+ public:
+  const AttentionConfig& config() const noexcept;  ///< with the defaults (kUnset dtypes) resolved
+  std::string kernel_name() const;                 ///< which kernel runs, e.g. "generic-v4"
+  const Context& context() const noexcept;
+  const detail::OpState& state() const noexcept { return *state_; }
+  explicit AttentionOp(std::shared_ptr<const detail::OpState> state) : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<const detail::OpState> state_;
+};
+
+/// Memory that plans are made into: owned by the engine, one per op and plan in flight. Move-only. Not safe for
+/// simultaneous use by several threads. Grows while cold; once warm, planning allocates nothing.
+class FOLIO_API PlanBuffer {
+ public:
+  explicit PlanBuffer(std::unique_ptr<detail::PlanBufferState> state);
+  PlanBuffer(PlanBuffer&&) noexcept;
+  PlanBuffer& operator=(PlanBuffer&&) noexcept;
+  ~PlanBuffer();
+  detail::PlanBufferState& state() const noexcept { return *state_; }
+
+ private:
+  std::unique_ptr<detail::PlanBufferState> state_;
+};
+
+/// One step's work, valid until its buffer is planned into again or destroyed. A small copyable handle; `run` on a stale
+/// one throws kStalePlan.
+class FOLIO_API AttentionPlan {
+ public:
+  AttentionPlan(const detail::PlanBufferState* buffer, uint64_t generation) : buffer_(buffer), generation_(generation) {}
+  const detail::PlanBufferState& buffer() const noexcept { return *buffer_; }
+  uint64_t generation() const noexcept { return generation_; }
+
+ private:
+  const detail::PlanBufferState* buffer_;
+  uint64_t generation_;
+};
+
+/// What a plan holds, for benchmarks, tests and curious engineers. Counts are exact; O(1).
+struct PlanSummary {
+  int32_t num_workers = 0;      ///< work lists
+  int32_t num_items = 0;        ///< pieces of work over all lists
+  int32_t num_partials = 0;     ///< partial results that are merged afterwards; 0 = nothing was split
+  int32_t num_merges = 0;
+  int64_t kv_tokens_read = 0;   ///< sum over items of KV tokens x one KV head: a shared segment counts once per row tile
+  int64_t qk_pairs = 0;         ///< visible or in a visited tile: sum over items of rows x KV tokens
+};
+
+/// Picks the kernel for a configuration. Slow (microseconds to milliseconds); once per group of layers.
+/// Throws kInvalidArgument (no configuration is like this), kUnsupported (with what is offered; every kernel's reason).
+FOLIO_API AttentionOp prepare(const Context& context, const AttentionConfig& config, const PrepareOptions& options = {});
+
+/// A buffer for plans of this op.
+FOLIO_API PlanBuffer make_plan_buffer(const AttentionOp& op);
+
+/// Plans one step: O(requests x segments + work items), whatever the context's length; reads lengths only.
+/// Throws kInvalidArgument with the request's number; the buffer then holds no plan.
+FOLIO_API AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& buffer, Stream stream = {});
+
+/// See PlanSummary. Throws kStalePlan.
+FOLIO_API PlanSummary summary(const AttentionPlan& plan);
+
+/// Bytes of workspace, a multiple of 256, that suffice for every plan of this op without shared segments; with bounds, for
+/// every plan within them. A shared segment makes one partial result a row: without bounds, ask the plan.
+FOLIO_API size_t workspace_size(const AttentionOp& op);
+
+/// Bytes of workspace that this plan needs; never more than workspace_size(op) where that promises to suffice.
+FOLIO_API size_t workspace_size(const AttentionPlan& plan);
+
+/// To be called once on fresh workspace memory (zeroes what kernels count in; nothing on a CPU).
+/// Throws kWorkspaceTooSmall, kInvalidArgument (alignment).
+FOLIO_API void init_workspace(const AttentionOp& op, Workspace workspace, Stream stream = {});
+
+/// Attention of one layer. Nothing is allocated or synchronised. Arguments are checked before anything is enqueued: shapes,
+/// dtypes, features; page ids are not (see validate). Throws kInvalidArgument, kStalePlan, kWorkspaceTooSmall.
+FOLIO_API void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspace, Stream stream = {});
+
+/// Checks that every page id that `run` would read is in [0, num_pages), and that tables and indptrs are long enough.
+/// O(pages). Throws kInvalidArgument naming the first bad entry. Host memory only.
+FOLIO_API void validate(const AttentionPlan& plan, const AttentionArgs& args);
+
+/// The KV format and page size that run fastest here; what an engine should allocate.
+struct KvFormatAdvice {
+  KvFormat format = KvFormat::kStrided;
+  int32_t page_size = 16;
+};
+FOLIO_API KvFormatAdvice recommended_kv_format(const AttentionConfig& config, const Context& context);
+
+/// One kernel's answer to a configuration.
+struct KernelAnswer {
+  std::string name;
+  bool available = false;  ///< this machine can run it
+  std::string refusal;     ///< why it cannot take the configuration; empty = it can
+};
+
+/// Every kernel compiled in, in order of preference, and what it says to `config`. Throws for invalid configurations only.
+FOLIO_API std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig& config);
+
+}  // namespace folio::inline v0

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "folio/types/device.hpp"
+#include "folio/types/error.hpp"
+#include "folio/types/export.hpp"
+
+namespace folio::inline v0 {
+
+namespace detail {
+struct ContextState;
+}
+
+struct ContextOptions {
+  /// CPU only: run on the engine's threads. Its `self` must outlive the context and every op prepared with it.
+  /// Without parallel_for, Folio's own pool of `num_threads` threads (the caller's included) is used.
+  Executor executor;
+  /// 0 = as many as the process may run on (its affinity mask). At most 1024. Must be 0 when an executor is given.
+  int32_t num_threads = 0;
+  /// The kernel every op must use, by name; as PrepareOptions::force_kernel, which wins over it.
+  std::string force_kernel;
+};
+
+/// A device with its executor. A small shared handle; immutable and safe to use from several threads at once.
+class FOLIO_API Context {
+ public:
+  /// The CPU. Starts the pool's threads. Throws kInvalidArgument for absurd options, kOutOfMemory.
+  static Context cpu(const ContextOptions& options = {});
+  /// CUDA device `index`. Throws kUnavailable: this build has no CUDA kernels, or no such device.
+  static Context cuda(int32_t index, const ContextOptions& options = {});
+
+  Device device() const noexcept;
+  /// How many pieces of work make progress at once.
+  int32_t concurrency() const noexcept;
+  /// Runs `body` for 0..n-1 on the context's executor: for engines that want to share the pool. CPU only.
+  void parallel_for(int64_t n, ParallelBody body, void* body_context) const;
+
+  const detail::ContextState& state() const noexcept { return *state_; }
+
+ private:
+  explicit Context(std::shared_ptr<const detail::ContextState> state) : state_(std::move(state)) {}
+  std::shared_ptr<const detail::ContextState> state_;
+};
+
+/// The instruction sets that both the CPU and the OS grant this process, "avx2", "avx512f", "amx_bf16" and so on, sorted.
+FOLIO_API std::vector<std::string> cpu_features();
+
+}  // namespace folio::inline v0

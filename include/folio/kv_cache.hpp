@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "folio/context.hpp"
+#include "folio/types/kv_cache.hpp"
+
+namespace folio::inline v0 {
+
+/// The sizes of one layer's paged KV cache.
+struct KvCacheShape {
+  int64_t num_pages = 0;
+  int32_t page_size = 0;  ///< tokens per page
+  int32_t num_kv_heads = 0;
+  int32_t head_dim_qk = 0;
+  int32_t head_dim_v = 0;
+  DType dtype = DType::kBFloat16;
+};
+
+/// Elements of the K or the V half of such a cache, packed without gaps; 64-bit. Throws kInvalidArgument on negative sizes
+/// and on overflow.
+FOLIO_API int64_t k_elements(const KvCacheShape& shape);
+FOLIO_API int64_t v_elements(const KvCacheShape& shape);
+
+/// Views over packed memory that the caller owns. K and V lie apart:
+/// NHD [page][token][head][dim], HND [page][head][token][dim], kCpuPacked as KvFormat says.
+/// Throw kInvalidArgument for sizes that no cache has, kUnsupported for a packed format of an odd or small page.
+FOLIO_API KvCacheView make_nhd_view(const KvCacheShape& shape, void* k, void* v);
+FOLIO_API KvCacheView make_hnd_view(const KvCacheShape& shape, void* k, void* v);
+FOLIO_API KvCacheView make_cpu_packed_view(const KvCacheShape& shape, void* k, void* v);
+
+/// Checks a view on its own: sizes, dtype, strides (innermost contiguous is implied; overlapping tokens are refused,
+/// V aliasing K is not), pointers. Throws kInvalidArgument naming the field.
+FOLIO_API void validate(const KvCacheView& cache);
+
+/// New tokens for a paged cache.
+struct CacheWriteArgs {
+  ConstTensorView k;  ///< [>= num_slots, num_kv_heads, head_dim_qk], any token stride, each head contiguous
+  ConstTensorView v;  ///< [>= num_slots, num_kv_heads, head_dim_v]; float32, float16, bfloat16 or the cache's fp8 type
+  const int64_t* slot_mapping = nullptr;  ///< [num_slots]: token i goes to page slot / page_size, offset slot % page_size
+  int64_t num_slots = 0;                  ///< how many tokens are written; k and v may be longer (padding)
+  KvCacheView cache;
+  Scale k_scale;  ///< fp8 caches: stored = saturate(round_to_nearest_even(x / scale)); per tensor or per head
+  Scale v_scale;
+};
+
+/// Writes tokens into their slots. A negative slot is skipped. Slots are checked first (host): one at or beyond
+/// num_pages * page_size throws kInvalidArgument and nothing is written. Of several tokens with one slot, one wins whole.
+/// A cache whose V aliases K takes v with a null data pointer (K's write covers it).
+FOLIO_API void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream stream = {});
+
+/// Copies whole pages within or between caches of equal sizes, format and dtype: page source[i] to page destination[i].
+/// Destinations must be distinct and disjoint from sources of the same cache. Checked before anything is written.
+FOLIO_API void copy_pages(const Context& context, const KvCacheView& from, const KvCacheView& to,
+                          std::span<const int32_t> source, std::span<const int32_t> destination, Stream stream = {});
+
+/// Converts pages to another format or dtype (equal sizes): page source[i] of `from` becomes page destination[i] of `to`.
+/// fp8 values are multiplied by the `from` scales on reading and divided by the `to` scales on writing.
+struct CacheConvertScales {
+  Scale from_k, from_v, to_k, to_v;
+};
+FOLIO_API void convert_pages(const Context& context, const KvCacheView& from, const KvCacheView& to,
+                             std::span<const int32_t> source, std::span<const int32_t> destination,
+                             const CacheConvertScales& scales = {}, Stream stream = {});
+
+/// Gathers rows of a paged cache into dense tensors: row r's first kv_len[r] tokens, one row after the other, converted to
+/// the outputs' dtype (fp8 values times the scales). k_out: [sum of kv_len, num_kv_heads, head_dim_qk]; v_out likewise.
+FOLIO_API void gather_kv(const Context& context, const KvCacheView& cache, const PageTableView& table,
+                         std::span<const int32_t> kv_len, TensorView k_out, TensorView v_out, const Scale& k_scale = {},
+                         const Scale& v_scale = {}, Stream stream = {});
+
+}  // namespace folio::inline v0

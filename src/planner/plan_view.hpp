@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+
+#include "folio/types/attention.hpp"
+#include "folio/types/kv_cache.hpp"
+
+namespace folio::inline v0::planner {
+
+/// The tile a kernel works in: published by the kernel, read by the planner.
+struct TileShape {
+  int32_t rows = 0;       ///< most packed rows (query tokens x heads of a group) an item has
+  int32_t kv_tokens = 0;  ///< tokens of K and V the kernel takes at a time; item boundaries are multiples of it, from local token 0
+};
+
+/// One segment's lengths as a plan keeps them. Rows are requests, or groups of requests for a shared segment.
+struct SegmentLengths {
+  KvSource source;
+  SegmentMask mask;
+  KvShard shard;
+  bool shared;                  ///< rows are groups
+  int32_t num_rows;
+  const int32_t* kv_len;        ///< [num_rows], local tokens
+  const int32_t* first_pos;     ///< [num_rows], never null
+  const int32_t* row_of_request;  ///< [R], the request's row or -1; null when rows are requests
+  const int32_t* key_offset;    ///< [R], keys of the request in earlier segments: its column base in a custom mask; null without one
+};
+
+/// What a worker does at an item, besides accumulating its keys.
+enum ItemFlags : uint32_t {
+  kStart = 1u << 0,   ///< a new accumulation begins: the running state is empty
+  kFinish = 1u << 1,  ///< the accumulation ends: write the output (partial < 0) or the state (partial >= 0)
+  kFold = 1u << 2,    ///< fixed splits: accumulate this item on its own, then fold it into the running state
+};
+
+/// One piece of work: some packed rows against a range of one segment's keys, for one KV head. Packed row
+/// r = token * group_size + g stands for query token r / group_size (counted over the whole batch) and q head
+/// kv_head * group_size + g. Items of a worker run in order; from kStart to kFinish they have equal rows and kv_head.
+struct WorkItem {
+  int32_t segment;
+  int32_t kv_row;     ///< row of the segment: index of kv_len, of the page table, of the ragged indptr
+  int32_t kv_head;
+  int32_t request;    ///< the request of the first row; later rows of a shared item may belong to later requests
+  int32_t row_begin;  ///< packed rows [row_begin, row_end), at most TileShape::rows
+  int32_t row_end;
+  int32_t kv_begin;   ///< local tokens [kv_begin, kv_end); may be empty: the rows then see nothing
+  int32_t kv_end;
+  int32_t partial;    ///< with kFinish: the first of row_end - row_begin partial rows, or -1 to write the output
+  uint32_t flags;     ///< ItemFlags
+};
+
+/// Rows whose result is folded from several partial states, in order.
+struct MergeItem {
+  int32_t kv_head;
+  int32_t request;    ///< of the first row
+  int32_t row_begin;  ///< packed rows [row_begin, row_end)
+  int32_t row_end;
+  int32_t source_begin;  ///< sources [source_begin, source_end) of PlanView::merge_sources
+  int32_t source_end;
+};
+
+/// Everything a kernel reads of a plan. Borrowed from the plan buffer.
+struct PlanView {
+  int32_t num_requests = 0;
+  int32_t num_tokens = 0;  ///< tokens that have a request: cu_q[num_requests]
+  int32_t num_segments = 0;
+  int32_t num_workers = 0;
+  int32_t num_items = 0;
+  int32_t num_merges = 0;
+  int32_t num_partial_rows = 0;
+  const int32_t* cu_q = nullptr;         ///< [R + 1]
+  const int32_t* q_first_pos = nullptr;  ///< [R], never null
+  const SegmentLengths* segments = nullptr;
+  const int32_t* worker_indptr = nullptr;  ///< [num_workers + 1], items
+  const WorkItem* items = nullptr;
+  const MergeItem* merges = nullptr;
+  const int32_t* merge_sources = nullptr;  ///< partial row that holds the merge's first row; its next rows follow
+  CustomMaskScope custom_mask_scope = CustomMaskScope::kAll;
+  const int32_t* mask_columns = nullptr;      ///< [R] columns of each request's custom mask; null without one
+  const int32_t* mask_first_column = nullptr; ///< [R] key that column 0 stands for (kTail: total - tail_len)
+  const int64_t* mask_byte_indptr = nullptr;  ///< [R + 1]
+};
+
+}  // namespace folio::inline v0::planner

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "folio/types/attention.hpp"
+#include "planner/plan_view.hpp"
+
+namespace folio::inline v0::planner {
+
+/// What the planner knows of an op: the parts of its config that change the work, the kernel's tile, the machine's width.
+struct PlannerConfig {
+  int32_t num_q_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t page_size = 0;
+  MaskKind mask = MaskKind::kCausal;
+  int32_t window_left = -1;
+  int32_t window_right = -1;
+  Determinism determinism = Determinism::kRunToRun;
+  TileShape tile;
+  int32_t num_workers = 1;
+  /// Keys of one split at kBatchInvariant and above: a multiple of tile.kv_tokens.
+  int32_t fixed_split_tokens = 2048;
+  /// Cost of visiting one tile of keys with n rows: tile_cost + n * row_cost (any unit; loads are balanced in it).
+  int32_t tile_cost = 16;
+  int32_t row_cost = 1;
+  std::optional<GraphBounds> bounds;
+};
+
+/// A plan's memory. Reused from plan to plan: it grows to the largest batch seen, and allocates nothing when warm.
+class PlanStorage {
+ public:
+  PlanStorage();
+  ~PlanStorage();
+  PlanStorage(PlanStorage&&) noexcept;
+  PlanStorage& operator=(PlanStorage&&) noexcept;
+  struct Arrays;
+  Arrays& arrays() noexcept { return *arrays_; }
+
+ private:
+  std::unique_ptr<Arrays> arrays_;
+};
+
+/// Most partial rows of any batch without shared segments; with bounds, of any batch within them. The planner keeps to it:
+/// where finer splitting would need more, it splits less.
+int64_t max_partial_rows(const PlannerConfig& config);
+
+/// Divides a batch over workers. Pure: equal inputs give equal plans. Host lengths only. The view is valid until the storage
+/// is used again. Throws Error(kInvalidArgument) naming the request and segment at fault.
+PlanView make_plan(const PlannerConfig& config, const BatchView& batch, PlanStorage& storage);
+
+}  // namespace folio::inline v0::planner
