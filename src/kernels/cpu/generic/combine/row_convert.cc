@@ -19,6 +19,12 @@ float bits_float(int32_t bits) noexcept {
   return std::bit_cast<float>(bits);
 }
 
+/// condition ? a : b with masks: given the choice, the compiler moves a's floating-point addition under a branch.
+int32_t select(bool condition, int32_t a, int32_t b) noexcept {
+  const int32_t mask = -static_cast<int32_t>(condition);
+  return (a & mask) | (b & ~mask);
+}
+
 float widen_float16(uint16_t code) noexcept {
   constexpr int32_t kRebias = (127 - 15) << 23;
   const int32_t magnitude = (code & 0x7fff) << 13;
@@ -28,8 +34,8 @@ float widen_float16(uint16_t code) noexcept {
   const float smallest_normal = bits_float(kRebias + (1 << 23));
   const int32_t subnormal = float_bits(bits_float(magnitude + kRebias + (1 << 23)) - smallest_normal);
   const int32_t special = magnitude | kInfinity;
-  const int32_t finite = magnitude < (1 << 23) ? subnormal : normal;
-  return bits_float(sign | (magnitude >= (31 << 23) ? special : finite));
+  const int32_t finite = select(magnitude < (1 << 23), subnormal, normal);
+  return bits_float(sign | select(magnitude >= (31 << 23), special, finite));
 }
 
 float widen_bfloat16(uint16_t code) noexcept {
@@ -48,7 +54,7 @@ int32_t narrow(int32_t magnitude, int32_t clamp) noexcept {
   // The last bit of this power of two is the format's smallest subnormal: adding rounds there, in hardware.
   constexpr int32_t kUnit = (127 + 1 - kBias - kMantissaBits + 23) << 23;
   const int32_t subnormal = float_bits(bits_float(clamped) + bits_float(kUnit)) - kUnit;
-  return clamped >= ((127 + 1 - kBias) << 23) ? normal : subnormal;
+  return select(clamped >= ((127 + 1 - kBias) << 23), normal, subnormal);
 }
 
 uint16_t narrow_float16(float value) noexcept {
@@ -56,7 +62,7 @@ uint16_t narrow_float16(float value) noexcept {
   const int32_t magnitude = bits & kMagnitude;
   const int32_t code = narrow<5, 10>(magnitude, 0x47800000);  // 2^16
   const int32_t nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
-  return static_cast<uint16_t>(((bits >> 16) & 0x8000) | (magnitude > kInfinity ? nan : code));
+  return static_cast<uint16_t>(((bits >> 16) & 0x8000) | select(magnitude > kInfinity, nan, code));
 }
 
 uint16_t narrow_bfloat16(float value) noexcept {
@@ -71,7 +77,7 @@ uint8_t narrow_fp8(float value, int32_t largest) noexcept {
   const int32_t bits = float_bits(value);
   const int32_t magnitude = bits & kMagnitude;
   const int32_t code = narrow<kExponentBits, kMantissaBits>(magnitude, largest);
-  return static_cast<uint8_t>(((bits >> 24) & 0x80) | (magnitude > kInfinity ? 0x7f : code));
+  return static_cast<uint8_t>(((bits >> 24) & 0x80) | select(magnitude > kInfinity, 0x7f, code));
 }
 
 }  // namespace
