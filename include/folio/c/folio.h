@@ -1,15 +1,15 @@
 /* The C interface of Folio: C11 and C++. See folio/attention.hpp for what the functions do in full.
  *
- * Every function that can fail returns a folio_status; on failure folio_last_error() says why, output handles are set to
- * NULL and other outputs are left as they are. No exception crosses this interface. Null is refused for every pointer unless
- * its comment says otherwise.
+ * Every function that can fail returns a folio_status; on failure folio_last_error() says why, output handles are set
+ * to NULL and other outputs are left as they are. No exception crosses this interface. Null is refused for every
+ * pointer unless its comment says otherwise.
  *
  * Structures that may grow start with struct_size, which the ..._INIT macros set, with every default; fields of a later
  * version have 0 as their default. A library older than the header refuses fields it does not know, unless they are 0.
  * Structures without struct_size never change.
  *
- * Handles are freed once each, in any order. Contexts and ops may be used from several threads at once; a plan buffer from
- * one at a time. Memory given to a call is borrowed: on a CPU until the call returns. */
+ * Handles are freed once each, in any order. Contexts and ops may be used from several threads at once; a plan buffer
+ * from one at a time. Memory given to a call is borrowed: on a CPU until the call returns. */
 #ifndef FOLIO_C_FOLIO_H_
 #define FOLIO_C_FOLIO_H_
 
@@ -34,14 +34,14 @@ extern "C" {
 typedef int32_t folio_status;
 enum {
   FOLIO_OK = 0,
-  FOLIO_INVALID_ARGUMENT = 1,    /* a value that no configuration accepts */
-  FOLIO_UNSUPPORTED = 2,         /* well-formed, but no kernel here offers it */
-  FOLIO_UNAVAILABLE = 3,         /* offered in general, absent on this machine or in this build */
+  FOLIO_INVALID_ARGUMENT = 1, /* a value that no configuration accepts */
+  FOLIO_UNSUPPORTED = 2,      /* well-formed, but no kernel here offers it */
+  FOLIO_UNAVAILABLE = 3,      /* offered in general, absent on this machine or in this build */
   FOLIO_OUT_OF_MEMORY = 4,
   FOLIO_WORKSPACE_TOO_SMALL = 5,
-  FOLIO_STALE_PLAN = 6,          /* its buffer has been planned into again */
+  FOLIO_STALE_PLAN = 6, /* its buffer has been planned into again */
   FOLIO_DEVICE_ERROR = 7,
-  FOLIO_INTERNAL = 8             /* a bug in Folio */
+  FOLIO_INTERNAL = 8 /* a bug in Folio */
 };
 
 typedef int32_t folio_dtype;
@@ -180,7 +180,8 @@ typedef struct folio_scale {
   folio_scale_granularity granularity;
   int64_t request_stride;
 } folio_scale;
-#define FOLIO_SCALE_INIT {1.0f, NULL, FOLIO_SCALE_PER_TENSOR, 0}
+#define FOLIO_SCALE_INIT \
+  { 1.0f, NULL, FOLIO_SCALE_PER_TENSOR, 0 }
 
 /* Log-sum-exp of row (t, h) at data[t * token_stride + h * head_stride]; data NULL: not wanted. */
 typedef struct folio_lse_view {
@@ -196,20 +197,21 @@ typedef struct folio_kv_shard {
   int32_t rank;
   int32_t interleave;
 } folio_kv_shard;
-#define FOLIO_KV_SHARD_INIT {1, 0, 1}
+#define FOLIO_KV_SHARD_INIT \
+  { 1, 0, 1 }
 
 typedef void (*folio_parallel_body)(void* context, int64_t index) FOLIO_C_NOEXCEPT;
 
-/* The engine's threads: parallel_for calls body(context, i) once for every i in [0, n), in any order, on any threads, and
- * returns when all calls have. parallel_for NULL: Folio's own pool; the other fields are then 0. */
+/* The engine's threads: parallel_for calls body(context, i) once for every i in [0, n), in any order, on any threads,
+ * and returns when all calls have. parallel_for NULL: Folio's own pool; the other fields are then 0. */
 typedef struct folio_executor {
   void* self;
   int32_t concurrency; /* calls that make progress at once, at least 1 */
   void (*parallel_for)(void* self, int64_t n, folio_parallel_body body, void* context);
 } folio_executor;
 
-/* A plan: valid until its buffer is planned into again (then FOLIO_STALE_PLAN) or freed (then not to be used). Not to be
- * looked into. Freely copied. */
+/* A plan: valid until its buffer is planned into again (then FOLIO_STALE_PLAN) or freed (then not to be used). Not to
+ * be looked into. Freely copied. */
 typedef struct folio_plan {
   const void* buffer;
   uint64_t generation;
@@ -223,14 +225,15 @@ typedef struct folio_context_options {
   folio_executor executor;  /* must outlive the context and everything made with it */
   const char* force_kernel; /* NULL or "": none */
 } folio_context_options;
-#define FOLIO_CONTEXT_OPTIONS_INIT {(uint32_t)sizeof(folio_context_options), 0, {NULL, 0, NULL}, NULL}
+#define FOLIO_CONTEXT_OPTIONS_INIT \
+  { (uint32_t)sizeof(folio_context_options), 0, {NULL, 0, NULL}, NULL }
 
 typedef struct folio_attention_config {
   uint32_t struct_size;
-  int32_t num_q_heads;  /* a multiple of num_kv_heads */
+  int32_t num_q_heads; /* a multiple of num_kv_heads */
   int32_t num_kv_heads;
-  int32_t head_dim_qk;  /* a multiple of 8 */
-  int32_t head_dim_v;   /* a multiple of 8 */
+  int32_t head_dim_qk; /* a multiple of 8 */
+  int32_t head_dim_v;  /* a multiple of 8 */
   folio_dtype q;
   folio_dtype kv;        /* of paged segments */
   folio_dtype ragged_kv; /* of ragged segments; unset = that of kv, or of q where kv is fp8 */
@@ -238,16 +241,18 @@ typedef struct folio_attention_config {
   folio_kv_format kv_format;
   int32_t page_size;
   folio_mask_kind mask;
-  int32_t window_left;   /* keys at >= p - window_left; -1 = unbounded */
-  int32_t window_right;  /* keys at <= p + window_right; -1 = unbounded */
-  uint32_t features;     /* FOLIO_FEATURE_... */
+  int32_t window_left;  /* keys at >= p - window_left; -1 = unbounded */
+  int32_t window_right; /* keys at <= p + window_right; -1 = unbounded */
+  uint32_t features;    /* FOLIO_FEATURE_... */
   folio_determinism determinism;
 } folio_attention_config;
 /* Causal, bfloat16, strided pages of 16 tokens, no window; heads and dims are left to fill in. */
-#define FOLIO_ATTENTION_CONFIG_INIT                                                                                 \
-  {(uint32_t)sizeof(folio_attention_config), 0, 0, 0, 0, FOLIO_DTYPE_BFLOAT16, FOLIO_DTYPE_BFLOAT16,                 \
-   FOLIO_DTYPE_UNSET, FOLIO_DTYPE_UNSET, FOLIO_KV_STRIDED, 16, FOLIO_MASK_CAUSAL, -1, -1, 0,                         \
-   FOLIO_DETERMINISM_RUN_TO_RUN}
+#define FOLIO_ATTENTION_CONFIG_INIT                                                                   \
+  {                                                                                                   \
+    (uint32_t)sizeof(folio_attention_config), 0, 0, 0, 0, FOLIO_DTYPE_BFLOAT16, FOLIO_DTYPE_BFLOAT16, \
+        FOLIO_DTYPE_UNSET, FOLIO_DTYPE_UNSET, FOLIO_KV_STRIDED, 16, FOLIO_MASK_CAUSAL, -1, -1, 0,     \
+        FOLIO_DETERMINISM_RUN_TO_RUN                                                                  \
+  }
 
 typedef struct folio_prepare_options {
   uint32_t struct_size;
@@ -260,22 +265,26 @@ typedef struct folio_prepare_options {
   int32_t max_kv_len;
   int32_t max_shared_levels;
 } folio_prepare_options;
-#define FOLIO_PREPARE_OPTIONS_INIT {(uint32_t)sizeof(folio_prepare_options), 0, NULL, 0, 0, 0, 0, 0, 0}
+#define FOLIO_PREPARE_OPTIONS_INIT \
+  { (uint32_t)sizeof(folio_prepare_options), 0, NULL, 0, 0, 0, 0, 0, 0 }
 
 /* One part of the keys and values of every request: lengths only. */
 typedef struct folio_kv_segment {
   uint32_t struct_size;
   folio_kv_source source;
-  const int32_t* kv_len;       /* [rows], tokens held here */
-  const int32_t* first_pos;    /* [rows], global position of the first token; NULL = 0 */
-  const int32_t* group_indptr; /* [num_groups + 1]: row g belongs to requests [indptr[g], indptr[g+1]); NULL = one a request */
-  int32_t num_groups;          /* 0 without group_indptr */
+  const int32_t* kv_len;    /* [rows], tokens held here */
+  const int32_t* first_pos; /* [rows], global position of the first token; NULL = 0 */
+  const int32_t*
+      group_indptr;   /* [num_groups + 1]: row g belongs to requests [indptr[g], indptr[g+1]); NULL = one a request */
+  int32_t num_groups; /* 0 without group_indptr */
   folio_segment_mask mask;
   folio_kv_shard shard;
 } folio_kv_segment;
-#define FOLIO_KV_SEGMENT_INIT                                                                                       \
-  {(uint32_t)sizeof(folio_kv_segment), FOLIO_KV_PAGED, NULL, NULL, NULL, 0, FOLIO_SEGMENT_AS_CONFIG,                \
-   FOLIO_KV_SHARD_INIT}
+#define FOLIO_KV_SEGMENT_INIT                                                                         \
+  {                                                                                                   \
+    (uint32_t)sizeof(folio_kv_segment), FOLIO_KV_PAGED, NULL, NULL, NULL, 0, FOLIO_SEGMENT_AS_CONFIG, \
+        FOLIO_KV_SHARD_INIT                                                                           \
+  }
 
 /* One step's batch of R = num_requests requests: lengths only. */
 typedef struct folio_batch {
@@ -292,10 +301,11 @@ typedef struct folio_batch {
   folio_custom_mask_scope custom_mask_scope;
   const int32_t* custom_mask_tail_len; /* [R], FOLIO_CUSTOM_MASK_TAIL only; else NULL */
 } folio_batch;
-#define FOLIO_BATCH_INIT                                                                                            \
-  {(uint32_t)sizeof(folio_batch), FOLIO_ON_HOST, 0, 0, 0, 0, NULL, NULL, NULL, 0, FOLIO_CUSTOM_MASK_ALL, NULL}
+#define FOLIO_BATCH_INIT \
+  { (uint32_t)sizeof(folio_batch), FOLIO_ON_HOST, 0, 0, 0, 0, NULL, NULL, NULL, 0, FOLIO_CUSTOM_MASK_ALL, NULL }
 
-/* Where one segment's keys and values lie in this layer: `cache` and `table` of a paged one, `ragged` of a ragged one. */
+/* Where one segment's keys and values lie in this layer: `cache` and `table` of a paged one, `ragged` of a ragged one.
+ */
 typedef struct folio_segment_args {
   uint32_t struct_size;
   folio_kv_cache_view cache;
@@ -304,13 +314,14 @@ typedef struct folio_segment_args {
   folio_scale k_scale;
   folio_scale v_scale;
 } folio_segment_args;
-#define FOLIO_SEGMENT_ARGS_INIT                                                                                     \
-  {(uint32_t)sizeof(folio_segment_args),                                                                            \
-   {FOLIO_KV_STRIDED, FOLIO_DTYPE_UNSET, NULL, NULL, 0, 0, 0, 0, 0, {0, 0, 0}, {0, 0, 0}},                          \
-   {FOLIO_TABLE_CSR, NULL, 0, NULL, 0, 0, 0},                                                                       \
-   {{NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}}, {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}}, NULL},                          \
-   FOLIO_SCALE_INIT,                                                                                                \
-   FOLIO_SCALE_INIT}
+#define FOLIO_SEGMENT_ARGS_INIT                                                                                   \
+  {                                                                                                               \
+    (uint32_t)sizeof(folio_segment_args),                                                                         \
+        {FOLIO_KV_STRIDED, FOLIO_DTYPE_UNSET, NULL, NULL, 0, 0, 0, 0, 0, {0, 0, 0}, {0, 0, 0}},                   \
+        {FOLIO_TABLE_CSR, NULL, 0, NULL, 0, 0, 0},                                                                \
+        {{NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}}, {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}}, NULL}, FOLIO_SCALE_INIT, \
+        FOLIO_SCALE_INIT                                                                                          \
+  }
 
 /* One layer's arguments. Features used must be among the config's. */
 typedef struct folio_attention_args {
@@ -320,34 +331,23 @@ typedef struct folio_attention_args {
   folio_const_tensor_view q;          /* [num_tokens, num_q_heads, head_dim_qk] */
   folio_tensor_view out;              /* [num_tokens, num_q_heads, head_dim_v] */
   folio_lse_view lse;
-  float sm_scale;            /* 0 = 1 / sqrt(head_dim_qk) */
-  float logits_soft_cap;     /* 0 = off */
-  const float* alibi_slopes; /* [num_q_heads]; NULL = off */
-  const float* sinks;        /* [num_q_heads]; NULL = off */
-  folio_scale q_scale;       /* fp8 q */
-  folio_scale out_scale;     /* fp8 out */
+  float sm_scale;             /* 0 = 1 / sqrt(head_dim_qk) */
+  float logits_soft_cap;      /* 0 = off */
+  const float* alibi_slopes;  /* [num_q_heads]; NULL = off */
+  const float* sinks;         /* [num_q_heads]; NULL = off */
+  folio_scale q_scale;        /* fp8 q */
+  folio_scale out_scale;      /* fp8 out */
   const uint8_t* custom_mask; /* bits, rows of requests one after the other, each request on a byte */
   int64_t custom_mask_bytes;
   float rope_theta; /* FOLIO_FEATURE_ROPE_LLAMA */
   float rope_scale;
 } folio_attention_args;
-#define FOLIO_ATTENTION_ARGS_INIT                                                                                   \
-  {(uint32_t)sizeof(folio_attention_args),                                                                          \
-   0,                                                                                                               \
-   NULL,                                                                                                            \
-   {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}},                                                                          \
-   {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}},                                                                          \
-   {NULL, 0, 0, FOLIO_LSE_BASE_E},                                                                                  \
-   0.0f,                                                                                                            \
-   0.0f,                                                                                                            \
-   NULL,                                                                                                            \
-   NULL,                                                                                                            \
-   FOLIO_SCALE_INIT,                                                                                                \
-   FOLIO_SCALE_INIT,                                                                                                \
-   NULL,                                                                                                            \
-   0,                                                                                                               \
-   1e4f,                                                                                                            \
-   1.0f}
+#define FOLIO_ATTENTION_ARGS_INIT                                                                       \
+  {                                                                                                     \
+    (uint32_t)sizeof(folio_attention_args), 0, NULL, {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}},            \
+        {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}}, {NULL, 0, 0, FOLIO_LSE_BASE_E}, 0.0f, 0.0f, NULL, NULL, \
+        FOLIO_SCALE_INIT, FOLIO_SCALE_INIT, NULL, 0, 1e4f, 1.0f                                         \
+  }
 
 /* New tokens for a paged cache: token i goes to page slot / page_size, offset slot % page_size. */
 typedef struct folio_cache_write_args {
@@ -360,15 +360,13 @@ typedef struct folio_cache_write_args {
   folio_scale k_scale;
   folio_scale v_scale;
 } folio_cache_write_args;
-#define FOLIO_CACHE_WRITE_ARGS_INIT                                                                                 \
-  {(uint32_t)sizeof(folio_cache_write_args),                                                                        \
-   {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}},                                                                          \
-   {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}},                                                                          \
-   NULL,                                                                                                            \
-   0,                                                                                                               \
-   {FOLIO_KV_STRIDED, FOLIO_DTYPE_UNSET, NULL, NULL, 0, 0, 0, 0, 0, {0, 0, 0}, {0, 0, 0}},                          \
-   FOLIO_SCALE_INIT,                                                                                                \
-   FOLIO_SCALE_INIT}
+#define FOLIO_CACHE_WRITE_ARGS_INIT                                                                               \
+  {                                                                                                               \
+    (uint32_t)sizeof(folio_cache_write_args), {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}},                             \
+        {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}}, NULL, 0,                                                          \
+        {FOLIO_KV_STRIDED, FOLIO_DTYPE_UNSET, NULL, NULL, 0, 0, 0, 0, 0, {0, 0, 0}, {0, 0, 0}}, FOLIO_SCALE_INIT, \
+        FOLIO_SCALE_INIT                                                                                          \
+  }
 
 /* ---- Handles ---- */
 
@@ -423,8 +421,8 @@ FOLIO_C_API folio_status folio_validate(const folio_plan* plan, const folio_atte
 /* Elements of the K and the V half of a cache, packed without gaps. */
 FOLIO_C_API folio_status folio_kv_cache_elements(const folio_kv_cache_shape* shape, int64_t* k_elements,
                                                  int64_t* v_elements) FOLIO_C_NOEXCEPT;
-/* Views over packed halves: [page][token][head][dim], [page][head][token][dim], and the CPU-packed format. k and v may be
- * NULL where there is nothing to point at yet. */
+/* Views over packed halves: [page][token][head][dim], [page][head][token][dim], and the CPU-packed format. k and v may
+ * be NULL where there is nothing to point at yet. */
 FOLIO_C_API folio_status folio_make_nhd_view(const folio_kv_cache_shape* shape, void* k, void* v,
                                              folio_kv_cache_view* view) FOLIO_C_NOEXCEPT;
 FOLIO_C_API folio_status folio_make_hnd_view(const folio_kv_cache_shape* shape, void* k, void* v,
