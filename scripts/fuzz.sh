@@ -3,8 +3,8 @@
 #
 #   scripts/fuzz.sh [MINUTES [TARGET...]]
 #
-# New inputs are collected in build/fuzz/found/<target>. `scripts/fuzz.sh merge` adds those of them that reach new code to
-# tests/fuzz/corpus, smallest first.
+# New inputs are collected in build/fuzz/found/<target>. `scripts/fuzz.sh merge` adds a few of them, enough for all the code they reach, to
+# tests/fuzz/corpus.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ for target in "${targets[@]}"; do
   found=build/fuzz/found/$target
   mkdir -p "$found"
   if [ "$minutes" = merge ]; then
-    build/fuzz/tests/fuzz/"fuzz_$target" -merge=1 "tests/fuzz/corpus/$target" "$found"
+    build/fuzz/tests/fuzz/"fuzz_$target" -set_cover_merge=1 "tests/fuzz/corpus/$target" "$found"
     continue
   fi
   echo "=== $target: $minutes minute(s)"

@@ -7,7 +7,8 @@
 #include <type_traits>
 #include <vector>
 
-/// Takes values off the front of a fuzzer's bytes. Where they run out, everything is zero, so that every input is whole.
+/// Takes values off the front of a fuzzer's bytes. Where they run out, everything is zero, so that every input is
+/// whole.
 class FuzzInput {
  public:
   FuzzInput(const uint8_t* data, size_t size) : data_(data), size_(size) {}
@@ -58,7 +59,7 @@ class FuzzInput {
 };
 
 /// Stops the process, as a crash does: what a fuzz target calls when a result is wrong.
-#define FUZZ_CHECK(condition) \
-  do {                        \
+#define FUZZ_CHECK(condition)           \
+  do {                                  \
     if (!(condition)) __builtin_trap(); \
   } while (false)

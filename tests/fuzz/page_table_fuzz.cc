@@ -1,5 +1,6 @@
-// Page tables and the conversions between them, from arbitrary lengths, tables and sizes. What a call accepts must agree with
-// its inverse; what it refuses, it refuses with folio::Error; memory outside the given arrays is never touched.
+// Page tables and the conversions between them, from arbitrary lengths, tables and sizes. What a call accepts must
+// agree with its inverse; what it refuses, it refuses with folio::Error; memory outside the given arrays is never
+// touched.
 #include <algorithm>
 #include <cstdint>
 #include <vector>

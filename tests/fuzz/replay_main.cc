@@ -1,4 +1,5 @@
-// Gives every file of the directories named on the command line to a fuzz target, without libFuzzer: the corpora as tests.
+// Gives every file of the directories named on the command line to a fuzz target, without libFuzzer: the corpora as
+// tests.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +25,8 @@ int main(int argc, char** argv) {
     const std::vector<char> bytes{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
     std::printf("%s: %zu bytes\n", file.filename().c_str(), bytes.size());
     std::fflush(stdout);  // a crash must not hide which input it was
-    // A copy of exactly this size on the heap, so that AddressSanitizer sees a read beyond it. The empty input is tried too.
+    // A copy of exactly this size on the heap, so that AddressSanitizer sees a read beyond it. The empty input is tried
+    // too.
     LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   }
   LLVMFuzzerTestOneInput(nullptr, 0);
