@@ -3,8 +3,8 @@
 #
 #   scripts/fuzz.sh [MINUTES [TARGET...]]
 #
-# New inputs are collected in build/fuzz/found/<target>. `scripts/fuzz.sh merge` adds a few of them, enough for all the code they reach, to
-# tests/fuzz/corpus.
+# New inputs are collected in build/fuzz/found/<target>. `scripts/fuzz.sh merge` adds a few of them, enough for all the code
+# that they reach, to tests/fuzz/corpus.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
