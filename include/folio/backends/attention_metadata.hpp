@@ -37,7 +37,7 @@ struct CommonAttentionMetadata {
   bool causal = true;
 
   std::span<const int32_t> query_start_loc_host;  ///< [R + 1], copies for planning where the arrays lie on a device
-  std::span<const int32_t> seq_lens_host;         ///< [R], exact or an upper bound
+  std::span<const int32_t> seq_lens_host;         ///< [R], likewise
   std::span<const int32_t> dcp_local_seq_lens;  ///< [R], this rank's share of seq_lens under decode context parallelism
   std::span<const int32_t> encoder_seq_lens;    ///< [R], cross attention only
   std::span<const int32_t> logits_indices_padded;  ///< tokens whose logits are wanted, for layers that skip the others

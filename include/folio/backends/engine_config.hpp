@@ -46,7 +46,6 @@ struct ModelConfig {
   int32_t max_model_len = 0;        ///< longest request in tokens; builders refuse longer ones. 0 = no bound
   int32_t num_attention_heads = 0;  ///< of the whole model
   int32_t num_kv_heads = 0;         ///< of the whole model
-  int32_t head_size = 0;
 
   /// Heads of one rank. Throw kInvalidArgument where the heads do not divide; KV heads fewer than ranks are replicated.
   FOLIO_API int32_t get_num_attention_heads(const ParallelConfig& parallel) const;

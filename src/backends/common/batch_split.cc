@@ -6,19 +6,15 @@
 namespace folio::inline v0::backends {
 namespace {
 
-/// Query lengths for planning: from the host copy where there is one.
+/// Query lengths, on the host.
 class QueryLens {
  public:
   explicit QueryLens(const CommonAttentionMetadata& batch)
-      : starts_(batch.query_start_loc_host.empty() ? batch.query_start_loc : batch.query_start_loc_host) {
+      : starts_(batch.where == Where::kHost ? batch.query_start_loc : batch.query_start_loc_host) {
     if (starts_.size() < static_cast<size_t>(batch.num_reqs) + 1) {
-      throw Error(ErrorCode::kInvalidArgument, "query_start_loc has " + std::to_string(starts_.size()) +
+      throw Error(ErrorCode::kInvalidArgument, "query_start_loc on the host has " + std::to_string(starts_.size()) +
                                                    " entries; num_reqs is " + std::to_string(batch.num_reqs) +
                                                    ", which needs one more than that");
-    }
-    if (batch.where == Where::kDevice && batch.query_start_loc_host.empty()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "query_start_loc lies on a device; dividing a batch needs query_start_loc_host");
     }
   }
   int32_t start(int32_t i) const { return starts_[static_cast<size_t>(i)]; }
@@ -75,10 +71,10 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch, int3
 
 ExtendSplit split_decodes_prefills_and_extends(const CommonAttentionMetadata& batch, int32_t decode_threshold) {
   const QueryLens query_lens(batch);
-  const std::span<const int32_t> seq_lens = batch.seq_lens_host.empty() ? batch.seq_lens : batch.seq_lens_host;
+  const std::span<const int32_t> seq_lens = batch.where == Where::kHost ? batch.seq_lens : batch.seq_lens_host;
   const int32_t num_reqs = batch.num_reqs;
   if (seq_lens.size() < static_cast<size_t>(num_reqs)) {
-    throw Error(ErrorCode::kInvalidArgument, "seq_lens has " + std::to_string(seq_lens.size()) +
+    throw Error(ErrorCode::kInvalidArgument, "seq_lens on the host has " + std::to_string(seq_lens.size()) +
                                                  " entries; num_reqs is " + std::to_string(num_reqs));
   }
   int32_t first_extend = 0;
