@@ -1,11 +1,11 @@
 #include "folio/backends/attention_layer.hpp"
 
-#include "folio/types/error.hpp"
+#include "core/error.hpp"
 
 namespace folio::inline v0::backends {
 
 GlobalHyperparameters infer_global_hyperparameters(std::span<const NamedLayerParameters> layers) {
-  if (layers.empty()) throw Error(ErrorCode::kInvalidArgument, "No attention layers found in the model.");
+  core::require(!layers.empty(), "No attention layers found in the model.");
   GlobalHyperparameters global;
   global.first = layers.front().second;
   for (const auto& [name, parameters] : layers) {

@@ -1,9 +1,8 @@
 #include "folio/backends/attention_metadata.hpp"
 
 #include <algorithm>
-#include <string>
 
-#include "folio/types/error.hpp"
+#include "core/error.hpp"
 
 namespace folio::inline v0::backends {
 
@@ -18,11 +17,9 @@ PageTableView to_page_table(const BlockTableView& table, int32_t num_rows) {
 }
 
 CommonAttentionMetadata CommonAttentionMetadata::unpadded(int32_t num_tokens, int32_t num_requests) const {
-  if (num_requests < 0 || num_requests > num_reqs || num_tokens < 0 || num_tokens > num_actual_tokens) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "unpadded to " + std::to_string(num_requests) + " requests and " + std::to_string(num_tokens) +
-                    " tokens; the batch has " + std::to_string(num_reqs) + " and " + std::to_string(num_actual_tokens));
-  }
+  core::require(num_requests >= 0 && num_requests <= num_reqs && num_tokens >= 0 && num_tokens <= num_actual_tokens,
+                "unpadded to ", num_requests, " requests and ", num_tokens, " tokens; the batch has ", num_reqs,
+                " and ", num_actual_tokens);
   const auto requests = static_cast<size_t>(num_requests);
   const auto tokens = static_cast<size_t>(num_tokens);
   const auto cut = [](auto span, size_t count) { return span.first(std::min(span.size(), count)); };

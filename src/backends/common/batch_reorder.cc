@@ -1,10 +1,9 @@
 #include <algorithm>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "core/error.hpp"
 #include "folio/backends/batch_order.hpp"
-#include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -22,11 +21,8 @@ bool reorder_batch_to_split_decodes_and_prefills(std::span<const int32_t> num_sc
                                                  std::span<const int32_t> num_computed_tokens, int32_t decode_threshold,
                                                  const SwapStates& swap_states) {
   const auto num_reqs = static_cast<int32_t>(num_scheduled_tokens.size());
-  if (num_computed_tokens.size() != num_scheduled_tokens.size()) {
-    throw Error(ErrorCode::kInvalidArgument, "num_scheduled_tokens has " + std::to_string(num_reqs) +
-                                                 " entries, num_computed_tokens " +
-                                                 std::to_string(num_computed_tokens.size()));
-  }
+  core::require(num_computed_tokens.size() == num_scheduled_tokens.size(), "num_scheduled_tokens has ", num_reqs,
+                " entries, num_computed_tokens ", num_computed_tokens.size());
   std::vector<Section> sections(num_scheduled_tokens.size());
   int32_t num_decodes = 0;
   int32_t num_extends = 0;

@@ -1,7 +1,5 @@
-#include <string>
-
+#include "core/error.hpp"
 #include "folio/backends/batch_order.hpp"
-#include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -11,11 +9,8 @@ class QueryLens {
  public:
   explicit QueryLens(const CommonAttentionMetadata& batch)
       : starts_(batch.where == Where::kHost ? batch.query_start_loc : batch.query_start_loc_host) {
-    if (starts_.size() < static_cast<size_t>(batch.num_reqs) + 1) {
-      throw Error(ErrorCode::kInvalidArgument, "query_start_loc on the host has " + std::to_string(starts_.size()) +
-                                                   " entries; num_reqs is " + std::to_string(batch.num_reqs) +
-                                                   ", which needs one more than that");
-    }
+    core::require(starts_.size() > static_cast<size_t>(batch.num_reqs), "query_start_loc on the host has ",
+                  starts_.size(), " entries; num_reqs is ", batch.num_reqs, ", which needs one more than that");
   }
   int32_t start(int32_t i) const { return starts_[static_cast<size_t>(i)]; }
   int32_t operator[](int32_t i) const { return start(i + 1) - start(i); }
@@ -49,12 +44,8 @@ BatchSplit split_decodes_and_prefills(const CommonAttentionMetadata& batch, int3
   const int32_t first_len = query_lens[0];
   if (first_len > decode_threshold) return {0, num_reqs, 0, batch.num_actual_tokens};
   if (require_uniform && is_uniform(query_lens, num_reqs, first_len)) {
-    if (int64_t{num_reqs} * first_len != batch.num_actual_tokens) {
-      throw Error(ErrorCode::kInvalidArgument, "tokens not padded correctly: " + std::to_string(num_reqs) +
-                                                   " requests of " + std::to_string(first_len) +
-                                                   " query tokens, num_actual_tokens is " +
-                                                   std::to_string(batch.num_actual_tokens));
-    }
+    core::require(int64_t{num_reqs} * first_len == batch.num_actual_tokens, "tokens not padded correctly: ", num_reqs,
+                  " requests of ", first_len, " query tokens, num_actual_tokens is ", batch.num_actual_tokens);
     return all_decodes(batch);
   }
 
@@ -73,10 +64,8 @@ ExtendSplit split_decodes_prefills_and_extends(const CommonAttentionMetadata& ba
   const QueryLens query_lens(batch);
   const std::span<const int32_t> seq_lens = batch.where == Where::kHost ? batch.seq_lens : batch.seq_lens_host;
   const int32_t num_reqs = batch.num_reqs;
-  if (seq_lens.size() < static_cast<size_t>(num_reqs)) {
-    throw Error(ErrorCode::kInvalidArgument, "seq_lens on the host has " + std::to_string(seq_lens.size()) +
-                                                 " entries; num_reqs is " + std::to_string(num_reqs));
-  }
+  core::require(seq_lens.size() >= static_cast<size_t>(num_reqs), "seq_lens on the host has ", seq_lens.size(),
+                " entries; num_reqs is ", num_reqs);
   int32_t first_extend = 0;
   while (first_extend < num_reqs && query_lens[first_extend] <= decode_threshold) ++first_extend;
   int32_t first_prefill = first_extend;

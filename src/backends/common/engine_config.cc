@@ -1,24 +1,15 @@
 #include "folio/backends/engine_config.hpp"
 
 #include <algorithm>
-#include <string>
 
-#include "folio/types/error.hpp"
+#include "core/error.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
 
 void require_tensor_parallel_size(const ParallelConfig& parallel) {
-  if (parallel.tensor_parallel_size < 1) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "tensor_parallel_size is " + std::to_string(parallel.tensor_parallel_size) + "; it must be at least 1");
-  }
-}
-
-Error uneven_heads(const char* field, int32_t heads, int32_t ranks) {
-  return Error(ErrorCode::kInvalidArgument, std::string(field) + " is " + std::to_string(heads) +
-                                                ", which tensor_parallel_size " + std::to_string(ranks) +
-                                                " does not divide");
+  core::require(parallel.tensor_parallel_size >= 1, "tensor_parallel_size is ", parallel.tensor_parallel_size,
+                "; it must be at least 1");
 }
 
 }  // namespace
@@ -35,7 +26,7 @@ std::string_view to_string(BackendProfile profile) {
 KvCacheLayout kv_cache_layout_from_name(std::string_view name) {
   if (name == "NHD") return KvCacheLayout::kNhd;
   if (name == "HND") return KvCacheLayout::kHnd;
-  throw Error(ErrorCode::kInvalidArgument, "Unknown cache layout format " + std::string(name) + ".");
+  core::fail(ErrorCode::kInvalidArgument, "Unknown cache layout format ", name, ".");
 }
 
 std::string_view to_string(KvCacheLayout layout) {
@@ -49,25 +40,25 @@ DType kv_cache_dtype_from_name(std::string_view name, DType model_dtype) {
   if (name == "bfloat16") return DType::kBFloat16;
   if (name == "fp8" || name == "fp8_e4m3") return DType::kFloat8E4M3;
   if (name == "fp8_e5m2") return DType::kFloat8E5M2;
-  throw Error(ErrorCode::kInvalidArgument,
-              "cache dtype is '" + std::string(name) +
-                  "'; offered are auto, float32, float16, bfloat16, fp8, fp8_e4m3 and fp8_e5m2");
+  core::fail(ErrorCode::kInvalidArgument, "cache dtype is '", name,
+             "'; offered are auto, float32, float16, bfloat16, fp8, fp8_e4m3 and fp8_e5m2");
 }
 
 int32_t ModelConfig::get_num_attention_heads(const ParallelConfig& parallel) const {
   require_tensor_parallel_size(parallel);
-  if (num_attention_heads % parallel.tensor_parallel_size != 0) {
-    throw uneven_heads("num_attention_heads", num_attention_heads, parallel.tensor_parallel_size);
-  }
+  core::require(num_attention_heads % parallel.tensor_parallel_size == 0, "num_attention_heads is ",
+                num_attention_heads, ", which tensor_parallel_size ", parallel.tensor_parallel_size,
+                " does not divide");
   return num_attention_heads / parallel.tensor_parallel_size;
 }
 
 int32_t ModelConfig::get_num_kv_heads(const ParallelConfig& parallel) const {
   require_tensor_parallel_size(parallel);
   const int32_t ranks = parallel.tensor_parallel_size;
-  const bool divides =
-      num_kv_heads >= ranks ? num_kv_heads % ranks == 0 : num_kv_heads > 0 && ranks % num_kv_heads == 0;
-  if (!divides) throw uneven_heads("num_kv_heads", num_kv_heads, ranks);
+  const bool replicated = num_kv_heads < ranks;
+  const bool even = num_kv_heads > 0 && (replicated ? ranks % num_kv_heads : num_kv_heads % ranks) == 0;
+  core::require(even, "num_kv_heads is ", num_kv_heads, ", tensor_parallel_size ", ranks,
+                "; one must be a multiple of the other");
   return std::max(1, num_kv_heads / ranks);
 }
 

@@ -1,9 +1,11 @@
 #include "folio/backends/flashinfer/backend.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
 
-#include "folio/types/error.hpp"
+#include "core/checked_math.hpp"
+#include "core/error.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -25,11 +27,12 @@ constexpr std::array<int32_t, 32> kNativeHeadSizes = native_head_sizes();
 
 std::string list(std::span<const int32_t> values) {
   std::string text = "[";
-  for (int32_t value : values) text += (text.size() > 1 ? ", " : "") + std::to_string(value);
+  for (size_t i = 0; i < values.size(); ++i) {
+    core::append(text, i > 0 ? ", " : "");
+    core::append(text, values[i]);
+  }
   return text + "]";
 }
-
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kInvalidArgument, message); }
 
 }  // namespace
 
@@ -65,14 +68,14 @@ bool FlashInferBackend::supports_page_size(int32_t page_size, BackendProfile pro
 }
 
 void FlashInferBackend::validate_head_size(int32_t head_size, BackendProfile profile) {
-  if (supports_head_size(head_size, profile)) return;
-  refuse("Head size " + std::to_string(head_size) + " is not supported by FlashInfer. Supported head sizes are: " +
-         list(get_supported_head_sizes(profile)) +
-         ". Set VLLM_ATTENTION_BACKEND=FLEX_ATTENTION to use FlexAttention backend which supports all head sizes.");
+  core::require(
+      supports_head_size(head_size, profile), "Head size ", head_size,
+      " is not supported by FlashInfer. Supported head sizes are: ", list(get_supported_head_sizes(profile)),
+      ". Set VLLM_ATTENTION_BACKEND=FLEX_ATTENTION to use FlexAttention backend which supports all head sizes.");
 }
 
-std::array<int64_t, 5> FlashInferBackend::get_kv_cache_shape(int64_t num_pages, int32_t page_size,
-                                                             int32_t num_kv_heads, int32_t head_size) {
+std::array<int64_t, 5> FlashInferBackend::get_kv_cache_shape(int64_t num_pages, int32_t page_size, int32_t num_kv_heads,
+                                                             int32_t head_size) {
   return {num_pages, 2, page_size, num_kv_heads, head_size};
 }
 
@@ -89,7 +92,7 @@ std::array<int32_t, 6> FlashInferBackend::get_layered_kv_cache_stride_order(KvCa
 DType FlashInferBackend::get_fp8_dtype_for_flashinfer(std::string_view kv_cache_dtype) {
   if (kv_cache_dtype == "fp8" || kv_cache_dtype == "fp8_e4m3") return DType::kFloat8E4M3;
   if (kv_cache_dtype == "fp8_e5m2") return DType::kFloat8E5M2;
-  refuse("Unrecognized FP8 dtype: " + std::string(kv_cache_dtype));
+  core::fail(ErrorCode::kInvalidArgument, "Unrecognized FP8 dtype: ", kv_cache_dtype);
 }
 
 TensorView FlashInferBackend::kv_cache_tensor(void* data, DType dtype, const std::array<int64_t, 5>& shape,
@@ -110,26 +113,22 @@ TensorView FlashInferBackend::kv_cache_tensor(void* data, DType dtype, const std
 }
 
 KvCacheView FlashInferBackend::kv_cache_view(const TensorView& kv_cache, DType dtype) {
-  if (kv_cache.rank != 5 || kv_cache.shape[1] != 2) {
-    refuse("kv_cache must have the logical shape [num_pages, 2, page_size, num_kv_heads, head_size]; its rank is " +
-           std::to_string(kv_cache.rank) +
-           (kv_cache.rank == 5 ? ", dimension 1 has " + std::to_string(kv_cache.shape[1]) : ""));
-  }
-  if (kv_cache.dtype != DType::kUnset && kv_cache.dtype != dtype) {
-    refuse("kv_cache is " + std::string(to_string(kv_cache.dtype)) + "; the layer's cache dtype is " +
-           std::string(to_string(dtype)));
-  }
-  if (kv_cache.strides[4] != 1) {
-    refuse("kv_cache has stride " + std::to_string(kv_cache.strides[4]) + " between components; it must be 1");
-  }
+  core::require(kv_cache.rank == 5, "kv_cache has rank ", kv_cache.rank,
+                "; its logical shape is [num_pages, 2, page_size, num_kv_heads, head_size]");
+  core::require(kv_cache.shape[1] == 2, "dimension 1 of kv_cache has ", kv_cache.shape[1],
+                " entries; it holds K and V");
+  core::require(kv_cache.dtype == DType::kUnset || kv_cache.dtype == dtype, "kv_cache is ", kv_cache.dtype,
+                "; the layer's cache dtype is ", dtype);
+  core::require(kv_cache.strides[4] == 1, "kv_cache has stride ", kv_cache.strides[4],
+                " between components; it must be 1");
   KvCacheView view;
   view.dtype = dtype;
   view.k = kv_cache.data;
   view.v = static_cast<std::byte*>(kv_cache.data) + kv_cache.strides[1] * size_of(dtype);
   view.num_pages = kv_cache.shape[0];
-  view.page_size = static_cast<int32_t>(kv_cache.shape[2]);
-  view.num_kv_heads = static_cast<int32_t>(kv_cache.shape[3]);
-  view.head_dim_qk = static_cast<int32_t>(kv_cache.shape[4]);
+  view.page_size = core::checked_cast<int32_t>(kv_cache.shape[2]);
+  view.num_kv_heads = core::checked_cast<int32_t>(kv_cache.shape[3]);
+  view.head_dim_qk = core::checked_cast<int32_t>(kv_cache.shape[4]);
   view.head_dim_v = view.head_dim_qk;
   view.k_strides = {kv_cache.strides[0], kv_cache.strides[2], kv_cache.strides[3]};
   view.v_strides = view.k_strides;

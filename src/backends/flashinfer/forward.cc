@@ -1,42 +1,38 @@
 #include <cstring>
 #include <string>
 
+#include "core/error.hpp"
 #include "folio/attention.hpp"
 #include "folio/backends/flashinfer/backend.hpp"
 #include "folio/backends/flashinfer/impl.hpp"
 #include "folio/backends/flashinfer/metadata_builder.hpp"
 #include "folio/kv_cache.hpp"
-#include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kInvalidArgument, message); }
-
 /// [tokens, heads, head_size] with contiguous heads, at least `min_tokens` of them.
-void require_shape(const char* name, const ConstTensorView& tensor, int64_t min_tokens, int64_t heads, int64_t head_size) {
-  const bool fits = tensor.rank == 3 && tensor.shape[0] >= min_tokens && tensor.shape[1] == heads &&
-                    tensor.shape[2] == head_size;
+void require_shape(const char* name, const ConstTensorView& tensor, int64_t min_tokens, int64_t heads,
+                   int64_t head_size) {
+  const bool fits =
+      tensor.rank == 3 && tensor.shape[0] >= min_tokens && tensor.shape[1] == heads && tensor.shape[2] == head_size;
   if (!fits) {
     std::string shape;
     for (int32_t i = 0; i < tensor.rank; ++i) {
-      shape += (i > 0 ? ", " : "") + std::to_string(tensor.shape[static_cast<size_t>(i)]);
+      core::append(shape, i > 0 ? ", " : "");
+      core::append(shape, tensor.shape[static_cast<size_t>(i)]);
     }
-    refuse(std::string(name) + " has shape [" + shape + "]; [tokens, " + std::to_string(heads) + ", " +
-           std::to_string(head_size) + "] with at least " + std::to_string(min_tokens) + " tokens is needed");
+    core::fail(ErrorCode::kInvalidArgument, name, " has shape [", shape, "]; [tokens, ", heads, ", ", head_size,
+               "] with at least ", min_tokens, " tokens is needed");
   }
-  if (tensor.shape[0] > 0 && tensor.data == nullptr) refuse(std::string(name) + " has no data");
-  if (tensor.strides[2] != 1) {
-    refuse(std::string(name) + " has stride " + std::to_string(tensor.strides[2]) +
-           " between components; it must be 1");
-  }
+  core::require(tensor.shape[0] == 0 || tensor.data != nullptr, name, " has no data");
+  core::require(tensor.strides[2] == 1, name, " has stride ", tensor.strides[2], " between components; it must be 1");
 }
 
 /// Scales belong to fp8 values; the write would not apply them to others, and reading them alone would be wrong.
 void require_no_scale(const char* name, const Scale& scale, DType dtype) {
-  if (scale.data == nullptr && scale.value == 1.0f) return;
-  refuse(std::string(name) + " scale is given for a " + std::string(to_string(dtype)) +
-         " cache; only fp8 caches have scales");
+  core::require(scale.data == nullptr && scale.value == 1.0f, name, " scale is given for a ", dtype,
+                " cache; only fp8 caches have scales");
 }
 
 const AttentionPlan& plan_for_window(const FlashInferMetadata& metadata, int32_t window_left) {
@@ -44,8 +40,12 @@ const AttentionPlan& plan_for_window(const FlashInferMetadata& metadata, int32_t
     if (planned.window_left == window_left) return planned.plan;
   }
   std::string windows;
-  for (const WindowPlan& planned : metadata.plans) windows += " " + std::to_string(planned.window_left);
-  refuse("the layer's window_left is " + std::to_string(window_left) + "; the metadata was planned for" + windows);
+  for (const WindowPlan& planned : metadata.plans) {
+    core::append(windows, ' ');
+    core::append(windows, planned.window_left);
+  }
+  core::fail(ErrorCode::kInvalidArgument, "the layer's window_left is ", window_left, "; the metadata was planned for",
+             windows);
 }
 
 /// The first `count` tokens.
@@ -58,14 +58,14 @@ Tensor first_tokens(Tensor tensor, int64_t count) {
 /// Every dtype's zero is all bits zero.
 void fill_with_zeros(const TensorView& output) {
   const auto element_bytes = static_cast<size_t>(size_of(output.dtype));
-  if (output.rank != 3 || output.strides[2] != 1 || element_bytes == 0) {
-    refuse("output must be a tensor [tokens, num_heads, head_size] with contiguous heads");
-  }
+  core::require(output.rank == 3 && output.strides[2] == 1 && element_bytes > 0,
+                "output must be a tensor [tokens, num_heads, head_size] with contiguous heads");
   auto* bytes = static_cast<std::byte*>(output.data);
   for (int64_t token = 0; token < output.shape[0]; ++token) {
     for (int64_t head = 0; head < output.shape[1]; ++head) {
       const int64_t at = token * output.strides[0] + head * output.strides[1];
-      std::memset(bytes + at * static_cast<int64_t>(element_bytes), 0, static_cast<size_t>(output.shape[2]) * element_bytes);
+      std::memset(bytes + at * static_cast<int64_t>(element_bytes), 0,
+                  static_cast<size_t>(output.shape[2]) * element_bytes);
     }
   }
 }
@@ -76,19 +76,17 @@ TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const Cons
                                    const ConstTensorView& key, const ConstTensorView& value, const TensorView& kv_cache,
                                    const FlashInferMetadata* metadata, const TensorView& output,
                                    const OutputQuantization& output_quantization, Stream stream) const {
-  if (output.data == nullptr) refuse("Output tensor must be provided.");
+  core::require(output.data != nullptr, "Output tensor must be provided.");
   if (output_quantization.wanted()) {
-    throw Error(ErrorCode::kUnsupported,
-                "fused output quantization is not yet supported for FlashInferImpl; outputs of the model's dtype are");
+    core::fail(ErrorCode::kUnsupported,
+               "fused output quantization is not yet supported for FlashInferImpl; outputs of the model's dtype are");
   }
   if (metadata == nullptr) {
     fill_with_zeros(output);
     return output;
   }
-  if (query.dtype != metadata->q_data_type) {
-    refuse("Query dtype mismatch: expected " + std::string(to_string(metadata->q_data_type)) + ", got " +
-           std::string(to_string(query.dtype)));
-  }
+  core::require(query.dtype == metadata->q_data_type, "Query dtype mismatch: expected ", metadata->q_data_type,
+                ", got ", query.dtype);
   const int64_t num_tokens = metadata->num_actual_tokens;
   require_shape("query", query, num_tokens, num_heads_, head_size_);
   require_shape("output", output, num_tokens, num_heads_, head_size_);
@@ -99,7 +97,7 @@ TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const Cons
   // The typed view is made for layers that share a cache too: they read the same bytes.
   const KvCacheView cache = FlashInferBackend::kv_cache_view(kv_cache, kv_cache_dtype_);
   const AttentionPlan& plan = plan_for_window(*metadata, window_left_);
-  summary(plan);  // throws for a stale plan while the cache is still untouched
+  static_cast<void>(workspace_size(plan));  // throws for a stale plan while the cache is still untouched
 
   if (!kv_sharing_target_layer_name_) {
     const auto num_slots = static_cast<int64_t>(metadata->slot_mapping.size());

@@ -21,8 +21,8 @@ struct PageSizeRule {
 };
 
 /// What the backend is called, what it takes and how its KV cache lies in memory. Stateless.
-/// The cache's logical shape is [num_pages, 2, page_size, num_kv_heads, head_size], K at index 0 of the second dimension and
-/// V at 1; the layout only changes the strides.
+/// The cache's logical shape is [num_pages, 2, page_size, num_kv_heads, head_size], K at index 0 of the second
+/// dimension and V at 1; the layout only changes the strides.
 struct FOLIO_API FlashInferBackend {
   /// The backend writes into an output that the engine allocates.
   static constexpr bool accept_output_buffer = true;
@@ -36,12 +36,14 @@ struct FOLIO_API FlashInferBackend {
   /// Names of KV cache dtypes, see kv_cache_dtype_from_name.
   static std::span<const std::string_view> supported_kv_cache_dtypes(BackendProfile profile = BackendProfile::kNative);
 
-  /// Head sizes. vLLM: 64, 128, 256 (the sizes FlashInfer's dispatch macros instantiate); native: multiples of 8 up to 256.
+  /// Head sizes. vLLM: 64, 128, 256 (the sizes FlashInfer's dispatch macros instantiate); native: multiples of 8 up to
+  /// 256.
   static std::span<const int32_t> get_supported_head_sizes(BackendProfile profile = BackendProfile::kNative);
 
-  /// Tokens per page that kernels take; an engine's own pages may be multiples of them. vLLM (December 2025): 16, 32, 64;
-  /// July 2025 did not restrict them, nor does native.
-  static std::span<const PageSizeRule> get_supported_kernel_page_sizes(BackendProfile profile = BackendProfile::kNative);
+  /// Tokens per page that kernels take; an engine's own pages may be multiples of them. vLLM (December 2025): 16, 32,
+  /// 64; July 2025 did not restrict them, nor does native.
+  static std::span<const PageSizeRule> get_supported_kernel_page_sizes(
+      BackendProfile profile = BackendProfile::kNative);
 
   static bool supports_head_size(int32_t head_size, BackendProfile profile = BackendProfile::kNative);
   /// True for a multiple of any supported kernel page size.
@@ -64,8 +66,9 @@ struct FOLIO_API FlashInferBackend {
   /// The logical view over packed memory in that layout.
   static TensorView kv_cache_tensor(void* data, DType dtype, const std::array<int64_t, 5>& shape, KvCacheLayout layout);
 
-  /// The core's view of a cache given as one tensor of logical shape and any strides. `dtype` is what the bytes mean; the
-  /// tensor's own is either that or kUnset (storage without a type). Throws kInvalidArgument naming what does not fit.
+  /// The core's view of a cache given as one tensor of logical shape and any strides. `dtype` is what the bytes mean;
+  /// the tensor's own is either that or kUnset (storage without a type). Throws kInvalidArgument naming what does not
+  /// fit.
   static KvCacheView kv_cache_view(const TensorView& kv_cache, DType dtype);
 };
 

@@ -28,7 +28,8 @@ struct FlashInferLayerConfig {
   std::optional<float> logits_soft_cap;   ///< none or 0 = off
   AttentionType attn_type = AttentionType::kDecoder;
   std::optional<std::string> kv_sharing_target_layer_name;  ///< the earlier layer whose cache this one reads
-  ConstTensorView sinks;  ///< [num_heads], float32, float16 or bfloat16, on the host; data null = none. Copied as float32
+  ConstTensorView
+      sinks;  ///< [num_heads], float32, float16 or bfloat16, on the host; data null = none. Copied as float32
 };
 
 /// Quantisation of the output inside the attention kernel.
@@ -38,24 +39,26 @@ struct OutputQuantization {
   bool wanted() const { return scale != nullptr || block_scale.data != nullptr; }
 };
 
-/// One layer's attention. Immutable but for set_sinks; `forward` keeps no state, so that layers may share an implementation.
+/// One layer's attention. Immutable but for set_sinks; `forward` keeps no state, so that layers may share an
+/// implementation.
 class FOLIO_API FlashInferImpl {
  public:
   static constexpr bool can_return_lse_for_decode = true;
 
-  /// Throws kInvalidArgument for sizes and lengths that contradict each other, kUnsupported for attention types other than
-  /// decoder self-attention.
+  /// Throws kInvalidArgument for sizes and lengths that contradict each other, kUnsupported for attention types other
+  /// than decoder self-attention.
   FlashInferImpl(const Context& context, const FlashInferLayerConfig& config);
 
-  /// Replaces the sinks after their weights have been loaded: [num_heads], converted to float32. Only for layers that were
-  /// constructed with sinks, because kernels have been chosen since.
+  /// Replaces the sinks after their weights have been loaded: [num_heads], converted to float32. Only for layers that
+  /// were constructed with sinks, because kernels have been chosen since.
   void set_sinks(const ConstTensorView& sinks);
 
-  /// Attention of one layer: writes the new keys and values into the cache (not where another layer's cache is shared), then
-  /// attends. T = metadata->num_actual_tokens.
-  /// - query [>= T, num_heads, head_size], of the metadata's q dtype; key and value [>= slots, num_kv_heads, head_size];
-  ///   output [>= T, num_heads, head_size], of the model's dtype: any token and head strides. Rows from T on are padding:
-  ///   neither read nor written.
+  /// Attention of one layer: writes the new keys and values into the cache (not where another layer's cache is shared),
+  /// then attends. T = metadata->num_actual_tokens.
+  /// - query [>= T, num_heads, head_size], of the metadata's q dtype; key and value [>= slots, num_kv_heads,
+  /// head_size];
+  ///   output [>= T, num_heads, head_size], of the model's dtype: any token and head strides. Rows from T on are
+  ///   padding: neither read nor written.
   /// - kv_cache is the logical tensor of FlashInferBackend with any strides; its dtype may be kUnset.
   /// - Without metadata (a profiling run) the whole output is set to zero and nothing else is looked at.
   /// Returns `output`, as long as it was given. Allocates nothing.
@@ -82,7 +85,9 @@ class FOLIO_API FlashInferImpl {
   DType kv_cache_dtype() const noexcept { return kv_cache_dtype_; }
   std::span<const float> alibi_slopes() const noexcept { return alibi_slopes_; }
   std::span<const float> sinks() const noexcept { return sinks_; }
-  const std::optional<std::string>& kv_sharing_target_layer_name() const noexcept { return kv_sharing_target_layer_name_; }
+  const std::optional<std::string>& kv_sharing_target_layer_name() const noexcept {
+    return kv_sharing_target_layer_name_;
+  }
 
  private:
   Context context_;

@@ -28,8 +28,8 @@ struct WindowPlan {
   AttentionPlan plan;
 };
 
-/// What one step's layers need: made by FlashInferMetadataBuilder::build, read by FlashInferImpl::forward. Spans point into
-/// the engine's arrays and the builder; valid until the builder builds again. R = num_reqs, T = num_actual_tokens.
+/// What one step's layers need: made by FlashInferMetadataBuilder::build, read by FlashInferImpl::forward. Spans point
+/// into the engine's arrays and the builder; valid until the builder builds again. R = num_reqs, T = num_actual_tokens.
 struct FlashInferMetadata {
   int32_t num_reqs = 0;
   int32_t num_actual_tokens = 0;  ///< rows of q, k, v and output that count; what an engine hands over may be longer
@@ -37,18 +37,18 @@ struct FlashInferMetadata {
   int32_t max_q_len = 0;
   int32_t max_q_len_prefill = 0;  ///< the longest query among the prefills; max_q_len without prefills
   int32_t max_seq_len = 0;
-  std::span<const int32_t> qo_indptr;     ///< [R + 1]
-  std::span<const int32_t> seq_lens;      ///< [R]
+  std::span<const int32_t> qo_indptr;  ///< [R + 1]
+  std::span<const int32_t> seq_lens;   ///< [R]
   BlockTableView block_table;
   std::span<const int64_t> slot_mapping;
-  DType q_data_type = DType::kUnset;      ///< what forward expects queries to be
-  DType data_type = DType::kUnset;        ///< of the KV cache
+  DType q_data_type = DType::kUnset;  ///< what forward expects queries to be
+  DType data_type = DType::kUnset;    ///< of the KV cache
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t page_size = 0;
-  std::span<const WindowPlan> plans;      ///< one for each window of the group's layers
-  Workspace workspace;                    ///< the builder's: one forward at a time
+  std::span<const WindowPlan> plans;  ///< one for each window of the group's layers
+  Workspace workspace;                ///< the builder's: one forward at a time
 };
 
 /// A step's page tables in FlashInfer's form (CSR). Valid until asked for again.
@@ -60,14 +60,15 @@ struct PagedKvArrays {
 
 /// Copies the pages of every row, of which row r has indptr[r + 1] - indptr[r], one row after the other. O(pages).
 /// Throws kInvalidArgument where `indices` or the table is too short.
-FOLIO_API void copy_page_indices(const PageTableView& table, std::span<const int32_t> indptr, std::span<int32_t> indices);
+FOLIO_API void copy_page_indices(const PageTableView& table, std::span<const int32_t> indptr,
+                                 std::span<int32_t> indices);
 
-/// Plans every step for one group of layers that share a KV cache format and page tables. Owns the plans' memory and the
-/// workspace. Not safe for simultaneous use by several threads.
+/// Plans every step for one group of layers that share a KV cache format and page tables. Owns the plans' memory and
+/// the workspace. Not safe for simultaneous use by several threads.
 class FOLIO_API FlashInferMetadataBuilder {
  public:
-  /// Chooses kernels for the group's layers (their implementations are read here and not kept). Layers may differ in window,
-  /// soft cap, scale, ALiBi and sinks; the vLLM profiles refuse in `build` what their originals refused there.
+  /// Chooses kernels for the group's layers (their implementations are read here and not kept). Layers may differ in
+  /// window, soft cap, scale, ALiBi and sinks; the vLLM profiles refuse in `build` what their originals refused there.
   /// Throws kInvalidArgument for contradictions (head counts, dtypes), kUnsupported for what is not offered.
   FlashInferMetadataBuilder(const Context& context, const AttentionSpec& spec,
                             std::span<const AttentionLayer<FlashInferImpl>> layers, const EngineConfig& config,
@@ -76,9 +77,9 @@ class FOLIO_API FlashInferMetadataBuilder {
   FlashInferMetadataBuilder& operator=(FlashInferMetadataBuilder&&) noexcept;
   ~FlashInferMetadataBuilder();
 
-  /// Plans a step. The batch is only read. O(R + work items) whatever the contexts' lengths; allocates nothing once warm.
-  /// `common_prefix_len` must be 0: shared prefixes are not offered here.
-  /// Throws kInvalidArgument for a batch that contradicts itself or the configuration, naming the field; kUnsupported.
+  /// Plans a step. The batch is only read. O(R + work items) whatever the contexts' lengths; allocates nothing once
+  /// warm. `common_prefix_len` must be 0: shared prefixes are not offered here. Throws kInvalidArgument for a batch
+  /// that contradicts itself or the configuration, naming the field; kUnsupported.
   FlashInferMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
 
   /// Brings the engine's batch into the order that `build` expects. Both spans are [R]. True if requests were swapped.
