@@ -39,7 +39,7 @@ float rounded(DType dtype, float value) {
 
 }  // namespace
 
-BatchFixture::BatchFixture(const Setup& given, const BatchLengths& lengths, uint32_t seed)
+BatchFixture::BatchFixture(const LayerSetup& given, const BatchLengths& lengths, uint32_t seed)
     : setup(given), query_start_loc{0}, seq_lens(lengths.seq_lens) {
   for (int32_t len : lengths.query_lens) query_start_loc.push_back(query_start_loc.back() + len);
   for (int32_t i = 0; i < setup.padding_requests; ++i) {

@@ -22,7 +22,7 @@ struct BatchLengths {
 };
 
 /// What a test varies besides the lengths.
-struct Setup {
+struct LayerSetup {
   int32_t num_heads = 4;
   int32_t num_kv_heads = 2;
   int32_t head_size = 32;
@@ -52,7 +52,7 @@ struct Setup {
 /// permuted.
 class BatchFixture {
  public:
-  BatchFixture(const Setup& setup, const BatchLengths& lengths, uint32_t seed = 1);
+  BatchFixture(const LayerSetup& setup, const BatchLengths& lengths, uint32_t seed = 1);
 
   AttentionSpec spec() const;
   EngineConfig engine_config() const;
@@ -73,7 +73,7 @@ class BatchFixture {
   int32_t num_tokens() const { return query_start_loc.back(); }
   int32_t padded_rows() const { return num_tokens() + setup.padding_tokens; }
 
-  Setup setup;
+  LayerSetup setup;
   Context context = Context::cpu({.executor = {}, .num_threads = 2, .force_kernel = {}});
   std::vector<int32_t> query_start_loc;
   std::vector<int32_t> seq_lens;

@@ -15,7 +15,7 @@ using testing::backend_batch;
 using testing::backend_batches;
 using testing::BatchFixture;
 using testing::BatchLengths;
-using testing::Setup;
+using testing::LayerSetup;
 
 constexpr KvCacheLayout kLayouts[] = {KvCacheLayout::kNhd, KvCacheLayout::kHnd};
 const char* const kCacheDtypes[] = {"auto", "fp8_e4m3", "fp8_e5m2"};
@@ -23,20 +23,20 @@ const char* const kCacheDtypes[] = {"auto", "fp8_e4m3", "fp8_e5m2"};
 /// A layer feature, alone or with others.
 struct Variation {
   const char* name;
-  void (*apply)(Setup&);
+  void (*apply)(LayerSetup&);
 };
 
 const Variation kVariations[] = {
-    {"plain", [](Setup&) {}},
-    {"sinks", [](Setup& setup) { setup.sinks = true; }},
-    {"window", [](Setup& setup) { setup.sliding_window = 24; }},
+    {"plain", [](LayerSetup&) {}},
+    {"sinks", [](LayerSetup& setup) { setup.sinks = true; }},
+    {"window", [](LayerSetup& setup) { setup.sliding_window = 24; }},
     {"soft cap and ALiBi",
-     [](Setup& setup) {
+     [](LayerSetup& setup) {
        setup.logits_soft_cap = 3.0f;
        setup.alibi = true;
      }},
     {"everything, float16",
-     [](Setup& setup) {
+     [](LayerSetup& setup) {
        setup.model_dtype = DType::kFloat16;
        setup.sinks = true;
        setup.sliding_window = 33;
@@ -45,7 +45,7 @@ const Variation kVariations[] = {
      }},
 };
 
-void run_and_compare(const Setup& setup, const BatchLengths& lengths) {
+void run_and_compare(const LayerSetup& setup, const BatchLengths& lengths) {
   BatchFixture fixture(setup, lengths);
   fixture.run();
   fixture.expect_correct();
@@ -64,7 +64,7 @@ TEST_P(BackendBatch, MatchesFloat64InEveryLayoutDtypeAndVariation) {
         // Large batches take every sixth combination; that still meets every layout, dtype and variation.
         if (large && round++ % 6 != 0) continue;
         SCOPED_TRACE(std::string(to_string(layout)) + ", " + cache_dtype + ", " + variation.name);
-        Setup setup;
+        LayerSetup setup;
         setup.layout = layout;
         setup.cache_dtype = cache_dtype;
         if (large) setup.num_heads = 2, setup.num_kv_heads = 1, setup.head_size = 16;
@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, BackendBatch, ::testing::ValuesIn(backend_batch
                          [](const auto& param_info) { return param_info.param.name; });
 
 TEST(FlashInferForward, TakesTheGeometryOfLlama3) {
-  Setup setup;
+  LayerSetup setup;
   setup.num_heads = 32;
   setup.num_kv_heads = 8;
   setup.head_size = 128;
@@ -89,14 +89,14 @@ TEST(FlashInferForward, TakesTheGeometryOfLlama3) {
 
 TEST(FlashInferForward, TakesPagesOfAnySize) {
   for (int32_t page_size : {1, 8, 48}) {
-    Setup setup;
+    LayerSetup setup;
     setup.page_size = page_size;
     run_and_compare(setup, backend_batch("mixed_small"));
   }
 }
 
 TEST(FlashInferForward, IsExactToFloat32InFloat32) {
-  Setup setup;
+  LayerSetup setup;
   setup.model_dtype = DType::kFloat32;
   run_and_compare(setup, backend_batch("mixed_small"));
 }
@@ -104,7 +104,7 @@ TEST(FlashInferForward, IsExactToFloat32InFloat32) {
 // Engines pad tokens for graphs: rows beyond the batch, some of them counted in with slot -1, and empty requests.
 TEST(FlashInferForward, ReturnsThePaddedOutputAndLeavesThePaddingAlone) {
   for (const char* name : {"small_decode", "mixed_small"}) {
-    Setup setup;
+    LayerSetup setup;
     setup.padding_tokens = 5;
     setup.padding_slots = 2;
     setup.padding_requests = 2;
@@ -132,7 +132,7 @@ TEST(FlashInferForward, FillsTheOutputWithZerosWithoutMetadata) {
 // A layer that shares an earlier one's cache reads fp8 bytes as fp8 too, though it writes none of them itself.
 TEST(FlashInferForward, ReadsASharedCacheWithoutWriting) {
   for (const char* cache_dtype : kCacheDtypes) {
-    Setup setup;
+    LayerSetup setup;
     setup.cache_dtype = cache_dtype;
     setup.share_kv = true;
     BatchFixture fixture(setup, backend_batch("mixed_small"));
@@ -145,7 +145,7 @@ TEST(FlashInferForward, ReadsASharedCacheWithoutWriting) {
 
 // vLLM's bmm1 of its XQA tests: scale 0.5, q scale 2, k scale 3.
 TEST(FlashInferScales, CombineOnceAndWithTheQueryScaleForFp8QueriesOnly) {
-  Setup setup;
+  LayerSetup setup;
   setup.scale = 0.5f;
   setup.cache_dtype = "fp8";
   BatchFixture fixture(setup, backend_batch("small_decode"));
@@ -164,7 +164,7 @@ TEST(FlashInferScales, CombineOnceAndWithTheQueryScaleForFp8QueriesOnly) {
 
 TEST(FlashInferScales, AreAppliedOnceInDecodesAndPrefills) {
   for (const char* cache_dtype : {"fp8_e4m3", "fp8_e5m2"}) {
-    Setup setup;
+    LayerSetup setup;
     setup.cache_dtype = cache_dtype;
     setup.q_scale = 3.0f;  // of a checkpoint with quantised queries; these are not
     setup.k_scale = 0.5f;
@@ -174,7 +174,7 @@ TEST(FlashInferScales, AreAppliedOnceInDecodesAndPrefills) {
 }
 
 TEST(FlashInferScales, ApplyToFp8Queries) {
-  Setup setup;
+  LayerSetup setup;
   setup.cache_dtype = "fp8_e4m3";
   setup.quantize_query = true;
   setup.q_scale = 0.5f;
@@ -184,7 +184,7 @@ TEST(FlashInferScales, ApplyToFp8Queries) {
 }
 
 TEST(FlashInferScales, AreRefusedForCachesThatAreNotFp8) {
-  Setup setup;
+  LayerSetup setup;
   BatchFixture fixture(setup, backend_batch("small_decode"));
   fixture.setup.k_scale = 0.5f;
   EXPECT_THROW(fixture.run(), Error);

@@ -15,7 +15,7 @@ namespace {
 
 using testing::backend_batch;
 using testing::BatchFixture;
-using testing::Setup;
+using testing::LayerSetup;
 
 std::string message_of(const std::function<void()>& call, ErrorCode code = ErrorCode::kInvalidArgument) {
   try {
@@ -145,8 +145,7 @@ TEST_F(ForwardRefusal, OfQueriesInAnotherDtype) {
 TEST_F(ForwardRefusal, OfFusedOutputQuantisation) {
   const float scale = 1.0f;
   quantization.scale = &scale;
-  EXPECT_NE(refusal(ErrorCode::kUnsupported)
-                .find("fused output quantization is not yet supported for FlashInferImpl"),
+  EXPECT_NE(refusal(ErrorCode::kUnsupported).find("fused output quantization is not yet supported for FlashInferImpl"),
             std::string::npos);
   quantization.scale = nullptr;
   quantization.block_scale.data = fixture.out_memory.data();
