@@ -149,8 +149,10 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
       if (is_new) slot_mapping.push_back(slot);
     }
   }
-  for (int64_t i = 0; i < num_tokens() * static_cast<int64_t>(q_row); ++i)
-    store(q_memory, q_dtype(), i, 2.0f * uniform());
+  Uniform query_values(seed + 1);  // apart, so that a request's queries do not depend on the requests behind it
+  for (int64_t i = 0; i < num_tokens() * static_cast<int64_t>(q_row); ++i) {
+    store(q_memory, q_dtype(), i, 2.0f * query_values());
+  }
   slot_mapping.insert(slot_mapping.end(), static_cast<size_t>(setup.padding_slots), -1);
 }
 

@@ -29,8 +29,7 @@ struct FlashInferMetadataBuilder::State {
   DType q_data_type = DType::kUnset;
   int32_t reorder_threshold = 1;
   std::optional<BatchSplit> reordered;  ///< kVllm2025_07: what reorder_batch found
-  std::vector<WindowOp> windows;        ///< in the order in which the layers first have them
-  std::vector<WindowPlan> plans;        ///< one a window, of the last build
+  std::vector<WindowOp> windows;        ///< at most kMaxWindows, in the order of the layers
   core::AlignedBuffer workspace;
   std::vector<int32_t> paged_kv_indptr;  ///< grow to the largest batch asked for
   std::vector<int32_t> paged_kv_indices;

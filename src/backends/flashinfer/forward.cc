@@ -36,13 +36,12 @@ void require_no_scale(const char* name, const Scale& scale, DType dtype) {
 }
 
 const AttentionPlan& plan_for_window(const FlashInferMetadata& metadata, int32_t window_left) {
-  for (const WindowPlan& planned : metadata.plans) {
-    if (planned.window_left == window_left) return planned.plan;
+  for (const std::optional<WindowPlan>& planned : metadata.plans) {
+    if (planned && planned->window_left == window_left) return planned->plan;
   }
   std::string windows;
-  for (const WindowPlan& planned : metadata.plans) {
-    core::append(windows, ' ');
-    core::append(windows, planned.window_left);
+  for (const std::optional<WindowPlan>& planned : metadata.plans) {
+    if (planned) windows += core::message(' ', planned->window_left);
   }
   core::fail(ErrorCode::kInvalidArgument, "the layer's window_left is ", window_left, "; the metadata was planned for",
              windows);
@@ -76,7 +75,8 @@ TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const Cons
                                    const ConstTensorView& key, const ConstTensorView& value, const TensorView& kv_cache,
                                    const FlashInferMetadata* metadata, const TensorView& output,
                                    const OutputQuantization& output_quantization, Stream stream) const {
-  core::require(output.data != nullptr, "Output tensor must be provided.");
+  const bool is_empty = output.rank == 3 && output.shape[0] == 0;  // an empty allocation may have no address
+  core::require(output.data != nullptr || is_empty, "Output tensor must be provided.");
   if (output_quantization.wanted()) {
     core::fail(ErrorCode::kUnsupported,
                "fused output quantization is not yet supported for FlashInferImpl; outputs of the model's dtype are");

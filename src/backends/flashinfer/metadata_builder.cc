@@ -92,12 +92,15 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
   for (const AttentionLayer<FlashInferImpl>& layer : layers) {
     const int32_t window_left = layer.impl->window_left();
     if (std::ranges::count(state.windows, window_left, &WindowOp::window_left) > 0) continue;
+    if (state.windows.size() == kMaxWindows) {
+      core::fail(ErrorCode::kUnsupported, "layer ", layer.name, " has another window than ", kMaxWindows,
+                 " layers before it; a group may have up to ", kMaxWindows, " different ones");
+    }
     attention.window_left = window_left;
     AttentionOp op = prepare(context, attention, prepare_options);
     workspace_bytes = std::max(workspace_bytes, workspace_size(op));
     state.windows.push_back({window_left, op, make_plan_buffer(op)});
   }
-  state.plans.reserve(state.windows.size());
   state.workspace = core::AlignedBuffer(workspace_bytes, core::AlignedBuffer::kWorkspaceAlignment);
   for (const WindowOp& window : state.windows) init_workspace(window.op, {state.workspace.data(), workspace_bytes});
 }
@@ -138,9 +141,9 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   view.max_kv_len = batch.max_seq_len;
   view.cu_q = batch.query_start_loc.data();
   view.segments = {&segment, 1};
-  state.plans.clear();
-  for (WindowOp& window : state.windows) {
-    state.plans.push_back({window.window_left, plan(window.op, view, window.buffer)});
+  for (size_t i = 0; i < state.windows.size(); ++i) {
+    WindowOp& window = state.windows[i];
+    metadata.plans[i] = WindowPlan{window.window_left, plan(window.op, view, window.buffer)};
   }
 
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
@@ -161,7 +164,6 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   metadata.num_kv_heads = state.spec.num_kv_heads;
   metadata.head_dim = state.spec.head_size;
   metadata.page_size = state.spec.page_size;
-  metadata.plans = state.plans;
   metadata.workspace = {state.workspace.data(), state.workspace.bytes()};
   return metadata;
 }

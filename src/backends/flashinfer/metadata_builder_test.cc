@@ -94,7 +94,8 @@ TEST(FlashInferMetadataBuilderTest, DescribesTheGroupAndTheBatch) {
   EXPECT_EQ(metadata.num_kv_heads, 2);
   EXPECT_EQ(metadata.head_dim, 32);
   EXPECT_EQ(metadata.page_size, 16);
-  EXPECT_EQ(metadata.plans.size(), 1u);
+  EXPECT_TRUE(metadata.plans[0].has_value());
+  EXPECT_FALSE(metadata.plans[1].has_value());
 }
 
 TEST(FlashInferMetadataBuilderTest, CountsShortQueriesThatAreNotUniformWithThePrefills) {
@@ -151,9 +152,9 @@ TEST(FlashInferMetadataBuilderTest, PlansOncePerWindowSoThatLayersMayDiffer) {
   FlashInferMetadataBuilder builder = group.make();
   EXPECT_FALSE(builder.global_hyperparameters().has_same_window_lefts);
   const FlashInferMetadata metadata = builder.build(0, group.fixture.batch);
-  ASSERT_EQ(metadata.plans.size(), 2u);
-  EXPECT_EQ(metadata.plans[0].window_left, -1);
-  EXPECT_EQ(metadata.plans[1].window_left, 19);
+  ASSERT_TRUE(metadata.plans[0] && metadata.plans[1] && !metadata.plans[2]);
+  EXPECT_EQ(metadata.plans[0]->window_left, -1);
+  EXPECT_EQ(metadata.plans[1]->window_left, 19);
 
   for (size_t i = 0; i < group.impls.size(); ++i) {
     SCOPED_TRACE(i);
@@ -205,6 +206,13 @@ TEST(FlashInferMetadataBuilderTest, RefusesConfigurationsItCannotHonour) {
   EXPECT_NE(construction_refusal([](Group& g) { g.options.quantize_query = true; }).find("needs fp8_e4m3"),
             std::string::npos);
   EXPECT_NE(construction_refusal([](Group& g) { g.options.force_kernel = "no-such-kernel"; }).find("no-such-kernel"),
+            std::string::npos);
+  EXPECT_NE(unsupported([](Group& g) {
+              for (int32_t window = 1; window <= 9; ++window) {
+                g.layer.sliding_window = window;
+                g.add_layer();
+              }
+            }).find("a group may have up to 8 different ones"),
             std::string::npos);
   Group group;
   group.config.use_block_table_kernels = false;

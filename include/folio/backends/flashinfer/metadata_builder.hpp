@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -28,8 +30,12 @@ struct WindowPlan {
   AttentionPlan plan;
 };
 
+/// Most different windows that the layers of one group may have.
+inline constexpr size_t kMaxWindows = 8;
+
 /// What one step's layers need: made by FlashInferMetadataBuilder::build, read by FlashInferImpl::forward. Spans point
-/// into the engine's arrays and the builder; valid until the builder builds again. R = num_reqs, T = num_actual_tokens.
+/// into the engine's arrays. Valid until the builder builds again; `forward` on an older one throws kStalePlan.
+/// R = num_reqs, T = num_actual_tokens.
 struct FlashInferMetadata {
   int32_t num_reqs = 0;
   int32_t num_actual_tokens = 0;  ///< rows of q, k, v and output that count; what an engine hands over may be longer
@@ -47,8 +53,8 @@ struct FlashInferMetadata {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t page_size = 0;
-  std::span<const WindowPlan> plans;  ///< one for each window of the group's layers
-  Workspace workspace;                ///< the builder's: one forward at a time
+  std::array<std::optional<WindowPlan>, kMaxWindows> plans;  ///< one for each window of the group's layers, in front
+  Workspace workspace;                                       ///< the builder's: one forward at a time
 };
 
 /// A step's page tables in FlashInfer's form (CSR). Valid until asked for again.
