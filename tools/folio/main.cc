@@ -20,7 +20,8 @@ int run(int argc, char** argv) {
       "'folio SUBCOMMAND --help' tells more. Exit codes: 0 all well; 1 a check failed; 2 options or input that cannot "
       "be\n"
       "used; 130 interrupted.");
-  const std::vector<Command> commands = {folio::cli::add_replay_command(app), folio::cli::add_info_command(app)};
+  const std::vector<Command> commands = {folio::cli::add_replay_command(app), folio::cli::add_info_command(app),
+                                         folio::cli::add_bench_command(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

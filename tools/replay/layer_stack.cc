@@ -165,7 +165,7 @@ void LayerStack::attend_layer(const StepBatch& batch, const AttentionPlan& plan,
   run(plan, args, {workspace_.data(), workspace_.bytes()});
 }
 
-AttentionPlan LayerStack::plan_group(const StepBatch& batch, size_t group, int32_t layers) {
+AttentionPlan LayerStack::make_group_plan(const StepBatch& batch, size_t group) {
   KvSegment segment;
   segment.kv_len = batch.kv_len.data();
   BatchView view;
@@ -173,14 +173,21 @@ AttentionPlan LayerStack::plan_group(const StepBatch& batch, size_t group, int32
   view.num_tokens = batch.num_tokens();
   view.cu_q = batch.cu_q.data();
   view.segments = std::span<const KvSegment>(&segment, 1);
-  const AttentionPlan made = plan(stacks_[group].op, view, stacks_[group].buffer);
-  const PlanSummary totals = summary(made);
+  return plan(stacks_[group].op, view, stacks_[group].buffer);
+}
+
+void LayerStack::count_work(const StepBatch& batch, const AttentionPlan& plan, int32_t layers) {
+  const PlanSummary totals = summary(plan);
   const double per_pair = 2.0 * (config_.head_dim_qk + config_.head_dim_v);
   const auto token_bytes = static_cast<int64_t>(bytes_of(config_.head_dim_qk + config_.head_dim_v, config_.kv));
   work_.flops += per_pair * static_cast<double>(totals.qk_pairs) * layers;
   work_.kv_bytes_read += totals.kv_tokens_read * token_bytes * layers;
   work_.kv_bytes_written += token_bytes * config_.num_kv_heads * batch.num_tokens() * layers;
-  return made;
+}
+
+void LayerStack::fill(const StepBatch& batch) {
+  make_inputs_of_kv(batch, 0);
+  write_layer(batch, 0);
 }
 
 void LayerStack::step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe) {
@@ -192,7 +199,8 @@ void LayerStack::step(const StepBatch& batch, PhaseClock& clock, const OutputObs
   for (size_t group = 0; group < stacks_.size(); ++group) {
     int32_t layers = 0;
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) layers += group_of(layer) == group ? 1 : 0;
-    plans.push_back(plan_group(batch, group, layers));
+    plans.push_back(make_group_plan(batch, group));
+    count_work(batch, plans.back(), layers);
   }
   clock.end(Phase::kPlan);
   LayerOutput output;

@@ -70,6 +70,13 @@ class LayerStack {
   /// each layer. The plan of an op is made once a step and serves all its layers.
   void step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe);
 
+  /// The pieces of a step for layer 0, for benchmarks: `fill` writes the tokens' KV, `load` makes their queries, `plan_step` plans
+  /// for the first op, `attend` runs it on what was loaded.
+  void fill(const StepBatch& batch);
+  void load(const StepBatch& batch) { make_inputs_of_q(batch, 0); }
+  AttentionPlan plan_step(const StepBatch& batch) { return make_group_plan(batch, 0); }
+  void attend(const StepBatch& batch, const AttentionPlan& plan) { attend_layer(batch, plan, 0); }
+
   const StackConfig& config() const { return config_; }
   const AttentionConfig& attention() const { return stacks_.front().op.config(); }
   std::string kernel_name() const { return stacks_.front().op.kernel_name(); }
@@ -92,7 +99,8 @@ class LayerStack {
   void make_inputs_of_q(const StepBatch& batch, int32_t layer);
   void write_layer(const StepBatch& batch, int32_t layer);
   void attend_layer(const StepBatch& batch, const AttentionPlan& plan, int32_t layer);
-  AttentionPlan plan_group(const StepBatch& batch, size_t group, int32_t layers);
+  AttentionPlan make_group_plan(const StepBatch& batch, size_t group);
+  void count_work(const StepBatch& batch, const AttentionPlan& plan, int32_t layers);
 
   Context context_;
   StackConfig config_;
