@@ -24,6 +24,7 @@ class FOLIO_API AttentionOp {
   std::string kernel_name() const;                 ///< which kernel runs, e.g. "generic-v4"
   const Context& context() const noexcept;
   const detail::OpState& state() const noexcept { return *state_; }
+  const std::shared_ptr<const detail::OpState>& shared_state() const noexcept { return state_; }
   explicit AttentionOp(std::shared_ptr<const detail::OpState> state) : state_(std::move(state)) {}
 
  private:
@@ -44,11 +45,12 @@ class FOLIO_API PlanBuffer {
   std::unique_ptr<detail::PlanBufferState> state_;
 };
 
-/// One step's work, valid until its buffer is planned into again or destroyed. A small copyable handle; `run` on a stale
-/// one throws kStalePlan.
+/// One step's work, valid until its buffer is planned into again or destroyed. A small copyable handle; `run` on a
+/// stale one throws kStalePlan.
 class FOLIO_API AttentionPlan {
  public:
-  AttentionPlan(const detail::PlanBufferState* buffer, uint64_t generation) : buffer_(buffer), generation_(generation) {}
+  AttentionPlan(const detail::PlanBufferState* buffer, uint64_t generation)
+      : buffer_(buffer), generation_(generation) {}
   const detail::PlanBufferState& buffer() const noexcept { return *buffer_; }
   uint64_t generation() const noexcept { return generation_; }
 
@@ -57,19 +59,20 @@ class FOLIO_API AttentionPlan {
   uint64_t generation_;
 };
 
-/// What a plan holds, for benchmarks, tests and curious engineers. Counts are exact; O(1).
+/// What a plan holds, for benchmarks, tests and curious engineers. O(items).
 struct PlanSummary {
-  int32_t num_workers = 0;      ///< work lists
-  int32_t num_items = 0;        ///< pieces of work over all lists
-  int32_t num_partials = 0;     ///< partial results that are merged afterwards; 0 = nothing was split
-  int32_t num_merges = 0;
-  int64_t kv_tokens_read = 0;   ///< sum over items of KV tokens x one KV head: a shared segment counts once per row tile
-  int64_t qk_pairs = 0;         ///< visible or in a visited tile: sum over items of rows x KV tokens
+  int32_t num_workers = 0;       ///< work lists
+  int32_t num_items = 0;         ///< pieces of work over all lists
+  int32_t num_partial_rows = 0;  ///< packed rows whose partial results are merged afterwards; 0 = nothing was split
+  int32_t num_merges = 0;        ///< row ranges that are merged
+  int64_t kv_tokens_read = 0;    ///< KV tokens of one KV head, over all items: what is shared counts once per row tile
+  int64_t qk_pairs = 0;          ///< (packed row, KV token) pairs in visited tiles, over all items
 };
 
 /// Picks the kernel for a configuration. Slow (microseconds to milliseconds); once per group of layers.
 /// Throws kInvalidArgument (no configuration is like this), kUnsupported (with what is offered; every kernel's reason).
-FOLIO_API AttentionOp prepare(const Context& context, const AttentionConfig& config, const PrepareOptions& options = {});
+FOLIO_API AttentionOp prepare(const Context& context, const AttentionConfig& config,
+                              const PrepareOptions& options = {});
 
 /// A buffer for plans of this op.
 FOLIO_API PlanBuffer make_plan_buffer(const AttentionOp& op);
@@ -81,8 +84,8 @@ FOLIO_API AttentionPlan plan(const AttentionOp& op, const BatchView& batch, Plan
 /// See PlanSummary. Throws kStalePlan.
 FOLIO_API PlanSummary summary(const AttentionPlan& plan);
 
-/// Bytes of workspace, a multiple of 256, that suffice for every plan of this op without shared segments; with bounds, for
-/// every plan within them. A shared segment makes one partial result a row: without bounds, ask the plan.
+/// Bytes of workspace, a multiple of 256, that suffice for every plan of this op without shared segments; with bounds,
+/// for every plan within them. A shared segment makes one partial result a row: without bounds, ask the plan.
 FOLIO_API size_t workspace_size(const AttentionOp& op);
 
 /// Bytes of workspace that this plan needs; never more than workspace_size(op) where that promises to suffice.
@@ -92,8 +95,8 @@ FOLIO_API size_t workspace_size(const AttentionPlan& plan);
 /// Throws kWorkspaceTooSmall, kInvalidArgument (alignment).
 FOLIO_API void init_workspace(const AttentionOp& op, Workspace workspace, Stream stream = {});
 
-/// Attention of one layer. Nothing is allocated or synchronised. Arguments are checked before anything is enqueued: shapes,
-/// dtypes, features; page ids are not (see validate). Throws kInvalidArgument, kStalePlan, kWorkspaceTooSmall.
+/// Attention of one layer. Nothing is allocated or synchronised. Arguments are checked before anything is enqueued:
+/// shapes, dtypes, features; page ids are not (see validate). Throws kInvalidArgument, kStalePlan, kWorkspaceTooSmall.
 FOLIO_API void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspace, Stream stream = {});
 
 /// Checks that every page id that `run` would read is in [0, num_pages), and that tables and indptrs are long enough.
@@ -114,7 +117,8 @@ struct KernelAnswer {
   std::string refusal;     ///< why it cannot take the configuration; empty = it can
 };
 
-/// Every kernel compiled in, in order of preference, and what it says to `config`. Throws for invalid configurations only.
+/// Every kernel compiled in, in order of preference, and what it says to `config`. Throws for invalid configurations
+/// only.
 FOLIO_API std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig& config);
 
 }  // namespace folio::inline v0

@@ -46,7 +46,8 @@ class FOLIO_API Context {
   std::shared_ptr<const detail::ContextState> state_;
 };
 
-/// The instruction sets that both the CPU and the OS grant this process, "avx2", "avx512f", "amx_bf16" and so on, sorted.
+/// The instruction sets that both the CPU and the OS grant this process, "avx2", "avx512f", "amx_bf16" and so on,
+/// sorted.
 FOLIO_API std::vector<std::string> cpu_features();
 
 }  // namespace folio::inline v0

@@ -18,8 +18,8 @@ struct KvCacheShape {
   DType dtype = DType::kBFloat16;
 };
 
-/// Elements of the K or the V half of such a cache, packed without gaps; 64-bit. Throws kInvalidArgument on negative sizes
-/// and on overflow.
+/// Elements of the K or the V half of such a cache, packed without gaps; 64-bit. Throws kInvalidArgument on negative
+/// sizes and on overflow.
 FOLIO_API int64_t k_elements(const KvCacheShape& shape);
 FOLIO_API int64_t v_elements(const KvCacheShape& shape);
 
@@ -38,16 +38,17 @@ FOLIO_API void validate(const KvCacheView& cache);
 struct CacheWriteArgs {
   ConstTensorView k;  ///< [>= num_slots, num_kv_heads, head_dim_qk], any token stride, each head contiguous
   ConstTensorView v;  ///< [>= num_slots, num_kv_heads, head_dim_v]; float32, float16, bfloat16 or the cache's fp8 type
-  const int64_t* slot_mapping = nullptr;  ///< [num_slots]: token i goes to page slot / page_size, offset slot % page_size
-  int64_t num_slots = 0;                  ///< how many tokens are written; k and v may be longer (padding)
+  const int64_t* slot_mapping =
+      nullptr;            ///< [num_slots]: token i goes to page slot / page_size, offset slot % page_size
+  int64_t num_slots = 0;  ///< how many tokens are written; k and v may be longer (padding)
   KvCacheView cache;
   Scale k_scale;  ///< fp8 caches: stored = saturate(round_to_nearest_even(x / scale)); per tensor or per head
   Scale v_scale;
 };
 
 /// Writes tokens into their slots. A negative slot is skipped. Slots are checked first (host): one at or beyond
-/// num_pages * page_size throws kInvalidArgument and nothing is written. Of several tokens with one slot, one wins whole.
-/// A cache whose V aliases K takes v with a null data pointer (K's write covers it).
+/// num_pages * page_size throws kInvalidArgument and nothing is written. Of several tokens with one slot, one wins
+/// whole. A cache whose V aliases K takes v with a null data pointer (K's write covers it).
 FOLIO_API void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream stream = {});
 
 /// Copies whole pages within or between caches of equal sizes, format and dtype: page source[i] to page destination[i].
@@ -55,8 +56,8 @@ FOLIO_API void write_kv_cache(const Context& context, const CacheWriteArgs& args
 FOLIO_API void copy_pages(const Context& context, const KvCacheView& from, const KvCacheView& to,
                           std::span<const int32_t> source, std::span<const int32_t> destination, Stream stream = {});
 
-/// Converts pages to another format or dtype (equal sizes): page source[i] of `from` becomes page destination[i] of `to`.
-/// fp8 values are multiplied by the `from` scales on reading and divided by the `to` scales on writing.
+/// Converts pages to another format or dtype (equal sizes): page source[i] of `from` becomes page destination[i] of
+/// `to`. fp8 values are multiplied by the `from` scales on reading and divided by the `to` scales on writing.
 struct CacheConvertScales {
   Scale from_k, from_v, to_k, to_v;
 };
@@ -64,8 +65,9 @@ FOLIO_API void convert_pages(const Context& context, const KvCacheView& from, co
                              std::span<const int32_t> source, std::span<const int32_t> destination,
                              const CacheConvertScales& scales = {}, Stream stream = {});
 
-/// Gathers rows of a paged cache into dense tensors: row r's first kv_len[r] tokens, one row after the other, converted to
-/// the outputs' dtype (fp8 values times the scales). k_out: [sum of kv_len, num_kv_heads, head_dim_qk]; v_out likewise.
+/// Gathers rows of a paged cache into dense tensors: row r's first kv_len[r] tokens, one row after the other, converted
+/// to the outputs' dtype (fp8 values times the scales). k_out: [sum of kv_len, num_kv_heads, head_dim_qk]; v_out
+/// likewise.
 FOLIO_API void gather_kv(const Context& context, const KvCacheView& cache, const PageTableView& table,
                          std::span<const int32_t> kv_len, TensorView k_out, TensorView v_out, const Scale& k_scale = {},
                          const Scale& v_scale = {}, Stream stream = {});

@@ -25,34 +25,35 @@ FOLIO_API void paged_indptr(std::span<const int32_t> seq_lens, int32_t page_size
                             std::span<int32_t> last_page_len);
 
 /// Lengths from the CSR form: (pages - 1) * page_size + last_page_len, 0 where there are no pages.
-FOLIO_API void seq_lens_from_paged(std::span<const int32_t> indptr, std::span<const int32_t> last_page_len, int32_t page_size,
-                                   std::span<int32_t> seq_lens);
+FOLIO_API void seq_lens_from_paged(std::span<const int32_t> indptr, std::span<const int32_t> last_page_len,
+                                   int32_t page_size, std::span<int32_t> seq_lens);
 
 /// CSR metadata from any table and the rows' lengths. Page ids are copied, not checked.
 FOLIO_API PagedMetadata to_csr(const PageTableView& table, std::span<const int32_t> seq_lens, int32_t page_size);
 
 /// A dense table [R, columns] from CSR; entries beyond a row's pages become `fill`. columns >= the longest row.
-FOLIO_API std::vector<int32_t> to_dense(const PageTableView& table, std::span<const int32_t> seq_lens, int32_t page_size,
-                                        int32_t columns, int32_t fill = 0);
+FOLIO_API std::vector<int32_t> to_dense(const PageTableView& table, std::span<const int32_t> seq_lens,
+                                        int32_t page_size, int32_t columns, int32_t fill = 0);
 
 /// Views over memory that the caller keeps.
 FOLIO_API PageTableView csr_table(std::span<const int32_t> indices, std::span<const int32_t> indptr);
 FOLIO_API PageTableView dense_table(std::span<const int32_t> entries, int32_t num_rows, int64_t row_stride,
                                     int32_t first_column = 0);
 
-/// Which slot each token is written to: token t of the batch belongs to row token_row[t] at global position positions[t].
-/// Sharded caches hold only their rank's tokens (KvShard; interleave must divide page_size): others get -1. Positions < 0
-/// (padding) get -1. A logical page covers page_size * world tokens.
-FOLIO_API void slot_mapping(const PageTableView& table, std::span<const int32_t> token_row, std::span<const int32_t> positions,
-                            int32_t page_size, std::span<int64_t> slots, int32_t shard_world = 1, int32_t shard_rank = 0,
-                            int32_t shard_interleave = 1);
+/// Which slot each token is written to: token t of the batch belongs to row token_row[t] at global position
+/// positions[t]. Sharded caches hold only their rank's tokens (KvShard; interleave must divide page_size): others get
+/// -1. Positions < 0 (padding) get -1. A logical page covers page_size * world tokens.
+FOLIO_API void slot_mapping(const PageTableView& table, std::span<const int32_t> token_row,
+                            std::span<const int32_t> positions, int32_t page_size, std::span<int64_t> slots,
+                            int32_t shard_world = 1, int32_t shard_rank = 0, int32_t shard_interleave = 1);
 
 /// Expands a manager's pages into kernel pages `ratio` times smaller: id m becomes m*ratio .. m*ratio + ratio - 1.
 FOLIO_API std::vector<int32_t> expand_pages(std::span<const int32_t> pages, int32_t ratio);
 
-/// Throws kInvalidArgument naming the first row and column whose page id is outside [0, num_pages), or that lies beyond the
-/// table's memory, among the pages that `seq_lens` needs.
-FOLIO_API void validate(const PageTableView& table, std::span<const int32_t> seq_lens, int32_t page_size, int64_t num_pages);
+/// Throws kInvalidArgument naming the first row and column whose page id is outside [0, num_pages), or that lies beyond
+/// the table's memory, among the pages that `seq_lens` needs.
+FOLIO_API void validate(const PageTableView& table, std::span<const int32_t> seq_lens, int32_t page_size,
+                        int64_t num_pages);
 
 /// Tokens of a length that lie on each rank: the count of p < length with (p / interleave) % world == rank.
 FOLIO_API int32_t shard_len(int32_t length, int32_t world, int32_t rank, int32_t interleave);

@@ -30,10 +30,10 @@ enum class Determinism : int32_t {
 
 /// Per-layer features that an op must be prepared for. `run` refuses an argument whose feature was not declared.
 enum class Feature : uint32_t {
-  kSoftCap = 1u << 0,      ///< logits_soft_cap
-  kAlibi = 1u << 1,        ///< alibi_slopes
-  kSinks = 1u << 2,        ///< sinks
-  kRopeLlama = 1u << 3,    ///< in-kernel rotary embedding of q and K
+  kSoftCap = 1u << 0,    ///< logits_soft_cap
+  kAlibi = 1u << 1,      ///< alibi_slopes
+  kSinks = 1u << 2,      ///< sinks
+  kRopeLlama = 1u << 3,  ///< in-kernel rotary embedding of q and K
 };
 
 /// A set of Feature.
@@ -49,7 +49,9 @@ struct Features {
   }
   friend bool operator==(const Features&, const Features&) = default;
 };
-constexpr Features operator|(Feature a, Feature b) { return Features(a) | Features(b); }
+constexpr Features operator|(Feature a, Feature b) {
+  return Features(a) | Features(b);
+}
 
 /// What an attention op is prepared for: everything that picks a kernel and none of what changes per step or per layer.
 struct AttentionConfig {
@@ -60,12 +62,12 @@ struct AttentionConfig {
   DType q = DType::kBFloat16;
   DType kv = DType::kBFloat16;      ///< of paged segments
   DType ragged_kv = DType::kUnset;  ///< of ragged segments; kUnset = that of `kv`, or of `q` where kv is fp8
-  DType out = DType::kUnset;        ///< kUnset = that of `q`
+  DType out = DType::kUnset;        ///< kUnset = that of `q`, or bfloat16 where q is fp8
   KvFormat kv_format = KvFormat::kStrided;
-  int32_t page_size = 16;           ///< tokens per page of paged segments
+  int32_t page_size = 16;  ///< tokens per page of paged segments
   MaskKind mask = MaskKind::kCausal;
-  int32_t window_left = -1;         ///< a query at p sees keys at >= p - window_left (w + 1 keys with itself); -1: unbounded
-  int32_t window_right = -1;        ///< ... and at <= p + window_right; -1: unbounded. Under kCausal nothing beyond p anyway
+  int32_t window_left = -1;   ///< a query at p sees keys at >= p - window_left (w + 1 keys with itself); -1: unbounded
+  int32_t window_right = -1;  ///< ... and at <= p + window_right; -1: unbounded. Under kCausal nothing beyond p anyway
   Features features;
   Determinism determinism = Determinism::kRunToRun;
 };
@@ -76,13 +78,15 @@ struct GraphBounds {
   int32_t max_tokens = 0;
   int32_t max_q_len = 0;
   int32_t max_kv_len = 0;
-  int32_t max_shared_levels = 0;  ///< shared segments (KvSegment::group_indptr) of a batch; counted in workspace_size(op)
+  int32_t max_shared_levels =
+      0;  ///< shared segments (KvSegment::group_indptr) of a batch; counted in workspace_size(op)
 };
 
 struct PrepareOptions {
-  std::optional<GraphBounds> bounds;  ///< given: larger batches are refused by `plan`; on a GPU the op is graph-capturable
-  std::string force_kernel;           ///< a kernel's name: it runs or `prepare` fails. Empty: the cheapest that can
-  int32_t num_workers = 0;            ///< work lists to plan for; 0 = the executor's concurrency (CPU), the grid (GPU)
+  std::optional<GraphBounds>
+      bounds;                ///< given: larger batches are refused by `plan`; on a GPU the op is graph-capturable
+  std::string force_kernel;  ///< a kernel's name: it runs or `prepare` fails. Empty: the cheapest that can
+  int32_t num_workers = 0;   ///< work lists to plan for; 0 = the executor's concurrency (CPU), the grid (GPU)
 };
 
 /// Where a segment's keys and values lie.
@@ -106,8 +110,9 @@ struct KvSegment {
   KvSource source = KvSource::kPaged;
   const int32_t* kv_len = nullptr;     ///< [rows], tokens held here (of a shard: local tokens); >= 0
   const int32_t* first_pos = nullptr;  ///< [rows], global position of the segment's first token; null = 0
-  const int32_t* group_indptr = nullptr;  ///< [num_groups + 1], requests of row g: [indptr[g], indptr[g+1]); null = one a request
-  int32_t num_groups = 0;              ///< rows when group_indptr is given; ranges must ascend, not overlap, may leave gaps
+  const int32_t* group_indptr =
+      nullptr;             ///< [num_groups + 1], requests of row g: [indptr[g], indptr[g+1]); null = one a request
+  int32_t num_groups = 0;  ///< rows when group_indptr is given; ranges must ascend, not overlap, may leave gaps
   SegmentMask mask = SegmentMask::kAsConfig;
   KvShard shard;
 };
@@ -118,26 +123,28 @@ enum class CustomMaskScope : int32_t {
   kTail = 1,  ///< its last tail_len[r] keys; earlier keys are visible (trees of speculative tokens)
 };
 
-/// The shape of a batch's custom masks; the bits are a run argument. Request r's block is row-major [q_len, columns], packed
-/// little-endian, and starts on a byte: block r begins at byte sum over earlier requests of ceil(q_len * columns / 8).
+/// The shape of a batch's custom masks; the bits are a run argument. Request r's block is row-major [q_len, columns],
+/// packed little-endian, and starts on a byte: block r begins at byte sum over earlier requests of ceil(q_len * columns
+/// / 8).
 struct CustomMask {
   CustomMaskScope scope = CustomMaskScope::kAll;
   const int32_t* tail_len = nullptr;  ///< [R], kTail only: columns of each request, in [0, its keys]
 };
 
 /// One step's batch: lengths only. Every array is borrowed until `plan` returns (CPU) or the stream has passed (GPU).
-/// R = num_requests. Requests may be empty (q_len 0 and kv_len 0): padding. Tokens from cu_q[R] on are padding: they are
-/// neither read nor written.
+/// R = num_requests. Requests may be empty (q_len 0 and kv_len 0): padding. Tokens from cu_q[R] on are padding: they
+/// are neither read nor written.
 struct BatchView {
   Where where = Where::kHost;
   int32_t num_requests = 0;
-  int32_t num_tokens = 0;   ///< rows of q and out; >= cu_q[R]
-  int32_t max_q_len = 0;    ///< an upper bound, needed with device lengths; 0 on the host = computed
-  int32_t max_kv_len = 0;   ///< likewise, of any request's keys
-  const int32_t* cu_q = nullptr;         ///< [R + 1], non-decreasing, cu_q[0] == 0
-  const int32_t* q_first_pos = nullptr;  ///< [R], global position of each first query; null = end of the last segment - q_len
-  std::span<const KvSegment> segments;   ///< in the order of the keys
-  CustomMask custom_mask;                ///< read only under MaskKind::kCustom
+  int32_t num_tokens = 0;         ///< rows of q and out; >= cu_q[R]
+  int32_t max_q_len = 0;          ///< an upper bound, needed with device lengths; 0 on the host = computed
+  int32_t max_kv_len = 0;         ///< likewise, of any request's keys
+  const int32_t* cu_q = nullptr;  ///< [R + 1], non-decreasing, cu_q[0] == 0
+  const int32_t* q_first_pos =
+      nullptr;  ///< [R], global position of each first query; null = end of the last segment - q_len
+  std::span<const KvSegment> segments;  ///< in the order of the keys
+  CustomMask custom_mask;               ///< read only under MaskKind::kCustom
 };
 
 /// The logarithm's base in which LSE values are written or read.
@@ -151,7 +158,8 @@ struct LseView {
   LseBase base = LseBase::kE;
 };
 
-/// Where one segment's keys and values lie in this layer: `cache` and `table` for a paged one, `ragged` for a ragged one.
+/// Where one segment's keys and values lie in this layer: `cache` and `table` for a paged one, `ragged` for a ragged
+/// one; the others stay empty. Real keys and values are the stored ones times the scales, whatever their dtype.
 struct SegmentArgs {
   KvCacheView cache;
   PageTableView table;
@@ -174,14 +182,14 @@ struct BlockScaleArgs {
 
 /// One layer's arguments. Element types and head counts must be the config's; the innermost dimension contiguous.
 struct AttentionArgs {
-  ConstTensorView q;   ///< [num_tokens, num_q_heads, head_dim_qk]
-  TensorView out;      ///< [num_tokens, num_q_heads, head_dim_v]; must not overlap any input
-  LseView lse;         ///< [num_tokens, num_q_heads]
+  ConstTensorView q;                      ///< [num_tokens, num_q_heads, head_dim_qk]
+  TensorView out;                         ///< [num_tokens, num_q_heads, head_dim_v]; must not overlap any input
+  LseView lse;                            ///< [num_tokens, num_q_heads]
   std::span<const SegmentArgs> segments;  ///< as many as the plan has
-  float sm_scale = 0.0f;         ///< multiplies q . k; finite. 0 = 1 / sqrt(head_dim_qk)
-  float logits_soft_cap = 0.0f;  ///< c: logits become c * tanh(logits / c); 0 = off
-  const float* alibi_slopes = nullptr;  ///< [num_q_heads]: logits get -slope * |q_pos - kv_pos|; null = off
-  const float* sinks = nullptr;         ///< [num_q_heads]: an extra logit in the denominator only, natural units; null = off
+  float sm_scale = 0.0f;                  ///< multiplies q . k; finite. 0 = 1 / sqrt(head_dim_qk)
+  float logits_soft_cap = 0.0f;           ///< c: logits become c * tanh(logits / c); 0 = off
+  const float* alibi_slopes = nullptr;    ///< [num_q_heads]: logits get -slope * |q_pos - kv_pos|; null = off
+  const float* sinks = nullptr;  ///< [num_q_heads]: an extra logit in the denominator only, natural units; null = off
   Scale q_scale;                 ///< q is fp8: real q = stored * scale
   Scale out_scale;               ///< out is fp8: stored = real / scale, per tensor. NVFP4: the global scale factor
   BlockScaleArgs out_block_scale;
@@ -190,8 +198,9 @@ struct AttentionArgs {
   int64_t custom_mask_bytes = 0;         ///< their size, checked against the plan
 };
 
-/// Scratch memory of `run`: at least workspace_size(op) bytes, 256-byte aligned, on the context's device, passed through
-/// init_workspace once. Contents never carry over; runs that may overlap (two streams, two threads) need one each.
+/// Scratch memory of `run`: at least workspace_size(op) bytes, 256-byte aligned, on the context's device, passed
+/// through init_workspace once. Contents never carry over; runs that may overlap (two streams, two threads) need one
+/// each.
 struct Workspace {
   void* data = nullptr;
   size_t bytes = 0;

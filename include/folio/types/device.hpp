@@ -16,8 +16,8 @@ struct Device {
 /// Where an array lies. On a CPU context everything is kHost.
 enum class Where : int32_t { kHost = 0, kDevice = 1 };
 
-/// An ordered queue of device work: a cudaStream_t on a GPU (null = the legacy default stream). A CPU context runs every
-/// call to its end before returning and takes only the default-constructed Stream.
+/// An ordered queue of device work: a cudaStream_t on a GPU (null = the legacy default stream). A CPU context runs
+/// every call to its end before returning and takes only the default-constructed Stream.
 struct Stream {
   void* handle = nullptr;
 };
@@ -27,8 +27,8 @@ using ParallelBody = void (*)(void* context, int64_t index) noexcept;
 
 /// Where CPU work runs when the engine has its own threads. `parallel_for` must call body(context, i) exactly once for
 /// every i in [0, n) and return when all calls have; in any order, on any number of threads, even one after the other.
-/// It must not throw. `concurrency` (>= 1) is the number of calls that can make progress at once: planning uses it, results
-/// at the default determinism level depend on it, and nothing else does.
+/// It must not throw. `concurrency` (>= 1) is the number of calls that can make progress at once: planning uses it,
+/// results at the default determinism level depend on it, and nothing else does.
 struct Executor {
   void* self = nullptr;
   int32_t concurrency = 1;

@@ -9,13 +9,13 @@ namespace folio::inline v0 {
 
 /// Element types. The values are those of the C API and never change.
 enum class DType : int32_t {
-  kUnset = 0,          ///< not given; where a default exists, the field's comment names it
-  kFloat32 = 1,        ///< IEEE binary32
-  kFloat16 = 2,        ///< IEEE binary16
-  kBFloat16 = 3,       ///< the upper half of a binary32
-  kFloat8E4M3 = 4,     ///< OCP 8-bit, "fn" flavour: no infinity, NaN = 0x7f and 0xff, largest finite 448
-  kFloat8E5M2 = 5,     ///< OCP 8-bit, IEEE-like: infinities and NaNs, largest finite 57344
-  kFloat4E2M1x2 = 6,   ///< two 4-bit values a byte, element 2i in the low nibble: NVFP4 outputs only
+  kUnset = 0,         ///< not given; where a default exists, the field's comment names it
+  kFloat32 = 1,       ///< IEEE binary32
+  kFloat16 = 2,       ///< IEEE binary16
+  kBFloat16 = 3,      ///< the upper half of a binary32
+  kFloat8E4M3 = 4,    ///< OCP 8-bit, "fn" flavour: no infinity, NaN = 0x7f and 0xff, largest finite 448
+  kFloat8E5M2 = 5,    ///< OCP 8-bit, IEEE-like: infinities and NaNs, largest finite 57344
+  kFloat4E2M1x2 = 6,  ///< two 4-bit values a byte, element 2i in the low nibble: NVFP4 outputs only
 };
 
 /// Bytes of one element; kFloat4E2M1x2 counts as one byte (two values). 0 for kUnset.

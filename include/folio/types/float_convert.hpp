@@ -26,7 +26,8 @@ FOLIO_HOST_DEVICE constexpr uint16_t float_to_bfloat16(float value) noexcept {
 namespace detail {
 
 /// Widens a sign-exponent-mantissa code. Exact for every code of a format narrower than float.
-/// The shifted code, read as a float, is the value times 2^(bias - 127): one multiplication puts normals and subnormals right.
+/// The shifted code, read as a float, is the value times 2^(bias - 127): one multiplication puts normals and subnormals
+/// right.
 template <int kExponentBits, int kMantissaBits>
 FOLIO_HOST_DEVICE constexpr float widen(uint32_t magnitude, bool negative) noexcept {
   constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
@@ -57,7 +58,8 @@ FOLIO_HOST_DEVICE constexpr uint32_t narrow(uint32_t magnitude_bits) noexcept {
 FOLIO_HOST_DEVICE constexpr float float16_to_float(uint16_t bits) noexcept {
   const uint32_t magnitude = bits & 0x7fffu;
   if (magnitude >= 0x7c00u) {
-    return std::bit_cast<float>((static_cast<uint32_t>(bits & 0x8000u) << 16) | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+    return std::bit_cast<float>((static_cast<uint32_t>(bits & 0x8000u) << 16) | 0x7f800000u |
+                                ((magnitude & 0x3ffu) << 13));
   }
   return detail::widen<5, 10>(magnitude, (bits & 0x8000u) != 0);
 }
@@ -123,8 +125,14 @@ inline void store_from_float(void* data, DType dtype, int64_t index, float value
   uint16_t half = 0;
   switch (dtype) {
     case DType::kFloat32: std::memcpy(bytes + 4 * index, &value, 4); return;
-    case DType::kFloat16: half = float_to_float16(value); std::memcpy(bytes + 2 * index, &half, 2); return;
-    case DType::kBFloat16: half = float_to_bfloat16(value); std::memcpy(bytes + 2 * index, &half, 2); return;
+    case DType::kFloat16:
+      half = float_to_float16(value);
+      std::memcpy(bytes + 2 * index, &half, 2);
+      return;
+    case DType::kBFloat16:
+      half = float_to_bfloat16(value);
+      std::memcpy(bytes + 2 * index, &half, 2);
+      return;
     case DType::kFloat8E4M3: bytes[index] = float_to_fp8_e4m3(value); return;
     case DType::kFloat8E5M2: bytes[index] = float_to_fp8_e5m2(value); return;
     case DType::kFloat4E2M1x2:

@@ -13,7 +13,8 @@ enum class KvFormat : int32_t {
   /// token pools (page size 1) and V aliasing K. Every kernel reads it.
   kStrided = 0,
   /// What CPU kernels like best. Per page, head-major: K is [head][token][head_dim_qk]; V is
-  /// [head][token / 2][head_dim_v][2], two neighbouring tokens side by side. Page sizes even, 16 or more; 16-bit and fp8.
+  /// [head][token / 2][head_dim_v][2], two neighbouring tokens side by side. Page sizes even, 16 or more; 16-bit and
+  /// fp8.
   kCpuPacked = 1,
 };
 
@@ -25,9 +26,9 @@ struct KvStrides {
 };
 
 /// A borrowed paged KV cache of one layer. Token t of page p, head h, component d of K lies at
-/// k + p*k_strides.page + t*k_strides.token + h*k_strides.head + d (elements; 64-bit arithmetic); V likewise, but in the
-/// packed format V's element is v + p*page + (t/2)*token + h*head + 2*d + t%2. `v` may point into `k` (V aliasing K).
-/// The makers in folio/kv_cache.hpp fill the strides. Attention only reads through it; cache writes write.
+/// k + p*k_strides.page + t*k_strides.token + h*k_strides.head + d (elements; 64-bit arithmetic); V likewise, but in
+/// the packed format V's element is v + p*page + (t/2)*token + h*head + 2*d + t%2. `v` may point into `k` (V aliasing
+/// K). The makers in folio/kv_cache.hpp fill the strides. Attention only reads through it; cache writes write.
 struct KvCacheView {
   KvFormat format = KvFormat::kStrided;
   DType dtype = DType::kUnset;
@@ -42,8 +43,8 @@ struct KvCacheView {
   KvStrides v_strides;
 };
 
-/// Keys and values that do not lie in pages: [tokens, num_kv_heads, head_dim], innermost contiguous, tokens of row r being
-/// [indptr[r], indptr[r + 1]). Rows are requests, or the groups of a shared segment.
+/// Keys and values that do not lie in pages: [tokens, num_kv_heads, head_dim], innermost contiguous, tokens of row r
+/// being [indptr[r], indptr[r + 1]). Rows are requests, or the groups of a shared segment.
 struct RaggedKvView {
   ConstTensorView k;
   ConstTensorView v;

@@ -10,8 +10,8 @@ namespace folio::inline v0 {
 
 inline constexpr int32_t kMaxRank = 5;
 
-/// A borrowed strided tensor. Strides are in elements, may be 0 (broadcast) or larger than packed; element (i0, i1, ...)
-/// lies at data + sum(i_k * strides[k]). `data` is the address on whichever device the function's context names.
+/// A borrowed strided tensor. Strides are in elements, may be 0 (broadcast) or larger than packed; element (i0, i1,
+/// ...) lies at data + sum(i_k * strides[k]). `data` is the address on whichever device the function's context names.
 template <typename Void>
 struct BasicTensorView {
   Void* data = nullptr;
@@ -35,7 +35,8 @@ struct BasicTensorView {
   }
 
   /// A read-only view of the same tensor.
-  constexpr operator BasicTensorView<const Void>() const noexcept {  // NOLINT(google-explicit-constructor): adding const is safe
+  constexpr operator BasicTensorView<const Void>()
+      const noexcept {  // NOLINT(google-explicit-constructor): adding const is safe
     BasicTensorView<const Void> view;
     view.data = data;
     view.dtype = dtype;

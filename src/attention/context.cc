@@ -1,0 +1,75 @@
+#include "attention/context.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.hpp"
+#include "platform/cpu_count.hpp"
+#include "platform/cpu_features.hpp"
+
+namespace folio::inline v0 {
+
+namespace {
+
+constexpr int32_t kMaxThreads = 1024;
+constexpr int32_t kMaxConcurrency = 65536;
+
+void validate(const ContextOptions& options) {
+  core::require(options.num_threads >= 0 && options.num_threads <= kMaxThreads, "num_threads is ", options.num_threads,
+                "; 1 to ", kMaxThreads, ", or 0 for as many as the process may run on");
+  const Executor& executor = options.executor;
+  if (executor.parallel_for != nullptr) {
+    core::require(options.num_threads == 0, "num_threads is ", options.num_threads,
+                  " beside an executor, which brings its own threads; give one of them");
+    core::require(executor.concurrency >= 1 && executor.concurrency <= kMaxConcurrency, "executor.concurrency is ",
+                  executor.concurrency, "; 1 to ", kMaxConcurrency, " is taken");
+  } else {
+    core::require(executor.self == nullptr && executor.concurrency == 1,
+                  "executor.parallel_for is null although executor.self or executor.concurrency is set");
+  }
+}
+
+}  // namespace
+
+Context Context::cpu(const ContextOptions& options) {
+  validate(options);
+  auto state = std::make_shared<detail::ContextState>();
+  state->force_kernel = options.force_kernel;
+  if (options.executor.parallel_for != nullptr) {
+    state->executor = options.executor;
+  } else {
+    const int32_t threads =
+        options.num_threads != 0 ? options.num_threads : std::min(platform::available_cpus(), kMaxThreads);
+    state->pool = std::make_unique<platform::ThreadPool>(threads);
+    state->executor = state->pool->executor();
+  }
+  return Context(std::move(state));
+}
+
+Context Context::cuda(int32_t index, const ContextOptions& options) {
+  core::require(index >= 0, "CUDA device ", index, "; devices are counted from 0");
+  validate(options);
+  core::fail(ErrorCode::kUnavailable, "CUDA device ", index,
+             ": this build has no CUDA kernels; Context::cpu is offered");
+}
+
+Device Context::device() const noexcept {
+  return state_->device;
+}
+
+int32_t Context::concurrency() const noexcept {
+  return state_->executor.concurrency;
+}
+
+void Context::parallel_for(int64_t n, ParallelBody body, void* body_context) const {
+  core::require(n >= 0, "parallel_for over ", n, " items; 0 or more are taken");
+  core::require(body != nullptr, "parallel_for with a null body");
+  if (n == 0) return;
+  state_->executor.parallel_for(state_->executor.self, n, body, body_context);
+}
+
+std::vector<std::string> cpu_features() {
+  return platform::feature_names(platform::cpu_features());
+}
+
+}  // namespace folio::inline v0

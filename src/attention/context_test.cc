@@ -1,0 +1,143 @@
+#include "attention/context.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "platform/cpu_count.hpp"
+
+namespace folio {
+namespace {
+
+using testing::HasSubstr;
+
+/// An engine's executor: calls in reverse order on the calling thread and counts its regions.
+struct ReverseExecutor {
+  int regions = 0;
+  Executor executor(int32_t concurrency) {
+    Executor e;
+    e.self = this;
+    e.concurrency = concurrency;
+    e.parallel_for = [](void* self, int64_t n, ParallelBody body, void* context) {
+      ++static_cast<ReverseExecutor*>(self)->regions;
+      for (int64_t i = n - 1; i >= 0; --i) body(context, i);
+    };
+    return e;
+  }
+};
+
+std::vector<int64_t> visited(const Context& context, int64_t n) {
+  struct Order {
+    std::vector<int64_t> order;
+  } order;
+  context.parallel_for(
+      n, [](void* self, int64_t i) noexcept { static_cast<Order*>(self)->order.push_back(i); }, &order);
+  return order.order;
+}
+
+template <typename Call>
+void expect_error(ErrorCode code, const std::string& text, Call call) {
+  try {
+    call();
+    ADD_FAILURE() << "did not throw: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(text));
+  }
+}
+
+TEST(Context, CpuHasItsOwnPool) {
+  ContextOptions options;
+  options.num_threads = 3;
+  options.force_kernel = "reference";
+  const Context context = Context::cpu(options);
+  EXPECT_EQ(context.device(), (Device{DeviceType::kCpu, 0}));
+  EXPECT_EQ(context.concurrency(), 3);
+  EXPECT_EQ(context.state().force_kernel, "reference");
+  std::vector<int32_t> calls(1000);
+  context.parallel_for(
+      1000, [](void* self, int64_t i) noexcept { ++static_cast<int32_t*>(self)[i]; }, calls.data());
+  EXPECT_EQ(std::count(calls.begin(), calls.end(), 1), 1000);
+}
+
+TEST(Context, DefaultsToTheAffinityMask) {
+  EXPECT_EQ(Context::cpu().concurrency(), std::min(platform::available_cpus(), 1024));
+}
+
+TEST(Context, CopiesShareTheState) {
+  const Context a = Context::cpu();
+  const Context b = a;
+  EXPECT_EQ(&a.state(), &b.state());
+}
+
+TEST(Context, RunsOnTheEnginesExecutor) {
+  ReverseExecutor engine;
+  ContextOptions options;
+  options.executor = engine.executor(7);
+  const Context context = Context::cpu(options);
+  EXPECT_EQ(context.concurrency(), 7);
+  EXPECT_EQ(context.state().pool, nullptr);
+  EXPECT_EQ(visited(context, 3), (std::vector<int64_t>{2, 1, 0}));
+  EXPECT_EQ(engine.regions, 1);
+  EXPECT_TRUE(visited(context, 0).empty());
+  EXPECT_EQ(engine.regions, 1) << "nothing to do is not worth a region";
+}
+
+TEST(Context, RefusesAbsurdOptions) {
+  for (const int32_t threads : {-1, 1025, INT32_MAX}) {
+    ContextOptions options;
+    options.num_threads = threads;
+    expect_error(ErrorCode::kInvalidArgument, "num_threads is " + std::to_string(threads),
+                 [&] { Context::cpu(options); });
+  }
+  ReverseExecutor engine;
+  for (const int32_t concurrency : {-5, 0, 65537}) {
+    ContextOptions options;
+    options.executor = engine.executor(concurrency);
+    expect_error(ErrorCode::kInvalidArgument, "executor.concurrency is " + std::to_string(concurrency),
+                 [&] { Context::cpu(options); });
+  }
+}
+
+TEST(Context, RefusesWhatItWouldIgnore) {
+  ReverseExecutor engine;
+  ContextOptions both;
+  both.executor = engine.executor(2);
+  both.num_threads = 2;
+  expect_error(ErrorCode::kInvalidArgument, "beside an executor", [&] { Context::cpu(both); });
+  ContextOptions no_function;
+  no_function.executor.concurrency = 4;
+  expect_error(ErrorCode::kInvalidArgument, "parallel_for is null", [&] { Context::cpu(no_function); });
+  ContextOptions only_self;
+  only_self.executor.self = &engine;
+  expect_error(ErrorCode::kInvalidArgument, "parallel_for is null", [&] { Context::cpu(only_self); });
+}
+
+TEST(Context, CudaIsUnavailableInThisBuild) {
+  expect_error(ErrorCode::kUnavailable, "this build has no CUDA kernels", [] { Context::cuda(0); });
+  expect_error(ErrorCode::kInvalidArgument, "CUDA device -1", [] { Context::cuda(-1); });
+  ContextOptions options;
+  options.num_threads = -1;
+  expect_error(ErrorCode::kInvalidArgument, "num_threads is -1", [&] { Context::cuda(0, options); });
+}
+
+TEST(Context, ParallelForChecksItsArguments) {
+  const Context context = Context::cpu();
+  expect_error(ErrorCode::kInvalidArgument, "null body", [&] { context.parallel_for(1, nullptr, nullptr); });
+  expect_error(ErrorCode::kInvalidArgument, "over -1 items", [&] {
+    context.parallel_for(
+        -1, [](void*, int64_t) noexcept {}, nullptr);
+  });
+}
+
+TEST(CpuFeatureNames, AreSorted) {
+  const std::vector<std::string> names = cpu_features();
+  EXPECT_TRUE(std::is_sorted(names.begin(), names.end()));
+}
+
+}  // namespace
+}  // namespace folio

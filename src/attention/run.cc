@@ -1,0 +1,69 @@
+#include <cmath>
+
+#include "attention/op_state.hpp"
+#include "attention/run_args.hpp"
+#include "attention/workspace.hpp"
+#include "core/error.hpp"
+#include "folio/attention.hpp"
+#include "folio/page_table.hpp"
+
+namespace folio::inline v0 {
+namespace {
+
+struct Launch {
+  const kernels::AttentionKernel* kernel;
+  kernels::AttentionParams params;
+};
+
+void worker_body(void* context, int64_t index) noexcept {
+  const auto& launch = *static_cast<const Launch*>(context);
+  launch.kernel->run_worker(launch.params, static_cast<int32_t>(index));
+}
+
+void merge_body(void* context, int64_t index) noexcept {
+  const auto& launch = *static_cast<const Launch*>(context);
+  launch.kernel->run_merge(launch.params, static_cast<int32_t>(index));
+}
+
+}  // namespace
+
+void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
+  const detail::PlanBufferState& state = detail::checked(plan);
+  const detail::OpState& op = *state.op;
+  if (stream.handle != nullptr)
+    core::fail(ErrorCode::kInvalidArgument, "a CPU op takes no stream; pass a default-constructed Stream");
+  attention::check_args(state, args);
+  const attention::WorkspaceLayout layout = attention::carve(op, state.view.num_partial_rows);
+  attention::check_workspace(workspace, layout.total);
+
+  AttentionArgs resolved = args;
+  if (resolved.sm_scale == 0.0f) resolved.sm_scale = 1.0f / std::sqrt(static_cast<float>(op.config.head_dim_qk));
+  auto* bytes = static_cast<std::byte*>(workspace.data);
+  Launch launch{op.kernel, {}};
+  launch.params.config = &op.config;
+  launch.params.args = &resolved;
+  launch.params.plan = state.view;
+  launch.params.tile = op.planner.tile;
+  launch.params.group_size = op.config.num_q_heads / op.config.num_kv_heads;
+  launch.params.partial_acc = reinterpret_cast<float*>(bytes + layout.partial_acc);
+  launch.params.partial_max = reinterpret_cast<float*>(bytes + layout.partial_max);
+  launch.params.partial_sum = reinterpret_cast<float*>(bytes + layout.partial_sum);
+  launch.params.scratch = bytes + layout.scratch;
+  launch.params.scratch_stride = op.scratch_stride;
+  op.context.parallel_for(state.view.num_workers, worker_body, &launch);
+  if (state.view.num_merges > 0) op.context.parallel_for(state.view.num_merges, merge_body, &launch);
+}
+
+void validate(const AttentionPlan& plan, const AttentionArgs& args) {
+  const detail::PlanBufferState& state = detail::checked(plan);
+  attention::check_args(state, args);
+  for (size_t i = 0; i < args.segments.size(); ++i) {
+    const planner::SegmentLengths& lengths = state.view.segments[i];
+    if (lengths.source != KvSource::kPaged) continue;
+    const SegmentArgs& segment = args.segments[i];
+    validate(segment.table, {lengths.kv_len, static_cast<size_t>(lengths.num_rows)}, segment.cache.page_size,
+             segment.cache.num_pages);
+  }
+}
+
+}  // namespace folio::inline v0

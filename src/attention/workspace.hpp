@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/op_state.hpp"
+
+namespace folio::inline v0::attention {
+
+inline constexpr size_t kWorkspaceAlignment = 256;
+
+constexpr size_t round_up_to_alignment(size_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+/// Where the parts of a workspace begin, as byte offsets. One function carves and counts, so that the size asked for
+/// and the size used cannot differ.
+struct WorkspaceLayout {
+  size_t partial_acc = 0;
+  size_t partial_max = 0;
+  size_t partial_sum = 0;
+  size_t scratch = 0;
+  size_t total = 0;
+};
+
+/// Throws kInvalidArgument if the sizes overflow.
+WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows);
+
+/// Throws kWorkspaceTooSmall, or kInvalidArgument if it is null or not aligned.
+void check_workspace(const Workspace& workspace, size_t needed);
+
+}  // namespace folio::inline v0::attention

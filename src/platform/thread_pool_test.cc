@@ -1,0 +1,185 @@
+#include "platform/thread_pool.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "folio/types/error.hpp"
+
+namespace folio::platform {
+namespace {
+
+/// How often each index was called.
+struct Calls {
+  explicit Calls(int64_t n) : counts(static_cast<size_t>(n)) {}
+  std::vector<std::atomic<int32_t>> counts;
+  static void body(void* self, int64_t i) noexcept { ++static_cast<Calls*>(self)->counts[static_cast<size_t>(i)]; }
+  bool each_is(int32_t expected) const {
+    for (const auto& count : counts) {
+      if (count.load() != expected) return false;
+    }
+    return true;
+  }
+};
+
+class ThreadPoolOf : public testing::TestWithParam<int32_t> {};
+
+TEST_P(ThreadPoolOf, CallsEveryIndexOnce) {
+  ThreadPool pool(GetParam());
+  EXPECT_EQ(pool.concurrency(), GetParam());
+  for (const int64_t n : {0, 1, 2, 3, 7, 64, 1000}) {
+    Calls calls(n);
+    pool.parallel_for(n, Calls::body, &calls);
+    EXPECT_TRUE(calls.each_is(1)) << n;
+  }
+}
+
+TEST_P(ThreadPoolOf, RunsManyRegionsBackToBack) {
+  ThreadPool pool(GetParam());
+  constexpr int kRegions = 20'000;
+  Calls calls(5);
+  for (int i = 0; i < kRegions; ++i) {
+    pool.parallel_for(5, Calls::body, &calls);
+    // What the bodies wrote is visible to the caller without any atomics of its own.
+    ASSERT_TRUE(calls.each_is(i + 1)) << "region " << i;
+  }
+}
+
+TEST_P(ThreadPoolOf, PassesPlainMemoryBothWays) {
+  ThreadPool pool(GetParam());
+  struct Sum {
+    std::vector<int64_t> in = std::vector<int64_t>(64);
+    std::vector<int64_t> out = std::vector<int64_t>(64);
+  } data;
+  for (int64_t round = 0; round < 2000; ++round) {
+    for (int64_t& value : data.in) value += round;
+    pool.parallel_for(
+        64,
+        [](void* self, int64_t i) noexcept {
+          auto& d = *static_cast<Sum*>(self);
+          d.out[static_cast<size_t>(i)] += d.in[static_cast<size_t>(i)];
+        },
+        &data);
+  }
+  int64_t in = 0;
+  int64_t expected = 0;
+  for (int64_t round = 0; round < 2000; ++round) expected += (in += round);
+  for (const int64_t value : data.out) EXPECT_EQ(value, expected);
+}
+
+TEST_P(ThreadPoolOf, WakesAfterSleeping) {
+  ThreadPool pool(GetParam());
+  for (int i = 0; i < 5; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // far beyond the spin time
+    Calls calls(100);
+    pool.parallel_for(100, Calls::body, &calls);
+    EXPECT_TRUE(calls.each_is(1));
+  }
+}
+
+TEST_P(ThreadPoolOf, IsCorrectFromSeveralThreadsAtOnce) {
+  ThreadPool pool(GetParam());
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong{0};
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&pool, &wrong] {
+      for (int i = 0; i < 500; ++i) {
+        Calls calls(16);
+        pool.parallel_for(16, Calls::body, &calls);
+        if (!calls.each_is(1)) ++wrong;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST_P(ThreadPoolOf, RunsNestedRegions) {
+  ThreadPool pool(GetParam());
+  struct Nest {
+    ThreadPool* pool;
+    Calls calls{8};
+  } nest{&pool};
+  pool.parallel_for(
+      6,
+      [](void* self, int64_t) noexcept {
+        auto& n = *static_cast<Nest*>(self);
+        n.pool->parallel_for(8, Calls::body, &n.calls);
+      },
+      &nest);
+  EXPECT_TRUE(nest.calls.each_is(6));
+}
+
+TEST_P(ThreadPoolOf, WaitsForALongLastBody) {
+  ThreadPool pool(GetParam());
+  std::atomic<int> finished{0};
+  pool.parallel_for(
+      GetParam(),
+      [](void* self, int64_t i) noexcept {
+        // Longer than the caller spins, so that it sleeps too where a worker got index 0.
+        if (i == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        ++*static_cast<std::atomic<int>*>(self);
+      },
+      &finished);
+  EXPECT_EQ(finished.load(), GetParam());
+}
+
+TEST_P(ThreadPoolOf, OffersAnExecutor) {
+  ThreadPool pool(GetParam());
+  const Executor executor = pool.executor();
+  EXPECT_EQ(executor.concurrency, GetParam());
+  Calls calls(33);
+  executor.parallel_for(executor.self, 33, Calls::body, &calls);
+  EXPECT_TRUE(calls.each_is(1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolOf, testing::Values(1, 2, 3, 8));
+
+TEST(ThreadPool, UsesAllItsThreadsAtOnce) {
+  constexpr int32_t kThreads = 3;
+  ThreadPool pool(kThreads);
+  struct Meeting {
+    std::atomic<int> present{0};
+  } meeting;
+  // Each body waits for all the others: ends only if every thread really takes one.
+  pool.parallel_for(
+      kThreads,
+      [](void* self, int64_t) noexcept {
+        auto& present = static_cast<Meeting*>(self)->present;
+        ++present;
+        while (present.load() < kThreads) std::this_thread::yield();
+      },
+      &meeting);
+  EXPECT_EQ(meeting.present.load(), kThreads);
+}
+
+TEST(ThreadPool, DoesNothingForNegativeCounts) {
+  ThreadPool pool(2);
+  bool called = false;
+  pool.parallel_for(
+      -1, [](void* self, int64_t) noexcept { *static_cast<bool*>(self) = true; }, &called);
+  EXPECT_FALSE(called);
+}
+
+TEST(ThreadPool, RefusesNoThreads) {
+  EXPECT_THROW(ThreadPool(0), Error);
+  EXPECT_THROW(ThreadPool(-3), Error);
+}
+
+TEST(ThreadPool, StartsAndStopsQuickly) {
+  for (int i = 0; i < 100; ++i) {
+    ThreadPool pool(4);
+    if (i % 2 == 0) {
+      Calls calls(4);
+      pool.parallel_for(4, Calls::body, &calls);
+      EXPECT_TRUE(calls.each_is(1));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace folio::platform
