@@ -2,7 +2,7 @@
 #
 # One target per directory: an object library folio_<NAME> that goes into libfolio, and, with TESTS, one test program
 # folio_<NAME>_test. DEPENDS names other modules (without the folio_ prefix); a directory may depend only on what stands
-# below it (docs/architecture.md), which tools/checks/check_includes.py enforces.
+# below it (docs/architecture.md), which scripts/checks/check_includes.py enforces.
 include_guard(GLOBAL)
 find_package(Threads REQUIRED)
 
@@ -24,11 +24,12 @@ function(folio_module)
   set_property(GLOBAL APPEND PROPERTY FOLIO_MODULES ${target})
   set_property(TARGET ${target} PROPERTY FOLIO_DEPENDS "${M_DEPENDS}")
   if(FOLIO_BUILD_TESTS AND M_TESTS)
-    folio_test(NAME ${target}_test SOURCES ${M_TESTS} MODULES ${M_NAME} ${M_DEPENDS} ${M_TEST_DEPENDS})
+    folio_test(NAME ${target}_test SOURCES ${M_TESTS} MODULES ${M_NAME} ${M_DEPENDS} ${M_TEST_DEPENDS} LABELS unit)
   endif()
 endfunction()
 
-# folio_test(NAME t SOURCES ... [MODULES core ...] [LIBRARIES ...] [LABELS ...]): a GoogleTest program. MODULES links the
+# folio_test(NAME t SOURCES ... [MODULES core ...] [LIBRARIES ...] [LABELS ...]): a GoogleTest program. Labels: `unit` (given
+# by folio_module) and `quick` run under the sanitizers in continuous integration, `slow` does not; `cuda` needs a GPU. MODULES links the
 # objects of those modules directly (white-box tests); tests of the public API link the library `folio` instead.
 function(folio_test)
   cmake_parse_arguments(T "" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS" ${ARGN})

@@ -9,8 +9,9 @@ namespace folio::inline v0::planner {
 
 /// The tile a kernel works in: published by the kernel, read by the planner.
 struct TileShape {
-  int32_t rows = 0;       ///< most packed rows (query tokens x heads of a group) an item has
-  int32_t kv_tokens = 0;  ///< tokens of K and V the kernel takes at a time; item boundaries are multiples of it, from local token 0
+  int32_t rows = 0;  ///< most packed rows (query tokens x heads of a group) an item has
+  int32_t kv_tokens =
+      0;  ///< tokens of K and V the kernel takes at a time; item boundaries are multiples of it, from local token 0
 };
 
 /// One segment's lengths as a plan keeps them. Rows are requests, or groups of requests for a shared segment.
@@ -18,12 +19,13 @@ struct SegmentLengths {
   KvSource source;
   SegmentMask mask;
   KvShard shard;
-  bool shared;                  ///< rows are groups
+  bool shared;  ///< rows are groups
   int32_t num_rows;
-  const int32_t* kv_len;        ///< [num_rows], local tokens
-  const int32_t* first_pos;     ///< [num_rows], never null
+  const int32_t* kv_len;          ///< [num_rows], local tokens
+  const int32_t* first_pos;       ///< [num_rows], never null
   const int32_t* row_of_request;  ///< [R], the request's row or -1; null when rows are requests
-  const int32_t* key_offset;    ///< [R], keys of the request in earlier segments: its column base in a custom mask; null without one
+  const int32_t*
+      key_offset;  ///< [R], keys of the request in earlier segments: its column base in a custom mask; null without one
 };
 
 /// What a worker does at an item, besides accumulating its keys.
@@ -38,15 +40,15 @@ enum ItemFlags : uint32_t {
 /// kv_head * group_size + g. Items of a worker run in order; from kStart to kFinish they have equal rows and kv_head.
 struct WorkItem {
   int32_t segment;
-  int32_t kv_row;     ///< row of the segment: index of kv_len, of the page table, of the ragged indptr
+  int32_t kv_row;  ///< row of the segment: index of kv_len, of the page table, of the ragged indptr
   int32_t kv_head;
   int32_t request;    ///< the request of the first row; later rows of a shared item may belong to later requests
   int32_t row_begin;  ///< packed rows [row_begin, row_end), at most TileShape::rows
   int32_t row_end;
-  int32_t kv_begin;   ///< local tokens [kv_begin, kv_end); may be empty: the rows then see nothing
+  int32_t kv_begin;  ///< local tokens [kv_begin, kv_end); may be empty: the rows then see nothing
   int32_t kv_end;
-  int32_t partial;    ///< with kFinish: the first of row_end - row_begin partial rows, or -1 to write the output
-  uint32_t flags;     ///< ItemFlags
+  int32_t partial;  ///< with kFinish: the first of row_end - row_begin partial rows, or -1 to write the output
+  uint32_t flags;   ///< ItemFlags
 };
 
 /// Rows whose result is folded from several partial states, in order.
@@ -76,9 +78,9 @@ struct PlanView {
   const MergeItem* merges = nullptr;
   const int32_t* merge_sources = nullptr;  ///< partial row that holds the merge's first row; its next rows follow
   CustomMaskScope custom_mask_scope = CustomMaskScope::kAll;
-  const int32_t* mask_columns = nullptr;      ///< [R] columns of each request's custom mask; null without one
-  const int32_t* mask_first_column = nullptr; ///< [R] key that column 0 stands for (kTail: total - tail_len)
-  const int64_t* mask_byte_indptr = nullptr;  ///< [R + 1]
+  const int32_t* mask_columns = nullptr;       ///< [R] columns of each request's custom mask; null without one
+  const int32_t* mask_first_column = nullptr;  ///< [R] key that column 0 stands for (kTail: total - tail_len)
+  const int64_t* mask_byte_indptr = nullptr;   ///< [R + 1]
 };
 
 }  // namespace folio::inline v0::planner

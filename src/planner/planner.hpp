@@ -9,7 +9,8 @@
 
 namespace folio::inline v0::planner {
 
-/// What the planner knows of an op: the parts of its config that change the work, the kernel's tile, the machine's width.
+/// What the planner knows of an op: the parts of its config that change the work, the kernel's tile, the machine's
+/// width.
 struct PlannerConfig {
   int32_t num_q_heads = 0;
   int32_t num_kv_heads = 0;
@@ -42,12 +43,12 @@ class PlanStorage {
   std::unique_ptr<Arrays> arrays_;
 };
 
-/// Most partial rows of any batch without shared segments; with bounds, of any batch within them. The planner keeps to it:
-/// where finer splitting would need more, it splits less.
+/// Most partial rows of any batch without shared segments; with bounds, of any batch within them. The planner keeps to
+/// it: where finer splitting would need more, it splits less.
 int64_t max_partial_rows(const PlannerConfig& config);
 
-/// Divides a batch over workers. Pure: equal inputs give equal plans. Host lengths only. The view is valid until the storage
-/// is used again. Throws Error(kInvalidArgument) naming the request and segment at fault.
+/// Divides a batch over workers. Pure: equal inputs give equal plans. Host lengths only. The view is valid until the
+/// storage is used again. Throws Error(kInvalidArgument) naming the request and segment at fault.
 PlanView make_plan(const PlannerConfig& config, const BatchView& batch, PlanStorage& storage);
 
 }  // namespace folio::inline v0::planner

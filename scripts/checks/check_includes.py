@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Includes follow the order of docs/architecture.md: a directory includes only what stands below it.
+
+Public headers include public headers only; tools, examples and bindings see public headers only; the library uses the
+standard library and the operating system, nothing else.
+"""
+
+import pathlib
+import re
+import sys
+
+from sources import ROOT, cpp_files, is_test, read, report
+
+# From the bottom up.
+LAYERS = ["core", "platform", "kvcache", "planner", "kernels", "attention", "verify", "backends", "capi"]
+
+# The layer that implements a public header: lower layers may not include it. include/folio/types belongs to nobody.
+PUBLIC_LAYER = {
+    "folio/version.hpp": "core",
+    "folio/context.hpp": "platform",
+    "folio/page_table.hpp": "kvcache",
+    "folio/kv_cache.hpp": "kvcache",
+    "folio/merge.hpp": "attention",
+    "folio/attention.hpp": "attention",
+    "folio/folio.hpp": "attention",
+    "folio/verify.hpp": "verify",
+}
+
+# System headers, besides those of the C++ standard library, that src/ may use.
+SYSTEM_HEADERS = re.compile(
+    r"^(immintrin|cpuid|unistd|sched|pthread|dlfcn|cuda|cuda_runtime|cuda_runtime_api|cuda_bf16|cuda_fp16|cuda_fp8)\.h$"
+    r"|^(sys|linux|asm|cuda|nccl)/|^(nccl|mpi)\.h$")
+STANDARD_HEADER = re.compile(r"^[a-z_]+$")
+C_HEADER = re.compile(r"^(stdint|stddef|stdbool)\.h$")
+TEST_HEADER = re.compile(r"^(gtest|gmock)/")
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def public_layer(header):
+    if header.startswith("folio/backends/"):
+        return "backends"
+    if header.startswith("folio/c/"):
+        return "capi"
+    return PUBLIC_LAYER.get(header)
+
+
+def below(layer, other):
+    """True if code of `layer` may include what belongs to `other`."""
+    return LAYERS.index(other) <= LAYERS.index(layer)
+
+
+def adapter(path):
+    """The engine adapter that a file under backends/ belongs to: src/backends/flashinfer/x.hpp -> flashinfer."""
+    parts = pathlib.PurePath(path).parts
+    rest = parts[parts.index("backends") + 1:]
+    return rest[0] if len(rest) > 1 else "common"
+
+
+def check_adapter(path, header):
+    mine, theirs = adapter(path), adapter(header)
+    if theirs not in ("common", mine):
+        return f"adapter '{mine}' includes adapter '{theirs}': adapters share only backends/common"
+    return None
+
+
+def check_public(path, quote, header):
+    if header.startswith("folio/"):
+        if path.parts[2] == "types" and not header.startswith("folio/types/"):
+            return "a header of include/folio/types includes only its like and the standard library"
+        if path.parts[2] == "backends" and header.startswith("folio/backends/"):
+            return check_adapter(path, header)
+        return None if (ROOT / "include" / header).exists() else "there is no such public header"
+    if path.parts[2] == "c":
+        return None if C_HEADER.match(header) else "the C header includes stdint.h, stddef.h and stdbool.h only"
+    if quote == "<" and STANDARD_HEADER.match(header):
+        return None
+    return "public headers include public headers and the standard library only"
+
+
+def check_source(path, quote, header):
+    layer = path.parts[1]
+    if layer not in LAYERS:
+        return f"src/{layer} is not in the order of docs/architecture.md (scripts/checks/check_includes.py, LAYERS)"
+    if header.startswith("folio/types/"):
+        return None
+    if header.startswith("folio/"):
+        owner = public_layer(header)
+        if owner is None:
+            return f"{header} has no layer (scripts/checks/check_includes.py, PUBLIC_LAYER)"
+        if not below(layer, owner):
+            return f"{header} belongs to {owner}, which stands above {layer}"
+        return check_adapter(path, header) if owner == "backends" and layer == "backends" else None
+    if quote == '"':
+        if not (ROOT / "src" / header).exists():
+            return "own headers are included by their path from src/ or include/"
+        owner = header.split("/")[0]
+        if not below(layer, owner):
+            return f"{owner} stands above {layer}"
+        return check_adapter(path, header) if owner == "backends" and layer == "backends" else None
+    if STANDARD_HEADER.match(header) or SYSTEM_HEADERS.match(header) or (is_test(path) and TEST_HEADER.match(header)):
+        return None
+    return "the library depends on the standard library and the system only"
+
+
+def check_client(path, quote, header):
+    if quote == "<" or header.startswith("folio/"):
+        return None
+    if any((base / header).exists() for base in (ROOT / path.parts[0], ROOT / path.parent)):
+        return None
+    if (ROOT / "src" / header).exists():
+        return f"{path.parts[0]}/ sees public headers only"
+    return "there is no such header"
+
+
+def main():
+    problems = []
+    for path in cpp_files():
+        if path.parts[0] == "include":
+            check = check_public
+        elif path.parts[0] == "src":
+            check = check_source
+        elif path.parts[0] in ("tools", "examples", "bindings", "bench"):
+            check = check_client
+        else:
+            continue
+        text = read(path)
+        for match in INCLUDE.finditer(text):
+            quote, header = match.groups()
+            problem = "includes do not climb ('..')" if ".." in header else check(path, quote, header)
+            if problem:
+                line = text.count("\n", 0, match.start(1)) + 1
+                problems.append(f"{path}:{line}: includes {header}: {problem}")
+    return report("includes", problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Every check that reads the sources and, where BUILD_DIR is given and built, its objects. Ends with a count.
+#
+#   run_all.sh [BUILD_DIR]
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+build=${1:-}
+
+passed=0
+failed=0
+check() {
+  if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+}
+
+check scripts/checks/check_includes.py
+check scripts/checks/check_file_length.py
+check scripts/checks/check_wording.py
+check scripts/checks/check_seed_map.py
+check scripts/checks/check_format.sh
+if [ -n "$build" ] && [ -f "$build/compile_commands.json" ]; then
+  check scripts/checks/check_weak_symbols.py "$build"
+fi
+echo "checks: $passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# clang-tidy over the library's sources, with the checks of .clang-tidy.
+#
+#   run_clang_tidy.sh [--all] BUILD_DIR
+#
+# Without --all: the .cc files of src/ and tools/ that the last commits touched (newest first, at most TIDY_LIMIT = 16), so
+# that continuous integration stays quick. BUILD_DIR needs a compile_commands.json.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+all=false
+if [ "${1:-}" = --all ]; then all=true; shift; fi
+build=${1:?usage: run_clang_tidy.sh [--all] BUILD_DIR}
+if [ ! -f "$build/compile_commands.json" ]; then
+  echo "clang-tidy: $build/compile_commands.json is missing: configure first" >&2
+  exit 1
+fi
+
+if $all; then
+  mapfile -t files < <(git ls-files 'src/*.cc' 'tools/*.cc')
+else
+  mapfile -t files < <(git log --pretty=format: --name-only -m --first-parent -n 100 -- 'src/*.cc' 'tools/*.cc' |
+    awk 'NF && !seen[$0]++' | while read -r file; do if [ -f "$file" ]; then echo "$file"; fi; done | head -n "${TIDY_LIMIT:-16}")
+fi
+# Only what the build compiles can be analysed.
+compiled=()
+for file in "${files[@]}"; do
+  if grep -q "/$file\"" "$build/compile_commands.json"; then compiled+=("$file"); fi
+done
+if [ ${#compiled[@]} -eq 0 ]; then echo "clang-tidy: nothing to analyse"; exit 0; fi
+
+printf '%s\n' "${compiled[@]}" | xargs -P "$(nproc)" -n 1 clang-tidy -p "$build" --quiet --warnings-as-errors='*' \
+  2> >(grep -v 'warnings generated' >&2)
+echo "clang-tidy: ok (${#compiled[@]} files)"

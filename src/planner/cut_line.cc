@@ -1,0 +1,167 @@
+#include "planner/cut_line.hpp"
+
+#include <algorithm>
+
+namespace folio::inline v0::planner {
+namespace {
+
+class LineCutter {
+ public:
+  LineCutter(const PlannerConfig& config, const WorkLine& line, PlanStorage::Arrays& arrays)
+      : config_(config),
+        line_(line),
+        arrays_(arrays),
+        fixed_splits_(config.determinism >= Determinism::kBatchInvariant),
+        budget_(fixed_split_budget(config)) {}
+
+  void cut() {
+    LinePlace* cuts = arrays_.cuts.resize(int64_t{config_.num_workers} + 1);
+    cuts[0] = LinePlace{.block = 0, .head = 0, .tile = 0, .kv_tile = 0};
+    cuts[config_.num_workers] = end_of_line();
+    Cut previous;
+    for (int32_t w = 1; w < config_.num_workers; ++w) {
+      const int64_t ideal = ideal_cut(line_, w);
+      if (ideal >= line_.total) {
+        cuts[w] = end_of_line();
+        continue;
+      }
+      const LinePlace place = find(ideal);
+      const CutChoices choices = choices_at(place);
+      const Cut chosen = choose_cut(line_, w, previous, choices);
+      if (chosen.position == previous.position) {
+        cuts[w] = cuts[w - 1];
+      } else if (chosen.position == choices.chain_begin) {
+        cuts[w] = LinePlace{place.block, place.head, place.tile, 0};
+      } else if (chosen.position == choices.chain_end) {
+        cuts[w] = next_chain(place);
+      } else {
+        pay(place);
+        const int64_t kv_tile = (chosen.position - choices.chain_begin) / arrays_.tiles[place.tile].kv_tile_cost;
+        cuts[w] = LinePlace{place.block, place.head, place.tile, kv_tile};
+      }
+      previous = chosen;
+    }
+  }
+
+ private:
+  LinePlace end_of_line() const {
+    return {.block = static_cast<int32_t>(arrays_.blocks.size()), .head = 0, .tile = end_tile(), .kv_tile = 0};
+  }
+  int32_t end_tile() const { return static_cast<int32_t>(arrays_.tiles.size()); }
+
+  /// The chain that contains `position`, which is before the line's end. Positions come in ascending order.
+  LinePlace find(int64_t position) {
+    while (position >= arrays_.blocks[block_].line_begin + arrays_.blocks[block_].head_cost * config_.num_kv_heads)
+      ++block_;
+    const Block& block = arrays_.blocks[block_];
+    const int64_t in_block = position - block.line_begin;
+    const int64_t head = in_block / block.head_cost;
+    const int64_t in_head = in_block % block.head_cost;
+    // The last row tile that begins at or before the place: one without work shares its successor's offset.
+    const RowTile* const tiles = arrays_.tiles.data();
+    const RowTile* after =
+        std::upper_bound(tiles + block.tile_begin, tiles + block.tile_end, in_head,
+                         [](int64_t offset, const RowTile& tile) { return offset < tile.line_offset; });
+    const RowTile* tile = after - 1;
+    return {.block = block_,
+            .head = static_cast<int32_t>(head),
+            .tile = static_cast<int32_t>(tile - tiles),
+            .kv_tile = (in_head - tile->line_offset) / tile->kv_tile_cost};
+  }
+
+  LinePlace next_chain(const LinePlace& place) const {
+    LinePlace next{place.block, place.head, place.tile + 1, 0};
+    const Block& block = arrays_.blocks[place.block];
+    if (next.tile < block.tile_end) return next;
+    next.tile = block.tile_begin;
+    if (++next.head < config_.num_kv_heads) return next;
+    next.head = 0;
+    ++next.block;
+    next.tile = block.tile_end;  // the next block's first
+    return next;
+  }
+
+  CutChoices choices_at(const LinePlace& place) const {
+    const Block& block = arrays_.blocks[place.block];
+    const RowTile& tile = arrays_.tiles[place.tile];
+    CutChoices choices;
+    choices.chain_begin = block.line_begin + place.head * block.head_cost + tile.line_offset;
+    choices.chain_end = choices.chain_begin + tile.cost();
+    choices.divisible = tile.divisible;
+    int64_t below = place.kv_tile;
+    int64_t above = place.kv_tile + 1;
+    if (fixed_splits_) {
+      split_around(tile, place.kv_tile, below, above);
+      choices.divisible = choices.divisible && (is_cut(place) || price(tile, place.kv_tile) <= budget_);
+    }
+    choices.below = choices.chain_begin + below * tile.kv_tile_cost;
+    choices.above = choices.chain_begin + above * tile.kv_tile_cost;
+    return choices;
+  }
+
+  /// The bounds, in KV tiles from the chain's begin, of the fixed split that contains a KV tile.
+  void split_around(const RowTile& tile, int64_t kv_tile, int64_t& below, int64_t& above) const {
+    const int64_t split = config_.fixed_split_tokens / config_.tile.kv_tokens;
+    int64_t before = 0;  // KV tiles of earlier ranges
+    for (int32_t i = tile.range_begin; i < tile.range_end; ++i) {
+      const KeyRange& range = arrays_.ranges[i];
+      const int64_t first = range.begin / config_.tile.kv_tokens;
+      const int64_t count = std::max<int64_t>(1, tiles_touched({range.begin, range.end}, config_.tile.kv_tokens));
+      if (kv_tile < before + count) {
+        const int64_t absolute = first + kv_tile - before;
+        below = before + std::max<int64_t>(0, absolute / split * split - first);
+        above = before + std::min(count, (absolute / split + 1) * split - first);
+        return;
+      }
+      before += count;
+    }
+  }
+
+  /// Partial rows that a first cut near `kv_tile` makes at most: the prefix's and one result for each later split.
+  int64_t price(const RowTile& tile, int64_t kv_tile) const {
+    int64_t later_splits = 0;
+    int64_t before = 0;
+    for (int32_t i = tile.range_begin; i < tile.range_end; ++i) {
+      const KeyRange& range = arrays_.ranges[i];
+      const int64_t count = tiles_touched({range.begin, range.end}, config_.tile.kv_tokens);
+      if (kv_tile < before + count) {
+        const int64_t skipped = std::max<int64_t>(0, kv_tile - before) * config_.tile.kv_tokens;
+        later_splits += tiles_touched({range.begin + skipped, range.end}, config_.fixed_split_tokens);
+      }
+      before += count;
+    }
+    return (later_splits + 1) * (tile.row_end - tile.row_begin);
+  }
+
+  bool is_cut(const LinePlace& place) const {
+    return place.block == paid_.block && place.head == paid_.head && place.tile == paid_.tile;
+  }
+
+  void pay(const LinePlace& place) {
+    if (!fixed_splits_ || is_cut(place)) return;
+    budget_ -= price(arrays_.tiles[place.tile], place.kv_tile);
+    paid_ = place;
+  }
+
+  const PlannerConfig& config_;
+  const WorkLine& line_;
+  PlanStorage::Arrays& arrays_;
+  const bool fixed_splits_;
+  int64_t budget_;
+  int32_t block_ = 0;
+  LinePlace paid_{.block = -1, .head = -1, .tile = -1, .kv_tile = 0};
+};
+
+}  // namespace
+
+int64_t fixed_split_budget(const PlannerConfig& config) {
+  // Enough for decode requests of a hundred splits on every worker (8 rows and more), and for 16 splits of full row
+  // tiles.
+  return config.num_workers * std::max<int64_t>(int64_t{16} * config.tile.rows, 1024);
+}
+
+void cut_work_line(const PlannerConfig& config, const WorkLine& line, PlanStorage::Arrays& arrays) {
+  LineCutter(config, line, arrays).cut();
+}
+
+}  // namespace folio::inline v0::planner

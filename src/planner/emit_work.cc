@@ -1,0 +1,242 @@
+#include "planner/emit_work.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace folio::inline v0::planner {
+namespace {
+
+class Emitter {
+ public:
+  Emitter(const PlannerConfig& config, const LineTotals& totals, PlanStorage::Arrays& arrays)
+      : config_(config),
+        arrays_(arrays),
+        fixed_splits_(config.determinism >= Determinism::kBatchInvariant),
+        fold_(fixed_splits_ ? kFold : 0u),
+        items_(arrays.items.resize(totals.max_items)),
+        next_item_(items_) {
+    arrays.merges.clear();
+    arrays.merge_sources.clear();
+    arrays.parts.clear();
+    chain_parts_ = arrays.shared.size() > 0 ? arrays.chain_parts.resize(totals.num_chains) : nullptr;
+  }
+
+  void emit() {
+    int32_t* worker_indptr = arrays_.worker_indptr.resize(int64_t{config_.num_workers} + 1);
+    LinePlace place = arrays_.cuts[0];
+    for (int32_t w = 0; w < config_.num_workers; ++w) {
+      worker_indptr[w] = static_cast<int32_t>(next_item_ - items_);
+      const LinePlace stop = arrays_.cuts[w + 1];
+      while (place.block != stop.block || place.head != stop.head || place.tile != stop.tile) {
+        const Block& block = arrays_.blocks[place.block];
+        const RowTile& tile = arrays_.tiles[place.tile];
+        emit_part(block, tile, place, tile.num_kv_tiles);
+        place.kv_tile = 0;
+        if (++place.tile == block.tile_end) {
+          if (++place.head < config_.num_kv_heads) {
+            place.tile = block.tile_begin;
+          } else {
+            place.head = 0;
+            ++place.block;
+          }
+        }
+      }
+      if (stop.kv_tile > place.kv_tile) {
+        emit_part(arrays_.blocks[place.block], arrays_.tiles[place.tile], place, stop.kv_tile);
+        place.kv_tile = stop.kv_tile;
+      }
+    }
+    worker_indptr[config_.num_workers] = static_cast<int32_t>(next_item_ - items_);
+    if (chain_parts_ != nullptr) merge_shared();
+    finish_view(worker_indptr);
+  }
+
+ private:
+  /// One worker's part of a chain: KV tiles [place.kv_tile, kv_tile_end).
+  void emit_part(const Block& block, const RowTile& tile, const LinePlace& place, int64_t kv_tile_end) {
+    const bool first = place.kv_tile == 0;
+    const bool last = kv_tile_end == tile.num_kv_tiles;
+    if (tile.num_kv_tiles == 0) return;
+    ChainParts* const parts = tile.to_partial ? &chain_parts_[chain_number(block, place.tile, place.head)] : nullptr;
+    if (parts != nullptr && first) parts->begin = arrays_.parts.size();
+    if (first && last && !tile.to_partial) {
+      WorkItem* const begin = next_item_;
+      emit_ranges(tile, place.head, 0, kv_tile_end);
+      begin->flags |= kStart;
+      next_item_[-1].flags |= kFinish;
+      return;
+    }
+    if (first && !tile.to_partial) chain_sources_ = static_cast<int32_t>(arrays_.merge_sources.size());
+    WorkItem* const begin = next_item_;
+    emit_ranges(tile, place.head, place.kv_tile, kv_tile_end);
+    if (fixed_splits_ && !first) {
+      // Each later split is a result of its own, so that the merge folds what one worker alone would have folded.
+      for (WorkItem* item = begin; item != next_item_; ++item) {
+        item->flags |= kStart | kFinish;
+        item->partial = take_partial(tile);
+      }
+    } else {
+      begin->flags |= kStart;
+      next_item_[-1].flags |= kFinish;
+      next_item_[-1].partial = take_partial(tile);
+    }
+    if (parts != nullptr) {
+      parts->end = arrays_.parts.size();
+    } else if (last) {
+      arrays_.merges.push_back({.kv_head = place.head,
+                                .request = tile.request,
+                                .row_begin = tile.row_begin,
+                                .row_end = tile.row_end,
+                                .source_begin = chain_sources_,
+                                .source_end = static_cast<int32_t>(arrays_.merge_sources.size())});
+    }
+  }
+
+  static int64_t chain_number(const Block& block, int32_t tile, int32_t head) {
+    return block.first_chain + int64_t{head} * (block.tile_end - block.tile_begin) + (tile - block.tile_begin);
+  }
+
+  /// Partial rows for one result of a row tile, noted among its chain's.
+  int32_t take_partial(const RowTile& tile) {
+    const int32_t first_row = static_cast<int32_t>(num_partial_rows_);
+    num_partial_rows_ += tile.row_end - tile.row_begin;
+    if (num_partial_rows_ > std::numeric_limits<int32_t>::max()) {
+      throw Error(ErrorCode::kInvalidArgument, "the batch's shared segments need more than 2^31 - 1 partial rows");
+    }
+    (tile.to_partial ? arrays_.parts : arrays_.merge_sources).push_back(first_row);
+    return first_row;
+  }
+
+  /// The items of KV tiles [tile_begin, tile_end) of a chain, with neither kStart nor kFinish.
+  void emit_ranges(const RowTile& tile, int32_t head, int64_t tile_begin, int64_t tile_end) {
+    const int64_t width = config_.tile.kv_tokens;
+    const bool whole = tile_begin == 0 && tile_end == tile.num_kv_tiles;
+    int64_t before = 0;  // KV tiles of earlier ranges
+    for (int32_t i = tile.range_begin; i < tile.range_end; ++i) {
+      const KeyRange& range = arrays_.ranges[i];
+      int64_t begin = range.begin;
+      int64_t end = range.end;
+      if (!whole) {
+        const int64_t first = range.begin / width;
+        const int64_t count = ceil_div(range.end, width) - first;
+        begin = std::max(begin, (first + tile_begin - before) * width);
+        end = std::min(end, (first + tile_end - before) * width);
+        before += count;
+        if (begin >= end) continue;
+      }
+      if (fixed_splits_) {
+        emit_splits(tile, head, range, begin, end);
+      } else {
+        emit_item(tile, head, range, begin, end);
+      }
+    }
+  }
+
+  void emit_splits(const RowTile& tile, int32_t head, const KeyRange& range, int64_t begin, int64_t end) {
+    const int64_t split = config_.fixed_split_tokens;
+    do {
+      const int64_t split_end = std::min(end, (begin / split + 1) * split);
+      emit_item(tile, head, range, begin, split_end);
+      begin = split_end;
+    } while (begin < end);
+  }
+
+  void emit_item(const RowTile& tile, int32_t head, const KeyRange& range, int64_t begin, int64_t end) {
+    *next_item_++ = WorkItem{.segment = range.segment,
+                             .kv_row = range.kv_row,
+                             .kv_head = head,
+                             .request = tile.request,
+                             .row_begin = tile.row_begin,
+                             .row_end = tile.row_end,
+                             .kv_begin = static_cast<int32_t>(begin),
+                             .kv_end = static_cast<int32_t>(end),
+                             .partial = -1,
+                             .flags = fold_};
+  }
+
+  /// Merges of the row tiles that shared segments contribute to: per stretch of a request's rows with the same
+  /// contributors.
+  void merge_shared() {
+    for (int64_t b = 0; b < arrays_.blocks.size(); ++b) {
+      const Block& block = arrays_.blocks[b];
+      for (int32_t t = block.tile_begin; t < block.tile_end; ++t) {
+        const RowTile& tile = arrays_.tiles[t];
+        // Blocks of groups are left out: every row has a tile of its request, even where that has no work.
+        if (!tile.to_partial || is_group_block(b, tile)) continue;
+        for (int32_t row = tile.row_begin; row < tile.row_end;) row = merge_stretch(b, tile, row);
+      }
+    }
+  }
+
+  bool is_group_block(int64_t block, const RowTile& tile) const {
+    for (int64_t i = 0; i < arrays_.shared.size(); ++i) {
+      const SharedSegment& shared = arrays_.shared[i];
+      const int32_t group = arrays_.view.segments[shared.segment].row_of_request[tile.request];
+      if (group >= 0 && arrays_.group_blocks[shared.first_group_block + group] == block) return true;
+    }
+    return false;
+  }
+
+  /// Merges the stretch of rows from `row` on, for every KV head; returns its end.
+  int32_t merge_stretch(int64_t own_block, const RowTile& own, int32_t row) {
+    int32_t end = own.row_end;
+    for (int64_t i = 0; i < arrays_.shared.size(); ++i) shared_tile(arrays_, arrays_.shared[i], own.request, row, &end);
+    for (int32_t head = 0; head < config_.num_kv_heads; ++head) {
+      const int32_t source_begin = static_cast<int32_t>(arrays_.merge_sources.size());
+      for (int64_t i = 0; i < arrays_.shared.size(); ++i) {
+        const SharedSegment& shared = arrays_.shared[i];
+        const RowTile* tile = shared_tile(arrays_, shared, own.request, row, nullptr);
+        if (tile == nullptr) continue;
+        const int32_t group = arrays_.view.segments[shared.segment].row_of_request[own.request];
+        add_sources(arrays_.group_blocks[shared.first_group_block + group], *tile, head, row);
+      }
+      if (own.num_kv_tiles > 0) add_sources(own_block, own, head, row);
+      arrays_.merges.push_back({.kv_head = head,
+                                .request = own.request,
+                                .row_begin = row,
+                                .row_end = end,
+                                .source_begin = source_begin,
+                                .source_end = static_cast<int32_t>(arrays_.merge_sources.size())});
+    }
+    return end;
+  }
+
+  /// The partial results of one chain as sources of a merge that begins at `row`.
+  void add_sources(int64_t block_index, const RowTile& tile, int32_t head, int32_t row) {
+    const Block& block = arrays_.blocks[block_index];
+    const ChainParts parts =
+        chain_parts_[chain_number(block, static_cast<int32_t>(&tile - arrays_.tiles.data()), head)];
+    for (int64_t i = parts.begin; i < parts.end; ++i) {
+      arrays_.merge_sources.push_back(arrays_.parts[i] + (row - tile.row_begin));
+    }
+  }
+
+  void finish_view(const int32_t* worker_indptr) {
+    PlanView& view = arrays_.view;
+    view.num_items = static_cast<int32_t>(next_item_ - items_);
+    view.num_merges = static_cast<int32_t>(arrays_.merges.size());
+    view.num_partial_rows = static_cast<int32_t>(num_partial_rows_);
+    view.worker_indptr = worker_indptr;
+    view.items = items_;
+    view.merges = arrays_.merges.data();
+    view.merge_sources = arrays_.merge_sources.data();
+  }
+
+  const PlannerConfig& config_;
+  PlanStorage::Arrays& arrays_;
+  const bool fixed_splits_;
+  const uint32_t fold_;
+  WorkItem* const items_;
+  WorkItem* next_item_;
+  ChainParts* chain_parts_ = nullptr;
+  int64_t num_partial_rows_ = 0;
+  int32_t chain_sources_ = 0;
+};
+
+}  // namespace
+
+void emit_work(const PlannerConfig& config, const LineTotals& totals, PlanStorage::Arrays& arrays) {
+  Emitter(config, totals, arrays).emit();
+}
+
+}  // namespace folio::inline v0::planner

@@ -1,0 +1,303 @@
+#include "planner/plan_check.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+#include <tuple>
+
+namespace folio::inline v0::planner::testing {
+namespace {
+
+/// A result that is written somewhere: one finished accumulation, as the (segment, local token) pairs it visited.
+struct Finished {
+  int32_t kv_head;
+  int32_t row_begin;
+  int32_t row_end;
+  std::vector<const WorkItem*> items;
+};
+
+class Checker {
+ public:
+  Checker(const PlannerConfig& config, const OwnedBatch& batch, const PlanView& plan)
+      : config_(config), batch_(batch), plan_(plan), group_size_(config.num_q_heads / config.num_kv_heads) {}
+
+  std::string check() {
+    for (size_t r = 0; r < batch_.q_len.size(); ++r) {
+      for (int32_t i = 0; i < batch_.q_len[r] * group_size_; ++i) request_of_row_.push_back(static_cast<int32_t>(r));
+    }
+    check_items();
+    check_merges();
+    check_coverage();
+    return problem_.str();
+  }
+
+ private:
+  template <typename... Parts>
+  void fail(const Parts&... parts) {
+    if (problem_.tellp() > 2000) return;
+    (problem_ << ... << parts) << '\n';
+  }
+
+  bool fixed() const { return config_.determinism >= Determinism::kBatchInvariant; }
+
+  void check_items() {
+    if (plan_.worker_indptr[0] != 0 || plan_.worker_indptr[plan_.num_workers] != plan_.num_items) {
+      fail("worker_indptr does not cover the items");
+      return;
+    }
+    for (int32_t w = 0; w < plan_.num_workers; ++w) {
+      std::optional<Finished> open;
+      for (int32_t i = plan_.worker_indptr[w]; i < plan_.worker_indptr[w + 1]; ++i) {
+        const WorkItem& item = plan_.items[i];
+        check_item_alone(i, item);
+        if (((item.flags & kStart) != 0) == open.has_value()) fail("item ", i, ": kStart is wrong");
+        if ((item.flags & kStart) != 0 || !open) open = Finished{item.kv_head, item.row_begin, item.row_end, {}};
+        if (open->kv_head != item.kv_head || open->row_begin != item.row_begin || open->row_end != item.row_end) {
+          fail("item ", i, ": rows or head differ from those of its kStart");
+        }
+        open->items.push_back(&item);
+        if ((item.flags & kFinish) == 0) {
+          if (item.partial != -1) fail("item ", i, ": a partial row without kFinish");
+          continue;
+        }
+        if (item.partial < 0) {
+          direct_.push_back(*open);
+        } else {
+          for (int32_t row = item.row_begin; row < item.row_end; ++row) {
+            const int32_t partial = item.partial + row - item.row_begin;
+            if (partial >= plan_.num_partial_rows) fail("item ", i, ": partial row ", partial, " is out of range");
+            if (!partials_.emplace(partial, std::pair{row, *open}).second)
+              fail("partial row ", partial, " is written twice");
+          }
+        }
+        open.reset();
+      }
+      if (open) fail("worker ", w, " ends within an accumulation");
+    }
+    if (static_cast<int32_t>(partials_.size()) != plan_.num_partial_rows) fail("some partial rows are never written");
+  }
+
+  void check_item_alone(int32_t i, const WorkItem& item) {
+    const auto rows = static_cast<int32_t>(request_of_row_.size());
+    if (item.row_begin < 0 || item.row_begin >= item.row_end || item.row_end > rows) {
+      fail("item ", i, ": rows [", item.row_begin, ", ", item.row_end, ") of ", rows);
+      return;
+    }
+    if (item.row_end - item.row_begin > config_.tile.rows) fail("item ", i, " has too many rows");
+    if (item.request != request_of_row_[static_cast<size_t>(item.row_begin)]) fail("item ", i, ": request is wrong");
+    if (item.kv_head < 0 || item.kv_head >= config_.num_kv_heads) fail("item ", i, ": kv_head is wrong");
+    if (item.segment < 0 || item.segment >= plan_.num_segments) fail("item ", i, ": segment is wrong");
+    if (((item.flags & kFold) != 0) != fixed()) fail("item ", i, ": kFold is wrong");
+    if (item.kv_begin == item.kv_end) return;
+    const SegmentLengths& segment = plan_.segments[item.segment];
+    if (item.kv_row < 0 || item.kv_row >= segment.num_rows) {
+      fail("item ", i, ": kv_row is wrong");
+      return;
+    }
+    if (item.kv_begin < 0 || item.kv_begin > item.kv_end || item.kv_end > segment.kv_len[item.kv_row]) {
+      fail("item ", i, ": keys [", item.kv_begin, ", ", item.kv_end, ") of ", segment.kv_len[item.kv_row]);
+    }
+    if (fixed()) {
+      const int32_t split = config_.fixed_split_tokens;
+      if (item.kv_begin / split != (item.kv_end - 1) / split) fail("item ", i, " spans two fixed splits");
+      if (item.kv_begin % config_.tile.kv_tokens != 0) fail("item ", i, " does not begin at a tile");
+    }
+  }
+
+  void check_merges() {
+    std::set<int32_t> used;
+    for (int32_t m = 0; m < plan_.num_merges; ++m) {
+      const MergeItem& merge = plan_.merges[m];
+      if (merge.row_begin >= merge.row_end || merge.row_end - merge.row_begin > config_.tile.rows) {
+        fail("merge ", m, ": rows [", merge.row_begin, ", ", merge.row_end, ")");
+        continue;
+      }
+      if (merge.source_begin >= merge.source_end) fail("merge ", m, " has no sources");
+      for (int32_t row = merge.row_begin; row < merge.row_end; ++row) {
+        if (request_of_row_[static_cast<size_t>(row)] != merge.request)
+          fail("merge ", m, ": request of row ", row, " is wrong");
+        auto& pieces = pieces_[{merge.kv_head, row}];
+        if (!pieces.empty()) fail("row ", row, " of head ", merge.kv_head, " is merged twice");
+        for (int32_t i = merge.source_begin; i < merge.source_end; ++i) {
+          const int32_t partial = plan_.merge_sources[i] + row - merge.row_begin;
+          const auto found = partials_.find(partial);
+          if (found == partials_.end()) {
+            fail("merge ", m, ": source ", partial, " is written by nobody");
+            continue;
+          }
+          if (!used.insert(partial).second) fail("partial row ", partial, " is used twice");
+          const auto& [partial_row, finished] = found->second;
+          if (partial_row != row || finished.kv_head != merge.kv_head) {
+            fail("merge ", m, ": source ", partial, " is of row ", partial_row, " head ", finished.kv_head);
+          }
+          pieces.push_back(&finished);
+        }
+        check_order(m, pieces);
+      }
+    }
+    if (used.size() != partials_.size()) fail("some partial rows are used by no merge");
+  }
+
+  /// Sources follow the keys: shared segments in order, then the request's own segments in order, each from its first
+  /// key.
+  void check_order(int32_t m, const std::vector<const Finished*>& pieces) {
+    std::tuple<bool, int32_t, int32_t> previous{false, -1, 0};
+    for (const Finished* piece : pieces) {
+      for (const WorkItem* item : piece->items) {
+        if (item->kv_begin == item->kv_end) continue;
+        const std::tuple<bool, int32_t, int32_t> here{!plan_.segments[item->segment].shared, item->segment,
+                                                      item->kv_begin};
+        if (here < previous) fail("merge ", m, ": sources are out of order");
+        previous = {std::get<0>(here), item->segment, item->kv_end};
+      }
+    }
+  }
+
+  /// Row of a segment that a request reads, by the definition.
+  int32_t row_of(const OwnedSegment& segment, int32_t request) const {
+    if (segment.group_indptr.empty()) return request;
+    for (size_t g = 0; g + 1 < segment.group_indptr.size(); ++g) {
+      if (segment.group_indptr[g] <= request && request < segment.group_indptr[g + 1]) return static_cast<int32_t>(g);
+    }
+    return -1;
+  }
+
+  int64_t position(int32_t request, int32_t row) const {
+    int32_t first_token = 0;
+    for (int32_t r = 0; r < request; ++r) first_token += batch_.q_len[static_cast<size_t>(r)];
+    const int64_t index = row / group_size_ - first_token;
+    if (!batch_.q_first_pos.empty()) return batch_.q_first_pos[static_cast<size_t>(request)] + index;
+    int64_t end = 0;
+    for (const OwnedSegment& segment : batch_.segments) {
+      const int32_t kv_row = row_of(segment, request);
+      if (kv_row < 0) continue;
+      end = segment.kv_len[static_cast<size_t>(kv_row)] +
+            (segment.first_pos.empty() ? 0 : segment.first_pos[static_cast<size_t>(kv_row)]);
+    }
+    return end - batch_.q_len[static_cast<size_t>(request)] + index;
+  }
+
+  bool sees(const OwnedSegment& segment, int64_t query, int64_t key) const {
+    if (segment.mask == SegmentMask::kAllVisible) return true;
+    if (config_.mask == MaskKind::kCausal && key > query) return false;
+    if (config_.window_left >= 0 && key < query - config_.window_left) return false;
+    return config_.window_right < 0 || key <= query + config_.window_right;
+  }
+
+  void check_coverage() {
+    std::map<std::pair<int32_t, int32_t>, int32_t> writes;
+    for (const Finished& finished : direct_) {
+      for (int32_t row = finished.row_begin; row < finished.row_end; ++row) {
+        auto& pieces = pieces_[{finished.kv_head, row}];
+        if (!pieces.empty()) fail("row ", row, " of head ", finished.kv_head, " is written twice");
+        pieces.push_back(&finished);
+      }
+    }
+    const auto rows = static_cast<int32_t>(request_of_row_.size());
+    if (pieces_.size() != static_cast<size_t>(rows) * static_cast<size_t>(config_.num_kv_heads)) {
+      fail(pieces_.size(), " (row, head) pairs are written of ", rows * config_.num_kv_heads);
+    }
+    for (const auto& [key, pieces] : pieces_) check_keys_of_row(key.first, key.second, pieces);
+  }
+
+  void check_keys_of_row(int32_t head, int32_t row, const std::vector<const Finished*>& pieces) {
+    const int32_t request = request_of_row_[static_cast<size_t>(row)];
+    const int64_t query = position(request, row);
+    for (size_t s = 0; s < batch_.segments.size(); ++s) {
+      const OwnedSegment& segment = batch_.segments[s];
+      const int32_t kv_row = row_of(segment, request);
+      const int32_t kv_len = kv_row < 0 ? 0 : segment.kv_len[static_cast<size_t>(kv_row)];
+      std::vector<int32_t> visits(static_cast<size_t>(kv_len));
+      for (const Finished* piece : pieces) {
+        for (const WorkItem* item : piece->items) {
+          if (item->segment != static_cast<int32_t>(s) || item->kv_begin == item->kv_end) continue;
+          if (item->kv_row != kv_row) fail("row ", row, " visits row ", item->kv_row, " of segment ", s);
+          for (int32_t j = item->kv_begin; j < std::min(item->kv_end, kv_len); ++j) ++visits[static_cast<size_t>(j)];
+        }
+      }
+      int64_t offset = -1;
+      for (int32_t j = 0; j < kv_len; ++j) {
+        do ++offset;
+        while ((offset / segment.shard.interleave) % segment.shard.world != segment.shard.rank);
+        const int64_t key = offset + (segment.first_pos.empty() ? 0 : segment.first_pos[static_cast<size_t>(kv_row)]);
+        const int32_t visited = visits[static_cast<size_t>(j)];
+        if (visited > 1 || (visited == 0 && sees(segment, query, key))) {
+          fail("row ", row, " (request ", request, ", position ", query, "), head ", head, " visits token ", j,
+               " (position ", key, ") of segment ", s, " ", visited, " times");
+        }
+      }
+    }
+  }
+
+  const PlannerConfig& config_;
+  const OwnedBatch& batch_;
+  const PlanView& plan_;
+  const int32_t group_size_;
+  std::vector<int32_t> request_of_row_;
+  std::vector<Finished> direct_;
+  std::map<int32_t, std::pair<int32_t, Finished>> partials_;                    ///< partial row -> packed row, content
+  std::map<std::pair<int32_t, int32_t>, std::vector<const Finished*>> pieces_;  ///< (head, row) -> what is folded
+  std::ostringstream problem_;
+};
+
+}  // namespace
+
+std::string check_plan(const PlannerConfig& config, const OwnedBatch& batch, const PlanView& plan) {
+  return Checker(config, batch, plan).check();
+}
+
+std::vector<int64_t> worker_loads(const PlannerConfig& config, const PlanView& plan) {
+  std::vector<int64_t> loads;
+  for (int32_t w = 0; w < plan.num_workers; ++w) {
+    int64_t load = 0;
+    for (int32_t i = plan.worker_indptr[w]; i < plan.worker_indptr[w + 1]; ++i) {
+      const WorkItem& item = plan.items[i];
+      const int64_t width = config.tile.kv_tokens;
+      const int64_t tiles = std::max<int64_t>(1, (item.kv_end + width - 1) / width - item.kv_begin / width);
+      load += tiles * (config.tile_cost + int64_t{item.row_end - item.row_begin} * config.row_cost);
+    }
+    loads.push_back(load);
+  }
+  return loads;
+}
+
+std::vector<int64_t> serialise(const PlanView& plan) {
+  std::vector<int64_t> all{
+      plan.num_requests, plan.num_tokens, plan.num_segments,     plan.num_workers,
+      plan.num_items,    plan.num_merges, plan.num_partial_rows, static_cast<int64_t>(plan.custom_mask_scope)};
+  const auto add = [&all](const auto* data, int64_t count) {
+    all.push_back(data == nullptr ? -1 : count);
+    if (data != nullptr) all.insert(all.end(), data, data + count);
+  };
+  add(plan.cu_q, plan.num_requests + 1);
+  add(plan.q_first_pos, plan.num_requests);
+  for (int32_t s = 0; s < plan.num_segments; ++s) {
+    const SegmentLengths& segment = plan.segments[s];
+    all.insert(all.end(),
+               {static_cast<int64_t>(segment.source), static_cast<int64_t>(segment.mask), segment.shard.world,
+                segment.shard.rank, segment.shard.interleave, segment.shared, segment.num_rows});
+    add(segment.kv_len, segment.num_rows);
+    add(segment.first_pos, segment.num_rows);
+    add(segment.row_of_request, plan.num_requests);
+    add(segment.key_offset, plan.num_requests);
+  }
+  add(plan.worker_indptr, plan.num_workers + 1);
+  for (int32_t i = 0; i < plan.num_items; ++i) {
+    const WorkItem& item = plan.items[i];
+    all.insert(all.end(), {item.segment, item.kv_row, item.kv_head, item.request, item.row_begin, item.row_end,
+                           item.kv_begin, item.kv_end, item.partial, item.flags});
+  }
+  for (int32_t m = 0; m < plan.num_merges; ++m) {
+    const MergeItem& merge = plan.merges[m];
+    all.insert(all.end(),
+               {merge.kv_head, merge.request, merge.row_begin, merge.row_end, merge.source_begin, merge.source_end});
+  }
+  add(plan.merge_sources, plan.num_merges == 0 ? 0 : plan.merges[plan.num_merges - 1].source_end);
+  add(plan.mask_columns, plan.num_requests);
+  add(plan.mask_first_column, plan.num_requests);
+  add(plan.mask_byte_indptr, plan.num_requests + 1);
+  return all;
+}
+
+}  // namespace folio::inline v0::planner::testing

@@ -1,0 +1,53 @@
+#include "planner/planner.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "planner/batch_lengths.hpp"
+#include "planner/cut_line.hpp"
+#include "planner/emit_work.hpp"
+#include "planner/plan_storage.hpp"
+#include "planner/work_line.hpp"
+
+namespace folio::inline v0::planner {
+
+PlanStorage::PlanStorage() : arrays_(std::make_unique<Arrays>()) {}
+PlanStorage::~PlanStorage() = default;
+PlanStorage::PlanStorage(PlanStorage&&) noexcept = default;
+PlanStorage& PlanStorage::operator=(PlanStorage&&) noexcept = default;
+
+int64_t max_partial_rows(const PlannerConfig& config) {
+  check_config(config);
+  int64_t cut_rows = 0;
+  if (config.determinism >= Determinism::kBatchInvariant) {
+    cut_rows = fixed_split_budget(config);
+  } else {
+    // A cut leaves two partial results, each of at most a row tile.
+    cut_rows = int64_t{2} * config.num_workers * config.tile.rows;
+  }
+  if (config.num_workers == 1) cut_rows = 0;
+  if (!config.bounds || config.bounds->max_shared_levels == 0) return cut_rows;
+  // One result a row at each shared level and one of the request's own segments, besides what cuts add.
+  const int64_t levels = int64_t{config.bounds->max_shared_levels} + 1;
+  const int64_t rows = int64_t{config.bounds->max_tokens} * config.num_q_heads;
+  const int64_t most = std::numeric_limits<int32_t>::max();
+  return std::min(most, rows > most / levels ? most : rows * levels + cut_rows);
+}
+
+PlanView make_plan(const PlannerConfig& config, const BatchView& batch, PlanStorage& storage) {
+  PlanStorage::Arrays& arrays = storage.arrays();
+  arrays.view = PlanView{};
+  try {
+    check_config(config);
+    read_batch(config, batch, arrays);
+    const LineTotals totals = build_work_line(config, arrays);
+    cut_work_line(config, totals.line, arrays);
+    emit_work(config, totals, arrays);
+  } catch (...) {
+    arrays.view = PlanView{};
+    throw;
+  }
+  return arrays.view;
+}
+
+}  // namespace folio::inline v0::planner

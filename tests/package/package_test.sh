@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# The tests of the installed package, one function each; tests/package/CMakeLists.txt sets the environment.
+set -euo pipefail
+
+prefix() { echo "$WORK/$1"; }
+
+# install_package KIND...: each kind into a prefix of its own, then the prefix moved, as packagers do.
+install_package() {
+  local kind component
+  for kind in "$@"; do
+    rm -rf "$WORK/staged" "$(prefix "$kind")"
+    for component in "$kind" development; do
+      "$CMAKE" --install "$BUILD" --prefix "$WORK/staged" --component "$component" >/dev/null
+    done
+    mv "$WORK/staged" "$(prefix "$kind")"
+  done
+}
+
+# headers_alone KIND: every installed header compiles as the only include of a file, twice, without warnings.
+headers_alone() {
+  local include header unit="$WORK/alone"
+  include=$(prefix "$1")/include
+  (cd "$include" && find folio -name '*.hpp' -o -name '*.h' | sort) > "$WORK/headers"
+  [ -s "$WORK/headers" ] || { echo "no header is installed"; exit 1; }
+  while read -r header; do
+    printf '#include "%s"\n#include "%s"\nint main() { return 0; }\n' "$header" "$header" > "$unit.cc"
+    "$CXX" -std=c++20 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror -I "$include" \
+      -fsyntax-only "$unit.cc" || { echo "$header does not compile alone"; exit 1; }
+    if [[ $header == *.h ]]; then
+      sed 's/main()/main(void)/' "$unit.cc" > "$unit.c"
+      "$CC" -std=c11 -Wall -Wextra -Wpedantic -Wstrict-prototypes -Werror -I "$include" -fsyntax-only "$unit.c" ||
+        { echo "$header does not compile alone as C11"; exit 1; }
+    fi
+  done < "$WORK/headers"
+  echo "$(wc -l < "$WORK/headers") headers compile alone"
+}
+
+# exports: libfolio.so has a versioned SONAME and exports nothing but Folio's own symbols.
+exports() {
+  local library foreign
+  library=$(prefix shared)/$LIBDIR/libfolio.so
+  readelf -d "$library" | grep -qE 'SONAME.*libfolio\.so\.[0-9]+\.[0-9]+\]' || { echo "no versioned SONAME"; exit 1; }
+  "$NM" -D --defined-only --demangle "$library" | awk '{$1 = ""; $2 = ""; print}' > "$WORK/exports"
+  grep -q 'folio::v0::version()' "$WORK/exports" || { echo "folio::version is not exported"; exit 1; }
+  foreign=$(grep -vE '^ *((typeinfo|typeinfo name|vtable|VTT|guard variable) for |non-virtual thunk to )?folio(::|_)' \
+    "$WORK/exports" || true)
+  if [ -n "$foreign" ]; then echo "exported, but not Folio's:"; echo "$foreign"; exit 1; fi
+  echo "$(wc -l < "$WORK/exports") symbols are exported"
+}
+
+# configure KIND DIRECTORY [ARGUMENTS...]: configures the consumer against the installation of that kind.
+configure() {
+  local kind=$1 directory=$2 c_api=OFF
+  shift 2
+  if [ -f "$(prefix "$kind")/include/folio/c/folio.h" ]; then c_api=ON; fi
+  "$CMAKE" -S "$CONSUMER" -B "$directory" -G "$GENERATOR" -DCMAKE_BUILD_TYPE=Release -DFOLIO_HAS_C_API=$c_api \
+    -DCMAKE_PREFIX_PATH="$(prefix "$kind")" -DCMAKE_C_COMPILER="$CC" -DCMAKE_CXX_COMPILER="$CXX" -DFOLIO_KIND="$kind" "$@"
+}
+
+# refusals KIND: versions and components that are not there are refused, with the reason.
+refusals() {
+  local directory="$WORK/refusals" text
+  rm -rf "$directory"
+  mkdir -p "$directory"
+  for request in '9.0' '0.0' 'COMPONENTS shared static' 'COMPONENTS teleport'; do
+    printf 'cmake_minimum_required(VERSION 3.22)\nproject(refused LANGUAGES CXX)\nfind_package(folio %s REQUIRED)\n' \
+      "$request" > "$directory/CMakeLists.txt"
+    if text=$("$CMAKE" -S "$directory" -B "$directory/build" -G "$GENERATOR" -DCMAKE_CXX_COMPILER="$CXX" \
+      -DCMAKE_PREFIX_PATH="$(prefix "$1")" 2>&1); then
+      echo "find_package(folio $request) succeeded"
+      exit 1
+    fi
+    grep -q 'folio' <<< "$text" || { echo "find_package(folio $request) failed for another reason: $text"; exit 1; }
+  done
+}
+
+# find_package KIND: the consumer builds and runs.
+find_package() {
+  local directory="$WORK/consumer-$1" program
+  rm -rf "$directory"
+  configure "$1" "$directory"
+  "$CMAKE" --build "$directory"
+  for program in "$directory"/consumer_*; do
+    if [ -f "$program" ] && [ -x "$program" ]; then "$program"; fi
+  done
+}
+
+# pkg_config KIND: the consumer builds from a plain compiler command and runs.
+pkg_config() {
+  local kind=$1 root program="$WORK/pkg-config-$1" mode=()
+  root=$(prefix "$kind")
+  if [ "$kind" = static ]; then mode=(--static); fi
+  export PKG_CONFIG_PATH="$root/$LIBDIR/pkgconfig"
+  # shellcheck disable=SC2046  # flags are words
+  "$CXX" -std=c++20 "$CONSUMER/consumer.cc" -o "$program" $(pkg-config "${mode[@]}" --cflags --libs folio)
+  LD_LIBRARY_PATH="$root/$LIBDIR" "$program"
+  if [ -f "$root/include/folio/c/folio.h" ]; then
+    # shellcheck disable=SC2046
+    "$CC" -std=c11 "$CONSUMER/consumer.c" -o "$program-c" $(pkg-config "${mode[@]}" --cflags --libs folio)
+    LD_LIBRARY_PATH="$root/$LIBDIR" "$program-c"
+  fi
+  if [ "$kind" = static ] && readelf -d "$program" | grep -q 'NEEDED.*libfolio'; then
+    echo "the static consumer needs the shared library"
+    exit 1
+  fi
+}
+
+"$@"
