@@ -61,7 +61,7 @@ CaseRunner::CaseRunner(const ConformanceCase& c)
       buffer_(make_plan_buffer(op_)) {}
 
 Context CaseRunner::make_context() const {
-  if (level<ExecutorLevel>(case_, kExecutor) == ExecutorLevel::kPool) return Context::cpu({.num_threads = 2});
+  if (level<ExecutorLevel>(case_, kExecutor) == ExecutorLevel::kPool) return pool_context(2);
   return in_order_.context();
 }
 

@@ -31,13 +31,16 @@ double largest_error(const std::vector<double>& oracle, const std::vector<float>
   return largest;
 }
 
+/// What a row's errors are relative to: its weighted mean of |v|; not below where exponentials are subnormal (beside a
+/// sink that outweighs every key) and lose their bits.
+double row_size(const AttentionResult<float>& plain, size_t row) { return std::max(double{plain.weight[row]}, 0x1p-90); }
+
 double largest_relative_error(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain) {
   const auto dim = static_cast<size_t>(problem.config.head_dim_v);
   double largest = 0.0;
   for (size_t row = 0; row < plain.weight.size(); ++row) {
-    if (plain.weight[row] == 0.0f) continue;
     for (size_t i = row * dim; i < (row + 1) * dim; ++i) {
-      largest = std::max(largest, std::abs(double{plain.out[i]} - oracle.out[i]) / double{plain.weight[row]});
+      largest = std::max(largest, std::abs(double{plain.out[i]} - oracle.out[i]) / row_size(plain, row));
     }
   }
   return largest;
@@ -92,7 +95,10 @@ std::string place(const Problem& problem, size_t row, int64_t component) {
 Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain) {
   const double floor = 4.0 * kUnit * (1.0 + double{plain.largest_logit} + double{problem.logits_soft_cap});
   const double relative = kFactor * std::max(floor, largest_relative_error(problem, oracle, plain));
-  for (const float weight : plain.weight) out.push_back(relative * double{weight});
+  for (size_t row = 0; row < plain.weight.size(); ++row) {
+    const bool empty = plain.weight[row] == 0.0f && oracle.lse[row] == -std::numeric_limits<double>::infinity();
+    out.push_back(empty ? 0.0 : relative * row_size(plain, row));
+  }
   lse = kFactor * std::max(floor, largest_error(oracle.lse, plain.lse));
 }
 
@@ -134,10 +140,12 @@ std::string compare_output(const Problem& problem, const AttentionResult<double>
     const double low = double{as_stored(config.out, (expected - allowed) / out_scale)};
     const double high = double{as_stored(config.out, (expected + allowed) / out_scale)};
     const double exact = expected / out_scale;
-    const double limit = std::max({high - exact, exact - low, 0.0});
-    const double error = std::abs(got - exact);
     const bool passed = std::isfinite(expected) ? got >= low && got <= high : alike(got, expected);
-    const double share = std::isfinite(error) ? (error == 0.0 ? 0.0 : error / limit) : std::numeric_limits<double>::infinity();
+    // The least error before rounding that explains `got`: to the boundary between it and the oracle's own rounding.
+    const double rounded = double{as_stored(config.out, exact)};
+    const double error = got == rounded ? 0.0 : std::max(0.0, std::abs(got - exact) - 0.5 * std::abs(got - rounded));
+    const double share = std::isnan(error) ? std::numeric_limits<double>::infinity() : error == 0.0 ? 0.0 : error * out_scale / allowed;
+    const double limit = std::max({high - exact, exact - low, 0.0});
     out.add(passed, share, i, got, exact, limit);
   }
   const double unit_per_nat = base == LseBase::k2 ? std::numbers::log2e : 1.0;

@@ -5,6 +5,8 @@
 #include "core/error.hpp"
 #include "folio/attention.hpp"
 #include "folio/verify.hpp"
+#include "verify/executors.hpp"
+#include "verify/factors.hpp"
 #include "verify/level_space.hpp"
 #include "verify/random.hpp"
 
@@ -190,8 +192,7 @@ Row random_row(const LevelSpace& space, Random& random, Row row) {
 
 std::vector<std::string> runnable_kernels() {
   std::vector<std::string> names;
-  for (const KernelAnswer& answer : explain(Context::cpu({.num_threads = 1}), AttentionConfig{
-                                                .num_q_heads = 1, .num_kv_heads = 1, .head_dim_qk = 64, .head_dim_v = 64})) {
+  for (const KernelAnswer& answer : explain(pool_context(1), kernel_question(ConformanceCase{}))) {
     if (answer.available) names.push_back(answer.name);
   }
   return names;

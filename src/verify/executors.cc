@@ -5,6 +5,12 @@
 
 namespace folio::inline v0::verify {
 
+Context pool_context(int32_t num_threads) {
+  ContextOptions options;
+  options.num_threads = num_threads;
+  return Context::cpu(options);
+}
+
 struct SequentialExecutor::State {
   int32_t concurrency;
   bool shuffled;

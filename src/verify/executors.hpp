@@ -7,6 +7,9 @@
 
 namespace folio::inline v0::verify {
 
+/// A context with Folio's own pool.
+Context pool_context(int32_t num_threads);
+
 /// A context on one thread whose parallel_for takes its items in order, or in a random one; `concurrency` is what it
 /// claims. An engine's executor may do either.
 class SequentialExecutor {

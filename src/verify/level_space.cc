@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "folio/attention.hpp"
+#include "verify/executors.hpp"
 #include "verify/factors.hpp"
 
 namespace folio::inline v0::verify {
@@ -50,7 +51,7 @@ LevelSpace::LevelSpace(std::span<const std::string> kernels) : kernels_(kernels.
 }
 
 void LevelSpace::ask_kernels() {
-  const Context context = Context::cpu({.num_threads = 1});
+  const Context context = pool_context(1);
   std::map<std::string, size_t> number;
   for (size_t k = 0; k < kernels_.size(); ++k) number[kernels_[k]] = k;
   const auto ask = [&](const Row& row, size_t a, size_t b) {
