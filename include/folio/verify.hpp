@@ -9,8 +9,8 @@
 
 #include "folio/types/export.hpp"
 
-/// Conformance: generated attention problems, run through the public API and compared with a float64 oracle. A case is a
-/// level of every factor (dtypes, page size, mask ...) and a seed for everything else; its string reproduces it.
+/// Conformance: generated attention problems, run through the public API and compared with a float64 oracle. A case is
+/// a level of every factor (dtypes, page size, mask ...) and a seed for everything else; its string reproduces it.
 namespace folio::inline v0::verify {
 
 inline constexpr int32_t kNumFactors = 19;
@@ -26,9 +26,9 @@ FOLIO_API std::span<const FactorInfo> factors();
 
 /// One problem.
 struct ConformanceCase {
-  std::string kernel;                          ///< forced, and asserted; empty = whichever `prepare` picks
-  uint64_t seed = 1;                           ///< values, lengths within their profile, page orders, strides
-  std::array<uint8_t, kNumFactors> levels{};   ///< index into factors()[i].levels
+  std::string kernel;                         ///< forced, and asserted; empty = whichever `prepare` picks
+  uint64_t seed = 1;                          ///< values, lengths within their profile, page orders, strides
+  std::array<uint8_t, kNumFactors> levels{};  ///< index into factors()[i].levels
   friend bool operator==(const ConformanceCase&, const ConformanceCase&) = default;
 };
 
@@ -58,13 +58,14 @@ struct CoveringArray {
   Coverage coverage;
 };
 
-/// Cases such that every valid combination of levels of `strength` (1 to 3) factors occurs in one of them. Deterministic.
-/// Greedy, one case at a time (in the manner of Cohen et al., "The AETG system", 1997); seconds.
-/// Throws kInvalidArgument for another strength or an unknown kernel.
+/// Cases such that every valid combination of levels of `strength` (1 to 3) factors occurs in one of them.
+/// Deterministic. Greedy, one case at a time (in the manner of Cohen et al., "The AETG system", 1997); seconds. Throws
+/// kInvalidArgument for another strength or an unknown kernel.
 FOLIO_API CoveringArray covering_array(std::span<const std::string> kernels, int32_t strength = 3, uint64_t seed = 1);
 
 /// `count` valid cases drawn at random. Deterministic.
-FOLIO_API std::vector<ConformanceCase> random_cases(std::span<const std::string> kernels, int64_t count, uint64_t seed = 1);
+FOLIO_API std::vector<ConformanceCase> random_cases(std::span<const std::string> kernels, int64_t count,
+                                                    uint64_t seed = 1);
 
 /// What became of a case.
 struct CaseReport {
@@ -74,14 +75,15 @@ struct CaseReport {
   double worst_share = 0.0;  ///< largest error as a share of what was allowed; above 1 only in failures
 };
 
-/// Builds the case, runs it and checks it: outputs and LSE against the oracle; memory that must not be read (poisoned) or
-/// written (canaries, guard pages: a stray access crashes); the determinism level by running it again in other ways.
+/// Builds the case, runs it and checks it: outputs and LSE against the oracle; memory that must not be read (poisoned)
+/// or written (canaries, guard pages: a stray access crashes); the determinism level by running it again in other ways.
 /// Never throws for what the library under test does; throws kInvalidArgument for a case that is not valid.
 /// Needs POSIX memory protection. Milliseconds to a second.
 FOLIO_API CaseReport run_case(const ConformanceCase& conformance_case);
 
-/// Calls that must be refused (an undeclared feature, a wrong dtype, a small workspace, a stale plan ...), for one kernel:
-/// every one must throw the right code and write nothing. Returns one line per call that did not; empty = all well.
+/// Calls that must be refused (an undeclared feature, a wrong dtype, a small workspace, a stale plan ...), for one
+/// kernel: every one must throw the right code and write nothing. Returns one line per call that did not; empty = all
+/// well.
 FOLIO_API std::vector<std::string> check_refusals(const std::string& kernel);
 
 }  // namespace folio::inline v0::verify

@@ -90,7 +90,8 @@ void BatchMemory::add_queries(const Problem& problem, const Slice& slice, Random
   view_.max_kv_len = max_keys;
   if (random.one_in(2)) view_.max_q_len = view_.max_kv_len = 0;  // computed
 
-  const std::array<int64_t, kMaxRank> strides = row_strides(random, view_.num_tokens, config.num_q_heads, config.head_dim_qk);
+  const std::array<int64_t, kMaxRank> strides =
+      row_strides(random, view_.num_tokens, config.num_q_heads, config.head_dim_qk);
   const int64_t count = extent(strides, view_.num_tokens, config.num_q_heads, config.head_dim_qk);
   GuardedBuffer memory(static_cast<size_t>(count * size_of(config.q)), GuardedEnd::kBack, kNanByte);
   int64_t token = 0;
@@ -146,8 +147,9 @@ void BatchMemory::add_segment(const ConformanceCase& c, const Problem& problem, 
     int32_t begin = 0;  // requests before the first group have none; groups are neighbours from there on
     for (const SlicePart& part : slice.parts) {
       const int32_t group = model.row_of_request[part.request];
-      const bool later = std::any_of(model.row_of_request.begin(), model.row_of_request.begin() + static_cast<int64_t>(part.request),
-                                     [](int32_t other) { return other >= 0; });
+      const bool later =
+          std::any_of(model.row_of_request.begin(), model.row_of_request.begin() + static_cast<int64_t>(part.request),
+                      [](int32_t other) { return other >= 0; });
       if (group >= 0) ++members[static_cast<size_t>(group)];
       begin += group < 0 && !later;
     }
@@ -291,6 +293,13 @@ void BatchMemory::spoil_lengths() {
   }
 }
 
+bool BatchMemory::written() const {
+  const auto touched = [](std::span<const uint8_t> bytes) {
+    return std::any_of(bytes.begin(), bytes.end(), [](uint8_t byte) { return byte != kCanaryByte; });
+  };
+  return touched(out_memory_.bytes()) || touched(lse_memory_.bytes());
+}
+
 RunOutput BatchMemory::collect() const {
   RunOutput output;
   const TensorView& out = args_.out;
@@ -314,7 +323,8 @@ RunOutput BatchMemory::collect() const {
     return std::find_if(bytes.begin(), bytes.end(), [](uint8_t b) { return b != kCanaryByte; });
   };
   if (const auto at = stray(rest); at != rest.end()) {
-    output.stray_write = "out was written at byte " + std::to_string(at - rest.begin()) + ", which no row of the batch owns";
+    output.stray_write =
+        "out was written at byte " + std::to_string(at - rest.begin()) + ", which no row of the batch owns";
   } else if (const auto lse_at = stray(lse_rest); lse_at != lse_rest.end()) {
     output.stray_write = "lse was written at byte " + std::to_string(lse_at - lse_rest.begin()) + ", which no row owns";
   }

@@ -35,7 +35,8 @@ struct RunOutput {
   std::string stray_write;   ///< what was written that must not be; empty = nothing
 };
 
-/// A batch in memory: guarded, strided, with junk in all that must not be read and canaries in all that must not be written.
+/// A batch in memory: guarded, strided, with junk in all that must not be read and canaries in all that must not be
+/// written.
 class BatchMemory {
  public:
   BatchMemory(const ConformanceCase& conformance_case, const Problem& problem, const KvMemory& kv, const Slice& slice);
@@ -48,19 +49,21 @@ class BatchMemory {
   void spoil_lengths();
   /// What is in the outputs now.
   RunOutput collect() const;
+  /// True if any byte of the outputs has been written.
+  bool written() const;
 
  private:
   void add_queries(const Problem& problem, const Slice& slice, Random& random);
   void add_outputs(const ConformanceCase& conformance_case, const Problem& problem, Random& random);
-  void add_segment(const ConformanceCase& conformance_case, const Problem& problem, const KvMemory& kv, const Slice& slice,
-                   size_t segment, Random& random);
+  void add_segment(const ConformanceCase& conformance_case, const Problem& problem, const KvMemory& kv,
+                   const Slice& slice, size_t segment, Random& random);
   void add_table(const ConformanceCase& conformance_case, const std::vector<const KvRowModel*>& rows,
                  const std::vector<int32_t>& kv_len, int32_t page_size, SegmentArgs& args, Random& random);
   void add_mask(const Problem& problem, const Slice& slice, Random& random);
   Scale scale_of(const ScaleModel& model, const Slice& slice);
 
   template <typename T>
-  const T* keep(const std::vector<T>& values);          ///< read by `run`
+  const T* keep(const std::vector<T>& values);                     ///< read by `run`
   const int32_t* keep_length(const std::vector<int32_t>& values);  ///< read by `plan` only
 
   std::vector<GuardedBuffer> memory_, lengths_;

@@ -44,7 +44,8 @@ GraphBounds bounds_of(const Problem& problem, const Slice& slice) {
 
 Workspace DirtyWorkspace::take(const AttentionOp& op, size_t bytes) {
   const size_t needed = std::max(bytes, workspace_size(op));
-  if (memory_.data() == nullptr || memory_.size() < needed) memory_ = GuardedBuffer(needed, GuardedEnd::kBack, kNanByte);
+  if (memory_.data() == nullptr || memory_.size() < needed)
+    memory_ = GuardedBuffer(needed, GuardedEnd::kBack, kNanByte);
   const auto tail = [&](size_t size) { return Workspace{memory_.as<std::byte>() + (memory_.size() - size), size}; };
   init_workspace(op, tail(workspace_size(op)));
   return tail(bytes);
@@ -54,7 +55,8 @@ CaseRunner::CaseRunner(const ConformanceCase& c)
     : case_(c),
       problem_(make_problem(c)),
       kv_(c, problem_),
-      in_order_(static_cast<int32_t>(c.seed % 4) + 1, level<ExecutorLevel>(c, kExecutor) == ExecutorLevel::kShuffled, c.seed),
+      in_order_(static_cast<int32_t>(c.seed % 4) + 1, level<ExecutorLevel>(c, kExecutor) == ExecutorLevel::kShuffled,
+                c.seed),
       other_(3, true, c.seed + 1),
       whole_(padded(problem_, c.seed)),
       op_(make_op(make_context(), num_workers_of(c))),
@@ -79,8 +81,8 @@ RunOutput CaseRunner::execute(const AttentionOp& op, PlanBuffer& buffer, const S
   validate(plan, batch.args());
   const size_t bytes = workspace_size(plan);
   const bool promised = shared_levels(problem_) == 0 || case_.seed % 4 == 0;
-  core::require(!promised || bytes <= workspace_size(op), "workspace_size(plan) is ", bytes, ", workspace_size(op) only ",
-                workspace_size(op));
+  core::require(!promised || bytes <= workspace_size(op), "workspace_size(plan) is ", bytes,
+                ", workspace_size(op) only ", workspace_size(op));
   folio::run(plan, batch.args(), workspace_.take(op, bytes));
   return batch.collect();
 }
@@ -129,7 +131,8 @@ std::string CaseRunner::check_repeat() {
 std::string CaseRunner::check_alone() {
   const AttentionOp other = make_op(other_.context(), num_workers_of(case_) == 5 ? 2 : 5);
   PlanBuffer buffer = make_plan_buffer(other);
-  if (std::string failure = same_bits("another number of workers", whole_, execute(other, buffer, whole_)); !failure.empty()) {
+  if (std::string failure = same_bits("another number of workers", whole_, execute(other, buffer, whole_));
+      !failure.empty()) {
     return failure;
   }
   for (size_t r = 0; r < problem_.requests.size(); ++r) {
@@ -211,9 +214,11 @@ std::string CaseRunner::same_bits(const char* what, const Slice& slice, const Ru
     for (size_t i = 0; i < static_cast<size_t>(part.q_end - part.q_begin) * heads; ++i, ++row) {
       const size_t main_row = first_row[part.request] + static_cast<size_t>(part.q_begin) * heads + i;
       const bool same_out = std::memcmp(&output.out[row * row_bytes], &main_.out[main_row * row_bytes], row_bytes) == 0;
-      const bool same_lse = output.lse.empty() || std::memcmp(&output.lse[row], &main_.lse[main_row], sizeof(float)) == 0;
+      const bool same_lse =
+          output.lse.empty() || std::memcmp(&output.lse[row], &main_.lse[main_row], sizeof(float)) == 0;
       if (!same_out || !same_lse) {
-        return core::message(what, " changes the bits of ", same_out ? "lse" : "out", " at ", place(problem_, main_row, -1));
+        return core::message(what, " changes the bits of ", same_out ? "lse" : "out", " at ",
+                             place(problem_, main_row, -1));
       }
     }
   }

@@ -48,8 +48,8 @@ class CaseRunner {
   ConformanceCase case_;
   Problem problem_;
   KvMemory kv_;
-  SequentialExecutor in_order_;   ///< what the case names, if it is not the pool
-  SequentialExecutor other_;      ///< for repetitions with another concurrency
+  SequentialExecutor in_order_;  ///< what the case names, if it is not the pool
+  SequentialExecutor other_;     ///< for repetitions with another concurrency
   Slice whole_;
   AttentionOp op_;
   PlanBuffer buffer_;

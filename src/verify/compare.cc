@@ -21,7 +21,9 @@ float as_stored(DType dtype, double value) {
 }
 
 /// The same kind: both finite, both NaN, or the same infinity.
-bool alike(double a, double b) { return std::isfinite(a) ? std::isfinite(b) : a == b || (std::isnan(a) && std::isnan(b)); }
+bool alike(double a, double b) {
+  return std::isfinite(a) ? std::isfinite(b) : a == b || (std::isnan(a) && std::isnan(b));
+}
 
 double largest_error(const std::vector<double>& oracle, const std::vector<float>& plain) {
   double largest = 0.0;
@@ -33,9 +35,12 @@ double largest_error(const std::vector<double>& oracle, const std::vector<float>
 
 /// What a row's errors are relative to: its weighted mean of |v|; not below where exponentials are subnormal (beside a
 /// sink that outweighs every key) and lose their bits.
-double row_size(const AttentionResult<float>& plain, size_t row) { return std::max(double{plain.weight[row]}, 0x1p-90); }
+double row_size(const AttentionResult<float>& plain, size_t row) {
+  return std::max(double{plain.weight[row]}, 0x1p-90);
+}
 
-double largest_relative_error(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain) {
+double largest_relative_error(const Problem& problem, const AttentionResult<double>& oracle,
+                              const AttentionResult<float>& plain) {
   const auto dim = static_cast<size_t>(problem.config.head_dim_v);
   double largest = 0.0;
   for (size_t row = 0; row < plain.weight.size(); ++row) {
@@ -65,8 +70,8 @@ class Worst {
     if (failed_ == 0) return {};
     const auto row = index_ / static_cast<size_t>(components);
     return core::message(what, ": ", failed_, " of ", count_, " values differ from the oracle; the worst at ",
-                         place(problem, row, components > 1 ? static_cast<int64_t>(index_) % components : -1), ": got ", got_,
-                         ", expected ", expected_, " within ", allowed_);
+                         place(problem, row, components > 1 ? static_cast<int64_t>(index_) % components : -1), ": got ",
+                         got_, ", expected ", expected_, " within ", allowed_);
   }
   double share() const { return std::max(share_, 0.0); }
   int64_t count() const { return count_; }
@@ -87,12 +92,14 @@ std::string place(const Problem& problem, size_t row, int64_t component) {
   while (first + static_cast<size_t>(problem.requests[request].q_len) <= token) {
     first += static_cast<size_t>(problem.requests[request++].q_len);
   }
-  std::string text = core::message("token ", token, " (query ", token - first, " of request ", request, "), head ", row % heads);
+  std::string text =
+      core::message("token ", token, " (query ", token - first, " of request ", request, "), head ", row % heads);
   if (component >= 0) text += core::message(", component ", component);
   return text;
 }
 
-Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain) {
+Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& oracle,
+                     const AttentionResult<float>& plain) {
   const double floor = 4.0 * kUnit * (1.0 + double{plain.largest_logit} + double{problem.logits_soft_cap});
   const double relative = kFactor * std::max(floor, largest_relative_error(problem, oracle, plain));
   for (size_t row = 0; row < plain.weight.size(); ++row) {
@@ -102,7 +109,8 @@ Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& orac
   lse = kFactor * std::max(floor, largest_error(oracle.lse, plain.lse));
 }
 
-std::string compare_references(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain) {
+std::string compare_references(const Problem& problem, const AttentionResult<double>& oracle,
+                               const AttentionResult<float>& plain) {
   if (oracle.out.size() != plain.out.size() || oracle.lse.size() != plain.lse.size()) {
     return core::message("the oracle has ", oracle.lse.size(), " rows, the problem ", plain.lse.size());
   }
@@ -115,10 +123,10 @@ std::string compare_references(const Problem& problem, const AttentionResult<dou
                            oracle.lse[row], " and ", plain.lse[row]);
     }
   }
-  // Forward error of the logits (a dot product of d terms, scales, cap, bias), doubled by numerator and denominator, and
-  // of sums over the keys; to first order in u, with a factor of two for what is left out.
-  const double logit = (problem.config.head_dim_qk + 8) * double{plain.largest_terms} + 8.0 * double{plain.largest_logit} +
-                       8.0 * double{problem.logits_soft_cap};
+  // Forward error of the logits (a dot product of d terms, scales, cap, bias), doubled by numerator and denominator,
+  // and of sums over the keys; to first order in u, with a factor of two for what is left out.
+  const double logit = (problem.config.head_dim_qk + 8) * double{plain.largest_terms} +
+                       8.0 * double{plain.largest_logit} + 8.0 * double{problem.logits_soft_cap};
   const double bound = 4.0 * kUnit * (logit + plain.most_keys + 16.0);
   const double out_error = largest_relative_error(problem, oracle, plain);
   const double lse_error = largest_error(oracle.lse, plain.lse);
@@ -144,7 +152,9 @@ std::string compare_output(const Problem& problem, const AttentionResult<double>
     // The least error before rounding that explains `got`: to the boundary between it and the oracle's own rounding.
     const double rounded = double{as_stored(config.out, exact)};
     const double error = got == rounded ? 0.0 : std::max(0.0, std::abs(got - exact) - 0.5 * std::abs(got - rounded));
-    const double share = std::isnan(error) ? std::numeric_limits<double>::infinity() : error == 0.0 ? 0.0 : error * out_scale / allowed;
+    const double share = std::isnan(error) ? std::numeric_limits<double>::infinity()
+                         : error == 0.0    ? 0.0
+                                           : error * out_scale / allowed;
     const double limit = std::max({high - exact, exact - low, 0.0});
     out.add(passed, share, i, got, exact, limit);
   }
@@ -152,7 +162,8 @@ std::string compare_output(const Problem& problem, const AttentionResult<double>
   for (size_t i = 0; i < output.lse.size(); ++i) {
     const double expected = oracle.lse[i] * unit_per_nat;
     const double got = double{output.lse[i]};
-    const double limit = tolerance.lse * unit_per_nat + 2.0 * kUnit * std::abs(expected);  // the value's and a base change's
+    const double limit =
+        tolerance.lse * unit_per_nat + 2.0 * kUnit * std::abs(expected);  // the value's and a base change's
     const bool finite = std::isfinite(expected);
     const double error = std::abs(got - expected);
     const bool passed = finite ? error <= limit : alike(got, expected);

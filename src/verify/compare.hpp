@@ -12,8 +12,8 @@ namespace folio::inline v0::verify {
 
 /// What a result may differ from the oracle by.
 ///
-/// The yardstick is a plain float32 computation on the same stored inputs (plain_attention.hpp), itself measured against
-/// the oracle. With u = 2^-24:
+/// The yardstick is a plain float32 computation on the same stored inputs (plain_attention.hpp), itself measured
+/// against the oracle. With u = 2^-24:
 ///   E_out = max over rows and components of |plain - oracle| / (the row's weighted mean of |v|),
 ///   E_lse = max over rows of |plain - oracle|,
 /// maxima over the whole case, so that no row's lucky rounding makes its limit small. Neither is taken below
@@ -30,8 +30,8 @@ struct Tolerance {
   Tolerance(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain);
 };
 
-/// Compares the two references with each other. They read a problem by different ways, so a mistake in building or reading
-/// views shows here. The limit is the a-priori bound of a float32 computation. Empty if they agree.
+/// Compares the two references with each other. They read a problem by different ways, so a mistake in building or
+/// reading views shows here. The limit is the a-priori bound of a float32 computation. Empty if they agree.
 std::string compare_references(const Problem& problem, const AttentionResult<double>& oracle,
                                const AttentionResult<float>& plain);
 

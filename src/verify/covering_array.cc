@@ -141,7 +141,8 @@ class Uncovered {
 };
 
 void shuffle(Random& random, std::vector<int32_t>& values) {
-  for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[static_cast<size_t>(random.below(static_cast<int32_t>(i)))]);
+  for (size_t i = values.size(); i > 1; --i)
+    std::swap(values[i - 1], values[static_cast<size_t>(random.below(static_cast<int32_t>(i)))]);
 }
 
 /// Chooses the columns still open, in random order, each time the level that covers most. False at a dead end.

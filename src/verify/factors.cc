@@ -8,19 +8,25 @@ namespace {
 using std::string_view;
 
 constexpr DtypeLevel kDtypeLevels[] = {
-    {DType::kBFloat16, DType::kBFloat16, DType::kBFloat16},       {DType::kFloat32, DType::kFloat32, DType::kFloat32},
-    {DType::kFloat16, DType::kFloat16, DType::kFloat16},          {DType::kBFloat16, DType::kFloat8E4M3, DType::kBFloat16},
-    {DType::kFloat16, DType::kFloat8E5M2, DType::kFloat16},       {DType::kFloat8E4M3, DType::kFloat8E4M3, DType::kBFloat16},
-    {DType::kFloat8E4M3, DType::kFloat8E4M3, DType::kFloat8E4M3}, {DType::kBFloat16, DType::kBFloat16, DType::kFloat32},
-    {DType::kFloat32, DType::kBFloat16, DType::kFloat8E5M2},      {DType::kFloat16, DType::kFloat32, DType::kBFloat16},
+    {DType::kBFloat16, DType::kBFloat16, DType::kBFloat16},
+    {DType::kFloat32, DType::kFloat32, DType::kFloat32},
+    {DType::kFloat16, DType::kFloat16, DType::kFloat16},
+    {DType::kBFloat16, DType::kFloat8E4M3, DType::kBFloat16},
+    {DType::kFloat16, DType::kFloat8E5M2, DType::kFloat16},
+    {DType::kFloat8E4M3, DType::kFloat8E4M3, DType::kBFloat16},
+    {DType::kFloat8E4M3, DType::kFloat8E4M3, DType::kFloat8E4M3},
+    {DType::kBFloat16, DType::kBFloat16, DType::kFloat32},
+    {DType::kFloat32, DType::kBFloat16, DType::kFloat8E5M2},
+    {DType::kFloat16, DType::kFloat32, DType::kBFloat16},
     {DType::kFloat8E4M3, DType::kFloat16, DType::kFloat16},
 };
-constexpr string_view kDtypeNames[] = {"bf16/bf16/bf16", "f32/f32/f32",    "f16/f16/f16",   "bf16/e4m3/bf16",
+constexpr string_view kDtypeNames[] = {"bf16/bf16/bf16", "f32/f32/f32",    "f16/f16/f16",    "bf16/e4m3/bf16",
                                        "f16/e5m2/f16",   "e4m3/e4m3/bf16", "e4m3/e4m3/e4m3", "bf16/bf16/f32",
                                        "f32/bf16/e5m2",  "f16/f32/bf16",   "e4m3/f16/f16"};
 static_assert(std::size(kDtypeLevels) == std::size(kDtypeNames));
 
-constexpr HeadDimLevel kHeadDimLevels[] = {{64, 64}, {128, 128}, {80, 80}, {192, 128}, {256, 256}, {8, 8}, {576, 512}, {40, 72}};
+constexpr HeadDimLevel kHeadDimLevels[] = {{64, 64},   {128, 128}, {80, 80},   {192, 128},
+                                           {256, 256}, {8, 8},     {576, 512}, {40, 72}};
 constexpr string_view kHeadDimNames[] = {"64/64", "128/128", "80/80", "192/128", "256/256", "8/8", "576/512", "40/72"};
 static_assert(std::size(kHeadDimLevels) == std::size(kHeadDimNames));
 
@@ -48,11 +54,25 @@ constexpr Determinism kDeterminismLevels[] = {Determinism::kRunToRun, Determinis
 constexpr string_view kExecutorNames[] = {"pool", "sequential", "shuffled"};
 
 constexpr FactorInfo kFactors[] = {
-    {"dtypes", kDtypeNames},       {"dims", kHeadDimNames},   {"group", kGroupNames},     {"page", kPageNames},
-    {"format", kFormatNames},      {"mask", kMaskNames},      {"window", kWindowNames},   {"cap", kSwitchNames},
-    {"alibi", kSwitchNames},       {"sinks", kSwitchNames},   {"segments", kSegmentNames}, {"queries", kQueryNames},
-    {"lengths", kLengthNames},     {"scales", kScaleNames},   {"lse", kLseNames},         {"table", kTableNames},
-    {"determinism", kDeterminismNames}, {"workers", kWorkerNames}, {"executor", kExecutorNames},
+    {"dtypes", kDtypeNames},
+    {"dims", kHeadDimNames},
+    {"group", kGroupNames},
+    {"page", kPageNames},
+    {"format", kFormatNames},
+    {"mask", kMaskNames},
+    {"window", kWindowNames},
+    {"cap", kSwitchNames},
+    {"alibi", kSwitchNames},
+    {"sinks", kSwitchNames},
+    {"segments", kSegmentNames},
+    {"queries", kQueryNames},
+    {"lengths", kLengthNames},
+    {"scales", kScaleNames},
+    {"lse", kLseNames},
+    {"table", kTableNames},
+    {"determinism", kDeterminismNames},
+    {"workers", kWorkerNames},
+    {"executor", kExecutorNames},
 };
 static_assert(std::size(kFactors) == kNumFactors);
 
@@ -74,24 +94,40 @@ constexpr Conflict kConflicts[] = {
     {kSegments, set_of(SegmentsLevel::kRagged), kFormat, kAllButFirst, "ragged tensors have no page format"},
     {kSegments, set_of(SegmentsLevel::kRagged), kPageSize, kAllButFirst, "ragged tensors have no pages"},
     {kSegments, set_of(SegmentsLevel::kRagged), kTable, kAllButFirst, "ragged tensors have no table"},
-    {kSegments, set_of(SegmentsLevel::kRagged), kDtypes, set_of(3, 4), "ragged tensors have q's dtype beside an fp8 cache"},
+    {kSegments, set_of(SegmentsLevel::kRagged), kDtypes, set_of(3, 4),
+     "ragged tensors have q's dtype beside an fp8 cache"},
 };
 
 }  // namespace
 
-std::span<const FactorInfo> factors() { return kFactors; }
-
-DtypeLevel dtypes_of(const ConformanceCase& c) { return kDtypeLevels[c.levels[kDtypes]]; }
-HeadDimLevel head_dims_of(const ConformanceCase& c) { return kHeadDimLevels[c.levels[kHeadDims]]; }
-int32_t group_size_of(const ConformanceCase& c) { return kGroupLevels[c.levels[kGroup]]; }
-int32_t page_size_of(const ConformanceCase& c) { return kPageLevels[c.levels[kPageSize]]; }
-int32_t num_workers_of(const ConformanceCase& c) { return kWorkerLevels[c.levels[kWorkers]]; }
-
-bool is_sharded(SegmentsLevel segments) {
-  return segments == SegmentsLevel::kShard1 || segments == SegmentsLevel::kShard2 || segments == SegmentsLevel::kShardPage;
+std::span<const FactorInfo> factors() {
+  return kFactors;
 }
 
-std::span<const Conflict> conflicts() { return kConflicts; }
+DtypeLevel dtypes_of(const ConformanceCase& c) {
+  return kDtypeLevels[c.levels[kDtypes]];
+}
+HeadDimLevel head_dims_of(const ConformanceCase& c) {
+  return kHeadDimLevels[c.levels[kHeadDims]];
+}
+int32_t group_size_of(const ConformanceCase& c) {
+  return kGroupLevels[c.levels[kGroup]];
+}
+int32_t page_size_of(const ConformanceCase& c) {
+  return kPageLevels[c.levels[kPageSize]];
+}
+int32_t num_workers_of(const ConformanceCase& c) {
+  return kWorkerLevels[c.levels[kWorkers]];
+}
+
+bool is_sharded(SegmentsLevel segments) {
+  return segments == SegmentsLevel::kShard1 || segments == SegmentsLevel::kShard2 ||
+         segments == SegmentsLevel::kShardPage;
+}
+
+std::span<const Conflict> conflicts() {
+  return kConflicts;
+}
 
 std::string invalid_reason(const ConformanceCase& c) {
   for (int32_t i = 0; i < kNumFactors; ++i) {
@@ -101,7 +137,8 @@ std::string invalid_reason(const ConformanceCase& c) {
     }
   }
   for (const Conflict& conflict : kConflicts) {
-    if ((conflict.a_levels >> c.levels[conflict.a] & 1u) == 0 || (conflict.b_levels >> c.levels[conflict.b] & 1u) == 0) continue;
+    if ((conflict.a_levels >> c.levels[conflict.a] & 1u) == 0 || (conflict.b_levels >> c.levels[conflict.b] & 1u) == 0)
+      continue;
     const auto named = [&](Factor factor) {
       return std::string(kFactors[factor].name) + "=" + std::string(kFactors[factor].levels[c.levels[factor]]);
     };

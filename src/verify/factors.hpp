@@ -11,8 +11,25 @@ namespace folio::inline v0::verify {
 
 /// Indices of ConformanceCase::levels.
 enum Factor : int32_t {
-  kDtypes, kHeadDims, kGroup, kPageSize, kFormat, kMask, kWindow, kSoftCap, kAlibi, kSinks,
-  kSegments, kQueries, kLengths, kScales, kLse, kTable, kDeterminism, kWorkers, kExecutor,
+  kDtypes,
+  kHeadDims,
+  kGroup,
+  kPageSize,
+  kFormat,
+  kMask,
+  kWindow,
+  kSoftCap,
+  kAlibi,
+  kSinks,
+  kSegments,
+  kQueries,
+  kLengths,
+  kScales,
+  kLse,
+  kTable,
+  kDeterminism,
+  kWorkers,
+  kExecutor,
   kFactorEnd
 };
 static_assert(kFactorEnd == kNumFactors);
@@ -22,7 +39,16 @@ enum class FormatLevel { kNhd, kHnd, kInterleaved, kConcatenated, kPadded, kAlia
 enum class MaskLevel { kCausal, kNone, kCustomAll, kCustomTail };
 enum class WindowLevel { kNone, kLeft, kBoth, kWide };
 enum class SegmentsLevel {
-  kPaged, kRagged, kPrefixAndNew, kCascade1, kCascade2, kShard1, kShard2, kShardPage, kTruncated, kCross
+  kPaged,
+  kRagged,
+  kPrefixAndNew,
+  kCascade1,
+  kCascade2,
+  kShard1,
+  kShard2,
+  kShardPage,
+  kTruncated,
+  kCross
 };
 enum class QueriesLevel { kDecode, kPrefill, kMixed, kVerify };
 enum class LengthsLevel { kEdges, kMedium, kLong, kSkewed, kEmpty };

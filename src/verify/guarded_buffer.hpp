@@ -39,7 +39,7 @@ class GuardedBuffer {
   std::span<uint8_t> bytes() const { return {as<uint8_t>(), bytes_}; }
 
   void fill(uint8_t value) const;
-  void protect() const;    ///< from here on read-only: a write crashes
+  void protect() const;  ///< from here on read-only: a write crashes
   void unprotect() const;
 
  private:

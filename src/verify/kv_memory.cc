@@ -195,8 +195,10 @@ void KvMemory::poison_row(const Problem& problem, size_t segment, size_t row) {
     if (others.count(page) != 0) continue;
     for (int64_t h = 0; h < cache_.num_kv_heads; ++h) {
       const int64_t slot = j % cache_.page_size;
-      for (int64_t d = 0; d < cache_.head_dim_qk; ++d) store_from_float(cache_.k, cache_.dtype, k_index(cache_, page, slot, h) + d, kNan);
-      for (int64_t d = 0; d < cache_.head_dim_v; ++d) store_from_float(cache_.v, cache_.dtype, v_index(cache_, page, slot, h, d), kNan);
+      for (int64_t d = 0; d < cache_.head_dim_qk; ++d)
+        store_from_float(cache_.k, cache_.dtype, k_index(cache_, page, slot, h) + d, kNan);
+      for (int64_t d = 0; d < cache_.head_dim_v; ++d)
+        store_from_float(cache_.v, cache_.dtype, v_index(cache_, page, slot, h, d), kNan);
     }
   }
   first_.protect();

@@ -8,8 +8,8 @@
 
 namespace folio::inline v0::verify {
 
-/// The keys and values of a problem in memory: one paged pool for all its paged segments, one pair of ragged tensors for
-/// every ragged one. Whatever belongs to no row is NaN. Read-only once built.
+/// The keys and values of a problem in memory: one paged pool for all its paged segments, one pair of ragged tensors
+/// for every ragged one. Whatever belongs to no row is NaN. Read-only once built.
 class KvMemory {
  public:
   KvMemory(const ConformanceCase& conformance_case, const Problem& problem);

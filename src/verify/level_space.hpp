@@ -11,8 +11,8 @@
 
 namespace folio::inline v0::verify {
 
-/// The space that cases are drawn from, as numbers: column 0 is the kernel, column i + 1 is factor i; a level's id counts
-/// over all columns. Two kinds of conflicts: pairs of levels (factors.hpp), and pairs that a kernel refuses.
+/// The space that cases are drawn from, as numbers: column 0 is the kernel, column i + 1 is factor i; a level's id
+/// counts over all columns. Two kinds of conflicts: pairs of levels (factors.hpp), and pairs that a kernel refuses.
 class LevelSpace {
  public:
   static constexpr int32_t kMaxIds = 192;

@@ -43,7 +43,8 @@ bool sees(const Problem& problem, const RequestModel& request, int32_t i, const 
 template <typename Real>
 class PlainRow {
  public:
-  PlainRow(const Problem& problem, size_t request) : problem_(problem), request_(request), keys_(keys_of(problem, request)) {}
+  PlainRow(const Problem& problem, size_t request)
+      : problem_(problem), request_(request), keys_(keys_of(problem, request)) {}
 
   void run(int32_t token, int32_t head, AttentionResult<Real>& result) {
     const AttentionConfig& config = problem_.config;
@@ -130,7 +131,11 @@ AttentionResult<Real> attention_of(const Problem& problem) {
 
 }  // namespace
 
-AttentionResult<float> plain_attention(const Problem& problem) { return attention_of<float>(problem); }
-AttentionResult<double> plain_attention_double(const Problem& problem) { return attention_of<double>(problem); }
+AttentionResult<float> plain_attention(const Problem& problem) {
+  return attention_of<float>(problem);
+}
+AttentionResult<double> plain_attention_double(const Problem& problem) {
+  return attention_of<double>(problem);
+}
 
 }  // namespace folio::inline v0::verify

@@ -12,7 +12,7 @@ namespace folio::inline v0::verify {
 /// A quantisation scale: one value, or one a head, a request, or both.
 struct ScaleModel {
   ScaleGranularity granularity = ScaleGranularity::kPerTensor;
-  bool in_memory = false;       ///< given as an array
+  bool in_memory = false;              ///< given as an array
   bool same_for_all_requests = false;  ///< kPerRequestAndHead with a request stride of 0
   int32_t num_kv_heads = 1;
   std::vector<float> values{1.0f};  ///< [1], [heads], [requests] or [requests, heads]
@@ -33,7 +33,7 @@ struct SegmentModel {
   KvSource source = KvSource::kPaged;
   SegmentMask mask = SegmentMask::kAsConfig;
   KvShard shard;
-  bool shared = false;                  ///< rows are groups of neighbouring requests
+  bool shared = false;  ///< rows are groups of neighbouring requests
   std::vector<KvRowModel> rows;
   std::vector<int32_t> row_of_request;  ///< [requests], -1 = none
   ScaleModel k_scale, v_scale;
@@ -45,9 +45,9 @@ struct SegmentModel {
 struct RequestModel {
   int32_t q_len = 0;
   int32_t q_first_pos = 0;
-  std::vector<float> q;           ///< [q_len, num_q_heads, head_dim_qk], as stored
-  int32_t mask_columns = 0;       ///< custom masks
-  std::vector<uint8_t> mask;      ///< [q_len, mask_columns], 0 or 1
+  std::vector<float> q;       ///< [q_len, num_q_heads, head_dim_qk], as stored
+  int32_t mask_columns = 0;   ///< custom masks
+  std::vector<uint8_t> mask;  ///< [q_len, mask_columns], 0 or 1
 };
 
 /// A case as numbers: what attention is of, before anything lies in memory.

@@ -75,7 +75,8 @@ void fit_budget(const AttentionConfig& config, std::vector<Lengths>& lengths) {
 
 class ShapeBuilder {
  public:
-  ShapeBuilder(const ConformanceCase& c, Random& random, Problem& problem) : case_(c), random_(random), problem_(problem) {}
+  ShapeBuilder(const ConformanceCase& c, Random& random, Problem& problem)
+      : case_(c), random_(random), problem_(problem) {}
 
   void build() {
     const int32_t n = num_requests(case_, random_);
@@ -182,7 +183,9 @@ class ShapeBuilder {
   /// A context dealt to ranks; the batch holds all of them, or one; new tokens may follow, whole.
   void add_shards(SegmentsLevel kind) {
     const int32_t world = random_.between(2, 3);
-    const int32_t interleave = kind == SegmentsLevel::kShard1 ? 1 : kind == SegmentsLevel::kShard2 ? 2 : page_size_of(case_);
+    const int32_t interleave = kind == SegmentsLevel::kShard1   ? 1
+                               : kind == SegmentsLevel::kShard2 ? 2
+                                                                : page_size_of(case_);
     const bool whole_world = random_.one_in(2);
     const int32_t only = random_.below(world);
     for (int32_t& start : starts_) start = random_.one_in(3) ? random_.below(20) : 0;
@@ -240,7 +243,8 @@ void choose_windows(const ConformanceCase& c, Random& random, Problem& problem) 
   const auto window = level<WindowLevel>(c, kWindow);
   problem.config.window_left = -1;
   problem.config.window_right = -1;
-  if (window == WindowLevel::kLeft || window == WindowLevel::kBoth) problem.config.window_left = pick_window(random, longest);
+  if (window == WindowLevel::kLeft || window == WindowLevel::kBoth)
+    problem.config.window_left = pick_window(random, longest);
   if (window == WindowLevel::kBoth) problem.config.window_right = pick_window(random, longest);
   if (window == WindowLevel::kWide) {
     constexpr int32_t kMost = std::numeric_limits<int32_t>::max();

@@ -23,7 +23,9 @@ std::vector<float> normals(Random& random, DType dtype, int64_t count, float dev
 }
 
 /// Far enough from 1, and from each other, that leaving one out or swapping two shows.
-float pick_scale(Random& random) { return (random.one_in(2) ? 0.4f : 1.5f) * (1.0f + 0.5f * random.unit()); }
+float pick_scale(Random& random) {
+  return (random.one_in(2) ? 0.4f : 1.5f) * (1.0f + 0.5f * random.unit());
+}
 
 ScaleModel make_scale(ScalesLevel kind, Random& random, int32_t requests, int32_t kv_heads) {
   ScaleModel scale;
@@ -97,7 +99,8 @@ void make_pages(Random& random, const AttentionConfig& config, Problem& problem)
   problem.num_pages = next + random.between(0, 3) + (next == 0 ? 1 : 0);  // the rest belongs to nobody
   std::vector<int32_t> place(static_cast<size_t>(problem.num_pages));
   std::iota(place.begin(), place.end(), 0);
-  for (size_t i = place.size(); i > 1; --i) std::swap(place[i - 1], place[static_cast<size_t>(random.below(static_cast<int32_t>(i)))]);
+  for (size_t i = place.size(); i > 1; --i)
+    std::swap(place[i - 1], place[static_cast<size_t>(random.below(static_cast<int32_t>(i)))]);
   for (SegmentModel& segment : problem.segments) {
     for (KvRowModel& row : segment.rows) {
       for (int32_t& id : row.pages) id = place[static_cast<size_t>(id)];
@@ -108,7 +111,8 @@ void make_pages(Random& random, const AttentionConfig& config, Problem& problem)
 /// V as the first components of K's heads, from `offset` on.
 void alias_v(const AttentionConfig& config, int32_t offset, KvRowModel& row) {
   for (int64_t h = 0; h < int64_t{row.kv_len} * config.num_kv_heads; ++h) {
-    std::copy_n(row.k.begin() + h * config.head_dim_qk + offset, config.head_dim_v, row.v.begin() + h * config.head_dim_v);
+    std::copy_n(row.k.begin() + h * config.head_dim_qk + offset, config.head_dim_v,
+                row.v.begin() + h * config.head_dim_v);
   }
 }
 
@@ -168,12 +172,14 @@ void make_values(const ConformanceCase& c, Random random, Problem& problem) {
   make_kv(c, random, problem);
   make_scales(c, random, problem);
   // 0 stands for 1 / sqrt(head_dim_qk).
-  problem.sm_scale = random.one_in(2) ? 0.0f : (0.5f + random.unit()) / std::sqrt(static_cast<float>(config.head_dim_qk));
+  problem.sm_scale =
+      random.one_in(2) ? 0.0f : (0.5f + random.unit()) / std::sqrt(static_cast<float>(config.head_dim_qk));
   if (is_on(c, kSoftCap)) problem.logits_soft_cap = random.one_in(2) ? 30.0f : 1.5f + 2.0f * random.unit();
   if (is_on(c, kAlibi)) {
     for (int32_t h = 0; h < config.num_q_heads; ++h) {
       // Most heads see a few tokens far; the last may be pushed the other way.
-      const float slope = std::exp2(-static_cast<float>(h + 1) * 4.0f / static_cast<float>(config.num_q_heads)) * random.unit();
+      const float slope =
+          std::exp2(-static_cast<float>(h + 1) * 4.0f / static_cast<float>(config.num_q_heads)) * random.unit();
       problem.alibi_slopes.push_back(h == 2 ? -0.01f : slope);
     }
   }
