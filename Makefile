@@ -5,7 +5,7 @@ PRESET ?= release
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 BUILD := build/$(PRESET)
-TRACE ?= examples/traces/mooncake_conversation.jsonl
+TRACE ?= examples/traces/mooncake_excerpt.jsonl
 
 export CTEST_PARALLEL_LEVEL ?= $(JOBS)
 

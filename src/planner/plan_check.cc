@@ -1,7 +1,7 @@
 #include "planner/plan_check.hpp"
 
 #include <algorithm>
-#include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <tuple>
@@ -262,12 +262,45 @@ std::vector<int64_t> worker_loads(const PlannerConfig& config, const PlanView& p
   return loads;
 }
 
+std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& plan) {
+  std::map<std::pair<int32_t, int32_t>, std::string> orders;
+  std::map<int32_t, std::string> partials;
+  std::string state;
+  const auto fold = [](const std::string& left, const std::string& right) {
+    return left.empty() ? right : "(" + left + "+" + right + ")";
+  };
+  for (int32_t i = 0; i < plan.num_items; ++i) {
+    const WorkItem& item = plan.items[i];
+    if ((item.flags & kStart) != 0) state.clear();
+    state = fold(
+        state, std::to_string(item.segment) + ":" + std::to_string(item.kv_begin) + "-" + std::to_string(item.kv_end));
+    if ((item.flags & kFinish) == 0) continue;
+    for (int32_t row = item.row_begin; row < item.row_end; ++row) {
+      if (item.partial < 0) {
+        orders[{item.kv_head, row}] = state;
+      } else {
+        partials[item.partial + row - item.row_begin] = state;
+      }
+    }
+  }
+  for (int32_t m = 0; m < plan.num_merges; ++m) {
+    const MergeItem& merge = plan.merges[m];
+    for (int32_t row = merge.row_begin; row < merge.row_end; ++row) {
+      std::string& merged = orders[{merge.kv_head, row}];
+      for (int32_t i = merge.source_begin; i < merge.source_end; ++i) {
+        merged = fold(merged, partials[plan.merge_sources[i] + row - merge.row_begin]);
+      }
+    }
+  }
+  return orders;
+}
+
 std::vector<int64_t> serialise(const PlanView& plan) {
   std::vector<int64_t> all{
       plan.num_requests, plan.num_tokens, plan.num_segments,     plan.num_workers,
       plan.num_items,    plan.num_merges, plan.num_partial_rows, static_cast<int64_t>(plan.custom_mask_scope)};
   const auto add = [&all](const auto* data, int64_t count) {
-    all.push_back(data == nullptr ? -1 : count);
+    all.push_back(data == nullptr && count > 0 ? -1 : count);
     if (data != nullptr) all.insert(all.end(), data, data + count);
   };
   add(plan.cu_q, plan.num_requests + 1);
