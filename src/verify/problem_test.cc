@@ -22,7 +22,8 @@ TEST(Problem, IsTheSameForTheSameCase) {
 
 TEST(Problem, EdgeLengthsStandAroundThePage) {
   std::set<int32_t> lengths;
-  for (const KvRowModel& row : problem_of("lengths=edges page=32").segments[0].rows) lengths.insert(row.kv_len);
+  const Problem problem = problem_of("lengths=edges page=32");
+  for (const KvRowModel& row : problem.segments[0].rows) lengths.insert(row.kv_len);
   for (const int32_t length : {31, 32, 33, 0, 1}) EXPECT_TRUE(lengths.count(length) != 0) << length;
 }
 
