@@ -1,28 +1,43 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "folio/types/kv_cache.hpp"
 
-/// Where elements of a cache lie, in elements from its k or v pointer. 64-bit throughout: pools beyond 2^31 elements are
-/// ordinary. Nothing is checked; for views that passed validate().
+/// Where the rows of a cache lie: (page, token, head) to an address, for every format. 64-bit throughout: pools beyond
+/// 2^31 elements are ordinary. Nothing is checked; for views that passed validate().
 namespace folio::inline v0::kvcache {
 
-/// Component 0 of a token's key; the others follow it.
-inline int64_t k_offset(const KvCacheView& cache, int64_t page, int64_t token, int64_t head) noexcept {
-  return page * cache.k_strides.page + token * cache.k_strides.token + head * cache.k_strides.head;
+/// The K or the V half of a cache, with strides in bytes.
+struct CacheHalf {
+  std::byte* data = nullptr;
+  int64_t page_stride = 0;
+  int64_t token_stride = 0;  ///< with step 2: from a token pair to the next
+  int64_t head_stride = 0;
+  int32_t element_bytes = 0;
+  int32_t step = 1;  ///< elements from a component to the next: 2 in the pairs of a packed V, else 1
+
+  /// Component 0 of a token's row; component d lies d * step elements further.
+  std::byte* row(int64_t page, int64_t token, int64_t head) const noexcept {
+    const int64_t in_page =
+        step == 2 ? (token >> 1) * token_stride + (token & 1) * element_bytes : token * token_stride;
+    return data + page * page_stride + in_page + head * head_stride;
+  }
+};
+
+inline CacheHalf cache_half(void* data, const KvStrides& strides, DType dtype, int32_t step) noexcept {
+  const int32_t bytes = size_of(dtype);
+  return {
+      static_cast<std::byte*>(data), strides.page * bytes, strides.token * bytes, strides.head * bytes, bytes, step};
 }
 
-/// Component 0 of a token's value; component d lies v_step(cache) * d further.
-inline int64_t v_offset(const KvCacheView& cache, int64_t page, int64_t token, int64_t head) noexcept {
-  const bool pairs = cache.format == KvFormat::kCpuPacked;
-  const int64_t in_page = pairs ? (token >> 1) * cache.v_strides.token + (token & 1) : token * cache.v_strides.token;
-  return page * cache.v_strides.page + in_page + head * cache.v_strides.head;
+inline CacheHalf k_half(const KvCacheView& cache) noexcept {
+  return cache_half(cache.k, cache.k_strides, cache.dtype, 1);
 }
 
-/// Elements from a component of V to the next.
-inline int64_t v_step(const KvCacheView& cache) noexcept {
-  return cache.format == KvFormat::kCpuPacked ? 2 : 1;
+inline CacheHalf v_half(const KvCacheView& cache) noexcept {
+  return cache_half(cache.v, cache.v_strides, cache.dtype, cache.format == KvFormat::kCpuPacked ? 2 : 1);
 }
 
 }  // namespace folio::inline v0::kvcache

@@ -40,9 +40,10 @@ void check_dtype(DType dtype) {
 
 void check_packed(int32_t page_size, DType dtype) {
   if (dtype == DType::kFloat32) {
-    core::fail(ErrorCode::kUnsupported,
-               "a CPU-packed cache of float32; float16, bfloat16, fp8_e4m3 and fp8_e5m2 are offered, float32 caches are "
-               "strided");
+    core::fail(
+        ErrorCode::kUnsupported,
+        "a CPU-packed cache of float32; float16, bfloat16, fp8_e4m3 and fp8_e5m2 are offered, float32 caches are "
+        "strided");
   }
   if (page_size < kMinPackedPage || page_size % 2 != 0) {
     core::fail(ErrorCode::kUnsupported, "a CPU-packed cache with page_size ", page_size, "; even sizes from ",

@@ -38,8 +38,7 @@ std::span<const int32_t> row_pages(const PageTableView& table, int32_t row, int6
     require(pages <= end - begin, "row ", row, " needs ", pages, " pages; the table has ", end - begin);
   } else {
     // A row may not run into the next one; with stride 0 all rows are the same one.
-    const int64_t columns =
-        table.row_stride == 0 || table.num_rows == 1 ? table.num_indices : table.row_stride;
+    const int64_t columns = table.row_stride == 0 || table.num_rows == 1 ? table.num_indices : table.row_stride;
     require(pages <= columns - table.first_column, "row ", row, " needs ", pages, " pages from column ",
             table.first_column, " on; a row of the table has ", columns);
     int64_t row_begin = 0;

@@ -182,10 +182,11 @@ void slot_mapping(const PageTableView& table, std::span<const int32_t> token_row
   check_shard(shard_world, shard_rank, shard_interleave);
   require(page_size % shard_interleave == 0, "the shard's interleave is ", shard_interleave,
           "; it must divide page_size (", page_size, ")");
-  require(token_row.size() == positions.size() && slots.size() == positions.size(), "token_row, positions and slots have ",
-          token_row.size(), ", ", positions.size(), " and ", slots.size(), " entries; they must have as many as tokens");
-  const int64_t span = static_cast<int64_t>(page_size) * shard_world;             // tokens of a logical page
-  const int64_t cycle = static_cast<int64_t>(shard_interleave) * shard_world;     // tokens until a rank's turn returns
+  require(token_row.size() == positions.size() && slots.size() == positions.size(),
+          "token_row, positions and slots have ", token_row.size(), ", ", positions.size(), " and ", slots.size(),
+          " entries; they must have as many as tokens");
+  const int64_t span = static_cast<int64_t>(page_size) * shard_world;          // tokens of a logical page
+  const int64_t cycle = static_cast<int64_t>(shard_interleave) * shard_world;  // tokens until a rank's turn returns
   for (size_t t = 0; t < positions.size(); ++t) {
     slots[t] = -1;
     if (positions[t] < 0) continue;
@@ -205,8 +206,8 @@ std::vector<int32_t> expand_pages(std::span<const int32_t> pages, int32_t ratio)
   require(ratio >= 1, "ratio is ", ratio, "; it must be 1 or more");
   for (size_t i = 0; i < pages.size(); ++i) {
     require(pages[i] >= 0, "pages[", i, "] is ", pages[i], "; page ids are not negative");
-    require((static_cast<int64_t>(pages[i]) + 1) * ratio - 1 <= kMaxInt32, "pages[", i, "] is ", pages[i],
-            "; times ", ratio, " it is no 32-bit page id");
+    require((static_cast<int64_t>(pages[i]) + 1) * ratio - 1 <= kMaxInt32, "pages[", i, "] is ", pages[i], "; times ",
+            ratio, " it is no 32-bit page id");
   }
   const int64_t count = core::checked_mul(core::checked_cast<int64_t>(pages.size()), static_cast<int64_t>(ratio));
   std::vector<int32_t> expanded = entries(count, 0, "the expanded list");

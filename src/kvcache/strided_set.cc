@@ -19,6 +19,13 @@ struct NamedDim {
   int64_t stride;  ///< elements
 };
 
+/// Keeps the dimensions sorted, the largest stride first.
+void insert_dim(StridedSet& set, StridedSet::Dim dim) {
+  size_t at = static_cast<size_t>(set.num_dims++);
+  for (; at > 0 && set.dims[at - 1].stride < dim.stride; --at) set.dims[at] = set.dims[at - 1];
+  set.dims[at] = dim;
+}
+
 StridedSet make_set(const char* name, const void* data, std::array<NamedDim, 3> dims, int64_t row_elements,
                     int32_t element_bytes) {
   StridedSet set;
@@ -40,20 +47,18 @@ StridedSet make_set(const char* name, const void* data, std::array<NamedDim, 3> 
     if (!fits) break;
     if (dim.count > 1 && dim.stride == 0) set.distinct = false;
     if (dim.count > 1 && dim.stride > 0) {
-      set.dims[static_cast<size_t>(set.num_dims++)] = {dim.count, dim.stride * element_bytes};
+      insert_dim(set, {dim.count, dim.stride * element_bytes});
     }
   }
   set.row_bytes = fits ? row_elements * element_bytes : 0;
   fits = fits && last <= kMaxExtent - set.row_bytes;
   uintptr_t end = 0;
   fits = fits && !__builtin_add_overflow(set.base, static_cast<uintptr_t>(last + set.row_bytes), &end);
-  require(fits, name, "'s sizes and strides reach beyond the address space (", dims[0].name, ": ", dims[0].count, " by ",
-          dims[0].stride, ", ", dims[1].name, ": ", dims[1].count, " by ", dims[1].stride, ", ", dims[2].name, ": ",
-          dims[2].count, " by ", dims[2].stride, " elements)");
+  require(fits, name, "'s sizes and strides reach beyond the address space (", dims[0].name, ": ", dims[0].count,
+          " by ", dims[0].stride, ", ", dims[1].name, ": ", dims[1].count, " by ", dims[1].stride, ", ", dims[2].name,
+          ": ", dims[2].count, " by ", dims[2].stride, " elements)");
   set.extent = last + set.row_bytes;
 
-  std::sort(set.dims.begin(), set.dims.begin() + set.num_dims,
-            [](const StridedSet::Dim& a, const StridedSet::Dim& b) { return a.stride > b.stride; });
   int64_t inner = set.row_bytes;
   for (int32_t i = set.num_dims - 1; i >= 0; --i) {
     const StridedSet::Dim& dim = set.dims[static_cast<size_t>(i)];
@@ -96,25 +101,27 @@ bool apart_from(const StridedSet& a, int32_t i, int64_t extent_a, const StridedS
 
 StridedSet k_set(const KvCacheView& cache) {
   const KvStrides& s = cache.k_strides;
-  return make_set("k", cache.k,
-                  {{{"page", cache.num_pages, s.page}, {"token", cache.page_size, s.token},
-                    {"head", cache.num_kv_heads, s.head}}},
-                  cache.head_dim_qk, size_of(cache.dtype));
+  return make_set(
+      "k", cache.k,
+      {{{"page", cache.num_pages, s.page}, {"token", cache.page_size, s.token}, {"head", cache.num_kv_heads, s.head}}},
+      cache.head_dim_qk, size_of(cache.dtype));
 }
 
 StridedSet v_set(const KvCacheView& cache) {
   const KvStrides& s = cache.v_strides;
   const bool pairs = cache.format == KvFormat::kCpuPacked;
   return make_set("v", cache.v,
-                  {{{"page", cache.num_pages, s.page}, {"token", pairs ? cache.page_size / 2 : cache.page_size, s.token},
+                  {{{"page", cache.num_pages, s.page},
+                    {"token", pairs ? cache.page_size / 2 : cache.page_size, s.token},
                     {"head", cache.num_kv_heads, s.head}}},
                   static_cast<int64_t>(cache.head_dim_v) * (pairs ? 2 : 1), size_of(cache.dtype));
 }
 
 StridedSet rows_set(const char* name, const ConstTensorView& tensor, int64_t tokens) {
-  return make_set(name, tensor.data,
-                  {{{"token", tokens, tensor.strides[0]}, {"head", tensor.shape[1], tensor.strides[1]}, {"outer", 1, 0}}},
-                  tensor.shape[2], size_of(tensor.dtype));
+  return make_set(
+      name, tensor.data,
+      {{{"token", tokens, tensor.strides[0]}, {"head", tensor.shape[1], tensor.strides[1]}, {"outer", 1, 0}}},
+      tensor.shape[2], size_of(tensor.dtype));
 }
 
 bool lie_apart(const StridedSet& a, const StridedSet& b) {
@@ -122,7 +129,8 @@ bool lie_apart(const StridedSet& a, const StridedSet& b) {
   const uintptr_t end_a = a.base + static_cast<uintptr_t>(a.extent);
   const uintptr_t end_b = b.base + static_cast<uintptr_t>(b.extent);
   if (end_a <= b.base || end_b <= a.base) return true;
-  const int64_t delta = b.base >= a.base ? static_cast<int64_t>(b.base - a.base) : -static_cast<int64_t>(a.base - b.base);
+  const int64_t delta =
+      b.base >= a.base ? static_cast<int64_t>(b.base - a.base) : -static_cast<int64_t>(a.base - b.base);
   return apart_from(a, 0, a.extent, b, 0, b.extent, delta);
 }
 

@@ -23,8 +23,8 @@ struct StridedSet {
   bool distinct = true;  ///< no two rows overlap, each dimension lying inside the gaps of the next larger one
 };
 
-/// The K or the V half of a cache. `name` ("k", "v") is for messages. Throws kInvalidArgument for negative strides and for
-/// sets that reach over the end of the address space. Sizes must be >= 0, the dtype one that has a size.
+/// The K or the V half of a cache. `name` ("k", "v") is for messages. Throws kInvalidArgument for negative strides and
+/// for sets that reach over the end of the address space. Sizes must be >= 0, the dtype one that has a size.
 StridedSet k_set(const KvCacheView& cache);
 StridedSet v_set(const KvCacheView& cache);
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "folio/types/error.hpp"
+#include "backends/flashinfer/group_fixture.hpp"
 
 namespace folio::backends {
 namespace {
@@ -13,18 +13,6 @@ namespace {
 constexpr BackendProfile kNative = BackendProfile::kNative;
 constexpr BackendProfile k2025_07 = BackendProfile::kVllm2025_07;
 constexpr BackendProfile k2025_12 = BackendProfile::kVllm2025_12;
-
-template <typename Call>
-std::string error_of(Call&& call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
 
 TEST(FlashInferBackendTest, IsCalledAsItsVersionIs) {
   EXPECT_EQ(FlashInferBackend::get_name(), "FLASHINFER");
@@ -60,7 +48,7 @@ TEST(FlashInferBackendTest, AnswersForItsProfile) {
 
 TEST(FlashInferBackendTest, RefusesHeadSizesInTheOldWords) {
   FlashInferBackend::validate_head_size(128, k2025_07);
-  EXPECT_EQ(error_of([] { FlashInferBackend::validate_head_size(80, k2025_07); }),
+  EXPECT_EQ(testing::message_of([] { FlashInferBackend::validate_head_size(80, k2025_07); }),
             "Head size 80 is not supported by FlashInfer. Supported head sizes are: [64, 128, 256]. Set "
             "VLLM_ATTENTION_BACKEND=FLEX_ATTENTION to use FlexAttention backend which supports all head sizes.");
 }
@@ -69,7 +57,8 @@ TEST(FlashInferBackendTest, NamesFp8Types) {
   EXPECT_EQ(FlashInferBackend::get_fp8_dtype_for_flashinfer("fp8"), DType::kFloat8E4M3);
   EXPECT_EQ(FlashInferBackend::get_fp8_dtype_for_flashinfer("fp8_e4m3"), DType::kFloat8E4M3);
   EXPECT_EQ(FlashInferBackend::get_fp8_dtype_for_flashinfer("fp8_e5m2"), DType::kFloat8E5M2);
-  EXPECT_EQ(error_of([] { FlashInferBackend::get_fp8_dtype_for_flashinfer("auto"); }), "Unrecognized FP8 dtype: auto");
+  EXPECT_EQ(testing::message_of([] { FlashInferBackend::get_fp8_dtype_for_flashinfer("auto"); }),
+            "Unrecognized FP8 dtype: auto");
 }
 
 TEST(FlashInferKvCache, HasOneLogicalShapeAndTwoLayouts) {
@@ -120,7 +109,7 @@ TEST(FlashInferKvCache, RefusesTensorsThatAreNot) {
   const auto refused = [&](auto&& change) {
     TensorView tensor = good;
     change(tensor);
-    return error_of([&] { FlashInferBackend::kv_cache_view(tensor, DType::kFloat16); });
+    return testing::message_of([&] { FlashInferBackend::kv_cache_view(tensor, DType::kFloat16); });
   };
   EXPECT_NE(refused([](TensorView& t) { t.rank = 4; }).find("rank 4"), std::string::npos);
   EXPECT_NE(refused([](TensorView& t) { t.shape[1] = 3; }).find("3 entries"), std::string::npos);

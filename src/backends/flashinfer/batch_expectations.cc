@@ -1,8 +1,7 @@
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <sstream>
 
 #include "backends/flashinfer/batch_fixture.hpp"
 #include "folio/types/float_convert.hpp"
@@ -21,7 +20,7 @@ double unit_roundoff(DType dtype) {
 
 }  // namespace
 
-void BatchFixture::expect_row(size_t request, int32_t query_token, int32_t head) const {
+std::string BatchFixture::wrong_row(size_t request, int32_t query_token, int32_t head) const {
   const int32_t head_size = setup.head_size;
   const int32_t query_len = query_start_loc[request + 1] - query_start_loc[request];
   const int32_t position = seq_lens[request] - query_len + query_token;
@@ -69,29 +68,31 @@ void BatchFixture::expect_row(size_t request, int32_t query_token, int32_t head)
     const double expected = sum[d] / denominator;
     const double allowed = unit * std::abs(expected) + (unit + kFloat32Work) * sum_of_magnitudes[d] / denominator;
     const float actual = load_as_float(out_memory.data(), setup.model_dtype, row * head_size + static_cast<int64_t>(d));
-    ASSERT_LE(std::abs(actual - expected), allowed)
-        << "request " << request << ", token " << query_token << ", head " << head << ", component " << d << ": "
-        << actual << " instead of " << expected;
+    if (!(std::abs(actual - expected) <= allowed)) {  // NaN is wrong too
+      std::ostringstream text;
+      text << "request " << request << ", token " << query_token << ", head " << head << ", component " << d << ": "
+           << actual << " instead of " << expected << ", allowed " << allowed;
+      return text.str();
+    }
   }
+  return {};
 }
 
-void BatchFixture::expect_correct() const {
+std::string BatchFixture::wrong_output() const {
   for (size_t request = 0; request < seq_lens.size(); ++request) {
     const int32_t query_len = query_start_loc[request + 1] - query_start_loc[request];
-    for (int32_t token = 0; token < query_len; ++token) {
-      for (int32_t head = 0; head < setup.num_heads; ++head) {
-        expect_row(request, token, head);
-        if (::testing::Test::HasFatalFailure()) return;
-      }
+    for (int32_t i = 0; i < query_len * setup.num_heads; ++i) {
+      std::string wrong = wrong_row(request, i / setup.num_heads, i % setup.num_heads);
+      if (!wrong.empty()) return wrong;
     }
   }
   const auto row_bytes = static_cast<size_t>(setup.num_heads * setup.head_size * size_of(setup.model_dtype));
   const auto padding = out_memory.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(num_tokens()) * row_bytes);
-  EXPECT_TRUE(std::all_of(padding, out_memory.end(), [](std::byte byte) { return byte == kUnwritten; }))
-      << "padding rows were written";
+  const bool untouched = std::all_of(padding, out_memory.end(), [](std::byte byte) { return byte == kUnwritten; });
+  return untouched ? "" : "padding rows were written";
 }
 
-void BatchFixture::expect_cache() const {
+std::string BatchFixture::wrong_cache() const {
   std::vector<bool> owned(static_cast<size_t>(num_pages_ * setup.page_size));
   const auto loaded = [&](int64_t slot, int32_t half, int32_t i) {
     return load_as_float(cache_memory.data(), cache_dtype(),
@@ -104,18 +105,26 @@ void BatchFixture::expect_cache() const {
       owned[static_cast<size_t>(slot)] = true;
       for (int32_t i = 0; i < per_token; ++i) {
         const auto at = static_cast<size_t>(position * per_token + i);
-        ASSERT_EQ(loaded(slot, 0, i) * setup.k_scale, history_[request].k[at]) << "K, request " << request << ", " << i;
-        ASSERT_EQ(loaded(slot, 1, i) * setup.v_scale, history_[request].v[at]) << "V, request " << request << ", " << i;
+        if (loaded(slot, 0, i) * setup.k_scale != history_[request].k[at] ||
+            loaded(slot, 1, i) * setup.v_scale != history_[request].v[at]) {
+          std::ostringstream text;
+          text << "request " << request << ", position " << position << ", element " << i << " holds "
+               << loaded(slot, 0, i) << " and " << loaded(slot, 1, i) << " instead of "
+               << history_[request].k[at] / setup.k_scale << " and " << history_[request].v[at] / setup.v_scale;
+          return text.str();
+        }
       }
     }
   }
   for (size_t slot = 0; slot < owned.size(); ++slot) {
-    if (owned[slot]) continue;
-    for (int32_t i = 0; i < per_token; ++i) {
-      ASSERT_TRUE(std::isnan(loaded(static_cast<int64_t>(slot), 0, i))) << "slot " << slot << " was written";
-      ASSERT_TRUE(std::isnan(loaded(static_cast<int64_t>(slot), 1, i))) << "slot " << slot << " was written";
+    for (int32_t i = 0; i < per_token && !owned[slot]; ++i) {
+      const auto at = static_cast<int64_t>(slot);
+      if (!std::isnan(loaded(at, 0, i)) || !std::isnan(loaded(at, 1, i))) {
+        return "slot " + std::to_string(slot) + ", which nobody owns, was written";
+      }
     }
   }
+  return {};
 }
 
 }  // namespace folio::backends::testing

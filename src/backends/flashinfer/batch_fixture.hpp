@@ -66,9 +66,10 @@ class BatchFixture {
   TensorView run();
 
   /// Compares every row of the output that counts with attention in float64, and the others with what was there before.
-  void expect_correct() const;
-  /// Compares the whole cache, element by element, with what it must hold after the step.
-  void expect_cache() const;
+  /// Says what is wrong; empty if nothing is.
+  std::string wrong_output() const;
+  /// Compares the whole cache, element by element, with what it must hold after the step. Likewise.
+  std::string wrong_cache() const;
 
   int32_t num_tokens() const { return query_start_loc.back(); }
   int32_t padded_rows() const { return num_tokens() + setup.padding_tokens; }
@@ -98,7 +99,7 @@ class BatchFixture {
   int64_t slot_of(size_t request, int32_t position) const;
   /// Index of an element of K (half 0) or V (half 1) in the cache's memory.
   int64_t cache_index(int64_t slot, int32_t half, int32_t head, int32_t component) const;
-  void expect_row(size_t request, int32_t query_token, int32_t head) const;
+  std::string wrong_row(size_t request, int32_t query_token, int32_t head) const;
 
   /// One request's keys and values as real numbers, as precise as the cache holds them: [position, head, component].
   struct History {

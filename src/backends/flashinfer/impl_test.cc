@@ -2,31 +2,18 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "backends/flashinfer/batch_fixture.hpp"
-#include "folio/types/error.hpp"
+#include "backends/flashinfer/group_fixture.hpp"
 
 namespace folio::backends {
 namespace {
 
 using testing::backend_batch;
 using testing::BatchFixture;
-using testing::LayerSetup;
-
-std::string message_of(const std::function<void()>& call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
+using testing::message_of;
 
 struct ImplTest : ::testing::Test {
   BatchFixture fixture{{}, backend_batch("mixed_small")};
