@@ -1,3 +1,5 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -7,6 +9,11 @@
 
 namespace folio::inline v0::attention {
 namespace {
+
+template <typename Call>
+void expect_refused(const std::string& text, Call call) {
+  EXPECT_THAT(refusal(call), testing::HasSubstr(text));
+}
 
 const std::vector<float> kHeadScales{0.5f, 0.037f, 3.0f};
 const std::vector<float> kRequestAndHeadScales{0.5f, 2.0f, 3.0f, -9.0f, 1.0f, 0.25f, 7.0f, -9.0f, 1.5f, 2.5f, 0.1f};

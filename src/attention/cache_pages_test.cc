@@ -1,9 +1,17 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <limits>
 
 #include "attention/cache_fixture.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
+
+template <typename Call>
+void expect_refused(const std::string& text, Call call) {
+  EXPECT_THAT(refusal(call), testing::HasSubstr(text));
+}
 
 const std::vector<int32_t> kSource{3, 0, 3, 7};  // one page may go to several places
 const std::vector<int32_t> kDestination{1, 5, 6, 2};

@@ -1,3 +1,6 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <limits>
 
@@ -5,6 +8,11 @@
 
 namespace folio::inline v0::attention {
 namespace {
+
+template <typename Call>
+void expect_refused(const std::string& text, Call call) {
+  EXPECT_THAT(refusal(call), testing::HasSubstr(text));
+}
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
