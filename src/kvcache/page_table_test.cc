@@ -174,7 +174,7 @@ TEST(ToDense, RefusesTooFewColumns) {
   expect_refused("columns is -1", [&] { to_dense(csr_table(indices, indptr), lengths, 16, -1); });
 }
 
-TEST(ExpandPages, GoldenCase) {  // the hybrid block table in vLLM's documentation
+TEST(ExpandPages, GoldenCase) {  // of hybrid models in vLLM's documentation
   EXPECT_THAT(expand_pages(std::vector<int32_t>{0, 1, 2}, 2), ElementsAre(0, 1, 2, 3, 4, 5));
   EXPECT_THAT(expand_pages(std::vector<int32_t>{3, 0}, 4), ElementsAre(12, 13, 14, 15, 0, 1, 2, 3));
   EXPECT_THAT(expand_pages(std::vector<int32_t>{5}, 1), ElementsAre(5));

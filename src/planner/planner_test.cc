@@ -5,6 +5,7 @@
 #include <random>
 
 #include "planner/plan_check.hpp"
+#include "planner/plan_digest.hpp"
 
 namespace folio::inline v0::planner {
 namespace {

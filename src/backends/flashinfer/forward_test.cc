@@ -174,13 +174,16 @@ TEST(FlashInferScales, AreAppliedOnceInDecodesAndPrefills) {
 }
 
 TEST(FlashInferScales, ApplyToFp8Queries) {
-  LayerSetup setup;
-  setup.cache_dtype = "fp8_e4m3";
-  setup.quantize_query = true;
-  setup.q_scale = 0.5f;
-  setup.k_scale = 2.0f;
-  setup.v_scale = 0.25f;
-  run_and_compare(setup, backend_batch("mixed_small"));
+  for (DType model_dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    LayerSetup setup;
+    setup.model_dtype = model_dtype;
+    setup.cache_dtype = "fp8_e4m3";
+    setup.quantize_query = true;
+    setup.q_scale = 0.5f;
+    setup.k_scale = 2.0f;
+    setup.v_scale = 0.25f;
+    run_and_compare(setup, backend_batch("mixed_small"));
+  }
 }
 
 TEST(FlashInferScales, AreRefusedForCachesThatAreNotFp8) {

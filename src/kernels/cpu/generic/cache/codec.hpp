@@ -20,6 +20,13 @@ namespace codec_detail {
 constexpr int32_t kMagnitude = 0x7fffffff;
 constexpr int32_t kInfinity = 0x7f800000;
 
+/// condition ? a : b by masks. A conditional expression would let the compiler move the floating-point addition of one
+/// side under a branch, and then it does not vectorise.
+inline int32_t select(bool condition, int32_t a, int32_t b) noexcept {
+  const int32_t mask = -static_cast<int32_t>(condition);
+  return (a & mask) | (b & ~mask);
+}
+
 /// Rounds |x| to kExponentBits and kMantissaBits; the result may be one above the format's largest finite code.
 template <int kExponentBits, int kMantissaBits>
 inline int32_t narrow_magnitude(int32_t magnitude) noexcept {
@@ -32,7 +39,7 @@ inline int32_t narrow_magnitude(int32_t magnitude) noexcept {
       (magnitude - ((127 - kBias) << 23) + ((1 << (kDrop - 1)) - 1) + ((magnitude >> kDrop) & 1)) >> kDrop;
   const int32_t subnormal =
       std::bit_cast<int32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(kAligner)) - kAligner;
-  return magnitude < kMinNormal ? subnormal : normal;
+  return select(magnitude < kMinNormal, subnormal, normal);
 }
 
 /// Widens a finite code.
@@ -44,7 +51,7 @@ inline int32_t widen_magnitude(int32_t code) noexcept {
   const int32_t normal = shifted + ((127 - kBias) << 23);
   const int32_t subnormal =
       std::bit_cast<int32_t>(std::bit_cast<float>(shifted + kMinNormal) - std::bit_cast<float>(kMinNormal));
-  return code < (1 << kMantissaBits) ? subnormal : normal;
+  return select(code < (1 << kMantissaBits), subnormal, normal);
 }
 
 /// Shared by the fp8 types: saturation at kMax (a code and the float of that value), NaN to 0x7f.
@@ -53,8 +60,8 @@ inline uint8_t narrow_fp8(float value) noexcept {
   const auto bits = std::bit_cast<int32_t>(value);
   const int32_t magnitude = bits & kMagnitude;
   const int32_t finite = narrow_magnitude<kExponentBits, kMantissaBits>(magnitude);
-  const int32_t saturated = magnitude >= kMaxFloat ? kMaxCode : finite;
-  const int32_t code = magnitude > kInfinity ? 0x7f : saturated;
+  const int32_t saturated = select(magnitude >= kMaxFloat, kMaxCode, finite);
+  const int32_t code = select(magnitude > kInfinity, 0x7f, saturated);
   return static_cast<uint8_t>(code | ((bits >> 24) & 0x80));
 }
 
@@ -62,7 +69,7 @@ inline float widen_float16(int32_t code) noexcept {
   const int32_t magnitude = code & 0x7fff;
   const int32_t finite = widen_magnitude<5, 10>(magnitude);
   const int32_t special = kInfinity | (magnitude << 13);  // the exponent's bits fall inside infinity's
-  const int32_t wide = magnitude >= 0x7c00 ? special : finite;
+  const int32_t wide = select(magnitude >= 0x7c00, special, finite);
   return std::bit_cast<float>(wide | static_cast<int32_t>((static_cast<uint32_t>(code) & 0x8000u) << 16));
 }
 
@@ -97,8 +104,8 @@ struct Codec<DType::kFloat16> {
     const int32_t magnitude = bits & codec_detail::kMagnitude;
     const int32_t finite = codec_detail::narrow_magnitude<5, 10>(magnitude);
     const int32_t nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
-    const int32_t special = magnitude > codec_detail::kInfinity ? nan : 0x7c00;
-    const int32_t code = magnitude >= 0x47800000 ? special : finite;  // 2^16 and above
+    const int32_t special = codec_detail::select(magnitude > codec_detail::kInfinity, nan, 0x7c00);
+    const int32_t code = codec_detail::select(magnitude >= 0x47800000, special, finite);  // 2^16 and above
     return static_cast<uint16_t>(code | ((bits >> 16) & 0x8000));
   }
 };
@@ -109,7 +116,7 @@ struct Codec<DType::kFloat8E4M3> {
   static float decode(uint8_t code) noexcept {
     const int32_t magnitude = code & 0x7f;
     const int32_t finite = codec_detail::widen_magnitude<4, 3>(magnitude);
-    const int32_t wide = magnitude == 0x7f ? 0x7fc00000 : finite;
+    const int32_t wide = codec_detail::select(magnitude == 0x7f, 0x7fc00000, finite);
     return std::bit_cast<float>(wide | static_cast<int32_t>((static_cast<uint32_t>(code) & 0x80u) << 24));
   }
   static uint8_t encode(float value) noexcept {
