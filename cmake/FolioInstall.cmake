@@ -28,6 +28,12 @@ else()
   folio_install_library(folio static)
 endif()
 
+if(TARGET folio_cli)
+  file(RELATIVE_PATH folio_bin_to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+  set_target_properties(folio_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${folio_bin_to_lib}")
+  install(TARGETS folio_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+endif()
+
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/folio DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development
   FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)

@@ -51,10 +51,12 @@ def below(layer, other):
 
 
 def adapter(path):
-    """The engine adapter that a file under backends/ belongs to: src/backends/flashinfer/x.hpp -> flashinfer."""
+    """The engine adapter that a file under backends/ belongs to: src/backends/flashinfer/x.hpp -> flashinfer, and so is
+    include/folio/backends/flashinfer.hpp, the door to a directory of that name."""
     parts = pathlib.PurePath(path).parts
     rest = parts[parts.index("backends") + 1:]
-    return rest[0] if len(rest) > 1 else "common"
+    stem = pathlib.PurePath(rest[0]).stem
+    return stem if len(rest) > 1 or (ROOT / "include/folio/backends" / stem).is_dir() else "common"
 
 
 def check_adapter(path, header):
@@ -120,7 +122,7 @@ def main():
             check = check_public
         elif path.parts[0] == "src":
             check = check_source
-        elif path.parts[0] in ("tools", "examples", "bindings", "bench"):
+        elif path.parts[0] in ("tools", "examples", "bindings"):
             check = check_client
         else:
             continue

@@ -9,7 +9,7 @@ build=${1:-}
 passed=0
 failed=0
 check() {
-  if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+  if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $*"; fi
 }
 
 check scripts/checks/check_includes.py

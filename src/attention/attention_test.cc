@@ -18,15 +18,16 @@ std::atomic<int64_t> allocations = 0;
 
 }  // namespace
 
-void* operator new(size_t bytes) {
+// noinline: otherwise gcc sees malloc and operator delete as a mismatched pair.
+__attribute__((noinline)) void* operator new(size_t bytes) {
   if (counting) ++allocations;
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept {
+__attribute__((noinline)) void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, size_t) noexcept {
+__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept {
   std::free(memory);
 }
 
@@ -180,7 +181,10 @@ TEST(Run, RefusesWrongArguments) {
   EXPECT_THAT(message([](SmallDecode& s) { s.indptr[1] = 9; }), HasSubstr("table.indptr of row 0"));
   EXPECT_THAT(message([](SmallDecode& s) { s.segment_args[0].ragged.indptr = s.indptr.data(); }),
               HasSubstr("has it paged"));
-  EXPECT_THAT(message([](SmallDecode& s) { s.segment_args[0].table = dense_table(s.indices, 2, 2); }),
+  EXPECT_THAT(message([](SmallDecode& s) {
+                s.indices.resize(8);
+                s.segment_args[0].table = dense_table(s.indices, 2, 2);
+              }),
               HasSubstr("a row has 2"));
 }
 

@@ -16,7 +16,7 @@ class LineCutter {
 
   void cut() {
     LinePlace* cuts = arrays_.cuts.resize(int64_t{config_.num_workers} + 1);
-    cuts[0] = LinePlace{.block = 0, .head = 0, .tile = 0, .kv_tile = 0};
+    cuts[0] = LinePlace{};
     cuts[config_.num_workers] = end_of_line();
     Cut previous;
     for (int32_t w = 1; w < config_.num_workers; ++w) {
@@ -25,29 +25,33 @@ class LineCutter {
         cuts[w] = end_of_line();
         continue;
       }
-      const LinePlace place = find(ideal);
+      LinePlace place = find(ideal);
       const CutChoices choices = choices_at(place);
       const Cut chosen = choose_cut(line_, w, previous, choices);
-      if (chosen.position == previous.position) {
-        cuts[w] = cuts[w - 1];
-      } else if (chosen.position == choices.chain_begin) {
-        cuts[w] = LinePlace{place.block, place.head, place.tile, 0};
-      } else if (chosen.position == choices.chain_end) {
-        cuts[w] = next_chain(place);
+      // The previous cut, which may be chosen again, lies in this chain, at its end, or before it.
+      if (chosen.position == choices.chain_end) {
+        place = next_chain(place);
       } else {
-        pay(place);
-        const int64_t kv_tile = (chosen.position - choices.chain_begin) / arrays_.tiles[place.tile].kv_tile_cost;
-        cuts[w] = LinePlace{place.block, place.head, place.tile, kv_tile};
+        if (chosen.position != choices.chain_begin) pay(place);
+        place.kv_tile = (chosen.position - choices.chain_begin) / arrays_.tiles[place.tile].kv_tile_cost;
       }
+      cuts[w] = place;
       previous = chosen;
     }
   }
 
  private:
   LinePlace end_of_line() const {
-    return {.block = static_cast<int32_t>(arrays_.blocks.size()), .head = 0, .tile = end_tile(), .kv_tile = 0};
+    const int64_t blocks = arrays_.blocks.size();
+    LinePlace end{};
+    end.block = static_cast<int32_t>(blocks);
+    end.tile = static_cast<int32_t>(arrays_.tiles.size());
+    if (blocks > 0) {
+      const Block& last = arrays_.blocks[blocks - 1];
+      end.chain = last.chain(config_.num_kv_heads, last.tile_begin);
+    }
+    return end;
   }
-  int32_t end_tile() const { return static_cast<int32_t>(arrays_.tiles.size()); }
 
   /// The chain that contains `position`, which is before the line's end. Positions come in ascending order.
   LinePlace find(int64_t position) {
@@ -63,22 +67,27 @@ class LineCutter {
         std::upper_bound(tiles + block.tile_begin, tiles + block.tile_end, in_head,
                          [](int64_t offset, const RowTile& tile) { return offset < tile.line_offset; });
     const RowTile* tile = after - 1;
-    return {.block = block_,
-            .head = static_cast<int32_t>(head),
-            .tile = static_cast<int32_t>(tile - tiles),
-            .kv_tile = (in_head - tile->line_offset) / tile->kv_tile_cost};
+    LinePlace place{};
+    place.block = block_;
+    place.head = static_cast<int32_t>(head);
+    place.tile = static_cast<int32_t>(tile - tiles);
+    place.chain = block.chain(place.head, place.tile);
+    place.kv_tile = (in_head - tile->line_offset) / tile->kv_tile_cost;
+    return place;
   }
 
-  LinePlace next_chain(const LinePlace& place) const {
-    LinePlace next{place.block, place.head, place.tile + 1, 0};
+  LinePlace next_chain(LinePlace place) const {
     const Block& block = arrays_.blocks[place.block];
-    if (next.tile < block.tile_end) return next;
-    next.tile = block.tile_begin;
-    if (++next.head < config_.num_kv_heads) return next;
-    next.head = 0;
-    ++next.block;
-    next.tile = block.tile_end;  // the next block's first
-    return next;
+    ++place.chain;
+    place.kv_tile = 0;
+    if (++place.tile < block.tile_end) return place;
+    if (++place.head < config_.num_kv_heads) {
+      place.tile = block.tile_begin;
+    } else {
+      place.head = 0;
+      ++place.block;  // whose first row tile is this block's end
+    }
+    return place;
   }
 
   CutChoices choices_at(const LinePlace& place) const {
@@ -133,14 +142,12 @@ class LineCutter {
     return (later_splits + 1) * (tile.row_end - tile.row_begin);
   }
 
-  bool is_cut(const LinePlace& place) const {
-    return place.block == paid_.block && place.head == paid_.head && place.tile == paid_.tile;
-  }
+  bool is_cut(const LinePlace& place) const { return place.chain == paid_chain_; }
 
   void pay(const LinePlace& place) {
     if (!fixed_splits_ || is_cut(place)) return;
     budget_ -= price(arrays_.tiles[place.tile], place.kv_tile);
-    paid_ = place;
+    paid_chain_ = place.chain;
   }
 
   const PlannerConfig& config_;
@@ -149,7 +156,7 @@ class LineCutter {
   const bool fixed_splits_;
   int64_t budget_;
   int32_t block_ = 0;
-  LinePlace paid_{.block = -1, .head = -1, .tile = -1, .kv_tile = 0};
+  int64_t paid_chain_ = -1;
 };
 
 }  // namespace

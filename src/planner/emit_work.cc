@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/error.hpp"
+
 namespace folio::inline v0::planner {
 namespace {
 
@@ -23,26 +25,35 @@ class Emitter {
 
   void emit() {
     int32_t* worker_indptr = arrays_.worker_indptr.resize(int64_t{config_.num_workers} + 1);
-    LinePlace place = arrays_.cuts[0];
+    LinePlace place{};
     for (int32_t w = 0; w < config_.num_workers; ++w) {
       worker_indptr[w] = static_cast<int32_t>(next_item_ - items_);
-      const LinePlace stop = arrays_.cuts[w + 1];
-      while (place.block != stop.block || place.head != stop.head || place.tile != stop.tile) {
+      const LinePlace& stop = arrays_.cuts[w + 1];
+      while (place.chain < stop.chain) {
         const Block& block = arrays_.blocks[place.block];
-        const RowTile& tile = arrays_.tiles[place.tile];
-        emit_part(block, tile, place, tile.num_kv_tiles);
-        place.kv_tile = 0;
-        if (++place.tile == block.tile_end) {
-          if (++place.head < config_.num_kv_heads) {
-            place.tile = block.tile_begin;
-          } else {
-            place.head = 0;
-            ++place.block;
-          }
+        const int32_t whole_heads = (stop.block > place.block ? config_.num_kv_heads : stop.head) - place.head;
+        if (whole_heads > 0 && block.direct && place.tile == block.tile_begin && place.kv_tile == 0) {
+          emit_heads(block, place.head, whole_heads);
+          place.chain += int64_t{whole_heads} * (block.tile_end - block.tile_begin);
+          place.head += whole_heads;
+        } else {
+          const RowTile& tile = arrays_.tiles[place.tile];
+          emit_part(tile, place, tile.num_kv_tiles);
+          place.kv_tile = 0;
+          ++place.chain;
+          if (++place.tile < block.tile_end) continue;
+          ++place.head;
+        }
+        if (place.head < config_.num_kv_heads) {
+          place.tile = block.tile_begin;
+        } else {
+          place.tile = block.tile_end;
+          place.head = 0;
+          ++place.block;
         }
       }
       if (stop.kv_tile > place.kv_tile) {
-        emit_part(arrays_.blocks[place.block], arrays_.tiles[place.tile], place, stop.kv_tile);
+        emit_part(arrays_.tiles[place.tile], place, stop.kv_tile);
         place.kv_tile = stop.kv_tile;
       }
     }
@@ -52,18 +63,37 @@ class Emitter {
   }
 
  private:
+  /// Whole chains of some KV heads that write the output: those of one head, and copies for the others.
+  void emit_heads(const Block& block, int32_t head, int32_t count) {
+    const WorkItem* const begin = next_item_;
+    for (int32_t t = block.tile_begin; t < block.tile_end; ++t) emit_direct(arrays_.tiles[t], head);
+    const WorkItem* const end = next_item_;
+    WorkItem* next = next_item_;
+    for (int32_t copy = head + 1; copy < head + count; ++copy) {
+      for (const WorkItem* item = begin; item != end; ++item, ++next) {
+        *next = *item;
+        next->kv_head = copy;
+      }
+    }
+    next_item_ = next;
+  }
+
+  void emit_direct(const RowTile& tile, int32_t head) {
+    WorkItem* const begin = next_item_;
+    emit_ranges(tile, head, 0, tile.num_kv_tiles);
+    begin->flags |= kStart;
+    next_item_[-1].flags |= kFinish;
+  }
+
   /// One worker's part of a chain: KV tiles [place.kv_tile, kv_tile_end).
-  void emit_part(const Block& block, const RowTile& tile, const LinePlace& place, int64_t kv_tile_end) {
+  void emit_part(const RowTile& tile, const LinePlace& place, int64_t kv_tile_end) {
     const bool first = place.kv_tile == 0;
     const bool last = kv_tile_end == tile.num_kv_tiles;
     if (tile.num_kv_tiles == 0) return;
-    ChainParts* const parts = tile.to_partial ? &chain_parts_[chain_number(block, place.tile, place.head)] : nullptr;
+    ChainParts* const parts = tile.to_partial ? &chain_parts_[place.chain] : nullptr;
     if (parts != nullptr && first) parts->begin = arrays_.parts.size();
     if (first && last && !tile.to_partial) {
-      WorkItem* const begin = next_item_;
-      emit_ranges(tile, place.head, 0, kv_tile_end);
-      begin->flags |= kStart;
-      next_item_[-1].flags |= kFinish;
+      emit_direct(tile, place.head);
       return;
     }
     if (first && !tile.to_partial) chain_sources_ = static_cast<int32_t>(arrays_.merge_sources.size());
@@ -92,16 +122,12 @@ class Emitter {
     }
   }
 
-  static int64_t chain_number(const Block& block, int32_t tile, int32_t head) {
-    return block.first_chain + int64_t{head} * (block.tile_end - block.tile_begin) + (tile - block.tile_begin);
-  }
-
   /// Partial rows for one result of a row tile, noted among its chain's.
   int32_t take_partial(const RowTile& tile) {
     const int32_t first_row = static_cast<int32_t>(num_partial_rows_);
     num_partial_rows_ += tile.row_end - tile.row_begin;
     if (num_partial_rows_ > std::numeric_limits<int32_t>::max()) {
-      throw Error(ErrorCode::kInvalidArgument, "the batch's shared segments need more than 2^31 - 1 partial rows");
+      core::fail(ErrorCode::kInvalidArgument, "the batch's shared segments need more than 2^31 - 1 partial rows");
     }
     (tile.to_partial ? arrays_.parts : arrays_.merge_sources).push_back(first_row);
     return first_row;
@@ -204,8 +230,7 @@ class Emitter {
   /// The partial results of one chain as sources of a merge that begins at `row`.
   void add_sources(int64_t block_index, const RowTile& tile, int32_t head, int32_t row) {
     const Block& block = arrays_.blocks[block_index];
-    const ChainParts parts =
-        chain_parts_[chain_number(block, static_cast<int32_t>(&tile - arrays_.tiles.data()), head)];
+    const ChainParts parts = chain_parts_[block.chain(head, static_cast<int32_t>(&tile - arrays_.tiles.data()))];
     for (int64_t i = parts.begin; i < parts.end; ++i) {
       arrays_.merge_sources.push_back(arrays_.parts[i] + (row - tile.row_begin));
     }

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <string>
 #include <type_traits>
+#include <utility>
 
-#include "folio/types/error.hpp"
+#include "core/error.hpp"
 
 namespace folio::inline v0::planner {
 
@@ -28,8 +28,8 @@ class GrowBuffer {
       if (size_ > 0) std::memcpy(larger.get(), data_.get(), static_cast<size_t>(size_) * sizeof(T));
       data_ = std::move(larger);
     } catch (const std::bad_alloc&) {
-      throw Error(ErrorCode::kOutOfMemory, "a plan needs an array of " + std::to_string(grown) + " elements of " +
-                                               std::to_string(sizeof(T)) + " bytes, which the system does not have");
+      core::fail(ErrorCode::kOutOfMemory, "a plan needs an array of ", grown, " elements of ", sizeof(T),
+                 " bytes, which the system does not have");
     }
     capacity_ = grown;
   }

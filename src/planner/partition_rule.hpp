@@ -139,12 +139,13 @@ FOLIO_HOST_DEVICE constexpr Cut choose_cut(const WorkLine& line, int32_t worker,
   int best_rank = 3;
   int64_t best_distance = 0;
   for (int i = 0; i < (choices.divisible ? 4 : 2); ++i) {
-    const int64_t position = positions[i] < previous.position ? previous.position : positions[i];
+    const bool passed = positions[i] < previous.position;
+    const int64_t position = passed ? previous.position : positions[i];
     const int64_t deviation = position * line.num_workers - line.total * worker;
     const int64_t distance = deviation < 0 ? -deviation : deviation;
     const int64_t change = deviation - reference;
     const bool within = distance < limit && change < limit && -change < limit;
-    const int rank = within ? (i < 2 ? 0 : 1) : 2;
+    const int rank = within ? (i < 2 && !passed ? 0 : 1) : 2;
     if (rank < best_rank || (rank == best_rank && distance < best_distance)) {
       best = Cut{position, deviation};
       best_rank = rank;

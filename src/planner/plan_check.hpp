@@ -1,62 +1,15 @@
 #pragma once
 
-#include <optional>
-#include <random>
 #include <string>
-#include <vector>
 
-#include "planner/planner.hpp"
+#include "planner/plan_fixtures.hpp"
 
-/// What planner tests share: batches that own their arrays, random ones, and a brute-force check of a plan against the
-/// definitions of segments, shards, masks and windows, without the planner's arithmetic.
+/// What plans must be, checked by brute force against the definitions of segments, shards, masks and windows, without
+/// the planner's arithmetic. Tests only.
 namespace folio::inline v0::planner::testing {
-
-/// A segment with its arrays.
-struct OwnedSegment {
-  KvSource source = KvSource::kPaged;
-  std::vector<int32_t> kv_len;
-  std::vector<int32_t> first_pos;     ///< empty = null
-  std::vector<int32_t> group_indptr;  ///< empty = one row a request
-  SegmentMask mask = SegmentMask::kAsConfig;
-  KvShard shard;
-};
-
-/// A batch with its arrays.
-struct OwnedBatch {
-  std::vector<int32_t> q_len;
-  std::vector<int32_t> q_first_pos;  ///< empty = null
-  std::vector<OwnedSegment> segments;
-  CustomMaskScope scope = CustomMaskScope::kAll;
-  std::vector<int32_t> tail_len;  ///< empty = null
-  int32_t padding_tokens = 0;
-
-  /// A view, valid while this object stands unchanged.
-  BatchView view();
-
- private:
-  std::vector<int32_t> cu_q_;
-  std::vector<KvSegment> views_;
-};
-
-/// One decode or prefill batch: a paged segment, one row a request.
-OwnedBatch paged_batch(std::vector<int32_t> q_len, std::vector<int32_t> kv_len);
-
-struct Case {
-  PlannerConfig config;
-  OwnedBatch batch;
-};
-
-/// A small random case: every kind of segment, shard, group, mask, window, level and number of workers comes up.
-Case random_case(std::mt19937& random);
 
 /// Empty if the plan does what plan_view.hpp says for the batch, else what is wrong: coverage of (row, key) pairs,
 /// items' and merges' structure, partial rows, bounds.
 std::string check_plan(const PlannerConfig& config, const OwnedBatch& batch, const PlanView& plan);
-
-/// Cost of every worker's items. An empty item counts as one tile.
-std::vector<int64_t> worker_loads(const PlannerConfig& config, const PlanView& plan);
-
-/// Every field of a plan that is not an address.
-std::vector<int64_t> serialise(const PlanView& plan);
 
 }  // namespace folio::inline v0::planner::testing

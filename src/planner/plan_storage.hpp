@@ -36,18 +36,23 @@ struct RowTile {
 struct Block {
   int32_t tile_begin;
   int32_t tile_end;
+  bool direct;          ///< no tile has to_partial: uncut chains write the output
   int64_t first_chain;  ///< number of the chain (head 0, first tile)
   int64_t line_begin;
   int64_t head_cost;
+  int64_t chain(int32_t head, int32_t tile) const noexcept {
+    return first_chain + int64_t{head} * (tile_end - tile_begin) + (tile - tile_begin);
+  }
 };
 
-/// A place in the work line: a chain and how many of its KV tiles lie before the place. The line's end is {blocks, 0,
-/// 0, 0}.
+/// A place in the work line: a chain and how many of its KV tiles lie before the place. The line's end is the chain
+/// after the last.
 struct LinePlace {
+  int64_t chain;
+  int64_t kv_tile;
   int32_t block;
   int32_t head;
   int32_t tile;  ///< index of the row tile
-  int64_t kv_tile;
 };
 
 /// A shared segment's groups: which block works on each.

@@ -11,7 +11,7 @@ namespace folio::inline v0::planner {
 struct TileShape {
   int32_t rows = 0;  ///< most packed rows (query tokens x heads of a group) an item has
   int32_t kv_tokens =
-      0;  ///< tokens of K and V the kernel takes at a time; item boundaries are multiples of it, from local token 0
+      0;  ///< tokens of K and V the kernel takes at a time; work is cut at multiples, from local token 0
 };
 
 /// One segment's lengths as a plan keeps them. Rows are requests, or groups of requests for a shared segment.
@@ -25,7 +25,7 @@ struct SegmentLengths {
   const int32_t* first_pos;       ///< [num_rows], never null
   const int32_t* row_of_request;  ///< [R], the request's row or -1; null when rows are requests
   const int32_t*
-      key_offset;  ///< [R], keys of the request in earlier segments: its column base in a custom mask; null without one
+      key_offset;  ///< [R], the request's keys in earlier segments: its column base in a custom mask, or null
 };
 
 /// What a worker does at an item, besides accumulating its keys.
@@ -45,13 +45,18 @@ struct WorkItem {
   int32_t request;    ///< the request of the first row; later rows of a shared item may belong to later requests
   int32_t row_begin;  ///< packed rows [row_begin, row_end), at most TileShape::rows
   int32_t row_end;
-  int32_t kv_begin;  ///< local tokens [kv_begin, kv_end); may be empty: the rows then see nothing
+  /// Local tokens [kv_begin, kv_end). Cuts between items are at multiples of TileShape::kv_tokens; the first and last
+  /// token are the first and last that any of the rows sees, but at kBatchInvariant and above kv_begin is rounded down
+  /// to such a multiple: up to kv_tokens - 1 tokens that no row sees, whose memory may hold anything. An empty range
+  /// means that the rows see nothing at all; its segment is 0 and its kv_row is not to be used.
+  int32_t kv_begin;
   int32_t kv_end;
   int32_t partial;  ///< with kFinish: the first of row_end - row_begin partial rows, or -1 to write the output
   uint32_t flags;   ///< ItemFlags
 };
 
-/// Rows whose result is folded from several partial states, in order.
+/// Rows of one request whose result is folded from partial states, in order: those of shared segments in the order of
+/// the segments, then those of the request's other segments in the order of their keys. At least one.
 struct MergeItem {
   int32_t kv_head;
   int32_t request;    ///< of the first row

@@ -44,11 +44,19 @@ class PlanStorage {
 };
 
 /// Most partial rows of any batch without shared segments; with bounds, of any batch within them. The planner keeps to
-/// it: where finer splitting would need more, it splits less.
+/// it: where finer splitting would need more, it splits less. Up to kRunToRun that is two row tiles a worker; above,
+/// where every fixed split after a cut is a result of its own, 16 row tiles or 1024 rows a worker, whichever is more.
 int64_t max_partial_rows(const PlannerConfig& config);
 
 /// Divides a batch over workers. Pure: equal inputs give equal plans. Host lengths only. The view is valid until the
-/// storage is used again. Throws Error(kInvalidArgument) naming the request and segment at fault.
+/// storage is used again. Throws Error(kInvalidArgument) naming the request and segment at fault; the storage then
+/// holds no plan. O(requests x segments + row tiles x segments + items), whatever the number of keys.
+///
+/// Loads (cost of a worker's items; one that sees nothing counts as a tile) are less than one grain away from their
+/// mean, and so differ by less than two; where all grains cost the same, they differ by at most one. A grain is the
+/// dearest KV tile of the batch, or at kBatchInvariant and above its dearest fixed split. Chains that may not be cut
+/// are exempt there: those beyond the budget of max_partial_rows, and those whose result is folded after a shared
+/// segment's.
 PlanView make_plan(const PlannerConfig& config, const BatchView& batch, PlanStorage& storage);
 
 }  // namespace folio::inline v0::planner

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <string>
+
+#include "core/error.hpp"
 
 namespace folio::inline v0::planner {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 constexpr int32_t kNoBlock = -1;
 
 [[noreturn]] void refuse_size() {
-  throw Error(
+  core::fail(
       ErrorCode::kInvalidArgument,
       "the batch's work does not fit in 64-bit sums, or needs more than 2^31 - 1 items: it is too large for one plan");
 }
@@ -45,7 +46,9 @@ class LineBuilder {
 
   /// Position of the query of packed row `row`, which belongs to `request`.
   int64_t position(int32_t request, int32_t row) const {
-    return int64_t{view_.q_first_pos[request]} + (row - first_row(request)) / group_size_;
+    const int32_t row_of_request = row - first_row(request);
+    const int32_t token = row_of_request < group_size_ ? 0 : row_of_request / group_size_;  // decode divides nothing
+    return int64_t{view_.q_first_pos[request]} + token;
   }
 
   void find_shared_segments() {
@@ -108,6 +111,7 @@ class LineBuilder {
     tile.line_offset = block.head_cost;
     arrays_.tiles.push_back(tile);
     block.tile_end = static_cast<int32_t>(arrays_.tiles.size());
+    block.direct = block.direct && !tile.to_partial;
     int64_t cost = 0;
     if (__builtin_mul_overflow(tile.num_kv_tiles, tile.kv_tile_cost, &cost) ||
         __builtin_add_overflow(block.head_cost, cost, &block.head_cost)) {
@@ -122,6 +126,7 @@ class LineBuilder {
     const int32_t begin = static_cast<int32_t>(arrays_.tiles.size());
     return Block{.tile_begin = begin,
                  .tile_end = begin,
+                 .direct = true,
                  .first_chain = totals_.num_chains,
                  .line_begin = totals_.line.total,
                  .head_cost = 0};

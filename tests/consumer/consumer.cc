@@ -1,4 +1,5 @@
-// Uses the installed package as an engine would: headers, a call into the library, and an exception that crosses its border.
+// Uses the installed package as an engine would: headers, a call into the library, and an exception that crosses its
+// border.
 #include <array>
 #include <cstdint>
 #include <cstdio>

@@ -1,6 +1,6 @@
-#include <algorithm>
+#include "planner/plan_fixtures.hpp"
 
-#include "planner/plan_check.hpp"
+#include <utility>
 
 namespace folio::inline v0::planner::testing {
 namespace {

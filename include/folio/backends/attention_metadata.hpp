@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "folio/types/device.hpp"
+#include "folio/types/export.hpp"
+#include "folio/types/kv_cache.hpp"
+
+namespace folio::inline v0::backends {
+
+/// An engine's dense table: row i holds request i's page ids in order; entries beyond its pages are never read.
+struct BlockTableView {
+  const int32_t* data = nullptr;
+  int32_t num_rows = 0;
+  int32_t num_columns = 0;  ///< entries of a row that are the row's own
+  int64_t row_stride = 0;   ///< entries from a row to the next, >= num_columns
+};
+
+/// The first `num_rows` rows as the core takes them. Nothing is copied.
+FOLIO_API PageTableView to_page_table(const BlockTableView& table, int32_t num_rows);
+
+/// One step's batch as the engine's runner describes it; every backend's builder makes its own metadata of it. Request
+/// i has the query tokens [query_start_loc[i], query_start_loc[i + 1]) and, these included, seq_lens[i] tokens of KV.
+/// Everything is borrowed and only read: the arrays must outlive the metadata built from them. R = num_reqs, T =
+/// num_actual_tokens.
+struct CommonAttentionMetadata {
+  Where where = Where::kHost;                ///< of the arrays
+  std::span<const int32_t> query_start_loc;  ///< [R + 1], from 0, non-decreasing
+  std::span<const int32_t> seq_lens;         ///< [R]
+  int32_t num_reqs = 0;
+  int32_t num_actual_tokens = 0;  ///< rows of the queries to compute; beyond query_start_loc[R] they are padding
+  int32_t max_query_len = 0;      ///< the longest query
+  int32_t max_seq_len = 0;        ///< an upper bound of seq_lens
+  BlockTableView block_table;     ///< [>= R, columns]
+  std::span<const int64_t> slot_mapping;  ///< [<= T]: the slot each new token's K and V go to; negative = nowhere
+  bool causal = true;
+
+  std::span<const int32_t> query_start_loc_host;  ///< [R + 1], copies for planning where the arrays lie on a device
+  std::span<const int32_t> seq_lens_host;         ///< [R], likewise
+  std::span<const int32_t> dcp_local_seq_lens;  ///< [R], this rank's share of seq_lens under decode context parallelism
+  std::span<const int32_t> encoder_seq_lens;    ///< [R], cross attention only
+  std::span<const int32_t> logits_indices_padded;  ///< tokens whose logits are wanted, for layers that skip the others
+  int32_t num_logits_indices = 0;                  ///< of those, how many are not padding
+  std::span<const int64_t> positions;              ///< [T], global positions of the new tokens
+  std::span<const uint8_t> is_prefilling;          ///< [R], 1 while a request's prompt is being computed
+
+  /// Tokens of new keys that request i brings.
+  int32_t query_len(int32_t i) const { return query_start_loc[i + 1] - query_start_loc[i]; }
+  /// Tokens of request i whose KV is in the cache already.
+  int32_t num_computed_tokens(int32_t i) const { return seq_lens[i] - query_len(i); }
+  /// The first requests and tokens only, without what pads a batch for graphs. The maxima stay as they are.
+  /// Throws kInvalidArgument for more than there are.
+  FOLIO_API CommonAttentionMetadata unpadded(int32_t num_tokens, int32_t num_requests) const;
+};
+
+}  // namespace folio::inline v0::backends

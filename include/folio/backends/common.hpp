@@ -1,0 +1,8 @@
+#pragma once
+
+/// What every engine adapter shares: the plain structs that an engine fills, and the functions that order and divide a
+/// batch.
+#include "folio/backends/attention_layer.hpp"     // IWYU pragma: export
+#include "folio/backends/attention_metadata.hpp"  // IWYU pragma: export
+#include "folio/backends/batch_order.hpp"         // IWYU pragma: export
+#include "folio/backends/engine_config.hpp"       // IWYU pragma: export

@@ -1,0 +1,77 @@
+#include "attention/cache_args.hpp"
+
+#include <cmath>
+
+#include "core/error.hpp"
+
+namespace folio::inline v0::attention {
+
+using core::require;
+
+void check_device(const char* function, const Context& context, Stream stream) {
+  if (context.device().type != DeviceType::kCpu) {
+    core::fail(ErrorCode::kUnsupported, function, " on a device other than the CPU; CPU contexts are offered");
+  }
+  require(stream.handle == nullptr, function, " on a CPU context takes no stream; pass a default-constructed Stream");
+}
+
+void check_tensor(const char* name, const ConstTensorView& tensor, int64_t heads, int64_t dim) {
+  require(tensor.rank == 3, name, " has rank ", tensor.rank, "; it must be [tokens, num_kv_heads, head_dim]");
+  require(tensor.dtype == DType::kFloat32 || tensor.dtype == DType::kFloat16 || tensor.dtype == DType::kBFloat16 ||
+              is_fp8(tensor.dtype),
+          name, " is ", to_string(tensor.dtype), "; float32, float16, bfloat16 and the cache's fp8 type are taken");
+  require(tensor.shape[0] >= 0 && tensor.shape[1] == heads && tensor.shape[2] == dim, name, " is [", tensor.shape[0],
+          ", ", tensor.shape[1], ", ", tensor.shape[2], "]; it must be [tokens, ", heads, ", ", dim, "]");
+  require(tensor.strides[2] == 1 || dim == 1, name, "'s innermost stride is ", tensor.strides[2], "; it must be 1");
+  require(reinterpret_cast<uintptr_t>(tensor.data) % static_cast<uintptr_t>(size_of(tensor.dtype)) == 0, name,
+          " is not aligned to an element of ", to_string(tensor.dtype));
+}
+
+bool is_default(const Scale& scale) {
+  return scale.data == nullptr && scale.value == 1.0f && scale.granularity == ScaleGranularity::kPerTensor &&
+         scale.request_stride == 0;
+}
+
+bool same_scale(const Scale& a, const Scale& b) {
+  return a.value == b.value && a.data == b.data && a.granularity == b.granularity &&
+         a.request_stride == b.request_stride;
+}
+
+void check_scale(const char* name, const Scale& scale, bool used, const char* why_not, int64_t heads,
+                 int64_t requests) {
+  if (!used) {
+    require(is_default(scale), name, " is given, but ", why_not);
+    return;
+  }
+  const auto granularity = scale.granularity;
+  const bool per_tensor = granularity == ScaleGranularity::kPerTensor;
+  const bool per_head = granularity == ScaleGranularity::kPerHead;
+  const bool per_request = granularity == ScaleGranularity::kPerRequest;
+  const bool per_both = granularity == ScaleGranularity::kPerRequestAndHead;
+  require(per_tensor || per_head || (requests >= 0 && (per_request || per_both)), name, ".granularity is ",
+          static_cast<int32_t>(granularity), "; per tensor (0) and per head (1)",
+          requests >= 0 ? ", per request (2) and per request and head (3)" : "", " are taken here");
+  require(scale.request_stride == 0 || per_both, name, ".request_stride is ", scale.request_stride,
+          ", but the scale is not per request and head");
+  require(scale.request_stride >= 0, name, ".request_stride is ", scale.request_stride, "; it must not be negative");
+  if (scale.data == nullptr) {
+    require(per_tensor, name, " is per head or request, but has no data");
+    require(std::isfinite(scale.value) && scale.value > 0.0f, name, ".value is ", scale.value,
+            "; it must be finite and above 0");
+    return;
+  }
+  require(scale.value == 1.0f, name, " has data and a value of ", scale.value, "; leave the value at 1");
+  require(reinterpret_cast<uintptr_t>(scale.data) % alignof(float) == 0, name, ".data is not aligned to a float");
+  const auto table = kernels::generic::scale_table(scale);
+  const int64_t rows = per_request || per_both ? requests : 1;
+  const int64_t columns = per_head || per_both ? heads : 1;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      const float value = table.at(row, column);
+      require(std::isfinite(value) && value > 0.0f, name, ".data of request ", row, ", head ", column, " is ", value,
+              "; it must be finite and above 0");
+    }
+  }
+}
+
+}  // namespace folio::inline v0::attention

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+
+#include "folio/context.hpp"
+#include "folio/kv_cache.hpp"
+#include "kernels/cpu/generic/cache/cache_kernels.hpp"
+#include "kvcache/strided_set.hpp"
+
+/// Checks that the cache functions share. All throw kInvalidArgument unless they say otherwise; names are for messages.
+namespace folio::inline v0::attention {
+
+/// The context is a CPU's and the stream the default one. kUnsupported for other devices.
+void check_device(const char* function, const Context& context, Stream stream);
+
+/// [tokens, heads, dim], innermost contiguous, of any of the cache's dtypes, aligned to its elements, strides not
+/// negative.
+void check_tensor(const char* name, const ConstTensorView& tensor, int64_t heads, int64_t dim);
+
+/// A scale that the function can use. `used`: the side it belongs to is fp8 and not copied bitwise; otherwise it must
+/// be left at its default, and `why_not` says why. `requests`: rows that per-request scales may be indexed by; -1 =
+/// such scales are refused. Values, on the host, must be finite and > 0.
+void check_scale(const char* name, const Scale& scale, bool used, const char* why_not, int64_t heads,
+                 int64_t requests = -1);
+
+bool is_default(const Scale& scale);
+bool same_scale(const Scale& a, const Scale& b);
+
+/// A checked tensor's rows for kernels.
+template <typename Byte, typename Void>
+kernels::generic::TensorRows<Byte> tensor_rows(const BasicTensorView<Void>& tensor) {
+  const int64_t bytes = size_of(tensor.dtype);
+  return {static_cast<Byte*>(tensor.data), tensor.strides[0] * bytes, tensor.strides[1] * bytes};
+}
+
+}  // namespace folio::inline v0::attention

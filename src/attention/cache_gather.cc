@@ -1,0 +1,66 @@
+#include "attention/cache_args.hpp"
+#include "attention/split_work.hpp"
+#include "core/error.hpp"
+#include "folio/kv_cache.hpp"
+#include "folio/page_table.hpp"
+
+namespace folio::inline v0 {
+namespace {
+
+using core::require;
+namespace generic = kernels::generic;
+
+void check_output(const char* name, const TensorView& out, const KvCacheView& cache, int64_t dim, int64_t tokens,
+                  const Scale& scale, const char* scale_name, int64_t num_rows) {
+  attention::check_tensor(name, out, cache.num_kv_heads, dim);
+  require(out.shape[0] == tokens, name, " has ", out.shape[0], " tokens; the rows have ", tokens);
+  require(out.data != nullptr || tokens == 0, name, ".data is null");
+  require(!is_fp8(out.dtype) || out.dtype == cache.dtype, name, " is ", to_string(out.dtype), ", the cache ",
+          to_string(cache.dtype), "; fp8 is gathered from a cache of the same type only");
+  const char* why_not = is_fp8(cache.dtype) ? "fp8 output is copied as it is" : "the cache is not fp8";
+  attention::check_scale(scale_name, scale, is_fp8(cache.dtype) && out.dtype != cache.dtype, why_not,
+                         cache.num_kv_heads, num_rows);
+  const kvcache::StridedSet rows = kvcache::rows_set(name, out, tokens);
+  require(rows.distinct, name, "'s rows overlap: token stride ", out.strides[0], ", head stride ", out.strides[1]);
+  require(kvcache::lie_apart(rows, kvcache::k_set(cache)) && kvcache::lie_apart(rows, kvcache::v_set(cache)), name,
+          " overlaps the cache");
+}
+
+generic::GatherHalf gather_half(const kvcache::CacheHalf& half, const TensorView& out, DType cache_dtype, int64_t dim,
+                                const Scale& scale) {
+  return {half, attention::tensor_rows<std::byte>(out), dim,
+          generic::row_conversion(cache_dtype, out.dtype, cache_dtype == out.dtype), generic::scale_table(scale)};
+}
+
+}  // namespace
+
+void gather_kv(const Context& context, const KvCacheView& cache, const PageTableView& table,
+               std::span<const int32_t> kv_len, TensorView k_out, TensorView v_out, const Scale& k_scale,
+               const Scale& v_scale, Stream stream) {
+  attention::check_device("gather_kv", context, stream);
+  validate(cache);
+  validate(table, kv_len, cache.page_size, cache.num_pages);
+  int64_t tokens = 0;
+  for (const int32_t length : kv_len) tokens += length;
+  const auto num_rows = static_cast<int64_t>(kv_len.size());
+  check_output("k_out", k_out, cache, cache.head_dim_qk, tokens, k_scale, "k_scale", num_rows);
+  check_output("v_out", v_out, cache, cache.head_dim_v, tokens, v_scale, "v_scale", num_rows);
+  require(kvcache::lie_apart(kvcache::rows_set("k_out", k_out, tokens), kvcache::rows_set("v_out", v_out, tokens)),
+          "k_out and v_out overlap");
+
+  generic::GatherParams params;
+  params.k = gather_half(kvcache::k_half(cache), k_out, cache.dtype, cache.head_dim_qk, k_scale);
+  params.v = gather_half(kvcache::v_half(cache), v_out, cache.dtype, cache.head_dim_v, v_scale);
+  params.table = table;
+  params.kv_len = kv_len.data();
+  params.num_rows = num_rows;
+  params.page_size = cache.page_size;
+  params.num_heads = cache.num_kv_heads;
+  const double token_bytes = static_cast<double>(cache.num_kv_heads) *
+                             (static_cast<double>(cache.head_dim_qk) + cache.head_dim_v) *
+                             (size_of(cache.dtype) + size_of(k_out.dtype));
+  attention::for_ranges(context, tokens, attention::wanted_items(context, static_cast<double>(tokens) * token_bytes),
+                        [&](int64_t begin, int64_t end) noexcept { generic::gather_tokens(params, begin, end); });
+}
+
+}  // namespace folio::inline v0

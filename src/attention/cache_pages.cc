@@ -1,0 +1,158 @@
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "attention/cache_args.hpp"
+#include "attention/split_work.hpp"
+#include "core/error.hpp"
+#include "folio/kv_cache.hpp"
+
+namespace folio::inline v0 {
+namespace {
+
+using core::require;
+namespace generic = kernels::generic;
+
+enum class Sharing { kNone, kSameCache };
+
+bool same_strides(const KvStrides& a, const KvStrides& b) {
+  return a.page == b.page && a.token == b.token && a.head == b.head;
+}
+
+/// Two caches must lie apart, or be the same one.
+Sharing check_sharing(const KvCacheView& from, const KvCacheView& to) {
+  const kvcache::StridedSet from_k = kvcache::k_set(from);
+  const kvcache::StridedSet from_v = kvcache::v_set(from);
+  const kvcache::StridedSet to_k = kvcache::k_set(to);
+  const kvcache::StridedSet to_v = kvcache::v_set(to);
+  if (kvcache::lie_apart(from_k, to_k) && kvcache::lie_apart(from_k, to_v) && kvcache::lie_apart(from_v, to_k) &&
+      kvcache::lie_apart(from_v, to_v)) {
+    return Sharing::kNone;
+  }
+  require(from.k == to.k && from.v == to.v && from.dtype == to.dtype && from.format == to.format &&
+              same_strides(from.k_strides, to.k_strides) && same_strides(from.v_strides, to.v_strides),
+          "the two caches share memory, but are not the same cache: dtype, format, pointers and strides must be equal");
+  return Sharing::kSameCache;
+}
+
+void check_ids(const char* name, std::span<const int32_t> pages, int64_t num_pages) {
+  for (size_t i = 0; i < pages.size(); ++i) {
+    require(pages[i] >= 0 && pages[i] < num_pages, name, "[", i, "] is page ", pages[i], "; the cache has ", num_pages,
+            " pages");
+  }
+}
+
+/// Sorts a copy of the destinations: the one allocation of these functions.
+void check_destinations(std::span<const int32_t> source, std::span<const int32_t> destination, Sharing sharing) {
+  std::vector<int32_t> sorted;
+  try {
+    sorted.assign(destination.begin(), destination.end());
+  } catch (const std::bad_alloc&) {
+    core::fail(ErrorCode::kOutOfMemory, "no memory to check ", destination.size(), " destination pages");
+  }
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) {
+    core::fail(ErrorCode::kInvalidArgument, "page ", *twice, " is given twice as a destination");
+  }
+  if (sharing == Sharing::kNone) return;
+  for (size_t i = 0; i < source.size(); ++i) {
+    require(!std::binary_search(sorted.begin(), sorted.end(), source[i]), "page ", source[i], " (source[", i,
+            "]) is a destination too; within one cache, sources and destinations must be disjoint");
+  }
+}
+
+void check_caches(const char* function, const KvCacheView& from, const KvCacheView& to) {
+  validate(from);
+  validate(to);
+  require(from.page_size == to.page_size && from.num_kv_heads == to.num_kv_heads &&
+              from.head_dim_qk == to.head_dim_qk && from.head_dim_v == to.head_dim_v,
+          function, " from page_size ", from.page_size, ", num_kv_heads ", from.num_kv_heads, ", head_dim_qk ",
+          from.head_dim_qk, ", head_dim_v ", from.head_dim_v, " to ", to.page_size, ", ", to.num_kv_heads, ", ",
+          to.head_dim_qk, ", ", to.head_dim_v, "; sizes must be equal");
+  // What K's conversion writes must be all that V is, or V's values would be lost.
+  const auto v_offset = [](const KvCacheView& cache) {
+    return reinterpret_cast<uintptr_t>(cache.v) - reinterpret_cast<uintptr_t>(cache.k);
+  };
+  if (!kvcache::v_aliases_k(to)) return;
+  require(kvcache::v_aliases_k(from) && v_offset(from) * static_cast<uintptr_t>(size_of(to.dtype)) ==
+                                            v_offset(to) * static_cast<uintptr_t>(size_of(from.dtype)),
+          function, ": V is a part of K in `to`, but not the same part of K in `from`");
+}
+
+void check_convert_scales(const KvCacheView& from, const KvCacheView& to, const CacheConvertScales& scales) {
+  const int64_t heads = from.num_kv_heads;
+  constexpr const char* kNotFp8 = "that cache is not fp8";
+  attention::check_scale("scales.from_k", scales.from_k, is_fp8(from.dtype), kNotFp8, heads);
+  attention::check_scale("scales.from_v", scales.from_v, is_fp8(from.dtype), kNotFp8, heads);
+  attention::check_scale("scales.to_k", scales.to_k, is_fp8(to.dtype), kNotFp8, heads);
+  attention::check_scale("scales.to_v", scales.to_v, is_fp8(to.dtype), kNotFp8, heads);
+  if (kvcache::v_aliases_k(to)) {
+    const auto covered = [](const Scale& v, const Scale& k) {
+      return attention::is_default(v) || attention::same_scale(v, k);
+    };
+    require(covered(scales.from_v, scales.from_k) && covered(scales.to_v, scales.to_k),
+            "V is a part of K in `to`; its scales must be K's, or left at their default");
+  }
+}
+
+generic::PageHalf page_half(const KvCacheView& from, const KvCacheView& to, bool is_k, const Scale& from_scale,
+                            const Scale& to_scale) {
+  const bool bitwise = from.dtype == to.dtype && attention::same_scale(from_scale, to_scale);
+  return {is_k ? kvcache::k_half(from) : kvcache::v_half(from),
+          is_k ? kvcache::k_half(to) : kvcache::v_half(to),
+          is_k ? from.head_dim_qk : from.head_dim_v,
+          generic::row_conversion(from.dtype, to.dtype, bitwise),
+          generic::scale_table(from_scale),
+          generic::scale_table(to_scale)};
+}
+
+void move_pages(const Context& context, const KvCacheView& from, const KvCacheView& to, std::span<const int32_t> source,
+                std::span<const int32_t> destination, const CacheConvertScales& scales) {
+  require(source.size() == destination.size(), "there are ", source.size(), " source pages and ", destination.size(),
+          " destinations; there must be as many");
+  check_ids("source", source, from.num_pages);
+  check_ids("destination", destination, to.num_pages);
+  check_destinations(source, destination, check_sharing(from, to));
+
+  generic::PageParams params;
+  params.k = page_half(from, to, true, scales.from_k, scales.to_k);
+  params.v = page_half(from, to, false, scales.from_v, scales.to_v);
+  params.has_v = !kvcache::v_aliases_k(to);
+  params.source = source.data();
+  params.destination = destination.data();
+  params.page_size = from.page_size;
+  const int64_t heads = from.num_kv_heads;
+  const int64_t units = static_cast<int64_t>(source.size()) * heads;
+  const double unit_bytes = static_cast<double>(from.page_size) *
+                            (static_cast<double>(from.head_dim_qk) + from.head_dim_v) *
+                            (size_of(from.dtype) + size_of(to.dtype));
+  attention::for_ranges(context, units, attention::wanted_items(context, static_cast<double>(units) * unit_bytes),
+                        [&](int64_t begin, int64_t end) noexcept {
+                          for (int64_t unit = begin; unit < end; ++unit) {
+                            generic::convert_page_head(params, unit / heads, unit % heads);
+                          }
+                        });
+}
+
+}  // namespace
+
+void copy_pages(const Context& context, const KvCacheView& from, const KvCacheView& to, std::span<const int32_t> source,
+                std::span<const int32_t> destination, Stream stream) {
+  attention::check_device("copy_pages", context, stream);
+  check_caches("copy_pages", from, to);
+  require(from.dtype == to.dtype && from.format == to.format,
+          "copy_pages between caches of different dtype or format; convert_pages does that");
+  move_pages(context, from, to, source, destination, {});
+}
+
+void convert_pages(const Context& context, const KvCacheView& from, const KvCacheView& to,
+                   std::span<const int32_t> source, std::span<const int32_t> destination,
+                   const CacheConvertScales& scales, Stream stream) {
+  attention::check_device("convert_pages", context, stream);
+  check_caches("convert_pages", from, to);
+  check_convert_scales(from, to, scales);
+  move_pages(context, from, to, source, destination, scales);
+}
+
+}  // namespace folio::inline v0

@@ -1,0 +1,100 @@
+#include <algorithm>
+
+#include "attention/cache_args.hpp"
+#include "attention/split_work.hpp"
+#include "core/checked_math.hpp"
+#include "core/error.hpp"
+#include "folio/kv_cache.hpp"
+
+namespace folio::inline v0 {
+namespace {
+
+using core::require;
+namespace generic = kernels::generic;
+
+/// fp8 input is taken as it is, by the same fp8 type only: requantising it would need the scale it was made with.
+bool is_copy(DType input, DType cache) {
+  return input == cache;
+}
+
+void check_input(const char* name, const ConstTensorView& input, const CacheWriteArgs& args, int64_t dim,
+                 const Scale& scale, const char* scale_name) {
+  const KvCacheView& cache = args.cache;
+  attention::check_tensor(name, input, cache.num_kv_heads, dim);
+  require(!is_fp8(input.dtype) || input.dtype == cache.dtype, name, " is ", to_string(input.dtype), ", the cache ",
+          to_string(cache.dtype), "; fp8 input is copied into a cache of the same type only");
+  require(input.shape[0] >= args.num_slots, name, " has ", input.shape[0], " tokens for ", args.num_slots, " slots");
+  require(input.data != nullptr || args.num_slots == 0, name, ".data is null");
+  const char* why_not = is_fp8(cache.dtype) ? "fp8 input is copied as it is" : "the cache is not fp8";
+  attention::check_scale(scale_name, scale, is_fp8(cache.dtype) && !is_copy(input.dtype, cache.dtype), why_not,
+                         cache.num_kv_heads);
+  const kvcache::StridedSet rows = kvcache::rows_set(name, input, args.num_slots);
+  require(kvcache::lie_apart(rows, kvcache::k_set(cache)) && kvcache::lie_apart(rows, kvcache::v_set(cache)), name,
+          " overlaps the cache");
+}
+
+void check_aliased_v(const CacheWriteArgs& args) {
+  require(args.v.data == nullptr, "v is given, but the cache's V is a part of its K; pass v with a null data pointer");
+  require(attention::is_default(args.v_scale) || attention::same_scale(args.v_scale, args.k_scale),
+          "v_scale differs from k_scale, but the cache's V is a part of its K; leave it at its default");
+}
+
+void check_slots(const CacheWriteArgs& args) {
+  require(args.num_slots >= 0, "num_slots is ", args.num_slots, "; it must not be negative");
+  require(args.slot_mapping != nullptr || args.num_slots == 0, "slot_mapping is null");
+  const int64_t limit = core::checked_mul(args.cache.num_pages, int64_t{args.cache.page_size});
+  for (int64_t token = 0; token < args.num_slots; ++token) {
+    require(args.slot_mapping[token] < limit, "slot_mapping[", token, "] is ", args.slot_mapping[token],
+            "; the cache has ", limit, " slots (", args.cache.num_pages, " pages of ", args.cache.page_size, ")");
+  }
+}
+
+generic::WriteHalf write_half(const ConstTensorView& input, const KvCacheView& cache, const kvcache::CacheHalf& half,
+                              int64_t dim, const Scale& scale) {
+  return {attention::tensor_rows<const std::byte>(input), half, dim,
+          generic::row_conversion(input.dtype, cache.dtype, is_copy(input.dtype, cache.dtype)),
+          generic::scale_table(scale)};
+}
+
+}  // namespace
+
+void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream stream) {
+  attention::check_device("write_kv_cache", context, stream);
+  const KvCacheView& cache = args.cache;
+  validate(cache);
+  check_slots(args);
+  const bool aliased = kvcache::v_aliases_k(cache);
+  check_input("k", args.k, args, cache.head_dim_qk, args.k_scale, "k_scale");
+  if (aliased) {
+    check_aliased_v(args);
+  } else {
+    check_input("v", args.v, args, cache.head_dim_v, args.v_scale, "v_scale");
+  }
+  if (args.num_slots == 0) return;
+
+  generic::WriteParams params;
+  params.k = write_half(args.k, cache, kvcache::k_half(cache), cache.head_dim_qk, args.k_scale);
+  if (!aliased) params.v = write_half(args.v, cache, kvcache::v_half(cache), cache.head_dim_v, args.v_scale);
+  params.has_v = !aliased;
+  params.slots = args.slot_mapping;
+  params.num_slots = args.num_slots;
+  params.page_size = cache.page_size;
+
+  // Heads first: they divide the work evenly and for free. Every group of slots reads the whole slot mapping once more.
+  const double token_bytes = static_cast<double>(cache.num_kv_heads) *
+                             (static_cast<double>(cache.head_dim_qk) + cache.head_dim_v) *
+                             (size_of(args.k.dtype) + size_of(cache.dtype));
+  const int64_t items = attention::wanted_items(context, static_cast<double>(args.num_slots) * token_bytes);
+  const int64_t head_items = std::min<int64_t>(items, cache.num_kv_heads);
+  params.num_groups = core::ceil_div(items, head_items);
+  attention::for_ranges(context, head_items * params.num_groups, head_items * params.num_groups,
+                        [&](int64_t begin, int64_t end) noexcept {
+                          for (int64_t item = begin; item < end; ++item) {
+                            const int64_t part = item % head_items;
+                            generic::write_slots(params, item / head_items, cache.num_kv_heads * part / head_items,
+                                                 cache.num_kv_heads * (part + 1) / head_items);
+                          }
+                        });
+}
+
+}  // namespace folio::inline v0

@@ -1,0 +1,76 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "backends/flashinfer/batch_fixture.hpp"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+  ++allocations;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment, bytes == 0 ? 1 : bytes) != 0) throw std::bad_alloc();
+  return memory;
+}
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return counted(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+
+namespace folio::backends {
+namespace {
+
+using testing::BatchFixture;
+using testing::LayerSetup;
+
+TEST(FlashInferAllocations, AreNoneOnceWarm) {
+  LayerSetup setup;
+  setup.num_heads = 2;
+  setup.num_kv_heads = 1;
+  setup.head_size = 16;
+  setup.sliding_window = 30;
+  std::vector<int32_t> seq_lens;
+  for (int32_t i = 0; i < 256; ++i) seq_lens.push_back(1 + 7 * i % 300);
+  BatchFixture decodes(setup, {"decodes", seq_lens, std::vector<int32_t>(256, 1)});
+  BatchFixture mixed(setup, {"mixed", {300, 300, 40}, {1, 20, 40}});
+  const FlashInferImpl impl(decodes.context, decodes.layer_config());
+  FlashInferMetadataBuilder builder = decodes.make_builder(impl);
+  const auto step = [&](BatchFixture& batch) {
+    const FlashInferMetadata metadata = builder.build(0, batch.batch);
+    impl.forward(batch.scales(), batch.query, batch.key, batch.value, batch.kv_cache, &metadata, batch.output);
+    builder.paged_kv_arrays(metadata);
+  };
+  const int64_t cold = allocations;
+  step(mixed);
+  step(decodes);
+  EXPECT_GT(allocations, cold) << "the counter works";
+  const int64_t warm = allocations;
+  for (int round = 0; round < 3; ++round) {
+    step(decodes);
+    step(mixed);
+  }
+  EXPECT_EQ(allocations, warm);
+}
+
+}  // namespace
+}  // namespace folio::backends

@@ -1,0 +1,121 @@
+#include "folio/backends/flashinfer/backend.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "backends/flashinfer/group_fixture.hpp"
+
+namespace folio::backends {
+namespace {
+
+constexpr BackendProfile kNative = BackendProfile::kNative;
+constexpr BackendProfile k2025_07 = BackendProfile::kVllm2025_07;
+constexpr BackendProfile k2025_12 = BackendProfile::kVllm2025_12;
+
+TEST(FlashInferBackendTest, IsCalledAsItsVersionIs) {
+  EXPECT_EQ(FlashInferBackend::get_name(), "FLASHINFER");
+  EXPECT_EQ(FlashInferBackend::get_name(k2025_12), "FLASHINFER");
+  EXPECT_EQ(FlashInferBackend::get_name(k2025_07), "FLASHINFER_VLLM_V1");
+  EXPECT_TRUE(FlashInferBackend::accept_output_buffer);
+}
+
+TEST(FlashInferBackendTest, AnswersForItsProfile) {
+  const auto sizes = FlashInferBackend::get_supported_head_sizes(k2025_12);
+  EXPECT_EQ(std::vector<int32_t>(sizes.begin(), sizes.end()), (std::vector<int32_t>{64, 128, 256}));
+  EXPECT_EQ(FlashInferBackend::get_supported_head_sizes().size(), 32u);
+  EXPECT_TRUE(FlashInferBackend::supports_head_size(80, kNative));
+  EXPECT_FALSE(FlashInferBackend::supports_head_size(80, k2025_12));
+  EXPECT_FALSE(FlashInferBackend::supports_head_size(100, kNative));
+  EXPECT_FALSE(FlashInferBackend::supports_head_size(264, kNative));
+
+  EXPECT_TRUE(FlashInferBackend::supports_page_size(48, k2025_12)) << "48 is three kernel pages of 16";
+  EXPECT_FALSE(FlashInferBackend::supports_page_size(8, k2025_12));
+  EXPECT_TRUE(FlashInferBackend::supports_page_size(8, k2025_07));
+  EXPECT_TRUE(FlashInferBackend::supports_page_size(1, kNative));
+  EXPECT_FALSE(FlashInferBackend::supports_page_size(0, kNative));
+  EXPECT_EQ(FlashInferBackend::get_supported_kernel_page_sizes(k2025_12).size(), 3u);
+  EXPECT_EQ(FlashInferBackend::get_supported_kernel_page_sizes(kNative)[0], (PageSizeRule{1, true}));
+
+  EXPECT_EQ(FlashInferBackend::supported_dtypes(k2025_12).size(), 2u);
+  EXPECT_EQ(FlashInferBackend::supported_dtypes(kNative).back(), DType::kFloat32);
+  EXPECT_EQ(FlashInferBackend::supported_kv_cache_dtypes(k2025_12).back(), "fp8_e5m2");
+  for (std::string_view name : FlashInferBackend::supported_kv_cache_dtypes(kNative)) {
+    EXPECT_NE(kv_cache_dtype_from_name(name, DType::kFloat16), DType::kUnset) << name;
+  }
+}
+
+TEST(FlashInferBackendTest, RefusesHeadSizesInTheOldWords) {
+  FlashInferBackend::validate_head_size(128, k2025_07);
+  EXPECT_EQ(testing::message_of([] { FlashInferBackend::validate_head_size(80, k2025_07); }),
+            "Head size 80 is not supported by FlashInfer. Supported head sizes are: [64, 128, 256]. Set "
+            "VLLM_ATTENTION_BACKEND=FLEX_ATTENTION to use FlexAttention backend which supports all head sizes.");
+}
+
+TEST(FlashInferBackendTest, NamesFp8Types) {
+  EXPECT_EQ(FlashInferBackend::get_fp8_dtype_for_flashinfer("fp8"), DType::kFloat8E4M3);
+  EXPECT_EQ(FlashInferBackend::get_fp8_dtype_for_flashinfer("fp8_e4m3"), DType::kFloat8E4M3);
+  EXPECT_EQ(FlashInferBackend::get_fp8_dtype_for_flashinfer("fp8_e5m2"), DType::kFloat8E5M2);
+  EXPECT_EQ(testing::message_of([] { FlashInferBackend::get_fp8_dtype_for_flashinfer("auto"); }),
+            "Unrecognized FP8 dtype: auto");
+}
+
+TEST(FlashInferKvCache, HasOneLogicalShapeAndTwoLayouts) {
+  const auto shape = FlashInferBackend::get_kv_cache_shape(9, 16, 4, 64);
+  EXPECT_EQ(shape, (std::array<int64_t, 5>{9, 2, 16, 4, 64}));
+  EXPECT_EQ(FlashInferBackend::get_kv_cache_stride_order(KvCacheLayout::kNhd), (std::array<int32_t, 5>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(FlashInferBackend::get_kv_cache_stride_order(KvCacheLayout::kHnd), (std::array<int32_t, 5>{0, 1, 3, 2, 4}));
+  EXPECT_EQ(FlashInferBackend::get_layered_kv_cache_stride_order(KvCacheLayout::kNhd),
+            (std::array<int32_t, 6>{1, 0, 2, 3, 4, 5}));
+  EXPECT_EQ(FlashInferBackend::get_layered_kv_cache_stride_order(KvCacheLayout::kHnd),
+            (std::array<int32_t, 6>{1, 2, 4, 0, 3, 5}));
+
+  char memory = 0;
+  const TensorView nhd = FlashInferBackend::kv_cache_tensor(&memory, DType::kBFloat16, shape, KvCacheLayout::kNhd);
+  EXPECT_EQ(nhd.shape, shape);
+  EXPECT_EQ(nhd.strides, (std::array<int64_t, 5>{2 * 16 * 4 * 64, 16 * 4 * 64, 4 * 64, 64, 1}));
+  const TensorView hnd = FlashInferBackend::kv_cache_tensor(&memory, DType::kBFloat16, shape, KvCacheLayout::kHnd);
+  EXPECT_EQ(hnd.shape, shape) << "the logical shape does not depend on the layout";
+  EXPECT_EQ(hnd.strides, (std::array<int64_t, 5>{2 * 16 * 4 * 64, 16 * 4 * 64, 64, 16 * 64, 1}));
+}
+
+TEST(FlashInferKvCache, BecomesAStridedView) {
+  std::vector<uint16_t> memory(9 * 2 * 16 * 4 * 8);
+  const auto shape = FlashInferBackend::get_kv_cache_shape(9, 16, 4, 8);
+  const TensorView tensor =
+      FlashInferBackend::kv_cache_tensor(memory.data(), DType::kUnset, shape, KvCacheLayout::kHnd);
+  const KvCacheView view = FlashInferBackend::kv_cache_view(tensor, DType::kFloat16);
+  EXPECT_EQ(view.format, KvFormat::kStrided);
+  EXPECT_EQ(view.dtype, DType::kFloat16);
+  EXPECT_EQ(view.k, memory.data());
+  EXPECT_EQ(view.v, memory.data() + 16 * 4 * 8) << "V is index 1 of the second dimension";
+  EXPECT_EQ(view.num_pages, 9);
+  EXPECT_EQ(view.page_size, 16);
+  EXPECT_EQ(view.num_kv_heads, 4);
+  EXPECT_EQ(view.head_dim_qk, 8);
+  EXPECT_EQ(view.head_dim_v, 8);
+  for (const KvStrides& strides : {view.k_strides, view.v_strides}) {
+    EXPECT_EQ(strides.page, 2 * 16 * 4 * 8);
+    EXPECT_EQ(strides.token, 8);
+    EXPECT_EQ(strides.head, 16 * 8);
+  }
+}
+
+TEST(FlashInferKvCache, RefusesTensorsThatAreNot) {
+  char memory = 0;
+  const auto shape = FlashInferBackend::get_kv_cache_shape(9, 16, 4, 8);
+  const TensorView good = FlashInferBackend::kv_cache_tensor(&memory, DType::kUnset, shape, KvCacheLayout::kNhd);
+  const auto refused = [&](auto&& change) {
+    TensorView tensor = good;
+    change(tensor);
+    return testing::message_of([&] { FlashInferBackend::kv_cache_view(tensor, DType::kFloat16); });
+  };
+  EXPECT_NE(refused([](TensorView& t) { t.rank = 4; }).find("rank 4"), std::string::npos);
+  EXPECT_NE(refused([](TensorView& t) { t.shape[1] = 3; }).find("3 entries"), std::string::npos);
+  EXPECT_NE(refused([](TensorView& t) { t.dtype = DType::kBFloat16; }).find("bfloat16"), std::string::npos);
+  EXPECT_NE(refused([](TensorView& t) { t.strides[4] = 2; }).find("stride 2"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace folio::backends

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "folio/backends/flashinfer.hpp"
+#include "folio/context.hpp"
+
+namespace folio::backends::testing {
+
+/// What outputs are filled with before the step.
+inline constexpr std::byte kUnwritten{0x5a};
+
+/// A batch by its lengths, as vLLM's backend tests name them.
+struct BatchLengths {
+  std::string name;
+  std::vector<int32_t> seq_lens;
+  std::vector<int32_t> query_lens;
+};
+
+/// What a test varies besides the lengths.
+struct LayerSetup {
+  int32_t num_heads = 4;
+  int32_t num_kv_heads = 2;
+  int32_t head_size = 32;
+  int32_t page_size = 16;
+  KvCacheLayout layout = KvCacheLayout::kNhd;
+  DType model_dtype = DType::kBFloat16;
+  std::string cache_dtype = "auto";
+  bool quantize_query = false;
+  float scale = 0.0f;  ///< 0 = 1 / sqrt(head_size)
+  std::optional<int32_t> sliding_window;
+  std::optional<float> logits_soft_cap;
+  bool sinks = false;
+  bool alibi = false;
+  float q_scale = 1.0f;
+  float k_scale = 1.0f;
+  float v_scale = 1.0f;
+  int32_t padding_tokens = 0;    ///< rows of q, k, v and output beyond the batch's
+  int32_t padding_requests = 0;  ///< requests of length 0 behind the batch's
+  int32_t padding_slots = 0;     ///< of the padding tokens, how many the batch counts in (slot -1)
+  bool share_kv = false;         ///< the layer reads another layer's cache: its K and V are there already
+  Determinism determinism = Determinism::kRunToRun;
+  BackendProfile profile = BackendProfile::kNative;
+};
+
+/// One layer, its cache and one step's batch, laid out as an engine would, with NaN wherever nothing may be read:
+/// unused slots and pages, the null page 0, padding rows; impossible page ids in unused table entries. Pages are
+/// permuted.
+class BatchFixture {
+ public:
+  BatchFixture(const LayerSetup& setup, const BatchLengths& lengths, uint32_t seed = 1);
+
+  AttentionSpec spec() const;
+  EngineConfig engine_config() const;
+  FlashInferLayerConfig layer_config() const;
+  AttentionLayerScales scales() const;
+  FlashInferMetadataBuilder make_builder(const FlashInferImpl& impl) const;
+
+  /// Builds the metadata and runs the layer. Returns what forward returned.
+  TensorView run(const FlashInferImpl& impl, FlashInferMetadataBuilder& builder);
+  /// The same with a new implementation and builder.
+  TensorView run();
+
+  /// Compares every row of the output that counts with attention in float64, and the others with what was there before.
+  /// Says what is wrong; empty if nothing is.
+  std::string wrong_output() const;
+  /// Compares the whole cache, element by element, with what it must hold after the step. Likewise.
+  std::string wrong_cache() const;
+
+  int32_t num_tokens() const { return query_start_loc.back(); }
+  int32_t padded_rows() const { return num_tokens() + setup.padding_tokens; }
+
+  LayerSetup setup;
+  Context context = Context::cpu({.executor = {}, .num_threads = 2, .force_kernel = {}});
+  std::vector<int32_t> query_start_loc;
+  std::vector<int32_t> seq_lens;
+  std::vector<int32_t> block_table;
+  std::vector<int64_t> slot_mapping;
+  std::vector<float> alibi_slopes;
+  std::vector<float> sinks;
+  std::vector<std::byte> cache_memory;
+  std::vector<std::byte> q_memory, k_memory, v_memory, out_memory;
+  TensorView kv_cache;
+  ConstTensorView query, key, value;
+  TensorView output;
+  CommonAttentionMetadata batch;
+
+ private:
+  void lay_out_pages(uint32_t seed);
+  void fill_cache_and_inputs(uint32_t seed);
+  void point_views();
+  DType cache_dtype() const;
+  DType q_dtype() const;
+  float sm_scale() const;
+  int64_t slot_of(size_t request, int32_t position) const;
+  /// Index of an element of K (half 0) or V (half 1) in the cache's memory.
+  int64_t cache_index(int64_t slot, int32_t half, int32_t head, int32_t component) const;
+  std::string wrong_row(size_t request, int32_t query_token, int32_t head) const;
+
+  /// One request's keys and values as real numbers, as precise as the cache holds them: [position, head, component].
+  struct History {
+    std::vector<float> k;
+    std::vector<float> v;
+  };
+  std::vector<History> history_;
+  int64_t num_pages_ = 0;
+  int32_t num_columns_ = 0;
+  int32_t row_stride_ = 0;
+};
+
+/// The batches of vLLM's tests/v1/attention/test_attention_backends.py.
+const std::vector<BatchLengths>& backend_batches();
+const BatchLengths& backend_batch(const std::string& name);
+
+}  // namespace folio::backends::testing

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "backends/flashinfer/batch_fixture.hpp"
+#include "folio/types/error.hpp"
+
+namespace folio::backends::testing {
+
+/// The message of the Error that `call` throws. Throws std::logic_error, which fails a test, if it does not throw one
+/// with that code.
+inline std::string message_of(const std::function<void()>& call, ErrorCode code = ErrorCode::kInvalidArgument) {
+  try {
+    call();
+  } catch (const Error& error) {
+    if (error.code() == code) return error.what();
+    throw std::logic_error("an error with another code: " + std::string(error.what()));
+  }
+  throw std::logic_error("nothing was thrown");
+}
+
+/// A group of layers and what its builder is made from.
+struct Group {
+  explicit Group(const LayerSetup& setup = {}, const BatchLengths& lengths = backend_batch("mixed_small"))
+      : fixture(setup, lengths), config(fixture.engine_config()), spec(fixture.spec()), layer(fixture.layer_config()) {
+    options.profile = setup.profile;
+    options.quantize_query = setup.quantize_query;
+    // Sinks, where a test adds a layer with them.
+    sinks.assign(static_cast<size_t>(setup.num_heads), 0.5f);
+  }
+
+  void add_layer() { impls.emplace_back(fixture.context, layer); }
+
+  FlashInferMetadataBuilder make() {
+    if (impls.empty()) add_layer();
+    std::vector<AttentionLayer<FlashInferImpl>> layers;
+    for (const FlashInferImpl& impl : impls) layers.push_back({"layer" + std::to_string(layers.size()), &impl});
+    return FlashInferMetadataBuilder(fixture.context, spec, layers, config, options);
+  }
+
+  BatchFixture fixture;
+  EngineConfig config;
+  AttentionSpec spec;
+  FlashInferLayerConfig layer;
+  FlashInferOptions options;
+  std::vector<FlashInferImpl> impls;
+  std::vector<float> sinks;
+};
+
+}  // namespace folio::backends::testing

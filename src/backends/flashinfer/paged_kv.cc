@@ -1,0 +1,38 @@
+#include <algorithm>
+
+#include "backends/flashinfer/builder_state.hpp"
+#include "core/error.hpp"
+#include "folio/page_table.hpp"
+
+namespace folio::inline v0::backends {
+
+void copy_page_indices(const PageTableView& table, std::span<const int32_t> indptr, std::span<int32_t> indices) {
+  core::require(!indptr.empty() && indptr[0] == 0, "indptr must begin with 0");
+  core::require(indptr.size() <= static_cast<size_t>(table.num_rows) + 1, "indptr has ", indptr.size(),
+                " entries; the table has ", table.num_rows, " rows");
+  core::require(indices.size() >= static_cast<size_t>(indptr.back()), "indices has ", indices.size(), " entries; ",
+                indptr.back(), " are needed");
+  for (size_t row = 0; row + 1 < indptr.size(); ++row) {
+    const int32_t count = indptr[row + 1] - indptr[row];
+    const int64_t begin = table.kind == PageTableKind::kDense
+                              ? static_cast<int64_t>(row) * table.row_stride + table.first_column
+                              : table.indptr[row];
+    core::require(count >= 0 && begin + count <= table.num_indices, "row ", row, " needs ", count, " pages from entry ",
+                  begin, " on; the table has ", table.num_indices, " entries");
+    std::copy_n(table.indices + begin, count, indices.data() + indptr[row]);
+  }
+}
+
+PagedKvArrays FlashInferMetadataBuilder::paged_kv_arrays(const FlashInferMetadata& metadata) {
+  State& state = *state_;
+  const auto num_reqs = static_cast<size_t>(metadata.num_reqs);
+  state.paged_kv_indptr.resize(num_reqs + 1);
+  state.paged_kv_last_page_len.resize(num_reqs);
+  paged_indptr(metadata.seq_lens, metadata.page_size, state.paged_kv_indptr, state.paged_kv_last_page_len);
+  state.paged_kv_indices.resize(static_cast<size_t>(state.paged_kv_indptr.back()));
+  copy_page_indices(to_page_table(metadata.block_table, metadata.num_reqs), state.paged_kv_indptr,
+                    state.paged_kv_indices);
+  return {state.paged_kv_indptr, state.paged_kv_indices, state.paged_kv_last_page_len};
+}
+
+}  // namespace folio::inline v0::backends

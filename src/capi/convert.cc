@@ -1,0 +1,196 @@
+#include "capi/convert.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace folio::inline v0::capi {
+
+namespace {
+
+/// The enumerator of a C value; enumerations count from 0 to `last`.
+template <typename Enum>
+Enum to_enum(int32_t value, Enum last, const char* name) {
+  core::require(value >= 0 && value <= static_cast<int32_t>(last), name, " is ", value, "; 0 to ",
+                static_cast<int32_t>(last), " are known");
+  return static_cast<Enum>(value);
+}
+
+DType to_dtype(int32_t value, const char* name) {
+  return to_enum(value, DType::kFloat4E2M1x2, name);
+}
+
+// Views have the same layout on both sides (layout.cc).
+TensorView to_view(const folio_tensor_view& view, const char* name) {
+  to_dtype(view.dtype, name);
+  return std::bit_cast<TensorView>(view);
+}
+
+ConstTensorView to_view(const folio_const_tensor_view& view, const char* name) {
+  to_dtype(view.dtype, name);
+  return std::bit_cast<ConstTensorView>(view);
+}
+
+KvCacheView to_cache(const folio_kv_cache_view& cache) {
+  to_enum(cache.format, KvFormat::kCpuPacked, "cache.format");
+  to_dtype(cache.dtype, "cache.dtype");
+  return std::bit_cast<KvCacheView>(cache);
+}
+
+Scale to_scale(const folio_scale& scale, const char* name) {
+  to_enum(scale.granularity, ScaleGranularity::kPerRequestAndHead, name);
+  return std::bit_cast<Scale>(scale);
+}
+
+}  // namespace
+
+void check_struct(const void* data, uint32_t size, size_t known, const char* name) {
+  core::require(size >= known && size <= kLargestStruct, name, ".struct_size is ", size, "; it has ", known,
+                " bytes in this version (start from the structure's ..._INIT)");
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  const bool known_only = std::all_of(bytes + known, bytes + size, [](unsigned char byte) { return byte == 0; });
+  if (!known_only) {
+    core::fail(ErrorCode::kUnsupported, name, " has fields beyond byte ", known,
+               " that are not 0; this version of the library does not know them");
+  }
+}
+
+std::string to_string(const char* text) {
+  return text == nullptr ? std::string() : std::string(text);
+}
+
+ContextOptions to_options(const folio_context_options* options) {
+  ContextOptions converted;
+  if (options == nullptr) return converted;
+  const folio_context_options given = read_struct(options, "options");
+  converted.num_threads = given.num_threads;
+  converted.force_kernel = to_string(given.force_kernel);
+  converted.executor.self = given.executor.self;
+  converted.executor.parallel_for = given.executor.parallel_for;
+  const bool none = given.executor.parallel_for == nullptr && given.executor.concurrency == 0;
+  converted.executor.concurrency = none ? Executor{}.concurrency : given.executor.concurrency;
+  return converted;
+}
+
+AttentionConfig to_config(const folio_attention_config* config, const char* name) {
+  const folio_attention_config given = read_struct(config, name);
+  AttentionConfig converted;
+  converted.num_q_heads = given.num_q_heads;
+  converted.num_kv_heads = given.num_kv_heads;
+  converted.head_dim_qk = given.head_dim_qk;
+  converted.head_dim_v = given.head_dim_v;
+  converted.q = to_dtype(given.q, "config.q");
+  converted.kv = to_dtype(given.kv, "config.kv");
+  converted.ragged_kv = to_dtype(given.ragged_kv, "config.ragged_kv");
+  converted.out = to_dtype(given.out, "config.out");
+  converted.kv_format = to_enum(given.kv_format, KvFormat::kCpuPacked, "config.kv_format");
+  converted.page_size = given.page_size;
+  converted.mask = to_enum(given.mask, MaskKind::kCustom, "config.mask");
+  converted.window_left = given.window_left;
+  converted.window_right = given.window_right;
+  constexpr uint32_t kKnown =
+      FOLIO_FEATURE_SOFT_CAP | FOLIO_FEATURE_ALIBI | FOLIO_FEATURE_SINKS | FOLIO_FEATURE_ROPE_LLAMA;
+  core::require((given.features & ~kKnown) == 0, "config.features is ", given.features, "; the bits of ", kKnown,
+                " are known");
+  converted.features.bits = given.features;
+  converted.determinism = to_enum(given.determinism, Determinism::kScheduleInvariant, "config.determinism");
+  return converted;
+}
+
+PrepareOptions to_options(const folio_prepare_options* options) {
+  PrepareOptions converted;
+  if (options == nullptr) return converted;
+  const folio_prepare_options given = read_struct(options, "options");
+  converted.num_workers = given.num_workers;
+  converted.force_kernel = to_string(given.force_kernel);
+  if (given.has_bounds != 0) {
+    converted.bounds =
+        GraphBounds{given.max_requests, given.max_tokens, given.max_q_len, given.max_kv_len, given.max_shared_levels};
+  } else {
+    core::require(given.max_requests == 0 && given.max_tokens == 0 && given.max_q_len == 0 && given.max_kv_len == 0 &&
+                      given.max_shared_levels == 0,
+                  "options has bounds, but has_bounds is 0");
+  }
+  return converted;
+}
+
+KvSegment to_segment(const folio_kv_segment& segment) {
+  KvSegment converted;
+  converted.source = to_enum(segment.source, KvSource::kRagged, "segment.source");
+  converted.kv_len = segment.kv_len;
+  converted.first_pos = segment.first_pos;
+  converted.group_indptr = segment.group_indptr;
+  converted.num_groups = segment.num_groups;
+  converted.mask = to_enum(segment.mask, SegmentMask::kAllVisible, "segment.mask");
+  converted.shard = std::bit_cast<KvShard>(segment.shard);
+  return converted;
+}
+
+BatchView to_batch(const folio_batch& batch, std::span<const KvSegment> segments) {
+  BatchView converted;
+  converted.where = to_enum(batch.where, Where::kDevice, "batch.where");
+  converted.num_requests = batch.num_requests;
+  converted.num_tokens = batch.num_tokens;
+  converted.max_q_len = batch.max_q_len;
+  converted.max_kv_len = batch.max_kv_len;
+  converted.cu_q = batch.cu_q;
+  converted.q_first_pos = batch.q_first_pos;
+  converted.segments = segments;
+  converted.custom_mask.scope = to_enum(batch.custom_mask_scope, CustomMaskScope::kTail, "batch.custom_mask_scope");
+  converted.custom_mask.tail_len = batch.custom_mask_tail_len;
+  return converted;
+}
+
+SegmentArgs to_segment_args(const folio_segment_args& args) {
+  SegmentArgs converted;
+  converted.cache = to_cache(args.cache);
+  to_enum(args.table.kind, PageTableKind::kDense, "table.kind");
+  converted.table = std::bit_cast<PageTableView>(args.table);
+  converted.ragged.k = to_view(args.ragged.k, "ragged.k.dtype");
+  converted.ragged.v = to_view(args.ragged.v, "ragged.v.dtype");
+  converted.ragged.indptr = args.ragged.indptr;
+  converted.k_scale = to_scale(args.k_scale, "k_scale.granularity");
+  converted.v_scale = to_scale(args.v_scale, "v_scale.granularity");
+  return converted;
+}
+
+AttentionArgs to_args(const folio_attention_args& args, std::span<const SegmentArgs> segments) {
+  AttentionArgs converted;
+  converted.q = to_view(args.q, "q.dtype");
+  converted.out = to_view(args.out, "out.dtype");
+  to_enum(args.lse.base, LseBase::k2, "lse.base");
+  converted.lse = std::bit_cast<LseView>(args.lse);
+  converted.segments = segments;
+  converted.sm_scale = args.sm_scale;
+  converted.logits_soft_cap = args.logits_soft_cap;
+  converted.alibi_slopes = args.alibi_slopes;
+  converted.sinks = args.sinks;
+  converted.q_scale = to_scale(args.q_scale, "q_scale.granularity");
+  converted.out_scale = to_scale(args.out_scale, "out_scale.granularity");
+  converted.rope = {args.rope_theta, args.rope_scale};
+  converted.custom_mask = args.custom_mask;
+  converted.custom_mask_bytes = args.custom_mask_bytes;
+  return converted;
+}
+
+CacheWriteArgs to_args(const folio_cache_write_args& args) {
+  CacheWriteArgs converted;
+  converted.k = to_view(args.k, "k.dtype");
+  converted.v = to_view(args.v, "v.dtype");
+  converted.slot_mapping = args.slot_mapping;
+  converted.num_slots = args.num_slots;
+  converted.cache = to_cache(args.cache);
+  converted.k_scale = to_scale(args.k_scale, "k_scale.granularity");
+  converted.v_scale = to_scale(args.v_scale, "v_scale.granularity");
+  return converted;
+}
+
+KvCacheShape to_shape(const folio_kv_cache_shape& shape) {
+  to_dtype(shape.dtype, "shape.dtype");
+  return std::bit_cast<KvCacheShape>(shape);
+}
+
+folio_kv_cache_view to_c(const KvCacheView& view) {
+  return std::bit_cast<folio_kv_cache_view>(view);
+}
+
+}  // namespace folio::inline v0::capi

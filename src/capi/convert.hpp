@@ -1,0 +1,83 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "folio/attention.hpp"
+#include "folio/c/folio.h"
+#include "folio/kv_cache.hpp"
+
+/// C structures to the C++ ones: sizes and enumerations are checked here, everything else by the functions themselves.
+namespace folio::inline v0::capi {
+
+/// A structure larger than any that will be: what an uninitialised struct_size looks like.
+inline constexpr uint32_t kLargestStruct = 4096;
+
+/// Throws unless a structure of `size` bytes at `data` can be read as the first `known` bytes: a shorter one lacks
+/// fields that every version has, a longer one may only have zeros in fields that this version does not know.
+void check_struct(const void* data, uint32_t size, size_t known, const char* name);
+
+/// A copy of a growing structure, cut to what this version knows.
+template <typename Struct>
+Struct read_struct(const Struct* given, const char* name) {
+  core::require(given != nullptr, name, " is null");
+  check_struct(given, given->struct_size, sizeof(Struct), name);
+  Struct copy;
+  std::memcpy(&copy, given, sizeof(Struct));
+  return copy;
+}
+
+/// Elements of an array made from C structures. Up to kInline need no memory, so that a step allocates nothing.
+template <typename Element>
+class ConvertedArray {
+ public:
+  static constexpr size_t kInline = 8;
+
+  /// Converts `count` structures, which lie given[0].struct_size bytes apart.
+  template <typename Struct, typename Convert>
+  ConvertedArray(const Struct* given, int32_t count, const char* name, const Convert& convert) {
+    core::require(count >= 0, "the number of ", name, " is ", count);
+    core::require(given != nullptr || count == 0, name, " is null");
+    size_ = static_cast<size_t>(count);
+    if (size_ > kInline) large_.resize(size_);
+    const auto* bytes = reinterpret_cast<const std::byte*>(given);
+    const size_t stride = count > 0 ? given->struct_size : 0;
+    core::require(stride % alignof(Struct) == 0, name, "[0].struct_size is ", stride, "; it is a multiple of ",
+                  alignof(Struct));
+    for (size_t i = 0; i < size_; ++i) {
+      // The first element's size is checked before the second is looked for.
+      const auto* element = reinterpret_cast<const Struct*>(bytes + i * stride);
+      const Struct copy = read_struct(element, name);
+      core::require(copy.struct_size == stride, name, "[", i, "].struct_size is ", copy.struct_size,
+                    "; that of the first is ", stride);
+      data()[i] = convert(copy);
+    }
+  }
+  std::span<const Element> view() const noexcept { return {size_ > kInline ? large_.data() : small_.data(), size_}; }
+
+ private:
+  Element* data() noexcept { return size_ > kInline ? large_.data() : small_.data(); }
+
+  std::array<Element, kInline> small_{};
+  std::vector<Element> large_;
+  size_t size_ = 0;
+};
+
+std::string to_string(const char* text);  ///< NULL becomes ""
+ContextOptions to_options(const folio_context_options* options);
+AttentionConfig to_config(const folio_attention_config* config, const char* name);
+PrepareOptions to_options(const folio_prepare_options* options);
+KvSegment to_segment(const folio_kv_segment& segment);
+BatchView to_batch(const folio_batch& batch, std::span<const KvSegment> segments);
+SegmentArgs to_segment_args(const folio_segment_args& args);
+AttentionArgs to_args(const folio_attention_args& args, std::span<const SegmentArgs> segments);
+CacheWriteArgs to_args(const folio_cache_write_args& args);
+KvCacheShape to_shape(const folio_kv_cache_shape& shape);
+folio_kv_cache_view to_c(const KvCacheView& view);
+
+}  // namespace folio::inline v0::capi

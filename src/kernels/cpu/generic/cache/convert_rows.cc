@@ -1,0 +1,148 @@
+#include "kernels/cpu/generic/cache/convert_rows.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/generic/cache/codec.hpp"
+
+namespace folio::inline v0::kernels::generic {
+namespace {
+
+/// Elements converted at a time where a row passes through a buffer; the buffers stay in the L1 cache.
+constexpr int64_t kChunk = 256;
+constexpr int64_t kMaxElementBytes = 4;
+
+template <DType kFrom, DType kTo>
+void convert_elements(const std::byte* from, std::byte* to, int64_t n, float from_scale, float to_scale) noexcept {
+  const auto* __restrict source = reinterpret_cast<const typename Codec<kFrom>::Storage*>(from);
+  auto* __restrict target = reinterpret_cast<typename Codec<kTo>::Storage*>(to);
+  for (int64_t i = 0; i < n; ++i) {
+    float value = Codec<kFrom>::decode(source[i]);
+    if constexpr (is_fp8(kFrom)) value *= from_scale;
+    if constexpr (is_fp8(kTo)) value /= to_scale;  // a true division: the contract's rounding
+    target[i] = Codec<kTo>::encode(value);
+  }
+}
+
+template <int kBytes>
+void copy_elements(const std::byte* from, std::byte* to, int64_t n, float, float) noexcept {
+  std::memcpy(to, from, static_cast<size_t>(n) * kBytes);
+}
+
+template <DType kFrom>
+ConvertFunction convert_from(DType to) noexcept {
+  switch (to) {
+    case DType::kFloat32: return convert_elements<kFrom, DType::kFloat32>;
+    case DType::kFloat16: return convert_elements<kFrom, DType::kFloat16>;
+    case DType::kBFloat16: return convert_elements<kFrom, DType::kBFloat16>;
+    case DType::kFloat8E4M3: return convert_elements<kFrom, DType::kFloat8E4M3>;
+    case DType::kFloat8E5M2: return convert_elements<kFrom, DType::kFloat8E5M2>;
+    case DType::kUnset:
+    case DType::kFloat4E2M1x2: break;
+  }
+  return nullptr;
+}
+
+ConvertFunction convert_function(DType from, DType to) noexcept {
+  switch (from) {
+    case DType::kFloat32: return convert_from<DType::kFloat32>(to);
+    case DType::kFloat16: return convert_from<DType::kFloat16>(to);
+    case DType::kBFloat16: return convert_from<DType::kBFloat16>(to);
+    case DType::kFloat8E4M3: return convert_from<DType::kFloat8E4M3>(to);
+    case DType::kFloat8E5M2: return convert_from<DType::kFloat8E5M2>(to);
+    case DType::kUnset:
+    case DType::kFloat4E2M1x2: break;
+  }
+  return nullptr;
+}
+
+ConvertFunction copy_function(int32_t bytes) noexcept {
+  switch (bytes) {
+    case 1: return copy_elements<1>;
+    case 2: return copy_elements<2>;
+    case 4: return copy_elements<4>;
+    default: return nullptr;
+  }
+}
+
+/// Every second element to or from contiguous ones. Packed elements have 1 or 2 bytes.
+template <typename Element>
+void take_every_second(const std::byte* from, std::byte* to, int64_t n) noexcept {
+  const auto* __restrict source = reinterpret_cast<const Element*>(from);
+  auto* __restrict target = reinterpret_cast<Element*>(to);
+  for (int64_t i = 0; i < n; ++i) target[i] = source[2 * i];
+}
+
+template <typename Element>
+void put_every_second(const std::byte* from, std::byte* to, int64_t n) noexcept {
+  const auto* __restrict source = reinterpret_cast<const Element*>(from);
+  auto* __restrict target = reinterpret_cast<Element*>(to);
+  for (int64_t i = 0; i < n; ++i) target[2 * i] = source[i];
+}
+
+template <typename Element>
+void interleave(const std::byte* even, const std::byte* odd, std::byte* to, int64_t n) noexcept {
+  const auto* __restrict first = reinterpret_cast<const Element*>(even);
+  const auto* __restrict second = reinterpret_cast<const Element*>(odd);
+  auto* __restrict target = reinterpret_cast<Element*>(to);
+  for (int64_t i = 0; i < n; ++i) {
+    target[2 * i] = first[i];
+    target[2 * i + 1] = second[i];
+  }
+}
+
+}  // namespace
+
+RowConversion row_conversion(DType from, DType to, bool bitwise) noexcept {
+  return {bitwise ? copy_function(size_of(from)) : convert_function(from, to), size_of(from), size_of(to)};
+}
+
+void convert_row(const RowConversion& conversion, ConstRow from, Row to, int64_t n, float from_scale,
+                 float to_scale) noexcept {
+  if (from.step == 1 && to.step == 1) {
+    conversion.convert(from.data, to.data, n, from_scale, to_scale);
+    return;
+  }
+  alignas(64) std::byte taken[kChunk * kMaxElementBytes];
+  alignas(64) std::byte converted[kChunk * kMaxElementBytes];
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    const int64_t count = std::min(kChunk, n - begin);
+    const std::byte* source = from.data + begin * from.step * conversion.from_bytes;
+    std::byte* target = to.data + begin * to.step * conversion.to_bytes;
+    if (from.step == 2) {
+      if (conversion.from_bytes == 1) {
+        take_every_second<uint8_t>(source, taken, count);
+      } else {
+        take_every_second<uint16_t>(source, taken, count);
+      }
+      source = taken;
+    }
+    conversion.convert(source, to.step == 2 ? converted : target, count, from_scale, to_scale);
+    if (to.step == 2) {
+      if (conversion.to_bytes == 1) {
+        put_every_second<uint8_t>(converted, target, count);
+      } else {
+        put_every_second<uint16_t>(converted, target, count);
+      }
+    }
+  }
+}
+
+void convert_pair(const RowConversion& conversion, const std::byte* even, const std::byte* odd, std::byte* to,
+                  int64_t n, float from_scale, float to_scale) noexcept {
+  alignas(64) std::byte first[kChunk * kMaxElementBytes];
+  alignas(64) std::byte second[kChunk * kMaxElementBytes];
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    const int64_t count = std::min(kChunk, n - begin);
+    conversion.convert(even + begin * conversion.from_bytes, first, count, from_scale, to_scale);
+    conversion.convert(odd + begin * conversion.from_bytes, second, count, from_scale, to_scale);
+    std::byte* target = to + 2 * begin * conversion.to_bytes;
+    if (conversion.to_bytes == 1) {
+      interleave<uint8_t>(first, second, target, count);
+    } else {
+      interleave<uint16_t>(first, second, target, count);
+    }
+  }
+}
+
+}  // namespace folio::inline v0::kernels::generic

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "folio/types/dtype.hpp"
+
+namespace folio::inline v0::kernels::generic {
+
+/// Converts n contiguous elements: to(from(x) * from_scale / to_scale). A scale counts only on the side that is fp8.
+/// Source and destination do not overlap and are aligned to their elements.
+using ConvertFunction = void (*)(const std::byte* from, std::byte* to, int64_t n, float from_scale,
+                                 float to_scale) noexcept;
+
+/// How rows of one element type become rows of another.
+struct RowConversion {
+  ConvertFunction convert = nullptr;
+  int32_t from_bytes = 0;  ///< of an element
+  int32_t to_bytes = 0;
+};
+
+/// The conversion between two element types of caches. `bitwise` (equal types only) copies bits and knows no scales.
+/// Equal types without `bitwise` are fp8 only: they change from one scale to another.
+RowConversion row_conversion(DType from, DType to, bool bitwise) noexcept;
+
+/// One side of a row: its elements lie `step` (1 or 2) elements apart; 2 is one token of a packed V pair.
+struct ConstRow {
+  const std::byte* data;
+  int32_t step;
+};
+struct Row {
+  std::byte* data;
+  int32_t step;
+};
+
+/// Converts a row of n elements.
+void convert_row(const RowConversion& conversion, ConstRow from, Row to, int64_t n, float from_scale,
+                 float to_scale) noexcept;
+
+/// Converts two contiguous rows into one packed pair [n][2]; as two calls of convert_row with step 2, but faster.
+void convert_pair(const RowConversion& conversion, const std::byte* even, const std::byte* odd, std::byte* to,
+                  int64_t n, float from_scale, float to_scale) noexcept;
+
+}  // namespace folio::inline v0::kernels::generic

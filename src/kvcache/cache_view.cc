@@ -1,0 +1,167 @@
+#include "folio/kv_cache.hpp"
+
+#include "core/checked_math.hpp"
+#include "core/error.hpp"
+#include "kvcache/strided_set.hpp"
+
+namespace folio::inline v0 {
+namespace {
+
+using core::require;
+
+/// Smaller pages would leave the packed format's pairs and vectors half empty.
+constexpr int32_t kMinPackedPage = 16;
+
+void check_positive(const char* name, int32_t value) {
+  require(value >= 1, name, " is ", value, "; it must be 1 or more");
+}
+
+void check_sizes(int64_t num_pages, int32_t page_size, int32_t num_kv_heads, int32_t head_dim_qk, int32_t head_dim_v) {
+  require(num_pages >= 0, "num_pages is ", num_pages, "; it must not be negative");
+  check_positive("page_size", page_size);
+  check_positive("num_kv_heads", num_kv_heads);
+  check_positive("head_dim_qk", head_dim_qk);
+  check_positive("head_dim_v", head_dim_v);
+}
+
+void check_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2: return;
+    case DType::kUnset:
+    case DType::kFloat4E2M1x2: break;
+  }
+  core::fail(ErrorCode::kInvalidArgument, "the cache's dtype is ", to_string(dtype),
+             "; float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2 are offered");
+}
+
+void check_packed(int32_t page_size, DType dtype) {
+  if (dtype == DType::kFloat32) {
+    core::fail(
+        ErrorCode::kUnsupported,
+        "a CPU-packed cache of float32; float16, bfloat16, fp8_e4m3 and fp8_e5m2 are offered, float32 caches are "
+        "strided");
+  }
+  if (page_size < kMinPackedPage || page_size % 2 != 0) {
+    core::fail(ErrorCode::kUnsupported, "a CPU-packed cache with page_size ", page_size, "; even sizes from ",
+               kMinPackedPage, " on are offered");
+  }
+}
+
+int64_t elements(const char* half, const KvCacheShape& shape, int32_t head_dim) {
+  const int64_t factors[] = {shape.num_pages, shape.page_size, shape.num_kv_heads, head_dim};
+  int64_t product = 1;
+  bool negative = false;
+  bool zero = false;
+  bool overflow = false;
+  for (const int64_t factor : factors) {
+    negative = negative || factor < 0;
+    zero = zero || factor == 0;
+    overflow = overflow || __builtin_mul_overflow(product, factor, &product);
+  }
+  require(!negative && (zero || !overflow), half, " has num_pages ", shape.num_pages, ", page_size ", shape.page_size,
+          ", num_kv_heads ", shape.num_kv_heads, ", head_dim ", head_dim,
+          "; sizes must not be negative, nor their product beyond 2^63 - 1");
+  return zero ? 0 : product;
+}
+
+KvCacheView make_view(KvFormat format, const KvCacheShape& shape, void* k, void* v) {
+  check_sizes(shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim_qk, shape.head_dim_v);
+  check_dtype(shape.dtype);
+  KvCacheView cache;
+  cache.format = format;
+  cache.dtype = shape.dtype;
+  cache.k = k;
+  cache.v = v;
+  cache.num_pages = shape.num_pages;
+  cache.page_size = shape.page_size;
+  cache.num_kv_heads = shape.num_kv_heads;
+  cache.head_dim_qk = shape.head_dim_qk;
+  cache.head_dim_v = shape.head_dim_v;
+  return cache;
+}
+
+KvStrides token_major(int32_t page_size, int64_t heads, int64_t dim) {
+  const int64_t token = core::checked_mul(heads, dim);
+  return {core::checked_mul(int64_t{page_size}, token), token, dim};
+}
+
+KvStrides head_major(int32_t page_size, int64_t heads, int64_t dim) {
+  const int64_t head = core::checked_mul(int64_t{page_size}, dim);
+  return {core::checked_mul(heads, head), dim, head};
+}
+
+void check_pointer(const char* name, const void* data, const KvCacheView& cache) {
+  require(data != nullptr || cache.num_pages == 0, name, " is null");
+  require(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(size_of(cache.dtype)) == 0, name,
+          " is not aligned to an element of ", to_string(cache.dtype));
+}
+
+void check_distinct(const char* name, const kvcache::StridedSet& set, const KvStrides& strides) {
+  require(set.distinct, name, "_strides {page ", strides.page, ", token ", strides.token, ", head ", strides.head,
+          "} make tokens overlap; each dimension must lie inside the stride of the next larger one");
+}
+
+}  // namespace
+
+int64_t k_elements(const KvCacheShape& shape) {
+  return elements("k", shape, shape.head_dim_qk);
+}
+
+int64_t v_elements(const KvCacheShape& shape) {
+  return elements("v", shape, shape.head_dim_v);
+}
+
+KvCacheView make_nhd_view(const KvCacheShape& shape, void* k, void* v) {
+  KvCacheView cache = make_view(KvFormat::kStrided, shape, k, v);
+  cache.k_strides = token_major(shape.page_size, shape.num_kv_heads, shape.head_dim_qk);
+  cache.v_strides = token_major(shape.page_size, shape.num_kv_heads, shape.head_dim_v);
+  validate(cache);
+  return cache;
+}
+
+KvCacheView make_hnd_view(const KvCacheShape& shape, void* k, void* v) {
+  KvCacheView cache = make_view(KvFormat::kStrided, shape, k, v);
+  cache.k_strides = head_major(shape.page_size, shape.num_kv_heads, shape.head_dim_qk);
+  cache.v_strides = head_major(shape.page_size, shape.num_kv_heads, shape.head_dim_v);
+  validate(cache);
+  return cache;
+}
+
+KvCacheView make_cpu_packed_view(const KvCacheShape& shape, void* k, void* v) {
+  KvCacheView cache = make_view(KvFormat::kCpuPacked, shape, k, v);
+  cache.k_strides = head_major(shape.page_size, shape.num_kv_heads, shape.head_dim_qk);
+  cache.v_strides = head_major(shape.page_size, shape.num_kv_heads, shape.head_dim_v);
+  cache.v_strides.token = 2 * int64_t{shape.head_dim_v};
+  validate(cache);
+  return cache;
+}
+
+void validate(const KvCacheView& cache) {
+  const bool packed = cache.format == KvFormat::kCpuPacked;
+  require(packed || cache.format == KvFormat::kStrided, "format is ", static_cast<int32_t>(cache.format),
+          "; strided (0) and CPU-packed (1) are offered");
+  check_sizes(cache.num_pages, cache.page_size, cache.num_kv_heads, cache.head_dim_qk, cache.head_dim_v);
+  check_dtype(cache.dtype);
+  if (packed) {
+    check_packed(cache.page_size, cache.dtype);
+    require(cache.k_strides.token == cache.head_dim_qk, "k_strides.token of a CPU-packed cache is ",
+            cache.k_strides.token, "; it must be head_dim_qk (", cache.head_dim_qk, ")");
+    require(cache.v_strides.token == 2 * int64_t{cache.head_dim_v}, "v_strides.token of a CPU-packed cache is ",
+            cache.v_strides.token, "; from a token pair to the next it must be 2 * head_dim_v (",
+            2 * int64_t{cache.head_dim_v}, ")");
+  }
+  check_pointer("k", cache.k, cache);
+  check_pointer("v", cache.v, cache);
+  const kvcache::StridedSet k = kvcache::k_set(cache);
+  const kvcache::StridedSet v = kvcache::v_set(cache);
+  check_distinct("k", k, cache.k_strides);
+  check_distinct("v", v, cache.v_strides);
+  require(kvcache::lie_apart(k, v) || kvcache::v_aliases_k(cache),
+          "k and v overlap; they must lie apart, or each token's v inside the same token's k");
+}
+
+}  // namespace folio::inline v0

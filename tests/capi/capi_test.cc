@@ -1,0 +1,186 @@
+// The main path of the C interface: one decode, its numbers, and what plans and workspaces promise.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "c_decode.hpp"
+#include "folio/c/folio.h"
+#include "folio/version.hpp"
+
+namespace folio_c_test {
+namespace {
+
+TEST(CApi, VersionIsTheHeaders) {
+  EXPECT_STREQ(folio_version(), FOLIO_VERSION_STRING);
+}
+
+TEST(CApi, DecodesCorrectly) {
+  Decode d;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK) << folio_last_error();
+  ASSERT_EQ(folio_validate(&d.plan, &d.args), FOLIO_OK) << folio_last_error();
+  ASSERT_EQ(d.run(), FOLIO_OK) << folio_last_error();
+  d.expect_result();
+}
+
+TEST(CApi, TellsTheKernelAndTakesItByName) {
+  Decode d;
+  const char* name = nullptr;
+  ASSERT_EQ(folio_kernel_name(d.op.get(), &name), FOLIO_OK);
+  ASSERT_NE(name, nullptr);
+  EXPECT_NE(std::string(name), "");
+  folio_prepare_options options = FOLIO_PREPARE_OPTIONS_INIT;
+  options.force_kernel = name;
+  folio_op* forced = nullptr;
+  ASSERT_EQ(folio_prepare(d.context.get(), &d.config, &options, &forced), FOLIO_OK) << folio_last_error();
+  const char* forced_name = nullptr;
+  EXPECT_EQ(folio_kernel_name(forced, &forced_name), FOLIO_OK);
+  EXPECT_STREQ(forced_name, name);
+  folio_free_op(forced);
+  options.force_kernel = "no such kernel";
+  expect_refusal(folio_prepare(d.context.get(), &d.config, &options, &forced), FOLIO_INVALID_ARGUMENT,
+                 "no such kernel");
+  EXPECT_EQ(forced, nullptr);
+}
+
+TEST(CApi, WorkspaceSizesSuffice) {
+  Decode d;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  size_t of_op = 0;
+  size_t of_plan = 0;
+  ASSERT_EQ(folio_workspace_size(d.op.get(), &of_op), FOLIO_OK);
+  ASSERT_EQ(folio_plan_workspace_size(&d.plan, &of_plan), FOLIO_OK);
+  EXPECT_LE(of_plan, of_op);
+  EXPECT_EQ(of_op % 256, 0u);
+  EXPECT_EQ(of_plan % 256, 0u);
+  ASSERT_EQ(folio_init_workspace(d.op.get(), d.allocate(of_op), of_op, nullptr), FOLIO_OK) << folio_last_error();
+  ASSERT_EQ(folio_run(&d.plan, &d.args, d.allocate(of_plan), of_plan, nullptr), FOLIO_OK) << folio_last_error();
+  d.expect_result();
+  if (of_plan > 0) {
+    expect_refusal(folio_run(&d.plan, &d.args, d.workspace.get(), of_plan - 1, nullptr), FOLIO_WORKSPACE_TOO_SMALL,
+                   std::to_string(of_plan));
+  }
+}
+
+TEST(CApi, ReplannedPlansAreStale) {
+  Decode d;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  const folio_plan first = d.plan;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  ASSERT_EQ(d.run(), FOLIO_OK) << folio_last_error();
+  size_t bytes = 0;
+  EXPECT_EQ(folio_run(&first, &d.args, d.workspace.get(), d.workspace_bytes, nullptr), FOLIO_STALE_PLAN);
+  EXPECT_EQ(folio_plan_workspace_size(&first, &bytes), FOLIO_STALE_PLAN);
+}
+
+TEST(CApi, BoundsAreKept) {
+  Decode d;
+  folio_prepare_options options = FOLIO_PREPARE_OPTIONS_INIT;
+  options.has_bounds = 1;
+  options.max_requests = 1;
+  options.max_tokens = 8;
+  options.max_q_len = 1;
+  options.max_kv_len = 64;
+  folio_op* op = nullptr;
+  ASSERT_EQ(folio_prepare(d.context.get(), &d.config, &options, &op), FOLIO_OK) << folio_last_error();
+  d.op.reset(op);
+  folio_plan_buffer* buffer = nullptr;
+  ASSERT_EQ(folio_create_plan_buffer(op, &buffer), FOLIO_OK);
+  d.buffer.reset(buffer);
+  EXPECT_EQ(d.plan_batch(), FOLIO_INVALID_ARGUMENT) << "two requests";
+  EXPECT_EQ(d.plan.buffer, nullptr);
+  d.batch.num_requests = 1;
+  EXPECT_EQ(d.plan_batch(), FOLIO_OK) << folio_last_error();
+}
+
+TEST(CApi, ManySegmentsAndTheirStride) {
+  // Nine segments (more than are converted on the stack) over the same pages, in a structure larger than this
+  // version's.
+  struct LargerSegment {
+    folio_kv_segment segment;
+    uint64_t later_field;
+  };
+  struct LargerArgs {
+    folio_segment_args args;
+    uint64_t later_field;
+  };
+  Decode d;
+  std::vector<LargerSegment> segments(9, LargerSegment{d.segment, 0});
+  std::vector<LargerArgs> segment_args(9, LargerArgs{d.segment_args, 0});
+  for (auto& s : segments) {
+    s.segment.struct_size = sizeof(LargerSegment);
+    s.segment.mask = FOLIO_SEGMENT_ALL_VISIBLE;
+  }
+  for (auto& a : segment_args) a.args.struct_size = sizeof(LargerArgs);
+  d.batch.segments = &segments[0].segment;
+  d.batch.num_segments = 9;
+  d.args.segments = &segment_args[0].args;
+  d.args.num_segments = 9;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK) << folio_last_error();
+  size_t bytes = 0;
+  ASSERT_EQ(folio_plan_workspace_size(&d.plan, &bytes), FOLIO_OK);
+  ASSERT_EQ(folio_run(&d.plan, &d.args, d.allocate(bytes), bytes, nullptr), FOLIO_OK) << folio_last_error();
+  d.expect_result();
+  segments[4].later_field = 1;
+  expect_refusal(d.plan_batch(), FOLIO_UNSUPPORTED, "batch.segments has fields beyond byte");
+  segments[4].later_field = 0;
+  segments[4].segment.struct_size = sizeof(folio_kv_segment);
+  expect_refusal(d.plan_batch(), FOLIO_INVALID_ARGUMENT, "batch.segments[4].struct_size is");
+}
+
+TEST(CApi, WritesTheCache) {
+  Decode d;
+  std::array<float, Decode::kKvHeads * Decode::kDim * 2> k_new{}, v_new{};
+  k_new.fill(2.0f);
+  v_new.fill(100.0f);
+  const std::array<int64_t, 2> slots = {9, -1};
+  folio_cache_write_args write = FOLIO_CACHE_WRITE_ARGS_INIT;
+  write.k = rows(k_new.data(), 2, Decode::kKvHeads, Decode::kDim);
+  write.v = rows(v_new.data(), 2, Decode::kKvHeads, Decode::kDim);
+  write.slot_mapping = slots.data();
+  write.num_slots = 2;
+  write.cache = d.segment_args.cache;
+  ASSERT_EQ(folio_write_kv_cache(d.context.get(), &write, nullptr), FOLIO_OK) << folio_last_error();
+  constexpr size_t kToken = static_cast<size_t>(Decode::kKvHeads) * Decode::kDim;
+  for (size_t i = 0; i < d.v.size(); ++i) {
+    const size_t slot = i / kToken;
+    EXPECT_EQ(d.v[i], slot == 9 ? 100.0f : static_cast<float>(slot));
+    EXPECT_EQ(d.k[i], slot == 9 ? 2.0f : 0.0f);
+  }
+  const int64_t beyond = Decode::kPages * Decode::kPageSize;
+  write.slot_mapping = &beyond;
+  write.num_slots = 1;
+  EXPECT_EQ(folio_write_kv_cache(d.context.get(), &write, nullptr), FOLIO_INVALID_ARGUMENT);
+  write.slot_mapping = nullptr;
+  write.num_slots = 0;
+  EXPECT_EQ(folio_write_kv_cache(d.context.get(), &write, nullptr), FOLIO_OK) << folio_last_error();
+}
+
+TEST(CApi, RecommendsAFormatThatItsMakersMake) {
+  Decode d;
+  folio_kv_format format = -1;
+  int32_t page_size = 0;
+  ASSERT_EQ(folio_recommended_kv_format(&d.config, d.context.get(), &format, &page_size), FOLIO_OK);
+  EXPECT_TRUE(format == FOLIO_KV_STRIDED || format == FOLIO_KV_CPU_PACKED);
+  EXPECT_GE(page_size, 1);
+  folio_kv_cache_shape shape = {3, 32, 2, 64, 128, FOLIO_DTYPE_BFLOAT16};
+  int64_t k_elements = 0;
+  int64_t v_elements = 0;
+  ASSERT_EQ(folio_kv_cache_elements(&shape, &k_elements, &v_elements), FOLIO_OK);
+  EXPECT_EQ(k_elements, 3 * 32 * 2 * 64);
+  EXPECT_EQ(v_elements, 3 * 32 * 2 * 128);
+  std::vector<uint16_t> k(static_cast<size_t>(k_elements)), v(static_cast<size_t>(v_elements));
+  folio_kv_cache_view view;
+  ASSERT_EQ(folio_make_hnd_view(&shape, k.data(), v.data(), &view), FOLIO_OK) << folio_last_error();
+  EXPECT_EQ(view.format, FOLIO_KV_STRIDED);
+  EXPECT_EQ(view.k_strides.head, 32 * 64);
+  EXPECT_EQ(view.v_strides.token, 128);
+  ASSERT_EQ(folio_make_cpu_packed_view(&shape, k.data(), v.data(), &view), FOLIO_OK) << folio_last_error();
+  EXPECT_EQ(view.format, FOLIO_KV_CPU_PACKED);
+  EXPECT_EQ(view.v_strides.token, 2 * 128);
+}
+
+}  // namespace
+}  // namespace folio_c_test

@@ -1,0 +1,228 @@
+// Every pointer, structure size and enumeration is checked before it is used.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "c_decode.hpp"
+#include "folio/c/folio.h"
+
+namespace folio_c_test {
+namespace {
+
+TEST(CRefusals, NullPointers) {
+  Decode d;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  const folio_context* context = d.context.get();
+  folio_op* op = d.op.get();
+  folio_plan_buffer* buffer = d.buffer.get();
+  folio_op* new_op = nullptr;
+  folio_plan_buffer* new_buffer = nullptr;
+  size_t bytes = 0;
+  const char* name = nullptr;
+  int64_t elements = 0;
+  folio_kv_cache_view view;
+  folio_kv_format format = 0;
+  int32_t page_size = 0;
+  folio_cache_write_args write = FOLIO_CACHE_WRITE_ARGS_INIT;
+  const auto refused = [](folio_status status, const char* what) {
+    expect_refusal(status, FOLIO_INVALID_ARGUMENT, std::string(what) + " is null");
+  };
+  refused(folio_create_cpu_context(nullptr, nullptr), "context");
+  refused(folio_create_cuda_context(0, nullptr, nullptr), "context");
+  refused(folio_prepare(nullptr, &d.config, nullptr, &new_op), "context");
+  refused(folio_prepare(context, nullptr, nullptr, &new_op), "config");
+  refused(folio_prepare(context, &d.config, nullptr, nullptr), "op");
+  refused(folio_kernel_name(nullptr, &name), "op");
+  refused(folio_kernel_name(op, nullptr), "name");
+  refused(folio_create_plan_buffer(nullptr, &new_buffer), "op");
+  refused(folio_create_plan_buffer(op, nullptr), "buffer");
+  refused(folio_make_plan(nullptr, &d.batch, buffer, nullptr, &d.plan), "op");
+  refused(folio_make_plan(op, nullptr, buffer, nullptr, &d.plan), "batch");
+  refused(folio_make_plan(op, &d.batch, nullptr, nullptr, &d.plan), "buffer");
+  refused(folio_make_plan(op, &d.batch, buffer, nullptr, nullptr), "plan");
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  refused(folio_workspace_size(nullptr, &bytes), "op");
+  refused(folio_workspace_size(op, nullptr), "bytes");
+  refused(folio_plan_workspace_size(nullptr, &bytes), "plan");
+  refused(folio_plan_workspace_size(&d.plan, nullptr), "bytes");
+  refused(folio_init_workspace(nullptr, nullptr, 0, nullptr), "op");
+  refused(folio_run(nullptr, &d.args, nullptr, 0, nullptr), "plan");
+  refused(folio_run(&d.plan, nullptr, nullptr, 0, nullptr), "args");
+  refused(folio_validate(nullptr, &d.args), "plan");
+  refused(folio_validate(&d.plan, nullptr), "args");
+  refused(folio_kv_cache_elements(nullptr, &elements, &elements), "shape");
+  refused(folio_kv_cache_elements(&d.shape, nullptr, &elements), "k_elements");
+  refused(folio_kv_cache_elements(&d.shape, &elements, nullptr), "v_elements");
+  for (const auto make : {folio_make_nhd_view, folio_make_hnd_view, folio_make_cpu_packed_view}) {
+    refused(make(nullptr, d.k.data(), d.v.data(), &view), "shape");
+    refused(make(&d.shape, d.k.data(), d.v.data(), nullptr), "view");
+  }
+  refused(folio_recommended_kv_format(nullptr, context, &format, &page_size), "config");
+  refused(folio_recommended_kv_format(&d.config, nullptr, &format, &page_size), "context");
+  refused(folio_recommended_kv_format(&d.config, context, nullptr, &page_size), "format");
+  refused(folio_recommended_kv_format(&d.config, context, &format, nullptr), "page_size");
+  refused(folio_write_kv_cache(nullptr, &write, nullptr), "context");
+  refused(folio_write_kv_cache(context, nullptr, nullptr), "args");
+  EXPECT_EQ(new_op, nullptr);
+  EXPECT_EQ(new_buffer, nullptr);
+}
+
+TEST(CRefusals, NoPlanInAPlan) {
+  Decode d;
+  size_t bytes = 0;
+  expect_refusal(folio_plan_workspace_size(&d.plan, &bytes), FOLIO_INVALID_ARGUMENT, "plan holds no plan");
+  expect_refusal(folio_run(&d.plan, &d.args, nullptr, 0, nullptr), FOLIO_INVALID_ARGUMENT, "plan holds no plan");
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  d.batch.cu_q = nullptr;
+  EXPECT_EQ(d.plan_batch(), FOLIO_INVALID_ARGUMENT);
+  expect_refusal(folio_run(&d.plan, &d.args, nullptr, 0, nullptr), FOLIO_INVALID_ARGUMENT, "plan holds no plan");
+}
+
+TEST(CRefusals, StructSizes) {
+  Decode d;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  folio_prepare_options options = FOLIO_PREPARE_OPTIONS_INIT;
+  folio_cache_write_args write = FOLIO_CACHE_WRITE_ARGS_INIT;
+  folio_op* op = nullptr;
+  struct Case {
+    const char* name;
+    uint32_t* size;
+    std::function<folio_status()> call;
+  };
+  const std::vector<Case> cases = {
+      {"config", &d.config.struct_size, [&] { return folio_prepare(d.context.get(), &d.config, nullptr, &op); }},
+      {"options", &options.struct_size, [&] { return folio_prepare(d.context.get(), &d.config, &options, &op); }},
+      {"batch", &d.batch.struct_size, [&] { return d.plan_batch(); }},
+      {"batch.segments", &d.segment.struct_size, [&] { return d.plan_batch(); }},
+      {"args", &d.args.struct_size, [&] { return folio_validate(&d.plan, &d.args); }},
+      {"args.segments", &d.segment_args.struct_size, [&] { return folio_validate(&d.plan, &d.args); }},
+      {"args", &write.struct_size, [&] { return folio_write_kv_cache(d.context.get(), &write, nullptr); }},
+  };
+  for (const Case& c : cases) {
+    const uint32_t right = *c.size;
+    for (const uint32_t wrong : {uint32_t{0}, uint32_t{4}, right - 8, uint32_t{4104}, uint32_t{0xcdcdcdc8}}) {
+      *c.size = wrong;
+      const folio_status status = c.call();
+      *c.size = right;
+      EXPECT_EQ(status, FOLIO_INVALID_ARGUMENT) << c.name << " " << wrong;
+      const std::string message = folio_last_error();
+      EXPECT_NE(message.find(std::string(c.name)), std::string::npos) << message;
+      EXPECT_NE(message.find("struct_size is " + std::to_string(wrong)), std::string::npos) << message;
+      ASSERT_EQ(d.plan_batch(), FOLIO_OK) << folio_last_error();
+    }
+  }
+}
+
+TEST(CRefusals, FieldsOfALaterVersion) {
+  struct {
+    folio_attention_config config;
+    uint32_t later[4];
+  } larger = {FOLIO_ATTENTION_CONFIG_INIT, {0, 0, 0, 0}};
+  Decode d;
+  larger.config = d.config;
+  larger.config.struct_size = sizeof(larger);
+  folio_op* op = nullptr;
+  ASSERT_EQ(folio_prepare(d.context.get(), &larger.config, nullptr, &op), FOLIO_OK) << folio_last_error();
+  folio_free_op(op);
+  larger.later[3] = 1;
+  expect_refusal(folio_prepare(d.context.get(), &larger.config, nullptr, &op), FOLIO_UNSUPPORTED,
+                 "config has fields beyond byte 64 that are not 0");
+}
+
+TEST(CRefusals, Enumerations) {
+  Decode d;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  folio_cache_write_args write = FOLIO_CACHE_WRITE_ARGS_INIT;
+  folio_op* op = nullptr;
+  folio_kv_cache_view view;
+  const auto prepare = [&] { return folio_prepare(d.context.get(), &d.config, nullptr, &op); };
+  const auto plan = [&] { return d.plan_batch(); };
+  const auto run = [&] { return folio_run(&d.plan, &d.args, nullptr, 0, nullptr); };
+  const auto put = [&] { return folio_write_kv_cache(d.context.get(), &write, nullptr); };
+  const auto make = [&] { return folio_make_nhd_view(&d.shape, nullptr, nullptr, &view); };
+  struct Case {
+    const char* name;
+    int32_t* field;
+    std::function<folio_status()> call;
+  };
+  const std::vector<Case> cases = {
+      {"config.q is", &d.config.q, prepare},
+      {"config.kv is", &d.config.kv, prepare},
+      {"config.ragged_kv is", &d.config.ragged_kv, prepare},
+      {"config.out is", &d.config.out, prepare},
+      {"config.kv_format is", &d.config.kv_format, prepare},
+      {"config.mask is", &d.config.mask, prepare},
+      {"config.determinism is", &d.config.determinism, prepare},
+      {"batch.where is", &d.batch.where, plan},
+      {"batch.custom_mask_scope is", &d.batch.custom_mask_scope, plan},
+      {"segment.source is", &d.segment.source, plan},
+      {"segment.mask is", &d.segment.mask, plan},
+      {"q.dtype is", &d.args.q.dtype, run},
+      {"out.dtype is", &d.args.out.dtype, run},
+      {"lse.base is", &d.args.lse.base, run},
+      {"q_scale.granularity is", &d.args.q_scale.granularity, run},
+      {"out_scale.granularity is", &d.args.out_scale.granularity, run},
+      {"cache.format is", &d.segment_args.cache.format, run},
+      {"cache.dtype is", &d.segment_args.cache.dtype, run},
+      {"table.kind is", &d.segment_args.table.kind, run},
+      {"ragged.k.dtype is", &d.segment_args.ragged.k.dtype, run},
+      {"ragged.v.dtype is", &d.segment_args.ragged.v.dtype, run},
+      {"k_scale.granularity is", &d.segment_args.k_scale.granularity, run},
+      {"v_scale.granularity is", &d.segment_args.v_scale.granularity, run},
+      {"k.dtype is", &write.k.dtype, put},
+      {"v.dtype is", &write.v.dtype, put},
+      {"cache.format is", &write.cache.format, put},
+      {"k_scale.granularity is", &write.k_scale.granularity, put},
+      {"v_scale.granularity is", &write.v_scale.granularity, put},
+      {"shape.dtype is", &d.shape.dtype, make},
+  };
+  for (const Case& c : cases) {
+    const int32_t right = *c.field;
+    for (const int32_t wrong : {-1, 7, INT32_MIN, INT32_MAX}) {
+      *c.field = wrong;
+      expect_refusal(c.call(), FOLIO_INVALID_ARGUMENT, std::string(c.name).append(" ").append(std::to_string(wrong)));
+      *c.field = right;
+    }
+    ASSERT_EQ(d.plan_batch(), FOLIO_OK) << folio_last_error();
+  }
+  d.config.features = 1u << 31;
+  expect_refusal(prepare(), FOLIO_INVALID_ARGUMENT, "config.features is 2147483648");
+}
+
+TEST(CRefusals, CountsAndArrays) {
+  Decode d;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  d.args.num_segments = -1;
+  expect_refusal(folio_validate(&d.plan, &d.args), FOLIO_INVALID_ARGUMENT, "the number of args.segments is -1");
+  d.args.num_segments = 1;
+  d.args.segments = nullptr;
+  expect_refusal(folio_validate(&d.plan, &d.args), FOLIO_INVALID_ARGUMENT, "args.segments is null");
+  d.batch.segments = nullptr;
+  expect_refusal(d.plan_batch(), FOLIO_INVALID_ARGUMENT, "batch.segments is null");
+  d.batch.segments = &d.segment;
+  d.batch.num_segments = -1;
+  expect_refusal(d.plan_batch(), FOLIO_INVALID_ARGUMENT, "the number of batch.segments is -1");
+}
+
+TEST(CRefusals, BoundsWithoutHasBounds) {
+  Decode d;
+  folio_prepare_options options = FOLIO_PREPARE_OPTIONS_INIT;
+  options.max_tokens = 5;
+  folio_op* op = nullptr;
+  expect_refusal(folio_prepare(d.context.get(), &d.config, &options, &op), FOLIO_INVALID_ARGUMENT, "has_bounds is 0");
+}
+
+TEST(CRefusals, BadPageIdsAreFoundByValidate) {
+  Decode d;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  d.pages[2] = Decode::kPages;
+  EXPECT_EQ(folio_validate(&d.plan, &d.args), FOLIO_INVALID_ARGUMENT);
+  EXPECT_EQ(d.out[0], -7.0f);
+}
+
+}  // namespace
+}  // namespace folio_c_test
