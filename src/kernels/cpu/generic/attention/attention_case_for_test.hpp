@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/attention_kernel.hpp"
-#include "planner/plan_check.hpp"
+#include "planner/plan_fixtures.hpp"
 #include "planner/planner.hpp"
 
 /// What tests of attention kernels share: a batch with all its arguments, filled with values from a seed and with NaN

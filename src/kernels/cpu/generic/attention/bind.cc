@@ -20,6 +20,31 @@ const unsigned char* bytes_at(const void* data, int64_t element, DType dtype) {
   return static_cast<const unsigned char*>(data) + element * size_of(dtype);
 }
 
+/// What the query `index` of `request` sees of the item's segment row, and the factors that apply there.
+void bind_row_to_keys(const AttentionParams& params, const planner::WorkItem& item, int32_t request, int32_t index,
+                      int32_t q_head, ItemRow& row) {
+  const AttentionConfig& config = *params.config;
+  const AttentionArgs& args = *params.args;
+  const planner::PlanView& plan = params.plan;
+  const planner::SegmentLengths& lengths = plan.segments[item.segment];
+  const SegmentArgs& segment = args.segments[static_cast<size_t>(item.segment)];
+  row.position = int64_t{plan.q_first_pos[request]} + index;
+  const planner::TokenRange range = planner::visible_range(
+      {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard},
+      planner::key_sight(config.mask, lengths.mask, config.window_left, config.window_right), row.position);
+  row.visible_begin = static_cast<int32_t>(range.begin);
+  row.visible_end = static_cast<int32_t>(range.end);
+  row.logit_scale =
+      scale_of(args.q_scale, request, item.kv_head) * scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale;
+  row.value_scale = scale_of(segment.v_scale, request, item.kv_head);
+  if (args.alibi_slopes != nullptr) row.alibi_slope = args.alibi_slopes[q_head];
+  if (config.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig) {
+    row.mask = args.custom_mask + plan.mask_byte_indptr[request];
+    row.mask_begin = int64_t{plan.mask_first_column[request]} - lengths.key_offset[request];
+    row.mask_bit = int64_t{index} * plan.mask_columns[request] - row.mask_begin;
+  }
+}
+
 }  // namespace
 
 ItemKeys bind_keys(const AttentionParams& params, const planner::WorkItem& item) {
@@ -66,12 +91,7 @@ void bind_rows(const AttentionParams& params, const planner::WorkItem& item, Ite
   const AttentionConfig& config = *params.config;
   const AttentionArgs& args = *params.args;
   const planner::PlanView& plan = params.plan;
-  const planner::SegmentLengths& lengths = plan.segments[item.segment];
-  const SegmentArgs& segment = args.segments[static_cast<size_t>(item.segment)];
   const bool has_keys = item.kv_begin < item.kv_end;
-  const planner::KeySight sight =
-      planner::key_sight(config.mask, lengths.mask, config.window_left, config.window_right);
-  const bool custom = config.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig;
   int32_t request = item.request;
   for (int32_t r = item.row_begin; r < item.row_end; ++r) {
     const int32_t token = r / params.group_size;
@@ -80,23 +100,7 @@ void bind_rows(const AttentionParams& params, const planner::WorkItem& item, Ite
     const int32_t index = token - plan.cu_q[request];
     ItemRow row;
     row.q = bytes_at(args.q.data, token * args.q.strides[0] + q_head * args.q.strides[1], config.q);
-    if (has_keys) {
-      row.position = int64_t{plan.q_first_pos[request]} + index;
-      const planner::TokenRange range = planner::visible_range(
-          {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}, sight, row.position);
-      row.visible_begin = static_cast<int32_t>(range.begin);
-      row.visible_end = static_cast<int32_t>(range.end);
-      row.logit_scale = scale_of(args.q_scale, request, item.kv_head) *
-                        scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale;
-      row.value_scale = scale_of(segment.v_scale, request, item.kv_head);
-      if (args.alibi_slopes != nullptr) row.alibi_slope = args.alibi_slopes[q_head];
-      if (custom) {
-        const int64_t first_key = int64_t{plan.mask_first_column[request]} - lengths.key_offset[request];
-        row.mask = args.custom_mask + plan.mask_byte_indptr[request];
-        row.mask_begin = first_key;
-        row.mask_bit = int64_t{index} * plan.mask_columns[request] - first_key;
-      }
-    }
+    if (has_keys) bind_row_to_keys(params, item, request, index, q_head, row);
     rows[r - item.row_begin] = row;
   }
 }

@@ -172,7 +172,7 @@ static void accumulate_by_tiles(const ItemCall& call) {
       all &= scratch.visible[r];
     }
     if (any == 0) continue;
-    locate_tile(call, tile);
+    locate_tile(call, {first, __builtin_ctzll(any), kTileTokens - __builtin_clzll(any)});
     convert_keys<kType>(call);
     for (int32_t t = 0; t < kTileTokens; t += 4) {
       for (int32_t r = 0; r < call.num_rows; r += kScoreRows) {
