@@ -71,8 +71,8 @@ class BatchFixture {
   /// The same with a new implementation and builder.
   TensorView run();
 
-  /// Compares every row of the output that counts with attention in float64, and the others with what was there before.
-  /// Says what is wrong; empty if nothing is.
+  /// Compares the rows of the output that count with attention in float64 (all, or some hundred of a large batch), and
+  /// the others with what was there before. Says what is wrong; empty if nothing is.
   std::string wrong_output() const;
   /// Compares the whole cache, element by element, with what it must hold after the step. Likewise.
   std::string wrong_cache() const;
