@@ -23,7 +23,7 @@ namespace folio::inline v0::verify {
 /// A kernel sums in another order and has its own exp, so it gets kFactor times that. The output's rounding is exact: a
 /// stored value must lie between the oracle's value minus and plus the tolerance, each rounded to the output's dtype.
 struct Tolerance {
-  static constexpr double kFactor = 8.0;
+  static constexpr double kFactor = 4.0;
   std::vector<double> out;  ///< [rows], absolute, before the output's rounding
   double lse = 0.0;         ///< absolute, natural logarithm; the rounding of the float32 LSE is added
 

@@ -109,7 +109,8 @@ size_t common_chunk(const replay::LayerStack& stack) {
 
 }  // namespace
 
-BenchResult run_bench_case(const Context& context, const StackConfig& given, const BenchShape& shape, const BenchEffort& effort) {
+BenchResult run_bench_case(const Context& context, const StackConfig& given, const BenchShape& shape,
+                           const BenchEffort& effort) {
   constexpr int32_t kFillTokens = 512;
   StackConfig config = given;
   config.num_layers = 1;
@@ -130,10 +131,14 @@ BenchResult run_bench_case(const Context& context, const StackConfig& given, con
   result.kernel = stack.kernel_name();
   const double heads = config.num_kv_heads;
   const int32_t window = stack.attention().window_left;
-  result.kv_bytes = heads * (config.head_dim_qk + config.head_dim_v) * size_of(config.kv) * shape.batch * visible_keys(shape, window);
-  result.flops = 2.0 * (config.head_dim_qk + config.head_dim_v) * config.num_q_heads * shape.batch * visible_pairs(shape, window);
+  result.kv_bytes =
+      heads * (config.head_dim_qk + config.head_dim_v) * size_of(config.kv) * shape.batch * visible_keys(shape, window);
+  result.flops =
+      2.0 * (config.head_dim_qk + config.head_dim_v) * config.num_q_heads * shape.batch * visible_pairs(shape, window);
   const size_t chunk = common_chunk(stack);
-  if (chunk == 0) throw Error(ErrorCode::kUnsupported, "pages of this shape are not whole multiples of 256 bytes; try a larger --page-size");
+  if (chunk == 0)
+    throw Error(ErrorCode::kUnsupported,
+                "pages of this shape are not whole multiples of 256 bytes; try a larger --page-size");
   const std::vector<const std::byte*> pages = page_addresses(stack, batch, chunk);
   const replay::PageList list{pages, chunk};
 

@@ -31,13 +31,14 @@ struct BenchResult {
   double kv_bytes = 0.0;  ///< bytes of keys and values that a run must read at least once
   double flops = 0.0;     ///< of the visible (query, key) pairs: 2 (head_dim_qk + head_dim_v) each
   Spread run_seconds, plan_seconds;
-  Spread read_rate, multiply_rate;            ///< of attention: kv_bytes and flops a second
-  Spread read_limit, multiply_limit;          ///< of the yardsticks
-  Spread share_of_read, share_of_multiply;    ///< taken round by round
+  Spread read_rate, multiply_rate;          ///< of attention: kv_bytes and flops a second
+  Spread read_limit, multiply_limit;        ///< of the yardsticks
+  Spread share_of_read, share_of_multiply;  ///< taken round by round
 };
 
-/// Measures one layer's `run` and its `plan` on a fresh pool with shuffled pages, in rounds that alternate with both yardsticks.
-/// Throws what prepare, plan and run throw.
-BenchResult run_bench_case(const Context& context, const replay::StackConfig& stack, const BenchShape& shape, const BenchEffort& effort);
+/// Measures one layer's `run` and its `plan` on a fresh pool with shuffled pages, in rounds that alternate with both
+/// yardsticks. Throws what prepare, plan and run throw.
+BenchResult run_bench_case(const Context& context, const replay::StackConfig& stack, const BenchShape& shape,
+                           const BenchEffort& effort);
 
 }  // namespace folio::cli

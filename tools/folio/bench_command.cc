@@ -44,7 +44,9 @@ std::vector<BenchShape> shapes_of(const BenchFlags& flags) {
   return shapes;
 }
 
-nlohmann::ordered_json json_of(const Spread& spread) { return {{"median", spread.median}, {"min", spread.min}, {"max", spread.max}}; }
+nlohmann::ordered_json json_of(const Spread& spread) {
+  return {{"median", spread.median}, {"min", spread.min}, {"max", spread.max}};
+}
 
 nlohmann::ordered_json json_of(const BenchResult& r) {
   return {{"kind", r.shape.q_len == 1 ? "decode" : "prefill"},
@@ -64,22 +66,29 @@ nlohmann::ordered_json json_of(const BenchResult& r) {
           {"share_of_multiply", json_of(r.share_of_multiply)}};
 }
 
-std::string giga(const Spread& s) { return fmt::format("{:.1f} [{:.1f}-{:.1f}]", s.median / 1e9, s.min / 1e9, s.max / 1e9); }
-std::string percent(const Spread& s) { return fmt::format("{:.0f}% [{:.0f}-{:.0f}]", 100 * s.median, 100 * s.min, 100 * s.max); }
+std::string giga(const Spread& s) {
+  return fmt::format("{:.1f} [{:.1f}-{:.1f}]", s.median / 1e9, s.min / 1e9, s.max / 1e9);
+}
+std::string percent(const Spread& s) {
+  return fmt::format("{:.0f}% [{:.0f}-{:.0f}]", 100 * s.median, 100 * s.min, 100 * s.max);
+}
 
 void print_header(std::FILE* out, const BenchFlags& flags, const Context& context) {
-  fmt::print(out, "{} threads; yardsticks: plain reads of the same pages (best of 1, 4 and 8 streams), float32 multiply-adds in\n"
-                  "registers ({}); medians of {} alternating rounds [min-max]\n",
-             context.concurrency(), replay::yardstick_isa(), flags.rounds);
-  fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{}\n", "", "batch", "q", "kv", "run ms", "KV GB/s", "of plain read",
-             "GFLOP/s", "of multiply rate");
+  fmt::print(
+      out,
+      "{} threads; yardsticks: plain reads of the same pages (best of 1, 4 and 8 streams), float32 multiply-adds in\n"
+      "registers ({}); medians of {} alternating rounds [min-max]\n",
+      context.concurrency(), replay::yardstick_isa(), flags.rounds);
+  fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{}\n", "", "batch", "q", "kv", "run ms", "KV GB/s",
+             "of plain read", "GFLOP/s", "of multiply rate");
 }
 
 void print_row(std::FILE* out, const BenchResult& r) {
   const Spread& s = r.run_seconds;
-  fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{}\n", r.shape.q_len == 1 ? "decode" : "prefill", r.shape.batch,
-             r.shape.q_len, r.shape.kv_len, fmt::format("{:.3f} [{:.3f}-{:.3f}]", s.median * 1e3, s.min * 1e3, s.max * 1e3),
-             giga(r.read_rate), percent(r.share_of_read), giga(r.multiply_rate), percent(r.share_of_multiply));
+  fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{}\n", r.shape.q_len == 1 ? "decode" : "prefill",
+             r.shape.batch, r.shape.q_len, r.shape.kv_len,
+             fmt::format("{:.3f} [{:.3f}-{:.3f}]", s.median * 1e3, s.min * 1e3, s.max * 1e3), giga(r.read_rate),
+             percent(r.share_of_read), giga(r.multiply_rate), percent(r.share_of_multiply));
   std::fflush(out);
 }
 
@@ -92,12 +101,16 @@ int bench(const BenchFlags& flags) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const BenchShape& shape : shapes) {
     if (stop.load()) break;
-    const BenchResult result = run_bench_case(context, flags.attention.stack(1), shape, {flags.rounds, flags.min_ms / 1e3});
+    const BenchResult result =
+        run_bench_case(context, flags.attention.stack(1), shape, {flags.rounds, flags.min_ms / 1e3});
     if (!flags.quiet) print_row(out, result);
     rows.push_back(json_of(result));
   }
   if (!flags.json.empty()) {
-    write_json({{"threads", context.concurrency()}, {"yardstick_isa", replay::yardstick_isa()}, {"rounds", flags.rounds}, {"cases", rows}},
+    write_json({{"threads", context.concurrency()},
+                {"yardstick_isa", replay::yardstick_isa()},
+                {"rounds", flags.rounds},
+                {"cases", rows}},
                flags.json);
   }
   return stop.load() ? kInterrupted : kSuccess;
@@ -111,19 +124,30 @@ Command add_bench_command(CLI::App& app) {
   command->add_option("--sweep", flags->sweep, "decode, prefill or all")
       ->check(CLI::IsMember({"decode", "prefill", "all"}))
       ->capture_default_str();
-  command->add_option("--batch", flags->batch, "decode: requests in a step")->delimiter(',')->check(CLI::Range(1, 65536))->capture_default_str();
-  command->add_option("--kv-len", flags->kv_len, "keys of each request")->delimiter(',')->check(CLI::Range(1, 1 << 24))->capture_default_str();
+  command->add_option("--batch", flags->batch, "decode: requests in a step")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  command->add_option("--kv-len", flags->kv_len, "keys of each request")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
   command->add_option("--q-len", flags->q_len, "prefill: new tokens of the one request")
       ->delimiter(',')
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  command->add_option("--rounds", flags->rounds, "rounds, each of attention and both yardsticks")->check(CLI::Range(1, 10000))->capture_default_str();
-  command->add_option("--min-ms", flags->min_ms, "repeat a measurement within a round until it took so long")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--rounds", flags->rounds, "rounds, each of attention and both yardsticks")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  command->add_option("--min-ms", flags->min_ms, "repeat a measurement within a round until it took so long")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   flags->attention.add_to(*command, false);
   command->add_option("--json", flags->json, "write the figures as JSON; '-' = standard output");
   command->add_flag("-q,--quiet", flags->quiet, "print no table");
-  command->footer("Machines are shared and clocks move: only the shares, taken round by round in one process, can be compared.\n"
-                  "A share of the plain read above 100% means that the pages fit a cache, or that keys are shared by rows.");
+  command->footer(
+      "Machines are shared and clocks move: only the shares, taken round by round in one process, can be compared.\n"
+      "A share of the plain read above 100% means that the pages fit a cache, or that keys are shared by rows.");
   return {command, [flags] { return bench(*flags); }};
 }
 

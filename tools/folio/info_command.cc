@@ -31,12 +31,7 @@ AttentionConfig config_of(const AttentionFlags& flags, const Context& context) {
   config.window_left = stack.window_left;
   config.determinism = stack.determinism;
   if (stack.logits_soft_cap != 0.0f) config.features = Feature::kSoftCap;
-  switch (stack.layout) {
-    case replay::KvLayout::kRecommended: config.kv_format = recommended_kv_format(config, context).format; break;
-    case replay::KvLayout::kCpuPacked: config.kv_format = KvFormat::kCpuPacked; break;
-    case replay::KvLayout::kStridedNhd:
-    case replay::KvLayout::kStridedHnd: config.kv_format = KvFormat::kStrided; break;
-  }
+  config.kv_format = replay::choose_format(stack.layout, config, context);
   return config;
 }
 

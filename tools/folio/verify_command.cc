@@ -36,7 +36,8 @@ struct Totals {
 void list_factors() {
   fmt::print("kernels that run here: {}\n", fmt::join(verify::runnable_kernels(), ", "));
   fmt::print("a case names a level of each factor, the first one where it is silent:\n");
-  for (const verify::FactorInfo& factor : verify::factors()) fmt::print("  {:<14}{}\n", factor.name, fmt::join(factor.levels, "  "));
+  for (const verify::FactorInfo& factor : verify::factors())
+    fmt::print("  {:<14}{}\n", factor.name, fmt::join(factor.levels, "  "));
 }
 
 std::vector<verify::ConformanceCase> cases_of(const VerifyFlags& flags, const std::vector<std::string>& kernels) {
@@ -50,8 +51,9 @@ std::vector<verify::ConformanceCase> cases_of(const VerifyFlags& flags, const st
   if (flags.strength > 0) {
     verify::CoveringArray array = verify::covering_array(kernels, flags.strength, flags.seed);
     if (!flags.quiet) {
-      fmt::print(stderr, "covering array: {} cases; {} of {} valid combinations of {} factors covered ({} in all)\n", array.cases.size(),
-                 array.coverage.covered, array.coverage.valid, array.coverage.strength, array.coverage.tuples);
+      fmt::print(stderr, "covering array: {} cases; {} of {} valid combinations of {} factors covered ({} in all)\n",
+                 array.cases.size(), array.coverage.covered, array.coverage.valid, array.coverage.strength,
+                 array.coverage.tuples);
     }
     cases = std::move(array.cases);
   }
@@ -67,7 +69,8 @@ void add_failure(Totals& totals, const std::string& what, const std::string& why
   if (static_cast<int64_t>(totals.failures.size()) < kMostFailuresShown) totals.failures.emplace_back(what, why);
 }
 
-Totals run_cases(const VerifyFlags& flags, const std::vector<verify::ConformanceCase>& cases, const std::atomic<bool>& stop) {
+Totals run_cases(const VerifyFlags& flags, const std::vector<verify::ConformanceCase>& cases,
+                 const std::atomic<bool>& stop) {
   Totals totals;
   Progress progress(flags.quiet);
   for (const verify::ConformanceCase& one : cases) {
@@ -112,8 +115,11 @@ int run_verify(const VerifyFlags& flags) {
   std::FILE* out = flags.json == "-" ? stderr : stdout;
   for (const auto& [what, why] : totals.failures) fmt::print(out, "FAILED {}\n  {}\n", what, why);
   if (!flags.quiet) {
-    fmt::print(out, "{}{} of {} cases, {} failed; {} values compared with the float64 oracle, the worst at {:.0f}% of what is allowed\n",
-               interrupted ? "interrupted: " : "", totals.run, cases.size(), totals.failed, totals.values, 100.0 * totals.worst_share);
+    fmt::print(out,
+               "{}{} of {} cases, {} failed; {} values compared with the float64 oracle, the worst at {:.0f}% of what "
+               "is allowed\n",
+               interrupted ? "interrupted: " : "", totals.run, cases.size(), totals.failed, totals.values,
+               100.0 * totals.worst_share);
   }
   if (!flags.json.empty()) write_json(json_of(totals, cases.size(), interrupted), flags.json);
   if (totals.failed > 0) return kCheckFailed;
@@ -125,16 +131,21 @@ int run_verify(const VerifyFlags& flags) {
 Command add_verify_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("verify", "Check this machine's kernels against the float64 oracle");
   auto flags = std::make_shared<VerifyFlags>();
-  auto* random = command->add_option("--random", flags->random, "so many random cases (default 200, none beside --covering)")
-                     ->check(CLI::NonNegativeNumber);
-  auto* covering = command->add_option("--covering", flags->strength, "cases that cover all combinations of so many factors: 1, 2 or 3")
-                       ->check(CLI::Range(1, 3));
-  auto* cases = command->add_option("--case", flags->cases, "this case, as a failure prints it (may be repeated)")->expected(1);
+  auto* random =
+      command->add_option("--random", flags->random, "so many random cases (default 200, none beside --covering)")
+          ->check(CLI::NonNegativeNumber);
+  auto* covering =
+      command
+          ->add_option("--covering", flags->strength, "cases that cover all combinations of so many factors: 1, 2 or 3")
+          ->check(CLI::Range(1, 3));
+  auto* cases =
+      command->add_option("--case", flags->cases, "this case, as a failure prints it (may be repeated)")->expected(1);
   cases->excludes(random)->excludes(covering);
   cases->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_option("--seed", flags->seed, "seed of random cases and of the covering array")->capture_default_str();
-  command->add_option("--kernel", flags->kernels, "only these kernels (may be repeated)")->expected(1)->multi_option_policy(
-      CLI::MultiOptionPolicy::TakeAll);
+  command->add_option("--kernel", flags->kernels, "only these kernels (may be repeated)")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_flag("--list", flags->list, "list the kernels, the factors and their levels");
   command->add_option("--json", flags->json, "write the outcome as JSON; '-' = standard output");
   command->add_flag("-q,--quiet", flags->quiet, "print failures only");

@@ -43,6 +43,22 @@ size_t bytes_of(int64_t elements, DType dtype) {
 
 }  // namespace
 
+KvFormat choose_format(KvLayout layout, const AttentionConfig& config, const Context& context) {
+  constexpr int32_t kLeastPackedPage = 16;  // as KvFormat::kCpuPacked says
+  switch (layout) {
+    case KvLayout::kRecommended: {
+      const KvFormat advice = recommended_kv_format(config, context).format;
+      const bool fits =
+          advice != KvFormat::kCpuPacked || (config.page_size >= kLeastPackedPage && config.page_size % 2 == 0);
+      return fits ? advice : KvFormat::kStrided;
+    }
+    case KvLayout::kCpuPacked: return KvFormat::kCpuPacked;
+    case KvLayout::kStridedNhd:
+    case KvLayout::kStridedHnd: break;
+  }
+  return KvFormat::kStrided;
+}
+
 LayerStack::LayerStack(const Context& context, const StackConfig& config) : context_(context), config_(config) {
   make_ops();
   make_pool();
@@ -65,12 +81,7 @@ void LayerStack::make_ops() {
   attention.page_size = config_.page_size;
   attention.determinism = config_.determinism;
   if (config_.logits_soft_cap != 0.0f) attention.features = Feature::kSoftCap;
-  switch (config_.layout) {
-    case KvLayout::kRecommended: attention.kv_format = recommended_kv_format(attention, context_).format; break;
-    case KvLayout::kCpuPacked: attention.kv_format = KvFormat::kCpuPacked; break;
-    case KvLayout::kStridedNhd:
-    case KvLayout::kStridedHnd: attention.kv_format = KvFormat::kStrided; break;
-  }
+  attention.kv_format = choose_format(config_.layout, attention, context_);
   format_ = attention.kv_format;
   const bool windowed = config_.window_left >= 0;
   for (const bool window : {true, false}) {

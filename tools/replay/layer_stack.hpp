@@ -15,6 +15,10 @@ namespace folio::replay {
 /// How the KV pool is laid out.
 enum class KvLayout { kRecommended, kStridedNhd, kStridedHnd, kCpuPacked };
 
+/// The format that a layout stands for. "Recommended" asks recommended_kv_format, and is strided where the advice needs
+/// larger or even pages than the config has.
+KvFormat choose_format(KvLayout layout, const AttentionConfig& config, const Context& context);
+
 /// A stack of attention layers, as a model of so many would have them.
 struct StackConfig {
   int32_t num_layers = 2;
@@ -70,8 +74,8 @@ class LayerStack {
   /// each layer. The plan of an op is made once a step and serves all its layers.
   void step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe);
 
-  /// The pieces of a step for layer 0, for benchmarks: `fill` writes the tokens' KV, `load` makes their queries, `plan_step` plans
-  /// for the first op, `attend` runs it on what was loaded.
+  /// The pieces of a step for layer 0, for benchmarks: `fill` writes the tokens' KV, `load` makes their queries,
+  /// `plan_step` plans for the first op, `attend` runs it on what was loaded.
   void fill(const StepBatch& batch);
   void load(const StepBatch& batch) { make_inputs_of_q(batch, 0); }
   AttentionPlan plan_step(const StepBatch& batch) { return make_group_plan(batch, 0); }

@@ -55,7 +55,7 @@ void fill_bfloat16(uint64_t row_key, int32_t dim, uint16_t* row) {
 uint64_t kv_row_key(uint64_t seed, InputKind kind, uint64_t link, int32_t layer, int32_t head) {
   const auto place =
       static_cast<uint64_t>(kind) << 56 | static_cast<uint64_t>(layer) << 28 | static_cast<uint64_t>(head);
-  return mix(seed ^ link, place);
+  return mix(mix(seed) ^ link, place);
 }
 
 uint64_t query_row_key(uint64_t seed, int32_t request, int32_t position, int32_t layer, int32_t head) {
