@@ -34,6 +34,7 @@ bench: ## measure the attention kernels beside this machine's own limits
 	cmake --preset bench
 	cmake --build build/bench -j $(JOBS)
 	build/bench/tools/folio bench
+	@for program in build/bench/bench/folio_*_bench; do echo "$$program"; $$program || exit 1; done
 
 install: build ## install the library, headers and program under PREFIX (/usr/local)
 	cmake --install $(BUILD) --prefix $(PREFIX)

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "planner/planner.hpp"
+#include "folio/folio.hpp"
 
 /// Time of one warm plan. The promise (docs/architecture.md): under 20 microseconds for 256 decode requests, 32 query
 /// heads over 8 KV heads, 132 workers, whatever the lengths.
@@ -11,15 +11,18 @@ namespace {
 
 using namespace folio;  // NOLINT(google-build-using-namespace): a program, not a header
 
-planner::PlannerConfig serving_config(Determinism determinism) {
-  planner::PlannerConfig config;
+AttentionOp serving_op(Determinism determinism) {
+  AttentionConfig config;
   config.num_q_heads = 32;
   config.num_kv_heads = 8;
+  config.head_dim_qk = config.head_dim_v = 128;
   config.page_size = 16;
   config.determinism = determinism;
-  config.tile = {.rows = 16, .kv_tokens = 64};
-  config.num_workers = 132;
-  return config;
+  ContextOptions one_thread;
+  one_thread.num_threads = 1;
+  PrepareOptions options;
+  options.num_workers = 132;
+  return prepare(Context::cpu(one_thread), config, options);
 }
 
 /// Requests of `q_len` new tokens over contexts of `kv_len` tokens, every fourth one of them a quarter longer.
@@ -37,15 +40,10 @@ void plan_batch(benchmark::State& state, Determinism determinism, int32_t reques
   batch.num_tokens = cu_q.back();
   batch.cu_q = cu_q.data();
   batch.segments = {&segment, 1};
-  const planner::PlannerConfig config = serving_config(determinism);
-  planner::PlanStorage storage;
-  int32_t items = 0;
-  for (auto _ : state) {
-    const planner::PlanView plan = planner::make_plan(config, batch, storage);
-    items = plan.num_items;
-    benchmark::DoNotOptimize(plan.items);
-  }
-  state.counters["items"] = items;
+  const AttentionOp op = serving_op(determinism);
+  PlanBuffer buffer = make_plan_buffer(op);
+  for (auto _ : state) benchmark::DoNotOptimize(plan(op, batch, buffer));
+  state.counters["items"] = summary(plan(op, batch, buffer)).num_items;
 }
 
 void BM_Decode(benchmark::State& state) {

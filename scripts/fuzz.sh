@@ -24,7 +24,7 @@ for target in "${targets[@]}"; do
   found=build/fuzz/found/$target
   mkdir -p "$found"
   if [ "$minutes" = merge ]; then
-    build/fuzz/tests/fuzz/"fuzz_$target" -set_cover_merge=1 "tests/fuzz/corpus/$target" "$found"
+    build/fuzz/tests/fuzz/"fuzz_$target" -set_cover_merge=1 -use_counters=0 "tests/fuzz/corpus/$target" "$found"
     continue
   fi
   echo "=== $target: $minutes minute(s)"

@@ -122,7 +122,7 @@ def main():
             check = check_public
         elif path.parts[0] == "src":
             check = check_source
-        elif path.parts[0] in ("tools", "examples", "bindings", "bench"):
+        elif path.parts[0] in ("tools", "examples", "bindings"):
             check = check_client
         else:
             continue

@@ -4,9 +4,6 @@
 
 namespace folio::inline v0::planner {
 
-/// Throws Error(kInvalidArgument) for a config that no kernel has.
-void check_config(const PlannerConfig& config);
-
 /// Checks the batch and copies its lengths into the storage: everything of `arrays.view` but work and merges, and
 /// `arrays.sights`. Throws Error(kInvalidArgument) naming the request and segment at fault.
 void read_batch(const PlannerConfig& config, const BatchView& batch, PlanStorage::Arrays& arrays);

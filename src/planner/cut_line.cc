@@ -28,9 +28,8 @@ class LineCutter {
       LinePlace place = find(ideal);
       const CutChoices choices = choices_at(place);
       const Cut chosen = choose_cut(line_, w, previous, choices);
-      if (chosen.position == previous.position) {
-        place = cuts[w - 1];
-      } else if (chosen.position == choices.chain_end) {
+      // The previous cut, which may be chosen again, lies in this chain, at its end, or before it.
+      if (chosen.position == choices.chain_end) {
         place = next_chain(place);
       } else {
         if (chosen.position != choices.chain_begin) pay(place);

@@ -1,6 +1,7 @@
 #include "planner/plan_check.hpp"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -186,7 +187,6 @@ class Checker {
   }
 
   void check_coverage() {
-    std::map<std::pair<int32_t, int32_t>, int32_t> writes;
     for (const Finished& finished : direct_) {
       for (int32_t row = finished.row_begin; row < finished.row_end; ++row) {
         auto& pieces = pieces_[{finished.kv_head, row}];
@@ -198,8 +198,20 @@ class Checker {
     if (pieces_.size() != static_cast<size_t>(rows) * static_cast<size_t>(config_.num_kv_heads)) {
       fail(pieces_.size(), " (row, head) pairs are written of ", rows * config_.num_kv_heads);
     }
-    for (const auto& [key, pieces] : pieces_) check_keys_of_row(key.first, key.second, pieces);
+    std::map<const WorkItem*, bool> empty_needed;  // of items without keys, whether any row has no other
+    for (const auto& [key, pieces] : pieces_) {
+      check_keys_of_row(key.first, key.second, pieces);
+      const bool sees_nothing = std::all_of(pieces.begin(), pieces.end(), is_empty);
+      for (const Finished* piece : pieces) {
+        if (is_empty(piece)) empty_needed[piece->items[0]] |= sees_nothing;
+      }
+    }
+    for (const auto& [item, needed] : empty_needed) {
+      if (!needed) fail("rows [", item->row_begin, ", ", item->row_end, ") have an empty item that none of them needs");
+    }
   }
+
+  static bool is_empty(const Finished* piece) { return piece->items[0]->kv_begin == piece->items[0]->kv_end; }
 
   void check_keys_of_row(int32_t head, int32_t row, const std::vector<const Finished*>& pieces) {
     const int32_t request = request_of_row_[static_cast<size_t>(row)];
@@ -245,92 +257,6 @@ class Checker {
 
 std::string check_plan(const PlannerConfig& config, const OwnedBatch& batch, const PlanView& plan) {
   return Checker(config, batch, plan).check();
-}
-
-std::vector<int64_t> worker_loads(const PlannerConfig& config, const PlanView& plan) {
-  std::vector<int64_t> loads;
-  for (int32_t w = 0; w < plan.num_workers; ++w) {
-    int64_t load = 0;
-    for (int32_t i = plan.worker_indptr[w]; i < plan.worker_indptr[w + 1]; ++i) {
-      const WorkItem& item = plan.items[i];
-      const int64_t width = config.tile.kv_tokens;
-      const int64_t tiles = std::max<int64_t>(1, (item.kv_end + width - 1) / width - item.kv_begin / width);
-      load += tiles * (config.tile_cost + int64_t{item.row_end - item.row_begin} * config.row_cost);
-    }
-    loads.push_back(load);
-  }
-  return loads;
-}
-
-std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& plan) {
-  std::map<std::pair<int32_t, int32_t>, std::string> orders;
-  std::map<int32_t, std::string> partials;
-  std::string state;
-  const auto fold = [](const std::string& left, const std::string& right) {
-    return left.empty() ? right : "(" + left + "+" + right + ")";
-  };
-  for (int32_t i = 0; i < plan.num_items; ++i) {
-    const WorkItem& item = plan.items[i];
-    if ((item.flags & kStart) != 0) state.clear();
-    state = fold(
-        state, std::to_string(item.segment) + ":" + std::to_string(item.kv_begin) + "-" + std::to_string(item.kv_end));
-    if ((item.flags & kFinish) == 0) continue;
-    for (int32_t row = item.row_begin; row < item.row_end; ++row) {
-      if (item.partial < 0) {
-        orders[{item.kv_head, row}] = state;
-      } else {
-        partials[item.partial + row - item.row_begin] = state;
-      }
-    }
-  }
-  for (int32_t m = 0; m < plan.num_merges; ++m) {
-    const MergeItem& merge = plan.merges[m];
-    for (int32_t row = merge.row_begin; row < merge.row_end; ++row) {
-      std::string& merged = orders[{merge.kv_head, row}];
-      for (int32_t i = merge.source_begin; i < merge.source_end; ++i) {
-        merged = fold(merged, partials[plan.merge_sources[i] + row - merge.row_begin]);
-      }
-    }
-  }
-  return orders;
-}
-
-std::vector<int64_t> serialise(const PlanView& plan) {
-  std::vector<int64_t> all{
-      plan.num_requests, plan.num_tokens, plan.num_segments,     plan.num_workers,
-      plan.num_items,    plan.num_merges, plan.num_partial_rows, static_cast<int64_t>(plan.custom_mask_scope)};
-  const auto add = [&all](const auto* data, int64_t count) {
-    all.push_back(data == nullptr && count > 0 ? -1 : count);
-    if (data != nullptr) all.insert(all.end(), data, data + count);
-  };
-  add(plan.cu_q, plan.num_requests + 1);
-  add(plan.q_first_pos, plan.num_requests);
-  for (int32_t s = 0; s < plan.num_segments; ++s) {
-    const SegmentLengths& segment = plan.segments[s];
-    all.insert(all.end(),
-               {static_cast<int64_t>(segment.source), static_cast<int64_t>(segment.mask), segment.shard.world,
-                segment.shard.rank, segment.shard.interleave, segment.shared, segment.num_rows});
-    add(segment.kv_len, segment.num_rows);
-    add(segment.first_pos, segment.num_rows);
-    add(segment.row_of_request, plan.num_requests);
-    add(segment.key_offset, plan.num_requests);
-  }
-  add(plan.worker_indptr, plan.num_workers + 1);
-  for (int32_t i = 0; i < plan.num_items; ++i) {
-    const WorkItem& item = plan.items[i];
-    all.insert(all.end(), {item.segment, item.kv_row, item.kv_head, item.request, item.row_begin, item.row_end,
-                           item.kv_begin, item.kv_end, item.partial, item.flags});
-  }
-  for (int32_t m = 0; m < plan.num_merges; ++m) {
-    const MergeItem& merge = plan.merges[m];
-    all.insert(all.end(),
-               {merge.kv_head, merge.request, merge.row_begin, merge.row_end, merge.source_begin, merge.source_end});
-  }
-  add(plan.merge_sources, plan.num_merges == 0 ? 0 : plan.merges[plan.num_merges - 1].source_end);
-  add(plan.mask_columns, plan.num_requests);
-  add(plan.mask_first_column, plan.num_requests);
-  add(plan.mask_byte_indptr, plan.num_requests + 1);
-  return all;
 }
 
 }  // namespace folio::inline v0::planner::testing

@@ -1,10 +1,6 @@
 #pragma once
 
-#include <cstdint>
-#include <map>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "planner/plan_fixtures.hpp"
 
@@ -15,15 +11,5 @@ namespace folio::inline v0::planner::testing {
 /// Empty if the plan does what plan_view.hpp says for the batch, else what is wrong: coverage of (row, key) pairs,
 /// items' and merges' structure, partial rows, bounds.
 std::string check_plan(const PlannerConfig& config, const OwnedBatch& batch, const PlanView& plan);
-
-/// Cost of every worker's items. An empty item counts as one tile.
-std::vector<int64_t> worker_loads(const PlannerConfig& config, const PlanView& plan);
-
-/// How each row's result is folded, by (KV head, packed row): "((a+b)+c)" over its items' keys. Two plans with equal
-/// texts give a kernel's results the same bits at the fixed-split levels.
-std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& plan);
-
-/// Every field of a plan that is not an address.
-std::vector<int64_t> serialise(const PlanView& plan);
 
 }  // namespace folio::inline v0::planner::testing

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "planner/batch_checks.hpp"
 #include "planner/batch_lengths.hpp"
 #include "planner/cut_line.hpp"
 #include "planner/emit_work.hpp"

@@ -4,7 +4,8 @@
 #include <numeric>
 #include <random>
 
-#include "planner/plan_check.hpp"
+#include "planner/plan_digest.hpp"
+#include "planner/plan_fixtures.hpp"
 
 /// How evenly work is divided, and that nothing is split without need.
 namespace folio::inline v0::planner {

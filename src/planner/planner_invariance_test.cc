@@ -2,7 +2,8 @@
 
 #include <random>
 
-#include "planner/plan_check.hpp"
+#include "planner/plan_digest.hpp"
+#include "planner/plan_fixtures.hpp"
 
 /// At the fixed-split levels, what a row's result is folded from depends neither on how the line was cut, nor on the
 /// other requests of the batch.

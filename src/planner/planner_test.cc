@@ -5,6 +5,7 @@
 #include <random>
 
 #include "planner/plan_check.hpp"
+#include "planner/plan_digest.hpp"
 
 namespace folio::inline v0::planner {
 namespace {
@@ -44,6 +45,27 @@ TEST(MakePlan, VisitsEveryVisiblePairOnceInRandomBatches) {
   }
   EXPECT_GT(with_merges, kRandomCases / 4);
   EXPECT_GT(with_shared, kRandomCases / 4);
+}
+
+TEST(MakePlan, VisitsEveryVisiblePairOnceAtServingSizes) {
+  PlannerConfig config;
+  config.num_q_heads = 8;
+  config.num_kv_heads = 2;
+  config.page_size = 16;
+  config.tile = {.rows = 16, .kv_tokens = 64};
+  config.fixed_split_tokens = 256;
+  OwnedBatch batch = paged_batch({1, 1, 70, 0, 1, 5, 33}, {3000, 900, 1200, 0, 64, 6, 2500});
+  PlanStorage storage;
+  for (const int32_t workers : {1, 7, 132}) {
+    for (const Determinism level : {Determinism::kRunToRun, Determinism::kScheduleInvariant}) {
+      for (const int32_t window : {-1, 500}) {
+        config.num_workers = workers;
+        config.determinism = level;
+        config.window_left = window;
+        EXPECT_EQ(check_plan(config, batch, make_plan(config, batch.view(), storage)), "") << workers << " workers";
+      }
+    }
+  }
 }
 
 TEST(MakePlan, EqualInputsGiveEqualPlans) {

@@ -46,7 +46,9 @@ class LineBuilder {
 
   /// Position of the query of packed row `row`, which belongs to `request`.
   int64_t position(int32_t request, int32_t row) const {
-    return int64_t{view_.q_first_pos[request]} + (row - first_row(request)) / group_size_;
+    const int32_t row_of_request = row - first_row(request);
+    const int32_t token = row_of_request < group_size_ ? 0 : row_of_request / group_size_;  // decode divides nothing
+    return int64_t{view_.q_first_pos[request]} + token;
   }
 
   void find_shared_segments() {

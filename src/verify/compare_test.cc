@@ -1,0 +1,105 @@
+#include "verify/compare.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "folio/types/float_convert.hpp"
+
+namespace folio::verify {
+namespace {
+
+using testing::HasSubstr;
+
+/// A small problem, its two references and the output that an exact kernel would store.
+struct Example {
+  Problem problem;
+  AttentionResult<float> plain;
+  AttentionResult<double> oracle;
+  RunOutput output;
+
+  explicit Example(const char* text) : problem(make_problem(parse_case(text))) {
+    plain = plain_attention(problem);
+    oracle = plain_attention_double(problem);
+    const DType dtype = problem.config.out;
+    output.out.resize(oracle.out.size() * static_cast<size_t>(size_of(dtype)));
+    for (size_t i = 0; i < oracle.out.size(); ++i) set(i, oracle.out[i]);
+    for (const double lse : oracle.lse) output.lse.push_back(static_cast<float>(lse));
+  }
+  void set(size_t index, double value) {
+    const double stored = value / double{problem.out_scale.at(0, 0)};
+    store_from_float(output.out.data(), problem.config.out, static_cast<int64_t>(index), static_cast<float>(stored));
+  }
+  Tolerance tolerance() const { return Tolerance(problem, oracle, plain); }
+  std::string compare() {
+    CaseReport report;
+    return compare_output(problem, oracle, tolerance(), output, LseBase::kE, report);
+  }
+};
+
+TEST(Compare, AnExactResultPassesInEveryOutputType) {
+  for (const char* dtypes : {"f32/f32/f32", "bf16/bf16/bf16", "f16/f16/f16", "e4m3/e4m3/e4m3", "f32/bf16/e5m2"}) {
+    Example example((std::string("queries=mixed scales=host dtypes=") + dtypes).c_str());
+    CaseReport report;
+    EXPECT_EQ(compare_output(example.problem, example.oracle, example.tolerance(), example.output, LseBase::kE, report),
+              "");
+    EXPECT_EQ(report.values, static_cast<int64_t>(example.oracle.out.size() + example.oracle.lse.size()));
+    EXPECT_LT(report.worst_share, 0.5) << dtypes;
+  }
+}
+
+TEST(Compare, TheLimitIsTheTolerance) {
+  Example example("dtypes=f32/f32/f32 lengths=medium queries=mixed");
+  const size_t dim = static_cast<size_t>(example.problem.config.head_dim_v);
+  const double allowed = example.tolerance().out[1];
+  example.set(dim + 3, example.oracle.out[dim + 3] + 0.9 * allowed);
+  EXPECT_EQ(example.compare(), "");
+  example.set(dim + 3, example.oracle.out[dim + 3] - 1.2 * allowed);
+  EXPECT_THAT(example.compare(), HasSubstr("out: 1 of"));
+  EXPECT_THAT(example.compare(), HasSubstr("head 1, component 3"));
+}
+
+TEST(Compare, NarrowOutputsAllowOneRoundingNotTwo) {
+  Example example("dtypes=bf16/bf16/bf16 lengths=medium queries=mixed");
+  uint16_t code = 0;
+  std::memcpy(&code, example.output.out.data(), 2);
+  code = static_cast<uint16_t>(code + 2);
+  std::memcpy(example.output.out.data(), &code, 2);
+  EXPECT_THAT(example.compare(), HasSubstr("component 0"));
+}
+
+TEST(Compare, KindsAreComparedFirst) {
+  Example example("lengths=medium");
+  example.output.lse[0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(example.compare(), HasSubstr("lse: 1 of"));
+  Example empty("lengths=empty seed=2 queries=mixed");
+  size_t row = 0;
+  while (std::isfinite(empty.oracle.lse[row])) ++row;
+  EXPECT_EQ(empty.compare(), "");
+  empty.output.lse[row] = -1e30f;
+  EXPECT_THAT(empty.compare(), HasSubstr("lse: 1 of"));
+  empty.output.lse[row] = -std::numeric_limits<float>::infinity();
+  empty.set(row * static_cast<size_t>(empty.problem.config.head_dim_v), 1e-30);
+  EXPECT_THAT(empty.compare(), HasSubstr("out: 1 of"));
+}
+
+TEST(Compare, TheReferencesCheckEachOther) {
+  Example example("lengths=medium queries=mixed");
+  EXPECT_EQ(compare_references(example.problem, example.oracle, example.plain), "");
+  AttentionResult<double> wrong = example.oracle;
+  wrong.lse[2] += 0.01;
+  EXPECT_THAT(compare_references(example.problem, wrong, example.plain), HasSubstr("differ by"));
+  wrong = example.oracle;
+  wrong.lse[2] = -std::numeric_limits<double>::infinity();
+  EXPECT_THAT(compare_references(example.problem, wrong, example.plain), HasSubstr("differ in kind"));
+  wrong = example.oracle;
+  wrong.out.pop_back();
+  wrong.lse.pop_back();
+  EXPECT_THAT(compare_references(example.problem, wrong, example.plain), HasSubstr("rows"));
+}
+
+}  // namespace
+}  // namespace folio::verify

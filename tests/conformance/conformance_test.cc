@@ -1,0 +1,84 @@
+// The covering array and the random cases, dealt to as many tests as ctest may run at once; the quick program has the
+// 2-wise array and fewer random cases, for sanitizers.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <iostream>
+
+#include "folio/verify.hpp"
+
+namespace folio::verify {
+namespace {
+
+#ifdef FOLIO_QUICK_CONFORMANCE
+constexpr int32_t kStrength = 2;
+constexpr int64_t kRandomCases = 60;
+constexpr size_t kShards = 2;
+#else
+constexpr int32_t kStrength = 3;
+constexpr int64_t kRandomCases = 2000;
+constexpr size_t kShards = 12;
+#endif
+
+/// The case being run, so that a crash at a guard page can say which it was.
+char current_case[2048] = "none";
+
+void report_crash(int signal) {
+  constexpr char kBefore[] = "\ncrashed in the conformance case: ";
+  static_cast<void>(!write(STDERR_FILENO, kBefore, sizeof(kBefore) - 1));
+  static_cast<void>(!write(STDERR_FILENO, current_case, std::strlen(current_case)));
+  static_cast<void>(!write(STDERR_FILENO, "\n", 1));
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+
+/// Runs every kShards-th case from `shard` on; reports the first few that fail.
+void run_shard(const std::vector<ConformanceCase>& cases, size_t shard) {
+  struct sigaction action {};
+  action.sa_handler = report_crash;
+  sigaction(SIGSEGV, &action, nullptr);
+  sigaction(SIGBUS, &action, nullptr);
+  int failures = 0;
+  double worst = 0.0;
+  for (size_t i = shard; i < cases.size(); i += kShards) {
+    const std::string text = to_string(cases[i]);
+    std::strncpy(current_case, text.c_str(), sizeof(current_case) - 1);
+    const CaseReport report = run_case(cases[i]);
+    worst = std::max(worst, report.worst_share);
+    if (report.passed) continue;
+    ADD_FAILURE() << report.failure << "\n  reproduce: folio verify --case \"" << text << "\"";
+    if (++failures == 5) FAIL() << "more may fail; stopped after " << failures;
+  }
+  std::cout << "worst error: " << worst << " of what is allowed\n";
+}
+
+class Conformance : public testing::TestWithParam<size_t> {};
+
+TEST_P(Conformance, CoveringArray) {
+  const std::vector<std::string> kernels = runnable_kernels();
+  ASSERT_FALSE(kernels.empty());
+  const CoveringArray array = covering_array(kernels, kStrength);
+  std::cout << array.cases.size() << " cases cover " << array.coverage.covered << " of " << array.coverage.valid
+            << " valid " << kStrength << "-tuples (" << array.coverage.tuples << " with the impossible ones)\n";
+  ASSERT_EQ(array.coverage.covered, array.coverage.valid);
+  run_shard(array.cases, GetParam());
+}
+
+TEST_P(Conformance, RandomCases) {
+  const std::vector<ConformanceCase> cases = random_cases(runnable_kernels(), kRandomCases, 20240601);
+  ASSERT_EQ(static_cast<int64_t>(cases.size()), kRandomCases);
+  run_shard(cases, GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Shard, Conformance, testing::Range<size_t>(0, kShards));
+
+TEST(Refusals, EveryBadCallIsRefusedAndWritesNothing) {
+  for (const std::string& kernel : runnable_kernels()) {
+    for (const std::string& failure : check_refusals(kernel)) ADD_FAILURE() << kernel << ": " << failure;
+  }
+}
+
+}  // namespace
+}  // namespace folio::verify

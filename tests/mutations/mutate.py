@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Plants one mistake at a time in a copy of the sources and checks that a test fails.
+
+    tests/mutations/mutate.py [--list] [--only NAME ...] [--jobs N] [--keep DIR]
+
+The mistakes stand in mutations.py: in which file, the exact text to replace (it must occur exactly once: when sources
+move, this fails loudly), the new text. A mistake is caught if the copy still builds and one of the test programs below then fails,
+crashes or hangs. Exit status: 0 if all are caught, 1 if one is missed or does not apply or build, 2 if the unchanged
+sources fail.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import os
+import pathlib
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from mutations import MUTATIONS, PREPARATIONS
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What the copy needs; in the order in which they are run: the quickest first.
+TESTS = [
+    "folio_planner_test", "folio_kvcache_test", "folio_kernels_generic_cache_test", "folio_kernels_generic_combine_test",
+    "folio_attention_test", "conformance_quick_test",
+]
+COPIED = ["CMakeLists.txt", "cmake", "include", "src", "tests"]
+CMAKE_OPTIONS = [
+    "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1", "-DBUILD_SHARED_LIBS=OFF", "-DFOLIO_BUILD_STATIC_TOO=OFF",
+    "-DFOLIO_BUILD_TOOLS=OFF", "-DFOLIO_BUILD_EXAMPLES=OFF", "-DFOLIO_BUILD_BENCHMARKS=OFF",
+    "-DFOLIO_BUILD_PACKAGE_TESTS=OFF", "-DFOLIO_INSTALL=OFF", "-DFOLIO_CUDA=OFF",
+]
+TEST_TIMEOUT_S = 120  # a planted mistake may loop for ever
+
+Result = collections.namedtuple("Result", "mutation verdict by seconds")
+
+
+class Copy:
+    """A copy of the sources with its build directory."""
+
+    def __init__(self, directory):
+        self.source = directory / "source"
+        self.build = directory / "build"
+        shutil.rmtree(self.source, ignore_errors=True)
+        self.source.mkdir(parents=True)
+        for name in COPIED:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+            copy(ROOT / name, self.source / name)
+        for edit in PREPARATIONS:
+            apply(self.source, edit)
+        options = list(CMAKE_OPTIONS)
+        if shutil.which("ccache"):
+            options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
+        generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+        self.run_or_die(["cmake", "-S", self.source, "-B", self.build, *generator, *options])
+
+    @staticmethod
+    def run_or_die(command):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode != 0:
+            print(done.stdout, file=sys.stderr)
+            sys.exit(2)
+
+    def compile(self, threads):
+        """None if the tests build, else the compiler's last words."""
+        done = subprocess.run(["cmake", "--build", self.build, "-j", str(threads), "--target", *TESTS],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        return None if done.returncode == 0 else done.stdout[-3000:]
+
+    def failing_test(self):
+        """The first test program that fails, with the first test in it; None if all pass."""
+        for name in TESTS:
+            program = next(path for path in self.build.rglob(name) if path.is_file() and os.access(path, os.X_OK))
+            try:
+                done = subprocess.run([program, "--gtest_fail_fast", "--gtest_brief=1"],
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                                      errors="replace", timeout=TEST_TIMEOUT_S, cwd=self.build)
+            except subprocess.TimeoutExpired:
+                return f"{name} (hangs)"
+            if done.returncode != 0:
+                failed = [line.split("]")[1].split("(")[0].split(",")[0].strip()
+                          for line in done.stdout.splitlines() if line.startswith("[  FAILED  ]")]
+                return f"{name} {failed[0] if failed else '(crashes)'}"
+        return None
+
+    def try_mutation(self, mutation):
+        start = time.monotonic()
+        originals = {edit.file: (self.source / edit.file).read_text() for edit in mutation.edits}
+        for edit in mutation.edits:
+            apply(self.source, edit)
+        try:
+            errors = self.compile(1)
+            if errors:
+                return Result(mutation, "does not build", errors, time.monotonic() - start)
+            by = self.failing_test()
+        finally:
+            for file, text in originals.items():
+                (self.source / file).write_text(text)
+        return Result(mutation, "caught" if by else "MISSED", by or "", time.monotonic() - start)
+
+
+def apply(root, edit):
+    path = root / edit.file
+    path.write_text(path.read_text().replace(edit.old, edit.new))
+
+
+def inapplicable():
+    """Edits whose old text does not occur exactly once, or that change nothing."""
+    problems = []
+    for name, edits in [("preparations", PREPARATIONS)] + [(m.name, m.edits) for m in MUTATIONS]:
+        for edit in edits:
+            path = ROOT / edit.file
+            count = path.read_text().count(edit.old) if path.exists() else -1
+            if count < 0:
+                problems.append(f"{name}: there is no {edit.file}")
+            elif count != 1:
+                problems.append(f"{name}: occurs {count} times in {edit.file}: {edit.old!r}")
+            if edit.old == edit.new:
+                problems.append(f"{name}: changes nothing in {edit.file}")
+    names = [mutation.name for mutation in MUTATIONS]
+    problems += [f"{name}: the name is given twice" for name in sorted(set(names)) if names.count(name) > 1]
+    return problems
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="print the mistakes and check that they apply; build nothing")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these (a name, or the beginning of one)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies built and tested at once (default: cores)")
+    parser.add_argument("--keep", type=pathlib.Path, metavar="DIR", help="keep the copies there and build on what is there")
+    arguments = parser.parse_args()
+
+    problems = inapplicable()
+    if arguments.list:
+        for mutation in MUTATIONS:
+            print(f"{mutation.name:36} {mutation.rule:20} {mutation.edits[0].file}")
+        print(f"{len(MUTATIONS)} mutations")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems or arguments.list:
+        return 1 if problems else 0
+
+    chosen = [m for m in MUTATIONS if not arguments.only or any(m.name.startswith(name) for name in arguments.only)]
+    if not chosen:
+        parser.error("no mutation has such a name; see --list")
+    directory = arguments.keep or pathlib.Path(tempfile.mkdtemp(prefix="folio-mutations-"))
+    start = time.monotonic()
+    try:
+        results = run_all(chosen, directory, max(1, min(arguments.jobs, len(chosen))))
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(directory, ignore_errors=True)
+    return report(results, time.monotonic() - start)
+
+
+def run_all(chosen, directory, jobs):
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        copies = list(pool.map(lambda number: Copy(directory / str(number)), range(jobs)))
+        for errors in pool.map(lambda copy: copy.compile(1), copies):
+            if errors:
+                print("the unchanged sources do not build:\n" + errors, file=sys.stderr)
+                sys.exit(2)
+        if by := copies[0].failing_test():
+            print(f"the unchanged sources fail: {by}", file=sys.stderr)
+            sys.exit(2)
+        free = queue.Queue()
+        for copy in copies:
+            free.put(copy)
+
+        def one(mutation):
+            copy = free.get()
+            try:
+                result = copy.try_mutation(mutation)
+            finally:
+                free.put(copy)
+            print(f"{result.verdict:15} {mutation.name:36} {result.seconds:5.0f} s  {result.by.splitlines()[-1] if result.by else ''}",
+                  flush=True)
+            return result
+
+        return list(pool.map(one, chosen))
+
+
+def report(results, seconds):
+    width = max(len(result.mutation.rule) for result in results)
+    print(f"\n{'rule':{width}}  caught  planted")
+    for rule in dict.fromkeys(result.mutation.rule for result in results):
+        of_rule = [result for result in results if result.mutation.rule == rule]
+        print(f"{rule:{width}}  {sum(r.verdict == 'caught' for r in of_rule):6}  {len(of_rule):7}")
+    bad = [result for result in results if result.verdict != "caught"]
+    for result in bad:
+        print(f"\n{result.verdict}: {result.mutation.name} ({result.mutation.edits[0].file})")
+        if result.verdict != "MISSED":
+            print(result.by)
+    print(f"\n{len(results) - len(bad)} of {len(results)} caught in {seconds:.0f} s")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

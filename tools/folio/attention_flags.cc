@@ -1,0 +1,126 @@
+#include "attention_flags.hpp"
+
+#include <fmt/format.h>
+
+#include <map>
+
+#include "replay/model_shape.hpp"
+
+namespace folio::cli {
+namespace {
+
+using replay::KvLayout;
+
+const std::map<std::string, DType> kDTypes = {{"float32", DType::kFloat32},     {"fp32", DType::kFloat32},
+                                              {"float16", DType::kFloat16},     {"fp16", DType::kFloat16},
+                                              {"bfloat16", DType::kBFloat16},   {"bf16", DType::kBFloat16},
+                                              {"fp8_e4m3", DType::kFloat8E4M3}, {"e4m3", DType::kFloat8E4M3},
+                                              {"fp8_e5m2", DType::kFloat8E5M2}, {"e5m2", DType::kFloat8E5M2}};
+const std::map<std::string, KvLayout> kLayouts = {{"recommended", KvLayout::kRecommended},
+                                                  {"strided-nhd", KvLayout::kStridedNhd},
+                                                  {"strided-hnd", KvLayout::kStridedHnd},
+                                                  {"cpu-packed", KvLayout::kCpuPacked}};
+const std::map<std::string, Determinism> kDeterminism = {{"none", Determinism::kNone},
+                                                         {"run-to-run", Determinism::kRunToRun},
+                                                         {"batch-invariant", Determinism::kBatchInvariant},
+                                                         {"schedule-invariant", Determinism::kScheduleInvariant}};
+
+/// Reads a name of `names`; otherwise the error lists them.
+template <typename Value>
+void add_named_option(CLI::App& app, const std::string& flag, Value& value, const std::map<std::string, Value>& names,
+                      const std::string& type, const std::string& help) {
+  app.add_option_function<std::string>(
+         flag,
+         [&value, &names, flag](const std::string& name) {
+           const auto found = names.find(name);
+           if (found != names.end()) {
+             value = found->second;
+             return;
+           }
+           std::string offered;
+           for (const auto& entry : names) offered += (offered.empty() ? "" : ", ") + entry.first;
+           throw CLI::ValidationError(flag, fmt::format("'{}' is none of {}", name, offered));
+         },
+         help)
+      ->type_name(type);
+}
+
+std::string model_help() {
+  std::string help = "a model's shape by name:";
+  for (const replay::ModelShape& shape : replay::model_shapes()) help += fmt::format(" {},", shape.name);
+  help.back() = '.';
+  return help + " The options below override parts of it";
+}
+
+}  // namespace
+
+void add_dtype_option(CLI::App& app, const std::string& name, DType& value, const std::string& help) {
+  add_named_option(app, name, value, kDTypes, "DTYPE", help + ": bf16, fp16, fp32, e4m3, e5m2");
+}
+
+void AttentionFlags::add_to(CLI::App& app, bool with_layers) {
+  app.add_option("--model", model, model_help())->capture_default_str();
+  app.add_option("--num-q-heads", num_q_heads, "query heads: a multiple of the KV heads");
+  app.add_option("--num-kv-heads", num_kv_heads, "KV heads");
+  app.add_option("--head-dim", head_dim, "components of a query and a key: a multiple of 8");
+  app.add_option("--head-dim-v", head_dim_v, "components of a value, if different");
+  app.add_option("--window", window, "sliding window: keys seen to the left of the query, besides itself; -1 = none");
+  app.add_option("--soft-cap", soft_cap, "cap on logits, c * tanh(x / c); 0 = none");
+  if (with_layers)
+    app.add_option("--layers", layers, "attention layers")->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--page-size", page_size, "tokens per page")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  add_dtype_option(app, "--q-dtype", q, "queries (outputs are the same, bf16 for fp8 queries)");
+  add_dtype_option(app, "--kv-dtype", kv, "KV cache");
+  add_named_option(app, "--kv-format", layout, kLayouts, "FORMAT",
+                   "KV cache layout: recommended (what runs fastest here), strided-nhd, strided-hnd, cpu-packed");
+  add_named_option(
+      app, "--determinism", determinism, kDeterminism, "LEVEL",
+      "what must not change a result's bits: none, run-to-run (default), batch-invariant, schedule-invariant");
+  app.add_option("--threads", threads, "threads; 0 = as many as the process may run on")->check(CLI::Range(0, 1024));
+  app.add_option("--kernel", kernel,
+                 "the attention kernel to use, by name (see folio info --explain); refused if it cannot");
+}
+
+replay::StackConfig AttentionFlags::stack(int32_t scale) const {
+  const replay::ModelShape& shape = replay::find_model(model);
+  replay::StackConfig stack;
+  stack.num_layers = layers;
+  stack.num_q_heads = num_q_heads != 0 ? num_q_heads : shape.num_q_heads;
+  stack.num_kv_heads = num_kv_heads != 0 ? num_kv_heads : shape.num_kv_heads;
+  stack.head_dim_qk = head_dim != 0 ? head_dim : shape.head_dim_qk;
+  stack.head_dim_v = head_dim_v != 0 ? head_dim_v : (head_dim != 0 ? head_dim : shape.head_dim_v);
+  if (stack.num_q_heads < 1 || stack.num_kv_heads < 1 || stack.num_q_heads % stack.num_kv_heads != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} query heads over {} KV heads: the first must be a multiple of the second",
+                            stack.num_q_heads, stack.num_kv_heads));
+  }
+  if (stack.head_dim_qk < 8 || stack.head_dim_qk % 8 != 0 || stack.head_dim_v < 8 || stack.head_dim_v % 8 != 0) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("head dims are {} and {}: both must be multiples of 8",
+                                                         stack.head_dim_qk, stack.head_dim_v));
+  }
+  if (window == -2) {
+    // window_left + 1 tokens are seen: those are divided, rounded up.
+    stack.window_left = shape.window_left < 0 ? -1 : (shape.window_left + scale) / scale - 1;
+    stack.full_every = shape.full_every;
+  } else if (window >= -1) {
+    stack.window_left = window;
+  } else {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("--window is {}; expected -1 (none) or more", window));
+  }
+  stack.logits_soft_cap = soft_cap >= 0.0f ? soft_cap : shape.logits_soft_cap;
+  stack.q = q;
+  stack.kv = kv;
+  stack.layout = layout;
+  stack.page_size = page_size;
+  stack.determinism = determinism;
+  return stack;
+}
+
+Context AttentionFlags::context() const {
+  ContextOptions options;
+  options.num_threads = threads;
+  options.force_kernel = kernel;
+  return Context::cpu(options);
+}
+
+}  // namespace folio::cli

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+
+#include "folio/context.hpp"
+#include "replay/layer_stack.hpp"
+
+namespace folio::cli {
+
+/// The options that describe attention, shared by the subcommands.
+struct AttentionFlags {
+  std::string model = "llama3-8b";
+  int32_t num_q_heads = 0;  ///< 0 = the model's
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t head_dim_v = 0;
+  int32_t window = -2;     ///< -2 = the model's, -1 = none
+  float soft_cap = -1.0f;  ///< < 0 = the model's
+  int32_t layers = 2;
+  int32_t page_size = 16;
+  DType q = DType::kBFloat16;
+  DType kv = DType::kBFloat16;
+  replay::KvLayout layout = replay::KvLayout::kRecommended;
+  Determinism determinism = Determinism::kRunToRun;
+  int32_t threads = 0;
+  std::string kernel;
+
+  /// Adds them to a subcommand. `with_layers`: also --layers.
+  void add_to(CLI::App& app, bool with_layers);
+
+  /// A stack without its pool and budget. A model's window is divided by `scale`, an explicit one is taken as it is.
+  /// Throws folio::Error(kInvalidArgument).
+  replay::StackConfig stack(int32_t scale) const;
+
+  Context context() const;
+};
+
+/// Adds an option that takes one of the names of an enumeration.
+void add_dtype_option(CLI::App& app, const std::string& name, DType& value, const std::string& help);
+
+}  // namespace folio::cli

@@ -1,0 +1,91 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "attention_flags.hpp"
+#include "commands.hpp"
+#include "folio/folio.hpp"
+#include "json_output.hpp"
+#include "replay/report.hpp"
+#include "replay/yardstick.hpp"
+
+namespace folio::cli {
+namespace {
+
+struct InfoFlags {
+  AttentionFlags attention;
+  bool explain = false;
+  std::string json;
+};
+
+AttentionConfig config_of(const AttentionFlags& flags, const Context& context) {
+  const replay::StackConfig stack = flags.stack(1);
+  AttentionConfig config;
+  config.num_q_heads = stack.num_q_heads;
+  config.num_kv_heads = stack.num_kv_heads;
+  config.head_dim_qk = stack.head_dim_qk;
+  config.head_dim_v = stack.head_dim_v;
+  config.q = stack.q;
+  config.kv = stack.kv;
+  config.page_size = stack.page_size;
+  config.window_left = stack.window_left;
+  config.determinism = stack.determinism;
+  if (stack.logits_soft_cap != 0.0f) config.features = Feature::kSoftCap;
+  config.kv_format = replay::choose_format(stack.layout, config, context);
+  return config;
+}
+
+int show_info(const InfoFlags& flags) {
+  const Context context = flags.attention.context();
+  const AttentionConfig config = config_of(flags.attention, context);
+  const KvFormatAdvice advice = recommended_kv_format(config, context);
+  const std::vector<KernelAnswer> answers = explain(context, config);
+  std::string chosen;
+  for (const KernelAnswer& answer : answers) {
+    if (chosen.empty() && answer.available && answer.refusal.empty()) chosen = answer.name;
+  }
+  if (!flags.json.empty()) {
+    nlohmann::ordered_json json = {
+        {"version", version()},
+        {"cpu_features", cpu_features()},
+        {"threads", context.concurrency()},
+        {"yardstick_isa", replay::yardstick_isa()},
+        {"kernel", chosen},
+        {"recommended", {{"kv_format", replay::to_string(advice.format)}, {"page_size", advice.page_size}}}};
+    for (const KernelAnswer& answer : answers) {
+      json["kernels"].push_back({{"name", answer.name}, {"available", answer.available}, {"refusal", answer.refusal}});
+    }
+    write_json(json, flags.json);
+    if (flags.json == "-") return kSuccess;
+  }
+  fmt::print("folio {}\n", version());
+  fmt::print("  cpu         {}\n", fmt::join(cpu_features(), " "));
+  fmt::print("  threads     {}\n", context.concurrency());
+  fmt::print("  asked for   {} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}\n", config.num_q_heads,
+             config.num_kv_heads, config.head_dim_qk, config.head_dim_v, to_string(config.q), to_string(config.kv),
+             replay::to_string(config.kv_format), config.page_size, replay::to_string(config.determinism));
+  fmt::print("  recommended {} pages of {} tokens\n", replay::to_string(advice.format), advice.page_size);
+  fmt::print("  kernel      {}\n", chosen.empty() ? "none takes this" : chosen);
+  if (flags.explain) {
+    for (const KernelAnswer& answer : answers) {
+      fmt::print("    {:<20}{}{}\n", answer.name, answer.available ? "" : "(not on this machine) ",
+                 answer.refusal.empty() ? "takes it" : "refuses: " + answer.refusal);
+    }
+  } else {
+    fmt::print("  (--explain: what every kernel says to this; the options choose what is asked for)\n");
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+Command add_info_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("info", "Version, CPU features, kernels, and which one runs a configuration");
+  auto flags = std::make_shared<InfoFlags>();
+  command->add_flag("--explain", flags->explain, "list every kernel and why it refuses");
+  flags->attention.add_to(*command, false);
+  command->add_option("--json", flags->json, "write as JSON; '-' = standard output");
+  return {command, [flags] { return show_info(*flags); }};
+}
+
+}  // namespace folio::cli

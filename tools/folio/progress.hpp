@@ -1,0 +1,36 @@
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "replay/stopwatch.hpp"
+
+namespace folio::cli {
+
+/// Progress on standard error: one line that is rewritten on a terminal, plain lines at intervals elsewhere.
+class Progress {
+ public:
+  explicit Progress(bool quiet);
+  ~Progress();
+
+  /// True if it is time to show something: call `show` then, so that nothing is formatted in vain.
+  bool due() const;
+  void show(const std::string& line);
+
+  /// Leaves a clean line for what comes next.
+  void finish();
+
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+ private:
+  bool quiet_;
+  bool terminal_;
+  bool line_open_ = false;
+  replay::Stopwatch since_shown_;
+};
+
+/// Routes SIGINT into a flag that long-running commands look at; a second SIGINT ends the process as usual.
+const std::atomic<bool>& interrupted_by_user();
+
+}  // namespace folio::cli

@@ -1,0 +1,215 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <memory>
+
+#include "attention_flags.hpp"
+#include "commands.hpp"
+#include "json_output.hpp"
+#include "progress.hpp"
+#include "replay/prefix_count.hpp"
+#include "replay/report.hpp"
+
+namespace folio::cli {
+namespace {
+
+using replay::TraceFormat;
+
+struct ReplayFlags {
+  std::string trace;
+  TraceFormat format = TraceFormat::kDetect;
+  int32_t scale = 32;
+  int64_t requests = 0;
+  AttentionFlags attention;
+  replay::SchedulerOptions scheduler;
+  replay::ClockOptions clock;
+  replay::CheckOptions checks;
+  bool serial = false;
+  bool no_prefix_reuse = false;
+  int64_t pool_pages = 0;
+  int64_t pool_mb = 512;
+  bool unlimited_pool = false;
+  uint64_t seed = 1;
+  bool count_prefix_hits = false;
+  bool quiet = false;
+  std::string json;
+  std::string timeline;
+  std::string samples;
+  CLI::Option* page_size = nullptr;
+};
+
+void add_workload_options(CLI::App& app, ReplayFlags& flags) {
+  app.add_option("trace", flags.trace, "trace file; '-' = standard input")->required();
+  app.add_option_function<std::string>(
+         "--format",
+         [&flags](const std::string& name) {
+           if (name == "mooncake") flags.format = TraceFormat::kMooncake;
+           if (name == "azure") flags.format = TraceFormat::kAzure;
+         },
+         "the trace's format: mooncake (JSON lines), azure (CSV); found out by itself if not given")
+      ->check(CLI::IsMember({"mooncake", "azure", "detect"}));
+  app.add_option("--scale", flags.scale, "divide all lengths by this; with prefix hashes it must divide 512")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--requests", flags.requests, "only the first so many requests; 0 = all")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--seed", flags.seed, "seed of keys, values, queries and of the choice of checked rows")
+      ->capture_default_str();
+}
+
+void add_serving_options(CLI::App& app, ReplayFlags& flags) {
+  app.add_option("--token-budget", flags.scheduler.token_budget, "most tokens that a step computes")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--max-running", flags.scheduler.max_running, "most requests that a step serves")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_flag("--serial", flags.serial, "one request after the other");
+  app.add_flag("--no-prefix-reuse", flags.no_prefix_reuse, "compute every prefix anew");
+  auto* pages = app.add_option("--pool-pages", flags.pool_pages, "pages in the KV pool")->check(CLI::PositiveNumber);
+  auto* mb = app.add_option("--pool-mb", flags.pool_mb, "size of the KV pool over all layers, MiB")
+                 ->check(CLI::PositiveNumber)
+                 ->capture_default_str();
+  auto* unlimited = app.add_flag("--unlimited-pool", flags.unlimited_pool, "a pool in which nothing is ever evicted");
+  pages->excludes(mb)->excludes(unlimited);
+  mb->excludes(unlimited);
+  app.add_option("--step-ms", flags.clock.step_ms,
+                 "simulated length of a step, ms: decides how many requests arrive meanwhile")
+      ->capture_default_str();
+  app.add_option("--time-scale", flags.clock.time_scale,
+                 "run the simulated clock at so many times the wall clock instead, waiting for arrivals; results then "
+                 "depend on the "
+                 "machine's speed");
+}
+
+void add_output_options(CLI::App& app, ReplayFlags& flags) {
+  app.add_option("--check-rate", flags.checks.rate, "share of computed rows to compare with the float64 oracle")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--dump-samples", flags.samples, "write the sampled rows' bits to a file, to compare runs");
+  app.add_option("--json", flags.json,
+                 "write the summary as JSON; '-' = standard output (the text then goes to standard error)");
+  app.add_option("--timeline", flags.timeline, "write a timeline in Chrome trace format");
+  app.add_flag("-q,--quiet", flags.quiet, "no progress and no summary; --json still writes");
+  app.add_flag("--count-prefix-hits", flags.count_prefix_hits,
+               "no attention: only count the prefix hits of the trace served one request after the other with an "
+               "unlimited pool");
+}
+
+int count_hits(const ReplayFlags& flags, const replay::Trace& trace, const replay::Workload& workload) {
+  // A hash's worth of tokens is the natural page, unless another is asked for.
+  const bool by_hash = flags.page_size->count() == 0 && workload.tokens_per_hash > 0;
+  const int32_t page_size = by_hash ? workload.tokens_per_hash : flags.attention.page_size;
+  const replay::PrefixCount count = replay::count_prefix_hits(workload, page_size);
+  const replay::BlockHits blocks = replay::count_block_hits(trace, flags.requests);
+  const auto percent = [](int64_t part, int64_t whole) {
+    return 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+  };
+  if (!flags.quiet) {
+    fmt::print(flags.json == "-" ? stderr : stdout,
+               "{} requests, lengths divided by {}, pages of {} tokens, {} pages\n"
+               "  prefix hits   {} of {} prompt tokens ({:.1f}%) in full pages, at least one token a request computed; "
+               "{} pages leaked\n"
+               "  by hash id    {} of {} unscaled prompt tokens ({:.1f}%) in full hash blocks, {} ({:.1f}%) with "
+               "partly filled last ones\n",
+               workload.requests.size(), flags.scale, page_size, count.pages, count.hit_tokens, count.input_tokens,
+               percent(count.hit_tokens, count.input_tokens), count.leaked_pages, blocks.full_blocks,
+               blocks.input_tokens, percent(blocks.full_blocks, blocks.input_tokens), blocks.with_partial,
+               percent(blocks.with_partial, blocks.input_tokens));
+  }
+  if (!flags.json.empty()) {
+    write_json({{"requests", workload.requests.size()},
+                {"scale", flags.scale},
+                {"page_size", page_size},
+                {"input_tokens", count.input_tokens},
+                {"hit_tokens", count.hit_tokens},
+                {"computed_tokens", count.computed_tokens},
+                {"leaked_pages", count.leaked_pages},
+                {"unscaled",
+                 {{"input_tokens", blocks.input_tokens},
+                  {"full_blocks", blocks.full_blocks},
+                  {"with_partial", blocks.with_partial}}}},
+               flags.json);
+  }
+  return count.leaked_pages == 0 ? kSuccess : kCheckFailed;
+}
+
+/// Pages that the pool options come to.
+int64_t pool_pages(const ReplayFlags& flags, const replay::Workload& workload, const replay::StackConfig& stack) {
+  const int64_t for_all = std::max<int64_t>(1, workload.pages_for_all(stack.page_size));
+  int64_t pages = flags.pool_pages;
+  if (flags.unlimited_pool) pages = for_all;
+  if (pages == 0) {
+    const double page_bytes = static_cast<double>(stack.num_layers) * stack.page_size * stack.num_kv_heads *
+                              (stack.head_dim_qk + stack.head_dim_v) * size_of(stack.kv);
+    pages = std::min(for_all, static_cast<int64_t>(static_cast<double>(flags.pool_mb) * (1 << 20) / page_bytes));
+  }
+  if (pages > std::numeric_limits<int32_t>::max()) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("a pool of {} pages is more than page ids can number", pages));
+  }
+  return pages;
+}
+
+int replay_trace(ReplayFlags& flags) {
+  replay::Workload workload;
+  {
+    const replay::Trace trace = replay::read_trace(flags.trace, flags.format);
+    workload = replay::make_workload(trace, flags.scale, flags.requests);
+    if (flags.count_prefix_hits) return count_hits(flags, trace, workload);
+  }
+  replay::ReplayOptions options;
+  options.stack = flags.attention.stack(flags.scale);
+  options.stack.seed = flags.seed;
+  options.stack.num_pages = pool_pages(flags, workload, options.stack);
+  options.stack.max_tokens = flags.scheduler.token_budget;
+  options.scheduler = flags.scheduler;
+  options.scheduler.page_size = options.stack.page_size;
+  if (flags.serial) options.scheduler.max_running = 1;
+  options.clock = flags.clock;
+  options.checks = flags.checks;
+  options.checks.keep_samples = !flags.samples.empty();
+  options.prefix_reuse = !flags.no_prefix_reuse;
+  options.samples_path = flags.samples;
+  options.timeline_path = flags.timeline;
+
+  Progress progress(flags.quiet);
+  const replay::ReplayResult result = replay::run_replay(flags.attention.context(), workload, options,
+                                                         interrupted_by_user(), [&](const replay::ReplayProgress& now) {
+                                                           if (progress.due())
+                                                             progress.show(replay::progress_line(now));
+                                                         });
+  progress.finish();
+  if (!flags.quiet) fmt::print(flags.json == "-" ? stderr : stdout, "{}", replay::summary_text(result));
+  if (!flags.json.empty()) write_json(replay::summary_json(result), flags.json);
+  if (result.failed()) {
+    fmt::print(
+        stderr,
+        "folio: the replay failed its checks: {} wrong rows, {} leaked pages, {} rows computed again with other bits\n",
+        result.checks.failures, result.leaked_pages, result.checks.recomputed_unequal);
+    return kCheckFailed;
+  }
+  return result.interrupted ? kInterrupted : kSuccess;
+}
+
+}  // namespace
+
+Command add_replay_command(CLI::App& app) {
+  CLI::App* command =
+      app.add_subcommand("replay", "Serve a trace: batching, paging, prefix reuse and attention, checked");
+  auto flags = std::make_shared<ReplayFlags>();
+  add_workload_options(*command, *flags);
+  add_serving_options(*command, *flags);
+  flags->attention.add_to(*command, true);
+  flags->page_size = command->get_option("--page-size");
+  add_output_options(*command, *flags);
+  command->footer(
+      "Keys and values are made from the tokens' hashes, queries from request and position: whatever the schedule, "
+      "the\n"
+      "results are the same, bit for bit with --determinism schedule-invariant (compare the digests).\n"
+      "Example: folio replay examples/traces/mooncake_excerpt.jsonl --json result.json");
+  return {command, [flags] { return replay_trace(*flags); }};
+}
+
+}  // namespace folio::cli

@@ -1,0 +1,166 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <memory>
+
+#include "commands.hpp"
+#include "folio/types/error.hpp"
+#include "folio/verify.hpp"
+#include "json_output.hpp"
+#include "progress.hpp"
+
+namespace folio::cli {
+namespace {
+
+struct VerifyFlags {
+  int64_t random = -1;
+  int32_t strength = 0;
+  uint64_t seed = 1;
+  std::vector<std::string> cases;
+  std::vector<std::string> kernels;
+  bool list = false;
+  bool quiet = false;
+  std::string json;
+};
+
+constexpr int64_t kMostFailuresShown = 20;
+
+struct Totals {
+  int64_t run = 0, failed = 0, values = 0;
+  double worst_share = 0.0;
+  std::vector<std::pair<std::string, std::string>> failures;  ///< case, what differed
+};
+
+void list_factors() {
+  fmt::print("kernels that run here: {}\n", fmt::join(verify::runnable_kernels(), ", "));
+  fmt::print("a case names a level of each factor, the first one where it is silent:\n");
+  for (const verify::FactorInfo& factor : verify::factors())
+    fmt::print("  {:<14}{}\n", factor.name, fmt::join(factor.levels, "  "));
+}
+
+/// Throws if a kernel was asked for that does not run here; "" is whichever `prepare` picks.
+void check_kernel(const std::string& kernel) {
+  const std::vector<std::string> runnable = verify::runnable_kernels();
+  if (kernel.empty() || std::find(runnable.begin(), runnable.end(), kernel) != runnable.end()) return;
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("kernel '{}': here run {}", kernel, fmt::join(runnable, ", ")));
+}
+
+std::vector<verify::ConformanceCase> cases_of(const VerifyFlags& flags, const std::vector<std::string>& kernels) {
+  std::vector<verify::ConformanceCase> cases;
+  for (const std::string& text : flags.cases) {
+    cases.push_back(verify::parse_case(text));
+    check_kernel(cases.back().kernel);
+    const std::string reason = verify::invalid_reason(cases.back());
+    if (!reason.empty()) throw Error(ErrorCode::kInvalidArgument, fmt::format("case '{}': {}", text, reason));
+  }
+  if (!flags.cases.empty()) return cases;
+  if (flags.strength > 0) {
+    verify::CoveringArray array = verify::covering_array(kernels, flags.strength, flags.seed);
+    if (!flags.quiet) {
+      fmt::print(stderr, "covering array: {} cases; {} of {} valid combinations of {} factors covered ({} in all)\n",
+                 array.cases.size(), array.coverage.covered, array.coverage.valid, array.coverage.strength,
+                 array.coverage.tuples);
+    }
+    cases = std::move(array.cases);
+  }
+  // 200 random cases are what a few seconds allow; with a covering array none unless asked for.
+  const int64_t random = flags.random >= 0 ? flags.random : (flags.strength > 0 ? 0 : 200);
+  std::vector<verify::ConformanceCase> drawn = verify::random_cases(kernels, random, flags.seed);
+  cases.insert(cases.end(), std::make_move_iterator(drawn.begin()), std::make_move_iterator(drawn.end()));
+  return cases;
+}
+
+void add_failure(Totals& totals, const std::string& what, const std::string& why) {
+  ++totals.failed;
+  if (static_cast<int64_t>(totals.failures.size()) < kMostFailuresShown) totals.failures.emplace_back(what, why);
+}
+
+Totals run_cases(const VerifyFlags& flags, const std::vector<verify::ConformanceCase>& cases,
+                 const std::atomic<bool>& stop) {
+  Totals totals;
+  Progress progress(flags.quiet);
+  for (const verify::ConformanceCase& one : cases) {
+    if (stop.load(std::memory_order_relaxed)) break;
+    const verify::CaseReport report = verify::run_case(one);
+    ++totals.run;
+    totals.values += report.values;
+    totals.worst_share = std::max(totals.worst_share, report.worst_share);
+    if (!report.passed) add_failure(totals, verify::to_string(one), report.failure);
+    if (progress.due()) progress.show(fmt::format("{}/{} cases, {} failed", totals.run, cases.size(), totals.failed));
+  }
+  return totals;
+}
+
+nlohmann::ordered_json json_of(const Totals& totals, size_t planned, bool interrupted) {
+  nlohmann::ordered_json json = {{"cases", totals.run},
+                                 {"planned", planned},
+                                 {"failed", totals.failed},
+                                 {"values", totals.values},
+                                 {"worst_share_of_allowed", totals.worst_share},
+                                 {"interrupted", interrupted},
+                                 {"failures", nlohmann::ordered_json::array()}};
+  for (const auto& [what, why] : totals.failures) json["failures"].push_back({{"case", what}, {"failure", why}});
+  return json;
+}
+
+int run_verify(const VerifyFlags& flags) {
+  if (flags.list) {
+    list_factors();
+    return kSuccess;
+  }
+  const std::atomic<bool>& stop = interrupted_by_user();
+  const std::vector<std::string> kernels = flags.kernels.empty() ? verify::runnable_kernels() : flags.kernels;
+  for (const std::string& kernel : kernels) check_kernel(kernel);
+  const std::vector<verify::ConformanceCase> cases = cases_of(flags, kernels);
+  Totals totals = run_cases(flags, cases, stop);
+  if (flags.cases.empty() && !stop.load()) {
+    for (const std::string& kernel : kernels) {
+      for (const std::string& line : verify::check_refusals(kernel)) add_failure(totals, "refusals of " + kernel, line);
+    }
+  }
+  const bool interrupted = stop.load();
+  std::FILE* out = flags.json == "-" ? stderr : stdout;
+  for (const auto& [what, why] : totals.failures) fmt::print(out, "FAILED {}\n  {}\n", what, why);
+  if (!flags.quiet) {
+    fmt::print(
+        out,
+        "{}{} of {} cases, {} failures; {} values compared with the float64 oracle, the worst at {:.0f}% of what "
+        "is allowed\n",
+        interrupted ? "interrupted: " : "", totals.run, cases.size(), totals.failed, totals.values,
+        100.0 * totals.worst_share);
+  }
+  if (!flags.json.empty()) write_json(json_of(totals, cases.size(), interrupted), flags.json);
+  if (totals.failed > 0) return kCheckFailed;
+  return interrupted ? kInterrupted : kSuccess;
+}
+
+}  // namespace
+
+Command add_verify_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("verify", "Check this machine's kernels against the float64 oracle");
+  auto flags = std::make_shared<VerifyFlags>();
+  auto* random =
+      command->add_option("--random", flags->random, "so many random cases (default 200, none beside --covering)")
+          ->check(CLI::NonNegativeNumber);
+  auto* covering =
+      command
+          ->add_option("--covering", flags->strength, "cases that cover all combinations of so many factors: 1, 2 or 3")
+          ->check(CLI::Range(1, 3));
+  auto* cases =
+      command->add_option("--case", flags->cases, "this case, as a failure prints it (may be repeated)")->expected(1);
+  cases->excludes(random)->excludes(covering);
+  cases->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_option("--seed", flags->seed, "seed of random cases and of the covering array")->capture_default_str();
+  command->add_option("--kernel", flags->kernels, "only these kernels (may be repeated)")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_flag("--list", flags->list, "list the kernels, the factors and their levels");
+  command->add_option("--json", flags->json, "write the outcome as JSON; '-' = standard output");
+  command->add_flag("-q,--quiet", flags->quiet, "print failures only");
+  command->footer("Exit code 1 if a case fails. Example: folio verify --random 500 --seed 7");
+  return {command, [flags] { return run_verify(*flags); }};
+}
+
+}  // namespace folio::cli

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace folio::replay {
+
+/// Zeroed memory straight from the system, aligned to 2 MiB where it is large. It counts towards the resident set only
+/// as it is touched, and goes back when the object dies. Throws folio::Error(kOutOfMemory).
+class MappedMemory {
+ public:
+  MappedMemory() = default;
+  explicit MappedMemory(size_t bytes);
+  ~MappedMemory();
+  MappedMemory(MappedMemory&& other) noexcept;
+  MappedMemory& operator=(MappedMemory&& other) noexcept;
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* mapping_ = nullptr;
+  size_t mapped_ = 0;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+/// The largest resident set that this process ever had, in bytes.
+int64_t peak_resident_bytes();
+
+}  // namespace folio::replay

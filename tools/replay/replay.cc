@@ -1,0 +1,175 @@
+#include "replay/replay.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "replay/yardstick.hpp"
+
+namespace folio::replay {
+namespace {
+
+constexpr size_t kYardstickBytes = size_t{256}
+                                   << 20;  // beyond the caches of most machines, read in a fraction of a second
+constexpr double kLongestNap = 0.05;       // seconds between looks at `stop` while idle
+
+/// Simulated time: either so much a step, or wall time times a factor.
+class SimulatedClock {
+ public:
+  explicit SimulatedClock(const ClockOptions& options) : options_(options) {}
+
+  double now_ms() const { return options_.time_scale > 0.0 ? watch_.elapsed() * 1e3 * options_.time_scale : now_ms_; }
+
+  void step_done() { now_ms_ += options_.step_ms; }
+
+  /// Nothing can be done before `arrival_ms`.
+  void idle_until(double arrival_ms) {
+    now_ms_ = std::max(now_ms_, arrival_ms);
+    if (options_.time_scale <= 0.0) return;
+    const double seconds = (arrival_ms - now_ms()) / (1e3 * options_.time_scale);
+    if (seconds > 0.0) std::this_thread::sleep_for(std::chrono::duration<double>(std::min(seconds, kLongestNap)));
+  }
+
+ private:
+  ClockOptions options_;
+  double now_ms_ = 0.0;
+  Stopwatch watch_;
+};
+
+/// Every page of the pool that some step wrote, up to kYardstickBytes, in a fixed random order. Unwritten pages are
+/// left alone: reading them would measure the system's zero page.
+std::vector<const std::byte*> used_pages(const LayerStack& stack, int32_t pages_used) {
+  std::vector<const std::byte*> pages;
+  for (int32_t layer = 0; layer < stack.config().num_layers; ++layer) {
+    const auto* k = static_cast<const std::byte*>(stack.cache(layer).k);
+    for (int32_t page = 0; page < pages_used; ++page)
+      pages.push_back(k + static_cast<size_t>(page) * stack.k_page_bytes());
+  }
+  std::shuffle(pages.begin(), pages.end(), std::mt19937_64(1));
+  pages.resize(std::min(pages.size(), kYardstickBytes / stack.k_page_bytes()));
+  return pages;
+}
+
+void measure_limits(const Context& context, const LayerStack& stack, int32_t pages_used, ReplayResult& result) {
+  constexpr size_t kGranule = 256;
+  constexpr size_t kLeastBytes = size_t{4} << 20;  // less says nothing
+  if (stack.k_page_bytes() % kGranule == 0) {
+    const std::vector<const std::byte*> pages = used_pages(stack, pages_used);
+    if (pages.size() * stack.k_page_bytes() >= kLeastBytes) {
+      result.read_limit = best_read_rate(context, {pages, stack.k_page_bytes()});
+    }
+  }
+  result.multiply_limit = multiply_rate(context);
+}
+
+ReplayProgress progress_of(const Workload& workload, const Scheduler& scheduler) {
+  ReplayProgress progress;
+  progress.requests = static_cast<int64_t>(workload.requests.size());
+  progress.finished = scheduler.counters().finished;
+  progress.running = scheduler.running();
+  progress.waiting = scheduler.waiting();
+  progress.computed_tokens = scheduler.counters().computed_tokens;
+  progress.hit_tokens = scheduler.counters().hit_tokens;
+  progress.preemptions = scheduler.counters().preemptions;
+  return progress;
+}
+
+void check_clock(const ClockOptions& clock) {
+  if (!(clock.step_ms > 0.0 && std::isfinite(clock.step_ms)) ||
+      !(clock.time_scale >= 0.0 && std::isfinite(clock.time_scale))) {
+    throw Error(ErrorCode::kInvalidArgument, "the step's length must be above 0 and the time scale 0 or more");
+  }
+}
+
+}  // namespace
+
+Percentiles percentiles(std::vector<float>& values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const auto rank = [&](double share) {
+    const auto n = static_cast<double>(values.size());
+    return static_cast<double>(values[static_cast<size_t>(std::max(0.0, std::ceil(share * n) - 1.0))]);
+  };
+  return {rank(0.5), rank(0.9), rank(0.99), static_cast<double>(values.back())};
+}
+
+bool ReplayResult::failed() const {
+  const bool unequal = attention.determinism == Determinism::kScheduleInvariant && checks.recomputed_unequal > 0;
+  return checks.failures > 0 || leaked_pages != 0 || unequal;
+}
+
+ReplayResult run_replay(const Context& context, const Workload& workload, const ReplayOptions& options,
+                        const std::atomic<bool>& stop, const std::function<void(const ReplayProgress&)>& report) {
+  check_clock(options.clock);
+  PageManager pages(static_cast<int32_t>(options.stack.num_pages), options.prefix_reuse);
+  Scheduler scheduler(workload, pages, options.scheduler);
+  RowChecker checker(workload, options.stack, options.checks);
+  LayerStack stack(context, options.stack);
+  std::unique_ptr<TimelineWriter> timeline;
+  if (!options.timeline_path.empty()) timeline = std::make_unique<TimelineWriter>(options.timeline_path);
+
+  ReplayResult result;
+  PhaseClock phases(timeline.get());
+  SimulatedClock clock(options.clock);
+  StepBatch batch;
+  std::vector<float> step_seconds;
+  Stopwatch wall;
+  int32_t highest_page = -1;
+  const auto observe = [&](const StepBatch& rows, const LayerOutput& output) {
+    checker.observe(rows, output, scheduler);
+  };
+  while (!scheduler.done() && !stop.load(std::memory_order_relaxed)) {
+    const double serving_before = phases.times().serving();
+    phases.begin();
+    const auto items = scheduler.next_step(clock.now_ms());
+    if (items.empty()) {
+      clock.idle_until(scheduler.next_arrival_ms().value_or(clock.now_ms()));
+      continue;
+    }
+    batch.build(items, scheduler, options.stack.page_size);
+    phases.end(Phase::kSchedule);
+    stack.step(batch, phases, observe);
+    result.peak_pages_held = std::max(result.peak_pages_held, pages.held());
+    highest_page = std::max(highest_page, *std::max_element(batch.indices.begin(), batch.indices.end()));
+    phases.begin();
+    scheduler.finish_step();
+    phases.end(Phase::kSchedule);
+    clock.step_done();
+    step_seconds.push_back(static_cast<float>(phases.times().serving() - serving_before));
+    if (timeline != nullptr) timeline->counters(scheduler.running(), scheduler.waiting(), pages.held(), pages.cached());
+    result.progress = progress_of(workload, scheduler);
+    result.progress.steps = static_cast<int64_t>(step_seconds.size());
+    result.progress.simulated_ms = clock.now_ms();
+    result.progress.wall_seconds = wall.elapsed();
+    report(result.progress);
+  }
+  result.interrupted = !scheduler.done();
+  scheduler.abandon();
+  pages.drop_cache();
+  result.leaked_pages = pages.held();
+  result.scheduler = scheduler.counters();
+  result.times = phases.times();
+  result.work = stack.work();
+  result.checks = checker.counts();
+  result.digest = checker.digest();
+  result.step_seconds = percentiles(step_seconds);
+  result.input_tokens = workload.input_tokens();
+  result.output_tokens = workload.output_tokens();
+  result.pages = pages.num_pages();
+  result.evictions = pages.evictions();
+  result.pool_bytes = stack.pool_bytes();
+  result.workspace_bytes = stack.workspace_bytes();
+  result.kernel = stack.kernel_name();
+  result.attention = stack.attention();
+  result.threads = context.concurrency();
+  if (!options.samples_path.empty()) checker.write_samples(options.samples_path);
+  measure_limits(context, stack, highest_page + 1, result);
+  result.peak_resident_bytes = peak_resident_bytes();
+  return result;
+}
+
+}  // namespace folio::replay

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "folio/folio.hpp"
+#include "replay/layer_stack.hpp"
+#include "replay/row_checker.hpp"
+#include "replay/scheduler.hpp"
+#include "replay/workload.hpp"
+
+namespace folio::replay {
+
+/// How the simulated clock runs.
+struct ClockOptions {
+  double step_ms = 100.0;   ///< simulated length of a step, without a time scale
+  double time_scale = 0.0;  ///< > 0: simulated milliseconds per millisecond of wall time, idling until requests arrive
+};
+
+struct ReplayOptions {
+  StackConfig stack;  ///< num_pages, max_tokens and page_size included
+  SchedulerOptions scheduler;
+  ClockOptions clock;
+  CheckOptions checks;
+  bool prefix_reuse = true;
+  std::string samples_path;   ///< empty = none
+  std::string timeline_path;  ///< empty = none
+};
+
+/// Where a replay stands.
+struct ReplayProgress {
+  int64_t requests = 0, finished = 0, running = 0, waiting = 0;
+  int64_t computed_tokens = 0, hit_tokens = 0, preemptions = 0;
+  int64_t steps = 0;
+  double simulated_ms = 0.0;
+  double wall_seconds = 0.0;
+};
+
+struct Percentiles {
+  double p50 = 0.0, p90 = 0.0, p99 = 0.0, max = 0.0;
+};
+
+/// What a replay came to. Seconds are wall time.
+struct ReplayResult {
+  ReplayProgress progress;
+  bool interrupted = false;
+  SchedulerCounters scheduler;
+  PhaseTimes times;
+  WorkCounts work;
+  CheckCounts checks;
+  uint64_t digest = 0;
+  Percentiles step_seconds;  ///< schedule, write, plan and run of a step; without inputs and checks
+  int64_t input_tokens = 0;  ///< of the workload
+  int64_t output_tokens = 0;
+  int32_t pages = 0;
+  int32_t peak_pages_held = 0;
+  int64_t evictions = 0;
+  int64_t leaked_pages = 0;  ///< held although no request is left
+  size_t pool_bytes = 0;
+  size_t workspace_bytes = 0;
+  int64_t peak_resident_bytes = 0;
+  std::string kernel;
+  AttentionConfig attention;
+  int32_t threads = 0;
+  double read_limit = 0.0;      ///< bytes a second, the best plain read of the pool's used pages; 0 = not measured
+  double multiply_limit = 0.0;  ///< float32 operations a second in registers; 0 = not measured
+
+  /// True if a check failed, pages leaked, or rows that must agree did not.
+  bool failed() const;
+};
+
+/// Replays a workload. `stop`: checked between steps; set, the replay ends with what it has. `report` is called after
+/// each step. Throws folio::Error for options that cannot be (before the first step).
+ReplayResult run_replay(const Context& context, const Workload& workload, const ReplayOptions& options,
+                        const std::atomic<bool>& stop, const std::function<void(const ReplayProgress&)>& report);
+
+/// Nearest-rank percentiles; reorders `values`.
+Percentiles percentiles(std::vector<float>& values);
+
+}  // namespace folio::replay

@@ -1,0 +1,165 @@
+#include "replay/report.hpp"
+
+#include <fmt/format.h>
+
+namespace folio::replay {
+namespace {
+
+double share(double part, double whole) {
+  return whole > 0.0 ? part / whole : 0.0;
+}
+
+double mib(double bytes) {
+  return bytes / (1024.0 * 1024.0);
+}
+
+/// Resident memory beyond what the pool and the workspace account for; negative where they were not wholly touched.
+int64_t other_resident_bytes(const ReplayResult& r) {
+  return r.peak_resident_bytes - static_cast<int64_t>(r.pool_bytes) - static_cast<int64_t>(r.workspace_bytes);
+}
+
+double hit_rate(const ReplayResult& r) {
+  return share(static_cast<double>(r.scheduler.hit_tokens), static_cast<double>(r.input_tokens));
+}
+
+double read_rate_of_run(const ReplayResult& r) {
+  return share(static_cast<double>(r.work.kv_bytes_read), r.times[Phase::kRun]);
+}
+
+double multiply_rate_of_run(const ReplayResult& r) {
+  return share(r.work.flops, r.times[Phase::kRun]);
+}
+
+std::string against(double value, double limit, const char* unit) {
+  if (limit <= 0.0) return fmt::format("{:.2f} {} (limit not measured)", value / 1e9, unit);
+  return fmt::format("{:.2f} {}, {:.0f}% of the {:.1f} measured here", value / 1e9, unit, 100.0 * value / limit,
+                     limit / 1e9);
+}
+
+}  // namespace
+
+std::string_view to_string(Determinism determinism) {
+  switch (determinism) {
+    case Determinism::kNone: return "none";
+    case Determinism::kRunToRun: return "run-to-run";
+    case Determinism::kBatchInvariant: return "batch-invariant";
+    case Determinism::kScheduleInvariant: return "schedule-invariant";
+  }
+  return "invalid";
+}
+
+std::string_view to_string(KvFormat format) {
+  switch (format) {
+    case KvFormat::kStrided: return "strided";
+    case KvFormat::kCpuPacked: return "cpu-packed";
+  }
+  return "invalid";
+}
+
+std::string progress_line(const ReplayProgress& p) {
+  return fmt::format(
+      "{}/{} requests, {} running, {} waiting, {} tokens, {} from the cache, {:.0f} tokens/s, t = {:.0f} s", p.finished,
+      p.requests, p.running, p.waiting, p.computed_tokens, p.hit_tokens,
+      share(static_cast<double>(p.computed_tokens), p.wall_seconds), p.simulated_ms / 1e3);
+}
+
+std::string summary_text(const ReplayResult& r) {
+  std::string text;
+  const auto line = [&](const char* label, const std::string& value) {
+    fmt::format_to(std::back_inserter(text), "  {:<12}{}\n", label, value);
+  };
+  const AttentionConfig& a = r.attention;
+  text += r.interrupted ? "interrupted; so far:\n" : "replay finished:\n";
+  line("attention",
+       fmt::format("{} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}, kernel {}, {} threads",
+                   a.num_q_heads, a.num_kv_heads, a.head_dim_qk, a.head_dim_v, to_string(a.q), to_string(a.kv),
+                   to_string(a.kv_format), a.page_size, to_string(a.determinism), r.kernel, r.threads));
+  line("requests",
+       fmt::format("{} of {} finished, {} steps, {:.1f} s simulated, {:.2f} s wall", r.progress.finished,
+                   r.progress.requests, r.progress.steps, r.progress.simulated_ms / 1e3, r.progress.wall_seconds));
+  line("tokens", fmt::format("{} prompt, {} generated; {} computed in each layer", r.input_tokens, r.output_tokens,
+                             r.scheduler.computed_tokens));
+  line("prefix hits",
+       fmt::format("{} of {} prompt tokens ({:.1f}%)", r.scheduler.hit_tokens, r.input_tokens, 100.0 * hit_rate(r)));
+  line("pages", fmt::format("{}, at most {} held, {} evictions, {} preemptions, {} leaked", r.pages, r.peak_pages_held,
+                            r.evictions, r.scheduler.preemptions, r.leaked_pages));
+  line("step", fmt::format("{:.2f} ms median, {:.2f} p90, {:.2f} p99, {:.2f} max (without inputs and checks)",
+                           r.step_seconds.p50 * 1e3, r.step_seconds.p90 * 1e3, r.step_seconds.p99 * 1e3,
+                           r.step_seconds.max * 1e3));
+  std::string times;
+  for (size_t phase = 0; phase < kPhaseNames.size(); ++phase) {
+    fmt::format_to(std::back_inserter(times), "{}{} {:.3f} s", phase == 0 ? "" : ", ", kPhaseNames[phase],
+                   r.times.seconds[phase]);
+  }
+  line("time in", times);
+  line("kv read", against(read_rate_of_run(r), r.read_limit, "GB/s"));
+  line("arithmetic", against(multiply_rate_of_run(r), r.multiply_limit, "GFLOP/s"));
+  line("memory",
+       fmt::format("peak {:.0f} MiB resident; pool {:.0f} MiB, workspace {:.1f} MiB, the rest {:.0f} MiB",
+                   mib(static_cast<double>(r.peak_resident_bytes)), mib(static_cast<double>(r.pool_bytes)),
+                   mib(static_cast<double>(r.workspace_bytes)), mib(static_cast<double>(other_resident_bytes(r)))));
+  line("checked",
+       fmt::format("{} rows against the float64 oracle, {} wrong, worst error {:.3g} ({:.0f}% of what is allowed)",
+                   r.checks.rows, r.checks.failures, r.checks.worst_error, 100.0 * r.checks.worst_share));
+  if (!r.checks.first_failure.empty()) line("", "first: " + r.checks.first_failure);
+  line("digest", fmt::format("{:016x} over {} rows; {} computed again, {} with other bits", r.digest,
+                             r.checks.digested_rows, r.checks.recomputed_rows, r.checks.recomputed_unequal));
+  return text;
+}
+
+nlohmann::ordered_json summary_json(const ReplayResult& r) {
+  const AttentionConfig& a = r.attention;
+  nlohmann::ordered_json json;
+  json["interrupted"] = r.interrupted;
+  json["failed"] = r.failed();
+  json["attention"] = {{"num_q_heads", a.num_q_heads}, {"num_kv_heads", a.num_kv_heads},
+                       {"head_dim_qk", a.head_dim_qk}, {"head_dim_v", a.head_dim_v},
+                       {"q", to_string(a.q)},          {"kv", to_string(a.kv)},
+                       {"out", to_string(a.out)},      {"kv_format", to_string(a.kv_format)},
+                       {"page_size", a.page_size},     {"determinism", to_string(a.determinism)},
+                       {"kernel", r.kernel},           {"threads", r.threads}};
+  json["requests"] = {
+      {"total", r.progress.requests}, {"finished", r.progress.finished}, {"preemptions", r.scheduler.preemptions}};
+  json["tokens"] = {{"prompt", r.input_tokens},
+                    {"generated", r.output_tokens},
+                    {"computed", r.scheduler.computed_tokens},
+                    {"prefix_hits", r.scheduler.hit_tokens},
+                    {"prefix_hits_on_resume", r.scheduler.resumed_hit_tokens},
+                    {"prefix_hit_rate", hit_rate(r)}};
+  json["pages"] = {
+      {"total", r.pages}, {"peak_held", r.peak_pages_held}, {"evictions", r.evictions}, {"leaked", r.leaked_pages}};
+  json["steps"] = {{"count", r.progress.steps},
+                   {"p50_s", r.step_seconds.p50},
+                   {"p90_s", r.step_seconds.p90},
+                   {"p99_s", r.step_seconds.p99},
+                   {"max_s", r.step_seconds.max}};
+  nlohmann::ordered_json times;
+  for (size_t phase = 0; phase < kPhaseNames.size(); ++phase)
+    times[std::string(kPhaseNames[phase]) + "_s"] = r.times.seconds[phase];
+  times["wall_s"] = r.progress.wall_seconds;
+  times["simulated_s"] = r.progress.simulated_ms / 1e3;
+  json["times"] = times;
+  json["work"] = {{"flop", r.work.flops},
+                  {"kv_bytes_read", r.work.kv_bytes_read},
+                  {"kv_bytes_written", r.work.kv_bytes_written},
+                  {"kv_read_bytes_per_s", read_rate_of_run(r)},
+                  {"flop_per_s", multiply_rate_of_run(r)},
+                  {"read_limit_bytes_per_s", r.read_limit},
+                  {"multiply_limit_flop_per_s", r.multiply_limit}};
+  json["memory"] = {{"peak_rss", r.peak_resident_bytes},
+                    {"pool_bytes", r.pool_bytes},
+                    {"workspace_bytes", r.workspace_bytes},
+                    {"other_bytes", other_resident_bytes(r)}};
+  json["checks"] = {{"rows", r.checks.rows},
+                    {"failures", r.checks.failures},
+                    {"worst_error", r.checks.worst_error},
+                    {"worst_share_of_allowed", r.checks.worst_share},
+                    {"first_failure", r.checks.first_failure},
+                    {"digest", fmt::format("{:016x}", r.digest)},
+                    {"digested_rows", r.checks.digested_rows},
+                    {"recomputed_rows", r.checks.recomputed_rows},
+                    {"recomputed_unequal", r.checks.recomputed_unequal}};
+  return json;
+}
+
+}  // namespace folio::replay

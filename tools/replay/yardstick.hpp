@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "folio/context.hpp"
+
+namespace folio::replay {
+
+/// What this machine can do at best, measured in this process on the context's threads: the limits that attention is
+/// held against. Only figures taken in turn with what they are compared to mean anything; machines are shared and
+/// clocks move.
+
+/// Pages to read, in the order given (shuffle it, as a cache's pages are).
+struct PageList {
+  std::span<const std::byte* const> pages;
+  size_t page_bytes = 0;  ///< a multiple of 256
+};
+
+/// Bytes a second of one plain read of all pages, every thread its share, `streams` (1, 4 or 8) pages in step.
+double read_rate(const Context& context, const PageList& list, int32_t streams);
+
+/// The best of 1, 4 and 8 streams, one round each.
+double best_read_rate(const Context& context, const PageList& list);
+
+/// Float32 multiply-adds with all operands in registers, every thread: floating-point operations a second, two a
+/// multiply-add. Takes about `seconds`.
+double multiply_rate(const Context& context, double seconds = 0.02);
+
+/// Which instruction set the two run on: "x86-64-v4", "x86-64-v3" or "baseline".
+std::string_view yardstick_isa();
+
+}  // namespace folio::replay
