@@ -35,10 +35,10 @@ void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
   std::free(memory);
 }
 
-namespace folio::backends::testing {
+namespace folio::inline v0::backends::testing {
 
 int64_t num_allocations() {
   return allocations;
 }
 
-}  // namespace folio::backends::testing
+}  // namespace folio::inline v0::backends::testing

@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-namespace folio::backends::testing {
+namespace folio::inline v0::backends::testing {
 
 /// How often any operator new has been called in this program, which links the counting ones of allocation_counter.cc.
 int64_t num_allocations();
 
-}  // namespace folio::backends::testing
+}  // namespace folio::inline v0::backends::testing

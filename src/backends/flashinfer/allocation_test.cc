@@ -6,7 +6,7 @@
 #include "backends/flashinfer/allocation_counter.hpp"
 #include "backends/flashinfer/batch_fixture.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::BatchFixture;
@@ -42,4 +42,4 @@ TEST(FlashInferAllocations, AreNoneOnceWarm) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends
