@@ -156,9 +156,13 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
   slot_mapping.insert(slot_mapping.end(), static_cast<size_t>(setup.padding_slots), -1);
 }
 
+ConstTensorView BatchFixture::packed_query() const {
+  return {q_memory.data(), q_dtype(), {padded_rows(), setup.num_heads, setup.head_size}};
+}
+
 void BatchFixture::point_views() {
   kv_cache.data = cache_memory.data();
-  query = ConstTensorView(q_memory.data(), q_dtype(), {padded_rows(), setup.num_heads, setup.head_size});
+  query = packed_query();
   if (!setup.share_kv) {
     key = ConstTensorView(k_memory.data(), setup.model_dtype, {padded_rows(), setup.num_kv_heads, setup.head_size});
     value = ConstTensorView(v_memory.data(), setup.model_dtype, {padded_rows(), setup.num_kv_heads, setup.head_size});
