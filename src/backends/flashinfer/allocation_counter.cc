@@ -22,6 +22,14 @@ void* operator new(std::size_t bytes) {
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return counted(bytes, static_cast<std::size_t>(alignment));
 }
+// The sanitizers' own nothrow form would not call the one above, but its memory would come to the delete below.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return counted(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* memory) noexcept {
   std::free(memory);
 }

@@ -69,7 +69,7 @@ TEST(CopyPageIndices, TakesDenseAndCsrTables) {
 
 TEST(CopyPageIndices, ChecksEveryLength) {
   const std::vector<int32_t> table{1, 2, 3, 4};
-  std::vector<int32_t> indices(4);
+  std::vector<int32_t> indices(5);
   const auto copy = [&](const std::vector<int32_t>& indptr, size_t room) {
     copy_page_indices(dense_table(table, 2, 2), indptr, std::span(indices).first(room));
   };
