@@ -29,7 +29,7 @@ TESTS = [
     "folio_planner_test", "folio_kvcache_test", "folio_kernels_generic_cache_test", "folio_kernels_generic_combine_test",
     "folio_attention_test", "conformance_quick_test",
 ]
-COPIED = ["CMakeLists.txt", "cmake", "include", "src", "tests"]
+NOT_COPIED = shutil.ignore_patterns("build", "build-*", ".git", ".cache", "__pycache__", "_skbuild")
 CMAKE_OPTIONS = [
     "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1", "-DBUILD_SHARED_LIBS=OFF", "-DFOLIO_BUILD_STATIC_TOO=OFF",
     "-DFOLIO_BUILD_TOOLS=OFF", "-DFOLIO_BUILD_EXAMPLES=OFF", "-DFOLIO_BUILD_BENCHMARKS=OFF",
@@ -47,10 +47,7 @@ class Copy:
         self.source = directory / "source"
         self.build = directory / "build"
         shutil.rmtree(self.source, ignore_errors=True)
-        self.source.mkdir(parents=True)
-        for name in COPIED:
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-            copy(ROOT / name, self.source / name)
+        shutil.copytree(ROOT, self.source, ignore=NOT_COPIED, symlinks=True)
         for edit in PREPARATIONS:
             apply(self.source, edit)
         options = list(CMAKE_OPTIONS)

@@ -174,7 +174,7 @@ plant(rule, "v-scale-twice", SOFTMAX, "store(scores + i * kLanes, s[i] * value_s
 plant(rule, "k-and-v-scale-swapped", BIND, "row.value_scale = scale_of(segment.v_scale,", "row.value_scale = scale_of(segment.k_scale,",
       BIND, "scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale",
       "scale_of(segment.v_scale, request, item.kv_head) * args.sm_scale")
-plant(rule, "q-scale-omitted", BIND, "row.logit_scale = scale_of(args.q_scale, request, item.kv_head) *", "row.logit_scale =")
+plant(rule, "q-scale-omitted", BIND, "scale_of(args.q_scale, request, item.kv_head) * ", "")
 plant(rule, "scale-of-first-head", BIND, "return scale.data[kv_head];", "return scale.data[0];")
 plant(rule, "scale-of-first-request", BIND, "return scale.data[request];", "return scale.data[0];")
 plant(rule, "scale-stride-ignored", BIND, "scale.data[request * scale.request_stride + kv_head]", "scale.data[kv_head]")
@@ -197,7 +197,7 @@ rule = "pages and memory"
 plant(rule, "page-of-next-token", LOCATE, "const int32_t number = local / keys.page_size;",
       "const int32_t number = (local + 1) / keys.page_size;")
 plant(rule, "page-one-token-longer", LOCATE, "smaller(count, keys.page_size - slot)", "smaller(count, keys.page_size - slot + 1)")
-plant(rule, "table-indptr-shifted", BIND, "table.indptr[row]\n", "table.indptr[row] + 1\n")
+plant(rule, "table-indptr-shifted", BIND, "? table.indptr[row] :", "? table.indptr[row] + 1 :")
 plant(rule, "table-first-column-ignored", BIND, "row * table.row_stride + table.first_column", "row * table.row_stride")
 plant(rule, "table-row-of-request", BIND, "const int64_t row = item.kv_row;", "const int64_t row = item.request;")
 plant(rule, "kv-tail-one-short", RULE, "TokenRange range{0, segment.kv_len};",

@@ -6,7 +6,7 @@
 #include "folio/reference.hpp"
 #include "folio/types/float_convert.hpp"
 
-namespace folio::backends::testing {
+namespace folio::inline v0::backends::testing {
 namespace {
 
 constexpr int32_t kSampledRows = 128;
@@ -140,4 +140,4 @@ std::string BatchFixture::wrong_cache() const {
   return {};
 }
 
-}  // namespace folio::backends::testing
+}  // namespace folio::inline v0::backends::testing

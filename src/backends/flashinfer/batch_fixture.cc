@@ -7,7 +7,7 @@
 
 #include "folio/types/float_convert.hpp"
 
-namespace folio::backends::testing {
+namespace folio::inline v0::backends::testing {
 namespace {
 
 constexpr int32_t kFirstPage = 1;        ///< page 0 is the null page: no request owns it
@@ -258,4 +258,4 @@ const BatchLengths& backend_batch(const std::string& name) {
   return *std::ranges::find(backend_batches(), name, &BatchLengths::name);
 }
 
-}  // namespace folio::backends::testing
+}  // namespace folio::inline v0::backends::testing

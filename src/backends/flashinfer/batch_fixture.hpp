@@ -9,7 +9,7 @@
 #include "folio/backends/flashinfer.hpp"
 #include "folio/context.hpp"
 
-namespace folio::backends::testing {
+namespace folio::inline v0::backends::testing {
 
 /// What outputs are filled with before the step.
 inline constexpr std::byte kUnwritten{0x5a};
@@ -118,4 +118,4 @@ class BatchFixture {
 const std::vector<BatchLengths>& backend_batches();
 const BatchLengths& backend_batch(const std::string& name);
 
-}  // namespace folio::backends::testing
+}  // namespace folio::inline v0::backends::testing

@@ -8,7 +8,7 @@
 #include "backends/flashinfer/batch_fixture.hpp"
 #include "folio/types/error.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::backend_batch;
@@ -231,4 +231,4 @@ TEST(FlashInferForward, TakesStridedInputs) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

@@ -6,7 +6,7 @@
 #include "folio/page_table.hpp"
 #include "folio/types/error.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::BatchFixture;
@@ -83,4 +83,4 @@ TEST(CopyPageIndices, ChecksEveryLength) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

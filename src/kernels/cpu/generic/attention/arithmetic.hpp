@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cpu/generic/attention/tile_path.hpp"
+#include "kernels/cpu/generic/attention/accumulate.hpp"
 
 /// The functions of one instruction set's Arithmetic.
 namespace folio::inline v0::kernels::generic::FOLIO_ISA {
@@ -23,19 +23,18 @@ static void load_queries(const ItemCall& call) noexcept {
     case DType::kUnset: break;
   }
   // Blocks of scores take whole groups of rows; those beyond the last are computed and never read.
-  const int32_t padded = (call.num_rows + kRowPadding - 1) / kRowPadding * kRowPadding;
-  for (int32_t r = call.num_rows; r < padded; ++r) {
+  for (int32_t r = call.num_rows; r < padded_rows(call.num_rows); ++r) {
     __builtin_memset(call.scratch.q + r * call.qk_stride, 0, static_cast<size_t>(call.qk_stride) * sizeof(float));
   }
 }
 
 static void accumulate(const ItemCall& call) noexcept {
   switch (call.keys.dtype) {
-    case DType::kFloat32: accumulate_by_tiles<DType::kFloat32>(call); break;
-    case DType::kFloat16: accumulate_by_tiles<DType::kFloat16>(call); break;
-    case DType::kBFloat16: accumulate_by_tiles<DType::kBFloat16>(call); break;
-    case DType::kFloat8E4M3: accumulate_by_tiles<DType::kFloat8E4M3>(call); break;
-    case DType::kFloat8E5M2: accumulate_by_tiles<DType::kFloat8E5M2>(call); break;
+    case DType::kFloat32: accumulate_as<DType::kFloat32>(call); break;
+    case DType::kFloat16: accumulate_as<DType::kFloat16>(call); break;
+    case DType::kBFloat16: accumulate_as<DType::kBFloat16>(call); break;
+    case DType::kFloat8E4M3: accumulate_as<DType::kFloat8E4M3>(call); break;
+    case DType::kFloat8E5M2: accumulate_as<DType::kFloat8E5M2>(call); break;
     case DType::kFloat4E2M1x2:
     case DType::kUnset: break;
   }

@@ -91,4 +91,31 @@ FOLIO_INLINE Vec load_some_of_pairs(const unsigned char* data, int32_t count) {
   return load_of_pairs<kType, kOdd>(padded);
 }
 
+/// A stored vector to floats, with zeros up to the padded dimension.
+template <DType kType>
+FOLIO_INLINE void convert_row(const unsigned char* from, int32_t dim, float* to) {
+  int32_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) store(to + d, load_elements<kType>(from + d * element_bytes(kType)));
+  if (d < dim) {
+    store(to + d, load_some<kType>(from + d * element_bytes(kType), dim - d));
+    d += kLanes;
+  }
+  for (const int32_t end = (dim + kDimPadding - 1) / kDimPadding * kDimPadding; d < end; d += kLanes) {
+    store(to + d, Vec{});
+  }
+}
+
+template <DType kType, int kOdd>
+FOLIO_INLINE void convert_row_of_pairs(const unsigned char* from, int32_t dim, float* to) {
+  int32_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) store(to + d, load_of_pairs<kType, kOdd>(from + 2 * d * element_bytes(kType)));
+  if (d < dim) {
+    store(to + d, load_some_of_pairs<kType, kOdd>(from + 2 * d * element_bytes(kType), dim - d));
+    d += kLanes;
+  }
+  for (const int32_t end = (dim + kDimPadding - 1) / kDimPadding * kDimPadding; d < end; d += kLanes) {
+    store(to + d, Vec{});
+  }
+}
+
 }  // namespace folio::inline v0::kernels::generic::FOLIO_ISA

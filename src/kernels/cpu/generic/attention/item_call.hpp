@@ -61,16 +61,15 @@ struct RowStates {
 
 /// Memory of one worker; see scratch.hpp.
 struct ItemScratch {
-  float* q = nullptr;                      ///< [rows, qk_stride]
-  float* k = nullptr;                      ///< [kTileTokens, qk_stride]
-  float* v = nullptr;                      ///< [kTileTokens, v_stride]
-  float* p = nullptr;                      ///< [rows, kTileTokens]: scores, then weights
-  float* rescale = nullptr;                ///< [rows]
-  uint64_t* visible = nullptr;             ///< [rows]
-  const unsigned char** k_rows = nullptr;  ///< [kTileTokens]
-  const unsigned char** v_rows = nullptr;  ///< [kTileTokens]; packed: of pairs, [kTileTokens / 2]
-  const unsigned char* zeros = nullptr;    ///< a key, value or pair of values that is all zeros
-  unsigned char* pairs = nullptr;          ///< two pairs of values: copies of those at a range's ends
+  float* q = nullptr;                    ///< [rows, qk_stride]
+  float* k = nullptr;                    ///< [kTileTokens, qk_stride]
+  float* v = nullptr;                    ///< [kTileTokens, v_stride]
+  float* p = nullptr;                    ///< [rows, kTileTokens]: scores, then weights
+  float* rescale = nullptr;              ///< [rows]
+  uint64_t* visible = nullptr;           ///< [2, rows]: of this tile and the next
+  const unsigned char** rows = nullptr;  ///< [4, kTileTokens]: keys and values of this tile and the next
+  const unsigned char* zeros = nullptr;  ///< a key, value or pair of values that is all zeros
+  unsigned char* pairs = nullptr;  ///< [2, 2] pairs of values, v_stride floats each: copies of those at a range's ends
 };
 
 /// One item: rows against keys.

@@ -5,7 +5,7 @@
 /// Finds the tokens of one tile in memory and says which of them each row sees.
 namespace folio::inline v0::kernels::generic::FOLIO_ISA {
 
-/// The part of a tile that an item covers: tokens [begin, end) counted from the tile's first, local token `first`.
+/// Tokens [begin, end) of a tile, counted from its first, local token `first`.
 struct Tile {
   int32_t first;
   int32_t begin;
@@ -19,8 +19,8 @@ FOLIO_INLINE int32_t larger(int32_t a, int32_t b) {
   return a > b ? a : b;
 }
 
-FOLIO_INLINE Tile tile_at(const ItemKeys& keys, int32_t first) {
-  return {first, larger(keys.kv_begin - first, 0), smaller(keys.kv_end - first, kTileTokens)};
+FOLIO_INLINE int32_t padded_rows(int32_t rows) {
+  return (rows + kRowPadding - 1) / kRowPadding * kRowPadding;
 }
 
 /// Bits [begin, end) of a word; none where end <= begin.
@@ -43,7 +43,7 @@ FOLIO_INLINE uint64_t bits_at(const uint8_t* bytes, int64_t bit, int32_t count) 
   return word & bit_range(0, count);
 }
 
-/// The tokens of a tile that a row sees, one bit each.
+/// Which of an item's tokens in a tile a row sees, one bit each.
 FOLIO_INLINE uint64_t visible_tokens(const ItemRow& row, const Tile& tile) {
   uint64_t word = bit_range(tile.begin, tile.end) &
                   bit_range(int64_t{row.visible_begin} - tile.first, int64_t{row.visible_end} - tile.first);
@@ -68,12 +68,25 @@ FOLIO_INLINE void copy_half_pair(const unsigned char* pair, int odd, int64_t ele
   }
 }
 
-/// Fills k_rows and v_rows for a tile. Tokens outside the item's range point to zeros.
-static inline void locate_tile(const ItemCall& call, const Tile& tile) {
+/// Where a tile's keys and values lie.
+struct TileRows {
+  const unsigned char** k;  ///< [kTileTokens]
+  const unsigned char** v;  ///< [kTileTokens], or [kTileTokens / 2] pairs
+  unsigned char* pairs;     ///< memory for copies of two pairs
+};
+
+/// A pair of values of which only one half is the tile's becomes a copy with zeros in the other's place.
+FOLIO_INLINE void replace_half_pair(const ItemCall& call, int32_t token, unsigned char* copy, const TileRows& rows) {
+  copy_half_pair(rows.v[token / 2], token & 1, element_bytes(call.keys.dtype), call.head_dim_v, copy);
+  rows.v[token / 2] = copy;
+}
+
+/// Fills `rows` for the tokens of a tile, which are not none; those outside [begin, end) point to zeros.
+static inline void locate_tile(const ItemCall& call, const Tile& tile, const TileRows& rows) {
   const ItemKeys& keys = call.keys;
-  const ItemScratch& scratch = call.scratch;
-  for (int32_t t = 0; t < tile.begin; ++t) scratch.k_rows[t] = scratch.v_rows[t] = scratch.zeros;
-  for (int32_t t = larger(tile.end, 0); t < kTileTokens; ++t) scratch.k_rows[t] = scratch.v_rows[t] = scratch.zeros;
+  if (tile.end - tile.begin < kTileTokens) {
+    for (int32_t t = 0; t < kTileTokens; ++t) rows.k[t] = rows.v[t] = call.scratch.zeros;
+  }
   for (int32_t t = tile.begin; t < tile.end;) {
     const int32_t local = tile.first + t;
     const unsigned char* k = keys.k;
@@ -87,31 +100,46 @@ static inline void locate_tile(const ItemCall& call, const Tile& tile) {
       k += keys.pages[number] * keys.k_page;
       v += keys.pages[number] * keys.v_page;
     }
-    for (int32_t i = 0; i < count; ++i) {
-      scratch.k_rows[t + i] = k + (slot + i) * keys.k_token;
-      scratch.v_rows[t + i] = keys.packed_v ? v + (slot + i) / 2 * keys.v_token : v + (slot + i) * keys.v_token;
+    for (int32_t i = 0; i < count; ++i) rows.k[t + i] = k + (slot + i) * keys.k_token;
+    if (keys.packed_v) {
+      for (int32_t i = 0; i < count; ++i) rows.v[(t + i) / 2] = v + (slot + i) / 2 * keys.v_token;
+    } else {
+      for (int32_t i = 0; i < count; ++i) rows.v[t + i] = v + (slot + i) * keys.v_token;
     }
     t += count;
   }
   if (!keys.packed_v) return;
-  const int64_t element = element_bytes(keys.dtype);
-  const unsigned char* half_begin = nullptr;
-  const unsigned char* half_end = nullptr;
-  if ((tile.begin & 1) != 0 && tile.begin < tile.end) {
-    half_begin = scratch.pairs;
-    copy_half_pair(scratch.v_rows[tile.begin], 1, element, call.head_dim_v, scratch.pairs);
+  if ((tile.begin & 1) != 0) replace_half_pair(call, tile.begin, rows.pairs, rows);
+  if ((tile.end & 1) != 0) replace_half_pair(call, tile.end - 1, rows.pairs + 4 * call.v_stride, rows);
+}
+
+/// A tile made ready: what each row sees of it and where it lies.
+struct ReadyTile {
+  Tile tile;          ///< [begin, end): from the first to the last token that some row sees
+  bool uniform;       ///< every row sees all of [begin, end)
+  uint64_t* visible;  ///< [rows]
+  TileRows rows;
+};
+
+/// Makes the first tile from token `first` on of which some row sees a token; false if there is none.
+static inline bool find_tile(const ItemCall& call, int32_t first, ReadyTile& ready) {
+  const ItemKeys& keys = call.keys;
+  for (; first < keys.kv_end; first += kTileTokens) {
+    const Tile part{first, larger(keys.kv_begin - first, 0), smaller(keys.kv_end - first, kTileTokens)};
+    uint64_t any = 0;
+    uint64_t all = ~uint64_t{0};
+    for (int32_t r = 0; r < call.num_rows; ++r) {
+      ready.visible[r] = visible_tokens(call.rows[r], part);
+      any |= ready.visible[r];
+      all &= ready.visible[r];
+    }
+    if (any == 0) continue;
+    ready.tile = {first, __builtin_ctzll(any), 64 - __builtin_clzll(any)};
+    ready.uniform = all == bit_range(ready.tile.begin, ready.tile.end);
+    locate_tile(call, ready.tile, ready.rows);
+    return true;
   }
-  if ((tile.end & 1) != 0 && tile.begin < tile.end) {
-    unsigned char* const copy = scratch.pairs + 2 * element * call.head_dim_v;
-    half_end = copy;
-    copy_half_pair(scratch.v_rows[tile.end - 1], 0, element, call.head_dim_v, copy);
-  }
-  if (half_begin != nullptr) scratch.v_rows[tile.begin] = half_begin;
-  if (half_end != nullptr) scratch.v_rows[tile.end - 1] = half_end;
-  for (int32_t pair = 0; pair < kTileTokens / 2; ++pair) {
-    const int32_t even = 2 * pair;
-    scratch.v_rows[pair] = even >= tile.begin && even < tile.end ? scratch.v_rows[even] : scratch.v_rows[even + 1];
-  }
+  return false;
 }
 
 }  // namespace folio::inline v0::kernels::generic::FOLIO_ISA

@@ -44,19 +44,18 @@ WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileSh
   };
   WorkerScratch scratch;
   scratch.item.q = carver.take<float>(rows * qk);
-  scratch.item.k = carver.take<float>(tokens * qk);
+  scratch.item.k = carver.take<float>(4 * qk);
   scratch.item.v = carver.take<float>(tokens * v);
   scratch.item.p = carver.take<float>(rows * tokens);
   scratch.item.rescale = carver.take<float>(rows);
-  scratch.item.visible = carver.take<uint64_t>(rows);
-  scratch.item.k_rows = carver.take<const unsigned char*>(tokens);
-  scratch.item.v_rows = carver.take<const unsigned char*>(tokens);
+  scratch.item.visible = carver.take<uint64_t>(2 * rows);
+  scratch.item.rows = carver.take<const unsigned char*>(4 * tokens);
   // A float key, or a pair of 16-bit values.
   const size_t zeros = sizeof(float) * std::max(qk, v);
   unsigned char* const zero_bytes = carver.take<unsigned char>(zeros);
   if (zero_bytes != nullptr) std::fill_n(zero_bytes, zeros, static_cast<unsigned char>(0));
   scratch.item.zeros = zero_bytes;
-  scratch.item.pairs = carver.take<unsigned char>(2 * sizeof(float) * v);
+  scratch.item.pairs = carver.take<unsigned char>(4 * sizeof(float) * v);
   scratch.rows = carver.take<ItemRow>(rows);
   scratch.running = take_states();
   scratch.split = take_states();

@@ -23,6 +23,7 @@
 /// Every function of an instruction set is forced inline or static: no copy of it becomes a symbol that another object
 /// could pick up.
 #define FOLIO_INLINE static inline __attribute__((always_inline))
+#define FOLIO_INLINE_MEMBER inline __attribute__((always_inline))
 
 #if defined(__clang__)
 #define FOLIO_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
