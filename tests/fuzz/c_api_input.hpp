@@ -43,9 +43,9 @@ void disturb_pointer(FuzzInput& input, T*& pointer) {
   if (input.take<uint8_t>() % 32 == 0) pointer = nullptr;
 }
 
-/// A stride may become shorter or negative, never longer: memory is not known to the library.
+/// A stride may become shorter, never longer or negative: the library does not know where memory ends.
 inline void disturb_stride(FuzzInput& input, int64_t& stride) {
-  if (input.take<uint8_t>() % 32 == 0) stride = std::min<int64_t>(stride, input.take<int8_t>());
+  if (input.take<uint8_t>() % 32 == 0) stride = std::min<int64_t>(stride, input.take<uint8_t>());
 }
 
 template <typename Struct>

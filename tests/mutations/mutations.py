@@ -178,9 +178,8 @@ plant(rule, "q-scale-omitted", BIND, "scale_of(args.q_scale, request, item.kv_he
 plant(rule, "scale-of-first-head", BIND, "return scale.data[kv_head];", "return scale.data[0];")
 plant(rule, "scale-of-first-request", BIND, "return scale.data[request];", "return scale.data[0];")
 plant(rule, "scale-stride-ignored", BIND, "scale.data[request * scale.request_stride + kv_head]", "scale.data[kv_head]")
-plant(rule, "scale-of-a-group's-first-request", BIND, "while (plan.cu_q[request + 1] <= token) ++request;",
-      "while (plan.cu_q[request + 1] <= token) ++request;\n    const int32_t scaled = item.request;",
-      BIND, "scale_of(segment.v_scale, request, item.kv_head)", "scale_of(segment.v_scale, scaled, item.kv_head)")
+plant(rule, "scale-of-first-request-of-item", BIND, "row.value_scale = scale_of(segment.v_scale, request,",
+      "row.value_scale = scale_of(segment.v_scale, item.request,")
 plant(rule, "out-scale-multiplied", WORKER, "store_row(acc, out_scale,", "store_row(acc, 1.0f / out_scale,")
 plant(rule, "out-scale-omitted", WORKER, "store_row(acc, out_scale,", "store_row(acc, 1.0f,")
 plant(rule, "out-scale-in-memory-ignored", WORKER,
