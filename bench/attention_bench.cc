@@ -1,3 +1,4 @@
+#include <sys/mman.h>
 #include <time.h>
 
 #include <algorithm>
@@ -5,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -13,9 +15,9 @@
 
 #include "folio/folio.hpp"
 
-/// Attention beside yardsticks of the same process: decode against the plain read of the same pages, prefill against the
-/// multiply-adds of registers alone. Rounds alternate; times are the busiest thread's CPU time, so that other programs on
-/// the machine disturb little; the ratio is the result.
+/// Attention beside yardsticks of the same process: decode against the plain read of the same pages, prefill against
+/// the multiply-adds of registers alone. Rounds alternate; times are the busiest thread's CPU time, so that other
+/// programs on the machine disturb little; the ratio is the result.
 ///
 ///   folio_attention_bench [--rounds N] [--kernel NAME] [--filter TEXT]
 namespace {
@@ -171,6 +173,7 @@ class Batch {
   static void* allocate(size_t bytes) {
     void* memory = nullptr;
     if (posix_memalign(&memory, size_t{2} << 20, std::max<size_t>(bytes, 1)) != 0) std::abort();
+    madvise(memory, bytes, MADV_HUGEPAGE);  // as core::AlignedBuffer does for large pools
     return memory;
   }
 
@@ -197,8 +200,8 @@ class Batch {
       for (size_t i = begin; i + width <= end; i += width) {
         for (size_t at = 0; at < page_bytes; at += 256) {
           for (size_t s = 0; s < width; ++s) {
-            const auto* words = reinterpret_cast<const uint64_t*>(static_cast<const unsigned char*>(half) +
-                                                                  static_cast<size_t>(indices_[i + s]) * page_bytes + at);
+            const auto* words = reinterpret_cast<const uint64_t*>(
+                static_cast<const unsigned char*>(half) + static_cast<size_t>(indices_[i + s]) * page_bytes + at);
             for (size_t w = 0; w < 32; w += 8) {
               for (size_t lane = 0; lane < 8; ++lane) sums[lane] += words[w + lane];
             }
@@ -260,8 +263,8 @@ void print(const Shape& shape, const std::string& kernel, const char* unit, cons
   std::vector<double> ratios;
   for (size_t i = 0; i < rates.size(); ++i) ratios.push_back(rates[i] / yardsticks[i]);
   const auto [low, high] = std::minmax_element(ratios.begin(), ratios.end());
-  std::printf("%-44s %-10s threads %d  %7.2f %s  yardstick %7.2f  share %.2f [%.2f, %.2f]\n", shape.name, kernel.c_str(),
-              shape.threads, median(rates), unit, median(yardsticks), median(ratios), *low, *high);
+  std::printf("%-44s %-10s threads %d  %7.2f %s  yardstick %7.2f  share %.2f [%.2f, %.2f]\n", shape.name,
+              kernel.c_str(), shape.threads, median(rates), unit, median(yardsticks), median(ratios), *low, *high);
   std::fflush(stdout);
 }
 
@@ -272,7 +275,8 @@ void bench_decode(const Shape& shape, const Options& options) {
   batch.attention_seconds();
   for (int round = 0; round < options.rounds; ++round) {
     double best = 0.0;
-    for (const int32_t streams : {1, 4, 8}) best = std::max(best, batch.kv_bytes() / batch.read_seconds(streams) * 1e-9);
+    for (const int32_t streams : {1, 4, 8})
+      best = std::max(best, batch.kv_bytes() / batch.read_seconds(streams) * 1e-9);
     reads.push_back(best);
     rates.push_back(batch.kv_bytes() / batch.attention_seconds() * 1e-9);
   }

@@ -8,7 +8,7 @@
 /// conversions to floats. Both do the same arithmetic in the same order.
 namespace folio::inline v0::kernels::generic::FOLIO_ISA {
 
-inline constexpr int32_t kFewRows = 4;
+inline constexpr int32_t kFewRows = 8;
 
 template <DType kType>
 static void convert_values(const ItemCall& call, const ReadyTile& ready, const Stream& ahead) {
@@ -45,25 +45,24 @@ static inline bool has_special_values(const ItemCall& call) {
 template <DType kType>
 FOLIO_INLINE void make_scores(const ItemCall& call, const ReadyTile& ready, const Stream& ahead) {
   const unsigned char* const* const k = ready.rows.k;
-  switch (call.num_rows) {
-    case 1: scores_from_stored<kType, 1>(call, k, ahead); break;
-    case 2: scores_from_stored<kType, 2>(call, k, ahead); break;
-    case 3:
-    case 4: scores_from_stored<kType, 4>(call, k, ahead); break;
-    default: scores_by_fours<kType>(call, k, ahead); break;
-  }
+  if (call.num_rows > kFewRows) return scores_by_fours<kType>(call, k, ahead);
+  int32_t r = 0;
+  Stream once = ahead;
+  for (; call.num_rows - r > 2; r += 4, once = {}) scores_from_stored<kType, 4>(call, r, k, once);
+  if (call.num_rows - r == 2) scores_from_stored<kType, 2>(call, r, k, once);
+  if (call.num_rows - r == 1) scores_from_stored<kType, 1>(call, r, k, once);
 }
 
 template <DType kType, bool kPairs>
 FOLIO_INLINE void add_values_from_stored(const ItemCall& call, const ReadyTile& ready, const Stream& ahead) {
   const unsigned char* const* const v = ready.rows.v;
   const TokenSpan span{ready.tile.begin, ready.tile.end};
-  switch (call.num_rows) {
-    case 1: values_from_stored<kType, kPairs, 1>(call, v, span, ahead); break;
-    case 2: values_from_stored<kType, kPairs, 2>(call, v, span, ahead); break;
-    case 3: values_from_stored<kType, kPairs, 3>(call, v, span, ahead); break;
-    default: values_from_stored<kType, kPairs, 4>(call, v, span, ahead); break;
-  }
+  int32_t r = 0;
+  Stream once = ahead;
+  for (; call.num_rows - r >= 4; r += 4, once = {}) values_from_stored<kType, kPairs, 4>(call, r, v, span, once);
+  if (call.num_rows - r == 3) values_from_stored<kType, kPairs, 3>(call, r, v, span, once);
+  if (call.num_rows - r == 2) values_from_stored<kType, kPairs, 2>(call, r, v, span, once);
+  if (call.num_rows - r == 1) values_from_stored<kType, kPairs, 1>(call, r, v, span, once);
 }
 
 template <DType kType>

@@ -1,39 +1,16 @@
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <random>
 
-#include "kernels/cpu/generic/attention/attention_case_for_test.hpp"
-#include "kernels/cpu/generic/attention/generic_kernels.hpp"
+#include "kernels/cpu/generic/attention/kernel_fixture_for_test.hpp"
 
 namespace folio::inline v0::kernels {
 namespace {
 
 using planner::testing::OwnedBatch;
+using planner::testing::paged_batch;
 using testing::AttentionCase;
 using testing::CaseOptions;
 
-/// Every kernel of the family that this machine can run.
-class GenericKernels : public ::testing::TestWithParam<const AttentionKernel*> {
- protected:
-  void SetUp() override {
-    const std::string missing = GetParam()->unavailable(platform::cpu_features());
-    if (!missing.empty()) GTEST_SKIP() << missing;
-  }
-};
-
-std::vector<const AttentionKernel*> all_kernels() {
-  const auto kernels = generic::attention_kernels();
-  return {kernels.begin(), kernels.end()};
-}
-
-std::string kernel_name(const ::testing::TestParamInfo<const AttentionKernel*>& kernel) {
-  std::string name = kernel.param->name;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-}
-
-INSTANTIATE_TEST_SUITE_P(Isa, GenericKernels, ::testing::ValuesIn(all_kernels()), kernel_name);
+INSTANTIATE_TEST_SUITE_P(Isa, GenericKernels, ::testing::ValuesIn(every_generic_kernel()), kernel_test_name);
 
 /// A random batch of the planner's tests, longer, with random dtypes, dims and features.
 struct RandomCase {
@@ -123,6 +100,81 @@ TEST_P(GenericKernels, MatchTheOracleOnRandomCases) {
                            << " mask " << static_cast<int>(one.config.mask) << " determinism "
                            << static_cast<int>(one.config.determinism);
   }
+}
+
+/// One decode, one verification and one prefill request, each over several tiles.
+OwnedBatch mixed_batch() {
+  return paged_batch({1, 5, 40}, {150, 70, 129});
+}
+
+TEST_P(GenericKernels, TakeTheHeadDimensionsOfLatentAttention) {
+  AttentionConfig config = plain_config(576);
+  config.head_dim_v = 512;
+  config.num_q_heads = 16;
+  config.num_kv_heads = 1;
+  config.q = config.kv = config.ragged_kv = config.out = DType::kBFloat16;
+  CaseOptions options;
+  options.v_aliases_k = true;
+  AttentionCase subject(config, mixed_batch(), options, 1);
+  ASSERT_EQ(GetParam()->refusal(config), "");
+  EXPECT_EQ(subject.compare(subject.run(*GetParam(), 3)), "");
+}
+
+TEST_P(GenericKernels, TakeUnequalHeadDimensions) {
+  AttentionConfig config = plain_config(192);
+  config.head_dim_v = 128;
+  AttentionCase subject(config, mixed_batch(), {}, 2);
+  EXPECT_EQ(subject.compare(subject.run(*GetParam(), 2)), "");
+}
+
+TEST_P(GenericKernels, TakeEveryHeadDimension) {
+  for (int32_t dim = 8; dim <= 256; dim += 8) {
+    AttentionConfig config = plain_config(dim);
+    config.head_dim_v = 264 - dim;
+    config.kv = DType::kBFloat16;
+    config.kv_format = dim % 16 == 0 ? KvFormat::kCpuPacked : KvFormat::kStrided;
+    AttentionCase subject(config, paged_batch({1, 3}, {70, 65}), {}, static_cast<uint32_t>(dim));
+    ASSERT_EQ(subject.compare(subject.run(*GetParam(), 1)), "") << dim;
+  }
+}
+
+TEST_P(GenericKernels, TakeEveryGroupSize) {
+  for (const int32_t group : {1, 2, 3, 5, 7, 8, 9, 12, 71}) {
+    AttentionConfig config = plain_config(32);
+    config.num_kv_heads = 1;
+    config.num_q_heads = group;
+    AttentionCase subject(config, paged_batch({1, 2}, {100, 130}), {}, static_cast<uint32_t>(group));
+    ASSERT_EQ(subject.compare(subject.run(*GetParam(), 2)), "") << group;
+  }
+}
+
+TEST_P(GenericKernels, LargeLogitsNeitherOverflowNorVanish) {
+  AttentionConfig config = plain_config();
+  CaseOptions options;
+  options.magnitude = 30.0f;  // logits of thousands
+  AttentionCase subject(config, mixed_batch(), options, 3);
+  EXPECT_EQ(subject.compare(subject.run(*GetParam(), 3)), "");
+}
+
+TEST_P(GenericKernels, SayWhatTheyRefuseAndWhatTheyTake) {
+  const auto refusal = [&](auto change) {
+    AttentionConfig config = plain_config();
+    change(config);
+    return GetParam()->refusal(config);
+  };
+  const auto expect = [](const std::string& text, const char* given, const char* offered) {
+    EXPECT_NE(text.find(given), std::string::npos) << text;
+    EXPECT_NE(text.find(offered), std::string::npos) << text;
+  };
+  EXPECT_EQ(refusal([](AttentionConfig&) {}), "");
+  expect(refusal([](AttentionConfig& c) { c.head_dim_qk = 100; }), "head_dim_qk is 100", "multiples of 8 up to 576");
+  expect(refusal([](AttentionConfig& c) { c.head_dim_v = 520; }), "head_dim_v is 520", "multiples of 8 up to 512");
+  expect(refusal([](AttentionConfig& c) { c.q = DType::kFloat8E5M2; }), "q is fp8_e5m2", "fp8_e4m3");
+  expect(refusal([](AttentionConfig& c) { c.kv = DType::kFloat4E2M1x2; }), "kv is fp4_e2m1x2", "fp8_e5m2");
+  expect(refusal([](AttentionConfig& c) { c.ragged_kv = DType::kFloat4E2M1x2; }), "ragged_kv is", "fp8_e5m2");
+  expect(refusal([](AttentionConfig& c) { c.out = DType::kFloat4E2M1x2; }), "out is fp4_e2m1x2", "float32");
+  expect(refusal([](AttentionConfig& c) { c.features = Feature::kRopeLlama; }), "kRopeLlama", "before the call");
+  expect(refusal([](AttentionConfig& c) { c.kv_format = KvFormat::kCpuPacked; }), "float32", "16-bit or fp8");
 }
 
 }  // namespace

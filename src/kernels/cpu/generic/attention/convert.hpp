@@ -8,7 +8,7 @@
 namespace folio::inline v0::kernels::generic::FOLIO_ISA {
 
 FOLIO_INLINE Vec widen_bfloat16(HalfVec codes) {
-  return from_bits(__builtin_convertvector(codes, IntVec) << 16);
+  return from_bits(widen_halves(codes) << 16);
 }
 
 FOLIO_INLINE Vec widen_float16(HalfVec codes) {
@@ -17,7 +17,7 @@ FOLIO_INLINE Vec widen_float16(HalfVec codes) {
 #elif FOLIO_VEC_LANES == 8
   return _mm256_cvtph_ps(reinterpret_cast<__m128i>(codes));
 #else
-  const IntVec code = __builtin_convertvector(codes, IntVec);
+  const IntVec code = widen_halves(codes);
   const IntVec magnitude = (code & 0x7fff) << 13;
   const IntVec rebias = splat_int((127 - 15) << 23);
   const IntVec one_exponent = splat_int(1 << 23);
@@ -31,17 +31,22 @@ FOLIO_INLINE Vec widen_float16(HalfVec codes) {
 #endif
 }
 
-/// A magnitude of e4m3 under float16's exponent is the value times 2^-8.
+/// The upper byte of each half is an e4m3 code, the lower one 0. Under float16's exponent a magnitude is the value
+/// times 2^-8; the only NaN magnitude, 127, is the only one that carries into the exponent's top bit when 1 is added,
+/// and with that bit it is a float16 NaN.
+FOLIO_INLINE Vec widen_shifted_e4m3(HalfVec codes) {
+  const HalfVec sign = codes & 0x8000;
+  const HalfVec magnitude = (codes >> 1) & 0x3f80;
+  const HalfVec nan = (magnitude + 0x80) & 0x4000;
+  return widen_float16(sign | magnitude | nan) * splat(256.0f);
+}
+
 FOLIO_INLINE Vec widen_fp8_e4m3(ByteVec codes) {
-  const HalfVec code = __builtin_convertvector(codes, HalfVec);
-  const HalfVec magnitude = code & 0x7f;
-  const Vec value = widen_float16((magnitude << 7) | ((code & 0x80) << 8)) * splat(256.0f);
-  const IntVec is_nan = __builtin_convertvector(magnitude, IntVec) == splat_int(0x7f);
-  return from_bits(bits(value) | (is_nan & splat_int(0x7fc00000)));
+  return widen_shifted_e4m3(widen_bytes(codes) << 8);
 }
 
 FOLIO_INLINE Vec widen_fp8_e5m2(ByteVec codes) {
-  return widen_float16(__builtin_convertvector(codes, HalfVec) << 8);
+  return widen_float16(widen_bytes(codes) << 8);
 }
 
 /// Bytes of one element.
@@ -75,12 +80,11 @@ FOLIO_INLINE Vec load_of_pairs(const unsigned char* data) {
     return from_bits(kOdd == 0 ? words << 16 : words & splat_int(-65536));
   } else if constexpr (kType == DType::kFloat16) {
     const IntVec words = load<IntVec>(data);
-    return widen_float16(__builtin_convertvector(kOdd == 0 ? words & 0xffff : (words >> 16) & 0xffff, HalfVec));
+    return widen_float16(low_halves(kOdd == 0 ? words : words >> 16));
   } else {
     const HalfVec words = load<HalfVec>(data);
-    const ByteVec codes = __builtin_convertvector(kOdd == 0 ? words & 0xff : words >> 8, ByteVec);
-    if constexpr (kType == DType::kFloat8E4M3) return widen_fp8_e4m3(codes);
-    return widen_fp8_e5m2(codes);
+    const HalfVec codes = kOdd == 0 ? words << 8 : words & 0xff00;
+    return kType == DType::kFloat8E4M3 ? widen_shifted_e4m3(codes) : widen_float16(codes);
   }
 }
 

@@ -69,7 +69,7 @@ AttentionKernel kernel(const char* name, std::string (*unavailable)(const platfo
                            int32_t worker) noexcept { generic::run_worker(kArithmetic, params, worker); },
           .run_merge = [](const AttentionParams& params,
                           int32_t merge) noexcept { generic::run_merge(kArithmetic, params, merge); },
-          .tile_cost = 16,
+          .tile_cost = 4,  // a tile of a few rows waits for memory as long as four rows compute
           .row_cost = 1};
 }
 

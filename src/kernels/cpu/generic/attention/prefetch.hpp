@@ -25,7 +25,7 @@ struct Stream {
       row = rows[(turn & 3) * (kTileTokens / 4) + (turn >> 2)];
     }
     const int32_t end = bytes * (part + 1) / parts;
-    for (int32_t at = bytes * part / parts; at < end; at += kCacheLine) __builtin_prefetch(row + at);
+    for (int32_t at = bytes * part / parts; at < end; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
   }
 };
 

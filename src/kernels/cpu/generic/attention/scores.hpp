@@ -48,25 +48,27 @@ FOLIO_INLINE void score_block(const float* q, int32_t q_stride, int32_t dim, Key
   }
 }
 
-/// kRows rows with every token of a tile, the keys converted on the way. `ahead` is asked for meanwhile.
+/// Rows [r, r + kRows) with every token of a tile, the keys converted on the way. `ahead` is asked for meanwhile.
 template <DType kType, int kRows>
-static void scores_from_stored(const ItemCall& call, const unsigned char* const* k_rows, const Stream& ahead) {
+static void scores_from_stored(const ItemCall& call, int32_t r, const unsigned char* const* k_rows,
+                               const Stream& ahead) {
   constexpr int kTokens = kScoreTokens<kRows>;
   const int32_t whole = call.head_dim_qk / kLanes * kLanes;
   const int32_t padded = (call.head_dim_qk + kLanes - 1) / kLanes * kLanes;
   for (int32_t t = 0; t < kTileTokens; t += kTokens) {
     for (int32_t j = 0; j < kTokens; ++j) ahead.request(t + j, 0, 1);
     const unsigned char* const* const rows = k_rows + t;
-    float* const scores = call.scratch.p + t;
+    const float* const q = call.scratch.q + r * call.qk_stride;
+    float* const scores = call.scratch.p + r * kTileTokens + t;
     if (whole == padded) {
       score_block<kRows>(
-          call.scratch.q, call.qk_stride, padded,
+          q, call.qk_stride, padded,
           [&](int j, int32_t d)
               __attribute__((always_inline)) { return load_elements<kType>(rows[j] + d * element_bytes(kType)); },
           scores);
     } else {
       score_block<kRows>(
-          call.scratch.q, call.qk_stride, padded,
+          q, call.qk_stride, padded,
           [&](int j, int32_t d) __attribute__((always_inline)) {
             const unsigned char* const at = rows[j] + d * element_bytes(kType);
             return d < whole ? load_elements<kType>(at) : load_some<kType>(at, call.head_dim_qk - d);

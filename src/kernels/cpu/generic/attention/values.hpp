@@ -97,15 +97,16 @@ static inline void value_row_careful(const ItemCall& call, uint64_t visible, int
 /// One block straight from memory, the values converted on the way. `ahead` is asked for meanwhile, in as many parts as
 /// the dimension has blocks.
 template <DType kType, bool kPairs, int kRows, int kVecs>
-FOLIO_INLINE void stored_value_block(const ItemCall& call, const unsigned char* const* v_rows, int32_t d,
+FOLIO_INLINE void stored_value_block(const ItemCall& call, int32_t r, const unsigned char* const* v_rows, int32_t d,
                                      TokenSpan span, const Stream& ahead) {
   constexpr int64_t kElement = element_bytes(kType);
   const int32_t count = call.head_dim_v - d;  // fewer than kVecs * kLanes only where kVecs is 1
-  const float* const weights = call.scratch.p;
+  const float* const weights = call.scratch.p + r * kTileTokens;
+  float* const acc = call.states.acc + r * call.v_stride + d;
   const int32_t part = d / (kVecs * kLanes);
   const int32_t parts = (call.head_dim_v + kVecs * kLanes - 1) / (kVecs * kLanes);
   ValueSums<kRows, kVecs> block;
-  block.begin(call.states.acc + d, call.v_stride, call.scratch.rescale);
+  block.begin(acc, call.v_stride, call.scratch.rescale + r);
   if constexpr (kPairs) {
     for (int32_t pair = span.begin / 2; pair < (span.end + 1) / 2; ++pair) {
       ahead.request(2 * pair, part, parts);
@@ -136,23 +137,23 @@ FOLIO_INLINE void stored_value_block(const ItemCall& call, const unsigned char* 
       block.add(weights + t, values);
     }
   }
-  block.end(call.states.acc + d, call.v_stride);
+  block.end(acc, call.v_stride);
 }
 
 template <DType kType, bool kPairs, int kRows, int kVecs>
-FOLIO_INLINE void stored_value_blocks(const ItemCall& call, const unsigned char* const* v_rows, int32_t d,
+FOLIO_INLINE void stored_value_blocks(const ItemCall& call, int32_t r, const unsigned char* const* v_rows, int32_t d,
                                       TokenSpan span, const Stream& ahead) {
   for (; kVecs == 1 ? d < call.head_dim_v : d + kVecs * kLanes <= call.head_dim_v; d += kVecs * kLanes) {
-    stored_value_block<kType, kPairs, kRows, kVecs>(call, v_rows, d, span, ahead);
+    stored_value_block<kType, kPairs, kRows, kVecs>(call, r, v_rows, d, span, ahead);
   }
-  if constexpr (kVecs > 1) stored_value_blocks<kType, kPairs, kRows, kVecs / 2>(call, v_rows, d, span, ahead);
+  if constexpr (kVecs > 1) stored_value_blocks<kType, kPairs, kRows, kVecs / 2>(call, r, v_rows, d, span, ahead);
 }
 
-/// The item's kRows rows straight from memory: for tiles of which every row sees exactly the tokens of `span`.
+/// Rows [r, r + kRows) straight from memory: for tiles of which every row sees exactly the tokens of `span`.
 template <DType kType, bool kPairs, int kRows>
-static void values_from_stored(const ItemCall& call, const unsigned char* const* v_rows, TokenSpan span,
+static void values_from_stored(const ItemCall& call, int32_t r, const unsigned char* const* v_rows, TokenSpan span,
                                const Stream& ahead) {
-  stored_value_blocks<kType, kPairs, kRows, kValueVecs<kRows>>(call, v_rows, 0, span, ahead);
+  stored_value_blocks<kType, kPairs, kRows, kValueVecs<kRows>>(call, r, v_rows, 0, span, ahead);
 }
 
 }  // namespace folio::inline v0::kernels::generic::FOLIO_ISA

@@ -66,6 +66,36 @@ FOLIO_INLINE Vec from_bits(IntVec value) {
   return reinterpret_cast<Vec>(value);
 }
 
+/// Integers to wider and narrower ones. Written out where compilers take the long way (gcc 12 halves wide vectors).
+FOLIO_INLINE IntVec widen_halves(HalfVec value) {
+#if FOLIO_VEC_LANES == 16
+  return reinterpret_cast<IntVec>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(value)));
+#elif FOLIO_VEC_LANES == 8
+  return reinterpret_cast<IntVec>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(value)));
+#else
+  return __builtin_convertvector(value, IntVec);
+#endif
+}
+
+FOLIO_INLINE HalfVec widen_bytes(ByteVec value) {
+#if FOLIO_VEC_LANES == 16
+  return reinterpret_cast<HalfVec>(_mm256_cvtepu8_epi16(reinterpret_cast<__m128i>(value)));
+#elif FOLIO_VEC_LANES == 8
+  return reinterpret_cast<HalfVec>(_mm_cvtepu8_epi16(_mm_cvtsi64_si128(reinterpret_cast<int64_t>(value))));
+#else
+  return __builtin_convertvector(value, HalfVec);
+#endif
+}
+
+/// The low halves of the lanes.
+FOLIO_INLINE HalfVec low_halves(IntVec value) {
+#if FOLIO_VEC_LANES == 16
+  return reinterpret_cast<HalfVec>(_mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(value)));
+#else
+  return __builtin_convertvector(value & 0xffff, HalfVec);
+#endif
+}
+
 /// a * b + c, rounded once where the instruction set has that and twice where not: the same everywhere in one object,
 /// which is compiled with -ffp-contract=off.
 FOLIO_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/generic/attention/attention_case_for_test.hpp"
+#include "kernels/cpu/generic/attention/generic_kernels.hpp"
+
+namespace folio::inline v0::kernels {
+
+/// Runs a test with every kernel of the family that this machine can run.
+class GenericKernels : public ::testing::TestWithParam<const AttentionKernel*> {
+ protected:
+  void SetUp() override {
+    const std::string missing = GetParam()->unavailable(platform::cpu_features());
+    if (!missing.empty()) GTEST_SKIP() << missing;
+  }
+};
+
+inline std::vector<const AttentionKernel*> every_generic_kernel() {
+  const auto kernels = generic::attention_kernels();
+  return {kernels.begin(), kernels.end()};
+}
+
+inline std::string kernel_test_name(const ::testing::TestParamInfo<const AttentionKernel*>& kernel) {
+  std::string name = kernel.param->name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+/// float32 throughout, causal, pages of 16, 4 query heads over 2 KV heads.
+inline AttentionConfig plain_config(int32_t head_dim = 64) {
+  AttentionConfig config;
+  config.num_q_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim_qk = config.head_dim_v = head_dim;
+  config.q = config.kv = config.ragged_kv = config.out = DType::kFloat32;
+  return config;
+}
+
+}  // namespace folio::inline v0::kernels
