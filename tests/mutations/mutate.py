@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Plants one mistake at a time in a copy of the sources and checks that a test fails.
 
-    tests/mutations/mutate.py [--list] [--only NAME ...] [--jobs N] [--keep DIR]
+    tests/mutations/mutate.py [--list] [--only NAME ...] [--test PROGRAM ...] [--jobs N] [--keep DIR]
 
 The mistakes stand in mutations.py: in which file, the exact text to replace (it must occur exactly once: when sources
-move, this fails loudly), the new text. A mistake is caught if the copy still builds and one of the test programs below then fails,
-crashes or hangs. Exit status: 0 if all are caught, 1 if one is missed or does not apply or build, 2 if the unchanged
+move, this fails loudly), the new text. A mistake is caught if one of the test programs below fails,
+crashes or hangs, or does not compile because of a static assertion. Exit status: 0 if all are caught, 1 if one is missed or does not apply or build, 2 if the unchanged
 sources fail.
 """
 
@@ -43,7 +43,8 @@ Result = collections.namedtuple("Result", "mutation verdict by seconds")
 class Copy:
     """A copy of the sources with its build directory."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, tests):
+        self.tests = tests
         self.source = directory / "source"
         self.build = directory / "build"
         shutil.rmtree(self.source, ignore_errors=True)
@@ -65,13 +66,13 @@ class Copy:
 
     def compile(self, threads):
         """None if the tests build, else the compiler's last words."""
-        done = subprocess.run(["cmake", "--build", self.build, "-j", str(threads), "--target", *TESTS],
+        done = subprocess.run(["cmake", "--build", self.build, "-j", str(threads), "--target", *self.tests],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         return None if done.returncode == 0 else done.stdout[-3000:]
 
     def failing_test(self):
         """The first test program that fails, with the first test in it; None if all pass."""
-        for name in TESTS:
+        for name in self.tests:
             program = next(path for path in self.build.rglob(name) if path.is_file() and os.access(path, os.X_OK))
             try:
                 done = subprocess.run([program, "--gtest_fail_fast", "--gtest_brief=1"],
@@ -92,6 +93,8 @@ class Copy:
             apply(self.source, edit)
         try:
             errors = self.compile(1)
+            if errors and "static assertion failed" in errors:
+                return Result(mutation, "caught", "a static assertion", time.monotonic() - start)
             if errors:
                 return Result(mutation, "does not build", errors, time.monotonic() - start)
             by = self.failing_test()
@@ -128,6 +131,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="print the mistakes and check that they apply; build nothing")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these (a name, or the beginning of one)")
+    parser.add_argument("--test", nargs="+", metavar="PROGRAM", choices=TESTS, default=TESTS,
+                        help="only these test programs: " + ", ".join(TESTS))
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies built and tested at once (default: cores)")
     parser.add_argument("--keep", type=pathlib.Path, metavar="DIR", help="keep the copies there and build on what is there")
     arguments = parser.parse_args()
@@ -148,16 +153,16 @@ def main():
     directory = arguments.keep or pathlib.Path(tempfile.mkdtemp(prefix="folio-mutations-"))
     start = time.monotonic()
     try:
-        results = run_all(chosen, directory, max(1, min(arguments.jobs, len(chosen))))
+        results = run_all(chosen, directory, max(1, min(arguments.jobs, len(chosen))), arguments.test)
     finally:
         if not arguments.keep:
             shutil.rmtree(directory, ignore_errors=True)
     return report(results, time.monotonic() - start)
 
 
-def run_all(chosen, directory, jobs):
+def run_all(chosen, directory, jobs, tests):
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        copies = list(pool.map(lambda number: Copy(directory / str(number)), range(jobs)))
+        copies = list(pool.map(lambda number: Copy(directory / str(number), tests), range(jobs)))
         for errors in pool.map(lambda copy: copy.compile(1), copies):
             if errors:
                 print("the unchanged sources do not build:\n" + errors, file=sys.stderr)

@@ -13,7 +13,8 @@ CACHE = "src/kernels/cpu/generic/cache/"
 BIND = KERNEL + "bind.cc"
 LOCATE = KERNEL + "locate.hpp"
 SOFTMAX = KERNEL + "softmax.hpp"
-TILES = KERNEL + "tile_path.hpp"
+CONVERT = KERNEL + "convert.hpp"
+VALUES = KERNEL + "values.hpp"
 ARITHMETIC = KERNEL + "arithmetic.hpp"
 WORKER = KERNEL + "worker.cc"
 RULE = PLANNER + "partition_rule.hpp"
@@ -148,7 +149,8 @@ plant(rule, "sink-not-in-lse", WORKER, "float factor = 1.0f;", "float factor = 1
       WORKER, "static_cast<double>(max) + std::log2(static_cast<double>(sum));",
       "static_cast<double>(max0) + std::log2(static_cast<double>(sum0));")
 plant(rule, "sink-does-not-rescale-values", WORKER, "acc[d] * factor / sum", "acc[d] / sum")
-plant(rule, "sink-of-minus-infinity", WORKER, "if (most != kNothing) {", "{")
+plant(rule, "sink-of-minus-infinity", WORKER, "if (most != kNothing) {", "{",
+      WORKER, "(sink == kNothing ? 0.0f : std::exp2(sink - most))", "std::exp2(sink - most)")
 
 rule = "LSE"
 plant(rule, "lse-bases-swapped", WORKER, "args.lse.base == LseBase::k2 ? lse2 : lse2 * kLn2",
@@ -212,9 +214,9 @@ plant(rule, "v-head-stride-of-k", BIND, "item.kv_head * cache.v_strides.head", "
 plant(rule, "ragged-row-shifted", BIND, "args.ragged.indptr[item.kv_row]", "args.ragged.indptr[item.kv_row + 1]")
 plant(rule, "ragged-begins-at-zero", BIND, "args.ragged.indptr[item.kv_row]",
       "args.ragged.indptr[item.kv_row] - args.ragged.indptr[0]")
-plant(rule, "packed-v-pairs-swapped", TILES, "convert_row_of_pairs<kType, 0>(", "convert_row_of_pairs<kType, 2>(",
-      TILES, "convert_row_of_pairs<kType, 1>(", "convert_row_of_pairs<kType, 0>(")
-plant(rule, "packed-v-partner-read", LOCATE, "if ((tile.end & 1) != 0 && tile.begin < tile.end) {", "if (false) {")
+plant(rule, "packed-v-pairs-swapped", CONVERT, "load_of_pairs<kType, kOdd>(from", "load_of_pairs<kType, 1 - kOdd>(from",
+      VALUES, ": load_of_pairs<kType, 0>(at);", ": load_of_pairs<kType, 1>(at);")
+plant(rule, "packed-v-pair-is-a-token", LOCATE, "(slot + i) / 2 * keys.v_token", "(slot + i) * keys.v_token")
 plant(rule, "head-dim-v-is-qk", WORKER, "call.head_dim_v = config.head_dim_v;",
       "call.head_dim_v = config.head_dim_qk < config.head_dim_v ? config.head_dim_qk : config.head_dim_v;")
 plant(rule, "q-strides-packed", BIND, "token * args.q.strides[0] + q_head * args.q.strides[1]",
