@@ -107,7 +107,8 @@ std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig&
 KvFormatAdvice recommended_kv_format(const AttentionConfig& config, const Context& context) {
   static_cast<void>(context);
   const AttentionConfig resolved = attention::resolve(config);
-  // Packed pages: what the matrix kernels read best, and never slower for the others (docs/kernels/generic.md).
+  // Between NHD and HND in the portable kernel's decode (docs/measurements); the one format that matrix kernels read as
+  // it lies, so that an engine need not change its pools when they come.
   if (resolved.kv != DType::kFloat32) return {KvFormat::kCpuPacked, 32};
   return {KvFormat::kStrided, 32};
 }
