@@ -7,7 +7,7 @@
 
 // What an engine's step costs before the first layer: the metadata of a batch of decodes, by requests and context
 // length.
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 constexpr int32_t kPageSize = 16;
@@ -76,6 +76,6 @@ void PagedKvArraysOnRequest(benchmark::State& state) {
 BENCHMARK(PagedKvArraysOnRequest)->Arg(1024)->Arg(8192)->ArgName("context")->Unit(benchmark::kMicrosecond);
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends
 
 BENCHMARK_MAIN();

@@ -30,34 +30,43 @@ FOLIO_API KvCacheView make_nhd_view(const KvCacheShape& shape, void* k, void* v)
 FOLIO_API KvCacheView make_hnd_view(const KvCacheShape& shape, void* k, void* v);
 FOLIO_API KvCacheView make_cpu_packed_view(const KvCacheShape& shape, void* k, void* v);
 
-/// Checks a view on its own: sizes, dtype, strides (innermost contiguous is implied; overlapping tokens are refused,
-/// V aliasing K is not), pointers. Throws kInvalidArgument naming the field.
+/// Checks a view on its own, O(1): sizes, dtype, strides (not negative; innermost contiguous is implied; each dimension
+/// inside the stride of the next larger one, in any order), pointers (aligned to elements; null only without pages). K
+/// and V must lie apart, interleaved or not, or each token's V inside the same token's K with equal strides (V aliases
+/// K). Throws kInvalidArgument naming the field; kUnsupported as make_cpu_packed_view does.
 FOLIO_API void validate(const KvCacheView& cache);
 
 /// New tokens for a paged cache.
 struct CacheWriteArgs {
   ConstTensorView k;  ///< [>= num_slots, num_kv_heads, head_dim_qk], any token stride, each head contiguous
-  ConstTensorView v;  ///< [>= num_slots, num_kv_heads, head_dim_v]; float32, float16, bfloat16 or the cache's fp8 type
+  ConstTensorView v;  ///< [>= num_slots, num_kv_heads, head_dim_v]; float32, float16, bfloat16 or the cache's fp8 type,
+                      ///< which is copied as it is: its scale must be left at 1
   const int64_t* slot_mapping =
       nullptr;            ///< [num_slots]: token i goes to page slot / page_size, offset slot % page_size
   int64_t num_slots = 0;  ///< how many tokens are written; k and v may be longer (padding)
   KvCacheView cache;
-  Scale k_scale;  ///< fp8 caches: stored = saturate(round_to_nearest_even(x / scale)); per tensor or per head
+  Scale k_scale;  ///< fp8 caches: stored = saturate(round_to_nearest_even(x / scale)); per tensor or per head; finite
+                  ///< and above 0. Other caches take no scale
   Scale v_scale;
 };
 
 /// Writes tokens into their slots. A negative slot is skipped. Slots are checked first (host): one at or beyond
 /// num_pages * page_size throws kInvalidArgument and nothing is written. Of several tokens with one slot, one wins
-/// whole. A cache whose V aliases K takes v with a null data pointer (K's write covers it).
+/// whole (on a CPU the last). A cache whose V aliases K takes v with a null data pointer (K's write covers it), and
+/// v_scale at its default or equal to k_scale. k and v must not overlap the cache. Nothing is allocated.
 FOLIO_API void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream stream = {});
 
 /// Copies whole pages within or between caches of equal sizes, format and dtype: page source[i] to page destination[i].
-/// Destinations must be distinct and disjoint from sources of the same cache. Checked before anything is written.
+/// Numbers of pages and strides may differ. Destinations must be distinct and disjoint from sources of the same cache;
+/// caches that share memory without being the same are refused. Checked before anything is written; O(n log n) and one
+/// allocation of 4 n bytes for n pages.
 FOLIO_API void copy_pages(const Context& context, const KvCacheView& from, const KvCacheView& to,
                           std::span<const int32_t> source, std::span<const int32_t> destination, Stream stream = {});
 
 /// Converts pages to another format or dtype (equal sizes): page source[i] of `from` becomes page destination[i] of
-/// `to`. fp8 values are multiplied by the `from` scales on reading and divided by the `to` scales on writing.
+/// `to`. fp8 values are multiplied by the `from` scales (per tensor or head) on reading and divided by the `to` scales
+/// on writing; equal dtypes with equal scales keep every bit. Page ids and sharing as in copy_pages. Where V aliases K
+/// in `to`, it must be the same part of K in `from`.
 struct CacheConvertScales {
   Scale from_k, from_v, to_k, to_v;
 };
@@ -66,8 +75,9 @@ FOLIO_API void convert_pages(const Context& context, const KvCacheView& from, co
                              const CacheConvertScales& scales = {}, Stream stream = {});
 
 /// Gathers rows of a paged cache into dense tensors: row r's first kv_len[r] tokens, one row after the other, converted
-/// to the outputs' dtype (fp8 values times the scales). k_out: [sum of kv_len, num_kv_heads, head_dim_qk]; v_out
-/// likewise.
+/// to the outputs' dtype: float32, float16, bfloat16 (fp8 values times the scales, of any granularity: requests are
+/// rows), or the cache's fp8 type, which is copied as it is and takes no scale. k_out: [sum of kv_len, num_kv_heads,
+/// head_dim_qk]; v_out likewise; they must not overlap the cache or each other. Page ids are checked first.
 FOLIO_API void gather_kv(const Context& context, const KvCacheView& cache, const PageTableView& table,
                          std::span<const int32_t> kv_len, TensorView k_out, TensorView v_out, const Scale& k_scale = {},
                          const Scale& v_scale = {}, Stream stream = {});

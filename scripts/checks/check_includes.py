@@ -23,6 +23,7 @@ PUBLIC_LAYER = {
     "folio/merge.hpp": "attention",
     "folio/attention.hpp": "attention",
     "folio/folio.hpp": "attention",
+    "folio/reference.hpp": "verify",
     "folio/verify.hpp": "verify",
 }
 

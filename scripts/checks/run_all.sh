@@ -16,6 +16,7 @@ check scripts/checks/check_includes.py
 check scripts/checks/check_file_length.py
 check scripts/checks/check_wording.py
 check scripts/checks/check_seed_map.py
+check scripts/checks/check_doc_paths.py
 check scripts/checks/check_format.sh
 if [ -n "$build" ] && [ -f "$build/compile_commands.json" ]; then
   check scripts/checks/check_weak_symbols.py "$build"

@@ -86,6 +86,18 @@ TEST(Prepare, RefusesWhatNoKernelTakes) {
               HasSubstr("head_dim_qk is 100"));
 }
 
+TEST(Prepare, RefusesPackedPagesThatTheFormatDoesNotHave) {
+  SmallDecode small;
+  small.config.kv_format = KvFormat::kCpuPacked;
+  small.config.q = small.config.kv = DType::kBFloat16;
+  EXPECT_THAT(refusal(ErrorCode::kUnsupported, [&] { prepare(small.context, small.config); }),
+              HasSubstr("packed pages of 8 tokens in bfloat16"));
+  small.config.page_size = 16;
+  EXPECT_NO_THROW(prepare(small.context, small.config));
+  small.config.kv = DType::kFloat32;
+  EXPECT_THAT(refusal(ErrorCode::kUnsupported, [&] { prepare(small.context, small.config); }), HasSubstr("float32"));
+}
+
 TEST(Prepare, RefusesNonsense) {
   const auto message = [](const std::function<void(AttentionConfig&)>& change) {
     SmallDecode small;

@@ -12,6 +12,8 @@ namespace {
 using core::require;
 namespace generic = kernels::generic;
 
+constexpr int64_t kMinSlotsPerGroup = 64;
+
 /// fp8 input is taken as it is, by the same fp8 type only: requantising it would need the scale it was made with.
 bool is_copy(DType input, DType cache) {
   return input == cache;
@@ -80,13 +82,15 @@ void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream s
   params.num_slots = args.num_slots;
   params.page_size = cache.page_size;
 
-  // Heads first: they divide the work evenly and for free. Every group of slots reads the whole slot mapping once more.
+  // By slots where there are many: heads of one token lie side by side in the input, and walking it once per head is
+  // two to three times slower. Every group reads the whole slot mapping, and hashing fills groups of few slots
+  // unevenly.
   const double token_bytes = static_cast<double>(cache.num_kv_heads) *
                              (static_cast<double>(cache.head_dim_qk) + cache.head_dim_v) *
                              (size_of(args.k.dtype) + size_of(cache.dtype));
   const int64_t items = attention::wanted_items(context, static_cast<double>(args.num_slots) * token_bytes);
-  const int64_t head_items = std::min<int64_t>(items, cache.num_kv_heads);
-  params.num_groups = core::ceil_div(items, head_items);
+  params.num_groups = std::clamp<int64_t>(args.num_slots / kMinSlotsPerGroup, 1, items);
+  const int64_t head_items = std::min<int64_t>(core::ceil_div(items, params.num_groups), cache.num_kv_heads);
   attention::for_ranges(context, head_items * params.num_groups, head_items * params.num_groups,
                         [&](int64_t begin, int64_t end) noexcept {
                           for (int64_t item = begin; item < end; ++item) {

@@ -49,6 +49,14 @@ AttentionConfig resolve(const AttentionConfig& config) {
   check_dtype("kv", out.kv);
   check_dtype("ragged_kv", out.ragged_kv);
   check_dtype("out", out.out);
+  if (out.kv_format == KvFormat::kCpuPacked) {
+    const bool packable = out.kv != DType::kFloat32 && out.page_size >= 16 && out.page_size % 2 == 0;
+    if (!packable) {
+      core::fail(ErrorCode::kUnsupported, "packed pages of ", out.page_size, " tokens in ", out.kv,
+                 "; packed pages are even, 16 tokens or more, float16, bfloat16 or fp8. Strided pages take ",
+                 "any size and dtype");
+    }
+  }
   return out;
 }
 

@@ -13,6 +13,7 @@ inline constexpr double kMinBytesPerItem = 65536.0;
 /// Work items for `bytes` of memory traffic: a few for each thread, so that a late thread leaves its rest to the
 /// others.
 inline int64_t wanted_items(const Context& context, double bytes) {
+  if (context.concurrency() == 1) return 1;
   return static_cast<int64_t>(std::clamp(bytes / kMinBytesPerItem, 1.0, 4.0 * context.concurrency()));
 }
 

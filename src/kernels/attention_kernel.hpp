@@ -11,17 +11,18 @@
 
 namespace folio::inline v0::kernels {
 
-/// All that a CPU attention kernel is given. Pointers are valid for the call; `args` has its defaults resolved (sm_scale).
+/// All that a CPU attention kernel is given. Pointers are valid for the call; `args` has its defaults resolved
+/// (sm_scale).
 struct AttentionParams {
   const AttentionConfig* config = nullptr;  ///< dtypes resolved
   const AttentionArgs* args = nullptr;
   planner::PlanView plan;
   planner::TileShape tile;
-  int32_t group_size = 1;           ///< num_q_heads / num_kv_heads
-  float* partial_acc = nullptr;     ///< [partial rows, head_dim_v]: unnormalised accumulators
-  float* partial_max = nullptr;     ///< [partial rows]: running maximum, in the kernel's own logarithmic unit
-  float* partial_sum = nullptr;     ///< [partial rows]: running sum of exponentials
-  std::byte* scratch = nullptr;     ///< [num_workers, scratch_stride], 64-byte aligned
+  int32_t group_size = 1;        ///< num_q_heads / num_kv_heads
+  float* partial_acc = nullptr;  ///< [partial rows, head_dim_v]: unnormalised accumulators
+  float* partial_max = nullptr;  ///< [partial rows]: running maximum, in the kernel's own logarithmic unit
+  float* partial_sum = nullptr;  ///< [partial rows]: running sum of exponentials
+  std::byte* scratch = nullptr;  ///< [num_workers, scratch_stride], 64-byte aligned
   size_t scratch_stride = 0;
 };
 
@@ -44,8 +45,8 @@ struct AttentionKernel {
   int32_t row_cost;
 };
 
-/// Every CPU attention kernel of this build, the preferred first. `prepare` takes the first that is available and does not
-/// refuse.
+/// Every CPU attention kernel of this build, the preferred first. `prepare` takes the first that is available and does
+/// not refuse.
 std::span<const AttentionKernel* const> cpu_attention_kernels();
 
 }  // namespace folio::inline v0::kernels

@@ -207,6 +207,13 @@ TEST(Validate, LatentAttentionAliases) {  // V is the first 512 of K's 576 compo
   expect_refused("k and v overlap", [&] { validate(cache); });
 }
 
+TEST(Validate, KInsideVIsNoAlias) {  // V would be written over by K, and the other way round
+  KvCacheView cache = make_nhd_view({8, 1, 1, 32, 32, DType::kBFloat16}, address(1 << 20), address(1 << 28));
+  cache.v = cache.k;
+  cache.head_dim_qk = 16;
+  expect_refused("k and v overlap", [&] { validate(cache); });
+}
+
 TEST(Validate, PackedStrides) {
   KvCacheView cache = make_cpu_packed_view(kShape, address(1 << 20), address(1 << 28));
   cache.k_strides.head += 8;

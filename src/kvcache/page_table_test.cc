@@ -196,6 +196,9 @@ TEST(Validate, NamesTheFirstBadEntry) {
     validate(table, std::vector<int32_t>{33, 1}, 16, 50);
   });
   expect_refused("row 0 needs 4 pages", [&] { validate(table, std::vector<int32_t>{64, 1}, 16, 100); });
+  expect_refused("row 0 needs 3 pages from column 1", [&] {  // it would run into row 1
+    validate(dense_table(dense, 2, 3, 1), std::vector<int32_t>{48, 1}, 16, 100);
+  });
   expect_refused("3 lengths for a table of 2 rows", [&] { validate(table, std::vector<int32_t>{1, 1, 1}, 16, 100); });
   expect_refused("request 0 is -2", [&] { validate(table, std::vector<int32_t>{-2}, 16, 100); });
   expect_refused("num_pages is -1", [&] { validate(table, lengths, 16, -1); });

@@ -31,7 +31,7 @@ struct Built {
 };
 
 TEST(BatchMemory, EveryFormatHoldsTheProblemsNumbers) {
-  for (const char* format : {"nhd", "hnd", "interleaved", "concatenated", "padded", "alias", "packed"}) {
+  for (const char* format : {"nhd", "hnd", "interleaved", "concatenated", "padded", "alias", "packed", "far"}) {
     const Built built(std::string("dtypes=f16/f16/f16 page=16 dims=192/128 lengths=medium format=") + format);
     const KvCacheView& cache = built.kv.cache();
     validate(cache);

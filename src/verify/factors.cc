@@ -37,7 +37,8 @@ constexpr string_view kPageNames[] = {"16", "1", "8", "32", "64"};
 constexpr int32_t kWorkerLevels[] = {0, 1, 5, 13};
 constexpr string_view kWorkerNames[] = {"executor", "1", "5", "13"};
 
-constexpr string_view kFormatNames[] = {"nhd", "hnd", "interleaved", "concatenated", "padded", "alias", "packed"};
+constexpr string_view kFormatNames[] = {"nhd",    "hnd",   "interleaved", "concatenated",
+                                        "padded", "alias", "packed",      "far"};
 constexpr string_view kMaskNames[] = {"causal", "none", "custom-all", "custom-tail"};
 constexpr string_view kWindowNames[] = {"none", "left", "both", "wide"};
 constexpr string_view kSwitchNames[] = {"off", "on"};

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.hpp"
@@ -15,7 +16,7 @@ size_t os_page() {
   return bytes;
 }
 
-void set_access(void* begin, size_t bytes, int access) {
+void set_page_access(void* begin, size_t bytes, int access) {
   if (bytes > 0 && mprotect(begin, bytes, access) != 0) core::fail(ErrorCode::kOutOfMemory, "mprotect failed");
 }
 
@@ -31,7 +32,8 @@ GuardedBuffer::GuardedBuffer(size_t bytes, GuardedEnd end, uint8_t fill_value) :
     core::fail(ErrorCode::kOutOfMemory, "mmap of ", mapped_, " bytes failed");
   }
   auto* first = static_cast<std::byte*>(mapping_) + page;
-  set_access(first, inner, PROT_READ | PROT_WRITE);
+  open_ = {{first, inner}};
+  set_access(PROT_READ | PROT_WRITE);
   data_ = end == GuardedEnd::kBack ? first + (inner - bytes) : first;
   if (fill_value != 0) fill(fill_value);
 }
@@ -40,13 +42,15 @@ GuardedBuffer::GuardedBuffer(GuardedBuffer&& other) noexcept
     : mapping_(std::exchange(other.mapping_, nullptr)),
       mapped_(std::exchange(other.mapped_, 0)),
       data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
+      bytes_(std::exchange(other.bytes_, 0)),
+      open_(std::exchange(other.open_, {})) {}
 
 GuardedBuffer& GuardedBuffer::operator=(GuardedBuffer&& other) noexcept {
   std::swap(mapping_, other.mapping_);
   std::swap(mapped_, other.mapped_);
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(open_, other.open_);
   return *this;
 }
 
@@ -58,12 +62,38 @@ void GuardedBuffer::fill(uint8_t value) const {
   if (bytes_ > 0) std::memset(data_, value, bytes_);
 }
 
+GuardedBuffer GuardedBuffer::sparse(size_t bytes) {
+  GuardedBuffer buffer;
+  buffer.bytes_ = bytes;
+  buffer.mapped_ = (bytes + os_page() - 1) / os_page() * os_page();
+  void* mapping = mmap(nullptr, buffer.mapped_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping == MAP_FAILED)
+    core::fail(ErrorCode::kOutOfMemory, "mmap of ", buffer.mapped_, " bytes of addresses failed");
+  buffer.mapping_ = buffer.data_ = mapping;
+  return buffer;
+}
+
+void GuardedBuffer::open(size_t offset, size_t bytes, uint8_t fill_value) {
+  auto* const base = static_cast<std::byte*>(mapping_);
+  size_t begin = offset / os_page() * os_page();
+  const size_t end = (offset + bytes + os_page() - 1) / os_page() * os_page();
+  if (!open_.empty()) begin = std::max(begin, static_cast<size_t>(open_.back().begin - base) + open_.back().bytes);
+  if (begin >= end) return;
+  open_.push_back({base + begin, end - begin});
+  set_page_access(open_.back().begin, open_.back().bytes, PROT_READ | PROT_WRITE);
+  std::memset(open_.back().begin, fill_value, open_.back().bytes);
+}
+
+void GuardedBuffer::set_access(int access) const {
+  for (const Range& range : open_) set_page_access(range.begin, range.bytes, access);
+}
+
 void GuardedBuffer::protect() const {
-  set_access(static_cast<std::byte*>(mapping_) + os_page(), mapped_ - 2 * os_page(), PROT_READ);
+  set_access(PROT_READ);
 }
 
 void GuardedBuffer::unprotect() const {
-  set_access(static_cast<std::byte*>(mapping_) + os_page(), mapped_ - 2 * os_page(), PROT_READ | PROT_WRITE);
+  set_access(PROT_READ | PROT_WRITE);
 }
 
 }  // namespace folio::inline v0::verify

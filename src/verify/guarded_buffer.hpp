@@ -22,6 +22,12 @@ class GuardedBuffer {
   GuardedBuffer& operator=(GuardedBuffer&& other) noexcept;
   ~GuardedBuffer();
 
+  /// `bytes` of addresses, none of them accessible until opened: what lies far apart, without the memory in between.
+  static GuardedBuffer sparse(size_t bytes);
+  /// Makes [offset, offset + bytes) of a sparse buffer accessible, and the rest of the OS pages that it lies in; filled
+  /// with `fill`. Ranges must ascend and may share such a page.
+  void open(size_t offset, size_t bytes, uint8_t fill);
+
   /// A copy of `values`.
   template <typename T>
   static GuardedBuffer of(const std::vector<T>& values, GuardedEnd end = GuardedEnd::kBack) {
@@ -38,8 +44,8 @@ class GuardedBuffer {
   }
   std::span<uint8_t> bytes() const { return {as<uint8_t>(), bytes_}; }
 
-  void fill(uint8_t value) const;
-  void protect() const;  ///< from here on read-only: a write crashes
+  void fill(uint8_t value) const;  ///< not for sparse ones
+  void protect() const;            ///< from here on read-only: a write crashes
   void unprotect() const;
 
  private:
@@ -47,6 +53,12 @@ class GuardedBuffer {
   size_t mapped_ = 0;
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  struct Range {
+    std::byte* begin;
+    size_t bytes;
+  };
+  void set_access(int access) const;
+  std::vector<Range> open_;  ///< accessible OS pages
 };
 
 }  // namespace folio::inline v0::verify

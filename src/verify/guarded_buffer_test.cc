@@ -18,6 +18,18 @@ TEST(GuardedBuffer, HoldsItsBytesAndMoves) {
   EXPECT_EQ(other.as<int32_t>()[1], -1);
 }
 
+TEST(GuardedBuffer, SparseOnesHoldWhatIsOpen) {
+  GuardedBuffer buffer = GuardedBuffer::sparse(size_t{20} << 30);
+  buffer.open(0, 16, 0x11);
+  buffer.open(100, 16, 0x22);  // in the same page of the operating system
+  buffer.open(size_t{17} << 30, 8, 0x33);
+  EXPECT_EQ(buffer.as<uint8_t>()[100], 0x11);
+  EXPECT_EQ(buffer.as<uint8_t>()[(size_t{17} << 30) + 7], 0x33);
+  buffer.protect();
+  buffer.unprotect();
+  buffer.as<uint8_t>()[size_t{17} << 30] = 1;
+}
+
 using GuardedBufferDeathTest = testing::Test;
 
 volatile uint8_t sink;

@@ -108,6 +108,16 @@ void KvMemory::lay_out_cache(const ConformanceCase& c, const Problem& problem, R
       v_inner = 2 * dv;
       v_tokens = tokens / 2;
       break;
+    case FormatLevel::kFar: {  // half of the pages more than 2^31 elements from the first
+      const int64_t stride = std::max((int64_t{1} << 32) / pages + 3, tokens * heads * std::max(dk, dv));
+      k = {stride, heads * dk, dk};
+      v = {stride, heads * dv, dv};
+      first_ = far_pages(k, tokens * heads * dk);
+      second_ = far_pages(v, tokens * heads * dv);
+      cache_.k = first_.data();
+      cache_.v = second_.data();
+      return;
+    }
   }
   const int64_t k_count = extent(k, pages, tokens, heads, dk);
   const int64_t v_count = extent(v, pages, v_tokens, heads, v_inner);
@@ -115,6 +125,17 @@ void KvMemory::lay_out_cache(const ConformanceCase& c, const Problem& problem, R
   cache_.k = first_.data();
   if (v_begin < 0) second_ = elements(v_count, config.kv, end);
   cache_.v = v_begin < 0 ? second_.data() : advance(first_.data(), v_begin, config.kv);
+}
+
+GuardedBuffer KvMemory::far_pages(const KvStrides& strides, int64_t page_elements) const {
+  const int64_t bytes_each = size_of(cache_.dtype);
+  const int64_t count = (cache_.num_pages - 1) * strides.page + page_elements;
+  GuardedBuffer memory = GuardedBuffer::sparse(static_cast<size_t>(count * bytes_each));
+  for (int64_t page = 0; page < cache_.num_pages; ++page) {
+    memory.open(static_cast<size_t>(page * strides.page * bytes_each), static_cast<size_t>(page_elements * bytes_each),
+                kNanByte);
+  }
+  return memory;
 }
 
 void KvMemory::write_paged(const Problem& problem) {

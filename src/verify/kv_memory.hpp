@@ -25,6 +25,7 @@ class KvMemory {
 
  private:
   void lay_out_cache(const ConformanceCase& conformance_case, const Problem& problem, Random& random);
+  GuardedBuffer far_pages(const KvStrides& strides, int64_t page_elements) const;
   void write_paged(const Problem& problem);
   void add_ragged(const Problem& problem, const SegmentModel& segment, Random& random);
 

@@ -16,6 +16,7 @@ using folio::PageTableView;
 constexpr size_t kMaxRows = 8;
 constexpr int32_t kUsualLength = 96;
 constexpr int32_t kMaxSlots = 64;
+constexpr int32_t kMaxRatio = 1 << 16;  // the expansion is as long as it says: keep it within a fuzzer's memory
 
 /// Runs a call that may refuse its arguments; true if it did not.
 template <typename Call>
@@ -99,7 +100,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check_shards(input);
 
   const std::vector<int32_t> entries = input.take_lengths(input.take<uint8_t>(), 64);
-  accepted([&] { folio::expand_pages(entries, input.take_length(4)); });
+  const int32_t ratio = input.take_length(4);
+  if (ratio < kMaxRatio) accepted([&] { folio::expand_pages(entries, ratio); });
   PageTableView table;
   if (input.take<uint8_t>() % 2 == 0) {
     std::vector<int32_t> indptr = input.take_lengths(rows + 1, static_cast<int32_t>(entries.size()));

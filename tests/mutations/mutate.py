@@ -3,8 +3,8 @@
 
     tests/mutations/mutate.py [--list] [--only NAME ...] [--jobs N] [--keep DIR]
 
-The mistakes stand in mutations.py: a file, the exact text to replace (it must occur exactly once: when sources move, this
-fails loudly), the new text. A mistake is caught if the copy still builds and one of the test programs below then fails,
+The mistakes stand in mutations.py: in which file, the exact text to replace (it must occur exactly once: when sources
+move, this fails loudly), the new text. A mistake is caught if the copy still builds and one of the test programs below then fails,
 crashes or hangs. Exit status: 0 if all are caught, 1 if one is missed or does not apply or build, 2 if the unchanged
 sources fail.
 """
@@ -21,21 +21,19 @@ import sys
 import tempfile
 import time
 
-from mutations import MUTATIONS
+from mutations import MUTATIONS, PREPARATIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What the copy needs; in the order in which they are run: the quickest first.
 TESTS = [
-    ("folio_planner_test", []),
-    ("folio_attention_test", []),
-    ("folio_kernels_generic_combine_test", []),
-    ("conformance_quick_test", []),
+    "folio_planner_test", "folio_kvcache_test", "folio_kernels_generic_cache_test", "folio_kernels_generic_combine_test",
+    "folio_attention_test", "conformance_quick_test",
 ]
-COPIED = ["CMakeLists.txt", "cmake", "include", "src", "tests"]
+NOT_COPIED = shutil.ignore_patterns("build", "build-*", ".git", ".cache", "__pycache__", "_skbuild")
 CMAKE_OPTIONS = [
     "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1", "-DBUILD_SHARED_LIBS=OFF", "-DFOLIO_BUILD_STATIC_TOO=OFF",
     "-DFOLIO_BUILD_TOOLS=OFF", "-DFOLIO_BUILD_EXAMPLES=OFF", "-DFOLIO_BUILD_BENCHMARKS=OFF",
-    "-DFOLIO_BUILD_PACKAGE_TESTS=OFF", "-DFOLIO_INSTALL=OFF", "-DFOLIO_CUDA=OFF", "-DFOLIO_CPU_BASELINE_ONLY=ON",
+    "-DFOLIO_BUILD_PACKAGE_TESTS=OFF", "-DFOLIO_INSTALL=OFF", "-DFOLIO_CUDA=OFF",
 ]
 TEST_TIMEOUT_S = 120  # a planted mistake may loop for ever
 
@@ -49,10 +47,9 @@ class Copy:
         self.source = directory / "source"
         self.build = directory / "build"
         shutil.rmtree(self.source, ignore_errors=True)
-        self.source.mkdir(parents=True)
-        for name in COPIED:
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-            copy(ROOT / name, self.source / name)
+        shutil.copytree(ROOT, self.source, ignore=NOT_COPIED, symlinks=True)
+        for edit in PREPARATIONS:
+            apply(self.source, edit)
         options = list(CMAKE_OPTIONS)
         if shutil.which("ccache"):
             options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
@@ -68,17 +65,16 @@ class Copy:
 
     def compile(self, threads):
         """None if the tests build, else the compiler's last words."""
-        targets = [name for name, _ in TESTS]
-        done = subprocess.run(["cmake", "--build", self.build, "-j", str(threads), "--target", *targets],
+        done = subprocess.run(["cmake", "--build", self.build, "-j", str(threads), "--target", *TESTS],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         return None if done.returncode == 0 else done.stdout[-3000:]
 
     def failing_test(self):
         """The first test program that fails, with the first test in it; None if all pass."""
-        for name, arguments in TESTS:
+        for name in TESTS:
             program = next(path for path in self.build.rglob(name) if path.is_file() and os.access(path, os.X_OK))
             try:
-                done = subprocess.run([program, "--gtest_fail_fast", "--gtest_brief=1", *arguments],
+                done = subprocess.run([program, "--gtest_fail_fast", "--gtest_brief=1"],
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
                                       errors="replace", timeout=TEST_TIMEOUT_S, cwd=self.build)
             except subprocess.TimeoutExpired:
@@ -91,31 +87,38 @@ class Copy:
 
     def try_mutation(self, mutation):
         start = time.monotonic()
-        path = self.source / mutation.file
-        original = path.read_text()
-        path.write_text(original.replace(mutation.old, mutation.new))
+        originals = {edit.file: (self.source / edit.file).read_text() for edit in mutation.edits}
+        for edit in mutation.edits:
+            apply(self.source, edit)
         try:
             errors = self.compile(1)
             if errors:
                 return Result(mutation, "does not build", errors, time.monotonic() - start)
             by = self.failing_test()
         finally:
-            path.write_text(original)
+            for file, text in originals.items():
+                (self.source / file).write_text(text)
         return Result(mutation, "caught" if by else "MISSED", by or "", time.monotonic() - start)
 
 
+def apply(root, edit):
+    path = root / edit.file
+    path.write_text(path.read_text().replace(edit.old, edit.new))
+
+
 def inapplicable():
-    """Mutations whose old text does not occur exactly once."""
+    """Edits whose old text does not occur exactly once, or that change nothing."""
     problems = []
-    for mutation in MUTATIONS:
-        path = ROOT / mutation.file
-        count = path.read_text().count(mutation.old) if path.exists() else -1
-        if count < 0:
-            problems.append(f"{mutation.name}: there is no {mutation.file}")
-        elif count != 1:
-            problems.append(f"{mutation.name}: the old text occurs {count} times in {mutation.file}")
-        if mutation.old == mutation.new:
-            problems.append(f"{mutation.name}: changes nothing")
+    for name, edits in [("preparations", PREPARATIONS)] + [(m.name, m.edits) for m in MUTATIONS]:
+        for edit in edits:
+            path = ROOT / edit.file
+            count = path.read_text().count(edit.old) if path.exists() else -1
+            if count < 0:
+                problems.append(f"{name}: there is no {edit.file}")
+            elif count != 1:
+                problems.append(f"{name}: occurs {count} times in {edit.file}: {edit.old!r}")
+            if edit.old == edit.new:
+                problems.append(f"{name}: changes nothing in {edit.file}")
     names = [mutation.name for mutation in MUTATIONS]
     problems += [f"{name}: the name is given twice" for name in sorted(set(names)) if names.count(name) > 1]
     return problems
@@ -132,7 +135,7 @@ def main():
     problems = inapplicable()
     if arguments.list:
         for mutation in MUTATIONS:
-            print(f"{mutation.name:36} {mutation.rule:34} {mutation.file}")
+            print(f"{mutation.name:36} {mutation.rule:20} {mutation.edits[0].file}")
         print(f"{len(MUTATIONS)} mutations")
     for problem in problems:
         print(problem, file=sys.stderr)
@@ -187,7 +190,7 @@ def report(results, seconds):
         print(f"{rule:{width}}  {sum(r.verdict == 'caught' for r in of_rule):6}  {len(of_rule):7}")
     bad = [result for result in results if result.verdict != "caught"]
     for result in bad:
-        print(f"\n{result.verdict}: {result.mutation.name} ({result.mutation.file})")
+        print(f"\n{result.verdict}: {result.mutation.name} ({result.mutation.edits[0].file})")
         if result.verdict != "MISSED":
             print(result.by)
     print(f"\n{len(results) - len(bad)} of {len(results)} caught in {seconds:.0f} s")

@@ -21,7 +21,7 @@ int run(int argc, char** argv) {
       "be\n"
       "used; 130 interrupted.");
   const std::vector<Command> commands = {folio::cli::add_replay_command(app), folio::cli::add_info_command(app),
-                                         folio::cli::add_bench_command(app)};
+                                         folio::cli::add_bench_command(app), folio::cli::add_verify_command(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

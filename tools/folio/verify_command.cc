@@ -40,10 +40,18 @@ void list_factors() {
     fmt::print("  {:<14}{}\n", factor.name, fmt::join(factor.levels, "  "));
 }
 
+/// Throws if a kernel was asked for that does not run here; "" is whichever `prepare` picks.
+void check_kernel(const std::string& kernel) {
+  const std::vector<std::string> runnable = verify::runnable_kernels();
+  if (kernel.empty() || std::find(runnable.begin(), runnable.end(), kernel) != runnable.end()) return;
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("kernel '{}': here run {}", kernel, fmt::join(runnable, ", ")));
+}
+
 std::vector<verify::ConformanceCase> cases_of(const VerifyFlags& flags, const std::vector<std::string>& kernels) {
   std::vector<verify::ConformanceCase> cases;
   for (const std::string& text : flags.cases) {
     cases.push_back(verify::parse_case(text));
+    check_kernel(cases.back().kernel);
     const std::string reason = verify::invalid_reason(cases.back());
     if (!reason.empty()) throw Error(ErrorCode::kInvalidArgument, fmt::format("case '{}': {}", text, reason));
   }
@@ -104,6 +112,7 @@ int run_verify(const VerifyFlags& flags) {
   }
   const std::atomic<bool>& stop = interrupted_by_user();
   const std::vector<std::string> kernels = flags.kernels.empty() ? verify::runnable_kernels() : flags.kernels;
+  for (const std::string& kernel : kernels) check_kernel(kernel);
   const std::vector<verify::ConformanceCase> cases = cases_of(flags, kernels);
   Totals totals = run_cases(flags, cases, stop);
   if (flags.cases.empty() && !stop.load()) {
@@ -115,11 +124,12 @@ int run_verify(const VerifyFlags& flags) {
   std::FILE* out = flags.json == "-" ? stderr : stdout;
   for (const auto& [what, why] : totals.failures) fmt::print(out, "FAILED {}\n  {}\n", what, why);
   if (!flags.quiet) {
-    fmt::print(out,
-               "{}{} of {} cases, {} failed; {} values compared with the float64 oracle, the worst at {:.0f}% of what "
-               "is allowed\n",
-               interrupted ? "interrupted: " : "", totals.run, cases.size(), totals.failed, totals.values,
-               100.0 * totals.worst_share);
+    fmt::print(
+        out,
+        "{}{} of {} cases, {} failures; {} values compared with the float64 oracle, the worst at {:.0f}% of what "
+        "is allowed\n",
+        interrupted ? "interrupted: " : "", totals.run, cases.size(), totals.failed, totals.values,
+        100.0 * totals.worst_share);
   }
   if (!flags.json.empty()) write_json(json_of(totals, cases.size(), interrupted), flags.json);
   if (totals.failed > 0) return kCheckFailed;

@@ -86,6 +86,8 @@ class LayerStack {
   std::string kernel_name() const { return stacks_.front().op.kernel_name(); }
   const WorkCounts& work() const { return work_; }
   size_t pool_bytes() const { return pool_.bytes(); }
+  /// Of pool and workspace, what was touched so far.
+  size_t resident_bytes() const { return pool_.resident_bytes() + workspace_.resident_bytes(); }
   size_t workspace_bytes() const { return workspace_.bytes(); }
   /// Bytes of the K and the V of one page of one layer; where they lie.
   size_t k_page_bytes() const;

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "folio/types/error.hpp"
 
@@ -32,6 +35,21 @@ MappedMemory::MappedMemory(size_t bytes) : bytes_(bytes) {
 
 MappedMemory::~MappedMemory() {
   if (mapping_ != nullptr) munmap(mapping_, mapped_);
+}
+
+size_t MappedMemory::resident_bytes() const {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  constexpr size_t kPagesAtOnce = 4096;
+  std::vector<unsigned char> states(kPagesAtOnce);
+  size_t resident = 0;
+  for (size_t at = 0; at < bytes_; at += kPagesAtOnce * page) {
+    const size_t length = std::min(bytes_ - at, kPagesAtOnce * page);
+    if (mincore(data_ + at, length, states.data()) != 0) return 0;
+    const auto pages = static_cast<std::ptrdiff_t>((length + page - 1) / page);
+    resident += page * static_cast<size_t>(std::count_if(states.begin(), states.begin() + pages,
+                                                         [](unsigned char state) { return (state & 1) != 0; }));
+  }
+  return resident;
 }
 
 MappedMemory::MappedMemory(MappedMemory&& other) noexcept

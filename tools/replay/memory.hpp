@@ -17,6 +17,8 @@ class MappedMemory {
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  /// Bytes that are resident now, in whole system pages.
+  size_t resident_bytes() const;
 
  private:
   void* mapping_ = nullptr;

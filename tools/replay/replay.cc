@@ -168,6 +168,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.threads = context.concurrency();
   if (!options.samples_path.empty()) checker.write_samples(options.samples_path);
   measure_limits(context, stack, highest_page + 1, result);
+  result.touched_bytes = stack.resident_bytes();
   result.peak_resident_bytes = peak_resident_bytes();
   return result;
 }

@@ -61,7 +61,8 @@ struct ReplayResult {
   int64_t leaked_pages = 0;  ///< held although no request is left
   size_t pool_bytes = 0;
   size_t workspace_bytes = 0;
-  int64_t peak_resident_bytes = 0;
+  size_t touched_bytes = 0;         ///< of pool and workspace: what is resident
+  int64_t peak_resident_bytes = 0;  ///< of the process
   std::string kernel;
   AttentionConfig attention;
   int32_t threads = 0;

@@ -241,6 +241,15 @@ TEST(Replay, BadOptionsAreRefused) {
   EXPECT_THROW(replay(scene), Error);
 }
 
+TEST(MappedMemory, CountsWhatWasTouched) {
+  const MappedMemory memory(1 << 20);
+  EXPECT_EQ(memory.resident_bytes(), 0u);
+  memory.data()[0] = std::byte{1};
+  memory.data()[1 << 19] = std::byte{1};
+  EXPECT_GE(memory.resident_bytes(), 2u * 4096u);
+  EXPECT_LT(memory.resident_bytes(), memory.bytes());
+}
+
 TEST(Percentiles, NearestRank) {
   std::vector<float> values;
   for (int i = 100; i >= 1; --i) values.push_back(static_cast<float>(i));

@@ -13,9 +13,9 @@ double mib(double bytes) {
   return bytes / (1024.0 * 1024.0);
 }
 
-/// Resident memory beyond what the pool and the workspace account for; negative where they were not wholly touched.
+/// Resident memory beyond the pool and the workspace.
 int64_t other_resident_bytes(const ReplayResult& r) {
-  return r.peak_resident_bytes - static_cast<int64_t>(r.pool_bytes) - static_cast<int64_t>(r.workspace_bytes);
+  return r.peak_resident_bytes - static_cast<int64_t>(r.touched_bytes);
 }
 
 double hit_rate(const ReplayResult& r) {
@@ -95,9 +95,11 @@ std::string summary_text(const ReplayResult& r) {
   line("kv read", against(read_rate_of_run(r), r.read_limit, "GB/s"));
   line("arithmetic", against(multiply_rate_of_run(r), r.multiply_limit, "GFLOP/s"));
   line("memory",
-       fmt::format("peak {:.0f} MiB resident; pool {:.0f} MiB, workspace {:.1f} MiB, the rest {:.0f} MiB",
-                   mib(static_cast<double>(r.peak_resident_bytes)), mib(static_cast<double>(r.pool_bytes)),
-                   mib(static_cast<double>(r.workspace_bytes)), mib(static_cast<double>(other_resident_bytes(r)))));
+       fmt::format(
+           "peak {:.0f} MiB resident: {:.0f} of the pool's {:.0f} MiB and the workspace's {:.1f}, {:.0f} besides",
+           mib(static_cast<double>(r.peak_resident_bytes)), mib(static_cast<double>(r.touched_bytes)),
+           mib(static_cast<double>(r.pool_bytes)), mib(static_cast<double>(r.workspace_bytes)),
+           mib(static_cast<double>(other_resident_bytes(r)))));
   line("checked",
        fmt::format("{} rows against the float64 oracle, {} wrong, worst error {:.3g} ({:.0f}% of what is allowed)",
                    r.checks.rows, r.checks.failures, r.checks.worst_error, 100.0 * r.checks.worst_share));
@@ -149,6 +151,7 @@ nlohmann::ordered_json summary_json(const ReplayResult& r) {
   json["memory"] = {{"peak_rss", r.peak_resident_bytes},
                     {"pool_bytes", r.pool_bytes},
                     {"workspace_bytes", r.workspace_bytes},
+                    {"pool_and_workspace_resident", r.touched_bytes},
                     {"other_bytes", other_resident_bytes(r)}};
   json["checks"] = {{"rows", r.checks.rows},
                     {"failures", r.checks.failures},

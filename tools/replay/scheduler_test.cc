@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <random>
 
@@ -12,8 +11,6 @@
 
 namespace folio::replay {
 namespace {
-
-constexpr double kAllArrived = std::numeric_limits<double>::infinity();
 
 Workload workload_of(std::vector<std::pair<int32_t, int32_t>> lengths) {
   Workload workload;

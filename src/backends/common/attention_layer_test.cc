@@ -4,7 +4,7 @@
 
 #include "folio/types/error.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 struct FakeImpl {
@@ -49,4 +49,4 @@ TEST(InferGlobalHyperparameters, NeedsLayers) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

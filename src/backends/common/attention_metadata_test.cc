@@ -6,7 +6,7 @@
 
 #include "folio/types/error.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 TEST(BlockTable, BecomesADensePageTableOverTheSameMemory) {
@@ -53,4 +53,4 @@ TEST(CommonAttentionMetadataTest, UnpaddedCutsEveryArrayAndKeepsTheMaxima) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

@@ -9,7 +9,7 @@
 #include "folio/backends/batch_order.hpp"
 #include "folio/types/error.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::TestWithParam;
@@ -127,4 +127,4 @@ INSTANTIATE_TEST_SUITE_P(Golden, SingleTokenTable,
                          }));
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

@@ -7,7 +7,7 @@
 #include "folio/backends/batch_order.hpp"
 #include "folio/types/error.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::TestWithParam;
@@ -117,4 +117,4 @@ TEST(SplitDecodesPrefillsAndExtends, SectionsMayBeEmpty) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

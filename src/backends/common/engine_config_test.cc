@@ -6,7 +6,7 @@
 
 #include "folio/types/error.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 TEST(KvCacheLayoutNames, AreNhdAndHnd) {
@@ -70,4 +70,4 @@ TEST(ReorderBatchThreshold, CountsDraftsWhereTheyAreDecodes) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

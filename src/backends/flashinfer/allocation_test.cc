@@ -1,43 +1,12 @@
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
+#include <cstdint>
 #include <vector>
 
+#include "backends/flashinfer/allocation_counter.hpp"
 #include "backends/flashinfer/batch_fixture.hpp"
 
-namespace {
-std::atomic<int64_t> allocations{0};
-
-void* counted(std::size_t bytes, std::size_t alignment) {
-  ++allocations;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, alignment, bytes == 0 ? 1 : bytes) != 0) throw std::bad_alloc();
-  return memory;
-}
-}  // namespace
-
-void* operator new(std::size_t bytes) {
-  return counted(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
-}
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return counted(bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
-}
-
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::BatchFixture;
@@ -60,17 +29,17 @@ TEST(FlashInferAllocations, AreNoneOnceWarm) {
     impl.forward(batch.scales(), batch.query, batch.key, batch.value, batch.kv_cache, &metadata, batch.output);
     builder.paged_kv_arrays(metadata);
   };
-  const int64_t cold = allocations;
+  const int64_t cold = testing::num_allocations();
   step(mixed);
   step(decodes);
-  EXPECT_GT(allocations, cold) << "the counter works";
-  const int64_t warm = allocations;
+  EXPECT_GT(testing::num_allocations(), cold) << "the counter works";
+  const int64_t warm = testing::num_allocations();
   for (int round = 0; round < 3; ++round) {
     step(decodes);
     step(mixed);
   }
-  EXPECT_EQ(allocations, warm);
+  EXPECT_EQ(testing::num_allocations(), warm);
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

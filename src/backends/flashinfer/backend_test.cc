@@ -7,7 +7,7 @@
 
 #include "backends/flashinfer/group_fixture.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 constexpr BackendProfile kNative = BackendProfile::kNative;
@@ -118,4 +118,4 @@ TEST(FlashInferKvCache, RefusesTensorsThatAreNot) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

@@ -1,13 +1,15 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <sstream>
 
 #include "backends/flashinfer/batch_fixture.hpp"
+#include "folio/reference.hpp"
 #include "folio/types/float_convert.hpp"
 
-namespace folio::backends::testing {
+namespace folio::inline v0::backends::testing {
 namespace {
+
+constexpr int32_t kSampledRows = 128;
 
 /// Relative error of rounding to nearest: 2^-p for p bits of significand.
 double unit_roundoff(DType dtype) {
@@ -18,72 +20,83 @@ double unit_roundoff(DType dtype) {
   }
 }
 
+/// The batch with its keys and values as float32 rows, one request after the other: what the oracle is asked about, so
+/// that pages, tables and slots have no part in what is expected.
+class Expectation {
+ public:
+  Expectation(const BatchFixture& fixture, const std::vector<BatchFixture::History>& history, float sm_scale) {
+    const LayerSetup& setup = fixture.setup;
+    for (size_t request = 0; request < history.size(); ++request) {
+      k_.insert(k_.end(), history[request].k.begin(), history[request].k.end());
+      v_.insert(v_.end(), history[request].v.begin(), history[request].v.end());
+      indptr_.push_back(indptr_.back() + fixture.seq_lens[request]);
+    }
+    for (float value : v_) v_magnitude_.push_back(std::abs(value));
+    config_.num_q_heads = setup.num_heads;
+    config_.num_kv_heads = setup.num_kv_heads;
+    config_.head_dim_qk = config_.head_dim_v = setup.head_size;
+    config_.window_left = setup.sliding_window ? *setup.sliding_window - 1 : -1;
+    lengths_.source = KvSource::kRagged;
+    lengths_.kv_len = fixture.seq_lens.data();
+    batch_.num_requests = static_cast<int32_t>(history.size());
+    batch_.num_tokens = fixture.num_tokens();
+    batch_.cu_q = fixture.query_start_loc.data();
+    batch_.segments = {&lengths_, 1};
+    args_.q = fixture.packed_query();
+    args_.sm_scale = sm_scale;
+    args_.logits_soft_cap = setup.logits_soft_cap.value_or(0.0f);
+    args_.alibi_slopes = setup.alibi ? fixture.alibi_slopes.data() : nullptr;
+    args_.sinks = setup.sinks ? fixture.sinks.data() : nullptr;
+    args_.q_scale.value = setup.quantize_query ? setup.q_scale : 1.0f;
+  }
+
+  /// sum of p * v, or with `magnitudes` of p * |v|.
+  void row(int32_t token, int32_t head, bool magnitudes, std::span<double> out) {
+    const std::vector<float>& v = magnitudes ? v_magnitude_ : v_;
+    const int64_t rows = indptr_.back();
+    SegmentArgs segment;
+    segment.ragged.k = ConstTensorView(k_.data(), DType::kFloat32, {rows, config_.num_kv_heads, config_.head_dim_qk});
+    segment.ragged.v = ConstTensorView(v.data(), DType::kFloat32, {rows, config_.num_kv_heads, config_.head_dim_v});
+    segment.ragged.indptr = indptr_.data();
+    args_.segments = {&segment, 1};
+    verify::reference_row(config_, batch_, args_, token, head, out);
+  }
+
+ private:
+  std::vector<float> k_, v_, v_magnitude_;
+  std::vector<int32_t> indptr_{0};
+  AttentionConfig config_;
+  KvSegment lengths_;
+  BatchView batch_;
+  AttentionArgs args_;
+};
+
 }  // namespace
 
-std::string BatchFixture::wrong_row(size_t request, int32_t query_token, int32_t head) const {
-  const int32_t head_size = setup.head_size;
-  const int32_t query_len = query_start_loc[request + 1] - query_start_loc[request];
-  const int32_t position = seq_lens[request] - query_len + query_token;
-  const int32_t first_key = setup.sliding_window ? std::max(0, position - *setup.sliding_window + 1) : 0;
-  const int32_t kv_head = head / (setup.num_heads / setup.num_kv_heads);
-  const int64_t row = (int64_t{query_start_loc[request]} + query_token) * setup.num_heads + head;
-  const History& history = history_[request];
-  const auto kv_at = [&](int32_t at) { return static_cast<size_t>((at * setup.num_kv_heads + kv_head) * head_size); };
-
-  std::vector<double> q(static_cast<size_t>(head_size));
-  for (int32_t d = 0; d < head_size; ++d) {
-    q[static_cast<size_t>(d)] =
-        load_as_float(q_memory.data(), q_dtype(), row * head_size + d) * (setup.quantize_query ? setup.q_scale : 1.0f);
-  }
-  std::vector<double> logits;
-  double most = setup.sinks ? sinks[static_cast<size_t>(head)] : -std::numeric_limits<double>::infinity();
-  for (int32_t at = first_key; at <= position; ++at) {
-    double logit = 0.0;
-    for (int32_t d = 0; d < head_size; ++d) {
-      logit += q[static_cast<size_t>(d)] * history.k[kv_at(at) + static_cast<size_t>(d)];
-    }
-    logit *= sm_scale();
-    if (setup.logits_soft_cap) logit = *setup.logits_soft_cap * std::tanh(logit / *setup.logits_soft_cap);
-    if (setup.alibi) logit -= double{alibi_slopes[static_cast<size_t>(head)]} * (position - at);
-    logits.push_back(logit);
-    most = std::max(most, logit);
-  }
-  double denominator = setup.sinks ? std::exp(sinks[static_cast<size_t>(head)] - most) : 0.0;
-  std::vector<double> sum(static_cast<size_t>(head_size));
-  std::vector<double> sum_of_magnitudes(sum.size());
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const double weight = std::exp(logits[i] - most);
-    denominator += weight;
-    for (size_t d = 0; d < sum.size(); ++d) {
-      const double v = history.v[kv_at(first_key + static_cast<int32_t>(i)) + d];
-      sum[d] += weight * v;
-      sum_of_magnitudes[d] += weight * std::abs(v);
-    }
-  }
+std::string BatchFixture::wrong_output() const {
+  Expectation expectation(*this, history_, sm_scale());
   // The output is rounded to the model's dtype once, and kernels may round every probability to it; the rest is
   // float32: exponentials, sums and logits of at most 2^6 roundings each.
   const double unit = unit_roundoff(setup.model_dtype);
   constexpr double kFloat32Work = 0x1p-24 * 64;
-  for (size_t d = 0; d < sum.size(); ++d) {
-    const double expected = sum[d] / denominator;
-    const double allowed = unit * std::abs(expected) + (unit + kFloat32Work) * sum_of_magnitudes[d] / denominator;
-    const float actual = load_as_float(out_memory.data(), setup.model_dtype, row * head_size + static_cast<int64_t>(d));
-    if (!(std::abs(actual - expected) <= allowed)) {  // NaN is wrong too
-      std::ostringstream text;
-      text << "request " << request << ", token " << query_token << ", head " << head << ", component " << d << ": "
-           << actual << " instead of " << expected << ", allowed " << allowed;
-      return text.str();
-    }
-  }
-  return {};
-}
-
-std::string BatchFixture::wrong_output() const {
-  for (size_t request = 0; request < seq_lens.size(); ++request) {
-    const int32_t query_len = query_start_loc[request + 1] - query_start_loc[request];
-    for (int32_t i = 0; i < query_len * setup.num_heads; ++i) {
-      std::string wrong = wrong_row(request, i / setup.num_heads, i % setup.num_heads);
-      if (!wrong.empty()) return wrong;
+  std::vector<double> expected(static_cast<size_t>(setup.head_size));
+  std::vector<double> magnitude(expected.size());
+  // Of large batches a sample: an odd step meets every head, and every request of more than a few tokens.
+  const int32_t num_rows = num_tokens() * setup.num_heads;
+  const int32_t step = (num_rows / kSampledRows) | 1;
+  for (int32_t row = 0; row < num_rows; row += step) {
+    expectation.row(row / setup.num_heads, row % setup.num_heads, false, expected);
+    expectation.row(row / setup.num_heads, row % setup.num_heads, true, magnitude);
+    for (size_t d = 0; d < expected.size(); ++d) {
+      const double allowed = unit * std::abs(expected[d]) + (unit + kFloat32Work) * magnitude[d];
+      const float actual =
+          load_as_float(out_memory.data(), setup.model_dtype, int64_t{row} * setup.head_size + static_cast<int64_t>(d));
+      if (!(std::abs(actual - expected[d]) <= allowed)) {  // NaN is wrong too
+        std::ostringstream text;
+        text << "token " << row / setup.num_heads << ", head " << row % setup.num_heads << ", component " << d << ": "
+             << actual << " instead of " << expected[d] << ", allowed " << allowed;
+        return text.str();
+      }
     }
   }
   const auto row_bytes = static_cast<size_t>(setup.num_heads * setup.head_size * size_of(setup.model_dtype));
@@ -127,4 +140,4 @@ std::string BatchFixture::wrong_cache() const {
   return {};
 }
 
-}  // namespace folio::backends::testing
+}  // namespace folio::inline v0::backends::testing

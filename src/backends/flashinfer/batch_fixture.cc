@@ -7,7 +7,7 @@
 
 #include "folio/types/float_convert.hpp"
 
-namespace folio::backends::testing {
+namespace folio::inline v0::backends::testing {
 namespace {
 
 constexpr int32_t kFirstPage = 1;        ///< page 0 is the null page: no request owns it
@@ -156,9 +156,13 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
   slot_mapping.insert(slot_mapping.end(), static_cast<size_t>(setup.padding_slots), -1);
 }
 
+ConstTensorView BatchFixture::packed_query() const {
+  return {q_memory.data(), q_dtype(), {padded_rows(), setup.num_heads, setup.head_size}};
+}
+
 void BatchFixture::point_views() {
   kv_cache.data = cache_memory.data();
-  query = ConstTensorView(q_memory.data(), q_dtype(), {padded_rows(), setup.num_heads, setup.head_size});
+  query = packed_query();
   if (!setup.share_kv) {
     key = ConstTensorView(k_memory.data(), setup.model_dtype, {padded_rows(), setup.num_kv_heads, setup.head_size});
     value = ConstTensorView(v_memory.data(), setup.model_dtype, {padded_rows(), setup.num_kv_heads, setup.head_size});
@@ -254,4 +258,4 @@ const BatchLengths& backend_batch(const std::string& name) {
   return *std::ranges::find(backend_batches(), name, &BatchLengths::name);
 }
 
-}  // namespace folio::backends::testing
+}  // namespace folio::inline v0::backends::testing

@@ -9,7 +9,7 @@
 #include "folio/backends/flashinfer.hpp"
 #include "folio/context.hpp"
 
-namespace folio::backends::testing {
+namespace folio::inline v0::backends::testing {
 
 /// What outputs are filled with before the step.
 inline constexpr std::byte kUnwritten{0x5a};
@@ -52,6 +52,12 @@ struct LayerSetup {
 /// permuted.
 class BatchFixture {
  public:
+  /// One request's keys and values as real numbers, as precise as the cache holds them: [position, head, component].
+  struct History {
+    std::vector<float> k;
+    std::vector<float> v;
+  };
+
   BatchFixture(const LayerSetup& setup, const BatchLengths& lengths, uint32_t seed = 1);
 
   AttentionSpec spec() const;
@@ -65,13 +71,15 @@ class BatchFixture {
   /// The same with a new implementation and builder.
   TensorView run();
 
-  /// Compares every row of the output that counts with attention in float64, and the others with what was there before.
-  /// Says what is wrong; empty if nothing is.
+  /// Compares the rows of the output that count with attention in float64 (all, or some hundred of a large batch), and
+  /// the others with what was there before. Says what is wrong; empty if nothing is.
   std::string wrong_output() const;
   /// Compares the whole cache, element by element, with what it must hold after the step. Likewise.
   std::string wrong_cache() const;
 
   int32_t num_tokens() const { return query_start_loc.back(); }
+  /// The queries as they lie in q_memory, packed, wherever `query` points.
+  ConstTensorView packed_query() const;
   int32_t padded_rows() const { return num_tokens() + setup.padding_tokens; }
 
   LayerSetup setup;
@@ -99,13 +107,7 @@ class BatchFixture {
   int64_t slot_of(size_t request, int32_t position) const;
   /// Index of an element of K (half 0) or V (half 1) in the cache's memory.
   int64_t cache_index(int64_t slot, int32_t half, int32_t head, int32_t component) const;
-  std::string wrong_row(size_t request, int32_t query_token, int32_t head) const;
 
-  /// One request's keys and values as real numbers, as precise as the cache holds them: [position, head, component].
-  struct History {
-    std::vector<float> k;
-    std::vector<float> v;
-  };
   std::vector<History> history_;
   int64_t num_pages_ = 0;
   int32_t num_columns_ = 0;
@@ -116,4 +118,4 @@ class BatchFixture {
 const std::vector<BatchLengths>& backend_batches();
 const BatchLengths& backend_batch(const std::string& name);
 
-}  // namespace folio::backends::testing
+}  // namespace folio::inline v0::backends::testing

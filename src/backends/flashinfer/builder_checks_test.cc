@@ -6,7 +6,7 @@
 
 #include "backends/flashinfer/group_fixture.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::Group;
@@ -140,4 +140,4 @@ TEST(FlashInferMetadataBuilderTest, RefusesBatchesItHasNoKernelsFor) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

@@ -8,7 +8,7 @@
 #include "backends/flashinfer/batch_fixture.hpp"
 #include "folio/types/error.hpp"
 
-namespace folio::backends::testing {
+namespace folio::inline v0::backends::testing {
 
 /// The message of the Error that `call` throws. Throws std::logic_error, which fails a test, if it does not throw one
 /// with that code.
@@ -50,4 +50,4 @@ struct Group {
   std::vector<float> sinks;
 };
 
-}  // namespace folio::backends::testing
+}  // namespace folio::inline v0::backends::testing

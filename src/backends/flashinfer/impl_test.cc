@@ -8,7 +8,7 @@
 
 #include "backends/flashinfer/group_fixture.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::backend_batch;
@@ -169,4 +169,4 @@ TEST_F(ForwardRefusal, OfMetadataOfAnEarlierStep) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

@@ -7,7 +7,7 @@
 
 #include "backends/flashinfer/group_fixture.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::backend_batch;
@@ -155,4 +155,4 @@ TEST(FlashInferMetadataBuilderTest, TakesAnEmptyBatch) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

@@ -6,7 +6,7 @@
 #include "folio/page_table.hpp"
 #include "folio/types/error.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::BatchFixture;
@@ -69,7 +69,7 @@ TEST(CopyPageIndices, TakesDenseAndCsrTables) {
 
 TEST(CopyPageIndices, ChecksEveryLength) {
   const std::vector<int32_t> table{1, 2, 3, 4};
-  std::vector<int32_t> indices(4);
+  std::vector<int32_t> indices(5);
   const auto copy = [&](const std::vector<int32_t>& indptr, size_t room) {
     copy_page_indices(dense_table(table, 2, 2), indptr, std::span(indices).first(room));
   };
@@ -83,4 +83,4 @@ TEST(CopyPageIndices, ChecksEveryLength) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

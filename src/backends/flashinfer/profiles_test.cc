@@ -7,7 +7,7 @@
 
 #include "backends/flashinfer/group_fixture.hpp"
 
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 using testing::Group;
@@ -119,4 +119,4 @@ TEST(FlashInferProfiles, VerifyDraftsAsDecodesInTheNativeOneOnly) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

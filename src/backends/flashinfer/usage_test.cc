@@ -8,7 +8,7 @@
 #include "folio/backends/flashinfer.hpp"
 
 // The snippet of docs/backends.md, compiled and run.
-namespace folio::backends {
+namespace folio::inline v0::backends {
 namespace {
 
 /// An engine's data for one step: two requests of one layer, the first decoding its fifth token, the second beginning.
@@ -99,4 +99,4 @@ TEST(Usage, TheDocumentShowsTheSnippetThatRuns) {
 }
 
 }  // namespace
-}  // namespace folio::backends
+}  // namespace folio::inline v0::backends

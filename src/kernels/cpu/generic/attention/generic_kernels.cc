@@ -42,6 +42,10 @@ std::string refusal(const AttentionConfig& config) {
   if (config.kv_format == KvFormat::kCpuPacked && config.kv == DType::kFloat32) {
     return "kv_format is kCpuPacked with float32; packed caches are 16-bit or fp8";
   }
+  if (config.kv_format == KvFormat::kCpuPacked && (config.page_size < 16 || config.page_size % 2 != 0)) {
+    return core::message("kv_format is kCpuPacked with page_size ", config.page_size,
+                         "; packed pages have an even number of tokens, 16 or more");
+  }
   return {};
 }
 

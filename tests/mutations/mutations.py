@@ -1,0 +1,289 @@
+"""The mistakes that mutate.py plants: for every rule of the numerics contract, the off-by-ones and omissions of its
+implementations. Each is one or more textual edits; every old text occurs exactly once in its file."""
+
+import dataclasses
+
+KERNEL = "src/kernels/cpu/generic/attention/"
+COMBINE = "src/kernels/cpu/generic/combine/"
+PLANNER = "src/planner/"
+ATTENTION = "src/attention/"
+KVCACHE = "src/kvcache/"
+CACHE = "src/kernels/cpu/generic/cache/"
+
+BIND = KERNEL + "bind.cc"
+LOCATE = KERNEL + "locate.hpp"
+SOFTMAX = KERNEL + "softmax.hpp"
+TILES = KERNEL + "tile_path.hpp"
+ARITHMETIC = KERNEL + "arithmetic.hpp"
+WORKER = KERNEL + "worker.cc"
+RULE = PLANNER + "partition_rule.hpp"
+LENGTHS = PLANNER + "batch_lengths.cc"
+LINE = PLANNER + "work_line.cc"
+EMIT = PLANNER + "emit_work.cc"
+TABLE = KVCACHE + "page_table.cc"
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    file: str
+    old: str
+    new: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    name: str
+    rule: str
+    edits: tuple
+
+
+# Not mistakes: what the copies leave out, so that a changed header recompiles once and not once per instruction set.
+PREPARATIONS = (
+    Edit(KERNEL + "CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
+    Edit(KERNEL + "generic_kernels.cc", '#if defined(__x86_64__)\n  static', '#if 0\n  static'),
+    Edit(KERNEL + "generic_kernels.cc", '#if defined(__x86_64__)\nstd::string', '#if 0\nstd::string'),
+)
+
+MUTATIONS = []
+
+
+def plant(rule, name, file, old, new, *more):
+    """Notes one mistake; `more` has further edits: file, old, new, ..."""
+    parts = (file, old, new, *more)
+    edits = tuple(Edit(*parts[i:i + 3]) for i in range(0, len(parts), 3))
+    MUTATIONS.append(Mutation(name, rule, edits))
+
+
+rule = "logits: scale"
+plant(rule, "sm-scale-omitted", BIND, "scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale",
+      "scale_of(segment.k_scale, request, item.kv_head)")
+plant(rule, "sm-scale-default-of-v", ATTENTION + "run.cc", "static_cast<float>(op.config.head_dim_qk)",
+      "static_cast<float>(op.config.head_dim_v)")
+
+rule = "logits: soft cap"
+plant(rule, "cap-omitted", SOFTMAX, "if (call.soft_cap != 0.0f) {", "if (false) {")
+plant(rule, "cap-before-scale", SOFTMAX, "splat(row.logit_scale / call.soft_cap)", "splat(1.0f / call.soft_cap)",
+      SOFTMAX, "splat(call.soft_cap * kLog2E)", "splat(call.soft_cap * kLog2E * row.logit_scale)")
+plant(rule, "cap-not-multiplied-back", SOFTMAX, "splat(call.soft_cap * kLog2E)", "splat(kLog2E)")
+plant(rule, "cap-over-alibi", SOFTMAX, "s[i] = multiply_add(slope, load<Vec>(distances + i * kLanes), s[i]);",
+      "s[i] = call.soft_cap == 0.0f ? multiply_add(slope, load<Vec>(distances + i * kLanes), s[i])\n"
+      "           : tanh(multiply_add(slope, load<Vec>(distances + i * kLanes),\n"
+      "                               load<Vec>(scores + i * kLanes) * splat(row.logit_scale * kLog2E)) *\n"
+      "                  splat(1.0f / (call.soft_cap * kLog2E))) * splat(call.soft_cap * kLog2E);")
+
+rule = "logits: ALiBi"
+plant(rule, "alibi-omitted", SOFTMAX, "if (call.alibi) {", "if (false) {")
+plant(rule, "alibi-sign", SOFTMAX, "row.alibi_slope * -kLog2E", "row.alibi_slope * kLog2E")
+plant(rule, "alibi-base", SOFTMAX, "row.alibi_slope * -kLog2E", "row.alibi_slope * -1.0f")
+plant(rule, "alibi-one-further", SOFTMAX, "(distance < 0 ? -distance : distance)",
+      "((distance < 0 ? -distance : distance) + 1)")
+plant(rule, "alibi-signed-distance", SOFTMAX, "(distance < 0 ? -distance : distance)", "(distance)")
+plant(rule, "alibi-ignores-first-pos", SOFTMAX, "(keys.first_pos + offset)", "(offset)")
+plant(rule, "alibi-ignores-shard", SOFTMAX, "if (keys.shard_world != 1) {", "if (false) {")
+plant(rule, "alibi-slope-of-kv-head", BIND, "args.alibi_slopes[q_head]", "args.alibi_slopes[item.kv_head]")
+
+rule = "positions"
+plant(rule, "default-q-pos-one-late", LENGTHS, "first = end - q_len;", "first = end - q_len + 1;")
+plant(rule, "default-q-pos-zero", LENGTHS, "first = end - q_len;", "first = 0;")
+plant(rule, "default-q-pos-without-first-pos", LENGTHS, "end = int64_t{segments[s].first_pos[row]} + segments[s].kv_len[row];",
+      "end = segments[s].kv_len[row];")
+plant(rule, "default-q-pos-of-first-segment", LENGTHS,
+      "for (int64_t s = static_cast<int64_t>(batch.segments.size()) - 1; s >= 0; --s) {",
+      "for (int64_t s = 0; s < static_cast<int64_t>(batch.segments.size()); ++s) {")
+plant(rule, "q-pos-of-first-token", BIND, "int64_t{plan.q_first_pos[request]} + index", "int64_t{plan.q_first_pos[request]}")
+plant(rule, "first-pos-ignored-by-kernel", BIND, "{lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}",
+      "{0, lengths.kv_len[item.kv_row], lengths.shard}")
+plant(rule, "first-pos-ignored-by-planner", LINE, "visible_range({lengths.first_pos[kv_row], ", "visible_range({0, ")
+plant(rule, "first-pos-dropped", LENGTHS, "segment.first_pos != nullptr ? segment.first_pos[row] : 0", "0")
+
+rule = "causal"
+plant(rule, "causal-strict", RULE, "p_hi + sight.right + 1 - segment.first_pos", "p_hi + sight.right - segment.first_pos")
+plant(rule, "causal-one-further", RULE, "p_hi + sight.right + 1 - segment.first_pos",
+      "p_hi + sight.right + 2 - segment.first_pos")
+plant(rule, "causal-of-first-row", LINE, "position(request, row_begin), position(request, row_end - 1))",
+      "position(request, row_begin), position(request, row_begin))")
+plant(rule, "all-visible-ignored", RULE, "if (segment_mask == SegmentMask::kAllVisible) return sight;", "")
+
+rule = "window"
+plant(rule, "window-left-one-less", RULE, "p_lo - sight.left - segment.first_pos", "p_lo - sight.left + 1 - segment.first_pos")
+plant(rule, "window-left-one-more", RULE, "p_lo - sight.left - segment.first_pos", "p_lo - sight.left - 1 - segment.first_pos")
+plant(rule, "window-left-ignored", RULE, "sight.left_bounded = window_left >= 0;", "sight.left_bounded = false;")
+plant(rule, "window-of-zero-unbounded", RULE, "sight.left_bounded = window_left >= 0;", "sight.left_bounded = window_left > 0;")
+plant(rule, "window-right-ignored", RULE, "window_right >= 0 || mask == MaskKind::kCausal;", "mask == MaskKind::kCausal;")
+plant(rule, "window-right-beyond-causal", RULE, "mask == MaskKind::kCausal || window_right < 0 ? 0 : window_right",
+      "window_right < 0 ? 0 : window_right")
+plant(rule, "window-start-of-last-row", LINE, "position(request, row_begin), position(request, row_end - 1))",
+      "position(request, row_end - 1), position(request, row_end - 1))")
+plant(rule, "window-dropped-by-custom-mask", RULE, "sight.left_bounded = window_left >= 0;",
+      "sight.left_bounded = window_left >= 0 && mask != MaskKind::kCustom;")
+plant(rule, "window-start-of-first-request", LINE, "TokenRange{std::min(all.begin, one.begin), std::max(all.end, one.end)}",
+      "TokenRange{all.begin, std::max(all.end, one.end)}")
+
+rule = "custom mask"
+plant(rule, "mask-bit-order", LOCATE, "static_cast<uint64_t>(bytes[i]) << (8 * (i - first))",
+      "((bytes[i] * 0x0202020202ull & 0x010884422010ull) % 1023) << (8 * (i - first))")
+plant(rule, "mask-blocks-not-byte-aligned", LENGTHS, "ceil_div((batch.cu_q[r + 1] - batch.cu_q[r]) * given, 8)",
+      "(batch.cu_q[r + 1] - batch.cu_q[r]) * given / 8")
+plant(rule, "mask-rows-byte-aligned", BIND, "int64_t{index} * plan.mask_columns[request]",
+      "int64_t{index} * ((plan.mask_columns[request] + 7) / 8 * 8)")
+plant(rule, "mask-and-causal", RULE, "window_right >= 0 || mask == MaskKind::kCausal;",
+      "window_right >= 0 || mask != MaskKind::kNone;")
+plant(rule, "mask-over-all-visible", BIND, "config.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig",
+      "config.mask == MaskKind::kCustom")
+plant(rule, "mask-tail-one-late", LENGTHS, "static_cast<int32_t>(keys - given)", "static_cast<int32_t>(keys - given + 1)")
+plant(rule, "mask-tail-from-the-front", LENGTHS, "static_cast<int32_t>(keys - given)", "0")
+plant(rule, "mask-ignores-earlier-segments", BIND, "int64_t{plan.mask_first_column[request]} - lengths.key_offset[request]",
+      "int64_t{plan.mask_first_column[request]}")
+plant(rule, "mask-hides-before-the-tail", LOCATE, "word & (masked | bit_range(0, begin))", "word & masked")
+plant(rule, "mask-loses-the-ninth-byte", LOCATE, "if (last == first + 8)", "if (false)")
+plant(rule, "mask-of-first-request", BIND, "args.custom_mask + plan.mask_byte_indptr[request]", "args.custom_mask")
+
+rule = "sinks"
+plant(rule, "sink-omitted", WORKER, "if (args.sinks != nullptr) {", "if (false) {")
+plant(rule, "sink-counted-twice", WORKER, "std::exp2(sink - most)", "2.0f * std::exp2(sink - most)")
+plant(rule, "sink-scaled-by-sm-scale", WORKER, "args.sinks[q_head] * kLog2E", "args.sinks[q_head] * kLog2E * args.sm_scale")
+plant(rule, "sink-in-base-2", WORKER, "args.sinks[q_head] * kLog2E", "args.sinks[q_head]")
+plant(rule, "sink-of-kv-head", WORKER, "args.sinks[q_head] * kLog2E", "args.sinks[kv_head] * kLog2E")
+plant(rule, "sink-not-in-lse", WORKER, "float factor = 1.0f;", "float factor = 1.0f;\n  const float max0 = max, sum0 = sum;",
+      WORKER, "static_cast<double>(max) + std::log2(static_cast<double>(sum));",
+      "static_cast<double>(max0) + std::log2(static_cast<double>(sum0));")
+plant(rule, "sink-does-not-rescale-values", WORKER, "acc[d] * factor / sum", "acc[d] / sum")
+plant(rule, "sink-of-minus-infinity", WORKER, "if (most != kNothing) {", "{")
+
+rule = "LSE"
+plant(rule, "lse-bases-swapped", WORKER, "args.lse.base == LseBase::k2 ? lse2 : lse2 * kLn2",
+      "args.lse.base == LseBase::kE ? lse2 : lse2 * kLn2")
+plant(rule, "lse-base-ignored", WORKER, "args.lse.base == LseBase::k2 ? lse2 : lse2 * kLn2", "lse2 * kLn2")
+plant(rule, "lse-strides-swapped", WORKER, "token * args.lse.token_stride + q_head * args.lse.head_stride",
+      "token * args.lse.head_stride + q_head * args.lse.token_stride")
+plant(rule, "lse-is-the-maximum", WORKER, "static_cast<double>(max) + std::log2(static_cast<double>(sum));",
+      "static_cast<double>(max);")
+
+rule = "rows without keys"
+plant(rule, "empty-row-nan", WORKER, "acc[d] = empty ? 0.0f : ", "acc[d] = ")
+plant(rule, "empty-row-lse-zero", WORKER, "empty ? static_cast<double>(max) : ", "empty ? 0.0 : ")
+plant(rule, "empty-row-not-written", LINE, "if (tile.num_kv_tiles == 0 && !everywhere) add_empty_range(tile, request);", "")
+
+rule = "scales"
+plant(rule, "k-scale-omitted", BIND, "scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale", "args.sm_scale")
+plant(rule, "k-scale-twice", BIND, "scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale",
+      "scale_of(segment.k_scale, request, item.kv_head) * scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale")
+plant(rule, "v-scale-omitted", BIND, "row.value_scale = scale_of(segment.v_scale, request, item.kv_head);", "")
+plant(rule, "v-scale-twice", SOFTMAX, "store(scores + i * kLanes, s[i] * value_scale);",
+      "store(scores + i * kLanes, s[i] * value_scale * value_scale);")
+plant(rule, "k-and-v-scale-swapped", BIND, "row.value_scale = scale_of(segment.v_scale,", "row.value_scale = scale_of(segment.k_scale,",
+      BIND, "scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale",
+      "scale_of(segment.v_scale, request, item.kv_head) * args.sm_scale")
+plant(rule, "q-scale-omitted", BIND, "scale_of(args.q_scale, request, item.kv_head) * ", "")
+plant(rule, "scale-of-first-head", BIND, "return scale.data[kv_head];", "return scale.data[0];")
+plant(rule, "scale-of-first-request", BIND, "return scale.data[request];", "return scale.data[0];")
+plant(rule, "scale-stride-ignored", BIND, "scale.data[request * scale.request_stride + kv_head]", "scale.data[kv_head]")
+plant(rule, "scale-of-first-request-of-item", BIND, "row.value_scale = scale_of(segment.v_scale, request,",
+      "row.value_scale = scale_of(segment.v_scale, item.request,")
+plant(rule, "out-scale-multiplied", WORKER, "store_row(acc, out_scale,", "store_row(acc, 1.0f / out_scale,")
+plant(rule, "out-scale-omitted", WORKER, "store_row(acc, out_scale,", "store_row(acc, 1.0f,")
+plant(rule, "out-scale-in-memory-ignored", WORKER,
+      "args.out_scale.data == nullptr ? args.out_scale.value : args.out_scale.data[0]", "args.out_scale.value")
+
+rule = "element types"
+plant(rule, "e4m3-exponent-bias", KERNEL + "convert.hpp", "splat(256.0f)", "splat(128.0f)")
+plant(rule, "bf16-output-truncated", COMBINE + "row_convert.cc", "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16", "bits >> 16")
+plant(rule, "bf16-output-ties-up", COMBINE + "row_convert.cc", "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16",
+      "(bits + 0x8000u) >> 16")
+plant(rule, "e4m3-output-saturates-early", COMBINE + "row_convert.cc", "0x43e00000);  // 448", "0x43d00000);")
+
+rule = "pages and memory"
+plant(rule, "page-of-next-token", LOCATE, "const int32_t number = local / keys.page_size;",
+      "const int32_t number = (local + 1) / keys.page_size;")
+plant(rule, "page-one-token-longer", LOCATE, "smaller(count, keys.page_size - slot)", "smaller(count, keys.page_size - slot + 1)")
+plant(rule, "table-indptr-shifted", BIND, "? table.indptr[row] :", "? table.indptr[row] + 1 :")
+plant(rule, "table-first-column-ignored", BIND, "row * table.row_stride + table.first_column", "row * table.row_stride")
+plant(rule, "table-row-of-request", BIND, "const int64_t row = item.kv_row;", "const int64_t row = item.request;")
+plant(rule, "kv-tail-one-short", RULE, "TokenRange range{0, segment.kv_len};",
+      "TokenRange range{0, segment.kv_len - (segment.kv_len > 0)};")
+plant(rule, "kv-tail-one-long", RULE, "TokenRange range{0, segment.kv_len};",
+      "TokenRange range{0, segment.kv_len + (segment.kv_len > 0)};")
+plant(rule, "page-offsets-32-bit", LOCATE, "k += keys.pages[number] * keys.k_page;",
+      "k += static_cast<int32_t>(keys.pages[number] * keys.k_page);")
+plant(rule, "element-offsets-32-bit", LOCATE, "v += keys.pages[number] * keys.v_page;",
+      "v += static_cast<uint32_t>(keys.pages[number] * keys.v_page);")
+plant(rule, "v-page-stride-of-k", BIND, "cache.v_strides.page * element", "cache.k_strides.page * element")
+plant(rule, "v-head-stride-of-k", BIND, "item.kv_head * cache.v_strides.head", "item.kv_head * cache.k_strides.head")
+plant(rule, "ragged-row-shifted", BIND, "args.ragged.indptr[item.kv_row]", "args.ragged.indptr[item.kv_row + 1]")
+plant(rule, "ragged-begins-at-zero", BIND, "args.ragged.indptr[item.kv_row]",
+      "args.ragged.indptr[item.kv_row] - args.ragged.indptr[0]")
+plant(rule, "packed-v-pairs-swapped", TILES, "convert_row_of_pairs<kType, 0>(", "convert_row_of_pairs<kType, 2>(",
+      TILES, "convert_row_of_pairs<kType, 1>(", "convert_row_of_pairs<kType, 0>(")
+plant(rule, "packed-v-partner-read", LOCATE, "if ((tile.end & 1) != 0 && tile.begin < tile.end) {", "if (false) {")
+plant(rule, "head-dim-v-is-qk", WORKER, "call.head_dim_v = config.head_dim_v;",
+      "call.head_dim_v = config.head_dim_qk < config.head_dim_v ? config.head_dim_qk : config.head_dim_v;")
+plant(rule, "q-strides-packed", BIND, "token * args.q.strides[0] + q_head * args.q.strides[1]",
+      "(int64_t{token} * config.num_q_heads + q_head) * config.head_dim_qk")
+plant(rule, "out-strides-packed", WORKER, "token * args.out.strides[0] + q_head * args.out.strides[1]",
+      "(int64_t{token} * config.num_q_heads + q_head) * config.head_dim_v")
+plant(rule, "lengths-borrowed", LENGTHS, ".kv_len = kv_len,", ".kv_len = segment.kv_len,")
+plant(rule, "states-not-cleared", WORKER, "clear(scratch.running, call.num_rows, call.v_stride);", "")
+plant(rule, "workspace-parts-overlap", ATTENTION + "run.cc", "bytes + layout.partial_sum", "bytes + layout.partial_max")
+plant(rule, "workspace-scratch-not-counted", ATTENTION + "plan.cc",
+      "take(op.planner.num_workers, static_cast<int64_t>(op.scratch_stride))",
+      "take(op.planner.num_workers - 1, static_cast<int64_t>(op.scratch_stride))")
+
+rule = "heads and rows"
+plant(rule, "group-heads-strided", BIND, "item.kv_head * params.group_size + r % params.group_size",
+      "item.kv_head + r % params.group_size * config.num_kv_heads")
+plant(rule, "group-heads-strided-in-output", WORKER, "kv_head * params.group_size + packed_row % params.group_size",
+      "kv_head + packed_row % params.group_size * config.num_kv_heads")
+plant(rule, "padding-rows-written", LINE, "const int32_t end = first_row(request + 1);",
+      "const int32_t end = first_row(request + 1) + (request + 1 == view_.num_requests ? group_size_ : 0);")
+plant(rule, "last-rows-not-written", LINE, "const int32_t end = first_row(request + 1);",
+      "const int32_t end = first_row(request + 1) - (first_row(request + 1) - first_row(request) > 64);")
+
+rule = "shards"
+plant(rule, "shard-interleave-ignored", RULE, "const int64_t interleave = shard.interleave;\n  return (local",
+      "const int64_t interleave = 1;\n  return (local",
+      RULE, "const int64_t interleave = shard.interleave;\n  const int64_t stripe", "const int64_t interleave = 1;\n  const int64_t stripe")
+plant(rule, "shard-rank-ignored", RULE, "offset % stripe - shard.rank * interleave", "offset % stripe")
+plant(rule, "shard-rank-not-interleaved", RULE, "offset % stripe - shard.rank * interleave", "offset % stripe - shard.rank")
+plant(rule, "shard-ignored", RULE, "if (shard.world == 1) return offset;", "return offset;")
+
+rule = "merging"
+plant(rule, "merge-of-empty-states", ARITHMETIC, "if (other_max == -__builtin_inff()) return;", "",
+      ARITHMETIC, "if (*max == -__builtin_inff()) {", "if (false) {")
+plant(rule, "merge-weight-of-first", ARITHMETIC, "*sum = *sum * mine + other_sum * others;", "*sum = *sum + other_sum * others;")
+plant(rule, "merge-values-unweighted", ARITHMETIC, "load<Quad>(other_acc + d) * others", "load<Quad>(other_acc + d)")
+plant(rule, "merge-order", WORKER, "const int64_t partial = int64_t{params.plan.merge_sources[i]} + row - item.row_begin;",
+      "const int64_t partial = int64_t{params.plan.merge_sources[item.source_end - 1 - (i - item.source_begin)]} + row - item.row_begin;")
+plant(rule, "merge-last-source-lost", WORKER, "i < item.source_end; ++i", "i < item.source_end - (item.source_end > 2); ++i")
+plant(rule, "merge-row-offset", WORKER, "int64_t{params.plan.merge_sources[i]} + row - item.row_begin",
+      "int64_t{params.plan.merge_sources[i]}")
+plant(rule, "merge-source-offset", EMIT, "arrays_.parts[i] + (row - tile.row_begin)", "arrays_.parts[i]")
+plant(rule, "group-shifted-by-one", LENGTHS, "for (int32_t r = segment.group_indptr[g]; r < segment.group_indptr[g + 1]; ++r)",
+      "for (int32_t r = segment.group_indptr[g] + 1; r < segment.group_indptr[g + 1]; ++r)")
+plant(rule, "merge-state-takes-infinite-lse", COMBINE + "combine.cc", "if (std::isinf(value)) continue;", "")
+plant(rule, "merge-state-hides-nan", COMBINE + "combine.cc", "if (std::isinf(value)) continue;",
+      "if (!std::isfinite(value)) continue;")
+plant(rule, "merge-state-base-ignored", COMBINE + "combine.cc", "source.base == LseBase::k2 ? value * std::numbers::ln2 : value",
+      "value")
+
+rule = "determinism"
+plant(rule, "splits-not-folded", WORKER, "(item.flags & planner::kFold) != 0 && !start", "false")
+plant(rule, "splits-at-relative-positions", EMIT, "std::min(end, (begin / split + 1) * split)", "std::min(end, begin + split)")
+plant(rule, "cut-splits-folded-as-one", EMIT, "if (fixed_splits_ && !first) {", "if (false) {")
+
+rule = "refusals"
+plant(rule, "stale-plan-runs", ATTENTION + "plan.cc", "!buffer.planned || buffer.generation != plan.generation()", "!buffer.planned")
+plant(rule, "undeclared-feature-runs", ATTENTION + "run_args.cc", "require(!given || config.features.has(feature),", "require(true,")
+plant(rule, "small-workspace-runs", ATTENTION + "plan.cc", "if (workspace.bytes < needed) {", "if (workspace.bytes + 256 < needed) {")
+
+rule = "page tables"
+plant(rule, "last-page-len-of-full-page", TABLE, "return static_cast<int32_t>(length - static_cast<int64_t>(pages - 1) * page_size);",
+      "return length % page_size;")
+plant(rule, "last-page-len-of-empty", TABLE, "if (pages == 0) return 0;", "if (pages == 0) return page_size;")
+plant(rule, "page-indptr-shifted", TABLE, "indptr[r + 1] = indptr[r] + pages;", "indptr[r + 1] = indptr[r] + pages + (r == 0);")
+plant(rule, "page-count-rounded-down", TABLE, "return core::ceil_div(tokens, page_size);", "return tokens / page_size;")
+
+rule = "cache writes"
+plant(rule, "write-scale-multiplied", CACHE + "convert_rows.cc", "value /= to_scale;", "value *= to_scale;")
+plant(rule, "write-scale-omitted", CACHE + "convert_rows.cc", "value /= to_scale;", "")
+plant(rule, "write-pairs-swapped", CACHE + "convert_rows.cc", "target[2 * i] = first[i];\n    target[2 * i + 1] = second[i];",
+      "target[2 * i] = second[i];\n    target[2 * i + 1] = first[i];")

@@ -1,0 +1,259 @@
+// The program as a user meets it: exit codes, what goes to which stream, interruption.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+const std::string kTraces = FOLIO_EXAMPLE_TRACES;
+
+struct Outcome {
+  int code = -1;  ///< exit code, or 1000 + the signal that ended it
+  std::string out, err;
+};
+
+std::string read_file(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// A run of the program with its streams in files: pipes' usual case, not a terminal.
+class Process {
+ public:
+  explicit Process(std::vector<std::string> arguments, const std::string& input = "/dev/null") {
+    static int count = 0;
+    base_ = ::testing::TempDir() + "folio_cli_" + std::to_string(getpid()) + "_" + std::to_string(count++);
+    arguments.insert(arguments.begin(), FOLIO_PROGRAM);
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    const std::string out = base_ + ".out";
+    const std::string err = base_ + ".err";
+    pid_ = fork();
+    if (pid_ == 0) {
+      dup2(open(input.c_str(), O_RDONLY), STDIN_FILENO);
+      dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
+      dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+      execv(argv[0], argv.data());
+      _exit(127);
+    }
+  }
+
+  void interrupt() const { kill(pid_, SIGINT); }
+
+  Outcome wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    Outcome outcome;
+    outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    outcome.out = read_file(base_ + ".out");
+    outcome.err = read_file(base_ + ".err");
+    std::filesystem::remove(base_ + ".out");
+    std::filesystem::remove(base_ + ".err");
+    return outcome;
+  }
+
+ private:
+  std::string base_;
+  pid_t pid_ = -1;
+};
+
+Outcome folio(std::vector<std::string> arguments) {
+  return Process(std::move(arguments)).wait();
+}
+
+/// A replay that takes a fraction of a second, with more options.
+std::vector<std::string> small_replay(std::vector<std::string> more = {}) {
+  std::vector<std::string> arguments = {"replay",         kTraces + "/mooncake_excerpt.jsonl",
+                                        "--num-q-heads",  "2",
+                                        "--num-kv-heads", "1",
+                                        "--head-dim",     "16",
+                                        "--requests",     "8",
+                                        "--threads",      "2"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST(Cli, HelpAndVersion) {
+  for (const char* subcommand : {"replay", "info", "bench", "verify"}) {
+    const Outcome help = folio({subcommand, "--help"});
+    EXPECT_EQ(help.code, 0);
+    EXPECT_THAT(help.out, HasSubstr("Usage: "));
+    EXPECT_THAT(help.err, IsEmpty());
+  }
+  EXPECT_EQ(folio({"--help"}).code, 0);
+  EXPECT_THAT(folio({"--version"}).out, HasSubstr("folio "));
+}
+
+TEST(Cli, ReplaySummarises) {
+  const Outcome outcome = folio(small_replay());
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("replay finished"), HasSubstr("8 of 8 finished"), HasSubstr(" 0 leaked"),
+                                 HasSubstr(" 0 wrong")));
+  EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("\r")), Not(HasSubstr("\x1b"))));  // plain lines where nobody watches
+}
+
+TEST(Cli, ReplayReadsTheAzureTrace) {
+  const Outcome outcome = folio({"replay", kTraces + "/azure_excerpt.csv", "--model", "tiny", "--layers", "1",
+                                 "--requests", "20", "--json", "-"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const nlohmann::json json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["requests"]["finished"], 20);
+  EXPECT_EQ(json["tokens"]["prefix_hits"], 0);
+}
+
+TEST(Cli, JsonOnStandardOutputIsAlone) {
+  const Outcome outcome = folio(small_replay({"--json", "-"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const nlohmann::json json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["pages"]["leaked"], 0);
+  EXPECT_EQ(json["checks"]["failures"], 0);
+  EXPECT_THAT(outcome.err, HasSubstr("replay finished"));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LE(json["memory"]["other_bytes"].get<int64_t>(), int64_t{64} << 20);
+#endif
+}
+
+TEST(Cli, QuietIsQuiet) {
+  const Outcome outcome = folio(small_replay({"--quiet"}));
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.out, IsEmpty());
+  EXPECT_THAT(outcome.err, IsEmpty());
+}
+
+TEST(Cli, TraceFromStandardInput) {
+  Process run({"replay", "-", "--count-prefix-hits", "--scale", "1"}, kTraces + "/mooncake_excerpt.jsonl");
+  const Outcome outcome = run.wait();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const nlohmann::json expected = nlohmann::json::parse(read_file(kTraces + "/expected_hits.json"));
+  EXPECT_THAT(outcome.out, HasSubstr(expected["blocks"]["full_blocks"].dump()));
+  EXPECT_THAT(outcome.out, HasSubstr(expected["blocks"]["with_partial"].dump()));
+}
+
+TEST(Cli, DigestsAgreeOverSchedules) {
+  const auto digest = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"--determinism", "schedule-invariant", "--json", "-", "-q"});
+    const Outcome outcome = folio(small_replay(more));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out)["checks"]["digest"].get<std::string>();
+  };
+  const std::string usual = digest({});
+  EXPECT_EQ(digest({"--no-prefix-reuse"}), usual);
+  EXPECT_EQ(digest({"--pool-pages", "60", "--token-budget", "100"}), usual);
+  EXPECT_EQ(digest({"--serial"}), usual);
+  EXPECT_NE(digest({"--seed", "2"}), usual);
+}
+
+struct Misuse {
+  std::vector<std::string> arguments;
+  std::string says;
+};
+
+TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
+  const std::string bad_trace = ::testing::TempDir() + "folio_cli_bad.jsonl";
+  std::ofstream(bad_trace) << R"({"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [1]})"
+                           << "\n{\"timest";
+  const std::string trace = kTraces + "/mooncake_excerpt.jsonl";
+  const std::vector<Misuse> misuses = {
+      {{}, "subcommand is required"},
+      {{"dance"}, "subcommand is required"},
+      {{"replay"}, "trace is required"},
+      {{"replay", "/nonexistent.jsonl"}, "/nonexistent.jsonl: cannot be opened"},
+      {{"replay", bad_trace}, "folio_cli_bad.jsonl:2: "},
+      {{"replay", trace, "--format", "azure"}, "not a header"},
+      {{"replay", trace, "--scale", "3"}, "must divide 512"},
+      {{"replay", trace, "--model", "gpt-99"}, "known are llama3-8b"},
+      {{"replay", trace, "--kv-dtype", "int3"}, "none of"},
+      {{"replay", trace, "--num-q-heads", "3"}, "multiple"},
+      {{"replay", trace, "--head-dim", "20"}, "multiples of 8"},
+      {{"replay", trace, "--pool-pages", "5"}, "--pool-pages"},
+      {{"replay", trace, "--pool-pages", "500", "--pool-mb", "3"}, "--pool"},
+      {{"replay", trace, "--kernel", "nosuch"}, "nosuch"},
+      {{"replay", trace, "--check-rate", "2"}, "--check-rate"},
+      {small_replay({"--timeline", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
+      {small_replay({"--json", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
+      {{"verify", "--case", "kernel=nosuch"}, "nosuch"},
+      {{"verify", "--case", "kernel=generic mask=purple"}, "purple"},
+      {{"verify", "--kernel", "nosuch"}, "here run"},
+      {{"bench", "--kv-len", "4", "--q-len", "8", "--sweep", "prefill"}, "nothing to measure"},
+  };
+  for (const Misuse& misuse : misuses) {
+    const Outcome outcome = folio(misuse.arguments);
+    EXPECT_EQ(outcome.code, 2) << ::testing::PrintToString(misuse.arguments);
+    EXPECT_THAT(outcome.err, HasSubstr(misuse.says)) << ::testing::PrintToString(misuse.arguments);
+  }
+  std::filesystem::remove(bad_trace);
+}
+
+TEST(Cli, InterruptEndsWithTheSummarySoFar) {
+  // The clock runs at a thousandth of real time: after the requests of the first moment the replay waits for the next
+  // ones.
+  const std::string timeline = ::testing::TempDir() + "folio_cli_" + std::to_string(getpid()) + ".timeline";
+  Process run({"replay", kTraces + "/mooncake_excerpt.jsonl", "--model", "tiny", "--time-scale", "0.001", "--timeline",
+               timeline});
+  for (int i = 0; i < 1200 && (!std::filesystem::exists(timeline) || std::filesystem::file_size(timeline) == 0); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  run.interrupt();
+  const Outcome outcome = run.wait();
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("interrupted; so far"), HasSubstr("of 300 finished"), HasSubstr(" 0 leaked")));
+  EXPECT_TRUE(nlohmann::json::accept(read_file(timeline)));
+  std::filesystem::remove(timeline);
+}
+
+TEST(Cli, InfoExplains) {
+  const Outcome outcome = folio({"info", "--explain", "--model", "llama3-8b"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("cpu"), HasSubstr("takes it")));
+  const nlohmann::json json = nlohmann::json::parse(folio({"info", "--json", "-"}).out);
+  EXPECT_FALSE(json["kernels"].empty());
+  EXPECT_FALSE(json["kernel"].get<std::string>().empty());
+}
+
+TEST(Cli, BenchMeasuresBesideItsYardsticks) {
+  const Outcome outcome = folio({"bench", "--model", "tiny", "--batch", "2", "--kv-len", "64", "--q-len", "16",
+                                 "--rounds", "2", "--min-ms", "0.1", "--json", "-"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const nlohmann::json json = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(json["cases"].size(), 2u);
+  for (const nlohmann::json& row : json["cases"]) {
+    EXPECT_GT(row["run_s"]["median"].get<double>(), 0.0);
+    EXPECT_GT(row["yardstick_read_bytes_per_s"]["min"].get<double>(), 0.0);
+    EXPECT_GT(row["yardstick_multiply_flop_per_s"]["min"].get<double>(), 0.0);
+  }
+  // 2 requests x 1 KV head pair: 64 keys x 2 heads x (64 + 64) x 2 bytes each.
+  EXPECT_EQ(json["cases"][0]["kv_bytes"].get<double>(), 2.0 * 64 * 2 * 128 * 2);
+}
+
+TEST(Cli, VerifyRunsCases) {
+  const Outcome list = folio({"verify", "--list"});
+  EXPECT_EQ(list.code, 0);
+  EXPECT_THAT(list.out, HasSubstr("dtypes"));
+  const Outcome one = folio({"verify", "--case", "seed=3", "--json", "-"});
+  EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_EQ(nlohmann::json::parse(one.out)["cases"], 1);
+}
+
+}  // namespace
