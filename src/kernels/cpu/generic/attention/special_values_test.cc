@@ -136,6 +136,25 @@ TEST_P(SpecialValuesInGenericKernels, PageIdsThatNoRowNeedsAreNotRead) {
   }
 }
 
+TEST_P(SpecialValuesInGenericKernels, TokensBeforeTheWindowMayHoldAnything) {
+  for (const KvFormat format : {KvFormat::kStrided, KvFormat::kCpuPacked}) {
+    for (const int32_t q_len : {1, 12}) {
+      for (const int32_t window : {20, 21}) {  // it begins within a pair of tokens, and between two
+        AttentionConfig config = plain_config();
+        config.kv = DType::kBFloat16;
+        config.kv_format = format;
+        config.window_left = window;
+        AttentionCase subject(config, paged_batch({q_len}, {150}), {}, 8);
+        for (int32_t token = 0; token < 150 - q_len - window; ++token) {
+          overwrite(subject, 0, token, false, kNan);
+          overwrite(subject, 0, token, true, kNan);
+        }
+        EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
+      }
+    }
+  }
+}
+
 TEST_P(SpecialValuesInGenericKernels, TokensThatACustomMaskHidesFromEveryRowMayHoldAnything) {
   AttentionConfig config = plain_config();
   config.mask = MaskKind::kCustom;
