@@ -51,7 +51,7 @@ inline void disturb_stride(FuzzInput& input, int64_t& stride) {
 template <typename Struct>
 void disturb_size(FuzzInput& input, Padded<Struct>& given) {
   const auto kind = input.take<uint8_t>();
-  if (kind % 16 == 0) given.value.struct_size = input.take<uint8_t>() % (sizeof(given) + 1);
+  if (kind % 16 == 0) given.value.struct_size = static_cast<uint32_t>(input.take<uint8_t>() % (sizeof(given) + 1));
   if (kind % 64 == 1) given.value.struct_size = UINT32_MAX;
   if (kind % 32 == 2) given.extra[input.take<uint8_t>() % sizeof(given.extra)] = 1;
 }
