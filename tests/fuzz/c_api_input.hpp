@@ -209,10 +209,10 @@ View take_tensor(FuzzInput& input, Memory& memory, folio_dtype dtype, int64_t to
   view.strides[2] = 1;
   view.strides[1] = dim;
   view.strides[0] = dim * heads;
-  view.data = memory.get(tokens * heads * dim, dtype_size(dtype));
+  if (input.take<uint8_t>() % 32 == 0) view.dtype = input.take_between(-1, 7);
+  view.data = memory.get(tokens * heads * dim, std::max(dtype_size(dtype), dtype_size(view.dtype)));
   disturb_pointer(input, view.data);
   if (input.take<uint8_t>() % 32 == 0) view.rank = input.take_between(-1, FOLIO_MAX_RANK + 1);
-  if (input.take<uint8_t>() % 32 == 0) view.dtype = input.take_between(-1, 7);
   for (int i = 0; i < 3; ++i) {
     if (input.take<uint8_t>() % 32 == 0) view.shape[i] = std::min<int64_t>(view.shape[i], input.take<int8_t>());
     disturb_stride(input, view.strides[i]);
