@@ -1,12 +1,12 @@
 #pragma once
 
+#include "kernels/cpu/common/attention/softmax.hpp"
 #include "kernels/cpu/generic/attention/scores.hpp"
-#include "kernels/cpu/generic/attention/softmax.hpp"
 #include "kernels/cpu/generic/attention/values.hpp"
 
 /// One item, tile by tile. Few rows (decoding) read keys and values straight from the cache; many rows (prefill) share
 /// conversions to floats. Both do the same arithmetic in the same order.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 inline constexpr int32_t kFewRows = 8;
 
@@ -116,4 +116,4 @@ static void accumulate_as(const ItemCall& call) {
   }
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

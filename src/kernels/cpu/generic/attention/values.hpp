@@ -1,11 +1,11 @@
 #pragma once
 
-#include "kernels/cpu/generic/attention/locate.hpp"
-#include "kernels/cpu/generic/attention/prefetch.hpp"
+#include "kernels/cpu/common/attention/locate.hpp"
+#include "kernels/cpu/common/attention/prefetch.hpp"
 
 /// Weighted sums of values: acc = acc * rescale, then the tokens in order, each a multiply-add. A token that a row does
 /// not see has weight 0 and changes nothing, so that rows may share loops that cover more than their own tokens.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// Registers of the value dimension that a block of kRows rows keeps at a time: what the register file holds.
 template <int kRows>
@@ -156,4 +156,4 @@ static void values_from_stored(const ItemCall& call, int32_t r, const unsigned c
   stored_value_blocks<kType, kPairs, kRows, kValueVecs<kRows>>(call, r, v_rows, 0, span, ahead);
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -1,8 +1,8 @@
-#include "kernels/cpu/generic/attention/scratch.hpp"
+#include "kernels/cpu/common/attention/scratch.hpp"
 
 #include <algorithm>
 
-namespace folio::inline v0::kernels::generic {
+namespace folio::inline v0::kernels::cpu {
 namespace {
 
 class Carver {
@@ -63,4 +63,4 @@ WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileSh
   return scratch;
 }
 
-}  // namespace folio::inline v0::kernels::generic
+}  // namespace folio::inline v0::kernels::cpu

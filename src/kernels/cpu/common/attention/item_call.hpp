@@ -7,7 +7,7 @@
 /// What passes between the worker loop, which is compiled once for the oldest CPU, and the arithmetic, which is
 /// compiled once per instruction set. Plain data only: an instruction-set object must not instantiate inline functions
 /// that the rest of the library shares, so it never sees views, spans or strings.
-namespace folio::inline v0::kernels::generic {
+namespace folio::inline v0::kernels::cpu {
 
 inline constexpr int32_t kTileTokens = 64;  ///< a row's visible tokens of a tile are one 64-bit word
 inline constexpr int32_t kMaxHeadDimQk = 576;
@@ -102,4 +102,4 @@ struct Arithmetic {
                int32_t n) noexcept;
 };
 
-}  // namespace folio::inline v0::kernels::generic
+}  // namespace folio::inline v0::kernels::cpu

@@ -3,10 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/generic/attention/item_call.hpp"
+#include "kernels/cpu/common/attention/item_call.hpp"
 
 #ifndef FOLIO_ISA
-#error "FOLIO_ISA must name the instruction set's namespace; only the arithmetic_*.cc files include this"
+#error \
+    "FOLIO_ISA must name the instruction set's namespace; only arithmetic compiled for one instruction set includes this"
 #endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
@@ -32,7 +33,7 @@
 #endif
 
 /// A register of floats, as wide as the instruction set has, through the compilers' vector extensions.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 inline constexpr int kLanes = FOLIO_VEC_LANES;
 using Vec = float __attribute__((vector_size(4 * FOLIO_VEC_LANES)));
@@ -216,4 +217,4 @@ FOLIO_INLINE float max_of_lanes(Vec v) {
   return most;
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA
