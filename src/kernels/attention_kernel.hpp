@@ -43,6 +43,8 @@ struct AttentionKernel {
   /// The planner's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost;
   int32_t row_cost;
+  /// What softmax weights are rounded to before they multiply values; sums of weights stay float32.
+  DType weights = DType::kFloat32;
 };
 
 /// Every CPU attention kernel of this build, the preferred first. `prepare` takes the first that is available and does

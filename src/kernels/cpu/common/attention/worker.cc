@@ -67,6 +67,11 @@ void finish(const AttentionParams& params, const planner::WorkItem& item, const 
 
 }  // namespace
 
+size_t own_bytes(const Arithmetic& arithmetic, const AttentionConfig& config, const planner::TileShape& tile) {
+  if (arithmetic.own_bytes == nullptr) return 0;
+  return arithmetic.own_bytes(tile.rows, config.head_dim_qk, config.head_dim_v);
+}
+
 void run_worker(const Arithmetic& arithmetic, const AttentionParams& params, int32_t worker) noexcept {
   const AttentionConfig& config = *params.config;
   const planner::PlanView& plan = params.plan;
@@ -74,8 +79,10 @@ void run_worker(const Arithmetic& arithmetic, const AttentionParams& params, int
   const int32_t end = plan.worker_indptr[worker + 1];
   if (begin == end) return;
   const WorkerScratch scratch =
-      carve_scratch(config, params.tile, params.scratch + static_cast<size_t>(worker) * params.scratch_stride);
+      carve_scratch(config, params.tile, params.scratch + static_cast<size_t>(worker) * params.scratch_stride,
+                    own_bytes(arithmetic, config, params.tile));
   ItemCall call;
+  call.tile_rows = params.tile.rows;
   call.rows = scratch.rows;
   call.head_dim_qk = config.head_dim_qk;
   call.head_dim_v = config.head_dim_v;

@@ -1,0 +1,168 @@
+#pragma once
+
+#include "kernels/cpu/amx/attention/tile_scores.hpp"
+#include "kernels/cpu/amx/attention/tile_softmax.hpp"
+#include "kernels/cpu/amx/attention/tile_values.hpp"
+
+/// One item, step by step, two strips at a time. `Tiles` is simd::AmxTiles, or a stand-in in tests.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+/// Up to so many rows an item waits for memory rather than arithmetic.
+inline constexpr int32_t kFewAmxRows = 2 * kStripRows;
+
+/// What is the same for all of an item.
+struct AmxItem {
+  const ItemCall& call;
+  OwnScratch own;
+  int32_t dim_steps;
+  bool scaled;     ///< some row has a value scale
+  bool transform;  ///< logits are more than scaled scores
+};
+
+FOLIO_INLINE AmxItem begin_item(const ItemCall& call) {
+  AmxItem item{call,
+               carve_own(call.scratch.own, call.tile_rows, call.head_dim_qk, call.head_dim_v),
+               rounded_up(call.head_dim_qk, kDimStep) / kDimStep,
+               false,
+               call.soft_cap != 0.0f || call.alibi};
+  const int32_t rows = rounded_up(call.num_rows, kStripRows);
+  for (int32_t r = 0; r < rows; ++r) {
+    const bool real = r < call.num_rows;
+    const float value_scale = real ? call.rows[r].value_scale : 1.0f;
+    item.own.logit_scale[r] = real ? call.rows[r].logit_scale : 0.0f;
+    item.own.value_scale[r] = value_scale != value_scale ? __builtin_nanf("") : value_scale;  // see pack_bfloat16
+    item.scaled |= value_scale != 1.0f;
+  }
+  return item;
+}
+
+template <class A>
+FOLIO_INLINE void weigh_strip(const AmxItem& item, const ReadyTokens& ready, const StripSight& sight, int32_t r,
+                              const StripReference& reference, const float* scores, uint16_t* weights, A& ahead) {
+  const float* const value_scales = item.own.value_scale + r;
+  if (sight.masked) {
+    make_weights<true, true>(item.call, ready, sight, r, reference, scores, value_scales, weights, ahead);
+  } else if (item.scaled) {
+    make_weights<false, true>(item.call, ready, sight, r, reference, scores, value_scales, weights, ahead);
+  } else {
+    make_weights<false, false>(item.call, ready, sight, r, reference, scores, value_scales, weights, ahead);
+  }
+}
+
+/// One step for kStrips strips from row r on.
+template <class Tiles, int kStrips, class A>
+static void accumulate_strips(const AmxItem& item, const Step& step, int32_t r, A& ahead) {
+  const ItemCall& call = item.call;
+  const auto* const q = reinterpret_cast<const unsigned char*>(call.scratch.q) + r / kStripRows * item.dim_steps * kTileBytes;
+  Pending pending;
+  for (int32_t i = 0; i < step.count; ++i) {
+    const ReadyTokens& ready = step.tiles[i];
+    StripSight sights[kStrips];
+    bool any = false;
+    for (int s = 0; s < kStrips; ++s) {
+      const int32_t rows = smaller(call.num_rows - r - s * kStripRows, kStripRows);
+      sights[s] = sight_of_strip(ready, r + s * kStripRows, rows);
+      any |= sights[s].any;
+    }
+    if (!any) continue;
+    make_tile_scores<Tiles, kStrips>(q, item.dim_steps, ready, item.own.scores, ahead);
+    StripReference references[kStrips];
+    uint32_t raised = 0;
+    for (int s = 0; s < kStrips; ++s) {
+      const int32_t first = r + s * kStripRows;
+      const int32_t rows = smaller(call.num_rows - first, kStripRows);
+      float* const scores = item.own.scores + s * kTileTokens * kStripRows;
+      Vec logit_scale = load<Vec>(item.own.logit_scale + first);
+      if (item.transform) {
+        finish_logits(call, ready.tile, first, rows, logit_scale, scores);
+        logit_scale = splat(1.0f);
+      } else {
+        logit_scale *= splat(kLog2E);
+      }
+      references[s] = raise_reference(call, ready, sights[s], first, logit_scale, scores);
+      references[s].raised &= static_cast<__mmask16>(bit_range(0, rows));
+      raised |= references[s].raised;
+    }
+    if (raised != 0) {
+      add_pending<Tiles, kStrips>(call, r, pending, ahead);
+      for (int s = 0; s < kStrips; ++s) {
+        rescale_sums(call, r + s * kStripRows, references[s].raised, references[s].rescale);
+      }
+    }
+    uint16_t* const weights = item.own.weights + i * 2 * kStripWeights;
+    for (int s = 0; s < kStrips; ++s) {
+      weigh_strip(item, ready, sights[s], r + s * kStripRows, references[s],
+                  item.own.scores + s * kTileTokens * kStripRows, weights + s * kStripWeights, ahead);
+    }
+    pending.tiles[pending.count] = &ready;
+    pending.weights[pending.count++] = weights;
+  }
+  add_pending<Tiles, kStrips>(call, r, pending, ahead);
+}
+
+template <class Tiles, class A>
+static void accumulate_step(const AmxItem& item, const Step& step, A& ahead) {
+  int32_t r = 0;
+  for (; r + kStripRows < item.call.num_rows; r += 2 * kStripRows) accumulate_strips<Tiles, 2>(item, step, r, ahead);
+  if (r < item.call.num_rows) accumulate_strips<Tiles, 1>(item, step, r, ahead);
+}
+
+static inline void locate_step(const AmxItem& item, Step& step) {
+  for (int32_t i = 0; i < step.count; ++i) {
+    ReadyTokens& ready = step.tiles[i];
+    ready.key_copy = item.own.keys + i * item.own.key_tile_bytes;
+    ready.value_copy = item.own.values + i * item.own.value_tile_bytes;
+    locate_keys(item.call, ready);
+    locate_values(item.call, ready);
+  }
+}
+
+/// The runs of a tile that comes next: four of keys, four of values.
+static inline Ahead ahead_of(const ItemCall& call, const Tile& tile) {
+  Ahead ahead;
+  for (int32_t g = 0; g < kTileTokens / kGroupTokens; ++g) {
+    const int32_t t = larger(smaller(g * kGroupTokens, tile.end - 1), tile.begin);
+    ahead.runs[2 * g] = key_at(call.keys, tile.first + t);
+    ahead.runs[2 * g + 1] = value_at(call.keys, tile.first + t);
+  }
+  ahead.end = kGroupTokens * kElement * larger(call.head_dim_qk, call.head_dim_v);
+  return ahead;
+}
+
+template <class Tiles>
+static void accumulate_amx(const ItemCall& call) noexcept {
+  const AmxItem item = begin_item(call);
+  const CommonSight sight = common_sight(call);
+  const bool few = call.num_rows <= kFewAmxRows;
+  Step steps[2];
+  for (int32_t i = 0; i < 2 * kStepTiles; ++i) {
+    steps[i / kStepTiles].tiles[i % kStepTiles].visible =
+        reinterpret_cast<uint64_t*>(item.own.visible + i * item.own.visible_tile_bytes);
+  }
+  const int32_t most = few ? 1 : kStepTiles;
+  int32_t first = find_step(call, sight, call.keys.kv_begin / kTileTokens * kTileTokens, most, steps[0]);
+  for (int current = 0; steps[current].count > 0; current ^= 1) {
+    Step& now = steps[current];
+    Step& next = steps[current ^ 1];
+    first = find_step(call, sight, first, most, next);
+    locate_step(item, now);
+    if (few && next.count > 0) {
+      Ahead ahead = ahead_of(call, next.tiles[0].tile);
+      accumulate_step<Tiles>(item, now, ahead);
+      while (ahead.at < ahead.end) ahead.request();
+    } else {
+      NothingAhead ahead;
+      accumulate_step<Tiles>(item, now, ahead);
+    }
+  }
+}
+
+static void load_queries_amx(const ItemCall& call) noexcept {
+  pack_queries(call, reinterpret_cast<unsigned char*>(call.scratch.q));
+}
+
+static size_t own_bytes_amx(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v) noexcept {
+  return carve_own(nullptr, tile_rows, head_dim_qk, head_dim_v).bytes;
+}
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA
