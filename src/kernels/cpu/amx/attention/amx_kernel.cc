@@ -66,6 +66,8 @@ AttentionKernel describe(const char* name, std::string (*is_unavailable)(const p
           .run_merge = merge,
           .tile_cost = 64,  // a tile of a few rows waits for memory as long as so many rows compute
           .row_cost = 1,
+          .best_format = KvFormat::kCpuPacked,
+          .best_page_size = 32,  // whole tiles: 32 tokens of values
           .weights = DType::kBFloat16};
 }
 
