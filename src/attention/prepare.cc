@@ -88,7 +88,8 @@ void check_options(const PrepareOptions& options) {
 AttentionOp prepare(const Context& context, const AttentionConfig& config, const PrepareOptions& options) {
   check_options(options);
   const AttentionConfig resolved = attention::resolve(config);
-  const kernels::AttentionKernel& kernel = choose(resolved, forced_kernel(context, options));
+  const std::string forced = forced_kernel(context, options);
+  const kernels::AttentionKernel& kernel = choose(resolved, forced);
   const int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();
   detail::OpState state{context, resolved, options, &kernel, planner_config(resolved, kernel, options, num_workers), 0};
   state.scratch_stride = attention::round_up_to_alignment(kernel.scratch_bytes(resolved, state.planner.tile));
