@@ -8,6 +8,6 @@ namespace folio::inline v0::kernels::amx {
 
 const cpu::Arithmetic kEmulatedArithmetic{cpu::FOLIO_ISA::load_queries_amx,
                                           cpu::FOLIO_ISA::accumulate_amx<simd::EmulatedTiles>, cpu::FOLIO_ISA::fold,
-                                          cpu::FOLIO_ISA::own_bytes_amx};
+                                          cpu::FOLIO_ISA::own_bytes_amx, cpu::FOLIO_ISA::store_row_of_lanes};
 
 }  // namespace folio::inline v0::kernels::amx

@@ -33,6 +33,27 @@ FOLIO_INLINE IntVec pack_bfloat16(Vec even, Vec odd) {
   return low | ((bits(odd) + half) & splat_int(-65536));
 }
 
+/// Arithmetic::store_row for bfloat16, rounded to nearest even, and float32.
+static bool store_row_of_lanes(const float* acc, float factor, DType dtype, int32_t n, void* to) noexcept {
+  if (dtype != DType::kBFloat16 && dtype != DType::kFloat32) return false;
+  auto* const out = static_cast<unsigned char*>(to);
+  for (int32_t d = 0; d < n; d += kLanes) {
+    const auto lanes = static_cast<__mmask16>(n - d < kLanes ? 0xff : 0xffff);  // n is a multiple of 8
+    const Vec value = _mm512_maskz_loadu_ps(lanes, acc + d) * splat(factor) + Vec{};
+    if (dtype == DType::kFloat32) {
+      _mm512_mask_storeu_ps(out + 4 * d, lanes, value);
+      continue;
+    }
+    const IntVec code = bits(value);
+    IntVec rounded = code + splat_int(0x7fff) + ((code >> 16) & splat_int(1));
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    rounded = reinterpret_cast<IntVec>(_mm512_mask_mov_epi32(reinterpret_cast<__m512i>(rounded), nan,
+                                                            reinterpret_cast<__m512i>(code | splat_int(0x400000))));
+    _mm512_mask_cvtepi32_storeu_epi16(out + 2 * d, lanes, reinterpret_cast<__m512i>(rounded >> 16));
+  }
+  return true;
+}
+
 /// out[i] lane j = in[j] lane i.
 FOLIO_INLINE void transpose(IntVec* r) {
   IntVec t[16];

@@ -8,7 +8,7 @@ namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 inline constexpr int32_t kStripRows = 16;  ///< packed rows side by side in the lanes of a vector and the rows of a tile
 inline constexpr int32_t kGroupTokens = 16;  ///< keys that one tile register holds
 inline constexpr int32_t kHalfTokens = 32;   ///< values that one tile register holds, as 16 pairs
-inline constexpr int32_t kStepTiles = 4;     ///< tiles whose values are added between a load and a store of the sums
+inline constexpr int32_t kStepTiles = 8;     ///< tiles that one pair of strips takes before the next one's turn
 inline constexpr int32_t kElement = 2;       ///< bytes of a bfloat16
 inline constexpr int32_t kDimStep = 32;      ///< of a query and key that one product takes
 inline constexpr int32_t kDimTile = 16;      ///< of a value that one tile register holds
@@ -42,7 +42,7 @@ struct OwnScratch {
   unsigned char* visible;      ///< [2, kStepTiles, padded rows] words
   unsigned char* keys;         ///< [kStepTiles] copies
   unsigned char* values;       ///< [kStepTiles] copies
-  float* scores;               ///< [2, kTileTokens, kStripRows]
+  float* scores;               ///< [2, 2, kTileTokens, kStripRows]: of two tiles, for two strips
   uint16_t* weights;           ///< [kStepTiles, 2, 2, kStripRows, kHalfTokens] bfloat16
   float* logit_scale;          ///< [padded rows]
   float* value_scale;          ///< [padded rows]
@@ -67,7 +67,7 @@ FOLIO_INLINE OwnScratch carve_own(unsigned char* memory, int32_t tile_rows, int3
   own.visible = take(2 * kStepTiles * own.visible_tile_bytes);
   own.keys = take(kStepTiles * own.key_tile_bytes);
   own.values = take(kStepTiles * own.value_tile_bytes);
-  own.scores = reinterpret_cast<float*>(take(2 * kTileTokens * kStripRows * 4));
+  own.scores = reinterpret_cast<float*>(take(4 * kTileTokens * kStripRows * 4));
   own.weights = reinterpret_cast<uint16_t*>(take(kStepTiles * 4 * kTileBytes));
   own.logit_scale = reinterpret_cast<float*>(take(rows * 4));
   own.value_scale = reinterpret_cast<float*>(take(rows * 4));

@@ -92,14 +92,14 @@ static inline void add_special(const ItemCall& call, int32_t r, int32_t rows, co
   }
 }
 
-/// Adds the pending tiles' values to the sums of the strips from row `r` on, and forgets them.
+/// Adds the pending tiles' values to the sums of the strips from row `r` on, and forgets them. Dimension tiles before
+/// `d` have been added already.
 template <class Tiles, int kStrips, class A>
-static void add_pending(const ItemCall& call, int32_t r, Pending& pending, A& ahead) {
+static void add_pending(const ItemCall& call, int32_t r, int32_t d, Pending& pending, A& ahead) {
   if (pending.count == 0) return;
   float* const acc = call.states.acc + r * call.v_stride;
   const int32_t dims = call.v_stride / kDimTile;
   constexpr int kAtOnce = 4 / kStrips;
-  int32_t d = 0;
   for (; d + kAtOnce <= dims; d += kAtOnce) add_dims<Tiles, kStrips, kAtOnce>(acc, call.v_stride, d, pending, ahead);
   for (; d < dims; ++d) add_dims<Tiles, kStrips, 1>(acc, call.v_stride, d, pending, ahead);
   const int32_t rows = smaller(call.num_rows - r, kStrips * kStripRows);

@@ -106,6 +106,8 @@ struct Arithmetic {
                int32_t n) noexcept;
   /// Scratch bytes beyond what is common, for items of up to `tile_rows` rows; null = none.
   size_t (*own_bytes)(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v) noexcept = nullptr;
+  /// Stores acc[n] * factor, with no -0, as `dtype`; false if it does not know the dtype. Null: knows none.
+  bool (*store_row)(const float* acc, float factor, DType dtype, int32_t n, void* to) noexcept = nullptr;
 };
 
 }  // namespace folio::inline v0::kernels::cpu
