@@ -202,18 +202,6 @@ static inline void locate_step(const AmxItem& item, Step& step) {
   }
 }
 
-/// The runs of a tile that comes next: four of keys, four of values.
-static inline Ahead ahead_of(const ItemCall& call, const Tile& tile) {
-  Ahead ahead;
-  for (int32_t g = 0; g < kTileTokens / kGroupTokens; ++g) {
-    const int32_t t = larger(smaller(g * kGroupTokens, tile.end - 1), tile.begin);
-    ahead.runs[2 * g] = key_at(call.keys, tile.first + t);
-    ahead.runs[2 * g + 1] = value_at(call.keys, tile.first + t);
-  }
-  ahead.end = kGroupTokens * kElement * larger(call.head_dim_qk, call.head_dim_v);
-  return ahead;
-}
-
 template <class Tiles>
 static void accumulate_amx(const ItemCall& call) noexcept {
   const AmxItem item = begin_item(call);
@@ -235,10 +223,9 @@ static void accumulate_amx(const ItemCall& call) noexcept {
       accumulate_many<Tiles>(item, now);
       continue;
     }
-    Ahead ahead;
-    if (next.count > 0) ahead = ahead_of(call, next.tiles[0].tile);
+    Ahead ahead = ahead_of(call, now.tiles[0].tile, next.count > 0 ? &next.tiles[0].tile : nullptr);
     accumulate_few<Tiles>(item, now, ahead);
-    while (ahead.at < ahead.end) ahead.request();
+    while (!ahead.done()) ahead.request();
   }
 }
 

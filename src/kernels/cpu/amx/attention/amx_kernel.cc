@@ -10,7 +10,7 @@ namespace folio::inline v0::kernels::amx {
 namespace {
 
 constexpr int32_t kMaxHeadDim = 256;
-constexpr int32_t kTileRows = 128;  // keys and values come from L2 once for so many rows
+constexpr int32_t kTileRows = 256;  // keys and values come from L2 once for so many rows
 
 std::string unavailable(const platform::CpuFeatures& features) {
   if (!features.x86_64_v4()) return "the CPU or the OS lacks x86-64-v4 (AVX-512 F, BW, DQ, VL)";

@@ -1,33 +1,12 @@
 #pragma once
 
+#include "kernels/cpu/amx/attention/ahead.hpp"
 #include "kernels/cpu/amx/attention/lanes.hpp"
 #include "kernels/cpu/amx/attention/step.hpp"
 
 /// Products of keys and queries, transposed: the keys as stored are the left factor, the queries, packed once as
 /// [dim / 2][row][2], the right one. So a token's scores stand side by side, a row in each lane.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
-
-/// Asks for the next tile's memory ahead of its use, a line of each of eight runs at a time, spread evenly over the work
-/// on this tile. A run is what 16 tokens' keys or values take.
-struct Ahead {
-  static constexpr int32_t kRuns = 8;
-  static constexpr int32_t kLine = 64;
-  const unsigned char* runs[kRuns];
-  int32_t at = 0;
-  int32_t end = 0;
-
-  FOLIO_INLINE_MEMBER void request() {
-    if (at >= end) return;
-#pragma GCC unroll 8
-    for (int i = 0; i < kRuns; ++i) __builtin_prefetch(runs[i] + at, 0, 3);
-    at += kLine;
-  }
-};
-
-/// Items of many rows wait for arithmetic: there, asking ahead costs more than it gains.
-struct NothingAhead {
-  FOLIO_INLINE_MEMBER void request() {}
-};
 
 /// scores[token][lane] of the strips whose packed queries begin at `q`; strip s at scores + s * kTileTokens * kStripRows.
 template <class Tiles, int kStrips, class A>
