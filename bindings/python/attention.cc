@@ -11,7 +11,8 @@
 namespace folio::python {
 namespace {
 
-/// PlanBuffer, safe to share between Python's threads: planning waits for the runs that read its plans, and they for it.
+/// PlanBuffer, safe to share between Python's threads: planning waits for the runs that read its plans, and they for
+/// it.
 struct Buffer {
   explicit Buffer(const AttentionOp& made_for) : op(made_for), buffer(make_plan_buffer(made_for)) {}
   AttentionOp op;
@@ -186,8 +187,8 @@ nb::tuple reference_attention(const AttentionConfig& config, const Batch& batch,
     lse.assign(rows, -std::numeric_limits<double>::infinity());
     for (int32_t token = 0; token < lengths.cu_q[lengths.num_requests]; ++token) {
       for (int32_t head = 0; head < config.num_q_heads; ++head) {
-        const size_t row = static_cast<size_t>(token) * static_cast<size_t>(config.num_q_heads) +
-                           static_cast<size_t>(head);
+        const size_t row =
+            static_cast<size_t>(token) * static_cast<size_t>(config.num_q_heads) + static_cast<size_t>(head);
         lse[row] = verify::reference_row(config, lengths, view, token, head, {out.data() + row * width, width});
       }
     }

@@ -48,9 +48,8 @@ Where where_of(const std::vector<Array>& arrays) {
   const Where where = first.place.host ? Where::kHost : Where::kDevice;
   if (where == Where::kDevice && !first.place.cuda) refuse(first.name + " lies on " + describe(first.place));
   for (const Array& array : arrays) {
-    const bool together = where == Where::kHost
-                              ? array.place.host
-                              : array.place.cuda && array.place.cuda_index == first.place.cuda_index;
+    const bool together =
+        where == Where::kHost ? array.place.host : array.place.cuda && array.place.cuda_index == first.place.cuda_index;
     if (!together) {
       refuse(array.name + " lies on " + describe(array.place) + ", " + first.name + " on " + describe(first.place) +
              "; a batch's lengths lie in one place");
@@ -203,8 +202,7 @@ void bind_lengths(nb::module_& m) {
             new (self) Segment(make_segment(kv_len, source, first_pos, group_indptr, mask, shard));
           },
           nb::arg("kv_len"), nb::kw_only(), nb::arg("source") = KvSource::kPaged, nb::arg("first_pos") = nb::none(),
-          nb::arg("group_indptr") = nb::none(), nb::arg("mask") = SegmentMask::kAsConfig,
-          nb::arg("shard") = KvShard{});
+          nb::arg("group_indptr") = nb::none(), nb::arg("mask") = SegmentMask::kAsConfig, nb::arg("shard") = KvShard{});
   nb::class_<CustomMaskArg>(m, "CustomMask", "The shape of a batch's custom masks; the bits are AttentionArgs'.")
       .def(
           "__init__",
@@ -226,8 +224,7 @@ void bind_lengths(nb::module_& m) {
           [](Batch* self, nb::object cu_q, const std::vector<Segment>& segments, std::optional<int32_t> num_tokens,
              int32_t max_q_len, int32_t max_kv_len, nb::object q_first_pos,
              const std::optional<CustomMaskArg>& custom_mask) {
-            new (self)
-                Batch(make_batch(cu_q, segments, num_tokens, max_q_len, max_kv_len, q_first_pos, custom_mask));
+            new (self) Batch(make_batch(cu_q, segments, num_tokens, max_q_len, max_kv_len, q_first_pos, custom_mask));
           },
           nb::arg("cu_q"), nb::arg("segments"), nb::kw_only(), nb::arg("num_tokens") = nb::none(),
           nb::arg("max_q_len") = 0, nb::arg("max_kv_len") = 0, nb::arg("q_first_pos") = nb::none(),

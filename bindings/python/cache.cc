@@ -101,8 +101,7 @@ Table make_dense(nb::handle source, int32_t first_column) {
   table.view.indices = static_cast<const int32_t*>(entries.data);
   table.view.num_rows = to_int32(entries.size(0), "the table's number of rows");
   table.view.row_stride = entries.size(0) > 1 ? entries.stride(0) : entries.size(1);
-  table.view.num_indices =
-      entries.size(0) == 0 ? 0 : (entries.size(0) - 1) * table.view.row_stride + entries.size(1);
+  table.view.num_indices = entries.size(0) == 0 ? 0 : (entries.size(0) - 1) * table.view.row_stride + entries.size(1);
   table.view.first_column = first_column;
   table.arrays = {std::move(entries)};
   return table;

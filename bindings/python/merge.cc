@@ -36,8 +36,8 @@ States make_states(nb::handle out, nb::handle lse, LseBase base) {
   Tensor outputs = to_tensor(out, "out", Access::kRead);
   require_rank(outputs.array, 4, "[tokens, states, heads, head_dim]");
   Array sums = borrow_lse(lse, outputs.array, "lse");
-  states.view = {outputs.view,   static_cast<const float*>(sums.data), sums.stride(0), sums.stride(1),
-                 sums.stride(2), base};
+  states.view = {outputs.view, static_cast<const float*>(sums.data), sums.stride(0), sums.stride(1), sums.stride(2),
+                 base};
   states.arrays = {std::move(outputs.array), std::move(sums)};
   return states;
 }
@@ -79,8 +79,9 @@ void bind_merge(nb::module_& m) {
             new (self) State(make_state(out, lse, base));
           },
           nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
-  nb::class_<States>(m, "AttentionStatesView",
-                     "Several states per token: outputs [tokens, states, heads, head_dim], LSE [tokens, states, heads].")
+  nb::class_<States>(
+      m, "AttentionStatesView",
+      "Several states per token: outputs [tokens, states, heads, head_dim], LSE [tokens, states, heads].")
       .def(
           "__init__",
           [](States* self, nb::object out, nb::object lse, LseBase base) {

@@ -163,19 +163,19 @@ void bind_tensors(nb::module_& m) {
                      for (int32_t i = 0; i < self.view.rank; ++i) shape.append(self.view.shape[static_cast<size_t>(i)]);
                      return nb::tuple(shape);
                    })
-      .def_prop_ro("strides",
-                   [](const Tensor& self) {
-                     nb::list strides;
-                     for (int32_t i = 0; i < self.view.rank; ++i) {
-                       strides.append(self.view.strides[static_cast<size_t>(i)]);
-                     }
-                     return nb::tuple(strides);
-                   },
-                   "In elements.");
+      .def_prop_ro(
+          "strides",
+          [](const Tensor& self) {
+            nb::list strides;
+            for (int32_t i = 0; i < self.view.rank; ++i) {
+              strides.append(self.view.strides[static_cast<size_t>(i)]);
+            }
+            return nb::tuple(strides);
+          },
+          "In elements.");
   nb::class_<Lse>(m, "LseView", "Log-sum-exp of every row: a writable float32 array [tokens, heads] of any strides.")
       .def(
-          "__init__",
-          [](Lse* self, nb::object data, LseBase base) { new (self) Lse(make_lse(data, base, "data")); },
+          "__init__", [](Lse* self, nb::object data, LseBase base) { new (self) Lse(make_lse(data, base, "data")); },
           nb::arg("data"), nb::arg("base") = LseBase::kE)
       .def_prop_ro("base", [](const Lse& self) { return self.view.base; });
   nb::class_<ScaleArg>(m, "Scale",
