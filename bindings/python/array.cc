@@ -100,6 +100,10 @@ Array borrow(nb::handle source, const std::string& name, Access access) {
   Array array;
   array.name = name;
   if (source.is_none()) refuse(name + " is None; an array is needed");
+  // Said here, because some ways of exporting a torch tensor do not mind.
+  if (nb::hasattr(source, "requires_grad") && nb::cast<bool>(source.attr("requires_grad"))) {
+    refuse(name + " requires a gradient, which Folio does not compute; detach it");
+  }
   if (!take(source, access, array)) {
     const char* integers = nullptr;
     array.dtype = ml_dtype(source, &integers);

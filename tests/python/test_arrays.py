@@ -191,6 +191,10 @@ class TestRefusals:
         out, _ = problem.outputs()
         with refused("q is a list that cannot be borrowed: it has neither __dlpack__ nor a buffer"):
             folio.AttentionArgs([1.0], out, [])
+        differentiable = ForeignArray(problem.q)
+        differentiable.requires_grad = True
+        with refused("q requires a gradient"):
+            folio.AttentionArgs(differentiable, out, [])
         with refused("array is not aligned"):
             folio.TensorView(np.zeros(17, np.uint8)[1:].view(np.float32))
         op = folio.prepare(folio.Context.cpu(num_threads=1), problem.config)
