@@ -1,0 +1,43 @@
+#pragma once
+
+#include "kernels/cpu/common/attention/item_call.hpp"
+#include "kernels/cpu/common/attention/vec.hpp"
+
+/// Memory asked for ahead of its use, evenly spread: while the scores of a tile are made, its values; while the values
+/// are added, the next tile's keys.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+/// Part of every stored vector of a tile.
+struct Stream {
+  const unsigned char* const* rows = nullptr;  ///< [kTileTokens], or [kTileTokens / 2] pairs; null = nothing to ask for
+  int32_t begin = 0;                           ///< bytes [begin, end) of a token's vector
+  int32_t end = 0;
+  int32_t pair_bytes = 0;  ///< of a token, in pairs; 0 = not in pairs
+
+  /// Asks for the vector whose turn is `turn`, one a token of the tile at work. Turns visit four quarters of the tile
+  /// in step: different pages, where pages have 16 tokens.
+  FOLIO_INLINE_MEMBER void request(int32_t turn) const {
+    if (rows == nullptr) return;
+    const unsigned char* row;
+    if (pair_bytes != 0) {
+      row = rows[(turn >> 1 & 3) * (kTileTokens / 8) + (turn >> 3)] + (turn & 1) * pair_bytes;
+    } else {
+      row = rows[(turn & 3) * (kTileTokens / 4) + (turn >> 2)];
+    }
+    for (int32_t at = begin; at < end; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
+  }
+  /// The part `part` of `parts`, in whole lines.
+  FOLIO_INLINE_MEMBER Stream part(int32_t part, int32_t parts) const {
+    const int32_t lines = (end - begin + kCacheLine - 1) / kCacheLine;
+    Stream some = *this;
+    some.begin = begin + lines * part / parts * kCacheLine;
+    const int32_t stop = begin + lines * (part + 1) / parts * kCacheLine;
+    some.end = stop < end ? stop : end;
+    return some;
+  }
+
+ private:
+  static constexpr int32_t kCacheLine = 64;
+};
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA
