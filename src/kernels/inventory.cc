@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/generic/attention/generic_kernels.hpp"
 #if defined(__x86_64__)
-#include "kernels/cpu/avx512/attention/avx512_kernel.hpp"
+#include "kernels/cpu/avx512/attention/avx512_kernels.hpp"
 #endif
 
 namespace folio::inline v0::kernels {
@@ -13,7 +13,8 @@ std::span<const AttentionKernel* const> cpu_attention_kernels() {
   static const std::vector<const AttentionKernel*> all = [] {
     std::vector<const AttentionKernel*> kernels;
 #if defined(__x86_64__)
-    kernels.push_back(&avx512::attention_kernel());
+    const auto avx512 = avx512::attention_kernels();
+    kernels.insert(kernels.end(), avx512.begin(), avx512.end());
 #endif
     const auto generic = generic::attention_kernels();
     kernels.insert(kernels.end(), generic.begin(), generic.end());

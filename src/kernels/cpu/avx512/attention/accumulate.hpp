@@ -11,16 +11,6 @@ namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 inline constexpr int32_t kFewRows = 8;
 
-template <DType kType>
-FOLIO_INLINE void make_scores(const ItemCall& call, const unsigned char* const* k, const Stream& ahead) {
-  if (call.num_rows > kFewRows) return scores_from_converted<kType>(call, k, ahead);
-  // Rows beyond the last are zeros: computed and never read.
-  if (call.num_rows > 4) return scores_from_stored<kType, 8>(call, 0, k, ahead);
-  if (call.num_rows > 2) return scores_from_stored<kType, 4>(call, 0, k, ahead);
-  if (call.num_rows == 2) return scores_from_stored<kType, 2>(call, 0, k, ahead);
-  scores_from_stored<kType, 1>(call, 0, k, ahead);
-}
-
 template <DType kType, bool kPairs>
 FOLIO_INLINE void add_stored_values(const ItemCall& call, const ReadyTile& ready, Stream ahead) {
   const unsigned char* const* const v = ready.rows.v;
@@ -51,11 +41,11 @@ FOLIO_INLINE void add_values(const ItemCall& call, const ReadyTile& ready, const
   for (; r < call.num_rows; ++r) values_from_converted<1>(call, ready.visible, r);
 }
 
-template <DType kType>
+template <DType kType, bool kDot>
 static void accumulate_as(const ItemCall& call) {
   const ItemKeys& keys = call.keys;
   const ItemScratch& scratch = call.scratch;
-  order_queries<kType>(call);
+  order_queries<kType, kDot>(call);
   ReadyTile ready[2];
   for (int i = 0; i < 2; ++i) {
     const unsigned char** const rows = scratch.rows + 2 * i * kTileTokens;
@@ -70,7 +60,8 @@ static void accumulate_as(const ItemCall& call) {
     const ReadyTile& now = ready[current];
     ReadyTile& next = ready[current ^ 1];
     more = find_tile(call, now.tile.first + kTileTokens, next);
-    make_scores<kType>(call, now.rows.k, {v_is_k ? nullptr : now.rows.v, 0, v_bytes, keys.packed_v ? v_bytes : 0});
+    make_scores<kType, kDot>(call, now.rows.k,
+                             {v_is_k ? nullptr : now.rows.v, 0, v_bytes, keys.packed_v ? v_bytes : 0});
     for (int32_t r = 0; r < call.num_rows; ++r) {
       float* const p = scratch.p + r * kTileTokens;
       if (now.visible[r] != 0) {
@@ -81,6 +72,30 @@ static void accumulate_as(const ItemCall& call) {
       }
     }
     add_values<kType>(call, now, {more ? next.rows.k : nullptr, 0, k_bytes, 0});
+  }
+}
+
+/// Chooses the products: of floats, or of pairs of bfloat16 where the instruction set has them and both sides are
+/// bfloat16 without rounding.
+template <DType kType>
+FOLIO_INLINE void accumulate_type(const ItemCall& call) {
+#if defined(__AVX512BF16__)
+  if constexpr (kType == DType::kBFloat16 || is_fp8_type(kType)) {
+    if (call.q_dtype == DType::kBFloat16 || is_fp8_type(call.q_dtype)) return accumulate_as<kType, true>(call);
+  }
+#endif
+  accumulate_as<kType, false>(call);
+}
+
+static void accumulate(const ItemCall& call) noexcept {
+  switch (call.keys.dtype) {
+    case DType::kFloat32: accumulate_type<DType::kFloat32>(call); break;
+    case DType::kFloat16: accumulate_type<DType::kFloat16>(call); break;
+    case DType::kBFloat16: accumulate_type<DType::kBFloat16>(call); break;
+    case DType::kFloat8E4M3: accumulate_type<DType::kFloat8E4M3>(call); break;
+    case DType::kFloat8E5M2: accumulate_type<DType::kFloat8E5M2>(call); break;
+    case DType::kFloat4E2M1x2:
+    case DType::kUnset: break;
   }
 }
 

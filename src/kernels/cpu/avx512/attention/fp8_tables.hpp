@@ -57,10 +57,14 @@ struct Fp8Lookup {
     return {{_mm512_load_si512(table.low), _mm512_load_si512(table.low + 64)},
             {_mm512_load_si512(table.high), _mm512_load_si512(table.high + 64)}};
   }
-  /// The lower and the upper bytes of 64 codes' bfloat16. Lookups ignore a code's sign bit.
-  FOLIO_INLINE_MEMBER void split(__m512i codes, __m512i& lower, __m512i& upper) const {
-    lower = _mm512_permutex2var_epi8(low[0], codes, low[1]);
-    upper = with_sign(_mm512_permutex2var_epi8(high[0], codes, high[1]), codes, _mm512_set1_epi8(-128));
+  /// 64 codes as bfloat16: of every 16, the lower 8 in `first`, the upper in `second`. Lookups ignore a code's sign
+  /// bit.
+  FOLIO_INLINE_MEMBER void unpack(__m512i codes, __m512i& first, __m512i& second) const {
+    const __m512i lower = _mm512_permutex2var_epi8(low[0], codes, low[1]);
+    const __m512i magnitude = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+    const __m512i upper = with_sign(magnitude, codes, _mm512_set1_epi8(-128));
+    first = _mm512_unpacklo_epi8(lower, upper);
+    second = _mm512_unpackhi_epi8(lower, upper);
   }
   /// 32 codes, each in both bytes of a word, as bfloat16.
   FOLIO_INLINE_MEMBER __m512i doubled(__m512i codes) const {

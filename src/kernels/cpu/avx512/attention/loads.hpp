@@ -13,6 +13,14 @@ FOLIO_INLINE constexpr bool is_fp8_type(DType dtype) {
   return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
 }
 
+/// The value, loaded once. Compilers would rather load it again for each instruction that uses it; Zen 4 loads one
+/// register of 64 bytes a cycle.
+template <typename Value>
+FOLIO_INLINE Value in_register(Value value) {
+  asm("" : "+v"(value));
+  return value;
+}
+
 /// What a conversion keeps in registers.
 template <DType kType, bool kTable = is_fp8_type(kType)>
 struct Converter {};
@@ -38,48 +46,55 @@ FOLIO_INLINE __m512 widen_upper_halves(__m512i halves) {
 
 /// `bytes` of 64 from `from` on, then zeros. Nothing beyond them is read.
 FOLIO_INLINE __m512i load_bytes(const unsigned char* from, int32_t bytes) {
-  if (bytes >= 64) return _mm512_loadu_si512(from);
+  if (bytes >= 64) return in_register(_mm512_loadu_si512(from));
   if (bytes <= 0) return _mm512_setzero_si512();
   return _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - bytes), from);
 }
 
-/// A key is read in chunks of a whole number of cache lines.
+/// A key is read in chunks of whole cache lines, as registers of floats or, for dot products of bfloat16 pairs (kDot),
+/// of bfloat16.
 template <DType kType>
-inline constexpr int kKeyVecs = is_fp8_type(kType) ? 4 : 2;
-template <DType kType>
-inline constexpr int kKeyDims = kKeyVecs<kType>* kLanes;
+inline constexpr int kKeyDims = is_fp8_type(kType) ? 64 : 32;
+template <DType kType, bool kDot>
+inline constexpr int kKeyVecs = kKeyDims<kType> / (kDot ? 2 * kLanes : kLanes);
 
-/// The component of the chunk that stands in lane `lane` of register `vec` of what load_key gives.
-template <DType kType>
-FOLIO_INLINE constexpr int key_component(int vec, int lane) {
-  if constexpr (kType == DType::kBFloat16) return 2 * lane + vec;
-  if constexpr (is_fp8_type(kType)) return lane / 4 * 16 + vec / 2 * 8 + lane % 4 * 2 + vec % 2;
-  return vec * kLanes + lane;
+/// The component of the chunk that stands in place `i` of what load_key gives, counted over its registers.
+template <DType kType, bool kDot>
+FOLIO_INLINE constexpr int key_component(int i) {
+  if constexpr (is_fp8_type(kType)) {
+    // Unpacked words: the lower 8 codes of every 16 are in the first line, the upper in the second.
+    const int word = kDot ? i % 32 : i % 16 * 2 + i / 16 % 2;
+    return word / 8 * 16 + i / 32 * 8 + word % 8;
+  } else if constexpr (kType == DType::kBFloat16 && !kDot) {
+    return i % 16 * 2 + i / 16;
+  } else {
+    return i;
+  }
 }
 
 /// One chunk of a key; with kPart only its first `count` components are read, and the others are 0.
-template <DType kType, bool kPart>
-FOLIO_INLINE void load_key(const Converter<kType>& converter, const unsigned char* from, int32_t count, __m512* vecs) {
+template <DType kType, bool kDot, bool kPart>
+FOLIO_INLINE void load_key(const Converter<kType>& converter, const unsigned char* from, int32_t count, __m512i* vecs) {
   const int32_t bytes = kPart ? count * static_cast<int32_t>(element_bytes(kType)) : 128;
   const __m512i line = load_bytes(from, bytes);
   if constexpr (kType == DType::kFloat32) {
-    vecs[0] = _mm512_castsi512_ps(line);
-    vecs[1] = _mm512_castsi512_ps(load_bytes(from + 64, bytes - 64));
+    vecs[0] = line;
+    vecs[1] = load_bytes(from + 64, bytes - 64);
   } else if constexpr (kType == DType::kFloat16) {
-    vecs[0] = widen_lower_halves(line);
-    vecs[1] = widen_upper_halves(line);
-  } else if constexpr (kType == DType::kBFloat16) {
-    vecs[0] = even_words(line);
-    vecs[1] = odd_words(line);
+    vecs[0] = _mm512_castps_si512(widen_lower_halves(line));
+    vecs[1] = _mm512_castps_si512(widen_upper_halves(line));
   } else {
-    __m512i lower, upper;
-    converter.lookup.split(line, lower, upper);
-    const __m512i first = _mm512_unpacklo_epi8(lower, upper);
-    const __m512i second = _mm512_unpackhi_epi8(lower, upper);
-    vecs[0] = even_words(first);
-    vecs[1] = odd_words(first);
-    vecs[2] = even_words(second);
-    vecs[3] = odd_words(second);
+    __m512i words[2] = {line, line};
+    if constexpr (is_fp8_type(kType)) converter.lookup.unpack(line, words[0], words[1]);
+#pragma GCC unroll 2
+    for (int i = 0; i < kKeyDims<kType> / 32; ++i) {
+      if constexpr (kDot) {
+        vecs[i] = words[i];
+      } else {
+        vecs[2 * i] = _mm512_castps_si512(even_words(words[i]));
+        vecs[2 * i + 1] = _mm512_castps_si512(odd_words(words[i]));
+      }
+    }
   }
 }
 
@@ -128,7 +143,10 @@ FOLIO_INLINE void load_values(const Converter<kType>& converter, const unsigned 
     vecs[0] = even_words(words);
     vecs[1] = odd_words(words);
   } else {
-    load_key<kType, kPart>(converter, from, count, vecs);
+    __m512i halves[kUnitVecs];
+    load_key<kType, false, kPart>(converter, from, count, halves);
+    vecs[0] = _mm512_castsi512_ps(halves[0]);
+    vecs[1] = _mm512_castsi512_ps(halves[1]);
   }
 }
 
@@ -139,10 +157,8 @@ FOLIO_INLINE void load_value_pairs(const Converter<kType>& converter, const unsi
   if constexpr (is_fp8_type(kType)) {
     const __m512i line = load_bytes(from, kPart ? 2 * count : 64);
     const __m512i codes = _mm512_permutexvar_epi8(_mm512_load_si512(kLineOrder.paired_codes), line);
-    __m512i lower, upper;
-    converter.lookup.split(codes, lower, upper);
-    const __m512i first = _mm512_unpacklo_epi8(lower, upper);
-    const __m512i second = _mm512_unpackhi_epi8(lower, upper);
+    __m512i first, second;
+    converter.lookup.unpack(codes, first, second);
     even[0] = even_words(first);
     odd[0] = odd_words(first);
     even[1] = even_words(second);

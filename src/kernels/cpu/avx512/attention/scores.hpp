@@ -39,25 +39,37 @@ FOLIO_INLINE __m512 sum_each(const __m512* v) {
                        _mm512_permute_ps(crossed, _MM_SHUFFLE(2, 3, 0, 1)));
 }
 
-/// Adds the products of kVecs registers of every token with those of every row.
-template <int kRows, int kVecs, typename Key>
-FOLIO_INLINE void add_products(const float* q, int32_t q_stride, Key key, __m512 (&sums)[kBlockScores]) {
+/// sum + row * key, lane by lane; with kDot each lane adds the products of two bfloat16.
+template <bool kDot>
+FOLIO_INLINE __m512 add_product(__m512 sum, __m512i row, __m512i key) {
+  if constexpr (kDot) {
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(row), reinterpret_cast<__m512bh>(key));
+#endif
+  } else {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(row), _mm512_castsi512_ps(key), sum);
+  }
+}
+
+/// Adds the products of kVecs registers of every token with those of every row, which are `stride` bytes apart.
+template <bool kDot, int kRows, int kVecs, typename Key>
+FOLIO_INLINE void add_products(const unsigned char* rows, int64_t stride, Key key, __m512 (&sums)[kBlockScores]) {
   constexpr int kTokens = kBlockScores / kRows;
   constexpr int kStep = kTokens < 4 ? kTokens : 4;  // tokens in registers together
 #pragma GCC unroll 4
   for (int first = 0; first < kTokens; first += kStep) {
-    __m512 keys[kStep][kVecs];
+    __m512i keys[kStep][kVecs];
 #pragma GCC unroll 4
     for (int j = 0; j < kStep; ++j) key(first + j, keys[j]);
 #pragma GCC unroll 4
     for (int c = 0; c < kVecs; ++c) {
 #pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) {
-        const __m512 row = _mm512_loadu_ps(q + i * q_stride + c * kLanes);
+        const __m512i row = in_register(_mm512_loadu_si512(rows + i * stride + 64 * c));
 #pragma GCC unroll 4
         for (int j = 0; j < kStep; ++j) {
           __m512& sum = sums[i * kTokens + first + j];
-          sum = _mm512_fmadd_ps(row, keys[j][c], sum);
+          sum = add_product<kDot>(sum, row, keys[j][c]);
         }
       }
     }
@@ -79,33 +91,39 @@ FOLIO_INLINE void store_scores(const __m512 (&sums)[kBlockScores], float* scores
   __m512 sums[kBlockScores];   \
   _Pragma("GCC unroll 16") for (int clear_ = 0; clear_ < kBlockScores; ++clear_) sums[clear_] = _mm512_setzero_ps()
 
+/// The queries that keys are multiplied with: bytes of row r.
+FOLIO_INLINE const unsigned char* ordered_row(const ItemCall& call, int32_t r) {
+  return reinterpret_cast<const unsigned char*>(call.scratch.ordered_q + r * call.scratch.ordered_stride);
+}
+
 /// Rows [r, r + kRows) with every token of a tile, the keys converted on the way.
-template <DType kType, int kRows>
+template <DType kType, bool kDot, int kRows>
 static void scores_from_stored(const ItemCall& call, int32_t r, const unsigned char* const* k_rows, Stream ahead) {
   constexpr int kTokens = kBlockScores / kRows;
+  constexpr int kVecs = kKeyVecs<kType, kDot>;
   constexpr int32_t kDims = kKeyDims<kType>;
   constexpr int32_t kBytes = kDims * static_cast<int32_t>(element_bytes(kType));
   const Converter<kType> converter;
   const int32_t chunks = call.head_dim_qk / kDims;
   const int32_t rest = call.head_dim_qk % kDims;
-  const int32_t stride = call.scratch.ordered_stride;
-  const float* const rows = call.scratch.ordered_q + r * stride;
+  const int64_t stride = int64_t{4} * call.scratch.ordered_stride;
+  const unsigned char* const rows = ordered_row(call, r);
   for (int32_t t = 0; t < kTileTokens; t += kTokens) {
     for (int j = 0; j < kTokens; ++j) ahead.request(t + j);
     FOLIO_CLEAR_SUMS(sums);
     for (int32_t c = 0; c < chunks; ++c) {
-      add_products<kRows, kKeyVecs<kType>>(
-          rows + c * kDims, stride,
-          [&](int j, __m512* vecs) __attribute__((always_inline)) {
-            load_key<kType, false>(converter, k_rows[t + j] + c * kBytes, kDims, vecs);
+      add_products<kDot, kRows, kVecs>(
+          rows + c * kVecs * 64, stride,
+          [&](int j, __m512i* vecs) __attribute__((always_inline)) {
+            load_key<kType, kDot, false>(converter, k_rows[t + j] + c * kBytes, kDims, vecs);
           },
           sums);
     }
     if (rest != 0) {
-      add_products<kRows, kKeyVecs<kType>>(
-          rows + chunks * kDims, stride,
-          [&](int j, __m512* vecs) __attribute__((always_inline)) {
-            load_key<kType, true>(converter, k_rows[t + j] + chunks * kBytes, rest, vecs);
+      add_products<kDot, kRows, kVecs>(
+          rows + chunks * kVecs * 64, stride,
+          [&](int j, __m512i* vecs) __attribute__((always_inline)) {
+            load_key<kType, kDot, true>(converter, k_rows[t + j] + chunks * kBytes, rest, vecs);
           },
           sums);
     }
@@ -113,41 +131,48 @@ static void scores_from_stored(const ItemCall& call, int32_t r, const unsigned c
   }
 }
 
-/// All rows with every token of a tile, 16 keys at a time converted for all rows.
-template <DType kType>
-static void scores_from_converted(const ItemCall& call, const unsigned char* const* k_rows, Stream ahead) {
-  constexpr int kTokens = kConvertedKeys;
-  constexpr int kRows = 4;
+/// A key as registers in memory. Returns how many.
+template <DType kType, bool kDot>
+FOLIO_INLINE int32_t convert_key(const Converter<kType>& converter, const unsigned char* from, int32_t dim,
+                                 unsigned char* to) {
+  constexpr int kVecs = kKeyVecs<kType, kDot>;
   constexpr int32_t kDims = kKeyDims<kType>;
-  constexpr int32_t kBytes = kDims * static_cast<int32_t>(element_bytes(kType));
-  const Converter<kType> converter;
-  const int32_t stride = call.scratch.ordered_stride;
-  const int32_t used = (call.head_dim_qk + kDims - 1) / kDims * kDims;
-  float* const keys = call.scratch.k;
-  for (int32_t t = 0; t < kTileTokens; t += kTokens) {
-    for (int32_t j = 0; j < kTokens; ++j) {
-      ahead.request(t + j);
-      for (int32_t d = 0; d < call.head_dim_qk; d += kDims) {
-        __m512 vecs[kKeyVecs<kType>];
-        const unsigned char* const from = k_rows[t + j] + d / kDims * kBytes;
-        const int32_t count = call.head_dim_qk - d;
-        if (count >= kDims) {
-          load_key<kType, false>(converter, from, kDims, vecs);
-        } else {
-          load_key<kType, true>(converter, from, count, vecs);
-        }
+  int32_t count = 0;
+  for (int32_t d = 0; d < dim; d += kDims, from += kDims * element_bytes(kType)) {
+    __m512i vecs[kVecs];
+    if (dim - d >= kDims) {
+      load_key<kType, kDot, false>(converter, from, kDims, vecs);
+    } else {
+      load_key<kType, kDot, true>(converter, from, dim - d, vecs);
+    }
 #pragma GCC unroll 4
-        for (int c = 0; c < kKeyVecs<kType>; ++c) _mm512_storeu_ps(keys + j * stride + d + c * kLanes, vecs[c]);
-      }
+    for (int c = 0; c < kVecs; ++c) _mm512_storeu_si512(to + 64 * count++, vecs[c]);
+  }
+  return count;
+}
+
+/// All rows with every token of a tile, 16 keys at a time converted for all rows.
+template <DType kType, bool kDot>
+static void scores_from_converted(const ItemCall& call, const unsigned char* const* k_rows, Stream ahead) {
+  constexpr int kRows = 4;
+  const Converter<kType> converter;
+  const int64_t stride = int64_t{4} * call.scratch.ordered_stride;
+  auto* const keys = reinterpret_cast<unsigned char*>(call.scratch.k);
+  for (int32_t t = 0; t < kTileTokens; t += kConvertedKeys) {
+    int32_t vecs = 0;
+    for (int32_t j = 0; j < kConvertedKeys; ++j) {
+      ahead.request(t + j);
+      vecs = convert_key<kType, kDot>(converter, k_rows[t + j], call.head_dim_qk, keys + j * stride);
     }
     for (int32_t r = 0; r < call.num_rows; r += kRows) {
-      for (int32_t j = 0; j < kTokens; j += kBlockScores / kRows) {
+      for (int32_t j = 0; j < kConvertedKeys; j += kBlockScores / kRows) {
         FOLIO_CLEAR_SUMS(sums);
-        for (int32_t d = 0; d < used; d += kLanes) {
-          add_products<kRows, 1>(
-              call.scratch.ordered_q + r * stride + d, stride,
-              [&](int i, __m512* vecs)
-                  __attribute__((always_inline)) { vecs[0] = _mm512_loadu_ps(keys + (j + i) * stride + d); },
+        for (int32_t c = 0; c < vecs; ++c) {
+          add_products<kDot, kRows, 1>(
+              ordered_row(call, r) + 64 * c, stride,
+              [&](int i, __m512i* key) __attribute__((always_inline)) {
+                key[0] = in_register(_mm512_loadu_si512(keys + (j + i) * stride + 64 * c));
+              },
               sums);
         }
         store_scores<kRows>(sums, call.scratch.p + r * kTileTokens + t + j);
@@ -158,8 +183,9 @@ static void scores_from_converted(const ItemCall& call, const unsigned char* con
 
 #undef FOLIO_CLEAR_SUMS
 
-/// The queries in the order in which load_key gives components, with zeros for those that keys do not have.
-template <DType kType>
+/// The queries in the order in which load_key gives components, with zeros for those that keys do not have. With kDot
+/// they are bfloat16 by type, whose lower half is 0 as a float.
+template <DType kType, bool kDot>
 static void order_queries(const ItemCall& call) {
   constexpr int32_t kDims = kKeyDims<kType>;
   for (int32_t r = 0; r < padded_rows(call.num_rows); ++r) {
@@ -167,11 +193,29 @@ static void order_queries(const ItemCall& call) {
     float* const ordered = call.scratch.ordered_q + r * call.scratch.ordered_stride;
     for (int32_t first = 0; first < call.head_dim_qk; first += kDims) {
       for (int32_t i = 0; i < kDims; ++i) {
-        const int32_t d = first + key_component<kType>(i / kLanes, i % kLanes);
-        ordered[first + i] = d < call.head_dim_qk ? q[d] : 0.0f;
+        const int32_t d = first + key_component<kType, kDot>(i);
+        const float component = d < call.head_dim_qk ? q[d] : 0.0f;
+        if constexpr (kDot) {
+          const auto* const half = reinterpret_cast<const unsigned char*>(&component) + 2;
+          __builtin_memcpy(reinterpret_cast<unsigned char*>(ordered) + 2 * (first + i), half, 2);
+        } else {
+          ordered[first + i] = component;
+        }
       }
     }
   }
+}
+
+/// The scores of a tile, into scratch.p.
+template <DType kType, bool kDot>
+FOLIO_INLINE void make_scores(const ItemCall& call, const unsigned char* const* k, Stream ahead) {
+  // Rows beyond the last are zeros: computed and never read.
+  if (call.num_rows == 1) return scores_from_stored<kType, kDot, 1>(call, 0, k, ahead);
+  if (call.num_rows == 2) return scores_from_stored<kType, kDot, 2>(call, 0, k, ahead);
+  if (call.num_rows <= 4) return scores_from_stored<kType, kDot, 4>(call, 0, k, ahead);
+  constexpr bool kNothingToConvert = kType == DType::kBFloat16 && kDot;
+  if (call.num_rows > 8 && !kNothingToConvert) return scores_from_converted<kType, kDot>(call, k, ahead);
+  for (int32_t r = 0; r < call.num_rows; r += 8, ahead = {}) scores_from_stored<kType, kDot, 8>(call, r, k, ahead);
 }
 
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA
