@@ -14,16 +14,10 @@ struct Stream {
   int32_t end = 0;
   int32_t pair_bytes = 0;  ///< of a token, in pairs; 0 = not in pairs
 
-  /// Asks for the vector whose turn is `turn`, one a token of the tile at work. Turns visit four quarters of the tile
-  /// in step: different pages, where pages have 16 tokens.
-  FOLIO_INLINE_MEMBER void request(int32_t turn) const {
+  /// Asks for the part of token `t`.
+  FOLIO_INLINE_MEMBER void request(int32_t t) const {
     if (rows == nullptr) return;
-    const unsigned char* row;
-    if (pair_bytes != 0) {
-      row = rows[(turn >> 1 & 3) * (kTileTokens / 8) + (turn >> 3)] + (turn & 1) * pair_bytes;
-    } else {
-      row = rows[(turn & 3) * (kTileTokens / 4) + (turn >> 2)];
-    }
+    const unsigned char* const row = pair_bytes != 0 ? rows[t >> 1] + (t & 1) * pair_bytes : rows[t];
     for (int32_t at = begin; at < end; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
   }
   /// The part `part` of `parts`, in whole lines.

@@ -30,8 +30,9 @@ std::vector<Named> every_arithmetic() {
 #if defined(__x86_64__)
   all.push_back({"v3", &generic::kV3Arithmetic, platform::cpu_features().x86_64_v3()});
   all.push_back({"v4", &generic::kV4Arithmetic, platform::cpu_features().x86_64_v4()});
-  all.push_back(
-      {"avx512", &avx512::kArithmetic, platform::cpu_features().x86_64_v4() && platform::cpu_features().avx512vbmi});
+  const bool vbmi = platform::cpu_features().x86_64_v4() && platform::cpu_features().avx512vbmi;
+  all.push_back({"avx512", &avx512::kArithmetic, vbmi});
+  all.push_back({"avx512_bf16", &avx512::kBf16Arithmetic, vbmi && platform::cpu_features().avx512_bf16});
 #endif
   return all;
 }
