@@ -9,8 +9,6 @@
 /// conversions to floats. Both do the same arithmetic in the same order.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
-inline constexpr int32_t kFewRows = 8;
-
 template <DType kType, bool kPairs>
 FOLIO_INLINE void add_stored_values(const ItemCall& call, const ReadyTile& ready, Stream ahead) {
   const unsigned char* const* const v = ready.rows.v;

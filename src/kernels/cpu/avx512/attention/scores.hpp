@@ -8,6 +8,9 @@
 /// the sum over lanes by halves, quarters and so on: the same operations for every shape of block, hence the same bits.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
+/// So many rows read keys and values straight from the cache; more share conversions.
+inline constexpr int32_t kFewRows = 8;
+
 /// A block is 16 scores, whose sums over lanes make one register.
 inline constexpr int kBlockScores = 16;
 
@@ -209,13 +212,12 @@ static void order_queries(const ItemCall& call) {
 /// The scores of a tile, into scratch.p.
 template <DType kType, bool kDot>
 FOLIO_INLINE void make_scores(const ItemCall& call, const unsigned char* const* k, Stream ahead) {
-  // Rows beyond the last are zeros: computed and never read.
-  if (call.num_rows == 1) return scores_from_stored<kType, kDot, 1>(call, 0, k, ahead);
-  if (call.num_rows == 2) return scores_from_stored<kType, kDot, 2>(call, 0, k, ahead);
-  if (call.num_rows <= 4) return scores_from_stored<kType, kDot, 4>(call, 0, k, ahead);
   constexpr bool kNothingToConvert = kType == DType::kBFloat16 && kDot;
-  if (call.num_rows > 8 && !kNothingToConvert) return scores_from_converted<kType, kDot>(call, k, ahead);
-  for (int32_t r = 0; r < call.num_rows; r += 8, ahead = {}) scores_from_stored<kType, kDot, 8>(call, r, k, ahead);
+  if (call.num_rows > kFewRows && !kNothingToConvert) return scores_from_converted<kType, kDot>(call, k, ahead);
+  int32_t r = 0;
+  for (; call.num_rows - r > 2; r += 4, ahead = {}) scores_from_stored<kType, kDot, 4>(call, r, k, ahead);
+  if (call.num_rows - r == 2) scores_from_stored<kType, kDot, 2>(call, r, k, ahead);
+  if (call.num_rows - r == 1) scores_from_stored<kType, kDot, 1>(call, r, k, ahead);
 }
 
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA
