@@ -14,32 +14,32 @@ inline constexpr int32_t kFewRows = 8;
 /// A block is 16 scores, whose sums over lanes make one register.
 inline constexpr int kBlockScores = 16;
 
-/// Lane l of the result = the sum of v[l]'s lanes. Adding two registers after swapping their halves crosswise halves
-/// both; additions commute, so that a register's bits do not depend on its place.
+/// Lane l of the result = the sum of v[l]'s lanes. Each step adds the halves of pairs of registers, and the halves of
+/// those and so on; additions commute, so that a register's bits do not depend on its place.
 FOLIO_INLINE __m512 sum_each(const __m512* v) {
   __m512 eights[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
-    eights[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, v[i], v[i + 8]),
-                              _mm512_shuffle_f32x4(v[i], v[i + 8], _MM_SHUFFLE(1, 0, 3, 2)));
+    const __m512 a = v[i + i / 4 * 4];
+    const __m512 b = v[i + i / 4 * 4 + 4];
+    eights[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, _MM_SHUFFLE(1, 0, 3, 2)));
   }
   __m512 fours[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const __m512 crossed = _mm512_mask_blend_ps(0x0f0f, eights[i], eights[i + 4]);
-    fours[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, eights[i], eights[i + 4]),
-                             _mm512_shuffle_f32x4(crossed, crossed, _MM_SHUFFLE(2, 3, 0, 1)));
+    fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(eights[i], eights[i + 4], _MM_SHUFFLE(2, 0, 2, 0)),
+                             _mm512_shuffle_f32x4(eights[i], eights[i + 4], _MM_SHUFFLE(3, 1, 3, 1)));
   }
   __m512 twos[2];
 #pragma GCC unroll 2
   for (int i = 0; i < 2; ++i) {
-    twos[i] = _mm512_add_ps(
-        _mm512_mask_blend_ps(0xcccc, fours[i], fours[i + 2]),
-        _mm512_castpd_ps(_mm512_shuffle_pd(_mm512_castps_pd(fours[i]), _mm512_castps_pd(fours[i + 2]), 0x55)));
+    const __m512d a = _mm512_castps_pd(fours[2 * i]);
+    const __m512d b = _mm512_castps_pd(fours[2 * i + 1]);
+    twos[i] = _mm512_castpd_ps(_mm512_mask_blend_pd(0xaa, a, b));
+    twos[i] = _mm512_add_ps(twos[i], _mm512_castpd_ps(_mm512_shuffle_pd(a, b, 0x55)));
   }
-  const __m512 crossed = _mm512_mask_blend_ps(0x5555, twos[0], twos[1]);
-  return _mm512_add_ps(_mm512_mask_blend_ps(0xaaaa, twos[0], twos[1]),
-                       _mm512_permute_ps(crossed, _MM_SHUFFLE(2, 3, 0, 1)));
+  return _mm512_add_ps(_mm512_shuffle_ps(twos[0], twos[1], _MM_SHUFFLE(2, 0, 2, 0)),
+                       _mm512_shuffle_ps(twos[0], twos[1], _MM_SHUFFLE(3, 1, 3, 1)));
 }
 
 /// sum + row * key, lane by lane; with kDot each lane adds the products of two bfloat16.
@@ -211,13 +211,16 @@ static void order_queries(const ItemCall& call) {
 
 /// The scores of a tile, into scratch.p.
 template <DType kType, bool kDot>
-FOLIO_INLINE void make_scores(const ItemCall& call, const unsigned char* const* k, Stream ahead) {
+FOLIO_INLINE void make_scores(const ItemCall& call, const unsigned char* const* k, const Stream& ahead) {
   constexpr bool kNothingToConvert = kType == DType::kBFloat16 && kDot;
   if (call.num_rows > kFewRows && !kNothingToConvert) return scores_from_converted<kType, kDot>(call, k, ahead);
+  const int32_t parts = (call.num_rows + 3) / 4;
   int32_t r = 0;
-  for (; call.num_rows - r > 2; r += 4, ahead = {}) scores_from_stored<kType, kDot, 4>(call, r, k, ahead);
-  if (call.num_rows - r == 2) scores_from_stored<kType, kDot, 2>(call, r, k, ahead);
-  if (call.num_rows - r == 1) scores_from_stored<kType, kDot, 1>(call, r, k, ahead);
+  for (; call.num_rows - r > 2; r += 4) {
+    scores_from_stored<kType, kDot, 4>(call, r, k, ahead.part(r / 4, parts));
+  }
+  if (call.num_rows - r == 2) scores_from_stored<kType, kDot, 2>(call, r, k, ahead.part(r / 4, parts));
+  if (call.num_rows - r == 1) scores_from_stored<kType, kDot, 1>(call, r, k, ahead.part(r / 4, parts));
 }
 
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA
