@@ -51,6 +51,10 @@ FOLIO_INLINE __m512i load_bytes(const unsigned char* from, int32_t bytes) {
   return _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - bytes), from);
 }
 
+FOLIO_INLINE __m256i half_line(const unsigned char* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
 /// A key is read in chunks of whole cache lines, as registers of floats or, for dot products of bfloat16 pairs (kDot),
 /// of bfloat16.
 template <DType kType>
@@ -81,8 +85,13 @@ FOLIO_INLINE void load_key(const Converter<kType>& converter, const unsigned cha
     vecs[0] = line;
     vecs[1] = load_bytes(from + 64, bytes - 64);
   } else if constexpr (kType == DType::kFloat16) {
-    vecs[0] = _mm512_castps_si512(widen_lower_halves(line));
-    vecs[1] = _mm512_castps_si512(widen_upper_halves(line));
+    if constexpr (kPart) {
+      vecs[0] = _mm512_castps_si512(widen_lower_halves(line));
+      vecs[1] = _mm512_castps_si512(widen_upper_halves(line));
+    } else {
+      vecs[0] = _mm512_castps_si512(_mm512_cvtph_ps(half_line(from)));
+      vecs[1] = _mm512_castps_si512(_mm512_cvtph_ps(half_line(from + 32)));
+    }
   } else {
     __m512i words[2] = {line, line};
     if constexpr (is_fp8_type(kType)) converter.lookup.unpack(line, words[0], words[1]);
