@@ -1,9 +1,9 @@
 #pragma once
 
 #include "kernels/attention_kernel.hpp"
-#include "kernels/cpu/generic/attention/item_call.hpp"
+#include "kernels/cpu/common/attention/item_call.hpp"
 
-namespace folio::inline v0::kernels::generic {
+namespace folio::inline v0::kernels::cpu {
 
 /// Where the item's keys lie and which of them are its own.
 ItemKeys bind_keys(const AttentionParams& params, const planner::WorkItem& item);
@@ -12,4 +12,4 @@ ItemKeys bind_keys(const AttentionParams& params, const planner::WorkItem& item)
 /// and sight: only their queries.
 void bind_rows(const AttentionParams& params, const planner::WorkItem& item, ItemRow* rows);
 
-}  // namespace folio::inline v0::kernels::generic
+}  // namespace folio::inline v0::kernels::cpu

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "kernels/cpu/generic/attention/convert.hpp"
+#include "kernels/cpu/common/attention/convert.hpp"
 
 /// Finds the tokens of one tile in memory and says which of them each row sees.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// Tokens [begin, end) of a tile, counted from its first, local token `first`.
 struct Tile {
@@ -142,4 +142,4 @@ static inline bool find_tile(const ItemCall& call, int32_t first, ReadyTile& rea
   return false;
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -1,15 +1,15 @@
-#include "kernels/cpu/generic/attention/worker.hpp"
+#include "kernels/cpu/common/attention/worker.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "kernels/cpu/generic/attention/bind.hpp"
-#include "kernels/cpu/generic/attention/scratch.hpp"
+#include "kernels/cpu/common/attention/bind.hpp"
+#include "kernels/cpu/common/attention/scratch.hpp"
 #include "kernels/cpu/generic/combine/row_convert.hpp"
 
-namespace folio::inline v0::kernels::generic {
+namespace folio::inline v0::kernels::cpu {
 namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
@@ -36,8 +36,8 @@ void write_row(const AttentionParams& params, int32_t kv_head, int32_t packed_ro
   }
   const float out_scale = args.out_scale.data == nullptr ? args.out_scale.value : args.out_scale.data[0];
   auto* const out = static_cast<unsigned char*>(args.out.data);
-  store_row(acc, out_scale, config.out, config.head_dim_v,
-            out + (token * args.out.strides[0] + q_head * args.out.strides[1]) * size_of(config.out));
+  generic::store_row(acc, out_scale, config.out, config.head_dim_v,
+                     out + (token * args.out.strides[0] + q_head * args.out.strides[1]) * size_of(config.out));
   if (args.lse.data == nullptr) return;
   const double lse2 = empty ? static_cast<double>(max) : static_cast<double>(max) + std::log2(static_cast<double>(sum));
   args.lse.data[token * args.lse.token_stride + q_head * args.lse.head_stride] =
@@ -127,4 +127,4 @@ void run_merge(const Arithmetic& arithmetic, const AttentionParams& params, int3
   }
 }
 
-}  // namespace folio::inline v0::kernels::generic
+}  // namespace folio::inline v0::kernels::cpu

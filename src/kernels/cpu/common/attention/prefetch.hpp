@@ -1,10 +1,10 @@
 #pragma once
 
-#include "kernels/cpu/generic/attention/convert.hpp"
+#include "kernels/cpu/common/attention/convert.hpp"
 
 /// Asks for memory ahead of its use, evenly spread: while the scores of a tile are made, for its values; while the
 /// values are added, for the next tile's keys.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 inline constexpr int32_t kCacheLine = 64;
 
@@ -29,4 +29,4 @@ struct Stream {
   }
 };
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

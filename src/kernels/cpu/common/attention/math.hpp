@@ -1,8 +1,8 @@
 #pragma once
 
-#include "kernels/cpu/generic/attention/vec.hpp"
+#include "kernels/cpu/common/attention/vec.hpp"
 
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// 2^x for x <= 0: relative error below 2^-22.9, exactly 1 at 0, exactly 0 below -126.5 and at -infinity; NaN stays.
 /// x = n + f with n the nearest integer; 2^f by a polynomial of degree 6 with constant term 1, its other coefficients
@@ -44,4 +44,4 @@ FOLIO_INLINE Vec tanh(Vec x) {
   return select(magnitude < splat(0.55f), near, from_bits(bits(far) | sign));
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

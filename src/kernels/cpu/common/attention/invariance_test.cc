@@ -1,4 +1,4 @@
-#include "kernels/cpu/generic/attention/kernel_fixture_for_test.hpp"
+#include "kernels/cpu/common/attention/kernel_fixture_for_test.hpp"
 
 /// Which bits may depend on what: the levels of Determinism, and the order in which partial results are folded.
 namespace folio::inline v0::kernels {
@@ -10,22 +10,25 @@ using testing::AttentionCase;
 using testing::CaseOptions;
 using Result = AttentionCase::Result;
 
-class InvarianceOfGenericKernels : public GenericKernels {};
-INSTANTIATE_TEST_SUITE_P(Isa, InvarianceOfGenericKernels, ::testing::ValuesIn(every_generic_kernel()),
-                         kernel_test_name);
+class InvarianceOfCpuKernels : public CpuKernels {};
+INSTANTIATE_TEST_SUITE_P(Isa, InvarianceOfCpuKernels, ::testing::ValuesIn(every_cpu_kernel()), kernel_test_name);
 
 /// What differs between the formats and the ways through the kernel.
 struct Layout {
   DType kv;
   KvFormat format;
+  DType q = DType::kFloat32;
 };
 const Layout kLayouts[] = {{DType::kFloat32, KvFormat::kStrided},
                            {DType::kBFloat16, KvFormat::kStrided},
                            {DType::kFloat16, KvFormat::kCpuPacked},
-                           {DType::kFloat8E4M3, KvFormat::kCpuPacked}};
+                           {DType::kFloat8E4M3, KvFormat::kCpuPacked},
+                           {DType::kBFloat16, KvFormat::kCpuPacked, DType::kBFloat16},
+                           {DType::kFloat8E5M2, KvFormat::kStrided, DType::kBFloat16}};
 
 AttentionConfig config_of(const Layout& layout, Determinism determinism) {
   AttentionConfig config = plain_config();
+  config.q = layout.q;
   config.kv = layout.kv;
   config.kv_format = layout.format;
   config.determinism = determinism;
@@ -52,7 +55,7 @@ void expect_equal_tokens(const AttentionConfig& config, const Result& a, int32_t
   }
 }
 
-TEST_P(InvarianceOfGenericKernels, FoldingPartialResultsGivesTheBitsOfOneWorker) {
+TEST_P(InvarianceOfCpuKernels, FoldingPartialResultsGivesTheBitsOfOneWorker) {
   for (const Layout& layout : kLayouts) {
     const AttentionConfig config = config_of(layout, Determinism::kBatchInvariant);
     AttentionCase subject(config, paged_batch({1, 7, 1}, {1500, 700, 64}), all_features(), 1);
@@ -67,7 +70,7 @@ TEST_P(InvarianceOfGenericKernels, FoldingPartialResultsGivesTheBitsOfOneWorker)
   }
 }
 
-TEST_P(InvarianceOfGenericKernels, ARowsBitsDoNotDependOnTheRowsBesideIt) {
+TEST_P(InvarianceOfCpuKernels, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   for (const Layout& layout : kLayouts) {
     for (const Determinism level : {Determinism::kRunToRun, Determinism::kScheduleInvariant}) {
       const AttentionConfig config = config_of(layout, level);
@@ -94,7 +97,7 @@ Result run_step(AttentionCase& subject, const AttentionKernel& kernel, int32_t b
   return result;
 }
 
-TEST_P(InvarianceOfGenericKernels, ChunksOfAPromptGiveTheBitsOfTheWhole) {
+TEST_P(InvarianceOfCpuKernels, ChunksOfAPromptGiveTheBitsOfTheWhole) {
   for (const Layout& layout : kLayouts) {
     const int32_t length = 200;
     AttentionCase subject(config_of(layout, Determinism::kScheduleInvariant), paged_batch({length}, {length}),
@@ -112,7 +115,7 @@ TEST_P(InvarianceOfGenericKernels, ChunksOfAPromptGiveTheBitsOfTheWhole) {
   }
 }
 
-TEST_P(InvarianceOfGenericKernels, AWindowKeepsTheBitsOfChunks) {
+TEST_P(InvarianceOfCpuKernels, AWindowKeepsTheBitsOfChunks) {
   AttentionConfig config = config_of(kLayouts[1], Determinism::kScheduleInvariant);
   config.window_left = 75;
   const int32_t length = 200;
@@ -124,7 +127,7 @@ TEST_P(InvarianceOfGenericKernels, AWindowKeepsTheBitsOfChunks) {
   }
 }
 
-TEST_P(InvarianceOfGenericKernels, OtherRequestsDoNotChangeARequestsBits) {
+TEST_P(InvarianceOfCpuKernels, OtherRequestsDoNotChangeARequestsBits) {
   for (const Layout& layout : kLayouts) {
     const AttentionConfig config = config_of(layout, Determinism::kBatchInvariant);
     AttentionCase subject(config, paged_batch({3, 20, 1}, {500, 90, 260}), all_features(), 5);

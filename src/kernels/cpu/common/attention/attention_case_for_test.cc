@@ -1,4 +1,4 @@
-#include "kernels/cpu/generic/attention/attention_case_for_test.hpp"
+#include "kernels/cpu/common/attention/attention_case_for_test.hpp"
 
 #include <algorithm>
 #include <cmath>

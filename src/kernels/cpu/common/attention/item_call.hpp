@@ -7,7 +7,7 @@
 /// What passes between the worker loop, which is compiled once for the oldest CPU, and the arithmetic, which is
 /// compiled once per instruction set. Plain data only: an instruction-set object must not instantiate inline functions
 /// that the rest of the library shares, so it never sees views, spans or strings.
-namespace folio::inline v0::kernels::generic {
+namespace folio::inline v0::kernels::cpu {
 
 inline constexpr int32_t kTileTokens = 64;  ///< a row's visible tokens of a tile are one 64-bit word
 inline constexpr int32_t kMaxHeadDimQk = 576;
@@ -15,6 +15,9 @@ inline constexpr int32_t kMaxHeadDimV = 512;
 /// Rows and dimensions in scratch memory are padded with zeros to multiples of these, which every vector width divides.
 inline constexpr int32_t kRowPadding = 8;
 inline constexpr int32_t kDimPadding = 16;
+inline constexpr int32_t kConvertedKeys = 16;  ///< keys in scratch memory at a time
+/// Kernels may keep queries in an order of their own, padded to this.
+inline constexpr int32_t kOrderedPadding = 64;
 inline constexpr float kLog2E = 1.44269504088896341f;
 
 /// Where the keys and values of one KV head of one segment row lie.
@@ -62,7 +65,9 @@ struct RowStates {
 /// Memory of one worker; see scratch.hpp.
 struct ItemScratch {
   float* q = nullptr;                    ///< [rows, qk_stride]
-  float* k = nullptr;                    ///< [kTileTokens, qk_stride]
+  float* ordered_q = nullptr;            ///< [rows, ordered_stride]: in the order that suits the kernel
+  int32_t ordered_stride = 0;            ///< head_dim_qk, padded to kOrderedPadding
+  float* k = nullptr;                    ///< [kConvertedKeys, ordered_stride]
   float* v = nullptr;                    ///< [kTileTokens, v_stride]
   float* p = nullptr;                    ///< [rows, kTileTokens]: scores, then weights
   float* rescale = nullptr;              ///< [rows]
@@ -102,4 +107,4 @@ struct Arithmetic {
                int32_t n) noexcept;
 };
 
-}  // namespace folio::inline v0::kernels::generic
+}  // namespace folio::inline v0::kernels::cpu

@@ -6,12 +6,15 @@
 #include <vector>
 
 #include "folio/types/float_convert.hpp"
+#include "kernels/cpu/common/attention/scratch.hpp"
 #include "kernels/cpu/generic/attention/arithmetics.hpp"
-#include "kernels/cpu/generic/attention/scratch.hpp"
+#if defined(__x86_64__)
+#include "kernels/cpu/avx512/attention/arithmetic.hpp"
+#endif
 #include "platform/cpu_features.hpp"
 
 /// The arithmetic of each instruction set on its own: conversions of every code, the exponential, tanh, the fold.
-namespace folio::inline v0::kernels::generic {
+namespace folio::inline v0::kernels::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -23,10 +26,13 @@ struct Named {
 };
 
 std::vector<Named> every_arithmetic() {
-  std::vector<Named> all{{"base", &kBaselineArithmetic, true}};
+  std::vector<Named> all{{"base", &generic::kBaselineArithmetic, true}};
 #if defined(__x86_64__)
-  all.push_back({"v3", &kV3Arithmetic, platform::cpu_features().x86_64_v3()});
-  all.push_back({"v4", &kV4Arithmetic, platform::cpu_features().x86_64_v4()});
+  all.push_back({"v3", &generic::kV3Arithmetic, platform::cpu_features().x86_64_v3()});
+  all.push_back({"v4", &generic::kV4Arithmetic, platform::cpu_features().x86_64_v4()});
+  const bool vbmi = platform::cpu_features().x86_64_v4() && platform::cpu_features().avx512vbmi;
+  all.push_back({"avx512", &avx512::kArithmetic, vbmi});
+  all.push_back({"avx512_bf16", &avx512::kBf16Arithmetic, vbmi && platform::cpu_features().avx512_bf16});
 #endif
   return all;
 }
@@ -212,4 +218,4 @@ TEST_P(ArithmeticTest, FoldingWeighsByTheMaxima) {
 }
 
 }  // namespace
-}  // namespace folio::inline v0::kernels::generic
+}  // namespace folio::inline v0::kernels::cpu

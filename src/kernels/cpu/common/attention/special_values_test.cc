@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "folio/types/float_convert.hpp"
-#include "kernels/cpu/generic/attention/kernel_fixture_for_test.hpp"
+#include "kernels/cpu/common/attention/kernel_fixture_for_test.hpp"
 
 /// Infinities and NaN: they stay where they are visible and reach nobody else.
 namespace folio::inline v0::kernels {
@@ -14,9 +14,8 @@ using testing::AttentionCase;
 using testing::CaseOptions;
 using Result = AttentionCase::Result;
 
-class SpecialValuesInGenericKernels : public GenericKernels {};
-INSTANTIATE_TEST_SUITE_P(Isa, SpecialValuesInGenericKernels, ::testing::ValuesIn(every_generic_kernel()),
-                         kernel_test_name);
+class SpecialValuesInCpuKernels : public CpuKernels {};
+INSTANTIATE_TEST_SUITE_P(Isa, SpecialValuesInCpuKernels, ::testing::ValuesIn(every_cpu_kernel()), kernel_test_name);
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -53,7 +52,7 @@ void expect_nan_tokens(const AttentionConfig& config, const Result& result, int3
   }
 }
 
-TEST_P(SpecialValuesInGenericKernels, ValuesBeyondTheDiagonalDoNotReachEarlierRows) {
+TEST_P(SpecialValuesInCpuKernels, ValuesBeyondTheDiagonalDoNotReachEarlierRows) {
   for (const KvFormat format : {KvFormat::kStrided, KvFormat::kCpuPacked}) {
     for (const int32_t q_len : {2, 4, 20}) {  // few rows and many
       for (const float poison : {kNan, kInfinity}) {
@@ -72,7 +71,7 @@ TEST_P(SpecialValuesInGenericKernels, ValuesBeyondTheDiagonalDoNotReachEarlierRo
   }
 }
 
-TEST_P(SpecialValuesInGenericKernels, KeysBeyondTheDiagonalDoNotReachEarlierRows) {
+TEST_P(SpecialValuesInCpuKernels, KeysBeyondTheDiagonalDoNotReachEarlierRows) {
   for (const int32_t q_len : {2, 20}) {
     for (const float poison : {kNan, kInfinity, -kInfinity}) {
       const AttentionConfig config = plain_config();
@@ -84,7 +83,7 @@ TEST_P(SpecialValuesInGenericKernels, KeysBeyondTheDiagonalDoNotReachEarlierRows
   }
 }
 
-TEST_P(SpecialValuesInGenericKernels, AVisibleNanStaysVisible) {
+TEST_P(SpecialValuesInCpuKernels, AVisibleNanStaysVisible) {
   for (const bool in_values : {false, true}) {
     for (const int32_t workers : {1, 4}) {
       const AttentionConfig config = plain_config();
@@ -99,7 +98,7 @@ TEST_P(SpecialValuesInGenericKernels, AVisibleNanStaysVisible) {
   }
 }
 
-TEST_P(SpecialValuesInGenericKernels, ARowWithNothingButNanIsNotEmpty) {
+TEST_P(SpecialValuesInCpuKernels, ARowWithNothingButNanIsNotEmpty) {
   for (const Determinism level : {Determinism::kRunToRun, Determinism::kBatchInvariant}) {
     AttentionConfig config = plain_config();
     config.determinism = level;
@@ -111,7 +110,7 @@ TEST_P(SpecialValuesInGenericKernels, ARowWithNothingButNanIsNotEmpty) {
   }
 }
 
-TEST_P(SpecialValuesInGenericKernels, NanInAFixedSplitSurvivesTheFold) {
+TEST_P(SpecialValuesInCpuKernels, NanInAFixedSplitSurvivesTheFold) {
   AttentionConfig config = plain_config();
   config.determinism = Determinism::kBatchInvariant;
   for (const int32_t token : {0, 200, 399}) {
@@ -121,7 +120,7 @@ TEST_P(SpecialValuesInGenericKernels, NanInAFixedSplitSurvivesTheFold) {
   }
 }
 
-TEST_P(SpecialValuesInGenericKernels, PageIdsThatNoRowNeedsAreNotRead) {
+TEST_P(SpecialValuesInCpuKernels, PageIdsThatNoRowNeedsAreNotRead) {
   for (const Determinism level : {Determinism::kRunToRun, Determinism::kScheduleInvariant}) {
     AttentionConfig config = plain_config();
     config.window_left = 20;
@@ -136,7 +135,7 @@ TEST_P(SpecialValuesInGenericKernels, PageIdsThatNoRowNeedsAreNotRead) {
   }
 }
 
-TEST_P(SpecialValuesInGenericKernels, TokensBeforeTheWindowMayHoldAnything) {
+TEST_P(SpecialValuesInCpuKernels, TokensBeforeTheWindowMayHoldAnything) {
   for (const KvFormat format : {KvFormat::kStrided, KvFormat::kCpuPacked}) {
     for (const int32_t q_len : {1, 12}) {
       for (const int32_t window : {20, 21}) {  // it begins within a pair of tokens, and between two
@@ -155,7 +154,7 @@ TEST_P(SpecialValuesInGenericKernels, TokensBeforeTheWindowMayHoldAnything) {
   }
 }
 
-TEST_P(SpecialValuesInGenericKernels, TokensThatACustomMaskHidesFromEveryRowMayHoldAnything) {
+TEST_P(SpecialValuesInCpuKernels, TokensThatACustomMaskHidesFromEveryRowMayHoldAnything) {
   AttentionConfig config = plain_config();
   config.mask = MaskKind::kCustom;
   for (const int32_t q_len : {1, 12}) {

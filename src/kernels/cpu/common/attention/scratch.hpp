@@ -3,10 +3,10 @@
 #include <cstddef>
 
 #include "folio/types/attention.hpp"
-#include "kernels/cpu/generic/attention/item_call.hpp"
+#include "kernels/cpu/common/attention/item_call.hpp"
 #include "planner/plan_view.hpp"
 
-namespace folio::inline v0::kernels::generic {
+namespace folio::inline v0::kernels::cpu {
 
 /// A worker's scratch memory, carved.
 struct WorkerScratch {
@@ -22,4 +22,4 @@ int32_t padded(int32_t value, int32_t to);
 /// Carves `memory`; with null, only counts. The same code for both, so that they agree.
 WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileShape& tile, std::byte* memory);
 
-}  // namespace folio::inline v0::kernels::generic
+}  // namespace folio::inline v0::kernels::cpu

@@ -3,10 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/generic/attention/item_call.hpp"
+#include "kernels/cpu/common/attention/item_call.hpp"
 
 #ifndef FOLIO_ISA
-#error "FOLIO_ISA must name the instruction set's namespace; only the arithmetic_*.cc files include this"
+#error \
+    "FOLIO_ISA must name the instruction set's namespace; only arithmetic compiled for one instruction set includes this"
 #endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
@@ -32,7 +33,7 @@
 #endif
 
 /// A register of floats, as wide as the instruction set has, through the compilers' vector extensions.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 inline constexpr int kLanes = FOLIO_VEC_LANES;
 using Vec = float __attribute__((vector_size(4 * FOLIO_VEC_LANES)));
@@ -209,11 +210,19 @@ FOLIO_INLINE float sum_of_lanes(Vec v) {
   return v[0] + v[1];
 }
 
-/// The largest lane that is not NaN.
+/// The largest lane; no lane is NaN.
 FOLIO_INLINE float max_of_lanes(Vec v) {
-  float most = -__builtin_inff();
-  for (int i = 0; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
-  return most;
+#if FOLIO_VEC_LANES == 16
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
+#elif FOLIO_VEC_LANES == 8
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 2, 3, 0, 1, 2, 3, 0, 1));
+#else
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 2, 3, 0, 1));
+#endif
+  return v[0] > v[1] ? v[0] : v[1];
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -6,13 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/generic/attention/attention_case_for_test.hpp"
-#include "kernels/cpu/generic/attention/generic_kernels.hpp"
+#include "kernels/cpu/common/attention/attention_case_for_test.hpp"
 
 namespace folio::inline v0::kernels {
 
-/// Runs a test with every kernel of the family that this machine can run.
-class GenericKernels : public ::testing::TestWithParam<const AttentionKernel*> {
+/// Runs a test with every kernel of the inventory that this machine can run.
+class CpuKernels : public ::testing::TestWithParam<const AttentionKernel*> {
  protected:
   void SetUp() override {
     const std::string missing = GetParam()->unavailable(platform::cpu_features());
@@ -20,8 +19,8 @@ class GenericKernels : public ::testing::TestWithParam<const AttentionKernel*> {
   }
 };
 
-inline std::vector<const AttentionKernel*> every_generic_kernel() {
-  const auto kernels = generic::attention_kernels();
+inline std::vector<const AttentionKernel*> every_cpu_kernel() {
+  const auto kernels = cpu_attention_kernels();
   return {kernels.begin(), kernels.end()};
 }
 

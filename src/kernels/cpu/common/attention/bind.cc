@@ -1,8 +1,8 @@
-#include "kernels/cpu/generic/attention/bind.hpp"
+#include "kernels/cpu/common/attention/bind.hpp"
 
 #include "planner/partition_rule.hpp"
 
-namespace folio::inline v0::kernels::generic {
+namespace folio::inline v0::kernels::cpu {
 namespace {
 
 float scale_of(const Scale& scale, int32_t request, int32_t kv_head) {
@@ -105,4 +105,4 @@ void bind_rows(const AttentionParams& params, const planner::WorkItem& item, Ite
   }
 }
 
-}  // namespace folio::inline v0::kernels::generic
+}  // namespace folio::inline v0::kernels::cpu

@@ -1,11 +1,11 @@
 #pragma once
 
 #include "folio/types/dtype.hpp"
-#include "kernels/cpu/generic/attention/vec.hpp"
+#include "kernels/cpu/common/attention/vec.hpp"
 
 /// Stored elements to registers of floats: exact, without denormal floats on the way, so that the caller's
 /// flush-to-zero modes change nothing.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 FOLIO_INLINE Vec widen_bfloat16(HalfVec codes) {
   return from_bits(widen_halves(codes) << 16);
@@ -122,4 +122,4 @@ FOLIO_INLINE void convert_row_of_pairs(const unsigned char* from, int32_t dim, f
   }
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -1,6 +1,6 @@
 #include <random>
 
-#include "kernels/cpu/generic/attention/kernel_fixture_for_test.hpp"
+#include "kernels/cpu/common/attention/kernel_fixture_for_test.hpp"
 
 namespace folio::inline v0::kernels {
 namespace {
@@ -10,7 +10,7 @@ using planner::testing::paged_batch;
 using testing::AttentionCase;
 using testing::CaseOptions;
 
-INSTANTIATE_TEST_SUITE_P(Isa, GenericKernels, ::testing::ValuesIn(every_generic_kernel()), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(Isa, CpuKernels, ::testing::ValuesIn(every_cpu_kernel()), kernel_test_name);
 
 /// A random batch of the planner's tests, longer, with random dtypes, dims and features.
 struct RandomCase {
@@ -86,7 +86,7 @@ RandomCase random_case(std::mt19937& random) {
   return out;
 }
 
-TEST_P(GenericKernels, MatchTheOracleOnRandomCases) {
+TEST_P(CpuKernels, MatchTheOracleOnRandomCases) {
   std::mt19937 random(20260101);
   for (int i = 0; i < 300; ++i) {
     const RandomCase one = random_case(random);
@@ -107,7 +107,7 @@ OwnedBatch mixed_batch() {
   return paged_batch({1, 5, 40}, {150, 70, 129});
 }
 
-TEST_P(GenericKernels, TakeTheHeadDimensionsOfLatentAttention) {
+TEST_P(CpuKernels, TakeTheHeadDimensionsOfLatentAttention) {
   AttentionConfig config = plain_config(576);
   config.head_dim_v = 512;
   config.num_q_heads = 16;
@@ -120,14 +120,14 @@ TEST_P(GenericKernels, TakeTheHeadDimensionsOfLatentAttention) {
   EXPECT_EQ(subject.compare(subject.run(*GetParam(), 3)), "");
 }
 
-TEST_P(GenericKernels, TakeUnequalHeadDimensions) {
+TEST_P(CpuKernels, TakeUnequalHeadDimensions) {
   AttentionConfig config = plain_config(192);
   config.head_dim_v = 128;
   AttentionCase subject(config, mixed_batch(), {}, 2);
   EXPECT_EQ(subject.compare(subject.run(*GetParam(), 2)), "");
 }
 
-TEST_P(GenericKernels, TakeEveryHeadDimension) {
+TEST_P(CpuKernels, TakeEveryHeadDimension) {
   for (int32_t dim = 8; dim <= 256; dim += 8) {
     AttentionConfig config = plain_config(dim);
     config.head_dim_v = 264 - dim;
@@ -138,7 +138,7 @@ TEST_P(GenericKernels, TakeEveryHeadDimension) {
   }
 }
 
-TEST_P(GenericKernels, TakeEveryGroupSize) {
+TEST_P(CpuKernels, TakeEveryGroupSize) {
   for (const int32_t group : {1, 2, 3, 5, 7, 8, 9, 12, 71}) {
     AttentionConfig config = plain_config(32);
     config.num_kv_heads = 1;
@@ -148,7 +148,7 @@ TEST_P(GenericKernels, TakeEveryGroupSize) {
   }
 }
 
-TEST_P(GenericKernels, LargeLogitsNeitherOverflowNorVanish) {
+TEST_P(CpuKernels, LargeLogitsNeitherOverflowNorVanish) {
   AttentionConfig config = plain_config();
   CaseOptions options;
   options.magnitude = 30.0f;  // logits of thousands
@@ -156,7 +156,7 @@ TEST_P(GenericKernels, LargeLogitsNeitherOverflowNorVanish) {
   EXPECT_EQ(subject.compare(subject.run(*GetParam(), 3)), "");
 }
 
-TEST_P(GenericKernels, SayWhatTheyRefuseAndWhatTheyTake) {
+TEST_P(CpuKernels, SayWhatTheyRefuseAndWhatTheyTake) {
   const auto refusal = [&](auto change) {
     AttentionConfig config = plain_config();
     change(config);

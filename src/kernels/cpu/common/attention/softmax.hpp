@@ -1,10 +1,10 @@
 #pragma once
 
-#include "kernels/cpu/generic/attention/locate.hpp"
-#include "kernels/cpu/generic/attention/math.hpp"
+#include "kernels/cpu/common/attention/locate.hpp"
+#include "kernels/cpu/common/attention/math.hpp"
 
 /// Scores of one row and one tile to weights, and the row's running maximum and sum.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 inline constexpr int kTileVecs = kTileTokens / kLanes;
 
@@ -66,4 +66,4 @@ static inline float softmax_row(const ItemCall& call, const Tile& tile, int32_t 
   return rescale;
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA
