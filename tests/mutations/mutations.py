@@ -41,6 +41,9 @@ class Mutation:
 
 # Not mistakes: what the copies leave out, so that a changed header recompiles once and not once per instruction set.
 PREPARATIONS = (
+    Edit("src/kernels/CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
+    Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n#include', '#if 0\n#include'),
+    Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n    const', '#if 0\n    const'),
     Edit(KERNEL + "CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
     Edit(KERNEL + "generic_kernels.cc", '#if defined(__x86_64__)\n  static', '#if 0\n  static'),
     Edit(KERNEL + "generic_kernels.cc", '#if defined(__x86_64__)\nstd::string', '#if 0\nstd::string'),

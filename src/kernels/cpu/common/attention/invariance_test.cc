@@ -17,14 +17,18 @@ INSTANTIATE_TEST_SUITE_P(Isa, InvarianceOfCpuKernels, ::testing::ValuesIn(every_
 struct Layout {
   DType kv;
   KvFormat format;
+  DType q = DType::kFloat32;
 };
 const Layout kLayouts[] = {{DType::kFloat32, KvFormat::kStrided},
                            {DType::kBFloat16, KvFormat::kStrided},
                            {DType::kFloat16, KvFormat::kCpuPacked},
-                           {DType::kFloat8E4M3, KvFormat::kCpuPacked}};
+                           {DType::kFloat8E4M3, KvFormat::kCpuPacked},
+                           {DType::kBFloat16, KvFormat::kCpuPacked, DType::kBFloat16},
+                           {DType::kFloat8E5M2, KvFormat::kStrided, DType::kBFloat16}};
 
 AttentionConfig config_of(const Layout& layout, Determinism determinism) {
   AttentionConfig config = plain_config();
+  config.q = layout.q;
   config.kv = layout.kv;
   config.kv_format = layout.format;
   config.determinism = determinism;

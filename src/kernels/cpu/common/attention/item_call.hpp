@@ -17,6 +17,9 @@ inline constexpr int32_t kMaxHeadDimV = 512;
 inline constexpr int32_t kRowPadding = 8;
 inline constexpr int32_t kMostRowPadding = 16;  ///< memory has rows up to a multiple of it: the rows of a matrix tile
 inline constexpr int32_t kDimPadding = 16;
+inline constexpr int32_t kConvertedKeys = 16;  ///< keys in scratch memory at a time
+/// Kernels may keep queries in an order of their own, padded to this.
+inline constexpr int32_t kOrderedPadding = 64;
 inline constexpr float kLog2E = 1.44269504088896341f;
 
 /// Where the keys and values of one KV head of one segment row lie.
@@ -64,7 +67,9 @@ struct RowStates {
 /// Memory of one worker; see scratch.hpp.
 struct ItemScratch {
   float* q = nullptr;                    ///< [rows, qk_stride]
-  float* k = nullptr;                    ///< [kTileTokens, qk_stride]
+  float* ordered_q = nullptr;            ///< [rows, ordered_stride]: in the order that suits the kernel
+  int32_t ordered_stride = 0;            ///< head_dim_qk, padded to kOrderedPadding
+  float* k = nullptr;                    ///< [kConvertedKeys, ordered_stride]
   float* v = nullptr;                    ///< [kTileTokens, v_stride]
   float* p = nullptr;                    ///< [rows, kTileTokens]: scores, then weights
   float* rescale = nullptr;              ///< [rows]

@@ -45,7 +45,10 @@ WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileSh
   };
   WorkerScratch scratch;
   scratch.item.q = carver.take<float>(rows * qk);
-  scratch.item.k = carver.take<float>(4 * qk);
+  const int32_t ordered = padded(config.head_dim_qk, kOrderedPadding);
+  scratch.item.ordered_stride = ordered;
+  scratch.item.ordered_q = carver.take<float>(rows * static_cast<size_t>(ordered));
+  scratch.item.k = carver.take<float>(kConvertedKeys * static_cast<size_t>(ordered));
   scratch.item.v = carver.take<float>(tokens * v);
   scratch.item.p = carver.take<float>(rows * tokens);
   scratch.item.rescale = carver.take<float>(rows);

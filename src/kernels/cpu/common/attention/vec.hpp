@@ -210,11 +210,19 @@ FOLIO_INLINE float sum_of_lanes(Vec v) {
   return v[0] + v[1];
 }
 
-/// The largest lane that is not NaN.
+/// The largest lane; no lane is NaN.
 FOLIO_INLINE float max_of_lanes(Vec v) {
-  float most = -__builtin_inff();
-  for (int i = 0; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
-  return most;
+#if FOLIO_VEC_LANES == 16
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
+#elif FOLIO_VEC_LANES == 8
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 2, 3, 0, 1, 2, 3, 0, 1));
+#else
+  v = max_or_second(v, FOLIO_SHUFFLE(v, v, 2, 3, 0, 1));
+#endif
+  return v[0] > v[1] ? v[0] : v[1];
 }
 
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

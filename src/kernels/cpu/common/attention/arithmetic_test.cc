@@ -8,6 +8,9 @@
 #include "folio/types/float_convert.hpp"
 #include "kernels/cpu/common/attention/scratch.hpp"
 #include "kernels/cpu/generic/attention/arithmetics.hpp"
+#if defined(__x86_64__)
+#include "kernels/cpu/avx512/attention/arithmetic.hpp"
+#endif
 #include "platform/cpu_features.hpp"
 
 /// The arithmetic of each instruction set on its own: conversions of every code, the exponential, tanh, the fold.
@@ -27,6 +30,9 @@ std::vector<Named> every_arithmetic() {
 #if defined(__x86_64__)
   all.push_back({"v3", &generic::kV3Arithmetic, platform::cpu_features().x86_64_v3()});
   all.push_back({"v4", &generic::kV4Arithmetic, platform::cpu_features().x86_64_v4()});
+  const bool vbmi = platform::cpu_features().x86_64_v4() && platform::cpu_features().avx512vbmi;
+  all.push_back({"avx512", &avx512::kArithmetic, vbmi});
+  all.push_back({"avx512_bf16", &avx512::kBf16Arithmetic, vbmi && platform::cpu_features().avx512_bf16});
 #endif
   return all;
 }
