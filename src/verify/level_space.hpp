@@ -39,8 +39,8 @@ class LevelSpace {
 
   ConformanceCase to_case(const Row& row, uint64_t seed) const;
 
-  /// Level 0 of every factor, but for at most two that the kernel wants otherwise: the plainest row that it takes. Throws
-  /// kInvalidArgument if there is none.
+  /// Level 0 of every factor, but for at most two that the kernel wants otherwise: the plainest row that it takes.
+  /// Throws kInvalidArgument if there is none.
   Row plainest(int32_t kernel) const;
 
  private:
