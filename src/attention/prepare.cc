@@ -88,7 +88,8 @@ void check_options(const PrepareOptions& options) {
 AttentionOp prepare(const Context& context, const AttentionConfig& config, const PrepareOptions& options) {
   check_options(options);
   const AttentionConfig resolved = attention::resolve(config);
-  const kernels::AttentionKernel& kernel = choose(resolved, forced_kernel(context, options));
+  const std::string forced = forced_kernel(context, options);
+  const kernels::AttentionKernel& kernel = choose(resolved, forced);
   const int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();
   detail::OpState state{context, resolved, options, &kernel, planner_config(resolved, kernel, options, num_workers), 0};
   state.scratch_stride = attention::round_up_to_alignment(kernel.scratch_bytes(resolved, state.planner.tile));
@@ -106,10 +107,13 @@ std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig&
 
 KvFormatAdvice recommended_kv_format(const AttentionConfig& config, const Context& context) {
   static_cast<void>(context);
-  const AttentionConfig resolved = attention::resolve(config);
-  // Between NHD and HND in the portable kernel's decode (docs/measurements); the one format that matrix kernels read as
-  // it lies, so that an engine need not change its pools when they come.
-  if (resolved.kv != DType::kFloat32) return {KvFormat::kCpuPacked, 32};
+  AttentionConfig resolved = attention::resolve(config);
+  // The first kernel that takes the configuration in the format that it likes best: kernels stand in order of speed.
+  for (const kernels::AttentionKernel* kernel : kernels::cpu_attention_kernels()) {
+    resolved.kv_format = kernel->best_format;
+    resolved.page_size = kernel->best_page_size;
+    if (ask(*kernel, resolved).refusal.empty()) return {resolved.kv_format, resolved.page_size};
+  }
   return {KvFormat::kStrided, 32};
 }
 
@@ -118,6 +122,9 @@ const AttentionConfig& AttentionOp::config() const noexcept {
 }
 std::string AttentionOp::kernel_name() const {
   return state_->kernel->name;
+}
+DType AttentionOp::weight_dtype() const noexcept {
+  return state_->kernel->weights;
 }
 const Context& AttentionOp::context() const noexcept {
   return state_->context;

@@ -276,6 +276,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   for (int32_t m = params.plan.num_merges - 1; m >= 0; --m) kernel.run_merge(params, m);
 
   result.plan = params.plan;
+  result.weights = kernel.weights;
   for (int64_t row = 0; row < rows; ++row) {
     for (int32_t d = 0; d < config_.head_dim_v; ++d) {
       result.out.push_back(load_as_float(out.data(), config_.out, row * stride + d));
@@ -283,6 +284,29 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   }
   result.bytes = std::move(out);
   return result;
+}
+
+std::vector<double> AttentionCase::weighted_sizes() {
+  std::vector<SegmentArgs> segments = segment_args_;
+  std::vector<std::vector<unsigned char>> values;
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const bool ragged = batch_.segments[s].source == KvSource::kRagged;
+    const bool aliased = !ragged && segments[s].cache.v == segments[s].cache.k;
+    std::vector<unsigned char>& bytes = values.emplace_back(aliased ? memory_[s].k : memory_[s].v);
+    const auto element = static_cast<size_t>(size_of(ragged ? config_.ragged_kv : config_.kv));
+    for (size_t i = element - 1; i < bytes.size(); i += element) bytes[i] &= 0x7f;  // the sign
+    if (ragged) {
+      segments[s].ragged.v.data = bytes.data();
+    } else {
+      segments[s].cache.v = bytes.data();
+    }
+  }
+  AttentionArgs args = args_;
+  args.segments = segments;
+  std::vector<double> sizes(want_.size());
+  std::vector<double> lse(want_lse_.size());
+  reference_attention(config_, batch_.view(), args, sizes, lse);
+  return sizes;
 }
 
 std::string AttentionCase::compare(const Result& result) {
@@ -297,6 +321,8 @@ std::string AttentionCase::compare(const Result& result) {
     reference_attention(config_, batch, args_, want_, want_lse_);
     plain_attention(config_, batch, args_, plain_, plain_lse_);
   }
+  const double weight_rounding = rounding(result.weights, 1.0);
+  if (result.weights != DType::kFloat32 && sizes_.empty()) sizes_ = weighted_sizes();
   const size_t live = static_cast<size_t>(batch.cu_q[batch.num_requests]) * static_cast<size_t>(config_.num_q_heads);
   // The largest error of a plain float32 computation anywhere in the case: of one row it may be small by luck.
   double plain_error = 0.0;
@@ -332,7 +358,8 @@ std::string AttentionCase::compare(const Result& result) {
         return problem.str();
       }
       const double want = want_[row * dim + d] / out_scale;
-      const double allowed = factor * plain_error / out_scale;
+      double allowed = factor * plain_error / out_scale;
+      if (!sizes_.empty()) allowed += weight_rounding * sizes_[row * dim + d] / out_scale;
       if (std::abs(got - want) <= allowed + rounding(config_.out, std::abs(want) + allowed)) continue;
       problem << "row " << row << " (of " << rows << ") component " << d << ": " << got << ", want " << want
               << ", allowed " << allowed;

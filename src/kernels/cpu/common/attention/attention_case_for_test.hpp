@@ -54,19 +54,22 @@ class AttentionCase {
     std::vector<unsigned char> bytes;  ///< the same as stored
     std::vector<float> lse;
     planner::PlanView plan;  ///< counts only: its arrays are gone
+    DType weights;           ///< the kernel's
   };
   /// Plans and runs, one worker after the other, in workspace full of NaN. `tile_rows` 0 = the kernel's.
   Result run(const AttentionKernel& kernel, int32_t num_workers, int32_t tile_rows = 0,
              int32_t fixed_split_tokens = 128);
 
-  /// Empty if `result` lies within what a plain float32 computation's error and the output's rounding allow, and
-  /// padding is untouched; else the first row at fault.
+  /// Empty if `result` lies within what a plain float32 computation's error, the weights' and the output's rounding
+  /// allow, and padding is untouched; else the first row at fault.
   std::string compare(const Result& result);
 
  private:
   void fill_queries();
   void fill_segment(size_t s);
   void fill_mask();
+  /// Weighted means of |v|, component by component: how far rounding the weights moves an output.
+  std::vector<double> weighted_sizes();
   Scale make_scale(std::vector<float>& values, int32_t rows);
   float random_value();
   void store_values(unsigned char* data, DType dtype, int64_t first, int64_t step, int32_t count);
@@ -83,7 +86,7 @@ class AttentionCase {
   std::vector<float> slopes_, sinks_, q_scale_;
   std::vector<uint8_t> mask_;
   AttentionArgs args_;
-  std::vector<double> want_, want_lse_;
+  std::vector<double> want_, want_lse_, sizes_;
   std::vector<float> plain_, plain_lse_;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "folio/types/dtype.hpp"
@@ -14,6 +15,7 @@ inline constexpr int32_t kMaxHeadDimQk = 576;
 inline constexpr int32_t kMaxHeadDimV = 512;
 /// Rows and dimensions in scratch memory are padded with zeros to multiples of these, which every vector width divides.
 inline constexpr int32_t kRowPadding = 8;
+inline constexpr int32_t kMostRowPadding = 16;  ///< memory has rows up to a multiple of it: the rows of a matrix tile
 inline constexpr int32_t kDimPadding = 16;
 inline constexpr int32_t kConvertedKeys = 16;  ///< keys in scratch memory at a time
 /// Kernels may keep queries in an order of their own, padded to this.
@@ -75,6 +77,7 @@ struct ItemScratch {
   const unsigned char** rows = nullptr;  ///< [4, kTileTokens]: keys and values of this tile and the next
   const unsigned char* zeros = nullptr;  ///< a key, value or pair of values that is all zeros
   unsigned char* pairs = nullptr;  ///< [2, 2] pairs of values, v_stride floats each: copies of those at a range's ends
+  unsigned char* own = nullptr;    ///< Arithmetic::own_bytes
 };
 
 /// One item: rows against keys.
@@ -82,6 +85,7 @@ struct ItemCall {
   ItemKeys keys;
   const ItemRow* rows = nullptr;
   int32_t num_rows = 0;
+  int32_t tile_rows = 0;  ///< most rows of an item
   int32_t head_dim_qk = 0;
   int32_t head_dim_v = 0;
   int32_t qk_stride = 0;  ///< head_dim_qk, padded
@@ -105,6 +109,10 @@ struct Arithmetic {
   /// first state the second is copied.
   void (*fold)(float* max, float* sum, float* acc, float other_max, float other_sum, const float* other_acc,
                int32_t n) noexcept;
+  /// Scratch bytes beyond what is common, for items of up to `tile_rows` rows; null = none.
+  size_t (*own_bytes)(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v) noexcept = nullptr;
+  /// Stores acc[n] * factor, with no -0, as `dtype`; false if it does not know the dtype. Null: knows none.
+  bool (*store_row)(const float* acc, float factor, DType dtype, int32_t n, void* to) noexcept = nullptr;
 };
 
 }  // namespace folio::inline v0::kernels::cpu

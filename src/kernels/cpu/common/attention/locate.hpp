@@ -23,6 +23,13 @@ FOLIO_INLINE int32_t padded_rows(int32_t rows) {
   return (rows + kRowPadding - 1) / kRowPadding * kRowPadding;
 }
 
+/// The sequence position of a local token.
+FOLIO_INLINE int64_t key_position(const ItemKeys& keys, int64_t local) {
+  if (keys.shard_world == 1) return keys.first_pos + local;
+  return keys.first_pos + local / keys.shard_interleave * (int64_t{keys.shard_world} * keys.shard_interleave) +
+         int64_t{keys.shard_rank} * keys.shard_interleave + local % keys.shard_interleave;
+}
+
 /// Bits [begin, end) of a word; none where end <= begin.
 FOLIO_INLINE uint64_t bit_range(int64_t begin, int64_t end) {
   if (begin < 0) begin = 0;

@@ -29,8 +29,9 @@ int32_t padded(int32_t value, int32_t to) {
   return (value + to - 1) / to * to;
 }
 
-WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileShape& tile, std::byte* memory) {
-  const auto rows = static_cast<size_t>(padded(tile.rows, kRowPadding));
+WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileShape& tile, std::byte* memory,
+                            size_t own_bytes) {
+  const auto rows = static_cast<size_t>(padded(tile.rows, kMostRowPadding));
   const auto qk = static_cast<size_t>(padded(config.head_dim_qk, kDimPadding));
   const auto v = static_cast<size_t>(padded(config.head_dim_v, kDimPadding));
   const size_t tokens = kTileTokens;
@@ -59,6 +60,7 @@ WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileSh
   if (zero_bytes != nullptr) std::fill_n(zero_bytes, zeros, static_cast<unsigned char>(0));
   scratch.item.zeros = zero_bytes;
   scratch.item.pairs = carver.take<unsigned char>(4 * sizeof(float) * v);
+  scratch.item.own = carver.take<unsigned char>(own_bytes);
   scratch.rows = carver.take<ItemRow>(rows);
   scratch.running = take_states();
   scratch.split = take_states();

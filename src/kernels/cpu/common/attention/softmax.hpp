@@ -11,13 +11,7 @@ inline constexpr int kTileVecs = kTileTokens / kLanes;
 /// |query position - key position| of every token of a tile.
 FOLIO_INLINE void key_distances(const ItemKeys& keys, const ItemRow& row, const Tile& tile, float* distances) {
   for (int32_t t = 0; t < kTileTokens; ++t) {
-    const int64_t local = int64_t{tile.first} + t;
-    int64_t offset = local;
-    if (keys.shard_world != 1) {
-      offset = local / keys.shard_interleave * (int64_t{keys.shard_world} * keys.shard_interleave) +
-               int64_t{keys.shard_rank} * keys.shard_interleave + local % keys.shard_interleave;
-    }
-    const int64_t distance = row.position - (keys.first_pos + offset);
+    const int64_t distance = row.position - key_position(keys, int64_t{tile.first} + t);
     distances[t] = static_cast<float>(distance < 0 ? -distance : distance);
   }
 }

@@ -16,7 +16,7 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr double kLn2 = 0.693147180559945309417;
 
 /// Writes one row: the sink joins the denominator, the sum divides, the LSE gets its base. `acc` is overwritten.
-void write_row(const AttentionParams& params, int32_t kv_head, int32_t packed_row, float max, float sum, float* acc) {
+void write_row(const Arithmetic& arithmetic, const AttentionParams& params, int32_t kv_head, int32_t packed_row, float max, float sum, float* acc) {
   const AttentionConfig& config = *params.config;
   const AttentionArgs& args = *params.args;
   const int32_t token = packed_row / params.group_size;
@@ -31,13 +31,17 @@ void write_row(const AttentionParams& params, int32_t kv_head, int32_t packed_ro
     max = most;
   }
   const bool empty = max == kNothing;
-  for (int32_t d = 0; d < config.head_dim_v; ++d) {
-    acc[d] = empty ? 0.0f : acc[d] * factor / sum + 0.0f;  // + 0: no -0, which masked tiles would turn into 0
+  auto* const out = static_cast<unsigned char*>(args.out.data) +
+                    (token * args.out.strides[0] + q_head * args.out.strides[1]) * size_of(config.out);
+  const bool stored = !empty && arithmetic.store_row != nullptr &&
+                      arithmetic.store_row(acc, factor / sum, config.out, config.head_dim_v, out);
+  if (!stored) {
+    for (int32_t d = 0; d < config.head_dim_v; ++d) {
+      acc[d] = empty ? 0.0f : acc[d] * factor / sum + 0.0f;  // + 0: no -0, which masked tiles would turn into 0
+    }
+    const float out_scale = args.out_scale.data == nullptr ? args.out_scale.value : args.out_scale.data[0];
+    generic::store_row(acc, out_scale, config.out, config.head_dim_v, out);
   }
-  const float out_scale = args.out_scale.data == nullptr ? args.out_scale.value : args.out_scale.data[0];
-  auto* const out = static_cast<unsigned char*>(args.out.data);
-  generic::store_row(acc, out_scale, config.out, config.head_dim_v,
-                     out + (token * args.out.strides[0] + q_head * args.out.strides[1]) * size_of(config.out));
   if (args.lse.data == nullptr) return;
   const double lse2 = empty ? static_cast<double>(max) : static_cast<double>(max) + std::log2(static_cast<double>(sum));
   args.lse.data[token * args.lse.token_stride + q_head * args.lse.head_stride] =
@@ -50,12 +54,12 @@ void clear(const RowStates& states, int32_t rows, int32_t stride) {
   std::fill_n(states.acc, int64_t{rows} * stride, 0.0f);
 }
 
-void finish(const AttentionParams& params, const planner::WorkItem& item, const RowStates& states, int32_t stride) {
+void finish(const Arithmetic& arithmetic, const AttentionParams& params, const planner::WorkItem& item, const RowStates& states, int32_t stride) {
   const int32_t dim = params.config->head_dim_v;
   for (int32_t r = 0; r < item.row_end - item.row_begin; ++r) {
     float* const acc = states.acc + int64_t{r} * stride;
     if (item.partial < 0) {
-      write_row(params, item.kv_head, item.row_begin + r, states.max[r], states.sum[r], acc);
+      write_row(arithmetic, params, item.kv_head, item.row_begin + r, states.max[r], states.sum[r], acc);
       continue;
     }
     const int64_t partial = int64_t{item.partial} + r;
@@ -67,6 +71,11 @@ void finish(const AttentionParams& params, const planner::WorkItem& item, const 
 
 }  // namespace
 
+size_t own_bytes(const Arithmetic& arithmetic, const AttentionConfig& config, const planner::TileShape& tile) {
+  if (arithmetic.own_bytes == nullptr) return 0;
+  return arithmetic.own_bytes(tile.rows, config.head_dim_qk, config.head_dim_v);
+}
+
 void run_worker(const Arithmetic& arithmetic, const AttentionParams& params, int32_t worker) noexcept {
   const AttentionConfig& config = *params.config;
   const planner::PlanView& plan = params.plan;
@@ -74,8 +83,10 @@ void run_worker(const Arithmetic& arithmetic, const AttentionParams& params, int
   const int32_t end = plan.worker_indptr[worker + 1];
   if (begin == end) return;
   const WorkerScratch scratch =
-      carve_scratch(config, params.tile, params.scratch + static_cast<size_t>(worker) * params.scratch_stride);
+      carve_scratch(config, params.tile, params.scratch + static_cast<size_t>(worker) * params.scratch_stride,
+                    own_bytes(arithmetic, config, params.tile));
   ItemCall call;
+  call.tile_rows = params.tile.rows;
   call.rows = scratch.rows;
   call.head_dim_qk = config.head_dim_qk;
   call.head_dim_v = config.head_dim_v;
@@ -106,7 +117,7 @@ void run_worker(const Arithmetic& arithmetic, const AttentionParams& params, int
                         config.head_dim_v);
       }
     }
-    if ((item.flags & planner::kFinish) != 0) finish(params, item, scratch.running, call.v_stride);
+    if ((item.flags & planner::kFinish) != 0) finish(arithmetic, params, item, scratch.running, call.v_stride);
   }
 }
 
@@ -123,7 +134,7 @@ void run_merge(const Arithmetic& arithmetic, const AttentionParams& params, int3
       arithmetic.fold(&max, &sum, acc, params.partial_max[partial], params.partial_sum[partial],
                       params.partial_acc + partial * dim, dim);
     }
-    write_row(params, item.kv_head, row, max, sum, acc);
+    write_row(arithmetic, params, item.kv_head, row, max, sum, acc);
   }
 }
 
