@@ -8,20 +8,24 @@
 #endif
 
 namespace folio::inline v0::kernels {
+namespace {
+
+std::vector<const AttentionKernel*> every_kernel() {
+  std::vector<const AttentionKernel*> kernels;
+  const auto append = [&kernels](const auto& more) { kernels.insert(kernels.end(), more.begin(), more.end()); };
+#if defined(__x86_64__)
+  kernels.push_back(&amx::attention_kernel());
+  append(avx512::attention_kernels());
+#endif
+  append(generic::attention_kernels());
+  return kernels;
+}
+
+}  // namespace
 
 std::span<const AttentionKernel* const> cpu_attention_kernels() {
-  static const std::vector<const AttentionKernel*> all = [] {
-    std::vector<const AttentionKernel*> kernels;
-#if defined(__x86_64__)
-    kernels.push_back(&amx::attention_kernel());
-    const auto avx512 = avx512::attention_kernels();
-    kernels.insert(kernels.end(), avx512.begin(), avx512.end());
-#endif
-    const auto generic = generic::attention_kernels();
-    kernels.insert(kernels.end(), generic.begin(), generic.end());
-    return kernels;
-  }();
-  return all;
+  static const std::vector<const AttentionKernel*> kernels = every_kernel();
+  return kernels;
 }
 
 }  // namespace folio::inline v0::kernels
