@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "planner/batch_checks.hpp"
-#include "planner/device_scratch.hpp"
+#include "planner/device/scratch.hpp"
 #include "planner/refusal.hpp"
 
 namespace folio::inline v0::planner {

@@ -8,20 +8,31 @@
 
 namespace folio::inline v0::planner {
 
+/// How much there is of everything that a plan numbers in order.
+struct WorkSums {
+  int32_t items = 0;
+  int32_t partial_rows = 0;
+  int32_t sources = 0;
+  int32_t merges = 0;
+};
+
 /// The work line's cut before one worker's part, as the device planner finds it.
 struct DeviceCut {
   CutChoices choices;     ///< around the ideal position
-  int64_t ideal_kv_tile;  ///< KV tiles of the chain before the grain of the ideal position
+  int64_t ideal_kv_tile;  ///< KV tiles of the chain before the ideal position's
   int64_t price;          ///< fixed splits: partial rows that a first cut of the chain would cost
   int64_t position;       ///< the cut chosen
-  int32_t request;        ///< of the chain that contains the ideal position, then the cut
+  uint32_t taken;         ///< which of the choices it is
+  uint8_t next[4];        ///< which choice follows from each choice of the cut before
+  int32_t request;        ///< of the chain that contains the ideal position
   int32_t head;
-  int32_t tile;
-  int32_t item;         ///< the uncut chains' item that contains or begins at the cut
-  int32_t chain_items;  ///< the uncut chains' items before the chain
-  int32_t token;        ///< where in its item the cut is: a local token, or -1 at the item's begin
-  uint32_t next;        ///< 2 bits for each choice of the previous cut: what that makes the choice here
-  int32_t sums[4];      ///< before this worker: its items, partial rows, merge sources, merges
+  int32_t tile;          ///< that chain's row tile
+  bool inside;           ///< the cut lies within that chain
+  int32_t chain_items;   ///< the uncut chains' items before the chain
+  int32_t item;          ///< ... before the one that contains or begins at the cut
+  int32_t token;         ///< where in its item the cut is: a local token, or -1 at the item's begin
+  WorkSums before;       ///< of the earlier workers
+  int32_t tail_partial;  ///< partial rows before those of the chain that the next worker continues
 };
 
 /// Memory of one planning on the device, besides the image. In a thread block's shared memory where it fits.

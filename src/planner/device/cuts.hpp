@@ -1,0 +1,172 @@
+#pragma once
+
+#include <cstdint>
+
+#include "planner/device/job.hpp"
+#include "planner/device/row_tile.hpp"
+
+/// The work line and its cuts: what build_work_line and cut_work_line compute, for requests alone.
+namespace folio::inline v0::planner::device {
+
+/// Sums over row tiles.
+struct LineSums {
+  int64_t cost = 0;
+  int64_t grain = 0;  ///< the largest
+  int64_t items = 0;
+};
+struct AddLines {
+  FOLIO_HOST_DEVICE LineSums operator()(const LineSums& a, const LineSums& b) const {
+    return {a.cost + b.cost, a.grain > b.grain ? a.grain : b.grain, a.items + b.items};
+  }
+};
+
+FOLIO_HOST_DEVICE inline int32_t request_of_tile(const Job& job, int32_t tile) {
+  const int32_t* tile_begin = job.scratch.tile_begin;
+  return last_at_or_below(job.in.num_requests, tile, [tile_begin](int32_t r) { return tile_begin[r]; });
+}
+
+/// Sums of cost and items before every row tile. Returns the line, which is the KV heads' one after the other only
+/// within a request: request by request, head by head, row tile by row tile.
+template <typename Group>
+FOLIO_HOST_DEVICE WorkLine sum_row_tiles(const Job& job, Group& group) {
+  const int32_t count = job.num_row_tiles();
+  const Share share = share_of(group, count);
+  LineSums sums;
+  for (int32_t t = share.begin; t < share.end; ++t) {
+    const RowTile tile = row_tile(job, request_of_tile(job, t), t);
+    const TileWork work = tile_work(job, tile);
+    job.scratch.cost_before[t] = sums.cost;
+    job.scratch.items_before[t] = static_cast<int32_t>(sums.items);
+    sums = AddLines()(sums, {work.num_kv_tiles * kv_tile_cost(job, tile), work.grain, work.num_items});
+  }
+  LineSums total;
+  const LineSums before = group.exclusive_scan(sums, LineSums{}, AddLines(), total);
+  for (int32_t t = share.begin; t < share.end; ++t) {
+    job.scratch.cost_before[t] += before.cost;
+    job.scratch.items_before[t] += static_cast<int32_t>(before.items);
+  }
+  if (group.rank() == 0) {
+    job.scratch.cost_before[count] = total.cost;
+    job.scratch.items_before[count] = static_cast<int32_t>(total.items);
+  }
+  group.sync();
+  return {.total = total.cost * job.in.num_kv_heads, .grain = total.grain, .num_workers = job.in.num_workers};
+}
+
+/// Where the line may be cut around the ideal cut before `worker`'s part.
+FOLIO_HOST_DEVICE inline void find_choices(const Job& job, const WorkLine& line, int32_t worker) {
+  const DeviceScratch& scratch = job.scratch;
+  DeviceCut& cut = scratch.cuts[worker];
+  const int64_t heads = job.in.num_kv_heads;
+  const int64_t position = ideal_cut(line, worker);
+  cut.request = last_at_or_below(job.in.num_requests, position, [&scratch, heads](int32_t r) {
+    return scratch.cost_before[scratch.tile_begin[r]] * heads;
+  });
+  const int32_t first = scratch.tile_begin[cut.request];
+  const int32_t count = scratch.tile_begin[cut.request + 1] - first;
+  const int64_t cost_before = scratch.cost_before[first];
+  const int64_t head_cost = scratch.cost_before[first + count] - cost_before;
+  const int64_t in_request = position - cost_before * heads;
+  cut.head = static_cast<int32_t>(in_request / head_cost);
+  const int64_t in_head = in_request % head_cost;
+  cut.tile = first + last_at_or_below(count, in_head, [&scratch, first, cost_before](int32_t t) {
+               return scratch.cost_before[first + t] - cost_before;
+             });
+  const RowTile tile = row_tile(job, cut.request, cut.tile);
+  const int64_t tile_cost = kv_tile_cost(job, tile);
+  const int64_t offset = scratch.cost_before[cut.tile] - cost_before;
+  cut.ideal_kv_tile = (in_head - offset) / tile_cost;
+  const bool fixed = job.fixed_splits();
+  const Grain grain =
+      fixed ? split_around(job, tile, cut.ideal_kv_tile) : Grain{cut.ideal_kv_tile, cut.ideal_kv_tile + 1};
+  cut.price = fixed ? price_of_cut(job, tile, cut.ideal_kv_tile) : 0;
+  const int64_t chain_begin = cost_before * heads + cut.head * head_cost + offset;
+  cut.choices = {.chain_begin = chain_begin,
+                 .chain_end = chain_begin + scratch.cost_before[cut.tile + 1] - scratch.cost_before[cut.tile],
+                 .below = chain_begin + grain.below * tile_cost,
+                 .above = chain_begin + grain.above * tile_cost,
+                 .divisible = true};
+}
+
+FOLIO_HOST_DEVICE inline int64_t choice(const CutChoices& choices, uint32_t index) {
+  const int64_t ends = index == 0 ? choices.chain_begin : choices.chain_end;
+  const int64_t grains = index == 2 ? choices.below : choices.above;
+  return index < 2 ? ends : grains;
+}
+
+/// The choice whose position choose_cut takes. It is always one of the worker's own: the previous cut lies at or before
+/// the ideal place, and then the grain's begin is nearer, or is the grain's or the chain's end.
+FOLIO_HOST_DEVICE inline uint32_t choice_taken(const CutChoices& choices, int64_t position) {
+  for (uint32_t i = 0; i < 3; ++i) {
+    if (choice(choices, i) == position) return i;
+  }
+  return 3;
+}
+
+/// Chooses the cuts where all chains may be cut. What a cut is depends on the one before, of which there are four: so
+/// what each of the four would lead to is computed for all workers at once, and only the walk along it is sequential.
+template <typename Group>
+FOLIO_HOST_DEVICE void choose_in_parallel(const Job& job, const WorkLine& line, Group& group) {
+  DeviceCut* const cuts = job.scratch.cuts;
+  for (int32_t i = 4 + group.rank(); i < 4 * line.num_workers; i += group.size()) {
+    const int32_t worker = i / 4;
+    Cut previous;
+    if (worker > 1) {
+      previous.position = choice(cuts[worker - 1].choices, i % 4);
+      previous.deviation = previous.position * line.num_workers - line.total * (worker - 1);
+    }
+    const CutChoices choices = cuts[worker].choices;
+    cuts[worker].next[i % 4] =
+        static_cast<uint8_t>(choice_taken(choices, choose_cut(line, worker, previous, choices).position));
+  }
+  group.sync();
+  if (group.rank() == 0) {
+    uint32_t taken = 0;
+    for (int32_t w = 1; w < line.num_workers; ++w) {
+      const uint8_t* next = cuts[w].next;
+      const uint32_t packed = next[0] | next[1] << 2 | next[2] << 4 | next[3] << 6;
+      taken = packed >> 2 * taken & 3u;
+      cuts[w].taken = taken;
+    }
+  }
+  group.sync();
+}
+
+/// Chooses the cuts one after the other, where the budget of partial rows may not suffice for all.
+FOLIO_HOST_DEVICE inline void choose_in_order(const Job& job, const WorkLine& line) {
+  int64_t budget = job.in.fixed_split_budget;
+  int64_t paid_chain = -1;  // by its begin
+  Cut previous;
+  for (int32_t w = 1; w < line.num_workers; ++w) {
+    DeviceCut& cut = job.scratch.cuts[w];
+    const bool is_cut = cut.choices.chain_begin == paid_chain;
+    cut.choices.divisible = is_cut || cut.price <= budget;
+    previous = choose_cut(line, w, previous, cut.choices);
+    cut.taken = choice_taken(cut.choices, previous.position);
+    const bool inside = previous.position != cut.choices.chain_begin && previous.position != cut.choices.chain_end;
+    if (!inside || is_cut) continue;
+    budget -= cut.price;
+    paid_chain = cut.choices.chain_begin;
+  }
+}
+
+/// Chooses every worker's cut: DeviceCut::choices and taken of workers 1 and up.
+template <typename Group>
+FOLIO_HOST_DEVICE void choose_cuts(const Job& job, const WorkLine& line, Group& group) {
+  if (line.total == 0) return;
+  LineSums prices;
+  for (int32_t w = 1 + group.rank(); w < line.num_workers; w += group.size()) {
+    find_choices(job, line, w);
+    prices.cost += job.scratch.cuts[w].price;
+  }
+  LineSums total;
+  group.exclusive_scan(prices, LineSums{}, AddLines(), total);  // and everybody sees the choices
+  if (total.cost <= job.in.fixed_split_budget) {
+    choose_in_parallel(job, line, group);
+    return;
+  }
+  if (group.rank() == 0) choose_in_order(job, line);
+  group.sync();
+}
+
+}  // namespace folio::inline v0::planner::device

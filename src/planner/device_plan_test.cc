@@ -1,0 +1,113 @@
+#include "planner/device_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <random>
+#include <vector>
+
+#include "planner/device/host_groups.hpp"
+#include "planner/device/planning.hpp"
+#include "planner/device_fixtures.hpp"
+#include "planner/plan_digest.hpp"
+
+/// The device planner's body on the host: equal to make_plan, and safe whatever the lengths are.
+namespace folio::inline v0::planner {
+namespace {
+
+using testing::Alone;
+using testing::Case;
+using testing::OwnedBatch;
+using testing::RawBatch;
+using testing::Team;
+
+/// An image and scratch of exactly the size that is promised to suffice, full of what was there before.
+struct DeviceMemory {
+  explicit DeviceMemory(const PlannerConfig& config)
+      : image(plan_image_bytes(config), std::byte{0xa5}),
+        scratch(static_cast<size_t>(counts_within_bounds(config).scratch_bytes), std::byte{0x5a}) {}
+  const PlanStatus& status() const { return reinterpret_cast<const PlanImageHeader*>(image.data())->status; }
+  std::vector<std::byte> image;
+  std::vector<std::byte> scratch;
+  PlanStatus sticky;
+};
+
+template <typename Group>
+void plan_into(DeviceMemory& memory, const PlannerConfig& config, const BatchView& batch, Group& group) {
+  const device::PlanInput input = device_plan_input(config, batch);
+  device::plan_batch(input, memory.image.data(), memory.scratch.data(), &memory.sticky, group);
+}
+
+std::vector<int64_t> device_plan(DeviceMemory& memory, const PlannerConfig& config, const BatchView& batch) {
+  Alone alone;
+  plan_into(memory, config, batch, alone);
+  return testing::serialise(testing::view_of_image(config, memory.image.data()));
+}
+
+/// Without the bounds: a request at fault keeps its rows, however many it has.
+std::vector<int64_t> host_plan(PlannerConfig config, OwnedBatch& batch, PlanStorage& storage) {
+  config.bounds.reset();
+  return testing::serialise(make_plan(config, batch.view(), storage));
+}
+
+TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
+  std::mt19937 random(51);
+  PlanStorage storage;
+  int merged = 0;
+  int many_workers = 0;
+  for (int i = 0; i < 10000; ++i) {
+    Case one = testing::random_device_case(random);
+    RawBatch batch = testing::raw(one.batch);
+    ASSERT_EQ(device_plan_refusal(one.config, batch.view()), "") << "case " << i;
+    DeviceMemory memory(one.config);
+    ASSERT_EQ(device_plan(memory, one.config, batch.view()), host_plan(one.config, one.batch, storage)) << "case " << i;
+    ASSERT_EQ(memory.status().problem, PlanProblem::kNone) << "case " << i;
+    merged += testing::view_of_image(one.config, memory.image.data()).num_merges > 0 ? 1 : 0;
+    many_workers += one.config.num_workers >= 132 ? 1 : 0;
+  }
+  EXPECT_GT(merged, 2000);
+  EXPECT_GT(many_workers, 100);
+}
+
+TEST(DevicePlan, EqualsTheHostPlanHoweverManyThreadsMakeIt) {
+  std::mt19937 random(52);
+  PlanStorage storage;
+  for (int i = 0; i < 300; ++i) {
+    Case one = testing::random_device_case(random);
+    RawBatch batch = testing::raw(one.batch);
+    if (i % 3 == 0) testing::spoil(batch, one.config, random);
+    int32_t at_fault = -1;
+    OwnedBatch sound = testing::repaired(batch, one.config, at_fault);
+    DeviceMemory memory(one.config);
+    Team::run(2 + i % 4, [&](Team& team) { plan_into(memory, one.config, batch.view(), team); });
+    ASSERT_EQ(testing::serialise(testing::view_of_image(one.config, memory.image.data())),
+              host_plan(one.config, sound, storage))
+        << "case " << i;
+  }
+}
+
+TEST(DevicePlan, PlansTheOthersWhateverTheLengthsAre) {
+  std::mt19937 random(53);
+  PlanStorage storage;
+  int at_faults = 0;
+  for (int i = 0; i < 10000; ++i) {
+    Case one = testing::random_device_case(random);
+    RawBatch batch = testing::raw(one.batch);
+    testing::spoil(batch, one.config, random);
+    int32_t at_fault = -1;
+    OwnedBatch sound = testing::repaired(batch, one.config, at_fault);
+    DeviceMemory memory(one.config);
+    ASSERT_EQ(device_plan(memory, one.config, batch.view()), host_plan(one.config, sound, storage)) << "case " << i;
+    const PlanStatus& status = memory.status();
+    ASSERT_EQ(status.problem != PlanProblem::kNone, at_fault >= 0) << "case " << i;
+    ASSERT_EQ(memory.sticky.problem, status.problem) << "case " << i;
+    ASSERT_EQ(describe(status).empty(), at_fault < 0);
+    if (at_fault < 0) continue;
+    ASSERT_EQ(status.request, at_fault) << "case " << i;
+    ++at_faults;
+  }
+  EXPECT_GT(at_faults, 5000);
+}
+
+}  // namespace
+}  // namespace folio::inline v0::planner
