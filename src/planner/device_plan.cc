@@ -21,7 +21,9 @@ bool line_fits(const PlannerConfig& config) {
       static_cast<double>(config.bounds->max_kv_len) / config.tile.kv_tokens + 2 * kMaxImageSegments;
   const double dearest =
       static_cast<double>(config.tile_cost) + static_cast<double>(config.tile.rows) * config.row_cost;
-  const double total = static_cast<double>(most_row_tiles(config)) * config.num_kv_heads * kv_tiles * dearest;
+  const double total =
+      static_cast<double>(most_row_tiles(config, config.bounds->max_requests, config.bounds->max_tokens)) *
+      config.num_kv_heads * kv_tiles * dearest;
   return total * config.num_workers < static_cast<double>(kMaxScaledLine);
 }
 
@@ -78,7 +80,8 @@ device::PlanInput device_plan_input(const PlannerConfig& config, const BatchView
   input.tile_cost = config.tile_cost;
   input.row_cost = config.row_cost;
   input.fixed_split_budget = fixed_split_budget(config);
-  input.most_row_tiles = most_row_tiles(config);
+  input.most_row_tiles = most_row_tiles(config, batch.num_requests, batch.num_tokens);
+  input.scratch_bytes = device_scratch_bytes(batch.num_requests, input.most_row_tiles, config.num_workers);
   input.layout = carve_plan_image(counts_within_bounds(config));
   return input;
 }

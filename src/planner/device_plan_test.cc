@@ -21,26 +21,19 @@ using testing::OwnedBatch;
 using testing::RawBatch;
 using testing::Team;
 
-/// An image and scratch of exactly the size that is promised to suffice, full of what was there before.
+/// An image of exactly the size that is promised to suffice, full of what was there before.
 struct DeviceMemory {
-  explicit DeviceMemory(const PlannerConfig& config)
-      : image(plan_image_bytes(config), std::byte{0xa5}),
-        scratch(static_cast<size_t>(counts_within_bounds(config).scratch_bytes), std::byte{0x5a}) {}
+  explicit DeviceMemory(const PlannerConfig& config) : image(plan_image_bytes(config), std::byte{0xa5}) {}
   const PlanStatus& status() const { return reinterpret_cast<const PlanImageHeader*>(image.data())->status; }
   std::vector<std::byte> image;
-  std::vector<std::byte> scratch;
   PlanStatus sticky;
 };
 
-template <typename Group>
-void plan_into(DeviceMemory& memory, const PlannerConfig& config, const BatchView& batch, Group& group) {
-  const device::PlanInput input = device_plan_input(config, batch);
-  device::plan_batch(input, memory.image.data(), memory.scratch.data(), &memory.sticky, group);
-}
-
 std::vector<int64_t> device_plan(DeviceMemory& memory, const PlannerConfig& config, const BatchView& batch) {
+  const device::PlanInput input = device_plan_input(config, batch);
+  std::vector<std::byte> scratch(static_cast<size_t>(input.scratch_bytes), std::byte{0x5a});
   Alone alone;
-  plan_into(memory, config, batch, alone);
+  device::plan_batch(input, memory.image.data(), scratch.data(), &memory.sticky, alone);
   return testing::serialise(testing::view_of_image(config, memory.image.data()));
 }
 
@@ -79,7 +72,11 @@ TEST(DevicePlan, EqualsTheHostPlanHoweverManyThreadsMakeIt) {
     int32_t at_fault = -1;
     OwnedBatch sound = testing::repaired(batch, one.config, at_fault);
     DeviceMemory memory(one.config);
-    Team::run(2 + i % 4, [&](Team& team) { plan_into(memory, one.config, batch.view(), team); });
+    const device::PlanInput input = device_plan_input(one.config, batch.view());
+    std::byte* const image = memory.image.data();
+    Team::run(2 + i % 4, [&](Team& team) {
+      device::plan_batch(input, image, image + input.layout.scratch, &memory.sticky, team);
+    });
     ASSERT_EQ(testing::serialise(testing::view_of_image(one.config, memory.image.data())),
               host_plan(one.config, sound, storage))
         << "case " << i;

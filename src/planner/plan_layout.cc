@@ -9,11 +9,10 @@
 
 namespace folio::inline v0::planner {
 
-int64_t most_row_tiles(const PlannerConfig& config) {
-  const GraphBounds& bounds = *config.bounds;
-  const int64_t rows = int64_t{bounds.max_tokens} * (config.num_q_heads / config.num_kv_heads);
+int64_t most_row_tiles(const PlannerConfig& config, int64_t requests, int64_t tokens) {
+  const int64_t rows = tokens * (config.num_q_heads / config.num_kv_heads);
   // A request's last row tile may be short; there are no more requests with tokens than tokens.
-  return rows / config.tile.rows + std::min(bounds.max_requests, bounds.max_tokens);
+  return rows / config.tile.rows + std::min(requests, tokens);
 }
 
 PlanImageCounts counts_within_bounds(const PlannerConfig& config) {
@@ -24,7 +23,7 @@ PlanImageCounts counts_within_bounds(const PlannerConfig& config) {
   const int64_t rows = int64_t{bounds.max_tokens} * (config.num_q_heads / config.num_kv_heads);
   const int64_t requests = bounds.max_requests;
   const int64_t levels = bounds.max_shared_levels;
-  const int64_t tiles = most_row_tiles(config);
+  const int64_t tiles = most_row_tiles(config, requests, bounds.max_tokens);
   const bool fixed_splits = config.determinism >= Determinism::kBatchInvariant;
   // Items of a chain before it is cut: one a segment, or one a split. All segments' keys together are bounded, and each
   // segment may begin and end within a split.

@@ -55,8 +55,8 @@ constexpr PlanImageLayout carve_plan_image(const PlanImageCounts& counts) {
   return layout;
 }
 
-/// Row tiles that the requests of any batch within the bounds have at most, per KV head.
-int64_t most_row_tiles(const PlannerConfig& config);
+/// Row tiles that this many requests with this many tokens make at most, per KV head.
+int64_t most_row_tiles(const PlannerConfig& config, int64_t requests, int64_t tokens);
 
 /// What suffices for every plan within config.bounds. Throws as plan_image_bytes(config) does.
 PlanImageCounts counts_within_bounds(const PlannerConfig& config);

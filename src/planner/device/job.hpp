@@ -42,7 +42,8 @@ struct PlanInput {
   int32_t tile_cost;
   int32_t row_cost;
   int64_t fixed_split_budget;
-  int64_t most_row_tiles;
+  int64_t most_row_tiles;  ///< of a batch with these counts
+  int64_t scratch_bytes;
   PlanImageLayout layout;
 };
 
