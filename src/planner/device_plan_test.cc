@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "folio/types/error.hpp"
 #include "planner/device/host_groups.hpp"
 #include "planner/device/planning.hpp"
 #include "planner/device_fixtures.hpp"
@@ -104,6 +105,40 @@ TEST(DevicePlan, PlansTheOthersWhateverTheLengthsAre) {
     ++at_faults;
   }
   EXPECT_GT(at_faults, 5000);
+}
+
+TEST(DevicePlan, SaysWhatItDoesNotTake) {
+  OwnedBatch owned = testing::paged_batch({1, 1}, {10, 20});
+  PlannerConfig config;
+  config.num_q_heads = config.num_kv_heads = 1;
+  config.page_size = 16;
+  config.tile = {.rows = 16, .kv_tokens = 16};
+  RawBatch batch = testing::raw(owned);
+  const auto refusal = [&](const BatchView& view) { return device_plan_refusal(config, view); };
+  EXPECT_NE(refusal(batch.view()).find("GraphBounds"), std::string::npos);
+  config.bounds =
+      GraphBounds{.max_requests = 2, .max_tokens = 2, .max_q_len = 1, .max_kv_len = 100, .max_shared_levels = 1};
+  EXPECT_EQ(refusal(batch.view()), "");
+  config.mask = MaskKind::kCustom;
+  EXPECT_NE(refusal(batch.view()).find("custom masks"), std::string::npos);
+  config.mask = MaskKind::kCausal;
+  batch.segments.resize(kMaxImageSegments, batch.segments[0]);
+  EXPECT_EQ(refusal(batch.view()), "");
+  batch.segments.push_back(batch.segments[0]);
+  EXPECT_NE(refusal(batch.view()).find("5 segments"), std::string::npos);
+  batch.segments.resize(1);
+  std::vector<KvSegment> shared{batch.view().segments[0]};
+  shared[0].group_indptr = batch.cu_q.data();  // not to be read
+  BatchView with_groups = batch.view();
+  with_groups.segments = shared;
+  EXPECT_NE(refusal(with_groups).find("shared"), std::string::npos);
+  config.bounds->max_kv_len = 0x7fffffff;
+  config.tile = {.rows = 1 << 20, .kv_tokens = 1};
+  config.row_cost = 2000;
+  config.num_workers = 1 << 16;
+  EXPECT_NE(refusal(batch.view()).find("64-bit"), std::string::npos);
+  batch.num_tokens = 3;
+  EXPECT_THROW(refusal(batch.view()), Error);
 }
 
 }  // namespace
