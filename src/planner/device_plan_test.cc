@@ -48,10 +48,12 @@ class DeviceMemory {
 
 std::vector<int64_t> device_plan(DeviceMemory& memory, const PlannerConfig& config, const BatchView& batch) {
   const device::PlanInput input = device_plan_input(config, batch);
-  std::vector<std::byte> scratch(static_cast<size_t>(input.scratch_bytes), std::byte{0x5a});
+  std::vector<std::byte> scratch(static_cast<size_t>(input.scratch.bytes()), std::byte{0x5a});
   Alone alone;
   std::byte* const image = memory.prepare(config);
-  device::plan_batch(input, image, scratch.data(), &memory.sticky, alone);
+  const device::Job job(input, image, scratch.data());
+  device::divide_batch(job, &memory.sticky, alone);
+  device::emit_items(job, 0, 1);
   EXPECT_FALSE(memory.overrun());
   return testing::serialise(testing::view_of_image(config, image));
 }
@@ -94,7 +96,9 @@ TEST(DevicePlan, EqualsTheHostPlanHoweverManyThreadsMakeIt) {
     const device::PlanInput input = device_plan_input(one.config, batch.view());
     std::byte* const image = memory.prepare(one.config);
     Team::run(2 + i % 4, [&](Team& team) {
-      device::plan_batch(input, image, image + input.layout.scratch, &memory.sticky, team);
+      const device::Job job(input, image, image + input.layout.scratch);
+      device::divide_batch(job, &memory.sticky, team);
+      device::emit_items(job, team.rank(), team.size());
     });
     ASSERT_EQ(testing::serialise(testing::view_of_image(one.config, image)), host_plan(one.config, sound, storage))
         << "case " << i;
