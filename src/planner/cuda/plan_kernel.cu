@@ -76,9 +76,9 @@ void launch_plan(const PlannerConfig& config, const BatchView& batch, void* imag
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  const int64_t chains = input.scratch.row_tiles * input.num_kv_heads + input.num_workers;
+  const int64_t most_items = (input.layout.scratch - input.layout.items) / int64_t{sizeof(WorkItem)};
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(std::clamp<int64_t>(ceil_div(chains, kEmitThreads), 1, kMostEmitBlocks)));
+  launch.gridDim = dim3(static_cast<unsigned>(std::clamp<int64_t>(most_items / kEmitThreads, 1, kMostEmitBlocks)));
   launch.blockDim = dim3(kEmitThreads);
   launch.stream = cuda_stream;
   launch.attrs = &early;

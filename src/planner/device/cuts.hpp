@@ -33,7 +33,9 @@ FOLIO_HOST_DEVICE WorkLine sum_row_tiles(const Job& job, Group& group) {
   const Share share = share_of(group, count);
   LineSums sums;
   for (int32_t t = share.begin; t < share.end; ++t) {
-    const RowTile tile = row_tile(job, request_of_tile(job, t), t);
+    const int32_t request = request_of_tile(job, t);
+    const RowTile tile = row_tile(job, request, t);
+    job.scratch.tile_request[t] = request;
     const TileWork work = tile_work(job, tile);
     job.scratch.cost_before[t] = sums.cost;
     job.scratch.items_before[t] = static_cast<int32_t>(sums.items);
@@ -59,16 +61,16 @@ FOLIO_HOST_DEVICE inline void find_choices(const Job& job, const WorkLine& line,
   CutSearch& cut = scratch.searches[worker];
   const int64_t heads = job.in.num_kv_heads;
   const int64_t position = ideal_cut(line, worker);
-  cut.request = last_at_or_below(job.in.num_requests, position, [&scratch, heads](int32_t r) {
-    return scratch.cost_before[scratch.tile_begin[r]] * heads;
-  });
+  // Within a request the heads follow one another; a request's share of the line is that of all its row tiles.
+  cut.request = scratch.tile_request[last_at_or_below(job.num_row_tiles(), position / heads,
+                                                      [&scratch](int32_t t) { return scratch.cost_before[t]; })];
   const int32_t first = scratch.tile_begin[cut.request];
   const int32_t count = scratch.tile_begin[cut.request + 1] - first;
   const int64_t cost_before = scratch.cost_before[first];
   const int64_t head_cost = scratch.cost_before[first + count] - cost_before;
   const int64_t in_request = position - cost_before * heads;
   cut.head = static_cast<int32_t>(in_request / head_cost);
-  const int64_t in_head = in_request % head_cost;
+  const int64_t in_head = in_request - cut.head * head_cost;
   cut.tile = first + last_at_or_below(count, in_head, [&scratch, first, cost_before](int32_t t) {
                return scratch.cost_before[first + t] - cost_before;
              });

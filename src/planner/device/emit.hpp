@@ -16,11 +16,6 @@ struct Chain {
   int32_t items_before;
 };
 
-/// Items of the uncut line before a request's.
-FOLIO_HOST_DEVICE inline int32_t items_before_request(const Job& job, int32_t request) {
-  return job.scratch.items_before[job.scratch.tile_begin[request]] * job.in.num_kv_heads;
-}
-
 /// Items of the uncut line before a chain's.
 FOLIO_HOST_DEVICE inline int32_t items_before_chain(const Job& job, int32_t request, int32_t head, int32_t tile) {
   const DeviceScratch& scratch = job.scratch;
@@ -37,15 +32,15 @@ FOLIO_HOST_DEVICE inline int32_t items_of_tile(const Job& job, int32_t tile) {
 FOLIO_HOST_DEVICE inline Chain chain_of_item(const Job& job, int32_t item) {
   const DeviceScratch& scratch = job.scratch;
   Chain chain;
-  chain.request =
-      last_at_or_below(job.in.num_requests, item, [&job](int32_t r) { return items_before_request(job, r); });
+  chain.request = scratch.tile_request[last_at_or_below(job.num_row_tiles(), item / job.in.num_kv_heads,
+                                                        [&scratch](int32_t t) { return scratch.items_before[t]; })];
   const int32_t first = scratch.tile_begin[chain.request];
   const int32_t count = scratch.tile_begin[chain.request + 1] - first;
   const int32_t begin = scratch.items_before[first];
   const int32_t a_head = scratch.items_before[first + count] - begin;
   const int32_t in_request = item - begin * job.in.num_kv_heads;
   chain.head = in_request / a_head;
-  const int32_t in_head = in_request % a_head;
+  const int32_t in_head = in_request - chain.head * a_head;
   chain.tile = first;
   if (count > 1) {
     chain.tile += last_at_or_below(

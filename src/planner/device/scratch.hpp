@@ -50,6 +50,7 @@ struct CutPlace {
 struct DeviceScratch {
   CutPlace* places = nullptr;       ///< [workers + 1]
   int32_t* tile_begin = nullptr;    ///< [requests + 1], row tiles before the request, per KV head
+  int32_t* tile_request = nullptr;  ///< [row tiles], whose row tile it is
   int32_t* items_before = nullptr;  ///< [row tiles + 1], items of the row tiles before, uncut, per KV head
   int64_t* cost_before = nullptr;   ///< [row tiles + 1], cost of the row tiles before, per KV head
   CutSearch* searches = nullptr;    ///< [workers + 1]
@@ -62,7 +63,7 @@ struct DeviceScratchSizes {
   /// What making items takes: whole 16 bytes.
   FOLIO_HOST_DEVICE constexpr int64_t kept_bytes() const {
     const int64_t bytes =
-        (workers + 1) * int64_t{sizeof(CutPlace)} + (requests + 1 + row_tiles + 1) * int64_t{sizeof(int32_t)};
+        (workers + 1) * int64_t{sizeof(CutPlace)} + (requests + 1 + 2 * row_tiles + 1) * int64_t{sizeof(int32_t)};
     return (bytes + 15) / 16 * 16;
   }
   FOLIO_HOST_DEVICE constexpr int64_t bytes() const {
@@ -75,7 +76,8 @@ FOLIO_HOST_DEVICE inline DeviceScratch carve_device_scratch(std::byte* memory, c
   DeviceScratch scratch;
   scratch.places = reinterpret_cast<CutPlace*>(memory);
   scratch.tile_begin = reinterpret_cast<int32_t*>(scratch.places + sizes.workers + 1);
-  scratch.items_before = scratch.tile_begin + sizes.requests + 1;
+  scratch.tile_request = scratch.tile_begin + sizes.requests + 1;
+  scratch.items_before = scratch.tile_request + sizes.row_tiles;
   scratch.cost_before = reinterpret_cast<int64_t*>(memory + sizes.kept_bytes());
   scratch.searches = reinterpret_cast<CutSearch*>(scratch.cost_before + sizes.row_tiles + 1);
   return scratch;
