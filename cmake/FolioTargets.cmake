@@ -13,6 +13,13 @@ target_compile_options(folio_options INTERFACE
   $<$<AND:$<BOOL:${FOLIO_WARNINGS_AS_ERRORS}>,$<COMPILE_LANGUAGE:CXX>>:-Werror>)
 target_include_directories(folio_options INTERFACE
   ${CMAKE_CURRENT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR}/src)
+if(FOLIO_HAS_CUDA)
+  # 554: of a view of const elements, the conversion that adds const is never called. As intended.
+  target_compile_options(folio_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=554>)
+  target_include_directories(folio_options SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+endif()
+# What linking Folio's objects takes: programs of objects (tests) and libfolio.
+set(FOLIO_LINK_LIBRARIES Threads::Threads $<$<BOOL:${FOLIO_HAS_CUDA}>:CUDA::cudart_static>)
 
 set_property(GLOBAL PROPERTY FOLIO_MODULES "")
 
@@ -39,7 +46,7 @@ function(folio_test)
     target_link_libraries(${T_NAME} PRIVATE $<TARGET_OBJECTS:folio_${module}>)
     add_dependencies(${T_NAME} folio_${module})
   endforeach()
-  target_link_libraries(${T_NAME} PRIVATE folio_options Threads::Threads GTest::gtest GTest::gmock GTest::gtest_main
+  target_link_libraries(${T_NAME} PRIVATE folio_options ${FOLIO_LINK_LIBRARIES} GTest::gtest GTest::gmock GTest::gtest_main
                         ${T_LIBRARIES})
   gtest_discover_tests(${T_NAME} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${T_LABELS}")
 endfunction()
