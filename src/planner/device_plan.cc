@@ -80,8 +80,9 @@ device::PlanInput device_plan_input(const PlannerConfig& config, const BatchView
   input.tile_cost = config.tile_cost;
   input.row_cost = config.row_cost;
   input.fixed_split_budget = fixed_split_budget(config);
-  input.most_row_tiles = most_row_tiles(config, batch.num_requests, batch.num_tokens);
-  input.scratch_bytes = device_scratch_bytes(batch.num_requests, input.most_row_tiles, config.num_workers);
+  input.scratch = {.requests = batch.num_requests,
+                   .row_tiles = most_row_tiles(config, batch.num_requests, batch.num_tokens),
+                   .workers = config.num_workers};
   input.layout = carve_plan_image(counts_within_bounds(config));
   return input;
 }

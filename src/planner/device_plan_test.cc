@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <random>
 #include <vector>
@@ -22,20 +23,39 @@ using testing::OwnedBatch;
 using testing::RawBatch;
 using testing::Team;
 
-/// An image of exactly the size that is promised to suffice, full of what was there before.
-struct DeviceMemory {
-  explicit DeviceMemory(const PlannerConfig& config) : image(plan_image_bytes(config), std::byte{0xa5}) {}
-  const PlanStatus& status() const { return reinterpret_cast<const PlanImageHeader*>(image.data())->status; }
-  std::vector<std::byte> image;
+/// Memory for images, with what earlier plans left in it, and a guard behind the size that is promised to suffice.
+class DeviceMemory {
+ public:
+  std::byte* prepare(const PlannerConfig& config) {
+    size_ = plan_image_bytes(config);
+    if (memory_.size() < size_ + kGuard) memory_.resize(size_ + kGuard);
+    std::fill_n(memory_.begin() + static_cast<std::ptrdiff_t>(size_), kGuard, std::byte{0xa5});
+    sticky = PlanStatus{};
+    return memory_.data();
+  }
+  bool overrun() const {
+    const auto guard = memory_.begin() + static_cast<std::ptrdiff_t>(size_);
+    return std::count(guard, guard + kGuard, std::byte{0xa5}) != kGuard;
+  }
+  const PlanImageHeader& header() const { return *reinterpret_cast<const PlanImageHeader*>(memory_.data()); }
   PlanStatus sticky;
+
+ private:
+  static constexpr std::ptrdiff_t kGuard = 512;
+  std::vector<std::byte> memory_;
+  size_t size_ = 0;
 };
 
 std::vector<int64_t> device_plan(DeviceMemory& memory, const PlannerConfig& config, const BatchView& batch) {
   const device::PlanInput input = device_plan_input(config, batch);
-  std::vector<std::byte> scratch(static_cast<size_t>(input.scratch_bytes), std::byte{0x5a});
+  std::vector<std::byte> scratch(static_cast<size_t>(input.scratch.bytes()), std::byte{0x5a});
   Alone alone;
-  device::plan_batch(input, memory.image.data(), scratch.data(), &memory.sticky, alone);
-  return testing::serialise(testing::view_of_image(config, memory.image.data()));
+  std::byte* const image = memory.prepare(config);
+  const device::Job job(input, image, scratch.data());
+  device::divide_batch(job, &memory.sticky, alone);
+  device::emit_items(job, 0, 1);
+  EXPECT_FALSE(memory.overrun());
+  return testing::serialise(testing::view_of_image(config, image));
 }
 
 /// Without the bounds: a request at fault keeps its rows, however many it has.
@@ -47,16 +67,16 @@ std::vector<int64_t> host_plan(PlannerConfig config, OwnedBatch& batch, PlanStor
 TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
   std::mt19937 random(51);
   PlanStorage storage;
+  DeviceMemory memory;
   int merged = 0;
   int many_workers = 0;
   for (int i = 0; i < 10000; ++i) {
     Case one = testing::random_device_case(random);
     RawBatch batch = testing::raw(one.batch);
     ASSERT_EQ(device_plan_refusal(one.config, batch.view()), "") << "case " << i;
-    DeviceMemory memory(one.config);
     ASSERT_EQ(device_plan(memory, one.config, batch.view()), host_plan(one.config, one.batch, storage)) << "case " << i;
-    ASSERT_EQ(memory.status().problem, PlanProblem::kNone) << "case " << i;
-    merged += testing::view_of_image(one.config, memory.image.data()).num_merges > 0 ? 1 : 0;
+    ASSERT_EQ(memory.header().status.problem, PlanProblem::kNone) << "case " << i;
+    merged += memory.header().view.num_merges > 0 ? 1 : 0;
     many_workers += one.config.num_workers >= 132 ? 1 : 0;
   }
   EXPECT_GT(merged, 2000);
@@ -66,20 +86,21 @@ TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
 TEST(DevicePlan, EqualsTheHostPlanHoweverManyThreadsMakeIt) {
   std::mt19937 random(52);
   PlanStorage storage;
+  DeviceMemory memory;
   for (int i = 0; i < 300; ++i) {
     Case one = testing::random_device_case(random);
     RawBatch batch = testing::raw(one.batch);
     if (i % 3 == 0) testing::spoil(batch, one.config, random);
     int32_t at_fault = -1;
     OwnedBatch sound = testing::repaired(batch, one.config, at_fault);
-    DeviceMemory memory(one.config);
     const device::PlanInput input = device_plan_input(one.config, batch.view());
-    std::byte* const image = memory.image.data();
+    std::byte* const image = memory.prepare(one.config);
     Team::run(2 + i % 4, [&](Team& team) {
-      device::plan_batch(input, image, image + input.layout.scratch, &memory.sticky, team);
+      const device::Job job(input, image, image + input.layout.scratch);
+      device::divide_batch(job, &memory.sticky, team);
+      device::emit_items(job, team.rank(), team.size());
     });
-    ASSERT_EQ(testing::serialise(testing::view_of_image(one.config, memory.image.data())),
-              host_plan(one.config, sound, storage))
+    ASSERT_EQ(testing::serialise(testing::view_of_image(one.config, image)), host_plan(one.config, sound, storage))
         << "case " << i;
   }
 }
@@ -87,6 +108,7 @@ TEST(DevicePlan, EqualsTheHostPlanHoweverManyThreadsMakeIt) {
 TEST(DevicePlan, PlansTheOthersWhateverTheLengthsAre) {
   std::mt19937 random(53);
   PlanStorage storage;
+  DeviceMemory memory;
   int at_faults = 0;
   for (int i = 0; i < 10000; ++i) {
     Case one = testing::random_device_case(random);
@@ -94,9 +116,8 @@ TEST(DevicePlan, PlansTheOthersWhateverTheLengthsAre) {
     testing::spoil(batch, one.config, random);
     int32_t at_fault = -1;
     OwnedBatch sound = testing::repaired(batch, one.config, at_fault);
-    DeviceMemory memory(one.config);
     ASSERT_EQ(device_plan(memory, one.config, batch.view()), host_plan(one.config, sound, storage)) << "case " << i;
-    const PlanStatus& status = memory.status();
+    const PlanStatus& status = memory.header().status;
     ASSERT_EQ(status.problem != PlanProblem::kNone, at_fault >= 0) << "case " << i;
     ASSERT_EQ(memory.sticky.problem, status.problem) << "case " << i;
     ASSERT_EQ(describe(status).empty(), at_fault < 0);

@@ -135,13 +135,16 @@ FOLIO_HOST_DEVICE constexpr Cut choose_cut(const WorkLine& line, int32_t worker,
   // Where indivisible chains have thrown the line out of its bounds, it continues as if it stood at the bound.
   const int64_t reference = clamp_to(previous.deviation, 1 - limit, limit - 1);
   const int64_t positions[4] = {choices.chain_begin, choices.chain_end, choices.below, choices.above};
+  const int64_t ideal = line.total * worker;  // times num_workers, as deviations are
+  const int64_t staying = previous.position * line.num_workers - ideal;
   Cut best;
   int best_rank = 3;
   int64_t best_distance = 0;
-  for (int i = 0; i < (choices.divisible ? 4 : 2); ++i) {
+  for (int i = 0; i < 4; ++i) {
+    if (i >= 2 && !choices.divisible) continue;
     const bool passed = positions[i] < previous.position;
     const int64_t position = passed ? previous.position : positions[i];
-    const int64_t deviation = position * line.num_workers - line.total * worker;
+    const int64_t deviation = passed ? staying : positions[i] * line.num_workers - ideal;
     const int64_t distance = deviation < 0 ? -deviation : deviation;
     const int64_t change = deviation - reference;
     const bool within = distance < limit && change < limit && -change < limit;

@@ -50,7 +50,7 @@ PlanImageCounts counts_within_bounds(const PlannerConfig& config) {
   counts.merges = config.num_workers + (levels > 0 ? std::min(partial_rows, stretches) : 0);
   // A source is the first of at least one partial row, which is no other source's.
   counts.merge_sources = levels == 0 && !fixed_splits ? int64_t{2} * config.num_workers : partial_rows;
-  counts.scratch_bytes = device_scratch_bytes(requests, tiles, config.num_workers);
+  counts.scratch_bytes = DeviceScratchSizes{requests, tiles, config.num_workers}.bytes();
   return counts;
 }
 

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "core/error.hpp"
 #include "planner/cuda/thread_block.cuh"
 #include "planner/device/planning.hpp"
@@ -10,18 +12,40 @@
 namespace folio::inline v0::planner {
 namespace {
 
-constexpr int32_t kThreads = 512;
+constexpr int32_t kDivideThreads = 256;
+constexpr int32_t kEmitThreads = 128;
+constexpr int32_t kMostEmitBlocks = 132;
 /// Shared memory that every supported GPU grants a thread block; scratch that is larger lies in the image.
 constexpr int64_t kSharedScratchBytes = 96 * 1024;
 constexpr int64_t kSharedWithoutAsking = 40 * 1024;
 
-__global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ device::PlanInput input,
-                                                        std::byte* image, bool shared_scratch, PlanStatus* sticky) {
-  extern __shared__ int64_t dynamic[];
+/// One thread block: everything but the items.
+__global__ void __launch_bounds__(kDivideThreads)
+    divide_kernel(const __grid_constant__ device::PlanInput input, std::byte* image, bool shared_scratch,
+                  PlanStatus* sticky) {
+  extern __shared__ int4 dynamic[];
   __shared__ cuda::ThreadBlock::Shared scans;
-  std::byte* const scratch = shared_scratch ? reinterpret_cast<std::byte*>(dynamic) : image + input.layout.scratch;
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();  // let the other kernel's blocks take their places
+#endif
+  std::byte* const in_image = image + input.layout.scratch;
+  const device::Job job(input, image, shared_scratch ? reinterpret_cast<std::byte*>(dynamic) : in_image);
   cuda::ThreadBlock block(scans);
-  device::plan_batch(input, image, scratch, sticky, block);
+  device::divide_batch(job, sticky, block);
+  if (!shared_scratch) return;
+  const auto kept = static_cast<int32_t>(input.scratch.kept_bytes() / int64_t{sizeof(int4)});
+  for (int32_t i = block.rank(); i < kept; i += block.size()) reinterpret_cast<int4*>(in_image)[i] = dynamic[i];
+}
+
+/// Many thread blocks: the items. Waits for the other kernel.
+__global__ void __launch_bounds__(kEmitThreads)
+    emit_kernel(const __grid_constant__ device::PlanInput input, std::byte* image) {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+  const device::Job job(input, image, image + input.layout.scratch);
+  device::emit_items(job, static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x),
+                     static_cast<int32_t>(gridDim.x * blockDim.x));
 }
 
 void check(cudaError_t status) {
@@ -34,14 +58,32 @@ void check(cudaError_t status) {
 
 void launch_plan(const PlannerConfig& config, const BatchView& batch, void* image, PlanStatus* sticky, Stream stream) {
   const device::PlanInput input = device_plan_input(config, batch);
-  const bool shared_scratch = input.scratch_bytes <= kSharedScratchBytes;
-  const size_t shared_bytes = shared_scratch ? static_cast<size_t>(input.scratch_bytes) : 0;
-  if (input.scratch_bytes > kSharedWithoutAsking && shared_scratch) {
-    check(cudaFuncSetAttribute(plan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedScratchBytes));
+  auto* const bytes = static_cast<std::byte*>(image);
+  auto* const cuda_stream = static_cast<cudaStream_t>(stream.handle);
+  const int64_t scratch_bytes = input.scratch.bytes();
+  const bool shared_scratch = scratch_bytes <= kSharedScratchBytes;
+  if (shared_scratch && scratch_bytes > kSharedWithoutAsking) {
+    check(cudaFuncSetAttribute(divide_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedScratchBytes));
   }
-  plan_kernel<<<1, kThreads, shared_bytes, static_cast<cudaStream_t>(stream.handle)>>>(
-      input, static_cast<std::byte*>(image), shared_scratch, sticky);
+  divide_kernel<<<1, kDivideThreads, shared_scratch ? static_cast<size_t>(scratch_bytes) : 0, cuda_stream>>>(
+      input, bytes, shared_scratch, sticky);
   check(cudaGetLastError());
+  // Where the GPU can, its blocks are there already when the items can be made.
+  int device = 0;
+  int major = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  const int64_t most_items = (input.layout.scratch - input.layout.items) / int64_t{sizeof(WorkItem)};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(std::clamp<int64_t>(most_items / kEmitThreads, 1, kMostEmitBlocks)));
+  launch.blockDim = dim3(kEmitThreads);
+  launch.stream = cuda_stream;
+  launch.attrs = &early;
+  launch.numAttrs = major >= 9 ? 1 : 0;
+  check(cudaLaunchKernelEx(&launch, emit_kernel, input, bytes));
 }
 
 }  // namespace folio::inline v0::planner

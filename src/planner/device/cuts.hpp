@@ -33,7 +33,9 @@ FOLIO_HOST_DEVICE WorkLine sum_row_tiles(const Job& job, Group& group) {
   const Share share = share_of(group, count);
   LineSums sums;
   for (int32_t t = share.begin; t < share.end; ++t) {
-    const RowTile tile = row_tile(job, request_of_tile(job, t), t);
+    const int32_t request = request_of_tile(job, t);
+    const RowTile tile = row_tile(job, request, t);
+    job.scratch.tile_request[t] = request;
     const TileWork work = tile_work(job, tile);
     job.scratch.cost_before[t] = sums.cost;
     job.scratch.items_before[t] = static_cast<int32_t>(sums.items);
@@ -56,30 +58,31 @@ FOLIO_HOST_DEVICE WorkLine sum_row_tiles(const Job& job, Group& group) {
 /// Where the line may be cut around the ideal cut before `worker`'s part.
 FOLIO_HOST_DEVICE inline void find_choices(const Job& job, const WorkLine& line, int32_t worker) {
   const DeviceScratch& scratch = job.scratch;
-  DeviceCut& cut = scratch.cuts[worker];
+  CutSearch& cut = scratch.searches[worker];
   const int64_t heads = job.in.num_kv_heads;
   const int64_t position = ideal_cut(line, worker);
-  cut.request = last_at_or_below(job.in.num_requests, position, [&scratch, heads](int32_t r) {
-    return scratch.cost_before[scratch.tile_begin[r]] * heads;
-  });
+  // Within a request the heads follow one another; a request's share of the line is that of all its row tiles.
+  cut.request = scratch.tile_request[last_at_or_below(job.num_row_tiles(), position / heads,
+                                                      [&scratch](int32_t t) { return scratch.cost_before[t]; })];
   const int32_t first = scratch.tile_begin[cut.request];
   const int32_t count = scratch.tile_begin[cut.request + 1] - first;
   const int64_t cost_before = scratch.cost_before[first];
   const int64_t head_cost = scratch.cost_before[first + count] - cost_before;
   const int64_t in_request = position - cost_before * heads;
   cut.head = static_cast<int32_t>(in_request / head_cost);
-  const int64_t in_head = in_request % head_cost;
+  const int64_t in_head = in_request - cut.head * head_cost;
   cut.tile = first + last_at_or_below(count, in_head, [&scratch, first, cost_before](int32_t t) {
                return scratch.cost_before[first + t] - cost_before;
              });
   const RowTile tile = row_tile(job, cut.request, cut.tile);
   const int64_t tile_cost = kv_tile_cost(job, tile);
   const int64_t offset = scratch.cost_before[cut.tile] - cost_before;
-  cut.ideal_kv_tile = (in_head - offset) / tile_cost;
+  const int64_t kv_tile = (in_head - offset) / tile_cost;
   const bool fixed = job.fixed_splits();
-  const Grain grain =
-      fixed ? split_around(job, tile, cut.ideal_kv_tile) : Grain{cut.ideal_kv_tile, cut.ideal_kv_tile + 1};
-  cut.price = fixed ? price_of_cut(job, tile, cut.ideal_kv_tile) : 0;
+  const Grain grain = fixed ? split_around(job, tile, kv_tile) : Grain{kv_tile, kv_tile + 1};
+  cut.below = grain.below;
+  cut.above = grain.above;
+  cut.price = fixed ? price_of_cut(job, tile, kv_tile) : 0;
   const int64_t chain_begin = cost_before * heads + cut.head * head_cost + offset;
   cut.choices = {.chain_begin = chain_begin,
                  .chain_end = chain_begin + scratch.cost_before[cut.tile + 1] - scratch.cost_before[cut.tile],
@@ -97,39 +100,62 @@ FOLIO_HOST_DEVICE inline int64_t choice(const CutChoices& choices, uint32_t inde
 /// The choice whose position choose_cut takes. It is always one of the worker's own: the previous cut lies at or before
 /// the ideal place, and then the grain's begin is nearer, or is the grain's or the chain's end.
 FOLIO_HOST_DEVICE inline uint32_t choice_taken(const CutChoices& choices, int64_t position) {
-  for (uint32_t i = 0; i < 3; ++i) {
-    if (choice(choices, i) == position) return i;
-  }
-  return 3;
+  if (position == choices.chain_begin) return 0;
+  if (position == choices.chain_end) return 1;
+  return position == choices.below ? 2 : 3;
 }
 
-/// Chooses the cuts where all chains may be cut. What a cut is depends on the one before, of which there are four: so
-/// what each of the four would lead to is computed for all workers at once, and only the walk along it is sequential.
-template <typename Group>
-FOLIO_HOST_DEVICE void choose_in_parallel(const Job& job, const WorkLine& line, Group& group) {
-  DeviceCut* const cuts = job.scratch.cuts;
-  for (int32_t i = 4 + group.rank(); i < 4 * line.num_workers; i += group.size()) {
-    const int32_t worker = i / 4;
+/// A map of the four choices of one cut to those of a later one: two bits for each.
+using ChoiceMap = uint32_t;
+FOLIO_HOST_DEVICE constexpr ChoiceMap same_choice() {
+  return 0b11100100;
+}
+FOLIO_HOST_DEVICE inline uint32_t mapped(ChoiceMap map, uint32_t choice_before) {
+  return map >> 2 * choice_before & 3u;
+}
+struct Compose {
+  FOLIO_HOST_DEVICE ChoiceMap operator()(ChoiceMap first, ChoiceMap then) const {
+    ChoiceMap both = 0;
+    for (uint32_t i = 0; i < 4; ++i) both |= mapped(then, mapped(first, i)) << 2 * i;
+    return both;
+  }
+};
+
+/// Which choice of `worker` follows from each of its predecessor's.
+FOLIO_HOST_DEVICE inline ChoiceMap followed_choices(const CutSearch* searches, const WorkLine& line, int32_t worker) {
+  const CutChoices choices = searches[worker].choices;
+  const CutChoices before = searches[worker - 1].choices;
+  ChoiceMap map = 0;
+  for (uint32_t i = 0; i < 4; ++i) {
     Cut previous;
     if (worker > 1) {
-      previous.position = choice(cuts[worker - 1].choices, i % 4);
+      previous.position = choice(before, i);
       previous.deviation = previous.position * line.num_workers - line.total * (worker - 1);
     }
-    const CutChoices choices = cuts[worker].choices;
-    cuts[worker].next[i % 4] =
-        static_cast<uint8_t>(choice_taken(choices, choose_cut(line, worker, previous, choices).position));
+    map |= choice_taken(choices, choose_cut(line, worker, previous, choices).position) << 2 * i;
   }
-  group.sync();
-  if (group.rank() == 0) {
-    uint32_t taken = 0;
-    for (int32_t w = 1; w < line.num_workers; ++w) {
-      const uint8_t* next = cuts[w].next;
-      const uint32_t packed = next[0] | next[1] << 2 | next[2] << 4 | next[3] << 6;
-      taken = packed >> 2 * taken & 3u;
-      cuts[w].taken = taken;
-    }
+  return map;
+}
+
+/// Chooses the cuts where all chains may be cut. A cut depends on the one before, of which there are four: what follows
+/// from each of the four is a map, and maps are composed in any grouping, so that nothing is sequential.
+template <typename Group>
+FOLIO_HOST_DEVICE void choose_in_parallel(const Job& job, const WorkLine& line, Group& group) {
+  CutSearch* const searches = job.scratch.searches;
+  const Share share = share_of(group, line.num_workers);
+  const int32_t begin = share.begin > 1 ? share.begin : 1;
+  ChoiceMap map = same_choice();
+  for (int32_t w = begin; w < share.end; ++w) {
+    searches[w].followed = followed_choices(searches, line, w);
+    map = Compose()(map, searches[w].followed);
   }
-  group.sync();
+  ChoiceMap all = 0;
+  const ChoiceMap before = group.exclusive_scan(map, same_choice(), Compose(), all);
+  uint32_t taken = mapped(before, 0);
+  for (int32_t w = begin; w < share.end; ++w) {
+    taken = mapped(searches[w].followed, taken);
+    searches[w].taken = taken;
+  }
 }
 
 /// Chooses the cuts one after the other, where the budget of partial rows may not suffice for all.
@@ -138,7 +164,7 @@ FOLIO_HOST_DEVICE inline void choose_in_order(const Job& job, const WorkLine& li
   int64_t paid_chain = -1;  // by its begin
   Cut previous;
   for (int32_t w = 1; w < line.num_workers; ++w) {
-    DeviceCut& cut = job.scratch.cuts[w];
+    CutSearch& cut = job.scratch.searches[w];
     const bool is_cut = cut.choices.chain_begin == paid_chain;
     cut.choices.divisible = is_cut || cut.price <= budget;
     previous = choose_cut(line, w, previous, cut.choices);
@@ -150,22 +176,30 @@ FOLIO_HOST_DEVICE inline void choose_in_order(const Job& job, const WorkLine& li
   }
 }
 
-/// Chooses every worker's cut: DeviceCut::choices and taken of workers 1 and up.
+struct AddPrices {
+  FOLIO_HOST_DEVICE int64_t operator()(int64_t a, int64_t b) const { return a + b; }
+};
+
+/// Chooses every worker's cut: CutSearch of workers 1 and up.
 template <typename Group>
 FOLIO_HOST_DEVICE void choose_cuts(const Job& job, const WorkLine& line, Group& group) {
   if (line.total == 0) return;
-  LineSums prices;
+  int64_t prices = 0;
   for (int32_t w = 1 + group.rank(); w < line.num_workers; w += group.size()) {
     find_choices(job, line, w);
-    prices.cost += job.scratch.cuts[w].price;
+    prices += job.scratch.searches[w].price;
   }
-  LineSums total;
-  group.exclusive_scan(prices, LineSums{}, AddLines(), total);  // and everybody sees the choices
-  if (total.cost <= job.in.fixed_split_budget) {
+  int64_t total = 0;
+  if (job.fixed_splits()) {
+    group.exclusive_scan(prices, int64_t{0}, AddPrices(), total);
+  } else {
+    group.sync();
+  }
+  if (total <= job.in.fixed_split_budget) {
     choose_in_parallel(job, line, group);
-    return;
+  } else if (group.rank() == 0) {
+    choose_in_order(job, line);
   }
-  if (group.rank() == 0) choose_in_order(job, line);
   group.sync();
 }
 

@@ -16,11 +16,6 @@ struct Chain {
   int32_t items_before;
 };
 
-/// Items of the uncut line before a request's.
-FOLIO_HOST_DEVICE inline int32_t items_before_request(const Job& job, int32_t request) {
-  return job.scratch.items_before[job.scratch.tile_begin[request]] * job.in.num_kv_heads;
-}
-
 /// Items of the uncut line before a chain's.
 FOLIO_HOST_DEVICE inline int32_t items_before_chain(const Job& job, int32_t request, int32_t head, int32_t tile) {
   const DeviceScratch& scratch = job.scratch;
@@ -37,15 +32,15 @@ FOLIO_HOST_DEVICE inline int32_t items_of_tile(const Job& job, int32_t tile) {
 FOLIO_HOST_DEVICE inline Chain chain_of_item(const Job& job, int32_t item) {
   const DeviceScratch& scratch = job.scratch;
   Chain chain;
-  chain.request =
-      last_at_or_below(job.in.num_requests, item, [&job](int32_t r) { return items_before_request(job, r); });
+  chain.request = scratch.tile_request[last_at_or_below(job.num_row_tiles(), item / job.in.num_kv_heads,
+                                                        [&scratch](int32_t t) { return scratch.items_before[t]; })];
   const int32_t first = scratch.tile_begin[chain.request];
   const int32_t count = scratch.tile_begin[chain.request + 1] - first;
   const int32_t begin = scratch.items_before[first];
   const int32_t a_head = scratch.items_before[first + count] - begin;
   const int32_t in_request = item - begin * job.in.num_kv_heads;
   chain.head = in_request / a_head;
-  const int32_t in_head = in_request % a_head;
+  const int32_t in_head = in_request - chain.head * a_head;
   chain.tile = first;
   if (count > 1) {
     chain.tile += last_at_or_below(
@@ -57,34 +52,39 @@ FOLIO_HOST_DEVICE inline Chain chain_of_item(const Job& job, int32_t item) {
 
 /// Where the part of `worker` begins: in which chain, at which of its items.
 FOLIO_HOST_DEVICE inline void place_cut(const Job& job, const WorkLine& line, int32_t worker) {
-  DeviceCut& cut = job.scratch.cuts[worker];
-  cut.inside = false;
-  cut.token = -1;
+  CutPlace& place = job.scratch.places[worker];
+  place.chain_items = -1;
+  place.token = -1;
   if (worker == 0 || worker == line.num_workers || line.total == 0) {
-    cut.position = worker == 0 ? 0 : line.total;
-    cut.item = worker == 0 ? 0 : job.scratch.items_before[job.num_row_tiles()] * job.in.num_kv_heads;
+    place.position = worker == 0 ? 0 : line.total;
+    place.item = worker == 0 ? 0 : job.scratch.items_before[job.num_row_tiles()] * job.in.num_kv_heads;
     return;
   }
-  cut.position = choice(cut.choices, cut.taken);
-  cut.chain_items = items_before_chain(job, cut.request, cut.head, cut.tile);
-  cut.item = cut.chain_items;
-  if (cut.position == cut.choices.chain_end) {
-    cut.item += items_of_tile(job, cut.tile);
-  } else if (cut.position != cut.choices.chain_begin) {
-    const RowTile tile = row_tile(job, cut.request, cut.tile);
-    const int64_t kv_tile = (cut.position - cut.choices.chain_begin) / kv_tile_cost(job, tile);
-    const PlaceInChain place = place_in_chain(job, tile, kv_tile);
-    cut.inside = true;
-    cut.item += place.item;
-    cut.token = place.token;
+  const CutSearch& search = job.scratch.searches[worker];
+  const int32_t chain_items = items_before_chain(job, search.request, search.head, search.tile);
+  const int32_t chain_end = chain_items + items_of_tile(job, search.tile);
+  place.position = choice(search.choices, search.taken);
+  place.item = chain_items;
+  if (place.position == search.choices.chain_end) {
+    place.item = chain_end;
+  } else if (place.position != search.choices.chain_begin) {
+    const RowTile tile = row_tile(job, search.request, search.tile);
+    const PlaceInChain in_chain = place_in_chain(job, tile, search.taken == 2 ? search.below : search.above);
+    place.item += in_chain.item;
+    place.token = in_chain.token;
+    place.chain_items = chain_items;
+    place.chain_end = chain_end;
+    place.request = search.request;
+    place.head = search.head;
+    place.row_begin = tile.row_begin;
+    place.row_end = tile.row_end;
   }
 }
 
 /// What one worker does of chains that are cut.
 struct CutWork {
   int32_t items = 0;
-  bool head = false;       ///< it begins within a chain
-  bool head_ends = false;  ///< ... and ends that one
+  bool head_ends = false;  ///< it ends the chain that it begins within
   bool tail = false;       ///< it begins a chain that it does not end
   int32_t head_parts = 0;  ///< partial results of the chain it begins within
   int32_t head_rows = 0;   ///< rows of each
@@ -98,23 +98,21 @@ struct CutWork {
 };
 
 FOLIO_HOST_DEVICE inline CutWork cut_work(const Job& job, int32_t worker) {
-  const DeviceCut& cut = job.scratch.cuts[worker];
-  const DeviceCut& stop = job.scratch.cuts[worker + 1];
+  const CutPlace& cut = job.scratch.places[worker];
+  const CutPlace& stop = job.scratch.places[worker + 1];
   CutWork work;
   if (cut.position == stop.position) return work;
   const int32_t item_end = stop.item + (stop.token >= 0 ? 1 : 0);
-  const bool same_chain = cut.inside && stop.inside && cut.chain_items == stop.chain_items;
+  const bool same_chain = cut.inside() && cut.chain_items == stop.chain_items;
   work.items = item_end - cut.item;
-  work.head = cut.inside;
-  work.head_ends = cut.inside && !same_chain;
-  work.tail = stop.inside && !same_chain;
-  if (work.head) {
-    const int32_t head_end = same_chain ? item_end : cut.chain_items + items_of_tile(job, cut.tile);
+  work.head_ends = cut.inside() && !same_chain;
+  work.tail = stop.inside() && !same_chain;
+  if (cut.inside()) {
     // At fixed splits each split after a cut is a result of its own.
-    work.head_parts = job.fixed_splits() ? head_end - cut.item : 1;
-    work.head_rows = row_tile(job, cut.request, cut.tile).rows();
+    work.head_parts = job.fixed_splits() ? (same_chain ? item_end : cut.chain_end) - cut.item : 1;
+    work.head_rows = cut.row_end - cut.row_begin;
   }
-  if (work.tail) work.tail_rows = row_tile(job, stop.request, stop.tile).rows();
+  if (work.tail) work.tail_rows = stop.row_end - stop.row_begin;
   return work;
 }
 
@@ -126,7 +124,7 @@ struct AddWork {
 
 /// The sources of one worker's cut chains, and the merge of the chain that it ends.
 FOLIO_HOST_DEVICE inline void emit_merges(const Job& job, int32_t worker, const CutWork& work, const WorkSums& total) {
-  DeviceCut& cut = job.scratch.cuts[worker];
+  CutPlace& cut = job.scratch.places[worker];
   const WorkSums& before = cut.before;
   cut.tail_partial = before.partial_rows + work.head_parts * work.head_rows;
   for (int32_t part = 0; part < work.head_parts; ++part) {
@@ -136,12 +134,11 @@ FOLIO_HOST_DEVICE inline void emit_merges(const Job& job, int32_t worker, const 
   if (work.tail) job.merge_sources[source_end] = cut.tail_partial;
   if (!work.head_ends) return;
   // A merge's sources begin where the previous one's end, which is known here.
-  const RowTile tile = row_tile(job, cut.request, cut.tile);
   MergeItem& merge = job.merges[before.merges];
   merge.kv_head = cut.head;
   merge.request = cut.request;
-  merge.row_begin = tile.row_begin;
-  merge.row_end = tile.row_end;
+  merge.row_begin = cut.row_begin;
+  merge.row_end = cut.row_end;
   merge.source_end = source_end;
   if (before.merges == 0) merge.source_begin = 0;
   if (before.merges + 1 < total.merges) job.merges[before.merges + 1].source_begin = source_end;
@@ -150,7 +147,7 @@ FOLIO_HOST_DEVICE inline void emit_merges(const Job& job, int32_t worker, const 
 /// Numbers every worker's items, partial rows and merges, and emits the merges. Returns the sums of all.
 template <typename Group>
 FOLIO_HOST_DEVICE WorkSums number_work(const Job& job, const WorkLine& line, Group& group) {
-  DeviceCut* const cuts = job.scratch.cuts;
+  CutPlace* const places = job.scratch.places;
   for (int32_t w = group.rank(); w <= line.num_workers; w += group.size()) place_cut(job, line, w);
   group.sync();
   const Share share = share_of(group, line.num_workers);
@@ -160,30 +157,27 @@ FOLIO_HOST_DEVICE WorkSums number_work(const Job& job, const WorkLine& line, Gro
   WorkSums before = group.exclusive_scan(sums, WorkSums{}, AddWork(), total);
   for (int32_t w = share.begin; w < share.end; ++w) {
     const CutWork work = cut_work(job, w);
-    cuts[w].before = before;
+    places[w].before = before;
     job.worker_indptr[w] = before.items;
     emit_merges(job, w, work, total);
     before = AddWork()(before, work.sums());
   }
-  if (group.rank() == 0) {
-    cuts[line.num_workers].before = total;
-    job.worker_indptr[line.num_workers] = total.items;
-  }
+  if (group.rank() == 0) job.worker_indptr[line.num_workers] = total.items;
   group.sync();
   return total;
 }
 
 /// Item number `index` of the plan.
 FOLIO_HOST_DEVICE inline void emit_item(const Job& job, int32_t index) {
-  const DeviceCut* const cuts = job.scratch.cuts;
+  const int32_t* const worker_indptr = job.worker_indptr;
   const int32_t worker =
-      last_at_or_below(job.in.num_workers, index, [cuts](int32_t w) { return cuts[w].before.items; });
-  const DeviceCut& cut = cuts[worker];
-  const DeviceCut& stop = cuts[worker + 1];
-  const int32_t in_worker = index - cut.before.items;
+      last_at_or_below(job.in.num_workers, index, [worker_indptr](int32_t w) { return worker_indptr[w]; });
+  const CutPlace& cut = job.scratch.places[worker];
+  const CutPlace& stop = job.scratch.places[worker + 1];
+  const int32_t in_worker = index - worker_indptr[worker];
   const int32_t uncut = cut.item + in_worker;
   const bool first = in_worker == 0;
-  const bool last = index + 1 == stop.before.items;
+  const bool last = index + 1 == worker_indptr[worker + 1];
   const Chain chain = chain_of_item(job, uncut);
   const int32_t in_chain = uncut - chain.items_before;
   const RowTile tile = row_tile(job, chain.request, chain.tile);
@@ -191,8 +185,8 @@ FOLIO_HOST_DEVICE inline void emit_item(const Job& job, int32_t index) {
   TokenRange keys = item_keys(job, tile, in_chain, segment);
   if (first && cut.token >= 0) keys.begin = cut.token;
   if (last && stop.token >= 0) keys.end = stop.token;
-  const bool head = cut.inside && cut.chain_items == chain.items_before;
-  const bool tail = !head && stop.inside && stop.chain_items == chain.items_before;
+  const bool head = cut.chain_items == chain.items_before;
+  const bool tail = !head && stop.chain_items == chain.items_before;
   bool starts = first || in_chain == 0;
   bool finishes = last || in_chain + 1 == items_of_tile(job, chain.tile);
   int32_t partial = -1;

@@ -42,8 +42,7 @@ struct PlanInput {
   int32_t tile_cost;
   int32_t row_cost;
   int64_t fixed_split_budget;
-  int64_t most_row_tiles;  ///< of a batch with these counts
-  int64_t scratch_bytes;
+  DeviceScratchSizes scratch;  ///< for a batch with these counts
   PlanImageLayout layout;
 };
 
@@ -64,7 +63,7 @@ struct Job {
 
   FOLIO_HOST_DEVICE Job(const PlanInput& input, std::byte* image, std::byte* scratch_memory)
       : in(input),
-        scratch(carve_device_scratch(scratch_memory, input.num_requests, input.most_row_tiles, input.num_workers)),
+        scratch(carve_device_scratch(scratch_memory, input.scratch)),
         header(reinterpret_cast<PlanImageHeader*>(image)),
         segments(reinterpret_cast<SegmentLengths*>(image + input.layout.segments)),
         cu_q(reinterpret_cast<int32_t*>(image + input.layout.lengths)),

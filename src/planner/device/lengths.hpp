@@ -14,11 +14,16 @@ inline constexpr int64_t kMinInt32 = -kMaxInt32 - 1;
 struct Maximum {
   FOLIO_HOST_DEVICE int32_t operator()(int32_t a, int32_t b) const { return a > b ? a : b; }
 };
-struct Minimum {
-  FOLIO_HOST_DEVICE int32_t operator()(int32_t a, int32_t b) const { return a < b ? a : b; }
+
+/// Row tiles, and the lowest request at fault, of some requests.
+struct RequestSums {
+  int32_t row_tiles;
+  int32_t at_fault;
 };
-struct Sum {
-  FOLIO_HOST_DEVICE int32_t operator()(int32_t a, int32_t b) const { return a + b; }
+struct AddRequests {
+  FOLIO_HOST_DEVICE RequestSums operator()(const RequestSums& a, const RequestSums& b) const {
+    return {a.row_tiles + b.row_tiles, a.at_fault < b.at_fault ? a.at_fault : b.at_fault};
+  }
 };
 
 /// cu_q[request + 1] as far as it can be believed: 0, which changes nothing, where it lies outside the batch; but the
@@ -53,6 +58,7 @@ FOLIO_HOST_DEVICE inline int32_t to_int32(int64_t value) {
 /// Checks what the host planner would refuse, in its order.
 FOLIO_HOST_DEVICE inline PlanStatus check_request(const Job& job, int32_t r, int64_t& first_query) {
   const PlanInput& in = job.in;
+  const int64_t given_first_query = in.q_first_pos != nullptr ? in.q_first_pos[r] : 0;  // loads before branches
   if (in.cu_q[r] != job.cu_q[r] || in.cu_q[r + 1] != job.cu_q[r + 1]) {
     return {PlanProblem::kIndptr, r, -1, in.cu_q[r + 1]};
   }
@@ -71,7 +77,7 @@ FOLIO_HOST_DEVICE inline PlanStatus check_request(const Job& job, int32_t r, int
     end = first_pos + kv_len;
   }
   if (keys > in.max_kv_len) return {PlanProblem::kKeys, r, -1, to_int32(keys)};
-  first_query = in.q_first_pos != nullptr ? in.q_first_pos[r] : end - q_len;
+  first_query = in.q_first_pos != nullptr ? given_first_query : end - q_len;
   if (first_query + q_len > kMaxInt32 || first_query < kMinInt32) {
     return {PlanProblem::kPositions, r, -1, to_int32(first_query)};
   }
@@ -96,7 +102,7 @@ FOLIO_HOST_DEVICE void read_requests(const Job& job, Group& group, PlanStatus* s
   const PlanInput& in = job.in;
   const Share share = share_of(group, in.num_requests);
   PlanStatus first_fault;
-  int32_t row_tiles = 0;
+  RequestSums sums{0, in.num_requests};
   const auto tiles_of = [&job](int32_t r) {
     const int32_t rows = (job.cu_q[r + 1] - job.cu_q[r]) * job.in.group_size;
     return rows / job.in.tile.rows + (rows % job.in.tile.rows != 0 ? 1 : 0);
@@ -104,26 +110,27 @@ FOLIO_HOST_DEVICE void read_requests(const Job& job, Group& group, PlanStatus* s
   for (int32_t r = share.begin; r < share.end; ++r) {
     int64_t first_query = 0;
     const PlanStatus status = check_request(job, r, first_query);
-    if (status.problem != PlanProblem::kNone && first_fault.problem == PlanProblem::kNone) first_fault = status;
-    write_lengths(job, r, status.problem == PlanProblem::kNone, first_query);
-    row_tiles += tiles_of(r);
+    const bool planned = status.problem == PlanProblem::kNone;
+    if (!planned && sums.at_fault == in.num_requests) {
+      first_fault = status;
+      sums.at_fault = r;
+    }
+    write_lengths(job, r, planned, first_query);
+    sums.row_tiles += tiles_of(r);
   }
-  int32_t total = 0;
-  int32_t before = group.exclusive_scan(row_tiles, int32_t{0}, Sum(), total);
+  RequestSums total{};
+  int32_t before = group.exclusive_scan(sums, RequestSums{0, in.num_requests}, AddRequests(), total).row_tiles;
   for (int32_t r = share.begin; r < share.end; ++r) {
     job.scratch.tile_begin[r] = before;
     before += tiles_of(r);
   }
-  const bool at_fault = first_fault.problem != PlanProblem::kNone;
-  int32_t lowest = 0;
-  group.exclusive_scan(at_fault ? first_fault.request : in.num_requests, in.num_requests, Minimum(), lowest);
-  if (at_fault && first_fault.request == lowest) {
+  if (sums.at_fault < in.num_requests && sums.at_fault == total.at_fault) {
     job.header->status = first_fault;
     if (sticky != nullptr) *sticky = first_fault;
   }
   if (group.rank() == 0) {
-    job.scratch.tile_begin[in.num_requests] = total;
-    if (lowest == in.num_requests) job.header->status = PlanStatus{};
+    job.scratch.tile_begin[in.num_requests] = total.row_tiles;
+    if (total.at_fault == in.num_requests) job.header->status = PlanStatus{};
   }
   group.sync();
 }

@@ -46,20 +46,24 @@ FOLIO_HOST_DEVICE void write_view(const Job& job, const WorkSums& total, Group& 
   job.header->num_merge_sources = total.sources;
 }
 
-/// Plans a batch into `image`. Every member of the group calls it. `scratch` has device_scratch_bytes bytes, aligned to
-/// 8. Nothing outside image and scratch is written, whatever the lengths are, except `sticky`, if it is not null, where
-/// a request could not be planned.
+/// Divides a batch's work: everything of the image but the items. Every member of the group calls it. Nothing outside
+/// the image and the job's scratch is written, whatever the lengths are, except `sticky`, if it is not null, where a
+/// request could not be planned.
 template <typename Group>
-FOLIO_HOST_DEVICE void plan_batch(const PlanInput& input, std::byte* image, std::byte* scratch, PlanStatus* sticky,
-                                  Group& group) {
-  const Job job(input, image, scratch);
+FOLIO_HOST_DEVICE void divide_batch(const Job& job, PlanStatus* sticky, Group& group) {
   read_query_indptr(job, group);
   read_requests(job, group, sticky);
   const WorkLine line = sum_row_tiles(job, group);
   choose_cuts(job, line, group);
   const WorkSums total = number_work(job, line, group);
   write_view(job, total, group);
-  for (int32_t i = group.rank(); i < total.items; i += group.size()) emit_item(job, i);
+}
+
+/// Makes the items of a batch that divide_batch has divided, whose scratch the job has: every member of the group, or
+/// of several, one in `step`.
+FOLIO_HOST_DEVICE inline void emit_items(const Job& job, int32_t first, int32_t step) {
+  const int64_t num_items = job.worker_indptr[job.in.num_workers];
+  for (int64_t i = first; i < num_items; i += step) emit_item(job, static_cast<int32_t>(i));
 }
 
 }  // namespace folio::inline v0::planner::device
