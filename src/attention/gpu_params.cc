@@ -9,9 +9,20 @@ namespace {
 using core::require;
 namespace cuda = kernels::cuda;
 
-void check_aligned(const char* name, const void* data, DType dtype) {
-  require(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(size_of(dtype)) == 0, name,
-          ".data is not aligned to an element of ", to_string(dtype));
+/// A misaligned address is an error that takes the whole CUDA context with it; so all are looked at.
+void check_aligned(const char* name, const void* data, int32_t element) {
+  require(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(element) == 0, name,
+          " is not aligned to its elements of ", element, " bytes");
+}
+
+void check_segment_aligned(const SegmentArgs& segment, DType ragged_kv) {
+  check_aligned("ragged.k.data", segment.ragged.k.data, size_of(ragged_kv));
+  check_aligned("ragged.v.data", segment.ragged.v.data, size_of(ragged_kv));
+  check_aligned("ragged.indptr", segment.ragged.indptr, sizeof(int32_t));
+  check_aligned("table.indices", segment.table.indices, sizeof(int32_t));
+  check_aligned("table.indptr", segment.table.indptr, sizeof(int32_t));
+  check_aligned("k_scale.data", segment.k_scale.data, sizeof(float));
+  check_aligned("v_scale.data", segment.v_scale.data, sizeof(float));
 }
 
 cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged) {
@@ -59,12 +70,12 @@ void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& ar
     core::fail(ErrorCode::kUnsupported, "the batch has ", args.segments.size(), " segments; kernels on a GPU take ",
                cuda::kMaxSegments, " or fewer");
   }
-  check_aligned("q", args.q.data, config.q);
-  check_aligned("out", args.out.data, config.out);
-  for (const SegmentArgs& segment : args.segments) {
-    check_aligned("ragged.k", segment.ragged.k.data, config.ragged_kv);
-    check_aligned("ragged.v", segment.ragged.v.data, config.ragged_kv);
-  }
+  check_aligned("q.data", args.q.data, size_of(config.q));
+  check_aligned("out.data", args.out.data, size_of(config.out));
+  check_aligned("lse.data", args.lse.data, sizeof(float));
+  check_aligned("alibi_slopes", args.alibi_slopes, sizeof(float));
+  check_aligned("sinks", args.sinks, sizeof(float));
+  for (const SegmentArgs& segment : args.segments) check_segment_aligned(segment, config.ragged_kv);
 }
 
 cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const AttentionArgs& args,
@@ -105,6 +116,7 @@ void write_gpu_cache(const GpuBackend& gpu, const CacheWriteArgs& args, bool v_a
   if (cache.format != KvFormat::kStrided) {
     core::fail(ErrorCode::kUnsupported, "the cache is kCpuPacked; a GPU takes kStrided");
   }
+  check_aligned("slot_mapping", args.slot_mapping, sizeof(int64_t));
   cuda::plain::WriteParams params;
   params.k = write_half(args.k, cache.k, cache.k_strides, cache.head_dim_qk, args.k_scale);
   params.has_v = !v_aliases_k;

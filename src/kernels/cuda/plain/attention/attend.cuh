@@ -248,14 +248,14 @@ class Worker {
         const int32_t row = first_row_ + i * row_groups_;
         if (row >= num_rows_) continue;
         const Fold f = fold_factors(rows_.saved_max[row], rows_.saved_sum[row], rows_.max[row], rows_.sum[row]);
-        acc_[i] = saved_[i] * f.mine + acc_[i] * f.other;
+        acc_[i] = cuda::plain::fold(f, saved_[i], acc_[i]);
       }
     }
     __syncthreads();
     const int32_t row = threadIdx.x;
     if (row < num_rows_) {
       const Fold f = fold_factors(rows_.saved_max[row], rows_.saved_sum[row], rows_.max[row], rows_.sum[row]);
-      rows_.sum[row] = rows_.saved_sum[row] * f.mine + rows_.sum[row] * f.other;
+      rows_.sum[row] = cuda::plain::fold(f, rows_.saved_sum[row], rows_.sum[row]);
       rows_.max[row] = f.max;
     }
     __syncthreads();

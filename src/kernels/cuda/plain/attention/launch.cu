@@ -29,13 +29,13 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
         const int64_t partial = int64_t{plan.merge_sources[s]} + row - item.row_begin;
         const float other_sum = params.partial_sum[partial];
         const Fold f = fold_factors(max, sum, params.partial_max[partial], other_sum);
-        sum = sum * f.mine + other_sum * f.other;
+        sum = fold(f, sum, other_sum);
         max = f.max;
 #pragma unroll
         for (int32_t i = 0; i < kMaxHeadDim / 32; ++i) {
           const int32_t d = i * 32 + lane;
           if (d >= params.head_dim_v) continue;
-          acc[i] = acc[i] * f.mine + params.partial_acc[partial * params.head_dim_v + d] * f.other;
+          acc[i] = fold(f, acc[i], params.partial_acc[partial * params.head_dim_v + d]);
         }
       }
       const int32_t token = row / group_size;

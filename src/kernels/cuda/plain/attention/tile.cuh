@@ -61,6 +61,12 @@ __device__ inline Fold fold_factors(float max, float sum, float other_max, float
   return {most, max == most ? 1.0f : exp2f(max - most), other_max == most ? 1.0f : exp2f(other_max - most)};
 }
 
+/// Both states' values or sums at one maximum. Workers and merges fold alike, bit for bit, which the compiler's own choice
+/// of what to contract would not promise.
+__device__ inline float fold(const Fold& factors, float mine, float other) {
+  return fmaf(mine, factors.mine, __fmul_rn(other, factors.other));
+}
+
 /// How a row ends: the sink joins the denominator, the sum divides, the LSE is written by the caller's first thread.
 struct RowEnd {
   float factor;
@@ -75,7 +81,7 @@ __device__ inline RowEnd end_row(const AttentionParams& params, int32_t q_head, 
   if (sink == -INFINITY) return end;
   const float most = fmaxf(max, sink);
   end.factor = end.empty ? 0.0f : exp2f(max - most);
-  end.sum = (end.empty ? 0.0f : sum * end.factor) + exp2f(sink - most);
+  end.sum = fmaf(end.empty ? 0.0f : sum, end.factor, exp2f(sink - most));
   end.max = most;
   end.empty = false;
   return end;

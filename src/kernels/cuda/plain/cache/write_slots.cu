@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstddef>
 
 #include "core/error.hpp"
 #include "folio/types/float_convert.hpp"
@@ -36,26 +37,40 @@ __device__ float scale_of(const Scale& scale, int32_t head) {
   return scale.data[scale.granularity == ScaleGranularity::kPerHead ? head : 0];
 }
 
-/// Elements of one token's half. Equal types are copied bit for bit.
+/// Copies rows of equal type in pieces of one `Piece`, which divides everything that is added to an address.
+template <typename Piece>
+__device__ void copy_token(const WriteHalf& half, int32_t element_bytes, int32_t num_heads, int64_t from, int64_t to) {
+  const int32_t pieces = half.head_dim * element_bytes / static_cast<int32_t>(sizeof(Piece));
+  const auto* const input = static_cast<const std::byte*>(half.input);
+  auto* const cache = static_cast<std::byte*>(half.cache);
+  for (int32_t i = threadIdx.x; i < num_heads * pieces; i += kThreads) {
+    const int32_t head = i / pieces;
+    const int64_t piece = i % pieces;
+    const int64_t source = (from + head * half.input_head_stride) * element_bytes;
+    const int64_t target = (to + head * half.strides.head) * element_bytes;
+    reinterpret_cast<Piece*>(cache + target)[piece] = reinterpret_cast<const Piece*>(input + source)[piece];
+  }
+}
+
+/// One token's half. Equal types are copied bit for bit.
 __device__ void write_token(const WriteHalf& half, DType cache_dtype, int32_t num_heads, int64_t token, int64_t page,
                             int64_t in_page) {
-  const bool copy = half.input_dtype == cache_dtype;
-  const int32_t bytes = cache_dtype == DType::kFloat32 ? 4 : (is_fp8(cache_dtype) ? 1 : 2);
+  const int64_t from = token * half.input_token_stride;
+  const int64_t to = page * half.strides.page + in_page * half.strides.token;
+  if (half.input_dtype == cache_dtype) {
+    switch (half.piece_bytes) {
+      case 16: return copy_token<uint4>(half, size_of(cache_dtype), num_heads, from, to);
+      case 4: return copy_token<uint32_t>(half, size_of(cache_dtype), num_heads, from, to);
+      case 2: return copy_token<uint16_t>(half, size_of(cache_dtype), num_heads, from, to);
+      default: return copy_token<uint8_t>(half, size_of(cache_dtype), num_heads, from, to);
+    }
+  }
   for (int32_t i = threadIdx.x; i < num_heads * half.head_dim; i += kThreads) {
     const int32_t head = i / half.head_dim;
     const int32_t d = i % half.head_dim;
-    const int64_t from = token * half.input_token_stride + head * half.input_head_stride + d;
-    const int64_t to = page * half.strides.page + in_page * half.strides.token + head * half.strides.head + d;
-    if (!copy) {
-      const float value = load_float(half.input, half.input_dtype, from);
-      store_float(half.cache, cache_dtype, to, is_fp8(cache_dtype) ? value / scale_of(half.scale, head) : value);
-    } else if (bytes == 4) {
-      static_cast<uint32_t*>(half.cache)[to] = static_cast<const uint32_t*>(half.input)[from];
-    } else if (bytes == 2) {
-      static_cast<uint16_t*>(half.cache)[to] = static_cast<const uint16_t*>(half.input)[from];
-    } else {
-      static_cast<uint8_t*>(half.cache)[to] = static_cast<const uint8_t*>(half.input)[from];
-    }
+    const float value = load_float(half.input, half.input_dtype, from + head * half.input_head_stride + d);
+    const int64_t at = to + head * half.strides.head + d;
+    store_float(half.cache, cache_dtype, at, is_fp8(cache_dtype) ? value / scale_of(half.scale, head) : value);
   }
 }
 
@@ -70,10 +85,24 @@ __global__ void __launch_bounds__(kThreads) write_kernel(const __grid_constant__
   }
 }
 
+/// The widest piece of memory that every row of both sides begins and ends at a multiple of.
+int32_t piece_bytes(const WriteHalf& half, DType cache_dtype) {
+  const int64_t bytes = size_of(cache_dtype);
+  auto all = reinterpret_cast<uintptr_t>(half.input) | reinterpret_cast<uintptr_t>(half.cache);
+  for (const int64_t elements : {half.input_token_stride, half.input_head_stride, half.strides.page,
+                                 half.strides.token, half.strides.head, int64_t{half.head_dim}}) {
+    all |= static_cast<uintptr_t>(elements * bytes);
+  }
+  return all % 16 == 0 ? 16 : (all % 4 == 0 ? 4 : static_cast<int32_t>(all % 2 == 0 ? 2 : 1));
+}
+
 }  // namespace
 
-void write_slots(const WriteParams& params, Stream stream) {
-  if (params.num_slots == 0) return;
+void write_slots(const WriteParams& given, Stream stream) {
+  if (given.num_slots == 0) return;
+  WriteParams params = given;
+  params.k.piece_bytes = piece_bytes(params.k, params.cache_dtype);
+  params.v.piece_bytes = piece_bytes(params.v, params.cache_dtype);
   const auto grid = static_cast<uint32_t>(std::min<int64_t>(params.num_slots, kMaxGrid));
   write_kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
   const cudaError_t status = cudaGetLastError();

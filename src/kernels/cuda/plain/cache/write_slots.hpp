@@ -19,6 +19,7 @@ struct WriteHalf {
   KvStrides strides;
   int32_t head_dim = 0;
   Scale scale;  ///< fp8 caches: stored = input / scale; per tensor or per head
+  int32_t piece_bytes = 1;  ///< set by write_slots: copies move pieces of so many bytes
 };
 
 struct WriteParams {
