@@ -22,6 +22,9 @@ endif()
 # What linking Folio's objects takes: programs of objects (tests) and libfolio.
 set(FOLIO_LINK_LIBRARIES Threads::Threads $<$<BOOL:${FOLIO_HAS_CUDA}>:CUDA::cudart_static>)
 
+# Every program of tests that need a GPU (label `cuda`), for scripts/gpu_check.sh.
+add_custom_target(folio_cuda_tests)
+
 set_property(GLOBAL PROPERTY FOLIO_MODULES "")
 
 function(folio_module)
@@ -49,5 +52,8 @@ function(folio_test)
   endforeach()
   target_link_libraries(${T_NAME} PRIVATE folio_options ${FOLIO_LINK_LIBRARIES} GTest::gtest GTest::gmock GTest::gtest_main
                         ${T_LIBRARIES})
+  if("cuda" IN_LIST T_LABELS)
+    add_dependencies(folio_cuda_tests ${T_NAME})
+  endif()
   gtest_discover_tests(${T_NAME} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${T_LABELS}")
 endfunction()
