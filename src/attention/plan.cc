@@ -111,6 +111,10 @@ AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& bu
   return AttentionPlan(&state, state.generation);
 }
 
+void check_plans(PlanBuffer& buffer) {
+  if (buffer.state().gpu != nullptr) buffer.state().gpu->report();
+}
+
 PlanSummary summary(const AttentionPlan& plan) {
   const detail::PlanBufferState& state = detail::checked(plan);
   if (state.planned_on_device) {

@@ -61,8 +61,8 @@ __device__ inline Fold fold_factors(float max, float sum, float other_max, float
   return {most, max == most ? 1.0f : exp2f(max - most), other_max == most ? 1.0f : exp2f(other_max - most)};
 }
 
-/// Both states' values or sums at one maximum. Workers and merges fold alike, bit for bit, which the compiler's own choice
-/// of what to contract would not promise.
+/// Both states' values or sums at one maximum. Workers and merges fold alike, bit for bit, which the compiler's own
+/// choice of what to contract would not promise.
 __device__ inline float fold(const Fold& factors, float mine, float other) {
   return fmaf(mine, factors.mine, __fmul_rn(other, factors.other));
 }

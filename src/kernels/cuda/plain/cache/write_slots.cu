@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kThreads) write_kernel(const __grid_constant__
 int32_t piece_bytes(const WriteHalf& half, DType cache_dtype) {
   const int64_t bytes = size_of(cache_dtype);
   auto all = reinterpret_cast<uintptr_t>(half.input) | reinterpret_cast<uintptr_t>(half.cache);
-  for (const int64_t elements : {half.input_token_stride, half.input_head_stride, half.strides.page,
-                                 half.strides.token, half.strides.head, int64_t{half.head_dim}}) {
+  for (const int64_t elements : {half.input_token_stride, half.input_head_stride, half.strides.page, half.strides.token,
+                                 half.strides.head, int64_t{half.head_dim}}) {
     all |= static_cast<uintptr_t>(elements * bytes);
   }
   return all % 16 == 0 ? 16 : (all % 4 == 0 ? 4 : static_cast<int32_t>(all % 2 == 0 ? 2 : 1));
