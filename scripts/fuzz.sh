@@ -11,13 +11,13 @@ cd "$(dirname "$0")/.."
 minutes=${1:-5}
 shift || true
 scripts/install_deps.sh build checks
-cmake --preset fuzz >/dev/null
-cmake --build --preset fuzz -j "$(nproc)"
 if [ $# -eq 0 ]; then
   mapfile -t targets < <(cd tests/fuzz && ls ./*_fuzz.cc | sed 's|\./||; s|_fuzz\.cc||')
 else
   targets=("$@")
 fi
+cmake --preset fuzz >/dev/null
+cmake --build --preset fuzz -j "$(nproc)" --target "${targets[@]/#/fuzz_}"
 
 mkdir -p build/fuzz/crashes
 for target in "${targets[@]}"; do

@@ -20,23 +20,24 @@ void* counted_allocation(std::size_t bytes) {
 
 }  // namespace
 
-// Every allocation of this test program is counted.
-void* operator new(std::size_t bytes) {
+// Every allocation of this test program is counted. noinline: otherwise gcc sees malloc and operator delete as a
+// mismatched pair.
+__attribute__((noinline)) void* operator new(std::size_t bytes) {
   return counted_allocation(bytes);
 }
-void* operator new[](std::size_t bytes) {
+__attribute__((noinline)) void* operator new[](std::size_t bytes) {
   return counted_allocation(bytes);
 }
-void operator delete(void* memory) noexcept {
+__attribute__((noinline)) void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete[](void* memory) noexcept {
+__attribute__((noinline)) void operator delete[](void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::size_t) noexcept {
+__attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
-void operator delete[](void* memory, std::size_t) noexcept {
+__attribute__((noinline)) void operator delete[](void* memory, std::size_t) noexcept {
   std::free(memory);
 }
 

@@ -149,8 +149,6 @@ plant(rule, "sink-not-in-lse", WORKER, "float factor = 1.0f;", "float factor = 1
       WORKER, "static_cast<double>(max) + std::log2(static_cast<double>(sum));",
       "static_cast<double>(max0) + std::log2(static_cast<double>(sum0));")
 plant(rule, "sink-does-not-rescale-values", WORKER, "acc[d] * factor / sum", "acc[d] / sum")
-plant(rule, "sink-of-minus-infinity", WORKER, "if (most != kNothing) {", "{",
-      WORKER, "(sink == kNothing ? 0.0f : std::exp2(sink - most))", "std::exp2(sink - most)")
 
 rule = "LSE"
 plant(rule, "lse-bases-swapped", WORKER, "args.lse.base == LseBase::k2 ? lse2 : lse2 * kLn2",

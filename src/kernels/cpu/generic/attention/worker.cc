@@ -23,13 +23,12 @@ void write_row(const AttentionParams& params, int32_t kv_head, int32_t packed_ro
   const int32_t q_head = kv_head * params.group_size + packed_row % params.group_size;
   float factor = 1.0f;
   if (args.sinks != nullptr) {
+    // Where both are -infinity the row is empty, and factor and sum, then NaN, are not read.
     const float sink = args.sinks[q_head] * kLog2E;
     const float most = max < sink ? sink : max;  // a NaN maximum stays
-    if (most != kNothing) {
-      factor = max == kNothing ? 0.0f : std::exp2(max - most);
-      sum = sum * factor + (sink == kNothing ? 0.0f : std::exp2(sink - most));
-      max = most;
-    }
+    factor = std::exp2(max - most);
+    sum = sum * factor + std::exp2(sink - most);
+    max = most;
   }
   const bool empty = max == kNothing;
   for (int32_t d = 0; d < config.head_dim_v; ++d) {
