@@ -13,14 +13,16 @@ target_compile_options(folio_options INTERFACE
   $<$<AND:$<BOOL:${FOLIO_WARNINGS_AS_ERRORS}>,$<COMPILE_LANGUAGE:CXX>>:-Werror>)
 target_include_directories(folio_options INTERFACE
   ${CMAKE_CURRENT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR}/src)
+
+# What linking Folio's objects takes: programs of objects (tests) and libfolio.
+set(FOLIO_LINK_LIBRARIES Threads::Threads)
 if(FOLIO_HAS_CUDA)
   # 554: of a view of const elements, the conversion that adds const is never called. As intended.
   # Conversions of floats are constexpr through std::bit_cast, which device code may call only with the other option.
   target_compile_options(folio_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=554 --expt-relaxed-constexpr>)
   target_include_directories(folio_options SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+  list(APPEND FOLIO_LINK_LIBRARIES CUDA::cudart_static)
 endif()
-# What linking Folio's objects takes: programs of objects (tests) and libfolio.
-set(FOLIO_LINK_LIBRARIES Threads::Threads $<$<BOOL:${FOLIO_HAS_CUDA}>:CUDA::cudart_static>)
 
 # Every program of tests that need a GPU (label `cuda`), for scripts/gpu_check.sh.
 add_custom_target(folio_cuda_tests)

@@ -53,18 +53,25 @@ LevelSpace::LevelSpace(std::span<const std::string> kernels) : kernels_(kernels.
 }
 
 void LevelSpace::ask_kernels() {
-  const Context context = pool_context(1);
   std::map<std::string, size_t> number;
-  for (size_t k = 0; k < kernels_.size(); ++k) number[kernels_[k]] = k;
+  std::vector<Context> contexts;
+  for (size_t k = 0; k < kernels_.size(); ++k) {
+    number[kernels_[k]] = k;
+    Context context = context_of_kernel(kernels_[k]);
+    const auto same_device = [&](const Context& other) { return other.device() == context.device(); };
+    if (std::none_of(contexts.begin(), contexts.end(), same_device)) contexts.push_back(std::move(context));
+  }
   const auto ask = [&](const Row& row, size_t a, size_t b) {
     size_t known = 0;
-    for (const KernelAnswer& answer : explain(context, kernel_question(to_case(row, 0)))) {
-      const auto found = number.find(answer.name);
-      if (found == number.end()) continue;
-      ++known;
-      if (answer.refusal.empty()) continue;
-      kernel_compatible_[found->second][a].reset(b);
-      kernel_compatible_[found->second][b].reset(a);
+    for (const Context& context : contexts) {
+      for (const KernelAnswer& answer : explain(context, kernel_question(to_case(row, 0)))) {
+        const auto found = number.find(answer.name);
+        if (found == number.end()) continue;
+        ++known;
+        if (answer.refusal.empty()) continue;
+        kernel_compatible_[found->second][a].reset(b);
+        kernel_compatible_[found->second][b].reset(a);
+      }
     }
     core::require(known == number.size(), "a kernel given is not one of this build; explain() has their names");
   };

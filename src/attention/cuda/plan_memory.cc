@@ -17,7 +17,10 @@ CudaPlanMemory::CudaPlanMemory(int32_t device, const planner::PlannerConfig& con
   const gpu::DeviceScope scope(device_);
   status_ = gpu::PinnedMemory(sizeof(planner::PlanStatus));
   new (status_.data()) planner::PlanStatus{};
-  if (config_.bounds) image_ = gpu::DeviceMemory(planner::plan_image_bytes(config_));
+  if (!config_.bounds) return;
+  // All at once: later allocations could wait for a stream that is stalled.
+  image_ = gpu::DeviceMemory(planner::plan_image_bytes(config_));
+  for (Stage& stage : stages_) stage.memory = gpu::PinnedMemory(image_.size());
 }
 
 /// Only without bounds, where no graph knows the address. Freeing waits for what still reads the old image.

@@ -25,9 +25,6 @@ __global__ void __launch_bounds__(kDivideThreads)
                   PlanStatus* sticky) {
   extern __shared__ int4 dynamic[];
   __shared__ cuda::ThreadBlock::Shared scans;
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();  // let the other kernel's blocks take their places
-#endif
   std::byte* const in_image = image + input.layout.scratch;
   const device::Job job(input, image, shared_scratch ? reinterpret_cast<std::byte*>(dynamic) : in_image);
   cuda::ThreadBlock block(scans);
@@ -37,12 +34,9 @@ __global__ void __launch_bounds__(kDivideThreads)
   for (int32_t i = block.rank(); i < kept; i += block.size()) reinterpret_cast<int4*>(in_image)[i] = dynamic[i];
 }
 
-/// Many thread blocks: the items. Waits for the other kernel.
+/// Many thread blocks: the items.
 __global__ void __launch_bounds__(kEmitThreads)
     emit_kernel(const __grid_constant__ device::PlanInput input, std::byte* image) {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
   const device::Job job(input, image, image + input.layout.scratch);
   device::emit_items(job, static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x),
                      static_cast<int32_t>(gridDim.x * blockDim.x));
@@ -68,22 +62,10 @@ void launch_plan(const PlannerConfig& config, const BatchView& batch, void* imag
   divide_kernel<<<1, kDivideThreads, shared_scratch ? static_cast<size_t>(scratch_bytes) : 0, cuda_stream>>>(
       input, bytes, shared_scratch, sticky);
   check(cudaGetLastError());
-  // Where the GPU can, its blocks are there already when the items can be made.
-  int device = 0;
-  int major = 0;
-  check(cudaGetDevice(&device));
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
   const int64_t most_items = (input.layout.scratch - input.layout.items) / int64_t{sizeof(WorkItem)};
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(std::clamp<int64_t>(most_items / kEmitThreads, 1, kMostEmitBlocks)));
-  launch.blockDim = dim3(kEmitThreads);
-  launch.stream = cuda_stream;
-  launch.attrs = &early;
-  launch.numAttrs = major >= 9 ? 1 : 0;
-  check(cudaLaunchKernelEx(&launch, emit_kernel, input, bytes));
+  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(most_items / kEmitThreads, 1, kMostEmitBlocks));
+  emit_kernel<<<blocks, kEmitThreads, 0, cuda_stream>>>(input, bytes);
+  check(cudaGetLastError());
 }
 
 }  // namespace folio::inline v0::planner

@@ -32,6 +32,7 @@ FOLIO_HOST_DEVICE WorkLine sum_row_tiles(const Job& job, Group& group) {
   const int32_t count = job.num_row_tiles();
   const Share share = share_of(group, count);
   LineSums sums;
+  FOLIO_KEEP_LOOP
   for (int32_t t = share.begin; t < share.end; ++t) {
     const int32_t request = request_of_tile(job, t);
     const RowTile tile = row_tile(job, request, t);
@@ -43,6 +44,7 @@ FOLIO_HOST_DEVICE WorkLine sum_row_tiles(const Job& job, Group& group) {
   }
   LineSums total;
   const LineSums before = group.exclusive_scan(sums, LineSums{}, AddLines(), total);
+  FOLIO_KEEP_LOOP
   for (int32_t t = share.begin; t < share.end; ++t) {
     job.scratch.cost_before[t] += before.cost;
     job.scratch.items_before[t] += static_cast<int32_t>(before.items);
@@ -55,6 +57,10 @@ FOLIO_HOST_DEVICE WorkLine sum_row_tiles(const Job& job, Group& group) {
   return {.total = total.cost * job.in.num_kv_heads, .grain = total.grain, .num_workers = job.in.num_workers};
 }
 
+FOLIO_HOST_DEVICE FOLIO_CALLED inline int64_t divide(int64_t value, int64_t divisor) {
+  return value / divisor;
+}
+
 /// Where the line may be cut around the ideal cut before `worker`'s part.
 FOLIO_HOST_DEVICE inline void find_choices(const Job& job, const WorkLine& line, int32_t worker) {
   const DeviceScratch& scratch = job.scratch;
@@ -62,14 +68,14 @@ FOLIO_HOST_DEVICE inline void find_choices(const Job& job, const WorkLine& line,
   const int64_t heads = job.in.num_kv_heads;
   const int64_t position = ideal_cut(line, worker);
   // Within a request the heads follow one another; a request's share of the line is that of all its row tiles.
-  cut.request = scratch.tile_request[last_at_or_below(job.num_row_tiles(), position / heads,
+  cut.request = scratch.tile_request[last_at_or_below(job.num_row_tiles(), divide(position, heads),
                                                       [&scratch](int32_t t) { return scratch.cost_before[t]; })];
   const int32_t first = scratch.tile_begin[cut.request];
   const int32_t count = scratch.tile_begin[cut.request + 1] - first;
   const int64_t cost_before = scratch.cost_before[first];
   const int64_t head_cost = scratch.cost_before[first + count] - cost_before;
   const int64_t in_request = position - cost_before * heads;
-  cut.head = static_cast<int32_t>(in_request / head_cost);
+  cut.head = static_cast<int32_t>(divide(in_request, head_cost));
   const int64_t in_head = in_request - cut.head * head_cost;
   cut.tile = first + last_at_or_below(count, in_head, [&scratch, first, cost_before](int32_t t) {
                return scratch.cost_before[first + t] - cost_before;
@@ -77,7 +83,7 @@ FOLIO_HOST_DEVICE inline void find_choices(const Job& job, const WorkLine& line,
   const RowTile tile = row_tile(job, cut.request, cut.tile);
   const int64_t tile_cost = kv_tile_cost(job, tile);
   const int64_t offset = scratch.cost_before[cut.tile] - cost_before;
-  const int64_t kv_tile = (in_head - offset) / tile_cost;
+  const int64_t kv_tile = divide(in_head - offset, tile_cost);
   const bool fixed = job.fixed_splits();
   const Grain grain = fixed ? split_around(job, tile, kv_tile) : Grain{kv_tile, kv_tile + 1};
   cut.below = grain.below;
@@ -116,6 +122,7 @@ FOLIO_HOST_DEVICE inline uint32_t mapped(ChoiceMap map, uint32_t choice_before) 
 struct Compose {
   FOLIO_HOST_DEVICE ChoiceMap operator()(ChoiceMap first, ChoiceMap then) const {
     ChoiceMap both = 0;
+    FOLIO_KEEP_LOOP
     for (uint32_t i = 0; i < 4; ++i) both |= mapped(then, mapped(first, i)) << 2 * i;
     return both;
   }
@@ -126,6 +133,7 @@ FOLIO_HOST_DEVICE inline ChoiceMap followed_choices(const CutSearch* searches, c
   const CutChoices choices = searches[worker].choices;
   const CutChoices before = searches[worker - 1].choices;
   ChoiceMap map = 0;
+  FOLIO_KEEP_LOOP
   for (uint32_t i = 0; i < 4; ++i) {
     Cut previous;
     if (worker > 1) {
@@ -145,6 +153,7 @@ FOLIO_HOST_DEVICE void choose_in_parallel(const Job& job, const WorkLine& line, 
   const Share share = share_of(group, line.num_workers);
   const int32_t begin = share.begin > 1 ? share.begin : 1;
   ChoiceMap map = same_choice();
+  FOLIO_KEEP_LOOP
   for (int32_t w = begin; w < share.end; ++w) {
     searches[w].followed = followed_choices(searches, line, w);
     map = Compose()(map, searches[w].followed);
@@ -152,6 +161,7 @@ FOLIO_HOST_DEVICE void choose_in_parallel(const Job& job, const WorkLine& line, 
   ChoiceMap all = 0;
   const ChoiceMap before = group.exclusive_scan(map, same_choice(), Compose(), all);
   uint32_t taken = mapped(before, 0);
+  FOLIO_KEEP_LOOP
   for (int32_t w = begin; w < share.end; ++w) {
     taken = mapped(searches[w].followed, taken);
     searches[w].taken = taken;
@@ -163,6 +173,7 @@ FOLIO_HOST_DEVICE inline void choose_in_order(const Job& job, const WorkLine& li
   int64_t budget = job.in.fixed_split_budget;
   int64_t paid_chain = -1;  // by its begin
   Cut previous;
+  FOLIO_KEEP_LOOP
   for (int32_t w = 1; w < line.num_workers; ++w) {
     CutSearch& cut = job.scratch.searches[w];
     const bool is_cut = cut.choices.chain_begin == paid_chain;
@@ -185,6 +196,7 @@ template <typename Group>
 FOLIO_HOST_DEVICE void choose_cuts(const Job& job, const WorkLine& line, Group& group) {
   if (line.total == 0) return;
   int64_t prices = 0;
+  FOLIO_KEEP_LOOP
   for (int32_t w = 1 + group.rank(); w < line.num_workers; w += group.size()) {
     find_choices(job, line, w);
     prices += job.scratch.searches[w].price;

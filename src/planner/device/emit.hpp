@@ -127,6 +127,7 @@ FOLIO_HOST_DEVICE inline void emit_merges(const Job& job, int32_t worker, const 
   CutPlace& cut = job.scratch.places[worker];
   const WorkSums& before = cut.before;
   cut.tail_partial = before.partial_rows + work.head_parts * work.head_rows;
+  FOLIO_KEEP_LOOP
   for (int32_t part = 0; part < work.head_parts; ++part) {
     job.merge_sources[before.sources + part] = before.partial_rows + part * work.head_rows;
   }
@@ -148,13 +149,16 @@ FOLIO_HOST_DEVICE inline void emit_merges(const Job& job, int32_t worker, const 
 template <typename Group>
 FOLIO_HOST_DEVICE WorkSums number_work(const Job& job, const WorkLine& line, Group& group) {
   CutPlace* const places = job.scratch.places;
+  FOLIO_KEEP_LOOP
   for (int32_t w = group.rank(); w <= line.num_workers; w += group.size()) place_cut(job, line, w);
   group.sync();
   const Share share = share_of(group, line.num_workers);
   WorkSums sums;
+  FOLIO_KEEP_LOOP
   for (int32_t w = share.begin; w < share.end; ++w) sums = AddWork()(sums, cut_work(job, w).sums());
   WorkSums total;
   WorkSums before = group.exclusive_scan(sums, WorkSums{}, AddWork(), total);
+  FOLIO_KEEP_LOOP
   for (int32_t w = share.begin; w < share.end; ++w) {
     const CutWork work = cut_work(job, w);
     places[w].before = before;

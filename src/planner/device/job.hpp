@@ -10,6 +10,14 @@
 #include "planner/plan_image.hpp"
 #include "planner/plan_layout.hpp"
 
+/// Before a loop: not to be unrolled on the device. Every instruction of the planner runs a few times only, so what it
+/// mostly waits for are instructions.
+#if defined(__CUDACC__)
+#define FOLIO_KEEP_LOOP _Pragma("unroll 1")
+#else
+#define FOLIO_KEEP_LOOP
+#endif
+
 /// Planning where the lengths are. The same functions run as one thread block on a GPU and as one thread, or several,
 /// on the host in tests: `Group` is who runs them together, with rank(), size(), sync() and exclusive_scan().
 namespace folio::inline v0::planner::device {
@@ -84,6 +92,7 @@ template <typename Value, typename Key>
 FOLIO_HOST_DEVICE int32_t last_at_or_below(int32_t count, Value value, const Key& key) {
   int32_t low = 0;
   int32_t high = count;
+  FOLIO_KEEP_LOOP
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
     if (key(middle) <= value) {

@@ -40,9 +40,11 @@ template <typename Group>
 FOLIO_HOST_DEVICE void read_query_indptr(const Job& job, Group& group) {
   const Share share = share_of(group, job.in.num_requests);
   int32_t largest = 0;
+  FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) largest = Maximum()(largest, believable_end(job.in, r));
   int32_t total = 0;
   largest = group.exclusive_scan(largest, int32_t{0}, Maximum(), total);
+  FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
     largest = Maximum()(largest, believable_end(job.in, r));
     job.cu_q[r + 1] = largest;
@@ -66,6 +68,7 @@ FOLIO_HOST_DEVICE inline PlanStatus check_request(const Job& job, int32_t r, int
   if (q_len > in.max_q_len) return {PlanProblem::kQueries, r, -1, to_int32(q_len)};
   int64_t keys = 0;
   int64_t end = 0;
+  FOLIO_KEEP_LOOP
   for (int32_t s = 0; s < in.num_segments; ++s) {
     const Segment& segment = in.segments[s];
     const int32_t kv_len = segment.kv_len[r];
@@ -88,6 +91,7 @@ FOLIO_HOST_DEVICE inline PlanStatus check_request(const Job& job, int32_t r, int
 FOLIO_HOST_DEVICE inline void write_lengths(const Job& job, int32_t r, bool planned, int64_t first_query) {
   const PlanInput& in = job.in;
   job.q_first_pos[r] = planned ? static_cast<int32_t>(first_query) : 0;
+  FOLIO_KEEP_LOOP
   for (int32_t s = 0; s < in.num_segments; ++s) {
     const int64_t at = int64_t{s} * in.num_requests + r;
     const int32_t* first_pos = in.segments[s].first_pos;
@@ -107,6 +111,7 @@ FOLIO_HOST_DEVICE void read_requests(const Job& job, Group& group, PlanStatus* s
     const int32_t rows = (job.cu_q[r + 1] - job.cu_q[r]) * job.in.group_size;
     return rows / job.in.tile.rows + (rows % job.in.tile.rows != 0 ? 1 : 0);
   };
+  FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
     int64_t first_query = 0;
     const PlanStatus status = check_request(job, r, first_query);
@@ -120,6 +125,7 @@ FOLIO_HOST_DEVICE void read_requests(const Job& job, Group& group, PlanStatus* s
   }
   RequestSums total{};
   int32_t before = group.exclusive_scan(sums, RequestSums{0, in.num_requests}, AddRequests(), total).row_tiles;
+  FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
     job.scratch.tile_begin[r] = before;
     before += tiles_of(r);

@@ -14,6 +14,7 @@ namespace folio::inline v0::planner::device {
 template <typename Group>
 FOLIO_HOST_DEVICE void write_view(const Job& job, const WorkSums& total, Group& group) {
   const PlanInput& in = job.in;
+  FOLIO_KEEP_LOOP
   for (int32_t s = group.rank(); s < in.num_segments; s += group.size()) {
     const int64_t first = int64_t{s} * in.num_requests;
     job.segments[s] = {.source = in.segments[s].source,
@@ -63,6 +64,7 @@ FOLIO_HOST_DEVICE void divide_batch(const Job& job, PlanStatus* sticky, Group& g
 /// of several, one in `step`.
 FOLIO_HOST_DEVICE inline void emit_items(const Job& job, int32_t first, int32_t step) {
   const int64_t num_items = job.worker_indptr[job.in.num_workers];
+  FOLIO_KEEP_LOOP
   for (int64_t i = first; i < num_items; i += step) emit_item(job, static_cast<int32_t>(i));
 }
 

@@ -53,7 +53,7 @@ FOLIO_HOST_DEVICE inline TokenRange key_range(const Job& job, const RowTile& til
   const int64_t at = int64_t{s} * job.in.num_requests + tile.request;
   TokenRange range =
       visible_range({job.first_pos[at], job.kv_len[at], segment.shard}, segment.sight, tile.p_lo, tile.p_hi);
-  if (job.fixed_splits()) range.begin -= range.begin % job.in.tile.kv_tokens;
+  if (job.fixed_splits()) range.begin = narrow_div(range.begin, job.in.tile.kv_tokens) * job.in.tile.kv_tokens;
   return range;
 }
 
@@ -62,6 +62,7 @@ FOLIO_HOST_DEVICE inline TileWork tile_work(const Job& job, const RowTile& tile)
   const int64_t split = job.in.fixed_split_tokens;
   TileWork work;
   int64_t grain_tiles = 1;
+  FOLIO_KEEP_LOOP
   for (int32_t s = 0; s < job.in.num_segments; ++s) {
     const TokenRange range = key_range(job, tile, s);
     if (range.empty()) continue;
@@ -71,7 +72,8 @@ FOLIO_HOST_DEVICE inline TileWork tile_work(const Job& job, const RowTile& tile)
       work.num_items += 1;
     } else {
       work.num_items += static_cast<int32_t>(tiles_touched(range, split));
-      const int64_t tiles = kv_tiles < split / width ? kv_tiles : split / width;
+      const int64_t of_split = narrow_div(split, width);
+      const int64_t tiles = kv_tiles < of_split ? kv_tiles : of_split;
       grain_tiles = tiles > grain_tiles ? tiles : grain_tiles;
     }
   }
@@ -83,14 +85,15 @@ FOLIO_HOST_DEVICE inline TileWork tile_work(const Job& job, const RowTile& tile)
 /// The bounds of the fixed split that contains KV tile `kv_tile` of a row tile's chain.
 FOLIO_HOST_DEVICE inline Grain split_around(const Job& job, const RowTile& tile, int64_t kv_tile) {
   const int64_t width = job.in.tile.kv_tokens;
-  const int64_t split = job.in.fixed_split_tokens / width;
+  const int64_t split = narrow_div(job.in.fixed_split_tokens, width);
   int64_t before = 0;
+  FOLIO_KEEP_LOOP
   for (int32_t s = 0; s < job.in.num_segments; ++s) {
     const TokenRange range = key_range(job, tile, s);
     const int64_t count = tiles_touched(range, width);
     if (kv_tile < before + count) {
-      const int64_t first = range.begin / width;
-      const int64_t index = (first + kv_tile - before) / split;
+      const int64_t first = narrow_div(range.begin, width);
+      const int64_t index = narrow_div(first + kv_tile - before, split);
       const int64_t below = index * split - first;
       const int64_t above = (index + 1) * split - first;
       return {before + (below > 0 ? below : 0), before + (above < count ? above : count)};
@@ -105,6 +108,7 @@ FOLIO_HOST_DEVICE inline int64_t price_of_cut(const Job& job, const RowTile& til
   const int64_t width = job.in.tile.kv_tokens;
   int64_t later_splits = 0;
   int64_t before = 0;
+  FOLIO_KEEP_LOOP
   for (int32_t s = 0; s < job.in.num_segments; ++s) {
     const TokenRange range = key_range(job, tile, s);
     const int64_t count = tiles_touched(range, width);
@@ -127,15 +131,17 @@ FOLIO_HOST_DEVICE inline PlaceInChain place_in_chain(const Job& job, const RowTi
   const int64_t width = job.in.tile.kv_tokens;
   PlaceInChain place;
   int64_t before = 0;
+  FOLIO_KEEP_LOOP
   for (int32_t s = 0; s < job.in.num_segments; ++s) {
     const TokenRange range = key_range(job, tile, s);
     if (range.empty()) continue;
     const int64_t count = tiles_touched(range, width);
     if (kv_tile < before + count) {
-      const int64_t token = (range.begin / width + kv_tile - before) * width;
+      const int64_t token = (narrow_div(range.begin, width) + kv_tile - before) * width;
       if (job.fixed_splits()) {  // cuts are where splits begin
         const int64_t split = job.in.fixed_split_tokens;
-        place.item += kv_tile == before ? 0 : static_cast<int32_t>(token / split - range.begin / split);
+        place.item +=
+            kv_tile == before ? 0 : static_cast<int32_t>(narrow_div(token, split) - narrow_div(range.begin, split));
       } else if (kv_tile > before) {
         place.token = static_cast<int32_t>(token);
       }
@@ -149,6 +155,7 @@ FOLIO_HOST_DEVICE inline PlaceInChain place_in_chain(const Job& job, const RowTi
 
 /// Segment and keys of the item number `item` of a chain, uncut.
 FOLIO_HOST_DEVICE inline TokenRange item_keys(const Job& job, const RowTile& tile, int32_t item, int32_t& segment) {
+  FOLIO_KEEP_LOOP
   for (int32_t s = 0; s < job.in.num_segments; ++s) {
     const TokenRange range = key_range(job, tile, s);
     if (range.empty()) continue;
@@ -161,7 +168,7 @@ FOLIO_HOST_DEVICE inline TokenRange item_keys(const Job& job, const RowTile& til
     const int64_t split = job.in.fixed_split_tokens;
     const auto count = static_cast<int32_t>(tiles_touched(range, split));
     if (item < count) {
-      const int64_t first = (range.begin / split + item) * split;
+      const int64_t first = (narrow_div(range.begin, split) + item) * split;
       return {item == 0 ? range.begin : first, first + split < range.end ? first + split : range.end};
     }
     item -= count;
