@@ -32,8 +32,8 @@ step configure cmake --preset release -DFOLIO_CUDA=ON -DFOLIO_BUILD_BENCHMARKS=O
 step build cmake --build "$build" -j "$jobs" --target folio_cuda_tests folio_cuda_bench
 if [ "${#failures[@]}" -ne 0 ]; then echo "gpu_check: failed: ${failures[*]}"; exit 1; fi
 
-step tests ctest --test-dir "$build" -L cuda --output-on-failure -j 4
 step bench "$build/bench/folio_cuda_bench"
+step tests ctest --test-dir "$build" -L cuda --output-on-failure -j 8 --timeout 120
 
 # sanitize TOOL PROGRAM FILTER: a program's short tests under one of compute-sanitizer's tools.
 sanitize() {

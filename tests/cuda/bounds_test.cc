@@ -73,6 +73,24 @@ TEST_F(CudaTest, ARequestBeyondTheBoundsGivesNothing) {
   }
 }
 
+/// For engines that replay graphs and call nothing else of the buffer.
+TEST_F(CudaTest, CheckPlansReportsOnce) {
+  ServingStep step;
+  PlanBuffer buffer = make_plan_buffer(step.op());
+  std::mt19937 random(29);
+  StepLengths lengths = ServingStep::random_lengths(random);
+  step.set(lengths, random);
+  step.enqueue(buffer, nullptr, {});
+  check(cudaDeviceSynchronize());
+  EXPECT_EQ(message_of([&] { check_plans(buffer); }), "");
+  lengths.kv_len[5] = -7;
+  step.set_lengths(lengths);
+  step.enqueue(buffer, nullptr, {});
+  check(cudaDeviceSynchronize());
+  EXPECT_THAT(message_of([&] { check_plans(buffer); }), HasSubstr("request 5"));
+  EXPECT_EQ(message_of([&] { check_plans(buffer); }), "") << "said once";
+}
+
 /// Whatever the device's lengths are, nothing beyond the arrays is touched (compute-sanitizer watches).
 TEST_F(CudaTest, GarbageLengthsOverrunNothing) {
   ServingStep step;

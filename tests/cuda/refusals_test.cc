@@ -74,6 +74,36 @@ TEST_F(CudaTest, DeviceLengthsNeedBounds) {
   EXPECT_THROW(plan(op, batch, buffer), Error);
 }
 
+/// A misaligned address would be an error of the device that nothing recovers from.
+TEST_F(CudaTest, MisalignedAddressesAreRefused) {
+  ServingStep step;
+  PlanBuffer buffer = make_plan_buffer(step.op());
+  std::mt19937 random(31);
+  step.set(ServingStep::random_lengths(random), random);
+  const AttentionPlan plan = step.enqueue(buffer, nullptr, {});
+  const auto shifted = [](auto* address) {
+    return reinterpret_cast<decltype(address)>(reinterpret_cast<uintptr_t>(address) + 1);
+  };
+  const auto expect_refusal = [&](const std::string& text, auto change) {
+    expect_error(ErrorCode::kInvalidArgument, text, [&] {
+      ServingStep::LayerArgs layer = step.layer_args(0);
+      change(layer);
+      run(plan, layer.attention(), step.workspace());
+    });
+  };
+  using Layer = ServingStep::LayerArgs;
+  expect_refusal("q.data is not aligned", [&](Layer& l) { l.args.q.data = shifted(l.args.q.data); });
+  expect_refusal("out.data is not aligned", [&](Layer& l) { l.args.out.data = shifted(l.args.out.data); });
+  expect_refusal("lse.data is not aligned", [&](Layer& l) { l.args.lse.data = shifted(l.args.lse.data); });
+  expect_refusal("table.indices is not aligned",
+                 [&](Layer& l) { l.segment.table.indices = shifted(l.segment.table.indices); });
+  Workspace workspace = step.workspace();
+  workspace.data = shifted(workspace.data);
+  expect_error(ErrorCode::kInvalidArgument, "aligned to 256",
+               [&] { run(plan, step.layer_args(0).attention(), workspace); });
+  check(cudaDeviceSynchronize());
+}
+
 TEST_F(CudaTest, WhatIsOnTheDeviceIsNotReadOnTheHost) {
   ServingStep step;
   PlanBuffer buffer = make_plan_buffer(step.op());

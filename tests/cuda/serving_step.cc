@@ -49,8 +49,6 @@ ServingStep::ServingStep(Determinism determinism)
       out_(kLayers * kQElements),
       lse_(size_t{kLayers} * kTokens * kQHeads),
       workspace_(workspace_size(op_)) {
-  cache_k_.fill(0xff);  // NaN wherever nothing is written
-  cache_v_.fill(0xff);
   workspace_.fill(0xff);
   init_workspace(op_, {workspace_.data(), workspace_.bytes()});
 }
@@ -101,6 +99,8 @@ void ServingStep::set(const StepLengths& lengths, std::mt19937& random) {
   q_.set(random_bfloat16(kLayers * kQElements, random));
   new_k_.set(random_bfloat16(kLayers * kKvElements, random));
   new_v_.set(random_bfloat16(kLayers * kKvElements, random));
+  if (filled_) return;
+  filled_ = true;
   cache_k_.set(random_bfloat16(kLayers * kCacheElements, random));
   cache_v_.set(random_bfloat16(kLayers * kCacheElements, random));
 }
@@ -124,31 +124,33 @@ AttentionPlan ServingStep::enqueue(PlanBuffer& buffer, const StepLengths* host_l
   return plan;
 }
 
-void ServingStep::run_layers(const AttentionPlan& plan, Stream stream) {
+ServingStep::LayerArgs ServingStep::layer_args(size_t layer) const {
   const KvCacheShape shape{kPages, kPageSize, kKvHeads, kHeadDim, kHeadDim, DType::kBFloat16};
-  for (size_t layer = 0; layer < kLayers; ++layer) {
-    CacheWriteArgs write;
-    write.k = ConstTensorView(new_k_.data() + layer * kKvElements, DType::kBFloat16, {kTokens, kKvHeads, kHeadDim});
-    write.v = ConstTensorView(new_v_.data() + layer * kKvElements, DType::kBFloat16, {kTokens, kKvHeads, kHeadDim});
-    write.slot_mapping = slots_.data();
-    write.num_slots = kTokens;
-    write.cache =
-        make_nhd_view(shape, cache_k_.data() + layer * kCacheElements, cache_v_.data() + layer * kCacheElements);
-    write_kv_cache(context_, write, stream);
+  LayerArgs l;
+  l.write.k = ConstTensorView(new_k_.data() + layer * kKvElements, DType::kBFloat16, {kTokens, kKvHeads, kHeadDim});
+  l.write.v = ConstTensorView(new_v_.data() + layer * kKvElements, DType::kBFloat16, {kTokens, kKvHeads, kHeadDim});
+  l.write.slot_mapping = slots_.data();
+  l.write.num_slots = kTokens;
+  uint16_t* const k = cache_k_.data() + layer * kCacheElements;
+  uint16_t* const v = cache_v_.data() + layer * kCacheElements;
+  l.write.cache = layer == 0 ? make_nhd_view(shape, k, v) : make_hnd_view(shape, k, v);
+  l.segment.cache = l.write.cache;
+  l.segment.table.kind = PageTableKind::kDense;
+  l.segment.table.indices = table_.data();
+  l.segment.table.num_indices = int64_t{kRequests} * kPagesPerRequest;
+  l.segment.table.row_stride = kPagesPerRequest;
+  l.segment.table.num_rows = kRequests;
+  l.args.q = ConstTensorView(q_.data() + layer * kQElements, DType::kBFloat16, {kTokens, kQHeads, kHeadDim});
+  l.args.out = TensorView(out_.data() + layer * kQElements, DType::kBFloat16, {kTokens, kQHeads, kHeadDim});
+  l.args.lse = {.data = lse_.data() + layer * kTokens * kQHeads, .token_stride = kQHeads, .head_stride = 1};
+  return l;
+}
 
-    SegmentArgs segment;
-    segment.cache = write.cache;
-    segment.table.kind = PageTableKind::kDense;
-    segment.table.indices = table_.data();
-    segment.table.num_indices = int64_t{kRequests} * kPagesPerRequest;
-    segment.table.row_stride = kPagesPerRequest;
-    segment.table.num_rows = kRequests;
-    AttentionArgs args;
-    args.q = ConstTensorView(q_.data() + layer * kQElements, DType::kBFloat16, {kTokens, kQHeads, kHeadDim});
-    args.out = TensorView(out_.data() + layer * kQElements, DType::kBFloat16, {kTokens, kQHeads, kHeadDim});
-    args.lse = {.data = lse_.data() + layer * kTokens * kQHeads, .token_stride = kQHeads, .head_stride = 1};
-    args.segments = {&segment, 1};
-    run(plan, args, {workspace_.data(), workspace_.bytes()}, stream);
+void ServingStep::run_layers(const AttentionPlan& plan, Stream stream) {
+  for (size_t layer = 0; layer < kLayers; ++layer) {
+    const LayerArgs args = layer_args(layer);
+    write_kv_cache(context_, args.write, stream);
+    run(plan, args.attention(), workspace(), stream);
   }
 }
 

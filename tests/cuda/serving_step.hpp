@@ -33,7 +33,8 @@ class ServingStep {
   const AttentionOp& op() const { return op_; }
   /// Lengths within the bounds, with any number of requests and tokens.
   static StepLengths random_lengths(std::mt19937& random);
-  /// Uploads a step: lengths, a shuffled table, slots of the new tokens, queries, keys and values.
+  /// Uploads a step: lengths, a shuffled table, slots of the new tokens, queries, keys and values. The caches are
+  /// filled by the first call; from then on they hold what steps wrote.
   void set(const StepLengths& lengths, std::mt19937& random);
   /// Lengths alone, as they are: also wrong ones.
   void set_lengths(const StepLengths& lengths);
@@ -41,6 +42,20 @@ class ServingStep {
   /// Enqueues plan, cache writes and attention of all layers. `host_lengths` null: the device's are planned.
   AttentionPlan enqueue(PlanBuffer& buffer, const StepLengths* host_lengths, Stream stream);
   void run_layers(const AttentionPlan& plan, Stream stream);
+
+  /// What one layer's calls take.
+  struct LayerArgs {
+    CacheWriteArgs write;
+    SegmentArgs segment;
+    AttentionArgs args;
+    AttentionArgs attention() const {
+      AttentionArgs whole = args;
+      whole.segments = {&segment, 1};
+      return whole;
+    }
+  };
+  LayerArgs layer_args(size_t layer) const;
+  Workspace workspace() const { return {workspace_.data(), workspace_.bytes()}; }
 
   /// Everything a step wrote, of both layers.
   struct Output {
@@ -63,6 +78,7 @@ class ServingStep {
   DeviceArray<float> lse_;
   DeviceArray<std::byte> workspace_;
   KvSegment segment_;
+  bool filled_ = false;
 };
 
 }  // namespace folio::cuda_test

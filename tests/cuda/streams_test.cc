@@ -1,5 +1,7 @@
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 
 #include "serving_step.hpp"
 
@@ -27,18 +29,25 @@ class Gate {
   bool open_ = false;
 };
 
-/// Plans made while the stream stands still must not overwrite each other: each keeps a stage until it is copied.
-TEST_F(CudaTest, PlansInFlightBehindAStalledStream) {
-  constexpr size_t kPlans = 3;
+/// Any pages will do for any of the lengths: the table has all that a request may have.
+StepLengths longest(const StepLengths& lengths) {
+  StepLengths full = lengths;
+  full.kv_len.assign(full.kv_len.size(), ServingStep::kMaxKvLen);
+  return full;
+}
+
+/// Plans made while the stream stands still must not overwrite each other: each keeps a stage until it is copied. The
+/// stream is opened by another thread, after `milliseconds`: `plan` waits where there are more plans than stages.
+void plan_behind_a_stalled_stream(size_t num_plans, int milliseconds) {
   ServingStep step;
   const TestStream stream;
   std::mt19937 random(11);
   std::vector<StepLengths> lengths;
-  for (size_t i = 0; i < kPlans; ++i) lengths.push_back(ServingStep::random_lengths(random));
-  step.set(lengths[0], random);
+  for (size_t i = 0; i < num_plans; ++i) lengths.push_back(ServingStep::random_lengths(random));
+  step.set(longest(lengths[0]), random);
   std::vector<ServingStep::Output> expected;
   PlanBuffer buffer = make_plan_buffer(step.op());
-  for (const StepLengths& one : lengths) {  // the table and the slots are those of the first: any pages will do
+  for (const StepLengths& one : lengths) {
     step.clear_output();
     step.enqueue(buffer, &one, stream.get());
     stream.wait();
@@ -50,12 +59,20 @@ TEST_F(CudaTest, PlansInFlightBehindAStalledStream) {
   Gate gate;
   gate.close(stream);
   AttentionPlan first = step.enqueue(stalled, &lengths[0], stream.get());
-  for (size_t i = 1; i < kPlans; ++i) step.enqueue(stalled, &lengths[i], stream.get());
-  gate.open();
+  std::thread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    gate.open();
+  });
+  for (size_t i = 1; i < num_plans; ++i) {
+    StepLengths borrowed = lengths[i];
+    step.enqueue(stalled, &borrowed, stream.get());
+    borrowed.kv_len.assign(borrowed.kv_len.size(), -1);  // until `plan` returns only
+  }
+  opener.join();
   stream.wait();
   EXPECT_TRUE(step.output() == [&] {
     ServingStep::Output last = expected.front();
-    for (size_t i = 1; i < kPlans; ++i) {  // a step writes the rows of its own tokens only
+    for (size_t i = 1; i < num_plans; ++i) {  // a step writes the rows of its own tokens only
       const auto tokens = static_cast<size_t>(lengths[i].cu_q.back());
       for (size_t layer = 0; layer < ServingStep::kLayers; ++layer) {
         const auto take = [&](auto& to, const auto& from, size_t row) {
@@ -70,6 +87,14 @@ TEST_F(CudaTest, PlansInFlightBehindAStalledStream) {
     return last;
   }());
   EXPECT_THROW(step.run_layers(first, stream.get()), Error) << "planned into again since: stale";
+}
+
+TEST_F(CudaTest, PlansInFlightBehindAStalledStream) {
+  plan_behind_a_stalled_stream(3, 200);
+}
+
+TEST_F(CudaTest, MorePlansInFlightThanStages) {
+  plan_behind_a_stalled_stream(9, 200);
 }
 
 TEST_F(CudaTest, TwoBuffersOnTwoStreams) {

@@ -18,7 +18,7 @@ struct WriteHalf {
   void* cache = nullptr;
   KvStrides strides;
   int32_t head_dim = 0;
-  Scale scale;  ///< fp8 caches: stored = input / scale; per tensor or per head
+  Scale scale;              ///< fp8 caches: stored = input / scale; per tensor or per head
   int32_t piece_bytes = 1;  ///< set by write_slots: copies move pieces of so many bytes
 };
 
