@@ -90,13 +90,13 @@ FOLIO_API PlanBuffer make_plan_buffer(const AttentionOp& op);
 /// graph would replay this one plan. Device lengths are planned on the device, by an op with bounds, without shared
 /// segments or custom masks; that may be captured, and a replay plans whatever the arrays then hold. A request whose
 /// lengths are wrong or beyond the bounds gets out = 0 and LSE = -infinity (with a sink, the sink), the others are as
-/// if it had no keys, and `check_plans` or the next `plan` or `run` of the buffer throws kInvalidArgument naming it,
-/// once.
+/// if it had no keys, and `check_plans` or the next `plan` of the buffer throws kInvalidArgument naming it, once (that
+/// `plan` then makes none: call it again). `run` does not, so that a step's layers all run.
 FOLIO_API AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& buffer, Stream stream = {});
 
 /// Throws kInvalidArgument if a plan made on the device since the last report met a request that it could not plan (the
 /// lowest, and what was wrong), and forgets it. Waits for nothing: it knows what the device has done so far. For
-/// engines that replay graphs; `plan` and `run` begin with it. On a CPU there is never anything to report.
+/// engines that replay graphs; `plan` begins with it. On a CPU there is never anything to report.
 FOLIO_API void check_plans(PlanBuffer& buffer);
 
 /// See PlanSummary. Throws kStalePlan; kUnsupported for a plan made on the device, whose lists are there.

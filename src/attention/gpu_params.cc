@@ -25,11 +25,10 @@ void check_segment_aligned(const SegmentArgs& segment, DType ragged_kv) {
   check_aligned("v_scale.data", segment.v_scale.data, sizeof(float));
 }
 
-cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged) {
+/// Where a segment's keys and values lie.
+cuda::SegmentParams located(const SegmentArgs& args, bool paged) {
   cuda::SegmentParams params;
   params.paged = paged;
-  params.k_scale = args.k_scale;
-  params.v_scale = args.v_scale;
   if (paged) {
     params.k = args.cache.k;
     params.v = args.cache.v;
@@ -47,6 +46,19 @@ cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged) {
   params.k_strides = {.page = 0, .token = args.ragged.k.strides[0], .head = args.ragged.k.strides[1]};
   params.v_strides = {.page = 0, .token = args.ragged.v.strides[0], .head = args.ragged.v.strides[1]};
   params.indptr = args.ragged.indptr;
+  return params;
+}
+
+/// 16-bit elements whose rows all begin at multiples of 16 bytes.
+bool is_wide(const void* data, const KvStrides& strides) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (strides.page | strides.token | strides.head) % 8 == 0;
+}
+
+cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged) {
+  cuda::SegmentParams params = located(args, paged);
+  params.k_scale = args.k_scale;
+  params.v_scale = args.v_scale;
+  params.wide = is_wide(params.k, params.k_strides) && is_wide(params.v, params.v_strides);
   return params;
 }
 

@@ -47,7 +47,6 @@ void run_on_cpu(const detail::PlanBufferState& state, const AttentionArgs& args,
 void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
                 const attention::WorkspaceLayout& layout, std::byte* workspace, Stream stream) {
   const detail::OpState& op = *state.op;
-  state.gpu->report();
   attention::check_gpu_args(state, args);
   const kernels::cuda::LaunchShape shape{.q = op.config.q,
                                          .num_workers = op.planner.num_workers,

@@ -29,6 +29,7 @@ struct SegmentParams {
   int32_t first_column = 0;
   Scale k_scale;
   Scale v_scale;
+  bool wide = false;  ///< every head of every token begins at a multiple of 16 bytes
 };
 
 /// One layer's launch. Copied into the kernel's parameters, so that a captured graph needs nothing of the host's.

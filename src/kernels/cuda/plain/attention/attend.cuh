@@ -140,35 +140,59 @@ class Worker {
   /// Keys and values of tokens [first, first + kTokens); zeros for those that are not the item's.
   __device__ void load_tile(const planner::WorkItem& item, int32_t first) {
     const SegmentParams& segment = params_.segments[item.segment];
+    if (segment.wide) {
+      load_wide(segment, item, first, params_.head_dim_qk, segment.k_strides, segment.k, k_, qk_stride_);
+      load_wide(segment, item, first, params_.head_dim_v, segment.v_strides, segment.v, v_, v_stride_);
+      return;
+    }
     const int32_t lane = threadIdx.x % 32;
     for (int32_t t = threadIdx.x / 32; t < kTokens; t += kWarps) {
       const int32_t token = first + t;
       const bool owned = token >= item.kv_begin && token < item.kv_end;
-      int64_t k_at = 0;
-      int64_t v_at = 0;
-      if (owned) locate(segment, item, token, k_at, v_at);
-      const T* const k = static_cast<const T*>(segment.k) + k_at;
-      const T* const v = static_cast<const T*>(segment.v) + v_at;
+      const Place place = owned ? locate(segment, item, token) : Place{};
+      const T* const k = static_cast<const T*>(segment.k) + place.in(segment.k_strides, item.kv_head);
+      const T* const v = static_cast<const T*>(segment.v) + place.in(segment.v_strides, item.kv_head);
       for (int32_t d = lane; d < params_.head_dim_qk; d += 32) k_[t * qk_stride_ + d] = owned ? k[d] : T(0.0f);
       for (int32_t d = lane; d < params_.head_dim_v; d += 32) v_[t * v_stride_ + d] = owned ? v[d] : T(0.0f);
     }
   }
 
-  __device__ static void locate(const SegmentParams& segment, const planner::WorkItem& item, int32_t token,
-                                int64_t& k_at, int64_t& v_at) {
-    int64_t page = 0;
-    int64_t in_page = token;
-    if (segment.paged) {
-      const int64_t column = token / segment.page_size;
-      in_page = token % segment.page_size;
-      page = segment.indptr != nullptr
-                 ? segment.indices[segment.indptr[item.kv_row] + column]
-                 : segment.indices[item.kv_row * segment.row_stride + segment.first_column + column];
-    } else {
-      in_page += segment.indptr[item.kv_row];
+  /// The same for keys or for values whose rows begin at multiples of 16 bytes: a thread loads 8 elements at a time.
+  __device__ static void load_wide(const SegmentParams& segment, const planner::WorkItem& item, int32_t first,
+                                   int32_t head_dim, const KvStrides& strides, const void* from, T* to,
+                                   int32_t to_stride) {
+    const int32_t pieces = head_dim / 8;
+    for (int32_t i = threadIdx.x; i < kTokens * pieces; i += kThreads) {
+      const int32_t t = i / pieces;
+      const int32_t d = i % pieces * 8;
+      const int32_t token = first + t;
+      uint4 piece{};
+      if (token >= item.kv_begin && token < item.kv_end) {
+        const int64_t at = locate(segment, item, token).in(strides, item.kv_head) + d;
+        piece = *reinterpret_cast<const uint4*>(static_cast<const T*>(from) + at);
+      }
+      auto* const row = reinterpret_cast<uint32_t*>(to + t * to_stride + d);  // rows are padded to 4 bytes, not to 16
+      row[0] = piece.x;
+      row[1] = piece.y;
+      row[2] = piece.z;
+      row[3] = piece.w;
     }
-    k_at = page * segment.k_strides.page + in_page * segment.k_strides.token + item.kv_head * segment.k_strides.head;
-    v_at = page * segment.v_strides.page + in_page * segment.v_strides.token + item.kv_head * segment.v_strides.head;
+  }
+
+  /// A token's page and its place in it; ragged: page 0 and the token of the tensor.
+  struct Place {
+    int64_t page = 0;
+    int64_t in_page = 0;
+    __device__ int64_t in(const KvStrides& strides, int32_t head) const {
+      return page * strides.page + in_page * strides.token + head * strides.head;
+    }
+  };
+  __device__ static Place locate(const SegmentParams& segment, const planner::WorkItem& item, int32_t token) {
+    if (!segment.paged) return {0, int64_t{segment.indptr[item.kv_row]} + token};
+    const int32_t column = token / segment.page_size;
+    const int64_t begin = segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
+                                                    : item.kv_row * segment.row_stride + segment.first_column;
+    return {segment.indices[begin + column], token - column * segment.page_size};
   }
 
   /// Weights of a tile's keys, relative to the rows' new maxima. Each warp takes every kWarps-th row, each lane a key.
@@ -227,16 +251,17 @@ class Worker {
 #pragma unroll
     for (int32_t i = 0; i < kRows; ++i) {
       const int32_t row = first_row_ + i * row_groups_;
-      if (row < num_rows_) acc_[i] *= rows_.rescale[row];
+      if (row >= num_rows_) break;
+      acc_[i] *= rows_.rescale[row];
     }
     for (int32_t t = 0; t < kTokens; ++t) {
       const float value = to_float(v_[t * v_stride_ + dim_]);
 #pragma unroll
       for (int32_t i = 0; i < kRows; ++i) {
         const int32_t row = first_row_ + i * row_groups_;
-        if (row < num_rows_ && (rows_.visible[row] >> t & 1u) != 0) {
-          acc_[i] = fmaf(rows_.p[row][t], value * rows_.value_scale[row], acc_[i]);
-        }
+        if (row >= num_rows_) break;
+        if ((rows_.visible[row] >> t & 1u) == 0) continue;
+        acc_[i] = fmaf(rows_.p[row][t], value * rows_.value_scale[row], acc_[i]);
       }
     }
   }

@@ -8,7 +8,7 @@ namespace folio::inline v0::kernels::cuda::plain {
 namespace {
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant__ AttentionParams params) {
+__global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_constant__ AttentionParams params) {
   extern __shared__ __align__(16) unsigned char dynamic[];
   __shared__ RowInfo rows;
   Worker<T>(params, dynamic, rows).run(static_cast<int32_t>(blockIdx.x));
