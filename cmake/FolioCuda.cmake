@@ -1,5 +1,5 @@
 # FOLIO_CUDA: AUTO builds the CUDA sources where there is a toolkit, ON insists on it, OFF does not look.
-# Sets FOLIO_HAS_CUDA and, where it is true, enables the language.
+# Sets FOLIO_HAS_CUDA and, where it is true, enables the language and finds the runtime, which is linked statically.
 include_guard(GLOBAL)
 set(FOLIO_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
 set_property(CACHE FOLIO_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -21,8 +21,21 @@ endif()
 include(CheckLanguage)
 check_language(CUDA)
 if(CMAKE_CUDA_COMPILER)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    # Ampere, Hopper, and PTX that newer parts compile.
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
+  endif()
   enable_language(CUDA)
+  find_package(CUDAToolkit REQUIRED)
   set(FOLIO_HAS_CUDA ON)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know it
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 elseif(FOLIO_CUDA STREQUAL "ON")
   message(FATAL_ERROR "FOLIO_CUDA is ON, but there is no CUDA compiler: install a toolkit, set CMAKE_CUDA_COMPILER, or use AUTO")
 else()

@@ -47,5 +47,9 @@ install(FILES ${PROJECT_BINARY_DIR}/folioConfig.cmake ${PROJECT_BINARY_DIR}/foli
 
 # The .pc file finds its prefix from its own place, so that an installation can be moved.
 file(RELATIVE_PATH folio_pc_to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+set(folio_pc_libs_private "-pthread -lstdc++ -lm")
+if(FOLIO_HAS_CUDA)
+  string(APPEND folio_pc_libs_private " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lrt -ldl")
+endif()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/folio.pc.in ${PROJECT_BINARY_DIR}/folio.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/folio.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)

@@ -14,6 +14,19 @@ target_compile_options(folio_options INTERFACE
 target_include_directories(folio_options INTERFACE
   ${CMAKE_CURRENT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR}/src)
 
+# What linking Folio's objects takes: programs of objects (tests) and libfolio.
+set(FOLIO_LINK_LIBRARIES Threads::Threads)
+if(FOLIO_HAS_CUDA)
+  # 554: of a view of const elements, the conversion that adds const is never called. As intended.
+  # Conversions of floats are constexpr through std::bit_cast, which device code may call only with the other option.
+  target_compile_options(folio_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=554 --expt-relaxed-constexpr>)
+  target_include_directories(folio_options SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+  list(APPEND FOLIO_LINK_LIBRARIES CUDA::cudart_static)
+endif()
+
+# Every program of tests that need a GPU (label `cuda`), for scripts/gpu_check.sh.
+add_custom_target(folio_cuda_tests)
+
 set_property(GLOBAL PROPERTY FOLIO_MODULES "")
 
 function(folio_module)
@@ -39,7 +52,10 @@ function(folio_test)
     target_link_libraries(${T_NAME} PRIVATE $<TARGET_OBJECTS:folio_${module}>)
     add_dependencies(${T_NAME} folio_${module})
   endforeach()
-  target_link_libraries(${T_NAME} PRIVATE folio_options Threads::Threads GTest::gtest GTest::gmock GTest::gtest_main
+  target_link_libraries(${T_NAME} PRIVATE folio_options ${FOLIO_LINK_LIBRARIES} GTest::gtest GTest::gmock GTest::gtest_main
                         ${T_LIBRARIES})
+  if("cuda" IN_LIST T_LABELS)
+    add_dependencies(folio_cuda_tests ${T_NAME})
+  endif()
   gtest_discover_tests(${T_NAME} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${T_LABELS}")
 endfunction()

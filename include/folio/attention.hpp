@@ -35,8 +35,13 @@ class FOLIO_API AttentionOp {
   std::shared_ptr<const detail::OpState> state_;
 };
 
-/// Memory that plans are made into: owned by the engine, one per op and plan in flight. Move-only. Not safe for
-/// simultaneous use by several threads. Grows while cold; once warm, planning allocates nothing.
+/// Memory that plans are made into: owned by the engine, one per op. Move-only. Not safe for simultaneous use by
+/// several threads. Grows while cold; once warm, planning allocates nothing.
+///
+/// On a GPU it is one image in device memory, which kernels read, and page-locked stages that host plans are copied
+/// from. Of an op with bounds the image never moves: captured graphs keep its address. Plans of one buffer are ordered
+/// by their stream, so all of them, and the runs of each, belong to one stream: a plan may be made while runs of
+/// earlier ones still wait there. Destroying a buffer waits for the device.
 class FOLIO_API PlanBuffer {
  public:
   explicit PlanBuffer(std::unique_ptr<detail::PlanBufferState> state);
@@ -83,9 +88,22 @@ FOLIO_API PlanBuffer make_plan_buffer(const AttentionOp& op);
 
 /// Plans one step: O(requests x segments + work items), whatever the context's length; reads lengths only.
 /// Throws kInvalidArgument with the request's number; the buffer then holds no plan.
+///
+/// On a GPU, host lengths (BatchView::where) are planned on the host and copied on `stream`; the arrays are free when
+/// `plan` returns, which waits only where four copies of this buffer have not been made yet. Refused under capture: a
+/// graph would replay this one plan. Device lengths are planned on the device, by an op with bounds, without shared
+/// segments or custom masks; that may be captured, and a replay plans whatever the arrays then hold. A request whose
+/// lengths are wrong or beyond the bounds gets out = 0 and LSE = -infinity (with a sink, the sink), the others are as
+/// if it had no keys, and `check_plans` or the next `plan` of the buffer throws kInvalidArgument naming it, once (that
+/// `plan` then makes none: call it again). `run` does not, so that a step's layers all run.
 FOLIO_API AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& buffer, Stream stream = {});
 
-/// See PlanSummary. Throws kStalePlan.
+/// Throws kInvalidArgument if a plan made on the device since the last report met a request that it could not plan (the
+/// lowest, and what was wrong), and forgets it. Waits for nothing: it knows what the device has done so far. For
+/// engines that replay graphs; `plan` begins with it. On a CPU there is never anything to report.
+FOLIO_API void check_plans(PlanBuffer& buffer);
+
+/// See PlanSummary. Throws kStalePlan; kUnsupported for a plan made on the device, whose lists are there.
 FOLIO_API PlanSummary summary(const AttentionPlan& plan);
 
 /// Bytes of workspace, a multiple of 256, that suffice for every plan of this op without shared segments; with bounds,
@@ -100,11 +118,13 @@ FOLIO_API size_t workspace_size(const AttentionPlan& plan);
 FOLIO_API void init_workspace(const AttentionOp& op, Workspace workspace, Stream stream = {});
 
 /// Attention of one layer. Nothing is allocated or synchronised. Arguments are checked before anything is enqueued:
-/// shapes, dtypes, features; page ids are not (see validate). Throws kInvalidArgument, kStalePlan, kWorkspaceTooSmall.
+/// shapes, dtypes, features; page ids are not (see validate), nor on a GPU anything that lies in device memory: tables,
+/// indptrs. Throws kInvalidArgument, kStalePlan, kWorkspaceTooSmall; kUnsupported for more segments than a GPU's
+/// kernels take.
 FOLIO_API void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspace, Stream stream = {});
 
 /// Checks that every page id that `run` would read is in [0, num_pages), and that tables and indptrs are long enough.
-/// O(pages). Throws kInvalidArgument naming the first bad entry. Host memory only.
+/// O(pages). Throws kInvalidArgument naming the first bad entry. Host memory only: kUnsupported on a GPU.
 FOLIO_API void validate(const AttentionPlan& plan, const AttentionArgs& args);
 
 /// The KV format and page size that run fastest here; what an engine should allocate.
@@ -121,8 +141,8 @@ struct KernelAnswer {
   std::string refusal;     ///< why it cannot take the configuration; empty = it can
 };
 
-/// Every kernel compiled in, in order of preference, and what it says to `config`. Throws for invalid configurations
-/// only.
+/// Every kernel compiled in for the context's device, in order of preference, and what it says to `config`. Throws for
+/// invalid configurations only.
 FOLIO_API std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig& config);
 
 }  // namespace folio::inline v0

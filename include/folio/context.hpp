@@ -30,13 +30,15 @@ class FOLIO_API Context {
  public:
   /// The CPU. Starts the pool's threads. Throws kInvalidArgument for absurd options, kOutOfMemory.
   static Context cpu(const ContextOptions& options = {});
-  /// CUDA device `index`. Throws kUnavailable: this build has no CUDA kernels, or no such device.
+  /// CUDA device `index`, as the runtime counts them. No executor and no num_threads are taken. Throws kUnavailable:
+  /// this build has no CUDA kernels, the machine no driver or no such device, or the device is older than any kernel.
   static Context cuda(int32_t index, const ContextOptions& options = {});
 
   Device device() const noexcept;
-  /// How many pieces of work make progress at once.
+  /// How many pieces of work make progress at once: the executor's; the multiprocessors of a GPU.
   int32_t concurrency() const noexcept;
-  /// Runs `body` for 0..n-1 on the context's executor: for engines that want to share the pool. CPU only.
+  /// Runs `body` for 0..n-1 on the context's executor: for engines that want to share the pool. Throws kUnsupported on
+  /// a GPU, which has no executor.
   void parallel_for(int64_t n, ParallelBody body, void* body_context) const;
 
   const detail::ContextState& state() const noexcept { return *state_; }

@@ -54,12 +54,15 @@ struct CacheWriteArgs {
 /// num_pages * page_size throws kInvalidArgument and nothing is written. Of several tokens with one slot, one wins
 /// whole (on a CPU the last). A cache whose V aliases K takes v with a null data pointer (K's write covers it), and
 /// v_scale at its default or equal to k_scale. k and v must not overlap the cache. Nothing is allocated.
+/// On a GPU everything lies in device memory, caches are kStrided, and the call is enqueued on `stream` and may be
+/// captured. Slots are read when the kernel runs: one beyond the cache is skipped like a negative one. Scale arrays are
+/// not checked.
 FOLIO_API void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream stream = {});
 
 /// Copies whole pages within or between caches of equal sizes, format and dtype: page source[i] to page destination[i].
 /// Numbers of pages and strides may differ. Destinations must be distinct and disjoint from sources of the same cache;
 /// caches that share memory without being the same are refused. Checked before anything is written; O(n log n) and one
-/// allocation of 4 n bytes for n pages.
+/// allocation of 4 n bytes for n pages. CPU contexts only, like all that follows here.
 FOLIO_API void copy_pages(const Context& context, const KvCacheView& from, const KvCacheView& to,
                           std::span<const int32_t> source, std::span<const int32_t> destination, Stream stream = {});
 

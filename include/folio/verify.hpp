@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "folio/context.hpp"
 #include "folio/types/export.hpp"
 
 /// Conformance: generated attention problems, run through the public API and compared with a float64 oracle. A case is
@@ -41,8 +42,9 @@ FOLIO_API ConformanceCase parse_case(std::string_view text);
 /// Empty if the case's levels go together, else which do not and why.
 FOLIO_API std::string invalid_reason(const ConformanceCase& conformance_case);
 
-/// The CPU kernels that this machine can run, the preferred first.
+/// The kernels that this machine can run on a device, the preferred first. Without a context: the CPU's.
 FOLIO_API std::vector<std::string> runnable_kernels();
+FOLIO_API std::vector<std::string> runnable_kernels(const Context& context);
 
 /// What a covering array covers. A tuple is a choice of levels of `strength` factors (the kernel is one of them); it is
 /// valid if some whole case has it.

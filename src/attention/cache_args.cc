@@ -37,8 +37,8 @@ bool same_scale(const Scale& a, const Scale& b) {
          a.request_stride == b.request_stride;
 }
 
-void check_scale(const char* name, const Scale& scale, bool used, const char* why_not, int64_t heads,
-                 int64_t requests) {
+void check_scale(const char* name, const Scale& scale, bool used, const char* why_not, int64_t heads, int64_t requests,
+                 bool readable) {
   if (!used) {
     require(is_default(scale), name, " is given, but ", why_not);
     return;
@@ -62,6 +62,7 @@ void check_scale(const char* name, const Scale& scale, bool used, const char* wh
   }
   require(scale.value == 1.0f, name, " has data and a value of ", scale.value, "; leave the value at 1");
   require(reinterpret_cast<uintptr_t>(scale.data) % alignof(float) == 0, name, ".data is not aligned to a float");
+  if (!readable) return;
   const auto table = kernels::generic::scale_table(scale);
   const int64_t rows = per_request || per_both ? requests : 1;
   const int64_t columns = per_head || per_both ? heads : 1;

@@ -19,9 +19,9 @@ void check_tensor(const char* name, const ConstTensorView& tensor, int64_t heads
 
 /// A scale that the function can use. `used`: the side it belongs to is fp8 and not copied bitwise; otherwise it must
 /// be left at its default, and `why_not` says why. `requests`: rows that per-request scales may be indexed by; -1 =
-/// such scales are refused. Values, on the host, must be finite and > 0.
+/// such scales are refused. Values must be finite and > 0, arrays where they are `readable` (on the host).
 void check_scale(const char* name, const Scale& scale, bool used, const char* why_not, int64_t heads,
-                 int64_t requests = -1);
+                 int64_t requests = -1, bool readable = true);
 
 bool is_default(const Scale& scale);
 bool same_scale(const Scale& a, const Scale& b);

@@ -1,6 +1,8 @@
 #include <algorithm>
 
 #include "attention/cache_args.hpp"
+#include "attention/context.hpp"
+#include "attention/gpu_params.hpp"
 #include "attention/split_work.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -20,7 +22,7 @@ bool is_copy(DType input, DType cache) {
 }
 
 void check_input(const char* name, const ConstTensorView& input, const CacheWriteArgs& args, int64_t dim,
-                 const Scale& scale, const char* scale_name) {
+                 const Scale& scale, const char* scale_name, bool readable) {
   const KvCacheView& cache = args.cache;
   attention::check_tensor(name, input, cache.num_kv_heads, dim);
   require(!is_fp8(input.dtype) || input.dtype == cache.dtype, name, " is ", to_string(input.dtype), ", the cache ",
@@ -29,7 +31,7 @@ void check_input(const char* name, const ConstTensorView& input, const CacheWrit
   require(input.data != nullptr || args.num_slots == 0, name, ".data is null");
   const char* why_not = is_fp8(cache.dtype) ? "fp8 input is copied as it is" : "the cache is not fp8";
   attention::check_scale(scale_name, scale, is_fp8(cache.dtype) && !is_copy(input.dtype, cache.dtype), why_not,
-                         cache.num_kv_heads);
+                         cache.num_kv_heads, -1, readable);
   const kvcache::StridedSet rows = kvcache::rows_set(name, input, args.num_slots);
   require(kvcache::lie_apart(rows, kvcache::k_set(cache)) && kvcache::lie_apart(rows, kvcache::v_set(cache)), name,
           " overlaps the cache");
@@ -41,11 +43,11 @@ void check_aliased_v(const CacheWriteArgs& args) {
           "v_scale differs from k_scale, but the cache's V is a part of its K; leave it at its default");
 }
 
-void check_slots(const CacheWriteArgs& args) {
+void check_slots(const CacheWriteArgs& args, bool readable) {
   require(args.num_slots >= 0, "num_slots is ", args.num_slots, "; it must not be negative");
   require(args.slot_mapping != nullptr || args.num_slots == 0, "slot_mapping is null");
   const int64_t limit = core::checked_mul(args.cache.num_pages, int64_t{args.cache.page_size});
-  for (int64_t token = 0; token < args.num_slots; ++token) {
+  for (int64_t token = 0; readable && token < args.num_slots; ++token) {
     require(args.slot_mapping[token] < limit, "slot_mapping[", token, "] is ", args.slot_mapping[token],
             "; the cache has ", limit, " slots (", args.cache.num_pages, " pages of ", args.cache.page_size, ")");
   }
@@ -61,18 +63,23 @@ generic::WriteHalf write_half(const ConstTensorView& input, const KvCacheView& c
 }  // namespace
 
 void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream stream) {
-  attention::check_device("write_kv_cache", context, stream);
+  const attention::GpuBackend* const gpu = context.state().gpu.get();
+  if (gpu == nullptr) attention::check_device("write_kv_cache", context, stream);
   const KvCacheView& cache = args.cache;
   validate(cache);
-  check_slots(args);
+  check_slots(args, gpu == nullptr);
   const bool aliased = kvcache::v_aliases_k(cache);
-  check_input("k", args.k, args, cache.head_dim_qk, args.k_scale, "k_scale");
+  check_input("k", args.k, args, cache.head_dim_qk, args.k_scale, "k_scale", gpu == nullptr);
   if (aliased) {
     check_aliased_v(args);
   } else {
-    check_input("v", args.v, args, cache.head_dim_v, args.v_scale, "v_scale");
+    check_input("v", args.v, args, cache.head_dim_v, args.v_scale, "v_scale", gpu == nullptr);
   }
   if (args.num_slots == 0) return;
+  if (gpu != nullptr) {
+    attention::write_gpu_cache(*gpu, args, aliased, stream);
+    return;
+  }
 
   generic::WriteParams params;
   params.k = write_half(args.k, cache, kvcache::k_half(cache), cache.head_dim_qk, args.k_scale);

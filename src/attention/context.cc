@@ -49,8 +49,13 @@ Context Context::cpu(const ContextOptions& options) {
 Context Context::cuda(int32_t index, const ContextOptions& options) {
   core::require(index >= 0, "CUDA device ", index, "; devices are counted from 0");
   validate(options);
-  core::fail(ErrorCode::kUnavailable, "CUDA device ", index,
-             ": this build has no CUDA kernels; Context::cpu is offered");
+  core::require(options.executor.parallel_for == nullptr && options.num_threads == 0,
+                "an executor or num_threads is given for a GPU, which takes neither");
+  auto state = std::make_shared<detail::ContextState>();
+  state->device = {DeviceType::kCuda, index};
+  state->force_kernel = options.force_kernel;
+  state->gpu = attention::open_gpu(index);
+  return Context(std::move(state));
 }
 
 Device Context::device() const noexcept {
@@ -58,12 +63,15 @@ Device Context::device() const noexcept {
 }
 
 int32_t Context::concurrency() const noexcept {
-  return state_->executor.concurrency;
+  return state_->gpu == nullptr ? state_->executor.concurrency : state_->gpu->num_sms();
 }
 
 void Context::parallel_for(int64_t n, ParallelBody body, void* body_context) const {
   core::require(n >= 0, "parallel_for over ", n, " items; 0 or more are taken");
   core::require(body != nullptr, "parallel_for with a null body");
+  if (state_->gpu != nullptr) {
+    core::fail(ErrorCode::kUnsupported, "parallel_for on a GPU context; CPU contexts have an executor");
+  }
   if (n == 0) return;
   state_->executor.parallel_for(state_->executor.self, n, body, body_context);
 }

@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "attention/gpu_backend.hpp"
 #include "folio/attention.hpp"
 #include "kernels/attention_kernel.hpp"
 #include "planner/planner.hpp"
@@ -15,15 +17,22 @@ struct OpState {
   Context context;
   AttentionConfig config;  ///< dtypes resolved
   PrepareOptions options;
-  const kernels::AttentionKernel* kernel = nullptr;
-  planner::PlannerConfig planner;
-  size_t scratch_stride = 0;  ///< bytes of one worker's scratch, rounded up to 256
+  const kernels::AttentionKernel* kernel = nullptr;            ///< null on a GPU
+  const kernels::cuda::AttentionKernel* gpu_kernel = nullptr;  ///< null on a CPU
+  planner::PlannerConfig planner{};
+  size_t scratch_stride = 0;                          ///< bytes of one worker's scratch, rounded up to 256; 0 on a GPU
+  const attention::GpuBackend* gpu() const noexcept;  ///< null on a CPU
 };
 
 struct PlanBufferState {
   std::shared_ptr<const OpState> op;
   planner::PlanStorage storage;
+  std::unique_ptr<attention::GpuPlanMemory> gpu;  ///< null on a CPU
+  /// What the host knows of the plan. Of one that was made on the device only the counts of requests and segments, and
+  /// of each segment its source and rows.
   planner::PlanView view;
+  std::vector<planner::SegmentLengths> device_segments;  ///< what `view` then points to
+  bool planned_on_device = false;
   int32_t num_tokens = 0;   ///< rows of q and out, padding included
   uint64_t generation = 0;  ///< counts calls of plan(), failed ones too
   bool planned = false;     ///< the last call succeeded

@@ -7,8 +7,31 @@
 #include "folio/attention.hpp"
 
 namespace folio::inline v0 {
+namespace {
+
+/// What is known on the host of a batch whose lengths lie on the device.
+planner::PlanView outline(const BatchView& batch, std::vector<planner::SegmentLengths>& segments) {
+  segments.clear();
+  for (const KvSegment& segment : batch.segments) {
+    planner::SegmentLengths lengths{};
+    lengths.source = segment.source;
+    lengths.num_rows = batch.num_requests;
+    segments.push_back(lengths);
+  }
+  planner::PlanView view;
+  view.num_requests = batch.num_requests;
+  view.num_segments = static_cast<int32_t>(segments.size());
+  view.segments = segments.data();
+  return view;
+}
+
+}  // namespace
 
 namespace attention {
+
+int64_t partial_rows(const detail::PlanBufferState& plan) {
+  return plan.planned_on_device ? planner::max_partial_rows(plan.op->planner) : plan.view.num_partial_rows;
+}
 
 WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows) {
   WorkspaceLayout layout;
@@ -24,6 +47,12 @@ WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows) {
   layout.partial_sum = take(partial_rows, kFloat);
   layout.scratch = take(op.planner.num_workers, static_cast<int64_t>(op.scratch_stride));
   return layout;
+}
+
+void check_stream(const detail::OpState& op, Stream stream) {
+  if (op.gpu() == nullptr && stream.handle != nullptr) {
+    core::fail(ErrorCode::kInvalidArgument, "a CPU op takes no stream; pass a default-constructed Stream");
+  }
 }
 
 void check_workspace(const Workspace& workspace, size_t needed) {
@@ -56,6 +85,7 @@ PlanBuffer::~PlanBuffer() = default;
 PlanBuffer make_plan_buffer(const AttentionOp& op) {
   auto state = std::make_unique<detail::PlanBufferState>();
   state->op = op.shared_state();
+  if (const attention::GpuBackend* gpu = op.state().gpu()) state->gpu = gpu->make_plan_memory(op.state().planner);
   return PlanBuffer(std::move(state));
 }
 
@@ -64,18 +94,34 @@ AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& bu
   if (state.op.get() != &op.state()) {
     core::fail(ErrorCode::kInvalidArgument, "the plan buffer was made for another op; call make_plan_buffer(op)");
   }
-  if (stream.handle != nullptr)
-    core::fail(ErrorCode::kInvalidArgument, "a CPU op takes no stream; pass a default-constructed Stream");
+  attention::check_stream(op.state(), stream);
   ++state.generation;
   state.planned = false;
-  state.view = planner::make_plan(op.state().planner, batch, state.storage);
+  if (state.gpu != nullptr) state.gpu->report();
+  state.planned_on_device = state.gpu != nullptr && batch.where == Where::kDevice;
+  if (state.planned_on_device) {
+    state.gpu->plan_on_device(batch, stream);
+    state.view = outline(batch, state.device_segments);
+  } else {
+    state.view = planner::make_plan(op.state().planner, batch, state.storage);
+    if (state.gpu != nullptr) state.gpu->upload(state.view, stream);
+  }
   state.num_tokens = batch.num_tokens;
   state.planned = true;
   return AttentionPlan(&state, state.generation);
 }
 
+void check_plans(PlanBuffer& buffer) {
+  if (buffer.state().gpu != nullptr) buffer.state().gpu->report();
+}
+
 PlanSummary summary(const AttentionPlan& plan) {
-  const planner::PlanView& view = detail::checked(plan).view;
+  const detail::PlanBufferState& state = detail::checked(plan);
+  if (state.planned_on_device) {
+    core::fail(ErrorCode::kUnsupported,
+               "the plan was made on the device, where its lists are; plan host lengths to see them");
+  }
+  const planner::PlanView& view = state.view;
   PlanSummary summary;
   summary.num_workers = view.num_workers;
   summary.num_items = view.num_items;
@@ -96,12 +142,11 @@ size_t workspace_size(const AttentionOp& op) {
 
 size_t workspace_size(const AttentionPlan& plan) {
   const detail::PlanBufferState& state = detail::checked(plan);
-  return attention::carve(*state.op, state.view.num_partial_rows).total;
+  return attention::carve(*state.op, attention::partial_rows(state)).total;
 }
 
 void init_workspace(const AttentionOp& op, Workspace workspace, Stream stream) {
-  if (stream.handle != nullptr)
-    core::fail(ErrorCode::kInvalidArgument, "a CPU op takes no stream; pass a default-constructed Stream");
+  attention::check_stream(op.state(), stream);
   attention::check_workspace(workspace, workspace_size(op));
 }
 

@@ -23,34 +23,62 @@ std::string forced_kernel(const Context& context, const PrepareOptions& options)
   return forced == nullptr ? std::string() : std::string(forced);
 }
 
-KernelAnswer ask(const kernels::AttentionKernel& kernel, const AttentionConfig& config) {
+/// A kernel of either kind of device, with its answer. One of the pointers is null.
+struct Candidate {
+  KernelAnswer answer;
+  const kernels::AttentionKernel* cpu = nullptr;
+  const kernels::cuda::AttentionKernel* gpu = nullptr;
+};
+
+template <typename Kernel>
+KernelAnswer ask(const Kernel& kernel, const std::string& missing, const AttentionConfig& config) {
   KernelAnswer answer;
   answer.name = kernel.name;
-  const std::string missing = kernel.unavailable(platform::cpu_features());
   answer.available = missing.empty();
   answer.refusal = answer.available ? kernel.refusal(config) : missing;
   return answer;
 }
 
-const kernels::AttentionKernel& choose(const AttentionConfig& config, const std::string& forced) {
-  std::string reasons;
+std::string missing_on(const attention::GpuBackend& gpu, const kernels::cuda::AttentionKernel& kernel) {
+  if (gpu.compute_capability() >= kernel.min_compute_capability) return {};
+  return core::message("the GPU's compute capability (times 10) is ", gpu.compute_capability(), "; the kernel needs ",
+                       kernel.min_compute_capability);
+}
+
+/// Every kernel of the context's device, in order of preference.
+std::vector<Candidate> candidates(const Context& context, const AttentionConfig& config) {
+  std::vector<Candidate> all;
+  if (const attention::GpuBackend* gpu = context.state().gpu.get()) {
+    for (const kernels::cuda::AttentionKernel* kernel : gpu->kernels()) {
+      all.push_back({.answer = ask(*kernel, missing_on(*gpu, *kernel), config), .cpu = nullptr, .gpu = kernel});
+    }
+    return all;
+  }
   for (const kernels::AttentionKernel* kernel : kernels::cpu_attention_kernels()) {
-    if (!forced.empty() && forced != kernel->name) continue;
-    const KernelAnswer answer = ask(*kernel, config);
-    if (answer.refusal.empty()) return *kernel;
+    const std::string missing = kernel->unavailable(platform::cpu_features());
+    all.push_back({.answer = ask(*kernel, missing, config), .cpu = kernel, .gpu = nullptr});
+  }
+  return all;
+}
+
+Candidate choose(const Context& context, const AttentionConfig& config, const std::string& forced) {
+  std::string reasons;
+  std::string names;
+  for (const Candidate& candidate : candidates(context, config)) {
+    const KernelAnswer& answer = candidate.answer;
+    names += (names.empty() ? "" : ", ") + answer.name;
+    if (!forced.empty() && forced != answer.name) continue;
+    if (answer.refusal.empty()) return candidate;
     reasons += (reasons.empty() ? "" : "; ") + answer.name + ": " + answer.refusal;
   }
   if (reasons.empty()) {
-    std::string names;
-    for (const kernels::AttentionKernel* kernel : kernels::cpu_attention_kernels()) {
-      names += (names.empty() ? "" : ", ") + std::string(kernel->name);
-    }
     core::fail(ErrorCode::kInvalidArgument, "force_kernel is \"", forced, "\"; kernels here are: ", names);
   }
   core::fail(ErrorCode::kUnsupported, "no kernel takes this configuration: ", reasons);
 }
 
-planner::PlannerConfig planner_config(const AttentionConfig& config, const kernels::AttentionKernel& kernel,
+template <typename Kernel>
+planner::PlannerConfig planner_config(const AttentionConfig& config, const Kernel& kernel,
                                       const PrepareOptions& options, int32_t num_workers) {
   planner::PlannerConfig planner;
   planner.num_q_heads = config.num_q_heads;
@@ -88,31 +116,39 @@ void check_options(const PrepareOptions& options) {
 AttentionOp prepare(const Context& context, const AttentionConfig& config, const PrepareOptions& options) {
   check_options(options);
   const AttentionConfig resolved = attention::resolve(config);
-  const std::string forced = forced_kernel(context, options);
-  const kernels::AttentionKernel& kernel = choose(resolved, forced);
-  const int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();
-  detail::OpState state{context, resolved, options, &kernel, planner_config(resolved, kernel, options, num_workers), 0};
-  state.scratch_stride = attention::round_up_to_alignment(kernel.scratch_bytes(resolved, state.planner.tile));
+  const Candidate chosen = choose(context, resolved, forced_kernel(context, options));
+  int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();
+  detail::OpState state{.context = context, .config = resolved, .options = options};
+  if (chosen.gpu != nullptr) {
+    if (options.num_workers == 0) num_workers *= chosen.gpu->workers_per_sm;
+    state.gpu_kernel = chosen.gpu;
+    state.planner = planner_config(resolved, *chosen.gpu, options, num_workers);
+  } else {
+    state.kernel = chosen.cpu;
+    state.planner = planner_config(resolved, *chosen.cpu, options, num_workers);
+    state.scratch_stride = attention::round_up_to_alignment(chosen.cpu->scratch_bytes(resolved, state.planner.tile));
+  }
   return AttentionOp(std::make_shared<const detail::OpState>(std::move(state)));
 }
 
 std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig& config) {
-  static_cast<void>(context);  // every kernel so far is a CPU kernel; a GPU context will ask its own
-  const AttentionConfig resolved = attention::resolve(config);
   std::vector<KernelAnswer> answers;
-  for (const kernels::AttentionKernel* kernel : kernels::cpu_attention_kernels())
-    answers.push_back(ask(*kernel, resolved));
+  for (const Candidate& candidate : candidates(context, attention::resolve(config))) {
+    answers.push_back(candidate.answer);
+  }
   return answers;
 }
 
 KvFormatAdvice recommended_kv_format(const AttentionConfig& config, const Context& context) {
-  static_cast<void>(context);
   AttentionConfig resolved = attention::resolve(config);
+  if (context.device().type == DeviceType::kCuda) return {KvFormat::kStrided, 16};
   // The first kernel that takes the configuration in the format that it likes best: kernels stand in order of speed.
   for (const kernels::AttentionKernel* kernel : kernels::cpu_attention_kernels()) {
     resolved.kv_format = kernel->best_format;
     resolved.page_size = kernel->best_page_size;
-    if (ask(*kernel, resolved).refusal.empty()) return {resolved.kv_format, resolved.page_size};
+    if (ask(*kernel, kernel->unavailable(platform::cpu_features()), resolved).refusal.empty()) {
+      return {resolved.kv_format, resolved.page_size};
+    }
   }
   return {KvFormat::kStrided, 32};
 }
@@ -121,11 +157,15 @@ const AttentionConfig& AttentionOp::config() const noexcept {
   return state_->config;
 }
 std::string AttentionOp::kernel_name() const {
-  return state_->kernel->name;
+  return state_->gpu_kernel != nullptr ? state_->gpu_kernel->name : state_->kernel->name;
 }
 DType AttentionOp::weight_dtype() const noexcept {
-  return state_->kernel->weights;
+  return state_->gpu_kernel != nullptr ? DType::kFloat32 : state_->kernel->weights;
 }
+const attention::GpuBackend* detail::OpState::gpu() const noexcept {
+  return context.state().gpu.get();
+}
+
 const Context& AttentionOp::context() const noexcept {
   return state_->context;
 }

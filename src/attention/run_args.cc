@@ -113,7 +113,8 @@ void check_span(const char* name, const int32_t* indptr, int32_t row, int64_t ne
   require(end - begin >= needed, name, " of row ", row, " has ", end - begin, " entries; its length needs ", needed);
 }
 
-void check_paged(const AttentionConfig& config, const SegmentLengths& lengths, const SegmentArgs& args) {
+/// `readable`: lengths and tables lie in host memory.
+void check_paged(const AttentionConfig& config, const SegmentLengths& lengths, const SegmentArgs& args, bool readable) {
   require(args.ragged.k.data == nullptr && args.ragged.v.data == nullptr && args.ragged.indptr == nullptr,
           "the plan has it paged, but ragged tensors are given");
   const KvCacheView& cache = args.cache;
@@ -135,6 +136,10 @@ void check_paged(const AttentionConfig& config, const SegmentLengths& lengths, c
   require(!csr || table.indptr != nullptr, "table.indptr is null");
   require(csr || (table.first_column >= 0 && table.row_stride >= 0), "table.first_column is ", table.first_column,
           ", row_stride ", table.row_stride, "; neither may be negative");
+  if (!readable) {
+    require(table.indices != nullptr || lengths.num_rows == 0, "table.indices is null");
+    return;
+  }
   for (int32_t row = 0; row < lengths.num_rows; ++row) {
     if (lengths.kv_len[row] == 0) continue;
     const int64_t pages = (static_cast<int64_t>(lengths.kv_len[row]) + config.page_size - 1) / config.page_size;
@@ -150,7 +155,8 @@ void check_paged(const AttentionConfig& config, const SegmentLengths& lengths, c
   }
 }
 
-void check_ragged(const AttentionConfig& config, const SegmentLengths& lengths, const SegmentArgs& args) {
+void check_ragged(const AttentionConfig& config, const SegmentLengths& lengths, const SegmentArgs& args,
+                  bool readable) {
   require(args.cache.k == nullptr && args.cache.v == nullptr && args.table.indices == nullptr &&
               args.table.indptr == nullptr,
           "the plan has it ragged, but a cache or table is given");
@@ -160,18 +166,19 @@ void check_ragged(const AttentionConfig& config, const SegmentLengths& lengths, 
   check_rows("ragged.k", ragged.k, config.ragged_kv, tokens, config.num_kv_heads, config.head_dim_qk);
   check_rows("ragged.v", ragged.v, config.ragged_kv, tokens, config.num_kv_heads, config.head_dim_v);
   require(ragged.indptr != nullptr || lengths.num_rows == 0, "ragged.indptr is null");
-  for (int32_t row = 0; row < lengths.num_rows; ++row) {
+  for (int32_t row = 0; readable && row < lengths.num_rows; ++row) {
     check_span("ragged.indptr", ragged.indptr, row, lengths.kv_len[row], tokens);
   }
 }
 
-void check_segment(const AttentionConfig& config, const SegmentLengths& lengths, const SegmentArgs& args) {
+void check_segment(const AttentionConfig& config, const SegmentLengths& lengths, const SegmentArgs& args,
+                   bool readable) {
   check_scale("k_scale", args.k_scale, true, "");
   check_scale("v_scale", args.v_scale, true, "");
   if (lengths.source == KvSource::kPaged) {
-    check_paged(config, lengths, args);
+    check_paged(config, lengths, args, readable);
   } else {
-    check_ragged(config, lengths, args);
+    check_ragged(config, lengths, args, readable);
   }
 }
 
@@ -202,7 +209,7 @@ void check_args(const PlanBufferState& plan, const AttentionArgs& args) {
           " segments; the plan has ", view.num_segments);
   for (size_t i = 0; i < args.segments.size(); ++i) {
     try {
-      check_segment(config, view.segments[i], args.segments[i]);
+      check_segment(config, view.segments[i], args.segments[i], plan.op->gpu() == nullptr);
     } catch (const Error& error) {
       core::fail(error.code(), "segment ", i, ": ", error.what());
     }

@@ -23,8 +23,14 @@ struct WorkspaceLayout {
   size_t total = 0;
 };
 
+/// Partial rows of a plan; of one made on the device, the most that it can have.
+int64_t partial_rows(const detail::PlanBufferState& plan);
+
 /// Throws kInvalidArgument if the sizes overflow.
 WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows);
+
+/// A CPU has no streams. Throws kInvalidArgument for one other than the default.
+void check_stream(const detail::OpState& op, Stream stream);
 
 /// Throws kWorkspaceTooSmall, or kInvalidArgument if it is null or not aligned.
 void check_workspace(const Workspace& workspace, size_t needed);

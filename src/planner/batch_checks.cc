@@ -11,15 +11,9 @@ constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 void check_query_lengths(const PlannerConfig& config, const BatchView& batch) {
   if (batch.where != Where::kHost) refuse("the batch's lengths are on a device; this planner takes host memory only");
-  if (batch.num_requests < 0) refuse("num_requests is ", batch.num_requests, "; it is 0 or more");
-  if (batch.num_tokens < 0) refuse("num_tokens is ", batch.num_tokens, "; it is 0 or more");
-  if (batch.max_q_len < 0) refuse("max_q_len is ", batch.max_q_len, "; it is 0 (computed) or a bound");
-  if (batch.max_kv_len < 0) refuse("max_kv_len is ", batch.max_kv_len, "; it is 0 (computed) or a bound");
-  if (batch.segments.empty()) refuse("the batch has no segments; a request's keys are a list of at least one");
   const int32_t num_requests = batch.num_requests;
   if (num_requests == 0) return;
   const int32_t* cu_q = batch.cu_q;
-  if (cu_q == nullptr) refuse("cu_q is null; it needs num_requests + 1 entries");
   if (cu_q[0] != 0) refuse("cu_q[0] is ", cu_q[0], "; it must be 0");
   int32_t longest = 0;
   int32_t longest_request = 0;
@@ -95,9 +89,35 @@ int64_t segment_rows(const BatchView& batch, const KvSegment& segment) {
   return segment.group_indptr != nullptr ? segment.num_groups : batch.num_requests;
 }
 
-void check_queries(const PlannerConfig& config, const BatchView& batch) {
-  check_query_lengths(config, batch);
+void check_counts(const PlannerConfig& config, const BatchView& batch) {
+  if (batch.num_requests < 0) refuse("num_requests is ", batch.num_requests, "; it is 0 or more");
+  if (batch.num_tokens < 0) refuse("num_tokens is ", batch.num_tokens, "; it is 0 or more");
+  if (batch.max_q_len < 0) refuse("max_q_len is ", batch.max_q_len, "; it is 0 (computed) or a bound");
+  if (batch.max_kv_len < 0) refuse("max_kv_len is ", batch.max_kv_len, "; it is 0 (computed) or a bound");
+  if (batch.segments.empty()) refuse("the batch has no segments; a request's keys are a list of at least one");
+  if (batch.num_requests > 0 && batch.cu_q == nullptr) refuse("cu_q is null; it needs num_requests + 1 entries");
   check_bounds(config, batch);
+}
+
+void check_queries(const PlannerConfig& config, const BatchView& batch) {
+  check_counts(config, batch);
+  check_query_lengths(config, batch);
+}
+
+void check_mask_fields(const PlannerConfig& config, const BatchView& batch) {
+  const CustomMask& mask = batch.custom_mask;
+  const bool given = mask.tail_len != nullptr || mask.scope != CustomMaskScope::kAll;
+  if (config.mask != MaskKind::kCustom) {
+    if (given) refuse("a custom mask is given, but the op's mask is not kCustom");
+    return;
+  }
+  if (mask.scope == CustomMaskScope::kAll) {
+    if (mask.tail_len != nullptr) refuse("tail_len is given, but the custom mask's scope is kAll");
+  } else if (mask.scope != CustomMaskScope::kTail) {
+    refuse("the custom mask's scope is ", static_cast<int32_t>(mask.scope), "; kAll and kTail are offered");
+  } else if (mask.tail_len == nullptr && batch.num_requests > 0) {
+    refuse("the custom mask's scope is kTail, but tail_len is null");
+  }
 }
 
 void check_segment_fields(const PlannerConfig& config, const BatchView& batch, int64_t s) {

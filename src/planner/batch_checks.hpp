@@ -10,8 +10,14 @@ namespace folio::inline v0::planner {
 /// A config that no kernel has.
 void check_config(const PlannerConfig& config);
 
-/// Counts, query lengths and the op's bounds.
+/// Counts and addresses, also against the op's bounds; reads no lengths.
+void check_counts(const PlannerConfig& config, const BatchView& batch);
+
+/// Counts, and query lengths in host memory.
 void check_queries(const PlannerConfig& config, const BatchView& batch);
+
+/// That a custom mask is given if and only if the op has one, and whole.
+void check_mask_fields(const PlannerConfig& config, const BatchView& batch);
 
 /// Segment `s`: source, mask, shard, groups, and that its lengths are there.
 void check_segment_fields(const PlannerConfig& config, const BatchView& batch, int64_t s);

@@ -96,18 +96,6 @@ void count_keys(const PlannerConfig& config, const BatchView& batch, SegmentLeng
   const int32_t num_requests = batch.num_requests;
   const bool custom = config.mask == MaskKind::kCustom;
   const bool tail = custom && batch.custom_mask.scope == CustomMaskScope::kTail;
-  if (!custom && (batch.custom_mask.tail_len != nullptr || batch.custom_mask.scope != CustomMaskScope::kAll)) {
-    refuse("a custom mask is given, but the op's mask is not kCustom");
-  }
-  if (custom && !tail && batch.custom_mask.tail_len != nullptr)
-    refuse("tail_len is given, but the custom mask's scope is kAll");
-  if (tail && batch.custom_mask.tail_len == nullptr && num_requests > 0) {
-    refuse("the custom mask's scope is kTail, but tail_len is null");
-  }
-  if (custom && batch.custom_mask.scope != CustomMaskScope::kAll && !tail) {
-    refuse("the custom mask's scope is ", static_cast<int32_t>(batch.custom_mask.scope),
-           "; kAll and kTail are offered");
-  }
   int32_t* columns = custom ? carver.take(num_requests) : nullptr;
   int32_t* first_column = custom ? carver.take(num_requests) : nullptr;
   int64_t* byte_indptr = custom ? arrays.mask_byte_indptr.resize(int64_t{num_requests} + 1) : nullptr;
@@ -147,6 +135,7 @@ void count_keys(const PlannerConfig& config, const BatchView& batch, SegmentLeng
 
 void read_batch(const PlannerConfig& config, const BatchView& batch, PlanStorage::Arrays& arrays) {
   check_queries(config, batch);
+  check_mask_fields(config, batch);
   const int64_t num_segments = static_cast<int64_t>(batch.segments.size());
   const int64_t num_requests = batch.num_requests;
   int64_t entries = 4 * num_requests + 1 + num_segments * num_requests;  // cu_q, positions, two of a mask, key offsets

@@ -5,6 +5,13 @@
 #include "folio/types/attention.hpp"
 #include "folio/types/export.hpp"
 
+/// A function that the device calls instead of repeating its code: 64-bit divisions are a hundred instructions each.
+#if defined(__CUDACC__)
+#define FOLIO_CALLED __noinline__
+#else
+#define FOLIO_CALLED
+#endif
+
 /// The arithmetic of planning: which keys a query sees, and where a line of work is cut between workers. Pure functions
 /// of integers, 64-bit inside, without containers or allocation, so that a device planner runs the very same ones.
 namespace folio::inline v0::planner {
@@ -40,20 +47,29 @@ FOLIO_HOST_DEVICE constexpr int64_t ceil_div(int64_t value, int64_t divisor) {
   return (value + divisor - 1) / divisor;
 }
 
+/// value / divisor of numbers below 2^32: a fraction of a 64-bit division on a GPU.
+FOLIO_HOST_DEVICE constexpr int64_t narrow_div(int64_t value, int64_t divisor) {
+  return static_cast<int64_t>(static_cast<uint32_t>(value) / static_cast<uint32_t>(divisor));
+}
+
 /// Offset from the segment's first position at which local token `local` of the shard stands.
-FOLIO_HOST_DEVICE constexpr int64_t shard_offset(const KvShard& shard, int64_t local) {
+FOLIO_HOST_DEVICE FOLIO_CALLED constexpr int64_t shard_offset(const KvShard& shard, int64_t local) {
   if (shard.world == 1) return local;
   const int64_t interleave = shard.interleave;
   return (local / interleave) * (shard.world * interleave) + shard.rank * interleave + local % interleave;
 }
 
-/// The inverse count: how many local tokens of the shard stand at offsets below `offset` (of a shard without end).
-FOLIO_HOST_DEVICE constexpr int64_t shard_count_below(const KvShard& shard, int64_t offset) {
-  if (offset <= 0) return 0;
-  if (shard.world == 1) return offset;
+/// shard_count_below for world > 1 and positive offsets.
+FOLIO_HOST_DEVICE FOLIO_CALLED constexpr int64_t stripes_below(const KvShard& shard, int64_t offset) {
   const int64_t interleave = shard.interleave;
   const int64_t stripe = shard.world * interleave;
   return (offset / stripe) * interleave + clamp_to(offset % stripe - shard.rank * interleave, 0, interleave);
+}
+
+/// The inverse count: how many local tokens of the shard stand at offsets below `offset` (of a shard without end).
+FOLIO_HOST_DEVICE constexpr int64_t shard_count_below(const KvShard& shard, int64_t offset) {
+  if (offset <= 0) return 0;
+  return shard.world == 1 ? offset : stripes_below(shard, offset);
 }
 
 /// The sight of a batch's queries in a segment. The bits of a custom mask are applied by the kernel; here it leaves
@@ -88,9 +104,9 @@ FOLIO_HOST_DEVICE constexpr TokenRange visible_range(const SegmentSpan& segment,
   return visible_range(segment, sight, p, p);
 }
 
-/// Tiles of `width` tokens, counted from local token 0, that a range touches.
+/// Tiles of `width` tokens, counted from local token 0, that a range touches. All below 2^31.
 FOLIO_HOST_DEVICE constexpr int64_t tiles_touched(const TokenRange& range, int64_t width) {
-  return range.empty() ? 0 : ceil_div(range.end, width) - range.begin / width;
+  return range.empty() ? 0 : narrow_div(range.end + width - 1, width) - narrow_div(range.begin, width);
 }
 
 /// All work of a batch in one line, measured in cost. It consists of chains (what one accumulation covers), each of
@@ -135,13 +151,16 @@ FOLIO_HOST_DEVICE constexpr Cut choose_cut(const WorkLine& line, int32_t worker,
   // Where indivisible chains have thrown the line out of its bounds, it continues as if it stood at the bound.
   const int64_t reference = clamp_to(previous.deviation, 1 - limit, limit - 1);
   const int64_t positions[4] = {choices.chain_begin, choices.chain_end, choices.below, choices.above};
+  const int64_t ideal = line.total * worker;  // times num_workers, as deviations are
+  const int64_t staying = previous.position * line.num_workers - ideal;
   Cut best;
   int best_rank = 3;
   int64_t best_distance = 0;
-  for (int i = 0; i < (choices.divisible ? 4 : 2); ++i) {
+  for (int i = 0; i < 4; ++i) {
+    if (i >= 2 && !choices.divisible) continue;
     const bool passed = positions[i] < previous.position;
     const int64_t position = passed ? previous.position : positions[i];
-    const int64_t deviation = position * line.num_workers - line.total * worker;
+    const int64_t deviation = passed ? staying : positions[i] * line.num_workers - ideal;
     const int64_t distance = deviation < 0 ? -deviation : deviation;
     const int64_t change = deviation - reference;
     const bool within = distance < limit && change < limit && -change < limit;

@@ -286,6 +286,17 @@ Scale BatchMemory::scale_of(const ScaleModel& model, const Slice& slice) {
   return scale;
 }
 
+std::vector<const GuardedBuffer*> BatchMemory::buffers() const {
+  std::vector<const GuardedBuffer*> all{&out_memory_, &lse_memory_};
+  for (const GuardedBuffer& buffer : memory_) all.push_back(&buffer);
+  for (const GuardedBuffer& buffer : lengths_) all.push_back(&buffer);
+  return all;
+}
+
+void BatchMemory::move_lengths_to_device() {
+  view_.where = Where::kDevice;
+}
+
 void BatchMemory::spoil_lengths() {
   for (GuardedBuffer& buffer : lengths_) {
     std::fill_n(buffer.as<int32_t>(), buffer.size() / sizeof(int32_t), kHugeId);

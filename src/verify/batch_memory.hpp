@@ -45,6 +45,10 @@ class BatchMemory {
   const AttentionArgs& args() const { return args_; }
   int32_t num_tokens() const { return num_tokens_; }
 
+  /// All memory that a run uses.
+  std::vector<const GuardedBuffer*> buffers() const;
+  /// Makes it a batch whose lengths lie on the device.
+  void move_lengths_to_device();
   /// Overwrites every array that only `plan` may read.
   void spoil_lengths();
   /// What is in the outputs now.

@@ -6,6 +6,7 @@
 #include "core/error.hpp"
 #include "verify/compare.hpp"
 #include "verify/factors.hpp"
+#include "verify/gpu_mapping.hpp"
 #include "verify/oracle.hpp"
 
 namespace folio::inline v0::verify {
@@ -63,6 +64,7 @@ CaseRunner::CaseRunner(const ConformanceCase& c)
       buffer_(make_plan_buffer(op_)) {}
 
 Context CaseRunner::make_context() const {
+  if (is_gpu_kernel(case_.kernel)) return context_of_kernel(case_.kernel);
   if (level<ExecutorLevel>(case_, kExecutor) == ExecutorLevel::kPool) return pool_context(2);
   return in_order_.context();
 }
@@ -74,16 +76,29 @@ AttentionOp CaseRunner::make_op(const Context& context, int32_t num_workers) con
   return prepare(context, problem_.config, options);
 }
 
+/// Bounds are what planning on the device needs; every other case that has them.
+bool CaseRunner::plans_on_device() const {
+  return case_.seed % 8 == 0 && shared_levels(problem_) == 0 && problem_.segments.size() <= 4;
+}
+
 RunOutput CaseRunner::execute(const AttentionOp& op, PlanBuffer& buffer, const Slice& slice) {
   BatchMemory batch(case_, problem_, kv_, slice);
+  const bool on_gpu = op.context().device().type == DeviceType::kCuda;
+  const GpuMapping batch_mapping(op.context(), batch.buffers());
+  const GpuMapping kv_mapping(op.context(), kv_.buffers());
+  if (on_gpu && plans_on_device()) batch.move_lengths_to_device();
   const AttentionPlan plan = folio::plan(op, batch.view(), buffer);
+  if (on_gpu && plans_on_device()) batch_mapping.synchronize();
   batch.spoil_lengths();
-  validate(plan, batch.args());
+  if (!on_gpu) validate(plan, batch.args());
   const size_t bytes = workspace_size(plan);
   const bool promised = shared_levels(problem_) == 0 || case_.seed % 4 == 0;
   core::require(!promised || bytes <= workspace_size(op), "workspace_size(plan) is ", bytes,
                 ", workspace_size(op) only ", workspace_size(op));
-  folio::run(plan, batch.args(), workspace_.take(op, bytes));
+  const Workspace workspace = workspace_.take(op, bytes);
+  const GpuMapping workspace_mapping(op.context(), workspace_.buffers());
+  folio::run(plan, batch.args(), workspace);
+  workspace_mapping.synchronize();
   return batch.collect();
 }
 
@@ -129,7 +144,8 @@ std::string CaseRunner::check_repeat() {
 }
 
 std::string CaseRunner::check_alone() {
-  const AttentionOp other = make_op(other_.context(), num_workers_of(case_) == 5 ? 2 : 5);
+  const bool on_gpu = is_gpu_kernel(case_.kernel);
+  const AttentionOp other = make_op(on_gpu ? make_context() : other_.context(), num_workers_of(case_) == 5 ? 2 : 5);
   PlanBuffer buffer = make_plan_buffer(other);
   if (std::string failure = same_bits("another number of workers", whole_, execute(other, buffer, whole_));
       !failure.empty()) {

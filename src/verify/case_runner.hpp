@@ -17,6 +17,7 @@ namespace folio::inline v0::verify {
 class DirtyWorkspace {
  public:
   Workspace take(const AttentionOp& op, size_t bytes);
+  std::vector<const GuardedBuffer*> buffers() const { return {&memory_}; }
 
  private:
   GuardedBuffer memory_;
@@ -42,6 +43,7 @@ class CaseRunner {
   std::string same_bits(const char* what, const Slice& slice, const RunOutput& output) const;
   int64_t num_rows() const;
   int32_t droppable(size_t request, int32_t q_end) const;
+  bool plans_on_device() const;
   Context make_context() const;
   AttentionOp make_op(const Context& context, int32_t num_workers) const;
 

@@ -192,8 +192,12 @@ Row random_row(const LevelSpace& space, Random& random, Row row) {
 }  // namespace
 
 std::vector<std::string> runnable_kernels() {
+  return runnable_kernels(pool_context(1));
+}
+
+std::vector<std::string> runnable_kernels(const Context& context) {
   std::vector<std::string> names;
-  for (const KernelAnswer& answer : explain(pool_context(1), kernel_question(ConformanceCase{}))) {
+  for (const KernelAnswer& answer : explain(context, kernel_question(ConformanceCase{}))) {
     if (answer.available) names.push_back(answer.name);
   }
   return names;

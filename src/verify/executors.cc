@@ -11,6 +11,14 @@ Context pool_context(int32_t num_threads) {
   return Context::cpu(options);
 }
 
+bool is_gpu_kernel(std::string_view name) {
+  return name.starts_with("cuda");
+}
+
+Context context_of_kernel(std::string_view name) {
+  return is_gpu_kernel(name) ? Context::cuda(0) : pool_context(1);
+}
+
 struct SequentialExecutor::State {
   int32_t concurrency;
   bool shuffled;

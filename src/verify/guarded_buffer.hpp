@@ -45,7 +45,14 @@ class GuardedBuffer {
   std::span<uint8_t> bytes() const { return {as<uint8_t>(), bytes_}; }
 
   void fill(uint8_t value) const;  ///< not for sparse ones
-  void protect() const;            ///< from here on read-only: a write crashes
+  /// The accessible ranges, whole OS pages.
+  template <typename Visit>
+  void for_each_range(const Visit& visit) const {
+    for (const Range& range : open_) {
+      if (range.bytes > 0) visit(range.begin, range.bytes);
+    }
+  }
+  void protect() const;  ///< from here on read-only: a write crashes
   void unprotect() const;
 
  private:

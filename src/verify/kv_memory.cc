@@ -199,6 +199,12 @@ void KvMemory::add_ragged(const Problem& problem, const SegmentModel& segment, R
   }
 }
 
+std::vector<const GuardedBuffer*> KvMemory::buffers() const {
+  std::vector<const GuardedBuffer*> all{&first_, &second_};
+  for (const GuardedBuffer& buffer : ragged_memory_) all.push_back(&buffer);
+  return all;
+}
+
 void KvMemory::poison_row(const Problem& problem, size_t segment, size_t row) {
   std::set<int32_t> others;
   for (size_t s = 0; s < problem.segments.size(); ++s) {

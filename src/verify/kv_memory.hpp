@@ -20,6 +20,8 @@ class KvMemory {
   /// First token of a row in them.
   int32_t ragged_begin(size_t segment, size_t row) const { return ragged_begin_[segment][row]; }
 
+  std::vector<const GuardedBuffer*> buffers() const;
+
   /// Overwrites the keys and values of one row with NaN: those of a segment's tokens in pages that no other row has.
   void poison_row(const Problem& problem, size_t segment, size_t row);
 

@@ -2,6 +2,7 @@
 
 #include <bitset>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,7 +50,7 @@ class LevelSpace {
 
   bool takes(const Row& row) const;
 
-  Context context_;
+  std::map<bool, Context> contexts_;  ///< to ask kernels with: of a GPU, of the CPU
   std::vector<std::string> kernels_;
   std::vector<int32_t> first_id_;
   std::vector<IdSet> compatible_;                      ///< [id]

@@ -1,0 +1,57 @@
+#include "attention/cuda/plan_memory.hpp"
+#include "core/error.hpp"
+#include "platform/cuda/device.hpp"
+
+namespace folio::inline v0::attention {
+namespace {
+
+namespace gpu = platform::cuda;
+
+class CudaBackend final : public GpuBackend {
+ public:
+  explicit CudaBackend(const gpu::DeviceInfo& info) : info_(info) {}
+  int32_t num_sms() const override { return info_.num_sms; }
+  int32_t compute_capability() const override { return info_.compute_capability; }
+  std::span<const kernels::cuda::AttentionKernel* const> kernels() const override {
+    return kernels::cuda::attention_kernels();
+  }
+  std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config) const override {
+    return std::make_unique<cuda::CudaPlanMemory>(info_.index, config);
+  }
+  void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
+              const kernels::cuda::LaunchShape& shape, Stream stream) const override {
+    const gpu::DeviceScope scope(info_.index);
+    kernel.launch(params, shape, stream);
+  }
+  void write(const kernels::cuda::plain::WriteParams& params, Stream stream) const override {
+    const gpu::DeviceScope scope(info_.index);
+    kernels::cuda::plain::write_slots(params, stream);
+  }
+  void synchronize(Stream stream) const override {
+    const gpu::DeviceScope scope(info_.index);
+    gpu::synchronize(stream);
+  }
+  void map_host_memory(void* data, size_t bytes) const override {
+    const gpu::DeviceScope scope(info_.index);
+    gpu::check(cudaHostRegister(data, bytes, cudaHostRegisterMapped), "mapping host memory");
+  }
+  void unmap_host_memory(void* data) const noexcept override { static_cast<void>(cudaHostUnregister(data)); }
+
+ private:
+  gpu::DeviceInfo info_;
+};
+
+}  // namespace
+
+std::shared_ptr<const GpuBackend> open_gpu(int32_t index) {
+  const gpu::DeviceInfo info = gpu::device_info(index);
+  int32_t oldest = 0;
+  for (const kernels::cuda::AttentionKernel* kernel : kernels::cuda::attention_kernels()) {
+    if (info.compute_capability >= kernel->min_compute_capability) return std::make_shared<CudaBackend>(info);
+    oldest = kernel->min_compute_capability;
+  }
+  core::fail(ErrorCode::kUnavailable, "CUDA device ", index, " has compute capability ", info.compute_capability / 10,
+             ".", info.compute_capability % 10, "; kernels here need ", oldest / 10, ".", oldest % 10, " or newer");
+}
+
+}  // namespace folio::inline v0::attention

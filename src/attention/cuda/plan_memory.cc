@@ -1,0 +1,76 @@
+#include "attention/cuda/plan_memory.hpp"
+
+#include <algorithm>
+#include <new>
+
+#include "core/error.hpp"
+#include "planner/cuda/plan_kernel.hpp"
+#include "planner/device_plan.hpp"
+#include "platform/cuda/device.hpp"
+
+namespace folio::inline v0::attention::cuda {
+
+namespace gpu = platform::cuda;
+
+CudaPlanMemory::CudaPlanMemory(int32_t device, const planner::PlannerConfig& config)
+    : device_(device), config_(config) {
+  const gpu::DeviceScope scope(device_);
+  status_ = gpu::PinnedMemory(sizeof(planner::PlanStatus));
+  new (status_.data()) planner::PlanStatus{};
+  if (!config_.bounds) return;
+  // All at once: later allocations could wait for a stream that is stalled.
+  image_ = gpu::DeviceMemory(planner::plan_image_bytes(config_));
+  for (Stage& stage : stages_) stage.memory = gpu::PinnedMemory(image_.size());
+}
+
+/// Only without bounds, where no graph knows the address. Freeing waits for what still reads the old image.
+void CudaPlanMemory::grow(size_t bytes) {
+  if (bytes <= image_.size()) return;
+  if (config_.bounds) {
+    core::fail(ErrorCode::kInvalidArgument, "the plan's image takes ", bytes, " bytes; the op's bounds allow ",
+               image_.size(), ": it has more segments than they count on");
+  }
+  image_ = gpu::DeviceMemory(std::max(bytes, 2 * image_.size()));
+}
+
+void CudaPlanMemory::upload(const planner::PlanView& plan, Stream stream) {
+  const gpu::DeviceScope scope(device_);
+  if (gpu::is_capturing(stream)) {
+    core::fail(ErrorCode::kInvalidArgument,
+               "host lengths cannot be planned into a graph under capture, which would replay this one plan's bytes; "
+               "give device lengths (BatchView::where = kDevice), or plan before the capture");
+  }
+  const size_t bytes = planner::plan_image_bytes(plan);
+  grow(bytes);
+  Stage& stage = stages_[next_stage_];
+  next_stage_ = (next_stage_ + 1) % kStages;
+  stage.copied.wait();
+  if (stage.memory.size() < bytes) stage.memory = gpu::PinnedMemory(image_.size());
+  const size_t used = planner::pack_plan(plan, stage.memory.data(), stage.memory.size(), image_.data());
+  gpu::check(cudaMemcpyAsync(image_.data(), stage.memory.data(), used, cudaMemcpyHostToDevice, gpu::native(stream)),
+             "copying a plan to the device");
+  stage.copied.record(stream);
+}
+
+void CudaPlanMemory::plan_on_device(const BatchView& batch, Stream stream) {
+  const gpu::DeviceScope scope(device_);
+  const std::string refusal = planner::device_plan_refusal(config_, batch);
+  if (!refusal.empty()) core::fail(ErrorCode::kUnsupported, refusal);
+  planner::launch_plan(config_, batch, image_.data(), static_cast<planner::PlanStatus*>(status_.data()), stream);
+}
+
+void CudaPlanMemory::report() {
+  auto& status = *static_cast<volatile planner::PlanStatus*>(status_.data());
+  if (status.problem == planner::PlanProblem::kNone) [[likely]] {
+    return;
+  }
+  const planner::PlanStatus found{status.problem, status.request, status.segment, status.value};
+  status.problem = planner::PlanProblem::kNone;
+  core::fail(ErrorCode::kInvalidArgument, "an earlier plan from device lengths: ", planner::describe(found));
+}
+
+const planner::PlanImageHeader* CudaPlanMemory::image() const {
+  return static_cast<const planner::PlanImageHeader*>(image_.data());
+}
+
+}  // namespace folio::inline v0::attention::cuda

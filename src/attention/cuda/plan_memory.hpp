@@ -1,0 +1,40 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "attention/gpu_backend.hpp"
+#include "platform/cuda/memory.hpp"
+#include "platform/cuda/stream.hpp"
+
+namespace folio::inline v0::attention::cuda {
+
+/// The image in device memory; with bounds it never moves, so that captured graphs keep its address. Host plans reach
+/// it through page-locked stages, each guarded by an event: a stage is written again only once its copy is done.
+class CudaPlanMemory final : public GpuPlanMemory {
+ public:
+  CudaPlanMemory(int32_t device, const planner::PlannerConfig& config);
+  void upload(const planner::PlanView& plan, Stream stream) override;
+  void plan_on_device(const BatchView& batch, Stream stream) override;
+  void report() override;
+  const planner::PlanImageHeader* image() const override;
+
+ private:
+  struct Stage {
+    platform::cuda::PinnedMemory memory;
+    platform::cuda::Event copied;
+  };
+  void grow(size_t bytes);
+
+  /// Plans in flight beside the one being made before `upload` waits.
+  static constexpr size_t kStages = 4;
+
+  int32_t device_;
+  planner::PlannerConfig config_;
+  platform::cuda::DeviceMemory image_;
+  std::array<Stage, kStages> stages_;
+  size_t next_stage_ = 0;
+  platform::cuda::PinnedMemory status_;  ///< one PlanStatus, written by the device planner
+};
+
+}  // namespace folio::inline v0::attention::cuda

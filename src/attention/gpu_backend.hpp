@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "folio/types/attention.hpp"
+#include "folio/types/device.hpp"
+#include "kernels/cuda/attention_kernel.hpp"
+#include "kernels/cuda/plain/cache/write_slots.hpp"
+#include "planner/plan_image.hpp"
+#include "planner/planner.hpp"
+
+namespace folio::inline v0::attention {
+
+/// A plan's memory on a GPU: one image, which kernels read, and what it takes to fill it.
+class GpuPlanMemory {
+ public:
+  virtual ~GpuPlanMemory() = default;
+  /// Enqueues the copy of a host plan into the image. Waits only where every stage is still being copied from.
+  virtual void upload(const planner::PlanView& plan, Stream stream) = 0;
+  /// Enqueues the planning of a batch with device lengths.
+  virtual void plan_on_device(const BatchView& batch, Stream stream) = 0;
+  /// Throws kInvalidArgument if a plan made on the device since the last call met a request it could not plan.
+  virtual void report() = 0;
+  virtual const planner::PlanImageHeader* image() const = 0;
+};
+
+/// What attention asks of one GPU. Implemented in attention/cuda, absent from builds without a toolkit.
+class GpuBackend {
+ public:
+  virtual ~GpuBackend() = default;
+  virtual int32_t num_sms() const = 0;
+  virtual int32_t compute_capability() const = 0;
+  virtual std::span<const kernels::cuda::AttentionKernel* const> kernels() const = 0;
+  virtual std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config) const = 0;
+  virtual void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
+                      const kernels::cuda::LaunchShape& shape, Stream stream) const = 0;
+  virtual void write(const kernels::cuda::plain::WriteParams& params, Stream stream) const = 0;
+  virtual void synchronize(Stream stream) const = 0;
+  /// Lets the GPU use host memory at its own address, and takes that back. For tests: such memory is slow.
+  virtual void map_host_memory(void* data, size_t bytes) const = 0;
+  virtual void unmap_host_memory(void* data) const noexcept = 0;
+};
+
+/// Throws kUnavailable: no CUDA kernels in this build, no driver, no such device, or one too old for any kernel.
+std::shared_ptr<const GpuBackend> open_gpu(int32_t index);
+
+}  // namespace folio::inline v0::attention

@@ -1,0 +1,145 @@
+#include "attention/gpu_params.hpp"
+
+#include "core/checked_math.hpp"
+#include "core/error.hpp"
+
+namespace folio::inline v0::attention {
+namespace {
+
+using core::require;
+namespace cuda = kernels::cuda;
+
+/// A misaligned address is an error that takes the whole CUDA context with it; so all are looked at.
+void check_aligned(const char* name, const void* data, int32_t element) {
+  require(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(element) == 0, name,
+          " is not aligned to its elements of ", element, " bytes");
+}
+
+void check_segment_aligned(const SegmentArgs& segment, DType ragged_kv) {
+  check_aligned("ragged.k.data", segment.ragged.k.data, size_of(ragged_kv));
+  check_aligned("ragged.v.data", segment.ragged.v.data, size_of(ragged_kv));
+  check_aligned("ragged.indptr", segment.ragged.indptr, sizeof(int32_t));
+  check_aligned("table.indices", segment.table.indices, sizeof(int32_t));
+  check_aligned("table.indptr", segment.table.indptr, sizeof(int32_t));
+  check_aligned("k_scale.data", segment.k_scale.data, sizeof(float));
+  check_aligned("v_scale.data", segment.v_scale.data, sizeof(float));
+}
+
+/// Where a segment's keys and values lie.
+cuda::SegmentParams located(const SegmentArgs& args, bool paged) {
+  cuda::SegmentParams params;
+  params.paged = paged;
+  if (paged) {
+    params.k = args.cache.k;
+    params.v = args.cache.v;
+    params.k_strides = args.cache.k_strides;
+    params.v_strides = args.cache.v_strides;
+    params.page_size = args.cache.page_size;
+    params.indices = args.table.indices;
+    params.indptr = args.table.kind == PageTableKind::kCsr ? args.table.indptr : nullptr;
+    params.row_stride = args.table.row_stride;
+    params.first_column = args.table.first_column;
+    return params;
+  }
+  params.k = args.ragged.k.data;
+  params.v = args.ragged.v.data;
+  params.k_strides = {.page = 0, .token = args.ragged.k.strides[0], .head = args.ragged.k.strides[1]};
+  params.v_strides = {.page = 0, .token = args.ragged.v.strides[0], .head = args.ragged.v.strides[1]};
+  params.indptr = args.ragged.indptr;
+  return params;
+}
+
+/// 16-bit elements whose rows all begin at multiples of 16 bytes.
+bool is_wide(const void* data, const KvStrides& strides) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (strides.page | strides.token | strides.head) % 8 == 0;
+}
+
+cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged) {
+  cuda::SegmentParams params = located(args, paged);
+  params.k_scale = args.k_scale;
+  params.v_scale = args.v_scale;
+  params.wide = is_wide(params.k, params.k_strides) && is_wide(params.v, params.v_strides);
+  return params;
+}
+
+cuda::plain::WriteHalf write_half(const ConstTensorView& input, void* cache, const KvStrides& strides, int32_t head_dim,
+                                  const Scale& scale) {
+  return {.input = input.data,
+          .input_dtype = input.dtype,
+          .input_token_stride = input.strides[0],
+          .input_head_stride = input.strides[1],
+          .cache = cache,
+          .strides = strides,
+          .head_dim = head_dim,
+          .scale = scale};
+}
+
+}  // namespace
+
+void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& args) {
+  const AttentionConfig& config = plan.op->config;
+  if (args.segments.size() > cuda::kMaxSegments) {
+    core::fail(ErrorCode::kUnsupported, "the batch has ", args.segments.size(), " segments; kernels on a GPU take ",
+               cuda::kMaxSegments, " or fewer");
+  }
+  check_aligned("q.data", args.q.data, size_of(config.q));
+  check_aligned("out.data", args.out.data, size_of(config.out));
+  check_aligned("lse.data", args.lse.data, sizeof(float));
+  check_aligned("alibi_slopes", args.alibi_slopes, sizeof(float));
+  check_aligned("sinks", args.sinks, sizeof(float));
+  for (const SegmentArgs& segment : args.segments) check_segment_aligned(segment, config.ragged_kv);
+}
+
+cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const AttentionArgs& args,
+                                 const WorkspaceLayout& layout, std::byte* workspace) {
+  const AttentionConfig& config = plan.op->config;
+  cuda::AttentionParams params;
+  params.plan = plan.gpu->image();
+  for (size_t i = 0; i < args.segments.size(); ++i) {
+    params.segments[i] = segment_params(args.segments[i], plan.view.segments[i].source == KvSource::kPaged);
+  }
+  params.num_q_heads = config.num_q_heads;
+  params.num_kv_heads = config.num_kv_heads;
+  params.head_dim_qk = config.head_dim_qk;
+  params.head_dim_v = config.head_dim_v;
+  params.mask = config.mask;
+  params.window_left = config.window_left;
+  params.window_right = config.window_right;
+  params.out_dtype = config.out;
+  params.q = args.q.data;
+  params.q_token_stride = args.q.strides[0];
+  params.q_head_stride = args.q.strides[1];
+  params.out = args.out.data;
+  params.out_token_stride = args.out.strides[0];
+  params.out_head_stride = args.out.strides[1];
+  params.lse = args.lse;
+  params.sm_scale = args.sm_scale;
+  params.soft_cap = args.logits_soft_cap;
+  params.alibi_slopes = args.alibi_slopes;
+  params.sinks = args.sinks;
+  params.partial_acc = reinterpret_cast<float*>(workspace + layout.partial_acc);
+  params.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
+  params.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
+  return params;
+}
+
+void write_gpu_cache(const GpuBackend& gpu, const CacheWriteArgs& args, bool v_aliases_k, Stream stream) {
+  const KvCacheView& cache = args.cache;
+  if (cache.format != KvFormat::kStrided) {
+    core::fail(ErrorCode::kUnsupported, "the cache is kCpuPacked; a GPU takes kStrided");
+  }
+  check_aligned("slot_mapping", args.slot_mapping, sizeof(int64_t));
+  cuda::plain::WriteParams params;
+  params.k = write_half(args.k, cache.k, cache.k_strides, cache.head_dim_qk, args.k_scale);
+  params.has_v = !v_aliases_k;
+  if (params.has_v) params.v = write_half(args.v, cache.v, cache.v_strides, cache.head_dim_v, args.v_scale);
+  params.cache_dtype = cache.dtype;
+  params.slots = args.slot_mapping;
+  params.num_slots = args.num_slots;
+  params.slot_limit = core::checked_mul(cache.num_pages, int64_t{cache.page_size});
+  params.page_size = cache.page_size;
+  params.num_kv_heads = cache.num_kv_heads;
+  gpu.write(params, stream);
+}
+
+}  // namespace folio::inline v0::attention

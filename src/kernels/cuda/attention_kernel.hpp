@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "folio/types/attention.hpp"
+#include "folio/types/device.hpp"
+#include "planner/plan_image.hpp"
+#include "planner/plan_view.hpp"
+
+/// What a CUDA attention kernel offers and what it is given. Plain types: no CUDA toolkit is needed to read this.
+namespace folio::inline v0::kernels::cuda {
+
+/// Most segments of a batch on a GPU: they travel in the kernel's parameters.
+inline constexpr int32_t kMaxSegments = 8;
+
+/// Where one segment's keys and values lie. Strides are in elements. All addresses are the device's.
+struct SegmentParams {
+  bool paged = true;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  KvStrides k_strides;  ///< `page` is unused by a ragged segment
+  KvStrides v_strides;
+  int32_t page_size = 1;
+  const int32_t* indices = nullptr;  ///< of the page table
+  const int32_t* indptr = nullptr;   ///< CSR: of the page table; ragged: first token of each row; null: dense table
+  int64_t row_stride = 0;            ///< dense table
+  int32_t first_column = 0;
+  Scale k_scale;
+  Scale v_scale;
+  bool wide = false;  ///< every head of every token begins at a multiple of 16 bytes
+};
+
+/// One layer's launch. Copied into the kernel's parameters, so that a captured graph needs nothing of the host's.
+struct AttentionParams {
+  const planner::PlanImageHeader* plan = nullptr;
+  SegmentParams segments[kMaxSegments];
+  int32_t num_q_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim_qk = 0;
+  int32_t head_dim_v = 0;
+  MaskKind mask = MaskKind::kCausal;
+  int32_t window_left = -1;
+  int32_t window_right = -1;
+  DType out_dtype = DType::kUnset;
+  const void* q = nullptr;
+  int64_t q_token_stride = 0;
+  int64_t q_head_stride = 0;
+  void* out = nullptr;
+  int64_t out_token_stride = 0;
+  int64_t out_head_stride = 0;
+  LseView lse;
+  float sm_scale = 1.0f;
+  float soft_cap = 0.0f;
+  const float* alibi_slopes = nullptr;
+  const float* sinks = nullptr;
+  float* partial_acc = nullptr;  ///< [partial rows, head_dim_v]
+  float* partial_max = nullptr;  ///< [partial rows], base-2 units
+  float* partial_sum = nullptr;
+};
+
+/// What a launch needs besides the parameters.
+struct LaunchShape {
+  DType q = DType::kUnset;
+  int32_t num_workers = 0;
+  bool merge = true;  ///< false: the host knows that nothing was split
+};
+
+struct AttentionKernel {
+  const char* name;
+  int32_t min_compute_capability;  ///< 10 * major + minor
+  /// Empty if it takes the configuration (dtypes resolved), else why not: what was given and what it takes.
+  std::string (*refusal)(const AttentionConfig& config);
+  planner::TileShape (*tile)(const AttentionConfig& config);
+  int32_t workers_per_sm;
+  /// The planner's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
+  int32_t tile_cost;
+  int32_t row_cost;
+  /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError).
+  void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream);
+};
+
+/// Every CUDA attention kernel of this build, the preferred first.
+std::span<const AttentionKernel* const> attention_kernels();
+
+}  // namespace folio::inline v0::kernels::cuda

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "planner/device/cuts.hpp"
+#include "planner/device/emit.hpp"
+#include "planner/device/job.hpp"
+#include "planner/device/lengths.hpp"
+
+namespace folio::inline v0::planner::device {
+
+/// The image's header and segments: everything but the work itself.
+template <typename Group>
+FOLIO_HOST_DEVICE void write_view(const Job& job, const WorkSums& total, Group& group) {
+  const PlanInput& in = job.in;
+  FOLIO_KEEP_LOOP
+  for (int32_t s = group.rank(); s < in.num_segments; s += group.size()) {
+    const int64_t first = int64_t{s} * in.num_requests;
+    job.segments[s] = {.source = in.segments[s].source,
+                       .mask = in.segments[s].mask,
+                       .shard = in.segments[s].shard,
+                       .shared = false,
+                       .num_rows = in.num_requests,
+                       .kv_len = job.kv_len + first,
+                       .first_pos = job.first_pos + first,
+                       .row_of_request = nullptr,
+                       .key_offset = nullptr};
+  }
+  if (group.rank() != 0) return;
+  PlanView view;
+  view.num_requests = in.num_requests;
+  view.num_tokens = job.cu_q[in.num_requests];
+  view.num_segments = in.num_segments;
+  view.num_workers = in.num_workers;
+  view.num_items = total.items;
+  view.num_merges = total.merges;
+  view.num_partial_rows = total.partial_rows;
+  view.cu_q = job.cu_q;
+  view.q_first_pos = job.q_first_pos;
+  view.segments = job.segments;
+  view.worker_indptr = job.worker_indptr;
+  view.items = job.items;
+  view.merges = job.merges;
+  view.merge_sources = job.merge_sources;
+  job.header->view = view;
+  job.header->num_merge_sources = total.sources;
+}
+
+/// Divides a batch's work: everything of the image but the items. Every member of the group calls it. Nothing outside
+/// the image and the job's scratch is written, whatever the lengths are, except `sticky`, if it is not null, where a
+/// request could not be planned.
+template <typename Group>
+FOLIO_HOST_DEVICE void divide_batch(const Job& job, PlanStatus* sticky, Group& group) {
+  read_query_indptr(job, group);
+  read_requests(job, group, sticky);
+  const WorkLine line = sum_row_tiles(job, group);
+  choose_cuts(job, line, group);
+  const WorkSums total = number_work(job, line, group);
+  write_view(job, total, group);
+}
+
+/// Makes the items of a batch that divide_batch has divided, whose scratch the job has: every member of the group, or
+/// of several, one in `step`.
+FOLIO_HOST_DEVICE inline void emit_items(const Job& job, int32_t first, int32_t step) {
+  const int64_t num_items = job.worker_indptr[job.in.num_workers];
+  FOLIO_KEEP_LOOP
+  for (int64_t i = first; i < num_items; i += step) emit_item(job, static_cast<int32_t>(i));
+}
+
+}  // namespace folio::inline v0::planner::device

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "folio/types/export.hpp"
+#include "planner/partition_rule.hpp"
+
+namespace folio::inline v0::planner {
+
+/// How much there is of everything that a plan numbers in order.
+struct WorkSums {
+  int32_t items = 0;
+  int32_t partial_rows = 0;
+  int32_t sources = 0;
+  int32_t merges = 0;
+};
+
+/// Where the work line may be cut before one worker's part, and which of the places is taken.
+struct CutSearch {
+  CutChoices choices;  ///< around the ideal position
+  int64_t below;       ///< choices.below and above as KV tiles from the chain's begin
+  int64_t above;
+  int64_t price;      ///< fixed splits: partial rows that a first cut of the chain would cost
+  uint32_t followed;  ///< ChoiceMap: which choice follows from each choice of the cut before
+  uint32_t taken;     ///< which of the choices is taken
+  int32_t request;    ///< of the chain that contains the ideal position
+  int32_t head;
+  int32_t tile;  ///< that chain's row tile
+};
+
+/// The cut before one worker's part, and how the worker's results are numbered.
+struct CutPlace {
+  int64_t position;
+  int32_t item;         ///< items of the uncut line before the one that contains or begins at the cut
+  int32_t token;        ///< where in that item the cut is: a local token, or -1 at its begin
+  int32_t chain_items;  ///< items of the uncut line before the chain, if the cut lies within one, else -1
+  int32_t chain_end;    ///< ... and before the next chain
+  int32_t request;      ///< that chain's
+  int32_t head;
+  int32_t row_begin;
+  int32_t row_end;
+  WorkSums before;       ///< of the earlier workers
+  int32_t tail_partial;  ///< partial rows before those of the chain that the next worker continues
+  FOLIO_HOST_DEVICE bool inside() const { return chain_items >= 0; }
+};
+
+/// Memory of one planning on the device, besides the image. Where it fits, it lies in a thread block's shared memory
+/// until the work is divided; then `kept_bytes` of it go to the image, from which items are made.
+struct DeviceScratch {
+  CutPlace* places = nullptr;       ///< [workers + 1]
+  int32_t* tile_begin = nullptr;    ///< [requests + 1], row tiles before the request, per KV head
+  int32_t* tile_request = nullptr;  ///< [row tiles], whose row tile it is
+  int32_t* items_before = nullptr;  ///< [row tiles + 1], items of the row tiles before, uncut, per KV head
+  int64_t* cost_before = nullptr;   ///< [row tiles + 1], cost of the row tiles before, per KV head
+  CutSearch* searches = nullptr;    ///< [workers + 1]
+};
+
+struct DeviceScratchSizes {
+  int64_t requests;
+  int64_t row_tiles;
+  int64_t workers;
+  /// What making items takes: whole 16 bytes.
+  FOLIO_HOST_DEVICE constexpr int64_t kept_bytes() const {
+    const int64_t bytes =
+        (workers + 1) * int64_t{sizeof(CutPlace)} + (requests + 1 + 2 * row_tiles + 1) * int64_t{sizeof(int32_t)};
+    return (bytes + 15) / 16 * 16;
+  }
+  FOLIO_HOST_DEVICE constexpr int64_t bytes() const {
+    return kept_bytes() + (row_tiles + 1) * int64_t{sizeof(int64_t)} + (workers + 1) * int64_t{sizeof(CutSearch)};
+  }
+};
+
+/// Divides `memory` of sizes.bytes() bytes, aligned to 8.
+FOLIO_HOST_DEVICE inline DeviceScratch carve_device_scratch(std::byte* memory, const DeviceScratchSizes& sizes) {
+  DeviceScratch scratch;
+  scratch.places = reinterpret_cast<CutPlace*>(memory);
+  scratch.tile_begin = reinterpret_cast<int32_t*>(scratch.places + sizes.workers + 1);
+  scratch.tile_request = scratch.tile_begin + sizes.requests + 1;
+  scratch.items_before = scratch.tile_request + sizes.row_tiles;
+  scratch.cost_before = reinterpret_cast<int64_t*>(memory + sizes.kept_bytes());
+  scratch.searches = reinterpret_cast<CutSearch*>(scratch.cost_before + sizes.row_tiles + 1);
+  return scratch;
+}
+
+}  // namespace folio::inline v0::planner

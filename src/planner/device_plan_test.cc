@@ -1,0 +1,166 @@
+#include "planner/device_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <random>
+#include <vector>
+
+#include "folio/types/error.hpp"
+#include "planner/device/host_groups.hpp"
+#include "planner/device/planning.hpp"
+#include "planner/device_fixtures.hpp"
+#include "planner/plan_digest.hpp"
+
+/// The device planner's body on the host: equal to make_plan, and safe whatever the lengths are.
+namespace folio::inline v0::planner {
+namespace {
+
+using testing::Alone;
+using testing::Case;
+using testing::OwnedBatch;
+using testing::RawBatch;
+using testing::Team;
+
+/// Memory for images, with what earlier plans left in it, and a guard behind the size that is promised to suffice.
+class DeviceMemory {
+ public:
+  std::byte* prepare(const PlannerConfig& config) {
+    size_ = plan_image_bytes(config);
+    if (memory_.size() < size_ + kGuard) memory_.resize(size_ + kGuard);
+    std::fill_n(memory_.begin() + static_cast<std::ptrdiff_t>(size_), kGuard, std::byte{0xa5});
+    sticky = PlanStatus{};
+    return memory_.data();
+  }
+  bool overrun() const {
+    const auto guard = memory_.begin() + static_cast<std::ptrdiff_t>(size_);
+    return std::count(guard, guard + kGuard, std::byte{0xa5}) != kGuard;
+  }
+  const PlanImageHeader& header() const { return *reinterpret_cast<const PlanImageHeader*>(memory_.data()); }
+  PlanStatus sticky;
+
+ private:
+  static constexpr std::ptrdiff_t kGuard = 512;
+  std::vector<std::byte> memory_;
+  size_t size_ = 0;
+};
+
+std::vector<int64_t> device_plan(DeviceMemory& memory, const PlannerConfig& config, const BatchView& batch) {
+  const device::PlanInput input = device_plan_input(config, batch);
+  std::vector<std::byte> scratch(static_cast<size_t>(input.scratch.bytes()), std::byte{0x5a});
+  Alone alone;
+  std::byte* const image = memory.prepare(config);
+  const device::Job job(input, image, scratch.data());
+  device::divide_batch(job, &memory.sticky, alone);
+  device::emit_items(job, 0, 1);
+  EXPECT_FALSE(memory.overrun());
+  return testing::serialise(testing::view_of_image(config, image));
+}
+
+/// Without the bounds: a request at fault keeps its rows, however many it has.
+std::vector<int64_t> host_plan(PlannerConfig config, OwnedBatch& batch, PlanStorage& storage) {
+  config.bounds.reset();
+  return testing::serialise(make_plan(config, batch.view(), storage));
+}
+
+TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
+  std::mt19937 random(51);
+  PlanStorage storage;
+  DeviceMemory memory;
+  int merged = 0;
+  int many_workers = 0;
+  for (int i = 0; i < 10000; ++i) {
+    Case one = testing::random_device_case(random);
+    RawBatch batch = testing::raw(one.batch);
+    ASSERT_EQ(device_plan_refusal(one.config, batch.view()), "") << "case " << i;
+    ASSERT_EQ(device_plan(memory, one.config, batch.view()), host_plan(one.config, one.batch, storage)) << "case " << i;
+    ASSERT_EQ(memory.header().status.problem, PlanProblem::kNone) << "case " << i;
+    merged += memory.header().view.num_merges > 0 ? 1 : 0;
+    many_workers += one.config.num_workers >= 132 ? 1 : 0;
+  }
+  EXPECT_GT(merged, 2000);
+  EXPECT_GT(many_workers, 100);
+}
+
+TEST(DevicePlan, EqualsTheHostPlanHoweverManyThreadsMakeIt) {
+  std::mt19937 random(52);
+  PlanStorage storage;
+  DeviceMemory memory;
+  for (int i = 0; i < 300; ++i) {
+    Case one = testing::random_device_case(random);
+    RawBatch batch = testing::raw(one.batch);
+    if (i % 3 == 0) testing::spoil(batch, one.config, random);
+    int32_t at_fault = -1;
+    OwnedBatch sound = testing::repaired(batch, one.config, at_fault);
+    const device::PlanInput input = device_plan_input(one.config, batch.view());
+    std::byte* const image = memory.prepare(one.config);
+    Team::run(2 + i % 4, [&](Team& team) {
+      const device::Job job(input, image, image + input.layout.scratch);
+      device::divide_batch(job, &memory.sticky, team);
+      device::emit_items(job, team.rank(), team.size());
+    });
+    ASSERT_EQ(testing::serialise(testing::view_of_image(one.config, image)), host_plan(one.config, sound, storage))
+        << "case " << i;
+  }
+}
+
+TEST(DevicePlan, PlansTheOthersWhateverTheLengthsAre) {
+  std::mt19937 random(53);
+  PlanStorage storage;
+  DeviceMemory memory;
+  int at_faults = 0;
+  for (int i = 0; i < 10000; ++i) {
+    Case one = testing::random_device_case(random);
+    RawBatch batch = testing::raw(one.batch);
+    testing::spoil(batch, one.config, random);
+    int32_t at_fault = -1;
+    OwnedBatch sound = testing::repaired(batch, one.config, at_fault);
+    ASSERT_EQ(device_plan(memory, one.config, batch.view()), host_plan(one.config, sound, storage)) << "case " << i;
+    const PlanStatus& status = memory.header().status;
+    ASSERT_EQ(status.problem != PlanProblem::kNone, at_fault >= 0) << "case " << i;
+    ASSERT_EQ(memory.sticky.problem, status.problem) << "case " << i;
+    ASSERT_EQ(describe(status).empty(), at_fault < 0);
+    if (at_fault < 0) continue;
+    ASSERT_EQ(status.request, at_fault) << "case " << i;
+    ++at_faults;
+  }
+  EXPECT_GT(at_faults, 5000);
+}
+
+TEST(DevicePlan, SaysWhatItDoesNotTake) {
+  OwnedBatch owned = testing::paged_batch({1, 1}, {10, 20});
+  PlannerConfig config;
+  config.num_q_heads = config.num_kv_heads = 1;
+  config.page_size = 16;
+  config.tile = {.rows = 16, .kv_tokens = 16};
+  RawBatch batch = testing::raw(owned);
+  const auto refusal = [&](const BatchView& view) { return device_plan_refusal(config, view); };
+  EXPECT_NE(refusal(batch.view()).find("GraphBounds"), std::string::npos);
+  config.bounds =
+      GraphBounds{.max_requests = 2, .max_tokens = 2, .max_q_len = 1, .max_kv_len = 100, .max_shared_levels = 1};
+  EXPECT_EQ(refusal(batch.view()), "");
+  config.mask = MaskKind::kCustom;
+  EXPECT_NE(refusal(batch.view()).find("custom masks"), std::string::npos);
+  config.mask = MaskKind::kCausal;
+  batch.segments.resize(kMaxImageSegments, batch.segments[0]);
+  EXPECT_EQ(refusal(batch.view()), "");
+  batch.segments.push_back(batch.segments[0]);
+  EXPECT_NE(refusal(batch.view()).find("5 segments"), std::string::npos);
+  batch.segments.resize(1);
+  std::vector<KvSegment> shared{batch.view().segments[0]};
+  shared[0].group_indptr = batch.cu_q.data();  // not to be read
+  BatchView with_groups = batch.view();
+  with_groups.segments = shared;
+  EXPECT_NE(refusal(with_groups).find("shared"), std::string::npos);
+  config.bounds->max_kv_len = 0x7fffffff;
+  config.tile = {.rows = 1 << 20, .kv_tokens = 1};
+  config.row_cost = 2000;
+  config.num_workers = 1 << 16;
+  EXPECT_NE(refusal(batch.view()).find("64-bit"), std::string::npos);
+  batch.num_tokens = 3;
+  EXPECT_THROW(refusal(batch.view()), Error);
+}
+
+}  // namespace
+}  // namespace folio::inline v0::planner

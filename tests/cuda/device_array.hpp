@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <stdexcept>
+#include <vector>
+
+#include "folio/folio.hpp"
+
+namespace folio::cuda_test {
+
+inline void check(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+/// An array in device memory.
+template <typename T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(size_t size) : size_(size) { check(cudaMalloc(&data_, bytes())); }
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { set(values); }
+  ~DeviceArray() { static_cast<void>(cudaFree(data_)); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+
+  T* data() const { return static_cast<T*>(data_); }
+  size_t bytes() const { return size_ * sizeof(T); }
+  void set(const std::vector<T>& values) { check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice)); }
+  void fill(int byte) { check(cudaMemset(data_, byte, bytes())); }
+  std::vector<T> get() const {
+    std::vector<T> values(size_);
+    check(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost));
+    return values;
+  }
+
+ private:
+  size_t size_;
+  void* data_ = nullptr;
+};
+
+/// A stream of the test's own.
+class TestStream {
+ public:
+  TestStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~TestStream() { static_cast<void>(cudaStreamDestroy(stream_)); }
+  TestStream(const TestStream&) = delete;
+  TestStream& operator=(const TestStream&) = delete;
+  cudaStream_t native() const { return stream_; }
+  Stream get() const { return {stream_}; }
+  void wait() const { check(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// Skips where there is no GPU, and says so.
+class CudaTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+
+}  // namespace folio::cuda_test

@@ -1,0 +1,70 @@
+#include "serving_step.hpp"
+
+namespace folio::cuda_test {
+namespace {
+
+/// A graph of one step: plan from device lengths, cache writes, attention.
+class StepGraph {
+ public:
+  StepGraph(ServingStep& step, PlanBuffer& buffer, const TestStream& stream) {
+    check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
+    step.enqueue(buffer, nullptr, stream.get());
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream.native(), &graph));
+    check(cudaGraphInstantiate(&executable_, graph, 0));
+    check(cudaGraphDestroy(graph));
+  }
+  ~StepGraph() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
+  StepGraph(const StepGraph&) = delete;
+  StepGraph& operator=(const StepGraph&) = delete;
+  void launch(const TestStream& stream) const { check(cudaGraphLaunch(executable_, stream.native())); }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+class Graph : public CudaTest, public testing::WithParamInterface<Determinism> {};
+
+/// Captured once; replayed with other lengths, tables and numbers of requests: the bits of an eager step, which is
+/// planned on the host.
+TEST_P(Graph, ReplaysEqualEagerSteps) {
+  constexpr int kReplays = 1000;
+  ServingStep step(GetParam());
+  PlanBuffer graph_buffer = make_plan_buffer(step.op());
+  PlanBuffer eager_buffer = make_plan_buffer(step.op());
+  const TestStream stream;
+  std::mt19937 random(7);
+  step.set(ServingStep::random_lengths(random), random);
+  const StepGraph graph(step, graph_buffer, stream);
+  for (int i = 0; i < kReplays; ++i) {
+    const StepLengths lengths = ServingStep::random_lengths(random);
+    step.set(lengths, random);
+    step.clear_output();
+    graph.launch(stream);
+    stream.wait();
+    const ServingStep::Output replayed = step.output();
+    step.clear_output();
+    step.enqueue(eager_buffer, &lengths, stream.get());
+    stream.wait();
+    ASSERT_TRUE(replayed == step.output()) << "replay " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, Graph, testing::Values(Determinism::kRunToRun, Determinism::kScheduleInvariant));
+
+TEST_F(CudaTest, HostLengthsAreNotCaptured) {
+  ServingStep step;
+  PlanBuffer buffer = make_plan_buffer(step.op());
+  const TestStream stream;
+  std::mt19937 random(3);
+  const StepLengths lengths = ServingStep::random_lengths(random);
+  step.set(lengths, random);
+  check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
+  EXPECT_THROW(step.enqueue(buffer, &lengths, stream.get()), Error);
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(stream.native(), &graph));
+  check(cudaGraphDestroy(graph));
+}
+
+}  // namespace
+}  // namespace folio::cuda_test

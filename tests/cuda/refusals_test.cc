@@ -1,0 +1,119 @@
+#include <gmock/gmock.h>
+
+#include "serving_step.hpp"
+
+namespace folio::cuda_test {
+namespace {
+
+using testing::HasSubstr;
+
+template <typename Call>
+void expect_error(ErrorCode code, const std::string& text, Call call) {
+  try {
+    call();
+    ADD_FAILURE() << "did not throw: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(text));
+  }
+}
+
+AttentionConfig plain_config() {
+  AttentionConfig config;
+  config.num_q_heads = 8;
+  config.num_kv_heads = 2;
+  config.head_dim_qk = config.head_dim_v = 64;
+  return config;
+}
+
+TEST_F(CudaTest, ContextSaysWhatItIs) {
+  const Context context = Context::cuda(0);
+  EXPECT_EQ(context.device().type, DeviceType::kCuda);
+  EXPECT_GT(context.concurrency(), 1);
+  expect_error(ErrorCode::kUnsupported, "parallel_for on a GPU", [&] {
+    context.parallel_for(
+        1, [](void*, int64_t) noexcept {}, nullptr);
+  });
+  ContextOptions threads;
+  threads.num_threads = 2;
+  expect_error(ErrorCode::kInvalidArgument, "takes neither", [&] { Context::cuda(0, threads); });
+  EXPECT_EQ(recommended_kv_format(plain_config(), context).format, KvFormat::kStrided);
+}
+
+TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
+  const Context context = Context::cuda(0);
+  EXPECT_EQ(prepare(context, plain_config()).kernel_name(), "cuda-plain");
+  AttentionConfig packed = plain_config();
+  packed.kv_format = KvFormat::kCpuPacked;
+  expect_error(ErrorCode::kUnsupported, "kStrided", [&] { prepare(context, packed); });
+  AttentionConfig odd = plain_config();
+  odd.head_dim_qk = 100;
+  expect_error(ErrorCode::kUnsupported, "multiples of 8", [&] { prepare(context, odd); });
+  AttentionConfig fp8 = plain_config();
+  fp8.kv = DType::kFloat8E4M3;
+  expect_error(ErrorCode::kUnsupported, "float16 or bfloat16", [&] { prepare(context, fp8); });
+  PrepareOptions forced;
+  forced.force_kernel = "generic";
+  expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-plain",
+               [&] { prepare(context, plain_config(), forced); });
+}
+
+TEST_F(CudaTest, DeviceLengthsNeedBounds) {
+  const AttentionOp op = prepare(Context::cuda(0), plain_config());
+  PlanBuffer buffer = make_plan_buffer(op);
+  const DeviceArray<int32_t> cu_q(std::vector<int32_t>{0, 1});
+  const DeviceArray<int32_t> kv_len(std::vector<int32_t>{5});
+  KvSegment segment;
+  segment.kv_len = kv_len.data();
+  BatchView batch;
+  batch.where = Where::kDevice;
+  batch.num_requests = batch.num_tokens = batch.max_q_len = 1;
+  batch.max_kv_len = 5;
+  batch.cu_q = cu_q.data();
+  batch.segments = {&segment, 1};
+  EXPECT_THROW(plan(op, batch, buffer), Error);
+}
+
+/// A misaligned address would be an error of the device that nothing recovers from.
+TEST_F(CudaTest, MisalignedAddressesAreRefused) {
+  ServingStep step;
+  PlanBuffer buffer = make_plan_buffer(step.op());
+  std::mt19937 random(31);
+  step.set(ServingStep::random_lengths(random), random);
+  const AttentionPlan plan = step.enqueue(buffer, nullptr, {});
+  const auto shifted = [](auto* address) {
+    return reinterpret_cast<decltype(address)>(reinterpret_cast<uintptr_t>(address) + 1);
+  };
+  const auto expect_refusal = [&](const std::string& text, auto change) {
+    expect_error(ErrorCode::kInvalidArgument, text, [&] {
+      ServingStep::LayerArgs layer = step.layer_args(0);
+      change(layer);
+      run(plan, layer.attention(), step.workspace());
+    });
+  };
+  using Layer = ServingStep::LayerArgs;
+  expect_refusal("q.data is not aligned", [&](Layer& l) { l.args.q.data = shifted(l.args.q.data); });
+  expect_refusal("out.data is not aligned", [&](Layer& l) { l.args.out.data = shifted(l.args.out.data); });
+  expect_refusal("lse.data is not aligned", [&](Layer& l) { l.args.lse.data = shifted(l.args.lse.data); });
+  expect_refusal("table.indices is not aligned",
+                 [&](Layer& l) { l.segment.table.indices = shifted(l.segment.table.indices); });
+  Workspace workspace = step.workspace();
+  workspace.data = shifted(workspace.data);
+  expect_error(ErrorCode::kInvalidArgument, "aligned to 256",
+               [&] { run(plan, step.layer_args(0).attention(), workspace); });
+  check(cudaDeviceSynchronize());
+}
+
+TEST_F(CudaTest, WhatIsOnTheDeviceIsNotReadOnTheHost) {
+  ServingStep step;
+  PlanBuffer buffer = make_plan_buffer(step.op());
+  std::mt19937 random(23);
+  step.set(ServingStep::random_lengths(random), random);
+  const AttentionPlan plan = step.enqueue(buffer, nullptr, {});
+  check(cudaDeviceSynchronize());
+  expect_error(ErrorCode::kUnsupported, "made on the device", [&] { summary(plan); });
+  expect_error(ErrorCode::kUnsupported, "validate reads tables on the host", [&] { validate(plan, AttentionArgs{}); });
+}
+
+}  // namespace
+}  // namespace folio::cuda_test
