@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what Folio needs beyond a compiler, on Debian and its relatives, and only what is missing.
 #
-#   scripts/install_deps.sh [build] [bench] [checks]
+#   scripts/install_deps.sh [build] [python] [bench] [checks]
 #
 #   build   (default) to build and run the library, the command-line tool and the tests
+#   python  the Python module and its tests: a virtual environment, build/python, with bindings/python/requirements.txt in it
 #   bench   the micro-benchmarks
 #   checks  what continuous integration uses besides: clang and its tools, coverage, a compiler cache
 #
@@ -36,6 +37,37 @@ need_build() {
   need_header gmock/gmock.h libgmock-dev
 }
 
+# The environment itself needs a package index; Debian's part is what makes one and compiles against it.
+need_python() {
+  need_command python3 python3
+  if ! command -v python3 >/dev/null 2>&1; then
+    missing+=(python3-venv python3-dev)
+    return
+  fi
+  python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)
+  python3 -c 'import pathlib, sys, sysconfig
+sys.exit(not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").is_file())' || missing+=(python3-dev)
+}
+
+# make_python_environment: build/python as requirements.txt wants it; nothing where it is so already.
+make_python_environment() {
+  local root environment requirements stamp
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  environment=$root/build/python
+  requirements=$root/bindings/python/requirements.txt
+  stamp=$environment/installed.txt
+  if cmp -s "$requirements" "$stamp" && "$environment/bin/python" -c 'import nanobind' 2>/dev/null; then return; fi
+  echo "install_deps.sh: installing the Python packages of bindings/python/requirements.txt into build/python"
+  if python3 -m venv "$environment" &&
+    "$environment/bin/python" -m pip install -q --disable-pip-version-check -r "$requirements"; then
+    cp "$requirements" "$stamp"
+    return
+  fi
+  echo "install_deps.sh: pip could not install them: is a package index reachable? The Python module is neither built nor" \
+    "tested until 'scripts/install_deps.sh python' succeeds; everything else is." >&2
+  return 1
+}
+
 need_bench() { need_header benchmark/benchmark.h libbenchmark-dev; }
 
 need_checks() {
@@ -48,14 +80,21 @@ need_checks() {
 }
 
 [ $# -gt 0 ] || set -- build
+python=false
 for group in "$@"; do
   case "$group" in
+    python) python=true; need_python ;;
     build | bench | checks) "need_$group" ;;
-    *) echo "install_deps.sh: there is no group '$group'; the groups are build, bench and checks" >&2; exit 2 ;;
+    *) echo "install_deps.sh: there is no group '$group'; the groups are build, python, bench and checks" >&2; exit 2 ;;
   esac
 done
 
-if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
+# finish: what comes after Debian's packages.
+finish() {
+  if $python; then make_python_environment; fi
+}
+
+if [ ${#missing[@]} -eq 0 ]; then finish; exit; fi
 
 if ! command -v apt-get >/dev/null 2>&1; then
   echo "install_deps.sh: missing: ${missing[*]} (these are Debian's package names)." >&2
@@ -84,3 +123,4 @@ if ! apt-cache show "${missing[@]}" >/dev/null 2>&1; then
 else
   install || { apt update && install; }
 fi
+finish

@@ -140,11 +140,15 @@ std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig&
 }
 
 KvFormatAdvice recommended_kv_format(const AttentionConfig& config, const Context& context) {
-  const AttentionConfig resolved = attention::resolve(config);
+  AttentionConfig resolved = attention::resolve(config);
   if (context.device().type == DeviceType::kCuda) return {KvFormat::kStrided, 16};
-  // Between NHD and HND in the portable kernel's decode (docs/measurements); the one format that matrix kernels read as
-  // it lies, so that an engine need not change its pools when they come.
-  if (resolved.kv != DType::kFloat32) return {KvFormat::kCpuPacked, 32};
+  // The first kernel that takes the configuration in the format that it likes best: kernels stand in order of speed.
+  for (const kernels::AttentionKernel* kernel : kernels::cpu_attention_kernels()) {
+    resolved.kv_format = kernel->best_format;
+    resolved.page_size = kernel->best_page_size;
+    const std::string missing = kernel->unavailable(platform::cpu_features());
+    if (ask(*kernel, missing, resolved).refusal.empty()) return {resolved.kv_format, resolved.page_size};
+  }
   return {KvFormat::kStrided, 32};
 }
 
@@ -158,6 +162,9 @@ const attention::GpuBackend* detail::OpState::gpu() const noexcept {
   return context.state().gpu.get();
 }
 
+DType AttentionOp::weight_dtype() const noexcept {
+  return state_->gpu_kernel != nullptr ? DType::kFloat32 : state_->kernel->weights;
+}
 const Context& AttentionOp::context() const noexcept {
   return state_->context;
 }

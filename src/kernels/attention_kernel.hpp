@@ -43,6 +43,11 @@ struct AttentionKernel {
   /// The planner's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost;
   int32_t row_cost;
+  /// The cache that it reads fastest (KvFormatAdvice).
+  KvFormat best_format = KvFormat::kStrided;
+  int32_t best_page_size = 32;
+  /// What softmax weights are rounded to before they multiply values; sums of weights stay float32.
+  DType weights = DType::kFloat32;
 };
 
 /// Every CPU attention kernel of this build, the preferred first. `prepare` takes the first that is available and does

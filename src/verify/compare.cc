@@ -14,6 +14,15 @@ namespace {
 
 constexpr double kUnit = 0x1p-24;  // half a unit in the last place of a float32, relative
 
+/// u_w; 0 for float32, whose roundings the plain computation has too.
+double weight_rounding(DType weights) {
+  switch (weights) {
+    case DType::kFloat16: return 0x1p-11;
+    case DType::kBFloat16: return 0x1p-8;
+    default: return 0.0;
+  }
+}
+
 float as_stored(DType dtype, double value) {
   std::array<unsigned char, 4> bytes{};
   store_from_float(bytes.data(), dtype, 0, static_cast<float>(value));
@@ -99,9 +108,10 @@ std::string place(const Problem& problem, size_t row, int64_t component) {
 }
 
 Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& oracle,
-                     const AttentionResult<float>& plain) {
+                     const AttentionResult<float>& plain, DType weights) {
   const double floor = 4.0 * kUnit * (1.0 + double{plain.largest_logit} + double{problem.logits_soft_cap});
-  const double relative = kFactor * std::max(floor, largest_relative_error(problem, oracle, plain));
+  const double relative =
+      kFactor * std::max(floor, largest_relative_error(problem, oracle, plain)) + weight_rounding(weights);
   for (size_t row = 0; row < plain.weight.size(); ++row) {
     const bool empty = plain.weight[row] == 0.0f && oracle.lse[row] == -std::numeric_limits<double>::infinity();
     out.push_back(empty ? 0.0 : relative * row_size(plain, row));

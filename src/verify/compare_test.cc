@@ -62,6 +62,16 @@ TEST(Compare, TheLimitIsTheTolerance) {
   EXPECT_THAT(example.compare(), HasSubstr("head 1, component 3"));
 }
 
+TEST(Compare, RoundedWeightsMoveAnOutputByTheirRounding) {
+  Example example("dtypes=f32/f32/f32 lengths=medium queries=mixed");
+  const Tolerance rounded(example.problem, example.oracle, example.plain, DType::kBFloat16);
+  const Tolerance exact = example.tolerance();
+  for (size_t row = 0; row < exact.out.size(); ++row) {
+    EXPECT_NEAR(rounded.out[row] - exact.out[row], double{example.plain.weight[row]} / 256.0, 1e-12);
+  }
+  EXPECT_EQ(rounded.lse, exact.lse);
+}
+
 TEST(Compare, NarrowOutputsAllowOneRoundingNotTwo) {
   Example example("dtypes=bf16/bf16/bf16 lengths=medium queries=mixed");
   uint16_t code = 0;

@@ -1,7 +1,6 @@
 #include "verify/level_space.hpp"
 
 #include <algorithm>
-#include <map>
 
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -22,6 +21,7 @@ constexpr int32_t column_of(Factor factor) {
 }  // namespace
 
 LevelSpace::LevelSpace(std::span<const std::string> kernels) : kernels_(kernels.begin(), kernels.end()) {
+  for (const std::string& kernel : kernels_) contexts_.push_back(context_of_kernel(kernel));
   core::require(!kernels.empty(), "no kernel given; runnable_kernels() has those of this machine");
   first_id_ = {0, static_cast<int32_t>(kernels.size())};
   for (const FactorInfo& factor : factors()) {
@@ -49,32 +49,42 @@ LevelSpace::LevelSpace(std::span<const std::string> kernels) : kernels_(kernels.
     }
   }
   kernel_compatible_.assign(kernels_.size(), std::vector<IdSet>(num_ids, IdSet().set()));
-  ask_kernels();
+  for (int32_t k = 0; k < static_cast<int32_t>(kernels_.size()); ++k) ask_kernel(k);
 }
 
-void LevelSpace::ask_kernels() {
-  std::map<std::string, size_t> number;
-  std::vector<Context> contexts;
-  for (size_t k = 0; k < kernels_.size(); ++k) {
-    number[kernels_[k]] = k;
-    Context context = context_of_kernel(kernels_[k]);
-    const auto same_device = [&](const Context& other) { return other.device() == context.device(); };
-    if (std::none_of(contexts.begin(), contexts.end(), same_device)) contexts.push_back(std::move(context));
-  }
-  const auto ask = [&](const Row& row, size_t a, size_t b) {
-    size_t known = 0;
-    for (const Context& context : contexts) {
-      for (const KernelAnswer& answer : explain(context, kernel_question(to_case(row, 0)))) {
-        const auto found = number.find(answer.name);
-        if (found == number.end()) continue;
-        ++known;
-        if (answer.refusal.empty()) continue;
-        kernel_compatible_[found->second][a].reset(b);
-        kernel_compatible_[found->second][b].reset(a);
+LevelSpace::Row LevelSpace::plainest(int32_t kernel) const {
+  Row row(static_cast<size_t>(num_columns()), 0);
+  row[0] = kernel;
+  if (takes(row)) return row;
+  for (const Factor fa : kKernelFactors) {
+    for (const Factor fb : kKernelFactors) {
+      for (int32_t i = 0; i < num_levels(column_of(fa)); ++i) {
+        for (int32_t j = 0; j < num_levels(column_of(fb)); ++j) {
+          Row other = row;
+          other[static_cast<size_t>(column_of(fa))] = i;
+          other[static_cast<size_t>(column_of(fb))] = j;
+          if (takes(other)) return other;
+        }
       }
     }
-    core::require(known == number.size(), "a kernel given is not one of this build; explain() has their names");
-  };
+  }
+  core::fail(ErrorCode::kInvalidArgument, "kernel \"", kernels_[static_cast<size_t>(kernel)],
+             "\" takes no case here: two factors of a plain one changed are not enough");
+}
+
+bool LevelSpace::takes(const Row& row) const {
+  const ConformanceCase asked = to_case(row, 0);
+  if (!invalid_reason(asked).empty()) return false;
+  for (const KernelAnswer& answer : explain(contexts_[static_cast<size_t>(row[0])], kernel_question(asked))) {
+    if (answer.name == asked.kernel) return answer.refusal.empty();
+  }
+  core::fail(ErrorCode::kInvalidArgument, "kernel \"", asked.kernel,
+             "\" is not one of this build; explain() has their names");
+}
+
+void LevelSpace::ask_kernel(int32_t kernel) {
+  const Row base = plainest(kernel);
+  std::vector<IdSet>& compatible = kernel_compatible_[static_cast<size_t>(kernel)];
   for (const Factor fa : kKernelFactors) {
     for (const Factor fb : kKernelFactors) {
       if (fb < fa) continue;
@@ -84,10 +94,12 @@ void LevelSpace::ask_kernels() {
           const auto a = static_cast<size_t>(first_id_[column_of(fa)] + i);
           const auto b = static_cast<size_t>(first_id_[column_of(fb)] + j);
           if (!compatible_[a][b]) continue;
-          Row row(static_cast<size_t>(num_columns()), 0);
+          Row row = base;
           row[static_cast<size_t>(column_of(fa))] = i;
           row[static_cast<size_t>(column_of(fb))] = j;
-          ask(row, a, b);
+          if (takes(row)) continue;
+          compatible[a].reset(b);
+          compatible[b].reset(a);
         }
       }
     }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "folio/context.hpp"
 #include "folio/verify.hpp"
 #include "verify/random.hpp"
 
@@ -38,11 +39,18 @@ class LevelSpace {
 
   ConformanceCase to_case(const Row& row, uint64_t seed) const;
 
+  /// Level 0 of every factor, but for at most two that the kernel wants otherwise: the plainest row that it takes.
+  /// Throws kInvalidArgument if there is none.
+  Row plainest(int32_t kernel) const;
+
  private:
   bool search(Row& row, const IdSet& allowed) const;
-  void ask_kernels();
+  void ask_kernel(int32_t kernel);
+
+  bool takes(const Row& row) const;
 
   std::vector<std::string> kernels_;
+  std::vector<Context> contexts_;  ///< [kernel], of a device that may have it
   std::vector<int32_t> first_id_;
   std::vector<IdSet> compatible_;                      ///< [id]
   std::vector<std::vector<IdSet>> kernel_compatible_;  ///< [kernel][id]

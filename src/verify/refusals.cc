@@ -10,6 +10,7 @@
 #include "verify/batch_memory.hpp"
 #include "verify/executors.hpp"
 #include "verify/kv_memory.hpp"
+#include "verify/level_space.hpp"
 #include "verify/problem.hpp"
 
 namespace folio::inline v0::verify {
@@ -17,12 +18,23 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+/// The case of `levels` for a kernel; factors that it leaves at level 0 take the level that the kernel wants.
+ConformanceCase case_for(const std::string& kernel, const char* levels) {
+  const std::string kernels[] = {kernel};
+  const LevelSpace space(kernels);
+  const ConformanceCase plainest = space.to_case(space.plainest(0), 1);
+  ConformanceCase out = parse_case(levels);
+  out.kernel = kernel;
+  for (size_t i = 0; i < kNumFactors; ++i) {
+    if (out.levels[i] == 0) out.levels[i] = plainest.levels[i];
+  }
+  return out;
+}
+
 /// A well-formed problem, and calls that each spoil one thing about it.
 class Refusals {
  public:
-  explicit Refusals(const std::string& kernel, const char* levels)
-      : case_(parse_case(levels)), context_(pool_context(2)) {
-    case_.kernel = kernel;
+  explicit Refusals(const ConformanceCase& well_formed) : case_(well_formed), context_(pool_context(2)) {
     problem_ = make_problem(case_);
     kv_ = std::make_unique<KvMemory>(case_, problem_);
   }
@@ -247,9 +259,12 @@ void run_refusals(Refusals& refusals) {
   invalid("no segments", [](Args&, Segments& s) { s.clear(); });
   invalid("a segment too many", [](Args&, Segments& s) { s.push_back(s[0]); });
   invalid("a cache of another dtype", [](Args&, Segments& s) { s[0].cache.dtype = DType::kFloat16; });
-  invalid("a cache of another page size", [](Args&, Segments& s) { s[0].cache.page_size = 8; });
+  invalid("a cache of another page size", [](Args&, Segments& s) { s[0].cache.page_size *= 2; });
   invalid("a cache of another head count", [](Args&, Segments& s) { ++s[0].cache.num_kv_heads; });
-  invalid("a cache of another format", [](Args&, Segments& s) { s[0].cache.format = KvFormat::kCpuPacked; });
+  invalid("a cache of another format", [](Args&, Segments& s) {
+    KvFormat& format = s[0].cache.format;
+    format = format == KvFormat::kCpuPacked ? KvFormat::kStrided : KvFormat::kCpuPacked;
+  });
   invalid("no cache", [](Args&, Segments& s) { s[0].cache.k = nullptr; });
   invalid("no table", [](Args&, Segments& s) { s[0].table.indices = nullptr; });
   invalid("a table with a row less", [](Args&, Segments& s) { --s[0].table.num_rows; });
@@ -273,7 +288,7 @@ void append(std::vector<std::string>& all, std::vector<std::string> more) {
 
 std::vector<std::string> check_refusals(const std::string& kernel) {
   std::vector<std::string> failures;
-  Refusals plain(kernel, "seed=3 lengths=edges queries=mixed");
+  Refusals plain(case_for(kernel, "seed=3 lengths=edges queries=mixed"));
   prepare_refusals(plain);
   plan_refusals(plain);
   run_refusals(plain);
@@ -281,7 +296,7 @@ std::vector<std::string> check_refusals(const std::string& kernel) {
   plain.bad_page_ids();
   append(failures, plain.take());
 
-  Refusals custom(kernel, "seed=5 mask=custom-tail queries=verify lengths=medium");
+  Refusals custom(case_for(kernel, "seed=5 mask=custom-tail queries=verify lengths=medium"));
   using Segments = std::vector<SegmentArgs>;
   custom.run_with("no custom mask", ErrorCode::kInvalidArgument,
                   [](AttentionArgs& a, Segments&, Workspace&) { a.custom_mask = nullptr; });
@@ -292,7 +307,9 @@ std::vector<std::string> check_refusals(const std::string& kernel) {
   custom.planned("no tail lengths", [](BatchView& b) { b.custom_mask.tail_len = nullptr; });
   append(failures, custom.take());
 
-  Refusals ragged(kernel, "seed=7 segments=ragged lengths=medium");
+  const ConformanceCase only_ragged = case_for(kernel, "seed=7 segments=ragged lengths=medium");
+  if (!invalid_reason(only_ragged).empty()) return failures;  // the kernel wants a page format
+  Refusals ragged(only_ragged);
   ragged.run_with("a ragged tensor of another dtype", ErrorCode::kInvalidArgument,
                   [](AttentionArgs&, Segments& s, Workspace&) { s[0].ragged.k.dtype = DType::kFloat32; });
   ragged.run_with("no ragged indptr", ErrorCode::kInvalidArgument,

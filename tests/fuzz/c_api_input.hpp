@@ -242,8 +242,10 @@ inline folio_kv_cache_view take_cache(FuzzInput& input, Memory& memory, const fo
   int64_t k = 0;
   int64_t v = 0;
   if (!ok(folio_kv_cache_elements(&shape, &k, &v))) return view;
-  void* k_data = memory.get(k, dtype_size(config.kv));
-  void* v_data = memory.get(v, dtype_size(config.kv));
+  const folio_dtype dtype = input.take<uint8_t>() % 64 == 0 ? input.take<int8_t>() : config.kv;
+  const int64_t element = std::max(dtype_size(config.kv), dtype_size(dtype));
+  void* k_data = memory.get(k, element);
+  void* v_data = memory.get(v, element);
   if (config.kv_format == FOLIO_KV_CPU_PACKED) {
     ok(folio_make_cpu_packed_view(&shape, k_data, v_data, &view));
   } else if (input.take<uint8_t>() % 2 == 0) {
@@ -258,10 +260,13 @@ inline folio_kv_cache_view take_cache(FuzzInput& input, Memory& memory, const fo
                           &view.v_strides.token, &view.v_strides.head}) {
     disturb_stride(input, *stride);
   }
-  for (int32_t* field :
-       {&view.format, &view.dtype, &view.page_size, &view.num_kv_heads, &view.head_dim_qk, &view.head_dim_v}) {
-    if (input.take<uint8_t>() % 64 == 0) *field = input.take<int8_t>();
+  view.dtype = dtype;
+  // Sizes may become smaller, never larger, and strides of token pairs are not to be read as those of tokens: as with
+  // strides, the library does not know where memory ends.
+  for (int32_t* field : {&view.page_size, &view.num_kv_heads, &view.head_dim_qk, &view.head_dim_v}) {
+    if (input.take<uint8_t>() % 64 == 0) *field = std::min<int32_t>(*field, input.take<int8_t>());
   }
+  if (view.format == FOLIO_KV_STRIDED && input.take<uint8_t>() % 64 == 0) view.format = input.take<int8_t>();
   return view;
 }
 

@@ -3,6 +3,7 @@ implementations. Each is one or more textual edits; every old text occurs exactl
 
 import dataclasses
 
+SHARED = "src/kernels/cpu/common/attention/"
 KERNEL = "src/kernels/cpu/generic/attention/"
 COMBINE = "src/kernels/cpu/generic/combine/"
 PLANNER = "src/planner/"
@@ -10,13 +11,13 @@ ATTENTION = "src/attention/"
 KVCACHE = "src/kvcache/"
 CACHE = "src/kernels/cpu/generic/cache/"
 
-BIND = KERNEL + "bind.cc"
-LOCATE = KERNEL + "locate.hpp"
-SOFTMAX = KERNEL + "softmax.hpp"
-CONVERT = KERNEL + "convert.hpp"
+BIND = SHARED + "bind.cc"
+LOCATE = SHARED + "locate.hpp"
+SOFTMAX = SHARED + "softmax.hpp"
+CONVERT = SHARED + "convert.hpp"
 VALUES = KERNEL + "values.hpp"
-ARITHMETIC = KERNEL + "arithmetic.hpp"
-WORKER = KERNEL + "worker.cc"
+FOLD = SHARED + "fold.hpp"
+WORKER = SHARED + "worker.cc"
 RULE = PLANNER + "partition_rule.hpp"
 LENGTHS = PLANNER + "batch_lengths.cc"
 LINE = PLANNER + "work_line.cc"
@@ -40,6 +41,9 @@ class Mutation:
 
 # Not mistakes: what the copies leave out, so that a changed header recompiles once and not once per instruction set.
 PREPARATIONS = (
+    Edit("src/kernels/CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
+    Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n#include', '#if 0\n#include'),
+    Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n    const', '#if 0\n    const'),
     Edit(KERNEL + "CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
     Edit(KERNEL + "generic_kernels.cc", '#if defined(__x86_64__)\n  static', '#if 0\n  static'),
     Edit(KERNEL + "generic_kernels.cc", '#if defined(__x86_64__)\nstd::string', '#if 0\nstd::string'),
@@ -186,7 +190,7 @@ plant(rule, "out-scale-in-memory-ignored", WORKER,
       "args.out_scale.data == nullptr ? args.out_scale.value : args.out_scale.data[0]", "args.out_scale.value")
 
 rule = "element types"
-plant(rule, "e4m3-exponent-bias", KERNEL + "convert.hpp", "splat(256.0f)", "splat(128.0f)")
+plant(rule, "e4m3-exponent-bias", CONVERT, "splat(256.0f)", "splat(128.0f)")
 plant(rule, "bf16-output-truncated", COMBINE + "row_convert.cc", "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16", "bits >> 16")
 plant(rule, "bf16-output-ties-up", COMBINE + "row_convert.cc", "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16",
       "(bits + 0x8000u) >> 16")
@@ -247,10 +251,10 @@ plant(rule, "shard-rank-not-interleaved", RULE, "offset % stripe - shard.rank * 
 plant(rule, "shard-ignored", RULE, "if (shard.world == 1) return offset;", "return offset;")
 
 rule = "merging"
-plant(rule, "merge-of-empty-states", ARITHMETIC, "if (other_max == -__builtin_inff()) return;", "",
-      ARITHMETIC, "if (*max == -__builtin_inff()) {", "if (false) {")
-plant(rule, "merge-weight-of-first", ARITHMETIC, "*sum = *sum * mine + other_sum * others;", "*sum = *sum + other_sum * others;")
-plant(rule, "merge-values-unweighted", ARITHMETIC, "load<Quad>(other_acc + d) * others", "load<Quad>(other_acc + d)")
+plant(rule, "merge-of-empty-states", FOLD, "if (other_max == -__builtin_inff()) return;", "",
+      FOLD, "if (*max == -__builtin_inff()) {", "if (false) {")
+plant(rule, "merge-weight-of-first", FOLD, "*sum = *sum * mine + other_sum * others;", "*sum = *sum + other_sum * others;")
+plant(rule, "merge-values-unweighted", FOLD, "load<Quad>(other_acc + d) * others", "load<Quad>(other_acc + d)")
 plant(rule, "merge-order", WORKER, "const int64_t partial = int64_t{params.plan.merge_sources[i]} + row - item.row_begin;",
       "const int64_t partial = int64_t{params.plan.merge_sources[item.source_end - 1 - (i - item.source_begin)]} + row - item.row_begin;")
 plant(rule, "merge-last-source-lost", WORKER, "i < item.source_end; ++i", "i < item.source_end - (item.source_end > 2); ++i")

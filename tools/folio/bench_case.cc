@@ -142,7 +142,8 @@ BenchResult run_bench_case(const Context& context, const StackConfig& given, con
   const std::vector<const std::byte*> pages = page_addresses(stack, batch, chunk);
   const replay::PageList list{pages, chunk};
 
-  std::vector<double> run, plan, read, multiply, read_limit, multiply_limit, share_read, share_multiply;
+  std::vector<double> run, plan, read, multiply, read_limit, multiply_limit, matrix_limit, share_read,
+      share_multiply, share_matrix;
   AttentionPlan made = stack.plan_step(batch);
   stack.attend(batch, made);  // warm
   for (int32_t round = 0; round < effort.rounds; ++round) {
@@ -161,10 +162,12 @@ BenchResult run_bench_case(const Context& context, const StackConfig& given, con
     }
     read_limit.push_back(best);
     multiply_limit.push_back(replay::multiply_rate(context, effort.min_seconds));
+    matrix_limit.push_back(replay::matrix_rate(context, effort.min_seconds));
     read.push_back(result.kv_bytes / run.back());
     multiply.push_back(result.flops / run.back());
     share_read.push_back(read.back() / read_limit.back());
     share_multiply.push_back(multiply.back() / multiply_limit.back());
+    share_matrix.push_back(matrix_limit.back() > 0.0 ? multiply.back() / matrix_limit.back() : 0.0);
   }
   result.run_seconds = spread_of(run);
   result.plan_seconds = spread_of(plan);
@@ -174,6 +177,8 @@ BenchResult run_bench_case(const Context& context, const StackConfig& given, con
   result.multiply_limit = spread_of(multiply_limit);
   result.share_of_read = spread_of(share_read);
   result.share_of_multiply = spread_of(share_multiply);
+  result.matrix_limit = spread_of(matrix_limit);
+  result.share_of_matrix = spread_of(share_matrix);
   return result;
 }
 

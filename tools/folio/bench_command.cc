@@ -63,7 +63,9 @@ nlohmann::ordered_json json_of(const BenchResult& r) {
           {"yardstick_read_bytes_per_s", json_of(r.read_limit)},
           {"yardstick_multiply_flop_per_s", json_of(r.multiply_limit)},
           {"share_of_read", json_of(r.share_of_read)},
-          {"share_of_multiply", json_of(r.share_of_multiply)}};
+          {"share_of_multiply", json_of(r.share_of_multiply)},
+          {"yardstick_matrix_flop_per_s", json_of(r.matrix_limit)},
+          {"share_of_matrix", json_of(r.share_of_matrix)}};
 }
 
 std::string giga(const Spread& s) {
@@ -77,18 +79,19 @@ void print_header(std::FILE* out, const BenchFlags& flags, const Context& contex
   fmt::print(
       out,
       "{} threads; yardsticks: plain reads of the same pages (best of 1, 4 and 8 streams), float32 multiply-adds in\n"
-      "registers ({}); medians of {} alternating rounds [min-max]\n",
+      "registers ({}), bfloat16 products in tile registers where there are any; medians of {} alternating rounds [min-max]\n",
       context.concurrency(), replay::yardstick_isa(), flags.rounds);
-  fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{}\n", "", "batch", "q", "kv", "run ms", "KV GB/s",
-             "of plain read", "GFLOP/s", "of multiply rate");
+  fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{:<22}{}\n", "", "batch", "q", "kv", "run ms", "KV GB/s",
+             "of plain read", "GFLOP/s", "of multiply rate", "of AMX rate");
 }
 
 void print_row(std::FILE* out, const BenchResult& r) {
   const Spread& s = r.run_seconds;
-  fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{}\n", r.shape.q_len == 1 ? "decode" : "prefill",
+  fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{:<22}{}\n", r.shape.q_len == 1 ? "decode" : "prefill",
              r.shape.batch, r.shape.q_len, r.shape.kv_len,
              fmt::format("{:.3f} [{:.3f}-{:.3f}]", s.median * 1e3, s.min * 1e3, s.max * 1e3), giga(r.read_rate),
-             percent(r.share_of_read), giga(r.multiply_rate), percent(r.share_of_multiply));
+             percent(r.share_of_read), giga(r.multiply_rate), percent(r.share_of_multiply),
+             r.matrix_limit.median > 0.0 ? percent(r.share_of_matrix) : "-");
   std::fflush(out);
 }
 
@@ -136,7 +139,7 @@ Command add_bench_command(CLI::App& app) {
       ->delimiter(',')
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  command->add_option("--rounds", flags->rounds, "rounds, each of attention and both yardsticks")
+  command->add_option("--rounds", flags->rounds, "rounds, each of attention and the yardsticks")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   command->add_option("--min-ms", flags->min_ms, "repeat a measurement within a round until it took so long")

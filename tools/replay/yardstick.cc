@@ -49,6 +49,7 @@ void read_share(void* self, int64_t index) noexcept {
 }
 
 struct MultiplyTask {
+  float (*multiply)(int64_t iterations, double* flops);
   int64_t iterations;
   std::atomic<double>* flops;
 };
@@ -56,10 +57,28 @@ struct MultiplyTask {
 void multiply_share(void* self, int64_t) noexcept {
   const MultiplyTask& task = *static_cast<const MultiplyTask*>(self);
   double flops = 0.0;
-  sink += static_cast<uint64_t>(kernels().multiply(task.iterations, &flops));
+  sink += static_cast<uint64_t>(task.multiply(task.iterations, &flops));
   double before = task.flops->load();
   while (!task.flops->compare_exchange_weak(before, before + flops)) {
   }
+}
+
+/// Operations a second of all threads.
+double rate_of(const Context& context, float (*multiply)(int64_t, double*), double seconds) {
+  constexpr int64_t kFirstIterations = 20000;
+  double rate = 0.0;
+  int64_t iterations = kFirstIterations;
+  for (int round = 0; round < 2; ++round) {  // the first one finds out how many iterations fill the time
+    std::atomic<double> flops{0.0};
+    MultiplyTask task{multiply, iterations, &flops};
+    Stopwatch watch;
+    context.parallel_for(context.concurrency(), &multiply_share, &task);
+    const double taken = watch.elapsed();
+    rate = flops.load() / taken;
+    iterations =
+        std::max<int64_t>(kFirstIterations, static_cast<int64_t>(static_cast<double>(iterations) * seconds / taken));
+  }
+  return rate;
 }
 
 }  // namespace
@@ -85,20 +104,19 @@ double best_read_rate(const Context& context, const PageList& list) {
 }
 
 double multiply_rate(const Context& context, double seconds) {
-  constexpr int64_t kFirstIterations = 20000;
-  double rate = 0.0;
-  int64_t iterations = kFirstIterations;
-  for (int round = 0; round < 2; ++round) {  // the first one finds out how many iterations fill the time
-    std::atomic<double> flops{0.0};
-    MultiplyTask task{iterations, &flops};
-    Stopwatch watch;
-    context.parallel_for(context.concurrency(), &multiply_share, &task);
-    const double taken = watch.elapsed();
-    rate = flops.load() / taken;
-    iterations =
-        std::max<int64_t>(kFirstIterations, static_cast<int64_t>(static_cast<double>(iterations) * seconds / taken));
+  return rate_of(context, kernels().multiply, seconds);
+}
+
+double matrix_rate(const Context& context, double seconds) {
+#if defined(FOLIO_YARDSTICK_X86)
+  const std::vector<std::string> features = cpu_features();
+  if (std::find(features.begin(), features.end(), "amx_bf16") != features.end()) {
+    return rate_of(context, &multiply_in_tiles, seconds);
   }
-  return rate;
+#endif
+  static_cast<void>(context);
+  static_cast<void>(seconds);
+  return 0.0;
 }
 
 std::string_view yardstick_isa() {

@@ -28,7 +28,10 @@ double best_read_rate(const Context& context, const PageList& list);
 /// multiply-add. Takes about `seconds`.
 double multiply_rate(const Context& context, double seconds = 0.02);
 
-/// Which instruction set the two run on: "x86-64-v4", "x86-64-v3" or "baseline".
+/// The same for bfloat16 products in the tile registers of a matrix unit (AMX); 0 where there is none.
+double matrix_rate(const Context& context, double seconds = 0.02);
+
+/// Which instruction set the first two run on: "x86-64-v4", "x86-64-v3" or "baseline".
 std::string_view yardstick_isa();
 
 }  // namespace folio::replay

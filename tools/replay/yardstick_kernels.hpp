@@ -15,6 +15,9 @@ struct YardstickKernels {
   float (*multiply)(int64_t iterations, double* flops);
 };
 
+/// As YardstickKernels::multiply, for bfloat16 products in AMX's tile registers; only where the OS has granted them.
+float multiply_in_tiles(int64_t iterations, double* flops);
+
 namespace yardstick_baseline {
 extern const YardstickKernels kKernels;
 }

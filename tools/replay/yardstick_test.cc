@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "replay/yardstick_kernels.hpp"
@@ -42,6 +44,9 @@ TEST(Yardstick, RatesArePositive) {
   for (size_t at = 0; at < memory.size(); at += 4096) pages.push_back(memory.data() + at);
   EXPECT_GT(best_read_rate(context, {pages, 4096}), 0.0);
   EXPECT_GT(multiply_rate(context, 0.001), 0.0);
+  const std::vector<std::string> features = cpu_features();
+  const bool tiles = std::find(features.begin(), features.end(), "amx_bf16") != features.end();
+  EXPECT_EQ(matrix_rate(context, 0.001) > 0.0, tiles);
   EXPECT_FALSE(yardstick_isa().empty());
 }
 

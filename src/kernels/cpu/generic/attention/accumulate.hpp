@@ -1,12 +1,13 @@
 #pragma once
 
+#include "kernels/cpu/common/attention/softmax.hpp"
+#include "kernels/cpu/common/attention/special_values.hpp"
 #include "kernels/cpu/generic/attention/scores.hpp"
-#include "kernels/cpu/generic/attention/softmax.hpp"
 #include "kernels/cpu/generic/attention/values.hpp"
 
 /// One item, tile by tile. Few rows (decoding) read keys and values straight from the cache; many rows (prefill) share
 /// conversions to floats. Both do the same arithmetic in the same order.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 inline constexpr int32_t kFewRows = 8;
 
@@ -26,20 +27,6 @@ static void convert_values(const ItemCall& call, const ReadyTile& ready, const S
       }
     }
   }
-}
-
-/// True if a converted value of the tile is infinite or NaN.
-static inline bool has_special_values(const ItemCall& call) {
-  const IntVec exponent = splat_int(0x7f800000);
-  IntVec special{};
-  const int32_t count = kTileTokens * call.v_stride;
-  for (int32_t i = 0; i < count; i += kLanes) {
-    special |= (bits(load<Vec>(call.scratch.v + i)) & exponent) == exponent;
-  }
-  for (int i = 0; i < kLanes; ++i) {
-    if (special[i] != 0) return true;
-  }
-  return false;
 }
 
 template <DType kType>
@@ -116,4 +103,4 @@ static void accumulate_as(const ItemCall& call) {
   }
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

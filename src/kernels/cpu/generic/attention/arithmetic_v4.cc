@@ -5,6 +5,6 @@
 
 namespace folio::inline v0::kernels::generic {
 
-const Arithmetic kV4Arithmetic{FOLIO_ISA::load_queries, FOLIO_ISA::accumulate, FOLIO_ISA::fold};
+const cpu::Arithmetic kV4Arithmetic{cpu::FOLIO_ISA::load_queries, cpu::FOLIO_ISA::accumulate, cpu::FOLIO_ISA::fold};
 
 }  // namespace folio::inline v0::kernels::generic

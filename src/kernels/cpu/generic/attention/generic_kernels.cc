@@ -2,76 +2,11 @@
 
 #include <array>
 
-#include "core/error.hpp"
+#include "kernels/cpu/common/attention/kernel.hpp"
 #include "kernels/cpu/generic/attention/arithmetics.hpp"
-#include "kernels/cpu/generic/attention/scratch.hpp"
-#include "kernels/cpu/generic/attention/worker.hpp"
 
 namespace folio::inline v0::kernels::generic {
 namespace {
-
-bool is_wide_float(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-std::string refuse_head_dim(const char* name, int32_t given, int32_t most) {
-  if (given >= 8 && given <= most && given % 8 == 0) return {};
-  return core::message(name, " is ", given, "; kernels here take multiples of 8 up to ", most);
-}
-
-std::string refusal(const AttentionConfig& config) {
-  std::string why = refuse_head_dim("head_dim_qk", config.head_dim_qk, kMaxHeadDimQk);
-  if (why.empty()) why = refuse_head_dim("head_dim_v", config.head_dim_v, kMaxHeadDimV);
-  if (!why.empty()) return why;
-  if (!is_wide_float(config.q) && config.q != DType::kFloat8E4M3) {
-    return core::message("q is ", config.q, "; kernels here take float32, float16, bfloat16 and fp8_e4m3");
-  }
-  for (const DType kv : {config.kv, config.ragged_kv}) {
-    if (!is_wide_float(kv) && !is_fp8(kv)) {
-      return core::message(kv == config.kv ? "kv" : "ragged_kv", " is ", kv,
-                           "; kernels here take float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
-    }
-  }
-  if (!is_wide_float(config.out) && !is_fp8(config.out)) {
-    return core::message("out is ", config.out,
-                         "; kernels here write float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
-  }
-  if (config.features.has(Feature::kRopeLlama)) {
-    return "Feature::kRopeLlama is asked for; kernels here apply no rotary embedding: rotate q and K before the call";
-  }
-  if (config.kv_format == KvFormat::kCpuPacked && config.kv == DType::kFloat32) {
-    return "kv_format is kCpuPacked with float32; packed caches are 16-bit or fp8";
-  }
-  if (config.kv_format == KvFormat::kCpuPacked && (config.page_size < 16 || config.page_size % 2 != 0)) {
-    return core::message("kv_format is kCpuPacked with page_size ", config.page_size,
-                         "; packed pages have an even number of tokens, 16 or more");
-  }
-  return {};
-}
-
-/// Rows such that queries, accumulators and a converted tile stay within a megabyte of cache.
-planner::TileShape tile(const AttentionConfig& config) {
-  return {.rows = config.head_dim_qk + config.head_dim_v <= 512 ? 64 : 32, .kv_tokens = kTileTokens};
-}
-
-size_t scratch_bytes(const AttentionConfig& config, const planner::TileShape& shape) {
-  return carve_scratch(config, shape, nullptr).bytes;
-}
-
-template <const Arithmetic& kArithmetic>
-AttentionKernel kernel(const char* name, std::string (*unavailable)(const platform::CpuFeatures&)) {
-  return {.name = name,
-          .unavailable = unavailable,
-          .refusal = refusal,
-          .tile = tile,
-          .scratch_bytes = scratch_bytes,
-          .run_worker = [](const AttentionParams& params,
-                           int32_t worker) noexcept { generic::run_worker(kArithmetic, params, worker); },
-          .run_merge = [](const AttentionParams& params,
-                          int32_t merge) noexcept { generic::run_merge(kArithmetic, params, merge); },
-          .tile_cost = 4,  // a tile of a few rows waits for memory as long as four rows compute
-          .row_cost = 1};
-}
 
 std::string always_available(const platform::CpuFeatures&) {
   return {};
@@ -89,10 +24,10 @@ std::string needs_v4(const platform::CpuFeatures& features) {
 }  // namespace
 
 std::span<const AttentionKernel* const> attention_kernels() {
-  static const AttentionKernel baseline = kernel<kBaselineArithmetic>("generic", always_available);
+  static const AttentionKernel baseline = cpu::attention_kernel<kBaselineArithmetic>("generic", always_available);
 #if defined(__x86_64__)
-  static const AttentionKernel v3 = kernel<kV3Arithmetic>("generic-v3", needs_v3);
-  static const AttentionKernel v4 = kernel<kV4Arithmetic>("generic-v4", needs_v4);
+  static const AttentionKernel v3 = cpu::attention_kernel<kV3Arithmetic>("generic-v3", needs_v3);
+  static const AttentionKernel v4 = cpu::attention_kernel<kV4Arithmetic>("generic-v4", needs_v4);
   static const std::array<const AttentionKernel*, 3> all{&v4, &v3, &baseline};
 #else
   static const std::array<const AttentionKernel*, 1> all{&baseline};

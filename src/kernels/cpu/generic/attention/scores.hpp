@@ -1,11 +1,11 @@
 #pragma once
 
-#include "kernels/cpu/generic/attention/prefetch.hpp"
+#include "kernels/cpu/common/attention/prefetch.hpp"
 
 /// Products of queries and keys. A score is the sum over registers of the dimension, in order, of lane-wise products,
 /// and then over the lanes as sum_lanes adds them: the same operations for every shape of block below, hence the same
 /// bits.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// kRows rows and kLanes / kRows tokens at a time make one register of scores.
 template <int kRows>
@@ -99,4 +99,4 @@ static void scores_by_fours(const ItemCall& call, const unsigned char* const* k_
   }
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

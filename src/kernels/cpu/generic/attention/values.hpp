@@ -1,11 +1,11 @@
 #pragma once
 
-#include "kernels/cpu/generic/attention/locate.hpp"
-#include "kernels/cpu/generic/attention/prefetch.hpp"
+#include "kernels/cpu/common/attention/locate.hpp"
+#include "kernels/cpu/common/attention/prefetch.hpp"
 
 /// Weighted sums of values: acc = acc * rescale, then the tokens in order, each a multiply-add. A token that a row does
 /// not see has weight 0 and changes nothing, so that rows may share loops that cover more than their own tokens.
-namespace folio::inline v0::kernels::generic::FOLIO_ISA {
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// Registers of the value dimension that a block of kRows rows keeps at a time: what the register file holds.
 template <int kRows>
@@ -78,22 +78,6 @@ static void value_rows(const ItemCall& call, const uint64_t* visible, int32_t r)
   value_blocks<kRows, kValueVecs<kRows>>(call, r, 0, {__builtin_ctzll(any), 64 - __builtin_clzll(any)});
 }
 
-/// The same sums token by token, leaving out those that the row does not see: for tiles with infinite or NaN values, of
-/// which 0 times would be NaN.
-static inline void value_row_careful(const ItemCall& call, uint64_t visible, int32_t r) {
-  const float* const weights = call.scratch.p + r * kTileTokens;
-  float* const acc = call.states.acc + r * call.v_stride;
-  const Vec rescale = splat(call.scratch.rescale[r]);
-  for (int32_t d = 0; d < call.v_stride; d += kLanes) {
-    Vec sum = load<Vec>(acc + d) * rescale;
-    for (uint64_t left = visible; left != 0; left &= left - 1) {
-      const int t = __builtin_ctzll(left);
-      sum = multiply_add(splat(weights[t]), load<Vec>(call.scratch.v + t * call.v_stride + d), sum);
-    }
-    store(acc + d, sum);
-  }
-}
-
 /// One block straight from memory, the values converted on the way. `ahead` is asked for meanwhile, in as many parts as
 /// the dimension has blocks.
 template <DType kType, bool kPairs, int kRows, int kVecs>
@@ -156,4 +140,4 @@ static void values_from_stored(const ItemCall& call, int32_t r, const unsigned c
   stored_value_blocks<kType, kPairs, kRows, kValueVecs<kRows>>(call, r, v_rows, 0, span, ahead);
 }
 
-}  // namespace folio::inline v0::kernels::generic::FOLIO_ISA
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -1,0 +1,267 @@
+#include <string>
+
+#include "views.hpp"
+
+namespace folio::python {
+namespace {
+
+const int32_t* ints(const Array& array) {
+  return static_cast<const int32_t*>(array.data);
+}
+
+void require_size(const Array& array, int64_t wanted, const std::string& of_what) {
+  if (array.size(0) != wanted) {
+    refuse(array.name + " has " + std::to_string(array.size(0)) + " entries; " + of_what + " " +
+           std::to_string(wanted));
+  }
+}
+
+Segment make_segment(nb::handle kv_len, KvSource source, nb::handle first_pos, nb::handle group_indptr,
+                     SegmentMask mask, const KvShard& shard) {
+  Segment segment;
+  Array lengths = borrow_int32(kv_len, "kv_len");
+  const int64_t rows = lengths.size(0);
+  segment.view.source = source;
+  segment.view.kv_len = ints(lengths);
+  segment.view.mask = mask;
+  segment.view.shard = shard;
+  segment.arrays.push_back(std::move(lengths));
+  if (!first_pos.is_none()) {
+    Array positions = borrow_int32(first_pos, "first_pos");
+    require_size(positions, rows, "kv_len has");
+    segment.view.first_pos = ints(positions);
+    segment.arrays.push_back(std::move(positions));
+  }
+  if (!group_indptr.is_none()) {
+    Array groups = borrow_int32(group_indptr, "group_indptr");
+    require_size(groups, rows + 1, "one more than kv_len's makes");
+    segment.view.group_indptr = ints(groups);
+    segment.view.num_groups = static_cast<int32_t>(rows);
+    segment.arrays.push_back(std::move(groups));
+  }
+  return segment;
+}
+
+/// Lengths lie all on the host or all on one device.
+Where where_of(const std::vector<Array>& arrays) {
+  const Array& first = arrays.front();
+  const Where where = first.place.host ? Where::kHost : Where::kDevice;
+  if (where == Where::kDevice && !first.place.cuda) refuse(first.name + " lies on " + describe(first.place));
+  for (const Array& array : arrays) {
+    const bool together =
+        where == Where::kHost ? array.place.host : array.place.cuda && array.place.cuda_index == first.place.cuda_index;
+    if (!together) {
+      refuse(array.name + " lies on " + describe(array.place) + ", " + first.name + " on " + describe(first.place) +
+             "; a batch's lengths lie in one place");
+    }
+  }
+  return where;
+}
+
+struct CustomMaskArg {
+  CustomMask view;
+  std::optional<Array> tail_len;
+};
+
+Batch make_batch(nb::handle cu_q, const std::vector<Segment>& segments, std::optional<int32_t> num_tokens,
+                 int32_t max_q_len, int32_t max_kv_len, nb::handle q_first_pos,
+                 const std::optional<CustomMaskArg>& custom_mask) {
+  Batch batch;
+  Array offsets = borrow_int32(cu_q, "cu_q");
+  if (offsets.size(0) < 1) refuse("cu_q is empty; it has one entry more than there are requests");
+  const int64_t requests = offsets.size(0) - 1;
+  batch.view.num_requests = static_cast<int32_t>(requests);
+  batch.view.cu_q = ints(offsets);
+  batch.view.max_q_len = max_q_len;
+  batch.view.max_kv_len = max_kv_len;
+  batch.arrays.push_back(std::move(offsets));
+  if (!q_first_pos.is_none()) {
+    Array positions = borrow_int32(q_first_pos, "q_first_pos");
+    require_size(positions, requests, "cu_q has requests:");
+    batch.view.q_first_pos = ints(positions);
+    batch.arrays.push_back(std::move(positions));
+  }
+  for (size_t i = 0; i < segments.size(); ++i) {
+    for (Array array : segments[i].arrays) {
+      array.name = "segments[" + std::to_string(i) + "]." + array.name;
+      if (segments[i].view.group_indptr == nullptr) require_size(array, requests, "cu_q has requests:");
+      batch.arrays.push_back(std::move(array));
+    }
+    batch.segment_views.push_back(segments[i].view);
+  }
+  if (custom_mask) {
+    batch.view.custom_mask = custom_mask->view;
+    if (custom_mask->tail_len) {
+      require_size(*custom_mask->tail_len, requests, "cu_q has requests:");
+      batch.arrays.push_back(*custom_mask->tail_len);
+    }
+  }
+  batch.view.where = where_of(batch.arrays);
+  if (num_tokens) {
+    batch.view.num_tokens = *num_tokens;
+  } else if (batch.view.where == Where::kHost) {
+    batch.view.num_tokens = batch.view.cu_q[requests];
+  } else {
+    refuse("num_tokens must be given where cu_q lies on a GPU");
+  }
+  return batch;
+}
+
+SegmentArg make_segment_arg(const Cache* cache, const Table* table, const Ragged* ragged, nb::handle k_scale,
+                            nb::handle v_scale) {
+  SegmentArg segment;
+  const auto keep = [&segment](const std::vector<Array>& arrays, const char* prefix) {
+    for (Array array : arrays) {
+      array.name = prefix + array.name;
+      segment.arrays.push_back(std::move(array));
+    }
+  };
+  if (cache != nullptr) {
+    segment.view.cache = cache->view;
+    keep(cache->arrays, "cache.");
+  }
+  if (table != nullptr) {
+    segment.view.table = table->view;
+    keep(table->arrays, "");
+  }
+  if (ragged != nullptr) {
+    segment.view.ragged = ragged->view;
+    keep(ragged->arrays, "");
+  }
+  segment.k_scale = to_scale(k_scale, "k_scale");
+  segment.v_scale = to_scale(v_scale, "v_scale");
+  segment.view.k_scale = segment.k_scale.scale;
+  segment.view.v_scale = segment.v_scale.scale;
+  for (const ScaleArg* scale : {&segment.k_scale, &segment.v_scale}) {
+    if (scale->array) segment.arrays.push_back(*scale->array);
+  }
+  return segment;
+}
+
+Args make_args(nb::handle q, nb::handle out, const std::vector<SegmentArg>& segments, nb::handle lse, float sm_scale,
+               float logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks, nb::handle q_scale,
+               nb::handle out_scale, nb::handle custom_mask) {
+  Args args;
+  const auto keep = [&args](Array array) { args.arrays.push_back(std::move(array)); };
+  Tensor queries = to_tensor(q, "q", Access::kRead);
+  args.view.q = queries.view;
+  keep(std::move(queries.array));
+  if (!out.is_none()) {
+    Tensor outputs = to_tensor(out, "out", Access::kWrite);
+    args.view.out = outputs.view;
+    keep(std::move(outputs.array));
+  }
+  Lse lse_arg = to_lse(lse, "lse");
+  args.view.lse = lse_arg.view;
+  args.lse = lse_arg.array;
+  if (args.lse) keep(*args.lse);
+  args.view.sm_scale = sm_scale;
+  args.view.logits_soft_cap = logits_soft_cap;
+  if (!alibi_slopes.is_none()) {
+    args.alibi_slopes = borrow_float32(alibi_slopes, "alibi_slopes");
+    args.view.alibi_slopes = static_cast<const float*>(args.alibi_slopes->data);
+    keep(*args.alibi_slopes);
+  }
+  if (!sinks.is_none()) {
+    args.sinks = borrow_float32(sinks, "sinks");
+    args.view.sinks = static_cast<const float*>(args.sinks->data);
+    keep(*args.sinks);
+  }
+  args.q_scale = to_scale(q_scale, "q_scale");
+  args.out_scale = to_scale(out_scale, "out_scale");
+  args.view.q_scale = args.q_scale.scale;
+  args.view.out_scale = args.out_scale.scale;
+  for (const ScaleArg* scale : {&args.q_scale, &args.out_scale}) {
+    if (scale->array) keep(*scale->array);
+  }
+  if (!custom_mask.is_none()) {
+    Array bits = borrow_bytes(custom_mask, "custom_mask");
+    args.view.custom_mask = static_cast<const uint8_t*>(bits.data);
+    args.view.custom_mask_bytes = bits.size(0);
+    keep(std::move(bits));
+  }
+  for (size_t i = 0; i < segments.size(); ++i) {
+    for (Array array : segments[i].arrays) {
+      array.name = "segments[" + std::to_string(i) + "]." + array.name;
+      keep(std::move(array));
+    }
+    args.segments.push_back(segments[i]);
+    args.segment_views.push_back(segments[i].view);
+  }
+  return args;
+}
+
+void bind_lengths(nb::module_& m) {
+  nb::class_<Segment>(m, "KvSegment",
+                      "One part of every request's keys: int32 lengths, one a request or, with group_indptr, one a "
+                      "group of requests that share it.")
+      .def(
+          "__init__",
+          [](Segment* self, nb::object kv_len, KvSource source, nb::object first_pos, nb::object group_indptr,
+             SegmentMask mask, const KvShard& shard) {
+            new (self) Segment(make_segment(kv_len, source, first_pos, group_indptr, mask, shard));
+          },
+          nb::arg("kv_len"), nb::kw_only(), nb::arg("source") = KvSource::kPaged, nb::arg("first_pos") = nb::none(),
+          nb::arg("group_indptr") = nb::none(), nb::arg("mask") = SegmentMask::kAsConfig, nb::arg("shard") = KvShard{});
+  nb::class_<CustomMaskArg>(m, "CustomMask", "The shape of a batch's custom masks; the bits are AttentionArgs'.")
+      .def(
+          "__init__",
+          [](CustomMaskArg* self, CustomMaskScope scope, nb::object tail_len) {
+            CustomMaskArg mask;
+            mask.view.scope = scope;
+            if (!tail_len.is_none()) {
+              mask.tail_len = borrow_int32(tail_len, "custom_mask.tail_len");
+              mask.view.tail_len = ints(*mask.tail_len);
+            }
+            new (self) CustomMaskArg(std::move(mask));
+          },
+          nb::kw_only(), nb::arg("scope") = CustomMaskScope::kAll, nb::arg("tail_len") = nb::none());
+  nb::class_<Batch>(m, "BatchView",
+                    "One step's batch: lengths only, all on the host or all on one GPU. num_tokens defaults to "
+                    "cu_q's last entry on the host and must be given on a GPU.")
+      .def(
+          "__init__",
+          [](Batch* self, nb::object cu_q, const std::vector<Segment>& segments, std::optional<int32_t> num_tokens,
+             int32_t max_q_len, int32_t max_kv_len, nb::object q_first_pos,
+             const std::optional<CustomMaskArg>& custom_mask) {
+            new (self) Batch(make_batch(cu_q, segments, num_tokens, max_q_len, max_kv_len, q_first_pos, custom_mask));
+          },
+          nb::arg("cu_q"), nb::arg("segments"), nb::kw_only(), nb::arg("num_tokens") = nb::none(),
+          nb::arg("max_q_len") = 0, nb::arg("max_kv_len") = 0, nb::arg("q_first_pos") = nb::none(),
+          nb::arg("custom_mask") = nb::none())
+      .def_prop_ro("where", [](const Batch& self) { return self.view.where; })
+      .def_prop_ro("num_requests", [](const Batch& self) { return self.view.num_requests; })
+      .def_prop_ro("num_tokens", [](const Batch& self) { return self.view.num_tokens; });
+}
+
+}  // namespace
+
+void bind_batch(nb::module_& m) {
+  bind_lengths(m);
+  nb::class_<SegmentArg>(m, "SegmentArgs",
+                         "Where one segment's keys and values lie in this layer: a cache with its table, or ragged.")
+      .def(
+          "__init__",
+          [](SegmentArg* self, const Cache* cache, const Table* table, const Ragged* ragged, nb::object k_scale,
+             nb::object v_scale) { new (self) SegmentArg(make_segment_arg(cache, table, ragged, k_scale, v_scale)); },
+          nb::arg("cache").none() = nb::none(), nb::arg("table").none() = nb::none(), nb::kw_only(),
+          nb::arg("ragged").none() = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f);
+  nb::class_<Args>(m, "AttentionArgs",
+                   "One layer's arguments; the fields of folio::AttentionArgs. q and out are [tokens, q heads, "
+                   "head_dim], lse is float32 [tokens, q heads] or an LseView. `out` may be None for "
+                   "reference_attention only.")
+      .def(
+          "__init__",
+          [](Args* self, nb::object q, nb::object out, const std::vector<SegmentArg>& segments, nb::object lse,
+             float sm_scale, float logits_soft_cap, nb::object alibi_slopes, nb::object sinks, nb::object q_scale,
+             nb::object out_scale, nb::object custom_mask) {
+            new (self) Args(make_args(q, out, segments, lse, sm_scale, logits_soft_cap, alibi_slopes, sinks, q_scale,
+                                      out_scale, custom_mask));
+          },
+          nb::arg("q"), nb::arg("out").none(), nb::arg("segments"), nb::kw_only(), nb::arg("lse") = nb::none(),
+          nb::arg("sm_scale") = 0.0f, nb::arg("logits_soft_cap") = 0.0f, nb::arg("alibi_slopes") = nb::none(),
+          nb::arg("sinks") = nb::none(), nb::arg("q_scale") = 1.0f, nb::arg("out_scale") = 1.0f,
+          nb::arg("custom_mask") = nb::none());
+}
+
+}  // namespace folio::python

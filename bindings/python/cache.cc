@@ -1,0 +1,224 @@
+#include <limits>
+#include <string>
+
+#include "views.hpp"
+
+namespace folio::python {
+namespace {
+
+int32_t to_int32(int64_t value, const std::string& name) {
+  if (value < 0 || value > std::numeric_limits<int32_t>::max()) refuse(name + " is " + std::to_string(value));
+  return static_cast<int32_t>(value);
+}
+
+/// One half of a cache. Attention only reads it, so read-only memory is taken; write_kv_cache asks for more.
+Tensor cache_half(nb::handle source, DType dtype, const std::string& name, int32_t rank, const char* shape) {
+  Tensor half = dtype == DType::kUnset ? to_tensor(source, name, Access::kWriteIfPossible)
+                                       : make_tensor(source, dtype, name, Access::kWriteIfPossible);
+  if (half.view.rank != rank) refuse(name + " has shape " + shape_text(half.array) + "; it must be " + shape);
+  return half;
+}
+
+void require_contiguous(const Tensor& half, const std::string& name, size_t dimension, int64_t stride) {
+  if (half.view.shape[dimension] > 1 && half.view.strides[dimension] != stride) {
+    refuse(name + " has a stride of " + std::to_string(half.view.strides[dimension]) + " elements in dimension " +
+           std::to_string(dimension) + "; it must be " + std::to_string(stride));
+  }
+}
+
+void require_equal(const char* what, int64_t k, int64_t v) {
+  if (k != v) refuse("k has " + std::to_string(k) + " " + what + ", v " + std::to_string(v));
+}
+
+/// `token` and `head` say which dimensions of the arrays are which; `pair` is how many tokens V keeps side by side.
+Cache make_cache(Tensor k, Tensor v, KvFormat format, size_t token, size_t head, int64_t pair) {
+  require_equal("pages", k.view.shape[0], v.view.shape[0]);
+  require_equal("tokens a page", k.view.shape[token], v.view.shape[token] * pair);
+  require_equal("heads", k.view.shape[head], v.view.shape[head]);
+  if (k.view.dtype != v.view.dtype) {
+    refuse("k is " + std::string(to_string(k.view.dtype)) + ", v " + std::string(to_string(v.view.dtype)));
+  }
+  Cache cache;
+  KvCacheView& view = cache.view;
+  view.format = format;
+  view.dtype = k.view.dtype;
+  view.k = k.view.data;
+  view.v = v.view.data;
+  view.num_pages = k.view.shape[0];
+  view.page_size = to_int32(k.view.shape[token], "k's page size");
+  view.num_kv_heads = to_int32(k.view.shape[head], "k's number of heads");
+  view.head_dim_qk = to_int32(k.view.shape[3], "k's head dimension");
+  view.head_dim_v = to_int32(v.view.shape[3], "v's head dimension");
+  view.k_strides = {k.view.strides[0], k.view.strides[token], k.view.strides[head]};
+  view.v_strides = {v.view.strides[0], v.view.strides[token], v.view.strides[head]};
+  validate(view);
+  cache.arrays = {std::move(k.array), std::move(v.array)};
+  return cache;
+}
+
+Cache make_strided(nb::handle k, nb::handle v, DType dtype, const char* shape, size_t token, size_t head) {
+  Tensor keys = cache_half(k, dtype, "k", 4, shape);
+  Tensor values = cache_half(v, dtype, "v", 4, shape);
+  require_contiguous(keys, "k", 3, 1);
+  require_contiguous(values, "v", 3, 1);
+  return make_cache(std::move(keys), std::move(values), KvFormat::kStrided, token, head, 1);
+}
+
+Cache make_packed(nb::handle k, nb::handle v, DType dtype) {
+  Tensor keys = cache_half(k, dtype, "k", 4, "[pages, heads, page_size, head_dim_qk]");
+  Tensor values = cache_half(v, dtype, "v", 5, "[pages, heads, page_size / 2, head_dim_v, 2]");
+  if (values.view.shape[4] != 2) refuse("v has shape " + shape_text(values.array) + "; its last dimension must be 2");
+  require_contiguous(keys, "k", 3, 1);
+  require_contiguous(values, "v", 4, 1);
+  require_contiguous(values, "v", 3, 2);
+  return make_cache(std::move(keys), std::move(values), KvFormat::kCpuPacked, 2, 1, 2);
+}
+
+Table make_csr(nb::handle indices, nb::handle indptr) {
+  Table table;
+  Array entries = borrow_int32(indices, "table.indices");
+  Array offsets = borrow_int32(indptr, "table.indptr");
+  if (offsets.size(0) < 1) refuse("table.indptr is empty; it has one entry more than rows");
+  table.view.kind = PageTableKind::kCsr;
+  table.view.indices = static_cast<const int32_t*>(entries.data);
+  table.view.num_indices = entries.size(0);
+  table.view.indptr = static_cast<const int32_t*>(offsets.data);
+  table.view.num_rows = to_int32(offsets.size(0) - 1, "the table's number of rows");
+  table.arrays = {std::move(entries), std::move(offsets)};
+  return table;
+}
+
+Table make_dense(nb::handle source, int32_t first_column) {
+  Table table;
+  Array entries = borrow(source, "table.entries");
+  if (entries.element != nb::dtype<int32_t>()) {
+    refuse("table.entries is " + element_text(entries.element) + "; it must be int32");
+  }
+  if (entries.rank() != 2) refuse("table.entries has shape " + shape_text(entries) + "; it must be [rows, columns]");
+  if (entries.size(1) > 1 && entries.stride(1) != 1) refuse("table.entries' columns must be contiguous");
+  if (entries.size(0) > 1 && entries.stride(0) < 0) refuse("table.entries' row stride is negative");
+  table.view.kind = PageTableKind::kDense;
+  table.view.indices = static_cast<const int32_t*>(entries.data);
+  table.view.num_rows = to_int32(entries.size(0), "the table's number of rows");
+  table.view.row_stride = entries.size(0) > 1 ? entries.stride(0) : entries.size(1);
+  table.view.num_indices = entries.size(0) == 0 ? 0 : (entries.size(0) - 1) * table.view.row_stride + entries.size(1);
+  table.view.first_column = first_column;
+  table.arrays = {std::move(entries)};
+  return table;
+}
+
+Ragged make_ragged(nb::handle k, nb::handle v, nb::handle indptr) {
+  Ragged ragged;
+  Tensor keys = to_tensor(k, "ragged.k", Access::kRead);
+  Tensor values = to_tensor(v, "ragged.v", Access::kRead);
+  Array offsets = borrow_int32(indptr, "ragged.indptr");
+  if (offsets.size(0) < 1) refuse("ragged.indptr is empty; it has one entry more than rows");
+  ragged.view = {keys.view, values.view, static_cast<const int32_t*>(offsets.data)};
+  ragged.arrays = {std::move(keys.array), std::move(values.array), std::move(offsets)};
+  return ragged;
+}
+
+WriteArgs make_write_args(nb::handle k, nb::handle v, nb::handle slot_mapping, const Cache& cache,
+                          std::optional<int64_t> num_slots, nb::handle k_scale, nb::handle v_scale) {
+  WriteArgs args;
+  for (const Array& array : cache.arrays) {
+    if (!array.writable) refuse("the cache's " + array.name + " is read-only, and Folio would write to it");
+    args.arrays.push_back(array);
+  }
+  Tensor keys = to_tensor(k, "k", Access::kRead);
+  args.view.k = keys.view;
+  args.arrays.push_back(std::move(keys.array));
+  if (!v.is_none()) {  // None where V is a part of K
+    Tensor values = to_tensor(v, "v", Access::kRead);
+    args.view.v = values.view;
+    args.arrays.push_back(std::move(values.array));
+  }
+  Array slots = borrow_int64(slot_mapping, "slot_mapping");
+  args.view.slot_mapping = static_cast<const int64_t*>(slots.data);
+  args.view.num_slots = num_slots.value_or(slots.size(0));
+  if (args.view.num_slots > slots.size(0)) {
+    refuse("num_slots is " + std::to_string(args.view.num_slots) + "; slot_mapping has " +
+           std::to_string(slots.size(0)));
+  }
+  args.arrays.push_back(std::move(slots));
+  args.view.cache = cache.view;
+  args.k_scale = to_scale(k_scale, "k_scale");
+  args.v_scale = to_scale(v_scale, "v_scale");
+  for (const ScaleArg* scale : {&args.k_scale, &args.v_scale}) {
+    require_extent(*scale, scale == &args.k_scale ? "k_scale" : "v_scale", cache.view.num_kv_heads, -1);
+    if (scale->array) args.arrays.push_back(*scale->array);
+  }
+  args.view.k_scale = args.k_scale.scale;
+  args.view.v_scale = args.v_scale.scale;
+  return args;
+}
+
+}  // namespace
+
+void bind_cache(nb::module_& m) {
+  nb::class_<Cache>(m, "KvCacheView", "A borrowed paged KV cache of one layer; made by the make_*_view functions.")
+      .def_prop_ro("format", [](const Cache& self) { return self.view.format; })
+      .def_prop_ro("dtype", [](const Cache& self) { return self.view.dtype; })
+      .def_prop_ro("num_pages", [](const Cache& self) { return self.view.num_pages; })
+      .def_prop_ro("page_size", [](const Cache& self) { return self.view.page_size; })
+      .def_prop_ro("num_kv_heads", [](const Cache& self) { return self.view.num_kv_heads; })
+      .def_prop_ro("head_dim_qk", [](const Cache& self) { return self.view.head_dim_qk; })
+      .def_prop_ro("head_dim_v", [](const Cache& self) { return self.view.head_dim_v; });
+  m.def(
+      "make_nhd_view",
+      [](nb::object k, nb::object v, DType dtype) {
+        return make_strided(k, v, dtype, "[pages, page_size, heads, head_dim]", 1, 2);
+      },
+      nb::arg("k"), nb::arg("v"), nb::arg("dtype") = DType::kUnset,
+      "A cache whose arrays are [pages, page_size, heads, head_dim], of any strides but the innermost. `dtype` for "
+      "arrays of uint16 and uint8.");
+  m.def(
+      "make_hnd_view",
+      [](nb::object k, nb::object v, DType dtype) {
+        return make_strided(k, v, dtype, "[pages, heads, page_size, head_dim]", 2, 1);
+      },
+      nb::arg("k"), nb::arg("v"), nb::arg("dtype") = DType::kUnset,
+      "A cache whose arrays are [pages, heads, page_size, head_dim], of any strides but the innermost.");
+  m.def(
+      "make_cpu_packed_view", [](nb::object k, nb::object v, DType dtype) { return make_packed(k, v, dtype); },
+      nb::arg("k"), nb::arg("v"), nb::arg("dtype") = DType::kUnset,
+      "A kCpuPacked cache: k is [pages, heads, page_size, head_dim_qk], v [pages, heads, page_size / 2, head_dim_v, "
+      "2].");
+  nb::class_<Table>(m, "PageTableView", "Which pages each row's tokens lie in; made by csr_table and dense_table.")
+      .def_prop_ro("num_rows", [](const Table& self) { return self.view.num_rows; });
+  m.def(
+      "csr_table", [](nb::object indices, nb::object indptr) { return make_csr(indices, indptr); }, nb::arg("indices"),
+      nb::arg("indptr"), "int32 page ids and [rows + 1] int32 offsets into them.");
+  m.def(
+      "dense_table", [](nb::object entries, int32_t first_column) { return make_dense(entries, first_column); },
+      nb::arg("entries"), nb::arg("first_column") = 0, "int32 page ids, [rows, columns] of any row stride.");
+  nb::class_<Ragged>(m, "RaggedKvView", "Keys and values that do not lie in pages: [tokens, heads, head_dim].")
+      .def(
+          "__init__",
+          [](Ragged* self, nb::object k, nb::object v, nb::object indptr) {
+            new (self) Ragged(make_ragged(k, v, indptr));
+          },
+          nb::arg("k"), nb::arg("v"), nb::arg("indptr"));
+  nb::class_<WriteArgs>(m, "CacheWriteArgs",
+                        "New tokens for a paged cache: k and v [tokens, heads, head_dim], int64 slots; v is None where "
+                        "the cache's V is a part of its K.")
+      .def(
+          "__init__",
+          [](WriteArgs* self, nb::object k, nb::object v, nb::object slot_mapping, const Cache& cache,
+             std::optional<int64_t> num_slots, nb::object k_scale, nb::object v_scale) {
+            new (self) WriteArgs(make_write_args(k, v, slot_mapping, cache, num_slots, k_scale, v_scale));
+          },
+          nb::arg("k"), nb::arg("v").none(), nb::arg("slot_mapping"), nb::arg("cache"), nb::kw_only(),
+          nb::arg("num_slots") = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f);
+  m.def(
+      "write_kv_cache",
+      [](const Context& context, const WriteArgs& args, nb::object stream) {
+        require_on(context.device(), args.arrays);
+        const Stream queue = to_stream(stream);
+        nb::gil_scoped_release released;
+        write_kv_cache(context, args.view, queue);
+      },
+      nb::arg("context"), nb::arg("args"), nb::arg("stream") = nb::none(), "Writes tokens into their slots.");
+}
+
+}  // namespace folio::python

@@ -1,0 +1,13 @@
+"""Folio: paged attention for LLM serving.
+
+The C++ API over arrays of numpy, torch and whoever else speaks DLPack: prepare once, plan per step, run per layer. Names
+are those of the C++ headers. Arrays are borrowed, never copied; the objects made from them keep them alive.
+"""
+
+from . import _folio
+from ._folio import *  # noqa: F403: the module's public names are Folio's
+
+for _exception in (_folio.Error, _folio.InvalidArgument):
+    _exception.__module__ = __name__  # tracebacks say folio.Error
+
+__version__ = _folio.version()

@@ -1,0 +1,119 @@
+#include <string>
+
+#include "views.hpp"
+
+namespace folio::python {
+namespace {
+
+/// An LSE array beside its outputs: the same leading dimensions.
+Array borrow_lse(nb::handle source, const Array& out, const std::string& name) {
+  Array lse = borrow_float32(source, name, static_cast<int32_t>(out.rank()) - 1);
+  for (int64_t i = 0; i < lse.rank(); ++i) {
+    if (lse.size(i) != out.size(i)) {
+      refuse(name + " is " + shape_text(lse) + "; beside outputs of " + shape_text(out) +
+             " it must have all but their last dimension");
+    }
+  }
+  return lse;
+}
+
+void require_rank(const Array& out, int64_t rank, const char* shape) {
+  if (out.rank() != rank) refuse(out.name + " has shape " + shape_text(out) + "; it must be " + shape);
+}
+
+State make_state(nb::handle out, nb::handle lse, LseBase base) {
+  State state;
+  Tensor outputs = to_tensor(out, "out", Access::kRead);
+  require_rank(outputs.array, 3, "[tokens, heads, head_dim]");
+  Array sums = borrow_lse(lse, outputs.array, "lse");
+  state.view = {outputs.view, static_cast<const float*>(sums.data), sums.stride(0), sums.stride(1), base};
+  state.arrays = {std::move(outputs.array), std::move(sums)};
+  return state;
+}
+
+States make_states(nb::handle out, nb::handle lse, LseBase base) {
+  States states;
+  Tensor outputs = to_tensor(out, "out", Access::kRead);
+  require_rank(outputs.array, 4, "[tokens, states, heads, head_dim]");
+  Array sums = borrow_lse(lse, outputs.array, "lse");
+  states.view = {outputs.view, static_cast<const float*>(sums.data), sums.stride(0), sums.stride(1), sums.stride(2),
+                 base};
+  states.arrays = {std::move(outputs.array), std::move(sums)};
+  return states;
+}
+
+/// Where a merge's results go.
+struct Target {
+  TensorView out;
+  LseView lse;
+  ScaleArg scale;
+};
+
+Target make_target(const Device& device, nb::handle out, nb::handle lse, nb::handle out_scale) {
+  Target target;
+  const Tensor outputs = to_tensor(out, "out", Access::kWrite);
+  require_rank(outputs.array, 3, "[tokens, heads, head_dim]");
+  require_on(device, outputs.array);
+  target.out = outputs.view;
+  const Lse sums = to_lse(lse, "lse");
+  if (sums.array) {
+    require_on(device, *sums.array);
+    if (sums.array->size(0) != outputs.array.size(0) || sums.array->size(1) != outputs.array.size(1)) {
+      refuse("lse is " + shape_text(*sums.array) + ", out " + shape_text(outputs.array));
+    }
+    target.lse = sums.view;
+  }
+  target.scale = to_scale(out_scale, "out_scale");
+  if (target.scale.array) require_on(device, *target.scale.array);
+  return target;
+}
+
+}  // namespace
+
+void bind_merge(nb::module_& m) {
+  nb::class_<State>(m, "AttentionStateView",
+                    "A partial attention result: outputs [tokens, heads, head_dim] and their LSE [tokens, heads].")
+      .def(
+          "__init__",
+          [](State* self, nb::object out, nb::object lse, LseBase base) {
+            new (self) State(make_state(out, lse, base));
+          },
+          nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
+  nb::class_<States>(
+      m, "AttentionStatesView",
+      "Several states per token: outputs [tokens, states, heads, head_dim], LSE [tokens, states, heads].")
+      .def(
+          "__init__",
+          [](States* self, nb::object out, nb::object lse, LseBase base) {
+            new (self) States(make_states(out, lse, base));
+          },
+          nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
+  m.def(
+      "merge_state",
+      [](const Context& context, const State& a, const State& b, nb::object out, nb::object lse, nb::object out_scale,
+         nb::object stream) {
+        require_on(context.device(), a.arrays);
+        require_on(context.device(), b.arrays);
+        const Target target = make_target(context.device(), out, lse, out_scale);
+        const Stream queue = to_stream(stream);
+        nb::gil_scoped_release released;
+        merge_state(context, a.view, b.view, target.out, target.lse, target.scale.scale, queue);
+      },
+      nb::arg("context"), nb::arg("a"), nb::arg("b"), nb::arg("out"), nb::arg("lse") = nb::none(),
+      nb::arg("out_scale") = 1.0f, nb::arg("stream") = nb::none(),
+      "out, lse = a (+) b; they may be a's own arrays. A state whose LSE is infinite is empty.");
+  m.def(
+      "merge_states",
+      [](const Context& context, const States& states, nb::object out, nb::object lse, nb::object out_scale,
+         nb::object stream) {
+        require_on(context.device(), states.arrays);
+        const Target target = make_target(context.device(), out, lse, out_scale);
+        const Stream queue = to_stream(stream);
+        nb::gil_scoped_release released;
+        merge_states(context, states.view, target.out, target.lse, target.scale.scale, queue);
+      },
+      nb::arg("context"), nb::arg("states"), nb::arg("out"), nb::arg("lse") = nb::none(), nb::arg("out_scale") = 1.0f,
+      nb::arg("stream") = nb::none(), "Merges all states of every token, in order.");
+}
+
+}  // namespace folio::python

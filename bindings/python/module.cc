@@ -1,0 +1,63 @@
+#include <string>
+
+#include "folio/types/error.hpp"
+#include "folio/version.hpp"
+#include "views.hpp"
+
+namespace folio::python {
+namespace {
+
+/// The exception types, alive as long as the process.
+PyObject* error_type = nullptr;
+PyObject* invalid_argument_type = nullptr;
+
+PyObject* make_exception(nb::module_& m, const char* name, const char* doc, nb::handle bases) {
+  const std::string full_name = std::string(PyModule_GetName(m.ptr())) + "." + name;
+  PyObject* type = PyErr_NewExceptionWithDoc(full_name.c_str(), doc, bases.ptr(), nullptr);
+  if (type == nullptr) nb::raise_python_error();
+  m.attr(name) = nb::handle(type);
+  return type;
+}
+
+/// Raises what a call threw, with its code.
+void raise(const Error& error) {
+  PyObject* type = error.code() == ErrorCode::kInvalidArgument ? invalid_argument_type : error_type;
+  nb::object instance = nb::handle(type)(error.what());
+  instance.attr("code") = error.code();
+  PyErr_SetObject(type, instance.ptr());
+}
+
+}  // namespace
+
+void bind_errors(nb::module_& m) {
+  error_type = make_exception(m, "Error",
+                              "What every function of Folio raises; `code` is an ErrorCode, and the message says what "
+                              "was given and what is offered.",
+                              PyExc_RuntimeError);
+  invalid_argument_type =
+      make_exception(m, "InvalidArgument", "An Error whose code is kInvalidArgument; a ValueError too.",
+                     nb::make_tuple(nb::handle(error_type), nb::handle(PyExc_ValueError)));
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      raise(error);
+    }
+  });
+}
+
+}  // namespace folio::python
+
+NB_MODULE(_folio, m) {
+  nanobind::set_leak_warnings(false);  // a library does not print
+  m.doc() = "Folio: paged attention for LLM serving.";
+  folio::python::bind_enums(m);
+  folio::python::bind_errors(m);
+  folio::python::bind_config(m);
+  folio::python::bind_tensors(m);
+  folio::python::bind_cache(m);
+  folio::python::bind_batch(m);
+  folio::python::bind_attention(m);
+  folio::python::bind_merge(m);
+  m.def("version", &folio::version);
+}

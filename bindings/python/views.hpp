@@ -1,0 +1,126 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "array.hpp"
+#include "folio/attention.hpp"
+#include "folio/kv_cache.hpp"
+#include "folio/merge.hpp"
+
+/// What Python's objects are made of: the C++ views, with the arrays they point into. Immutable once made, so that they
+/// can be read without the GIL.
+namespace folio::python {
+
+/// TensorView: an array with its float type.
+struct Tensor {
+  TensorView view;
+  Array array;
+};
+
+/// An array, or a TensorView of it, as a tensor argument. Throws Error(kInvalidArgument).
+Tensor to_tensor(nb::handle source, const std::string& name, Access access);
+Tensor make_tensor(nb::handle source, DType dtype, const std::string& name, Access access);
+
+/// LseView: [tokens, heads].
+struct Lse {
+  LseView view;
+  std::optional<Array> array;
+};
+Lse to_lse(nb::handle source, const std::string& name);
+
+/// Scale, with how many heads and requests its data has; 1 where it has one for all.
+struct ScaleArg {
+  Scale scale;
+  std::optional<Array> array;
+  int64_t heads = 1;
+  int64_t requests = 1;
+};
+/// A number or a Scale.
+ScaleArg to_scale(nb::handle source, const std::string& name);
+/// Throws Error(kInvalidArgument) where its data is too short. Negative requests: not per request.
+void require_extent(const ScaleArg& scale, const std::string& name, int64_t heads, int64_t requests);
+
+struct Cache {
+  KvCacheView view;
+  std::vector<Array> arrays;
+};
+
+struct Table {
+  PageTableView view;
+  std::vector<Array> arrays;
+};
+
+struct Ragged {
+  RaggedKvView view;
+  std::vector<Array> arrays;
+};
+
+struct Segment {
+  KvSegment view;
+  std::vector<Array> arrays;
+};
+
+struct Batch {
+  BatchView view;
+  std::vector<KvSegment> segment_views;
+  std::vector<Array> arrays;
+
+  /// The view with its segments: to be used while this object is.
+  BatchView with_segments() const {
+    BatchView whole = view;
+    whole.segments = segment_views;
+    return whole;
+  }
+};
+
+struct SegmentArg {
+  SegmentArgs view;
+  ScaleArg k_scale, v_scale;
+  std::vector<Array> arrays;
+};
+
+struct Args {
+  AttentionArgs view;
+  std::vector<SegmentArg> segments;
+  std::vector<SegmentArgs> segment_views;
+  ScaleArg q_scale, out_scale;
+  std::optional<Array> alibi_slopes, sinks, lse;
+  std::vector<Array> arrays;  ///< all of them, the segments' too
+
+  AttentionArgs with_segments() const {
+    AttentionArgs whole = view;
+    whole.segments = segment_views;
+    return whole;
+  }
+};
+
+struct WriteArgs {
+  CacheWriteArgs view;
+  ScaleArg k_scale, v_scale;
+  std::vector<Array> arrays;
+};
+
+struct State {
+  AttentionStateView view;
+  std::vector<Array> arrays;
+};
+
+struct States {
+  AttentionStatesView view;
+  std::vector<Array> arrays;
+};
+
+/// A stream: None, an integer (cudaStream_t) or an object with `cuda_stream` (torch.cuda.Stream).
+Stream to_stream(nb::handle source);
+
+void bind_enums(nb::module_& m);
+void bind_config(nb::module_& m);
+void bind_tensors(nb::module_& m);
+void bind_cache(nb::module_& m);
+void bind_batch(nb::module_& m);
+void bind_attention(nb::module_& m);
+void bind_merge(nb::module_& m);
+void bind_errors(nb::module_& m);
+
+}  // namespace folio::python

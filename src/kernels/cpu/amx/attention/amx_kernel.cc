@@ -1,0 +1,79 @@
+#include "kernels/cpu/amx/attention/amx_kernel.hpp"
+
+#include "core/error.hpp"
+#include "kernels/cpu/amx/attention/amx_arithmetic.hpp"
+#include "kernels/cpu/common/attention/kernel.hpp"
+#include "kernels/cpu/common/attention/scratch.hpp"
+#include "kernels/cpu/common/attention/worker.hpp"
+
+namespace folio::inline v0::kernels::amx {
+namespace {
+
+constexpr int32_t kMaxHeadDim = 256;
+constexpr int32_t kTileRows = 256;  // keys and values come from L2 once for so many rows
+
+std::string unavailable(const platform::CpuFeatures& features) {
+  if (!features.x86_64_v4()) return "the CPU or the OS lacks x86-64-v4 (AVX-512 F, BW, DQ, VL)";
+  if (!features.amx_tile || !features.amx_bf16) {
+    return "the CPU lacks AMX (tile, bf16), or the OS has not granted this process its tile registers";
+  }
+  return {};
+}
+
+std::string refusal(const AttentionConfig& config) {
+  for (const auto& [name, dtype] : {std::pair{"q", config.q}, {"kv", config.kv}, {"ragged_kv", config.ragged_kv}}) {
+    if (dtype != DType::kBFloat16) return core::message(name, " is ", dtype, "; the AMX kernel takes bfloat16");
+  }
+  if (config.kv_format != KvFormat::kCpuPacked) return "kv_format is kStrided; the AMX kernel takes kCpuPacked";
+  for (const auto& [name, dim] : {std::pair{"head_dim_qk", config.head_dim_qk}, {"head_dim_v", config.head_dim_v}}) {
+    if (dim > kMaxHeadDim) {
+      return core::message(name, " is ", dim, "; the AMX kernel takes multiples of 8 up to ", kMaxHeadDim);
+    }
+  }
+  return cpu::refusal(config);
+}
+
+planner::TileShape tile(const AttentionConfig&) {
+  return {.rows = kTileRows, .kv_tokens = cpu::kTileTokens};
+}
+
+size_t scratch_bytes(const AttentionConfig& config, const planner::TileShape& shape) {
+  return cpu::carve_scratch(config, shape, nullptr, cpu::own_bytes(kArithmetic, config, shape)).bytes;
+}
+
+void run_worker(const AttentionParams& params, int32_t worker) noexcept {
+  configure_tiles();
+  cpu::run_worker(kArithmetic, params, worker);
+  release_tiles();
+}
+
+void run_merge(const AttentionParams& params, int32_t merge) noexcept {
+  cpu::run_merge(kArithmetic, params, merge);
+}
+
+}  // namespace
+
+AttentionKernel describe(const char* name, std::string (*is_unavailable)(const platform::CpuFeatures&),
+                         size_t (*count_scratch)(const AttentionConfig&, const planner::TileShape&),
+                         void (*worker)(const AttentionParams&, int32_t) noexcept,
+                         void (*merge)(const AttentionParams&, int32_t) noexcept) {
+  return {.name = name,
+          .unavailable = is_unavailable,
+          .refusal = refusal,
+          .tile = tile,
+          .scratch_bytes = count_scratch,
+          .run_worker = worker,
+          .run_merge = merge,
+          .tile_cost = 64,  // a tile of a few rows waits for memory as long as so many rows compute
+          .row_cost = 1,
+          .best_format = KvFormat::kCpuPacked,
+          .best_page_size = 32,  // whole tiles: 32 tokens of values
+          .weights = DType::kBFloat16};
+}
+
+const AttentionKernel& attention_kernel() {
+  static const AttentionKernel kernel = describe("amx", unavailable, scratch_bytes, run_worker, run_merge);
+  return kernel;
+}
+
+}  // namespace folio::inline v0::kernels::amx

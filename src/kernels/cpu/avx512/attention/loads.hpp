@@ -1,0 +1,191 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/avx512/attention/fp8_tables.hpp"
+#include "kernels/cpu/common/attention/convert.hpp"
+
+/// Stored keys and values to registers of floats, exactly, in as few operations as their order allows: a bfloat16 is
+/// the upper half of its float, so a register of them is two registers of floats after one shift and one mask.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+FOLIO_INLINE constexpr bool is_fp8_type(DType dtype) {
+  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
+}
+
+/// The value, loaded once. Compilers would rather load it again for each instruction that uses it; Zen 4 loads one
+/// register of 64 bytes a cycle.
+template <typename Value>
+FOLIO_INLINE Value in_register(Value value) {
+  asm("" : "+v"(value));
+  return value;
+}
+
+/// What a conversion keeps in registers.
+template <DType kType, bool kTable = is_fp8_type(kType)>
+struct Converter {};
+template <DType kType>
+struct Converter<kType, true> {
+  Fp8Lookup lookup = Fp8Lookup::of<kType>();
+};
+
+/// The even and the odd words of 32 bfloat16 as floats.
+FOLIO_INLINE __m512 even_words(__m512i words) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+}
+FOLIO_INLINE __m512 odd_words(__m512i words) {
+  return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)));
+}
+
+FOLIO_INLINE __m512 widen_lower_halves(__m512i halves) {
+  return _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+}
+FOLIO_INLINE __m512 widen_upper_halves(__m512i halves) {
+  return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+}
+
+/// `bytes` of 64 from `from` on, then zeros. Nothing beyond them is read.
+FOLIO_INLINE __m512i load_bytes(const unsigned char* from, int32_t bytes) {
+  if (bytes >= 64) return in_register(_mm512_loadu_si512(from));
+  if (bytes <= 0) return _mm512_setzero_si512();
+  return _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - bytes), from);
+}
+
+FOLIO_INLINE __m256i half_line(const unsigned char* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+/// A key is read in chunks of whole cache lines, as registers of floats or, for dot products of bfloat16 pairs (kDot),
+/// of bfloat16.
+template <DType kType>
+inline constexpr int kKeyDims = is_fp8_type(kType) ? 64 : 32;
+template <DType kType, bool kDot>
+inline constexpr int kKeyVecs = kKeyDims<kType> / (kDot ? 2 * kLanes : kLanes);
+
+/// The component of the chunk that stands in place `i` of what load_key gives, counted over its registers.
+template <DType kType, bool kDot>
+FOLIO_INLINE constexpr int key_component(int i) {
+  if constexpr (is_fp8_type(kType)) {
+    // Unpacked words: the lower 8 codes of every 16 are in the first line, the upper in the second.
+    const int word = kDot ? i % 32 : i % 16 * 2 + i / 16 % 2;
+    return word / 8 * 16 + i / 32 * 8 + word % 8;
+  } else if constexpr (kType == DType::kBFloat16 && !kDot) {
+    return i % 16 * 2 + i / 16;
+  } else {
+    return i;
+  }
+}
+
+/// One chunk of a key; with kPart only its first `count` components are read, and the others are 0.
+template <DType kType, bool kDot, bool kPart>
+FOLIO_INLINE void load_key(const Converter<kType>& converter, const unsigned char* from, int32_t count, __m512i* vecs) {
+  const int32_t bytes = kPart ? count * static_cast<int32_t>(element_bytes(kType)) : 128;
+  const __m512i line = load_bytes(from, bytes);
+  if constexpr (kType == DType::kFloat32) {
+    vecs[0] = line;
+    vecs[1] = load_bytes(from + 64, bytes - 64);
+  } else if constexpr (kType == DType::kFloat16) {
+    if constexpr (kPart) {
+      vecs[0] = _mm512_castps_si512(widen_lower_halves(line));
+      vecs[1] = _mm512_castps_si512(widen_upper_halves(line));
+    } else {
+      vecs[0] = _mm512_castps_si512(_mm512_cvtph_ps(half_line(from)));
+      vecs[1] = _mm512_castps_si512(_mm512_cvtph_ps(half_line(from + 32)));
+    }
+  } else {
+    __m512i words[2] = {line, line};
+    if constexpr (is_fp8_type(kType)) converter.lookup.unpack(line, words[0], words[1]);
+#pragma GCC unroll 2
+    for (int i = 0; i < kKeyDims<kType> / 32; ++i) {
+      if constexpr (kDot) {
+        vecs[i] = words[i];
+      } else {
+        vecs[2 * i] = _mm512_castps_si512(even_words(words[i]));
+        vecs[2 * i + 1] = _mm512_castps_si512(odd_words(words[i]));
+      }
+    }
+  }
+}
+
+/// Values are read in units of 32 components, and come in their order.
+inline constexpr int kUnitVecs = 2;
+inline constexpr int kUnitDims = kUnitVecs * kLanes;
+
+/// Where bytes or words of a line go so that conversions leave components in order.
+struct alignas(64) LineOrder {
+  uint8_t doubled_codes[64];  ///< of 32 codes: 0, 0, 16, 16, 1, 1, 17, 17, ...
+  uint8_t paired_codes[64];   ///< of 32 pairs of codes: such that unpacking gives components 0 to 15 and 16 to 31
+  uint16_t halves[32];        ///< of 32 words: 0, 16, 1, 17, ...
+  uint16_t split_halves[32];  ///< of 16 pairs of words: 0, 2, 4, ..., 1, 3, 5, ...
+};
+
+consteval LineOrder make_line_order() {
+  LineOrder order{};
+  for (int i = 0; i < 32; ++i) {
+    const int component = i / 2 + i % 2 * 16;
+    order.halves[i] = static_cast<uint16_t>(component);
+    order.split_halves[i] = static_cast<uint16_t>(i < 16 ? 2 * i : 2 * i - 31);
+    order.doubled_codes[2 * i] = order.doubled_codes[2 * i + 1] = static_cast<uint8_t>(component);
+    // Unpacking takes the lower 8 bytes of every 16 into the first register: pair i stands in quarter i / 4 % 4.
+    const int to = i % 16 / 4 * 16 + i / 16 * 8 + i % 4 * 2;
+    order.paired_codes[to] = static_cast<uint8_t>(2 * i);
+    order.paired_codes[to + 1] = static_cast<uint8_t>(2 * i + 1);
+  }
+  return order;
+}
+static constexpr LineOrder kLineOrder = make_line_order();
+
+/// One unit of one token's values.
+template <DType kType, bool kPart>
+FOLIO_INLINE void load_values(const Converter<kType>& converter, const unsigned char* from, int32_t count,
+                              __m512* vecs) {
+  if constexpr (is_fp8_type(kType)) {
+    const __m256i line = _mm512_castsi512_si256(load_bytes(from, kPart ? count : 32));
+    const __m512i codes =
+        _mm512_permutexvar_epi8(_mm512_load_si512(kLineOrder.doubled_codes), _mm512_castsi256_si512(line));
+    const __m512i words = converter.lookup.doubled(codes);
+    vecs[0] = even_words(words);
+    vecs[1] = odd_words(words);
+  } else if constexpr (kType == DType::kBFloat16) {
+    const __m512i line = load_bytes(from, kPart ? 2 * count : 64);
+    const __m512i words = _mm512_permutexvar_epi16(_mm512_load_si512(kLineOrder.halves), line);
+    vecs[0] = even_words(words);
+    vecs[1] = odd_words(words);
+  } else {
+    __m512i halves[kUnitVecs];
+    load_key<kType, false, kPart>(converter, from, count, halves);
+    vecs[0] = _mm512_castsi512_ps(halves[0]);
+    vecs[1] = _mm512_castsi512_ps(halves[1]);
+  }
+}
+
+/// One unit of the values of a pair of tokens.
+template <DType kType, bool kPart>
+FOLIO_INLINE void load_value_pairs(const Converter<kType>& converter, const unsigned char* from, int32_t count,
+                                   __m512* even, __m512* odd) {
+  if constexpr (is_fp8_type(kType)) {
+    const __m512i line = load_bytes(from, kPart ? 2 * count : 64);
+    const __m512i codes = _mm512_permutexvar_epi8(_mm512_load_si512(kLineOrder.paired_codes), line);
+    __m512i first, second;
+    converter.lookup.unpack(codes, first, second);
+    even[0] = even_words(first);
+    odd[0] = odd_words(first);
+    even[1] = even_words(second);
+    odd[1] = odd_words(second);
+  } else {
+#pragma GCC unroll 2
+    for (int c = 0; c < kUnitVecs; ++c) {
+      const __m512i line = load_bytes(from + 64 * c, kPart ? 4 * count - 64 * c : 64);
+      if constexpr (kType == DType::kBFloat16) {
+        even[c] = even_words(line);
+        odd[c] = odd_words(line);
+      } else {
+        const __m512i halves = _mm512_permutexvar_epi16(_mm512_load_si512(kLineOrder.split_halves), line);
+        even[c] = widen_lower_halves(halves);
+        odd[c] = widen_upper_halves(halves);
+      }
+    }
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -1,0 +1,221 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "folio/types/float_convert.hpp"
+#include "kernels/cpu/common/attention/scratch.hpp"
+#include "kernels/cpu/generic/attention/arithmetics.hpp"
+#if defined(__x86_64__)
+#include "kernels/cpu/avx512/attention/arithmetic.hpp"
+#endif
+#include "platform/cpu_features.hpp"
+
+/// The arithmetic of each instruction set on its own: conversions of every code, the exponential, tanh, the fold.
+namespace folio::inline v0::kernels::cpu {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Named {
+  const char* name;
+  const Arithmetic* arithmetic;
+  bool available;
+};
+
+std::vector<Named> every_arithmetic() {
+  std::vector<Named> all{{"base", &generic::kBaselineArithmetic, true}};
+#if defined(__x86_64__)
+  all.push_back({"v3", &generic::kV3Arithmetic, platform::cpu_features().x86_64_v3()});
+  all.push_back({"v4", &generic::kV4Arithmetic, platform::cpu_features().x86_64_v4()});
+  const bool vbmi = platform::cpu_features().x86_64_v4() && platform::cpu_features().avx512vbmi;
+  all.push_back({"avx512", &avx512::kArithmetic, vbmi});
+  all.push_back({"avx512_bf16", &avx512::kBf16Arithmetic, vbmi && platform::cpu_features().avx512_bf16});
+#endif
+  return all;
+}
+
+class ArithmeticTest : public ::testing::TestWithParam<Named> {
+ protected:
+  void SetUp() override {
+    if (!GetParam().available) GTEST_SKIP() << "not on this CPU";
+  }
+  const Arithmetic& arithmetic() const { return *GetParam().arithmetic; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Isa, ArithmeticTest, ::testing::ValuesIn(every_arithmetic()),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+/// One row against one key in memory of its own.
+struct OneKey {
+  AttentionConfig config;
+  std::vector<unsigned char> memory;
+  std::vector<unsigned char> q, k, v;
+  ItemCall call;
+  WorkerScratch scratch;
+  int32_t page = 0;
+
+  OneKey(int32_t dim, DType dtype, bool pairs) {
+    config.head_dim_qk = config.head_dim_v = dim;
+    const planner::TileShape tile{.rows = 1, .kv_tokens = kTileTokens};
+    memory.resize(carve_scratch(config, tile, nullptr).bytes + 64);
+    const size_t misaligned = reinterpret_cast<uintptr_t>(memory.data()) % 64;
+    scratch = carve_scratch(config, tile, reinterpret_cast<std::byte*>(memory.data()) + (64 - misaligned) % 64);
+    const size_t bytes = static_cast<size_t>(dim * size_of(dtype));
+    q.assign(bytes, 0);
+    k.assign(bytes, 0);
+    v.assign(pairs ? 2 * bytes : bytes, 0);
+    scratch.rows[0] = ItemRow{};
+    scratch.rows[0].q = q.data();
+    scratch.rows[0].visible_end = 1;
+    call.rows = scratch.rows;
+    call.num_rows = 1;
+    call.head_dim_qk = call.head_dim_v = dim;
+    call.qk_stride = call.v_stride = padded(dim, kDimPadding);
+    call.q_dtype = dtype;
+    call.scratch = scratch.item;
+    call.states = scratch.running;
+    call.keys.dtype = dtype;
+    call.keys.packed_v = pairs;
+    call.keys.pages = &page;
+    call.keys.page_size = 16;
+    call.keys.kv_end = 1;
+    call.keys.k = k.data();
+    call.keys.v = v.data();
+  }
+  void run(const Arithmetic& arithmetic) {
+    *call.states.max = -kInfinity;
+    *call.states.sum = 0.0f;
+    std::memset(call.states.acc, 0, static_cast<size_t>(call.v_stride) * sizeof(float));
+    arithmetic.load_queries(call);
+    arithmetic.accumulate(call);
+  }
+};
+
+void expect_same(float got, float want, uint32_t code) {
+  if (std::isnan(want)) {
+    ASSERT_TRUE(std::isnan(got)) << "code " << code << " gives " << got;
+  } else {
+    ASSERT_EQ(got, want) << "code " << code;
+  }
+}
+
+/// Every code of the type as a query and as the value of an only key, whose weight is 1.
+void check_all_codes(const Arithmetic& arithmetic, DType dtype, bool pairs) {
+  const int32_t dim = 256;
+  const int32_t element = size_of(dtype);
+  const uint32_t codes = element == 1 ? 256 : 65536;
+  OneKey one(dim, dtype, pairs);
+  for (uint32_t first = 0; first < codes; first += dim) {
+    for (uint32_t d = 0; d < dim; ++d) {
+      const uint32_t code = first + d;
+      std::memcpy(one.v.data() + (pairs ? 2 * d : d) * static_cast<uint32_t>(element), &code,
+                  static_cast<size_t>(element));
+    }
+    std::memset(one.q.data(), 0, one.q.size());
+    one.run(arithmetic);
+    for (uint32_t d = 0; d < dim; ++d) {
+      const float want = load_as_float(one.v.data(), dtype, pairs ? 2 * d : d);
+      expect_same(one.call.states.acc[d], want, first + d);
+    }
+    for (uint32_t d = 0; d < dim; ++d) {
+      const uint32_t code = first + d;
+      std::memcpy(one.q.data() + d * static_cast<uint32_t>(element), &code, static_cast<size_t>(element));
+    }
+    arithmetic.load_queries(one.call);
+    for (uint32_t d = 0; d < dim; ++d) {
+      expect_same(one.scratch.item.q[d], load_as_float(one.q.data(), dtype, d), first + d);
+    }
+  }
+}
+
+TEST_P(ArithmeticTest, ConvertsEveryCode) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+    for (const bool pairs : {false, true}) {
+      SCOPED_TRACE(std::string(to_string(dtype)) + (pairs ? " in pairs" : ""));
+      check_all_codes(arithmetic(), dtype, pairs);
+    }
+  }
+}
+
+/// 2^x, seen as what a fold multiplies an older sum by.
+float exp2_of(const Arithmetic& arithmetic, float x) {
+  float max = x;
+  float sum = 1.0f;
+  float acc[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+  const float nothing[4] = {};
+  arithmetic.fold(&max, &sum, acc, 0.0f, 0.0f, nothing, 4);
+  EXPECT_EQ(sum, acc[3]);
+  return sum;
+}
+
+TEST_P(ArithmeticTest, TheExponentialIsWithinTwoUnitsInTheLastPlace) {
+  double worst = 0.0;
+  for (float x = 0.0f; x > -125.0f; x -= 0.000997f) {
+    const double want = std::exp2(static_cast<double>(x));
+    worst = std::max(worst, std::abs(static_cast<double>(exp2_of(arithmetic(), x)) - want) / want);
+  }
+  EXPECT_LT(worst, std::exp2(-22.9));
+  EXPECT_EQ(exp2_of(arithmetic(), 0.0f), 1.0f);
+  EXPECT_EQ(exp2_of(arithmetic(), -3.0f), 0.125f);
+  EXPECT_EQ(exp2_of(arithmetic(), -127.0f), 0.0f);
+  EXPECT_EQ(exp2_of(arithmetic(), -1e30f), 0.0f);
+  EXPECT_EQ(exp2_of(arithmetic(), -std::numeric_limits<float>::max()), 0.0f);
+}
+
+TEST_P(ArithmeticTest, TheSoftCapsTanhIsAccurateAtEverySize) {
+  // One key: the state's maximum is cap * tanh(q * k / cap) in base-2 units. cap = 1 / log2(e) would leave tanh alone;
+  // 1 leaves one more rounding, by log2(e).
+  OneKey one(8, DType::kFloat32, false);
+  one.call.soft_cap = 1.0f;
+  const float unit = 1.0f;
+  std::memcpy(one.k.data(), &unit, sizeof(unit));
+  double worst = 0.0;
+  for (float x = 1e-6f; x < 30.0f; x *= 1.0007f) {
+    for (const float signed_x : {x, -x}) {
+      std::memcpy(one.q.data(), &signed_x, sizeof(signed_x));
+      one.run(arithmetic());
+      const double want = std::tanh(static_cast<double>(signed_x)) * std::log2(std::exp(1.0));
+      worst = std::max(worst, std::abs((static_cast<double>(*one.call.states.max) - want) / want));
+    }
+  }
+  EXPECT_LT(worst, 0x1p-21 + 0x1p-23);
+}
+
+TEST_P(ArithmeticTest, FoldingKeepsEmptyStatesOutOfTheSums) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  float max = 1.5f;
+  float sum = 2.0f;
+  float acc[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  const float other[8] = {nan, nan, nan, nan, nan, nan, nan, nan};
+  arithmetic().fold(&max, &sum, acc, -kInfinity, nan, other, 8);  // empty: whatever its values
+  EXPECT_EQ(max, 1.5f);
+  EXPECT_EQ(sum, 2.0f);
+  EXPECT_EQ(acc[7], 8.0f);
+  float empty_max = -kInfinity;
+  float empty_sum = 0.0f;
+  float empty_acc[8] = {};
+  arithmetic().fold(&empty_max, &empty_sum, empty_acc, max, sum, acc, 8);
+  EXPECT_EQ(empty_max, 1.5f);
+  EXPECT_EQ(empty_sum, 2.0f);
+  EXPECT_EQ(std::memcmp(empty_acc, acc, sizeof(acc)), 0);
+}
+
+TEST_P(ArithmeticTest, FoldingWeighsByTheMaxima) {
+  float max = 3.0f;
+  float sum = 2.0f;
+  float acc[4] = {8, 16, 0, -4};
+  const float other[4] = {1, 1, 1, 1};
+  arithmetic().fold(&max, &sum, acc, 5.0f, 1.0f, other, 4);  // the first state weighs 2^-2
+  EXPECT_EQ(max, 5.0f);
+  EXPECT_EQ(sum, 1.5f);
+  EXPECT_EQ(acc[0], 3.0f);
+  EXPECT_EQ(acc[1], 5.0f);
+  EXPECT_EQ(acc[2], 1.0f);
+  EXPECT_EQ(acc[3], 0.0f);
+}
+
+}  // namespace
+}  // namespace folio::inline v0::kernels::cpu

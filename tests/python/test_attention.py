@@ -1,0 +1,145 @@
+"""Folio and its oracle against an independent numpy program."""
+
+import folio
+import numpy as np
+import pytest
+
+import paged_attention
+import problems
+
+RULES = {
+    "causal": {},
+    "all keys": {"causal": False},
+    "window": {"window": (5, -1)},
+    "both sides": {"causal": False, "window": (6, 2)},
+    "cap": {"cap": 3.0},
+    "alibi": {"slopes": True},
+    "sinks": {"sinks": True},
+    "everything": {"window": (9, -1), "cap": 4.0, "slopes": True, "sinks": True},
+}
+
+
+@pytest.mark.parametrize("dtype", problems.DTYPES)
+@pytest.mark.parametrize("batch", problems.BATCHES)
+@pytest.mark.parametrize("rules", RULES)
+def test_run_matches_numpy(dtype, batch, rules):
+    problem = problems.make(dtype, batch, **RULES[rules])
+    problems.assert_close(problem, *problems.run(problem), problem.exact())
+
+
+@pytest.mark.parametrize("dtype", problems.DTYPES)
+@pytest.mark.parametrize("rules", RULES)
+def test_oracle_matches_numpy(dtype, rules):
+    problem = problems.make(dtype, "mixed", **RULES[rules])
+    out, lse = folio.reference_attention(problem.config, problem.batch_view(), problem.args(None))
+    exact_out, exact_lse, magnitude = problem.exact()
+    # The scale is a float32 in both; everything else is float64, so its eps times the terms bounds the difference.
+    rules_scale = np.float32(problem.rules.sm_scale)
+    rounding = np.abs(np.float64(rules_scale) / problem.rules.sm_scale - 1)
+    logits = problems.logit_error(problem) / np.finfo(np.float32).eps
+    allowed = 2 * logits * (rounding + np.finfo(np.float64).eps) + 100 * np.finfo(np.float64).eps
+    assert np.all(np.abs(out - exact_out) <= allowed * (magnitude + 1))
+    assert np.all(np.abs(lse - exact_lse)[np.isfinite(exact_lse)] <= allowed)
+    assert np.array_equal(np.isneginf(lse), np.isneginf(exact_lse))
+
+
+@pytest.mark.parametrize("q_heads,kv_heads", [(1, 1), (8, 1), (6, 3), (16, 2)])
+def test_groups_of_heads(q_heads, kv_heads):
+    problem = problems.make("bfloat16", "mixed", q_heads=q_heads, kv_heads=kv_heads)
+    problems.assert_close(problem, *problems.run(problem), problem.exact())
+
+
+def test_a_wrong_rule_is_noticed():
+    problem = problems.make("float32", "mixed", window=(5, -1))
+    result = problems.run(problem)
+    problem.rules.left = 6
+    with pytest.raises(AssertionError):
+        problems.assert_close(problem, *result, problem.exact())
+
+
+def test_no_visible_key_gives_zero_and_minus_infinity_or_the_sink():
+    for sinks in (False, True):
+        problem = problems.make("float32", "decode", sinks=sinks)
+        problem.batch.kv_len = [0, 0, 0]
+        out, lse = problems.run(problem)
+        assert np.all(out == 0)
+        if sinks:
+            np.testing.assert_array_almost_equal_nulp(lse, np.broadcast_to(problem.rules.sinks, lse.shape), 1)
+        else:
+            assert np.all(np.isneginf(lse))
+
+
+def test_lse_in_base_two():
+    problem = problems.make("float32", "mixed")
+    out, lse = problem.outputs()
+    problems.run(problem, out=out, lse=folio.LseView(lse, folio.LseBase.k2))
+    lse *= np.float32(np.log(2.0))
+    problems.assert_close(problem, out, lse, problem.exact())
+
+
+def test_dense_tables_and_hnd_caches():
+    problem = problems.make("float32", "mixed")
+    columns = max(map(len, problem.batch.pages)) + 3
+    table = np.full((len(problem.batch.pages), columns), -1, np.int32)
+    for row, pages in zip(table, problem.batch.pages):
+        row[2:2 + len(pages)] = pages
+    k, v = (np.ascontiguousarray(half.transpose(0, 2, 1, 3)) for half in (problem.k, problem.v))
+    segment = folio.SegmentArgs(folio.make_hnd_view(k, v), folio.dense_table(table, first_column=2))
+    problem.segment = lambda: segment
+    problems.assert_close(problem, *problems.run(problem), problem.exact())
+
+
+def test_packed_caches():
+    problem = problems.make("bfloat16", "mixed")
+    pages, page_size, heads, dim_v = problem.v.shape
+    k = np.ascontiguousarray(problem.k.transpose(0, 2, 1, 3))
+    pairs = problem.v.reshape(pages, page_size // 2, 2, heads, dim_v)
+    v = np.ascontiguousarray(pairs.transpose(0, 3, 1, 4, 2))
+    table = folio.csr_table(problem.batch.page_ids, problem.batch.page_indptr)
+    segment = folio.SegmentArgs(folio.make_cpu_packed_view(k, v), table)
+    problem.segment = lambda: segment
+    problem.config.kv_format = folio.KvFormat.kCpuPacked
+    problems.assert_close(problem, *problems.run(problem), problem.exact())
+
+
+def test_prefix_and_ragged_tokens_in_two_segments():
+    problem = problems.make("float32", "prefill")
+    q_len, prefix = problem.batch.q_len, [4, 10]
+    whole = [(paged_attention.keys_of(problem.k, pages, length), paged_attention.keys_of(problem.v, pages, length))
+             for pages, length in zip(problem.batch.pages, problem.batch.kv_len)]
+    rest = [length - before for length, before in zip(problem.batch.kv_len, prefix)]
+    k, v = (np.concatenate([keys[half][before:] for keys, before in zip(whole, prefix)]).astype(np.float32)
+            for half in (0, 1))
+    indptr = np.cumsum([0, *rest]).astype(np.int32)
+    segments = [
+        folio.KvSegment(np.array(prefix, np.int32)),
+        folio.KvSegment(np.array(rest, np.int32), source=folio.KvSource.kRagged, first_pos=np.array(prefix, np.int32)),
+    ]
+    op = folio.prepare(folio.Context.cpu(num_threads=1), problem.config)
+    plan = folio.plan(op, folio.BatchView(problem.batch.cu_q, segments), folio.make_plan_buffer(op))
+    out, lse = problem.outputs()
+    args = folio.AttentionArgs(problem.q, out, [problem.segment(),
+                                                folio.SegmentArgs(ragged=folio.RaggedKvView(k, v, indptr))], lse=lse)
+    workspace = folio.Workspace(folio.workspace_size(plan))
+    folio.run(plan, args, workspace)
+    assert sum(q_len) == plan.num_tokens
+    problems.assert_close(problem, out, lse, problem.exact())
+
+
+def test_merging_two_states():
+    first, second = (problems.make("float32", "decode", seed=seed) for seed in (1, 2))
+    (a, a_lse), (b, b_lse) = problems.run(first), problems.run(second)
+    context = folio.Context.cpu(num_threads=1)
+    state = folio.AttentionStateView(b, b_lse)
+    weights = np.exp(np.stack([a_lse, b_lse]).astype(np.float64))
+    expected = (weights[..., None] * np.stack([a, b])).sum(0) / weights.sum(0)[..., None]
+    bound = 16 * np.finfo(np.float32).eps * (np.abs(a) + np.abs(b)) * (1 + np.abs(a_lse) + np.abs(b_lse))[..., None]
+    many, many_lse = np.empty_like(a), np.empty_like(a_lse)
+    states = folio.AttentionStatesView(np.stack([a, b], 1), np.stack([a_lse, b_lse], 1))
+    folio.merge_states(context, states, many, many_lse)
+    assert np.all(np.abs(many - expected) <= bound)
+    folio.merge_state(context, folio.AttentionStateView(a, a_lse), state, a, a_lse)  # in place
+    assert np.all(np.abs(a - expected) <= bound)
+    assert np.all(np.abs(a_lse - np.log(weights.sum(0))) <= 16 * np.finfo(np.float32).eps * (1 + np.abs(a_lse)))
+    with pytest.raises(folio.InvalidArgument, match="all but their last"):
+        folio.AttentionStateView(b, b_lse[:1])

@@ -1,0 +1,89 @@
+"""Writing a paged cache, and attending over what was written."""
+
+import folio
+import ml_dtypes
+import numpy as np
+import pytest
+
+import problems
+
+PAGES, PAGE_SIZE, HEADS, DIM = 5, 16, 2, 32
+
+
+def tokens(count, element=np.float32, seed=3):
+    random = np.random.default_rng(seed)
+    return tuple(random.standard_normal((count, HEADS, DIM)).astype(element) for _ in range(2))
+
+
+@pytest.mark.parametrize("element", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_tokens_go_to_their_slots_and_nowhere_else(element):
+    k, v = tokens(20, element)
+    slots = np.random.default_rng(4).permutation(PAGES * PAGE_SIZE)[:20].astype(np.int64)
+    slots[7] = -1
+    caches = [np.full((PAGES, PAGE_SIZE, HEADS, DIM), 7, element) for _ in range(2)]
+    expected = [cache.copy() for cache in caches]
+    for half, given in zip(expected, (k, v)):
+        half.reshape(-1, HEADS, DIM)[np.delete(slots, 7)] = np.delete(given, 7, axis=0)
+    folio.write_kv_cache(folio.Context.cpu(num_threads=2), folio.CacheWriteArgs(k, v, slots, folio.make_nhd_view(*caches)))
+    for cache, wanted in zip(caches, expected):
+        assert np.array_equal(cache.view(np.uint8), wanted.view(np.uint8))
+
+
+@pytest.mark.parametrize("element,largest", [(ml_dtypes.float8_e4m3fn, 448.0), (ml_dtypes.float8_e5m2, 57344.0)])
+def test_fp8_caches_hold_rounded_quotients(element, largest):
+    k, v = tokens(16)
+    k[0, 0, 0] = 1e9
+    cache = folio.make_nhd_view(*(np.zeros((1, PAGE_SIZE, HEADS, DIM), element) for _ in range(2)))
+    stored = [np.zeros((1, PAGE_SIZE, HEADS, DIM), np.uint8) for _ in range(2)]
+    named = folio.DType.kFloat8E4M3 if element == ml_dtypes.float8_e4m3fn else folio.DType.kFloat8E5M2
+    cache = folio.make_nhd_view(*stored, dtype=named)
+    assert cache.dtype == named
+    scale = np.array([0.5, 0.25], np.float32)
+    per_head = folio.Scale(data=scale, granularity=folio.ScaleGranularity.kPerHead)
+    args = folio.CacheWriteArgs(k, v, np.arange(16, dtype=np.int64), cache, k_scale=per_head, v_scale=2.0)
+    folio.write_kv_cache(folio.Context.cpu(num_threads=1), args)
+    for half, quotient in zip(stored, (k / scale[:, None], v / np.float32(2.0))):
+        expected = np.clip(quotient, -largest, largest).astype(element)
+        assert np.array_equal(half[0], expected.view(np.uint8))
+
+
+def test_written_tokens_are_attended_over():
+    problem = problems.make("bfloat16", "mixed")
+    exact = problem.exact()
+    source = [half.reshape(-1, *half.shape[2:]) for half in (problem.k, problem.v)]
+    used = np.concatenate([
+        np.array([pages[t // PAGE_SIZE] * PAGE_SIZE + t % PAGE_SIZE for t in range(length)], np.int64)
+        for pages, length in zip(problem.batch.pages, problem.batch.kv_len)])
+    rows = [half[used] for half in source]
+    problem.k, problem.v = (np.full_like(half, np.nan) for half in (problem.k, problem.v))
+    folio.write_kv_cache(folio.Context.cpu(num_threads=2),
+                         folio.CacheWriteArgs(*rows, used, folio.make_nhd_view(problem.k, problem.v)))
+    problems.assert_close(problem, *problems.run(problem), exact)
+
+
+def test_values_inside_keys():
+    k, _ = tokens(16)
+    memory = np.zeros((1, PAGE_SIZE, HEADS, DIM), np.float32)
+    cache = folio.make_nhd_view(memory, memory[..., :16])
+    folio.write_kv_cache(folio.Context.cpu(num_threads=1),
+                         folio.CacheWriteArgs(k, None, np.arange(16, dtype=np.int64), cache))
+    assert cache.head_dim_v == 16 and np.array_equal(memory[0], k)
+
+
+def test_refusals():
+    k, v = tokens(3)
+    memory = [np.zeros((PAGES, PAGE_SIZE, HEADS, DIM), np.float32) for _ in range(2)]
+    cache, context = folio.make_nhd_view(*memory), folio.Context.cpu(num_threads=1)
+    slots = np.array([0, 1, PAGES * PAGE_SIZE], np.int64)
+    with pytest.raises(folio.InvalidArgument, match=r"slot_mapping\[2\] is 80"):
+        folio.write_kv_cache(context, folio.CacheWriteArgs(k, v, slots, cache))
+    assert not memory[0].any()
+    with pytest.raises(folio.InvalidArgument, match="k has 3 tokens for 4 slots"):
+        folio.write_kv_cache(context, folio.CacheWriteArgs(k, v, np.arange(4), cache))
+    with pytest.raises(folio.InvalidArgument, match="num_slots is 5; slot_mapping has 4"):
+        folio.CacheWriteArgs(k, v, np.arange(4), cache, num_slots=5)
+    with pytest.raises(folio.InvalidArgument, match="the cache is not fp8"):
+        folio.write_kv_cache(context, folio.CacheWriteArgs(k, v, np.arange(3), cache, k_scale=2.0))
+    short = folio.Scale(data=np.ones(1, np.float32), granularity=folio.ScaleGranularity.kPerHead)
+    with pytest.raises(folio.InvalidArgument, match="k_scale.data has 1 heads; there are 2"):
+        folio.CacheWriteArgs(k, v, np.arange(3), cache, k_scale=short)

@@ -1,0 +1,56 @@
+"""What the module offers besides attention itself."""
+
+import pathlib
+import re
+
+import folio
+
+import problems
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def test_version():
+    header = (ROOT / "include/folio/version.hpp").read_text()
+    assert folio.__version__ == folio.version() == re.search(r'VERSION_STRING "(.*)"', header).group(1)
+
+
+def test_every_public_enumerator_is_there():
+    made_by_functions = {"PageTableKind"}  # csr_table, dense_table
+    text = "".join(path.read_text() for path in (ROOT / "include/folio/types").glob("*.hpp"))
+    for name, body in re.findall(r"enum class (\w+) : \w+ \{(.*?)\};", text, re.DOTALL):
+        wanted = set(re.findall(r"^\s*(k\w+) =|[{,]\s*(k\w+) =", body, re.MULTILINE))
+        if name in made_by_functions:
+            continue
+        wanted = {first or second for first, second in wanted} - ({"kOk"} if name == "ErrorCode" else set())
+        assert wanted == set(getattr(folio, name).__members__), name
+
+
+def test_choice_of_kernels():
+    context, config = folio.Context.cpu(num_threads=3), problems.make("bfloat16").config
+    answers = folio.explain(context, config)
+    usable = [answer.name for answer in answers if not answer.refusal]
+    assert usable and all(answer.available or answer.refusal for answer in answers)
+    assert folio.prepare(context, config).kernel_name == usable[0]
+    forced = folio.prepare(context, config, folio.PrepareOptions(force_kernel=usable[-1]))
+    assert forced.kernel_name == usable[-1]
+    assert (context.concurrency, context.device.type) == (3, folio.DeviceType.kCpu)
+    advice = folio.recommended_kv_format(config, context)
+    assert advice.page_size > 0 and isinstance(advice.format, folio.KvFormat)
+    assert folio.cpu_features() == sorted(folio.cpu_features())
+
+
+def test_configurations():
+    config = problems.make(cap=2.0, sinks=True).config
+    assert config.features == folio.Feature.kSoftCap | folio.Feature.kSinks
+    op = folio.prepare(folio.Context.cpu(num_threads=1), config)
+    assert op.config.out == folio.DType.kFloat32 and config.out == folio.DType.kUnset
+
+
+def test_bounds():
+    problem = problems.make()
+    bounds = folio.GraphBounds(max_requests=4, max_tokens=9, max_q_len=5, max_kv_len=40)
+    op = folio.prepare(folio.Context.cpu(num_threads=2), problem.config, folio.PrepareOptions(bounds=bounds))
+    plan = folio.plan(op, problem.batch_view(), folio.make_plan_buffer(op))
+    assert folio.workspace_size(plan) <= folio.workspace_size(op)
+    assert folio.summary(plan).num_items > 0 and (plan.num_requests, plan.num_tokens) == (4, 9)
