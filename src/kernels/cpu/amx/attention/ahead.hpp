@@ -46,15 +46,19 @@ FOLIO_INLINE int32_t run_token(const Tile& tile, int32_t g) {
   return tile.first + larger(smaller(g * kGroupTokens, tile.end - 1), tile.begin);
 }
 
-/// The runs of a tile's values, and of the keys of the tile that comes next; null: none does.
+/// The runs of a tile's values, and of the keys of the tile that comes next; null: none does. fp8 is copied before its
+/// tile begins: then both are the next tile's.
 static inline Ahead ahead_of(const ItemCall& call, const Tile& tile, const Tile* next) {
   Ahead ahead;
+  const bool copied = holds_fp8(call.keys);
+  const Tile* const values = copied ? next : &tile;
   for (int32_t g = 0; g < Ahead::kRuns; ++g) {
-    ahead.runs[0][g] = value_at(call.keys, run_token(tile, g));
+    if (values != nullptr) ahead.runs[0][g] = value_at(call.keys, run_token(*values, g));
     if (next != nullptr) ahead.runs[1][g] = key_at(call.keys, run_token(*next, g));
   }
-  ahead.ends[0] = kGroupTokens * kElement * call.head_dim_v;
-  ahead.ends[1] = next == nullptr ? 0 : kGroupTokens * kElement * call.head_dim_qk;
+  const int32_t run_bytes = kGroupTokens * element_bytes(call.keys);
+  ahead.ends[0] = values == nullptr ? 0 : run_bytes * call.head_dim_v;
+  ahead.ends[1] = next == nullptr ? 0 : run_bytes * call.head_dim_qk;
   return ahead;
 }
 

@@ -13,7 +13,9 @@ constexpr int32_t kMaxHeadDim = 256;
 constexpr int32_t kTileRows = 256;  // keys and values come from L2 once for so many rows
 
 std::string unavailable(const platform::CpuFeatures& features) {
-  if (!features.x86_64_v4()) return "the CPU or the OS lacks x86-64-v4 (AVX-512 F, BW, DQ, VL)";
+  if (!features.x86_64_v4() || !features.avx512vbmi) {
+    return "the CPU or the OS lacks x86-64-v4 (AVX-512 F, BW, DQ, VL) or AVX512-VBMI";
+  }
   if (!features.amx_tile || !features.amx_bf16) {
     return "the CPU lacks AMX (tile, bf16), or the OS has not granted this process its tile registers";
   }
@@ -21,8 +23,11 @@ std::string unavailable(const platform::CpuFeatures& features) {
 }
 
 std::string refusal(const AttentionConfig& config) {
-  for (const auto& [name, dtype] : {std::pair{"q", config.q}, {"kv", config.kv}, {"ragged_kv", config.ragged_kv}}) {
-    if (dtype != DType::kBFloat16) return core::message(name, " is ", dtype, "; the AMX kernel takes bfloat16");
+  if (config.q != DType::kBFloat16) return core::message("q is ", config.q, "; the AMX kernel takes bfloat16");
+  for (const auto& [name, dtype] : {std::pair{"kv", config.kv}, {"ragged_kv", config.ragged_kv}}) {
+    if (dtype != DType::kBFloat16 && !is_fp8(dtype)) {
+      return core::message(name, " is ", dtype, "; the AMX kernel takes bfloat16, fp8_e4m3 and fp8_e5m2");
+    }
   }
   if (config.kv_format != KvFormat::kCpuPacked) return "kv_format is kStrided; the AMX kernel takes kCpuPacked";
   for (const auto& [name, dim] : {std::pair{"head_dim_qk", config.head_dim_qk}, {"head_dim_v", config.head_dim_v}}) {

@@ -60,10 +60,11 @@ TEST_P(AmxKernels, MatchTheOracleOnRandomCases) {
     RandomCase one = random_case(random);
     const AttentionConfig taken = amx_config();
     one.config.q = taken.q;
-    one.config.kv = taken.kv;
+    constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
+    one.config.kv = kTypes[i % 3];
     one.config.ragged_kv = taken.ragged_kv;
     one.config.kv_format = taken.kv_format;
-    one.config.page_size = i % 3 == 0 ? 32 : 16 + 2 * (i % 25);
+    one.config.page_size = i % 4 == 0 ? 32 : 16 + 2 * (i % 25);
     one.options.v_aliases_k = false;
     AttentionCase subject(one.config, one.batch, one.options, static_cast<uint32_t>(i));
     ASSERT_EQ(GetParam()->refusal(one.config), "");
@@ -115,7 +116,7 @@ TEST_P(AmxKernels, SayWhatTheyRefuseAndWhatTheyTake) {
   };
   EXPECT_EQ(GetParam()->refusal(amx_config()), "");
   expect([](AttentionConfig& c) { c.q = DType::kFloat16; }, "q is float16", "bfloat16");
-  expect([](AttentionConfig& c) { c.kv = DType::kFloat8E4M3; }, "kv is fp8_e4m3", "bfloat16");
+  expect([](AttentionConfig& c) { c.kv = DType::kFloat16; }, "kv is float16", "fp8_e4m3");
   expect([](AttentionConfig& c) { c.ragged_kv = DType::kFloat32; }, "ragged_kv is float32", "bfloat16");
   expect([](AttentionConfig& c) { c.kv_format = KvFormat::kStrided; }, "kStrided", "kCpuPacked");
   expect([](AttentionConfig& c) { c.head_dim_qk = 264; }, "head_dim_qk is 264", "up to 256");

@@ -8,7 +8,7 @@ namespace folio::inline v0::kernels::amx {
 namespace {
 
 std::string unavailable(const platform::CpuFeatures& features) {
-  return features.x86_64_v4() ? "" : "the CPU or the OS lacks x86-64-v4";
+  return features.x86_64_v4() && features.avx512vbmi ? "" : "the CPU or the OS lacks x86-64-v4 or AVX512-VBMI";
 }
 
 size_t scratch_bytes(const AttentionConfig& config, const planner::TileShape& shape) {

@@ -1,10 +1,10 @@
 #pragma once
 
-#include "kernels/cpu/amx/attention/step.hpp"
+#include "kernels/cpu/amx/attention/elements.hpp"
 
 /// Where the tile loads of a tile's keys and values read: the cache itself, where 16 keys or 16 pairs of values lie in
-/// one page and are whole tile rows, else copies. A copy has zeros for whatever is not the item's or is not finite
-/// where some row must not see it: in a product, 0 times NaN would be NaN.
+/// one page and are whole tile rows of bfloat16, else copies. A copy has zeros for whatever is not the item's or is not
+/// finite where some row must not see it: in a product, 0 times NaN would be NaN.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// A token's or pair's place: the page, and the slot in it. Without pages, page 0 and the token itself.
@@ -35,18 +35,16 @@ FOLIO_INLINE bool in_one_page(const ItemKeys& keys, int32_t local, int32_t count
 }
 
 static inline void copy_keys(const ItemCall& call, int32_t first, int32_t begin, int32_t end, unsigned char* copy) {
-  const int32_t bytes = call.head_dim_qk * kElement;
   const int32_t stride = rounded_up(call.head_dim_qk, kDimStep) * kElement;
   for (int32_t t = begin; t < end; ++t) {
-    __builtin_memcpy(copy + t * stride, key_at(call.keys, first + t), static_cast<size_t>(bytes));
-    __builtin_memset(copy + t * stride + bytes, 0, static_cast<size_t>(stride - bytes));
+    copy_elements(call.keys, key_at(call.keys, first + t), call.head_dim_qk, copy + t * stride);
   }
 }
 
 /// Keys that no row sees need no copy and no zeros: their scores are never used.
 static inline void locate_keys(const ItemCall& call, ReadyTokens& ready) {
   const ItemKeys& keys = call.keys;
-  const bool whole_rows = call.head_dim_qk % kDimStep == 0;
+  const bool whole_rows = call.head_dim_qk % kDimStep == 0 && !holds_fp8(keys);
   const int64_t copy_stride = int64_t{rounded_up(call.head_dim_qk, kDimStep)} * kElement;
   TileRow16 some{};
   for (int32_t g = 0; g < kTileTokens / kGroupTokens; ++g) {
@@ -79,14 +77,14 @@ static inline void copy_values(const ItemCall& call, int32_t first, int32_t begi
     const unsigned char* const from = value_at(keys, first + t);
     unsigned char* const to = copy + t / 2 * stride;
     if (keys.packed_v && t % 2 == 0 && t + 1 < end) {
-      __builtin_memcpy(to, from, static_cast<size_t>(call.head_dim_v * 2 * kElement));
+      copy_elements(keys, from, call.head_dim_v * 2, to);
       ++t;
       continue;
     }
     const int32_t step = keys.packed_v ? 2 : 1;
     const int32_t offset = keys.packed_v ? (first + t) % 2 : 0;
     for (int32_t d = 0; d < call.head_dim_v; ++d) {
-      __builtin_memcpy(to + (2 * d + t % 2) * kElement, from + (d * step + offset) * kElement, kElement);
+      store(to + (2 * d + t % 2) * kElement, bfloat16_element(keys, from, d * step + offset));
     }
   }
 }
@@ -133,8 +131,8 @@ static inline void locate_values(const ItemCall& call, ReadyTokens& ready) {
     if (begin >= end) continue;
     const int32_t local = ready.tile.first + first;
     unsigned char* const copy = ready.value_copy + first / 2 * copy_stride;
-    const bool direct = keys.packed_v && call.head_dim_v % kDimTile == 0 && end - begin == kHalfTokens &&
-                        in_one_page(keys, local, kHalfTokens);
+    const bool direct = keys.packed_v && !holds_fp8(keys) && call.head_dim_v % kDimTile == 0 &&
+                        end - begin == kHalfTokens && in_one_page(keys, local, kHalfTokens);
     if (direct) {
       ready.values[h] = {value_at(keys, local), keys.v_token};
       if (ready.uniform || !has_special(call, ready.values[h])) continue;

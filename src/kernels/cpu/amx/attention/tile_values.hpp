@@ -77,7 +77,7 @@ static inline void add_special(const ItemCall& call, int32_t r, int32_t rows, co
   for (uint64_t left = ready.special; left != 0; left &= left - 1) {
     const int32_t t = __builtin_ctzll(left);
     const int32_t local = ready.tile.first + t;
-    const unsigned char* const from = value_at(keys, local) + (keys.packed_v ? local % 2 * kElement : 0);
+    const unsigned char* const from = value_at(keys, local) + (keys.packed_v ? local % 2 * element_bytes(keys) : 0);
     for (int32_t i = 0; i < rows; ++i) {
       if ((ready.visible[r + i] >> t & 1) == 0) continue;
       const int32_t strip = i / kStripRows;
@@ -85,7 +85,7 @@ static inline void add_special(const ItemCall& call, int32_t r, int32_t rows, co
                                       i % kStripRows * kHalfTokens + t % kHalfTokens];
       float* const acc = call.states.acc + (r + i) * call.v_stride;
       for (int32_t d = 0; d < call.head_dim_v; ++d) {
-        const uint16_t code = load<uint16_t>(from + d * step * kElement);
+        const uint16_t code = bfloat16_element(keys, from, d * step);
         if ((code & 0x7f80) == 0x7f80) acc[d] += bfloat16_value(weight) * bfloat16_value(code);
       }
     }

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/avx512/attention/fp8_tables.hpp"
+#include "kernels/cpu/common/attention/fp8_tables.hpp"
 #include "kernels/cpu/common/attention/convert.hpp"
 
 /// Stored keys and values to registers of floats, exactly, in as few operations as their order allows: a bfloat16 is
