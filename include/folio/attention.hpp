@@ -23,8 +23,8 @@ class FOLIO_API AttentionOp {
   const AttentionConfig& config() const noexcept;  ///< with the defaults (kUnset dtypes) resolved
   std::string kernel_name() const;                 ///< which kernel runs, e.g. "generic-v4"
   /// What the kernel rounds softmax weights to before they multiply values (their sum, hence the LSE, is float32):
-  /// kFloat32, or the 16-bit type of a matrix unit. Moves an output by up to half a unit in the last place of that type,
-  /// relative to the weighted mean of |v|.
+  /// kFloat32, or the 16-bit type of a matrix unit. Moves an output by up to half a unit in the last place of that
+  /// type, relative to the weighted mean of |v|.
   DType weight_dtype() const noexcept;
   const Context& context() const noexcept;
   const detail::OpState& state() const noexcept { return *state_; }

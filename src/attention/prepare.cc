@@ -146,8 +146,9 @@ KvFormatAdvice recommended_kv_format(const AttentionConfig& config, const Contex
   for (const kernels::AttentionKernel* kernel : kernels::cpu_attention_kernels()) {
     resolved.kv_format = kernel->best_format;
     resolved.page_size = kernel->best_page_size;
-    const std::string missing = kernel->unavailable(platform::cpu_features());
-    if (ask(*kernel, missing, resolved).refusal.empty()) return {resolved.kv_format, resolved.page_size};
+    if (ask(*kernel, kernel->unavailable(platform::cpu_features()), resolved).refusal.empty()) {
+      return {resolved.kv_format, resolved.page_size};
+    }
   }
   return {KvFormat::kStrided, 32};
 }
@@ -158,13 +159,13 @@ const AttentionConfig& AttentionOp::config() const noexcept {
 std::string AttentionOp::kernel_name() const {
   return state_->gpu_kernel != nullptr ? state_->gpu_kernel->name : state_->kernel->name;
 }
+DType AttentionOp::weight_dtype() const noexcept {
+  return state_->gpu_kernel != nullptr ? DType::kFloat32 : state_->kernel->weights;
+}
 const attention::GpuBackend* detail::OpState::gpu() const noexcept {
   return context.state().gpu.get();
 }
 
-DType AttentionOp::weight_dtype() const noexcept {
-  return state_->gpu_kernel != nullptr ? DType::kFloat32 : state_->kernel->weights;
-}
 const Context& AttentionOp::context() const noexcept {
   return state_->context;
 }

@@ -55,8 +55,8 @@ struct AmxTiles {
     __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kTile) : "memory");
   }
 
-  /// kSum[m][n] += sum over pairs j of kLeft[m][2j] kRight[j][2n] + kLeft[m][2j + 1] kRight[j][2n + 1]: bfloat16 factors,
-  /// float32 sums, round to nearest even, denormals taken as 0 and flushed to 0, no exceptions.
+  /// kSum[m][n] += sum over pairs j of kLeft[m][2j] kRight[j][2n] + kLeft[m][2j + 1] kRight[j][2n + 1]: bfloat16
+  /// factors, float32 sums, round to nearest even, denormals taken as 0 and flushed to 0, no exceptions.
   template <int kSum, int kLeft, int kRight>
   __attribute__((always_inline)) static inline void multiply_add() {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kLeft), "i"(kRight));

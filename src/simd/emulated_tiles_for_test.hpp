@@ -7,8 +7,8 @@
 /// AmxTiles in software, for tests on machines without AMX: the same operations with the same bits. TDPBF16PS keeps two
 /// float32 sums for each element, one of the pairs' first factors and one of their second, from 0 in order with fused
 /// multiply-adds, adds the two and then adds that to the destination; at each step denormals are taken as 0 and flushed
-/// to 0 (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS). The names are in an unnamed
-/// namespace because several objects are compiled for different instruction sets.
+/// to 0 (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS). The names are in an
+/// unnamed namespace because several objects are compiled for different instruction sets.
 namespace folio::inline v0::simd {
 namespace {
 

@@ -107,8 +107,8 @@ std::string place(const Problem& problem, size_t row, int64_t component) {
   return text;
 }
 
-Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& oracle,
-                     const AttentionResult<float>& plain, DType weights) {
+Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain,
+                     DType weights) {
   const double floor = 4.0 * kUnit * (1.0 + double{plain.largest_logit} + double{problem.logits_soft_cap});
   const double relative =
       kFactor * std::max(floor, largest_relative_error(problem, oracle, plain)) + weight_rounding(weights);

@@ -20,9 +20,9 @@ namespace folio::inline v0::verify {
 ///   floor = 4u (1 + X + c): a logit passes a few roundings (product, scales, bias), each of u times its size, and its
 ///   weight's relative error is its own absolute one; X is the largest |logit|, c the soft cap (0 without: a tanh made
 ///   of exponentials errs by u absolutely, so a capped logit by u c).
-/// Where a kernel rounds its softmax weights to a narrower type, with half a unit in the last place of u_w relative to a
-/// value (AttentionOp::weight_dtype), every weight moves by at most u_w of itself and an output by at most u_w times the
-/// row's weighted mean of |v|: that is added to its tolerance, without a factor. The LSE has no part in it.
+/// Where a kernel rounds its softmax weights to a narrower type, with half a unit in the last place of u_w relative to
+/// a value (AttentionOp::weight_dtype), every weight moves by at most u_w of itself and an output by at most u_w times
+/// the row's weighted mean of |v|: that is added to its tolerance, without a factor. The LSE has no part in it.
 ///
 /// A kernel sums in another order and has its own exp, so it gets kFactor times that. The output's rounding is exact: a
 /// stored value must lie between the oracle's value minus and plus the tolerance, each rounded to the output's dtype.

@@ -21,8 +21,8 @@ constexpr int32_t column_of(Factor factor) {
 }  // namespace
 
 LevelSpace::LevelSpace(std::span<const std::string> kernels) : kernels_(kernels.begin(), kernels.end()) {
-  for (const std::string& kernel : kernels_) contexts_.push_back(context_of_kernel(kernel));
   core::require(!kernels.empty(), "no kernel given; runnable_kernels() has those of this machine");
+  for (const std::string& kernel : kernels_) contexts_.try_emplace(is_gpu_kernel(kernel), context_of_kernel(kernel));
   first_id_ = {0, static_cast<int32_t>(kernels.size())};
   for (const FactorInfo& factor : factors()) {
     first_id_.push_back(first_id_.back() + static_cast<int32_t>(factor.levels.size()));
@@ -75,7 +75,7 @@ LevelSpace::Row LevelSpace::plainest(int32_t kernel) const {
 bool LevelSpace::takes(const Row& row) const {
   const ConformanceCase asked = to_case(row, 0);
   if (!invalid_reason(asked).empty()) return false;
-  for (const KernelAnswer& answer : explain(contexts_[static_cast<size_t>(row[0])], kernel_question(asked))) {
+  for (const KernelAnswer& answer : explain(contexts_.at(is_gpu_kernel(asked.kernel)), kernel_question(asked))) {
     if (answer.name == asked.kernel) return answer.refusal.empty();
   }
   core::fail(ErrorCode::kInvalidArgument, "kernel \"", asked.kernel,

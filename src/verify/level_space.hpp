@@ -2,6 +2,7 @@
 
 #include <bitset>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,8 +50,8 @@ class LevelSpace {
 
   bool takes(const Row& row) const;
 
+  std::map<bool, Context> contexts_;  ///< to ask kernels with: of a GPU, of the CPU
   std::vector<std::string> kernels_;
-  std::vector<Context> contexts_;  ///< [kernel], of a device that may have it
   std::vector<int32_t> first_id_;
   std::vector<IdSet> compatible_;                      ///< [id]
   std::vector<std::vector<IdSet>> kernel_compatible_;  ///< [kernel][id]

@@ -142,8 +142,8 @@ BenchResult run_bench_case(const Context& context, const StackConfig& given, con
   const std::vector<const std::byte*> pages = page_addresses(stack, batch, chunk);
   const replay::PageList list{pages, chunk};
 
-  std::vector<double> run, plan, read, multiply, read_limit, multiply_limit, matrix_limit, share_read,
-      share_multiply, share_matrix;
+  std::vector<double> run, plan, read, multiply, read_limit, multiply_limit, matrix_limit, share_read, share_multiply,
+      share_matrix;
   AttentionPlan made = stack.plan_step(batch);
   stack.attend(batch, made);  // warm
   for (int32_t round = 0; round < effort.rounds; ++round) {

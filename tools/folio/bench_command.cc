@@ -79,10 +79,11 @@ void print_header(std::FILE* out, const BenchFlags& flags, const Context& contex
   fmt::print(
       out,
       "{} threads; yardsticks: plain reads of the same pages (best of 1, 4 and 8 streams), float32 multiply-adds in\n"
-      "registers ({}), bfloat16 products in tile registers where there are any; medians of {} alternating rounds [min-max]\n",
+      "registers ({}), bfloat16 products in tile registers where there are any; medians of {} alternating rounds "
+      "[min-max]\n",
       context.concurrency(), replay::yardstick_isa(), flags.rounds);
-  fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{:<22}{}\n", "", "batch", "q", "kv", "run ms", "KV GB/s",
-             "of plain read", "GFLOP/s", "of multiply rate", "of AMX rate");
+  fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{:<22}{}\n", "", "batch", "q", "kv", "run ms",
+             "KV GB/s", "of plain read", "GFLOP/s", "of multiply rate", "of AMX rate");
 }
 
 void print_row(std::FILE* out, const BenchResult& r) {

@@ -21,11 +21,8 @@ struct AmxItem {
 };
 
 FOLIO_INLINE AmxItem begin_item(const ItemCall& call) {
-  AmxItem item{call,
-               carve_own(call.scratch.own, call.tile_rows, call.head_dim_qk, call.head_dim_v),
-               rounded_up(call.head_dim_qk, kDimStep) / kDimStep,
-               false,
-               call.soft_cap != 0.0f || call.alibi};
+  AmxItem item{call, carve_own(call.scratch.own, call.tile_rows, call.head_dim_qk, call.head_dim_v),
+               rounded_up(call.head_dim_qk, kDimStep) / kDimStep, false, call.soft_cap != 0.0f || call.alibi};
   const int32_t rows = rounded_up(call.num_rows, kStripRows);
   for (int32_t r = 0; r < rows; ++r) {
     const bool real = r < call.num_rows;
@@ -140,7 +137,7 @@ static void accumulate_pair(const AmxItem& item, const Step& step, int32_t r) {
   const int32_t whole_pairs = call.v_stride / kDimTile / 2 * 2;
   NothingAhead nothing;
   StripTile strips[2][kStrips];
-  const auto next_seen = [&](int32_t i, StripTile* seen) __attribute__((always_inline)) {
+  const auto next_seen = [&](int32_t i, StripTile * seen) __attribute__((always_inline)) {
     while (i < step.count && !look<kStrips>(call, step.tiles[i], r, seen)) ++i;
     return i;
   };

@@ -31,7 +31,9 @@ struct Ahead {
     }
     at += kAtOnce * kLine;
   }
-  FOLIO_INLINE_MEMBER bool done() const { return stage == 1 && at >= ends[1]; }
+  FOLIO_INLINE_MEMBER bool done() const {
+    return stage == 1 && at >= ends[1];
+  }
 };
 
 /// Items of many rows wait for arithmetic: there, asking ahead costs more than it gains.

@@ -8,7 +8,8 @@
 namespace folio::inline v0::kernels::amx {
 
 const cpu::Arithmetic kArithmetic{cpu::FOLIO_ISA::load_queries_amx, cpu::FOLIO_ISA::accumulate_amx<simd::AmxTiles>,
-                                  cpu::FOLIO_ISA::fold, cpu::FOLIO_ISA::own_bytes_amx, cpu::FOLIO_ISA::store_row_of_lanes};
+                                  cpu::FOLIO_ISA::fold, cpu::FOLIO_ISA::own_bytes_amx,
+                                  cpu::FOLIO_ISA::store_row_of_lanes};
 
 void configure_tiles() noexcept {
   simd::AmxTiles::configure();

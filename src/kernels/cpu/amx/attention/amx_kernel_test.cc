@@ -246,7 +246,8 @@ TEST_P(AmxKernels, MemoryThatNoRowSeesMayHoldAnything) {
       }
       EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
       // Pages before the window are not even looked up.
-      std::fill_n(subject.memory()[0].indices.begin(), (350 - q_len - window) / 32, std::numeric_limits<int32_t>::max());
+      std::fill_n(subject.memory()[0].indices.begin(), (350 - q_len - window) / 32,
+                  std::numeric_limits<int32_t>::max());
       EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
     }
   }

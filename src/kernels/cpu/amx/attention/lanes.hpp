@@ -28,8 +28,8 @@ FOLIO_INLINE Vec exp2_of_lanes(Vec x, __mmask16 lanes) {
 /// stays one unless the low half of its bits carries: callers have none such.
 FOLIO_INLINE IntVec pack_bfloat16(Vec even, Vec odd) {
   const IntVec half = splat_int(0x8000);
-  const IntVec low = reinterpret_cast<IntVec>(
-      _mm512_maskz_srli_epi32(0xffff, reinterpret_cast<__m512i>(bits(even) + half), 16));
+  const IntVec low =
+      reinterpret_cast<IntVec>(_mm512_maskz_srli_epi32(0xffff, reinterpret_cast<__m512i>(bits(even) + half), 16));
   return low | ((bits(odd) + half) & splat_int(-65536));
 }
 
@@ -48,7 +48,7 @@ static bool store_row_of_lanes(const float* acc, float factor, DType dtype, int3
     IntVec rounded = code + splat_int(0x7fff) + ((code >> 16) & splat_int(1));
     const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
     rounded = reinterpret_cast<IntVec>(_mm512_mask_mov_epi32(reinterpret_cast<__m512i>(rounded), nan,
-                                                            reinterpret_cast<__m512i>(code | splat_int(0x400000))));
+                                                             reinterpret_cast<__m512i>(code | splat_int(0x400000))));
     _mm512_mask_cvtepi32_storeu_epi16(out + 2 * d, lanes, reinterpret_cast<__m512i>(rounded >> 16));
   }
   return true;

@@ -3,8 +3,8 @@
 #include "kernels/cpu/amx/attention/step.hpp"
 
 /// Where the tile loads of a tile's keys and values read: the cache itself, where 16 keys or 16 pairs of values lie in
-/// one page and are whole tile rows, else copies. A copy has zeros for whatever is not the item's or is not finite where
-/// some row must not see it: in a product, 0 times NaN would be NaN.
+/// one page and are whole tile rows, else copies. A copy has zeros for whatever is not the item's or is not finite
+/// where some row must not see it: in a product, 0 times NaN would be NaN.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// A token's or pair's place: the page, and the slot in it. Without pages, page 0 and the token itself.

@@ -8,7 +8,8 @@
 /// [dim / 2][row][2], the right one. So a token's scores stand side by side, a row in each lane.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
-/// scores[token][lane] of the strips whose packed queries begin at `q`; strip s at scores + s * kTileTokens * kStripRows.
+/// scores[token][lane] of the strips whose packed queries begin at `q`; strip s at scores + s * kTileTokens *
+/// kStripRows.
 template <class Tiles, int kStrips, class A>
 FOLIO_INLINE void make_tile_scores(const unsigned char* q, int32_t dim_steps, const ReadyTokens& ready, float* scores,
                                    A& ahead) {

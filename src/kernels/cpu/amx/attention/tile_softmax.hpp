@@ -61,7 +61,8 @@ static inline void finish_logits(const ItemCall& call, const Tile& tile, int32_t
   const Vec to_cap = logit_scale / cap;
   for (int32_t t = tile.begin; t < tile.end; ++t) {
     Vec logit = load<Vec>(scores + t * kStripRows);
-    logit = call.soft_cap != 0.0f ? tanh(logit * to_cap) * (cap * splat(kLog2E)) : logit * (logit_scale * splat(kLog2E));
+    logit =
+        call.soft_cap != 0.0f ? tanh(logit * to_cap) * (cap * splat(kLog2E)) : logit * (logit_scale * splat(kLog2E));
     if (call.alibi) {
       const int64_t key = key_position(call.keys, int64_t{tile.first} + t);
       float distances[kStripRows];
@@ -112,8 +113,9 @@ static inline StripReference raise_reference(const ItemCall& call, const ReadyTo
   return reference;
 }
 
-/// weights[half][row][token] = exp2(logit - reference) * value scale in bfloat16, 0 where the row does not see the token;
-/// halves that no row of the item sees are left out. Updates the rows' sums, in float32 of the unrounded exponentials.
+/// weights[half][row][token] = exp2(logit - reference) * value scale in bfloat16, 0 where the row does not see the
+/// token; halves that no row of the item sees are left out. Updates the rows' sums, in float32 of the unrounded
+/// exponentials.
 template <bool kMasked, bool kScaled, class A>
 static void make_weights(const ItemCall& call, const ReadyTokens& ready, const StripSight& sight, int32_t r,
                          const StripReference& reference, const float* scores, const float* value_scales,

@@ -3,9 +3,9 @@
 #include "kernels/cpu/amx/attention/tile_scores.hpp"
 #include "kernels/cpu/amx/attention/tile_values.hpp"
 
-/// Products of one pair of strips in small pieces, to be issued between the vector operations of another tile's softmax:
-/// the tile unit and the vector units then work at the same time, which the processor's own reordering, of some hundred
-/// instructions, would not reach.
+/// Products of one pair of strips in small pieces, to be issued between the vector operations of another tile's
+/// softmax: the tile unit and the vector units then work at the same time, which the processor's own reordering, of
+/// some hundred instructions, would not reach.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// First the next tile's scores, then the last tile's values. Both are optional. Each piece is two products.

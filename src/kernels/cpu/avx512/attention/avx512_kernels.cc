@@ -27,8 +27,9 @@ std::string needs_fast_bf16(const platform::CpuFeatures& features) {
 }  // namespace
 
 std::span<const AttentionKernel* const> attention_kernels() {
-  static const AttentionKernel bf16 = cpu::attention_kernel<kBf16Arithmetic>("avx512-bf16", needs_fast_bf16);
-  static const AttentionKernel plain = cpu::attention_kernel<kArithmetic>("avx512", needs_vbmi);
+  static const AttentionKernel bf16 =
+      cpu::attention_kernel<kBf16Arithmetic>("avx512-bf16", needs_fast_bf16, KvFormat::kCpuPacked);
+  static const AttentionKernel plain = cpu::attention_kernel<kArithmetic>("avx512", needs_vbmi, KvFormat::kCpuPacked);
   static const std::array<const AttentionKernel*, 2> all{&bf16, &plain};
   return all;
 }

@@ -14,7 +14,8 @@ planner::TileShape tile(const AttentionConfig& config);
 size_t scratch_bytes(const AttentionConfig& config, const planner::TileShape& shape);
 
 template <const Arithmetic& kArithmetic>
-AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(const platform::CpuFeatures&)) {
+AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(const platform::CpuFeatures&),
+                                 KvFormat best_format) {
   return {.name = name,
           .unavailable = unavailable,
           .refusal = refusal,
@@ -25,7 +26,8 @@ AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(co
           .run_merge = [](const AttentionParams& params,
                           int32_t merge) noexcept { cpu::run_merge(kArithmetic, params, merge); },
           .tile_cost = 4,  // a tile of a few rows waits for memory as long as four rows compute
-          .row_cost = 1};
+          .row_cost = 1,
+          .best_format = best_format};
 }
 
 }  // namespace folio::inline v0::kernels::cpu

@@ -19,8 +19,8 @@ struct WorkerScratch {
 
 int32_t padded(int32_t value, int32_t to);
 
-/// Carves `memory`; with null, only counts. The same code for both, so that they agree. `own_bytes`: what the arithmetic
-/// wants for itself.
+/// Carves `memory`; with null, only counts. The same code for both, so that they agree. `own_bytes`: what the
+/// arithmetic wants for itself.
 WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileShape& tile, std::byte* memory,
                             size_t own_bytes = 0);
 

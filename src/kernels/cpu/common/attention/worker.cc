@@ -16,7 +16,8 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr double kLn2 = 0.693147180559945309417;
 
 /// Writes one row: the sink joins the denominator, the sum divides, the LSE gets its base. `acc` is overwritten.
-void write_row(const Arithmetic& arithmetic, const AttentionParams& params, int32_t kv_head, int32_t packed_row, float max, float sum, float* acc) {
+void write_row(const Arithmetic& arithmetic, const AttentionParams& params, int32_t kv_head, int32_t packed_row,
+               float max, float sum, float* acc) {
   const AttentionConfig& config = *params.config;
   const AttentionArgs& args = *params.args;
   const int32_t token = packed_row / params.group_size;
@@ -54,7 +55,8 @@ void clear(const RowStates& states, int32_t rows, int32_t stride) {
   std::fill_n(states.acc, int64_t{rows} * stride, 0.0f);
 }
 
-void finish(const Arithmetic& arithmetic, const AttentionParams& params, const planner::WorkItem& item, const RowStates& states, int32_t stride) {
+void finish(const Arithmetic& arithmetic, const AttentionParams& params, const planner::WorkItem& item,
+            const RowStates& states, int32_t stride) {
   const int32_t dim = params.config->head_dim_v;
   for (int32_t r = 0; r < item.row_end - item.row_begin; ++r) {
     float* const acc = states.acc + int64_t{r} * stride;

@@ -24,10 +24,11 @@ std::string needs_v4(const platform::CpuFeatures& features) {
 }  // namespace
 
 std::span<const AttentionKernel* const> attention_kernels() {
-  static const AttentionKernel baseline = cpu::attention_kernel<kBaselineArithmetic>("generic", always_available);
+  static const AttentionKernel baseline =
+      cpu::attention_kernel<kBaselineArithmetic>("generic", always_available, KvFormat::kStrided);
 #if defined(__x86_64__)
-  static const AttentionKernel v3 = cpu::attention_kernel<kV3Arithmetic>("generic-v3", needs_v3);
-  static const AttentionKernel v4 = cpu::attention_kernel<kV4Arithmetic>("generic-v4", needs_v4);
+  static const AttentionKernel v3 = cpu::attention_kernel<kV3Arithmetic>("generic-v3", needs_v3, KvFormat::kStrided);
+  static const AttentionKernel v4 = cpu::attention_kernel<kV4Arithmetic>("generic-v4", needs_v4, KvFormat::kStrided);
   static const std::array<const AttentionKernel*, 3> all{&v4, &v3, &baseline};
 #else
   static const std::array<const AttentionKernel*, 1> all{&baseline};
