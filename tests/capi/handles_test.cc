@@ -80,9 +80,9 @@ TEST(CHandles, ContextOptionsAreChecked) {
   expect_refusal(folio_create_cpu_context(&options, &context), FOLIO_INVALID_ARGUMENT, "options.struct_size is 32");
 }
 
-TEST(CHandles, CudaIsUnavailable) {
+TEST(CHandles, CudaDevicesThatAreNotThereAreUnavailable) {
   folio_context* context = nullptr;
-  expect_refusal(folio_create_cuda_context(0, nullptr, &context), FOLIO_UNAVAILABLE, "no CUDA kernels");
+  expect_refusal(folio_create_cuda_context(1000, nullptr, &context), FOLIO_UNAVAILABLE, "Context::cpu is offered");
   expect_refusal(folio_create_cuda_context(-1, nullptr, &context), FOLIO_INVALID_ARGUMENT, "-1");
   EXPECT_EQ(context, nullptr);
 }
