@@ -74,7 +74,11 @@ INSTANTIATE_TEST_SUITE_P(Types, CacheWrite,
                                          WriteCase{DType::kBFloat16, DType::kFloat16, false, 40},
                                          WriteCase{DType::kFloat16, DType::kFloat8E4M3, false, 24},
                                          WriteCase{DType::kBFloat16, DType::kFloat8E5M2, true, 24},
-                                         WriteCase{DType::kFloat8E4M3, DType::kFloat8E4M3, false, 24}));
+                                         WriteCase{DType::kFloat8E4M3, DType::kFloat8E4M3, false, 24}),
+                         [](const auto& types) {
+                           return std::string(to_string(types.param.input)) + "_to_" +
+                                  std::string(to_string(types.param.cache));
+                         });
 
 /// Slots lie on the device, where nothing checks them beforehand: one beyond the cache is skipped.
 TEST_F(CudaTest, SlotsBeyondTheCacheAreSkipped) {

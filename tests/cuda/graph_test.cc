@@ -27,16 +27,15 @@ class Graph : public CudaTest, public testing::WithParamInterface<Determinism> {
 
 /// Captured once; replayed with other lengths, tables and numbers of requests: the bits of an eager step, which is
 /// planned on the host.
-TEST_P(Graph, ReplaysEqualEagerSteps) {
-  constexpr int kReplays = 1000;
-  ServingStep step(GetParam());
+void expect_replays_equal_eager_steps(Determinism determinism, int replays) {
+  ServingStep step(determinism);
   PlanBuffer graph_buffer = make_plan_buffer(step.op());
   PlanBuffer eager_buffer = make_plan_buffer(step.op());
   const TestStream stream;
   std::mt19937 random(7);
   step.set(ServingStep::random_lengths(random), random);
   const StepGraph graph(step, graph_buffer, stream);
-  for (int i = 0; i < kReplays; ++i) {
+  for (int i = 0; i < replays; ++i) {
     const StepLengths lengths = ServingStep::random_lengths(random);
     step.set(lengths, random);
     step.clear_output();
@@ -50,7 +49,19 @@ TEST_P(Graph, ReplaysEqualEagerSteps) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, Graph, testing::Values(Determinism::kRunToRun, Determinism::kScheduleInvariant));
+TEST_P(Graph, AThousandReplaysEqualEagerSteps) {
+  expect_replays_equal_eager_steps(GetParam(), 1000);
+}
+
+/// Few enough to be watched by compute-sanitizer.
+TEST_P(Graph, AFewReplaysEqualEagerSteps) {
+  expect_replays_equal_eager_steps(GetParam(), 8);
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, Graph, testing::Values(Determinism::kRunToRun, Determinism::kScheduleInvariant),
+                         [](const auto& level) {
+                           return std::string(level.param == Determinism::kRunToRun ? "RunToRun" : "ScheduleInvariant");
+                         });
 
 TEST_F(CudaTest, HostLengthsAreNotCaptured) {
   ServingStep step;

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "commands.hpp"
+#include "folio/context.hpp"
 #include "folio/types/error.hpp"
 #include "folio/verify.hpp"
 #include "json_output.hpp"
@@ -20,6 +21,7 @@ struct VerifyFlags {
   uint64_t seed = 1;
   std::vector<std::string> cases;
   std::vector<std::string> kernels;
+  std::string device = "cpu";
   bool list = false;
   bool quiet = false;
   std::string json;
@@ -33,25 +35,33 @@ struct Totals {
   std::vector<std::pair<std::string, std::string>> failures;  ///< case, what differed
 };
 
-void list_factors() {
-  fmt::print("kernels that run here: {}\n", fmt::join(verify::runnable_kernels(), ", "));
+bool on_gpu(const VerifyFlags& flags) {
+  return flags.device == "cuda";
+}
+
+std::vector<std::string> runnable_kernels(const VerifyFlags& flags) {
+  return on_gpu(flags) ? verify::runnable_kernels(Context::cuda(0)) : verify::runnable_kernels();
+}
+
+void list_factors(const std::vector<std::string>& kernels) {
+  fmt::print("kernels that run here: {}\n", fmt::join(kernels, ", "));
   fmt::print("a case names a level of each factor, the first one where it is silent:\n");
   for (const verify::FactorInfo& factor : verify::factors())
     fmt::print("  {:<14}{}\n", factor.name, fmt::join(factor.levels, "  "));
 }
 
 /// Throws if a kernel was asked for that does not run here; "" is whichever `prepare` picks.
-void check_kernel(const std::string& kernel) {
-  const std::vector<std::string> runnable = verify::runnable_kernels();
+void check_kernel(const std::string& kernel, const std::vector<std::string>& runnable) {
   if (kernel.empty() || std::find(runnable.begin(), runnable.end(), kernel) != runnable.end()) return;
   throw Error(ErrorCode::kInvalidArgument, fmt::format("kernel '{}': here run {}", kernel, fmt::join(runnable, ", ")));
 }
 
-std::vector<verify::ConformanceCase> cases_of(const VerifyFlags& flags, const std::vector<std::string>& kernels) {
+std::vector<verify::ConformanceCase> cases_of(const VerifyFlags& flags, const std::vector<std::string>& kernels,
+                                              const std::vector<std::string>& runnable) {
   std::vector<verify::ConformanceCase> cases;
   for (const std::string& text : flags.cases) {
     cases.push_back(verify::parse_case(text));
-    check_kernel(cases.back().kernel);
+    check_kernel(cases.back().kernel, runnable);
     const std::string reason = verify::invalid_reason(cases.back());
     if (!reason.empty()) throw Error(ErrorCode::kInvalidArgument, fmt::format("case '{}': {}", text, reason));
   }
@@ -106,16 +116,18 @@ nlohmann::ordered_json json_of(const Totals& totals, size_t planned, bool interr
 }
 
 int run_verify(const VerifyFlags& flags) {
+  const std::vector<std::string> runnable = runnable_kernels(flags);
   if (flags.list) {
-    list_factors();
+    list_factors(runnable);
     return kSuccess;
   }
   const std::atomic<bool>& stop = interrupted_by_user();
-  const std::vector<std::string> kernels = flags.kernels.empty() ? verify::runnable_kernels() : flags.kernels;
-  for (const std::string& kernel : kernels) check_kernel(kernel);
-  const std::vector<verify::ConformanceCase> cases = cases_of(flags, kernels);
+  const std::vector<std::string> kernels = flags.kernels.empty() ? runnable : flags.kernels;
+  for (const std::string& kernel : kernels) check_kernel(kernel, runnable);
+  const std::vector<verify::ConformanceCase> cases = cases_of(flags, kernels, runnable);
   Totals totals = run_cases(flags, cases, stop);
-  if (flags.cases.empty() && !stop.load()) {
+  // Calls that must be refused give host memory, which a GPU cannot use where it does not refuse.
+  if (flags.cases.empty() && !on_gpu(flags) && !stop.load()) {
     for (const std::string& kernel : kernels) {
       for (const std::string& line : verify::check_refusals(kernel)) add_failure(totals, "refusals of " + kernel, line);
     }
@@ -156,6 +168,9 @@ Command add_verify_command(CLI::App& app) {
   command->add_option("--kernel", flags->kernels, "only these kernels (may be repeated)")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_option("--device", flags->device, "whose kernels: cpu, or cuda for those of the first GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   command->add_flag("--list", flags->list, "list the kernels, the factors and their levels");
   command->add_option("--json", flags->json, "write the outcome as JSON; '-' = standard output");
   command->add_flag("-q,--quiet", flags->quiet, "print failures only");

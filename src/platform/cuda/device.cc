@@ -25,8 +25,12 @@ DeviceInfo device_info(int32_t index) {
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
-    core::fail(ErrorCode::kUnavailable, "CUDA device ", index, ": ", cudaGetErrorString(status),
-               "; Context::cpu is offered");
+    // What the runtime says where there is no driver at all.
+    const char* const why = status == cudaErrorInsufficientDriver
+                                ? "there is no NVIDIA driver, or one too old for CUDA "
+                                  "of this build"
+                                : cudaGetErrorString(status);
+    core::fail(ErrorCode::kUnavailable, "CUDA device ", index, ": ", why, "; Context::cpu is offered");
   }
   if (index >= count) {
     core::fail(ErrorCode::kUnavailable, "CUDA device ", index, ": this machine shows ", count,
