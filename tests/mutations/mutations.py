@@ -43,7 +43,7 @@ class Mutation:
 PREPARATIONS = (
     Edit("src/kernels/CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
     Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n#include', '#if 0\n#include'),
-    Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n    const', '#if 0\n    const'),
+    Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n  kernels', '#if 0\n  kernels'),
     Edit(KERNEL + "CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
     Edit(KERNEL + "generic_kernels.cc", '#if defined(__x86_64__)\n  static', '#if 0\n  static'),
     Edit(KERNEL + "generic_kernels.cc", '#if defined(__x86_64__)\nstd::string', '#if 0\nstd::string'),
@@ -83,8 +83,8 @@ plant(rule, "alibi-base", SOFTMAX, "row.alibi_slope * -kLog2E", "row.alibi_slope
 plant(rule, "alibi-one-further", SOFTMAX, "(distance < 0 ? -distance : distance)",
       "((distance < 0 ? -distance : distance) + 1)")
 plant(rule, "alibi-signed-distance", SOFTMAX, "(distance < 0 ? -distance : distance)", "(distance)")
-plant(rule, "alibi-ignores-first-pos", SOFTMAX, "(keys.first_pos + offset)", "(offset)")
-plant(rule, "alibi-ignores-shard", SOFTMAX, "if (keys.shard_world != 1) {", "if (false) {")
+plant(rule, "alibi-ignores-first-pos", LOCATE, "return keys.first_pos + local;", "return local;")
+plant(rule, "alibi-ignores-shard", LOCATE, "if (keys.shard_world == 1) return", "return")
 plant(rule, "alibi-slope-of-kv-head", BIND, "args.alibi_slopes[q_head]", "args.alibi_slopes[item.kv_head]")
 
 rule = "positions"
@@ -227,7 +227,7 @@ plant(rule, "out-strides-packed", WORKER, "token * args.out.strides[0] + q_head 
       "(int64_t{token} * config.num_q_heads + q_head) * config.head_dim_v")
 plant(rule, "lengths-borrowed", LENGTHS, ".kv_len = kv_len,", ".kv_len = segment.kv_len,")
 plant(rule, "states-not-cleared", WORKER, "clear(scratch.running, call.num_rows, call.v_stride);", "")
-plant(rule, "workspace-parts-overlap", ATTENTION + "run.cc", "bytes + layout.partial_sum", "bytes + layout.partial_max")
+plant(rule, "workspace-parts-overlap", ATTENTION + "run.cc", "workspace + layout.partial_sum", "workspace + layout.partial_max")
 plant(rule, "workspace-scratch-not-counted", ATTENTION + "plan.cc",
       "take(op.planner.num_workers, static_cast<int64_t>(op.scratch_stride))",
       "take(op.planner.num_workers - 1, static_cast<int64_t>(op.scratch_stride))")
@@ -248,7 +248,7 @@ plant(rule, "shard-interleave-ignored", RULE, "const int64_t interleave = shard.
       RULE, "const int64_t interleave = shard.interleave;\n  const int64_t stripe", "const int64_t interleave = 1;\n  const int64_t stripe")
 plant(rule, "shard-rank-ignored", RULE, "offset % stripe - shard.rank * interleave", "offset % stripe")
 plant(rule, "shard-rank-not-interleaved", RULE, "offset % stripe - shard.rank * interleave", "offset % stripe - shard.rank")
-plant(rule, "shard-ignored", RULE, "if (shard.world == 1) return offset;", "return offset;")
+plant(rule, "shard-ignored", RULE, "return shard.world == 1 ? offset : stripes_below(shard, offset);", "return offset;")
 
 rule = "merging"
 plant(rule, "merge-of-empty-states", FOLD, "if (other_max == -__builtin_inff()) return;", "",
