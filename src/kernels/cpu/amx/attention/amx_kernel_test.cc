@@ -292,7 +292,8 @@ TEST_P(AmxKernels, AVisibleNanStaysVisible) {
 TEST(AmxKernel, IsUnavailableWhereTheOsRefusesTiles) {
   platform::CpuFeatures features;
   features.avx2 = features.fma = features.f16c = features.bmi1 = features.bmi2 = features.lzcnt = features.movbe = true;
-  features.avx512f = features.avx512bw = features.avx512cd = features.avx512dq = features.avx512vl = true;
+  features.avx512f = features.avx512bw = features.avx512cd = features.avx512dq = features.avx512vl =
+      features.avx512vbmi = true;
   const AttentionKernel& kernel = amx::attention_kernel();
   EXPECT_NE(kernel.unavailable(features).find("granted"), std::string::npos);
   features.amx_tile = features.amx_bf16 = true;

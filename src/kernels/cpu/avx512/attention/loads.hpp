@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/common/attention/fp8_tables.hpp"
 #include "kernels/cpu/common/attention/convert.hpp"
+#include "kernels/cpu/common/attention/fp8_tables.hpp"
 
 /// Stored keys and values to registers of floats, exactly, in as few operations as their order allows: a bfloat16 is
 /// the upper half of its float, so a register of them is two registers of floats after one shift and one mask.
