@@ -1,5 +1,8 @@
 #include "attention/gpu_params.hpp"
 
+#include <algorithm>
+#include <initializer_list>
+
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 
@@ -49,9 +52,15 @@ cuda::SegmentParams located(const SegmentArgs& args, bool paged) {
   return params;
 }
 
+/// Whether an address and, in elements of `element` bytes, all strides are multiples of `bytes`.
+bool is_aligned(int64_t bytes, const void* data, int64_t element, std::initializer_list<int64_t> strides) {
+  if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) != 0) return false;
+  return std::all_of(strides.begin(), strides.end(), [&](int64_t s) { return s % (bytes / element) == 0; });
+}
+
 /// 16-bit elements whose rows all begin at multiples of 16 bytes.
 bool is_wide(const void* data, const KvStrides& strides) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (strides.page | strides.token | strides.head) % 8 == 0;
+  return is_aligned(16, data, 2, {strides.page, strides.token, strides.head});
 }
 
 cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged) {
@@ -109,14 +118,19 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   params.q = args.q.data;
   params.q_token_stride = args.q.strides[0];
   params.q_head_stride = args.q.strides[1];
+  params.q_wide = is_aligned(16, args.q.data, size_of(config.q), {args.q.strides[0], args.q.strides[1]});
   params.out = args.out.data;
   params.out_token_stride = args.out.strides[0];
   params.out_head_stride = args.out.strides[1];
+  params.out_pairs = is_aligned(2 * size_of(config.out), args.out.data, size_of(config.out),
+                                {args.out.strides[0], args.out.strides[1]});
   params.lse = args.lse;
   params.sm_scale = args.sm_scale;
   params.soft_cap = args.logits_soft_cap;
   params.alibi_slopes = args.alibi_slopes;
   params.sinks = args.sinks;
+  params.custom_mask = args.custom_mask;
+  params.determinism = config.determinism;
   params.partial_acc = reinterpret_cast<float*>(workspace + layout.partial_acc);
   params.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   params.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);

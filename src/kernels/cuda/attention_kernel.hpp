@@ -47,14 +47,18 @@ struct AttentionParams {
   const void* q = nullptr;
   int64_t q_token_stride = 0;
   int64_t q_head_stride = 0;
+  bool q_wide = false;  ///< every head of every token begins at a multiple of 16 bytes
   void* out = nullptr;
   int64_t out_token_stride = 0;
   int64_t out_head_stride = 0;
+  bool out_pairs = false;  ///< two neighbouring components may be written at once: address and strides allow it
   LseView lse;
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;
   const float* alibi_slopes = nullptr;
   const float* sinks = nullptr;
+  const uint8_t* custom_mask = nullptr;  ///< kCustom: bits, laid out as PlanView::mask_byte_indptr says
+  Determinism determinism = Determinism::kRunToRun;
   float* partial_acc = nullptr;  ///< [partial rows, head_dim_v]
   float* partial_max = nullptr;  ///< [partial rows], base-2 units
   float* partial_sum = nullptr;
@@ -73,6 +77,8 @@ struct AttentionKernel {
   /// Empty if it takes the configuration (dtypes resolved), else why not: what was given and what it takes.
   std::string (*refusal)(const AttentionConfig& config);
   planner::TileShape (*tile)(const AttentionConfig& config);
+  /// What weights are rounded to before they multiply values: kFloat32 (not at all), kFloat16 or kBFloat16.
+  DType (*weights)(const AttentionConfig& config);
   int32_t workers_per_sm;
   /// The planner's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost;

@@ -1,0 +1,254 @@
+#pragma once
+
+#include "kernels/cuda/sm80/attention/wide.cuh"
+
+/// The narrow way, for items of up to 16 rows: each warp has a quarter of every tile's tokens for itself, copies them,
+/// and keeps a state of its own; the item's end joins the four in one order. Warps meet nowhere in between.
+namespace folio::inline v0::kernels::cuda::sm80 {
+
+template <typename T, int32_t DimQk, int32_t DimV, int32_t Rows>
+class NarrowWay {
+  static constexpr DimClass kDims{DimQk, DimV};
+  static constexpr int32_t kStages = narrow_stages(kDims);
+  static constexpr int32_t kShare = kTokens / kWarps;  ///< tokens of a tile that are a warp's
+  static constexpr int32_t kKeyBytes = 2 * kShare * DimQk;
+  static constexpr int32_t kStageBytes = 2 * kShare * (DimQk + DimV);
+  static constexpr bool kHoldQueries = DimQk <= 128;  ///< in registers
+  static constexpr int32_t kHeldSteps = kHoldQueries ? DimQk / 16 : 1;
+  static_assert(kShare == 16);
+
+ public:
+  __device__ __forceinline__ NarrowWay(const AttentionParams& params, const ItemContext& context, RowInfo<Rows>& rows,
+                                       unsigned char* memory)
+      : params_(params),
+        context_(context),
+        rows_(rows),
+        lane_(static_cast<int32_t>(threadIdx.x) % 32),
+        warp_(static_cast<int32_t>(threadIdx.x) / 32),
+        q_(ptx::shared_address(memory)),
+        ring_(q_ + 2 * kNarrowRows * DimQk + static_cast<uint32_t>(warp_ * kStages * kStageBytes)),
+        join_(reinterpret_cast<float*>(memory + 2 * kNarrowRows * DimQk)) {}
+
+  /// One item. The queries' copy has been committed.
+  template <int32_t Count>
+  __device__ __forceinline__ void run(RunningState<Count>& running) {
+    static_assert(Count >= kNarrowRows * DimV / kThreads);
+#pragma unroll
+    for (int32_t n = 0; n < DimV / 8; ++n) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) acc_[0][n][i] = 0.0f;
+    }
+    begin_state(params_, context_, rows_, lane_ / 4, state_);
+    if (context_.num_tiles > 0) accumulate();
+    ptx::wait_copies<0>();
+    join_quad(state_);
+    __syncthreads();  // the rings become the place where states meet
+    join(running);
+  }
+
+ private:
+  /// Lanes 0 to 15 look up this warp's tokens of a tile.
+  __device__ __forceinline__ TokenPlace look_up(int32_t tile) const {
+    if (lane_ >= kShare || tile >= context_.num_tiles) return {0, -1};
+    return place_of(context_, context_.first_tile + tile * kTokens + warp_ * kShare + lane_);
+  }
+
+  /// Keys or values of the tokens whose places the lanes hold.
+  template <int32_t Dim>
+  __device__ __forceinline__ void copy_share(uint32_t to, const TokenPlace& place, const void* from,
+                                             const KvStrides& strides, int32_t head_dim) const {
+    constexpr int32_t kPieces = Dim / kPiece;
+    constexpr int32_t kCopies = kShare * kPieces / 32;
+    const int64_t mine = place.in_page < 0 ? -1 : offset_of(place, strides, context_.item.kv_head);
+#pragma unroll
+    for (int32_t i = 0; i < kCopies; ++i) {
+      const int32_t index = i * 32 + lane_;
+      const int32_t row = index / kPieces;
+      const int32_t piece = index % kPieces;
+      const int64_t offset = __shfl_sync(0xffffffffu, mine, row);
+      const bool owned = __shfl_sync(0xffffffffu, place.in_page, row) >= 0;
+      const bool valid = owned && piece * kPiece < head_dim;
+      copy_piece(to + piece_offset(Dim, row, piece), static_cast<const T*>(from) + (valid ? offset + piece * kPiece : 0),
+                 valid, context_.segment->wide);
+    }
+  }
+  __device__ __forceinline__ void copy_keys(int32_t stage, const TokenPlace& place) const {
+    copy_share<DimQk>(ring_ + stage * kStageBytes, place, context_.segment->k, context_.segment->k_strides,
+                      params_.head_dim_qk);
+    ptx::commit_copies();
+  }
+  __device__ __forceinline__ void copy_values(int32_t stage, const TokenPlace& place) const {
+    copy_share<DimV>(ring_ + stage * kStageBytes + kKeyBytes, place, context_.segment->v, context_.segment->v_strides,
+                     params_.head_dim_v);
+    ptx::commit_copies();
+  }
+
+  __device__ __forceinline__ void accumulate() {
+    TokenPlace place = look_up(0);
+#pragma unroll
+    for (int32_t stage = 0; stage < kStages; ++stage) {
+      const TokenPlace next = look_up(stage + 1);
+      copy_keys(stage, place);
+      copy_values(stage, place);
+      place = next;
+    }
+    ptx::wait_copies<2 * kStages>();
+    __syncthreads();  // the queries are there
+    uint32_t held[kHeldSteps][4];
+    const uint32_t q = q_ + piece_offset(DimQk, lane_ % 16, lane_ / 16);
+    if constexpr (kHoldQueries) {
+#pragma unroll
+      for (int32_t step = 0; step < kHeldSteps; ++step) ptx::load_matrices(held[step], advance(q, 2 * step));
+    }
+    int32_t stage = 0;
+    for (int32_t tile = 0; tile < context_.num_tiles; ++tile) {
+      const int32_t first = context_.first_tile + tile * kTokens + warp_ * kShare;
+      const TokenPlace next = look_up(tile + kStages + 1);
+      const uint32_t keys = ring_ + stage * kStageBytes;
+      // Groups end in the order K, V, K, V; each wait leaves those under way that were begun after the one awaited.
+      ptx::wait_copies<2 * kStages - 1>();
+      __syncwarp();
+      float s[1][2][4] = {};
+      const uint32_t k = keys + piece_offset(DimQk, lane_ % 8 + lane_ / 16 * 8, lane_ / 8 % 2);
+#pragma unroll
+      for (int32_t step = 0; step < DimQk / 16; ++step) {
+        uint32_t b[4];
+        ptx::load_matrices(b, advance(k, 2 * step));
+        if constexpr (kHoldQueries) {
+          ptx::multiply_add<T>(s[0][0], held[step], b[0], b[1]);
+          ptx::multiply_add<T>(s[0][1], held[step], b[2], b[3]);
+        } else {
+          uint32_t a[4];
+          ptx::load_matrices(a, advance(q, 2 * step));
+          ptx::multiply_add<T>(s[0][0], a, b[0], b[1]);
+          ptx::multiply_add<T>(s[0][1], a, b[2], b[3]);
+        }
+      }
+      __syncwarp();
+      copy_keys(stage, place);
+      weigh(first, s);
+      ptx::wait_copies<2 * kStages - 1>();
+      __syncwarp();
+      if (context_.custom || is_mixed(context_.sight, context_.first_tile + tile * kTokens)) {
+        set_special_apart(keys + kKeyBytes, first);
+      }
+      multiply_values(keys + kKeyBytes, s);
+      __syncwarp();
+      copy_values(stage, place);
+      place = next;
+      if (++stage == kStages) stage = 0;
+    }
+  }
+
+  __device__ __forceinline__ void weigh(int32_t first, float (&s)[1][2][4]) {
+    const bool masked = context_.custom || first < context_.sight.all_begin || first + kShare > context_.sight.all_end;
+    to_logits(params_, context_, rows_, state_, lane_ / 4, first + 2 * (lane_ % 4), masked, s);
+    float factor[1][2];
+    if (to_weights<T>(state_, s, factor)) rescale(acc_, factor);
+  }
+
+  __device__ __forceinline__ void multiply_values(uint32_t values, const float (&s)[1][2][4]) {
+    const uint32_t p[4] = {ptx::pack_two<T>(s[0][0][0], s[0][0][1]), ptx::pack_two<T>(s[0][0][2], s[0][0][3]),
+                           ptx::pack_two<T>(s[0][1][0], s[0][1][1]), ptx::pack_two<T>(s[0][1][2], s[0][1][3])};
+    const uint32_t v = values + piece_offset(DimV, lane_ % 16, lane_ / 16);
+#pragma unroll
+    for (int32_t n = 0; n < DimV / 16; ++n) {
+      uint32_t b[4];
+      ptx::load_matrices_transposed(b, advance(v, 2 * n));
+      ptx::multiply_add<T>(acc_[0][2 * n], p, b[0], b[1]);
+      ptx::multiply_add<T>(acc_[0][2 * n + 1], p, b[2], b[3]);
+    }
+  }
+
+  __device__ __forceinline__ void set_special_apart(uint32_t values, int32_t first) {
+    if (!__any_sync(0xffffffffu, scan_special<T, DimV>(values, kShare, lane_, 32, false))) return;
+    add_special<T, DimV>(params_, rows_, values, first, kShare, lane_ / 4, acc_);
+    __syncwarp();
+    scan_special<T, DimV>(values, kShare, lane_, 32, true);
+    __syncwarp();
+  }
+
+  /// The warps' states become the item's, which is folded into the chain's, and written where the chain ends.
+  template <int32_t Count>
+  __device__ __forceinline__ void join(RunningState<Count>& running) {
+    constexpr int32_t kStride = join_stride(kDims);
+    float* const tops = join_ + kWarps * kNarrowRows * kStride;  // [warps][rows]
+    float* const sums = tops + kWarps * kNarrowRows;
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      const int32_t row = warp_ * kNarrowRows + lane_ / 4 + 8 * h;
+#pragma unroll
+      for (int32_t n = 0; n < DimV / 8; ++n) {
+        *reinterpret_cast<float2*>(join_ + row * kStride + 8 * n + 2 * (lane_ % 4)) =
+            float2{acc_[0][n][2 * h], acc_[0][n][2 * h + 1]};
+      }
+      if (lane_ % 4 != 0) continue;
+      tops[row] = state_.top[0][h];
+      sums[row] = state_.sum[0][h];
+    }
+    __syncthreads();
+    const planner::WorkItem& item = context_.item;
+    const bool folds = (item.flags & planner::kStart) == 0;
+    const bool ends = (item.flags & planner::kFinish) != 0;
+    const bool scaled = context_.num_tiles > 0 && is_scaled(context_.segment->v_scale);
+    RunningState<Count>& before = hidden(running);
+    // A thread has two neighbouring components of every kRowStep-th row.
+    constexpr int32_t kPairs = DimV / 2;
+    constexpr int32_t kRowStep = kThreads / kPairs;
+    const int32_t d = 2 * (static_cast<int32_t>(threadIdx.x) % kPairs);
+    const bool has_column = d < params_.head_dim_v;
+    int32_t place = 0;
+    for (int32_t row = static_cast<int32_t>(threadIdx.x) / kPairs; row < context_.num_rows; row += kRowStep, ++place) {
+      float max = -INFINITY;
+#pragma unroll
+      for (int32_t w = 0; w < kWarps; ++w) max = fmaxf(max, tops[w * kNarrowRows + row]);
+      float sum = 0.0f;
+      float2 value{0.0f, 0.0f};
+#pragma unroll
+      for (int32_t w = 0; w < kWarps; ++w) {
+        const float top = tops[w * kNarrowRows + row];
+        const float other = sums[w * kNarrowRows + row];
+        if (is_empty(top, other)) continue;
+        const float factor = top == max ? 1.0f : exp2f(top - max);
+        const float2 part = *reinterpret_cast<const float2*>(join_ + (w * kNarrowRows + row) * kStride + d);
+        sum = __fmaf_rn(other, factor, sum);
+        value.x = __fmaf_rn(part.x, factor, value.x);
+        value.y = __fmaf_rn(part.y, factor, value.y);
+      }
+      if (scaled) {
+        const float scale = scale_at(context_.segment->v_scale, rows_.request[row], item.kv_head);
+        value.x = __fmul_rn(value.x, scale);
+        value.y = __fmul_rn(value.y, scale);
+      }
+      if (folds) {
+        const Fold factors = fold_factors(before.max[place], before.sum[place], max, sum);
+        sum = fold(factors, before.sum[place], sum);
+        max = factors.max;
+        value.x = fold(factors, before.acc[2 * place], value.x);
+        value.y = fold(factors, before.acc[2 * place + 1], value.y);
+      }
+      if (ends) {
+        const RowWriter writer(params_, item, row, max, sum, d == 0);
+        if (has_column) writer.two(d, value.x, value.y);
+        continue;
+      }
+      before.acc[2 * place] = value.x;
+      before.acc[2 * place + 1] = value.y;
+      before.max[place] = max;
+      before.sum[place] = sum;
+    }
+  }
+
+  const AttentionParams& params_;
+  const ItemContext& context_;
+  RowInfo<Rows>& rows_;
+  const int32_t lane_;
+  const int32_t warp_;
+  const uint32_t q_;
+  const uint32_t ring_;
+  float* const join_;  ///< [warps][rows][join_stride], then maxima and sums [warps][rows]
+  RowState<1> state_;
+  float acc_[1][DimV / 8][4];
+};
+
+}  // namespace folio::inline v0::kernels::cuda::sm80

@@ -1,0 +1,248 @@
+#pragma once
+
+#include "kernels/cuda/sm80/attention/row_output.cuh"
+#include "kernels/cuda/sm80/attention/special_values.cuh"
+
+/// The wide way: each warp has `RowTiles` tiles of 16 rows of its own, all warps share the tile's keys and values.
+namespace folio::inline v0::kernels::cuda::sm80 {
+
+/// What a chain of items has accumulated before the present one. Touched at the ends of items only, hence kept where it
+/// takes no registers: the address is hidden from the compiler.
+template <int32_t Count>
+struct RunningState {
+  float acc[Count];
+  float max[kNarrowRows];
+  float sum[kNarrowRows];
+};
+template <int32_t Count>
+__device__ __forceinline__ RunningState<Count>& hidden(RunningState<Count>& state) {
+  RunningState<Count>* address = &state;
+  asm volatile("" : "+l"(address)::"memory");
+  return *address;
+}
+
+/// Bit 4 to 6 of an address inside 128 bytes change by XOR, the others by addition.
+__device__ __forceinline__ uint32_t advance(uint32_t address, int32_t piece) {
+  return (address ^ static_cast<uint32_t>((piece & 7) << 4)) + static_cast<uint32_t>((piece >> 3) << 7);
+}
+
+template <typename T, int32_t DimQk, int32_t DimV, int32_t RowTiles, int32_t Rows>
+class WideWay {
+ public:
+  __device__ __forceinline__ WideWay(const AttentionParams& params, const ItemContext& context, RowInfo<Rows>& rows,
+                                     uint32_t shared)
+      : params_(params),
+        context_(context),
+        rows_(rows),
+        q_(shared),
+        k_(shared + 2 * Rows * DimQk),
+        v_(k_ + 2 * kTokens * DimQk),
+        lane_(static_cast<int32_t>(threadIdx.x) % 32),
+        warp_(static_cast<int32_t>(threadIdx.x) / 32),
+        first_row_(warp_ * RowTiles * 16 + lane_ / 4) {}
+
+  /// One item. The queries' copy has been committed.
+  template <int32_t Count>
+  __device__ __forceinline__ void run(RunningState<Count>& running) {
+    static_assert(Count >= RowTiles * DimV / 2);
+#pragma unroll
+    for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+      for (int32_t n = 0; n < DimV / 8; ++n) {
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) acc_[m][n][i] = 0.0f;
+      }
+    }
+    begin_state(params_, context_, rows_, first_row_, state_);
+    if (context_.num_tiles > 0) accumulate();
+    ptx::wait_copies<0>();
+    join_quad(state_);
+    finish(running);
+  }
+
+ private:
+  __device__ __forceinline__ void accumulate() {
+    const SegmentParams& segment = *context_.segment;
+    const bool looks_up = threadIdx.x < kTokens;
+    const int32_t column = static_cast<int32_t>(threadIdx.x);
+    TokenPlace next{0, -1};
+    if (looks_up) {
+      rows_.places[0][column] = place_of(context_, context_.first_tile + column);
+      if (context_.num_tiles > 1) next = place_of(context_, context_.first_tile + kTokens + column);
+    }
+    __syncthreads();
+    copy_keys(segment, 0);
+    for (int32_t tile = 0; tile < context_.num_tiles; ++tile) {
+      const int32_t first = context_.first_tile + tile * kTokens;
+      const bool more = tile + 1 < context_.num_tiles;
+      if (looks_up && more) {
+        rows_.places[(tile + 1) & 1][column] = next;
+        if (tile + 2 < context_.num_tiles) next = place_of(context_, first + 2 * kTokens + column);
+      }
+      ptx::wait_copies<0>();
+      __syncthreads();  // this tile's keys are there, the values before it were used
+      copy_tile<T, DimV>(v_, rows_.places[tile & 1], segment.v, segment.v_strides, context_.item.kv_head,
+                         params_.head_dim_v, segment.wide);
+      ptx::commit_copies();
+      float s[RowTiles][kTokens / 8][4];
+      multiply_keys(s);
+      __syncthreads();  // the keys were used
+      if (more) copy_keys(segment, tile + 1);
+      else ptx::commit_copies();
+      to_logits(params_, context_, rows_, state_, first_row_, first + 2 * (lane_ % 4),
+                context_.custom || needs_mask(context_.sight, first), s);
+      float factor[RowTiles][2];
+      if (to_weights<T>(state_, s, factor)) rescale(acc_, factor);
+      uint32_t p[RowTiles][kTokens / 8][2];
+#pragma unroll
+      for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+        for (int32_t n = 0; n < kTokens / 8; ++n) {
+          p[m][n][0] = ptx::pack_two<T>(s[m][n][0], s[m][n][1]);
+          p[m][n][1] = ptx::pack_two<T>(s[m][n][2], s[m][n][3]);
+        }
+      }
+      ptx::wait_copies<1>();
+      __syncthreads();  // this tile's values are there
+      if (context_.custom || is_mixed(context_.sight, first)) set_special_apart(first);
+      multiply_values(p);
+    }
+  }
+
+  __device__ __forceinline__ void copy_keys(const SegmentParams& segment, int32_t tile) {
+    copy_tile<T, DimQk>(k_, rows_.places[tile & 1], segment.k, segment.k_strides, context_.item.kv_head,
+                        params_.head_dim_qk, segment.wide);
+    ptx::commit_copies();
+  }
+
+  __device__ __forceinline__ void multiply_keys(float (&s)[RowTiles][kTokens / 8][4]) const {
+#pragma unroll
+    for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+      for (int32_t n = 0; n < kTokens / 8; ++n) {
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) s[m][n][i] = 0.0f;
+      }
+    }
+    const int32_t row = lane_ % 16;
+    const uint32_t q = q_ + piece_offset(DimQk, warp_ * RowTiles * 16 + row, lane_ / 16);
+    const int32_t token = lane_ % 8 + lane_ / 16 * 8;
+    const uint32_t k = k_ + piece_offset(DimQk, token, lane_ / 8 % 2);
+#pragma unroll
+    for (int32_t step = 0; step < DimQk / 16; ++step) {
+      uint32_t a[RowTiles][4];
+#pragma unroll
+      for (int32_t m = 0; m < RowTiles; ++m) ptx::load_matrices(a[m], advance(q + 2 * 16 * m * DimQk, 2 * step));
+#pragma unroll
+      for (int32_t n = 0; n < kTokens / 16; ++n) {
+        uint32_t b[4];
+        ptx::load_matrices(b, advance(k + 2 * 16 * n * DimQk, 2 * step));
+#pragma unroll
+        for (int32_t m = 0; m < RowTiles; ++m) {
+          ptx::multiply_add<T>(s[m][2 * n], a[m], b[0], b[1]);
+          ptx::multiply_add<T>(s[m][2 * n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_values(const uint32_t (&p)[RowTiles][kTokens / 8][2]) {
+    const uint32_t v = v_ + piece_offset(DimV, lane_ % 16, lane_ / 16);
+#pragma unroll
+    for (int32_t step = 0; step < kTokens / 16; ++step) {
+#pragma unroll
+      for (int32_t n = 0; n < DimV / 16; ++n) {
+        uint32_t b[4];
+        ptx::load_matrices_transposed(b, advance(v + 2 * 16 * step * DimV, 2 * n));
+#pragma unroll
+        for (int32_t m = 0; m < RowTiles; ++m) {
+          const uint32_t a[4] = {p[m][2 * step][0], p[m][2 * step][1], p[m][2 * step + 1][0], p[m][2 * step + 1][1]};
+          ptx::multiply_add<T>(acc_[m][2 * n], a, b[0], b[1]);
+          ptx::multiply_add<T>(acc_[m][2 * n + 1], a, b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void set_special_apart(int32_t first) {
+    const int32_t thread = static_cast<int32_t>(threadIdx.x);
+    if (__syncthreads_or(scan_special<T, DimV>(v_, kTokens, thread, kThreads, false)) == 0) return;
+    add_special<T, DimV>(params_, rows_, v_, first, kTokens, first_row_, acc_);
+    __syncthreads();
+    scan_special<T, DimV>(v_, kTokens, thread, kThreads, true);
+    __syncthreads();
+  }
+
+  /// Scales the item's values, folds the state into the chain's, and writes it where the chain ends.
+  template <int32_t Count>
+  __device__ __forceinline__ void finish(RunningState<Count>& running) {
+    const planner::WorkItem& item = context_.item;
+    const bool folds = (item.flags & planner::kStart) == 0;
+    const bool ends = (item.flags & planner::kFinish) != 0;
+    const bool scaled = context_.num_tiles > 0 && is_scaled(context_.segment->v_scale);
+    RunningState<Count>& before = hidden(running);
+#pragma unroll
+    for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) {
+        const int32_t row = first_row_ + 16 * m + 8 * h;
+        if (row >= context_.num_rows) continue;
+        float max = state_.top[m][h];
+        float sum = state_.sum[m][h];
+        if (scaled) {
+          const float scale = scale_at(context_.segment->v_scale, rows_.request[row], item.kv_head);
+#pragma unroll
+          for (int32_t n = 0; n < DimV / 8; ++n) {
+            acc_[m][n][2 * h] = __fmul_rn(acc_[m][n][2 * h], scale);
+            acc_[m][n][2 * h + 1] = __fmul_rn(acc_[m][n][2 * h + 1], scale);
+          }
+        }
+        if (folds) {
+          const Fold factors = fold_factors(before.max[2 * m + h], before.sum[2 * m + h], max, sum);
+          sum = fold(factors, before.sum[2 * m + h], sum);
+          max = factors.max;
+#pragma unroll
+          for (int32_t n = 0; n < DimV / 8; ++n) {
+#pragma unroll
+            for (int32_t j = 0; j < 2; ++j) {
+              float& mine = acc_[m][n][2 * h + j];
+              mine = fold(factors, before.acc[(m * DimV / 8 + n) * 4 + 2 * h + j], mine);
+            }
+          }
+        }
+        if (ends) {
+          const RowWriter writer(params_, item, row, max, sum, lane_ % 4 == 0);
+#pragma unroll
+          for (int32_t n = 0; n < DimV / 8; ++n) {
+            if (8 * n >= params_.head_dim_v) break;
+            writer.two(8 * n + 2 * (lane_ % 4), acc_[m][n][2 * h], acc_[m][n][2 * h + 1]);
+          }
+          continue;
+        }
+        before.max[2 * m + h] = max;
+        before.sum[2 * m + h] = sum;
+#pragma unroll
+        for (int32_t n = 0; n < DimV / 8; ++n) {
+#pragma unroll
+          for (int32_t j = 0; j < 2; ++j) {
+            before.acc[(m * DimV / 8 + n) * 4 + 2 * h + j] = acc_[m][n][2 * h + j];
+          }
+        }
+      }
+    }
+  }
+
+  const AttentionParams& params_;
+  const ItemContext& context_;
+  RowInfo<Rows>& rows_;
+  const uint32_t q_;
+  const uint32_t k_;
+  const uint32_t v_;
+  const int32_t lane_;
+  const int32_t warp_;
+  const int32_t first_row_;  ///< this lane's first; the others are 8, 16, ... further
+  RowState<RowTiles> state_;
+  float acc_[RowTiles][DimV / 8][4];
+};
+
+}  // namespace folio::inline v0::kernels::cuda::sm80
