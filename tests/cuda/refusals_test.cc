@@ -42,7 +42,7 @@ TEST_F(CudaTest, ContextSaysWhatItIs) {
 
 TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
   const Context context = Context::cuda(0);
-  EXPECT_EQ(prepare(context, plain_config()).kernel_name(), "cuda-plain");
+  EXPECT_EQ(prepare(context, plain_config()).kernel_name(), "cuda-sm80");
   AttentionConfig packed = plain_config();
   packed.kv_format = KvFormat::kCpuPacked;
   expect_error(ErrorCode::kUnsupported, "kStrided", [&] { prepare(context, packed); });
@@ -54,7 +54,7 @@ TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
   expect_error(ErrorCode::kUnsupported, "float16 or bfloat16", [&] { prepare(context, fp8); });
   PrepareOptions forced;
   forced.force_kernel = "generic";
-  expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-plain",
+  expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-sm80, cuda-plain",
                [&] { prepare(context, plain_config(), forced); });
 }
 

@@ -74,8 +74,7 @@ void launch_class(const AttentionParams& params, int32_t num_workers, Stream str
     if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
   }
   if (status == cudaSuccess) {
-    attend_kernel<T, DimQk, DimV>
-        <<<num_workers, kThreads, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
+    attend_kernel<T, DimQk, DimV><<<num_workers, kThreads, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
     status = cudaGetLastError();
   }
   if (status != cudaSuccess) {

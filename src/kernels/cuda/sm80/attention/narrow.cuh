@@ -68,8 +68,8 @@ class NarrowWay {
       const int64_t offset = __shfl_sync(0xffffffffu, mine, row);
       const bool owned = __shfl_sync(0xffffffffu, place.in_page, row) >= 0;
       const bool valid = owned && piece * kPiece < head_dim;
-      copy_piece(to + piece_offset(Dim, row, piece), static_cast<const T*>(from) + (valid ? offset + piece * kPiece : 0),
-                 valid, context_.segment->wide);
+      copy_piece(to + piece_offset(Dim, row, piece),
+                 static_cast<const T*>(from) + (valid ? offset + piece * kPiece : 0), valid, context_.segment->wide);
     }
   }
   __device__ __forceinline__ void copy_keys(int32_t stage, const TokenPlace& place) const {
@@ -129,7 +129,7 @@ class NarrowWay {
       weigh(first, s);
       ptx::wait_copies<2 * kStages - 1>();
       __syncwarp();
-      if (context_.custom || is_mixed(context_.sight, context_.first_tile + tile * kTokens)) {
+      if (context_.custom || is_mixed(context_.sight, first, kShare)) {
         set_special_apart(keys + kKeyBytes, first);
       }
       multiply_values(keys + kKeyBytes, s);
@@ -141,7 +141,7 @@ class NarrowWay {
   }
 
   __device__ __forceinline__ void weigh(int32_t first, float (&s)[1][2][4]) {
-    const bool masked = context_.custom || first < context_.sight.all_begin || first + kShare > context_.sight.all_end;
+    const bool masked = context_.custom || needs_mask(context_.sight, first, kShare);
     to_logits(params_, context_, rows_, state_, lane_ / 4, first + 2 * (lane_ % 4), masked, s);
     float factor[1][2];
     if (to_weights<T>(state_, s, factor)) rescale(acc_, factor);

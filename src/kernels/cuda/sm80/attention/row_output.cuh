@@ -21,8 +21,8 @@ __device__ __forceinline__ void write_two(const AttentionParams& params, const R
     }
     return;
   }
-  const uint32_t both = params.out_dtype == DType::kFloat16 ? ptx::pack_two<__half>(a, b)
-                                                            : ptx::pack_two<__nv_bfloat16>(a, b);
+  const uint32_t both =
+      params.out_dtype == DType::kFloat16 ? ptx::pack_two<__half>(a, b) : ptx::pack_two<__nv_bfloat16>(a, b);
   auto* const to = static_cast<uint16_t*>(params.out) + at;
   if (params.out_pairs) {
     *reinterpret_cast<uint32_t*>(to) = both;

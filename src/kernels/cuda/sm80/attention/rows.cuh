@@ -19,8 +19,8 @@ struct ItemContext {
   planner::WorkItem item;
   const SegmentParams* segment;
   int32_t num_rows;
-  int32_t first_tile;  ///< local token
-  int32_t num_tiles;
+  int32_t first_tile;  ///< local token: a multiple of kTokens
+  int32_t num_tiles;   ///< of kTokens
   int64_t first_pos;
   KvShard shard;
   Sight sight;
@@ -30,7 +30,7 @@ struct ItemContext {
 /// What is known of each row of an item, in shared memory, besides the tiles.
 template <int32_t Rows>
 struct RowInfo {
-  int64_t mask_bit[Rows];  ///< custom mask: local token j stands at bit mask_bit + j of the mask's bytes,
+  int64_t mask_bit[Rows];    ///< custom mask: local token j stands at bit mask_bit + j of the mask's bytes,
   int32_t mask_begin[Rows];  ///< if j >= mask_begin; earlier tokens are visible
   int32_t position[Rows];
   int32_t visible_begin[Rows];  ///< local tokens; rows beyond the item's see nothing
@@ -38,7 +38,7 @@ struct RowInfo {
   int32_t request[Rows];
   ItemContext context;
   Sight sight[kWarps];
-  TokenPlace places[2][kTokens];
+  TokenPlace places[2][kWideTokens];
 };
 
 /// A row's q head and token.
@@ -174,7 +174,7 @@ template <typename T, int32_t Dim, int32_t Rows>
 __device__ __forceinline__ void copy_queries(const AttentionParams& params, const ItemContext& context, uint32_t tile) {
   constexpr int32_t kPieces = Dim / kPiece;
   const T* const q = static_cast<const T*>(params.q);
-#pragma unroll 4
+#pragma unroll 1
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < Rows * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
     const int32_t piece = i % kPieces;
@@ -186,13 +186,13 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& params, cons
   }
 }
 
-/// Keys or values of a whole tile, by the thread block.
+/// Keys or values of a tile of the wide way, by the thread block.
 template <typename T, int32_t Dim>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenPlace* places, const void* from,
                                           const KvStrides& strides, int32_t kv_head, int32_t head_dim, bool aligned) {
   constexpr int32_t kPieces = Dim / kPiece;
-#pragma unroll 4
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kTokens * kPieces; i += kThreads) {
+#pragma unroll 1
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kWideTokens * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
     const int32_t piece = i % kPieces;
     const TokenPlace place = places[row];

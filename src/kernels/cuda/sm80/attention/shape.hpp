@@ -9,7 +9,8 @@ namespace folio::inline v0::kernels::cuda::sm80 {
 
 constexpr int32_t kWarps = 4;
 constexpr int32_t kThreads = 32 * kWarps;
-constexpr int32_t kTokens = 64;      ///< of a tile of keys and values
+constexpr int32_t kTokens = 64;      ///< of a tile of the planner's, between which work is cut
+constexpr int32_t kWideTokens = 32;  ///< of a tile in the wide way
 constexpr int32_t kNarrowRows = 16;  ///< items of up to so many rows take the narrow way
 constexpr int32_t kPiece = 8;        ///< elements of 16 bytes: what is copied at a time
 /// What a thread block may have on every GPU from compute capability 8.0 on (8.6, 8.9 and 12.0 have the least).
@@ -40,6 +41,11 @@ constexpr int32_t rows_per_item(const DimClass& dims) {
   return 16 * kWarps * row_tiles_per_warp(dims);
 }
 
+/// Tiles of keys and values in shared memory in the wide way.
+constexpr int32_t wide_stages(const DimClass& dims) {
+  return dims.qk <= 128 ? 3 : 2;
+}
+
 /// Keys and values that a warp has under way in the narrow way, in pieces of 16 tokens.
 constexpr int32_t narrow_stages(const DimClass& dims) {
   return dims.qk <= 64 ? 4 : (dims.qk <= 192 ? 2 : 1);
@@ -47,7 +53,7 @@ constexpr int32_t narrow_stages(const DimClass& dims) {
 
 /// Bytes of shared memory for queries, keys and values in either way.
 constexpr int32_t wide_bytes(const DimClass& dims) {
-  return 2 * (rows_per_item(dims) * dims.qk + kTokens * (dims.qk + dims.v));
+  return 2 * (rows_per_item(dims) * dims.qk + wide_stages(dims) * kWideTokens * (dims.qk + dims.v));
 }
 constexpr int32_t ring_bytes(const DimClass& dims) {
   return 2 * kWarps * narrow_stages(dims) * 16 * (dims.qk + dims.v);
@@ -84,14 +90,14 @@ struct Sight {
   int32_t all_end;
 };
 
-/// Whether some row does not see some token of the tile that begins at `first`.
-FOLIO_HOST_DEVICE constexpr bool needs_mask(const Sight& sight, int32_t first) {
-  return first < sight.all_begin || first + kTokens > sight.all_end;
+/// Whether some row does not see some token of [first, first + count).
+FOLIO_HOST_DEVICE constexpr bool needs_mask(const Sight& sight, int32_t first, int32_t count) {
+  return first < sight.all_begin || first + count > sight.all_end;
 }
-/// Whether a token of the tile is seen by some rows and not by others: then what it holds must not reach the others.
-FOLIO_HOST_DEVICE constexpr bool is_mixed(const Sight& sight, int32_t first) {
+/// Whether one of the tokens is seen by some rows and not by others: then what it holds must not reach the others.
+FOLIO_HOST_DEVICE constexpr bool is_mixed(const Sight& sight, int32_t first, int32_t count) {
   const int32_t begin = first > sight.any_begin ? first : sight.any_begin;
-  const int32_t end = first + kTokens < sight.any_end ? first + kTokens : sight.any_end;
+  const int32_t end = first + count < sight.any_end ? first + count : sight.any_end;
   return begin < end && (begin < sight.all_begin || end > sight.all_end);
 }
 

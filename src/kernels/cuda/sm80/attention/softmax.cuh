@@ -54,9 +54,8 @@ __device__ __forceinline__ uint32_t position_offset(const KvShard& shard, uint32
 /// row, `first` the token of its first column.
 template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
 __device__ __forceinline__ void to_logits(const AttentionParams& params, const ItemContext& context,
-                                          const RowInfo<Rows>& rows, const RowState<RowTiles>& state,
-                                          int32_t first_row, int32_t first, bool masked,
-                                          float (&s)[RowTiles][ColumnTiles][4]) {
+                                          const RowInfo<Rows>& rows, const RowState<RowTiles>& state, int32_t first_row,
+                                          int32_t first, bool masked, float (&s)[RowTiles][ColumnTiles][4]) {
   if (has_bias(params)) {
     float slope[RowTiles][2];
 #pragma unroll

@@ -2,9 +2,9 @@
 
 #include "kernels/cuda/sm80/attention/softmax.cuh"
 
-/// Infinite and NaN values that some rows see and others do not. In a product, a weight of 0 times such a value would be
-/// NaN; so they are added to the rows that see them, and become zeros in the tile before the product. Rare: looked for
-/// only in tiles that rows see differently.
+/// Infinite and NaN values that some rows see and others do not. In a product, a weight of 0 times such a value would
+/// be NaN; so they are added to the rows that see them, and become zeros in the tile before the product. Rare: looked
+/// for only in tiles that rows see differently.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
 template <typename T>
@@ -32,7 +32,8 @@ __device__ __forceinline__ float half_of(uint32_t pair, int32_t half) {
 /// Whether the tile's rows [row_begin, row_begin + count) have such a value in what this thread of `threads` looks at;
 /// with `clear`, they become zeros.
 template <typename T, int32_t Dim>
-__device__ __forceinline__ bool scan_special(uint32_t tile, int32_t count, int32_t thread, int32_t threads, bool clear) {
+__device__ __forceinline__ bool scan_special(uint32_t tile, int32_t count, int32_t thread, int32_t threads,
+                                             bool clear) {
   bool found = false;
   for (int32_t i = thread; i < count * (Dim / 2); i += threads) {
     const uint32_t at = tile + 4 * static_cast<uint32_t>(i);

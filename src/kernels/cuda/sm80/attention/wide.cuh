@@ -21,6 +21,13 @@ __device__ __forceinline__ RunningState<Count>& hidden(RunningState<Count>& stat
   return *address;
 }
 
+/// An address that the compiler does not know: what is derived from it is computed anew in every tile, instead of
+/// being kept in registers that the accumulators need.
+__device__ __forceinline__ uint32_t anew(uint32_t address) {
+  asm volatile("" : "+r"(address));
+  return address;
+}
+
 /// Bit 4 to 6 of an address inside 128 bytes change by XOR, the others by addition.
 __device__ __forceinline__ uint32_t advance(uint32_t address, int32_t piece) {
   return (address ^ static_cast<uint32_t>((piece & 7) << 4)) + static_cast<uint32_t>((piece >> 3) << 7);
@@ -28,6 +35,11 @@ __device__ __forceinline__ uint32_t advance(uint32_t address, int32_t piece) {
 
 template <typename T, int32_t DimQk, int32_t DimV, int32_t RowTiles, int32_t Rows>
 class WideWay {
+  static constexpr int32_t kStages = wide_stages({DimQk, DimV});
+  static constexpr int32_t kColumns = kWideTokens / 8;
+  static constexpr int32_t kKeyBytes = 2 * kWideTokens * DimQk;
+  static constexpr int32_t kStageBytes = 2 * kWideTokens * (DimQk + DimV);
+
  public:
   __device__ __forceinline__ WideWay(const AttentionParams& params, const ItemContext& context, RowInfo<Rows>& rows,
                                      uint32_t shared)
@@ -35,8 +47,7 @@ class WideWay {
         context_(context),
         rows_(rows),
         q_(shared),
-        k_(shared + 2 * Rows * DimQk),
-        v_(k_ + 2 * kTokens * DimQk),
+        stages_(shared + 2 * Rows * DimQk),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         warp_(static_cast<int32_t>(threadIdx.x) / 32),
         first_row_(warp_ * RowTiles * 16 + lane_ / 4) {}
@@ -62,79 +73,72 @@ class WideWay {
 
  private:
   __device__ __forceinline__ void accumulate() {
-    const SegmentParams& segment = *context_.segment;
-    const bool looks_up = threadIdx.x < kTokens;
-    const int32_t column = static_cast<int32_t>(threadIdx.x);
+    const int32_t num_tiles = context_.num_tiles * (kTokens / kWideTokens);
+    const bool looks_up = threadIdx.x < kWideTokens;
+    const int32_t column = context_.first_tile + static_cast<int32_t>(threadIdx.x);
     TokenPlace next{0, -1};
-    if (looks_up) {
-      rows_.places[0][column] = place_of(context_, context_.first_tile + column);
-      if (context_.num_tiles > 1) next = place_of(context_, context_.first_tile + kTokens + column);
+    for (int32_t tile = 0; tile < kStages - 1; ++tile) {
+      if (looks_up) rows_.places[tile & 1][threadIdx.x] = place_of(context_, column + tile * kWideTokens);
+      __syncthreads();
+      copy_tiles(tile, tile);
     }
-    __syncthreads();
-    copy_keys(segment, 0);
-    for (int32_t tile = 0; tile < context_.num_tiles; ++tile) {
-      const int32_t first = context_.first_tile + tile * kTokens;
-      const bool more = tile + 1 < context_.num_tiles;
-      if (looks_up && more) {
-        rows_.places[(tile + 1) & 1][column] = next;
-        if (tile + 2 < context_.num_tiles) next = place_of(context_, first + 2 * kTokens + column);
-      }
-      ptx::wait_copies<0>();
-      __syncthreads();  // this tile's keys are there, the values before it were used
-      copy_tile<T, DimV>(v_, rows_.places[tile & 1], segment.v, segment.v_strides, context_.item.kv_head,
-                         params_.head_dim_v, segment.wide);
-      ptx::commit_copies();
-      float s[RowTiles][kTokens / 8][4];
-      multiply_keys(s);
-      __syncthreads();  // the keys were used
-      if (more) copy_keys(segment, tile + 1);
-      else ptx::commit_copies();
+    if (looks_up) next = place_of(context_, column + (kStages - 1) * kWideTokens);
+    int32_t stage = 0;
+    for (int32_t tile = 0; tile < num_tiles; ++tile) {
+      const int32_t first = context_.first_tile + tile * kWideTokens;
+      const int32_t ahead = tile + kStages - 1;
+      if (looks_up) rows_.places[ahead & 1][threadIdx.x] = next;
+      ptx::wait_copies<kStages - 2>();
+      __syncthreads();  // this tile is there, the one before was used
+      copy_tiles(ahead, stage == 0 ? kStages - 1 : stage - 1);
+      if (looks_up) next = place_of(context_, column + (ahead + 1) * kWideTokens);
+      const uint32_t keys = stages_ + stage * kStageBytes;
+      float s[RowTiles][kColumns][4];
+      multiply_keys(keys, s);
       to_logits(params_, context_, rows_, state_, first_row_, first + 2 * (lane_ % 4),
-                context_.custom || needs_mask(context_.sight, first), s);
+                context_.custom || needs_mask(context_.sight, first, kWideTokens), s);
       float factor[RowTiles][2];
       if (to_weights<T>(state_, s, factor)) rescale(acc_, factor);
-      uint32_t p[RowTiles][kTokens / 8][2];
-#pragma unroll
-      for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-        for (int32_t n = 0; n < kTokens / 8; ++n) {
-          p[m][n][0] = ptx::pack_two<T>(s[m][n][0], s[m][n][1]);
-          p[m][n][1] = ptx::pack_two<T>(s[m][n][2], s[m][n][3]);
-        }
+      if (context_.custom || is_mixed(context_.sight, first, kWideTokens)) {
+        set_special_apart(keys + kKeyBytes, first);
       }
-      ptx::wait_copies<1>();
-      __syncthreads();  // this tile's values are there
-      if (context_.custom || is_mixed(context_.sight, first)) set_special_apart(first);
-      multiply_values(p);
+      multiply_values(keys + kKeyBytes, s);
+      if (++stage == kStages) stage = 0;
     }
   }
 
-  __device__ __forceinline__ void copy_keys(const SegmentParams& segment, int32_t tile) {
-    copy_tile<T, DimQk>(k_, rows_.places[tile & 1], segment.k, segment.k_strides, context_.item.kv_head,
-                        params_.head_dim_qk, segment.wide);
+  /// Begins the copy of a tile whose tokens' places are known; of tokens beyond the item's, zeros.
+  __device__ __forceinline__ void copy_tiles(int32_t tile, int32_t stage) const {
+    const SegmentParams& segment = *context_.segment;
+    const TokenPlace* const places = rows_.places[tile & 1];
+    const uint32_t keys = stages_ + stage * kStageBytes;
+    copy_tile<T, DimQk>(keys, places, segment.k, segment.k_strides, context_.item.kv_head, params_.head_dim_qk,
+                        segment.wide);
+    copy_tile<T, DimV>(keys + kKeyBytes, places, segment.v, segment.v_strides, context_.item.kv_head,
+                       params_.head_dim_v, segment.wide);
     ptx::commit_copies();
   }
 
-  __device__ __forceinline__ void multiply_keys(float (&s)[RowTiles][kTokens / 8][4]) const {
+  __device__ __forceinline__ void multiply_keys(uint32_t keys, float (&s)[RowTiles][kColumns][4]) const {
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
 #pragma unroll
-      for (int32_t n = 0; n < kTokens / 8; ++n) {
+      for (int32_t n = 0; n < kColumns; ++n) {
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) s[m][n][i] = 0.0f;
       }
     }
     const int32_t row = lane_ % 16;
-    const uint32_t q = q_ + piece_offset(DimQk, warp_ * RowTiles * 16 + row, lane_ / 16);
+    const uint32_t q = anew(q_ + piece_offset(DimQk, warp_ * RowTiles * 16 + row, lane_ / 16));
     const int32_t token = lane_ % 8 + lane_ / 16 * 8;
-    const uint32_t k = k_ + piece_offset(DimQk, token, lane_ / 8 % 2);
+    const uint32_t k = anew(keys + piece_offset(DimQk, token, lane_ / 8 % 2));
 #pragma unroll
     for (int32_t step = 0; step < DimQk / 16; ++step) {
       uint32_t a[RowTiles][4];
 #pragma unroll
       for (int32_t m = 0; m < RowTiles; ++m) ptx::load_matrices(a[m], advance(q + 2 * 16 * m * DimQk, 2 * step));
 #pragma unroll
-      for (int32_t n = 0; n < kTokens / 16; ++n) {
+      for (int32_t n = 0; n < kColumns / 2; ++n) {
         uint32_t b[4];
         ptx::load_matrices(b, advance(k + 2 * 16 * n * DimQk, 2 * step));
 #pragma unroll
@@ -146,30 +150,37 @@ class WideWay {
     }
   }
 
-  __device__ __forceinline__ void multiply_values(const uint32_t (&p)[RowTiles][kTokens / 8][2]) {
-    const uint32_t v = v_ + piece_offset(DimV, lane_ % 16, lane_ / 16);
+  __device__ __forceinline__ void multiply_values(uint32_t values, const float (&s)[RowTiles][kColumns][4]) {
+    const uint32_t v = anew(values + piece_offset(DimV, lane_ % 16, lane_ / 16));
 #pragma unroll
-    for (int32_t step = 0; step < kTokens / 16; ++step) {
+    for (int32_t step = 0; step < kColumns / 2; ++step) {
+      uint32_t a[RowTiles][4];
+#pragma unroll
+      for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) {
+          a[m][i] = ptx::pack_two<T>(s[m][2 * step + i / 2][i % 2 * 2], s[m][2 * step + i / 2][i % 2 * 2 + 1]);
+        }
+      }
 #pragma unroll
       for (int32_t n = 0; n < DimV / 16; ++n) {
         uint32_t b[4];
         ptx::load_matrices_transposed(b, advance(v + 2 * 16 * step * DimV, 2 * n));
 #pragma unroll
         for (int32_t m = 0; m < RowTiles; ++m) {
-          const uint32_t a[4] = {p[m][2 * step][0], p[m][2 * step][1], p[m][2 * step + 1][0], p[m][2 * step + 1][1]};
-          ptx::multiply_add<T>(acc_[m][2 * n], a, b[0], b[1]);
-          ptx::multiply_add<T>(acc_[m][2 * n + 1], a, b[2], b[3]);
+          ptx::multiply_add<T>(acc_[m][2 * n], a[m], b[0], b[1]);
+          ptx::multiply_add<T>(acc_[m][2 * n + 1], a[m], b[2], b[3]);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void set_special_apart(int32_t first) {
+  __device__ __forceinline__ void set_special_apart(uint32_t values, int32_t first) {
     const int32_t thread = static_cast<int32_t>(threadIdx.x);
-    if (__syncthreads_or(scan_special<T, DimV>(v_, kTokens, thread, kThreads, false)) == 0) return;
-    add_special<T, DimV>(params_, rows_, v_, first, kTokens, first_row_, acc_);
+    if (__syncthreads_or(scan_special<T, DimV>(values, kWideTokens, thread, kThreads, false)) == 0) return;
+    add_special<T, DimV>(params_, rows_, values, first, kWideTokens, first_row_, acc_);
     __syncthreads();
-    scan_special<T, DimV>(v_, kTokens, thread, kThreads, true);
+    scan_special<T, DimV>(values, kWideTokens, thread, kThreads, true);
     __syncthreads();
   }
 
@@ -236,8 +247,7 @@ class WideWay {
   const ItemContext& context_;
   RowInfo<Rows>& rows_;
   const uint32_t q_;
-  const uint32_t k_;
-  const uint32_t v_;
+  const uint32_t stages_;
   const int32_t lane_;
   const int32_t warp_;
   const int32_t first_row_;  ///< this lane's first; the others are 8, 16, ... further
