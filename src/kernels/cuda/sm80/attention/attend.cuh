@@ -71,6 +71,11 @@ void launch_class(const AttentionParams& params, int32_t num_workers, Stream str
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
   if (status == cudaSuccess && (allowed.load(std::memory_order_relaxed) & bit) == 0) {
     status = cudaFuncSetAttribute(attend_kernel<T, DimQk, DimV>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    // Two thread blocks of a multiprocessor need more shared memory than the driver would set aside for one.
+    if (status == cudaSuccess) {
+      status = cudaFuncSetAttribute(attend_kernel<T, DimQk, DimV>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared);
+    }
     if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
   }
   if (status == cudaSuccess) {
