@@ -23,8 +23,9 @@ class NarrowWay {
       : params_(params),
         context_(context),
         rows_(rows),
-        lane_(static_cast<int32_t>(threadIdx.x) % 32),
-        warp_(static_cast<int32_t>(threadIdx.x) / 32),
+        thread_(thread_number()),
+        lane_(thread_ % 32),
+        warp_(thread_ / 32),
         q_(ptx::shared_address(memory)),
         ring_(q_ + 2 * kNarrowRows * DimQk + static_cast<uint32_t>(warp_ * kStages * kStageBytes)),
         join_(reinterpret_cast<float*>(memory + 2 * kNarrowRows * DimQk)) {}
@@ -195,10 +196,10 @@ class NarrowWay {
     // A thread has two neighbouring components of every kRowStep-th row.
     constexpr int32_t kPairs = DimV / 2;
     constexpr int32_t kRowStep = kThreads / kPairs;
-    const int32_t d = 2 * (static_cast<int32_t>(threadIdx.x) % kPairs);
+    const int32_t d = 2 * (thread_ % kPairs);
     const bool has_column = d < params_.head_dim_v;
     int32_t place = 0;
-    for (int32_t row = static_cast<int32_t>(threadIdx.x) / kPairs; row < context_.num_rows; row += kRowStep, ++place) {
+    for (int32_t row = thread_ / kPairs; row < context_.num_rows; row += kRowStep, ++place) {
       float max = -INFINITY;
 #pragma unroll
       for (int32_t w = 0; w < kWarps; ++w) max = fmaxf(max, tops[w * kNarrowRows + row]);
@@ -242,6 +243,7 @@ class NarrowWay {
   const AttentionParams& params_;
   const ItemContext& context_;
   RowInfo<Rows>& rows_;
+  const int32_t thread_;
   const int32_t lane_;
   const int32_t warp_;
   const uint32_t q_;

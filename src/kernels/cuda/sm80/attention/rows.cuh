@@ -8,6 +8,13 @@
 /// The rows of an item and the places of its tokens.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
+/// This thread's number, read anew: so that what one way derives from it is not kept in registers through the others.
+__device__ __forceinline__ int32_t thread_number() {
+  int32_t number;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+  return number;
+}
+
 /// Where a token of a segment lies. Ragged: page 0 and the token of the tensor.
 struct TokenPlace {
   int32_t page;
@@ -174,8 +181,8 @@ template <typename T, int32_t Dim, int32_t Rows>
 __device__ __forceinline__ void copy_queries(const AttentionParams& params, const ItemContext& context, uint32_t tile) {
   constexpr int32_t kPieces = Dim / kPiece;
   const T* const q = static_cast<const T*>(params.q);
-#pragma unroll 1
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < Rows * kPieces; i += kThreads) {
+#pragma unroll 4
+  for (int32_t i = thread_number(); i < Rows * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
     const int32_t piece = i % kPieces;
     const bool valid = row < context.num_rows && piece * kPiece < params.head_dim_qk;
@@ -189,10 +196,11 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& params, cons
 /// Keys or values of a tile of the wide way, by the thread block.
 template <typename T, int32_t Dim>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenPlace* places, const void* from,
-                                          const KvStrides& strides, int32_t kv_head, int32_t head_dim, bool aligned) {
+                                          const KvStrides& strides, int32_t kv_head, int32_t head_dim, bool aligned,
+                                          int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
-#pragma unroll 1
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kWideTokens * kPieces; i += kThreads) {
+#pragma unroll 4
+  for (int32_t i = thread; i < kWideTokens * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
     const int32_t piece = i % kPieces;
     const TokenPlace place = places[row];

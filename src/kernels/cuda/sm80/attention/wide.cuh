@@ -48,8 +48,9 @@ class WideWay {
         rows_(rows),
         q_(shared),
         stages_(shared + 2 * Rows * DimQk),
-        lane_(static_cast<int32_t>(threadIdx.x) % 32),
-        warp_(static_cast<int32_t>(threadIdx.x) / 32),
+        thread_(thread_number()),
+        lane_(thread_ % 32),
+        warp_(thread_ / 32),
         first_row_(warp_ * RowTiles * 16 + lane_ / 4) {}
 
   /// One item. The queries' copy has been committed.
@@ -74,11 +75,11 @@ class WideWay {
  private:
   __device__ __forceinline__ void accumulate() {
     const int32_t num_tiles = context_.num_tiles * (kTokens / kWideTokens);
-    const bool looks_up = threadIdx.x < kWideTokens;
-    const int32_t column = context_.first_tile + static_cast<int32_t>(threadIdx.x);
+    const bool looks_up = thread_ < kWideTokens;
+    const int32_t column = context_.first_tile + thread_;
     TokenPlace next{0, -1};
     for (int32_t tile = 0; tile < kStages - 1; ++tile) {
-      if (looks_up) rows_.places[tile & 1][threadIdx.x] = place_of(context_, column + tile * kWideTokens);
+      if (looks_up) rows_.places[tile & 1][thread_] = place_of(context_, column + tile * kWideTokens);
       __syncthreads();
       copy_tiles(tile, tile);
     }
@@ -87,7 +88,7 @@ class WideWay {
     for (int32_t tile = 0; tile < num_tiles; ++tile) {
       const int32_t first = context_.first_tile + tile * kWideTokens;
       const int32_t ahead = tile + kStages - 1;
-      if (looks_up) rows_.places[ahead & 1][threadIdx.x] = next;
+      if (looks_up) rows_.places[ahead & 1][thread_] = next;
       ptx::wait_copies<kStages - 2>();
       __syncthreads();  // this tile is there, the one before was used
       copy_tiles(ahead, stage == 0 ? kStages - 1 : stage - 1);
@@ -113,9 +114,9 @@ class WideWay {
     const TokenPlace* const places = rows_.places[tile & 1];
     const uint32_t keys = stages_ + stage * kStageBytes;
     copy_tile<T, DimQk>(keys, places, segment.k, segment.k_strides, context_.item.kv_head, params_.head_dim_qk,
-                        segment.wide);
+                        segment.wide, thread_);
     copy_tile<T, DimV>(keys + kKeyBytes, places, segment.v, segment.v_strides, context_.item.kv_head,
-                       params_.head_dim_v, segment.wide);
+                       params_.head_dim_v, segment.wide, thread_);
     ptx::commit_copies();
   }
 
@@ -176,11 +177,10 @@ class WideWay {
   }
 
   __device__ __forceinline__ void set_special_apart(uint32_t values, int32_t first) {
-    const int32_t thread = static_cast<int32_t>(threadIdx.x);
-    if (__syncthreads_or(scan_special<T, DimV>(values, kWideTokens, thread, kThreads, false)) == 0) return;
+    if (__syncthreads_or(scan_special<T, DimV>(values, kWideTokens, thread_, kThreads, false)) == 0) return;
     add_special<T, DimV>(params_, rows_, values, first, kWideTokens, first_row_, acc_);
     __syncthreads();
-    scan_special<T, DimV>(values, kWideTokens, thread, kThreads, true);
+    scan_special<T, DimV>(values, kWideTokens, thread_, kThreads, true);
     __syncthreads();
   }
 
@@ -248,6 +248,7 @@ class WideWay {
   RowInfo<Rows>& rows_;
   const uint32_t q_;
   const uint32_t stages_;
+  const int32_t thread_;
   const int32_t lane_;
   const int32_t warp_;
   const int32_t first_row_;  ///< this lane's first; the others are 8, 16, ... further
