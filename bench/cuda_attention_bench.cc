@@ -192,6 +192,7 @@ int main(int argc, char** argv) {
                                     {"prefill 1x16384", {16384}, 16384},
                                     {"append 8x512", std::vector<int32_t>(8, 8704), 512}};
     for (const Shape& shape : shapes) measure(shape, kernel, stream, DType::kBFloat16);
+    for (size_t i = 0; i < 2; ++i) measure(shapes[i], kernel, stream, DType::kFloat8E4M3);
     check(cudaStreamDestroy(stream));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

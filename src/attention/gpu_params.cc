@@ -58,16 +58,18 @@ bool is_aligned(int64_t bytes, const void* data, int64_t element, std::initializ
   return std::all_of(strides.begin(), strides.end(), [&](int64_t s) { return s % (bytes / element) == 0; });
 }
 
-/// 16-bit elements whose rows all begin at multiples of 16 bytes.
-bool is_wide(const void* data, const KvStrides& strides) {
-  return is_aligned(16, data, 2, {strides.page, strides.token, strides.head});
+/// Rows that all begin at multiples of eight elements' size.
+bool is_wide(const void* data, int64_t element, const KvStrides& strides) {
+  return is_aligned(8 * element, data, element, {strides.page, strides.token, strides.head});
 }
 
-cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged) {
+cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged, DType dtype) {
   cuda::SegmentParams params = located(args, paged);
+  params.dtype = dtype;
   params.k_scale = args.k_scale;
   params.v_scale = args.v_scale;
-  params.wide = is_wide(params.k, params.k_strides) && is_wide(params.v, params.v_strides);
+  params.wide =
+      is_wide(params.k, size_of(dtype), params.k_strides) && is_wide(params.v, size_of(dtype), params.v_strides);
   return params;
 }
 
@@ -105,7 +107,8 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   cuda::AttentionParams params;
   params.plan = plan.gpu->image();
   for (size_t i = 0; i < args.segments.size(); ++i) {
-    params.segments[i] = segment_params(args.segments[i], plan.view.segments[i].source == KvSource::kPaged);
+    const bool paged = plan.view.segments[i].source == KvSource::kPaged;
+    params.segments[i] = segment_params(args.segments[i], paged, paged ? config.kv : config.ragged_kv);
   }
   params.num_q_heads = config.num_q_heads;
   params.num_kv_heads = config.num_kv_heads;
@@ -118,10 +121,14 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   params.q = args.q.data;
   params.q_token_stride = args.q.strides[0];
   params.q_head_stride = args.q.strides[1];
-  params.q_wide = is_aligned(16, args.q.data, size_of(config.q), {args.q.strides[0], args.q.strides[1]});
+  params.q_dtype = config.q;
+  params.q_scale = args.q_scale;
+  params.q_wide =
+      is_aligned(8 * size_of(config.q), args.q.data, size_of(config.q), {args.q.strides[0], args.q.strides[1]});
   params.out = args.out.data;
   params.out_token_stride = args.out.strides[0];
   params.out_head_stride = args.out.strides[1];
+  params.out_scale = args.out_scale;
   params.out_pairs = is_aligned(2 * size_of(config.out), args.out.data, size_of(config.out),
                                 {args.out.strides[0], args.out.strides[1]});
   params.lse = args.lse;

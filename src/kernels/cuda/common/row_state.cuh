@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "folio/types/float_convert.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
 
 /// What attention kernels share: scales, places of tokens, folding of states and the end of a row.
@@ -99,6 +100,12 @@ __device__ inline void write_out(const AttentionParams& params, int32_t token, i
   switch (params.out_dtype) {
     case DType::kFloat16: static_cast<__half*>(params.out)[at] = __float2half_rn(value); break;
     case DType::kBFloat16: static_cast<__nv_bfloat16*>(params.out)[at] = __float2bfloat16_rn(value); break;
+    case DType::kFloat8E4M3:
+      static_cast<uint8_t*>(params.out)[at] = float_to_fp8_e4m3(value / scale_at(params.out_scale, 0, 0));
+      break;
+    case DType::kFloat8E5M2:
+      static_cast<uint8_t*>(params.out)[at] = float_to_fp8_e5m2(value / scale_at(params.out_scale, 0, 0));
+      break;
     default: static_cast<float*>(params.out)[at] = value; break;
   }
 }

@@ -61,16 +61,35 @@ class NarrowWay {
     constexpr int32_t kPieces = Dim / kPiece;
     constexpr int32_t kCopies = kShare * kPieces / 32;
     const int64_t mine = place.in_page < 0 ? -1 : offset_of(place, strides, context_.item.kv_head);
-#pragma unroll
-    for (int32_t i = 0; i < kCopies; ++i) {
-      const int32_t index = i * 32 + lane_;
-      const int32_t row = index / kPieces;
-      const int32_t piece = index % kPieces;
+    const PieceSource source{from, context_.segment->dtype, context_.segment->wide};
+    const auto element_of = [&](int32_t i, bool& valid) {
+      const int32_t row = (i * 32 + lane_) / kPieces;
+      const int32_t d = (i * 32 + lane_) % kPieces * kPiece;
       const int64_t offset = __shfl_sync(0xffffffffu, mine, row);
       const bool owned = __shfl_sync(0xffffffffu, place.in_page, row) >= 0;
-      const bool valid = owned && piece * kPiece < head_dim;
-      copy_piece(to + piece_offset(Dim, row, piece),
-                 static_cast<const T*>(from) + (valid ? offset + piece * kPiece : 0), valid, context_.segment->wide);
+      valid = owned && d < head_dim;
+      return valid ? offset + d : 0;
+    };
+    const auto target = [&](int32_t i) {
+      return to + piece_offset(Dim, (i * 32 + lane_) / kPieces, (i * 32 + lane_) % kPieces);
+    };
+    if (is_fp8(source.dtype)) {
+      uint2 codes[kCopies];  // all reads are under way before the first is used
+#pragma unroll
+      for (int32_t i = 0; i < kCopies; ++i) {
+        bool valid = false;
+        const int64_t at = element_of(i, valid);
+        codes[i] = load_codes(source, at, valid);
+      }
+#pragma unroll
+      for (int32_t i = 0; i < kCopies; ++i) store_codes<T>(target(i), codes[i], source.dtype);
+      return;
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kCopies; ++i) {
+      bool valid = false;
+      const int64_t at = element_of(i, valid);
+      copy_piece<T>(target(i), source, at, valid);
     }
   }
   __device__ __forceinline__ void copy_keys(int32_t stage, const TokenPlace& place) const {

@@ -21,6 +21,11 @@ __device__ __forceinline__ void write_two(const AttentionParams& params, const R
     }
     return;
   }
+  if (is_fp8(params.out_dtype)) {
+    write_out(params, row.token, row.q_head, d, first, end);
+    write_out(params, row.token, row.q_head, d + 1, second, end);
+    return;
+  }
   const uint32_t both =
       params.out_dtype == DType::kFloat16 ? ptx::pack_two<__half>(a, b) : ptx::pack_two<__nv_bfloat16>(a, b);
   auto* const to = static_cast<uint16_t*>(params.out) + at;

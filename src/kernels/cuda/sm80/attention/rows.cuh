@@ -1,9 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/common/row_state.cuh"
-#include "kernels/cuda/sm80/attention/shape.hpp"
-#include "ptx/cp_async.cuh"
-#include "ptx/mma.cuh"
+#include "kernels/cuda/sm80/attention/pieces.cuh"
 
 /// The rows of an item and the places of its tokens.
 namespace folio::inline v0::kernels::cuda::sm80 {
@@ -156,31 +154,11 @@ __device__ __forceinline__ int64_t offset_of(const TokenPlace& place, const KvSt
   return place.page * strides.page + place.in_page * strides.token + head * strides.head;
 }
 
-/// 16 bytes of a tile: asynchronously where addresses allow, else element by element; zeros where not valid.
-template <typename T>
-__device__ __forceinline__ void copy_piece(uint32_t shared, const T* from, bool valid, bool aligned) {
-  if (aligned) {
-    ptx::copy_16_async(shared, from, valid);
-    return;
-  }
-  union {
-    uint4 whole;
-    uint16_t parts[kPiece];
-  } piece;
-  piece.whole = uint4{};
-  if (valid) {
-    const auto* const bits = reinterpret_cast<const uint16_t*>(from);
-#pragma unroll
-    for (int32_t i = 0; i < kPiece; ++i) piece.parts[i] = bits[i];
-  }
-  ptx::store_16(shared, piece.whole);
-}
-
 /// The queries of the item's rows to a tile of `Rows` rows; zeros for rows that it has not.
 template <typename T, int32_t Dim, int32_t Rows>
 __device__ __forceinline__ void copy_queries(const AttentionParams& params, const ItemContext& context, uint32_t tile) {
   constexpr int32_t kPieces = Dim / kPiece;
-  const T* const q = static_cast<const T*>(params.q);
+  const PieceSource source{params.q, params.q_dtype, params.q_wide};
 #pragma unroll 4
   for (int32_t i = thread_number(); i < Rows * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
@@ -189,15 +167,14 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& params, cons
     const RowPlace place = row_place(params, context.item, valid ? row : 0);
     const int64_t at =
         place.token * params.q_token_stride + place.q_head * params.q_head_stride + (valid ? piece * kPiece : 0);
-    copy_piece(tile + piece_offset(Dim, row, piece), q + at, valid, params.q_wide);
+    copy_piece<T>(tile + piece_offset(Dim, row, piece), source, at, valid);
   }
 }
 
 /// Keys or values of a tile of the wide way, by the thread block.
 template <typename T, int32_t Dim>
-__device__ __forceinline__ void copy_tile(uint32_t tile, const TokenPlace* places, const void* from,
-                                          const KvStrides& strides, int32_t kv_head, int32_t head_dim, bool aligned,
-                                          int32_t thread) {
+__device__ __forceinline__ void copy_tile(uint32_t tile, const TokenPlace* places, const PieceSource& source,
+                                          const KvStrides& strides, int32_t kv_head, int32_t head_dim, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
 #pragma unroll 4
   for (int32_t i = thread; i < kWideTokens * kPieces; i += kThreads) {
@@ -206,7 +183,7 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenPlace* place
     const TokenPlace place = places[row];
     const bool valid = place.in_page >= 0 && piece * kPiece < head_dim;
     const int64_t at = valid ? offset_of(place, strides, kv_head) + piece * kPiece : 0;
-    copy_piece(tile + piece_offset(Dim, row, piece), static_cast<const T*>(from) + at, valid, aligned);
+    copy_piece<T>(tile + piece_offset(Dim, row, piece), source, at, valid);
   }
 }
 

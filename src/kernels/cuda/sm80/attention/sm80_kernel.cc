@@ -7,32 +7,49 @@
 
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
-  static constexpr LaunchClass kFloat16[] = {launch_float16_0, launch_float16_1, launch_float16_2, launch_float16_3};
-  static constexpr LaunchClass kBFloat16[] = {launch_bfloat16_0, launch_bfloat16_1, launch_bfloat16_2,
-                                              launch_bfloat16_3};
-  const int32_t index = dim_class(params.head_dim_qk, params.head_dim_v);
-  (shape.q == DType::kFloat16 ? kFloat16 : kBFloat16)[index](params, shape.num_workers, stream);
-  if (shape.merge) launch_merge(params, shape.num_workers, stream);
-}
-
 namespace {
 
 bool is_16_bit(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
+/// The 16-bit type that everything is widened to: the one among the inputs', bfloat16 where all are fp8; kUnset where
+/// inputs are of two 16-bit types, or of others.
+DType compute_type(DType q, DType kv, DType ragged_kv) {
+  DType type = DType::kUnset;
+  for (const DType input : {q, kv, ragged_kv}) {
+    if (is_fp8(input)) continue;
+    if (!is_16_bit(input) || (type != DType::kUnset && type != input)) return DType::kUnset;
+    type = input;
+  }
+  return type == DType::kUnset ? DType::kBFloat16 : type;
+}
+
+}  // namespace
+
+void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  static constexpr LaunchClass kFloat16[] = {launch_float16_0, launch_float16_1, launch_float16_2, launch_float16_3};
+  static constexpr LaunchClass kBFloat16[] = {launch_bfloat16_0, launch_bfloat16_1, launch_bfloat16_2,
+                                              launch_bfloat16_3};
+  const int32_t index = dim_class(params.head_dim_qk, params.head_dim_v);
+  const DType type = compute_type(shape.q, shape.kv, shape.ragged_kv);
+  (type == DType::kFloat16 ? kFloat16 : kBFloat16)[index](params, shape.num_workers, stream);
+  if (shape.merge) launch_merge(params, shape.num_workers, stream);
+}
+
+namespace {
+
 std::string refusal(const AttentionConfig& config) {
   for (const auto& [name, dim] : {std::pair{"head_dim_qk", config.head_dim_qk}, {"head_dim_v", config.head_dim_v}}) {
     if (dim >= 8 && dim % 8 == 0 && dim <= 256) continue;
     return core::message(name, " is ", dim, "; cuda-sm80 takes multiples of 8 up to 256");
   }
-  if (!is_16_bit(config.q) || config.kv != config.q || config.ragged_kv != config.q) {
+  if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
     return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
-                         "; cuda-sm80 takes float16 or bfloat16, the same for all three");
+                         "; cuda-sm80 takes fp8 and one of float16 and bfloat16");
   }
-  if (!is_16_bit(config.out) && config.out != DType::kFloat32) {
-    return core::message("out is ", config.out, "; cuda-sm80 writes float16, bfloat16 and float32");
+  if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
+    return core::message("out is ", config.out, "; cuda-sm80 writes float16, bfloat16, float32 and fp8");
   }
   if (config.kv_format != KvFormat::kStrided) return "kv_format is kCpuPacked; kernels on a GPU take kStrided";
   if (config.features.has(Feature::kRopeLlama)) {
@@ -46,7 +63,7 @@ planner::TileShape tile(const AttentionConfig& config) {
 }
 
 DType weights(const AttentionConfig& config) {
-  return config.q;
+  return compute_type(config.q, config.kv, config.ragged_kv);
 }
 
 }  // namespace

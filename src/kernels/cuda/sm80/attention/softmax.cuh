@@ -176,8 +176,9 @@ __device__ __forceinline__ void begin_state(const AttentionParams& params, const
       state.sum[m][h] = 0.0f;
       state.logit_scale[m][h] = 0.0f;
       if (row >= context.num_rows || context.num_tiles == 0) continue;
-      const float scale =
-          __fmul_rn(scale_at(context.segment->k_scale, rows.request[row], context.item.kv_head), params.sm_scale);
+      const float q_scale = scale_at(params.q_scale, rows.request[row], context.item.kv_head);
+      const float k_scale = scale_at(context.segment->k_scale, rows.request[row], context.item.kv_head);
+      const float scale = __fmul_rn(__fmul_rn(q_scale, k_scale), params.sm_scale);
       state.logit_scale[m][h] = has_bias(params) ? scale : __fmul_rn(scale, kLog2E);
     }
   }

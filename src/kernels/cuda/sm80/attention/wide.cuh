@@ -113,10 +113,10 @@ class WideWay {
     const SegmentParams& segment = *context_.segment;
     const TokenPlace* const places = rows_.places[tile & 1];
     const uint32_t keys = stages_ + stage * kStageBytes;
-    copy_tile<T, DimQk>(keys, places, segment.k, segment.k_strides, context_.item.kv_head, params_.head_dim_qk,
-                        segment.wide, thread_);
-    copy_tile<T, DimV>(keys + kKeyBytes, places, segment.v, segment.v_strides, context_.item.kv_head,
-                       params_.head_dim_v, segment.wide, thread_);
+    copy_tile<T, DimQk>(keys, places, {segment.k, segment.dtype, segment.wide}, segment.k_strides,
+                        context_.item.kv_head, params_.head_dim_qk, thread_);
+    copy_tile<T, DimV>(keys + kKeyBytes, places, {segment.v, segment.dtype, segment.wide}, segment.v_strides,
+                       context_.item.kv_head, params_.head_dim_v, thread_);
     ptx::commit_copies();
   }
 
