@@ -60,14 +60,13 @@ class NarrowWay {
                                              const KvStrides& strides, int32_t head_dim) const {
     constexpr int32_t kPieces = Dim / kPiece;
     constexpr int32_t kCopies = kShare * kPieces / 32;
-    const int64_t mine = place.in_page < 0 ? -1 : offset_of(place, strides, context_.item.kv_head);
+    const int64_t mine = offset_of(place, strides, context_.item.kv_head);
     const PieceSource source{from, context_.segment->dtype, context_.segment->wide};
     const auto element_of = [&](int32_t i, bool& valid) {
       const int32_t row = (i * 32 + lane_) / kPieces;
       const int32_t d = (i * 32 + lane_) % kPieces * kPiece;
       const int64_t offset = __shfl_sync(0xffffffffu, mine, row);
-      const bool owned = __shfl_sync(0xffffffffu, place.in_page, row) >= 0;
-      valid = owned && d < head_dim;
+      valid = offset != kUnseen && d < head_dim;
       return valid ? offset + d : 0;
     };
     const auto target = [&](int32_t i) {

@@ -19,6 +19,13 @@ struct TokenPlace {
   int32_t in_page;  ///< negative: no row of the item sees the token, which is not read
 };
 
+/// Where a token's key and value begin, in elements; kUnseen for both where no row sees it.
+struct TokenOffsets {
+  int64_t k;
+  int64_t v;
+};
+constexpr int64_t kUnseen = INT64_MIN;
+
 /// One item's constants. In shared memory: registers are what this kernel is short of.
 struct ItemContext {
   planner::WorkItem item;
@@ -43,7 +50,7 @@ struct RowInfo {
   int32_t request[Rows];
   ItemContext context;
   Sight sight[kWarps];
-  TokenPlace places[2][kWideTokens];
+  TokenOffsets offsets[2][kWideTokens];  ///< the wide way's
 };
 
 /// A row's q head and token.
@@ -151,7 +158,13 @@ __device__ __forceinline__ TokenPlace place_of(const ItemContext& context, int32
 }
 
 __device__ __forceinline__ int64_t offset_of(const TokenPlace& place, const KvStrides& strides, int32_t head) {
+  if (place.in_page < 0) return kUnseen;
   return place.page * strides.page + place.in_page * strides.token + head * strides.head;
+}
+__device__ __forceinline__ TokenOffsets offsets_of(const ItemContext& context, const TokenPlace& place) {
+  const SegmentParams& segment = *context.segment;
+  return {offset_of(place, segment.k_strides, context.item.kv_head),
+          offset_of(place, segment.v_strides, context.item.kv_head)};
 }
 
 /// The queries of the item's rows to a tile of `Rows` rows; zeros for rows that it has not.
@@ -171,19 +184,18 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& params, cons
   }
 }
 
-/// Keys or values of a tile of the wide way, by the thread block.
+/// Keys or values of a tile of the wide way, by the thread block; of those that no row sees, zeros.
 template <typename T, int32_t Dim>
-__device__ __forceinline__ void copy_tile(uint32_t tile, const TokenPlace* places, const PieceSource& source,
-                                          const KvStrides& strides, int32_t kv_head, int32_t head_dim, int32_t thread) {
+__device__ __forceinline__ void copy_tile(uint32_t tile, const TokenOffsets* tokens, int64_t TokenOffsets::*half,
+                                          const PieceSource& source, int32_t head_dim, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
 #pragma unroll 4
   for (int32_t i = thread; i < kWideTokens * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
-    const int32_t piece = i % kPieces;
-    const TokenPlace place = places[row];
-    const bool valid = place.in_page >= 0 && piece * kPiece < head_dim;
-    const int64_t at = valid ? offset_of(place, strides, kv_head) + piece * kPiece : 0;
-    copy_piece<T>(tile + piece_offset(Dim, row, piece), source, at, valid);
+    const int32_t d = i % kPieces * kPiece;
+    const int64_t offset = tokens[row].*half;
+    const bool valid = offset != kUnseen && d < head_dim;
+    copy_piece<T>(tile + piece_offset(Dim, row, i % kPieces), source, valid ? offset + d : 0, valid);
   }
 }
 

@@ -79,7 +79,8 @@ class WideWay {
     const int32_t column = context_.first_tile + thread_;
     TokenPlace next{0, -1};
     for (int32_t tile = 0; tile < kStages - 1; ++tile) {
-      if (looks_up) rows_.places[tile & 1][thread_] = place_of(context_, column + tile * kWideTokens);
+      if (looks_up)
+        rows_.offsets[tile & 1][thread_] = offsets_of(context_, place_of(context_, column + tile * kWideTokens));
       __syncthreads();
       copy_tiles(tile, tile);
     }
@@ -88,7 +89,7 @@ class WideWay {
     for (int32_t tile = 0; tile < num_tiles; ++tile) {
       const int32_t first = context_.first_tile + tile * kWideTokens;
       const int32_t ahead = tile + kStages - 1;
-      if (looks_up) rows_.places[ahead & 1][thread_] = next;
+      if (looks_up) rows_.offsets[ahead & 1][thread_] = offsets_of(context_, next);
       ptx::wait_copies<kStages - 2>();
       __syncthreads();  // this tile is there, the one before was used
       copy_tiles(ahead, stage == 0 ? kStages - 1 : stage - 1);
@@ -111,12 +112,12 @@ class WideWay {
   /// Begins the copy of a tile whose tokens' places are known; of tokens beyond the item's, zeros.
   __device__ __forceinline__ void copy_tiles(int32_t tile, int32_t stage) const {
     const SegmentParams& segment = *context_.segment;
-    const TokenPlace* const places = rows_.places[tile & 1];
+    const TokenOffsets* const tokens = rows_.offsets[tile & 1];
     const uint32_t keys = stages_ + stage * kStageBytes;
-    copy_tile<T, DimQk>(keys, places, {segment.k, segment.dtype, segment.wide}, segment.k_strides,
-                        context_.item.kv_head, params_.head_dim_qk, thread_);
-    copy_tile<T, DimV>(keys + kKeyBytes, places, {segment.v, segment.dtype, segment.wide}, segment.v_strides,
-                       context_.item.kv_head, params_.head_dim_v, thread_);
+    copy_tile<T, DimQk>(keys, tokens, &TokenOffsets::k, {segment.k, segment.dtype, segment.wide}, params_.head_dim_qk,
+                        thread_);
+    copy_tile<T, DimV>(keys + kKeyBytes, tokens, &TokenOffsets::v, {segment.v, segment.dtype, segment.wide},
+                       params_.head_dim_v, thread_);
     ptx::commit_copies();
   }
 
