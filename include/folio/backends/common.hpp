@@ -5,4 +5,6 @@
 #include "folio/backends/attention_layer.hpp"     // IWYU pragma: export
 #include "folio/backends/attention_metadata.hpp"  // IWYU pragma: export
 #include "folio/backends/batch_order.hpp"         // IWYU pragma: export
+#include "folio/backends/capability.hpp"          // IWYU pragma: export
 #include "folio/backends/engine_config.hpp"       // IWYU pragma: export
+#include "folio/backends/once_log.hpp"            // IWYU pragma: export
