@@ -7,4 +7,5 @@
 #include "folio/backends/batch_order.hpp"         // IWYU pragma: export
 #include "folio/backends/capability.hpp"          // IWYU pragma: export
 #include "folio/backends/engine_config.hpp"       // IWYU pragma: export
+#include "folio/backends/graph_padding.hpp"       // IWYU pragma: export
 #include "folio/backends/once_log.hpp"            // IWYU pragma: export
