@@ -113,6 +113,7 @@ FamilyAnswer KernelDispatch::State::artifactory() const {
 
 FamilyAnswer KernelDispatch::State::trtllm_attention() const {
   if (native()) return yes();
+  if (facts.profile == BackendProfile::kVllm2025_07) return no("vLLM's FlashInfer backend of July 2025 has none");
   if (facts.batch_invariant) return no("batch-invariant mode takes no TRTLLM attention");
   // The device first: others are not to wait for the server.
   if (!facts.device.capability || !facts.device.capability->is_family(100)) {

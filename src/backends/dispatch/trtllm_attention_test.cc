@@ -129,6 +129,13 @@ TEST(TrtllmAttention, CanBeUsedUnlessForcedOffOrHeadsDoNotDivide) {
   facts.use_block_table_kernels = true;
   EXPECT_TRUE(KernelDispatch(facts).can_use_trtllm_attention(64, 8));
   EXPECT_EQ(KernelDispatch(facts).force_use_trtllm_attention(), true);
+  for (BackendProfile profile : {BackendProfile::kVllm2025_12, BackendProfile::kVllm2025_07}) {
+    DispatchFacts blackwell;
+    blackwell.profile = profile;
+    blackwell.device = {Platform::kCuda, DeviceCapability{10, 0}};
+    blackwell.has_flashinfer_cubin = true;
+    EXPECT_EQ(KernelDispatch(blackwell).can_use_trtllm_attention(64, 8), profile == BackendProfile::kVllm2025_12);
+  }
   facts.profile = BackendProfile::kVllm2026_03;
   EXPECT_FALSE(KernelDispatch(facts).can_use_trtllm_attention(64, 8)) << "forced on does not make it supported";
   EXPECT_THROW(KernelDispatch(facts).can_use_trtllm_attention(64, 0), Error);
