@@ -107,6 +107,9 @@ TEST(Selection, SinksOnBlackwellFollowTheKernelsThatTakeBlockTables) {
     asked.device = blackwell;
     asked.has_sinks = true;
     EXPECT_EQ(FlashInferBackend::validate_configuration(asked, facts).empty(), cubin);
+    facts.use_block_table_kernels = false;
+    EXPECT_EQ(FlashInferBackend::validate_configuration(asked, facts),
+              (std::vector<std::string>{"attention sinks not supported"}));
   }
 }
 
