@@ -69,7 +69,7 @@ class Meeting {
     changed_.wait(lock, [&] { return round_ != mine; });
   }
 
-  void abort(std::string_view reason) noexcept {
+  void fail(std::string_view reason) noexcept {
     try {
       const std::lock_guard lock(mutex_);
       fail(std::string(reason.empty() ? "it was aborted" : reason));
@@ -109,7 +109,7 @@ class Meeting {
 class ThreadGroup final : public ProcessGroup {
  public:
   ThreadGroup(std::shared_ptr<Meeting> meeting, int32_t rank) : meeting_(std::move(meeting)), rank_(rank) {}
-  ~ThreadGroup() override { meeting_->abort(core::message("rank ", rank_, " has left it")); }
+  ~ThreadGroup() override { meeting_->fail(core::message("rank ", rank_, " has left it")); }
 
   int32_t rank() const noexcept override { return rank_; }
   int32_t size() const noexcept override { return meeting_->world(); }
@@ -170,7 +170,7 @@ class ThreadGroup final : public ProcessGroup {
     meeting_->meet(rank_, {"barrier", 0, nullptr});
   }
 
-  void abort(std::string_view reason) noexcept override { meeting_->abort(reason); }
+  void fail(std::string_view reason) noexcept override { meeting_->fail(reason); }
 
  private:
   /// The end of an operation: from here on the others' buffers are their own again.
@@ -225,7 +225,7 @@ void run_ranks(int32_t world, const std::function<void(ProcessGroup&)>& body, co
       const std::lock_guard lock(mutex);
       if (first == nullptr) first = std::current_exception();
     }
-    group.abort(reason);
+    group.fail(reason);
   };
   {
     std::vector<std::jthread> threads;

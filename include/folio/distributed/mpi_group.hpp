@@ -19,7 +19,7 @@ struct MpiGroupOptions {
 /// CMake finds MPI. Collective. The engine has initialised MPI and finalises it after the group is gone; without
 /// MPI_THREAD_MULTIPLE no other thread may call MPI meanwhile.
 ///
-/// abort() reaches this rank only: MPI cannot recall a peer from an operation, so the others fail when their time is
+/// fail() reaches this rank only: MPI cannot recall a peer from an operation, so the others fail when their time is
 /// up. After a failure an operation may still be under way in MPI, so buffers that were handed to it must stay until
 /// the process ends, which is what should come next.
 ///

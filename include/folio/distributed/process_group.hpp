@@ -20,7 +20,7 @@ namespace folio::inline v0::distributed {
 /// rank, for a row alone as among others.
 ///
 /// Throws kInvalidArgument before anything is sent, for null buffers, overlaps and other streams; kUnavailable where
-/// the group has failed: a rank has left it or has called abort(), the ranks disagree about the operation, or one of
+/// the group has failed: a rank has left it or has called fail(), the ranks disagree about the operation, or one of
 /// them has not come in time. A failed group stays so: every rank's operations throw, at once.
 class FOLIO_API ProcessGroup {
  public:
@@ -50,7 +50,7 @@ class FOLIO_API ProcessGroup {
   /// Makes the group fail, for this rank and, where the group can reach them, for all others, also those that wait in
   /// an operation. For a rank that cannot go on: without it the others wait until their time is up. The first reason
   /// stays.
-  virtual void abort(std::string_view reason) noexcept = 0;
+  virtual void fail(std::string_view reason) noexcept = 0;
 };
 
 }  // namespace folio::inline v0::distributed
