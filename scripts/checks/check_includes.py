@@ -21,6 +21,7 @@ PUBLIC_LAYER = {
     "folio/page_table.hpp": "kvcache",
     "folio/kv_cache.hpp": "kvcache",
     "folio/merge.hpp": "attention",
+    "folio/quantize.hpp": "attention",
     "folio/attention.hpp": "attention",
     "folio/folio.hpp": "attention",
     "folio/reference.hpp": "verify",
@@ -33,7 +34,7 @@ SYSTEM_HEADERS = re.compile(
     r"|^(sys|linux|asm|cuda|nccl)/|^(nccl|mpi)\.h$")
 STANDARD_HEADER = re.compile(r"^[a-z_]+$")
 C_HEADER = re.compile(r"^(stdint|stddef|stdbool)\.h$")
-TEST_HEADER = re.compile(r"^(gtest|gmock)/")
+TEST_HEADER = re.compile(r"^(gtest|gmock|nlohmann)/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 

@@ -2,7 +2,9 @@
 
 /// What every engine adapter shares: the plain structs that an engine fills, and the functions that order and divide a
 /// batch.
-#include "folio/backends/attention_layer.hpp"     // IWYU pragma: export
-#include "folio/backends/attention_metadata.hpp"  // IWYU pragma: export
-#include "folio/backends/batch_order.hpp"         // IWYU pragma: export
-#include "folio/backends/engine_config.hpp"       // IWYU pragma: export
+#include "folio/backends/attention_layer.hpp"      // IWYU pragma: export
+#include "folio/backends/attention_metadata.hpp"   // IWYU pragma: export
+#include "folio/backends/batch_order.hpp"          // IWYU pragma: export
+#include "folio/backends/engine_config.hpp"        // IWYU pragma: export
+#include "folio/backends/output_quantization.hpp"  // IWYU pragma: export
+#include "folio/backends/window_plans.hpp"         // IWYU pragma: export

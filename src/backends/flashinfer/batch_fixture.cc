@@ -73,7 +73,7 @@ void BatchFixture::lay_out_pages(uint32_t seed) {
   num_columns_ = 1;
   int32_t num_used = 0;
   for (int32_t len : seq_lens) {
-    const int32_t pages = (len + setup.page_size - 1) / setup.page_size;
+    const int32_t pages = (len + setup.page_size - 1) / setup.page_size;  // an upper bound where pages are shared
     num_columns_ = std::max(num_columns_, pages);
     num_used += pages;
   }
@@ -87,9 +87,15 @@ void BatchFixture::lay_out_pages(uint32_t seed) {
   auto next = pages.begin();
   for (size_t request = 0; request < seq_lens.size(); ++request) {
     for (int32_t at = 0; at < seq_lens[request]; at += setup.page_size) {
-      block_table[request * static_cast<size_t>(row_stride_) + static_cast<size_t>(at / setup.page_size)] = *next++;
+      const auto column = static_cast<size_t>(at / setup.page_size);
+      const bool shared = shares_prefix(request) && at < setup.shared_prefix;
+      block_table[request * static_cast<size_t>(row_stride_) + column] = shared ? block_table[column] : *next++;
     }
   }
+}
+
+bool BatchFixture::shares_prefix(size_t request) const {
+  return request > 0 && seq_lens[request] >= setup.shared_prefix;
 }
 
 int64_t BatchFixture::slot_of(size_t request, int32_t position) const {
@@ -108,6 +114,10 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
   const auto shape =
       FlashInferBackend::get_kv_cache_shape(num_pages_, setup.page_size, setup.num_kv_heads, setup.head_size);
   kv_cache = FlashInferBackend::kv_cache_tensor(nullptr, DType::kUnset, shape, setup.layout);
+  if (setup.halves_apart) {
+    kv_cache.strides[0] /= 2;
+    kv_cache.strides[1] = kv_cache.strides[0] * num_pages_;
+  }
   const int64_t cache_elements = num_pages_ * 2 * setup.page_size * setup.num_kv_heads * setup.head_size;
   cache_memory.assign(static_cast<size_t>(cache_elements * size_of(cache_dtype())), kPoison);
   const auto rows = static_cast<size_t>(padded_rows());
@@ -133,6 +143,12 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
       for (int32_t i = 0; i < setup.num_kv_heads * setup.head_size; ++i) {
         const int32_t head = i / setup.head_size;
         const int32_t component = i % setup.head_size;
+        if (shares_prefix(request) && position < setup.shared_prefix) {
+          const auto at = static_cast<size_t>(position * setup.num_kv_heads * setup.head_size + i);
+          history_[request].k.push_back(history_[0].k[at]);
+          history_[request].v.push_back(history_[0].v[at]);
+          continue;
+        }
         const float k = rounded(setup.model_dtype, uniform());
         const float v = rounded(setup.model_dtype, 2.0f * uniform());
         const bool in_cache = !is_new || setup.share_kv;
