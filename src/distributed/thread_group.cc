@@ -48,8 +48,8 @@ class Meeting {
     }
     const uint64_t mine = round_;
     if (!changed_.wait_for(lock, timeout_, [&] { return round_ != mine || !failure_.empty(); })) {
-      fail(core::message("rank ", rank, " waited ", static_cast<int64_t>(timeout_.count()), " ms in ", call.name,
-                         " for ", world() - arrived_, " of ", world(), " ranks"));
+      set_failure(core::message("rank ", rank, " waited ", static_cast<int64_t>(timeout_.count()), " ms in ", call.name,
+                                " for ", world() - arrived_, " of ", world(), " ranks"));
     }
     if (round_ == mine) throw_if_failed();
   }
@@ -72,13 +72,13 @@ class Meeting {
   void fail(std::string_view reason) noexcept {
     try {
       const std::lock_guard lock(mutex_);
-      fail(std::string(reason.empty() ? "it was aborted" : reason));
+      set_failure(std::string(reason.empty() ? "a rank gave up" : reason));
     } catch (...) {  // no memory for the text: waiting ranks still end by their timeout
     }
   }
 
  private:
-  void fail(std::string reason) {
+  void set_failure(std::string reason) {
     if (failure_.empty()) failure_ = std::move(reason);
     changed_.notify_all();
   }
@@ -90,9 +90,9 @@ class Meeting {
   void check_same_calls() {
     for (size_t r = 1; r < calls_.size(); ++r) {
       if (calls_[r].same(calls_[0])) continue;
-      fail(core::message("rank 0 calls ", calls_[0].name, " of ", static_cast<uint64_t>(calls_[0].bytes),
-                         " bytes, rank ", static_cast<uint64_t>(r), " ", calls_[r].name, " of ",
-                         static_cast<uint64_t>(calls_[r].bytes)));
+      set_failure(core::message("rank 0 calls ", calls_[0].name, " of ", static_cast<uint64_t>(calls_[0].bytes),
+                                " bytes, rank ", static_cast<uint64_t>(r), " ", calls_[r].name, " of ",
+                                static_cast<uint64_t>(calls_[r].bytes), " bytes"));
       throw_if_failed();
     }
   }
