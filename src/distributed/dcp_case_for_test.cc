@@ -63,21 +63,20 @@ DcpCase::DcpCase(const DcpSetup& given, uint32_t seed) : setup(given) {
   make_queries(seed + 31);
 }
 
+/// A request's values depend on its number and length alone, and are the same among other requests.
 void DcpCase::make_keys(uint32_t seed) {
-  std::mt19937 random(seed);
-  const auto total = static_cast<size_t>(indptr_.back());
   const auto k_row = static_cast<size_t>(setup.kv_heads * setup.dim_qk);
   const auto v_row = static_cast<size_t>(setup.kv_heads * setup.dim_v);
-  keys_ = random_values(total * k_row, setup.model, random);
-  values_ = random_values(total * v_row, setup.model, random);
   for (size_t r = 0; r < setup.requests.size(); ++r) {
-    const int32_t older = setup.requests[r].seq_len - setup.requests[r].q_len;
-    const auto begin = static_cast<size_t>(indptr_[r]), fresh = begin + static_cast<size_t>(older);
-    const auto end = static_cast<size_t>(indptr_[r + 1]);
-    new_keys_.insert(new_keys_.end(), keys_.begin() + static_cast<std::ptrdiff_t>(fresh * k_row),
-                     keys_.begin() + static_cast<std::ptrdiff_t>(end * k_row));
-    new_values_.insert(new_values_.end(), values_.begin() + static_cast<std::ptrdiff_t>(fresh * v_row),
-                       values_.begin() + static_cast<std::ptrdiff_t>(end * v_row));
+    std::mt19937 random(seed + 1000 * static_cast<uint32_t>(r));
+    const auto seq_len = static_cast<size_t>(setup.requests[r].seq_len);
+    const auto fresh = static_cast<std::ptrdiff_t>(setup.requests[r].q_len);
+    const std::vector<float> k = random_values(seq_len * k_row, setup.model, random);
+    const std::vector<float> v = random_values(seq_len * v_row, setup.model, random);
+    keys_.insert(keys_.end(), k.begin(), k.end());
+    values_.insert(values_.end(), v.begin(), v.end());
+    new_keys_.insert(new_keys_.end(), k.end() - fresh * static_cast<std::ptrdiff_t>(k_row), k.end());
+    new_values_.insert(new_values_.end(), v.end() - fresh * static_cast<std::ptrdiff_t>(v_row), v.end());
   }
 }
 
@@ -127,7 +126,6 @@ void DcpCase::make_rank(int32_t r, uint32_t seed) {
 }
 
 void DcpCase::make_queries(uint32_t seed) {
-  std::mt19937 random(seed);
   const auto rows_with_padding = [&](std::vector<float> values, size_t row) {
     values.resize(static_cast<size_t>(rows()) * row, kNan);
     return tensor(values, setup.model);
@@ -137,6 +135,7 @@ void DcpCase::make_queries(uint32_t seed) {
   std::vector<float> all(static_cast<size_t>(rows()) * q_row * ranks.size(), kNan);
   std::vector<float> slopes;
   for (size_t r = 0; r < ranks.size(); ++r) {
+    std::mt19937 random(seed + static_cast<uint32_t>(r));
     const std::vector<float> own = random_values(count * q_row, setup.model, random);
     ranks[r].q = rows_with_padding(own, q_row);
     for (size_t t = 0; t < count; ++t) {
