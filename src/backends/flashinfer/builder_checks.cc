@@ -49,7 +49,7 @@ void check_profile(const AttentionSpec& spec, const EngineConfig& config, const 
 
 void check_same_hyperparameters(const GlobalHyperparameters& hyperparameters, BackendProfile profile) {
   if (profile == BackendProfile::kNative) return;
-  if (profile == BackendProfile::kVllm2025_12) {
+  if (profile != BackendProfile::kVllm2025_07) {
     core::require(
         hyperparameters.has_same_window_lefts,
         "Window left is not the same for all layers. One potential fix is to set disable_sliding_window=True");
