@@ -144,6 +144,7 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch) {
   state.cached_len.resize(count);
   state.fresh_len.resize(count);
   state.indptr.assign(batch.cu_q, batch.cu_q + num_requests + 1);
+  state.no_tokens.assign(count + 1, 0);
 
   Digest digest(state.config_digest);
   digest.add(num_requests).add(batch.num_cached);
@@ -175,6 +176,7 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch) {
   DcpPlan planned;
   planned.num_requests = num_requests;
   planned.num_tokens = view.num_tokens;
+  planned.reads_new_tokens = any_fresh;
   planned.digest = digest.value();
   if (any_cached) {
     segment.kv_len = state.cached_len.data();

@@ -216,8 +216,10 @@ DcpArgs DcpCase::args(int32_t r) {
   DcpArgs args;
   const int64_t q_heads = setup.heads * (setup.replicated_queries ? setup.world : 1);
   args.q = ConstTensorView(rank.q.data(), setup.model, {rows(), q_heads, setup.dim_qk});
-  args.k = ConstTensorView(rank.k.data(), setup.model, {rows(), setup.kv_heads, setup.dim_qk});
-  args.v = ConstTensorView(rank.v.data(), setup.model, {rows(), setup.kv_heads, setup.dim_v});
+  if (setup.num_cached < static_cast<int32_t>(setup.requests.size())) {
+    args.k = ConstTensorView(rank.k.data(), setup.model, {rows(), setup.kv_heads, setup.dim_qk});
+    args.v = ConstTensorView(rank.v.data(), setup.model, {rows(), setup.kv_heads, setup.dim_v});
+  }
   args.cache = cache_view(rank);
   args.table = dense_table(rank.table, static_cast<int32_t>(setup.requests.size()), rank.columns);
   args.k_scale.value = setup.k_scale;

@@ -141,7 +141,13 @@ class Run {
 
   SegmentArgs fresh_segment() const {
     SegmentArgs segment;
-    segment.ragged = {args_.k, args_.v, state_.indptr.data()};
+    if (plan_.reads_new_tokens) {
+      segment.ragged = {args_.k, args_.v, state_.indptr.data()};
+    } else {
+      segment.ragged.k = ConstTensorView(nullptr, config_.ragged_kv, {0, config_.num_kv_heads, config_.head_dim_qk});
+      segment.ragged.v = ConstTensorView(nullptr, config_.ragged_kv, {0, config_.num_kv_heads, config_.head_dim_v});
+      segment.ragged.indptr = state_.no_tokens.data();
+    }
     return segment;
   }
 

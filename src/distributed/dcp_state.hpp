@@ -23,6 +23,7 @@ struct DcpState {
   std::vector<int32_t> cached_len;  ///< this rank's tokens of what is read from the cache
   std::vector<int32_t> fresh_len;   ///< new tokens read from k and v
   std::vector<int32_t> indptr;      ///< [R + 1]: cu_q, kept for `run`
+  std::vector<int32_t> no_tokens;   ///< [R + 1]: zeros, the indptr where no new token is read
 
   int32_t heads() const { return config.attention.num_q_heads; }
   int32_t all_heads() const { return heads() * group->size(); }

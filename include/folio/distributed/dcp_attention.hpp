@@ -46,17 +46,19 @@ struct DcpPlan {
   std::optional<AttentionPlan> cached;  ///< keys of this rank's shard; none where no request has any on any rank
   std::optional<AttentionPlan> fresh;   ///< new tokens and sinks; none where neither takes part
   int32_t num_requests = 0;
-  int32_t num_tokens = 0;  ///< T
-  uint64_t digest = 0;     ///< of batch and configuration; `run` compares the ranks'
+  int32_t num_tokens = 0;         ///< T
+  bool reads_new_tokens = false;  ///< some request's new tokens are read from DcpArgs::k and v
+  uint64_t digest = 0;            ///< of batch and configuration; `run` compares the ranks'
 };
 
 /// One layer's arguments on this rank. Tensors have T rows or more; those from T on are neither read nor written.
 struct DcpArgs {
   ConstTensorView
       q;  ///< [T.., num_q_heads, head_dim_qk]; replicated: all ranks' heads, rank r's from r * num_q_heads on
-  ConstTensorView k;  ///< [T.., num_kv_heads, head_dim_qk]: new tokens, of config.ragged_kv; not read if all are cached
-  ConstTensorView v;  ///< [T.., num_kv_heads, head_dim_v]
-  KvCacheView cache;  ///< this rank's shard: local token j of a request at page j / page_size of its row
+  ConstTensorView k;    ///< [T.., num_kv_heads, head_dim_qk]: new tokens, of config.ragged_kv; looked at only
+                        ///< if DcpPlan::reads_new_tokens
+  ConstTensorView v;    ///< [T.., num_kv_heads, head_dim_v]
+  KvCacheView cache;    ///< this rank's shard: local token j of a request at page j / page_size of its row
   PageTableView table;  ///< [>= R]
   Scale k_scale;        ///< of the cache
   Scale v_scale;
