@@ -53,6 +53,7 @@ SealedPlan::SealedPlan(const AttentionOp& op) {
     core::fail(ErrorCode::kUnsupported, "a GPU's plans lie in device memory; only a CPU's can be sealed");
   }
   state_.op = op.shared_state();
+  state_.sealed = true;
 }
 
 int64_t SealedPlan::size(const AttentionPlan& plan) {
@@ -64,16 +65,20 @@ int64_t SealedPlan::max_size(const AttentionOp& op) {
   return static_cast<int64_t>((kHeaderBytes + image + sizeof(int32_t) - 1) / sizeof(int32_t));
 }
 
+void SealedPlan::invalidate() noexcept {
+  ++state_.generation;
+  state_.planned = false;
+}
+
 std::span<const int32_t> SealedPlan::seal(const AttentionPlan& plan, std::span<int32_t> memory) {
   const detail::PlanBufferState& planned = detail::checked(plan);
   core::require(planned.op.get() == state_.op.get(), "the plan was made by another op than the seal is for");
-  core::require(reinterpret_cast<uintptr_t>(memory.data()) % kSealAlignment == 0, "the schedule's memory must begin at ",
-                "a multiple of ", kSealAlignment, " bytes");
+  core::require(reinterpret_cast<uintptr_t>(memory.data()) % kSealAlignment == 0,
+                "the schedule's memory must begin at ", "a multiple of ", kSealAlignment, " bytes");
   const size_t bytes = sealed_bytes(planned.view);
   core::require(memory.size_bytes() >= bytes, "the schedule takes ", bytes / sizeof(int32_t),
                 " integers; its memory has ", memory.size());
-  ++state_.generation;
-  state_.planned = false;
+  invalidate();
   auto* begin = reinterpret_cast<std::byte*>(memory.data());
   std::byte* image = begin + kHeaderBytes;
   planner::pack_plan(planned.view, image, bytes - kHeaderBytes, image);
@@ -88,6 +93,7 @@ std::span<const int32_t> SealedPlan::seal(const AttentionPlan& plan, std::span<i
 
 void check_sealed(const AttentionPlan& plan, std::span<const int32_t> handed) {
   const detail::PlanBufferState& state = detail::checked(plan);
+  core::require(state.sealed, "the plan was not sealed");
   SealHeader header{};
   core::require(handed.size_bytes() >= kHeaderBytes, "the schedule has ", handed.size(),
                 " integers; it is truncated: ", kHeaderBytes / sizeof(int32_t), " stand before its work alone");

@@ -27,12 +27,20 @@ class SealedPlan {
   /// Allocates nothing. Throws kInvalidArgument where it does not fit, kStalePlan.
   std::span<const int32_t> seal(const AttentionPlan& plan, std::span<int32_t> memory);
 
+  /// Makes the plan stale without sealing another.
+  void invalidate() noexcept;
+
   /// What was sealed last, as `run` takes it. It goes stale with the next seal.
   AttentionPlan plan() const { return AttentionPlan(&state_, state_.generation); }
 
  private:
   detail::PlanBufferState state_;
 };
+
+/// Whether the plan is a SealedPlan's.
+inline bool is_sealed(const AttentionPlan& plan) {
+  return plan.buffer().sealed;
+}
 
 /// Throws kInvalidArgument unless `handed` is the memory that the plan was sealed into, whole and as it was then;
 /// kStalePlan. O(size).
