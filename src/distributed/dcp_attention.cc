@@ -107,6 +107,7 @@ DcpAttention::DcpAttention(const Context& context, ProcessGroup& group, const Dc
                                                {},
                                                {},
                                                {},
+                                               {},
                                                {}});
 }
 

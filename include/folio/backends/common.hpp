@@ -6,6 +6,7 @@
 #include "folio/backends/attention_metadata.hpp"   // IWYU pragma: export
 #include "folio/backends/batch_order.hpp"          // IWYU pragma: export
 #include "folio/backends/capability.hpp"           // IWYU pragma: export
+#include "folio/backends/cascade_heuristic.hpp"    // IWYU pragma: export
 #include "folio/backends/engine_config.hpp"        // IWYU pragma: export
 #include "folio/backends/graph_padding.hpp"        // IWYU pragma: export
 #include "folio/backends/kv_scales.hpp"            // IWYU pragma: export
@@ -13,4 +14,5 @@
 #include "folio/backends/once_log.hpp"             // IWYU pragma: export
 #include "folio/backends/output_quantization.hpp"  // IWYU pragma: export
 #include "folio/backends/selection.hpp"            // IWYU pragma: export
+#include "folio/backends/virtual_batches.hpp"      // IWYU pragma: export
 #include "folio/backends/window_plans.hpp"         // IWYU pragma: export
