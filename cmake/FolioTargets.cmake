@@ -53,7 +53,9 @@ function(folio_test)
     add_dependencies(${T_NAME} folio_${module})
   endforeach()
   target_link_libraries(${T_NAME} PRIVATE folio_options ${FOLIO_LINK_LIBRARIES} GTest::gtest GTest::gmock GTest::gtest_main
-                        ${T_LIBRARIES})
+                        nlohmann_json::nlohmann_json ${T_LIBRARIES})
+  # Where tests find tests/golden.
+  target_compile_definitions(${T_NAME} PRIVATE FOLIO_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   if("cuda" IN_LIST T_LABELS)
     add_dependencies(folio_cuda_tests ${T_NAME})
   endif()

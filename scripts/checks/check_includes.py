@@ -33,7 +33,7 @@ SYSTEM_HEADERS = re.compile(
     r"|^(sys|linux|asm|cuda|nccl)/|^(nccl|mpi)\.h$")
 STANDARD_HEADER = re.compile(r"^[a-z_]+$")
 C_HEADER = re.compile(r"^(stdint|stddef|stdbool)\.h$")
-TEST_HEADER = re.compile(r"^(gtest|gmock)/")
+TEST_HEADER = re.compile(r"^(gtest|gmock|nlohmann)/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
@@ -43,6 +43,8 @@ def public_layer(header):
         return "backends"
     if header.startswith("folio/c/"):
         return "capi"
+    if header.startswith("folio/kvcache/"):
+        return "kvcache"
     return PUBLIC_LAYER.get(header)
 
 
