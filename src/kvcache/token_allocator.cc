@@ -112,7 +112,13 @@ class TokenAllocator::Growth {
 
   int32_t prefix_len(size_t r) const { return prefix_lens_.empty() ? seq_lens_[r] - 1 : prefix_lens_[r]; }
 
+  int64_t pages() const { return pages_; }  ///< fresh ones, after check()
+
   void check(size_t num_slots) {
+    core::require(
+        (prefix_lens_.empty() || prefix_lens_.size() == seq_lens_.size()) && last_slots_.size() == seq_lens_.size(),
+        "there are ", prefix_lens_.size(), " prefix_lens, ", seq_lens_.size(), " seq_lens and ", last_slots_.size(),
+        " last_slots; one of each a request");
     int64_t tokens = 0;
     for (size_t r = 0; r < seq_lens_.size(); ++r) {
       state_.check_grows(r, prefix_len(r), seq_lens_[r], last_slots_[r]);
@@ -191,9 +197,8 @@ bool TokenAllocator::alloc(std::span<int32_t> slots) {
 
 bool TokenAllocator::alloc_extend(std::span<const int32_t> prefix_lens, std::span<const int32_t> seq_lens,
                                   std::span<const int32_t> last_slots, std::span<int32_t> slots) {
-  core::require(seq_lens.size() == prefix_lens.size() && last_slots.size() == prefix_lens.size(), "there are ",
-                prefix_lens.size(), " prefix_lens, ", seq_lens.size(), " seq_lens and ", last_slots.size(),
-                " last_slots; one of each a request");
+  core::require(prefix_lens.size() == seq_lens.size(), "there are ", prefix_lens.size(), " prefix_lens and ",
+                seq_lens.size(), " seq_lens; one of each a request");
   Growth growth(*state_, prefix_lens, seq_lens, last_slots);
   growth.check(slots.size());
   return growth.fill(slots);
@@ -201,11 +206,16 @@ bool TokenAllocator::alloc_extend(std::span<const int32_t> prefix_lens, std::spa
 
 bool TokenAllocator::alloc_decode(std::span<const int32_t> seq_lens, std::span<const int32_t> last_slots,
                                   std::span<int32_t> slots) {
-  core::require(last_slots.size() == seq_lens.size(), "there are ", seq_lens.size(), " seq_lens and ",
-                last_slots.size(), " last_slots; one of each a request");
   Growth growth(*state_, {}, seq_lens, last_slots);
   growth.check(slots.size());
   return growth.fill(slots);
+}
+
+int64_t TokenAllocator::fresh_pages(std::span<const int32_t> prefix_lens, std::span<const int32_t> seq_lens,
+                                    std::span<const int32_t> last_slots, size_t num_slots) {
+  Growth growth(*state_, prefix_lens, seq_lens, last_slots);
+  growth.check(num_slots);
+  return growth.pages();
 }
 
 void TokenAllocator::free(std::span<const int32_t> slots) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -54,6 +55,11 @@ class FOLIO_API TokenAllocator {
   /// alloc_extend by one token a request: seq_lens count it. `slots` has R entries. O(R).
   [[nodiscard]] bool alloc_decode(std::span<const int32_t> seq_lens, std::span<const int32_t> last_slots,
                                   std::span<int32_t> slots);
+
+  /// How many fresh pages alloc_extend would take for `num_slots` slots or, without prefix_lens, alloc_decode. Throws
+  /// as they do; changes nothing. O(R).
+  int64_t fresh_pages(std::span<const int32_t> prefix_lens, std::span<const int32_t> seq_lens,
+                      std::span<const int32_t> last_slots, size_t num_slots);
 
   /// Gives the slots' pages to the release list, or to the open group. A slot may occur once; several slots of a page
   /// may come in one call, or in several calls of one group. O(n + pages * page_size).
