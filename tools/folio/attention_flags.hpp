@@ -5,7 +5,7 @@
 #include <string>
 
 #include "folio/context.hpp"
-#include "replay/layer_stack.hpp"
+#include "replay/stack_config.hpp"
 
 namespace folio::cli {
 

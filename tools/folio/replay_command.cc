@@ -7,6 +7,7 @@
 
 #include "attention_flags.hpp"
 #include "commands.hpp"
+#include "folio/backends/common.hpp"
 #include "json_output.hpp"
 #include "progress.hpp"
 #include "replay/prefix_count.hpp"
@@ -23,6 +24,8 @@ struct ReplayFlags {
   int32_t scale = 32;
   int64_t requests = 0;
   AttentionFlags attention;
+  replay::ServingBackend backend = replay::ServingBackend::kNone;
+  std::string kv_cache_dtype;
   replay::SchedulerOptions scheduler;
   replay::ClockOptions clock;
   replay::CheckOptions checks;
@@ -38,6 +41,7 @@ struct ReplayFlags {
   std::string timeline;
   std::string samples;
   CLI::Option* page_size = nullptr;
+  bool batch_invariant = false;
 };
 
 void add_workload_options(CLI::App& app, ReplayFlags& flags) {
@@ -57,6 +61,22 @@ void add_workload_options(CLI::App& app, ReplayFlags& flags) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--seed", flags.seed, "seed of keys, values, queries and of the choice of checked rows")
       ->capture_default_str();
+}
+
+void add_backend_options(CLI::App& app, ReplayFlags& flags) {
+  app.add_option_function<std::string>(
+         "--backend",
+         [&flags](const std::string& name) {
+           if (name == "flashinfer") flags.backend = replay::ServingBackend::kFlashInfer;
+         },
+         "who serves the layers: none (Folio's own calls, the default) or an engine backend: flashinfer")
+      ->check(CLI::IsMember({"none", "flashinfer"}));
+  app.add_option("--kv-cache-dtype", flags.kv_cache_dtype,
+                 "--kv-dtype by the names that engines use: auto (the outputs' type), float16, bfloat16, float32, fp8 "
+                 "(= fp8_e4m3), fp8_e5m2")
+      ->excludes(app.get_option("--kv-dtype"));
+  app.add_flag("--batch-invariant", flags.batch_invariant, "the same as --determinism batch-invariant")
+      ->excludes(app.get_option("--determinism"));
 }
 
 void add_serving_options(CLI::App& app, ReplayFlags& flags) {
@@ -161,12 +181,17 @@ int replay_trace(ReplayFlags& flags) {
   }
   replay::ReplayOptions options;
   options.stack = flags.attention.stack(flags.scale);
+  options.stack.backend = flags.backend;
+  if (!flags.kv_cache_dtype.empty())
+    options.stack.kv = backends::kv_cache_dtype_from_name(flags.kv_cache_dtype, options.stack.out());
+  if (flags.batch_invariant) options.stack.determinism = Determinism::kBatchInvariant;
   options.stack.seed = flags.seed;
   options.stack.num_pages = pool_pages(flags, workload, options.stack);
   options.stack.max_tokens = flags.scheduler.token_budget;
   options.scheduler = flags.scheduler;
   options.scheduler.page_size = options.stack.page_size;
   if (flags.serial) options.scheduler.max_running = 1;
+  options.stack.max_requests = options.scheduler.max_running;
   options.clock = flags.clock;
   options.checks = flags.checks;
   options.checks.keep_samples = !flags.samples.empty();
@@ -202,6 +227,7 @@ Command add_replay_command(CLI::App& app) {
   add_workload_options(*command, *flags);
   add_serving_options(*command, *flags);
   flags->attention.add_to(*command, true);
+  add_backend_options(*command, *flags);
   flags->page_size = command->get_option("--page-size");
   add_output_options(*command, *flags);
   command->footer(

@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "replay/memory.hpp"
 #include "replay/yardstick.hpp"
 
 namespace folio::replay {
@@ -42,19 +43,20 @@ class SimulatedClock {
 
 /// Every page of the pool that some step wrote, up to kYardstickBytes, in a fixed random order. Unwritten pages are
 /// left alone: reading them would measure the system's zero page.
-std::vector<const std::byte*> used_pages(const LayerStack& stack, int32_t pages_used) {
+std::vector<const std::byte*> used_pages(const AttentionStack& stack, int32_t pages_used) {
   std::vector<const std::byte*> pages;
   for (int32_t layer = 0; layer < stack.config().num_layers; ++layer) {
-    const auto* k = static_cast<const std::byte*>(stack.cache(layer).k);
+    const KvCacheView& cache = stack.cache(layer);
+    const int64_t stride = cache.k_strides.page * size_of(cache.dtype);
     for (int32_t page = 0; page < pages_used; ++page)
-      pages.push_back(k + static_cast<size_t>(page) * stack.k_page_bytes());
+      pages.push_back(static_cast<const std::byte*>(cache.k) + page * stride);
   }
   std::shuffle(pages.begin(), pages.end(), std::mt19937_64(1));
   pages.resize(std::min(pages.size(), kYardstickBytes / stack.k_page_bytes()));
   return pages;
 }
 
-void measure_limits(const Context& context, const LayerStack& stack, int32_t pages_used, ReplayResult& result) {
+void measure_limits(const Context& context, const AttentionStack& stack, int32_t pages_used, ReplayResult& result) {
   constexpr size_t kGranule = 256;
   constexpr size_t kLeastBytes = size_t{4} << 20;  // less says nothing
   if (stack.k_page_bytes() % kGranule == 0) {
@@ -108,7 +110,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   PageManager pages(static_cast<int32_t>(options.stack.num_pages), options.prefix_reuse);
   Scheduler scheduler(workload, pages, options.scheduler);
   RowChecker checker(workload, options.stack, options.checks);
-  LayerStack stack(context, options.stack);
+  const std::unique_ptr<AttentionStack> stack = make_stack(context, options.stack);
   std::unique_ptr<TimelineWriter> timeline;
   if (!options.timeline_path.empty()) timeline = std::make_unique<TimelineWriter>(options.timeline_path);
 
@@ -116,6 +118,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   PhaseClock phases(timeline.get());
   SimulatedClock clock(options.clock);
   StepBatch batch;
+  std::vector<StepItem> ordered;
   std::vector<float> step_seconds;
   Stopwatch wall;
   int32_t highest_page = -1;
@@ -130,9 +133,11 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
       clock.idle_until(scheduler.next_arrival_ms().value_or(clock.now_ms()));
       continue;
     }
-    batch.build(items, scheduler, options.stack.page_size);
+    ordered.assign(items.begin(), items.end());
+    stack->order(ordered);
+    batch.build(ordered, scheduler, options.stack.page_size);
     phases.end(Phase::kSchedule);
-    stack.step(batch, phases, observe);
+    stack->step(batch, phases, observe);
     result.peak_pages_held = std::max(result.peak_pages_held, pages.held());
     highest_page = std::max(highest_page, *std::max_element(batch.indices.begin(), batch.indices.end()));
     phases.begin();
@@ -153,7 +158,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.leaked_pages = pages.held();
   result.scheduler = scheduler.counters();
   result.times = phases.times();
-  result.work = stack.work();
+  result.work = stack->work();
   result.checks = checker.counts();
   result.digest = checker.digest();
   result.step_seconds = percentiles(step_seconds);
@@ -161,14 +166,15 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.output_tokens = workload.output_tokens();
   result.pages = pages.num_pages();
   result.evictions = pages.evictions();
-  result.pool_bytes = stack.pool_bytes();
-  result.workspace_bytes = stack.workspace_bytes();
-  result.kernel = stack.kernel_name();
-  result.attention = stack.attention();
+  result.pool_bytes = stack->pool_bytes();
+  result.workspace_bytes = stack->workspace_bytes();
+  result.kernel = stack->kernel_name();
+  result.attention = stack->attention();
+  result.backend = options.stack.backend;
   result.threads = context.concurrency();
   if (!options.samples_path.empty()) checker.write_samples(options.samples_path);
-  measure_limits(context, stack, highest_page + 1, result);
-  result.touched_bytes = stack.resident_bytes();
+  measure_limits(context, *stack, highest_page + 1, result);
+  result.touched_bytes = stack->resident_bytes();
   result.peak_resident_bytes = peak_resident_bytes();
   return result;
 }

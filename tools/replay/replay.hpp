@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "folio/folio.hpp"
-#include "replay/layer_stack.hpp"
+#include "replay/attention_stack.hpp"
 #include "replay/row_checker.hpp"
 #include "replay/scheduler.hpp"
 #include "replay/workload.hpp"
@@ -65,6 +65,7 @@ struct ReplayResult {
   int64_t peak_resident_bytes = 0;  ///< of the process
   std::string kernel;
   AttentionConfig attention;
+  ServingBackend backend = ServingBackend::kNone;
   int32_t threads = 0;
   double read_limit = 0.0;      ///< bytes a second, the best plain read of the pool's used pages; 0 = not measured
   double multiply_limit = 0.0;  ///< float32 operations a second in registers; 0 = not measured

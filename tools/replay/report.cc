@@ -71,9 +71,10 @@ std::string summary_text(const ReplayResult& r) {
   const AttentionConfig& a = r.attention;
   text += r.interrupted ? "interrupted; so far:\n" : "replay finished:\n";
   line("attention",
-       fmt::format("{} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}, kernel {}, {} threads",
+       fmt::format("{} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}, kernel {}, {} threads{}",
                    a.num_q_heads, a.num_kv_heads, a.head_dim_qk, a.head_dim_v, to_string(a.q), to_string(a.kv),
-                   to_string(a.kv_format), a.page_size, to_string(a.determinism), r.kernel, r.threads));
+                   to_string(a.kv_format), a.page_size, to_string(a.determinism), r.kernel, r.threads,
+                   r.backend == ServingBackend::kNone ? "" : fmt::format(", {} backend", to_string(r.backend))));
   line("requests",
        fmt::format("{} of {} finished, {} steps, {:.1f} s simulated, {:.2f} s wall", r.progress.finished,
                    r.progress.requests, r.progress.steps, r.progress.simulated_ms / 1e3, r.progress.wall_seconds));
@@ -114,12 +115,19 @@ nlohmann::ordered_json summary_json(const ReplayResult& r) {
   nlohmann::ordered_json json;
   json["interrupted"] = r.interrupted;
   json["failed"] = r.failed();
-  json["attention"] = {{"num_q_heads", a.num_q_heads}, {"num_kv_heads", a.num_kv_heads},
-                       {"head_dim_qk", a.head_dim_qk}, {"head_dim_v", a.head_dim_v},
-                       {"q", to_string(a.q)},          {"kv", to_string(a.kv)},
-                       {"out", to_string(a.out)},      {"kv_format", to_string(a.kv_format)},
-                       {"page_size", a.page_size},     {"determinism", to_string(a.determinism)},
-                       {"kernel", r.kernel},           {"threads", r.threads}};
+  json["attention"] = {{"num_q_heads", a.num_q_heads},
+                       {"num_kv_heads", a.num_kv_heads},
+                       {"head_dim_qk", a.head_dim_qk},
+                       {"head_dim_v", a.head_dim_v},
+                       {"q", to_string(a.q)},
+                       {"kv", to_string(a.kv)},
+                       {"out", to_string(a.out)},
+                       {"kv_format", to_string(a.kv_format)},
+                       {"page_size", a.page_size},
+                       {"determinism", to_string(a.determinism)},
+                       {"kernel", r.kernel},
+                       {"threads", r.threads},
+                       {"backend", to_string(r.backend)}};
   json["requests"] = {
       {"total", r.progress.requests}, {"finished", r.progress.finished}, {"preemptions", r.scheduler.preemptions}};
   json["tokens"] = {{"prompt", r.input_tokens},

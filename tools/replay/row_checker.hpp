@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "replay/layer_stack.hpp"
+#include "replay/attention_stack.hpp"
 #include "replay/row_problem.hpp"
 #include "replay/workload.hpp"
 

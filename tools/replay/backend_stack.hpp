@@ -1,0 +1,16 @@
+#pragma once
+
+#include <memory>
+
+#include "folio/folio.hpp"
+#include "replay/attention_stack.hpp"
+
+namespace folio::replay {
+
+/// A stack whose layers one of the engine backends serves: its builder orders and plans every step, its implementation
+/// writes and attends every layer, over one cache tensor a layer, as an engine would use it. Throws
+/// kInvalidArgument for ServingBackend::kNone, kUnsupported for what backends do not take (packed pages, a head_dim_v
+/// of its own).
+std::unique_ptr<AttentionStack> make_backend_stack(const Context& context, const StackConfig& config);
+
+}  // namespace folio::replay

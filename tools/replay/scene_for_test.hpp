@@ -1,0 +1,53 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "replay/replay.hpp"
+
+/// A small replay for tests: the first requests of the shipped excerpt on a toy model.
+namespace folio::replay {
+
+inline const std::atomic<bool> kNeverStop{false};
+
+inline const Context& context() {
+  static const Context shared = Context::cpu({.executor = {}, .num_threads = 2, .force_kernel = {}});
+  return shared;
+}
+
+/// A small model over the excerpt's first requests.
+struct Scene {
+  Workload workload;
+  ReplayOptions options;
+};
+
+inline Scene small_scene(int64_t requests = 11, int32_t scale = 64) {
+  Scene scene;
+  scene.workload = make_workload(read_trace(FOLIO_EXAMPLE_TRACES "/mooncake_excerpt.jsonl", TraceFormat::kMooncake),
+                                 scale, requests);
+  StackConfig& stack = scene.options.stack;
+  stack.num_layers = 2;
+  stack.num_q_heads = 4;
+  stack.num_kv_heads = 2;
+  stack.head_dim_qk = 16;
+  stack.head_dim_v = 24;
+  stack.page_size = 8;
+  stack.layout = KvLayout::kStridedNhd;
+  stack.determinism = Determinism::kScheduleInvariant;
+  stack.num_pages = scene.workload.pages_for_all(stack.page_size);
+  stack.max_tokens = 96;
+  scene.options.scheduler = {.token_budget = 96, .max_running = 8, .page_size = 8};
+  scene.options.checks.rate = 0.02;
+  return scene;
+}
+
+inline ReplayResult replay(const Scene& scene, const std::atomic<bool>& stop = kNeverStop) {
+  const ReplayResult result = run_replay(context(), scene.workload, scene.options, stop, [](const ReplayProgress&) {});
+  EXPECT_EQ(result.checks.failures, 0) << result.checks.first_failure;
+  EXPECT_EQ(result.leaked_pages, 0);
+  EXPECT_FALSE(result.failed());
+  return result;
+}
+
+}  // namespace folio::replay

@@ -1,0 +1,91 @@
+#include "replay/step_inputs.hpp"
+
+#include <algorithm>
+
+#include "replay/synthetic.hpp"
+
+namespace folio::replay {
+namespace {
+
+/// Calls fill(token) for every token on the context's threads.
+template <typename Fill>
+void for_each_token(const Context& context, int32_t num_tokens, const Fill& fill) {
+  constexpr int32_t kTokensPerTask = 8;
+  struct Task {
+    const Fill* fill;
+    int32_t num_tokens;
+  } task{&fill, num_tokens};
+  context.parallel_for((num_tokens + kTokensPerTask - 1) / kTokensPerTask,
+                       [](void* self, int64_t index) noexcept {
+                         const Task& work = *static_cast<const Task*>(self);
+                         const auto first = static_cast<int32_t>(index) * kTokensPerTask;
+                         for (int32_t t = first; t < std::min(first + kTokensPerTask, work.num_tokens); ++t)
+                           (*work.fill)(t);
+                       },
+                       &task);
+}
+
+size_t bytes_of(int64_t elements, DType dtype) {
+  return static_cast<size_t>(elements) * static_cast<size_t>(size_of(dtype));
+}
+
+}  // namespace
+
+StepInputs::StepInputs(const StackConfig& config)
+    : config_(config), given_(is_fp8(config.kv) ? DType::kBFloat16 : config.kv) {
+  const int64_t tokens = config.max_tokens;
+  k_ = MappedMemory(bytes_of(tokens * config.num_kv_heads * config.head_dim_qk, given_));
+  v_ = MappedMemory(bytes_of(tokens * config.num_kv_heads * config.head_dim_v, given_));
+  q_ = MappedMemory(bytes_of(tokens * config.num_q_heads * config.head_dim_qk, config.q));
+  out_ = MappedMemory(bytes_of(tokens * config.num_q_heads * config.head_dim_v, config.out()));
+}
+
+void StepInputs::make_kv(const Context& context, const StepBatch& batch, int32_t layer) {
+  const StackConfig& c = config_;
+  const size_t k_row = bytes_of(c.head_dim_qk, given_);
+  const size_t v_row = bytes_of(c.head_dim_v, given_);
+  for_each_token(context, batch.num_tokens(), [&](int32_t t) {
+    const uint64_t link = batch.rows[static_cast<size_t>(t)].link;
+    for (int32_t head = 0; head < c.num_kv_heads; ++head) {
+      const auto row = static_cast<size_t>(t) * static_cast<size_t>(c.num_kv_heads) + static_cast<size_t>(head);
+      fill_row(kv_row_key(c.seed, InputKind::kKey, link, layer, head), given_, c.head_dim_qk, k_.data() + row * k_row);
+      fill_row(kv_row_key(c.seed, InputKind::kValue, link, layer, head), given_, c.head_dim_v, v_.data() + row * v_row);
+    }
+  });
+}
+
+void StepInputs::make_q(const Context& context, const StepBatch& batch, int32_t layer) {
+  const StackConfig& c = config_;
+  const size_t q_row = bytes_of(c.head_dim_qk, c.q);
+  for_each_token(context, batch.num_tokens(), [&](int32_t t) {
+    const TokenRow& token = batch.rows[static_cast<size_t>(t)];
+    for (int32_t head = 0; head < c.num_q_heads; ++head) {
+      const auto row = static_cast<size_t>(t) * static_cast<size_t>(c.num_q_heads) + static_cast<size_t>(head);
+      fill_row(query_row_key(c.seed, token.request, token.position, layer, head), c.q, c.head_dim_qk,
+               q_.data() + row * q_row);
+    }
+  });
+}
+
+ConstTensorView StepInputs::k(int32_t num_tokens) const {
+  return ConstTensorView(k_.data(), given_, {num_tokens, config_.num_kv_heads, config_.head_dim_qk});
+}
+
+ConstTensorView StepInputs::v(int32_t num_tokens) const {
+  return ConstTensorView(v_.data(), given_, {num_tokens, config_.num_kv_heads, config_.head_dim_v});
+}
+
+ConstTensorView StepInputs::q(int32_t num_tokens) const {
+  return ConstTensorView(q_.data(), config_.q, {num_tokens, config_.num_q_heads, config_.head_dim_qk});
+}
+
+TensorView StepInputs::out(int32_t num_tokens) const {
+  return TensorView(out_.data(), config_.out(), {num_tokens, config_.num_q_heads, config_.head_dim_v});
+}
+
+LayerOutput StepInputs::output(int32_t layer) const {
+  const DType dtype = config_.out();
+  return {layer, dtype, out_.data(), bytes_of(int64_t{config_.num_q_heads} * config_.head_dim_v, dtype)};
+}
+
+}  // namespace folio::replay
