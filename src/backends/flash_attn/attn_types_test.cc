@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -169,6 +170,20 @@ TEST(FlashAttnCross, TakesMoreQueriesThanKeysAndTheEncodersLengths) {
   fixture.batch.encoder_seq_lens = encoder_lens;
   fixture.step();
   EXPECT_EQ(fixture.wrong_output(), "");
+}
+
+// An encoder that has not said anything yet: no key at all, and nobody else's.
+TEST(FlashAttnCross, GivesZerosForNoKeys) {
+  LayerSetup setup;
+  setup.mask = MaskKind::kNone;
+  setup.share_kv = true;
+  FlashAttnFixture fixture(setup, {"cross", {0, 5}, {2, 3}});
+  fixture.layer.attn_type = AttentionType::kEncoderDecoder;
+  fixture.step();
+  EXPECT_EQ(fixture.wrong_output(), "");
+  const auto rows = static_cast<std::ptrdiff_t>(2 * setup.num_heads * setup.head_size * 2);
+  EXPECT_TRUE(std::all_of(fixture.out_memory.begin(), fixture.out_memory.begin() + rows,
+                          [](std::byte byte) { return byte == std::byte{0}; }));
 }
 
 TEST(FlashAttnTypes, AreOneOfAGroup) {
