@@ -6,5 +6,6 @@
 #include "folio/kv_cache.hpp"             // IWYU pragma: export
 #include "folio/merge.hpp"                // IWYU pragma: export
 #include "folio/page_table.hpp"           // IWYU pragma: export
+#include "folio/quantize.hpp"             // IWYU pragma: export
 #include "folio/types/float_convert.hpp"  // IWYU pragma: export
 #include "folio/version.hpp"              // IWYU pragma: export

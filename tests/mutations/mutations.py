@@ -291,3 +291,13 @@ plant(rule, "write-scale-multiplied", CACHE + "convert_rows.cc", "value /= to_sc
 plant(rule, "write-scale-omitted", CACHE + "convert_rows.cc", "value /= to_scale;", "")
 plant(rule, "write-pairs-swapped", CACHE + "convert_rows.cc", "target[2 * i] = first[i];\n    target[2 * i + 1] = second[i];",
       "target[2 * i] = second[i];\n    target[2 * i + 1] = first[i];")
+
+rule = "NVFP4 outputs"
+NVFP4 = COMBINE + "nvfp4.cc"
+plant(rule, "nvfp4-nibbles-swapped", NVFP4, "static_cast<uint8_t>(low | (high << 4))", "static_cast<uint8_t>(high | (low << 4))")
+plant(rule, "nvfp4-scale-of-the-real-not-the-stored", NVFP4, "fp8_e4m3_to_float(stored);",
+      "global_scale * largest_magnitude(x) / kLargestE2m1;")
+plant(rule, "nvfp4-global-scale-divides", NVFP4, "float_to_fp8_e4m3(global_scale * largest", "float_to_fp8_e4m3(1 / global_scale * largest")
+plant(rule, "nvfp4-heads-share-blocks", WORKER, "q_head * blocks_per_head, config", "0, config")
+plant(rule, "nvfp4-first-row-ignored", WORKER, "args.out_block_scale.first_row + token", "token")
+plant(rule, "nvfp4-tiles-column-major", "include/folio/types/nvfp4.hpp", "in_tile % 32 * 16 + in_tile / 32 * 4", "in_tile * 4")

@@ -17,9 +17,10 @@ enum class BackendProfile : int32_t {
   kNative = 0,       ///< what Folio itself can do; the default
   kVllm2025_07 = 1,  ///< vLLM v1 of July 2025
   kVllm2025_12 = 2,  ///< vLLM v1 of December 2025
+  kVllm2026_03 = 3,  ///< vLLM v1 of March 2026
 };
 
-/// "native", "vllm-2025-07", "vllm-2025-12".
+/// "native", "vllm-2025-07", "vllm-2025-12", "vllm-2026-03".
 FOLIO_API std::string_view to_string(BackendProfile profile);
 
 /// The order of tokens and KV heads inside a page: NHD is [token][head][dim], HND is [head][token][dim]. One explicit

@@ -5,18 +5,10 @@
 #include <span>
 #include <vector>
 
-#include "core/aligned_buffer.hpp"
-#include "folio/attention.hpp"
+#include "backends/common/layer_plans.hpp"
 #include "folio/backends/flashinfer/metadata_builder.hpp"
 
 namespace folio::inline v0::backends {
-
-/// The kernel and the plan memory of all layers of one window.
-struct WindowOp {
-  int32_t window_left;
-  AttentionOp op;
-  PlanBuffer buffer;
-};
 
 /// What a builder owns.
 struct FlashInferMetadataBuilder::State {
@@ -29,8 +21,8 @@ struct FlashInferMetadataBuilder::State {
   DType q_data_type = DType::kUnset;
   int32_t reorder_threshold = 1;
   std::optional<BatchSplit> reordered;  ///< kVllm2025_07: what reorder_batch found
-  std::vector<WindowOp> windows;        ///< at most kMaxWindows, in the order of the layers
-  core::AlignedBuffer workspace;
+  std::vector<WindowOp> windows;        ///< in the order of the layers
+  std::optional<StepPlans> plans;
   std::vector<int32_t> paged_kv_indptr;  ///< grow to the largest batch asked for
   std::vector<int32_t> paged_kv_indices;
   std::vector<int32_t> paged_kv_last_page_len;

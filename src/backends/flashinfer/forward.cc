@@ -1,6 +1,5 @@
-#include <cstring>
-#include <string>
-
+#include "backends/common/layer_plans.hpp"
+#include "backends/common/tensor_checks.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
 #include "folio/backends/flashinfer/backend.hpp"
@@ -9,68 +8,6 @@
 #include "folio/kv_cache.hpp"
 
 namespace folio::inline v0::backends {
-namespace {
-
-/// [tokens, heads, head_size] with contiguous heads, at least `min_tokens` of them.
-void require_shape(const char* name, const ConstTensorView& tensor, int64_t min_tokens, int64_t heads,
-                   int64_t head_size) {
-  const bool fits =
-      tensor.rank == 3 && tensor.shape[0] >= min_tokens && tensor.shape[1] == heads && tensor.shape[2] == head_size;
-  if (!fits) {
-    std::string shape;
-    for (int32_t i = 0; i < tensor.rank; ++i) {
-      core::append(shape, i > 0 ? ", " : "");
-      core::append(shape, tensor.shape[static_cast<size_t>(i)]);
-    }
-    core::fail(ErrorCode::kInvalidArgument, name, " has shape [", shape, "]; [tokens, ", heads, ", ", head_size,
-               "] with at least ", min_tokens, " tokens is needed");
-  }
-  core::require(tensor.shape[0] == 0 || tensor.data != nullptr, name, " has no data");
-  core::require(tensor.strides[2] == 1, name, " has stride ", tensor.strides[2], " between components; it must be 1");
-}
-
-/// Scales belong to fp8 values; the write would not apply them to others, and reading them alone would be wrong.
-void require_no_scale(const char* name, const Scale& scale, DType dtype) {
-  core::require(scale.data == nullptr && scale.value == 1.0f, name, " scale is given for a ", dtype,
-                " cache; only fp8 caches have scales");
-}
-
-const AttentionPlan& plan_for_window(const FlashInferMetadata& metadata, int32_t window_left) {
-  for (const std::optional<WindowPlan>& planned : metadata.plans) {
-    if (planned && planned->window_left == window_left) return planned->plan;
-  }
-  std::string windows;
-  for (const std::optional<WindowPlan>& planned : metadata.plans) {
-    if (planned) windows += core::message(' ', planned->window_left);
-  }
-  core::fail(ErrorCode::kInvalidArgument, "the layer's window_left is ", window_left, "; the metadata was planned for",
-             windows);
-}
-
-/// The first `count` tokens.
-template <typename Tensor>
-Tensor first_tokens(Tensor tensor, int64_t count) {
-  tensor.shape[0] = count;
-  return tensor;
-}
-
-/// Every dtype's zero is all bits zero.
-void fill_with_zeros(const TensorView& output) {
-  const auto element_bytes = static_cast<size_t>(size_of(output.dtype));
-  core::require(output.rank == 3 && output.strides[2] == 1 && element_bytes > 0,
-                "output must be a tensor [tokens, num_heads, head_size] with contiguous heads");
-  auto* bytes = static_cast<std::byte*>(output.data);
-  for (int64_t token = 0; token < output.shape[0]; ++token) {
-    for (int64_t head = 0; head < output.shape[1]; ++head) {
-      const int64_t at = token * output.strides[0] + head * output.strides[1];
-      std::memset(bytes + at * static_cast<int64_t>(element_bytes), 0,
-                  static_cast<size_t>(output.shape[2]) * element_bytes);
-    }
-  }
-}
-
-}  // namespace
-
 TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const ConstTensorView& query,
                                    const ConstTensorView& key, const ConstTensorView& value, const TensorView& kv_cache,
                                    const FlashInferMetadata* metadata, const TensorView& output,
@@ -96,7 +33,7 @@ TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const Cons
   }
   // The typed view is made for layers that share a cache too: they read the same bytes.
   const KvCacheView cache = FlashInferBackend::kv_cache_view(kv_cache, kv_cache_dtype_);
-  const AttentionPlan& plan = plan_for_window(*metadata, window_left_);
+  const AttentionPlan& plan = plan_for_window(metadata->plans, window_left_);
   static_cast<void>(workspace_size(plan));  // throws for a stale plan while the cache is still untouched
 
   if (!kv_sharing_target_layer_name_) {

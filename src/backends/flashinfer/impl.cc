@@ -2,26 +2,18 @@
 
 #include <cmath>
 
+#include "backends/common/tensor_checks.hpp"
 #include "core/error.hpp"
 #include "folio/backends/engine_config.hpp"
-#include "folio/types/float_convert.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
 
-std::vector<float> sinks_as_float(const ConstTensorView& sinks, int32_t num_heads) {
-  core::require(sinks.rank == 1, "sinks have rank ", sinks.rank, "; it must be 1");
-  core::require(sinks.shape[0] == num_heads,
-                "Sinks must have the same number of heads as the number of heads in the layer. Expected ", num_heads,
-                ", but got ", sinks.shape[0], ".");
-  const bool taken =
-      sinks.dtype == DType::kFloat32 || sinks.dtype == DType::kFloat16 || sinks.dtype == DType::kBFloat16;
-  core::require(taken, "sinks are ", sinks.dtype, "; float32, float16 and bfloat16 are taken");
-  std::vector<float> values(static_cast<size_t>(num_heads));
-  for (int32_t head = 0; head < num_heads; ++head) {
-    values[static_cast<size_t>(head)] = load_as_float(sinks.data, sinks.dtype, head * sinks.strides[0]);
-  }
-  return values;
+std::vector<float> checked_sinks(const ConstTensorView& sinks, int32_t num_heads) {
+  return sinks_as_float(sinks, num_heads,
+                        core::message("Sinks must have the same number of heads as the number of heads in the layer. "
+                                      "Expected ",
+                                      num_heads, ", but got ", sinks.shape[0], "."));
 }
 
 float host_value(const Scale& scale, const char* name) {
@@ -56,13 +48,13 @@ FlashInferImpl::FlashInferImpl(const Context& context, const FlashInferLayerConf
                 "; it must be finite and not below 0");
   core::require(alibi_slopes_.empty() || alibi_slopes_.size() == static_cast<size_t>(num_heads_), "alibi_slopes has ",
                 alibi_slopes_.size(), " entries; num_heads is ", num_heads_);
-  if (config.sinks.data != nullptr) sinks_ = sinks_as_float(config.sinks, num_heads_);
+  if (config.sinks.data != nullptr) sinks_ = checked_sinks(config.sinks, num_heads_);
 }
 
 void FlashInferImpl::set_sinks(const ConstTensorView& sinks) {
   core::require(!sinks_.empty(), "the layer was constructed without sinks; give them to the constructor");
   core::require(sinks.data != nullptr, "sinks have no data");
-  sinks_ = sinks_as_float(sinks, num_heads_);
+  sinks_ = checked_sinks(sinks, num_heads_);
 }
 
 float FlashInferImpl::bmm1_scale(const AttentionLayerScales& layer, DType query_dtype) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "backends/common/layer_group.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
 #include "folio/backends/flashinfer/backend.hpp"
@@ -11,40 +12,6 @@ namespace folio::inline v0::backends {
 namespace {
 
 using Layers = std::span<const AttentionLayer<FlashInferImpl>>;
-
-DType resolve_kv_cache_dtype(const AttentionSpec& spec, const EngineConfig& config) {
-  const DType dtype = kv_cache_dtype_from_name(config.cache.cache_dtype, config.model.dtype);
-  core::require(is_fp8(dtype) || dtype == config.model.dtype, "cache_dtype is ", config.cache.cache_dtype,
-                "; with a model of ", config.model.dtype, " the cache is of that dtype or fp8");
-  core::require(spec.dtype == dtype, "the layers' spec has dtype ", spec.dtype, "; cache_dtype ",
-                config.cache.cache_dtype, " is ", dtype);
-  return dtype;
-}
-
-void check_layers(Layers layers, const AttentionSpec& spec, int32_t num_qo_heads, DType kv_cache_dtype) {
-  for (const AttentionLayer<FlashInferImpl>& layer : layers) {
-    core::require(layer.impl != nullptr, "layer ", layer.name, " has no implementation");
-    const FlashInferImpl& impl = *layer.impl;
-    core::require(impl.num_heads() == num_qo_heads && impl.num_kv_heads() == spec.num_kv_heads &&
-                      impl.head_size() == spec.head_size,
-                  "layer ", layer.name, " has ", impl.num_heads(), " q heads, ", impl.num_kv_heads(),
-                  " KV heads and head size ", impl.head_size(), "; the group has ", num_qo_heads, ", ",
-                  spec.num_kv_heads, " and ", spec.head_size);
-    core::require(impl.kv_cache_dtype() == kv_cache_dtype, "layer ", layer.name, " has a cache of ",
-                  impl.kv_cache_dtype(), "; the group's is ", kv_cache_dtype);
-  }
-}
-
-/// All features that any layer needs.
-Features features_of(Layers layers) {
-  Features features;
-  for (const AttentionLayer<FlashInferImpl>& layer : layers) {
-    if (layer.impl->logits_soft_cap() > 0.0f) features = features | Feature::kSoftCap;
-    if (!layer.impl->alibi_slopes().empty()) features = features | Feature::kAlibi;
-    if (!layer.impl->sinks().empty()) features = features | Feature::kSinks;
-  }
-  return features;
-}
 
 int32_t longest_query(const CommonAttentionMetadata& batch, int32_t first_request) {
   int32_t longest = 0;
@@ -88,21 +55,12 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
   attention.determinism = config.determinism;
   PrepareOptions prepare_options;
   prepare_options.force_kernel = options.force_kernel;
-  size_t workspace_bytes = 0;
+  std::vector<LayerWindow> windows;
   for (const AttentionLayer<FlashInferImpl>& layer : layers) {
-    const int32_t window_left = layer.impl->window_left();
-    if (std::ranges::count(state.windows, window_left, &WindowOp::window_left) > 0) continue;
-    if (state.windows.size() == kMaxWindows) {
-      core::fail(ErrorCode::kUnsupported, "layer ", layer.name, " has another window than ", kMaxWindows,
-                 " layers before it; a group may have up to ", kMaxWindows, " different ones");
-    }
-    attention.window_left = window_left;
-    AttentionOp op = prepare(context, attention, prepare_options);
-    workspace_bytes = std::max(workspace_bytes, workspace_size(op));
-    state.windows.push_back({window_left, op, make_plan_buffer(op)});
+    windows.push_back({layer.name, layer.impl->window_left(), -1});
   }
-  state.workspace = core::AlignedBuffer(workspace_bytes, core::AlignedBuffer::kWorkspaceAlignment);
-  for (const WindowOp& window : state.windows) init_workspace(window.op, {state.workspace.data(), workspace_bytes});
+  state.windows = prepare_windows(context, attention, windows, prepare_options);
+  state.plans.emplace(state.windows);
 }
 
 FlashInferMetadataBuilder::FlashInferMetadataBuilder(FlashInferMetadataBuilder&&) noexcept = default;
@@ -141,10 +99,7 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   view.max_kv_len = batch.max_seq_len;
   view.cu_q = batch.query_start_loc.data();
   view.segments = {&segment, 1};
-  for (size_t i = 0; i < state.windows.size(); ++i) {
-    WindowOp& window = state.windows[i];
-    metadata.plans[i] = WindowPlan{window.window_left, plan(window.op, view, window.buffer)};
-  }
+  metadata.plans = state.plans->plan(view);
 
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
   metadata.num_reqs = batch.num_reqs;
@@ -164,7 +119,7 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   metadata.num_kv_heads = state.spec.num_kv_heads;
   metadata.head_dim = state.spec.head_size;
   metadata.page_size = state.spec.page_size;
-  metadata.workspace = {state.workspace.data(), state.workspace.bytes()};
+  metadata.workspace = state.plans->workspace();
   return metadata;
 }
 

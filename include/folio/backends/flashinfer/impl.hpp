@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "folio/backends/attention_layer.hpp"
+#include "folio/backends/output_quantization.hpp"
 #include "folio/context.hpp"
 #include "folio/types/attention.hpp"
 #include "folio/types/tensor_view.hpp"
@@ -30,13 +31,6 @@ struct FlashInferLayerConfig {
   std::optional<std::string> kv_sharing_target_layer_name;  ///< the earlier layer whose cache this one reads
   ConstTensorView
       sinks;  ///< [num_heads], float32, float16 or bfloat16, on the host; data null = none. Copied as float32
-};
-
-/// Quantisation of the output inside the attention kernel.
-struct OutputQuantization {
-  const float* scale = nullptr;  ///< stored = real / scale
-  TensorView block_scale;        ///< NVFP4's scale factors
-  bool wanted() const { return scale != nullptr || block_scale.data != nullptr; }
 };
 
 /// One layer's attention. Immutable but for set_sinks; `forward` keeps no state, so that layers may share an

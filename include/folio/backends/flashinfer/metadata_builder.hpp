@@ -1,9 +1,7 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 
@@ -13,6 +11,7 @@
 #include "folio/backends/batch_order.hpp"
 #include "folio/backends/engine_config.hpp"
 #include "folio/backends/flashinfer/impl.hpp"
+#include "folio/backends/window_plans.hpp"
 #include "folio/context.hpp"
 #include "folio/types/attention.hpp"
 
@@ -23,15 +22,6 @@ struct FlashInferOptions {
   bool quantize_query = false;  ///< queries come as fp8 e4m3 with a q scale; needs an e4m3 cache
   std::string force_kernel;     ///< as PrepareOptions::force_kernel
 };
-
-/// The plan for all layers of one window.
-struct WindowPlan {
-  int32_t window_left = -1;
-  AttentionPlan plan;
-};
-
-/// Most different windows that the layers of one group may have.
-inline constexpr size_t kMaxWindows = 8;
 
 /// What one step's layers need: made by FlashInferMetadataBuilder::build, read by FlashInferImpl::forward. Spans point
 /// into the engine's arrays. Valid until the builder builds again; `forward` on an older one throws kStalePlan.
@@ -53,8 +43,8 @@ struct FlashInferMetadata {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t page_size = 0;
-  std::array<std::optional<WindowPlan>, kMaxWindows> plans;  ///< one for each window of the group's layers, in front
-  Workspace workspace;                                       ///< the builder's: one forward at a time
+  WindowPlans plans;    ///< one for each window of the group's layers, in front
+  Workspace workspace;  ///< the builder's: one forward at a time
 };
 
 /// A step's page tables in FlashInfer's form (CSR). Valid until asked for again.
