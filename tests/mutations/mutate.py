@@ -26,8 +26,8 @@ from mutations import MUTATIONS, PREPARATIONS
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What the copy needs; in the order in which they are run: the quickest first.
 TESTS = [
-    "folio_planner_test", "folio_kvcache_test", "folio_kernels_generic_cache_test", "folio_kernels_generic_combine_test",
-    "folio_attention_test", "conformance_quick_test",
+    "folio_planner_test", "folio_kvcache_test", "folio_kvcache_model_quick_test", "folio_kernels_generic_cache_test",
+    "folio_kernels_generic_combine_test", "folio_attention_test", "conformance_quick_test",
 ]
 NOT_COPIED = shutil.ignore_patterns("build", "build-*", ".git", ".cache", "__pycache__", "_skbuild")
 CMAKE_OPTIONS = [
