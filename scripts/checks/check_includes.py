@@ -20,6 +20,8 @@ PUBLIC_LAYER = {
     "folio/context.hpp": "platform",
     "folio/page_table.hpp": "kvcache",
     "folio/kv_cache.hpp": "kvcache",
+    "folio/shared_prefix.hpp": "kvcache",
+    "folio/cascade.hpp": "attention",
     "folio/merge.hpp": "attention",
     "folio/quantize.hpp": "attention",
     "folio/attention.hpp": "attention",
