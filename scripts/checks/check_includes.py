@@ -12,7 +12,7 @@ import sys
 from sources import ROOT, cpp_files, is_test, read, report
 
 # From the bottom up.
-LAYERS = ["core", "platform", "simd", "kvcache", "planner", "kernels", "attention", "verify", "backends", "capi"]
+LAYERS = ["core", "platform", "simd", "kvcache", "planner", "kernels", "attention", "verify", "distributed", "backends", "capi"]
 
 # The layer that implements a public header: lower layers may not include it. include/folio/types belongs to nobody.
 PUBLIC_LAYER = {
@@ -44,8 +44,12 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 def public_layer(header):
     if header.startswith("folio/backends/"):
         return "backends"
+    if header.startswith("folio/distributed"):
+        return "distributed"
     if header.startswith("folio/c/"):
         return "capi"
+    if header.startswith("folio/kvcache/"):
+        return "kvcache"
     return PUBLIC_LAYER.get(header)
 
 

@@ -47,7 +47,7 @@ struct Batch {
 };
 
 TEST(CascadeLevels, AreTheBestChoiceOfAll) {
-  std::ifstream file(FOLIO_GOLDEN_CASCADE_LEVELS);
+  std::ifstream file(FOLIO_SOURCE_DIR "/tests/golden/cascade/levels.json");
   const json golden = json::parse(file);
   CascadeLevels levels;  // one for all cases: nothing may be left of the one before
   SharedPrefixFinder finder;

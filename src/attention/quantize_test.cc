@@ -4,11 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/golden_test.hpp"
 #include "folio/types/error.hpp"
 #include "folio/types/float_convert.hpp"
 
@@ -16,7 +15,7 @@ namespace folio {
 namespace {
 
 using nlohmann::json;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string refusal(const std::function<void()>& call) {
   try {
@@ -29,8 +28,7 @@ std::string refusal(const std::function<void()>& call) {
 }
 
 TEST(QuantizeNvfp4, GivesTheGoldenBytes) {
-  std::ifstream file(FOLIO_GOLDEN_NVFP4);
-  const json document = json::parse(file);
+  const json document = folio::testing::golden("nvfp4/cases");
   const Context context = Context::cpu({.executor = {}, .num_threads = 2, .force_kernel = {}});
   for (const json& golden : document.at("cases")) {
     SCOPED_TRACE(golden.at("name").get<std::string>());

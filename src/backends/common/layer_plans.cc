@@ -42,12 +42,15 @@ void StepPlans::reserve_workspace(size_t bytes) {
   for (const Window& window : windows_) init_workspace(window.op, workspace());
 }
 
-WindowPlans StepPlans::plan(const BatchView& batch) {
+WindowPlans StepPlans::plan(const BatchView& batch, const BatchView& without_window) {
   WindowPlans plans;
   size_t workspace_bytes = 0;
   for (size_t i = 0; i < windows_.size(); ++i) {
     Window& window = windows_[i];
-    plans[i] = WindowPlan{window.window_left, folio::plan(window.op, batch, window.buffer)};
+    const AttentionConfig& config = window.op.config();
+    const bool has_window = config.window_left >= 0 || config.window_right >= 0;
+    plans[i] =
+        WindowPlan{window.window_left, folio::plan(window.op, has_window ? batch : without_window, window.buffer)};
     workspace_bytes = std::max(workspace_bytes, workspace_size(plans[i]->plan));
   }
   if (workspace_bytes > workspace_.bytes()) reserve_workspace(workspace_bytes);

@@ -38,7 +38,9 @@ class StepPlans {
   explicit StepPlans(std::span<const WindowOp> windows);
 
   /// Plans a step for every window; earlier plans go stale. Allocates nothing once warm. Throws what `plan` throws.
-  WindowPlans plan(const BatchView& batch);
+  WindowPlans plan(const BatchView& batch) { return plan(batch, batch); }
+  /// The same, of layers without window another batch.
+  WindowPlans plan(const BatchView& batch, const BatchView& without_window);
 
   /// Enough for every plan that `plan` has made; where a plan with shared segments needs more than it had, it moves.
   Workspace workspace() noexcept { return {workspace_.data(), workspace_.bytes()}; }

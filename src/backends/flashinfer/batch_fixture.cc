@@ -54,6 +54,10 @@ BatchFixture::BatchFixture(const LayerSetup& given, const BatchLengths& lengths,
   if (setup.alibi) {
     for (int32_t head = 0; head < setup.num_heads; ++head) alibi_slopes.push_back(std::ldexp(0.5f, -head));
   }
+  for (int32_t head = 0; head < setup.num_kv_heads; ++head) {
+    k_head_scales_.push_back(setup.k_scale * head_scale(head));
+    v_head_scales_.push_back(setup.v_scale * head_scale(head));
+  }
   lay_out_pages(seed);
   fill_cache_and_inputs(seed);
   point_views();
@@ -92,6 +96,10 @@ void BatchFixture::lay_out_pages(uint32_t seed) {
       block_table[request * static_cast<size_t>(row_stride_) + column] = shared ? block_table[column] : *next++;
     }
   }
+}
+
+float BatchFixture::head_scale(int32_t head) const {
+  return setup.scales_per_head ? static_cast<float>(1 + head) : 1.0f;
 }
 
 bool BatchFixture::shares_prefix(size_t request) const {
@@ -155,8 +163,8 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
         std::vector<std::byte>& memory = in_cache ? cache_memory : elsewhere;
         const int64_t k_index = in_cache ? cache_index(slot, 0, head, component) : 0;
         const int64_t v_index = in_cache ? cache_index(slot, 1, head, component) : 0;
-        history_[request].k.push_back(store(memory, cache_dtype(), k_index, k, setup.k_scale));
-        history_[request].v.push_back(store(memory, cache_dtype(), v_index, v, setup.v_scale));
+        history_[request].k.push_back(store(memory, cache_dtype(), k_index, k, setup.k_scale * head_scale(head)));
+        history_[request].v.push_back(store(memory, cache_dtype(), v_index, v, setup.v_scale * head_scale(head)));
         if (is_new) {
           store(k_memory, setup.model_dtype, row * static_cast<int64_t>(kv_row) + i, k);
           store(v_memory, setup.model_dtype, row * static_cast<int64_t>(kv_row) + i, v);
@@ -231,6 +239,10 @@ AttentionLayerScales BatchFixture::scales() const {
   scales.q.value = setup.q_scale;
   scales.k.value = setup.k_scale;
   scales.v.value = setup.v_scale;
+  if (setup.scales_per_head) {
+    scales.k = {1.0f, k_head_scales_.data(), ScaleGranularity::kPerHead, 0};
+    scales.v = {1.0f, v_head_scales_.data(), ScaleGranularity::kPerHead, 0};
+  }
   return scales;
 }
 

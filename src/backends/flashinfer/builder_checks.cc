@@ -63,6 +63,10 @@ void check_batch(const AttentionSpec& spec, const EngineConfig& config, const Co
   core::require(batch.where == Where::kHost, "the batch's arrays are on a device; the context is a CPU's");
   if (!batch.causal)
     core::fail(ErrorCode::kUnsupported, "causal is false; the FlashInfer backend takes causal batches");
+  if (!batch.causal_per_request.empty() || !batch.mm_req_doc_ranges.empty()) {
+    core::fail(ErrorCode::kUnsupported,
+               "causal_per_request and mm_req_doc_ranges are not taken by the FlashInfer backend; leave them empty");
+  }
   if (!batch.encoder_seq_lens.empty() || !batch.dcp_local_seq_lens.empty() || !batch.logits_indices_padded.empty()) {
     core::fail(
         ErrorCode::kUnsupported,

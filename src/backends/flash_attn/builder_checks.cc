@@ -1,0 +1,86 @@
+#include <algorithm>
+#include <string>
+
+#include "backends/common/batch_checks.hpp"
+#include "backends/flash_attn/builder_state.hpp"
+#include "core/error.hpp"
+
+namespace folio::inline v0::backends {
+
+void check_flash_attn_config(const Context& context, const EngineConfig& config, const FlashAttentionOptions& options) {
+  if (context.device().type != DeviceType::kCpu) {
+    core::fail(ErrorCode::kUnsupported, "the FlashAttention backend takes CPU contexts");
+  }
+  if (config.parallel.decode_context_parallel_size != 1) {
+    core::fail(ErrorCode::kUnsupported, "decode_context_parallel_size is ",
+               config.parallel.decode_context_parallel_size, "; the FlashAttention backend takes 1");
+  }
+  if (config.use_block_table_kernels.value_or(false)) {
+    core::fail(ErrorCode::kUnsupported,
+               "use_block_table_kernels is true; the FlashAttention backend has its planned kernels only, which read "
+               "block tables as they are");
+  }
+  core::require(options.steps_in_flight >= 1, "steps_in_flight is ", options.steps_in_flight, "; it is 1 or more");
+  core::require(options.max_num_splits_for_graphs >= 1, "max_num_splits_for_graphs is ",
+                options.max_num_splits_for_graphs, "; it is 1 or more");
+  if (config.compilation.decode_graph_mode != DecodeGraphMode::kFull) return;
+  core::require(config.scheduler.max_num_seqs > 0 && config.scheduler.max_num_batched_tokens > 0 &&
+                    config.model.max_model_len > 0,
+                "decode_graph_mode is kFull; max_num_seqs, max_num_batched_tokens and max_model_len must be given");
+}
+
+void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& config, FlashAttentionLayers layers,
+                              const FlashAttentionFacts& facts) {
+  AttentionRequirements requirements;
+  requirements.head_size = spec.head_size;
+  requirements.dtype = config.model.dtype;
+  requirements.kv_cache_dtype = config.cache.cache_dtype;
+  requirements.page_size = spec.page_size;
+  requirements.has_sinks = std::ranges::any_of(layers, [](const auto& layer) { return !layer.impl->sinks().empty(); });
+  requirements.device = facts.platform.device;
+  requirements.attn_type = layers.front().impl->attn_type();
+  requirements.use_batch_invariant = config.determinism >= Determinism::kBatchInvariant;
+  std::string reasons;
+  for (const std::string& reason : FlashAttentionBackend::validate_configuration(requirements, facts)) {
+    reasons += (reasons.empty() ? "" : "; ") + reason;
+  }
+  if (!reasons.empty()) {
+    core::fail(ErrorCode::kUnsupported, FlashAttentionBackend::get_name(), " of ", to_string(facts.profile), ": ",
+               reasons);
+  }
+}
+
+void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
+                            const CommonAttentionMetadata& batch) {
+  core::require(batch.where == Where::kHost, "the batch's arrays are on a device; the context is a CPU's");
+  if (!batch.dcp_local_seq_lens.empty() || !batch.logits_indices_padded.empty()) {
+    core::fail(ErrorCode::kUnsupported,
+               "dcp_local_seq_lens and logits_indices_padded are not taken by the FlashAttention backend; leave them "
+               "empty (make_kv_sharing_fast_prefill_common_attn_metadata makes a batch of the tokens whose logits are "
+               "wanted)");
+  }
+  core::require(batch.encoder_seq_lens.empty() || attn_type == AttentionType::kEncoderDecoder,
+                "encoder_seq_lens is given to layers of ", to_string(attn_type), " attention");
+  const bool decodes = attn_type == AttentionType::kDecoder;
+  const bool crosses = attn_type == AttentionType::kEncoderDecoder;
+  check_batch_lengths(
+      spec, config, batch,
+      {.keys_in_pages = decodes || crosses, .queries_are_keys = decodes, .slots_are_for_queries = decodes});
+}
+
+int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch) {
+  core::require(common_prefix_len >= 0 && common_prefix_len % page_size == 0, "common_prefix_len is ",
+                common_prefix_len, "; it must be a multiple of the page size, ", page_size);
+  int32_t usable = common_prefix_len;
+  bool has_queries = false;
+  for (int32_t i = 0; i < batch.num_reqs && usable > 0; ++i) {
+    const int32_t query_len =
+        batch.query_start_loc[static_cast<size_t>(i) + 1] - batch.query_start_loc[static_cast<size_t>(i)];
+    if (query_len == 0) continue;  // padding
+    has_queries = true;
+    usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)] - query_len);
+  }
+  return has_queries ? usable / page_size * page_size : 0;
+}
+
+}  // namespace folio::inline v0::backends
