@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "folio/backends/flashinfer/metadata_builder.hpp"
 
@@ -23,13 +24,14 @@ struct FlashInferMetadataBuilder::State {
   std::optional<BatchSplit> reordered;  ///< kVllm2025_07: what reorder_batch found
   std::vector<WindowOp> windows;        ///< in the order of the layers
   std::optional<StepPlans> plans;
+  std::optional<DcpStepPlans> dcp;       ///< instead of `plans`, under decode context parallelism
   std::vector<int32_t> paged_kv_indptr;  ///< grow to the largest batch asked for
   std::vector<int32_t> paged_kv_indices;
   std::vector<int32_t> paged_kv_last_page_len;
 };
 
 /// What every construction checks: throws for what this backend, or the profile's original, does not take.
-void check_engine_config(const Context& context, const EngineConfig& config);
+void check_engine_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config);
 void check_profile(const AttentionSpec& spec, const EngineConfig& config, const GlobalHyperparameters& hyperparameters,
                    BackendProfile profile);
 

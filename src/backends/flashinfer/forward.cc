@@ -1,3 +1,4 @@
+#include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "core/error.hpp"
@@ -33,8 +34,11 @@ TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const Cons
   }
   // The typed view is made for layers that share a cache too: they read the same bytes.
   const KvCacheView cache = FlashInferBackend::kv_cache_view(kv_cache, kv_cache_dtype_);
-  const AttentionPlan& plan = plan_for_window(metadata->plans, window_left_);
-  static_cast<void>(workspace_size(plan));  // throws for a stale plan while the cache is still untouched
+  // Throws for a stale plan while the cache is still untouched.
+  const bool divided = metadata->dcp_plans.front().has_value();
+  const DcpWindowPlan* dcp_plan = divided ? &dcp_plan_for_window(metadata->dcp_plans, window_left_) : nullptr;
+  const AttentionPlan* plan = divided ? nullptr : &plan_for_window(metadata->plans, window_left_);
+  if (!divided) static_cast<void>(workspace_size(*plan));
 
   if (!kv_sharing_target_layer_name_) {
     const auto num_slots = static_cast<int64_t>(metadata->slot_mapping.size());
@@ -66,7 +70,11 @@ TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const Cons
   args.sinks = sinks_.empty() ? nullptr : sinks_.data();
   // A checkpoint's q scale describes quantised queries; 16-bit ones are what they are.
   if (is_fp8(query.dtype)) args.q_scale = layer.q;
-  run(plan, args, metadata->workspace, stream);
+  if (divided) {
+    run_dcp(*dcp_plan, args, key, value, metadata->workspace, stream);
+  } else {
+    run(*plan, args, metadata->workspace, stream);
+  }
   return output;
 }
 

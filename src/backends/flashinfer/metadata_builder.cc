@@ -24,7 +24,7 @@ int32_t longest_query(const CommonAttentionMetadata& batch, int32_t first_reques
 FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, const AttentionSpec& spec, Layers layers,
                                                      const EngineConfig& config, const FlashInferOptions& options)
     : state_(std::make_unique<State>()) {
-  check_engine_config(context, config);
+  check_engine_config(context, spec, config);
   State& state = *state_;
   state.config = config;
   state.spec = spec;
@@ -39,7 +39,8 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
   state.q_data_type = options.quantize_query ? DType::kFloat8E4M3 : config.model.dtype;
   // Drafts are verified in the one plan like any other tokens; the originals need the block-table kernels for that.
   const bool supports_spec_as_decode = options.profile == BackendProfile::kNative;
-  state.reorder_threshold = backends::reorder_batch_threshold(config, 1, supports_spec_as_decode, false);
+  state.reorder_threshold =
+      backends::reorder_batch_threshold(config, 1, supports_spec_as_decode, supports_spec_as_decode);
 
   AttentionConfig attention;
   attention.num_q_heads = state.num_qo_heads;
@@ -60,7 +61,15 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     windows.push_back({layer.name, layer.impl->window_left(), -1});
   }
   state.windows = prepare_windows(context, attention, windows, prepare_options);
-  state.plans.emplace(state.windows);
+  if (uses_dcp(config)) {
+    // Layers that share a cache have no keys of their own, and quantised queries none beside the cache's.
+    const bool all_cached = is_fp8(state.q_data_type) || std::ranges::any_of(layers, [](const auto& layer) {
+                              return layer.impl->kv_sharing_target_layer_name().has_value();
+                            });
+    state.dcp.emplace(context, config, state.windows, all_cached, options.force_kernel);
+  } else {
+    state.plans.emplace(state.windows);
+  }
 }
 
 FlashInferMetadataBuilder::FlashInferMetadataBuilder(FlashInferMetadataBuilder&&) noexcept = default;
@@ -99,7 +108,13 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   view.max_kv_len = batch.max_seq_len;
   view.cu_q = batch.query_start_loc.data();
   view.segments = {&segment, 1};
-  metadata.plans = state.plans->plan(view);
+  if (state.dcp) {
+    metadata.dcp_plans = state.dcp->plan(batch, metadata.split.num_decodes);
+    metadata.workspace = state.dcp->workspace();
+  } else {
+    metadata.plans = state.plans->plan(view);
+    metadata.workspace = state.plans->workspace();
+  }
 
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
   metadata.num_reqs = batch.num_reqs;
@@ -119,7 +134,6 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   metadata.num_kv_heads = state.spec.num_kv_heads;
   metadata.head_dim = state.spec.head_size;
   metadata.page_size = state.spec.page_size;
-  metadata.workspace = state.plans->workspace();
   return metadata;
 }
 

@@ -9,6 +9,7 @@
 #include "folio/backends/attention_layer.hpp"
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/batch_order.hpp"
+#include "folio/backends/dcp_plans.hpp"
 #include "folio/backends/engine_config.hpp"
 #include "folio/backends/flashinfer/impl.hpp"
 #include "folio/backends/window_plans.hpp"
@@ -43,8 +44,9 @@ struct FlashInferMetadata {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t page_size = 0;
-  WindowPlans plans;    ///< one for each window of the group's layers, in front
-  Workspace workspace;  ///< the builder's: one forward at a time
+  WindowPlans plans;         ///< one for each window of the group's layers, in front
+  DcpWindowPlans dcp_plans;  ///< instead of `plans`, under decode context parallelism
+  Workspace workspace;       ///< the builder's: one forward at a time
 };
 
 /// A step's page tables in FlashInfer's form (CSR). Valid until asked for again.
