@@ -46,6 +46,8 @@ def public_layer(header):
         return "distributed"
     if header.startswith("folio/c/"):
         return "capi"
+    if header.startswith("folio/kvcache/"):
+        return "kvcache"
     return PUBLIC_LAYER.get(header)
 
 

@@ -301,3 +301,8 @@ plant(rule, "nvfp4-global-scale-divides", NVFP4, "float_to_fp8_e4m3(global_scale
 plant(rule, "nvfp4-heads-share-blocks", WORKER, "q_head * blocks_per_head, config", "0, config")
 plant(rule, "nvfp4-first-row-ignored", WORKER, "args.out_block_scale.first_row + token", "token")
 plant(rule, "nvfp4-tiles-column-major", "include/folio/types/nvfp4.hpp", "in_tile % 32 * 16 + in_tile / 32 * 4", "in_tile * 4")
+
+rule = "fp8 widened beside the products"
+RING = "src/kernels/cpu/amx/attention/widening_ring.hpp"
+plant(rule, "piece-in-use-overwritten", RING, "smaller(taken_ + kPieceSlots, first_", "smaller(taken_ + kPieceSlots + 1, first_")
+plant(rule, "piece-taken-before-it-is-whole", RING, "while (widened_ <= taken_) widen();", "while (widened_ < taken_) widen();")
