@@ -7,10 +7,10 @@ COMMON = "src/backends/common/"
 SEALED = "src/attention/sealed_plan.cc"
 
 rule = "shared prefixes"
-plant(rule, "prefix-not-capped-at-computed-tokens", FLASH + "builder_checks.cc",
+plant(rule, "prefix-not-capped-at-computed-tokens", COMMON + "batch_checks.cc",
       "usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)] - query_len);",
       "usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)]);")
-plant(rule, "prefix-not-rounded-to-pages", FLASH + "builder_checks.cc", "usable / page_size * page_size : 0", "usable : 0")
+plant(rule, "prefix-not-rounded-to-pages", COMMON + "batch_checks.cc", "usable / page_size * page_size : 0", "usable : 0")
 plant(rule, "suffix-at-position-0", FLASH + "build.cc", "step.suffix_first_pos.assign(num_reqs, prefix);",
       "step.suffix_first_pos.assign(num_reqs, 0);")
 plant(rule, "suffix-reads-the-prefix-pages", FLASH + "forward.cc",

@@ -123,6 +123,14 @@ TEST(FlashInferCascade, AllocatesNothingOnceWarm) {
   EXPECT_EQ(testing::num_allocations(), warm);
 }
 
+TEST(FlashInferCascade, IsNoneUnderBatchInvariance) {
+  LayerSetup setup;
+  setup.shared_prefix = 64;
+  setup.determinism = Determinism::kBatchInvariant;
+  Group group(setup, kShared);
+  EXPECT_FALSE(group.make().build(64, group.fixture.batch).use_cascade) << "bits would depend on what others share";
+}
+
 TEST(FlashInferCascade, LeavesTheBlockTableFamilyAside) {
   LayerSetup setup;
   setup.shared_prefix = 64;
