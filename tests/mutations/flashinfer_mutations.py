@@ -44,7 +44,7 @@ rule = "dequantised prefills"
 plant(rule, "dequantised-k-scale-twice", PATHS, "args.bmm1_scale = scale_;", "")
 plant(rule, "dequantised-v-scale-twice", PATHS, "1.0f / *call.quantization.scale : 1.0f;", "1.0f / *call.quantization.scale : args.bmm2_scale;")
 plant(rule, "q-scale-of-16-bit-queries", FLASHINFER + "impl.cc", "is_fp8(query_dtype) ? host_value(layer.q, \"q\") : 1.0f;",
-      "host_value(layer.q, \"q\");")
+      "host_value(layer.q, \"q\") * (size_of(query_dtype) > 0 ? 1.0f : 0.0f);")
 plant(rule, "page-0-skipped", DEQUANT, "if (mock_page == 0) continue;",
       "if (mock_page == 0 || block_tables.data[entry / columns * block_tables.row_stride + entry % columns] <= 0) continue;")
 plant(rule, "dequant-without-validation", DEQUANT,

@@ -70,7 +70,8 @@ TEST(FlashInferCascade, ReadsThePrefixOnce) {
 }
 
 TEST(FlashInferCascade, UsesWhatEveryRequestHasComputed) {
-  for (const json& golden : folio::testing::golden("flashinfer/metadata").at("prefixes")) {
+  const json document = folio::testing::golden("flashinfer/metadata");
+  for (const json& golden : document.at("prefixes")) {
     LayerSetup setup;
     setup.shared_prefix = golden.at("usable");
     Group group(setup, {"prefix", golden.at("seq_lens"), golden.at("query_lens")});
