@@ -40,7 +40,9 @@ void check_batch_lengths(const AttentionSpec& spec, const EngineConfig& config, 
   check_sizes(config, batch, rules);
   core::require(batch.query_start_loc[0] == 0, "query_start_loc begins with ", batch.query_start_loc[0],
                 "; it must begin with 0");
-  const int64_t table_tokens = int64_t{batch.block_table.num_columns} * spec.page_size;
+  // Under decode context parallelism every page stands for one on each rank.
+  const int64_t table_tokens =
+      int64_t{batch.block_table.num_columns} * spec.page_size * config.parallel.decode_context_parallel_size;
   const int32_t max_model_len = config.model.max_model_len;
   for (int32_t i = 0; i < batch.num_reqs; ++i) {
     const auto at = static_cast<size_t>(i);

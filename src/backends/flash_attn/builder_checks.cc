@@ -2,19 +2,18 @@
 #include <string>
 
 #include "backends/common/batch_checks.hpp"
+#include "backends/common/dcp_step.hpp"
 #include "backends/flash_attn/builder_state.hpp"
 #include "core/error.hpp"
 
 namespace folio::inline v0::backends {
 
-void check_flash_attn_config(const Context& context, const EngineConfig& config, const FlashAttentionOptions& options) {
+void check_flash_attn_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
+                             const FlashAttentionOptions& options) {
   if (context.device().type != DeviceType::kCpu) {
     core::fail(ErrorCode::kUnsupported, "the FlashAttention backend takes CPU contexts");
   }
-  if (config.parallel.decode_context_parallel_size != 1) {
-    core::fail(ErrorCode::kUnsupported, "decode_context_parallel_size is ",
-               config.parallel.decode_context_parallel_size, "; the FlashAttention backend takes 1");
-  }
+  check_dcp_config(config, spec);
   if (config.use_block_table_kernels.value_or(false)) {
     core::fail(ErrorCode::kUnsupported,
                "use_block_table_kernels is true; the FlashAttention backend has its planned kernels only, which read "
@@ -53,10 +52,10 @@ void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& con
 void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
                             const CommonAttentionMetadata& batch) {
   core::require(batch.where == Where::kHost, "the batch's arrays are on a device; the context is a CPU's");
-  if (!batch.dcp_local_seq_lens.empty() || !batch.logits_indices_padded.empty()) {
+  if (!batch.logits_indices_padded.empty()) {
     core::fail(ErrorCode::kUnsupported,
-               "dcp_local_seq_lens and logits_indices_padded are not taken by the FlashAttention backend; leave them "
-               "empty (make_kv_sharing_fast_prefill_common_attn_metadata makes a batch of the tokens whose logits are "
+               "logits_indices_padded is not taken by the FlashAttention backend; leave it empty "
+               "(make_kv_sharing_fast_prefill_common_attn_metadata makes a batch of the tokens whose logits are "
                "wanted)");
   }
   core::require(batch.encoder_seq_lens.empty() || attn_type == AttentionType::kEncoderDecoder,
@@ -66,6 +65,7 @@ void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& confi
   check_batch_lengths(
       spec, config, batch,
       {.keys_in_pages = decodes || crosses, .queries_are_keys = decodes, .slots_are_for_queries = decodes});
+  check_dcp_lengths(config, batch);
 }
 
 }  // namespace folio::inline v0::backends

@@ -55,7 +55,18 @@ TEST(FlashAttnImpl, SaysWhatTheLayerIs) {
   FlashAttnFixture fixture(setup);
   const FlashAttentionImpl impl = fixture.make_impl();
   EXPECT_EQ(impl.per_layer_parameters(), (PerLayerParameters{8, 5.0f, fixture.layer.scale, true}));
+  EXPECT_EQ(impl.num_heads(), 4);
+  EXPECT_EQ(impl.num_kv_heads(), 2);
   EXPECT_EQ(impl.num_queries_per_kv(), 2);
+  EXPECT_EQ(impl.head_size(), 32);
+  EXPECT_EQ(impl.scale(), fixture.layer.scale);
+  EXPECT_EQ(impl.attn_type(), AttentionType::kDecoder);
+  EXPECT_EQ(impl.kv_cache_dtype(), DType::kBFloat16);
+  EXPECT_EQ(impl.sinks().size(), 4u);
+  EXPECT_TRUE(impl.alibi_slopes().empty());
+  EXPECT_FALSE(impl.kv_sharing_target_layer_name().has_value());
+  EXPECT_TRUE(FlashAttentionImpl::can_return_lse_for_decode);
+  EXPECT_TRUE(FlashAttentionImpl::supports_quant_query_input);
   EXPECT_EQ(impl.flash_attn_version(), 3);
   fixture.layer.logits_soft_cap.reset();
   EXPECT_EQ(fixture.make_impl().logits_soft_cap(), 0.0f) << "none is off";

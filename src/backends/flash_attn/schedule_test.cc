@@ -142,6 +142,35 @@ TEST(FlashAttnSchedule, HasAPersistentMemoryWithAZeroedTail) {
   EXPECT_LE(builder.build(0, widest.batch).scheduler_metadata.size(), static_cast<size_t>(capacity));
 }
 
+// Cascades are never captured, but engines with graphs have them in between.
+TEST(FlashAttnSchedule, OfACascadeFitsTheCapturedBatchesMemory) {
+  LayerSetup setup;
+  setup.shared_prefix = 32;
+  FlashAttnFixture fixture(setup, {"decodes", std::vector<int32_t>(64, 90), std::vector<int32_t>(64, 1)});
+  capture(fixture);
+  const FlashAttentionImpl impl = fixture.make_impl();
+  FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
+  const FlashAttentionMetadata metadata = builder.build(32, fixture.batch);
+  ASSERT_TRUE(metadata.use_cascade);
+  EXPECT_EQ(metadata.prefix_scheduler_metadata.data(), metadata.scheduler_metadata.data());
+  fixture.forward(impl, metadata);
+  EXPECT_EQ(fixture.wrong_output(), "");
+}
+
+TEST(FlashAttnSchedule, IsMadeForEncodersToo) {
+  LayerSetup setup;
+  setup.mask = MaskKind::kNone;
+  FlashAttnFixture fixture(setup, {"encoder", {40, 7}, {40, 7}});
+  capture(fixture);
+  fixture.layer.attn_type = AttentionType::kEncoder;
+  const FlashAttentionImpl impl = fixture.make_impl();
+  FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
+  const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
+  EXPECT_FALSE(metadata.scheduler_metadata.empty());
+  impl.forward({}, fixture.query, fixture.key, fixture.value, {}, &metadata, fixture.output);
+  EXPECT_EQ(fixture.wrong_output(), "");
+}
+
 TEST(FlashAttnSchedule, CutsNoQuerysKeysIntoMoreThanTheMostSplits) {
   LayerSetup setup;
   setup.head_size = 16;

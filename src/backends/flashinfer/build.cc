@@ -105,6 +105,7 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   metadata.common_prefix_len = usable_prefix(common_prefix_len, state.spec.page_size, batch);
   // How many keys are shared depends on the other requests, and so would a request's bits.
   if (state.config.determinism >= Determinism::kBatchInvariant) metadata.common_prefix_len = 0;
+  if (state.dcp) metadata.common_prefix_len = 0;  // what requests share is not divided over ranks as well
   metadata.use_cascade = metadata.common_prefix_len > 0;
   metadata.profile = state.profile;
   metadata.num_reqs = batch.num_reqs;
@@ -115,7 +116,10 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   ++state.generation;
   metadata.current_generation = &state.generation;
   metadata.generation = state.generation;
-  if (metadata.planned.num_requests > 0 || batch.num_reqs == 0) {
+  if (state.dcp) {
+    metadata.dcp_plans = state.dcp->plan(batch, metadata.split.num_decodes);
+    metadata.workspace = state.dcp->workspace();
+  } else if (metadata.planned.num_requests > 0 || batch.num_reqs == 0) {
     StepPlans& plans = metadata.num_padded_reqs > 0 ? state.graph_plans_for(metadata.num_padded_reqs) : *state.plans;
     plan_part(state, batch, plans, metadata);
   }

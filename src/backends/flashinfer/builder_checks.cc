@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "backends/common/batch_checks.hpp"
+#include "backends/common/dcp_step.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
 #include "folio/backends/flashinfer/backend.hpp"
@@ -17,13 +18,15 @@ namespace {
 
 }  // namespace
 
-void check_engine_config(const Context& context, const EngineConfig& config, BackendProfile profile) {
+void check_engine_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
+                         BackendProfile profile) {
   if (context.device().type != DeviceType::kCpu) {
     core::fail(ErrorCode::kUnsupported, "the FlashInfer backend takes CPU contexts");
   }
-  if (config.parallel.decode_context_parallel_size != 1) {
-    core::fail(ErrorCode::kUnsupported, "decode_context_parallel_size is ",
-               config.parallel.decode_context_parallel_size, "; the FlashInfer backend takes 1");
+  check_dcp_config(config, spec);
+  if (uses_dcp(config) && config.use_block_table_kernels.value_or(false)) {
+    core::fail(ErrorCode::kUnsupported,
+               "use_block_table_kernels is true; under decode context parallelism planned kernels are offered");
   }
   if (config.compilation.decode_graph_mode == DecodeGraphMode::kFull) {
     core::require(config.scheduler.max_num_seqs > 0 && config.model.max_model_len > 0,
@@ -118,13 +121,12 @@ void check_batch(const AttentionSpec& spec, const EngineConfig& config, const Co
     core::fail(ErrorCode::kUnsupported,
                "causal_per_request and mm_req_doc_ranges are not taken by the FlashInfer backend; leave them empty");
   }
-  if (!batch.encoder_seq_lens.empty() || !batch.dcp_local_seq_lens.empty() || !batch.logits_indices_padded.empty()) {
-    core::fail(
-        ErrorCode::kUnsupported,
-        "encoder_seq_lens, dcp_local_seq_lens and logits_indices_padded are not taken by the FlashInfer backend; "
-        "leave them empty");
+  if (!batch.encoder_seq_lens.empty() || !batch.logits_indices_padded.empty()) {
+    core::fail(ErrorCode::kUnsupported,
+               "encoder_seq_lens and logits_indices_padded are not taken by the FlashInfer backend; leave them empty");
   }
   check_batch_lengths(spec, config, batch);
+  check_dcp_lengths(config, batch);
 }
 
 }  // namespace folio::inline v0::backends

@@ -24,9 +24,9 @@ TEST(FlashInferMetadataBuilderTest, RefusesConfigurationsItCannotHonour) {
   const auto unsupported = [](const std::function<void(Group&)>& change) {
     return construction_refusal(change, ErrorCode::kUnsupported);
   };
-  EXPECT_NE(unsupported([](Group& g) {
-              g.config.parallel.decode_context_parallel_size = 2;
-            }).find("decode_context_parallel_size is 2; the FlashInfer backend takes 1"),
+  EXPECT_NE(construction_refusal([](Group& g) { g.config.parallel.decode_context_parallel_size = 2; },
+                                 ErrorCode::kInvalidArgument)
+                .find("decode_context_parallel_size is 2; dcp_group must be given"),
             std::string::npos);
   EXPECT_NE(construction_refusal([](Group& g) {
               g.config.compilation.decode_graph_mode = DecodeGraphMode::kFull;

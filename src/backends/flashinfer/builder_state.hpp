@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "folio/backends/dispatch.hpp"
 #include "folio/backends/flashinfer/metadata_builder.hpp"
@@ -42,6 +43,7 @@ struct FlashInferMetadataBuilder::State {
   std::optional<BatchSplit> reordered;  ///< kVllm2025_07: what reorder_batch found
   std::vector<WindowOp> windows;        ///< in the order of the layers
   std::optional<StepPlans> plans;
+  std::optional<DcpStepPlans> dcp;  ///< instead of `plans`, under decode context parallelism
   BlockTableWorkspace block_tables;
 
   AttentionConfig attention;  ///< of the planned kernels, but for the window
@@ -62,7 +64,8 @@ struct FlashInferMetadataBuilder::State {
 };
 
 /// What every construction checks: throws for what this backend, or the profile's original, does not take.
-void check_engine_config(const Context& context, const EngineConfig& config, BackendProfile profile);
+void check_engine_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
+                         BackendProfile profile);
 void check_profile(const AttentionSpec& spec, const EngineConfig& config, const GlobalHyperparameters& hyperparameters,
                    BackendProfile profile, bool use_block_tables);
 

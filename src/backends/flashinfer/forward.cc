@@ -16,6 +16,9 @@ void FlashInferImpl::check_output_quantization(const OutputQuantization& quantiz
   if (metadata.profile != BackendProfile::kNative) {
     core::require(is_fp8(metadata.q_data_type), "Query must be FP8 when attn+quant fusion happened.");
     core::require(metadata.prefill_use_trtllm && metadata.decode_use_trtllm, "Must use TRT-LLM attn");
+  } else if (metadata.dcp_plans.front()) {
+    core::fail(ErrorCode::kUnsupported,
+               "the output is quantised under decode context parallelism; outputs of the model's dtype are offered");
   } else if (metadata.use_cascade) {
     core::fail(ErrorCode::kUnsupported,
                "the output is quantised in a batch with a shared prefix; build it with common_prefix_len 0");

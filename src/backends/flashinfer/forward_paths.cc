@@ -1,6 +1,7 @@
 #include <array>
 #include <cmath>
 
+#include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "backends/flashinfer/block_table_state.hpp"
@@ -75,6 +76,10 @@ void dequantize(const Context& context, BlockTableWorkspace::State& state, const
 void FlashInferImpl::check_paths(const Call& call) const {
   const FlashInferMetadata& metadata = call.metadata;
   const bool quantised = call.quantization.wanted();
+  if (metadata.dcp_plans.front()) {
+    static_cast<void>(dcp_plan_for_window(metadata.dcp_plans, window_left_));
+    return;
+  }
   if (metadata.planned.num_requests > 0 && !quantised) {
     static_cast<void>(workspace_size(plan_for_window(metadata.plans, window_left_)));
   }
@@ -115,6 +120,11 @@ void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
   args.sinks = sinks_.empty() ? nullptr : sinks_.data();
   // A checkpoint's q scale describes quantised queries; 16-bit ones are what they are.
   if (is_fp8(call.query.dtype)) args.q_scale = call.layer.q;
+  if (metadata.dcp_plans.front()) {
+    const DcpWindowPlan& plan = dcp_plan_for_window(metadata.dcp_plans, window_left_);
+    run_dcp(plan, args, call.key, call.value, metadata.workspace, stream);
+    return;
+  }
   run(plan_for_window(metadata.plans, window_left_), args, metadata.workspace, stream);
 }
 

@@ -106,7 +106,7 @@ StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
 
 FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, const AttentionSpec& spec, Layers layers,
                                                      const EngineConfig& config, const FlashInferOptions& options) {
-  check_engine_config(context, config, options.profile);
+  check_engine_config(context, spec, config, options.profile);
   state_ = std::make_unique<State>(context, config, options);
   State& state = *state_;
   state.spec = spec;
@@ -123,7 +123,7 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
   check_profile(spec, config, state.hyperparameters, state.profile, state.use_block_tables);
   choose_query_types(state);
   // Drafts are verified in the one plan like any other tokens; the originals need the block-table kernels for that.
-  state.reorder_threshold = backends::reorder_batch_threshold(config, 1, native || state.use_block_tables, false);
+  state.reorder_threshold = backends::reorder_batch_threshold(config, 1, native || state.use_block_tables, native);
 
   AttentionConfig& attention = state.attention;
   attention.num_q_heads = state.num_qo_heads;
@@ -144,7 +144,15 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     windows.push_back({layer.name, layer.impl->window_left(), -1});
   }
   state.windows = prepare_windows(context, attention, windows, prepare_options);
-  state.plans.emplace(state.windows);
+  if (uses_dcp(config)) {
+    // Layers that share a cache have no keys of their own, and quantised queries none beside the cache's.
+    const bool all_cached = is_fp8(state.planned_q_type) || std::ranges::any_of(layers, [](const auto& layer) {
+                              return layer.impl->kv_sharing_target_layer_name().has_value();
+                            });
+    state.dcp.emplace(context, config, state.windows, all_cached, options.force_kernel);
+  } else {
+    state.plans.emplace(state.windows);
+  }
   set_up_graphs(state);
   reserve_arrays(state);
 }

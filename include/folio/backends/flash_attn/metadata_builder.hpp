@@ -10,6 +10,7 @@
 #include "folio/backends/attention_layer.hpp"
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/cascade_heuristic.hpp"
+#include "folio/backends/dcp_plans.hpp"
 #include "folio/backends/engine_config.hpp"
 #include "folio/backends/flash_attn/impl.hpp"
 #include "folio/backends/window_plans.hpp"
@@ -74,8 +75,9 @@ struct FlashAttentionMetadata {
   DType data_type = DType::kUnset;                    ///< of the KV cache
   DType output_data_type = DType::kUnset;             ///< what forward expects the output to be
   int32_t page_size = 0;
-  WindowPlans plans;    ///< one for each window of the group's layers, in front
-  Workspace workspace;  ///< this step's: one forward at a time
+  WindowPlans plans;         ///< one for each window of the group's layers, in front
+  DcpWindowPlans dcp_plans;  ///< instead of `plans`, under decode context parallelism
+  Workspace workspace;       ///< this step's: one forward at a time
 };
 
 /// Plans every step for one group of layers that share a KV cache format, page tables and kind of attention. Owns the

@@ -10,6 +10,7 @@
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/batch_order.hpp"
 #include "folio/backends/cascade_heuristic.hpp"
+#include "folio/backends/dcp_plans.hpp"
 #include "folio/backends/dispatch.hpp"
 #include "folio/backends/engine_config.hpp"
 #include "folio/backends/flashinfer/block_table.hpp"
@@ -65,6 +66,7 @@ struct FlashInferMetadata {
   int32_t common_prefix_len = 0;    ///< whole pages, none beyond what every request has computed
   int32_t num_padded_reqs = 0;      ///< rows of a captured batch that this one is padded to; 0 = no graph
   WindowPlans plans;                ///< one for each window of the group's layers, in front
+  DcpWindowPlans dcp_plans;         ///< instead of `plans`, under decode context parallelism
   PlannedPart planned;              ///< what they cover: all, or what the block-table family does not serve
   Workspace workspace;              ///< the builder's: one forward at a time
   BlockTableWorkspace* block_table_workspace = nullptr;  ///< likewise
