@@ -1,7 +1,7 @@
 # Installs the library as the CMake package `folio` (target folio::folio) and the pkg-config module `folio`.
 #
 # Install components, for packagers: `shared` (libfolio.so and its links), `static` (libfolio.a), `development` (headers,
-# CMake package, pkg-config) and `tools` (the program folio). Without --component everything is installed.
+# CMake package, pkg-config), `mpi` (libfolio_mpi.a, where MPI was found) and `tools` (the program folio). Without --component everything is installed.
 include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -26,6 +26,13 @@ if(BUILD_SHARED_LIBS)
   endif()
 else()
   folio_install_library(folio static)
+endif()
+
+if(TARGET folio_mpi)
+  # Always static, whichever libfolio it goes with.
+  set_target_properties(folio_mpi PROPERTIES EXPORT_NAME mpi)
+  install(TARGETS folio_mpi EXPORT folio-mpi ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT mpi)
+  install(EXPORT folio-mpi FILE folio-mpi-targets.cmake NAMESPACE folio:: DESTINATION ${folio_package_dir} COMPONENT mpi)
 endif()
 
 if(TARGET folio_cli)

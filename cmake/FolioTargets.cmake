@@ -27,23 +27,28 @@ endif()
 # Every program of tests that need a GPU (label `cuda`), for scripts/gpu_check.sh.
 add_custom_target(folio_cuda_tests)
 
+# Every program of tests in which threads meet (label `threads`): what continuous integration runs under ThreadSanitizer.
+add_custom_target(folio_thread_tests)
+
 set_property(GLOBAL PROPERTY FOLIO_MODULES "")
 
 function(folio_module)
-  cmake_parse_arguments(M "" "NAME" "SOURCES;DEPENDS;TESTS;TEST_DEPENDS" ${ARGN})
+  cmake_parse_arguments(M "" "NAME" "SOURCES;DEPENDS;TESTS;TEST_DEPENDS;TEST_LABELS" ${ARGN})
   set(target folio_${M_NAME})
   add_library(${target} OBJECT ${M_SOURCES})
   target_link_libraries(${target} PRIVATE folio_options Threads::Threads)
   set_property(GLOBAL APPEND PROPERTY FOLIO_MODULES ${target})
   set_property(TARGET ${target} PROPERTY FOLIO_DEPENDS "${M_DEPENDS}")
   if(FOLIO_BUILD_TESTS AND M_TESTS)
-    folio_test(NAME ${target}_test SOURCES ${M_TESTS} MODULES ${M_NAME} ${M_DEPENDS} ${M_TEST_DEPENDS} LABELS unit)
+    folio_test(NAME ${target}_test SOURCES ${M_TESTS} MODULES ${M_NAME} ${M_DEPENDS} ${M_TEST_DEPENDS}
+               LABELS unit ${M_TEST_LABELS})
   endif()
 endfunction()
 
 # folio_test(NAME t SOURCES ... [MODULES core ...] [LIBRARIES ...] [LABELS ...]): a GoogleTest program. Labels: `unit` (given
-# by folio_module) and `quick` run under the sanitizers in continuous integration, `slow` does not; `cuda` needs a GPU. MODULES links the
-# objects of those modules directly (white-box tests); tests of the public API link the library `folio` instead.
+# by folio_module) and `quick` run under AddressSanitizer in continuous integration, `slow` does not; `threads` under
+# ThreadSanitizer; `cuda` needs a GPU. MODULES links the objects of those modules directly (white-box tests); tests of the
+# public API link the library `folio` instead.
 function(folio_test)
   cmake_parse_arguments(T "" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS" ${ARGN})
   add_executable(${T_NAME} ${T_SOURCES})
@@ -53,9 +58,14 @@ function(folio_test)
     add_dependencies(${T_NAME} folio_${module})
   endforeach()
   target_link_libraries(${T_NAME} PRIVATE folio_options ${FOLIO_LINK_LIBRARIES} GTest::gtest GTest::gmock GTest::gtest_main
-                        ${T_LIBRARIES})
+                        nlohmann_json::nlohmann_json ${T_LIBRARIES})
+  # Where tests find tests/golden.
+  target_compile_definitions(${T_NAME} PRIVATE FOLIO_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   if("cuda" IN_LIST T_LABELS)
     add_dependencies(folio_cuda_tests ${T_NAME})
+  endif()
+  if("threads" IN_LIST T_LABELS)
+    add_dependencies(folio_thread_tests ${T_NAME})
   endif()
   gtest_discover_tests(${T_NAME} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${T_LABELS}")
 endfunction()

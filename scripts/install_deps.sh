@@ -27,7 +27,7 @@ need_build() {
   need_command ninja ninja-build
   need_command pkg-config pkg-config
   if ! command -v c++ >/dev/null 2>&1; then  # no compiler, no way to look for headers: take the packages
-    missing+=(libcli11-dev libfmt-dev nlohmann-json3-dev libgtest-dev libgmock-dev)
+    missing+=(libcli11-dev libfmt-dev nlohmann-json3-dev libgtest-dev libgmock-dev libopenmpi-dev openmpi-bin)
     return
   fi
   need_header CLI/CLI.hpp libcli11-dev
@@ -35,6 +35,9 @@ need_build() {
   need_header nlohmann/json.hpp nlohmann-json3-dev
   need_header gtest/gtest.h libgtest-dev
   need_header gmock/gmock.h libgmock-dev
+  # Whichever MPI is there will do; headers of an MPI lie where only its own compiler looks.
+  need_command mpicxx libopenmpi-dev
+  need_command mpirun openmpi-bin
 }
 
 # The environment itself needs a package index; Debian's part is what makes one and compiles against it.

@@ -8,9 +8,12 @@
 #include <numbers>
 #include <ostream>
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "attention/merge_fixture.hpp"
+#include "core/golden_test.hpp"
 #include "folio/merge.hpp"
 
 namespace folio::merge_test {
@@ -28,7 +31,7 @@ void PrintTo(const Sweep& s, std::ostream* os) {
   *os << s.tokens << "x" << s.heads << "x" << s.dim << " " << to_string(s.in) << "->" << to_string(s.out);
 }
 
-class MergeSweep : public testing::TestWithParam<Sweep> {};
+class MergeSweep : public ::testing::TestWithParam<Sweep> {};
 
 /// Random states; about one LSE in ten is infinite, in either sign; LSEs are [heads, tokens], in different bases.
 TEST_P(MergeSweep, AgreesWithDoublePrecision) {
@@ -96,14 +99,32 @@ TEST_P(MergeSweep, AgreesWithDoublePrecision) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, MergeSweep,
-                         testing::Values(Sweep{1, 1, 1, DType::kFloat32, DType::kFloat32},
-                                         Sweep{39, 4, 32, DType::kFloat32, DType::kFloat32},
-                                         Sweep{256, 4, 48, DType::kFloat16, DType::kFloat16},
-                                         Sweep{613, 8, 64, DType::kBFloat16, DType::kBFloat16},
-                                         Sweep{64, 16, 96, DType::kFloat16, DType::kFloat8E4M3},
-                                         Sweep{64, 32, 128, DType::kBFloat16, DType::kFloat8E4M3},
-                                         Sweep{33, 8, 256, DType::kFloat32, DType::kFloat8E5M2},
-                                         Sweep{17, 3, 576, DType::kBFloat16, DType::kFloat32}));
+                         ::testing::Values(Sweep{1, 1, 1, DType::kFloat32, DType::kFloat32},
+                                           Sweep{39, 4, 32, DType::kFloat32, DType::kFloat32},
+                                           Sweep{256, 4, 48, DType::kFloat16, DType::kFloat16},
+                                           Sweep{613, 8, 64, DType::kBFloat16, DType::kBFloat16},
+                                           Sweep{64, 16, 96, DType::kFloat16, DType::kFloat8E4M3},
+                                           Sweep{64, 32, 128, DType::kBFloat16, DType::kFloat8E4M3},
+                                           Sweep{33, 8, 256, DType::kFloat32, DType::kFloat8E5M2},
+                                           Sweep{17, 3, 576, DType::kBFloat16, DType::kFloat32}));
+
+/// A dtype by the name that to_string gives it.
+DType dtype_named(const std::string& name) {
+  for (int32_t value = 0; value < 16; ++value) {
+    if (to_string(static_cast<DType>(value)) == name) return static_cast<DType>(value);
+  }
+  throw std::runtime_error("no dtype is called " + name);
+}
+
+std::vector<Sweep> golden_sweep() {
+  std::vector<Sweep> sweep;
+  for (const folio::testing::GoldenCase& c : folio::testing::golden_cases("attention/merge_sweep")) {
+    sweep.push_back({c.at<int64_t>("tokens"), c.at<int64_t>("heads"), c.at<int64_t>("head_dim"),
+                     dtype_named(c.at<std::string>("in")), dtype_named(c.at<std::string>("out"))});
+  }
+  return sweep;
+}
+INSTANTIATE_TEST_SUITE_P(Golden, MergeSweep, ::testing::ValuesIn(golden_sweep()));
 
 struct StatesSweep {
   int64_t tokens, states, heads, dim;
@@ -111,7 +132,7 @@ struct StatesSweep {
   bool heads_outermost;  ///< lse lies [heads, states, tokens] instead of [tokens, states, heads]
 };
 
-class MergeStatesSweep : public testing::TestWithParam<StatesSweep> {};
+class MergeStatesSweep : public ::testing::TestWithParam<StatesSweep> {};
 
 TEST_P(MergeStatesSweep, AgreesWithDoublePrecision) {
   const StatesSweep& p = GetParam();
@@ -162,10 +183,10 @@ TEST_P(MergeStatesSweep, AgreesWithDoublePrecision) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, MergeStatesSweep,
-                         testing::Values(StatesSweep{7, 3, 2, 64, DType::kFloat32, DType::kFloat32, false},
-                                         StatesSweep{7, 3, 2, 64, DType::kFloat32, DType::kFloat32, true},
-                                         StatesSweep{64, 9, 4, 128, DType::kBFloat16, DType::kFloat16, true},
-                                         StatesSweep{1, 40, 5, 8, DType::kFloat16, DType::kFloat32, false}));
+                         ::testing::Values(StatesSweep{7, 3, 2, 64, DType::kFloat32, DType::kFloat32, false},
+                                           StatesSweep{7, 3, 2, 64, DType::kFloat32, DType::kFloat32, true},
+                                           StatesSweep{64, 9, 4, 128, DType::kBFloat16, DType::kFloat16, true},
+                                           StatesSweep{1, 40, 5, 8, DType::kFloat16, DType::kFloat32, false}));
 
 /// Attention of one query row over keys [begin, end), in double, stored as float32.
 struct Part {

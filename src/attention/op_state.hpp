@@ -36,6 +36,7 @@ struct PlanBufferState {
   int32_t num_tokens = 0;   ///< rows of q and out, padding included
   uint64_t generation = 0;  ///< counts calls of plan(), failed ones too
   bool planned = false;     ///< the last call succeeded
+  bool sealed = false;      ///< `view` lies in a SealedPlan's memory
 };
 
 /// The state behind a plan. Throws kStalePlan.

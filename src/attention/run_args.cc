@@ -100,8 +100,13 @@ void check_optional_features(const AttentionConfig& config, const AttentionArgs&
   const RopeArgs plain;
   declared(Feature::kRopeLlama, args.rope.theta != plain.theta || args.rope.scale != plain.scale, "rope",
            "Feature::kRopeLlama");
-  require(args.out_block_scale.data == nullptr || config.out == DType::kFloat4E2M1x2,
-          "out_block_scale is given, but out is ", to_string(config.out));
+  const bool nvfp4 = config.out == DType::kFloat4E2M1x2;
+  require(args.out_block_scale.data == nullptr || nvfp4, "out_block_scale is given, but out is ",
+          to_string(config.out));
+  require(args.out_block_scale.data != nullptr || !nvfp4,
+          "out_block_scale.data is null; an NVFP4 output needs nvfp4_scale_bytes of it");
+  require(args.out_block_scale.first_row >= 0, "out_block_scale.first_row is ", args.out_block_scale.first_row,
+          "; it must not be negative");
 }
 
 /// Tokens of `row` in [indptr[row], indptr[row + 1]), all below `limit`.
@@ -187,9 +192,10 @@ void check_segment(const AttentionConfig& config, const SegmentLengths& lengths,
 void check_args(const PlanBufferState& plan, const AttentionArgs& args) {
   const AttentionConfig& config = plan.op->config;
   check_rows("q", args.q, config.q, plan.num_tokens, config.num_q_heads, config.head_dim_qk);
-  check_rows("out", args.out, config.out, plan.num_tokens, config.num_q_heads, config.head_dim_v);
-  check_rows_apart("out", plan.num_tokens, args.out.strides[0], config.num_q_heads, args.out.strides[1],
-                   config.head_dim_v);
+  const bool nvfp4 = config.out == DType::kFloat4E2M1x2;
+  const int32_t out_elements = nvfp4 ? config.head_dim_v / 2 : config.head_dim_v;  // of two values each
+  check_rows("out", args.out, config.out, plan.num_tokens, config.num_q_heads, out_elements);
+  check_rows_apart("out", plan.num_tokens, args.out.strides[0], config.num_q_heads, args.out.strides[1], out_elements);
   require(plan.num_tokens == 0 || lie_apart(args.q, args.out), "out overlaps q");
 
   const auto base = static_cast<int32_t>(args.lse.base);
@@ -199,7 +205,7 @@ void check_args(const PlanBufferState& plan, const AttentionArgs& args) {
   }
   check_optional_features(config, args);
   check_scale("q_scale", args.q_scale, is_fp8(config.q), "q is not fp8");
-  check_scale("out_scale", args.out_scale, is_fp8(config.out), "out is not fp8");
+  check_scale("out_scale", args.out_scale, is_fp8(config.out) || nvfp4, "out is not fp8");
   require(args.out_scale.granularity == ScaleGranularity::kPerTensor, "out_scale must be per tensor");
   require(args.out_scale.data != nullptr || args.out_scale.value > 0.0f, "out_scale.value is ", args.out_scale.value,
           "; it must be positive");

@@ -194,6 +194,30 @@ TEST(FloatConvertConstexpr, WorksAtCompileTime) {
   static_assert(fp8_e5m2_to_float(0x7b) == 57344.0f);
 }
 
+TEST(Fp4E2m1, HasEightMagnitudesAndASign) {
+  const std::array<float, 8> magnitudes = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  for (uint8_t code = 0; code < 8; ++code) {
+    EXPECT_EQ(fp4_e2m1_to_float(code), magnitudes[code]);
+    EXPECT_EQ(fp4_e2m1_to_float(static_cast<uint8_t>(code | 8)), -magnitudes[code]);
+    EXPECT_EQ(float_to_fp4_e2m1(magnitudes[code]), code);
+    EXPECT_EQ(float_to_fp4_e2m1(-magnitudes[code]), code | 8);
+    if (code == 7) continue;
+    const float middle = (magnitudes[code] + magnitudes[code + 1]) / 2;
+    EXPECT_EQ(float_to_fp4_e2m1(middle), code + code % 2) << "ties go to the even code";
+    EXPECT_EQ(float_to_fp4_e2m1(std::nextafter(middle, 0.0f)), code);
+    EXPECT_EQ(float_to_fp4_e2m1(std::nextafter(middle, 9.0f)), code + 1);
+  }
+  EXPECT_EQ(float_to_fp4_e2m1(1e30f), 7);
+  EXPECT_EQ(float_to_fp4_e2m1(-std::numeric_limits<float>::infinity()), 15);
+  EXPECT_EQ(float_to_fp4_e2m1(-std::numeric_limits<float>::quiet_NaN()), 7) << "there is no NaN";
+  EXPECT_EQ(float_to_fp4_e2m1(1e-40f), 0);
+  const std::array<uint8_t, 2> pairs = {0x21, 0x9f};
+  EXPECT_EQ(load_fp4_as_float(pairs.data(), 0), 0.5f);
+  EXPECT_EQ(load_fp4_as_float(pairs.data(), 1), 1.0f);
+  EXPECT_EQ(load_fp4_as_float(pairs.data(), 2), -6.0f);
+  EXPECT_EQ(load_fp4_as_float(pairs.data(), 3), -0.5f);
+}
+
 TEST(LoadStore, GoThroughTheElementType) {
   const std::array<DType, 5> types = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3,
                                       DType::kFloat8E5M2};

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "folio/types/float_convert.hpp"
+#include "folio/types/nvfp4.hpp"
 #include "verify/factors.hpp"
 
 namespace folio::inline v0::verify {
@@ -51,6 +52,7 @@ BatchMemory::BatchMemory(const ConformanceCase& c, const Problem& problem, const
   Random random(c.seed ^ 0x62617463u);
   add_queries(problem, slice, random);
   add_outputs(c, problem, random);
+  if (problem.config.out == DType::kFloat4E2M1x2) add_block_scales(problem, random);
   segment_args_.resize(problem.segments.size());
   for (size_t s = 0; s < problem.segments.size(); ++s) add_segment(c, problem, kv, slice, s, random);
   if (problem.config.mask == MaskKind::kCustom) add_mask(problem, slice, random);
@@ -116,11 +118,12 @@ void BatchMemory::add_outputs(const ConformanceCase& c, const Problem& problem, 
   const AttentionConfig& config = problem.config;
   const int64_t tokens = view_.num_tokens;
   const int64_t heads = config.num_q_heads;
-  const std::array<int64_t, kMaxRank> strides = row_strides(random, tokens, heads, config.head_dim_v);
-  const auto count = static_cast<size_t>(extent(strides, tokens, heads, config.head_dim_v));
+  const int64_t elements = config.out == DType::kFloat4E2M1x2 ? config.head_dim_v / 2 : config.head_dim_v;
+  const std::array<int64_t, kMaxRank> strides = row_strides(random, tokens, heads, elements);
+  const auto count = static_cast<size_t>(extent(strides, tokens, heads, elements));
   const GuardedEnd end = random.one_in(3) ? GuardedEnd::kFront : GuardedEnd::kBack;
   out_memory_ = GuardedBuffer(count * static_cast<size_t>(size_of(config.out)), end, kCanaryByte);
-  args_.out = TensorView(out_memory_.data(), config.out, {tokens, heads, config.head_dim_v});
+  args_.out = TensorView(out_memory_.data(), config.out, {tokens, heads, elements});
   args_.out.strides = strides;
 
   const auto wanted = level<LseLevel>(c, verify::kLse);
@@ -133,6 +136,14 @@ void BatchMemory::add_outputs(const ConformanceCase& c, const Problem& problem, 
   const int64_t values = tokens == 0 ? 0 : (tokens - 1) * lse.token_stride + (heads - 1) * lse.head_stride + 1;
   lse_memory_ = GuardedBuffer(static_cast<size_t>(values) * sizeof(float), GuardedEnd::kBack, kCanaryByte);
   lse.data = lse_memory_.as<float>();
+}
+
+void BatchMemory::add_block_scales(const Problem& problem, Random& random) {
+  const int64_t blocks = int64_t{problem.config.num_q_heads} * problem.config.head_dim_v / kNvfp4BlockSize;
+  args_.out_block_scale.first_row = random.below(200);
+  const int64_t bytes = nvfp4_scale_bytes(args_.out_block_scale.first_row + view_.num_tokens, blocks);
+  block_scale_memory_ = GuardedBuffer(static_cast<size_t>(bytes), GuardedEnd::kBack, kCanaryByte);
+  args_.out_block_scale.data = block_scale_memory_.data();
 }
 
 void BatchMemory::add_segment(const ConformanceCase& c, const Problem& problem, const KvMemory& kv, const Slice& slice,
@@ -287,7 +298,7 @@ Scale BatchMemory::scale_of(const ScaleModel& model, const Slice& slice) {
 }
 
 std::vector<const GuardedBuffer*> BatchMemory::buffers() const {
-  std::vector<const GuardedBuffer*> all{&out_memory_, &lse_memory_};
+  std::vector<const GuardedBuffer*> all{&out_memory_, &lse_memory_, &block_scale_memory_};
   for (const GuardedBuffer& buffer : memory_) all.push_back(&buffer);
   for (const GuardedBuffer& buffer : lengths_) all.push_back(&buffer);
   return all;
@@ -308,7 +319,7 @@ bool BatchMemory::written() const {
   const auto touched = [](std::span<const uint8_t> bytes) {
     return std::any_of(bytes.begin(), bytes.end(), [](uint8_t byte) { return byte != kCanaryByte; });
   };
-  return touched(out_memory_.bytes()) || touched(lse_memory_.bytes());
+  return touched(out_memory_.bytes()) || touched(lse_memory_.bytes()) || touched(block_scale_memory_.bytes());
 }
 
 RunOutput BatchMemory::collect() const {
@@ -330,6 +341,16 @@ RunOutput BatchMemory::collect() const {
       std::fill_n(lse_rest.begin() + element * static_cast<int64_t>(sizeof(float)), sizeof(float), kCanaryByte);
     }
   }
+  std::vector<uint8_t> scales_rest(block_scale_memory_.bytes().begin(), block_scale_memory_.bytes().end());
+  if (!scales_rest.empty()) {
+    const int64_t blocks = out.shape[1] * out.shape[2] * 2 / kNvfp4BlockSize;
+    for (int64_t i = 0; i < num_tokens_ * blocks; ++i) {
+      const int64_t row = args_.out_block_scale.first_row + i / blocks;
+      uint8_t& scale = scales_rest[static_cast<size_t>(nvfp4_scale_index(row, i % blocks, blocks))];
+      output.block_scales.push_back(scale);
+      scale = kCanaryByte;
+    }
+  }
   const auto stray = [](const std::vector<uint8_t>& bytes) {
     return std::find_if(bytes.begin(), bytes.end(), [](uint8_t b) { return b != kCanaryByte; });
   };
@@ -338,6 +359,9 @@ RunOutput BatchMemory::collect() const {
         "out was written at byte " + std::to_string(at - rest.begin()) + ", which no row of the batch owns";
   } else if (const auto lse_at = stray(lse_rest); lse_at != lse_rest.end()) {
     output.stray_write = "lse was written at byte " + std::to_string(lse_at - lse_rest.begin()) + ", which no row owns";
+  } else if (const auto scale_at = stray(scales_rest); scale_at != scales_rest.end()) {
+    output.stray_write =
+        "block scales were written at byte " + std::to_string(scale_at - scales_rest.begin()) + ", which no row owns";
   }
   return output;
 }

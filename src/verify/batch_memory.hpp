@@ -30,9 +30,10 @@ Slice whole_problem(const Problem& problem);
 
 /// What a run wrote: rows of the slice's tokens, one after the other.
 struct RunOutput {
-  std::vector<uint8_t> out;  ///< [tokens, num_q_heads, head_dim_v] as stored
-  std::vector<float> lse;    ///< [tokens, num_q_heads] as written; empty if not wanted
-  std::string stray_write;   ///< what was written that must not be; empty = nothing
+  std::vector<uint8_t> out;           ///< [tokens, num_q_heads, head_dim_v] as stored (NVFP4: head_dim_v / 2 bytes)
+  std::vector<uint8_t> block_scales;  ///< NVFP4: [tokens, num_q_heads, head_dim_v / 16], in this order
+  std::vector<float> lse;             ///< [tokens, num_q_heads] as written; empty if not wanted
+  std::string stray_write;            ///< what was written that must not be; empty = nothing
 };
 
 /// A batch in memory: guarded, strided, with junk in all that must not be read and canaries in all that must not be
@@ -59,6 +60,8 @@ class BatchMemory {
  private:
   void add_queries(const Problem& problem, const Slice& slice, Random& random);
   void add_outputs(const ConformanceCase& conformance_case, const Problem& problem, Random& random);
+  /// Memory for an NVFP4 output's block scales, of a matrix that has other rows around the batch's.
+  void add_block_scales(const Problem& problem, Random& random);
   void add_segment(const ConformanceCase& conformance_case, const Problem& problem, const KvMemory& kv,
                    const Slice& slice, size_t segment, Random& random);
   void add_table(const ConformanceCase& conformance_case, const std::vector<const KvRowModel*>& rows,
@@ -71,7 +74,7 @@ class BatchMemory {
   const int32_t* keep_length(const std::vector<int32_t>& values);  ///< read by `plan` only
 
   std::vector<GuardedBuffer> memory_, lengths_;
-  GuardedBuffer out_memory_, lse_memory_;
+  GuardedBuffer out_memory_, lse_memory_, block_scale_memory_;
   std::vector<KvSegment> segments_;
   std::vector<SegmentArgs> segment_args_;
   BatchView view_;

@@ -209,6 +209,7 @@ std::string CaseRunner::check_isolation() {
   };
   copy_rows(output.out, main_.out);
   copy_rows(output.lse, main_.lse);
+  copy_rows(output.block_scales, main_.block_scales);
   return same_bits("a NaN in another request", whole_, output);
 }
 
@@ -221,7 +222,8 @@ int64_t CaseRunner::num_rows() const {
 std::string CaseRunner::same_bits(const char* what, const Slice& slice, const RunOutput& output) const {
   if (!output.stray_write.empty()) return std::string(what) + ": " + output.stray_write;
   const auto heads = static_cast<size_t>(problem_.config.num_q_heads);
-  const size_t row_bytes = static_cast<size_t>(problem_.config.head_dim_v * size_of(problem_.config.out));
+  const size_t row_bytes = main_.out.size() / std::max<size_t>(1, static_cast<size_t>(num_rows()));
+  const size_t row_scales = main_.block_scales.size() / std::max<size_t>(1, static_cast<size_t>(num_rows()));
   std::vector<size_t> first_row{0};
   for (const RequestModel& request : problem_.requests) {
     first_row.push_back(first_row.back() + static_cast<size_t>(request.q_len) * heads);
@@ -230,7 +232,11 @@ std::string CaseRunner::same_bits(const char* what, const Slice& slice, const Ru
   for (const SlicePart& part : slice.parts) {
     for (size_t i = 0; i < static_cast<size_t>(part.q_end - part.q_begin) * heads; ++i, ++row) {
       const size_t main_row = first_row[part.request] + static_cast<size_t>(part.q_begin) * heads + i;
-      const bool same_out = std::memcmp(&output.out[row * row_bytes], &main_.out[main_row * row_bytes], row_bytes) == 0;
+      const bool same_out =
+          std::memcmp(&output.out[row * row_bytes], &main_.out[main_row * row_bytes], row_bytes) == 0 &&
+          std::equal(output.block_scales.begin() + static_cast<int64_t>(row * row_scales),
+                     output.block_scales.begin() + static_cast<int64_t>((row + 1) * row_scales),
+                     main_.block_scales.begin() + static_cast<int64_t>(main_row * row_scales));
       const bool same_lse =
           output.lse.empty() || std::memcmp(&output.lse[row], &main_.lse[main_row], sizeof(float)) == 0;
       if (!same_out || !same_lse) {

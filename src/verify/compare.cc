@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "folio/types/float_convert.hpp"
+#include "folio/types/nvfp4.hpp"
 
 namespace folio::inline v0::verify {
 namespace {
@@ -91,6 +92,50 @@ class Worst {
   size_t index_ = 0;
 };
 
+/// A value rounded to e2m1.
+double as_e2m1(double value) {
+  return double{fp4_e2m1_to_float(float_to_fp4_e2m1(static_cast<float>(value)))};
+}
+
+/// The scale factor of a block whose largest magnitude that is.
+double nvfp4_scale(double global_scale, double largest) {
+  const auto factor = static_cast<float>(global_scale * std::max(largest, 0.0) / 6.0);
+  return double{fp8_e4m3_to_float(float_to_fp8_e4m3(factor))};
+}
+
+/// Compares an NVFP4 output. Rounding is monotonous, so the scale factor must lie between those of the largest
+/// magnitude minus and plus the tolerance, and every value, in units of the factor that was stored, likewise.
+void compare_nvfp4(const Problem& problem, const std::vector<double>& oracle, const Tolerance& tolerance,
+                   const RunOutput& output, Worst& values, Worst& scales) {
+  const auto dim = static_cast<size_t>(problem.config.head_dim_v);
+  const double global_scale = double{problem.out_scale.at(0, 0)};
+  for (size_t block = 0; block < output.block_scales.size(); ++block) {
+    const size_t first = block * kNvfp4BlockSize;
+    const double allowed = tolerance.out[first / dim];
+    const double scale = double{fp8_e4m3_to_float(output.block_scales[block])};
+    double largest = 0.0;
+    for (size_t i = first; i < first + kNvfp4BlockSize; ++i) {
+      if (!(std::abs(oracle[i]) <= largest)) largest = std::abs(oracle[i]);
+    }
+    const double low = nvfp4_scale(global_scale, largest - allowed);
+    const double high = nvfp4_scale(global_scale, largest + allowed);
+    const bool scale_passed = std::isfinite(largest) ? scale >= low && scale <= high : std::isnan(scale);
+    scales.add(scale_passed, 0.0, first, scale, nvfp4_scale(global_scale, largest), high - low);
+    const double unit = scale == 0.0 ? 0.0 : global_scale / scale;
+    for (size_t i = first; i < first + kNvfp4BlockSize; ++i) {
+      if (!std::isfinite(oracle[i])) continue;  // its scale says so
+      const double got = double{load_fp4_as_float(output.out.data(), static_cast<int64_t>(i))};
+      const double exact = oracle[i] * unit;
+      const double least = as_e2m1(exact - allowed * unit);
+      const double most = as_e2m1(exact + allowed * unit);
+      const double rounded = as_e2m1(exact);
+      const double error = got == rounded ? 0.0 : std::max(0.0, std::abs(got - exact) - 0.5 * std::abs(got - rounded));
+      values.add(got >= least && got <= most, error == 0.0 ? 0.0 : error / (allowed * unit), i, got, exact,
+                 std::max(most - exact, exact - least));
+    }
+  }
+}
+
 }  // namespace
 
 std::string place(const Problem& problem, size_t row, int64_t component) {
@@ -150,8 +195,10 @@ std::string compare_output(const Problem& problem, const AttentionResult<double>
   const AttentionConfig& config = problem.config;
   const auto dim = static_cast<size_t>(config.head_dim_v);
   const double out_scale = double{problem.out_scale.at(0, 0)};
-  Worst out, lse;
-  for (size_t i = 0; i < oracle.out.size(); ++i) {
+  Worst out, lse, scales;
+  const bool nvfp4 = config.out == DType::kFloat4E2M1x2;
+  if (nvfp4) compare_nvfp4(problem, oracle.out, tolerance, output, out, scales);
+  for (size_t i = 0; !nvfp4 && i < oracle.out.size(); ++i) {
     const double expected = oracle.out[i];
     const double allowed = tolerance.out[i / dim];
     const double got = double{load_as_float(output.out.data(), config.out, static_cast<int64_t>(i))};
@@ -183,6 +230,7 @@ std::string compare_output(const Problem& problem, const AttentionResult<double>
   report.values += out.count() + lse.count();
   report.worst_share = std::max({report.worst_share, out.share(), lse.share()});
   std::string failure = out.failure("out", problem, config.head_dim_v);
+  if (failure.empty()) failure = scales.failure("out_block_scale", problem, config.head_dim_v);
   const std::string lse_failure = lse.failure("lse", problem, 1);
   if (!failure.empty() && !lse_failure.empty()) failure += "; ";
   return failure + lse_failure;

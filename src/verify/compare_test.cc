@@ -3,11 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "folio/types/float_convert.hpp"
+#include "folio/types/nvfp4.hpp"
+#include "kernels/cpu/generic/combine/nvfp4.hpp"
 
 namespace folio::verify {
 namespace {
@@ -30,8 +33,20 @@ struct Example {
     for (const double lse : oracle.lse) output.lse.push_back(static_cast<float>(lse));
   }
   void set(size_t index, double value) {
+    if (problem.config.out == DType::kFloat4E2M1x2) return set_nvfp4();
     const double stored = value / double{problem.out_scale.at(0, 0)};
     store_from_float(output.out.data(), problem.config.out, static_cast<int64_t>(index), static_cast<float>(stored));
+  }
+  /// The whole output at once: values share scales.
+  void set_nvfp4() {
+    const std::vector<float> exact(oracle.out.begin(), oracle.out.end());
+    output.block_scales.resize(exact.size() / kNvfp4BlockSize);
+    for (size_t block = 0; block < output.block_scales.size(); ++block) {
+      std::array<uint8_t, 512> scales{};
+      kernels::generic::store_nvfp4(&exact[block * kNvfp4BlockSize], problem.out_scale.at(0, 0), kNvfp4BlockSize,
+                                    &output.out[block * kNvfp4BlockSize / 2], {scales.data(), 0, 0, 1});
+      output.block_scales[block] = scales[0];
+    }
   }
   Tolerance tolerance() const { return Tolerance(problem, oracle, plain); }
   std::string compare() {
@@ -49,6 +64,16 @@ TEST(Compare, AnExactResultPassesInEveryOutputType) {
     EXPECT_EQ(report.values, static_cast<int64_t>(example.oracle.out.size() + example.oracle.lse.size()));
     EXPECT_LT(report.worst_share, 0.5) << dtypes;
   }
+}
+
+TEST(Compare, AnNvfp4OutputIsItsCodesAndItsScales) {
+  Example example("dtypes=e4m3/e4m3/nvfp4 lengths=medium queries=mixed scales=host");
+  EXPECT_EQ(example.compare(), "");
+  example.output.out[5] ^= 0x01;
+  EXPECT_THAT(example.compare(), HasSubstr("out: 1 of"));
+  example.output.out[5] ^= 0x01;
+  example.output.block_scales[2] ^= 0x01;
+  EXPECT_NE(example.compare(), "");
 }
 
 TEST(Compare, TheLimitIsTheTolerance) {

@@ -19,10 +19,11 @@ constexpr DtypeLevel kDtypeLevels[] = {
     {DType::kFloat32, DType::kBFloat16, DType::kFloat8E5M2},
     {DType::kFloat16, DType::kFloat32, DType::kBFloat16},
     {DType::kFloat8E4M3, DType::kFloat16, DType::kFloat16},
+    {DType::kFloat8E4M3, DType::kFloat8E4M3, DType::kFloat4E2M1x2},
 };
 constexpr string_view kDtypeNames[] = {"bf16/bf16/bf16", "f32/f32/f32",    "f16/f16/f16",    "bf16/e4m3/bf16",
                                        "f16/e5m2/f16",   "e4m3/e4m3/bf16", "e4m3/e4m3/e4m3", "bf16/bf16/f32",
-                                       "f32/bf16/e5m2",  "f16/f32/bf16",   "e4m3/f16/f16"};
+                                       "f32/bf16/e5m2",  "f16/f32/bf16",   "e4m3/f16/f16",   "e4m3/e4m3/nvfp4"};
 static_assert(std::size(kDtypeLevels) == std::size(kDtypeNames));
 
 constexpr HeadDimLevel kHeadDimLevels[] = {{64, 64},   {128, 128}, {80, 80},   {192, 128},
@@ -87,10 +88,13 @@ constexpr uint32_t kAllButFirst = ~1u;
 constexpr uint32_t kFloat32Kv = set_of(1, 9);
 constexpr uint32_t kSmallPages = set_of(1, 2);
 constexpr uint32_t kWiderV = set_of(7);
+constexpr uint32_t kNvfp4Out = set_of(11);
+constexpr uint32_t kNoWholeBlocks = set_of(5, 7);  // head_dim_v is no multiple of 16
 
 constexpr Conflict kConflicts[] = {
     {kFormat, set_of(FormatLevel::kPacked), kDtypes, kFloat32Kv, "packed pages hold 16-bit and fp8 values"},
     {kFormat, set_of(FormatLevel::kPacked), kPageSize, kSmallPages, "packed pages have 16 tokens or more"},
+    {kDtypes, kNvfp4Out, kHeadDims, kNoWholeBlocks, "an NVFP4 output has blocks of 16 values"},
     {kFormat, set_of(FormatLevel::kAlias), kHeadDims, kWiderV, "V inside K is no wider than K"},
     {kSegments, set_of(SegmentsLevel::kRagged), kFormat, kAllButFirst, "ragged tensors have no page format"},
     {kSegments, set_of(SegmentsLevel::kRagged), kPageSize, kAllButFirst, "ragged tensors have no pages"},

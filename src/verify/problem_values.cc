@@ -71,6 +71,10 @@ void make_scales(const ConformanceCase& c, Random& random, Problem& problem) {
     problem.out_scale = make_scale(std::min(kind, ScalesLevel::kTensor), random, requests, heads);
     if (kind != ScalesLevel::kNone) problem.out_scale.values[0] *= random.one_in(4) ? 0.004f : 0.05f;
   }
+  if (problem.config.out == DType::kFloat4E2M1x2) {  // large, so that block scales use e4m3's range and a few saturate
+    problem.out_scale = make_scale(std::min(kind, ScalesLevel::kTensor), random, requests, heads);
+    if (kind != ScalesLevel::kNone) problem.out_scale.values[0] *= random.one_in(4) ? 3000.0f : 200.0f;
+  }
 }
 
 /// Distinct random pages for every row; a row may begin with the full pages of the row before it, contents and all.

@@ -174,24 +174,27 @@ struct RopeArgs {
   float scale = 1.0f;  ///< divides positions
 };
 
-/// Scale factors of an NVFP4 output (one e4m3 per 16 values, swizzled in 128 x 4 tiles).
+/// Scale factors of an NVFP4 output: one e4m3 per 16 values of a head, in tiles of 128 x 4 (folio/types/nvfp4.hpp). Row
+/// t of `out` is row first_row + t of a matrix with num_q_heads * head_dim_v / 16 blocks a row. Only the factors of
+/// rows that the batch owns are written.
 struct BlockScaleArgs {
-  void* data = nullptr;
+  void* data = nullptr;   ///< nvfp4_scale_bytes of the whole matrix
   int64_t first_row = 0;  ///< the row of the whole matrix that the first token of `out` is
 };
 
 /// One layer's arguments. Element types and head counts must be the config's; the innermost dimension contiguous.
 struct AttentionArgs {
-  ConstTensorView q;                      ///< [num_tokens, num_q_heads, head_dim_qk]
-  TensorView out;                         ///< [num_tokens, num_q_heads, head_dim_v]; must not overlap any input
-  LseView lse;                            ///< [num_tokens, num_q_heads]
+  ConstTensorView q;  ///< [num_tokens, num_q_heads, head_dim_qk]
+  TensorView out;  ///< [num_tokens, num_q_heads, head_dim_v], NVFP4: head_dim_v / 2 bytes; must not overlap any input
+  LseView lse;     ///< [num_tokens, num_q_heads]
   std::span<const SegmentArgs> segments;  ///< as many as the plan has
   float sm_scale = 0.0f;                  ///< multiplies q . k; finite. 0 = 1 / sqrt(head_dim_qk)
   float logits_soft_cap = 0.0f;           ///< c: logits become c * tanh(logits / c); 0 = off
   const float* alibi_slopes = nullptr;    ///< [num_q_heads]: logits get -slope * |q_pos - kv_pos|; null = off
   const float* sinks = nullptr;  ///< [num_q_heads]: an extra logit in the denominator only, natural units; null = off
   Scale q_scale;                 ///< q is fp8: real q = stored * scale
-  Scale out_scale;               ///< out is fp8: stored = real / scale, per tensor. NVFP4: the global scale factor
+  /// out is fp8: stored = real / scale, per tensor. NVFP4: the global scale factor, real = stored * sf / scale.
+  Scale out_scale;
   BlockScaleArgs out_block_scale;
   RopeArgs rope;
   const uint8_t* custom_mask = nullptr;  ///< bits, laid out as CustomMask says

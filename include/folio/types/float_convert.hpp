@@ -11,8 +11,10 @@ namespace folio::inline v0 {
 
 /// Exact conversions between float and the narrow types, by their bits. Narrowing rounds to nearest, ties to even, with
 /// gradual underflow. float16 and bfloat16 overflow to infinity; the fp8 types saturate to their largest finite value,
-/// infinities included. NaN stays NaN (fp8_e4m3: 0x7f with the sign).
-/// Formats: IEEE 754-2019 (binary16); OCP 8-bit Floating Point Specification (OFP8), revision 1.0.
+/// infinities included. NaN stays NaN (fp8_e4m3: 0x7f with the sign). e2m1, which has neither, saturates too, and turns
+/// NaN into +6, as PTX's cvt does: the NaN of a quantised block is its scale's.
+/// Formats: IEEE 754-2019 (binary16); OCP 8-bit Floating Point Specification (OFP8), revision 1.0; OCP Microscaling
+/// Formats (MX) Specification, version 1.0 (e2m1).
 FOLIO_HOST_DEVICE constexpr float bfloat16_to_float(uint16_t bits) noexcept {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
@@ -99,6 +101,25 @@ FOLIO_HOST_DEVICE constexpr uint8_t float_to_fp8_e5m2(float value) noexcept {
   if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
   const uint32_t code = magnitude >= 0x47600000u ? 0x7bu : detail::narrow<5, 2>(magnitude);  // 57344 and above
   return static_cast<uint8_t>(sign | code);
+}
+
+/// The lower four bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6 with a sign. Upper bits are ignored.
+FOLIO_HOST_DEVICE constexpr float fp4_e2m1_to_float(uint8_t bits) noexcept {
+  return detail::widen<2, 1>(bits & 0x7u, (bits & 0x8u) != 0);
+}
+
+FOLIO_HOST_DEVICE constexpr uint8_t float_to_fp4_e2m1(float value) noexcept {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7u;
+  const uint32_t code = magnitude >= 0x40c00000u ? 0x7u : detail::narrow<2, 1>(magnitude);  // 6 and above
+  return static_cast<uint8_t>(((bits >> 28) & 0x8u) | code);
+}
+
+/// Value `index` of an array of kFloat4E2M1x2, two a byte, as float.
+inline float load_fp4_as_float(const void* data, int64_t index) noexcept {
+  const uint8_t pair = static_cast<const uint8_t*>(data)[index / 2];
+  return fp4_e2m1_to_float(index % 2 == 0 ? pair : static_cast<uint8_t>(pair >> 4));
 }
 
 /// Element `index` of an array of `dtype`, as float. For references, tests and tools; kernels have their own loops.

@@ -19,6 +19,7 @@ std::string_view to_string(BackendProfile profile) {
     case BackendProfile::kNative: return "native";
     case BackendProfile::kVllm2025_07: return "vllm-2025-07";
     case BackendProfile::kVllm2025_12: return "vllm-2025-12";
+    case BackendProfile::kVllm2026_03: return "vllm-2026-03";
   }
   return "invalid";
 }

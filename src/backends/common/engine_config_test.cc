@@ -36,6 +36,7 @@ TEST(Profiles, HaveNames) {
   EXPECT_EQ(to_string(BackendProfile::kNative), "native");
   EXPECT_EQ(to_string(BackendProfile::kVllm2025_07), "vllm-2025-07");
   EXPECT_EQ(to_string(BackendProfile::kVllm2025_12), "vllm-2025-12");
+  EXPECT_EQ(to_string(BackendProfile::kVllm2026_03), "vllm-2026-03");
 }
 
 TEST(ModelConfigHeads, AreDividedOverRanks) {

@@ -35,7 +35,9 @@ class Expectation {
     config_.num_q_heads = setup.num_heads;
     config_.num_kv_heads = setup.num_kv_heads;
     config_.head_dim_qk = config_.head_dim_v = setup.head_size;
+    config_.mask = setup.mask;
     config_.window_left = setup.sliding_window ? *setup.sliding_window - 1 : -1;
+    if (setup.window_both_sides) config_.window_right = config_.window_left;
     lengths_.source = KvSource::kRagged;
     lengths_.kv_len = fixture.seq_lens.data();
     batch_.num_requests = static_cast<int32_t>(history.size());
@@ -118,12 +120,14 @@ std::string BatchFixture::wrong_cache() const {
       owned[static_cast<size_t>(slot)] = true;
       for (int32_t i = 0; i < per_token; ++i) {
         const auto at = static_cast<size_t>(position * per_token + i);
-        if (loaded(slot, 0, i) * setup.k_scale != history_[request].k[at] ||
-            loaded(slot, 1, i) * setup.v_scale != history_[request].v[at]) {
+        const float k_scale = setup.k_scale * head_scale(i / setup.head_size);
+        const float v_scale = setup.v_scale * head_scale(i / setup.head_size);
+        if (loaded(slot, 0, i) * k_scale != history_[request].k[at] ||
+            loaded(slot, 1, i) * v_scale != history_[request].v[at]) {
           std::ostringstream text;
           text << "request " << request << ", position " << position << ", element " << i << " holds "
                << loaded(slot, 0, i) << " and " << loaded(slot, 1, i) << " instead of "
-               << history_[request].k[at] / setup.k_scale << " and " << history_[request].v[at] / setup.v_scale;
+               << history_[request].k[at] / k_scale << " and " << history_[request].v[at] / v_scale;
           return text.str();
         }
       }

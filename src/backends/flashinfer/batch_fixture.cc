@@ -54,6 +54,10 @@ BatchFixture::BatchFixture(const LayerSetup& given, const BatchLengths& lengths,
   if (setup.alibi) {
     for (int32_t head = 0; head < setup.num_heads; ++head) alibi_slopes.push_back(std::ldexp(0.5f, -head));
   }
+  for (int32_t head = 0; head < setup.num_kv_heads; ++head) {
+    k_head_scales_.push_back(setup.k_scale * head_scale(head));
+    v_head_scales_.push_back(setup.v_scale * head_scale(head));
+  }
   lay_out_pages(seed);
   fill_cache_and_inputs(seed);
   point_views();
@@ -73,7 +77,7 @@ void BatchFixture::lay_out_pages(uint32_t seed) {
   num_columns_ = 1;
   int32_t num_used = 0;
   for (int32_t len : seq_lens) {
-    const int32_t pages = (len + setup.page_size - 1) / setup.page_size;
+    const int32_t pages = (len + setup.page_size - 1) / setup.page_size;  // an upper bound where pages are shared
     num_columns_ = std::max(num_columns_, pages);
     num_used += pages;
   }
@@ -87,9 +91,19 @@ void BatchFixture::lay_out_pages(uint32_t seed) {
   auto next = pages.begin();
   for (size_t request = 0; request < seq_lens.size(); ++request) {
     for (int32_t at = 0; at < seq_lens[request]; at += setup.page_size) {
-      block_table[request * static_cast<size_t>(row_stride_) + static_cast<size_t>(at / setup.page_size)] = *next++;
+      const auto column = static_cast<size_t>(at / setup.page_size);
+      const bool shared = shares_prefix(request) && at < setup.shared_prefix;
+      block_table[request * static_cast<size_t>(row_stride_) + column] = shared ? block_table[column] : *next++;
     }
   }
+}
+
+float BatchFixture::head_scale(int32_t head) const {
+  return setup.scales_per_head ? static_cast<float>(1 + head) : 1.0f;
+}
+
+bool BatchFixture::shares_prefix(size_t request) const {
+  return request > 0 && seq_lens[request] >= setup.shared_prefix;
 }
 
 int64_t BatchFixture::slot_of(size_t request, int32_t position) const {
@@ -108,6 +122,10 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
   const auto shape =
       FlashInferBackend::get_kv_cache_shape(num_pages_, setup.page_size, setup.num_kv_heads, setup.head_size);
   kv_cache = FlashInferBackend::kv_cache_tensor(nullptr, DType::kUnset, shape, setup.layout);
+  if (setup.halves_apart) {
+    kv_cache.strides[0] /= 2;
+    kv_cache.strides[1] = kv_cache.strides[0] * num_pages_;
+  }
   const int64_t cache_elements = num_pages_ * 2 * setup.page_size * setup.num_kv_heads * setup.head_size;
   cache_memory.assign(static_cast<size_t>(cache_elements * size_of(cache_dtype())), kPoison);
   const auto rows = static_cast<size_t>(padded_rows());
@@ -133,14 +151,20 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
       for (int32_t i = 0; i < setup.num_kv_heads * setup.head_size; ++i) {
         const int32_t head = i / setup.head_size;
         const int32_t component = i % setup.head_size;
+        if (shares_prefix(request) && position < setup.shared_prefix) {
+          const auto at = static_cast<size_t>(position * setup.num_kv_heads * setup.head_size + i);
+          history_[request].k.push_back(history_[0].k[at]);
+          history_[request].v.push_back(history_[0].v[at]);
+          continue;
+        }
         const float k = rounded(setup.model_dtype, uniform());
         const float v = rounded(setup.model_dtype, 2.0f * uniform());
         const bool in_cache = !is_new || setup.share_kv;
         std::vector<std::byte>& memory = in_cache ? cache_memory : elsewhere;
         const int64_t k_index = in_cache ? cache_index(slot, 0, head, component) : 0;
         const int64_t v_index = in_cache ? cache_index(slot, 1, head, component) : 0;
-        history_[request].k.push_back(store(memory, cache_dtype(), k_index, k, setup.k_scale));
-        history_[request].v.push_back(store(memory, cache_dtype(), v_index, v, setup.v_scale));
+        history_[request].k.push_back(store(memory, cache_dtype(), k_index, k, setup.k_scale * head_scale(head)));
+        history_[request].v.push_back(store(memory, cache_dtype(), v_index, v, setup.v_scale * head_scale(head)));
         if (is_new) {
           store(k_memory, setup.model_dtype, row * static_cast<int64_t>(kv_row) + i, k);
           store(v_memory, setup.model_dtype, row * static_cast<int64_t>(kv_row) + i, v);
@@ -215,6 +239,10 @@ AttentionLayerScales BatchFixture::scales() const {
   scales.q.value = setup.q_scale;
   scales.k.value = setup.k_scale;
   scales.v.value = setup.v_scale;
+  if (setup.scales_per_head) {
+    scales.k = {1.0f, k_head_scales_.data(), ScaleGranularity::kPerHead, 0};
+    scales.v = {1.0f, v_head_scales_.data(), ScaleGranularity::kPerHead, 0};
+  }
   return scales;
 }
 

@@ -39,10 +39,15 @@ struct LayerSetup {
   float q_scale = 1.0f;
   float k_scale = 1.0f;
   float v_scale = 1.0f;
-  int32_t padding_tokens = 0;    ///< rows of q, k, v and output beyond the batch's
-  int32_t padding_requests = 0;  ///< requests of length 0 behind the batch's
-  int32_t padding_slots = 0;     ///< of the padding tokens, how many the batch counts in (slot -1)
-  bool share_kv = false;         ///< the layer reads another layer's cache: its K and V are there already
+  bool scales_per_head = false;       ///< KV head h has 1 + h times k_scale and v_scale
+  MaskKind mask = MaskKind::kCausal;  ///< what is expected of the layer
+  bool window_both_sides = false;     ///< likewise: as many keys to the right as to the left
+  int32_t padding_tokens = 0;         ///< rows of q, k, v and output beyond the batch's
+  int32_t padding_requests = 0;       ///< requests of length 0 behind the batch's
+  int32_t padding_slots = 0;          ///< of the padding tokens, how many the batch counts in (slot -1)
+  bool share_kv = false;              ///< the layer reads another layer's cache: its K and V are there already
+  bool halves_apart = false;          ///< the cache is [2, pages, ...] in memory: all of K, then all of V
+  int32_t shared_prefix = 0;          ///< full pages of tokens that all requests of that length at least have in common
   Determinism determinism = Determinism::kRunToRun;
   BackendProfile profile = BackendProfile::kNative;
 };
@@ -104,10 +109,13 @@ class BatchFixture {
   DType cache_dtype() const;
   DType q_dtype() const;
   float sm_scale() const;
+  float head_scale(int32_t head) const;
+  bool shares_prefix(size_t request) const;
   int64_t slot_of(size_t request, int32_t position) const;
   /// Index of an element of K (half 0) or V (half 1) in the cache's memory.
   int64_t cache_index(int64_t slot, int32_t half, int32_t head, int32_t component) const;
 
+  std::vector<float> k_head_scales_, v_head_scales_;
   std::vector<History> history_;
   int64_t num_pages_ = 0;
   int32_t num_columns_ = 0;

@@ -4,6 +4,7 @@
 #include "kernels/cpu/amx/attention/tile_softmax.hpp"
 #include "kernels/cpu/amx/attention/tile_values.hpp"
 #include "kernels/cpu/amx/attention/tile_work.hpp"
+#include "kernels/cpu/amx/attention/widening_ring.hpp"
 
 /// One item, step by step, two strips at a time. `Tiles` is simd::AmxTiles, or a stand-in in tests.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
@@ -110,6 +111,7 @@ static void accumulate_strips(const AmxItem& item, const Step& step, int32_t r, 
     StripTile strips[kStrips];
     if (!look<kStrips>(call, ready, r, strips)) continue;
     make_tile_scores<Tiles, kStrips>(queries_of(item, r), item.dim_steps, ready, item.own.scores, ahead);
+    ahead.scores_made();
     if (refer<kStrips>(item, ready, r, item.own.scores, strips)) {
       add_pending<Tiles, kStrips>(call, r, 0, pending, ahead);
       rescale<kStrips>(call, r, strips);
@@ -199,30 +201,75 @@ static inline void locate_step(const AmxItem& item, Step& step) {
   }
 }
 
+/// Steps of one tile, each as soon as it is found: for items that wait for memory. `ahead_of(now, next)` says what is
+/// to be done beside a step's products; next: null if none comes.
+template <class Tiles>
+static void accumulate_waiting(const AmxItem& item, const CommonSight& sight, Step* steps) {
+  const ItemCall& call = item.call;
+  int32_t first = find_step(call, sight, call.keys.kv_begin / kTileTokens * kTileTokens, 1, steps[0]);
+  for (int current = 0; steps[current].count > 0; current ^= 1) {
+    Step& now = steps[current];
+    Step& next = steps[current ^ 1];
+    first = find_step(call, sight, first, 1, next);
+    locate_step(item, now);
+    Ahead ahead = ahead_of(call, now.tiles[0].tile, next.count > 0 ? &next.tiles[0].tile : nullptr);
+    accumulate_few<Tiles>(item, now, ahead);
+    ahead.finish();
+  }
+}
+
+/// The same for fp8: what every row sees is widened beside the products.
+template <class Tiles, DType kType>
+static void accumulate_widening(const AmxItem& item, const CommonSight& sight, Step* steps) {
+  const ItemCall& call = item.call;
+  int32_t first = find_step(call, sight, call.keys.kv_begin / kTileTokens * kTileTokens, 1, steps[0]);
+  WideningRing<kType> ring(call, item.own.keys);
+  for (int current = 0; steps[current].count > 0; current ^= 1) {
+    Step& now = steps[current];
+    Step& next = steps[current ^ 1];
+    first = find_step(call, sight, first, 1, next);
+    const Tile* const next_tile = next.count > 0 ? &next.tiles[0].tile : nullptr;
+    if (is_whole(now.tiles[0])) {
+      ring.begin_tile(now.tiles[0], next.count > 0 && is_whole(next.tiles[0]) ? next_tile : nullptr);
+      accumulate_strips<Tiles, 1>(item, now, 0, ring);
+      ring.end_tile();
+    } else {
+      locate_step(item, now);
+      Ahead ahead = ahead_of(call, now.tiles[0].tile, next_tile);
+      accumulate_strips<Tiles, 1>(item, now, 0, ahead);
+      ahead.finish();
+    }
+  }
+}
+
+template <class Tiles>
+static void accumulate_steps(const AmxItem& item, const CommonSight& sight, Step* steps) {
+  int32_t first = item.call.keys.kv_begin / kTileTokens * kTileTokens;
+  for (;;) {
+    first = find_step(item.call, sight, first, kStepTiles, steps[0]);
+    if (steps[0].count == 0) return;
+    locate_step(item, steps[0]);
+    accumulate_many<Tiles>(item, steps[0]);
+  }
+}
+
 template <class Tiles>
 static void accumulate_amx(const ItemCall& call) noexcept {
   const AmxItem item = begin_item(call);
   const CommonSight sight = common_sight(call);
-  const bool few = call.num_rows <= kFewAmxRows;
   Step steps[2];
   for (int32_t i = 0; i < 2 * kStepTiles; ++i) {
     steps[i / kStepTiles].tiles[i % kStepTiles].visible =
         reinterpret_cast<uint64_t*>(item.own.visible + i * item.own.visible_tile_bytes);
   }
-  const int32_t most = few ? 1 : kStepTiles;
-  int32_t first = find_step(call, sight, call.keys.kv_begin / kTileTokens * kTileTokens, most, steps[0]);
-  for (int current = 0; steps[current].count > 0; current ^= 1) {
-    Step& now = steps[current];
-    Step& next = steps[current ^ 1];
-    first = find_step(call, sight, first, most, next);
-    locate_step(item, now);
-    if (!few) {
-      accumulate_many<Tiles>(item, now);
-      continue;
-    }
-    Ahead ahead = ahead_of(call, now.tiles[0].tile, next.count > 0 ? &next.tiles[0].tile : nullptr);
-    accumulate_few<Tiles>(item, now, ahead);
-    while (!ahead.done()) ahead.request();
+  if (call.num_rows > kFewAmxRows) {
+    accumulate_steps<Tiles>(item, sight, steps);
+  } else if (!can_be_widened(call)) {
+    accumulate_waiting<Tiles>(item, sight, steps);
+  } else if (call.keys.dtype == DType::kFloat8E4M3) {
+    accumulate_widening<Tiles, DType::kFloat8E4M3>(item, sight, steps);
+  } else {
+    accumulate_widening<Tiles, DType::kFloat8E5M2>(item, sight, steps);
   }
 }
 

@@ -5,10 +5,27 @@
 /// Asking for memory ahead of its use.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
+/// What goes on beside the products hears of these: at_product() and at_weights() come with every product and pair of
+/// tokens; the rest says how far the products have come, and is asked where they find their factors. Here: keys and
+/// values lie where ReadyTokens says.
+struct AsLocated {
+  FOLIO_INLINE_MEMBER void enter_keys(int32_t /*step*/) {}
+  FOLIO_INLINE_MEMBER void scores_made() {}
+  FOLIO_INLINE_MEMBER void enter_values(int32_t /*dim_tile*/) {}
+  /// 16 keys, 32 of their components.
+  FOLIO_INLINE_MEMBER const unsigned char* key_tile(const TileRow16* keys, int32_t group, int32_t step) const {
+    return keys[group].at + step * kTileRowBytes;
+  }
+  /// 16 pairs of values, from 16 components on.
+  FOLIO_INLINE_MEMBER const unsigned char* value_tiles(const TileRow16* values, int32_t half, int32_t dim_tile) const {
+    return values[half].at + dim_tile * kTileRowBytes;
+  }
+};
+
 /// Asks for a tile's values while its scores are made, and then for the next tile's keys, a few lines of four runs at a
 /// time, spread evenly over the work. A run is what 16 tokens' keys or values take. In this order no more than one tile
 /// is wanted in L1 at a time: a tile's keys are no longer needed when its values are, and the other way round.
-struct Ahead {
+struct Ahead : AsLocated {
   static constexpr int32_t kRuns = kTileTokens / kGroupTokens;
   static constexpr int32_t kLine = 64;
   static constexpr int32_t kAtOnce = 2;  ///< lines of each run at a time
@@ -31,14 +48,21 @@ struct Ahead {
     }
     at += kAtOnce * kLine;
   }
-  FOLIO_INLINE_MEMBER bool done() const {
-    return stage == 1 && at >= ends[1];
+  FOLIO_INLINE_MEMBER void at_product() {
+    request();
+  }
+  FOLIO_INLINE_MEMBER void at_weights() {
+    request();
+  }
+  FOLIO_INLINE_MEMBER void finish() {
+    while (stage == 0 || at < ends[1]) request();
   }
 };
 
 /// Items of many rows wait for arithmetic: there, asking ahead costs more than it gains.
-struct NothingAhead {
-  FOLIO_INLINE_MEMBER void request() {}
+struct NothingAhead : AsLocated {
+  FOLIO_INLINE_MEMBER void at_product() {}
+  FOLIO_INLINE_MEMBER void at_weights() {}
 };
 
 /// The token of a tile that group g's run is found by: one that some row sees.

@@ -94,6 +94,23 @@ TEST_P(AmxKernels, TakeEveryGroupSize) {
   }
 }
 
+TEST_P(AmxKernels, Fp8IsExactHoweverItIsWidened) {
+  constexpr int32_t kDims[][2] = {{64, 64}, {128, 128}, {192, 64}, {64, 256}, {128, 64}, {96, 64}, {64, 80}};
+  uint32_t seed = 0;
+  for (const auto& dims : kDims) {
+    for (const int32_t page_size : {16, 32, 34}) {
+      AttentionConfig config = amx_config(dims[0]);
+      config.head_dim_v = dims[1];
+      config.kv = seed++ % 2 == 0 ? DType::kFloat8E4M3 : DType::kFloat8E5M2;
+      config.page_size = page_size;
+      config.window_left = seed % 3 == 0 ? 150 : -1;
+      AttentionCase subject(config, paged_batch({1, 2, 8, 1}, {700, 64, 333, 129}), {}, seed);
+      ASSERT_EQ(subject.compare(subject.run(*GetParam(), 2)), "")
+          << to_string(config.kv) << " " << dims[0] << "/" << dims[1] << " page " << page_size;
+    }
+  }
+}
+
 TEST_P(AmxKernels, LargeAndNegativeLogits) {
   for (const float sign : {1.0f, -1.0f}) {
     for (const float magnitude : {10.0f, 30.0f}) {  // logits of thousands
@@ -145,17 +162,20 @@ TEST_P(AmxKernels, FoldingPartialResultsGivesTheBitsOfOneWorker) {
 }
 
 TEST_P(AmxKernels, ARowsBitsDoNotDependOnTheRowsBesideIt) {
-  for (const bool features : {false, true}) {
-    for (const int32_t page_size : {32, 18}) {
-      AttentionConfig config = amx_config();
-      config.page_size = page_size;
-      config.determinism = Determinism::kScheduleInvariant;
-      AttentionCase subject(config, paged_batch({1, 90}, {130, 601}), features ? all_features() : CaseOptions{}, 2);
-      const Result whole = subject.run(*GetParam(), 1);
-      for (const int32_t rows : {1, 3, 8, 13, 16, 17, 31, 32, 33, 100}) {
-        const Result tiled = subject.run(*GetParam(), 1, rows);
-        EXPECT_EQ(whole.bytes, tiled.bytes) << rows << " rows";
-        EXPECT_EQ(whole.lse, tiled.lse) << rows << " rows";
+  for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3}) {
+    for (const bool features : {false, true}) {
+      for (const int32_t page_size : {32, 18}) {
+        AttentionConfig config = amx_config();
+        config.kv = type;
+        config.page_size = page_size;
+        config.determinism = Determinism::kScheduleInvariant;
+        AttentionCase subject(config, paged_batch({1, 90}, {130, 601}), features ? all_features() : CaseOptions{}, 2);
+        const Result whole = subject.run(*GetParam(), 1);
+        for (const int32_t rows : {1, 3, 8, 13, 16, 17, 31, 32, 33, 100}) {
+          const Result tiled = subject.run(*GetParam(), 1, rows);
+          EXPECT_EQ(whole.bytes, tiled.bytes) << rows << " rows";
+          EXPECT_EQ(whole.lse, tiled.lse) << rows << " rows";
+        }
       }
     }
   }
@@ -274,16 +294,19 @@ TEST_P(AmxKernels, TokensThatACustomMaskHidesFromEveryRowMayHoldAnything) {
 }
 
 TEST_P(AmxKernels, AVisibleNanStaysVisible) {
-  for (const Determinism level : {Determinism::kRunToRun, Determinism::kBatchInvariant}) {
-    for (const bool values : {false, true}) {
-      for (const int32_t length : {1, 400}) {
-        AttentionConfig config = amx_config();
-        config.determinism = level;
-        AttentionCase subject(config, paged_batch({1}, {length}), {}, 3);
-        overwrite(subject, length / 2, values, kNan);
-        const Result result = subject.run(*GetParam(), 3);
-        EXPECT_TRUE(std::all_of(result.out.begin(), result.out.end(), [](float x) { return std::isnan(x); }));
-        EXPECT_EQ(std::isnan(result.lse[0]), !values);
+  for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+    for (const Determinism level : {Determinism::kRunToRun, Determinism::kBatchInvariant}) {
+      for (const bool values : {false, true}) {
+        for (const int32_t length : {1, 400}) {
+          AttentionConfig config = amx_config();
+          config.kv = type;
+          config.determinism = level;
+          AttentionCase subject(config, paged_batch({1}, {length}), {}, 3);
+          overwrite(subject, length / 2, values, kNan);
+          const Result result = subject.run(*GetParam(), 3);
+          EXPECT_TRUE(std::all_of(result.out.begin(), result.out.end(), [](float x) { return std::isnan(x); }));
+          EXPECT_EQ(std::isnan(result.lse[0]), !values);
+        }
       }
     }
   }

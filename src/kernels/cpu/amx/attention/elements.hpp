@@ -24,19 +24,24 @@ FOLIO_INLINE uint16_t bfloat16_element(const ItemKeys& keys, const unsigned char
   return static_cast<uint16_t>(magnitude | (code & 0x80) << 8);
 }
 
+/// 64 codes as bfloat16, in order.
+FOLIO_INLINE void unpack_in_order(const Fp8Lookup& lookup, __m512i codes, __m512i& first, __m512i& second) {
+  // Unpacking takes the lower half of each 128 bits, then the upper: the quarters that it takes are brought there.
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  lookup.unpack(_mm512_permutexvar_epi64(order, codes), first, second);
+}
+
 /// n fp8 codes (a multiple of 8) to bfloat16, in order. Whole lines of 32 are written: zeros beyond n.
 template <DType kType>
 static inline void widen_codes(const unsigned char* codes, int32_t n, unsigned char* to) {
   const Fp8Lookup lookup = Fp8Lookup::of<kType>();
-  // Unpacking takes the lower half of each 128 bits, then the upper: the quarters that it takes are brought there.
-  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
   for (int32_t i = 0; i < n; i += 64, codes += 64, to += 128) {
     const int32_t left = n - i;
     const __m512i line =
         left >= 64 ? _mm512_loadu_si512(codes) : _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - left), codes);
     __m512i first;
     __m512i second;
-    lookup.unpack(_mm512_permutexvar_epi64(order, line), first, second);
+    unpack_in_order(lookup, line, first, second);
     store(to, first);
     if (left > 32) store(to + 64, second);
   }

@@ -20,19 +20,20 @@ FOLIO_INLINE void make_tile_scores(const unsigned char* q, int32_t dim_steps, co
     Tiles::template zero<2>();
     Tiles::template zero<3>();
     for (int32_t i = 0; i < dim_steps; ++i) {
+      ahead.enter_keys(i);
       Tiles::template load<5>(q + i * kTileBytes, kTileRowBytes);
-      Tiles::template load<4>(k[0].at + i * kTileRowBytes, k[0].stride);
+      Tiles::template load<4>(ahead.key_tile(k, 0, i), k[0].stride);
       Tiles::template multiply_add<0, 4, 5>();
-      ahead.request();
-      Tiles::template load<6>(k[1].at + i * kTileRowBytes, k[1].stride);
+      ahead.at_product();
+      Tiles::template load<6>(ahead.key_tile(k, 1, i), k[1].stride);
       Tiles::template multiply_add<1, 6, 5>();
-      ahead.request();
-      Tiles::template load<7>(k[2].at + i * kTileRowBytes, k[2].stride);
+      ahead.at_product();
+      Tiles::template load<7>(ahead.key_tile(k, 2, i), k[2].stride);
       Tiles::template multiply_add<2, 7, 5>();
-      ahead.request();
-      Tiles::template load<4>(k[3].at + i * kTileRowBytes, k[3].stride);
+      ahead.at_product();
+      Tiles::template load<4>(ahead.key_tile(k, 3, i), k[3].stride);
       Tiles::template multiply_add<3, 4, 5>();
-      ahead.request();
+      ahead.at_product();
     }
     Tiles::template store<0>(scores, kTileRowBytes);
     Tiles::template store<1>(scores + 16 * kStripRows, kTileRowBytes);
@@ -52,11 +53,11 @@ FOLIO_INLINE void make_tile_scores(const unsigned char* q, int32_t dim_steps, co
         Tiles::template multiply_add<0, 4, 6>();
         Tiles::template load<7>(other_q + i * kTileBytes, kTileRowBytes);
         Tiles::template multiply_add<1, 4, 7>();
-        ahead.request();
+        ahead.at_product();
         Tiles::template load<5>(k[g + 1].at + i * kTileRowBytes, k[g + 1].stride);
         Tiles::template multiply_add<2, 5, 6>();
         Tiles::template multiply_add<3, 5, 7>();
-        ahead.request();
+        ahead.at_product();
       }
       const int32_t first = g * kGroupTokens * kStripRows;
       Tiles::template store<0>(scores + first, kTileRowBytes);

@@ -144,7 +144,7 @@ static void make_weights(const ItemCall& call, const ReadyTokens& ready, const S
         odd *= value_scale;
       }
       pairs[j] = pack_bfloat16(even, odd);
-      ahead.request();
+      ahead.at_weights();
     }
     transpose(pairs);
 #pragma GCC unroll 16

@@ -38,7 +38,7 @@ FOLIO_INLINE void multiply_dims(const unsigned char* values, int64_t stride, A& 
     Tiles::template load<kValues>(values + kDim * kTileRowBytes, stride);
     Tiles::template multiply_add<kDim, 4, kValues>();
     if constexpr (kStrips == 2) Tiles::template multiply_add<kDims + kDim, 5, kValues>();
-    ahead.request();
+    ahead.at_product();
     multiply_dims<Tiles, kStrips, kDims, kDim + 1>(values, stride, ahead);
   }
 }
@@ -48,6 +48,7 @@ template <class Tiles, int kStrips, int kDims, class A>
 FOLIO_INLINE void add_dims(float* acc, int32_t v_stride, int32_t d, const Pending& pending, A& ahead) {
   const int64_t stride = int64_t{v_stride} * 4;
   float* const sums = acc + d * kDimTile;
+  ahead.enter_values(d);
   load_sums<Tiles, 0, kDims>(sums, stride);
   if constexpr (kStrips == 2) load_sums<Tiles, kDims, kDims>(sums + kStripRows * v_stride, stride);
   for (int32_t i = 0; i < pending.count; ++i) {
@@ -57,7 +58,7 @@ FOLIO_INLINE void add_dims(float* acc, int32_t v_stride, int32_t d, const Pendin
       const uint16_t* const weights = pending.weights[i] + h * kHalfWeights;
       Tiles::template load<4>(weights, kTileRowBytes);
       if constexpr (kStrips == 2) Tiles::template load<5>(weights + kStripWeights, kTileRowBytes);
-      multiply_dims<Tiles, kStrips, kDims, 0>(values.at + d * kTileRowBytes, values.stride, ahead);
+      multiply_dims<Tiles, kStrips, kDims, 0>(ahead.value_tiles(pending.tiles[i]->values, h, d), values.stride, ahead);
     }
   }
   store_sums<Tiles, 0, kDims>(sums, stride);

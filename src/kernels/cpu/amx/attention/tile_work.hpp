@@ -45,7 +45,7 @@ class TileWork {
   }
 
   /// Called once for each pair of tokens: every second time is enough.
-  FOLIO_INLINE_MEMBER void request() {
+  FOLIO_INLINE_MEMBER void at_weights() {
     turn_ ^= 1;
     if (turn_ == 0) piece();
   }

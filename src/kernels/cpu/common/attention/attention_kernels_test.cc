@@ -101,7 +101,9 @@ TEST_P(CpuKernels, SayWhatTheyRefuseAndWhatTheyTake) {
   expect(refusal([](AttentionConfig& c) { c.q = DType::kFloat8E5M2; }), "q is fp8_e5m2", "fp8_e4m3");
   expect(refusal([](AttentionConfig& c) { c.kv = DType::kFloat4E2M1x2; }), "kv is fp4_e2m1x2", "fp8_e5m2");
   expect(refusal([](AttentionConfig& c) { c.ragged_kv = DType::kFloat4E2M1x2; }), "ragged_kv is", "fp8_e5m2");
-  expect(refusal([](AttentionConfig& c) { c.out = DType::kFloat4E2M1x2; }), "out is fp4_e2m1x2", "float32");
+  expect(refusal([](AttentionConfig& c) { c.out = DType::kUnset; }), "out is unset", "fp4_e2m1x2");
+  expect(refusal([](AttentionConfig& c) { c.out = DType::kFloat4E2M1x2, c.head_dim_v = 24; }), "head_dim_v is 24",
+         "multiples of 16");
   expect(refusal([](AttentionConfig& c) { c.features = Feature::kRopeLlama; }), "kRopeLlama", "before the call");
   expect(refusal([](AttentionConfig& c) { c.kv_format = KvFormat::kCpuPacked; }), "float32", "16-bit or fp8");
 }

@@ -1,6 +1,7 @@
 #include "kernels/cpu/common/attention/kernel.hpp"
 
 #include "core/error.hpp"
+#include "folio/types/nvfp4.hpp"
 #include "kernels/cpu/common/attention/scratch.hpp"
 
 namespace folio::inline v0::kernels::cpu {
@@ -30,9 +31,13 @@ std::string refusal(const AttentionConfig& config) {
                            "; kernels here take float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
     }
   }
-  if (!is_wide_float(config.out) && !is_fp8(config.out)) {
+  if (!is_wide_float(config.out) && !is_fp8(config.out) && config.out != DType::kFloat4E2M1x2) {
     return core::message("out is ", config.out,
-                         "; kernels here write float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
+                         "; kernels here write float32, float16, bfloat16, fp8_e4m3, fp8_e5m2 and fp4_e2m1x2 (NVFP4)");
+  }
+  if (config.out == DType::kFloat4E2M1x2 && config.head_dim_v % kNvfp4BlockSize != 0) {
+    return core::message("head_dim_v is ", config.head_dim_v, " with an NVFP4 output, which takes multiples of ",
+                         kNvfp4BlockSize);
   }
   if (config.features.has(Feature::kRopeLlama)) {
     return "Feature::kRopeLlama is asked for; kernels here apply no rotary embedding: rotate q and K before the call";

@@ -5,8 +5,10 @@
 #include <cstring>
 #include <limits>
 
+#include "folio/types/nvfp4.hpp"
 #include "kernels/cpu/common/attention/bind.hpp"
 #include "kernels/cpu/common/attention/scratch.hpp"
+#include "kernels/cpu/generic/combine/nvfp4.hpp"
 #include "kernels/cpu/generic/combine/row_convert.hpp"
 
 namespace folio::inline v0::kernels::cpu {
@@ -14,6 +16,21 @@ namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr double kLn2 = 0.693147180559945309417;
+
+/// Stores a finished row as the config's dtype.
+void quantize_row(const AttentionParams& params, int64_t token, int64_t q_head, const float* acc, void* out) {
+  const AttentionConfig& config = *params.config;
+  const AttentionArgs& args = *params.args;
+  const float out_scale = args.out_scale.data == nullptr ? args.out_scale.value : args.out_scale.data[0];
+  if (config.out != DType::kFloat4E2M1x2) {
+    generic::store_row(acc, out_scale, config.out, config.head_dim_v, out);
+    return;
+  }
+  const int64_t blocks_per_head = config.head_dim_v / kNvfp4BlockSize;
+  generic::store_nvfp4(acc, out_scale, config.head_dim_v, static_cast<uint8_t*>(out),
+                       {static_cast<uint8_t*>(args.out_block_scale.data), args.out_block_scale.first_row + token,
+                        q_head * blocks_per_head, config.num_q_heads * blocks_per_head});
+}
 
 /// Writes one row: the sink joins the denominator, the sum divides, the LSE gets its base. `acc` is overwritten.
 void write_row(const Arithmetic& arithmetic, const AttentionParams& params, int32_t kv_head, int32_t packed_row,
@@ -40,8 +57,7 @@ void write_row(const Arithmetic& arithmetic, const AttentionParams& params, int3
     for (int32_t d = 0; d < config.head_dim_v; ++d) {
       acc[d] = empty ? 0.0f : acc[d] * factor / sum + 0.0f;  // + 0: no -0, which masked tiles would turn into 0
     }
-    const float out_scale = args.out_scale.data == nullptr ? args.out_scale.value : args.out_scale.data[0];
-    generic::store_row(acc, out_scale, config.out, config.head_dim_v, out);
+    quantize_row(params, token, q_head, acc, out);
   }
   if (args.lse.data == nullptr) return;
   const double lse2 = empty ? static_cast<double>(max) : static_cast<double>(max) + std::log2(static_cast<double>(sum));

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "folio/attention.hpp"
+#include "folio/backends/attention_layer.hpp"
+#include "folio/backends/attention_metadata.hpp"
+#include "folio/backends/cascade_heuristic.hpp"
+#include "folio/backends/dcp_plans.hpp"
+#include "folio/backends/engine_config.hpp"
+#include "folio/backends/flash_attn/impl.hpp"
+#include "folio/backends/window_plans.hpp"
+#include "folio/context.hpp"
+#include "folio/types/attention.hpp"
+
+namespace folio::inline v0::backends {
+
+struct FlashAttentionOptions {
+  FlashAttentionFacts facts;
+  /// Queries come as fp8 e4m3 with a q scale; needs an e4m3 cache. None: as the profile has it, which is never in the
+  /// native one and always with fp8 caches in vLLM's, whose layers quantise.
+  std::optional<bool> quantize_query;
+  /// fp8: outputs are quantised in the kernel, by the scale that every `forward` then gets; native only. None: the
+  /// model's dtype.
+  std::optional<DType> output_dtype;
+  /// Whether schedules are made ahead of time and handed out. None: as the profile has it, with version 3 and always in
+  /// the native one. Either way off in batch-invariant mode and for groups with several windows.
+  std::optional<bool> aot_schedule;
+  /// Most pieces that a query's keys are cut into under decode_graph_mode kFull; vLLM's
+  /// flash_attn_max_num_splits_for_cuda_graph. >= 1. Bounds the work lists, hence the threads that can be busy.
+  int32_t max_num_splits_for_graphs = 32;
+  /// Steps whose metadata is valid at a time, each with plan memory and a workspace of its own. >= 1.
+  int32_t steps_in_flight = 2;
+  std::string force_kernel;  ///< as PrepareOptions::force_kernel
+};
+
+/// What one step's layers need: made by FlashAttentionMetadataBuilder::build, read by FlashAttentionImpl::forward.
+/// Spans point into the engine's arrays or, of schedules and cascades, into the builder's. Valid until the builder has
+/// built as many further steps as it keeps in flight; `forward` on an older one throws kStalePlan. R = num_reqs, T =
+/// num_actual_tokens.
+struct FlashAttentionMetadata {
+  int32_t num_reqs = 0;
+  int32_t num_actual_tokens = 0;  ///< rows of q and output that count; what an engine hands over may be longer
+  int32_t max_query_len = 0;
+  int32_t max_seq_len = 0;
+  std::span<const int32_t> query_start_loc;  ///< [R + 1]
+  /// [R]: keys that each request's queries attend among. Of encoders their own tokens, of cross attention the
+  /// encoder's.
+  std::span<const int32_t> seq_lens;
+  BlockTableView block_table;
+  std::span<const int64_t> slot_mapping;
+  bool causal = true;
+
+  bool use_cascade = false;
+  int32_t common_prefix_len = 0;                  ///< tokens that all requests share; 0 without a cascade
+  std::span<const int32_t> cu_prefix_query_lens;  ///< [2]: 0, T. Empty without a cascade, like the next two
+  std::span<const int32_t> prefix_kv_lens;        ///< [1]
+  std::span<const int32_t> suffix_kv_lens;        ///< [R]: seq_lens less the prefix; 0 for padding requests
+
+  int32_t max_dcp_context_kv_len = 0;            ///< 0 without decode context parallelism
+  std::span<const int32_t> dcp_context_kv_lens;  ///< [R], this rank's share of the older tokens; empty without
+
+  /// The schedule, where one was made ahead of time: the very memory that `forward` executes. `forward` refuses it
+  /// truncated or changed. Prefix and suffix of a cascade are one schedule, which both fields then show.
+  std::span<const int32_t> scheduler_metadata;
+  std::span<const int32_t> prefix_scheduler_metadata;
+  int32_t max_num_splits = 0;  ///< no query's keys are cut into more pieces; 0 = as the work needs
+
+  AttentionType attn_type = AttentionType::kDecoder;  ///< of the group's layers
+  DType q_data_type = DType::kUnset;                  ///< what forward expects queries to be
+  DType data_type = DType::kUnset;                    ///< of the KV cache
+  DType output_data_type = DType::kUnset;             ///< what forward expects the output to be
+  int32_t page_size = 0;
+  WindowPlans plans;         ///< one for each window of the group's layers, in front
+  DcpWindowPlans dcp_plans;  ///< instead of `plans`, under decode context parallelism
+  Workspace workspace;       ///< this step's: one forward at a time
+};
+
+/// Plans every step for one group of layers that share a KV cache format, page tables and kind of attention. Owns the
+/// plans' memory and workspaces. Not safe for simultaneous use by several threads.
+class FOLIO_API FlashAttentionMetadataBuilder {
+ public:
+  static constexpr bool supports_update_block_table = true;
+
+  /// Chooses kernels for the group's layers (their implementations are read here and not kept). Layers may differ in
+  /// window, soft cap, scale, ALiBi and sinks, and must all decode, all encode, or all attend to an encoder. Under
+  /// decode_graph_mode kFull every size is bounded by the configuration's, which must then be given.
+  /// Throws kInvalidArgument for contradictions (head counts, dtypes), kUnsupported for what is not offered.
+  FlashAttentionMetadataBuilder(const Context& context, const AttentionSpec& spec,
+                                std::span<const AttentionLayer<FlashAttentionImpl>> layers, const EngineConfig& config,
+                                const FlashAttentionOptions& options = {});
+  FlashAttentionMetadataBuilder(FlashAttentionMetadataBuilder&&) noexcept;
+  FlashAttentionMetadataBuilder& operator=(FlashAttentionMetadataBuilder&&) noexcept;
+  ~FlashAttentionMetadataBuilder();
+
+  /// Plans a step. The batch is only read, in any order of requests. O(R + work items) whatever the contexts' lengths;
+  /// allocates nothing once warm.
+  ///
+  /// With common_prefix_len > 0, a multiple of the page size, requests share the first row's first pages: their keys
+  /// are read once for all. The prefix is cut to whole pages that every request had computed before this step (so that
+  /// no query sees too much, and none is left without a suffix); where that leaves nothing, and in batch-invariant
+  /// mode, where a request's bits may not depend on its neighbours, the step is planned without. Windows, ALiBi, soft
+  /// caps and scales apply as ever, sinks once; kVllm2026_03 refuses windows and ALiBi there, as its original does in
+  /// `forward`.
+  ///
+  /// `causal` counts for decoders only: encoders and cross attention never are. Not causal, a layer without window sees
+  /// all keys; one with a window of w still sees the w last keys only, as the original's windows end at the query.
+  ///
+  /// fast_build makes no schedule ahead of time. Throws kInvalidArgument for a batch that contradicts itself or the
+  /// configuration, naming the field.
+  FlashAttentionMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch,
+                               bool fast_build = false);
+  /// For draft models, whose steps are too short to be worth a schedule: without prefix, fast.
+  FlashAttentionMetadata build_for_drafting(const CommonAttentionMetadata& batch);
+  /// For the batches that an engine captures: without prefix.
+  FlashAttentionMetadata build_for_cudagraph_capture(const CommonAttentionMetadata& batch);
+
+  /// The same step for another KV cache group, whose layers differ in nothing but where their pages are: a shallow
+  /// copy, with the same schedule. Throws kInvalidArgument where the table is too small for the step. O(R).
+  FlashAttentionMetadata update_block_table(const FlashAttentionMetadata& metadata, const BlockTableView& block_table,
+                                            std::span<const int64_t> slot_mapping) const;
+
+  /// vLLM's rule for when sharing a prefix pays; see there.
+  static bool use_cascade_attention(const CascadeHeuristicInput& input) {
+    return backends::use_cascade_attention(input);
+  }
+
+  /// The profile's answer, see FlashAttentionBackend::get_cudagraph_support.
+  GraphSupport get_cudagraph_support() const;
+  /// No order of requests is needed, so none is asked for.
+  std::optional<int32_t> reorder_batch_threshold() const noexcept { return std::nullopt; }
+
+  bool aot_schedule() const noexcept;  ///< whether builds that are not fast make schedules
+  /// The window that schedules are made for: the layers' where they have one in common, otherwise (-1, -1).
+  SlidingWindow aot_sliding_window() const noexcept;
+  /// Integers of the memory that holds a step's schedule under decode_graph_mode kFull; it does not move. 0 otherwise.
+  int64_t scheduler_metadata_capacity() const noexcept;
+  DType kv_cache_dtype() const noexcept;
+  DType q_data_type() const noexcept;
+  DType output_data_type() const noexcept;
+  const GlobalHyperparameters& global_hyperparameters() const noexcept;
+  std::string kernel_name() const;  ///< which kernel runs
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace folio::inline v0::backends

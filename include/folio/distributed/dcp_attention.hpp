@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "folio/attention.hpp"
+#include "folio/context.hpp"
+#include "folio/distributed/lse_combine.hpp"
+#include "folio/distributed/process_group.hpp"
+#include "folio/types/attention.hpp"
+#include "folio/types/export.hpp"
+
+namespace folio::inline v0::distributed {
+
+struct DcpState;
+
+/// What attention over a divided KV cache is prepared for. Equal on all ranks, except for the kernel and the workers.
+struct DcpConfig {
+  /// One rank's attention: its own q heads, the KV heads that all ranks of the group share, the page size and format of
+  /// its cache. q head h of any rank reads KV head h / (num_q_heads / num_kv_heads). No custom masks, no kRopeLlama.
+  AttentionConfig attention;
+  int32_t interleave = 1;  ///< neighbouring tokens that lie on one rank (KvShard); divides the page size
+  DcpCombine combine = DcpCombine::kAllGatherReduceScatter;
+  bool replicated_queries = false;  ///< every rank has the queries of all ranks' heads: none are gathered
+  std::string force_kernel;         ///< as PrepareOptions::force_kernel
+  int32_t num_workers = 0;          ///< as PrepareOptions::num_workers
+};
+
+/// One step's batch, the same on all ranks. Borrowed until `plan` returns. R = num_requests, T = cu_q[R].
+struct DcpBatch {
+  int32_t num_requests = 0;
+  const int32_t* cu_q = nullptr;      ///< [R + 1], non-decreasing, cu_q[0] == 0
+  const int32_t* seq_lens = nullptr;  ///< [R], tokens of the request over all ranks, the new ones included
+  /// The first requests' new tokens are read from the cache, where they have been written: decodes, which then take one
+  /// pass. The others' are read from DcpArgs::k and v, where they are not rounded to the cache's dtype, and of the
+  /// cache only what is older. Under Determinism::kScheduleInvariant all requests read the cache.
+  int32_t num_cached = 0;
+  bool all_visible = false;  ///< this batch has neither mask nor window (SegmentMask::kAllVisible)
+};
+
+/// A step's plan on this rank. A small copyable handle, valid until the DcpAttention plans again; `run` on an older one
+/// throws kStalePlan.
+struct DcpPlan {
+  std::optional<AttentionPlan> cached;  ///< keys of this rank's shard; none where no request has any on any rank
+  std::optional<AttentionPlan> fresh;   ///< new tokens and sinks; none where neither takes part
+  int32_t num_requests = 0;
+  int32_t num_tokens = 0;         ///< T
+  bool reads_new_tokens = false;  ///< some request's new tokens are read from DcpArgs::k and v
+  uint64_t digest = 0;            ///< of batch and configuration; `run` compares the ranks'
+};
+
+/// One layer's arguments on this rank. Tensors have T rows or more; those from T on are neither read nor written.
+struct DcpArgs {
+  ConstTensorView
+      q;  ///< [T.., num_q_heads, head_dim_qk]; replicated: all ranks' heads, rank r's from r * num_q_heads on
+  ConstTensorView k;    ///< [T.., num_kv_heads, head_dim_qk]: new tokens, of config.ragged_kv; looked at only
+                        ///< if DcpPlan::reads_new_tokens
+  ConstTensorView v;    ///< [T.., num_kv_heads, head_dim_v]
+  KvCacheView cache;    ///< this rank's shard: local token j of a request at page j / page_size of its row
+  PageTableView table;  ///< [>= R]
+  Scale k_scale;        ///< of the cache
+  Scale v_scale;
+  Scale q_scale;                        ///< fp8 queries: one for the tensor, equal on all ranks
+  TensorView out;                       ///< [T.., num_q_heads, head_dim_v]; must not overlap any input
+  Scale out_scale;                      ///< fp8 outputs, as merge_state's
+  LseView lse;                          ///< [T.., num_q_heads]; null data = not wanted
+  float sm_scale = 0.0f;                ///< as AttentionArgs; equal on all ranks
+  float logits_soft_cap = 0.0f;         ///< likewise
+  const float* alibi_slopes = nullptr;  ///< [num_q_heads] of this rank; replicated: of all ranks
+  const float* sinks = nullptr;         ///< [num_q_heads] of this rank
+};
+
+/// Attention of this rank's heads over the KV of all ranks of a group (decode context parallelism): the queries of all
+/// ranks are gathered and attend to this rank's shard, the ranks combine these partial results, and those of the new
+/// tokens, which every rank has, are merged with them. One merge rule and one LSE base throughout, partial results in
+/// float32. Masks, windows and ALiBi see global positions, so that results are those of the undivided cache, for
+/// several tokens a request too. A shard without keys contributes nothing; a sink counts once.
+///
+/// One for each group of layers with one window. Owns the plans' memory, and allocates none once warm. Not safe for
+/// simultaneous use by several threads; the group must outlive it. CPU contexts.
+class FOLIO_API DcpAttention {
+ public:
+  /// Chooses kernels. Not collective. Throws kInvalidArgument and kUnsupported, as `prepare` does and for what
+  /// DcpConfig rules out.
+  DcpAttention(const Context& context, ProcessGroup& group, const DcpConfig& config);
+  DcpAttention(DcpAttention&&) noexcept;
+  DcpAttention& operator=(DcpAttention&&) noexcept;
+  ~DcpAttention();
+
+  /// Plans one step; not collective. O(R + work items). Throws kInvalidArgument with the request's number.
+  DcpPlan plan(const DcpBatch& batch);
+
+  /// Bytes of workspace (256-byte aligned) that a run of this plan needs. Contents never carry over.
+  size_t workspace_size(const DcpPlan& plan) const;
+
+  /// One layer. Collective where the group has more than one rank and any request has keys in the cache. Arguments are
+  /// checked before anything is sent or written. Throws kInvalidArgument, also where the ranks run different batches or
+  /// configurations; kStalePlan, kWorkspaceTooSmall; kUnavailable where the group fails.
+  void run(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream = {});
+
+  const DcpConfig& config() const noexcept;       ///< with the defaults (kUnset dtypes) resolved
+  const AttentionOp& cached_op() const noexcept;  ///< over the shard: the heads of all ranks, once
+  const AttentionOp& fresh_op() const noexcept;   ///< over the new tokens: this rank's heads
+  const ProcessGroup& group() const noexcept;
+
+ private:
+  std::unique_ptr<DcpState> state_;
+};
+
+}  // namespace folio::inline v0::distributed

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "folio/types/device.hpp"
+#include "folio/types/export.hpp"
+
+namespace folio::inline v0::distributed {
+
+/// One rank's handle of a group of `size` ranks, numbered from 0. Every operation is collective: all ranks call the
+/// same ones, in the same order, with the same sizes, or none of them gets a result.
+///
+/// Operations are ordered by their stream, and their buffers lie in the group's memory. A group over host memory (those
+/// of threads and of MPI) takes the default stream, and a call returns when its result is there and its input may be
+/// changed. A handle is used by one thread at a time.
+///
+/// Sums are of float32 and run in the order of the ranks, whatever the sizes: equal inputs give equal bits, on every
+/// rank, for a row alone as among others.
+///
+/// Throws kInvalidArgument before anything is sent, for null buffers, overlaps and other streams; kUnavailable where
+/// the group has failed: a rank has left it or has called fail(), the ranks disagree about the operation, or one of
+/// them has not come in time. A failed group stays so: every rank's operations throw, at once.
+class FOLIO_API ProcessGroup {
+ public:
+  ProcessGroup() = default;
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+  virtual ~ProcessGroup();
+
+  virtual int32_t rank() const noexcept = 0;
+  virtual int32_t size() const noexcept = 0;
+
+  /// recv [size * bytes]: rank i's `send` [bytes] at i * bytes. `send` may be this rank's part of `recv`.
+  virtual void all_gather(const void* send, void* recv, size_t bytes, Stream stream = {}) = 0;
+
+  /// Rank i gets send[i * bytes ..] of every rank j, at recv[j * bytes ..]. Both are [size * bytes] and lie apart.
+  virtual void all_to_all(const void* send, void* recv, size_t bytes, Stream stream = {}) = 0;
+
+  /// data [count] becomes the sum over all ranks, on every rank.
+  virtual void all_reduce_sum(float* data, size_t count, Stream stream = {}) = 0;
+
+  /// recv [count]: the sum over all ranks of part rank() of their `send` [size * count]. They lie apart.
+  virtual void reduce_scatter_sum(const float* send, float* recv, size_t count, Stream stream = {}) = 0;
+
+  /// Returns when every rank has called it.
+  virtual void barrier(Stream stream = {}) = 0;
+
+  /// Makes the group fail, for this rank and, where the group can reach them, for all others, also those that wait in
+  /// an operation. For a rank that cannot go on: without it the others wait until their time is up. The first reason
+  /// stays.
+  virtual void fail(std::string_view reason) noexcept = 0;
+};
+
+}  // namespace folio::inline v0::distributed

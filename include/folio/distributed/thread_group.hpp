@@ -1,0 +1,31 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "folio/distributed/process_group.hpp"
+#include "folio/types/export.hpp"
+
+namespace folio::inline v0::distributed {
+
+struct ThreadGroupOptions {
+  /// How long a rank waits for the others in one operation before the group fails. Above 0.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+};
+
+/// A group inside this process: handle r is rank r's and is given to one thread. Peers' buffers are read where they
+/// lie; nothing is allocated by an operation. A handle that is destroyed while others wait for it makes them fail, so a
+/// thread that owns its handle may simply throw. Handles may outlive each other. Throws kInvalidArgument unless world
+/// >= 1 and the timeout is above 0.
+FOLIO_API std::vector<std::unique_ptr<ProcessGroup>> make_thread_groups(int32_t world,
+                                                                        const ThreadGroupOptions& options = {});
+
+/// Runs body(group) on `world` threads, one a rank, and returns when all have ended. A body that throws makes the group
+/// fail, so that no other waits for it; the error that came first is thrown then.
+FOLIO_API void run_ranks(int32_t world, const std::function<void(ProcessGroup& group)>& body,
+                         const ThreadGroupOptions& options = {});
+
+}  // namespace folio::inline v0::distributed

@@ -1,0 +1,146 @@
+#include "folio/quantize.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/context.hpp"
+#include "attention/split_work.hpp"
+#include "core/error.hpp"
+#include "kernels/cpu/generic/combine/nvfp4.hpp"
+#include "kernels/cpu/generic/combine/row_convert.hpp"
+
+namespace folio::inline v0 {
+namespace {
+
+using core::require;
+using kernels::generic::Nvfp4Place;
+
+constexpr int32_t kChunk = 256;  // values of a head held at a time: whole blocks
+
+void check_context(const char* function, const Context& context) {
+  if (context.device().type != DeviceType::kCpu) {
+    core::fail(ErrorCode::kUnsupported, function, " takes CPU contexts");
+  }
+}
+
+/// [tokens, heads, head_dim] with contiguous heads.
+template <typename Tensor>
+void check_rows(const char* name, const Tensor& tensor) {
+  require(tensor.rank == 3, name, " has rank ", tensor.rank, "; it must be [tokens, heads, head_dim]");
+  require(tensor.shape[0] >= 0 && tensor.shape[1] >= 1 && tensor.shape[2] >= 1, name, " is [", tensor.shape[0], ", ",
+          tensor.shape[1], ", ", tensor.shape[2], "]; heads and head_dim must be at least 1");
+  require(tensor.strides[2] == 1 || tensor.shape[2] == 1, name, "'s innermost stride is ", tensor.strides[2],
+          "; it must be 1");
+  require(tensor.data != nullptr || tensor.shape[0] == 0, name, ".data is null");
+}
+
+void check_shape(const char* name, const ConstTensorView& tensor, int64_t tokens, int64_t heads, int64_t dim) {
+  check_rows(name, tensor);
+  require(tensor.shape[0] == tokens && tensor.shape[1] == heads && tensor.shape[2] == dim, name, " is [",
+          tensor.shape[0], ", ", tensor.shape[1], ", ", tensor.shape[2], "]; it must be [", tokens, ", ", heads, ", ",
+          dim, "]");
+}
+
+void check_wide(const char* name, DType dtype) {
+  require(dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16, name, " is ", dtype,
+          "; float32, float16 and bfloat16 are taken");
+}
+
+void check_nvfp4(const ConstTensorView& wide, const ConstTensorView& codes, const char* codes_name,
+                 const BlockScaleArgs& block_scale, float global_scale) {
+  require(wide.shape[2] % kNvfp4BlockSize == 0, "head_dim is ", wide.shape[2], "; NVFP4 takes multiples of ",
+          kNvfp4BlockSize);
+  require(codes.dtype == DType::kFloat4E2M1x2, codes_name, " is ", codes.dtype, "; it must be fp4_e2m1x2");
+  check_shape(codes_name, codes, wide.shape[0], wide.shape[1], wide.shape[2] / 2);
+  require(block_scale.data != nullptr || wide.shape[0] == 0, "block_scale.data is null");
+  require(block_scale.first_row >= 0, "block_scale.first_row is ", block_scale.first_row, "; it must not be negative");
+  require(std::isfinite(global_scale) && global_scale > 0.0f, "global_scale is ", global_scale,
+          "; it must be finite and positive");
+}
+
+unsigned char* at(void* data, int64_t offset, DType dtype) {
+  return static_cast<unsigned char*>(data) + offset * size_of(dtype);
+}
+const unsigned char* at(const void* data, int64_t offset, DType dtype) {
+  return static_cast<const unsigned char*>(data) + offset * size_of(dtype);
+}
+
+template <typename Tensor>
+int64_t offset_of(const Tensor& tensor, int64_t token, int64_t head) {
+  return token * tensor.strides[0] + head * tensor.strides[1];
+}
+
+/// Calls body(token, head, first, n) for pieces of every head, on the context's executor.
+template <typename Body>
+void for_pieces(const Context& context, const ConstTensorView& wide, const Body& body) {
+  const int64_t heads = wide.shape[1];
+  const int64_t dim = wide.shape[2];
+  const int64_t rows = wide.shape[0] * heads;
+  const auto bytes = static_cast<double>(rows * dim * 2);
+  attention::for_ranges(context, rows, attention::wanted_items(context, bytes), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t first = 0; first < dim; first += kChunk) {
+        body(row / heads, row % heads, first, static_cast<int32_t>(std::min<int64_t>(kChunk, dim - first)));
+      }
+    }
+  });
+}
+
+Nvfp4Place place_of(const BlockScaleArgs& block_scale, const ConstTensorView& wide, int64_t token, int64_t head,
+                    int64_t first) {
+  const int64_t blocks_per_head = wide.shape[2] / kNvfp4BlockSize;
+  return {static_cast<uint8_t*>(block_scale.data), block_scale.first_row + token,
+          head * blocks_per_head + first / kNvfp4BlockSize, wide.shape[1] * blocks_per_head};
+}
+
+}  // namespace
+
+void quantize_fp8(const Context& context, const ConstTensorView& in, const TensorView& out, const Scale& scale) {
+  check_context("quantize_fp8", context);
+  check_rows("in", in);
+  check_wide("in", in.dtype);
+  require(is_fp8(out.dtype), "out is ", out.dtype, "; it must be fp8_e4m3 or fp8_e5m2");
+  check_shape("out", out, in.shape[0], in.shape[1], in.shape[2]);
+  require(scale.granularity == ScaleGranularity::kPerTensor, "scale must be per tensor");
+  require(scale.data == nullptr || scale.value == 1.0f, "scale has data and a value of ", scale.value,
+          "; leave one of them");
+  const float value = scale.data == nullptr ? scale.value : scale.data[0];
+  require(std::isfinite(value) && value > 0.0f, "scale is ", value, "; it must be finite and positive");
+  for_pieces(context, in, [&](int64_t token, int64_t head, int64_t first, int32_t n) {
+    alignas(64) float values[kChunk];
+    kernels::generic::load_row(at(in.data, offset_of(in, token, head) + first, in.dtype), in.dtype, n, values);
+    kernels::generic::store_row(values, value, out.dtype, n,
+                                at(out.data, offset_of(out, token, head) + first, out.dtype));
+  });
+}
+
+void quantize_nvfp4(const Context& context, const ConstTensorView& in, const TensorView& out,
+                    const BlockScaleArgs& block_scale, float global_scale) {
+  check_context("quantize_nvfp4", context);
+  check_rows("in", in);
+  check_wide("in", in.dtype);
+  check_nvfp4(in, out, "out", block_scale, global_scale);
+  for_pieces(context, in, [&](int64_t token, int64_t head, int64_t first, int32_t n) {
+    alignas(64) float values[kChunk];
+    kernels::generic::load_row(at(in.data, offset_of(in, token, head) + first, in.dtype), in.dtype, n, values);
+    kernels::generic::store_nvfp4(values, global_scale, n,
+                                  at(out.data, offset_of(out, token, head) + first / 2, out.dtype),
+                                  place_of(block_scale, in, token, head, first));
+  });
+}
+
+void dequantize_nvfp4(const Context& context, const ConstTensorView& in, const BlockScaleArgs& block_scale,
+                      float global_scale, const TensorView& out) {
+  check_context("dequantize_nvfp4", context);
+  check_rows("out", out);
+  require(out.dtype == DType::kFloat32, "out is ", out.dtype, "; it must be float32");
+  check_nvfp4(out, in, "in", block_scale, global_scale);
+  for_pieces(context, out, [&](int64_t token, int64_t head, int64_t first, int32_t n) {
+    kernels::generic::load_nvfp4(
+        at(in.data, offset_of(in, token, head) + first / 2, in.dtype), global_scale, n,
+        place_of(block_scale, out, token, head, first),
+        reinterpret_cast<float*>(at(out.data, offset_of(out, token, head) + first, out.dtype)));
+  });
+}
+
+}  // namespace folio::inline v0

@@ -1,0 +1,141 @@
+#include "folio/quantize.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "core/golden_test.hpp"
+#include "folio/types/error.hpp"
+#include "folio/types/float_convert.hpp"
+
+namespace folio {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(QuantizeNvfp4, GivesTheGoldenBytes) {
+  const json document = folio::testing::golden("nvfp4/cases");
+  const Context context = Context::cpu({.executor = {}, .num_threads = 2, .force_kernel = {}});
+  for (const json& golden : document.at("cases")) {
+    SCOPED_TRACE(golden.at("name").get<std::string>());
+    const auto values = golden.at("values").get<std::vector<float>>();
+    const auto codes = golden.at("codes").get<std::vector<uint8_t>>();
+    const auto rows = golden.at("rows").get<int64_t>();
+    const auto columns = golden.at("columns").get<int64_t>();
+    const auto global_scale = golden.at("global_scale").get<float>();
+    ASSERT_EQ(nvfp4_scale_bytes(golden.at("total_rows").get<int64_t>(), columns / 16),
+              golden.at("scale_bytes").get<int64_t>());
+    for (const int64_t heads : {int64_t{1}, columns / 16}) {  // a row is its heads side by side, however many
+      const int64_t dim = columns / heads;
+      std::vector<uint8_t> out(codes.size(), 0xee);
+      std::vector<uint8_t> scales(golden.at("scale_bytes").get<size_t>(), 0xee);
+      const BlockScaleArgs block_scale{scales.data(), golden.at("first_row").get<int64_t>()};
+      quantize_nvfp4(context, ConstTensorView(values.data(), DType::kFloat32, {rows, heads, dim}),
+                     TensorView(out.data(), DType::kFloat4E2M1x2, {rows, heads, dim / 2}), block_scale, global_scale);
+      EXPECT_EQ(out, codes);
+      std::vector<uint8_t> expected(scales.size(), 0xee);
+      for (const json& entry : golden.at("scales")) expected[entry[0].get<size_t>()] = entry[1].get<uint8_t>();
+      EXPECT_EQ(scales, expected) << "padding and other rows stay as they were";
+
+      std::vector<float> back(values.size());
+      dequantize_nvfp4(context, ConstTensorView(out.data(), DType::kFloat4E2M1x2, {rows, heads, dim / 2}), block_scale,
+                       global_scale, TensorView(back.data(), DType::kFloat32, {rows, heads, dim}));
+      std::vector<uint8_t> again(codes.size());
+      std::vector<uint8_t> again_scales(scales.size(), 0xee);
+      quantize_nvfp4(context, ConstTensorView(back.data(), DType::kFloat32, {rows, heads, dim}),
+                     TensorView(again.data(), DType::kFloat4E2M1x2, {rows, heads, dim / 2}),
+                     {again_scales.data(), block_scale.first_row}, global_scale);
+      for (size_t i = 0; i < 2 * codes.size(); ++i) {
+        EXPECT_EQ(load_fp4_as_float(again.data(), static_cast<int64_t>(i)) == 0.0f, back[i] == 0.0f) << i;
+      }
+    }
+  }
+}
+
+TEST(QuantizeNvfp4, TakesStridedSixteenBitInputs) {
+  const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  std::vector<uint16_t> in(2 * 3 * 40);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = float_to_bfloat16(static_cast<float>(i % 23) - 11.0f);
+  ConstTensorView view(in.data(), DType::kBFloat16, {2, 3, 32});
+  view.strides = {120, 40, 1};
+  std::vector<float> packed;
+  for (int64_t row = 0; row < 6; ++row) {
+    for (int64_t d = 0; d < 32; ++d) packed.push_back(load_as_float(in.data(), DType::kBFloat16, row * 40 + d));
+  }
+  std::vector<uint8_t> out(6 * 16), packed_out(6 * 16), scales(512 * 2), packed_scales(512 * 2);
+  quantize_nvfp4(context, view, TensorView(out.data(), DType::kFloat4E2M1x2, {2, 3, 16}), {scales.data(), 0}, 9.0f);
+  quantize_nvfp4(context, ConstTensorView(packed.data(), DType::kFloat32, {2, 3, 32}),
+                 TensorView(packed_out.data(), DType::kFloat4E2M1x2, {2, 3, 16}), {packed_scales.data(), 0}, 9.0f);
+  EXPECT_EQ(out, packed_out);
+  EXPECT_EQ(scales, packed_scales);
+}
+
+TEST(QuantizeFp8, DividesAndSaturates) {
+  const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  const std::vector<float> in{1.0f, -3.0f, 1000.0f, 0.0f};
+  std::vector<uint8_t> out(4);
+  Scale scale;
+  scale.value = 0.05f;
+  for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+    quantize_fp8(context, ConstTensorView(in.data(), DType::kFloat32, {1, 1, 4}),
+                 TensorView(out.data(), dtype, {1, 1, 4}), scale);
+    for (size_t i = 0; i < 4; ++i) {
+      const float real = in[i] / 0.05f;
+      EXPECT_EQ(out[i], dtype == DType::kFloat8E4M3 ? float_to_fp8_e4m3(real) : float_to_fp8_e5m2(real));
+    }
+  }
+}
+
+TEST(Quantize, RefusesWhatDoesNotFit) {
+  const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  std::vector<float> in(48);
+  std::vector<uint8_t> out(48, 0xee), scales(512, 0xee);
+  const auto nvfp4 = [&](const std::function<void(ConstTensorView&, TensorView&, BlockScaleArgs&, float&)>& change) {
+    ConstTensorView wide(in.data(), DType::kFloat32, {1, 1, 32});
+    TensorView codes(out.data(), DType::kFloat4E2M1x2, {1, 1, 16});
+    BlockScaleArgs block_scale{scales.data(), 0};
+    float global_scale = 1.0f;
+    change(wide, codes, block_scale, global_scale);
+    return refusal([&] { quantize_nvfp4(context, wide, codes, block_scale, global_scale); });
+  };
+  EXPECT_THAT(nvfp4([](auto& in_view, auto&, auto&, auto&) { in_view.shape[2] = 24; }), HasSubstr("multiples of 16"));
+  EXPECT_THAT(nvfp4([](auto& in_view, auto&, auto&, auto&) { in_view.dtype = DType::kFloat8E4M3; }),
+              HasSubstr("in is fp8_e4m3"));
+  EXPECT_THAT(nvfp4([](auto&, auto& codes, auto&, auto&) { codes.dtype = DType::kFloat8E4M3; }),
+              HasSubstr("out is fp8_e4m3; it must be fp4_e2m1x2"));
+  EXPECT_THAT(nvfp4([](auto&, auto& codes, auto&, auto&) { codes.shape[2] = 32; }), HasSubstr("must be [1, 1, 16]"));
+  EXPECT_THAT(nvfp4([](auto&, auto&, auto& scale, auto&) { scale.data = nullptr; }), HasSubstr("block_scale.data"));
+  EXPECT_THAT(nvfp4([](auto&, auto&, auto& scale, auto&) { scale.first_row = -1; }), HasSubstr("first_row is -1"));
+  EXPECT_THAT(nvfp4([](auto&, auto&, auto&, auto& scale) { scale = 0.0f; }), HasSubstr("global_scale is 0"));
+  EXPECT_THAT(refusal([&] {
+                Scale scale;
+                scale.value = -1.0f;
+                quantize_fp8(context, ConstTensorView(in.data(), DType::kFloat32, {1, 1, 4}),
+                             TensorView(out.data(), DType::kFloat8E4M3, {1, 1, 4}), scale);
+              }),
+              HasSubstr("scale is -1"));
+  EXPECT_THAT(refusal([&] {
+                quantize_fp8(context, ConstTensorView(in.data(), DType::kFloat32, {1, 1, 4}),
+                             TensorView(out.data(), DType::kFloat16, {1, 1, 4}), {});
+              }),
+              HasSubstr("must be fp8"));
+  EXPECT_EQ(out, std::vector<uint8_t>(48, 0xee));
+  EXPECT_EQ(scales, std::vector<uint8_t>(512, 0xee));
+}
+
+}  // namespace
+}  // namespace folio

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "attention/op_state.hpp"
+#include "folio/attention.hpp"
+
+namespace folio::inline v0::attention {
+
+/// A host plan written out as integers, for façades whose engines hold the schedule in a buffer of their own: once
+/// sealed, that memory is what `run` executes (work items, merges and lengths are read from there), and a checksum over
+/// all of it tells whether it still is what was planned. The memory must outlive the plan and begin at a multiple of
+/// kSealAlignment bytes. CPU only. Not safe for simultaneous use by several threads.
+class SealedPlan {
+ public:
+  static constexpr size_t kSealAlignment = 256;
+
+  explicit SealedPlan(const AttentionOp& op);
+
+  /// Integers that this plan takes sealed. Throws kStalePlan.
+  static int64_t size(const AttentionPlan& plan);
+  /// Integers that suffice for any plan of the op, which must have bounds (kInvalidArgument otherwise).
+  static int64_t max_size(const AttentionOp& op);
+
+  /// Writes a plan of the op to `memory` and returns the part that was used. The plan's own buffer is free afterwards.
+  /// Allocates nothing. Throws kInvalidArgument where it does not fit, kStalePlan.
+  std::span<const int32_t> seal(const AttentionPlan& plan, std::span<int32_t> memory);
+
+  /// Makes the plan stale without sealing another.
+  void invalidate() noexcept;
+
+  /// What was sealed last, as `run` takes it. It goes stale with the next seal.
+  AttentionPlan plan() const { return AttentionPlan(&state_, state_.generation); }
+
+ private:
+  detail::PlanBufferState state_;
+};
+
+/// Whether the plan is a SealedPlan's.
+inline bool is_sealed(const AttentionPlan& plan) {
+  return plan.buffer().sealed;
+}
+
+/// Throws kInvalidArgument unless `handed` is the memory that the plan was sealed into, whole and as it was then;
+/// kStalePlan. O(size).
+void check_sealed(const AttentionPlan& plan, std::span<const int32_t> handed);
+
+}  // namespace folio::inline v0::attention

@@ -1,0 +1,101 @@
+#include "attention/sealed_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "attention/attention_fixture.hpp"
+#include "folio/types/error.hpp"
+#include "planner/plan_image.hpp"
+
+namespace folio::inline v0::attention {
+namespace {
+
+/// A planned and sealed batch.
+struct Sealed : SmallDecode {
+  AttentionOp op = prepare(context, config);
+  PlanBuffer buffer = make_plan_buffer(op);
+  AttentionPlan planned = folio::plan(op, batch, buffer);
+  core::AlignedBuffer sealed_memory{static_cast<size_t>(SealedPlan::size(planned)) * sizeof(int32_t),
+                                    SealedPlan::kSealAlignment};
+  std::span<int32_t> ints{sealed_memory.as<int32_t>(), sealed_memory.bytes() / sizeof(int32_t)};
+  SealedPlan seal{op};
+  std::span<const int32_t> schedule = seal.seal(planned, ints);
+
+  std::vector<float> outputs(const AttentionPlan& plan) {
+    std::fill(out.begin(), out.end(), -1.0f);
+    run(plan, args, workspace(workspace_size(plan)));
+    return out;
+  }
+};
+
+TEST(SealedPlan, RunsFromItsMemoryWhateverBecomesOfTheBuffer) {
+  Sealed sealed;
+  const std::vector<float> expected = sealed.outputs(sealed.planned);
+  const std::vector<int32_t> other{1, 1};
+  sealed.segments[0].kv_len = other.data();
+  folio::plan(sealed.op, sealed.batch, sealed.buffer);
+  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule));
+  EXPECT_EQ(sealed.outputs(sealed.seal.plan()), expected);
+}
+
+TEST(SealedPlan, IsWhatTheKernelExecutes) {
+  Sealed sealed;
+  const std::vector<float> expected = sealed.outputs(sealed.seal.plan());
+  auto* header = reinterpret_cast<planner::PlanImageHeader*>(sealed.sealed_memory.data() + SealedPlan::kSealAlignment);
+  auto* items = const_cast<planner::WorkItem*>(header->view.items);
+  for (int32_t i = 0; i < header->view.num_items; ++i) items[i].kv_end = items[i].kv_begin + 1;
+  EXPECT_NE(sealed.outputs(sealed.seal.plan()), expected);
+  EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule), Error);
+}
+
+TEST(SealedPlan, RefusesAChangeOfAnyInteger) {
+  Sealed sealed;
+  for (size_t i = 0; i < sealed.ints.size(); ++i) {
+    // Between the fields of the header and the image nothing is read.
+    if (i >= 8 && i < SealedPlan::kSealAlignment / sizeof(int32_t)) continue;
+    sealed.ints[i] ^= 1 << (i % 32);
+    EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule), Error) << i;
+    sealed.ints[i] ^= 1 << (i % 32);
+  }
+  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule));
+}
+
+TEST(SealedPlan, RefusesATruncatedOneAndACopy) {
+  Sealed sealed;
+  const AttentionPlan plan = sealed.seal.plan();
+  EXPECT_THROW(check_sealed(plan, {}), Error);
+  EXPECT_THROW(check_sealed(plan, sealed.schedule.first(sealed.schedule.size() - 1)), Error);
+  core::AlignedBuffer copy(sealed.sealed_memory.bytes(), SealedPlan::kSealAlignment);
+  std::copy_n(sealed.sealed_memory.data(), copy.bytes(), copy.data());
+  EXPECT_THROW(check_sealed(plan, {copy.as<int32_t>(), sealed.schedule.size()}), Error);
+}
+
+TEST(SealedPlan, GoesStaleWithTheNextSeal) {
+  Sealed sealed;
+  const AttentionPlan first = sealed.seal.plan();
+  sealed.seal.seal(sealed.planned, sealed.ints);
+  EXPECT_THROW(check_sealed(first, sealed.schedule), Error);
+  EXPECT_THROW(sealed.outputs(first), Error);
+  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule));
+}
+
+TEST(SealedPlan, RefusesMemoryThatIsTooShortOrMisaligned) {
+  Sealed sealed;
+  EXPECT_THROW(sealed.seal.seal(sealed.planned, sealed.ints.first(sealed.ints.size() - 1)), Error);
+  EXPECT_THROW(sealed.seal.seal(sealed.planned, sealed.ints.subspan(1)), Error);
+}
+
+TEST(SealedPlan, FitsItsBoundWhereTheOpHasOne) {
+  SmallDecode small;
+  PrepareOptions options;
+  options.bounds = GraphBounds{4, 8, 4, 64, 0};
+  const AttentionOp op = prepare(small.context, small.config, options);
+  PlanBuffer buffer = make_plan_buffer(op);
+  EXPECT_LE(SealedPlan::size(folio::plan(op, small.batch, buffer)), SealedPlan::max_size(op));
+  EXPECT_THROW(SealedPlan::max_size(prepare(small.context, small.config)), Error);
+}
+
+}  // namespace
+}  // namespace folio::inline v0::attention

@@ -1,0 +1,82 @@
+#include "backends/common/batch_checks.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+
+namespace folio::inline v0::backends {
+namespace {
+
+/// `value` within an optional bound of the configuration.
+void require_bound(const char* name, int32_t value, const char* bound_name, int32_t bound) {
+  core::require(value >= 0, name, " is ", value, "; it must not be negative");
+  core::require(bound == 0 || value <= bound, name, " is ", value, "; ", bound_name, " is ", bound);
+}
+
+void check_sizes(const EngineConfig& config, const CommonAttentionMetadata& batch, const BatchRules& rules) {
+  require_bound("num_reqs", batch.num_reqs, "max_num_seqs", config.scheduler.max_num_seqs);
+  require_bound("num_actual_tokens", batch.num_actual_tokens, "max_num_batched_tokens",
+                config.scheduler.max_num_batched_tokens);
+  const auto num_reqs = static_cast<size_t>(batch.num_reqs);
+  core::require(batch.query_start_loc.size() > num_reqs, "query_start_loc has ", batch.query_start_loc.size(),
+                " entries; num_reqs is ", batch.num_reqs, ", which needs one more than that");
+  core::require(batch.seq_lens.size() >= num_reqs, "seq_lens has ", batch.seq_lens.size(), " entries; num_reqs is ",
+                batch.num_reqs);
+  if (rules.slots_are_for_queries) {
+    core::require(batch.slot_mapping.size() <= static_cast<size_t>(batch.num_actual_tokens), "slot_mapping has ",
+                  batch.slot_mapping.size(), " entries; num_actual_tokens is ", batch.num_actual_tokens);
+  }
+  if (!rules.keys_in_pages) return;
+  core::require(batch.block_table.num_rows >= batch.num_reqs, "the block table has ", batch.block_table.num_rows,
+                " rows; num_reqs is ", batch.num_reqs);
+  core::require(batch.block_table.row_stride >= batch.block_table.num_columns, "the block table has ",
+                batch.block_table.num_columns, " columns and a row stride of ", batch.block_table.row_stride);
+}
+
+}  // namespace
+
+void check_batch_lengths(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch,
+                         const BatchRules& rules) {
+  check_sizes(config, batch, rules);
+  core::require(batch.query_start_loc[0] == 0, "query_start_loc begins with ", batch.query_start_loc[0],
+                "; it must begin with 0");
+  // Under decode context parallelism every page stands for one on each rank.
+  const int64_t table_tokens =
+      int64_t{batch.block_table.num_columns} * spec.page_size * config.parallel.decode_context_parallel_size;
+  const int32_t max_model_len = config.model.max_model_len;
+  for (int32_t i = 0; i < batch.num_reqs; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const int32_t query_len = batch.query_start_loc[at + 1] - batch.query_start_loc[at];
+    const int32_t seq_len = batch.seq_lens[at];
+    core::require(query_len >= 0 && query_len <= batch.max_query_len, "request ", i, " has ", query_len,
+                  " query tokens; max_query_len is ", batch.max_query_len);
+    core::require(seq_len >= (rules.queries_are_keys ? query_len : 0) && seq_len <= batch.max_seq_len, "request ", i,
+                  " has a seq_len of ", seq_len, " and ", query_len, " query tokens; max_seq_len is ",
+                  batch.max_seq_len);
+    core::require(max_model_len == 0 || seq_len <= max_model_len, "request ", i, " has a seq_len of ", seq_len,
+                  "; max_model_len is ", max_model_len);
+    core::require(!rules.keys_in_pages || seq_len <= table_tokens, "request ", i, " has a seq_len of ", seq_len,
+                  "; a row of the block table has ", batch.block_table.num_columns, " pages of ", spec.page_size,
+                  " tokens");
+  }
+  const int32_t num_tokens = batch.query_start_loc[static_cast<size_t>(batch.num_reqs)];
+  core::require(num_tokens <= batch.num_actual_tokens, "the requests have ", num_tokens,
+                " query tokens; num_actual_tokens is ", batch.num_actual_tokens);
+}
+
+int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch) {
+  core::require(common_prefix_len >= 0 && common_prefix_len % page_size == 0, "common_prefix_len is ",
+                common_prefix_len, "; it must be a multiple of the page size, ", page_size);
+  int32_t usable = common_prefix_len;
+  bool has_queries = false;
+  for (int32_t i = 0; i < batch.num_reqs && usable > 0; ++i) {
+    const int32_t query_len =
+        batch.query_start_loc[static_cast<size_t>(i) + 1] - batch.query_start_loc[static_cast<size_t>(i)];
+    if (query_len == 0) continue;  // padding
+    has_queries = true;
+    usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)] - query_len);
+  }
+  return has_queries ? usable / page_size * page_size : 0;
+}
+
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "folio/backends/attention_metadata.hpp"
+#include "folio/backends/engine_config.hpp"
+
+namespace folio::inline v0::backends {
+
+/// Which relations between a batch's lengths an attention type has.
+struct BatchRules {
+  bool keys_in_pages = true;          ///< seq_lens are covered by the block table's rows
+  bool queries_are_keys = true;       ///< a request's query tokens are among its seq_lens
+  bool slots_are_for_queries = true;  ///< the slots are the query tokens'
+};
+
+/// What every build checks of a host batch, in O(R): sizes, bounds of the configuration, and every request's lengths
+/// against the maxima and the block table. Throws kInvalidArgument naming the field and the request.
+void check_batch_lengths(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch,
+                         const BatchRules& rules = {});
+
+/// Tokens of a shared prefix that a cascade can use: whole pages that every request with queries had computed before
+/// this step. Throws kInvalidArgument unless `common_prefix_len` is a multiple of the page size and not negative.
+int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch);
+
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,60 @@
+#include "backends/common/tensor_checks.hpp"
+
+#include <cstring>
+#include <string>
+
+#include "core/error.hpp"
+#include "folio/types/float_convert.hpp"
+
+namespace folio::inline v0::backends {
+
+void require_shape(const char* name, const ConstTensorView& tensor, int64_t min_tokens, int64_t heads,
+                   int64_t head_size) {
+  const bool fits =
+      tensor.rank == 3 && tensor.shape[0] >= min_tokens && tensor.shape[1] == heads && tensor.shape[2] == head_size;
+  if (!fits) {
+    std::string shape;
+    for (int32_t i = 0; i < tensor.rank; ++i) {
+      core::append(shape, i > 0 ? ", " : "");
+      core::append(shape, tensor.shape[static_cast<size_t>(i)]);
+    }
+    core::fail(ErrorCode::kInvalidArgument, name, " has shape [", shape, "]; [tokens, ", heads, ", ", head_size,
+               "] with at least ", min_tokens, " tokens is needed");
+  }
+  core::require(tensor.shape[0] == 0 || tensor.data != nullptr, name, " has no data");
+  core::require(tensor.strides[2] == 1, name, " has stride ", tensor.strides[2], " between components; it must be 1");
+}
+
+void require_no_scale(const char* name, const Scale& scale, DType dtype) {
+  core::require(scale.data == nullptr && scale.value == 1.0f, name, " scale is given for a ", dtype,
+                " cache; only fp8 caches have scales");
+}
+
+void fill_with_zeros(const TensorView& output) {
+  const auto element_bytes = static_cast<size_t>(size_of(output.dtype));
+  core::require(output.rank == 3 && output.strides[2] == 1 && element_bytes > 0,
+                "output must be a tensor [tokens, num_heads, head_size] with contiguous heads");
+  auto* bytes = static_cast<std::byte*>(output.data);
+  for (int64_t token = 0; token < output.shape[0]; ++token) {
+    for (int64_t head = 0; head < output.shape[1]; ++head) {
+      const int64_t at = token * output.strides[0] + head * output.strides[1];
+      std::memset(bytes + at * static_cast<int64_t>(element_bytes), 0,
+                  static_cast<size_t>(output.shape[2]) * element_bytes);
+    }
+  }
+}
+
+std::vector<float> sinks_as_float(const ConstTensorView& sinks, int32_t num_heads, const std::string& wrong_count) {
+  core::require(sinks.rank == 1, "sinks have rank ", sinks.rank, "; it must be 1");
+  core::require(sinks.shape[0] == num_heads, wrong_count);
+  const bool taken =
+      sinks.dtype == DType::kFloat32 || sinks.dtype == DType::kFloat16 || sinks.dtype == DType::kBFloat16;
+  core::require(taken, "sinks are ", sinks.dtype, "; float32, float16 and bfloat16 are taken");
+  std::vector<float> values(static_cast<size_t>(num_heads));
+  for (int32_t head = 0; head < num_heads; ++head) {
+    values[static_cast<size_t>(head)] = load_as_float(sinks.data, sinks.dtype, head * sinks.strides[0]);
+  }
+  return values;
+}
+
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "folio/types/kv_cache.hpp"
+#include "folio/types/tensor_view.hpp"
+
+namespace folio::inline v0::backends {
+
+/// Throws kInvalidArgument unless `tensor` is [tokens, heads, head_size] with contiguous heads and at least
+/// `min_tokens` tokens.
+void require_shape(const char* name, const ConstTensorView& tensor, int64_t min_tokens, int64_t heads,
+                   int64_t head_size);
+
+/// Throws kInvalidArgument for a scale of values that are not fp8: the write would not apply it, and reading alone
+/// would be wrong.
+void require_no_scale(const char* name, const Scale& scale, DType dtype);
+
+/// Sets [tokens, heads, head_size] with contiguous heads, padding included, to zero (in every dtype, all bits zero).
+void fill_with_zeros(const TensorView& output);
+
+/// A layer's sinks, [num_heads] float32, float16 or bfloat16 on the host, as float32. `wrong_count` is what is said of
+/// another number of heads.
+std::vector<float> sinks_as_float(const ConstTensorView& sinks, int32_t num_heads, const std::string& wrong_count);
+
+/// The first `count` tokens.
+template <typename Tensor>
+Tensor first_tokens(Tensor tensor, int64_t count) {
+  tensor.shape[0] = count;
+  return tensor;
+}
+
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "attention/sealed_plan.hpp"
+#include "backends/common/dcp_step.hpp"
+#include "backends/common/layer_plans.hpp"
+#include "core/aligned_buffer.hpp"
+#include "folio/backends/flash_attn/metadata_builder.hpp"
+
+namespace folio::inline v0::backends {
+
+/// The memory that holds one step's schedule. Zero wherever no schedule is: an engine that hands a longer piece to a
+/// replayed graph must not hand it another step's work.
+class ScheduleMemory {
+ public:
+  /// `fixed_ints`: it holds that many and never moves; 0 = it grows to the longest schedule.
+  ScheduleMemory(const AttentionOp& op, int64_t fixed_ints);
+
+  /// Seals a plan into the memory. Allocates nothing once warm.
+  std::span<const int32_t> seal(const AttentionPlan& plan);
+  /// Makes what was sealed last stale.
+  void invalidate() noexcept { sealed_.invalidate(); }
+  /// The sealed plan: its work is what the memory holds.
+  AttentionPlan plan() const { return sealed_.plan(); }
+  int64_t capacity() const noexcept { return static_cast<int64_t>(memory_.bytes() / sizeof(int32_t)); }
+
+ private:
+  void reserve(int64_t ints);
+
+  attention::SealedPlan sealed_;
+  core::AlignedBuffer memory_;
+  size_t used_ = 0;
+  bool fixed_;
+};
+
+/// What one step in flight owns.
+struct StepState {
+  explicit StepState(std::span<const WindowOp> windows) : plans(windows) {}
+
+  StepPlans plans;
+  std::optional<DcpStepPlans> dcp;         ///< instead of `plans`, for decoders under decode context parallelism
+  std::optional<ScheduleMemory> schedule;  ///< where schedules are made ahead of time
+  std::vector<int32_t> kv_lens;            ///< [R], encoders' own tokens, cascades' suffixes, or a rank's older tokens
+  std::vector<int32_t> suffix_first_pos;   ///< [R], the prefix's length
+  std::array<int32_t, 2> cu_prefix_query_lens{};
+  std::array<int32_t, 1> prefix_kv_lens{};
+  std::array<int32_t, 2> prefix_group{};  ///< the requests that share the prefix: all
+};
+
+/// What a builder owns.
+struct FlashAttentionMetadataBuilder::State {
+  EngineConfig config;
+  AttentionSpec spec;
+  FlashAttentionOptions options;
+  GlobalHyperparameters hyperparameters;
+  AttentionType attn_type = AttentionType::kDecoder;
+  bool has_alibi = false;
+  bool aot_schedule = false;
+  SlidingWindow aot_window;
+  DType kv_cache_dtype = DType::kUnset;
+  DType q_data_type = DType::kUnset;
+  DType output_data_type = DType::kUnset;
+  std::vector<WindowOp> windows;  ///< in the order of the layers
+  std::vector<StepState> steps;
+  size_t next_step = 0;
+
+  bool is_encoder() const { return attn_type == AttentionType::kEncoder || attn_type == AttentionType::kEncoderOnly; }
+  bool is_compatible() const { return options.facts.profile != BackendProfile::kNative; }
+};
+
+using FlashAttentionLayers = std::span<const AttentionLayer<FlashAttentionImpl>>;
+
+/// What every construction checks: throws for what this backend, or the profile's original, does not take.
+void check_flash_attn_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
+                             const FlashAttentionOptions& options);
+void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& config, FlashAttentionLayers layers,
+                              const FlashAttentionFacts& facts);
+
+/// What every build checks, in O(R).
+void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
+                            const CommonAttentionMetadata& batch);
+
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,155 @@
+#include "attention/sealed_plan.hpp"
+#include "backends/common/dcp_step.hpp"
+#include "backends/common/layer_plans.hpp"
+#include "backends/common/tensor_checks.hpp"
+#include "core/error.hpp"
+#include "folio/attention.hpp"
+#include "folio/backends/flash_attn/impl.hpp"
+#include "folio/backends/flash_attn/metadata_builder.hpp"
+#include "folio/kv_cache.hpp"
+
+namespace folio::inline v0::backends {
+namespace {
+
+void check_output_quantization(const OutputQuantization& wanted, BackendProfile profile,
+                               const FlashAttentionMetadata* metadata) {
+  if (profile == BackendProfile::kNative && metadata == nullptr) return;
+  const bool offered = profile == BackendProfile::kNative && is_fp8(metadata->output_data_type);
+  if (!wanted.wanted()) {
+    core::require(!offered, "the output is ", offered ? metadata->output_data_type : DType::kUnset,
+                  "; output_quantization.scale must be given");
+    return;
+  }
+  if (!offered || wanted.block_scale.data != nullptr) {
+    core::fail(ErrorCode::kUnsupported, "fused output quantization is not yet supported for FlashAttentionImpl",
+               profile == BackendProfile::kNative
+                   ? "; fp8 outputs with one scale are, of builders whose output_dtype is fp8"
+                   : "");
+  }
+}
+
+/// The keys and values of a step as the plan's segments take them.
+struct StepSegments {
+  SegmentArgs all[2];
+  size_t count = 1;
+};
+
+StepSegments paged_segments(const FlashAttentionMetadata& metadata, const KvCacheView& cache,
+                            const AttentionLayerScales& layer) {
+  StepSegments segments;
+  SegmentArgs segment;
+  segment.cache = cache;
+  segment.table = to_page_table(metadata.block_table, metadata.num_reqs);
+  segment.k_scale = layer.k;
+  segment.v_scale = layer.v;
+  segments.all[0] = segment;
+  if (!metadata.use_cascade) return segments;
+  segments.count = 2;
+  segments.all[0].table = to_page_table(metadata.block_table, 1);
+  segments.all[1] = segment;
+  segments.all[1].table.first_column = metadata.common_prefix_len / metadata.page_size;
+  return segments;
+}
+
+}  // namespace
+
+KvCacheView FlashAttentionImpl::cache_view(const TensorView& kv_cache) const {
+  // Raises for e5m2 in vLLM's profile, whose capabilities take it.
+  const DType dtype = is_fp8(kv_cache_dtype_)
+                          ? FlashAttentionBackend::get_fp8_dtype_for_flashattn(kv_cache_dtype_name_, profile_)
+                          : kv_cache_dtype_;
+  return FlashAttentionBackend::kv_cache_view(kv_cache, dtype);
+}
+
+void FlashAttentionImpl::check_scales(const AttentionLayerScales& layer) const {
+  if (is_fp8(kv_cache_dtype_)) return;
+  require_no_scale("k", layer.k, kv_cache_dtype_);
+  require_no_scale("v", layer.v, kv_cache_dtype_);
+}
+
+void FlashAttentionImpl::do_kv_cache_update(const AttentionLayerScales& layer, const ConstTensorView& key,
+                                            const ConstTensorView& value, const TensorView& kv_cache,
+                                            std::span<const int64_t> slot_mapping, Stream stream) const {
+  if (is_encoder() || kv_sharing_target_layer_name_) return;
+  if (key.data == nullptr && value.data == nullptr) return;
+  check_scales(layer);
+  const auto num_slots = static_cast<int64_t>(slot_mapping.size());
+  require_shape("key", key, num_slots, num_kv_heads_, head_size_);
+  require_shape("value", value, num_slots, num_kv_heads_, head_size_);
+  CacheWriteArgs write;
+  write.k = key;
+  write.v = value;
+  write.slot_mapping = slot_mapping.data();
+  write.num_slots = num_slots;
+  write.cache = FlashAttentionBackend::kv_cache_view(kv_cache, kv_cache_dtype_);
+  write.k_scale = layer.k;
+  write.v_scale = layer.v;
+  write_kv_cache(context_, write, stream);
+}
+
+TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const ConstTensorView& query,
+                                       const ConstTensorView& key, const ConstTensorView& value,
+                                       const TensorView& kv_cache, const FlashAttentionMetadata* metadata,
+                                       const TensorView& output, const OutputQuantization& output_quantization,
+                                       Stream stream) const {
+  const bool is_empty = output.rank == 3 && output.shape[0] == 0;  // an empty allocation may have no address
+  core::require(output.data != nullptr || is_empty, "Output tensor must be provided.");
+  core::require(version_.has_value(), "FlashAttention version not detected.");
+  check_output_quantization(output_quantization, profile_, metadata);
+  if (metadata == nullptr) {
+    fill_with_zeros(output);
+    return output;
+  }
+  core::require(metadata->attn_type == attn_type_, "the layer is for ", to_string(attn_type_),
+                " attention; the metadata was built for ", to_string(metadata->attn_type));
+  core::require(query.dtype == metadata->q_data_type, "Query dtype mismatch: expected ", metadata->q_data_type,
+                ", got ", query.dtype);
+  const int64_t num_tokens = metadata->num_actual_tokens;
+  require_shape("query", query, num_tokens, num_heads_, head_size_);
+  require_shape("output", output, num_tokens, num_heads_, head_size_);
+  check_scales(layer);
+
+  StepSegments segments;
+  if (is_encoder()) {
+    if (is_fp8(kv_cache_dtype_)) {
+      core::fail(ErrorCode::kUnsupported, "quantization is not supported for encoder attention");
+    }
+    require_shape("key", key, num_tokens, num_kv_heads_, head_size_);
+    require_shape("value", value, num_tokens, num_kv_heads_, head_size_);
+    segments.all[0].ragged = {first_tokens(key, num_tokens), first_tokens(value, num_tokens),
+                              metadata->query_start_loc.data()};
+  } else {
+    segments = paged_segments(*metadata, cache_view(kv_cache), layer);
+  }
+  const bool divided = metadata->dcp_plans.front().has_value();
+  const DcpWindowPlan* dcp_plan = divided ? &dcp_plan_for_window(metadata->dcp_plans, window_.left) : nullptr;
+  const AttentionPlan* plan = divided ? nullptr : &plan_for_window(metadata->plans, window_.left);
+  // Throws for a stale plan or a damaged schedule while the cache is still untouched.
+  if (!divided && attention::is_sealed(*plan)) {
+    attention::check_sealed(*plan, metadata->scheduler_metadata);
+  } else {
+    if (!divided) static_cast<void>(workspace_size(*plan));
+    core::require(metadata->scheduler_metadata.empty(), "scheduler_metadata is given for a step planned without one");
+  }
+  if (update_in_forward_) do_kv_cache_update(layer, key, value, kv_cache, metadata->slot_mapping, stream);
+
+  AttentionArgs args;
+  args.q = first_tokens(query, num_tokens);
+  args.out = first_tokens(output, num_tokens);
+  args.segments = {segments.all, segments.count};
+  args.sm_scale = scale_;
+  args.logits_soft_cap = logits_soft_cap_;
+  args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();
+  args.sinks = sinks_.empty() ? nullptr : sinks_.data();
+  // A checkpoint's q scale describes quantised queries; 16-bit ones are what they are.
+  if (is_fp8(query.dtype)) args.q_scale = layer.q;
+  if (output_quantization.scale != nullptr) args.out_scale.value = *output_quantization.scale;
+  if (divided) {
+    run_dcp(*dcp_plan, args, key, value, metadata->workspace, stream);
+  } else {
+    run(*plan, args, metadata->workspace, stream);
+  }
+  return output;
+}
+
+}  // namespace folio::inline v0::backends

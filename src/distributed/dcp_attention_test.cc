@@ -1,0 +1,85 @@
+// Attention over a divided cache against the float64 oracle over the whole one: every way of dividing and combining.
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "core/error.hpp"
+#include "distributed/dcp_case_for_test.hpp"
+
+namespace folio::distributed::testing {
+namespace {
+
+/// Lengths around pages and stripes, new and old requests, decodes of one and of several tokens, padding. Several leave
+/// some rank without a key.
+std::vector<RequestLengths> mixed_requests() {
+  return {{5, 1}, {70, 4}, {33, 1}, {1, 1}, {64, 17}, {40, 40}, {0, 0}, {131, 2}};
+}
+
+std::vector<DcpSetup> feature_setups() {
+  DcpSetup plain;
+  plain.name = "plain";
+  plain.requests = mixed_requests();
+  std::vector<DcpSetup> setups{plain};
+  const auto add = [&](const char* name, auto change) {
+    setups.push_back(plain);
+    setups.back().name = name;
+    change(setups.back());
+  };
+  add("all cached", [](DcpSetup& s) { s.num_cached = 8; });
+  add("decodes cached", [](DcpSetup& s) { s.num_cached = 3; });
+  add("window", [](DcpSetup& s) { s.window_left = 20, s.num_cached = 2; });
+  add("window of one", [](DcpSetup& s) { s.window_left = 0, s.num_cached = 8; });
+  add("ALiBi", [](DcpSetup& s) { s.alibi = true, s.num_cached = 2; });
+  add("sinks", [](DcpSetup& s) { s.sinks = true, s.num_cached = 2; });
+  add("sinks, all cached", [](DcpSetup& s) { s.sinks = true, s.num_cached = 8; });
+  add("soft cap", [](DcpSetup& s) { s.soft_cap = 0.7f; });
+  add("no mask", [](DcpSetup& s) { s.mask = MaskKind::kNone; });
+  add("e4m3", [](DcpSetup& s) {
+    s.model = DType::kBFloat16, s.cache = DType::kFloat8E4M3, s.k_scale = 0.5f, s.v_scale = 2.0f, s.num_cached = 3;
+  });
+  add("e5m2",
+      [](DcpSetup& s) { s.model = DType::kFloat16, s.cache = DType::kFloat8E5M2, s.k_scale = 2.0f, s.num_cached = 8; });
+  add("bfloat16, everything", [](DcpSetup& s) {
+    s.model = s.cache = DType::kBFloat16;
+    s.window_left = 40, s.alibi = s.sinks = true, s.soft_cap = 2.0f, s.num_cached = 2;
+  });
+  add("one KV head", [](DcpSetup& s) { s.kv_heads = 1, s.dim_v = 16; });
+  add("replicated queries", [](DcpSetup& s) { s.replicated_queries = s.alibi = s.sinks = true; });
+  add("replicated queries, one KV head", [](DcpSetup& s) { s.replicated_queries = s.alibi = true, s.kv_heads = 1; });
+  add("batch-invariant", [](DcpSetup& s) { s.determinism = Determinism::kBatchInvariant; });
+  add("schedule-invariant", [](DcpSetup& s) { s.determinism = Determinism::kScheduleInvariant, s.num_cached = 8; });
+  add("new requests only", [](DcpSetup& s) { s.requests = {{3, 3}, {17, 17}}; });
+  add("one token on one rank", [](DcpSetup& s) { s.requests = {{2, 1}}; });
+  return setups;
+}
+
+using Division = std::tuple<int32_t, int32_t, DcpCombine>;  ///< world, interleave, combine
+
+class DcpAttentionOverDivisions : public ::testing::TestWithParam<Division> {};
+
+TEST_P(DcpAttentionOverDivisions, EqualsTheUndividedCache) {
+  for (DcpSetup setup : feature_setups()) {
+    std::tie(setup.world, setup.interleave, setup.combine) = GetParam();
+    for (const bool hnd : {false, true}) {
+      setup.hnd = hnd;
+      DcpCase whole(setup);
+      whole.run_in_threads();
+      EXPECT_EQ(whole.wrong_outputs(), "") << (hnd ? "HND" : "NHD");
+    }
+  }
+}
+
+std::string division_name(const ::testing::TestParamInfo<Division>& test) {
+  return core::message("W", std::get<0>(test.param), "I", std::get<1>(test.param), "_",
+                       to_string(std::get<2>(test.param)));
+}
+
+// 32 is the page size.
+INSTANTIATE_TEST_SUITE_P(Divisions, DcpAttentionOverDivisions,
+                         ::testing::Combine(::testing::Values(1, 2, 4), ::testing::Values(1, 2, 16, 32),
+                                            ::testing::Values(DcpCombine::kAllGatherReduceScatter,
+                                                              DcpCombine::kAllToAll)),
+                         division_name);
+
+}  // namespace
+}  // namespace folio::distributed::testing

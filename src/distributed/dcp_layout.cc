@@ -1,0 +1,73 @@
+#include <algorithm>
+
+#include "core/checked_math.hpp"
+#include "distributed/dcp_state.hpp"
+
+namespace folio::inline v0::distributed {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+/// Lays out pieces one after the other.
+class Pieces {
+ public:
+  size_t take(size_t bytes) {
+    const size_t begin = total_;
+    total_ = core::checked_add(total_, core::checked_round_up(bytes, kAlignment));
+    return begin;
+  }
+  size_t take(int64_t a, int64_t b, int64_t c, int64_t element_bytes) {
+    return take(static_cast<size_t>(core::checked_mul(a, b, c, element_bytes)));
+  }
+  size_t total() const { return total_; }
+
+ private:
+  size_t total_ = 0;
+};
+
+}  // namespace
+
+RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
+  const AttentionConfig& config = state.config.attention;
+  const int64_t tokens = plan.num_tokens, heads = state.heads(), all_heads = state.all_heads();
+  const int64_t float_bytes = sizeof(float), q_bytes = size_of(config.q);
+  RunLayout layout;
+  Pieces pieces;
+  if (plan.cached) {
+    Pieces piece;
+    piece.take(sizeof(GatherHeader));
+    layout.slopes_in_piece = piece.take(heads, 1, 1, config.features.has(Feature::kAlibi) ? float_bytes : 0);
+    layout.queries_in_piece = piece.take(tokens, heads, config.head_dim_qk, q_bytes);
+    layout.piece = piece.total();
+    if (state.gathers()) {
+      layout.send = pieces.take(layout.piece);
+      layout.gathered = pieces.take(core::checked_mul(layout.piece, static_cast<size_t>(state.group->size())));
+    }
+    if (!state.queries_are_in_order()) {
+      layout.queries = pieces.take(tokens, all_heads, config.head_dim_qk, q_bytes);
+      layout.slopes = pieces.take(all_heads, 1, 1, float_bytes);
+    }
+    layout.partial = pieces.take(tokens, all_heads, config.head_dim_v, float_bytes);
+    layout.partial_lse = pieces.take(tokens, all_heads, 1, float_bytes);
+    if (state.group->size() > 1) {
+      layout.combined = pieces.take(tokens, heads, config.head_dim_v, float_bytes);
+      layout.combined_lse = pieces.take(tokens, heads, 1, float_bytes);
+      layout.combine_bytes = combine_workspace_size(state.group->size(), tokens, state.all_heads(), config.head_dim_v);
+      layout.combine = pieces.take(layout.combine_bytes);
+    } else {
+      layout.combined = layout.partial;
+      layout.combined_lse = layout.partial_lse;
+    }
+    layout.attention_bytes = folio::workspace_size(*plan.cached);
+  }
+  if (plan.fresh) {
+    layout.fresh = pieces.take(tokens, heads, config.head_dim_v, float_bytes);
+    layout.fresh_lse = pieces.take(tokens, heads, 1, float_bytes);
+    layout.attention_bytes = std::max(layout.attention_bytes, folio::workspace_size(*plan.fresh));
+  }
+  layout.attention = pieces.take(layout.attention_bytes);
+  layout.total = pieces.total();
+  return layout;
+}
+
+}  // namespace folio::inline v0::distributed

@@ -1,0 +1,245 @@
+// What DcpAttention promises besides its results: heads counted once, what it refuses and when, NaN, invariance.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "core/aligned_buffer.hpp"
+#include "distributed/dcp_case_for_test.hpp"
+#include "folio/types/float_convert.hpp"
+
+namespace folio::distributed::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+const Context& context() {
+  static const Context shared = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  return shared;
+}
+
+DcpSetup small_setup() {
+  DcpSetup setup;
+  setup.requests = {{5, 1}, {70, 4}, {64, 17}};
+  return setup;
+}
+
+template <typename Call>
+void expect_error(ErrorCode code, const char* text, Call call) {
+  try {
+    call();
+    ADD_FAILURE() << "did not throw: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(text));
+  }
+}
+
+// The originals multiplied the heads by the ranks twice, and once where queries are local.
+TEST(DcpAttention, HeadsOfAllRanksOnceAndOnlyOverTheShard) {
+  DcpSetup setup = small_setup();
+  setup.world = 4;
+  setup.sinks = true;
+  const DcpCase whole(setup);
+  auto groups = make_thread_groups(4);
+  const DcpAttention attention(context(), *groups[1], whole.config());
+  EXPECT_EQ(attention.cached_op().config().num_q_heads, 16);
+  EXPECT_EQ(attention.fresh_op().config().num_q_heads, 4);
+  EXPECT_EQ(attention.cached_op().config().num_kv_heads, 2);
+  // A sink counts once, with the new tokens; partial results are float32.
+  EXPECT_FALSE(attention.cached_op().config().features.has(Feature::kSinks));
+  EXPECT_TRUE(attention.fresh_op().config().features.has(Feature::kSinks));
+  EXPECT_EQ(attention.cached_op().config().out, DType::kFloat32);
+  EXPECT_EQ(attention.fresh_op().config().out, DType::kFloat32);
+}
+
+TEST(DcpAttention, PlansThePassesThatABatchNeeds) {
+  DcpSetup setup = small_setup();
+  auto groups = make_thread_groups(2);
+  const auto plan_of = [&](const DcpSetup& changed) {
+    const DcpCase whole(changed);
+    DcpAttention attention(context(), *groups[0], whole.config());
+    return attention.plan(whole.batch());
+  };
+  const DcpPlan both = plan_of(setup);
+  EXPECT_TRUE(both.cached && both.fresh);
+  setup.num_cached = 3;
+  const DcpPlan decodes = plan_of(setup);
+  EXPECT_TRUE(decodes.cached && !decodes.fresh);
+  setup.sinks = true;
+  EXPECT_TRUE(plan_of(setup).fresh) << "sinks are added there";
+  setup = small_setup();
+  setup.requests = {{17, 17}, {1, 1}};
+  const DcpPlan prompts = plan_of(setup);
+  EXPECT_TRUE(!prompts.cached && prompts.fresh) << "nothing is in the cache: nothing needs to be sent";
+}
+
+TEST(DcpAttention, LeavesTheBatchAsItIs) {  // the originals localised the engine's lengths in place
+  DcpCase whole(small_setup());
+  const std::vector<int32_t> seq_lens = whole.seq_lens, cu_q = whole.cu_q;
+  whole.run_in_threads();
+  EXPECT_EQ(whole.seq_lens, seq_lens);
+  EXPECT_EQ(whole.cu_q, cu_q);
+}
+
+TEST(DcpAttention, RefusesConfigurations) {
+  auto groups = make_thread_groups(2);
+  const auto refused = [&](ErrorCode code, const char* text, auto change) {
+    DcpConfig config = DcpCase(small_setup()).config();
+    change(config);
+    expect_error(code, text, [&] { DcpAttention(context(), *groups[0], config); });
+  };
+  refused(ErrorCode::kInvalidArgument, "interleave is 0", [](DcpConfig& c) { c.interleave = 0; });
+  refused(ErrorCode::kInvalidArgument, "does not divide the page size (32)", [](DcpConfig& c) { c.interleave = 3; });
+  refused(ErrorCode::kUnsupported, "kCausal and kNone", [](DcpConfig& c) { c.attention.mask = MaskKind::kCustom; });
+  refused(ErrorCode::kUnsupported, "kRopeLlama",
+          [](DcpConfig& c) { c.attention.features = Features(Feature::kRopeLlama); });
+  refused(ErrorCode::kInvalidArgument, "combine is 7", [](DcpConfig& c) { c.combine = static_cast<DcpCombine>(7); });
+  refused(ErrorCode::kInvalidArgument, "force_kernel is", [](DcpConfig& c) { c.force_kernel = "none such"; });
+}
+
+TEST(DcpAttention, RefusesBatches) {
+  auto groups = make_thread_groups(2);
+  DcpAttention attention(context(), *groups[0], DcpCase(small_setup()).config());
+  const std::vector<int32_t> cu_q{0, 2, 3}, seq_lens{1, 4}, descending{0, 2, 1};
+  expect_error(ErrorCode::kInvalidArgument, "request 0: seq_lens is 1; it has 2 new tokens", [&] {
+    attention.plan({2, cu_q.data(), seq_lens.data(), 0});
+  });
+  expect_error(ErrorCode::kInvalidArgument, "request 1: cu_q descends", [&] {
+    attention.plan({2, descending.data(), cu_q.data() + 1, 0});
+  });
+  expect_error(ErrorCode::kInvalidArgument, "num_cached is 3; it must be from 0 to 2", [&] {
+    attention.plan({2, cu_q.data(), cu_q.data() + 1, 3});
+  });
+  expect_error(ErrorCode::kInvalidArgument, "cu_q is null", [&] { attention.plan({2, nullptr, seq_lens.data(), 0}); });
+  DcpConfig invariant = DcpCase(small_setup()).config();
+  invariant.attention.determinism = Determinism::kScheduleInvariant;
+  DcpAttention strict(context(), *groups[0], invariant);
+  expect_error(ErrorCode::kInvalidArgument, "kScheduleInvariant needs every request's keys read from the cache", [&] {
+    strict.plan({2, cu_q.data(), cu_q.data() + 1, 1});
+  });
+}
+
+// One rank alone: if anything were sent, it would wait for the other.
+TEST(DcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
+  auto groups = make_thread_groups(2);
+  DcpCase whole(small_setup());
+  DcpAttention attention(context(), *groups[0], whole.config());
+  const DcpPlan plan = attention.plan(whole.batch());
+  core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
+  const Workspace memory{workspace.data(), workspace.bytes()};
+  const auto refused = [&](const char* text, auto change) {
+    DcpArgs args = whole.args(0);
+    const std::vector<std::byte> before = whole.ranks[0].out;
+    change(args);
+    expect_error(ErrorCode::kInvalidArgument, text, [&] { attention.run(plan, args, memory); });
+    EXPECT_EQ(whole.ranks[0].out, before);
+  };
+  refused("q is [", [](DcpArgs& a) { a.q.shape[0] = 3; });
+  refused("q is [", [](DcpArgs& a) { a.q.shape[1] = 8; });
+  refused("out is bfloat16", [](DcpArgs& a) { a.out.dtype = DType::kBFloat16; });
+  refused("ragged.k", [](DcpArgs& a) { a.k.shape[1] = 1; });
+  refused("page_size 16", [](DcpArgs& a) { a.cache.page_size = 16; });
+  refused("the table has 1 rows", [](DcpArgs& a) { a.table.num_rows = 1; });
+  refused("alibi_slopes is given", [&](DcpArgs& a) { a.alibi_slopes = whole.ranks[0].slopes.data(); });
+  refused("sinks is given", [&](DcpArgs& a) { a.sinks = whole.ranks[0].sinks.data(); });
+  refused("logits_soft_cap is given", [](DcpArgs& a) { a.logits_soft_cap = 1.0f; });
+  refused("q_scale is given", [](DcpArgs& a) { a.q_scale.value = 2.0f; });
+  const DcpArgs args = whole.args(0);
+  expect_error(ErrorCode::kWorkspaceTooSmall, "the plan needs", [&] {
+    attention.run(plan, args, {workspace.data(), workspace.bytes() - 1});
+  });
+  expect_error(ErrorCode::kInvalidArgument, "256", [&] {
+    attention.run(plan, args, {workspace.data() + 4, workspace.bytes()});
+  });
+  attention.plan(whole.batch());
+  expect_error(ErrorCode::kStalePlan, "", [&] { attention.run(plan, args, memory); });
+}
+
+TEST(DcpAttention, RanksOfDifferentBatchesAllThrow) {
+  DcpSetup other = small_setup();
+  other.requests[1].seq_len = 71;
+  run_ranks(2, [&](ProcessGroup& group) {
+    DcpCase whole(group.rank() == 0 ? small_setup() : other);
+    expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration than rank",
+                 [&] { whole.run(group, context()); });
+    DcpSetup window = small_setup();
+    window.window_left = group.rank() == 0 ? -1 : 5;
+    DcpCase windowed(window);
+    expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration",
+                 [&] { windowed.run(group, context()); });
+  });
+}
+
+TEST(DcpAttention, ARankThatCannotRunEndsTheOthers) {
+  expect_error(ErrorCode::kInvalidArgument, "interleave is 3", [] {
+    run_ranks(2, [](ProcessGroup& group) {
+      DcpSetup setup = small_setup();
+      DcpCase whole(setup);
+      if (group.rank() == 1) {
+        DcpConfig config = whole.config();
+        config.interleave = 3;
+        DcpAttention(context(), group, config);
+      }
+      whole.run(group, context());
+    });
+  });
+}
+
+// A NaN in a request's own keys stays visible, whichever rank has it, and reaches no other request.
+TEST(DcpAttention, NanReachesItsRequestOnly) {
+  for (const DcpCombine combine : {DcpCombine::kAllGatherReduceScatter, DcpCombine::kAllToAll}) {
+    DcpSetup setup = small_setup();
+    setup.combine = combine;
+    DcpCase whole(setup);
+    DcpCase::Rank& poisoned = whole.ranks[1];
+    const int32_t page = poisoned.table[static_cast<size_t>(poisoned.columns)];  // request 1's first
+    const auto page_bytes = static_cast<size_t>(setup.page_size * setup.kv_heads * setup.dim_qk) * sizeof(float);
+    store_from_float(poisoned.cache.data() + static_cast<size_t>(page) * page_bytes, DType::kFloat32, 0, NAN);
+    whole.run_in_threads();
+    for (const DcpCase::Rank& rank : whole.ranks) {
+      for (int32_t token = 0; token < whole.tokens(); ++token) {
+        const bool own = token >= whole.cu_q[1] && token < whole.cu_q[2];
+        // The poisoned key is KV head 0's: the first two q heads read it.
+        for (int32_t head = 0; head < setup.heads; ++head) {
+          const auto row = static_cast<size_t>(token * setup.heads + head);
+          EXPECT_EQ(std::isnan(rank.lse[row]), own && head < 2) << "token " << token << ", head " << head;
+          const float value = load_as_float(rank.out.data(), DType::kFloat32, static_cast<int64_t>(row) * setup.dim_v);
+          EXPECT_EQ(std::isnan(value), own && head < 2) << "token " << token << ", head " << head;
+        }
+      }
+    }
+  }
+}
+
+// The originals plan the new tokens' pass, and the first one, without what batch invariance needs.
+TEST(DcpAttention, BatchInvariantRowsKeepTheirBits) {
+  for (const DcpCombine combine : {DcpCombine::kAllGatherReduceScatter, DcpCombine::kAllToAll}) {
+    for (const int32_t num_cached : {0, 1}) {
+      DcpSetup setup = small_setup();
+      setup.combine = combine;
+      setup.num_cached = num_cached;
+      setup.sinks = setup.alibi = true;
+      setup.interleave = 2;
+      setup.determinism = Determinism::kBatchInvariant;
+      setup.requests = {{300, 9}};
+      DcpCase alone(setup);
+      setup.requests = {{300, 9}, {1000, 33}, {1, 1}, {77, 20}};
+      DcpCase among(setup);
+      alone.run_in_threads();
+      among.run_in_threads();
+      const auto bytes = static_cast<std::ptrdiff_t>(9 * setup.heads * setup.dim_v * 4);
+      for (size_t r = 0; r < 2; ++r) {
+        const DcpCase::Rank &a = alone.ranks[r], &b = among.ranks[r];
+        EXPECT_TRUE(std::equal(a.out.begin(), a.out.begin() + bytes, b.out.begin())) << to_string(combine);
+        EXPECT_TRUE(std::equal(a.lse.begin(), a.lse.begin() + 9 * setup.heads, b.lse.begin())) << to_string(combine);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace folio::distributed::testing

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "folio/distributed/dcp_attention.hpp"
+
+namespace folio::inline v0::distributed {
+
+/// What a DcpAttention owns.
+struct DcpState {
+  Context context;
+  ProcessGroup* group;
+  DcpConfig config;
+  AttentionOp cached_op;
+  AttentionOp fresh_op;
+  PlanBuffer cached_buffer;
+  PlanBuffer fresh_buffer;
+  uint64_t config_digest = 0;
+  // Of the batch that was planned, [R]; they grow to the largest.
+  std::vector<int32_t> first_pos;   ///< global position of the first new token
+  std::vector<int32_t> cached_len;  ///< this rank's tokens of what is read from the cache
+  std::vector<int32_t> fresh_len;   ///< new tokens read from k and v
+  std::vector<int32_t> indptr;      ///< [R + 1]: cu_q, kept for `run`
+  std::vector<int32_t> no_tokens;   ///< [R + 1]: zeros, the indptr where no new token is read
+
+  int32_t heads() const { return config.attention.num_q_heads; }
+  int32_t all_heads() const { return heads() * group->size(); }
+  /// Queries need no arranging: the heads of each KV head stand together as they come.
+  bool queries_are_in_order() const {
+    return group->size() == 1 || (config.replicated_queries && config.attention.num_kv_heads == 1);
+  }
+  bool gathers() const { return group->size() > 1 && !config.replicated_queries; }
+};
+
+/// What every rank sends in front of its slopes and queries.
+struct GatherHeader {
+  uint64_t digest = 0;
+};
+
+/// The parts of a run's workspace, as offsets. One rule for the size and for the carving. W ranks, H heads of one.
+struct RunLayout {
+  size_t send = 0;         ///< header, slopes and queries of this rank: `piece` bytes
+  size_t gathered = 0;     ///< of all ranks: [W] pieces
+  size_t queries = 0;      ///< [T, W * H, D], the heads of each KV head together
+  size_t slopes = 0;       ///< [W * H], likewise
+  size_t partial = 0;      ///< over this rank's shard, float32: [T, W * H, Dv]
+  size_t partial_lse = 0;  ///< [T, W * H]
+  size_t combined = 0;     ///< over all shards, this rank's heads: [T, H, Dv]
+  size_t combined_lse = 0;
+  size_t fresh = 0;  ///< over the new tokens: [T, H, Dv]
+  size_t fresh_lse = 0;
+  size_t combine = 0;  ///< workspace of the combine
+  size_t combine_bytes = 0;
+  size_t attention = 0;  ///< workspace of either pass
+  size_t attention_bytes = 0;
+  size_t total = 0;
+  size_t piece = 0;
+  size_t slopes_in_piece = 0;  ///< offset
+  size_t queries_in_piece = 0;
+};
+RunLayout run_layout(const DcpState& state, const DcpPlan& plan);
+
+}  // namespace folio::inline v0::distributed

@@ -1,0 +1,240 @@
+#include "folio/distributed/thread_group.hpp"
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "core/error.hpp"
+#include "distributed/operation_checks.hpp"
+
+namespace folio::inline v0::distributed {
+namespace {
+
+/// What a rank asks of the others. All must ask the same.
+struct Call {
+  const char* name = "";
+  size_t bytes = 0;
+  const void* send = nullptr;
+  bool same(const Call& other) const { return std::strcmp(name, other.name) == 0 && bytes == other.bytes; }
+};
+
+/// What the ranks share: a barrier that can fail, and what each of them has brought to it.
+class Meeting {
+ public:
+  Meeting(int32_t world, std::chrono::milliseconds timeout) : timeout_(timeout), calls_(static_cast<size_t>(world)) {}
+
+  int32_t world() const { return static_cast<int32_t>(calls_.size()); }
+
+  /// What rank `rank` sends, between the two meetings of an operation.
+  const void* sent_by(int32_t rank) const { return calls_[static_cast<size_t>(rank)].send; }
+
+  /// Returns when all ranks have come with the same call; their calls may be read until they meet again.
+  void meet(int32_t rank, const Call& call) {
+    std::unique_lock lock(mutex_);
+    throw_if_failed();
+    calls_[static_cast<size_t>(rank)] = call;
+    if (++arrived_ == world()) {
+      check_same_calls();
+      arrived_ = 0;
+      ++round_;
+      lock.unlock();
+      changed_.notify_all();
+      return;
+    }
+    const uint64_t mine = round_;
+    if (!changed_.wait_for(lock, timeout_, [&] { return round_ != mine || !failure_.empty(); })) {
+      set_failure(core::message("rank ", rank, " waited ", static_cast<int64_t>(timeout_.count()), " ms in ", call.name,
+                                " for ", world() - arrived_, " of ", world(), " ranks"));
+    }
+    if (round_ == mine) throw_if_failed();
+  }
+
+  /// Likewise, inside an operation: all ranks have begun it and nothing keeps them from coming, so nobody leaves
+  /// before, failure or not, and takes away a buffer that another rank still reads.
+  void meet_inside() {
+    std::unique_lock lock(mutex_);
+    if (++arrived_ == world()) {
+      arrived_ = 0;
+      ++round_;
+      lock.unlock();
+      changed_.notify_all();
+      return;
+    }
+    const uint64_t mine = round_;
+    changed_.wait(lock, [&] { return round_ != mine; });
+  }
+
+  void fail(std::string_view reason) noexcept {
+    try {
+      const std::lock_guard lock(mutex_);
+      set_failure(std::string(reason.empty() ? "a rank gave up" : reason));
+    } catch (...) {  // no memory for the text: waiting ranks still end by their timeout
+    }
+  }
+
+ private:
+  void set_failure(std::string reason) {
+    if (failure_.empty()) failure_ = std::move(reason);
+    changed_.notify_all();
+  }
+
+  void throw_if_failed() const {
+    if (!failure_.empty()) core::fail(ErrorCode::kUnavailable, "the group of threads has failed: ", failure_);
+  }
+
+  void check_same_calls() {
+    for (size_t r = 1; r < calls_.size(); ++r) {
+      if (calls_[r].same(calls_[0])) continue;
+      set_failure(core::message("rank 0 calls ", calls_[0].name, " of ", static_cast<uint64_t>(calls_[0].bytes),
+                                " bytes, rank ", static_cast<uint64_t>(r), " ", calls_[r].name, " of ",
+                                static_cast<uint64_t>(calls_[r].bytes), " bytes"));
+      throw_if_failed();
+    }
+  }
+
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Call> calls_;  ///< [world]
+  int32_t arrived_ = 0;
+  uint64_t round_ = 0;
+  std::string failure_;  ///< empty while the group works
+};
+
+class ThreadGroup final : public ProcessGroup {
+ public:
+  ThreadGroup(std::shared_ptr<Meeting> meeting, int32_t rank) : meeting_(std::move(meeting)), rank_(rank) {}
+  ~ThreadGroup() override { meeting_->fail(core::message("rank ", rank_, " has left it")); }
+
+  int32_t rank() const noexcept override { return rank_; }
+  int32_t size() const noexcept override { return meeting_->world(); }
+
+  void all_gather(const void* send, void* recv, size_t bytes, Stream stream) override {
+    check_stream(stream);
+    check_all_gather(send, recv, bytes, rank_, size());
+    meeting_->meet(rank_, {"all_gather", bytes, send});
+    auto* to = static_cast<std::byte*>(recv);
+    for (int32_t r = 0; r < size(); ++r, to += bytes) {
+      const void* from = meeting_->sent_by(r);
+      if (bytes > 0 && from != to) std::memcpy(to, from, bytes);
+    }
+    part();
+  }
+
+  void all_to_all(const void* send, void* recv, size_t bytes, Stream stream) override {
+    check_stream(stream);
+    const size_t all = bytes_of_all(size(), bytes);
+    check_exchange(send, all, recv, all);
+    meeting_->meet(rank_, {"all_to_all", bytes, send});
+    auto* to = static_cast<std::byte*>(recv);
+    for (int32_t r = 0; r < size() && bytes > 0; ++r, to += bytes) {
+      std::memcpy(to, static_cast<const std::byte*>(meeting_->sent_by(r)) + static_cast<size_t>(rank_) * bytes, bytes);
+    }
+    part();
+  }
+
+  void reduce_scatter_sum(const float* send, float* recv, size_t count, Stream stream) override {
+    check_stream(stream);
+    const size_t bytes = bytes_of_floats(count);
+    check_exchange(send, bytes_of_all(size(), bytes), recv, bytes);
+    meeting_->meet(rank_, {"reduce_scatter_sum", bytes, send});
+    sum(static_cast<size_t>(rank_) * count, count, recv);
+    part();
+  }
+
+  /// Rank r sums the r-th section where it lies, of which nobody else reads or writes anything; then all copy it.
+  void all_reduce_sum(float* data, size_t count, Stream stream) override {
+    check_stream(stream);
+    const size_t bytes = bytes_of_floats(count);
+    check_buffer("data", data, bytes);
+    meeting_->meet(rank_, {"all_reduce_sum", bytes, data});
+    const size_t section = (count + static_cast<size_t>(size()) - 1) / static_cast<size_t>(size());
+    const auto begin_of = [&](int32_t r) { return std::min(count, static_cast<size_t>(r) * section); };
+    sum(begin_of(rank_), begin_of(rank_ + 1) - begin_of(rank_), data + begin_of(rank_));
+    meeting_->meet_inside();
+    for (int32_t r = 0; r < size(); ++r) {
+      const size_t begin = begin_of(r), length = begin_of(r + 1) - begin;
+      if (r == rank_ || length == 0) continue;
+      std::memcpy(data + begin, static_cast<const float*>(meeting_->sent_by(r)) + begin, length * sizeof(float));
+    }
+    part();
+  }
+
+  void barrier(Stream stream) override {
+    check_stream(stream);
+    meeting_->meet(rank_, {"barrier", 0, nullptr});
+  }
+
+  void fail(std::string_view reason) noexcept override { meeting_->fail(reason); }
+
+ private:
+  /// The end of an operation: from here on the others' buffers are their own again.
+  void part() { meeting_->meet_inside(); }
+
+  /// out[i] = the sum of all ranks' send[begin + i]; `out` may be this rank's send + begin.
+  void sum(size_t begin, size_t count, float* out) const {
+    constexpr size_t kStep = 1024;
+    std::array<float, kStep> sums;
+    for (size_t done = 0; done < count; done += kStep) {
+      const size_t length = std::min(kStep, count - done);
+      const auto sent = [&](int32_t r) { return static_cast<const float*>(meeting_->sent_by(r)) + begin + done; };
+      std::copy_n(sent(0), length, sums.data());
+      for (int32_t r = 1; r < size(); ++r) {
+        const float* values = sent(r);
+        for (size_t i = 0; i < length; ++i) sums[i] += values[i];
+      }
+      std::copy_n(sums.data(), length, out + done);
+    }
+  }
+
+  std::shared_ptr<Meeting> meeting_;
+  int32_t rank_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<ProcessGroup>> make_thread_groups(int32_t world, const ThreadGroupOptions& options) {
+  core::require(world >= 1, "the world is ", world, "; a group has 1 rank or more");
+  core::require(options.timeout.count() > 0, "the timeout is ", static_cast<int64_t>(options.timeout.count()),
+                " ms; it must be above 0");
+  auto meeting = std::make_shared<Meeting>(world, options.timeout);
+  std::vector<std::unique_ptr<ProcessGroup>> groups;
+  for (int32_t rank = 0; rank < world; ++rank) groups.push_back(std::make_unique<ThreadGroup>(meeting, rank));
+  return groups;
+}
+
+void run_ranks(int32_t world, const std::function<void(ProcessGroup&)>& body, const ThreadGroupOptions& options) {
+  std::vector<std::unique_ptr<ProcessGroup>> groups = make_thread_groups(world, options);
+  std::mutex mutex;
+  std::exception_ptr first;
+  const auto guarded = [&](ProcessGroup& group) noexcept {
+    std::string reason = core::message("rank ", group.rank(), " threw");
+    try {
+      body(group);
+      return;
+    } catch (const std::exception& error) {
+      reason = core::message("rank ", group.rank(), " threw: ", error.what());
+      const std::lock_guard lock(mutex);
+      if (first == nullptr) first = std::current_exception();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (first == nullptr) first = std::current_exception();
+    }
+    group.fail(reason);
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (size_t r = 1; r < groups.size(); ++r) {
+      threads.emplace_back([&guarded, group = groups[r].get()] { guarded(*group); });
+    }
+    guarded(*groups[0]);
+  }
+  if (first != nullptr) std::rethrow_exception(first);
+}
+
+}  // namespace folio::inline v0::distributed
