@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 
 }  // namespace
 
-void launch_merge(const AttentionParams& params, int32_t num_blocks, Stream stream) {
-  merge_kernel<<<num_blocks, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
+void launch_merge(const AttentionParams& params, int32_t num_workers, Stream stream) {
+  merge_kernel<<<num_workers, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
   const cudaError_t status = cudaGetLastError();
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching the merge of partial results: ", cudaGetErrorString(status));
