@@ -20,6 +20,7 @@ PUBLIC_LAYER = {
     "folio/context.hpp": "platform",
     "folio/page_table.hpp": "kvcache",
     "folio/kv_cache.hpp": "kvcache",
+    "folio/pools.hpp": "kvcache",
     "folio/merge.hpp": "attention",
     "folio/quantize.hpp": "attention",
     "folio/attention.hpp": "attention",

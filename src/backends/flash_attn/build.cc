@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "backends/common/batch_checks.hpp"
 #include "backends/flash_attn/builder_state.hpp"
 #include "core/error.hpp"
 #include "folio/distributed/context_parallel.hpp"

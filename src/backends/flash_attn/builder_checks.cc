@@ -68,19 +68,4 @@ void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& confi
   check_dcp_lengths(config, batch);
 }
 
-int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch) {
-  core::require(common_prefix_len >= 0 && common_prefix_len % page_size == 0, "common_prefix_len is ",
-                common_prefix_len, "; it must be a multiple of the page size, ", page_size);
-  int32_t usable = common_prefix_len;
-  bool has_queries = false;
-  for (int32_t i = 0; i < batch.num_reqs && usable > 0; ++i) {
-    const int32_t query_len =
-        batch.query_start_loc[static_cast<size_t>(i) + 1] - batch.query_start_loc[static_cast<size_t>(i)];
-    if (query_len == 0) continue;  // padding
-    has_queries = true;
-    usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)] - query_len);
-  }
-  return has_queries ? usable / page_size * page_size : 0;
-}
-
 }  // namespace folio::inline v0::backends

@@ -84,8 +84,4 @@ void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& con
 void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
                             const CommonAttentionMetadata& batch);
 
-/// The longest prefix of whole pages, at most `common_prefix_len`, that every request with queries had computed before
-/// this step. Throws kInvalidArgument for a negative prefix or one of no whole pages.
-int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch);
-
 }  // namespace folio::inline v0::backends

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "backends/common/batch_checks.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
 

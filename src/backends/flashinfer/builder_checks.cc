@@ -113,16 +113,6 @@ void choose_paths(const FlashInferMetadataBuilder::State& state, const CommonAtt
   if (!all_block_tables || metadata.use_cascade) metadata.q_data_type = state.planned_q_type;
 }
 
-int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch) {
-  core::require(common_prefix_len >= 0 && common_prefix_len % page_size == 0, "common_prefix_len is ",
-                common_prefix_len, "; it must be a multiple of the page size, ", page_size);
-  int32_t usable = common_prefix_len;
-  for (int32_t i = 0; i < batch.num_reqs && usable > 0; ++i) {
-    if (batch.query_len(i) > 0) usable = std::min(usable, batch.num_computed_tokens(i));
-  }
-  return usable / page_size * page_size;
-}
-
 void check_batch(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch) {
   core::require(batch.where == Where::kHost, "the batch's arrays are on a device; the context is a CPU's");
   if (!batch.causal)

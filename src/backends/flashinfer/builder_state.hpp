@@ -80,8 +80,4 @@ void check_same_hyperparameters(const GlobalHyperparameters& hyperparameters, Ba
 void choose_paths(const FlashInferMetadataBuilder::State& state, const CommonAttentionMetadata& batch,
                   FlashInferMetadata& metadata);
 
-/// Tokens of a shared prefix that a cascade can use: no more than every request with queries has computed, whole pages.
-/// Throws kInvalidArgument unless `common_prefix_len` is a multiple of the page size and not negative.
-int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch);
-
 }  // namespace folio::inline v0::backends

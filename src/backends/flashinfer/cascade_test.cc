@@ -129,12 +129,35 @@ TEST(FlashInferCascade, LeavesTheBlockTableFamilyAside) {
   Group group(setup, kShared);
   group.config.use_block_table_kernels = true;
   FlashInferMetadataBuilder builder = group.make();
-  EXPECT_TRUE(builder.supports_cascade());
   const FlashInferMetadata metadata = builder.build(64, group.fixture.batch);
   EXPECT_FALSE(metadata.prefill_use_trtllm);
   EXPECT_FALSE(metadata.decode_use_trtllm);
   build_and_run(group, 64);
   EXPECT_EQ(group.fixture.wrong_output(), "");
+}
+
+TEST(FlashInferCascade, IsAskedForByProfile) {
+  CascadeHeuristicInput input;
+  input.common_prefix_len = 256;
+  const std::vector<int32_t> query_lens(17, 1);
+  input.query_lens = query_lens;
+  input.num_query_heads = 32;
+  input.num_kv_heads = 8;
+  input.num_sms = 132;
+  const auto asked = [&](BackendProfile profile, const std::string& cache_dtype) {
+    LayerSetup setup;
+    setup.profile = profile;
+    setup.head_size = 64;
+    setup.cache_dtype = cache_dtype;
+    return Group(setup).make().use_cascade_attention(input);
+  };
+  EXPECT_TRUE(asked(BackendProfile::kNative, "auto"));
+  EXPECT_TRUE(asked(BackendProfile::kNative, "fp8"));
+  EXPECT_TRUE(asked(BackendProfile::kVllm2025_07, "auto"));
+  EXPECT_FALSE(asked(BackendProfile::kVllm2025_07, "fp8")) << "the wrapper took one dtype for queries and cache";
+  EXPECT_FALSE(asked(BackendProfile::kVllm2025_12, "auto"));
+  input.query_lens = std::span(query_lens).first(7);
+  EXPECT_FALSE(asked(BackendProfile::kNative, "auto"));
 }
 
 }  // namespace

@@ -204,9 +204,11 @@ std::string FlashInferMetadataBuilder::kernel_name() const {
 bool FlashInferMetadataBuilder::use_trtllm_decode_attention() const noexcept {
   return state_->use_block_tables;
 }
-bool FlashInferMetadataBuilder::supports_cascade() const noexcept {
-  if (state_->profile == BackendProfile::kNative) return true;
-  return state_->profile == BackendProfile::kVllm2025_07 && state_->kv_cache_dtype == state_->config.model.dtype;
+bool FlashInferMetadataBuilder::use_cascade_attention(const CascadeHeuristicInput& input) const {
+  const bool native = state_->profile == BackendProfile::kNative;
+  const bool july = state_->profile == BackendProfile::kVllm2025_07;
+  if (!native && !(july && state_->kv_cache_dtype == state_->config.model.dtype)) return false;
+  return backends::use_cascade_attention(input);
 }
 SplitSizes FlashInferMetadataBuilder::split_sizes() const noexcept {
   const bool invariant = state_->config.determinism >= Determinism::kBatchInvariant;

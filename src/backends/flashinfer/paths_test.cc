@@ -260,8 +260,6 @@ TEST(VllmProfiles, ReportWhatTheirOriginalsHad) {
   EXPECT_EQ(make(k2025_12, true, kNone).reorder_batch_threshold(), 1 + 2 * 3);
   EXPECT_EQ(make(k2025_12, false, kNone).reorder_batch_threshold(), 1);
   EXPECT_EQ(make(BackendProfile::kNative, false, kNone).reorder_batch_threshold(), 1 + 2 * 3);
-  EXPECT_TRUE(make(k2025_07, true, kNone).supports_cascade());
-  EXPECT_FALSE(make(k2025_12, true, kNone).supports_cascade());
 }
 
 TEST(LayerQuestions, AnswerByProfile) {

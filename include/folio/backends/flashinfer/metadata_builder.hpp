@@ -9,6 +9,7 @@
 #include "folio/backends/attention_layer.hpp"
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/batch_order.hpp"
+#include "folio/backends/cascade_heuristic.hpp"
 #include "folio/backends/dcp_plans.hpp"
 #include "folio/backends/dispatch.hpp"
 #include "folio/backends/engine_config.hpp"
@@ -143,10 +144,10 @@ class FOLIO_API FlashInferMetadataBuilder {
 
   /// Whether the block-table family can serve this group: the dispatch's answer; native: only where it is forced on.
   bool use_trtllm_decode_attention() const noexcept;
-  /// Whether shared prefixes are worth a cascade. The vLLM profiles: never, but for July 2025, which asked
-  /// FlashAttention's heuristic where cache and model have one dtype; that heuristic, and Folio's own, are the caller's
-  /// to ask. Native: whether `build` takes one.
-  bool supports_cascade() const noexcept;
+  /// Whether a batch's shared prefix should go to `build`. July 2025: FlashAttention's heuristic where cache and model
+  /// have one dtype; later vLLM: never; native: the heuristic, over any cache. Throws as
+  /// backends::use_cascade_attention.
+  bool use_cascade_attention(const CascadeHeuristicInput& input) const;
   /// vLLM under batch invariance: 2048, 4096 and no further division (July 2025: none). Native: what kBatchInvariant
   /// does.
   SplitSizes split_sizes() const noexcept;
