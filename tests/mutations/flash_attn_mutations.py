@@ -7,24 +7,24 @@ COMMON = "src/backends/common/"
 SEALED = "src/attention/sealed_plan.cc"
 
 rule = "shared prefixes"
-plant(rule, "prefix-not-capped-at-computed-tokens", FLASH + "builder_checks.cc",
+plant(rule, "prefix-not-capped-at-computed-tokens", COMMON + "batch_checks.cc",
       "usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)] - query_len);",
       "usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)]);")
-plant(rule, "prefix-not-rounded-to-pages", FLASH + "builder_checks.cc", "usable / page_size * page_size : 0", "usable : 0")
+plant(rule, "prefix-not-rounded-to-pages", COMMON + "batch_checks.cc", "usable / page_size * page_size : 0", "usable : 0")
 plant(rule, "suffix-at-position-0", FLASH + "build.cc", "step.suffix_first_pos.assign(num_reqs, prefix);",
       "step.suffix_first_pos.assign(num_reqs, 0);")
 plant(rule, "suffix-reads-the-prefix-pages", FLASH + "forward.cc",
       "first_column = metadata.common_prefix_len / metadata.page_size;", "first_column = 0;")
 plant(rule, "negative-suffix-of-padding", FLASH + "build.cc", "std::max(batch.seq_lens[i] - prefix, 0)", "batch.seq_lens[i] - prefix")
 plant(rule, "batch-invariance-shares-prefixes", FLASH + "build.cc",
-      "if (state.config.determinism >= Determinism::kBatchInvariant) prefix = 0;", "")
+      "state.config.determinism >= Determinism::kBatchInvariant || step.dcp", "step.dcp")
 plant(rule, "cascade-without-strict-gain", COMMON + "cascade_heuristic.cc", "prefix_tiles < ceil_div", "prefix_tiles <= ceil_div")
 plant(rule, "cascade-below-least-prefix", COMMON + "cascade_heuristic.cc", "input.common_prefix_len < kMinPrefix",
       "input.common_prefix_len < kMinPrefix - 1")
 
 rule = "schedules"
-plant(rule, "schedule-not-checked", FLASH + "forward.cc", "attention::check_sealed(plan, metadata->scheduler_metadata);",
-      "static_cast<void>(workspace_size(plan));")
+plant(rule, "schedule-not-checked", FLASH + "forward.cc", "attention::check_sealed(*plan, metadata->scheduler_metadata);",
+      "static_cast<void>(workspace_size(*plan));")
 plant(rule, "checksum-not-compared", SEALED, "core::require(header.checksum == checksum(", "core::require(true || header.checksum == checksum(")
 plant(rule, "sealed-plan-runs-from-its-buffer", SEALED,
       "state_.view = reinterpret_cast<const planner::PlanImageHeader*>(image)->view;", "state_.view = planned.view;")
