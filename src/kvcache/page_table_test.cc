@@ -9,12 +9,16 @@
 #include <string>
 #include <vector>
 
+#include "core/golden_test.hpp"
+
 namespace folio {
 namespace {
 
-using testing::ElementsAre;
-using testing::ElementsAreArray;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
+using testing::golden_cases;
+using testing::GoldenCase;
+using ::testing::HasSubstr;
 
 template <typename Call>
 void expect_refused(const std::string& text, Call call, ErrorCode code = ErrorCode::kInvalidArgument) {
@@ -25,27 +29,6 @@ void expect_refused(const std::string& text, Call call, ErrorCode code = ErrorCo
     EXPECT_EQ(error.code(), code) << error.what();
     EXPECT_THAT(error.what(), HasSubstr(text));
   }
-}
-
-struct LengthCase {
-  const char* source;
-  std::vector<int32_t> seq_lens;
-  int32_t page_size;
-  std::vector<int32_t> indptr;
-  std::vector<int32_t> last_page_len;
-};
-
-const std::vector<LengthCase>& length_cases() {
-  static const std::vector<LengthCase> cases = {
-      {"lengths of vLLM's tests", {1328, 18, 463}, 16, {0, 83, 85, 114}, {16, 2, 15}},
-      {"computed independently", {1328, 18, 463}, 32, {0, 42, 43, 58}, {16, 18, 15}},
-      {"lengths of vLLM's tests", {1, 54, 293, 70}, 16, {0, 1, 5, 24, 29}, {1, 6, 5, 6}},
-      {"computed independently", {32, 40}, 16, {0, 2, 5}, {16, 8}},
-      {"padding requests have nothing", {17, 16, 1, 0}, 16, {0, 2, 3, 4, 4}, {1, 16, 1, 0}},
-      {"page size 1", {3, 0, 2}, 1, {0, 3, 3, 5}, {1, 0, 1}},
-      {"no requests", {}, 16, {0}, {}},
-  };
-  return cases;
 }
 
 TEST(PagesFor, RoundsUp) {
@@ -60,17 +43,19 @@ TEST(PagesFor, RoundsUp) {
 }
 
 TEST(PagedIndptr, GoldenCases) {
-  for (const LengthCase& c : length_cases()) {
-    SCOPED_TRACE(c.source);
-    std::vector<int32_t> indptr(c.seq_lens.size() + 1, -7);
-    std::vector<int32_t> last(c.seq_lens.size(), -7);
-    paged_indptr(c.seq_lens, c.page_size, indptr, last);
-    EXPECT_THAT(indptr, ElementsAreArray(c.indptr));
-    EXPECT_THAT(last, ElementsAreArray(c.last_page_len));
+  for (const GoldenCase& c : golden_cases("kvcache/paged_indptr")) {
+    SCOPED_TRACE(c.name);
+    const std::vector<int32_t> seq_lens = c.ints("seq_lens");
+    const auto page_size = c.at<int32_t>("page_size");
+    std::vector<int32_t> indptr(seq_lens.size() + 1, -7);
+    std::vector<int32_t> last(seq_lens.size(), -7);
+    paged_indptr(seq_lens, page_size, indptr, last);
+    EXPECT_THAT(indptr, ElementsAreArray(c.ints("indptr")));
+    EXPECT_THAT(last, ElementsAreArray(c.ints("last_page_len")));
 
-    std::vector<int32_t> lengths(c.seq_lens.size(), -7);
-    seq_lens_from_paged(c.indptr, c.last_page_len, c.page_size, lengths);
-    EXPECT_THAT(lengths, ElementsAreArray(c.seq_lens));
+    std::vector<int32_t> lengths(seq_lens.size(), -7);
+    seq_lens_from_paged(indptr, last, page_size, lengths);
+    EXPECT_EQ(lengths, seq_lens);
   }
 }
 
@@ -107,14 +92,20 @@ TEST(SeqLensFromPaged, RefusesInconsistentArrays) {
   expect_refused("length of request 0 is 4294967294", [&] { from({0, std::numeric_limits<int32_t>::max()}, {2}, 2); });
 }
 
-TEST(ToCsr, FlashInfersExample) {  // pages {0,5,8}, {1,6,7}, {3,4}: an example in vLLM's FlashInfer backend
-  const std::vector<int32_t> dense{0, 5, 8, -1, 1, 6, 7, -1, 3, 4, -1, -1};
-  const std::vector<int32_t> lengths{33, 48, 20};
-  const PagedMetadata csr = to_csr(dense_table(dense, 3, 4), lengths, 16);
-  EXPECT_THAT(csr.indices, ElementsAre(0, 5, 8, 1, 6, 7, 3, 4));
-  EXPECT_THAT(csr.indptr, ElementsAre(0, 3, 6, 8));
-  EXPECT_THAT(csr.last_page_len, ElementsAre(1, 16, 4));
-  EXPECT_THAT(to_dense(csr_table(csr.indices, csr.indptr), lengths, 16, 4, -1), ElementsAreArray(dense));
+TEST(ToCsr, GoldenCases) {
+  for (const GoldenCase& c : golden_cases("kvcache/paged_indptr", "tables")) {
+    SCOPED_TRACE(c.name);
+    const std::vector<int32_t> dense = c.ints("dense");
+    const std::vector<int32_t> lengths = c.ints("seq_lens");
+    const auto columns = c.at<int32_t>("columns");
+    const auto page_size = c.at<int32_t>("page_size");
+    const PagedMetadata csr =
+        to_csr(dense_table(dense, static_cast<int32_t>(lengths.size()), columns), lengths, page_size);
+    EXPECT_EQ(csr.indices, c.ints("indices"));
+    EXPECT_EQ(csr.indptr, c.ints("indptr"));
+    EXPECT_EQ(csr.last_page_len, c.ints("last_page_len"));
+    EXPECT_EQ(to_dense(csr_table(csr.indices, csr.indptr), lengths, page_size, columns, -1), dense);
+  }
 }
 
 TEST(ToCsr, FirstColumnSkipsASharedPrefix) {
@@ -174,12 +165,13 @@ TEST(ToDense, RefusesTooFewColumns) {
   expect_refused("columns is -1", [&] { to_dense(csr_table(indices, indptr), lengths, 16, -1); });
 }
 
-TEST(ExpandPages, GoldenCase) {  // of hybrid models in vLLM's documentation
-  EXPECT_THAT(expand_pages(std::vector<int32_t>{0, 1, 2}, 2), ElementsAre(0, 1, 2, 3, 4, 5));
-  EXPECT_THAT(expand_pages(std::vector<int32_t>{3, 0}, 4), ElementsAre(12, 13, 14, 15, 0, 1, 2, 3));
-  EXPECT_THAT(expand_pages(std::vector<int32_t>{5}, 1), ElementsAre(5));
-  EXPECT_THAT(expand_pages({}, 2), ElementsAre());
-  EXPECT_THAT(expand_pages(std::vector<int32_t>{1073741823}, 2), ElementsAre(2147483646, 2147483647));
+TEST(ExpandPages, GoldenCases) {
+  for (const GoldenCase& c : golden_cases("kvcache/paged_indptr", "expansions")) {
+    EXPECT_EQ(expand_pages(c.ints("pages"), c.at<int32_t>("ratio")), c.ints("expected")) << c.data;
+  }
+}
+
+TEST(ExpandPages, Refuses) {
   expect_refused("ratio is 0", [] { expand_pages({}, 0); });
   expect_refused("pages[1] is -1", [] { expand_pages(std::vector<int32_t>{1, -1}, 2); });
   expect_refused("no 32-bit page id", [] { expand_pages(std::vector<int32_t>{1073741824}, 2); });

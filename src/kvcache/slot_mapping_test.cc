@@ -5,14 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 
 namespace folio {
 namespace {
 
-using testing::ElementsAre;
-using testing::ElementsAreArray;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using testing::golden_cases;
+using testing::GoldenCase;
+using ::testing::HasSubstr;
 
 template <typename Call>
 void expect_refused(const std::string& text, Call call) {
@@ -25,50 +27,14 @@ void expect_refused(const std::string& text, Call call) {
   }
 }
 
-struct ShardLenCase {
-  int32_t world, interleave, length;
-  std::vector<int32_t> per_rank;
-};
-
-// vLLM's tests of get_dcp_local_seq_lens (and a downstream fork's); the rows with length 100 and (4, 2) computed
-// independently.
-const ShardLenCase kShardLens[] = {
-    {2, 1, 1, {1, 0}},
-    {2, 1, 2, {1, 1}},
-    {2, 1, 128, {64, 64}},
-    {2, 1, 129, {65, 64}},
-    {2, 1, 256, {128, 128}},
-    {2, 1, 257, {129, 128}},
-    {2, 128, 1, {1, 0}},
-    {2, 128, 2, {2, 0}},
-    {2, 128, 128, {128, 0}},
-    {2, 128, 129, {128, 1}},
-    {2, 128, 256, {128, 128}},
-    {2, 128, 257, {129, 128}},
-    {4, 128, 1, {1, 0, 0, 0}},
-    {4, 128, 2, {2, 0, 0, 0}},
-    {4, 128, 128, {128, 0, 0, 0}},
-    {4, 128, 129, {128, 1, 0, 0}},
-    {4, 128, 256, {128, 128, 0, 0}},
-    {4, 128, 257, {128, 128, 1, 0}},
-    {2, 4, 1, {1, 0}},
-    {2, 4, 4, {4, 0}},
-    {2, 4, 5, {4, 1}},
-    {2, 4, 8, {4, 4}},
-    {2, 4, 9, {5, 4}},
-    {2, 4, 100, {52, 48}},
-    {4, 2, 3, {2, 1, 0, 0}},
-    {4, 2, 7, {2, 2, 2, 1}},
-    {4, 2, 9, {3, 2, 2, 2}},
-    {4, 2, 100, {26, 26, 24, 24}},
-};
-
 TEST(ShardLen, GoldenCases) {
-  for (const ShardLenCase& c : kShardLens) {
-    for (int32_t rank = 0; rank < c.world; ++rank) {
-      EXPECT_EQ(shard_len(c.length, c.world, rank, c.interleave), c.per_rank[static_cast<size_t>(rank)])
-          << "world " << c.world << " interleave " << c.interleave << " length " << c.length << " rank " << rank;
+  for (const GoldenCase& c : golden_cases("kvcache/slot_mapping", "shard_lens")) {
+    const auto world = c.at<int32_t>("world");
+    std::vector<int32_t> per_rank;
+    for (int32_t rank = 0; rank < world; ++rank) {
+      per_rank.push_back(shard_len(c.at<int32_t>("length"), world, rank, c.at<int32_t>("interleave")));
     }
+    EXPECT_EQ(per_rank, c.ints("per_rank")) << c.data;
   }
 }
 
@@ -96,11 +62,15 @@ TEST(ShardLen, CountsPositions) {  // the property that vLLM's tests state
   }
 }
 
-TEST(ShardLen,
-     KeysVisibleToChunkedPrefill) {  // a worked example of vLLM pull request 25438: 25 keys, 8 queries, rank 0 of 4
-  std::vector<int32_t> visible;
-  for (int32_t q_pos = 17; q_pos < 25; ++q_pos) visible.push_back(shard_len(q_pos + 1, 4, 0, 1));
-  EXPECT_THAT(visible, ElementsAre(5, 5, 5, 6, 6, 6, 6, 7));
+TEST(ShardLen, KeysVisibleToChunkedPrefill) {
+  for (const GoldenCase& c : golden_cases("kvcache/slot_mapping", "visible")) {
+    std::vector<int32_t> keys;
+    const auto kv_len = c.at<int32_t>("kv_len");
+    for (int32_t q_pos = kv_len - c.at<int32_t>("q_len"); q_pos < kv_len; ++q_pos) {
+      keys.push_back(shard_len(q_pos + 1, c.at<int32_t>("world"), c.at<int32_t>("rank"), c.at<int32_t>("interleave")));
+    }
+    EXPECT_EQ(keys, c.ints("keys"));
+  }
 }
 
 TEST(ShardLen, LargeNumbersDoNotOverflow) {
@@ -119,20 +89,6 @@ TEST(ShardLen, Refuses) {
   expect_refused("interleave is 0", [] { shard_len(1, 2, 0, 0); });
 }
 
-struct SlotCase {
-  int32_t world, interleave, rank;
-  std::vector<int64_t> slots;  ///< of positions 0, 1, 2, ...
-};
-
-// Computed independently: pages of 4 tokens, page table row [3, 7, 9].
-const SlotCase kSlots[] = {
-    {1, 1, 0, {12, 13, 14, 15, 28, 29}},
-    {2, 1, 0, {12, -1, 13, -1, 14, -1, 15, -1, 28, -1, 29, -1, 30, -1, 31, -1, 36, -1}},
-    {2, 1, 1, {-1, 12, -1, 13, -1, 14, -1, 15, -1, 28, -1, 29, -1, 30, -1, 31, -1, 36}},
-    {2, 2, 0, {12, 13, -1, -1, 14, 15, -1, -1, 28, 29, -1, -1, 30, 31, -1, -1, 36, 37}},
-    {2, 2, 1, {-1, -1, 12, 13, -1, -1, 14, 15, -1, -1, 28, 29, -1, -1, 30, 31, -1, -1}},
-};
-
 std::vector<int32_t> count_up(size_t n) {
   std::vector<int32_t> numbers(n);
   for (size_t i = 0; i < n; ++i) numbers[i] = static_cast<int32_t>(i);
@@ -140,15 +96,19 @@ std::vector<int32_t> count_up(size_t n) {
 }
 
 TEST(SlotMapping, GoldenCases) {
-  const std::vector<int32_t> pages{3, 7, 9};
-  const std::vector<int32_t> indptr{0, 3};
-  for (const SlotCase& c : kSlots) {
-    const std::vector<int32_t> rows(c.slots.size(), 0);
-    std::vector<int64_t> slots(c.slots.size(), -9);
-    slot_mapping(csr_table(pages, indptr), rows, count_up(c.slots.size()), 4, slots, c.world, c.rank, c.interleave);
-    EXPECT_THAT(slots, ElementsAreArray(c.slots));
-    slot_mapping(dense_table(pages, 1, 3), rows, count_up(c.slots.size()), 4, slots, c.world, c.rank, c.interleave);
-    EXPECT_THAT(slots, ElementsAreArray(c.slots));
+  for (const GoldenCase& c : golden_cases("kvcache/slot_mapping")) {
+    SCOPED_TRACE(c.name);
+    const std::vector<int32_t> pages = c.ints("pages");
+    const auto num_pages = static_cast<int32_t>(pages.size());
+    const std::vector<int32_t> indptr{0, num_pages};
+    const auto expected = c.at<std::vector<int64_t>>("slots");
+    const std::vector<int32_t> rows(expected.size(), 0);
+    for (const PageTableView& table : {csr_table(pages, indptr), dense_table(pages, 1, num_pages)}) {
+      std::vector<int64_t> slots(expected.size(), -9);
+      slot_mapping(table, rows, count_up(expected.size()), c.at<int32_t>("page_size"), slots, c.at<int32_t>("world"),
+                   c.at<int32_t>("rank"), c.at<int32_t>("interleave"));
+      EXPECT_EQ(slots, expected);
+    }
   }
 }
 
@@ -173,7 +133,7 @@ TEST(SlotMapping, ShardsFillTheirPagesInOrder) {
         }
         EXPECT_EQ(local, shard_len(static_cast<int32_t>(tokens), world, rank, interleave));
       }
-      EXPECT_THAT(owners, testing::Each(1));
+      EXPECT_THAT(owners, ::testing::Each(1));
     }
   }
 }

@@ -302,6 +302,10 @@ plant(rule, "nvfp4-heads-share-blocks", WORKER, "q_head * blocks_per_head, confi
 plant(rule, "nvfp4-first-row-ignored", WORKER, "args.out_block_scale.first_row + token", "token")
 plant(rule, "nvfp4-tiles-column-major", "include/folio/types/nvfp4.hpp", "in_tile % 32 * 16 + in_tile / 32 * 4", "in_tile * 4")
 
+rule = "fp8 widened beside the products"
+RING = "src/kernels/cpu/amx/attention/widening_ring.hpp"
+plant(rule, "piece-in-use-overwritten", RING, "smaller(taken_ + kPieceSlots, first_", "smaller(taken_ + kPieceSlots + 1, first_")
+plant(rule, "piece-taken-before-it-is-whole", RING, "while (widened_ <= taken_) widen();", "while (widened_ < taken_) widen();")
 rule = "pools and allocators"
 ALLOCATOR = KVCACHE + "token_allocator.cc"
 WINDOW_ALLOCATOR = KVCACHE + "window_token_allocator.cc"

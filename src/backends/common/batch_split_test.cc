@@ -4,14 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "core/golden_test.hpp"
 #include "folio/backends/batch_order.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
 
-using testing::TestWithParam;
-using testing::ValuesIn;
+using folio::testing::golden_cases;
+using folio::testing::GoldenCase;
 
 /// A batch with these query lengths; seq_lens as long as the queries unless given.
 struct TestBatch {
@@ -32,48 +33,33 @@ struct TestBatch {
   }
 };
 
-struct SplitCase {
-  std::vector<int32_t> query_lens;
-  int32_t threshold;
-  bool require_uniform;
-  int32_t num_tokens;  ///< with padding
-  BatchSplit expected;
-};
-
-class SplitTable : public TestWithParam<SplitCase> {};
+class SplitTable : public ::testing::TestWithParam<GoldenCase> {};
 
 TEST_P(SplitTable, Divides) {
-  TestBatch batch(GetParam().query_lens);
-  batch.view.num_actual_tokens = GetParam().num_tokens;
-  EXPECT_EQ(split_decodes_and_prefills(batch.view, GetParam().threshold, GetParam().require_uniform),
-            GetParam().expected);
+  TestBatch batch(GetParam().ints("query_lens"));
+  batch.view.num_actual_tokens = GetParam().at<int32_t>("num_tokens");
+  const BatchSplit split = split_decodes_and_prefills(batch.view, GetParam().at<int32_t>("threshold"),
+                                                      GetParam().at<bool>("require_uniform"));
+  EXPECT_EQ((std::vector{split.num_decodes, split.num_prefills, split.num_decode_tokens, split.num_prefill_tokens}),
+            GetParam().ints("expected"));
 }
 
-// The first ten rows are those of vLLM's tests (tests/v1/attention/test_attention_splitting.py).
-INSTANTIATE_TEST_SUITE_P(Golden, SplitTable,
-                         ValuesIn(std::vector<SplitCase>{
-                             {{1, 1, 1}, 1, false, 3, {3, 0, 3, 0}},
-                             {{1, 2, 1, 3, 2, 1, 2}, 3, false, 12, {7, 0, 12, 0}},
-                             {{4, 5, 6, 7}, 3, false, 22, {0, 4, 0, 22}},
-                             {{2, 1, 3, 4, 5, 6, 7, 8}, 4, false, 36, {4, 4, 10, 26}},
-                             {{1, 1, 1}, 1, true, 3, {3, 0, 3, 0}},
-                             {{2, 2, 1, 3, 2, 1, 2}, 3, true, 13, {2, 5, 4, 9}},
-                             {{4, 5, 6, 7}, 3, true, 22, {0, 4, 0, 22}},
-                             {{2, 2, 2, 4, 5, 6, 7, 8}, 4, true, 36, {3, 5, 6, 30}},
-                             {{2, 1, 2, 4, 5, 6, 7, 8}, 4, true, 35, {1, 7, 2, 33}},
-                             {{2, 2, 2, 0}, 3, true, 8, {4, 0, 8, 0}},
-                             {{1, 1, 0, 0}, 1, true, 4, {4, 0, 4, 0}},
-                             {{1, 1, 5, 5}, 1, true, 12, {2, 2, 2, 10}},
-                             {{1, 1, 1}, 3, true, 3, {3, 0, 3, 0}},
-                             {{1, 1, 7, 1}, 1, false, 10, {2, 2, 2, 8}},
-                             {{}, 1, true, 0, {0, 0, 0, 0}},
-                         }));
+INSTANTIATE_TEST_SUITE_P(Golden, SplitTable, ::testing::ValuesIn(golden_cases("backends/batch_split", "splits")),
+                         folio::testing::golden_case_name);
 
-TEST(SplitDecodesAndPrefills, PaddedTokensBelongToTheLastSection) {
-  TestBatch batch({1, 1, 5});
-  batch.view.num_actual_tokens = 16;
-  EXPECT_EQ(split_decodes_and_prefills(batch.view, 1, true), (BatchSplit{2, 1, 2, 14}));
+class ExtendTable : public ::testing::TestWithParam<GoldenCase> {};
+
+TEST_P(ExtendTable, DividesIntoThree) {
+  TestBatch batch(GetParam().ints("query_lens"), GetParam().ints("seq_lens"));
+  batch.view.num_actual_tokens = GetParam().value("num_tokens", batch.view.num_actual_tokens);
+  const ExtendSplit split = split_decodes_prefills_and_extends(batch.view, GetParam().at<int32_t>("threshold"));
+  EXPECT_EQ((std::vector{split.num_decodes, split.num_extends, split.num_prefills, split.num_decode_tokens,
+                         split.num_extend_tokens, split.num_prefill_tokens}),
+            GetParam().ints("expected"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Golden, ExtendTable, ::testing::ValuesIn(golden_cases("backends/batch_split", "extends")),
+                         folio::testing::golden_case_name);
 
 TEST(SplitDecodesAndPrefills, RefusesUniformRequestsWithoutTheirTokens) {
   TestBatch batch({2, 2, 0});
@@ -98,22 +84,6 @@ TEST(SplitDecodesAndPrefills, PlansFromTheHostCopyOfDeviceArrays) {
   EXPECT_THROW(split_decodes_and_prefills(batch.view), Error);
   batch.view.query_start_loc_host = batch.view.query_start_loc;
   EXPECT_EQ(split_decodes_and_prefills(batch.view), (BatchSplit{1, 1, 1, 4}));
-}
-
-TEST(SplitDecodesPrefillsAndExtends, DividesIntoThree) {
-  TestBatch batch({1, 2, 4, 5, 6}, {10, 11, 20, 5, 6});  // vLLM's tests
-  EXPECT_EQ(split_decodes_prefills_and_extends(batch.view, 3), (ExtendSplit{2, 1, 2, 3, 4, 11}));
-}
-
-TEST(SplitDecodesPrefillsAndExtends, SectionsMayBeEmpty) {
-  TestBatch decodes({1, 1}, {7, 8});
-  decodes.view.num_actual_tokens = 4;
-  EXPECT_EQ(split_decodes_prefills_and_extends(decodes.view, 1), (ExtendSplit{2, 0, 0, 4, 0, 0}));
-  EXPECT_EQ(split_decodes_prefills_and_extends(TestBatch({4, 5}, {20, 21}).view, 1), (ExtendSplit{0, 2, 0, 0, 9, 0}));
-  EXPECT_EQ(split_decodes_prefills_and_extends(TestBatch({4, 5}).view, 1), (ExtendSplit{0, 0, 2, 0, 0, 9}));
-  // A decode-long request behind an extend is counted with the extends; a first prefill of one token is a decode here.
-  EXPECT_EQ(split_decodes_prefills_and_extends(TestBatch({4, 1, 5}, {20, 9, 5}).view, 1),
-            (ExtendSplit{0, 2, 1, 0, 5, 5}));
 }
 
 }  // namespace

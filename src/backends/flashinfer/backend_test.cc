@@ -2,17 +2,92 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "backends/common/capability_golden_test.hpp"
 #include "backends/flashinfer/group_fixture.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
 
+using folio::testing::golden_cases;
+using folio::testing::GoldenCase;
+
 constexpr BackendProfile kNative = BackendProfile::kNative;
 constexpr BackendProfile k2025_07 = BackendProfile::kVllm2025_07;
 constexpr BackendProfile k2025_12 = BackendProfile::kVllm2025_12;
+constexpr BackendProfile k2026_03 = BackendProfile::kVllm2026_03;
+
+FlashInferFacts facts_of(const nlohmann::json& given) {
+  FlashInferFacts facts;
+  facts.profile = testing::profile_of(given);
+  facts.device = testing::device_of(given);
+  facts.supports_block_table_kernels = given.value("block_tables", false);
+  if (given.contains("force")) facts.use_block_table_kernels = given.at("force").get<bool>();
+  return facts;
+}
+
+class FlashInferValidation : public ::testing::TestWithParam<GoldenCase> {};
+
+TEST_P(FlashInferValidation, GivesEveryReason) {
+  const FlashInferFacts facts = facts_of(GetParam().data.at("facts"));
+  const AttentionRequirements asked = testing::requirements_of(GetParam().data.at("ask"), facts.device);
+  EXPECT_EQ(FlashInferBackend::validate_configuration(asked, facts),
+            GetParam().at<std::vector<std::string>>("reasons"));
+  // The single questions say the same.
+  const BackendCapability capability = FlashInferBackend::capability(facts);
+  EXPECT_EQ(FlashInferBackend::supports_head_size(asked.head_size, facts.profile),
+            capability.supports_head_size(asked.head_size));
+  EXPECT_EQ(FlashInferBackend::supports_compute_capability(asked.device, facts.profile),
+            capability.supports_compute_capability(asked.device));
+  EXPECT_EQ(FlashInferBackend::supports_attn_type(asked.attn_type), capability.supports_attn_type(asked.attn_type));
+  if (asked.page_size) {
+    EXPECT_EQ(FlashInferBackend::supports_page_size(*asked.page_size, facts.profile),
+              capability.supports_page_size(asked.page_size));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, FlashInferValidation,
+                         ::testing::ValuesIn(golden_cases("backends/flashinfer_capability", "validation")),
+                         folio::testing::golden_case_name);
+
+class FlashInferQueries : public ::testing::TestWithParam<GoldenCase> {};
+
+TEST_P(FlashInferQueries, AnswerForTheFacts) {
+  const GoldenCase& c = GetParam();
+  const FlashInferFacts facts = facts_of(c.data.at("facts"));
+  EXPECT_EQ(FlashInferBackend::get_name(facts.profile), c.at<std::string>("backend"));
+  EXPECT_EQ(FlashInferBackend::supports_sink(facts), c.at<bool>("sink"));
+  std::optional<KvCacheLayout> layout;
+  if (!c.data.at("layout").is_null()) layout = kv_cache_layout_from_name(c.at<std::string>("layout"));
+  EXPECT_EQ(FlashInferBackend::get_required_kv_cache_layout(facts), layout);
+  EXPECT_EQ(FlashInferBackend::capability(facts).required_layout, layout);
+  for (const auto& pair : c.data.at("preferred")) {
+    EXPECT_EQ(FlashInferBackend::get_preferred_page_size(pair.at(0), facts.profile), pair.at(1).get<int32_t>());
+  }
+  for (const auto& row : c.data.at("graph")) {
+    const auto kv_heads = row.at(1).get<std::vector<int32_t>>();
+    EXPECT_EQ(to_string(FlashInferBackend::get_cudagraph_support(facts, row.at(0), kv_heads)),
+              row.at(2).get<std::string>())
+        << row;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, FlashInferQueries,
+                         ::testing::ValuesIn(golden_cases("backends/flashinfer_capability", "queries")),
+                         folio::testing::golden_case_name);
+
+TEST(FlashInferBackendTest, WritesTheCacheInsideForwardUntil2026) {
+  EXPECT_TRUE(FlashInferBackend::forward_includes_kv_cache_update());
+  EXPECT_TRUE(FlashInferBackend::forward_includes_kv_cache_update(k2025_12));
+  EXPECT_FALSE(FlashInferBackend::forward_includes_kv_cache_update(k2026_03));
+  EXPECT_EQ(FlashInferBackend::get_kv_cache_page_dim(), 0);
+  const std::vector<int32_t> none{0};
+  EXPECT_EQ(testing::message_of([&] { FlashInferBackend::get_cudagraph_support({}, 8, none); }),
+            "num_kv_heads is 0; it must be at least 1");
+}
 
 TEST(FlashInferBackendTest, IsCalledAsItsVersionIs) {
   EXPECT_EQ(FlashInferBackend::get_name(), "FLASHINFER");

@@ -3,55 +3,47 @@
 #include <vector>
 
 #include "backends/flashinfer/batch_fixture.hpp"
+#include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
 
+using folio::testing::golden_cases;
+using folio::testing::GoldenCase;
 using testing::BatchFixture;
 using testing::LayerSetup;
 
-struct PagedCase {
-  std::vector<int32_t> seq_lens;
-  int32_t page_size;
-  std::vector<int32_t> indptr;
-  std::vector<int32_t> last_page_len;
-};
-
-class PagedKvTable : public ::testing::TestWithParam<PagedCase> {};
+class PagedKvTable : public ::testing::TestWithParam<GoldenCase> {};
 
 TEST_P(PagedKvTable, HasFlashInfersArrays) {
+  const std::vector<int32_t> seq_lens = GetParam().ints("seq_lens");
+  const std::vector<int32_t> indptr = GetParam().ints("indptr");
   LayerSetup setup;
   setup.num_heads = setup.num_kv_heads = 1;
   setup.head_size = 8;
-  setup.page_size = GetParam().page_size;
+  setup.page_size = GetParam().at<int32_t>("page_size");
   std::vector<int32_t> query_lens;
-  for (int32_t len : GetParam().seq_lens) query_lens.push_back(len > 0 ? 1 : 0);
-  BatchFixture fixture(setup, {"paged", GetParam().seq_lens, query_lens});
+  for (int32_t len : seq_lens) query_lens.push_back(len > 0 ? 1 : 0);
+  BatchFixture fixture(setup, {"paged", seq_lens, query_lens});
   const FlashInferImpl impl(fixture.context, fixture.layer_config());
   FlashInferMetadataBuilder builder = fixture.make_builder(impl);
   const PagedKvArrays arrays = builder.paged_kv_arrays(builder.build(0, fixture.batch));
-  EXPECT_EQ(std::vector<int32_t>(arrays.indptr.begin(), arrays.indptr.end()), GetParam().indptr);
-  EXPECT_EQ(std::vector<int32_t>(arrays.last_page_len.begin(), arrays.last_page_len.end()), GetParam().last_page_len);
+  EXPECT_EQ(std::vector<int32_t>(arrays.indptr.begin(), arrays.indptr.end()), indptr);
+  EXPECT_EQ(std::vector<int32_t>(arrays.last_page_len.begin(), arrays.last_page_len.end()),
+            GetParam().ints("last_page_len"));
   std::vector<int32_t> pages;
-  for (size_t row = 0; row < GetParam().seq_lens.size(); ++row) {
+  for (size_t row = 0; row < seq_lens.size(); ++row) {
     const auto begin =
         fixture.block_table.begin() + static_cast<std::ptrdiff_t>(row) * fixture.batch.block_table.row_stride;
-    pages.insert(pages.end(), begin, begin + GetParam().indptr[row + 1] - GetParam().indptr[row]);
+    pages.insert(pages.end(), begin, begin + indptr[row + 1] - indptr[row]);
   }
   EXPECT_EQ(std::vector<int32_t>(arrays.indices.begin(), arrays.indices.end()), pages);
 }
 
-// Shapes of vLLM's and FlashInfer's tests; the last row is an empty request, whose last page has no tokens.
-INSTANTIATE_TEST_SUITE_P(Golden, PagedKvTable,
-                         ::testing::ValuesIn(std::vector<PagedCase>{
-                             {{1328, 18, 463}, 16, {0, 83, 85, 114}, {16, 2, 15}},
-                             {{1328, 18, 463}, 32, {0, 42, 43, 58}, {16, 18, 15}},
-                             {{1, 54, 293, 70}, 16, {0, 1, 5, 24, 29}, {1, 6, 5, 6}},
-                             {{32, 40}, 16, {0, 2, 5}, {16, 8}},
-                             {{5, 0, 16}, 16, {0, 1, 1, 2}, {5, 0, 16}},
-                         }));
+INSTANTIATE_TEST_SUITE_P(Golden, PagedKvTable, ::testing::ValuesIn(golden_cases("kvcache/paged_indptr")),
+                         folio::testing::golden_case_name);
 
 TEST(CopyPageIndices, TakesDenseAndCsrTables) {
   const std::vector<int32_t> dense{9, 0, 5, 8, 9, 9, 1, 6, 7, 9, 9, 3, 4, 9, 9};
