@@ -30,7 +30,7 @@ plant(rule, "heads-of-all-ranks-for-new-tokens", PLAN, "  fresh.out = DType::kFl
       "  fresh.out = DType::kFloat32;\n  fresh.num_q_heads *= 2;\n")
 plant(rule, "sinks-count-on-every-rank", PLAN, "  cached.features.bits &= ~Features(Feature::kSinks).bits;\n", "",
       RUN, "    args.q_scale = args_.q_scale;\n", "    args.q_scale = args_.q_scale;\n    args.sinks = args_.sinks;\n")
-plant(rule, "sinks-dropped", RUN, "    args.sinks = args_.sinks;\n", "")
+plant(rule, "dcp-sinks-dropped", RUN, "    args.sinks = args_.sinks;\n", "")
 plant(rule, "sinks-of-cached-rows-dropped", PLAN,
       "if (any_fresh || !any_cached || state.config.attention.features.has(Feature::kSinks)) {", "if (any_fresh || !any_cached) {")
 plant(rule, "queries-at-the-end-of-the-context", PLAN, "state.first_pos[i] = older;", "state.first_pos[i] = older - static_cast<int32_t>(q_len);")
