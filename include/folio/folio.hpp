@@ -3,10 +3,12 @@
 /// The whole public C++ API of the core. Pools and the prefix cache are in folio/pools.hpp, backends under
 /// folio/backends/.
 #include "folio/attention.hpp"            // IWYU pragma: export
+#include "folio/cascade.hpp"              // IWYU pragma: export
 #include "folio/context.hpp"              // IWYU pragma: export
 #include "folio/kv_cache.hpp"             // IWYU pragma: export
 #include "folio/merge.hpp"                // IWYU pragma: export
 #include "folio/page_table.hpp"           // IWYU pragma: export
 #include "folio/quantize.hpp"             // IWYU pragma: export
+#include "folio/shared_prefix.hpp"        // IWYU pragma: export
 #include "folio/types/float_convert.hpp"  // IWYU pragma: export
 #include "folio/version.hpp"              // IWYU pragma: export

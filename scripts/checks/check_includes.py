@@ -21,6 +21,8 @@ PUBLIC_LAYER = {
     "folio/page_table.hpp": "kvcache",
     "folio/kv_cache.hpp": "kvcache",
     "folio/pools.hpp": "kvcache",
+    "folio/shared_prefix.hpp": "kvcache",
+    "folio/cascade.hpp": "attention",
     "folio/merge.hpp": "attention",
     "folio/quantize.hpp": "attention",
     "folio/attention.hpp": "attention",

@@ -17,7 +17,8 @@ plant(rule, "suffix-reads-the-prefix-pages", FLASH + "forward.cc",
       "first_column = metadata.common_prefix_len / metadata.page_size;", "first_column = 0;")
 plant(rule, "negative-suffix-of-padding", FLASH + "build.cc", "std::max(batch.seq_lens[i] - prefix, 0)", "batch.seq_lens[i] - prefix")
 plant(rule, "batch-invariance-shares-prefixes", FLASH + "build.cc",
-      "state.config.determinism >= Determinism::kBatchInvariant || step.dcp", "step.dcp")
+      "if (state.config.determinism >= Determinism::kBatchInvariant || step.dcp) prefix = 0;",
+      "if (step.dcp) prefix = 0;")
 plant(rule, "cascade-without-strict-gain", COMMON + "cascade_heuristic.cc", "prefix_tiles < ceil_div", "prefix_tiles <= ceil_div")
 plant(rule, "cascade-below-least-prefix", COMMON + "cascade_heuristic.cc", "input.common_prefix_len < kMinPrefix",
       "input.common_prefix_len < kMinPrefix - 1")

@@ -110,7 +110,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   PageManager pages(static_cast<int32_t>(options.stack.num_pages), options.prefix_reuse);
   Scheduler scheduler(workload, pages, options.scheduler);
   RowChecker checker(workload, options.stack, options.checks);
-  const std::unique_ptr<AttentionStack> stack = make_stack(context, options.stack);
+  const std::unique_ptr<AttentionStack> stack = make_stack(context, options.stack, options.processes);
   std::unique_ptr<TimelineWriter> timeline;
   if (!options.timeline_path.empty()) timeline = std::make_unique<TimelineWriter>(options.timeline_path);
 
@@ -125,7 +125,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   const auto observe = [&](const StepBatch& rows, const LayerOutput& output) {
     checker.observe(rows, output, scheduler);
   };
-  while (!scheduler.done() && !stop.load(std::memory_order_relaxed)) {
+  while (!scheduler.done() && !stack->stops(stop.load(std::memory_order_relaxed))) {
     const double serving_before = phases.times().serving();
     phases.begin();
     const auto items = scheduler.next_step(clock.now_ms());
@@ -135,7 +135,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
     }
     ordered.assign(items.begin(), items.end());
     stack->order(ordered);
-    batch.build(ordered, scheduler, options.stack.page_size);
+    batch.build(ordered, scheduler, options.stack.tokens_per_page_id());
     phases.end(Phase::kSchedule);
     stack->step(batch, phases, observe);
     result.peak_pages_held = std::max(result.peak_pages_held, pages.held());
@@ -171,6 +171,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.kernel = stack->kernel_name();
   result.attention = stack->attention();
   result.backend = options.stack.backend;
+  result.ranks = options.stack.dcp;
   result.threads = context.concurrency();
   if (!options.samples_path.empty()) checker.write_samples(options.samples_path);
   measure_limits(context, *stack, highest_page + 1, result);

@@ -6,6 +6,7 @@
 #include "folio/backends/attention_metadata.hpp"   // IWYU pragma: export
 #include "folio/backends/batch_order.hpp"          // IWYU pragma: export
 #include "folio/backends/capability.hpp"           // IWYU pragma: export
+#include "folio/backends/cascade.hpp"              // IWYU pragma: export
 #include "folio/backends/cascade_heuristic.hpp"    // IWYU pragma: export
 #include "folio/backends/dcp_plans.hpp"            // IWYU pragma: export
 #include "folio/backends/engine_config.hpp"        // IWYU pragma: export

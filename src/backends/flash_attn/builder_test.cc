@@ -187,12 +187,13 @@ TEST(FlashAttnBuilder, RefusesInVllmsProfileWhatTheOriginalRefuses) {
   EXPECT_NO_THROW(fixture.make_builder({&native}));
 }
 
-TEST(FlashAttnBuilder, RefusesDecodeContextParallelism) {
+// Attention over a divided cache is tested in tests/backends/dcp_test.cc.
+TEST(FlashAttnBuilder, NeedsAGroupForDecodeContextParallelism) {
   FlashAttnFixture fixture;
   const FlashAttentionImpl impl = fixture.make_impl();
   fixture.config.parallel.decode_context_parallel_size = 2;
-  EXPECT_EQ(message_of([&] { fixture.make_builder({&impl}); }, ErrorCode::kUnsupported),
-            "decode_context_parallel_size is 2; the FlashAttention backend takes 1");
+  EXPECT_EQ(message_of([&] { fixture.make_builder({&impl}); }),
+            "decode_context_parallel_size is 2; dcp_group must be given");
 }
 
 }  // namespace

@@ -103,6 +103,8 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   FlashInferMetadata metadata;
   metadata.split = split_of(state, batch);
   metadata.common_prefix_len = usable_prefix(common_prefix_len, state.spec.page_size, batch);
+  // How many keys are shared depends on the other requests, and so would a request's bits.
+  if (state.config.determinism >= Determinism::kBatchInvariant) metadata.common_prefix_len = 0;
   if (state.dcp) metadata.common_prefix_len = 0;  // what requests share is not divided over ranks as well
   metadata.use_cascade = metadata.common_prefix_len > 0;
   metadata.profile = state.profile;

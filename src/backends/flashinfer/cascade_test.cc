@@ -70,7 +70,8 @@ TEST(FlashInferCascade, ReadsThePrefixOnce) {
 }
 
 TEST(FlashInferCascade, UsesWhatEveryRequestHasComputed) {
-  for (const json& golden : folio::testing::golden("flashinfer/metadata").at("prefixes")) {
+  const json document = folio::testing::golden("flashinfer/metadata");
+  for (const json& golden : document.at("prefixes")) {
     LayerSetup setup;
     setup.shared_prefix = golden.at("usable");
     Group group(setup, {"prefix", golden.at("seq_lens"), golden.at("query_lens")});
@@ -121,6 +122,14 @@ TEST(FlashInferCascade, AllocatesNothingOnceWarm) {
   const int64_t warm = testing::num_allocations();
   for (int i = 0; i < 3; ++i) builder.build(i % 2 * 64, group.fixture.batch);
   EXPECT_EQ(testing::num_allocations(), warm);
+}
+
+TEST(FlashInferCascade, IsNoneUnderBatchInvariance) {
+  LayerSetup setup;
+  setup.shared_prefix = 64;
+  setup.determinism = Determinism::kBatchInvariant;
+  Group group(setup, kShared);
+  EXPECT_FALSE(group.make().build(64, group.fixture.batch).use_cascade) << "bits would depend on what others share";
 }
 
 TEST(FlashInferCascade, LeavesTheBlockTableFamilyAside) {

@@ -34,7 +34,8 @@ BatchLengths decodes(const std::vector<int32_t>& seq_lens) {
 }
 
 TEST(FlashInferPageTables, AreTheGoldenOnes) {
-  for (const json& golden : folio::testing::golden("flashinfer/metadata").at("page_tables")) {
+  const json document = folio::testing::golden("flashinfer/metadata");
+  for (const json& golden : document.at("page_tables")) {
     LayerSetup setup;
     setup.page_size = golden.at("page_size");
     Group group(setup, decodes(golden.at("seq_lens")));
@@ -47,7 +48,8 @@ TEST(FlashInferPageTables, AreTheGoldenOnes) {
 }
 
 TEST(FlashInferGraphs, PadAsTheGoldenBatches) {
-  for (const json& golden : folio::testing::golden("flashinfer/metadata").at("padded")) {
+  const json document = folio::testing::golden("flashinfer/metadata");
+  for (const json& golden : document.at("padded")) {
     LayerSetup setup;
     setup.page_size = golden.at("page_size");
     GraphGroup group(setup, decodes(golden.at("seq_lens")));

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "folio/backends/attention_metadata.hpp"
+#include "folio/cascade.hpp"
+
+namespace folio::inline v0::backends {
+
+/// Who decides whether a batch's shared prefixes are read once for all who share them.
+enum class CascadeMode : int32_t {
+  kOff = 0,        ///< nobody: every request reads its whole KV
+  kHeuristic = 1,  ///< vLLM's rule (use_cascade_attention) about the common_prefix_len that the engine passes
+  kAuto = 2,       ///< Folio: prefixes found in the block table, at several levels, taken where they save bytes
+};
+
+/// "off", "heuristic", "auto".
+FOLIO_API std::string_view to_string(CascadeMode mode);
+/// The same back; anything else throws kInvalidArgument.
+FOLIO_API CascadeMode cascade_mode_from_name(std::string_view name);
+
+struct StepCascadeOptions {
+  CascadeMode mode = CascadeMode::kAuto;
+  int32_t max_levels = 4;            ///< kAuto: see CascadePlanner
+  int32_t num_sms = 1;               ///< kHeuristic: processors that its waves run on, >= 1
+  bool use_local_attention = false;  ///< kHeuristic: a layer attends to chunks
+};
+
+/// What a metadata builder asks once per step: the batch's keys as segments, for the plans of all its layers. Keeps its
+/// memory and allocates nothing once warm. For causal decoders whose KV is not divided over ranks.
+class FOLIO_API StepCascade {
+ public:
+  /// `ops`: of all layers of the group, one for each window; they agree in all but the window. kAuto weighs with the
+  /// widest window, in which sharing pays most: with others it is as exact. Throws kInvalidArgument for no ops, options
+  /// out of range, and what CascadePlanner throws.
+  StepCascade(std::span<const AttentionOp> ops, const StepCascadeOptions& options);
+  StepCascade(StepCascade&&) noexcept;
+  StepCascade& operator=(StepCascade&&) noexcept;
+  ~StepCascade();
+
+  /// `common_prefix_len`: tokens that all requests have in common, by the engine's own books; >= 0. kHeuristic cuts it
+  /// to whole pages that were computed before this step, asks the rule and checks the block table. kAuto reads the same
+  /// off the table, and kOff leaves the batch as it is. The result holds until the next call, and refers to the batch's
+  /// arrays. With determinism at kBatchInvariant or above it never has a shared segment. Throws kInvalidArgument for
+  /// lengths that contradict each other and, with kHeuristic, tables that differ within the prefix; kUnsupported for
+  /// arrays on a device.
+  const Cascade& plan(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
+
+  const StepCascadeOptions& options() const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace folio::inline v0::backends

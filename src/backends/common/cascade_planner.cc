@@ -1,0 +1,119 @@
+#include <algorithm>
+#include <vector>
+
+#include "core/error.hpp"
+#include "folio/backends/cascade.hpp"
+#include "folio/backends/cascade_heuristic.hpp"
+
+namespace folio::inline v0::backends {
+namespace {
+
+/// The op of the widest window: -1 is all keys.
+const AttentionOp& widest(std::span<const AttentionOp> ops) {
+  core::require(!ops.empty(), "there are no ops; a cascade is planned for at least one");
+  return *std::max_element(ops.begin(), ops.end(), [](const AttentionOp& a, const AttentionOp& b) {
+    const int32_t left_a = a.config().window_left;
+    const int32_t left_b = b.config().window_left;
+    return left_b < 0 ? left_a >= 0 : left_a >= 0 && left_a < left_b;
+  });
+}
+
+}  // namespace
+
+std::string_view to_string(CascadeMode mode) {
+  switch (mode) {
+    case CascadeMode::kOff: return "off";
+    case CascadeMode::kHeuristic: return "heuristic";
+    case CascadeMode::kAuto: return "auto";
+  }
+  return "invalid";
+}
+
+CascadeMode cascade_mode_from_name(std::string_view name) {
+  for (const CascadeMode mode : {CascadeMode::kOff, CascadeMode::kHeuristic, CascadeMode::kAuto}) {
+    if (name == to_string(mode)) return mode;
+  }
+  core::fail(ErrorCode::kInvalidArgument, "'", name, "' is no cascade mode; off, heuristic and auto are");
+}
+
+struct StepCascade::State {
+  State(std::span<const AttentionOp> ops, const StepCascadeOptions& given)
+      : options(given),
+        planner(widest(ops), given.mode == CascadeMode::kOff ? 0 : given.max_levels),
+        num_query_heads(ops.front().config().num_q_heads),
+        num_kv_heads(ops.front().config().num_kv_heads) {
+    for (const AttentionOp& op : ops) {
+      use_alibi = use_alibi || op.config().features.has(Feature::kAlibi);
+      use_window = use_window || op.config().window_left >= 0;
+    }
+  }
+
+  bool heuristic_agrees(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
+
+  StepCascadeOptions options;
+  CascadePlanner planner;
+  int32_t num_query_heads;
+  int32_t num_kv_heads;
+  bool use_alibi = false;
+  bool use_window = false;
+  std::vector<int32_t> query_lens;
+};
+
+StepCascade::StepCascade(std::span<const AttentionOp> ops, const StepCascadeOptions& options) {
+  core::require(options.mode >= CascadeMode::kOff && options.mode <= CascadeMode::kAuto, "mode is ",
+                static_cast<int32_t>(options.mode), "; kOff, kHeuristic and kAuto are offered");
+  core::require(options.num_sms >= 1, "num_sms is ", options.num_sms, "; it is 1 or more");
+  state_ = std::make_unique<State>(ops, options);
+}
+
+StepCascade::StepCascade(StepCascade&&) noexcept = default;
+StepCascade& StepCascade::operator=(StepCascade&&) noexcept = default;
+StepCascade::~StepCascade() = default;
+
+const StepCascadeOptions& StepCascade::options() const noexcept {
+  return state_->options;
+}
+
+/// The rule looks at what can be shared: whole pages that all requests with queries had computed.
+bool StepCascade::State::heuristic_agrees(int32_t common_prefix_len, const CommonAttentionMetadata& batch) {
+  query_lens.clear();
+  int32_t usable = common_prefix_len;
+  for (int32_t r = 0; r < batch.num_reqs; ++r) {
+    const int32_t query_len = batch.query_len(r);
+    if (query_len == 0) continue;  // padding
+    query_lens.push_back(query_len);
+    usable = std::min(usable, batch.num_computed_tokens(r));
+  }
+  CascadeHeuristicInput input;
+  input.common_prefix_len = std::max(0, usable) / planner.costs().page_size * planner.costs().page_size;
+  input.query_lens = query_lens;
+  input.num_query_heads = num_query_heads;
+  input.num_kv_heads = num_kv_heads;
+  input.use_alibi = use_alibi;
+  input.use_sliding_window = use_window;
+  input.use_local_attention = options.use_local_attention;
+  input.num_sms = options.num_sms;
+  return !query_lens.empty() && use_cascade_attention(input);
+}
+
+const Cascade& StepCascade::plan(int32_t common_prefix_len, const CommonAttentionMetadata& batch) {
+  State& state = *state_;
+  core::require(common_prefix_len >= 0, "common_prefix_len is ", common_prefix_len, "; it is 0 or more");
+  const auto num_reqs = static_cast<size_t>(std::max(0, batch.num_reqs));
+  core::require(batch.query_start_loc.size() > num_reqs && batch.seq_lens.size() >= num_reqs, "query_start_loc has ",
+                batch.query_start_loc.size(), " entries and seq_lens ", batch.seq_lens.size(), "; num_reqs is ",
+                batch.num_reqs);
+  if (batch.where != Where::kHost) {
+    core::fail(ErrorCode::kUnsupported, "the batch lies on a device; shared prefixes are found in host memory");
+  }
+  CascadeBatch lengths;
+  lengths.num_requests = batch.num_reqs;
+  lengths.cu_q = batch.query_start_loc.data();
+  lengths.kv_len = batch.seq_lens.data();
+  lengths.table = to_page_table(batch.block_table, batch.num_reqs);
+  if (state.options.mode != CascadeMode::kHeuristic) return state.planner.discover(lengths);
+  const bool agreed = state.heuristic_agrees(common_prefix_len, batch);
+  return state.planner.share(lengths, agreed ? common_prefix_len : 0);
+}
+
+}  // namespace folio::inline v0::backends
