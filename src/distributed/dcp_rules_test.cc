@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -44,7 +45,7 @@ TEST(DcpAttention, HeadsOfAllRanksOnceAndOnlyOverTheShard) {
   setup.world = 4;
   setup.sinks = true;
   const DcpCase whole(setup);
-  auto groups = make_thread_groups(4);
+  auto groups = make_thread_groups(4, {std::chrono::seconds(40)});
   const DcpAttention attention(context(), *groups[1], whole.config());
   EXPECT_EQ(attention.cached_op().config().num_q_heads, 16);
   EXPECT_EQ(attention.fresh_op().config().num_q_heads, 4);
@@ -58,7 +59,7 @@ TEST(DcpAttention, HeadsOfAllRanksOnceAndOnlyOverTheShard) {
 
 TEST(DcpAttention, PlansThePassesThatABatchNeeds) {
   DcpSetup setup = small_setup();
-  auto groups = make_thread_groups(2);
+  auto groups = make_thread_groups(2, {std::chrono::seconds(40)});
   const auto plan_of = [&](const DcpSetup& changed) {
     const DcpCase whole(changed);
     DcpAttention attention(context(), *groups[0], whole.config());
@@ -86,7 +87,7 @@ TEST(DcpAttention, LeavesTheBatchAsItIs) {  // the originals localised the engin
 }
 
 TEST(DcpAttention, RefusesConfigurations) {
-  auto groups = make_thread_groups(2);
+  auto groups = make_thread_groups(2, {std::chrono::seconds(40)});
   const auto refused = [&](ErrorCode code, const char* text, auto change) {
     DcpConfig config = DcpCase(small_setup()).config();
     change(config);
@@ -102,7 +103,7 @@ TEST(DcpAttention, RefusesConfigurations) {
 }
 
 TEST(DcpAttention, RefusesBatches) {
-  auto groups = make_thread_groups(2);
+  auto groups = make_thread_groups(2, {std::chrono::seconds(40)});
   DcpAttention attention(context(), *groups[0], DcpCase(small_setup()).config());
   const std::vector<int32_t> cu_q{0, 2, 3}, seq_lens{1, 4}, descending{0, 2, 1};
   expect_error(ErrorCode::kInvalidArgument, "request 0: seq_lens is 1; it has 2 new tokens", [&] {
@@ -125,7 +126,7 @@ TEST(DcpAttention, RefusesBatches) {
 
 // One rank alone: if anything were sent, it would wait for the other.
 TEST(DcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
-  auto groups = make_thread_groups(2);
+  auto groups = make_thread_groups(2, {std::chrono::seconds(40)});
   DcpCase whole(small_setup());
   DcpAttention attention(context(), *groups[0], whole.config());
   const DcpPlan plan = attention.plan(whole.batch());

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -330,7 +331,7 @@ TEST(LseCombine, TheBaseIsPartOfThePartial) {
 }
 
 TEST(LseCombine, RefusesBeforeAnythingIsSent) {
-  auto groups = make_thread_groups(4);  // nobody else comes: waiting would hang
+  auto groups = make_thread_groups(4, {std::chrono::seconds(40)});  // nobody else comes: waiting would hang
   const Partial six{2, 6, 8, DType::kFloat32, std::vector<float>(96), std::vector<float>(12), LseBase::kE};
   for (const Form form : {Form::kReduceScatter, Form::kAllToAll}) {
     try {

@@ -216,7 +216,7 @@ void run_ranks(int32_t world, const std::function<void(ProcessGroup&)>& body, co
     std::string reason = core::message("rank ", group.rank(), " threw");
     try {
       body(group);
-      return;
+      reason = core::message("rank ", group.rank(), " has left it");
     } catch (const std::exception& error) {
       reason = core::message("rank ", group.rank(), " threw: ", error.what());
       const std::lock_guard lock(mutex);

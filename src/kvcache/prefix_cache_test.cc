@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "folio/kvcache/req_to_token_pool.hpp"
+#include "folio/kvcache/token_allocator.hpp"
 #include "folio/types/error.hpp"
 
 /// What a step-by-step table cannot say well: locks, hand-overs of running requests, refusals. Tables are in
@@ -144,6 +146,41 @@ TEST_F(PrefixCacheTest, ExtendIsPageAligned) {
   EXPECT_EQ(lock.length(), 4);
   EXPECT_EQ(cache.size(), 4);
   EXPECT_TRUE(changes_.empty());
+}
+
+// The example of the header: two requests, one after the other, in a pool that has room for one and a half.
+TEST_F(PrefixCacheTest, ServesAsItsHeaderSays) {
+  TokenAllocator allocator(12, 4);
+  ReqToTokenPool rows(2, 16);
+  PrefixCache cache({.page_size = 4});
+  SlotChanges changes;
+  const auto serve = [&](std::span<const int32_t> all, int64_t expected_hit) {
+    Ints slots;
+    PrefixLock lock = cache.acquire({all.first(all.size() - 1)}, slots);
+    EXPECT_EQ(lock.length(), expected_hit);
+    slots.resize(all.size());
+    const auto fresh = std::span(slots).subspan(static_cast<size_t>(lock.length()));
+    if (!allocator.alloc(fresh)) {
+      cache.evict({.slots = static_cast<int64_t>(fresh.size())}, changes);
+      allocator.free(changes.freed);
+      changes.clear();
+      EXPECT_TRUE(allocator.alloc(fresh));
+    }
+    const int32_t row = rows.alloc().value();
+    cache.extend(lock, {all}, slots, changes);
+    rows.write(row, 0, slots);
+    allocator.free(changes.freed);
+    changes.clear();
+    cache.finish(std::move(lock), {all}, slots, changes);
+    allocator.free(changes.freed);
+    changes.clear();
+    rows.free(row);
+    EXPECT_EQ(allocator.available() + cache.size(), 12);
+  };
+  serve(Ints{1, 2, 3, 4, 5, 6, 7, 8}, 0);
+  serve(Ints{1, 2, 3, 4, 5, 6, 7, 8}, 4);
+  serve(Ints{1, 2, 3, 4, 9, 9, 9, 9, 9}, 4);
+  serve(Ints{7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7}, 0);
 }
 
 TEST_F(PrefixCacheTest, ChecksHandOversFirst) {

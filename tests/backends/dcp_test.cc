@@ -1,6 +1,7 @@
 // Both engine backends over a divided cache, in threads, against the float64 oracle over the whole one.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <tuple>
 
 #include "core/error.hpp"
@@ -104,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, DcpBackendBatches, ::testing::ValuesIn(backend_
                          [](const auto& test) { return test.param; });
 
 TEST(DcpBackendConfigurations, RefuseWhatContradictsTheGroup) {
-  auto groups = distributed::make_thread_groups(2);
+  auto groups = distributed::make_thread_groups(2, {std::chrono::seconds(40)});
   const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
   const auto refused = [&](const char* text, auto change, ErrorCode code = ErrorCode::kInvalidArgument) {
     DcpSetup setup;

@@ -35,7 +35,7 @@ plant(rule, "query-dtype-fallback-stays", CHECKS, "metadata.q_data_type = state.
       "metadata.q_data_type = const_cast<FlashInferMetadataBuilder::State&>(state).q_data_type = state.planned_q_type;")
 plant(rule, "plan-of-other-lengths", TABLES, "std::ranges::equal(kernel.seq_lens, args.seq_lens)", "true")
 plant(rule, "uneven-decodes-rounded", TABLES, "require(q_len * batch_size == tokens,", "require(q_len * batch_size <= tokens,")
-plant(rule, "sinks-dropped", TABLES, "attention.sinks = args.sinks;", "")
+plant(rule, "block-table-sinks-dropped", TABLES, "attention.sinks = args.sinks;", "")
 plant(rule, "bmm2-dropped", TABLES, "segment.v_scale.value = args.bmm2_scale;", "")
 plant(rule, "fp4-section-at-row-0", PATHS, "call.quantization.block_scale, first_token,", "call.quantization.block_scale, 0,")
 plant(rule, "stale-metadata-runs", FLASHINFER + "forward.cc", "*metadata->current_generation != metadata->generation", "false")

@@ -355,3 +355,27 @@ plant(rule, "prefix-not-written-back", PREFIXES,
       "  copy_slots(tree, done.node, lock.length_, end, slots.subspan(static_cast<size_t>(lock.length_)));\n", "")
 plant(rule, "prefix-tail-kept", PREFIXES, "  changes.freed.insert(changes.freed.end(), rest.begin(), rest.end());\n", "")
 plant(rule, "prefix-evicts-too-little", PREFIXES, "while (gone.slots < wanted.slots &&", "if (gone.slots < wanted.slots &&")
+rule = "cascades"
+CASCADE = ATTENTION + "cascade.cc"
+LEVELS = ATTENTION + "cascade_levels.cc"
+PREFIX = KVCACHE + "shared_prefix.cc"
+plant(rule, "new-tokens-are-shared", CASCADE, "std::max(0, batch.kv_len[r] - q_len) / costs.page_size",
+      "batch.kv_len[r] / costs.page_size")
+plant(rule, "shared-levels-start-at-position-0", CASCADE, "arrays.first_pos.push_back(first_page * costs.page_size);",
+      "arrays.first_pos.push_back(0);")
+plant(rule, "own-keys-start-at-position-0", CASCADE, "arrays.first_pos[r] = first_pos;", "arrays.first_pos[r] = 0;")
+plant(rule, "own-keys-repeat-the-shared", CASCADE, "static_cast<int32_t>(row_begin[r]) + own_first_page[r];",
+      "static_cast<int32_t>(row_begin[r]);")
+plant(rule, "padding-loses-a-prefix-it-never-had", CASCADE, "if (full_pages[static_cast<size_t>(r)] > 0) own_first_page",
+      "if (true) own_first_page")
+plant(rule, "cascades-at-invariant-levels", CASCADE,
+      "state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {\n    return state.emit_plain(batch);\n  }\n  const auto prefixes",
+      "state.max_levels == 0 || !state.addressable) {\n    return state.emit_plain(batch);\n  }\n  const auto prefixes")
+plant(rule, "claimed-prefixes-are-believed", CASCADE, "state.check_common(batch, first, prefix_pages);", "")
+plant(rule, "rows-of-one-stride-zero-table", CASCADE, "addressable = addressable && begin >= row_begin[r];", "")
+plant(rule, "deeper-levels-read-from-the-start", LEVELS, "const int64_t own = saving(candidate.prefix, page_taken_before(c, around), around == 0);",
+      "const int64_t own = saving(candidate.prefix, 0, around == 0);")
+plant(rule, "first-partial-result-is-free", LEVELS, "(outermost ? 4 : 2)", "(outermost ? 2 : 2)")
+plant(rule, "group-reads-by-request", LEVELS, "return ceil_div(rows, costs_->tile_rows);", "return rows;")
+plant(rule, "prefixes-compared-at-the-last-page", PREFIX, "while (same < most && a[same] == b[same]) ++same;",
+      "for (size_t i = most; i > same; --i) if (a[i - 1] == b[i - 1]) return static_cast<int32_t>(i);")

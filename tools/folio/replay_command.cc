@@ -30,6 +30,8 @@ struct ReplayFlags {
   int32_t dcp = 1;
   int32_t dcp_interleave = 1;
   std::string dcp_comm = "ag_rs";
+  backends::CascadeMode cascade = backends::CascadeMode::kOff;
+  bool plan_only = false;
   replay::SchedulerOptions scheduler;
   replay::ClockOptions clock;
   replay::CheckOptions checks;
@@ -65,6 +67,19 @@ void add_workload_options(CLI::App& app, ReplayFlags& flags) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--seed", flags.seed, "seed of keys, values, queries and of the choice of checked rows")
       ->capture_default_str();
+}
+
+void add_cascade_option(CLI::App& app, ReplayFlags& flags) {
+  app.add_option_function<std::string>(
+         "--cascade", [&flags](const std::string& name) { flags.cascade = backends::cascade_mode_from_name(name); },
+         "read the pages that requests of a step share once: auto (found in the page tables, where it saves bytes; "
+         "requests are ordered for it), heuristic (vLLM's rule, about what all requests share), off (the default). "
+         "Outputs are the same within rounding; nothing is shared with --determinism batch-invariant or above")
+      ->check(CLI::IsMember({"auto", "off", "heuristic"}));
+  app.add_flag("--plan-only", flags.plan_only,
+               "no KV pool and no attention: schedule and plan every step and count what the plans would read")
+      ->excludes(app.get_option("--dump-samples"))
+      ->excludes(app.get_option("--check-rate"));
 }
 
 void add_backend_options(CLI::App& app, ReplayFlags& flags) {
@@ -201,6 +216,8 @@ int replay_trace(ReplayFlags& flags) {
   options.stack.dcp = flags.dcp;
   options.stack.dcp_interleave = flags.dcp_interleave;
   options.stack.dcp_comm_backend = flags.dcp_comm;
+  options.stack.cascade = flags.cascade;
+  options.stack.plan_only = flags.plan_only;
   if (!flags.kv_cache_dtype.empty())
     options.stack.kv = backends::kv_cache_dtype_from_name(flags.kv_cache_dtype, options.stack.out());
   if (flags.batch_invariant) options.stack.determinism = Determinism::kBatchInvariant;
@@ -258,6 +275,7 @@ Command add_replay_command(CLI::App& app) {
   add_backend_options(*command, *flags);
   flags->page_size = command->get_option("--page-size");
   add_output_options(*command, *flags);
+  add_cascade_option(*command, *flags);
   command->footer(
       "Keys and values are made from the tokens' hashes, queries from request and position: whatever the schedule, "
       "the\n"

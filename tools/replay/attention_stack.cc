@@ -13,6 +13,11 @@ void WorkCounts::add_plan(const StackConfig& config, const AttentionPlan& plan, 
   kv_bytes_read += totals.kv_tokens_read * token_bytes * layers;
 }
 
+void WorkCounts::add_plan_alone(const StackConfig& config, const AttentionPlan& plan, int32_t layers) {
+  const int64_t token_bytes = int64_t{config.head_dim_qk + config.head_dim_v} * size_of(config.kv);
+  kv_bytes_read_alone += summary(plan).kv_tokens_read * token_bytes * layers;
+}
+
 void WorkCounts::add_writes(const StackConfig& config, int32_t num_tokens) {
   const int64_t token_bytes = int64_t{config.head_dim_qk + config.head_dim_v} * size_of(config.kv);
   kv_bytes_written += token_bytes * config.num_kv_heads * num_tokens * config.num_layers;

@@ -19,7 +19,12 @@ struct WorkCounts {
   double flops = 0.0;         ///< 2 (head_dim_qk + head_dim_v) per (row, key) pair
   int64_t kv_bytes_read = 0;  ///< KV cache bytes that the plans' items read, shared segments counted once a row tile
   int64_t kv_bytes_written = 0;
+  int64_t kv_bytes_read_alone = 0;  ///< what kv_bytes_read would be if every request read all its keys itself
+  int64_t plans = 0;                ///< over all groups of layers
+  int64_t plans_with_cascade = 0;   ///< plans with shared segments
 
+  /// Adds what the plan without a cascade would read, in place of one with shared segments or none.
+  void add_plan_alone(const StackConfig& config, const AttentionPlan& plan, int32_t layers);
   /// Adds one plan that serves so many layers.
   void add_plan(const StackConfig& config, const AttentionPlan& plan, int32_t layers);
   /// Adds the writes of so many tokens in every layer.

@@ -208,6 +208,16 @@ void check(const StackConfig& config, const distributed::ProcessGroup* processes
            fmt::format("the {} backend's caches are strided; --kv-format cpu-packed is for --backend none",
                        to_string(config.backend)));
   }
+  if (config.cascade != backends::CascadeMode::kOff) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("the {} backend is replayed without cascades; --cascade {} is for --backend none",
+                            to_string(config.backend), to_string(config.cascade)));
+  }
+  if (config.plan_only) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("the {} backend is not replayed without attention; --plan-only is "
+                                                     "for --backend none",
+                                                     to_string(config.backend)));
+  }
   if (config.head_dim_v != config.head_dim_qk) {
     refuse(ErrorCode::kUnsupported, fmt::format("head dims are {} and {}; the {} backend has one head size for both",
                                                 config.head_dim_qk, config.head_dim_v, to_string(config.backend)));

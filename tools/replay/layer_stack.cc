@@ -10,12 +10,34 @@ size_t bytes_of(int64_t elements, DType dtype) {
   return static_cast<size_t>(elements) * static_cast<size_t>(size_of(dtype));
 }
 
+BatchView view_of(const StepBatch& batch, std::span<const KvSegment> segments) {
+  BatchView view;
+  view.num_requests = batch.num_requests();
+  view.num_tokens = batch.num_tokens();
+  view.cu_q = batch.cu_q.data();
+  view.segments = segments;
+  return view;
+}
+
+backends::StepCascadeOptions cascade_options(const StackConfig& config, const Context& context) {
+  backends::StepCascadeOptions options;
+  options.mode = config.cascade;
+  options.num_sms = context.concurrency();
+  return options;
+}
+
 }  // namespace
+
+LayerStack::Group::Group(const Context& context, const AttentionConfig& attention, const StackConfig& config)
+    : op(prepare(context, attention)),
+      buffer(make_plan_buffer(op)),
+      cascade({&op, 1}, cascade_options(config, context)),
+      alone(make_plan_buffer(op)) {}
 
 LayerStack::LayerStack(const Context& context, const StackConfig& config)
     : context_(context), config_(config), inputs_(config) {
   make_ops();
-  make_pool();
+  if (!config.plan_only) make_pool();
 }
 
 void LayerStack::make_ops() {
@@ -37,12 +59,14 @@ void LayerStack::make_ops() {
     const bool wanted = window ? windowed : !windowed || config_.full_every != 0;
     if (!wanted) continue;
     attention.window_left = window ? config_.window_left : -1;
-    AttentionOp op = prepare(context_, attention);
-    PlanBuffer buffer = make_plan_buffer(op);
-    stacks_.push_back({std::move(op), std::move(buffer)});
+    stacks_.emplace_back(context_, attention, config_);
   }
   size_t bytes = 0;
   for (const Group& group : stacks_) bytes = std::max(bytes, workspace_size(group.op));
+  reserve_workspace(bytes);
+}
+
+void LayerStack::reserve_workspace(size_t bytes) {
   workspace_ = MappedMemory(bytes);
   for (const Group& group : stacks_) init_workspace(group.op, {workspace_.data(), workspace_.bytes()});
 }
@@ -76,27 +100,51 @@ void LayerStack::write_layer(const StepBatch& batch, int32_t layer) {
 }
 
 void LayerStack::attend_layer(const StepBatch& batch, const AttentionPlan& plan, int32_t layer) {
-  SegmentArgs segment;
-  segment.cache = cache(layer);
-  segment.table = csr_table(batch.indices, batch.indptr);
-  segment.k_scale = segment.v_scale = cache_scale(config_.kv);
+  const Cascade& keys = *stacks_[group_of(layer)].keys;
+  segments_.resize(keys.segments.size());
+  for (size_t s = 0; s < segments_.size(); ++s) {
+    segments_[s].cache = cache(layer);
+    segments_[s].table = keys.tables[s];
+    segments_[s].k_scale = segments_[s].v_scale = cache_scale(config_.kv);
+  }
   AttentionArgs args;
   args.q = inputs_.q(batch.num_tokens());
   args.out = inputs_.out(batch.num_tokens());
-  args.segments = std::span<const SegmentArgs>(&segment, 1);
+  args.segments = segments_;
   args.logits_soft_cap = config_.logits_soft_cap;
   run(plan, args, {workspace_.data(), workspace_.bytes()});
 }
 
 AttentionPlan LayerStack::make_group_plan(const StepBatch& batch, size_t group) {
-  KvSegment segment;
-  segment.kv_len = batch.kv_len.data();
-  BatchView view;
-  view.num_requests = batch.num_requests();
-  view.num_tokens = batch.num_tokens();
-  view.cu_q = batch.cu_q.data();
-  view.segments = std::span<const KvSegment>(&segment, 1);
-  return plan(stacks_[group].op, view, stacks_[group].buffer);
+  Group& of = stacks_[group];
+  int32_t common_prefix = 0;
+  if (config_.cascade == backends::CascadeMode::kHeuristic) {
+    common_prefix = batch.common_prefix_pages(finder_, full_pages_, config_.page_size) * config_.page_size;
+  }
+  of.keys = &of.cascade.plan(common_prefix, CascadeBatch{batch.num_requests(), batch.cu_q.data(), batch.kv_len.data(),
+                                                         csr_table(batch.indices, batch.indptr)});
+  const AttentionPlan made = plan(of.op, view_of(batch, of.keys->segments), of.buffer);
+  if (!config_.plan_only && of.keys->num_levels() > 0 && workspace_size(made) > workspace_.bytes())
+    reserve_workspace(workspace_size(made));
+  return made;
+}
+
+int32_t LayerStack::layers_of(size_t group) const {
+  int32_t layers = 0;
+  for (int32_t layer = 0; layer < config_.num_layers; ++layer) layers += group_of(layer) == group ? 1 : 0;
+  return layers;
+}
+
+void LayerStack::count_work(const StepBatch& batch, size_t group, const AttentionPlan& made) {
+  Group& of = stacks_[group];
+  const bool shares = of.keys->num_levels() > 0;
+  const int32_t layers = layers_of(group);
+  work_.add_plan(config_, made, layers);
+  ++work_.plans;
+  work_.plans_with_cascade += shares ? 1 : 0;
+  KvSegment whole;
+  whole.kv_len = batch.kv_len.data();
+  work_.add_plan_alone(config_, shares ? plan(of.op, view_of(batch, {&whole, 1}), of.alone) : made, layers);
 }
 
 void LayerStack::fill(const StepBatch& batch) {
@@ -105,18 +153,12 @@ void LayerStack::fill(const StepBatch& batch) {
 }
 
 void LayerStack::step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe) {
-  const auto group_of = [&](int32_t layer) {
-    return stacks_.size() == 2 && !config_.has_window(layer) ? size_t{1} : size_t{0};
-  };
   clock.begin();
   std::vector<AttentionPlan> plans;
-  for (size_t group = 0; group < stacks_.size(); ++group) {
-    int32_t layers = 0;
-    for (int32_t layer = 0; layer < config_.num_layers; ++layer) layers += group_of(layer) == group ? 1 : 0;
-    plans.push_back(make_group_plan(batch, group));
-    work_.add_plan(config_, plans.back(), layers);
-  }
+  for (size_t group = 0; group < stacks_.size(); ++group) plans.push_back(make_group_plan(batch, group));
   clock.end(Phase::kPlan);
+  for (size_t group = 0; group < stacks_.size(); ++group) count_work(batch, group, plans[group]);
+  if (config_.plan_only) return;
   work_.add_writes(config_, batch.num_tokens());
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
     inputs_.make_kv(context_, batch, layer);

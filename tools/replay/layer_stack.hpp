@@ -11,7 +11,8 @@
 
 namespace folio::replay {
 
-/// Owns the KV pool, the ops, one plan buffer per op and one workspace. Everything is allocated by the constructor.
+/// Owns the KV pool, the ops, one plan buffer per op and one workspace. Everything is allocated by the constructor, but
+/// for the workspace of plans with shared segments, which grows to the largest.
 /// Two ops at most: layers with the window and layers without.
 class LayerStack final : public AttentionStack {
  public:
@@ -40,14 +41,22 @@ class LayerStack final : public AttentionStack {
 
  private:
   struct Group {
+    Group(const Context& context, const AttentionConfig& attention, const StackConfig& config);
     AttentionOp op;
     PlanBuffer buffer;
+    backends::StepCascade cascade;
+    PlanBuffer alone;               ///< plans without a cascade, to count what one saves
+    const Cascade* keys = nullptr;  ///< of the last plan
   };
+  size_t group_of(int32_t layer) const { return stacks_.size() == 2 && !config_.has_window(layer) ? 1 : 0; }
+  int32_t layers_of(size_t group) const;
   void make_ops();
   void make_pool();
   void write_layer(const StepBatch& batch, int32_t layer);
   void attend_layer(const StepBatch& batch, const AttentionPlan& plan, int32_t layer);
   AttentionPlan make_group_plan(const StepBatch& batch, size_t group);
+  void count_work(const StepBatch& batch, size_t group, const AttentionPlan& plan);
+  void reserve_workspace(size_t bytes);
 
   Context context_;
   StackConfig config_;
@@ -55,6 +64,9 @@ class LayerStack final : public AttentionStack {
   KvFormat format_ = KvFormat::kStrided;
   MappedMemory pool_;
   MappedMemory workspace_;
+  SharedPrefixFinder finder_;
+  std::vector<int32_t> full_pages_;
+  std::vector<SegmentArgs> segments_;
   StepInputs inputs_;
   std::vector<KvCacheView> caches_;
   WorkCounts work_;

@@ -119,6 +119,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   SimulatedClock clock(options.clock);
   StepBatch batch;
   std::vector<StepItem> ordered;
+  PrefixOrder prefix_order;
   std::vector<float> step_seconds;
   Stopwatch wall;
   int32_t highest_page = -1;
@@ -135,6 +136,8 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
     }
     ordered.assign(items.begin(), items.end());
     stack->order(ordered);
+    if (options.stack.backend == ServingBackend::kNone && options.stack.cascade == backends::CascadeMode::kAuto)
+      prefix_order.apply(ordered, scheduler, options.stack.page_size);
     batch.build(ordered, scheduler, options.stack.tokens_per_page_id());
     phases.end(Phase::kSchedule);
     stack->step(batch, phases, observe);
@@ -172,9 +175,11 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.attention = stack->attention();
   result.backend = options.stack.backend;
   result.ranks = options.stack.dcp;
+  result.plan_only = options.stack.plan_only;
+  result.cascade = options.stack.cascade;
   result.threads = context.concurrency();
   if (!options.samples_path.empty()) checker.write_samples(options.samples_path);
-  measure_limits(context, *stack, highest_page + 1, result);
+  if (!options.stack.plan_only) measure_limits(context, *stack, highest_page + 1, result);
   result.touched_bytes = stack->resident_bytes();
   result.peak_resident_bytes = peak_resident_bytes();
   return result;

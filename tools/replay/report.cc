@@ -43,6 +43,22 @@ std::string served_by(const ReplayResult& r) {
   return fmt::format(", {} backend{}", to_string(r.backend), ranks);
 }
 
+/// Of the KV that requests alone would read.
+double saved_share(const ReplayResult& r) {
+  return 1.0 - share(static_cast<double>(r.work.kv_bytes_read), static_cast<double>(r.work.kv_bytes_read_alone));
+}
+
+std::string cascade_text(const ReplayResult& r) {
+  if (r.attention.determinism >= Determinism::kBatchInvariant) {
+    return fmt::format("{}, but nothing is shared with --determinism {}: it would depend on the other requests",
+                       to_string(r.cascade), to_string(r.attention.determinism));
+  }
+  return fmt::format("{}: {:.1f} MiB of KV read instead of {:.1f} ({:.1f}% less), shared prefixes in {} of {} plans",
+                     to_string(r.cascade), mib(static_cast<double>(r.work.kv_bytes_read)),
+                     mib(static_cast<double>(r.work.kv_bytes_read_alone)), 100.0 * saved_share(r),
+                     r.work.plans_with_cascade, r.work.plans);
+}
+
 }  // namespace
 
 std::string_view to_string(Determinism determinism) {
@@ -99,6 +115,12 @@ std::string summary_text(const ReplayResult& r) {
                    r.times.seconds[phase]);
   }
   line("time in", times);
+  if (r.cascade != backends::CascadeMode::kOff) line("cascade", cascade_text(r));
+  if (r.plan_only) {
+    line("planned", fmt::format("{:.1f} MiB of KV to read, {:.1f} GFLOP; no attention was computed",
+                                mib(static_cast<double>(r.work.kv_bytes_read)), r.work.flops / 1e9));
+    return text;
+  }
   line("kv read", against(read_rate_of_run(r), r.read_limit, "GB/s"));
   line("arithmetic", against(multiply_rate_of_run(r), r.multiply_limit, "GFLOP/s"));
   line("memory",
@@ -121,6 +143,7 @@ nlohmann::ordered_json summary_json(const ReplayResult& r) {
   nlohmann::ordered_json json;
   json["interrupted"] = r.interrupted;
   json["failed"] = r.failed();
+  if (r.plan_only) json["plan_only"] = true;
   json["attention"] = {{"num_q_heads", a.num_q_heads},
                        {"num_kv_heads", a.num_kv_heads},
                        {"head_dim_qk", a.head_dim_qk},
@@ -163,6 +186,13 @@ nlohmann::ordered_json summary_json(const ReplayResult& r) {
                   {"flop_per_s", multiply_rate_of_run(r)},
                   {"read_limit_bytes_per_s", r.read_limit},
                   {"multiply_limit_flop_per_s", r.multiply_limit}};
+  if (r.cascade != backends::CascadeMode::kOff) {
+    json["cascade"] = {{"mode", to_string(r.cascade)},
+                       {"plans", r.work.plans},
+                       {"plans_with_cascade", r.work.plans_with_cascade},
+                       {"kv_bytes_read", r.work.kv_bytes_read},
+                       {"kv_bytes_read_without", r.work.kv_bytes_read_alone}};
+  }
   json["memory"] = {{"peak_rss", r.peak_resident_bytes},
                     {"pool_bytes", r.pool_bytes},
                     {"workspace_bytes", r.workspace_bytes},

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "folio/backends/cascade.hpp"
 #include "folio/folio.hpp"
 
 namespace folio::replay {
@@ -40,6 +41,8 @@ struct StackConfig {
   int32_t full_every = 0;  ///< with a window: layers l with (l + 1) % full_every == 0 have none; 0 = all have it
   float logits_soft_cap = 0.0f;
   Determinism determinism = Determinism::kRunToRun;
+  backends::CascadeMode cascade = backends::CascadeMode::kOff;
+  bool plan_only = false;  ///< steps are planned and their work is counted; there is no KV pool and no attention
   uint64_t seed = 1;
   int64_t num_pages = 0;       ///< of each layer's pool
   int32_t max_tokens = 0;      ///< of a step

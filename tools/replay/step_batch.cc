@@ -1,5 +1,7 @@
 #include "replay/step_batch.hpp"
 
+#include "folio/page_table.hpp"
+
 namespace folio::replay {
 
 void StepBatch::build(std::span<const StepItem> items, const Scheduler& scheduler, int32_t page_size) {
@@ -24,6 +26,34 @@ void StepBatch::build(std::span<const StepItem> items, const Scheduler& schedule
       rows.push_back({item.request, position, chain[static_cast<size_t>(position)]});
     }
   }
+}
+
+int32_t StepBatch::common_prefix_pages(SharedPrefixFinder& finder, std::vector<int32_t>& full_pages,
+                                       int32_t page_size) const {
+  full_pages.clear();
+  for (size_t r = 0; r < kv_len.size(); ++r) full_pages.push_back((kv_len[r] - (cu_q[r + 1] - cu_q[r])) / page_size);
+  const auto prefixes = finder.find(csr_table(indices, indptr), full_pages);
+  const bool all = !prefixes.empty() && prefixes.back().begin == 0 && prefixes.back().end == num_requests();
+  return all ? prefixes.back().pages : 0;
+}
+
+void PrefixOrder::apply(std::vector<StepItem>& items, const Scheduler& scheduler, int32_t page_size) {
+  indptr_.assign(1, 0);
+  indices_.clear();
+  full_pages_.clear();
+  order_.clear();
+  for (const StepItem& item : items) {
+    const auto pages = scheduler.pages_of(item.request);
+    const int32_t full = item.first / page_size;
+    indices_.insert(indices_.end(), pages.begin(), pages.begin() + full);
+    indptr_.push_back(static_cast<int32_t>(indices_.size()));
+    full_pages_.push_back(full);
+    order_.push_back(static_cast<int32_t>(order_.size()));
+  }
+  finder_.order(csr_table(indices_, indptr_), full_pages_, order_);
+  ordered_.clear();
+  for (const int32_t i : order_) ordered_.push_back(items[static_cast<size_t>(i)]);
+  items.swap(ordered_);
 }
 
 }  // namespace folio::replay

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "folio/shared_prefix.hpp"
 #include "replay/scheduler.hpp"
 
 namespace folio::replay {
@@ -28,6 +29,21 @@ struct StepBatch {
 
   /// Rebuilds everything for the scheduler's items; memory is kept from step to step.
   void build(std::span<const StepItem> items, const Scheduler& scheduler, int32_t page_size);
+
+  /// Leading full pages, computed before the step, that all requests have in common: what an engine's page manager
+  /// would tell its backend. `full_pages` is scratch.
+  int32_t common_prefix_pages(SharedPrefixFinder& finder, std::vector<int32_t>& full_pages, int32_t page_size) const;
+};
+
+/// Brings items whose requests begin with the same pages together; others keep their places.
+class PrefixOrder {
+ public:
+  void apply(std::vector<StepItem>& items, const Scheduler& scheduler, int32_t page_size);
+
+ private:
+  SharedPrefixFinder finder_;
+  std::vector<int32_t> indptr_, indices_, full_pages_, order_;
+  std::vector<StepItem> ordered_;
 };
 
 }  // namespace folio::replay

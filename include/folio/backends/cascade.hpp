@@ -48,6 +48,8 @@ class FOLIO_API StepCascade {
   /// lengths that contradict each other and, with kHeuristic, tables that differ within the prefix; kUnsupported for
   /// arrays on a device.
   const Cascade& plan(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
+  /// The same of a batch with any page table.
+  const Cascade& plan(int32_t common_prefix_len, const CascadeBatch& batch);
 
   const StepCascadeOptions& options() const noexcept;
 

@@ -23,8 +23,9 @@ struct ThreadGroupOptions {
 FOLIO_API std::vector<std::unique_ptr<ProcessGroup>> make_thread_groups(int32_t world,
                                                                         const ThreadGroupOptions& options = {});
 
-/// Runs body(group) on `world` threads, one a rank, and returns when all have ended. A body that throws makes the group
-/// fail, so that no other waits for it; the error that came first is thrown then.
+/// Runs body(group) on `world` threads, one a rank, and returns when all have ended. A body that ends, by throwing or
+/// otherwise, has left the group, so that no other waits for it for long. The first error that was thrown is thrown
+/// then.
 FOLIO_API void run_ranks(int32_t world, const std::function<void(ProcessGroup& group)>& body,
                          const ThreadGroupOptions& options = {});
 

@@ -48,7 +48,7 @@ struct StepCascade::State {
     }
   }
 
-  bool heuristic_agrees(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
+  bool heuristic_agrees(int32_t common_prefix_len, const CascadeBatch& batch);
 
   StepCascadeOptions options;
   CascadePlanner planner;
@@ -75,14 +75,14 @@ const StepCascadeOptions& StepCascade::options() const noexcept {
 }
 
 /// The rule looks at what can be shared: whole pages that all requests with queries had computed.
-bool StepCascade::State::heuristic_agrees(int32_t common_prefix_len, const CommonAttentionMetadata& batch) {
+bool StepCascade::State::heuristic_agrees(int32_t common_prefix_len, const CascadeBatch& batch) {
   query_lens.clear();
   int32_t usable = common_prefix_len;
-  for (int32_t r = 0; r < batch.num_reqs; ++r) {
-    const int32_t query_len = batch.query_len(r);
+  for (int32_t r = 0; r < batch.num_requests; ++r) {
+    const int32_t query_len = batch.cu_q[r + 1] - batch.cu_q[r];
     if (query_len == 0) continue;  // padding
     query_lens.push_back(query_len);
-    usable = std::min(usable, batch.num_computed_tokens(r));
+    usable = std::min(usable, batch.kv_len[r] - query_len);
   }
   CascadeHeuristicInput input;
   input.common_prefix_len = std::max(0, usable) / planner.costs().page_size * planner.costs().page_size;
@@ -97,8 +97,6 @@ bool StepCascade::State::heuristic_agrees(int32_t common_prefix_len, const Commo
 }
 
 const Cascade& StepCascade::plan(int32_t common_prefix_len, const CommonAttentionMetadata& batch) {
-  State& state = *state_;
-  core::require(common_prefix_len >= 0, "common_prefix_len is ", common_prefix_len, "; it is 0 or more");
   const auto num_reqs = static_cast<size_t>(std::max(0, batch.num_reqs));
   core::require(batch.query_start_loc.size() > num_reqs && batch.seq_lens.size() >= num_reqs, "query_start_loc has ",
                 batch.query_start_loc.size(), " entries and seq_lens ", batch.seq_lens.size(), "; num_reqs is ",
@@ -111,9 +109,15 @@ const Cascade& StepCascade::plan(int32_t common_prefix_len, const CommonAttentio
   lengths.cu_q = batch.query_start_loc.data();
   lengths.kv_len = batch.seq_lens.data();
   lengths.table = to_page_table(batch.block_table, batch.num_reqs);
-  if (state.options.mode != CascadeMode::kHeuristic) return state.planner.discover(lengths);
-  const bool agreed = state.heuristic_agrees(common_prefix_len, batch);
-  return state.planner.share(lengths, agreed ? common_prefix_len : 0);
+  return plan(common_prefix_len, lengths);
+}
+
+const Cascade& StepCascade::plan(int32_t common_prefix_len, const CascadeBatch& batch) {
+  State& state = *state_;
+  core::require(common_prefix_len >= 0, "common_prefix_len is ", common_prefix_len, "; it is 0 or more");
+  if (state.options.mode != CascadeMode::kHeuristic) return state.planner.discover(batch);
+  const Cascade& alone = state.planner.share(batch, 0);  // also checks the batch
+  return state.heuristic_agrees(common_prefix_len, batch) ? state.planner.share(batch, common_prefix_len) : alone;
 }
 
 }  // namespace folio::inline v0::backends
