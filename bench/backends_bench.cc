@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "folio/backends/flash_attn.hpp"
 #include "folio/backends/flashinfer.hpp"
 
 // What an engine's step costs before the first layer: the metadata of a batch of decodes, by requests and context
@@ -62,6 +63,30 @@ void Build(benchmark::State& state) {
 BENCHMARK(Build)
     ->ArgsProduct({{1, 64, 256}, {1024, 8192, 131072}})
     ->ArgNames({"requests", "context"})
+    ->Unit(benchmark::kMicrosecond);
+
+/// The same of the FlashAttention backend, with the schedule made ahead of time and without.
+void BuildFlashAttn(benchmark::State& state) {
+  const Context context = Context::cpu();
+  FlashAttentionLayerConfig layer;
+  layer.num_heads = 32;
+  layer.num_kv_heads = 8;
+  layer.head_size = 128;
+  layer.scale = 0.088388f;
+  const FlashAttentionImpl impl(context, layer);
+  EngineConfig engine;
+  engine.model.num_attention_heads = 32;
+  engine.model.num_kv_heads = 8;
+  const AttentionSpec spec{kPageSize, 8, 128, DType::kBFloat16};
+  const std::vector<AttentionLayer<FlashAttentionImpl>> layers{{"layer", &impl}};
+  FlashAttentionMetadataBuilder builder(context, spec, layers, engine);
+  const Decodes decodes(static_cast<int32_t>(state.range(0)), static_cast<int32_t>(state.range(1)));
+  const bool fast_build = state.range(2) == 0;
+  for (auto _ : state) benchmark::DoNotOptimize(builder.build(0, decodes.batch, fast_build));
+}
+BENCHMARK(BuildFlashAttn)
+    ->ArgsProduct({{1, 64, 256}, {1024, 131072}, {0, 1}})
+    ->ArgNames({"requests", "context", "aot"})
     ->Unit(benchmark::kMicrosecond);
 
 /// Apart, because only those who ask for CSR tables pay for them.

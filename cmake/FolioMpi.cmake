@@ -18,3 +18,26 @@ if(NOT FOLIO_MPI STREQUAL "OFF")
     message(STATUS "No MPI: the library folio_mpi is left out")
   endif()
 endif()
+
+# folio_mpi_test(NAME t SOURCES ...): a GoogleTest program with a main of its own, over the objects of every module that
+# is there by now; run as one test of two processes, since mpirun cannot run its cases one by one.
+function(folio_mpi_test)
+  cmake_parse_arguments(T "" "NAME" "SOURCES" ${ARGN})
+  get_property(modules GLOBAL PROPERTY FOLIO_MODULES)
+  add_executable(${T_NAME} ${T_SOURCES})
+  foreach(module IN LISTS modules)
+    target_link_libraries(${T_NAME} PRIVATE $<TARGET_OBJECTS:${module}>)
+  endforeach()
+  target_link_libraries(${T_NAME} PRIVATE folio_options ${FOLIO_LINK_LIBRARIES} MPI::MPI_CXX GTest::gtest GTest::gmock
+                        nlohmann_json::nlohmann_json)
+  target_compile_definitions(${T_NAME} PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX FOLIO_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  set(command ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} 2)
+  execute_process(COMMAND ${MPIEXEC_EXECUTABLE} --version OUTPUT_VARIABLE version ERROR_VARIABLE version)
+  if(version MATCHES "Open MPI|OpenRTE")
+    list(APPEND command --allow-run-as-root --oversubscribe)
+  endif()
+  add_test(NAME ${T_NAME} COMMAND ${command} ${MPIEXEC_PREFLAGS} $<TARGET_FILE:${T_NAME}> ${MPIEXEC_POSTFLAGS})
+  # Containers often forbid what Open MPI's shared memory would like best; it says so at length otherwise.
+  set_tests_properties(${T_NAME} PROPERTIES LABELS quick TIMEOUT 300 PROCESSORS 2
+    ENVIRONMENT "OMPI_MCA_btl_vader_single_copy_mechanism=none;PMIX_MCA_gds=hash")
+endfunction()

@@ -1,6 +1,7 @@
 #pragma once
 
-/// The whole public C++ API of the core. Backends are under folio/backends/.
+/// The whole public C++ API of the core. Pools and the prefix cache are in folio/pools.hpp, backends under
+/// folio/backends/.
 #include "folio/attention.hpp"            // IWYU pragma: export
 #include "folio/cascade.hpp"              // IWYU pragma: export
 #include "folio/context.hpp"              // IWYU pragma: export

@@ -148,7 +148,7 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch) {
   state.no_tokens.assign(count + 1, 0);
 
   Digest digest(state.config_digest);
-  digest.add(num_requests).add(batch.num_cached);
+  digest.add(num_requests).add(batch.num_cached).add(batch.all_visible);
   bool any_cached = false, any_fresh = false;
   for (int32_t r = 0; r < num_requests; ++r) {
     const auto i = static_cast<size_t>(r);
@@ -168,6 +168,7 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch) {
   }
 
   KvSegment segment;
+  segment.mask = batch.all_visible ? SegmentMask::kAllVisible : SegmentMask::kAsConfig;
   BatchView view;
   view.num_requests = num_requests;
   view.num_tokens = batch.cu_q[num_requests];
@@ -186,7 +187,7 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch) {
   }
   // The sinks' denominators are added here, and rows without any key get their zeros.
   if (any_fresh || !any_cached || state.config.attention.features.has(Feature::kSinks)) {
-    segment = {};
+    segment.shard = {};
     segment.source = KvSource::kRagged;
     segment.kv_len = state.fresh_len.data();
     segment.first_pos = state.first_pos.data();

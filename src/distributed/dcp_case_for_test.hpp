@@ -37,7 +37,10 @@ struct DcpSetup {
   float soft_cap = 0.0f;
   Determinism determinism = Determinism::kRunToRun;
   int32_t num_cached = 0;
-  int32_t padding_rows = 3;  ///< of q, k, v and out behind the batch
+  bool write_new_tokens = true;  ///< into the caches; otherwise the step does, by Rank::new_slots
+  int32_t sampled_rows = 0;      ///< of a rank's results, how many are compared; 0 = all
+  bool lse = true;               ///< results have LSEs to compare
+  int32_t padding_rows = 3;      ///< of q, k, v and out behind the batch
   std::vector<RequestLengths> requests;
 };
 
@@ -72,21 +75,23 @@ class DcpCase {
   std::vector<int32_t> cu_q{0}, seq_lens;
 
   struct Rank {
-    std::vector<std::byte> q, k, v, k_cache, v_cache, out;
+    std::vector<std::byte> q, k, v, out;
+    std::vector<std::byte> cache;  ///< K's half, then V's
     std::vector<float> lse;
     std::vector<int32_t> table;
     int64_t num_pages = 0;
     int32_t columns = 0;
+    std::vector<int64_t> new_slots;  ///< [T]: where the new tokens belong, -1 = on another rank
     std::vector<float> slopes, sinks;
     DType weights = DType::kFloat32;  ///< what the kernels round softmax weights to
   };
   std::vector<Rank> ranks;
 
  private:
+  KvCacheView cache_view(Rank& rank) const;
   void make_keys(uint32_t seed);
   void make_rank(int32_t rank, uint32_t seed);
   void make_queries(uint32_t seed);
-  KvCacheView cache_view(Rank& rank) const;
 
   /// Real keys and values as the step sees them: [all tokens of all requests, kv_heads, dim].
   std::vector<float> keys_, values_;

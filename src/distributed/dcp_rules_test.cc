@@ -198,7 +198,7 @@ TEST(DcpAttention, NanReachesItsRequestOnly) {
     DcpCase::Rank& poisoned = whole.ranks[1];
     const int32_t page = poisoned.table[static_cast<size_t>(poisoned.columns)];  // request 1's first
     const auto page_bytes = static_cast<size_t>(setup.page_size * setup.kv_heads * setup.dim_qk) * sizeof(float);
-    store_from_float(poisoned.k_cache.data() + static_cast<size_t>(page) * page_bytes, DType::kFloat32, 0, NAN);
+    store_from_float(poisoned.cache.data() + static_cast<size_t>(page) * page_bytes, DType::kFloat32, 0, NAN);
     whole.run_in_threads();
     for (const DcpCase::Rank& rank : whole.ranks) {
       for (int32_t token = 0; token < whole.tokens(); ++token) {

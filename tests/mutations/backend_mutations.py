@@ -23,7 +23,8 @@ plant(RULE, "capability-by-major-only", "include/folio/backends/capability.hpp",
       "  friend constexpr bool operator==(const DeviceCapability&, const DeviceCapability&) = default;")
 plant(RULE, "preferred-page-not-the-smallest", CAPABILITY,
       "return std::ranges::min_element(page_sizes, {}, &PageSizeRule::value)->value;", "return page_sizes.front().value;")
-plant(RULE, "hybrid-pages-unrestricted", FLASH_ATTN + "backend.cc", "if (has_float32_states(facts)) return kHybridPageSizes;", "")
+plant(RULE, "hybrid-pages-unrestricted", FLASH_ATTN + "backend.cc", "if (has_float32_states(facts)) return",
+      "if (has_float32_states(facts) && false) return")
 plant(RULE, "graphs-of-version-2-for-mixed-batches", FLASH_ATTN + "backend.cc",
       "get_flash_attn_version(facts.platform) == 3) return GraphSupport::kAlways;",
       "get_flash_attn_version(facts.platform) >= 2) return GraphSupport::kAlways;")

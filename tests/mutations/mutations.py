@@ -326,3 +326,56 @@ plant(rule, "first-partial-result-is-free", LEVELS, "(outermost ? 4 : 2)", "(out
 plant(rule, "group-reads-by-request", LEVELS, "return ceil_div(rows, costs_->tile_rows);", "return rows;")
 plant(rule, "prefixes-compared-at-the-last-page", PREFIX, "while (same < most && a[same] == b[same]) ++same;",
       "for (size_t i = most; i > same; --i) if (a[i - 1] == b[i - 1]) return static_cast<int32_t>(i);")
+rule = "fp8 widened beside the products"
+RING = "src/kernels/cpu/amx/attention/widening_ring.hpp"
+plant(rule, "piece-in-use-overwritten", RING, "smaller(taken_ + kPieceSlots, first_", "smaller(taken_ + kPieceSlots + 1, first_")
+plant(rule, "piece-taken-before-it-is-whole", RING, "while (widened_ <= taken_) widen();", "while (widened_ < taken_) widen();")
+rule = "pools and allocators"
+ALLOCATOR = KVCACHE + "token_allocator.cc"
+WINDOW_ALLOCATOR = KVCACHE + "window_token_allocator.cc"
+plant(rule, "pool-without-dummy-page", KVCACHE + "kv_pool.cc", "int64_t{config.num_slots / config.page_size} + 1;",
+      "int64_t{config.num_slots / config.page_size};")
+plant(rule, "pool-leading-shape-torn", KVCACHE + "kv_pool.cc", "!any || stride(i) == count * token_stride", "true")
+plant(rule, "request-rows-from-0", KVCACHE + "req_to_token_pool.cc", "free_rows_[static_cast<size_t>(i)] = i + 1;",
+      "free_rows_[static_cast<size_t>(i)] = i;")
+plant(rule, "slots-released-early", ALLOCATOR, "if (pages > free.count()) free.take_all(released);",
+      "if (pages >= free.count()) free.take_all(released);")
+plant(rule, "slots-freed-twice", ALLOCATOR, "state.held_slots[static_cast<size_t>(slots[i])] = false;", "")
+plant(rule, "slots-of-a-page-stay-held", ALLOCATOR, "      state.forget_page(page);\n", "")
+plant(rule, "slots-continue-at-another-offset", ALLOCATOR, "(last_slot + 1) % page_size == prefix_len % page_size", "true")
+plant(rule, "slots-two-continue-a-page", ALLOCATOR, "      note(r, true);\n", "")
+plant(rule, "slots-page-rounded-down", ALLOCATOR,
+      "core::ceil_div(seq_lens_[r], state_.page_size) - core::ceil_div(prefix_len(r), state_.page_size)",
+      "seq_lens_[r] / state_.page_size - prefix_len(r) / state_.page_size")
+plant(rule, "window-room-not-asked", WINDOW_ALLOCATOR, "std::min(available(), window_available())", "available()")
+plant(rule, "window-copy-twice", WINDOW_ALLOCATOR, "copy_of(to) = std::exchange(copy_of(from), 0);",
+      "copy_of(to) = copy_of(from);")
+
+rule = "prefix cache"
+TREE = KVCACHE + "prefix_tree.cc"
+PREFIXES = KVCACHE + "prefix_cache.cc"
+plant(rule, "prefix-page-not-rounded", TREE, "return equal - equal % options.page_size;", "return equal;")
+plant(rule, "prefix-extra-key-ignored", TREE, "roots.find(extra_key);", "roots.begin();\n  (void)extra_key;")
+plant(rule, "prefix-window-ends-on-tombstone", TREE, "return with_copies >= window ? at_end : usable;", "return at_end;")
+plant(rule, "prefix-window-one-more", TREE, "return with_copies >= window ? at_end : usable;",
+      "return with_copies > window ? at_end : usable;")
+plant(rule, "prefix-window-before-tombstone-lost", TREE, "if (with_copies >= window) usable = at_end;", "")
+plant(rule, "prefix-split-loses-locks", TREE, "  up.locks = low.locks;\n", "")
+plant(rule, "prefix-split-loses-window-locks", TREE, "  up.window_locks = low.window_locks;\n", "")
+plant(rule, "prefix-split-forgets-tombstone", TREE, "  up.tombstone = low.tombstone;\n", "")
+plant(rule, "prefix-split-goes-on-below", PREFIXES, "std::exchange(child, tree.split(child, equal));",
+      "tree.split(child, equal);")
+plant(rule, "prefix-parent-counted-off", TREE, "  ++num_nodes;\n  evictable += n.size();",
+      "  ++num_nodes;\n  evictable += n.size() - at(parent).size();")
+plant(rule, "prefix-window-lock-one-node-short", TREE, "if (begin >= window_begin) {", "if (begin > window_begin) {")
+plant(rule, "prefix-tombstone-leaf-stays", TREE, "more = above.num_children == 0 && above.tombstone;", "more = false;")
+plant(rule, "prefix-parent-not-evictable", TREE, "    } else {\n      enlist(parent);\n    }", "    }")
+plant(rule, "prefix-use-not-noted", PREFIXES, "  tree.touch_path(found.node);\n", "")
+plant(rule, "prefix-heals-without-copies", PREFIXES, "std::max(begin, request.window_begin);", "begin;")
+plant(rule, "prefix-leaf-without-copies", PREFIXES, "if (length == end || request.window_begin >= end) return result;",
+      "if (length == end) return result;")
+plant(rule, "prefix-duplicates-kept", PREFIXES, "changes.freed.push_back(own);", "(void)own;")
+plant(rule, "prefix-not-written-back", PREFIXES,
+      "  copy_slots(tree, done.node, lock.length_, end, slots.subspan(static_cast<size_t>(lock.length_)));\n", "")
+plant(rule, "prefix-tail-kept", PREFIXES, "  changes.freed.insert(changes.freed.end(), rest.begin(), rest.end());\n", "")
+plant(rule, "prefix-evicts-too-little", PREFIXES, "while (gone.slots < wanted.slots &&", "if (gone.slots < wanted.slots &&")

@@ -9,6 +9,7 @@
 #include "commands.hpp"
 #include "folio/backends/common.hpp"
 #include "json_output.hpp"
+#include "mpi_session.hpp"
 #include "progress.hpp"
 #include "replay/prefix_count.hpp"
 #include "replay/report.hpp"
@@ -28,6 +29,9 @@ struct ReplayFlags {
   std::string kv_cache_dtype;
   backends::CascadeMode cascade = backends::CascadeMode::kOff;
   bool plan_only = false;
+  int32_t dcp = 1;
+  int32_t dcp_interleave = 1;
+  std::string dcp_comm = "ag_rs";
   replay::SchedulerOptions scheduler;
   replay::ClockOptions clock;
   replay::CheckOptions checks;
@@ -83,9 +87,21 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
          "--backend",
          [&flags](const std::string& name) {
            if (name == "flashinfer") flags.backend = replay::ServingBackend::kFlashInfer;
+           if (name == "flash_attn") flags.backend = replay::ServingBackend::kFlashAttention;
          },
-         "who serves the layers: none (Folio's own calls, the default) or an engine backend: flashinfer")
-      ->check(CLI::IsMember({"none", "flashinfer"}));
+         "who serves the layers: none (Folio's own calls, the default) or an engine backend: flashinfer, flash_attn")
+      ->check(CLI::IsMember({"none", "flashinfer", "flash_attn"}));
+  app.add_option("--dcp", flags.dcp,
+                 "decode context parallelism: so many ranks divide every request's KV and the query heads of each "
+                 "group; threads, or the processes that mpirun started")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--dcp-interleave", flags.dcp_interleave, "neighbouring tokens that stay on one rank")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--dcp-comm", flags.dcp_comm, "how ranks combine their results: ag_rs or a2a")
+      ->check(CLI::IsMember({"ag_rs", "a2a"}))
+      ->capture_default_str();
   app.add_option("--kv-cache-dtype", flags.kv_cache_dtype,
                  "--kv-dtype by the names that engines use: auto (the outputs' type), float16, bfloat16, float32, fp8 "
                  "(= fp8_e4m3), fp8_e5m2")
@@ -173,11 +189,11 @@ int count_hits(const ReplayFlags& flags, const replay::Trace& trace, const repla
 
 /// Pages that the pool options come to.
 int64_t pool_pages(const ReplayFlags& flags, const replay::Workload& workload, const replay::StackConfig& stack) {
-  const int64_t for_all = std::max<int64_t>(1, workload.pages_for_all(stack.page_size));
+  const int64_t for_all = std::max<int64_t>(1, workload.pages_for_all(stack.tokens_per_page_id()));
   int64_t pages = flags.pool_pages;
   if (flags.unlimited_pool) pages = for_all;
   if (pages == 0) {
-    const double page_bytes = static_cast<double>(stack.num_layers) * stack.page_size * stack.num_kv_heads *
+    const double page_bytes = static_cast<double>(stack.num_layers) * stack.tokens_per_page_id() * stack.num_kv_heads *
                               (stack.head_dim_qk + stack.head_dim_v) * size_of(stack.kv);
     pages = std::min(for_all, static_cast<int64_t>(static_cast<double>(flags.pool_mb) * (1 << 20) / page_bytes));
   }
@@ -199,6 +215,9 @@ int replay_trace(ReplayFlags& flags) {
   options.stack.backend = flags.backend;
   options.stack.cascade = flags.cascade;
   options.stack.plan_only = flags.plan_only;
+  options.stack.dcp = flags.dcp;
+  options.stack.dcp_interleave = flags.dcp_interleave;
+  options.stack.dcp_comm_backend = flags.dcp_comm;
   if (!flags.kv_cache_dtype.empty())
     options.stack.kv = backends::kv_cache_dtype_from_name(flags.kv_cache_dtype, options.stack.out());
   if (flags.batch_invariant) options.stack.determinism = Determinism::kBatchInvariant;
@@ -206,7 +225,7 @@ int replay_trace(ReplayFlags& flags) {
   options.stack.num_pages = pool_pages(flags, workload, options.stack);
   options.stack.max_tokens = flags.scheduler.token_budget;
   options.scheduler = flags.scheduler;
-  options.scheduler.page_size = options.stack.page_size;
+  options.scheduler.page_size = options.stack.tokens_per_page_id();
   if (flags.serial) options.scheduler.max_running = 1;
   options.stack.max_requests = options.scheduler.max_running;
   options.clock = flags.clock;
@@ -216,6 +235,15 @@ int replay_trace(ReplayFlags& flags) {
   options.samples_path = flags.samples;
   options.timeline_path = flags.timeline;
 
+  const MpiSession mpi;
+  if (mpi.group() != nullptr) {
+    if (flags.dcp == 1) throw Error(ErrorCode::kInvalidArgument, "mpirun started several processes; give --dcp");
+    if (flags.clock.time_scale > 0.0)
+      throw Error(ErrorCode::kUnsupported, "--time-scale: processes whose steps depend on the wall clock would part");
+    options.processes = mpi.group();
+  }
+  flags.quiet = flags.quiet || !mpi.prints();
+
   Progress progress(flags.quiet);
   const replay::ReplayResult result = replay::run_replay(flags.attention.context(), workload, options,
                                                          interrupted_by_user(), [&](const replay::ReplayProgress& now) {
@@ -224,7 +252,7 @@ int replay_trace(ReplayFlags& flags) {
                                                          });
   progress.finish();
   if (!flags.quiet) fmt::print(flags.json == "-" ? stderr : stdout, "{}", replay::summary_text(result));
-  if (!flags.json.empty()) write_json(replay::summary_json(result), flags.json);
+  if (!flags.json.empty() && mpi.prints()) write_json(replay::summary_json(result), flags.json);
   if (result.failed()) {
     fmt::print(
         stderr,

@@ -33,9 +33,13 @@ size_t AttentionStack::v_page_bytes() const {
   return static_cast<size_t>(int64_t{c.page_size} * c.num_kv_heads * c.head_dim_v * size_of(c.kv));
 }
 
-std::unique_ptr<AttentionStack> make_stack(const Context& context, const StackConfig& config) {
-  if (config.backend == ServingBackend::kNone) return std::make_unique<LayerStack>(context, config);
-  return make_backend_stack(context, config);
+std::unique_ptr<AttentionStack> make_stack(const Context& context, const StackConfig& config,
+                                           distributed::ProcessGroup* processes) {
+  if (config.backend != ServingBackend::kNone) return make_backend_stack(context, config, processes);
+  if (config.dcp != 1) {
+    throw Error(ErrorCode::kUnsupported, "--dcp divides the KV of a backend's layers; give --backend too");
+  }
+  return std::make_unique<LayerStack>(context, config);
 }
 
 }  // namespace folio::replay

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "folio/distributed.hpp"
 #include "folio/folio.hpp"
 #include "replay/phase_clock.hpp"
 #include "replay/stack_config.hpp"
@@ -53,6 +54,9 @@ class AttentionStack {
   /// each layer.
   virtual void step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe) = 0;
 
+  /// Whether the replay ends here: as this process wants, or any of its peers.
+  virtual bool stops(bool wanted) { return wanted; }
+
   virtual const StackConfig& config() const = 0;
   virtual const AttentionConfig& attention() const = 0;
   virtual std::string kernel_name() const = 0;
@@ -71,8 +75,9 @@ class AttentionStack {
   AttentionStack() = default;
 };
 
-/// A stack for the config's backend. Throws what `prepare` throws, kUnsupported for what the backend does not take,
-/// kOutOfMemory.
-std::unique_ptr<AttentionStack> make_stack(const Context& context, const StackConfig& config);
+/// A stack for the config's backend; `processes` as make_backend_stack's. Throws what `prepare` throws, kUnsupported
+/// for what the backend does not take, kOutOfMemory.
+std::unique_ptr<AttentionStack> make_stack(const Context& context, const StackConfig& config,
+                                           distributed::ProcessGroup* processes);
 
 }  // namespace folio::replay

@@ -3,68 +3,31 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <optional>
+#include <exception>
+#include <string>
+#include <thread>
 #include <utility>
 
-#include "folio/backends/flashinfer.hpp"
-#include "replay/memory.hpp"
+#include "replay/backend_rank.hpp"
 #include "replay/step_inputs.hpp"
 
 namespace folio::replay {
 namespace {
 
-using namespace backends;  // NOLINT(google-build-using-namespace): the whole file is about them
-
-/// What BackendStack asks of a backend: its types, the cache of a layer, and which plans a step has.
-struct FlashInfer {
-  using Impl = FlashInferImpl;
-  using Builder = FlashInferMetadataBuilder;
-  using Metadata = FlashInferMetadata;
-  using LayerConfig = FlashInferLayerConfig;
-  using Options = FlashInferOptions;
-
-  static TensorView cache_tensor(void* data, const StackConfig& config, KvCacheLayout layout) {
-    return FlashInferBackend::kv_cache_tensor(
-        data, config.kv,
-        FlashInferBackend::get_kv_cache_shape(config.num_pages, config.page_size, config.num_kv_heads,
-                                              config.head_dim_qk),
-        layout);
-  }
-  static KvCacheView cache_view(const TensorView& tensor, DType dtype) {
-    return FlashInferBackend::kv_cache_view(tensor, dtype);
-  }
-  static Options options(const StackConfig& config) {
-    Options options;
-    options.quantize_query = is_fp8(config.q);
-    return options;
-  }
-  static TensorView forward(const Impl& impl, const AttentionLayerScales& scales, const StepInputs& inputs,
-                            const TensorView& cache, const Metadata& metadata) {
-    const int32_t tokens = metadata.num_actual_tokens;
-    return impl.forward(scales, inputs.q(tokens), inputs.k(tokens), inputs.v(tokens), cache, &metadata,
-                        inputs.out(tokens));
-  }
-  template <typename Visit>
-  static void for_each_plan(const Metadata& metadata, const Visit& visit) {
-    for (const std::optional<WindowPlan>& planned : metadata.plans) {
-      if (planned) visit(planned->window_left, planned->plan);
-    }
-  }
-};
-
-/// The name that engines give a cache dtype.
-std::string cache_dtype_name(DType kv, DType model) {
-  return kv == model ? "auto" : std::string(to_string(kv));
-}
-
-template <typename Backend>
+template <typename Family>
 class BackendStack final : public AttentionStack {
  public:
-  BackendStack(const Context& context, const StackConfig& config)
-      : context_(context), config_(config), inputs_(config) {
-    make_pool();
-    make_layers();
+  BackendStack(const Context& context, const StackConfig& config, distributed::ProcessGroup* processes)
+      : context_(context), config_(config), inputs_(config), processes_(processes) {
+    if (config.dcp == 1) {
+      ranks_.push_back(std::make_unique<BackendRank<Family>>(context, config, nullptr));
+    } else if (processes != nullptr) {
+      ranks_.push_back(std::make_unique<BackendRank<Family>>(context, config, processes));
+    } else {
+      threads_ = distributed::make_thread_groups(config.dcp);
+      for (const auto& group : threads_)
+        ranks_.push_back(std::make_unique<BackendRank<Family>>(context, config, group.get()));
+    }
     describe();
   }
 
@@ -75,84 +38,53 @@ class BackendStack final : public AttentionStack {
       scheduled_.push_back(item.count);
       computed_.push_back(item.first);
     }
-    builder_->reorder_batch(scheduled_, computed_, [&](int32_t a, int32_t b) {
+    Family::order(ranks_.front()->builder(), scheduled_, computed_, [&](int32_t a, int32_t b) {
       std::swap(items[static_cast<size_t>(a)], items[static_cast<size_t>(b)]);
     });
   }
 
   void step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe) override {
-    fill_block_table(batch);
+    const RankStep step = describe_step(batch);
     clock.begin();
-    const typename Backend::Metadata metadata = builder_->build(/*common_prefix_len=*/0, common_metadata(batch));
+    for (const auto& rank : ranks_) rank->build(step);
     clock.end(Phase::kPlan);
-    workspace_bytes_ = metadata.workspace.bytes;
-    count_work(batch, metadata);
-    AttentionLayerScales scales;
-    scales.k = scales.v = cache_scale(config_.kv);
+    count_work(batch);
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
       inputs_.make_kv(context_, batch, layer);
       inputs_.make_q(context_, batch, layer);
       clock.end(Phase::kInputs, layer);
-      Backend::forward(*layers_[static_cast<size_t>(layer)], scales, inputs_, tensors_[static_cast<size_t>(layer)],
-                       metadata);
+      for (const auto& rank : ranks_) rank->write(layer, tensors(batch, rank->rank()));
+      clock.end(Phase::kWrite, layer);
+      on_ranks([&](const BackendRank<Family>& rank) { rank.attend(layer, tensors(batch, rank.rank())); });
       clock.end(Phase::kRun, layer);
-      observe(batch, inputs_.output(layer));
+      gather_outputs(batch.num_tokens());
+      observe(batch, inputs_.output(layer, batch.num_tokens()));
       clock.end(Phase::kChecks, layer);
     }
   }
 
+  bool stops(bool wanted) override {
+    if (processes_ == nullptr) return wanted;
+    float votes = wanted ? 1.0f : 0.0f;
+    processes_->all_reduce_sum(&votes, 1);
+    return votes > 0.0f;
+  }
+
   const StackConfig& config() const override { return config_; }
   const AttentionConfig& attention() const override { return attention_; }
-  std::string kernel_name() const override { return builder_->kernel_name(); }
+  std::string kernel_name() const override { return ranks_.front()->builder().kernel_name(); }
   const WorkCounts& work() const override { return work_; }
-  size_t pool_bytes() const override { return pool_.bytes(); }
+  size_t pool_bytes() const override { return ranks_.size() * ranks_.front()->pool().bytes(); }
   size_t workspace_bytes() const override { return workspace_bytes_; }
-  /// The builder's workspace counts whole: how much of it was touched is not known here.
-  size_t resident_bytes() const override { return pool_.resident_bytes() + workspace_bytes_; }
-  const KvCacheView& cache(int32_t layer) const override { return caches_[static_cast<size_t>(layer)]; }
+  /// The builders' workspaces count whole: how much of them was touched is not known here.
+  size_t resident_bytes() const override {
+    size_t bytes = workspace_bytes_;
+    for (const auto& rank : ranks_) bytes += rank->pool().resident_bytes();
+    return bytes;
+  }
+  const KvCacheView& cache(int32_t layer) const override { return ranks_.front()->cache(layer); }
 
  private:
-  void make_pool() {
-    const bool hnd = config_.layout == KvLayout::kStridedHnd;
-    layout_ = hnd ? KvCacheLayout::kHnd : KvCacheLayout::kNhd;
-    const size_t layer_bytes = static_cast<size_t>(config_.num_pages) * (k_page_bytes() + v_page_bytes());
-    pool_ = MappedMemory(static_cast<size_t>(config_.num_layers) * layer_bytes);
-    for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-      tensors_.push_back(
-          Backend::cache_tensor(pool_.data() + static_cast<size_t>(layer) * layer_bytes, config_, layout_));
-      caches_.push_back(Backend::cache_view(tensors_.back(), config_.kv));
-    }
-  }
-
-  void make_layers() {
-    const std::string cache_dtype = cache_dtype_name(config_.kv, config_.out());
-    std::vector<AttentionLayer<typename Backend::Impl>> named;
-    for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-      typename Backend::LayerConfig layer_config;
-      layer_config.num_heads = config_.num_q_heads;
-      layer_config.head_size = config_.head_dim_qk;
-      layer_config.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim_qk));
-      layer_config.num_kv_heads = config_.num_kv_heads;
-      if (config_.has_window(layer)) layer_config.sliding_window = config_.window_left + 1;
-      layer_config.kv_cache_dtype = cache_dtype;
-      layer_config.model_dtype = config_.out();
-      if (config_.logits_soft_cap != 0.0f) layer_config.logits_soft_cap = config_.logits_soft_cap;
-      layers_.push_back(std::make_unique<typename Backend::Impl>(context_, layer_config));
-      named.push_back({fmt::format("model.layers.{}.attn", layer), layers_.back().get()});
-    }
-    EngineConfig engine;
-    engine.model.dtype = config_.out();
-    engine.model.num_attention_heads = config_.num_q_heads;
-    engine.model.num_kv_heads = config_.num_kv_heads;
-    engine.cache.cache_dtype = cache_dtype;
-    engine.cache.layout = layout_;
-    engine.scheduler.max_num_batched_tokens = config_.max_tokens;
-    engine.scheduler.max_num_seqs = config_.max_requests;
-    engine.determinism = config_.determinism;
-    const AttentionSpec spec{config_.page_size, config_.num_kv_heads, config_.head_dim_qk, config_.kv};
-    builder_ = std::make_unique<typename Backend::Builder>(context_, spec, named, engine, Backend::options(config_));
-  }
-
   void describe() {
     attention_.num_q_heads = config_.num_q_heads;
     attention_.num_kv_heads = config_.num_kv_heads;
@@ -165,69 +97,116 @@ class BackendStack final : public AttentionStack {
     attention_.determinism = config_.determinism;
   }
 
-  /// A dense table, as engines keep one; columns grow to the longest request seen.
-  void fill_block_table(const StepBatch& batch) {
+  /// The batch as every rank sees it. The dense table is what engines keep; columns grow to the longest request seen.
+  RankStep describe_step(const StepBatch& batch) {
     const auto rows = static_cast<size_t>(batch.num_requests());
     for (size_t r = 0; r < rows; ++r)
       columns_ = std::max(columns_, static_cast<size_t>(batch.indptr[r + 1] - batch.indptr[r]));
     block_table_.resize(std::max(block_table_.size(), rows * columns_));
-    for (size_t r = 0; r < rows; ++r) {
-      std::copy(batch.indices.begin() + batch.indptr[r], batch.indices.begin() + batch.indptr[r + 1],
-                block_table_.begin() + static_cast<std::ptrdiff_t>(r * columns_));
-    }
-  }
-
-  CommonAttentionMetadata common_metadata(const StepBatch& batch) const {
-    CommonAttentionMetadata common;
+    token_row_.clear();
+    positions_.clear();
+    RankStep step;
+    backends::CommonAttentionMetadata& common = step.common;
     common.query_start_loc = batch.cu_q;
     common.seq_lens = batch.kv_len;
     common.num_reqs = batch.num_requests();
     common.num_actual_tokens = batch.num_tokens();
-    for (int32_t r = 0; r < common.num_reqs; ++r) {
-      common.max_query_len = std::max(common.max_query_len, common.query_len(r));
-      common.max_seq_len = std::max(common.max_seq_len, batch.kv_len[static_cast<size_t>(r)]);
+    for (size_t r = 0; r < rows; ++r) {
+      std::copy(batch.indices.begin() + batch.indptr[r], batch.indices.begin() + batch.indptr[r + 1],
+                block_table_.begin() + static_cast<std::ptrdiff_t>(r * columns_));
+      const int32_t query_len = common.query_len(static_cast<int32_t>(r));
+      token_row_.insert(token_row_.end(), static_cast<size_t>(query_len), static_cast<int32_t>(r));
+      common.max_query_len = std::max(common.max_query_len, query_len);
+      common.max_seq_len = std::max(common.max_seq_len, batch.kv_len[r]);
     }
+    for (const TokenRow& token : batch.rows) positions_.push_back(token.position);
     const auto columns = static_cast<int32_t>(columns_);
     common.block_table = {block_table_.data(), common.num_reqs, columns, columns};
-    common.slot_mapping = batch.slots;
-    return common;
+    step.token_row = token_row_;
+    step.positions = positions_;
+    return step;
   }
 
-  void count_work(const StepBatch& batch, const typename Backend::Metadata& metadata) {
-    Backend::for_each_plan(metadata, [&](int32_t window_left, const AttentionPlan& plan) {
-      int32_t layers = 0;
-      for (int32_t layer = 0; layer < config_.num_layers; ++layer)
-        layers += (config_.has_window(layer) ? config_.window_left : -1) == window_left ? 1 : 0;
-      work_.add_plan(config_, plan, layers);
-    });
+  LayerTensors tensors(const StepBatch& batch, int32_t rank) const {
+    const int32_t tokens = batch.num_tokens();
+    LayerTensors tensors;
+    tensors.q = inputs_.q(tokens, rank);
+    tensors.k = inputs_.k(tokens);
+    tensors.v = inputs_.v(tokens);
+    tensors.out = inputs_.out(tokens, rank);
+    return tensors;
+  }
+
+  /// Calls body(rank) for every rank that lives here, each on a thread of its own, since ranks wait for each other.
+  template <typename Body>
+  void on_ranks(const Body& body) {
+    if (ranks_.size() == 1) {
+      body(*ranks_.front());
+      return;
+    }
+    std::vector<std::exception_ptr> errors(ranks_.size());
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      threads.emplace_back([&, r] {
+        try {
+          body(*ranks_[r]);
+        } catch (const std::exception& error) {
+          errors[r] = std::current_exception();
+          threads_[r]->fail(error.what());
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const std::exception_ptr& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+
+  /// Of ranks in other processes, so that every process can check all heads.
+  void gather_outputs(int32_t num_tokens) {
+    if (processes_ == nullptr) return;
+    const size_t bytes = inputs_.output_bytes_of_rank(num_tokens);
+    std::byte* const all = inputs_.outputs();
+    processes_->all_gather(all + static_cast<size_t>(processes_->rank()) * bytes, all, bytes);
+  }
+
+  void count_work(const StepBatch& batch) {
+    workspace_bytes_ = 0;
+    for (const auto& rank : ranks_) {
+      workspace_bytes_ += rank->metadata().workspace.bytes;
+      for_each_plan(rank->metadata(), [&](int32_t window_left, const AttentionPlan& plan) {
+        int32_t layers = 0;
+        for (int32_t layer = 0; layer < config_.num_layers; ++layer)
+          layers += (config_.has_window(layer) ? config_.window_left : -1) == window_left ? 1 : 0;
+        work_.add_plan(config_, plan, layers);
+      });
+    }
     work_.add_writes(config_, batch.num_tokens());
   }
 
   Context context_;
   StackConfig config_;
-  KvCacheLayout layout_ = KvCacheLayout::kNhd;
   StepInputs inputs_;
-  MappedMemory pool_;
-  std::vector<TensorView> tensors_;  ///< a layer's cache as the engine sees it
-  std::vector<KvCacheView> caches_;
-  std::vector<std::unique_ptr<typename Backend::Impl>> layers_;
-  std::unique_ptr<typename Backend::Builder> builder_;
+  distributed::ProcessGroup* processes_;
+  std::vector<std::unique_ptr<distributed::ProcessGroup>> threads_;
+  std::vector<std::unique_ptr<BackendRank<Family>>> ranks_;  ///< those of this process
   AttentionConfig attention_;
   WorkCounts work_;
   size_t workspace_bytes_ = 0;
   std::vector<int32_t> scheduled_;
   std::vector<int32_t> computed_;
   std::vector<int32_t> block_table_;
+  std::vector<int32_t> token_row_;
+  std::vector<int32_t> positions_;
   size_t columns_ = 1;
 };
 
-}  // namespace
-
-std::unique_ptr<AttentionStack> make_backend_stack(const Context& context, const StackConfig& config) {
+void check(const StackConfig& config, const distributed::ProcessGroup* processes) {
+  const auto refuse = [](ErrorCode code, const std::string& why) { throw Error(code, why); };
   if (config.layout == KvLayout::kCpuPacked) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("the {} backend's caches are strided; --kv-format cpu-packed is "
-                                                     "for --backend none",
-                                                     to_string(config.backend)));
+    refuse(ErrorCode::kUnsupported,
+           fmt::format("the {} backend's caches are strided; --kv-format cpu-packed is for --backend none",
+                       to_string(config.backend)));
   }
   if (config.cascade != backends::CascadeMode::kOff) {
     throw Error(ErrorCode::kUnsupported,
@@ -240,12 +219,36 @@ std::unique_ptr<AttentionStack> make_backend_stack(const Context& context, const
                                                      to_string(config.backend)));
   }
   if (config.head_dim_v != config.head_dim_qk) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("head dims are {} and {}; the {} backend has one head size for both", config.head_dim_qk,
-                            config.head_dim_v, to_string(config.backend)));
+    refuse(ErrorCode::kUnsupported, fmt::format("head dims are {} and {}; the {} backend has one head size for both",
+                                                config.head_dim_qk, config.head_dim_v, to_string(config.backend)));
   }
+  const int32_t group = config.num_q_heads / config.num_kv_heads;
+  if (config.dcp < 1 || group % config.dcp != 0) {
+    refuse(ErrorCode::kInvalidArgument,
+           fmt::format("{} ranks divide groups of {} query heads: they must divide them evenly", config.dcp, group));
+  }
+  if (config.dcp > 1 && is_fp8(config.kv) && config.determinism != Determinism::kScheduleInvariant) {
+    refuse(
+        ErrorCode::kUnsupported,
+        "over divided fp8 caches new tokens are attended to before they are rounded, which the replay's checks do not "
+        "follow; --determinism schedule-invariant reads all of them from the cache");
+  }
+  if (processes != nullptr && processes->size() != config.dcp) {
+    refuse(ErrorCode::kInvalidArgument, fmt::format("{} processes were started; --dcp {} needs as many as its ranks",
+                                                    processes->size(), config.dcp));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<AttentionStack> make_backend_stack(const Context& context, const StackConfig& config,
+                                                   distributed::ProcessGroup* processes) {
+  check(config, processes);
   switch (config.backend) {
-    case ServingBackend::kFlashInfer: return std::make_unique<BackendStack<FlashInfer>>(context, config);
+    case ServingBackend::kFlashInfer:
+      return std::make_unique<BackendStack<FlashInferFamily>>(context, config, processes);
+    case ServingBackend::kFlashAttention:
+      return std::make_unique<BackendStack<FlashAttentionFamily>>(context, config, processes);
     case ServingBackend::kNone: break;
   }
   throw Error(ErrorCode::kInvalidArgument, "no backend was asked for");

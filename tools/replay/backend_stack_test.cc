@@ -63,6 +63,34 @@ TEST_P(BackendReplay, AgreesWithTheOracle) {
   }
 }
 
+/// Ranks that divide the KV token by token, two of them with several tokens each.
+TEST_P(BackendReplay, DividedOverRanksAgreesWithTheOracleAndWithItself) {
+  for (const char* combine : {"ag_rs", "a2a"}) {
+    uint64_t digest = 0;
+    for (const int32_t budget : {96, 17}) {
+      Scene divided = scene();
+      StackConfig& stack = divided.options.stack;
+      stack.num_q_heads = 8;
+      stack.page_size = 4;
+      stack.dcp = 2;
+      stack.dcp_interleave = 4;
+      stack.dcp_comm_backend = combine;
+      stack.window_left = 30;
+      stack.full_every = 2;
+      divided.options.scheduler.page_size = stack.tokens_per_page_id();
+      divided.options.scheduler.token_budget = budget;
+      divided.options.checks.rate = 0.2;
+      const ReplayResult result = replay(divided);
+      EXPECT_GT(result.checks.rows, 100);
+      EXPECT_GT(result.scheduler.hit_tokens, 0);
+      if (digest != 0) {
+        EXPECT_EQ(result.digest, digest);
+      }
+      digest = result.digest;
+    }
+  }
+}
+
 TEST_P(BackendReplay, RefusesWhatBackendsDoNotTake) {
   const auto refusal = [](const Scene& scene) -> std::string {
     try {
@@ -79,9 +107,20 @@ TEST_P(BackendReplay, RefusesWhatBackendsDoNotTake) {
   Scene two_sizes = scene(3);
   two_sizes.options.stack.head_dim_v = 24;
   EXPECT_THAT(refusal(two_sizes), HasSubstr("one head size"));
+  Scene rounded = scene(3);
+  rounded.options.stack.num_q_heads = 8;
+  rounded.options.stack.dcp = 2;
+  rounded.options.stack.kv = DType::kFloat8E4M3;
+  rounded.options.stack.determinism = Determinism::kRunToRun;
+  EXPECT_THAT(refusal(rounded), HasSubstr("schedule-invariant"));
+  Scene undivided = scene(3);
+  undivided.options.stack.dcp = 2;
+  undivided.options.stack.backend = ServingBackend::kNone;
+  EXPECT_THAT(refusal(undivided), HasSubstr("--backend"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, BackendReplay, ::testing::Values(ServingBackend::kFlashInfer),
+INSTANTIATE_TEST_SUITE_P(Backends, BackendReplay,
+                         ::testing::Values(ServingBackend::kFlashInfer, ServingBackend::kFlashAttention),
                          [](const auto& backend) { return std::string(to_string(backend.param)); });
 
 }  // namespace

@@ -168,7 +168,7 @@ void LayerStack::step(const StepBatch& batch, PhaseClock& clock, const OutputObs
     clock.end(Phase::kWrite, layer);
     attend_layer(batch, plans[group_of(layer)], layer);
     clock.end(Phase::kRun, layer);
-    observe(batch, inputs_.output(layer));
+    observe(batch, inputs_.output(layer, batch.num_tokens()));
     clock.end(Phase::kChecks, layer);
   }
 }

@@ -110,7 +110,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   PageManager pages(static_cast<int32_t>(options.stack.num_pages), options.prefix_reuse);
   Scheduler scheduler(workload, pages, options.scheduler);
   RowChecker checker(workload, options.stack, options.checks);
-  const std::unique_ptr<AttentionStack> stack = make_stack(context, options.stack);
+  const std::unique_ptr<AttentionStack> stack = make_stack(context, options.stack, options.processes);
   std::unique_ptr<TimelineWriter> timeline;
   if (!options.timeline_path.empty()) timeline = std::make_unique<TimelineWriter>(options.timeline_path);
 
@@ -126,7 +126,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   const auto observe = [&](const StepBatch& rows, const LayerOutput& output) {
     checker.observe(rows, output, scheduler);
   };
-  while (!scheduler.done() && !stop.load(std::memory_order_relaxed)) {
+  while (!scheduler.done() && !stack->stops(stop.load(std::memory_order_relaxed))) {
     const double serving_before = phases.times().serving();
     phases.begin();
     const auto items = scheduler.next_step(clock.now_ms());
@@ -138,7 +138,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
     stack->order(ordered);
     if (options.stack.backend == ServingBackend::kNone && options.stack.cascade == backends::CascadeMode::kAuto)
       prefix_order.apply(ordered, scheduler, options.stack.page_size);
-    batch.build(ordered, scheduler, options.stack.page_size);
+    batch.build(ordered, scheduler, options.stack.tokens_per_page_id());
     phases.end(Phase::kSchedule);
     stack->step(batch, phases, observe);
     result.peak_pages_held = std::max(result.peak_pages_held, pages.held());
@@ -176,6 +176,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.backend = options.stack.backend;
   result.plan_only = options.stack.plan_only;
   result.cascade = options.stack.cascade;
+  result.ranks = options.stack.dcp;
   result.threads = context.concurrency();
   if (!options.samples_path.empty()) checker.write_samples(options.samples_path);
   if (!options.stack.plan_only) measure_limits(context, *stack, highest_page + 1, result);

@@ -26,6 +26,8 @@ struct ReplayOptions {
   ClockOptions clock;
   CheckOptions checks;
   bool prefix_reuse = true;
+  /// Ranks of decode context parallelism in other processes, which run the same replay; null = threads. Borrowed.
+  distributed::ProcessGroup* processes = nullptr;
   std::string samples_path;   ///< empty = none
   std::string timeline_path;  ///< empty = none
 };
@@ -68,6 +70,7 @@ struct ReplayResult {
   ServingBackend backend = ServingBackend::kNone;
   bool plan_only = false;  ///< no attention: there are no times of it, no rows and no digest
   backends::CascadeMode cascade = backends::CascadeMode::kOff;
+  int32_t ranks = 1;  ///< of decode context parallelism
   int32_t threads = 0;
   double read_limit = 0.0;      ///< bytes a second, the best plain read of the pool's used pages; 0 = not measured
   double multiply_limit = 0.0;  ///< float32 operations a second in registers; 0 = not measured

@@ -52,6 +52,13 @@ std::string cascade_text(const ReplayResult& r) {
                      r.work.plans_with_cascade, r.work.plans);
 }
 
+/// ", flashinfer backend, 2 ranks": what stands between the replay and the core.
+std::string served_by(const ReplayResult& r) {
+  if (r.backend == ServingBackend::kNone) return {};
+  const std::string ranks = r.ranks > 1 ? fmt::format(", {} ranks", r.ranks) : "";
+  return fmt::format(", {} backend{}", to_string(r.backend), ranks);
+}
+
 }  // namespace
 
 std::string_view to_string(Determinism determinism) {
@@ -89,8 +96,7 @@ std::string summary_text(const ReplayResult& r) {
   line("attention",
        fmt::format("{} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}, kernel {}, {} threads{}",
                    a.num_q_heads, a.num_kv_heads, a.head_dim_qk, a.head_dim_v, to_string(a.q), to_string(a.kv),
-                   to_string(a.kv_format), a.page_size, to_string(a.determinism), r.kernel, r.threads,
-                   r.backend == ServingBackend::kNone ? "" : fmt::format(", {} backend", to_string(r.backend))));
+                   to_string(a.kv_format), a.page_size, to_string(a.determinism), r.kernel, r.threads, served_by(r)));
   line("requests",
        fmt::format("{} of {} finished, {} steps, {:.1f} s simulated, {:.2f} s wall", r.progress.finished,
                    r.progress.requests, r.progress.steps, r.progress.simulated_ms / 1e3, r.progress.wall_seconds));
@@ -150,7 +156,8 @@ nlohmann::ordered_json summary_json(const ReplayResult& r) {
                        {"determinism", to_string(a.determinism)},
                        {"kernel", r.kernel},
                        {"threads", r.threads},
-                       {"backend", to_string(r.backend)}};
+                       {"backend", to_string(r.backend)},
+                       {"ranks", r.ranks}};
   json["requests"] = {
       {"total", r.progress.requests}, {"finished", r.progress.finished}, {"preemptions", r.scheduler.preemptions}};
   json["tokens"] = {{"prompt", r.input_tokens},

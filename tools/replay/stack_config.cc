@@ -16,6 +16,7 @@ std::string_view to_string(ServingBackend backend) {
   switch (backend) {
     case ServingBackend::kNone: return "none";
     case ServingBackend::kFlashInfer: return "flashinfer";
+    case ServingBackend::kFlashAttention: return "flash_attn";
   }
   return "invalid";
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "folio/backends/cascade.hpp"
@@ -19,9 +20,9 @@ std::string_view to_string(KvLayout layout);
 KvFormat choose_format(KvLayout layout, const AttentionConfig& config, const Context& context);
 
 /// Who serves the layers: Folio's own calls, or one of its engine backends.
-enum class ServingBackend { kNone, kFlashInfer };
+enum class ServingBackend { kNone, kFlashInfer, kFlashAttention };
 
-/// "none", "flashinfer".
+/// "none", "flashinfer", "flash_attn".
 std::string_view to_string(ServingBackend backend);
 
 /// A stack of attention layers, as a model of so many would have them.
@@ -43,13 +44,18 @@ struct StackConfig {
   backends::CascadeMode cascade = backends::CascadeMode::kOff;
   bool plan_only = false;  ///< steps are planned and their work is counted; there is no KV pool and no attention
   uint64_t seed = 1;
-  int64_t num_pages = 0;     ///< of each layer's pool
-  int32_t max_tokens = 0;    ///< of a step
-  int32_t max_requests = 0;  ///< of a step; 0 = not known
+  int64_t num_pages = 0;       ///< of each layer's pool
+  int32_t max_tokens = 0;      ///< of a step
+  int32_t max_requests = 0;    ///< of a step; 0 = not known
+  int32_t dcp = 1;             ///< ranks that divide every request's KV by tokens, and the query heads; backends only
+  int32_t dcp_interleave = 1;  ///< neighbouring tokens that stay on one rank; divides the page size
+  std::string dcp_comm_backend = "ag_rs";  ///< how ranks combine results: ag_rs, a2a
 
   bool has_window(int32_t layer) const {
     return window_left >= 0 && (full_every == 0 || (layer + 1) % full_every != 0);
   }
+  /// Tokens that one page id stands for: pages of all ranks.
+  int32_t tokens_per_page_id() const { return page_size * dcp; }
   /// The dtype of outputs.
   DType out() const { return is_fp8(q) ? DType::kBFloat16 : q; }
 };

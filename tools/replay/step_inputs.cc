@@ -1,6 +1,7 @@
 #include "replay/step_inputs.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "replay/synthetic.hpp"
 
@@ -38,6 +39,13 @@ StepInputs::StepInputs(const StackConfig& config)
   v_ = MappedMemory(bytes_of(tokens * config.num_kv_heads * config.head_dim_v, given_));
   q_ = MappedMemory(bytes_of(tokens * config.num_q_heads * config.head_dim_qk, config.q));
   out_ = MappedMemory(bytes_of(tokens * config.num_q_heads * config.head_dim_v, config.out()));
+  if (config.dcp > 1) ordered_ = MappedMemory(out_.bytes());
+}
+
+int32_t StepInputs::model_head(int32_t rank, int32_t head) const {
+  const int32_t group = config_.num_q_heads / config_.num_kv_heads;
+  const int32_t part = group / config_.dcp;
+  return head / part * group + rank * part + head % part;
 }
 
 void StepInputs::make_kv(const Context& context, const StepBatch& batch, int32_t layer) {
@@ -59,10 +67,12 @@ void StepInputs::make_q(const Context& context, const StepBatch& batch, int32_t 
   const size_t q_row = bytes_of(c.head_dim_qk, c.q);
   for_each_token(context, batch.num_tokens(), [&](int32_t t) {
     const TokenRow& token = batch.rows[static_cast<size_t>(t)];
-    for (int32_t head = 0; head < c.num_q_heads; ++head) {
-      const auto row = static_cast<size_t>(t) * static_cast<size_t>(c.num_q_heads) + static_cast<size_t>(head);
-      fill_row(query_row_key(c.seed, token.request, token.position, layer, head), c.q, c.head_dim_qk,
-               q_.data() + row * q_row);
+    for (int32_t rank = 0; rank < c.dcp; ++rank) {
+      for (int32_t head = 0; head < heads_of_rank(); ++head) {
+        const int64_t row = (int64_t{rank} * batch.num_tokens() + t) * heads_of_rank() + head;
+        fill_row(query_row_key(c.seed, token.request, token.position, layer, model_head(rank, head)), c.q,
+                 c.head_dim_qk, q_.data() + static_cast<size_t>(row) * q_row);
+      }
     }
   });
 }
@@ -75,17 +85,35 @@ ConstTensorView StepInputs::v(int32_t num_tokens) const {
   return ConstTensorView(v_.data(), given_, {num_tokens, config_.num_kv_heads, config_.head_dim_v});
 }
 
-ConstTensorView StepInputs::q(int32_t num_tokens) const {
-  return ConstTensorView(q_.data(), config_.q, {num_tokens, config_.num_q_heads, config_.head_dim_qk});
+ConstTensorView StepInputs::q(int32_t num_tokens, int32_t rank) const {
+  const size_t first = bytes_of(int64_t{rank} * num_tokens * heads_of_rank() * config_.head_dim_qk, config_.q);
+  return ConstTensorView(q_.data() + first, config_.q, {num_tokens, heads_of_rank(), config_.head_dim_qk});
 }
 
-TensorView StepInputs::out(int32_t num_tokens) const {
-  return TensorView(out_.data(), config_.out(), {num_tokens, config_.num_q_heads, config_.head_dim_v});
+TensorView StepInputs::out(int32_t num_tokens, int32_t rank) const {
+  std::byte* const data = out_.data() + static_cast<size_t>(rank) * output_bytes_of_rank(num_tokens);
+  return TensorView(data, config_.out(), {num_tokens, heads_of_rank(), config_.head_dim_v});
 }
 
-LayerOutput StepInputs::output(int32_t layer) const {
+size_t StepInputs::output_bytes_of_rank(int32_t num_tokens) const {
+  return bytes_of(int64_t{num_tokens} * heads_of_rank() * config_.head_dim_v, config_.out());
+}
+
+LayerOutput StepInputs::output(int32_t layer, int32_t num_tokens) {
   const DType dtype = config_.out();
-  return {layer, dtype, out_.data(), bytes_of(int64_t{config_.num_q_heads} * config_.head_dim_v, dtype)};
+  const size_t row_bytes = bytes_of(int64_t{config_.num_q_heads} * config_.head_dim_v, dtype);
+  if (config_.dcp == 1) return {layer, dtype, out_.data(), row_bytes};
+  const size_t head_bytes = bytes_of(config_.head_dim_v, dtype);
+  const std::byte* from = out_.data();
+  for (int32_t rank = 0; rank < config_.dcp; ++rank) {
+    for (int32_t t = 0; t < num_tokens; ++t) {
+      for (int32_t head = 0; head < heads_of_rank(); ++head, from += head_bytes) {
+        const auto to = static_cast<size_t>(t) * row_bytes + static_cast<size_t>(model_head(rank, head)) * head_bytes;
+        std::memcpy(ordered_.data() + to, from, head_bytes);
+      }
+    }
+  }
+  return {layer, dtype, ordered_.data(), row_bytes};
 }
 
 }  // namespace folio::replay

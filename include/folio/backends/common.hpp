@@ -8,6 +8,7 @@
 #include "folio/backends/capability.hpp"           // IWYU pragma: export
 #include "folio/backends/cascade.hpp"              // IWYU pragma: export
 #include "folio/backends/cascade_heuristic.hpp"    // IWYU pragma: export
+#include "folio/backends/dcp_plans.hpp"            // IWYU pragma: export
 #include "folio/backends/engine_config.hpp"        // IWYU pragma: export
 #include "folio/backends/graph_padding.hpp"        // IWYU pragma: export
 #include "folio/backends/kv_scales.hpp"            // IWYU pragma: export

@@ -38,6 +38,7 @@ struct DcpBatch {
   /// pass. The others' are read from DcpArgs::k and v, where they are not rounded to the cache's dtype, and of the
   /// cache only what is older. Under Determinism::kScheduleInvariant all requests read the cache.
   int32_t num_cached = 0;
+  bool all_visible = false;  ///< this batch has neither mask nor window (SegmentMask::kAllVisible)
 };
 
 /// A step's plan on this rank. A small copyable handle, valid until the DcpAttention plans again; `run` on an older one

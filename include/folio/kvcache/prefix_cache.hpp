@@ -47,19 +47,28 @@ class FOLIO_API PrefixLock {
 };
 
 /// A radix tree over the token sequences whose keys and values are in the KV pool, so that requests with equal
-/// beginnings share slots. The life of a request:
+/// beginnings share slots. The life of a request (`all` are its tokens so far, `slots` theirs):
 ///
-///     PrefixLock lock = cache.acquire({prompt.first(prompt.size() - 1)}, slots);  // 1. what is there, kept from now
-///     on if (!allocator.alloc(fresh)) {                                              // 2. the rest, after the lock
-///       cache.evict({.slots = missing}, changes);
-///       allocator.free(changes.freed); changes.clear(); ... alloc again ...
+///     // 1. What is there, kept from now on. All but the last token: one must be left to compute.
+///     PrefixLock lock = cache.acquire({all.first(all.size() - 1)}, slots);
+///     // 2. Slots for the rest, after the lock, so that an eviction cannot take what was matched.
+///     slots.resize(all.size());
+///     const auto fresh = std::span(slots).subspan(lock.length());
+///     if (!allocator.alloc(fresh)) {
+///       cache.evict({.slots = num_missing}, changes);
+///       allocator.free(changes.freed);
+///       changes.clear();
+///       ... alloc again ...
 ///     }
-///     ... slots += fresh; compute and write tokens lock.length() on ...
-///     cache.extend(lock, {prompt}, slots, changes);                               // 3. others may share the prompt
-///     allocator.free(changes.freed);                                              //    `slots` are now the tree's:
-///     rows.write(row, 0, slots);                                                  //    write them back
-///     ... decode: a slot a token ...
-///     cache.finish(std::move(lock), {all_tokens}, all_slots, changes);            // 4. everything to the tree
+///     ... compute tokens lock.length() on and write them into `fresh` ...
+///     // 3. Others may share the prompt from now on. Some of `slots` may now be the tree's: write them back.
+///     cache.extend(lock, {all}, slots, changes);
+///     rows.write(row, 0, slots);
+///     allocator.free(changes.freed);
+///     changes.clear();
+///     ... decode: a token and a slot a step ...
+///     // 4. The end: everything goes to the tree or is freed.
+///     cache.finish(std::move(lock), {all}, slots, changes);
 ///     allocator.free(changes.freed);
 ///
 /// - **Ownership.** Slots that were handed over belong to the tree until they come back as SlotChanges::freed. Of a
@@ -70,8 +79,7 @@ class FOLIO_API PrefixLock {
 /// - **Eviction** takes the least recently used leaves first, where use is an acquire, insert, extend or finish that
 ///   passed through (not match); the end of a path before its beginning. Whole leaves are taken, so it may take more
 ///   than was asked for. Paths that a lock keeps stay. The order depends on nothing but the calls.
-/// - **Always**: evictable() + protected_slots() == size(). Debug builds check all of check_invariants() every so
-/// often.
+/// - **Always**: evictable() + protected_slots() == size(). Debug builds check_invariants() every so often.
 ///
 /// With a window, the layers that have one keep copies of their own in a pool of their own (WindowTokenAllocator), and
 /// the tree knows which slots still have a *window copy*. Eviction can take the window copies of a path and keep the

@@ -1,5 +1,7 @@
 #include "backends/common/batch_checks.hpp"
 
+#include <algorithm>
+
 #include "core/error.hpp"
 
 namespace folio::inline v0::backends {
@@ -38,7 +40,9 @@ void check_batch_lengths(const AttentionSpec& spec, const EngineConfig& config, 
   check_sizes(config, batch, rules);
   core::require(batch.query_start_loc[0] == 0, "query_start_loc begins with ", batch.query_start_loc[0],
                 "; it must begin with 0");
-  const int64_t table_tokens = int64_t{batch.block_table.num_columns} * spec.page_size;
+  // Under decode context parallelism every page stands for one on each rank.
+  const int64_t table_tokens =
+      int64_t{batch.block_table.num_columns} * spec.page_size * config.parallel.decode_context_parallel_size;
   const int32_t max_model_len = config.model.max_model_len;
   for (int32_t i = 0; i < batch.num_reqs; ++i) {
     const auto at = static_cast<size_t>(i);
@@ -58,6 +62,21 @@ void check_batch_lengths(const AttentionSpec& spec, const EngineConfig& config, 
   const int32_t num_tokens = batch.query_start_loc[static_cast<size_t>(batch.num_reqs)];
   core::require(num_tokens <= batch.num_actual_tokens, "the requests have ", num_tokens,
                 " query tokens; num_actual_tokens is ", batch.num_actual_tokens);
+}
+
+int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch) {
+  core::require(common_prefix_len >= 0 && common_prefix_len % page_size == 0, "common_prefix_len is ",
+                common_prefix_len, "; it must be a multiple of the page size, ", page_size);
+  int32_t usable = common_prefix_len;
+  bool has_queries = false;
+  for (int32_t i = 0; i < batch.num_reqs && usable > 0; ++i) {
+    const int32_t query_len =
+        batch.query_start_loc[static_cast<size_t>(i) + 1] - batch.query_start_loc[static_cast<size_t>(i)];
+    if (query_len == 0) continue;  // padding
+    has_queries = true;
+    usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)] - query_len);
+  }
+  return has_queries ? usable / page_size * page_size : 0;
 }
 
 }  // namespace folio::inline v0::backends

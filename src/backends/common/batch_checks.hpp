@@ -17,4 +17,8 @@ struct BatchRules {
 void check_batch_lengths(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch,
                          const BatchRules& rules = {});
 
+/// Tokens of a shared prefix that a cascade can use: whole pages that every request with queries had computed before
+/// this step. Throws kInvalidArgument unless `common_prefix_len` is a multiple of the page size and not negative.
+int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch);
+
 }  // namespace folio::inline v0::backends

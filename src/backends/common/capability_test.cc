@@ -72,6 +72,21 @@ TEST(ValidateConfiguration, CollectsEveryReasonInOrder) {
                                 "sink not supported on compute capability < 9.0"}));
 }
 
+TEST(ValidateConfiguration, CapabilityLimitsAreInclusive) {
+  BackendCapability backend;
+  backend.min_capability = DeviceCapability{7, 5};
+  backend.max_capability = DeviceCapability{12, 1};
+  const auto takes = [&](int32_t major, int32_t minor) {
+    return backend.supports_compute_capability({Platform::kCuda, DeviceCapability{major, minor}});
+  };
+  EXPECT_FALSE(takes(7, 4));
+  EXPECT_TRUE(takes(7, 5));
+  EXPECT_TRUE(takes(8, 0));
+  EXPECT_TRUE(takes(12, 1));
+  EXPECT_FALSE(takes(12, 2));
+  EXPECT_FALSE(backend.supports_compute_capability({})) << "a CPU has no capability";
+}
+
 TEST(ValidateConfiguration, BackendsForLatentOrSparseAttentionRefuseAllOther) {
   BackendCapability backend;
   backend.is_mla = backend.is_sparse = true;

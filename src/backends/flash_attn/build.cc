@@ -1,7 +1,9 @@
 #include <algorithm>
 
+#include "backends/common/batch_checks.hpp"
 #include "backends/flash_attn/builder_state.hpp"
 #include "core/error.hpp"
+#include "folio/distributed/context_parallel.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -51,6 +53,19 @@ StepKeys cascade_keys(int32_t prefix, const CommonAttentionMetadata& batch, Step
   return keys;
 }
 
+/// How many of each request's older tokens this rank holds.
+void localize_context(const ParallelConfig& parallel, const CommonAttentionMetadata& batch,
+                      std::vector<int32_t>& context_lens) {
+  const auto num_reqs = static_cast<size_t>(batch.num_reqs);
+  context_lens.resize(num_reqs);
+  for (int32_t i = 0; i < batch.num_reqs; ++i) {
+    context_lens[static_cast<size_t>(i)] = batch.num_computed_tokens(i);
+  }
+  distributed::get_dcp_local_seq_lens(context_lens, parallel.decode_context_parallel_size,
+                                      parallel.decode_context_parallel_rank, parallel.cp_kv_cache_interleave_size,
+                                      context_lens);
+}
+
 /// Plans the step for every window. Not causal, a layer without window sees every key; one with a window ends at its
 /// query, which the op's causal mask says already.
 WindowPlans plan_step(const CommonAttentionMetadata& batch, bool all_visible, const StepKeys& keys, StepState& step) {
@@ -92,7 +107,8 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build(int32_t common_prefi
       core::require(state.windows.size() == 1 && state.aot_window == SlidingWindow{},
                     "Cascade attention does not support sliding window.");
     }
-    if (state.config.determinism >= Determinism::kBatchInvariant) prefix = 0;
+    // What is shared between requests is not divided over ranks as well.
+    if (state.config.determinism >= Determinism::kBatchInvariant || step.dcp) prefix = 0;
   }
 
   // Nothing is refused from here on but by the planner, after which this step's memory holds no plan.
@@ -113,7 +129,16 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build(int32_t common_prefi
     if (state.is_encoder()) keys.segments[0].source = KvSource::kRagged;
   }
   const bool all_visible = state.attn_type == AttentionType::kDecoder && !batch.causal;
-  metadata.plans = plan_step(checked, all_visible, keys, step);
+  if (step.dcp) {
+    metadata.dcp_plans = step.dcp->plan(checked, /*num_decodes=*/0);
+    localize_context(state.config.parallel, checked, step.kv_lens);
+    metadata.dcp_context_kv_lens = step.kv_lens;
+    metadata.max_dcp_context_kv_len =
+        distributed::max_dcp_context_len(batch.max_seq_len, state.config.parallel.decode_context_parallel_size,
+                                         state.config.parallel.cp_kv_cache_interleave_size);
+  } else {
+    metadata.plans = plan_step(checked, all_visible, keys, step);
+  }
   if (aot) {
     metadata.scheduler_metadata = step.schedule->seal(metadata.plans.front()->plan);
     metadata.plans.front()->plan = step.schedule->plan();
@@ -139,7 +164,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build(int32_t common_prefi
   metadata.data_type = state.kv_cache_dtype;
   metadata.output_data_type = state.output_data_type;
   metadata.page_size = state.spec.page_size;
-  metadata.workspace = step.plans.workspace();
+  metadata.workspace = step.dcp ? step.dcp->workspace() : step.plans.workspace();
   return metadata;
 }
 
@@ -159,7 +184,8 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const F
                 " rows; num_reqs is ", metadata.num_reqs);
   core::require(block_table.row_stride >= block_table.num_columns, "the block table has ", block_table.num_columns,
                 " columns and a row stride of ", block_table.row_stride);
-  const int64_t table_tokens = int64_t{block_table.num_columns} * metadata.page_size;
+  const int64_t table_tokens =
+      int64_t{block_table.num_columns} * metadata.page_size * state_->config.parallel.decode_context_parallel_size;
   for (size_t i = 0; i < metadata.seq_lens.size(); ++i) {
     core::require(metadata.seq_lens[i] <= table_tokens, "request ", i, " has a seq_len of ", metadata.seq_lens[i],
                   "; a row of the block table has ", block_table.num_columns, " pages of ", metadata.page_size,

@@ -2,19 +2,18 @@
 #include <string>
 
 #include "backends/common/batch_checks.hpp"
+#include "backends/common/dcp_step.hpp"
 #include "backends/flash_attn/builder_state.hpp"
 #include "core/error.hpp"
 
 namespace folio::inline v0::backends {
 
-void check_flash_attn_config(const Context& context, const EngineConfig& config, const FlashAttentionOptions& options) {
+void check_flash_attn_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
+                             const FlashAttentionOptions& options) {
   if (context.device().type != DeviceType::kCpu) {
     core::fail(ErrorCode::kUnsupported, "the FlashAttention backend takes CPU contexts");
   }
-  if (config.parallel.decode_context_parallel_size != 1) {
-    core::fail(ErrorCode::kUnsupported, "decode_context_parallel_size is ",
-               config.parallel.decode_context_parallel_size, "; the FlashAttention backend takes 1");
-  }
+  check_dcp_config(config, spec);
   if (config.use_block_table_kernels.value_or(false)) {
     core::fail(ErrorCode::kUnsupported,
                "use_block_table_kernels is true; the FlashAttention backend has its planned kernels only, which read "
@@ -53,10 +52,10 @@ void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& con
 void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
                             const CommonAttentionMetadata& batch) {
   core::require(batch.where == Where::kHost, "the batch's arrays are on a device; the context is a CPU's");
-  if (!batch.dcp_local_seq_lens.empty() || !batch.logits_indices_padded.empty()) {
+  if (!batch.logits_indices_padded.empty()) {
     core::fail(ErrorCode::kUnsupported,
-               "dcp_local_seq_lens and logits_indices_padded are not taken by the FlashAttention backend; leave them "
-               "empty (make_kv_sharing_fast_prefill_common_attn_metadata makes a batch of the tokens whose logits are "
+               "logits_indices_padded is not taken by the FlashAttention backend; leave it empty "
+               "(make_kv_sharing_fast_prefill_common_attn_metadata makes a batch of the tokens whose logits are "
                "wanted)");
   }
   core::require(batch.encoder_seq_lens.empty() || attn_type == AttentionType::kEncoderDecoder,
@@ -66,21 +65,7 @@ void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& confi
   check_batch_lengths(
       spec, config, batch,
       {.keys_in_pages = decodes || crosses, .queries_are_keys = decodes, .slots_are_for_queries = decodes});
-}
-
-int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch) {
-  core::require(common_prefix_len >= 0 && common_prefix_len % page_size == 0, "common_prefix_len is ",
-                common_prefix_len, "; it must be a multiple of the page size, ", page_size);
-  int32_t usable = common_prefix_len;
-  bool has_queries = false;
-  for (int32_t i = 0; i < batch.num_reqs && usable > 0; ++i) {
-    const int32_t query_len =
-        batch.query_start_loc[static_cast<size_t>(i) + 1] - batch.query_start_loc[static_cast<size_t>(i)];
-    if (query_len == 0) continue;  // padding
-    has_queries = true;
-    usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)] - query_len);
-  }
-  return has_queries ? usable / page_size * page_size : 0;
+  check_dcp_lengths(config, batch);
 }
 
 }  // namespace folio::inline v0::backends

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention/sealed_plan.hpp"
+#include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "core/aligned_buffer.hpp"
 #include "folio/backends/flash_attn/metadata_builder.hpp"
@@ -41,8 +42,9 @@ struct StepState {
   explicit StepState(std::span<const WindowOp> windows) : plans(windows) {}
 
   StepPlans plans;
+  std::optional<DcpStepPlans> dcp;         ///< instead of `plans`, for decoders under decode context parallelism
   std::optional<ScheduleMemory> schedule;  ///< where schedules are made ahead of time
-  std::vector<int32_t> kv_lens;            ///< [R], encoders' own tokens, or cascades' suffixes
+  std::vector<int32_t> kv_lens;            ///< [R], encoders' own tokens, cascades' suffixes, or a rank's older tokens
   std::vector<int32_t> suffix_first_pos;   ///< [R], the prefix's length
   std::array<int32_t, 2> cu_prefix_query_lens{};
   std::array<int32_t, 1> prefix_kv_lens{};
@@ -73,16 +75,13 @@ struct FlashAttentionMetadataBuilder::State {
 using FlashAttentionLayers = std::span<const AttentionLayer<FlashAttentionImpl>>;
 
 /// What every construction checks: throws for what this backend, or the profile's original, does not take.
-void check_flash_attn_config(const Context& context, const EngineConfig& config, const FlashAttentionOptions& options);
+void check_flash_attn_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
+                             const FlashAttentionOptions& options);
 void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& config, FlashAttentionLayers layers,
                               const FlashAttentionFacts& facts);
 
 /// What every build checks, in O(R).
 void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
                             const CommonAttentionMetadata& batch);
-
-/// The longest prefix of whole pages, at most `common_prefix_len`, that every request with queries had computed before
-/// this step. Throws kInvalidArgument for a negative prefix or one of no whole pages.
-int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch);
 
 }  // namespace folio::inline v0::backends

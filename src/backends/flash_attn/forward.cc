@@ -1,4 +1,5 @@
 #include "attention/sealed_plan.hpp"
+#include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "core/error.hpp"
@@ -120,12 +121,14 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   } else {
     segments = paged_segments(*metadata, cache_view(kv_cache), layer);
   }
-  const AttentionPlan& plan = plan_for_window(metadata->plans, window_.left);
+  const bool divided = metadata->dcp_plans.front().has_value();
+  const DcpWindowPlan* dcp_plan = divided ? &dcp_plan_for_window(metadata->dcp_plans, window_.left) : nullptr;
+  const AttentionPlan* plan = divided ? nullptr : &plan_for_window(metadata->plans, window_.left);
   // Throws for a stale plan or a damaged schedule while the cache is still untouched.
-  if (attention::is_sealed(plan)) {
-    attention::check_sealed(plan, metadata->scheduler_metadata);
+  if (!divided && attention::is_sealed(*plan)) {
+    attention::check_sealed(*plan, metadata->scheduler_metadata);
   } else {
-    static_cast<void>(workspace_size(plan));
+    if (!divided) static_cast<void>(workspace_size(*plan));
     core::require(metadata->scheduler_metadata.empty(), "scheduler_metadata is given for a step planned without one");
   }
   if (update_in_forward_) do_kv_cache_update(layer, key, value, kv_cache, metadata->slot_mapping, stream);
@@ -141,7 +144,11 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   // A checkpoint's q scale describes quantised queries; 16-bit ones are what they are.
   if (is_fp8(query.dtype)) args.q_scale = layer.q;
   if (output_quantization.scale != nullptr) args.out_scale.value = *output_quantization.scale;
-  run(plan, args, metadata->workspace, stream);
+  if (divided) {
+    run_dcp(*dcp_plan, args, key, value, metadata->workspace, stream);
+  } else {
+    run(*plan, args, metadata->workspace, stream);
+  }
   return output;
 }
 

@@ -69,7 +69,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
                                                              FlashAttentionLayers layers, const EngineConfig& config,
                                                              const FlashAttentionOptions& options)
     : state_(std::make_unique<State>()) {
-  check_flash_attn_config(context, config, options);
+  check_flash_attn_config(context, spec, config, options);
   State& state = *state_;
   state.config = config;
   state.spec = spec;
@@ -110,7 +110,13 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
   }
   const bool may_cascade = state.attn_type == AttentionType::kDecoder;
   state.windows = prepare_windows(context, attention, windows, prepare_options(context, config, options, may_cascade));
-  state.aot_schedule = makes_schedules(options, config, state.windows.size());
+  const bool divided = uses_dcp(config) && !state.is_encoder();
+  if (divided && state.attn_type != AttentionType::kDecoder) {
+    core::fail(ErrorCode::kUnsupported, "decode_context_parallel_size is ",
+               config.parallel.decode_context_parallel_size, "; layers of ", to_string(state.attn_type),
+               " attention take 1");
+  }
+  state.aot_schedule = !divided && makes_schedules(options, config, state.windows.size());
   if (state.windows.size() == 1) state.aot_window = layers.front().impl->sliding_window();
 
   const AttentionOp& first = state.windows.front().op;
@@ -120,6 +126,13 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
   for (int32_t i = 0; i < options.steps_in_flight; ++i) {
     StepState& step = state.steps.emplace_back(state.windows);
     if (state.aot_schedule) step.schedule.emplace(first, fixed_ints);
+    if (divided) {
+      // Layers that share a cache have no keys of their own, and quantised queries none beside the cache's.
+      const bool all_cached = is_fp8(state.q_data_type) || std::ranges::any_of(layers, [](const auto& layer) {
+                                return layer.impl->kv_sharing_target_layer_name().has_value();
+                              });
+      step.dcp.emplace(context, config, state.windows, all_cached, options.force_kernel);
+    }
   }
 }
 

@@ -25,9 +25,10 @@ std::span<const int32_t> ScheduleMemory::seal(const AttentionPlan& plan) {
   const std::span<int32_t> memory(memory_.as<int32_t>(), static_cast<size_t>(capacity()));
   const std::span<const int32_t> schedule = sealed_.seal(plan, memory);
   // Whatever lies beyond the longest schedule so far is zero already.
-  if (schedule.size() < used_)
+  if (schedule.size() < used_) {
     std::fill(memory.begin() + static_cast<std::ptrdiff_t>(schedule.size()),
               memory.begin() + static_cast<std::ptrdiff_t>(used_), 0);
+  }
   used_ = schedule.size();
   return schedule;
 }

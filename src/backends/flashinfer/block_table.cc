@@ -109,10 +109,8 @@ void plan_for(BlockTableWorkspace::State& state, BlockTableKernel& kernel, const
   ++state.num_plans;
 }
 
-void run_call(BlockTableWorkspace::State& state, const BlockTableArgs& args, std::span<const int32_t> cu_q,
-              Stream stream) {
-  check(args, cu_q);
-  AttentionArgs attention;
+/// The output as the core takes it.
+void set_output(const BlockTableArgs& args, AttentionArgs& attention) {
   if (const auto* fp4 = std::get_if<FP4Tensor>(&args.out)) {
     attention.out_block_scale = check_fp4(*fp4, args.query, args.kv_cache.head_dim_v);
     attention.out = fp4->data;
@@ -121,6 +119,13 @@ void run_call(BlockTableWorkspace::State& state, const BlockTableArgs& args, std
   } else {
     attention.out = std::get<TensorView>(args.out);
   }
+}
+
+void run_call(BlockTableWorkspace::State& state, const BlockTableArgs& args, std::span<const int32_t> cu_q,
+              Stream stream) {
+  check(args, cu_q);
+  AttentionArgs attention;
+  set_output(args, attention);
   BlockTableKernel& kernel = state.kernel_for(config_of(args, state.determinism));
   plan_for(state, kernel, args, cu_q, stream);
   SegmentArgs segment;
@@ -170,7 +175,9 @@ BlockTableWorkspace::BlockTableWorkspace(const Context& context, Determinism det
                        .given = memory,
                        .own = {},
                        .kernels = {},
-                       .cu_q = {}}) {
+                       .cu_q = {},
+                       .dequantized = {},
+                       .dequantized_table = {}}) {
   const bool cpu = context.device().type == DeviceType::kCpu;
   require(cpu == (memory.data == nullptr),
           cpu ? "memory is given for a CPU; leave it empty" : "memory is empty; calls on a GPU need device memory");
@@ -186,31 +193,50 @@ int64_t BlockTableWorkspace::num_plans() const noexcept {
   return state_->num_plans;
 }
 
-void trtllm_batch_decode_with_kv_cache(BlockTableWorkspace& workspace, const BlockTableArgs& args,
-                                       int32_t q_len_per_req, Stream stream) {
+void set_decode_lengths(BlockTableWorkspace::State& state, const BlockTableArgs& args, int32_t q_len_per_req) {
   const auto batch_size = static_cast<int64_t>(args.seq_lens.size());
   const int64_t tokens = args.query.shape[0];
   require(q_len_per_req >= 0, "q_len_per_req is ", q_len_per_req, "; it must not be negative");
   const int64_t q_len = q_len_per_req > 0 || batch_size == 0 ? q_len_per_req : tokens / batch_size;
   require(q_len * batch_size == tokens, "TRTLLM decode requires uniform query lengths per request. Got ", tokens,
           " query tokens for ", batch_size, " requests");
-  std::vector<int32_t>& cu_q = workspace.state().cu_q;
-  cu_q.resize(static_cast<size_t>(batch_size) + 1);
-  for (size_t r = 0; r < cu_q.size(); ++r) cu_q[r] = core::checked_cast<int32_t>(static_cast<int64_t>(r) * q_len);
-  run_call(workspace.state(), args, cu_q, stream);
+  state.cu_q.resize(static_cast<size_t>(batch_size) + 1);
+  for (size_t r = 0; r < state.cu_q.size(); ++r) {
+    state.cu_q[r] = core::checked_cast<int32_t>(static_cast<int64_t>(r) * q_len);
+  }
+}
+
+void set_context_lengths(BlockTableWorkspace::State& state, const BlockTableArgs& args,
+                         std::span<const int32_t> cum_seq_lens_q, int32_t max_q_len) {
+  require(cum_seq_lens_q.size() == args.seq_lens.size() + 1, "cum_seq_lens_q has ", cum_seq_lens_q.size(),
+          " entries; it must have one more than seq_lens, which has ", args.seq_lens.size());
+  state.cu_q.resize(cum_seq_lens_q.size());
+  state.cu_q[0] = 0;
+  for (size_t r = 0; r + 1 < cum_seq_lens_q.size(); ++r) {
+    const int32_t q_len = cum_seq_lens_q[r + 1] - cum_seq_lens_q[r];
+    require(q_len >= 0 && (max_q_len == 0 || q_len <= max_q_len), "request ", r, " has ", q_len,
+            " query tokens; max_q_len is ", max_q_len);
+    state.cu_q[r + 1] = cum_seq_lens_q[r + 1] - cum_seq_lens_q[0];
+  }
+}
+
+void check_block_table_call(BlockTableWorkspace::State& state, const BlockTableArgs& args) {
+  check(args, state.cu_q);
+  AttentionArgs attention;
+  set_output(args, attention);
+  static_cast<void>(state.kernel_for(config_of(args, state.determinism)));
+}
+
+void trtllm_batch_decode_with_kv_cache(BlockTableWorkspace& workspace, const BlockTableArgs& args,
+                                       int32_t q_len_per_req, Stream stream) {
+  set_decode_lengths(workspace.state(), args, q_len_per_req);
+  run_call(workspace.state(), args, workspace.state().cu_q, stream);
 }
 
 void trtllm_batch_context_with_kv_cache(BlockTableWorkspace& workspace, const BlockTableArgs& args,
                                         std::span<const int32_t> cum_seq_lens_q, int32_t max_q_len, Stream stream) {
-  require(cum_seq_lens_q.size() == args.seq_lens.size() + 1 && cum_seq_lens_q[0] == 0, "cum_seq_lens_q has ",
-          cum_seq_lens_q.size(), " entries; it must begin with 0 and have one more than seq_lens, which has ",
-          args.seq_lens.size());
-  for (size_t r = 0; r < args.seq_lens.size(); ++r) {
-    const int32_t q_len = cum_seq_lens_q[r + 1] - cum_seq_lens_q[r];
-    require(q_len >= 0 && (max_q_len == 0 || q_len <= max_q_len), "request ", r, " has ", q_len,
-            " query tokens; max_q_len is ", max_q_len);
-  }
-  run_call(workspace.state(), args, cum_seq_lens_q, stream);
+  set_context_lengths(workspace.state(), args, cum_seq_lens_q, max_q_len);
+  run_call(workspace.state(), args, workspace.state().cu_q, stream);
 }
 
 }  // namespace folio::inline v0::backends

@@ -32,6 +32,8 @@ struct BlockTableWorkspace::State {
   core::AlignedBuffer own;
   std::vector<std::unique_ptr<BlockTableKernel>> kernels;  ///< few: one for each window, section and kind of output
   std::vector<int32_t> cu_q;                               ///< of the present call
+  core::AlignedBuffer dequantized;                         ///< a 16-bit copy of fp8 pages
+  std::vector<int32_t> dequantized_table;
   size_t most_bytes = 0;
   int64_t num_plans = 0;
 
@@ -39,5 +41,13 @@ struct BlockTableWorkspace::State {
   /// Memory for that plan; throws kWorkspaceTooSmall where it was given and is too small.
   Workspace memory_for(const BlockTableKernel& kernel);
 };
+
+/// Sets cu_q to the lengths of a decode or of prefills. Throw what those calls throw.
+void set_decode_lengths(BlockTableWorkspace::State& state, const BlockTableArgs& args, int32_t q_len_per_req);
+void set_context_lengths(BlockTableWorkspace::State& state, const BlockTableArgs& args,
+                         std::span<const int32_t> cum_seq_lens_q, int32_t max_q_len);
+
+/// Everything that a call with these lengths would refuse before it plans; chooses its kernel.
+void check_block_table_call(BlockTableWorkspace::State& state, const BlockTableArgs& args);
 
 }  // namespace folio::inline v0::backends

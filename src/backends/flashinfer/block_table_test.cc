@@ -162,7 +162,8 @@ TEST(BlockTables, GiveTheOraclesOutputInEveryGoldenShapeAndDtype) {
 }
 
 TEST(BlockTables, GiveTheLayersScalesToBmm1Once) {
-  for (const json& golden : folio::testing::golden("flashinfer/block_table").at("bmm1")) {
+  const json document = folio::testing::golden("flashinfer/block_table");
+  for (const json& golden : document.at("bmm1")) {
     LayerSetup setup;
     setup.cache_dtype = "fp8";
     setup.scale = golden.at("scale");
@@ -192,7 +193,8 @@ TEST(BlockTables, PlanOnceForAStepsLayers) {
 }
 
 TEST(BlockTables, RefuseDecodesOfUnevenLengths) {
-  for (const json& golden : folio::testing::golden("flashinfer/block_table").at("uneven")) {
+  const json document = folio::testing::golden("flashinfer/block_table");
+  for (const json& golden : document.at("uneven")) {
     const int32_t decodes = golden.at("num_decodes");
     const int32_t tokens = golden.at("num_decode_tokens");
     std::vector<int32_t> query_lens(static_cast<size_t>(decodes), 1);

@@ -1,30 +1,45 @@
 #include <algorithm>
 
 #include "backends/common/batch_checks.hpp"
+#include "backends/common/dcp_step.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
 #include "folio/backends/flashinfer/backend.hpp"
 
 namespace folio::inline v0::backends {
-void check_engine_config(const Context& context, const EngineConfig& config) {
+namespace {
+
+/// The originals have sinks in the kernels that take block tables only.
+[[noreturn]] void refuse_sinks() {
+  core::fail(ErrorCode::kUnsupported,
+             "FlashInfer backend currently does not support attention sinks, please use trtllm on blackwell or flash "
+             "attention on earlier GPUs.");
+}
+
+}  // namespace
+
+void check_engine_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
+                         BackendProfile profile) {
   if (context.device().type != DeviceType::kCpu) {
     core::fail(ErrorCode::kUnsupported, "the FlashInfer backend takes CPU contexts");
   }
-  if (config.parallel.decode_context_parallel_size != 1) {
-    core::fail(ErrorCode::kUnsupported, "decode_context_parallel_size is ",
-               config.parallel.decode_context_parallel_size, "; the FlashInfer backend takes 1");
-  }
-  if (config.compilation.decode_graph_mode != DecodeGraphMode::kNone) {
-    core::fail(ErrorCode::kUnsupported, "decode_graph_mode is kFull; the FlashInfer backend takes kNone");
-  }
-  if (config.use_block_table_kernels.value_or(false)) {
+  check_dcp_config(config, spec);
+  if (uses_dcp(config) && config.use_block_table_kernels.value_or(false)) {
     core::fail(ErrorCode::kUnsupported,
-               "use_block_table_kernels is true; the FlashInfer backend has its planned kernels only");
+               "use_block_table_kernels is true; under decode context parallelism planned kernels are offered");
+  }
+  if (config.compilation.decode_graph_mode == DecodeGraphMode::kFull) {
+    core::require(config.scheduler.max_num_seqs > 0 && config.model.max_model_len > 0,
+                  "decode_graph_mode is kFull, which fixes shapes: max_num_seqs and max_model_len must be given");
+  }
+  if (config.use_block_table_kernels.value_or(false) && profile == BackendProfile::kVllm2025_07) {
+    core::fail(ErrorCode::kUnsupported,
+               "use_block_table_kernels is true; the FlashInfer backend of vllm-2025-07 has its planned kernels only");
   }
 }
 
 void check_profile(const AttentionSpec& spec, const EngineConfig& config, const GlobalHyperparameters& hyperparameters,
-                   BackendProfile profile) {
+                   BackendProfile profile, bool use_block_tables) {
   if (profile == BackendProfile::kNative) return;
   const auto refuse = [&](const char* name, const auto& value) {
     core::fail(ErrorCode::kUnsupported, name, " ", value, " is not supported by ", FlashInferBackend::get_name(profile),
@@ -39,16 +54,10 @@ void check_profile(const AttentionSpec& spec, const EngineConfig& config, const 
   if (std::ranges::count(kv_cache_dtypes, std::string_view(config.cache.cache_dtype)) == 0) {
     refuse("cache_dtype", config.cache.cache_dtype);
   }
-  // The originals have sinks in the kernels that take block tables only.
-  if (hyperparameters.first.has_sinks) {
-    core::fail(ErrorCode::kUnsupported,
-               "FlashInfer backend currently does not support attention sinks, please use trtllm on blackwell or flash "
-               "attention on earlier GPUs.");
-  }
+  if (hyperparameters.first.has_sinks && !use_block_tables) refuse_sinks();
 }
 
 void check_same_hyperparameters(const GlobalHyperparameters& hyperparameters, BackendProfile profile) {
-  if (profile == BackendProfile::kNative) return;
   if (profile != BackendProfile::kVllm2025_07) {
     core::require(
         hyperparameters.has_same_window_lefts,
@@ -59,6 +68,51 @@ void check_same_hyperparameters(const GlobalHyperparameters& hyperparameters, Ba
                 "following hyperparameters: `window_left`, `logits_soft_cap`, `sm_scale`.");
 }
 
+namespace {
+
+/// vLLM: decodes wherever the kernels are there, prefills as the dispatch says.
+void choose_vllm_paths(const FlashInferMetadataBuilder::State& state, const CommonAttentionMetadata& batch,
+                       FlashInferMetadata& metadata) {
+  TrtllmAttentionQuery query;
+  query.num_qo_heads = state.num_qo_heads;
+  query.num_kv_heads = state.spec.num_kv_heads;
+  query.num_tokens = metadata.split.num_prefill_tokens;
+  query.max_seq_len = batch.max_seq_len;
+  query.dcp_world_size = state.config.parallel.decode_context_parallel_size;
+  query.kv_cache_dtype = state.config.cache.cache_dtype;
+  query.q_dtype = state.q_data_type;
+  query.is_prefill = true;
+  query.force_use_trtllm = state.dispatch.force_use_trtllm_attention();  // the original forgets it here
+  query.has_sinks = state.hyperparameters.first.has_sinks;
+  query.has_spec = state.reorder_threshold > 1;
+  metadata.prefill_use_trtllm = state.dispatch.use_trtllm_attention(query);
+  metadata.decode_use_trtllm = state.use_block_tables && query.dcp_world_size <= 1;
+}
+
+}  // namespace
+
+void choose_paths(const FlashInferMetadataBuilder::State& state, const CommonAttentionMetadata& batch,
+                  FlashInferMetadata& metadata) {
+  metadata.q_data_type = state.q_data_type;
+  if (state.profile == BackendProfile::kNative) {
+    metadata.prefill_use_trtllm = metadata.decode_use_trtllm = state.use_block_tables && !metadata.use_cascade;
+    return;
+  }
+  if (state.profile != BackendProfile::kVllm2025_07) choose_vllm_paths(state, batch, metadata);
+  bool all_block_tables = metadata.prefill_use_trtllm && metadata.decode_use_trtllm;
+  if (state.profile == BackendProfile::kVllm2026_03) {  // it looks at the parts that the batch has
+    all_block_tables = (metadata.prefill_use_trtllm || metadata.split.num_prefills == 0) &&
+                       (metadata.decode_use_trtllm || metadata.split.num_decodes == 0);
+  }
+  if (!all_block_tables) {
+    if (state.hyperparameters.first.has_sinks) refuse_sinks();
+    check_same_hyperparameters(state.hyperparameters, state.profile);
+  }
+  if (metadata.use_cascade) metadata.prefill_use_trtllm = metadata.decode_use_trtllm = false;
+  // For this batch only: the original's assignment lasts for good.
+  if (!all_block_tables || metadata.use_cascade) metadata.q_data_type = state.planned_q_type;
+}
+
 void check_batch(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch) {
   core::require(batch.where == Where::kHost, "the batch's arrays are on a device; the context is a CPU's");
   if (!batch.causal)
@@ -67,13 +121,12 @@ void check_batch(const AttentionSpec& spec, const EngineConfig& config, const Co
     core::fail(ErrorCode::kUnsupported,
                "causal_per_request and mm_req_doc_ranges are not taken by the FlashInfer backend; leave them empty");
   }
-  if (!batch.encoder_seq_lens.empty() || !batch.dcp_local_seq_lens.empty() || !batch.logits_indices_padded.empty()) {
-    core::fail(
-        ErrorCode::kUnsupported,
-        "encoder_seq_lens, dcp_local_seq_lens and logits_indices_padded are not taken by the FlashInfer backend; "
-        "leave them empty");
+  if (!batch.encoder_seq_lens.empty() || !batch.logits_indices_padded.empty()) {
+    core::fail(ErrorCode::kUnsupported,
+               "encoder_seq_lens and logits_indices_padded are not taken by the FlashInfer backend; leave them empty");
   }
   check_batch_lengths(spec, config, batch);
+  check_dcp_lengths(config, batch);
 }
 
 }  // namespace folio::inline v0::backends

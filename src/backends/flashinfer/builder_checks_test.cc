@@ -10,6 +10,7 @@ namespace folio::inline v0::backends {
 namespace {
 
 using testing::Group;
+using testing::LayerSetup;
 using testing::message_of;
 
 std::string construction_refusal(const std::function<void(Group&)>& change,
@@ -23,16 +24,29 @@ TEST(FlashInferMetadataBuilderTest, RefusesConfigurationsItCannotHonour) {
   const auto unsupported = [](const std::function<void(Group&)>& change) {
     return construction_refusal(change, ErrorCode::kUnsupported);
   };
-  EXPECT_NE(unsupported([](Group& g) {
-              g.config.parallel.decode_context_parallel_size = 2;
-            }).find("decode_context_parallel_size is 2; the FlashInfer backend takes 1"),
+  EXPECT_NE(construction_refusal([](Group& g) { g.config.parallel.decode_context_parallel_size = 2; },
+                                 ErrorCode::kInvalidArgument)
+                .find("decode_context_parallel_size is 2; dcp_group must be given"),
             std::string::npos);
-  EXPECT_NE(unsupported([](Group& g) {
+  EXPECT_NE(construction_refusal([](Group& g) {
               g.config.compilation.decode_graph_mode = DecodeGraphMode::kFull;
-            }).find("decode_graph_mode"),
+            }).find("decode_graph_mode is kFull, which fixes shapes: max_num_seqs and max_model_len must be given"),
             std::string::npos);
-  EXPECT_NE(unsupported([](Group& g) { g.config.use_block_table_kernels = true; }).find("use_block_table_kernels"),
+  EXPECT_NE(unsupported([](Group& g) {
+              g.config.use_block_table_kernels = true;
+              g.options.profile = BackendProfile::kVllm2025_07;
+            }).find("use_block_table_kernels"),
             std::string::npos);
+  EXPECT_NE(construction_refusal([](Group& g) {
+              g.config.use_block_table_kernels = true;
+              g.options.dispatch = KernelDispatch();
+            }).find("use_block_table_kernels is true in the engine's configuration and not given in the dispatch"),
+            std::string::npos);
+  LayerSetup december;
+  december.profile = BackendProfile::kVllm2025_12;
+  december.head_size = 64;
+  december.quantize_query = true;
+  EXPECT_NE(message_of([&] { Group(december).make(); }).find("vllm-2025-12 decides by itself"), std::string::npos);
   EXPECT_NE(construction_refusal([](Group& g) { g.options.quantize_query = true; }).find("needs fp8_e4m3"),
             std::string::npos);
   EXPECT_NE(construction_refusal([](Group& g) { g.options.force_kernel = "no-such-kernel"; }).find("no-such-kernel"),
@@ -134,9 +148,10 @@ TEST(FlashInferMetadataBuilderTest, RefusesBatchesItHasNoKernelsFor) {
   unsupported([](Group&, auto& b) { b.logits_indices_padded = b.seq_lens; });
   Group group;
   FlashInferMetadataBuilder builder = group.make();
-  EXPECT_NE(message_of([&] { builder.build(16, group.fixture.batch); }, ErrorCode::kUnsupported)
-                .find("common_prefix_len is 16"),
-            std::string::npos);
+  for (const int32_t prefix : {-16, 8, 17}) {
+    EXPECT_NE(message_of([&] { builder.build(prefix, group.fixture.batch); }).find("a multiple of the page size, 16"),
+              std::string::npos);
+  }
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include "backends/common/tensor_checks.hpp"
 #include "core/error.hpp"
-#include "folio/backends/engine_config.hpp"
+#include "folio/types/nvfp4.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -14,6 +14,27 @@ std::vector<float> checked_sinks(const ConstTensorView& sinks, int32_t num_heads
                         core::message("Sinks must have the same number of heads as the number of heads in the layer. "
                                       "Expected ",
                                       num_heads, ", but got ", sinks.shape[0], "."));
+}
+
+bool can_use_block_tables(const FlashInferLayerConfig& config) {
+  if (config.profile == BackendProfile::kNative) return true;
+  if (config.profile == BackendProfile::kVllm2025_07 || !config.dispatch) return false;
+  return config.dispatch->can_use_trtllm_attention(config.num_heads, config.num_kv_heads);
+}
+
+/// What July 2025's constructor took beyond its successors.
+void check_july_2025(const FlashInferLayerConfig& config) {
+  const bool july = config.profile == BackendProfile::kVllm2025_07;
+  core::require(july || !config.use_irope, "use_irope is set; only the profile vllm-2025-07 has it");
+  if (config.use_irope) {
+    OnceLog(config.log)(
+        LogLevel::kWarning,
+        "Using irope in FlashInfer is not supported yet, it will fall back to global attention for long "
+        "context.");
+  }
+  if (config.blocksparse_params) {
+    core::fail(ErrorCode::kUnsupported, "blocksparse_params are given; FlashInferImpl computes dense attention only");
+  }
 }
 
 float host_value(const Scale& scale, const char* name) {
@@ -33,7 +54,12 @@ FlashInferImpl::FlashInferImpl(const Context& context, const FlashInferLayerConf
       window_left_(config.sliding_window ? *config.sliding_window - 1 : -1),
       kv_cache_dtype_(kv_cache_dtype_from_name(config.kv_cache_dtype, config.model_dtype)),
       logits_soft_cap_(config.logits_soft_cap.value_or(0.0f)),
-      kv_sharing_target_layer_name_(config.kv_sharing_target_layer_name) {
+      kv_sharing_target_layer_name_(config.kv_sharing_target_layer_name),
+      sinks_source_(config.sinks),
+      profile_(config.profile),
+      support_trtllm_attn_(false),
+      disable_q_quantization_(config.disable_q_quantization) {
+  check_july_2025(config);
   if (config.attn_type != AttentionType::kDecoder) {
     core::fail(ErrorCode::kUnsupported,
                "Encoder self-attention and encoder/decoder cross-attention are not implemented for FlashInferImpl");
@@ -49,12 +75,29 @@ FlashInferImpl::FlashInferImpl(const Context& context, const FlashInferLayerConf
   core::require(alibi_slopes_.empty() || alibi_slopes_.size() == static_cast<size_t>(num_heads_), "alibi_slopes has ",
                 alibi_slopes_.size(), " entries; num_heads is ", num_heads_);
   if (config.sinks.data != nullptr) sinks_ = checked_sinks(config.sinks, num_heads_);
+  support_trtllm_attn_ = can_use_block_tables(config);
 }
 
 void FlashInferImpl::set_sinks(const ConstTensorView& sinks) {
   core::require(!sinks_.empty(), "the layer was constructed without sinks; give them to the constructor");
   core::require(sinks.data != nullptr, "sinks have no data");
   sinks_ = checked_sinks(sinks, num_heads_);
+  sinks_source_ = sinks;
+}
+
+void FlashInferImpl::process_weights_after_loading() {
+  if (!sinks_.empty()) sinks_ = checked_sinks(sinks_source_, num_heads_);
+}
+
+bool FlashInferImpl::fused_output_quant_supported(QuantKey key) const noexcept {
+  const bool nvfp4 = key == QuantKey::kNvfp4;
+  if (!nvfp4 && key != QuantKey::kFp8StaticTensorSym) return false;
+  if (profile_ == BackendProfile::kNative) return !nvfp4 || head_size_ % kNvfp4BlockSize == 0;
+  return support_trtllm_attn_ && is_fp8(kv_cache_dtype_);
+}
+
+bool FlashInferImpl::supports_quant_query_input() const noexcept {
+  return support_trtllm_attn_ && !disable_q_quantization_;
 }
 
 float FlashInferImpl::bmm1_scale(const AttentionLayerScales& layer, DType query_dtype) const {

@@ -129,16 +129,6 @@ TEST_F(ForwardRefusal, OfQueriesInAnotherDtype) {
   EXPECT_EQ(refusal(), "Query dtype mismatch: expected bfloat16, got float16");
 }
 
-TEST_F(ForwardRefusal, OfFusedOutputQuantisation) {
-  const float scale = 1.0f;
-  quantization.scale = &scale;
-  EXPECT_NE(refusal(ErrorCode::kUnsupported).find("fused output quantization is not yet supported for FlashInferImpl"),
-            std::string::npos);
-  quantization.scale = nullptr;
-  quantization.block_scale.data = fixture.out_memory.data();
-  refusal(ErrorCode::kUnsupported);
-}
-
 TEST_F(ForwardRefusal, OfTensorsThatDoNotFitTheBatch) {
   fixture.query.shape[0] = fixture.num_tokens() - 1;
   EXPECT_EQ(refusal(), "query has shape [11, 4, 32]; [tokens, 4, 32] with at least 12 tokens is needed");

@@ -6,47 +6,131 @@
 #include "backends/common/layer_group.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
-#include "folio/backends/flashinfer/backend.hpp"
+#include "folio/page_table.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
 
 using Layers = std::span<const AttentionLayer<FlashInferImpl>>;
 
-int32_t longest_query(const CommonAttentionMetadata& batch, int32_t first_request) {
-  int32_t longest = 0;
-  for (int32_t i = first_request; i < batch.num_reqs; ++i) longest = std::max(longest, batch.query_len(i));
-  return longest;
+using State = FlashInferMetadataBuilder::State;
+
+KernelDispatch dispatch_of(const EngineConfig& config, const FlashInferOptions& options) {
+  if (!options.dispatch) {
+    DispatchFacts facts;
+    facts.profile = options.profile;
+    facts.batch_invariant = config.determinism >= Determinism::kBatchInvariant;
+    facts.use_block_table_kernels = config.use_block_table_kernels;
+    return KernelDispatch(facts);
+  }
+  const std::optional<bool> forced = options.dispatch->force_use_trtllm_attention();
+  core::require(!config.use_block_table_kernels || config.use_block_table_kernels == forced,
+                "use_block_table_kernels is ", *config.use_block_table_kernels, " in the engine's configuration and ",
+                forced ? (*forced ? "true" : "false") : "not given", " in the dispatch");
+  return *options.dispatch;
+}
+
+/// Queries come quantised where the group's kernels take them so: native, as asked for; vLLM, where block tables serve
+/// an e4m3 cache.
+void choose_query_types(State& state) {
+  const DType model = state.config.model.dtype;
+  state.q_data_type = state.planned_q_type = model;
+  if (state.profile == BackendProfile::kNative) {
+    core::require(!state.options.quantize_query || state.kv_cache_dtype == DType::kFloat8E4M3,
+                  "quantize_query is set with a cache of ", state.kv_cache_dtype, "; it needs fp8_e4m3");
+    if (state.options.quantize_query) state.q_data_type = state.planned_q_type = DType::kFloat8E4M3;
+    return;
+  }
+  core::require(!state.options.quantize_query, "quantize_query is set; the profile ", to_string(state.profile),
+                " decides by itself");
+  const bool quantised = state.use_block_tables && !state.options.disable_q_quantization;
+  if (quantised && state.kv_cache_dtype == DType::kFloat8E4M3) state.q_data_type = DType::kFloat8E4M3;
+}
+
+void set_up_graphs(State& state) {
+  if (state.config.compilation.decode_graph_mode != DecodeGraphMode::kFull) return;
+  const int32_t per_decode = 1 + (state.config.speculative ? state.config.speculative->num_speculative_tokens : 0);
+  const int32_t max_num_seqs = state.config.scheduler.max_num_seqs;
+  const int32_t given = state.config.compilation.max_capture_size;
+  const int32_t largest = given > 0 ? given : default_max_capture_size(max_num_seqs, per_decode);
+  const std::vector<int32_t> sizes = default_capture_sizes(largest);
+  state.padding.emplace(sizes);
+  state.graph_max_bs =
+      static_cast<int32_t>(std::min<int64_t>(int64_t{per_decode} * max_num_seqs, state.padding->max_capture_size()));
+}
+
+/// Where the configuration bounds batches, their page tables' memory is had now.
+void reserve_arrays(State& state) {
+  const auto max_num_seqs = static_cast<size_t>(state.config.scheduler.max_num_seqs);
+  if (max_num_seqs == 0 || state.config.model.max_model_len == 0) return;
+  const size_t rows =
+      std::max(max_num_seqs, state.padding ? static_cast<size_t>(state.padding->max_capture_size()) : 0);
+  const auto pages = static_cast<size_t>(pages_for(state.config.model.max_model_len, state.spec.page_size));
+  state.paged_kv_indptr.reserve(rows + 1);
+  state.paged_kv_last_page_len.reserve(rows);
+  state.paged_kv_seq_lens.reserve(rows);
+  state.paged_kv_indices.reserve(max_num_seqs * pages);
+  state.cascade.suffix_len.reserve(rows);
+  state.cascade.first_pos.reserve(rows);
+  state.section_cu_q.reserve(rows + 1);
 }
 
 }  // namespace
 
+FlashInferMetadataBuilder::State::State(const Context& given_context, const EngineConfig& engine,
+                                        const FlashInferOptions& given_options)
+    : context(given_context),
+      config(engine),
+      options(given_options),
+      profile(given_options.profile),
+      dispatch(dispatch_of(engine, given_options)),
+      block_tables(given_context, engine.determinism, given_options.force_kernel) {}
+
+StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
+  const auto found = graph_plans.find(padded);
+  if (found != graph_plans.end()) return found->second;
+  PrepareOptions prepare_options;
+  prepare_options.force_kernel = options.force_kernel;
+  GraphBounds bounds;
+  bounds.max_requests = bounds.max_tokens = padded;
+  bounds.max_q_len = std::min(padded, reorder_threshold);
+  bounds.max_kv_len = config.model.max_model_len;
+  prepare_options.bounds = bounds;
+  std::vector<LayerWindow> layer_windows;
+  for (const WindowOp& window : windows) {
+    layer_windows.push_back({"of the group", window.window_left, window.op.config().window_right});
+  }
+  return graph_plans.emplace(padded, StepPlans(prepare_windows(context, attention, layer_windows, prepare_options)))
+      .first->second;
+}
+
 FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, const AttentionSpec& spec, Layers layers,
-                                                     const EngineConfig& config, const FlashInferOptions& options)
-    : state_(std::make_unique<State>()) {
-  check_engine_config(context, config);
+                                                     const EngineConfig& config, const FlashInferOptions& options) {
+  check_engine_config(context, spec, config, options.profile);
+  state_ = std::make_unique<State>(context, config, options);
   State& state = *state_;
-  state.config = config;
   state.spec = spec;
-  state.profile = options.profile;
   state.num_qo_heads = config.model.get_num_attention_heads(config.parallel);
   state.kv_cache_dtype = resolve_kv_cache_dtype(spec, config);
   check_layers(layers, spec, state.num_qo_heads, state.kv_cache_dtype);
   state.hyperparameters = infer_global_hyperparameters(get_per_layer_parameters<FlashInferImpl>(layers));
-  check_profile(spec, config, state.hyperparameters, options.profile);
-  core::require(!options.quantize_query || state.kv_cache_dtype == DType::kFloat8E4M3,
-                "quantize_query is set with a cache of ", state.kv_cache_dtype, "; it needs fp8_e4m3");
-  state.q_data_type = options.quantize_query ? DType::kFloat8E4M3 : config.model.dtype;
+  const bool native = state.profile == BackendProfile::kNative;
+  if (native) {
+    state.use_block_tables = state.dispatch.force_use_trtllm_attention().value_or(false);
+  } else if (state.profile != BackendProfile::kVllm2025_07) {
+    state.use_block_tables = state.dispatch.can_use_trtllm_attention(state.num_qo_heads, spec.num_kv_heads);
+  }
+  check_profile(spec, config, state.hyperparameters, state.profile, state.use_block_tables);
+  choose_query_types(state);
   // Drafts are verified in the one plan like any other tokens; the originals need the block-table kernels for that.
-  const bool supports_spec_as_decode = options.profile == BackendProfile::kNative;
-  state.reorder_threshold = backends::reorder_batch_threshold(config, 1, supports_spec_as_decode, false);
+  state.reorder_threshold = backends::reorder_batch_threshold(config, 1, native || state.use_block_tables, native);
 
-  AttentionConfig attention;
+  AttentionConfig& attention = state.attention;
   attention.num_q_heads = state.num_qo_heads;
   attention.num_kv_heads = spec.num_kv_heads;
   attention.head_dim_qk = spec.head_size;
   attention.head_dim_v = spec.head_size;
-  attention.q = state.q_data_type;
+  attention.q = state.planned_q_type;
   attention.kv = state.kv_cache_dtype;
   attention.out = config.model.dtype;
   attention.page_size = spec.page_size;
@@ -60,68 +144,22 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     windows.push_back({layer.name, layer.impl->window_left(), -1});
   }
   state.windows = prepare_windows(context, attention, windows, prepare_options);
-  state.plans.emplace(state.windows);
+  if (uses_dcp(config)) {
+    // Layers that share a cache have no keys of their own, and quantised queries none beside the cache's.
+    const bool all_cached = is_fp8(state.planned_q_type) || std::ranges::any_of(layers, [](const auto& layer) {
+                              return layer.impl->kv_sharing_target_layer_name().has_value();
+                            });
+    state.dcp.emplace(context, config, state.windows, all_cached, options.force_kernel);
+  } else {
+    state.plans.emplace(state.windows);
+  }
+  set_up_graphs(state);
+  reserve_arrays(state);
 }
 
 FlashInferMetadataBuilder::FlashInferMetadataBuilder(FlashInferMetadataBuilder&&) noexcept = default;
 FlashInferMetadataBuilder& FlashInferMetadataBuilder::operator=(FlashInferMetadataBuilder&&) noexcept = default;
 FlashInferMetadataBuilder::~FlashInferMetadataBuilder() = default;
-
-FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, const CommonAttentionMetadata& batch) {
-  State& state = *state_;
-  if (common_prefix_len != 0) {
-    core::fail(ErrorCode::kUnsupported, "common_prefix_len is ", common_prefix_len,
-               "; the FlashInfer backend takes 0: every request reads its whole KV itself");
-  }
-  check_same_hyperparameters(state.hyperparameters, state.profile);
-  check_batch(state.spec, state.config, batch);
-
-  FlashInferMetadata metadata;
-  if (state.profile == BackendProfile::kVllm2025_07) {
-    core::require(state.reordered.has_value(), "reorder_batch has not been called for this builder");
-    const BatchSplit& split = *state.reordered;
-    core::require(split.num_decodes + split.num_prefills == batch.num_reqs &&
-                      split.num_decode_tokens + split.num_prefill_tokens == batch.num_actual_tokens,
-                  "reorder_batch saw ", split.num_decodes + split.num_prefills, " requests of ",
-                  split.num_decode_tokens + split.num_prefill_tokens, " tokens; the batch has ", batch.num_reqs, " of ",
-                  batch.num_actual_tokens);
-    metadata.split = split;
-  } else {
-    metadata.split = split_decodes_and_prefills(batch, state.reorder_threshold, /*require_uniform=*/true);
-  }
-
-  KvSegment segment;
-  segment.kv_len = batch.seq_lens.data();
-  BatchView view;
-  view.num_requests = batch.num_reqs;
-  view.num_tokens = batch.num_actual_tokens;
-  view.max_q_len = batch.max_query_len;
-  view.max_kv_len = batch.max_seq_len;
-  view.cu_q = batch.query_start_loc.data();
-  view.segments = {&segment, 1};
-  metadata.plans = state.plans->plan(view);
-
-  const auto num_reqs = static_cast<size_t>(batch.num_reqs);
-  metadata.num_reqs = batch.num_reqs;
-  metadata.num_actual_tokens = batch.num_actual_tokens;
-  metadata.max_q_len = batch.max_query_len;
-  // A short request that is not like the other decodes stands among the prefills, so their longest may be shorter.
-  metadata.max_q_len_prefill =
-      metadata.split.num_prefills > 0 ? longest_query(batch, metadata.split.num_decodes) : batch.max_query_len;
-  metadata.max_seq_len = batch.max_seq_len;
-  metadata.qo_indptr = batch.query_start_loc.first(num_reqs + 1);
-  metadata.seq_lens = batch.seq_lens.first(num_reqs);
-  metadata.block_table = batch.block_table;
-  metadata.slot_mapping = batch.slot_mapping;
-  metadata.q_data_type = state.q_data_type;
-  metadata.data_type = state.kv_cache_dtype;
-  metadata.num_qo_heads = state.num_qo_heads;
-  metadata.num_kv_heads = state.spec.num_kv_heads;
-  metadata.head_dim = state.spec.head_size;
-  metadata.page_size = state.spec.page_size;
-  metadata.workspace = state.plans->workspace();
-  return metadata;
-}
 
 bool FlashInferMetadataBuilder::reorder_batch(std::span<const int32_t> num_scheduled_tokens,
                                               std::span<const int32_t> num_computed_tokens,
@@ -162,6 +200,40 @@ const GlobalHyperparameters& FlashInferMetadataBuilder::global_hyperparameters()
 }
 std::string FlashInferMetadataBuilder::kernel_name() const {
   return state_->windows.front().op.kernel_name();
+}
+bool FlashInferMetadataBuilder::use_trtllm_decode_attention() const noexcept {
+  return state_->use_block_tables;
+}
+bool FlashInferMetadataBuilder::use_cascade_attention(const CascadeHeuristicInput& input) const {
+  const bool native = state_->profile == BackendProfile::kNative;
+  const bool july = state_->profile == BackendProfile::kVllm2025_07;
+  if (!native && !(july && state_->kv_cache_dtype == state_->config.model.dtype)) return false;
+  return backends::use_cascade_attention(input);
+}
+SplitSizes FlashInferMetadataBuilder::split_sizes() const noexcept {
+  const bool invariant = state_->config.determinism >= Determinism::kBatchInvariant;
+  if (!invariant || state_->profile == BackendProfile::kVllm2025_07) return {};
+  if (state_->profile == BackendProfile::kNative)
+    return {2048, 2048, false};  // prepare's fixed splits, for all queries
+  return {2048, 4096, true};
+}
+size_t FlashInferMetadataBuilder::workspace_buffer_size() const noexcept {
+  constexpr size_t kMebibyte = size_t{1} << 20;
+  const bool invariant = state_->config.determinism >= Determinism::kBatchInvariant;
+  switch (state_->profile) {
+    case BackendProfile::kNative: return state_->plans->workspace().bytes + state_->block_tables.workspace_size();
+    case BackendProfile::kVllm2025_07: return 256 * kMebibyte;
+    case BackendProfile::kVllm2025_12:
+    case BackendProfile::kVllm2026_03: break;
+  }
+  return (invariant ? 2048 : 394) * kMebibyte;
+}
+bool FlashInferMetadataBuilder::use_tensor_cores() const noexcept {
+  if (state_->profile != BackendProfile::kVllm2025_07 || state_->options.force_tensor_cores) return true;
+  return state_->num_qo_heads / state_->spec.num_kv_heads > 4;
+}
+int32_t FlashInferMetadataBuilder::decode_cudagraph_max_bs() const noexcept {
+  return state_->graph_max_bs;
 }
 
 }  // namespace folio::inline v0::backends

@@ -26,13 +26,35 @@ void copy_page_indices(const PageTableView& table, std::span<const int32_t> indp
 PagedKvArrays FlashInferMetadataBuilder::paged_kv_arrays(const FlashInferMetadata& metadata) {
   State& state = *state_;
   const auto num_reqs = static_cast<size_t>(metadata.num_reqs);
+  const int32_t prefix = metadata.common_prefix_len;
+  const int32_t prefix_pages = prefix / metadata.page_size;
+  state.paged_kv_seq_lens.resize(num_reqs);
+  std::ranges::transform(metadata.seq_lens, state.paged_kv_seq_lens.begin(),
+                         [&](int32_t seq_len) { return std::max(0, seq_len - prefix); });
   state.paged_kv_indptr.resize(num_reqs + 1);
   state.paged_kv_last_page_len.resize(num_reqs);
-  paged_indptr(metadata.seq_lens, metadata.page_size, state.paged_kv_indptr, state.paged_kv_last_page_len);
+  paged_indptr(state.paged_kv_seq_lens, metadata.page_size, state.paged_kv_indptr, state.paged_kv_last_page_len);
   state.paged_kv_indices.resize(static_cast<size_t>(state.paged_kv_indptr.back()));
-  copy_page_indices(to_page_table(metadata.block_table, metadata.num_reqs), state.paged_kv_indptr,
-                    state.paged_kv_indices);
-  return {state.paged_kv_indptr, state.paged_kv_indices, state.paged_kv_last_page_len};
+  PageTableView table = to_page_table(metadata.block_table, metadata.num_reqs);
+  table.first_column = prefix_pages;
+  copy_page_indices(table, state.paged_kv_indptr, state.paged_kv_indices);
+
+  const auto padded = std::max(num_reqs, static_cast<size_t>(metadata.num_padded_reqs));
+  state.paged_kv_indptr.resize(padded + 1, state.paged_kv_indptr.back());
+  state.paged_kv_last_page_len.resize(padded, 1);
+  state.paged_kv_seq_lens.resize(padded, 0);
+  PagedKvArrays arrays{.indptr = state.paged_kv_indptr,
+                       .indices = state.paged_kv_indices,
+                       .last_page_len = state.paged_kv_last_page_len,
+                       .seq_lens = state.paged_kv_seq_lens,
+                       .shared_kv_page_indices = {}};
+  if (metadata.use_cascade) {
+    arrays.shared_qo_indptr = {0, metadata.num_actual_tokens};
+    arrays.shared_kv_page_indptr = {0, prefix_pages};
+    arrays.shared_kv_page_indices = {metadata.block_table.data, static_cast<size_t>(prefix_pages)};
+    arrays.shared_kv_last_page_len = metadata.page_size;
+  }
+  return arrays;
 }
 
 }  // namespace folio::inline v0::backends

@@ -9,6 +9,8 @@
 #include "folio/attention.hpp"
 #include "folio/backends/attention_layer.hpp"
 #include "folio/backends/attention_metadata.hpp"
+#include "folio/backends/cascade_heuristic.hpp"
+#include "folio/backends/dcp_plans.hpp"
 #include "folio/backends/engine_config.hpp"
 #include "folio/backends/flash_attn/impl.hpp"
 #include "folio/backends/window_plans.hpp"
@@ -73,14 +75,17 @@ struct FlashAttentionMetadata {
   DType data_type = DType::kUnset;                    ///< of the KV cache
   DType output_data_type = DType::kUnset;             ///< what forward expects the output to be
   int32_t page_size = 0;
-  WindowPlans plans;    ///< one for each window of the group's layers, in front
-  Workspace workspace;  ///< this step's: one forward at a time
+  WindowPlans plans;         ///< one for each window of the group's layers, in front
+  DcpWindowPlans dcp_plans;  ///< instead of `plans`, under decode context parallelism
+  Workspace workspace;       ///< this step's: one forward at a time
 };
 
 /// Plans every step for one group of layers that share a KV cache format, page tables and kind of attention. Owns the
 /// plans' memory and workspaces. Not safe for simultaneous use by several threads.
 class FOLIO_API FlashAttentionMetadataBuilder {
  public:
+  static constexpr bool supports_update_block_table = true;
+
   /// Chooses kernels for the group's layers (their implementations are read here and not kept). Layers may differ in
   /// window, soft cap, scale, ALiBi and sinks, and must all decode, all encode, or all attend to an encoder. Under
   /// decode_graph_mode kFull every size is bounded by the configuration's, which must then be given.
@@ -118,6 +123,11 @@ class FOLIO_API FlashAttentionMetadataBuilder {
   /// copy, with the same schedule. Throws kInvalidArgument where the table is too small for the step. O(R).
   FlashAttentionMetadata update_block_table(const FlashAttentionMetadata& metadata, const BlockTableView& block_table,
                                             std::span<const int64_t> slot_mapping) const;
+
+  /// vLLM's rule for when sharing a prefix pays; see there.
+  static bool use_cascade_attention(const CascadeHeuristicInput& input) {
+    return backends::use_cascade_attention(input);
+  }
 
   /// The profile's answer, see FlashAttentionBackend::get_cudagraph_support.
   GraphSupport get_cudagraph_support() const;

@@ -74,8 +74,9 @@ struct BlockTableArgs {
 FOLIO_API void trtllm_batch_decode_with_kv_cache(BlockTableWorkspace& workspace, const BlockTableArgs& args,
                                                  int32_t q_len_per_req = 0, Stream stream = {});
 
-/// Prefills: request i has the query tokens [cum_seq_lens_q[i], cum_seq_lens_q[i + 1]) (host memory, [B + 1], from 0),
-/// the last of its tokens; causal. `max_q_len`: an upper bound; 0 = computed. Throws as above.
+/// Prefills: request i has the query tokens [cum_seq_lens_q[i], cum_seq_lens_q[i + 1]) (host memory, [B + 1]; counted
+/// from its first entry, so that it may be part of a longer array), the last of its tokens; causal. `max_q_len`: an
+/// upper bound; 0 = computed. Throws as above.
 FOLIO_API void trtllm_batch_context_with_kv_cache(BlockTableWorkspace& workspace, const BlockTableArgs& args,
                                                   std::span<const int32_t> cum_seq_lens_q, int32_t max_q_len = 0,
                                                   Stream stream = {});

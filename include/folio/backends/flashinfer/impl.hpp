@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "folio/backends/attention_layer.hpp"
+#include "folio/backends/dispatch.hpp"
+#include "folio/backends/engine_config.hpp"
+#include "folio/backends/once_log.hpp"
 #include "folio/backends/output_quantization.hpp"
 #include "folio/context.hpp"
 #include "folio/types/attention.hpp"
@@ -15,6 +18,14 @@
 namespace folio::inline v0::backends {
 
 struct FlashInferMetadata;
+
+/// A quantisation of the output that a compiler pass would fuse into attention.
+enum class QuantKey : int32_t {
+  kFp8StaticTensorSym = 0,   ///< e4m3, one scale known beforehand
+  kNvfp4 = 1,                ///< e2m1 with a factor for every 16 values
+  kFp8DynamicTensorSym = 2,  ///< e4m3, a scale found from the values
+  kFp8DynamicTokenSym = 3,   ///< e4m3, likewise for every token
+};
 
 /// One layer's attention as the model defines it. Sizes are those of one rank.
 struct FlashInferLayerConfig {
@@ -29,11 +40,19 @@ struct FlashInferLayerConfig {
   std::optional<float> logits_soft_cap;   ///< none or 0 = off
   AttentionType attn_type = AttentionType::kDecoder;
   std::optional<std::string> kv_sharing_target_layer_name;  ///< the earlier layer whose cache this one reads
-  ConstTensorView
-      sinks;  ///< [num_heads], float32, float16 or bfloat16, on the host; data null = none. Copied as float32
+  /// [num_heads], float32, float16 or bfloat16, on the host; data null = none. Copied as float32;
+  /// process_weights_after_loading reads it again.
+  ConstTensorView sinks;
+
+  BackendProfile profile = BackendProfile::kNative;  ///< of the answers below; the group's builder has its own
+  std::optional<KernelDispatch> dispatch;            ///< what the vLLM profiles ask; none: block tables are not served
+  bool disable_q_quantization = false;               ///< VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION
+  bool use_irope = false;           ///< kVllm2025_07: taken with a warning. Elsewhere no parameter: refused
+  bool blocksparse_params = false;  ///< kVllm2025_07 took and ignored them: refused
+  LogCallback log;                  ///< takes that warning
 };
 
-/// One layer's attention. Immutable but for set_sinks; `forward` keeps no state, so that layers may share an
+/// One layer's attention. Immutable but for its sinks; `forward` keeps no state, so that layers may share an
 /// implementation.
 class FOLIO_API FlashInferImpl {
  public:
@@ -46,6 +65,19 @@ class FOLIO_API FlashInferImpl {
   /// Replaces the sinks after their weights have been loaded: [num_heads], converted to float32. Only for layers that
   /// were constructed with sinks, because kernels have been chosen since.
   void set_sinks(const ConstTensorView& sinks);
+  /// Reads the sinks given to the constructor, or to set_sinks, again, as float32: their weights may have been loaded
+  /// since. That memory must still be there.
+  void process_weights_after_loading();
+
+  /// Whether `forward` takes outputs quantised like that. vLLM: static fp8 and NVFP4, over fp8 caches where kernels
+  /// that take block tables can serve these heads; July 2025: none. Native: static fp8, and NVFP4 where head_size is a
+  /// multiple of 16, over any cache.
+  bool fused_output_quant_supported(QuantKey key) const noexcept;
+  /// Whether queries may come as fp8. vLLM: where kernels that take block tables can serve these heads; native: always.
+  /// Not where disable_q_quantization is set.
+  bool supports_quant_query_input() const noexcept;
+  /// Whether kernels that take block tables can serve these heads.
+  bool support_trtllm_attn() const noexcept { return support_trtllm_attn_; }
 
   /// Attention of one layer: writes the new keys and values into the cache (not where another layer's cache is shared),
   /// then attends. T = metadata->num_actual_tokens.
@@ -53,10 +85,14 @@ class FOLIO_API FlashInferImpl {
   /// head_size];
   ///   output [>= T, num_heads, head_size], of the model's dtype: any token and head strides. Rows from T on are
   ///   padding: neither read nor written.
+  /// - output_quantization: output is fp8 e4m3 (stored = real / scale) or NVFP4 [>= T, num_heads, head_size / 2]
+  ///   (kFloat4E2M1x2 or kUnset; `scale` is the global scale factor, `block_scale` as FP4Tensor::scale). It happens in
+  ///   the kernel. The vLLM profiles take it for fp8 queries in batches that their block-table kernels serve.
   /// - kv_cache is the logical tensor of FlashInferBackend with any strides; its dtype may be kUnset.
-  /// - Without metadata (a profiling run) the whole output is set to zero and nothing else is looked at.
+  /// - Without metadata (a profiling run) the whole output is set to zero and nothing else is looked at; under
+  ///   kVllm2025_07 it is left as it is.
   /// Returns `output`, as long as it was given. Allocates nothing.
-  /// Throws kInvalidArgument, and kUnsupported for output quantisation, before anything is written.
+  /// Throws kInvalidArgument and kUnsupported before anything is written.
   TensorView forward(const AttentionLayerScales& layer, const ConstTensorView& query, const ConstTensorView& key,
                      const ConstTensorView& value, const TensorView& kv_cache, const FlashInferMetadata* metadata,
                      const TensorView& output, const OutputQuantization& output_quantization = {},
@@ -84,6 +120,14 @@ class FOLIO_API FlashInferImpl {
   }
 
  private:
+  struct Call;
+  void check_output_quantization(const OutputQuantization& quantization, const FlashInferMetadata& metadata,
+                                 const TensorView& output) const;
+  void check_paths(const Call& call) const;
+  void write_cache(const Call& call, Stream stream) const;
+  void run_planned(const Call& call, Stream stream) const;
+  void run_block_tables(const Call& call, bool check_only, Stream stream) const;
+
   Context context_;
   int32_t num_heads_;
   int32_t head_size_;
@@ -95,6 +139,10 @@ class FOLIO_API FlashInferImpl {
   float logits_soft_cap_;
   std::optional<std::string> kv_sharing_target_layer_name_;
   std::vector<float> sinks_;
+  ConstTensorView sinks_source_;
+  BackendProfile profile_;
+  bool support_trtllm_attn_;
+  bool disable_q_quantization_;
 };
 
 }  // namespace folio::inline v0::backends

@@ -9,7 +9,11 @@
 #include "folio/backends/attention_layer.hpp"
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/batch_order.hpp"
+#include "folio/backends/cascade_heuristic.hpp"
+#include "folio/backends/dcp_plans.hpp"
+#include "folio/backends/dispatch.hpp"
 #include "folio/backends/engine_config.hpp"
+#include "folio/backends/flashinfer/block_table.hpp"
 #include "folio/backends/flashinfer/impl.hpp"
 #include "folio/backends/window_plans.hpp"
 #include "folio/context.hpp"
@@ -19,8 +23,21 @@ namespace folio::inline v0::backends {
 
 struct FlashInferOptions {
   BackendProfile profile = BackendProfile::kNative;
-  bool quantize_query = false;  ///< queries come as fp8 e4m3 with a q scale; needs an e4m3 cache
-  std::string force_kernel;     ///< as PrepareOptions::force_kernel
+  /// Native: queries come as fp8 e4m3 with a q scale; needs an e4m3 cache. The vLLM profiles decide by themselves.
+  bool quantize_query = false;
+  /// What the vLLM profiles ask which kernels there are. None: one without probes, which has no block-table kernels.
+  std::optional<KernelDispatch> dispatch;
+  bool disable_q_quantization = false;  ///< VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION; vLLM profiles
+  bool force_tensor_cores = false;      ///< VLLM_FLASHINFER_FORCE_TENSOR_CORES; kVllm2025_07
+  std::string force_kernel;             ///< as PrepareOptions::force_kernel
+};
+
+/// Requests that a plan covers, and where their tokens begin in the batch.
+struct PlannedPart {
+  int32_t first_request = 0;
+  int32_t num_requests = 0;
+  int32_t first_token = 0;
+  int32_t num_tokens = 0;
 };
 
 /// What one step's layers need: made by FlashInferMetadataBuilder::build, read by FlashInferImpl::forward. Spans point
@@ -43,8 +60,19 @@ struct FlashInferMetadata {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t page_size = 0;
-  WindowPlans plans;    ///< one for each window of the group's layers, in front
-  Workspace workspace;  ///< the builder's: one forward at a time
+  bool prefill_use_trtllm = false;  ///< the prefills go to the block-table family
+  bool decode_use_trtllm = false;   ///< the decodes do
+  bool use_cascade = false;         ///< all requests share their first common_prefix_len tokens, which are read once
+  int32_t common_prefix_len = 0;    ///< whole pages, none beyond what every request has computed
+  int32_t num_padded_reqs = 0;      ///< rows of a captured batch that this one is padded to; 0 = no graph
+  WindowPlans plans;                ///< one for each window of the group's layers, in front
+  DcpWindowPlans dcp_plans;         ///< instead of `plans`, under decode context parallelism
+  PlannedPart planned;              ///< what they cover: all, or what the block-table family does not serve
+  Workspace workspace;              ///< the builder's: one forward at a time
+  BlockTableWorkspace* block_table_workspace = nullptr;  ///< likewise
+  BackendProfile profile = BackendProfile::kNative;
+  const uint64_t* current_generation = nullptr;  ///< the builder's count of builds, and which this is
+  uint64_t generation = 0;
 };
 
 /// A step's page tables in FlashInfer's form (CSR). Valid until asked for again.
@@ -52,6 +80,20 @@ struct PagedKvArrays {
   std::span<const int32_t> indptr;         ///< [R + 1], pages
   std::span<const int32_t> indices;        ///< [indptr[R]]
   std::span<const int32_t> last_page_len;  ///< [R]: 1..page_size, 0 for an empty request
+  std::span<const int32_t> seq_lens;       ///< [R]
+  /// With a cascade, the arrays above are of what follows the shared prefix; these are the prefix's.
+  std::array<int32_t, 2> shared_qo_indptr{};
+  std::array<int32_t, 2> shared_kv_page_indptr{};
+  std::span<const int32_t> shared_kv_page_indices;
+  int32_t shared_kv_last_page_len = 0;
+};
+
+/// How a batch-invariant build divides keys, in tokens; -1 = as it sees fit.
+struct SplitSizes {
+  int32_t decode_fixed_split_size = -1;
+  int32_t prefill_fixed_split_size = -1;
+  bool disable_split_kv = false;
+  friend bool operator==(const SplitSizes&, const SplitSizes&) = default;
 };
 
 /// Copies the pages of every row, of which row r has indptr[r + 1] - indptr[r], one row after the other. O(pages).
@@ -74,8 +116,10 @@ class FOLIO_API FlashInferMetadataBuilder {
   ~FlashInferMetadataBuilder();
 
   /// Plans a step. The batch is only read. O(R + work items) whatever the contexts' lengths; allocates nothing once
-  /// warm. `common_prefix_len` must be 0: shared prefixes are not offered here. Throws kInvalidArgument for a batch
-  /// that contradicts itself or the configuration, naming the field; kUnsupported.
+  /// warm. `common_prefix_len`: tokens, a multiple of the page size, that all requests begin with and for which their
+  /// rows of the block table name the first one's pages; of these, the pages that every request has computed are read
+  /// once for all. Throws kInvalidArgument for a batch that contradicts itself or the configuration, naming the field;
+  /// kUnsupported.
   FlashInferMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
 
   /// Brings the engine's batch into the order that `build` expects. Both spans are [R]. True if requests were swapped.
@@ -83,7 +127,9 @@ class FOLIO_API FlashInferMetadataBuilder {
   bool reorder_batch(std::span<const int32_t> num_scheduled_tokens, std::span<const int32_t> num_computed_tokens,
                      const SwapStates& swap_states);
 
-  /// The page tables of a step as CSR arrays, for those who want them: nothing in `forward` does. O(pages).
+  /// The page tables of a step as CSR arrays, for those who want them: nothing in `forward` does. O(pages). Batches for
+  /// a graph have num_padded_reqs rows: beyond R, an indptr that stays, a last_page_len of 1 (FlashInfer takes 0 for a
+  /// full page) and a length of 0.
   PagedKvArrays paged_kv_arrays(const FlashInferMetadata& metadata);
 
   int32_t reorder_batch_threshold() const noexcept;  ///< requests of at most this many tokens are decodes
@@ -96,8 +142,27 @@ class FOLIO_API FlashInferMetadataBuilder {
   const GlobalHyperparameters& global_hyperparameters() const noexcept;
   std::string kernel_name() const;  ///< which kernel runs
 
- private:
+  /// Whether the block-table family can serve this group: the dispatch's answer; native: only where it is forced on.
+  bool use_trtllm_decode_attention() const noexcept;
+  /// Whether a batch's shared prefix should go to `build`. July 2025: FlashAttention's heuristic where cache and model
+  /// have one dtype; later vLLM: never; native: the heuristic, over any cache. Throws as
+  /// backends::use_cascade_attention.
+  bool use_cascade_attention(const CascadeHeuristicInput& input) const;
+  /// vLLM under batch invariance: 2048, 4096 and no further division (July 2025: none). Native: what kBatchInvariant
+  /// does.
+  SplitSizes split_sizes() const noexcept;
+  /// Bytes: native, what plans have needed so far; vLLM: 256 MiB (July 2025), 394 MiB, 2 GiB under batch invariance.
+  size_t workspace_buffer_size() const noexcept;
+  /// Whether the original would decode on tensor cores: July 2025: forced, or more than 4 q heads a KV head; else
+  /// always.
+  bool use_tensor_cores() const noexcept;
+  /// The largest batch that is padded for a graph: (1 + drafts) x max_num_seqs, at most max_capture_size; 0 = no
+  /// graphs.
+  int32_t decode_cudagraph_max_bs() const noexcept;
+
   struct State;
+
+ private:
   std::unique_ptr<State> state_;
 };
 

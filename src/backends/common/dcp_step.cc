@@ -1,0 +1,121 @@
+#include "backends/common/dcp_step.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "folio/page_table.hpp"
+
+namespace folio::inline v0::backends {
+
+void check_dcp_config(const EngineConfig& config, const AttentionSpec& spec) {
+  const ParallelConfig& parallel = config.parallel;
+  const int32_t size = parallel.decode_context_parallel_size;
+  core::require(size >= 1, "decode_context_parallel_size is ", size, "; it must be 1 or more");
+  distributed::dcp_combine_from_name(parallel.dcp_comm_backend, size);
+  if (size == 1) {
+    core::require(parallel.dcp_group == nullptr || parallel.dcp_group->size() == 1,
+                  "dcp_group is given, but decode_context_parallel_size is 1");
+    return;
+  }
+  core::require(parallel.dcp_group != nullptr, "decode_context_parallel_size is ", size, "; dcp_group must be given");
+  core::require(
+      parallel.dcp_group->size() == size && parallel.dcp_group->rank() == parallel.decode_context_parallel_rank,
+      "dcp_group is rank ", parallel.dcp_group->rank(), " of ", parallel.dcp_group->size(),
+      "; the configuration's is rank ", parallel.decode_context_parallel_rank, " of ", size);
+  const int32_t interleave = parallel.cp_kv_cache_interleave_size;
+  core::require(interleave >= 1 && spec.page_size % interleave == 0, "cp_kv_cache_interleave_size is ", interleave,
+                "; it must divide the page size, ", spec.page_size);
+  if (config.compilation.decode_graph_mode != DecodeGraphMode::kNone) {
+    core::fail(ErrorCode::kUnsupported,
+               "decode_graph_mode is kFull; under decode context parallelism kNone is offered");
+  }
+}
+
+void check_dcp_lengths(const EngineConfig& config, const CommonAttentionMetadata& batch) {
+  const std::span<const int32_t> local = batch.dcp_local_seq_lens;
+  if (local.empty()) return;
+  const ParallelConfig& parallel = config.parallel;
+  if (!uses_dcp(config)) {
+    core::fail(ErrorCode::kUnsupported, "dcp_local_seq_lens is given, but decode_context_parallel_size is 1");
+  }
+  core::require(local.size() >= static_cast<size_t>(batch.num_reqs), "dcp_local_seq_lens has ", local.size(),
+                " entries; num_reqs is ", batch.num_reqs);
+  for (int32_t i = 0; i < batch.num_reqs; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const int32_t expected = shard_len(batch.seq_lens[at], parallel.decode_context_parallel_size,
+                                       parallel.decode_context_parallel_rank, parallel.cp_kv_cache_interleave_size);
+    core::require(local[at] == expected, "request ", i, " has a dcp_local_seq_lens of ", local[at], "; of ",
+                  batch.seq_lens[at], " tokens this rank has ", expected);
+  }
+}
+
+DcpStepPlans::DcpStepPlans(const Context& context, const EngineConfig& config, std::span<const WindowOp> windows,
+                           bool all_cached, const std::string& force_kernel)
+    : all_cached_(all_cached || config.determinism == Determinism::kScheduleInvariant) {
+  const ParallelConfig& parallel = config.parallel;
+  distributed::DcpConfig dcp;
+  dcp.interleave = parallel.cp_kv_cache_interleave_size;
+  dcp.combine = distributed::dcp_combine_from_name(parallel.dcp_comm_backend, parallel.decode_context_parallel_size);
+  dcp.force_kernel = force_kernel;
+  for (const WindowOp& window : windows) {
+    dcp.attention = window.op.config();
+    windows_.push_back({window.window_left, distributed::DcpAttention(context, *parallel.dcp_group, dcp)});
+  }
+}
+
+DcpWindowPlans DcpStepPlans::plan(const CommonAttentionMetadata& batch, int32_t num_decodes) {
+  distributed::DcpBatch step;
+  step.num_requests = batch.num_reqs;
+  step.cu_q = batch.query_start_loc.data();
+  step.seq_lens = batch.seq_lens.data();
+  step.num_cached = all_cached_ ? batch.num_reqs : num_decodes;
+  DcpWindowPlans plans;
+  size_t workspace_bytes = 0;
+  for (size_t i = 0; i < windows_.size(); ++i) {
+    Window& window = windows_[i];
+    // Not causal, a layer without window sees all keys; one with a window ends at its query.
+    step.all_visible = !batch.causal && window.window_left < 0;
+    plans[i] = DcpWindowPlan{window.window_left, &window.attention, window.attention.plan(step)};
+    workspace_bytes = std::max(workspace_bytes, window.attention.workspace_size(plans[i]->plan));
+  }
+  if (workspace_bytes > workspace_.bytes()) {
+    workspace_ = core::AlignedBuffer(workspace_bytes, core::AlignedBuffer::kWorkspaceAlignment);
+  }
+  return plans;
+}
+
+const DcpWindowPlan& dcp_plan_for_window(const DcpWindowPlans& plans, int32_t window_left) {
+  for (const std::optional<DcpWindowPlan>& planned : plans) {
+    if (!planned || planned->window_left != window_left) continue;
+    static_cast<void>(planned->attention->workspace_size(planned->plan));  // throws for a stale plan
+    return *planned;
+  }
+  core::fail(ErrorCode::kInvalidArgument, "the layer's window_left is ", window_left,
+             "; the metadata was not planned for it");
+}
+
+void run_dcp(const DcpWindowPlan& plan, const AttentionArgs& args, const ConstTensorView& key,
+             const ConstTensorView& value, Workspace workspace, Stream stream) {
+  const SegmentArgs& shard = args.segments.front();
+  distributed::DcpArgs dcp;
+  dcp.q = args.q;
+  if (plan.plan.reads_new_tokens) {
+    dcp.k = key;
+    dcp.v = value;
+  }
+  dcp.cache = shard.cache;
+  dcp.table = shard.table;
+  dcp.k_scale = shard.k_scale;
+  dcp.v_scale = shard.v_scale;
+  dcp.q_scale = args.q_scale;
+  dcp.out = args.out;
+  dcp.out_scale = args.out_scale;
+  dcp.lse = args.lse;
+  dcp.sm_scale = args.sm_scale;
+  dcp.logits_soft_cap = args.logits_soft_cap;
+  dcp.alibi_slopes = args.alibi_slopes;
+  dcp.sinks = args.sinks;
+  plan.attention->run(plan.plan, dcp, workspace, stream);
+}
+
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backends/common/layer_plans.hpp"
+#include "core/aligned_buffer.hpp"
+#include "folio/backends/attention_metadata.hpp"
+#include "folio/backends/dcp_plans.hpp"
+#include "folio/backends/engine_config.hpp"
+#include "folio/context.hpp"
+
+namespace folio::inline v0::backends {
+
+/// Whether requests' KV is divided over ranks.
+inline bool uses_dcp(const EngineConfig& config) {
+  return config.parallel.decode_context_parallel_size > 1;
+}
+
+/// Throws where the configuration of decode context parallelism contradicts itself or its group; kUnsupported for what
+/// does not go with it.
+void check_dcp_config(const EngineConfig& config, const AttentionSpec& spec);
+
+/// Throws where a batch's dcp_local_seq_lens, which may be left out, are not this rank's. O(R).
+void check_dcp_lengths(const EngineConfig& config, const CommonAttentionMetadata& batch);
+
+/// What StepPlans is without decode context parallelism.
+class DcpStepPlans {
+ public:
+  /// `windows`: the kernels that would attend to undivided caches. `all_cached`: new tokens are always read from the
+  /// cache; otherwise those of decodes only.
+  DcpStepPlans(const Context& context, const EngineConfig& config, std::span<const WindowOp> windows, bool all_cached,
+               const std::string& force_kernel);
+
+  /// Plans a step for every window; earlier plans go stale. The new tokens of the first `num_decodes` requests are read
+  /// from the cache. Allocates nothing once warm.
+  DcpWindowPlans plan(const CommonAttentionMetadata& batch, int32_t num_decodes);
+
+  /// Enough for every plan that `plan` has made; it moves where one needs more than it had.
+  Workspace workspace() noexcept { return {workspace_.data(), workspace_.bytes()}; }
+
+ private:
+  struct Window {
+    int32_t window_left;
+    distributed::DcpAttention attention;
+  };
+  std::vector<Window> windows_;  ///< at most kMaxWindows
+  bool all_cached_;
+  core::AlignedBuffer workspace_;
+};
+
+/// The plan of the layers of that window. Throws kInvalidArgument where nothing was planned for it, kStalePlan.
+const DcpWindowPlan& dcp_plan_for_window(const DcpWindowPlans& plans, int32_t window_left);
+
+/// One layer. `args`: as they are for an undivided cache, with one paged segment, which is this rank's shard. `key` and
+/// `value`: the new tokens'. Collective.
+void run_dcp(const DcpWindowPlan& plan, const AttentionArgs& args, const ConstTensorView& key,
+             const ConstTensorView& value, Workspace workspace, Stream stream);
+
+}  // namespace folio::inline v0::backends

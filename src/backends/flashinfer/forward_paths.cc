@@ -1,0 +1,192 @@
+#include <array>
+#include <cmath>
+
+#include "backends/common/dcp_step.hpp"
+#include "backends/common/layer_plans.hpp"
+#include "backends/common/tensor_checks.hpp"
+#include "backends/flashinfer/block_table_state.hpp"
+#include "backends/flashinfer/forward_call.hpp"
+#include "core/checked_math.hpp"
+#include "core/error.hpp"
+#include "folio/attention.hpp"
+#include "folio/backends/flashinfer/kv_dequant.hpp"
+#include "folio/kv_cache.hpp"
+
+namespace folio::inline v0::backends {
+namespace {
+
+/// Tokens from `first` on, `count` of them.
+template <typename Tensor>
+Tensor tokens_of(Tensor tensor, int64_t first, int64_t count) {
+  using Bytes =
+      std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(tensor.data)>>, const std::byte, std::byte>;
+  const DType dtype = tensor.dtype == DType::kUnset ? DType::kFloat4E2M1x2 : tensor.dtype;  // an engine's bytes
+  if (tensor.data != nullptr)
+    tensor.data = static_cast<Bytes*>(tensor.data) + first * tensor.strides[0] * size_of(dtype);
+  tensor.shape[0] = count;
+  return tensor;
+}
+
+/// Requests of one section of a batch, decodes or prefills.
+struct Section {
+  int32_t first_request = 0;
+  int32_t num_requests = 0;
+};
+
+BlockTableView rows_of(const BlockTableView& table, const Section& section) {
+  BlockTableView rows = table;
+  rows.data += section.first_request * table.row_stride;
+  rows.num_rows = section.num_requests;
+  return rows;
+}
+
+/// Without the requests of padding behind the others: they have no queries.
+Section without_padding(Section section, std::span<const int32_t> qo_indptr) {
+  const auto first = static_cast<size_t>(section.first_request);
+  while (section.num_requests > 0 && qo_indptr[first + static_cast<size_t>(section.num_requests)] ==
+                                         qo_indptr[first + static_cast<size_t>(section.num_requests) - 1]) {
+    --section.num_requests;
+  }
+  return section;
+}
+
+/// Replaces an fp8 cache by a 16-bit copy of what the section uses, in the workspace's memory.
+void dequantize(const Context& context, BlockTableWorkspace::State& state, const AttentionLayerScales& layer,
+                DType dtype, BlockTableArgs& args) {
+  const KvCacheView& cache = args.kv_cache;
+  const int64_t pages = num_dequantized_pages(args.seq_lens, cache.page_size);
+  const int64_t elements =
+      pages * cache.page_size * cache.num_kv_heads * (int64_t{cache.head_dim_qk} + cache.head_dim_v);
+  const auto bytes = static_cast<size_t>(elements * size_of(dtype));
+  if (state.dequantized.bytes() < bytes) state.dequantized = core::AlignedBuffer(bytes);
+  state.dequantized_table.resize(args.seq_lens.size() * static_cast<size_t>(args.block_tables.num_columns));
+  const KvCacheShape shape{pages, cache.page_size, cache.num_kv_heads, cache.head_dim_qk, cache.head_dim_v, dtype};
+  std::byte* const k = state.dequantized.data();
+  const KvCacheView mock =
+      make_hnd_view(shape, k, k + pages * cache.page_size * cache.num_kv_heads * cache.head_dim_qk * size_of(dtype));
+  trtllm_prefill_attn_kvfp8_dequant(context, cache, args.block_tables, args.seq_lens, layer.k.value, layer.v.value,
+                                    mock, state.dequantized_table);
+  args.kv_cache = mock;
+  args.block_tables = {state.dequantized_table.data(), core::checked_cast<int32_t>(args.seq_lens.size()),
+                       args.block_tables.num_columns, args.block_tables.num_columns};
+}
+
+}  // namespace
+
+void FlashInferImpl::check_paths(const Call& call) const {
+  const FlashInferMetadata& metadata = call.metadata;
+  const bool quantised = call.quantization.wanted();
+  if (metadata.dcp_plans.front()) {
+    static_cast<void>(dcp_plan_for_window(metadata.dcp_plans, window_left_));
+    return;
+  }
+  if (metadata.planned.num_requests > 0 && !quantised) {
+    static_cast<void>(workspace_size(plan_for_window(metadata.plans, window_left_)));
+  }
+  if (!quantised && metadata.planned.num_requests == metadata.num_reqs) return;
+  static_cast<void>(bmm1_scale(call.layer, call.query.dtype));  // one host value each
+  static_cast<void>(bmm2_scale(call.layer));
+  core::require(metadata.block_table_workspace != nullptr, "the metadata has no block_table_workspace");
+  if (quantised) {
+    const float scale = *call.quantization.scale;
+    core::require(std::isfinite(scale) && scale > 0.0f, "output_scale is ", scale, "; it must be finite and positive");
+  }
+  run_block_tables(call, /*check_only=*/true, {});
+}
+
+void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
+  const FlashInferMetadata& metadata = call.metadata;
+  const PlannedPart& part = metadata.planned;
+  std::array<SegmentArgs, 2> segments;
+  for (SegmentArgs& segment : segments) {
+    segment.cache = call.cache;
+    segment.k_scale = call.layer.k;
+    segment.v_scale = call.layer.v;
+  }
+  const BlockTableView table = rows_of(metadata.block_table, {part.first_request, part.num_requests});
+  segments[0].table = to_page_table(table, part.num_requests);
+  if (metadata.use_cascade) {
+    segments[1].table = segments[0].table;
+    segments[1].table.first_column = metadata.common_prefix_len / metadata.page_size;
+    segments[0].table = to_page_table(table, 1);  // the first request's pages are everyone's
+  }
+  AttentionArgs args;
+  args.q = tokens_of(call.query, part.first_token, part.num_tokens);
+  args.out = tokens_of(call.output, part.first_token, part.num_tokens);
+  args.segments = std::span(segments).first(metadata.use_cascade ? 2 : 1);
+  args.sm_scale = scale_;
+  args.logits_soft_cap = logits_soft_cap_;
+  args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();
+  args.sinks = sinks_.empty() ? nullptr : sinks_.data();
+  // A checkpoint's q scale describes quantised queries; 16-bit ones are what they are.
+  if (is_fp8(call.query.dtype)) args.q_scale = call.layer.q;
+  if (metadata.dcp_plans.front()) {
+    const DcpWindowPlan& plan = dcp_plan_for_window(metadata.dcp_plans, window_left_);
+    run_dcp(plan, args, call.key, call.value, metadata.workspace, stream);
+    return;
+  }
+  run(plan_for_window(metadata.plans, window_left_), args, metadata.workspace, stream);
+}
+
+void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream stream) const {
+  const FlashInferMetadata& metadata = call.metadata;
+  const bool quantised = call.quantization.wanted();
+  const std::span<const int32_t> qo_indptr = metadata.qo_indptr;
+  const auto run_section = [&](Section section, bool decode) {
+    section = without_padding(section, qo_indptr);
+    if (section.num_requests == 0) return;
+    const auto first = static_cast<size_t>(section.first_request);
+    const auto count = static_cast<size_t>(section.num_requests);
+    const int64_t first_token = qo_indptr[first];
+    const int64_t num_tokens = qo_indptr[first + count] - first_token;
+    BlockTableArgs args;
+    args.query = tokens_of(call.query, first_token, num_tokens);
+    args.kv_cache = call.cache;
+    args.block_tables = rows_of(metadata.block_table, section);
+    args.seq_lens = metadata.seq_lens.subspan(first, count);
+    args.max_seq_len = metadata.max_seq_len;
+    args.bmm1_scale = bmm1_scale(call.layer, call.query.dtype);
+    args.bmm2_scale = bmm2_scale(call.layer);
+    args.window_left = window_left_;
+    args.sinks = sinks_.empty() ? nullptr : sinks_.data();
+    args.logits_soft_cap = logits_soft_cap_;
+    args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();
+    const TensorView out = tokens_of(call.output, first_token, num_tokens);
+    args.out = out;
+    if (quantised && out.dtype == DType::kFloat8E4M3) {
+      args.bmm2_scale /= *call.quantization.scale;
+    } else if (quantised) {
+      args.out = FP4Tensor{out, call.quantization.block_scale, first_token, {num_tokens, num_heads_, head_size_}};
+      args.o_sf_scale = *call.quantization.scale;
+    }
+    // The originals' prefill kernels cannot mix 16-bit queries with fp8 keys. The copy has the k and v scales in it.
+    const bool mixed = is_fp8(kv_cache_dtype_) && !is_fp8(call.query.dtype);
+    BlockTableWorkspace::State& state = metadata.block_table_workspace->state();
+    if (check_only) {
+      if (decode) {
+        set_decode_lengths(state, args, qo_indptr[first + 1] - qo_indptr[first]);
+      } else {
+        set_context_lengths(state, args, qo_indptr.subspan(first, count + 1), 0);
+      }
+      check_block_table_call(state, args);
+      return;
+    }
+    if (!decode && mixed && metadata.profile != BackendProfile::kNative) {
+      dequantize(context_, state, call.layer, call.query.dtype, args);
+      args.bmm1_scale = scale_;
+      args.bmm2_scale = quantised && out.dtype == DType::kFloat8E4M3 ? 1.0f / *call.quantization.scale : 1.0f;
+    }
+    if (decode) {
+      trtllm_batch_decode_with_kv_cache(*metadata.block_table_workspace, args, qo_indptr[first + 1] - qo_indptr[first],
+                                        stream);
+    } else {
+      trtllm_batch_context_with_kv_cache(*metadata.block_table_workspace, args, qo_indptr.subspan(first, count + 1), 0,
+                                         stream);
+    }
+  };
+  const BatchSplit& split = metadata.split;
+  if (metadata.prefill_use_trtllm || quantised) run_section({split.num_decodes, split.num_prefills}, false);
+  if (metadata.decode_use_trtllm || quantised) run_section({0, split.num_decodes}, true);
+}
+
+}  // namespace folio::inline v0::backends

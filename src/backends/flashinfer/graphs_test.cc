@@ -1,0 +1,125 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "backends/flashinfer/allocation_counter.hpp"
+#include "backends/flashinfer/group_fixture.hpp"
+#include "core/golden_test.hpp"
+
+namespace folio::inline v0::backends {
+namespace {
+
+using nlohmann::json;
+using testing::BatchLengths;
+using testing::Group;
+using testing::LayerSetup;
+using testing::message_of;
+
+std::vector<int32_t> list(std::span<const int32_t> values) {
+  return {values.begin(), values.end()};
+}
+
+/// A group whose decodes are replayed from graphs.
+struct GraphGroup : Group {
+  GraphGroup(const LayerSetup& setup, const BatchLengths& lengths) : Group(setup, lengths) {
+    config.compilation.decode_graph_mode = DecodeGraphMode::kFull;
+    config.scheduler.max_num_seqs = 16;
+    config.model.max_model_len = 2048;
+  }
+};
+
+BatchLengths decodes(const std::vector<int32_t>& seq_lens) {
+  return {"decodes", seq_lens, std::vector<int32_t>(seq_lens.size(), 1)};
+}
+
+TEST(FlashInferPageTables, AreTheGoldenOnes) {
+  const json document = folio::testing::golden("flashinfer/metadata");
+  for (const json& golden : document.at("page_tables")) {
+    LayerSetup setup;
+    setup.page_size = golden.at("page_size");
+    Group group(setup, decodes(golden.at("seq_lens")));
+    FlashInferMetadataBuilder builder = group.make();
+    const PagedKvArrays arrays = builder.paged_kv_arrays(builder.build(0, group.fixture.batch));
+    EXPECT_EQ(list(arrays.indptr), golden.at("indptr").get<std::vector<int32_t>>()) << golden;
+    EXPECT_EQ(list(arrays.last_page_len), golden.at("last_page_len").get<std::vector<int32_t>>()) << golden;
+    EXPECT_EQ(list(arrays.seq_lens), golden.at("seq_lens").get<std::vector<int32_t>>());
+  }
+}
+
+TEST(FlashInferGraphs, PadAsTheGoldenBatches) {
+  const json document = folio::testing::golden("flashinfer/metadata");
+  for (const json& golden : document.at("padded")) {
+    LayerSetup setup;
+    setup.page_size = golden.at("page_size");
+    GraphGroup group(setup, decodes(golden.at("seq_lens")));
+    FlashInferMetadataBuilder builder = group.make();
+    const FlashInferMetadata metadata = builder.build(0, group.fixture.batch);
+    EXPECT_EQ(metadata.num_padded_reqs, golden.at("rows").get<int32_t>()) << golden;
+    const PagedKvArrays arrays = builder.paged_kv_arrays(metadata);
+    EXPECT_EQ(list(arrays.indptr), golden.at("indptr").get<std::vector<int32_t>>()) << golden;
+    EXPECT_EQ(list(arrays.last_page_len), golden.at("last_page_len").get<std::vector<int32_t>>()) << golden;
+    EXPECT_EQ(list(arrays.seq_lens), golden.at("padded_seq_lens").get<std::vector<int32_t>>()) << golden;
+    group.fixture.run(group.impls.front(), builder);
+    EXPECT_EQ(group.fixture.wrong_output(), "");
+  }
+}
+
+TEST(FlashInferGraphs, HavePlansOfAFixedShapeForEverySize) {
+  GraphGroup group({}, decodes({17, 16, 1}));
+  FlashInferMetadataBuilder builder = group.make();
+  EXPECT_EQ(builder.decode_cudagraph_max_bs(), 16);
+  const auto plan_buffer = [&](const FlashInferMetadata& metadata) { return &metadata.plans[0]->plan.buffer(); };
+  const FlashInferMetadata three = builder.build(0, group.fixture.batch);
+  const auto* buffer_of_four = plan_buffer(three);
+  Group five({}, decodes({5, 6, 7, 8, 9}));
+  EXPECT_NE(plan_buffer(builder.build(0, five.fixture.batch)), buffer_of_four);
+  Group four({}, decodes({100, 6, 7, 8}));
+  EXPECT_EQ(plan_buffer(builder.build(0, four.fixture.batch)), buffer_of_four) << "4 requests and 3 use one";
+  const int64_t warm = testing::num_allocations();
+  for (int i = 0; i < 3; ++i) {
+    builder.build(0, five.fixture.batch);
+    builder.paged_kv_arrays(builder.build(0, group.fixture.batch));
+  }
+  EXPECT_EQ(testing::num_allocations(), warm);
+}
+
+TEST(FlashInferGraphs, LeaveMixedAndLargeBatchesAndCascadesAlone) {
+  LayerSetup setup;
+  setup.shared_prefix = 16;
+  GraphGroup mixed({}, {"mixed", {20, 30}, {1, 7}});
+  EXPECT_EQ(mixed.make().build(0, mixed.fixture.batch).num_padded_reqs, 0);
+  GraphGroup large({}, decodes(std::vector<int32_t>(17, 20)));
+  large.config.scheduler.max_num_seqs = 17;
+  large.config.compilation.max_capture_size = 16;
+  FlashInferMetadataBuilder builder = large.make();
+  EXPECT_EQ(builder.decode_cudagraph_max_bs(), 16);
+  EXPECT_EQ(builder.build(0, large.fixture.batch).num_padded_reqs, 0);
+  GraphGroup cascade(setup, decodes({40, 40}));
+  EXPECT_EQ(cascade.make().build(16, cascade.fixture.batch).num_padded_reqs, 0);
+  Group eager({}, decodes({40, 40}));
+  EXPECT_EQ(eager.make().decode_cudagraph_max_bs(), 0);
+  EXPECT_EQ(eager.make().build(0, eager.fixture.batch).num_padded_reqs, 0);
+}
+
+TEST(FlashInferGraphs, CountDraftsIntoTheLargestBatch) {
+  GraphGroup group({}, {"drafts", {20, 30, 40}, {4, 4, 4}});
+  group.config.speculative = SpeculativeConfig{3, false};
+  FlashInferMetadataBuilder builder = group.make();
+  EXPECT_EQ(builder.decode_cudagraph_max_bs(), 4 * 16);
+  EXPECT_EQ(builder.build(0, group.fixture.batch).num_padded_reqs, 16) << "12 tokens";
+  group.fixture.run(group.impls.front(), builder);
+  EXPECT_EQ(group.fixture.wrong_output(), "");
+}
+
+TEST(FlashInferBuilderArrays, AreHadAtConstructionWhereTheConfigurationBoundsThem) {
+  GraphGroup group({}, decodes({17, 16, 1}));
+  FlashInferMetadataBuilder builder = group.make();
+  const FlashInferMetadata metadata = builder.build(0, group.fixture.batch);
+  const int64_t before = testing::num_allocations();
+  builder.paged_kv_arrays(metadata);
+  EXPECT_EQ(testing::num_allocations(), before) << "the first time, too";
+}
+
+}  // namespace
+}  // namespace folio::inline v0::backends

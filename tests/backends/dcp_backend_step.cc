@@ -1,0 +1,156 @@
+#include "dcp_backend_step.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/golden_test.hpp"
+#include "folio/backends/flash_attn.hpp"
+#include "folio/backends/flashinfer.hpp"
+
+namespace folio::backends::testing {
+namespace {
+
+std::string cache_name(const DcpSetup& setup) {
+  if (setup.cache == DType::kFloat8E4M3) return "fp8_e4m3";
+  return setup.cache == DType::kFloat8E5M2 ? "fp8_e5m2" : "auto";
+}
+
+EngineConfig engine_config(const DcpSetup& setup, distributed::ProcessGroup& group) {
+  EngineConfig engine;
+  engine.model.dtype = setup.model;
+  engine.model.num_attention_heads = setup.heads;
+  engine.model.num_kv_heads = setup.kv_heads;
+  engine.cache.cache_dtype = cache_name(setup);
+  engine.cache.layout = setup.hnd ? KvCacheLayout::kHnd : KvCacheLayout::kNhd;
+  engine.parallel.decode_context_parallel_size = group.size();
+  engine.parallel.decode_context_parallel_rank = group.rank();
+  engine.parallel.cp_kv_cache_interleave_size = setup.interleave;
+  engine.parallel.dcp_comm_backend = group.size() == 1 ? "ag_rs" : to_string(setup.combine);
+  engine.parallel.dcp_group = &group;
+  engine.determinism = setup.determinism;
+  return engine;
+}
+
+/// The cache as a tensor whose dimension `half_dim` counts K and V, [.., page_size, kv_heads, head_size].
+TensorView cache_tensor(const KvCacheView& view, size_t half_dim) {
+  const int64_t half = (static_cast<std::byte*>(view.v) - static_cast<std::byte*>(view.k)) / size_of(view.dtype);
+  TensorView tensor(view.k, view.dtype, {2, 2, view.page_size, view.num_kv_heads, view.head_dim_qk});
+  tensor.shape[1 - half_dim] = view.num_pages;
+  tensor.strides = {0, 0, view.k_strides.token, view.k_strides.head, 1};
+  tensor.strides[half_dim] = half;
+  tensor.strides[1 - half_dim] = view.k_strides.page;
+  return tensor;
+}
+
+template <typename Config>
+Config layer_config(const DcpSetup& setup, const distributed::DcpArgs& args) {
+  Config layer;
+  layer.num_heads = setup.heads;
+  layer.num_kv_heads = setup.kv_heads;
+  layer.head_size = setup.dim_qk;
+  layer.scale = 1.0f / std::sqrt(static_cast<float>(setup.dim_qk));
+  layer.model_dtype = setup.model;
+  layer.kv_cache_dtype = cache_name(setup);
+  if (setup.window_left >= 0) layer.sliding_window = setup.window_left + 1;
+  if (setup.soft_cap > 0.0f) layer.logits_soft_cap = setup.soft_cap;
+  if (args.alibi_slopes != nullptr) layer.alibi_slopes = {args.alibi_slopes, static_cast<size_t>(setup.heads)};
+  if (args.sinks != nullptr) layer.sinks = ConstTensorView(args.sinks, DType::kFloat32, {setup.heads});
+  return layer;
+}
+
+}  // namespace
+
+DcpSetup for_backend(DcpSetup setup, BackendKind kind) {
+  setup.dim_v = setup.dim_qk;
+  setup.write_new_tokens = false;
+  setup.num_cached = 0;
+  setup.lse = false;
+  if (setup.determinism == Determinism::kScheduleInvariant) {
+    setup.num_cached = static_cast<int32_t>(setup.requests.size());
+  } else if (kind == BackendKind::kFlashInfer || setup.world == 1) {
+    const auto first_prefill = std::ranges::find_if(setup.requests, [](const auto& r) { return r.q_len != 1; });
+    setup.num_cached = static_cast<int32_t>(first_prefill - setup.requests.begin());
+  }
+  if (setup.world == 1) setup.num_cached = static_cast<int32_t>(setup.requests.size());  // one pass over the cache
+  return setup;
+}
+
+void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& group, const Context& context,
+                 const Change& change) {
+  const DcpSetup& setup = whole.setup;
+  const auto rank = static_cast<size_t>(group.rank());
+  const distributed::DcpArgs args = whole.args(group.rank());
+  DcpCase::Rank& mine = whole.ranks[rank];
+  const ConstTensorView key(mine.k.data(), setup.model, {whole.rows(), setup.kv_heads, setup.dim_qk});
+  const ConstTensorView value(mine.v.data(), setup.model, {whole.rows(), setup.kv_heads, setup.dim_qk});
+  EngineConfig engine = engine_config(setup, group);
+  const AttentionSpec spec{setup.page_size, setup.kv_heads, setup.dim_qk, setup.cache};
+
+  std::vector<int32_t> local(whole.seq_lens.size());
+  distributed::get_dcp_local_seq_lens(whole.seq_lens, group.size(), group.rank(), setup.interleave, local);
+  CommonAttentionMetadata batch;
+  batch.query_start_loc = whole.cu_q;
+  batch.seq_lens = whole.seq_lens;
+  batch.num_reqs = static_cast<int32_t>(setup.requests.size());
+  batch.num_actual_tokens = whole.tokens();
+  for (const auto& request : setup.requests) {
+    batch.max_query_len = std::max(batch.max_query_len, request.q_len);
+    batch.max_seq_len = std::max(batch.max_seq_len, request.seq_len);
+  }
+  batch.block_table = {mine.table.data(), batch.num_reqs, mine.columns, mine.columns};
+  batch.slot_mapping = mine.new_slots;
+  if (group.size() > 1) batch.dcp_local_seq_lens = local;
+  if (change) change(engine, batch);
+  AttentionLayerScales scales;
+  scales.k.value = setup.k_scale;
+  scales.v.value = setup.v_scale;
+
+  if (kind == BackendKind::kFlashInfer) {
+    const FlashInferImpl impl(context, layer_config<FlashInferLayerConfig>(setup, args));
+    const std::vector<AttentionLayer<FlashInferImpl>> layers{{"layer", &impl}};
+    FlashInferMetadataBuilder builder(context, spec, layers, engine);
+    const FlashInferMetadata metadata = builder.build(0, batch);
+    impl.forward(scales, args.q, key, value, cache_tensor(args.cache, 1), &metadata, args.out);
+  } else {
+    const FlashAttentionImpl impl(context, layer_config<FlashAttentionLayerConfig>(setup, args));
+    const std::vector<AttentionLayer<FlashAttentionImpl>> layers{{"layer", &impl}};
+    FlashAttentionMetadataBuilder builder(context, spec, layers, engine);
+    const FlashAttentionMetadata metadata = builder.build(0, batch);
+    const TensorView cache = cache_tensor(args.cache, 0);
+    impl.do_kv_cache_update(scales, key, value, cache, metadata.slot_mapping);
+    impl.forward(scales, args.q, key, value, cache, &metadata, args.out);
+  }
+}
+
+namespace {
+
+/// [n, list]: the list n times.
+std::vector<int32_t> repeated(const nlohmann::json& entry) {
+  std::vector<int32_t> values;
+  for (int32_t i = 0; i < entry.at(0).get<int32_t>(); ++i) {
+    const auto once = entry.at(1).get<std::vector<int32_t>>();
+    values.insert(values.end(), once.begin(), once.end());
+  }
+  return values;
+}
+
+}  // namespace
+
+std::vector<distributed::testing::RequestLengths> backend_batch(const std::string& name) {
+  std::vector<distributed::testing::RequestLengths> requests;
+  for (const auto& entry : folio::testing::golden_cases("backends/batches", "decoder")) {
+    if (entry.name != name) continue;
+    const std::vector<int32_t> seq_lens = repeated(entry.data.at("seq_lens"));
+    const std::vector<int32_t> query_lens = repeated(entry.data.at("query_lens"));
+    for (size_t i = 0; i < seq_lens.size(); ++i) requests.push_back({seq_lens[i], query_lens[i]});
+  }
+  return requests;
+}
+
+std::vector<std::string> backend_batch_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : folio::testing::golden_cases("backends/batches", "decoder")) names.push_back(entry.name);
+  return names;
+}
+
+}  // namespace folio::backends::testing

@@ -1,0 +1,149 @@
+// Both engine backends over a divided cache, in threads, against the float64 oracle over the whole one.
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "core/error.hpp"
+#include "dcp_backend_step.hpp"
+
+namespace folio::backends::testing {
+namespace {
+
+void expect_right(DcpSetup setup, BackendKind kind) {
+  setup = for_backend(setup, kind);
+  DcpCase whole(setup);
+  distributed::run_ranks(setup.world, [&](distributed::ProcessGroup& group) {
+    run_backend(whole, kind, group, Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}}));
+  });
+  EXPECT_EQ(whole.wrong_outputs(), "") << "interleave " << setup.interleave << ", "
+                                       << distributed::to_string(setup.combine) << (setup.hnd ? ", HND" : ", NHD");
+}
+
+using Division = std::tuple<BackendKind, int32_t, int32_t>;  ///< backend, world, interleave
+
+class DcpBackends : public ::testing::TestWithParam<Division> {};
+
+TEST_P(DcpBackends, FeaturesAndCaches) {
+  const auto [kind, world, interleave] = GetParam();
+  DcpSetup plain;
+  plain.world = world;
+  plain.interleave = interleave;
+  plain.model = plain.cache = DType::kBFloat16;
+  plain.requests = {{70, 1}, {33, 1}, {1, 1}, {65, 4}, {40, 40}, {131, 17}, {0, 0}};
+  const auto expect_with = [&](const char* name, auto change) {
+    DcpSetup setup = plain;
+    setup.name = name;
+    change(setup);
+    for (const auto combine : {distributed::DcpCombine::kAllGatherReduceScatter, distributed::DcpCombine::kAllToAll}) {
+      setup.combine = combine;
+      setup.hnd = !setup.hnd;
+      expect_right(setup, kind);
+    }
+  };
+  expect_with("plain", [](DcpSetup&) {});
+  expect_with("float32", [](DcpSetup& s) { s.model = s.cache = DType::kFloat32; });
+  expect_with("window", [](DcpSetup& s) { s.window_left = 20; });
+  expect_with("ALiBi", [](DcpSetup& s) { s.alibi = true; });
+  expect_with("sinks", [](DcpSetup& s) { s.sinks = true; });
+  expect_with("soft cap", [](DcpSetup& s) { s.soft_cap = 0.7f; });
+  expect_with("everything", [](DcpSetup& s) { s.window_left = 50, s.alibi = s.sinks = true, s.soft_cap = 2.0f; });
+  expect_with("e4m3", [](DcpSetup& s) { s.cache = DType::kFloat8E4M3, s.k_scale = 0.5f, s.v_scale = 2.0f; });
+  expect_with("e5m2", [](DcpSetup& s) { s.cache = DType::kFloat8E5M2, s.k_scale = 2.0f, s.sinks = true; });
+  expect_with("batch-invariant", [](DcpSetup& s) { s.determinism = Determinism::kBatchInvariant; });
+  expect_with("schedule-invariant", [](DcpSetup& s) {
+    s.determinism = Determinism::kScheduleInvariant, s.cache = DType::kFloat8E4M3, s.sinks = true;
+  });
+}
+
+std::string division_name(const ::testing::TestParamInfo<Division>& test) {
+  return core::message(std::get<0>(test.param) == BackendKind::kFlashInfer ? "FlashInfer" : "FlashAttention", "_W",
+                       std::get<1>(test.param), "I", std::get<2>(test.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Divisions, DcpBackends,
+                         ::testing::Combine(::testing::ValuesIn(kBackends), ::testing::Values(1, 2, 4),
+                                            ::testing::Values(1, 2, 16, 32)),
+                         division_name);
+
+class DcpBackendBatches : public ::testing::TestWithParam<std::string> {};
+
+// Everything else rotates from batch to batch.
+TEST_P(DcpBackendBatches, OfVllmsTests) {
+  int32_t turn = 0;
+  for (const char character : GetParam()) turn += character;
+  for (const BackendKind kind : kBackends) {
+    for (const int32_t world : {2, 4}) {
+      DcpSetup setup;
+      setup.name = GetParam();
+      setup.world = world;
+      setup.requests = backend_batch(GetParam());
+      ASSERT_FALSE(setup.requests.empty());
+      setup.sampled_rows = 12;
+      setup.page_size = 16;
+      setup.heads = 8;
+      setup.kv_heads = 2;
+      setup.dim_qk = 64;
+      setup.model = setup.cache = DType::kBFloat16;
+      const int32_t interleaves[] = {1, 2, 16};
+      setup.interleave = interleaves[turn % 3];
+      setup.hnd = turn % 2 == 0;
+      setup.combine =
+          turn % 4 < 2 ? distributed::DcpCombine::kAllGatherReduceScatter : distributed::DcpCombine::kAllToAll;
+      if (turn % 3 == 1) setup.cache = DType::kFloat8E4M3;
+      if (turn % 3 == 2) setup.cache = DType::kFloat8E5M2;
+      if (turn % 5 == 0) setup.window_left = 127;
+      if (turn % 5 == 1) setup.soft_cap = 2.0f;
+      setup.sinks = turn % 2 == 1;
+      ++turn;
+      expect_right(setup, kind);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, DcpBackendBatches, ::testing::ValuesIn(backend_batch_names()),
+                         [](const auto& test) { return test.param; });
+
+TEST(DcpBackendConfigurations, RefuseWhatContradictsTheGroup) {
+  auto groups = distributed::make_thread_groups(2);
+  const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  const auto refused = [&](const char* text, auto change, ErrorCode code = ErrorCode::kInvalidArgument) {
+    DcpSetup setup;
+    setup.requests = {{5, 1}};
+    DcpCase whole(for_backend(setup, BackendKind::kFlashInfer));
+    for (const BackendKind kind : kBackends) {
+      try {
+        run_backend(whole, kind, *groups[1], context, change);
+        ADD_FAILURE() << "did not throw: " << text;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), code) << error.what();
+        EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+      }
+    }
+  };
+  refused("dcp_group must be given", [](EngineConfig& c, auto&) { c.parallel.dcp_group = nullptr; });
+  refused("is rank 0 of 2", [](EngineConfig& c, auto&) { c.parallel.decode_context_parallel_rank = 0; });
+  refused("is rank 1 of 4", [](EngineConfig& c, auto&) { c.parallel.decode_context_parallel_size = 4; });
+  refused("it must be 1 or more", [](EngineConfig& c, auto&) { c.parallel.decode_context_parallel_size = 0; });
+  refused("requires decode_context_parallel_size > 1", [](EngineConfig& c, auto&) {
+    c.parallel.decode_context_parallel_size = 1;
+    c.parallel.dcp_comm_backend = "a2a";
+  });
+  refused("'ag_rs' and 'a2a' are offered", [](EngineConfig& c, auto&) { c.parallel.dcp_comm_backend = "ring"; });
+  refused("it must divide the page size, 32",
+          [](EngineConfig& c, auto&) { c.parallel.cp_kv_cache_interleave_size = 5; });
+  refused("but decode_context_parallel_size is 1",
+          [](EngineConfig& c, auto&) { c.parallel.decode_context_parallel_size = 1; });
+  refused(
+      "kNone is offered",
+      [](EngineConfig& c, auto&) {
+        c.compilation.decode_graph_mode = DecodeGraphMode::kFull;
+        c.scheduler.max_num_seqs = c.scheduler.max_num_batched_tokens = c.model.max_model_len = 64;
+      },
+      ErrorCode::kUnsupported);
+  const std::vector<int32_t> wrong{3};
+  refused("has a dcp_local_seq_lens of 3; of 5 tokens this rank has 2",
+          [&](EngineConfig&, CommonAttentionMetadata& b) { b.dcp_local_seq_lens = wrong; });
+}
+
+}  // namespace
+}  // namespace folio::backends::testing

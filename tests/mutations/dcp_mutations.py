@@ -1,0 +1,57 @@
+"""Mistakes in what divides KV caches over ranks and combines their results; see mutations.py."""
+
+from mutations import plant
+
+DISTRIBUTED = "src/distributed/"
+GATHER = DISTRIBUTED + "gather_combine.cc"
+EXCHANGE = DISTRIBUTED + "exchange_combine.cc"
+COMBINE = DISTRIBUTED + "lse_combine.cc"
+PLAN = DISTRIBUTED + "dcp_attention.cc"
+RUN = DISTRIBUTED + "dcp_run.cc"
+THREADS = DISTRIBUTED + "thread_group.cc"
+STEP = "src/backends/common/dcp_step.cc"
+
+rule = "combining ranks' results"
+plant(rule, "combine-base-ignored", GATHER, "log_base_(base == LseBase::k2 ? std::numbers::ln2 : 1.0)", "log_base_(1.0 + 0 * static_cast<int>(base))")
+plant(rule, "combine-exchanged-base-ignored", EXCHANGE, "states.base = call.partial.base;", "states.base = LseBase::kE;")
+plant(rule, "combine-nan-of-an-empty-shard", GATHER, "if (weight == 0.0f) {", "if (false) {")
+plant(rule, "combine-nan-lse-not-empty", COMBINE, "(std::isnan(lse) && call.nan == NanLse::kIsEmpty)", "false")
+plant(rule, "combine-nan-hidden", COMBINE, "(std::isnan(lse) && call.nan == NanLse::kIsEmpty)", "std::isnan(lse)")
+plant(rule, "combine-positive-infinity-not-empty", COMBINE, "const bool empty = std::isinf(lse) ||",
+      "const bool empty = (std::isinf(lse) && lse < 0) ||")
+plant(rule, "combine-padding-rows-sent", COMBINE, "  empty_out(rows.query_start_loc.back(), num_tokens);\n", "")
+plant(rule, "combine-lse-of-another-rank", GATHER, "memory.gathered[mine * all + t * heads + head]", "memory.gathered[t * heads + head]")
+plant(rule, "combine-result-lse-not-summed", GATHER, "(top_ * log_base_ + std::log(sum_))", "(top_ * log_base_)")
+
+rule = "attention over a divided cache"
+plant(rule, "heads-times-ranks-twice", PLAN, "cached.num_q_heads = config.num_q_heads * world;",
+      "cached.num_q_heads = config.num_q_heads * world * world;")
+plant(rule, "heads-of-all-ranks-for-new-tokens", PLAN, "  fresh.out = DType::kFloat32;\n",
+      "  fresh.out = DType::kFloat32;\n  fresh.num_q_heads *= 2;\n")
+plant(rule, "sinks-count-on-every-rank", PLAN, "  cached.features.bits &= ~Features(Feature::kSinks).bits;\n", "",
+      RUN, "    args.q_scale = args_.q_scale;\n", "    args.q_scale = args_.q_scale;\n    args.sinks = args_.sinks;\n")
+plant(rule, "sinks-dropped", RUN, "    args.sinks = args_.sinks;\n", "")
+plant(rule, "sinks-of-cached-rows-dropped", PLAN,
+      "if (any_fresh || !any_cached || state.config.attention.features.has(Feature::kSinks)) {", "if (any_fresh || !any_cached) {")
+plant(rule, "queries-at-the-end-of-the-context", PLAN, "state.first_pos[i] = older;", "state.first_pos[i] = older - static_cast<int32_t>(q_len);")
+plant(rule, "local-positions", PLAN, "segment.shard = {state.group->size(), state.group->rank(), state.config.interleave};",
+      "segment.shard = {};")
+plant(rule, "new-tokens-at-position-0", PLAN, "    segment.first_pos = state.first_pos.data();\n", "")
+plant(rule, "new-tokens-read-twice", PLAN, "const int32_t whole = from_cache ? seq_len : older;", "const int32_t whole = seq_len;")
+plant(rule, "heads-by-rank-not-by-kv-head", RUN, "h / per_group * per_group * state_.group->size() + r * per_group + h % per_group",
+      "r * heads() + h")
+plant(rule, "slopes-of-one-rank", RUN, "floats(layout_.slopes)[head] = slopes[h];", "floats(layout_.slopes)[head] = args_.alibi_slopes[h];")
+plant(rule, "batches-not-compared", RUN, "header.digest == plan_.digest", "true")
+plant(rule, "partials-in-the-models-dtype", PLAN, "  fresh.out = DType::kFloat32;\n", "", PLAN,
+      "  cached.out = DType::kFloat32;\n", "")
+
+rule = "groups of threads"
+plant(rule, "buffers-left-too-early", THREADS, "  void part() { meeting_->meet_inside(); }", "  void part() {}")
+plant(rule, "leaving-not-noticed", THREADS, '{ meeting_->fail(core::message("rank ", rank_, " has left it")); }', "= default;")
+plant(rule, "sums-in-another-order", THREADS, "std::copy_n(sent(0), length, sums.data());\n      for (int32_t r = 1; r < size(); ++r) {\n        const float* values = sent(r);",
+      "std::copy_n(sent(size() - 1), length, sums.data());\n      for (int32_t r = size() - 1; r-- > 0;) {\n        const float* values = sent(r);")
+
+rule = "backends over a divided cache"
+plant(rule, "dcp-sinks-not-handed-on", STEP, "  dcp.sinks = args.sinks;\n", "")
+plant(rule, "dcp-table-of-one-rank", "src/backends/common/batch_checks.cc", " * config.parallel.decode_context_parallel_size;", ";")
+plant(rule, "dcp-wrong-local-lengths-taken", STEP, "core::require(local[at] == expected,", "core::require(true || local[at] == expected,")

@@ -1,0 +1,56 @@
+"""Mistakes in the FlashAttention backend and in what it shares with others; see mutations.py."""
+
+from mutations import plant
+
+FLASH = "src/backends/flash_attn/"
+COMMON = "src/backends/common/"
+SEALED = "src/attention/sealed_plan.cc"
+
+rule = "shared prefixes"
+plant(rule, "prefix-not-capped-at-computed-tokens", COMMON + "batch_checks.cc",
+      "usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)] - query_len);",
+      "usable = std::min(usable, batch.seq_lens[static_cast<size_t>(i)]);")
+plant(rule, "prefix-not-rounded-to-pages", COMMON + "batch_checks.cc", "usable / page_size * page_size : 0", "usable : 0")
+plant(rule, "suffix-at-position-0", FLASH + "build.cc", "step.suffix_first_pos.assign(num_reqs, prefix);",
+      "step.suffix_first_pos.assign(num_reqs, 0);")
+plant(rule, "suffix-reads-the-prefix-pages", FLASH + "forward.cc",
+      "first_column = metadata.common_prefix_len / metadata.page_size;", "first_column = 0;")
+plant(rule, "negative-suffix-of-padding", FLASH + "build.cc", "std::max(batch.seq_lens[i] - prefix, 0)", "batch.seq_lens[i] - prefix")
+plant(rule, "batch-invariance-shares-prefixes", FLASH + "build.cc",
+      "if (state.config.determinism >= Determinism::kBatchInvariant || step.dcp) prefix = 0;",
+      "if (step.dcp) prefix = 0;")
+plant(rule, "cascade-without-strict-gain", COMMON + "cascade_heuristic.cc", "prefix_tiles < ceil_div", "prefix_tiles <= ceil_div")
+plant(rule, "cascade-below-least-prefix", COMMON + "cascade_heuristic.cc", "input.common_prefix_len < kMinPrefix",
+      "input.common_prefix_len < kMinPrefix - 1")
+
+rule = "schedules"
+plant(rule, "schedule-not-checked", FLASH + "forward.cc", "attention::check_sealed(*plan, metadata->scheduler_metadata);",
+      "static_cast<void>(workspace_size(*plan));")
+plant(rule, "checksum-not-compared", SEALED, "core::require(header.checksum == checksum(", "core::require(true || header.checksum == checksum(")
+plant(rule, "sealed-plan-runs-from-its-buffer", SEALED,
+      "state_.view = reinterpret_cast<const planner::PlanImageHeader*>(image)->view;", "state_.view = planned.view;")
+plant(rule, "stale-tail-of-a-schedule", FLASH + "schedule_memory.cc", "if (schedule.size() < used_) {", "if (false) {")
+plant(rule, "old-schedule-not-stale", FLASH + "build.cc", "if (step.schedule) step.schedule->invalidate();", "")
+plant(rule, "fast-build-schedules", FLASH + "build.cc", "state.aot_schedule && !fast_build", "state.aot_schedule")
+plant(rule, "splits-not-limited", FLASH + "metadata_builder.cc",
+      "prepare.num_workers = std::min(context.concurrency(), options.max_num_splits_for_graphs);", "")
+plant(rule, "one-step-in-flight", FLASH + "build.cc", "state.next_step = (state.next_step + 1) % state.steps.size();", "")
+
+rule = "kinds of attention"
+plant(rule, "encoder-window-to-one-side", FLASH + "impl.cc", "return {left, both_sides ? left : 0};", "return {left, 0};")
+plant(rule, "decoder-window-to-both-sides", FLASH + "impl.cc", "return {left, both_sides ? left : 0};", "return {left, left};")
+plant(rule, "non-causal-ignored", FLASH + "build.cc", "if (all_visible) segment.mask", "if (false) segment.mask")
+plant(rule, "encoder-lengths-ignored", FLASH + "build.cc",
+      "if (!batch.encoder_seq_lens.empty()) keys.seq_lens = batch.encoder_seq_lens;", "")
+plant(rule, "padded-keys-written", FLASH + "forward.cc", "const auto num_slots = static_cast<int64_t>(slot_mapping.size());",
+      "const auto num_slots = key.shape[0];")
+plant(rule, "shared-cache-written", FLASH + "forward.cc", "if (is_encoder() || kv_sharing_target_layer_name_) return;",
+      "if (is_encoder()) return;")
+plant(rule, "query-scale-forgotten", FLASH + "forward.cc", "if (is_fp8(query.dtype)) args.q_scale = layer.q;", "")
+
+rule = "virtual batches"
+plant(rule, "chunk-not-cut-at-the-last-key", COMMON + "local_attention.cc", "take(Piece{num_queries, end - start,",
+      "take(Piece{num_queries, chunk,")
+plant(rule, "chunk-relative-to-the-queries", COMMON + "local_attention.cc", "const int32_t start = position / chunk * chunk;",
+      "const int32_t start = (seq_len - query_len) / chunk * chunk + done / chunk * chunk;")
+plant(rule, "fast-prefill-takes-any-token", COMMON + "fast_prefill.cc", "core::require(wanted[k] == last_ones,", "core::require(true,")

@@ -1,0 +1,139 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "folio/folio.hpp"
+#include "replay/attention_stack.hpp"
+#include "replay/backend_families.hpp"
+#include "replay/memory.hpp"
+
+namespace folio::replay {
+
+/// A step as one rank of an engine sees it: batch and table are every rank's, slots its own.
+struct RankStep {
+  backends::CommonAttentionMetadata common;
+  std::span<const int32_t> token_row;  ///< [tokens]
+  std::span<const int32_t> positions;  ///< [tokens]
+};
+
+/// One rank's layers behind a backend: pool, implementations, builder. Without context parallelism there is one rank.
+template <typename Family>
+class BackendRank {
+ public:
+  BackendRank(const Context& context, const StackConfig& config, distributed::ProcessGroup* group)
+      : context_(context), config_(config), rank_(group == nullptr ? 0 : group->rank()) {
+    make_pool();
+    make_layers(group);
+  }
+
+  int32_t rank() const { return rank_; }
+  typename Family::Builder& builder() { return *builder_; }
+  const typename Family::Builder& builder() const { return *builder_; }
+  const typename Family::Metadata& metadata() const { return *metadata_; }
+  const MappedMemory& pool() const { return pool_; }
+  const KvCacheView& cache(int32_t layer) const { return caches_[static_cast<size_t>(layer)]; }
+
+  void build(const RankStep& step) {
+    slots_.resize(step.token_row.size());
+    const PageTableView table = backends::to_page_table(step.common.block_table, step.common.num_reqs);
+    slot_mapping(table, step.token_row, step.positions, config_.page_size, slots_, config_.dcp, rank_,
+                 config_.dcp_interleave);
+    backends::CommonAttentionMetadata common = step.common;
+    common.slot_mapping = slots_;
+    metadata_ = builder_->build(/*common_prefix_len=*/0, common);
+  }
+
+  void write(int32_t layer, LayerTensors tensors) const {
+    tensors.cache = tensors_[static_cast<size_t>(layer)];
+    Family::write(*layers_[static_cast<size_t>(layer)], scales(), tensors, slots_);
+  }
+
+  void attend(int32_t layer, LayerTensors tensors) const {
+    tensors.cache = tensors_[static_cast<size_t>(layer)];
+    Family::attend(*layers_[static_cast<size_t>(layer)], scales(), tensors, *metadata_);
+  }
+
+ private:
+  using Backend = typename Family::Backend;
+
+  backends::AttentionLayerScales scales() const {
+    backends::AttentionLayerScales scales;
+    scales.k = scales.v = cache_scale(config_.kv);
+    return scales;
+  }
+
+  void make_pool() {
+    const auto shape =
+        Backend::get_kv_cache_shape(config_.num_pages, config_.page_size, config_.num_kv_heads, config_.head_dim_qk);
+    int64_t elements = 1;
+    for (const int64_t extent : shape) elements *= extent;
+    const size_t layer_bytes = static_cast<size_t>(elements) * static_cast<size_t>(size_of(config_.kv));
+    pool_ = MappedMemory(static_cast<size_t>(config_.num_layers) * layer_bytes);
+    for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+      std::byte* const data = pool_.data() + static_cast<size_t>(layer) * layer_bytes;
+      tensors_.push_back(Backend::kv_cache_tensor(data, config_.kv, shape, layout()));
+      caches_.push_back(Backend::kv_cache_view(tensors_.back(), config_.kv));
+    }
+  }
+
+  void make_layers(distributed::ProcessGroup* group) {
+    // The name that engines give the cache's dtype.
+    const std::string cache_dtype = config_.kv == config_.out() ? "auto" : std::string(to_string(config_.kv));
+    std::vector<backends::AttentionLayer<typename Family::Impl>> named;
+    for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+      typename Family::LayerConfig layer_config;
+      layer_config.num_heads = config_.num_q_heads / config_.dcp;
+      layer_config.head_size = config_.head_dim_qk;
+      layer_config.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim_qk));
+      layer_config.num_kv_heads = config_.num_kv_heads;
+      if (config_.has_window(layer)) layer_config.sliding_window = config_.window_left + 1;
+      layer_config.kv_cache_dtype = cache_dtype;
+      layer_config.model_dtype = config_.out();
+      if (config_.logits_soft_cap != 0.0f) layer_config.logits_soft_cap = config_.logits_soft_cap;
+      layers_.push_back(std::make_unique<typename Family::Impl>(context_, layer_config));
+      named.push_back({fmt::format("model.layers.{}.attn", layer), layers_.back().get()});
+    }
+    backends::EngineConfig engine;
+    engine.model.dtype = config_.out();
+    engine.model.num_attention_heads = config_.num_q_heads / config_.dcp;
+    engine.model.num_kv_heads = config_.num_kv_heads;
+    engine.cache.cache_dtype = cache_dtype;
+    engine.cache.layout = layout();
+    engine.scheduler.max_num_batched_tokens = config_.max_tokens;
+    engine.scheduler.max_num_seqs = config_.max_requests;
+    engine.determinism = config_.determinism;
+    engine.parallel.decode_context_parallel_size = config_.dcp;
+    engine.parallel.decode_context_parallel_rank = rank_;
+    engine.parallel.cp_kv_cache_interleave_size = config_.dcp_interleave;
+    engine.parallel.dcp_comm_backend = config_.dcp_comm_backend;
+    engine.parallel.dcp_group = group;
+    const backends::AttentionSpec spec{config_.page_size, config_.num_kv_heads, config_.head_dim_qk, config_.kv};
+    typename Family::Options options;
+    options.quantize_query = is_fp8(config_.q);
+    builder_ = std::make_unique<typename Family::Builder>(context_, spec, named, engine, options);
+  }
+
+  backends::KvCacheLayout layout() const {
+    return config_.layout == KvLayout::kStridedHnd ? backends::KvCacheLayout::kHnd : backends::KvCacheLayout::kNhd;
+  }
+
+  Context context_;
+  StackConfig config_;
+  int32_t rank_;
+  MappedMemory pool_;
+  std::vector<TensorView> tensors_;  ///< a layer's cache as the engine sees it
+  std::vector<KvCacheView> caches_;
+  std::vector<std::unique_ptr<typename Family::Impl>> layers_;
+  std::unique_ptr<typename Family::Builder> builder_;
+  std::vector<int64_t> slots_;
+  std::optional<typename Family::Metadata> metadata_;
+};
+
+}  // namespace folio::replay
