@@ -134,6 +134,22 @@ TEST(Cli, JsonOnStandardOutputIsAlone) {
 #endif
 }
 
+TEST(Cli, CascadesAreCountedWithoutAttention) {
+  const auto counted = [](const char* mode) {
+    const Outcome outcome =
+        folio({"replay", kTraces + "/mooncake_excerpt.jsonl", "--plan-only", "--scale", "1", "--requests", "40",
+               "--layers", "1", "--unlimited-pool", "--cascade", mode, "--json", "-", "-q"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out);
+  };
+  const nlohmann::json json = counted("auto");
+  EXPECT_LT(json["cascade"]["kv_bytes_read"], json["cascade"]["kv_bytes_read_without"]);
+  EXPECT_EQ(json["cascade"]["kv_bytes_read_without"], counted("off")["work"]["kv_bytes_read"]);
+  const Outcome unknown = folio(small_replay({"--cascade", "on"}));
+  EXPECT_NE(unknown.code, 0);
+  EXPECT_THAT(unknown.err, HasSubstr("--cascade"));
+}
+
 TEST(Cli, QuietIsQuiet) {
   const Outcome outcome = folio(small_replay({"--quiet"}));
   EXPECT_EQ(outcome.code, 0);
