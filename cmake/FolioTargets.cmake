@@ -45,6 +45,9 @@ function(folio_module)
   endif()
 endfunction()
 
+# Test programs are mostly the test framework's templates: slow to compile, and nothing in them needs to be fast or measured.
+set(FOLIO_TEST_COMPILE_OPTIONS "" CACHE STRING "Compiler options for test programs only, after all others")
+
 # folio_test(NAME t SOURCES ... [MODULES core ...] [LIBRARIES ...] [LABELS ...]): a GoogleTest program. Labels: `unit` (given
 # by folio_module) and `quick` run under AddressSanitizer in continuous integration, `slow` does not; `threads` under
 # ThreadSanitizer; `cuda` needs a GPU. MODULES links the objects of those modules directly (white-box tests); tests of the
@@ -52,6 +55,7 @@ endfunction()
 function(folio_test)
   cmake_parse_arguments(T "" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS" ${ARGN})
   add_executable(${T_NAME} ${T_SOURCES})
+  target_compile_options(${T_NAME} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${FOLIO_TEST_COMPILE_OPTIONS}>")
   list(REMOVE_DUPLICATES T_MODULES)
   foreach(module IN LISTS T_MODULES)
     target_link_libraries(${T_NAME} PRIVATE $<TARGET_OBJECTS:folio_${module}>)
