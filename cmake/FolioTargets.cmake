@@ -48,6 +48,9 @@ endfunction()
 # Test programs are mostly the test framework's templates: slow to compile, and nothing in them needs to be fast or measured.
 set(FOLIO_TEST_COMPILE_OPTIONS "" CACHE STRING "Compiler options for test programs only, after all others")
 
+# The kernels' inner loops, unrolled and instrumented, would take minutes each.
+set(FOLIO_KERNEL_COMPILE_OPTIONS "" CACHE STRING "Compiler options for the kernels' arithmetic only, after all others")
+
 # folio_test(NAME t SOURCES ... [MODULES core ...] [LIBRARIES ...] [LABELS ...]): a GoogleTest program. Labels: `unit` (given
 # by folio_module) and `quick` run under AddressSanitizer in continuous integration, `slow` does not; `threads` under
 # ThreadSanitizer; `cuda` needs a GPU. MODULES links the objects of those modules directly (white-box tests); tests of the
