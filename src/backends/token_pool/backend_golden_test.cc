@@ -90,8 +90,8 @@ class Server {
     }
     const size_t count = length - cached;
     Floats out(count * Sequence::kDim);
-    layer_.forward(backend, sequence_.rows(sequence_.q_, cached, count),
-                   sequence_.rows(sequence_.k_, cached, count), sequence_.rows(sequence_.v_, cached, count), batch,
+    layer_.forward(backend, sequence_.rows(sequence_.q_, cached, count), sequence_.rows(sequence_.k_, cached, count),
+                   sequence_.rows(sequence_.v_, cached, count), batch,
                    TensorView(out.data(), DType::kFloat32, {static_cast<int64_t>(count), 1, Sequence::kDim}));
     Floats components;
     for (size_t t = 0; t < count; ++t) {
@@ -99,7 +99,6 @@ class Server {
     }
     return components;
   }
-
 
  private:
   const Sequence& sequence_;
@@ -289,8 +288,8 @@ TEST_P(TokenPoolWindowLists, HoldTheWindow) {
   batch.spec_info.draft_token_num = c.value("drafts", 0);
   backend.init_forward_metadata(batch);
   const auto* decode = std::get_if<DecodeMetadata>(&backend.forward_metadata());
-  const auto wrappers =
-      decode != nullptr ? decode->decode_wrappers : std::get<PrefillMetadata>(backend.forward_metadata()).prefill_wrappers;
+  const auto wrappers = decode != nullptr ? decode->decode_wrappers
+                                          : std::get<PrefillMetadata>(backend.forward_metadata()).prefill_wrappers;
   const KvWrapper& lists = wrappers[c.value("wrapper", size_t{0})];
   EXPECT_EQ(Ints(lists.kv_lens.begin(), lists.kv_lens.end()), c.ints("lens"));
   EXPECT_EQ(Ints(lists.kv_starts.begin(), lists.kv_starts.end()), c.ints("starts"));

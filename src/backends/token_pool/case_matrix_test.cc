@@ -56,7 +56,8 @@ std::span<const KvWrapper> wrappers_of(const TokenPoolBackend& backend) {
   return std::get<PrefillMetadata>(backend.forward_metadata()).prefill_wrappers;
 }
 
-/// One case with every layout, head count and path, the backend reading slots and pages; layers with and without window.
+/// One case with every layout, head count and path, the backend reading slots and pages; layers with and without
+/// window.
 class TokenPoolCases : public ::testing::TestWithParam<GoldenCase> {};
 
 void run_case(const GoldenCase& c, PoolSetup setup) {

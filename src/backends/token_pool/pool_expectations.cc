@@ -117,8 +117,8 @@ std::string PoolFixture::wrong_output(const RadixAttention& layer, bool fresh_fr
   return {};
 }
 
-std::string PoolFixture::wrong_cache() const {
-  const KvCacheView& view = pool->view(layer().layer_id);
+std::string PoolFixture::wrong_cache(int32_t layer_id) const {
+  const KvCacheView& view = pool->view(layer_id);
   if (setup.pool_layout == KvPoolLayout::kCpuPacked) return {};  // its element order is write_kv_cache's affair
   std::vector<bool> owned(static_cast<size_t>(pool->buffer_len()));
   const auto loaded = [&](const void* data, const KvStrides& strides, int64_t slot, int32_t head, int32_t d) {

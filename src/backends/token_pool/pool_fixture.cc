@@ -282,7 +282,7 @@ std::string PoolFixture::wrong_step(const RadixAttention& layer) {
   forward(backend, layer);
   const auto* prefill = std::get_if<PrefillMetadata>(&backend.forward_metadata());
   std::string wrong = wrong_output(layer, prefill != nullptr && prefill->use_ragged);
-  if (wrong.empty() && !layer.is_cross_attention) wrong = wrong_cache();
+  if (wrong.empty() && !layer.is_cross_attention) wrong = wrong_cache(layer.layer_id);
   return wrong;
 }
 

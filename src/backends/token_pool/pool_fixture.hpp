@@ -68,8 +68,8 @@ class PoolFixture {
   /// Compares every row of the output with attention in float64 over the keys that the layer's queries see.
   /// `fresh_from_k`: new tokens' keys are those of k and v, not what the cache made of them.
   std::string wrong_output(const RadixAttention& layer, bool fresh_from_k) const;
-  /// Compares what the new tokens' slots hold with k and v. Likewise.
-  std::string wrong_cache() const;
+  /// Compares the whole of a layer's cache with what it must hold after the step. Likewise.
+  std::string wrong_cache(int32_t layer_id = 0) const;
 
   void clear_output();
   int32_t num_tokens() const { return cu_q.back(); }

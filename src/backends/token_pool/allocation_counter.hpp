@@ -1,0 +1,10 @@
+#pragma once
+
+#include <cstdint>
+
+namespace folio::inline v0::backends::testing {
+
+/// How often any operator new has been called in this program, which links the counting ones of allocation_counter.cc.
+int64_t num_allocations();
+
+}  // namespace folio::inline v0::backends::testing
