@@ -92,7 +92,7 @@ void TokenPoolBackend::init_forward_metadata_capture_cuda_graph(
   ForwardBatch batch = batch_of(bs, req_pool_indices, seq_lens, seq_lens_cpu, forward_mode, extras);
   // Lengths are the device's there: what the host takes for them only has to be possible.
   std::vector<int32_t> fill;
-  if (!state.on_host && seq_lens_cpu.empty() && extras.spec_info.tree_mask.empty()) {
+  if (!state.on_host && seq_lens_cpu.empty()) {
     fill.assign(static_cast<size_t>(bs), get_cuda_graph_seq_len_fill_value());
     batch.seq_lens_cpu = fill;
   }

@@ -10,6 +10,9 @@ namespace {
 
 AttentionOp prepare_op(const Context& context, const TokenPoolConfig& config, const ReadingKind& kind,
                        const std::optional<FixedShape>& shape) {
+  if (kind.mask == MaskKind::kCustom && context.device().type != DeviceType::kCpu) {
+    core::fail(ErrorCode::kUnsupported, "spec_info.tree_mask is given; on a GPU, target_verify of chains is offered");
+  }
   AttentionConfig attention;
   attention.num_q_heads = config.num_heads;
   attention.num_kv_heads = config.num_kv_heads;
@@ -55,9 +58,8 @@ KvReading::KvReading(const Context& context, const TokenPoolConfig& config, cons
 void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
   plan_.reset();
   lists_.build(step, stream);
-  // A captured batch's plan is made again by whoever replays it, from lengths on the device; but trees are planned from
-  // the host.
-  const bool device_lengths = fixed_ && !on_host_ && kind_.mask != MaskKind::kCustom;
+  // What is captured beside such a plan holds for whatever lengths a replay finds on the device.
+  const bool device_lengths = fixed_ && !on_host_;
   BatchView view;
   view.where = device_lengths ? Where::kDevice : Where::kHost;
   view.num_requests = step.num_requests;
@@ -85,10 +87,6 @@ void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
 
 void KvReading::plan_tree(const Step& step, BatchView& view) {
   if (kind_.role == WrapperRole::kWindow) {
-    if (!on_host_) {
-      core::fail(ErrorCode::kUnsupported,
-                 "target_verify of trees through a sliding window on a GPU; chains are offered there");
-    }
     window_tree_mask(step.spec_info.tree_mask, step.draft_token_num, *config_->sliding_window_size, lists_.lens(),
                      lists_.first_pos(), step.seq_lens, own_mask_);
     mask_ = own_mask_;

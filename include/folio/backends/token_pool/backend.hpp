@@ -133,8 +133,8 @@ class FOLIO_API TokenPoolBackend {
   /// Metadata for capturing batches of bs requests: decodes (num_tokens == bs, or a row for each of spec_info's), or
   /// target-verify (num_tokens == bs * draft_token_num). Fixes their plans' shape and memory; forwards that follow are
   /// those to capture. On a CPU they just run. Throws kInvalidArgument for other modes, besides what
-  /// init_forward_metadata throws. On a GPU req_pool_indices and seq_lens lie on it and must stay where they are.
-  /// seq_lens_cpu is needed where spec_info has a tree_mask, which is planned from the host.
+  /// init_forward_metadata throws; kUnsupported for trees on a GPU. On a GPU the arrays lie there, and plans are made
+  /// there from what they hold; seq_lens_cpu may be left out.
   void init_forward_metadata_capture_cuda_graph(int32_t bs, int32_t num_tokens,
                                                 std::span<const int32_t> req_pool_indices,
                                                 std::span<const int32_t> seq_lens, ForwardMode forward_mode,
