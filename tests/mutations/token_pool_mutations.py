@@ -32,9 +32,10 @@ plant(rule, "pool-prefix-slice-one-short", RANGE, "(job.ragged ? first_query : e
 plant(rule, "pool-extend-not-causal", BACKEND, "cross ? MaskKind::kNone : choice.mask",
       "cross || choice.ragged ? MaskKind::kNone : choice.mask")
 plant(rule, "pool-ragged-at-position-0", READING, "segments_[1].first_pos = step.prefix_lens.data();", "")
-plant(rule, "pool-indptr-shifted", LISTS, "kv_indptr_ = indptr;", "kv_indptr_ = memory_.kv_indptr.empty() ? std::span<const int32_t>(std::rotate(own_indptr_.begin(), own_indptr_.end() - 1, own_indptr_.end()), own_indptr_.end()), std::span<const int32_t>(own_indptr_) : std::span<const int32_t>(indptr);")
+plant(rule, "pool-indptr-shifted", LISTS, "create_kv_indices(args, indices);",
+      "create_kv_indices(args, indices);\n  for (size_t r = count; r > 0; --r) indptr[r] = indptr[r - 1];")
 plant(rule, "pool-last-page-0", RANGE, "len == 0 ? 1 : (len - 1) % page_size + 1;", "len == 0 ? 1 : len % page_size;")
-plant(rule, "pool-last-page-full", RANGE, "len == 0 ? 1 : (len - 1) % page_size + 1;", "page_size;")
+plant(rule, "pool-last-page-full", RANGE, "len == 0 ? 1 : (len - 1) % page_size + 1;", "len >= 0 ? page_size : 1;")
 plant(rule, "pool-encoder-slots-as-decoder", RANGE,
       "range.first_pos + (job.role == WrapperRole::kSelf ? job.encoder_lens[r] : 0);", "range.first_pos;")
 plant(rule, "pool-cross-attention-of-decoder-length", RANGE, "range.len = job.encoder_lens[r];", "range.len = job.seq_lens[r];")
@@ -51,7 +52,7 @@ plant(rule, "pool-tree-window-one-short", TREE, "seq_lens[r] + depth - window_le
 plant(rule, "pool-tree-window-of-ancestors", TREE, "depth - drafts.depth(column) <= window_left;", "depth - drafts.depth(column) <= window_left + 1;")
 plant(rule, "pool-tree-blocks-not-on-bytes", TREE, "block += core::ceil_div(int64_t{n} * lens[r], int64_t{8});",
       "block += int64_t{n} * lens[r] / 8;")
-plant(rule, "pool-tree-keys-at-position-0", TREE, "oldest - first_pos[r]", "oldest")
+plant(rule, "pool-tree-keys-at-position-0", TREE, "oldest - first_pos[r]", "oldest - 0 * first_pos[r]")
 
 rule = "forwards of the token-pool backend"
 plant(rule, "pool-cap-not-planned", READING, "if (config.logit_cap) attention.features = Feature::kSoftCap;", "")
@@ -61,7 +62,7 @@ plant(rule, "pool-v-scale-dropped", READING, "args_[0].v_scale = call.v_scale;",
 plant(rule, "pool-value-dim-is-head-dim", READING, "config.v_head_dim < 0 ? config.head_dim : config.v_head_dim;", "config.head_dim;")
 plant(rule, "pool-shared-lists-overwritten", FORWARD, "{.ragged = false, .mask = choice.mask, .primary = false};",
       "{.ragged = false, .mask = choice.mask, .primary = true};")
-plant(rule, "pool-encoder-only-cached", FORWARD, "save_kv_cache && !encoder_only", "save_kv_cache")
+plant(rule, "pool-encoder-only-cached", FORWARD, "save_kv_cache && !encoder_only", "(save_kv_cache || encoder_only)")
 plant(rule, "pool-idle-unwritten", FORWARD, "std::memset(first + token * rows.strides[0] * element, 0, static_cast<size_t>(row_bytes));", "")
 plant(rule, "pool-bidirectional-causal", FORWARD, "choice.mask = MaskKind::kNone;", "")
 plant(rule, "pool-cross-keys-to-decoder-slots", FORWARD, "layer.is_cross_attention ? batch.encoder_out_cache_loc : batch.out_cache_loc;", "batch.out_cache_loc;")
@@ -77,6 +78,5 @@ plant(rule, "pool-padding-rows-stale", INPUTS, 'fill(batch.req_pool_indices, req
       'fill(batch.req_pool_indices, requests, requests, 0, req_pool_indices_, "req_pool_indices"), result.req_pool_indices = std::span(req_pool_indices_).first(padded);')
 plant(rule, "pool-padding-length-0", INPUTS, "kPadLength = 1;", "kPadLength = 0;")
 plant(rule, "pool-padding-writes-slot-1", INPUTS, "padded * tokens, int64_t{0}, out_cache_loc_", "padded * tokens, int64_t{1}, out_cache_loc_")
-plant(rule, "pool-captured-modes-mixed-up", GRAPHS, "captured->mode == batch.forward_mode &&", "")
 plant(rule, "pool-seq-lens-twins-unchecked", STEP, "require(std::ranges::equal(given, on_cpu),", "require(true,")
 plant(rule, "pool-graph-buffer-overrun", LISTS, "memory_.fixed ? memory_.kv_indices : std::span(own_indices_);", "std::span(own_indices_);")

@@ -36,7 +36,8 @@ struct Wrapper {
 /// Steps that share memory: all eager ones, or those of one captured shape.
 struct StepSet {
   Step step;
-  uint64_t number = 0;  ///< of the present step
+  uint64_t number = 0;   ///< of the present step
+  ReadingChoice choice;  ///< of the present step's metadata
   std::vector<Wrapper> wrappers;
   std::optional<FixedShape> shape;
   std::shared_ptr<ContextMemory> workspace;  ///< of captured shapes: never moves; null: the backend's

@@ -72,10 +72,7 @@ void check_pool(const TokenPoolConfig& config, const KvCacheView& cache) {
 /// How the layer's queries read the step.
 ReadingChoice choose_reading(const State& state, const RadixAttention& layer, bool has_kv) {
   const token_pool::Step& step = state.current->step;
-  const auto* prefill = std::get_if<PrefillMetadata>(&state.metadata);
-  ReadingChoice choice;
-  choice.ragged = prefill != nullptr && prefill->use_ragged;
-  if (!step.spec_info.tree_mask.empty()) choice.mask = MaskKind::kCustom;
+  ReadingChoice choice = state.current->choice;
   const bool encoder_only = layer.attn_type == RadixAttentionType::kEncoderOnly;
   if (encoder_only) {
     require(step.extend && has_kv && step.no_prefix && !layer.is_cross_attention,

@@ -124,6 +124,27 @@ TEST(TokenPoolForward, WithoutKAndVReadTheCache) {
   }
 }
 
+/// The same where kv_indptr lies in a buffer that was given: what such a layer reads is in memory of its own.
+TEST(TokenPoolForward, ReadingTheCacheLeavesGivenBuffersAlone) {
+  PoolSetup setup;
+  setup.extend_path = ExtendPath::kRagged;
+  PoolFixture fixture(setup, kExtends);
+  TokenPoolConfig config = fixture.config();
+  Ints indptr(static_cast<size_t>(config.max_req_pool_size) + 1);
+  config.kv_indptr_buf = indptr;
+  TokenPoolBackend backend(fixture.context, config);
+  backend.init_forward_metadata(fixture.batch);
+  const Ints before = indptr;
+  EXPECT_EQ(before[4], 15) << "the prefixes";
+  fixture.forward(backend, fixture.layer());
+  fixture.layer().forward(backend, fixture.q, {}, {}, fixture.batch, fixture.out);
+  EXPECT_EQ(fixture.wrong_output(fixture.layer(), false), "");
+  EXPECT_EQ(indptr, before);
+  fixture.clear_output();
+  fixture.forward(backend, fixture.layer());
+  EXPECT_EQ(fixture.wrong_output(fixture.layer(), true), "");
+}
+
 TEST(TokenPoolForward, StoresOnlyWhereItIsAskedTo) {
   for (const PoolSetup& setup : by_path({})) {
     PoolFixture fixture(setup, kExtends);

@@ -24,8 +24,8 @@ bool read_new_tokens_ragged(const TokenPoolConfig& config, const Step& step) {
 
 void TokenPoolBackend::State::plan_step(token_pool::StepSet& set, Stream stream) {
   const Step& step = set.step;
-  ReadingChoice choice;
-  choice.ragged = read_new_tokens_ragged(config, step);
+  ReadingChoice& choice = set.choice;
+  choice = {.ragged = read_new_tokens_ragged(config, step), .mask = MaskKind::kCausal, .primary = true};
   if (!step.spec_info.tree_mask.empty()) choice.mask = MaskKind::kCustom;
   ++set.number;
   for (size_t w = 0; w < roles.size(); ++w) wrappers[w] = planned(set, w, choice, stream).wrapper();
