@@ -111,9 +111,14 @@ TEST(TokenPoolLists, VerifiedNodesSeeTheirPaths) {
   const Ints kv_len = {5 + kNodes, 17 + kNodes}, cu_q = {0, kNodes, 2 * kNodes}, tail_len = {kNodes, kNodes};
   Ints indptr(3), indices(static_cast<size_t>(kv_indptr_from_lens(kv_len, 1, indptr)));
   create_kv_indices({pool.req_to_token(), rows, kv_len, indptr, {}, 1, kSlots}, indices);
-  for (const TreeMaskForm form : {TreeMaskForm::kFullBits, TreeMaskForm::kTailBits}) {
+  struct Form {
+    TreeMaskForm form;
+    int32_t window_left;
+  };
+  for (const auto& [form, window] : {Form{TreeMaskForm::kFullBits, -1}, Form{TreeMaskForm::kTailBits, -1},
+                                     Form{TreeMaskForm::kFullBits, 1}, Form{TreeMaskForm::kFullBits, 7}}) {
     std::vector<uint8_t> mask(static_cast<size_t>(tree_mask_bytes(form, seq_lens, kNodes)));
-    fill_tree_mask(form, parents, seq_lens, kNodes, mask);
+    fill_tree_mask(form, parents, seq_lens, kNodes, mask, window);
     Attention attention(pool, config_of(MaskKind::kCustom, -1), cu_q, kv_len, csr_table(indices, indptr));
     const bool tail = form == TreeMaskForm::kTailBits;
     attention.batch.custom_mask.scope = tail ? CustomMaskScope::kTail : CustomMaskScope::kAll;
@@ -131,6 +136,8 @@ TEST(TokenPoolLists, VerifiedNodesSeeTheirPaths) {
         path.insert(path.begin(), pool.slot(rows[r], seq_lens[r] + a));
       }
       for (int32_t p = seq_lens[r] - 1; p >= 0; --p) path.insert(path.begin(), pool.slot(rows[r], p));
+      const auto kept = std::min(path.size(), window < 0 ? path.size() : static_cast<size_t>(window) + 1);
+      path.erase(path.begin(), path.end() - static_cast<int64_t>(kept));
       for (int32_t head = 0; head < kHeads; ++head) {
         SCOPED_TRACE(token);
         expect_equal(attention.row(token, head), row_of_path(pool, path, token, head));

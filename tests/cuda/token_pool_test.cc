@@ -223,7 +223,9 @@ TEST_P(TokenPoolOnGpu, EagerStepsEqualTheCpus) {
     fill_pools(host, gpu);
     const TestStream stream;
     for (int i = 0; i < 30; ++i) {
-      const ForwardMode mode = i % 3 == 0 ? ForwardMode::kDecode : i % 3 == 1 ? ForwardMode::kExtend : ForwardMode::kTargetVerify;
+      const ForwardMode mode = i % 3 == 0   ? ForwardMode::kDecode
+                               : i % 3 == 1 ? ForwardMode::kExtend
+                                            : ForwardMode::kTargetVerify;
       const HostStep next = step(mode, 0);
       host.set(next);
       gpu.set(next);

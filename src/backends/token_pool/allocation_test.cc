@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "backends/token_pool/allocation_counter.hpp"
+#include "backends/flashinfer/allocation_counter.hpp"
 #include "backends/token_pool/pool_fixture.hpp"
 
 namespace folio::inline v0::backends {

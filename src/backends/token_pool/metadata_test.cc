@@ -15,12 +15,12 @@ TEST(TokenPoolModes, AreWhatTheyAreNamed) {
     int32_t number;
     bool extend, decode, mixed, idle;
   };
-  for (const Row& row : {Row{ForwardMode::kExtend, 1, true, false, false, false},
-                         Row{ForwardMode::kDecode, 2, false, true, false, false},
-                         Row{ForwardMode::kMixed, 3, true, false, true, false},
-                         Row{ForwardMode::kIdle, 4, false, false, false, true},
-                         Row{ForwardMode::kTargetVerify, 5, false, false, false, false},
-                         Row{ForwardMode::kDraftExtend, 6, true, false, false, false}}) {
+  for (const Row& row :
+       {Row{ForwardMode::kExtend, 1, true, false, false, false},
+        Row{ForwardMode::kDecode, 2, false, true, false, false}, Row{ForwardMode::kMixed, 3, true, false, true, false},
+        Row{ForwardMode::kIdle, 4, false, false, false, true},
+        Row{ForwardMode::kTargetVerify, 5, false, false, false, false},
+        Row{ForwardMode::kDraftExtend, 6, true, false, false, false}}) {
     EXPECT_EQ(static_cast<int32_t>(row.mode), row.number);
     EXPECT_EQ(is_extend(row.mode), row.extend);
     EXPECT_EQ(is_prefill(row.mode), row.extend);

@@ -13,6 +13,8 @@ namespace {
 using core::checked_add;
 using core::checked_mul;
 using core::require;
+using token_pool::depth_of;
+using token_pool::first_cached;
 using token_pool::mark_visible;
 using token_pool::set_bit;
 using token_pool::set_bits;
@@ -37,21 +39,24 @@ int64_t request_bytes(TreeMaskForm form, int32_t seq_len, int32_t nodes) {
   return bits ? core::ceil_div(cells, int64_t{8}) : cells;
 }
 
-void fill_request(TreeMaskForm form, const int32_t* parents, int32_t seq_len, int32_t nodes, uint8_t* mask) {
+void fill_request(TreeMaskForm form, const int32_t* parents, int32_t seq_len, int32_t nodes, int32_t window_left,
+                  uint8_t* mask) {
   const int64_t cached = is_full(form) ? seq_len : 0;
   const int64_t columns = cached + nodes;
   const bool bytes = form == TreeMaskForm::kFullMask || form == TreeMaskForm::kQlenOnly;
   const int64_t row_bits = form == TreeMaskForm::kQlenOnlyBitpacking ? word_bytes(nodes) * 8 : columns;
   std::fill_n(mask, request_bytes(form, seq_len, nodes), uint8_t{0});
   for (int32_t node = 0; node < nodes; ++node) {
+    const int64_t first = first_cached(cached, window_left < 0 ? 0 : depth_of(parents, node), window_left);
     if (bytes) {
       uint8_t* const row = mask + node * columns;
-      std::fill_n(row, cached, uint8_t{1});
-      mark_visible(parents, node, [row, cached](int32_t other) { row[cached + other] = 1; });
+      std::fill(row + first, row + cached, uint8_t{1});
+      mark_visible(parents, node, window_left, [row, cached](int32_t other) { row[cached + other] = 1; });
     } else {
       const int64_t row = node * row_bits;
-      set_bits(mask, row, row + cached);
-      mark_visible(parents, node, [mask, row, cached](int32_t other) { set_bit(mask, row + cached + other); });
+      set_bits(mask, row + first, row + cached);
+      mark_visible(parents, node, window_left,
+                   [mask, row, cached](int32_t other) { set_bit(mask, row + cached + other); });
     }
   }
 }
@@ -78,15 +83,21 @@ int64_t tree_mask_bytes(TreeMaskForm form, std::span<const int32_t> seq_lens, in
 }
 
 void fill_tree_mask(TreeMaskForm form, std::span<const int32_t> parents, std::span<const int32_t> seq_lens,
-                    int32_t draft_token_num, std::span<uint8_t> mask) {
+                    int32_t draft_token_num, std::span<uint8_t> mask, int32_t window_left) {
   const int64_t bytes = tree_mask_bytes(form, seq_lens, draft_token_num);
   const int64_t num_requests = token_pool::check_parents(parents, draft_token_num);
+  require(window_left >= -1, "window_left is ", window_left, "; it must be -1 (no window) or more");
+  if (window_left >= 0 && !is_full(form)) {
+    core::fail(ErrorCode::kUnsupported, "window_left is ", window_left,
+               " for a mask without the cached tokens, which a "
+               "window cuts off; kFullMask and kFullBits have them");
+  }
   token_pool::check_count("seq_lens", static_cast<int64_t>(seq_lens.size()), num_requests);
   require(static_cast<int64_t>(mask.size()) >= bytes, "mask has ", mask.size(), " bytes; this batch's has ", bytes);
   uint8_t* out = mask.data();
   for (int64_t r = 0; r < num_requests; ++r) {
     const int32_t seq_len = seq_lens[static_cast<size_t>(r)];
-    fill_request(form, parents.data() + r * draft_token_num, seq_len, draft_token_num, out);
+    fill_request(form, parents.data() + r * draft_token_num, seq_len, draft_token_num, window_left, out);
     out += request_bytes(form, seq_len, draft_token_num);
   }
 }

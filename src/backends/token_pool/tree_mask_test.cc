@@ -45,6 +45,20 @@ TEST_P(TreeMaskGolden, IsWrittenInEveryForm) {
 }
 INSTANTIATE_TEST_SUITE_P(Data, TreeMaskGolden, ::testing::ValuesIn(cases("cases")), golden_case_name);
 
+class TreeMaskWindows : public ::testing::TestWithParam<GoldenCase> {};
+
+TEST_P(TreeMaskWindows, FollowPaths) {
+  const GoldenCase& c = GetParam();
+  for (const TreeMaskForm form : {TreeMaskForm::kFullMask, TreeMaskForm::kFullBits}) {
+    const Bytes expected = c.at<Bytes>(kForms[static_cast<int32_t>(form)]);
+    Bytes mask(expected.size(), 0xaa);
+    fill_tree_mask(form, c.ints("parents"), c.ints("seq_lens"), c.at<int32_t>("draft_token_num"), mask,
+                   c.at<int32_t>("window_left"));
+    EXPECT_EQ(mask, expected);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Data, TreeMaskWindows, ::testing::ValuesIn(cases("windows")), golden_case_name);
+
 class TreeMaskRefused : public ::testing::TestWithParam<GoldenCase> {};
 
 TEST_P(TreeMaskRefused, BeforeAnythingIsWritten) {
@@ -52,7 +66,7 @@ TEST_P(TreeMaskRefused, BeforeAnythingIsWritten) {
   Bytes mask(c.value("size", size_t{99}), 0xaa);
   try {
     fill_tree_mask(static_cast<TreeMaskForm>(c.at<int32_t>("form")), c.ints("parents"), c.ints("seq_lens"),
-                   c.at<int32_t>("draft_token_num"), mask);
+                   c.at<int32_t>("draft_token_num"), mask, c.value("window_left", -1));
     ADD_FAILURE() << "nothing was refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), c.value("unsupported", false) ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument);

@@ -78,7 +78,12 @@ FOLIO_API int64_t tree_mask_bytes(TreeMaskForm form, std::span<const int32_t> se
 
 /// Writes the first tree_mask_bytes of `mask`; the bits that fill a request's last byte are 0. parents: [B, n];
 /// seq_lens: [B], tokens already cached, before the root. O(bytes + B * n * depth).
+///
+/// window_left >= 0 (full forms only; kUnsupported for others): a node sees the window_left tokens before it on its own
+/// path, ancestors and cached ones, and itself. The op's own windows know no paths: they take node i to be at position
+/// seq_len + i, so that an op that verifies trees keeps window_left -1 and leaves the window to the mask. Lists cut off
+/// in front (window_prefix_ranges) work the same way: seq_lens are then their lengths.
 FOLIO_API void fill_tree_mask(TreeMaskForm form, std::span<const int32_t> parents, std::span<const int32_t> seq_lens,
-                              int32_t draft_token_num, std::span<uint8_t> mask);
+                              int32_t draft_token_num, std::span<uint8_t> mask, int32_t window_left = -1);
 
 }  // namespace folio::inline v0::backends

@@ -30,10 +30,27 @@ FOLIO_HOST_DEVICE constexpr int32_t parent_node(const int64_t* parent_list, int6
   return low < node - 1 && selected[low] == candidate ? low + 1 : kNoParent;
 }
 
-/// Calls mark(other) for the node and each of its ancestors: what it sees of the tree.
+/// Ancestors of a node.
+FOLIO_HOST_DEVICE constexpr int32_t depth_of(const int32_t* parents, int32_t node) {
+  int32_t depth = 0;
+  for (; parents[node] >= 0; node = parents[node]) ++depth;
+  return depth;
+}
+
+/// Calls mark(other) for the node and each of its ancestors, or the nearest window_left (>= 0) of them: what it sees of
+/// the tree.
 template <typename Mark>
-FOLIO_HOST_DEVICE constexpr void mark_visible(const int32_t* parents, int32_t node, Mark&& mark) {
-  for (; node >= 0; node = parents[node]) mark(node);
+FOLIO_HOST_DEVICE constexpr void mark_visible(const int32_t* parents, int32_t node, int32_t window_left, Mark&& mark) {
+  for (; node >= 0; node = parents[node]) {
+    mark(node);
+    if (window_left-- == 0) break;
+  }
+}
+
+/// The first of `cached` tokens before the root that a node at `depth` sees.
+FOLIO_HOST_DEVICE constexpr int64_t first_cached(int64_t cached, int32_t depth, int32_t window_left) {
+  const int64_t first = window_left < 0 ? 0 : cached + depth - window_left;
+  return first < 0 ? 0 : (first < cached ? first : cached);
 }
 
 FOLIO_HOST_DEVICE constexpr void set_bit(uint8_t* bytes, int64_t bit) {
