@@ -28,6 +28,12 @@ void check(const TokenPoolConfig& config, bool on_host) {
           config.max_context_len);
   require(!config.sliding_window_size || *config.sliding_window_size >= 0, "sliding_window_size is ",
           config.sliding_window_size.value_or(0), "; it must not be negative (unset: no window)");
+  if (config.window_req_to_token.indices != nullptr) {
+    require(config.sliding_window_size.has_value(), "window_req_to_token is given without sliding_window_size");
+    const int64_t window_columns = token_pool::slot_table(config.window_req_to_token).num_columns;
+    require(window_columns >= config.max_context_len, "window_req_to_token has ", window_columns,
+            " columns; max_context_len is ", config.max_context_len);
+  }
   require(!config.sliding_window_size || !config.is_encoder_decoder,
           "Sliding window and cross attention are not supported together");
   const bool is_float =

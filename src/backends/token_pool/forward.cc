@@ -102,8 +102,10 @@ void forward_step(State& state, const TokenPoolBackend& backend, const ConstTens
   const TokenPoolConfig& config = state.config;
   check_layer(config, layer);
   const auto wrapper = static_cast<size_t>(backend.wrapper_index(layer));
-  require(batch.token_to_kv_pool != nullptr, "token_to_kv_pool is null");
-  const KvPool& pool = *batch.token_to_kv_pool;
+  const bool window_pool = config.window_req_to_token.indices != nullptr && wrapper == 0;
+  const KvPool* const layer_pool = window_pool ? batch.window_token_to_kv_pool : batch.token_to_kv_pool;
+  require(layer_pool != nullptr, window_pool ? "window_token_to_kv_pool" : "token_to_kv_pool", " is null");
+  const KvPool& pool = *layer_pool;
   const bool has_kv = given(k);
   require(has_kv == given(v), "k and v are both given, or both left out");
   const int64_t tokens = state.current->step.num_tokens;
@@ -127,9 +129,11 @@ void forward_step(State& state, const TokenPoolBackend& backend, const ConstTens
             "; the configuration's q_dtype is ", config.q_dtype);
   }
   token_pool::KvReading& reading = state.planned(*state.current, wrapper, choice, stream);
+  reading.check_pages(call.cache.num_pages);
   const bool encoder_only = layer.attn_type == RadixAttentionType::kEncoderOnly;
   if (has_kv && save_kv_cache && !encoder_only) {
-    const std::span<const int64_t> slots = layer.is_cross_attention ? batch.encoder_out_cache_loc : batch.out_cache_loc;
+    const std::span<const int64_t> own_slots = window_pool ? batch.window_out_cache_loc : batch.out_cache_loc;
+    const std::span<const int64_t> slots = layer.is_cross_attention ? batch.encoder_out_cache_loc : own_slots;
     write_kv_cache(state.context, pool.write_args(layer.layer_id, k, v, slots), stream);
   }
   reading.run(call, state.workspace_of(*state.current), stream);

@@ -38,6 +38,7 @@ GraphInputs::GraphInputs(int32_t max_bs, int32_t tokens_per_request)
   seq_lens_.resize(requests);
   encoder_lens_.resize(requests);
   out_cache_loc_.resize(requests * tokens);
+  window_out_cache_loc_.resize(requests * tokens);
   tree_mask_.resize(requests * ((tokens * tokens + 7) / 8));
 }
 
@@ -69,6 +70,10 @@ ForwardBatch GraphInputs::pad(const ForwardBatch& batch, int32_t padded_bs) {
   result.seq_lens_sum = std::accumulate(result.seq_lens.begin(), result.seq_lens.end(), int64_t{0});
   result.out_cache_loc =
       fill(batch.out_cache_loc, requests * tokens, padded * tokens, int64_t{0}, out_cache_loc_, "out_cache_loc");
+  if (!batch.window_out_cache_loc.empty()) {
+    result.window_out_cache_loc = fill(batch.window_out_cache_loc, requests * tokens, padded * tokens, int64_t{0},
+                                       window_out_cache_loc_, "window_out_cache_loc");
+  }
   if (!batch.encoder_lens.empty() || !batch.encoder_lens_cpu.empty()) {
     result.encoder_lens = fill(batch.encoder_lens_cpu.empty() ? batch.encoder_lens : batch.encoder_lens_cpu, requests,
                                padded, 0, encoder_lens_, "encoder_lens");

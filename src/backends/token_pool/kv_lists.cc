@@ -43,6 +43,11 @@ KvLists::KvLists(const Context& context, const TokenPoolConfig& config, const Re
   own_last_page_len_.reserve(rows);
 }
 
+const PageTableView& KvLists::request_table() const {
+  const bool own = kind_.role == WrapperRole::kWindow && config_->window_req_to_token.indices != nullptr;
+  return own ? config_->window_req_to_token : config_->req_to_token;
+}
+
 void KvLists::build(const Step& step, Stream stream) {
   const auto count = static_cast<size_t>(step.num_requests);
   lens_.resize(count);
@@ -93,13 +98,13 @@ void KvLists::build_on_host(const Step& step) {
   if (!memory_.fixed && own_indices_.size() < total) own_indices_.resize(total);
   const std::span<int32_t> indices = memory_.fixed ? memory_.kv_indices : std::span(own_indices_);
   KvIndicesArgs args;
-  args.req_to_token = config_->req_to_token;
+  args.req_to_token = request_table();
   args.req_pool_indices = step.rows;
   args.paged_kernel_lens = lens_;
   args.kv_indptr = indptr;
   args.kv_start_idx = table_starts_;
   args.page_size = config_->page_size;
-  args.num_slots = step.num_slots;
+  args.num_slots = kind_.role == WrapperRole::kWindow ? step.num_window_slots : step.num_slots;
   create_kv_indices(args, indices);
   kv_indptr_ = indptr;
   kv_indices_ = indices.first(total);
@@ -116,7 +121,7 @@ void KvLists::build_on_gpu(const Step& step, const KvRangeJob& ranges, Stream st
   job.ranges.seq_lens = step.device_seq_lens;
   job.ranges.prefix_lens = step.extend ? step.device_prefix_lens : nullptr;
   job.ranges.encoder_lens = step.device_encoder_lens;
-  job.table = slot_table(config_->req_to_token);
+  job.table = slot_table(request_table());
   job.rows = step.rows.data();
   job.cu_q = take();
   job.kv_lens = take();

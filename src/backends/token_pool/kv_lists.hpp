@@ -46,6 +46,7 @@ class KvLists {
   KvWrapper wrapper() const;
 
  private:
+  const PageTableView& request_table() const;
   void build_on_host(const Step& step);
   void build_on_gpu(const Step& step, const KvRangeJob& ranges, Stream stream);
 

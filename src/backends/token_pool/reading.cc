@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/token_pool/tree_window.hpp"
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 
 namespace folio::inline v0::backends::token_pool {
@@ -83,6 +84,17 @@ void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
   view.segments = std::span(segments_).first(num_segments_);
   plan_.emplace(folio::plan(op_, view, buffer_, stream));
   number_ = number;
+  const int64_t slots = kind_.role == WrapperRole::kWindow ? step.num_window_slots : step.num_slots;
+  checked_pages_ = core::ceil_div(slots, int64_t{config_->page_size});
+}
+
+void KvReading::check_pages(int64_t num_pages) {
+  if (!on_host_ || (checked_pages_ > 0 && checked_pages_ <= num_pages)) return;
+  for (const int32_t page : lists_.wrapper().kv_indices) {
+    core::require(page >= 0 && page < num_pages, "the step's lists have ", config_->page_size == 1 ? "slot " : "page ",
+                  page, "; the pool has ", num_pages);
+  }
+  checked_pages_ = num_pages;
 }
 
 void KvReading::plan_tree(const Step& step, BatchView& view) {

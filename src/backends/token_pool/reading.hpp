@@ -39,6 +39,10 @@ class KvReading {
   void plan(const Step& step, uint64_t number, Stream stream);
   bool is_planned(uint64_t number) const { return plan_.has_value() && number_ == number; }
 
+  /// Throws kInvalidArgument, on the host, if the step's lists name pages that a layer's cache does not have. O(1)
+  /// where the batch named a pool of that size or a smaller one, else O(entries), once.
+  void check_pages(int64_t num_pages);
+
   size_t workspace_bytes() const;  ///< of the present plan; with a fixed shape, of every plan
   void run(const LayerCall& call, Workspace workspace, Stream stream);
 
@@ -65,6 +69,7 @@ class KvReading {
   std::vector<uint8_t> own_mask_;
   std::optional<AttentionPlan> plan_;
   uint64_t number_ = 0;
+  int64_t checked_pages_ = 0;  ///< the step's pages are below this; 0 = not known
 };
 
 }  // namespace folio::inline v0::backends::token_pool

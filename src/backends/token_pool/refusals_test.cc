@@ -223,6 +223,24 @@ TEST(TokenPoolForwards, NeedTheirMetadata) {
   EXPECT_THAT(refusal(extend), HasSubstr("not an extend's"));
 }
 
+/// Slots are held against the pool that is read, also where the metadata were made without one.
+TEST(TokenPoolForwards, RefuseSlotsThatThePoolDoesNotHave) {
+  for (const bool known : {true, false}) {
+    PoolFixture fixture({}, {.mode = ForwardMode::kDecode, .prefix = {20}, .fresh = {1}});
+    TokenPoolBackend backend(fixture.context, fixture.config());
+    ForwardBatch batch = fixture.batch;
+    if (!known) batch.token_to_kv_pool = nullptr;
+    backend.init_forward_metadata(batch);
+    fixture.forward(backend, fixture.layer());
+    EXPECT_EQ(fixture.wrong_output(fixture.layer(), false), "");
+    KvPoolConfig config = fixture.pool->config();
+    config.num_slots = 5;
+    const KvPool small(config);
+    fixture.batch.token_to_kv_pool = &small;
+    EXPECT_THAT(refusal([&] { fixture.forward(backend, fixture.layer()); }), HasSubstr("the pool has 6"));
+  }
+}
+
 TEST(TokenPoolForwards, RefusePoolsOfAnotherModel) {
   PoolFixture fixture({}, {.mode = ForwardMode::kDecode, .prefix = {2}, .fresh = {1}});
   TokenPoolBackend backend(fixture.context, fixture.config());

@@ -63,10 +63,14 @@ void check_mode(const TokenPoolConfig& config, const ForwardBatch& batch) {
   require(!prefixes || is_extend(mode), "extend_prefix_lens or extend_seq_lens is given; forward_mode is ",
           to_string(mode));
   const bool encoder = !batch.encoder_lens.empty() || !batch.encoder_lens_cpu.empty();
+  const bool two_pools = config.window_req_to_token.indices != nullptr;
+  require(two_pools || (batch.window_token_to_kv_pool == nullptr && batch.window_out_cache_loc.empty()),
+          "window_token_to_kv_pool or window_out_cache_loc is given; the configuration has no window_req_to_token");
   require(!encoder || config.is_encoder_decoder, "encoder_lens is given; the model is no encoder-decoder");
-  if (drafts && (config.page_size != 1 || config.is_encoder_decoder)) {
-    core::fail(ErrorCode::kUnsupported,
-               "spec_info.kv_indptr is given; draft rows are offered with page_size 1 and decoder-only models");
+  if (drafts && (config.page_size != 1 || config.is_encoder_decoder || two_pools)) {
+    core::fail(
+        ErrorCode::kUnsupported,
+        "spec_info.kv_indptr is given; draft rows are offered with page_size 1, one pool and decoder-only models");
   }
 }
 
@@ -91,7 +95,10 @@ void Step::read(const TokenPoolConfig& config, const ForwardBatch& batch, bool o
   require(batch.seq_lens_sum < 0 || batch.seq_lens_sum == sum, "seq_lens_sum is ", batch.seq_lens_sum,
           "; seq_lens, padding included, add up to ", sum);
   num_requests = batch.batch_size;
-  num_slots = batch.token_to_kv_pool == nullptr ? 0 : batch.token_to_kv_pool->buffer_len();
+  const auto slots_of = [](const KvPool* pool) { return pool == nullptr ? 0 : pool->buffer_len(); };
+  const bool two_pools = config.window_req_to_token.indices != nullptr;
+  num_slots = slots_of(batch.token_to_kv_pool);
+  num_window_slots = two_pools ? slots_of(batch.window_token_to_kv_pool) : num_slots;
   if (has_draft_rows() || !spec_info.kv_indices.empty()) {
     read_draft_rows(config, batch, on_host);
     return;

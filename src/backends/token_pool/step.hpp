@@ -18,7 +18,8 @@ struct Step {
   bool extend = false;          ///< there are prefix_lens; else each request has as many queries as the others
   std::vector<int32_t> cu_q;    ///< [R + 1]
   std::vector<int32_t> seq_lens, prefix_lens, encoder_lens;
-  int64_t num_slots = 0;  ///< of the pool; 0 = unknown
+  int64_t num_slots = 0;         ///< of the pool; 0 = unknown
+  int64_t num_window_slots = 0;  ///< of the pool that layers with a window read
 
   // On the context's device, the batch's own.
   std::span<const int32_t> rows;

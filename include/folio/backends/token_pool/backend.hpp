@@ -55,8 +55,12 @@ struct TokenPoolConfig {
   PageTableView req_to_token;
   int32_t max_req_pool_size = 0;  ///< most requests (draft rows) of a batch: sizes kv_indptr and kv_last_page_len
   std::optional<int32_t> sliding_window_size;  ///< keys left of the query, itself not counted, of layers with a window
-  bool is_encoder_decoder = false;             ///< there are cross-attention layers; not with a window
-  bool skip_prefill = false;                   ///< decodes only
+  /// With sliding_window_size: the same table in slots of a pool that only layers with the window use, as
+  /// WindowTokenAllocator::to_window gives them. Rows may hold anything where no query's window reaches. Empty: one
+  /// pool has all layers.
+  PageTableView window_req_to_token;
+  bool is_encoder_decoder = false;  ///< there are cross-attention layers; not with a window
+  bool skip_prefill = false;        ///< decodes only
   /// Buffers that several backends share (multi-step drafts), on the context's device: at least max_req_pool_size + 1
   /// and max_req_pool_size entries. kv_last_page_len_buf must hold ones where page_size is 1, and is then only read.
   /// Empty: the backend's own. One wrapper only.

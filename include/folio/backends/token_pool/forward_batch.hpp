@@ -97,6 +97,10 @@ struct ForwardBatch {
 
   SpecInfo spec_info;
   const KvPool* token_to_kv_pool = nullptr;  ///< the layers' keys and values
+  /// Where TokenPoolConfig::window_req_to_token is given: the pool of the layers with a window (their layer_id counts
+  /// in it), and where their new tokens are stored.
+  const KvPool* window_token_to_kv_pool = nullptr;
+  std::span<const int64_t> window_out_cache_loc;
 };
 
 }  // namespace folio::inline v0::backends

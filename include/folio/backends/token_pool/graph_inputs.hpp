@@ -23,15 +23,16 @@ class FOLIO_API GraphInputs {
   explicit GraphInputs(int32_t max_bs, int32_t tokens_per_request = 1);
 
   /// The batch with padding up to padded_bs requests, in this object's memory: req_pool_indices, seq_lens, seq_lens_sum
-  /// with the padding's, out_cache_loc, encoder_lens (0) and tree masks (chains) where the batch has them. Decodes and
-  /// target verify, on the host. Valid until the next call. Throws kInvalidArgument for other modes and sizes.
+  /// with the padding's, out_cache_loc, window_out_cache_loc, encoder_lens (0) and tree masks (chains) where the batch
+  /// has them. Decodes and target verify, on the host. Valid until the next call. Throws kInvalidArgument for other
+  /// modes and sizes.
   ForwardBatch pad(const ForwardBatch& batch, int32_t padded_bs);
 
  private:
   int32_t max_bs_;
   int32_t tokens_per_request_;
   std::vector<int32_t> req_pool_indices_, seq_lens_, encoder_lens_;
-  std::vector<int64_t> out_cache_loc_;
+  std::vector<int64_t> out_cache_loc_, window_out_cache_loc_;
   std::vector<uint8_t> tree_mask_;
 };
 

@@ -29,12 +29,12 @@ struct KvWrapper {
   std::span<const int32_t> kv_starts;  ///< (host) [R], position in the sequence of the first of them
 };
 
-/// A step of decodes, or of verified drafts.
+/// A step of decodes.
 struct DecodeMetadata {
   std::span<const KvWrapper> decode_wrappers;
 };
 
-/// A step of extends.
+/// A step of extends, or of drafts that are verified.
 struct PrefillMetadata {
   std::span<const KvWrapper> prefill_wrappers;
   /// The new tokens' keys are read from k and v, those before from the cache (kv_indices has only these). Otherwise all
