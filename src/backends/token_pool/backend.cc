@@ -110,16 +110,17 @@ token_pool::KvReading& TokenPoolBackend::State::reading(token_pool::StepSet& set
   }
   const token_pool::ListMemory memory = choice.primary ? w.memory : token_pool::ListMemory();
   auto made = std::make_unique<token_pool::KvReading>(context, config, kind, memory, set.shape);
+  if (!set.shape) {  // a captured shape's memory is its own
+    workspace->state().memory.reserve(made->workspace_bytes());
+    init_workspace(made->op(), workspace_of(set));
+  }
   return *w.readings.emplace_back(token_pool::Wrapper::Entry{choice, std::move(made)}).reading;
 }
 
 token_pool::KvReading& TokenPoolBackend::State::planned(token_pool::StepSet& set, size_t wrapper,
                                                         const ReadingChoice& choice, Stream stream) {
   token_pool::KvReading& chosen = reading(set, wrapper, choice);
-  if (!chosen.is_planned(set.number)) {
-    chosen.plan(set.step, set.number, stream);
-    if (!set.workspace) workspace->state().memory.reserve(chosen.workspace_bytes());
-  }
+  if (!chosen.is_planned(set.number)) chosen.plan(set.step, set.number, stream);
   return chosen;
 }
 

@@ -303,23 +303,35 @@ TEST(TokenPoolDeterminism, BatchInvariantRowsKeepTheirBits) {
   }
 }
 
-TEST(TokenPoolWorkspaces, AreSharedOrPrivateAndGrowWithPlans) {
+/// They suffice for whatever is planned: a long decode's keys are divided.
+TEST(TokenPoolWorkspaces, AreSharedOrPrivateAndGrowWithBackends) {
   PoolFixture fixture({}, {.mode = ForwardMode::kDecode, .prefix = {20000}, .fresh = {1}});
+  PoolSetup wide;
+  wide.v_head_dim = 256;
+  PoolFixture wider(wide, kExtends);
   const auto shared = std::make_shared<TokenPoolWorkspace>(fixture.context);
   TokenPoolConfig config = fixture.config();
   config.workspace = shared;
   TokenPoolBackend first(fixture.context, config), second(fixture.context, config);
   TokenPoolBackend other(fixture.context, fixture.config());
+  const size_t small = shared->bytes();
+  EXPECT_GT(small, 0u);
+  EXPECT_EQ(other.workspace()->bytes(), small);
+  config = wider.config();
+  config.workspace = shared;
+  TokenPoolBackend third(fixture.context, config);
+  EXPECT_GT(shared->bytes(), small);
   EXPECT_EQ(first.workspace(), second.workspace());
   EXPECT_NE(first.workspace(), other.workspace());
-  EXPECT_EQ(shared->bytes(), 0u);
   for (TokenPoolBackend* backend : {&first, &second, &other}) {
     backend->init_forward_metadata(fixture.batch);
     fixture.clear_output();
     fixture.forward(*backend, fixture.layer());
     EXPECT_EQ(fixture.wrong_output(fixture.layer(), false), "");
   }
-  EXPECT_GT(shared->bytes(), 0u);
+  third.init_forward_metadata(wider.batch);
+  wider.forward(third, wider.layer());
+  EXPECT_EQ(wider.wrong_output(wider.layer(), false), "");
 }
 
 }  // namespace

@@ -122,6 +122,9 @@ void TokenPoolBackend::init_forward_metadata_capture_cuda_graph(
     graphs.workspaces.back()->reserve(std::max<size_t>(bytes, 1));
   }
   set.workspace = graphs.workspaces.back();
+  for (const token_pool::Wrapper& wrapper : set.wrappers) {
+    init_workspace(wrapper.readings.front().reading->op(), state.workspace_of(set), stream);
+  }
   state.plan_step(set, stream);
   // Captured again: the earlier one's graph is gone, or will be.
   const GraphSet* const earlier = find(graphs, batch);

@@ -111,10 +111,6 @@ void KvReading::plan_tree(const Step& step, BatchView& view) {
   mask_ = step.spec_info.tree_mask;
 }
 
-size_t KvReading::workspace_bytes() const {
-  return fixed_ ? workspace_size(op_) : workspace_size(*plan_);
-}
-
 void KvReading::run(const LayerCall& call, Workspace workspace, Stream stream) {
   args_[0].cache = call.cache;
   args_[0].k_scale = call.k_scale;

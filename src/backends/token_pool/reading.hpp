@@ -43,7 +43,7 @@ class KvReading {
   /// where the batch named a pool of that size or a smaller one, else O(entries), once.
   void check_pages(int64_t num_pages);
 
-  size_t workspace_bytes() const;  ///< of the present plan; with a fixed shape, of every plan
+  size_t workspace_bytes() const { return workspace_size(op_); }  ///< of every plan
   void run(const LayerCall& call, Workspace workspace, Stream stream);
 
   const ReadingKind& kind() const { return kind_; }

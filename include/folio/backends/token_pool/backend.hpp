@@ -23,7 +23,8 @@ enum class ExtendPath : int32_t {
   kPaged = 2,   ///< from the cache, in which they have been written
 };
 
-/// Scratch memory of attention, for any number of backends whose forwards do not overlap. Grows as plans need it.
+/// Scratch memory of attention, for any number of backends whose forwards do not overlap. Grows as their kernels need
+/// it: when a backend is made, or meets a mode for the first time.
 class FOLIO_API TokenPoolWorkspace {
  public:
   explicit TokenPoolWorkspace(const Context& context);
