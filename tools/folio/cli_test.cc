@@ -177,6 +177,9 @@ TEST(Cli, DigestsAgreeOverSchedules) {
   EXPECT_EQ(digest({"--no-prefix-reuse"}), usual);
   EXPECT_EQ(digest({"--pool-pages", "60", "--token-budget", "100"}), usual);
   EXPECT_EQ(digest({"--serial"}), usual);
+  EXPECT_EQ(digest({"--backend", "token_pool", "--page-size", "1"}), usual);
+  EXPECT_EQ(digest({"--backend", "token_pool", "--page-size", "4", "--pool-pages", "240", "--token-budget", "100"}),
+            usual);
   EXPECT_NE(digest({"--seed", "2"}), usual);
 }
 
@@ -206,6 +209,7 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {{"replay", trace, "--pool-pages", "500", "--pool-mb", "3"}, "--pool"},
       {{"replay", trace, "--kernel", "nosuch"}, "nosuch"},
       {{"replay", trace, "--check-rate", "2"}, "--check-rate"},
+      {small_replay({"--backend", "token_pool", "--dcp", "2"}), "--dcp is for --backend flashinfer and flash_attn"},
       {small_replay({"--timeline", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {small_replay({"--json", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {{"verify", "--case", "kernel=nosuch"}, "nosuch"},

@@ -88,9 +88,12 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
          [&flags](const std::string& name) {
            if (name == "flashinfer") flags.backend = replay::ServingBackend::kFlashInfer;
            if (name == "flash_attn") flags.backend = replay::ServingBackend::kFlashAttention;
+           if (name == "token_pool") flags.backend = replay::ServingBackend::kTokenPool;
          },
-         "who serves the layers: none (Folio's own calls, the default) or an engine backend: flashinfer, flash_attn")
-      ->check(CLI::IsMember({"none", "flashinfer", "flash_attn"}));
+         "who serves the layers: none (Folio's own calls, the default) or an engine backend: flashinfer, flash_attn, "
+         "token_pool (with slots, a request table and a radix tree in place of the page manager; any --page-size from "
+         "1 on)")
+      ->check(CLI::IsMember({"none", "flashinfer", "flash_attn", "token_pool"}));
   app.add_option("--dcp", flags.dcp,
                  "decode context parallelism: so many ranks divide every request's KV and the query heads of each "
                  "group; threads, or the processes that mpirun started")

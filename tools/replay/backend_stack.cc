@@ -249,6 +249,7 @@ std::unique_ptr<AttentionStack> make_backend_stack(const Context& context, const
       return std::make_unique<BackendStack<FlashInferFamily>>(context, config, processes);
     case ServingBackend::kFlashAttention:
       return std::make_unique<BackendStack<FlashAttentionFamily>>(context, config, processes);
+    case ServingBackend::kTokenPool:  // token_pool_stack.hpp
     case ServingBackend::kNone: break;
   }
   throw Error(ErrorCode::kInvalidArgument, "no backend was asked for");

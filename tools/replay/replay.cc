@@ -5,10 +5,12 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <thread>
 
 #include "replay/memory.hpp"
+#include "replay/token_pool_stack.hpp"
 #include "replay/yardstick.hpp"
 
 namespace folio::replay {
@@ -80,6 +82,30 @@ ReplayProgress progress_of(const Workload& workload, const Scheduler& scheduler)
   return progress;
 }
 
+/// Who keeps the KV's memory, and the layers over it.
+struct Serving {
+  std::optional<PageManager> pages;
+  std::unique_ptr<KvKeeper> keeper;
+  std::unique_ptr<AttentionStack> stack;
+};
+
+std::unique_ptr<Serving> make_serving(const Context& context, const Workload& workload, const ReplayOptions& options) {
+  auto serving = std::make_unique<Serving>();
+  const auto num_pages = static_cast<int32_t>(options.stack.num_pages);
+  const int32_t page_size = options.scheduler.page_size;
+  if (options.stack.backend == ServingBackend::kTokenPool) {
+    const TokenKeeperOptions sizes{num_pages, page_size, options.scheduler.max_running, options.prefix_reuse};
+    auto keeper = std::make_unique<TokenKeeper>(workload, sizes);
+    serving->stack = make_token_pool_stack(context, options.stack, *keeper);
+    serving->keeper = std::move(keeper);
+    return serving;
+  }
+  serving->pages.emplace(num_pages, options.prefix_reuse);
+  serving->keeper = std::make_unique<PageKeeper>(*serving->pages, workload.requests.size(), page_size);
+  serving->stack = make_stack(context, options.stack, options.processes);
+  return serving;
+}
+
 void check_clock(const ClockOptions& clock) {
   if (!(clock.step_ms > 0.0 && std::isfinite(clock.step_ms)) ||
       !(clock.time_scale >= 0.0 && std::isfinite(clock.time_scale))) {
@@ -107,10 +133,11 @@ bool ReplayResult::failed() const {
 ReplayResult run_replay(const Context& context, const Workload& workload, const ReplayOptions& options,
                         const std::atomic<bool>& stop, const std::function<void(const ReplayProgress&)>& report) {
   check_clock(options.clock);
-  PageManager pages(static_cast<int32_t>(options.stack.num_pages), options.prefix_reuse);
-  Scheduler scheduler(workload, pages, options.scheduler);
+  const std::unique_ptr<Serving> serving = make_serving(context, workload, options);
+  KvKeeper& keeper = *serving->keeper;
+  Scheduler scheduler(workload, keeper, options.scheduler);
   RowChecker checker(workload, options.stack, options.checks);
-  const std::unique_ptr<AttentionStack> stack = make_stack(context, options.stack, options.processes);
+  AttentionStack* const stack = serving->stack.get();
   std::unique_ptr<TimelineWriter> timeline;
   if (!options.timeline_path.empty()) timeline = std::make_unique<TimelineWriter>(options.timeline_path);
 
@@ -141,14 +168,15 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
     batch.build(ordered, scheduler, options.stack.tokens_per_page_id());
     phases.end(Phase::kSchedule);
     stack->step(batch, phases, observe);
-    result.peak_pages_held = std::max(result.peak_pages_held, pages.held());
+    result.peak_pages_held = std::max(result.peak_pages_held, keeper.held());
     highest_page = std::max(highest_page, *std::max_element(batch.indices.begin(), batch.indices.end()));
     phases.begin();
     scheduler.finish_step();
     phases.end(Phase::kSchedule);
     clock.step_done();
     step_seconds.push_back(static_cast<float>(phases.times().serving() - serving_before));
-    if (timeline != nullptr) timeline->counters(scheduler.running(), scheduler.waiting(), pages.held(), pages.cached());
+    if (timeline != nullptr)
+      timeline->counters(scheduler.running(), scheduler.waiting(), keeper.held(), keeper.cached());
     result.progress = progress_of(workload, scheduler);
     result.progress.steps = static_cast<int64_t>(step_seconds.size());
     result.progress.simulated_ms = clock.now_ms();
@@ -157,8 +185,8 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   }
   result.interrupted = !scheduler.done();
   scheduler.abandon();
-  pages.drop_cache();
-  result.leaked_pages = pages.held();
+  keeper.drop_cache();
+  result.leaked_pages = int64_t{keeper.held()} + keeper.held_rows();
   result.scheduler = scheduler.counters();
   result.times = phases.times();
   result.work = stack->work();
@@ -167,8 +195,8 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.step_seconds = percentiles(step_seconds);
   result.input_tokens = workload.input_tokens();
   result.output_tokens = workload.output_tokens();
-  result.pages = pages.num_pages();
-  result.evictions = pages.evictions();
+  result.pages = keeper.num_pages();
+  result.evictions = keeper.evictions();
   result.pool_bytes = stack->pool_bytes();
   result.workspace_bytes = stack->workspace_bytes();
   result.kernel = stack->kernel_name();

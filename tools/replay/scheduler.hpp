@@ -2,11 +2,12 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "replay/page_manager.hpp"
+#include "replay/kv_keeper.hpp"
 #include "replay/workload.hpp"
 
 namespace folio::replay {
@@ -44,6 +45,8 @@ struct SchedulerCounters {
 class Scheduler {
  public:
   /// Borrows both. Throws kInvalidArgument if a request cannot fit the pool alone, naming its line.
+  Scheduler(const Workload& workload, KvKeeper& keeper, const SchedulerOptions& options);
+  /// The same with a page manager's pages.
   Scheduler(const Workload& workload, PageManager& pages, const SchedulerOptions& options);
 
   bool done() const;
@@ -63,38 +66,39 @@ class Scheduler {
   void abandon();
 
   /// The pages of a request in the step, in order; enough for first + count tokens.
-  std::span<const int32_t> pages_of(int32_t request) const { return state(request).pages; }
+  std::span<const int32_t> pages_of(int32_t request) const { return keeper_.pages_of(request); }
   /// The token chain of a request that is running.
   std::span<const uint64_t> chain_of(int32_t request) const { return state(request).chain; }
   const SchedulerCounters& counters() const { return counters_; }
 
  private:
+  void check_options();
   struct State {
-    int32_t known = 0;      ///< tokens that exist by now: the prompt and what has been generated
-    int32_t computed = 0;   ///< of which have their KV in the pages
-    int32_t published = 0;  ///< leading pages that were published or taken from the cache
+    int32_t known = 0;     ///< tokens that exist by now: the prompt and what has been generated
+    int32_t computed = 0;  ///< of which have their KV in the pages
     bool admitted_before = false;
-    std::vector<int32_t> pages;
     std::vector<uint64_t> chain;
   };
   State& state(int32_t request) { return states_[static_cast<size_t>(request)]; }
   const State& state(int32_t request) const { return states_[static_cast<size_t>(request)]; }
-  bool reserve(State& request, int32_t tokens);
   bool reserve_preempting(size_t position, int32_t tokens);
   void preempt_last();
   void schedule_running(int32_t& budget, bool& preempted);
   void admit_waiting(int32_t& budget);
   void add_item(int32_t request, int32_t count);
-  void publish_full_pages(State& request, int32_t tokens);
+  void release(int32_t request);
+  std::span<const uint64_t> chain_of(int32_t request, int32_t tokens) const {
+    return chain_of(request).first(static_cast<size_t>(tokens));
+  }
 
   const Workload& workload_;
-  PageManager& pages_;
+  std::unique_ptr<KvKeeper> owned_;
+  KvKeeper& keeper_;
   SchedulerOptions options_;
   std::vector<State> states_;
   std::vector<int32_t> running_;  ///< in order of admission
   std::deque<int32_t> queue_;     ///< arrived and not running
   std::vector<StepItem> items_;
-  std::vector<uint64_t> keys_;
   size_t arrived_ = 0;
   SchedulerCounters counters_;
 };

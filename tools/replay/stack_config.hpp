@@ -20,9 +20,9 @@ std::string_view to_string(KvLayout layout);
 KvFormat choose_format(KvLayout layout, const AttentionConfig& config, const Context& context);
 
 /// Who serves the layers: Folio's own calls, or one of its engine backends.
-enum class ServingBackend { kNone, kFlashInfer, kFlashAttention };
+enum class ServingBackend { kNone, kFlashInfer, kFlashAttention, kTokenPool };
 
-/// "none", "flashinfer", "flash_attn".
+/// "none", "flashinfer", "flash_attn", "token_pool".
 std::string_view to_string(ServingBackend backend);
 
 /// A stack of attention layers, as a model of so many would have them.
