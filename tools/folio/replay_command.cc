@@ -94,6 +94,15 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
          "token_pool (with slots, a request table and a radix tree in place of the page manager; any --page-size from "
          "1 on)")
       ->check(CLI::IsMember({"none", "flashinfer", "flash_attn", "token_pool"}));
+  app.add_option(
+         "--draft-tokens", flags.scheduler.drafts.tokens,
+         "token_pool: speculative decoding with so many tokens to verify a step and request, the last generated "
+         "one included; the drafts are made up, seven in ten of them right")
+      ->check(CLI::Range(2, 64));
+  app.add_option("--draft-topk", flags.scheduler.drafts.topk,
+                 "with --draft-tokens: drafts behind each token, 1 = a chain; above 1 with --page-size 1")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   app.add_option("--dcp", flags.dcp,
                  "decode context parallelism: so many ranks divide every request's KV and the query heads of each "
                  "group; threads, or the processes that mpirun started")
@@ -230,6 +239,8 @@ int replay_trace(ReplayFlags& flags) {
   options.scheduler = flags.scheduler;
   options.scheduler.page_size = options.stack.tokens_per_page_id();
   if (flags.serial) options.scheduler.max_running = 1;
+  options.scheduler.drafts.seed = flags.seed;
+  options.stack.draft_topk = flags.scheduler.drafts.topk;
   options.stack.max_requests = options.scheduler.max_running;
   options.clock = flags.clock;
   options.checks = flags.checks;

@@ -1,6 +1,12 @@
 #include "replay/kv_keeper.hpp"
 
+#include "folio/types/error.hpp"
+
 namespace folio::replay {
+
+void KvKeeper::accept(int32_t, int32_t, std::span<const int32_t>) {
+  throw Error(ErrorCode::kInternal, "drafts were scheduled for a keeper that does not serve them");
+}
 
 int32_t PageKeeper::begin(int32_t request, std::span<const uint64_t> chain) {
   State& state = states_[static_cast<size_t>(request)];

@@ -31,6 +31,11 @@ class KvKeeper {
   /// very step too.
   virtual void publish(int32_t request, std::span<const uint64_t> chain) = 0;
 
+  /// Of the memory behind the request's first `computed` tokens, that of the tokens computed + nodes[0], computed +
+  /// nodes[1], ... (ascending) becomes that of the next tokens; the rest is given back. Throws kInternal where drafts
+  /// are not served.
+  virtual void accept(int32_t request, int32_t computed, std::span<const int32_t> nodes);
+
   /// The request ends or is preempted, `chain` of it having been computed.
   virtual void release(int32_t request, std::span<const uint64_t> chain) = 0;
 

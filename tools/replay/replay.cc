@@ -82,6 +82,27 @@ ReplayProgress progress_of(const Workload& workload, const Scheduler& scheduler)
   return progress;
 }
 
+void check_drafts(const ReplayOptions& options) {
+  const DraftOptions& drafts = options.scheduler.drafts;
+  if (drafts.tokens == 0 && drafts.topk == 1) return;
+  if (options.stack.backend != ServingBackend::kTokenPool) {
+    throw Error(ErrorCode::kUnsupported, "--draft-tokens and --draft-topk are for --backend token_pool");
+  }
+  if (drafts.tokens < 2 || drafts.topk < 1 || drafts.topk != options.stack.draft_topk) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a draft has 2 tokens or more, the last generated one included, and each "
+                "has 1 child or more: --draft-tokens, --draft-topk");
+  }
+  if (drafts.topk > 1 && options.scheduler.page_size > 1) {
+    throw Error(ErrorCode::kUnsupported,
+                "accepted tokens of a tree would have to move within pages; --draft-topk above "
+                "1 is for --page-size 1");
+  }
+  if (drafts.tokens > options.scheduler.token_budget) {
+    throw Error(ErrorCode::kInvalidArgument, "--draft-tokens is more than --token-budget: nothing would be drafted");
+  }
+}
+
 /// Who keeps the KV's memory, and the layers over it.
 struct Serving {
   std::optional<PageManager> pages;
@@ -93,8 +114,10 @@ std::unique_ptr<Serving> make_serving(const Context& context, const Workload& wo
   auto serving = std::make_unique<Serving>();
   const auto num_pages = static_cast<int32_t>(options.stack.num_pages);
   const int32_t page_size = options.scheduler.page_size;
+  check_drafts(options);
   if (options.stack.backend == ServingBackend::kTokenPool) {
-    const TokenKeeperOptions sizes{num_pages, page_size, options.scheduler.max_running, options.prefix_reuse};
+    const TokenKeeperOptions sizes{num_pages, page_size, options.scheduler.max_running, options.scheduler.drafts.tokens,
+                                   options.prefix_reuse};
     auto keeper = std::make_unique<TokenKeeper>(workload, sizes);
     serving->stack = make_token_pool_stack(context, options.stack, *keeper);
     serving->keeper = std::move(keeper);
@@ -104,6 +127,14 @@ std::unique_ptr<Serving> make_serving(const Context& context, const Workload& wo
   serving->keeper = std::make_unique<PageKeeper>(*serving->pages, workload.requests.size(), page_size);
   serving->stack = make_stack(context, options.stack, options.processes);
   return serving;
+}
+
+/// Drafts are verified by a batch of their own.
+void split_drafts(std::vector<StepItem>& items, std::vector<StepItem>& drafted) {
+  const auto middle =
+      std::stable_partition(items.begin(), items.end(), [](const StepItem& item) { return !item.drafted; });
+  drafted.assign(middle, items.end());
+  items.erase(middle, items.end());
 }
 
 void check_clock(const ClockOptions& clock) {
@@ -145,7 +176,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   PhaseClock phases(timeline.get());
   SimulatedClock clock(options.clock);
   StepBatch batch;
-  std::vector<StepItem> ordered;
+  std::vector<StepItem> ordered, drafted;
   PrefixOrder prefix_order;
   std::vector<float> step_seconds;
   Stopwatch wall;
@@ -162,14 +193,23 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
       continue;
     }
     ordered.assign(items.begin(), items.end());
+    split_drafts(ordered, drafted);
     stack->order(ordered);
     if (options.stack.backend == ServingBackend::kNone && options.stack.cascade == backends::CascadeMode::kAuto)
       prefix_order.apply(ordered, scheduler, options.stack.page_size);
     batch.build(ordered, scheduler, options.stack.tokens_per_page_id());
     phases.end(Phase::kSchedule);
-    stack->step(batch, phases, observe);
+    const auto serve = [&] {
+      if (batch.rows.empty()) return;
+      stack->step(batch, phases, observe);
+      highest_page = std::max(highest_page, *std::max_element(batch.indices.begin(), batch.indices.end()));
+    };
+    serve();
+    if (!drafted.empty()) {
+      batch.build_drafts(drafted, scheduler, options.stack.tokens_per_page_id());
+      serve();
+    }
     result.peak_pages_held = std::max(result.peak_pages_held, keeper.held());
-    highest_page = std::max(highest_page, *std::max_element(batch.indices.begin(), batch.indices.end()));
     phases.begin();
     scheduler.finish_step();
     phases.end(Phase::kSchedule);

@@ -37,7 +37,7 @@ void Scheduler::check_options() {
                             options.token_budget, options.max_running, options.page_size));
   }
   for (const Request& request : workload_.requests) {
-    const int32_t needed = pages_for_tokens(request.computed_length(), options.page_size);
+    const int32_t needed = pages_for_tokens(request.computed_length() + options.drafts.tokens, options.page_size);
     if (needed > keeper_.num_pages()) {
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("the request of line {} needs {} pages for its {} tokens; the pool has {}: enlarge it "
@@ -73,14 +73,40 @@ std::span<const StepItem> Scheduler::next_step(double now_ms) {
 void Scheduler::schedule_running(int32_t& budget, bool& preempted) {
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     const int32_t request = running_[i];
-    const int32_t count = std::min(budget, state(request).known - state(request).computed);
+    const bool drafted = drafts(request, budget);
+    const int32_t count =
+        drafted ? options_.drafts.tokens : std::min(budget, state(request).known - state(request).computed);
     const size_t before = running_.size();
     const bool reserved = reserve_preempting(i, state(request).computed + count);
     preempted = preempted || running_.size() != before;
     if (!reserved) break;  // it was the last and has preempted itself
-    add_item(request, count);
+    if (drafted) {
+      add_drafts(request);
+    } else {
+      add_item(request, count);
+    }
     budget -= count;
   }
+}
+
+/// A request that generates has a tree where the step has room for it; else it decodes one token.
+bool Scheduler::drafts(int32_t request, int32_t budget) const {
+  const State& running = state(request);
+  const int32_t input = workload_.requests[static_cast<size_t>(request)].input_length;
+  return options_.drafts.tokens > 0 && options_.drafts.tokens <= budget && running.computed >= input &&
+         running.known - running.computed == 1;
+}
+
+void Scheduler::add_drafts(int32_t request) {
+  State& running = state(request);
+  const int32_t target = workload_.requests[static_cast<size_t>(request)].computed_length();
+  true_path(options_.drafts, request, running.computed, target - running.computed, nodes_);
+  const auto count = static_cast<int32_t>(nodes_.size());
+  running.known += count - 1;
+  ++counters_.verified_trees;
+  counters_.accepted_drafts += count - 1;
+  add_item(request, count);
+  items_.back().drafted = true;
 }
 
 bool Scheduler::reserve_preempting(size_t position, int32_t tokens) {
@@ -141,6 +167,10 @@ void Scheduler::add_item(int32_t request, int32_t count) {
 void Scheduler::finish_step() {
   for (const StepItem& item : items_) {
     State& request = state(item.request);
+    if (item.drafted) {
+      true_path(options_.drafts, item.request, item.first, item.count, nodes_);
+      keeper_.accept(item.request, item.first, nodes_);
+    }
     request.computed += item.count;
     counters_.computed_tokens += item.count;
     if (request.computed < request.known) continue;

@@ -46,6 +46,7 @@ struct StackConfig {
   uint64_t seed = 1;
   int64_t num_pages = 0;       ///< of each layer's pool
   int32_t max_tokens = 0;      ///< of a step
+  int32_t draft_topk = 1;      ///< children of a draft, where drafts are verified
   int32_t max_requests = 0;    ///< of a step; 0 = not known
   int32_t dcp = 1;             ///< ranks that divide every request's KV by tokens, and the query heads; backends only
   int32_t dcp_interleave = 1;  ///< neighbouring tokens that stay on one rank; divides the page size

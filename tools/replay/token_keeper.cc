@@ -26,7 +26,7 @@ TokenKeeper::TokenKeeper(const Workload& workload, const TokenKeeperOptions& opt
     : workload_(workload),
       options_(options),
       allocator_(slots_of(options), options.page_size),
-      rows_(options.max_running, std::max(1, workload.longest())),
+      rows_(options.max_running, std::max(1, workload.longest()) + options.draft_tokens),
       cache_(PrefixCacheOptions{options.page_size, -1}),
       states_(workload.requests.size()) {}
 
@@ -109,6 +109,28 @@ void TokenKeeper::publish(int32_t request, std::span<const uint64_t> chain) {
   }
   shown.published = static_cast<int32_t>(chain.size());
   if (shown.stored_from > 0) rewrite(shown, static_cast<int32_t>(first));
+}
+
+void TokenKeeper::accept(int32_t request, int32_t computed, std::span<const int32_t> nodes) {
+  State& verified = state(request);
+  const auto first = static_cast<size_t>(computed);
+  const auto page_size = static_cast<size_t>(options_.page_size);
+  std::vector<int32_t>& slots = verified.slots;
+  before_.assign(slots.begin() + static_cast<std::ptrdiff_t>(first), slots.end());
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const auto node = static_cast<size_t>(nodes[i]);
+    if (node != i && page_size != 1) throw Error(ErrorCode::kInternal, "tokens cannot move between pages");
+    slots[first + i] = before_[node];
+    before_[node] = -1;
+  }
+  // Pages go whole: what is left of the last one stays for the tokens to come.
+  const size_t kept = (first + nodes.size() + page_size - 1) / page_size * page_size;
+  for (size_t i = 0; i < before_.size(); ++i) {
+    if (before_[i] >= 0 && (page_size == 1 || first + i >= kept)) changes_.freed.push_back(before_[i]);
+  }
+  slots.resize(std::min(slots.size(), kept));
+  settle();
+  rewrite(verified, computed);
 }
 
 void TokenKeeper::release(int32_t request, std::span<const uint64_t> chain) {

@@ -10,10 +10,11 @@
 namespace folio::replay {
 
 struct TokenKeeperOptions {
-  int32_t num_pages = 0;    ///< without the dummy page
-  int32_t page_size = 1;    ///< 1 or more
-  int32_t max_running = 0;  ///< requests at once
-  bool reuse = true;        ///< false: nothing is kept for later requests
+  int32_t num_pages = 0;     ///< without the dummy page
+  int32_t page_size = 1;     ///< 1 or more
+  int32_t max_running = 0;   ///< requests at once
+  int32_t draft_tokens = 0;  ///< that a request has at most behind its own
+  bool reuse = true;         ///< false: nothing is kept for later requests
 };
 
 /// Slots as an engine with a token pool keeps them: an allocator, a row of slots for every running request, and a radix
@@ -33,6 +34,7 @@ class TokenKeeper final : public KvKeeper {
   int32_t begin(int32_t request, std::span<const uint64_t> chain) override;
   bool reserve(int32_t request, int32_t tokens) override;
   void publish(int32_t request, std::span<const uint64_t> chain) override;
+  void accept(int32_t request, int32_t computed, std::span<const int32_t> nodes) override;
   void release(int32_t request, std::span<const uint64_t> chain) override;
   std::span<const int32_t> pages_of(int32_t request) const override { return state(request).pages; }
   void drop_cache() override;

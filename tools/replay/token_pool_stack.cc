@@ -8,6 +8,7 @@
 #include <string>
 
 #include "folio/backends/token_pool.hpp"
+#include "folio/backends/token_pool/draft_tree.hpp"
 #include "replay/memory.hpp"
 #include "replay/step_inputs.hpp"
 
@@ -155,14 +156,36 @@ class TokenPoolStack final : public AttentionStack {
       std::fill_n(slots_.begin() + batch.cu_q[r], std::max(0, shared), -1);
     }
     ForwardBatch forward;
-    forward.forward_mode = decodes ? ForwardMode::kDecode : ForwardMode::kMixed;
     forward.batch_size = batch.num_requests();
     forward.req_pool_indices = rows_;
-    forward.seq_lens = batch.kv_len;
-    if (!decodes) forward.extend_prefix_lens = prefix_lens_;
     forward.out_cache_loc = slots_;
     forward.token_to_kv_pool = &*pool_;
+    if (batch.draft_tokens > 0) {
+      describe_drafts(batch, forward);
+      return forward;
+    }
+    forward.forward_mode = decodes ? ForwardMode::kDecode : ForwardMode::kMixed;
+    forward.seq_lens = batch.kv_len;
+    if (!decodes) forward.extend_prefix_lens = prefix_lens_;
     return forward;
+  }
+
+  /// Chains need no mask; they are causal.
+  void describe_drafts(const StepBatch& batch, ForwardBatch& forward) {
+    const int32_t nodes = batch.draft_tokens;
+    forward.forward_mode = ForwardMode::kTargetVerify;
+    forward.seq_lens = prefix_lens_;
+    forward.spec_info.draft_token_num = nodes;
+    if (config_.draft_topk == 1) return;
+    const DraftOptions tree{nodes, config_.draft_topk};
+    parents_.clear();
+    for (int32_t r = 0; r < batch.num_requests(); ++r) {
+      for (int32_t node = 0; node < nodes; ++node) parents_.push_back(tree.parent(node));
+    }
+    const auto form = backends::TreeMaskForm::kTailBits;
+    tree_mask_.resize(static_cast<size_t>(backends::tree_mask_bytes(form, prefix_lens_, nodes)));
+    backends::fill_tree_mask(form, parents_, prefix_lens_, nodes, tree_mask_);
+    forward.spec_info.tree_mask = tree_mask_;
   }
 
   /// From lengths: each request's keys once a layer and KV head, whatever tiles the plans have.
@@ -194,7 +217,8 @@ class TokenPoolStack final : public AttentionStack {
   TokenPoolBackend backend_;
   std::vector<RadixAttention> layers_;
   WorkCounts work_;
-  std::vector<int32_t> rows_, prefix_lens_;
+  std::vector<int32_t> rows_, prefix_lens_, parents_;
+  std::vector<uint8_t> tree_mask_;
   std::vector<int64_t> slots_;
 };
 

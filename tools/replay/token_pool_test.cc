@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "replay/report.hpp"
 #include "replay/scene_for_test.hpp"
 #include "replay/token_keeper.hpp"
 
@@ -110,6 +111,53 @@ TEST(TokenPoolReplayHits, SmallPagesFindMoreThanLargeOnes) {
             replay(scene_of(ServingBackend::kNone, 16)).scheduler.hit_tokens);
 }
 
+Scene drafting_scene(int32_t page_size, int32_t tokens, int32_t topk) {
+  Scene scene = scene_of(ServingBackend::kTokenPool, page_size);
+  for (Request& request : scene.workload.requests) request.output_length += 12;
+  scene.options.scheduler.drafts = {tokens, topk, 1};
+  scene.options.stack.draft_topk = topk;
+  scene.options.stack.num_pages = scene.workload.pages_for_all(page_size) + tokens;
+  scene.options.checks.rate = 0.2;
+  return scene;
+}
+
+/// Rows of accepted tokens have the bits that they have without drafts, also where drafts are cut off by preemptions.
+TEST(TokenPoolReplayDrafts, ChainsGiveTheBitsOfPlainDecoding) {
+  for (const int32_t page_size : {1, 3, 8}) {
+    Scene plain = drafting_scene(page_size, 4, 1);
+    plain.options.scheduler.drafts = {};
+    const ReplayResult decoded = replay(plain);
+    for (const int32_t tokens : {2, 4, 7}) {
+      Scene drafting = drafting_scene(page_size, tokens, 1);
+      const ReplayResult drafted = replay(drafting);
+      EXPECT_EQ(drafted.digest, decoded.digest) << page_size << " " << tokens;
+      EXPECT_GT(drafted.scheduler.accepted_drafts, 0);
+      EXPECT_EQ(drafted.scheduler.computed_tokens, decoded.scheduler.computed_tokens);
+      EXPECT_LT(drafted.progress.steps, decoded.progress.steps);
+      drafting.options.clock.step_ms = 1e9;
+      drafting.options.stack.num_pages = (drafting.workload.longest() + tokens + page_size - 1) / page_size + 2;
+      const ReplayResult preempted = replay(drafting);
+      EXPECT_GT(preempted.scheduler.preemptions, 0);
+      EXPECT_EQ(preempted.digest, decoded.digest);
+    }
+  }
+}
+
+TEST(TokenPoolReplayDrafts, TreesAgreeWithTheOracle) {
+  for (const int32_t topk : {2, 3}) {
+    for (const int32_t window_left : {-1, 9}) {
+      Scene drafting = drafting_scene(1, 11, topk);
+      drafting.options.stack.determinism = Determinism::kRunToRun;
+      drafting.options.stack.window_left = window_left;
+      drafting.options.checks.rate = 1.0;
+      const ReplayResult drafted = replay(drafting);
+      EXPECT_GT(drafted.scheduler.accepted_drafts, drafted.scheduler.verified_trees / 3);
+      EXPECT_EQ(drafted.checks.digested_rows, drafting.workload.output_tokens() * 2);
+      EXPECT_THAT(summary_text(drafted), HasSubstr("tokens a step and request"));
+    }
+  }
+}
+
 TEST(TokenPoolReplayRefusals, SayWhatIsOffered) {
   const auto refusal = [](const Scene& scene) -> std::string {
     try {
@@ -129,6 +177,11 @@ TEST(TokenPoolReplayRefusals, SayWhatIsOffered) {
   Scene planned = scene_of(ServingBackend::kTokenPool, 8, 3);
   planned.options.stack.plan_only = true;
   EXPECT_THAT(refusal(planned), HasSubstr("--plan-only is for --backend none"));
+  Scene elsewhere = scene_of(ServingBackend::kFlashInfer, 8, 3);
+  elsewhere.options.scheduler.drafts.tokens = 4;
+  EXPECT_THAT(refusal(elsewhere), HasSubstr("are for --backend token_pool"));
+  Scene paged = drafting_scene(8, 4, 2);
+  EXPECT_THAT(refusal(paged), HasSubstr("--draft-topk above 1 is for --page-size 1"));
 }
 
 /// What one request shows while its step is made, another takes over; what it had computed of it is not stored twice.
@@ -136,7 +189,7 @@ TEST(TokenKeeper, WhatAnotherShowedFirstReplacesARequestsOwnSlots) {
   Workload workload;
   workload.tokens_per_hash = 4;
   workload.requests.assign(2, Request{0.0, 9, 1, 1, {1, 2, 3}});
-  TokenKeeper keeper(workload, {.num_pages = 12, .page_size = 2, .max_running = 2, .reuse = true});
+  TokenKeeper keeper(workload, {.num_pages = 12, .page_size = 2, .max_running = 2, .draft_tokens = 0, .reuse = true});
   const std::vector<uint64_t> chain = token_chain(workload, 0);
   const auto first = [&](size_t tokens) { return std::span(chain).first(tokens); };
   EXPECT_EQ(keeper.begin(0, first(8)), 0);
@@ -166,7 +219,7 @@ TEST(TokenKeeper, WhatAnotherShowedFirstReplacesARequestsOwnSlots) {
 TEST(TokenKeeper, RefusesWithoutEvicting) {
   Workload workload;
   workload.requests.assign(2, Request{0.0, 9, 1, 1, {}});
-  TokenKeeper keeper(workload, {.num_pages = 9, .page_size = 1, .max_running = 2, .reuse = true});
+  TokenKeeper keeper(workload, {.num_pages = 9, .page_size = 1, .max_running = 2, .draft_tokens = 0, .reuse = true});
   const std::vector<uint64_t> chain = token_chain(workload, 0);
   keeper.begin(0, std::span(chain).first(8));
   ASSERT_TRUE(keeper.reserve(0, 5));
