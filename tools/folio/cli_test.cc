@@ -166,6 +166,16 @@ TEST(Cli, TraceFromStandardInput) {
   EXPECT_THAT(outcome.out, HasSubstr(expected["blocks"]["with_partial"].dump()));
 }
 
+TEST(Cli, ReplayServesTreesOfDrafts) {
+  const Outcome outcome = folio(small_replay(
+      {"--backend", "token_pool", "--page-size", "1", "--draft-tokens", "7", "--draft-topk", "2", "--json", "-"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("tokens a step and request"));
+  const nlohmann::json summary = nlohmann::json::parse(outcome.out);
+  EXPECT_GT(summary["drafts"]["tokens_per_step"].get<double>(), 1.0);
+  EXPECT_EQ(summary["pages"]["leaked"], 0);
+}
+
 TEST(Cli, DigestsAgreeOverSchedules) {
   const auto digest = [](std::vector<std::string> more) {
     more.insert(more.end(), {"--determinism", "schedule-invariant", "--json", "-", "-q"});
@@ -180,6 +190,7 @@ TEST(Cli, DigestsAgreeOverSchedules) {
   EXPECT_EQ(digest({"--backend", "token_pool", "--page-size", "1"}), usual);
   EXPECT_EQ(digest({"--backend", "token_pool", "--page-size", "4", "--pool-pages", "240", "--token-budget", "100"}),
             usual);
+  EXPECT_EQ(digest({"--backend", "token_pool", "--draft-tokens", "4"}), usual);
   EXPECT_NE(digest({"--seed", "2"}), usual);
 }
 
@@ -209,6 +220,9 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {{"replay", trace, "--pool-pages", "500", "--pool-mb", "3"}, "--pool"},
       {{"replay", trace, "--kernel", "nosuch"}, "nosuch"},
       {{"replay", trace, "--check-rate", "2"}, "--check-rate"},
+      {small_replay({"--draft-tokens", "4"}), "are for --backend token_pool"},
+      {small_replay({"--backend", "token_pool", "--draft-tokens", "1"}), "--draft-tokens"},
+      {small_replay({"--backend", "token_pool", "--draft-tokens", "4", "--draft-topk", "2"}), "is for --page-size 1"},
       {small_replay({"--backend", "token_pool", "--dcp", "2"}), "--dcp is for --backend flashinfer and flash_attn"},
       {small_replay({"--timeline", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {small_replay({"--json", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
