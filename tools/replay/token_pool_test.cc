@@ -106,6 +106,31 @@ TEST_P(TokenPoolReplay, LeavesNothingBehindWhenInterrupted) {
 INSTANTIATE_TEST_SUITE_P(PageSizes, TokenPoolReplay, ::testing::Values(1, 3, 8),
                          [](const auto& size) { return "pages_of_" + std::to_string(size.param); });
 
+/// The whole excerpt, with a pool that keeps a fraction of it.
+TEST(TokenPoolReplayHits, TheExcerptIsFoundAsThePageManagerFindsItAndGivesTheSameBits) {
+  const auto result_of = [](ServingBackend backend, int64_t pages) {
+    Scene scene = small_scene(0, 128);
+    StackConfig& stack = scene.options.stack;
+    stack.backend = backend;
+    stack.num_layers = stack.num_kv_heads = 1;
+    stack.num_q_heads = 2;
+    stack.head_dim_v = stack.head_dim_qk;
+    stack.page_size = scene.options.scheduler.page_size = 4;
+    stack.num_pages = pages > 0 ? pages : scene.workload.pages_for_all(4);
+    stack.max_tokens = scene.options.scheduler.token_budget = 512;
+    return replay(scene);
+  };
+  for (const int64_t pages : {0, 600}) {
+    const ReplayResult core = result_of(ServingBackend::kNone, pages);
+    const ReplayResult pool = result_of(ServingBackend::kTokenPool, pages);
+    EXPECT_EQ(pool.progress.finished, 300);
+    EXPECT_GE(pool.scheduler.hit_tokens, core.scheduler.hit_tokens);
+    EXPECT_EQ(pool.digest, core.digest);
+    EXPECT_EQ(pages > 0, pool.evictions > 0);
+    EXPECT_EQ(result_of(ServingBackend::kFlashInfer, pages).digest, pool.digest);
+  }
+}
+
 TEST(TokenPoolReplayHits, SmallPagesFindMoreThanLargeOnes) {
   EXPECT_GT(replay(scene_of(ServingBackend::kTokenPool, 1)).scheduler.hit_tokens,
             replay(scene_of(ServingBackend::kNone, 16)).scheduler.hit_tokens);
