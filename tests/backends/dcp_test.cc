@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "core/error.hpp"
-#include "dcp_backend_step.hpp"
+#include "backend_step.hpp"
 
 namespace folio::backends::testing {
 namespace {
@@ -65,44 +65,6 @@ INSTANTIATE_TEST_SUITE_P(Divisions, DcpBackends,
                          ::testing::Combine(::testing::ValuesIn(kBackends), ::testing::Values(1, 2, 4),
                                             ::testing::Values(1, 2, 16, 32)),
                          division_name);
-
-class DcpBackendBatches : public ::testing::TestWithParam<std::string> {};
-
-// Everything else rotates from batch to batch.
-TEST_P(DcpBackendBatches, OfVllmsTests) {
-  int32_t turn = 0;
-  for (const char character : GetParam()) turn += character;
-  for (const BackendKind kind : kBackends) {
-    for (const int32_t world : {2, 4}) {
-      DcpSetup setup;
-      setup.name = GetParam();
-      setup.world = world;
-      setup.requests = backend_batch(GetParam());
-      ASSERT_FALSE(setup.requests.empty());
-      setup.sampled_rows = 12;
-      setup.page_size = 16;
-      setup.heads = 8;
-      setup.kv_heads = 2;
-      setup.dim_qk = 64;
-      setup.model = setup.cache = DType::kBFloat16;
-      const int32_t interleaves[] = {1, 2, 16};
-      setup.interleave = interleaves[turn % 3];
-      setup.hnd = turn % 2 == 0;
-      setup.combine =
-          turn % 4 < 2 ? distributed::DcpCombine::kAllGatherReduceScatter : distributed::DcpCombine::kAllToAll;
-      if (turn % 3 == 1) setup.cache = DType::kFloat8E4M3;
-      if (turn % 3 == 2) setup.cache = DType::kFloat8E5M2;
-      if (turn % 5 == 0) setup.window_left = 127;
-      if (turn % 5 == 1) setup.soft_cap = 2.0f;
-      setup.sinks = turn % 2 == 1;
-      ++turn;
-      expect_right(setup, kind);
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Golden, DcpBackendBatches, ::testing::ValuesIn(backend_batch_names()),
-                         [](const auto& test) { return test.param; });
 
 TEST(DcpBackendConfigurations, RefuseWhatContradictsTheGroup) {
   auto groups = distributed::make_thread_groups(2, {std::chrono::seconds(40)});
