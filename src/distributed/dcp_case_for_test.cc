@@ -37,7 +37,12 @@ float rounded(float value, DType dtype) {
 /// Appends `count` values in [-amplitude, amplitude).
 void add_values(std::vector<float>& values, size_t count, DType dtype, float amplitude, uint64_t seed) {
   verify::Random random(seed);
-  for (size_t i = 0; i < count; ++i) values.push_back(rounded((2.0f * random.unit() - 1.0f) * amplitude, dtype));
+  uint64_t bits = 0;
+  for (size_t i = 0; i < count; ++i, bits >>= 32) {
+    if (i % 2 == 0) bits = random.next();
+    const float value = (static_cast<float>(static_cast<uint32_t>(bits) >> 8) * 0x1p-23f - 1.0f) * amplitude;
+    values.push_back(rounded(value, dtype));
+  }
 }
 
 /// One seed for every (what, of whom, where).
@@ -164,10 +169,11 @@ void DcpCase::make_queries(uint32_t seed) {
   };
   const auto q_row = static_cast<size_t>(setup.heads * setup.dim_qk);
   const auto count = static_cast<size_t>(tokens());
-  std::vector<float> all(static_cast<size_t>(rows()) * q_row * ranks.size(), kNan);
+  std::vector<float> all(setup.replicated_queries ? static_cast<size_t>(rows()) * q_row * ranks.size() : 0, kNan);
   std::vector<float> slopes;
   for (size_t r = 0; r < ranks.size(); ++r) {
     std::vector<float> own;
+    own.reserve(count * q_row);
     for (size_t i = 0; i < setup.requests.size(); ++i) {
       const RequestLengths& request = setup.requests[i];
       for (int32_t position = request.seq_len - request.q_len; position < request.seq_len; ++position) {
@@ -176,7 +182,7 @@ void DcpCase::make_queries(uint32_t seed) {
       }
     }
     ranks[r].q = rows_with_padding(own, q_row);
-    for (size_t t = 0; t < count; ++t) {
+    for (size_t t = 0; t < count && setup.replicated_queries; ++t) {
       std::copy_n(own.begin() + static_cast<std::ptrdiff_t>(t * q_row), q_row,
                   all.begin() + static_cast<std::ptrdiff_t>((t * ranks.size() + r) * q_row));
     }
