@@ -192,8 +192,9 @@ void DcpCase::make_queries(uint32_t seed) {
       slopes.push_back(0.02f * static_cast<float>(slopes.size() + 1));
       const auto place = static_cast<float>(static_cast<int32_t>(r) * setup.heads + h);
       const auto last = static_cast<float>(std::max(setup.world * setup.heads - 1, 1));
-      ranks[r].sinks.push_back(setup.sink_range ? std::lerp((*setup.sink_range)[0], (*setup.sink_range)[1], place / last)
-                                                : 0.3f * static_cast<float>(h) - 0.4f + static_cast<float>(r));
+      ranks[r].sinks.push_back(setup.sink_range
+                                   ? std::lerp((*setup.sink_range)[0], (*setup.sink_range)[1], place / last)
+                                   : 0.3f * static_cast<float>(h) - 0.4f + static_cast<float>(r));
     }
     ranks[r].slopes.assign(slopes.end() - setup.heads, slopes.end());
   }
@@ -377,8 +378,8 @@ std::string DcpCase::wrong_output(int32_t r) const {
       return text.str();
     }
     for (size_t d = 0; d < expected.size(); ++d) {
-      const double allowed =
-          std::max(unit_roundoff(setup.model) * std::abs(expected[d]), half_of_least(setup.model)) + (unit_roundoff(rank.weights) + work) * magnitude[d];
+      const double allowed = std::max(unit_roundoff(setup.model) * std::abs(expected[d]), half_of_least(setup.model)) +
+                             (unit_roundoff(rank.weights) + work) * magnitude[d];
       const float actual =
           load_as_float(rank.out.data(), setup.model, int64_t{row} * setup.dim_v + static_cast<int64_t>(d));
       if (!(std::abs(actual - expected[d]) <= allowed)) {

@@ -71,7 +71,8 @@ class DcpCase {
   std::string wrong_output(int32_t rank) const;
   std::string wrong_outputs() const;  ///< of all ranks
   /// Compares one rank's cache, byte by byte, with what it must hold once the step has written the new tokens: theirs
-  /// in their slots and everything else as it was. Only where the case has not written them itself. Empty if all is well.
+  /// in their slots and everything else as it was. Only where the case has not written them itself. Empty if all is
+  /// well.
   std::string wrong_cache(int32_t rank) const;
 
   DcpConfig config() const;
@@ -87,7 +88,7 @@ class DcpCase {
 
   struct Rank {
     std::vector<std::byte> q, k, v, out;
-    std::vector<std::byte> cache;            ///< K's half, then V's
+    std::vector<std::byte> cache;             ///< K's half, then V's
     std::vector<std::byte> cache_afterwards;  ///< with the new tokens, where the step writes them
     std::vector<float> lse;
     std::vector<int32_t> table;
@@ -110,7 +111,7 @@ class DcpCase {
   std::vector<float> keys_, values_;
   std::vector<std::byte> model_keys_, model_values_;  ///< the same in the model's dtype
   std::vector<float> new_keys_, new_values_;          ///< of new tokens, as the model has them: [T, kv_heads, dim]
-  std::vector<int32_t> indptr_{0};            ///< rows of keys_ per request
+  std::vector<int32_t> indptr_{0};                    ///< rows of keys_ per request
 };
 
 }  // namespace folio::inline v0::distributed::testing

@@ -27,10 +27,9 @@ std::vector<int32_t> repeated(const json& entry) {
 }
 
 /// Of every axis its values: the table's, or the batch's own.
-json axes_of(const GoldenCase& batch, const std::vector<int32_t>& worlds) {
+json axes_of(const GoldenCase& batch) {
   json axes = golden(kTable).at("axes");
   if (batch.data.contains("axes")) axes.update(batch.data.at("axes"));
-  axes["world"] = worlds;
   return axes;
 }
 
@@ -47,7 +46,7 @@ DcpSetup setup_of(const GoldenCase& batch) {
       batch.data.contains("query_lens") ? repeated(batch.data.at("query_lens")) : seq_lens;
   for (size_t i = 0; i < seq_lens.size(); ++i) setup.requests.push_back({seq_lens.at(i), query_lens.at(i)});
   if (!batch.data.contains("query_lens")) setup.mask = MaskKind::kNone;  // an encoder's
-  setup.sampled_rows = 16;  // of each rank
+  setup.sampled_rows = 16;                                               // of each rank
   setup.padding_slots = 2;
   return setup;
 }
@@ -110,13 +109,9 @@ std::vector<GoldenCase> table_batches() {
   return batches;
 }
 
-std::vector<int32_t> table_worlds() {
-  return golden(kTable).at("axes").at("world").get<std::vector<int32_t>>();
-}
-
-BatchAxes batch_axes(const GoldenCase& batch, const std::vector<int32_t>& worlds) {
+BatchAxes batch_axes(const GoldenCase& batch) {
   BatchAxes axes;
-  const json values = axes_of(batch, worlds);
+  const json values = axes_of(batch);
   for (const auto& [name, of_axis] : values.items()) {
     axes.names.push_back(name);
     axes.num_values.push_back(static_cast<int32_t>(of_axis.size()));
@@ -124,9 +119,9 @@ BatchAxes batch_axes(const GoldenCase& batch, const std::vector<int32_t>& worlds
   return axes;
 }
 
-std::vector<BatchRun> batch_runs(const GoldenCase& batch, const std::vector<int32_t>& worlds) {
-  const json values = axes_of(batch, worlds);
-  const BatchAxes axes = batch_axes(batch, worlds);
+std::vector<BatchRun> batch_runs(const GoldenCase& batch) {
+  const json values = axes_of(batch);
+  const BatchAxes axes = batch_axes(batch);
   uint64_t seed = 1;
   for (const char character : batch.name) seed = seed * 31 + static_cast<uint8_t>(character);
   std::vector<BatchRun> runs;

@@ -17,17 +17,14 @@ struct BatchRun {
 /// The batches of tests/golden/backends/batches.json: those of decoders and those of encoders.
 std::vector<folio::testing::GoldenCase> table_batches();
 
-/// The axes that a batch is run over, in the order of the table: their names and how many values each has. `worlds`
-/// takes the place of the table's.
+/// The axes that a batch is run over, in the order of the table: their names and how many values each has.
 struct BatchAxes {
   std::vector<std::string> names;
   std::vector<int32_t> num_values;
 };
-BatchAxes batch_axes(const folio::testing::GoldenCase& batch, const std::vector<int32_t>& worlds);
+BatchAxes batch_axes(const folio::testing::GoldenCase& batch);
 
 /// Runs of a batch in which every pair of values of two axes occurs; always the same ones.
-std::vector<BatchRun> batch_runs(const folio::testing::GoldenCase& batch, const std::vector<int32_t>& worlds);
-/// The sizes of the group that the table asks for.
-std::vector<int32_t> table_worlds();
+std::vector<BatchRun> batch_runs(const folio::testing::GoldenCase& batch);
 
 }  // namespace folio::backends::testing

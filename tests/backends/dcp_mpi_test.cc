@@ -8,12 +8,16 @@
 namespace folio::backends::testing {
 namespace {
 
+// The runs of the table that are for as many ranks as there are processes, but those of its large batches.
 TEST(DcpBackendsUnderMpi, MatchFloat64InEveryBatchOfTheTable) {
   const auto group = distributed::make_mpi_group();
   const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  int32_t num_runs = 0;
   for (const auto& batch : table_batches()) {
     if (batch.value("slow", false)) continue;
-    for (const BatchRun& batch_run : batch_runs(batch, {group->size()})) {
+    for (const BatchRun& batch_run : batch_runs(batch)) {
+      if (batch_run.setup.world != group->size()) continue;
+      ++num_runs;
       DcpCase whole(batch_run.setup);
       run_backend(whole, batch_run.kind, *group, context);
       EXPECT_EQ(whole.wrong_output(group->rank()), "") << batch_run.setup.name;
@@ -22,6 +26,7 @@ TEST(DcpBackendsUnderMpi, MatchFloat64InEveryBatchOfTheTable) {
       }
     }
   }
+  EXPECT_GT(num_runs, 50);
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <tuple>
 
-#include "core/error.hpp"
 #include "backend_step.hpp"
+#include "core/error.hpp"
 
 namespace folio::backends::testing {
 namespace {

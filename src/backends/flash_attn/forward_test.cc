@@ -11,99 +11,18 @@
 namespace folio::inline v0::backends {
 namespace {
 
-using folio::testing::golden_case_name;
-using folio::testing::golden_cases;
-using folio::testing::GoldenCase;
 using testing::backend_batch;
 using testing::BatchLengths;
 using testing::FlashAttnFixture;
-using testing::golden_batch;
 using testing::LayerSetup;
 
-constexpr KvCacheLayout kLayouts[] = {KvCacheLayout::kNhd, KvCacheLayout::kHnd};
 const char* const kCacheDtypes[] = {"auto", "fp8_e4m3", "fp8_e5m2"};
-
-struct Variation {
-  const char* name;
-  void (*apply)(LayerSetup&);
-};
-
-const Variation kVariations[] = {
-    {"plain", [](LayerSetup&) {}},
-    {"sinks", [](LayerSetup& setup) { setup.sinks = true; }},
-    {"window", [](LayerSetup& setup) { setup.sliding_window = 256; }},
-    {"soft cap and ALiBi",
-     [](LayerSetup& setup) {
-       setup.logits_soft_cap = 3.0f;
-       setup.alibi = true;
-     }},
-    {"everything, float16",
-     [](LayerSetup& setup) {
-       setup.model_dtype = DType::kFloat16;
-       setup.sinks = true;
-       setup.sliding_window = 33;
-       setup.logits_soft_cap = 50.0f;
-       setup.scale = 0.5f;
-     }},
-};
 
 void step_and_compare(const LayerSetup& setup, const BatchLengths& lengths) {
   FlashAttnFixture fixture(setup, lengths);
   fixture.step();
   EXPECT_EQ(fixture.wrong_output(), "");
   EXPECT_EQ(fixture.wrong_cache(), "");
-}
-
-class FlashAttnBatch : public ::testing::TestWithParam<GoldenCase> {};
-
-TEST_P(FlashAttnBatch, MatchesFloat64InEveryLayoutDtypeAndVariation) {
-  const BatchLengths lengths = golden_batch(GetParam());
-  const bool large = lengths.name.find("large") != std::string::npos;
-  const bool small = lengths.name.find("small") != std::string::npos;
-  size_t round = 0;
-  for (KvCacheLayout layout : kLayouts) {
-    for (const char* cache_dtype : kCacheDtypes) {
-      for (const Variation& variation : kVariations) {
-        // Large batches take every sixth combination and medium ones every third; either still meets every layout,
-        // dtype and variation.
-        if (!small && round++ % (large ? 6 : 3) != 0) continue;
-        SCOPED_TRACE(std::string(to_string(layout)) + ", " + cache_dtype + ", " + variation.name);
-        LayerSetup setup;
-        setup.layout = layout;
-        setup.cache_dtype = cache_dtype;
-        if (!small) setup.head_size = 16;
-        if (large) setup.num_heads = 2, setup.num_kv_heads = 1;
-        variation.apply(setup);
-        step_and_compare(setup, lengths);
-      }
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Golden, FlashAttnBatch, ::testing::ValuesIn(golden_cases("backends/batches", "decoder")),
-                         golden_case_name);
-
-TEST(FlashAttnForward, TakesTheGeometriesOfVarlenTests) {
-  const BatchLengths lengths{"varlen", {1328, 18, 463}, {1, 5, 129}};
-  for (const GoldenCase& geometry : golden_cases("backends/batches", "varlen_geometries")) {
-    SCOPED_TRACE(geometry.data.dump());
-    LayerSetup setup;
-    setup.num_heads = geometry.ints("heads")[0];
-    setup.num_kv_heads = geometry.ints("heads")[1];
-    setup.head_size = geometry.at<int32_t>("head_size");
-    setup.layout = setup.head_size > 80 ? KvCacheLayout::kHnd : KvCacheLayout::kNhd;
-    if (setup.head_size != 128) setup.sliding_window = 256;
-    if (setup.head_size != 80) setup.logits_soft_cap = 50.0f;
-    step_and_compare(setup, lengths);
-  }
-}
-
-TEST(FlashAttnForward, TakesTheGeometryOfLlama3) {
-  LayerSetup setup;
-  setup.num_heads = 32;
-  setup.num_kv_heads = 8;
-  setup.head_size = 128;
-  step_and_compare(setup, backend_batch("mixed_small"));
 }
 
 TEST(FlashAttnForward, IsExactToFloat32InFloat32) {

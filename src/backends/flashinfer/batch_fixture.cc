@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 
+#include "core/golden_test.hpp"
 #include "folio/types/float_convert.hpp"
 
 namespace folio::inline v0::backends::testing {
@@ -29,6 +30,14 @@ class Uniform {
 float store(std::vector<std::byte>& memory, DType dtype, int64_t index, float value, float scale = 1.0f) {
   store_from_float(memory.data(), dtype, index, value / scale);
   return load_as_float(memory.data(), dtype, index) * scale;
+}
+
+/// [n, list]: the list n times.
+std::vector<int32_t> repeated(const nlohmann::json& entry) {
+  const auto once = entry.at(1).get<std::vector<int32_t>>();
+  std::vector<int32_t> values;
+  for (auto n = entry.at(0).get<int32_t>(); n > 0; --n) values.insert(values.end(), once.begin(), once.end());
+  return values;
 }
 
 float rounded(DType dtype, float value) {
@@ -265,25 +274,15 @@ TensorView BatchFixture::run() {
   return run(impl, builder);
 }
 
-const std::vector<BatchLengths>& backend_batches() {
-  static const std::vector<BatchLengths> batches{
-      {"small_decode", {32, 40}, {1, 1}},
-      {"small_prefill", {32, 40}, {8, 8}},
-      {"mixed_small", {32, 40, 48, 56}, {1, 1, 5, 5}},
-      {"medium_decode", {128, 256, 512, 1024, 128, 256, 512, 1024}, {1, 1, 1, 1, 1, 1, 1, 1}},
-      {"medium_prefill", {256, 512, 1024, 2048}, {16, 16, 16, 16}},
-      {"mixed_medium", {512, 1024, 2048, 512, 1024, 2048}, {1, 1, 1, 7, 7, 7}},
-      {"large_decode", std::vector<int32_t>(32, 2048), std::vector<int32_t>(32, 1)},
-      {"large_prefill", std::vector<int32_t>(8, 4096), std::vector<int32_t>(8, 32)},
-      {"mixed_large", {1024, 2048, 4096, 1024, 2048, 4096}, {1, 1, 1, 32, 32, 32}},
-      {"single_decode", {1024}, {1}},
-      {"single_prefill", {1024}, {64}},
-  };
-  return batches;
-}
-
 const BatchLengths& backend_batch(const std::string& name) {
-  return *std::ranges::find(backend_batches(), name, &BatchLengths::name);
+  static const std::vector<BatchLengths> batches = [] {
+    std::vector<BatchLengths> all;
+    for (const auto& batch : folio::testing::golden_cases("backends/batches", "decoder")) {
+      all.push_back({batch.name, repeated(batch.data.at("seq_lens")), repeated(batch.data.at("query_lens"))});
+    }
+    return all;
+  }();
+  return *std::ranges::find(batches, name, &BatchLengths::name);
 }
 
 }  // namespace folio::inline v0::backends::testing

@@ -122,8 +122,7 @@ class BatchFixture {
   int32_t row_stride_ = 0;
 };
 
-/// The batches of vLLM's tests/v1/attention/test_attention_backends.py.
-const std::vector<BatchLengths>& backend_batches();
+/// A decoders' batch of tests/golden/backends/batches.json.
 const BatchLengths& backend_batch(const std::string& name);
 
 }  // namespace folio::inline v0::backends::testing
