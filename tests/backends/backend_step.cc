@@ -119,13 +119,13 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
   batch.block_table = {mine.table.data(), batch.num_reqs, mine.columns, mine.columns};
   batch.slot_mapping = mine.new_slots;
   if (group.size() > 1) batch.dcp_local_seq_lens = local;
-  // Their results may be rounded as the model is: kernels of some machines multiply softmax weights in its dtype.
+  if (change) change(engine, batch);
+  // Results may be rounded as the model is: kernels of some machines multiply softmax weights in its dtype.
   if (setup.model != DType::kFloat32) mine.weights = setup.model;
   if (setup.mask == MaskKind::kNone) {
     run_encoder(whole, group.rank(), engine, spec, context, batch);
     return;
   }
-  if (change) change(engine, batch);
   AttentionLayerScales scales;
   scales.k.value = setup.k_scale;
   scales.v.value = setup.v_scale;
