@@ -6,6 +6,7 @@
 
 #include "backend_step.hpp"
 #include "core/error.hpp"
+#include "folio/backends/flash_attn.hpp"
 
 namespace folio::backends::testing {
 namespace {
@@ -106,6 +107,31 @@ TEST(DcpBackendConfigurations, RefuseWhatContradictsTheGroup) {
   const std::vector<int32_t> wrong{3};
   refused("has a dcp_local_seq_lens of 3; of 5 tokens this rank has 2",
           [&](EngineConfig&, CommonAttentionMetadata& b) { b.dcp_local_seq_lens = wrong; });
+}
+
+TEST(DcpBackendConfigurations, RefuseNvfp4Outputs) {
+  auto groups = distributed::make_thread_groups(2, {std::chrono::seconds(40)});
+  const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  EngineConfig engine;
+  engine.model.num_attention_heads = engine.model.num_kv_heads = 2;
+  engine.parallel.decode_context_parallel_size = 2;
+  engine.parallel.dcp_group = groups[0].get();
+  FlashAttentionLayerConfig layer;
+  layer.num_heads = layer.num_kv_heads = 2;
+  layer.head_size = 32;
+  layer.scale = 1.0f;
+  const FlashAttentionImpl impl(context, layer);
+  const std::vector<AttentionLayer<FlashAttentionImpl>> layers{{"layer", &impl}};
+  FlashAttentionOptions options;
+  options.output_dtype = DType::kFloat4E2M1x2;
+  try {
+    FlashAttentionMetadataBuilder(context, {16, 2, 32, DType::kBFloat16}, layers, engine, options);
+    FAIL() << "did not throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_STREQ(error.what(),
+                 "output_dtype is fp4_e2m1x2 under decode context parallelism; bfloat16 and fp8 are offered");
+  }
 }
 
 }  // namespace

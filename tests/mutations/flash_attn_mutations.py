@@ -54,3 +54,11 @@ plant(rule, "chunk-not-cut-at-the-last-key", COMMON + "local_attention.cc", "tak
 plant(rule, "chunk-relative-to-the-queries", COMMON + "local_attention.cc", "const int32_t start = position / chunk * chunk;",
       "const int32_t start = (seq_len - query_len) / chunk * chunk + done / chunk * chunk;")
 plant(rule, "fast-prefill-takes-any-token", COMMON + "fast_prefill.cc", "core::require(wanted[k] == last_ones,", "core::require(true,")
+
+rule = "quantised outputs"
+plant(rule, "output-scale-not-checked", FLASH + "forward.cc", "core::require(std::isfinite(scale) && scale > 0.0f,", "core::require(true,")
+plant(rule, "fp8-output-with-block-scales", FLASH + "forward.cc", "core::require(fp4 || !has_block_scale,", "core::require(true,")
+plant(rule, "fp4-output-of-whole-heads", FLASH + "forward.cc", "fp4 ? head_size_ / 2 : head_size_", "head_size_")
+plant(rule, "factors-of-every-section-from-row-0", COMMON + "tensor_checks.cc", "return {scale.data, first_row};", "return {scale.data, 0};")
+plant(rule, "factors-of-the-last-rows-have-no-room", COMMON + "tensor_checks.cc",
+      "core::ceil_div<int64_t>(first_row + num_tokens, kNvfp4TileRows)", "core::ceil_div<int64_t>(num_tokens, kNvfp4TileRows)")

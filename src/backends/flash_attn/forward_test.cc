@@ -1,12 +1,9 @@
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "backends/flash_attn/flash_attn_fixture.hpp"
-#include "folio/types/float_convert.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -147,38 +144,6 @@ TEST(FlashAttnNonCausal, SeesLaterKeysWhereTheLayerHasNoWindow) {
   fixture.batch.causal = false;
   fixture.step();
   EXPECT_EQ(fixture.wrong_output(), "");
-}
-
-TEST(FlashAttnOutput, IsQuantisedInTheKernel) {
-  LayerSetup setup;
-  setup.model_dtype = DType::kFloat32;
-  FlashAttnFixture fixture(setup);
-  fixture.step();
-  ASSERT_EQ(fixture.wrong_output(), "");
-  std::vector<float> plain(fixture.out_memory.size() / sizeof(float));
-  std::memcpy(plain.data(), fixture.out_memory.data(), fixture.out_memory.size());
-
-  for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2}) {
-    fixture.options.output_dtype = dtype;
-    const FlashAttentionImpl impl = fixture.make_impl();
-    FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
-    const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
-    fixture.output.dtype = dtype;
-    const float scale = 0.125f;
-    OutputQuantization quantization;
-    quantization.scale = &scale;
-    const auto forward = [&](const OutputQuantization& wanted) {
-      impl.forward(fixture.scales(), fixture.query, {}, {}, fixture.kv, &metadata, fixture.output, wanted);
-    };
-    forward(quantization);
-    for (size_t i = 0; i < plain.size(); ++i) {
-      std::array<std::byte, sizeof(float)> expected{};
-      store_from_float(expected.data(), dtype, 0, plain[i] / scale);
-      ASSERT_EQ(fixture.out_memory[i], expected[0]) << i;
-    }
-    EXPECT_NE(testing::message_of([&] { forward({}); }).find("output_quantization.scale must be given"),
-              std::string::npos);
-  }
 }
 
 }  // namespace

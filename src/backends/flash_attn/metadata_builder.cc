@@ -24,8 +24,8 @@ DType resolve_output_dtype(const FlashAttentionOptions& options, DType model_dty
   if (options.facts.profile != BackendProfile::kNative) {
     core::fail(ErrorCode::kUnsupported, "fused output quantization is not yet supported for FlashAttentionImpl");
   }
-  core::require(is_fp8(*options.output_dtype), "output_dtype is ", *options.output_dtype, "; the model's, ",
-                model_dtype, ", and fp8 are offered");
+  core::require(is_fp8(*options.output_dtype) || *options.output_dtype == DType::kFloat4E2M1x2, "output_dtype is ",
+                *options.output_dtype, "; the model's, ", model_dtype, ", fp8 and fp4_e2m1x2 are offered");
   return *options.output_dtype;
 }
 
@@ -115,6 +115,10 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
     core::fail(ErrorCode::kUnsupported, "decode_context_parallel_size is ",
                config.parallel.decode_context_parallel_size, "; layers of ", to_string(state.attn_type),
                " attention take 1");
+  }
+  if (divided && state.output_data_type == DType::kFloat4E2M1x2) {
+    core::fail(ErrorCode::kUnsupported, "output_dtype is fp4_e2m1x2 under decode context parallelism; ",
+               config.model.dtype, " and fp8 are offered");
   }
   state.aot_schedule = !divided && makes_schedules(options, config, state.windows.size());
   if (state.windows.size() == 1) state.aot_window = layers.front().impl->sliding_window();

@@ -24,8 +24,8 @@ struct FlashAttentionOptions {
   /// Queries come as fp8 e4m3 with a q scale; needs an e4m3 cache. None: as the profile has it, which is never in the
   /// native one and always with fp8 caches in vLLM's, whose layers quantise.
   std::optional<bool> quantize_query;
-  /// fp8: outputs are quantised in the kernel, by the scale that every `forward` then gets; native only. None: the
-  /// model's dtype.
+  /// fp8 or kFloat4E2M1x2 (NVFP4; head sizes that are multiples of 16, one rank): outputs are quantised in the kernel,
+  /// by the OutputQuantization that every `forward` then gets; native only. None: the model's dtype.
   std::optional<DType> output_dtype;
   /// Whether schedules are made ahead of time and handed out. None: as the profile has it, with version 3 and always in
   /// the native one. Either way off in batch-invariant mode and for groups with several windows.
