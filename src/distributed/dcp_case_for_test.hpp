@@ -44,6 +44,7 @@ struct DcpSetup {
   float kv_amplitude = 1.0f;
   Determinism determinism = Determinism::kRunToRun;
   int32_t num_cached = 0;
+  bool encoder = false;          ///< of the engine backends: no token is cached, every query sees every key
   bool write_new_tokens = true;  ///< into the caches; otherwise the step does, by Rank::new_slots
   int32_t sampled_rows = 0;      ///< of a rank's results, how many are compared; 0 = all
   bool lse = true;               ///< results have LSEs to compare

@@ -83,7 +83,7 @@ DcpSetup for_backend(DcpSetup setup, BackendKind kind) {
   setup.write_new_tokens = false;
   setup.num_cached = 0;
   setup.lse = false;
-  if (setup.mask == MaskKind::kNone) return setup;  // an encoder's keys are all new
+  if (setup.encoder) return setup;
   if (setup.determinism == Determinism::kScheduleInvariant) {
     setup.num_cached = static_cast<int32_t>(setup.requests.size());
   } else if (kind == BackendKind::kFlashInfer || setup.world == 1) {
@@ -122,7 +122,7 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
   if (change) change(engine, batch);
   // Results may be rounded as the model is: kernels of some machines multiply softmax weights in its dtype.
   if (setup.model != DType::kFloat32) mine.weights = setup.model;
-  if (setup.mask == MaskKind::kNone) {
+  if (setup.encoder) {
     run_encoder(whole, group.rank(), engine, spec, context, batch);
     return;
   }

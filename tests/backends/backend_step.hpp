@@ -17,7 +17,7 @@ enum class BackendKind { kFlashInfer, kFlashAttention };
 inline constexpr BackendKind kBackends[] = {BackendKind::kFlashInfer, BackendKind::kFlashAttention};
 
 /// What goes with a setup and a backend: the step writes the new tokens; FlashInfer reads those of decodes, which stand
-/// in front, from the cache. A setup whose mask is kNone is an encoder's, which FlashAttention takes.
+/// in front, from the cache. Encoders are FlashAttention's.
 DcpSetup for_backend(DcpSetup setup, BackendKind kind);
 
 using Change = std::function<void(EngineConfig& engine, CommonAttentionMetadata& batch)>;

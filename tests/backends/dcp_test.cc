@@ -11,11 +11,11 @@
 namespace folio::backends::testing {
 namespace {
 
-void expect_right(DcpSetup setup, BackendKind kind) {
+void expect_right(DcpSetup setup, BackendKind kind, const Change& change = {}) {
   setup = for_backend(setup, kind);
   DcpCase whole(setup);
   distributed::run_ranks(setup.world, [&](distributed::ProcessGroup& group) {
-    run_backend(whole, kind, group, Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}}));
+    run_backend(whole, kind, group, Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}}), change);
   });
   EXPECT_EQ(whole.wrong_outputs(), "") << "interleave " << setup.interleave << ", "
                                        << distributed::to_string(setup.combine) << (setup.hnd ? ", HND" : ", NHD");
@@ -66,6 +66,24 @@ INSTANTIATE_TEST_SUITE_P(Divisions, DcpBackends,
                          ::testing::Combine(::testing::ValuesIn(kBackends), ::testing::Values(1, 2, 4),
                                             ::testing::Values(1, 2, 16, 32)),
                          division_name);
+
+// What the batch says of causality holds for the new tokens too: without a window every key is visible, later ones
+// included; a window ends at its query.
+TEST(DcpNonCausal, SeesLaterKeysWhereTheLayerHasNoWindow) {
+  for (const int32_t world : {1, 2, 4}) {
+    for (const int32_t window_left : {-1, 20}) {
+      DcpSetup setup;
+      setup.name = "not causal";
+      setup.world = world;
+      setup.requests = {{70, 1}, {65, 4}, {40, 40}, {131, 17}};
+      setup.window_left = window_left;
+      setup.sinks = true;
+      if (window_left < 0) setup.mask = MaskKind::kNone;
+      expect_right(setup, BackendKind::kFlashAttention,
+                   [](EngineConfig&, CommonAttentionMetadata& batch) { batch.causal = false; });
+    }
+  }
+}
 
 TEST(DcpBackendConfigurations, RefuseWhatContradictsTheGroup) {
   auto groups = distributed::make_thread_groups(2, {std::chrono::seconds(40)});

@@ -8,6 +8,7 @@
 
 #include "backend_step.hpp"
 #include "core/golden_test.hpp"
+#include "core/instrumented_for_test.hpp"
 #include "verify/random.hpp"
 
 namespace folio::backends::testing {
@@ -145,7 +146,7 @@ DcpSetup random_batch(const GoldenCase& golden_case, const Manner& manner, verif
     setup.padding_rows = random.below(5);
     setup.padding_slots = setup.padding_rows / 2;
   }
-  if (encoder) setup.mask = MaskKind::kNone;
+  if (encoder) setup.encoder = true, setup.mask = MaskKind::kNone;
   return setup;
 }
 
@@ -180,7 +181,7 @@ Rows rows_alone(const GoldenCase& golden_case, Manner manner) {
   manner.padded = false;
   DcpSetup setup = setup_of(manner);
   setup.requests = fixed_requests(golden_case);
-  if (golden_case.value("encoder", false)) setup.mask = MaskKind::kNone;
+  if (golden_case.value("encoder", false)) setup.encoder = true, setup.mask = MaskKind::kNone;
   std::string wrong;
   Rows rows = run_batch(setup, manner, &wrong);
   EXPECT_EQ(wrong, "");
@@ -208,7 +209,7 @@ int32_t num_different(const GoldenCase& golden_case, const Manner& manner, int32
 class BackendInvariance : public ::testing::TestWithParam<GoldenCase> {};
 
 TEST_P(BackendInvariance, HoldsInAHundredRandomBatches) {
-  const auto batches = golden(kTable).at("random_batches").get<int32_t>();
+  const int32_t batches = folio::testing::random_cases(golden(kTable).at("random_batches"));
   ASSERT_FALSE(manners_of(GetParam()).empty());
   for (const Manner& manner : manners_of(GetParam())) {
     std::string first;
