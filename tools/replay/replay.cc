@@ -135,9 +135,12 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
       continue;
     }
     ordered.assign(items.begin(), items.end());
-    stack->order(ordered);
-    if (options.stack.backend == ServingBackend::kNone && options.stack.cascade == backends::CascadeMode::kAuto)
+    // Sharers must be neighbours, and every stack plans the step as one batch, whose order is free.
+    if (options.stack.cascade == backends::CascadeMode::kAuto) {
       prefix_order.apply(ordered, scheduler, options.stack.page_size);
+    } else {
+      stack->order(ordered);
+    }
     batch.build(ordered, scheduler, options.stack.tokens_per_page_id());
     phases.end(Phase::kSchedule);
     stack->step(batch, phases, observe);

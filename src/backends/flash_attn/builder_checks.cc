@@ -3,6 +3,7 @@
 
 #include "backends/common/batch_checks.hpp"
 #include "backends/common/dcp_step.hpp"
+#include "backends/common/step_levels.hpp"
 #include "backends/flash_attn/builder_state.hpp"
 #include "core/error.hpp"
 
@@ -19,6 +20,7 @@ void check_flash_attn_config(const Context& context, const AttentionSpec& spec, 
                "use_block_table_kernels is true; the FlashAttention backend has its planned kernels only, which read "
                "block tables as they are");
   }
+  check_cascade_options(options.cascade, options.max_cascade_levels);
   core::require(options.steps_in_flight >= 1, "steps_in_flight is ", options.steps_in_flight, "; it is 1 or more");
   core::require(options.max_num_splits_for_graphs >= 1, "max_num_splits_for_graphs is ",
                 options.max_num_splits_for_graphs, "; it is 1 or more");

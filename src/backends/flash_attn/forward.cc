@@ -1,6 +1,7 @@
 #include "attention/sealed_plan.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
+#include "backends/common/step_levels.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -30,7 +31,7 @@ void check_output_quantization(const OutputQuantization& wanted, BackendProfile 
 
 /// The keys and values of a step as the plan's segments take them.
 struct StepSegments {
-  SegmentArgs all[2];
+  LevelArgs all;
   size_t count = 1;
 };
 
@@ -44,6 +45,10 @@ StepSegments paged_segments(const FlashAttentionMetadata& metadata, const KvCach
   segment.v_scale = layer.v;
   segments.all[0] = segment;
   if (!metadata.use_cascade) return segments;
+  if (metadata.cascade.num_levels > 0) {
+    segments.count = segment_args(metadata.cascade, segment, segments.all).size();
+    return segments;
+  }
   segments.count = 2;
   segments.all[0].table = to_page_table(metadata.block_table, 1);
   segments.all[1] = segment;
@@ -136,7 +141,7 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   AttentionArgs args;
   args.q = first_tokens(query, num_tokens);
   args.out = first_tokens(output, num_tokens);
-  args.segments = {segments.all, segments.count};
+  args.segments = std::span(segments.all).first(segments.count);
   args.sm_scale = scale_;
   args.logits_soft_cap = logits_soft_cap_;
   args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();
