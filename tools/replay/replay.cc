@@ -135,12 +135,10 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
       continue;
     }
     ordered.assign(items.begin(), items.end());
-    // Sharers must be neighbours, and every stack plans the step as one batch, whose order is free.
-    if (options.stack.cascade == backends::CascadeMode::kAuto) {
+    // Sharers must be neighbours. A backend's own order comes last: it may part them again.
+    if (options.stack.cascade == backends::CascadeMode::kAuto)
       prefix_order.apply(ordered, scheduler, options.stack.page_size);
-    } else {
-      stack->order(ordered);
-    }
+    stack->order(ordered);
     batch.build(ordered, scheduler, options.stack.tokens_per_page_id());
     phases.end(Phase::kSchedule);
     stack->step(batch, phases, observe);

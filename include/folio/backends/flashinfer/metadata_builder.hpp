@@ -128,11 +128,10 @@ class FOLIO_API FlashInferMetadataBuilder {
   /// the block table name the first one's pages. FlashInferOptions::cascade says what becomes of it:
   /// - kHeuristic: of these pages, those that every request has computed are read once for all.
   /// - kAuto: it is not needed. The block table itself says which neighbouring requests begin with the same pages, at
-  ///   several levels, and what saves more bytes than it costs is read once for them (StepCascade). Neighbours matter,
-  ///   so an engine may keep the order of SharedPrefixFinder::order instead of reorder_batch's: natively one plan takes
-  ///   any, and `split` then ends the decodes at the first longer request. Batches padded for a graph, batches of which
-  ///   a part goes to the block-table family, and those under batch invariance or decode context parallelism are
-  ///   planned without.
+  ///   several levels, and what saves more bytes than it costs is read once for them (StepCascade). Neighbours matter:
+  ///   SharedPrefixFinder::order, asked before reorder_batch, brings sharers together. Batches padded for a graph, those
+  ///   of which a part goes to the block-table family, and those under batch invariance or decode context parallelism
+  ///   are planned without. Quantised outputs are computed without, whatever was planned.
   /// - kOff: it is not used.
   FlashInferMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
 
