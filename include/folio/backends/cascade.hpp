@@ -17,7 +17,7 @@ enum class CascadeMode : int32_t {
   kHeuristic = 1,  ///< vLLM's rule (use_cascade_attention) about the common_prefix_len that the engine passes; the
                    ///< metadata builders leave it to the engine to ask the rule, as vLLM does, and share what `build`
                    ///< is given
-  kAuto = 2,  ///< Folio: prefixes found in the block table, at several levels, taken where they save bytes
+  kAuto = 2,       ///< Folio: prefixes found in the block table, at several levels, taken where they save bytes
 };
 
 /// "off", "heuristic", "auto".

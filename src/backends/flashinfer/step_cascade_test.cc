@@ -6,7 +6,7 @@
 
 #include "backends/flashinfer/allocation_counter.hpp"
 #include "backends/flashinfer/group_fixture.hpp"
-#include "backends/flashinfer/shared_steps.hpp"
+#include "backends/flashinfer/shared_steps_fixture.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

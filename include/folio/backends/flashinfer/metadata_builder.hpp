@@ -129,9 +129,9 @@ class FOLIO_API FlashInferMetadataBuilder {
   /// - kHeuristic: of these pages, those that every request has computed are read once for all.
   /// - kAuto: it is not needed. The block table itself says which neighbouring requests begin with the same pages, at
   ///   several levels, and what saves more bytes than it costs is read once for them (StepCascade). Neighbours matter:
-  ///   SharedPrefixFinder::order, asked before reorder_batch, brings sharers together. Batches padded for a graph, those
-  ///   of which a part goes to the block-table family, and those under batch invariance or decode context parallelism
-  ///   are planned without. Quantised outputs are computed without, whatever was planned.
+  ///   SharedPrefixFinder::order, asked before reorder_batch, brings sharers together. Batches padded for a graph,
+  ///   those of which a part goes to the block-table family, and those under batch invariance or decode context
+  ///   parallelism are planned without. Quantised outputs are computed without, whatever was planned.
   /// - kOff: it is not used.
   FlashInferMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
 
