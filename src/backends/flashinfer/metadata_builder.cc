@@ -24,9 +24,10 @@ KernelDispatch dispatch_of(const EngineConfig& config, const FlashInferOptions& 
     return KernelDispatch(facts);
   }
   const std::optional<bool> forced = options.dispatch->force_use_trtllm_attention();
+  const auto text = [](std::optional<bool> choice) { return choice ? (*choice ? "true" : "false") : "not given"; };
   core::require(!config.use_block_table_kernels || config.use_block_table_kernels == forced,
-                "use_block_table_kernels is ", *config.use_block_table_kernels, " in the engine's configuration and ",
-                forced ? (*forced ? "true" : "false") : "not given", " in the dispatch");
+                "use_block_table_kernels is ", text(config.use_block_table_kernels),
+                " in the engine's configuration and ", text(forced), " in the dispatch");
   return *options.dispatch;
 }
 
