@@ -60,6 +60,11 @@ void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& confi
                "(make_kv_sharing_fast_prefill_common_attn_metadata makes a batch of the tokens whose logits are "
                "wanted)");
   }
+  if (!batch.causal_per_request.empty() || !batch.mm_req_doc_ranges.empty()) {
+    core::fail(ErrorCode::kUnsupported,
+               "causal_per_request and mm_req_doc_ranges are not taken by the FlashAttention backend; leave them empty "
+               "(causal is for the whole batch)");
+  }
   core::require(batch.encoder_seq_lens.empty() || attn_type == AttentionType::kEncoderDecoder,
                 "encoder_seq_lens is given to layers of ", to_string(attn_type), " attention");
   const bool decodes = attn_type == AttentionType::kDecoder;
