@@ -23,6 +23,17 @@ plant(rule, "cascade-without-strict-gain", COMMON + "cascade_heuristic.cc", "pre
 plant(rule, "cascade-below-least-prefix", COMMON + "cascade_heuristic.cc", "input.common_prefix_len < kMinPrefix",
       "input.common_prefix_len < kMinPrefix - 1")
 
+rule = "prefixes that builders discover"
+LEVELS = COMMON + "step_levels.cc"
+plant(rule, "another-table-is-believed", LEVELS, "core::require(page == expected,", "core::require(true || page == expected,")
+plant(rule, "another-table-keeps-the-first", LEVELS, "moved.tables[s].indices = table.data;", "")
+plant(rule, "levels-of-a-stale-step-moved", FLASH + "build.cc",
+      "static_cast<void>(workspace_size(metadata.plans.front()->plan));", "")
+plant(rule, "bounds-for-one-level", FLASH + "metadata_builder.cc", "return options.max_cascade_levels;", "return 1;")
+plant(rule, "captured-batches-discover", FLASH + "build.cc", "build_step(0, batch, /*fast_build=*/false, /*may_discover=*/false);",
+      "build_step(0, batch, /*fast_build=*/false, /*may_discover=*/true);")
+plant(rule, "vllm-discovers-under-alibi", FLASH + "metadata_builder.cc", "state.has_alibi || state.aot_window", "state.aot_window")
+
 rule = "schedules"
 plant(rule, "schedule-not-checked", FLASH + "forward.cc", "attention::check_sealed(*plan, metadata->scheduler_metadata);",
       "static_cast<void>(workspace_size(*plan));")

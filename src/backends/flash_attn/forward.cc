@@ -3,6 +3,7 @@
 #include "attention/sealed_plan.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
+#include "backends/common/step_levels.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -44,7 +45,7 @@ TensorView typed_output(const TensorView& output, DType dtype) {
 
 /// The keys and values of a step as the plan's segments take them.
 struct StepSegments {
-  SegmentArgs all[2];
+  LevelArgs all;
   size_t count = 1;
 };
 
@@ -58,6 +59,10 @@ StepSegments paged_segments(const FlashAttentionMetadata& metadata, const KvCach
   segment.v_scale = layer.v;
   segments.all[0] = segment;
   if (!metadata.use_cascade) return segments;
+  if (metadata.cascade.num_levels > 0) {
+    segments.count = segment_args(metadata.cascade, segment, segments.all).size();
+    return segments;
+  }
   segments.count = 2;
   segments.all[0].table = to_page_table(metadata.block_table, 1);
   segments.all[1] = segment;
@@ -155,7 +160,7 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   if (update_in_forward_) do_kv_cache_update(layer, key, value, kv_cache, metadata->slot_mapping, stream);
 
   args.q = first_tokens(query, num_tokens);
-  args.segments = {segments.all, segments.count};
+  args.segments = std::span(segments.all).first(segments.count);
   args.sm_scale = scale_;
   args.logits_soft_cap = logits_soft_cap_;
   args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();

@@ -45,6 +45,15 @@ bool makes_schedules(const FlashAttentionOptions& options, const EngineConfig& c
          config.determinism < Determinism::kBatchInvariant;
 }
 
+int32_t max_shared_levels(const FlashAttentionOptions& options) {
+  switch (options.cascade) {
+    case CascadeMode::kOff: return 0;
+    case CascadeMode::kHeuristic: return 1;
+    case CascadeMode::kAuto: break;
+  }
+  return options.max_cascade_levels;
+}
+
 PrepareOptions prepare_options(const Context& context, const EngineConfig& config, const FlashAttentionOptions& options,
                                bool may_cascade) {
   PrepareOptions prepare;
@@ -55,7 +64,7 @@ PrepareOptions prepare_options(const Context& context, const EngineConfig& confi
     bounds.max_tokens = config.scheduler.max_num_batched_tokens;
     bounds.max_q_len = std::min(bounds.max_tokens, config.model.max_model_len);
     bounds.max_kv_len = config.model.max_model_len;
-    bounds.max_shared_levels = may_cascade ? 1 : 0;
+    bounds.max_shared_levels = may_cascade ? max_shared_levels(options) : 0;
     prepare.bounds = bounds;
     // A query's keys are divided over work lists, each of which has at most one piece of them.
     prepare.num_workers = std::min(context.concurrency(), options.max_num_splits_for_graphs);
@@ -126,10 +135,15 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
   const AttentionOp& first = state.windows.front().op;
   const bool graphs = config.compilation.decode_graph_mode == DecodeGraphMode::kFull;
   const int64_t fixed_ints = state.aot_schedule && graphs ? attention::SealedPlan::max_size(first) : 0;
+  // As its original, vLLM's profile has no cascade with windows or ALiBi.
+  const bool may_discover =
+      may_cascade && !divided &&
+      !(state.is_compatible() && (state.has_alibi || state.aot_window != SlidingWindow{} || state.windows.size() > 1));
   state.steps.reserve(static_cast<size_t>(options.steps_in_flight));
   for (int32_t i = 0; i < options.steps_in_flight; ++i) {
     StepState& step = state.steps.emplace_back(state.windows);
     if (state.aot_schedule) step.schedule.emplace(first, fixed_ints);
+    if (may_discover) step.cascade = make_step_cascade(options.cascade, options.max_cascade_levels, state.windows);
     if (divided) {
       // Layers that share a cache have no keys of their own, and quantised queries none beside the cache's.
       const bool all_cached = is_fp8(state.q_data_type) || std::ranges::any_of(layers, [](const auto& layer) {

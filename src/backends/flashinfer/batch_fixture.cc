@@ -101,8 +101,10 @@ void BatchFixture::lay_out_pages(uint32_t seed) {
   for (size_t request = 0; request < seq_lens.size(); ++request) {
     for (int32_t at = 0; at < seq_lens[request]; at += setup.page_size) {
       const auto column = static_cast<size_t>(at / setup.page_size);
-      const bool shared = shares_prefix(request) && at < setup.shared_prefix;
-      block_table[request * static_cast<size_t>(row_stride_) + column] = shared ? block_table[column] : *next++;
+      const SharedStart start = start_of(request);
+      const size_t shared = static_cast<size_t>(start.from) * static_cast<size_t>(row_stride_) + column;
+      block_table[request * static_cast<size_t>(row_stride_) + column] =
+          at < start.tokens ? block_table[shared] : *next++;
     }
   }
 }
@@ -111,8 +113,9 @@ float BatchFixture::head_scale(int32_t head) const {
   return setup.scales_per_head ? static_cast<float>(1 + head) : 1.0f;
 }
 
-bool BatchFixture::shares_prefix(size_t request) const {
-  return request > 0 && seq_lens[request] >= setup.shared_prefix;
+SharedStart BatchFixture::start_of(size_t request) const {
+  if (!setup.starts.empty()) return request < setup.starts.size() ? setup.starts[request] : SharedStart{};
+  return {0, request > 0 && seq_lens[request] >= setup.shared_prefix ? setup.shared_prefix : 0};
 }
 
 int64_t BatchFixture::slot_of(size_t request, int32_t position) const {
@@ -153,6 +156,8 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
   for (size_t request = 0; request < seq_lens.size(); ++request) {
     const int32_t query_len = query_start_loc[request + 1] - query_start_loc[request];
     const int32_t first_new = seq_lens[request] - query_len;
+    const SharedStart start = start_of(request);
+    const History& from = history_[static_cast<size_t>(start.from)];
     for (int32_t position = 0; position < seq_lens[request]; ++position) {
       const int64_t slot = slot_of(request, position);
       const bool is_new = position >= first_new;
@@ -160,10 +165,10 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
       for (int32_t i = 0; i < setup.num_kv_heads * setup.head_size; ++i) {
         const int32_t head = i / setup.head_size;
         const int32_t component = i % setup.head_size;
-        if (shares_prefix(request) && position < setup.shared_prefix) {
+        if (position < start.tokens) {
           const auto at = static_cast<size_t>(position * setup.num_kv_heads * setup.head_size + i);
-          history_[request].k.push_back(history_[0].k[at]);
-          history_[request].v.push_back(history_[0].v[at]);
+          history_[request].k.push_back(from.k[at]);
+          history_[request].v.push_back(from.v[at]);
           continue;
         }
         const float k = rounded(setup.model_dtype, uniform());
