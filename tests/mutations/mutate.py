@@ -39,6 +39,7 @@ TESTS = [
     "folio_kernels_generic_combine_test", "folio_attention_test", "conformance_quick_test",
     "folio_kernels_amx_test", "folio_flash_attn_batches_test", "folio_distributed_test", "folio_backends_dcp_test",
     "folio_token_pool_backend_test",
+    "folio_backends_invariance_test", "folio_backends_batches_test",
 ]
 NOT_COPIED = shutil.ignore_patterns("build", "build-*", ".git", ".cache", "__pycache__", "_skbuild")
 CMAKE_OPTIONS = [

@@ -36,7 +36,8 @@ plant(rule, "list-one-column-too-many", LIST_RULE, "job.end(request) > job.table
 plant(rule, "list-one-row-too-many", LIST_RULE, "row >= 0 && row < num_rows", "row >= 0 && row <= num_rows")
 plant(rule, "list-padding-row-refused", LIST_RULE, "row >= 0 && row < num_rows", "row > 0 && row < num_rows")
 plant(rule, "list-dummy-slot-refused", LIST_RULE, "(slot < 0 || slot >= job.num_slots ||", "(slot <= 0 || slot >= job.num_slots ||")
-plant(rule, "list-one-slot-too-many", LIST_RULE, "slot >= job.num_slots || last_slot", "slot > job.num_slots || last_slot")
+plant(rule, "list-one-slot-too-many", LIST_RULE, "slot >= job.num_slots || last_slot < 0 || last_slot >= job.num_slots",
+      "slot > job.num_slots || last_slot < 0 || last_slot > job.num_slots")
 plant(rule, "list-output-one-short", LIST_RULE, "job.indptr[request + 1] > job.capacity", "job.indptr[request + 1] > job.capacity + 1")
 plant(rule, "list-offsets-unchecked", LIST_RULE, "job.indptr[request + 1] - begin != job.num_entries(request)", "false")
 plant(rule, "list-pages-unchecked", LIST_RULE, "last_slot - slot != past - 1 - first", "false")
@@ -46,11 +47,10 @@ rule = "draft branches"
 plant(rule, "draft-offset-without-topk", DRAFT_RULE, "return branches.topk * (sum_before + int64_t{request} * step)",
       "return (sum_before + int64_t{request} * step)")
 plant(rule, "draft-offset-without-drafts", DRAFT_RULE, "branch * (len + step)", "branch * len")
-plant(rule, "draft-stride-of-a-step", DRAFT_RULE, "int64_t{branch} * branches.num_steps", "int64_t{branch}")
+plant(rule, "draft-stride-of-a-page", DRAFT_RULE, "branch * pages * branches.page_size", "int64_t{branch} * branches.page_size")
 plant(rule, "draft-pages-rounded-down", DRAFT_RULE, "last + branches.num_steps + branches.page_size - 1", "last + branches.num_steps")
 plant(rule, "draft-pages-without-the-rest", DRAFT_RULE, "(last + branches.num_steps +", "(branches.num_steps +")
 plant(rule, "draft-at-a-page-begin", DRAFT_RULE, "branches.page_size + last;", "branches.page_size;")
-plant(rule, "draft-chain-with-pages", DRAFT_RULE, "branches.page_size == 1 || branches.topk == 1", "branches.page_size == 1")
 plant(rule, "draft-window-moves-drafts", DRAFT_RULE, "branch_begin(branches, start + len, branch)", "branch_begin(branches, len, branch)")
 plant(rule, "draft-row-without-topk", DRAFT, "checked_mul(tokens, int64_t{branches.topk})", "checked_mul(tokens, int64_t{1})")
 plant(rule, "draft-capacity-without-topk", DRAFT, "int64_t{branches.topk}, int64_t{max_context_len}", "int64_t{1}, int64_t{max_context_len}")

@@ -32,6 +32,7 @@ plant(rule, "pool-prefix-slice-one-short", RANGE, "(job.ragged ? first_query : e
 plant(rule, "pool-extend-not-causal", BACKEND, "cross ? MaskKind::kNone : choice.mask",
       "cross || choice.ragged ? MaskKind::kNone : choice.mask")
 plant(rule, "pool-ragged-at-position-0", READING, "segments_[1].first_pos = step.prefix_lens.data();", "")
+plant(rule, "pool-schedule-in-window-starts", LISTS, "job.window_left = whole ? -1 : ", "job.window_left = whole && config.page_size < 0 ? -1 : ")
 plant(rule, "pool-indptr-shifted", LISTS, "create_kv_indices(args, indices);",
       "create_kv_indices(args, indices);\n  for (size_t r = count; r > 0; --r) indptr[r] = indptr[r - 1];")
 plant(rule, "pool-last-page-0", RANGE, "len == 0 ? 1 : (len - 1) % page_size + 1;", "len == 0 ? 1 : len % page_size;")

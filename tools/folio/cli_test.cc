@@ -135,19 +135,33 @@ TEST(Cli, JsonOnStandardOutputIsAlone) {
 }
 
 TEST(Cli, CascadesAreCountedWithoutAttention) {
-  const auto counted = [](const char* mode) {
+  const auto counted = [](const char* mode, const char* backend = "none") {
     const Outcome outcome =
         folio({"replay", kTraces + "/mooncake_excerpt.jsonl", "--plan-only", "--scale", "1", "--requests", "40",
-               "--layers", "1", "--unlimited-pool", "--cascade", mode, "--json", "-", "-q"});
+               "--layers", "1", "--unlimited-pool", "--cascade", mode, "--backend", backend, "--json", "-", "-q"});
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return nlohmann::json::parse(outcome.out);
   };
   const nlohmann::json json = counted("auto");
   EXPECT_LT(json["cascade"]["kv_bytes_read"], json["cascade"]["kv_bytes_read_without"]);
   EXPECT_EQ(json["cascade"]["kv_bytes_read_without"], counted("off")["work"]["kv_bytes_read"]);
+  for (const char* backend : {"flashinfer", "flash_attn"}) {
+    EXPECT_EQ(counted("auto", backend)["cascade"], json["cascade"]) << backend;
+  }
   const Outcome unknown = folio(small_replay({"--cascade", "on"}));
   EXPECT_NE(unknown.code, 0);
   EXPECT_THAT(unknown.err, HasSubstr("--cascade"));
+}
+
+TEST(Cli, CascadesOfBackends) {
+  for (const char* backend : {"flashinfer", "flash_attn"}) {
+    const Outcome outcome = folio(small_replay({"--cascade", "auto", "--backend", backend}));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("auto: "));
+    const Outcome divided = folio(small_replay({"--cascade", "heuristic", "--backend", backend, "--dcp", "2"}));
+    EXPECT_NE(divided.code, 0);
+    EXPECT_THAT(divided.err, HasSubstr("--cascade heuristic is for --dcp 1"));
+  }
 }
 
 TEST(Cli, QuietIsQuiet) {

@@ -74,7 +74,8 @@ void add_cascade_option(CLI::App& app, ReplayFlags& flags) {
          "--cascade", [&flags](const std::string& name) { flags.cascade = backends::cascade_mode_from_name(name); },
          "read the pages that requests of a step share once: auto (found in the page tables, where it saves bytes; "
          "requests are ordered for it), heuristic (vLLM's rule, about what all requests share), off (the default). "
-         "Outputs are the same within rounding; nothing is shared with --determinism batch-invariant or above")
+         "Outputs are the same within rounding; nothing is shared with --determinism batch-invariant or above. "
+         "With every --backend but token_pool, and not over the ranks of --dcp")
       ->check(CLI::IsMember({"auto", "off", "heuristic"}));
   app.add_flag("--plan-only", flags.plan_only,
                "no KV pool and no attention: schedule and plan every step and count what the plans would read")

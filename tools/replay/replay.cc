@@ -194,9 +194,10 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
     }
     ordered.assign(items.begin(), items.end());
     split_drafts(ordered, drafted);
-    stack->order(ordered);
-    if (options.stack.backend == ServingBackend::kNone && options.stack.cascade == backends::CascadeMode::kAuto)
+    // Sharers must be neighbours. A backend's own order comes last: it may part them again.
+    if (options.stack.cascade == backends::CascadeMode::kAuto)
       prefix_order.apply(ordered, scheduler, options.stack.page_size);
+    stack->order(ordered);
     batch.build(ordered, scheduler, options.stack.tokens_per_page_id());
     phases.end(Phase::kSchedule);
     const auto serve = [&] {

@@ -228,11 +228,11 @@ void check(const StackConfig& config) {
     refuse("the token_pool backend is replayed on one rank; --dcp is for --backend flashinfer and flash_attn");
   }
   if (config.cascade != backends::CascadeMode::kOff) {
-    refuse(fmt::format("the token_pool backend is replayed without cascades; --cascade {} is for --backend none",
+    refuse(fmt::format("the token_pool backend is replayed without cascades; --cascade {} is for the others",
                        to_string(config.cascade)));
   }
   if (config.plan_only) {
-    refuse("the token_pool backend is not replayed without attention; --plan-only is for --backend none");
+    refuse("the token_pool backend is not replayed without attention; --plan-only is for the others");
   }
 }
 

@@ -198,10 +198,10 @@ TEST(TokenPoolReplayRefusals, SayWhatIsOffered) {
   EXPECT_THAT(refusal(divided), HasSubstr("--dcp is for --backend flashinfer and flash_attn"));
   Scene cascaded = scene_of(ServingBackend::kTokenPool, 8, 3);
   cascaded.options.stack.cascade = backends::CascadeMode::kAuto;
-  EXPECT_THAT(refusal(cascaded), HasSubstr("--cascade auto is for --backend none"));
+  EXPECT_THAT(refusal(cascaded), HasSubstr("--cascade auto is for the others"));
   Scene planned = scene_of(ServingBackend::kTokenPool, 8, 3);
   planned.options.stack.plan_only = true;
-  EXPECT_THAT(refusal(planned), HasSubstr("--plan-only is for --backend none"));
+  EXPECT_THAT(refusal(planned), HasSubstr("--plan-only is for the others"));
   Scene elsewhere = scene_of(ServingBackend::kFlashInfer, 8, 3);
   elsewhere.options.scheduler.drafts.tokens = 4;
   EXPECT_THAT(refusal(elsewhere), HasSubstr("are for --backend token_pool"));

@@ -205,6 +205,31 @@ TEST(BlockTables, RefuseDecodesOfUnevenLengths) {
   }
 }
 
+// Queries of verified drafts lie one after the other, as long as each request has them; the rows behind are padding.
+TEST(BlockTables, TakeRaggedQueriesByTheirIndptr) {
+  const json document = folio::testing::golden("flashinfer/block_table");
+  for (const json& golden : document.at("ragged_queries")) {
+    SCOPED_TRACE(golden.dump());
+    const auto q_lens = golden.at("q_lens").get<std::vector<int32_t>>();
+    std::vector<int32_t> seq_lens;
+    for (const int32_t q_len : q_lens) seq_lens.push_back(q_len + 20);
+    LayerSetup setup;
+    const auto indptr = golden.at("indptr").get<std::vector<int32_t>>();
+    setup.padding_tokens = golden.at("padded_tokens").get<int32_t>() - indptr.back();
+    Call call(setup, {"ragged", seq_lens, q_lens});
+    EXPECT_EQ(call.fixture.query_start_loc, indptr);
+    call.args.query.shape[0] = call.tokens;  // padding is cut off by the caller
+    std::get<TensorView>(call.args.out).shape[0] = call.tokens;
+    trtllm_batch_context_with_kv_cache(call.workspace, call.args, indptr, golden.at("max_q_len").get<int32_t>());
+    EXPECT_EQ(call.fixture.wrong_output(), "");
+    EXPECT_THAT(message_of([&] {
+                  trtllm_batch_context_with_kv_cache(call.workspace, call.args, indptr,
+                                                     golden.at("max_q_len").get<int32_t>() - 1);
+                }),
+                HasSubstr("max_q_len is"));
+  }
+}
+
 TEST(BlockTables, TakeEmptyRequestsAsPadding) {
   LayerSetup setup;
   setup.padding_requests = 2;

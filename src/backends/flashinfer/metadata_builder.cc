@@ -108,6 +108,7 @@ StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
 FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, const AttentionSpec& spec, Layers layers,
                                                      const EngineConfig& config, const FlashInferOptions& options) {
   check_engine_config(context, spec, config, options.profile);
+  check_cascade_options(options.cascade, options.max_cascade_levels);
   state_ = std::make_unique<State>(context, config, options);
   State& state = *state_;
   state.spec = spec;
@@ -153,6 +154,7 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     state.dcp.emplace(context, config, state.windows, all_cached, options.force_kernel);
   } else {
     state.plans.emplace(state.windows);
+    state.step_cascade = make_step_cascade(options.cascade, options.max_cascade_levels, state.windows);
   }
   set_up_graphs(state);
   reserve_arrays(state);

@@ -288,8 +288,9 @@ TEST(TokenPoolDeterminism, BatchInvariantRowsKeepTheirBits) {
     setup.determinism = Determinism::kBatchInvariant;
     setup.window = 40;
     const int32_t fresh = mode == ForwardMode::kDecode ? 1 : 700;
-    PoolFixture alone(setup, {.mode = mode, .prefix = {300}, .fresh = {fresh}});
-    PoolFixture together(setup, {.mode = mode, .prefix = {300, 0, 5}, .fresh = {fresh, 1, 1}});
+    const int32_t prefix = mode == ForwardMode::kDecode ? 300 : 0;  // alone, such an extend would cost less ragged
+    PoolFixture alone(setup, {.mode = mode, .prefix = {prefix}, .fresh = {fresh}});
+    PoolFixture together(setup, {.mode = mode, .prefix = {prefix, 0, 90}, .fresh = {fresh, 1, 1}});
     EXPECT_EQ(alone.wrong_step(), "");
     // The same tokens: the first request's.
     together.q_memory.assign(alone.q_memory.begin(), alone.q_memory.end());
@@ -300,6 +301,49 @@ TEST(TokenPoolDeterminism, BatchInvariantRowsKeepTheirBits) {
     together.forward(backend, together.layer());
     EXPECT_FALSE(mode == ForwardMode::kExtend && std::get<PrefillMetadata>(backend.forward_metadata()).use_ragged);
     EXPECT_EQ(std::memcmp(alone.out_memory.data(), together.out_memory.data(), alone.out_memory.size()), 0);
+  }
+}
+
+/// Nor on how its tokens were divided over steps, with a window or without.
+TEST(TokenPoolDeterminism, ScheduleInvariantTokensKeepTheirBits) {
+  constexpr int32_t kTokens = 700;
+  for (const int32_t which : {0, 1, 2, 3}) {
+    PoolSetup setup;
+    setup.determinism = Determinism::kScheduleInvariant;
+    if (which % 2 == 1) setup.window = 75;
+    if (which >= 2) setup.q_dtype = setup.kv_dtype = DType::kBFloat16;
+    const DType dtype = setup.q_dtype;
+    PoolFixture whole(setup, {.mode = ForwardMode::kExtend, .prefix = {0}, .fresh = {kTokens}});
+    EXPECT_EQ(whole.wrong_step(), "");
+    const auto row = whole.out_memory.size() / kTokens;
+    TokenPoolBackend backend(whole.context, whole.config());
+    std::vector<std::byte> out(whole.out_memory.size());
+    int32_t first = 0;
+    for (const int32_t count : {1, 130, 17, 1, 1, 300, 249, 1}) {
+      const Ints prefix{first}, seq_lens{first + count};
+      ForwardBatch batch = whole.batch;
+      batch.forward_mode = count == 1 ? ForwardMode::kDecode : ForwardMode::kExtend;
+      batch.seq_lens = seq_lens;
+      batch.seq_lens_sum = -1;
+      batch.extend_seq_lens = {};
+      batch.extend_prefix_lens = count == 1 ? std::span<const int32_t>() : std::span<const int32_t>(prefix);
+      batch.out_cache_loc = batch.out_cache_loc.subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+      const auto tokens = [&](auto view) {
+        const auto* data = static_cast<const std::byte*>(view.data);
+        return ConstTensorView(data + first * view.shape[1] * size_of(dtype), dtype, {count, view.shape[1]});
+      };
+      backend.init_forward_metadata(batch);
+      whole.layer().forward(
+          backend, tokens(whole.q), tokens(whole.k), tokens(whole.v), batch,
+          TensorView(out.data() + first * static_cast<int64_t>(row), dtype, {count, whole.out.shape[1]}));
+      first += count;
+    }
+    ASSERT_EQ(first, kTokens);
+    for (int32_t token = 0; token < kTokens; ++token) {
+      const auto at = static_cast<size_t>(token) * row;
+      ASSERT_EQ(std::memcmp(out.data() + at, whole.out_memory.data() + at, row), 0)
+          << "token " << token << ", case " << which;
+    }
   }
 }
 

@@ -21,7 +21,10 @@ KvRangeJob range_job(const Step& step, const TokenPoolConfig& config, const Read
   job.drafts = step.drafts();
   job.role = kind.role;
   job.ragged = kind.ragged;
-  job.window_left = config.sliding_window_size.value_or(-1);
+  // Sums are divided at multiples from a list's begin on: where they may not depend on the schedule, lists begin at the
+  // sequence's, and the plan leaves out what no window reaches.
+  const bool whole = config.determinism == Determinism::kScheduleInvariant;
+  job.window_left = whole ? -1 : config.sliding_window_size.value_or(-1);
   job.page_size = config.page_size;
   return job;
 }

@@ -95,6 +95,9 @@ TEST(TokenPoolTwoPools, AreBothNamedOrNeither) {
   EXPECT_THROW(one.init_forward_metadata(fixture.batch), Error);
   TokenPoolConfig config = fixture.config();
   config.window_req_to_token = config.req_to_token;
+  config.determinism = Determinism::kScheduleInvariant;
+  EXPECT_THROW(TokenPoolBackend(fixture.context, config), Error);
+  config.determinism = Determinism::kRunToRun;
   config.sliding_window_size.reset();
   EXPECT_THROW(TokenPoolBackend(fixture.context, config), Error);
   config.sliding_window_size = 5;

@@ -9,9 +9,9 @@
 /// Where branches of drafts lie in the request table and in the output: bodies for one branch at one step.
 namespace folio::inline v0::backends::token_pool {
 
-/// The position of a branch's first draft token in its request's row, which has `end` tokens.
+/// The position of a branch's first draft token in its request's row, which has `end` tokens. With pages of one token a
+/// branch's pages are its num_steps slots; of one branch they go on where the request ends.
 FOLIO_HOST_DEVICE constexpr int64_t branch_begin(const DraftBranches& branches, int64_t end, int32_t branch) {
-  if (branches.page_size == 1 || branches.topk == 1) return end + int64_t{branch} * branches.num_steps;
   const int64_t last = end % branches.page_size;
   const int64_t pages = (last + branches.num_steps + branches.page_size - 1) / branches.page_size;
   return end - last + branch * pages * branches.page_size + last;
