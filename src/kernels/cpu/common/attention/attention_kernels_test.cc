@@ -45,7 +45,8 @@ TEST_P(CpuKernels, TakeTheHeadDimensionsOfLatentAttention) {
   config.q = config.kv = config.ragged_kv = config.out = DType::kBFloat16;
   CaseOptions options;
   options.v_aliases_k = true;
-  AttentionCase subject(config, mixed_batch(), options, 1);
+  AttentionCase subject(config, folio::testing::kInstrumented ? paged_batch({1, 3}, {40, 70}) : mixed_batch(), options,
+                        1);
   ASSERT_EQ(GetParam()->refusal(config), "");
   EXPECT_EQ(subject.compare(subject.run(*GetParam(), 3)), "");
 }
