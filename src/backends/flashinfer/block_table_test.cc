@@ -192,6 +192,21 @@ TEST(BlockTables, PlanOnceForAStepsLayers) {
   EXPECT_GT(call.workspace.workspace_size(), 0u);
 }
 
+TEST(BlockTables, RefuseCachesThatNoKernelReads) {
+  const json document = folio::testing::golden("flashinfer/block_table");
+  for (const json& golden : document.at("refused_dtypes")) {
+    LayerSetup setup;
+    setup.cache_dtype = "fp8";
+    setup.quantize_query = true;
+    Call call(setup, {"decode", {40, 7}, {1, 1}});
+    ASSERT_EQ(golden.at("kv"), "nvfp4");
+    call.args.kv_cache.dtype = DType::kFloat4E2M1x2;
+    std::vector<std::byte> untouched = call.fixture.out_memory;
+    EXPECT_THAT(message_of([&] { call.decode(); }, ErrorCode::kUnsupported), HasSubstr(golden.at("error")));
+    EXPECT_EQ(call.fixture.out_memory, untouched);
+  }
+}
+
 TEST(BlockTables, RefuseDecodesOfUnevenLengths) {
   const json document = folio::testing::golden("flashinfer/block_table");
   for (const json& golden : document.at("uneven")) {
