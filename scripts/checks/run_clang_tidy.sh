@@ -3,7 +3,7 @@
 #
 #   run_clang_tidy.sh [--all] BUILD_DIR
 #
-# Without --all: the sources that the last commits touched (newest first, at most TIDY_LIMIT = 8), so that continuous
+# Without --all: the sources that the last commits touched (newest first, at most TIDY_LIMIT = 6), so that continuous
 # integration stays quick. Tests are left out: GoogleTest's macros confuse it. BUILD_DIR needs a compile_commands.json.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -21,7 +21,7 @@ if $all; then
 else
   mapfile -t files < <(git log --pretty=format: --name-only -m --first-parent -n 100 -- 'src/*.cc' 'tools/*.cc' |
     awk 'NF && !/_test\.cc$/ && !seen[$0]++' |
-    while read -r file; do if [ -f "$file" ]; then echo "$file"; fi; done | head -n "${TIDY_LIMIT:-8}")
+    while read -r file; do if [ -f "$file" ]; then echo "$file"; fi; done | head -n "${TIDY_LIMIT:-6}")
 fi
 # Only what the build compiles can be analysed.
 compiled=()

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backends/flash_attn/flash_attn_fixture.hpp"
+#include "core/instrumented_for_test.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -82,6 +83,7 @@ class LargePool : public ::testing::TestWithParam<GoldenCase> {
 
 TEST_P(LargePool, OfFlashAttention) {
   for (const KvCacheLayout layout : {KvCacheLayout::kNhd, KvCacheLayout::kHnd}) {
+    if (folio::testing::kInstrumented && layout == KvCacheLayout::kHnd) continue;
     const SparsePool pool(pool_bytes());
     if (!pool.valid()) GTEST_SKIP() << "no address space for a pool of " << pool_bytes() << " bytes";
     FlashAttnFixture fixture(setup(layout), lengths());
@@ -96,6 +98,7 @@ TEST_P(LargePool, OfFlashAttention) {
 
 TEST_P(LargePool, OfFlashInfer) {
   for (const KvCacheLayout layout : {KvCacheLayout::kNhd, KvCacheLayout::kHnd}) {
+    if (folio::testing::kInstrumented && layout == KvCacheLayout::kHnd) continue;
     const SparsePool pool(pool_bytes());
     if (!pool.valid()) GTEST_SKIP() << "no address space for a pool of " << pool_bytes() << " bytes";
     BatchFixture fixture(setup(layout), lengths());

@@ -3,6 +3,7 @@
 #include <random>
 
 #include "backends/token_pool/pool_fixture.hpp"
+#include "core/instrumented_for_test.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -74,7 +75,7 @@ class RandomCases {
 
 TEST(TokenPoolRandom, BatchesGiveAttention) {
   RandomCases cases(1);
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < folio::testing::random_cases(300); ++i) {
     SCOPED_TRACE(i);
     const PoolSetup setup = cases.setup();
     PoolFixture fixture(setup, cases.lengths(setup), cases.seed());
