@@ -60,7 +60,7 @@ plant(rule, "pool-cap-not-planned", READING, "if (config.logit_cap) attention.fe
 plant(rule, "pool-cap-dropped", READING, "args.logits_soft_cap = call.logit_cap;", "")
 plant(rule, "pool-k-scale-dropped", READING, "args_[0].k_scale = call.k_scale;", "")
 plant(rule, "pool-v-scale-dropped", READING, "args_[0].v_scale = call.v_scale;", "")
-plant(rule, "pool-value-dim-is-head-dim", READING, "config.v_head_dim < 0 ? config.head_dim : config.v_head_dim;", "config.head_dim;")
+plant(rule, "pool-value-dim-is-head-dim", READING, "config.value_head_dim();", "config.head_dim;")
 plant(rule, "pool-shared-lists-overwritten", FORWARD, "{.ragged = false, .mask = choice.mask, .primary = false};",
       "{.ragged = false, .mask = choice.mask, .primary = true};")
 plant(rule, "pool-encoder-only-cached", FORWARD, "save_kv_cache && !encoder_only", "(save_kv_cache || encoder_only)")

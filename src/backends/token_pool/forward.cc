@@ -44,7 +44,7 @@ Tensor heads_apart(const char* name, Tensor tensor, int64_t tokens, int64_t head
 }
 
 void check_layer(const TokenPoolConfig& config, const RadixAttention& layer) {
-  const int32_t v_head_dim = config.v_head_dim < 0 ? config.head_dim : config.v_head_dim;
+  const int32_t v_head_dim = config.value_head_dim();
   require(layer.num_heads == config.num_heads && layer.num_kv_heads == config.num_kv_heads &&
               layer.head_dim == config.head_dim && layer.value_head_dim() == v_head_dim,
           "the layer has num_heads ", layer.num_heads, ", num_kv_heads ", layer.num_kv_heads, ", head_dim ",
@@ -62,7 +62,7 @@ void check_pool(const TokenPoolConfig& config, const KvCacheView& cache) {
   require(cache.dtype == config.kv_cache_dtype && cache.format == config.kv_format, "the pool holds ", cache.dtype,
           cache.format == config.kv_format ? "" : " in another format", "; the configuration's kv_cache_dtype is ",
           config.kv_cache_dtype);
-  const int32_t v_head_dim = config.v_head_dim < 0 ? config.head_dim : config.v_head_dim;
+  const int32_t v_head_dim = config.value_head_dim();
   require(cache.num_kv_heads == config.num_kv_heads && cache.head_dim_qk == config.head_dim &&
               cache.head_dim_v == v_head_dim,
           "the pool has ", cache.num_kv_heads, " KV heads of ", cache.head_dim_qk, " and ", cache.head_dim_v,
@@ -91,10 +91,6 @@ ReadingChoice choose_reading(const State& state, const RadixAttention& layer, bo
   }
   return choice;
 }
-
-}  // namespace
-
-namespace {
 
 void forward_step(State& state, const TokenPoolBackend& backend, const ConstTensorView& q, const ConstTensorView& k,
                   const ConstTensorView& v, const RadixAttention& layer, const ForwardBatch& batch,

@@ -18,7 +18,7 @@ AttentionOp prepare_op(const Context& context, const TokenPoolConfig& config, co
   attention.num_q_heads = config.num_heads;
   attention.num_kv_heads = config.num_kv_heads;
   attention.head_dim_qk = config.head_dim;
-  attention.head_dim_v = config.v_head_dim < 0 ? config.head_dim : config.v_head_dim;
+  attention.head_dim_v = config.value_head_dim();
   attention.q = config.q_dtype;
   attention.kv = config.kv_cache_dtype;
   if (kind.ragged) attention.ragged_kv = config.q_dtype;

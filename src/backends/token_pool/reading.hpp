@@ -52,7 +52,6 @@ class KvReading {
 
  private:
   void plan_tree(const Step& step, BatchView& view);
-  void window_the_tree(const Step& step);
 
   const TokenPoolConfig* config_;
   ReadingKind kind_;

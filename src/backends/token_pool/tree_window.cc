@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backends/token_pool/device/draft_tree_rule.hpp"
 #include "core/checked_math.hpp"
 
 namespace folio::inline v0::backends::token_pool {
@@ -23,10 +24,6 @@ struct Tree {
   }
 };
 
-void set_bit(uint8_t* bits, int64_t index) {
-  bits[index / 8] = static_cast<uint8_t>(bits[index / 8] | (1u << (index % 8)));
-}
-
 }  // namespace
 
 void window_tree_mask(std::span<const uint8_t> tree, int32_t n, int32_t window_left, std::span<const int32_t> lens,
@@ -44,7 +41,7 @@ void window_tree_mask(std::span<const uint8_t> tree, int32_t n, int32_t window_l
       const int64_t depth = drafts.depth(row);
       const int64_t oldest = seq_lens[r] + depth - window_left;
       const int64_t line = row * lens[r];
-      for (int64_t key = std::max<int64_t>(0, oldest - first_pos[r]); key < cached; ++key) set_bit(block, line + key);
+      set_bits(block, line + std::max<int64_t>(0, oldest - first_pos[r]), line + cached);
       for (int64_t column = 0; column < n; ++column) {
         const bool near = depth - drafts.depth(column) <= window_left;
         if (near && drafts.sees(row, column)) set_bit(block, line + cached + column);

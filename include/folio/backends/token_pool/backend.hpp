@@ -72,6 +72,8 @@ struct TokenPoolConfig {
   ExtendPath extend_path = ExtendPath::kAuto;
   Determinism determinism = Determinism::kRunToRun;
   std::optional<bool> force_tensor_core;  ///< what should_use_tensor_core is told
+
+  int32_t value_head_dim() const noexcept { return v_head_dim < 0 ? head_dim : v_head_dim; }
 };
 
 /// What capture and replay are given besides lengths.
