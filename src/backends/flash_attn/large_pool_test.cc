@@ -88,9 +88,7 @@ TEST_P(LargePool, OfFlashAttention) {
     if (!pool.valid()) GTEST_SKIP() << "no address space for a pool of " << pool_bytes() << " bytes";
     FlashAttnFixture fixture(setup(layout), lengths());
     spread(fixture, fixture.kv_cache, pool, num_pages());
-    fixture.kv = fixture.kv_cache;
-    std::swap(fixture.kv.shape[0], fixture.kv.shape[1]);
-    std::swap(fixture.kv.strides[0], fixture.kv.strides[1]);
+    fixture.kv = fixture.logical_cache();
     fixture.step();
     EXPECT_EQ(fixture.wrong_output(), "");
   }

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "backends/token_pool/refusal_for_test.hpp"
 #include "core/golden_test.hpp"
 #include "folio/types/error.hpp"
 
@@ -19,22 +20,12 @@ using folio::testing::golden_cases;
 using folio::testing::GoldenCase;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using testing::refusal;
 using Ints = std::vector<int32_t>;
 using Longs = std::vector<int64_t>;
 
 std::vector<GoldenCase> cases(const char* array) {
   return golden_cases("token_pool/draft_tree", array);
-}
-
-template <typename Call>
-std::string refusal(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "nothing was refused";
 }
 
 DraftTreeShape shape_of(const GoldenCase& c) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backends/token_pool/device/kv_indices_rule.hpp"
+#include "backends/token_pool/refusal_for_test.hpp"
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 #include "folio/pools.hpp"
@@ -20,22 +21,11 @@ namespace {
 using folio::testing::golden_case_name;
 using folio::testing::golden_cases;
 using folio::testing::GoldenCase;
+using testing::refusal;
 using Ints = std::vector<int32_t>;
 
 std::vector<GoldenCase> cases(const char* array) {
   return golden_cases("token_pool/kv_indices", array);
-}
-
-/// The message of the kInvalidArgument that a call throws.
-template <typename Call>
-std::string refusal(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "nothing was refused";
 }
 
 Ints arange(int64_t count) {

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "backends/token_pool/pool_fixture.hpp"
+#include "backends/token_pool/refusal_for_test.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -12,18 +13,8 @@ using ::testing::HasSubstr;
 using testing::PoolFixture;
 using testing::PoolLengths;
 using testing::PoolSetup;
+using testing::refusal;
 using Ints = std::vector<int32_t>;
-
-template <typename Call>
-std::string refusal(Call&& call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "nothing was refused";
-}
 
 TEST(TokenPoolConfigs, ThatContradictThemselvesAreRefused) {
   PoolFixture fixture({}, {.mode = ForwardMode::kDecode, .prefix = {3}, .fresh = {1}});

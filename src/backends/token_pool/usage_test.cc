@@ -1,10 +1,8 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <fstream>
-#include <string>
 #include <vector>
 
+#include "core/snippet_for_test.hpp"
 #include "folio/backends/token_pool.hpp"
 #include "folio/pools.hpp"
 
@@ -86,24 +84,8 @@ TEST(TokenPoolUsage, TheSnippetRuns) {
   EXPECT_LT(step.out_memory.back(), 2.0f) << "two of its keys are the pool's zeros";
 }
 
-std::vector<std::string> lines_between(const std::string& path, const std::string& begin, const std::string& end,
-                                       size_t indent) {
-  std::ifstream file(path);
-  std::vector<std::string> lines;
-  bool inside = false;
-  for (std::string line; std::getline(file, line);) {
-    if (inside && line.find(end) != std::string::npos) return lines;
-    if (inside) lines.push_back(line.substr(std::min(indent, line.size())));
-    inside = inside || line.find(begin) != std::string::npos;
-  }
-  ADD_FAILURE() << path << " has no " << begin << " ... " << end;
-  return {};
-}
-
 TEST(TokenPoolUsage, TheDocumentShowsTheSnippetThatRuns) {
-  const std::string root = FOLIO_SOURCE_DIR;
-  EXPECT_EQ(lines_between(root + "/docs/token_pool.md", "```cpp", "```", 0),
-            lines_between(root + "/src/backends/token_pool/usage_test.cc", "// [snippet]", "// [/snippet]", 2));
+  folio::testing::expect_document_shows_snippet("docs/token_pool.md", "src/backends/token_pool/usage_test.cc");
 }
 
 }  // namespace
