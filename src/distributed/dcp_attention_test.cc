@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "core/error.hpp"
+#include "core/instrumented_for_test.hpp"
 #include "distributed/dcp_case_for_test.hpp"
 
 namespace folio::distributed::testing {
@@ -61,6 +62,7 @@ TEST_P(DcpAttentionOverDivisions, EqualsTheUndividedCache) {
   for (DcpSetup setup : feature_setups()) {
     std::tie(setup.world, setup.interleave, setup.combine) = GetParam();
     for (const bool hnd : {false, true}) {
+      if (folio::testing::kInstrumented && hnd == (setup.interleave > 2)) continue;
       setup.hnd = hnd;
       DcpCase whole(setup);
       whole.run_in_threads();

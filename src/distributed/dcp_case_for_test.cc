@@ -7,12 +7,14 @@
 #include <numeric>
 #include <random>
 #include <sstream>
+#include <utility>
 
 #include "core/aligned_buffer.hpp"
 #include "folio/kv_cache.hpp"
 #include "folio/page_table.hpp"
 #include "folio/reference.hpp"
 #include "folio/types/float_convert.hpp"
+#include "verify/random.hpp"
 
 namespace folio::inline v0::distributed::testing {
 namespace {
@@ -32,12 +34,22 @@ float rounded(float value, DType dtype) {
   return load_as_float(memory, dtype, 0);
 }
 
-std::vector<float> random_values(size_t count, DType dtype, std::mt19937& random) {
-  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
-  std::vector<float> values(count);
-  for (float& value : values) value = rounded(uniform(random), dtype);
-  return values;
+/// Appends `count` values in [-amplitude, amplitude).
+void add_values(std::vector<float>& values, size_t count, DType dtype, float amplitude, uint64_t seed) {
+  verify::Random random(seed);
+  uint64_t bits = 0;
+  for (size_t i = 0; i < count; ++i, bits >>= 32) {
+    if (i % 2 == 0) bits = random.next();
+    const float value = (static_cast<float>(static_cast<uint32_t>(bits) >> 8) * 0x1p-23f - 1.0f) * amplitude;
+    values.push_back(rounded(value, dtype));
+  }
 }
+
+/// One seed for every (what, of whom, where).
+uint64_t seed_of(uint32_t seed, uint64_t what, uint64_t id, uint64_t position = 0) {
+  return verify::Random(verify::Random(seed + (what << 32)).fork(id).next()).fork(position).next();
+}
+constexpr uint64_t kKeys = 1, kValues = 2, kQueries = 3;
 
 /// Relative error of rounding to nearest.
 double unit_roundoff(DType dtype) {
@@ -47,6 +59,11 @@ double unit_roundoff(DType dtype) {
     case DType::kFloat8E4M3: return 0x1p-4;
     default: return 0x1p-24;
   }
+}
+
+/// Half a step between the smallest numbers, which are not normal: what rounding those is off by at most.
+double half_of_least(DType dtype) {
+  return dtype == DType::kFloat16 ? 0x1p-25 : 0.0;
 }
 
 }  // namespace
@@ -63,21 +80,27 @@ DcpCase::DcpCase(const DcpSetup& given, uint32_t seed) : setup(given) {
   make_queries(seed + 31);
 }
 
-/// A request's values depend on its number and length alone, and are the same among other requests.
+uint32_t DcpCase::id_of(size_t request) const {
+  const int32_t id = setup.requests[request].id;
+  return id < 0 ? static_cast<uint32_t>(request) : static_cast<uint32_t>(id);
+}
+
+/// A token's values depend on its request's id and its position alone, so that they are the same in other batches.
 void DcpCase::make_keys(uint32_t seed) {
   const auto k_row = static_cast<size_t>(setup.kv_heads * setup.dim_qk);
   const auto v_row = static_cast<size_t>(setup.kv_heads * setup.dim_v);
+  keys_.reserve(static_cast<size_t>(indptr_.back()) * k_row);
+  values_.reserve(static_cast<size_t>(indptr_.back()) * v_row);
   for (size_t r = 0; r < setup.requests.size(); ++r) {
-    std::mt19937 random(seed + 1000 * static_cast<uint32_t>(r));
     const auto seq_len = static_cast<size_t>(setup.requests[r].seq_len);
     const auto fresh = static_cast<std::ptrdiff_t>(setup.requests[r].q_len);
-    const std::vector<float> k = random_values(seq_len * k_row, setup.model, random);
-    const std::vector<float> v = random_values(seq_len * v_row, setup.model, random);
-    keys_.insert(keys_.end(), k.begin(), k.end());
-    values_.insert(values_.end(), v.begin(), v.end());
-    new_keys_.insert(new_keys_.end(), k.end() - fresh * static_cast<std::ptrdiff_t>(k_row), k.end());
-    new_values_.insert(new_values_.end(), v.end() - fresh * static_cast<std::ptrdiff_t>(v_row), v.end());
+    add_values(keys_, seq_len * k_row, setup.model, setup.kv_amplitude, seed_of(seed, kKeys, id_of(r)));
+    add_values(values_, seq_len * v_row, setup.model, setup.kv_amplitude, seed_of(seed, kValues, id_of(r)));
+    new_keys_.insert(new_keys_.end(), keys_.end() - fresh * static_cast<std::ptrdiff_t>(k_row), keys_.end());
+    new_values_.insert(new_values_.end(), values_.end() - fresh * static_cast<std::ptrdiff_t>(v_row), values_.end());
   }
+  model_keys_ = tensor(keys_, setup.model);
+  model_values_ = tensor(values_, setup.model);
 }
 
 void DcpCase::make_rank(int32_t r, uint32_t seed) {
@@ -112,24 +135,31 @@ void DcpCase::make_rank(int32_t r, uint32_t seed) {
   std::vector<int64_t> slots(positions.size());
   slot_mapping(dense_table(rank.table, static_cast<int32_t>(setup.requests.size()), rank.columns), token_row, positions,
                setup.page_size, slots, setup.world, r, setup.interleave);
+  std::vector<int64_t> later(setup.write_new_tokens ? 0 : slots.size(), -1);
   for (size_t i = 0; i < setup.requests.size(); ++i) {
     for (int32_t at = indptr_[i + 1] - setup.requests[i].q_len; at < indptr_[i + 1]; ++at) {
       int64_t& slot = slots[static_cast<size_t>(at)];
       rank.new_slots.push_back(slot);
-      if (!setup.write_new_tokens) slot = -1;
+      if (!setup.write_new_tokens) later[static_cast<size_t>(at)] = std::exchange(slot, -1);
     }
   }
-  const std::vector<std::byte> k = tensor(keys_, setup.model), v = tensor(values_, setup.model);
+  rank.new_slots.insert(rank.new_slots.end(), static_cast<size_t>(setup.padding_slots), -1);
   CacheWriteArgs write;
   const int64_t total = indptr_.back();
-  write.k = ConstTensorView(k.data(), setup.model, {total, setup.kv_heads, setup.dim_qk});
-  write.v = ConstTensorView(v.data(), setup.model, {total, setup.kv_heads, setup.dim_v});
+  write.k = ConstTensorView(model_keys_.data(), setup.model, {total, setup.kv_heads, setup.dim_qk});
+  write.v = ConstTensorView(model_values_.data(), setup.model, {total, setup.kv_heads, setup.dim_v});
   write.slot_mapping = slots.data();
   write.num_slots = total;
-  write.cache = cache_view(rank);
+  write.cache = cache_view(rank, rank.cache);
   write.k_scale.value = setup.k_scale;
   write.v_scale.value = setup.v_scale;
-  write_kv_cache(Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}}), write);
+  const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  write_kv_cache(context, write);
+  if (setup.write_new_tokens) return;
+  rank.cache_afterwards = rank.cache;
+  write.cache = cache_view(rank, rank.cache_afterwards);
+  write.slot_mapping = later.data();
+  write_kv_cache(context, write);
 }
 
 void DcpCase::make_queries(uint32_t seed) {
@@ -139,13 +169,20 @@ void DcpCase::make_queries(uint32_t seed) {
   };
   const auto q_row = static_cast<size_t>(setup.heads * setup.dim_qk);
   const auto count = static_cast<size_t>(tokens());
-  std::vector<float> all(static_cast<size_t>(rows()) * q_row * ranks.size(), kNan);
+  std::vector<float> all(setup.replicated_queries ? static_cast<size_t>(rows()) * q_row * ranks.size() : 0, kNan);
   std::vector<float> slopes;
   for (size_t r = 0; r < ranks.size(); ++r) {
-    std::mt19937 random(seed + static_cast<uint32_t>(r));
-    const std::vector<float> own = random_values(count * q_row, setup.model, random);
+    std::vector<float> own;
+    own.reserve(count * q_row);
+    for (size_t i = 0; i < setup.requests.size(); ++i) {
+      const RequestLengths& request = setup.requests[i];
+      for (int32_t position = request.seq_len - request.q_len; position < request.seq_len; ++position) {
+        const uint64_t token = seed_of(seed, kQueries, id_of(i), static_cast<uint64_t>(position));
+        add_values(own, q_row, setup.model, setup.query_amplitude, token + r);
+      }
+    }
     ranks[r].q = rows_with_padding(own, q_row);
-    for (size_t t = 0; t < count; ++t) {
+    for (size_t t = 0; t < count && setup.replicated_queries; ++t) {
       std::copy_n(own.begin() + static_cast<std::ptrdiff_t>(t * q_row), q_row,
                   all.begin() + static_cast<std::ptrdiff_t>((t * ranks.size() + r) * q_row));
     }
@@ -153,7 +190,11 @@ void DcpCase::make_queries(uint32_t seed) {
     ranks[r].v = rows_with_padding(new_values_, static_cast<size_t>(setup.kv_heads * setup.dim_v));
     for (int32_t h = 0; h < setup.heads; ++h) {
       slopes.push_back(0.02f * static_cast<float>(slopes.size() + 1));
-      ranks[r].sinks.push_back(0.3f * static_cast<float>(h) - 0.4f + static_cast<float>(r));
+      const auto place = static_cast<float>(static_cast<int32_t>(r) * setup.heads + h);
+      const auto last = static_cast<float>(std::max(setup.world * setup.heads - 1, 1));
+      ranks[r].sinks.push_back(setup.sink_range
+                                   ? std::lerp((*setup.sink_range)[0], (*setup.sink_range)[1], place / last)
+                                   : 0.3f * static_cast<float>(h) - 0.4f + static_cast<float>(r));
     }
     ranks[r].slopes.assign(slopes.end() - setup.heads, slopes.end());
   }
@@ -171,6 +212,7 @@ void DcpCase::make_queries(uint32_t seed) {
     const bool cached = static_cast<int32_t>(r) < setup.num_cached;
     const auto begin = static_cast<size_t>(indptr_[r]);
     const auto end = begin + static_cast<size_t>(cached ? request.seq_len : request.seq_len - request.q_len);
+    if (setup.cache == setup.model && setup.k_scale == 1.0f && setup.v_scale == 1.0f) continue;
     for (size_t i = begin * k_row; i < end * k_row; ++i) {
       keys_[i] = rounded(keys_[i] / setup.k_scale, setup.cache) * setup.k_scale;
     }
@@ -180,7 +222,7 @@ void DcpCase::make_queries(uint32_t seed) {
   }
 }
 
-KvCacheView DcpCase::cache_view(Rank& rank) const {
+KvCacheView DcpCase::cache_view(const Rank& rank, std::vector<std::byte>& memory) const {
   KvCacheShape shape;
   shape.num_pages = rank.num_pages;
   shape.page_size = setup.page_size;
@@ -189,8 +231,8 @@ KvCacheView DcpCase::cache_view(Rank& rank) const {
   shape.head_dim_v = setup.dim_v;
   shape.dtype = setup.cache;
   const int64_t k_half = k_elements(shape) * size_of(setup.cache);
-  return setup.hnd ? make_hnd_view(shape, rank.cache.data(), rank.cache.data() + k_half)
-                   : make_nhd_view(shape, rank.cache.data(), rank.cache.data() + k_half);
+  return setup.hnd ? make_hnd_view(shape, memory.data(), memory.data() + k_half)
+                   : make_nhd_view(shape, memory.data(), memory.data() + k_half);
 }
 
 DcpConfig DcpCase::config() const {
@@ -205,6 +247,7 @@ DcpConfig DcpCase::config() const {
   attention.page_size = setup.page_size;
   attention.mask = setup.mask;
   attention.window_left = setup.window_left;
+  attention.window_right = setup.window_right;
   attention.determinism = setup.determinism;
   if (setup.alibi) attention.features = attention.features | Feature::kAlibi;
   if (setup.sinks) attention.features = attention.features | Feature::kSinks;
@@ -228,7 +271,7 @@ DcpArgs DcpCase::args(int32_t r) {
     args.k = ConstTensorView(rank.k.data(), setup.model, {rows(), setup.kv_heads, setup.dim_qk});
     args.v = ConstTensorView(rank.v.data(), setup.model, {rows(), setup.kv_heads, setup.dim_v});
   }
-  args.cache = cache_view(rank);
+  args.cache = cache_view(rank, rank.cache);
   args.table = dense_table(rank.table, static_cast<int32_t>(setup.requests.size()), rank.columns);
   args.k_scale.value = setup.k_scale;
   args.v_scale.value = setup.v_scale;
@@ -273,6 +316,13 @@ std::string DcpCase::wrong_outputs() const {
   return {};
 }
 
+std::string DcpCase::wrong_cache(int32_t r) const {
+  const Rank& rank = ranks[static_cast<size_t>(r)];
+  if (rank.cache == rank.cache_afterwards) return {};
+  const auto differ = std::ranges::mismatch(rank.cache, rank.cache_afterwards).in1 - rank.cache.begin();
+  return "rank " + std::to_string(r) + ": byte " + std::to_string(differ) + " of the cache is wrong";
+}
+
 std::string DcpCase::wrong_output(int32_t r) const {
   const Rank& rank = ranks[static_cast<size_t>(r)];
   AttentionConfig config = this->config().attention;
@@ -307,9 +357,10 @@ std::string DcpCase::wrong_output(int32_t r) const {
   // Output and, in some kernels, softmax weights are rounded once; the rest is float32: logits, exponentials, sums and
   // the factors of two merges, of at most 2^6 roundings each, those of a logit relative to its size.
   constexpr double kFloat32Work = 0x1p-24 * 64;
+  const double farthest = setup.window_left < 0 ? std::ranges::max(seq_lens) : setup.window_left;
   const double largest_logit =
-      std::sqrt(setup.dim_qk) +
-      (setup.alibi ? rank.slopes.back() * static_cast<double>(std::ranges::max(seq_lens)) : 0.0);
+      static_cast<double>(setup.query_amplitude * setup.kv_amplitude) * std::sqrt(setup.dim_qk) +
+      (setup.alibi ? static_cast<double>(rank.slopes.back()) * farthest : 0.0);
   const double work = kFloat32Work * (1.0 + largest_logit);
   std::vector<double> expected(static_cast<size_t>(setup.dim_v)), magnitude(expected.size());
   // Of a large batch a sample: an odd step meets every head.
@@ -327,8 +378,8 @@ std::string DcpCase::wrong_output(int32_t r) const {
       return text.str();
     }
     for (size_t d = 0; d < expected.size(); ++d) {
-      const double allowed =
-          unit_roundoff(setup.model) * std::abs(expected[d]) + (unit_roundoff(rank.weights) + work) * magnitude[d];
+      const double allowed = std::max(unit_roundoff(setup.model) * std::abs(expected[d]), half_of_least(setup.model)) +
+                             (unit_roundoff(rank.weights) + work) * magnitude[d];
       const float actual =
           load_as_float(rank.out.data(), setup.model, int64_t{row} * setup.dim_v + static_cast<int64_t>(d));
       if (!(std::abs(actual - expected[d]) <= allowed)) {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,7 @@ namespace folio::inline v0::distributed::testing {
 struct RequestLengths {
   int32_t seq_len = 0;  ///< new tokens included
   int32_t q_len = 0;
+  int32_t id = -1;  ///< whose values: the same in every case with that seed. -1 = the request's place in the batch
 };
 
 /// A batch, a model and how the KV cache is divided.
@@ -32,15 +35,21 @@ struct DcpSetup {
   float v_scale = 1.0f;
   MaskKind mask = MaskKind::kCausal;
   int32_t window_left = -1;
+  int32_t window_right = -1;
   bool alibi = false;
   bool sinks = false;
+  std::optional<std::array<float, 2>> sink_range;  ///< of the first head of all ranks and of the last; evenly between
   float soft_cap = 0.0f;
+  float query_amplitude = 1.0f;  ///< values of q lie in [-a, a); a power of two keeps them the same but for the factor
+  float kv_amplitude = 1.0f;
   Determinism determinism = Determinism::kRunToRun;
   int32_t num_cached = 0;
+  bool encoder = false;          ///< of the engine backends: no token is cached, every query sees every key
   bool write_new_tokens = true;  ///< into the caches; otherwise the step does, by Rank::new_slots
   int32_t sampled_rows = 0;      ///< of a rank's results, how many are compared; 0 = all
   bool lse = true;               ///< results have LSEs to compare
   int32_t padding_rows = 3;      ///< of q, k, v and out behind the batch
+  int32_t padding_slots = 0;     ///< of those, how many Rank::new_slots counts in, as -1
   std::vector<RequestLengths> requests;
 };
 
@@ -62,6 +71,10 @@ class DcpCase {
   /// Compares one rank's outputs and LSEs with attention in float64 over the undivided cache. Empty if all is well.
   std::string wrong_output(int32_t rank) const;
   std::string wrong_outputs() const;  ///< of all ranks
+  /// Compares one rank's cache, byte by byte, with what it must hold once the step has written the new tokens: theirs
+  /// in their slots and everything else as it was. Only where the case has not written them itself. Empty if all is
+  /// well.
+  std::string wrong_cache(int32_t rank) const;
 
   DcpConfig config() const;
   DcpBatch batch() const;
@@ -76,7 +89,8 @@ class DcpCase {
 
   struct Rank {
     std::vector<std::byte> q, k, v, out;
-    std::vector<std::byte> cache;  ///< K's half, then V's
+    std::vector<std::byte> cache;             ///< K's half, then V's
+    std::vector<std::byte> cache_afterwards;  ///< with the new tokens, where the step writes them
     std::vector<float> lse;
     std::vector<int32_t> table;
     int64_t num_pages = 0;
@@ -88,15 +102,17 @@ class DcpCase {
   std::vector<Rank> ranks;
 
  private:
-  KvCacheView cache_view(Rank& rank) const;
+  KvCacheView cache_view(const Rank& rank, std::vector<std::byte>& memory) const;
+  uint32_t id_of(size_t request) const;
   void make_keys(uint32_t seed);
   void make_rank(int32_t rank, uint32_t seed);
   void make_queries(uint32_t seed);
 
   /// Real keys and values as the step sees them: [all tokens of all requests, kv_heads, dim].
   std::vector<float> keys_, values_;
-  std::vector<float> new_keys_, new_values_;  ///< of new tokens, as the model has them: [T, kv_heads, dim]
-  std::vector<int32_t> indptr_{0};            ///< rows of keys_ per request
+  std::vector<std::byte> model_keys_, model_values_;  ///< the same in the model's dtype
+  std::vector<float> new_keys_, new_values_;          ///< of new tokens, as the model has them: [T, kv_heads, dim]
+  std::vector<int32_t> indptr_{0};                    ///< rows of keys_ per request
 };
 
 }  // namespace folio::inline v0::distributed::testing

@@ -219,7 +219,7 @@ class Run {
     } else if (config_.features.has(Feature::kAlibi)) {  // a layer without; slopes of 0 are the same
       std::memset(piece + layout_.slopes_in_piece, 0, num_heads * sizeof(float));
     }
-    const auto row = static_cast<size_t>(config_.head_dim_qk * size_of(config_.q));
+    const size_t row = static_cast<size_t>(config_.head_dim_qk) * static_cast<size_t>(size_of(config_.q));
     const auto* q = static_cast<const std::byte*>(args_.q.data);
     std::byte* to = piece + layout_.queries_in_piece;
     for (int64_t t = 0; t < tokens(); ++t) {
@@ -232,7 +232,7 @@ class Run {
   /// Puts the heads of rank r where they stand among those of all ranks. Strides in elements.
   void arrange(int32_t r, const std::byte* q, int64_t token_stride, int64_t head_stride, const float* slopes) {
     const int64_t per_group = heads() / config_.num_kv_heads;
-    const auto row = static_cast<size_t>(config_.head_dim_qk * size_of(config_.q));
+    const size_t row = static_cast<size_t>(config_.head_dim_qk) * static_cast<size_t>(size_of(config_.q));
     for (int64_t h = 0; h < heads(); ++h) {
       const int64_t head = h / per_group * per_group * state_.group->size() + r * per_group + h % per_group;
       if (slopes != nullptr) floats(layout_.slopes)[head] = slopes[h];

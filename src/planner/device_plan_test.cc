@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "core/instrumented_for_test.hpp"
 #include "folio/types/error.hpp"
 #include "planner/device/host_groups.hpp"
 #include "planner/device/planning.hpp"
@@ -22,6 +23,8 @@ using testing::Case;
 using testing::OwnedBatch;
 using testing::RawBatch;
 using testing::Team;
+
+constexpr int kBatches = folio::testing::random_cases(10000);
 
 /// Memory for images, with what earlier plans left in it, and a guard behind the size that is promised to suffice.
 class DeviceMemory {
@@ -70,7 +73,7 @@ TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
   DeviceMemory memory;
   int merged = 0;
   int many_workers = 0;
-  for (int i = 0; i < 10000; ++i) {
+  for (int i = 0; i < kBatches; ++i) {
     Case one = testing::random_device_case(random);
     RawBatch batch = testing::raw(one.batch);
     ASSERT_EQ(device_plan_refusal(one.config, batch.view()), "") << "case " << i;
@@ -79,8 +82,8 @@ TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
     merged += memory.header().view.num_merges > 0 ? 1 : 0;
     many_workers += one.config.num_workers >= 132 ? 1 : 0;
   }
-  EXPECT_GT(merged, 2000);
-  EXPECT_GT(many_workers, 100);
+  EXPECT_GT(merged, kBatches / 5);
+  EXPECT_GT(many_workers, kBatches / 100);
 }
 
 TEST(DevicePlan, EqualsTheHostPlanHoweverManyThreadsMakeIt) {
@@ -110,7 +113,7 @@ TEST(DevicePlan, PlansTheOthersWhateverTheLengthsAre) {
   PlanStorage storage;
   DeviceMemory memory;
   int at_faults = 0;
-  for (int i = 0; i < 10000; ++i) {
+  for (int i = 0; i < kBatches; ++i) {
     Case one = testing::random_device_case(random);
     RawBatch batch = testing::raw(one.batch);
     testing::spoil(batch, one.config, random);
@@ -125,7 +128,7 @@ TEST(DevicePlan, PlansTheOthersWhateverTheLengthsAre) {
     ASSERT_EQ(status.request, at_fault) << "case " << i;
     ++at_faults;
   }
-  EXPECT_GT(at_faults, 5000);
+  EXPECT_GT(at_faults, kBatches / 2);
 }
 
 TEST(DevicePlan, SaysWhatItDoesNotTake) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <iostream>
 
+#include "core/instrumented_for_test.hpp"
 #include "folio/context.hpp"
 #include "folio/verify.hpp"
 
@@ -15,7 +16,7 @@ namespace {
 
 #ifdef FOLIO_QUICK_CONFORMANCE
 constexpr int32_t kStrength = 2;
-constexpr int64_t kRandomCases = 60;
+constexpr int64_t kRandomCases = folio::testing::kInstrumented ? 30 : 60;
 constexpr size_t kShards = 2;
 #else
 constexpr int32_t kStrength = 3;
@@ -75,7 +76,7 @@ void run_shard(const std::vector<ConformanceCase>& cases, size_t shard) {
   std::cout << "worst error: " << worst << " of what is allowed\n";
 }
 
-class Conformance : public testing::TestWithParam<size_t> {};
+class Conformance : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(Conformance, CoveringArray) {
   const std::vector<std::string> tested = kernels();
@@ -95,7 +96,19 @@ TEST_P(Conformance, RandomCases) {
   run_shard(cases, GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Shard, Conformance, testing::Range<size_t>(0, kShards));
+// ctest gives tests of one name one set of labels: names differ by program.
+#if defined(FOLIO_CUDA_CONFORMANCE)
+constexpr const char* kProgram = "cuda";
+#elif defined(FOLIO_EMULATED_CONFORMANCE)
+constexpr const char* kProgram = "amx_emulated";
+#elif defined(FOLIO_QUICK_CONFORMANCE)
+constexpr const char* kProgram = "quick";
+#else
+constexpr const char* kProgram = "whole";
+#endif
+
+INSTANTIATE_TEST_SUITE_P(Shard, Conformance, ::testing::Range<size_t>(0, kShards),
+                         [](const auto& shard) { return std::string(kProgram) + "_" + std::to_string(shard.param); });
 
 #ifndef FOLIO_CUDA_CONFORMANCE
 TEST(Refusals, EveryBadCallIsRefusedAndWritesNothing) {

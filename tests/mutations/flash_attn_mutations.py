@@ -23,6 +23,17 @@ plant(rule, "cascade-without-strict-gain", COMMON + "cascade_heuristic.cc", "pre
 plant(rule, "cascade-below-least-prefix", COMMON + "cascade_heuristic.cc", "input.common_prefix_len < kMinPrefix",
       "input.common_prefix_len < kMinPrefix - 1")
 
+rule = "prefixes that builders discover"
+LEVELS = COMMON + "step_levels.cc"
+plant(rule, "another-table-is-believed", LEVELS, "core::require(page == expected,", "core::require(true || page == expected,")
+plant(rule, "another-table-keeps-the-first", LEVELS, "moved.tables[s].indices = table.data;", "")
+plant(rule, "levels-of-a-stale-step-moved", FLASH + "build.cc",
+      "static_cast<void>(workspace_size(metadata.plans.front()->plan));", "")
+plant(rule, "bounds-for-one-level", FLASH + "metadata_builder.cc", "return options.max_cascade_levels;", "return 1;")
+plant(rule, "captured-batches-discover", FLASH + "build.cc", "build_step(0, batch, /*fast_build=*/false, /*may_discover=*/false);",
+      "build_step(0, batch, /*fast_build=*/false, /*may_discover=*/true);")
+plant(rule, "vllm-discovers-under-alibi", FLASH + "metadata_builder.cc", "state.has_alibi || state.aot_window", "state.aot_window")
+
 rule = "schedules"
 plant(rule, "schedule-not-checked", FLASH + "forward.cc", "attention::check_sealed(*plan, metadata->scheduler_metadata);",
       "static_cast<void>(workspace_size(*plan));")
@@ -54,3 +65,11 @@ plant(rule, "chunk-not-cut-at-the-last-key", COMMON + "local_attention.cc", "tak
 plant(rule, "chunk-relative-to-the-queries", COMMON + "local_attention.cc", "const int32_t start = position / chunk * chunk;",
       "const int32_t start = (seq_len - query_len) / chunk * chunk + done / chunk * chunk;")
 plant(rule, "fast-prefill-takes-any-token", COMMON + "fast_prefill.cc", "core::require(wanted[k] == last_ones,", "core::require(true,")
+
+rule = "quantised outputs"
+plant(rule, "output-scale-not-checked", FLASH + "forward.cc", "core::require(std::isfinite(scale) && scale > 0.0f,", "core::require(true,")
+plant(rule, "fp8-output-with-block-scales", FLASH + "forward.cc", "core::require(fp4 || !has_block_scale,", "core::require(true,")
+plant(rule, "fp4-output-of-whole-heads", FLASH + "forward.cc", "fp4 ? head_size_ / 2 : head_size_", "head_size_")
+plant(rule, "factors-of-every-section-from-row-0", COMMON + "tensor_checks.cc", "return {scale.data, first_row};", "return {scale.data, 0};")
+plant(rule, "factors-of-the-last-rows-have-no-room", COMMON + "tensor_checks.cc",
+      "core::ceil_div<int64_t>(first_row + num_tokens, kNvfp4TileRows)", "core::ceil_div<int64_t>(num_tokens, kNvfp4TileRows)")

@@ -20,6 +20,17 @@ plant(rule, "cascade-under-batch-invariance", BUILD,
 plant(rule, "cascade-arrays-with-prefix-pages", FLASHINFER + "paged_kv.cc", "table.first_column = prefix_pages;", "")
 plant(rule, "cascade-without-k-scale", PATHS, "segment.k_scale = call.layer.k;", "if (!metadata.use_cascade) segment.k_scale = call.layer.k;")
 
+rule = "prefixes that builders discover"
+LEVELS = "src/backends/common/step_levels.cc"
+plant(rule, "levels-read-by-the-whole-table", LEVELS, "room[s].table = levels.tables[s];", "")
+plant(rule, "levels-in-a-fixed-shape", BUILD, " && metadata.num_padded_reqs == 0;", ";")
+plant(rule, "levels-beside-block-tables", BUILD, "metadata.planned.num_requests == metadata.num_reqs &&", "")
+plant(rule, "common-prefix-taken-whatever-the-mode", BUILD,
+      "if (state.options.cascade != CascadeMode::kHeuristic) metadata.common_prefix_len = 0;", "")
+plant(rule, "quantised-outputs-refused-for-levels", FLASHINFER + "forward.cc", "} else if (metadata.common_prefix_len > 0) {",
+      "} else if (metadata.use_cascade) {")
+plant(rule, "max-levels-forgotten", LEVELS, "options.max_levels = max_levels;", "static_cast<void>(max_levels);")
+
 rule = "graph padding"
 plant(rule, "padded-last-page-0", FLASHINFER + "paged_kv.cc", "paged_kv_last_page_len.resize(padded, 1);",
       "paged_kv_last_page_len.resize(padded, 0);")

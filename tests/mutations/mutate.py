@@ -25,16 +25,21 @@ import backend_mutations  # noqa: F401: importing these plants more mistakes in 
 import dcp_mutations  # noqa: F401
 import flash_attn_mutations  # noqa: F401
 import flashinfer_mutations  # noqa: F401
+import token_pool_mutations  # noqa: F401
+import token_list_mutations  # noqa: F401
 from mutations import MUTATIONS, PREPARATIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What the copy needs; in the order in which they are run: the quickest first. The last needs a CPU with AVX-512 VBMI.
 TESTS = [
     "folio_backends_dispatch_test", "folio_backends_flashinfer_test", "folio_backends_flash_attn_test",
-    "folio_backends_common_test", "backend_selection_test", "folio_planner_test", "folio_kvcache_test",
+    "folio_backends_common_test", "folio_backends_token_pool_test", "backend_selection_test", "folio_planner_test",
+    "folio_kvcache_test",
     "folio_kvcache_model_quick_test", "folio_kernels_generic_cache_test",
     "folio_kernels_generic_combine_test", "folio_attention_test", "conformance_quick_test",
     "folio_kernels_amx_test", "folio_flash_attn_batches_test", "folio_distributed_test", "folio_backends_dcp_test",
+    "folio_token_pool_backend_test",
+    "folio_backends_invariance_test", "folio_backends_batches_test",
 ]
 NOT_COPIED = shutil.ignore_patterns("build", "build-*", ".git", ".cache", "__pycache__", "_skbuild")
 CMAKE_OPTIONS = [

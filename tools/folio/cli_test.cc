@@ -134,6 +134,36 @@ TEST(Cli, JsonOnStandardOutputIsAlone) {
 #endif
 }
 
+TEST(Cli, CascadesAreCountedWithoutAttention) {
+  const auto counted = [](const char* mode, const char* backend = "none") {
+    const Outcome outcome =
+        folio({"replay", kTraces + "/mooncake_excerpt.jsonl", "--plan-only", "--scale", "1", "--requests", "40",
+               "--layers", "1", "--unlimited-pool", "--cascade", mode, "--backend", backend, "--json", "-", "-q"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out);
+  };
+  const nlohmann::json json = counted("auto");
+  EXPECT_LT(json["cascade"]["kv_bytes_read"], json["cascade"]["kv_bytes_read_without"]);
+  EXPECT_EQ(json["cascade"]["kv_bytes_read_without"], counted("off")["work"]["kv_bytes_read"]);
+  for (const char* backend : {"flashinfer", "flash_attn"}) {
+    EXPECT_EQ(counted("auto", backend)["cascade"], json["cascade"]) << backend;
+  }
+  const Outcome unknown = folio(small_replay({"--cascade", "on"}));
+  EXPECT_NE(unknown.code, 0);
+  EXPECT_THAT(unknown.err, HasSubstr("--cascade"));
+}
+
+TEST(Cli, CascadesOfBackends) {
+  for (const char* backend : {"flashinfer", "flash_attn"}) {
+    const Outcome outcome = folio(small_replay({"--cascade", "auto", "--backend", backend}));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("auto: "));
+    const Outcome divided = folio(small_replay({"--cascade", "heuristic", "--backend", backend, "--dcp", "2"}));
+    EXPECT_NE(divided.code, 0);
+    EXPECT_THAT(divided.err, HasSubstr("--cascade heuristic is for --dcp 1"));
+  }
+}
+
 TEST(Cli, QuietIsQuiet) {
   const Outcome outcome = folio(small_replay({"--quiet"}));
   EXPECT_EQ(outcome.code, 0);
@@ -150,6 +180,16 @@ TEST(Cli, TraceFromStandardInput) {
   EXPECT_THAT(outcome.out, HasSubstr(expected["blocks"]["with_partial"].dump()));
 }
 
+TEST(Cli, ReplayServesTreesOfDrafts) {
+  const Outcome outcome = folio(small_replay(
+      {"--backend", "token_pool", "--page-size", "1", "--draft-tokens", "7", "--draft-topk", "2", "--json", "-"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("tokens a step and request"));
+  const nlohmann::json summary = nlohmann::json::parse(outcome.out);
+  EXPECT_GT(summary["drafts"]["tokens_per_step"].get<double>(), 1.0);
+  EXPECT_EQ(summary["pages"]["leaked"], 0);
+}
+
 TEST(Cli, DigestsAgreeOverSchedules) {
   const auto digest = [](std::vector<std::string> more) {
     more.insert(more.end(), {"--determinism", "schedule-invariant", "--json", "-", "-q"});
@@ -161,6 +201,10 @@ TEST(Cli, DigestsAgreeOverSchedules) {
   EXPECT_EQ(digest({"--no-prefix-reuse"}), usual);
   EXPECT_EQ(digest({"--pool-pages", "60", "--token-budget", "100"}), usual);
   EXPECT_EQ(digest({"--serial"}), usual);
+  EXPECT_EQ(digest({"--backend", "token_pool", "--page-size", "1"}), usual);
+  EXPECT_EQ(digest({"--backend", "token_pool", "--page-size", "4", "--pool-pages", "240", "--token-budget", "100"}),
+            usual);
+  EXPECT_EQ(digest({"--backend", "token_pool", "--draft-tokens", "4"}), usual);
   EXPECT_NE(digest({"--seed", "2"}), usual);
 }
 
@@ -190,6 +234,10 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {{"replay", trace, "--pool-pages", "500", "--pool-mb", "3"}, "--pool"},
       {{"replay", trace, "--kernel", "nosuch"}, "nosuch"},
       {{"replay", trace, "--check-rate", "2"}, "--check-rate"},
+      {small_replay({"--draft-tokens", "4"}), "are for --backend token_pool"},
+      {small_replay({"--backend", "token_pool", "--draft-tokens", "1"}), "--draft-tokens"},
+      {small_replay({"--backend", "token_pool", "--draft-tokens", "4", "--draft-topk", "2"}), "is for --page-size 1"},
+      {small_replay({"--backend", "token_pool", "--dcp", "2"}), "--dcp is for --backend flashinfer and flash_attn"},
       {small_replay({"--timeline", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {small_replay({"--json", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {{"verify", "--case", "kernel=nosuch"}, "nosuch"},

@@ -74,7 +74,8 @@ void add_cascade_option(CLI::App& app, ReplayFlags& flags) {
          "--cascade", [&flags](const std::string& name) { flags.cascade = backends::cascade_mode_from_name(name); },
          "read the pages that requests of a step share once: auto (found in the page tables, where it saves bytes; "
          "requests are ordered for it), heuristic (vLLM's rule, about what all requests share), off (the default). "
-         "Outputs are the same within rounding; nothing is shared with --determinism batch-invariant or above")
+         "Outputs are the same within rounding; nothing is shared with --determinism batch-invariant or above. "
+         "With every --backend but token_pool, and not over the ranks of --dcp")
       ->check(CLI::IsMember({"auto", "off", "heuristic"}));
   app.add_flag("--plan-only", flags.plan_only,
                "no KV pool and no attention: schedule and plan every step and count what the plans would read")
@@ -88,9 +89,21 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
          [&flags](const std::string& name) {
            if (name == "flashinfer") flags.backend = replay::ServingBackend::kFlashInfer;
            if (name == "flash_attn") flags.backend = replay::ServingBackend::kFlashAttention;
+           if (name == "token_pool") flags.backend = replay::ServingBackend::kTokenPool;
          },
-         "who serves the layers: none (Folio's own calls, the default) or an engine backend: flashinfer, flash_attn")
-      ->check(CLI::IsMember({"none", "flashinfer", "flash_attn"}));
+         "who serves the layers: none (Folio's own calls, the default) or an engine backend: flashinfer, flash_attn, "
+         "token_pool (with slots, a request table and a radix tree in place of the page manager; any --page-size from "
+         "1 on)")
+      ->check(CLI::IsMember({"none", "flashinfer", "flash_attn", "token_pool"}));
+  app.add_option(
+         "--draft-tokens", flags.scheduler.drafts.tokens,
+         "token_pool: speculative decoding with so many tokens to verify a step and request, the last generated "
+         "one included; the drafts are made up, seven in ten of them right")
+      ->check(CLI::Range(2, 64));
+  app.add_option("--draft-topk", flags.scheduler.drafts.topk,
+                 "with --draft-tokens: drafts behind each token, 1 = a chain; above 1 with --page-size 1")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   app.add_option("--dcp", flags.dcp,
                  "decode context parallelism: so many ranks divide every request's KV and the query heads of each "
                  "group; threads, or the processes that mpirun started")
@@ -227,6 +240,8 @@ int replay_trace(ReplayFlags& flags) {
   options.scheduler = flags.scheduler;
   options.scheduler.page_size = options.stack.tokens_per_page_id();
   if (flags.serial) options.scheduler.max_running = 1;
+  options.scheduler.drafts.seed = flags.seed;
+  options.stack.draft_topk = flags.scheduler.drafts.topk;
   options.stack.max_requests = options.scheduler.max_running;
   options.clock = flags.clock;
   options.checks = flags.checks;

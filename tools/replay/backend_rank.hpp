@@ -21,6 +21,7 @@ struct RankStep {
   backends::CommonAttentionMetadata common;
   std::span<const int32_t> token_row;  ///< [tokens]
   std::span<const int32_t> positions;  ///< [tokens]
+  int32_t common_prefix_len = 0;       ///< what the engine lets the backend share, in tokens
 };
 
 /// One rank's layers behind a backend: pool, implementations, builder. Without context parallelism there is one rank.
@@ -29,7 +30,7 @@ class BackendRank {
  public:
   BackendRank(const Context& context, const StackConfig& config, distributed::ProcessGroup* group)
       : context_(context), config_(config), rank_(group == nullptr ? 0 : group->rank()) {
-    make_pool();
+    if (!config.plan_only) make_pool();
     make_layers(group);
   }
 
@@ -37,6 +38,8 @@ class BackendRank {
   typename Family::Builder& builder() { return *builder_; }
   const typename Family::Builder& builder() const { return *builder_; }
   const typename Family::Metadata& metadata() const { return *metadata_; }
+  /// The same step planned without a cascade, where it has one.
+  const typename Family::Metadata& metadata_alone() const { return alone_metadata_ ? *alone_metadata_ : *metadata_; }
   const MappedMemory& pool() const { return pool_; }
   const KvCacheView& cache(int32_t layer) const { return caches_[static_cast<size_t>(layer)]; }
 
@@ -47,7 +50,13 @@ class BackendRank {
                  config_.dcp_interleave);
     backends::CommonAttentionMetadata common = step.common;
     common.slot_mapping = slots_;
-    metadata_ = builder_->build(/*common_prefix_len=*/0, common);
+    metadata_ = builder_->build(step.common_prefix_len, common);
+  }
+
+  /// For counting what a cascade saves: plans the step once more, without.
+  void build_alone(const RankStep& step) {
+    alone_metadata_.reset();
+    if (metadata_->use_cascade) alone_metadata_ = alone_builder_->build(/*common_prefix_len=*/0, step.common);
   }
 
   void write(int32_t layer, LayerTensors tensors) const {
@@ -117,7 +126,11 @@ class BackendRank {
     const backends::AttentionSpec spec{config_.page_size, config_.num_kv_heads, config_.head_dim_qk, config_.kv};
     typename Family::Options options;
     options.quantize_query = is_fp8(config_.q);
+    options.cascade = config_.cascade;
     builder_ = std::make_unique<typename Family::Builder>(context_, spec, named, engine, options);
+    if (config_.cascade == backends::CascadeMode::kOff) return;
+    options.cascade = backends::CascadeMode::kOff;
+    alone_builder_ = std::make_unique<typename Family::Builder>(context_, spec, named, engine, options);
   }
 
   backends::KvCacheLayout layout() const {
@@ -132,8 +145,10 @@ class BackendRank {
   std::vector<KvCacheView> caches_;
   std::vector<std::unique_ptr<typename Family::Impl>> layers_;
   std::unique_ptr<typename Family::Builder> builder_;
+  std::unique_ptr<typename Family::Builder> alone_builder_;  ///< where there are cascades, whose savings are counted
   std::vector<int64_t> slots_;
   std::optional<typename Family::Metadata> metadata_;
+  std::optional<typename Family::Metadata> alone_metadata_;
 };
 
 }  // namespace folio::replay

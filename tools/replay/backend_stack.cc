@@ -48,7 +48,9 @@ class BackendStack final : public AttentionStack {
     clock.begin();
     for (const auto& rank : ranks_) rank->build(step);
     clock.end(Phase::kPlan);
-    count_work(batch);
+    count_work(step);
+    if (config_.plan_only) return;
+    work_.add_writes(config_, batch.num_tokens());
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
       inputs_.make_kv(context_, batch, layer);
       inputs_.make_q(context_, batch, layer);
@@ -124,7 +126,22 @@ class BackendStack final : public AttentionStack {
     common.block_table = {block_table_.data(), common.num_reqs, columns, columns};
     step.token_row = token_row_;
     step.positions = positions_;
+    if (config_.cascade == backends::CascadeMode::kHeuristic) step.common_prefix_len = common_prefix(batch);
     return step;
+  }
+
+  /// What vLLM's runner hands its backend: what all requests have in common, if the backend finds that it pays.
+  int32_t common_prefix(const StepBatch& batch) {
+    query_lens_.clear();
+    for (size_t r = 0; r + 1 < batch.cu_q.size(); ++r) query_lens_.push_back(batch.cu_q[r + 1] - batch.cu_q[r]);
+    backends::CascadeHeuristicInput input;
+    input.common_prefix_len = batch.common_prefix_pages(finder_, full_pages_, config_.page_size) * config_.page_size;
+    input.query_lens = query_lens_;
+    input.num_query_heads = config_.num_q_heads;
+    input.num_kv_heads = config_.num_kv_heads;
+    input.use_sliding_window = config_.window_left >= 0;
+    input.num_sms = context_.concurrency();
+    return ranks_.front()->builder().use_cascade_attention(input) ? input.common_prefix_len : 0;
   }
 
   LayerTensors tensors(const StepBatch& batch, int32_t rank) const {
@@ -170,18 +187,27 @@ class BackendStack final : public AttentionStack {
     processes_->all_gather(all + static_cast<size_t>(processes_->rank()) * bytes, all, bytes);
   }
 
-  void count_work(const StepBatch& batch) {
+  int32_t layers_of(int32_t window_left) const {
+    int32_t layers = 0;
+    for (int32_t layer = 0; layer < config_.num_layers; ++layer)
+      layers += (config_.has_window(layer) ? config_.window_left : -1) == window_left ? 1 : 0;
+    return layers;
+  }
+
+  void count_work(const RankStep& step) {
     workspace_bytes_ = 0;
     for (const auto& rank : ranks_) {
+      rank->build_alone(step);
       workspace_bytes_ += rank->metadata().workspace.bytes;
       for_each_plan(rank->metadata(), [&](int32_t window_left, const AttentionPlan& plan) {
-        int32_t layers = 0;
-        for (int32_t layer = 0; layer < config_.num_layers; ++layer)
-          layers += (config_.has_window(layer) ? config_.window_left : -1) == window_left ? 1 : 0;
-        work_.add_plan(config_, plan, layers);
+        work_.add_plan(config_, plan, layers_of(window_left));
+        ++work_.plans;
+        work_.plans_with_cascade += rank->metadata().use_cascade ? 1 : 0;
+      });
+      for_each_plan(rank->metadata_alone(), [&](int32_t window_left, const AttentionPlan& plan) {
+        work_.add_plan_alone(config_, plan, layers_of(window_left));
       });
     }
-    work_.add_writes(config_, batch.num_tokens());
   }
 
   Context context_;
@@ -195,6 +221,9 @@ class BackendStack final : public AttentionStack {
   size_t workspace_bytes_ = 0;
   std::vector<int32_t> scheduled_;
   std::vector<int32_t> computed_;
+  SharedPrefixFinder finder_;
+  std::vector<int32_t> full_pages_;
+  std::vector<int32_t> query_lens_;
   std::vector<int32_t> block_table_;
   std::vector<int32_t> token_row_;
   std::vector<int32_t> positions_;
@@ -208,15 +237,12 @@ void check(const StackConfig& config, const distributed::ProcessGroup* processes
            fmt::format("the {} backend's caches are strided; --kv-format cpu-packed is for --backend none",
                        to_string(config.backend)));
   }
-  if (config.cascade != backends::CascadeMode::kOff) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("the {} backend is replayed without cascades; --cascade {} is for --backend none",
-                            to_string(config.backend), to_string(config.cascade)));
-  }
-  if (config.plan_only) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("the {} backend is not replayed without attention; --plan-only is "
-                                                     "for --backend none",
-                                                     to_string(config.backend)));
+  if (config.cascade != backends::CascadeMode::kOff && config.dcp > 1) {
+    refuse(
+        ErrorCode::kUnsupported,
+        fmt::format("what requests share is not divided over ranks as well; --cascade {} is for --dcp 1, and --dcp {} "
+                    "for --cascade off",
+                    to_string(config.cascade), config.dcp));
   }
   if (config.head_dim_v != config.head_dim_qk) {
     refuse(ErrorCode::kUnsupported, fmt::format("head dims are {} and {}; the {} backend has one head size for both",
@@ -249,6 +275,7 @@ std::unique_ptr<AttentionStack> make_backend_stack(const Context& context, const
       return std::make_unique<BackendStack<FlashInferFamily>>(context, config, processes);
     case ServingBackend::kFlashAttention:
       return std::make_unique<BackendStack<FlashAttentionFamily>>(context, config, processes);
+    case ServingBackend::kTokenPool:  // token_pool_stack.hpp
     case ServingBackend::kNone: break;
   }
   throw Error(ErrorCode::kInvalidArgument, "no backend was asked for");

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "replay/report.hpp"
 #include "replay/scene_for_test.hpp"
@@ -97,17 +98,97 @@ TEST(ReplayCascade, InvariantLevelsKeepTheirBits) {
   EXPECT_THAT(summary_text(result), HasSubstr("nothing is shared with --determinism schedule-invariant"));
 }
 
-TEST(ReplayCascade, BackendsRefuseIt) {
+class BackendCascade : public ::testing::TestWithParam<ServingBackend> {
+ protected:
+  static ReplayResult served(Scene scene) {
+    scene.options.stack.backend = GetParam();
+    return replay(scene);  // checked against the oracle
+  }
+  /// That the core and the backend plan the same reads.
+  static void expect_same_work(const ReplayResult& result, const ReplayResult& core) {
+    EXPECT_EQ(result.work.kv_bytes_read, core.work.kv_bytes_read);
+    EXPECT_EQ(result.work.kv_bytes_read_alone, core.work.kv_bytes_read_alone);
+    EXPECT_EQ(result.work.plans, core.work.plans);
+    EXPECT_EQ(result.work.plans_with_cascade, core.work.plans_with_cascade);
+    EXPECT_EQ(result.work.flops, core.work.flops);
+  }
+};
+
+TEST_P(BackendCascade, SavesWhatTheCoreSaves) {
+  const ReplayResult core = replay(crowded_scene(CascadeMode::kAuto));
+  const ReplayResult result = served(crowded_scene(CascadeMode::kAuto));
+  expect_same_work(result, core);
+  EXPECT_LT(result.work.kv_bytes_read, result.work.kv_bytes_read_alone);
+  EXPECT_EQ(result.digest, core.digest);
+  EXPECT_THAT(summary_text(result), HasSubstr("% less), shared prefixes in"));
+  EXPECT_EQ(summary_json(result).at("cascade"), summary_json(core).at("cascade"));
+
+  Scene alike = scene_of_one_prompt(CascadeMode::kHeuristic);
+  alike.options.stack.num_kv_heads = alike.options.stack.num_q_heads;
+  const ReplayResult same = served(alike);
+  EXPECT_GT(same.work.plans_with_cascade, 0);
+  expect_same_work(same, replay(alike));
+
+  const ReplayResult off = served(crowded_scene(CascadeMode::kOff));
+  EXPECT_EQ(off.work.plans_with_cascade, 0);
+  EXPECT_EQ(off.work.kv_bytes_read, off.work.kv_bytes_read_alone);
+}
+
+TEST_P(BackendCascade, WindowsAndFp8Too) {
+  for (const KvLayout layout : {KvLayout::kStridedNhd, KvLayout::kStridedHnd}) {
+    Scene scene = scene_of_one_prompt(CascadeMode::kAuto);
+    scene.options.stack.layout = layout;
+    scene.options.stack.kv = DType::kFloat8E4M3;
+    scene.options.stack.window_left = 200;
+    scene.options.stack.full_every = 2;
+    scene.options.stack.logits_soft_cap = 5.0f;
+    EXPECT_GT(served(scene).work.plans_with_cascade, 0);
+  }
+}
+
+TEST_P(BackendCascade, PlansAloneCountTheSame) {
   Scene scene = crowded_scene(CascadeMode::kAuto);
-  scene.options.stack.backend = ServingBackend::kFlashInfer;
+  const ReplayResult whole = served(scene);
+  scene.options.stack.plan_only = true;
+  const ReplayResult planned = served(scene);
+  expect_same_work(planned, whole);
+  EXPECT_EQ(planned.pool_bytes, 0u);
+  EXPECT_EQ(planned.work.kv_bytes_written, 0);
+  EXPECT_EQ(planned.checks.rows, 0);
+
+  Scene divided = crowded_scene(CascadeMode::kOff);
+  divided.options.stack.dcp = 2;
+  divided.options.scheduler.page_size = divided.options.stack.tokens_per_page_id();
+  const ReplayResult both = served(divided);
+  divided.options.stack.plan_only = true;
+  expect_same_work(served(divided), both);
+}
+
+TEST_P(BackendCascade, InvariantLevelsKeepTheirBits) {
+  Scene scene = small_scene(6);
+  scene.options.stack.head_dim_v = scene.options.stack.head_dim_qk;
+  const uint64_t digest = replay(scene).digest;
+  scene.options.stack.cascade = CascadeMode::kAuto;
+  const ReplayResult result = served(scene);
+  EXPECT_EQ(result.digest, digest);
+  EXPECT_EQ(result.work.plans_with_cascade, 0);
+}
+
+TEST_P(BackendCascade, IsRefusedOverRanks) {
+  Scene scene = crowded_scene(CascadeMode::kAuto);
+  scene.options.stack.dcp = 2;
   try {
-    run_replay(context(), scene.workload, scene.options, kNeverStop, [](const ReplayProgress&) {});
+    served(scene);
     ADD_FAILURE() << "did not throw";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-    EXPECT_THAT(error.what(), HasSubstr("--cascade auto is for --backend none"));
+    EXPECT_THAT(error.what(), HasSubstr("--cascade auto is for --dcp 1, and --dcp 2 for --cascade off"));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, BackendCascade,
+                         ::testing::Values(ServingBackend::kFlashInfer, ServingBackend::kFlashAttention),
+                         [](const auto& backend) { return std::string(to_string(backend.param)); });
 
 }  // namespace
 }  // namespace folio::replay

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <thread>
 
 #include "replay/memory.hpp"
+#include "replay/token_pool_stack.hpp"
 #include "replay/yardstick.hpp"
 
 namespace folio::replay {
@@ -80,6 +82,61 @@ ReplayProgress progress_of(const Workload& workload, const Scheduler& scheduler)
   return progress;
 }
 
+void check_drafts(const ReplayOptions& options) {
+  const DraftOptions& drafts = options.scheduler.drafts;
+  if (drafts.tokens == 0 && drafts.topk == 1) return;
+  if (options.stack.backend != ServingBackend::kTokenPool) {
+    throw Error(ErrorCode::kUnsupported, "--draft-tokens and --draft-topk are for --backend token_pool");
+  }
+  if (drafts.tokens < 2 || drafts.topk < 1 || drafts.topk != options.stack.draft_topk) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a draft has 2 tokens or more, the last generated one included, and each "
+                "has 1 child or more: --draft-tokens, --draft-topk");
+  }
+  if (drafts.topk > 1 && options.scheduler.page_size > 1) {
+    throw Error(ErrorCode::kUnsupported,
+                "accepted tokens of a tree would have to move within pages; --draft-topk above "
+                "1 is for --page-size 1");
+  }
+  if (drafts.tokens > options.scheduler.token_budget) {
+    throw Error(ErrorCode::kInvalidArgument, "--draft-tokens is more than --token-budget: nothing would be drafted");
+  }
+}
+
+/// Who keeps the KV's memory, and the layers over it.
+struct Serving {
+  std::optional<PageManager> pages;
+  std::unique_ptr<KvKeeper> keeper;
+  std::unique_ptr<AttentionStack> stack;
+};
+
+std::unique_ptr<Serving> make_serving(const Context& context, const Workload& workload, const ReplayOptions& options) {
+  auto serving = std::make_unique<Serving>();
+  const auto num_pages = static_cast<int32_t>(options.stack.num_pages);
+  const int32_t page_size = options.scheduler.page_size;
+  check_drafts(options);
+  if (options.stack.backend == ServingBackend::kTokenPool) {
+    const TokenKeeperOptions sizes{num_pages, page_size, options.scheduler.max_running, options.scheduler.drafts.tokens,
+                                   options.prefix_reuse};
+    auto keeper = std::make_unique<TokenKeeper>(workload, sizes);
+    serving->stack = make_token_pool_stack(context, options.stack, *keeper);
+    serving->keeper = std::move(keeper);
+    return serving;
+  }
+  serving->pages.emplace(num_pages, options.prefix_reuse);
+  serving->keeper = std::make_unique<PageKeeper>(*serving->pages, workload.requests.size(), page_size);
+  serving->stack = make_stack(context, options.stack, options.processes);
+  return serving;
+}
+
+/// Drafts are verified by a batch of their own.
+void split_drafts(std::vector<StepItem>& items, std::vector<StepItem>& drafted) {
+  const auto middle =
+      std::stable_partition(items.begin(), items.end(), [](const StepItem& item) { return !item.drafted; });
+  drafted.assign(middle, items.end());
+  items.erase(middle, items.end());
+}
+
 void check_clock(const ClockOptions& clock) {
   if (!(clock.step_ms > 0.0 && std::isfinite(clock.step_ms)) ||
       !(clock.time_scale >= 0.0 && std::isfinite(clock.time_scale))) {
@@ -107,10 +164,11 @@ bool ReplayResult::failed() const {
 ReplayResult run_replay(const Context& context, const Workload& workload, const ReplayOptions& options,
                         const std::atomic<bool>& stop, const std::function<void(const ReplayProgress&)>& report) {
   check_clock(options.clock);
-  PageManager pages(static_cast<int32_t>(options.stack.num_pages), options.prefix_reuse);
-  Scheduler scheduler(workload, pages, options.scheduler);
+  const std::unique_ptr<Serving> serving = make_serving(context, workload, options);
+  KvKeeper& keeper = *serving->keeper;
+  Scheduler scheduler(workload, keeper, options.scheduler);
   RowChecker checker(workload, options.stack, options.checks);
-  const std::unique_ptr<AttentionStack> stack = make_stack(context, options.stack, options.processes);
+  AttentionStack* const stack = serving->stack.get();
   std::unique_ptr<TimelineWriter> timeline;
   if (!options.timeline_path.empty()) timeline = std::make_unique<TimelineWriter>(options.timeline_path);
 
@@ -118,7 +176,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   PhaseClock phases(timeline.get());
   SimulatedClock clock(options.clock);
   StepBatch batch;
-  std::vector<StepItem> ordered;
+  std::vector<StepItem> ordered, drafted;
   PrefixOrder prefix_order;
   std::vector<float> step_seconds;
   Stopwatch wall;
@@ -135,20 +193,31 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
       continue;
     }
     ordered.assign(items.begin(), items.end());
-    stack->order(ordered);
-    if (options.stack.backend == ServingBackend::kNone && options.stack.cascade == backends::CascadeMode::kAuto)
+    split_drafts(ordered, drafted);
+    // Sharers must be neighbours. A backend's own order comes last: it may part them again.
+    if (options.stack.cascade == backends::CascadeMode::kAuto)
       prefix_order.apply(ordered, scheduler, options.stack.page_size);
+    stack->order(ordered);
     batch.build(ordered, scheduler, options.stack.tokens_per_page_id());
     phases.end(Phase::kSchedule);
-    stack->step(batch, phases, observe);
-    result.peak_pages_held = std::max(result.peak_pages_held, pages.held());
-    highest_page = std::max(highest_page, *std::max_element(batch.indices.begin(), batch.indices.end()));
+    const auto serve = [&] {
+      if (batch.rows.empty()) return;
+      stack->step(batch, phases, observe);
+      highest_page = std::max(highest_page, *std::max_element(batch.indices.begin(), batch.indices.end()));
+    };
+    serve();
+    if (!drafted.empty()) {
+      batch.build_drafts(drafted, scheduler, options.stack.tokens_per_page_id());
+      serve();
+    }
+    result.peak_pages_held = std::max(result.peak_pages_held, keeper.held());
     phases.begin();
     scheduler.finish_step();
     phases.end(Phase::kSchedule);
     clock.step_done();
     step_seconds.push_back(static_cast<float>(phases.times().serving() - serving_before));
-    if (timeline != nullptr) timeline->counters(scheduler.running(), scheduler.waiting(), pages.held(), pages.cached());
+    if (timeline != nullptr)
+      timeline->counters(scheduler.running(), scheduler.waiting(), keeper.held(), keeper.cached());
     result.progress = progress_of(workload, scheduler);
     result.progress.steps = static_cast<int64_t>(step_seconds.size());
     result.progress.simulated_ms = clock.now_ms();
@@ -157,8 +226,8 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   }
   result.interrupted = !scheduler.done();
   scheduler.abandon();
-  pages.drop_cache();
-  result.leaked_pages = pages.held();
+  keeper.drop_cache();
+  result.leaked_pages = int64_t{keeper.held()} + keeper.held_rows();
   result.scheduler = scheduler.counters();
   result.times = phases.times();
   result.work = stack->work();
@@ -167,8 +236,8 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.step_seconds = percentiles(step_seconds);
   result.input_tokens = workload.input_tokens();
   result.output_tokens = workload.output_tokens();
-  result.pages = pages.num_pages();
-  result.evictions = pages.evictions();
+  result.pages = keeper.num_pages();
+  result.evictions = keeper.evictions();
   result.pool_bytes = stack->pool_bytes();
   result.workspace_bytes = stack->workspace_bytes();
   result.kernel = stack->kernel_name();

@@ -22,6 +22,11 @@ double hit_rate(const ReplayResult& r) {
   return share(static_cast<double>(r.scheduler.hit_tokens), static_cast<double>(r.input_tokens));
 }
 
+/// Tokens that a request gained each time its drafts were verified.
+double tokens_per_verification(const ReplayResult& r) {
+  return 1.0 + share(static_cast<double>(r.scheduler.accepted_drafts), static_cast<double>(r.scheduler.verified_trees));
+}
+
 double read_rate_of_run(const ReplayResult& r) {
   return share(static_cast<double>(r.work.kv_bytes_read), r.times[Phase::kRun]);
 }
@@ -106,6 +111,10 @@ std::string summary_text(const ReplayResult& r) {
        fmt::format("{} of {} prompt tokens ({:.1f}%)", r.scheduler.hit_tokens, r.input_tokens, 100.0 * hit_rate(r)));
   line("pages", fmt::format("{}, at most {} held, {} evictions, {} preemptions, {} leaked", r.pages, r.peak_pages_held,
                             r.evictions, r.scheduler.preemptions, r.leaked_pages));
+  if (r.scheduler.verified_trees > 0) {
+    line("drafts", fmt::format("{} verified, {} drafted tokens accepted: {:.2f} tokens a step and request",
+                               r.scheduler.verified_trees, r.scheduler.accepted_drafts, tokens_per_verification(r)));
+  }
   line("step", fmt::format("{:.2f} ms median, {:.2f} p90, {:.2f} p99, {:.2f} max (without inputs and checks)",
                            r.step_seconds.p50 * 1e3, r.step_seconds.p90 * 1e3, r.step_seconds.p99 * 1e3,
                            r.step_seconds.max * 1e3));
@@ -166,6 +175,11 @@ nlohmann::ordered_json summary_json(const ReplayResult& r) {
                     {"prefix_hits", r.scheduler.hit_tokens},
                     {"prefix_hits_on_resume", r.scheduler.resumed_hit_tokens},
                     {"prefix_hit_rate", hit_rate(r)}};
+  if (r.scheduler.verified_trees > 0) {
+    json["drafts"] = {{"verified", r.scheduler.verified_trees},
+                      {"accepted_tokens", r.scheduler.accepted_drafts},
+                      {"tokens_per_step", tokens_per_verification(r)}};
+  }
   json["pages"] = {
       {"total", r.pages}, {"peak_held", r.peak_pages_held}, {"evictions", r.evictions}, {"leaked", r.leaked_pages}};
   json["steps"] = {{"count", r.progress.steps},

@@ -52,6 +52,7 @@ bool RowChecker::is_sampled(const TokenRow& token) const {
 void RowChecker::observe(const StepBatch& batch, const LayerOutput& output, const Scheduler& scheduler) {
   for (size_t t = 0; t < batch.rows.size(); ++t) {
     const TokenRow& token = batch.rows[t];
+    if (token.rejected) continue;
     const std::byte* row = output.data + t * output.row_bytes;
     const bool sampled = is_sampled(token);
     digest_row(token, output, row, sampled);

@@ -16,19 +16,33 @@ int32_t pages_for_tokens(int32_t tokens, int32_t page_size) {
 }  // namespace
 
 Scheduler::Scheduler(const Workload& workload, PageManager& pages, const SchedulerOptions& options)
-    : workload_(workload), pages_(pages), options_(options), states_(workload.requests.size()) {
+    : workload_(workload),
+      owned_(std::make_unique<PageKeeper>(pages, workload.requests.size(), options.page_size)),
+      keeper_(*owned_),
+      options_(options),
+      states_(workload.requests.size()) {
+  check_options();
+}
+
+Scheduler::Scheduler(const Workload& workload, KvKeeper& keeper, const SchedulerOptions& options)
+    : workload_(workload), keeper_(keeper), options_(options), states_(workload.requests.size()) {
+  check_options();
+}
+
+void Scheduler::check_options() {
+  const SchedulerOptions& options = options_;
   if (options.token_budget < 1 || options.max_running < 1 || options.page_size < 1) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("token budget {}, max running {}, page size {}: each must be 1 or more",
                             options.token_budget, options.max_running, options.page_size));
   }
-  for (const Request& request : workload.requests) {
-    const int32_t needed = pages_for_tokens(request.computed_length(), options.page_size);
-    if (needed > pages.num_pages()) {
+  for (const Request& request : workload_.requests) {
+    const int32_t needed = pages_for_tokens(request.computed_length() + options.drafts.tokens, options.page_size);
+    if (needed > keeper_.num_pages()) {
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("the request of line {} needs {} pages for its {} tokens; the pool has {}: enlarge it "
                               "(--pool-pages, --pool-mb) or shorten the requests (--scale)",
-                              request.line, needed, request.computed_length(), pages.num_pages()));
+                              request.line, needed, request.computed_length(), keeper_.num_pages()));
     }
   }
   running_.reserve(static_cast<size_t>(options.max_running));
@@ -59,19 +73,45 @@ std::span<const StepItem> Scheduler::next_step(double now_ms) {
 void Scheduler::schedule_running(int32_t& budget, bool& preempted) {
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     const int32_t request = running_[i];
-    const int32_t count = std::min(budget, state(request).known - state(request).computed);
+    const bool drafted = drafts(request, budget);
+    const int32_t count =
+        drafted ? options_.drafts.tokens : std::min(budget, state(request).known - state(request).computed);
     const size_t before = running_.size();
     const bool reserved = reserve_preempting(i, state(request).computed + count);
     preempted = preempted || running_.size() != before;
     if (!reserved) break;  // it was the last and has preempted itself
-    add_item(request, count);
+    if (drafted) {
+      add_drafts(request);
+    } else {
+      add_item(request, count);
+    }
     budget -= count;
   }
 }
 
+/// A request that generates has a tree where the step has room for it; else it decodes one token.
+bool Scheduler::drafts(int32_t request, int32_t budget) const {
+  const State& running = state(request);
+  const int32_t input = workload_.requests[static_cast<size_t>(request)].input_length;
+  return options_.drafts.tokens > 0 && options_.drafts.tokens <= budget && running.computed >= input &&
+         running.known - running.computed == 1;
+}
+
+void Scheduler::add_drafts(int32_t request) {
+  State& running = state(request);
+  const int32_t target = workload_.requests[static_cast<size_t>(request)].computed_length();
+  true_path(options_.drafts, request, running.computed, target - running.computed, nodes_);
+  const auto count = static_cast<int32_t>(nodes_.size());
+  running.known += count - 1;
+  ++counters_.verified_trees;
+  counters_.accepted_drafts += count - 1;
+  add_item(request, count);
+  items_.back().drafted = true;
+}
+
 bool Scheduler::reserve_preempting(size_t position, int32_t tokens) {
   const int32_t request = running_[position];
-  while (!reserve(state(request), tokens)) {
+  while (!keeper_.reserve(request, tokens)) {
     const bool itself = position + 1 == running_.size();
     preempt_last();
     if (itself) return false;
@@ -79,24 +119,21 @@ bool Scheduler::reserve_preempting(size_t position, int32_t tokens) {
   return true;
 }
 
-bool Scheduler::reserve(State& request, int32_t tokens) {
-  const int32_t missing = pages_for_tokens(tokens, options_.page_size) - static_cast<int32_t>(request.pages.size());
-  return missing <= 0 || pages_.allocate(missing, request.pages);
+void Scheduler::release(int32_t request) {
+  keeper_.release(request, chain_of(request, state(request).computed));
 }
 
 void Scheduler::preempt_last() {
   const int32_t request = running_.back();
   running_.pop_back();
   State& victim = state(request);
-  pages_.release(victim.pages);
-  victim.pages.clear();
-  victim.computed = victim.published = 0;
+  release(request);
+  victim.computed = 0;
   queue_.push_front(request);
   ++counters_.preemptions;
 }
 
 void Scheduler::admit_waiting(int32_t& budget) {
-  const int32_t page_size = options_.page_size;
   while (!queue_.empty() && budget > 0 && running() < options_.max_running) {
     const int32_t index = queue_.front();
     State& request = state(index);
@@ -105,23 +142,16 @@ void Scheduler::admit_waiting(int32_t& budget) {
       request.known = workload_.requests[static_cast<size_t>(index)].input_length;
     }
     // The last known token is always computed: its output is what the request waits for.
-    keys_.clear();
-    for (int32_t page = 0; page < (request.known - 1) / page_size; ++page) {
-      keys_.push_back(request.chain[static_cast<size_t>((page + 1) * page_size - 1)]);
-    }
-    const int32_t found = pages_.acquire_prefix(keys_, request.pages);
-    const int32_t hit = found * page_size;
+    const int32_t hit = keeper_.begin(index, chain_of(index, request.known - 1));
     const int32_t count = std::min(budget, request.known - hit);
-    if (!reserve(request, hit + count)) {
-      pages_.release(request.pages);
-      request.pages.clear();
+    if (!keeper_.reserve(index, hit + count)) {
+      keeper_.release(index, chain_of(index, hit));
       return;
     }
     (request.admitted_before ? counters_.resumed_hit_tokens : counters_.hit_tokens) += hit;
     counters_.first_admissions += request.admitted_before ? 0 : 1;
     request.admitted_before = true;
     request.computed = hit;
-    request.published = found;
     queue_.pop_front();
     running_.push_back(index);
     add_item(index, count);
@@ -131,19 +161,16 @@ void Scheduler::admit_waiting(int32_t& budget) {
 
 void Scheduler::add_item(int32_t request, int32_t count) {
   items_.push_back({request, state(request).computed, count});
-  publish_full_pages(state(request), state(request).computed + count);
-}
-
-void Scheduler::publish_full_pages(State& request, int32_t tokens) {
-  for (; request.published < tokens / options_.page_size; ++request.published) {
-    const auto last_token = static_cast<size_t>((request.published + 1) * options_.page_size - 1);
-    pages_.publish(request.pages[static_cast<size_t>(request.published)], request.chain[last_token]);
-  }
+  keeper_.publish(request, chain_of(request, state(request).computed + count));
 }
 
 void Scheduler::finish_step() {
   for (const StepItem& item : items_) {
     State& request = state(item.request);
+    if (item.drafted) {
+      true_path(options_.drafts, item.request, item.first, item.count, nodes_);
+      keeper_.accept(item.request, item.first, nodes_);
+    }
     request.computed += item.count;
     counters_.computed_tokens += item.count;
     if (request.computed < request.known) continue;
@@ -152,7 +179,7 @@ void Scheduler::finish_step() {
       ++request.known;  // the row of the last token gave the next one
       continue;
     }
-    pages_.release(request.pages);
+    release(item.request);
     request = State{};
     std::erase(running_, item.request);
     ++counters_.finished;
@@ -162,7 +189,7 @@ void Scheduler::finish_step() {
 
 void Scheduler::abandon() {
   for (const int32_t request : running_) {
-    pages_.release(state(request).pages);
+    release(request);
     state(request) = State{};
   }
   running_.clear();

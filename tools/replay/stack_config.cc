@@ -17,6 +17,7 @@ std::string_view to_string(ServingBackend backend) {
     case ServingBackend::kNone: return "none";
     case ServingBackend::kFlashInfer: return "flashinfer";
     case ServingBackend::kFlashAttention: return "flash_attn";
+    case ServingBackend::kTokenPool: return "token_pool";
   }
   return "invalid";
 }

@@ -20,9 +20,9 @@ std::string_view to_string(KvLayout layout);
 KvFormat choose_format(KvLayout layout, const AttentionConfig& config, const Context& context);
 
 /// Who serves the layers: Folio's own calls, or one of its engine backends.
-enum class ServingBackend { kNone, kFlashInfer, kFlashAttention };
+enum class ServingBackend { kNone, kFlashInfer, kFlashAttention, kTokenPool };
 
-/// "none", "flashinfer", "flash_attn".
+/// "none", "flashinfer", "flash_attn", "token_pool".
 std::string_view to_string(ServingBackend backend);
 
 /// A stack of attention layers, as a model of so many would have them.
@@ -46,6 +46,7 @@ struct StackConfig {
   uint64_t seed = 1;
   int64_t num_pages = 0;       ///< of each layer's pool
   int32_t max_tokens = 0;      ///< of a step
+  int32_t draft_topk = 1;      ///< children of a draft, where drafts are verified
   int32_t max_requests = 0;    ///< of a step; 0 = not known
   int32_t dcp = 1;             ///< ranks that divide every request's KV by tokens, and the query heads; backends only
   int32_t dcp_interleave = 1;  ///< neighbouring tokens that stay on one rank; divides the page size

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -13,7 +14,9 @@ namespace folio::inline v0::backends {
 /// Who decides whether a batch's shared prefixes are read once for all who share them.
 enum class CascadeMode : int32_t {
   kOff = 0,        ///< nobody: every request reads its whole KV
-  kHeuristic = 1,  ///< vLLM's rule (use_cascade_attention) about the common_prefix_len that the engine passes
+  kHeuristic = 1,  ///< vLLM's rule (use_cascade_attention) about the common_prefix_len that the engine passes; the
+                   ///< metadata builders leave it to the engine to ask the rule, as vLLM does, and share what `build`
+                   ///< is given
   kAuto = 2,       ///< Folio: prefixes found in the block table, at several levels, taken where they save bytes
 };
 
@@ -56,6 +59,17 @@ class FOLIO_API StepCascade {
  private:
   struct State;
   std::unique_ptr<State> state_;
+};
+
+/// The shared prefixes that a builder found for one step (CascadeMode::kAuto), as its metadata carries them: the
+/// plan's segments, shared ones first, outermost first, then the rest of each request's own keys, and the page table
+/// that `forward` reads each of them by. Pointers go into the builder's memory and into the engine's block table; they
+/// hold as long as the metadata.
+struct StepCascadeLevels {
+  int32_t num_levels = 0;  ///< shared segments; 0 = nothing is shared, and nothing below counts
+  std::array<KvSegment, kMaxCascadeLevels + 1> segments{};    ///< the first num_levels + 1
+  std::array<PageTableView, kMaxCascadeLevels + 1> tables{};  ///< as many
+  int64_t bytes_saved = 0;  ///< what is expected of one layer's every KV head; see Cascade::bytes_saved
 };
 
 }  // namespace folio::inline v0::backends

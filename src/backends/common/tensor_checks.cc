@@ -3,8 +3,10 @@
 #include <cstring>
 #include <string>
 
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/types/float_convert.hpp"
+#include "folio/types/nvfp4.hpp"
 
 namespace folio::inline v0::backends {
 
@@ -28,6 +30,19 @@ void require_shape(const char* name, const ConstTensorView& tensor, int64_t min_
 void require_no_scale(const char* name, const Scale& scale, DType dtype) {
   core::require(scale.data == nullptr && scale.value == 1.0f, name, " scale is given for a ", dtype,
                 " cache; only fp8 caches have scales");
+}
+
+BlockScaleArgs nvfp4_block_scale(const char* name, const TensorView& scale, int64_t first_row, int64_t num_tokens,
+                                 int64_t heads, int64_t head_size) {
+  core::require(scale.dtype == DType::kFloat8E4M3 || scale.dtype == DType::kUnset, name, " is ", scale.dtype,
+                "; it must be fp8_e4m3 or unset");
+  const int64_t blocks = heads * head_size / kNvfp4BlockSize;
+  const int64_t columns = core::ceil_div<int64_t>(blocks, kNvfp4TileBlocks) * kNvfp4TileBlocks;
+  const int64_t rows = core::ceil_div<int64_t>(first_row + num_tokens, kNvfp4TileRows) * kNvfp4TileRows;
+  const bool packed = scale.rank == 2 && scale.strides[1] == 1 && scale.strides[0] == columns;
+  core::require(packed && scale.shape[1] == columns && scale.shape[0] >= rows, name, " must be packed and at least [",
+                rows, ", ", columns, "]");
+  return {scale.data, first_row};
 }
 
 void fill_with_zeros(const TensorView& output) {

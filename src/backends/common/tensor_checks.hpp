@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "folio/types/attention.hpp"
 #include "folio/types/kv_cache.hpp"
 #include "folio/types/tensor_view.hpp"
 
@@ -17,6 +18,12 @@ void require_shape(const char* name, const ConstTensorView& tensor, int64_t min_
 /// Throws kInvalidArgument for a scale of values that are not fp8: the write would not apply it, and reading alone
 /// would be wrong.
 void require_no_scale(const char* name, const Scale& scale, DType dtype);
+
+/// The memory of an NVFP4 output's scale factors as the core takes it, for `num_tokens` rows from `first_row` on.
+/// Throws kInvalidArgument, naming the tensor, unless it is kFloat8E4M3 or kUnset and packed
+/// [>= round_up(first_row + num_tokens, 128), round_up(heads * head_size / 16, 4)].
+BlockScaleArgs nvfp4_block_scale(const char* name, const TensorView& scale, int64_t first_row, int64_t num_tokens,
+                                 int64_t heads, int64_t head_size);
 
 /// Sets [tokens, heads, head_size] with contiguous heads, padding included, to zero (in every dtype, all bits zero).
 void fill_with_zeros(const TensorView& output);

@@ -9,9 +9,6 @@
 namespace folio::inline v0::backends {
 namespace {
 
-using folio::testing::golden_case_name;
-using folio::testing::golden_cases;
-using folio::testing::GoldenCase;
 using testing::BatchLengths;
 using testing::FlashAttnFixture;
 using testing::LayerSetup;
@@ -41,31 +38,6 @@ struct EncoderFixture : FlashAttnFixture {
     return setup;
   }
 };
-
-class FlashAttnEncoder : public ::testing::TestWithParam<GoldenCase> {};
-
-TEST_P(FlashAttnEncoder, MatchesFloat64) {
-  const std::vector<int32_t> lens = GetParam().ints("lens");
-  for (const AttentionType type : {AttentionType::kEncoder, AttentionType::kEncoderOnly}) {
-    for (const bool windowed : {false, true}) {
-      SCOPED_TRACE(std::string(to_string(type)) + (windowed ? ", windowed" : ""));
-      LayerSetup setup;
-      setup.head_size = 16;
-      if (windowed) {
-        setup.sliding_window = 20;
-        setup.logits_soft_cap = 30.0f;
-        setup.alibi = true;
-        setup.sinks = true;
-      }
-      EncoderFixture fixture(setup, {GetParam().name, lens, lens}, type);
-      fixture.step();
-      EXPECT_EQ(fixture.wrong_output(), "");
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Golden, FlashAttnEncoder, ::testing::ValuesIn(golden_cases("backends/batches", "encoder")),
-                         golden_case_name);
 
 TEST(FlashAttnEncoder, LeavesPaddingAloneAndSeesNoOtherRequest) {
   LayerSetup setup;

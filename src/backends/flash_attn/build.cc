@@ -8,9 +8,9 @@
 namespace folio::inline v0::backends {
 namespace {
 
-/// The keys of a step as the plan takes them: one segment, or a shared prefix and each request's suffix.
+/// The keys of a step as the plan takes them: one segment, or shared prefixes and what is left of each request.
 struct StepKeys {
-  std::array<KvSegment, 2> segments;
+  std::array<KvSegment, kMaxCascadeLevels + 1> segments;
   size_t count = 1;
 };
 
@@ -53,6 +53,13 @@ StepKeys cascade_keys(int32_t prefix, const CommonAttentionMetadata& batch, Step
   return keys;
 }
 
+StepKeys discovered_keys(const StepCascadeLevels& levels) {
+  StepKeys keys;
+  keys.segments = levels.segments;
+  keys.count = static_cast<size_t>(levels.num_levels) + 1;
+  return keys;
+}
+
 /// How many of each request's older tokens this rank holds.
 void localize_context(const ParallelConfig& parallel, const CommonAttentionMetadata& batch,
                       std::vector<int32_t>& context_lens) {
@@ -88,6 +95,12 @@ WindowPlans plan_step(const CommonAttentionMetadata& batch, bool all_visible, co
 
 FlashAttentionMetadata FlashAttentionMetadataBuilder::build(int32_t common_prefix_len,
                                                             const CommonAttentionMetadata& batch, bool fast_build) {
+  return build_step(common_prefix_len, batch, fast_build, /*may_discover=*/true);
+}
+
+FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_prefix_len,
+                                                                 const CommonAttentionMetadata& batch, bool fast_build,
+                                                                 bool may_discover) {
   State& state = *state_;
   StepState& step = state.steps[state.next_step];
   const CommonAttentionMetadata checked = with_key_lengths(state.attn_type, batch, step);
@@ -102,7 +115,9 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build(int32_t common_prefi
     core::require(state.attn_type == AttentionType::kDecoder, "common_prefix_len is ", common_prefix_len,
                   " for layers of ", to_string(state.attn_type), " attention; decoders share prefixes");
     prefix = usable_prefix(common_prefix_len, state.spec.page_size, checked);
-    if (state.is_compatible()) {
+    if (state.options.cascade != CascadeMode::kHeuristic) {
+      prefix = 0;
+    } else if (state.is_compatible()) {
       core::require(!state.has_alibi, "Cascade attention does not support ALiBi.");
       core::require(state.windows.size() == 1 && state.aot_window == SlidingWindow{},
                     "Cascade attention does not support sliding window.");
@@ -111,7 +126,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build(int32_t common_prefi
     if (state.config.determinism >= Determinism::kBatchInvariant || step.dcp) prefix = 0;
   }
 
-  // Nothing is refused from here on but by the planner, after which this step's memory holds no plan.
+  // Nothing is refused from here on but by the planners, after which this step's memory holds no plan.
   if (step.schedule) step.schedule->invalidate();
   state.next_step = (state.next_step + 1) % state.steps.size();
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
@@ -124,7 +139,13 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build(int32_t common_prefi
     metadata.cu_prefix_query_lens = step.cu_prefix_query_lens;
     metadata.prefix_kv_lens = step.prefix_kv_lens;
     metadata.suffix_kv_lens = step.kv_lens;
-  } else {
+  } else if (step.cascade && may_discover) {
+    metadata.cascade = levels_of(step.cascade->plan(0, checked));
+    metadata.use_cascade = metadata.cascade.num_levels > 0;
+  }
+  if (metadata.cascade.num_levels > 0) {
+    keys = discovered_keys(metadata.cascade);
+  } else if (prefix == 0) {
     keys.segments[0].kv_len = checked.seq_lens.data();
     if (state.is_encoder()) keys.segments[0].source = KvSource::kRagged;
   }
@@ -169,12 +190,12 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build(int32_t common_prefi
 }
 
 FlashAttentionMetadata FlashAttentionMetadataBuilder::build_for_drafting(const CommonAttentionMetadata& batch) {
-  return build(0, batch, /*fast_build=*/true);
+  return build_step(0, batch, /*fast_build=*/true, /*may_discover=*/false);
 }
 
 FlashAttentionMetadata FlashAttentionMetadataBuilder::build_for_cudagraph_capture(
     const CommonAttentionMetadata& batch) {
-  return build(0, batch);
+  return build_step(0, batch, /*fast_build=*/false, /*may_discover=*/false);
 }
 
 FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const FlashAttentionMetadata& metadata,
@@ -192,6 +213,11 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const F
                   " tokens");
   }
   FlashAttentionMetadata updated = metadata;
+  if (metadata.cascade.num_levels > 0) {
+    static_cast<void>(workspace_size(metadata.plans.front()->plan));  // throws for a stale plan, whose levels are gone
+    updated.cascade = with_block_table(metadata.cascade, metadata.query_start_loc, metadata.page_size,
+                                       metadata.block_table, block_table);
+  }
   updated.block_table = block_table;
   updated.slot_mapping = slot_mapping;
   return updated;

@@ -3,6 +3,7 @@
 
 #include "backends/common/batch_checks.hpp"
 #include "backends/common/dcp_step.hpp"
+#include "backends/common/step_levels.hpp"
 #include "backends/flash_attn/builder_state.hpp"
 #include "core/error.hpp"
 
@@ -19,6 +20,7 @@ void check_flash_attn_config(const Context& context, const AttentionSpec& spec, 
                "use_block_table_kernels is true; the FlashAttention backend has its planned kernels only, which read "
                "block tables as they are");
   }
+  check_cascade_options(options.cascade, options.max_cascade_levels);
   core::require(options.steps_in_flight >= 1, "steps_in_flight is ", options.steps_in_flight, "; it is 1 or more");
   core::require(options.max_num_splits_for_graphs >= 1, "max_num_splits_for_graphs is ",
                 options.max_num_splits_for_graphs, "; it is 1 or more");
@@ -57,6 +59,11 @@ void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& confi
                "logits_indices_padded is not taken by the FlashAttention backend; leave it empty "
                "(make_kv_sharing_fast_prefill_common_attn_metadata makes a batch of the tokens whose logits are "
                "wanted)");
+  }
+  if (!batch.causal_per_request.empty() || !batch.mm_req_doc_ranges.empty()) {
+    core::fail(ErrorCode::kUnsupported,
+               "causal_per_request and mm_req_doc_ranges are not taken by the FlashAttention backend; leave them empty "
+               "(causal is for the whole batch)");
   }
   core::require(batch.encoder_seq_lens.empty() || attn_type == AttentionType::kEncoderDecoder,
                 "encoder_seq_lens is given to layers of ", to_string(attn_type), " attention");

@@ -8,6 +8,7 @@
 #include "attention/sealed_plan.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
+#include "backends/common/step_levels.hpp"
 #include "core/aligned_buffer.hpp"
 #include "folio/backends/flash_attn/metadata_builder.hpp"
 
@@ -44,6 +45,7 @@ struct StepState {
   StepPlans plans;
   std::optional<DcpStepPlans> dcp;         ///< instead of `plans`, for decoders under decode context parallelism
   std::optional<ScheduleMemory> schedule;  ///< where schedules are made ahead of time
+  std::optional<StepCascade> cascade;      ///< where prefixes are discovered
   std::vector<int32_t> kv_lens;            ///< [R], encoders' own tokens, cascades' suffixes, or a rank's older tokens
   std::vector<int32_t> suffix_first_pos;   ///< [R], the prefix's length
   std::array<int32_t, 2> cu_prefix_query_lens{};

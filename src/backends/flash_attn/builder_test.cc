@@ -130,6 +130,22 @@ TEST(FlashAttnBuilder, RefusesBatchesThatContradictThemselves) {
   EXPECT_NO_THROW(builder.build(0, fixture.batch));
 }
 
+TEST(FlashAttnBuilder, RefusesMasksByRequestThatItWouldNotApply) {
+  FlashAttnFixture fixture;
+  const FlashAttentionImpl impl = fixture.make_impl();
+  FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
+  const std::vector<uint8_t> causal(static_cast<size_t>(fixture.batch.num_reqs), 1);
+  const std::vector<BidirectionalRange> image{{0, 0, 1}};
+  CommonAttentionMetadata by_request = fixture.batch;
+  by_request.causal_per_request = causal;
+  CommonAttentionMetadata of_images = fixture.batch;
+  of_images.mm_req_doc_ranges = image;
+  for (const CommonAttentionMetadata& batch : {by_request, of_images}) {
+    EXPECT_NE(message_of([&] { builder.build(0, batch); }, ErrorCode::kUnsupported).find("mm_req_doc_ranges"),
+              std::string::npos);
+  }
+}
+
 // A group whose layers differ in nothing but their pages: the same step, the same schedule, another table.
 TEST(FlashAttnBuilder, UpdatesTheBlockTableAlone) {
   FlashAttnFixture first({}, backend_batch("mixed_small"));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backends/flash_attn/flash_attn_fixture.hpp"
+#include "core/instrumented_for_test.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -104,7 +105,13 @@ TEST(FlashAttnCascade, TakesTheGeometriesOfCascadeTests) {
     setup.num_heads = geometry.ints("heads")[0];
     setup.num_kv_heads = geometry.ints("heads")[1];
     setup.head_size = geometry.at<int32_t>("head_size");
-    cascade_and_compare(setup, {"some", {330, 280, 257}, {60, 18, 1}}, 256);
+    for (GoldenCase batch : golden_cases("backends/batches", "cascade")) {
+      // Of many requests of a few lengths one of each.
+      batch.data["seq_lens"][0] = 1;
+      if (batch.data["query_lens"][1].size() == 1) batch.data["query_lens"][0] = batch.data["seq_lens"][1].size();
+      cascade_and_compare(setup, golden_batch(batch), batch.at<int32_t>("prefix"));
+      if (folio::testing::kInstrumented) break;
+    }
   }
 }
 

@@ -71,16 +71,18 @@ struct FlashAttnFixture : BatchFixture {
   FlashAttentionOptions options;
   TensorView kv;  ///< the cache in this backend's logical shape
 
- private:
-  static LayerSetup apart(LayerSetup setup) {
-    setup.halves_apart = true;
-    return setup;
-  }
+  /// kv_cache as it is now, in this backend's logical shape.
   TensorView logical_cache() const {
     TensorView logical = kv_cache;
     std::swap(logical.shape[0], logical.shape[1]);
     std::swap(logical.strides[0], logical.strides[1]);
     return logical;
+  }
+
+ private:
+  static LayerSetup apart(LayerSetup setup) {
+    setup.halves_apart = true;
+    return setup;
   }
 };
 

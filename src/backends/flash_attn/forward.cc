@@ -1,6 +1,9 @@
+#include <cmath>
+
 #include "attention/sealed_plan.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
+#include "backends/common/step_levels.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -14,23 +17,35 @@ namespace {
 void check_output_quantization(const OutputQuantization& wanted, BackendProfile profile,
                                const FlashAttentionMetadata* metadata) {
   if (profile == BackendProfile::kNative && metadata == nullptr) return;
-  const bool offered = profile == BackendProfile::kNative && is_fp8(metadata->output_data_type);
-  if (!wanted.wanted()) {
-    core::require(!offered, "the output is ", offered ? metadata->output_data_type : DType::kUnset,
-                  "; output_quantization.scale must be given");
-    return;
-  }
-  if (!offered || wanted.block_scale.data != nullptr) {
+  const DType dtype = metadata != nullptr ? metadata->output_data_type : DType::kUnset;
+  const bool fp4 = dtype == DType::kFloat4E2M1x2;
+  const bool offered = profile == BackendProfile::kNative && (fp4 || is_fp8(dtype));
+  if (!offered && wanted.wanted()) {
     core::fail(ErrorCode::kUnsupported, "fused output quantization is not yet supported for FlashAttentionImpl",
                profile == BackendProfile::kNative
-                   ? "; fp8 outputs with one scale are, of builders whose output_dtype is fp8"
+                   ? "; it is with metadata of builders whose output_dtype is fp8 or fp4_e2m1x2"
                    : "");
   }
+  if (!offered) return;
+  core::require(wanted.scale != nullptr, "the output is ", dtype, "; output_quantization.scale must be given");
+  const float scale = *wanted.scale;
+  core::require(std::isfinite(scale) && scale > 0.0f, "output_scale is ", scale, "; it must be finite and positive");
+  const bool has_block_scale = wanted.block_scale.data != nullptr;
+  core::require(fp4 || !has_block_scale, "output_block_scale should not be provided for fp8 output");
+  core::require(!fp4 || has_block_scale, "output_block_scale is required for nvfp4 output");
+}
+
+/// The output as the kernel takes it. Throws unless it is of the metadata's dtype; NVFP4's may be an engine's bytes.
+TensorView typed_output(const TensorView& output, DType dtype) {
+  TensorView typed = output;
+  if (dtype == DType::kFloat4E2M1x2 && output.dtype == DType::kUnset) typed.dtype = dtype;
+  core::require(typed.dtype == dtype, "the output is ", output.dtype, "; the metadata was built for ", dtype);
+  return typed;
 }
 
 /// The keys and values of a step as the plan's segments take them.
 struct StepSegments {
-  SegmentArgs all[2];
+  LevelArgs all;
   size_t count = 1;
 };
 
@@ -44,6 +59,10 @@ StepSegments paged_segments(const FlashAttentionMetadata& metadata, const KvCach
   segment.v_scale = layer.v;
   segments.all[0] = segment;
   if (!metadata.use_cascade) return segments;
+  if (metadata.cascade.num_levels > 0) {
+    segments.count = segment_args(metadata.cascade, segment, segments.all).size();
+    return segments;
+  }
   segments.count = 2;
   segments.all[0].table = to_page_table(metadata.block_table, 1);
   segments.all[1] = segment;
@@ -106,8 +125,15 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
                 ", got ", query.dtype);
   const int64_t num_tokens = metadata->num_actual_tokens;
   require_shape("query", query, num_tokens, num_heads_, head_size_);
-  require_shape("output", output, num_tokens, num_heads_, head_size_);
+  const bool fp4 = metadata->output_data_type == DType::kFloat4E2M1x2;
+  require_shape("output", output, num_tokens, num_heads_, fp4 ? head_size_ / 2 : head_size_);
   check_scales(layer);
+  AttentionArgs args;
+  args.out = first_tokens(typed_output(output, metadata->output_data_type), num_tokens);
+  if (fp4) {
+    args.out_block_scale =
+        nvfp4_block_scale("output_block_scale", output_quantization.block_scale, 0, num_tokens, num_heads_, head_size_);
+  }
 
   StepSegments segments;
   if (is_encoder()) {
@@ -133,10 +159,8 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   }
   if (update_in_forward_) do_kv_cache_update(layer, key, value, kv_cache, metadata->slot_mapping, stream);
 
-  AttentionArgs args;
   args.q = first_tokens(query, num_tokens);
-  args.out = first_tokens(output, num_tokens);
-  args.segments = {segments.all, segments.count};
+  args.segments = std::span(segments.all).first(segments.count);
   args.sm_scale = scale_;
   args.logits_soft_cap = logits_soft_cap_;
   args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();

@@ -1,109 +1,25 @@
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "backends/flash_attn/flash_attn_fixture.hpp"
-#include "folio/types/float_convert.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
 
-using folio::testing::golden_case_name;
-using folio::testing::golden_cases;
-using folio::testing::GoldenCase;
 using testing::backend_batch;
 using testing::BatchLengths;
 using testing::FlashAttnFixture;
-using testing::golden_batch;
 using testing::LayerSetup;
 
-constexpr KvCacheLayout kLayouts[] = {KvCacheLayout::kNhd, KvCacheLayout::kHnd};
 const char* const kCacheDtypes[] = {"auto", "fp8_e4m3", "fp8_e5m2"};
-
-struct Variation {
-  const char* name;
-  void (*apply)(LayerSetup&);
-};
-
-const Variation kVariations[] = {
-    {"plain", [](LayerSetup&) {}},
-    {"sinks", [](LayerSetup& setup) { setup.sinks = true; }},
-    {"window", [](LayerSetup& setup) { setup.sliding_window = 256; }},
-    {"soft cap and ALiBi",
-     [](LayerSetup& setup) {
-       setup.logits_soft_cap = 3.0f;
-       setup.alibi = true;
-     }},
-    {"everything, float16",
-     [](LayerSetup& setup) {
-       setup.model_dtype = DType::kFloat16;
-       setup.sinks = true;
-       setup.sliding_window = 33;
-       setup.logits_soft_cap = 50.0f;
-       setup.scale = 0.5f;
-     }},
-};
 
 void step_and_compare(const LayerSetup& setup, const BatchLengths& lengths) {
   FlashAttnFixture fixture(setup, lengths);
   fixture.step();
   EXPECT_EQ(fixture.wrong_output(), "");
   EXPECT_EQ(fixture.wrong_cache(), "");
-}
-
-class FlashAttnBatch : public ::testing::TestWithParam<GoldenCase> {};
-
-TEST_P(FlashAttnBatch, MatchesFloat64InEveryLayoutDtypeAndVariation) {
-  const BatchLengths lengths = golden_batch(GetParam());
-  const bool large = lengths.name.find("large") != std::string::npos;
-  const bool small = lengths.name.find("small") != std::string::npos;
-  size_t round = 0;
-  for (KvCacheLayout layout : kLayouts) {
-    for (const char* cache_dtype : kCacheDtypes) {
-      for (const Variation& variation : kVariations) {
-        // Large batches take every sixth combination and medium ones every third; either still meets every layout,
-        // dtype and variation.
-        if (!small && round++ % (large ? 6 : 3) != 0) continue;
-        SCOPED_TRACE(std::string(to_string(layout)) + ", " + cache_dtype + ", " + variation.name);
-        LayerSetup setup;
-        setup.layout = layout;
-        setup.cache_dtype = cache_dtype;
-        if (!small) setup.head_size = 16;
-        if (large) setup.num_heads = 2, setup.num_kv_heads = 1;
-        variation.apply(setup);
-        step_and_compare(setup, lengths);
-      }
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Golden, FlashAttnBatch, ::testing::ValuesIn(golden_cases("backends/batches", "decoder")),
-                         golden_case_name);
-
-TEST(FlashAttnForward, TakesTheGeometriesOfVarlenTests) {
-  const BatchLengths lengths{"varlen", {1328, 18, 463}, {1, 5, 129}};
-  for (const GoldenCase& geometry : golden_cases("backends/batches", "varlen_geometries")) {
-    SCOPED_TRACE(geometry.data.dump());
-    LayerSetup setup;
-    setup.num_heads = geometry.ints("heads")[0];
-    setup.num_kv_heads = geometry.ints("heads")[1];
-    setup.head_size = geometry.at<int32_t>("head_size");
-    setup.layout = setup.head_size > 80 ? KvCacheLayout::kHnd : KvCacheLayout::kNhd;
-    if (setup.head_size != 128) setup.sliding_window = 256;
-    if (setup.head_size != 80) setup.logits_soft_cap = 50.0f;
-    step_and_compare(setup, lengths);
-  }
-}
-
-TEST(FlashAttnForward, TakesTheGeometryOfLlama3) {
-  LayerSetup setup;
-  setup.num_heads = 32;
-  setup.num_kv_heads = 8;
-  setup.head_size = 128;
-  step_and_compare(setup, backend_batch("mixed_small"));
 }
 
 TEST(FlashAttnForward, IsExactToFloat32InFloat32) {
@@ -228,38 +144,6 @@ TEST(FlashAttnNonCausal, SeesLaterKeysWhereTheLayerHasNoWindow) {
   fixture.batch.causal = false;
   fixture.step();
   EXPECT_EQ(fixture.wrong_output(), "");
-}
-
-TEST(FlashAttnOutput, IsQuantisedInTheKernel) {
-  LayerSetup setup;
-  setup.model_dtype = DType::kFloat32;
-  FlashAttnFixture fixture(setup);
-  fixture.step();
-  ASSERT_EQ(fixture.wrong_output(), "");
-  std::vector<float> plain(fixture.out_memory.size() / sizeof(float));
-  std::memcpy(plain.data(), fixture.out_memory.data(), fixture.out_memory.size());
-
-  for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2}) {
-    fixture.options.output_dtype = dtype;
-    const FlashAttentionImpl impl = fixture.make_impl();
-    FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
-    const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
-    fixture.output.dtype = dtype;
-    const float scale = 0.125f;
-    OutputQuantization quantization;
-    quantization.scale = &scale;
-    const auto forward = [&](const OutputQuantization& wanted) {
-      impl.forward(fixture.scales(), fixture.query, {}, {}, fixture.kv, &metadata, fixture.output, wanted);
-    };
-    forward(quantization);
-    for (size_t i = 0; i < plain.size(); ++i) {
-      std::array<std::byte, sizeof(float)> expected{};
-      store_from_float(expected.data(), dtype, 0, plain[i] / scale);
-      ASSERT_EQ(fixture.out_memory[i], expected[0]) << i;
-    }
-    EXPECT_NE(testing::message_of([&] { forward({}); }).find("output_quantization.scale must be given"),
-              std::string::npos);
-  }
 }
 
 }  // namespace

@@ -136,11 +136,11 @@ TEST(FlashAttnImpl, SaysWhichQuantisedOutputsThereAre) {
   EXPECT_EQ(
       message_of([&] { impl.forward({}, fixture.query, {}, {}, fixture.kv, &metadata, fixture.output, quantization); },
                  ErrorCode::kUnsupported),
-      "fused output quantization is not yet supported for FlashAttentionImpl; fp8 outputs with one scale are, of "
-      "builders whose output_dtype is fp8");
+      "fused output quantization is not yet supported for FlashAttentionImpl; it is with metadata of builders whose "
+      "output_dtype is fp8 or fp4_e2m1x2");
   fixture.options.output_dtype = DType::kFloat16;
   EXPECT_EQ(message_of([&] { fixture.make_builder({&impl}); }),
-            "output_dtype is float16; the model's, bfloat16, and fp8 are offered");
+            "output_dtype is float16; the model's, bfloat16, fp8 and fp4_e2m1x2 are offered");
 }
 
 // Its validation takes e5m2 and its code does not: it raises when it computes. The native profile computes.

@@ -90,6 +90,27 @@ TEST(FlashAttnLocalAttention, RunsVirtualBatches) {
   }
 }
 
+// The made requests begin with their chunk, so what they share are the chunk's first pages: of the third request a
+// chunk further on than of the others, and so nothing.
+TEST(FlashAttnLocalAttention, VirtualBatchesShareTheirChunksPages) {
+  constexpr int32_t kChunk = 128;
+  LayerSetup setup;
+  setup.model_dtype = DType::kFloat32;
+  setup.shared_prefix = 96;
+  FlashAttnFixture fixture(setup, {"chunked", {110, 100, 140, 125, 120, 128}, {1, 2, 3, 1, 20, 4}});
+  fixture.options.cascade = CascadeMode::kAuto;
+  VirtualBatchStorage storage;
+  const CommonAttentionMetadata local =
+      make_local_attention_virtual_batches(kChunk, fixture.batch, setup.page_size, storage);
+  const FlashAttentionImpl impl = fixture.make_impl();
+  FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
+  const FlashAttentionMetadata metadata = builder.build(0, local);
+  EXPECT_EQ(metadata.cascade.num_levels, 1);
+  fixture.forward(impl, metadata);
+  EXPECT_EQ(fixture.wrong_cache(), "");
+  EXPECT_EQ(wrong_local_output(fixture, kChunk), "");
+}
+
 // The layers behind the last that writes KV compute the tokens whose logits are wanted only.
 TEST(FlashAttnFastPrefill, ComputesTheWantedTokens) {
   LayerSetup setup;

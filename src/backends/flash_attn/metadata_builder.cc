@@ -24,8 +24,8 @@ DType resolve_output_dtype(const FlashAttentionOptions& options, DType model_dty
   if (options.facts.profile != BackendProfile::kNative) {
     core::fail(ErrorCode::kUnsupported, "fused output quantization is not yet supported for FlashAttentionImpl");
   }
-  core::require(is_fp8(*options.output_dtype), "output_dtype is ", *options.output_dtype, "; the model's, ",
-                model_dtype, ", and fp8 are offered");
+  core::require(is_fp8(*options.output_dtype) || *options.output_dtype == DType::kFloat4E2M1x2, "output_dtype is ",
+                *options.output_dtype, "; the model's, ", model_dtype, ", fp8 and fp4_e2m1x2 are offered");
   return *options.output_dtype;
 }
 
@@ -45,6 +45,15 @@ bool makes_schedules(const FlashAttentionOptions& options, const EngineConfig& c
          config.determinism < Determinism::kBatchInvariant;
 }
 
+int32_t max_shared_levels(const FlashAttentionOptions& options) {
+  switch (options.cascade) {
+    case CascadeMode::kOff: return 0;
+    case CascadeMode::kHeuristic: return 1;
+    case CascadeMode::kAuto: break;
+  }
+  return options.max_cascade_levels;
+}
+
 PrepareOptions prepare_options(const Context& context, const EngineConfig& config, const FlashAttentionOptions& options,
                                bool may_cascade) {
   PrepareOptions prepare;
@@ -55,7 +64,7 @@ PrepareOptions prepare_options(const Context& context, const EngineConfig& confi
     bounds.max_tokens = config.scheduler.max_num_batched_tokens;
     bounds.max_q_len = std::min(bounds.max_tokens, config.model.max_model_len);
     bounds.max_kv_len = config.model.max_model_len;
-    bounds.max_shared_levels = may_cascade ? 1 : 0;
+    bounds.max_shared_levels = may_cascade ? max_shared_levels(options) : 0;
     prepare.bounds = bounds;
     // A query's keys are divided over work lists, each of which has at most one piece of them.
     prepare.num_workers = std::min(context.concurrency(), options.max_num_splits_for_graphs);
@@ -116,16 +125,25 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
                config.parallel.decode_context_parallel_size, "; layers of ", to_string(state.attn_type),
                " attention take 1");
   }
+  if (divided && state.output_data_type == DType::kFloat4E2M1x2) {
+    core::fail(ErrorCode::kUnsupported, "output_dtype is fp4_e2m1x2 under decode context parallelism; ",
+               config.model.dtype, " and fp8 are offered");
+  }
   state.aot_schedule = !divided && makes_schedules(options, config, state.windows.size());
   if (state.windows.size() == 1) state.aot_window = layers.front().impl->sliding_window();
 
   const AttentionOp& first = state.windows.front().op;
   const bool graphs = config.compilation.decode_graph_mode == DecodeGraphMode::kFull;
   const int64_t fixed_ints = state.aot_schedule && graphs ? attention::SealedPlan::max_size(first) : 0;
+  // As its original, vLLM's profile has no cascade with windows or ALiBi.
+  const bool may_discover =
+      may_cascade && !divided &&
+      !(state.is_compatible() && (state.has_alibi || state.aot_window != SlidingWindow{} || state.windows.size() > 1));
   state.steps.reserve(static_cast<size_t>(options.steps_in_flight));
   for (int32_t i = 0; i < options.steps_in_flight; ++i) {
     StepState& step = state.steps.emplace_back(state.windows);
     if (state.aot_schedule) step.schedule.emplace(first, fixed_ints);
+    if (may_discover) step.cascade = make_step_cascade(options.cascade, options.max_cascade_levels, state.windows);
     if (divided) {
       // Layers that share a cache have no keys of their own, and quantised queries none beside the cache's.
       const bool all_cached = is_fp8(state.q_data_type) || std::ranges::any_of(layers, [](const auto& layer) {

@@ -1,10 +1,8 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <fstream>
-#include <string>
 #include <vector>
 
+#include "core/snippet_for_test.hpp"
 #include "folio/backends/flash_attn.hpp"
 
 // The snippet of docs/flash_attn.md, compiled and run.
@@ -79,24 +77,8 @@ TEST(FlashAttnUsage, TheSnippetRuns) {
   for (float value : step.out) ASSERT_FLOAT_EQ(value, 0.5f) << "every value is one half";
 }
 
-std::vector<std::string> lines_between(const std::string& path, const std::string& begin, const std::string& end,
-                                       size_t indent) {
-  std::ifstream file(path);
-  std::vector<std::string> lines;
-  bool inside = false;
-  for (std::string line; std::getline(file, line);) {
-    if (inside && line.find(end) != std::string::npos) return lines;
-    if (inside) lines.push_back(line.substr(std::min(indent, line.size())));
-    inside = inside || line.find(begin) != std::string::npos;
-  }
-  ADD_FAILURE() << path << " has no " << begin << " ... " << end;
-  return {};
-}
-
 TEST(FlashAttnUsage, TheDocumentShowsTheSnippetThatRuns) {
-  const std::string root = FOLIO_SOURCE_DIR;
-  EXPECT_EQ(lines_between(root + "/docs/flash_attn.md", "```cpp", "```", 0),
-            lines_between(root + "/src/backends/flash_attn/usage_test.cc", "// [snippet]", "// [/snippet]", 2));
+  folio::testing::expect_document_shows_snippet("docs/flash_attn.md", "src/backends/flash_attn/usage_test.cc");
 }
 
 }  // namespace

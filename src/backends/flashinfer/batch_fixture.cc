@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 
+#include "core/golden_test.hpp"
 #include "folio/types/float_convert.hpp"
 
 namespace folio::inline v0::backends::testing {
@@ -29,6 +30,14 @@ class Uniform {
 float store(std::vector<std::byte>& memory, DType dtype, int64_t index, float value, float scale = 1.0f) {
   store_from_float(memory.data(), dtype, index, value / scale);
   return load_as_float(memory.data(), dtype, index) * scale;
+}
+
+/// [n, list]: the list n times.
+std::vector<int32_t> repeated(const nlohmann::json& entry) {
+  const auto once = entry.at(1).get<std::vector<int32_t>>();
+  std::vector<int32_t> values;
+  for (auto n = entry.at(0).get<int32_t>(); n > 0; --n) values.insert(values.end(), once.begin(), once.end());
+  return values;
 }
 
 float rounded(DType dtype, float value) {
@@ -92,8 +101,10 @@ void BatchFixture::lay_out_pages(uint32_t seed) {
   for (size_t request = 0; request < seq_lens.size(); ++request) {
     for (int32_t at = 0; at < seq_lens[request]; at += setup.page_size) {
       const auto column = static_cast<size_t>(at / setup.page_size);
-      const bool shared = shares_prefix(request) && at < setup.shared_prefix;
-      block_table[request * static_cast<size_t>(row_stride_) + column] = shared ? block_table[column] : *next++;
+      const SharedStart start = start_of(request);
+      const size_t shared = static_cast<size_t>(start.from) * static_cast<size_t>(row_stride_) + column;
+      block_table[request * static_cast<size_t>(row_stride_) + column] =
+          at < start.tokens ? block_table[shared] : *next++;
     }
   }
 }
@@ -102,8 +113,9 @@ float BatchFixture::head_scale(int32_t head) const {
   return setup.scales_per_head ? static_cast<float>(1 + head) : 1.0f;
 }
 
-bool BatchFixture::shares_prefix(size_t request) const {
-  return request > 0 && seq_lens[request] >= setup.shared_prefix;
+SharedStart BatchFixture::start_of(size_t request) const {
+  if (!setup.starts.empty()) return request < setup.starts.size() ? setup.starts[request] : SharedStart{};
+  return {0, request > 0 && seq_lens[request] >= setup.shared_prefix ? setup.shared_prefix : 0};
 }
 
 int64_t BatchFixture::slot_of(size_t request, int32_t position) const {
@@ -144,6 +156,8 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
   for (size_t request = 0; request < seq_lens.size(); ++request) {
     const int32_t query_len = query_start_loc[request + 1] - query_start_loc[request];
     const int32_t first_new = seq_lens[request] - query_len;
+    const SharedStart start = start_of(request);
+    const History& from = history_[static_cast<size_t>(start.from)];
     for (int32_t position = 0; position < seq_lens[request]; ++position) {
       const int64_t slot = slot_of(request, position);
       const bool is_new = position >= first_new;
@@ -151,10 +165,10 @@ void BatchFixture::fill_cache_and_inputs(uint32_t seed) {
       for (int32_t i = 0; i < setup.num_kv_heads * setup.head_size; ++i) {
         const int32_t head = i / setup.head_size;
         const int32_t component = i % setup.head_size;
-        if (shares_prefix(request) && position < setup.shared_prefix) {
+        if (position < start.tokens) {
           const auto at = static_cast<size_t>(position * setup.num_kv_heads * setup.head_size + i);
-          history_[request].k.push_back(history_[0].k[at]);
-          history_[request].v.push_back(history_[0].v[at]);
+          history_[request].k.push_back(from.k[at]);
+          history_[request].v.push_back(from.v[at]);
           continue;
         }
         const float k = rounded(setup.model_dtype, uniform());
@@ -265,25 +279,15 @@ TensorView BatchFixture::run() {
   return run(impl, builder);
 }
 
-const std::vector<BatchLengths>& backend_batches() {
-  static const std::vector<BatchLengths> batches{
-      {"small_decode", {32, 40}, {1, 1}},
-      {"small_prefill", {32, 40}, {8, 8}},
-      {"mixed_small", {32, 40, 48, 56}, {1, 1, 5, 5}},
-      {"medium_decode", {128, 256, 512, 1024, 128, 256, 512, 1024}, {1, 1, 1, 1, 1, 1, 1, 1}},
-      {"medium_prefill", {256, 512, 1024, 2048}, {16, 16, 16, 16}},
-      {"mixed_medium", {512, 1024, 2048, 512, 1024, 2048}, {1, 1, 1, 7, 7, 7}},
-      {"large_decode", std::vector<int32_t>(32, 2048), std::vector<int32_t>(32, 1)},
-      {"large_prefill", std::vector<int32_t>(8, 4096), std::vector<int32_t>(8, 32)},
-      {"mixed_large", {1024, 2048, 4096, 1024, 2048, 4096}, {1, 1, 1, 32, 32, 32}},
-      {"single_decode", {1024}, {1}},
-      {"single_prefill", {1024}, {64}},
-  };
-  return batches;
-}
-
 const BatchLengths& backend_batch(const std::string& name) {
-  return *std::ranges::find(backend_batches(), name, &BatchLengths::name);
+  static const std::vector<BatchLengths> batches = [] {
+    std::vector<BatchLengths> all;
+    for (const auto& batch : folio::testing::golden_cases("backends/batches", "decoder")) {
+      all.push_back({batch.name, repeated(batch.data.at("seq_lens")), repeated(batch.data.at("query_lens"))});
+    }
+    return all;
+  }();
+  return *std::ranges::find(batches, name, &BatchLengths::name);
 }
 
 }  // namespace folio::inline v0::backends::testing

@@ -21,6 +21,12 @@ struct BatchLengths {
   std::vector<int32_t> query_lens;
 };
 
+/// What a request begins with: the first `tokens` tokens, full pages computed before the step, of an earlier request.
+struct SharedStart {
+  int32_t from = 0;
+  int32_t tokens = 0;
+};
+
 /// What a test varies besides the lengths.
 struct LayerSetup {
   int32_t num_heads = 4;
@@ -48,6 +54,7 @@ struct LayerSetup {
   bool share_kv = false;              ///< the layer reads another layer's cache: its K and V are there already
   bool halves_apart = false;          ///< the cache is [2, pages, ...] in memory: all of K, then all of V
   int32_t shared_prefix = 0;          ///< full pages of tokens that all requests of that length at least have in common
+  std::vector<SharedStart> starts;    ///< instead of shared_prefix: [R], of each request its own
   Determinism determinism = Determinism::kRunToRun;
   BackendProfile profile = BackendProfile::kNative;
 };
@@ -110,7 +117,7 @@ class BatchFixture {
   DType q_dtype() const;
   float sm_scale() const;
   float head_scale(int32_t head) const;
-  bool shares_prefix(size_t request) const;
+  SharedStart start_of(size_t request) const;
   int64_t slot_of(size_t request, int32_t position) const;
   /// Index of an element of K (half 0) or V (half 1) in the cache's memory.
   int64_t cache_index(int64_t slot, int32_t half, int32_t head, int32_t component) const;
@@ -122,8 +129,7 @@ class BatchFixture {
   int32_t row_stride_ = 0;
 };
 
-/// The batches of vLLM's tests/v1/attention/test_attention_backends.py.
-const std::vector<BatchLengths>& backend_batches();
+/// A decoders' batch of tests/golden/backends/batches.json.
 const BatchLengths& backend_batch(const std::string& name);
 
 }  // namespace folio::inline v0::backends::testing

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/common/tensor_checks.hpp"
 #include "backends/flashinfer/block_table_state.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
-#include "folio/types/nvfp4.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -52,17 +52,10 @@ BlockScaleArgs check_fp4(const FP4Tensor& out, const ConstTensorView& query, int
           shape[2], "]");
   require(out.data.dtype == DType::kFloat4E2M1x2 || out.data.dtype == DType::kUnset, "FP4Tensor.data is ",
           out.data.dtype, "; it must be fp4_e2m1x2 or unset");
-  require(out.scale.dtype == DType::kFloat8E4M3 || out.scale.dtype == DType::kUnset, "FP4Tensor.scale is ",
-          out.scale.dtype, "; it must be fp8_e4m3 or unset");
   require(out.scale_start_index >= 0, "FP4Tensor.scale_start_index is ", out.scale_start_index,
           "; it must not be negative");
-  const int64_t blocks = query.shape[1] * head_dim / kNvfp4BlockSize;
-  const int64_t columns = core::ceil_div<int64_t>(blocks, kNvfp4TileBlocks) * kNvfp4TileBlocks;
-  const int64_t rows = core::ceil_div<int64_t>(out.scale_start_index + query.shape[0], kNvfp4TileRows) * kNvfp4TileRows;
-  const bool packed = out.scale.rank == 2 && out.scale.strides[1] == 1 && out.scale.strides[0] == columns;
-  require(packed && out.scale.shape[1] == columns && out.scale.shape[0] >= rows,
-          "FP4Tensor.scale must be packed and at least [", rows, ", ", columns, "]");
-  return {out.scale.data, out.scale_start_index};
+  return nvfp4_block_scale("FP4Tensor.scale", out.scale, out.scale_start_index, query.shape[0], query.shape[1],
+                           head_dim);
 }
 
 void check(const BlockTableArgs& args, std::span<const int32_t> cu_q) {

@@ -192,6 +192,21 @@ TEST(BlockTables, PlanOnceForAStepsLayers) {
   EXPECT_GT(call.workspace.workspace_size(), 0u);
 }
 
+TEST(BlockTables, RefuseCachesThatNoKernelReads) {
+  const json document = folio::testing::golden("flashinfer/block_table");
+  for (const json& golden : document.at("refused_dtypes")) {
+    LayerSetup setup;
+    setup.cache_dtype = "fp8";
+    setup.quantize_query = true;
+    Call call(setup, {"decode", {40, 7}, {1, 1}});
+    ASSERT_EQ(golden.at("kv"), "nvfp4");
+    call.args.kv_cache.dtype = DType::kFloat4E2M1x2;
+    std::vector<std::byte> untouched = call.fixture.out_memory;
+    EXPECT_THAT(message_of([&] { call.decode(); }, ErrorCode::kUnsupported), HasSubstr(golden.at("error")));
+    EXPECT_EQ(call.fixture.out_memory, untouched);
+  }
+}
+
 TEST(BlockTables, RefuseDecodesOfUnevenLengths) {
   const json document = folio::testing::golden("flashinfer/block_table");
   for (const json& golden : document.at("uneven")) {
@@ -202,6 +217,31 @@ TEST(BlockTables, RefuseDecodesOfUnevenLengths) {
     Call call({}, {"uneven", std::vector<int32_t>(static_cast<size_t>(decodes), 40), query_lens});
     EXPECT_THAT(message_of([&] { call.decode(); }),
                 HasSubstr("TRTLLM decode requires uniform query lengths per request. Got " + std::to_string(tokens)));
+  }
+}
+
+// Queries of verified drafts lie one after the other, as long as each request has them; the rows behind are padding.
+TEST(BlockTables, TakeRaggedQueriesByTheirIndptr) {
+  const json document = folio::testing::golden("flashinfer/block_table");
+  for (const json& golden : document.at("ragged_queries")) {
+    SCOPED_TRACE(golden.dump());
+    const auto q_lens = golden.at("q_lens").get<std::vector<int32_t>>();
+    std::vector<int32_t> seq_lens;
+    for (const int32_t q_len : q_lens) seq_lens.push_back(q_len + 20);
+    LayerSetup setup;
+    const auto indptr = golden.at("indptr").get<std::vector<int32_t>>();
+    setup.padding_tokens = golden.at("padded_tokens").get<int32_t>() - indptr.back();
+    Call call(setup, {"ragged", seq_lens, q_lens});
+    EXPECT_EQ(call.fixture.query_start_loc, indptr);
+    call.args.query.shape[0] = call.tokens;  // padding is cut off by the caller
+    std::get<TensorView>(call.args.out).shape[0] = call.tokens;
+    trtllm_batch_context_with_kv_cache(call.workspace, call.args, indptr, golden.at("max_q_len").get<int32_t>());
+    EXPECT_EQ(call.fixture.wrong_output(), "");
+    EXPECT_THAT(message_of([&] {
+                  trtllm_batch_context_with_kv_cache(call.workspace, call.args, indptr,
+                                                     golden.at("max_q_len").get<int32_t>() - 1);
+                }),
+                HasSubstr("max_q_len is"));
   }
 }
 

@@ -40,15 +40,18 @@ PlannedPart planned_part(const FlashInferMetadata& metadata) {
   return {};
 }
 
-/// The part's lengths, in one segment or, with a shared prefix, in two.
+/// The part's lengths, in one segment or, with shared prefixes, in several.
 void plan_part(State& state, const CommonAttentionMetadata& batch, StepPlans& plans, FlashInferMetadata& metadata) {
   const PlannedPart& part = metadata.planned;
   const auto first = static_cast<size_t>(part.first_request);
   const auto count = static_cast<size_t>(part.num_requests);
-  std::array<KvSegment, 2> segments;
+  std::array<KvSegment, kMaxCascadeLevels + 1> segments;
   size_t num_segments = 1;
   segments[0].kv_len = batch.seq_lens.data() + first;
-  if (metadata.use_cascade) {
+  if (metadata.cascade.num_levels > 0) {
+    segments = metadata.cascade.segments;
+    num_segments += static_cast<size_t>(metadata.cascade.num_levels);
+  } else if (metadata.use_cascade) {
     num_segments = 2;
     CascadeLengths& cascade = state.cascade;
     const int32_t prefix = metadata.common_prefix_len;
@@ -92,6 +95,13 @@ int32_t padded_rows(const State& state, const FlashInferMetadata& metadata) {
   return state.padding->pad_for_cudagraph(std::max(split.num_decode_tokens, split.num_decodes));
 }
 
+/// What requests share, where one plan of no fixed shape has them all.
+StepCascadeLevels discover(State& state, const CommonAttentionMetadata& batch, const FlashInferMetadata& metadata) {
+  const bool one_plan = metadata.planned.num_requests == metadata.num_reqs && metadata.num_padded_reqs == 0;
+  if (!state.step_cascade || !one_plan || batch.num_reqs == 0) return {};
+  return levels_of(state.step_cascade->plan(0, batch));
+}
+
 }  // namespace
 
 FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, const CommonAttentionMetadata& batch) {
@@ -105,6 +115,7 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   metadata.common_prefix_len = usable_prefix(common_prefix_len, state.spec.page_size, batch);
   // How many keys are shared depends on the other requests, and so would a request's bits.
   if (state.config.determinism >= Determinism::kBatchInvariant) metadata.common_prefix_len = 0;
+  if (state.options.cascade != CascadeMode::kHeuristic) metadata.common_prefix_len = 0;
   if (state.dcp) metadata.common_prefix_len = 0;  // what requests share is not divided over ranks as well
   metadata.use_cascade = metadata.common_prefix_len > 0;
   metadata.profile = state.profile;
@@ -113,6 +124,8 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   choose_paths(state, batch, metadata);
   metadata.num_padded_reqs = padded_rows(state, metadata);
   metadata.planned = planned_part(metadata);
+  metadata.cascade = discover(state, batch, metadata);
+  metadata.use_cascade = metadata.use_cascade || metadata.cascade.num_levels > 0;
   ++state.generation;
   metadata.current_generation = &state.generation;
   metadata.generation = state.generation;

@@ -19,7 +19,7 @@ void FlashInferImpl::check_output_quantization(const OutputQuantization& quantiz
   } else if (metadata.dcp_plans.front()) {
     core::fail(ErrorCode::kUnsupported,
                "the output is quantised under decode context parallelism; outputs of the model's dtype are offered");
-  } else if (metadata.use_cascade) {
+  } else if (metadata.common_prefix_len > 0) {
     core::fail(ErrorCode::kUnsupported,
                "the output is quantised in a batch with a shared prefix; build it with common_prefix_len 0");
   }

@@ -3,6 +3,7 @@
 
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
+#include "backends/common/step_levels.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "backends/flashinfer/block_table_state.hpp"
 #include "backends/flashinfer/forward_call.hpp"
@@ -97,23 +98,26 @@ void FlashInferImpl::check_paths(const Call& call) const {
 void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
   const FlashInferMetadata& metadata = call.metadata;
   const PlannedPart& part = metadata.planned;
-  std::array<SegmentArgs, 2> segments;
-  for (SegmentArgs& segment : segments) {
-    segment.cache = call.cache;
-    segment.k_scale = call.layer.k;
-    segment.v_scale = call.layer.v;
-  }
+  SegmentArgs segment;
+  segment.cache = call.cache;
+  segment.k_scale = call.layer.k;
+  segment.v_scale = call.layer.v;
   const BlockTableView table = rows_of(metadata.block_table, {part.first_request, part.num_requests});
-  segments[0].table = to_page_table(table, part.num_requests);
-  if (metadata.use_cascade) {
-    segments[1].table = segments[0].table;
-    segments[1].table.first_column = metadata.common_prefix_len / metadata.page_size;
-    segments[0].table = to_page_table(table, 1);  // the first request's pages are everyone's
+  segment.table = to_page_table(table, part.num_requests);
+  LevelArgs room;
+  std::span<const SegmentArgs> segments(&segment, 1);
+  if (metadata.cascade.num_levels > 0) {
+    segments = segment_args(metadata.cascade, segment, room);
+  } else if (metadata.use_cascade) {
+    room[0] = room[1] = segment;
+    room[0].table = to_page_table(table, 1);  // the first request's pages are everyone's
+    room[1].table.first_column = metadata.common_prefix_len / metadata.page_size;
+    segments = std::span(room).first(2);
   }
   AttentionArgs args;
   args.q = tokens_of(call.query, part.first_token, part.num_tokens);
   args.out = tokens_of(call.output, part.first_token, part.num_tokens);
-  args.segments = std::span(segments).first(metadata.use_cascade ? 2 : 1);
+  args.segments = segments;
   args.sm_scale = scale_;
   args.logits_soft_cap = logits_soft_cap_;
   args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();

@@ -12,80 +12,17 @@ namespace folio::inline v0::backends {
 namespace {
 
 using testing::backend_batch;
-using testing::backend_batches;
 using testing::BatchFixture;
 using testing::BatchLengths;
 using testing::LayerSetup;
 
-constexpr KvCacheLayout kLayouts[] = {KvCacheLayout::kNhd, KvCacheLayout::kHnd};
 const char* const kCacheDtypes[] = {"auto", "fp8_e4m3", "fp8_e5m2"};
-
-/// A layer feature, alone or with others.
-struct Variation {
-  const char* name;
-  void (*apply)(LayerSetup&);
-};
-
-const Variation kVariations[] = {
-    {"plain", [](LayerSetup&) {}},
-    {"sinks", [](LayerSetup& setup) { setup.sinks = true; }},
-    {"window", [](LayerSetup& setup) { setup.sliding_window = 24; }},
-    {"soft cap and ALiBi",
-     [](LayerSetup& setup) {
-       setup.logits_soft_cap = 3.0f;
-       setup.alibi = true;
-     }},
-    {"everything, float16",
-     [](LayerSetup& setup) {
-       setup.model_dtype = DType::kFloat16;
-       setup.sinks = true;
-       setup.sliding_window = 33;
-       setup.logits_soft_cap = 30.0f;
-       setup.scale = 0.5f;
-     }},
-};
 
 void run_and_compare(const LayerSetup& setup, const BatchLengths& lengths) {
   BatchFixture fixture(setup, lengths);
   fixture.run();
   EXPECT_EQ(fixture.wrong_output(), "");
   EXPECT_EQ(fixture.wrong_cache(), "");
-}
-
-class BackendBatch : public ::testing::TestWithParam<BatchLengths> {};
-
-TEST_P(BackendBatch, MatchesFloat64InEveryLayoutDtypeAndVariation) {
-  const BatchLengths& lengths = GetParam();
-  const bool large = lengths.name.starts_with("large") || lengths.name == "mixed_large";
-  const bool small = lengths.name.find("small") != std::string::npos;
-  size_t round = 0;
-  for (KvCacheLayout layout : kLayouts) {
-    for (const char* cache_dtype : kCacheDtypes) {
-      for (const Variation& variation : kVariations) {
-        // Large batches take every sixth combination; that still meets every layout, dtype and variation.
-        if (large && round++ % 6 != 0) continue;
-        SCOPED_TRACE(std::string(to_string(layout)) + ", " + cache_dtype + ", " + variation.name);
-        LayerSetup setup;
-        setup.layout = layout;
-        setup.cache_dtype = cache_dtype;
-        if (!small) setup.head_size = 16;
-        if (large) setup.num_heads = 2, setup.num_kv_heads = 1;
-        variation.apply(setup);
-        run_and_compare(setup, lengths);
-      }
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Golden, BackendBatch, ::testing::ValuesIn(backend_batches()),
-                         [](const auto& param_info) { return param_info.param.name; });
-
-TEST(FlashInferForward, TakesTheGeometryOfLlama3) {
-  LayerSetup setup;
-  setup.num_heads = 32;
-  setup.num_kv_heads = 8;
-  setup.head_size = 128;
-  run_and_compare(setup, backend_batch("mixed_small"));
 }
 
 TEST(FlashInferForward, TakesPagesOfAnySize) {

@@ -24,9 +24,10 @@ KernelDispatch dispatch_of(const EngineConfig& config, const FlashInferOptions& 
     return KernelDispatch(facts);
   }
   const std::optional<bool> forced = options.dispatch->force_use_trtllm_attention();
+  const auto text = [](std::optional<bool> choice) { return choice ? (*choice ? "true" : "false") : "not given"; };
   core::require(!config.use_block_table_kernels || config.use_block_table_kernels == forced,
-                "use_block_table_kernels is ", *config.use_block_table_kernels, " in the engine's configuration and ",
-                forced ? (*forced ? "true" : "false") : "not given", " in the dispatch");
+                "use_block_table_kernels is ", text(config.use_block_table_kernels),
+                " in the engine's configuration and ", text(forced), " in the dispatch");
   return *options.dispatch;
 }
 
@@ -107,6 +108,7 @@ StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
 FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, const AttentionSpec& spec, Layers layers,
                                                      const EngineConfig& config, const FlashInferOptions& options) {
   check_engine_config(context, spec, config, options.profile);
+  check_cascade_options(options.cascade, options.max_cascade_levels);
   state_ = std::make_unique<State>(context, config, options);
   State& state = *state_;
   state.spec = spec;
@@ -152,6 +154,7 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     state.dcp.emplace(context, config, state.windows, all_cached, options.force_kernel);
   } else {
     state.plans.emplace(state.windows);
+    state.step_cascade = make_step_cascade(options.cascade, options.max_cascade_levels, state.windows);
   }
   set_up_graphs(state);
   reserve_arrays(state);

@@ -48,7 +48,7 @@ PagedKvArrays FlashInferMetadataBuilder::paged_kv_arrays(const FlashInferMetadat
                        .last_page_len = state.paged_kv_last_page_len,
                        .seq_lens = state.paged_kv_seq_lens,
                        .shared_kv_page_indices = {}};
-  if (metadata.use_cascade) {
+  if (prefix > 0) {
     arrays.shared_qo_indptr = {0, metadata.num_actual_tokens};
     arrays.shared_kv_page_indptr = {0, prefix_pages};
     arrays.shared_kv_page_indices = {metadata.block_table.data, static_cast<size_t>(prefix_pages)};

@@ -3,12 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "backends/flashinfer/batch_fixture.hpp"
 #include "backends/flashinfer/group_fixture.hpp"
+#include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 #include "folio/types/float_convert.hpp"
 
@@ -247,6 +249,41 @@ TEST(RaggedWrapper, TakesMasksAsBoolsAndPacked) {
   EXPECT_THAT(message_of([&] { zero.run({bools, packed}); }), HasSubstr("both given"));
   EXPECT_THAT(message_of([&] { zero.run({std::span(bools).first(14), {}}); }), HasSubstr("the batch has"));
   EXPECT_THAT(message_of([&] { zero.run({{}, std::span(packed).first(1)}); }), HasSubstr("the batch needs 2"));
+}
+
+// The mask of a draft is a row of bits, the first draft lowest. As a custom mask it means what causality means by
+// itself.
+TEST(RaggedWrapper, TakesTheGoldenMasksOfDrafts) {
+  const nlohmann::json document = folio::testing::golden("flashinfer/block_table");
+  for (const nlohmann::json& golden : document.at("draft_masks")) {
+    SCOPED_TRACE(golden.dump());
+    const auto rows = golden.at("rows").get<std::vector<uint32_t>>();
+    std::vector<int32_t> indptr{0};
+    std::vector<uint8_t> bools;
+    for (const int32_t q_len : golden.at("q_lens").get<std::vector<int32_t>>()) {
+      indptr.push_back(indptr.back() + q_len);
+      for (int32_t row = indptr[indptr.size() - 2]; row < indptr.back(); ++row) {
+        for (int32_t key = 0; key < q_len; ++key) bools.push_back(rows[static_cast<size_t>(row)] >> key & 1);
+      }
+    }
+    const auto tokens = static_cast<int64_t>(rows.size());
+    for (const bool masked : {false, true}) {
+      ZeroKeys zero;
+      zero.options.causal = golden.at("causal");
+      std::vector<float> lse(rows.size() * 2);
+      std::vector<float> memory(rows.size() * 16, 0.0f), out(rows.size() * 16);
+      BatchPrefillWithRaggedKVCacheWrapper wrapper(zero.context);
+      wrapper.plan(indptr, indptr, zero.options, masked ? WrapperMask{bools, {}} : WrapperMask{});
+      WrapperRunArgs args;
+      args.lse = lse.data();
+      const ConstTensorView keys(memory.data(), DType::kFloat32, {tokens, 1, 8});
+      wrapper.run(ConstTensorView(memory.data(), DType::kFloat32, {tokens, 2, 8}), keys, keys,
+                  TensorView(out.data(), DType::kFloat32, {tokens, 2, 8}), args);
+      for (size_t row = 0; row < rows.size(); ++row) {
+        EXPECT_FLOAT_EQ(lse[row * 2], std::log2(static_cast<float>(std::popcount(rows[row])))) << row;
+      }
+    }
+  }
 }
 
 TEST(FastPlanDecode, FixesTheShapeAfterTheFirstCall) {

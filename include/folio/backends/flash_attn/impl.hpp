@@ -72,7 +72,10 @@ class FOLIO_API FlashAttentionImpl {
   /// - key and value [>= T, num_kv_heads, head_size] are attended to by encoders; other types read the cache (and look
   ///   at them only under update_kv_cache_in_forward).
   /// - Without metadata (a profiling run) the whole output is set to zero and nothing else is looked at.
-  /// - output_quantization.scale is for builders with an fp8 output_dtype, which need it.
+  /// - output_quantization is for builders with an fp8 or NVFP4 output_dtype, which need its scale (finite, positive);
+  ///   NVFP4 its block_scale too, whose row 0 is token 0's: fp8_e4m3 or kUnset, packed
+  ///   [>= round_up(T, 128), round_up(num_heads * head_size / 16, 4)]. An NVFP4 output is [>= T, num_heads,
+  ///   head_size / 2] bytes, kFloat4E2M1x2 or kUnset.
   /// Returns `output`, as long as it was given. Allocates nothing.
   /// Throws kInvalidArgument and kUnsupported before anything is written, kStalePlan for metadata whose memory has been
   /// built into again.

@@ -9,6 +9,7 @@
 #include "folio/attention.hpp"
 #include "folio/backends/attention_layer.hpp"
 #include "folio/backends/attention_metadata.hpp"
+#include "folio/backends/cascade.hpp"
 #include "folio/backends/cascade_heuristic.hpp"
 #include "folio/backends/dcp_plans.hpp"
 #include "folio/backends/engine_config.hpp"
@@ -24,8 +25,8 @@ struct FlashAttentionOptions {
   /// Queries come as fp8 e4m3 with a q scale; needs an e4m3 cache. None: as the profile has it, which is never in the
   /// native one and always with fp8 caches in vLLM's, whose layers quantise.
   std::optional<bool> quantize_query;
-  /// fp8: outputs are quantised in the kernel, by the scale that every `forward` then gets; native only. None: the
-  /// model's dtype.
+  /// fp8 or kFloat4E2M1x2 (NVFP4; head sizes that are multiples of 16, one rank): outputs are quantised in the kernel,
+  /// by the OutputQuantization that every `forward` then gets; native only. None: the model's dtype.
   std::optional<DType> output_dtype;
   /// Whether schedules are made ahead of time and handed out. None: as the profile has it, with version 3 and always in
   /// the native one. Either way off in batch-invariant mode and for groups with several windows.
@@ -36,6 +37,9 @@ struct FlashAttentionOptions {
   /// Steps whose metadata is valid at a time, each with plan memory and a workspace of its own. >= 1.
   int32_t steps_in_flight = 2;
   std::string force_kernel;  ///< as PrepareOptions::force_kernel
+  /// Who decides which requests of a step read the pages they begin with together; see `build`.
+  CascadeMode cascade = CascadeMode::kHeuristic;
+  int32_t max_cascade_levels = 4;  ///< kAuto: most shared prefixes inside each other, in [1, kMaxCascadeLevels]
 };
 
 /// What one step's layers need: made by FlashAttentionMetadataBuilder::build, read by FlashAttentionImpl::forward.
@@ -55,11 +59,12 @@ struct FlashAttentionMetadata {
   std::span<const int64_t> slot_mapping;
   bool causal = true;
 
-  bool use_cascade = false;
-  int32_t common_prefix_len = 0;                  ///< tokens that all requests share; 0 without a cascade
-  std::span<const int32_t> cu_prefix_query_lens;  ///< [2]: 0, T. Empty without a cascade, like the next two
+  bool use_cascade = false;       ///< some keys are read once for several requests
+  int32_t common_prefix_len = 0;  ///< kHeuristic: tokens that all requests share; 0 without a cascade and under kAuto
+  std::span<const int32_t> cu_prefix_query_lens;  ///< [2]: 0, T. Empty without such a prefix, like the next two
   std::span<const int32_t> prefix_kv_lens;        ///< [1]
   std::span<const int32_t> suffix_kv_lens;        ///< [R]: seq_lens less the prefix; 0 for padding requests
+  StepCascadeLevels cascade;                      ///< kAuto: what requests share
 
   int32_t max_dcp_context_kv_len = 0;            ///< 0 without decode context parallelism
   std::span<const int32_t> dcp_context_kv_lens;  ///< [R], this rank's share of the older tokens; empty without
@@ -97,15 +102,22 @@ class FOLIO_API FlashAttentionMetadataBuilder {
   FlashAttentionMetadataBuilder& operator=(FlashAttentionMetadataBuilder&&) noexcept;
   ~FlashAttentionMetadataBuilder();
 
-  /// Plans a step. The batch is only read, in any order of requests. O(R + work items) whatever the contexts' lengths;
-  /// allocates nothing once warm.
+  /// Plans a step. The batch is only read, in any order of requests. O(R + work items) whatever the contexts' lengths,
+  /// and under kAuto the table entries that requests share; allocates nothing once warm.
   ///
-  /// With common_prefix_len > 0, a multiple of the page size, requests share the first row's first pages: their keys
-  /// are read once for all. The prefix is cut to whole pages that every request had computed before this step (so that
-  /// no query sees too much, and none is left without a suffix); where that leaves nothing, and in batch-invariant
-  /// mode, where a request's bits may not depend on its neighbours, the step is planned without. Windows, ALiBi, soft
-  /// caps and scales apply as ever, sinks once; kVllm2026_03 refuses windows and ALiBi there, as its original does in
-  /// `forward`.
+  /// FlashAttentionOptions::cascade says whose business shared prefixes are. Under kOff, common_prefix_len is not used.
+  ///
+  /// Under kAuto it is not needed: the block table itself says which neighbouring requests begin with the same pages,
+  /// at several levels, and what saves more bytes than it costs is read once for them (StepCascade). Steps of other
+  /// kinds than decoders', drafts and captured batches, steps in batch-invariant mode or under decode context
+  /// parallelism, and under kVllm2026_03 groups with windows or ALiBi are planned without.
+  ///
+  /// Under kHeuristic, with common_prefix_len > 0, a multiple of the page size, requests share the first row's first
+  /// pages: their keys are read once for all. The prefix is cut to whole pages that every request had computed before
+  /// this step (so that no query sees too much, and none is left without a suffix); where that leaves nothing, and in
+  /// batch-invariant mode, where a request's bits may not depend on its neighbours, the step is planned without.
+  /// Windows, ALiBi, soft caps and scales apply as ever, sinks once; kVllm2026_03 refuses windows and ALiBi there, as
+  /// its original does in `forward`.
   ///
   /// `causal` counts for decoders only: encoders and cross attention never are. Not causal, a layer without window sees
   /// all keys; one with a window of w still sees the w last keys only, as the original's windows end at the query.
@@ -120,7 +132,9 @@ class FOLIO_API FlashAttentionMetadataBuilder {
   FlashAttentionMetadata build_for_cudagraph_capture(const CommonAttentionMetadata& batch);
 
   /// The same step for another KV cache group, whose layers differ in nothing but where their pages are: a shallow
-  /// copy, with the same schedule. Throws kInvalidArgument where the table is too small for the step. O(R).
+  /// copy, with the same schedule. O(R); with prefixes found by kAuto, which must be shared in this table too and whose
+  /// rows must lie as far apart as those of the step's, O(shared entries) besides. Throws kInvalidArgument where the
+  /// table is too small for the step or does not share what was planned as shared; kStalePlan.
   FlashAttentionMetadata update_block_table(const FlashAttentionMetadata& metadata, const BlockTableView& block_table,
                                             std::span<const int64_t> slot_mapping) const;
 
@@ -147,6 +161,8 @@ class FOLIO_API FlashAttentionMetadataBuilder {
 
  private:
   struct State;
+  FlashAttentionMetadata build_step(int32_t common_prefix_len, const CommonAttentionMetadata& batch, bool fast_build,
+                                    bool may_discover);
   std::unique_ptr<State> state_;
 };
 

@@ -9,6 +9,7 @@
 #include "folio/backends/attention_layer.hpp"
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/batch_order.hpp"
+#include "folio/backends/cascade.hpp"
 #include "folio/backends/cascade_heuristic.hpp"
 #include "folio/backends/dcp_plans.hpp"
 #include "folio/backends/dispatch.hpp"
@@ -30,6 +31,9 @@ struct FlashInferOptions {
   bool disable_q_quantization = false;  ///< VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION; vLLM profiles
   bool force_tensor_cores = false;      ///< VLLM_FLASHINFER_FORCE_TENSOR_CORES; kVllm2025_07
   std::string force_kernel;             ///< as PrepareOptions::force_kernel
+  /// Who decides which requests of a step read the pages they begin with together; see `build`.
+  CascadeMode cascade = CascadeMode::kHeuristic;
+  int32_t max_cascade_levels = 4;  ///< kAuto: most shared prefixes inside each other, in [1, kMaxCascadeLevels]
 };
 
 /// Requests that a plan covers, and where their tokens begin in the batch.
@@ -62,8 +66,9 @@ struct FlashInferMetadata {
   int32_t page_size = 0;
   bool prefill_use_trtllm = false;  ///< the prefills go to the block-table family
   bool decode_use_trtllm = false;   ///< the decodes do
-  bool use_cascade = false;         ///< all requests share their first common_prefix_len tokens, which are read once
-  int32_t common_prefix_len = 0;    ///< whole pages, none beyond what every request has computed
+  bool use_cascade = false;         ///< some keys are read once for several requests
+  int32_t common_prefix_len = 0;    ///< kHeuristic: tokens that all share, whole pages that every request has computed
+  StepCascadeLevels cascade;        ///< kAuto: what requests share
   int32_t num_padded_reqs = 0;      ///< rows of a captured batch that this one is padded to; 0 = no graph
   WindowPlans plans;                ///< one for each window of the group's layers, in front
   DcpWindowPlans dcp_plans;         ///< instead of `plans`, under decode context parallelism
@@ -81,7 +86,7 @@ struct PagedKvArrays {
   std::span<const int32_t> indices;        ///< [indptr[R]]
   std::span<const int32_t> last_page_len;  ///< [R]: 1..page_size, 0 for an empty request
   std::span<const int32_t> seq_lens;       ///< [R]
-  /// With a cascade, the arrays above are of what follows the shared prefix; these are the prefix's.
+  /// With a common_prefix_len, the arrays above are of what follows the shared prefix; these are the prefix's.
   std::array<int32_t, 2> shared_qo_indptr{};
   std::array<int32_t, 2> shared_kv_page_indptr{};
   std::span<const int32_t> shared_kv_page_indices;
@@ -115,11 +120,19 @@ class FOLIO_API FlashInferMetadataBuilder {
   FlashInferMetadataBuilder& operator=(FlashInferMetadataBuilder&&) noexcept;
   ~FlashInferMetadataBuilder();
 
-  /// Plans a step. The batch is only read. O(R + work items) whatever the contexts' lengths; allocates nothing once
-  /// warm. `common_prefix_len`: tokens, a multiple of the page size, that all requests begin with and for which their
-  /// rows of the block table name the first one's pages; of these, the pages that every request has computed are read
-  /// once for all. Throws kInvalidArgument for a batch that contradicts itself or the configuration, naming the field;
-  /// kUnsupported.
+  /// Plans a step. The batch is only read. O(R + work items) whatever the contexts' lengths, and under kAuto the table
+  /// entries that requests share; allocates nothing once warm. Throws kInvalidArgument for a batch that contradicts
+  /// itself or the configuration, naming the field; kUnsupported.
+  ///
+  /// `common_prefix_len`: tokens, a multiple of the page size, that all requests begin with and for which their rows of
+  /// the block table name the first one's pages. FlashInferOptions::cascade says what becomes of it:
+  /// - kHeuristic: of these pages, those that every request has computed are read once for all.
+  /// - kAuto: it is not needed. The block table itself says which neighbouring requests begin with the same pages, at
+  ///   several levels, and what saves more bytes than it costs is read once for them (StepCascade). Neighbours matter:
+  ///   SharedPrefixFinder::order, asked before reorder_batch, brings sharers together. Batches padded for a graph,
+  ///   those of which a part goes to the block-table family, and those under batch invariance or decode context
+  ///   parallelism are planned without. Quantised outputs are computed without, whatever was planned.
+  /// - kOff: it is not used.
   FlashInferMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
 
   /// Brings the engine's batch into the order that `build` expects. Both spans are [R]. True if requests were swapped.
@@ -129,7 +142,7 @@ class FOLIO_API FlashInferMetadataBuilder {
 
   /// The page tables of a step as CSR arrays, for those who want them: nothing in `forward` does. O(pages). Batches for
   /// a graph have num_padded_reqs rows: beyond R, an indptr that stays, a last_page_len of 1 (FlashInfer takes 0 for a
-  /// full page) and a length of 0.
+  /// full page) and a length of 0. What kAuto shares is not taken out of them: they hold all pages of every request.
   PagedKvArrays paged_kv_arrays(const FlashInferMetadata& metadata);
 
   int32_t reorder_batch_threshold() const noexcept;  ///< requests of at most this many tokens are decodes

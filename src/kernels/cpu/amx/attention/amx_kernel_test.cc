@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "core/instrumented_for_test.hpp"
 #include "folio/types/float_convert.hpp"
 #include "kernels/cpu/amx/attention/emulated_kernel_for_test.hpp"
 #include "kernels/cpu/common/attention/random_case_for_test.hpp"
@@ -56,7 +57,7 @@ AttentionConfig amx_config(int32_t head_dim = 64) {
 
 TEST_P(AmxKernels, MatchTheOracleOnRandomCases) {
   std::mt19937 random(20260202);
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < folio::testing::random_cases(300); ++i) {
     RandomCase one = random_case(random);
     const AttentionConfig taken = amx_config();
     one.config.q = taken.q;
@@ -76,7 +77,7 @@ TEST_P(AmxKernels, MatchTheOracleOnRandomCases) {
 }
 
 TEST_P(AmxKernels, TakeEveryHeadDimension) {
-  for (int32_t dim = 8; dim <= 256; dim += 8) {
+  for (int32_t dim = 8; dim <= 256; dim += folio::testing::kInstrumented ? 40 : 8) {
     AttentionConfig config = amx_config(dim);
     config.head_dim_v = 264 - dim;
     AttentionCase subject(config, paged_batch({1, 3, 20}, {70, 65, 129}), {}, static_cast<uint32_t>(dim));
@@ -165,13 +166,15 @@ TEST_P(AmxKernels, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3}) {
     for (const bool features : {false, true}) {
       for (const int32_t page_size : {32, 18}) {
+        if (folio::testing::kInstrumented && page_size == 32) continue;
         AttentionConfig config = amx_config();
         config.kv = type;
         config.page_size = page_size;
         config.determinism = Determinism::kScheduleInvariant;
         AttentionCase subject(config, paged_batch({1, 90}, {130, 601}), features ? all_features() : CaseOptions{}, 2);
         const Result whole = subject.run(*GetParam(), 1);
-        for (const int32_t rows : {1, 3, 8, 13, 16, 17, 31, 32, 33, 100}) {
+        for (const int32_t rows : {1, 17, 33, 3, 8, 13, 16, 31, 32, 100}) {
+          if (folio::testing::kInstrumented && rows == 3) break;
           const Result tiled = subject.run(*GetParam(), 1, rows);
           EXPECT_EQ(whole.bytes, tiled.bytes) << rows << " rows";
           EXPECT_EQ(whole.lse, tiled.lse) << rows << " rows";

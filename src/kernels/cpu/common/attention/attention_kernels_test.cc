@@ -1,5 +1,6 @@
 #include <random>
 
+#include "core/instrumented_for_test.hpp"
 #include "kernels/cpu/common/attention/kernel_fixture_for_test.hpp"
 #include "kernels/cpu/common/attention/random_case_for_test.hpp"
 
@@ -17,7 +18,7 @@ INSTANTIATE_TEST_SUITE_P(Isa, CpuKernels, ::testing::ValuesIn(every_cpu_kernel()
 
 TEST_P(CpuKernels, MatchTheOracleOnRandomCases) {
   std::mt19937 random(20260101);
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < folio::testing::random_cases(300); ++i) {
     const RandomCase one = random_case(random);
     AttentionCase subject(one.config, one.batch, one.options, static_cast<uint32_t>(i));
     ASSERT_EQ(GetParam()->refusal(one.config), "");
@@ -44,7 +45,8 @@ TEST_P(CpuKernels, TakeTheHeadDimensionsOfLatentAttention) {
   config.q = config.kv = config.ragged_kv = config.out = DType::kBFloat16;
   CaseOptions options;
   options.v_aliases_k = true;
-  AttentionCase subject(config, mixed_batch(), options, 1);
+  AttentionCase subject(config, folio::testing::kInstrumented ? paged_batch({1, 3}, {40, 70}) : mixed_batch(), options,
+                        1);
   ASSERT_EQ(GetParam()->refusal(config), "");
   EXPECT_EQ(subject.compare(subject.run(*GetParam(), 3)), "");
 }

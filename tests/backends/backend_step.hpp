@@ -17,7 +17,7 @@ enum class BackendKind { kFlashInfer, kFlashAttention };
 inline constexpr BackendKind kBackends[] = {BackendKind::kFlashInfer, BackendKind::kFlashAttention};
 
 /// What goes with a setup and a backend: the step writes the new tokens; FlashInfer reads those of decodes, which stand
-/// in front, from the cache.
+/// in front, from the cache. Encoders are FlashAttention's.
 DcpSetup for_backend(DcpSetup setup, BackendKind kind);
 
 using Change = std::function<void(EngineConfig& engine, CommonAttentionMetadata& batch)>;
@@ -26,9 +26,5 @@ using Change = std::function<void(EngineConfig& engine, CommonAttentionMetadata&
 /// `out` is filled; backends return no LSE, so that a case's own is what it was.
 void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& group, const Context& context,
                  const Change& change = {});
-
-/// The decoder batches of vLLM's tests of attention backends, by name.
-std::vector<distributed::testing::RequestLengths> backend_batch(const std::string& name);
-std::vector<std::string> backend_batch_names();
 
 }  // namespace folio::backends::testing

@@ -1,9 +1,8 @@
-#include "dcp_backend_step.hpp"
+#include "backend_step.hpp"
 
 #include <algorithm>
 #include <cmath>
 
-#include "core/golden_test.hpp"
 #include "folio/backends/flash_attn.hpp"
 #include "folio/backends/flashinfer.hpp"
 
@@ -58,6 +57,25 @@ Config layer_config(const DcpSetup& setup, const distributed::DcpArgs& args) {
   return layer;
 }
 
+/// Encoders have no cache and read whole keys and values on every rank.
+void run_encoder(DcpCase& whole, int32_t rank, const EngineConfig& engine, const AttentionSpec& spec,
+                 const Context& context, CommonAttentionMetadata batch) {
+  const DcpSetup& setup = whole.setup;
+  const distributed::DcpArgs args = whole.args(rank);
+  FlashAttentionLayerConfig layer = layer_config<FlashAttentionLayerConfig>(setup, args);
+  layer.attn_type = rank % 2 == 0 ? AttentionType::kEncoderOnly : AttentionType::kEncoder;
+  batch.block_table = {};
+  batch.slot_mapping = {};
+  batch.seq_lens = {};
+  batch.max_seq_len = 0;
+  batch.dcp_local_seq_lens = {};
+  const FlashAttentionImpl impl(context, layer);
+  const std::vector<AttentionLayer<FlashAttentionImpl>> layers{{"layer", &impl}};
+  FlashAttentionMetadataBuilder builder(context, spec, layers, engine);
+  const FlashAttentionMetadata metadata = builder.build(0, batch);
+  impl.forward({}, args.q, args.k, args.v, {}, &metadata, args.out);
+}
+
 }  // namespace
 
 DcpSetup for_backend(DcpSetup setup, BackendKind kind) {
@@ -65,6 +83,7 @@ DcpSetup for_backend(DcpSetup setup, BackendKind kind) {
   setup.write_new_tokens = false;
   setup.num_cached = 0;
   setup.lse = false;
+  if (setup.encoder) return setup;
   if (setup.determinism == Determinism::kScheduleInvariant) {
     setup.num_cached = static_cast<int32_t>(setup.requests.size());
   } else if (kind == BackendKind::kFlashInfer || setup.world == 1) {
@@ -92,7 +111,7 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
   batch.query_start_loc = whole.cu_q;
   batch.seq_lens = whole.seq_lens;
   batch.num_reqs = static_cast<int32_t>(setup.requests.size());
-  batch.num_actual_tokens = whole.tokens();
+  batch.num_actual_tokens = whole.tokens() + setup.padding_slots;
   for (const auto& request : setup.requests) {
     batch.max_query_len = std::max(batch.max_query_len, request.q_len);
     batch.max_seq_len = std::max(batch.max_seq_len, request.seq_len);
@@ -101,6 +120,12 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
   batch.slot_mapping = mine.new_slots;
   if (group.size() > 1) batch.dcp_local_seq_lens = local;
   if (change) change(engine, batch);
+  // Results may be rounded as the model is: kernels of some machines multiply softmax weights in its dtype.
+  if (setup.model != DType::kFloat32) mine.weights = setup.model;
+  if (setup.encoder) {
+    run_encoder(whole, group.rank(), engine, spec, context, batch);
+    return;
+  }
   AttentionLayerScales scales;
   scales.k.value = setup.k_scale;
   scales.v.value = setup.v_scale;
@@ -120,37 +145,6 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
     impl.do_kv_cache_update(scales, key, value, cache, metadata.slot_mapping);
     impl.forward(scales, args.q, key, value, cache, &metadata, args.out);
   }
-}
-
-namespace {
-
-/// [n, list]: the list n times.
-std::vector<int32_t> repeated(const nlohmann::json& entry) {
-  std::vector<int32_t> values;
-  for (int32_t i = 0; i < entry.at(0).get<int32_t>(); ++i) {
-    const auto once = entry.at(1).get<std::vector<int32_t>>();
-    values.insert(values.end(), once.begin(), once.end());
-  }
-  return values;
-}
-
-}  // namespace
-
-std::vector<distributed::testing::RequestLengths> backend_batch(const std::string& name) {
-  std::vector<distributed::testing::RequestLengths> requests;
-  for (const auto& entry : folio::testing::golden_cases("backends/batches", "decoder")) {
-    if (entry.name != name) continue;
-    const std::vector<int32_t> seq_lens = repeated(entry.data.at("seq_lens"));
-    const std::vector<int32_t> query_lens = repeated(entry.data.at("query_lens"));
-    for (size_t i = 0; i < seq_lens.size(); ++i) requests.push_back({seq_lens[i], query_lens[i]});
-  }
-  return requests;
-}
-
-std::vector<std::string> backend_batch_names() {
-  std::vector<std::string> names;
-  for (const auto& entry : folio::testing::golden_cases("backends/batches", "decoder")) names.push_back(entry.name);
-  return names;
 }
 
 }  // namespace folio::backends::testing

@@ -1,0 +1,6 @@
+#pragma once
+
+/// The token-pool backend: serving from slots, as pymllm and SGLang do. See docs/token_pool.md.
+#include "folio/backends/token_pool/backend.hpp"
+#include "folio/backends/token_pool/graph_inputs.hpp"
+#include "folio/backends/token_pool/kv_indices.hpp"

@@ -1,0 +1,68 @@
+#include <gtest/gtest.h>
+
+#include "backends/flashinfer/allocation_counter.hpp"
+#include "backends/token_pool/pool_fixture.hpp"
+
+namespace folio::inline v0::backends {
+namespace {
+
+using testing::PoolFixture;
+using testing::PoolLengths;
+using testing::PoolSetup;
+
+/// Metadata and forwards of any mode, also of readings that layers need besides, allocate nothing once they have run.
+TEST(TokenPoolAllocations, AreNoneOnceWarm) {
+  PoolSetup setup;
+  setup.window = 30;
+  for (const PoolLengths& lengths :
+       {PoolLengths{.mode = ForwardMode::kDecode, .prefix = {50, 3, 700}, .fresh = {1, 1, 1}},
+        PoolLengths{.mode = ForwardMode::kExtend, .prefix = {50, 0, 700}, .fresh = {5, 80, 1}},
+        PoolLengths{.mode = ForwardMode::kTargetVerify,
+        .prefix = {50, 700},
+        .fresh = {4, 4},
+        .encoder = {},
+        .parents = {-1, 0, 0, 1}}}) {
+    for (const ExtendPath path : {ExtendPath::kRagged, ExtendPath::kPaged}) {
+      setup.extend_path = path;
+      PoolFixture fixture(setup, lengths);
+      TokenPoolBackend backend(fixture.context, fixture.config());
+      const auto step = [&] {
+        backend.init_forward_metadata(fixture.batch);
+        for (const RadixAttention& layer : {fixture.layer(), fixture.full_layer()}) {
+          fixture.forward(backend, layer);
+          layer.forward(backend, fixture.q, {}, {}, fixture.batch, fixture.out);
+        }
+      };
+      const int64_t cold = testing::num_allocations();
+      step();
+      EXPECT_GT(testing::num_allocations(), cold) << "the counter works";
+      const int64_t warm = testing::num_allocations();
+      for (int round = 0; round < 3; ++round) step();
+      EXPECT_EQ(testing::num_allocations(), warm) << to_string(lengths.mode);
+    }
+  }
+}
+
+TEST(TokenPoolAllocations, ReplaysMakeNone) {
+  PoolFixture fixture({}, {.mode = ForwardMode::kDecode, .prefix = {50, 3, 700}, .fresh = {1, 1, 1}});
+  TokenPoolBackend backend(fixture.context, fixture.config());
+  GraphInputs inputs(3);
+  backend.init_cuda_graph_state(3, 3);
+  const std::vector<int32_t> ones(3, 1);
+  backend.init_forward_metadata_capture_cuda_graph(3, 3, fixture.rows, ones, ForwardMode::kDecode);
+  fixture.forward(backend, fixture.layer());
+  const auto replay = [&] {
+    const ForwardBatch padded = inputs.pad(fixture.batch, 3);
+    backend.init_forward_metadata_replay_cuda_graph(3, padded.req_pool_indices, padded.seq_lens, padded.seq_lens_sum,
+                                                    ForwardMode::kDecode, padded.seq_lens_cpu);
+    fixture.forward(backend, fixture.layer());
+  };
+  replay();
+  const int64_t warm = testing::num_allocations();
+  for (int round = 0; round < 3; ++round) replay();
+  EXPECT_EQ(testing::num_allocations(), warm);
+  EXPECT_EQ(fixture.wrong_output(fixture.layer(), false), "");
+}
+
+}  // namespace
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,198 @@
+#include "folio/backends/token_pool/backend.hpp"
+
+#include <algorithm>
+
+#include "backends/token_pool/backend_state.hpp"
+#include "backends/token_pool/request_table.hpp"
+#include "core/checked_math.hpp"
+#include "core/error.hpp"
+
+namespace folio::inline v0::backends {
+namespace {
+
+using core::require;
+using token_pool::ReadingChoice;
+using token_pool::WrapperRole;
+
+void check(const TokenPoolConfig& config, bool on_host) {
+  const auto at_least_one = [](const char* name, int32_t value) {
+    require(value >= 1, name, " is ", value, "; it must be 1 or more");
+  };
+  at_least_one("num_heads", config.num_heads);
+  at_least_one("num_kv_heads", config.num_kv_heads);
+  at_least_one("page_size", config.page_size);
+  at_least_one("max_context_len", config.max_context_len);
+  at_least_one("max_req_pool_size", config.max_req_pool_size);
+  const int64_t columns = token_pool::slot_table(config.req_to_token).num_columns;
+  require(columns >= config.max_context_len, "req_to_token has ", columns, " columns; max_context_len is ",
+          config.max_context_len);
+  require(!config.sliding_window_size || *config.sliding_window_size >= 0, "sliding_window_size is ",
+          config.sliding_window_size.value_or(0), "; it must not be negative (unset: no window)");
+  if (config.window_req_to_token.indices != nullptr) {
+    if (config.determinism == Determinism::kScheduleInvariant) {
+      core::fail(ErrorCode::kUnsupported,
+                 "window_req_to_token is given: schedule-invariant results need lists from the ",
+                 "sequence's begin on; they are offered with one pool");
+    }
+    require(config.sliding_window_size.has_value(), "window_req_to_token is given without sliding_window_size");
+    const int64_t window_columns = token_pool::slot_table(config.window_req_to_token).num_columns;
+    require(window_columns >= config.max_context_len, "window_req_to_token has ", window_columns,
+            " columns; max_context_len is ", config.max_context_len);
+  }
+  require(!config.sliding_window_size || !config.is_encoder_decoder,
+          "Sliding window and cross attention are not supported together");
+  const bool is_float =
+      config.q_dtype == DType::kFloat32 || config.q_dtype == DType::kFloat16 || config.q_dtype == DType::kBFloat16;
+  if (!is_float) {
+    core::fail(ErrorCode::kUnsupported, "q_dtype is ", config.q_dtype, "; float32, float16 and bfloat16 are offered");
+  }
+  const bool two_wrappers = config.sliding_window_size || config.is_encoder_decoder;
+  const bool buffers = !config.kv_indptr_buf.empty() || !config.kv_last_page_len_buf.empty();
+  require(!buffers || !two_wrappers, "kv_indptr_buf or kv_last_page_len_buf is given; a backend with ",
+          "two wrappers has its own");
+  const auto rows = static_cast<size_t>(config.max_req_pool_size);
+  require(config.kv_indptr_buf.empty() || config.kv_indptr_buf.size() > rows, "kv_indptr_buf has ",
+          config.kv_indptr_buf.size(), " entries; max_req_pool_size + 1 is ", rows + 1);
+  require(config.kv_last_page_len_buf.empty() || config.kv_last_page_len_buf.size() >= rows,
+          "kv_last_page_len_buf has ", config.kv_last_page_len_buf.size(), " entries; max_req_pool_size is ", rows);
+  if (on_host && config.page_size == 1) {
+    const bool ones = std::ranges::all_of(config.kv_last_page_len_buf, [](int32_t len) { return len == 1; });
+    require(ones, "kv_last_page_len_buf does not hold ones; pages of one token have one");
+  }
+  if (config.extend_path == ExtendPath::kRagged && config.determinism == Determinism::kScheduleInvariant) {
+    core::fail(ErrorCode::kUnsupported,
+               "extend_path is kRagged: where a key is read from would depend on how tokens "
+               "were divided over steps; schedule-invariant results are offered by kPaged");
+  }
+}
+
+}  // namespace
+
+TokenPoolWorkspace::TokenPoolWorkspace(const Context& context)
+    : state_(std::make_unique<State>(State{token_pool::ContextMemory(context.device())})) {}
+TokenPoolWorkspace::~TokenPoolWorkspace() = default;
+size_t TokenPoolWorkspace::bytes() const noexcept {
+  return state_->memory.bytes();
+}
+
+TokenPoolBackend::State::State(const Context& context_, const TokenPoolConfig& config_)
+    : context(context_), config(config_), on_host(context_.device().type == DeviceType::kCpu) {
+  check(config, on_host);
+  if (config.sliding_window_size) {
+    dispatch = WrapperDispatch::kSlidingWindow;
+    roles = {WrapperRole::kWindow, WrapperRole::kFull};
+  } else if (config.is_encoder_decoder) {
+    dispatch = WrapperDispatch::kCrossAttention;
+    roles = {WrapperRole::kSelf, WrapperRole::kCross};
+  } else {
+    roles = {WrapperRole::kFull};
+  }
+  workspace = config.workspace ? config.workspace : std::make_shared<TokenPoolWorkspace>(context);
+  add_wrappers(eager, false);
+  wrappers.resize(roles.size());
+  for (size_t w = 0; w < roles.size(); ++w) reading(eager, w, {});
+}
+
+void TokenPoolBackend::State::add_wrappers(token_pool::StepSet& set, bool graph) {
+  for (size_t w = 0; w < roles.size(); ++w) {
+    token_pool::Wrapper wrapper;
+    wrapper.role = roles[w];
+    wrapper.memory.kv_indptr = config.kv_indptr_buf;
+    wrapper.memory.kv_last_page_len = config.kv_last_page_len_buf;
+    wrapper.memory.fixed = graph;
+    if (graph) wrapper.memory.kv_indices = graphs->kv_indices[w];
+    set.wrappers.push_back(std::move(wrapper));
+  }
+}
+
+token_pool::KvReading& TokenPoolBackend::State::reading(token_pool::StepSet& set, size_t wrapper,
+                                                        const ReadingChoice& choice) {
+  token_pool::Wrapper& w = set.wrappers[wrapper];
+  const bool cross = w.role == WrapperRole::kCross;
+  const token_pool::ReadingKind kind{w.role, choice.ragged && !cross, cross ? MaskKind::kNone : choice.mask};
+  for (const token_pool::Wrapper::Entry& entry : w.readings) {
+    if (entry.choice.primary == choice.primary && entry.reading->kind() == kind) return *entry.reading;
+  }
+  const token_pool::ListMemory memory = choice.primary ? w.memory : token_pool::ListMemory();
+  auto made = std::make_unique<token_pool::KvReading>(context, config, kind, memory, set.shape);
+  if (!set.shape) {  // a captured shape's memory is its own
+    workspace->state().memory.reserve(made->workspace_bytes());
+    init_workspace(made->op(), workspace_of(set));
+  }
+  return *w.readings.emplace_back(token_pool::Wrapper::Entry{choice, std::move(made)}).reading;
+}
+
+token_pool::KvReading& TokenPoolBackend::State::planned(token_pool::StepSet& set, size_t wrapper,
+                                                        const ReadingChoice& choice, Stream stream) {
+  token_pool::KvReading& chosen = reading(set, wrapper, choice);
+  if (!chosen.is_planned(set.number)) chosen.plan(set.step, set.number, stream);
+  return chosen;
+}
+
+Workspace TokenPoolBackend::State::workspace_of(const token_pool::StepSet& set) const {
+  token_pool::ContextMemory& memory = set.workspace ? *set.workspace : workspace->state().memory;
+  return {memory.data(), memory.bytes()};
+}
+
+TokenPoolBackend::TokenPoolBackend(const Context& context, const TokenPoolConfig& config)
+    : state_(std::make_unique<State>(context, config)) {}
+TokenPoolBackend::~TokenPoolBackend() = default;
+TokenPoolBackend::TokenPoolBackend(TokenPoolBackend&&) noexcept = default;
+TokenPoolBackend& TokenPoolBackend::operator=(TokenPoolBackend&&) noexcept = default;
+
+const std::variant<std::monostate, DecodeMetadata, PrefillMetadata>& TokenPoolBackend::forward_metadata()
+    const noexcept {
+  return state_->metadata;
+}
+const TokenPoolConfig& TokenPoolBackend::config() const noexcept {
+  return state_->config;
+}
+WrapperDispatch TokenPoolBackend::dispatch_reason() const noexcept {
+  return state_->dispatch;
+}
+int32_t TokenPoolBackend::num_wrappers() const noexcept {
+  return static_cast<int32_t>(state_->roles.size());
+}
+bool TokenPoolBackend::decode_use_tensor_cores() const noexcept {
+  const TokenPoolConfig& config = state_->config;
+  return should_use_tensor_core(config.kv_cache_dtype, config.num_heads, config.num_kv_heads, config.force_tensor_core);
+}
+std::string TokenPoolBackend::kernel_name() const {
+  return state_->eager.wrappers.front().readings.front().reading->op().kernel_name();
+}
+const std::shared_ptr<TokenPoolWorkspace>& TokenPoolBackend::workspace() const noexcept {
+  return state_->workspace;
+}
+
+int32_t TokenPoolBackend::wrapper_index(const RadixAttention& layer) const {
+  const WrapperDispatch dispatch = state_->dispatch;
+  const int32_t window = layer.sliding_window_size;
+  require(window >= -1, "the layer's sliding_window_size is ", window, "; it must be -1 (all) or more");
+  require(!layer.is_cross_attention || dispatch == WrapperDispatch::kCrossAttention,
+          "the layer is cross attention; the configuration has no is_encoder_decoder");
+  if (window >= 0) {
+    require(state_->config.sliding_window_size == window, "the layer's sliding_window_size is ", window,
+            "; the configuration's is ", state_->config.sliding_window_size.value_or(-1));
+    return 0;
+  }
+  if (dispatch == WrapperDispatch::kSlidingWindow) return 1;
+  return layer.is_cross_attention ? 1 : 0;
+}
+
+void RadixAttention::forward(TokenPoolBackend& backend, const ConstTensorView& q, const ConstTensorView& k,
+                             const ConstTensorView& v, const ForwardBatch& batch, const TensorView& out,
+                             bool save_kv_cache, Stream stream) const {
+  backend.forward(q, k, v, *this, batch, out, save_kv_cache, stream);
+}
+
+bool should_use_tensor_core(DType kv_cache_dtype, int32_t num_attention_heads, int32_t num_kv_heads,
+                            std::optional<bool> forced) {
+  require(num_attention_heads >= 1 && num_kv_heads >= 1, "num_attention_heads is ", num_attention_heads,
+          " and num_kv_heads ", num_kv_heads, "; both must be 1 or more");
+  if (forced) return *forced;
+  if (is_fp8(kv_cache_dtype)) return true;
+  const bool is_16_bit = kv_cache_dtype == DType::kFloat16 || kv_cache_dtype == DType::kBFloat16;
+  return is_16_bit && num_attention_heads / num_kv_heads >= 4;
+}
+
+}  // namespace folio::inline v0::backends

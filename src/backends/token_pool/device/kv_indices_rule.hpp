@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+
+#include "folio/types/export.hpp"
+
+/// Gathering from the request table: what may be read, what is read, where it goes. Constexpr bodies for one request at
+/// a time, so that a device kernel, a thread block a request, runs what the host runs; `lane` of `lanes` is a thread's
+/// share of a request's entries.
+namespace folio::inline v0::backends::token_pool {
+
+/// A dense table of slots. 64-bit addressing: a table may have more than 2^31 entries.
+struct SlotTable {
+  const int32_t* slots = nullptr;  ///< of row 0
+  int64_t row_stride = 0;
+  int64_t num_columns = 0;  ///< that a row has for itself
+  int64_t num_entries = 0;  ///< addressable from `slots`: the last row may be cut short
+  int32_t num_rows = 0;
+
+  FOLIO_HOST_DEVICE constexpr int32_t at(int32_t row, int64_t position) const {
+    return slots[row * row_stride + position];
+  }
+  FOLIO_HOST_DEVICE constexpr bool has_row(int32_t row) const { return row >= 0 && row < num_rows; }
+  /// Positions of a row that exist: [0, columns_of(row)).
+  FOLIO_HOST_DEVICE constexpr int64_t columns_of(int32_t row) const {
+    const int64_t left = num_entries - row * row_stride;
+    return left < 0 ? 0 : (left < num_columns ? left : num_columns);
+  }
+};
+
+/// What is wrong with a request.
+enum class KvRangeFault : int32_t {
+  kNone = 0,
+  kRow,        ///< not a row of the table
+  kLength,     ///< negative
+  kStart,      ///< negative
+  kAlignment,  ///< the start is not that of a page
+  kEnd,        ///< beyond the row
+  kOffset,     ///< indptr is not as lengths say
+  kCapacity,   ///< beyond the output
+  kSlot,       ///< a slot outside the pool
+  kPage,       ///< slots that are not a page
+};
+
+/// Building one list of entries per request.
+struct KvIndicesJob {
+  SlotTable table;
+  const int32_t* rows = nullptr;
+  const int32_t* lens = nullptr;
+  const int32_t* indptr = nullptr;
+  const int32_t* starts = nullptr;  ///< or null
+  int32_t page_size = 1;
+  int64_t num_slots = 0;  ///< 0: not checked
+  int32_t* out = nullptr;
+  int64_t capacity = 0;
+
+  FOLIO_HOST_DEVICE constexpr int64_t start(int32_t request) const { return starts == nullptr ? 0 : starts[request]; }
+  FOLIO_HOST_DEVICE constexpr int64_t end(int32_t request) const { return start(request) + lens[request]; }
+  FOLIO_HOST_DEVICE constexpr int64_t num_entries(int32_t request) const {
+    return (int64_t{lens[request]} + page_size - 1) / page_size;
+  }
+};
+
+/// All that can be said without looking at slots.
+FOLIO_HOST_DEVICE constexpr KvRangeFault range_fault(const KvIndicesJob& job, int32_t request) {
+  const int32_t row = job.rows[request];
+  if (!job.table.has_row(row)) return KvRangeFault::kRow;
+  if (job.lens[request] < 0) return KvRangeFault::kLength;
+  if (job.start(request) < 0) return KvRangeFault::kStart;
+  if (job.start(request) % job.page_size != 0) return KvRangeFault::kAlignment;
+  if (job.end(request) > job.table.columns_of(row)) return KvRangeFault::kEnd;
+  const int64_t begin = job.indptr[request];
+  if (begin < 0 || job.indptr[request + 1] - begin != job.num_entries(request)) return KvRangeFault::kOffset;
+  if (job.indptr[request + 1] > job.capacity) return KvRangeFault::kCapacity;
+  return KvRangeFault::kNone;
+}
+
+/// Whether the slots behind entry `entry` are what they should be. Only after range_fault found nothing.
+FOLIO_HOST_DEVICE constexpr KvRangeFault entry_fault(const KvIndicesJob& job, int32_t request, int64_t entry) {
+  const int32_t row = job.rows[request];
+  const int64_t first = job.start(request) + entry * job.page_size;
+  const int64_t past = first + job.page_size < job.end(request) ? first + job.page_size : job.end(request);
+  const int64_t slot = job.table.at(row, first);
+  const int64_t last_slot = job.table.at(row, past - 1);
+  if (job.num_slots > 0 && (slot < 0 || slot >= job.num_slots || last_slot < 0 || last_slot >= job.num_slots)) {
+    return KvRangeFault::kSlot;
+  }
+  if (job.page_size > 1 && (slot < 0 || slot % job.page_size != 0 || last_slot - slot != past - 1 - first)) {
+    return KvRangeFault::kPage;
+  }
+  return KvRangeFault::kNone;
+}
+
+/// Writes a thread's share of a request's entries. Only after range_fault found nothing.
+FOLIO_HOST_DEVICE constexpr void write_entries(const KvIndicesJob& job, int32_t request, int32_t lane, int32_t lanes) {
+  const int32_t row = job.rows[request];
+  const int64_t start = job.start(request);
+  const int64_t count = job.num_entries(request);
+  int32_t* const out = job.out + job.indptr[request];
+  if (job.page_size == 1) {
+    for (int64_t j = lane; j < count; j += lanes) out[j] = job.table.at(row, start + j);
+  } else {
+    for (int64_t j = lane; j < count; j += lanes) out[j] = job.table.at(row, start + j * job.page_size) / job.page_size;
+  }
+}
+
+/// The first position that a query at `position` sees, at a page's begin.
+FOLIO_HOST_DEVICE constexpr int64_t window_start(int64_t position, int32_t window_left, int32_t page_size) {
+  if (window_left < 0 || position <= window_left) return 0;
+  return (position - window_left) / page_size * page_size;
+}
+
+}  // namespace folio::inline v0::backends::token_pool

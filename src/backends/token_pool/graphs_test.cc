@@ -1,0 +1,231 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "backends/token_pool/pool_fixture.hpp"
+
+namespace folio::inline v0::backends {
+namespace {
+
+using testing::PoolFixture;
+using testing::PoolLengths;
+using testing::PoolSetup;
+using Ints = std::vector<int32_t>;
+
+/// A batch of decodes or drafts through a captured shape of `captured_bs` requests, padded.
+struct Replayed {
+  Replayed(PoolFixture& batch_fixture, TokenPoolBackend& used, int32_t captured_bs)
+      : fixture(batch_fixture),
+        drafts(is_target_verify(fixture.lengths.mode) ? fixture.batch.spec_info.draft_token_num : 1),
+        bs(captured_bs),
+        inputs(captured_bs + 2, drafts),
+        backend(used) {
+    const size_t tokens = static_cast<size_t>(bs) * static_cast<size_t>(drafts);
+    const auto rows = [&](const std::vector<std::byte>& memory, int64_t row) {
+      std::vector<std::byte> padded(memory);
+      padded.resize(tokens * static_cast<size_t>(row * size_of(fixture.setup.q_dtype)));
+      return padded;
+    };
+    q_memory = rows(fixture.q_memory, fixture.q.shape[1]);
+    k_memory = rows(fixture.k_memory, fixture.k.shape[1]);
+    v_memory = rows(fixture.v_memory, fixture.v.shape[1]);
+    out_memory = rows(fixture.out_memory, fixture.out.shape[1]);
+  }
+
+  GraphBatchExtras extras(const ForwardBatch& batch) const {
+    return {batch.encoder_lens, batch.encoder_lens_cpu, batch.spec_info};
+  }
+
+  void capture() {
+    ForwardBatch nothing = fixture.batch;
+    nothing.batch_size = 0;
+    nothing.req_pool_indices = nothing.seq_lens = nothing.seq_lens_cpu = nothing.encoder_lens = {};
+    nothing.out_cache_loc = {};
+    const bool tree = !nothing.spec_info.tree_mask.empty();
+    ForwardBatch padding = tree ? inputs.pad(fixture.batch, bs) : inputs.pad(nothing, bs);
+    const Ints encoders(static_cast<size_t>(bs), 0), ones(static_cast<size_t>(bs), 1), rows(static_cast<size_t>(bs), 0);
+    if (fixture.setup.encoder_decoder) padding.encoder_lens = encoders;
+    backend.init_forward_metadata_capture_cuda_graph(bs, bs * drafts, rows, ones, fixture.lengths.mode,
+                                                     extras(padding));
+  }
+
+  std::string replay(const RadixAttention& layer) {
+    const ForwardBatch padded = inputs.pad(fixture.batch, bs);
+    backend.init_forward_metadata_replay_cuda_graph(bs, padded.req_pool_indices, padded.seq_lens, padded.seq_lens_sum,
+                                                    padded.forward_mode, padded.seq_lens_cpu, extras(padded));
+    const int64_t tokens = int64_t{bs} * drafts;
+    const auto view = [&](const std::vector<std::byte>& memory, const ConstTensorView& like) {
+      return ConstTensorView(memory.data(), like.dtype, {tokens, like.shape[1]});
+    };
+    const TensorView out(out_memory.data(), fixture.out.dtype, {tokens, fixture.out.shape[1]});
+    layer.forward(backend, view(q_memory, fixture.q),
+                  layer.is_cross_attention ? ConstTensorView() : view(k_memory, fixture.k),
+                  layer.is_cross_attention ? ConstTensorView() : view(v_memory, fixture.v), padded, out);
+    std::memcpy(fixture.out_memory.data(), out_memory.data(), fixture.out_memory.size());
+    return fixture.wrong_output(layer, false);
+  }
+
+  PoolFixture& fixture;
+  int32_t drafts;
+  int32_t bs;
+  GraphInputs inputs;
+  TokenPoolBackend& backend;
+  std::vector<std::byte> q_memory, k_memory, v_memory, out_memory;
+};
+
+PoolSetup windowed() {
+  PoolSetup setup;
+  setup.window = 6;
+  return setup;
+}
+
+void expect_replays_give_attention(const PoolSetup& setup, const PoolLengths& lengths) {
+  PoolFixture fixture(setup, lengths);
+  TokenPoolBackend backend(fixture.context, fixture.config());
+  const int32_t drafts = lengths.fresh[0];
+  backend.init_cuda_graph_state(8, 8 * drafts);
+  const auto count = static_cast<int32_t>(fixture.num_requests());
+  for (const int32_t bs : {count + 4, count}) {  // larger first, as engines capture
+    Replayed replayed(fixture, backend, bs);
+    replayed.capture();
+    EXPECT_EQ(replayed.replay(fixture.layer()), "") << bs;
+    EXPECT_EQ(replayed.replay(fixture.full_layer()), "") << bs;
+    if (setup.encoder_decoder) {
+      PoolFixture& f = fixture;
+      write_kv_cache(f.context, f.pool->write_args(1, f.encoder_k, f.encoder_v, f.encoder_out_cache_loc));
+      EXPECT_EQ(replayed.replay(fixture.cross_layer()), "") << bs;
+    }
+  }
+}
+
+TEST(TokenPoolGraphs, ReplayedDecodesGiveAttention) {
+  const PoolLengths lengths{.mode = ForwardMode::kDecode, .prefix = {3, 17, 40}, .fresh = {1, 1, 1}};
+  expect_replays_give_attention({}, lengths);
+  expect_replays_give_attention(windowed(), lengths);
+  PoolSetup pages = windowed();
+  pages.page_size = 16;
+  expect_replays_give_attention(pages, lengths);
+  PoolLengths encoded = lengths;
+  encoded.encoder = {4, 1, 9};
+  PoolSetup encoder_decoder;
+  encoder_decoder.encoder_decoder = true;
+  expect_replays_give_attention(encoder_decoder, encoded);
+}
+
+TEST(TokenPoolGraphs, ReplayedVerificationsGiveAttention) {
+  const PoolLengths chains{.mode = ForwardMode::kTargetVerify, .prefix = {3, 17, 9}, .fresh = {4, 4, 4}};
+  expect_replays_give_attention({}, chains);
+  expect_replays_give_attention(windowed(), chains);
+  PoolLengths trees = chains;
+  trees.parents = {-1, 0, 0, 1};
+  expect_replays_give_attention({}, trees);
+  expect_replays_give_attention(windowed(), trees);
+}
+
+/// Shapes of different sizes and modes stand beside each other, and the larger leave nothing behind in the smaller.
+TEST(TokenPoolGraphs, ShapesStandBesideEachOther) {
+  PoolFixture large({}, {.mode = ForwardMode::kDecode, .prefix = {30, 31, 32, 33, 34}, .fresh = {1, 1, 1, 1, 1}});
+  TokenPoolBackend backend(large.context, large.config());
+  backend.init_cuda_graph_state(8, 32);
+  Replayed eight(large, backend, 8);
+  eight.capture();
+  EXPECT_EQ(eight.replay(large.layer()), "");
+  Replayed five(large, backend, 5);
+  five.capture();
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_EQ(eight.replay(large.layer()), "");
+    EXPECT_EQ(five.replay(large.layer()), "");
+    backend.init_forward_metadata(large.batch);
+    large.clear_output();
+    large.forward(backend, large.layer());
+    EXPECT_EQ(large.wrong_output(large.layer(), false), "");
+  }
+}
+
+/// A replay's bits are an eager step's where results do not depend on the batch.
+TEST(TokenPoolGraphs, ReplaysEqualEagerStepsBitForBit) {
+  for (const Determinism level : {Determinism::kBatchInvariant, Determinism::kScheduleInvariant}) {
+    PoolSetup setup = windowed();
+    setup.determinism = level;
+    PoolFixture fixture(setup, {.mode = ForwardMode::kDecode, .prefix = {300, 1, 2000}, .fresh = {1, 1, 1}});
+    EXPECT_EQ(fixture.wrong_step(fixture.full_layer()), "");
+    const std::vector<std::byte> eager = fixture.out_memory;
+    TokenPoolBackend backend(fixture.context, fixture.config());
+    backend.init_cuda_graph_state(8, 8);
+    Replayed replayed(fixture, backend, 7);
+    replayed.capture();
+    EXPECT_EQ(replayed.replay(fixture.full_layer()), "");
+    EXPECT_EQ(fixture.out_memory, eager);
+  }
+}
+
+TEST(TokenPoolGraphs, FillAndPadAsTheOriginal) {
+  PoolFixture fixture({}, {.mode = ForwardMode::kDecode, .prefix = {3, 4}, .fresh = {1, 1}});
+  TokenPoolBackend backend(fixture.context, fixture.config());
+  EXPECT_EQ(backend.get_cuda_graph_seq_len_fill_value(), 1);
+  GraphInputs inputs(8);
+  const auto list = [](const auto& values) { return Ints(values.begin(), values.end()); };
+  const ForwardBatch padded = inputs.pad(fixture.batch, 4);
+  EXPECT_EQ(padded.batch_size, 4);
+  EXPECT_EQ(list(padded.seq_lens), (Ints{4, 5, 1, 1}));
+  EXPECT_EQ(padded.seq_lens_sum, 11) << "padding counts";
+  EXPECT_EQ(list(padded.req_pool_indices), (Ints{fixture.rows[0], fixture.rows[1], 0, 0}));
+  EXPECT_EQ(padded.out_cache_loc[2], 0);
+  EXPECT_EQ(padded.out_cache_loc[3], 0);
+  // Nothing is left of a larger batch.
+  PoolFixture large({}, {.mode = ForwardMode::kDecode, .prefix = {9, 8, 7, 6}, .fresh = {1, 1, 1, 1}});
+  inputs.pad(large.batch, 4);
+  const ForwardBatch again = inputs.pad(fixture.batch, 4);
+  EXPECT_EQ(list(again.seq_lens), (Ints{4, 5, 1, 1}));
+  EXPECT_EQ(list(again.req_pool_indices), (Ints{fixture.rows[0], fixture.rows[1], 0, 0}));
+  EXPECT_EQ(again.out_cache_loc[3], 0);
+  EXPECT_THROW(inputs.pad(fixture.batch, 9), Error);
+  EXPECT_THROW(inputs.pad(fixture.batch, 1), Error);
+}
+
+TEST(TokenPoolGraphs, RefuseWhatWasNotCaptured) {
+  PoolFixture fixture({}, {.mode = ForwardMode::kDecode, .prefix = {3, 4}, .fresh = {1, 1}});
+  TokenPoolBackend backend(fixture.context, fixture.config());
+  const auto message = [&](auto&& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.what();
+    }
+    return "nothing was refused";
+  };
+  using ::testing::HasSubstr;
+  const auto capture = [&](int32_t bs, int32_t tokens, ForwardMode mode) {
+    backend.init_forward_metadata_capture_cuda_graph(bs, tokens, fixture.rows, fixture.seq_lens, mode);
+  };
+  const auto replay = [&](int32_t bs, int64_t sum, const Ints& seq_lens) {
+    backend.init_forward_metadata_replay_cuda_graph(bs, fixture.rows, seq_lens, sum, ForwardMode::kDecode, seq_lens);
+  };
+  EXPECT_THAT(message([&] { capture(2, 2, ForwardMode::kDecode); }), HasSubstr("init_cuda_graph_state"));
+  EXPECT_THAT(message([&] { replay(2, 9, fixture.seq_lens); }), HasSubstr("init_cuda_graph_state"));
+  EXPECT_THAT(message([&] { backend.init_cuda_graph_state(0, 4); }), HasSubstr("max_bs"));
+  Ints buffer(6);
+  backend.init_cuda_graph_state(2, 2, buffer);
+  for (const ForwardMode mode : {ForwardMode::kExtend, ForwardMode::kMixed, ForwardMode::kDraftExtend}) {
+    EXPECT_THAT(message([&] { capture(2, 2, mode); }), HasSubstr("decode, idle and target_verify"));
+  }
+  EXPECT_THAT(message([&] { capture(3, 3, ForwardMode::kDecode); }), HasSubstr("up to 2"));
+  EXPECT_THAT(message([&] { capture(1, 2, ForwardMode::kDecode); }), HasSubstr("num_tokens is 2"));
+  EXPECT_THAT(message([&] { capture(2, 2, ForwardMode::kDecode); }), HasSubstr("kv_indices")) << "9 entries into 6";
+  const Ints ones{1, 1};
+  backend.init_forward_metadata_capture_cuda_graph(2, 2, fixture.rows, ones, ForwardMode::kDecode);
+  EXPECT_THAT(message([&] { replay(2, 9, fixture.seq_lens); }), HasSubstr("kv_indices"));
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(backend.forward_metadata()));
+  EXPECT_THAT(message([&] { replay(1, 1, ones); }), HasSubstr("no batch of 1"));
+  EXPECT_THAT(message([&] { replay(2, 1, ones); }), HasSubstr("seq_lens_sum is 1")) << "padding counts";
+  EXPECT_THAT(message([&] { replay(2, 2, {1, 2}); }), HasSubstr("seq_lens_sum is 2"));
+  EXPECT_THAT(message([&] { replay(2, -1, {1, 1000}); }), HasSubstr("max_context_len"));
+  replay(2, 2, ones);
+}
+
+}  // namespace
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,135 @@
+#include "backends/token_pool/reading.hpp"
+
+#include <algorithm>
+
+#include "backends/token_pool/tree_window.hpp"
+#include "core/checked_math.hpp"
+#include "core/error.hpp"
+
+namespace folio::inline v0::backends::token_pool {
+namespace {
+
+AttentionOp prepare_op(const Context& context, const TokenPoolConfig& config, const ReadingKind& kind,
+                       const std::optional<FixedShape>& shape) {
+  if (kind.mask == MaskKind::kCustom && context.device().type != DeviceType::kCpu) {
+    core::fail(ErrorCode::kUnsupported, "spec_info.tree_mask is given; on a GPU, target_verify of chains is offered");
+  }
+  AttentionConfig attention;
+  attention.num_q_heads = config.num_heads;
+  attention.num_kv_heads = config.num_kv_heads;
+  attention.head_dim_qk = config.head_dim;
+  attention.head_dim_v = config.value_head_dim();
+  attention.q = config.q_dtype;
+  attention.kv = config.kv_cache_dtype;
+  if (kind.ragged) attention.ragged_kv = config.q_dtype;
+  attention.kv_format = config.kv_format;
+  attention.page_size = config.page_size;
+  attention.mask = kind.mask;
+  // A tree's window counts depths, not rows: it is in the mask's bits.
+  if (kind.role == WrapperRole::kWindow && kind.mask != MaskKind::kCustom) {
+    attention.window_left = config.sliding_window_size.value_or(-1);
+  }
+  if (config.logit_cap) attention.features = Feature::kSoftCap;
+  attention.determinism = config.determinism;
+  PrepareOptions options;
+  if (shape) {
+    GraphBounds bounds;
+    bounds.max_requests = shape->max_requests;
+    bounds.max_tokens = shape->max_tokens;
+    bounds.max_q_len = shape->max_q_len;
+    const auto columns = static_cast<int32_t>(std::min<int64_t>(config.req_to_token.row_stride, INT32_MAX));
+    bounds.max_kv_len = std::max(config.max_context_len, columns);
+    options.bounds = bounds;
+  }
+  return prepare(context, attention, options);
+}
+
+}  // namespace
+
+KvReading::KvReading(const Context& context, const TokenPoolConfig& config, const ReadingKind& kind,
+                     const ListMemory& memory, const std::optional<FixedShape>& shape)
+    : config_(&config),
+      kind_(kind),
+      op_(prepare_op(context, config, kind, shape)),
+      buffer_(make_plan_buffer(op_)),
+      lists_(context, config, kind, memory),
+      fixed_(shape.has_value()),
+      on_host_(context.device().type == DeviceType::kCpu) {}
+
+void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
+  plan_.reset();
+  lists_.build(step, stream);
+  // What is captured beside such a plan holds for whatever lengths a replay finds on the device.
+  const bool device_lengths = fixed_ && !on_host_;
+  BatchView view;
+  view.where = device_lengths ? Where::kDevice : Where::kHost;
+  view.num_requests = step.num_requests;
+  view.num_tokens = step.num_tokens;
+  view.cu_q = device_lengths ? lists_.device_cu_q() : step.cu_q.data();
+  num_segments_ = kind_.ragged ? 2 : 1;
+  segments_ = {};
+  segments_[0].kv_len = device_lengths ? lists_.device_lens() : lists_.lens().data();
+  segments_[0].first_pos = device_lengths ? lists_.device_first_pos() : lists_.first_pos().data();
+  args_ = {};
+  args_[0].table = lists_.table();
+  if (kind_.ragged) {
+    tail_len_.resize(static_cast<size_t>(step.num_requests));
+    for (size_t r = 0; r < tail_len_.size(); ++r) tail_len_[r] = step.cu_q[r + 1] - step.cu_q[r];
+    segments_[1].source = KvSource::kRagged;
+    segments_[1].kv_len = tail_len_.data();
+    segments_[1].first_pos = step.prefix_lens.data();
+    args_[1].ragged.indptr = lists_.device_cu_q();
+  }
+  if (kind_.mask == MaskKind::kCustom) plan_tree(step, view);
+  view.segments = std::span(segments_).first(num_segments_);
+  plan_.emplace(folio::plan(op_, view, buffer_, stream));
+  number_ = number;
+  const int64_t slots = kind_.role == WrapperRole::kWindow ? step.num_window_slots : step.num_slots;
+  checked_pages_ = core::ceil_div(slots, int64_t{config_->page_size});
+}
+
+void KvReading::check_pages(int64_t num_pages) {
+  if (!on_host_ || (checked_pages_ > 0 && checked_pages_ <= num_pages)) return;
+  for (const int32_t page : lists_.wrapper().kv_indices) {
+    core::require(page >= 0 && page < num_pages, "the step's lists have ", config_->page_size == 1 ? "slot " : "page ",
+                  page, "; the pool has ", num_pages);
+  }
+  checked_pages_ = num_pages;
+}
+
+void KvReading::plan_tree(const Step& step, BatchView& view) {
+  if (kind_.role == WrapperRole::kWindow) {
+    window_tree_mask(step.spec_info.tree_mask, step.draft_token_num, *config_->sliding_window_size, lists_.lens(),
+                     lists_.first_pos(), step.seq_lens, own_mask_);
+    mask_ = own_mask_;
+    view.custom_mask.scope = CustomMaskScope::kAll;
+    return;
+  }
+  tail_len_.assign(static_cast<size_t>(step.num_requests), step.draft_token_num);
+  view.custom_mask.scope = CustomMaskScope::kTail;
+  view.custom_mask.tail_len = tail_len_.data();
+  mask_ = step.spec_info.tree_mask;
+}
+
+void KvReading::run(const LayerCall& call, Workspace workspace, Stream stream) {
+  args_[0].cache = call.cache;
+  args_[0].k_scale = call.k_scale;
+  args_[0].v_scale = call.v_scale;
+  if (kind_.ragged) {
+    args_[1].ragged.k = call.k;
+    args_[1].ragged.v = call.v;
+  }
+  AttentionArgs args;
+  args.q = call.q;
+  args.out = call.out;
+  args.segments = std::span(args_).first(num_segments_);
+  args.sm_scale = call.sm_scale;
+  args.logits_soft_cap = call.logit_cap;
+  if (kind_.mask == MaskKind::kCustom) {
+    args.custom_mask = mask_.data();
+    args.custom_mask_bytes = static_cast<int64_t>(mask_.size());
+  }
+  folio::run(*plan_, args, workspace, stream);
+}
+
+}  // namespace folio::inline v0::backends::token_pool

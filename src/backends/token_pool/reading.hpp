@@ -1,0 +1,74 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "backends/token_pool/kv_lists.hpp"
+#include "folio/attention.hpp"
+
+namespace folio::inline v0::backends::token_pool {
+
+/// One layer's call: tensors with heads apart.
+struct LayerCall {
+  ConstTensorView q, k, v;
+  TensorView out;
+  float sm_scale = 0.0f;
+  float logit_cap = 0.0f;
+  KvCacheView cache;
+  Scale k_scale, v_scale;
+};
+
+/// The bounds of captured batches.
+struct FixedShape {
+  int32_t max_requests = 0;
+  int32_t max_tokens = 0;
+  int32_t max_q_len = 0;
+};
+
+/// One way for a group of layers to read a step's keys: an op, its lists and its plan. Steps are planned for it when
+/// they need it.
+class KvReading {
+ public:
+  KvReading(const Context& context, const TokenPoolConfig& config, const ReadingKind& kind, const ListMemory& memory,
+            const std::optional<FixedShape>& shape);
+
+  /// Makes it the step's. Throws what KvLists::build and plan throw.
+  void plan(const Step& step, uint64_t number, Stream stream);
+  bool is_planned(uint64_t number) const { return plan_.has_value() && number_ == number; }
+
+  /// Throws kInvalidArgument, on the host, if the step's lists name pages that a layer's cache does not have. O(1)
+  /// where the batch named a pool of that size or a smaller one, else O(entries), once.
+  void check_pages(int64_t num_pages);
+
+  size_t workspace_bytes() const { return workspace_size(op_); }  ///< of every plan
+  void run(const LayerCall& call, Workspace workspace, Stream stream);
+
+  const ReadingKind& kind() const { return kind_; }
+  const AttentionOp& op() const { return op_; }
+  KvWrapper wrapper() const { return lists_.wrapper(); }
+
+ private:
+  void plan_tree(const Step& step, BatchView& view);
+
+  const TokenPoolConfig* config_;
+  ReadingKind kind_;
+  AttentionOp op_;
+  PlanBuffer buffer_;
+  KvLists lists_;
+  bool fixed_;
+  bool on_host_;
+  std::array<KvSegment, 2> segments_;
+  size_t num_segments_ = 1;
+  std::array<SegmentArgs, 2> args_;
+  std::vector<int32_t> tail_len_;
+  std::span<const uint8_t> mask_;  ///< of the step
+  std::vector<uint8_t> own_mask_;
+  std::optional<AttentionPlan> plan_;
+  uint64_t number_ = 0;
+  int64_t checked_pages_ = 0;  ///< the step's pages are below this; 0 = not known
+};
+
+}  // namespace folio::inline v0::backends::token_pool

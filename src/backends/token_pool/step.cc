@@ -1,0 +1,202 @@
+#include "backends/token_pool/step.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/checked_math.hpp"
+#include "core/error.hpp"
+
+namespace folio::inline v0::backends::token_pool {
+namespace {
+
+using core::require;
+
+/// The host's copy of an array that is given once per memory.
+std::span<const int32_t> host_lengths(const char* name, std::span<const int32_t> given, std::span<const int32_t> on_cpu,
+                                      size_t count, bool on_host) {
+  const std::span<const int32_t> host = on_host && on_cpu.empty() ? given : on_cpu;
+  require(host.size() == count, name, on_host ? "" : "_cpu", " has ", host.size(), " entries; the batch has ", count,
+          " requests");
+  require(given.size() == count || (on_host && given.empty()), name, " has ", given.size(), " entries; the batch has ",
+          count, " requests");
+  if (on_host && !given.empty() && !on_cpu.empty()) {
+    require(std::ranges::equal(given, on_cpu), name, " and ", name, "_cpu differ");
+  }
+  return host;
+}
+
+void copy(std::span<const int32_t> from, std::vector<int32_t>& to) {
+  to.assign(from.begin(), from.end());
+}
+
+void check_tree_mask(const SpecInfo& spec, int32_t num_requests, bool on_host) {
+  const int64_t n = spec.draft_token_num;
+  const int64_t bytes_each = core::ceil_div(n * n, int64_t{8});
+  require(static_cast<int64_t>(spec.tree_mask.size()) == num_requests * bytes_each, "tree_mask has ",
+          spec.tree_mask.size(), " bytes; ", num_requests, " requests with ", n, " drafts each have ", bytes_each,
+          " bytes each");
+  if (!on_host) return;
+  for (int64_t r = 0; r < num_requests; ++r) {
+    for (int64_t row = 0; row < n; ++row) {
+      const int64_t bit = row * n + row;
+      const uint8_t byte = spec.tree_mask[static_cast<size_t>(r * bytes_each + bit / 8)];
+      require(((byte >> (bit % 8)) & 1) != 0, "tree_mask of request ", r, ": draft ", row, " does not see itself");
+    }
+  }
+}
+
+void check_mode(const TokenPoolConfig& config, const ForwardBatch& batch) {
+  const ForwardMode mode = batch.forward_mode;
+  require(to_string(mode) != "invalid", "forward_mode is ", static_cast<int32_t>(mode));
+  const SpecInfo& spec = batch.spec_info;
+  const bool verify = is_target_verify(mode);
+  require(!config.skip_prefill || is_decode_or_idle(mode), "forward_mode is ", to_string(mode),
+          "; a backend with skip_prefill takes decode and idle");
+  require(verify || spec.tree_mask.empty(), "spec_info.tree_mask is given; forward_mode is ", to_string(mode));
+  require(verify || spec.draft_token_num == 0, "spec_info.draft_token_num is given; forward_mode is ", to_string(mode));
+  require(!verify || spec.draft_token_num >= 1, "spec_info.draft_token_num is ", spec.draft_token_num,
+          "; target_verify needs 1 or more");
+  const bool drafts = !spec.kv_indptr.empty() || !spec.kv_indices.empty();
+  require(!drafts || is_decode(mode), "spec_info.kv_indptr is given; forward_mode is ", to_string(mode));
+  const bool prefixes = !batch.extend_prefix_lens.empty() || !batch.extend_prefix_lens_cpu.empty() ||
+                        !batch.extend_seq_lens.empty() || !batch.extend_seq_lens_cpu.empty();
+  require(!prefixes || is_extend(mode), "extend_prefix_lens or extend_seq_lens is given; forward_mode is ",
+          to_string(mode));
+  const bool encoder = !batch.encoder_lens.empty() || !batch.encoder_lens_cpu.empty();
+  const bool two_pools = config.window_req_to_token.indices != nullptr;
+  require(two_pools || (batch.window_token_to_kv_pool == nullptr && batch.window_out_cache_loc.empty()),
+          "window_token_to_kv_pool or window_out_cache_loc is given; the configuration has no window_req_to_token");
+  require(!encoder || config.is_encoder_decoder, "encoder_lens is given; the model is no encoder-decoder");
+  if (drafts && (config.page_size != 1 || config.is_encoder_decoder || two_pools)) {
+    core::fail(
+        ErrorCode::kUnsupported,
+        "spec_info.kv_indptr is given; draft rows are offered with page_size 1, one pool and decoder-only models");
+  }
+}
+
+}  // namespace
+
+void Step::read(const TokenPoolConfig& config, const ForwardBatch& batch, bool on_host) {
+  check_mode(config, batch);
+  mode = batch.forward_mode;
+  extend = is_extend(mode);
+  spec_info = batch.spec_info;
+  draft_token_num = spec_info.draft_token_num;
+  require(batch.batch_size >= 0 && batch.batch_size <= config.max_req_pool_size, "batch_size is ", batch.batch_size,
+          "; it must be in [0, ", config.max_req_pool_size, "], max_req_pool_size");
+  const auto count = static_cast<size_t>(batch.batch_size);
+  const auto host = host_lengths("seq_lens", batch.seq_lens, batch.seq_lens_cpu, count, on_host);
+  int64_t sum = 0;
+  for (size_t r = 0; r < count; ++r) {
+    require(host[r] >= 0 && host[r] <= config.max_context_len, "request ", r, " has seq_len ", host[r],
+            "; it must be in [0, ", config.max_context_len, "], max_context_len");
+    sum += host[r];
+  }
+  require(batch.seq_lens_sum < 0 || batch.seq_lens_sum == sum, "seq_lens_sum is ", batch.seq_lens_sum,
+          "; seq_lens, padding included, add up to ", sum);
+  num_requests = batch.batch_size;
+  const auto slots_of = [](const KvPool* pool) { return pool == nullptr ? 0 : pool->buffer_len(); };
+  const bool two_pools = config.window_req_to_token.indices != nullptr;
+  num_slots = slots_of(batch.token_to_kv_pool);
+  num_window_slots = two_pools ? slots_of(batch.window_token_to_kv_pool) : num_slots;
+  if (has_draft_rows() || !spec_info.kv_indices.empty()) {
+    read_draft_rows(config, batch, on_host);
+    return;
+  }
+  require(batch.req_pool_indices.size() == count, "req_pool_indices has ", batch.req_pool_indices.size(),
+          " entries; the batch has ", count, " requests");
+  rows = batch.req_pool_indices;
+  device_seq_lens = batch.seq_lens.data();
+  copy(host, seq_lens);
+  encoder_lens.clear();
+  device_encoder_lens = nullptr;
+  if (config.is_encoder_decoder) {
+    copy(host_lengths("encoder_lens", batch.encoder_lens, batch.encoder_lens_cpu, count, on_host), encoder_lens);
+    for (size_t r = 0; r < count; ++r) {
+      require(encoder_lens[r] >= 0, "request ", r, " has encoder_len ", encoder_lens[r], "; it must not be negative");
+    }
+    device_encoder_lens = batch.encoder_lens.data();
+  }
+  no_prefix = false;
+  prefix_lens.clear();
+  device_prefix_lens = nullptr;
+  if (extend) read_extends(batch, on_host);
+  if (!spec_info.tree_mask.empty()) check_tree_mask(spec_info, num_requests, on_host);
+  cu_q.resize(count + 1);
+  cu_q[0] = 0;
+  for (size_t r = 0; r < count; ++r) {
+    const int32_t q_len = extend ? seq_lens[r] - prefix_lens[r] : queries();
+    cu_q[r + 1] = core::checked_cast<int32_t>(int64_t{cu_q[r]} + q_len);
+  }
+  num_tokens = cu_q[count];
+}
+
+void Step::read_extends(const ForwardBatch& batch, bool on_host) {
+  const auto count = static_cast<size_t>(num_requests);
+  const bool has_lens = !batch.extend_seq_lens.empty() || !batch.extend_seq_lens_cpu.empty();
+  const bool has_prefixes = !batch.extend_prefix_lens.empty() || !batch.extend_prefix_lens_cpu.empty();
+  std::span<const int32_t> lens;
+  if (has_lens) {
+    const bool host_twin = !batch.extend_seq_lens_cpu.empty() || !on_host;  // nobody reads a device's
+    lens = host_twin ? batch.extend_seq_lens_cpu : batch.extend_seq_lens;
+    require(lens.size() == count, "extend_seq_lens", host_twin ? "_cpu" : "", " has ", lens.size(),
+            " entries; the batch has ", count, " requests");
+  }
+  if (has_prefixes) {
+    copy(host_lengths("extend_prefix_lens", batch.extend_prefix_lens, batch.extend_prefix_lens_cpu, count, on_host),
+         prefix_lens);
+  } else {
+    require(on_host || count == 0, "extend_prefix_lens is needed on a GPU");
+    prefix_lens.assign(count, 0);
+    for (size_t r = 0; has_lens && r < count; ++r) prefix_lens[r] = seq_lens[r] - lens[r];
+  }
+  device_prefix_lens = batch.extend_prefix_lens.data();
+  no_prefix = true;
+  for (size_t r = 0; r < count; ++r) {
+    require(prefix_lens[r] >= 0 && prefix_lens[r] <= seq_lens[r], "request ", r, " has a prefix of ", prefix_lens[r],
+            " tokens; it must be in [0, ", seq_lens[r], "], its seq_len");
+    require(!has_lens || lens[r] == seq_lens[r] - prefix_lens[r], "request ", r, " has extend_seq_len ",
+            has_lens ? lens[r] : 0, "; seq_len ", seq_lens[r], " less its prefix of ", prefix_lens[r], " tokens is ",
+            seq_lens[r] - prefix_lens[r]);
+    no_prefix = no_prefix && prefix_lens[r] == 0;
+  }
+}
+
+/// A row for each branch of each request: seq_lens of rows are those of their lists.
+void Step::read_draft_rows(const TokenPoolConfig& config, const ForwardBatch& batch, bool on_host) {
+  const SpecInfo& spec = batch.spec_info;
+  require(!spec.kv_indptr.empty(), "spec_info.kv_indices is given without kv_indptr");
+  const bool host_twin = !spec.kv_indptr_cpu.empty() || !on_host;
+  const std::span<const int32_t> indptr = host_twin ? spec.kv_indptr_cpu : spec.kv_indptr;
+  require(indptr.size() == spec.kv_indptr.size(), "spec_info.kv_indptr_cpu has ", indptr.size(),
+          " entries; kv_indptr has ", spec.kv_indptr.size());
+  require(static_cast<int64_t>(indptr.size()) - 1 <= config.max_req_pool_size, "spec_info.kv_indptr has ",
+          indptr.size() - 1, " rows; max_req_pool_size is ", config.max_req_pool_size);
+  require(indptr[0] == 0, "spec_info.kv_indptr[0] is ", indptr[0], "; it must be 0");
+  num_requests = core::checked_cast<int32_t>(indptr.size() - 1);
+  require(batch.batch_size == 0 ? num_requests == 0 : num_requests % batch.batch_size == 0, "spec_info.kv_indptr has ",
+          num_requests, " rows; a batch of ", batch.batch_size, " requests has as many branches for each");
+  const auto count = static_cast<size_t>(num_requests);
+  seq_lens.resize(count);
+  cu_q.resize(count + 1);
+  for (size_t r = 0; r < count; ++r) {
+    const int64_t len = int64_t{indptr[r + 1]} - indptr[r];
+    require(len >= 0 && indptr[r + 1] <= static_cast<int64_t>(spec.kv_indices.size()), "draft row ", r,
+            " has entries [", indptr[r], ", ", indptr[r + 1], ") of spec_info.kv_indptr; kv_indices has ",
+            spec.kv_indices.size());
+    seq_lens[r] = static_cast<int32_t>(len);
+  }
+  if (on_host && num_slots > 0) {
+    for (const int32_t slot : spec.kv_indices.first(static_cast<size_t>(indptr[count]))) {
+      require(slot >= 0 && slot < num_slots, "spec_info.kv_indices has slot ", slot, "; the pool has ", num_slots);
+    }
+  }
+  std::iota(cu_q.begin(), cu_q.end(), 0);
+  num_tokens = num_requests;
+  rows = {};
+  encoder_lens.clear();
+  prefix_lens.clear();
+  no_prefix = false;
+}
+
+}  // namespace folio::inline v0::backends::token_pool

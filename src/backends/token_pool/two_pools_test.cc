@@ -1,0 +1,111 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "backends/token_pool/pool_fixture.hpp"
+#include "folio/page_table.hpp"
+
+namespace folio::inline v0::backends {
+namespace {
+
+using testing::PoolFixture;
+using testing::PoolLengths;
+using testing::PoolSetup;
+using Ints = std::vector<int32_t>;
+
+/// A second, smaller pool for the layer with the window: it has the slots that a window can still reach, in the
+/// opposite order; nothing is left of the others.
+struct WindowPool {
+  WindowPool(PoolFixture& fixture, const PoolSetup& setup) : table(fixture.table.size(), 0) {
+    const KvCacheView& full = fixture.pool->view(0);
+    const auto row_bytes = static_cast<size_t>(setup.num_kv_heads * setup.head_dim) * 4;
+    int32_t needed = 0;
+    for (size_t r = 0; r < fixture.num_requests(); ++r) needed += reach(fixture, r, *setup.window).second;
+    KvPoolConfig config = fixture.pool->config();
+    config.num_slots = needed;
+    config.num_layers = 1;
+    pool = std::make_unique<KvPool>(config);
+    const KvCacheView& view = pool->view(0);
+    std::memset(view.k, 0xff, KvPool::k_bytes_per_layer(config));
+    std::memset(view.v, 0xff, KvPool::v_bytes_per_layer(config));
+    int32_t next = needed;
+    for (size_t r = 0; r < fixture.num_requests(); ++r) {
+      const auto [first, count] = reach(fixture, r, *setup.window);
+      for (int32_t p = first; p < first + count; ++p) {
+        const auto entry = static_cast<size_t>(fixture.rows[r] * fixture.columns + p);
+        table[entry] = next;
+        const auto from = static_cast<size_t>(fixture.table[entry]) * row_bytes;
+        const auto to = static_cast<size_t>(next) * row_bytes;
+        std::memcpy(static_cast<std::byte*>(view.k) + to, static_cast<std::byte*>(full.k) + from, row_bytes);
+        std::memcpy(static_cast<std::byte*>(view.v) + to, static_cast<std::byte*>(full.v) + from, row_bytes);
+        if (p >= fixture.lengths.prefix[r]) slots.push_back(next);
+        --next;
+      }
+    }
+    // What the windowed layer had in the other pool is gone.
+    std::memset(full.k, 0xff, KvPool::k_bytes_per_layer(fixture.pool->config()));
+    std::memset(full.v, 0xff, KvPool::v_bytes_per_layer(fixture.pool->config()));
+  }
+
+  /// The first position in reach of the request's first query, and how many there are to its end.
+  static std::pair<int32_t, int32_t> reach(const PoolFixture& fixture, size_t r, int32_t window) {
+    const int32_t prefix = fixture.lengths.prefix[r];
+    const int32_t first = std::max(0, prefix - window);
+    return {first, prefix + fixture.lengths.fresh[r] - first};
+  }
+
+  Ints table;
+  std::unique_ptr<KvPool> pool;
+  std::vector<int64_t> slots;
+};
+
+TEST(TokenPoolTwoPools, WindowedLayersHaveSlotsOfTheirOwn) {
+  for (const PoolLengths& lengths :
+       {PoolLengths{.mode = ForwardMode::kDecode, .prefix = {20, 2, 9}, .fresh = {1, 1, 1}},
+        PoolLengths{.mode = ForwardMode::kExtend, .prefix = {20, 0, 9}, .fresh = {3, 12, 1}},
+        PoolLengths{.mode = ForwardMode::kTargetVerify, .prefix = {20, 1, 9}, .fresh = {3, 3, 3}}}) {
+    for (const ExtendPath path : {ExtendPath::kPaged, ExtendPath::kRagged}) {
+      PoolSetup setup;
+      setup.window = 5;
+      setup.extend_path = path;
+      PoolFixture fixture(setup, lengths);
+      const WindowPool window(fixture, setup);
+      TokenPoolConfig config = fixture.config();
+      config.window_req_to_token = dense_table(window.table, fixture.table_rows, fixture.columns);
+      fixture.batch.window_token_to_kv_pool = window.pool.get();
+      fixture.batch.window_out_cache_loc = window.slots;
+      TokenPoolBackend backend(fixture.context, config);
+      backend.init_forward_metadata(fixture.batch);
+      const bool ragged = is_extend(lengths.mode) && path == ExtendPath::kRagged;
+      for (const RadixAttention& layer : {fixture.layer(), fixture.full_layer()}) {
+        fixture.clear_output();
+        fixture.forward(backend, layer);
+        EXPECT_EQ(fixture.wrong_output(layer, ragged), "") << to_string(lengths.mode);
+      }
+    }
+  }
+}
+
+TEST(TokenPoolTwoPools, AreBothNamedOrNeither) {
+  PoolSetup setup;
+  setup.window = 5;
+  PoolFixture fixture(setup, {.mode = ForwardMode::kDecode, .prefix = {2}, .fresh = {1}});
+  TokenPoolBackend one(fixture.context, fixture.config());
+  fixture.batch.window_token_to_kv_pool = fixture.pool.get();
+  EXPECT_THROW(one.init_forward_metadata(fixture.batch), Error);
+  TokenPoolConfig config = fixture.config();
+  config.window_req_to_token = config.req_to_token;
+  config.determinism = Determinism::kScheduleInvariant;
+  EXPECT_THROW(TokenPoolBackend(fixture.context, config), Error);
+  config.determinism = Determinism::kRunToRun;
+  config.sliding_window_size.reset();
+  EXPECT_THROW(TokenPoolBackend(fixture.context, config), Error);
+  config.sliding_window_size = 5;
+  TokenPoolBackend two(fixture.context, config);
+  fixture.batch.window_token_to_kv_pool = nullptr;
+  two.init_forward_metadata(fixture.batch);
+  EXPECT_THROW(fixture.forward(two, fixture.layer()), Error);
+}
+
+}  // namespace
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,247 @@
+#include "replay/token_pool_stack.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+
+#include "folio/backends/token_pool.hpp"
+#include "folio/backends/token_pool/draft_tree.hpp"
+#include "replay/memory.hpp"
+#include "replay/step_inputs.hpp"
+
+namespace folio::replay {
+namespace {
+
+using backends::ForwardBatch;
+using backends::ForwardMode;
+using backends::RadixAttention;
+using backends::TokenPoolBackend;
+using backends::TokenPoolConfig;
+
+AttentionConfig describe(const StackConfig& config, const Context& context) {
+  AttentionConfig attention;
+  attention.num_q_heads = config.num_q_heads;
+  attention.num_kv_heads = config.num_kv_heads;
+  attention.head_dim_qk = config.head_dim_qk;
+  attention.head_dim_v = config.head_dim_v;
+  attention.q = config.q;
+  attention.kv = config.kv;
+  attention.out = config.out();
+  attention.page_size = config.page_size;
+  attention.window_left = config.window_left;
+  attention.determinism = config.determinism;
+  if (config.logits_soft_cap != 0.0f) attention.features = Feature::kSoftCap;
+  attention.kv_format = choose_format(config.layout, attention, context);
+  return attention;
+}
+
+TokenPoolConfig backend_config(const StackConfig& config, KvFormat format, const TokenKeeper& keeper) {
+  TokenPoolConfig made;
+  made.num_heads = config.num_q_heads;
+  made.num_kv_heads = config.num_kv_heads;
+  made.head_dim = config.head_dim_qk;
+  made.v_head_dim = config.head_dim_v;
+  made.kv_cache_dtype = config.kv;
+  made.q_dtype = config.q;
+  made.kv_format = format;
+  made.page_size = config.page_size;
+  made.max_context_len = keeper.rows().max_context_len();
+  made.req_to_token = keeper.rows().table();
+  made.max_req_pool_size = keeper.rows().size();
+  if (config.window_left >= 0) made.sliding_window_size = config.window_left;
+  made.logit_cap = config.logits_soft_cap != 0.0f;
+  made.determinism = config.determinism;
+  // The checks follow values as the cache has them; read from k and v they would not be rounded to fp8 yet.
+  if (is_fp8(config.kv)) made.extend_path = backends::ExtendPath::kPaged;
+  return made;
+}
+
+class TokenPoolStack final : public AttentionStack {
+ public:
+  TokenPoolStack(const Context& context, const StackConfig& config, const TokenKeeper& keeper)
+      : context_(context),
+        config_(config),
+        keeper_(keeper),
+        attention_(describe(config, context)),
+        inputs_(config),
+        backend_(context, backend_config(config, attention_.kv_format, keeper)) {
+    make_pool();
+    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+      RadixAttention& made = layers_.emplace_back();
+      made.num_heads = config.num_q_heads;
+      made.head_dim = config.head_dim_qk;
+      made.scaling = 1.0f / std::sqrt(static_cast<float>(config.head_dim_qk));
+      made.num_kv_heads = config.num_kv_heads;
+      made.layer_id = layer;
+      made.logit_cap = config.logits_soft_cap;
+      made.v_head_dim = config.head_dim_v;
+      if (config.has_window(layer)) made.sliding_window_size = config.window_left;
+    }
+  }
+
+  void order(std::vector<StepItem>&) override {}
+
+  /// Keys and values are written by the layers' forwards: there is no time of its own for it.
+  void step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe) override {
+    const int32_t tokens = batch.num_tokens();
+    clock.begin();
+    const ForwardBatch forward = describe_step(batch);
+    backend_.init_forward_metadata(forward);
+    clock.end(Phase::kPlan);
+    count_work(batch);
+    for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+      inputs_.make_kv(context_, batch, layer);
+      inputs_.make_q(context_, batch, layer);
+      clock.end(Phase::kInputs, layer);
+      layers_[static_cast<size_t>(layer)].forward(backend_, inputs_.q(tokens), inputs_.k(tokens), inputs_.v(tokens),
+                                                  forward, inputs_.out(tokens));
+      clock.end(Phase::kRun, layer);
+      observe(batch, inputs_.output(layer, tokens));
+      clock.end(Phase::kChecks, layer);
+    }
+  }
+
+  const StackConfig& config() const override { return config_; }
+  const AttentionConfig& attention() const override { return attention_; }
+  std::string kernel_name() const override { return backend_.kernel_name(); }
+  const WorkCounts& work() const override { return work_; }
+  size_t pool_bytes() const override { return memory_.bytes(); }
+  size_t workspace_bytes() const override { return backend_.workspace()->bytes(); }
+  /// The workspace counts whole: how much of it was touched is not known here.
+  size_t resident_bytes() const override { return memory_.resident_bytes() + workspace_bytes(); }
+  const KvCacheView& cache(int32_t layer) const override { return pool_->view(layer); }
+
+ private:
+  void make_pool() {
+    KvPoolConfig sizes;
+    sizes.num_slots = keeper_.num_pages() * config_.page_size;
+    sizes.page_size = config_.page_size;
+    sizes.num_layers = config_.num_layers;
+    sizes.num_kv_heads = config_.num_kv_heads;
+    sizes.head_dim_qk = config_.head_dim_qk;
+    sizes.head_dim_v = config_.head_dim_v;
+    sizes.dtype = config_.kv;
+    if (config_.layout == KvLayout::kStridedHnd) sizes.layout = KvPoolLayout::kHeadMajor;
+    if (attention_.kv_format == KvFormat::kCpuPacked) sizes.layout = KvPoolLayout::kCpuPacked;
+    const size_t k_bytes = KvPool::k_bytes_per_layer(sizes);
+    const size_t v_bytes = KvPool::v_bytes_per_layer(sizes);
+    memory_ = MappedMemory(static_cast<size_t>(config_.num_layers) * (k_bytes + v_bytes));
+    std::vector<void*> k, v;
+    for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+      k.push_back(memory_.data() + static_cast<size_t>(layer) * (k_bytes + v_bytes));
+      v.push_back(memory_.data() + static_cast<size_t>(layer) * (k_bytes + v_bytes) + k_bytes);
+    }
+    pool_.emplace(sizes, k, v);
+    for (int32_t layer = 0; is_fp8(config_.kv) && layer < config_.num_layers; ++layer)
+      pool_->set_scales(layer, cache_scale(config_.kv), cache_scale(config_.kv));
+  }
+
+  ForwardBatch describe_step(const StepBatch& batch) {
+    const auto requests = static_cast<size_t>(batch.num_requests());
+    rows_.clear();
+    prefix_lens_.clear();
+    slots_.assign(batch.slots.begin(), batch.slots.end());
+    bool decodes = true;
+    for (size_t r = 0; r < requests; ++r) {
+      const auto first = static_cast<size_t>(batch.cu_q[r]);
+      const int32_t count = batch.cu_q[r + 1] - batch.cu_q[r];
+      const int32_t request = batch.rows[first].request;
+      rows_.push_back(keeper_.row_of(request));
+      prefix_lens_.push_back(batch.kv_len[r] - count);
+      decodes = decodes && count == 1;
+      const int32_t shared = std::min(keeper_.stored_from(request), batch.kv_len[r]) - prefix_lens_.back();
+      std::fill_n(slots_.begin() + batch.cu_q[r], std::max(0, shared), -1);
+    }
+    ForwardBatch forward;
+    forward.batch_size = batch.num_requests();
+    forward.req_pool_indices = rows_;
+    forward.out_cache_loc = slots_;
+    forward.token_to_kv_pool = &*pool_;
+    if (batch.draft_tokens > 0) {
+      describe_drafts(batch, forward);
+      return forward;
+    }
+    forward.forward_mode = decodes ? ForwardMode::kDecode : ForwardMode::kMixed;
+    forward.seq_lens = batch.kv_len;
+    if (!decodes) forward.extend_prefix_lens = prefix_lens_;
+    return forward;
+  }
+
+  /// Chains need no mask; they are causal.
+  void describe_drafts(const StepBatch& batch, ForwardBatch& forward) {
+    const int32_t nodes = batch.draft_tokens;
+    forward.forward_mode = ForwardMode::kTargetVerify;
+    forward.seq_lens = prefix_lens_;
+    forward.spec_info.draft_token_num = nodes;
+    if (config_.draft_topk == 1) return;
+    const DraftOptions tree{nodes, config_.draft_topk};
+    parents_.clear();
+    for (int32_t r = 0; r < batch.num_requests(); ++r) {
+      for (int32_t node = 0; node < nodes; ++node) parents_.push_back(tree.parent(node));
+    }
+    const auto form = backends::TreeMaskForm::kTailBits;
+    tree_mask_.resize(static_cast<size_t>(backends::tree_mask_bytes(form, prefix_lens_, nodes)));
+    backends::fill_tree_mask(form, parents_, prefix_lens_, nodes, tree_mask_);
+    forward.spec_info.tree_mask = tree_mask_;
+  }
+
+  /// From lengths: each request's keys once a layer and KV head, whatever tiles the plans have.
+  void count_work(const StepBatch& batch) {
+    const double per_pair = 2.0 * (config_.head_dim_qk + config_.head_dim_v) * config_.num_q_heads;
+    const int64_t token_bytes =
+        int64_t{config_.head_dim_qk + config_.head_dim_v} * size_of(config_.kv) * config_.num_kv_heads;
+    for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+      const int64_t visible = config_.has_window(layer) ? int64_t{config_.window_left} + 1 : int64_t{1} << 40;
+      for (size_t r = 0; r < batch.kv_len.size(); ++r) {
+        const int64_t end = batch.kv_len[r];
+        const int64_t count = batch.cu_q[r + 1] - batch.cu_q[r];
+        for (int64_t key = end - count + 1; key <= end; ++key)
+          work_.flops += per_pair * static_cast<double>(std::min(key, visible));
+        work_.kv_bytes_read += token_bytes * std::min(end, visible + count - 1);
+      }
+    }
+    work_.kv_bytes_read_alone = work_.kv_bytes_read;
+    for (const int64_t slot : slots_) work_.kv_bytes_written += slot >= 0 ? token_bytes * config_.num_layers : 0;
+  }
+
+  Context context_;
+  StackConfig config_;
+  const TokenKeeper& keeper_;
+  AttentionConfig attention_;
+  StepInputs inputs_;
+  MappedMemory memory_;
+  std::optional<KvPool> pool_;
+  TokenPoolBackend backend_;
+  std::vector<RadixAttention> layers_;
+  WorkCounts work_;
+  std::vector<int32_t> rows_, prefix_lens_, parents_;
+  std::vector<uint8_t> tree_mask_;
+  std::vector<int64_t> slots_;
+};
+
+void check(const StackConfig& config) {
+  const auto refuse = [](const std::string& why) { throw Error(ErrorCode::kUnsupported, why); };
+  if (config.dcp != 1) {
+    refuse("the token_pool backend is replayed on one rank; --dcp is for --backend flashinfer and flash_attn");
+  }
+  if (config.cascade != backends::CascadeMode::kOff) {
+    refuse(fmt::format("the token_pool backend is replayed without cascades; --cascade {} is for the others",
+                       to_string(config.cascade)));
+  }
+  if (config.plan_only) {
+    refuse("the token_pool backend is not replayed without attention; --plan-only is for the others");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<AttentionStack> make_token_pool_stack(const Context& context, const StackConfig& config,
+                                                      const TokenKeeper& keeper) {
+  check(config);
+  return std::make_unique<TokenPoolStack>(context, config, keeper);
+}
+
+}  // namespace folio::replay
