@@ -15,7 +15,7 @@
 
 /// Attention of one layer on a GPU: decode beside a plain read of the same pages, prefill as TFLOP/s. bfloat16, 32
 /// query heads over 8, head_dim 128, shuffled pages of 16, in a CUDA graph; medians. Needs a GPU.
-///   folio_cuda_attention_bench [KERNEL]
+///   folio_cuda_attention_bench [KERNEL [LABEL]]: of all shapes, those whose label contains LABEL
 namespace {
 
 using namespace folio;  // NOLINT(google-build-using-namespace): a program, not a header
@@ -85,7 +85,8 @@ struct Shape {
   int32_t q_len;
 };
 
-void measure(const Shape& shape, const std::string& kernel, cudaStream_t native, DType kv_dtype) {
+void measure(const std::string& label, const Shape& shape, const std::string& kernel, cudaStream_t native,
+             DType kv_dtype) {
   const Context context = Context::cuda(0);
   AttentionConfig config;
   config.num_q_heads = kQHeads;
@@ -167,8 +168,8 @@ void measure(const Shape& shape, const std::string& kernel, cudaStream_t native,
       2.0 * keys * kKvHeads * kHeadDim * static_cast<double>(element) + 4.0 * static_cast<double>(rows);
   const double visible = keys * shape.q_len - 0.5 * num_requests * (shape.q_len - 1.0) * shape.q_len;
   std::printf(
-      "%-16s %-11s run %9.1f us  %7.0f GB/s  read of the pages %8.1f us, %5.0f GB/s: ratio %.3f  %6.1f TFLOP/s\n",
-      shape.name, op.kernel_name().c_str(), attention, moved / attention / 1e3, read,
+      "%-21s %-11s run %9.1f us  %7.0f GB/s  read of the pages %8.1f us, %5.0f GB/s: ratio %.3f  %6.1f TFLOP/s\n",
+      label.c_str(), op.kernel_name().c_str(), attention, moved / attention / 1e3, read,
       2.0 * static_cast<double>(pool) / read / 1e3, read / attention,
       4.0 * kHeadDim * kQHeads * visible / attention / 1e6);
 }
@@ -191,8 +192,13 @@ int main(int argc, char** argv) {
                                     {"prefill 1x8192", {8192}, 8192},
                                     {"prefill 1x16384", {16384}, 16384},
                                     {"append 8x512", std::vector<int32_t>(8, 8704), 512}};
-    for (const Shape& shape : shapes) measure(shape, kernel, stream, DType::kBFloat16);
-    for (size_t i = 0; i < 2; ++i) measure(shapes[i], kernel, stream, DType::kFloat8E4M3);
+    const std::string wanted = argc > 2 ? argv[2] : "";
+    for (const DType kv_dtype : {DType::kBFloat16, DType::kFloat8E4M3}) {
+      for (const Shape& shape : shapes) {
+        const std::string label = std::string(shape.name) + (kv_dtype == DType::kBFloat16 ? " bf16" : " fp8");
+        if (label.find(wanted) != std::string::npos) measure(label, shape, kernel, stream, kv_dtype);
+      }
+    }
     check(cudaStreamDestroy(stream));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

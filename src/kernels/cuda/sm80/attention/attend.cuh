@@ -33,29 +33,28 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
   const uint32_t shared = ptx::shared_address(memory);
   const planner::PlanView& plan = params.plan->view;
   const bool narrow = may_go_narrow(params, plan);
-  RunningState<kRowTiles * DimV / 2> running;
+  constexpr int32_t kPlaces = kRows * (DimV / 4) / kThreads;
+  RunningState<kPlaces> running;
+  float* const results = reinterpret_cast<float*>(memory);
   const int32_t end = plan.worker_indptr[blockIdx.x + 1];
   for (int32_t i = plan.worker_indptr[blockIdx.x]; i < end; ++i) {
     if (threadIdx.x == 0) begin_item(params, plan, plan.items[i], rows.context);
     __syncthreads();
     const ItemContext& context = rows.context;
-    const bool start = (context.item.flags & planner::kStart) != 0;
-    if (narrow && context.num_rows <= kNarrowRows) {
-      if (start) copy_queries<T, DimQk, kNarrowRows>(params, context, shared);
-      ptx::commit_copies();
-      bind_rows(params, plan, rows);
-      NarrowWay<T, DimQk, DimV, kRows>(params, context, rows, memory).run(running);
-    } else if (kRowTiles == 1 || context.num_rows <= kRows / kRowTiles) {
-      if (start) copy_queries<T, DimQk, kRows / kRowTiles>(params, context, shared);
-      ptx::commit_copies();
-      bind_rows(params, plan, rows);
-      WideWay<T, DimQk, DimV, 1, kRows>(params, context, rows, shared).run(running);
+    const bool goes_narrow = narrow && context.num_rows <= kNarrowRows;
+    const bool half = kRowTiles == 1 || context.num_rows <= kRows / kRowTiles;
+    copy_queries<T, DimQk>(params, context, shared, goes_narrow ? kNarrowRows : (half ? kRows / kRowTiles : kRows));
+    ptx::commit_copies();
+    bind_rows(params, plan, rows);
+    if (goes_narrow) {
+      NarrowWay<T, DimQk, DimV, kRows>(params, context, rows, shared).run(results);
+    } else if (half) {
+      WideWay<T, DimQk, DimV, 1, kRows>(params, context, rows, shared).run(results);
     } else {
-      if (start) copy_queries<T, DimQk, kRows>(params, context, shared);
-      ptx::commit_copies();
-      bind_rows(params, plan, rows);
-      WideWay<T, DimQk, DimV, kRowTiles, kRows>(params, context, rows, shared).run(running);
+      WideWay<T, DimQk, DimV, kRowTiles, kRows>(params, context, rows, shared).run(results);
     }
+    __syncthreads();
+    finish_rows<DimV>(params, rows, results, goes_narrow ? kWarps : 1, running);
     __syncthreads();
   }
 }

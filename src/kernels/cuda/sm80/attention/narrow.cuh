@@ -19,21 +19,18 @@ class NarrowWay {
 
  public:
   __device__ __forceinline__ NarrowWay(const AttentionParams& params, const ItemContext& context, RowInfo<Rows>& rows,
-                                       unsigned char* memory)
+                                       uint32_t shared)
       : params_(params),
         context_(context),
         rows_(rows),
         thread_(thread_number()),
         lane_(thread_ % 32),
         warp_(thread_ / 32),
-        q_(ptx::shared_address(memory)),
-        ring_(q_ + 2 * kNarrowRows * DimQk + static_cast<uint32_t>(warp_ * kStages * kStageBytes)),
-        join_(reinterpret_cast<float*>(memory + 2 * kNarrowRows * DimQk)) {}
+        q_(shared),
+        ring_(q_ + 2 * kNarrowRows * DimQk + static_cast<uint32_t>(warp_ * kStages * kStageBytes)) {}
 
-  /// One item. The queries' copy has been committed.
-  template <int32_t Count>
-  __device__ __forceinline__ void run(RunningState<Count>& running) {
-    static_assert(Count >= kNarrowRows * DimV / kThreads);
+  /// One item. The queries' copy has been committed. Leaves the warps' states in `results` and rows.result.
+  __device__ __forceinline__ void run(float* results) {
 #pragma unroll
     for (int32_t n = 0; n < DimV / 8; ++n) {
 #pragma unroll
@@ -43,8 +40,8 @@ class NarrowWay {
     if (context_.num_tiles > 0) accumulate();
     ptx::wait_copies<0>();
     join_quad(state_);
-    __syncthreads();  // the rings become the place where states meet
-    join(running);
+    __syncthreads();  // the rings become the place of results
+    keep_results<DimV>(state_, acc_, warp_ * kNarrowRows + lane_ / 4, 2 * (lane_ % 4), results, rows_);
   }
 
  private:
@@ -54,61 +51,72 @@ class NarrowWay {
     return place_of(context_, context_.first_tile + tile * kTokens + warp_ * kShare + lane_);
   }
 
-  /// Keys or values of the tokens whose places the lanes hold.
+  /// Keys or values of this warp's share of a tile, whose tokens' places the lanes hold; of those that no row sees,
+  /// zeros. `whole`: all are seen and lie one token stride apart.
   template <int32_t Dim>
-  __device__ __forceinline__ void copy_share(uint32_t to, const TokenPlace& place, const void* from,
+  __device__ __forceinline__ void copy_share(uint32_t to, const TokenPlace& place, bool whole, const void* from,
                                              const KvStrides& strides, int32_t head_dim) const {
     constexpr int32_t kPieces = Dim / kPiece;
     constexpr int32_t kCopies = kShare * kPieces / 32;
+    constexpr uint32_t kAll = 0xffffffffu;
     const int64_t mine = offset_of(place, strides, context_.item.kv_head);
     const PieceSource source{from, context_.segment->dtype, context_.segment->wide};
-    const auto element_of = [&](int32_t i, bool& valid) {
-      const int32_t row = (i * 32 + lane_) / kPieces;
-      const int32_t d = (i * 32 + lane_) % kPieces * kPiece;
-      const int64_t offset = __shfl_sync(0xffffffffu, mine, row);
-      valid = offset != kUnseen && d < head_dim;
-      return valid ? offset + d : 0;
-    };
     const auto target = [&](int32_t i) {
       return to + piece_offset(Dim, (i * 32 + lane_) / kPieces, (i * 32 + lane_) % kPieces);
     };
-    if (is_fp8(source.dtype)) {
-      uint2 codes[kCopies];  // all reads are under way before the first is used
+    if constexpr (32 % kPieces == 0) {
+      if (whole && head_dim == Dim && source.direct()) {
+        const T* piece = static_cast<const T*>(from) + __shfl_sync(kAll, mine, 0) + lane_ / kPieces * strides.token +
+                         lane_ % kPieces * kPiece;
+        const int64_t step = 32 / kPieces * strides.token;
+#pragma unroll
+        for (int32_t i = 0; i < kCopies; ++i, piece += step) ptx::copy_16_async(target(i), piece);
+        return;
+      }
+    }
+    const auto element_of = [&](int32_t i, bool& valid) {
+      const int32_t d = (i * 32 + lane_) % kPieces * kPiece;
+      const int64_t offset = __shfl_sync(kAll, mine, (i * 32 + lane_) / kPieces);
+      valid = offset != kUnseen && d < head_dim;
+      return valid ? offset + d : 0;
+    };
+    bool valid = false;
+    if (source.direct()) {
 #pragma unroll
       for (int32_t i = 0; i < kCopies; ++i) {
-        bool valid = false;
         const int64_t at = element_of(i, valid);
-        codes[i] = load_codes(source, at, valid);
+        ptx::copy_16_async(target(i), static_cast<const T*>(from) + at, valid);
       }
-#pragma unroll
-      for (int32_t i = 0; i < kCopies; ++i) store_codes<T>(target(i), codes[i], source.dtype);
       return;
     }
-#pragma unroll
+#pragma unroll 1
     for (int32_t i = 0; i < kCopies; ++i) {
-      bool valid = false;
       const int64_t at = element_of(i, valid);
-      copy_piece<T>(target(i), source, at, valid);
+      copy_any_piece<T>(target(i), source, at, valid);
     }
   }
-  __device__ __forceinline__ void copy_keys(int32_t stage, const TokenPlace& place) const {
-    copy_share<DimQk>(ring_ + stage * kStageBytes, place, context_.segment->k, context_.segment->k_strides,
+  __device__ __forceinline__ bool is_whole(int32_t tile) const {
+    const int32_t first = context_.first_tile + tile * kTokens + warp_ * kShare;
+    return context_.even && first >= context_.sight.any_begin && first + kShare <= context_.sight.any_end;
+  }
+  __device__ __forceinline__ void copy_keys(int32_t stage, const TokenPlace& place, bool whole) const {
+    copy_share<DimQk>(ring_ + stage * kStageBytes, place, whole, context_.segment->k, context_.segment->k_strides,
                       params_.head_dim_qk);
     ptx::commit_copies();
   }
-  __device__ __forceinline__ void copy_values(int32_t stage, const TokenPlace& place) const {
-    copy_share<DimV>(ring_ + stage * kStageBytes + kKeyBytes, place, context_.segment->v, context_.segment->v_strides,
-                     params_.head_dim_v);
+  __device__ __forceinline__ void copy_values(int32_t stage, const TokenPlace& place, bool whole) const {
+    copy_share<DimV>(ring_ + stage * kStageBytes + kKeyBytes, place, whole, context_.segment->v,
+                     context_.segment->v_strides, params_.head_dim_v);
     ptx::commit_copies();
   }
 
   __device__ __forceinline__ void accumulate() {
     TokenPlace place = look_up(0);
-#pragma unroll
+#pragma unroll 1
     for (int32_t stage = 0; stage < kStages; ++stage) {
       const TokenPlace next = look_up(stage + 1);
-      copy_keys(stage, place);
-      copy_values(stage, place);
+      copy_keys(stage, place, is_whole(stage));
+      copy_values(stage, place, is_whole(stage));
       place = next;
     }
     ptx::wait_copies<2 * kStages>();
@@ -144,7 +152,8 @@ class NarrowWay {
         }
       }
       __syncwarp();
-      copy_keys(stage, place);
+      const bool whole = is_whole(tile + kStages);
+      copy_keys(stage, place, whole);
       weigh(first, s);
       ptx::wait_copies<2 * kStages - 1>();
       __syncwarp();
@@ -153,7 +162,7 @@ class NarrowWay {
       }
       multiply_values(keys + kKeyBytes, s);
       __syncwarp();
-      copy_values(stage, place);
+      copy_values(stage, place, whole);
       place = next;
       if (++stage == kStages) stage = 0;
     }
@@ -187,77 +196,6 @@ class NarrowWay {
     __syncwarp();
   }
 
-  /// The warps' states become the item's, which is folded into the chain's, and written where the chain ends.
-  template <int32_t Count>
-  __device__ __forceinline__ void join(RunningState<Count>& running) {
-    constexpr int32_t kStride = join_stride(kDims);
-    float* const tops = join_ + kWarps * kNarrowRows * kStride;  // [warps][rows]
-    float* const sums = tops + kWarps * kNarrowRows;
-#pragma unroll
-    for (int32_t h = 0; h < 2; ++h) {
-      const int32_t row = warp_ * kNarrowRows + lane_ / 4 + 8 * h;
-#pragma unroll
-      for (int32_t n = 0; n < DimV / 8; ++n) {
-        *reinterpret_cast<float2*>(join_ + row * kStride + 8 * n + 2 * (lane_ % 4)) =
-            float2{acc_[0][n][2 * h], acc_[0][n][2 * h + 1]};
-      }
-      if (lane_ % 4 != 0) continue;
-      tops[row] = state_.top[0][h];
-      sums[row] = state_.sum[0][h];
-    }
-    __syncthreads();
-    const planner::WorkItem& item = context_.item;
-    const bool folds = (item.flags & planner::kStart) == 0;
-    const bool ends = (item.flags & planner::kFinish) != 0;
-    const bool scaled = context_.num_tiles > 0 && is_scaled(context_.segment->v_scale);
-    RunningState<Count>& before = hidden(running);
-    // A thread has two neighbouring components of every kRowStep-th row.
-    constexpr int32_t kPairs = DimV / 2;
-    constexpr int32_t kRowStep = kThreads / kPairs;
-    const int32_t d = 2 * (thread_ % kPairs);
-    const bool has_column = d < params_.head_dim_v;
-    int32_t place = 0;
-    for (int32_t row = thread_ / kPairs; row < context_.num_rows; row += kRowStep, ++place) {
-      float max = -INFINITY;
-#pragma unroll
-      for (int32_t w = 0; w < kWarps; ++w) max = fmaxf(max, tops[w * kNarrowRows + row]);
-      float sum = 0.0f;
-      float2 value{0.0f, 0.0f};
-#pragma unroll
-      for (int32_t w = 0; w < kWarps; ++w) {
-        const float top = tops[w * kNarrowRows + row];
-        const float other = sums[w * kNarrowRows + row];
-        if (is_empty(top, other)) continue;
-        const float factor = top == max ? 1.0f : exp2f(top - max);
-        const float2 part = *reinterpret_cast<const float2*>(join_ + (w * kNarrowRows + row) * kStride + d);
-        sum = __fmaf_rn(other, factor, sum);
-        value.x = __fmaf_rn(part.x, factor, value.x);
-        value.y = __fmaf_rn(part.y, factor, value.y);
-      }
-      if (scaled) {
-        const float scale = scale_at(context_.segment->v_scale, rows_.request[row], item.kv_head);
-        value.x = __fmul_rn(value.x, scale);
-        value.y = __fmul_rn(value.y, scale);
-      }
-      if (folds) {
-        const Fold factors = fold_factors(before.max[place], before.sum[place], max, sum);
-        sum = fold(factors, before.sum[place], sum);
-        max = factors.max;
-        value.x = fold(factors, before.acc[2 * place], value.x);
-        value.y = fold(factors, before.acc[2 * place + 1], value.y);
-      }
-      if (ends) {
-        const RowWriter writer(params_, item, row, max, sum, d == 0);
-        if (has_column) writer.two(d, value.x, value.y);
-        continue;
-      }
-      before.acc[2 * place] = value.x;
-      before.acc[2 * place + 1] = value.y;
-      before.max[place] = max;
-      before.sum[place] = sum;
-    }
-  }
-
   const AttentionParams& params_;
   const ItemContext& context_;
   RowInfo<Rows>& rows_;
@@ -266,7 +204,6 @@ class NarrowWay {
   const int32_t warp_;
   const uint32_t q_;
   const uint32_t ring_;
-  float* const join_;  ///< [warps][rows][join_stride], then maxima and sums [warps][rows]
   RowState<1> state_;
   float acc_[1][DimV / 8][4];
 };

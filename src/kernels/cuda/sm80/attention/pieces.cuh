@@ -14,6 +14,9 @@ struct PieceSource {
   const void* data;
   DType dtype;   ///< T's, or fp8
   bool aligned;  ///< every row begins at a multiple of eight elements' size
+
+  /// Pieces may be copied as they are, asynchronously.
+  __device__ __forceinline__ bool direct() const { return aligned && !is_fp8(dtype); }
 };
 
 /// Eight fp8 codes as they are stored.
@@ -51,9 +54,9 @@ __device__ __forceinline__ void store_codes(uint32_t shared, const uint2& codes,
   ptx::store_16(shared, piece);
 }
 
-/// The piece that begins at element `at`: asynchronously where type and addresses allow; zeros where not valid.
+/// The piece that begins at element `at`, whatever its type and address; zeros where not valid. Not for inner loops.
 template <typename T>
-__device__ __forceinline__ void copy_piece(uint32_t shared, const PieceSource& source, int64_t at, bool valid) {
+__device__ __forceinline__ void copy_any_piece(uint32_t shared, const PieceSource& source, int64_t at, bool valid) {
   if (is_fp8(source.dtype)) {
     store_codes<T>(shared, load_codes(source, at, valid), source.dtype);
     return;
@@ -63,17 +66,13 @@ __device__ __forceinline__ void copy_piece(uint32_t shared, const PieceSource& s
     ptx::copy_16_async(shared, from, valid);
     return;
   }
-  union {
-    uint4 whole;
-    uint16_t parts[kPiece];
-  } piece;
-  piece.whole = uint4{};
+  uint32_t parts[kPiece / 2] = {};
   if (valid) {
     const auto* const bits = reinterpret_cast<const uint16_t*>(from);
 #pragma unroll
-    for (int32_t i = 0; i < kPiece; ++i) piece.parts[i] = bits[i];
+    for (int32_t i = 0; i < kPiece; ++i) parts[i / 2] |= uint32_t{bits[i]} << (i % 2 * 16);
   }
-  ptx::store_16(shared, piece.whole);
+  ptx::store_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

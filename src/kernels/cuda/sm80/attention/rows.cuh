@@ -37,6 +37,7 @@ struct ItemContext {
   KvShard shard;
   Sight sight;
   bool custom;  ///< the custom mask's bits apply
+  bool even;    ///< 16 tokens from a multiple of 16 on lie one token stride apart
 };
 
 /// What is known of each row of an item, in shared memory, besides the tiles.
@@ -50,7 +51,13 @@ struct RowInfo {
   int32_t request[Rows];
   ItemContext context;
   Sight sight[kWarps];
-  TokenOffsets offsets[2][kWideTokens];  ///< the wide way's
+  union {
+    TokenOffsets offsets[2][kWideTokens];  ///< the wide way's
+    struct {
+      float top[Rows];
+      float sum[Rows];
+    } result;  ///< once the item's tokens are through
+  };
 };
 
 /// A row's q head and token.
@@ -75,6 +82,7 @@ __device__ __forceinline__ void begin_item(const AttentionParams& params, const 
   context.first_tile = item.kv_begin / kTokens * kTokens;
   context.num_tiles = 0;
   context.custom = params.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig;
+  context.even = !context.segment->paged || context.segment->page_size % 16 == 0;
   if (item.kv_begin >= item.kv_end) return;
   context.num_tiles = (item.kv_end - context.first_tile + kTokens - 1) / kTokens;
   context.first_pos = lengths.first_pos[item.kv_row];
@@ -167,20 +175,21 @@ __device__ __forceinline__ TokenOffsets offsets_of(const ItemContext& context, c
           offset_of(place, segment.v_strides, context.item.kv_head)};
 }
 
-/// The queries of the item's rows to a tile of `Rows` rows; zeros for rows that it has not.
-template <typename T, int32_t Dim, int32_t Rows>
-__device__ __forceinline__ void copy_queries(const AttentionParams& params, const ItemContext& context, uint32_t tile) {
+/// The queries of the item's rows to a tile of `num_rows` rows; zeros for rows that it has not.
+template <typename T, int32_t Dim>
+__device__ __forceinline__ void copy_queries(const AttentionParams& params, const ItemContext& context, uint32_t tile,
+                                             int32_t num_rows) {
   constexpr int32_t kPieces = Dim / kPiece;
   const PieceSource source{params.q, params.q_dtype, params.q_wide};
-#pragma unroll 4
-  for (int32_t i = thread_number(); i < Rows * kPieces; i += kThreads) {
+#pragma unroll 1
+  for (int32_t i = thread_number(); i < num_rows * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
     const int32_t piece = i % kPieces;
     const bool valid = row < context.num_rows && piece * kPiece < params.head_dim_qk;
     const RowPlace place = row_place(params, context.item, valid ? row : 0);
     const int64_t at =
         place.token * params.q_token_stride + place.q_head * params.q_head_stride + (valid ? piece * kPiece : 0);
-    copy_piece<T>(tile + piece_offset(Dim, row, piece), source, at, valid);
+    copy_any_piece<T>(tile + piece_offset(Dim, row, piece), source, at, valid);
   }
 }
 
@@ -189,13 +198,25 @@ template <typename T, int32_t Dim>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenOffsets* tokens, int64_t TokenOffsets::*half,
                                           const PieceSource& source, int32_t head_dim, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
+  if (source.direct()) {
 #pragma unroll 4
+    for (int32_t i = thread; i < kWideTokens * kPieces; i += kThreads) {
+      const int32_t row = i / kPieces;
+      const int32_t d = i % kPieces * kPiece;
+      const int64_t offset = tokens[row].*half;
+      const bool valid = offset != kUnseen && d < head_dim;
+      ptx::copy_16_async(tile + piece_offset(Dim, row, i % kPieces),
+                         static_cast<const T*>(source.data) + (valid ? offset + d : 0), valid);
+    }
+    return;
+  }
+#pragma unroll 1
   for (int32_t i = thread; i < kWideTokens * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
     const int32_t d = i % kPieces * kPiece;
     const int64_t offset = tokens[row].*half;
     const bool valid = offset != kUnseen && d < head_dim;
-    copy_piece<T>(tile + piece_offset(Dim, row, i % kPieces), source, valid ? offset + d : 0, valid);
+    copy_any_piece<T>(tile + piece_offset(Dim, row, i % kPieces), source, valid ? offset + d : 0, valid);
   }
 }
 

@@ -58,22 +58,22 @@ constexpr int32_t wide_bytes(const DimClass& dims) {
 constexpr int32_t ring_bytes(const DimClass& dims) {
   return 2 * kWarps * narrow_stages(dims) * 16 * (dims.qk + dims.v);
 }
-/// Columns of a row where the warps' results are joined: padded, so that rows begin in different banks.
-constexpr int32_t join_stride(const DimClass& dims) {
+/// Columns of a row where results wait to be folded and written: padded, so that rows begin in different banks.
+constexpr int32_t result_stride(const DimClass& dims) {
   return dims.v + 8;
 }
-constexpr int32_t join_bytes(const DimClass& dims) {
-  return 4 * kWarps * kNarrowRows * (join_stride(dims) + 2);
+constexpr int32_t result_bytes(const DimClass& dims) {
+  return 4 * rows_per_item(dims) * result_stride(dims);
 }
 constexpr int32_t narrow_bytes(const DimClass& dims) {
-  const int32_t ring = ring_bytes(dims);
-  const int32_t join = join_bytes(dims);
-  return 2 * kNarrowRows * dims.qk + (ring > join ? ring : join);
+  return 2 * kNarrowRows * dims.qk + ring_bytes(dims);
 }
 constexpr int32_t tile_bytes(const DimClass& dims) {
   const int32_t wide = wide_bytes(dims);
   const int32_t narrow = narrow_bytes(dims);
-  return wide > narrow ? wide : narrow;
+  const int32_t tiles = wide > narrow ? wide : narrow;
+  const int32_t results = result_bytes(dims);  // takes the tiles' place
+  return tiles > results ? tiles : results;
 }
 
 /// Byte offset of 16-byte piece `piece` of row `row` in a tile of `dim` 16-bit elements a row: pieces change places

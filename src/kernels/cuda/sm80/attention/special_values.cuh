@@ -53,19 +53,21 @@ __device__ __forceinline__ void add_special(const AttentionParams& params, const
                                             float (&acc)[RowTiles][Dim / 8][4]) {
   const int32_t column = 2 * (static_cast<int32_t>(threadIdx.x) % 4);
   for (int32_t i = 0; i < count; ++i) {
+    uint32_t seen = 0;  // a bit for each of this lane's rows
+#pragma unroll
+    for (int32_t r = 0; r < 2 * RowTiles; ++r) {
+      if (sees(params, rows, first_row + 8 * r, first_token + i)) seen |= 1u << r;
+    }
 #pragma unroll
     for (int32_t n = 0; n < Dim / 8; ++n) {
       const uint32_t pair = ptx::load_4(tile + piece_offset(Dim, i, n) + 2 * column);
       const uint32_t special = special_halves<T>(pair);
       if (special == 0) continue;
 #pragma unroll
-      for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-        for (int32_t h = 0; h < 2; ++h) {
-          if (!sees(params, rows, first_row + 16 * m + 8 * h, first_token + i)) continue;
-          if ((special & 1) != 0) acc[m][n][2 * h] += half_of<T>(pair, 0);
-          if ((special & 2) != 0) acc[m][n][2 * h + 1] += half_of<T>(pair, 1);
-        }
+      for (int32_t r = 0; r < 2 * RowTiles; ++r) {
+        if ((seen >> r & 1) == 0) continue;
+        if ((special & 1) != 0) acc[r / 2][n][r % 2 * 2] += half_of<T>(pair, 0);
+        if ((special & 2) != 0) acc[r / 2][n][r % 2 * 2 + 1] += half_of<T>(pair, 1);
       }
     }
   }

@@ -6,21 +6,6 @@
 /// The wide way: each warp has `RowTiles` tiles of 16 rows of its own, all warps share the tile's keys and values.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-/// What a chain of items has accumulated before the present one. Touched at the ends of items only, hence kept where it
-/// takes no registers: the address is hidden from the compiler.
-template <int32_t Count>
-struct RunningState {
-  float acc[Count];
-  float max[kNarrowRows];
-  float sum[kNarrowRows];
-};
-template <int32_t Count>
-__device__ __forceinline__ RunningState<Count>& hidden(RunningState<Count>& state) {
-  RunningState<Count>* address = &state;
-  asm volatile("" : "+l"(address)::"memory");
-  return *address;
-}
-
 /// An address that the compiler does not know: what is derived from it is computed anew in every tile, instead of
 /// being kept in registers that the accumulators need.
 __device__ __forceinline__ uint32_t anew(uint32_t address) {
@@ -53,10 +38,8 @@ class WideWay {
         warp_(thread_ / 32),
         first_row_(warp_ * RowTiles * 16 + lane_ / 4) {}
 
-  /// One item. The queries' copy has been committed.
-  template <int32_t Count>
-  __device__ __forceinline__ void run(RunningState<Count>& running) {
-    static_assert(Count >= RowTiles * DimV / 2);
+  /// One item. The queries' copy has been committed. Leaves the rows' states in `results` and rows.result.
+  __device__ __forceinline__ void run(float* results) {
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
 #pragma unroll
@@ -69,7 +52,8 @@ class WideWay {
     if (context_.num_tiles > 0) accumulate();
     ptx::wait_copies<0>();
     join_quad(state_);
-    finish(running);
+    __syncthreads();  // the tiles become the place of results
+    keep_results<DimV>(state_, acc_, first_row_, 2 * (lane_ % 4), results, rows_);
   }
 
  private:
@@ -78,6 +62,7 @@ class WideWay {
     const bool looks_up = thread_ < kWideTokens;
     const int32_t column = context_.first_tile + thread_;
     TokenPlace next{0, -1};
+#pragma unroll 1
     for (int32_t tile = 0; tile < kStages - 1; ++tile) {
       if (looks_up)
         rows_.offsets[tile & 1][thread_] = offsets_of(context_, place_of(context_, column + tile * kWideTokens));
@@ -183,65 +168,6 @@ class WideWay {
     __syncthreads();
     scan_special<T, DimV>(values, kWideTokens, thread_, kThreads, true);
     __syncthreads();
-  }
-
-  /// Scales the item's values, folds the state into the chain's, and writes it where the chain ends.
-  template <int32_t Count>
-  __device__ __forceinline__ void finish(RunningState<Count>& running) {
-    const planner::WorkItem& item = context_.item;
-    const bool folds = (item.flags & planner::kStart) == 0;
-    const bool ends = (item.flags & planner::kFinish) != 0;
-    const bool scaled = context_.num_tiles > 0 && is_scaled(context_.segment->v_scale);
-    RunningState<Count>& before = hidden(running);
-#pragma unroll
-    for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-      for (int32_t h = 0; h < 2; ++h) {
-        const int32_t row = first_row_ + 16 * m + 8 * h;
-        if (row >= context_.num_rows) continue;
-        float max = state_.top[m][h];
-        float sum = state_.sum[m][h];
-        if (scaled) {
-          const float scale = scale_at(context_.segment->v_scale, rows_.request[row], item.kv_head);
-#pragma unroll
-          for (int32_t n = 0; n < DimV / 8; ++n) {
-            acc_[m][n][2 * h] = __fmul_rn(acc_[m][n][2 * h], scale);
-            acc_[m][n][2 * h + 1] = __fmul_rn(acc_[m][n][2 * h + 1], scale);
-          }
-        }
-        if (folds) {
-          const Fold factors = fold_factors(before.max[2 * m + h], before.sum[2 * m + h], max, sum);
-          sum = fold(factors, before.sum[2 * m + h], sum);
-          max = factors.max;
-#pragma unroll
-          for (int32_t n = 0; n < DimV / 8; ++n) {
-#pragma unroll
-            for (int32_t j = 0; j < 2; ++j) {
-              float& mine = acc_[m][n][2 * h + j];
-              mine = fold(factors, before.acc[(m * DimV / 8 + n) * 4 + 2 * h + j], mine);
-            }
-          }
-        }
-        if (ends) {
-          const RowWriter writer(params_, item, row, max, sum, lane_ % 4 == 0);
-#pragma unroll
-          for (int32_t n = 0; n < DimV / 8; ++n) {
-            if (8 * n >= params_.head_dim_v) break;
-            writer.two(8 * n + 2 * (lane_ % 4), acc_[m][n][2 * h], acc_[m][n][2 * h + 1]);
-          }
-          continue;
-        }
-        before.max[2 * m + h] = max;
-        before.sum[2 * m + h] = sum;
-#pragma unroll
-        for (int32_t n = 0; n < DimV / 8; ++n) {
-#pragma unroll
-          for (int32_t j = 0; j < 2; ++j) {
-            before.acc[(m * DimV / 8 + n) * 4 + 2 * h + j] = acc_[m][n][2 * h + j];
-          }
-        }
-      }
-    }
   }
 
   const AttentionParams& params_;
