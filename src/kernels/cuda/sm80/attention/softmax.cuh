@@ -51,11 +51,12 @@ __device__ __forceinline__ uint32_t position_offset(const KvShard& shard, uint32
 }
 
 /// Products become logits in base-2 units; -infinity where the row does not see the key. `row_of(m, h)` is a lane's
-/// row, `first` the token of its first column.
+/// row, `first` the token of its first column. Without `upper`, rows g + 8 are no rows of the item.
 template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
 __device__ __forceinline__ void to_logits(const AttentionParams& params, const ItemContext& context,
                                           const RowInfo<Rows>& rows, const RowState<RowTiles>& state, int32_t first_row,
-                                          int32_t first, bool masked, float (&s)[RowTiles][ColumnTiles][4]) {
+                                          int32_t first, bool masked, bool upper,
+                                          float (&s)[RowTiles][ColumnTiles][4]) {
   if (has_bias(params)) {
     float slope[RowTiles][2];
 #pragma unroll
@@ -91,9 +92,13 @@ __device__ __forceinline__ void to_logits(const AttentionParams& params, const I
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
 #pragma unroll
-      for (int32_t n = 0; n < ColumnTiles; ++n) {
+      for (int32_t h = 0; h < 2; ++h) {
+        if (h == 1 && !upper) continue;
 #pragma unroll
-        for (int32_t i = 0; i < 4; ++i) s[m][n][i] = __fmul_rn(s[m][n][i], state.logit_scale[m][i / 2]);
+        for (int32_t n = 0; n < ColumnTiles; ++n) {
+          s[m][n][2 * h] = __fmul_rn(s[m][n][2 * h], state.logit_scale[m][h]);
+          s[m][n][2 * h + 1] = __fmul_rn(s[m][n][2 * h + 1], state.logit_scale[m][h]);
+        }
       }
     }
   }
@@ -128,13 +133,15 @@ __device__ __forceinline__ void to_logits(const AttentionParams& params, const I
 /// Logits become weights, the state takes them in. Returns in `factor` what the values accumulated so far are to be
 /// multiplied with, and whether any of the warp's factors is not 1.
 template <typename T, int32_t RowTiles, int32_t ColumnTiles>
-__device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, float (&s)[RowTiles][ColumnTiles][4],
+__device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, bool upper, float (&s)[RowTiles][ColumnTiles][4],
                                            float (&factor)[RowTiles][2]) {
   bool changed = false;
 #pragma unroll
   for (int32_t m = 0; m < RowTiles; ++m) {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
+      factor[m][h] = 1.0f;
+      if (h == 1 && !upper) continue;
       float most = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
 #pragma unroll
       for (int32_t n = 1; n < ColumnTiles; ++n) {
@@ -163,8 +170,8 @@ __device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, float (&s)
   return __any_sync(0xffffffffu, changed);
 }
 
-/// A new state for an item.
-template <int32_t RowTiles, int32_t Rows>
+/// A new state for an item. `Codes`: queries were scaled.
+template <bool Codes, int32_t RowTiles, int32_t Rows>
 __device__ __forceinline__ void begin_state(const AttentionParams& params, const ItemContext& context,
                                             const RowInfo<Rows>& rows, int32_t first_row, RowState<RowTiles>& state) {
 #pragma unroll
@@ -178,7 +185,10 @@ __device__ __forceinline__ void begin_state(const AttentionParams& params, const
       if (row >= context.num_rows || context.num_tiles == 0) continue;
       const float q_scale = scale_at(params.q_scale, rows.request[row], context.item.kv_head);
       const float k_scale = scale_at(context.segment->k_scale, rows.request[row], context.item.kv_head);
-      const float scale = __fmul_rn(__fmul_rn(q_scale, k_scale), params.sm_scale);
+      float scale = __fmul_rn(__fmul_rn(q_scale, k_scale), params.sm_scale);
+      if constexpr (Codes) {
+        scale = __fmul_rn(scale, __int_as_float((127 + int32_t{rows.query_exponent[row]}) << 23));
+      }
       state.logit_scale[m][h] = has_bias(params) ? scale : __fmul_rn(scale, kLog2E);
     }
   }
