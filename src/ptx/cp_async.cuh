@@ -26,6 +26,11 @@ __device__ __forceinline__ void copy_16_async(uint32_t shared, const void* globa
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+/// Copies 4 bytes through the first-level cache.
+__device__ __forceinline__ void copy_4_async(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+
 /// 16 bytes at once, from registers.
 __device__ __forceinline__ void store_16(uint32_t shared, const uint4& value) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value.x), "r"(value.y), "r"(value.z),

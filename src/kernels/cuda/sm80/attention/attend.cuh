@@ -38,17 +38,22 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
   RunningState<kPlaces> running;
   float* const results = reinterpret_cast<float*>(memory);
   const int32_t end = plan.worker_indptr[blockIdx.x + 1];
-  for (int32_t i = plan.worker_indptr[blockIdx.x]; i < end; ++i) {
-    if (threadIdx.x == 0) begin_item(params, plan, plan.items[i], rows.context);
+  int32_t i = plan.worker_indptr[blockIdx.x];
+  if (threadIdx.x == 0 && i < end) rows.next = plan.items[i];
+  for (; i < end; ++i) {
+    if (threadIdx.x == 0) begin_item(params, plan, rows.next, rows.context);
     __syncthreads();
+    if (i + 1 < end) fetch_item(plan.items[i + 1], rows);
     const ItemContext& context = rows.context;
     const bool goes_narrow = narrow && context.num_rows <= kNarrowRows;
     const bool half = kRowTiles == 1 || context.num_rows <= kRows / kRowTiles;
     const int32_t query_rows = goes_narrow ? kNarrowRows : (half ? kRows / kRowTiles : kRows);
+    locate_queries(params, rows, query_rows);
+    __syncthreads();
     if constexpr (Codes) {
       convert_queries<DimQk>(params, rows, shared, query_rows, goes_narrow);
     } else {
-      copy_queries<T, DimQk>(params, context, shared, query_rows);
+      copy_queries<T, DimQk>(params, rows, shared, query_rows);
     }
     ptx::commit_copies();
     bind_rows(params, plan, rows);

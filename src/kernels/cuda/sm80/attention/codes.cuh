@@ -62,21 +62,18 @@ __device__ __forceinline__ void convert_queries(const AttentionParams& params, R
                                                 int32_t num_rows, bool permuted) {
   constexpr int32_t kLanes = 8;
   constexpr int32_t kMine = Dim / kPiece / kLanes;  // pieces of a thread
-  const ItemContext& context = rows.context;
   const PieceSource source{params.q, params.q_dtype, params.q_wide};
   const int32_t thread = thread_number();
   const int32_t lane = thread % kLanes;
 #pragma unroll 1
   for (int32_t row = thread / kLanes; row < num_rows; row += kThreads / kLanes) {
-    const bool has_row = row < context.num_rows;
-    const RowPlace place = row_place(params, context.item, has_row ? row : 0);
-    const int64_t at = place.token * params.q_token_stride + place.q_head * params.q_head_stride;
+    const int64_t at = rows.query[row];
     uint4 pieces[kMine];
     uint32_t most = 0;
 #pragma unroll
     for (int32_t i = 0; i < kMine; ++i) {
       const int32_t d = (lane + i * kLanes) * kPiece;
-      pieces[i] = load_queries(source, at + d, has_row && d < params.head_dim_qk);
+      pieces[i] = load_queries(source, at + d, at != kUnseen && d < params.head_dim_qk);
       most = max(max(most, max(magnitude(pieces[i].x), magnitude(pieces[i].y))),
                  max(magnitude(pieces[i].z), magnitude(pieces[i].w)));
     }
@@ -141,22 +138,25 @@ __device__ __forceinline__ void add_special_codes(const AttentionParams& params,
                                                   uint32_t tile, int32_t first_token, int32_t count, int32_t first_row,
                                                   float (&acc)[1][Dim / 8][4]) {
   const int32_t t = static_cast<int32_t>(threadIdx.x) % 4;
+  LocalSums<1, Dim / 8> storage;
+  auto* const sums = to_local(acc, storage);
 #pragma unroll 1
   for (int32_t i = 0; i < count; ++i) {
-    const bool seen[2] = {sees(params, rows, first_row, first_token + i),
-                          sees(params, rows, first_row + 8, first_token + i)};
-#pragma unroll
+#pragma unroll 1
     for (int32_t j = 0; j < Dim / 16; ++j) {
       const uint32_t special = nan_codes(ptx::load_4(tile + code_offset(Dim, i, j) + 4 * t));
       if (special == 0) continue;
-#pragma unroll
-      for (int32_t b = 0; b < 4; ++b) {
-        if ((special >> (8 * b + 7) & 1) == 0) continue;
-        if (seen[0]) acc[0][2 * j + b % 2][b / 2] = NAN;
-        if (seen[1]) acc[0][2 * j + b % 2][2 + b / 2] = NAN;
+#pragma unroll 1
+      for (int32_t r = 0; r < 2; ++r) {
+        if (!sees(params, rows, first_row + 8 * r, first_token + i)) continue;
+#pragma unroll 1
+        for (int32_t b = 0; b < 4; ++b) {
+          if ((special >> (8 * b + 7) & 1) != 0) sums->x[(2 * j + b % 2) * 4 + 2 * r + b / 2] = NAN;
+        }
       }
     }
   }
+  from_local(sums, acc);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

@@ -67,21 +67,26 @@ class NarrowWay {
             element_ * strides.token};
   }
 
-  /// Whether all of this warp's tokens of a tile are seen and lie one token step apart.
-  __device__ __forceinline__ bool is_whole(int32_t tile) const {
+  /// What is known of this warp's 16 tokens of a tile before they are copied.
+  struct Share {
+    TokenPlace place;  ///< of the lane's token; where they are whole, of the first
+    bool whole;        ///< all are seen and lie one token step apart
+  };
+  __device__ __forceinline__ Share look_up(int32_t tile) const {
     const int32_t first = first_ + tile * kTokens;
-    return even_ && first >= any_begin_ && first + kShare <= any_end_;
-  }
-  /// The place of a lane's token of this warp's 16 of a tile; where they are whole, of the first.
-  __device__ __forceinline__ TokenPlace look_up(int32_t tile) const {
-    if (tile >= context_.num_tiles) return {0, -1};
-    return place_of(context_, first_ + tile * kTokens + (is_whole(tile) ? 0 : lane_ % kShare));
+    const bool whole = even_ && first >= any_begin_ && first + kShare <= any_end_;
+    const int32_t token = first + (whole ? 0 : lane_ % kShare);
+    if (token < any_begin_ || token >= any_end_) return {{0, -1}, false};
+    if (pages_ == nullptr || page_shift_ < 0) return {place_of(context_, token), whole};
+    return {{pages_[token >> page_shift_], token & ((1 << page_shift_) - 1)}, whole};
   }
 
   /// Keys or values of this warp's share of a tile, whose places the lanes hold; of tokens that no row sees, zeros.
   template <int32_t Dim>
-  __device__ __forceinline__ void copy_share(uint32_t to, const TokenPlace& place, bool whole, const LaneSource& from,
+  __device__ __forceinline__ void copy_share(uint32_t to, const Share& share, const LaneSource& from,
                                              int32_t head_dim) const {
+    const TokenPlace& place = share.place;
+    const bool whole = share.whole;
     constexpr int32_t kPieces = Dim / kPieceElements;
     constexpr int32_t kCopies = kShare * kPieces / 32;
     const auto target = [&](int32_t i) {
@@ -122,13 +127,11 @@ class NarrowWay {
       }
     }
   }
-  __device__ __forceinline__ void copy_keys(int32_t stage, const TokenPlace& place, bool whole) const {
-    copy_share<DimQk>(ring_ + stage * kStageBytes, place, whole, keys_, params_.head_dim_qk);
-    ptx::commit_copies();
+  __device__ __forceinline__ void copy_keys(int32_t stage, const Share& share) const {
+    copy_share<DimQk>(ring_ + stage * kStageBytes, share, keys_, params_.head_dim_qk);
   }
-  __device__ __forceinline__ void copy_values(int32_t stage, const TokenPlace& place, bool whole) const {
-    copy_share<DimV>(ring_ + stage * kStageBytes + kKeyBytes, place, whole, values_, params_.head_dim_v);
-    ptx::commit_copies();
+  __device__ __forceinline__ void copy_values(int32_t stage, const Share& share) const {
+    copy_share<DimV>(ring_ + stage * kStageBytes + kKeyBytes, share, values_, params_.head_dim_v);
   }
 
   __device__ __forceinline__ void accumulate() {
@@ -139,17 +142,25 @@ class NarrowWay {
     first_ = context_.first_tile + warp_ * kShare;
     any_begin_ = context_.sight.any_begin;
     any_end_ = context_.sight.any_end;
+    pages_ = context_.pages;
+    page_shift_ = context_.page_shift;
     even_ = context_.even;
     direct_ = segment.wide && !is_fp8(segment.dtype);
+    const int32_t num_tiles = context_.num_tiles;
     const bool upper = context_.num_rows > 8;
-    TokenPlace place = look_up(0);
+    const bool custom = context_.custom;
+    const bool general = custom || has_bias(params_);
+    const int32_t all_begin = context_.sight.all_begin;
+    const int32_t all_end = context_.sight.all_end;
+    Share share = look_up(0);
 #pragma unroll 1
     for (int32_t stage = 0; stage < kStages; ++stage) {
-      const TokenPlace next = look_up(stage + 1);
-      const bool whole = is_whole(stage);
-      copy_keys(stage, place, whole);
-      copy_values(stage, place, whole);
-      place = next;
+      const Share next = look_up(stage + 1);
+      if (stage < num_tiles) copy_keys(stage, share);
+      ptx::commit_copies();
+      if (stage < num_tiles) copy_values(stage, share);
+      ptx::commit_copies();
+      share = next;
     }
     ptx::wait_copies<2 * kStages>();
     __syncthreads();  // the queries are there
@@ -160,12 +171,11 @@ class NarrowWay {
       for (int32_t step = 0; step < kHeldSteps; ++step) ptx::load_matrices(held[step], advance(q, 2 * step));
     }
     int32_t stage = 0;
-    const int32_t num_tiles = context_.num_tiles;
-    const bool custom = context_.custom;
+#pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; ++tile) {
       const int32_t first = first_ + tile * kTokens;
-      const TokenPlace next = look_up(tile + kStages + 1);
-      const bool whole = is_whole(tile + kStages);
+      const Share next = look_up(tile + kStages + 1);
+      const bool more = tile + kStages < num_tiles;
       const uint32_t keys = ring_ + stage * kStageBytes;
       // Groups end in the order K, V, K, V; each wait leaves those under way that were begun after the one awaited.
       ptx::wait_copies<2 * kStages - 1>();
@@ -173,18 +183,20 @@ class NarrowWay {
       float s[1][2][4];
       multiply_keys(keys, q, held, s);
       __syncwarp();
-      copy_keys(stage, place, whole);
-      to_logits(params_, context_, rows_, state_, lane_ / 4, first + 2 * (lane_ % 4),
-                custom || needs_mask(context_.sight, first, kShare), upper, s);
+      if (more) copy_keys(stage, share);
+      ptx::commit_copies();
+      const bool masked = first < all_begin || first + kShare > all_end;
+      to_logits(params_, context_, rows_, state_, lane_ / 4, first + 2 * (lane_ % 4), general, masked, upper, s);
       float factor[1][2];
       if (to_weights<T>(state_, upper, s, factor)) rescale(acc_, factor);
       ptx::wait_copies<2 * kStages - 1>();
       __syncwarp();
-      if (custom || is_mixed(context_.sight, first, kShare)) set_special_apart(keys + kKeyBytes, first);
+      if (custom || (masked && is_mixed(context_.sight, first, kShare))) set_special_apart(keys + kKeyBytes, first);
       multiply_values(keys + kKeyBytes, s);
       __syncwarp();
-      copy_values(stage, place, whole);
-      place = next;
+      if (more) copy_values(stage, share);
+      ptx::commit_copies();
+      share = next;
       if (++stage == kStages) stage = 0;
     }
   }
@@ -300,6 +312,8 @@ class NarrowWay {
   int32_t first_;  ///< this warp's first token of the first tile
   int32_t any_begin_;
   int32_t any_end_;
+  const int32_t* pages_;
+  int32_t page_shift_;
   bool even_;
   bool direct_;  ///< 16-byte pieces may be copied as they are
   RowState<1> state_;

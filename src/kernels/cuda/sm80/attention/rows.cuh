@@ -69,8 +69,12 @@ struct RowInfo {
   int8_t
       query_exponent[Rows];  ///< kernels of codes: queries in shared memory are to be multiplied with 2 to this power
   ItemContext context;
+  planner::WorkItem next;  ///< the item after this one, where there is one
   union {
-    Sight sight[kWarps];                   ///< while rows are bound
+    struct {
+      int64_t query[Rows];  ///< where a row's queries begin, in elements; while they are copied and rows are bound
+      Sight sight[kWarps];
+    };
     TokenOffsets offsets[2][kWideTokens];  ///< the wide way's
     struct {
       float top[Rows];  ///< of each state; then what its values are to be multiplied with
@@ -205,21 +209,40 @@ __device__ __forceinline__ TokenOffsets offsets_of(const ItemContext& context, c
           offset_of(place, segment.v_strides, context.item.kv_head)};
 }
 
-/// The queries of the item's rows to a tile of `num_rows` rows; zeros for rows that it has not.
-template <typename T, int32_t Dim>
-__device__ __forceinline__ void copy_queries(const AttentionParams& params, const ItemContext& context, uint32_t tile,
+/// Begins the copy of an item to rows.next.
+template <int32_t Rows>
+__device__ __forceinline__ void fetch_item(const planner::WorkItem& item, RowInfo<Rows>& rows) {
+  constexpr auto kWords = static_cast<int32_t>(sizeof(planner::WorkItem) / 4);
+  static_assert(sizeof(planner::WorkItem) % 4 == 0 && kWords <= 32);
+  const int32_t thread = thread_number();
+  if (thread >= kWords) return;
+  ptx::copy_4_async(ptx::shared_address(&rows.next) + 4 * static_cast<uint32_t>(thread),
+                    reinterpret_cast<const int32_t*>(&item) + thread);
+}
+
+/// Where each of `num_rows` rows' queries begin, in elements, to rows.query; kUnseen for rows that the item has not.
+template <int32_t Rows>
+__device__ __forceinline__ void locate_queries(const AttentionParams& params, RowInfo<Rows>& rows, int32_t num_rows) {
+  const int32_t row = thread_number();
+  if (row >= num_rows) return;
+  const RowPlace place = row_place(params, rows.context.item, row);
+  rows.query[row] =
+      row < rows.context.num_rows ? place.token * params.q_token_stride + place.q_head * params.q_head_stride : kUnseen;
+}
+
+/// The queries to a tile of `num_rows` rows; zeros for rows that the item has not.
+template <typename T, int32_t Dim, int32_t Rows>
+__device__ __forceinline__ void copy_queries(const AttentionParams& params, const RowInfo<Rows>& rows, uint32_t tile,
                                              int32_t num_rows) {
   constexpr int32_t kPieces = Dim / kPiece;
   const PieceSource source{params.q, params.q_dtype, params.q_wide};
 #pragma unroll 1
   for (int32_t i = thread_number(); i < num_rows * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
-    const int32_t piece = i % kPieces;
-    const bool valid = row < context.num_rows && piece * kPiece < params.head_dim_qk;
-    const RowPlace place = row_place(params, context.item, valid ? row : 0);
-    const int64_t at =
-        place.token * params.q_token_stride + place.q_head * params.q_head_stride + (valid ? piece * kPiece : 0);
-    copy_any_piece<T>(tile + piece_offset(Dim, row, piece), source, at, valid);
+    const int32_t d = i % kPieces * kPiece;
+    const int64_t at = rows.query[row];
+    const bool valid = at != kUnseen && d < params.head_dim_qk;
+    copy_any_piece<T>(tile + piece_offset(Dim, row, i % kPieces), source, valid ? at + d : 0, valid);
   }
 }
 

@@ -50,44 +50,68 @@ __device__ __forceinline__ uint32_t position_offset(const KvShard& shard, uint32
          (token - stripe * interleave);
 }
 
-/// Products become logits in base-2 units; -infinity where the row does not see the key. `row_of(m, h)` is a lane's
-/// row, `first` the token of its first column. Without `upper`, rows g + 8 are no rows of the item.
+/// One product as a logit in base-2 units, with what few batches have: soft cap, ALiBi, custom mask.
+template <int32_t Rows>
+__device__ __forceinline__ float general_logit(const AttentionParams& params, const ItemContext& context,
+                                               const RowInfo<Rows>& rows, int32_t row, int32_t token, float scale,
+                                               float slope, float product) {
+  float x = __fmul_rn(product, scale);
+  if (has_bias(params)) {
+    if (params.soft_cap != 0.0f) x = capped(x, params.soft_cap);
+    if (params.alibi_slopes != nullptr) {
+      const int64_t key = context.first_pos + position_offset(context.shard, static_cast<uint32_t>(token));
+      const int64_t apart = rows.position[row] - key;
+      x = __fadd_rn(x, -__fmul_rn(slope, static_cast<float>(apart < 0 ? -apart : apart)));
+    }
+    x = __fmul_rn(x, kLog2E);
+  }
+  return context.custom && !sees(params, rows, row, token) ? -INFINITY : x;
+}
+
+/// All of a lane's products, one after the other in local memory: a loop instead of as many copies of its body.
+template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
+__device__ __forceinline__ void to_general_logits(const AttentionParams& params, const ItemContext& context,
+                                                  const RowInfo<Rows>& rows, const RowState<RowTiles>& state,
+                                                  int32_t first_row, int32_t first,
+                                                  float (&s)[RowTiles][ColumnTiles][4]) {
+  struct {
+    float x[RowTiles * ColumnTiles * 4];
+    float scale[RowTiles * 2];
+    float slope[RowTiles * 2];
+  } local;
+#pragma unroll
+  for (int32_t r = 0; r < 2 * RowTiles; ++r) {
+    const int32_t q_head = row_place(params, context.item, first_row + 8 * r).q_head;
+    local.slope[r] = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[q_head];
+    local.scale[r] = state.logit_scale[r / 2][r % 2];
+  }
+#pragma unroll
+  for (int32_t i = 0; i < RowTiles * ColumnTiles * 4; ++i)
+    local.x[i] = s[i / 4 / ColumnTiles][i / 4 % ColumnTiles][i % 4];
+  auto* address = &local;
+  asm volatile("" : "+l"(address)::"memory");  // no registers
+#pragma unroll 1
+  for (int32_t i = 0; i < RowTiles * ColumnTiles * 4; ++i) {
+    const int32_t r = i / 4 / ColumnTiles * 2 + i / 2 % 2;
+    address->x[i] = general_logit(params, context, rows, first_row + 8 * r, first + i / 4 % ColumnTiles * 8 + i % 2,
+                                  address->scale[r], address->slope[r], address->x[i]);
+  }
+  asm volatile("" ::: "memory");
+#pragma unroll
+  for (int32_t i = 0; i < RowTiles * ColumnTiles * 4; ++i)
+    s[i / 4 / ColumnTiles][i / 4 % ColumnTiles][i % 4] = address->x[i];
+}
+
+/// Products become logits in base-2 units; -infinity where the row does not see the key. A lane's rows are `first_row`
+/// and those 8, 16, ... further, `first` is the token of its first column. Without `upper`, rows g + 8 are no rows of
+/// the item.
 template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
 __device__ __forceinline__ void to_logits(const AttentionParams& params, const ItemContext& context,
                                           const RowInfo<Rows>& rows, const RowState<RowTiles>& state, int32_t first_row,
-                                          int32_t first, bool masked, bool upper,
+                                          int32_t first, bool general, bool masked, bool upper,
                                           float (&s)[RowTiles][ColumnTiles][4]) {
-  if (has_bias(params)) {
-    float slope[RowTiles][2];
-#pragma unroll
-    for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-      for (int32_t h = 0; h < 2; ++h) {
-        const int32_t q_head = row_place(params, context.item, first_row + 16 * m + 8 * h).q_head;
-        slope[m][h] = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[q_head];
-      }
-    }
-#pragma unroll
-    for (int32_t n = 0; n < ColumnTiles; ++n) {
-#pragma unroll
-      for (int32_t j = 0; j < 2; ++j) {
-        const auto token = static_cast<uint32_t>(first + 8 * n + j);
-        const int64_t key = context.first_pos + position_offset(context.shard, token);
-#pragma unroll
-        for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-          for (int32_t h = 0; h < 2; ++h) {
-            float& x = s[m][n][2 * h + j];
-            x = __fmul_rn(x, state.logit_scale[m][h]);
-            if (params.soft_cap != 0.0f) x = capped(x, params.soft_cap);
-            const int64_t apart = rows.position[first_row + 16 * m + 8 * h] - key;
-            const float distance = static_cast<float>(apart < 0 ? -apart : apart);
-            if (params.alibi_slopes != nullptr) x = __fadd_rn(x, -__fmul_rn(slope[m][h], distance));
-            x = __fmul_rn(x, kLog2E);
-          }
-        }
-      }
-    }
+  if (general) {
+    to_general_logits(params, context, rows, state, first_row, first, s);
   } else {
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
@@ -116,14 +140,6 @@ __device__ __forceinline__ void to_logits(const AttentionParams& params, const I
         for (int32_t j = 0; j < 2; ++j) {
           const int32_t column = 8 * n + j;
           if (column < begin || column >= end) s[m][n][2 * h + j] = -INFINITY;
-        }
-      }
-      if (!context.custom) continue;
-#pragma unroll
-      for (int32_t n = 0; n < ColumnTiles; ++n) {
-#pragma unroll
-        for (int32_t j = 0; j < 2; ++j) {
-          if (!sees(params, rows, row, first + 8 * n + j)) s[m][n][2 * h + j] = -INFINITY;
         }
       }
     }
