@@ -44,8 +44,8 @@ struct FlashInferMetadataBuilder::State {
   std::optional<BatchSplit> reordered;  ///< kVllm2025_07: what reorder_batch found
   std::vector<WindowOp> windows;        ///< in the order of the layers
   std::optional<StepPlans> plans;
-  std::optional<DcpStepPlans> dcp;  ///< instead of `plans`, under decode context parallelism
-  BlockTableWorkspace block_tables;
+  std::optional<DcpStepPlans> dcp;                  ///< instead of `plans`, under decode context parallelism
+  std::optional<BlockTableWorkspace> block_tables;  ///< none on a GPU
 
   AttentionConfig attention;  ///< of the planned kernels, but for the window
   std::optional<GraphPadding> padding;
@@ -71,7 +71,7 @@ void check_engine_config(const Context& context, const AttentionSpec& spec, cons
 void check_profile(const AttentionSpec& spec, const EngineConfig& config, const GlobalHyperparameters& hyperparameters,
                    BackendProfile profile, bool use_block_tables);
 
-/// What every build checks, in O(R).
+/// What every build checks of a host batch, in O(R).
 void check_batch(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch);
 
 /// Refuses layers that differ where the profile's original could plan for one set of values only.

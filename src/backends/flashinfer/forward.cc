@@ -1,3 +1,4 @@
+#include "backends/common/batch_checks.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "backends/flashinfer/forward_call.hpp"
 #include "core/error.hpp"
@@ -8,6 +9,7 @@ namespace folio::inline v0::backends {
 
 void FlashInferImpl::check_output_quantization(const OutputQuantization& quantization,
                                                const FlashInferMetadata& metadata, const TensorView& output) const {
+  refuse_on_gpu(context_, "the output is quantised", "FlashInferImpl writes outputs of the model's dtype");
   const bool has_block_scale = quantization.block_scale.data != nullptr;
   core::require(quantization.scale != nullptr, "output_block_scale is not supported when fusion has not happened");
   if (metadata.profile == BackendProfile::kVllm2025_07) {
@@ -40,7 +42,7 @@ TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const Cons
   const bool is_empty = output.rank == 3 && output.shape[0] == 0;  // an empty allocation may have no address
   core::require(output.data != nullptr || is_empty, "Output tensor must be provided.");
   if (metadata == nullptr) {
-    if (profile_ != BackendProfile::kVllm2025_07) fill_with_zeros(output);
+    if (profile_ != BackendProfile::kVllm2025_07) fill_with_zeros(context_, output, stream);
     return output;
   }
   if (metadata->current_generation != nullptr && *metadata->current_generation != metadata->generation) {

@@ -1,6 +1,7 @@
 #include <array>
 #include <cmath>
 
+#include "backends/common/context_memory.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "backends/common/step_levels.hpp"
@@ -120,8 +121,8 @@ void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
   args.segments = segments;
   args.sm_scale = scale_;
   args.logits_soft_cap = logits_soft_cap_;
-  args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();
-  args.sinks = sinks_.empty() ? nullptr : sinks_.data();
+  args.alibi_slopes = kernel_values(alibi_slopes_, gpu_alibi_slopes_);
+  args.sinks = kernel_values(sinks_, gpu_sinks_);
   // A checkpoint's q scale describes quantised queries; 16-bit ones are what they are.
   if (is_fp8(call.query.dtype)) args.q_scale = call.layer.q;
   if (metadata.dcp_plans.front()) {
@@ -152,9 +153,9 @@ void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream 
     args.bmm1_scale = bmm1_scale(call.layer, call.query.dtype);
     args.bmm2_scale = bmm2_scale(call.layer);
     args.window_left = window_left_;
-    args.sinks = sinks_.empty() ? nullptr : sinks_.data();
+    args.sinks = kernel_values(sinks_, gpu_sinks_);
     args.logits_soft_cap = logits_soft_cap_;
-    args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();
+    args.alibi_slopes = kernel_values(alibi_slopes_, gpu_alibi_slopes_);
     const TensorView out = tokens_of(call.output, first_token, num_tokens);
     args.out = out;
     if (quantised && out.dtype == DType::kFloat8E4M3) {

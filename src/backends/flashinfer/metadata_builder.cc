@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "backends/common/batch_checks.hpp"
 #include "backends/common/layer_group.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
@@ -84,8 +85,9 @@ FlashInferMetadataBuilder::State::State(const Context& given_context, const Engi
       config(engine),
       options(given_options),
       profile(given_options.profile),
-      dispatch(dispatch_of(engine, given_options)),
-      block_tables(given_context, engine.determinism, given_options.force_kernel) {}
+      dispatch(dispatch_of(engine, given_options)) {
+  if (!on_gpu(context)) block_tables.emplace(context, engine.determinism, options.force_kernel);
+}
 
 StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
   const auto found = graph_plans.find(padded);
@@ -121,6 +123,10 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     state.use_block_tables = state.dispatch.force_use_trtllm_attention().value_or(false);
   } else if (state.profile != BackendProfile::kVllm2025_07) {
     state.use_block_tables = state.dispatch.can_use_trtllm_attention(state.num_qo_heads, spec.num_kv_heads);
+  }
+  if (state.use_block_tables) {
+    refuse_on_gpu(context, "kernels that take block tables are asked for",
+                  "planned ones are offered: leave use_block_table_kernels out, or set it to false");
   }
   check_profile(spec, config, state.hyperparameters, state.profile, state.use_block_tables);
   choose_query_types(state);
@@ -221,10 +227,13 @@ SplitSizes FlashInferMetadataBuilder::split_sizes() const noexcept {
   return {2048, 4096, true};
 }
 size_t FlashInferMetadataBuilder::workspace_buffer_size() const noexcept {
+  const auto workspace_bytes = [this] {
+    return state_->plans->workspace().bytes + (state_->block_tables ? state_->block_tables->workspace_size() : 0);
+  };
   constexpr size_t kMebibyte = size_t{1} << 20;
   const bool invariant = state_->config.determinism >= Determinism::kBatchInvariant;
   switch (state_->profile) {
-    case BackendProfile::kNative: return state_->plans->workspace().bytes + state_->block_tables.workspace_size();
+    case BackendProfile::kNative: return workspace_bytes();
     case BackendProfile::kVllm2025_07: return 256 * kMebibyte;
     case BackendProfile::kVllm2025_12:
     case BackendProfile::kVllm2026_03: break;
