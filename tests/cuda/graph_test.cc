@@ -98,7 +98,9 @@ TEST_P(Graph, LayersBesideHostPlansAreReplayedWithLaterOnes) {
     stream.wait();
     ASSERT_TRUE(eager == step.output()) << "replay " << i;
   }
-  EXPECT_GT(merges, 0);
+  if (GetParam() == Determinism::kRunToRun) {  // above it only longer requests than these are split
+    EXPECT_GT(merges, 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, Graph, testing::Values(Determinism::kRunToRun, Determinism::kScheduleInvariant),

@@ -137,8 +137,7 @@ class FOLIO_API FlashInferMetadataBuilder {
   /// On a GPU the plans' upload is enqueued on `stream`, from the host's copies of the lengths; nothing waits, unless
   /// more than four builds are still to be copied. Under decode_graph_mode kFull, batches of decodes up to
   /// decode_cudagraph_max_bs are planned into memory of their padded size: an engine captures `forward` once for each
-  /// size, after a build of a batch of as many requests and with as many slots, and replays it after any later build
-  /// that has that num_padded_reqs.
+  /// number of tokens (and slots, padding's being negative), and replays it after any later build of as many.
   FlashInferMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch, Stream stream = {});
 
   /// Brings the engine's batch into the order that `build` expects. Both spans are [R]. True if requests were swapped.
