@@ -254,9 +254,8 @@ class TokenPoolOnGpu : public CudaTest, public testing::WithParamInterface<std::
   /// Captures a batch of the mode once and replays it with other lengths, rows, slots, trees and padding: the bits of
   /// an eager step of the same batch.
   void expect_replays_equal_eager_steps(ForwardMode mode, bool tree, int replays) {
-    HostServer host(Context::cpu(), table_, GetParam(), ExtendPath::kPaged);
     GpuServer gpu(Context::cuda(0), table_, GetParam(), ExtendPath::kPaged);
-    fill_pools(host, gpu);
+    fill_pools(gpu);
     const TestStream stream;
     gpu.backend.init_cuda_graph_state(kRequests, kRequests * kDrafts);
     const HostStep shape = step(mode, kRequests, tree);
@@ -287,15 +286,15 @@ class TokenPoolOnGpu : public CudaTest, public testing::WithParamInterface<std::
     }
   }
 
-  void fill_pools(HostServer& host, GpuServer& gpu) {
+  void fill_pools(GpuServer& gpu, HostServer* host = nullptr) {
     std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
-    Bits values(host.k_pool.values.size());
+    Bits values(size_t{kSlots + 1} * kKvHeads * kDim);
     for (uint16_t& value : values) value = float_to_bfloat16(uniform(random_));
-    host.k_pool.set(values);
     gpu.k_pool.set(values);
+    if (host != nullptr) host->k_pool.set(values);
     std::reverse(values.begin(), values.end());
-    host.v_pool.set(values);
     gpu.v_pool.set(values);
+    if (host != nullptr) host->v_pool.set(values);
   }
 
   std::mt19937 random_{11};
@@ -318,7 +317,7 @@ TEST_P(TokenPoolOnGpu, EagerStepsEqualTheCpus) {
   for (const ExtendPath path : {ExtendPath::kPaged, ExtendPath::kRagged}) {
     HostServer host(Context::cpu(), table_, GetParam(), path);
     GpuServer gpu(Context::cuda(0), table_, GetParam(), path);
-    fill_pools(host, gpu);
+    fill_pools(gpu, &host);
     const TestStream stream;
     for (int i = 0; i < 30; ++i) {
       const ForwardMode mode = i % 3 == 0   ? ForwardMode::kDecode
@@ -360,7 +359,7 @@ TEST_P(TokenPoolOnGpu, TreesEqualTheCpus) {
   if (!trees_are_taken()) GTEST_SKIP() << "no kernel here takes custom masks";
   HostServer host(Context::cpu(), table_, GetParam(), ExtendPath::kPaged);
   GpuServer gpu(Context::cuda(0), table_, GetParam(), ExtendPath::kPaged);
-  fill_pools(host, gpu);
+  fill_pools(gpu, &host);
   const TestStream stream;
   for (int i = 0; i < 5; ++i) {
     const HostStep next = step(ForwardMode::kTargetVerify, 0, /*tree=*/true);
@@ -382,9 +381,8 @@ TEST_P(TokenPoolOnGpu, TreesEqualTheCpus) {
 /// What a replay finds on the device may be anything: a request whose row does not exist, or ends before its length
 /// does, has no keys, and the others have theirs.
 TEST_P(TokenPoolOnGpu, RequestsBeyondTheTableHaveNoKeys) {
-  HostServer host(Context::cpu(), table_, GetParam(), ExtendPath::kPaged);
   GpuServer gpu(Context::cuda(0), table_, GetParam(), ExtendPath::kPaged);
-  fill_pools(host, gpu);
+  fill_pools(gpu);
   const TestStream stream;
   gpu.backend.init_cuda_graph_state(kRequests, kRequests);
   HostStep next = step(ForwardMode::kDecode, kRequests);
