@@ -190,7 +190,11 @@ TYPED_TEST(BackendsOnGpu, RefuseWhatTheyDoNotOfferThere) {
   };
   EXPECT_THAT(made([](auto&, auto& options) { options.cascade = CascadeMode::kAuto; }),
               HasSubstr("the op runs on a GPU"));
-  EXPECT_THAT(made([](auto& engine, auto&) { engine.use_block_table_kernels = true; }), HasSubstr("block"));
+  EXPECT_THAT(made([](auto& engine, auto&) {
+                engine.compilation.decode_graph_mode = DecodeGraphMode::kFull;
+                engine.use_block_table_kernels = true;
+              }),
+              HasSubstr("block"));
   const auto groups = distributed::make_thread_groups(2);
   EXPECT_THAT(made([&](auto& engine, auto&) {
                 engine.parallel.decode_context_parallel_size = 2;
@@ -211,22 +215,74 @@ TYPED_TEST(BackendsOnGpu, RefuseWhatTheyDoNotOfferThere) {
               HasSubstr("the batch's arrays are on the host"));
 }
 
-TEST_F(CudaTest, FlashInferRefusesArraysOfTheHostsAndQuantisedOutputs) {
+TEST_F(CudaTest, FlashInferRefusesArraysOfTheHosts) {
   const BackendModel<FlashInferSide> model;
   DeviceLayers layers;
   auto builder = model.make(DecodeGraphMode::kNone, Determinism::kRunToRun);
   const FlashInferMetadata metadata = builder.build(0, layers.set({{30}, {1}}, 1));
   EXPECT_THAT(refusal([&] { builder.paged_kv_arrays(metadata); }), HasSubstr("reads the block table on the host"));
-  EXPECT_FALSE(model.impls[0].fused_output_quant_supported(QuantKey::kFp8StaticTensorSym));
-  const float scale = 1.0f;
+  EXPECT_FALSE(model.impls[0].fused_output_quant_supported(QuantKey::kNvfp4));
+}
+
+bool kernels_write_fp8() {
+  AttentionConfig config;
+  config.num_q_heads = DeviceLayers::kHeads;
+  config.num_kv_heads = DeviceLayers::kKvHeads;
+  config.head_dim_qk = config.head_dim_v = DeviceLayers::kDim;
+  config.out = DType::kFloat8E4M3;
+  const std::vector<KernelAnswer> answers = explain(Context::cuda(0), config);
+  return std::ranges::any_of(answers, [](const KernelAnswer& answer) { return answer.refusal.empty(); });
+}
+
+/// Dense tables without a plan to hand over give what planned kernels give, and fp8 outputs are those divided by the
+/// scale and rounded.
+TEST_F(CudaTest, BlockTablesAndFp8OutputsGiveTheSame) {
+  const BackendModel<FlashInferSide> model;
+  DeviceLayers layers;
+  auto planned = model.make(DecodeGraphMode::kNone, Determinism::kRunToRun);
+  EngineConfig engine = DeviceLayers::engine(DecodeGraphMode::kNone, Determinism::kRunToRun);
+  engine.use_block_table_kernels = true;
+  auto with_tables = model.make(engine, {});
+  const TestStream stream;
+  const StepRequests requests{{300, 420, 700, 257}, {1, 1, 30, 9}};
+  const CommonAttentionMetadata batch = layers.set(requests, requests.num_tokens());
+  const auto output = [&](FlashInferMetadataBuilder& builder) {
+    layers.out.fill(0xff);
+    const FlashInferMetadata metadata = builder.build(0, batch, stream.get());
+    model.forward(layers, metadata, stream.get());
+    stream.wait();
+    return layers.out.get();
+  };
+  const Bits expected = output(planned);
+  const Bits actual = output(with_tables);
+  const size_t count = static_cast<size_t>(requests.num_tokens()) * DeviceLayers::kHeads * DeviceLayers::kDim;
+  for (size_t layer = 0; layer < DeviceLayers::kLayers; ++layer) {
+    const auto first = static_cast<std::ptrdiff_t>(layer * DeviceLayers::kQ);
+    EXPECT_LE(
+        furthest(Bits(expected.begin() + first, expected.end()), Bits(actual.begin() + first, actual.end()), count),
+        0x1p-6f)
+        << "layer " << layer;
+  }
+  if (!kernels_write_fp8()) return;
+
+  const float scale = 1.0f / 256.0f;
   OutputQuantization quantization;
   quantization.scale = &scale;
-  EXPECT_THAT(refusal([&] {
-                model.impls[0].forward({}, layers.query(0), layers.key(0), layers.value(0),
-                                       FlashInferSide::cache(layers.cache.data()), &metadata, layers.output(0),
-                                       quantization);
-              }),
-              HasSubstr("the output is quantised; on a GPU"));
+  DeviceArray<uint8_t> quantised(DeviceLayers::kQ);
+  const FlashInferMetadata metadata = planned.build(0, batch, stream.get());
+  model.impls[1].forward({}, layers.query(1), layers.key(1), layers.value(1),
+                         FlashInferSide::cache(layers.cache.data() + DeviceLayers::kCache), &metadata,
+                         TensorView(quantised.data(), DType::kFloat8E4M3,
+                                    {DeviceLayers::kTokens, DeviceLayers::kHeads, DeviceLayers::kDim}),
+                         quantization, stream.get());
+  stream.wait();
+  const std::vector<uint8_t> codes = quantised.get();
+  for (size_t i = 0; i < count; ++i) {
+    const float real = bfloat16_to_float(expected[DeviceLayers::kQ + i]);
+    const float error = std::abs(fp8_e4m3_to_float(codes[i]) * scale - real);
+    // Half a step of three bits of significand, or of the least numbers; and both computations' own roundings.
+    ASSERT_LE(error, 0x1p-4f * std::abs(real) + 0x1p-10f * scale + 0x1p-6f) << i;
+  }
 }
 
 TEST_F(CudaTest, FlashAttentionRefusesSchedulesAndStepsInFlightOfGraphs) {

@@ -139,7 +139,7 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
     StepPlans& plans = metadata.num_padded_reqs > 0 ? state.graph_plans_for(metadata.num_padded_reqs) : *state.plans;
     plan_part(state, batch, plans, metadata, stream);
   }
-  metadata.block_table_workspace = state.block_tables ? &*state.block_tables : nullptr;
+  metadata.block_table_workspace = &state.block_tables;
 
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
   metadata.max_q_len = batch.max_query_len;
@@ -149,6 +149,8 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   metadata.max_seq_len = batch.max_seq_len;
   metadata.qo_indptr = given.query_start_loc.first(num_reqs + 1);
   metadata.seq_lens = given.seq_lens.first(num_reqs);
+  metadata.qo_indptr_host = batch.query_start_loc.first(num_reqs + 1);
+  metadata.seq_lens_host = batch.seq_lens.first(num_reqs);
   metadata.block_table = batch.block_table;
   metadata.slot_mapping = batch.slot_mapping;
   metadata.data_type = state.kv_cache_dtype;

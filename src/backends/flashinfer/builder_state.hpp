@@ -44,8 +44,8 @@ struct FlashInferMetadataBuilder::State {
   std::optional<BatchSplit> reordered;  ///< kVllm2025_07: what reorder_batch found
   std::vector<WindowOp> windows;        ///< in the order of the layers
   std::optional<StepPlans> plans;
-  std::optional<DcpStepPlans> dcp;                  ///< instead of `plans`, under decode context parallelism
-  std::optional<BlockTableWorkspace> block_tables;  ///< none on a GPU
+  std::optional<DcpStepPlans> dcp;  ///< instead of `plans`, under decode context parallelism
+  BlockTableWorkspace block_tables;
 
   AttentionConfig attention;  ///< of the planned kernels, but for the window
   std::optional<GraphPadding> padding;

@@ -1,4 +1,3 @@
-#include "backends/common/batch_checks.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "backends/flashinfer/forward_call.hpp"
 #include "core/error.hpp"
@@ -9,7 +8,6 @@ namespace folio::inline v0::backends {
 
 void FlashInferImpl::check_output_quantization(const OutputQuantization& quantization,
                                                const FlashInferMetadata& metadata, const TensorView& output) const {
-  refuse_on_gpu(context_, "the output is quantised", "FlashInferImpl writes outputs of the model's dtype");
   const bool has_block_scale = quantization.block_scale.data != nullptr;
   core::require(quantization.scale != nullptr, "output_block_scale is not supported when fusion has not happened");
   if (metadata.profile == BackendProfile::kVllm2025_07) {

@@ -85,9 +85,8 @@ FlashInferMetadataBuilder::State::State(const Context& given_context, const Engi
       config(engine),
       options(given_options),
       profile(given_options.profile),
-      dispatch(dispatch_of(engine, given_options)) {
-  if (!on_gpu(context)) block_tables.emplace(context, engine.determinism, options.force_kernel);
-}
+      dispatch(dispatch_of(engine, given_options)),
+      block_tables(given_context, engine.determinism, given_options.force_kernel) {}
 
 StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
   const auto found = graph_plans.find(padded);
@@ -124,9 +123,9 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
   } else if (state.profile != BackendProfile::kVllm2025_07) {
     state.use_block_tables = state.dispatch.can_use_trtllm_attention(state.num_qo_heads, spec.num_kv_heads);
   }
-  if (state.use_block_tables) {
-    refuse_on_gpu(context, "kernels that take block tables are asked for",
-                  "planned ones are offered: leave use_block_table_kernels out, or set it to false");
+  if (state.use_block_tables && config.compilation.decode_graph_mode == DecodeGraphMode::kFull) {
+    refuse_on_gpu(context, "kernels that take block tables are asked for with decode_graph_mode kFull",
+                  "they plan in `forward`, which a graph cannot hold: planned kernels are offered");
   }
   check_profile(spec, config, state.hyperparameters, state.profile, state.use_block_tables);
   choose_query_types(state);
@@ -227,13 +226,10 @@ SplitSizes FlashInferMetadataBuilder::split_sizes() const noexcept {
   return {2048, 4096, true};
 }
 size_t FlashInferMetadataBuilder::workspace_buffer_size() const noexcept {
-  const auto workspace_bytes = [this] {
-    return state_->plans->workspace().bytes + (state_->block_tables ? state_->block_tables->workspace_size() : 0);
-  };
   constexpr size_t kMebibyte = size_t{1} << 20;
   const bool invariant = state_->config.determinism >= Determinism::kBatchInvariant;
   switch (state_->profile) {
-    case BackendProfile::kNative: return workspace_bytes();
+    case BackendProfile::kNative: return state_->plans->workspace().bytes + state_->block_tables.workspace_size();
     case BackendProfile::kVllm2025_07: return 256 * kMebibyte;
     case BackendProfile::kVllm2025_12:
     case BackendProfile::kVllm2026_03: break;

@@ -74,7 +74,7 @@ class FOLIO_API FlashInferImpl {
 
   /// Whether `forward` takes outputs quantised like that. vLLM: static fp8 and NVFP4, over fp8 caches where kernels
   /// that take block tables can serve these heads; July 2025: none. Native: static fp8, and NVFP4 where head_size is a
-  /// multiple of 16, over any cache. On a GPU none.
+  /// multiple of 16, over any cache. On a GPU no NVFP4.
   bool fused_output_quant_supported(QuantKey key) const noexcept;
   /// Whether queries may come as fp8. vLLM: where kernels that take block tables can serve these heads; native: always.
   /// Not where disable_q_quantization is set.

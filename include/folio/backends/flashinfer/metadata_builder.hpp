@@ -58,8 +58,10 @@ struct FlashInferMetadata {
   std::span<const int32_t> seq_lens;   ///< [R]
   BlockTableView block_table;
   std::span<const int64_t> slot_mapping;
-  DType q_data_type = DType::kUnset;  ///< what forward expects queries to be
-  DType data_type = DType::kUnset;    ///< of the KV cache
+  std::span<const int32_t> qo_indptr_host;  ///< [R + 1], on the host: what was planned from
+  std::span<const int32_t> seq_lens_host;   ///< [R], likewise
+  DType q_data_type = DType::kUnset;        ///< what forward expects queries to be
+  DType data_type = DType::kUnset;          ///< of the KV cache
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
@@ -74,7 +76,7 @@ struct FlashInferMetadata {
   DcpWindowPlans dcp_plans;         ///< instead of `plans`, under decode context parallelism
   PlannedPart planned;              ///< what they cover: all, or what the block-table family does not serve
   Workspace workspace;              ///< the builder's: one forward at a time
-  BlockTableWorkspace* block_table_workspace = nullptr;  ///< likewise; null on a GPU
+  BlockTableWorkspace* block_table_workspace = nullptr;  ///< likewise
   BackendProfile profile = BackendProfile::kNative;
   const uint64_t* current_generation = nullptr;  ///< the builder's count of builds, and which this is
   uint64_t generation = 0;
