@@ -236,8 +236,19 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& params, cons
                                              int32_t num_rows) {
   constexpr int32_t kPieces = Dim / kPiece;
   const PieceSource source{params.q, params.q_dtype, params.q_wide};
+  const int32_t thread = thread_number();
+  if (source.direct() && params.head_dim_qk == Dim) {
+#pragma unroll 2
+    for (int32_t i = thread; i < num_rows * kPieces; i += kThreads) {
+      const int64_t at = rows.query[i / kPieces];
+      const int32_t d = i % kPieces * kPiece;
+      ptx::copy_16_async(tile + piece_offset(Dim, i / kPieces, i % kPieces),
+                         static_cast<const T*>(params.q) + (at != kUnseen ? at + d : 0), at != kUnseen);
+    }
+    return;
+  }
 #pragma unroll 1
-  for (int32_t i = thread_number(); i < num_rows * kPieces; i += kThreads) {
+  for (int32_t i = thread; i < num_rows * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
     const int32_t d = i % kPieces * kPiece;
     const int64_t at = rows.query[row];
