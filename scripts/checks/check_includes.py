@@ -25,6 +25,7 @@ PUBLIC_LAYER = {
     "folio/cascade.hpp": "attention",
     "folio/merge.hpp": "attention",
     "folio/quantize.hpp": "attention",
+    "folio/table_ops.hpp": "attention",
     "folio/attention.hpp": "attention",
     "folio/folio.hpp": "attention",
     "folio/reference.hpp": "verify",

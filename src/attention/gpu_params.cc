@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "core/checked_math.hpp"
 #include "core/error.hpp"
 
 namespace folio::inline v0::attention {
@@ -73,18 +72,6 @@ cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged, DType dt
   return params;
 }
 
-cuda::plain::WriteHalf write_half(const ConstTensorView& input, void* cache, const KvStrides& strides, int32_t head_dim,
-                                  const Scale& scale) {
-  return {.input = input.data,
-          .input_dtype = input.dtype,
-          .input_token_stride = input.strides[0],
-          .input_head_stride = input.strides[1],
-          .cache = cache,
-          .strides = strides,
-          .head_dim = head_dim,
-          .scale = scale};
-}
-
 }  // namespace
 
 void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& args) {
@@ -142,25 +129,6 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   params.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   params.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
   return params;
-}
-
-void write_gpu_cache(const GpuBackend& gpu, const CacheWriteArgs& args, bool v_aliases_k, Stream stream) {
-  const KvCacheView& cache = args.cache;
-  if (cache.format != KvFormat::kStrided) {
-    core::fail(ErrorCode::kUnsupported, "the cache is kCpuPacked; a GPU takes kStrided");
-  }
-  check_aligned("slot_mapping", args.slot_mapping, sizeof(int64_t));
-  cuda::plain::WriteParams params;
-  params.k = write_half(args.k, cache.k, cache.k_strides, cache.head_dim_qk, args.k_scale);
-  params.has_v = !v_aliases_k;
-  if (params.has_v) params.v = write_half(args.v, cache.v, cache.v_strides, cache.head_dim_v, args.v_scale);
-  params.cache_dtype = cache.dtype;
-  params.slots = args.slot_mapping;
-  params.num_slots = args.num_slots;
-  params.slot_limit = core::checked_mul(cache.num_pages, int64_t{cache.page_size});
-  params.page_size = cache.page_size;
-  params.num_kv_heads = cache.num_kv_heads;
-  gpu.write(params, stream);
 }
 
 }  // namespace folio::inline v0::attention
