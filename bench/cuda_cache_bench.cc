@@ -351,8 +351,8 @@ void measure(std::vector<std::string> wanted) {
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Reporter reporter(std::move(wanted), stream, size_t{1} << 30);
   for (const bool large : {true, false}) {
-    std::printf("%s\n", large ? "large: 64 rows of 2,048 tokens" : "small: 64 rows of 4 tokens");
-    const Pages pages(64, large ? 2048 : 4);
+    std::printf("%s\n", large ? "large: 64 rows of 2,000 tokens" : "small: 64 rows of 4 tokens");
+    const Pages pages(64, large ? 2000 : 4);
     const Arena arena(pages);
     bench_moves(reporter, context, pages, arena);
     bench_combines(reporter, context, arena, pages.tokens());

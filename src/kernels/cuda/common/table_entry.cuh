@@ -21,10 +21,6 @@ __device__ inline int64_t entry_place(const PageTableView& table, int64_t row, i
   return at < table.num_indices ? at : -1;
 }
 
-__device__ inline bool has_entry(const PageTableView& table, int64_t row, int64_t column) {
-  return entry_place(table, row, column) >= 0;
-}
-
 /// The entry, -1 where there is none.
 __device__ inline int64_t table_entry(const PageTableView& table, int64_t row, int64_t column) {
   const int64_t place = entry_place(table, row, column);

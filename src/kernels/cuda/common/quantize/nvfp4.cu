@@ -16,15 +16,14 @@ struct BlockPlace {
   uint8_t* scale;
 };
 
-__device__ BlockPlace place_of(const Nvfp4Params& params, int64_t block, int32_t per_head) {
-  const int32_t per_token = per_head * params.sizes.num_heads;
-  const int64_t token = block / per_token;
-  const auto in_token = static_cast<int32_t>(block % per_token);
-  const int32_t head = in_token / per_head;
-  const int32_t first = in_token % per_head * kNvfp4BlockSize;
-  return {token * params.wide.token_stride + head * params.wide.head_stride + first,
-          token * params.codes.token_stride + head * params.codes.head_stride + first / 2,
-          params.scales + nvfp4_scale_index(params.first_row + token, in_token, per_token)};
+__device__ BlockPlace place_of(const Nvfp4Params& params, uint32_t block) {
+  const PieceIndex at = params.sizes.split.at(block);
+  const uint32_t first = at.piece * kNvfp4BlockSize;
+  const uint32_t per_head = params.sizes.split.per_head.divisor();
+  return {at.token * params.wide.token_stride + at.head * params.wide.head_stride + first,
+          at.token * params.codes.token_stride + at.head * params.codes.head_stride + first / 2,
+          params.scales + nvfp4_scale_index(params.first_row + at.token, at.head * per_head + at.piece,
+                                            params.sizes.split.per_token.divisor())};
 }
 
 /// Thresholds between e2m1's values; a tie goes to the even code, which >= gives to codes that are even.
@@ -36,23 +35,28 @@ __device__ uint32_t to_e2m1(float value) {
   return code | (__float_as_uint(value) >> 28 & 8u);
 }
 
+/// The three bits of a magnitude stand at the exponent's lowest bits and the mantissa's highest, which is the value
+/// times 2^-126: one multiplication puts normals and the one subnormal right.
+__device__ float from_e2m1(uint32_t code) {
+  const float magnitude = __uint_as_float((code & 7u) << 22) * 0x1p+126f;
+  return __uint_as_float(__float_as_uint(magnitude) | (code & 8u) << 28);
+}
+
 /// A thread takes a block.
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__ Nvfp4Params params) {
-  const int32_t per_head = params.sizes.head_dim / kNvfp4BlockSize;
-  const int64_t blocks = params.sizes.num_tokens * params.sizes.num_heads * per_head;
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x; block < blocks; block += step) {
-    const BlockPlace place = place_of(params, block, per_head);
+  const auto blocks = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor();
+  for (uint32_t block = blockIdx.x * kThreads + threadIdx.x; block < blocks; block += gridDim.x * kThreads) {
+    const BlockPlace place = place_of(params, block);
     const std::byte* const from = element_at<const std::byte>(params.wide.data, params.wide.dtype, place.wide);
     float x[kNvfp4BlockSize];
     if constexpr (kAligned) {
-      load_wide(from, params.wide.dtype, x);
-      load_wide(element_at(from, params.wide.dtype, kHalfBlock), params.wide.dtype, x + kHalfBlock);
+      load_floats<kWide>(from, params.wide.dtype, x);
+      load_floats<kWide>(element_at(from, params.wide.dtype, kHalfBlock), params.wide.dtype, x + kHalfBlock);
     } else {
 #pragma unroll
       for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
-        x[i] = load_one(element_at(from, params.wide.dtype, i), params.wide.dtype);
+        load_floats<1>(element_at(from, params.wide.dtype, i), params.wide.dtype, x + i);
       }
     }
     float largest = 0.0f;
@@ -68,9 +72,10 @@ __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__
     uint32_t words[2] = {};
     if (scale != 0.0f) {
 #pragma unroll
-      for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
-        words[i / 8] |= to_e2m1(__fdiv_rn(x[i] * params.global_scale, scale)) << i % 8 * 4;
-      }
+      for (float& value : x) value *= params.global_scale;
+      divide_all<kNvfp4BlockSize>(x, scale);
+#pragma unroll
+      for (int32_t i = 0; i < kNvfp4BlockSize; ++i) words[i / 8] |= to_e2m1(x[i]) << i % 8 * 4;
     }
     auto* const codes = reinterpret_cast<uint8_t*>(params.codes.data) + place.codes;
     if constexpr (kAligned) {
@@ -84,11 +89,9 @@ __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Nvfp4Params params) {
-  const int32_t per_head = params.sizes.head_dim / kNvfp4BlockSize;
-  const int64_t blocks = params.sizes.num_tokens * params.sizes.num_heads * per_head;
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x; block < blocks; block += step) {
-    const BlockPlace place = place_of(params, block, per_head);
+  const auto blocks = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor();
+  for (uint32_t block = blockIdx.x * kThreads + threadIdx.x; block < blocks; block += gridDim.x * kThreads) {
+    const BlockPlace place = place_of(params, block);
     const auto* const codes = reinterpret_cast<const uint8_t*>(params.codes.data) + place.codes;
     uint32_t words[2] = {};
     if constexpr (kAligned) {
@@ -103,9 +106,9 @@ __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant
     float x[kNvfp4BlockSize];
 #pragma unroll
     for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
-      const float value = fp4_e2m1_to_float(static_cast<uint8_t>(words[i / 8] >> i % 8 * 4));
-      x[i] = __fdiv_rn(value * scale, params.global_scale);
+      x[i] = from_e2m1(words[i / 8] >> i % 8 * 4) * scale;
     }
+    divide_all<kNvfp4BlockSize>(x, params.global_scale);
     auto* const to = element_at(params.wide.data, params.wide.dtype, place.wide);
     if constexpr (kAligned) {
       store_wide(to, params.wide.dtype, x);
@@ -121,21 +124,24 @@ __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant
 
 }  // namespace
 
-void enqueue(const Nvfp4Params& params, Stream stream) {
-  const int64_t blocks = params.sizes.num_tokens * params.sizes.num_heads * (params.sizes.head_dim / kNvfp4BlockSize);
-  if (blocks == 0) return;
+void enqueue(const Nvfp4Params& whole, Stream stream) {
+  Nvfp4Params params = whole;
   const bool aligned =
       is_wide(params.wide.data, params.wide.dtype, {params.wide.token_stride, params.wide.head_stride}) &&
       is_wide(params.codes.data, DType::kFloat4E2M1x2, {params.codes.token_stride, params.codes.head_stride});
-  const uint32_t grid = grid_for(blocks, kThreads);
-  if (params.inverse) {
-    auto* const kernel = aligned ? inverse_kernel<true> : inverse_kernel<false>;
-    kernel<<<grid, kThreads, 0, native(stream)>>>(params);
-  } else {
-    auto* const kernel = aligned ? nvfp4_kernel<true> : nvfp4_kernel<false>;
-    kernel<<<grid, kThreads, 0, native(stream)>>>(params);
-  }
-  check_launch("NVFP4's quantisation or its inverse");
+  params.sizes.split = PieceSplit(params.sizes.head_dim / kNvfp4BlockSize, params.sizes.num_heads);
+  const int64_t per_token = params.sizes.split.per_token.divisor();
+  auto* const quantise = aligned ? nvfp4_kernel<true> : nvfp4_kernel<false>;
+  auto* const inverse = aligned ? inverse_kernel<true> : inverse_kernel<false>;
+  for_slices(whole.sizes.num_tokens, per_token, [&](int64_t first, int64_t count) {
+    params.sizes.num_tokens = count;
+    params.wide.data = whole.wide.data + first * whole.wide.token_stride * size_of(whole.wide.dtype);
+    params.codes.data = whole.codes.data + first * whole.codes.token_stride;
+    params.first_row = whole.first_row + first;
+    auto* const kernel = params.inverse ? inverse : quantise;
+    kernel<<<grid_for(count * per_token, kThreads), kThreads, 0, native(stream)>>>(params);
+    check_launch("NVFP4's quantisation or its inverse");
+  });
 }
 
 }  // namespace folio::inline v0::kernels::cuda

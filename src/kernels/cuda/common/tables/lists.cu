@@ -68,11 +68,13 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
         report(params.status);
         break;
       }
-      const int64_t column = params.tokens ? j / params.page_size : j;
-      const bool exists = has_entry(params.table, row, column);
-      const int64_t page = exists ? table_entry(params.table, row, column) : 0;
+      const auto place = static_cast<uint32_t>(j);
+      const int64_t column = params.tokens ? params.pages.quotient(place) : place;
+      const int64_t in_page = params.tokens ? params.pages.remainder(place) : 0;
+      const int64_t entry = entry_place(params.table, row, column);
+      const bool exists = entry >= 0;
       const int64_t value =
-          exists ? page * params.page_stride + (j - column * params.page_size) * params.token_stride : 0;
+          exists ? params.table.indices[entry] * params.page_stride + in_page * params.token_stride : 0;
       const bool fits = params.out64 != nullptr || (value >= INT_MIN && value <= INT_MAX);
       if (!exists || !fits) report(params.status);
       if (params.out64 != nullptr) {
@@ -93,9 +95,9 @@ __global__ void __launch_bounds__(kThreads) dense_kernel(const __grid_constant__
     for (int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x; column < params.columns; column += step) {
       int32_t value = params.fill;
       if (column < pages) {
-        const bool exists = has_entry(params.table, row, column);
-        if (!exists) report(params.status);
-        value = exists ? static_cast<int32_t>(table_entry(params.table, row, column)) : 0;
+        const int64_t entry = entry_place(params.table, row, column);
+        if (entry < 0) report(params.status);
+        value = entry >= 0 ? params.table.indices[entry] : 0;
       }
       params.out[row * params.columns + column] = value;
     }
@@ -119,8 +121,10 @@ void enqueue(const LensParams& params, Stream stream) {
   check_launch("lengths from pages");
 }
 
-void enqueue(const ListParams& params, Stream stream) {
-  if (params.n == 0 || params.capacity == 0) return;
+void enqueue(const ListParams& given, Stream stream) {
+  if (given.n == 0 || given.capacity == 0) return;
+  ListParams params = given;
+  params.pages = FastDiv(params.page_size);
   list_kernel<<<rows_grid(params.n, params.capacity / params.n), kThreads, 0, native(stream)>>>(params);
   check_launch("a list of pages or tokens");
 }
