@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "replay/gpu.hpp"
 #include "replay/memory.hpp"
 #include "replay/token_pool_stack.hpp"
 #include "replay/yardstick.hpp"
@@ -247,8 +248,9 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.plan_only = options.stack.plan_only;
   result.cascade = options.stack.cascade;
   result.threads = context.concurrency();
+  result.on_gpu = gpu::is_gpu(context);
   if (!options.samples_path.empty()) checker.write_samples(options.samples_path);
-  if (!options.stack.plan_only) measure_limits(context, *stack, highest_page + 1, result);
+  if (!options.stack.plan_only && !gpu::is_gpu(context)) measure_limits(context, *stack, highest_page + 1, result);
   result.touched_bytes = stack->resident_bytes();
   result.peak_resident_bytes = peak_resident_bytes();
   return result;

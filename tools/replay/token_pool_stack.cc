@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <string>
 
 #include "folio/backends/token_pool.hpp"
 #include "folio/backends/token_pool/draft_tree.hpp"
+#include "replay/gpu.hpp"
 #include "replay/memory.hpp"
+#include "replay/step_array.hpp"
 #include "replay/step_inputs.hpp"
 
 namespace folio::replay {
@@ -38,7 +41,8 @@ AttentionConfig describe(const StackConfig& config, const Context& context) {
   return attention;
 }
 
-TokenPoolConfig backend_config(const StackConfig& config, KvFormat format, const TokenKeeper& keeper) {
+TokenPoolConfig backend_config(const StackConfig& config, KvFormat format, const TokenKeeper& keeper,
+                               const int32_t* table) {
   TokenPoolConfig made;
   made.num_heads = config.num_q_heads;
   made.num_kv_heads = config.num_kv_heads;
@@ -50,6 +54,7 @@ TokenPoolConfig backend_config(const StackConfig& config, KvFormat format, const
   made.page_size = config.page_size;
   made.max_context_len = keeper.rows().max_context_len();
   made.req_to_token = keeper.rows().table();
+  made.req_to_token.indices = table;
   made.max_req_pool_size = keeper.rows().size();
   if (config.window_left >= 0) made.sliding_window_size = config.window_left;
   made.logit_cap = config.logits_soft_cap != 0.0f;
@@ -66,8 +71,9 @@ class TokenPoolStack final : public AttentionStack {
         config_(config),
         keeper_(keeper),
         attention_(describe(config, context)),
-        inputs_(config),
-        backend_(context, backend_config(config, attention_.kv_format, keeper)) {
+        inputs_(context, config),
+        table_(context),
+        backend_(context, backend_config(config, attention_.kv_format, keeper, placed_table())) {
     make_pool();
     for (int32_t layer = 0; layer < config.num_layers; ++layer) {
       RadixAttention& made = layers_.emplace_back();
@@ -88,16 +94,18 @@ class TokenPoolStack final : public AttentionStack {
   void step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe) override {
     const int32_t tokens = batch.num_tokens();
     clock.begin();
-    const ForwardBatch forward = describe_step(batch);
+    const ForwardBatch forward = place(describe_step(batch));
     backend_.init_forward_metadata(forward);
+    gpu::wait(context_);
     clock.end(Phase::kPlan);
     count_work(batch);
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-      inputs_.make_kv(context_, batch, layer);
-      inputs_.make_q(context_, batch, layer);
+      inputs_.make_kv(batch, layer);
+      inputs_.make_q(batch, layer);
       clock.end(Phase::kInputs, layer);
       layers_[static_cast<size_t>(layer)].forward(backend_, inputs_.q(tokens), inputs_.k(tokens), inputs_.v(tokens),
                                                   forward, inputs_.out(tokens));
+      gpu::wait(context_);
       clock.end(Phase::kRun, layer);
       observe(batch, inputs_.output(layer, tokens));
       clock.end(Phase::kChecks, layer);
@@ -128,7 +136,7 @@ class TokenPoolStack final : public AttentionStack {
     if (attention_.kv_format == KvFormat::kCpuPacked) sizes.layout = KvPoolLayout::kCpuPacked;
     const size_t k_bytes = KvPool::k_bytes_per_layer(sizes);
     const size_t v_bytes = KvPool::v_bytes_per_layer(sizes);
-    memory_ = MappedMemory(static_cast<size_t>(config_.num_layers) * (k_bytes + v_bytes));
+    memory_ = MappedMemory::on(context_, static_cast<size_t>(config_.num_layers) * (k_bytes + v_bytes));
     std::vector<void*> k, v;
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
       k.push_back(memory_.data() + static_cast<size_t>(layer) * (k_bytes + v_bytes));
@@ -137,6 +145,26 @@ class TokenPoolStack final : public AttentionStack {
     pool_.emplace(sizes, k, v);
     for (int32_t layer = 0; is_fp8(config_.kv) && layer < config_.num_layers; ++layer)
       pool_->set_scales(layer, cache_scale(config_.kv), cache_scale(config_.kv));
+  }
+
+  /// The request table where the context's kernels read it: its address stays, because its size does.
+  const int32_t* placed_table() {
+    const PageTableView table = keeper_.rows().table();
+    return table_.place(std::span(table.indices, static_cast<size_t>(table.num_indices))).data();
+  }
+
+  /// The same batch with the arrays of a GPU, and the host's beside them.
+  ForwardBatch place(ForwardBatch batch) {
+    if (!gpu::is_gpu(context_)) return batch;
+    placed_table();
+    batch.seq_lens_cpu = batch.seq_lens;
+    batch.extend_prefix_lens_cpu = batch.extend_prefix_lens;
+    batch.seq_lens = arrays_[0].place(batch.seq_lens);
+    batch.extend_prefix_lens = arrays_[1].place(batch.extend_prefix_lens);
+    batch.req_pool_indices = arrays_[2].place(batch.req_pool_indices);
+    batch.out_cache_loc = arrays_[3].place(batch.out_cache_loc);
+    batch.spec_info.tree_mask = arrays_[4].place(batch.spec_info.tree_mask);
+    return batch;
   }
 
   ForwardBatch describe_step(const StepBatch& batch) {
@@ -214,6 +242,9 @@ class TokenPoolStack final : public AttentionStack {
   StepInputs inputs_;
   MappedMemory memory_;
   std::optional<KvPool> pool_;
+  StepArray table_;
+  std::array<StepArray, 5> arrays_{StepArray(context_), StepArray(context_), StepArray(context_), StepArray(context_),
+                                   StepArray(context_)};
   TokenPoolBackend backend_;
   std::vector<RadixAttention> layers_;
   WorkCounts work_;

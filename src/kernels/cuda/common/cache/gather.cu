@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kMoveThreads, 4) gather_kernel(const __grid_co
       if (page >= 0 && page < params.num_pages) {
         place_token(half, tile, thread, page, in_row % params.move.page_size, 0, token);
       } else {
-        tile.from[thread] = -1;
+        tile.from[thread] = nullptr;
         report(params.move);
       }
       if (thread == count - 1) last_place = mine;

@@ -12,21 +12,21 @@ inline constexpr int32_t kMoveThreads = 256;
 inline constexpr int32_t kMaxTile = 64;
 
 struct MoveTile {
-  int64_t from[kMaxTile];  ///< elements from the side's begin; below 0: the token does not move
-  int64_t to[kMaxTile];
+  const std::byte* from[kMaxTile];  ///< head 0; null: the token does not move
+  std::byte* to[kMaxTile];
   int32_t request[kMaxTile];
 };
 
-__device__ inline int64_t token_offset(const MoveSide& side, int64_t page, int64_t token) {
+__device__ inline std::byte* token_begin(const MoveSide& side, int64_t page, int64_t token) {
   const int64_t in_page = side.step == 2 ? (token >> 1) * side.token_stride + (token & 1) : token * side.token_stride;
-  return page * side.page_stride + in_page;
+  return element_at(side.data, side.dtype, page * side.page_stride + in_page);
 }
 
 /// One token's places.
 __device__ inline void place_token(const MoveHalf& half, MoveTile& tile, int32_t at, int64_t from_page,
                                    int64_t from_token, int64_t to_page, int64_t to_token) {
-  tile.from[at] = token_offset(half.from, from_page, from_token);
-  tile.to[at] = token_offset(half.to, to_page, to_token);
+  tile.from[at] = token_begin(half.from, from_page, from_token);
+  tile.to[at] = token_begin(half.to, to_page, to_token);
 }
 
 __device__ inline void report(const MoveParams& params) {
@@ -66,27 +66,25 @@ template <typename Move>
 __device__ inline void move_tile(const MoveHalf& half, const MoveTile& tile, int32_t num_tokens) {
   constexpr int32_t kUnroll = 4;
   const uint32_t total = num_tokens * half.split.per_token.divisor();
-  const int32_t from_bytes = size_of(half.from.dtype);
-  const int32_t to_bytes = size_of(half.to.dtype);
   for (uint32_t first = threadIdx.x; first < total; first += kMoveThreads * kUnroll) {
     typename Move::Loaded pieces[kUnroll];
+    PieceIndex at[kUnroll];
     bool moves[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
       const uint32_t i = first + u * kMoveThreads;
-      const PieceIndex at = half.split.at(min(i, total - 1));
-      const int64_t from = tile.from[at.token];
-      const int64_t in_token = at.head * half.from.head_stride + int64_t{at.piece} * half.piece * half.from.step;
-      moves[u] = i < total && from >= 0;
-      if (moves[u]) pieces[u] = Move::load(half.from.data + (from + in_token) * from_bytes);
+      at[u] = half.split.at(min(i, total - 1));
+      const std::byte* const from = tile.from[at[u].token];
+      moves[u] = i < total && from != nullptr;
+      if (moves[u]) {
+        pieces[u] = Move::load(from + at[u].head * half.from_head_bytes + at[u].piece * half.from_piece_bytes);
+      }
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
       if (!moves[u]) continue;
-      const PieceIndex at = half.split.at(first + u * kMoveThreads);
-      const int64_t to =
-          tile.to[at.token] + at.head * half.to.head_stride + int64_t{at.piece} * half.piece * half.to.step;
-      Move::store(half, half.to.data + to * to_bytes, pieces[u], tile.request[at.token], at.head);
+      std::byte* const to = tile.to[at[u].token] + at[u].head * half.to_head_bytes + at[u].piece * half.to_piece_bytes;
+      Move::store(half, to, pieces[u], tile.request[at[u].token], at[u].head);
     }
   }
 }

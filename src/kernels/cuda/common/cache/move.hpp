@@ -35,7 +35,12 @@ struct MoveHalf {
   Scale to_scale;    ///< per tensor or head
   bool bitwise = false;
   int32_t piece = 1;  ///< set by enqueue: elements that a thread moves at a time
-  PieceSplit split;   ///< set by enqueue
+  // Set by enqueue: how pieces are counted, and the bytes from a head, and from a piece of a head, to the next.
+  PieceSplit split;
+  int64_t from_head_bytes = 0;
+  int64_t to_head_bytes = 0;
+  int32_t from_piece_bytes = 0;
+  int32_t to_piece_bytes = 0;
 };
 
 struct MoveParams {

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kMoveThreads, 4) pages_kernel(const __grid_con
       if (from >= 0 && from < params.from_pages && to >= 0 && to < params.to_pages) {
         place_token(half, tile, thread, from, token, to, token);
       } else {
-        tile.from[thread] = -1;
+        tile.from[thread] = nullptr;
         report(params.move);
       }
     }

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kMoveThreads, 4) renumber_kernel(const __grid_
         const int64_t from = params.table[row * params.table_stride + column];
         const int64_t to = params.new_table[row * params.columns + column];
         tile.request[thread] = static_cast<int32_t>(row);
-        tile.from[thread] = -1;
+        tile.from[thread] = nullptr;
         if (from < 0 || from >= params.from_pages) {
           report(params.move);
         } else if (to > 0) {

@@ -60,6 +60,12 @@ void set_shape(MoveParams& params, int64_t num_tokens) {
     MoveHalf& half = params.halves[h];
     half.piece = half.bitwise ? copy_piece(half) : convert_piece(half);
     half.split = PieceSplit(half.head_dim / half.piece, params.num_heads);
+    const int32_t from_bytes = size_of(half.from.dtype);
+    const int32_t to_bytes = size_of(half.to.dtype);
+    half.from_head_bytes = half.from.head_stride * from_bytes;
+    half.to_head_bytes = half.to.head_stride * to_bytes;
+    half.from_piece_bytes = half.piece * half.from.step * from_bytes;
+    half.to_piece_bytes = half.piece * half.to.step * to_bytes;
     pieces = std::max<int64_t>(pieces, half.split.per_token.divisor());
   }
   const int64_t by_work = kPiecesPerBlock / pieces;

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kMoveThreads, 4) write_kernel(const __grid_con
       if (slot >= 0 && slot < params.slot_limit) {
         place_token(half, tile, thread, 0, first + thread, slot / params.move.page_size, slot % params.move.page_size);
       } else {
-        tile.from[thread] = -1;
+        tile.from[thread] = nullptr;
         if (slot >= 0) report(params.move);
       }
     }

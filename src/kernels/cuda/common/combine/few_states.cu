@@ -26,6 +26,13 @@ struct Rows {
   uint32_t tile = 1;  ///< rows of a thread block at a time
 };
 
+/// What a tile's rows have in shared memory.
+struct Tile {
+  float weights[kMaxRows][kMaxStates];
+  const std::byte* sources[2][kMaxRows];  ///< where state 0 of a source has the row
+  std::byte* out[kMaxRows];
+};
+
 /// State s: its source, and its number there.
 struct State {
   const CombineSource& source;
@@ -82,43 +89,60 @@ __device__ void weigh_row(const CombineParams& params, const Rows& rows, uint32_
       static_cast<float>(params.lse.base == LseBase::k2 ? lse * kLog2E : lse);
 }
 
+__device__ void place_row(const CombineParams& params, const Rows& rows, uint32_t row, Tile& tile, uint32_t at) {
+  const int64_t token = rows.heads.quotient(row);
+  const int64_t head = rows.heads.remainder(row);
+  for (int32_t i = 0; i < 2; ++i) {
+    const CombineSource& source = params.sources[i];
+    tile.sources[i][at] = element_at(static_cast<const std::byte*>(source.out), source.dtype,
+                                     token * source.token_stride + head * source.head_stride);
+  }
+  tile.out[at] = element_at(static_cast<std::byte*>(params.out), params.out_dtype,
+                            token * params.out_token_stride + head * params.out_head_stride);
+}
+
 /// The pieces of a tile's rows. States are read two at a time, of two pieces.
 template <int32_t kBytes, int32_t kElements>
-__device__ void combine_pieces(const CombineParams& params, const Rows& rows, uint32_t first_row, uint32_t num_rows,
-                               const float (&weights)[kMaxRows][kMaxStates]) {
+__device__ void combine_pieces(const CombineParams& params, const Rows& rows, uint32_t num_rows, const Tile& tile) {
   constexpr int32_t kUnroll = 2;
   const uint32_t total = num_rows * rows.per_row.divisor();
+  const int32_t out_piece = kElements * size_of(params.out_dtype);
   const float scale = is_fp8(params.out_dtype) ? scale_value(params.out_scale, 0, 0) : 1.0f;
+  const auto first_states = static_cast<int32_t>(params.sources[0].num_states);
+  const int64_t state_bytes[2] = {params.sources[0].state_stride * kBytes, params.sources[1].state_stride * kBytes};
   for (uint32_t first = threadIdx.x; first < total; first += kThreads * kUnroll) {
     float acc[kUnroll][kElements] = {};
     bool started[kUnroll] = {};
+    uint32_t row[kUnroll], piece[kUnroll];
+#pragma unroll
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      const uint32_t i = min(first + u * kThreads, total - 1);
+      row[u] = rows.per_row.quotient(i);
+      piece[u] = i - row[u] * rows.per_row.divisor();
+    }
     for (int32_t s = 0; s < rows.num_states; s += 2) {
       Raw<kBytes, kElements> raw[kUnroll][2];
 #pragma unroll
-      for (int32_t u = 0; u < kUnroll; ++u) {
-        const uint32_t i = min(first + u * kThreads, total - 1);
-        const uint32_t row = first_row + rows.per_row.quotient(i);
-        const int64_t token = rows.heads.quotient(row);
-        const int64_t head = rows.heads.remainder(row);
+      for (int32_t k = 0; k < 2; ++k) {
+        const int32_t state = min(s + k, rows.num_states - 1);
+        const bool second = state >= first_states;
+        const int64_t in_row = second ? (state - first_states) * state_bytes[1] : state * state_bytes[0];
 #pragma unroll
-        for (int32_t k = 0; k < 2; ++k) {
-          const State state(params, min(s + k, rows.num_states - 1));
-          const CombineSource& source = state.source;
-          const int64_t at = token * source.token_stride + head * source.head_stride +
-                             state.number * source.state_stride + rows.per_row.remainder(i) * kElements;
-          raw[u][k] = load_raw<kBytes, kElements>(static_cast<const std::byte*>(source.out) + at * kBytes);
+        for (int32_t u = 0; u < kUnroll; ++u) {
+          raw[u][k] = load_raw<kBytes, kElements>(tile.sources[second ? 1 : 0][row[u]] + in_row +
+                                                  piece[u] * kElements * kBytes);
         }
       }
 #pragma unroll
-      for (int32_t u = 0; u < kUnroll; ++u) {
-        const uint32_t row = rows.per_row.quotient(min(first + u * kThreads, total - 1));
+      for (int32_t k = 0; k < 2; ++k) {
+        if (s + k >= rows.num_states) break;
+        const DType dtype = params.sources[s + k >= first_states ? 1 : 0].dtype;
 #pragma unroll
-        for (int32_t k = 0; k < 2; ++k) {
-          if (s + k >= rows.num_states) break;
-          const float weight = weights[row][s + k];
+        for (int32_t u = 0; u < kUnroll; ++u) {
+          const float weight = tile.weights[row[u]][s + k];
           if (weight == kEmpty) continue;
           float values[kElements];
-          decode(raw[u][k], State(params, s + k).source.dtype, values);
+          decode(raw[u][k], dtype, values);
 #pragma unroll
           for (int32_t e = 0; e < kElements; ++e) {
             const float part = __fmul_rn(weight, values[e]);
@@ -130,16 +154,9 @@ __device__ void combine_pieces(const CombineParams& params, const Rows& rows, ui
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const uint32_t i = first + u * kThreads;
-      if (i >= total) continue;
-      const uint32_t in_tile = rows.per_row.quotient(i);
-      if (weights[in_tile][0] == kMasked) continue;
-      const uint32_t row = first_row + in_tile;
-      const int64_t to = rows.heads.quotient(row) * params.out_token_stride +
-                         rows.heads.remainder(row) * params.out_head_stride + rows.per_row.remainder(i) * kElements;
+      if (first + u * kThreads >= total || tile.weights[row[u]][0] == kMasked) continue;
       if (is_fp8(params.out_dtype)) divide_all<kElements>(acc[u], scale);
-      store_floats<kElements>(element_at(static_cast<std::byte*>(params.out), params.out_dtype, to), params.out_dtype,
-                              acc[u]);
+      store_floats<kElements>(tile.out[row[u]] + piece[u] * out_piece, params.out_dtype, acc[u]);
     }
   }
 }
@@ -147,12 +164,15 @@ __device__ void combine_pieces(const CombineParams& params, const Rows& rows, ui
 template <int32_t kBytes, int32_t kElements>
 __global__ void __launch_bounds__(kThreads, 3)
     few_kernel(const __grid_constant__ CombineParams params, const __grid_constant__ Rows rows) {
-  __shared__ float weights[kMaxRows][kMaxStates];
+  __shared__ Tile tile;
   for (uint32_t first = blockIdx.x * rows.tile; first < rows.num_rows; first += gridDim.x * rows.tile) {
     const uint32_t count = min(rows.tile, rows.num_rows - first);
-    if (threadIdx.x < count) weigh_row(params, rows, first + threadIdx.x, weights[threadIdx.x]);
+    if (threadIdx.x < count) {
+      place_row(params, rows, first + threadIdx.x, tile, threadIdx.x);
+      weigh_row(params, rows, first + threadIdx.x, tile.weights[threadIdx.x]);
+    }
     __syncthreads();
-    combine_pieces<kBytes, kElements>(params, rows, first, count, weights);
+    combine_pieces<kBytes, kElements>(params, rows, count, tile);
     __syncthreads();
   }
 }

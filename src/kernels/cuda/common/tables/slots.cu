@@ -13,26 +13,52 @@ __device__ void report(int32_t* status) {
   if (status != nullptr) *status = 1;
 }
 
-/// A token's slot, -1 where it lies on another rank, -2 where it lies nowhere.
-__device__ int64_t slot_of(const SlotParams& params, int64_t token) {
-  const int32_t position = params.positions[token];
-  if (position < 0) return -1;
-  const uint32_t logical_page = params.span.quotient(position);
-  const uint32_t in_page = position - logical_page * params.span.divisor();
-  const uint32_t in_turn = params.cycle.remainder(in_page);
-  if (params.interleave.quotient(in_turn) != static_cast<uint32_t>(params.shard.rank)) return -1;
-  const int64_t page = table_entry(params.table, params.token_row[token], logical_page);
-  if (page < 0) return -2;
-  return page * params.page_size + int64_t{params.cycle.quotient(in_page)} * params.shard.interleave +
-         params.interleave.remainder(in_page);
-}
+/// Where a position lies: on which page of all ranks' together, and where on this rank's, if it is this rank's at all.
+struct Position {
+  uint32_t page = 0;
+  int32_t in_page = 0;
+  bool here = false;
 
+  Position() = default;
+  __device__ Position(const SlotParams& params, int32_t position) {
+    if (position < 0) return;
+    page = params.span.quotient(position);
+    const uint32_t in_span = position - page * params.span.divisor();
+    const uint32_t turn = params.cycle.quotient(in_span);
+    const uint32_t in_turn = in_span - turn * params.cycle.divisor();
+    here = params.interleave.quotient(in_turn) == static_cast<uint32_t>(params.shard.rank);
+    in_page = static_cast<int32_t>(turn) * params.shard.interleave +
+              static_cast<int32_t>(params.interleave.remainder(in_turn));
+  }
+};
+
+/// Four tokens a thread at a time: what is looked up for one does not wait for another.
 __global__ void __launch_bounds__(kThreads) slots_kernel(const __grid_constant__ SlotParams params) {
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x; t < params.num_tokens; t += step) {
-    const int64_t slot = slot_of(params, t);
-    if (slot == -2) report(params.status);
-    params.slots[t] = max(slot, int64_t{-1});
+  constexpr int32_t kUnroll = 4;
+  const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
+  for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < params.num_tokens;
+       first += step) {
+    Position positions[kUnroll];
+    int32_t rows[kUnroll];
+#pragma unroll
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      const int64_t t = min(first + u * kThreads, params.num_tokens - 1);
+      positions[u] = Position(params, params.positions[t]);
+      rows[u] = params.token_row[t];
+    }
+    int64_t pages[kUnroll];
+#pragma unroll
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      pages[u] = -1;
+      if (positions[u].here) pages[u] = table_entry(params.table, rows[u], positions[u].page);
+    }
+#pragma unroll
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      const int64_t t = first + u * kThreads;
+      if (t >= params.num_tokens) break;
+      if (positions[u].here && pages[u] < 0) report(params.status);
+      params.slots[t] = pages[u] < 0 ? -1 : pages[u] * params.page_size + positions[u].in_page;
+    }
   }
 }
 
@@ -66,7 +92,7 @@ void enqueue(const SlotParams& given, Stream stream) {
   params.span = FastDiv(params.page_size * params.shard.world);
   params.cycle = FastDiv(params.shard.interleave * params.shard.world);
   params.interleave = FastDiv(params.shard.interleave);
-  slots_kernel<<<grid_for(params.num_tokens, kThreads), kThreads, 0, native(stream)>>>(params);
+  slots_kernel<<<grid_for(params.num_tokens, 4 * kThreads), kThreads, 0, native(stream)>>>(params);
   check_launch("the slot mapping");
 }
 
