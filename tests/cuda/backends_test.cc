@@ -200,7 +200,7 @@ TYPED_TEST(BackendsOnGpu, RefuseWhatTheyDoNotOfferThere) {
                 engine.parallel.decode_context_parallel_size = 2;
                 engine.parallel.dcp_group = groups[0].get();
               }),
-              HasSubstr("1 is offered: groups of ranks exchange host memory"));
+              HasSubstr("1 is offered: DcpAttention computes on CPU contexts"));
 
   DeviceLayers layers;
   const StepRequests requests{{30, 20}, {1, 1}};
