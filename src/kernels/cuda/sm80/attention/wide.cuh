@@ -66,17 +66,14 @@ class WideWay {
  private:
   __device__ __forceinline__ void accumulate() {
     const int32_t num_tiles = context_.num_tiles * (kTokens / kWideTokens);
-    // Each warp looks up a share of the tokens: one warp for all would keep the others waiting.
-    constexpr int32_t kShare = kWideTokens / kWarps;
-    const bool looks_up = lane_ < kShare;
-    const int32_t mine = warp_ * kShare + lane_;
-    const int32_t column = context_.first_tile + mine;
+    const bool looks_up = thread_ < kWideTokens;
+    const int32_t column = context_.first_tile + thread_;
     const bool general = context_.custom || has_bias(params_);
     TokenPlace next{0, -1};
 #pragma unroll 1
     for (int32_t tile = 0; tile < kStages - 1; ++tile) {
       if (looks_up)
-        rows_.offsets[tile & 1][mine] = offsets_of(context_, place_of(context_, column + tile * kWideTokens));
+        rows_.offsets[tile & 1][thread_] = offsets_of(context_, place_of(context_, column + tile * kWideTokens));
       __syncthreads();
       if (tile < num_tiles) copy_tiles(tile, tile);
       ptx::commit_copies();
@@ -86,7 +83,7 @@ class WideWay {
     for (int32_t tile = 0; tile < num_tiles; ++tile) {
       const int32_t first = context_.first_tile + tile * kWideTokens;
       const int32_t ahead = tile + kStages - 1;
-      if (looks_up) rows_.offsets[ahead & 1][mine] = offsets_of(context_, next);
+      if (looks_up) rows_.offsets[ahead & 1][thread_] = offsets_of(context_, next);
       ptx::wait_copies<kStages - 2>();
       __syncthreads();  // this tile is there, the one before was used
       if (ahead < num_tiles) copy_tiles(ahead, stage == 0 ? kStages - 1 : stage - 1);
