@@ -27,7 +27,11 @@ int32_t window_slots_of(const TokenKeeperOptions& options) {
 }
 
 PrefixCacheOptions cache_options(const TokenKeeperOptions& options) {
-  return {options.page_size, options.window_left < 0 ? -1 : std::max(1, options.window_left)};
+  PrefixCacheOptions made;
+  made.page_size = options.page_size;
+  if (options.window_left >= 0) made.window_left = std::max(1, options.window_left);
+  made.whole_leaves = false;
+  return made;
 }
 
 /// The longest request must be able to run alone. Besides its step's tokens and drafts it keeps what its window
