@@ -22,8 +22,8 @@ include(CheckLanguage)
 check_language(CUDA)
 if(CMAKE_CUDA_COMPILER)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    # Ampere, Hopper, and PTX that newer parts compile.
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
+    # Ampere with its PTX, which every later part compiles, and Hopper.
+    set(CMAKE_CUDA_ARCHITECTURES 80 90a-real)
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)

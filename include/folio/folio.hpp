@@ -10,5 +10,6 @@
 #include "folio/page_table.hpp"           // IWYU pragma: export
 #include "folio/quantize.hpp"             // IWYU pragma: export
 #include "folio/shared_prefix.hpp"        // IWYU pragma: export
+#include "folio/table_ops.hpp"            // IWYU pragma: export
 #include "folio/types/float_convert.hpp"  // IWYU pragma: export
 #include "folio/version.hpp"              // IWYU pragma: export

@@ -48,41 +48,51 @@ struct CacheWriteArgs {
   Scale k_scale;  ///< fp8 caches: stored = saturate(round_to_nearest_even(x / scale)); per tensor or per head; finite
                   ///< and above 0. Other caches take no scale
   Scale v_scale;
+  int32_t* status = nullptr;  ///< GPUs only, in device memory: becomes 1 if a slot lies beyond the cache
 };
 
 /// Writes tokens into their slots. A negative slot is skipped. Slots are checked first (host): one at or beyond
 /// num_pages * page_size throws kInvalidArgument and nothing is written. Of several tokens with one slot, one wins
 /// whole (on a CPU the last). A cache whose V aliases K takes v with a null data pointer (K's write covers it), and
 /// v_scale at its default or equal to k_scale. k and v must not overlap the cache. Nothing is allocated.
-/// On a GPU everything lies in device memory, caches are kStrided, and the call is enqueued on `stream` and may be
-/// captured. Slots are read when the kernel runs: one beyond the cache is skipped like a negative one. Scale arrays are
-/// not checked.
+/// On a GPU everything lies in device memory, and the call is enqueued on `stream` and may be captured. Slots are read
+/// when the kernel runs: one beyond the cache is skipped like a negative one, and `status` says so. Scale arrays are
+/// not checked. Slots must be distinct: of several tokens with one slot, parts of each may stay.
 FOLIO_API void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream stream = {});
 
 /// Copies whole pages within or between caches of equal sizes, format and dtype: page source[i] to page destination[i].
 /// Numbers of pages and strides may differ. Destinations must be distinct and disjoint from sources of the same cache;
 /// caches that share memory without being the same are refused. Checked before anything is written; O(n log n) and one
-/// allocation of 4 n bytes for n pages. CPU contexts only, like all that follows here.
+/// allocation of 4 n bytes for n pages.
+/// On a GPU everything, the lists of pages included, lies in device memory; the call allocates nothing, is enqueued on
+/// `stream` and may be captured. Pages are read when the kernel runs: a pair with a page out of range is left out and
+/// makes `status`, if given, 1; nothing sets it back. That destinations are distinct and disjoint from sources is not
+/// checked.
 FOLIO_API void copy_pages(const Context& context, const KvCacheView& from, const KvCacheView& to,
-                          std::span<const int32_t> source, std::span<const int32_t> destination, Stream stream = {});
+                          std::span<const int32_t> source, std::span<const int32_t> destination, Stream stream = {},
+                          int32_t* status = nullptr);
 
 /// Converts pages to another format or dtype (equal sizes): page source[i] of `from` becomes page destination[i] of
 /// `to`. fp8 values are multiplied by the `from` scales (per tensor or head) on reading and divided by the `to` scales
-/// on writing; equal dtypes with equal scales keep every bit. Page ids and sharing as in copy_pages. Where V aliases K
-/// in `to`, it must be the same part of K in `from`.
+/// on writing; equal dtypes with equal scales keep every bit. Page ids, sharing and GPUs as in copy_pages. Where V
+/// aliases K in `to`, it must be the same part of K in `from`.
 struct CacheConvertScales {
   Scale from_k, from_v, to_k, to_v;
 };
 FOLIO_API void convert_pages(const Context& context, const KvCacheView& from, const KvCacheView& to,
                              std::span<const int32_t> source, std::span<const int32_t> destination,
-                             const CacheConvertScales& scales = {}, Stream stream = {});
+                             const CacheConvertScales& scales = {}, Stream stream = {}, int32_t* status = nullptr);
 
 /// Gathers rows of a paged cache into dense tensors: row r's first kv_len[r] tokens, one row after the other, converted
 /// to the outputs' dtype: float32, float16, bfloat16 (fp8 values times the scales, of any granularity: requests are
 /// rows), or the cache's fp8 type, which is copied as it is and takes no scale. k_out: [sum of kv_len, num_kv_heads,
 /// head_dim_qk]; v_out likewise; they must not overlap the cache or each other. Page ids are checked first.
+/// On a GPU everything, `kv_len` included, lies in device memory, the call is enqueued on `stream` and may be captured,
+/// and what is out of range is found when the kernel runs: tokens of pages that the table or the cache does not have,
+/// and those beyond k_out, are left out; k_out may be longer than the rows, and the rest of it stays as it is. Each of
+/// these makes `status`, if given, 1; nothing sets it back.
 FOLIO_API void gather_kv(const Context& context, const KvCacheView& cache, const PageTableView& table,
                          std::span<const int32_t> kv_len, TensorView k_out, TensorView v_out, const Scale& k_scale = {},
-                         const Scale& v_scale = {}, Stream stream = {});
+                         const Scale& v_scale = {}, Stream stream = {}, int32_t* status = nullptr);
 
 }  // namespace folio::inline v0

@@ -19,6 +19,10 @@ struct AttentionStateView {
 /// is infinite (either sign) is empty: it contributes nothing, whatever its values; both empty: out 0, LSE -inf. A NaN
 /// LSE gives NaN. The output's dtype: float32, float16, bfloat16, or fp8 with `out_scale` (per tensor). `out` and `lse`
 /// may be those of `a` (in-place merge). Throws kInvalidArgument on shapes that differ.
+///
+/// On a GPU everything lies in device memory, an out_scale's array included, which is not checked; merges are enqueued
+/// on `stream` and may be captured. Results are those of a CPU but for the last bit of a weight or LSE where the C
+/// library's expf or logf rounds otherwise, and for NaNs' payloads.
 FOLIO_API void merge_state(const Context& context, const AttentionStateView& a, const AttentionStateView& b,
                            TensorView out, LseView lse, const Scale& out_scale = {}, Stream stream = {});
 

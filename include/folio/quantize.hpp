@@ -8,16 +8,17 @@
 #include "folio/types/tensor_view.hpp"
 
 /// Quantisation of whole tensors, for outputs that attention has not quantised itself: the same arithmetic, bit for
-/// bit, as its epilogue (AttentionConfig::out = fp8 or kFloat4E2M1x2). CPU contexts only; O(elements); allocates
-/// nothing. Tensors are [tokens, heads, head_dim] of any token and head strides, innermost contiguous. All functions
-/// throw kInvalidArgument for shapes, dtypes and scales that do not fit, kUnsupported on other devices, before anything
-/// is written.
+/// bit, as its epilogue (AttentionConfig::out = fp8 or kFloat4E2M1x2). O(elements); allocates nothing. On a GPU all
+/// memory is the device's, calls are enqueued on `stream` and may be captured, scales in memory are not checked, and
+/// the results are those of a CPU but for the sign and payload of NaNs. Tensors are [tokens, heads, head_dim] of any
+/// token and head strides, innermost contiguous. All functions throw kInvalidArgument for shapes, dtypes and scales
+/// that do not fit, before anything is written.
 namespace folio::inline v0 {
 
 /// out = fp8(in / scale), rounded to nearest even, saturated. `in`: float32, float16, bfloat16; `out`: fp8_e4m3 or
 /// fp8_e5m2 of the same shape. `scale` is positive, per tensor.
 FOLIO_API void quantize_fp8(const Context& context, const ConstTensorView& in, const TensorView& out,
-                            const Scale& scale);
+                            const Scale& scale, Stream stream = {});
 
 /// NVFP4: per 16 neighbouring values of a head, sf = e4m3(global_scale * max|x| / 6) and e2m1(x * global_scale / sf),
 /// rounded to nearest even, saturated; 0 where sf is 0. `in`: float32, float16, bfloat16, head_dim a multiple of 16;
@@ -25,10 +26,10 @@ FOLIO_API void quantize_fp8(const Context& context, const ConstTensorView& in, c
 /// matrix whose row block_scale.first_row is token 0, nvfp4_scale_bytes long; only the tokens' own bytes are written.
 /// `global_scale` is positive; real value = stored * sf / global_scale.
 FOLIO_API void quantize_nvfp4(const Context& context, const ConstTensorView& in, const TensorView& out,
-                              const BlockScaleArgs& block_scale, float global_scale);
+                              const BlockScaleArgs& block_scale, float global_scale, Stream stream = {});
 
 /// The inverse; `out` is float32 [tokens, heads, head_dim].
 FOLIO_API void dequantize_nvfp4(const Context& context, const ConstTensorView& in, const BlockScaleArgs& block_scale,
-                                float global_scale, const TensorView& out);
+                                float global_scale, const TensorView& out, Stream stream = {});
 
 }  // namespace folio::inline v0

@@ -14,7 +14,7 @@
 /// a level of every factor (dtypes, page size, mask ...) and a seed for everything else; its string reproduces it.
 namespace folio::inline v0::verify {
 
-inline constexpr int32_t kNumFactors = 19;
+inline constexpr int32_t kNumFactors = 20;
 
 /// One dimension of the space of cases. Level 0 is the plain one.
 struct FactorInfo {

@@ -178,6 +178,8 @@ TEST(Run, RefusesWrongArguments) {
   EXPECT_THAT(message([](SmallDecode& s) { s.args.sinks = s.q.data(); }), HasSubstr("Feature::kSinks"));
   EXPECT_THAT(message([](SmallDecode& s) { s.args.alibi_slopes = s.q.data(); }), HasSubstr("Feature::kAlibi"));
   EXPECT_THAT(message([](SmallDecode& s) { s.args.rope.theta = 5e5f; }), HasSubstr("Feature::kRopeLlama"));
+  EXPECT_THAT(message([](SmallDecode& s) { s.args.rope.theta = 0.0f; }), HasSubstr("rope.theta is 0"));
+  EXPECT_THAT(message([](SmallDecode& s) { s.args.rope.scale = -1.0f; }), HasSubstr("rope.scale is -1"));
   EXPECT_THAT(message([](SmallDecode& s) { s.args.q_scale.value = 2.0f; }), HasSubstr("q is not fp8"));
   EXPECT_THAT(message([](SmallDecode& s) { s.args.out_scale.value = 2.0f; }), HasSubstr("out is not fp8"));
   EXPECT_THAT(message([](SmallDecode& s) { s.args.out_block_scale.data = s.q.data(); }), HasSubstr("out_block_scale"));

@@ -27,6 +27,11 @@ void check_tensor(const char* name, const ConstTensorView& tensor, int64_t heads
           " is not aligned to an element of ", to_string(tensor.dtype));
 }
 
+void check_status(const int32_t* status, bool on_gpu) {
+  require(status == nullptr || on_gpu, "status is given on a CPU context, which throws for indices out of range");
+  require(reinterpret_cast<uintptr_t>(status) % alignof(int32_t) == 0, "status is not aligned to an int32");
+}
+
 bool is_default(const Scale& scale) {
   return scale.data == nullptr && scale.value == 1.0f && scale.granularity == ScaleGranularity::kPerTensor &&
          scale.request_stride == 0;

@@ -23,6 +23,9 @@ void check_tensor(const char* name, const ConstTensorView& tensor, int64_t heads
 void check_scale(const char* name, const Scale& scale, bool used, const char* why_not, int64_t heads,
                  int64_t requests = -1, bool readable = true);
 
+/// `status` is a GPU's only, and aligned.
+void check_status(const int32_t* status, bool on_gpu);
+
 bool is_default(const Scale& scale);
 bool same_scale(const Scale& a, const Scale& b);
 

@@ -1,8 +1,11 @@
 #include "attention/cache_args.hpp"
+#include "attention/context.hpp"
+#include "attention/gpu_cache.hpp"
 #include "attention/split_work.hpp"
 #include "core/error.hpp"
 #include "folio/kv_cache.hpp"
 #include "folio/page_table.hpp"
+#include "kvcache/page_rows.hpp"
 
 namespace folio::inline v0 {
 namespace {
@@ -11,7 +14,7 @@ using core::require;
 namespace generic = kernels::generic;
 
 void check_output(const char* name, const TensorView& out, const KvCacheView& cache, int64_t dim, int64_t tokens,
-                  const Scale& scale, const char* scale_name, int64_t num_rows) {
+                  const Scale& scale, const char* scale_name, int64_t num_rows, bool readable) {
   attention::check_tensor(name, out, cache.num_kv_heads, dim);
   require(out.shape[0] == tokens, name, " has ", out.shape[0], " tokens; the rows have ", tokens);
   require(out.data != nullptr || tokens == 0, name, ".data is null");
@@ -19,7 +22,7 @@ void check_output(const char* name, const TensorView& out, const KvCacheView& ca
           to_string(cache.dtype), "; fp8 is gathered from a cache of the same type only");
   const char* why_not = is_fp8(cache.dtype) ? "fp8 output is copied as it is" : "the cache is not fp8";
   attention::check_scale(scale_name, scale, is_fp8(cache.dtype) && out.dtype != cache.dtype, why_not,
-                         cache.num_kv_heads, num_rows);
+                         cache.num_kv_heads, num_rows, readable);
   const kvcache::StridedSet rows = kvcache::rows_set(name, out, tokens);
   require(rows.distinct, name, "'s rows overlap: token stride ", out.strides[0], ", head stride ", out.strides[1]);
   require(kvcache::lie_apart(rows, kvcache::k_set(cache)) && kvcache::lie_apart(rows, kvcache::v_set(cache)), name,
@@ -36,17 +39,29 @@ generic::GatherHalf gather_half(const kvcache::CacheHalf& half, const TensorView
 
 void gather_kv(const Context& context, const KvCacheView& cache, const PageTableView& table,
                std::span<const int32_t> kv_len, TensorView k_out, TensorView v_out, const Scale& k_scale,
-               const Scale& v_scale, Stream stream) {
-  attention::check_device("gather_kv", context, stream);
+               const Scale& v_scale, Stream stream, int32_t* status) {
+  const attention::GpuBackend* const gpu = context.state().gpu.get();
+  if (gpu == nullptr) attention::check_device("gather_kv", context, stream);
+  attention::check_status(status, gpu != nullptr);
   validate(cache);
-  validate(table, kv_len, cache.page_size, cache.num_pages);
-  int64_t tokens = 0;
-  for (const int32_t length : kv_len) tokens += length;
   const auto num_rows = static_cast<int64_t>(kv_len.size());
-  check_output("k_out", k_out, cache, cache.head_dim_qk, tokens, k_scale, "k_scale", num_rows);
-  check_output("v_out", v_out, cache, cache.head_dim_v, tokens, v_scale, "v_scale", num_rows);
+  const bool readable = gpu == nullptr;
+  int64_t tokens = 0;
+  if (readable) {
+    validate(table, kv_len, cache.page_size, cache.num_pages);
+    for (const int32_t length : kv_len) tokens += length;
+  } else {
+    kvcache::check_table(table, num_rows);
+    tokens = k_out.shape[0];
+  }
+  check_output("k_out", k_out, cache, cache.head_dim_qk, tokens, k_scale, "k_scale", num_rows, readable);
+  check_output("v_out", v_out, cache, cache.head_dim_v, tokens, v_scale, "v_scale", num_rows, readable);
   require(kvcache::lie_apart(kvcache::rows_set("k_out", k_out, tokens), kvcache::rows_set("v_out", v_out, tokens)),
           "k_out and v_out overlap");
+  if (gpu != nullptr) {
+    attention::gpu_gather(*gpu, {cache, table, kv_len, k_out, v_out, k_scale, v_scale, status}, stream);
+    return;
+  }
 
   generic::GatherParams params;
   params.k = gather_half(kvcache::k_half(cache), k_out, cache.dtype, cache.head_dim_qk, k_scale);

@@ -3,6 +3,8 @@
 #include <vector>
 
 #include "attention/cache_args.hpp"
+#include "attention/context.hpp"
+#include "attention/gpu_cache.hpp"
 #include "attention/split_work.hpp"
 #include "core/error.hpp"
 #include "folio/kv_cache.hpp"
@@ -80,13 +82,14 @@ void check_caches(const char* function, const KvCacheView& from, const KvCacheVi
           function, ": V is a part of K in `to`, but not the same part of K in `from`");
 }
 
-void check_convert_scales(const KvCacheView& from, const KvCacheView& to, const CacheConvertScales& scales) {
+void check_convert_scales(const KvCacheView& from, const KvCacheView& to, const CacheConvertScales& scales,
+                          bool readable) {
   const int64_t heads = from.num_kv_heads;
   constexpr const char* kNotFp8 = "that cache is not fp8";
-  attention::check_scale("scales.from_k", scales.from_k, is_fp8(from.dtype), kNotFp8, heads);
-  attention::check_scale("scales.from_v", scales.from_v, is_fp8(from.dtype), kNotFp8, heads);
-  attention::check_scale("scales.to_k", scales.to_k, is_fp8(to.dtype), kNotFp8, heads);
-  attention::check_scale("scales.to_v", scales.to_v, is_fp8(to.dtype), kNotFp8, heads);
+  attention::check_scale("scales.from_k", scales.from_k, is_fp8(from.dtype), kNotFp8, heads, -1, readable);
+  attention::check_scale("scales.from_v", scales.from_v, is_fp8(from.dtype), kNotFp8, heads, -1, readable);
+  attention::check_scale("scales.to_k", scales.to_k, is_fp8(to.dtype), kNotFp8, heads, -1, readable);
+  attention::check_scale("scales.to_v", scales.to_v, is_fp8(to.dtype), kNotFp8, heads, -1, readable);
   if (kvcache::v_aliases_k(to)) {
     const auto covered = [](const Scale& v, const Scale& k) {
       return attention::is_default(v) || attention::same_scale(v, k);
@@ -108,9 +111,17 @@ generic::PageHalf page_half(const KvCacheView& from, const KvCacheView& to, bool
 }
 
 void move_pages(const Context& context, const KvCacheView& from, const KvCacheView& to, std::span<const int32_t> source,
-                std::span<const int32_t> destination, const CacheConvertScales& scales) {
+                std::span<const int32_t> destination, const CacheConvertScales& scales, Stream stream,
+                int32_t* status) {
   require(source.size() == destination.size(), "there are ", source.size(), " source pages and ", destination.size(),
           " destinations; there must be as many");
+  const attention::GpuBackend* const gpu = context.state().gpu.get();
+  attention::check_status(status, gpu != nullptr);
+  if (gpu != nullptr) {
+    check_sharing(from, to);
+    attention::gpu_convert_pages(*gpu, {from, to, source, destination, scales, status}, stream);
+    return;
+  }
   check_ids("source", source, from.num_pages);
   check_ids("destination", destination, to.num_pages);
   check_destinations(source, destination, check_sharing(from, to));
@@ -138,21 +149,22 @@ void move_pages(const Context& context, const KvCacheView& from, const KvCacheVi
 }  // namespace
 
 void copy_pages(const Context& context, const KvCacheView& from, const KvCacheView& to, std::span<const int32_t> source,
-                std::span<const int32_t> destination, Stream stream) {
-  attention::check_device("copy_pages", context, stream);
+                std::span<const int32_t> destination, Stream stream, int32_t* status) {
+  if (context.state().gpu == nullptr) attention::check_device("copy_pages", context, stream);
   check_caches("copy_pages", from, to);
   require(from.dtype == to.dtype && from.format == to.format,
           "copy_pages between caches of different dtype or format; convert_pages does that");
-  move_pages(context, from, to, source, destination, {});
+  move_pages(context, from, to, source, destination, {}, stream, status);
 }
 
 void convert_pages(const Context& context, const KvCacheView& from, const KvCacheView& to,
                    std::span<const int32_t> source, std::span<const int32_t> destination,
-                   const CacheConvertScales& scales, Stream stream) {
-  attention::check_device("convert_pages", context, stream);
+                   const CacheConvertScales& scales, Stream stream, int32_t* status) {
+  const bool readable = context.state().gpu == nullptr;
+  if (readable) attention::check_device("convert_pages", context, stream);
   check_caches("convert_pages", from, to);
-  check_convert_scales(from, to, scales);
-  move_pages(context, from, to, source, destination, scales);
+  check_convert_scales(from, to, scales, readable);
+  move_pages(context, from, to, source, destination, scales, stream, status);
 }
 
 }  // namespace folio::inline v0

@@ -2,7 +2,7 @@
 
 #include "attention/cache_args.hpp"
 #include "attention/context.hpp"
-#include "attention/gpu_params.hpp"
+#include "attention/gpu_cache.hpp"
 #include "attention/split_work.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -46,6 +46,7 @@ void check_aliased_v(const CacheWriteArgs& args) {
 void check_slots(const CacheWriteArgs& args, bool readable) {
   require(args.num_slots >= 0, "num_slots is ", args.num_slots, "; it must not be negative");
   require(args.slot_mapping != nullptr || args.num_slots == 0, "slot_mapping is null");
+  attention::check_status(args.status, !readable);
   const int64_t limit = core::checked_mul(args.cache.num_pages, int64_t{args.cache.page_size});
   for (int64_t token = 0; readable && token < args.num_slots; ++token) {
     require(args.slot_mapping[token] < limit, "slot_mapping[", token, "] is ", args.slot_mapping[token],
@@ -77,7 +78,7 @@ void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream s
   }
   if (args.num_slots == 0) return;
   if (gpu != nullptr) {
-    attention::write_gpu_cache(*gpu, args, aliased, stream);
+    attention::gpu_write(*gpu, args, aliased, stream);
     return;
   }
 

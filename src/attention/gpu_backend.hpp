@@ -5,10 +5,10 @@
 #include <memory>
 #include <span>
 
+#include "attention/gpu_kernels.hpp"
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
-#include "kernels/cuda/plain/cache/write_slots.hpp"
 #include "planner/plan_image.hpp"
 #include "planner/planner.hpp"
 
@@ -28,16 +28,14 @@ class GpuPlanMemory {
 };
 
 /// What attention asks of one GPU. Implemented in attention/cuda, absent from builds without a toolkit.
-class GpuBackend {
+class GpuBackend : public GpuKernels {
  public:
-  virtual ~GpuBackend() = default;
   virtual int32_t num_sms() const = 0;
   virtual int32_t compute_capability() const = 0;
   virtual std::span<const kernels::cuda::AttentionKernel* const> kernels() const = 0;
   virtual std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config) const = 0;
   virtual void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
                       const kernels::cuda::LaunchShape& shape, Stream stream) const = 0;
-  virtual void write(const kernels::cuda::plain::WriteParams& params, Stream stream) const = 0;
   virtual void synchronize(Stream stream) const = 0;
   /// Lets the GPU use host memory at its own address, and takes that back. For tests: such memory is slow.
   virtual void map_host_memory(void* data, size_t bytes) const = 0;

@@ -1,6 +1,8 @@
 #include "attention/gpu_params.hpp"
 
-#include "core/checked_math.hpp"
+#include <algorithm>
+#include <initializer_list>
+
 #include "core/error.hpp"
 
 namespace folio::inline v0::attention {
@@ -49,29 +51,25 @@ cuda::SegmentParams located(const SegmentArgs& args, bool paged) {
   return params;
 }
 
-/// 16-bit elements whose rows all begin at multiples of 16 bytes.
-bool is_wide(const void* data, const KvStrides& strides) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (strides.page | strides.token | strides.head) % 8 == 0;
+/// Whether an address and, in elements of `element` bytes, all strides are multiples of `bytes`.
+bool is_aligned(int64_t bytes, const void* data, int64_t element, std::initializer_list<int64_t> strides) {
+  if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) != 0) return false;
+  return std::all_of(strides.begin(), strides.end(), [&](int64_t s) { return s % (bytes / element) == 0; });
 }
 
-cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged) {
+/// Rows that all begin at multiples of eight elements' size.
+bool is_wide(const void* data, int64_t element, const KvStrides& strides) {
+  return is_aligned(8 * element, data, element, {strides.page, strides.token, strides.head});
+}
+
+cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged, DType dtype) {
   cuda::SegmentParams params = located(args, paged);
+  params.dtype = dtype;
   params.k_scale = args.k_scale;
   params.v_scale = args.v_scale;
-  params.wide = is_wide(params.k, params.k_strides) && is_wide(params.v, params.v_strides);
+  params.wide =
+      is_wide(params.k, size_of(dtype), params.k_strides) && is_wide(params.v, size_of(dtype), params.v_strides);
   return params;
-}
-
-cuda::plain::WriteHalf write_half(const ConstTensorView& input, void* cache, const KvStrides& strides, int32_t head_dim,
-                                  const Scale& scale) {
-  return {.input = input.data,
-          .input_dtype = input.dtype,
-          .input_token_stride = input.strides[0],
-          .input_head_stride = input.strides[1],
-          .cache = cache,
-          .strides = strides,
-          .head_dim = head_dim,
-          .scale = scale};
 }
 
 }  // namespace
@@ -96,7 +94,8 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   cuda::AttentionParams params;
   params.plan = plan.gpu->image();
   for (size_t i = 0; i < args.segments.size(); ++i) {
-    params.segments[i] = segment_params(args.segments[i], plan.view.segments[i].source == KvSource::kPaged);
+    const bool paged = plan.view.segments[i].source == KvSource::kPaged;
+    params.segments[i] = segment_params(args.segments[i], paged, paged ? config.kv : config.ragged_kv);
   }
   params.num_q_heads = config.num_q_heads;
   params.num_kv_heads = config.num_kv_heads;
@@ -109,37 +108,27 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   params.q = args.q.data;
   params.q_token_stride = args.q.strides[0];
   params.q_head_stride = args.q.strides[1];
+  params.q_dtype = config.q;
+  params.q_scale = args.q_scale;
+  params.q_wide =
+      is_aligned(8 * size_of(config.q), args.q.data, size_of(config.q), {args.q.strides[0], args.q.strides[1]});
   params.out = args.out.data;
   params.out_token_stride = args.out.strides[0];
   params.out_head_stride = args.out.strides[1];
+  params.out_scale = args.out_scale;
+  params.out_pairs = is_aligned(2 * size_of(config.out), args.out.data, size_of(config.out),
+                                {args.out.strides[0], args.out.strides[1]});
   params.lse = args.lse;
   params.sm_scale = args.sm_scale;
   params.soft_cap = args.logits_soft_cap;
   params.alibi_slopes = args.alibi_slopes;
   params.sinks = args.sinks;
+  params.custom_mask = args.custom_mask;
+  params.determinism = config.determinism;
   params.partial_acc = reinterpret_cast<float*>(workspace + layout.partial_acc);
   params.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   params.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
   return params;
-}
-
-void write_gpu_cache(const GpuBackend& gpu, const CacheWriteArgs& args, bool v_aliases_k, Stream stream) {
-  const KvCacheView& cache = args.cache;
-  if (cache.format != KvFormat::kStrided) {
-    core::fail(ErrorCode::kUnsupported, "the cache is kCpuPacked; a GPU takes kStrided");
-  }
-  check_aligned("slot_mapping", args.slot_mapping, sizeof(int64_t));
-  cuda::plain::WriteParams params;
-  params.k = write_half(args.k, cache.k, cache.k_strides, cache.head_dim_qk, args.k_scale);
-  params.has_v = !v_aliases_k;
-  if (params.has_v) params.v = write_half(args.v, cache.v, cache.v_strides, cache.head_dim_v, args.v_scale);
-  params.cache_dtype = cache.dtype;
-  params.slots = args.slot_mapping;
-  params.num_slots = args.num_slots;
-  params.slot_limit = core::checked_mul(cache.num_pages, int64_t{cache.page_size});
-  params.page_size = cache.page_size;
-  params.num_kv_heads = cache.num_kv_heads;
-  gpu.write(params, stream);
 }
 
 }  // namespace folio::inline v0::attention

@@ -2,7 +2,6 @@
 
 #include "attention/op_state.hpp"
 #include "attention/workspace.hpp"
-#include "folio/kv_cache.hpp"
 
 namespace folio::inline v0::attention {
 
@@ -13,8 +12,5 @@ kernels::cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, c
 /// What a GPU cannot take although a CPU can: more segments than a launch carries, addresses that are not aligned to
 /// elements. Throws.
 void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& args);
-
-/// write_kv_cache on a GPU.
-void write_gpu_cache(const GpuBackend& gpu, const CacheWriteArgs& args, bool v_aliases_k, Stream stream);
 
 }  // namespace folio::inline v0::attention

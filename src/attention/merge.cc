@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/context.hpp"
+#include "attention/gpu_combine.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "kernels/cpu/generic/combine/combine.hpp"
@@ -63,8 +64,8 @@ bool is_input_type(DType dtype) {
 }
 
 void check_context(const char* function, const Context& context, Stream stream) {
-  require(context.device().type == DeviceType::kCpu, function, ": the context is not a CPU's");
-  require(stream.handle == nullptr, function, ": a CPU context takes the default stream only");
+  require(context.device().type != DeviceType::kCpu || stream.handle == nullptr, function,
+          ": a CPU context takes the default stream only");
 }
 
 /// Rank, sizes, innermost stride, memory. Strides of inputs may be anything not negative.
@@ -159,8 +160,8 @@ void check_in_place(const Argument& argument, const TensorView& out, const Const
         argument, " starts where an input does, but with another dtype or other strides");
 }
 
-/// The factor that an fp8 output is divided by.
-float output_scale(const Argument& argument, const Scale& scale, DType out) {
+/// The factor that an fp8 output is divided by; 1 where it lies in a GPU's memory, which reads it itself.
+float output_scale(const Context& context, const Argument& argument, const Scale& scale, DType out) {
   check(scale.granularity == ScaleGranularity::kPerTensor && scale.request_stride == 0, argument,
         " is not per tensor; one scale for all is taken");
   check(scale.data == nullptr || scale.value == 1.0f, argument, " has data and the value ", scale.value,
@@ -170,6 +171,8 @@ float output_scale(const Argument& argument, const Scale& scale, DType out) {
           out);
     return 1.0f;
   }
+  check(reinterpret_cast<uintptr_t>(scale.data) % alignof(float) == 0, argument, " is not aligned to a float");
+  if (scale.data != nullptr && context.state().gpu != nullptr) return 1.0f;
   const float value = scale.data != nullptr ? scale.data[0] : scale.value;
   check(std::isfinite(value) && value > 0.0f, argument, " is ", value, "; positive finite scales are taken");
   return value;
@@ -218,7 +221,12 @@ CombineParams make_params(std::span<const CombineSource> sources, const Sizes& s
 /// Elements below which a region costs more than it saves.
 constexpr int64_t kMinElementsPerItem = 16384;
 
-void execute(const Context& context, const CombineParams& params, const Sizes& sizes) {
+void execute(const Context& context, const CombineParams& params, const Sizes& sizes, const Scale& out_scale,
+             Stream stream) {
+  if (context.state().gpu != nullptr) {
+    attention::gpu_combine(*context.state().gpu, params, sizes.tokens, out_scale, stream);
+    return;
+  }
   struct Work {
     const CombineParams* params;
     int64_t rows;
@@ -254,8 +262,8 @@ void merge_state(const Context& context, const AttentionStateView& a, const Atte
   check_in_place({kName, "out"}, out, a.out, 0, 1);
   check_in_place({kName, "out"}, out, b.out, 0, 1);
   check_lse_output({kName, "lse"}, lse, sizes);
-  const float scale = output_scale({kName, "out_scale"}, out_scale, out.dtype);
-  execute(context, make_params(sources, sizes, out, scale, lse), sizes);
+  const float scale = output_scale(context, {kName, "out_scale"}, out_scale, out.dtype);
+  execute(context, make_params(sources, sizes, out, scale, lse), sizes, out_scale, stream);
 }
 
 void merge_state_in_place(const Context& context, TensorView a_out, LseView a_lse, const AttentionStateView& b,
@@ -271,7 +279,7 @@ void merge_state_in_place(const Context& context, TensorView a_out, LseView a_ls
   check_lse_output({kName, "a_lse"}, a_lse, sizes);
   CombineParams params = make_params(sources, sizes, a_out, 1.0f, a_lse);
   params.mask = mask;
-  execute(context, params, sizes);
+  execute(context, params, sizes, {}, stream);
 }
 
 void merge_states(const Context& context, const AttentionStatesView& states, TensorView out, LseView lse,
@@ -287,13 +295,13 @@ void merge_states(const Context& context, const AttentionStatesView& states, Ten
   check_output({kName, "out"}, out, sizes);
   check_in_place({kName, "out"}, out, values, 0, 2);
   check_lse_output({kName, "lse"}, lse, sizes);
-  const float scale = output_scale({kName, "out_scale"}, out_scale, out.dtype);
+  const float scale = output_scale(context, {kName, "out_scale"}, out_scale, out.dtype);
   CombineSource source = state_source(values, states.lse, states.lse_token_stride, states.lse_head_stride, states.base);
   source.head_stride = values.strides[2];
   source.num_states = sizes.states;
   source.state_stride = values.strides[1];
   source.lse_state_stride = states.lse_state_stride;
-  execute(context, make_params(std::span(&source, 1), sizes, out, scale, lse), sizes);
+  execute(context, make_params(std::span(&source, 1), sizes, out, scale, lse), sizes, out_scale, stream);
 }
 
 }  // namespace folio::inline v0

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "attention/op_state.hpp"
@@ -29,8 +30,14 @@ planner::PlanView outline(const BatchView& batch, std::vector<planner::SegmentLe
 
 namespace attention {
 
+bool may_be_captured(const detail::PlanBufferState& plan) {
+  return plan.gpu != nullptr && plan.op->planner.bounds.has_value();
+}
+
 int64_t partial_rows(const detail::PlanBufferState& plan) {
-  return plan.planned_on_device ? planner::max_partial_rows(plan.op->planner) : plan.view.num_partial_rows;
+  if (!may_be_captured(plan)) return plan.view.num_partial_rows;
+  const int64_t most = planner::max_partial_rows(plan.op->planner);
+  return plan.planned_on_device ? most : std::max<int64_t>(most, plan.view.num_partial_rows);
 }
 
 WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows) {

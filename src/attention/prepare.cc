@@ -160,7 +160,7 @@ std::string AttentionOp::kernel_name() const {
   return state_->gpu_kernel != nullptr ? state_->gpu_kernel->name : state_->kernel->name;
 }
 DType AttentionOp::weight_dtype() const noexcept {
-  return state_->gpu_kernel != nullptr ? DType::kFloat32 : state_->kernel->weights;
+  return state_->gpu_kernel != nullptr ? state_->gpu_kernel->weights(state_->config) : state_->kernel->weights;
 }
 const attention::GpuBackend* detail::OpState::gpu() const noexcept {
   return context.state().gpu.get();

@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "attention/context.hpp"
+#include "attention/gpu_cache.hpp"
 #include "attention/split_work.hpp"
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "kernels/cpu/generic/combine/nvfp4.hpp"
 #include "kernels/cpu/generic/combine/row_convert.hpp"
@@ -17,10 +19,38 @@ using kernels::generic::Nvfp4Place;
 
 constexpr int32_t kChunk = 256;  // values of a head held at a time: whole blocks
 
-void check_context(const char* function, const Context& context) {
-  if (context.device().type != DeviceType::kCpu) {
-    core::fail(ErrorCode::kUnsupported, function, " takes CPU contexts");
-  }
+void check_stream(const char* function, const Context& context, Stream stream) {
+  require(context.state().gpu != nullptr || stream.handle == nullptr, function,
+          " on a CPU context takes no stream; pass a default-constructed Stream");
+}
+
+/// CPUs read elements wherever they lie; a GPU's errors for misaligned ones would be its context's end.
+void check_gpu_tensors(const ConstTensorView& wide, const ConstTensorView& narrow) {
+  attention::check_gpu_aligned("the wide tensor", wide.data, size_of(wide.dtype));
+  attention::check_gpu_aligned("the quantised tensor", narrow.data, size_of(narrow.dtype));
+}
+
+kernels::cuda::TensorRows gpu_rows(const ConstTensorView& tensor) {
+  const kernels::cuda::MoveSide side = attention::move_side(tensor);
+  return {side.data, side.dtype, side.token_stride, side.head_stride};
+}
+
+kernels::cuda::QuantizeSizes gpu_sizes(const ConstTensorView& wide) {
+  return {wide.shape[0], core::checked_cast<int32_t>(wide.shape[1]), core::checked_cast<int32_t>(wide.shape[2])};
+}
+
+void gpu_nvfp4(const attention::GpuKernels& gpu, const ConstTensorView& wide, const ConstTensorView& codes,
+               const BlockScaleArgs& block_scale, float global_scale, bool inverse, Stream stream) {
+  check_gpu_tensors(wide, codes);
+  kernels::cuda::Nvfp4Params params;
+  params.wide = gpu_rows(wide);
+  params.codes = gpu_rows(codes);
+  params.sizes = gpu_sizes(wide);
+  params.scales = static_cast<uint8_t*>(block_scale.data);
+  params.first_row = block_scale.first_row;
+  params.global_scale = global_scale;
+  params.inverse = inverse;
+  gpu.enqueue(params, stream);
 }
 
 /// [tokens, heads, head_dim] with contiguous heads.
@@ -95,8 +125,9 @@ Nvfp4Place place_of(const BlockScaleArgs& block_scale, const ConstTensorView& wi
 
 }  // namespace
 
-void quantize_fp8(const Context& context, const ConstTensorView& in, const TensorView& out, const Scale& scale) {
-  check_context("quantize_fp8", context);
+void quantize_fp8(const Context& context, const ConstTensorView& in, const TensorView& out, const Scale& scale,
+                  Stream stream) {
+  check_stream("quantize_fp8", context, stream);
   check_rows("in", in);
   check_wide("in", in.dtype);
   require(is_fp8(out.dtype), "out is ", out.dtype, "; it must be fp8_e4m3 or fp8_e5m2");
@@ -104,8 +135,16 @@ void quantize_fp8(const Context& context, const ConstTensorView& in, const Tenso
   require(scale.granularity == ScaleGranularity::kPerTensor, "scale must be per tensor");
   require(scale.data == nullptr || scale.value == 1.0f, "scale has data and a value of ", scale.value,
           "; leave one of them");
-  const float value = scale.data == nullptr ? scale.value : scale.data[0];
+  const attention::GpuBackend* const gpu = context.state().gpu.get();
+  const bool readable = scale.data == nullptr || gpu == nullptr;
+  const float value = scale.data == nullptr || !readable ? scale.value : scale.data[0];
   require(std::isfinite(value) && value > 0.0f, "scale is ", value, "; it must be finite and positive");
+  if (gpu != nullptr) {
+    check_gpu_tensors(in, out);
+    attention::check_gpu_aligned("scale.data", scale.data, sizeof(float));
+    gpu->enqueue(kernels::cuda::QuantizeFp8Params{gpu_rows(in), gpu_rows(out), gpu_sizes(in), scale}, stream);
+    return;
+  }
   for_pieces(context, in, [&](int64_t token, int64_t head, int64_t first, int32_t n) {
     alignas(64) float values[kChunk];
     kernels::generic::load_row(at(in.data, offset_of(in, token, head) + first, in.dtype), in.dtype, n, values);
@@ -115,11 +154,15 @@ void quantize_fp8(const Context& context, const ConstTensorView& in, const Tenso
 }
 
 void quantize_nvfp4(const Context& context, const ConstTensorView& in, const TensorView& out,
-                    const BlockScaleArgs& block_scale, float global_scale) {
-  check_context("quantize_nvfp4", context);
+                    const BlockScaleArgs& block_scale, float global_scale, Stream stream) {
+  check_stream("quantize_nvfp4", context, stream);
   check_rows("in", in);
   check_wide("in", in.dtype);
   check_nvfp4(in, out, "out", block_scale, global_scale);
+  if (context.state().gpu != nullptr) {
+    gpu_nvfp4(*context.state().gpu, in, out, block_scale, global_scale, false, stream);
+    return;
+  }
   for_pieces(context, in, [&](int64_t token, int64_t head, int64_t first, int32_t n) {
     alignas(64) float values[kChunk];
     kernels::generic::load_row(at(in.data, offset_of(in, token, head) + first, in.dtype), in.dtype, n, values);
@@ -130,11 +173,15 @@ void quantize_nvfp4(const Context& context, const ConstTensorView& in, const Ten
 }
 
 void dequantize_nvfp4(const Context& context, const ConstTensorView& in, const BlockScaleArgs& block_scale,
-                      float global_scale, const TensorView& out) {
-  check_context("dequantize_nvfp4", context);
+                      float global_scale, const TensorView& out, Stream stream) {
+  check_stream("dequantize_nvfp4", context, stream);
   check_rows("out", out);
   require(out.dtype == DType::kFloat32, "out is ", out.dtype, "; it must be float32");
   check_nvfp4(out, in, "in", block_scale, global_scale);
+  if (context.state().gpu != nullptr) {
+    gpu_nvfp4(*context.state().gpu, out, in, block_scale, global_scale, true, stream);
+    return;
+  }
   for_pieces(context, out, [&](int64_t token, int64_t head, int64_t first, int32_t n) {
     kernels::generic::load_nvfp4(
         at(in.data, offset_of(in, token, head) + first / 2, in.dtype), global_scale, n,

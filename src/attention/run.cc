@@ -49,8 +49,10 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   const detail::OpState& op = *state.op;
   attention::check_gpu_args(state, args);
   const kernels::cuda::LaunchShape shape{.q = op.config.q,
+                                         .kv = op.config.kv,
+                                         .ragged_kv = op.config.ragged_kv,
                                          .num_workers = op.planner.num_workers,
-                                         .merge = state.planned_on_device || state.view.num_merges > 0};
+                                         .merge = attention::may_be_captured(state) || state.view.num_merges > 0};
   op.gpu()->launch(*op.gpu_kernel, attention::gpu_params(state, args, layout, workspace), shape, stream);
 }
 

@@ -97,6 +97,9 @@ void check_optional_features(const AttentionConfig& config, const AttentionArgs&
   declared(Feature::kSoftCap, args.logits_soft_cap != 0.0f, "logits_soft_cap", "Feature::kSoftCap");
   declared(Feature::kAlibi, args.alibi_slopes != nullptr, "alibi_slopes", "Feature::kAlibi");
   declared(Feature::kSinks, args.sinks != nullptr, "sinks", "Feature::kSinks");
+  for (const auto& [name, value] : {std::pair{"theta", args.rope.theta}, {"scale", args.rope.scale}}) {
+    require(std::isfinite(value) && value > 0.0f, "rope.", name, " is ", value, "; it must be finite and positive");
+  }
   const RopeArgs plain;
   declared(Feature::kRopeLlama, args.rope.theta != plain.theta || args.rope.scale != plain.scale, "rope",
            "Feature::kRopeLlama");

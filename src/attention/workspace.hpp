@@ -23,7 +23,11 @@ struct WorkspaceLayout {
   size_t total = 0;
 };
 
-/// Partial rows of a plan; of one made on the device, the most that it can have.
+/// Whether a run of the plan may be in a graph that is replayed with later plans of its buffer, from the device's
+/// lengths or the host's: what such a run enqueues may not depend on this one plan.
+bool may_be_captured(const detail::PlanBufferState& plan);
+
+/// Partial rows of a plan; of one that may be captured, the most that its op's plans can have.
 int64_t partial_rows(const detail::PlanBufferState& plan);
 
 /// Throws kInvalidArgument if the sizes overflow.

@@ -60,6 +60,7 @@ BatchMemory::BatchMemory(const ConformanceCase& c, const Problem& problem, const
   args_.segments = segment_args_;
   args_.sm_scale = problem.sm_scale;
   args_.logits_soft_cap = problem.logits_soft_cap;
+  args_.rope = problem.rope;
   if (!problem.alibi_slopes.empty()) args_.alibi_slopes = keep(problem.alibi_slopes);
   if (!problem.sinks.empty()) args_.sinks = keep(problem.sinks);
   args_.q_scale = scale_of(problem.q_scale, slice);

@@ -78,7 +78,8 @@ AttentionOp CaseRunner::make_op(const Context& context, int32_t num_workers) con
 
 /// Bounds are what planning on the device needs; every other case that has them.
 bool CaseRunner::plans_on_device() const {
-  return case_.seed % 8 == 0 && shared_levels(problem_) == 0 && problem_.segments.size() <= 4;
+  return case_.seed % 8 == 0 && shared_levels(problem_) == 0 && problem_.segments.size() <= 4 &&
+         problem_.config.mask != MaskKind::kCustom;
 }
 
 RunOutput CaseRunner::execute(const AttentionOp& op, PlanBuffer& buffer, const Slice& slice) {

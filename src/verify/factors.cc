@@ -56,25 +56,13 @@ constexpr Determinism kDeterminismLevels[] = {Determinism::kRunToRun, Determinis
 constexpr string_view kExecutorNames[] = {"pool", "sequential", "shuffled"};
 
 constexpr FactorInfo kFactors[] = {
-    {"dtypes", kDtypeNames},
-    {"dims", kHeadDimNames},
-    {"group", kGroupNames},
-    {"page", kPageNames},
-    {"format", kFormatNames},
-    {"mask", kMaskNames},
-    {"window", kWindowNames},
-    {"cap", kSwitchNames},
-    {"alibi", kSwitchNames},
-    {"sinks", kSwitchNames},
-    {"segments", kSegmentNames},
-    {"queries", kQueryNames},
-    {"lengths", kLengthNames},
-    {"scales", kScaleNames},
-    {"lse", kLseNames},
-    {"table", kTableNames},
-    {"determinism", kDeterminismNames},
-    {"workers", kWorkerNames},
-    {"executor", kExecutorNames},
+    {"dtypes", kDtypeNames},   {"dims", kHeadDimNames},      {"group", kGroupNames},
+    {"page", kPageNames},      {"format", kFormatNames},     {"mask", kMaskNames},
+    {"window", kWindowNames},  {"cap", kSwitchNames},        {"alibi", kSwitchNames},
+    {"sinks", kSwitchNames},   {"rope", kSwitchNames},       {"segments", kSegmentNames},
+    {"queries", kQueryNames},  {"lengths", kLengthNames},    {"scales", kScaleNames},
+    {"lse", kLseNames},        {"table", kTableNames},       {"determinism", kDeterminismNames},
+    {"workers", kWorkerNames}, {"executor", kExecutorNames},
 };
 static_assert(std::size(kFactors) == kNumFactors);
 
@@ -177,6 +165,7 @@ AttentionConfig kernel_question(const ConformanceCase& c) {
   if (is_on(c, kSoftCap)) config.features = config.features | Feature::kSoftCap;
   if (is_on(c, kAlibi)) config.features = config.features | Feature::kAlibi;
   if (is_on(c, kSinks)) config.features = config.features | Feature::kSinks;
+  if (is_on(c, kRope)) config.features = config.features | Feature::kRopeLlama;
   config.determinism = kDeterminismLevels[c.levels[kDeterminism]];
   return config;
 }

@@ -21,6 +21,7 @@ enum Factor : int32_t {
   kSoftCap,
   kAlibi,
   kSinks,
+  kRope,
   kSegments,
   kQueries,
   kLengths,

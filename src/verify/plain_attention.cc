@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/reference/rotation.hpp"
+
 namespace folio::inline v0::verify {
 namespace {
 
@@ -43,8 +45,8 @@ bool sees(const Problem& problem, const RequestModel& request, int32_t i, const 
 template <typename Real>
 class PlainRow {
  public:
-  PlainRow(const Problem& problem, size_t request)
-      : problem_(problem), request_(request), keys_(keys_of(problem, request)) {}
+  PlainRow(const Problem& problem, size_t request, kernels::Rotation<Real>& rotation)
+      : problem_(problem), request_(request), keys_(keys_of(problem, request)), rotation_(rotation) {}
 
   void run(int32_t token, int32_t head, AttentionResult<Real>& result) {
     const AttentionConfig& config = problem_.config;
@@ -52,7 +54,8 @@ class PlainRow {
     const auto r = static_cast<int32_t>(request_);
     const RequestModel& request = problem_.requests[request_];
     const auto dim_v = static_cast<size_t>(config.head_dim_v);
-    const float* q = request.q.data() + (int64_t{token} * config.num_q_heads + head) * config.head_dim_qk;
+    read(request.q.data() + (int64_t{token} * config.num_q_heads + head) * config.head_dim_qk,
+         int64_t{request.q_first_pos} + token, q_);
     const Real scale = (problem_.sm_scale != 0.0f ? Real(problem_.sm_scale) : 1 / std::sqrt(Real(config.head_dim_qk))) *
                        Real(problem_.q_scale.at(r, kv_head));
 
@@ -64,11 +67,12 @@ class PlainRow {
     for (size_t j = 0; j < keys_.size(); ++j) {
       if (!sees(problem_, request, token, keys_, j)) continue;
       const Key& key = keys_[j];
-      const float* k = key.row->k.data() + (int64_t{key.token} * config.num_kv_heads + kv_head) * config.head_dim_qk;
+      read(key.row->k.data() + (int64_t{key.token} * config.num_kv_heads + kv_head) * config.head_dim_qk, key.position,
+           k_);
       Real dot = 0;
       Real terms = 0;
-      for (int32_t d = 0; d < config.head_dim_qk; ++d) {
-        const Real product = Real(q[d]) * Real(k[d]);
+      for (size_t d = 0; d < q_.size(); ++d) {
+        const Real product = q_[d] * k_[d];
         dot += product;
         terms += std::abs(product);
       }
@@ -109,9 +113,16 @@ class PlainRow {
   }
 
  private:
+  void read(const float* stored, int64_t position, std::vector<Real>& vector) const {
+    vector.assign(stored, stored + problem_.config.head_dim_qk);
+    if (problem_.config.features.has(Feature::kRopeLlama)) rotation_.turn(position, vector);
+  }
+
   const Problem& problem_;
   size_t request_;
   std::vector<Key> keys_;
+  kernels::Rotation<Real>& rotation_;
+  std::vector<Real> q_, k_;
   std::vector<size_t> visible_;
   std::vector<Real> logits_, sum_, absolute_;
 };
@@ -119,8 +130,9 @@ class PlainRow {
 template <typename Real>
 AttentionResult<Real> attention_of(const Problem& problem) {
   AttentionResult<Real> result;
+  kernels::Rotation<Real> rotation(problem.rope, problem.config.head_dim_qk);
   for (size_t r = 0; r < problem.requests.size(); ++r) {
-    PlainRow<Real> row(problem, r);
+    PlainRow<Real> row(problem, r, rotation);
     result.most_keys = std::max(result.most_keys, problem.num_keys(r));
     for (int32_t token = 0; token < problem.requests[r].q_len; ++token) {
       for (int32_t head = 0; head < problem.config.num_q_heads; ++head) row.run(token, head, result);

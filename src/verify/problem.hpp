@@ -62,6 +62,7 @@ struct Problem {
   float sm_scale = 0.0f;
   float logits_soft_cap = 0.0f;
   std::vector<float> alibi_slopes, sinks;  ///< empty = off
+  RopeArgs rope;
   ScaleModel q_scale, out_scale;
   int32_t alias_offset = 0;  ///< V aliasing K: V's first component within K's head
 

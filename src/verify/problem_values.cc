@@ -191,6 +191,9 @@ void make_values(const ConformanceCase& c, Random random, Problem& problem) {
     for (int32_t h = 0; h < config.num_q_heads; ++h) problem.sinks.push_back(2.0f * random.normal());
     if (random.one_in(4)) problem.sinks[0] = -std::numeric_limits<float>::infinity();  // a sink that weighs nothing
   }
+  if (is_on(c, kRope)) {
+    problem.rope = {random.one_in(2) ? 1e4f : 100.0f, 0.5f + 2.0f * random.unit()};
+  }
   const auto mask = level<MaskLevel>(c, kMask);
   if (mask == MaskLevel::kCustomAll || mask == MaskLevel::kCustomTail) {
     problem.mask_scope = mask == MaskLevel::kCustomTail ? CustomMaskScope::kTail : CustomMaskScope::kAll;

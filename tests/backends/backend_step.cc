@@ -58,15 +58,15 @@ Config layer_config(const DcpSetup& setup, const distributed::DcpArgs& args) {
 }
 
 /// Encoders have no cache and read whole keys and values on every rank.
-void run_encoder(DcpCase& whole, int32_t rank, const EngineConfig& engine, const AttentionSpec& spec,
-                 const Context& context, CommonAttentionMetadata batch) {
+void run_encoder(DcpCase& whole, const distributed::DcpArgs& args, int32_t rank, const EngineConfig& engine,
+                 const AttentionSpec& spec, const Context& context, CommonAttentionMetadata batch) {
   const DcpSetup& setup = whole.setup;
-  const distributed::DcpArgs args = whole.args(rank);
   FlashAttentionLayerConfig layer = layer_config<FlashAttentionLayerConfig>(setup, args);
   layer.attn_type = rank % 2 == 0 ? AttentionType::kEncoderOnly : AttentionType::kEncoder;
   batch.block_table = {};
   batch.slot_mapping = {};
-  batch.seq_lens = {};
+  // Encoders' keys are their queries: on the host no lengths are needed for that.
+  if (batch.where == Where::kHost) batch.seq_lens = {};
   batch.max_seq_len = 0;
   batch.dcp_local_seq_lens = {};
   const FlashAttentionImpl impl(context, layer);
@@ -95,35 +95,53 @@ DcpSetup for_backend(DcpSetup setup, BackendKind kind) {
 }
 
 void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& group, const Context& context,
-                 const Change& change) {
+                 const Change& change, Home* elsewhere) {
+  Home here;
+  Home& home = elsewhere != nullptr ? *elsewhere : here;
   const DcpSetup& setup = whole.setup;
   const auto rank = static_cast<size_t>(group.rank());
-  const distributed::DcpArgs args = whole.args(group.rank());
+  distributed::DcpArgs args = whole.args(group.rank());
   DcpCase::Rank& mine = whole.ranks[rank];
-  const ConstTensorView key(mine.k.data(), setup.model, {whole.rows(), setup.kv_heads, setup.dim_qk});
-  const ConstTensorView value(mine.v.data(), setup.model, {whole.rows(), setup.kv_heads, setup.dim_qk});
+  const ConstTensorView key(home.move_in(mine.k).data(), setup.model, {whole.rows(), setup.kv_heads, setup.dim_qk});
+  const ConstTensorView value(home.move_in(mine.v).data(), setup.model, {whole.rows(), setup.kv_heads, setup.dim_qk});
+  args.q.data = home.move_in(mine.q).data();
+  args.out.data = home.move_in(mine.out).data();
+  const std::ptrdiff_t v_half = static_cast<std::byte*>(args.cache.v) - static_cast<std::byte*>(args.cache.k);
+  std::byte* const cache_memory = home.move_in(mine.cache).data();
+  args.cache.k = cache_memory;
+  args.cache.v = cache_memory + v_half;
+  if (args.k.data != nullptr) {
+    args.k.data = key.data;
+    args.v.data = value.data;
+  }
   EngineConfig engine = engine_config(setup, group);
   const AttentionSpec spec{setup.page_size, setup.kv_heads, setup.dim_qk, setup.cache};
 
   std::vector<int32_t> local(whole.seq_lens.size());
   distributed::get_dcp_local_seq_lens(whole.seq_lens, group.size(), group.rank(), setup.interleave, local);
   CommonAttentionMetadata batch;
-  batch.query_start_loc = whole.cu_q;
-  batch.seq_lens = whole.seq_lens;
+  batch.where = home.where();
+  batch.query_start_loc = home.move_in(whole.cu_q);
+  batch.seq_lens = home.move_in(whole.seq_lens);
+  if (home.where() == Where::kDevice) {
+    batch.query_start_loc_host = whole.cu_q;
+    batch.seq_lens_host = whole.seq_lens;
+  }
   batch.num_reqs = static_cast<int32_t>(setup.requests.size());
   batch.num_actual_tokens = whole.tokens() + setup.padding_slots;
   for (const auto& request : setup.requests) {
     batch.max_query_len = std::max(batch.max_query_len, request.q_len);
     batch.max_seq_len = std::max(batch.max_seq_len, request.seq_len);
   }
-  batch.block_table = {mine.table.data(), batch.num_reqs, mine.columns, mine.columns};
-  batch.slot_mapping = mine.new_slots;
+  batch.block_table = {home.move_in(mine.table).data(), batch.num_reqs, mine.columns, mine.columns};
+  batch.slot_mapping = home.move_in(mine.new_slots);
   if (group.size() > 1) batch.dcp_local_seq_lens = local;
   if (change) change(engine, batch);
   // Results may be rounded as the model is: kernels of some machines multiply softmax weights in its dtype.
   if (setup.model != DType::kFloat32) mine.weights = setup.model;
   if (setup.encoder) {
-    run_encoder(whole, group.rank(), engine, spec, context, batch);
+    run_encoder(whole, args, group.rank(), engine, spec, context, batch);
+    home.finish();
     return;
   }
   AttentionLayerScales scales;
@@ -145,6 +163,7 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
     impl.do_kv_cache_update(scales, key, value, cache, metadata.slot_mapping);
     impl.forward(scales, args.q, key, value, cache, &metadata, args.out);
   }
+  home.finish();
 }
 
 }  // namespace folio::backends::testing

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "distributed/dcp_case_for_test.hpp"
@@ -22,9 +25,29 @@ DcpSetup for_backend(DcpSetup setup, BackendKind kind);
 
 using Change = std::function<void(EngineConfig& engine, CommonAttentionMetadata& batch)>;
 
+/// Where a step's arrays lie while it runs: in the case's own memory.
+class Home {
+ public:
+  virtual ~Home() = default;
+  virtual Where where() const { return Where::kHost; }
+  /// The array where the context's kernels find it; what they write is in the case once `finish` has returned.
+  virtual void* move_in(void* data, size_t /*bytes*/) { return data; }
+  virtual void finish() {}
+
+  template <typename T>
+  std::span<T> move_in(std::span<T> values) {
+    using Value = std::remove_const_t<T>;
+    return {static_cast<T*>(move_in(const_cast<Value*>(values.data()), values.size_bytes())), values.size()};
+  }
+  template <typename T>
+  std::span<T> move_in(std::vector<T>& values) {
+    return move_in(std::span<T>(values));
+  }
+};
+
 /// One rank's step through a backend's builder and implementation, cache write included, after `change`. The case's
-/// `out` is filled; backends return no LSE, so that a case's own is what it was.
+/// `out` is filled; `home` null: in host memory. Backends return no LSE, so that a case's own is what it was.
 void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& group, const Context& context,
-                 const Change& change = {});
+                 const Change& change = {}, Home* home = nullptr);
 
 }  // namespace folio::backends::testing

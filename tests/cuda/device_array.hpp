@@ -27,8 +27,16 @@ class DeviceArray {
 
   T* data() const { return static_cast<T*>(data_); }
   size_t bytes() const { return size_ * sizeof(T); }
-  void set(const std::vector<T>& values) { check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice)); }
-  void fill(int byte) { check(cudaMemset(data_, byte, bytes())); }
+  /// Both are there on return: the tests' streams do not wait for the default one, on which copies from pageable memory
+  /// and fills may still be under way.
+  void set(const std::vector<T>& values) {
+    check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice));
+    check(cudaStreamSynchronize(nullptr));
+  }
+  void fill(int byte) {
+    check(cudaMemset(data_, byte, bytes()));
+    check(cudaStreamSynchronize(nullptr));
+  }
   std::vector<T> get() const {
     std::vector<T> values(size_);
     check(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost));

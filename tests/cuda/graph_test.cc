@@ -9,10 +9,13 @@ class StepGraph {
   StepGraph(ServingStep& step, PlanBuffer& buffer, const TestStream& stream) {
     check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
     step.enqueue(buffer, nullptr, stream.get());
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream.native(), &graph));
-    check(cudaGraphInstantiate(&executable_, graph, 0));
-    check(cudaGraphDestroy(graph));
+    finish(stream);
+  }
+  /// The layers alone, beside a plan that the host makes before every launch.
+  StepGraph(ServingStep& step, const AttentionPlan& plan, const TestStream& stream) {
+    check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
+    step.run_layers(plan, stream.get());
+    finish(stream);
   }
   ~StepGraph() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
   StepGraph(const StepGraph&) = delete;
@@ -20,6 +23,13 @@ class StepGraph {
   void launch(const TestStream& stream) const { check(cudaGraphLaunch(executable_, stream.native())); }
 
  private:
+  void finish(const TestStream& stream) {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream.native(), &graph));
+    check(cudaGraphInstantiate(&executable_, graph, 0));
+    check(cudaGraphDestroy(graph));
+  }
+
   cudaGraphExec_t executable_ = nullptr;
 };
 
@@ -56,6 +66,41 @@ TEST_P(Graph, AThousandReplaysEqualEagerSteps) {
 /// Few enough to be watched by compute-sanitizer.
 TEST_P(Graph, AFewReplaysEqualEagerSteps) {
   expect_replays_equal_eager_steps(GetParam(), 8);
+}
+
+/// What is captured beside a plan from the host's lengths, in which nothing was split, has to merge what later plans
+/// split, in a workspace with room for it.
+TEST_P(Graph, LayersBesideHostPlansAreReplayedWithLaterOnes) {
+  ServingStep step(GetParam());
+  PlanBuffer graph_buffer = make_plan_buffer(step.op());
+  PlanBuffer eager_buffer = make_plan_buffer(step.op());
+  const TestStream stream;
+  std::mt19937 random(19);
+  StepLengths smallest{std::vector<int32_t>(ServingStep::kRequests + 1, 1),
+                       std::vector<int32_t>(ServingStep::kRequests)};
+  smallest.cu_q[0] = 0;
+  smallest.kv_len[0] = 1;
+  step.set(smallest, random);
+  const AttentionPlan first = step.enqueue(graph_buffer, &smallest, stream.get());
+  ASSERT_EQ(summary(first).num_merges, 0);
+  const StepGraph graph(step, first, stream);
+  int32_t merges = 0;
+  for (int i = 0; i < 20; ++i) {
+    const StepLengths lengths = ServingStep::random_lengths(random);
+    step.set(lengths, random);
+    step.clear_output();
+    step.enqueue(eager_buffer, &lengths, stream.get());
+    stream.wait();
+    const ServingStep::Output eager = step.output();
+    step.clear_output();
+    merges += summary(step.plan(graph_buffer, lengths, stream.get())).num_merges;
+    graph.launch(stream);
+    stream.wait();
+    ASSERT_TRUE(eager == step.output()) << "replay " << i;
+  }
+  if (GetParam() == Determinism::kRunToRun) {  // above it only longer requests than these are split
+    EXPECT_GT(merges, 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, Graph, testing::Values(Determinism::kRunToRun, Determinism::kScheduleInvariant),

@@ -42,19 +42,19 @@ TEST_F(CudaTest, ContextSaysWhatItIs) {
 
 TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
   const Context context = Context::cuda(0);
-  EXPECT_EQ(prepare(context, plain_config()).kernel_name(), "cuda-plain");
+  EXPECT_EQ(prepare(context, plain_config()).kernel_name(), "cuda-sm80");
   AttentionConfig packed = plain_config();
   packed.kv_format = KvFormat::kCpuPacked;
   expect_error(ErrorCode::kUnsupported, "kStrided", [&] { prepare(context, packed); });
   AttentionConfig odd = plain_config();
   odd.head_dim_qk = 100;
   expect_error(ErrorCode::kUnsupported, "multiples of 8", [&] { prepare(context, odd); });
-  AttentionConfig fp8 = plain_config();
-  fp8.kv = DType::kFloat8E4M3;
-  expect_error(ErrorCode::kUnsupported, "float16 or bfloat16", [&] { prepare(context, fp8); });
+  AttentionConfig float32 = plain_config();
+  float32.kv = DType::kFloat32;
+  expect_error(ErrorCode::kUnsupported, "fp8 and one of float16 and bfloat16", [&] { prepare(context, float32); });
   PrepareOptions forced;
   forced.force_kernel = "generic";
-  expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-plain",
+  expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-sm80, cuda-plain",
                [&] { prepare(context, plain_config(), forced); });
 }
 

@@ -42,6 +42,9 @@ class ServingStep {
   /// Enqueues plan, cache writes and attention of all layers. `host_lengths` null: the device's are planned.
   AttentionPlan enqueue(PlanBuffer& buffer, const StepLengths* host_lengths, Stream stream);
   void run_layers(const AttentionPlan& plan, Stream stream);
+  AttentionPlan plan(PlanBuffer& buffer, const StepLengths& host_lengths, Stream stream) {
+    return folio::plan(op_, batch(&host_lengths), buffer, stream);
+  }
 
   /// What one layer's calls take.
   struct LayerArgs {

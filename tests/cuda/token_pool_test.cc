@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -16,6 +18,7 @@ using Ints = std::vector<int32_t>;
 using Bits = std::vector<uint16_t>;
 
 constexpr int32_t kRequests = 8, kContext = 600, kHeads = 8, kKvHeads = 2, kDim = 64, kDrafts = 3;
+constexpr size_t kTreeBytes = (kDrafts * kDrafts + 7) / 8;  // of a request
 constexpr int32_t kMaxTokens = kRequests * 40;
 constexpr int32_t kSlots = (kRequests + 1) * kContext;
 
@@ -26,11 +29,12 @@ struct HostStep {
   std::vector<int64_t> slots;
   Bits q, k, v;
   int32_t num_tokens = 0;
+  std::vector<uint8_t> tree;    ///< who sees whom among the drafts; empty: chains
   int32_t num_live_tokens = 0;  ///< padding comes behind; what it reads is whatever of it was written last
 };
 
 /// A pool, a request table and a backend, on the CPU or on a GPU.
-template <typename Memory, typename Slots, typename Lengths>
+template <typename Memory, typename Slots, typename Lengths, typename Bytes>
 struct Server {
   Server(const Context& context, const Ints& table, std::optional<int32_t> window, ExtendPath path)
       : table_memory(table),
@@ -41,6 +45,7 @@ struct Server {
         v(size_t{kMaxTokens} * kKvHeads * kDim),
         out(size_t{kMaxTokens} * kHeads * kDim),
         slots(kMaxTokens),
+        tree(kRequests * kTreeBytes),
         rows(kRequests),
         seq_lens(kRequests),
         prefix_lens(kRequests),
@@ -80,6 +85,7 @@ struct Server {
     seq_lens.set(padded(step.seq_lens, kRequests));
     prefix_lens.set(padded(step.prefix_lens, kRequests));
     slots.set(padded(step.slots, kMaxTokens));
+    tree.set(padded(step.tree, kRequests * kTreeBytes));
     q.set(padded(step.q, size_t{kMaxTokens} * kHeads * kDim));
     k.set(padded(step.k, size_t{kMaxTokens} * kKvHeads * kDim));
     v.set(padded(step.v, size_t{kMaxTokens} * kKvHeads * kDim));
@@ -98,9 +104,16 @@ struct Server {
       batch.extend_prefix_lens = {prefix_lens.data(), count};
       batch.extend_prefix_lens_cpu = step.prefix_lens;
     }
-    if (is_target_verify(step.mode)) batch.spec_info.draft_token_num = kDrafts;
+    if (is_target_verify(step.mode)) batch.spec_info = spec_info(step);
     batch.token_to_kv_pool = &pool;
     return batch;
+  }
+
+  SpecInfo spec_info(const HostStep& step) const {
+    SpecInfo spec;
+    spec.draft_token_num = kDrafts;
+    spec.tree_mask = {tree.data(), step.tree.size()};
+    return spec;
   }
 
   void forward(const HostStep& step, std::optional<int32_t> window, Stream stream) {
@@ -129,6 +142,7 @@ struct Server {
   Lengths table_memory;
   Memory k_pool, v_pool, q, k, v, out;
   Slots slots;
+  Bytes tree;
   Lengths rows, seq_lens, prefix_lens;
   KvPool pool;
   TokenPoolBackend backend;
@@ -145,8 +159,40 @@ struct HostArray {
   mutable std::vector<T> values;
 };
 
-using HostServer = Server<HostArray<uint16_t>, HostArray<int64_t>, HostArray<int32_t>>;
-using GpuServer = Server<DeviceArray<uint16_t>, DeviceArray<int64_t>, DeviceArray<int32_t>>;
+using HostServer = Server<HostArray<uint16_t>, HostArray<int64_t>, HostArray<int32_t>, HostArray<uint8_t>>;
+using GpuServer = Server<DeviceArray<uint16_t>, DeviceArray<int64_t>, DeviceArray<int32_t>, DeviceArray<uint8_t>>;
+
+/// A captured run of the layer.
+class LayerGraph {
+ public:
+  LayerGraph(GpuServer& gpu, const HostStep& shape, std::optional<int32_t> window, const TestStream& stream) {
+    check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
+    gpu.forward(shape, window, stream.get());
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream.native(), &graph));
+    check(cudaGraphInstantiate(&executable_, graph, 0));
+    check(cudaGraphDestroy(graph));
+  }
+  ~LayerGraph() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
+  LayerGraph(const LayerGraph&) = delete;
+  LayerGraph& operator=(const LayerGraph&) = delete;
+  void launch(const TestStream& stream) const { check(cudaGraphLaunch(executable_, stream.native())); }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+/// Trees are for kernels that take custom masks.
+bool trees_are_taken() {
+  AttentionConfig config;
+  config.num_q_heads = kHeads;
+  config.num_kv_heads = kKvHeads;
+  config.head_dim_qk = config.head_dim_v = kDim;
+  config.q = config.kv = DType::kBFloat16;
+  config.mask = MaskKind::kCustom;
+  const std::vector<KernelAnswer> answers = explain(Context::cuda(0), config);
+  return std::ranges::any_of(answers, [](const KernelAnswer& answer) { return answer.refusal.empty(); });
+}
 
 class TokenPoolOnGpu : public CudaTest, public testing::WithParamInterface<std::optional<int32_t>> {
  protected:
@@ -160,7 +206,7 @@ class TokenPoolOnGpu : public CudaTest, public testing::WithParamInterface<std::
 
   int32_t between(int32_t low, int32_t high) { return std::uniform_int_distribution<int32_t>(low, high)(random_); }
 
-  HostStep step(ForwardMode mode, int32_t padded_bs) {
+  HostStep step(ForwardMode mode, int32_t padded_bs, bool tree = false) {
     HostStep step;
     step.mode = mode;
     const int32_t live = between(1, kRequests);
@@ -175,6 +221,7 @@ class TokenPoolOnGpu : public CudaTest, public testing::WithParamInterface<std::
         step.slots.push_back(padding ? 0 : table_[static_cast<size_t>((r + 1) * kContext + prefix + i)]);
       }
       step.num_tokens += fresh;
+      if (tree) append_tree(step.tree);
       if (!padding) step.num_live_tokens += fresh;
     }
     const auto values = [&](int32_t heads) {
@@ -189,15 +236,65 @@ class TokenPoolOnGpu : public CudaTest, public testing::WithParamInterface<std::
     return step;
   }
 
-  void fill_pools(HostServer& host, GpuServer& gpu) {
+  /// Every draft sees itself and its ancestors: parents are drawn.
+  void append_tree(std::vector<uint8_t>& bits) {
+    const size_t first = bits.size();
+    bits.resize(first + kTreeBytes);
+    std::array<int32_t, kDrafts> parents{};
+    for (int32_t row = 0; row < kDrafts; ++row) {
+      parents[static_cast<size_t>(row)] = row == 0 ? -1 : between(0, row - 1);
+      for (int32_t seen = row; seen >= 0; seen = parents[static_cast<size_t>(seen)]) {
+        const int32_t bit = row * kDrafts + seen;
+        uint8_t& byte = bits[first + static_cast<size_t>(bit / 8)];
+        byte = static_cast<uint8_t>(byte | 1 << bit % 8);
+      }
+    }
+  }
+
+  /// Captures a batch of the mode once and replays it with other lengths, rows, slots, trees and padding: the bits of
+  /// an eager step of the same batch.
+  void expect_replays_equal_eager_steps(ForwardMode mode, bool tree, int replays) {
+    GpuServer gpu(Context::cuda(0), table_, GetParam(), ExtendPath::kPaged);
+    fill_pools(gpu);
+    const TestStream stream;
+    gpu.backend.init_cuda_graph_state(kRequests, kRequests * kDrafts);
+    const HostStep shape = step(mode, kRequests, tree);
+    gpu.set(shape);
+    const ForwardBatch captured = gpu.batch(shape);
+    GraphBatchExtras extras;
+    extras.spec_info = captured.spec_info;
+    gpu.backend.init_forward_metadata_capture_cuda_graph(kRequests, shape.num_tokens, captured.req_pool_indices,
+                                                         captured.seq_lens, mode, extras, {}, stream.get());
+    stream.wait();
+    const LayerGraph graph(gpu, shape, GetParam(), stream);
+    for (int i = 0; i < replays; ++i) {
+      const HostStep next = step(mode, kRequests, tree);
+      gpu.set(next);
+      gpu.out.fill(0xff);
+      const int64_t sum = std::accumulate(next.seq_lens.begin(), next.seq_lens.end(), int64_t{0});
+      const ForwardBatch batch = gpu.batch(next);
+      gpu.backend.init_forward_metadata_replay_cuda_graph(kRequests, batch.req_pool_indices, batch.seq_lens, sum, mode,
+                                                          next.seq_lens, extras, stream.get());
+      graph.launch(stream);
+      stream.wait();
+      const Bits replayed = gpu.output(next);
+      gpu.out.fill(0xff);
+      gpu.backend.init_forward_metadata(batch, stream.get());
+      gpu.forward(next, GetParam(), stream.get());
+      stream.wait();
+      ASSERT_TRUE(replayed == gpu.output(next)) << "replay " << i << ", mode " << to_string(mode);
+    }
+  }
+
+  void fill_pools(GpuServer& gpu, HostServer* host = nullptr) {
     std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
-    Bits values(host.k_pool.values.size());
+    Bits values(size_t{kSlots + 1} * kKvHeads * kDim);
     for (uint16_t& value : values) value = float_to_bfloat16(uniform(random_));
-    host.k_pool.set(values);
     gpu.k_pool.set(values);
+    if (host != nullptr) host->k_pool.set(values);
     std::reverse(values.begin(), values.end());
-    host.v_pool.set(values);
     gpu.v_pool.set(values);
+    if (host != nullptr) host->v_pool.set(values);
   }
 
   std::mt19937 random_{11};
@@ -220,7 +317,7 @@ TEST_P(TokenPoolOnGpu, EagerStepsEqualTheCpus) {
   for (const ExtendPath path : {ExtendPath::kPaged, ExtendPath::kRagged}) {
     HostServer host(Context::cpu(), table_, GetParam(), path);
     GpuServer gpu(Context::cuda(0), table_, GetParam(), path);
-    fill_pools(host, gpu);
+    fill_pools(gpu, &host);
     const TestStream stream;
     for (int i = 0; i < 30; ++i) {
       const ForwardMode mode = i % 3 == 0   ? ForwardMode::kDecode
@@ -239,48 +336,79 @@ TEST_P(TokenPoolOnGpu, EagerStepsEqualTheCpus) {
   }
 }
 
-/// Captured once; replayed with other lengths, rows, slots and padding: the bits of an eager step of the same batch.
-TEST_P(TokenPoolOnGpu, ReplaysEqualEagerSteps) {
+TEST_P(TokenPoolOnGpu, AThousandReplaysEqualEagerSteps) {
+  for (const ForwardMode mode : {ForwardMode::kDecode, ForwardMode::kTargetVerify}) {
+    expect_replays_equal_eager_steps(mode, /*tree=*/false, 1000);
+  }
+}
+
+/// Few enough to be watched by compute-sanitizer.
+TEST_P(TokenPoolOnGpu, AFewReplaysEqualEagerSteps) {
+  for (const ForwardMode mode : {ForwardMode::kDecode, ForwardMode::kTargetVerify}) {
+    expect_replays_equal_eager_steps(mode, /*tree=*/false, 4);
+  }
+}
+
+TEST_P(TokenPoolOnGpu, AThousandReplaysOfTreesEqualEagerSteps) {
+  if (!trees_are_taken()) GTEST_SKIP() << "no kernel here takes custom masks";
+  if (GetParam()) GTEST_SKIP() << "trees with a window are a CPU's";
+  expect_replays_equal_eager_steps(ForwardMode::kTargetVerify, /*tree=*/true, 1000);
+}
+
+TEST_P(TokenPoolOnGpu, TreesEqualTheCpus) {
+  if (!trees_are_taken()) GTEST_SKIP() << "no kernel here takes custom masks";
   HostServer host(Context::cpu(), table_, GetParam(), ExtendPath::kPaged);
   GpuServer gpu(Context::cuda(0), table_, GetParam(), ExtendPath::kPaged);
-  fill_pools(host, gpu);
+  fill_pools(gpu, &host);
   const TestStream stream;
-  gpu.backend.init_cuda_graph_state(kRequests, kRequests * kDrafts);
-  for (const ForwardMode mode : {ForwardMode::kDecode, ForwardMode::kTargetVerify}) {
-    GraphBatchExtras extras;
-    if (mode == ForwardMode::kTargetVerify) extras.spec_info.draft_token_num = kDrafts;
-    HostStep shape = step(mode, kRequests);
-    gpu.set(shape);
-    const ForwardBatch captured = gpu.batch(shape);
-    gpu.backend.init_forward_metadata_capture_cuda_graph(kRequests, shape.num_tokens, captured.req_pool_indices,
-                                                         captured.seq_lens, mode, extras, {}, stream.get());
-    stream.wait();
-    check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
-    gpu.forward(shape, GetParam(), stream.get());
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    check(cudaStreamEndCapture(stream.native(), &graph));
-    check(cudaGraphInstantiate(&executable, graph, 0));
-    for (int i = 0; i < 500; ++i) {
-      const HostStep next = step(mode, kRequests);
-      gpu.set(next);
-      gpu.out.fill(0xff);
-      const int64_t sum = std::accumulate(next.seq_lens.begin(), next.seq_lens.end(), int64_t{0});
-      const ForwardBatch batch = gpu.batch(next);
-      gpu.backend.init_forward_metadata_replay_cuda_graph(kRequests, batch.req_pool_indices, batch.seq_lens, sum, mode,
-                                                          next.seq_lens, extras, stream.get());
-      check(cudaGraphLaunch(executable, stream.native()));
-      stream.wait();
-      const Bits replayed = gpu.output(next);
-      gpu.out.fill(0xff);
-      gpu.backend.init_forward_metadata(batch, stream.get());
-      gpu.forward(next, GetParam(), stream.get());
-      stream.wait();
-      ASSERT_TRUE(replayed == gpu.output(next)) << "replay " << i << ", mode " << to_string(mode);
+  for (int i = 0; i < 5; ++i) {
+    const HostStep next = step(ForwardMode::kTargetVerify, 0, /*tree=*/true);
+    host.set(next);
+    gpu.set(next);
+    if (GetParam()) {
+      EXPECT_THROW(gpu.backend.init_forward_metadata(gpu.batch(next), stream.get()), Error);
+      continue;
     }
-    check(cudaGraphExecDestroy(executable));
-    check(cudaGraphDestroy(graph));
+    host.backend.init_forward_metadata(host.batch(next));
+    gpu.backend.init_forward_metadata(gpu.batch(next), stream.get());
+    host.forward(next, GetParam(), {});
+    gpu.forward(next, GetParam(), stream.get());
+    stream.wait();
+    expect_alike(gpu.output(next), host.output(next));
   }
+}
+
+/// What a replay finds on the device may be anything: a request whose row does not exist, or ends before its length
+/// does, has no keys, and the others have theirs.
+TEST_P(TokenPoolOnGpu, RequestsBeyondTheTableHaveNoKeys) {
+  GpuServer gpu(Context::cuda(0), table_, GetParam(), ExtendPath::kPaged);
+  fill_pools(gpu);
+  const TestStream stream;
+  gpu.backend.init_cuda_graph_state(kRequests, kRequests);
+  HostStep next = step(ForwardMode::kDecode, kRequests);
+  while (next.num_live_tokens < 3) next = step(ForwardMode::kDecode, kRequests);
+  gpu.set(next);
+  const ForwardBatch batch = gpu.batch(next);
+  gpu.backend.init_forward_metadata_capture_cuda_graph(kRequests, kRequests, batch.req_pool_indices, batch.seq_lens,
+                                                       ForwardMode::kDecode, {}, {}, stream.get());
+  const int64_t sum = std::accumulate(next.seq_lens.begin(), next.seq_lens.end(), int64_t{0});
+  const auto replay = [&] {
+    gpu.out.fill(0xff);
+    gpu.backend.init_forward_metadata_replay_cuda_graph(kRequests, batch.req_pool_indices, batch.seq_lens, sum,
+                                                        ForwardMode::kDecode, next.seq_lens, {}, stream.get());
+    gpu.forward(next, GetParam(), stream.get());
+    stream.wait();
+    return gpu.output(next);
+  };
+  Bits expected = replay();
+  HostStep wrong = next;
+  wrong.rows[0] = kRequests + 1;
+  wrong.seq_lens[2] = kContext + 1;
+  gpu.set(wrong);
+  for (const size_t request : {size_t{0}, size_t{2}}) {
+    std::fill_n(expected.begin() + static_cast<std::ptrdiff_t>(request * kHeads * kDim), kHeads * kDim, uint16_t{0});
+  }
+  EXPECT_TRUE(replay() == expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Windows, TokenPoolOnGpu, testing::Values(std::optional<int32_t>(), std::optional<int32_t>(37)),

@@ -87,6 +87,21 @@ plant(rule, "alibi-ignores-first-pos", LOCATE, "return keys.first_pos + local;",
 plant(rule, "alibi-ignores-shard", LOCATE, "if (keys.shard_world == 1) return", "return")
 plant(rule, "alibi-slope-of-kv-head", BIND, "args.alibi_slopes[q_head]", "args.alibi_slopes[item.kv_head]")
 
+rule = "logits: rotary embedding"
+ROTATE = KERNEL + "rotate.hpp"
+plant(rule, "rope-of-few-rows-omitted", KERNEL + "accumulate.hpp", " || call.rope != nullptr", "")
+plant(rule, "rope-turns-keys-by-local-tokens", KERNEL + "scores.hpp", "key_position(call.keys, int64_t{first} + t + j)",
+      "int64_t{first} + t + j")
+plant(rule, "rope-counts-from-the-tile", KERNEL + "scores.hpp", "int64_t{first} + t + j", "int64_t{0} + t + j")
+plant(rule, "rope-turns-back", ROTATE, "multiply_add(x, turn.cosine, -(y * turn.sine))", "multiply_add(x, turn.cosine, y * turn.sine)",
+      ROTATE, "multiply_add(y, turn.cosine, x * turn.sine)", "multiply_add(y, turn.cosine, -(x * turn.sine))")
+plant(rule, "rope-quarter-forgotten", ROTATE, "(quarter + splat_int(1)) & splat_int(2)", "quarter & splat_int(2)")
+plant(rule, "rope-scale-multiplies", SHARED + "scratch.cc", "head_dim) / static_cast<double>(rope.scale)",
+      "head_dim) * static_cast<double>(rope.scale)")
+plant(rule, "rope-neighbours-for-halves", SHARED + "scratch.cc", "-2.0 * d / head_dim", "-1.0 * d / head_dim")
+plant(rule, "queries-of-a-chain-without-keys-at-0", BIND, "    row.position = int64_t{plan.q_first_pos[request]} + index;\n",
+      "    if (has_keys) row.position = int64_t{plan.q_first_pos[request]} + index;\n")
+
 rule = "positions"
 plant(rule, "default-q-pos-one-late", LENGTHS, "first = end - q_len;", "first = end - q_len + 1;")
 plant(rule, "default-q-pos-zero", LENGTHS, "first = end - q_len;", "first = 0;")

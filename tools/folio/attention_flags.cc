@@ -77,6 +77,9 @@ void AttentionFlags::add_to(CLI::App& app, bool with_layers) {
       app, "--determinism", determinism, kDeterminism, "LEVEL",
       "what must not change a result's bits: none, run-to-run (default), batch-invariant, schedule-invariant");
   app.add_option("--threads", threads, "threads; 0 = as many as the process may run on")->check(CLI::Range(0, 1024));
+  app.add_option("--device", device, "where attention runs: cpu, or cuda for the first GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   app.add_option("--kernel", kernel,
                  "the attention kernel to use, by name (see folio info --explain); refused if it cannot");
 }
@@ -120,6 +123,7 @@ Context AttentionFlags::context() const {
   ContextOptions options;
   options.num_threads = threads;
   options.force_kernel = kernel;
+  if (device == "cuda") return Context::cuda(0, options);
   return Context::cpu(options);
 }
 

@@ -25,6 +25,7 @@ struct AttentionFlags {
   replay::KvLayout layout = replay::KvLayout::kRecommended;
   Determinism determinism = Determinism::kRunToRun;
   int32_t threads = 0;
+  std::string device = "cpu";
   std::string kernel;
 
   /// Adds them to a subcommand. `with_layers`: also --layers.

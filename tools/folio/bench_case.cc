@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "replay/gpu.hpp"
 #include "replay/synthetic.hpp"
 #include "replay/yardstick.hpp"
 
@@ -22,14 +23,17 @@ Spread spread_of(std::vector<double> values) {
   return {median, values.front(), values.back()};
 }
 
-/// Seconds of one call of `work`, averaged over as many as fill the time.
+/// Seconds of one call of `work`, averaged over as many as fill the time. What calls enqueue on a GPU is waited for
+/// every few of them.
 template <typename Work>
-double seconds_of(double min_seconds, const Work& work) {
+double seconds_of(const Context& context, double min_seconds, const Work& work) {
+  const int64_t at_once = replay::gpu::is_gpu(context) ? 16 : 1;
   int64_t calls = 0;
   Stopwatch watch;
   do {
-    work();
-    ++calls;
+    for (int64_t i = 0; i < at_once; ++i) work();
+    replay::gpu::wait(context);
+    calls += at_once;
   } while (watch.elapsed() < min_seconds);
   return watch.elapsed() / static_cast<double>(calls);
 }
@@ -101,6 +105,39 @@ std::vector<const std::byte*> page_addresses(const replay::LayerStack& stack, co
   return addresses;
 }
 
+/// What the machine can do at most, in a round beside attention. Zero: not measured.
+struct Limits {
+  double read = 0.0;
+  double multiply = 0.0;
+  double matrix = 0.0;
+};
+
+/// Plain reads of the pages, the best of 1, 4 and 8 streams; multiply-adds in registers.
+Limits cpu_limits(const Context& context, const replay::PageList& pages, double min_seconds) {
+  Limits limits;
+  for (const int32_t streams : {1, 4, 8}) {
+    int64_t reads = 0;
+    Stopwatch watch;
+    double sum = 0.0;
+    do {
+      sum += replay::read_rate(context, pages, streams);
+      ++reads;
+    } while (watch.elapsed() < min_seconds / 3);
+    limits.read = std::max(limits.read, sum / static_cast<double>(reads));
+  }
+  limits.multiply = replay::multiply_rate(context, min_seconds);
+  limits.matrix = replay::matrix_rate(context, min_seconds);
+  return limits;
+}
+
+/// Copies of as much memory as a run reads, at least of what caches do not hold.
+Limits gpu_limits(const Context& context, double kv_bytes, double min_seconds) {
+  constexpr double kLeastBytes = double{256 << 20};
+  Limits limits;
+  limits.read = replay::gpu::copy_rate(context, static_cast<size_t>(std::max(kv_bytes, kLeastBytes)), min_seconds);
+  return limits;
+}
+
 /// The largest piece in which both halves of a page can be read whole: a multiple of 256 bytes, or 0.
 size_t common_chunk(const replay::LayerStack& stack) {
   const size_t chunk = std::gcd(stack.k_page_bytes(), stack.v_page_bytes());
@@ -135,11 +172,13 @@ BenchResult run_bench_case(const Context& context, const StackConfig& given, con
       heads * (config.head_dim_qk + config.head_dim_v) * size_of(config.kv) * shape.batch * visible_keys(shape, window);
   result.flops =
       2.0 * (config.head_dim_qk + config.head_dim_v) * config.num_q_heads * shape.batch * visible_pairs(shape, window);
+  const bool on_gpu = replay::gpu::is_gpu(context);
   const size_t chunk = common_chunk(stack);
-  if (chunk == 0)
+  if (chunk == 0 && !on_gpu)
     throw Error(ErrorCode::kUnsupported,
                 "pages of this shape are not whole multiples of 256 bytes; try a larger --page-size");
-  const std::vector<const std::byte*> pages = page_addresses(stack, batch, chunk);
+  std::vector<const std::byte*> pages;
+  if (!on_gpu) pages = page_addresses(stack, batch, chunk);
   const replay::PageList list{pages, chunk};
 
   std::vector<double> run, plan, read, multiply, read_limit, multiply_limit, matrix_limit, share_read, share_multiply,
@@ -147,26 +186,17 @@ BenchResult run_bench_case(const Context& context, const StackConfig& given, con
   AttentionPlan made = stack.plan_step(batch);
   stack.attend(batch, made);  // warm
   for (int32_t round = 0; round < effort.rounds; ++round) {
-    plan.push_back(seconds_of(effort.min_seconds / 10, [&] { made = stack.plan_step(batch); }));
-    run.push_back(seconds_of(effort.min_seconds, [&] { stack.attend(batch, made); }));
-    double best = 0.0;
-    for (const int32_t streams : {1, 4, 8}) {
-      int64_t reads = 0;
-      Stopwatch watch;
-      double sum = 0.0;
-      do {
-        sum += replay::read_rate(context, list, streams);
-        ++reads;
-      } while (watch.elapsed() < effort.min_seconds / 3);
-      best = std::max(best, sum / static_cast<double>(reads));
-    }
-    read_limit.push_back(best);
-    multiply_limit.push_back(replay::multiply_rate(context, effort.min_seconds));
-    matrix_limit.push_back(replay::matrix_rate(context, effort.min_seconds));
+    plan.push_back(seconds_of(context, effort.min_seconds / 10, [&] { made = stack.plan_step(batch); }));
+    run.push_back(seconds_of(context, effort.min_seconds, [&] { stack.attend(batch, made); }));
+    const Limits limits = on_gpu ? gpu_limits(context, result.kv_bytes, effort.min_seconds)
+                                 : cpu_limits(context, list, effort.min_seconds);
+    read_limit.push_back(limits.read);
+    multiply_limit.push_back(limits.multiply);
+    matrix_limit.push_back(limits.matrix);
     read.push_back(result.kv_bytes / run.back());
     multiply.push_back(result.flops / run.back());
     share_read.push_back(read.back() / read_limit.back());
-    share_multiply.push_back(multiply.back() / multiply_limit.back());
+    share_multiply.push_back(multiply_limit.back() > 0.0 ? multiply.back() / multiply_limit.back() : 0.0);
     share_matrix.push_back(matrix_limit.back() > 0.0 ? multiply.back() / matrix_limit.back() : 0.0);
   }
   result.run_seconds = spread_of(run);

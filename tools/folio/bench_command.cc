@@ -76,14 +76,22 @@ std::string percent(const Spread& s) {
 }
 
 void print_header(std::FILE* out, const BenchFlags& flags, const Context& context) {
-  fmt::print(
-      out,
-      "{} threads; yardsticks: plain reads of the same pages (best of 1, 4 and 8 streams), float32 multiply-adds in\n"
-      "registers ({}), bfloat16 products in tile registers where there are any; medians of {} alternating rounds "
-      "[min-max]\n",
-      context.concurrency(), replay::yardstick_isa(), flags.rounds);
+  if (context.device().type == DeviceType::kCuda) {
+    fmt::print(out,
+               "CUDA device {}, {} multiprocessors; yardstick: copies within device memory, bytes read and written; "
+               "medians of {} alternating rounds [min-max]\n",
+               context.device().index, context.concurrency(), flags.rounds);
+  } else {
+    fmt::print(
+        out,
+        "{} threads; yardsticks: plain reads of the same pages (best of 1, 4 and 8 streams), float32 multiply-adds in\n"
+        "registers ({}), bfloat16 products in tile registers where there are any; medians of {} alternating rounds "
+        "[min-max]\n",
+        context.concurrency(), replay::yardstick_isa(), flags.rounds);
+  }
   fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{:<22}{}\n", "", "batch", "q", "kv", "run ms",
-             "KV GB/s", "of plain read", "GFLOP/s", "of multiply rate", "of AMX rate");
+             "KV GB/s", context.device().type == DeviceType::kCuda ? "of copies" : "of plain read", "GFLOP/s",
+             "of multiply rate", "of AMX rate");
 }
 
 void print_row(std::FILE* out, const BenchResult& r) {
@@ -91,7 +99,8 @@ void print_row(std::FILE* out, const BenchResult& r) {
   fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{:<22}{}\n", r.shape.q_len == 1 ? "decode" : "prefill",
              r.shape.batch, r.shape.q_len, r.shape.kv_len,
              fmt::format("{:.3f} [{:.3f}-{:.3f}]", s.median * 1e3, s.min * 1e3, s.max * 1e3), giga(r.read_rate),
-             percent(r.share_of_read), giga(r.multiply_rate), percent(r.share_of_multiply),
+             percent(r.share_of_read), giga(r.multiply_rate),
+             r.multiply_limit.median > 0.0 ? percent(r.share_of_multiply) : "-",
              r.matrix_limit.median > 0.0 ? percent(r.share_of_matrix) : "-");
   std::fflush(out);
 }
@@ -111,7 +120,8 @@ int bench(const BenchFlags& flags) {
     rows.push_back(json_of(result));
   }
   if (!flags.json.empty()) {
-    write_json({{"threads", context.concurrency()},
+    write_json({{"device", flags.attention.device},
+                {"threads", context.concurrency()},
                 {"yardstick_isa", replay::yardstick_isa()},
                 {"rounds", flags.rounds},
                 {"cases", rows}},

@@ -307,6 +307,31 @@ TEST(Cli, BenchMeasuresBesideItsYardsticks) {
   EXPECT_EQ(json["cases"][0]["kv_bytes"].get<double>(), 2.0 * 64 * 2 * 128 * 2);
 }
 
+/// Without a GPU every command says so; with one, every backend's replay is as right as on the CPU.
+TEST(Cli, TheGpuServesReplaysOrIsMissed) {
+  const auto replay = [](const std::string& backend) {
+    return folio({"replay", kTraces + "/mooncake_excerpt.jsonl", "--num-q-heads", "2", "--num-kv-heads", "1",
+                  "--head-dim", "16", "--requests", "8", "--check-rate", "1", "--device", "cuda", "--backend",
+                  backend});
+  };
+  const Outcome info = folio({"info", "--device", "cuda", "--json", "-"});
+  if (info.code != 0) {
+    for (const Outcome& outcome : {info, folio({"bench", "--device", "cuda"}), replay("flashinfer")}) {
+      EXPECT_EQ(outcome.code, 2);
+      EXPECT_THAT(outcome.err, HasSubstr("CUDA device 0"));
+    }
+    return;
+  }
+  EXPECT_EQ(nlohmann::json::parse(info.out)["device"], "cuda");
+  for (const char* backend : {"none", "flashinfer", "flash_attn", "token_pool"}) {
+    const Outcome outcome = replay(backend);
+    EXPECT_EQ(outcome.code, 0) << backend << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("multiprocessors"), HasSubstr(" 0 leaked"))) << backend;
+  }
+  EXPECT_THAT(folio({"replay", kTraces + "/mooncake_excerpt.jsonl", "--device", "cuda", "--cascade", "auto"}).err,
+              HasSubstr("on a GPU --cascade auto is not offered"));
+}
+
 TEST(Cli, VerifyRunsCases) {
   const Outcome list = folio({"verify", "--list"});
   EXPECT_EQ(list.code, 0);

@@ -48,6 +48,7 @@ int show_info(const InfoFlags& flags) {
     nlohmann::ordered_json json = {
         {"version", version()},
         {"cpu_features", cpu_features()},
+        {"device", flags.attention.device},
         {"threads", context.concurrency()},
         {"yardstick_isa", replay::yardstick_isa()},
         {"kernel", chosen},
@@ -60,7 +61,11 @@ int show_info(const InfoFlags& flags) {
   }
   fmt::print("folio {}\n", version());
   fmt::print("  cpu         {}\n", fmt::join(cpu_features(), " "));
-  fmt::print("  threads     {}\n", context.concurrency());
+  if (context.device().type == DeviceType::kCuda) {
+    fmt::print("  device      CUDA {}, {} multiprocessors\n", context.device().index, context.concurrency());
+  } else {
+    fmt::print("  threads     {}\n", context.concurrency());
+  }
   fmt::print("  asked for   {} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}\n", config.num_q_heads,
              config.num_kv_heads, config.head_dim_qk, config.head_dim_v, to_string(config.q), to_string(config.kv),
              replay::to_string(config.kv_format), config.page_size, replay::to_string(config.determinism));

@@ -13,6 +13,7 @@
 #include "replay/attention_stack.hpp"
 #include "replay/backend_families.hpp"
 #include "replay/memory.hpp"
+#include "replay/step_array.hpp"
 
 namespace folio::replay {
 
@@ -48,20 +49,21 @@ class BackendRank {
     const PageTableView table = backends::to_page_table(step.common.block_table, step.common.num_reqs);
     slot_mapping(table, step.token_row, step.positions, config_.page_size, slots_, config_.dcp, rank_,
                  config_.dcp_interleave);
-    backends::CommonAttentionMetadata common = step.common;
-    common.slot_mapping = slots_;
-    metadata_ = builder_->build(step.common_prefix_len, common);
+    placed_ = step.common;
+    placed_.slot_mapping = slot_array_.place(std::span<const int64_t>(slots_));
+    if (gpu::is_gpu(context_)) place_on_gpu(step.common);
+    metadata_ = builder_->build(step.common_prefix_len, placed_);
   }
 
   /// For counting what a cascade saves: plans the step once more, without.
-  void build_alone(const RankStep& step) {
+  void build_alone() {
     alone_metadata_.reset();
-    if (metadata_->use_cascade) alone_metadata_ = alone_builder_->build(/*common_prefix_len=*/0, step.common);
+    if (metadata_->use_cascade) alone_metadata_ = alone_builder_->build(/*common_prefix_len=*/0, placed_);
   }
 
   void write(int32_t layer, LayerTensors tensors) const {
     tensors.cache = tensors_[static_cast<size_t>(layer)];
-    Family::write(*layers_[static_cast<size_t>(layer)], scales(), tensors, slots_);
+    Family::write(*layers_[static_cast<size_t>(layer)], scales(), tensors, metadata_->slot_mapping);
   }
 
   void attend(int32_t layer, LayerTensors tensors) const {
@@ -78,13 +80,23 @@ class BackendRank {
     return scales;
   }
 
+  void place_on_gpu(const backends::CommonAttentionMetadata& host) {
+    placed_.where = Where::kDevice;
+    placed_.query_start_loc_host = host.query_start_loc;
+    placed_.seq_lens_host = host.seq_lens;
+    placed_.query_start_loc = start_array_.place(host.query_start_loc);
+    placed_.seq_lens = length_array_.place(host.seq_lens);
+    const auto entries = static_cast<size_t>(host.num_reqs * host.block_table.row_stride);
+    placed_.block_table.data = table_array_.place(std::span(host.block_table.data, entries)).data();
+  }
+
   void make_pool() {
     const auto shape =
         Backend::get_kv_cache_shape(config_.num_pages, config_.page_size, config_.num_kv_heads, config_.head_dim_qk);
     int64_t elements = 1;
     for (const int64_t extent : shape) elements *= extent;
     const size_t layer_bytes = static_cast<size_t>(elements) * static_cast<size_t>(size_of(config_.kv));
-    pool_ = MappedMemory(static_cast<size_t>(config_.num_layers) * layer_bytes);
+    pool_ = MappedMemory::on(context_, static_cast<size_t>(config_.num_layers) * layer_bytes);
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
       std::byte* const data = pool_.data() + static_cast<size_t>(layer) * layer_bytes;
       tensors_.push_back(Backend::kv_cache_tensor(data, config_.kv, shape, layout()));
@@ -147,6 +159,8 @@ class BackendRank {
   std::unique_ptr<typename Family::Builder> builder_;
   std::unique_ptr<typename Family::Builder> alone_builder_;  ///< where there are cascades, whose savings are counted
   std::vector<int64_t> slots_;
+  StepArray slot_array_{context_}, start_array_{context_}, length_array_{context_}, table_array_{context_};
+  backends::CommonAttentionMetadata placed_;  ///< the step's batch where the context's kernels read it
   std::optional<typename Family::Metadata> metadata_;
   std::optional<typename Family::Metadata> alone_metadata_;
 };

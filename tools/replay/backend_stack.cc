@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "replay/backend_rank.hpp"
+#include "replay/gpu.hpp"
 #include "replay/step_inputs.hpp"
 
 namespace folio::replay {
@@ -18,7 +19,7 @@ template <typename Family>
 class BackendStack final : public AttentionStack {
  public:
   BackendStack(const Context& context, const StackConfig& config, distributed::ProcessGroup* processes)
-      : context_(context), config_(config), inputs_(config), processes_(processes) {
+      : context_(context), config_(config), inputs_(context, config), processes_(processes) {
     if (config.dcp == 1) {
       ranks_.push_back(std::make_unique<BackendRank<Family>>(context, config, nullptr));
     } else if (processes != nullptr) {
@@ -47,17 +48,20 @@ class BackendStack final : public AttentionStack {
     const RankStep step = describe_step(batch);
     clock.begin();
     for (const auto& rank : ranks_) rank->build(step);
+    gpu::wait(context_);
     clock.end(Phase::kPlan);
-    count_work(step);
+    count_work();
     if (config_.plan_only) return;
     work_.add_writes(config_, batch.num_tokens());
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-      inputs_.make_kv(context_, batch, layer);
-      inputs_.make_q(context_, batch, layer);
+      inputs_.make_kv(batch, layer);
+      inputs_.make_q(batch, layer);
       clock.end(Phase::kInputs, layer);
       for (const auto& rank : ranks_) rank->write(layer, tensors(batch, rank->rank()));
+      gpu::wait(context_);
       clock.end(Phase::kWrite, layer);
       on_ranks([&](const BackendRank<Family>& rank) { rank.attend(layer, tensors(batch, rank.rank())); });
+      gpu::wait(context_);
       clock.end(Phase::kRun, layer);
       gather_outputs(batch.num_tokens());
       observe(batch, inputs_.output(layer, batch.num_tokens()));
@@ -194,10 +198,10 @@ class BackendStack final : public AttentionStack {
     return layers;
   }
 
-  void count_work(const RankStep& step) {
+  void count_work() {
     workspace_bytes_ = 0;
     for (const auto& rank : ranks_) {
-      rank->build_alone(step);
+      rank->build_alone();
       workspace_bytes_ += rank->metadata().workspace.bytes;
       for_each_plan(rank->metadata(), [&](int32_t window_left, const AttentionPlan& plan) {
         work_.add_plan(config_, plan, layers_of(window_left));

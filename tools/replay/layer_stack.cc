@@ -1,7 +1,11 @@
 #include "replay/layer_stack.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
+
+#include "replay/gpu.hpp"
 
 namespace folio::replay {
 namespace {
@@ -29,13 +33,22 @@ backends::StepCascadeOptions cascade_options(const StackConfig& config, const Co
 }  // namespace
 
 LayerStack::Group::Group(const Context& context, const AttentionConfig& attention, const StackConfig& config)
-    : op(prepare(context, attention)),
-      buffer(make_plan_buffer(op)),
-      cascade({&op, 1}, cascade_options(config, context)),
-      alone(make_plan_buffer(op)) {}
+    : op(prepare(context, attention)), buffer(make_plan_buffer(op)), alone(make_plan_buffer(op)) {
+  if (!gpu::is_gpu(context)) {
+    cascade.emplace(std::span(&op, 1), cascade_options(config, context));
+  } else if (config.cascade != backends::CascadeMode::kOff) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("cascades of Folio's own calls are made of page tables on the host; on a GPU --cascade {} "
+                            "is not offered (heuristic is, with --backend flashinfer and flash_attn)",
+                            to_string(config.cascade)));
+  }
+}
 
 LayerStack::LayerStack(const Context& context, const StackConfig& config)
-    : context_(context), config_(config), inputs_(config) {
+    : context_(context),
+      config_(config),
+      inputs_(context, config),
+      arrays_{StepArray(context), StepArray(context), StepArray(context)} {
   make_ops();
   if (!config.plan_only) make_pool();
 }
@@ -67,7 +80,7 @@ void LayerStack::make_ops() {
 }
 
 void LayerStack::reserve_workspace(size_t bytes) {
-  workspace_ = MappedMemory(bytes);
+  workspace_ = MappedMemory::on(context_, bytes);
   for (const Group& group : stacks_) init_workspace(group.op, {workspace_.data(), workspace_.bytes()});
 }
 
@@ -76,7 +89,7 @@ void LayerStack::make_pool() {
                            config_.head_dim_qk, config_.head_dim_v, config_.kv};
   const size_t k_bytes = bytes_of(k_elements(shape), config_.kv);
   const size_t v_bytes = bytes_of(v_elements(shape), config_.kv);
-  pool_ = MappedMemory(static_cast<size_t>(config_.num_layers) * (k_bytes + v_bytes));
+  pool_ = MappedMemory::on(context_, static_cast<size_t>(config_.num_layers) * (k_bytes + v_bytes));
   std::byte* at = pool_.data();
   for (int32_t layer = 0; layer < config_.num_layers; ++layer, at += k_bytes + v_bytes) {
     const bool hnd = config_.layout == KvLayout::kStridedHnd;
@@ -88,11 +101,28 @@ void LayerStack::make_pool() {
   }
 }
 
+void LayerStack::place(const StepBatch& batch) {
+  slots_ = arrays_[0].place(std::span<const int64_t>(batch.slots));
+  indices_ = arrays_[1].place(std::span<const int32_t>(batch.indices));
+  indptr_ = arrays_[2].place(std::span<const int32_t>(batch.indptr));
+}
+
+/// Not csr_table, which reads the array of offsets.
+PageTableView LayerStack::step_table() const {
+  PageTableView table;
+  table.kind = PageTableKind::kCsr;
+  table.indices = indices_.data();
+  table.num_indices = static_cast<int64_t>(indices_.size());
+  table.indptr = indptr_.data();
+  table.num_rows = static_cast<int32_t>(indptr_.size()) - 1;
+  return table;
+}
+
 void LayerStack::write_layer(const StepBatch& batch, int32_t layer) {
   CacheWriteArgs args;
   args.k = inputs_.k(batch.num_tokens());
   args.v = inputs_.v(batch.num_tokens());
-  args.slot_mapping = batch.slots.data();
+  args.slot_mapping = slots_.data();
   args.num_slots = batch.num_tokens();
   args.cache = cache(layer);
   args.k_scale = args.v_scale = cache_scale(config_.kv);
@@ -100,11 +130,11 @@ void LayerStack::write_layer(const StepBatch& batch, int32_t layer) {
 }
 
 void LayerStack::attend_layer(const StepBatch& batch, const AttentionPlan& plan, int32_t layer) {
-  const Cascade& keys = *stacks_[group_of(layer)].keys;
-  segments_.resize(keys.segments.size());
+  const Cascade* const keys = stacks_[group_of(layer)].keys;
+  segments_.resize(keys != nullptr ? keys->segments.size() : 1);
   for (size_t s = 0; s < segments_.size(); ++s) {
     segments_[s].cache = cache(layer);
-    segments_[s].table = keys.tables[s];
+    segments_[s].table = keys != nullptr ? keys->tables[s] : step_table();
     segments_[s].k_scale = segments_[s].v_scale = cache_scale(config_.kv);
   }
   AttentionArgs args;
@@ -117,12 +147,17 @@ void LayerStack::attend_layer(const StepBatch& batch, const AttentionPlan& plan,
 
 AttentionPlan LayerStack::make_group_plan(const StepBatch& batch, size_t group) {
   Group& of = stacks_[group];
+  if (!of.cascade) {
+    KvSegment whole;
+    whole.kv_len = batch.kv_len.data();
+    return plan(of.op, view_of(batch, {&whole, 1}), of.buffer);
+  }
   int32_t common_prefix = 0;
   if (config_.cascade == backends::CascadeMode::kHeuristic) {
     common_prefix = batch.common_prefix_pages(finder_, full_pages_, config_.page_size) * config_.page_size;
   }
-  of.keys = &of.cascade.plan(common_prefix, CascadeBatch{batch.num_requests(), batch.cu_q.data(), batch.kv_len.data(),
-                                                         csr_table(batch.indices, batch.indptr)});
+  of.keys = &of.cascade->plan(common_prefix, CascadeBatch{batch.num_requests(), batch.cu_q.data(), batch.kv_len.data(),
+                                                          csr_table(batch.indices, batch.indptr)});
   const AttentionPlan made = plan(of.op, view_of(batch, of.keys->segments), of.buffer);
   if (!config_.plan_only && of.keys->num_levels() > 0 && workspace_size(made) > workspace_.bytes())
     reserve_workspace(workspace_size(made));
@@ -137,7 +172,7 @@ int32_t LayerStack::layers_of(size_t group) const {
 
 void LayerStack::count_work(const StepBatch& batch, size_t group, const AttentionPlan& made) {
   Group& of = stacks_[group];
-  const bool shares = of.keys->num_levels() > 0;
+  const bool shares = of.keys != nullptr && of.keys->num_levels() > 0;
   const int32_t layers = layers_of(group);
   work_.add_plan(config_, made, layers);
   ++work_.plans;
@@ -148,25 +183,31 @@ void LayerStack::count_work(const StepBatch& batch, size_t group, const Attentio
 }
 
 void LayerStack::fill(const StepBatch& batch) {
-  inputs_.make_kv(context_, batch, 0);
+  place(batch);
+  inputs_.make_kv(batch, 0);
   write_layer(batch, 0);
+  gpu::wait(context_);
 }
 
 void LayerStack::step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe) {
   clock.begin();
+  place(batch);
   std::vector<AttentionPlan> plans;
   for (size_t group = 0; group < stacks_.size(); ++group) plans.push_back(make_group_plan(batch, group));
+  gpu::wait(context_);
   clock.end(Phase::kPlan);
   for (size_t group = 0; group < stacks_.size(); ++group) count_work(batch, group, plans[group]);
   if (config_.plan_only) return;
   work_.add_writes(config_, batch.num_tokens());
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-    inputs_.make_kv(context_, batch, layer);
-    inputs_.make_q(context_, batch, layer);
+    inputs_.make_kv(batch, layer);
+    inputs_.make_q(batch, layer);
     clock.end(Phase::kInputs, layer);
     write_layer(batch, layer);
+    gpu::wait(context_);
     clock.end(Phase::kWrite, layer);
     attend_layer(batch, plans[group_of(layer)], layer);
+    gpu::wait(context_);
     clock.end(Phase::kRun, layer);
     observe(batch, inputs_.output(layer, batch.num_tokens()));
     clock.end(Phase::kChecks, layer);

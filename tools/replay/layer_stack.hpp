@@ -1,12 +1,16 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "folio/folio.hpp"
 #include "replay/attention_stack.hpp"
 #include "replay/memory.hpp"
+#include "replay/step_array.hpp"
 #include "replay/step_inputs.hpp"
 
 namespace folio::replay {
@@ -26,7 +30,10 @@ class LayerStack final : public AttentionStack {
   /// The pieces of a step for layer 0, for benchmarks: `fill` writes the tokens' KV, `load` makes their queries,
   /// `plan_step` plans for the first op, `attend` runs it on what was loaded.
   void fill(const StepBatch& batch);
-  void load(const StepBatch& batch) { inputs_.make_q(context_, batch, 0); }
+  void load(const StepBatch& batch) {
+    place(batch);
+    inputs_.make_q(batch, 0);
+  }
   AttentionPlan plan_step(const StepBatch& batch) { return make_group_plan(batch, 0); }
   void attend(const StepBatch& batch, const AttentionPlan& plan) { attend_layer(batch, plan, 0); }
 
@@ -44,14 +51,16 @@ class LayerStack final : public AttentionStack {
     Group(const Context& context, const AttentionConfig& attention, const StackConfig& config);
     AttentionOp op;
     PlanBuffer buffer;
-    backends::StepCascade cascade;
-    PlanBuffer alone;               ///< plans without a cascade, to count what one saves
-    const Cascade* keys = nullptr;  ///< of the last plan
+    std::optional<backends::StepCascade> cascade;  ///< none on a GPU
+    PlanBuffer alone;                              ///< plans without a cascade, to count what one saves
+    const Cascade* keys = nullptr;                 ///< of the last plan; null on a GPU
   };
   size_t group_of(int32_t layer) const { return stacks_.size() == 2 && !config_.has_window(layer) ? 1 : 0; }
   int32_t layers_of(size_t group) const;
   void make_ops();
   void make_pool();
+  void place(const StepBatch& batch);
+  PageTableView step_table() const;
   void write_layer(const StepBatch& batch, int32_t layer);
   void attend_layer(const StepBatch& batch, const AttentionPlan& plan, int32_t layer);
   AttentionPlan make_group_plan(const StepBatch& batch, size_t group);
@@ -68,6 +77,9 @@ class LayerStack final : public AttentionStack {
   std::vector<int32_t> full_pages_;
   std::vector<SegmentArgs> segments_;
   StepInputs inputs_;
+  std::array<StepArray, 3> arrays_;
+  std::span<const int64_t> slots_;  ///< of the step, where kernels read them, like the next two
+  std::span<const int32_t> indices_, indptr_;
   std::vector<KvCacheView> caches_;
   WorkCounts work_;
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "folio/types/error.hpp"
+#include "replay/gpu.hpp"
 
 namespace folio::replay {
 namespace {
@@ -33,11 +34,30 @@ MappedMemory::MappedMemory(size_t bytes) : bytes_(bytes) {
 #endif
 }
 
+MappedMemory MappedMemory::on(const Context& context, size_t bytes) {
+  if (!gpu::is_gpu(context)) return MappedMemory(bytes);
+  MappedMemory memory;
+  memory.gpu_ = bytes == 0 ? nullptr : gpu::allocate(context, bytes);
+  memory.data_ = memory.gpu_.get();
+  memory.bytes_ = bytes;
+  return memory;
+}
+
+MappedMemory MappedMemory::shared_with(const Context& context, size_t bytes) {
+  if (!gpu::is_gpu(context)) return MappedMemory(bytes);
+  MappedMemory memory;
+  memory.gpu_ = bytes == 0 ? nullptr : gpu::allocate_shared(context, bytes);
+  memory.data_ = memory.gpu_.get();
+  memory.bytes_ = bytes;
+  return memory;
+}
+
 MappedMemory::~MappedMemory() {
   if (mapping_ != nullptr) munmap(mapping_, mapped_);
 }
 
 size_t MappedMemory::resident_bytes() const {
+  if (gpu_ != nullptr) return 0;
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   constexpr size_t kPagesAtOnce = 4096;
   std::vector<unsigned char> states(kPagesAtOnce);
@@ -53,12 +73,14 @@ size_t MappedMemory::resident_bytes() const {
 }
 
 MappedMemory::MappedMemory(MappedMemory&& other) noexcept
-    : mapping_(std::exchange(other.mapping_, nullptr)),
+    : gpu_(std::move(other.gpu_)),
+      mapping_(std::exchange(other.mapping_, nullptr)),
       mapped_(std::exchange(other.mapped_, 0)),
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)) {}
 
 MappedMemory& MappedMemory::operator=(MappedMemory&& other) noexcept {
+  std::swap(gpu_, other.gpu_);
   std::swap(mapping_, other.mapping_);
   std::swap(mapped_, other.mapped_);
   std::swap(data_, other.data_);

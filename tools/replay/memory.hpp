@@ -2,6 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+
+#include "folio/context.hpp"
 
 namespace folio::replay {
 
@@ -11,6 +14,10 @@ class MappedMemory {
  public:
   MappedMemory() = default;
   explicit MappedMemory(size_t bytes);
+  /// As much where the context's kernels read and write: on a GPU device memory, which has no part in the resident set.
+  static MappedMemory on(const Context& context, size_t bytes);
+  /// As much for both, host and kernels: for a GPU page-locked memory.
+  static MappedMemory shared_with(const Context& context, size_t bytes);
   ~MappedMemory();
   MappedMemory(MappedMemory&& other) noexcept;
   MappedMemory& operator=(MappedMemory&& other) noexcept;
@@ -21,6 +28,7 @@ class MappedMemory {
   size_t resident_bytes() const;
 
  private:
+  std::shared_ptr<std::byte> gpu_;  ///< device or page-locked memory, instead of a mapping
   void* mapping_ = nullptr;
   size_t mapped_ = 0;
   std::byte* data_ = nullptr;

@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "replay/gpu.hpp"
 #include "replay/memory.hpp"
 #include "replay/token_pool_stack.hpp"
 #include "replay/yardstick.hpp"
@@ -106,8 +107,13 @@ void check_drafts(const ReplayOptions& options) {
   }
 }
 
-void check_window_pages(const StackConfig& stack) {
+void check_window_pages(const Context& context, const StackConfig& stack) {
   if (stack.window_pages == 0) return;
+  if (gpu::is_gpu(context)) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        "--window-pages is for --device cpu: on a GPU, all layers of a model with a sliding window have one pool");
+  }
   if (stack.window_pages < 0 || stack.window_pages > std::numeric_limits<int32_t>::max()) {
     throw Error(ErrorCode::kInvalidArgument, "--window-pages is not a number that page ids can have");
   }
@@ -130,7 +136,7 @@ std::unique_ptr<Serving> make_serving(const Context& context, const Workload& wo
   const auto num_pages = static_cast<int32_t>(options.stack.num_pages);
   const int32_t page_size = options.scheduler.page_size;
   check_drafts(options);
-  check_window_pages(options.stack);
+  check_window_pages(context, options.stack);
   if (options.stack.backend == ServingBackend::kTokenPool) {
     TokenKeeperOptions sizes;
     sizes.num_pages = num_pages;
@@ -138,7 +144,8 @@ std::unique_ptr<Serving> make_serving(const Context& context, const Workload& wo
     sizes.max_running = options.scheduler.max_running;
     sizes.draft_tokens = options.scheduler.drafts.tokens;
     sizes.reuse = options.prefix_reuse;
-    sizes.window_left = options.stack.window_left;
+    // Schedule-invariant results over two pools need a CPU; a GPU is served as before, from one.
+    if (!gpu::is_gpu(context)) sizes.window_left = options.stack.window_left;
     sizes.num_window_pages =
         options.stack.window_pages > 0 ? static_cast<int32_t>(options.stack.window_pages) : num_pages;
     sizes.token_budget = options.scheduler.token_budget;
@@ -275,8 +282,9 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.plan_only = options.stack.plan_only;
   result.cascade = options.stack.cascade;
   result.threads = context.concurrency();
+  result.on_gpu = gpu::is_gpu(context);
   if (!options.samples_path.empty()) checker.write_samples(options.samples_path);
-  if (!options.stack.plan_only) measure_limits(context, *stack, highest_page + 1, result);
+  if (!options.stack.plan_only && !gpu::is_gpu(context)) measure_limits(context, *stack, highest_page + 1, result);
   result.touched_bytes = stack->resident_bytes();
   result.peak_resident_bytes = peak_resident_bytes();
   return result;

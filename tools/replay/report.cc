@@ -99,9 +99,10 @@ std::string summary_text(const ReplayResult& r) {
   const AttentionConfig& a = r.attention;
   text += r.interrupted ? "interrupted; so far:\n" : "replay finished:\n";
   line("attention",
-       fmt::format("{} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}, kernel {}, {} threads{}",
+       fmt::format("{} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}, kernel {}, {} {}{}",
                    a.num_q_heads, a.num_kv_heads, a.head_dim_qk, a.head_dim_v, to_string(a.q), to_string(a.kv),
-                   to_string(a.kv_format), a.page_size, to_string(a.determinism), r.kernel, r.threads, served_by(r)));
+                   to_string(a.kv_format), a.page_size, to_string(a.determinism), r.kernel, r.threads,
+                   r.on_gpu ? "multiprocessors" : "threads", served_by(r)));
   line("requests",
        fmt::format("{} of {} finished, {} steps, {:.1f} s simulated, {:.2f} s wall", r.progress.finished,
                    r.progress.requests, r.progress.steps, r.progress.simulated_ms / 1e3, r.progress.wall_seconds));
@@ -169,6 +170,7 @@ nlohmann::ordered_json summary_json(const ReplayResult& r) {
                        {"page_size", a.page_size},
                        {"determinism", to_string(a.determinism)},
                        {"kernel", r.kernel},
+                       {"device", r.on_gpu ? "cuda" : "cpu"},
                        {"threads", r.threads},
                        {"backend", to_string(r.backend)},
                        {"ranks", r.ranks}};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "replay/gpu.hpp"
 #include "replay/synthetic.hpp"
 
 namespace folio::replay {
@@ -32,13 +33,15 @@ size_t bytes_of(int64_t elements, DType dtype) {
 
 }  // namespace
 
-StepInputs::StepInputs(const StackConfig& config)
-    : config_(config), given_(is_fp8(config.kv) ? DType::kBFloat16 : config.kv) {
+StepInputs::StepInputs(const Context& context, const StackConfig& config)
+    : host_(gpu::is_gpu(context) ? Context::cpu() : context),
+      config_(config),
+      given_(is_fp8(config.kv) ? DType::kBFloat16 : config.kv) {
   const int64_t tokens = config.max_tokens;
-  k_ = MappedMemory(bytes_of(tokens * config.num_kv_heads * config.head_dim_qk, given_));
-  v_ = MappedMemory(bytes_of(tokens * config.num_kv_heads * config.head_dim_v, given_));
-  q_ = MappedMemory(bytes_of(tokens * config.num_q_heads * config.head_dim_qk, config.q));
-  out_ = MappedMemory(bytes_of(tokens * config.num_q_heads * config.head_dim_v, config.out()));
+  k_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_kv_heads * config.head_dim_qk, given_));
+  v_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_kv_heads * config.head_dim_v, given_));
+  q_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_q_heads * config.head_dim_qk, config.q));
+  out_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_q_heads * config.head_dim_v, config.out()));
   if (config.dcp > 1) ordered_ = MappedMemory(out_.bytes());
 }
 
@@ -48,11 +51,11 @@ int32_t StepInputs::model_head(int32_t rank, int32_t head) const {
   return head / part * group + rank * part + head % part;
 }
 
-void StepInputs::make_kv(const Context& context, const StepBatch& batch, int32_t layer) {
+void StepInputs::make_kv(const StepBatch& batch, int32_t layer) {
   const StackConfig& c = config_;
   const size_t k_row = bytes_of(c.head_dim_qk, given_);
   const size_t v_row = bytes_of(c.head_dim_v, given_);
-  for_each_token(context, batch.num_tokens(), [&](int32_t t) {
+  for_each_token(host_, batch.num_tokens(), [&](int32_t t) {
     const uint64_t link = batch.rows[static_cast<size_t>(t)].link;
     for (int32_t head = 0; head < c.num_kv_heads; ++head) {
       const auto row = static_cast<size_t>(t) * static_cast<size_t>(c.num_kv_heads) + static_cast<size_t>(head);
@@ -62,10 +65,10 @@ void StepInputs::make_kv(const Context& context, const StepBatch& batch, int32_t
   });
 }
 
-void StepInputs::make_q(const Context& context, const StepBatch& batch, int32_t layer) {
+void StepInputs::make_q(const StepBatch& batch, int32_t layer) {
   const StackConfig& c = config_;
   const size_t q_row = bytes_of(c.head_dim_qk, c.q);
-  for_each_token(context, batch.num_tokens(), [&](int32_t t) {
+  for_each_token(host_, batch.num_tokens(), [&](int32_t t) {
     const TokenRow& token = batch.rows[static_cast<size_t>(t)];
     for (int32_t rank = 0; rank < c.dcp; ++rank) {
       for (int32_t head = 0; head < heads_of_rank(); ++head) {

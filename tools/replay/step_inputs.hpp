@@ -15,11 +15,12 @@ namespace folio::replay {
 /// equal part, in order; queries and outputs lie rank by rank.
 class StepInputs {
  public:
-  explicit StepInputs(const StackConfig& config);
+  /// For layers of that context.
+  StepInputs(const Context& context, const StackConfig& config);
 
-  /// Fills the tensors for the batch's tokens, on the context's threads.
-  void make_kv(const Context& context, const StepBatch& batch, int32_t layer);
-  void make_q(const Context& context, const StepBatch& batch, int32_t layer);
+  /// Fills the tensors for the batch's tokens, on threads of the host.
+  void make_kv(const StepBatch& batch, int32_t layer);
+  void make_q(const StepBatch& batch, int32_t layer);
 
   ConstTensorView k(int32_t num_tokens) const;
   ConstTensorView v(int32_t num_tokens) const;
@@ -34,6 +35,7 @@ class StepInputs {
   LayerOutput output(int32_t layer, int32_t num_tokens);
 
  private:
+  Context host_;
   StackConfig config_;
   DType given_;  ///< of the new keys and values: fp8 caches are written from bfloat16, as models do
   int32_t model_head(int32_t rank, int32_t head) const;

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 
 #include "folio/backends/token_pool.hpp"
 #include "folio/backends/token_pool/draft_tree.hpp"
+#include "replay/gpu.hpp"
 #include "replay/mapped_kv_pool.hpp"
+#include "replay/step_array.hpp"
 #include "replay/step_inputs.hpp"
 
 namespace folio::replay {
@@ -37,7 +40,8 @@ AttentionConfig describe(const StackConfig& config, const Context& context) {
   return attention;
 }
 
-TokenPoolConfig backend_config(const StackConfig& config, KvFormat format, const TokenKeeper& keeper) {
+TokenPoolConfig backend_config(const StackConfig& config, KvFormat format, const TokenKeeper& keeper,
+                               const int32_t* table) {
   TokenPoolConfig made;
   made.num_heads = config.num_q_heads;
   made.num_kv_heads = config.num_kv_heads;
@@ -49,6 +53,7 @@ TokenPoolConfig backend_config(const StackConfig& config, KvFormat format, const
   made.page_size = config.page_size;
   made.max_context_len = keeper.rows().max_context_len();
   made.req_to_token = keeper.rows().table();
+  made.req_to_token.indices = table;
   made.max_req_pool_size = keeper.rows().size();
   if (config.window_left >= 0) made.sliding_window_size = config.window_left;
   made.window_req_to_token = keeper.window_rows();
@@ -66,8 +71,9 @@ class TokenPoolStack final : public AttentionStack {
         config_(config),
         keeper_(keeper),
         attention_(describe(config, context)),
-        inputs_(config),
-        backend_(context, backend_config(config, attention_.kv_format, keeper)) {
+        inputs_(context, config),
+        table_(context),
+        backend_(context, backend_config(config, attention_.kv_format, keeper, placed_table())) {
     make_pools();
     for (int32_t layer = 0; layer < config.num_layers; ++layer) {
       RadixAttention& made = layers_.emplace_back();
@@ -88,16 +94,18 @@ class TokenPoolStack final : public AttentionStack {
   void step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe) override {
     const int32_t tokens = batch.num_tokens();
     clock.begin();
-    const ForwardBatch forward = describe_step(batch);
+    const ForwardBatch forward = place(describe_step(batch));
     backend_.init_forward_metadata(forward);
+    gpu::wait(context_);
     clock.end(Phase::kPlan);
     count_work(batch);
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-      inputs_.make_kv(context_, batch, layer);
-      inputs_.make_q(context_, batch, layer);
+      inputs_.make_kv(batch, layer);
+      inputs_.make_q(batch, layer);
       clock.end(Phase::kInputs, layer);
       layers_[static_cast<size_t>(layer)].forward(backend_, inputs_.q(tokens), inputs_.k(tokens), inputs_.v(tokens),
                                                   forward, inputs_.out(tokens));
+      gpu::wait(context_);
       clock.end(Phase::kRun, layer);
       observe(batch, inputs_.output(layer, tokens));
       clock.end(Phase::kChecks, layer);
@@ -140,11 +148,31 @@ class TokenPoolStack final : public AttentionStack {
     const int32_t full = config_.num_layers - windowed;
     const KvFormat format = attention_.kv_format;
     // A pool has a layer at least; where every layer has the window nobody writes to this one.
-    pool_ = MappedKvPool(config_, format, std::max(1, full), keeper_.num_pages());
+    pool_ = MappedKvPool(context_, config_, format, std::max(1, full), keeper_.num_pages());
     if (full > 0) pool_bytes_ += pool_.bytes();
     if (!keeper_.windowed()) return;
-    window_pool_ = MappedKvPool(config_, format, windowed, keeper_.window_use().pages);
+    window_pool_ = MappedKvPool(context_, config_, format, windowed, keeper_.window_use().pages);
     pool_bytes_ += window_pool_.bytes();
+  }
+
+  /// The request table where the context's kernels read it: its address stays, because its size does.
+  const int32_t* placed_table() {
+    const PageTableView table = keeper_.rows().table();
+    return table_.place(std::span(table.indices, static_cast<size_t>(table.num_indices))).data();
+  }
+
+  /// The same batch with the arrays of a GPU, and the host's beside them.
+  ForwardBatch place(ForwardBatch batch) {
+    if (!gpu::is_gpu(context_)) return batch;
+    placed_table();
+    batch.seq_lens_cpu = batch.seq_lens;
+    batch.extend_prefix_lens_cpu = batch.extend_prefix_lens;
+    batch.seq_lens = arrays_[0].place(batch.seq_lens);
+    batch.extend_prefix_lens = arrays_[1].place(batch.extend_prefix_lens);
+    batch.req_pool_indices = arrays_[2].place(batch.req_pool_indices);
+    batch.out_cache_loc = arrays_[3].place(batch.out_cache_loc);
+    batch.spec_info.tree_mask = arrays_[4].place(batch.spec_info.tree_mask);
+    return batch;
   }
 
   ForwardBatch describe_step(const StepBatch& batch) {
@@ -230,6 +258,9 @@ class TokenPoolStack final : public AttentionStack {
   StepInputs inputs_;
   MappedKvPool pool_, window_pool_;
   size_t pool_bytes_ = 0;
+  StepArray table_;
+  std::array<StepArray, 5> arrays_{StepArray(context_), StepArray(context_), StepArray(context_), StepArray(context_),
+                                   StepArray(context_)};
   TokenPoolBackend backend_;
   std::vector<RadixAttention> layers_;
   WorkCounts work_;

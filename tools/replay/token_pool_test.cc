@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "core/instrumented_for_test.hpp"
 #include "replay/report.hpp"
 #include "replay/scene_for_test.hpp"
 #include "replay/token_keeper.hpp"
@@ -11,7 +10,6 @@
 namespace folio::replay {
 namespace {
 
-using folio::testing::kInstrumented;
 using ::testing::HasSubstr;
 
 /// Sanitizers look for other mistakes than wrong sums: one size is enough for them.

@@ -36,6 +36,9 @@ FOLIO_API void slice_query_start_locs(std::span<const int32_t> query_start_loc, 
 /// i has the query tokens [query_start_loc[i], query_start_loc[i + 1]) and, these included, seq_lens[i] tokens of KV.
 /// Everything is borrowed and only read: the arrays must outlive the metadata built from them. R = num_reqs, T =
 /// num_actual_tokens.
+///
+/// For builders on a GPU the arrays lie there (kDevice), and query_start_loc_host and seq_lens_host (for cross
+/// attention encoder_seq_lens_host) hold the same values, which the steps are planned from.
 struct CommonAttentionMetadata {
   Where where = Where::kHost;                ///< of the arrays
   std::span<const int32_t> query_start_loc;  ///< [R + 1], from 0, non-decreasing
@@ -57,6 +60,7 @@ struct CommonAttentionMetadata {
   std::span<const int32_t> seq_lens_host_upper_bound;
   std::span<const int32_t> dcp_local_seq_lens;  ///< [R], this rank's share of seq_lens under decode context parallelism
   std::span<const int32_t> encoder_seq_lens;    ///< [R], cross attention only
+  std::span<const int32_t> encoder_seq_lens_host;  ///< [R], a copy as those above
   std::span<const int32_t> logits_indices_padded;  ///< tokens whose logits are wanted, for layers that skip the others
   int32_t num_logits_indices = 0;                  ///< of those, how many are not padding
   std::span<const int64_t> positions;              ///< [T], global positions of the new tokens

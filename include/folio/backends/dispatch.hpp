@@ -12,6 +12,8 @@
 #include "folio/backends/capability.hpp"
 #include "folio/backends/engine_config.hpp"
 #include "folio/backends/once_log.hpp"
+#include "folio/context.hpp"
+#include "folio/types/device.hpp"
 #include "folio/types/dtype.hpp"
 #include "folio/types/export.hpp"
 #include "folio/types/tensor_view.hpp"
@@ -171,5 +173,10 @@ class LazyEntryPoint<Result(Args...)> {
 /// k_nope may be the part of k where it is copied to. O(elements of k). Throws kInvalidArgument before anything is
 /// written.
 FOLIO_API void concat_mla_k(const TensorView& k, const ConstTensorView& k_nope, const ConstTensorView& k_pe);
+
+/// The same on a context's device: on a GPU the memory is the device's, and the call is enqueued on `stream` and may be
+/// captured. There, a k_nope that overlaps k must be the part of it where it would be copied to.
+FOLIO_API void concat_mla_k(const Context& context, const TensorView& k, const ConstTensorView& k_nope,
+                            const ConstTensorView& k_pe, Stream stream = {});
 
 }  // namespace folio::inline v0::backends

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <span>
+
 #include "folio/backends/attention_layer.hpp"
+#include "folio/context.hpp"
 #include "folio/types/export.hpp"
 #include "folio/types/tensor_view.hpp"
 
@@ -20,5 +23,12 @@ struct KvScaleConstants {
 /// any strides. O(elements). Throws kInvalidArgument for other dtypes, null memory and constants that are not positive.
 FOLIO_API AttentionLayerScales calculate_kv_scales(const ConstTensorView& q, const ConstTensorView& k,
                                                    const ConstTensorView& v, const KvScaleConstants& constants = {});
+
+/// The same on a context's device and into its memory, `scales` [3] being those of q, k and v: for Scale::data of
+/// writes and attention, without a look at them on the host. On a GPU the call is enqueued on `stream` and may be
+/// captured.
+FOLIO_API void calculate_kv_scales(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
+                                   const ConstTensorView& v, std::span<float> scales,
+                                   const KvScaleConstants& constants = {}, Stream stream = {});
 
 }  // namespace folio::inline v0::backends

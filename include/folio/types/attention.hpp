@@ -168,10 +168,13 @@ struct SegmentArgs {
   Scale v_scale;
 };
 
-/// Rotary embedding inside the kernel (Feature::kRopeLlama): NeoX halves, positions global.
+/// Rotary embedding inside the kernel (Feature::kRopeLlama): components d and d + head_dim_qk / 2 of queries and keys
+/// are turned by position / scale * theta^(-2 d / head_dim_qk) radians (NeoX halves; Su et al., "RoFormer",
+/// arXiv:2104.09864). Positions are the sequence's, of queries and keys alike; the cache holds keys that are not
+/// turned. The generic kernels apply it, in float32 from float64 angles; others refuse.
 struct RopeArgs {
-  float theta = 1e4f;
-  float scale = 1.0f;  ///< divides positions
+  float theta = 1e4f;  ///< finite, positive
+  float scale = 1.0f;  ///< divides positions; finite, positive
 };
 
 /// Scale factors of an NVFP4 output: one e4m3 per 16 values of a head, in tiles of 128 x 4 (folio/types/nvfp4.hpp). Row

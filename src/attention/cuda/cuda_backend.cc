@@ -1,3 +1,4 @@
+#include "attention/cuda/cuda_kernels.hpp"
 #include "attention/cuda/plan_memory.hpp"
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
@@ -7,9 +8,9 @@ namespace {
 
 namespace gpu = platform::cuda;
 
-class CudaBackend final : public GpuBackend {
+class CudaBackend final : public cuda::CudaKernels {
  public:
-  explicit CudaBackend(const gpu::DeviceInfo& info) : info_(info) {}
+  explicit CudaBackend(const gpu::DeviceInfo& info) : cuda::CudaKernels(info.index), info_(info) {}
   int32_t num_sms() const override { return info_.num_sms; }
   int32_t compute_capability() const override { return info_.compute_capability; }
   std::span<const kernels::cuda::AttentionKernel* const> kernels() const override {
@@ -22,10 +23,6 @@ class CudaBackend final : public GpuBackend {
               const kernels::cuda::LaunchShape& shape, Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);
     kernel.launch(params, shape, stream);
-  }
-  void write(const kernels::cuda::plain::WriteParams& params, Stream stream) const override {
-    const gpu::DeviceScope scope(info_.index);
-    kernels::cuda::plain::write_slots(params, stream);
   }
   void synchronize(Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);

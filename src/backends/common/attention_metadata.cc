@@ -45,6 +45,7 @@ CommonAttentionMetadata CommonAttentionMetadata::unpadded(int32_t num_tokens, in
   result.mm_req_doc_ranges = ranges_of(mm_req_doc_ranges, 0, num_requests);
   result.dcp_local_seq_lens = cut(dcp_local_seq_lens, requests);
   result.encoder_seq_lens = cut(encoder_seq_lens, requests);
+  result.encoder_seq_lens_host = cut(encoder_seq_lens_host, requests);
   result.is_prefilling = cut(is_prefilling, requests);
   result.slot_mapping = cut(slot_mapping, tokens);
   result.positions = cut(positions, tokens);
@@ -93,6 +94,7 @@ CommonAttentionMetadata CommonAttentionMetadata::slice(int32_t begin, int32_t en
   result.causal_per_request = part(causal_per_request, begin, end);
   result.dcp_local_seq_lens = part(dcp_local_seq_lens, begin, end);
   result.encoder_seq_lens = part(encoder_seq_lens, begin, end);
+  result.encoder_seq_lens_host = part(encoder_seq_lens_host, begin, end);
   result.is_prefilling = part(is_prefilling, begin, end);
   result.slot_mapping = part(slot_mapping, first_token, last_token);
   result.positions = part(positions, first_token, last_token);

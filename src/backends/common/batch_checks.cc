@@ -35,6 +35,38 @@ void check_sizes(const EngineConfig& config, const CommonAttentionMetadata& batc
 
 }  // namespace
 
+void refuse_on_gpu(const Context& context, const char* what, const char* offered) {
+  if (on_gpu(context)) core::fail(ErrorCode::kUnsupported, what, "; on a GPU, ", offered);
+}
+
+CommonAttentionMetadata host_batch(const Context& context, const CommonAttentionMetadata& batch) {
+  if (!on_gpu(context)) {
+    core::require(batch.where == Where::kHost, "the batch's arrays are on a device; the context is a CPU's");
+    return batch;
+  }
+  core::require(batch.where == Where::kDevice,
+                "the batch's arrays are on the host; the context is a GPU's: give arrays ",
+                "there, with query_start_loc_host and seq_lens_host for planning");
+  const auto num_reqs = static_cast<size_t>(std::max(batch.num_reqs, 0));
+  const auto require_copy = [](const char* name, size_t entries, size_t needed) {
+    core::require(entries >= needed, name, " has ", entries, " entries; on a GPU, ", needed,
+                  " are needed for planning");
+  };
+  require_copy("query_start_loc_host", batch.query_start_loc_host.size(), num_reqs + 1);
+  require_copy("seq_lens_host", batch.seq_lens_host.size(), num_reqs);
+  require_copy("encoder_seq_lens_host", batch.encoder_seq_lens_host.size(),
+               batch.encoder_seq_lens.empty() ? 0 : num_reqs);
+  core::require(batch.query_start_loc.size() > num_reqs && batch.seq_lens.size() >= num_reqs, "query_start_loc has ",
+                batch.query_start_loc.size(), " entries and seq_lens ", batch.seq_lens.size(), "; num_reqs is ",
+                batch.num_reqs);
+  CommonAttentionMetadata host = batch;
+  host.where = Where::kHost;
+  host.query_start_loc = batch.query_start_loc_host;
+  host.seq_lens = batch.seq_lens_host;
+  host.encoder_seq_lens = batch.encoder_seq_lens.empty() ? batch.encoder_seq_lens : batch.encoder_seq_lens_host;
+  return host;
+}
+
 void check_batch_lengths(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch,
                          const BatchRules& rules) {
   check_sizes(config, batch, rules);

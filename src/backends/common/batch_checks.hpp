@@ -2,6 +2,7 @@
 
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/engine_config.hpp"
+#include "folio/context.hpp"
 
 namespace folio::inline v0::backends {
 
@@ -11,6 +12,20 @@ struct BatchRules {
   bool queries_are_keys = true;       ///< a request's query tokens are among its seq_lens
   bool slots_are_for_queries = true;  ///< the slots are the query tokens'
 };
+
+/// Throws kUnsupported on a GPU for what needs the host's arrays or kernels that GPUs do not have here: `what` was
+/// asked for, `offered` is there.
+void refuse_on_gpu(const Context& context, const char* what, const char* offered);
+
+/// Whether kernels of the context read device memory.
+inline bool on_gpu(const Context& context) {
+  return context.device().type != DeviceType::kCpu;
+}
+
+/// What a builder plans from: the batch itself on a CPU; on a GPU the batch with the host's copies of its lengths in
+/// place of the device's, its tables and slots as they are, and kHost. Throws kInvalidArgument, naming the field, for
+/// arrays that lie elsewhere than the context's and for copies that are missing.
+CommonAttentionMetadata host_batch(const Context& context, const CommonAttentionMetadata& batch);
 
 /// What every build checks of a host batch, in O(R): sizes, bounds of the configuration, and every request's lengths
 /// against the maxima and the block table. Throws kInvalidArgument naming the field and the request.

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "backends/common/batch_checks.hpp"
 #include "core/error.hpp"
 #include "folio/page_table.hpp"
 
 namespace folio::inline v0::backends {
 
-void check_dcp_config(const EngineConfig& config, const AttentionSpec& spec) {
+void check_dcp_config(const Context& context, const EngineConfig& config, const AttentionSpec& spec) {
   const ParallelConfig& parallel = config.parallel;
   const int32_t size = parallel.decode_context_parallel_size;
   core::require(size >= 1, "decode_context_parallel_size is ", size, "; it must be 1 or more");
@@ -17,6 +18,8 @@ void check_dcp_config(const EngineConfig& config, const AttentionSpec& spec) {
                   "dcp_group is given, but decode_context_parallel_size is 1");
     return;
   }
+  refuse_on_gpu(context, "decode_context_parallel_size is above 1",
+                "1 is offered: groups of ranks exchange host memory");
   core::require(parallel.dcp_group != nullptr, "decode_context_parallel_size is ", size, "; dcp_group must be given");
   core::require(
       parallel.dcp_group->size() == size && parallel.dcp_group->rank() == parallel.decode_context_parallel_rank,

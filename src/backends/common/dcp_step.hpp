@@ -21,7 +21,7 @@ inline bool uses_dcp(const EngineConfig& config) {
 
 /// Throws where the configuration of decode context parallelism contradicts itself or its group; kUnsupported for what
 /// does not go with it.
-void check_dcp_config(const EngineConfig& config, const AttentionSpec& spec);
+void check_dcp_config(const Context& context, const EngineConfig& config, const AttentionSpec& spec);
 
 /// Throws where a batch's dcp_local_seq_lens, which may be left out, are not this rank's. O(R).
 void check_dcp_lengths(const EngineConfig& config, const CommonAttentionMetadata& batch);

@@ -2,6 +2,10 @@
 
 #include <cmath>
 
+#include "attention/cache_args.hpp"
+#include "attention/context.hpp"
+#include "attention/gpu_cache.hpp"
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/types/float_convert.hpp"
 
@@ -27,21 +31,65 @@ bool is_empty(const ConstTensorView& x) {
   return empty;
 }
 
-Scale scale_of(const char* name, const ConstTensorView& x, float constant) {
+void check_tensor(const char* name, const ConstTensorView& x, float constant) {
   core::require(constant > 0.0f && std::isfinite(constant), name, "'s scale constant is ", constant,
                 "; it must be positive");
   core::require(x.dtype == DType::kFloat32 || x.dtype == DType::kFloat16 || x.dtype == DType::kBFloat16, name, " is ",
                 x.dtype, "; offered are float32, float16 and bfloat16");
   core::require(x.rank >= 0 && x.rank <= kMaxRank, name, " has rank ", x.rank);
+  core::require(x.data != nullptr || is_empty(x), name, " is null");
+}
+
+Scale scale_of(const char* name, const ConstTensorView& x, float constant) {
+  check_tensor(name, x, constant);
   Scale scale;
   if (is_empty(x)) return scale;
-  core::require(x.data != nullptr, name, " is null");
   const float largest = max_magnitude(x, 0, 0, 0.0f);
   if (largest != 0.0f) scale.value = largest / constant;
   return scale;
 }
 
+kernels::cuda::MaxScaleParams gpu_params(const char* name, const ConstTensorView& x, float constant, float* out) {
+  check_tensor(name, x, constant);
+  attention::check_gpu_aligned(name, x.data, size_of(x.dtype));
+  kernels::cuda::MaxScaleParams params;
+  params.data = static_cast<const std::byte*>(x.data);
+  params.dtype = x.dtype;
+  params.rank = x.rank;
+  params.num_elements = is_empty(x) ? 0 : 1;
+  for (int32_t d = 0; d < x.rank; ++d) {
+    const auto k = static_cast<size_t>(d);
+    params.shape[k] = x.shape[k];
+    params.strides[k] = x.strides[k];
+    params.num_elements = core::checked_mul(params.num_elements, x.shape[k]);
+  }
+  params.constant = constant;
+  params.out = out;
+  return params;
+}
+
 }  // namespace
+
+void calculate_kv_scales(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
+                         const ConstTensorView& v, std::span<float> scales, const KvScaleConstants& constants,
+                         Stream stream) {
+  core::require(scales.size() == 3 && scales.data() != nullptr, "scales has ", scales.size(),
+                " entries; it must have 3, for q, k and v");
+  const attention::GpuBackend* const gpu = context.state().gpu.get();
+  if (gpu == nullptr) {
+    attention::check_device("calculate_kv_scales", context, stream);
+    const AttentionLayerScales host = calculate_kv_scales(q, k, v, constants);
+    scales[0] = host.q.value;
+    scales[1] = host.k.value;
+    scales[2] = host.v.value;
+    return;
+  }
+  attention::check_gpu_aligned("scales", scales.data(), sizeof(float));
+  const kernels::cuda::MaxScaleParams all[] = {gpu_params("q", q, constants.q, &scales[0]),
+                                               gpu_params("k", k, constants.k, &scales[1]),
+                                               gpu_params("v", v, constants.v, &scales[2])};
+  for (const kernels::cuda::MaxScaleParams& params : all) gpu->enqueue(params, stream);
+}
 
 AttentionLayerScales calculate_kv_scales(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
                                          const KvScaleConstants& constants) {

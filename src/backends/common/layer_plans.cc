@@ -28,7 +28,7 @@ std::vector<WindowOp> prepare_windows(const Context& context, AttentionConfig co
   return windows;
 }
 
-StepPlans::StepPlans(std::span<const WindowOp> windows) {
+StepPlans::StepPlans(std::span<const WindowOp> windows) : workspace_(windows.front().op.context().device()) {
   size_t workspace_bytes = 0;
   for (const WindowOp& window : windows) {
     windows_.push_back({window.window_left, window.op, make_plan_buffer(window.op)});
@@ -38,19 +38,19 @@ StepPlans::StepPlans(std::span<const WindowOp> windows) {
 }
 
 void StepPlans::reserve_workspace(size_t bytes) {
-  workspace_ = core::AlignedBuffer(bytes, core::AlignedBuffer::kWorkspaceAlignment);
+  workspace_.reserve(bytes);
   for (const Window& window : windows_) init_workspace(window.op, workspace());
 }
 
-WindowPlans StepPlans::plan(const BatchView& batch, const BatchView& without_window) {
+WindowPlans StepPlans::plan(const BatchView& batch, const BatchView& without_window, Stream stream) {
   WindowPlans plans;
   size_t workspace_bytes = 0;
   for (size_t i = 0; i < windows_.size(); ++i) {
     Window& window = windows_[i];
     const AttentionConfig& config = window.op.config();
     const bool has_window = config.window_left >= 0 || config.window_right >= 0;
-    plans[i] =
-        WindowPlan{window.window_left, folio::plan(window.op, has_window ? batch : without_window, window.buffer)};
+    plans[i] = WindowPlan{window.window_left,
+                          folio::plan(window.op, has_window ? batch : without_window, window.buffer, stream)};
     workspace_bytes = std::max(workspace_bytes, workspace_size(plans[i]->plan));
   }
   if (workspace_bytes > workspace_.bytes()) reserve_workspace(workspace_bytes);

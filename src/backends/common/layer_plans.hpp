@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/aligned_buffer.hpp"
+#include "backends/common/context_memory.hpp"
 #include "folio/attention.hpp"
 #include "folio/backends/window_plans.hpp"
 
@@ -34,13 +34,13 @@ std::vector<WindowOp> prepare_windows(const Context& context, AttentionConfig co
 /// What one step in flight needs: a plan buffer for every window, and the workspace its forwards use in turn.
 class StepPlans {
  public:
-  /// The ops are copied (they are handles).
+  /// The ops are copied (they are handles). At least one.
   explicit StepPlans(std::span<const WindowOp> windows);
 
   /// Plans a step for every window; earlier plans go stale. Allocates nothing once warm. Throws what `plan` throws.
-  WindowPlans plan(const BatchView& batch) { return plan(batch, batch); }
+  WindowPlans plan(const BatchView& batch, Stream stream) { return plan(batch, batch, stream); }
   /// The same, of layers without window another batch.
-  WindowPlans plan(const BatchView& batch, const BatchView& without_window);
+  WindowPlans plan(const BatchView& batch, const BatchView& without_window, Stream stream);
 
   /// Enough for every plan that `plan` has made; where a plan with shared segments needs more than it had, it moves.
   Workspace workspace() noexcept { return {workspace_.data(), workspace_.bytes()}; }
@@ -54,7 +54,7 @@ class StepPlans {
   void reserve_workspace(size_t bytes);
 
   std::vector<Window> windows_;  ///< at most kMaxWindows
-  core::AlignedBuffer workspace_;
+  ContextMemory workspace_;
 };
 
 /// The plan of the layers of that window. Throws kInvalidArgument where nothing was planned for it.

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "backends/common/gpu_memory.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/types/float_convert.hpp"
@@ -45,11 +46,19 @@ BlockScaleArgs nvfp4_block_scale(const char* name, const TensorView& scale, int6
   return {scale.data, first_row};
 }
 
-void fill_with_zeros(const TensorView& output) {
+void fill_with_zeros(const Context& context, const TensorView& output, Stream stream) {
   const auto element_bytes = static_cast<size_t>(size_of(output.dtype));
   core::require(output.rank == 3 && output.strides[2] == 1 && element_bytes > 0,
                 "output must be a tensor [tokens, num_heads, head_size] with contiguous heads");
   auto* bytes = static_cast<std::byte*>(output.data);
+  if (context.device().type != DeviceType::kCpu) {
+    const auto element = static_cast<int64_t>(element_bytes);
+    for (int64_t head = 0; head < output.shape[1]; ++head) {
+      gpu::zero_rows(context.device().index, bytes + head * output.strides[1] * element, output.strides[0] * element,
+                     output.shape[2] * element, output.shape[0], stream);
+    }
+    return;
+  }
   for (int64_t token = 0; token < output.shape[0]; ++token) {
     for (int64_t head = 0; head < output.shape[1]; ++head) {
       const int64_t at = token * output.strides[0] + head * output.strides[1];

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "folio/context.hpp"
 #include "folio/types/attention.hpp"
 #include "folio/types/kv_cache.hpp"
 #include "folio/types/tensor_view.hpp"
@@ -26,7 +27,8 @@ BlockScaleArgs nvfp4_block_scale(const char* name, const TensorView& scale, int6
                                  int64_t heads, int64_t head_size);
 
 /// Sets [tokens, heads, head_size] with contiguous heads, padding included, to zero (in every dtype, all bits zero).
-void fill_with_zeros(const TensorView& output);
+/// On a GPU enqueued.
+void fill_with_zeros(const Context& context, const TensorView& output, Stream stream);
 
 /// A layer's sinks, [num_heads] float32, float16 or bfloat16 on the host, as float32. `wrong_count` is what is said of
 /// another number of heads.

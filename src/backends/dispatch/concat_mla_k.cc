@@ -1,6 +1,9 @@
 #include <cstddef>
 #include <cstring>
 
+#include "attention/cache_args.hpp"
+#include "attention/context.hpp"
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/backends/dispatch.hpp"
 
@@ -34,9 +37,7 @@ Byte* row_of(const View& view, int64_t token, int64_t head) {
   return static_cast<Byte*>(view.data) + (token * view.strides[0] + head * view.strides[1]) * size_of(view.dtype);
 }
 
-}  // namespace
-
-void concat_mla_k(const TensorView& k, const ConstTensorView& k_nope, const ConstTensorView& k_pe) {
+void check_args(const TensorView& k, const ConstTensorView& k_nope, const ConstTensorView& k_pe) {
   core::require(
       k.dtype == DType::kFloat32 || k.dtype == DType::kFloat16 || k.dtype == DType::kBFloat16 || is_fp8(k.dtype),
       "k is ", k.dtype, "; offered are float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
@@ -53,7 +54,51 @@ void concat_mla_k(const TensorView& k, const ConstTensorView& k_nope, const Cons
                 k_nope.shape[2], " and k_pe ", k_pe.shape[2]);
   core::require(rows_are_apart(k), "rows of k overlap: its strides are ", k.strides[0], " and ", k.strides[1],
                 " for rows of ", k.shape[2]);
+}
 
+/// Whether k_nope is the part of k where it would be copied to.
+bool is_in_place(const TensorView& k, const ConstTensorView& k_nope) {
+  return k.data == k_nope.data && k.strides[0] == k_nope.strides[0] && k.strides[1] == k_nope.strides[1];
+}
+
+}  // namespace
+
+void concat_mla_k(const Context& context, const TensorView& k, const ConstTensorView& k_nope,
+                  const ConstTensorView& k_pe, Stream stream) {
+  const attention::GpuBackend* const gpu = context.state().gpu.get();
+  if (gpu == nullptr) {
+    attention::check_device("concat_mla_k", context, stream);
+    concat_mla_k(k, k_nope, k_pe);
+    return;
+  }
+  check_args(k, k_nope, k_pe);
+  const int64_t bytes = size_of(k.dtype);
+  const auto aligned = [&](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0;
+  };
+  core::require(aligned(k.data) && aligned(k_nope.data) && aligned(k_pe.data),
+                "k, k_nope or k_pe is not aligned to its elements of ", bytes, " bytes");
+  kernels::cuda::ConcatParams params;
+  params.k = row_of<unsigned char>(k, 0, 0);
+  params.nope = row_of<const unsigned char>(k_nope, 0, 0);
+  params.rope = row_of<const unsigned char>(k_pe, 0, 0);
+  params.num_tokens = k.shape[0];
+  params.num_heads = core::checked_cast<int32_t>(k.shape[1]);
+  params.nope_bytes = core::checked_cast<int32_t>(k_nope.shape[2] * bytes);
+  params.rope_bytes = core::checked_cast<int32_t>(k_pe.shape[2] * bytes);
+  params.k_token = k.strides[0] * bytes;
+  params.k_head = k.strides[1] * bytes;
+  params.nope_token = k_nope.strides[0] * bytes;
+  params.nope_head = k_nope.strides[1] * bytes;
+  params.rope_token = k_pe.strides[0] * bytes;
+  params.copy_nope = !is_in_place(k, k_nope);
+  gpu->enqueue(params, stream);
+}
+
+void concat_mla_k(const TensorView& k, const ConstTensorView& k_nope, const ConstTensorView& k_pe) {
+  check_args(k, k_nope, k_pe);
+  const int64_t tokens = k.shape[0];
+  const int64_t heads = k.shape[1];
   const auto nope_bytes = static_cast<size_t>(k_nope.shape[2] * size_of(k.dtype));
   const auto rope_bytes = static_cast<size_t>(k_pe.shape[2] * size_of(k.dtype));
   for (int64_t token = 0; token < tokens; ++token) {

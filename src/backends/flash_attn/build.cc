@@ -75,7 +75,8 @@ void localize_context(const ParallelConfig& parallel, const CommonAttentionMetad
 
 /// Plans the step for every window. Not causal, a layer without window sees every key; one with a window ends at its
 /// query, which the op's causal mask says already.
-WindowPlans plan_step(const CommonAttentionMetadata& batch, bool all_visible, const StepKeys& keys, StepState& step) {
+WindowPlans plan_step(const CommonAttentionMetadata& batch, bool all_visible, const StepKeys& keys, StepState& step,
+                      Stream stream) {
   StepKeys visible = keys;
   for (KvSegment& segment : visible.segments) {
     if (all_visible) segment.mask = SegmentMask::kAllVisible;
@@ -88,20 +89,22 @@ WindowPlans plan_step(const CommonAttentionMetadata& batch, bool all_visible, co
   view.segments = std::span(keys.segments).first(keys.count);
   BatchView without_window = view;
   without_window.segments = std::span(visible.segments).first(visible.count);
-  return step.plans.plan(view, without_window);
+  return step.plans.plan(view, without_window, stream);
 }
 
 }  // namespace
 
 FlashAttentionMetadata FlashAttentionMetadataBuilder::build(int32_t common_prefix_len,
-                                                            const CommonAttentionMetadata& batch, bool fast_build) {
-  return build_step(common_prefix_len, batch, fast_build, /*may_discover=*/true);
+                                                            const CommonAttentionMetadata& batch, bool fast_build,
+                                                            Stream stream) {
+  return build_step(common_prefix_len, batch, fast_build, /*may_discover=*/true, stream);
 }
 
 FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_prefix_len,
-                                                                 const CommonAttentionMetadata& batch, bool fast_build,
-                                                                 bool may_discover) {
+                                                                 const CommonAttentionMetadata& given, bool fast_build,
+                                                                 bool may_discover, Stream stream) {
   State& state = *state_;
+  const CommonAttentionMetadata batch = host_batch(state.context, given);
   StepState& step = state.steps[state.next_step];
   const CommonAttentionMetadata checked = with_key_lengths(state.attn_type, batch, step);
   check_flash_attn_batch(state.spec, state.config, state.attn_type, checked);
@@ -158,7 +161,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
         distributed::max_dcp_context_len(batch.max_seq_len, state.config.parallel.decode_context_parallel_size,
                                          state.config.parallel.cp_kv_cache_interleave_size);
   } else {
-    metadata.plans = plan_step(checked, all_visible, keys, step);
+    metadata.plans = plan_step(checked, all_visible, keys, step, stream);
   }
   if (aot) {
     metadata.scheduler_metadata = step.schedule->seal(metadata.plans.front()->plan);
@@ -168,14 +171,14 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
 
   const CompilationConfig& graphs = state.config.compilation;
   if (graphs.decode_graph_mode == DecodeGraphMode::kFull && batch.num_actual_tokens <= graphs.max_capture_size) {
-    metadata.max_num_splits = state.options.max_num_splits_for_graphs;
+    metadata.max_num_splits = state.max_num_splits;
   }
   if (state.config.determinism >= Determinism::kBatchInvariant) metadata.max_num_splits = 1;
   metadata.num_reqs = batch.num_reqs;
   metadata.num_actual_tokens = batch.num_actual_tokens;
   metadata.max_query_len = batch.max_query_len;
   metadata.max_seq_len = checked.max_seq_len;
-  metadata.query_start_loc = batch.query_start_loc.first(num_reqs + 1);
+  metadata.query_start_loc = given.query_start_loc.first(num_reqs + 1);
   metadata.seq_lens = checked.seq_lens.first(num_reqs);
   metadata.block_table = batch.block_table;
   metadata.slot_mapping = batch.slot_mapping;
@@ -189,13 +192,14 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   return metadata;
 }
 
-FlashAttentionMetadata FlashAttentionMetadataBuilder::build_for_drafting(const CommonAttentionMetadata& batch) {
-  return build_step(0, batch, /*fast_build=*/true, /*may_discover=*/false);
+FlashAttentionMetadata FlashAttentionMetadataBuilder::build_for_drafting(const CommonAttentionMetadata& batch,
+                                                                         Stream stream) {
+  return build_step(0, batch, /*fast_build=*/true, /*may_discover=*/false, stream);
 }
 
-FlashAttentionMetadata FlashAttentionMetadataBuilder::build_for_cudagraph_capture(
-    const CommonAttentionMetadata& batch) {
-  return build_step(0, batch, /*fast_build=*/false, /*may_discover=*/false);
+FlashAttentionMetadata FlashAttentionMetadataBuilder::build_for_cudagraph_capture(const CommonAttentionMetadata& batch,
+                                                                                  Stream stream) {
+  return build_step(0, batch, /*fast_build=*/false, /*may_discover=*/false, stream);
 }
 
 FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const FlashAttentionMetadata& metadata,

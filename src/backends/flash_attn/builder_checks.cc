@@ -11,10 +11,7 @@ namespace folio::inline v0::backends {
 
 void check_flash_attn_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
                              const FlashAttentionOptions& options) {
-  if (context.device().type != DeviceType::kCpu) {
-    core::fail(ErrorCode::kUnsupported, "the FlashAttention backend takes CPU contexts");
-  }
-  check_dcp_config(config, spec);
+  check_dcp_config(context, config, spec);
   if (config.use_block_table_kernels.value_or(false)) {
     core::fail(ErrorCode::kUnsupported,
                "use_block_table_kernels is true; the FlashAttention backend has its planned kernels only, which read "
@@ -22,12 +19,17 @@ void check_flash_attn_config(const Context& context, const AttentionSpec& spec, 
   }
   check_cascade_options(options.cascade, options.max_cascade_levels);
   core::require(options.steps_in_flight >= 1, "steps_in_flight is ", options.steps_in_flight, "; it is 1 or more");
-  core::require(options.max_num_splits_for_graphs >= 1, "max_num_splits_for_graphs is ",
-                options.max_num_splits_for_graphs, "; it is 1 or more");
+  core::require(options.max_num_splits_for_graphs.value_or(1) >= 1, "max_num_splits_for_graphs is ",
+                options.max_num_splits_for_graphs.value_or(0), "; it is 1 or more");
+  if (options.aot_schedule.value_or(false)) {
+    refuse_on_gpu(context, "aot_schedule is true", "a step's schedule is its plan in device memory: leave it out");
+  }
   if (config.compilation.decode_graph_mode != DecodeGraphMode::kFull) return;
   core::require(config.scheduler.max_num_seqs > 0 && config.scheduler.max_num_batched_tokens > 0 &&
                     config.model.max_model_len > 0,
                 "decode_graph_mode is kFull; max_num_seqs, max_num_batched_tokens and max_model_len must be given");
+  core::require(!on_gpu(context) || options.steps_in_flight == 1, "steps_in_flight is ", options.steps_in_flight,
+                " under decode_graph_mode kFull; captured graphs read one step's plan: on a GPU it must be 1");
 }
 
 void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& config, FlashAttentionLayers layers,
@@ -53,7 +55,6 @@ void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& con
 
 void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
                             const CommonAttentionMetadata& batch) {
-  core::require(batch.where == Where::kHost, "the batch's arrays are on a device; the context is a CPU's");
   if (!batch.logits_indices_padded.empty()) {
     core::fail(ErrorCode::kUnsupported,
                "logits_indices_padded is not taken by the FlashAttention backend; leave it empty "

@@ -55,6 +55,9 @@ struct StepState {
 
 /// What a builder owns.
 struct FlashAttentionMetadataBuilder::State {
+  explicit State(const Context& given_context) : context(given_context) {}
+
+  Context context;
   EngineConfig config;
   AttentionSpec spec;
   FlashAttentionOptions options;
@@ -62,6 +65,7 @@ struct FlashAttentionMetadataBuilder::State {
   AttentionType attn_type = AttentionType::kDecoder;
   bool has_alibi = false;
   bool aot_schedule = false;
+  int32_t max_num_splits = 0;  ///< of captured batches; 0 = as the work needs
   SlidingWindow aot_window;
   DType kv_cache_dtype = DType::kUnset;
   DType q_data_type = DType::kUnset;

@@ -3,6 +3,7 @@
 #include <array>
 #include <vector>
 
+#include "backends/common/batch_checks.hpp"
 #include "core/aligned_buffer.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -54,6 +55,8 @@ AttentionOp prepare_op(const Context& context, const TensorView& output, const C
 
 void cascade_attention(const Context& context, const TensorView& output, const ConstTensorView& query,
                        const KvCacheView& kv_cache, const CascadeAttentionArgs& args) {
+  refuse_on_gpu(context, "cascade_attention plans and computes in one call, in host memory",
+                "a metadata builder's step with a common_prefix_len is offered");
   check(output, query, kv_cache, args);
   const AttentionOp op = prepare_op(context, output, query, kv_cache, args);
   const auto num_reqs = static_cast<int32_t>(args.suffix_kv_lens.size());

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "attention/sealed_plan.hpp"
+#include "backends/common/context_memory.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "backends/common/step_levels.hpp"
@@ -116,7 +117,7 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   core::require(version_.has_value(), "FlashAttention version not detected.");
   check_output_quantization(output_quantization, profile_, metadata);
   if (metadata == nullptr) {
-    fill_with_zeros(output);
+    fill_with_zeros(context_, output, stream);
     return output;
   }
   core::require(metadata->attn_type == attn_type_, "the layer is for ", to_string(attn_type_),
@@ -163,8 +164,8 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   args.segments = std::span(segments.all).first(segments.count);
   args.sm_scale = scale_;
   args.logits_soft_cap = logits_soft_cap_;
-  args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();
-  args.sinks = sinks_.empty() ? nullptr : sinks_.data();
+  args.alibi_slopes = kernel_values(alibi_slopes_, gpu_alibi_slopes_);
+  args.sinks = kernel_values(sinks_, gpu_sinks_);
   // A checkpoint's q scale describes quantised queries; 16-bit ones are what they are.
   if (is_fp8(query.dtype)) args.q_scale = layer.q;
   if (output_quantization.scale != nullptr) args.out_scale.value = *output_quantization.scale;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "backends/common/context_memory.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "core/error.hpp"
 
@@ -68,6 +69,8 @@ FlashAttentionImpl::FlashAttentionImpl(const Context& context, const FlashAttent
     sinks_ = sinks_as_float(config.sinks, num_heads_,
                             "Sinks must have the same number of heads as the number of heads in the layer");
   }
+  gpu_alibi_slopes_ = copy_on_gpu(context_.device(), alibi_slopes_);
+  gpu_sinks_ = copy_on_gpu(context_.device(), sinks_);
 }
 
 PerLayerParameters FlashAttentionImpl::per_layer_parameters() const noexcept {

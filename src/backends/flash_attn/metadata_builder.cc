@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backends/common/batch_checks.hpp"
 #include "backends/common/layer_group.hpp"
 #include "backends/flash_attn/builder_state.hpp"
 #include "core/error.hpp"
@@ -38,10 +39,11 @@ AttentionType common_attn_type(FlashAttentionLayers layers) {
   return type;
 }
 
-bool makes_schedules(const FlashAttentionOptions& options, const EngineConfig& config, size_t num_windows) {
+bool makes_schedules(const Context& context, const FlashAttentionOptions& options, const EngineConfig& config,
+                     size_t num_windows) {
   const bool compatible = options.facts.profile != BackendProfile::kNative;
   const bool by_default = !compatible || get_flash_attn_version(options.facts.platform) == 3;
-  return options.aot_schedule.value_or(by_default) && num_windows == 1 &&
+  return !on_gpu(context) && options.aot_schedule.value_or(by_default) && num_windows == 1 &&
          config.determinism < Determinism::kBatchInvariant;
 }
 
@@ -52,6 +54,13 @@ int32_t max_shared_levels(const FlashAttentionOptions& options) {
     case CascadeMode::kAuto: break;
   }
   return options.max_cascade_levels;
+}
+
+/// None: as many as the op has work lists.
+std::optional<int32_t> max_splits(const Context& context, const FlashAttentionOptions& options) {
+  constexpr int32_t kVllmsDefault = 32;
+  if (options.max_num_splits_for_graphs || on_gpu(context)) return options.max_num_splits_for_graphs;
+  return kVllmsDefault;
 }
 
 PrepareOptions prepare_options(const Context& context, const EngineConfig& config, const FlashAttentionOptions& options,
@@ -67,7 +76,8 @@ PrepareOptions prepare_options(const Context& context, const EngineConfig& confi
     bounds.max_shared_levels = may_cascade ? max_shared_levels(options) : 0;
     prepare.bounds = bounds;
     // A query's keys are divided over work lists, each of which has at most one piece of them.
-    prepare.num_workers = std::min(context.concurrency(), options.max_num_splits_for_graphs);
+    const std::optional<int32_t> most_splits = max_splits(context, options);
+    if (most_splits) prepare.num_workers = std::min(context.concurrency(), *most_splits);
   }
   return prepare;
 }
@@ -77,10 +87,11 @@ PrepareOptions prepare_options(const Context& context, const EngineConfig& confi
 FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& context, const AttentionSpec& spec,
                                                              FlashAttentionLayers layers, const EngineConfig& config,
                                                              const FlashAttentionOptions& options)
-    : state_(std::make_unique<State>()) {
+    : state_(std::make_unique<State>(context)) {
   check_flash_attn_config(context, spec, config, options);
   State& state = *state_;
   state.config = config;
+  state.max_num_splits = max_splits(context, options).value_or(0);
   state.spec = spec;
   state.options = options;
   state.kv_cache_dtype = resolve_kv_cache_dtype(spec, config);
@@ -129,7 +140,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
     core::fail(ErrorCode::kUnsupported, "output_dtype is fp4_e2m1x2 under decode context parallelism; ",
                config.model.dtype, " and fp8 are offered");
   }
-  state.aot_schedule = !divided && makes_schedules(options, config, state.windows.size());
+  state.aot_schedule = !divided && makes_schedules(context, options, config, state.windows.size());
   if (state.windows.size() == 1) state.aot_window = layers.front().impl->sliding_window();
 
   const AttentionOp& first = state.windows.front().op;

@@ -127,7 +127,10 @@ std::optional<KvCacheLayout> FlashInferBackend::get_required_kv_cache_layout(con
 GraphSupport FlashInferBackend::get_cudagraph_support(const FlashInferFacts& facts, int32_t num_qo_heads,
                                                       std::span<const int32_t> num_kv_heads) {
   for (int32_t heads : num_kv_heads) core::require(heads > 0, "num_kv_heads is ", heads, "; it must be at least 1");
-  if (facts.profile == BackendProfile::kNative) return GraphSupport::kAlways;
+  if (facts.profile == BackendProfile::kNative) {
+    // On a CPU a graph is a plan like any other; on a GPU decodes have plans whose memory stays.
+    return facts.device.platform == Platform::kCuda ? GraphSupport::kUniformBatch : GraphSupport::kAlways;
+  }
   if (facts.profile == BackendProfile::kVllm2025_07) return GraphSupport::kNever;
   // December 2025 asks about one group of layers, the builder's; March 2026 about all.
   const auto groups = facts.profile == BackendProfile::kVllm2026_03

@@ -154,7 +154,7 @@ Workspace BlockTableWorkspace::State::memory_for(const BlockTableKernel& kernel)
   most_bytes = std::max(most_bytes, bytes);
   if (given.data != nullptr) return given;
   if (own.bytes() < bytes) {
-    own = core::AlignedBuffer(bytes, core::AlignedBuffer::kWorkspaceAlignment);
+    own.reserve(bytes);
     init_workspace(kernel.op, {own.data(), own.bytes()});
   }
   return {own.data(), own.bytes()};
@@ -166,14 +166,13 @@ BlockTableWorkspace::BlockTableWorkspace(const Context& context, Determinism det
                        .determinism = determinism,
                        .force_kernel = force_kernel,
                        .given = memory,
-                       .own = {},
+                       .own = ContextMemory(context.device()),
                        .kernels = {},
                        .cu_q = {},
                        .dequantized = {},
                        .dequantized_table = {}}) {
-  const bool cpu = context.device().type == DeviceType::kCpu;
-  require(cpu == (memory.data == nullptr),
-          cpu ? "memory is given for a CPU; leave it empty" : "memory is empty; calls on a GPU need device memory");
+  require(memory.data == nullptr || context.device().type != DeviceType::kCpu,
+          "memory is given for a CPU; leave it empty");
 }
 BlockTableWorkspace::BlockTableWorkspace(BlockTableWorkspace&&) noexcept = default;
 BlockTableWorkspace& BlockTableWorkspace::operator=(BlockTableWorkspace&&) noexcept = default;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/common/context_memory.hpp"
 #include "core/aligned_buffer.hpp"
 #include "folio/attention.hpp"
 #include "folio/backends/flashinfer/block_table.hpp"
@@ -29,7 +30,7 @@ struct BlockTableWorkspace::State {
   Determinism determinism;
   std::string force_kernel;
   Workspace given;
-  core::AlignedBuffer own;
+  ContextMemory own;                                       ///< where no memory was given
   std::vector<std::unique_ptr<BlockTableKernel>> kernels;  ///< few: one for each window, section and kind of output
   std::vector<int32_t> cu_q;                               ///< of the present call
   core::AlignedBuffer dequantized;                         ///< a 16-bit copy of fp8 pages

@@ -41,7 +41,8 @@ PlannedPart planned_part(const FlashInferMetadata& metadata) {
 }
 
 /// The part's lengths, in one segment or, with shared prefixes, in several.
-void plan_part(State& state, const CommonAttentionMetadata& batch, StepPlans& plans, FlashInferMetadata& metadata) {
+void plan_part(State& state, const CommonAttentionMetadata& batch, StepPlans& plans, FlashInferMetadata& metadata,
+               Stream stream) {
   const PlannedPart& part = metadata.planned;
   const auto first = static_cast<size_t>(part.first_request);
   const auto count = static_cast<size_t>(part.num_requests);
@@ -83,7 +84,7 @@ void plan_part(State& state, const CommonAttentionMetadata& batch, StepPlans& pl
     view.cu_q = state.section_cu_q.data();
   }
   view.segments = std::span(segments).first(num_segments);
-  metadata.plans = plans.plan(view);
+  metadata.plans = plans.plan(view, stream);
   metadata.workspace = plans.workspace();
 }
 
@@ -104,8 +105,10 @@ StepCascadeLevels discover(State& state, const CommonAttentionMetadata& batch, c
 
 }  // namespace
 
-FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, const CommonAttentionMetadata& batch) {
+FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, const CommonAttentionMetadata& given,
+                                                    Stream stream) {
   State& state = *state_;
+  const CommonAttentionMetadata batch = host_batch(state.context, given);
   check_batch(state.spec, state.config, batch);
   if (state.profile == BackendProfile::kVllm2025_07) {
     check_same_hyperparameters(state.hyperparameters, state.profile);
@@ -134,7 +137,7 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
     metadata.workspace = state.dcp->workspace();
   } else if (metadata.planned.num_requests > 0 || batch.num_reqs == 0) {
     StepPlans& plans = metadata.num_padded_reqs > 0 ? state.graph_plans_for(metadata.num_padded_reqs) : *state.plans;
-    plan_part(state, batch, plans, metadata);
+    plan_part(state, batch, plans, metadata, stream);
   }
   metadata.block_table_workspace = &state.block_tables;
 
@@ -144,8 +147,10 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   metadata.max_q_len_prefill =
       metadata.split.num_prefills > 0 ? longest_query(batch, metadata.split.num_decodes) : batch.max_query_len;
   metadata.max_seq_len = batch.max_seq_len;
-  metadata.qo_indptr = batch.query_start_loc.first(num_reqs + 1);
-  metadata.seq_lens = batch.seq_lens.first(num_reqs);
+  metadata.qo_indptr = given.query_start_loc.first(num_reqs + 1);
+  metadata.seq_lens = given.seq_lens.first(num_reqs);
+  metadata.qo_indptr_host = batch.query_start_loc.first(num_reqs + 1);
+  metadata.seq_lens_host = batch.seq_lens.first(num_reqs);
   metadata.block_table = batch.block_table;
   metadata.slot_mapping = batch.slot_mapping;
   metadata.data_type = state.kv_cache_dtype;

@@ -20,10 +20,7 @@ namespace {
 
 void check_engine_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
                          BackendProfile profile) {
-  if (context.device().type != DeviceType::kCpu) {
-    core::fail(ErrorCode::kUnsupported, "the FlashInfer backend takes CPU contexts");
-  }
-  check_dcp_config(config, spec);
+  check_dcp_config(context, config, spec);
   if (uses_dcp(config) && config.use_block_table_kernels.value_or(false)) {
     core::fail(ErrorCode::kUnsupported,
                "use_block_table_kernels is true; under decode context parallelism planned kernels are offered");
@@ -114,7 +111,6 @@ void choose_paths(const FlashInferMetadataBuilder::State& state, const CommonAtt
 }
 
 void check_batch(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch) {
-  core::require(batch.where == Where::kHost, "the batch's arrays are on a device; the context is a CPU's");
   if (!batch.causal)
     core::fail(ErrorCode::kUnsupported, "causal is false; the FlashInfer backend takes causal batches");
   if (!batch.causal_per_request.empty() || !batch.mm_req_doc_ranges.empty()) {

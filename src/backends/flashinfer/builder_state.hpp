@@ -71,7 +71,7 @@ void check_engine_config(const Context& context, const AttentionSpec& spec, cons
 void check_profile(const AttentionSpec& spec, const EngineConfig& config, const GlobalHyperparameters& hyperparameters,
                    BackendProfile profile, bool use_block_tables);
 
-/// What every build checks, in O(R).
+/// What every build checks of a host batch, in O(R).
 void check_batch(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch);
 
 /// Refuses layers that differ where the profile's original could plan for one set of values only.

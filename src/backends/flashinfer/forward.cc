@@ -40,7 +40,7 @@ TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const Cons
   const bool is_empty = output.rank == 3 && output.shape[0] == 0;  // an empty allocation may have no address
   core::require(output.data != nullptr || is_empty, "Output tensor must be provided.");
   if (metadata == nullptr) {
-    if (profile_ != BackendProfile::kVllm2025_07) fill_with_zeros(output);
+    if (profile_ != BackendProfile::kVllm2025_07) fill_with_zeros(context_, output, stream);
     return output;
   }
   if (metadata->current_generation != nullptr && *metadata->current_generation != metadata->generation) {

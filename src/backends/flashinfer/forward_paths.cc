@@ -1,6 +1,8 @@
 #include <array>
 #include <cmath>
 
+#include "backends/common/batch_checks.hpp"
+#include "backends/common/context_memory.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "backends/common/step_levels.hpp"
@@ -120,8 +122,8 @@ void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
   args.segments = segments;
   args.sm_scale = scale_;
   args.logits_soft_cap = logits_soft_cap_;
-  args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();
-  args.sinks = sinks_.empty() ? nullptr : sinks_.data();
+  args.alibi_slopes = kernel_values(alibi_slopes_, gpu_alibi_slopes_);
+  args.sinks = kernel_values(sinks_, gpu_sinks_);
   // A checkpoint's q scale describes quantised queries; 16-bit ones are what they are.
   if (is_fp8(call.query.dtype)) args.q_scale = call.layer.q;
   if (metadata.dcp_plans.front()) {
@@ -135,7 +137,7 @@ void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
 void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream stream) const {
   const FlashInferMetadata& metadata = call.metadata;
   const bool quantised = call.quantization.wanted();
-  const std::span<const int32_t> qo_indptr = metadata.qo_indptr;
+  const std::span<const int32_t> qo_indptr = metadata.qo_indptr_host;
   const auto run_section = [&](Section section, bool decode) {
     section = without_padding(section, qo_indptr);
     if (section.num_requests == 0) return;
@@ -147,14 +149,14 @@ void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream 
     args.query = tokens_of(call.query, first_token, num_tokens);
     args.kv_cache = call.cache;
     args.block_tables = rows_of(metadata.block_table, section);
-    args.seq_lens = metadata.seq_lens.subspan(first, count);
+    args.seq_lens = metadata.seq_lens_host.subspan(first, count);
     args.max_seq_len = metadata.max_seq_len;
     args.bmm1_scale = bmm1_scale(call.layer, call.query.dtype);
     args.bmm2_scale = bmm2_scale(call.layer);
     args.window_left = window_left_;
-    args.sinks = sinks_.empty() ? nullptr : sinks_.data();
+    args.sinks = kernel_values(sinks_, gpu_sinks_);
     args.logits_soft_cap = logits_soft_cap_;
-    args.alibi_slopes = alibi_slopes_.empty() ? nullptr : alibi_slopes_.data();
+    args.alibi_slopes = kernel_values(alibi_slopes_, gpu_alibi_slopes_);
     const TensorView out = tokens_of(call.output, first_token, num_tokens);
     args.out = out;
     if (quantised && out.dtype == DType::kFloat8E4M3) {
@@ -166,7 +168,12 @@ void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream 
     // The originals' prefill kernels cannot mix 16-bit queries with fp8 keys. The copy has the k and v scales in it.
     const bool mixed = is_fp8(kv_cache_dtype_) && !is_fp8(call.query.dtype);
     BlockTableWorkspace::State& state = metadata.block_table_workspace->state();
+    const bool dequantised = !decode && mixed && metadata.profile != BackendProfile::kNative;
     if (check_only) {
+      if (dequantised) {
+        refuse_on_gpu(context_, "16-bit queries prefill over fp8 pages by the profile's copies of them",
+                      "the native profile reads them as they are");
+      }
       if (decode) {
         set_decode_lengths(state, args, qo_indptr[first + 1] - qo_indptr[first]);
       } else {
@@ -175,7 +182,7 @@ void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream 
       check_block_table_call(state, args);
       return;
     }
-    if (!decode && mixed && metadata.profile != BackendProfile::kNative) {
+    if (dequantised) {
       dequantize(context_, state, call.layer, call.query.dtype, args);
       args.bmm1_scale = scale_;
       args.bmm2_scale = quantised && out.dtype == DType::kFloat8E4M3 ? 1.0f / *call.quantization.scale : 1.0f;

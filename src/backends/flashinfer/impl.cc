@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "backends/common/batch_checks.hpp"
+#include "backends/common/context_memory.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "core/error.hpp"
 #include "folio/types/nvfp4.hpp"
@@ -75,6 +77,8 @@ FlashInferImpl::FlashInferImpl(const Context& context, const FlashInferLayerConf
   core::require(alibi_slopes_.empty() || alibi_slopes_.size() == static_cast<size_t>(num_heads_), "alibi_slopes has ",
                 alibi_slopes_.size(), " entries; num_heads is ", num_heads_);
   if (config.sinks.data != nullptr) sinks_ = checked_sinks(config.sinks, num_heads_);
+  gpu_alibi_slopes_ = copy_on_gpu(context_.device(), alibi_slopes_);
+  gpu_sinks_ = copy_on_gpu(context_.device(), sinks_);
   support_trtllm_attn_ = can_use_block_tables(config);
 }
 
@@ -83,14 +87,18 @@ void FlashInferImpl::set_sinks(const ConstTensorView& sinks) {
   core::require(sinks.data != nullptr, "sinks have no data");
   sinks_ = checked_sinks(sinks, num_heads_);
   sinks_source_ = sinks;
+  update_on_gpu(context_.device(), gpu_sinks_, sinks_);
 }
 
 void FlashInferImpl::process_weights_after_loading() {
-  if (!sinks_.empty()) sinks_ = checked_sinks(sinks_source_, num_heads_);
+  if (sinks_.empty()) return;
+  sinks_ = checked_sinks(sinks_source_, num_heads_);
+  update_on_gpu(context_.device(), gpu_sinks_, sinks_);
 }
 
 bool FlashInferImpl::fused_output_quant_supported(QuantKey key) const noexcept {
   const bool nvfp4 = key == QuantKey::kNvfp4;
+  if (nvfp4 && on_gpu(context_)) return false;
   if (!nvfp4 && key != QuantKey::kFp8StaticTensorSym) return false;
   if (profile_ == BackendProfile::kNative) return !nvfp4 || head_size_ % kNvfp4BlockSize == 0;
   return support_trtllm_attn_ && is_fp8(kv_cache_dtype_);

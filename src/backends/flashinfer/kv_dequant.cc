@@ -5,12 +5,16 @@
 #include <cmath>
 #include <cstddef>
 
+#include "attention/cache_args.hpp"
+#include "attention/context.hpp"
+#include "attention/gpu_cache.hpp"
 #include "attention/split_work.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/kv_cache.hpp"
 #include "folio/page_table.hpp"
 #include "folio/types/float_convert.hpp"
+#include "kvcache/page_rows.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -62,6 +66,41 @@ void check_caches(const KvCacheView& kv_cache, const KvCacheView& mock) {
           "mock_kv_cache's pages are not like kv_cache's");
 }
 
+Scale scale_of(float value) {
+  Scale scale;
+  scale.value = value;
+  return scale;
+}
+
+/// The same on a GPU, which reads lengths and tables when its kernels run.
+void dequant_on_gpu(const attention::GpuKernels& gpu, const KvCacheView& kv_cache, const BlockTableView& block_tables,
+                    std::span<const int32_t> seq_lens, float k_scale, float v_scale, const KvCacheView& mock,
+                    std::span<int32_t> mock_block_table, Stream stream, int32_t* status) {
+  attention::check_gpu_aligned("block_tables.data", block_tables.data, sizeof(int32_t));
+  attention::check_gpu_aligned("seq_lens", seq_lens.data(), sizeof(int32_t));
+  attention::check_gpu_aligned("mock_block_table", mock_block_table.data(), sizeof(int32_t));
+  kernels::cuda::RenumberParams params;
+  params.move.num_heads = kv_cache.num_kv_heads;
+  params.move.page_size = kv_cache.page_size;
+  params.move.status = status;
+  for (const bool is_k : {true, false}) {
+    kernels::cuda::MoveHalf& half = params.move.halves[is_k ? 0 : 1];
+    half.from = attention::move_side(kv_cache, is_k);
+    half.to = attention::move_side(mock, is_k);
+    half.head_dim = is_k ? kv_cache.head_dim_qk : kv_cache.head_dim_v;
+    half.from_scale = scale_of(is_k ? k_scale : v_scale);
+  }
+  params.table = block_tables.data;
+  params.table_stride = block_tables.row_stride;
+  params.columns = block_tables.num_columns;
+  params.seq_lens = seq_lens.data();
+  params.num_rows = core::checked_cast<int32_t>(seq_lens.size());
+  params.from_pages = kv_cache.num_pages;
+  params.to_pages = mock.num_pages;
+  params.new_table = mock_block_table.data();
+  gpu.enqueue(params, stream);
+}
+
 }  // namespace
 
 int64_t num_dequantized_pages(std::span<const int32_t> seq_lens, int32_t page_size) {
@@ -73,10 +112,10 @@ int64_t num_dequantized_pages(std::span<const int32_t> seq_lens, int32_t page_si
 void trtllm_prefill_attn_kvfp8_dequant(const Context& context, const KvCacheView& kv_cache,
                                        const BlockTableView& block_tables, std::span<const int32_t> seq_lens,
                                        float k_scale, float v_scale, const KvCacheView& mock_kv_cache,
-                                       std::span<int32_t> mock_block_table) {
-  if (context.device().type != DeviceType::kCpu) {
-    core::fail(ErrorCode::kUnsupported, "trtllm_prefill_attn_kvfp8_dequant takes CPU contexts");
-  }
+                                       std::span<int32_t> mock_block_table, Stream stream, int32_t* status) {
+  const attention::GpuBackend* const gpu = context.state().gpu.get();
+  if (gpu == nullptr) attention::check_device("trtllm_prefill_attn_kvfp8_dequant", context, stream);
+  attention::check_status(status, gpu != nullptr);
   check_caches(kv_cache, mock_kv_cache);
   require(std::isfinite(k_scale) && std::isfinite(v_scale), "k_scale is ", k_scale, " and v_scale ", v_scale,
           "; both must be finite");
@@ -86,6 +125,12 @@ void trtllm_prefill_attn_kvfp8_dequant(const Context& context, const KvCacheView
           num_requests, " entries");
   require(static_cast<int64_t>(mock_block_table.size()) == int64_t{num_requests} * columns, "mock_block_table has ",
           mock_block_table.size(), " entries; ", num_requests, " rows of ", columns, " are needed");
+  if (gpu != nullptr) {
+    kvcache::check_table(to_page_table(block_tables, num_requests), num_requests);
+    dequant_on_gpu(*gpu, kv_cache, block_tables, seq_lens, k_scale, v_scale, mock_kv_cache, mock_block_table, stream,
+                   status);
+    return;
+  }
   const int64_t num_pages = num_dequantized_pages(seq_lens, kv_cache.page_size);
   require(mock_kv_cache.num_pages >= num_pages, "mock_kv_cache has ", mock_kv_cache.num_pages, " pages; ", num_pages,
           " are needed");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "backends/common/batch_checks.hpp"
 #include "backends/common/layer_group.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
@@ -121,6 +122,10 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     state.use_block_tables = state.dispatch.force_use_trtllm_attention().value_or(false);
   } else if (state.profile != BackendProfile::kVllm2025_07) {
     state.use_block_tables = state.dispatch.can_use_trtllm_attention(state.num_qo_heads, spec.num_kv_heads);
+  }
+  if (state.use_block_tables && config.compilation.decode_graph_mode == DecodeGraphMode::kFull) {
+    refuse_on_gpu(context, "kernels that take block tables are asked for with decode_graph_mode kFull",
+                  "they plan in `forward`, which a graph cannot hold: planned kernels are offered");
   }
   check_profile(spec, config, state.hyperparameters, state.profile, state.use_block_tables);
   choose_query_types(state);

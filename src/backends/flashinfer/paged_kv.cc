@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "backends/common/batch_checks.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
 #include "folio/page_table.hpp"
@@ -25,6 +26,8 @@ void copy_page_indices(const PageTableView& table, std::span<const int32_t> indp
 
 PagedKvArrays FlashInferMetadataBuilder::paged_kv_arrays(const FlashInferMetadata& metadata) {
   State& state = *state_;
+  refuse_on_gpu(state.context, "paged_kv_arrays reads the block table on the host",
+                "metadata.block_table is what `forward` reads");
   const auto num_reqs = static_cast<size_t>(metadata.num_reqs);
   const int32_t prefix = metadata.common_prefix_len;
   const int32_t prefix_pages = prefix / metadata.page_size;

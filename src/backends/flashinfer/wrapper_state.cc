@@ -34,6 +34,10 @@ void check_options(const WrapperPlanOptions& options) {
           "; it must be finite and not below 0 (0 = 1 / sqrt(head_dim_qk))");
   require(std::isfinite(options.logits_soft_cap) && options.logits_soft_cap >= 0.0f, "logits_soft_cap is ",
           options.logits_soft_cap, "; it must be finite and not below 0");
+  const RopeArgs plain;
+  require(options.pos_encoding_mode == PosEncodingMode::kRopeLlama ||
+              (options.rope_scale == plain.scale && options.rope_theta == plain.theta),
+          "rope_scale or rope_theta is given, but pos_encoding_mode is not ROPE_LLAMA");
   const bool alibi = options.pos_encoding_mode == PosEncodingMode::kAlibi;
   require(!alibi || options.causal, "pos_encoding_mode is ALIBI without causal; it is offered for causal attention");
   if (alibi && options.sinks) {
@@ -227,6 +231,7 @@ void WrapperState::run(const ConstTensorView& q, std::span<const SegmentArgs> se
   attention.sm_scale = sm_scale * args.q_scale;
   attention.logits_soft_cap = options_.logits_soft_cap;
   attention.alibi_slopes = slopes_.empty() ? nullptr : slopes_.data();
+  attention.rope = {options_.rope_theta, options_.rope_scale};
   attention.sinks = args.sinks;
   if (config_.mask == MaskKind::kCustom) {
     attention.custom_mask = mask_.data();

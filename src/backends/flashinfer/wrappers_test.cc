@@ -215,6 +215,31 @@ TEST(RaggedWrapper, ReportsTheLseInBaseTwo) {
   for (const float value : zero.lse) EXPECT_FLOAT_EQ(value, 1.0f) << "the query's own key and one before it";
 }
 
+// Where all components of queries and keys are 1, a logit is the sum of 2 cos(distance * speed) over the pairs.
+TEST(RaggedWrapper, TurnsQueriesAndKeysByTheirPositions) {
+  ZeroKeys zero;
+  zero.k.assign(zero.k.size(), 1.0f);
+  zero.options.sm_scale = 0.25f;
+  for (const auto& [theta, scale] : {std::pair{1e4f, 1.0f}, {100.0f, 2.5f}}) {
+    zero.options.pos_encoding_mode = PosEncodingMode::kRopeLlama;
+    zero.options.rope_theta = theta;
+    zero.options.rope_scale = scale;
+    zero.run();
+    for (int32_t row = 0; row < 3; ++row) {
+      double sum = 0.0;
+      for (int32_t key = 0; key < 5; ++key) {
+        double logit = 0.0;
+        for (int32_t pair = 0; pair < 4; ++pair) {
+          const double speed = std::pow(static_cast<double>(theta), -pair / 4.0) / static_cast<double>(scale);
+          logit += 0.25 * 2.0 * std::cos((row + 2 - key) * speed);
+        }
+        sum += std::exp(logit);
+      }
+      EXPECT_NEAR(zero.lse[static_cast<size_t>(row * 2)], std::log2(sum), 1e-5) << theta << ", " << row;
+    }
+  }
+}
+
 TEST(RaggedWrapper, AddsAlibiAsFlashInferDoes) {
   ZeroKeys zero;
   zero.options.causal = true;
@@ -337,8 +362,8 @@ TEST(Wrappers, RefuseWhatTheyCannotDo) {
   EXPECT_THAT(
       plan([](auto& o) { o.pos_encoding_mode = PosEncodingMode::kAlibi, o.sinks = true; }, ErrorCode::kUnsupported),
       HasSubstr("ALIBI with sinks"));
-  EXPECT_THAT(plan([](auto& o) { o.pos_encoding_mode = PosEncodingMode::kRopeLlama; }, ErrorCode::kUnsupported),
-              HasSubstr("kRopeLlama"));
+  EXPECT_THAT(plan([](auto& o) { o.rope_theta = 5e5f; }), HasSubstr("pos_encoding_mode is not ROPE_LLAMA"));
+  EXPECT_THAT(plan([](auto& o) { o.rope_scale = 8.0f; }), HasSubstr("pos_encoding_mode is not ROPE_LLAMA"));
   EXPECT_THAT(plan([](auto& o) { o.logits_soft_cap = -1.0f; }), HasSubstr("logits_soft_cap is -1"));
 
   // Sinks are refused rather than dropped, which cost the original's users their accuracy.

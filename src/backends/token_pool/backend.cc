@@ -69,7 +69,7 @@ void check(const TokenPoolConfig& config, bool on_host) {
 }  // namespace
 
 TokenPoolWorkspace::TokenPoolWorkspace(const Context& context)
-    : state_(std::make_unique<State>(State{token_pool::ContextMemory(context.device())})) {}
+    : state_(std::make_unique<State>(State{ContextMemory(context.device())})) {}
 TokenPoolWorkspace::~TokenPoolWorkspace() = default;
 size_t TokenPoolWorkspace::bytes() const noexcept {
   return state_->memory.bytes();
@@ -130,7 +130,7 @@ token_pool::KvReading& TokenPoolBackend::State::planned(token_pool::StepSet& set
 }
 
 Workspace TokenPoolBackend::State::workspace_of(const token_pool::StepSet& set) const {
-  token_pool::ContextMemory& memory = set.workspace ? *set.workspace : workspace->state().memory;
+  ContextMemory& memory = set.workspace ? *set.workspace : workspace->state().memory;
   return {memory.data(), memory.bytes()};
 }
 

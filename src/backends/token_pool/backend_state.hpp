@@ -10,7 +10,7 @@
 namespace folio::inline v0::backends {
 
 struct TokenPoolWorkspace::State {
-  token_pool::ContextMemory memory;
+  ContextMemory memory;
 };
 
 namespace token_pool {
@@ -69,9 +69,9 @@ struct TokenPoolBackend::State {
   struct Graphs {
     int32_t max_bs = 0;
     int32_t max_num_tokens = 0;
-    std::vector<token_pool::ContextMemory> own_indices;  ///< per wrapper
-    std::vector<std::span<int32_t>> kv_indices;          ///< per wrapper
-    std::vector<std::shared_ptr<token_pool::ContextMemory>> workspaces;
+    std::vector<ContextMemory> own_indices;      ///< per wrapper
+    std::vector<std::span<int32_t>> kv_indices;  ///< per wrapper
+    std::vector<std::shared_ptr<ContextMemory>> workspaces;
     std::vector<std::unique_ptr<token_pool::GraphSet>> captured;
   };
   std::optional<Graphs> graphs;

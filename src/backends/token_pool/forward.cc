@@ -1,8 +1,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "backends/common/gpu_memory.hpp"
 #include "backends/token_pool/backend_state.hpp"
-#include "backends/token_pool/gpu.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/kv_cache.hpp"
@@ -164,8 +164,8 @@ void TokenPoolBackend::forward(const ConstTensorView& q, const ConstTensorView& 
     for (int64_t head = 0; head < rows.shape[1]; ++head) {
       auto* first = static_cast<std::byte*>(rows.data) + head * rows.strides[1] * element;
       if (!state_->on_host) {
-        token_pool::gpu::zero_rows(state_->context.device().index, first, rows.strides[0] * element, row_bytes,
-                                   rows.shape[0], stream);
+        gpu::zero_rows(state_->context.device().index, first, rows.strides[0] * element, row_bytes, rows.shape[0],
+                       stream);
         continue;
       }
       for (int64_t token = 0; token < rows.shape[0]; ++token) {

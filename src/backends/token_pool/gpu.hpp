@@ -1,21 +1,13 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "backends/token_pool/device/kv_range_rule.hpp"
 #include "folio/types/device.hpp"
 
-/// What the backend asks of a GPU besides attention. Implemented in cuda/; in builds without a toolkit every call
-/// throws kUnavailable.
+/// What the backend asks of a GPU besides attention and memory. Implemented in cuda/; in builds without a toolkit every
+/// call throws kUnavailable.
 namespace folio::inline v0::backends::token_pool::gpu {
-
-/// Device memory, aligned to 256 bytes and zeroed. Throws kOutOfMemory.
-std::shared_ptr<void> allocate(int32_t device, size_t bytes);
-
-/// `rows` rows of `row_bytes` bytes become zeros.
-void zero_rows(int32_t device, void* data, int64_t stride_bytes, int64_t row_bytes, int64_t rows, Stream stream);
 
 /// The lists of a wrapper, from lengths on the device: what KvLists::build does on the host.
 struct ListsJob {

@@ -73,7 +73,7 @@ void TokenPoolBackend::init_cuda_graph_state(int32_t max_bs, int32_t max_num_tok
     }
     const auto entries =
         static_cast<size_t>(core::checked_mul(int64_t{max_num_tokens}, int64_t{config.max_context_len}));
-    token_pool::ContextMemory& own = graphs.own_indices.emplace_back(state.context.device());
+    ContextMemory& own = graphs.own_indices.emplace_back(state.context.device());
     own.reserve(entries * sizeof(int32_t));
     graphs.kv_indices.emplace_back(own.as<int32_t>(), entries);
   }
@@ -118,7 +118,7 @@ void TokenPoolBackend::init_forward_metadata_capture_cuda_graph(
   }
   // Captured graphs keep the address: a larger shape gets other memory, and what there was stays.
   if (graphs.workspaces.empty() || graphs.workspaces.back()->bytes() < bytes) {
-    graphs.workspaces.push_back(std::make_shared<token_pool::ContextMemory>(state.context.device()));
+    graphs.workspaces.push_back(std::make_shared<ContextMemory>(state.context.device()));
     graphs.workspaces.back()->reserve(std::max<size_t>(bytes, 1));
   }
   set.workspace = graphs.workspaces.back();

@@ -143,7 +143,8 @@ void KvLists::build_on_gpu(const Step& step, const KvRangeJob& ranges, Stream st
     kv_indptr_ = step.spec_info.kv_indptr;
     kv_indices_ = step.spec_info.kv_indices;
   } else {
-    if (!memory_.fixed) gpu_indices_.reserve(static_cast<size_t>(total) * sizeof(int32_t));
+    // A batch without cached keys has a list all the same, of no entries.
+    if (!memory_.fixed) gpu_indices_.reserve(static_cast<size_t>(std::max<int64_t>(total, 1)) * sizeof(int32_t));
     job.kv_indices = memory_.fixed ? memory_.kv_indices.data() : gpu_indices_.as<int32_t>();
     job.capacity = memory_.fixed ? static_cast<int64_t>(memory_.kv_indices.size()) : total;
     require(total <= job.capacity, "the batch has ", total, " entries of kv_indices; ", job.capacity, " fit");

@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "backends/common/context_memory.hpp"
 #include "backends/token_pool/device/kv_range_rule.hpp"
-#include "backends/token_pool/device_memory.hpp"
 #include "backends/token_pool/step.hpp"
 
 namespace folio::inline v0::backends::token_pool {

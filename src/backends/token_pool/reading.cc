@@ -11,8 +11,10 @@ namespace {
 
 AttentionOp prepare_op(const Context& context, const TokenPoolConfig& config, const ReadingKind& kind,
                        const std::optional<FixedShape>& shape) {
-  if (kind.mask == MaskKind::kCustom && context.device().type != DeviceType::kCpu) {
-    core::fail(ErrorCode::kUnsupported, "spec_info.tree_mask is given; on a GPU, target_verify of chains is offered");
+  if (kind.mask == MaskKind::kCustom && kind.role == WrapperRole::kWindow &&
+      context.device().type != DeviceType::kCpu) {
+    core::fail(ErrorCode::kUnsupported, "spec_info.tree_mask is given with a sliding window, whose bits are made on ",
+               "the host; on a GPU, trees without a window are offered, and chains with one");
   }
   AttentionConfig attention;
   attention.num_q_heads = config.num_heads;
@@ -59,8 +61,9 @@ KvReading::KvReading(const Context& context, const TokenPoolConfig& config, cons
 void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
   plan_.reset();
   lists_.build(step, stream);
-  // What is captured beside such a plan holds for whatever lengths a replay finds on the device.
-  const bool device_lengths = fixed_ && !on_host_;
+  // What is captured beside such a plan holds for whatever lengths a replay finds on the device. Trees are planned from
+  // the host's lengths, into the same image.
+  const bool device_lengths = fixed_ && !on_host_ && kind_.mask != MaskKind::kCustom;
   BatchView view;
   view.where = device_lengths ? Where::kDevice : Where::kHost;
   view.num_requests = step.num_requests;

@@ -18,6 +18,7 @@ inline constexpr int32_t kMaxSegments = 8;
 /// Where one segment's keys and values lie. Strides are in elements. All addresses are the device's.
 struct SegmentParams {
   bool paged = true;
+  DType dtype = DType::kUnset;
   const void* k = nullptr;
   const void* v = nullptr;
   KvStrides k_strides;  ///< `page` is unused by a ragged segment
@@ -29,7 +30,7 @@ struct SegmentParams {
   int32_t first_column = 0;
   Scale k_scale;
   Scale v_scale;
-  bool wide = false;  ///< every head of every token begins at a multiple of 16 bytes
+  bool wide = false;  ///< every head of every token begins at a multiple of eight elements' size
 };
 
 /// One layer's launch. Copied into the kernel's parameters, so that a captured graph needs nothing of the host's.
@@ -47,14 +48,21 @@ struct AttentionParams {
   const void* q = nullptr;
   int64_t q_token_stride = 0;
   int64_t q_head_stride = 0;
+  DType q_dtype = DType::kUnset;
+  Scale q_scale;
+  bool q_wide = false;  ///< every head of every token begins at a multiple of eight elements' size
   void* out = nullptr;
   int64_t out_token_stride = 0;
   int64_t out_head_stride = 0;
+  Scale out_scale;         ///< out is fp8: per tensor, divides
+  bool out_pairs = false;  ///< two neighbouring components may be written at once: address and strides allow it
   LseView lse;
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;
   const float* alibi_slopes = nullptr;
   const float* sinks = nullptr;
+  const uint8_t* custom_mask = nullptr;  ///< kCustom: bits, laid out as PlanView::mask_byte_indptr says
+  Determinism determinism = Determinism::kRunToRun;
   float* partial_acc = nullptr;  ///< [partial rows, head_dim_v]
   float* partial_max = nullptr;  ///< [partial rows], base-2 units
   float* partial_sum = nullptr;
@@ -63,6 +71,8 @@ struct AttentionParams {
 /// What a launch needs besides the parameters.
 struct LaunchShape {
   DType q = DType::kUnset;
+  DType kv = DType::kUnset;
+  DType ragged_kv = DType::kUnset;
   int32_t num_workers = 0;
   bool merge = true;  ///< false: the host knows that nothing was split
 };
@@ -73,6 +83,8 @@ struct AttentionKernel {
   /// Empty if it takes the configuration (dtypes resolved), else why not: what was given and what it takes.
   std::string (*refusal)(const AttentionConfig& config);
   planner::TileShape (*tile)(const AttentionConfig& config);
+  /// What weights are rounded to before they multiply values: kFloat32 (not at all), kFloat16 or kBFloat16.
+  DType (*weights)(const AttentionConfig& config);
   int32_t workers_per_sm;
   /// The planner's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost;

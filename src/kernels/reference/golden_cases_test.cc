@@ -185,6 +185,10 @@ void check(const GoldenCase& golden, bool paged) {
   args.logits_soft_cap = static_cast<float>(arrays.at("logit")[1]);
   args.alibi_slopes = data_or_null(slopes);
   args.sinks = data_or_null(sinks);
+  if (const std::vector<float> rope = floats(arrays.at("rope")); !rope.empty()) {
+    config.features = Feature::kRopeLlama;
+    args.rope = {rope[0], rope[1]};
+  }
   args.custom_mask = mask.data();
   args.custom_mask_bytes = static_cast<int64_t>(mask.size());
 
@@ -206,7 +210,7 @@ void check(const GoldenCase& golden, bool paged) {
 
 TEST(GoldenAttention, TheOracleAgreesWithAnIndependentProgram) {
   const std::vector<GoldenCase> cases = read_cases();
-  ASSERT_EQ(cases.size(), 12u);
+  ASSERT_EQ(cases.size(), 14u);
   for (const GoldenCase& golden : cases) {
     check(golden, false);
     check(golden, true);

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "folio/types/float_convert.hpp"
+#include "kernels/reference/rotation.hpp"
 
 namespace folio::inline v0::kernels {
 namespace {
@@ -48,17 +49,17 @@ int64_t key_position(const KvSegment& segment, int32_t row, int64_t local) {
 template <typename Real>
 class Row {
  public:
-  Row(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args, int32_t token, int32_t q_head)
-      : config_(config), batch_(batch), args_(args), token_(token), q_head_(q_head) {
+  Row(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args, Rotation<Real>& rotation,
+      int32_t token, int32_t q_head)
+      : config_(config), batch_(batch), args_(args), rotation_(rotation), token_(token), q_head_(q_head) {
     core::require(token >= 0 && batch.num_requests > 0 && token < batch.cu_q[batch.num_requests], "token ", token,
                   " belongs to no request");
     core::require(q_head >= 0 && q_head < config.num_q_heads, "q_head is ", q_head, " of ", config.num_q_heads);
-    if (config.features.has(Feature::kRopeLlama)) {
-      core::fail(ErrorCode::kUnsupported, "the reference has no rotary embedding (Feature::kRopeLlama)");
-    }
     while (batch.cu_q[request_ + 1] <= token) ++request_;
     kv_head_ = q_head / (config.num_q_heads / config.num_kv_heads);
     find_position();
+    const Vector q{args.q.data, args.q.dtype, token * args.q.strides[0] + q_head * args.q.strides[1], 1};
+    read(q, scale_of(args.q_scale, request_, kv_head_), position_, query_);
   }
 
   Real attend(std::span<Real> out) {
@@ -168,13 +169,17 @@ class Row {
     return {data, args.cache.dtype, head + slot * strides.token, 1};
   }
 
-  Real logit(const SegmentArgs& segment, KvSource source, int32_t row, int32_t local, int64_t position) const {
-    const Vector q{args_.q.data, args_.q.dtype, token_ * args_.q.strides[0] + q_head_ * args_.q.strides[1], 1};
-    const Vector k = locate(segment, source, row, local, false);
-    const Real q_scale = scale_of(args_.q_scale, request_, kv_head_);
-    const Real k_scale = scale_of(segment.k_scale, request_, kv_head_);
+  /// A query or key as the logits take it: scaled, and rotated where the op asks for it.
+  void read(const Vector& stored, Real scale, int64_t position, std::vector<Real>& vector) const {
+    vector.resize(static_cast<size_t>(config_.head_dim_qk));
+    for (size_t d = 0; d < vector.size(); ++d) vector[d] = stored[static_cast<int64_t>(d)] * scale;
+    if (config_.features.has(Feature::kRopeLlama)) rotation_.turn(position, vector);
+  }
+
+  Real logit(const SegmentArgs& segment, KvSource source, int32_t row, int32_t local, int64_t position) {
+    read(locate(segment, source, row, local, false), scale_of(segment.k_scale, request_, kv_head_), position, key_);
     Real dot = 0;
-    for (int64_t d = 0; d < config_.head_dim_qk; ++d) dot += (q[d] * q_scale) * (k[d] * k_scale);
+    for (size_t d = 0; d < query_.size(); ++d) dot += query_[d] * key_[d];
     const Real sm_scale = args_.sm_scale != 0.0f ? static_cast<Real>(args_.sm_scale)
                                                  : Real{1} / std::sqrt(static_cast<Real>(config_.head_dim_qk));
     Real logit = dot * sm_scale;
@@ -213,11 +218,14 @@ class Row {
   const AttentionConfig& config_;
   const BatchView& batch_;
   const AttentionArgs& args_;
+  Rotation<Real>& rotation_;
   int32_t token_;
   int32_t q_head_;
   int32_t kv_head_ = 0;
   int32_t request_ = 0;
   int64_t position_ = 0;  ///< of the query in the request's sequence
+  std::vector<Real> query_;
+  std::vector<Real> key_;  ///< the one that is being looked at
 };
 
 template <typename Real>
@@ -225,10 +233,11 @@ void attend_all(const AttentionConfig& config, const BatchView& batch, const Att
                 std::span<Real> lse) {
   const int32_t tokens = batch.num_requests > 0 ? batch.cu_q[batch.num_requests] : 0;
   const auto dim = static_cast<size_t>(config.head_dim_v);
+  Rotation<Real> rotation(args.rope, config.head_dim_qk);
   size_t row = 0;
   for (int32_t token = 0; token < tokens; ++token) {
     for (int32_t head = 0; head < config.num_q_heads; ++head, ++row) {
-      const Real value = Row<Real>(config, batch, args, token, head).attend(out.subspan(row * dim, dim));
+      const Real value = Row<Real>(config, batch, args, rotation, token, head).attend(out.subspan(row * dim, dim));
       if (!lse.empty()) lse[row] = value;
     }
   }
@@ -238,7 +247,8 @@ void attend_all(const AttentionConfig& config, const BatchView& batch, const Att
 
 double reference_row(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args, int32_t token,
                      int32_t q_head, std::span<double> out) {
-  return Row<double>(config, batch, args, token, q_head).attend(out);
+  Rotation<double> rotation(args.rope, config.head_dim_qk);
+  return Row<double>(config, batch, args, rotation, token, q_head).attend(out);
 }
 
 void reference_attention(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args,

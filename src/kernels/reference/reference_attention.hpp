@@ -14,7 +14,7 @@ namespace folio::inline v0::kernels {
 ///
 /// `config` may leave ragged_kv and out unset; dtypes come from the views in `args`. Of `args`, q, segments, the
 /// scales, masks and logit options are read; out and lse are not. Only keys and values that the row sees are read.
-/// Throws kInvalidArgument for a token without a request or a head out of range, kUnsupported for Feature::kRopeLlama.
+/// Throws kInvalidArgument for a token without a request or a head out of range.
 double reference_row(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args, int32_t token,
                      int32_t q_head, std::span<double> out);
 

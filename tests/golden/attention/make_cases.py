@@ -46,9 +46,19 @@ def scale_factors(*shape):
     return RNG.integers(8, 33, size=shape) / 16
 
 
+def rotated(x, position, rope):
+    """x [..., d] turned as complex numbers, real parts in the first half and imaginary ones in the second."""
+    theta, scale = rope
+    half = x.shape[-1] // 2
+    speeds = theta ** (-np.arange(half) / half)
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * speeds * (position / scale))
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
 def make_case(name, heads, kv_heads, dim, dim_v, q_lens, segments, mask="causal", left=-1, right=-1, cap=0.0,
-              alibi=False, sinks=False, q_first=None, tail=None, scales=False):
-    """segments: dicts with lens, and optionally first, groups, all_visible, shard = (world, rank, interleave)."""
+              alibi=False, sinks=False, q_first=None, tail=None, scales=False, rope=None):
+    """segments: dicts with lens, and optionally first, groups, all_visible, shard = (world, rank, interleave); rope:
+    (theta, scale)."""
     requests = len(q_lens)
     sm_scale = np.float32(0.375)
     slopes = (0.0625 * np.arange(1, heads + 1)).astype(np.float32) if alibi else None
@@ -63,6 +73,7 @@ def make_case(name, heads, kv_heads, dim, dim_v, q_lens, segments, mask="causal"
     emit("logit", np.array([sm_scale, cap], dtype=np.float32))
     emit("slopes", [] if slopes is None else slopes)
     emit("sinks", [] if sink_logits is None else sink_logits)
+    emit("rope", [] if rope is None else rope)
     emit("q", q)
 
     keys = [[] for _ in range(requests)]  # per request, in order: (position, k, v, visible whatever the mask)
@@ -127,6 +138,10 @@ def make_case(name, heads, kv_heads, dim, dim_v, q_lens, segments, mask="causal"
                 kv = h // (heads // kv_heads)
                 k = np.array([key[1][kv] for key in keys[r]], dtype=np.float64).reshape(count, dim)
                 v = np.array([key[2][kv] for key in keys[r]], dtype=np.float64).reshape(count, dim_v)
+                query = q[start + i, h].astype(np.float64)
+                if rope is not None:
+                    query = rotated(query, p, rope)
+                    k = np.array([rotated(key, place, rope) for key, place in zip(k, positions)]).reshape(count, dim)
 
                 def logits_of(dots):
                     x = dots * np.float64(sm_scale)
@@ -136,7 +151,7 @@ def make_case(name, heads, kv_heads, dim, dim_v, q_lens, segments, mask="causal"
                         x = x - np.float64(slopes[h]) * np.abs(p - positions)
                     return x
 
-                out, lse = softmax_attention(q[start + i, h].astype(np.float64), k, v, visible, logits_of,
+                out, lse = softmax_attention(query, k, v, visible, logits_of,
                                              None if sink_logits is None else np.float64(sink_logits[h]))
                 outs.append(out)
                 lses.append(lse)
@@ -163,6 +178,10 @@ def main():
     make_case("empty_rows_with_sinks", 2, 1, 8, 8, [2, 2], [{"lens": [0, 1]}], sinks=True)
     make_case("empty_rows", 2, 1, 8, 8, [2, 2], [{"lens": [0, 1]}])
     make_case("scales", 4, 2, 8, 8, [2, 1], [{"lens": [5, 3]}, {"lens": [2, 1], "first": [5, 3]}], scales=True)
+    make_case("rope", 4, 2, 16, 8, [3, 1], [{"lens": [7, 4]}], rope=(10000.0, 1.0))
+    make_case("rope_far_scaled_shard", 2, 1, 8, 8, [3, 2],
+              [{"lens": [5, 3], "first": [100000, 7], "shard": (3, 1, 2)}, {"lens": [3, 2], "first": [100014, 16]}],
+              q_first=[100014, 16], rope=(100.0, 2.5), scales=True, left=12)
 
 
 if __name__ == "__main__":

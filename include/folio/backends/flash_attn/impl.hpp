@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -128,6 +129,8 @@ class FOLIO_API FlashAttentionImpl {
   BackendProfile profile_;
   std::optional<int32_t> version_;
   std::vector<float> sinks_;
+  std::shared_ptr<float> gpu_alibi_slopes_;  ///< null on a CPU, like the next
+  std::shared_ptr<float> gpu_sinks_;
 };
 
 }  // namespace folio::inline v0::backends

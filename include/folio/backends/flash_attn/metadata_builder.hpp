@@ -29,12 +29,15 @@ struct FlashAttentionOptions {
   /// by the OutputQuantization that every `forward` then gets; native only. None: the model's dtype.
   std::optional<DType> output_dtype;
   /// Whether schedules are made ahead of time and handed out. None: as the profile has it, with version 3 and always in
-  /// the native one. Either way off in batch-invariant mode and for groups with several windows.
+  /// the native one; on a GPU never, where the plan in device memory is the schedule (true is refused). Either way off
+  /// in batch-invariant mode and for groups with several windows.
   std::optional<bool> aot_schedule;
   /// Most pieces that a query's keys are cut into under decode_graph_mode kFull; vLLM's
   /// flash_attn_max_num_splits_for_cuda_graph. >= 1. Bounds the work lists, hence the threads that can be busy.
-  int32_t max_num_splits_for_graphs = 32;
-  /// Steps whose metadata is valid at a time, each with plan memory and a workspace of its own. >= 1.
+  /// None: 32 on a CPU; on a GPU as many as the work needs.
+  std::optional<int32_t> max_num_splits_for_graphs;
+  /// Steps whose metadata is valid at a time, each with plan memory and a workspace of its own. >= 1; on a GPU under
+  /// decode_graph_mode kFull 1, whose memory all captured graphs read.
   int32_t steps_in_flight = 2;
   std::string force_kernel;  ///< as PrepareOptions::force_kernel
   /// Who decides which requests of a step read the pages they begin with together; see `build`.
@@ -51,9 +54,9 @@ struct FlashAttentionMetadata {
   int32_t num_actual_tokens = 0;  ///< rows of q and output that count; what an engine hands over may be longer
   int32_t max_query_len = 0;
   int32_t max_seq_len = 0;
-  std::span<const int32_t> query_start_loc;  ///< [R + 1]
-  /// [R]: keys that each request's queries attend among. Of encoders their own tokens, of cross attention the
-  /// encoder's.
+  std::span<const int32_t> query_start_loc;  ///< [R + 1], as the batch has it: on a GPU there, like table and slots
+  /// [R], on the host: keys that each request's queries attend among. Of encoders their own tokens, of cross attention
+  /// the encoder's.
   std::span<const int32_t> seq_lens;
   BlockTableView block_table;
   std::span<const int64_t> slot_mapping;
@@ -122,14 +125,19 @@ class FOLIO_API FlashAttentionMetadataBuilder {
   /// `causal` counts for decoders only: encoders and cross attention never are. Not causal, a layer without window sees
   /// all keys; one with a window of w still sees the w last keys only, as the original's windows end at the query.
   ///
+  /// On a GPU the plans' upload is enqueued on `stream`, from the host's copies of the lengths; nothing waits, unless
+  /// more than four builds are still to be copied. Under decode_graph_mode kFull all plans go into the same memory,
+  /// which any batch within the configuration's sizes fits: an engine captures `forward` once for each padded size, and
+  /// replays it after a build.
+  ///
   /// fast_build makes no schedule ahead of time. Throws kInvalidArgument for a batch that contradicts itself or the
   /// configuration, naming the field.
-  FlashAttentionMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch,
-                               bool fast_build = false);
+  FlashAttentionMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch, bool fast_build = false,
+                               Stream stream = {});
   /// For draft models, whose steps are too short to be worth a schedule: without prefix, fast.
-  FlashAttentionMetadata build_for_drafting(const CommonAttentionMetadata& batch);
+  FlashAttentionMetadata build_for_drafting(const CommonAttentionMetadata& batch, Stream stream = {});
   /// For the batches that an engine captures: without prefix.
-  FlashAttentionMetadata build_for_cudagraph_capture(const CommonAttentionMetadata& batch);
+  FlashAttentionMetadata build_for_cudagraph_capture(const CommonAttentionMetadata& batch, Stream stream = {});
 
   /// The same step for another KV cache group, whose layers differ in nothing but where their pages are: a shallow
   /// copy, with the same schedule. O(R); with prefixes found by kAuto, which must be shared in this table too and whose
@@ -162,7 +170,7 @@ class FOLIO_API FlashAttentionMetadataBuilder {
  private:
   struct State;
   FlashAttentionMetadata build_step(int32_t common_prefix_len, const CommonAttentionMetadata& batch, bool fast_build,
-                                    bool may_discover);
+                                    bool may_discover, Stream stream);
   std::unique_ptr<State> state_;
 };
 

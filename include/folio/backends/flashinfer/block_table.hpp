@@ -32,8 +32,8 @@ struct FP4Tensor {
 /// Calls with the lengths of the call before (a step's layers) use its plan; warm calls allocate nothing.
 class FOLIO_API BlockTableWorkspace {
  public:
-  /// On a GPU, `memory` is device memory that calls need (workspace_size says how much); on a CPU it is made here, and
-  /// `memory` must be left empty.
+  /// On a GPU, `memory` may be device memory for the calls (workspace_size says how much they need); where it is empty,
+  /// and on a CPU, where it must be, memory is had here and grows.
   explicit BlockTableWorkspace(const Context& context, Determinism determinism = Determinism::kRunToRun,
                                const std::string& force_kernel = {}, Workspace memory = {});
   BlockTableWorkspace(BlockTableWorkspace&&) noexcept;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -62,8 +63,10 @@ class FOLIO_API FlashInferImpl {
   /// than decoder self-attention.
   FlashInferImpl(const Context& context, const FlashInferLayerConfig& config);
 
-  /// Replaces the sinks after their weights have been loaded: [num_heads], converted to float32. Only for layers that
-  /// were constructed with sinks, because kernels have been chosen since.
+  /// Replaces the sinks, on the host, after their weights have been loaded: [num_heads], converted to float32. Only for
+  /// layers that were constructed with sinks, because kernels have been chosen since. On a GPU their address there
+  /// stays, so that captured graphs read the new ones; the call waits until they are there, and copies of this object
+  /// share them.
   void set_sinks(const ConstTensorView& sinks);
   /// Reads the sinks given to the constructor, or to set_sinks, again, as float32: their weights may have been loaded
   /// since. That memory must still be there.
@@ -71,7 +74,7 @@ class FOLIO_API FlashInferImpl {
 
   /// Whether `forward` takes outputs quantised like that. vLLM: static fp8 and NVFP4, over fp8 caches where kernels
   /// that take block tables can serve these heads; July 2025: none. Native: static fp8, and NVFP4 where head_size is a
-  /// multiple of 16, over any cache.
+  /// multiple of 16, over any cache. On a GPU no NVFP4.
   bool fused_output_quant_supported(QuantKey key) const noexcept;
   /// Whether queries may come as fp8. vLLM: where kernels that take block tables can serve these heads; native: always.
   /// Not where disable_q_quantization is set.
@@ -139,6 +142,8 @@ class FOLIO_API FlashInferImpl {
   float logits_soft_cap_;
   std::optional<std::string> kv_sharing_target_layer_name_;
   std::vector<float> sinks_;
+  std::shared_ptr<float> gpu_alibi_slopes_;  ///< null on a CPU, like the next
+  std::shared_ptr<float> gpu_sinks_;
   ConstTensorView sinks_source_;
   BackendProfile profile_;
   bool support_trtllm_attn_;

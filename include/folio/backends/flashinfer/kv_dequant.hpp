@@ -24,10 +24,15 @@ FOLIO_API int64_t num_dequantized_pages(std::span<const int32_t> seq_lens, int32
 /// - mock_kv_cache: float16 or bfloat16, the same sizes but for num_pages >= num_dequantized_pages.
 /// - mock_block_table: [R * columns], row-major: pages numbered from 1, request after request; 0 beyond their pages.
 /// Tokens beyond a request's length are neither read nor written. O(tokens in use). Throws kInvalidArgument naming the
-/// request, before anything is written; kUnsupported on other devices than CPUs.
+/// request, before anything is written.
+/// On a GPU everything, lengths and tables included, lies in device memory, the call is enqueued on `stream` and may be
+/// captured. Pages are looked at when the kernel runs: one that the cache does not have is not copied, one that finds
+/// no room in the mock cache is 0 in the table, a length beyond the columns ends with them; each makes `status`, if
+/// given, 1, and nothing sets it back.
 FOLIO_API void trtllm_prefill_attn_kvfp8_dequant(const Context& context, const KvCacheView& kv_cache,
                                                  const BlockTableView& block_tables, std::span<const int32_t> seq_lens,
                                                  float k_scale, float v_scale, const KvCacheView& mock_kv_cache,
-                                                 std::span<int32_t> mock_block_table);
+                                                 std::span<int32_t> mock_block_table, Stream stream = {},
+                                                 int32_t* status = nullptr);
 
 }  // namespace folio::inline v0::backends

@@ -54,12 +54,14 @@ struct FlashInferMetadata {
   int32_t max_q_len = 0;
   int32_t max_q_len_prefill = 0;  ///< the longest query among the prefills; max_q_len without prefills
   int32_t max_seq_len = 0;
-  std::span<const int32_t> qo_indptr;  ///< [R + 1]
+  std::span<const int32_t> qo_indptr;  ///< [R + 1]: this and the next three as the batch has them, on a GPU there
   std::span<const int32_t> seq_lens;   ///< [R]
   BlockTableView block_table;
   std::span<const int64_t> slot_mapping;
-  DType q_data_type = DType::kUnset;  ///< what forward expects queries to be
-  DType data_type = DType::kUnset;    ///< of the KV cache
+  std::span<const int32_t> qo_indptr_host;  ///< [R + 1], on the host: what was planned from
+  std::span<const int32_t> seq_lens_host;   ///< [R], likewise
+  DType q_data_type = DType::kUnset;        ///< what forward expects queries to be
+  DType data_type = DType::kUnset;          ///< of the KV cache
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
@@ -133,7 +135,12 @@ class FOLIO_API FlashInferMetadataBuilder {
   ///   those of which a part goes to the block-table family, and those under batch invariance or decode context
   ///   parallelism are planned without. Quantised outputs are computed without, whatever was planned.
   /// - kOff: it is not used.
-  FlashInferMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
+  ///
+  /// On a GPU the plans' upload is enqueued on `stream`, from the host's copies of the lengths; nothing waits, unless
+  /// more than four builds are still to be copied. Under decode_graph_mode kFull, batches of decodes up to
+  /// decode_cudagraph_max_bs are planned into memory of their padded size: an engine captures `forward` once for each
+  /// number of tokens (and slots, padding's being negative), and replays it after any later build of as many.
+  FlashInferMetadata build(int32_t common_prefix_len, const CommonAttentionMetadata& batch, Stream stream = {});
 
   /// Brings the engine's batch into the order that `build` expects. Both spans are [R]. True if requests were swapped.
   /// Under kVllm2025_07 the counts found are kept, and `build` checks that its batch has them.
@@ -142,7 +149,8 @@ class FOLIO_API FlashInferMetadataBuilder {
 
   /// The page tables of a step as CSR arrays, for those who want them: nothing in `forward` does. O(pages). Batches for
   /// a graph have num_padded_reqs rows: beyond R, an indptr that stays, a last_page_len of 1 (FlashInfer takes 0 for a
-  /// full page) and a length of 0. What kAuto shares is not taken out of them: they hold all pages of every request.
+  /// full page) and a length of 0. Of tables on the host: on a GPU kUnsupported. What kAuto shares is not taken out of
+  /// them: they hold all pages of every request.
   PagedKvArrays paged_kv_arrays(const FlashInferMetadata& metadata);
 
   int32_t reorder_batch_threshold() const noexcept;  ///< requests of at most this many tokens are decodes

@@ -23,7 +23,7 @@ namespace folio::inline v0::backends {
 
 enum class PosEncodingMode : int32_t {
   kNone = 0,
-  kRopeLlama = 1,  ///< for kernels with Feature::kRopeLlama; others are refused
+  kRopeLlama = 1,  ///< the kernel turns queries and keys (RopeArgs); refused where no kernel does (Feature::kRopeLlama)
   kAlibi = 2,      ///< the standard slopes; causal attention without sinks
 };
 
@@ -43,6 +43,8 @@ struct WrapperPlanOptions {
   float sm_scale = 0.0f;         ///< 0 = 1 / sqrt(head_dim_qk)
   int32_t window_left = -1;      ///< keys left of the query that it sees; -1 = all
   float logits_soft_cap = 0.0f;  ///< 0 = off
+  float rope_scale = 1.0f;       ///< divides positions; with kRopeLlama, as is
+  float rope_theta = 1e4f;       ///< the angles' base
   bool sinks = false;            ///< `run` will be given sinks
   DType q_data_type = DType::kFloat16;
   DType kv_data_type = DType::kUnset;  ///< kUnset = q_data_type

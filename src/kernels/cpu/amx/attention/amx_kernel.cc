@@ -35,7 +35,7 @@ std::string refusal(const AttentionConfig& config) {
       return core::message(name, " is ", dim, "; the AMX kernel takes multiples of 8 up to ", kMaxHeadDim);
     }
   }
-  return cpu::refusal(config);
+  return cpu::refusal(config, false);
 }
 
 planner::TileShape tile(const AttentionConfig&) {

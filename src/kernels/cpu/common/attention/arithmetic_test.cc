@@ -11,6 +11,7 @@
 #if defined(__x86_64__)
 #include "kernels/cpu/avx512/attention/arithmetic.hpp"
 #endif
+#include "kernels/reference/rotation.hpp"
 #include "platform/cpu_features.hpp"
 
 /// The arithmetic of each instruction set on its own: conversions of every code, the exponential, tanh, the fold.
@@ -127,6 +128,31 @@ void check_all_codes(const Arithmetic& arithmetic, DType dtype, bool pairs) {
     arithmetic.load_queries(one.call);
     for (uint32_t d = 0; d < dim; ++d) {
       expect_same(one.scratch.item.q[d], load_as_float(one.q.data(), dtype, d), first + d);
+    }
+  }
+}
+
+/// Queries turned at near and far positions, whole registers and tails of them, against the definition in float64.
+TEST_P(ArithmeticTest, TurnsQueriesAtFarPositions) {
+  if (!arithmetic().rotates) GTEST_SKIP() << "applies no rotary embedding";
+  const RopeArgs rope{1e4f, 1.5f};
+  for (const int32_t dim : {8, 40, 128, 256}) {
+    OneKey one(dim, DType::kFloat32, false);
+    std::vector<float> query(static_cast<size_t>(dim));
+    for (size_t d = 0; d < query.size(); ++d) query[d] = 0.25f * static_cast<float>(d % 7) - 0.5f;
+    std::memcpy(one.q.data(), query.data(), one.q.size());
+    std::vector<double> turns(static_cast<size_t>(padded(dim / 2, kDimPadding)), 0.0);
+    set_rope(rope, dim, turns.data());
+    one.call.rope = turns.data();
+    kernels::Rotation<double> rotation(rope, dim);
+    for (const int64_t position : {0, 1, 3, 100, 65537, 1000003, 2147483647, -5}) {
+      one.scratch.rows[0].position = position;
+      arithmetic().load_queries(one.call);
+      std::vector<double> want(query.begin(), query.end());
+      rotation.turn(position, want);
+      for (size_t d = 0; d < want.size(); ++d) {
+        EXPECT_NEAR(one.scratch.item.q[d], want[d], 0x1p-21) << dim << ", " << position << ", " << d;
+      }
     }
   }
 }

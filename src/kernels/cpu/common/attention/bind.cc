@@ -28,7 +28,6 @@ void bind_row_to_keys(const AttentionParams& params, const planner::WorkItem& it
   const planner::PlanView& plan = params.plan;
   const planner::SegmentLengths& lengths = plan.segments[item.segment];
   const SegmentArgs& segment = args.segments[static_cast<size_t>(item.segment)];
-  row.position = int64_t{plan.q_first_pos[request]} + index;
   const planner::TokenRange range = planner::visible_range(
       {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard},
       planner::key_sight(config.mask, lengths.mask, config.window_left, config.window_right), row.position);
@@ -99,6 +98,7 @@ void bind_rows(const AttentionParams& params, const planner::WorkItem& item, Ite
     while (plan.cu_q[request + 1] <= token) ++request;
     const int32_t index = token - plan.cu_q[request];
     ItemRow row;
+    row.position = int64_t{plan.q_first_pos[request]} + index;
     row.q = bytes_at(args.q.data, token * args.q.strides[0] + q_head * args.q.strides[1], config.q);
     if (has_keys) bind_row_to_keys(params, item, request, index, q_head, row);
     rows[r - item.row_begin] = row;

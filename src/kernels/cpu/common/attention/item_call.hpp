@@ -50,7 +50,7 @@ struct ItemRow {
   const uint8_t* mask = nullptr;  ///< custom mask: the request's block; null = none
   int64_t mask_bit = 0;           ///< local token j stands at bit mask_bit + j,
   int64_t mask_begin = 0;         ///< if j >= mask_begin; earlier tokens are visible
-  int64_t position = 0;           ///< of the query
+  int64_t position = 0;           ///< of the query, also where the item has no keys
   float logit_scale = 1.0f;       ///< q_scale * k_scale * sm_scale
   float value_scale = 1.0f;       ///< v_scale
   float alibi_slope = 0.0f;
@@ -78,6 +78,7 @@ struct ItemScratch {
   const unsigned char* zeros = nullptr;  ///< a key, value or pair of values that is all zeros
   unsigned char* pairs = nullptr;  ///< [2, 2] pairs of values, v_stride floats each: copies of those at a range's ends
   unsigned char* own = nullptr;    ///< Arithmetic::own_bytes
+  double* rope = nullptr;          ///< ItemCall::rope
 };
 
 /// One item: rows against keys.
@@ -93,6 +94,9 @@ struct ItemCall {
   DType q_dtype = DType::kUnset;
   float soft_cap = 0.0f;  ///< 0 = off
   bool alibi = false;
+  /// [head_dim_qk / 2, padded to kDimPadding]: quarter turns by which a position turns components d and d + head_dim_qk
+  /// / 2 of queries and keys (Feature::kRopeLlama). Null = no rotary embedding.
+  const double* rope = nullptr;
   ItemScratch scratch;
   RowStates states;
 };
@@ -113,6 +117,8 @@ struct Arithmetic {
   size_t (*own_bytes)(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v) noexcept = nullptr;
   /// Stores acc[n] * factor, with no -0, as `dtype`; false if it does not know the dtype. Null: knows none.
   bool (*store_row)(const float* acc, float factor, DType dtype, int32_t n, void* to) noexcept = nullptr;
+  /// Whether it applies ItemCall::rope.
+  bool rotates = false;
 };
 
 }  // namespace folio::inline v0::kernels::cpu

@@ -18,7 +18,7 @@ std::string refuse_head_dim(const char* name, int32_t given, int32_t most) {
 
 }  // namespace
 
-std::string refusal(const AttentionConfig& config) {
+std::string refusal(const AttentionConfig& config, bool rotates) {
   std::string why = refuse_head_dim("head_dim_qk", config.head_dim_qk, kMaxHeadDimQk);
   if (why.empty()) why = refuse_head_dim("head_dim_v", config.head_dim_v, kMaxHeadDimV);
   if (!why.empty()) return why;
@@ -39,8 +39,10 @@ std::string refusal(const AttentionConfig& config) {
     return core::message("head_dim_v is ", config.head_dim_v, " with an NVFP4 output, which takes multiples of ",
                          kNvfp4BlockSize);
   }
-  if (config.features.has(Feature::kRopeLlama)) {
-    return "Feature::kRopeLlama is asked for; kernels here apply no rotary embedding: rotate q and K before the call";
+  if (config.features.has(Feature::kRopeLlama) && !rotates) {
+    return "Feature::kRopeLlama is asked for; this kernel applies no rotary embedding: rotate q and K before the call, "
+           "or "
+           "use the generic kernels";
   }
   if (config.kv_format == KvFormat::kCpuPacked && config.kv == DType::kFloat32) {
     return "kv_format is kCpuPacked with float32; packed caches are 16-bit or fp8";

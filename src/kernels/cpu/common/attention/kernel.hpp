@@ -8,8 +8,8 @@
 /// A kernel from an Arithmetic: what is the same for all that run under the shared worker loop.
 namespace folio::inline v0::kernels::cpu {
 
-/// What the worker loop and the formats that it binds take.
-std::string refusal(const AttentionConfig& config);
+/// What the worker loop and the formats that it binds take. `rotates`: Arithmetic::rotates.
+std::string refusal(const AttentionConfig& config, bool rotates);
 planner::TileShape tile(const AttentionConfig& config);
 size_t scratch_bytes(const AttentionConfig& config, const planner::TileShape& shape);
 
@@ -18,7 +18,7 @@ AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(co
                                  KvFormat best_format) {
   return {.name = name,
           .unavailable = unavailable,
-          .refusal = refusal,
+          .refusal = [](const AttentionConfig& config) { return refusal(config, kArithmetic.rotates); },
           .tile = tile,
           .scratch_bytes = scratch_bytes,
           .run_worker = [](const AttentionParams& params,

@@ -1,6 +1,8 @@
 #include "kernels/cpu/common/attention/scratch.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <numbers>
 
 namespace folio::inline v0::kernels::cpu {
 namespace {
@@ -61,11 +63,23 @@ WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileSh
   scratch.item.zeros = zero_bytes;
   scratch.item.pairs = carver.take<unsigned char>(4 * sizeof(float) * v);
   scratch.item.own = carver.take<unsigned char>(own_bytes);
+  if (config.features.has(Feature::kRopeLlama)) {
+    scratch.item.rope = carver.take<double>(static_cast<size_t>(padded(config.head_dim_qk / 2, kDimPadding)));
+  }
   scratch.rows = carver.take<ItemRow>(rows);
   scratch.running = take_states();
   scratch.split = take_states();
   scratch.bytes = carver.used();
   return scratch;
+}
+
+void set_rope(const RopeArgs& rope, int32_t head_dim, double* quarter_turns) {
+  const double quarters_per_radian = 2.0 / std::numbers::pi;
+  for (int32_t d = 0; d < padded(head_dim / 2, kDimPadding); ++d) {
+    const double speed =
+        std::pow(static_cast<double>(rope.theta), -2.0 * d / head_dim) / static_cast<double>(rope.scale);
+    quarter_turns[d] = d < head_dim / 2 ? speed * quarters_per_radian : 0.0;
+  }
 }
 
 }  // namespace folio::inline v0::kernels::cpu

@@ -24,4 +24,7 @@ int32_t padded(int32_t value, int32_t to);
 WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileShape& tile, std::byte* memory,
                             size_t own_bytes = 0);
 
+/// Fills ItemCall::rope.
+void set_rope(const RopeArgs& rope, int32_t head_dim, double* quarter_turns);
+
 }  // namespace folio::inline v0::kernels::cpu

@@ -114,6 +114,8 @@ void run_worker(const Arithmetic& arithmetic, const AttentionParams& params, int
   call.soft_cap = params.args->logits_soft_cap;
   call.alibi = params.args->alibi_slopes != nullptr;
   call.scratch = scratch.item;
+  if (scratch.item.rope != nullptr) set_rope(params.args->rope, config.head_dim_qk, scratch.item.rope);
+  call.rope = scratch.item.rope;
   for (int32_t i = begin; i < end; ++i) {
     const planner::WorkItem& item = plan.items[i];
     const bool start = (item.flags & planner::kStart) != 0;

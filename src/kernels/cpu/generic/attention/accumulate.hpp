@@ -32,7 +32,7 @@ static void convert_values(const ItemCall& call, const ReadyTile& ready, const S
 template <DType kType>
 FOLIO_INLINE void make_scores(const ItemCall& call, const ReadyTile& ready, const Stream& ahead) {
   const unsigned char* const* const k = ready.rows.k;
-  if (call.num_rows > kFewRows) return scores_by_fours<kType>(call, k, ahead);
+  if (call.num_rows > kFewRows || call.rope != nullptr) return scores_by_fours<kType>(call, ready.tile.first, k, ahead);
   int32_t r = 0;
   Stream once = ahead;
   for (; call.num_rows - r > 2; r += 4, once = {}) scores_from_stored<kType, 4>(call, r, k, once);

@@ -5,7 +5,9 @@
 
 namespace folio::inline v0::kernels::generic {
 
-const cpu::Arithmetic kBaselineArithmetic{cpu::FOLIO_ISA::load_queries, cpu::FOLIO_ISA::accumulate,
-                                          cpu::FOLIO_ISA::fold};
+const cpu::Arithmetic kBaselineArithmetic{.load_queries = cpu::FOLIO_ISA::load_turned_queries,
+                                          .accumulate = cpu::FOLIO_ISA::accumulate,
+                                          .fold = cpu::FOLIO_ISA::fold,
+                                          .rotates = true};
 
 }  // namespace folio::inline v0::kernels::generic

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cpu/common/attention/prefetch.hpp"
+#include "kernels/cpu/generic/attention/rotate.hpp"
 
 /// Products of queries and keys. A score is the sum over registers of the dimension, in order, of lane-wise products,
 /// and then over the lanes as sum_lanes adds them: the same operations for every shape of block below, hence the same
@@ -80,15 +81,18 @@ static void scores_from_stored(const ItemCall& call, int32_t r, const unsigned c
 
 inline constexpr int kBlockRows = kLanes / 4;  ///< rows of a block of 4 tokens
 
-/// All rows with every token of a tile: four keys at a time are converted, for all rows.
+/// All rows with every token of a tile, whose first is local token `first`: four keys at a time are converted, and
+/// turned where there is a rotary embedding, for all rows.
 template <DType kType>
-static void scores_by_fours(const ItemCall& call, const unsigned char* const* k_rows, const Stream& ahead) {
+static void scores_by_fours(const ItemCall& call, int32_t first, const unsigned char* const* k_rows,
+                            const Stream& ahead) {
   float* const k = call.scratch.k;
   const int32_t stride = call.qk_stride;
   for (int32_t t = 0; t < kTileTokens; t += 4) {
     for (int32_t j = 0; j < 4; ++j) {
       ahead.request(t + j, 0, 1);
       convert_row<kType>(k_rows[t + j], call.head_dim_qk, k + j * stride);
+      if (call.rope != nullptr) rotate(call, key_position(call.keys, int64_t{first} + t + j), k + j * stride);
     }
     for (int32_t r = 0; r < call.num_rows; r += kBlockRows) {
       score_block<kBlockRows>(

@@ -24,17 +24,6 @@ struct RowInfo {
   float p[kRows][kTokens];
 };
 
-__device__ inline float scale_at(const Scale& scale, int32_t request, int32_t head) {
-  if (scale.data == nullptr) return scale.value;
-  switch (scale.granularity) {
-    case ScaleGranularity::kPerHead: return scale.data[head];
-    case ScaleGranularity::kPerRequest: return scale.data[request];
-    case ScaleGranularity::kPerRequestAndHead: return scale.data[request * scale.request_stride + head];
-    case ScaleGranularity::kPerTensor: break;
-  }
-  return scale.data[0];
-}
-
 template <typename T>
 class Worker {
  public:
@@ -179,22 +168,6 @@ class Worker {
     }
   }
 
-  /// A token's page and its place in it; ragged: page 0 and the token of the tensor.
-  struct Place {
-    int64_t page = 0;
-    int64_t in_page = 0;
-    __device__ int64_t in(const KvStrides& strides, int32_t head) const {
-      return page * strides.page + in_page * strides.token + head * strides.head;
-    }
-  };
-  __device__ static Place locate(const SegmentParams& segment, const planner::WorkItem& item, int32_t token) {
-    if (!segment.paged) return {0, int64_t{segment.indptr[item.kv_row]} + token};
-    const int32_t column = token / segment.page_size;
-    const int64_t begin = segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
-                                                    : item.kv_row * segment.row_stride + segment.first_column;
-    return {segment.indices[begin + column], token - column * segment.page_size};
-  }
-
   /// Weights of a tile's keys, relative to the rows' new maxima. Each warp takes every kWarps-th row, each lane a key.
   __device__ void score(int32_t first) {
     const int32_t lane = threadIdx.x % 32;
@@ -273,14 +246,14 @@ class Worker {
         const int32_t row = first_row_ + i * row_groups_;
         if (row >= num_rows_) continue;
         const Fold f = fold_factors(rows_.saved_max[row], rows_.saved_sum[row], rows_.max[row], rows_.sum[row]);
-        acc_[i] = cuda::plain::fold(f, saved_[i], acc_[i]);
+        acc_[i] = cuda::fold(f, saved_[i], acc_[i]);
       }
     }
     __syncthreads();
     const int32_t row = threadIdx.x;
     if (row < num_rows_) {
       const Fold f = fold_factors(rows_.saved_max[row], rows_.saved_sum[row], rows_.max[row], rows_.sum[row]);
-      rows_.sum[row] = cuda::plain::fold(f, rows_.saved_sum[row], rows_.sum[row]);
+      rows_.sum[row] = cuda::fold(f, rows_.saved_sum[row], rows_.sum[row]);
       rows_.max[row] = f.max;
     }
     __syncthreads();

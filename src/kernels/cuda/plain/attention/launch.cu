@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 
 #include "core/error.hpp"
+#include "kernels/cuda/common/merge.hpp"
 #include "kernels/cuda/plain/attention/attend.cuh"
 #include "kernels/cuda/plain/attention/launch.hpp"
 
@@ -12,43 +13,6 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
   extern __shared__ __align__(16) unsigned char dynamic[];
   __shared__ RowInfo rows;
   Worker<T>(params, dynamic, rows).run(static_cast<int32_t>(blockIdx.x));
-}
-
-/// Folds partial results. A warp takes a row, its lanes the components.
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ AttentionParams params) {
-  const planner::PlanView& plan = params.plan->view;
-  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  const int32_t lane = threadIdx.x % 32;
-  for (int32_t m = blockIdx.x; m < plan.num_merges; m += gridDim.x) {
-    const planner::MergeItem item = plan.merges[m];
-    for (int32_t row = item.row_begin + static_cast<int32_t>(threadIdx.x) / 32; row < item.row_end; row += kWarps) {
-      float acc[kMaxHeadDim / 32] = {};
-      float max = -INFINITY;
-      float sum = 0.0f;
-      for (int32_t s = item.source_begin; s < item.source_end; ++s) {
-        const int64_t partial = int64_t{plan.merge_sources[s]} + row - item.row_begin;
-        const float other_sum = params.partial_sum[partial];
-        const Fold f = fold_factors(max, sum, params.partial_max[partial], other_sum);
-        sum = fold(f, sum, other_sum);
-        max = f.max;
-#pragma unroll
-        for (int32_t i = 0; i < kMaxHeadDim / 32; ++i) {
-          const int32_t d = i * 32 + lane;
-          if (d >= params.head_dim_v) continue;
-          acc[i] = fold(f, acc[i], params.partial_acc[partial * params.head_dim_v + d]);
-        }
-      }
-      const int32_t token = row / group_size;
-      const int32_t q_head = item.kv_head * group_size + row % group_size;
-      const RowEnd end = end_row(params, q_head, max, sum);
-#pragma unroll
-      for (int32_t i = 0; i < kMaxHeadDim / 32; ++i) {
-        const int32_t d = i * 32 + lane;
-        if (d < params.head_dim_v) write_out(params, token, q_head, d, acc[i], end);
-      }
-      if (lane == 0) write_lse(params, token, q_head, end);
-    }
-  }
 }
 
 void check(cudaError_t status) {
@@ -70,9 +34,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
     attend_kernel<__nv_bfloat16><<<shape.num_workers, kThreads, shared_bytes, native>>>(params);
   }
   check(cudaGetLastError());
-  if (!shape.merge) return;
-  merge_kernel<<<shape.num_workers, kThreads, 0, native>>>(params);
-  check(cudaGetLastError());
+  if (shape.merge) launch_merge(params, shape.num_workers, stream);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::plain

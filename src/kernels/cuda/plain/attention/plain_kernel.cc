@@ -39,12 +39,17 @@ planner::TileShape tile(const AttentionConfig&) {
   return {.rows = 16, .kv_tokens = 32};
 }
 
+DType weights(const AttentionConfig&) {
+  return DType::kFloat32;
+}
+
 }  // namespace
 
 const AttentionKernel kPlainKernel{.name = "cuda-plain",
                                    .min_compute_capability = 80,
                                    .refusal = refusal,
                                    .tile = tile,
+                                   .weights = weights,
                                    .workers_per_sm = 2,
                                    .tile_cost = 16,
                                    .row_cost = 1,

@@ -1,9 +1,9 @@
 #include <cuda_runtime_api.h>
 
-#include "backends/token_pool/gpu.hpp"
+#include "backends/common/gpu_memory.hpp"
 #include "platform/cuda/device.hpp"
 
-namespace folio::inline v0::backends::token_pool::gpu {
+namespace folio::inline v0::backends::gpu {
 
 using platform::cuda::check;
 using platform::cuda::DeviceScope;
@@ -19,6 +19,13 @@ std::shared_ptr<void> allocate(int32_t device, size_t bytes) {
   return memory;
 }
 
+void copy_to_device(int32_t device, void* to, const void* from, size_t bytes) {
+  const DeviceScope scope(device);
+  check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copying to the device");
+  // From pageable memory the call may return before the last bytes have arrived.
+  check(cudaDeviceSynchronize(), "copying to the device");
+}
+
 void zero_rows(int32_t device, void* data, int64_t stride_bytes, int64_t row_bytes, int64_t rows, Stream stream) {
   if (rows == 0) return;
   const DeviceScope scope(device);
@@ -28,4 +35,4 @@ void zero_rows(int32_t device, void* data, int64_t stride_bytes, int64_t row_byt
         "clearing an output");
 }
 
-}  // namespace folio::inline v0::backends::token_pool::gpu
+}  // namespace folio::inline v0::backends::gpu

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+/// What attention on a GPU is measured against: reading the same pages, and nothing else.
+namespace folio_bench {
+
+/// Enqueues a read of `page_bytes` (a multiple of 16) of two pools at each of `num_pages` page ids, in the list's
+/// order. `sink` takes what keeps the reads from being left out.
+void read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* pages, int32_t num_pages, int32_t* sink,
+                cudaStream_t stream);
+
+/// Fills memory with bfloat16 values that are nearly normal: what a GPU does with zeros it does faster.
+void fill_normal(void* data, size_t elements, uint32_t seed, cudaStream_t stream);
+
+}  // namespace folio_bench

@@ -1,0 +1,28 @@
+#include "backends/common/context_memory.hpp"
+
+#include "backends/common/gpu_memory.hpp"
+
+namespace folio::inline v0::backends {
+
+void ContextMemory::reserve(size_t bytes) {
+  if (bytes <= bytes_) return;
+  if (device_.type == DeviceType::kCpu) {
+    host_ = core::AlignedBuffer(bytes, core::AlignedBuffer::kWorkspaceAlignment);
+  } else {
+    gpu_ = gpu::allocate(device_.index, bytes);
+  }
+  bytes_ = bytes;
+}
+
+std::shared_ptr<float> copy_on_gpu(const Device& device, std::span<const float> values) {
+  if (device.type == DeviceType::kCpu || values.empty()) return nullptr;
+  auto memory = std::static_pointer_cast<float>(gpu::allocate(device.index, values.size_bytes()));
+  update_on_gpu(device, memory, values);
+  return memory;
+}
+
+void update_on_gpu(const Device& device, const std::shared_ptr<float>& memory, std::span<const float> values) {
+  if (memory != nullptr) gpu::copy_to_device(device.index, memory.get(), values.data(), values.size_bytes());
+}
+
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "core/aligned_buffer.hpp"
+#include "folio/types/device.hpp"
+
+namespace folio::inline v0::backends {
+
+/// Memory on a context's device, host or GPU. Move-only.
+class ContextMemory {
+ public:
+  explicit ContextMemory(const Device& device) : device_(device) {}
+
+  /// At least `bytes`, 256-byte aligned; what it held is lost if it has to grow. On a GPU growing waits for what is
+  /// enqueued. Throws kOutOfMemory.
+  void reserve(size_t bytes);
+  size_t bytes() const noexcept { return bytes_; }
+  void* data() noexcept { return device_.type == DeviceType::kCpu ? host_.data() : gpu_.get(); }
+  template <typename T>
+  T* as() noexcept {
+    return static_cast<T*>(data());
+  }
+
+ private:
+  Device device_;
+  size_t bytes_ = 0;
+  core::AlignedBuffer host_;
+  std::shared_ptr<void> gpu_;
+};
+
+/// A layer's values, [heads], where a GPU's kernels read them; null on a CPU, whose kernels read the host's, and
+/// without values.
+std::shared_ptr<float> copy_on_gpu(const Device& device, std::span<const float> values);
+/// As many other values at the same address, which captured graphs know. Waits for the copy.
+void update_on_gpu(const Device& device, const std::shared_ptr<float>& memory, std::span<const float> values);
+/// What a run's arguments name: null without values.
+inline const float* kernel_values(std::span<const float> values, const std::shared_ptr<float>& on_gpu) {
+  if (values.empty()) return nullptr;
+  return on_gpu != nullptr ? on_gpu.get() : values.data();
+}
+
+}  // namespace folio::inline v0::backends

@@ -1,0 +1,68 @@
+#pragma once
+
+#include "kernels/cpu/common/attention/locate.hpp"
+
+/// In-kernel rotary embedding of converted queries and keys.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+/// Cosine and sine of angles that positions make, each within 2^-22 of the exact value.
+struct Turn {
+  Vec cosine;
+  Vec sine;
+};
+
+/// The angles are position * quarter_turns[0, kLanes), in quarter turns: float64 keeps what is left of them after whole
+/// turns, however far the position. The rest, at most an eighth of a turn, goes through the Taylor polynomials of sine
+/// and cosine of degrees 9 and 10 (2^-29 and 2^-33 of truncation at pi / 4).
+FOLIO_INLINE Turn turn_at(int64_t position, const double* quarter_turns) {
+  constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52: a float64 near it has its integer in the low bits
+  float rest[kLanes];
+  int32_t quarters[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    const double angle = static_cast<double>(position) * quarter_turns[i];
+    const double shifted = angle + kMagic;
+    int64_t word = 0;
+    __builtin_memcpy(&word, &shifted, sizeof(word));
+    quarters[i] = static_cast<int32_t>(word & 3);
+    rest[i] = static_cast<float>(angle - (shifted - kMagic));
+  }
+  const Vec x = load<Vec>(rest) * splat(1.57079632679489662f);
+  const Vec square = x * x;
+  Vec sine = splat(2.75573192e-6f);
+  sine = multiply_add(sine, square, splat(-1.98412698e-4f));
+  sine = multiply_add(sine, square, splat(8.33333333e-3f));
+  sine = multiply_add(sine, square, splat(-1.66666667e-1f));
+  sine = multiply_add(sine * square, x, x);
+  Vec cosine = splat(-2.75573192e-7f);
+  cosine = multiply_add(cosine, square, splat(2.48015873e-5f));
+  cosine = multiply_add(cosine, square, splat(-1.38888889e-3f));
+  cosine = multiply_add(cosine, square, splat(4.16666667e-2f));
+  cosine = multiply_add(cosine, square, splat(-0.5f));
+  cosine = multiply_add(cosine, square, splat(1.0f));
+  // A quarter turn makes the cosine the sine and the sine the negative cosine; half a turn changes both signs.
+  const IntVec quarter = load<IntVec>(quarters);
+  const IntVec odd = (quarter & splat_int(1)) != 0;
+  const IntVec sine_sign = (quarter & splat_int(2)) << 30;
+  const IntVec cosine_sign = ((quarter + splat_int(1)) & splat_int(2)) << 30;
+  return {from_bits(bits(select(odd, sine, cosine)) ^ cosine_sign),
+          from_bits(bits(select(odd, cosine, sine)) ^ sine_sign)};
+}
+
+/// Turns one converted query or key, head_dim_qk floats, to where it stands at `position`.
+static inline void rotate(const ItemCall& call, int64_t position, float* vector) {
+  const int32_t half = call.head_dim_qk / 2;
+  for (int32_t d = 0; d < half; d += kLanes) {
+    const Turn turn = turn_at(position, call.rope + d);
+    const auto bytes = static_cast<size_t>(smaller(half - d, kLanes)) * sizeof(float);
+    Vec x{};
+    Vec y{};
+    __builtin_memcpy(&x, vector + d, bytes);
+    __builtin_memcpy(&y, vector + half + d, bytes);
+    const Vec turned_x = multiply_add(x, turn.cosine, -(y * turn.sine));
+    const Vec turned_y = multiply_add(y, turn.cosine, x * turn.sine);
+    __builtin_memcpy(vector + d, &turned_x, bytes);
+    __builtin_memcpy(vector + half + d, &turned_y, bytes);
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -1,0 +1,210 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "folio/types/dtype.hpp"
+#include "folio/types/float_convert.hpp"
+#include "folio/types/kv_cache.hpp"
+
+/// Elements of every type to float and back, singly or eight at a time, with the rounding of
+/// folio/types/float_convert.hpp. A NaN stays a NaN; its sign and payload are the hardware's.
+namespace folio::inline v0::kernels::cuda {
+
+/// Elements that a thread converts at a time where rows allow: 16 bytes of a 16-bit type.
+inline constexpr int32_t kWide = 8;
+
+__device__ inline float scale_value(const Scale& scale, int64_t request, int64_t head) {
+  if (scale.data == nullptr) return scale.value;
+  switch (scale.granularity) {
+    case ScaleGranularity::kPerHead: return scale.data[head];
+    case ScaleGranularity::kPerRequest: return scale.data[request];
+    case ScaleGranularity::kPerRequestAndHead: return scale.data[request * scale.request_stride + head];
+    case ScaleGranularity::kPerTensor: break;
+  }
+  return scale.data[0];
+}
+
+template <typename Byte>
+__device__ inline Byte* element_at(Byte* data, DType dtype, int64_t index) {
+  return data + index * size_of(dtype);
+}
+
+namespace narrow {
+
+__device__ inline float half_to_float(uint16_t code) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code));
+  return value;
+}
+__device__ inline void halves_to_floats(uint32_t pair, float* values) {
+  values[0] = half_to_float(static_cast<uint16_t>(pair));
+  values[1] = half_to_float(static_cast<uint16_t>(pair >> 16));
+}
+__device__ inline void bfloats_to_floats(uint32_t pair, float* values) {
+  values[0] = __uint_as_float(pair << 16);
+  values[1] = __uint_as_float(pair & 0xffff0000u);
+}
+/// Four e4m3.
+__device__ inline void e4m3_to_floats(uint32_t codes, float* values) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t low, high;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"(static_cast<uint16_t>(codes)));
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"(static_cast<uint16_t>(codes >> 16)));
+  halves_to_floats(low, values);
+  halves_to_floats(high, values + 2);
+#else
+  for (int32_t i = 0; i < 4; ++i) values[i] = fp8_e4m3_to_float(static_cast<uint8_t>(codes >> 8 * i));
+#endif
+}
+/// Four e5m2: each is the upper byte of a half.
+__device__ inline void e5m2_to_floats(uint32_t codes, float* values) {
+  halves_to_floats(__byte_perm(codes, 0, 0x1404), values);
+  halves_to_floats(__byte_perm(codes, 0, 0x3424), values + 2);
+}
+
+__device__ inline uint32_t floats_to_halves(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ inline uint32_t floats_to_bfloats(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ inline uint32_t floats_to_e4m3(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return static_cast<uint32_t>(float_to_fp8_e4m3(low)) | static_cast<uint32_t>(float_to_fp8_e4m3(high)) << 8;
+#endif
+}
+__device__ inline uint32_t floats_to_e5m2(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return static_cast<uint32_t>(float_to_fp8_e5m2(low)) | static_cast<uint32_t>(float_to_fp8_e5m2(high)) << 8;
+#endif
+}
+
+}  // namespace narrow
+
+/// One element.
+__device__ inline float load_one(const std::byte* at, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16: return narrow::half_to_float(*reinterpret_cast<const uint16_t*>(at));
+    case DType::kBFloat16: return bfloat16_to_float(*reinterpret_cast<const uint16_t*>(at));
+    case DType::kFloat8E4M3: return fp8_e4m3_to_float(*reinterpret_cast<const uint8_t*>(at));
+    case DType::kFloat8E5M2: return fp8_e5m2_to_float(*reinterpret_cast<const uint8_t*>(at));
+    default: return *reinterpret_cast<const float*>(at);
+  }
+}
+
+__device__ inline void store_one(std::byte* at, DType dtype, float value) {
+  switch (dtype) {
+    case DType::kFloat16:
+      *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(narrow::floats_to_halves(value, value));
+      break;
+    case DType::kBFloat16:
+      *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(narrow::floats_to_bfloats(value, value));
+      break;
+    case DType::kFloat8E4M3:
+      *reinterpret_cast<uint8_t*>(at) = static_cast<uint8_t>(narrow::floats_to_e4m3(value, value));
+      break;
+    case DType::kFloat8E5M2:
+      *reinterpret_cast<uint8_t*>(at) = static_cast<uint8_t>(narrow::floats_to_e5m2(value, value));
+      break;
+    default: *reinterpret_cast<float*>(at) = value; break;
+  }
+}
+
+/// Eight neighbours; `at` is aligned to 16 bytes, or to 8 for one-byte types.
+__device__ inline void load_wide(const std::byte* at, DType dtype, float* values) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16: {
+      const uint4 piece = *reinterpret_cast<const uint4*>(at);
+      const uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
+      if (dtype == DType::kFloat16) {
+        for (int32_t i = 0; i < 4; ++i) narrow::halves_to_floats(pairs[i], values + 2 * i);
+      } else {
+        for (int32_t i = 0; i < 4; ++i) narrow::bfloats_to_floats(pairs[i], values + 2 * i);
+      }
+      return;
+    }
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2: {
+      const uint2 piece = *reinterpret_cast<const uint2*>(at);
+      if (dtype == DType::kFloat8E4M3) {
+        narrow::e4m3_to_floats(piece.x, values);
+        narrow::e4m3_to_floats(piece.y, values + 4);
+      } else {
+        narrow::e5m2_to_floats(piece.x, values);
+        narrow::e5m2_to_floats(piece.y, values + 4);
+      }
+      return;
+    }
+    default: {
+      const float4 first = reinterpret_cast<const float4*>(at)[0];
+      const float4 second = reinterpret_cast<const float4*>(at)[1];
+      values[0] = first.x, values[1] = first.y, values[2] = first.z, values[3] = first.w;
+      values[4] = second.x, values[5] = second.y, values[6] = second.z, values[7] = second.w;
+      return;
+    }
+  }
+}
+
+__device__ inline void store_wide(std::byte* at, DType dtype, const float* v) {
+  switch (dtype) {
+    case DType::kFloat16:
+      *reinterpret_cast<uint4*>(at) =
+          make_uint4(narrow::floats_to_halves(v[0], v[1]), narrow::floats_to_halves(v[2], v[3]),
+                     narrow::floats_to_halves(v[4], v[5]), narrow::floats_to_halves(v[6], v[7]));
+      return;
+    case DType::kBFloat16:
+      *reinterpret_cast<uint4*>(at) =
+          make_uint4(narrow::floats_to_bfloats(v[0], v[1]), narrow::floats_to_bfloats(v[2], v[3]),
+                     narrow::floats_to_bfloats(v[4], v[5]), narrow::floats_to_bfloats(v[6], v[7]));
+      return;
+    case DType::kFloat8E4M3:
+      *reinterpret_cast<uint2*>(at) =
+          make_uint2(narrow::floats_to_e4m3(v[0], v[1]) | narrow::floats_to_e4m3(v[2], v[3]) << 16,
+                     narrow::floats_to_e4m3(v[4], v[5]) | narrow::floats_to_e4m3(v[6], v[7]) << 16);
+      return;
+    case DType::kFloat8E5M2:
+      *reinterpret_cast<uint2*>(at) =
+          make_uint2(narrow::floats_to_e5m2(v[0], v[1]) | narrow::floats_to_e5m2(v[2], v[3]) << 16,
+                     narrow::floats_to_e5m2(v[4], v[5]) | narrow::floats_to_e5m2(v[6], v[7]) << 16);
+      return;
+    default:
+      reinterpret_cast<float4*>(at)[0] = make_float4(v[0], v[1], v[2], v[3]);
+      reinterpret_cast<float4*>(at)[1] = make_float4(v[4], v[5], v[6], v[7]);
+      return;
+  }
+}
+
+template <int32_t kElements>
+__device__ inline void load_floats(const std::byte* at, DType dtype, float* values) {
+  if constexpr (kElements == kWide) {
+    load_wide(at, dtype, values);
+  } else {
+    values[0] = load_one(at, dtype);
+  }
+}
+template <int32_t kElements>
+__device__ inline void store_floats(std::byte* at, DType dtype, const float* values) {
+  if constexpr (kElements == kWide) {
+    store_wide(at, dtype, values);
+  } else {
+    store_one(at, dtype, values[0]);
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cuda

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+
+#include "core/error.hpp"
+#include "folio/types/device.hpp"
+#include "folio/types/dtype.hpp"
+
+/// What launching kernels on the host takes.
+namespace folio::inline v0::kernels::cuda {
+
+inline cudaStream_t native(Stream stream) {
+  return static_cast<cudaStream_t>(stream.handle);
+}
+
+/// Throws Error(kDeviceError) where the launch before failed.
+inline void check_launch(const char* what) {
+  const cudaError_t status = cudaGetLastError();
+  if (status != cudaSuccess) core::fail(ErrorCode::kDeviceError, "launching ", what, ": ", cudaGetErrorString(status));
+}
+
+/// Thread blocks for `items`, which the kernel walks with a grid's stride.
+inline uint32_t grid_for(int64_t items, int64_t per_block, int64_t most = int64_t{1} << 20) {
+  return static_cast<uint32_t>(std::clamp<int64_t>((items + per_block - 1) / per_block, 1, most));
+}
+
+/// Whether every row begins where eight elements can be read or written at once.
+inline bool is_wide(const void* data, DType dtype, std::initializer_list<int64_t> strides) {
+  int64_t all = 0;
+  for (const int64_t stride : strides) all |= stride;
+  const auto bytes = static_cast<uintptr_t>(std::min(8 * size_of(dtype), 16));
+  return all % 8 == 0 && reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+}  // namespace folio::inline v0::kernels::cuda

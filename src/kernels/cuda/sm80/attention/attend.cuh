@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+#include "core/error.hpp"
+#include "kernels/cuda/sm80/attention/launch.hpp"
+#include "kernels/cuda/sm80/attention/narrow.cuh"
+
+/// The kernel: a thread block takes one work list of the plan, item by item, each in the way that its rows ask for.
+namespace folio::inline v0::kernels::cuda::sm80 {
+
+/// A row's way must not depend on other requests (kBatchInvariant: the rows of an item of a shared segment do), nor on
+/// how many of its request's rows are computed at once (kScheduleInvariant).
+__device__ __forceinline__ bool may_go_narrow(const AttentionParams& params, const planner::PlanView& plan) {
+  if (params.determinism <= Determinism::kRunToRun) return true;
+  if (params.determinism >= Determinism::kScheduleInvariant) return false;
+  for (int32_t s = 0; s < plan.num_segments; ++s) {
+    if (plan.segments[s].shared) return false;
+  }
+  return true;
+}
+
+template <typename T, int32_t DimQk, int32_t DimV>
+__global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_constant__ AttentionParams params) {
+  constexpr DimClass kDims{DimQk, DimV};
+  constexpr int32_t kRowTiles = row_tiles_per_warp(kDims);
+  constexpr int32_t kRows = rows_per_item(kDims);
+  static_assert(tile_bytes(kDims) + static_cast<int32_t>(sizeof(RowInfo<kRows>)) <= kSharedLimit);
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto& rows = *reinterpret_cast<RowInfo<kRows>*>(memory + tile_bytes(kDims));
+  const uint32_t shared = ptx::shared_address(memory);
+  const planner::PlanView& plan = params.plan->view;
+  const bool narrow = may_go_narrow(params, plan);
+  constexpr int32_t kPlaces = kRows * (DimV / 4) / kThreads;
+  RunningState<kPlaces> running;
+  float* const results = reinterpret_cast<float*>(memory);
+  const int32_t end = plan.worker_indptr[blockIdx.x + 1];
+  for (int32_t i = plan.worker_indptr[blockIdx.x]; i < end; ++i) {
+    if (threadIdx.x == 0) begin_item(params, plan, plan.items[i], rows.context);
+    __syncthreads();
+    const ItemContext& context = rows.context;
+    const bool goes_narrow = narrow && context.num_rows <= kNarrowRows;
+    const bool half = kRowTiles == 1 || context.num_rows <= kRows / kRowTiles;
+    copy_queries<T, DimQk>(params, context, shared, goes_narrow ? kNarrowRows : (half ? kRows / kRowTiles : kRows));
+    ptx::commit_copies();
+    bind_rows(params, plan, rows);
+    if (goes_narrow) {
+      NarrowWay<T, DimQk, DimV, kRows>(params, context, rows, shared).run(results);
+    } else if (half) {
+      WideWay<T, DimQk, DimV, 1, kRows>(params, context, rows, shared).run(results);
+    } else {
+      WideWay<T, DimQk, DimV, kRowTiles, kRows>(params, context, rows, shared).run(results);
+    }
+    __syncthreads();
+    finish_rows<DimV>(params, rows, results, goes_narrow ? kWarps : 1, running);
+    __syncthreads();
+  }
+}
+
+/// Enqueues the kernel of one element type and dimension class.
+template <typename T, int32_t DimQk, int32_t DimV>
+void launch_class(const AttentionParams& params, int32_t num_workers, Stream stream) {
+  constexpr DimClass kDims{DimQk, DimV};
+  constexpr int32_t kBytes = tile_bytes(kDims) + static_cast<int32_t>(sizeof(RowInfo<rows_per_item(kDims)>));
+  static std::atomic<uint64_t> allowed{0};  // a bit for each of the first 64 devices
+  int device = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (status == cudaSuccess && (allowed.load(std::memory_order_relaxed) & bit) == 0) {
+    status = cudaFuncSetAttribute(attend_kernel<T, DimQk, DimV>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    // Two thread blocks of a multiprocessor need more shared memory than the driver would set aside for one.
+    if (status == cudaSuccess) {
+      status = cudaFuncSetAttribute(attend_kernel<T, DimQk, DimV>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared);
+    }
+    if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
+  }
+  if (status == cudaSuccess) {
+    attend_kernel<T, DimQk, DimV><<<num_workers, kThreads, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
+    status = cudaGetLastError();
+  }
+  if (status != cudaSuccess) {
+    core::fail(ErrorCode::kDeviceError, "launching cuda-sm80: ", cudaGetErrorString(status));
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm80

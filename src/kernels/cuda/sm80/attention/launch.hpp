@@ -1,0 +1,21 @@
+#pragma once
+
+#include "kernels/cuda/attention_kernel.hpp"
+
+namespace folio::inline v0::kernels::cuda::sm80 {
+
+/// AttentionKernel::launch of "cuda-sm80".
+void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream);
+
+/// The kernel of one element type (float16 or bfloat16) and one of kDimClasses: class_<type>_<index>.cu.
+using LaunchClass = void (*)(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_float16_0(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_float16_1(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_float16_2(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_float16_3(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_bfloat16_0(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_bfloat16_1(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_bfloat16_2(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_bfloat16_3(const AttentionParams& params, int32_t num_workers, Stream stream);
+
+}  // namespace folio::inline v0::kernels::cuda::sm80

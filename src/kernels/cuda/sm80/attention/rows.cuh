@@ -1,0 +1,223 @@
+#pragma once
+
+#include "kernels/cuda/common/row_state.cuh"
+#include "kernels/cuda/sm80/attention/pieces.cuh"
+
+/// The rows of an item and the places of its tokens.
+namespace folio::inline v0::kernels::cuda::sm80 {
+
+/// This thread's number, read anew: so that what one way derives from it is not kept in registers through the others.
+__device__ __forceinline__ int32_t thread_number() {
+  int32_t number;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+  return number;
+}
+
+/// Where a token of a segment lies. Ragged: page 0 and the token of the tensor.
+struct TokenPlace {
+  int32_t page;
+  int32_t in_page;  ///< negative: no row of the item sees the token, which is not read
+};
+
+/// Where a token's key and value begin, in elements; kUnseen for both where no row sees it.
+struct TokenOffsets {
+  int64_t k;
+  int64_t v;
+};
+constexpr int64_t kUnseen = INT64_MIN;
+
+/// One item's constants. In shared memory: registers are what this kernel is short of.
+struct ItemContext {
+  planner::WorkItem item;
+  const SegmentParams* segment;
+  int32_t num_rows;
+  int32_t first_tile;  ///< local token: a multiple of kTokens
+  int32_t num_tiles;   ///< of kTokens
+  int64_t first_pos;
+  KvShard shard;
+  Sight sight;
+  bool custom;  ///< the custom mask's bits apply
+  bool even;    ///< 16 tokens from a multiple of 16 on lie one token stride apart
+};
+
+/// What is known of each row of an item, in shared memory, besides the tiles.
+template <int32_t Rows>
+struct RowInfo {
+  int64_t mask_bit[Rows];    ///< custom mask: local token j stands at bit mask_bit + j of the mask's bytes,
+  int32_t mask_begin[Rows];  ///< if j >= mask_begin; earlier tokens are visible
+  int32_t position[Rows];
+  int32_t visible_begin[Rows];  ///< local tokens; rows beyond the item's see nothing
+  int32_t visible_end[Rows];
+  int32_t request[Rows];
+  ItemContext context;
+  Sight sight[kWarps];
+  union {
+    TokenOffsets offsets[2][kWideTokens];  ///< the wide way's
+    struct {
+      float top[Rows];
+      float sum[Rows];
+    } result;  ///< once the item's tokens are through
+  };
+};
+
+/// A row's q head and token.
+struct RowPlace {
+  int32_t token;
+  int32_t q_head;
+};
+__device__ __forceinline__ RowPlace row_place(const AttentionParams& params, const planner::WorkItem& item,
+                                              int32_t row) {
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+  const int32_t packed = item.row_begin + row;
+  return {packed / group_size, item.kv_head * group_size + packed % group_size};
+}
+
+/// The item's constants but for its sight, by one thread.
+__device__ __forceinline__ void begin_item(const AttentionParams& params, const planner::PlanView& plan,
+                                           const planner::WorkItem& item, ItemContext& context) {
+  const planner::SegmentLengths& lengths = plan.segments[item.segment];
+  context.item = item;
+  context.segment = &params.segments[item.segment];
+  context.num_rows = item.row_end - item.row_begin;
+  context.first_tile = item.kv_begin / kTokens * kTokens;
+  context.num_tiles = 0;
+  context.custom = params.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig;
+  context.even = !context.segment->paged || context.segment->page_size % 16 == 0;
+  if (item.kv_begin >= item.kv_end) return;
+  context.num_tiles = (item.kv_end - context.first_tile + kTokens - 1) / kTokens;
+  context.first_pos = lengths.first_pos[item.kv_row];
+  context.shard = lengths.shard;
+}
+
+/// Binds the item's rows to requests, positions and visible tokens. Passes barriers.
+template <int32_t Rows>
+__device__ __forceinline__ void bind_rows(const AttentionParams& params, const planner::PlanView& plan,
+                                          RowInfo<Rows>& rows) {
+  ItemContext& context = rows.context;
+  const planner::WorkItem& item = context.item;
+  const planner::SegmentLengths& lengths = plan.segments[item.segment];
+  const int32_t row = static_cast<int32_t>(threadIdx.x);
+  Sight sight{INT32_MAX, 0, 0, INT32_MAX};
+  if (row < Rows) {
+    int32_t begin = 0;
+    int32_t end = 0;
+    if (row < context.num_rows && item.kv_begin < item.kv_end) {
+      const int32_t token = row_place(params, item, row).token;
+      int32_t request = item.request;
+      while (plan.cu_q[request + 1] <= token) ++request;
+      const int32_t index = token - plan.cu_q[request];
+      const int64_t position = int64_t{plan.q_first_pos[request]} + index;
+      const planner::KeySight key_sight =
+          planner::key_sight(params.mask, lengths.mask, params.window_left, params.window_right);
+      const planner::TokenRange range = planner::visible_range(
+          {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}, key_sight, position);
+      begin = static_cast<int32_t>(range.begin < item.kv_begin ? item.kv_begin : range.begin);
+      end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
+      if (begin >= end) begin = end = 0;
+      rows.position[row] = static_cast<int32_t>(position);
+      rows.request[row] = request;
+      rows.mask_begin[row] = INT32_MAX;
+      if (context.custom) {
+        const int32_t mask_begin = plan.mask_first_column[request] - lengths.key_offset[request];
+        rows.mask_begin[row] = mask_begin;
+        rows.mask_bit[row] =
+            8 * plan.mask_byte_indptr[request] + int64_t{index} * plan.mask_columns[request] - mask_begin;
+      }
+      if (begin < end) {
+        sight.any_begin = begin;
+        sight.any_end = end;
+      }
+      sight.all_begin = begin;
+      sight.all_end = end;
+    }
+    rows.visible_begin[row] = begin;
+    rows.visible_end[row] = end;
+  }
+  constexpr uint32_t kAll = 0xffffffffu;
+  sight.any_begin = __reduce_min_sync(kAll, sight.any_begin);
+  sight.any_end = __reduce_max_sync(kAll, sight.any_end);
+  sight.all_begin = __reduce_max_sync(kAll, sight.all_begin);
+  sight.all_end = __reduce_min_sync(kAll, sight.all_end);
+  if (threadIdx.x % 32 == 0) rows.sight[threadIdx.x / 32] = sight;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int32_t w = 1; w < kWarps; ++w) {
+      const Sight other = rows.sight[w];
+      sight.any_begin = min(sight.any_begin, other.any_begin);
+      sight.any_end = max(sight.any_end, other.any_end);
+      sight.all_begin = max(sight.all_begin, other.all_begin);
+      sight.all_end = min(sight.all_end, other.all_end);
+    }
+    context.sight = sight;
+  }
+  __syncthreads();
+}
+
+/// The place of a token of the item. The one read that precedes a token's own.
+__device__ __forceinline__ TokenPlace place_of(const ItemContext& context, int32_t token) {
+  if (token < context.sight.any_begin || token >= context.sight.any_end) return {0, -1};
+  const SegmentParams& segment = *context.segment;
+  const int32_t row = context.item.kv_row;
+  if (!segment.paged) return {0, segment.indptr[row] + token};
+  const int32_t column = static_cast<int32_t>(static_cast<uint32_t>(token) / static_cast<uint32_t>(segment.page_size));
+  const int64_t begin =
+      segment.indptr != nullptr ? int64_t{segment.indptr[row]} : row * segment.row_stride + segment.first_column;
+  return {segment.indices[begin + column], token - column * segment.page_size};
+}
+
+__device__ __forceinline__ int64_t offset_of(const TokenPlace& place, const KvStrides& strides, int32_t head) {
+  if (place.in_page < 0) return kUnseen;
+  return place.page * strides.page + place.in_page * strides.token + head * strides.head;
+}
+__device__ __forceinline__ TokenOffsets offsets_of(const ItemContext& context, const TokenPlace& place) {
+  const SegmentParams& segment = *context.segment;
+  return {offset_of(place, segment.k_strides, context.item.kv_head),
+          offset_of(place, segment.v_strides, context.item.kv_head)};
+}
+
+/// The queries of the item's rows to a tile of `num_rows` rows; zeros for rows that it has not.
+template <typename T, int32_t Dim>
+__device__ __forceinline__ void copy_queries(const AttentionParams& params, const ItemContext& context, uint32_t tile,
+                                             int32_t num_rows) {
+  constexpr int32_t kPieces = Dim / kPiece;
+  const PieceSource source{params.q, params.q_dtype, params.q_wide};
+#pragma unroll 1
+  for (int32_t i = thread_number(); i < num_rows * kPieces; i += kThreads) {
+    const int32_t row = i / kPieces;
+    const int32_t piece = i % kPieces;
+    const bool valid = row < context.num_rows && piece * kPiece < params.head_dim_qk;
+    const RowPlace place = row_place(params, context.item, valid ? row : 0);
+    const int64_t at =
+        place.token * params.q_token_stride + place.q_head * params.q_head_stride + (valid ? piece * kPiece : 0);
+    copy_any_piece<T>(tile + piece_offset(Dim, row, piece), source, at, valid);
+  }
+}
+
+/// Keys or values of a tile of the wide way, by the thread block; of those that no row sees, zeros.
+template <typename T, int32_t Dim>
+__device__ __forceinline__ void copy_tile(uint32_t tile, const TokenOffsets* tokens, int64_t TokenOffsets::*half,
+                                          const PieceSource& source, int32_t head_dim, int32_t thread) {
+  constexpr int32_t kPieces = Dim / kPiece;
+  if (source.direct()) {
+#pragma unroll 4
+    for (int32_t i = thread; i < kWideTokens * kPieces; i += kThreads) {
+      const int32_t row = i / kPieces;
+      const int32_t d = i % kPieces * kPiece;
+      const int64_t offset = tokens[row].*half;
+      const bool valid = offset != kUnseen && d < head_dim;
+      ptx::copy_16_async(tile + piece_offset(Dim, row, i % kPieces),
+                         static_cast<const T*>(source.data) + (valid ? offset + d : 0), valid);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int32_t i = thread; i < kWideTokens * kPieces; i += kThreads) {
+    const int32_t row = i / kPieces;
+    const int32_t d = i % kPieces * kPiece;
+    const int64_t offset = tokens[row].*half;
+    const bool valid = offset != kUnseen && d < head_dim;
+    copy_any_piece<T>(tile + piece_offset(Dim, row, i % kPieces), source, valid ? offset + d : 0, valid);
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm80

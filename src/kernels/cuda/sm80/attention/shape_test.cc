@@ -1,0 +1,125 @@
+// What the kernel's schedule rests on, where no GPU is needed.
+#include "kernels/cuda/sm80/attention/shape.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+namespace folio::kernels::cuda::sm80 {
+namespace {
+
+TEST(Sm80Shape, EveryDimensionUpTo256HasTheSmallestClassThatHoldsIt) {
+  for (int32_t qk = 8; qk <= 256; qk += 8) {
+    for (int32_t v = 8; v <= 256; v += 8) {
+      const int32_t index = dim_class(qk, v);
+      ASSERT_GE(index, 0) << qk << '/' << v;
+      EXPECT_GE(kDimClasses[index].qk, qk);
+      EXPECT_GE(kDimClasses[index].v, v);
+      for (int32_t i = 0; i < index; ++i) {
+        EXPECT_TRUE(kDimClasses[i].qk < qk || kDimClasses[i].v < v) << qk << '/' << v << " fits class " << i;
+      }
+    }
+  }
+  EXPECT_EQ(dim_class(264, 8), -1);
+  EXPECT_EQ(dim_class(8, 264), -1);
+  EXPECT_EQ(dim_class(192, 128), 2);
+  EXPECT_EQ(dim_class(192, 192), 3);
+}
+
+/// ldmatrix reads eight rows' equal pieces at once: they must stand in eight different groups of four banks.
+TEST(Sm80Shape, PiecesOfATileStandApartAndReadWithoutConflicts) {
+  for (const DimClass& dims : kDimClasses) {
+    for (const int32_t dim : {dims.qk, dims.v}) {
+      const int32_t pieces = dim / kPiece;
+      std::set<int32_t> offsets;
+      for (int32_t row = 0; row < kTokens; ++row) {
+        for (int32_t piece = 0; piece < pieces; ++piece) offsets.insert(piece_offset(dim, row, piece));
+      }
+      EXPECT_EQ(offsets.size(), static_cast<size_t>(kTokens * pieces));
+      EXPECT_EQ(*offsets.begin(), 0);
+      EXPECT_EQ(*offsets.rbegin(), (kTokens * pieces - 1) * 16);
+      for (int32_t first = 0; first < kTokens; first += 8) {
+        for (int32_t piece = 0; piece < pieces; ++piece) {
+          std::set<int32_t> banks;
+          for (int32_t row = first; row < first + 8; ++row) banks.insert(piece_offset(dim, row, piece) / 16 % 8);
+          EXPECT_EQ(banks.size(), 8u);
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm80Shape, ThePlannersTilesAreWholeTilesOfBothWays) {
+  EXPECT_EQ(kTokens % kWideTokens, 0);
+  EXPECT_EQ(kTokens, kWarps * 16);
+  for (const DimClass& dims : kDimClasses) {
+    EXPECT_GE(rows_per_item(dims), kNarrowRows);
+    EXPECT_LE(rows_per_item(dims), kThreads);  // a thread binds a row
+    EXPECT_LE(tile_bytes(dims), kSharedLimit);
+    EXPECT_GE(rows_per_item(dims), kWarps * kNarrowRows);  // a result of each warp has its place
+    EXPECT_EQ(result_stride(dims) % 32, 8);                // and rows of a quad's columns lie in different banks
+  }
+}
+
+/// Rows' ranges of visible tokens, and what a tile needs, token by token.
+struct Ranges {
+  std::vector<std::pair<int32_t, int32_t>> rows;
+
+  Sight sight() const {
+    Sight out{INT32_MAX, 0, 0, INT32_MAX};
+    for (const auto& [begin, end] : rows) {
+      if (begin < end) {
+        out.any_begin = std::min(out.any_begin, begin);
+        out.any_end = std::max(out.any_end, end);
+      }
+      out.all_begin = std::max(out.all_begin, begin);
+      out.all_end = std::min(out.all_end, end);
+    }
+    return out;
+  }
+  int64_t seen_by(int32_t token) const {
+    return std::count_if(rows.begin(), rows.end(),
+                         [&](const auto& row) { return token >= row.first && token < row.second; });
+  }
+};
+
+TEST(Sm80Shape, MasksAreAppliedWhereSomeRowDoesNotSeeSomeToken) {
+  const std::vector<Ranges> cases{
+      {{{0, 100}}},                      // decode
+      {{{37, 100}}},                     // decode with a window
+      {{{0, 97}, {0, 98}, {0, 99}}},     // causal
+      {{{30, 97}, {31, 98}, {32, 99}}},  // causal with a window
+      {{{0, 64}, {0, 0}}},               // a row that sees nothing
+      {{{0, 0}}},                        // no row does
+      {{{0, 10}, {90, 100}}},            // ranges apart
+  };
+  for (const Ranges& ranges : cases) {
+    const Sight sight = ranges.sight();
+    const auto rows = static_cast<int64_t>(ranges.rows.size());
+    for (const int32_t count : {16, 32}) {
+      for (int32_t first = 0; first < 128; first += count) {
+        bool unseen = false;
+        bool mixed = false;
+        for (int32_t token = first; token < first + count; ++token) {
+          const int64_t seen = ranges.seen_by(token);
+          unseen = unseen || seen < rows;
+          mixed = mixed || (seen > 0 && seen < rows);
+        }
+        EXPECT_EQ(needs_mask(sight, first, count), unseen) << first;
+        // Tokens that are copied although no row sees them may be counted as mixed, never the other way round.
+        EXPECT_TRUE(!mixed || is_mixed(sight, first, count)) << first;
+      }
+    }
+  }
+}
+
+TEST(Sm80Shape, ADecodeStepNeverLooksForSpecialValues) {
+  for (const Ranges& ranges : {Ranges{{{0, 100}}}, Ranges{{{37, 100}}}, Ranges{{{37, 100}, {37, 100}}}}) {
+    for (int32_t first = 0; first < 128; first += 16) EXPECT_FALSE(is_mixed(ranges.sight(), first, 16)) << first;
+  }
+}
+
+}  // namespace
+}  // namespace folio::kernels::cuda::sm80

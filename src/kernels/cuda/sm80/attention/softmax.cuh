@@ -1,0 +1,213 @@
+#pragma once
+
+#include "kernels/cuda/sm80/attention/rows.cuh"
+
+/// Scores of some row tiles of 16 against some column tiles of 8, as a warp's product leaves them: this lane has rows
+/// g and g + 8 of each row tile and columns 2t and 2t + 1 of each column tile. All arithmetic is written out, so that
+/// a row's bits do not depend on how many tiles a warp has.
+namespace folio::inline v0::kernels::cuda::sm80 {
+
+/// Weights are 2^(logit - top): their maximum is 2^kWeightShift, which keeps float16 weights of keys that matter little
+/// above its subnormal numbers.
+template <typename T>
+constexpr float kWeightShift = 0.0f;
+template <>
+inline constexpr float kWeightShift<__half> = 12.0f;
+
+/// Running state of a lane's rows. Sums are this lane's share until join_quad.
+template <int32_t RowTiles>
+struct RowState {
+  float top[RowTiles][2];
+  float sum[RowTiles][2];
+  float logit_scale[RowTiles][2];  ///< to base-2 units, but to natural ones where there is a cap or a bias
+};
+
+template <int32_t Rows>
+__device__ __forceinline__ bool sees(const AttentionParams& params, const RowInfo<Rows>& rows, int32_t row,
+                                     int32_t token) {
+  if (token < rows.visible_begin[row] || token >= rows.visible_end[row]) return false;
+  if (token < rows.mask_begin[row]) return true;
+  const int64_t bit = rows.mask_bit[row] + token;
+  return (params.custom_mask[bit >> 3] >> (bit & 7) & 1) != 0;
+}
+
+__device__ __forceinline__ bool has_bias(const AttentionParams& params) {
+  return params.soft_cap != 0.0f || params.alibi_slopes != nullptr;
+}
+
+/// c * tanh(x / c) of natural logits, within a few units of c's last place.
+__device__ __forceinline__ float capped(float logit, float cap) {
+  const float e = ptx::exp2_approximate(__fmul_rn(logit, 2.0f * kLog2E / cap));
+  return __fmul_rn(cap, __fmaf_rn(-2.0f, ptx::reciprocal_approximate(__fadd_rn(e, 1.0f)), 1.0f));
+}
+
+/// Offset from the segment's first position of a local token; planner::shard_offset in 32 bits.
+__device__ __forceinline__ uint32_t position_offset(const KvShard& shard, uint32_t token) {
+  if (shard.world == 1) return token;
+  const auto interleave = static_cast<uint32_t>(shard.interleave);
+  const uint32_t stripe = token / interleave;
+  return stripe * static_cast<uint32_t>(shard.world) * interleave + static_cast<uint32_t>(shard.rank) * interleave +
+         (token - stripe * interleave);
+}
+
+/// Products become logits in base-2 units; -infinity where the row does not see the key. `row_of(m, h)` is a lane's
+/// row, `first` the token of its first column.
+template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
+__device__ __forceinline__ void to_logits(const AttentionParams& params, const ItemContext& context,
+                                          const RowInfo<Rows>& rows, const RowState<RowTiles>& state, int32_t first_row,
+                                          int32_t first, bool masked, float (&s)[RowTiles][ColumnTiles][4]) {
+  if (has_bias(params)) {
+    float slope[RowTiles][2];
+#pragma unroll
+    for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) {
+        const int32_t q_head = row_place(params, context.item, first_row + 16 * m + 8 * h).q_head;
+        slope[m][h] = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[q_head];
+      }
+    }
+#pragma unroll
+    for (int32_t n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+      for (int32_t j = 0; j < 2; ++j) {
+        const auto token = static_cast<uint32_t>(first + 8 * n + j);
+        const int64_t key = context.first_pos + position_offset(context.shard, token);
+#pragma unroll
+        for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+          for (int32_t h = 0; h < 2; ++h) {
+            float& x = s[m][n][2 * h + j];
+            x = __fmul_rn(x, state.logit_scale[m][h]);
+            if (params.soft_cap != 0.0f) x = capped(x, params.soft_cap);
+            const int64_t apart = rows.position[first_row + 16 * m + 8 * h] - key;
+            const float distance = static_cast<float>(apart < 0 ? -apart : apart);
+            if (params.alibi_slopes != nullptr) x = __fadd_rn(x, -__fmul_rn(slope[m][h], distance));
+            x = __fmul_rn(x, kLog2E);
+          }
+        }
+      }
+    }
+  } else {
+#pragma unroll
+    for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+      for (int32_t n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) s[m][n][i] = __fmul_rn(s[m][n][i], state.logit_scale[m][i / 2]);
+      }
+    }
+  }
+  if (!masked) return;
+#pragma unroll
+  for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      const int32_t row = first_row + 16 * m + 8 * h;
+      const int32_t begin = rows.visible_begin[row] - first;
+      const int32_t end = rows.visible_end[row] - first;
+#pragma unroll
+      for (int32_t n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+        for (int32_t j = 0; j < 2; ++j) {
+          const int32_t column = 8 * n + j;
+          if (column < begin || column >= end) s[m][n][2 * h + j] = -INFINITY;
+        }
+      }
+      if (!context.custom) continue;
+#pragma unroll
+      for (int32_t n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+        for (int32_t j = 0; j < 2; ++j) {
+          if (!sees(params, rows, row, first + 8 * n + j)) s[m][n][2 * h + j] = -INFINITY;
+        }
+      }
+    }
+  }
+}
+
+/// Logits become weights, the state takes them in. Returns in `factor` what the values accumulated so far are to be
+/// multiplied with, and whether any of the warp's factors is not 1.
+template <typename T, int32_t RowTiles, int32_t ColumnTiles>
+__device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, float (&s)[RowTiles][ColumnTiles][4],
+                                           float (&factor)[RowTiles][2]) {
+  bool changed = false;
+#pragma unroll
+  for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      float most = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
+#pragma unroll
+      for (int32_t n = 1; n < ColumnTiles; ++n) {
+        most = fmaxf(most, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+      }
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      const float top = fmaxf(state.top[m][h], __fadd_rn(most, -kWeightShift<T>));
+      const float base = top == -INFINITY ? 0.0f : top;
+      factor[m][h] = ptx::exp2_approximate(__fadd_rn(state.top[m][h], -base));
+      changed = changed || factor[m][h] != 1.0f;
+      state.top[m][h] = top;
+      float sum = __fmul_rn(state.sum[m][h], factor[m][h]);
+#pragma unroll
+      for (int32_t n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+        for (int32_t j = 0; j < 2; ++j) {
+          float& x = s[m][n][2 * h + j];
+          x = ptx::exp2_approximate(__fadd_rn(x, -base));
+          sum = __fadd_rn(sum, x);
+        }
+      }
+      state.sum[m][h] = sum;
+    }
+  }
+  return __any_sync(0xffffffffu, changed);
+}
+
+/// A new state for an item.
+template <int32_t RowTiles, int32_t Rows>
+__device__ __forceinline__ void begin_state(const AttentionParams& params, const ItemContext& context,
+                                            const RowInfo<Rows>& rows, int32_t first_row, RowState<RowTiles>& state) {
+#pragma unroll
+  for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      const int32_t row = first_row + 16 * m + 8 * h;
+      state.top[m][h] = -INFINITY;
+      state.sum[m][h] = 0.0f;
+      state.logit_scale[m][h] = 0.0f;
+      if (row >= context.num_rows || context.num_tiles == 0) continue;
+      const float q_scale = scale_at(params.q_scale, rows.request[row], context.item.kv_head);
+      const float k_scale = scale_at(context.segment->k_scale, rows.request[row], context.item.kv_head);
+      const float scale = __fmul_rn(__fmul_rn(q_scale, k_scale), params.sm_scale);
+      state.logit_scale[m][h] = has_bias(params) ? scale : __fmul_rn(scale, kLog2E);
+    }
+  }
+}
+
+/// The lanes' shares of the sums become the rows' sums, in every lane of a row.
+template <int32_t RowTiles>
+__device__ __forceinline__ void join_quad(RowState<RowTiles>& state) {
+#pragma unroll
+  for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      float& sum = state.sum[m][h];
+      sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
+      sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+    }
+  }
+}
+
+template <int32_t RowTiles, int32_t ColumnTiles>
+__device__ __forceinline__ void rescale(float (&acc)[RowTiles][ColumnTiles][4], const float (&factor)[RowTiles][2]) {
+#pragma unroll
+  for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+    for (int32_t n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) acc[m][n][i] = __fmul_rn(acc[m][n][i], factor[m][i / 2]);
+    }
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm80

@@ -1,0 +1,240 @@
+// The token pool's case matrix with the device switched: the fixture's arrays on a GPU, the same expectations in
+// float64. Besides, what the matrix has not: encoders, fp8 pools, caps, rows of draft models.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "backends/token_pool/pool_fixture.hpp"
+#include "core/golden_test.hpp"
+#include "device_home.hpp"
+#include "folio/types/error.hpp"
+
+namespace folio::inline v0::backends {
+namespace {
+
+using folio::testing::golden;
+using folio::testing::GoldenCase;
+using testing::DeviceHome;
+using testing::PoolFixture;
+using testing::PoolLengths;
+using testing::PoolSetup;
+using Ints = std::vector<int32_t>;
+
+/// A fixture's step on a GPU.
+class DeviceStep {
+ public:
+  DeviceStep(PoolFixture& fixture, const Context& context)
+      : fixture_(fixture),
+        config_(device_config()),
+        pool_(device_pool()),
+        batch_(device_batch()),
+        backend_(context, config_) {}
+
+  TokenPoolBackend& backend() { return backend_; }
+  ForwardBatch& batch() { return batch_; }
+  template <typename T>
+  std::span<const T> place(const std::vector<T>& values) {
+    return home_.move_in(const_cast<std::vector<T>&>(values));
+  }
+  void init() { backend_.init_forward_metadata(batch_); }
+
+  /// What is wrong with the output, and with the cache of a layer that writes decoder tokens.
+  std::string wrong_forward(const RadixAttention& layer) {
+    const auto moved = [this](ConstTensorView tensor, std::vector<std::byte>& memory) {
+      tensor.data = home_.move_in(memory).data();
+      return tensor;
+    };
+    fixture_.clear_output();
+    TensorView out = fixture_.out;
+    out.data = home_.move_in(fixture_.out_memory).data();
+    const bool cross = layer.is_cross_attention;
+    const ConstTensorView k =
+        cross ? moved(fixture_.encoder_k, fixture_.encoder_k_memory) : moved(fixture_.k, fixture_.k_memory);
+    const ConstTensorView v =
+        cross ? moved(fixture_.encoder_v, fixture_.encoder_v_memory) : moved(fixture_.v, fixture_.v_memory);
+    layer.forward(backend_, moved(fixture_.q, fixture_.q_memory), k, v, batch_, out);
+    home_.finish();
+    const auto* prefill = std::get_if<PrefillMetadata>(&backend_.forward_metadata());
+    std::string wrong = fixture_.wrong_output(layer, prefill != nullptr && prefill->use_ragged);
+    if (wrong.empty() && !cross) wrong = fixture_.wrong_cache(layer.layer_id);
+    return wrong;
+  }
+
+ private:
+  TokenPoolConfig device_config() {
+    TokenPoolConfig config = fixture_.config();
+    config.req_to_token.indices = home_.move_in(fixture_.table).data();
+    return config;
+  }
+  KvPool device_pool() {
+    const KvPoolConfig& config = fixture_.pool->config();
+    std::vector<void*> k, v;
+    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+      k.push_back(home_.move_in(fixture_.pool->view(layer).k, KvPool::k_bytes_per_layer(config)));
+      v.push_back(home_.move_in(fixture_.pool->view(layer).v, KvPool::v_bytes_per_layer(config)));
+    }
+    KvPool pool(config, k, v);
+    for (int32_t layer = 0; is_fp8(config.dtype) && layer < config.num_layers; ++layer) {
+      pool.set_scales(layer, fixture_.pool->k_scale(layer), fixture_.pool->v_scale(layer));
+    }
+    return pool;
+  }
+  ForwardBatch device_batch() {
+    ForwardBatch batch = fixture_.batch;
+    batch.req_pool_indices = place(fixture_.rows);
+    batch.seq_lens_cpu = fixture_.seq_lens;
+    batch.seq_lens = place(fixture_.seq_lens);
+    batch.out_cache_loc = place(fixture_.out_cache_loc);
+    if (is_extend(batch.forward_mode)) {
+      batch.extend_prefix_lens_cpu = fixture_.lengths.prefix;
+      batch.extend_prefix_lens = place(fixture_.lengths.prefix);
+      batch.extend_seq_lens_cpu = fixture_.lengths.fresh;
+      batch.extend_seq_lens = place(fixture_.lengths.fresh);
+    }
+    if (fixture_.setup.encoder_decoder) {
+      batch.encoder_lens_cpu = fixture_.lengths.encoder;
+      batch.encoder_lens = place(fixture_.lengths.encoder);
+      batch.encoder_out_cache_loc = place(fixture_.encoder_out_cache_loc);
+    }
+    batch.spec_info.tree_mask = place(fixture_.tree_mask);
+    batch.token_to_kv_pool = &pool_;
+    return batch;
+  }
+
+  PoolFixture& fixture_;
+  DeviceHome home_;
+  TokenPoolConfig config_;
+  KvPool pool_;
+  ForwardBatch batch_;
+  TokenPoolBackend backend_;
+};
+
+ForwardMode mode_of(const std::string& name) {
+  for (int32_t mode = 1; to_string(ForwardMode(mode)) != "invalid"; ++mode) {
+    if (to_string(ForwardMode(mode)) == name) return ForwardMode(mode);
+  }
+  throw std::runtime_error("no mode " + name);
+}
+
+PoolLengths lengths_of(const GoldenCase& c) {
+  return {mode_of(c.at<std::string>("mode")), c.ints("prefix"), c.ints("fresh"), {}, c.value("parents", Ints{})};
+}
+
+class OnGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
+  }
+  /// One step of every layer that the setup has. Kernels that a GPU has here may not take every dtype: refused ones
+  /// are counted.
+  void run(const PoolSetup& setup, const PoolLengths& lengths) {
+    PoolFixture fixture(setup, lengths);
+    try {
+      DeviceStep step(fixture, context());
+      step.init();
+      EXPECT_EQ(step.wrong_forward(fixture.layer()), "");
+      if (setup.window) {
+        EXPECT_EQ(step.wrong_forward(fixture.full_layer()), "");
+      }
+      if (setup.encoder_decoder) {
+        EXPECT_EQ(step.wrong_forward(fixture.cross_layer()), "");
+      }
+      ++computed_;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+      ++refused_;
+    }
+  }
+  const Context& context() {
+    if (!context_) context_ = Context::cuda(0);
+    return *context_;
+  }
+  void TearDown() override {
+    RecordProperty("computed", computed_);
+    RecordProperty("refused", refused_);
+  }
+  std::optional<Context> context_;
+  int computed_ = 0, refused_ = 0;
+};
+
+class TokenPoolCasesOnGpu : public OnGpu, public ::testing::WithParamInterface<GoldenCase> {};
+
+TEST_P(TokenPoolCasesOnGpu, GiveAttention) {
+  const GoldenCase& c = GetParam();
+  const auto document = golden("token_pool/case_matrix");
+  const bool windowed_tree = c.data.contains("window") && c.data.contains("parents");
+  for (const auto& heads : document.at("heads")) {
+    for (const DType cache : {DType::kFloat16, DType::kFloat8E4M3}) {
+      PoolSetup setup;
+      setup.num_heads = heads[0];
+      setup.num_kv_heads = heads[1];
+      setup.head_dim = setup.v_head_dim = document.at("head_dim");
+      setup.q_dtype = DType::kFloat16;
+      setup.kv_dtype = cache;
+      if (is_fp8(cache)) setup.k_scale = setup.v_scale = 0.5f;
+      setup.page_size = c.at<int32_t>("page_size");
+      if (c.data.contains("window")) setup.window = c.at<int32_t>("window");
+      for (const int32_t kernel_page_size : setup.page_size == 1 ? Ints{1} : Ints{1, setup.page_size}) {
+        setup.kernel_page_size = kernel_page_size;
+        for (const ExtendPath path : {ExtendPath::kPaged, ExtendPath::kRagged}) {
+          if (path == ExtendPath::kRagged && lengths_of(c).mode != ForwardMode::kExtend) continue;
+          setup.extend_path = path;
+          SCOPED_TRACE(heads.dump() + (is_fp8(cache) ? ", fp8" : "") + ", pages of " +
+                       std::to_string(kernel_page_size) + (path == ExtendPath::kRagged ? ", ragged" : ""));
+          run(setup, lengths_of(c));
+        }
+      }
+    }
+  }
+  if (windowed_tree) {
+    EXPECT_EQ(computed_, 0);
+  } else {
+    EXPECT_GT(computed_ + (c.data.contains("parents") ? refused_ : 0), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Data, TokenPoolCasesOnGpu,
+                         ::testing::ValuesIn(folio::testing::golden_cases("token_pool/case_matrix")),
+                         folio::testing::golden_case_name);
+
+class TokenPoolStepsOnGpu : public OnGpu {};
+
+TEST_F(TokenPoolStepsOnGpu, EncodersAndCapsGiveAttention) {
+  const PoolLengths extends{ForwardMode::kExtend, {5, 0, 17, 3}, {3, 7, 1, 2}, {8, 4, 12, 0}};
+  const PoolLengths decodes{ForwardMode::kDecode, {5, 9, 17, 3}, {1, 1, 1, 1}, {8, 4, 12, 0}};
+  for (const PoolLengths& lengths : {extends, decodes}) {
+    for (const int32_t page_size : {1, 4}) {
+      PoolSetup setup;
+      setup.q_dtype = setup.kv_dtype = DType::kBFloat16;
+      setup.page_size = page_size;
+      setup.encoder_decoder = true;
+      setup.logit_cap = 1.5f;
+      setup.v_head_dim = 24;
+      SCOPED_TRACE(page_size);
+      run(setup, lengths);
+    }
+  }
+  EXPECT_EQ(computed_, 4);
+}
+
+/// Lists that the engine has built, one row a branch: with one branch a plain decode.
+TEST_F(TokenPoolStepsOnGpu, RowsOfDraftModelsAreTheEnginesLists) {
+  PoolSetup setup;
+  setup.q_dtype = setup.kv_dtype = DType::kBFloat16;
+  PoolFixture fixture(setup, {ForwardMode::kDecode, {5, 9, 40}, {1, 1, 1}});
+  Ints indptr{0}, indices;
+  for (size_t r = 0; r < fixture.num_requests(); ++r) {
+    for (int32_t position = 0; position < fixture.seq_lens[r]; ++position) indices.push_back(fixture.slot(r, position));
+    indptr.push_back(static_cast<int32_t>(indices.size()));
+  }
+  DeviceStep step(fixture, context());
+  step.batch().spec_info.kv_indptr = step.place(indptr);
+  step.batch().spec_info.kv_indices = step.place(indices);
+  step.batch().spec_info.kv_indptr_cpu = indptr;
+  step.init();
+  EXPECT_EQ(step.wrong_forward(fixture.layer()), "");
+}
+
+}  // namespace
+}  // namespace folio::inline v0::backends

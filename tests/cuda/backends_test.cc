@@ -1,0 +1,326 @@
+// FlashInfer's and FlashAttention's backends on a GPU: captured graphs against eager steps, shared prefixes, zeros, and
+// what is refused there. That steps are right is tests/backends/batches_cuda_test.cc's business.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "device_layers.hpp"
+#include "folio/distributed.hpp"
+
+namespace folio::cuda_test {
+namespace {
+
+using ::testing::HasSubstr;
+using Bits = std::vector<uint16_t>;
+
+/// Whatever is captured from a stream.
+class CapturedGraph {
+ public:
+  CapturedGraph(const TestStream& stream, const std::function<void()>& enqueue) {
+    check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
+    enqueue();
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream.native(), &graph));
+    check(cudaGraphInstantiate(&executable_, graph, 0));
+    check(cudaGraphDestroy(graph));
+  }
+  ~CapturedGraph() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
+  void launch(const TestStream& stream) const { check(cudaGraphLaunch(executable_, stream.native())); }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+int32_t between(std::mt19937& random, int32_t low, int32_t high) {
+  return std::uniform_int_distribution<int32_t>(low, high)(random);
+}
+
+/// What the backend replays: of FlashInfer decodes, each with as many drafts, padded with requests of length 0; of
+/// FlashAttention any mix.
+StepRequests random_requests(std::mt19937& random, bool uniform) {
+  StepRequests requests;
+  const int32_t count = between(random, 1, DeviceLayers::kRequests);
+  const int32_t same = between(random, 0, 1) == 0 ? 1 : 3;
+  int32_t room = DeviceLayers::kTokens - count;
+  for (int32_t r = 0; r < count; ++r) {
+    const int32_t more = uniform ? same - 1 : between(random, 0, between(random, 0, 1) == 0 ? 0 : room);
+    room -= more;
+    requests.query_lens.push_back(1 + more);
+    requests.seq_lens.push_back(between(random, 1 + more, DeviceLayers::kMaxLen));
+  }
+  return requests;
+}
+
+/// The tokens of the captured batch, which FlashInfer's uniform ones reach by requests without tokens.
+int32_t pad(StepRequests& requests, bool uniform) {
+  if (!uniform) return (requests.num_tokens() + 7) / 8 * 8;
+  const int32_t same = requests.query_lens.front();
+  const size_t padded = std::bit_ceil(requests.query_lens.size());
+  requests.query_lens.resize(padded, 0);
+  requests.seq_lens.resize(padded, 0);
+  return static_cast<int32_t>(padded) * same;
+}
+
+template <typename Side>
+class BackendsOnGpu : public CudaTest {
+ protected:
+  static constexpr bool kUniform = std::is_same_v<Side, FlashInferSide>;
+
+  /// Captured once for every number of tokens, replayed after later builds: the bits of eager steps.
+  static void expect_replays_equal_eager_steps(Determinism determinism, int replays) {
+    const BackendModel<Side> model;
+    DeviceLayers layers;
+    auto captured = model.make(DecodeGraphMode::kFull, determinism);
+    auto eager = model.make(DecodeGraphMode::kNone, determinism);
+    const TestStream stream;
+    std::map<int32_t, CapturedGraph> graphs;
+    for (int i = 0; i < replays; ++i) {
+      StepRequests requests = random_requests(layers.random, kUniform);
+      const int32_t tokens = pad(requests, kUniform);
+      const CommonAttentionMetadata batch = layers.set(requests, tokens);
+      layers.out.fill(0xff);
+      const auto metadata = Side::build(captured, 0, batch, stream.get());
+      if (graphs.count(tokens) == 0) {
+        graphs.try_emplace(tokens, stream, [&] { model.forward(layers, metadata, stream.get()); });
+      }
+      graphs.at(tokens).launch(stream);
+      stream.wait();
+      const Bits replayed = layers.out.get();
+      layers.out.fill(0xff);
+      model.forward(layers, Side::build(eager, 0, batch, stream.get()), stream.get());
+      stream.wait();
+      ASSERT_TRUE(replayed == layers.out.get()) << "replay " << i << " of " << tokens << " tokens";
+    }
+    EXPECT_GT(graphs.size(), 1u);
+  }
+};
+
+using Sides = testing::Types<FlashInferSide, FlashAttentionSide>;
+struct SideNames {
+  template <typename Side>
+  static std::string GetName(int) {
+    return std::is_same_v<Side, FlashInferSide> ? "FlashInfer" : "FlashAttention";
+  }
+};
+TYPED_TEST_SUITE(BackendsOnGpu, Sides, SideNames);
+
+TYPED_TEST(BackendsOnGpu, AThousandReplaysEqualEagerSteps) {
+  TestFixture::expect_replays_equal_eager_steps(Determinism::kBatchInvariant, 1000);
+}
+
+/// Few enough to be watched by compute-sanitizer.
+TYPED_TEST(BackendsOnGpu, AFewReplaysEqualEagerSteps) {
+  TestFixture::expect_replays_equal_eager_steps(Determinism::kBatchInvariant, 6);
+}
+
+float furthest(const Bits& a, const Bits& b, size_t count) {
+  float worst = 0.0f;
+  for (size_t i = 0; i < count; ++i) {
+    const float difference = std::abs(bfloat16_to_float(a[i]) - bfloat16_to_float(b[i]));
+    if (!(difference <= worst)) worst = difference;  // a NaN stays
+  }
+  return worst;
+}
+
+/// Values are means of numbers up to 1, rounded to bfloat16 on both sides.
+TYPED_TEST(BackendsOnGpu, SharedPrefixesGiveTheSame) {
+  const BackendModel<TypeParam> model;
+  DeviceLayers layers;
+  auto builder = model.make(DecodeGraphMode::kNone, Determinism::kRunToRun);
+  const TestStream stream;
+  const StepRequests requests{{300, 420, 700, 257}, {1, 1, 30, 1}};
+  const CommonAttentionMetadata batch = layers.set(requests, requests.num_tokens(), /*shared_pages=*/16);
+  const auto output = [&](int32_t common_prefix_len) {
+    layers.out.fill(0xff);
+    const auto metadata = TypeParam::build(builder, common_prefix_len, batch, stream.get());
+    EXPECT_EQ(metadata.use_cascade, common_prefix_len > 0);
+    model.forward(layers, metadata, stream.get());
+    stream.wait();
+    return layers.out.get();
+  };
+  const Bits alone = output(0);
+  const Bits shared = output(256);
+  const size_t count = static_cast<size_t>(requests.num_tokens()) * DeviceLayers::kHeads * DeviceLayers::kDim;
+  for (size_t layer = 0; layer < DeviceLayers::kLayers; ++layer) {
+    const auto of_layer = [layer](const Bits& bits) {
+      return Bits(bits.begin() + static_cast<std::ptrdiff_t>(layer * DeviceLayers::kQ),
+                  bits.begin() + static_cast<std::ptrdiff_t>((layer + 1) * DeviceLayers::kQ));
+    };
+    EXPECT_LE(furthest(of_layer(alone), of_layer(shared), count), 0x1p-6f) << "layer " << layer;
+  }
+}
+
+TYPED_TEST(BackendsOnGpu, WithoutMetadataOutputsAreZeros) {
+  const BackendModel<TypeParam> model;
+  DeviceLayers layers;
+  layers.out.fill(0xff);
+  const TestStream stream;
+  model.impls[0].forward({}, layers.query(0), layers.key(0), layers.value(0), TypeParam::cache(layers.cache.data()),
+                         nullptr, layers.output(0), {}, stream.get());
+  stream.wait();
+  const Bits values = layers.out.get();
+  EXPECT_EQ(std::count(values.begin(), values.begin() + DeviceLayers::kQ, 0), std::ptrdiff_t{DeviceLayers::kQ});
+  EXPECT_EQ(std::count(values.begin() + DeviceLayers::kQ, values.end(), 0xffff), std::ptrdiff_t{DeviceLayers::kQ});
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+TYPED_TEST(BackendsOnGpu, RefuseWhatTheyDoNotOfferThere) {
+  const BackendModel<TypeParam> model;
+  const auto made = [&](const std::function<void(EngineConfig&, typename TypeParam::Options&)>& change) {
+    return refusal([&] {
+      EngineConfig engine = DeviceLayers::engine(DecodeGraphMode::kNone, Determinism::kRunToRun);
+      typename TypeParam::Options options;
+      change(engine, options);
+      model.make(engine, options);
+    });
+  };
+  EXPECT_THAT(made([](auto&, auto& options) { options.cascade = CascadeMode::kAuto; }),
+              HasSubstr("the op runs on a GPU"));
+  EXPECT_THAT(made([](auto& engine, auto&) {
+                engine.compilation.decode_graph_mode = DecodeGraphMode::kFull;
+                engine.use_block_table_kernels = true;
+              }),
+              HasSubstr("block"));
+  const auto groups = distributed::make_thread_groups(2);
+  EXPECT_THAT(made([&](auto& engine, auto&) {
+                engine.parallel.decode_context_parallel_size = 2;
+                engine.parallel.dcp_group = groups[0].get();
+              }),
+              HasSubstr("1 is offered: groups of ranks exchange host memory"));
+
+  DeviceLayers layers;
+  const StepRequests requests{{30, 20}, {1, 1}};
+  CommonAttentionMetadata batch = layers.set(requests, 2);
+  auto builder = model.make(DecodeGraphMode::kNone, Determinism::kRunToRun);
+  CommonAttentionMetadata wrong = batch;
+  wrong.seq_lens_host = {};
+  EXPECT_THAT(refusal([&] { TypeParam::build(builder, 0, wrong, {}); }), HasSubstr("seq_lens_host has 0 entries"));
+  wrong = batch;
+  wrong.where = Where::kHost;
+  EXPECT_THAT(refusal([&] { TypeParam::build(builder, 0, wrong, {}); }),
+              HasSubstr("the batch's arrays are on the host"));
+}
+
+TEST_F(CudaTest, FlashInferRefusesArraysOfTheHosts) {
+  const BackendModel<FlashInferSide> model;
+  DeviceLayers layers;
+  auto builder = model.make(DecodeGraphMode::kNone, Determinism::kRunToRun);
+  const FlashInferMetadata metadata = builder.build(0, layers.set({{30}, {1}}, 1));
+  EXPECT_THAT(refusal([&] { builder.paged_kv_arrays(metadata); }), HasSubstr("reads the block table on the host"));
+  EXPECT_FALSE(model.impls[0].fused_output_quant_supported(QuantKey::kNvfp4));
+}
+
+bool kernels_write_fp8() {
+  AttentionConfig config;
+  config.num_q_heads = DeviceLayers::kHeads;
+  config.num_kv_heads = DeviceLayers::kKvHeads;
+  config.head_dim_qk = config.head_dim_v = DeviceLayers::kDim;
+  config.out = DType::kFloat8E4M3;
+  const std::vector<KernelAnswer> answers = explain(Context::cuda(0), config);
+  return std::ranges::any_of(answers, [](const KernelAnswer& answer) { return answer.refusal.empty(); });
+}
+
+/// Dense tables without a plan to hand over give what planned kernels give, and fp8 outputs are those divided by the
+/// scale and rounded.
+TEST_F(CudaTest, BlockTablesAndFp8OutputsGiveTheSame) {
+  const BackendModel<FlashInferSide> model;
+  DeviceLayers layers;
+  auto planned = model.make(DecodeGraphMode::kNone, Determinism::kRunToRun);
+  EngineConfig engine = DeviceLayers::engine(DecodeGraphMode::kNone, Determinism::kRunToRun);
+  engine.use_block_table_kernels = true;
+  auto with_tables = model.make(engine, {});
+  const TestStream stream;
+  const StepRequests requests{{300, 420, 700, 257}, {1, 1, 30, 9}};
+  const CommonAttentionMetadata batch = layers.set(requests, requests.num_tokens());
+  const auto output = [&](FlashInferMetadataBuilder& builder) {
+    layers.out.fill(0xff);
+    const FlashInferMetadata metadata = builder.build(0, batch, stream.get());
+    model.forward(layers, metadata, stream.get());
+    stream.wait();
+    return layers.out.get();
+  };
+  const Bits expected = output(planned);
+  const Bits actual = output(with_tables);
+  const size_t count = static_cast<size_t>(requests.num_tokens()) * DeviceLayers::kHeads * DeviceLayers::kDim;
+  for (size_t layer = 0; layer < DeviceLayers::kLayers; ++layer) {
+    const auto first = static_cast<std::ptrdiff_t>(layer * DeviceLayers::kQ);
+    EXPECT_LE(
+        furthest(Bits(expected.begin() + first, expected.end()), Bits(actual.begin() + first, actual.end()), count),
+        0x1p-6f)
+        << "layer " << layer;
+  }
+  if (!kernels_write_fp8()) return;
+
+  const float scale = 1.0f / 256.0f;
+  OutputQuantization quantization;
+  quantization.scale = &scale;
+  DeviceArray<uint8_t> quantised(DeviceLayers::kQ);
+  const FlashInferMetadata metadata = planned.build(0, batch, stream.get());
+  model.impls[1].forward({}, layers.query(1), layers.key(1), layers.value(1),
+                         FlashInferSide::cache(layers.cache.data() + DeviceLayers::kCache), &metadata,
+                         TensorView(quantised.data(), DType::kFloat8E4M3,
+                                    {DeviceLayers::kTokens, DeviceLayers::kHeads, DeviceLayers::kDim}),
+                         quantization, stream.get());
+  stream.wait();
+  const std::vector<uint8_t> codes = quantised.get();
+  for (size_t i = 0; i < count; ++i) {
+    const float real = bfloat16_to_float(expected[DeviceLayers::kQ + i]);
+    const float error = std::abs(fp8_e4m3_to_float(codes[i]) * scale - real);
+    // Half a step of three bits of significand, or of the least numbers; and both computations' own roundings.
+    ASSERT_LE(error, 0x1p-4f * std::abs(real) + 0x1p-10f * scale + 0x1p-6f) << i;
+  }
+}
+
+TEST_F(CudaTest, FlashAttentionRefusesSchedulesAndStepsInFlightOfGraphs) {
+  const BackendModel<FlashAttentionSide> model;
+  FlashAttentionOptions options;
+  options.aot_schedule = true;
+  const EngineConfig engine = DeviceLayers::engine(DecodeGraphMode::kFull, Determinism::kRunToRun);
+  EXPECT_THAT(refusal([&] { model.make(engine, options); }), HasSubstr("aot_schedule is true; on a GPU"));
+  EXPECT_THAT(refusal([&] { model.make(engine, {}); }), HasSubstr("steps_in_flight is 2"));
+  options = FlashAttentionSide::options(DecodeGraphMode::kFull);
+  EXPECT_EQ(model.make(engine, options).aot_schedule(), false);
+}
+
+/// Values that were loaded later reach graphs that were captured before.
+TEST_F(CudaTest, SinksOfCapturedLayersCanBeReplaced) {
+  BackendModel<FlashInferSide> model;
+  DeviceLayers layers;
+  auto builder = model.make(DecodeGraphMode::kFull, Determinism::kBatchInvariant);
+  const TestStream stream;
+  const FlashInferMetadata metadata = builder.build(0, layers.set({{50, 20}, {1, 1}}, 2), stream.get());
+  const CapturedGraph graph(stream, [&] { model.forward(layers, metadata, stream.get()); });
+  graph.launch(stream);
+  stream.wait();
+  const Bits before = layers.out.get();
+  const std::vector<float> sinks(DeviceLayers::kHeads, 3.0f);
+  model.impls[1].set_sinks(ConstTensorView(sinks.data(), DType::kFloat32, {DeviceLayers::kHeads}));
+  graph.launch(stream);
+  stream.wait();
+  const Bits replayed = layers.out.get();
+  EXPECT_FALSE(replayed == before);
+  layers.out.fill(0);
+  model.forward(layers, metadata, stream.get());
+  stream.wait();
+  const size_t count = size_t{2} * DeviceLayers::kHeads * DeviceLayers::kDim;
+  const Bits eager = layers.out.get();
+  EXPECT_TRUE(std::equal(eager.begin() + DeviceLayers::kQ, eager.begin() + DeviceLayers::kQ + count,
+                         replayed.begin() + DeviceLayers::kQ));
+}
+
+}  // namespace
+}  // namespace folio::cuda_test

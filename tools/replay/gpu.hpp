@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "folio/context.hpp"
+
+/// What an engine asks of CUDA beside Folio's calls: memory, copies, waiting. Implemented in gpu_cuda.cc; in builds
+/// without a toolkit, which make no GPU contexts, every call throws folio::Error(kUnavailable).
+namespace folio::replay::gpu {
+
+inline bool is_gpu(const Context& context) {
+  return context.device().type == DeviceType::kCuda;
+}
+
+/// Device memory, zeroed. Throws kOutOfMemory.
+std::shared_ptr<std::byte> allocate(const Context& context, size_t bytes);
+
+/// Page-locked host memory, zeroed, that the GPU reads and writes at the same address.
+std::shared_ptr<std::byte> allocate_shared(const Context& context, size_t bytes);
+
+/// Copies behind what the default stream has to do, and waits for it.
+void upload(const Context& context, void* to, const void* from, size_t bytes);
+
+/// Waits for the device; does nothing for a CPU's context.
+void wait(const Context& context);
+
+/// Bytes a second, read and written, of copies within device memory.
+double copy_rate(const Context& context, size_t bytes, double min_seconds);
+
+}  // namespace folio::replay::gpu
