@@ -3,6 +3,7 @@
 #include "folio/types/device.hpp"
 #include "kernels/cuda/common/cache/move.hpp"
 #include "kernels/cuda/common/combine/combine.hpp"
+#include "kernels/cuda/common/combine/ranks.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
 #include "kernels/cuda/common/tables/tables.hpp"
 
@@ -18,6 +19,10 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::PagesParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::RenumberParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::CombineParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::CleanLseParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::WeighParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::PackParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::SumParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::QuantizeFp8Params& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::Nvfp4Params& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::MaxScaleParams& params, Stream stream) const = 0;

@@ -36,7 +36,11 @@ kernels::cuda::TensorRows gpu_rows(const ConstTensorView& tensor) {
 }
 
 kernels::cuda::QuantizeSizes gpu_sizes(const ConstTensorView& wide) {
-  return {wide.shape[0], core::checked_cast<int32_t>(wide.shape[1]), core::checked_cast<int32_t>(wide.shape[2])};
+  kernels::cuda::QuantizeSizes sizes;
+  sizes.num_tokens = wide.shape[0];
+  sizes.num_heads = core::checked_cast<int32_t>(wide.shape[1]);
+  sizes.head_dim = core::checked_cast<int32_t>(wide.shape[2]);
+  return sizes;
 }
 
 void gpu_nvfp4(const attention::GpuKernels& gpu, const ConstTensorView& wide, const ConstTensorView& codes,

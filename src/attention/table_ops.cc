@@ -245,6 +245,8 @@ void slot_mapping(const Context& context, const PageTableView& table, std::span<
   check_shard(shard);
   require(page_size % shard.interleave == 0, "the shard's interleave is ", shard.interleave,
           "; it must divide page_size (", page_size, ")");
+  require(int64_t{page_size} * shard.world <= std::numeric_limits<int32_t>::max(), "page_size ", page_size, " times ",
+          shard.world, " ranks is no 32-bit number of tokens");
   check_array("positions", positions, std::ssize(positions));
   check_array("token_row", token_row, std::ssize(positions));
   check_array("slots", slots, std::ssize(positions));
@@ -270,7 +272,13 @@ void expand_pages(const Context& context, std::span<const int32_t> pages, int32_
     std::ranges::copy(expand_pages(pages, ratio), expanded.begin());
     return;
   }
-  gpu->enqueue(cuda::ExpandParams{pages.data(), std::ssize(pages), ratio, expanded.data(), status}, stream);
+  cuda::ExpandParams params;
+  params.pages = pages.data();
+  params.n = std::ssize(pages);
+  params.ratio = ratio;
+  params.out = expanded.data();
+  params.status = status;
+  gpu->enqueue(params, stream);
 }
 
 void shard_lens(const Context& context, std::span<const int32_t> lens, const KvShard& shard, std::span<int32_t> local,

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attention/context.hpp"
 #include "folio/distributed/lse_combine.hpp"
 
 namespace folio::inline v0::distributed {
@@ -29,6 +30,8 @@ struct CombineCall {
   Workspace workspace = {};
   Stream stream = {};
 
+  /// Null on a CPU.
+  const attention::GpuBackend* gpu() const { return context.state().gpu.get(); }
   int64_t num_tokens() const { return partial.out.shape[0]; }
   int32_t num_heads() const { return static_cast<int32_t>(partial.out.shape[1]); }
   int32_t head_dim() const { return static_cast<int32_t>(partial.out.shape[2]); }

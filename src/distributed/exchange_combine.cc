@@ -22,7 +22,7 @@ void all_to_all_combine(const CombineCall& call) {
   std::byte* send = base + parts.lse + parts.gathered;
   std::byte* received = send + parts.send;
   clean_lses(call, cleaned);
-  for_rows(call.context, int64_t{world} * tokens, int64_t{local} * dim, [&](int64_t begin, int64_t end) {
+  const auto pack = [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const auto r = static_cast<int32_t>(row / tokens);
       const int64_t t = row % tokens;
@@ -34,7 +34,24 @@ void all_to_all_combine(const CombineCall& call) {
         std::memcpy(to + static_cast<size_t>(lse_at) * element, cleaned + t * heads + head, sizeof(float));
       }
     }
-  });
+  };
+  if (call.gpu() != nullptr) {
+    kernels::cuda::PackParams params;
+    params.cleaned = cleaned;
+    params.heads = {world, local, call.head_groups};
+    params.partial = static_cast<const std::byte*>(in.data);
+    params.dtype = in.dtype;
+    params.token_stride = in.strides[0];
+    params.head_stride = in.strides[1];
+    params.num_tokens = tokens;
+    params.head_dim = dim;
+    params.lse_at = lse_at;
+    params.row_elements = row_elements;
+    params.send = send;
+    call.gpu()->enqueue(params, call.stream);
+  } else {
+    for_rows(call.context, int64_t{world} * tokens, int64_t{local} * dim, pack);
+  }
   call.group.all_to_all(send, received, static_cast<size_t>(tokens * local) * row_bytes, call.stream);
 
   AttentionStatesView states;

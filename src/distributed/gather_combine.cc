@@ -82,6 +82,27 @@ void weigh_row(const CombineCall& call, int64_t token, int32_t head, float weigh
   }
 }
 
+/// Weighs this rank's rows on a GPU, sorted by `parts` ranks; the results' LSEs are those of part `own`.
+void weigh_on_gpu(const CombineCall& call, const Memory& memory, int32_t parts, int32_t own) {
+  const ConstTensorView& in = call.partial.out;
+  kernels::cuda::WeighParams params;
+  params.gathered = memory.gathered;
+  params.world = call.group.size();
+  params.rank = call.group.rank();
+  params.own = own;
+  params.base = call.partial.base;
+  params.heads = {parts, call.num_heads() / parts, parts == 1 ? 1 : call.head_groups};
+  params.partial = static_cast<const std::byte*>(in.data);
+  params.dtype = in.dtype;
+  params.token_stride = in.strides[0];
+  params.head_stride = in.strides[1];
+  params.num_tokens = call.num_tokens();
+  params.head_dim = call.head_dim();
+  params.send = memory.send;
+  params.lse = memory.lse;
+  call.gpu()->enqueue(params, call.stream);
+}
+
 /// The sums, in whatever dtype and strides were asked for.
 void deliver(const CombineCall& call, const float* sums, const float* lses, int64_t heads) {
   const ConstTensorView values(sums, DType::kFloat32, {call.num_tokens(), 1, heads, call.head_dim()});
@@ -98,7 +119,7 @@ void all_gather_reduce_scatter(const CombineCall& call) {
   gather_lses(call, memory);
   // Rows in the order of the ranks that they are for. Results' LSEs take the place of this rank's own, which have been
   // gathered.
-  for_rows(call.context, tokens, int64_t{heads} * dim, [&](int64_t begin, int64_t end) {
+  const auto weigh = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       for (int32_t r = 0; r < world; ++r) {
         for (int32_t h = 0; h < local; ++h) {
@@ -110,7 +131,12 @@ void all_gather_reduce_scatter(const CombineCall& call) {
         }
       }
     }
-  });
+  };
+  if (call.gpu() != nullptr) {
+    weigh_on_gpu(call, memory, world, mine);
+  } else {
+    for_rows(call.context, tokens, int64_t{heads} * dim, weigh);
+  }
   call.group.reduce_scatter_sum(memory.send, memory.received, static_cast<size_t>(tokens * local * dim), call.stream);
   deliver(call, memory.received, memory.lse, local);
 }
@@ -120,14 +146,19 @@ void all_gather_all_reduce(const CombineCall& call) {
   const int32_t world = call.group.size(), heads = call.num_heads(), dim = call.head_dim();
   const int64_t tokens = call.num_tokens(), all = tokens * heads;
   gather_lses(call, memory);
-  for_rows(call.context, all, dim, [&](int64_t begin, int64_t end) {
+  const auto weigh = [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const RowWeights weights(memory.gathered + row, all, world, call.partial.base);
       const float own = memory.gathered[call.group.rank() * all + row];
       weigh_row(call, row / heads, static_cast<int32_t>(row % heads), weights.weight(own), memory.send + row * dim);
       memory.lse[row] = weights.lse(LseBase::kE);
     }
-  });
+  };
+  if (call.gpu() != nullptr) {
+    weigh_on_gpu(call, memory, 1, 0);
+  } else {
+    for_rows(call.context, all, dim, weigh);
+  }
   call.group.all_reduce_sum(memory.send, static_cast<size_t>(all * dim), call.stream);
   deliver(call, memory.send, memory.lse, heads);
 }

@@ -20,13 +20,14 @@ size_t floats(int64_t a, int64_t b, int64_t c, int64_t d = 1) {
   return core::checked_round_up(static_cast<size_t>(bytes), kAlignment);
 }
 
-void check_empty_rows(const EmptyRows& rows, int64_t num_tokens) {
+void check_empty_rows(const EmptyRows& rows, int64_t num_tokens, bool readable = true) {
   require(rows.local_seq_lens.empty() || !rows.query_start_loc.empty(),
           "local_seq_lens is given without query_start_loc; give both or neither");
   if (rows.query_start_loc.empty()) return;
   require(rows.query_start_loc.size() == rows.local_seq_lens.size() + 1, "query_start_loc has ",
           rows.query_start_loc.size(), " entries; with ", rows.local_seq_lens.size(), " local_seq_lens it has ",
           rows.local_seq_lens.size() + 1);
+  if (!readable) return;
   require(rows.query_start_loc.front() >= 0, "query_start_loc begins at ", rows.query_start_loc.front());
   for (size_t i = 0; i < rows.local_seq_lens.size(); ++i) {
     require(rows.query_start_loc[i] <= rows.query_start_loc[i + 1], "query_start_loc descends at ", i);
@@ -38,7 +39,6 @@ void check_empty_rows(const EmptyRows& rows, int64_t num_tokens) {
 /// What all combines check. Of `out` and `lse` the merge that writes them checks the rest.
 void check_call(const CombineCall& call, int64_t out_heads) {
   const ConstTensorView& in = call.partial.out;
-  require(call.context.device().type == DeviceType::kCpu, "the context is not a CPU's");
   require(in.rank == 3 && call.out.rank == 3, "partial has rank ", in.rank, " and out ", call.out.rank,
           "; both are [tokens, heads, head_dim]");
   require(in.dtype == DType::kFloat32 || in.dtype == DType::kFloat16 || in.dtype == DType::kBFloat16, "partial is ",
@@ -60,7 +60,7 @@ void check_call(const CombineCall& call, int64_t out_heads) {
   require(call.out.strides[2] == 1 || in.shape[2] == 1, "out's innermost stride is ", call.out.strides[2],
           "; it must be 1");
   require(nothing || call.out.data != nullptr, "out has no memory");
-  check_empty_rows(call.empty, in.shape[0]);
+  check_empty_rows(call.empty, in.shape[0], call.gpu() == nullptr);
   check_workspace(call);
 }
 
@@ -140,6 +140,21 @@ void check_workspace(const CombineCall& call) {
 void clean_lses(const CombineCall& call, float* cleaned) {
   const int32_t heads = call.num_heads();
   const AttentionStateView& partial = call.partial;
+  if (call.gpu() != nullptr) {
+    kernels::cuda::CleanLseParams params;
+    params.lse = partial.lse;
+    params.token_stride = partial.lse_token_stride;
+    params.head_stride = partial.lse_head_stride;
+    params.cleaned = cleaned;
+    params.num_tokens = call.num_tokens();
+    params.num_heads = heads;
+    params.nan_is_empty = call.nan == NanLse::kIsEmpty;
+    params.local_seq_lens = call.empty.local_seq_lens.data();
+    params.query_start_loc = call.empty.query_start_loc.data();
+    params.num_requests = core::checked_cast<int32_t>(call.empty.local_seq_lens.size());
+    call.gpu()->enqueue(params, call.stream);
+    return;
+  }
   for_rows(call.context, call.num_tokens(), heads, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       for (int32_t h = 0; h < heads; ++h) {

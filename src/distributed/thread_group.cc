@@ -8,7 +8,9 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
+#include "attention/context.hpp"
 #include "core/error.hpp"
 #include "distributed/operation_checks.hpp"
 
@@ -108,76 +110,119 @@ class Meeting {
 
 class ThreadGroup final : public ProcessGroup {
  public:
-  ThreadGroup(std::shared_ptr<Meeting> meeting, int32_t rank) : meeting_(std::move(meeting)), rank_(rank) {}
+  ThreadGroup(std::shared_ptr<Meeting> meeting, int32_t rank, std::shared_ptr<const attention::GpuBackend> gpu)
+      : meeting_(std::move(meeting)), rank_(rank), gpu_(std::move(gpu)) {}
   ~ThreadGroup() override { meeting_->fail(core::message("rank ", rank_, " has left it")); }
 
   int32_t rank() const noexcept override { return rank_; }
   int32_t size() const noexcept override { return meeting_->world(); }
 
   void all_gather(const void* send, void* recv, size_t bytes, Stream stream) override {
-    check_stream(stream);
+    check(stream);
     check_all_gather(send, recv, bytes, rank_, size());
-    meeting_->meet(rank_, {"all_gather", bytes, send});
+    arrive(stream, {"all_gather", bytes, send});
     auto* to = static_cast<std::byte*>(recv);
     for (int32_t r = 0; r < size(); ++r, to += bytes) {
       const void* from = meeting_->sent_by(r);
-      if (bytes > 0 && from != to) std::memcpy(to, from, bytes);
+      if (from != to) move(to, from, bytes, stream);
     }
-    part();
+    part(stream);
   }
 
   void all_to_all(const void* send, void* recv, size_t bytes, Stream stream) override {
-    check_stream(stream);
+    check(stream);
     const size_t all = bytes_of_all(size(), bytes);
     check_exchange(send, all, recv, all);
-    meeting_->meet(rank_, {"all_to_all", bytes, send});
+    arrive(stream, {"all_to_all", bytes, send});
     auto* to = static_cast<std::byte*>(recv);
     for (int32_t r = 0; r < size() && bytes > 0; ++r, to += bytes) {
-      std::memcpy(to, static_cast<const std::byte*>(meeting_->sent_by(r)) + static_cast<size_t>(rank_) * bytes, bytes);
+      move(to, static_cast<const std::byte*>(meeting_->sent_by(r)) + static_cast<size_t>(rank_) * bytes, bytes, stream);
     }
-    part();
+    part(stream);
   }
 
   void reduce_scatter_sum(const float* send, float* recv, size_t count, Stream stream) override {
-    check_stream(stream);
+    check(stream);
     const size_t bytes = bytes_of_floats(count);
     check_exchange(send, bytes_of_all(size(), bytes), recv, bytes);
-    meeting_->meet(rank_, {"reduce_scatter_sum", bytes, send});
-    sum(static_cast<size_t>(rank_) * count, count, recv);
-    part();
+    arrive(stream, {"reduce_scatter_sum", bytes, send});
+    sum(static_cast<size_t>(rank_) * count, count, recv, stream);
+    part(stream);
   }
 
   /// Rank r sums the r-th section where it lies, of which nobody else reads or writes anything; then all copy it.
   void all_reduce_sum(float* data, size_t count, Stream stream) override {
-    check_stream(stream);
+    check(stream);
     const size_t bytes = bytes_of_floats(count);
     check_buffer("data", data, bytes);
-    meeting_->meet(rank_, {"all_reduce_sum", bytes, data});
+    arrive(stream, {"all_reduce_sum", bytes, data});
     const size_t section = (count + static_cast<size_t>(size()) - 1) / static_cast<size_t>(size());
     const auto begin_of = [&](int32_t r) { return std::min(count, static_cast<size_t>(r) * section); };
-    sum(begin_of(rank_), begin_of(rank_ + 1) - begin_of(rank_), data + begin_of(rank_));
-    meeting_->meet_inside();
+    sum(begin_of(rank_), begin_of(rank_ + 1) - begin_of(rank_), data + begin_of(rank_), stream);
+    part(stream);
     for (int32_t r = 0; r < size(); ++r) {
       const size_t begin = begin_of(r), length = begin_of(r + 1) - begin;
       if (r == rank_ || length == 0) continue;
-      std::memcpy(data + begin, static_cast<const float*>(meeting_->sent_by(r)) + begin, length * sizeof(float));
+      move(data + begin, static_cast<const float*>(meeting_->sent_by(r)) + begin, length * sizeof(float), stream);
     }
-    part();
+    part(stream);
   }
 
   void barrier(Stream stream) override {
-    check_stream(stream);
-    meeting_->meet(rank_, {"barrier", 0, nullptr});
+    check(stream);
+    arrive(stream, {"barrier", 0, nullptr});
   }
 
   void fail(std::string_view reason) noexcept override { meeting_->fail(reason); }
 
  private:
-  /// The end of an operation: from here on the others' buffers are their own again.
-  void part() { meeting_->meet_inside(); }
+  void check(Stream stream) const {
+    if (gpu_ == nullptr) check_stream(stream);
+  }
+
+  /// The beginning: what this rank sends is there.
+  void arrive(Stream stream, const Call& call) {
+    if (gpu_ != nullptr) gpu_->synchronize(stream);
+    meeting_->meet(rank_, call);
+  }
+
+  /// What this rank reads has been read once all have come here.
+  void part(Stream stream) {
+    if (gpu_ != nullptr) on_gpu([&] { gpu_->synchronize(stream); });
+    meeting_->meet_inside();
+    if (gpu_failure_ != nullptr) std::rethrow_exception(std::exchange(gpu_failure_, nullptr));
+  }
+
+  /// A GPU's failure must not keep the others waiting, so it is thrown when they have been met.
+  template <typename Call>
+  void on_gpu(const Call& call) {
+    try {
+      call();
+    } catch (...) {
+      gpu_failure_ = std::current_exception();
+    }
+  }
+
+  void move(void* to, const void* from, size_t bytes, Stream stream) {
+    if (bytes == 0) return;
+    if (gpu_ != nullptr) {
+      on_gpu([&] { gpu_->copy(to, from, bytes, stream); });
+    } else {
+      std::memcpy(to, from, bytes);
+    }
+  }
 
   /// out[i] = the sum of all ranks' send[begin + i]; `out` may be this rank's send + begin.
-  void sum(size_t begin, size_t count, float* out) const {
+  void sum(size_t begin, size_t count, float* out, Stream stream) {
+    if (gpu_ != nullptr) {
+      kernels::cuda::SumParams params;
+      for (int32_t r = 0; r < size(); ++r) params.sent[r] = static_cast<const float*>(meeting_->sent_by(r)) + begin;
+      params.world = size();
+      params.count = static_cast<int64_t>(count);
+      params.out = out;
+      on_gpu([&] { gpu_->enqueue(params, stream); });
+      return;
+    }
     constexpr size_t kStep = 1024;
     std::array<float, kStep> sums;
     for (size_t done = 0; done < count; done += kStep) {
@@ -194,6 +239,8 @@ class ThreadGroup final : public ProcessGroup {
 
   std::shared_ptr<Meeting> meeting_;
   int32_t rank_;
+  std::shared_ptr<const attention::GpuBackend> gpu_;  ///< null: host memory
+  std::exception_ptr gpu_failure_;
 };
 
 }  // namespace
@@ -202,9 +249,13 @@ std::vector<std::unique_ptr<ProcessGroup>> make_thread_groups(int32_t world, con
   core::require(world >= 1, "the world is ", world, "; a group has 1 rank or more");
   core::require(options.timeout.count() > 0, "the timeout is ", static_cast<int64_t>(options.timeout.count()),
                 " ms; it must be above 0");
+  std::shared_ptr<const attention::GpuBackend> gpu;
+  if (options.context.has_value()) gpu = options.context->state().gpu;
+  core::require(gpu == nullptr || world <= kernels::cuda::SumParams::kMostRanks, "the world is ", world,
+                "; a group over a GPU's memory has at most ", kernels::cuda::SumParams::kMostRanks, " ranks");
   auto meeting = std::make_shared<Meeting>(world, options.timeout);
   std::vector<std::unique_ptr<ProcessGroup>> groups;
-  for (int32_t rank = 0; rank < world; ++rank) groups.push_back(std::make_unique<ThreadGroup>(meeting, rank));
+  for (int32_t rank = 0; rank < world; ++rank) groups.push_back(std::make_unique<ThreadGroup>(meeting, rank, gpu));
   return groups;
 }
 

@@ -24,8 +24,8 @@ class Twin {
   T* at(bool on_gpu) { return on_gpu ? gpu_->data() : host.data(); }
   std::span<T> span(bool on_gpu) { return {at(on_gpu), host.size()}; }
   std::vector<T> gpu() const {
-    std::vector<T> values = gpu_->get();
-    values.resize(host.size());
+    std::vector<T> values(host.size());
+    check(cudaMemcpy(values.data(), gpu_->data(), values.size() * sizeof(T), cudaMemcpyDeviceToHost));
     return values;
   }
   bool equal() const { return gpu() == host; }

@@ -36,7 +36,7 @@ float rounded(float value, DType dtype) {
 
 }  // namespace
 
-void plain_row(const RowProblem& problem, DType compute, std::span<float> out) {
+double plain_row(const RowProblem& problem, DType compute, std::span<float> out) {
   const auto dim_qk = static_cast<size_t>(problem.head_dim_qk);
   const auto dim_v = static_cast<size_t>(problem.head_dim_v);
   const auto keys = static_cast<size_t>(problem.kv_len);
@@ -62,6 +62,7 @@ void plain_row(const RowProblem& problem, DType compute, std::span<float> out) {
     for (size_t d = 0; d < dim_v; ++d) out[d] += stored * problem.v[key * dim_v + d];
   }
   for (float& value : out) value /= sum;
+  return 1.0 / static_cast<double>(sum);
 }
 
 double RowTolerance::allowed(double exact, DType out) const {
@@ -71,7 +72,7 @@ double RowTolerance::allowed(double exact, DType out) const {
 
 RowTolerance row_tolerance(const RowProblem& problem, std::span<const double> exact, DType compute) {
   std::vector<float> plain(exact.size());
-  plain_row(problem, compute, plain);
+  const double largest_probability = plain_row(problem, compute, plain);
   RowTolerance tolerance;
   for (size_t d = 0; d < exact.size(); ++d) {
     tolerance.plain_error = std::max(tolerance.plain_error, std::abs(static_cast<double>(plain[d]) - exact[d]));
@@ -87,6 +88,11 @@ RowTolerance row_tolerance(const RowProblem& problem, std::span<const double> ex
   const double roundings = logit_size * std::sqrt(static_cast<double>(problem.head_dim_qk)) +
                            std::sqrt(static_cast<double>(problem.kv_len)) + 8.0;  // 8: exp, tanh, scaling, division
   tolerance.floor = unit * roundings * static_cast<double>(largest_v);
+  // The plain computation's largest weight is exactly 1; a kernel whose weights are relative to another number rounds
+  // that one too.
+  if (compute != DType::kFloat32) {
+    tolerance.floor += rounding_of(compute).relative * largest_probability * static_cast<double>(largest_v);
+  }
   return tolerance;
 }
 

@@ -24,12 +24,13 @@ struct RowProblem {
 void oracle_row(const RowProblem& problem, std::span<double> out);
 
 /// The row by a textbook computation: float32, the probabilities rounded to `compute` (float32, float16 or bfloat16).
-void plain_row(const RowProblem& problem, DType compute, std::span<float> out);
+/// Returns the largest probability.
+double plain_row(const RowProblem& problem, DType compute, std::span<float> out);
 
 /// How far a kernel's output may lie from the oracle's.
 struct RowTolerance {
   double plain_error = 0.0;  ///< the largest error of plain_row over the row
-  double floor = 0.0;        ///< float32 rounding that any order of summation may have
+  double floor = 0.0;  ///< rounding that any order of summation may have: of float32, and of the largest probability
 
   /// Most allowed at an output whose exact value is `exact`, stored as `out`: four times the plain computation's error,
   /// as other orders of summation and online rescaling round more often, and half a unit in the last place of the

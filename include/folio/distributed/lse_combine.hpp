@@ -58,7 +58,9 @@ FOLIO_API size_t combine_workspace_size(int32_t world, int64_t num_tokens, int32
 /// `out`: [T, H/W, D], or [T, H, D] for the all-reduce form, float32, float16 or bfloat16; `lse`,
 /// if wanted, has the same rows, in its own base. A partial whose LSE is infinite (either sign) or, as in vLLM, NaN is
 /// empty and contributes nothing, whatever its values; all empty: out 0, LSE -infinity. With one rank the partial is
-/// the result. Neither output may overlap the partial. Allocates nothing. CPU contexts.
+/// the result. Neither output may overlap the partial. Allocates nothing.
+/// On a GPU everything lies in device memory, `empty` included, which is not checked there, and so does the group's
+/// (ThreadGroupOptions::context); the work is enqueued on `stream`.
 ///
 /// Throws, before anything is sent: kInvalidArgument where shapes do not fit, "H=6 must be divisible by DCP world size
 /// 4."; kWorkspaceTooSmall. And as the group's operations do.

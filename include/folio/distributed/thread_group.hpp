@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "folio/context.hpp"
 #include "folio/distributed/process_group.hpp"
 #include "folio/types/export.hpp"
 
@@ -14,6 +16,10 @@ namespace folio::inline v0::distributed {
 struct ThreadGroupOptions {
   /// How long a rank waits for the others in one operation before the group fails. Above 0.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  /// A GPU's: buffers lie in its memory, and every rank may have a stream of its own. An operation waits for its rank's
+  /// stream before peers read what was sent, and for its own result before it returns: it cannot be captured. At most
+  /// 64 ranks. A CPU's, or none: host memory.
+  std::optional<Context> context = std::nullopt;
 };
 
 /// A group inside this process: handle r is rank r's and is given to one thread. Peers' buffers are read where they

@@ -2,6 +2,7 @@
 #include "attention/cuda/plan_memory.hpp"
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
+#include "platform/cuda/stream.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
@@ -23,6 +24,10 @@ class CudaBackend final : public cuda::CudaKernels {
               const kernels::cuda::LaunchShape& shape, Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);
     kernel.launch(params, shape, stream);
+  }
+  void copy(void* to, const void* from, size_t bytes, Stream stream) const override {
+    const gpu::DeviceScope scope(info_.index);
+    gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, gpu::native(stream)), "copying on a GPU");
   }
   void synchronize(Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);

@@ -49,10 +49,10 @@ Scale scale_of(const char* name, const ConstTensorView& x, float constant) {
   return scale;
 }
 
-kernels::cuda::MaxScaleParams gpu_params(const char* name, const ConstTensorView& x, float constant, float* out) {
+kernels::cuda::MaxScaleTensor gpu_tensor(const char* name, const ConstTensorView& x, float constant) {
   check_tensor(name, x, constant);
   attention::check_gpu_aligned(name, x.data, size_of(x.dtype));
-  kernels::cuda::MaxScaleParams params;
+  kernels::cuda::MaxScaleTensor params;
   params.data = static_cast<const std::byte*>(x.data);
   params.dtype = x.dtype;
   params.rank = x.rank;
@@ -64,7 +64,6 @@ kernels::cuda::MaxScaleParams gpu_params(const char* name, const ConstTensorView
     params.num_elements = core::checked_mul(params.num_elements, x.shape[k]);
   }
   params.constant = constant;
-  params.out = out;
   return params;
 }
 
@@ -85,10 +84,12 @@ void calculate_kv_scales(const Context& context, const ConstTensorView& q, const
     return;
   }
   attention::check_gpu_aligned("scales", scales.data(), sizeof(float));
-  const kernels::cuda::MaxScaleParams all[] = {gpu_params("q", q, constants.q, &scales[0]),
-                                               gpu_params("k", k, constants.k, &scales[1]),
-                                               gpu_params("v", v, constants.v, &scales[2])};
-  for (const kernels::cuda::MaxScaleParams& params : all) gpu->enqueue(params, stream);
+  kernels::cuda::MaxScaleParams params;
+  params.tensors[0] = gpu_tensor("q", q, constants.q);
+  params.tensors[1] = gpu_tensor("k", k, constants.k);
+  params.tensors[2] = gpu_tensor("v", v, constants.v);
+  params.out = scales.data();
+  gpu->enqueue(params, stream);
 }
 
 AttentionLayerScales calculate_kv_scales(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,

@@ -96,15 +96,80 @@ __device__ inline uint32_t floats_to_e5m2(float low, float high) {
 
 }  // namespace narrow
 
-/// One element.
-__device__ inline float load_one(const std::byte* at, DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16: return narrow::half_to_float(*reinterpret_cast<const uint16_t*>(at));
-    case DType::kBFloat16: return bfloat16_to_float(*reinterpret_cast<const uint16_t*>(at));
-    case DType::kFloat8E4M3: return fp8_e4m3_to_float(*reinterpret_cast<const uint8_t*>(at));
-    case DType::kFloat8E5M2: return fp8_e5m2_to_float(*reinterpret_cast<const uint8_t*>(at));
-    default: return *reinterpret_cast<const float*>(at);
+/// What eight neighbours, or one, are in memory. Loads stand apart from conversions, which branch by type: several
+/// loads can then be in flight.
+template <int32_t kBytes, int32_t kElements>
+struct Raw;
+template <>
+struct Raw<1, 1> {
+  uint8_t bits;
+};
+template <>
+struct Raw<2, 1> {
+  uint16_t bits;
+};
+template <>
+struct Raw<4, 1> {
+  float bits;
+};
+template <>
+struct Raw<1, kWide> {
+  uint2 bits;
+};
+template <>
+struct Raw<2, kWide> {
+  uint4 bits;
+};
+template <>
+struct Raw<4, kWide> {
+  float4 first;
+  float4 second;
+};
+
+/// `at` is aligned to the elements' bytes, 16 at most.
+template <int32_t kBytes, int32_t kElements>
+__device__ inline Raw<kBytes, kElements> load_raw(const std::byte* at) {
+  Raw<kBytes, kElements> raw;
+  if constexpr (kBytes == 4 && kElements == kWide) {
+    raw.first = reinterpret_cast<const float4*>(at)[0];
+    raw.second = reinterpret_cast<const float4*>(at)[1];
+  } else {
+    raw.bits = *reinterpret_cast<const decltype(raw.bits)*>(at);
   }
+  return raw;
+}
+
+__device__ inline void decode(const Raw<1, 1>& raw, DType dtype, float* values) {
+  values[0] = dtype == DType::kFloat8E4M3 ? fp8_e4m3_to_float(raw.bits) : fp8_e5m2_to_float(raw.bits);
+}
+__device__ inline void decode(const Raw<2, 1>& raw, DType dtype, float* values) {
+  values[0] = dtype == DType::kFloat16 ? narrow::half_to_float(raw.bits) : bfloat16_to_float(raw.bits);
+}
+__device__ inline void decode(const Raw<4, 1>& raw, DType, float* values) {
+  values[0] = raw.bits;
+}
+__device__ inline void decode(const Raw<1, kWide>& raw, DType dtype, float* values) {
+  if (dtype == DType::kFloat8E4M3) {
+    narrow::e4m3_to_floats(raw.bits.x, values);
+    narrow::e4m3_to_floats(raw.bits.y, values + 4);
+  } else {
+    narrow::e5m2_to_floats(raw.bits.x, values);
+    narrow::e5m2_to_floats(raw.bits.y, values + 4);
+  }
+}
+__device__ inline void decode(const Raw<2, kWide>& raw, DType dtype, float* values) {
+  const uint32_t pairs[4] = {raw.bits.x, raw.bits.y, raw.bits.z, raw.bits.w};
+  if (dtype == DType::kFloat16) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) narrow::halves_to_floats(pairs[i], values + 2 * i);
+  } else {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) narrow::bfloats_to_floats(pairs[i], values + 2 * i);
+  }
+}
+__device__ inline void decode(const Raw<4, kWide>& raw, DType, float* values) {
+  values[0] = raw.first.x, values[1] = raw.first.y, values[2] = raw.first.z, values[3] = raw.first.w;
+  values[4] = raw.second.x, values[5] = raw.second.y, values[6] = raw.second.z, values[7] = raw.second.w;
 }
 
 __device__ inline void store_one(std::byte* at, DType dtype, float value) {
@@ -126,41 +191,6 @@ __device__ inline void store_one(std::byte* at, DType dtype, float value) {
 }
 
 /// Eight neighbours; `at` is aligned to 16 bytes, or to 8 for one-byte types.
-__device__ inline void load_wide(const std::byte* at, DType dtype, float* values) {
-  switch (dtype) {
-    case DType::kFloat16:
-    case DType::kBFloat16: {
-      const uint4 piece = *reinterpret_cast<const uint4*>(at);
-      const uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
-      if (dtype == DType::kFloat16) {
-        for (int32_t i = 0; i < 4; ++i) narrow::halves_to_floats(pairs[i], values + 2 * i);
-      } else {
-        for (int32_t i = 0; i < 4; ++i) narrow::bfloats_to_floats(pairs[i], values + 2 * i);
-      }
-      return;
-    }
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: {
-      const uint2 piece = *reinterpret_cast<const uint2*>(at);
-      if (dtype == DType::kFloat8E4M3) {
-        narrow::e4m3_to_floats(piece.x, values);
-        narrow::e4m3_to_floats(piece.y, values + 4);
-      } else {
-        narrow::e5m2_to_floats(piece.x, values);
-        narrow::e5m2_to_floats(piece.y, values + 4);
-      }
-      return;
-    }
-    default: {
-      const float4 first = reinterpret_cast<const float4*>(at)[0];
-      const float4 second = reinterpret_cast<const float4*>(at)[1];
-      values[0] = first.x, values[1] = first.y, values[2] = first.z, values[3] = first.w;
-      values[4] = second.x, values[5] = second.y, values[6] = second.z, values[7] = second.w;
-      return;
-    }
-  }
-}
-
 __device__ inline void store_wide(std::byte* at, DType dtype, const float* v) {
   switch (dtype) {
     case DType::kFloat16:
@@ -190,12 +220,13 @@ __device__ inline void store_wide(std::byte* at, DType dtype, const float* v) {
   }
 }
 
+/// Loads and decodes at once.
 template <int32_t kElements>
 __device__ inline void load_floats(const std::byte* at, DType dtype, float* values) {
-  if constexpr (kElements == kWide) {
-    load_wide(at, dtype, values);
-  } else {
-    values[0] = load_one(at, dtype);
+  switch (size_of(dtype)) {
+    case 1: decode(load_raw<1, kElements>(at), dtype, values); break;
+    case 2: decode(load_raw<2, kElements>(at), dtype, values); break;
+    default: decode(load_raw<4, kElements>(at), dtype, values); break;
   }
 }
 template <int32_t kElements>
@@ -205,6 +236,38 @@ __device__ inline void store_floats(std::byte* at, DType dtype, const float* val
   } else {
     store_one(at, dtype, values[0]);
   }
+}
+
+/// values[i] /= divisor, as the division rounds; the divisor is above 0. One reciprocal serves all of them: where
+/// nothing comes near the ends of the range, two corrections by multiply-adds give the rounded quotient, as in CUDA's
+/// own division (Markstein, 1990). What is so small that a correction may lose a bit is below 2^-40 when divided, and
+/// is stored as 0 in every type of 8 bits and fewer, which this is for.
+template <int32_t kElements>
+__device__ inline void divide_all(float* values, float divisor) {
+  if constexpr (kElements > 1) {
+    constexpr float kLargest = 0x1p+80f;
+    constexpr float kSmallestDivisor = 0x1p-40f;
+    constexpr float kLargestDivisor = 0x1p+40f;
+    float largest = 0.0f;
+#pragma unroll
+    for (int32_t i = 0; i < kElements; ++i) largest = fmaxf(largest, fabsf(values[i]));
+    if (largest <= kLargest && divisor >= kSmallestDivisor && divisor <= kLargestDivisor) {
+      float inverse;
+      asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
+      inverse = __fmaf_rn(__fmaf_rn(-divisor, inverse, 1.0f), inverse, inverse);
+#pragma unroll
+      for (int32_t i = 0; i < kElements; ++i) {
+        const float x = values[i];
+        float quotient = __fmul_rn(x, inverse);
+        quotient = __fmaf_rn(__fmaf_rn(-quotient, divisor, x), inverse, quotient);
+        quotient = __fmaf_rn(__fmaf_rn(-quotient, divisor, x), inverse, quotient);
+        values[i] = copysignf(quotient, x);  // the corrections turn -0 into 0
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int32_t i = 0; i < kElements; ++i) values[i] = __fdiv_rn(values[i], divisor);
 }
 
 }  // namespace folio::inline v0::kernels::cuda

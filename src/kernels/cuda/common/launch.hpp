@@ -28,6 +28,13 @@ inline uint32_t grid_for(int64_t items, int64_t per_block, int64_t most = int64_
   return static_cast<uint32_t>(std::clamp<int64_t>((items + per_block - 1) / per_block, 1, most));
 }
 
+/// Calls launch(first, count) for slices of `tokens` of which each has fewer than 2^30 pieces: indices of 31 bits do.
+template <typename Launch>
+void for_slices(int64_t tokens, int64_t pieces_per_token, const Launch& launch) {
+  const int64_t most = std::max<int64_t>((int64_t{1} << 30) / std::max<int64_t>(pieces_per_token, 1), 1);
+  for (int64_t first = 0; first < tokens; first += most) launch(first, std::min(most, tokens - first));
+}
+
 /// Whether every row begins where eight elements can be read or written at once.
 inline bool is_wide(const void* data, DType dtype, std::initializer_list<int64_t> strides) {
   int64_t all = 0;

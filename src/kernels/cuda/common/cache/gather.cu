@@ -7,7 +7,7 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int64_t kBlocks = 132 * 16;  // each finds its first row by adding up lengths, so there are not many
+constexpr int64_t kBlocks = 132 * 8;  // each finds its first row by adding up lengths, so there are not many
 
 /// A row of the table and the first of its tokens, counted over all rows.
 struct RowPlace {
@@ -37,7 +37,9 @@ __device__ RowPlace find_row(const GatherParams& params, int64_t wanted, int64_t
   return {params.num_rows, before};
 }
 
+template <typename Move>
 __global__ void __launch_bounds__(kMoveThreads, 4) gather_kernel(const __grid_constant__ GatherParams params) {
+  const MoveHalf& half = params.move.halves[params.move.first_half + blockIdx.y];
   __shared__ MoveTile tile;
   __shared__ int64_t sums[kMoveThreads / 32 + 1];
   __shared__ RowPlace first_place;
@@ -63,16 +65,16 @@ __global__ void __launch_bounds__(kMoveThreads, 4) gather_kernel(const __grid_co
           mine.row < params.num_rows ? table_entry(params.table, mine.row, in_row / params.move.page_size) : -1;
       tile.request[thread] = mine.row;
       if (page >= 0 && page < params.num_pages) {
-        place_token(params.move, tile, thread, page, in_row % params.move.page_size, 0, token);
+        place_token(half, tile, thread, page, in_row % params.move.page_size, 0, token);
       } else {
-        tile.from[0][thread] = -1;
+        tile.from[thread] = nullptr;
         report(params.move);
       }
       if (thread == count - 1) last_place = mine;
     }
     __syncthreads();
     place = last_place;
-    move_tile(params.move, tile, count);
+    move_tile<Move>(half, tile, count);
     __syncthreads();
   }
   if (end != params.num_tokens) return;
@@ -89,9 +91,12 @@ void enqueue(const GatherParams& given, Stream stream) {
   if (given.num_tokens == 0) return;
   GatherParams params = given;
   set_shape(params.move, params.num_tokens);
-  const uint32_t grid = grid_for(params.num_tokens, params.move.tile, kBlocks);
-  gather_kernel<<<grid, kMoveThreads, 0, native(stream)>>>(params);
-  check_launch("the gather of pages");
+  for_halves(params.move, [&](auto move, int32_t first, int32_t count) {
+    params.move.first_half = first;
+    const dim3 grid(grid_for(params.num_tokens, params.move.tile, kBlocks), static_cast<uint32_t>(count));
+    gather_kernel<decltype(move)><<<grid, kMoveThreads, 0, native(stream)>>>(params);
+    check_launch("the gather of pages");
+  });
 }
 
 }  // namespace folio::inline v0::kernels::cuda

@@ -1,33 +1,32 @@
 #pragma once
 
 #include "kernels/cuda/common/cache/move.hpp"
+#include "kernels/cuda/common/cache/shape.hpp"
 #include "kernels/cuda/common/elements.cuh"
 
-/// What kernels that move tokens share. A thread block resolves where some tokens come from and go to into shared
-/// memory, and then its threads move the pieces of all of them, several loads in flight a thread.
+/// What kernels that move tokens share. A thread block takes one half of some tokens: it resolves where they come from
+/// and go to into shared memory, and then its threads move the pieces of all of them, four loads in flight a thread.
 namespace folio::inline v0::kernels::cuda {
 
 inline constexpr int32_t kMoveThreads = 256;
 inline constexpr int32_t kMaxTile = 64;
 
 struct MoveTile {
-  int64_t from[2][kMaxTile];  ///< elements from the side's begin; from[0] < 0: the token does not move
-  int64_t to[2][kMaxTile];
+  const std::byte* from[kMaxTile];  ///< head 0; null: the token does not move
+  std::byte* to[kMaxTile];
   int32_t request[kMaxTile];
 };
 
-__device__ inline int64_t token_offset(const MoveSide& side, int64_t page, int64_t token) {
+__device__ inline std::byte* token_begin(const MoveSide& side, int64_t page, int64_t token) {
   const int64_t in_page = side.step == 2 ? (token >> 1) * side.token_stride + (token & 1) : token * side.token_stride;
-  return page * side.page_stride + in_page;
+  return element_at(side.data, side.dtype, page * side.page_stride + in_page);
 }
 
-/// One token's places in both halves.
-__device__ inline void place_token(const MoveParams& params, MoveTile& tile, int32_t at, int64_t from_page,
+/// One token's places.
+__device__ inline void place_token(const MoveHalf& half, MoveTile& tile, int32_t at, int64_t from_page,
                                    int64_t from_token, int64_t to_page, int64_t to_token) {
-  for (int32_t h = 0; h < params.num_halves; ++h) {
-    tile.from[h][at] = token_offset(params.halves[h].from, from_page, from_token);
-    tile.to[h][at] = token_offset(params.halves[h].to, to_page, to_token);
-  }
+  tile.from[at] = token_begin(half.from, from_page, from_token);
+  tile.to[at] = token_begin(half.to, to_page, to_token);
 }
 
 __device__ inline void report(const MoveParams& params) {
@@ -36,88 +35,81 @@ __device__ inline void report(const MoveParams& params) {
 
 /// Moves pieces as they are.
 template <typename Piece>
-struct CopyPiece {
-  static constexpr int32_t kUnroll = 4;
-  Piece piece;
-  __device__ void load(const MoveHalf& half, int64_t at, int64_t, int32_t) {
-    piece = *reinterpret_cast<const Piece*>(element_at(half.from.data, half.from.dtype, at));
-  }
-  __device__ void store(const MoveHalf& half, int64_t at) const {
-    *reinterpret_cast<Piece*>(element_at(half.to.data, half.to.dtype, at)) = piece;
+struct Copy {
+  using Loaded = Piece;
+  __device__ static Piece load(const std::byte* at) { return *reinterpret_cast<const Piece*>(at); }
+  __device__ static void store(const MoveHalf&, std::byte* at, Piece piece, int64_t, int32_t) {
+    *reinterpret_cast<Piece*>(at) = piece;
   }
 };
 
 /// Converts pieces of eight elements or one.
-template <int32_t kElements>
-struct ConvertPiece {
-  static constexpr int32_t kUnroll = 2;
-  float values[kElements];
-  __device__ void load(const MoveHalf& half, int64_t at, int64_t request, int32_t head) {
-    load_floats<kElements>(element_at(half.from.data, half.from.dtype, at), half.from.dtype, values);
-    if (is_fp8(half.from.dtype)) {
+template <int32_t kBytes, int32_t kElements>
+struct Convert {
+  using Loaded = Raw<kBytes, kElements>;
+  __device__ static Loaded load(const std::byte* at) { return load_raw<kBytes, kElements>(at); }
+  __device__ static void store(const MoveHalf& half, std::byte* at, const Loaded& raw, int64_t request, int32_t head) {
+    float values[kElements];
+    decode(raw, half.from.dtype, values);
+    if constexpr (kBytes == 1) {
       const float scale = scale_value(half.from_scale, request, head);
+#pragma unroll
       for (float& value : values) value *= scale;
     }
-    if (is_fp8(half.to.dtype)) {  // a true division: the contract's rounding
-      const float scale = scale_value(half.to_scale, 0, head);
-      for (float& value : values) value /= scale;
-    }
-  }
-  __device__ void store(const MoveHalf& half, int64_t at) const {
-    store_floats<kElements>(element_at(half.to.data, half.to.dtype, at), half.to.dtype, values);
+    if (is_fp8(half.to.dtype)) divide_all<kElements>(values, scale_value(half.to_scale, 0, head));
+    store_floats<kElements>(at, half.to.dtype, values);
   }
 };
 
-template <typename Piece>
-__device__ __noinline__ void move_pieces(const MoveHalf& half, const MoveTile& tile, int32_t h, int32_t num_tokens,
-                                         int32_t num_heads) {
-  const int32_t per_head = half.head_dim / half.piece;
-  const int32_t per_token = per_head * num_heads;
-  const int32_t total = num_tokens * per_token;
-  for (int32_t first = threadIdx.x; first < total; first += kMoveThreads * Piece::kUnroll) {
-    Piece pieces[Piece::kUnroll];
-    int64_t to[Piece::kUnroll];
+/// Moves a tile's first `num_tokens` tokens. The tile was written before the block's last barrier.
+template <typename Move>
+__device__ inline void move_tile(const MoveHalf& half, const MoveTile& tile, int32_t num_tokens) {
+  constexpr int32_t kUnroll = 4;
+  const uint32_t total = num_tokens * half.split.per_token.divisor();
+  for (uint32_t first = threadIdx.x; first < total; first += kMoveThreads * kUnroll) {
+    typename Move::Loaded pieces[kUnroll];
+    PieceIndex at[kUnroll];
+    bool moves[kUnroll];
 #pragma unroll
-    for (int32_t u = 0; u < Piece::kUnroll; ++u) {
-      const int32_t i = first + u * kMoveThreads;
-      to[u] = -1;
-      if (i >= total) continue;
-      const int32_t token = i / per_token;
-      const int32_t head = i % per_token / per_head;
-      const int64_t d = int64_t{i % per_token % per_head} * half.piece;
-      if (tile.from[0][token] < 0) continue;
-      pieces[u].load(half, tile.from[h][token] + head * half.from.head_stride + d * half.from.step, tile.request[token],
-                     head);
-      to[u] = tile.to[h][token] + head * half.to.head_stride + d * half.to.step;
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      const uint32_t i = first + u * kMoveThreads;
+      at[u] = half.split.at(min(i, total - 1));
+      const std::byte* const from = tile.from[at[u].token];
+      moves[u] = i < total && from != nullptr;
+      if (moves[u]) {
+        pieces[u] = Move::load(from + at[u].head * half.from_head_bytes + at[u].piece * half.from_piece_bytes);
+      }
     }
 #pragma unroll
-    for (int32_t u = 0; u < Piece::kUnroll; ++u) {
-      if (to[u] >= 0) pieces[u].store(half, to[u]);
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      if (!moves[u]) continue;
+      std::byte* const to = tile.to[at[u].token] + at[u].head * half.to_head_bytes + at[u].piece * half.to_piece_bytes;
+      Move::store(half, to, pieces[u], tile.request[at[u].token], at[u].head);
     }
   }
 }
 
-/// Moves a tile's first `num_tokens` tokens. The tile was written before the block's last barrier.
-__device__ inline void move_tile(const MoveParams& params, const MoveTile& tile, int32_t num_tokens) {
-#pragma unroll 1
-  for (int32_t h = 0; h < params.num_halves; ++h) {
-    const MoveHalf& half = params.halves[h];
-    const int32_t heads = params.num_heads;
-    if (!half.bitwise) {
-      if (half.piece == kWide) {
-        move_pieces<ConvertPiece<kWide>>(half, tile, h, num_tokens, heads);
-      } else {
-        move_pieces<ConvertPiece<1>>(half, tile, h, num_tokens, heads);
-      }
-      continue;
+/// Calls launch(move, first half, number of halves), `move` being a Copy or Convert that suits the halves: once where
+/// one suits both.
+template <typename Launch>
+void for_halves(const MoveParams& params, const Launch& launch) {
+  const auto launch_half = [&](int32_t first, int32_t count) {
+    const MoveHalf& half = params.halves[first];
+    switch (move_kind(half)) {
+      case MoveKind::kCopy16: return launch(Copy<uint4>{}, first, count);
+      case MoveKind::kCopy4: return launch(Copy<uint32_t>{}, first, count);
+      case MoveKind::kCopy2: return launch(Copy<uint16_t>{}, first, count);
+      case MoveKind::kCopy1: return launch(Copy<uint8_t>{}, first, count);
+      case MoveKind::kWide1: return launch(Convert<1, kWide>{}, first, count);
+      case MoveKind::kWide2: return launch(Convert<2, kWide>{}, first, count);
+      case MoveKind::kWide4: return launch(Convert<4, kWide>{}, first, count);
+      case MoveKind::kSingle1: return launch(Convert<1, 1>{}, first, count);
+      case MoveKind::kSingle2: return launch(Convert<2, 1>{}, first, count);
+      case MoveKind::kSingle4: return launch(Convert<4, 1>{}, first, count);
     }
-    switch (half.piece * size_of(half.from.dtype)) {
-      case 16: move_pieces<CopyPiece<uint4>>(half, tile, h, num_tokens, heads); break;
-      case 4: move_pieces<CopyPiece<uint32_t>>(half, tile, h, num_tokens, heads); break;
-      case 2: move_pieces<CopyPiece<uint16_t>>(half, tile, h, num_tokens, heads); break;
-      default: move_pieces<CopyPiece<uint8_t>>(half, tile, h, num_tokens, heads); break;
-    }
-  }
+  };
+  if (params.num_halves == 2 && move_kind(params.halves[0]) == move_kind(params.halves[1])) return launch_half(0, 2);
+  for (int32_t h = 0; h < params.num_halves; ++h) launch_half(h, 1);
 }
 
 }  // namespace folio::inline v0::kernels::cuda

@@ -6,6 +6,7 @@
 #include "folio/types/device.hpp"
 #include "folio/types/dtype.hpp"
 #include "folio/types/kv_cache.hpp"
+#include "kernels/cuda/common/fast_div.hpp"
 
 /// Keys and values that move between tensors and caches on a GPU. All addresses are the device's. Every `enqueue`
 /// returns at once, may be captured and throws Error(kDeviceError) where a launch fails. Indices are read when the
@@ -34,11 +35,18 @@ struct MoveHalf {
   Scale to_scale;    ///< per tensor or head
   bool bitwise = false;
   int32_t piece = 1;  ///< set by enqueue: elements that a thread moves at a time
+  // Set by enqueue: how pieces are counted, and the bytes from a head, and from a piece of a head, to the next.
+  PieceSplit split;
+  int64_t from_head_bytes = 0;
+  int64_t to_head_bytes = 0;
+  int32_t from_piece_bytes = 0;
+  int32_t to_piece_bytes = 0;
 };
 
 struct MoveParams {
   MoveHalf halves[2];  ///< K, V
   int32_t num_halves = 2;
+  int32_t first_half = 0;  ///< set by enqueue
   int32_t num_heads = 0;
   int32_t page_size = 1;
   int32_t tile = 1;  ///< set by enqueue: tokens that a thread block takes at a time

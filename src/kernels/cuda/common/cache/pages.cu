@@ -5,7 +5,9 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
+template <typename Move>
 __global__ void __launch_bounds__(kMoveThreads, 4) pages_kernel(const __grid_constant__ PagesParams params) {
+  const MoveHalf& half = params.move.halves[params.move.first_half + blockIdx.y];
   __shared__ MoveTile tile;
   const int32_t thread = threadIdx.x;
   const int64_t num_tokens = params.num_pairs * params.move.page_size;
@@ -19,14 +21,14 @@ __global__ void __launch_bounds__(kMoveThreads, 4) pages_kernel(const __grid_con
       const int64_t to = params.destination[pair];
       tile.request[thread] = 0;
       if (from >= 0 && from < params.from_pages && to >= 0 && to < params.to_pages) {
-        place_token(params.move, tile, thread, from, token, to, token);
+        place_token(half, tile, thread, from, token, to, token);
       } else {
-        tile.from[0][thread] = -1;
+        tile.from[thread] = nullptr;
         report(params.move);
       }
     }
     __syncthreads();
-    move_tile(params.move, tile, count);
+    move_tile<Move>(half, tile, count);
     __syncthreads();
   }
 }
@@ -38,8 +40,12 @@ void enqueue(const PagesParams& given, Stream stream) {
   PagesParams params = given;
   const int64_t num_tokens = params.num_pairs * params.move.page_size;
   set_shape(params.move, num_tokens);
-  pages_kernel<<<grid_for(num_tokens, params.move.tile), kMoveThreads, 0, native(stream)>>>(params);
-  check_launch("the conversion of pages");
+  for_halves(params.move, [&](auto move, int32_t first, int32_t count) {
+    params.move.first_half = first;
+    const dim3 grid(grid_for(num_tokens, params.move.tile), static_cast<uint32_t>(count));
+    pages_kernel<decltype(move)><<<grid, kMoveThreads, 0, native(stream)>>>(params);
+    check_launch("the conversion of pages");
+  });
 }
 
 }  // namespace folio::inline v0::kernels::cuda

@@ -38,8 +38,10 @@ __global__ void __launch_bounds__(kMoveThreads) number_kernel(const __grid_const
   }
 }
 
-/// Column y of thread blocks: row y's tokens.
+/// Column y of thread blocks: row y's tokens; layer z: a half.
+template <typename Move>
 __global__ void __launch_bounds__(kMoveThreads, 4) renumber_kernel(const __grid_constant__ RenumberParams params) {
+  const MoveHalf& half = params.move.halves[params.move.first_half + blockIdx.z];
   __shared__ MoveTile tile;
   const int32_t thread = threadIdx.x;
   for (int64_t row = blockIdx.y; row < params.num_rows; row += gridDim.y) {
@@ -54,15 +56,15 @@ __global__ void __launch_bounds__(kMoveThreads, 4) renumber_kernel(const __grid_
         const int64_t from = params.table[row * params.table_stride + column];
         const int64_t to = params.new_table[row * params.columns + column];
         tile.request[thread] = static_cast<int32_t>(row);
-        tile.from[0][thread] = -1;
+        tile.from[thread] = nullptr;
         if (from < 0 || from >= params.from_pages) {
           report(params.move);
         } else if (to > 0) {
-          place_token(params.move, tile, thread, from, in_page, to, in_page);
+          place_token(half, tile, thread, from, in_page, to, in_page);
         }
       }
       __syncthreads();
-      move_tile(params.move, tile, count);
+      move_tile<Move>(half, tile, count);
       __syncthreads();
     }
   }
@@ -78,9 +80,13 @@ void enqueue(const RenumberParams& given, Stream stream) {
   number_kernel<<<grid_for(params.num_rows, 1), kMoveThreads, 0, native(stream)>>>(params);
   check_launch("the numbering of pages");
   const auto rows = static_cast<uint32_t>(std::min(params.num_rows, kMaxRows));
-  const dim3 grid(grid_for(row_tokens, params.move.tile, std::max<int64_t>(kBlocks / rows, 1)), rows);
-  renumber_kernel<<<grid, kMoveThreads, 0, native(stream)>>>(params);
-  check_launch("the conversion of pages in use");
+  for_halves(params.move, [&](auto move, int32_t first, int32_t count) {
+    params.move.first_half = first;
+    const dim3 grid(grid_for(row_tokens, params.move.tile, std::max<int64_t>(kBlocks / rows, 1)), rows,
+                    static_cast<uint32_t>(count));
+    renumber_kernel<decltype(move)><<<grid, kMoveThreads, 0, native(stream)>>>(params);
+    check_launch("the conversion of pages in use");
+  });
 }
 
 }  // namespace folio::inline v0::kernels::cuda

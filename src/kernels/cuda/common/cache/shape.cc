@@ -36,14 +36,39 @@ int32_t convert_piece(const MoveHalf& half) {
 
 }  // namespace
 
+MoveKind move_kind(const MoveHalf& half) {
+  const int32_t bytes = size_of(half.from.dtype);
+  if (half.bitwise) {
+    switch (half.piece * bytes) {
+      case 16: return MoveKind::kCopy16;
+      case 4: return MoveKind::kCopy4;
+      case 2: return MoveKind::kCopy2;
+      default: return MoveKind::kCopy1;
+    }
+  }
+  const bool wide = half.piece == 8;
+  switch (bytes) {
+    case 1: return wide ? MoveKind::kWide1 : MoveKind::kSingle1;
+    case 2: return wide ? MoveKind::kWide2 : MoveKind::kSingle2;
+    default: return wide ? MoveKind::kWide4 : MoveKind::kSingle4;
+  }
+}
+
 void set_shape(MoveParams& params, int64_t num_tokens) {
-  int64_t pieces = 0;
+  int64_t pieces = 1;
   for (int32_t h = 0; h < params.num_halves; ++h) {
     MoveHalf& half = params.halves[h];
     half.piece = half.bitwise ? copy_piece(half) : convert_piece(half);
-    pieces += int64_t{half.head_dim / half.piece} * params.num_heads;
+    half.split = PieceSplit(half.head_dim / half.piece, params.num_heads);
+    const int32_t from_bytes = size_of(half.from.dtype);
+    const int32_t to_bytes = size_of(half.to.dtype);
+    half.from_head_bytes = half.from.head_stride * from_bytes;
+    half.to_head_bytes = half.to.head_stride * to_bytes;
+    half.from_piece_bytes = half.piece * half.from.step * from_bytes;
+    half.to_piece_bytes = half.piece * half.to.step * to_bytes;
+    pieces = std::max<int64_t>(pieces, half.split.per_token.divisor());
   }
-  const int64_t by_work = kPiecesPerBlock / std::max<int64_t>(pieces, 1);
+  const int64_t by_work = kPiecesPerBlock / pieces;
   params.tile = static_cast<int32_t>(std::clamp<int64_t>(std::min(by_work, num_tokens / kManyBlocks), 1, kMaxTile));
 }
 

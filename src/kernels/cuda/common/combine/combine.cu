@@ -1,5 +1,6 @@
 #include "kernels/cuda/common/combine/combine.hpp"
 
+#include "kernels/cuda/common/combine/few_states.hpp"
 #include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/launch.hpp"
 
@@ -169,20 +170,12 @@ void launch(const CombineParams& params, Stream stream) {
 
 void enqueue(const CombineParams& params, Stream stream) {
   if (params.num_tokens == 0) return;
-  bool wide = params.head_dim % kWide == 0 &&
-              is_wide(params.out, params.out_dtype, {params.out_token_stride, params.out_head_stride});
-  for (const CombineSource& source : params.sources) {
-    if (source.num_states == 0) continue;
-    wide = wide && is_wide(source.out, source.dtype, {source.state_stride, source.token_stride, source.head_stride});
-  }
-  if (!wide) {
-    launch<32, 1>(params, stream);
-  } else if (params.head_dim <= 8 * kWide) {
-    launch<8, kWide>(params, stream);
-  } else if (params.head_dim <= 16 * kWide) {
-    launch<16, kWide>(params, stream);
-  } else {
+  const bool wide = is_wide(params);
+  if (enqueue_few_states(params, wide, stream)) return;
+  if (wide) {
     launch<32, kWide>(params, stream);
+  } else {
+    launch<32, 1>(params, stream);
   }
   check_launch("the merge of states");
 }

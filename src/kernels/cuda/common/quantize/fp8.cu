@@ -9,54 +9,60 @@ constexpr int32_t kThreads = 256;
 constexpr int32_t kUnroll = 4;
 
 /// A thread takes kUnroll pieces of kElements neighbours.
-template <int32_t kElements>
-__global__ void __launch_bounds__(kThreads) fp8_kernel(const __grid_constant__ QuantizeFp8Params params) {
-  const int32_t per_head = params.sizes.head_dim / kElements;
-  const int32_t per_token = per_head * params.sizes.num_heads;
-  const int64_t total = params.sizes.num_tokens * per_token;
+template <int32_t kBytes, int32_t kElements>
+__global__ void __launch_bounds__(kThreads, 4) fp8_kernel(const __grid_constant__ QuantizeFp8Params params) {
+  const auto total = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor();
   const float scale = scale_value(params.scale, 0, 0);
-  const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
-  for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < total; first += step) {
-    float values[kUnroll][kElements];
-    std::byte* to[kUnroll];
+  for (uint32_t first = blockIdx.x * kThreads * kUnroll + threadIdx.x; first < total;
+       first += gridDim.x * kThreads * kUnroll) {
+    Raw<kBytes, kElements> pieces[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const int64_t i = first + u * kThreads;
-      to[u] = nullptr;
-      if (i >= total) continue;
-      const int64_t token = i / per_token;
-      const auto in_token = static_cast<int32_t>(i % per_token);
-      const int32_t head = in_token / per_head;
-      const int32_t d = in_token % per_head * kElements;
-      const int64_t from = token * params.in.token_stride + head * params.in.head_stride + d;
-      load_floats<kElements>(element_at<const std::byte>(params.in.data, params.in.dtype, from), params.in.dtype,
-                             values[u]);
-      to[u] = params.out.data + token * params.out.token_stride + head * params.out.head_stride + d;
+      const uint32_t i = first + u * kThreads;
+      const PieceIndex at = params.sizes.split.at(min(i, total - 1));
+      const int64_t from = at.token * params.in.token_stride + at.head * params.in.head_stride + at.piece * kElements;
+      if (i < total) pieces[u] = load_raw<kBytes, kElements>(params.in.data + from * kBytes);
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      if (to[u] == nullptr) continue;
-#pragma unroll
-      for (int32_t e = 0; e < kElements; ++e) values[u][e] /= scale;
-      store_floats<kElements>(to[u], params.out.dtype, values[u]);
+      const uint32_t i = first + u * kThreads;
+      if (i >= total) continue;
+      const PieceIndex at = params.sizes.split.at(i);
+      const int64_t to = at.token * params.out.token_stride + at.head * params.out.head_stride + at.piece * kElements;
+      float values[kElements];
+      decode(pieces[u], params.in.dtype, values);
+      divide_all<kElements>(values, scale);
+      store_floats<kElements>(params.out.data + to, params.out.dtype, values);
     }
   }
+}
+
+template <int32_t kElements>
+void launch(const QuantizeFp8Params& whole, Stream stream) {
+  QuantizeFp8Params params = whole;
+  params.sizes.split = PieceSplit(params.sizes.head_dim / kElements, params.sizes.num_heads);
+  const int64_t per_token = params.sizes.split.per_token.divisor();
+  for_slices(whole.sizes.num_tokens, per_token, [&](int64_t first, int64_t count) {
+    params.sizes.num_tokens = count;
+    params.in.data = whole.in.data + first * whole.in.token_stride * size_of(whole.in.dtype);
+    params.out.data = whole.out.data + first * whole.out.token_stride;
+    auto* const kernel = size_of(params.in.dtype) == 2 ? fp8_kernel<2, kElements> : fp8_kernel<4, kElements>;
+    kernel<<<grid_for(count * per_token, kThreads * kUnroll), kThreads, 0, native(stream)>>>(params);
+    check_launch("the quantisation to fp8");
+  });
 }
 
 }  // namespace
 
 void enqueue(const QuantizeFp8Params& params, Stream stream) {
-  const int64_t elements = params.sizes.num_tokens * params.sizes.num_heads * params.sizes.head_dim;
-  if (elements == 0) return;
   const bool wide = params.sizes.head_dim % kWide == 0 &&
                     is_wide(params.in.data, params.in.dtype, {params.in.token_stride, params.in.head_stride}) &&
                     is_wide(params.out.data, params.out.dtype, {params.out.token_stride, params.out.head_stride});
   if (wide) {
-    fp8_kernel<kWide><<<grid_for(elements / kWide, kThreads * kUnroll), kThreads, 0, native(stream)>>>(params);
+    launch<kWide>(params, stream);
   } else {
-    fp8_kernel<1><<<grid_for(elements, kThreads * kUnroll), kThreads, 0, native(stream)>>>(params);
+    launch<1>(params, stream);
   }
-  check_launch("the quantisation to fp8");
 }
 
 }  // namespace folio::inline v0::kernels::cuda

@@ -16,60 +16,80 @@ struct BlockPlace {
   uint8_t* scale;
 };
 
-__device__ BlockPlace place_of(const Nvfp4Params& params, int64_t block, int32_t per_head) {
-  const int32_t per_token = per_head * params.sizes.num_heads;
-  const int64_t token = block / per_token;
-  const auto in_token = static_cast<int32_t>(block % per_token);
-  const int32_t head = in_token / per_head;
-  const int32_t first = in_token % per_head * kNvfp4BlockSize;
-  return {token * params.wide.token_stride + head * params.wide.head_stride + first,
-          token * params.codes.token_stride + head * params.codes.head_stride + first / 2,
-          params.scales + nvfp4_scale_index(params.first_row + token, in_token, per_token)};
+__device__ BlockPlace place_of(const Nvfp4Params& params, uint32_t block) {
+  const PieceIndex at = params.sizes.split.at(block);
+  const uint32_t first = at.piece * kNvfp4BlockSize;
+  const uint32_t per_head = params.sizes.split.per_head.divisor();
+  return {at.token * params.wide.token_stride + at.head * params.wide.head_stride + first,
+          at.token * params.codes.token_stride + at.head * params.codes.head_stride + first / 2,
+          params.scales + nvfp4_scale_index(params.first_row + at.token, at.head * per_head + at.piece,
+                                            params.sizes.split.per_token.divisor())};
 }
 
-/// Thresholds between e2m1's values; a tie goes to the even code, which >= gives to codes that are even.
-__device__ uint32_t to_e2m1(float value) {
-  const float magnitude = fabsf(value);
-  uint32_t code = (magnitude > 0.25f) + (magnitude >= 0.75f) + (magnitude > 1.25f) + (magnitude >= 1.75f) +
-                  (magnitude > 2.5f) + (magnitude >= 3.5f) + (magnitude > 5.0f);
-  if (isnan(value)) return 7;
-  return code | (__float_as_uint(value) >> 28 & 8u);
+/// What magnitudes times a block's scale lie at or above for each code from 1 on, as bits, which are ordered as the
+/// values are. Midpoints of codes times a scale of four bits are exact, so that comparing with them decides as dividing
+/// and rounding does; a tie belongs to the even code, so that for odd codes the limit is the next number above.
+struct Limits {
+  uint32_t from[8];
+  __device__ explicit Limits(float scale) {
+    constexpr float kMidpoints[8] = {0.0f, 0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
+#pragma unroll
+    for (int32_t code = 1; code < 8; ++code) {
+      from[code] = __float_as_uint(__fmul_rn(kMidpoints[code], scale)) + code % 2;
+    }
+  }
+  /// The code of a value that is still to be divided by the scale; NaNs give 7, as infinities do.
+  __device__ uint32_t code(float value) const {
+    const uint32_t magnitude = __float_as_uint(value) & 0x7fffffffu;
+    const bool four = magnitude >= from[4];
+    const bool two = magnitude >= (four ? from[6] : from[2]);
+    const uint32_t low = two ? from[3] : from[1];
+    const uint32_t high = two ? from[7] : from[5];
+    const bool one = magnitude >= (four ? high : low);
+    const uint32_t sign = magnitude > 0x7f800000u ? 0 : __float_as_uint(value) >> 28 & 8u;
+    return (four ? 4u : 0u) + (two ? 2u : 0u) + (one ? 1u : 0u) + sign;
+  }
+};
+
+/// The three bits of a magnitude stand at the exponent's lowest bits and the mantissa's highest, which is the value
+/// times 2^-126: one multiplication puts normals and the one subnormal right.
+__device__ float from_e2m1(uint32_t code) {
+  const float magnitude = __uint_as_float((code & 7u) << 22) * 0x1p+126f;
+  return __uint_as_float(__float_as_uint(magnitude) | (code & 8u) << 28);
 }
 
 /// A thread takes a block.
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__ Nvfp4Params params) {
-  const int32_t per_head = params.sizes.head_dim / kNvfp4BlockSize;
-  const int64_t blocks = params.sizes.num_tokens * params.sizes.num_heads * per_head;
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x; block < blocks; block += step) {
-    const BlockPlace place = place_of(params, block, per_head);
+  const auto blocks = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor();
+  for (uint32_t block = blockIdx.x * kThreads + threadIdx.x; block < blocks; block += gridDim.x * kThreads) {
+    const BlockPlace place = place_of(params, block);
     const std::byte* const from = element_at<const std::byte>(params.wide.data, params.wide.dtype, place.wide);
     float x[kNvfp4BlockSize];
     if constexpr (kAligned) {
-      load_wide(from, params.wide.dtype, x);
-      load_wide(element_at(from, params.wide.dtype, kHalfBlock), params.wide.dtype, x + kHalfBlock);
+      load_floats<kWide>(from, params.wide.dtype, x);
+      load_floats<kWide>(element_at(from, params.wide.dtype, kHalfBlock), params.wide.dtype, x + kHalfBlock);
     } else {
 #pragma unroll
       for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
-        x[i] = load_one(element_at(from, params.wide.dtype, i), params.wide.dtype);
+        load_floats<1>(element_at(from, params.wide.dtype, i), params.wide.dtype, x + i);
       }
     }
-    float largest = 0.0f;
+    uint32_t largest = 0;  // of magnitudes' bits: a NaN's stand above all
 #pragma unroll
-    for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
-      const float magnitude = fabsf(x[i]);
-      if (magnitude > largest || isnan(magnitude)) largest = magnitude;  // nothing is greater than a NaN: it stays
-    }
-    const auto stored =
-        static_cast<uint8_t>(narrow::floats_to_e4m3(__fdiv_rn(params.global_scale * largest, kLargestE2m1), 0.0f));
+    for (int32_t i = 0; i < kNvfp4BlockSize; ++i) largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
+    const float wanted = __fdiv_rn(params.global_scale * __uint_as_float(largest), kLargestE2m1);
+    const auto stored = static_cast<uint8_t>(narrow::floats_to_e4m3(wanted, 0.0f));
     *place.scale = stored;
     const float scale = fp8_e4m3_to_float(stored);
     uint32_t words[2] = {};
-    if (scale != 0.0f) {
+    if (isnan(scale)) {
+      words[0] = words[1] = 0x77777777u;
+    } else if (scale != 0.0f) {
+      const Limits limits(scale);
 #pragma unroll
       for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
-        words[i / 8] |= to_e2m1(__fdiv_rn(x[i] * params.global_scale, scale)) << i % 8 * 4;
+        words[i / 8] |= limits.code(x[i] * params.global_scale) << i % 8 * 4;
       }
     }
     auto* const codes = reinterpret_cast<uint8_t*>(params.codes.data) + place.codes;
@@ -82,37 +102,32 @@ __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__
   }
 }
 
+/// Half a block at a time: eight values, four bytes of codes.
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Nvfp4Params params) {
-  const int32_t per_head = params.sizes.head_dim / kNvfp4BlockSize;
-  const int64_t blocks = params.sizes.num_tokens * params.sizes.num_heads * per_head;
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x; block < blocks; block += step) {
-    const BlockPlace place = place_of(params, block, per_head);
-    const auto* const codes = reinterpret_cast<const uint8_t*>(params.codes.data) + place.codes;
-    uint32_t words[2] = {};
+  const auto halves = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor() * 2;
+  for (uint32_t half = blockIdx.x * kThreads + threadIdx.x; half < halves; half += gridDim.x * kThreads) {
+    const BlockPlace place = place_of(params, half / 2);
+    const uint32_t first = half % 2 * kHalfBlock;
+    const auto* const codes = reinterpret_cast<const uint8_t*>(params.codes.data) + place.codes + first / 2;
+    uint32_t word = 0;
     if constexpr (kAligned) {
-      const uint2 both = *reinterpret_cast<const uint2*>(codes);
-      words[0] = both.x;
-      words[1] = both.y;
+      word = *reinterpret_cast<const uint32_t*>(codes);
     } else {
 #pragma unroll
-      for (int32_t i = 0; i < kHalfBlock; ++i) words[i / 4] |= static_cast<uint32_t>(codes[i]) << i % 4 * 8;
+      for (int32_t i = 0; i < kHalfBlock / 2; ++i) word |= static_cast<uint32_t>(codes[i]) << i * 8;
     }
     const float scale = fp8_e4m3_to_float(*place.scale);
-    float x[kNvfp4BlockSize];
+    float x[kHalfBlock];
 #pragma unroll
-    for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
-      const float value = fp4_e2m1_to_float(static_cast<uint8_t>(words[i / 8] >> i % 8 * 4));
-      x[i] = __fdiv_rn(value * scale, params.global_scale);
-    }
-    auto* const to = element_at(params.wide.data, params.wide.dtype, place.wide);
+    for (int32_t i = 0; i < kHalfBlock; ++i) x[i] = from_e2m1(word >> i * 4) * scale;
+    divide_all<kHalfBlock>(x, params.global_scale);
+    auto* const to = element_at(params.wide.data, params.wide.dtype, place.wide + first);
     if constexpr (kAligned) {
       store_wide(to, params.wide.dtype, x);
-      store_wide(element_at(to, params.wide.dtype, kHalfBlock), params.wide.dtype, x + kHalfBlock);
     } else {
 #pragma unroll
-      for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
+      for (int32_t i = 0; i < kHalfBlock; ++i) {
         store_one(element_at(to, params.wide.dtype, i), params.wide.dtype, x[i]);
       }
     }
@@ -121,21 +136,25 @@ __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant
 
 }  // namespace
 
-void enqueue(const Nvfp4Params& params, Stream stream) {
-  const int64_t blocks = params.sizes.num_tokens * params.sizes.num_heads * (params.sizes.head_dim / kNvfp4BlockSize);
-  if (blocks == 0) return;
+void enqueue(const Nvfp4Params& whole, Stream stream) {
+  Nvfp4Params params = whole;
   const bool aligned =
       is_wide(params.wide.data, params.wide.dtype, {params.wide.token_stride, params.wide.head_stride}) &&
       is_wide(params.codes.data, DType::kFloat4E2M1x2, {params.codes.token_stride, params.codes.head_stride});
-  const uint32_t grid = grid_for(blocks, kThreads);
-  if (params.inverse) {
-    auto* const kernel = aligned ? inverse_kernel<true> : inverse_kernel<false>;
-    kernel<<<grid, kThreads, 0, native(stream)>>>(params);
-  } else {
-    auto* const kernel = aligned ? nvfp4_kernel<true> : nvfp4_kernel<false>;
-    kernel<<<grid, kThreads, 0, native(stream)>>>(params);
-  }
-  check_launch("NVFP4's quantisation or its inverse");
+  params.sizes.split = PieceSplit(params.sizes.head_dim / kNvfp4BlockSize, params.sizes.num_heads);
+  const int64_t per_token = params.sizes.split.per_token.divisor();
+  auto* const quantise = aligned ? nvfp4_kernel<true> : nvfp4_kernel<false>;
+  auto* const inverse = aligned ? inverse_kernel<true> : inverse_kernel<false>;
+  for_slices(whole.sizes.num_tokens, per_token, [&](int64_t first, int64_t count) {
+    params.sizes.num_tokens = count;
+    params.wide.data = whole.wide.data + first * whole.wide.token_stride * size_of(whole.wide.dtype);
+    params.codes.data = whole.codes.data + first * whole.codes.token_stride;
+    params.first_row = whole.first_row + first;
+    auto* const kernel = params.inverse ? inverse : quantise;
+    const int64_t items = count * per_token * (params.inverse ? 2 : 1);
+    kernel<<<grid_for(items, kThreads), kThreads, 0, native(stream)>>>(params);
+    check_launch("NVFP4's quantisation or its inverse");
+  });
 }
 
 }  // namespace folio::inline v0::kernels::cuda

@@ -6,6 +6,7 @@
 #include "folio/types/device.hpp"
 #include "folio/types/kv_cache.hpp"
 #include "folio/types/nvfp4.hpp"
+#include "kernels/cuda/common/fast_div.hpp"
 
 /// Quantisation of tensors on a GPU, bit for bit that of kernels/cpu/generic/combine but for the sign and payload of
 /// NaNs. All addresses are the device's. Every `enqueue` throws Error(kDeviceError) where the launch fails.
@@ -23,6 +24,7 @@ struct QuantizeSizes {
   int64_t num_tokens = 0;
   int32_t num_heads = 0;
   int32_t head_dim = 0;
+  PieceSplit split;  ///< set by enqueue
 };
 
 /// out = fp8(in / scale).
@@ -47,7 +49,7 @@ struct Nvfp4Params {
 void enqueue(const Nvfp4Params& params, Stream stream);
 
 /// The scale of a tensor's largest magnitude: max |x| / constant; 1 for a tensor of zeros or none, NaN with a NaN.
-struct MaxScaleParams {
+struct MaxScaleTensor {
   const std::byte* data = nullptr;
   DType dtype = DType::kUnset;
   int32_t rank = 0;
@@ -55,7 +57,10 @@ struct MaxScaleParams {
   int64_t strides[5] = {};
   int64_t num_elements = 0;
   float constant = 1.0f;
-  float* out = nullptr;
+};
+struct MaxScaleParams {
+  MaxScaleTensor tensors[3];
+  float* out = nullptr;  ///< [3]
 };
 void enqueue(const MaxScaleParams& params, Stream stream);
 

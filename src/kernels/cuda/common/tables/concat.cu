@@ -12,27 +12,23 @@ template <typename Piece>
 __global__ void __launch_bounds__(kThreads) concat_kernel(const __grid_constant__ ConcatParams params) {
   constexpr int32_t kBytes = sizeof(Piece);
   const int32_t first_piece = params.copy_nope ? 0 : params.nope_bytes / kBytes;
-  const int32_t per_row = (params.nope_bytes + params.rope_bytes) / kBytes - first_piece;
-  const int32_t per_token = per_row * params.num_heads;
-  const int64_t total = params.num_tokens * per_token;
-  const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
-  for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < total; first += step) {
+  const auto total = static_cast<uint32_t>(params.num_tokens) * params.split.per_token.divisor();
+  for (uint32_t first = blockIdx.x * kThreads * kUnroll + threadIdx.x; first < total;
+       first += gridDim.x * kThreads * kUnroll) {
     Piece pieces[kUnroll];
     Piece* to[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const int64_t i = first + u * kThreads;
+      const uint32_t i = first + u * kThreads;
       to[u] = nullptr;
       if (i >= total) continue;
-      const int64_t token = i / per_token;
-      const auto in_token = static_cast<int32_t>(i % per_token);
-      const int32_t head = in_token / per_row;
-      const int32_t byte = (in_token % per_row + first_piece) * kBytes;
-      const unsigned char* const from = byte < params.nope_bytes
-                                            ? params.nope + token * params.nope_token + head * params.nope_head + byte
-                                            : params.rope + token * params.rope_token + byte - params.nope_bytes;
+      const PieceIndex at = params.split.at(i);
+      const int32_t byte = (static_cast<int32_t>(at.piece) + first_piece) * kBytes;
+      const unsigned char* const from =
+          byte < params.nope_bytes ? params.nope + at.token * params.nope_token + at.head * params.nope_head + byte
+                                   : params.rope + at.token * params.rope_token + byte - params.nope_bytes;
       pieces[u] = *reinterpret_cast<const Piece*>(from);
-      to[u] = reinterpret_cast<Piece*>(params.k + token * params.k_token + head * params.k_head + byte);
+      to[u] = reinterpret_cast<Piece*>(params.k + at.token * params.k_token + at.head * params.k_head + byte);
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
@@ -42,16 +38,26 @@ __global__ void __launch_bounds__(kThreads) concat_kernel(const __grid_constant_
 }
 
 template <typename Piece>
-void launch(const ConcatParams& params, Stream stream) {
-  const int64_t bytes = params.num_tokens * params.num_heads * (params.nope_bytes + params.rope_bytes);
-  const uint32_t grid = grid_for(bytes / static_cast<int64_t>(sizeof(Piece)), kThreads * kUnroll);
-  concat_kernel<Piece><<<grid, kThreads, 0, native(stream)>>>(params);
+void launch(const ConcatParams& whole, Stream stream) {
+  ConcatParams params = whole;
+  const int32_t row_bytes = (params.copy_nope ? params.nope_bytes : 0) + params.rope_bytes;
+  params.split = PieceSplit(row_bytes / static_cast<int32_t>(sizeof(Piece)), params.num_heads);
+  const int64_t per_token = params.split.per_token.divisor();
+  for_slices(whole.num_tokens, per_token, [&](int64_t first, int64_t count) {
+    params.num_tokens = count;
+    params.k = whole.k + first * whole.k_token;
+    params.nope = whole.nope + first * whole.nope_token;
+    params.rope = whole.rope + first * whole.rope_token;
+    concat_kernel<Piece><<<grid_for(count * per_token, kThreads * kUnroll), kThreads, 0, native(stream)>>>(params);
+    check_launch("the concatenation of keys");
+  });
 }
 
 }  // namespace
 
 void enqueue(const ConcatParams& params, Stream stream) {
-  if (params.num_tokens == 0 || params.num_heads == 0 || params.nope_bytes + params.rope_bytes == 0) return;
+  const int32_t row_bytes = (params.copy_nope ? params.nope_bytes : 0) + params.rope_bytes;
+  if (params.num_tokens == 0 || params.num_heads == 0 || row_bytes == 0) return;
   const auto all = reinterpret_cast<uintptr_t>(params.k) | reinterpret_cast<uintptr_t>(params.nope) |
                    reinterpret_cast<uintptr_t>(params.rope) |
                    static_cast<uintptr_t>(params.nope_bytes | params.rope_bytes | params.k_token | params.k_head |
@@ -65,7 +71,6 @@ void enqueue(const ConcatParams& params, Stream stream) {
   } else {
     launch<uint8_t>(params, stream);
   }
-  check_launch("the concatenation of keys");
 }
 
 }  // namespace folio::inline v0::kernels::cuda

@@ -9,7 +9,7 @@ namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
-constexpr int64_t kEntriesPerBlock = 4096;
+constexpr int64_t kEntriesPerBlock = 2048;
 constexpr int32_t kMaxRows = 65535;  // of a grid
 
 __device__ void report(int32_t* status) {
@@ -55,30 +55,47 @@ __global__ void __launch_bounds__(kThreads) lens_kernel(const __grid_constant__ 
   }
 }
 
-/// Column y of thread blocks: row y's entries.
+/// A value of a list: a page's, or a token's in it.
+struct ListValue {
+  int64_t value;
+  bool exists;
+};
+
+/// Column y of thread blocks: row y's entries, four a thread at a time.
 __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ ListParams params) {
+  constexpr int32_t kUnroll = 4;
   for (int64_t row = blockIdx.y; row < params.n; row += gridDim.y) {
     const int64_t length = max(0, params.lens[row]);
     const int64_t entries = params.tokens ? length : units_of(length, params.page_size);
     const int64_t begin = params.indptr[row];
-    const int64_t step = int64_t{gridDim.x} * kThreads;
-    for (int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x; j < entries; j += step) {
-      const int64_t at = begin + j;
-      if (at < 0 || at >= params.capacity) {
-        report(params.status);
-        break;
+    const RowEntries pages(params.table, row);
+    const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
+    for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < entries; first += step) {
+      ListValue values[kUnroll];
+#pragma unroll
+      for (int32_t u = 0; u < kUnroll; ++u) {
+        const auto place = static_cast<uint32_t>(min(first + u * kThreads, entries - 1));
+        const uint32_t column = params.tokens ? params.pages.quotient(place) : place;
+        const uint32_t in_page = params.tokens ? params.pages.remainder(place) : 0;
+        values[u] = {0, column < pages.count};
+        if (!values[u].exists) continue;
+        values[u].value = pages.first[column] * params.page_stride + in_page * params.token_stride;
       }
-      const int64_t column = params.tokens ? j / params.page_size : j;
-      const bool exists = has_entry(params.table, row, column);
-      const int64_t page = exists ? table_entry(params.table, row, column) : 0;
-      const int64_t value =
-          exists ? page * params.page_stride + (j - column * params.page_size) * params.token_stride : 0;
-      const bool fits = params.out64 != nullptr || (value >= INT_MIN && value <= INT_MAX);
-      if (!exists || !fits) report(params.status);
-      if (params.out64 != nullptr) {
-        params.out64[at] = value;
-      } else {
-        params.out32[at] = fits ? static_cast<int32_t>(value) : 0;
+#pragma unroll
+      for (int32_t u = 0; u < kUnroll; ++u) {
+        const int64_t j = first + u * kThreads;
+        const int64_t at = begin + j;
+        if (j >= entries) break;
+        const bool has_room = at >= 0 && at < params.capacity;
+        const int64_t value = values[u].value;
+        const bool fits = params.out64 != nullptr || (value >= INT_MIN && value <= INT_MAX);
+        if (!has_room || !values[u].exists || !fits) report(params.status);
+        if (!has_room) continue;
+        if (params.out64 != nullptr) {
+          params.out64[at] = value;
+        } else {
+          params.out32[at] = fits ? static_cast<int32_t>(value) : 0;
+        }
       }
     }
   }
@@ -88,14 +105,15 @@ __global__ void __launch_bounds__(kThreads) dense_kernel(const __grid_constant__
   for (int64_t row = blockIdx.y; row < params.n; row += gridDim.y) {
     const int32_t length = params.lens[row];
     const int64_t pages = units_of(max(0, length), params.page_size);
+    const RowEntries entries(params.table, row);
     if (threadIdx.x == 0 && blockIdx.x == 0 && (length < 0 || pages > params.columns)) report(params.status);
     const int64_t step = int64_t{gridDim.x} * kThreads;
     for (int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x; column < params.columns; column += step) {
       int32_t value = params.fill;
       if (column < pages) {
-        const bool exists = has_entry(params.table, row, column);
+        const bool exists = column < entries.count;
         if (!exists) report(params.status);
-        value = exists ? static_cast<int32_t>(table_entry(params.table, row, column)) : 0;
+        value = exists ? entries.first[column] : 0;
       }
       params.out[row * params.columns + column] = value;
     }
@@ -119,8 +137,10 @@ void enqueue(const LensParams& params, Stream stream) {
   check_launch("lengths from pages");
 }
 
-void enqueue(const ListParams& params, Stream stream) {
-  if (params.n == 0 || params.capacity == 0) return;
+void enqueue(const ListParams& given, Stream stream) {
+  if (given.n == 0 || given.capacity == 0) return;
+  ListParams params = given;
+  params.pages = FastDiv(params.page_size);
   list_kernel<<<rows_grid(params.n, params.capacity / params.n), kThreads, 0, native(stream)>>>(params);
   check_launch("a list of pages or tokens");
 }

@@ -5,6 +5,7 @@
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
 #include "folio/types/kv_cache.hpp"
+#include "kernels/cuda/common/fast_div.hpp"
 
 /// Lists that are made of lengths and page tables on a GPU. All addresses are the device's. Nothing is believed: a
 /// length below 0 counts as 0, an entry that a table does not have as 0, what a list has no room for is not written;
@@ -48,6 +49,7 @@ struct ListParams {
   int64_t* out64 = nullptr;
   int64_t capacity = 0;
   int32_t* status = nullptr;
+  FastDiv pages;  ///< set by enqueue: division by page_size
 };
 void enqueue(const ListParams& params, Stream stream);
 
@@ -64,7 +66,8 @@ struct DenseParams {
 };
 void enqueue(const DenseParams& params, Stream stream);
 
-/// As folio::slot_mapping; a token whose page does not exist gets -1.
+/// As folio::slot_mapping, pages of all ranks together being below 2^31 tokens; a token whose page does not exist gets
+/// -1.
 struct SlotParams {
   PageTableView table;
   const int32_t* token_row = nullptr;
@@ -74,6 +77,7 @@ struct SlotParams {
   KvShard shard;
   int64_t* slots = nullptr;
   int32_t* status = nullptr;
+  FastDiv span, cycle, interleave;  ///< set by enqueue: tokens of a logical page, of a turn of all ranks, of one's turn
 };
 void enqueue(const SlotParams& params, Stream stream);
 
@@ -84,6 +88,7 @@ struct ExpandParams {
   int32_t ratio = 1;
   int32_t* out = nullptr;
   int32_t* status = nullptr;
+  FastDiv pieces;  ///< set by enqueue: division by ratio
 };
 void enqueue(const ExpandParams& params, Stream stream);
 
@@ -110,6 +115,7 @@ struct ConcatParams {
   int64_t nope_token = 0, nope_head = 0;
   int64_t rope_token = 0;
   bool copy_nope = true;  ///< false: it stands there already
+  PieceSplit split;       ///< set by enqueue
 };
 void enqueue(const ConcatParams& params, Stream stream);
 

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "folio/types/attention.hpp"
+#include "folio/types/device.hpp"
+
+/// What combining partial results across ranks does on a GPU between the group's operations. All addresses are the
+/// device's. Every `enqueue` throws Error(kDeviceError) where the launch fails.
+namespace folio::inline v0::kernels::cuda {
+
+/// cleaned [num_tokens, num_heads]: -infinity for infinities of either sign, for NaN where it counts as empty, for
+/// tokens of requests without keys here, and for those from query_start_loc[num_requests] on.
+struct CleanLseParams {
+  const float* lse = nullptr;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  float* cleaned = nullptr;
+  int64_t num_tokens = 0;
+  int32_t num_heads = 0;
+  bool nan_is_empty = false;
+  const int32_t* local_seq_lens = nullptr;   ///< [num_requests]
+  const int32_t* query_start_loc = nullptr;  ///< [num_requests + 1]; null: no such tokens
+  int32_t num_requests = 0;
+};
+void enqueue(const CleanLseParams& params, Stream stream);
+
+/// How heads are dealt to ranks: rank r's head h stands at head_of(r, h) among all.
+struct RankHeads {
+  int32_t parts = 1;   ///< ranks that rows are sorted by
+  int32_t local = 1;   ///< heads of each
+  int32_t groups = 1;  ///< as CombineCall::head_groups
+};
+
+/// send [parts, num_tokens, local, head_dim] float32: this rank's values times what they weigh among all ranks'.
+/// lse [num_tokens, local]: natural LSEs over all ranks of part `own`.
+struct WeighParams {
+  const float* gathered = nullptr;  ///< [world, num_tokens, num_heads], cleaned
+  int32_t world = 1;
+  int32_t rank = 0;
+  int32_t own = 0;
+  LseBase base = LseBase::kE;
+  RankHeads heads;
+  const std::byte* partial = nullptr;  ///< [num_tokens, num_heads, head_dim]
+  DType dtype = DType::kUnset;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  int64_t num_tokens = 0;
+  int32_t head_dim = 0;
+  float* send = nullptr;
+  float* lse = nullptr;
+};
+void enqueue(const WeighParams& params, Stream stream);
+
+/// send: rows [parts, num_tokens, local] of row_elements elements: the values, and at element lse_at their LSE's bits.
+struct PackParams {
+  const float* cleaned = nullptr;  ///< [num_tokens, num_heads]
+  RankHeads heads;
+  const std::byte* partial = nullptr;
+  DType dtype = DType::kUnset;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  int64_t num_tokens = 0;
+  int32_t head_dim = 0;
+  int64_t lse_at = 0;
+  int64_t row_elements = 0;
+  std::byte* send = nullptr;
+};
+void enqueue(const PackParams& params, Stream stream);
+
+/// out[i] = the sum over ranks of sent[rank][i], in their order.
+struct SumParams {
+  static constexpr int32_t kMostRanks = 64;
+  const float* sent[kMostRanks] = {};
+  int32_t world = 1;
+  int64_t count = 0;
+  float* out = nullptr;
+};
+void enqueue(const SumParams& params, Stream stream);
+
+}  // namespace folio::inline v0::kernels::cuda
