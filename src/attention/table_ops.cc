@@ -199,7 +199,10 @@ void token_indices(const Context& context, const PageTableView& table, std::span
   check_array("indices", indices, std::ssize(indices));
   if (gpu == nullptr) {
     list_tokens(table, seq_lens, page_size, indptr, indices, [&](int32_t page, int32_t place) {
-      return core::checked_cast<int32_t>(int64_t{page} * page_size + place);
+      const int64_t index = int64_t{page} * page_size + place;
+      require(index >= 0 && index <= std::numeric_limits<int32_t>::max(), "page ", page, " of ", page_size,
+              " tokens has no indices of 32 bits; token_offsets has 64");
+      return static_cast<int32_t>(index);
     });
     return;
   }

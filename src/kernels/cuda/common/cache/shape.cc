@@ -5,7 +5,8 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int64_t kPiecesPerBlock = 1024;  // four for each of 256 threads
+constexpr int64_t kPiecesPerBlock = 1024;  // four for each of 256 threads; twice as many that are converted, which are
+                                           // smaller on one side
 constexpr int64_t kMaxTile = 64;
 constexpr int64_t kManyBlocks = 512;  // fewer leave multiprocessors of today's parts without work
 
@@ -56,6 +57,7 @@ MoveKind move_kind(const MoveHalf& half) {
 
 void set_shape(MoveParams& params, int64_t num_tokens) {
   int64_t pieces = 1;
+  int64_t wanted = kPiecesPerBlock;
   for (int32_t h = 0; h < params.num_halves; ++h) {
     MoveHalf& half = params.halves[h];
     half.piece = half.bitwise ? copy_piece(half) : convert_piece(half);
@@ -66,9 +68,10 @@ void set_shape(MoveParams& params, int64_t num_tokens) {
     half.to_head_bytes = half.to.head_stride * to_bytes;
     half.from_piece_bytes = half.piece * half.from.step * from_bytes;
     half.to_piece_bytes = half.piece * half.to.step * to_bytes;
+    if (!half.bitwise) wanted = 2 * kPiecesPerBlock;
     pieces = std::max<int64_t>(pieces, half.split.per_token.divisor());
   }
-  const int64_t by_work = kPiecesPerBlock / pieces;
+  const int64_t by_work = wanted / pieces;
   params.tile = static_cast<int32_t>(std::clamp<int64_t>(std::min(by_work, num_tokens / kManyBlocks), 1, kMaxTile));
 }
 

@@ -12,7 +12,7 @@ enum class MoveKind { kCopy16, kCopy4, kCopy2, kCopy1, kWide1, kWide2, kWide4, k
 MoveKind move_kind(const MoveHalf& half);
 
 /// Sets pieces and tile: the widest pieces that addresses and strides allow, and as many tokens as give each thread
-/// four of a half, fewer where there are few tokens.
+/// four of a half, eight where they are converted, fewer where there are few tokens.
 void set_shape(MoveParams& params, int64_t num_tokens);
 
 }  // namespace folio::inline v0::kernels::cuda

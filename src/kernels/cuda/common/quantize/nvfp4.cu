@@ -38,7 +38,7 @@ struct Limits {
       from[code] = __float_as_uint(__fmul_rn(kMidpoints[code], scale)) + code % 2;
     }
   }
-  /// The code of a value that is still to be divided by the scale; NaNs give 7, as infinities do.
+  /// The code of a value, no NaN, that is still to be divided by the scale.
   __device__ uint32_t code(float value) const {
     const uint32_t magnitude = __float_as_uint(value) & 0x7fffffffu;
     const bool four = magnitude >= from[4];
@@ -46,8 +46,7 @@ struct Limits {
     const uint32_t low = two ? from[3] : from[1];
     const uint32_t high = two ? from[7] : from[5];
     const bool one = magnitude >= (four ? high : low);
-    const uint32_t sign = magnitude > 0x7f800000u ? 0 : __float_as_uint(value) >> 28 & 8u;
-    return (four ? 4u : 0u) + (two ? 2u : 0u) + (one ? 1u : 0u) + sign;
+    return (four ? 4u : 0u) + (two ? 2u : 0u) + (one ? 1u : 0u) + (__float_as_uint(value) >> 28 & 8u);
   }
 };
 

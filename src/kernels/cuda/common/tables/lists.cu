@@ -9,7 +9,7 @@ namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
-constexpr int64_t kEntriesPerBlock = 2048;
+constexpr int64_t kEntriesPerBlock = 8192;
 constexpr int32_t kMaxRows = 65535;  // of a grid
 
 __device__ void report(int32_t* status) {
