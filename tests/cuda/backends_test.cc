@@ -200,7 +200,7 @@ TYPED_TEST(BackendsOnGpu, RefuseWhatTheyDoNotOfferThere) {
                 engine.parallel.decode_context_parallel_size = 2;
                 engine.parallel.dcp_group = groups[0].get();
               }),
-              HasSubstr("1 is offered: groups of ranks exchange host memory"));
+              HasSubstr("1 is offered: DcpAttention computes on CPU contexts"));
 
   DeviceLayers layers;
   const StepRequests requests{{30, 20}, {1, 1}};
@@ -283,6 +283,62 @@ TEST_F(CudaTest, BlockTablesAndFp8OutputsGiveTheSame) {
     // Half a step of three bits of significand, or of the least numbers; and both computations' own roundings.
     ASSERT_LE(error, 0x1p-4f * std::abs(real) + 0x1p-10f * scale + 0x1p-6f) << i;
   }
+}
+
+/// The vLLM profiles prefill over 16-bit copies of fp8 pages; the native one reads the pages.
+TEST_F(CudaTest, CopiesOfFp8PagesGiveWhatThePagesGive) {
+  if (!kernels_write_fp8()) GTEST_SKIP() << "no kernel here takes fp8 caches";
+  DeviceLayers layers;
+  std::vector<uint8_t> codes(DeviceLayers::kCache);
+  std::uniform_real_distribution<float> uniform(-200.0f, 200.0f);
+  for (uint8_t& code : codes) code = float_to_fp8_e4m3(uniform(layers.random));
+  const DeviceArray<uint8_t> pages(codes);
+  const Context context = Context::cuda(0);
+  DispatchFacts facts;
+  facts.profile = BackendProfile::kVllm2025_12;
+  facts.device = {Platform::kCuda, DeviceCapability{10, 0}};
+  facts.has_flashinfer_cubin = true;
+  facts.has_module = [](std::string_view) { return true; };
+  facts.use_block_table_kernels = true;
+  const StepRequests requests{{300, 420, 700, 257}, {1, 1, 30, 9}};
+  const CommonAttentionMetadata batch = layers.set(requests, requests.num_tokens());
+  const TestStream stream;
+  const auto output = [&](BackendProfile profile) {
+    EngineConfig engine = DeviceLayers::engine(DecodeGraphMode::kNone, Determinism::kRunToRun);
+    engine.cache.cache_dtype = "fp8";
+    engine.speculative.reset();
+    auto config = DeviceLayers::layer<FlashInferLayerConfig>(1);
+    config.kv_cache_dtype = "fp8";
+    config.profile = profile;
+    FlashInferOptions options;
+    options.profile = profile;
+    if (profile != BackendProfile::kNative) {
+      options.dispatch = KernelDispatch(facts);
+      config.dispatch = options.dispatch;
+      options.disable_q_quantization = true;
+      engine.use_block_table_kernels = true;
+    }
+    const FlashInferImpl impl(context, config);
+    const std::vector<AttentionLayer<FlashInferImpl>> named{{"layer", &impl}};
+    AttentionSpec spec = DeviceLayers::spec();
+    spec.dtype = DType::kFloat8E4M3;
+    FlashInferMetadataBuilder builder(context, spec, named, engine, options);
+    const FlashInferMetadata metadata = builder.build(0, batch, stream.get());
+    EXPECT_EQ(metadata.prefill_use_trtllm, profile != BackendProfile::kNative);
+    AttentionLayerScales scales;
+    scales.k.value = scales.v.value = 1.0f / 256.0f;
+    TensorView cache = FlashInferSide::cache(layers.cache.data());
+    cache.data = pages.data();
+    cache.dtype = DType::kFloat8E4M3;
+    layers.out.fill(0xff);
+    impl.forward(scales, layers.query(1), layers.key(1), layers.value(1), cache, &metadata, layers.output(1), {},
+                 stream.get());
+    stream.wait();
+    const Bits all = layers.out.get();
+    return Bits(all.begin() + DeviceLayers::kQ, all.end());
+  };
+  const size_t count = static_cast<size_t>(requests.num_tokens()) * DeviceLayers::kHeads * DeviceLayers::kDim;
+  EXPECT_LE(furthest(output(BackendProfile::kNative), output(BackendProfile::kVllm2025_12), count), 0x1p-6f);
 }
 
 TEST_F(CudaTest, FlashAttentionRefusesSchedulesAndStepsInFlightOfGraphs) {

@@ -19,7 +19,7 @@ void check_dcp_config(const Context& context, const EngineConfig& config, const 
     return;
   }
   refuse_on_gpu(context, "decode_context_parallel_size is above 1",
-                "1 is offered: groups of ranks exchange host memory");
+                "1 is offered: DcpAttention computes on CPU contexts");
   core::require(parallel.dcp_group != nullptr, "decode_context_parallel_size is ", size, "; dcp_group must be given");
   core::require(
       parallel.dcp_group->size() == size && parallel.dcp_group->rank() == parallel.decode_context_parallel_rank,

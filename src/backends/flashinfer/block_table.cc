@@ -169,8 +169,8 @@ BlockTableWorkspace::BlockTableWorkspace(const Context& context, Determinism det
                        .own = ContextMemory(context.device()),
                        .kernels = {},
                        .cu_q = {},
-                       .dequantized = {},
-                       .dequantized_table = {}}) {
+                       .dequantized = ContextMemory(context.device()),
+                       .dequantized_table = ContextMemory(context.device())}) {
   require(memory.data == nullptr || context.device().type != DeviceType::kCpu,
           "memory is given for a CPU; leave it empty");
 }

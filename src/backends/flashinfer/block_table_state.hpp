@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "backends/common/context_memory.hpp"
-#include "core/aligned_buffer.hpp"
 #include "folio/attention.hpp"
 #include "folio/backends/flashinfer/block_table.hpp"
 
@@ -33,8 +32,8 @@ struct BlockTableWorkspace::State {
   ContextMemory own;                                       ///< where no memory was given
   std::vector<std::unique_ptr<BlockTableKernel>> kernels;  ///< few: one for each window, section and kind of output
   std::vector<int32_t> cu_q;                               ///< of the present call
-  core::AlignedBuffer dequantized;                         ///< a 16-bit copy of fp8 pages
-  std::vector<int32_t> dequantized_table;
+  ContextMemory dequantized;                               ///< a 16-bit copy of fp8 pages
+  ContextMemory dequantized_table;                         ///< and its table
   size_t most_bytes = 0;
   int64_t num_plans = 0;
 

@@ -1,7 +1,6 @@
 #include <array>
 #include <cmath>
 
-#include "backends/common/batch_checks.hpp"
 #include "backends/common/context_memory.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
@@ -53,25 +52,28 @@ Section without_padding(Section section, std::span<const int32_t> qo_indptr) {
   return section;
 }
 
-/// Replaces an fp8 cache by a 16-bit copy of what the section uses, in the workspace's memory.
+/// Replaces an fp8 cache by a 16-bit copy of what the section uses, in the workspace's memory. `seq_lens`: where the
+/// context's kernels read them.
 void dequantize(const Context& context, BlockTableWorkspace::State& state, const AttentionLayerScales& layer,
-                DType dtype, BlockTableArgs& args) {
+                DType dtype, std::span<const int32_t> seq_lens, BlockTableArgs& args, Stream stream) {
   const KvCacheView& cache = args.kv_cache;
   const int64_t pages = num_dequantized_pages(args.seq_lens, cache.page_size);
   const int64_t elements =
       pages * cache.page_size * cache.num_kv_heads * (int64_t{cache.head_dim_qk} + cache.head_dim_v);
   const auto bytes = static_cast<size_t>(elements * size_of(dtype));
-  if (state.dequantized.bytes() < bytes) state.dequantized = core::AlignedBuffer(bytes);
-  state.dequantized_table.resize(args.seq_lens.size() * static_cast<size_t>(args.block_tables.num_columns));
+  state.dequantized.reserve(bytes);
+  const size_t entries = args.seq_lens.size() * static_cast<size_t>(args.block_tables.num_columns);
+  state.dequantized_table.reserve(entries * sizeof(int32_t));
+  const std::span<int32_t> table(state.dequantized_table.as<int32_t>(), entries);
   const KvCacheShape shape{pages, cache.page_size, cache.num_kv_heads, cache.head_dim_qk, cache.head_dim_v, dtype};
-  std::byte* const k = state.dequantized.data();
+  auto* const k = state.dequantized.as<std::byte>();
   const KvCacheView mock =
       make_hnd_view(shape, k, k + pages * cache.page_size * cache.num_kv_heads * cache.head_dim_qk * size_of(dtype));
-  trtllm_prefill_attn_kvfp8_dequant(context, cache, args.block_tables, args.seq_lens, layer.k.value, layer.v.value,
-                                    mock, state.dequantized_table);
+  trtllm_prefill_attn_kvfp8_dequant(context, cache, args.block_tables, seq_lens, layer.k.value, layer.v.value, mock,
+                                    table, stream);
   args.kv_cache = mock;
-  args.block_tables = {state.dequantized_table.data(), core::checked_cast<int32_t>(args.seq_lens.size()),
-                       args.block_tables.num_columns, args.block_tables.num_columns};
+  args.block_tables = {table.data(), core::checked_cast<int32_t>(args.seq_lens.size()), args.block_tables.num_columns,
+                       args.block_tables.num_columns};
 }
 
 }  // namespace
@@ -168,12 +170,7 @@ void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream 
     // The originals' prefill kernels cannot mix 16-bit queries with fp8 keys. The copy has the k and v scales in it.
     const bool mixed = is_fp8(kv_cache_dtype_) && !is_fp8(call.query.dtype);
     BlockTableWorkspace::State& state = metadata.block_table_workspace->state();
-    const bool dequantised = !decode && mixed && metadata.profile != BackendProfile::kNative;
     if (check_only) {
-      if (dequantised) {
-        refuse_on_gpu(context_, "16-bit queries prefill over fp8 pages by the profile's copies of them",
-                      "the native profile reads them as they are");
-      }
       if (decode) {
         set_decode_lengths(state, args, qo_indptr[first + 1] - qo_indptr[first]);
       } else {
@@ -182,8 +179,8 @@ void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream 
       check_block_table_call(state, args);
       return;
     }
-    if (dequantised) {
-      dequantize(context_, state, call.layer, call.query.dtype, args);
+    if (!decode && mixed && metadata.profile != BackendProfile::kNative) {
+      dequantize(context_, state, call.layer, call.query.dtype, metadata.seq_lens.subspan(first, count), args, stream);
       args.bmm1_scale = scale_;
       args.bmm2_scale = quantised && out.dtype == DType::kFloat8E4M3 ? 1.0f / *call.quantization.scale : 1.0f;
     }
