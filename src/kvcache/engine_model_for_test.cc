@@ -19,7 +19,7 @@ void expect(bool holds, const char* what) {
 EngineModel::EngineModel(const Options& options)
     : options_(options),
       random_(options.seed),
-      cache_({options.page_size, options.window_left}),
+      cache_({options.page_size, options.window_left, options.whole_leaves}),
       allocator_(options.num_slots, options.num_window_slots, options.page_size),
       rows_(static_cast<int32_t>(kMaxRunning), 2 * options.max_len),
       naive_(options.page_size, std::max(options.window_left, 0)),
@@ -235,6 +235,9 @@ void EngineModel::evict(int64_t slots, int64_t window_copies) {
   expect(gone.slots == static_cast<int64_t>(changes.freed.size()), "evict counts other slots");
   expect(!windowed() || gone.window_copies == before - naive_.copies(), "evict counts other window copies");
   expect(gone.slots >= slots || cache_.evictable() == 0, "evict stops too early");
+  // Tombstones go with the leaf behind them.
+  const bool exact = !options_.whole_leaves && !windowed();
+  expect(!exact || gone.slots < slots + options_.page_size, "evict takes more pages than are needed");
   expect(gone.window_copies >= window_copies || cache_.window_evictable() == 0, "evict keeps window copies");
   for (const Request& request : running_) {
     naive_.check_locked_window(request.extra_key, request.tokens, request.lock.length());

@@ -21,6 +21,7 @@ class EngineModel {
   struct Options {
     int32_t page_size = 1;
     int32_t window_left = -1;
+    bool whole_leaves = true;
     int32_t num_slots = 256;
     int32_t num_window_slots = 256;
     int32_t alphabet = 3;  ///< tokens are below it

@@ -289,12 +289,21 @@ PrefixCache::Amount PrefixCache::evict(const Amount& wanted, SlotChanges& change
   core::require(tree.windowed() || wanted.window_copies == 0, "to evict: ", wanted.window_copies,
                 " window copies of a cache without a window");
   Amount gone;
-  const auto remove = [&](int32_t leaf) {
-    const Amount more = tree.remove_leaf(leaf, changes);
+  const auto count = [&](const Amount& more) {
     gone.slots += more.slots;
     gone.window_copies += more.window_copies;
   };
-  while (gone.slots < wanted.slots && !tree.leaves.empty()) remove(tree.leaves.begin()->second);
+  const auto remove = [&](int32_t leaf) { count(tree.remove_leaf(leaf, changes)); };
+  const int64_t page_size = tree.options.page_size;
+  while (gone.slots < wanted.slots && !tree.leaves.empty()) {
+    const int32_t leaf = tree.leaves.begin()->second;
+    const int64_t needed = (wanted.slots - gone.slots + page_size - 1) / page_size * page_size;
+    if (tree.options.whole_leaves || needed >= tree.at(leaf).size()) {
+      remove(leaf);
+    } else {
+      count(tree.cut_leaf(leaf, needed, changes));
+    }
+  }
   while (gone.window_copies < wanted.window_copies && !tree.window_list.empty()) {
     const int32_t node = tree.window_list.begin()->second;
     if (tree.at(node).num_children == 0) {

@@ -22,6 +22,7 @@ std::vector<EngineModel::Options> cases() {
     options.num_slots = num_slots;
     options.num_window_slots = num_window_slots;
     options.max_len = 32 + 4 * page_size;
+    options.whole_leaves = all.size() % 2 == 0;
     options.seed = static_cast<uint32_t>(all.size()) + 7;
     all.push_back(options);
   };
@@ -54,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, PrefixCacheModel, ::testing::ValuesIn(cases()), 
   const EngineModel::Options& options = param_info.param;
   return "pages_of_" + std::to_string(options.page_size) +
          (options.window_left < 0 ? "_" : "_window_" + std::to_string(options.window_left) + "_") +
-         std::to_string(options.num_slots) + "_slots";
+         std::to_string(options.num_slots) + "_slots" + (options.whole_leaves ? "" : "_leaves_cut");
 });
 
 TEST(PrefixCacheThreads, OneTreeAThread) {

@@ -50,6 +50,41 @@ class PrefixCacheTest : public ::testing::Test {
   Ints slots_;
 };
 
+/// Of the leaf that has to go last only the end does, in whole pages.
+TEST(PrefixCacheCuts, TakeWhatIsNeeded) {
+  for (const bool whole_leaves : {true, false}) {
+    PrefixCache cache({2, -1, whole_leaves});
+    SlotChanges changes;
+    const Ints tokens = {1, 2, 3, 4, 5, 6};
+    cache.insert({tokens}, Ints{12, 13, 14, 15, 16, 17}, changes);
+    cache.insert({Ints{7, 8}}, Ints{18, 19}, changes);
+    EXPECT_EQ(cache.evict({1, 0}, changes), (PrefixCache::Amount{whole_leaves ? 6 : 2, 0}));
+    EXPECT_EQ(cache.match({tokens}), whole_leaves ? 0 : 4);
+    EXPECT_EQ(changes.freed, whole_leaves ? (Ints{12, 13, 14, 15, 16, 17}) : (Ints{16, 17}));
+    EXPECT_EQ(cache.evictable(), whole_leaves ? 2 : 6);
+    changes.clear();
+    // The cut leaf is still the least recently used; what is missing behind it comes from the next.
+    EXPECT_EQ(cache.evict({5, 0}, changes).slots, whole_leaves ? 2 : 6);
+    EXPECT_EQ(cache.size(), 0);
+    cache.check_invariants();
+  }
+}
+
+TEST(PrefixCacheCuts, KeepWindowCopiesCounted) {
+  PrefixCache cache({1, 2, false});
+  SlotChanges changes;
+  const Ints tokens = {1, 2, 3, 4, 5};
+  cache.insert({tokens}, Ints{1, 2, 3, 4, 5}, changes, 2);
+  EXPECT_EQ(cache.evict({1, 0}, changes), (PrefixCache::Amount{1, 1}));
+  EXPECT_EQ(cache.window_size(), 2);
+  EXPECT_EQ(cache.match({tokens}), 4);
+  EXPECT_EQ(cache.evict({1, 0}, changes), (PrefixCache::Amount{1, 1}));
+  EXPECT_EQ(cache.match({tokens}), 0);  // one token with a window copy is not enough behind a tombstone
+  cache.check_invariants();
+  EXPECT_EQ(cache.evict({1, 0}, changes), (PrefixCache::Amount{3, 1}));
+  EXPECT_EQ(cache.size(), 0);
+}
+
 TEST_F(PrefixCacheTest, LocksMoveAndEnd) {
   insert({1, 2, 3}, {11, 12, 13});
   PrefixLock a = acquire({1, 2, 3});

@@ -217,6 +217,18 @@ PrefixCache::Amount PrefixTree::remove_leaf(int32_t node, SlotChanges& changes) 
   return gone;
 }
 
+PrefixCache::Amount PrefixTree::cut_leaf(int32_t node, int64_t slots, SlotChanges& changes) {
+  PrefixNode& n = at(node);
+  count_window(n, -1);
+  changes.freed.insert(changes.freed.end(), n.slots.end() - slots, n.slots.end());
+  const auto kept = static_cast<size_t>(n.size() - slots);
+  n.tokens.resize(kept);
+  n.slots.resize(kept);
+  evictable -= slots;
+  count_window(n, 1);
+  return {slots, windowed() ? slots : 0};
+}
+
 void PrefixTree::make_tombstone(int32_t node, SlotChanges& changes) {
   PrefixNode& n = at(node);
   changes.window_freed.insert(changes.window_freed.end(), n.slots.begin(), n.slots.end());

@@ -72,6 +72,8 @@ struct PrefixTree {
   int32_t split(int32_t node, int64_t length);
   /// Takes a leaf out, and tombstones above it that become leaves by that.
   PrefixCache::Amount remove_leaf(int32_t node, SlotChanges& changes);
+  /// Takes the last `slots` of a leaf, whole pages but not all of them.
+  PrefixCache::Amount cut_leaf(int32_t node, int64_t slots, SlotChanges& changes);
   void make_tombstone(int32_t node, SlotChanges& changes);
   void give_window_copies(int32_t node);
 

@@ -109,10 +109,11 @@ void WindowTokenAllocator::to_window(std::span<const int32_t> slots, std::span<i
                 " places for window copies");
   for (size_t i = 0; i < slots.size(); ++i) {
     const int32_t slot = slots[i];
-    if (has_window_copy(slot)) {
-      window[i] = copies_[static_cast<size_t>(page_of(slot))] * page_size() + slot % page_size();
+    if (slot < 0) {
+      window[i] = -1;
     } else {
-      window[i] = slot < 0 ? -1 : 0;
+      const int32_t page = has_window_copy(slot) ? copies_[static_cast<size_t>(page_of(slot))] : 0;
+      window[i] = page * page_size() + slot % page_size();
     }
   }
 }

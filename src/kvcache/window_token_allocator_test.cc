@@ -61,10 +61,10 @@ TEST(WindowTokenAllocatorTest, NeedsRoomInBoth) {
   EXPECT_EQ(more[0], -7);
   EXPECT_EQ(allocator.available(), 8);
   allocator.free_window(Slots{4});
-  EXPECT_THAT(window_of(allocator, slots), ElementsAre(0, 0, 0, 0, 8));
+  EXPECT_THAT(window_of(allocator, slots), ElementsAre(0, 1, 2, 3, 8));
   EXPECT_TRUE(allocator.alloc(more));
   EXPECT_EQ(more[0], 12);
-  EXPECT_THAT(window_of(allocator, {12, 13, 0, -1, 99}), ElementsAre(4, 0, 0, -1, 0));
+  EXPECT_THAT(window_of(allocator, {12, 13, 0, -1, 99}), ElementsAre(4, 1, 0, -1, 3));
   allocator.free(slots);
   EXPECT_EQ(allocator.window_available(), 4);
   allocator.check_invariants();

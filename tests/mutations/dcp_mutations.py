@@ -46,7 +46,7 @@ plant(rule, "partials-in-the-models-dtype", PLAN, "  fresh.out = DType::kFloat32
       "  cached.out = DType::kFloat32;\n", "")
 
 rule = "groups of threads"
-plant(rule, "buffers-left-too-early", THREADS, "  void part() { meeting_->meet_inside(); }", "  void part() {}")
+plant(rule, "buffers-left-too-early", THREADS, "    meeting_->meet_inside();\n    if (gpu_failure_", "    if (gpu_failure_")
 plant(rule, "leaving-not-noticed", THREADS, '{ meeting_->fail(core::message("rank ", rank_, " has left it")); }', "= default;")
 plant(rule, "sums-in-another-order", THREADS, "std::copy_n(sent(0), length, sums.data());\n      for (int32_t r = 1; r < size(); ++r) {\n        const float* values = sent(r);",
       "std::copy_n(sent(size() - 1), length, sums.data());\n      for (int32_t r = size() - 1; r-- > 0;) {\n        const float* values = sent(r);")

@@ -30,8 +30,8 @@ plant(rule, "another-table-keeps-the-first", LEVELS, "moved.tables[s].indices = 
 plant(rule, "levels-of-a-stale-step-moved", FLASH + "build.cc",
       "static_cast<void>(workspace_size(metadata.plans.front()->plan));", "")
 plant(rule, "bounds-for-one-level", FLASH + "metadata_builder.cc", "return options.max_cascade_levels;", "return 1;")
-plant(rule, "captured-batches-discover", FLASH + "build.cc", "build_step(0, batch, /*fast_build=*/false, /*may_discover=*/false);",
-      "build_step(0, batch, /*fast_build=*/false, /*may_discover=*/true);")
+plant(rule, "captured-batches-discover", FLASH + "build.cc", "build_step(0, batch, /*fast_build=*/false, /*may_discover=*/false, stream);",
+      "build_step(0, batch, /*fast_build=*/false, /*may_discover=*/true, stream);")
 plant(rule, "vllm-discovers-under-alibi", FLASH + "metadata_builder.cc", "state.has_alibi || state.aot_window", "state.aot_window")
 
 rule = "schedules"
@@ -44,7 +44,7 @@ plant(rule, "stale-tail-of-a-schedule", FLASH + "schedule_memory.cc", "if (sched
 plant(rule, "old-schedule-not-stale", FLASH + "build.cc", "if (step.schedule) step.schedule->invalidate();", "")
 plant(rule, "fast-build-schedules", FLASH + "build.cc", "state.aot_schedule && !fast_build", "state.aot_schedule")
 plant(rule, "splits-not-limited", FLASH + "metadata_builder.cc",
-      "prepare.num_workers = std::min(context.concurrency(), options.max_num_splits_for_graphs);", "")
+      "if (most_splits) prepare.num_workers = std::min(context.concurrency(), *most_splits);", "")
 plant(rule, "one-step-in-flight", FLASH + "build.cc", "state.next_step = (state.next_step + 1) % state.steps.size();", "")
 
 rule = "kinds of attention"

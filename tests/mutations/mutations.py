@@ -369,6 +369,9 @@ plant(rule, "prefix-duplicates-kept", PREFIXES, "changes.freed.push_back(own);",
 plant(rule, "prefix-not-written-back", PREFIXES,
       "  copy_slots(tree, done.node, lock.length_, end, slots.subspan(static_cast<size_t>(lock.length_)));\n", "")
 plant(rule, "prefix-tail-kept", PREFIXES, "  changes.freed.insert(changes.freed.end(), rest.begin(), rest.end());\n", "")
+plant(rule, "prefix-cut-miscounted", TREE, "  evictable -= slots;\n  count_window(n, 1);", "  count_window(n, 1);")
+plant(rule, "prefix-cut-window-miscounted", TREE, "  evictable -= slots;\n  count_window(n, 1);", "  evictable -= slots;")
+plant(rule, "prefix-cut-takes-all", PREFIXES, "tree.options.whole_leaves || needed", "tree.options.page_size > 0 || needed")
 plant(rule, "prefix-evicts-too-little", PREFIXES, "while (gone.slots < wanted.slots &&", "if (gone.slots < wanted.slots &&")
 rule = "cascades"
 CASCADE = ATTENTION + "cascade.cc"
@@ -394,3 +397,12 @@ plant(rule, "first-partial-result-is-free", LEVELS, "(outermost ? 4 : 2)", "(out
 plant(rule, "group-reads-by-request", LEVELS, "return ceil_div(rows, costs_->tile_rows);", "return rows;")
 plant(rule, "prefixes-compared-at-the-last-page", PREFIX, "while (same < most && a[same] == b[same]) ++same;",
       "for (size_t i = most; i > same; --i) if (a[i - 1] == b[i - 1]) return static_cast<int32_t>(i);")
+
+OPS = ATTENTION + "table_ops.cc"
+rule = "lists on a context's device"
+plant(rule, "token-indices-of-pages-alone", OPS, "const int64_t index = int64_t{page} * page_size + place;",
+      "const int64_t index = int64_t{page} * page_size;")
+plant(rule, "token-list-without-room", OPS, "require(total <= std::ssize(out)", "require(total <= std::ssize(out) + 1")
+plant(rule, "gpu-tiles-of-pairs-in-wide-pieces", "src/kernels/cuda/common/cache/shape.cc", "if (side->step != 1) return 1;", "")
+plant(rule, "gpu-quotients-one-too-large", "src/kernels/cuda/common/fast_div.hpp",
+      "((uint64_t{1} << shift_) + divisor_ - 1) / divisor_", "((uint64_t{1} << shift_) + divisor_ - 1) / divisor_ + 1")

@@ -190,6 +190,17 @@ TEST(Cli, ReplayServesTreesOfDrafts) {
   EXPECT_EQ(summary["pages"]["leaked"], 0);
 }
 
+TEST(Cli, ReplaySaysWhatWindowedLayersGaveUp) {
+  const Outcome outcome =
+      folio(small_replay({"--backend", "token_pool", "--page-size", "4", "--window", "7", "--no-prefix-reuse",
+                          "--window-pages", "100", "--token-budget", "64", "--json", "-"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("100 pages of layers with the window"));
+  const nlohmann::json window = nlohmann::json::parse(outcome.out)["window_pages"];
+  EXPECT_GT(window["tokens_given_up"], 0);
+  EXPECT_LE(window["peak_held"], 100);
+}
+
 TEST(Cli, DigestsAgreeOverSchedules) {
   const auto digest = [](std::vector<std::string> more) {
     more.insert(more.end(), {"--determinism", "schedule-invariant", "--json", "-", "-q"});
@@ -238,6 +249,7 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {small_replay({"--backend", "token_pool", "--draft-tokens", "1"}), "--draft-tokens"},
       {small_replay({"--backend", "token_pool", "--draft-tokens", "4", "--draft-topk", "2"}), "is for --page-size 1"},
       {small_replay({"--backend", "token_pool", "--dcp", "2"}), "--dcp is for --backend flashinfer and flash_attn"},
+      {small_replay({"--backend", "token_pool", "--window-pages", "9"}), "models with a sliding window"},
       {small_replay({"--timeline", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {small_replay({"--json", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {{"verify", "--case", "kernel=nosuch"}, "nosuch"},

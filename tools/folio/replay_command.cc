@@ -39,6 +39,7 @@ struct ReplayFlags {
   bool no_prefix_reuse = false;
   int64_t pool_pages = 0;
   int64_t pool_mb = 512;
+  int64_t window_pages = 0;
   bool unlimited_pool = false;
   uint64_t seed = 1;
   bool count_prefix_hits = false;
@@ -137,6 +138,10 @@ void add_serving_options(CLI::App& app, ReplayFlags& flags) {
                  ->check(CLI::PositiveNumber)
                  ->capture_default_str();
   auto* unlimited = app.add_flag("--unlimited-pool", flags.unlimited_pool, "a pool in which nothing is ever evicted");
+  app.add_option("--window-pages", flags.window_pages,
+                 "token_pool, models with a sliding window: pages in the pool of the layers that have it; as many as "
+                 "the others' if not given")
+      ->check(CLI::PositiveNumber);
   pages->excludes(mb)->excludes(unlimited);
   mb->excludes(unlimited);
   app.add_option("--step-ms", flags.clock.step_ms,
@@ -236,6 +241,7 @@ int replay_trace(ReplayFlags& flags) {
   if (flags.batch_invariant) options.stack.determinism = Determinism::kBatchInvariant;
   options.stack.seed = flags.seed;
   options.stack.num_pages = pool_pages(flags, workload, options.stack);
+  options.stack.window_pages = flags.window_pages;
   options.stack.max_tokens = flags.scheduler.token_budget;
   options.scheduler = flags.scheduler;
   options.scheduler.page_size = options.stack.tokens_per_page_id();

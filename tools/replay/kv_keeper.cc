@@ -8,6 +8,8 @@ void KvKeeper::accept(int32_t, int32_t, std::span<const int32_t>) {
   throw Error(ErrorCode::kInternal, "drafts were scheduled for a keeper that does not serve them");
 }
 
+void KvKeeper::computed(int32_t, std::span<const uint64_t>) {}
+
 int32_t PageKeeper::begin(int32_t request, std::span<const uint64_t> chain) {
   State& state = states_[static_cast<size_t>(request)];
   const auto page_size = static_cast<size_t>(page_size_);

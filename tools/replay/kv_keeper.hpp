@@ -8,6 +8,15 @@
 
 namespace folio::replay {
 
+/// The pool of the layers with a sliding window, where they have one of their own.
+struct WindowUse {
+  int32_t pages = 0;  ///< 0: there is none
+  int32_t held = 0;   ///< pages that requests hold
+  int64_t left = 0;   ///< tokens that gave their place up because no window reached them any more, before their request
+                      ///< ended
+  int64_t evicted = 0;  ///< tokens that lost their place there to others, cached for requests to come
+};
+
 /// Where the KV of requests lies: what a scheduler asks of whoever hands out the memory. Tokens are links of their
 /// request's chain. A page holds as many tokens as the scheduler's page_size. Requests are numbers of the workload.
 class KvKeeper {
@@ -36,6 +45,9 @@ class KvKeeper {
   /// are not served.
   virtual void accept(int32_t request, int32_t computed, std::span<const int32_t> nodes);
 
+  /// The tokens of `chain` are computed and the request goes on, with queries from there.
+  virtual void computed(int32_t request, std::span<const uint64_t> chain);
+
   /// The request ends or is preempted, `chain` of it having been computed.
   virtual void release(int32_t request, std::span<const uint64_t> chain) = 0;
 
@@ -47,6 +59,8 @@ class KvKeeper {
 
   /// Rows of a request table that are held; 0 where there is none.
   virtual int32_t held_rows() const { return 0; }
+
+  virtual WindowUse window_use() const { return {}; }
 
  protected:
   KvKeeper() = default;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -46,12 +47,14 @@ class SimulatedClock {
 
 /// Every page of the pool that some step wrote, up to kYardstickBytes, in a fixed random order. Unwritten pages are
 /// left alone: reading them would measure the system's zero page.
-std::vector<const std::byte*> used_pages(const AttentionStack& stack, int32_t pages_used) {
+std::vector<const std::byte*> used_pages(const AttentionStack& stack, int32_t pages_used, const WindowUse& window) {
   std::vector<const std::byte*> pages;
   for (int32_t layer = 0; layer < stack.config().num_layers; ++layer) {
     const KvCacheView& cache = stack.cache(layer);
     const int64_t stride = cache.k_strides.page * size_of(cache.dtype);
-    for (int32_t page = 0; page < pages_used; ++page)
+    const bool own_pool = window.pages > 0 && stack.config().has_window(layer);
+    // Page 0 is the dummy page.
+    for (int32_t page = own_pool ? 1 : 0; page < (own_pool ? window.held + 1 : pages_used); ++page)
       pages.push_back(static_cast<const std::byte*>(cache.k) + page * stride);
   }
   std::shuffle(pages.begin(), pages.end(), std::mt19937_64(1));
@@ -63,7 +66,7 @@ void measure_limits(const Context& context, const AttentionStack& stack, int32_t
   constexpr size_t kGranule = 256;
   constexpr size_t kLeastBytes = size_t{4} << 20;  // less says nothing
   if (stack.k_page_bytes() % kGranule == 0) {
-    const std::vector<const std::byte*> pages = used_pages(stack, pages_used);
+    const std::vector<const std::byte*> pages = used_pages(stack, pages_used, result.window);
     if (pages.size() * stack.k_page_bytes() >= kLeastBytes) {
       result.read_limit = best_read_rate(context, {pages, stack.k_page_bytes()});
     }
@@ -104,6 +107,23 @@ void check_drafts(const ReplayOptions& options) {
   }
 }
 
+void check_window_pages(const Context& context, const StackConfig& stack) {
+  if (stack.window_pages == 0) return;
+  if (gpu::is_gpu(context)) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        "--window-pages is for --device cpu: on a GPU, all layers of a model with a sliding window have one pool");
+  }
+  if (stack.window_pages < 0 || stack.window_pages > std::numeric_limits<int32_t>::max()) {
+    throw Error(ErrorCode::kInvalidArgument, "--window-pages is not a number that page ids can have");
+  }
+  if (stack.backend != ServingBackend::kTokenPool || stack.window_left < 0) {
+    throw Error(ErrorCode::kUnsupported,
+                "--window-pages is for --backend token_pool and models with a sliding window: elsewhere all layers "
+                "have pages of one number");
+  }
+}
+
 /// Who keeps the KV's memory, and the layers over it.
 struct Serving {
   std::optional<PageManager> pages;
@@ -116,9 +136,19 @@ std::unique_ptr<Serving> make_serving(const Context& context, const Workload& wo
   const auto num_pages = static_cast<int32_t>(options.stack.num_pages);
   const int32_t page_size = options.scheduler.page_size;
   check_drafts(options);
+  check_window_pages(context, options.stack);
   if (options.stack.backend == ServingBackend::kTokenPool) {
-    const TokenKeeperOptions sizes{num_pages, page_size, options.scheduler.max_running, options.scheduler.drafts.tokens,
-                                   options.prefix_reuse};
+    TokenKeeperOptions sizes;
+    sizes.num_pages = num_pages;
+    sizes.page_size = page_size;
+    sizes.max_running = options.scheduler.max_running;
+    sizes.draft_tokens = options.scheduler.drafts.tokens;
+    sizes.reuse = options.prefix_reuse;
+    // Schedule-invariant results over two pools need a CPU; a GPU is served as before, from one.
+    if (!gpu::is_gpu(context)) sizes.window_left = options.stack.window_left;
+    sizes.num_window_pages =
+        options.stack.window_pages > 0 ? static_cast<int32_t>(options.stack.window_pages) : num_pages;
+    sizes.token_budget = options.scheduler.token_budget;
     auto keeper = std::make_unique<TokenKeeper>(workload, sizes);
     serving->stack = make_token_pool_stack(context, options.stack, *keeper);
     serving->keeper = std::move(keeper);
@@ -212,6 +242,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
       serve();
     }
     result.peak_pages_held = std::max(result.peak_pages_held, keeper.held());
+    result.window.held = std::max(result.window.held, keeper.window_use().held);
     phases.begin();
     scheduler.finish_step();
     phases.end(Phase::kSchedule);
@@ -228,7 +259,10 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.interrupted = !scheduler.done();
   scheduler.abandon();
   keeper.drop_cache();
-  result.leaked_pages = int64_t{keeper.held()} + keeper.held_rows();
+  WindowUse window = keeper.window_use();
+  result.leaked_pages = int64_t{keeper.held()} + window.held + keeper.held_rows();
+  window.held = result.window.held;
+  result.window = window;
   result.scheduler = scheduler.counters();
   result.times = phases.times();
   result.work = stack->work();

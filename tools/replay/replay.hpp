@@ -60,6 +60,7 @@ struct ReplayResult {
   int32_t pages = 0;
   int32_t peak_pages_held = 0;
   int64_t evictions = 0;
+  WindowUse window;          ///< of the whole run; `held`: of windowed layers' pages, at most
   int64_t leaked_pages = 0;  ///< held although no request is left
   size_t pool_bytes = 0;
   size_t workspace_bytes = 0;

@@ -112,6 +112,11 @@ std::string summary_text(const ReplayResult& r) {
        fmt::format("{} of {} prompt tokens ({:.1f}%)", r.scheduler.hit_tokens, r.input_tokens, 100.0 * hit_rate(r)));
   line("pages", fmt::format("{}, at most {} held, {} evictions, {} preemptions, {} leaked", r.pages, r.peak_pages_held,
                             r.evictions, r.scheduler.preemptions, r.leaked_pages));
+  if (r.window.pages > 0) {
+    line("window", fmt::format("{} pages of layers with the window, at most {} held; {} tokens given up before their "
+                               "request ended, {} evicted",
+                               r.window.pages, r.window.held, r.window.left, r.window.evicted));
+  }
   if (r.scheduler.verified_trees > 0) {
     line("drafts", fmt::format("{} verified, {} drafted tokens accepted: {:.2f} tokens a step and request",
                                r.scheduler.verified_trees, r.scheduler.accepted_drafts, tokens_per_verification(r)));
@@ -184,6 +189,12 @@ nlohmann::ordered_json summary_json(const ReplayResult& r) {
   }
   json["pages"] = {
       {"total", r.pages}, {"peak_held", r.peak_pages_held}, {"evictions", r.evictions}, {"leaked", r.leaked_pages}};
+  if (r.window.pages > 0) {
+    json["window_pages"] = {{"total", r.window.pages},
+                            {"peak_held", r.window.held},
+                            {"tokens_given_up", r.window.left},
+                            {"tokens_evicted", r.window.evicted}};
+  }
   json["steps"] = {{"count", r.progress.steps},
                    {"p50_s", r.step_seconds.p50},
                    {"p90_s", r.step_seconds.p90},

@@ -9,6 +9,13 @@
 /// A small replay for tests: the first requests of the shipped excerpt on a toy model.
 namespace folio::replay {
 
+/// Whether this program is instrumented by AddressSanitizer or ThreadSanitizer.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kInstrumented = true;
+#else
+inline constexpr bool kInstrumented = false;
+#endif
+
 inline const std::atomic<bool> kNeverStop{false};
 
 inline const Context& context() {

@@ -173,10 +173,10 @@ void Scheduler::finish_step() {
     }
     request.computed += item.count;
     counters_.computed_tokens += item.count;
-    if (request.computed < request.known) continue;
     const int32_t target = workload_.requests[static_cast<size_t>(item.request)].computed_length();
     if (request.computed < target) {
-      ++request.known;  // the row of the last token gave the next one
+      if (request.computed == request.known) ++request.known;  // the row of the last token gave the next one
+      keeper_.computed(item.request, chain_of(item.request, request.computed));
       continue;
     }
     release(item.request);

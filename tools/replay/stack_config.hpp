@@ -45,6 +45,7 @@ struct StackConfig {
   bool plan_only = false;  ///< steps are planned and their work is counted; there is no KV pool and no attention
   uint64_t seed = 1;
   int64_t num_pages = 0;       ///< of each layer's pool
+  int64_t window_pages = 0;    ///< token_pool: of the pool of layers with a window; 0 = as many as the others'
   int32_t max_tokens = 0;      ///< of a step
   int32_t draft_topk = 1;      ///< children of a draft, where drafts are verified
   int32_t max_requests = 0;    ///< of a step; 0 = not known

@@ -1,23 +1,54 @@
 #include "replay/token_keeper.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
 
+#include "folio/page_table.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio::replay {
 namespace {
 
-int32_t slots_of(const TokenKeeperOptions& options) {
-  const int64_t slots = int64_t{options.num_pages} * options.page_size;
-  if (options.num_pages < 1 || options.page_size < 1 ||
-      slots > std::numeric_limits<int32_t>::max() - options.page_size) {
+int32_t slots_of(const TokenKeeperOptions& options, int32_t pages) {
+  const int64_t slots = int64_t{pages} * options.page_size;
+  if (pages < 1 || options.page_size < 1 || slots > std::numeric_limits<int32_t>::max() - options.page_size) {
     throw Error(ErrorCode::kInvalidArgument,
                 "the pool must have 1 slot or more, and fewer than 2^31 with the dummy "
-                "page: change --pool-pages, --pool-mb or --page-size");
+                "page: change --pool-pages, --pool-mb, --window-pages or --page-size");
   }
   return static_cast<int32_t>(slots);
+}
+
+int32_t window_slots_of(const TokenKeeperOptions& options) {
+  return options.window_left < 0 ? 0 : slots_of(options, options.num_window_pages);
+}
+
+PrefixCacheOptions cache_options(const TokenKeeperOptions& options) {
+  PrefixCacheOptions made;
+  made.page_size = options.page_size;
+  if (options.window_left >= 0) made.window_left = std::max(1, options.window_left);
+  made.whole_leaves = false;
+  return made;
+}
+
+/// The longest request must be able to run alone. Besides its step's tokens and drafts it keeps what its window
+/// reaches, its own or the tree's; of the tree the whole node that the window begins in, which is at most a step's
+/// tokens or, where a request ended, what that one kept.
+void check_window_pages(const Workload& workload, const TokenKeeperOptions& options) {
+  if (options.window_left < 0) return;
+  const int64_t most = int64_t{workload.longest()} + options.draft_tokens;
+  const int64_t kept = 2 * (int64_t{options.window_left} + options.token_budget) + options.draft_tokens;
+  const int64_t page_size = options.page_size;
+  const int64_t needed = std::min((most + page_size - 1) / page_size, kept / page_size + 4);
+  if (options.num_window_pages < needed) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the windowed layers' pool has {} pages; a window of {} and a step of {} tokens need {}: "
+                            "enlarge it (--window-pages) or lower --token-budget",
+                            options.num_window_pages, options.window_left, options.token_budget, needed));
+  }
 }
 
 }  // namespace
@@ -25,14 +56,28 @@ int32_t slots_of(const TokenKeeperOptions& options) {
 TokenKeeper::TokenKeeper(const Workload& workload, const TokenKeeperOptions& options)
     : workload_(workload),
       options_(options),
-      allocator_(slots_of(options), options.page_size),
+      slots_(slots_of(options, options.num_pages), window_slots_of(options), options.page_size),
       rows_(options.max_running, std::max(1, workload.longest()) + options.draft_tokens),
-      cache_(PrefixCacheOptions{options.page_size, -1}),
-      states_(workload.requests.size()) {}
+      cache_(cache_options(options)),
+      states_(workload.requests.size()) {
+  check_window_pages(workload, options);
+  if (windowed())
+    window_rows_.resize((static_cast<size_t>(rows_.size()) + 1) * static_cast<size_t>(rows_.max_context_len()));
+}
 
 int32_t TokenKeeper::held() const {
-  const int64_t slots = int64_t{allocator_.size()} - allocator_.available() - cache_.evictable();
-  return static_cast<int32_t>(slots / options_.page_size);
+  return static_cast<int32_t>((slots_.held() - cache_.evictable()) / options_.page_size);
+}
+
+WindowUse TokenKeeper::window_use() const {
+  if (!windowed()) return {};
+  const int64_t held = slots_.window_held() - cache_.window_evictable();
+  return {options_.num_window_pages, static_cast<int32_t>(held / options_.page_size), left_copies_, evicted_copies_};
+}
+
+PageTableView TokenKeeper::window_rows() const {
+  if (!windowed()) return {};
+  return dense_table(window_rows_, rows_.size() + 1, rows_.max_context_len());
 }
 
 int32_t TokenKeeper::cached() const {
@@ -45,11 +90,6 @@ std::span<const int32_t> TokenKeeper::tokens(std::span<const uint64_t> chain) {
   return tokens_;
 }
 
-void TokenKeeper::settle() {
-  allocator_.free(changes_.freed);
-  changes_.clear();
-}
-
 /// Brings pages and the request's row up to date with the slots from position `first` on.
 void TokenKeeper::rewrite(State& state, int32_t first) {
   const auto page_size = static_cast<size_t>(options_.page_size);
@@ -57,7 +97,11 @@ void TokenKeeper::rewrite(State& state, int32_t first) {
   state.pages.resize((state.slots.size() + page_size - 1) / page_size);
   for (size_t page = from / page_size; page < state.pages.size(); ++page)
     state.pages[page] = state.slots[page * page_size] / options_.page_size;
-  rows_.write(state.row, first, std::span(state.slots).subspan(from));
+  const auto fresh = std::span<const int32_t>(state.slots).subspan(from);
+  rows_.write(state.row, first, fresh);
+  if (!windowed()) return;
+  const size_t entry = static_cast<size_t>(state.row) * static_cast<size_t>(rows_.max_context_len()) + from;
+  slots_.to_window(fresh, std::span(window_rows_).subspan(entry, fresh.size()));
 }
 
 int32_t TokenKeeper::begin(int32_t request, std::span<const uint64_t> chain) {
@@ -71,12 +115,16 @@ int32_t TokenKeeper::begin(int32_t request, std::span<const uint64_t> chain) {
   return begun.published;
 }
 
+/// In both pools, where there are two.
 bool TokenKeeper::make_room(int64_t slots) {
-  const int64_t missing = slots - allocator_.available();
-  if (missing <= 0) return true;
-  if (missing > cache_.evictable()) return false;
-  evicted_slots_ += cache_.evict({missing, 0}, changes_).slots;
-  settle();
+  const int64_t missing = std::max(int64_t{0}, slots - slots_.available());
+  const int64_t missing_copies = windowed() ? std::max(int64_t{0}, slots - slots_.window_available()) : 0;
+  if (missing > cache_.evictable() || (windowed() && missing_copies > cache_.window_evictable())) return false;
+  if (missing == 0 && missing_copies == 0) return true;
+  const PrefixCache::Amount gone = cache_.evict({missing, missing_copies}, changes_);
+  evicted_slots_ += gone.slots;
+  evicted_copies_ += gone.window_copies;
+  slots_.apply(changes_);
   return true;
 }
 
@@ -86,10 +134,11 @@ bool TokenKeeper::reserve(int32_t request, int32_t tokens) {
   if (tokens <= before) return true;
   const int32_t last = before == 0 ? 0 : grown.slots.back();
   const auto missing = static_cast<size_t>(tokens - before);
-  const int64_t pages = allocator_.fresh_pages({&before, 1}, {&tokens, 1}, {&last, 1}, missing);
-  if (!make_room(pages * options_.page_size)) return false;
+  const int64_t page_size = options_.page_size;
+  const int64_t pages = (tokens + page_size - 1) / page_size - (before + page_size - 1) / page_size;
+  if (!make_room(pages * page_size)) return false;
   grown.slots.resize(static_cast<size_t>(tokens));
-  if (!allocator_.alloc_extend({&before, 1}, {&tokens, 1}, {&last, 1}, std::span(grown.slots).last(missing)))
+  if (!slots_.extend(before, tokens, last, std::span(grown.slots).last(missing)))
     throw Error(ErrorCode::kInternal, "the allocator has fewer slots than it says");
   rewrite(grown, before);
   return true;
@@ -98,12 +147,33 @@ bool TokenKeeper::reserve(int32_t request, int32_t tokens) {
 void TokenKeeper::publish(int32_t request, std::span<const uint64_t> chain) {
   State& shown = state(request);
   shown.stored_from = 0;
+  if (!windowed()) show(shown, request, chain);
+}
+
+void TokenKeeper::computed(int32_t request, std::span<const uint64_t> chain) {
+  if (!windowed()) return;
+  State& ahead = state(request);
+  show(ahead, request, chain);
+  ahead.stored_from = 0;
+  // The next query reaches back to there; pages that it still reaches stay whole.
+  const auto reached = static_cast<int32_t>(chain.size()) - options_.window_left;
+  const int32_t begin = reached / options_.page_size * options_.page_size;
+  const auto own = static_cast<int32_t>(ahead.lock.length());
+  const int32_t from = std::max(own, ahead.window_begin);
+  if (begin <= from) return;
+  changes_.window_freed.assign(ahead.slots.begin() + from, ahead.slots.begin() + begin);
+  left_copies_ += begin - from;
+  slots_.apply(changes_);
+  ahead.window_begin = begin;
+}
+
+void TokenKeeper::show(State& shown, int32_t request, std::span<const uint64_t> chain) {
   // Generated tokens are the request's own: the tree gets them when it ends.
   if (!options_.reuse || shown.published >= workload_.requests[static_cast<size_t>(request)].input_length) return;
   const auto first = static_cast<size_t>(shown.lock.length());
   before_.assign(shown.slots.begin() + static_cast<std::ptrdiff_t>(first), shown.slots.end());
-  cache_.extend(shown.lock, {tokens(chain)}, std::span(shown.slots).first(chain.size()), changes_);
-  settle();
+  cache_.extend(shown.lock, {tokens(chain)}, std::span(shown.slots).first(chain.size()), changes_, shown.window_begin);
+  slots_.apply(changes_);
   for (size_t i = 0; i < before_.size(); ++i) {
     if (shown.slots[first + i] != before_[i]) shown.stored_from = static_cast<int32_t>(first + i) + 1;
   }
@@ -129,7 +199,7 @@ void TokenKeeper::accept(int32_t request, int32_t computed, std::span<const int3
     if (before_[i] >= 0 && (page_size == 1 || first + i >= kept)) changes_.freed.push_back(before_[i]);
   }
   slots.resize(std::min(slots.size(), kept));
-  settle();
+  slots_.apply(changes_);
   rewrite(verified, computed);
 }
 
@@ -138,15 +208,17 @@ void TokenKeeper::release(int32_t request, std::span<const uint64_t> chain) {
   const std::span<const int32_t> all = ended.slots;
   const size_t kept = options_.reuse ? chain.size() : 0;
   changes_.freed.assign(all.begin() + static_cast<std::ptrdiff_t>(kept), all.end());
-  if (options_.reuse) cache_.finish(std::move(ended.lock), {tokens(chain)}, all.first(kept), changes_);
-  settle();
+  if (options_.reuse) {
+    cache_.finish(std::move(ended.lock), {tokens(chain)}, all.first(kept), changes_, ended.window_begin);
+  }
+  slots_.apply(changes_);
   rows_.free(ended.row);
   ended = State{};
 }
 
 void TokenKeeper::drop_cache() {
   cache_.evict({cache_.size(), 0}, changes_);
-  settle();
+  slots_.apply(changes_);
 }
 
 }  // namespace folio::replay

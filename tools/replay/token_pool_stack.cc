@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <optional>
 #include <string>
 
 #include "folio/backends/token_pool.hpp"
 #include "folio/backends/token_pool/draft_tree.hpp"
 #include "replay/gpu.hpp"
-#include "replay/memory.hpp"
+#include "replay/mapped_kv_pool.hpp"
 #include "replay/step_array.hpp"
 #include "replay/step_inputs.hpp"
 
@@ -57,6 +56,7 @@ TokenPoolConfig backend_config(const StackConfig& config, KvFormat format, const
   made.req_to_token.indices = table;
   made.max_req_pool_size = keeper.rows().size();
   if (config.window_left >= 0) made.sliding_window_size = config.window_left;
+  made.window_req_to_token = keeper.window_rows();
   made.logit_cap = config.logits_soft_cap != 0.0f;
   made.determinism = config.determinism;
   // The checks follow values as the cache has them; read from k and v they would not be rounded to fp8 yet.
@@ -74,14 +74,14 @@ class TokenPoolStack final : public AttentionStack {
         inputs_(context, config),
         table_(context),
         backend_(context, backend_config(config, attention_.kv_format, keeper, placed_table())) {
-    make_pool();
+    make_pools();
     for (int32_t layer = 0; layer < config.num_layers; ++layer) {
       RadixAttention& made = layers_.emplace_back();
       made.num_heads = config.num_q_heads;
       made.head_dim = config.head_dim_qk;
       made.scaling = 1.0f / std::sqrt(static_cast<float>(config.head_dim_qk));
       made.num_kv_heads = config.num_kv_heads;
-      made.layer_id = layer;
+      made.layer_id = place_of(layer).index;
       made.logit_cap = config.logits_soft_cap;
       made.v_head_dim = config.head_dim_v;
       if (config.has_window(layer)) made.sliding_window_size = config.window_left;
@@ -116,35 +116,43 @@ class TokenPoolStack final : public AttentionStack {
   const AttentionConfig& attention() const override { return attention_; }
   std::string kernel_name() const override { return backend_.kernel_name(); }
   const WorkCounts& work() const override { return work_; }
-  size_t pool_bytes() const override { return memory_.bytes(); }
+  size_t pool_bytes() const override { return pool_bytes_; }
   size_t workspace_bytes() const override { return backend_.workspace()->bytes(); }
   /// The workspace counts whole: how much of it was touched is not known here.
-  size_t resident_bytes() const override { return memory_.resident_bytes() + workspace_bytes(); }
-  const KvCacheView& cache(int32_t layer) const override { return pool_->view(layer); }
+  size_t resident_bytes() const override {
+    return pool_.resident_bytes() + window_pool_.resident_bytes() + workspace_bytes();
+  }
+  const KvCacheView& cache(int32_t layer) const override {
+    const Place place = place_of(layer);
+    return (place.own_pool ? window_pool_ : pool_).pool().view(place.index);
+  }
 
  private:
-  void make_pool() {
-    KvPoolConfig sizes;
-    sizes.num_slots = keeper_.num_pages() * config_.page_size;
-    sizes.page_size = config_.page_size;
-    sizes.num_layers = config_.num_layers;
-    sizes.num_kv_heads = config_.num_kv_heads;
-    sizes.head_dim_qk = config_.head_dim_qk;
-    sizes.head_dim_v = config_.head_dim_v;
-    sizes.dtype = config_.kv;
-    if (config_.layout == KvLayout::kStridedHnd) sizes.layout = KvPoolLayout::kHeadMajor;
-    if (attention_.kv_format == KvFormat::kCpuPacked) sizes.layout = KvPoolLayout::kCpuPacked;
-    const size_t k_bytes = KvPool::k_bytes_per_layer(sizes);
-    const size_t v_bytes = KvPool::v_bytes_per_layer(sizes);
-    memory_ = MappedMemory::on(context_, static_cast<size_t>(config_.num_layers) * (k_bytes + v_bytes));
-    std::vector<void*> k, v;
-    for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-      k.push_back(memory_.data() + static_cast<size_t>(layer) * (k_bytes + v_bytes));
-      v.push_back(memory_.data() + static_cast<size_t>(layer) * (k_bytes + v_bytes) + k_bytes);
-    }
-    pool_.emplace(sizes, k, v);
-    for (int32_t layer = 0; is_fp8(config_.kv) && layer < config_.num_layers; ++layer)
-      pool_->set_scales(layer, cache_scale(config_.kv), cache_scale(config_.kv));
+  /// Which of its pool's layers a layer is; `own_pool`: of the windowed layers'.
+  struct Place {
+    bool own_pool = false;
+    int32_t index = 0;
+  };
+  Place place_of(int32_t layer) const {
+    if (!keeper_.windowed()) return {false, layer};
+    Place place{config_.has_window(layer), 0};
+    for (int32_t before = 0; before < layer; ++before)
+      place.index += config_.has_window(before) == place.own_pool ? 1 : 0;
+    return place;
+  }
+
+  void make_pools() {
+    int32_t windowed = 0;
+    for (int32_t layer = 0; layer < config_.num_layers && keeper_.windowed(); ++layer)
+      windowed += config_.has_window(layer) ? 1 : 0;
+    const int32_t full = config_.num_layers - windowed;
+    const KvFormat format = attention_.kv_format;
+    // A pool has a layer at least; where every layer has the window nobody writes to this one.
+    pool_ = MappedKvPool(context_, config_, format, std::max(1, full), keeper_.num_pages());
+    if (full > 0) pool_bytes_ += pool_.bytes();
+    if (!keeper_.windowed()) return;
+    window_pool_ = MappedKvPool(context_, config_, format, windowed, keeper_.window_use().pages);
+    pool_bytes_ += window_pool_.bytes();
   }
 
   /// The request table where the context's kernels read it: its address stays, because its size does.
@@ -187,7 +195,15 @@ class TokenPoolStack final : public AttentionStack {
     forward.batch_size = batch.num_requests();
     forward.req_pool_indices = rows_;
     forward.out_cache_loc = slots_;
-    forward.token_to_kv_pool = &*pool_;
+    forward.token_to_kv_pool = &pool_.pool();
+    if (keeper_.windowed()) {
+      const std::vector<int32_t> full(slots_.begin(), slots_.end());
+      window_copies_.resize(full.size());
+      keeper_.to_window(full, window_copies_);
+      window_slots_.assign(window_copies_.begin(), window_copies_.end());
+      forward.window_token_to_kv_pool = &window_pool_.pool();
+      forward.window_out_cache_loc = window_slots_;
+    }
     if (batch.draft_tokens > 0) {
       describe_drafts(batch, forward);
       return forward;
@@ -240,8 +256,8 @@ class TokenPoolStack final : public AttentionStack {
   const TokenKeeper& keeper_;
   AttentionConfig attention_;
   StepInputs inputs_;
-  MappedMemory memory_;
-  std::optional<KvPool> pool_;
+  MappedKvPool pool_, window_pool_;
+  size_t pool_bytes_ = 0;
   StepArray table_;
   std::array<StepArray, 5> arrays_{StepArray(context_), StepArray(context_), StepArray(context_), StepArray(context_),
                                    StepArray(context_)};
@@ -250,7 +266,8 @@ class TokenPoolStack final : public AttentionStack {
   WorkCounts work_;
   std::vector<int32_t> rows_, prefix_lens_, parents_;
   std::vector<uint8_t> tree_mask_;
-  std::vector<int64_t> slots_;
+  std::vector<int32_t> window_copies_;
+  std::vector<int64_t> slots_, window_slots_;
 };
 
 void check(const StackConfig& config) {

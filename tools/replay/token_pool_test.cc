@@ -12,6 +12,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
+/// Sanitizers look for other mistakes than wrong sums: one size is enough for them.
+std::vector<int32_t> page_sizes() {
+  if (kInstrumented) return {3};
+  return {1, 3, 8};
+}
+
 Scene scene_of(ServingBackend backend, int32_t page_size, int64_t requests = 11) {
   Scene scene = small_scene(requests);
   StackConfig& stack = scene.options.stack;
@@ -103,7 +109,7 @@ TEST_P(TokenPoolReplay, LeavesNothingBehindWhenInterrupted) {
   EXPECT_EQ(result.leaked_pages, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(PageSizes, TokenPoolReplay, ::testing::Values(1, 3, 8),
+INSTANTIATE_TEST_SUITE_P(PageSizes, TokenPoolReplay, ::testing::ValuesIn(page_sizes()),
                          [](const auto& size) { return "pages_of_" + std::to_string(size.param); });
 
 /// The whole excerpt, with a pool that keeps a fraction of it.
@@ -121,6 +127,7 @@ TEST(TokenPoolReplayHits, TheExcerptIsFoundAsThePageManagerFindsItAndGivesTheSam
     return replay(scene);
   };
   for (const int64_t pages : {0, 600}) {
+    if (kInstrumented && pages == 0) continue;
     const ReplayResult core = result_of(ServingBackend::kNone, pages);
     const ReplayResult pool = result_of(ServingBackend::kTokenPool, pages);
     EXPECT_EQ(pool.progress.finished, 300);
@@ -148,11 +155,12 @@ Scene drafting_scene(int32_t page_size, int32_t tokens, int32_t topk) {
 
 /// Rows of accepted tokens have the bits that they have without drafts, also where drafts are cut off by preemptions.
 TEST(TokenPoolReplayDrafts, ChainsGiveTheBitsOfPlainDecoding) {
-  for (const int32_t page_size : {1, 3, 8}) {
+  for (const int32_t page_size : page_sizes()) {
     Scene plain = drafting_scene(page_size, 4, 1);
     plain.options.scheduler.drafts = {};
     const ReplayResult decoded = replay(plain);
     for (const int32_t tokens : {2, 4, 7}) {
+      if (kInstrumented && tokens != 4) continue;
       Scene drafting = drafting_scene(page_size, tokens, 1);
       const ReplayResult drafted = replay(drafting);
       EXPECT_EQ(drafted.digest, decoded.digest) << page_size << " " << tokens;
@@ -171,6 +179,7 @@ TEST(TokenPoolReplayDrafts, ChainsGiveTheBitsOfPlainDecoding) {
 TEST(TokenPoolReplayDrafts, TreesAgreeWithTheOracle) {
   for (const int32_t topk : {2, 3}) {
     for (const int32_t window_left : {-1, 9}) {
+      if (kInstrumented && (topk == 3) == (window_left < 0)) continue;
       Scene drafting = drafting_scene(1, 11, topk);
       drafting.options.stack.determinism = Determinism::kRunToRun;
       drafting.options.stack.window_left = window_left;
@@ -256,7 +265,7 @@ TEST(TokenKeeper, RefusesWithoutEvicting) {
   EXPECT_EQ(keeper.cached(), 5);
   EXPECT_EQ(keeper.evictions(), 0);
   EXPECT_TRUE(keeper.reserve(1, 7));
-  EXPECT_EQ(keeper.evictions(), 5);  // a leaf goes whole
+  EXPECT_EQ(keeper.evictions(), 3);  // no more than is needed
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ struct PrefixKey {
 struct PrefixCacheOptions {
   int32_t page_size = 1;     ///< prefixes are kept and matched in whole pages of so many tokens; >= 1
   int32_t window_left = -1;  ///< -1: no window. Else >= 1: layers with that window have copies of their own (below)
+  bool whole_leaves = true;  ///< as in SGLang; false: of the last leaf that has to go for its slots, only the end goes
 };
 
 /// Keeps a path of the prefix cache from being evicted, for as long as it lives. Move-only; may outlive the cache.
@@ -78,7 +79,8 @@ class FOLIO_API PrefixLock {
 /// - **A match is exact**: tokens are compared, not hashes.
 /// - **Eviction** takes the least recently used leaves first, where use is an acquire, insert, extend or finish that
 ///   passed through (not match); the end of a path before its beginning. Whole leaves are taken, so it may take more
-///   than was asked for. Paths that a lock keeps stay. The order depends on nothing but the calls.
+///   than was asked for; with PrefixCacheOptions::whole_leaves off no page more, which keeps what a cache of pages
+///   would keep. Paths that a lock keeps stay. The order depends on nothing but the calls.
 /// - **Always**: evictable() + protected_slots() == size(). Debug builds check_invariants() every so often.
 ///
 /// With a window, the layers that have one keep copies of their own in a pool of their own (WindowTokenAllocator), and

@@ -60,8 +60,9 @@ class FOLIO_API WindowTokenAllocator {
   /// Moves, frees window copies, frees: what a call of PrefixCache asked for.
   void apply(const SlotChanges& changes);
 
-  /// window[i] is the window copy of slots[i]: 0, the window pool's dummy slot, where there is none (slots that are not
-  /// held, the dummy page); -1 for negative slots, as in slot mappings. Throws kInvalidArgument for different numbers.
+  /// window[i] is the window copy of slots[i]: where there is none (slots that are not held, the dummy page), the slot
+  /// of the same offset in the window pool's dummy page; -1 for negative slots, as in slot mappings. Throws
+  /// kInvalidArgument for different numbers.
   void to_window(std::span<const int32_t> slots, std::span<int32_t> window) const;
 
   void clear();                   ///< everything free

@@ -110,6 +110,22 @@ TEST_P(TokenPoolCases, GiveAttentionInFloat32FromAnyLayout) {
   }
 }
 
+/// Head counts and dims of other tests, each with its own.
+class TokenPoolShapes : public ::testing::TestWithParam<GoldenCase> {};
+
+TEST_P(TokenPoolShapes, GiveAttention) {
+  const GoldenCase& c = GetParam();
+  PoolSetup setup;
+  setup.num_heads = c.at<int32_t>("heads");
+  setup.num_kv_heads = c.at<int32_t>("kv_heads");
+  setup.head_dim = c.at<int32_t>("head_dim");
+  setup.v_head_dim = c.value("v_head_dim", setup.head_dim);
+  run_case(c, setup);
+}
+
+INSTANTIATE_TEST_SUITE_P(Data, TokenPoolShapes, ::testing::ValuesIn(golden_cases("token_pool/shapes")),
+                         golden_case_name);
+
 INSTANTIATE_TEST_SUITE_P(Data, TokenPoolCases, ::testing::ValuesIn(golden_cases("token_pool/case_matrix")),
                          golden_case_name);
 

@@ -57,8 +57,9 @@ struct TokenPoolConfig {
   int32_t max_req_pool_size = 0;  ///< most requests (draft rows) of a batch: sizes kv_indptr and kv_last_page_len
   std::optional<int32_t> sliding_window_size;  ///< keys left of the query, itself not counted, of layers with a window
   /// With sliding_window_size: the same table in slots of a pool that only layers with the window use, as
-  /// WindowTokenAllocator::to_window gives them. Rows may hold anything where no query's window reaches. Empty: one
-  /// pool has all layers.
+  /// WindowTokenAllocator::to_window gives them. Rows may hold anything where no query's window reaches; for
+  /// Determinism::kScheduleInvariant (on a CPU) any pages of that pool, such as to_window's: named, not read. Empty:
+  /// one pool has all layers.
   PageTableView window_req_to_token;
   bool is_encoder_decoder = false;  ///< there are cross-attention layers; not with a window
   bool skip_prefill = false;        ///< decodes only

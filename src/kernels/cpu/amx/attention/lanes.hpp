@@ -24,13 +24,18 @@ FOLIO_INLINE Vec exp2_of_lanes(Vec x, __mmask16 lanes) {
   return _mm512_maskz_mul_ps(lanes, y, from_bits(bits(shifted) << 23));
 }
 
+/// Lanes that wrap around: bits of a NaN do, in sums that count on nothing of it.
+FOLIO_INLINE IntVec wrapping_sum(IntVec a, IntVec b) {
+  return reinterpret_cast<IntVec>(_mm512_add_epi32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+}
+
 /// Both vectors rounded to bfloat16, ties upwards: `even` in the low halves of the lanes, `odd` in the high ones. A NaN
 /// stays one unless the low half of its bits carries: callers have none such.
 FOLIO_INLINE IntVec pack_bfloat16(Vec even, Vec odd) {
   const IntVec half = splat_int(0x8000);
-  const IntVec low =
-      reinterpret_cast<IntVec>(_mm512_maskz_srli_epi32(0xffff, reinterpret_cast<__m512i>(bits(even) + half), 16));
-  return low | ((bits(odd) + half) & splat_int(-65536));
+  const IntVec low = reinterpret_cast<IntVec>(
+      _mm512_maskz_srli_epi32(0xffff, reinterpret_cast<__m512i>(wrapping_sum(bits(even), half)), 16));
+  return low | (wrapping_sum(bits(odd), half) & splat_int(-65536));
 }
 
 /// Arithmetic::store_row for bfloat16, rounded to nearest even, and float32.
@@ -45,7 +50,7 @@ static bool store_row_of_lanes(const float* acc, float factor, DType dtype, int3
       continue;
     }
     const IntVec code = bits(value);
-    IntVec rounded = code + splat_int(0x7fff) + ((code >> 16) & splat_int(1));
+    IntVec rounded = wrapping_sum(code, splat_int(0x7fff) + ((code >> 16) & splat_int(1)));
     const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
     rounded = reinterpret_cast<IntVec>(_mm512_mask_mov_epi32(reinterpret_cast<__m512i>(rounded), nan,
                                                              reinterpret_cast<__m512i>(code | splat_int(0x400000))));
