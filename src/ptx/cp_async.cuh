@@ -9,17 +9,26 @@ __device__ __forceinline__ uint32_t shared_address(const void* data) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(data));
 }
 
-/// Copies 16 bytes past the first-level cache, or writes 16 zero bytes where `valid` is false; then nothing is read.
-/// Both addresses are multiples of 16.
-__device__ __forceinline__ void copy_16_async(uint32_t shared, const void* global, bool valid) {
-  const uint32_t bytes = valid ? 16 : 0;
+/// Copies `bytes` of 0 to 16 past the first-level cache and writes zeros behind them; of 0, nothing is read. Both
+/// addresses are multiples of 16.
+__device__ __forceinline__ void copy_up_to_16_async(uint32_t shared, const void* global, int32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
+}
+
+/// The same, 16 bytes or, where not valid, zeros.
+__device__ __forceinline__ void copy_16_async(uint32_t shared, const void* global, bool valid) {
+  copy_up_to_16_async(shared, global, valid ? 16 : 0);
 }
 
 /// The same, always valid.
 __device__ __forceinline__ void copy_16_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
+/// Copies 4 bytes through the first-level cache.
+__device__ __forceinline__ void copy_4_async(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
 
 /// 16 bytes at once, from registers.

@@ -10,41 +10,88 @@ namespace {
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kWarps = kThreads / 32;
-constexpr int32_t kMaxHeadDim = 256;
+constexpr int32_t kLaneDims = 4;           ///< neighbouring components of a lane
+constexpr int32_t kHalf = 32 * kLaneDims;  ///< components of a warp; rows of up to twice as many
+constexpr int32_t kAhead = 8;              ///< partial results whose values are read at once
+constexpr uint32_t kAll = 0xffffffffu;
 
-/// Folds partial results. A warp takes a row, its lanes the components.
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ AttentionParams params) {
-  const planner::PlanView& plan = params.plan->view;
+__device__ __forceinline__ float4 fold_four(const Fold& f, const float4& mine, const float4& other) {
+  return {fold(f, mine.x, other.x), fold(f, mine.y, other.y), fold(f, mine.z, other.z), fold(f, mine.w, other.w)};
+}
+
+/// Four components of `half` of a partial result; zeros beyond the row's end.
+__device__ __forceinline__ float4 load_four(const AttentionParams& params, int32_t partial, int32_t d, bool valid) {
+  if (!valid || d >= params.head_dim_v) return {0.0f, 0.0f, 0.0f, 0.0f};
+  return *reinterpret_cast<const float4*>(params.partial_acc + int64_t{partial} * params.head_dim_v + d);
+}
+
+/// A row's partial results folded in their order by a warp. What is read does not wait for what is folded: maxima and
+/// sums of 32 are read by the lanes at once, values of kAhead.
+template <int32_t Halves>
+__device__ __forceinline__ void merge_row(const AttentionParams& params, const planner::PlanView& plan,
+                                          const planner::MergeItem& item, int32_t row, int32_t lane) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  const int32_t lane = threadIdx.x % 32;
-  for (int32_t m = blockIdx.x; m < plan.num_merges; m += gridDim.x) {
-    const planner::MergeItem item = plan.merges[m];
-    for (int32_t row = item.row_begin + static_cast<int32_t>(threadIdx.x) / 32; row < item.row_end; row += kWarps) {
-      float acc[kMaxHeadDim / 32] = {};
-      float max = -INFINITY;
-      float sum = 0.0f;
-      for (int32_t s = item.source_begin; s < item.source_end; ++s) {
-        const int64_t partial = int64_t{plan.merge_sources[s]} + row - item.row_begin;
-        const float other_sum = params.partial_sum[partial];
-        const Fold f = fold_factors(max, sum, params.partial_max[partial], other_sum);
+  const int32_t d = kLaneDims * lane;
+  float4 acc[Halves] = {};
+  float max = -INFINITY;
+  float sum = 0.0f;
+  for (int32_t first = item.source_begin; first < item.source_end; first += 32) {
+    const int32_t count = min(item.source_end - first, 32);
+    int32_t partial = 0;
+    float lane_max = 0.0f;
+    float lane_sum = 0.0f;
+    if (lane < count) {
+      partial = plan.merge_sources[first + lane] + row - item.row_begin;
+      lane_max = params.partial_max[partial];
+      lane_sum = params.partial_sum[partial];
+    }
+    for (int32_t s = 0; s < count; s += kAhead) {
+      float4 values[kAhead][Halves];
+#pragma unroll
+      for (int32_t i = 0; i < kAhead; ++i) {
+        const int32_t source = __shfl_sync(kAll, partial, (s + i) % 32);
+#pragma unroll
+        for (int32_t h = 0; h < Halves; ++h) {
+          values[i][h] = load_four(params, source, d + h * kHalf, s + i < count);
+        }
+      }
+#pragma unroll
+      for (int32_t i = 0; i < kAhead; ++i) {
+        const float other_max = __shfl_sync(kAll, lane_max, (s + i) % 32);
+        const float other_sum = __shfl_sync(kAll, lane_sum, (s + i) % 32);
+        if (s + i >= count) break;
+        const Fold f = fold_factors(max, sum, other_max, other_sum);
         sum = fold(f, sum, other_sum);
         max = f.max;
 #pragma unroll
-        for (int32_t i = 0; i < kMaxHeadDim / 32; ++i) {
-          const int32_t d = i * 32 + lane;
-          if (d >= params.head_dim_v) continue;
-          acc[i] = fold(f, acc[i], params.partial_acc[partial * params.head_dim_v + d]);
-        }
+        for (int32_t h = 0; h < Halves; ++h) acc[h] = fold_four(f, acc[h], values[i][h]);
       }
-      const int32_t token = row / group_size;
-      const int32_t q_head = item.kv_head * group_size + row % group_size;
-      const RowEnd end = end_row(params, q_head, max, sum);
+    }
+  }
+  const int32_t token = row / group_size;
+  const int32_t q_head = item.kv_head * group_size + row % group_size;
+  const RowEnd end = end_row(params, q_head, max, sum);
 #pragma unroll
-      for (int32_t i = 0; i < kMaxHeadDim / 32; ++i) {
-        const int32_t d = i * 32 + lane;
-        if (d < params.head_dim_v) write_out(params, token, q_head, d, acc[i], end);
-      }
-      if (lane == 0) write_lse(params, token, q_head, end);
+  for (int32_t h = 0; h < Halves; ++h) {
+    const float parts[kLaneDims] = {acc[h].x, acc[h].y, acc[h].z, acc[h].w};
+#pragma unroll
+    for (int32_t i = 0; i < kLaneDims; ++i) {
+      const int32_t column = d + h * kHalf + i;
+      if (column < params.head_dim_v) write_out(params, token, q_head, column, parts[i], end);
+    }
+  }
+  if (lane == 0) write_lse(params, token, q_head, end);
+}
+
+/// Folds partial results. A warp takes a row, its lanes the components.
+template <int32_t Halves>
+__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ AttentionParams params) {
+  const planner::PlanView& plan = params.plan->view;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
+  for (int32_t m = blockIdx.x; m < plan.num_merges; m += gridDim.x) {
+    const planner::MergeItem item = plan.merges[m];
+    for (int32_t row = item.row_begin + static_cast<int32_t>(threadIdx.x) / 32; row < item.row_end; row += kWarps) {
+      merge_row<Halves>(params, plan, item, row, lane);
     }
   }
 }
@@ -52,7 +99,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 }  // namespace
 
 void launch_merge(const AttentionParams& params, int32_t num_workers, Stream stream) {
-  merge_kernel<<<num_workers, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
+  auto* const kernel = params.head_dim_v <= kHalf ? merge_kernel<1> : merge_kernel<2>;
+  kernel<<<num_workers, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
   const cudaError_t status = cudaGetLastError();
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching the merge of partial results: ", cudaGetErrorString(status));

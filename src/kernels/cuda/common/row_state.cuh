@@ -65,7 +65,8 @@ __device__ inline float fold(const Fold& factors, float mine, float other) {
   return fmaf(mine, factors.mine, __fmul_rn(other, factors.other));
 }
 
-/// How a row ends: the sink joins the denominator, the sum divides, the LSE is written by the caller's first thread.
+/// How a row ends: the sink joins the denominator, the accumulated values are multiplied with `factor`, the LSE is
+/// written by the caller's first thread.
 struct RowEnd {
   float factor;
   float sum;
@@ -74,14 +75,15 @@ struct RowEnd {
 };
 __device__ inline RowEnd end_row(const AttentionParams& params, int32_t q_head, float max, float sum) {
   RowEnd end{1.0f, sum, max, is_empty(max, sum)};
-  if (params.sinks == nullptr) return end;
-  const float sink = params.sinks[q_head] * kLog2E;
-  if (sink == -INFINITY) return end;
-  const float most = fmaxf(max, sink);
-  end.factor = end.empty ? 0.0f : exp2f(max - most);
-  end.sum = fmaf(end.empty ? 0.0f : sum, end.factor, exp2f(sink - most));
-  end.max = most;
-  end.empty = false;
+  const float sink = params.sinks == nullptr ? -INFINITY : params.sinks[q_head] * kLog2E;
+  if (sink != -INFINITY) {
+    const float most = fmaxf(max, sink);
+    end.factor = end.empty ? 0.0f : exp2f(max - most);
+    end.sum = fmaf(end.empty ? 0.0f : sum, end.factor, exp2f(sink - most));
+    end.max = most;
+    end.empty = false;
+  }
+  end.factor = end.empty ? 0.0f : end.factor / end.sum;
   return end;
 }
 
@@ -95,7 +97,7 @@ __device__ inline void write_lse(const AttentionParams& params, int32_t token, i
 
 __device__ inline void write_out(const AttentionParams& params, int32_t token, int32_t q_head, int32_t d, float acc,
                                  const RowEnd& end) {
-  const float value = end.empty ? 0.0f : acc * end.factor / end.sum + 0.0f;
+  const float value = end.empty ? 0.0f : acc * end.factor + 0.0f;
   const int64_t at = token * params.out_token_stride + q_head * params.out_head_stride + d;
   switch (params.out_dtype) {
     case DType::kFloat16: static_cast<__half*>(params.out)[at] = __float2half_rn(value); break;

@@ -22,7 +22,8 @@ __device__ __forceinline__ bool may_go_narrow(const AttentionParams& params, con
   return true;
 }
 
-template <typename T, int32_t DimQk, int32_t DimV>
+/// `Codes`: all keys and values are e4m3 in rows of whole 16 bytes, and T is float16.
+template <typename T, int32_t DimQk, int32_t DimV, bool Codes>
 __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_constant__ AttentionParams params) {
   constexpr DimClass kDims{DimQk, DimV};
   constexpr int32_t kRowTiles = row_tiles_per_warp(kDims);
@@ -37,21 +38,31 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
   RunningState<kPlaces> running;
   float* const results = reinterpret_cast<float*>(memory);
   const int32_t end = plan.worker_indptr[blockIdx.x + 1];
-  for (int32_t i = plan.worker_indptr[blockIdx.x]; i < end; ++i) {
-    if (threadIdx.x == 0) begin_item(params, plan, plan.items[i], rows.context);
+  int32_t i = plan.worker_indptr[blockIdx.x];
+  if (threadIdx.x == 0 && i < end) rows.next = plan.items[i];
+  for (; i < end; ++i) {
+    if (threadIdx.x == 0) begin_item(params, plan, rows.next, rows.context);
     __syncthreads();
+    if (i + 1 < end) fetch_item(plan.items[i + 1], rows);
     const ItemContext& context = rows.context;
     const bool goes_narrow = narrow && context.num_rows <= kNarrowRows;
     const bool half = kRowTiles == 1 || context.num_rows <= kRows / kRowTiles;
-    copy_queries<T, DimQk>(params, context, shared, goes_narrow ? kNarrowRows : (half ? kRows / kRowTiles : kRows));
+    const int32_t query_rows = goes_narrow ? kNarrowRows : (half ? kRows / kRowTiles : kRows);
+    locate_queries(params, rows, query_rows);
+    __syncthreads();
+    if constexpr (Codes) {
+      convert_queries<DimQk>(params, rows, shared, query_rows, goes_narrow);
+    } else {
+      copy_queries<T, DimQk>(params, rows, shared, query_rows);
+    }
     ptx::commit_copies();
     bind_rows(params, plan, rows);
     if (goes_narrow) {
-      NarrowWay<T, DimQk, DimV, kRows>(params, context, rows, shared).run(results);
+      NarrowWay<T, DimQk, DimV, Codes, kRows>(params, context, rows, shared).run(results);
     } else if (half) {
-      WideWay<T, DimQk, DimV, 1, kRows>(params, context, rows, shared).run(results);
+      WideWay<T, DimQk, DimV, Codes, 1, kRows>(params, context, rows, shared).run(results);
     } else {
-      WideWay<T, DimQk, DimV, kRowTiles, kRows>(params, context, rows, shared).run(results);
+      WideWay<T, DimQk, DimV, Codes, kRowTiles, kRows>(params, context, rows, shared).run(results);
     }
     __syncthreads();
     finish_rows<DimV>(params, rows, results, goes_narrow ? kWarps : 1, running);
@@ -60,25 +71,26 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
 }
 
 /// Enqueues the kernel of one element type and dimension class.
-template <typename T, int32_t DimQk, int32_t DimV>
+template <typename T, int32_t DimQk, int32_t DimV, bool Codes = false>
 void launch_class(const AttentionParams& params, int32_t num_workers, Stream stream) {
   constexpr DimClass kDims{DimQk, DimV};
   constexpr int32_t kBytes = tile_bytes(kDims) + static_cast<int32_t>(sizeof(RowInfo<rows_per_item(kDims)>));
+  auto* const kernel = attend_kernel<T, DimQk, DimV, Codes>;
   static std::atomic<uint64_t> allowed{0};  // a bit for each of the first 64 devices
   int device = 0;
   cudaError_t status = cudaGetDevice(&device);
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
   if (status == cudaSuccess && (allowed.load(std::memory_order_relaxed) & bit) == 0) {
-    status = cudaFuncSetAttribute(attend_kernel<T, DimQk, DimV>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     // Two thread blocks of a multiprocessor need more shared memory than the driver would set aside for one.
     if (status == cudaSuccess) {
-      status = cudaFuncSetAttribute(attend_kernel<T, DimQk, DimV>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                    cudaSharedmemCarveoutMaxShared);
+      status =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     }
     if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
   }
   if (status == cudaSuccess) {
-    attend_kernel<T, DimQk, DimV><<<num_workers, kThreads, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
+    kernel<<<num_workers, kThreads, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
     status = cudaGetLastError();
   }
   if (status != cudaSuccess) {

@@ -1,20 +1,32 @@
 #pragma once
 
+#include "kernels/cuda/sm80/attention/codes.cuh"
 #include "kernels/cuda/sm80/attention/wide.cuh"
 
 /// The narrow way, for items of up to 16 rows: each warp has a quarter of every tile's tokens for itself, copies them,
 /// and keeps a state of its own; the item's end joins the four in one order. Warps meet nowhere in between.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-template <typename T, int32_t DimQk, int32_t DimV, int32_t Rows>
+/// Where a lane's pieces of keys or of values come from.
+struct LaneSource {
+  const char* head;   ///< the KV head of page 0's first token
+  int64_t page_step;  ///< bytes
+  int64_t token_step;
+};
+
+/// `Codes`: keys and values are e4m3 and stay so in shared memory; `T` is float16.
+template <typename T, int32_t DimQk, int32_t DimV, bool Codes, int32_t Rows>
 class NarrowWay {
   static constexpr DimClass kDims{DimQk, DimV};
-  static constexpr int32_t kStages = narrow_stages(kDims);
+  static constexpr int32_t kStages = Codes ? code_stages(kDims) : narrow_stages(kDims);
   static constexpr int32_t kShare = kTokens / kWarps;  ///< tokens of a tile that are a warp's
-  static constexpr int32_t kKeyBytes = 2 * kShare * DimQk;
-  static constexpr int32_t kStageBytes = 2 * kShare * (DimQk + DimV);
+  static constexpr int32_t kBytes = Codes ? 1 : 2;     ///< of an element
+  static constexpr int32_t kPieceElements = 16 / kBytes;
+  static constexpr int32_t kKeyBytes = kBytes * kShare * DimQk;
+  static constexpr int32_t kStageBytes = kBytes * kShare * (DimQk + DimV);
   static constexpr bool kHoldQueries = DimQk <= 128;  ///< in registers
   static constexpr int32_t kHeldSteps = kHoldQueries ? DimQk / 16 : 1;
+  static constexpr uint32_t kAll = 0xffffffffu;
   static_assert(kShare == 16);
 
  public:
@@ -36,88 +48,119 @@ class NarrowWay {
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) acc_[0][n][i] = 0.0f;
     }
-    begin_state(params_, context_, rows_, lane_ / 4, state_);
+    begin_state<Codes>(params_, context_, rows_, lane_ / 4, state_);
     if (context_.num_tiles > 0) accumulate();
     ptx::wait_copies<0>();
     join_quad(state_);
     __syncthreads();  // the rings become the place of results
-    keep_results<DimV>(state_, acc_, warp_ * kNarrowRows + lane_ / 4, 2 * (lane_ % 4), results, rows_);
+    const int32_t first_row = warp_ * kNarrowRows + lane_ / 4;
+    if constexpr (Codes) {
+      keep_code_results<DimV>(state_, acc_, first_row, lane_ % 4, results, rows_);
+    } else {
+      keep_results<DimV>(state_, acc_, first_row, 2 * (lane_ % 4), results, rows_);
+    }
   }
 
  private:
-  /// Lanes 0 to 15 look up this warp's tokens of a tile.
-  __device__ __forceinline__ TokenPlace look_up(int32_t tile) const {
-    if (lane_ >= kShare || tile >= context_.num_tiles) return {0, -1};
-    return place_of(context_, context_.first_tile + tile * kTokens + warp_ * kShare + lane_);
+  __device__ __forceinline__ LaneSource source_of(const void* data, const KvStrides& strides) const {
+    return {static_cast<const char*>(data) + element_ * context_.item.kv_head * strides.head, element_ * strides.page,
+            element_ * strides.token};
   }
 
-  /// Keys or values of this warp's share of a tile, whose tokens' places the lanes hold; of those that no row sees,
-  /// zeros. `whole`: all are seen and lie one token stride apart.
+  /// What is known of this warp's 16 tokens of a tile before they are copied.
+  struct Share {
+    TokenPlace place;  ///< of the lane's token; where they are whole, of the first
+    bool whole;        ///< all are seen and lie one token step apart
+  };
+  __device__ __forceinline__ Share look_up(int32_t tile) const {
+    const int32_t first = first_ + tile * kTokens;
+    const bool whole = even_ && first >= any_begin_ && first + kShare <= any_end_;
+    const int32_t token = first + (whole ? 0 : lane_ % kShare);
+    if (token < any_begin_ || token >= any_end_) return {{0, -1}, false};
+    if (pages_ == nullptr || page_shift_ < 0) return {place_of(context_, token), whole};
+    return {{pages_[token >> page_shift_], token & ((1 << page_shift_) - 1)}, whole};
+  }
+
+  /// Keys or values of this warp's share of a tile, whose places the lanes hold; of tokens that no row sees, zeros.
   template <int32_t Dim>
-  __device__ __forceinline__ void copy_share(uint32_t to, const TokenPlace& place, bool whole, const void* from,
-                                             const KvStrides& strides, int32_t head_dim) const {
-    constexpr int32_t kPieces = Dim / kPiece;
+  __device__ __forceinline__ void copy_share(uint32_t to, const Share& share, const LaneSource& from,
+                                             int32_t head_dim) const {
+    const TokenPlace& place = share.place;
+    const bool whole = share.whole;
+    constexpr int32_t kPieces = Dim / kPieceElements;
     constexpr int32_t kCopies = kShare * kPieces / 32;
-    constexpr uint32_t kAll = 0xffffffffu;
-    const int64_t mine = offset_of(place, strides, context_.item.kv_head);
-    const PieceSource source{from, context_.segment->dtype, context_.segment->wide};
     const auto target = [&](int32_t i) {
-      return to + piece_offset(Dim, (i * 32 + lane_) / kPieces, (i * 32 + lane_) % kPieces);
+      const int32_t row = (i * 32 + lane_) / kPieces;
+      const int32_t piece = (i * 32 + lane_) % kPieces;
+      return to + (Codes ? code_offset(Dim, row, piece) : piece_offset(Dim, row, piece));
     };
+    const char* const token = from.head + place.page * from.page_step + place.in_page * from.token_step;
     if constexpr (32 % kPieces == 0) {
-      if (whole && head_dim == Dim && source.direct()) {
-        const T* piece = static_cast<const T*>(from) + __shfl_sync(kAll, mine, 0) + lane_ / kPieces * strides.token +
-                         lane_ % kPieces * kPiece;
-        const int64_t step = 32 / kPieces * strides.token;
+      if (whole && head_dim == Dim && (Codes || direct_)) {
+        const char* piece = token + lane_ / kPieces * from.token_step + lane_ % kPieces * 16;
+        const int64_t step = 32 / kPieces * from.token_step;
 #pragma unroll
         for (int32_t i = 0; i < kCopies; ++i, piece += step) ptx::copy_16_async(target(i), piece);
         return;
       }
     }
-    const auto element_of = [&](int32_t i, bool& valid) {
-      const int32_t d = (i * 32 + lane_) % kPieces * kPiece;
-      const int64_t offset = __shfl_sync(kAll, mine, (i * 32 + lane_) / kPieces);
-      valid = offset != kUnseen && d < head_dim;
-      return valid ? offset + d : 0;
-    };
-    bool valid = false;
-    if (source.direct()) {
+    const int64_t mine = whole ? (token - from.head) + lane_ % kShare * from.token_step
+                               : (place.in_page < 0 ? kUnseen : token - from.head);
+    if (Codes || direct_) {
 #pragma unroll
       for (int32_t i = 0; i < kCopies; ++i) {
-        const int64_t at = element_of(i, valid);
-        ptx::copy_16_async(target(i), static_cast<const T*>(from) + at, valid);
+        const int32_t d = (i * 32 + lane_) % kPieces * kPieceElements;
+        const int64_t offset = __shfl_sync(kAll, mine, (i * 32 + lane_) / kPieces);
+        const int32_t bytes = offset == kUnseen ? 0 : min(16, max(0, (head_dim - d) * kBytes));
+        ptx::copy_up_to_16_async(target(i), from.head + (bytes > 0 ? offset + d * kBytes : 0), bytes);
       }
       return;
     }
+    if constexpr (!Codes) {
+      const PieceSource source{from.head, context_.segment->dtype, context_.segment->wide};
 #pragma unroll 1
-    for (int32_t i = 0; i < kCopies; ++i) {
-      const int64_t at = element_of(i, valid);
-      copy_any_piece<T>(target(i), source, at, valid);
+      for (int32_t i = 0; i < kCopies; ++i) {
+        const int32_t d = (i * 32 + lane_) % kPieces * kPieceElements;
+        const int64_t offset = __shfl_sync(kAll, mine, (i * 32 + lane_) / kPieces);
+        const bool valid = offset != kUnseen && d < head_dim;
+        copy_any_piece<T>(target(i), source, valid ? (element_ == 1 ? offset : offset / 2) + d : 0, valid);
+      }
     }
   }
-  __device__ __forceinline__ bool is_whole(int32_t tile) const {
-    const int32_t first = context_.first_tile + tile * kTokens + warp_ * kShare;
-    return context_.even && first >= context_.sight.any_begin && first + kShare <= context_.sight.any_end;
+  __device__ __forceinline__ void copy_keys(int32_t stage, const Share& share) const {
+    copy_share<DimQk>(ring_ + stage * kStageBytes, share, keys_, params_.head_dim_qk);
   }
-  __device__ __forceinline__ void copy_keys(int32_t stage, const TokenPlace& place, bool whole) const {
-    copy_share<DimQk>(ring_ + stage * kStageBytes, place, whole, context_.segment->k, context_.segment->k_strides,
-                      params_.head_dim_qk);
-    ptx::commit_copies();
-  }
-  __device__ __forceinline__ void copy_values(int32_t stage, const TokenPlace& place, bool whole) const {
-    copy_share<DimV>(ring_ + stage * kStageBytes + kKeyBytes, place, whole, context_.segment->v,
-                     context_.segment->v_strides, params_.head_dim_v);
-    ptx::commit_copies();
+  __device__ __forceinline__ void copy_values(int32_t stage, const Share& share) const {
+    copy_share<DimV>(ring_ + stage * kStageBytes + kKeyBytes, share, values_, params_.head_dim_v);
   }
 
   __device__ __forceinline__ void accumulate() {
-    TokenPlace place = look_up(0);
+    const SegmentParams& segment = *context_.segment;
+    element_ = is_fp8(segment.dtype) ? 1 : 2;
+    keys_ = source_of(segment.k, segment.k_strides);
+    values_ = source_of(segment.v, segment.v_strides);
+    first_ = context_.first_tile + warp_ * kShare;
+    any_begin_ = context_.sight.any_begin;
+    any_end_ = context_.sight.any_end;
+    pages_ = context_.pages;
+    page_shift_ = context_.page_shift;
+    even_ = context_.even;
+    direct_ = segment.wide && !is_fp8(segment.dtype);
+    const int32_t num_tiles = context_.num_tiles;
+    const bool upper = context_.num_rows > 8;
+    const bool custom = context_.custom;
+    const bool general = custom || has_bias(params_);
+    const int32_t all_begin = context_.sight.all_begin;
+    const int32_t all_end = context_.sight.all_end;
+    Share share = look_up(0);
 #pragma unroll 1
     for (int32_t stage = 0; stage < kStages; ++stage) {
-      const TokenPlace next = look_up(stage + 1);
-      copy_keys(stage, place, is_whole(stage));
-      copy_values(stage, place, is_whole(stage));
-      place = next;
+      const Share next = look_up(stage + 1);
+      if (stage < num_tiles) copy_keys(stage, share);
+      ptx::commit_copies();
+      if (stage < num_tiles) copy_values(stage, share);
+      ptx::commit_copies();
+      share = next;
     }
     ptx::wait_copies<2 * kStages>();
     __syncthreads();  // the queries are there
@@ -128,71 +171,130 @@ class NarrowWay {
       for (int32_t step = 0; step < kHeldSteps; ++step) ptx::load_matrices(held[step], advance(q, 2 * step));
     }
     int32_t stage = 0;
-    for (int32_t tile = 0; tile < context_.num_tiles; ++tile) {
-      const int32_t first = context_.first_tile + tile * kTokens + warp_ * kShare;
-      const TokenPlace next = look_up(tile + kStages + 1);
+#pragma unroll 1
+    for (int32_t tile = 0; tile < num_tiles; ++tile) {
+      const int32_t first = first_ + tile * kTokens;
+      const Share next = look_up(tile + kStages + 1);
+      const bool more = tile + kStages < num_tiles;
       const uint32_t keys = ring_ + stage * kStageBytes;
       // Groups end in the order K, V, K, V; each wait leaves those under way that were begun after the one awaited.
       ptx::wait_copies<2 * kStages - 1>();
       __syncwarp();
-      float s[1][2][4] = {};
-      const uint32_t k = keys + piece_offset(DimQk, lane_ % 8 + lane_ / 16 * 8, lane_ / 8 % 2);
-#pragma unroll
-      for (int32_t step = 0; step < DimQk / 16; ++step) {
-        uint32_t b[4];
-        ptx::load_matrices(b, advance(k, 2 * step));
-        if constexpr (kHoldQueries) {
-          ptx::multiply_add<T>(s[0][0], held[step], b[0], b[1]);
-          ptx::multiply_add<T>(s[0][1], held[step], b[2], b[3]);
-        } else {
-          uint32_t a[4];
-          ptx::load_matrices(a, advance(q, 2 * step));
-          ptx::multiply_add<T>(s[0][0], a, b[0], b[1]);
-          ptx::multiply_add<T>(s[0][1], a, b[2], b[3]);
-        }
-      }
+      float s[1][2][4];
+      multiply_keys(keys, q, held, s);
       __syncwarp();
-      const bool whole = is_whole(tile + kStages);
-      copy_keys(stage, place, whole);
-      weigh(first, s);
+      if (more) copy_keys(stage, share);
+      ptx::commit_copies();
+      const bool masked = first < all_begin || first + kShare > all_end;
+      to_logits(params_, context_, rows_, state_, lane_ / 4, first + 2 * (lane_ % 4), general, masked, upper, s);
+      float factor[1][2];
+      if (to_weights<T>(state_, upper, s, factor)) rescale(acc_, factor);
       ptx::wait_copies<2 * kStages - 1>();
       __syncwarp();
-      if (context_.custom || is_mixed(context_.sight, first, kShare)) {
-        set_special_apart(keys + kKeyBytes, first);
-      }
+      if (custom || (masked && is_mixed(context_.sight, first, kShare))) set_special_apart(keys + kKeyBytes, first);
       multiply_values(keys + kKeyBytes, s);
       __syncwarp();
-      copy_values(stage, place, whole);
-      place = next;
+      if (more) copy_values(stage, share);
+      ptx::commit_copies();
+      share = next;
       if (++stage == kStages) stage = 0;
     }
   }
 
-  __device__ __forceinline__ void weigh(int32_t first, float (&s)[1][2][4]) {
-    const bool masked = context_.custom || needs_mask(context_.sight, first, kShare);
-    to_logits(params_, context_, rows_, state_, lane_ / 4, first + 2 * (lane_ % 4), masked, s);
-    float factor[1][2];
-    if (to_weights<T>(state_, s, factor)) rescale(acc_, factor);
+  /// Products of the queries with 16 keys. Even and odd steps are summed apart: half as long a chain.
+  __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t q, const uint32_t (&held)[kHeldSteps][4],
+                                                float (&s)[1][2][4]) const {
+    float odd[2][4];
+#pragma unroll
+    for (int32_t n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) s[0][n][i] = odd[n][i] = 0.0f;
+    }
+    const auto multiply = [&](int32_t step, float(&to)[2][4], uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3) {
+      if constexpr (kHoldQueries) {
+        ptx::multiply_add<T>(to[0], held[step], b0, b1);
+        ptx::multiply_add<T>(to[1], held[step], b2, b3);
+      } else {
+        uint32_t a[4];
+        ptx::load_matrices(a, advance(q, 2 * step));
+        ptx::multiply_add<T>(to[0], a, b0, b1);
+        ptx::multiply_add<T>(to[1], a, b2, b3);
+      }
+    };
+    const int32_t token = lane_ % 8 + lane_ / 16 * 8;
+    if constexpr (Codes) {
+      const uint32_t k = keys + code_offset(DimQk, token, lane_ / 8 % 2);
+#pragma unroll
+      for (int32_t step = 0; step < DimQk / 16; step += 2) {
+        uint32_t b[4];
+        uint32_t low[4];
+        uint32_t high[4];
+        ptx::load_matrices(b, advance_codes<DimQk>(k, step));
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) widen_four(b[i], low[i], high[i]);
+        multiply(step, s[0], low[0], high[0], low[2], high[2]);
+        multiply(step + 1, odd, low[1], high[1], low[3], high[3]);
+      }
+    } else {
+      const uint32_t k = keys + piece_offset(DimQk, token, lane_ / 8 % 2);
+#pragma unroll
+      for (int32_t step = 0; step < DimQk / 16; ++step) {
+        uint32_t b[4];
+        ptx::load_matrices(b, advance(k, 2 * step));
+        multiply(step, step % 2 == 0 ? s[0] : odd, b[0], b[1], b[2], b[3]);
+      }
+    }
+#pragma unroll
+    for (int32_t n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) s[0][n][i] = __fadd_rn(s[0][n][i], odd[n][i]);
+    }
   }
 
   __device__ __forceinline__ void multiply_values(uint32_t values, const float (&s)[1][2][4]) {
     const uint32_t p[4] = {ptx::pack_two<T>(s[0][0][0], s[0][0][1]), ptx::pack_two<T>(s[0][0][2], s[0][0][3]),
                            ptx::pack_two<T>(s[0][1][0], s[0][1][1]), ptx::pack_two<T>(s[0][1][2], s[0][1][3])};
-    const uint32_t v = values + piece_offset(DimV, lane_ % 16, lane_ / 16);
+    if constexpr (Codes) {
+      const uint32_t v = values + code_offset(DimV, lane_ % 16, lane_ / 16);
 #pragma unroll
-    for (int32_t n = 0; n < DimV / 16; ++n) {
-      uint32_t b[4];
-      ptx::load_matrices_transposed(b, advance(v, 2 * n));
-      ptx::multiply_add<T>(acc_[0][2 * n], p, b[0], b[1]);
-      ptx::multiply_add<T>(acc_[0][2 * n + 1], p, b[2], b[3]);
+      for (int32_t j = 0; j < DimV / 16; j += 2) {
+        uint32_t b[4];
+        ptx::load_matrices_transposed(b, advance_codes<DimV>(v, j));
+#pragma unroll
+        for (int32_t i = 0; i < 2; ++i) {
+          // A word has two neighbouring components of two tokens; a product wants two tokens of one component.
+          uint32_t even[2];
+          uint32_t odd[2];
+          widen_four(__byte_perm(b[2 * i], 0, 0x3120), even[0], odd[0]);
+          widen_four(__byte_perm(b[2 * i + 1], 0, 0x3120), even[1], odd[1]);
+          ptx::multiply_add<T>(acc_[0][2 * (j + i)], p, even[0], even[1]);
+          ptx::multiply_add<T>(acc_[0][2 * (j + i) + 1], p, odd[0], odd[1]);
+        }
+      }
+    } else {
+      const uint32_t v = values + piece_offset(DimV, lane_ % 16, lane_ / 16);
+#pragma unroll
+      for (int32_t n = 0; n < DimV / 16; ++n) {
+        uint32_t b[4];
+        ptx::load_matrices_transposed(b, advance(v, 2 * n));
+        ptx::multiply_add<T>(acc_[0][2 * n], p, b[0], b[1]);
+        ptx::multiply_add<T>(acc_[0][2 * n + 1], p, b[2], b[3]);
+      }
     }
   }
 
   __device__ __forceinline__ void set_special_apart(uint32_t values, int32_t first) {
-    if (!__any_sync(0xffffffffu, scan_special<T, DimV>(values, kShare, lane_, 32, false))) return;
-    add_special<T, DimV>(params_, rows_, values, first, kShare, lane_ / 4, acc_);
-    __syncwarp();
-    scan_special<T, DimV>(values, kShare, lane_, 32, true);
+    if constexpr (Codes) {
+      if (!__any_sync(kAll, scan_codes<DimV>(values, kShare, lane_, false))) return;
+      add_special_codes<DimV>(params_, rows_, values, first, kShare, lane_ / 4, acc_);
+      __syncwarp();
+      scan_codes<DimV>(values, kShare, lane_, true);
+    } else {
+      if (!__any_sync(kAll, scan_special<T, DimV>(values, kShare, lane_, 32, false))) return;
+      add_special<T, DimV>(params_, rows_, values, first, kShare, lane_ / 4, acc_);
+      __syncwarp();
+      scan_special<T, DimV>(values, kShare, lane_, 32, true);
+    }
     __syncwarp();
   }
 
@@ -204,6 +306,16 @@ class NarrowWay {
   const int32_t warp_;
   const uint32_t q_;
   const uint32_t ring_;
+  int32_t element_;  ///< bytes of one where it is stored
+  LaneSource keys_;
+  LaneSource values_;
+  int32_t first_;  ///< this warp's first token of the first tile
+  int32_t any_begin_;
+  int32_t any_end_;
+  const int32_t* pages_;
+  int32_t page_shift_;
+  bool even_;
+  bool direct_;  ///< 16-byte pieces may be copied as they are
   RowState<1> state_;
   float acc_[1][DimV / 8][4];
 };

@@ -41,24 +41,22 @@ __device__ __forceinline__ uint32_t widen_two(uint32_t codes, __nv_fp8_interpret
   return ptx::pack_two<T>(wide.x, wide.y);
 }
 
+/// Eight codes widened.
 template <typename T>
-__device__ __forceinline__ void store_codes(uint32_t shared, const uint2& codes, DType dtype) {
-  uint4 piece;
+__device__ __forceinline__ uint4 widen_codes(const uint2& codes, DType dtype) {
   if (dtype == DType::kFloat8E5M2) {
-    piece = {widen_two<T>(codes.x & 0xffffu, __NV_E5M2), widen_two<T>(codes.x >> 16, __NV_E5M2),
-             widen_two<T>(codes.y & 0xffffu, __NV_E5M2), widen_two<T>(codes.y >> 16, __NV_E5M2)};
-  } else {
-    piece = {widen_two<T>(codes.x & 0xffffu, __NV_E4M3), widen_two<T>(codes.x >> 16, __NV_E4M3),
-             widen_two<T>(codes.y & 0xffffu, __NV_E4M3), widen_two<T>(codes.y >> 16, __NV_E4M3)};
+    return {widen_two<T>(codes.x & 0xffffu, __NV_E5M2), widen_two<T>(codes.x >> 16, __NV_E5M2),
+            widen_two<T>(codes.y & 0xffffu, __NV_E5M2), widen_two<T>(codes.y >> 16, __NV_E5M2)};
   }
-  ptx::store_16(shared, piece);
+  return {widen_two<T>(codes.x & 0xffffu, __NV_E4M3), widen_two<T>(codes.x >> 16, __NV_E4M3),
+          widen_two<T>(codes.y & 0xffffu, __NV_E4M3), widen_two<T>(codes.y >> 16, __NV_E4M3)};
 }
 
 /// The piece that begins at element `at`, whatever its type and address; zeros where not valid. Not for inner loops.
 template <typename T>
 __device__ __forceinline__ void copy_any_piece(uint32_t shared, const PieceSource& source, int64_t at, bool valid) {
   if (is_fp8(source.dtype)) {
-    store_codes<T>(shared, load_codes(source, at, valid), source.dtype);
+    ptx::store_16(shared, widen_codes<T>(load_codes(source, at, valid), source.dtype));
     return;
   }
   const T* const from = static_cast<const T*>(source.data) + at;

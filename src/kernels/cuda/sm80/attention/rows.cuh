@@ -36,25 +36,48 @@ struct ItemContext {
   int64_t first_pos;
   KvShard shard;
   Sight sight;
-  bool custom;  ///< the custom mask's bits apply
-  bool even;    ///< 16 tokens from a multiple of 16 on lie one token stride apart
+  bool custom;           ///< the custom mask's bits apply
+  bool even;             ///< 16 tokens from a multiple of 16 on lie one token stride apart
+  int32_t page_shift;    ///< the page size is 2^page_shift; -1 if it is no power of two
+  const int32_t* pages;  ///< of the item's row of the page table; null: ragged,
+  int32_t first_token;   ///< where this is the row's first token
+};
+
+/// How a row of an item ends. A factor below 0 means that there is nothing to be multiplied.
+struct RowEnding {
+  int64_t at;    ///< of the output, or of the partial results
+  float scale;   ///< of the item's values
+  float before;  ///< of the chain's values before the item
+  float here;    ///< of the item's
+  float factor;  ///< of the output
 };
 
 /// What is known of each row of an item, in shared memory, besides the tiles.
 template <int32_t Rows>
 struct RowInfo {
-  int64_t mask_bit[Rows];    ///< custom mask: local token j stands at bit mask_bit + j of the mask's bytes,
-  int32_t mask_begin[Rows];  ///< if j >= mask_begin; earlier tokens are visible
-  int32_t position[Rows];
-  int32_t visible_begin[Rows];  ///< local tokens; rows beyond the item's see nothing
-  int32_t visible_end[Rows];
-  int32_t request[Rows];
-  ItemContext context;
-  Sight sight[kWarps];
   union {
+    struct {
+      int64_t mask_bit[Rows];    ///< custom mask: local token j stands at bit mask_bit + j of the mask's bytes,
+      int32_t mask_begin[Rows];  ///< if j >= mask_begin; earlier tokens are visible
+      int32_t position[Rows];
+      int32_t visible_begin[Rows];  ///< local tokens; rows beyond the item's see nothing
+      int32_t visible_end[Rows];
+    };
+    RowEnding ending[Rows];  ///< once the item's tokens are through
+  };
+  int32_t request[Rows];
+  int8_t
+      query_exponent[Rows];  ///< kernels of codes: queries in shared memory are to be multiplied with 2 to this power
+  ItemContext context;
+  planner::WorkItem next;  ///< the item after this one, where there is one
+  union {
+    struct {
+      int64_t query[Rows];  ///< where a row's queries begin, in elements; while they are copied and rows are bound
+      Sight sight[kWarps];
+    };
     TokenOffsets offsets[2][kWideTokens];  ///< the wide way's
     struct {
-      float top[Rows];
+      float top[Rows];  ///< of each state; then what its values are to be multiplied with
       float sum[Rows];
     } result;  ///< once the item's tokens are through
   };
@@ -82,11 +105,22 @@ __device__ __forceinline__ void begin_item(const AttentionParams& params, const 
   context.first_tile = item.kv_begin / kTokens * kTokens;
   context.num_tiles = 0;
   context.custom = params.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig;
-  context.even = !context.segment->paged || context.segment->page_size % 16 == 0;
   if (item.kv_begin >= item.kv_end) return;
   context.num_tiles = (item.kv_end - context.first_tile + kTokens - 1) / kTokens;
   context.first_pos = lengths.first_pos[item.kv_row];
   context.shard = lengths.shard;
+  const SegmentParams& segment = *context.segment;
+  context.even = !segment.paged || segment.page_size % 16 == 0;
+  context.pages = nullptr;
+  context.page_shift = -1;
+  if (segment.paged) {
+    if ((segment.page_size & (segment.page_size - 1)) == 0) context.page_shift = __ffs(segment.page_size) - 1;
+    context.pages =
+        segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
+                                                     : item.kv_row * segment.row_stride + segment.first_column);
+  } else {
+    context.first_token = segment.indptr[item.kv_row];
+  }
 }
 
 /// Binds the item's rows to requests, positions and visible tokens. Passes barriers.
@@ -156,13 +190,13 @@ __device__ __forceinline__ void bind_rows(const AttentionParams& params, const p
 /// The place of a token of the item. The one read that precedes a token's own.
 __device__ __forceinline__ TokenPlace place_of(const ItemContext& context, int32_t token) {
   if (token < context.sight.any_begin || token >= context.sight.any_end) return {0, -1};
-  const SegmentParams& segment = *context.segment;
-  const int32_t row = context.item.kv_row;
-  if (!segment.paged) return {0, segment.indptr[row] + token};
-  const int32_t column = static_cast<int32_t>(static_cast<uint32_t>(token) / static_cast<uint32_t>(segment.page_size));
-  const int64_t begin =
-      segment.indptr != nullptr ? int64_t{segment.indptr[row]} : row * segment.row_stride + segment.first_column;
-  return {segment.indices[begin + column], token - column * segment.page_size};
+  if (context.pages == nullptr) return {0, context.first_token + token};
+  if (context.page_shift >= 0) {
+    return {context.pages[token >> context.page_shift], token & ((1 << context.page_shift) - 1)};
+  }
+  const auto page_size = static_cast<uint32_t>(context.segment->page_size);
+  const int32_t column = static_cast<int32_t>(static_cast<uint32_t>(token) / page_size);
+  return {context.pages[column], token - column * static_cast<int32_t>(page_size)};
 }
 
 __device__ __forceinline__ int64_t offset_of(const TokenPlace& place, const KvStrides& strides, int32_t head) {
@@ -175,38 +209,69 @@ __device__ __forceinline__ TokenOffsets offsets_of(const ItemContext& context, c
           offset_of(place, segment.v_strides, context.item.kv_head)};
 }
 
-/// The queries of the item's rows to a tile of `num_rows` rows; zeros for rows that it has not.
-template <typename T, int32_t Dim>
-__device__ __forceinline__ void copy_queries(const AttentionParams& params, const ItemContext& context, uint32_t tile,
+/// Begins the copy of an item to rows.next.
+template <int32_t Rows>
+__device__ __forceinline__ void fetch_item(const planner::WorkItem& item, RowInfo<Rows>& rows) {
+  constexpr auto kWords = static_cast<int32_t>(sizeof(planner::WorkItem) / 4);
+  static_assert(sizeof(planner::WorkItem) % 4 == 0 && kWords <= 32);
+  const int32_t thread = thread_number();
+  if (thread >= kWords) return;
+  ptx::copy_4_async(ptx::shared_address(&rows.next) + 4 * static_cast<uint32_t>(thread),
+                    reinterpret_cast<const int32_t*>(&item) + thread);
+}
+
+/// Where each of `num_rows` rows' queries begin, in elements, to rows.query; kUnseen for rows that the item has not.
+template <int32_t Rows>
+__device__ __forceinline__ void locate_queries(const AttentionParams& params, RowInfo<Rows>& rows, int32_t num_rows) {
+  const int32_t row = thread_number();
+  if (row >= num_rows) return;
+  const RowPlace place = row_place(params, rows.context.item, row);
+  rows.query[row] =
+      row < rows.context.num_rows ? place.token * params.q_token_stride + place.q_head * params.q_head_stride : kUnseen;
+}
+
+/// The queries to a tile of `num_rows` rows; zeros for rows that the item has not.
+template <typename T, int32_t Dim, int32_t Rows>
+__device__ __forceinline__ void copy_queries(const AttentionParams& params, const RowInfo<Rows>& rows, uint32_t tile,
                                              int32_t num_rows) {
   constexpr int32_t kPieces = Dim / kPiece;
   const PieceSource source{params.q, params.q_dtype, params.q_wide};
+  const int32_t thread = thread_number();
+  if (source.direct() && params.head_dim_qk == Dim) {
+#pragma unroll 2
+    for (int32_t i = thread; i < num_rows * kPieces; i += kThreads) {
+      const int64_t at = rows.query[i / kPieces];
+      const int32_t d = i % kPieces * kPiece;
+      ptx::copy_16_async(tile + piece_offset(Dim, i / kPieces, i % kPieces),
+                         static_cast<const T*>(params.q) + (at != kUnseen ? at + d : 0), at != kUnseen);
+    }
+    return;
+  }
 #pragma unroll 1
-  for (int32_t i = thread_number(); i < num_rows * kPieces; i += kThreads) {
+  for (int32_t i = thread; i < num_rows * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
-    const int32_t piece = i % kPieces;
-    const bool valid = row < context.num_rows && piece * kPiece < params.head_dim_qk;
-    const RowPlace place = row_place(params, context.item, valid ? row : 0);
-    const int64_t at =
-        place.token * params.q_token_stride + place.q_head * params.q_head_stride + (valid ? piece * kPiece : 0);
-    copy_any_piece<T>(tile + piece_offset(Dim, row, piece), source, at, valid);
+    const int32_t d = i % kPieces * kPiece;
+    const int64_t at = rows.query[row];
+    const bool valid = at != kUnseen && d < params.head_dim_qk;
+    copy_any_piece<T>(tile + piece_offset(Dim, row, i % kPieces), source, valid ? at + d : 0, valid);
   }
 }
 
-/// Keys or values of a tile of the wide way, by the thread block; of those that no row sees, zeros.
+/// Keys or values of a tile of the wide way, by the thread block; of those that no row sees, zeros. `whole`: all tokens
+/// are seen, and pieces may be copied as they are.
 template <typename T, int32_t Dim>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenOffsets* tokens, int64_t TokenOffsets::*half,
-                                          const PieceSource& source, int32_t head_dim, int32_t thread) {
+                                          const PieceSource& source, int32_t head_dim, bool whole, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
-  if (source.direct()) {
-#pragma unroll 4
-    for (int32_t i = thread; i < kWideTokens * kPieces; i += kThreads) {
-      const int32_t row = i / kPieces;
-      const int32_t d = i % kPieces * kPiece;
-      const int64_t offset = tokens[row].*half;
-      const bool valid = offset != kUnseen && d < head_dim;
-      ptx::copy_16_async(tile + piece_offset(Dim, row, i % kPieces),
-                         static_cast<const T*>(source.data) + (valid ? offset + d : 0), valid);
+  constexpr int32_t kCopies = kWideTokens * kPieces / kThreads;
+  static_assert(kCopies * kThreads == kWideTokens * kPieces);
+  if (whole && head_dim == Dim) {
+#pragma unroll
+    for (int32_t i = 0; i < kCopies; ++i) {
+      const int32_t row = (i * kThreads + thread) / kPieces;
+      const int32_t piece = (i * kThreads + thread) % kPieces;
+      ptx::copy_16_async(tile + piece_offset(Dim, row, piece),
+                         static_cast<const T*>(source.data) + tokens[row].*half + piece * kPiece);
     }
     return;
   }

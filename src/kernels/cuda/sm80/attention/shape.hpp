@@ -51,6 +51,11 @@ constexpr int32_t narrow_stages(const DimClass& dims) {
   return dims.qk <= 64 ? 4 : (dims.qk <= 192 ? 2 : 1);
 }
 
+/// The same where the ring has codes of 8 bits: as many bytes.
+constexpr int32_t code_stages(const DimClass& dims) {
+  return 2 * narrow_stages(dims);
+}
+
 /// Bytes of shared memory for queries, keys and values in either way.
 constexpr int32_t wide_bytes(const DimClass& dims) {
   return 2 * (rows_per_item(dims) * dims.qk + wide_stages(dims) * kWideTokens * (dims.qk + dims.v));
@@ -80,6 +85,18 @@ constexpr int32_t tile_bytes(const DimClass& dims) {
 /// within 128 bytes by the row's number, so that eight rows' equal pieces lie in different banks.
 FOLIO_HOST_DEVICE constexpr int32_t piece_offset(int32_t dim, int32_t row, int32_t piece) {
   return row * dim * 2 + ((piece ^ (row & 7)) << 4);
+}
+
+/// The same in a tile of `dim` codes of 8 bits a row; rows of 64 or 192 bytes begin in one of two groups of banks.
+FOLIO_HOST_DEVICE constexpr int32_t code_offset(int32_t dim, int32_t row, int32_t piece) {
+  return row * dim + ((piece ^ (dim % 128 == 0 ? row & 7 : row >> 1 & 3)) << 4);
+}
+
+/// Where pair `pair` of the eight of a step of 16 query elements stands if keys are codes: a lane of a product then
+/// finds the elements 4t to 4t + 3 where it would have 2t, 2t + 1, 2t + 8 and 2t + 9, and a lane's 4 codes lie side by
+/// side.
+FOLIO_HOST_DEVICE constexpr int32_t code_pair(int32_t pair) {
+  return pair / 2 + pair % 2 * 4;
 }
 
 /// What the rows of an item see of a segment, as ranges of local tokens.

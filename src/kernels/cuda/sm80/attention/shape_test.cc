@@ -51,6 +51,36 @@ TEST(Sm80Shape, PiecesOfATileStandApartAndReadWithoutConflicts) {
   }
 }
 
+TEST(Sm80Shape, PiecesOfCodesStandApartAndReadWithoutConflicts) {
+  for (const int32_t dim : {64, 128, 192, 256}) {
+    const int32_t pieces = dim / 16;
+    std::set<int32_t> offsets;
+    for (int32_t row = 0; row < 16; ++row) {
+      for (int32_t piece = 0; piece < pieces; ++piece) offsets.insert(code_offset(dim, row, piece));
+    }
+    EXPECT_EQ(offsets.size(), static_cast<size_t>(16 * pieces));
+    EXPECT_EQ(*offsets.begin(), 0);
+    EXPECT_EQ(*offsets.rbegin(), (16 * pieces - 1) * 16);
+    for (int32_t first = 0; first < 16; first += 8) {
+      for (int32_t piece = 0; piece < pieces; ++piece) {
+        std::set<int32_t> banks;
+        for (int32_t row = first; row < first + 8; ++row) banks.insert(code_offset(dim, row, piece) / 16 % 8);
+        EXPECT_EQ(banks.size(), 8u) << dim;
+      }
+    }
+  }
+}
+
+TEST(Sm80Shape, QueriesForCodesArePermutedWithinAStep) {
+  std::set<int32_t> places;
+  for (int32_t pair = 0; pair < 8; ++pair) places.insert(code_pair(pair));
+  EXPECT_EQ(places.size(), 8u);
+  for (int32_t t = 0; t < 4; ++t) {
+    EXPECT_EQ(code_pair(2 * t), t);
+    EXPECT_EQ(code_pair(2 * t + 1), t + 4);
+  }
+}
+
 TEST(Sm80Shape, ThePlannersTilesAreWholeTilesOfBothWays) {
   EXPECT_EQ(kTokens % kWideTokens, 0);
   EXPECT_EQ(kTokens, kWarps * 16);

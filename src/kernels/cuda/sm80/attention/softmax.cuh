@@ -50,50 +50,79 @@ __device__ __forceinline__ uint32_t position_offset(const KvShard& shard, uint32
          (token - stripe * interleave);
 }
 
-/// Products become logits in base-2 units; -infinity where the row does not see the key. `row_of(m, h)` is a lane's
-/// row, `first` the token of its first column.
+/// One product as a logit in base-2 units, with what few batches have: soft cap, ALiBi, custom mask.
+template <int32_t Rows>
+__device__ __forceinline__ float general_logit(const AttentionParams& params, const ItemContext& context,
+                                               const RowInfo<Rows>& rows, int32_t row, int32_t token, float scale,
+                                               float slope, float product) {
+  float x = __fmul_rn(product, scale);
+  if (has_bias(params)) {
+    if (params.soft_cap != 0.0f) x = capped(x, params.soft_cap);
+    if (params.alibi_slopes != nullptr) {
+      const int64_t key = context.first_pos + position_offset(context.shard, static_cast<uint32_t>(token));
+      const int64_t apart = rows.position[row] - key;
+      x = __fadd_rn(x, -__fmul_rn(slope, static_cast<float>(apart < 0 ? -apart : apart)));
+    }
+    x = __fmul_rn(x, kLog2E);
+  }
+  return context.custom && !sees(params, rows, row, token) ? -INFINITY : x;
+}
+
+/// All of a lane's products, one after the other in local memory: a loop instead of as many copies of its body.
+template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
+__device__ __forceinline__ void to_general_logits(const AttentionParams& params, const ItemContext& context,
+                                                  const RowInfo<Rows>& rows, const RowState<RowTiles>& state,
+                                                  int32_t first_row, int32_t first,
+                                                  float (&s)[RowTiles][ColumnTiles][4]) {
+  struct {
+    float x[RowTiles * ColumnTiles * 4];
+    float scale[RowTiles * 2];
+    float slope[RowTiles * 2];
+  } local;
+#pragma unroll
+  for (int32_t r = 0; r < 2 * RowTiles; ++r) {
+    const int32_t q_head = row_place(params, context.item, first_row + 8 * r).q_head;
+    local.slope[r] = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[q_head];
+    local.scale[r] = state.logit_scale[r / 2][r % 2];
+  }
+#pragma unroll
+  for (int32_t i = 0; i < RowTiles * ColumnTiles * 4; ++i)
+    local.x[i] = s[i / 4 / ColumnTiles][i / 4 % ColumnTiles][i % 4];
+  auto* address = &local;
+  asm volatile("" : "+l"(address)::"memory");  // no registers
+#pragma unroll 1
+  for (int32_t i = 0; i < RowTiles * ColumnTiles * 4; ++i) {
+    const int32_t r = i / 4 / ColumnTiles * 2 + i / 2 % 2;
+    address->x[i] = general_logit(params, context, rows, first_row + 8 * r, first + i / 4 % ColumnTiles * 8 + i % 2,
+                                  address->scale[r], address->slope[r], address->x[i]);
+  }
+  asm volatile("" ::: "memory");
+#pragma unroll
+  for (int32_t i = 0; i < RowTiles * ColumnTiles * 4; ++i)
+    s[i / 4 / ColumnTiles][i / 4 % ColumnTiles][i % 4] = address->x[i];
+}
+
+/// Products become logits in base-2 units; -infinity where the row does not see the key. A lane's rows are `first_row`
+/// and those 8, 16, ... further, `first` is the token of its first column. Without `upper`, rows g + 8 are no rows of
+/// the item.
 template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
 __device__ __forceinline__ void to_logits(const AttentionParams& params, const ItemContext& context,
                                           const RowInfo<Rows>& rows, const RowState<RowTiles>& state, int32_t first_row,
-                                          int32_t first, bool masked, float (&s)[RowTiles][ColumnTiles][4]) {
-  if (has_bias(params)) {
-    float slope[RowTiles][2];
-#pragma unroll
-    for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-      for (int32_t h = 0; h < 2; ++h) {
-        const int32_t q_head = row_place(params, context.item, first_row + 16 * m + 8 * h).q_head;
-        slope[m][h] = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[q_head];
-      }
-    }
-#pragma unroll
-    for (int32_t n = 0; n < ColumnTiles; ++n) {
-#pragma unroll
-      for (int32_t j = 0; j < 2; ++j) {
-        const auto token = static_cast<uint32_t>(first + 8 * n + j);
-        const int64_t key = context.first_pos + position_offset(context.shard, token);
-#pragma unroll
-        for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-          for (int32_t h = 0; h < 2; ++h) {
-            float& x = s[m][n][2 * h + j];
-            x = __fmul_rn(x, state.logit_scale[m][h]);
-            if (params.soft_cap != 0.0f) x = capped(x, params.soft_cap);
-            const int64_t apart = rows.position[first_row + 16 * m + 8 * h] - key;
-            const float distance = static_cast<float>(apart < 0 ? -apart : apart);
-            if (params.alibi_slopes != nullptr) x = __fadd_rn(x, -__fmul_rn(slope[m][h], distance));
-            x = __fmul_rn(x, kLog2E);
-          }
-        }
-      }
-    }
+                                          int32_t first, bool general, bool masked, bool upper,
+                                          float (&s)[RowTiles][ColumnTiles][4]) {
+  if (general) {
+    to_general_logits(params, context, rows, state, first_row, first, s);
   } else {
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
 #pragma unroll
-      for (int32_t n = 0; n < ColumnTiles; ++n) {
+      for (int32_t h = 0; h < 2; ++h) {
+        if (h == 1 && !upper) continue;
 #pragma unroll
-        for (int32_t i = 0; i < 4; ++i) s[m][n][i] = __fmul_rn(s[m][n][i], state.logit_scale[m][i / 2]);
+        for (int32_t n = 0; n < ColumnTiles; ++n) {
+          s[m][n][2 * h] = __fmul_rn(s[m][n][2 * h], state.logit_scale[m][h]);
+          s[m][n][2 * h + 1] = __fmul_rn(s[m][n][2 * h + 1], state.logit_scale[m][h]);
+        }
       }
     }
   }
@@ -113,14 +142,6 @@ __device__ __forceinline__ void to_logits(const AttentionParams& params, const I
           if (column < begin || column >= end) s[m][n][2 * h + j] = -INFINITY;
         }
       }
-      if (!context.custom) continue;
-#pragma unroll
-      for (int32_t n = 0; n < ColumnTiles; ++n) {
-#pragma unroll
-        for (int32_t j = 0; j < 2; ++j) {
-          if (!sees(params, rows, row, first + 8 * n + j)) s[m][n][2 * h + j] = -INFINITY;
-        }
-      }
     }
   }
 }
@@ -128,13 +149,15 @@ __device__ __forceinline__ void to_logits(const AttentionParams& params, const I
 /// Logits become weights, the state takes them in. Returns in `factor` what the values accumulated so far are to be
 /// multiplied with, and whether any of the warp's factors is not 1.
 template <typename T, int32_t RowTiles, int32_t ColumnTiles>
-__device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, float (&s)[RowTiles][ColumnTiles][4],
+__device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, bool upper, float (&s)[RowTiles][ColumnTiles][4],
                                            float (&factor)[RowTiles][2]) {
   bool changed = false;
 #pragma unroll
   for (int32_t m = 0; m < RowTiles; ++m) {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
+      factor[m][h] = 1.0f;
+      if (h == 1 && !upper) continue;
       float most = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
 #pragma unroll
       for (int32_t n = 1; n < ColumnTiles; ++n) {
@@ -163,8 +186,8 @@ __device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, float (&s)
   return __any_sync(0xffffffffu, changed);
 }
 
-/// A new state for an item.
-template <int32_t RowTiles, int32_t Rows>
+/// A new state for an item. `Codes`: queries were scaled.
+template <bool Codes, int32_t RowTiles, int32_t Rows>
 __device__ __forceinline__ void begin_state(const AttentionParams& params, const ItemContext& context,
                                             const RowInfo<Rows>& rows, int32_t first_row, RowState<RowTiles>& state) {
 #pragma unroll
@@ -178,7 +201,10 @@ __device__ __forceinline__ void begin_state(const AttentionParams& params, const
       if (row >= context.num_rows || context.num_tiles == 0) continue;
       const float q_scale = scale_at(params.q_scale, rows.request[row], context.item.kv_head);
       const float k_scale = scale_at(context.segment->k_scale, rows.request[row], context.item.kv_head);
-      const float scale = __fmul_rn(__fmul_rn(q_scale, k_scale), params.sm_scale);
+      float scale = __fmul_rn(__fmul_rn(q_scale, k_scale), params.sm_scale);
+      if constexpr (Codes) {
+        scale = __fmul_rn(scale, __int_as_float((127 + int32_t{rows.query_exponent[row]}) << 23));
+      }
       state.logit_scale[m][h] = has_bias(params) ? scale : __fmul_rn(scale, kLog2E);
     }
   }

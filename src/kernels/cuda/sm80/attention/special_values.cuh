@@ -35,6 +35,7 @@ template <typename T, int32_t Dim>
 __device__ __forceinline__ bool scan_special(uint32_t tile, int32_t count, int32_t thread, int32_t threads,
                                              bool clear) {
   bool found = false;
+#pragma unroll 1
   for (int32_t i = thread; i < count * (Dim / 2); i += threads) {
     const uint32_t at = tile + 4 * static_cast<uint32_t>(i);
     const uint32_t pair = ptx::load_4(at);
@@ -46,31 +47,57 @@ __device__ __forceinline__ bool scan_special(uint32_t tile, int32_t count, int32
   return found;
 }
 
+/// Accumulators in local memory, so that a loop over them is one loop: for what is rarely done.
+template <int32_t RowTiles, int32_t ColumnTiles>
+struct LocalSums {
+  float x[RowTiles * ColumnTiles * 4];
+};
+template <int32_t RowTiles, int32_t ColumnTiles>
+__device__ __forceinline__ LocalSums<RowTiles, ColumnTiles>* to_local(const float (&acc)[RowTiles][ColumnTiles][4],
+                                                                      LocalSums<RowTiles, ColumnTiles>& local) {
+#pragma unroll
+  for (int32_t i = 0; i < RowTiles * ColumnTiles * 4; ++i) {
+    local.x[i] = acc[i / 4 / ColumnTiles][i / 4 % ColumnTiles][i % 4];
+  }
+  auto* address = &local;
+  asm volatile("" : "+l"(address)::"memory");
+  return address;
+}
+template <int32_t RowTiles, int32_t ColumnTiles>
+__device__ __forceinline__ void from_local(const LocalSums<RowTiles, ColumnTiles>* local,
+                                           float (&acc)[RowTiles][ColumnTiles][4]) {
+  asm volatile("" ::: "memory");
+#pragma unroll
+  for (int32_t i = 0; i < RowTiles * ColumnTiles * 4; ++i) {
+    acc[i / 4 / ColumnTiles][i / 4 % ColumnTiles][i % 4] = local->x[i];
+  }
+}
+
 /// Adds them to the rows that see them.
 template <typename T, int32_t Dim, int32_t RowTiles, int32_t Rows>
 __device__ __forceinline__ void add_special(const AttentionParams& params, const RowInfo<Rows>& rows, uint32_t tile,
                                             int32_t first_token, int32_t count, int32_t first_row,
                                             float (&acc)[RowTiles][Dim / 8][4]) {
   const int32_t column = 2 * (static_cast<int32_t>(threadIdx.x) % 4);
+  LocalSums<RowTiles, Dim / 8> storage;
+  auto* const sums = to_local(acc, storage);
+#pragma unroll 1
   for (int32_t i = 0; i < count; ++i) {
-    uint32_t seen = 0;  // a bit for each of this lane's rows
-#pragma unroll
-    for (int32_t r = 0; r < 2 * RowTiles; ++r) {
-      if (sees(params, rows, first_row + 8 * r, first_token + i)) seen |= 1u << r;
-    }
-#pragma unroll
+#pragma unroll 1
     for (int32_t n = 0; n < Dim / 8; ++n) {
       const uint32_t pair = ptx::load_4(tile + piece_offset(Dim, i, n) + 2 * column);
       const uint32_t special = special_halves<T>(pair);
       if (special == 0) continue;
-#pragma unroll
+#pragma unroll 1
       for (int32_t r = 0; r < 2 * RowTiles; ++r) {
-        if ((seen >> r & 1) == 0) continue;
-        if ((special & 1) != 0) acc[r / 2][n][r % 2 * 2] += half_of<T>(pair, 0);
-        if ((special & 2) != 0) acc[r / 2][n][r % 2 * 2 + 1] += half_of<T>(pair, 1);
+        if (!sees(params, rows, first_row + 8 * r, first_token + i)) continue;
+        float* const two = &sums->x[(r / 2 * (Dim / 8) + n) * 4 + r % 2 * 2];
+        if ((special & 1) != 0) two[0] += half_of<T>(pair, 0);
+        if ((special & 2) != 0) two[1] += half_of<T>(pair, 1);
       }
     }
   }
+  from_local(sums, acc);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

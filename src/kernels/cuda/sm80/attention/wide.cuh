@@ -18,7 +18,14 @@ __device__ __forceinline__ uint32_t advance(uint32_t address, int32_t piece) {
   return (address ^ static_cast<uint32_t>((piece & 7) << 4)) + static_cast<uint32_t>((piece >> 3) << 7);
 }
 
-template <typename T, int32_t DimQk, int32_t DimV, int32_t RowTiles, int32_t Rows>
+/// The same in rows of codes: in those of 64 or 192 bytes, only bits 4 and 5 change by XOR.
+template <int32_t Dim>
+__device__ __forceinline__ uint32_t advance_codes(uint32_t address, int32_t piece) {
+  if constexpr (Dim % 128 == 0) return advance(address, piece);
+  return (address ^ static_cast<uint32_t>((piece & 3) << 4)) + static_cast<uint32_t>((piece >> 2) << 6);
+}
+
+template <typename T, int32_t DimQk, int32_t DimV, bool Codes, int32_t RowTiles, int32_t Rows>
 class WideWay {
   static constexpr int32_t kStages = wide_stages({DimQk, DimV});
   static constexpr int32_t kColumns = kWideTokens / 8;
@@ -48,7 +55,7 @@ class WideWay {
         for (int32_t i = 0; i < 4; ++i) acc_[m][n][i] = 0.0f;
       }
     }
-    begin_state(params_, context_, rows_, first_row_, state_);
+    begin_state<Codes>(params_, context_, rows_, first_row_, state_);
     if (context_.num_tiles > 0) accumulate();
     ptx::wait_copies<0>();
     join_quad(state_);
@@ -61,13 +68,15 @@ class WideWay {
     const int32_t num_tiles = context_.num_tiles * (kTokens / kWideTokens);
     const bool looks_up = thread_ < kWideTokens;
     const int32_t column = context_.first_tile + thread_;
+    const bool general = context_.custom || has_bias(params_);
     TokenPlace next{0, -1};
 #pragma unroll 1
     for (int32_t tile = 0; tile < kStages - 1; ++tile) {
       if (looks_up)
         rows_.offsets[tile & 1][thread_] = offsets_of(context_, place_of(context_, column + tile * kWideTokens));
       __syncthreads();
-      copy_tiles(tile, tile);
+      if (tile < num_tiles) copy_tiles(tile, tile);
+      ptx::commit_copies();
     }
     if (looks_up) next = place_of(context_, column + (kStages - 1) * kWideTokens);
     int32_t stage = 0;
@@ -77,33 +86,34 @@ class WideWay {
       if (looks_up) rows_.offsets[ahead & 1][thread_] = offsets_of(context_, next);
       ptx::wait_copies<kStages - 2>();
       __syncthreads();  // this tile is there, the one before was used
-      copy_tiles(ahead, stage == 0 ? kStages - 1 : stage - 1);
+      if (ahead < num_tiles) copy_tiles(ahead, stage == 0 ? kStages - 1 : stage - 1);
+      ptx::commit_copies();
       if (looks_up) next = place_of(context_, column + (ahead + 1) * kWideTokens);
       const uint32_t keys = stages_ + stage * kStageBytes;
       float s[RowTiles][kColumns][4];
       multiply_keys(keys, s);
-      to_logits(params_, context_, rows_, state_, first_row_, first + 2 * (lane_ % 4),
-                context_.custom || needs_mask(context_.sight, first, kWideTokens), s);
+      const bool masked = needs_mask(context_.sight, first, kWideTokens);
+      to_logits(params_, context_, rows_, state_, first_row_, first + 2 * (lane_ % 4), general, masked, true, s);
       float factor[RowTiles][2];
-      if (to_weights<T>(state_, s, factor)) rescale(acc_, factor);
-      if (context_.custom || is_mixed(context_.sight, first, kWideTokens)) {
+      if (to_weights<T>(state_, true, s, factor)) rescale(acc_, factor);
+      if (context_.custom || (masked && is_mixed(context_.sight, first, kWideTokens)))
         set_special_apart(keys + kKeyBytes, first);
-      }
       multiply_values(keys + kKeyBytes, s);
       if (++stage == kStages) stage = 0;
     }
   }
 
-  /// Begins the copy of a tile whose tokens' places are known; of tokens beyond the item's, zeros.
+  /// Begins the copy of a tile whose tokens' places are known; of tokens that no row sees, zeros.
   __device__ __forceinline__ void copy_tiles(int32_t tile, int32_t stage) const {
     const SegmentParams& segment = *context_.segment;
     const TokenOffsets* const tokens = rows_.offsets[tile & 1];
     const uint32_t keys = stages_ + stage * kStageBytes;
-    copy_tile<T, DimQk>(keys, tokens, &TokenOffsets::k, {segment.k, segment.dtype, segment.wide}, params_.head_dim_qk,
-                        thread_);
-    copy_tile<T, DimV>(keys + kKeyBytes, tokens, &TokenOffsets::v, {segment.v, segment.dtype, segment.wide},
-                       params_.head_dim_v, thread_);
-    ptx::commit_copies();
+    const int32_t first = context_.first_tile + tile * kWideTokens;
+    const PieceSource k{segment.k, segment.dtype, segment.wide};
+    const PieceSource v{segment.v, segment.dtype, segment.wide};
+    const bool whole = k.direct() && first >= context_.sight.any_begin && first + kWideTokens <= context_.sight.any_end;
+    copy_tile<T, DimQk>(keys, tokens, &TokenOffsets::k, k, params_.head_dim_qk, whole, thread_);
+    copy_tile<T, DimV>(keys + kKeyBytes, tokens, &TokenOffsets::v, v, params_.head_dim_v, whole, thread_);
   }
 
   __device__ __forceinline__ void multiply_keys(uint32_t keys, float (&s)[RowTiles][kColumns][4]) const {
