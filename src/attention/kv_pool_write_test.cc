@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "folio/kv_cache.hpp"
@@ -118,6 +119,41 @@ INSTANTIATE_TEST_SUITE_P(Pools, KvPoolWrite,
                                            Case{DType::kFloat8E4M3, 1, KvPoolLayout::kTokenMajor, 0.5f, 0.25f},
                                            Case{DType::kFloat8E5M2, 4, KvPoolLayout::kTokenMajor, 2.0f, 1.0f},
                                            Case{DType::kFloat8E4M3, 16, KvPoolLayout::kCpuPacked, 0.5f, 0.25f}));
+
+/// The shape of mllm-kernel's tests/test_store_cache.py: 257 rows of 1,024 elements into shuffled slots of 4,096, every
+/// byte.
+TEST(StoreCache, MovesRowsByteForByte) {
+  constexpr int32_t kRows = 257;
+  for (const DType dtype : {DType::kFloat16, DType::kFloat32}) {
+    KvPoolConfig config;
+    config.num_slots = 4096;
+    config.num_layers = 1;
+    config.num_kv_heads = 8;
+    config.head_dim_qk = config.head_dim_v = 128;
+    config.dtype = dtype;
+    KvPool pool(config);
+    const size_t row = 1024 * static_cast<size_t>(size_of(dtype));
+    std::vector<unsigned char> k(kRows * row);
+    for (size_t i = 0; i < k.size(); ++i) k[i] = static_cast<unsigned char>((i * 37 + i / row) % 120);  // finite values
+    const std::vector<unsigned char> v(k.rbegin(), k.rend());
+    std::vector<int64_t> slots;
+    for (int64_t r = 0; r < kRows; ++r) slots.push_back(1 + r * 1723 % 4096);
+    write_kv_cache(Context::cpu(), pool.write_args(0, ConstTensorView(k.data(), dtype, {kRows, 8, 128}),
+                                                   ConstTensorView(v.data(), dtype, {kRows, 1024}), slots));
+    const auto* const k_stored = static_cast<const unsigned char*>(pool.view(0).k);
+    const auto* const v_stored = static_cast<const unsigned char*>(pool.view(0).v);
+    std::vector<int32_t> writer(static_cast<size_t>(pool.buffer_len()), -1);
+    for (int32_t r = 0; r < kRows; ++r) writer[static_cast<size_t>(slots[static_cast<size_t>(r)])] = r;
+    const std::vector<unsigned char> nothing(row, 0);
+    for (size_t slot = 0; slot < writer.size(); ++slot) {
+      const int32_t r = writer[slot];
+      const unsigned char* const k_want = r < 0 ? nothing.data() : k.data() + static_cast<size_t>(r) * row;
+      const unsigned char* const v_want = r < 0 ? nothing.data() : v.data() + static_cast<size_t>(r) * row;
+      ASSERT_EQ(std::memcmp(k_stored + slot * row, k_want, row), 0) << to_string(dtype) << ", slot " << slot;
+      ASSERT_EQ(std::memcmp(v_stored + slot * row, v_want, row), 0) << to_string(dtype) << ", slot " << slot;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace folio
