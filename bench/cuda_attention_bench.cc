@@ -1,15 +1,13 @@
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <functional>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "cuda_timing.hpp"
 #include "folio/folio.hpp"
 #include "page_read.hpp"
 
@@ -19,64 +17,19 @@
 namespace {
 
 using namespace folio;  // NOLINT(google-build-using-namespace): a program, not a header
+using bench::check;
+using bench::DeviceBytes;
 
 constexpr int32_t kQHeads = 32;
 constexpr int32_t kKvHeads = 8;
 constexpr int32_t kHeadDim = 128;
 constexpr int32_t kPageSize = 16;
 
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
-class DeviceBytes {
- public:
-  explicit DeviceBytes(size_t bytes) { check(cudaMalloc(&data_, bytes)); }
-  explicit DeviceBytes(const std::vector<int32_t>& values) : DeviceBytes(values.size() * sizeof(int32_t)) {
-    check(cudaMemcpy(data_, values.data(), values.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
-  }
-  ~DeviceBytes() { static_cast<void>(cudaFree(data_)); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-  template <typename T = void>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-};
-
-/// Median microseconds of a replay of a graph of what `call` enqueues.
-double graph_time(cudaStream_t stream, const std::function<void()>& call) {
+/// Median microseconds of a replay of a graph of the call.
+double time_of(cudaStream_t stream, const std::function<void()>& call) {
   call();  // what happens once, happens outside of the graph
   check(cudaStreamSynchronize(stream));
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  call();
-  check(cudaStreamEndCapture(stream, &graph));
-  check(cudaGraphInstantiate(&replay, graph, 0));
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  std::vector<double> times;
-  for (int32_t i = 0; i < 24; ++i) {
-    check(cudaEventRecord(begin, stream));
-    check(cudaGraphLaunch(replay, stream));
-    check(cudaEventRecord(end, stream));
-    check(cudaEventSynchronize(end));
-    float milliseconds = 0.0f;
-    check(cudaEventElapsedTime(&milliseconds, begin, end));
-    if (i >= 4) times.push_back(1000.0 * static_cast<double>(milliseconds));
-  }
-  check(cudaEventDestroy(begin));
-  check(cudaEventDestroy(end));
-  check(cudaGraphExecDestroy(replay));
-  check(cudaGraphDestroy(graph));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return bench::graph_time(stream, 1, 20, call);
 }
 
 struct Shape {
@@ -159,8 +112,8 @@ void measure(const std::string& label, const Shape& shape, const std::string& ke
   init_workspace(op, {workspace.as(), bytes}, stream);
   check(cudaStreamSynchronize(native));
 
-  const double attention = graph_time(native, [&] { run(plan, args, {workspace.as(), bytes}, stream); });
-  const double read = graph_time(native, [&] {
+  const double attention = time_of(native, [&] { run(plan, args, {workspace.as(), bytes}, stream); });
+  const double read = time_of(native, [&] {
     folio_bench::read_pages(k.as(), v.as(), pool / static_cast<size_t>(indptr.back()), device_pages.as<int32_t>(),
                             indptr.back(), sink.as<int32_t>(), native);
   });

@@ -1,5 +1,3 @@
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -7,11 +5,11 @@
 #include <exception>
 #include <functional>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cuda_timing.hpp"
 #include "folio/folio.hpp"
 
 /// What a decode step of 256 requests costs on a GPU: the host's time in `plan`, `write_kv_cache` and `run`, and the
@@ -19,6 +17,8 @@
 namespace {
 
 using namespace folio;  // NOLINT(google-build-using-namespace): a program, not a header
+using bench::check;
+using bench::DeviceBytes;
 using Clock = std::chrono::steady_clock;
 
 constexpr int32_t kRequests = 256;
@@ -28,34 +28,6 @@ constexpr int32_t kHeadDim = 128;
 constexpr int32_t kPageSize = 16;
 constexpr int32_t kMaxKvLen = 4096;
 constexpr int32_t kRepeats = 1000;
-
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
-class DeviceBytes {
- public:
-  explicit DeviceBytes(size_t bytes) : bytes_(bytes) {
-    check(cudaMalloc(&data_, bytes));
-    check(cudaMemset(data_, 0, bytes));
-  }
-  template <typename T>
-  explicit DeviceBytes(const std::vector<T>& values) : DeviceBytes(values.size() * sizeof(T)) {
-    check(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice));
-  }
-  ~DeviceBytes() { static_cast<void>(cudaFree(data_)); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-  template <typename T = void>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  size_t size() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_;
-};
 
 struct Timing {
   double median = 0.0;
@@ -89,22 +61,10 @@ Timing host_time(cudaStream_t stream, const std::function<void()>& call) {
 /// Time on the GPU of ten calls in a row, for one.
 Timing gpu_time(cudaStream_t stream, const std::function<void()>& call) {
   constexpr int32_t kCalls = 10;
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  std::vector<double> times;
-  for (int32_t i = 0; i < 25; ++i) {
-    check(cudaEventRecord(begin, stream));
+  std::vector<double> times = bench::round_times(stream, 5, 20, [&] {
     for (int32_t n = 0; n < kCalls; ++n) call();
-    check(cudaEventRecord(end, stream));
-    check(cudaEventSynchronize(end));
-    float milliseconds = 0.0f;
-    check(cudaEventElapsedTime(&milliseconds, begin, end));
-    if (i >= 5) times.push_back(1000.0 * static_cast<double>(milliseconds) / kCalls);
-  }
-  check(cudaEventDestroy(begin));
-  check(cudaEventDestroy(end));
+  });
+  for (double& time : times) time /= kCalls;
   return summarise(std::move(times));
 }
 

@@ -1,5 +1,3 @@
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -10,10 +8,10 @@
 #include <numeric>
 #include <random>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "cuda_timing.hpp"
 #include "folio/backends/dispatch.hpp"
 #include "folio/backends/flashinfer/kv_dequant.hpp"
 #include "folio/backends/kv_scales.hpp"
@@ -26,71 +24,23 @@
 namespace {
 
 using namespace folio;  // NOLINT(google-build-using-namespace): a program, not a header
+using bench::check;
 
 constexpr int32_t kHeads = 8;
 constexpr int32_t kDim = 128;
 constexpr int32_t kPageSize = 16;
 constexpr double kMiB = 1024.0 * 1024.0;
 
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
-class DeviceBytes {
+/// Memory full of small numbers of every type, or of values.
+class DeviceBytes : public bench::DeviceBytes {
  public:
-  explicit DeviceBytes(size_t bytes) : bytes_(bytes) {
-    check(cudaMalloc(&data_, bytes));
-    check(cudaMemset(data_, 0x3c, bytes));  // small numbers of every type
-  }
-  template <typename T>
-  explicit DeviceBytes(const std::vector<T>& values) : DeviceBytes(values.size() * sizeof(T)) {
-    check(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice));
-  }
-  ~DeviceBytes() { static_cast<void>(cudaFree(data_)); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-  template <typename T = void>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  template <typename T>
-  std::span<T> span(int64_t count) const {
-    return {static_cast<T*>(data_), static_cast<size_t>(count)};
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_;
+  explicit DeviceBytes(size_t bytes) : bench::DeviceBytes(bytes, 0x3c) {}
+  using bench::DeviceBytes::DeviceBytes;
 };
 
-/// Microseconds of one call: the median of rounds of `calls` calls, replayed as a graph.
+/// Microseconds of one of `calls` calls in a graph.
 double time_of(cudaStream_t stream, int32_t calls, const std::function<void(Stream)>& call) {
-  constexpr int32_t kRounds = 9;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int32_t i = 0; i < calls; ++i) call(Stream{stream});
-  check(cudaStreamEndCapture(stream, &graph));
-  check(cudaGraphInstantiate(&executable, graph, 0));
-  std::vector<double> times;
-  for (int32_t round = 0; round < kRounds + 2; ++round) {
-    check(cudaEventRecord(begin, stream));
-    check(cudaGraphLaunch(executable, stream));
-    check(cudaEventRecord(end, stream));
-    check(cudaEventSynchronize(end));
-    float milliseconds = 0.0f;
-    check(cudaEventElapsedTime(&milliseconds, begin, end));
-    if (round >= 2) times.push_back(1000.0 * static_cast<double>(milliseconds) / calls);
-  }
-  check(cudaGraphExecDestroy(executable));
-  check(cudaGraphDestroy(graph));
-  check(cudaEventDestroy(begin));
-  check(cudaEventDestroy(end));
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return bench::graph_time(stream, calls, 9, [&] { call(Stream{stream}); });
 }
 
 /// Runs cases one after the other and prints a line for each.
