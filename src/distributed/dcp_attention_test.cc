@@ -59,8 +59,10 @@ using Division = std::tuple<int32_t, int32_t, DcpCombine>;  ///< world, interlea
 class DcpAttentionOverDivisions : public ::testing::TestWithParam<Division> {};
 
 TEST_P(DcpAttentionOverDivisions, EqualsTheUndividedCache) {
+  int32_t number = 0;
   for (DcpSetup setup : feature_setups()) {
     std::tie(setup.world, setup.interleave, setup.combine) = GetParam();
+    if (folio::testing::kInstrumented && setup.world == 4 && number++ % 2 == setup.interleave % 2) continue;
     for (const bool hnd : {false, true}) {
       if (folio::testing::kInstrumented && hnd == (setup.interleave > 2)) continue;
       setup.hnd = hnd;

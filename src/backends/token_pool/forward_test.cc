@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backends/token_pool/pool_fixture.hpp"
+#include "core/instrumented_for_test.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -308,6 +309,7 @@ TEST(TokenPoolDeterminism, BatchInvariantRowsKeepTheirBits) {
 TEST(TokenPoolDeterminism, ScheduleInvariantTokensKeepTheirBits) {
   constexpr int32_t kTokens = 700;
   for (const int32_t which : {0, 1, 2, 3}) {
+    if (folio::testing::kInstrumented && (which == 0 || which == 3)) continue;
     PoolSetup setup;
     setup.determinism = Determinism::kScheduleInvariant;
     if (which % 2 == 1) setup.window = 75;

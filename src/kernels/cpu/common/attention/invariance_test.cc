@@ -1,3 +1,4 @@
+#include "core/instrumented_for_test.hpp"
 #include "kernels/cpu/common/attention/kernel_fixture_for_test.hpp"
 
 /// Which bits may depend on what: the levels of Determinism, and the order in which partial results are folded.
@@ -104,12 +105,13 @@ TEST_P(InvarianceOfCpuKernels, ChunksOfAPromptGiveTheBitsOfTheWhole) {
                           all_features(), 3);
     const Result whole = run_step(subject, *GetParam(), 0, length, 1);
     for (const int32_t chunk : {1, 3, 17, 64, 100}) {
+      if (folio::testing::kInstrumented && chunk == 3) continue;
       for (int32_t begin = 0; begin < length; begin += chunk) {
         const int32_t end = std::min(begin + chunk, length);
         const Result part = run_step(subject, *GetParam(), begin, end, 3);
         expect_equal_tokens(subject.config(), whole, begin, end, part, 0);
         if (HasFatalFailure()) FAIL() << "chunk of " << chunk << " at " << begin;
-        if (chunk == 1) begin += 6;  // a sample of the decode steps
+        if (chunk == 1) begin += folio::testing::kInstrumented ? 30 : 6;  // a sample of the decode steps
       }
     }
   }
