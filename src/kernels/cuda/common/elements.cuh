@@ -7,7 +7,7 @@
 
 #include "folio/types/dtype.hpp"
 #include "folio/types/float_convert.hpp"
-#include "folio/types/kv_cache.hpp"
+#include "kernels/cuda/common/scale.cuh"
 
 /// Elements of every type to float and back, singly or eight at a time, with the rounding of
 /// folio/types/float_convert.hpp. A NaN stays a NaN; its sign and payload are the hardware's.
@@ -15,17 +15,6 @@ namespace folio::inline v0::kernels::cuda {
 
 /// Elements that a thread converts at a time where rows allow: 16 bytes of a 16-bit type.
 inline constexpr int32_t kWide = 8;
-
-__device__ inline float scale_value(const Scale& scale, int64_t request, int64_t head) {
-  if (scale.data == nullptr) return scale.value;
-  switch (scale.granularity) {
-    case ScaleGranularity::kPerHead: return scale.data[head];
-    case ScaleGranularity::kPerRequest: return scale.data[request];
-    case ScaleGranularity::kPerRequestAndHead: return scale.data[request * scale.request_stride + head];
-    case ScaleGranularity::kPerTensor: break;
-  }
-  return scale.data[0];
-}
 
 template <typename Byte>
 __device__ inline Byte* element_at(Byte* data, DType dtype, int64_t index) {

@@ -7,23 +7,13 @@
 
 #include "folio/types/float_convert.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
+#include "kernels/cuda/common/scale.cuh"
 
-/// What attention kernels share: scales, places of tokens, folding of states and the end of a row.
+/// What attention kernels share: places of tokens, folding of states and the end of a row.
 namespace folio::inline v0::kernels::cuda {
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr double kLn2 = 0.693147180559945309417;
-
-__device__ inline float scale_at(const Scale& scale, int32_t request, int32_t head) {
-  if (scale.data == nullptr) return scale.value;
-  switch (scale.granularity) {
-    case ScaleGranularity::kPerHead: return scale.data[head];
-    case ScaleGranularity::kPerRequest: return scale.data[request];
-    case ScaleGranularity::kPerRequestAndHead: return scale.data[request * scale.request_stride + head];
-    case ScaleGranularity::kPerTensor: break;
-  }
-  return scale.data[0];
-}
 
 /// A token's page and its place in it; ragged: page 0 and the token of the tensor.
 struct Place {

@@ -52,11 +52,11 @@ struct Convert {
     float values[kElements];
     decode(raw, half.from.dtype, values);
     if constexpr (kBytes == 1) {
-      const float scale = scale_value(half.from_scale, request, head);
+      const float scale = scale_at(half.from_scale, request, int64_t{head});
 #pragma unroll
       for (float& value : values) value *= scale;
     }
-    if (is_fp8(half.to.dtype)) divide_all<kElements>(values, scale_value(half.to_scale, 0, head));
+    if (is_fp8(half.to.dtype)) divide_all<kElements>(values, scale_at(half.to_scale, int64_t{0}, int64_t{head}));
     store_floats<kElements>(at, half.to.dtype, values);
   }
 };

@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
     const bool writes = mine < rows && (params.mask == nullptr || params.mask[token] != 0);
     const Row<kLanes> states(params, token, head, lane);
     const int64_t to = token * params.out_token_stride + head * params.out_head_stride;
-    const float scale = is_fp8(params.out_dtype) ? scale_value(params.out_scale, 0, 0) : 1.0f;
+    const float scale = is_fp8(params.out_dtype) ? scale_at(params.out_scale, 0, 0) : 1.0f;
     for (int32_t begin = 0; begin < params.head_dim; begin += kLanes * kElements) {
       const int32_t d = begin + lane * kElements;
       const bool active = writes && d < params.head_dim;

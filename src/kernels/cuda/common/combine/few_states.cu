@@ -107,7 +107,7 @@ __device__ void combine_pieces(const CombineParams& params, const Rows& rows, ui
   constexpr int32_t kUnroll = 2;
   const uint32_t total = num_rows * rows.per_row.divisor();
   const int32_t out_piece = kElements * size_of(params.out_dtype);
-  const float scale = is_fp8(params.out_dtype) ? scale_value(params.out_scale, 0, 0) : 1.0f;
+  const float scale = is_fp8(params.out_dtype) ? scale_at(params.out_scale, 0, 0) : 1.0f;
   const auto first_states = static_cast<int32_t>(params.sources[0].num_states);
   const int64_t state_bytes[2] = {params.sources[0].state_stride * kBytes, params.sources[1].state_stride * kBytes};
   for (uint32_t first = threadIdx.x; first < total; first += kThreads * kUnroll) {

@@ -12,7 +12,7 @@ constexpr int32_t kUnroll = 4;
 template <int32_t kBytes, int32_t kElements>
 __global__ void __launch_bounds__(kThreads, 4) fp8_kernel(const __grid_constant__ QuantizeFp8Params params) {
   const auto total = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor();
-  const float scale = scale_value(params.scale, 0, 0);
+  const float scale = scale_at(params.scale, 0, 0);
   for (uint32_t first = blockIdx.x * kThreads * kUnroll + threadIdx.x; first < total;
        first += gridDim.x * kThreads * kUnroll) {
     Raw<kBytes, kElements> pieces[kUnroll];
