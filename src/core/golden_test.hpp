@@ -12,7 +12,7 @@ namespace folio::testing {
 
 /// The document tests/golden/<name>.json. Each has a "source": where its cases come from. Throws std::runtime_error.
 inline nlohmann::json golden(const std::string& name) {
-  const std::string path = std::string(FOLIO_SOURCE_DIR) + "/tests/golden/" + name + ".json";
+  const std::string path = FOLIO_SOURCE_DIR "/tests/golden/" + name + ".json";
   std::ifstream file(path);
   if (!file) throw std::runtime_error("cannot read " + path);
   nlohmann::json document = nlohmann::json::parse(file);

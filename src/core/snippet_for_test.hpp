@@ -28,9 +28,8 @@ inline std::vector<std::string> lines_between(const std::string& path, const std
 
 /// Expects that a document's C++ block is the code between `// [snippet]` and `// [/snippet]` in a test, which runs it.
 inline void expect_document_shows_snippet(const std::string& document, const std::string& test) {
-  const std::string root = std::string(FOLIO_SOURCE_DIR) + "/";
-  EXPECT_EQ(lines_between(root + document, "```cpp", "```", 0),
-            lines_between(root + test, "// [snippet]", "// [/snippet]", 2));
+  EXPECT_EQ(lines_between(FOLIO_SOURCE_DIR "/" + document, "```cpp", "```", 0),
+            lines_between(FOLIO_SOURCE_DIR "/" + test, "// [snippet]", "// [/snippet]", 2));
 }
 
 }  // namespace folio::testing
