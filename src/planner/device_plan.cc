@@ -35,6 +35,9 @@ std::string device_plan_refusal(const PlannerConfig& config, const BatchView& ba
   if (config.mask == MaskKind::kCustom) {
     return "custom masks are planned from host lengths; with lengths on the device, kNone and kCausal are offered";
   }
+  if (config.tile.schedule == Schedule::kClaimed) {
+    return "the kernel's items are claimed; such plans are made from host lengths only";
+  }
   check_counts(config, batch);
   check_mask_fields(config, batch);
   const auto num_segments = static_cast<int64_t>(batch.segments.size());
