@@ -1,5 +1,6 @@
 #include "planner/claim_work.hpp"
 
+#include <algorithm>
 #include <limits>
 
 #include "core/error.hpp"
@@ -19,17 +20,18 @@ class Claimer {
         arrays_(arrays),
         heads_(config.num_kv_heads),
         fixed_splits_(config.determinism >= Determinism::kBatchInvariant),
-        rule_(claim_rule({.total = totals.line.total / config.num_kv_heads,
-                          .num_kv_heads = config.num_kv_heads,
-                          .num_workers = config.num_workers,
-                          .least_tiles = ceil_div(config.least_claim_tokens, config.tile.kv_tokens),
-                          .least_tile_cost = int64_t{config.tile_cost} + config.row_cost})) {}
+        line_{.total = totals.line.total / config.num_kv_heads,
+              .num_kv_heads = config.num_kv_heads,
+              .num_workers = config.num_workers,
+              .least_tiles = ceil_div(config.least_claim_tokens, config.tile.kv_tokens),
+              .least_tile_cost = int64_t{config.tile_cost} + config.row_cost} {}
 
   void claim(int64_t num_chains) {
     arrays_.merges.clear();
     arrays_.merge_sources.clear();
     arrays_.parts.clear();
     if (arrays_.shared.size() > 0) arrays_.chain_parts.resize(num_chains);
+    rule_ = claim_rule(line_, is_short(line_) ? try_pieces() : TrialPieces{});
     count();
     const int64_t num_items = heads_ * (claims_ + followers_);
     if (num_items > kMost || heads_ * partial_rows_ > kMost) {
@@ -81,6 +83,21 @@ class Claimer {
       items += range.begin == range.end ? 1 : tiles_touched({range.begin, range.end}, config_.fixed_split_tokens);
     }
     return static_cast<int32_t>(items);
+  }
+
+  /// How many parts each size of pieces would make.
+  TrialPieces try_pieces() const {
+    TrialPieces trials;
+    for (int32_t i = 0; i < kPieceTrials; ++i) {
+      const ClaimRule rule = piece_trial(line_, i);
+      int64_t parts = 0;
+      for (int64_t t = 0; t < arrays_.tiles.size(); ++t) {
+        const RowTile& tile = arrays_.tiles[t];
+        parts += tile.num_kv_tiles == 0 ? 0 : trial_parts(rule, tile.num_kv_tiles, tile.kv_tile_cost);
+      }
+      trials.of[i] = static_cast<int32_t>(std::min(parts, kMost));
+    }
+    return trials;
   }
 
   /// Parts of every row tile, and how much of everything they make, per KV head.
@@ -197,7 +214,8 @@ class Claimer {
   PlanStorage::Arrays& arrays_;
   const int32_t heads_;
   const bool fixed_splits_;
-  const ClaimRule rule_;
+  const ClaimLine line_;
+  ClaimRule rule_;
   WorkItem* items_ = nullptr;
   int64_t next_follower_ = 0;
   int64_t claims_ = 0;  ///< per KV head, as the next two
