@@ -25,6 +25,8 @@ class GpuPlanMemory {
   /// Throws kInvalidArgument if a plan made on the device since the last call met a request it could not plan.
   virtual void report() = 0;
   virtual const planner::PlanImageHeader* image() const = 0;
+  /// See kernels::cuda::kClaimCounters; null where items are not claimed. The address never changes.
+  virtual uint32_t* claim_counters() const = 0;
 };
 
 /// What attention asks of one GPU. Implemented in attention/cuda, absent from builds without a toolkit.
@@ -39,8 +41,6 @@ class GpuBackend : public GpuKernels {
   virtual void synchronize(Stream stream) const = 0;
   /// Enqueues a copy within this GPU's memory.
   virtual void copy(void* to, const void* from, size_t bytes, Stream stream) const = 0;
-  /// Enqueues setting a piece of this GPU's memory to zero.
-  virtual void clear(void* data, size_t bytes, Stream stream) const = 0;
   /// Lets the GPU use host memory at its own address, and takes that back. For tests: such memory is slow.
   virtual void map_host_memory(void* data, size_t bytes) const = 0;
   virtual void unmap_host_memory(void* data) const noexcept = 0;

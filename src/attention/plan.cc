@@ -6,7 +6,6 @@
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
-#include "kernels/cuda/attention_kernel.hpp"
 
 namespace folio::inline v0 {
 namespace {
@@ -50,9 +49,6 @@ WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows) {
     return begin;
   };
   constexpr int64_t kFloat = sizeof(float);
-  const bool claimed = op.planner.tile.schedule == planner::Schedule::kClaimed;
-  layout.claim_counters = take(claimed ? kernels::cuda::kClaimCounters : 0, sizeof(uint32_t));
-  layout.counter_bytes = layout.total;
   layout.partial_acc = take(core::checked_mul(partial_rows, int64_t{op.config.head_dim_v}), kFloat);
   layout.partial_max = take(partial_rows, kFloat);
   layout.partial_sum = take(partial_rows, kFloat);
@@ -159,10 +155,6 @@ size_t workspace_size(const AttentionPlan& plan) {
 void init_workspace(const AttentionOp& op, Workspace workspace, Stream stream) {
   attention::check_stream(op.state(), stream);
   attention::check_workspace(workspace, workspace_size(op));
-  const attention::WorkspaceLayout layout = attention::carve(op.state(), 0);
-  if (layout.counter_bytes == 0) return;
-  op.state().gpu()->clear(static_cast<std::byte*>(workspace.data) + layout.claim_counters, layout.counter_bytes,
-                          stream);
 }
 
 }  // namespace folio::inline v0

@@ -16,8 +16,6 @@ constexpr size_t round_up_to_alignment(size_t bytes) {
 /// Where the parts of a workspace begin, as byte offsets. One function carves and counts, so that the size asked for
 /// and the size used cannot differ.
 struct WorkspaceLayout {
-  size_t claim_counters = 0;  ///< first, so that every plan of an op finds them at the same place
-  size_t counter_bytes = 0;   ///< 0 where items are not claimed
   size_t partial_acc = 0;
   size_t partial_max = 0;
   size_t partial_sum = 0;

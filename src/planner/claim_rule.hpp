@@ -162,7 +162,8 @@ FOLIO_HOST_DEVICE FOLIO_CALLED constexpr int32_t count_pieces(const ClaimRule& r
 }
 
 /// KV tiles of piece number `index` of a span that is to be cut.
-FOLIO_HOST_DEVICE FOLIO_CALLED constexpr TokenRange piece_of(const ClaimRule& rule, const ClaimSpan& span, int32_t index) {
+FOLIO_HOST_DEVICE FOLIO_CALLED constexpr TokenRange piece_of(const ClaimRule& rule, const ClaimSpan& span,
+                                                             int32_t index) {
   TokenRange tiles;
   for_each_claim_run(rule, span, [&tiles, &index](const ClaimRun& run) {
     if (index >= 0 && index < run.pieces) {

@@ -29,10 +29,6 @@ class CudaBackend final : public cuda::CudaKernels {
     const gpu::DeviceScope scope(info_.index);
     gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, gpu::native(stream)), "copying on a GPU");
   }
-  void clear(void* data, size_t bytes, Stream stream) const override {
-    const gpu::DeviceScope scope(info_.index);
-    gpu::check(cudaMemsetAsync(data, 0, bytes, gpu::native(stream)), "clearing a workspace's counters");
-  }
   void synchronize(Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);
     gpu::synchronize(stream);

@@ -15,8 +15,8 @@ namespace folio::inline v0::kernels::cuda {
 /// Most segments of a batch on a GPU: they travel in the kernel's parameters.
 inline constexpr int32_t kMaxSegments = 8;
 
-/// Counters of a launch that claims its items, in the workspace, so that launches on two streams (which have two
-/// workspaces) do not share them. init_workspace zeroes them. The first two are the number of claims given out beyond
+/// Counters of launches that claim their items. They belong to the plan's buffer, whose plans and runs are all in one
+/// stream; they are made zero, and every launch leaves them so. The first two are the number of claims given out beyond
 /// the workers' first, and the number of thread blocks that have finished, whose last resets both; the others are the
 /// kernel's to use in the same way. Each lies in a line of its own.
 inline constexpr int32_t kClaimCounterStride = 32;  ///< uint32_t

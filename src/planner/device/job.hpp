@@ -52,7 +52,7 @@ struct PlanInput {
   int64_t fixed_split_budget;
   int32_t item_cost;  ///< claimed plans, as the next two; 0 with worker lists
   int64_t least_claim_tiles;
-  int64_t claim_budget;  ///< per KV head
+  int64_t claim_budget;        ///< per KV head
   DeviceScratchSizes scratch;  ///< for a batch with these counts
   PlanImageLayout layout;
 };
