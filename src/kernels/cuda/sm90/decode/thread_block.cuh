@@ -1,0 +1,41 @@
+#pragma once
+
+#include "kernels/cuda/sm90/decode/math_warp.cuh"
+#include "kernels/cuda/sm90/decode/scheduler.cuh"
+
+/// One thread block a multiprocessor: its last warp schedules, the others compute.
+namespace folio::inline v0::kernels::cuda::sm90 {
+
+/// Bytes of shared memory, with what it takes to begin at a multiple of 1024.
+template <int32_t DimQk, int32_t DimV>
+constexpr int32_t shared_bytes() {
+  constexpr HeadDims kDims{DimQk, DimV};
+  return 1024 + shared_layout(kDims).rest + static_cast<int32_t>(sizeof(SharedState<stages(kDims)>));
+}
+
+/// What each thread does. `memory`: shared, from a multiple of 1024 on.
+template <typename T, int32_t DimQk, int32_t DimV>
+__device__ __forceinline__ void run_thread_block(const DecodeParams& params, unsigned char* memory) {
+  constexpr HeadDims kDims{DimQk, DimV};
+  using State = SharedState<stages(kDims)>;
+  static_assert(shared_layout(kDims).rest % alignof(State) == 0);
+  State& state = *reinterpret_cast<State*>(memory + shared_layout(kDims).rest);
+  if (threadIdx.x == 0) {
+    for (int32_t i = 0; i < kEntries; ++i) {
+      ptx::init_barrier(ptx::shared_address(&state.full[i]), kLaneArrivals);
+      ptx::init_barrier(ptx::shared_address(&state.empty[i]), kMathWarps);
+    }
+    for (int32_t i = 0; i < kMathWarps * stages(kDims); ++i) {
+      ptx::init_barrier(ptx::shared_address(&state.arrived[0][0] + i), kLaneArrivals);
+    }
+    ptx::publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x >= kMathThreads) {
+    Scheduler<T, DimQk, DimV>(params, memory, state).run();
+  } else {
+    MathWarp<T, DimQk, DimV>(params, memory, state).run();
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm90
