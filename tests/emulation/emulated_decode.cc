@@ -2,10 +2,10 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/common/merge.hpp"
-#include "kernels/cuda/emulation_for_test/warp_emulator.hpp"
 #include "kernels/cuda/sm90/decode/launch.hpp"
 #include "kernels/cuda/sm90/decode/tensor_map_encoder.hpp"
 #include "kernels/cuda/sm90/decode/thread_block.cuh"
+#include "warp_emulator.hpp"
 
 /// "cuda-sm90-decode" on the host: the launches of its .cu files, and the merge kernel's, run by the emulator.
 namespace folio::inline v0::kernels::cuda {

@@ -1,4 +1,4 @@
-#include "kernels/cuda/emulation_for_test/warp_emulator.hpp"
+#include "warp_emulator.hpp"
 
 #include <cstdlib>
 #include <deque>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/emulation_for_test/warp_emulator.hpp"
+#include "warp_emulator.hpp"
 
 /// src/ptx/tma.cuh, emulated.
 namespace folio::inline v0::ptx {

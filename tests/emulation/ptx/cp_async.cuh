@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/emulation_for_test/warp_emulator.hpp"
+#include "warp_emulator.hpp"
 
 /// src/ptx/cp_async.cuh, emulated: what cuda-sm90-decode uses of it.
 namespace folio::inline v0::ptx {

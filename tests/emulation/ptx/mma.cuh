@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/emulation_for_test/warp_emulator.hpp"
+#include "warp_emulator.hpp"
 
 /// src/ptx/mma.cuh, emulated.
 namespace folio::inline v0::ptx {
