@@ -25,6 +25,8 @@ class GpuPlanMemory {
   /// Throws kInvalidArgument if a plan made on the device since the last call met a request it could not plan.
   virtual void report() = 0;
   virtual const planner::PlanImageHeader* image() const = 0;
+  /// See kernels::cuda::kClaimCounters; null where items are not claimed. The address never changes.
+  virtual uint32_t* claim_counters() const = 0;
 };
 
 /// What attention asks of one GPU. Implemented in attention/cuda, absent from builds without a toolkit.

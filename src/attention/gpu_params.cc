@@ -126,6 +126,7 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   params.sinks = args.sinks;
   params.custom_mask = args.custom_mask;
   params.determinism = config.determinism;
+  params.claim_counters = plan.gpu->claim_counters();
   params.partial_acc = reinterpret_cast<float*>(workspace + layout.partial_acc);
   params.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   params.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);

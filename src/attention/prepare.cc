@@ -97,6 +97,7 @@ planner::PlannerConfig planner_config(const AttentionConfig& config, const Kerne
   planner.fixed_split_tokens = std::max(1, 2048 / planner.tile.kv_tokens) * planner.tile.kv_tokens;
   planner.tile_cost = kernel.tile_cost;
   planner.row_cost = kernel.row_cost;
+  if constexpr (requires { kernel.item_cost; }) planner.item_cost = kernel.item_cost;
   planner.bounds = options.bounds;
   return planner;
 }

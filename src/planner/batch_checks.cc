@@ -78,6 +78,14 @@ void check_config(const PlannerConfig& config) {
     refuse("tile_cost is ", config.tile_cost, " and row_cost ", config.row_cost,
            "; they are 0 or more, not both 0, and a whole tile costs at most 2^31 - 1");
   }
+  if (config.item_cost < 0 || config.least_claim_tokens < 1) {
+    refuse("item_cost is ", config.item_cost, " and least_claim_tokens ", config.least_claim_tokens,
+           "; the first is 0 or more, the second 1 or more");
+  }
+  if (config.tile.schedule != Schedule::kWorkerLists && config.tile.schedule != Schedule::kClaimed) {
+    refuse("the tile's schedule is ", static_cast<int32_t>(config.tile.schedule),
+           "; kWorkerLists and kClaimed are offered");
+  }
   if (config.determinism >= Determinism::kBatchInvariant &&
       (config.fixed_split_tokens < 1 || config.fixed_split_tokens % config.tile.kv_tokens != 0)) {
     refuse("fixed_split_tokens is ", config.fixed_split_tokens, "; it must be a positive multiple of the tile's ",

@@ -4,20 +4,32 @@
 
 namespace folio::inline v0::planner {
 
+namespace {
+
+std::string line_of(const WorkItem& item) {
+  std::string text =
+      core::message("  request ", item.request, " head ", item.kv_head, " rows ", item.row_begin, '-', item.row_end,
+                    " segment ", item.segment, " row ", item.kv_row, " keys ", item.kv_begin, '-', item.kv_end);
+  if ((item.flags & kStart) != 0) text += " start";
+  if ((item.flags & kFold) != 0) text += " fold";
+  if ((item.flags & kFinish) != 0) text += " finish -> ";
+  if ((item.flags & kFinish) != 0) text += item.partial < 0 ? "out" : core::message("partial ", item.partial);
+  return text + '\n';
+}
+
+}  // namespace
+
 std::string describe(const PlanView& plan) {
   std::string text;
   for (int32_t w = 0; w < plan.num_workers && plan.worker_indptr != nullptr; ++w) {
     text += core::message("worker ", w, '\n');
-    for (int32_t i = plan.worker_indptr[w]; i < plan.worker_indptr[w + 1]; ++i) {
-      const WorkItem& item = plan.items[i];
-      text +=
-          core::message("  request ", item.request, " head ", item.kv_head, " rows ", item.row_begin, '-', item.row_end,
-                        " segment ", item.segment, " row ", item.kv_row, " keys ", item.kv_begin, '-', item.kv_end);
-      if ((item.flags & kStart) != 0) text += " start";
-      if ((item.flags & kFold) != 0) text += " fold";
-      if ((item.flags & kFinish) != 0) text += " finish -> ";
-      if ((item.flags & kFinish) != 0) text += item.partial < 0 ? "out" : core::message("partial ", item.partial);
-      text += '\n';
+    for (int32_t i = plan.worker_indptr[w]; i < plan.worker_indptr[w + 1]; ++i) text += line_of(plan.items[i]);
+  }
+  for (int32_t claim = 0; claim < plan.num_claims; ++claim) {
+    text += core::message("claim ", claim, '\n');
+    for (int32_t i = claim;; i = plan.items[i].partial) {
+      text += line_of(plan.items[i]);
+      if ((plan.items[i].flags & kFinish) != 0) break;
     }
   }
   for (int32_t m = 0; m < plan.num_merges; ++m) {

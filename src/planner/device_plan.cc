@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "planner/batch_checks.hpp"
+#include "planner/claim_work.hpp"
 #include "planner/cut_line.hpp"
 #include "planner/plan_layout.hpp"
 
@@ -23,7 +24,7 @@ bool line_fits(const PlannerConfig& config) {
       static_cast<double>(config.tile_cost) + static_cast<double>(config.tile.rows) * config.row_cost;
   const double total =
       static_cast<double>(most_row_tiles(config, config.bounds->max_requests, config.bounds->max_tokens)) *
-      config.num_kv_heads * kv_tiles * dearest;
+      config.num_kv_heads * (kv_tiles * dearest + config.item_cost);
   return total * config.num_workers < static_cast<double>(kMaxScaledLine);
 }
 
@@ -80,9 +81,14 @@ device::PlanInput device_plan_input(const PlannerConfig& config, const BatchView
   input.tile_cost = config.tile_cost;
   input.row_cost = config.row_cost;
   input.fixed_split_budget = fixed_split_budget(config);
+  const bool claimed = config.tile.schedule == Schedule::kClaimed;
+  input.item_cost = claimed ? config.item_cost : 0;
+  input.least_claim_tiles = ceil_div(config.least_claim_tokens, config.tile.kv_tokens);
+  input.claim_budget = claim_budget(config) / config.num_kv_heads;
   input.scratch = {.requests = batch.num_requests,
                    .row_tiles = most_row_tiles(config, batch.num_requests, batch.num_tokens),
-                   .workers = config.num_workers};
+                   .workers = config.num_workers,
+                   .claimed = claimed};
   input.layout = carve_plan_image(counts_within_bounds(config));
   return input;
 }

@@ -72,6 +72,8 @@ TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
   PlanStorage storage;
   DeviceMemory memory;
   int merged = 0;
+  int merged_claims = 0;
+  int followed = 0;
   int many_workers = 0;
   for (int i = 0; i < kBatches; ++i) {
     Case one = testing::random_device_case(random);
@@ -80,8 +82,13 @@ TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
     ASSERT_EQ(device_plan(memory, one.config, batch.view()), host_plan(one.config, one.batch, storage)) << "case " << i;
     ASSERT_EQ(memory.header().status.problem, PlanProblem::kNone) << "case " << i;
     merged += memory.header().view.num_merges > 0 ? 1 : 0;
+    const PlanView& plan = memory.header().view;
+    merged_claims += plan.num_claims > 0 && plan.num_merges > 0 ? 1 : 0;
+    followed += plan.num_claims > 0 && plan.num_items > plan.num_claims ? 1 : 0;
     many_workers += one.config.num_workers >= 132 ? 1 : 0;
   }
+  EXPECT_GT(merged_claims, kBatches / 10);
+  EXPECT_GT(followed, kBatches / 20);
   EXPECT_GT(merged, kBatches / 5);
   EXPECT_GT(many_workers, kBatches / 100);
 }

@@ -7,6 +7,8 @@
 #include <sstream>
 #include <tuple>
 
+#include "planner/plan_digest.hpp"
+
 namespace folio::inline v0::planner::testing {
 namespace {
 
@@ -43,40 +45,77 @@ class Checker {
   bool fixed() const { return config_.determinism >= Determinism::kBatchInvariant; }
 
   void check_items() {
+    if (config_.tile.schedule == Schedule::kClaimed) {
+      check_claims();
+      return;
+    }
+    if (plan_.num_claims != 0) fail("a plan of lists has claims");
     if (plan_.worker_indptr[0] != 0 || plan_.worker_indptr[plan_.num_workers] != plan_.num_items) {
       fail("worker_indptr does not cover the items");
       return;
     }
     for (int32_t w = 0; w < plan_.num_workers; ++w) {
-      std::optional<Finished> open;
       for (int32_t i = plan_.worker_indptr[w]; i < plan_.worker_indptr[w + 1]; ++i) {
+        run_item(i);
         const WorkItem& item = plan_.items[i];
-        check_item_alone(i, item);
-        if (((item.flags & kStart) != 0) == open.has_value()) fail("item ", i, ": kStart is wrong");
-        if ((item.flags & kStart) != 0 || !open) open = Finished{item.kv_head, item.row_begin, item.row_end, {}};
-        if (open->kv_head != item.kv_head || open->row_begin != item.row_begin || open->row_end != item.row_end) {
-          fail("item ", i, ": rows or head differ from those of its kStart");
-        }
-        open->items.push_back(&item);
-        if ((item.flags & kFinish) == 0) {
-          if (item.partial != -1) fail("item ", i, ": a partial row without kFinish");
-          continue;
-        }
-        if (item.partial < 0) {
-          direct_.push_back(*open);
-        } else {
-          for (int32_t row = item.row_begin; row < item.row_end; ++row) {
-            const int32_t partial = item.partial + row - item.row_begin;
-            if (partial >= plan_.num_partial_rows) fail("item ", i, ": partial row ", partial, " is out of range");
-            if (!partials_.emplace(partial, std::pair{row, *open}).second)
-              fail("partial row ", partial, " is written twice");
-          }
-        }
-        open.reset();
+        if ((item.flags & kFinish) == 0 && item.partial != -1) fail("item ", i, ": a partial row without kFinish");
       }
-      if (open) fail("worker ", w, " ends within an accumulation");
+      if (open_) fail("worker ", w, " ends within an accumulation");
+      open_.reset();
     }
     if (static_cast<int32_t>(partials_.size()) != plan_.num_partial_rows) fail("some partial rows are never written");
+  }
+
+  /// Claims alone begin accumulations, every item belongs to exactly one, and the heads of a part are neighbours.
+  void check_claims() {
+    if (plan_.worker_indptr != nullptr) fail("a claimed plan has worker lists");
+    const std::vector<int32_t> order = running_order(plan_);
+    if (order.size() != static_cast<size_t>(plan_.num_items)) {
+      fail("the claims lead to ", order.size(), " items of ", plan_.num_items);
+      return;
+    }
+    int32_t starts = 0;
+    for (const int32_t i : order) {
+      if (((plan_.items[i].flags & kStart) != 0) != (i < plan_.num_claims)) fail("item ", i, " of the claims: kStart");
+      starts += i < plan_.num_claims ? 1 : 0;
+      run_item(i);
+    }
+    if (open_ || starts != plan_.num_claims) fail("a claim ends within an accumulation");
+    const int32_t heads = config_.num_kv_heads;
+    if (plan_.num_claims % heads != 0) fail("claims are not as many for every head");
+    for (int32_t i = 0; i < plan_.num_claims; ++i) {
+      const WorkItem& item = plan_.items[i];
+      const WorkItem& first = plan_.items[i - i % heads];
+      if (item.kv_head != i % heads || item.kv_begin != first.kv_begin || item.row_begin != first.row_begin ||
+          item.segment != first.segment || item.kv_end != first.kv_end) {
+        fail("claim ", i, " is no neighbour of the other heads' for the same keys");
+      }
+    }
+    if (static_cast<int32_t>(partials_.size()) != plan_.num_partial_rows) fail("some partial rows are never written");
+  }
+
+  /// The next item of a worker.
+  void run_item(int32_t i) {
+    const WorkItem& item = plan_.items[i];
+    check_item_alone(i, item);
+    if (((item.flags & kStart) != 0) == open_.has_value()) fail("item ", i, ": kStart is wrong");
+    if ((item.flags & kStart) != 0 || !open_) open_ = Finished{item.kv_head, item.row_begin, item.row_end, {}};
+    if (open_->kv_head != item.kv_head || open_->row_begin != item.row_begin || open_->row_end != item.row_end) {
+      fail("item ", i, ": rows or head differ from those of its kStart");
+    }
+    open_->items.push_back(&item);
+    if ((item.flags & kFinish) == 0) return;
+    if (item.partial < 0) {
+      direct_.push_back(*open_);
+    } else {
+      for (int32_t row = item.row_begin; row < item.row_end; ++row) {
+        const int32_t partial = item.partial + row - item.row_begin;
+        if (partial >= plan_.num_partial_rows) fail("item ", i, ": partial row ", partial, " is out of range");
+        if (!partials_.emplace(partial, std::pair{row, *open_}).second)
+          fail("partial row ", partial, " is written twice");
+      }
+    }
+    open_.reset();
   }
 
   void check_item_alone(int32_t i, const WorkItem& item) {
@@ -247,6 +286,7 @@ class Checker {
   const PlanView& plan_;
   const int32_t group_size_;
   std::vector<int32_t> request_of_row_;
+  std::optional<Finished> open_;  ///< the accumulation that the last item has not finished
   std::vector<Finished> direct_;
   std::map<int32_t, std::pair<int32_t, Finished>> partials_;                    ///< partial row -> packed row, content
   std::map<std::pair<int32_t, int32_t>, std::vector<const Finished*>> pieces_;  ///< (head, row) -> what is folded

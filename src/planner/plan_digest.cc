@@ -19,6 +19,25 @@ std::vector<int64_t> worker_loads(const PlannerConfig& config, const PlanView& p
   return loads;
 }
 
+std::vector<int32_t> running_order(const PlanView& plan) {
+  std::vector<int32_t> order;
+  if (plan.num_claims == 0) {
+    for (int32_t i = 0; i < plan.num_items; ++i) order.push_back(i);
+    return order;
+  }
+  for (int32_t claim = 0; claim < plan.num_claims; ++claim) {
+    int32_t i = claim;
+    order.push_back(i);
+    while ((plan.items[i].flags & kFinish) == 0) {
+      i = plan.items[i].partial;
+      // A chain that leads back among the claims, or in a circle, would never end.
+      if (i < plan.num_claims || i >= plan.num_items || order.size() > static_cast<size_t>(plan.num_items)) return {};
+      order.push_back(i);
+    }
+  }
+  return order;
+}
+
 std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& plan) {
   std::map<std::pair<int32_t, int32_t>, std::string> orders;
   std::map<int32_t, std::string> partials;
@@ -26,7 +45,7 @@ std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& p
   const auto fold = [](const std::string& left, const std::string& right) {
     return left.empty() ? right : "(" + left + "+" + right + ")";
   };
-  for (int32_t i = 0; i < plan.num_items; ++i) {
+  for (const int32_t i : running_order(plan)) {
     const WorkItem& item = plan.items[i];
     if ((item.flags & kStart) != 0) state.clear();
     state = fold(
@@ -53,9 +72,9 @@ std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& p
 }
 
 std::vector<int64_t> serialise(const PlanView& plan) {
-  std::vector<int64_t> all{
-      plan.num_requests, plan.num_tokens, plan.num_segments,     plan.num_workers,
-      plan.num_items,    plan.num_merges, plan.num_partial_rows, static_cast<int64_t>(plan.custom_mask_scope)};
+  std::vector<int64_t> all{plan.num_requests, plan.num_tokens,       plan.num_segments,
+                           plan.num_workers,  plan.num_items,        plan.num_claims,
+                           plan.num_merges,   plan.num_partial_rows, static_cast<int64_t>(plan.custom_mask_scope)};
   const auto add = [&all](const auto* data, int64_t count) {
     all.push_back(data == nullptr && count > 0 ? -1 : count);
     if (data != nullptr) all.insert(all.end(), data, data + count);
@@ -72,7 +91,7 @@ std::vector<int64_t> serialise(const PlanView& plan) {
     add(segment.row_of_request, plan.num_requests);
     add(segment.key_offset, plan.num_requests);
   }
-  add(plan.worker_indptr, plan.num_workers + 1);
+  if (plan.num_claims == 0) add(plan.worker_indptr, plan.num_workers + 1);
   for (int32_t i = 0; i < plan.num_items; ++i) {
     const WorkItem& item = plan.items[i];
     all.insert(all.end(), {item.segment, item.kv_row, item.kv_head, item.request, item.row_begin, item.row_end,

@@ -14,6 +14,10 @@ namespace folio::inline v0::planner::testing {
 /// Cost of every worker's items. An empty item counts as one tile.
 std::vector<int64_t> worker_loads(const PlannerConfig& config, const PlanView& plan);
 
+/// The indices of a plan's items in an order in which they may be run: worker after worker, or claim after claim, each
+/// with the items that it leads to. Empty where a claim leads nowhere.
+std::vector<int32_t> running_order(const PlanView& plan);
+
 /// How each row's result is folded, by (KV head, packed row): "((a+b)+c)" over its items' keys. Two plans with equal
 /// texts give a kernel's results the same bits at the fixed-split levels.
 std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& plan);

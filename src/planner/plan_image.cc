@@ -102,7 +102,9 @@ size_t pack_plan(const PlanView& plan, void* stage, size_t stage_bytes, const vo
   if (plan.mask_byte_indptr != nullptr) {
     view.mask_byte_indptr = packer.copy(layout.mask_byte_indptr, plan.mask_byte_indptr, counts.mask_blocks);
   }
-  view.worker_indptr = packer.copy(layout.worker_indptr, plan.worker_indptr, counts.workers + 1);
+  if (plan.worker_indptr != nullptr) {
+    view.worker_indptr = packer.copy(layout.worker_indptr, plan.worker_indptr, counts.workers + 1);
+  }
   view.merges = packer.copy(layout.merges, plan.merges, counts.merges);
   view.merge_sources = packer.copy(layout.merge_sources, plan.merge_sources, counts.merge_sources);
   view.items = packer.copy(layout.items, plan.items, counts.items);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "planner/batch_checks.hpp"
+#include "planner/claim_work.hpp"
 #include "planner/device/scratch.hpp"
 #include "planner/refusal.hpp"
 
@@ -33,7 +34,7 @@ PlanImageCounts counts_within_bounds(const PlannerConfig& config) {
   // Of every group, and of its own requests: see max_partial_rows.
   const double most_items = static_cast<double>(tiles) * config.num_kv_heads *
                                 static_cast<double>(items_a_tile + levels * items_a_shared_tile) +
-                            config.num_workers;
+                            static_cast<double>(claim_budget(config)) + config.num_workers;
   const double most_lengths = static_cast<double>(requests) * static_cast<double>(kMaxImageSegments + levels) * 4;
   if (rows > kMost || most_items > static_cast<double>(kMost) || most_lengths > static_cast<double>(kMost)) {
     refuse("the op's bounds allow for ", rows, " packed rows and about ", most_items,
@@ -45,12 +46,18 @@ PlanImageCounts counts_within_bounds(const PlannerConfig& config) {
   counts.segments = kMaxImageSegments + levels;
   counts.lengths = 2 * requests + 1 + counts.segments * 4 * requests + 2 * requests;
   counts.mask_blocks = config.mask == MaskKind::kCustom ? requests + 1 : 0;
-  counts.workers = config.num_workers;
-  counts.items = config.num_kv_heads * tiles * (items_a_tile + levels * items_a_shared_tile) + config.num_workers;
-  counts.merges = config.num_workers + (levels > 0 ? std::min(partial_rows, stretches) : 0);
+  const bool claimed = config.tile.schedule == Schedule::kClaimed;
+  counts.workers = claimed ? 0 : config.num_workers;
+  // A cut makes one item more; those of fixed splits are counted already.
+  const int64_t cuts = !claimed ? config.num_workers : fixed_splits ? 0 : claim_budget(config);
+  counts.items = config.num_kv_heads * tiles * (items_a_tile + levels * items_a_shared_tile) + cuts;
+  // A chain that is cut has two parts at least.
+  const int64_t cut_chains = claimed ? claim_budget(config) / 2 : config.num_workers;
+  counts.merges = cut_chains + (levels > 0 ? std::min(partial_rows, stretches) : 0);
   // A source is the first of at least one partial row, which is no other source's.
-  counts.merge_sources = levels == 0 && !fixed_splits ? int64_t{2} * config.num_workers : partial_rows;
-  counts.scratch_bytes = DeviceScratchSizes{requests, tiles, config.num_workers}.bytes();
+  const int64_t parts = claimed ? claim_budget(config) : int64_t{2} * config.num_workers;
+  counts.merge_sources = levels == 0 && !fixed_splits ? parts : partial_rows;
+  counts.scratch_bytes = DeviceScratchSizes{requests, tiles, config.num_workers, claimed}.bytes();
   return counts;
 }
 
@@ -65,7 +72,7 @@ PlanImageCounts counts_of(const PlanView& plan) {
                       (segment.key_offset != nullptr ? requests : 0);
   }
   counts.mask_blocks = plan.mask_byte_indptr != nullptr ? requests + 1 : 0;
-  counts.workers = plan.num_workers;
+  counts.workers = plan.worker_indptr == nullptr ? 0 : plan.num_workers;
   counts.items = plan.num_items;
   counts.merges = plan.num_merges;
   counts.merge_sources = plan.num_merges == 0 ? 0 : plan.merges[plan.num_merges - 1].source_end;

@@ -28,8 +28,9 @@ struct RowTile {
   bool divisible;        ///< may be cut between workers
   int64_t num_kv_tiles;  ///< over all ranges; 1 where nothing is visible; 0: there is no such chain
   int64_t kv_tile_cost;
+  int64_t item_cost;    ///< of the chain's first item; 0 with worker lists
   int64_t line_offset;  ///< cost of the block's earlier row tiles
-  int64_t cost() const noexcept { return num_kv_tiles * kv_tile_cost; }
+  int64_t cost() const noexcept { return num_kv_tiles == 0 ? 0 : num_kv_tiles * kv_tile_cost + item_cost; }
 };
 
 /// Row tiles of one request, or of one group at a shared segment, repeated for every KV head.
@@ -85,7 +86,8 @@ struct PlanStorage::Arrays {
   GrowBuffer<KeyRange> ranges;
   GrowBuffer<RowTile> tiles;
   GrowBuffer<Block> blocks;
-  GrowBuffer<LinePlace> cuts;          ///< [num_workers + 1]
+  GrowBuffer<LinePlace> cuts;          ///< [num_workers + 1]; worker lists only
+  GrowBuffer<int32_t> tile_parts;      ///< of each row tile: claims per KV head; claimed plans only
   GrowBuffer<int32_t> parts;           ///< partial rows of the chains with to_partial, chain by chain
   GrowBuffer<ChainParts> chain_parts;  ///< of each chain with to_partial; only with shared segments
 };

@@ -7,11 +7,18 @@
 
 namespace folio::inline v0::planner {
 
+/// How the workers of a kernel come by their items.
+enum class Schedule : int32_t {
+  kWorkerLists = 0,  ///< every worker has a list of its own, of about the same cost
+  kClaimed = 1,      ///< one list for all: a worker that is free claims the next entry (PlanView::num_claims)
+};
+
 /// The tile a kernel works in: published by the kernel, read by the planner.
 struct TileShape {
   int32_t rows = 0;  ///< most packed rows (query tokens x heads of a group) an item has
   int32_t kv_tokens =
       0;  ///< tokens of K and V the kernel takes at a time; work is cut at multiples, from local token 0
+  Schedule schedule = Schedule::kWorkerLists;
 };
 
 /// One segment's lengths as a plan keeps them. Rows are requests, or groups of requests for a shared segment.
@@ -28,7 +35,9 @@ struct SegmentLengths {
       key_offset;  ///< [R], the request's keys in earlier segments: its column base in a custom mask, or null
 };
 
-/// What a worker does at an item, besides accumulating its keys.
+/// What a worker does at an item, besides accumulating its keys. In a claimed plan every item of a unit that is split
+/// has kStart and kFinish, and so has the one item of a unit that is whole; only whole units of several segments, or at
+/// fixed splits, are accumulated over several items.
 enum ItemFlags : uint32_t {
   kStart = 1u << 0,   ///< a new accumulation begins: the running state is empty
   kFinish = 1u << 1,  ///< the accumulation ends: write the output (partial < 0) or the state (partial >= 0)
@@ -37,7 +46,8 @@ enum ItemFlags : uint32_t {
 
 /// One piece of work: some packed rows against a range of one segment's keys, for one KV head. Packed row
 /// r = token * group_size + g stands for query token r / group_size (counted over the whole batch) and q head
-/// kv_head * group_size + g. Items of a worker run in order; from kStart to kFinish they have equal rows and kv_head.
+/// kv_head * group_size + g. Items of a worker's list run in order, those of a claim from one to its `partial`; from
+/// kStart to kFinish they have equal rows and kv_head.
 struct WorkItem {
   int32_t segment;
   int32_t kv_row;  ///< row of the segment: index of kv_len, of the page table, of the ragged indptr
@@ -51,8 +61,10 @@ struct WorkItem {
   /// means that the rows see nothing at all; its segment is 0 and its kv_row is not to be used.
   int32_t kv_begin;
   int32_t kv_end;
-  int32_t partial;  ///< with kFinish: the first of row_end - row_begin partial rows, or -1 to write the output
-  uint32_t flags;   ///< ItemFlags
+  /// With kFinish: the first of row_end - row_begin partial rows, or -1 to write the output. Without it: in a claimed
+  /// plan the index of the item that comes next, else -1 (the next in the worker's list).
+  int32_t partial;
+  uint32_t flags;  ///< ItemFlags
 };
 
 /// Rows of one request whose result is folded from partial states, in order: those of shared segments in the order of
@@ -73,12 +85,18 @@ struct PlanView {
   int32_t num_segments = 0;
   int32_t num_workers = 0;
   int32_t num_items = 0;
+  /// Schedule::kClaimed: items [0, num_claims) are what workers claim, each together with the items that its `partial`
+  /// leads to, which lie behind num_claims. Worker w begins with claim w; who has finished takes the lowest that nobody
+  /// has, from num_workers on. Neighbours are the KV heads of the same rows and keys, so that these are read at about
+  /// the same time; what is dear comes before what is cheap where the order is free. Results do not depend on who
+  /// claims what. 0 with worker lists.
+  int32_t num_claims = 0;
   int32_t num_merges = 0;
   int32_t num_partial_rows = 0;
   const int32_t* cu_q = nullptr;         ///< [R + 1]
   const int32_t* q_first_pos = nullptr;  ///< [R], never null
   const SegmentLengths* segments = nullptr;
-  const int32_t* worker_indptr = nullptr;  ///< [num_workers + 1], items
+  const int32_t* worker_indptr = nullptr;  ///< [num_workers + 1], items; null in a claimed plan
   const WorkItem* items = nullptr;
   const MergeItem* merges = nullptr;
   const int32_t* merge_sources = nullptr;  ///< partial row that holds the merge's first row; its next rows follow

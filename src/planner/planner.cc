@@ -5,6 +5,7 @@
 
 #include "planner/batch_checks.hpp"
 #include "planner/batch_lengths.hpp"
+#include "planner/claim_work.hpp"
 #include "planner/cut_line.hpp"
 #include "planner/emit_work.hpp"
 #include "planner/plan_storage.hpp"
@@ -17,10 +18,25 @@ PlanStorage::~PlanStorage() = default;
 PlanStorage::PlanStorage(PlanStorage&&) noexcept = default;
 PlanStorage& PlanStorage::operator=(PlanStorage&&) noexcept = default;
 
+namespace {
+
+/// Rows of any row tile. Row tiles of requests are no longer than a request's rows; those of groups may be.
+int64_t most_rows(const PlannerConfig& config) {
+  const int64_t rows = config.tile.rows;
+  if (!config.bounds) return rows;
+  const int64_t tokens = config.bounds->max_shared_levels > 0 ? config.bounds->max_tokens : config.bounds->max_q_len;
+  return std::min(rows, tokens * (config.num_q_heads / config.num_kv_heads));
+}
+
+}  // namespace
+
 int64_t max_partial_rows(const PlannerConfig& config) {
   check_config(config);
+  const bool claimed = config.tile.schedule == Schedule::kClaimed;
   int64_t cut_rows = 0;
-  if (config.determinism >= Determinism::kBatchInvariant) {
+  if (claimed) {
+    cut_rows = claim_budget(config) * (config.determinism >= Determinism::kBatchInvariant ? 1 : most_rows(config));
+  } else if (config.determinism >= Determinism::kBatchInvariant) {
     cut_rows = fixed_split_budget(config);
   } else {
     // A cut leaves two partial results, each of at most a row tile.
@@ -42,8 +58,12 @@ PlanView make_plan(const PlannerConfig& config, const BatchView& batch, PlanStor
     check_config(config);
     read_batch(config, batch, arrays);
     const LineTotals totals = build_work_line(config, arrays);
-    cut_work_line(config, totals.line, arrays);
-    emit_work(config, totals, arrays);
+    if (config.tile.schedule == Schedule::kClaimed) {
+      claim_work(config, totals, arrays);
+    } else {
+      cut_work_line(config, totals.line, arrays);
+      emit_work(config, totals, arrays);
+    }
   } catch (...) {
     arrays.view = PlanView{};
     throw;

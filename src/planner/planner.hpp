@@ -26,6 +26,10 @@ struct PlannerConfig {
   /// Cost of visiting one tile of keys with n rows: tile_cost + n * row_cost (any unit; loads are balanced in it).
   int32_t tile_cost = 16;
   int32_t row_cost = 1;
+  /// Schedule::kClaimed: cost of beginning and ending an item, in the same unit.
+  int32_t item_cost = 0;
+  /// Schedule::kClaimed: keys that are worth an item of their own.
+  int32_t least_claim_tokens = 256;
   std::optional<GraphBounds> bounds;
 };
 
@@ -46,6 +50,8 @@ class PlanStorage {
 /// Most partial rows of any batch without shared segments; with bounds, of any batch within them. The planner keeps to
 /// it: where finer splitting would need more, it splits less. Up to kRunToRun that is two row tiles a worker; above,
 /// where every fixed split after a cut is a result of its own, 16 row tiles or 1024 rows a worker, whichever is more.
+/// Claimed plans: up to kRunToRun 16 row tiles a worker (with bounds, of no more rows than a request may have), above
+/// as many as with lists.
 int64_t max_partial_rows(const PlannerConfig& config);
 
 /// Divides a batch over workers. Pure: equal inputs give equal plans. Host lengths only. The view is valid until the
@@ -56,7 +62,7 @@ int64_t max_partial_rows(const PlannerConfig& config);
 /// mean, and so differ by less than two; where all grains cost the same, they differ by at most one. A grain is the
 /// dearest KV tile of the batch, or at kBatchInvariant and above its dearest fixed split. Chains that may not be cut
 /// are exempt there: those beyond the budget of max_partial_rows, and those whose result is folded after a shared
-/// segment's.
+/// segment's. That is so with worker lists; claimed plans leave the balance to the claiming (claim_rule.hpp).
 PlanView make_plan(const PlannerConfig& config, const BatchView& batch, PlanStorage& storage);
 
 }  // namespace folio::inline v0::planner

@@ -102,6 +102,7 @@ class LineBuilder {
                    .divisible = true,
                    .num_kv_tiles = 0,
                    .kv_tile_cost = config_.tile_cost + int64_t{row_end - row_begin} * config_.row_cost,
+                   .item_cost = config_.tile.schedule == Schedule::kClaimed ? config_.item_cost : 0,
                    .line_offset = 0};
   }
 
@@ -114,6 +115,7 @@ class LineBuilder {
     block.direct = block.direct && !tile.to_partial;
     int64_t cost = 0;
     if (__builtin_mul_overflow(tile.num_kv_tiles, tile.kv_tile_cost, &cost) ||
+        __builtin_add_overflow(cost, tile.num_kv_tiles > 0 ? tile.item_cost : 0, &cost) ||
         __builtin_add_overflow(block.head_cost, cost, &block.head_cost)) {
       refuse_size();
     }

@@ -17,6 +17,13 @@ CudaPlanMemory::CudaPlanMemory(int32_t device, const planner::PlannerConfig& con
   const gpu::DeviceScope scope(device_);
   status_ = gpu::PinnedMemory(sizeof(planner::PlanStatus));
   new (status_.data()) planner::PlanStatus{};
+  if (config_.tile.schedule == planner::Schedule::kClaimed) {
+    counters_ = gpu::DeviceMemory(kernels::cuda::kClaimCounters * sizeof(uint32_t));
+    const gpu::OwnedStream stream;  // of its own: it waits for nobody's work
+    gpu::check(cudaMemsetAsync(counters_.data(), 0, counters_.size(), gpu::native(stream.get())),
+               "clearing a plan buffer's counters");
+    gpu::synchronize(stream.get());
+  }
   if (!config_.bounds) return;
   // All at once: later allocations could wait for a stream that is stalled.
   image_ = gpu::DeviceMemory(planner::plan_image_bytes(config_));
@@ -71,6 +78,10 @@ void CudaPlanMemory::report() {
 
 const planner::PlanImageHeader* CudaPlanMemory::image() const {
   return static_cast<const planner::PlanImageHeader*>(image_.data());
+}
+
+uint32_t* CudaPlanMemory::claim_counters() const {
+  return static_cast<uint32_t*>(counters_.data());
 }
 
 }  // namespace folio::inline v0::attention::cuda

@@ -18,6 +18,7 @@ class CudaPlanMemory final : public GpuPlanMemory {
   void plan_on_device(const BatchView& batch, Stream stream) override;
   void report() override;
   const planner::PlanImageHeader* image() const override;
+  uint32_t* claim_counters() const override;
 
  private:
   struct Stage {
@@ -32,6 +33,7 @@ class CudaPlanMemory final : public GpuPlanMemory {
   int32_t device_;
   planner::PlannerConfig config_;
   platform::cuda::DeviceMemory image_;
+  platform::cuda::DeviceMemory counters_;  ///< beside the image, which every plan overwrites
   std::array<Stage, kStages> stages_;
   size_t next_stage_ = 0;
   platform::cuda::PinnedMemory status_;  ///< one PlanStatus, written by the device planner

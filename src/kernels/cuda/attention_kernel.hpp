@@ -15,6 +15,13 @@ namespace folio::inline v0::kernels::cuda {
 /// Most segments of a batch on a GPU: they travel in the kernel's parameters.
 inline constexpr int32_t kMaxSegments = 8;
 
+/// Counters of launches that claim their items. They belong to the plan's buffer, whose plans and runs are all in one
+/// stream; they are made zero, and every launch leaves them so. The first two are the number of claims given out beyond
+/// the workers' first, and the number of thread blocks that have finished, whose last resets both; the others are the
+/// kernel's to use in the same way. Each lies in a line of its own.
+inline constexpr int32_t kClaimCounterStride = 32;  ///< uint32_t
+inline constexpr int32_t kClaimCounters = 4 * kClaimCounterStride;
+
 /// Where one segment's keys and values lie. Strides are in elements. All addresses are the device's.
 struct SegmentParams {
   bool paged = true;
@@ -67,6 +74,8 @@ struct AttentionParams {
   float* partial_acc = nullptr;  ///< [partial rows, head_dim_v]
   float* partial_max = nullptr;  ///< [partial rows], base-2 units
   float* partial_sum = nullptr;
+  /// Schedule::kClaimed: [kClaimCounters], all zero when a launch begins; the launch leaves them so. Null with lists.
+  uint32_t* claim_counters = nullptr;
 };
 
 /// What a launch needs besides the parameters.
@@ -91,6 +100,8 @@ struct AttentionKernel {
   /// The planner's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost;
   int32_t row_cost;
+  /// Schedule::kClaimed: cost of beginning and ending an item, in the same unit.
+  int32_t item_cost = 0;
   /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError).
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream);
 };

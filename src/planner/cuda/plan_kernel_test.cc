@@ -106,7 +106,9 @@ class Downloaded {
       fetch(segment.kv_len, segment.num_rows, lengths_.emplace_back());
       fetch(segment.first_pos, segment.num_rows, lengths_.emplace_back());
     }
-    fetch(view.worker_indptr, int64_t{view.num_workers} + 1, lengths_.emplace_back());
+    if (view.worker_indptr != nullptr) {
+      fetch(view.worker_indptr, int64_t{view.num_workers} + 1, lengths_.emplace_back());
+    }
     fetch(view.merge_sources, header.num_merge_sources, lengths_.emplace_back());
     fetch(view.items, view.num_items, items_);
     fetch(view.merges, view.num_merges, merges_);
@@ -260,11 +262,23 @@ TEST_F(PlanKernel, TakesMicroseconds) {
                {"up to 32768 keys", 32768, Determinism::kRunToRun},
                {"up to 32768 keys, fixed splits", 32768, Determinism::kBatchInvariant}};
   for (const auto& load : loads) {
-    Case one = decoding_case(load.longest, load.determinism);
-    const double microseconds = device_microseconds(one, arena_);
-    std::printf("device plan, 256 requests of %s: %.2f us\n", load.name, microseconds);
-    // Far from what is measured, and far below what it takes if only one thread works.
-    EXPECT_LT(microseconds, 100.0);
+    for (const Schedule schedule : {Schedule::kWorkerLists, Schedule::kClaimed}) {
+      Case one = decoding_case(load.longest, load.determinism);
+      one.config.tile.schedule = schedule;
+      const double microseconds = device_microseconds(one, arena_);
+      std::printf("device plan, 256 requests of %s, %s: %.2f us\n", load.name,
+                  schedule == Schedule::kClaimed ? "claimed" : "lists", microseconds);
+      // Far from what is measured, and far below what it takes if only one thread works.
+      EXPECT_LT(microseconds, 100.0);
+    }
+  }
+  for (const int32_t requests : {1, 8}) {
+    Case one = decoding_case(4096, Determinism::kRunToRun);
+    one.config.tile.schedule = Schedule::kClaimed;
+    one.batch = testing::paged_batch(std::vector<int32_t>(static_cast<size_t>(requests), 1),
+                                     std::vector<int32_t>(static_cast<size_t>(requests), 4096 / requests));
+    std::printf("device plan, %d requests of %d keys, claimed: %.2f us\n", requests, 4096 / requests,
+                device_microseconds(one, arena_));
   }
 }
 

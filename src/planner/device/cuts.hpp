@@ -40,7 +40,9 @@ FOLIO_HOST_DEVICE WorkLine sum_row_tiles(const Job& job, Group& group) {
     const TileWork work = tile_work(job, tile);
     job.scratch.cost_before[t] = sums.cost;
     job.scratch.items_before[t] = static_cast<int32_t>(sums.items);
-    sums = AddLines()(sums, {work.num_kv_tiles * kv_tile_cost(job, tile), work.grain, work.num_items});
+    if (job.claimed()) job.scratch.claims[t].kv_tiles = static_cast<int32_t>(work.num_kv_tiles);
+    const int64_t cost = work.num_kv_tiles * kv_tile_cost(job, tile) + job.in.item_cost;
+    sums = AddLines()(sums, {cost, work.grain, work.num_items});
   }
   LineSums total;
   const LineSums before = group.exclusive_scan(sums, LineSums{}, AddLines(), total);

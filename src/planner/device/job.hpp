@@ -50,6 +50,9 @@ struct PlanInput {
   int32_t tile_cost;
   int32_t row_cost;
   int64_t fixed_split_budget;
+  int32_t item_cost;  ///< claimed plans, as the next two; 0 with worker lists
+  int64_t least_claim_tiles;
+  int64_t claim_budget;        ///< per KV head
   DeviceScratchSizes scratch;  ///< for a batch with these counts
   PlanImageLayout layout;
 };
@@ -83,6 +86,7 @@ struct Job {
         merge_sources(reinterpret_cast<int32_t*>(image + input.layout.merge_sources)),
         items(reinterpret_cast<WorkItem*>(image + input.layout.items)) {}
 
+  FOLIO_HOST_DEVICE bool claimed() const { return in.tile.schedule == Schedule::kClaimed; }
   FOLIO_HOST_DEVICE bool fixed_splits() const { return in.fixed_split_tokens > 0; }
   FOLIO_HOST_DEVICE int32_t num_row_tiles() const { return scratch.tile_begin[in.num_requests]; }
 };

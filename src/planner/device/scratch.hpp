@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "folio/types/export.hpp"
+#include "planner/claim_rule.hpp"
 #include "planner/partition_rule.hpp"
 
 namespace folio::inline v0::planner {
@@ -45,41 +46,67 @@ struct CutPlace {
   FOLIO_HOST_DEVICE bool inside() const { return chain_items >= 0; }
 };
 
+/// Claimed plans: a row tile's parts, and what the row tiles before it have of everything, per KV head.
+struct ClaimPlace {
+  int32_t kv_tiles;
+  int32_t parts;  ///< claims of its keys; 1: it is whole
+  int32_t claims;
+  int32_t followers;  ///< items that are not claimed
+  int32_t sources;
+  int32_t merges;
+  int32_t partial_rows;
+};
+
 /// Memory of one planning on the device, besides the image. Where it fits, it lies in a thread block's shared memory
 /// until the work is divided; then `kept_bytes` of it go to the image, from which items are made.
 struct DeviceScratch {
-  CutPlace* places = nullptr;       ///< [workers + 1]
+  CutPlace* places = nullptr;       ///< [workers + 1]; worker lists
+  ClaimRule* rule = nullptr;        ///< claimed plans, as the next two
+  int64_t* cost_before = nullptr;   ///< [row tiles + 1], cost of the row tiles before, per KV head
+  ClaimPlace* claims = nullptr;     ///< [row tiles + 1]
   int32_t* tile_begin = nullptr;    ///< [requests + 1], row tiles before the request, per KV head
   int32_t* tile_request = nullptr;  ///< [row tiles], whose row tile it is
   int32_t* items_before = nullptr;  ///< [row tiles + 1], items of the row tiles before, uncut, per KV head
-  int64_t* cost_before = nullptr;   ///< [row tiles + 1], cost of the row tiles before, per KV head
-  CutSearch* searches = nullptr;    ///< [workers + 1]
+  CutSearch* searches = nullptr;    ///< [workers + 1]; worker lists
 };
 
 struct DeviceScratchSizes {
   int64_t requests;
   int64_t row_tiles;
   int64_t workers;
+  bool claimed;
   /// What making items takes: whole 16 bytes.
   FOLIO_HOST_DEVICE constexpr int64_t kept_bytes() const {
-    const int64_t bytes =
-        (workers + 1) * int64_t{sizeof(CutPlace)} + (requests + 1 + 2 * row_tiles + 1) * int64_t{sizeof(int32_t)};
+    const int64_t of_schedule =
+        claimed ? int64_t{sizeof(ClaimRule)} + cost_bytes() + (row_tiles + 1) * int64_t{sizeof(ClaimPlace)}
+                : (workers + 1) * int64_t{sizeof(CutPlace)};
+    const int64_t bytes = of_schedule + (requests + 1 + 2 * row_tiles + 1) * int64_t{sizeof(int32_t)};
     return (bytes + 15) / 16 * 16;
   }
   FOLIO_HOST_DEVICE constexpr int64_t bytes() const {
-    return kept_bytes() + (row_tiles + 1) * int64_t{sizeof(int64_t)} + (workers + 1) * int64_t{sizeof(CutSearch)};
+    return kept_bytes() + (claimed ? 0 : cost_bytes() + (workers + 1) * int64_t{sizeof(CutSearch)});
   }
+  FOLIO_HOST_DEVICE constexpr int64_t cost_bytes() const { return (row_tiles + 1) * int64_t{sizeof(int64_t)}; }
 };
 
 /// Divides `memory` of sizes.bytes() bytes, aligned to 8.
 FOLIO_HOST_DEVICE inline DeviceScratch carve_device_scratch(std::byte* memory, const DeviceScratchSizes& sizes) {
   DeviceScratch scratch;
-  scratch.places = reinterpret_cast<CutPlace*>(memory);
-  scratch.tile_begin = reinterpret_cast<int32_t*>(scratch.places + sizes.workers + 1);
+  std::byte* next = memory;
+  if (sizes.claimed) {
+    scratch.rule = reinterpret_cast<ClaimRule*>(next);
+    scratch.cost_before = reinterpret_cast<int64_t*>(scratch.rule + 1);
+    scratch.claims = reinterpret_cast<ClaimPlace*>(scratch.cost_before + sizes.row_tiles + 1);
+    next = reinterpret_cast<std::byte*>(scratch.claims + sizes.row_tiles + 1);
+  } else {
+    scratch.places = reinterpret_cast<CutPlace*>(next);
+    scratch.cost_before = reinterpret_cast<int64_t*>(memory + sizes.kept_bytes());
+    scratch.searches = reinterpret_cast<CutSearch*>(scratch.cost_before + sizes.row_tiles + 1);
+    next = reinterpret_cast<std::byte*>(scratch.places + sizes.workers + 1);
+  }
+  scratch.tile_begin = reinterpret_cast<int32_t*>(next);
   scratch.tile_request = scratch.tile_begin + sizes.requests + 1;
   scratch.items_before = scratch.tile_request + sizes.row_tiles;
-  scratch.cost_before = reinterpret_cast<int64_t*>(memory + sizes.kept_bytes());
-  scratch.searches = reinterpret_cast<CutSearch*>(scratch.cost_before + sizes.row_tiles + 1);
   return scratch;
 }
 

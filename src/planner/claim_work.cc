@@ -1,0 +1,238 @@
+#include "planner/claim_work.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.hpp"
+#include "planner/claim_parts.hpp"
+#include "planner/cut_line.hpp"
+#include "planner/merge_shared.hpp"
+
+namespace folio::inline v0::planner {
+namespace {
+
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+
+class Claimer {
+ public:
+  Claimer(const PlannerConfig& config, const LineTotals& totals, PlanStorage::Arrays& arrays)
+      : config_(config),
+        arrays_(arrays),
+        heads_(config.num_kv_heads),
+        fixed_splits_(config.determinism >= Determinism::kBatchInvariant),
+        line_{.total = totals.line.total / config.num_kv_heads,
+              .num_kv_heads = config.num_kv_heads,
+              .num_workers = config.num_workers,
+              .least_tiles = ceil_div(config.least_claim_tokens, config.tile.kv_tokens),
+              .least_tile_cost = int64_t{config.tile_cost} + config.row_cost} {}
+
+  void claim(int64_t num_chains) {
+    arrays_.merges.clear();
+    arrays_.merge_sources.clear();
+    arrays_.parts.clear();
+    if (arrays_.shared.size() > 0) arrays_.chain_parts.resize(num_chains);
+    rule_ = claim_rule(line_, is_short(line_) ? try_pieces() : TrialPieces{});
+    count();
+    const int64_t num_items = heads_ * (claims_ + followers_);
+    if (num_items > kMost || heads_ * partial_rows_ > kMost) {
+      core::fail(ErrorCode::kInvalidArgument, "the batch needs ", num_items, " items and ", heads_ * partial_rows_,
+                 " partial rows; a plan has at most 2^31 - 1 of each");
+    }
+    items_ = arrays_.items.resize(num_items);
+    next_follower_ = heads_ * claims_;
+    claims_ = partial_rows_ = 0;
+    for (int64_t b = 0; b < arrays_.blocks.size(); ++b) {
+      const Block& block = arrays_.blocks[b];
+      for (int32_t t = block.tile_begin; t < block.tile_end; ++t) emit(block, t);
+    }
+    if (arrays_.shared.size() > 0) merge_shared(config_, arrays_);
+    PlanView& view = arrays_.view;
+    view.num_items = static_cast<int32_t>(num_items);
+    view.num_claims = static_cast<int32_t>(heads_ * claims_);
+    view.num_merges = static_cast<int32_t>(arrays_.merges.size());
+    view.num_partial_rows = static_cast<int32_t>(heads_ * partial_rows_);
+    view.items = items_;
+    view.merges = arrays_.merges.data();
+    view.merge_sources = arrays_.merge_sources.data();
+  }
+
+ private:
+  /// The ranges of a row tile, as claim_parts.hpp asks for them.
+  auto ranges_of(const RowTile& tile) const {
+    return [this, &tile](int32_t i) {
+      const KeyRange& range = arrays_.ranges[tile.range_begin + i];
+      return TokenRange{range.begin, range.end};
+    };
+  }
+
+  ClaimChain chain_of(const Block& block, const RowTile& tile) const {
+    return {.begin = block.line_begin / heads_ + tile.line_offset,
+            .kv_tiles = tile.num_kv_tiles,
+            .tile_cost = tile.kv_tile_cost,
+            .kv_tokens = config_.tile.kv_tokens,
+            .split_tokens = fixed_splits_ ? config_.fixed_split_tokens : 0,
+            .num_ranges = tile.range_end - tile.range_begin};
+  }
+
+  /// Items of a row tile that is not cut.
+  int32_t whole_items(const RowTile& tile) const {
+    if (!fixed_splits_) return tile.range_end - tile.range_begin;
+    int64_t items = 0;
+    for (int32_t i = tile.range_begin; i < tile.range_end; ++i) {
+      const KeyRange& range = arrays_.ranges[i];
+      items += range.begin == range.end ? 1 : tiles_touched({range.begin, range.end}, config_.fixed_split_tokens);
+    }
+    return static_cast<int32_t>(items);
+  }
+
+  /// How many parts each size of pieces would make.
+  TrialPieces try_pieces() const {
+    TrialPieces trials;
+    for (int32_t i = 0; i < kPieceTrials; ++i) {
+      const ClaimRule rule = piece_trial(line_, i);
+      int64_t parts = 0;
+      for (int64_t t = 0; t < arrays_.tiles.size(); ++t) {
+        const RowTile& tile = arrays_.tiles[t];
+        parts += tile.num_kv_tiles == 0 ? 0 : trial_parts(rule, tile.num_kv_tiles, tile.kv_tile_cost);
+      }
+      trials.of[i] = static_cast<int32_t>(std::min(parts, kMost));
+    }
+    return trials;
+  }
+
+  /// Parts of every row tile, and how much of everything they make, per KV head.
+  void count() {
+    int32_t* const parts = arrays_.tile_parts.resize(arrays_.tiles.size());
+    const int64_t budget = claim_budget(config_) / heads_;
+    int64_t spent = 0;
+    for (int64_t b = 0; b < arrays_.blocks.size(); ++b) {
+      const Block& block = arrays_.blocks[b];
+      for (int32_t t = block.tile_begin; t < block.tile_end; ++t) {
+        const RowTile& tile = arrays_.tiles[t];
+        parts[t] = 0;
+        if (tile.num_kv_tiles == 0) continue;
+        parts[t] = tile.divisible ? count_parts(rule_, chain_of(block, tile), ranges_of(tile)) : 1;
+        if (parts[t] > 1) spent += fixed_splits_ ? int64_t{parts[t]} * (tile.row_end - tile.row_begin) : parts[t];
+        if (parts[t] > 1 && spent > budget) parts[t] = 1;
+        claims_ += parts[t];
+        if (parts[t] == 1) followers_ += whole_items(tile) - 1;
+        if (parts[t] > 1 || tile.to_partial) partial_rows_ += int64_t{parts[t]} * (tile.row_end - tile.row_begin);
+      }
+    }
+  }
+
+  /// The claims of one row tile: part by part, all KV heads of a part side by side.
+  void emit(const Block& block, int32_t t) {
+    const RowTile& tile = arrays_.tiles[t];
+    const int32_t parts = arrays_.tile_parts[t];
+    if (parts == 0) return;
+    const bool partial = parts > 1 || tile.to_partial;
+    const ClaimChain chain = chain_of(block, tile);
+    const auto ranges = ranges_of(tile);
+    if (parts == 1) {
+      emit_whole(tile, chain, ranges, partial);
+    } else {
+      for (int32_t i = 0; i < parts; ++i) {
+        const ClaimPart part = part_at(rule_, chain, ranges, i);
+        for (int32_t head = 0; head < heads_; ++head) {
+          WorkItem& item = items_[(claims_ + i) * heads_ + head];
+          item = make_item(tile, head, part);
+          item.flags |= kStart | kFinish;
+          item.partial = partial_row(tile, parts, head, i);
+        }
+      }
+    }
+    if (partial) note_parts(block, t, parts);
+    claims_ += parts;
+    if (partial) partial_rows_ += int64_t{parts} * (tile.row_end - tile.row_begin);
+  }
+
+  template <typename Ranges>
+  void emit_whole(const RowTile& tile, const ClaimChain& chain, const Ranges& ranges, bool partial) {
+    const int32_t count = whole_items(tile);
+    const bool sees_nothing = arrays_.ranges[tile.range_begin].begin == arrays_.ranges[tile.range_begin].end;
+    for (int32_t k = 0; k < count; ++k) {
+      const ClaimPart part = sees_nothing ? ClaimPart{} : whole_item_at(chain, ranges, k);
+      for (int32_t head = 0; head < heads_; ++head) {
+        // Those that follow a claim's first lie behind all claims, one claim's after the other's.
+        const int64_t follower = next_follower_ + int64_t{head} * (count - 1) + k - 1;
+        WorkItem& item = items_[k == 0 ? claims_ * heads_ + head : follower];
+        item = make_item(tile, head, part);
+        if (k == 0) item.flags |= kStart;
+        if (k + 1 == count) {
+          item.flags |= kFinish;
+          item.partial = partial ? partial_row(tile, 1, head, 0) : -1;
+        } else {
+          item.partial = static_cast<int32_t>(follower + 1);
+        }
+      }
+    }
+    next_follower_ += int64_t{heads_} * (count - 1);
+  }
+
+  /// Partial rows are numbered row tile by row tile, head by head, part by part.
+  int32_t partial_row(const RowTile& tile, int32_t parts, int32_t head, int32_t part) const {
+    return static_cast<int32_t>(partial_rows_ * heads_ +
+                                (int64_t{head} * parts + part) * (tile.row_end - tile.row_begin));
+  }
+
+  /// Merges a row tile's parts, or notes them for the merge with a shared segment's.
+  void note_parts(const Block& block, int32_t t, int32_t parts) {
+    const RowTile& tile = arrays_.tiles[t];
+    for (int32_t head = 0; head < heads_; ++head) {
+      GrowBuffer<int32_t>& list = tile.to_partial ? arrays_.parts : arrays_.merge_sources;
+      const int64_t begin = list.size();
+      for (int32_t i = 0; i < parts; ++i) list.push_back(partial_row(tile, parts, head, i));
+      if (tile.to_partial) {
+        arrays_.chain_parts[block.chain(head, t)] = {begin, list.size()};
+      } else {
+        arrays_.merges.push_back({.kv_head = head,
+                                  .request = tile.request,
+                                  .row_begin = tile.row_begin,
+                                  .row_end = tile.row_end,
+                                  .source_begin = static_cast<int32_t>(begin),
+                                  .source_end = static_cast<int32_t>(list.size())});
+      }
+    }
+  }
+
+  WorkItem make_item(const RowTile& tile, int32_t head, const ClaimPart& part) const {
+    const KeyRange& range = arrays_.ranges[tile.range_begin + part.range];
+    return {.segment = range.segment,
+            .kv_row = range.kv_row,
+            .kv_head = head,
+            .request = tile.request,
+            .row_begin = tile.row_begin,
+            .row_end = tile.row_end,
+            .kv_begin = static_cast<int32_t>(part.keys.begin),
+            .kv_end = static_cast<int32_t>(part.keys.end),
+            .partial = -1,
+            .flags = fixed_splits_ ? kFold : 0u};
+  }
+
+  const PlannerConfig& config_;
+  PlanStorage::Arrays& arrays_;
+  const int32_t heads_;
+  const bool fixed_splits_;
+  const ClaimLine line_;
+  ClaimRule rule_;
+  WorkItem* items_ = nullptr;
+  int64_t next_follower_ = 0;
+  int64_t claims_ = 0;  ///< per KV head, as the next two
+  int64_t followers_ = 0;
+  int64_t partial_rows_ = 0;
+};
+
+}  // namespace
+
+int64_t claim_budget(const PlannerConfig& config) {
+  if (config.determinism >= Determinism::kBatchInvariant) return fixed_split_budget(config);
+  // The rule asks for two or three pieces a worker of the bulk and one or two a round of the rest.
+  return int64_t{16} * config.num_workers;
+}
+
+void claim_work(const PlannerConfig& config, const LineTotals& totals, PlanStorage::Arrays& arrays) {
+  Claimer(config, totals, arrays).claim(totals.num_chains);
+}
+
+}  // namespace folio::inline v0::planner

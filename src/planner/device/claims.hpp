@@ -1,0 +1,226 @@
+#pragma once
+
+#include <cstdint>
+
+#include "planner/claim_parts.hpp"
+#include "planner/device/cuts.hpp"
+#include "planner/device/job.hpp"
+#include "planner/device/row_tile.hpp"
+
+/// Claimed plans: what claim_work.cc computes, for requests alone.
+namespace folio::inline v0::planner::device {
+
+/// What some row tiles make of everything, per KV head.
+struct ClaimSums {
+  int64_t partial_rows = 0;
+  int32_t claims = 0;
+  int32_t followers = 0;
+  int32_t sources = 0;
+  int32_t merges = 0;
+};
+struct AddClaims {
+  FOLIO_HOST_DEVICE ClaimSums operator()(const ClaimSums& a, const ClaimSums& b) const {
+    return {a.partial_rows + b.partial_rows, a.claims + b.claims, a.followers + b.followers, a.sources + b.sources,
+            a.merges + b.merges};
+  }
+};
+
+struct AddTrials {
+  FOLIO_HOST_DEVICE TrialPieces operator()(const TrialPieces& a, const TrialPieces& b) const {
+    TrialPieces both;
+    FOLIO_KEEP_LOOP
+    for (int32_t i = 0; i < kPieceTrials; ++i) {
+      const int64_t sum = int64_t{a.of[i]} + b.of[i];
+      both.of[i] = static_cast<int32_t>(sum < 0x7fffffff ? sum : 0x7fffffff);
+    }
+    return both;
+  }
+};
+
+/// The keys of a row tile, segment by segment.
+struct RangesOfTile {
+  const Job& job;
+  const RowTile& tile;
+  FOLIO_HOST_DEVICE TokenRange operator()(int32_t s) const { return key_range(job, tile, s); }
+};
+
+FOLIO_HOST_DEVICE inline ClaimChain claim_chain(const Job& job, const RowTile& tile, int32_t index) {
+  return {.begin = job.scratch.cost_before[index],
+          .kv_tiles = job.scratch.claims[index].kv_tiles,
+          .tile_cost = kv_tile_cost(job, tile),
+          .kv_tokens = job.in.tile.kv_tokens,
+          .split_tokens = job.in.fixed_split_tokens,
+          .num_ranges = job.in.num_segments};
+}
+
+/// Parts of a row tile as the rule would have them, of which `items` are items where it is whole.
+FOLIO_HOST_DEVICE inline ClaimSums claim_sums(int32_t parts, int32_t items, int32_t rows) {
+  if (parts == 1) return {.partial_rows = 0, .claims = 1, .followers = items - 1, .sources = 0, .merges = 0};
+  return {.partial_rows = int64_t{parts} * rows, .claims = parts, .followers = 0, .sources = parts, .merges = 1};
+}
+
+/// What cutting costs, in the budget's terms.
+FOLIO_HOST_DEVICE inline int64_t claim_price(const Job& job, const ClaimSums& sums) {
+  return job.fixed_splits() ? sums.partial_rows : sums.sources;
+}
+
+FOLIO_HOST_DEVICE inline ClaimSums sums_of_tile(const Job& job, int32_t t) {
+  const DeviceScratch& scratch = job.scratch;
+  return claim_sums(scratch.claims[t].parts, scratch.items_before[t + 1] - scratch.items_before[t],
+                    row_tile(job, scratch.tile_request[t], t).rows());
+}
+
+/// The rule for this batch, in the scratch.
+template <typename Group>
+FOLIO_HOST_DEVICE void choose_rule(const Job& job, const WorkLine& work, Group& group) {
+  const int64_t heads = job.in.num_kv_heads;
+  const ClaimLine line{.total = divide(work.total, heads),
+                       .num_kv_heads = job.in.num_kv_heads,
+                       .num_workers = job.in.num_workers,
+                       .least_tiles = job.in.least_claim_tiles,
+                       .least_tile_cost = int64_t{job.in.tile_cost} + job.in.row_cost};
+  TrialPieces total;
+  if (is_short(line)) {
+    const Share share = share_of(group, job.num_row_tiles());
+    TrialPieces trials;
+    FOLIO_KEEP_LOOP
+    for (int32_t i = 0; i < kPieceTrials; ++i) {
+      const ClaimRule trial = piece_trial(line, i);
+      int64_t parts = 0;
+      FOLIO_KEEP_LOOP
+      for (int32_t t = share.begin; t < share.end; ++t) {
+        const RowTile tile = row_tile(job, job.scratch.tile_request[t], t);
+        parts += trial_parts(trial, job.scratch.claims[t].kv_tiles, kv_tile_cost(job, tile));
+      }
+      trials.of[i] = static_cast<int32_t>(parts < 0x7fffffff ? parts : 0x7fffffff);
+    }
+    group.exclusive_scan(trials, TrialPieces{}, AddTrials(), total);
+  }
+  if (group.rank() == 0) *job.scratch.rule = claim_rule(line, total);
+  group.sync();
+}
+
+/// Parts, claims, partial rows and merges of every row tile. Returns the sums of all, per KV head.
+template <typename Group>
+FOLIO_HOST_DEVICE ClaimSums divide_claims(const Job& job, const WorkLine& line, Group& group) {
+  const int32_t count = job.num_row_tiles();
+  const Share share = share_of(group, count);
+  ClaimPlace* const places = job.scratch.claims;
+  choose_rule(job, line, group);
+  ClaimSums sums;
+  FOLIO_KEEP_LOOP
+  for (int32_t t = share.begin; t < share.end; ++t) {
+    const RowTile tile = row_tile(job, job.scratch.tile_request[t], t);
+    places[t].parts = count_parts(*job.scratch.rule, claim_chain(job, tile, t), RangesOfTile{job, tile});
+    sums = AddClaims()(sums, sums_of_tile(job, t));
+  }
+  ClaimSums total;
+  ClaimSums before = group.exclusive_scan(sums, ClaimSums{}, AddClaims(), total);
+  if (claim_price(job, total) > job.in.claim_budget) {
+    // What comes later in the line than the budget lasts stays whole.
+    sums = ClaimSums{};
+    FOLIO_KEEP_LOOP
+    for (int32_t t = share.begin; t < share.end; ++t) {
+      before = AddClaims()(before, sums_of_tile(job, t));
+      if (claim_price(job, before) > job.in.claim_budget) places[t].parts = 1;
+      sums = AddClaims()(sums, sums_of_tile(job, t));
+    }
+    before = group.exclusive_scan(sums, ClaimSums{}, AddClaims(), total);
+  }
+  FOLIO_KEEP_LOOP
+  for (int32_t t = share.begin; t < share.end; ++t) {
+    places[t].claims = before.claims;
+    places[t].followers = before.followers;
+    places[t].sources = before.sources;
+    places[t].merges = before.merges;
+    places[t].partial_rows = static_cast<int32_t>(before.partial_rows);
+    before = AddClaims()(before, sums_of_tile(job, t));
+  }
+  if (group.rank() == 0) {
+    places[count].claims = total.claims;
+    places[count].followers = total.followers;
+  }
+  group.sync();
+  return total;
+}
+
+/// One of a plan's items: which of which row tile's.
+struct ClaimedItem {
+  int32_t tile;
+  int32_t head;
+  int32_t part;      ///< of a row tile that is cut
+  int32_t in_chain;  ///< of one that is whole: number of the item
+};
+
+FOLIO_HOST_DEVICE inline ClaimedItem find_claimed_item(const Job& job, int32_t index) {
+  const int32_t heads = job.in.num_kv_heads;
+  const int32_t count = job.num_row_tiles();
+  const ClaimPlace* const places = job.scratch.claims;
+  const int32_t num_claims = places[count].claims * heads;
+  if (index < num_claims) {
+    const int32_t claim = index / heads;
+    const int32_t tile = last_at_or_below(count, claim, [places](int32_t t) { return places[t].claims; });
+    return {tile, index - claim * heads, claim - places[tile].claims, 0};
+  }
+  const int32_t follower = index - num_claims;
+  const int32_t tile = last_at_or_below(count, follower / heads, [places](int32_t t) { return places[t].followers; });
+  const int32_t a_head = places[tile + 1].followers - places[tile].followers;
+  const int32_t in_tile = follower - places[tile].followers * heads;
+  return {tile, in_tile / a_head, 0, in_tile % a_head + 1};
+}
+
+/// The merge of a row tile's head, and one of its sources, at the part that has them.
+FOLIO_HOST_DEVICE inline void emit_claim_merge(const Job& job, const ClaimedItem& at, const RowTile& tile,
+                                               int32_t partial) {
+  const ClaimPlace& place = job.scratch.claims[at.tile];
+  const int32_t heads = job.in.num_kv_heads;
+  const int32_t source_begin = place.sources * heads + at.head * place.parts;
+  job.merge_sources[source_begin + at.part] = partial;
+  if (at.part != 0) return;
+  job.merges[place.merges * heads + at.head] = {.kv_head = at.head,
+                                                .request = tile.request,
+                                                .row_begin = tile.row_begin,
+                                                .row_end = tile.row_end,
+                                                .source_begin = source_begin,
+                                                .source_end = source_begin + place.parts};
+}
+
+/// Item number `index` of a claimed plan, and what it has of merges.
+FOLIO_HOST_DEVICE inline void emit_claimed_item(const Job& job, int32_t index) {
+  const ClaimedItem at = find_claimed_item(job, index);
+  const ClaimPlace& place = job.scratch.claims[at.tile];
+  const RowTile tile = row_tile(job, job.scratch.tile_request[at.tile], at.tile);
+  const ClaimChain chain = claim_chain(job, tile, at.tile);
+  const RangesOfTile ranges{job, tile};
+  const bool fixed = job.fixed_splits();
+  ClaimPart part;
+  int32_t partial = -1;
+  bool starts = true;
+  bool finishes = true;
+  if (place.parts > 1) {
+    part = part_at(*job.scratch.rule, chain, ranges, at.part);
+    partial = place.partial_rows * job.in.num_kv_heads + (at.head * place.parts + at.part) * tile.rows();
+    emit_claim_merge(job, at, tile, partial);
+  } else {
+    const int32_t items = job.scratch.items_before[at.tile + 1] - job.scratch.items_before[at.tile];
+    part = whole_item_at(chain, ranges, at.in_chain);
+    starts = at.in_chain == 0;
+    finishes = at.in_chain + 1 == items;
+    if (!finishes) {
+      const int32_t first = job.scratch.claims[job.num_row_tiles()].claims + place.followers;
+      partial = first * job.in.num_kv_heads + at.head * (items - 1) + at.in_chain;
+    }
+  }
+  job.items[index] = {.segment = part.range,
+                      .kv_row = tile.request,
+                      .kv_head = at.head,
+                      .request = tile.request,
+                      .row_begin = tile.row_begin,
+                      .row_end = tile.row_end,
+                      .kv_begin = static_cast<int32_t>(part.keys.begin),
+                      .kv_end = static_cast<int32_t>(part.keys.end),
+                      .partial = partial,
+                      .flags = (starts ? kStart : 0u) | (finishes ? kFinish : 0u) | (fixed ? kFold : 0u)};
+}
+
+}  // namespace folio::inline v0::planner::device
