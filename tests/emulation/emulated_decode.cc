@@ -1,3 +1,7 @@
+// What device code finds without an include comes before it.
+#include "warp_emulator.hpp"
+
+// The code:
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -5,7 +9,6 @@
 #include "kernels/cuda/sm90/decode/launch.hpp"
 #include "kernels/cuda/sm90/decode/tensor_map_encoder.hpp"
 #include "kernels/cuda/sm90/decode/thread_block.cuh"
-#include "warp_emulator.hpp"
 
 /// "cuda-sm90-decode" on the host: the launches of its .cu files, and the merge kernel's, run by the emulator.
 namespace folio::inline v0::kernels::cuda {

@@ -23,11 +23,13 @@ class EmulatedPlanMemory final : public GpuPlanMemory {
   }
   void report() override {}
   const planner::PlanImageHeader* image() const override { return &header_; }
+  uint32_t* claim_counters() const override { return counters_.get(); }
 
  private:
   planner::PlannerConfig config_;
   planner::PlanStorage storage_;
   planner::PlanImageHeader header_{};
+  std::unique_ptr<uint32_t[]> counters_ = std::make_unique<uint32_t[]>(cuda::kClaimCounters);
 };
 
 class EmulatedGpu final : public GpuBackend {

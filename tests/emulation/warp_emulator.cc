@@ -84,6 +84,7 @@ struct Grid {
   void* main_stack = nullptr;
   int32_t current = 0;
   int32_t block = 0;
+  int32_t blocks = 0;
   int32_t threads = 0;
   uint64_t random = 1;
   int64_t idle = 0;
@@ -210,6 +211,9 @@ Index thread_index() {
 Index block_index() {
   return {grid->block};
 }
+Count grid_size() {
+  return {static_cast<uint32_t>(grid->blocks)};
+}
 unsigned char* shared_memory() {
   return grid->base;
 }
@@ -220,6 +224,7 @@ void yield() {
 
 void run_grid(int32_t blocks, int32_t threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body) {
   Grid state;
+  state.blocks = blocks;
   state.threads = threads;
   state.body = &body;
   state.random = seed * 2654435761u + 88172645463325252ull;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cuda.h>
-#include <vector_types.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <driver_types.h>
 
 #include <cmath>
 #include <cstddef>
@@ -20,6 +22,10 @@ struct Index {
 /// Of the running fiber.
 Index thread_index();
 Index block_index();
+struct Count {
+  uint32_t x;
+};
+Count grid_size();
 /// Lets the other fibers run.
 void yield();
 
@@ -89,6 +95,7 @@ T reduce(T value, Combine combine) {
 // What device code finds without an include.
 #define threadIdx (::folio::emulation::thread_index())
 #define blockIdx (::folio::emulation::block_index())
+#define gridDim (::folio::emulation::grid_size())
 
 template <typename T>
 T __shfl_sync(uint32_t, T value, int32_t source) {
@@ -115,6 +122,12 @@ inline void __syncwarp() {
 }
 inline void __syncthreads() {
   folio::emulation::meet_all();
+}
+inline void __threadfence() {}
+inline uint32_t atomicAdd(uint32_t* counter, uint32_t value) {
+  const uint32_t before = *counter;
+  *counter += value;
+  return before;
 }
 inline float __fadd_rn(float a, float b) {
   return a + b;

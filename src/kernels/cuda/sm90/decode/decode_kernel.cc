@@ -33,7 +33,7 @@ std::string refusal(const AttentionConfig& config) {
 }
 
 planner::TileShape tile(const AttentionConfig&) {
-  return {.rows = kMaxRows, .kv_tokens = kTokens};
+  return {.rows = kMaxRows, .kv_tokens = kTokens, .schedule = planner::Schedule::kClaimed};
 }
 
 DType weights(const AttentionConfig& config) {
@@ -59,6 +59,7 @@ const AttentionKernel kSm90DecodeKernel{.name = "cuda-sm90-decode",
                                         .workers_per_sm = 1,
                                         .tile_cost = 96,
                                         .row_cost = 1,
+                                        .item_cost = 48,
                                         .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90

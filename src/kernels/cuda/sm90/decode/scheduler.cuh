@@ -27,17 +27,16 @@ class Scheduler {
         lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
 
   __device__ __forceinline__ void run() {
-    ItemQueue queue(plan_);
-    int32_t index = queue.take();
-    planner::WorkItem item{};
-    if (index >= 0) item = plan_.items[index];
-    while (index >= 0) {
-      const planner::WorkItem current = item;
-      index = queue.take();
-      if (index >= 0) item = plan_.items[index];  // under way while the current one is worked at
-      publish(current);
+    const ItemQueue queue(plan_, params_.claim_counters);
+    // What comes next is claimed when an item has been handed over: the way from a claim to its pages is hidden behind
+    // the entries that the math warps still have, and nobody holds more than it will soon compute.
+    for (int32_t index = queue.first(); index >= 0;) {
+      const planner::WorkItem item = plan_.items[index];
+      publish(item);
       ++num_items_;
+      index = queue.next(item);
     }
+    queue.finish();
     const int32_t slot = await_slot();
     if (lane_ == 0) state_.entries[slot].flags = kAllDone;
     hand_over(slot);
