@@ -20,14 +20,14 @@ TensorMapEncoder tensor_map_encoder() {
 
 namespace {
 
-template <typename T, int32_t Dim>
+template <typename T, int32_t Dim, Codes kCodes = Codes::kNone>
 void emulate(const AttentionParams& attention, int32_t num_workers) {
   static uint64_t seed = 0;
   DecodeParams params{};
   params.attention = attention;
-  describe_segments(params, {Dim, Dim});
-  emulation::run_grid(num_workers, kThreads, shared_bytes<Dim, Dim>(), ++seed,
-                      [&] { run_thread_block<T, Dim, Dim>(params, emulation::shared_memory()); });
+  describe_segments(params, {Dim, Dim, element_bytes(kCodes)});
+  emulation::run_grid(num_workers, kThreads, shared_bytes<Dim, Dim, kCodes>(), ++seed,
+                      [&] { run_thread_block<T, Dim, Dim, kCodes>(params, emulation::shared_memory()); });
 }
 
 }  // namespace
@@ -45,9 +45,22 @@ void launch_float16_128(const AttentionParams& params, int32_t num_workers, Stre
   emulate<__half, 128>(params, num_workers);
 }
 
+void launch_e4m3_64(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 64, Codes::kE4M3>(params, num_workers);
+}
+void launch_e4m3_128(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 128, Codes::kE4M3>(params, num_workers);
+}
+void launch_e5m2_64(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 64, Codes::kE5M2>(params, num_workers);
+}
+void launch_e5m2_128(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 128, Codes::kE5M2>(params, num_workers);
+}
+
 }  // namespace sm90
 
-void launch_merge(const AttentionParams& params, int32_t, Stream) {
+void launch_merge(const AttentionParams& params, int32_t, Stream, bool) {
   const planner::PlanView& plan = params.plan->view;
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   for (int32_t m = 0; m < plan.num_merges; ++m) {

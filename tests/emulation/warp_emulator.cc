@@ -120,8 +120,7 @@ void complete(const Copy& copy) {
     for (i[3] = 0; i[3] < map.box[3]; ++i[3]) {
       for (i[2] = 0; i[2] < map.box[2]; ++i[2]) {
         for (i[1] = 0; i[1] < map.box[1]; ++i[1]) {
-          for (i[0] = 0; i[0] < map.box[0]; ++i[0], linear += 2) {
-            uint16_t value = 0;
+          for (i[0] = 0; i[0] < map.box[0]; ++i[0], linear += map.bytes) {
             bool inside = true;
             const unsigned char* from = map.data;
             for (int d = 0; d < 5; ++d) {
@@ -129,10 +128,13 @@ void complete(const Copy& copy) {
               inside = inside && c >= 0 && c < static_cast<int64_t>(map.dims[d]);
               from += c * static_cast<int64_t>(map.strides[d]);
             }
-            if (inside) std::memcpy(&value, from, 2);
             uint32_t to = copy.shared + linear;
-            to ^= (to >> 7 & 7) << 4;
-            std::memcpy(grid->base + to, &value, 2);
+            to ^= map.side_by_side == 128 ? (to >> 7 & 7) << 4 : (to >> 7 & 3) << 4;
+            if (inside) {
+              std::memcpy(grid->base + to, from, map.bytes);
+            } else {
+              std::memset(grid->base + to, 0, map.bytes);
+            }
           }
         }
       }
@@ -322,16 +324,22 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                     CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
                     CUtensorMapFloatOOBfill fill) {
   static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
-  if (type != CU_TENSOR_MAP_DATA_TYPE_UINT16 || rank != 5 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
-      swizzle != CU_TENSOR_MAP_SWIZZLE_128B || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || box[0] * 2 > 128 ||
+  const uint16_t bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
+  const uint16_t side_by_side = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 : 64;
+  if ((type != CU_TENSOR_MAP_DATA_TYPE_UINT16 && type != CU_TENSOR_MAP_DATA_TYPE_UINT8) || rank != 5 ||
+      interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
+      (swizzle != CU_TENSOR_MAP_SWIZZLE_128B && swizzle != CU_TENSOR_MAP_SWIZZLE_64B) ||
+      fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || box[0] * bytes > side_by_side ||
       reinterpret_cast<uintptr_t>(data) % 16 != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   TensorMap made{};
+  made.bytes = bytes;
+  made.side_by_side = side_by_side;
   made.data = static_cast<const unsigned char*>(data);
   for (int d = 0; d < 5; ++d) {
     made.dims[d] = dims[d];
-    made.strides[d] = d == 0 ? 2 : strides[d - 1];
+    made.strides[d] = d == 0 ? bytes : strides[d - 1];
     made.box[d] = box[d];
     const bool stride_fits = d == 0 || (made.strides[d] % 16 == 0 && made.strides[d] < uint64_t{1} << 40);
     if (dims[d] == 0 || dims[d] > uint64_t{1} << 32 || box[d] == 0 || box[d] > 256 || steps[d] != 1 || !stride_fits) {
@@ -343,7 +351,7 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
 }
 
 void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, const int32_t (&at)[5]) {
-  if (shared % 1024 != 0) throw std::runtime_error("a box with exchanged pieces begins at no multiple of 1024");
+  if (shared % 512 != 0) throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
   Copy copy{nullptr, nullptr, 0, 0, barrier, true, grid->current, *map, {at[0], at[1], at[2], at[3], at[4]}, shared};
   if (next_random() % 2 == 0) {
     complete(copy);

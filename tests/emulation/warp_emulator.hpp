@@ -60,6 +60,8 @@ struct TensorMap {
   uint64_t dims[5];
   uint64_t strides[5];  ///< bytes
   uint32_t box[5];
+  uint16_t bytes;         ///< of an element
+  uint16_t side_by_side;  ///< 64 or 128 bytes, within which pieces of 16 are exchanged
 };
 CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* dims,
                     const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps,
@@ -124,6 +126,20 @@ inline void __syncthreads() {
   folio::emulation::meet_all();
 }
 inline void __threadfence() {}
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
+  const uint64_t bytes = a | uint64_t{b} << 32;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= static_cast<uint32_t>(bytes >> 8 * (select >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline uint32_t __reduce_max_sync(uint32_t, uint32_t value) {
+  return folio::emulation::reduce(value, [](uint32_t a, uint32_t b) { return a < b ? b : a; });
+}
 inline uint32_t atomicAdd(uint32_t* counter, uint32_t value) {
   const uint32_t before = *counter;
   *counter += value;

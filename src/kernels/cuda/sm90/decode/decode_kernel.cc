@@ -12,14 +12,26 @@ bool is_16_bit(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
+/// The 16-bit type that everything is widened to: the one among the inputs', bfloat16 where all are fp8; kUnset where
+/// inputs are of two 16-bit types, or of others.
+DType compute_type(DType q, DType kv, DType ragged_kv) {
+  DType type = DType::kUnset;
+  for (const DType input : {q, kv, ragged_kv}) {
+    if (is_fp8(input)) continue;
+    if (!is_16_bit(input) || (type != DType::kUnset && type != input)) return DType::kUnset;
+    type = input;
+  }
+  return type == DType::kUnset ? DType::kBFloat16 : type;
+}
+
 std::string refusal(const AttentionConfig& config) {
   if (config.head_dim_qk != config.head_dim_v || (config.head_dim_v != 64 && config.head_dim_v != 128)) {
     return core::message("head_dim_qk is ", config.head_dim_qk, ", head_dim_v ", config.head_dim_v,
                          "; cuda-sm90-decode takes 64 and 128, the same for both");
   }
-  if (!is_16_bit(config.q) || config.kv != config.q || config.ragged_kv != config.q) {
+  if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
     return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
-                         "; cuda-sm90-decode takes float16 or bfloat16, the same for all three");
+                         "; cuda-sm90-decode takes fp8 and one of float16 and bfloat16");
   }
   if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
     return core::message("out is ", config.out, "; cuda-sm90-decode writes float16, bfloat16, float32 and fp8");
@@ -37,15 +49,38 @@ planner::TileShape tile(const AttentionConfig&) {
 }
 
 DType weights(const AttentionConfig& config) {
-  return config.q;
+  return compute_type(config.q, config.kv, config.ragged_kv);
+}
+
+/// The type of codes that all keys and values are; kUnset where they differ. Above kRunToRun a request's bits must not
+/// depend on which segments other requests of the batch have, so that kernels are chosen by the configuration alone.
+DType common_codes(const AttentionParams& params) {
+  if (params.determinism > Determinism::kRunToRun) return DType::kUnset;
+  DType common = DType::kUnset;
+  for (const SegmentParams& segment : params.segments) {
+    if (segment.dtype == DType::kUnset) continue;
+    if (!is_fp8(segment.dtype) || (common != DType::kUnset && common != segment.dtype)) return DType::kUnset;
+    common = segment.dtype;
+  }
+  return common;
+}
+
+LaunchClass choose(const AttentionParams& params, const LaunchShape& shape) {
+  const bool small = params.head_dim_v == 64;
+  switch (common_codes(params)) {
+    case DType::kFloat8E4M3: return small ? launch_e4m3_64 : launch_e4m3_128;
+    case DType::kFloat8E5M2: return small ? launch_e5m2_64 : launch_e5m2_128;
+    default: break;
+  }
+  if (compute_type(shape.q, shape.kv, shape.ragged_kv) == DType::kFloat16) {
+    return small ? launch_float16_64 : launch_float16_128;
+  }
+  return small ? launch_bfloat16_64 : launch_bfloat16_128;
 }
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
-  const bool small = params.head_dim_v == 64;
-  const LaunchClass launch_class = shape.q == DType::kFloat16 ? (small ? launch_float16_64 : launch_float16_128)
-                                                              : (small ? launch_bfloat16_64 : launch_bfloat16_128);
-  launch_class(params, shape.num_workers, stream);
-  if (shape.merge) launch_merge(params, shape.num_workers, stream);
+  choose(params, shape)(params, shape.num_workers, stream);
+  if (shape.merge) launch_merge(params, shape.num_workers, stream, true);
 }
 
 }  // namespace

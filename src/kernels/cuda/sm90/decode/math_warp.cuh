@@ -9,9 +9,9 @@
 /// few rows waste little.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-template <typename T, int32_t DimQk, int32_t DimV>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
 class MathWarp {
-  static constexpr HeadDims kDims{DimQk, DimV};
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   static constexpr int32_t kSteps = DimQk / 16;
   using State = SharedState<stages(kDims)>;
@@ -105,7 +105,7 @@ class MathWarp {
       const Sight sight = context.sight;  // read anew: registers are short
       tile += kMathWarps;
       const uint32_t keys = ring_.await();
-      const uint32_t values = keys + half_bytes(DimQk);
+      const uint32_t values = keys + half_bytes(DimQk, kDims.bytes);
       float s[Columns][4];
       multiply_keys<Columns>(keys + place.key, place.step, q, s);
       if (general) {
@@ -132,7 +132,7 @@ class MathWarp {
       const bool unseen = has_unseen(sight, first);
       const bool mixed = custom || is_mixed(sight, first);
       if (unseen || mixed) {
-        const ValueTile<T, DimV> tile_values{values, box, lane_};
+        const ValueTile<T, DimV, kCodes> tile_values{values, box, lane_};
         if (unseen) tile_values.clear_unseen(sight.any_begin - first, sight.any_end - first);
         if (mixed && tile_values.has_special()) {
           tile_values.template add_special<Columns>(params_, context, first, o);
@@ -150,16 +150,18 @@ class MathWarp {
   struct Place {
     uint32_t key;    ///< of keys, as they are stored
     uint32_t value;  ///< of values, to be transposed
-    uint32_t step;   ///< from 64 components of a token to the next 64
+    uint32_t step;   ///< from 128 bytes of a token to the next 128
   };
   __device__ __forceinline__ Place place_in_tile(int32_t box) const {
     const int32_t matrix = lane_ / 8;
     const int32_t row = lane_ % 8;
-    return {static_cast<uint32_t>(piece_offset(DimQk, box, row + matrix % 2 * 8, matrix / 2)),
-            static_cast<uint32_t>(piece_offset(DimV, box, row + matrix / 2 * 8, matrix % 2)),
-            static_cast<uint32_t>((box == kSmallBox ? kSmallBox : kTileTokens) * kSwizzledRow)};
+    const bool codes = kCodes != Codes::kNone;
+    const int32_t tokens = row + (codes ? matrix % 2 : matrix / 2) * 8;
+    return {static_cast<uint32_t>(piece_offset(DimQk, kDims.bytes, box, row + matrix % 2 * 8, matrix / 2)),
+            static_cast<uint32_t>(piece_offset(DimV, kDims.bytes, box, tokens, codes ? matrix / 2 : matrix % 2)),
+            static_cast<uint32_t>((box == kSmallBox ? kSmallBox : kTileTokens) * 128)};
   }
-  /// The lane's address of 16 components further on, `number` times; four of them to a token's 128 bytes.
+  /// The lane's address of 32 bytes further on, `number` times; four of them to the 128 that lie side by side.
   __device__ __forceinline__ static uint32_t advance(uint32_t address, uint32_t step, int32_t number) {
     return (address + static_cast<uint32_t>(number / 4) * step) ^ static_cast<uint32_t>(number % 4 * 32);
   }
@@ -168,7 +170,15 @@ class MathWarp {
   template <int32_t Columns>
   __device__ __forceinline__ void load_queries(uint32_t queries, int32_t step, uint32_t (&b)[Columns][2]) const {
     const auto row = static_cast<uint32_t>(query_stride(kDims));
-    if constexpr (Columns == 1) {
+    if constexpr (kCodes != Codes::kNone) {  // in the order of widen_keys
+#pragma unroll
+      for (int32_t n = 0; n < Columns; ++n) {
+        const uint32_t at = queries + static_cast<uint32_t>(8 * n + lane_ / 4) * row +
+                            32 * static_cast<uint32_t>(step) + 8 * static_cast<uint32_t>(lane_ % 4);
+        b[n][0] = ptx::load_4(at);
+        b[n][1] = ptx::load_4(at + 4);
+      }
+    } else if constexpr (Columns == 1) {
       const uint32_t at = queries + static_cast<uint32_t>(lane_ / 4) * row + 32 * static_cast<uint32_t>(step) +
                           4 * static_cast<uint32_t>(lane_ % 4);
       b[0][0] = ptx::load_4(at);
@@ -197,13 +207,28 @@ class MathWarp {
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) s[n][i] = odd[n][i] = 0.0f;
     }
-#pragma unroll
-    for (int32_t step = 0; step < kSteps; ++step) {
-      uint32_t a[4];
-      ptx::load_matrices(a, advance(keys, step_bytes, step));
+    const auto multiply = [&](int32_t step, const uint32_t(&a)[4]) {
 #pragma unroll
       for (int32_t n = 0; n < Columns; ++n) {
         ptx::multiply_add<T>(step % 2 == 0 ? s[n] : odd[n], a, q[step][n][0], q[step][n][1]);
+      }
+    };
+    if constexpr (kCodes == Codes::kNone) {
+#pragma unroll
+      for (int32_t step = 0; step < kSteps; ++step) {
+        uint32_t a[4];
+        ptx::load_matrices(a, advance(keys, step_bytes, step));
+        multiply(step, a);
+      }
+    } else {
+#pragma unroll
+      for (int32_t step = 0; step < kSteps; step += 2) {
+        uint32_t codes[4];
+        uint32_t a[2][4];
+        ptx::load_matrices(codes, advance(keys, step_bytes, step / 2));
+        widen_keys<kCodes>(codes, a);
+        multiply(step, a[0]);
+        multiply(step + 1, a[1]);
       }
     }
 #pragma unroll
@@ -222,12 +247,27 @@ class MathWarp {
       p[n][0] = ptx::transpose_matrix(ptx::pack_two<T>(s[n][0], s[n][1]));
       p[n][1] = ptx::transpose_matrix(ptx::pack_two<T>(s[n][2], s[n][3]));
     }
+    if constexpr (kCodes == Codes::kNone) {
 #pragma unroll
-    for (int32_t m = 0; m < DimV / 16; ++m) {
-      uint32_t a[4];
-      ptx::load_matrices_transposed(a, advance(values, step_bytes, m));
+      for (int32_t m = 0; m < DimV / 16; ++m) {
+        uint32_t a[4];
+        ptx::load_matrices_transposed(a, advance(values, step_bytes, m));
 #pragma unroll
-      for (int32_t n = 0; n < Columns; ++n) ptx::multiply_add<T>(o[m][n], a, p[n][0], p[n][1]);
+        for (int32_t n = 0; n < Columns; ++n) ptx::multiply_add<T>(o[m][n], a, p[n][0], p[n][1]);
+      }
+    } else {
+#pragma unroll
+      for (int32_t m = 0; m < DimV / 16; m += 2) {
+        uint32_t codes[4];
+        uint32_t a[2][4];
+        ptx::load_matrices_transposed(codes, advance(values, step_bytes, m / 2));
+        widen_values<kCodes>(codes, a);
+#pragma unroll
+        for (int32_t n = 0; n < Columns; ++n) {
+          ptx::multiply_add<T>(o[m][n], a[0], p[n][0], p[n][1]);
+          ptx::multiply_add<T>(o[m + 1][n], a[1], p[n][0], p[n][1]);
+        }
+      }
     }
   }
 
@@ -253,11 +293,11 @@ class MathWarp {
             state_.top[warp_][row] = state.top[n][j];
             state_.sum[warp_][row] = sum;
           }
-          float* const to = results_ + (warp_ * kResultRows + row) * kStride + lane_ / 4;
+          float* const to = results_ + (warp_ * kResultRows + row) * kStride + first_component<kCodes>(lane_);
 #pragma unroll
           for (int32_t m = 0; m < DimV / 16; ++m) {
             to[16 * m] = o[m][n][j];
-            to[16 * m + 8] = o[m][n][2 + j];
+            to[16 * m + kSecondComponent<kCodes>] = o[m][n][2 + j];
           }
         }
       }
@@ -278,7 +318,7 @@ class MathWarp {
   const uint32_t empty_;
   const int32_t warp_;
   const int32_t lane_;
-  Ring<DimQk, DimV> ring_;
+  Ring<T, DimQk, DimV, kCodes> ring_;
   int32_t num_entries_ = 0;
 };
 

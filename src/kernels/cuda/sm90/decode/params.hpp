@@ -16,9 +16,10 @@ struct DecodeParams {
   Maps maps[kMaxSegments];
   AttentionParams attention;
   int32_t box[kMaxSegments];  ///< kSingles, kSmallBox or kLargeBox; the maps of kSingles are not to be used
+  bool direct[kMaxSegments];  ///< of kSingles: pieces of 16 bytes may be copied as they are
 };
 
-/// Fills `maps` and `box`. Of a segment that no tensor map can describe, the box is kSingles.
+/// Fills `maps`, `box` and `direct`. Of a segment that no tensor map can describe, the box is kSingles.
 void describe_segments(DecodeParams& params, const HeadDims& dims);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90

@@ -7,13 +7,14 @@ namespace folio::inline v0::kernels::cuda::sm90 {
 
 /// A math warp's own ring of tiles, which it refills itself: it runs ahead of what the warp computes, across the ends
 /// of entries and items, as far as the scheduler has published and stages are free.
-template <int32_t DimQk, int32_t DimV>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
 class Ring {
-  static constexpr HeadDims kDims{DimQk, DimV};
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   static constexpr int32_t kStages = stages(kDims);
   static constexpr int32_t kStageBytes = stage_bytes(kDims);
-  static constexpr int32_t kKeyBytes = half_bytes(DimQk);
+  static constexpr int32_t kKeyBytes = half_bytes(DimQk, kDims.bytes);
+  static constexpr int32_t kValueBytes = half_bytes(DimV, kDims.bytes);
   using State = SharedState<kStages>;
 
  public:
@@ -26,8 +27,7 @@ class Ring {
         arrived_(ptx::shared_address(state.arrived[warp])),
         full_(ptx::shared_address(state.full)),
         warp_(warp),
-        lane_(lane),
-        policy_(ptx::evict_first_policy()) {}
+        lane_(lane) {}
 
   /// Begins copies until no stage is free or nothing more is published.
   __device__ __forceinline__ void fill() {
@@ -90,10 +90,11 @@ class Ring {
     const uint32_t barrier = arrived_ + 8 * static_cast<uint32_t>(filled_);
     if (box == kSingles) {
       const SegmentParams& segment = params_.attention.segments[context.item.segment];
-      copy_tokens<DimQk>(to, places, segment.k, segment.k_strides, context.item.kv_head, params_.attention.head_dim_qk,
-                         segment.wide, lane_);
-      copy_tokens<DimV>(to + kKeyBytes, places, segment.v, segment.v_strides, context.item.kv_head,
-                        params_.attention.head_dim_v, segment.wide, lane_);
+      const bool direct = params_.direct[context.item.segment];
+      copy_tokens<T, DimQk, kCodes>(to, places, segment.k, segment.dtype, segment.k_strides, context.item.kv_head,
+                                    direct, lane_);
+      copy_tokens<T, DimV, kCodes>(to + kKeyBytes, places, segment.v, segment.dtype, segment.v_strides,
+                                   context.item.kv_head, direct, lane_);
       ptx::arrive_after_copies(barrier);
       ptx::arrive(barrier);
       return;
@@ -106,14 +107,15 @@ class Ring {
     const int32_t boxes = (first.in_page >= 0 ? 1 : 0) + (second.in_page >= 0 ? 1 : 0);
     ptx::arrive(barrier, kLaneArrivals - 1);
     ptx::arrive_expecting(barrier, static_cast<uint32_t>(boxes * (box == kSmallBox ? kStageBytes / 2 : kStageBytes)));
+    const uint64_t policy = ptx::evict_first_policy();  // made anew: registers are short
     if (first.in_page >= 0) {
-      ptx::copy_box_5d(to, &maps.k, barrier, 0, first.in_page, 0, head, first.page, policy_);
-      ptx::copy_box_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head, first.page, policy_);
+      ptx::copy_box_5d(to, &maps.k, barrier, 0, first.in_page, 0, head, first.page, policy);
+      ptx::copy_box_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head, first.page, policy);
     }
     if (second.in_page >= 0) {
-      ptx::copy_box_5d(to + kKeyBytes / 2, &maps.k, barrier, 0, second.in_page, 0, head, second.page, policy_);
-      ptx::copy_box_5d(to + kKeyBytes + half_bytes(DimV) / 2, &maps.v, barrier, 0, second.in_page, 0, head, second.page,
-                       policy_);
+      ptx::copy_box_5d(to + kKeyBytes / 2, &maps.k, barrier, 0, second.in_page, 0, head, second.page, policy);
+      ptx::copy_box_5d(to + kKeyBytes + kValueBytes / 2, &maps.v, barrier, 0, second.in_page, 0, head, second.page,
+                       policy);
     }
   }
 
@@ -125,7 +127,6 @@ class Ring {
   const uint32_t full_;
   const int32_t warp_;
   const int32_t lane_;
-  const uint64_t policy_;
   int32_t num_entries_ = 0;  ///< entries that are copied whole
   int32_t next_ = 0;         ///< tile of the entry being copied
   int32_t under_way_ = 0;    ///< stages that are being copied to, or computed

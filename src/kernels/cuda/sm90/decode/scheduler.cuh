@@ -8,9 +8,9 @@
 /// with the queries, an entry ahead of the math warps. So those never wait for lengths, page tables or queries.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-template <typename T, int32_t DimQk, int32_t DimV>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
 class Scheduler {
-  static constexpr HeadDims kDims{DimQk, DimV};
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   using State = SharedState<stages(kDims)>;
 
@@ -108,9 +108,9 @@ class Scheduler {
             __reduce_min_sync(kAllLanes, mine ? row.end : INT32_MAX)};
   }
 
-  __device__ __forceinline__ Walk walk_of(const planner::WorkItem& item, const Sight& sight) const {
+  __device__ __forceinline__ Walk walk_of(const planner::WorkItem& item) const {
     const SegmentParams& segment = params_.segments[item.segment];
-    Walk walk{nullptr, 0, static_cast<uint32_t>(segment.page_size), -1, sight.any_begin, sight.any_end};
+    Walk walk{nullptr, 0, static_cast<uint32_t>(segment.page_size), -1, 0, 0};
     if (!segment.paged) {
       walk.first_token = segment.indptr[item.kv_row];
       return walk;
@@ -137,19 +137,26 @@ class Scheduler {
     const bool custom =
         has_keys && params_.mask == MaskKind::kCustom && plan_.segments[item.segment].mask == SegmentMask::kAsConfig;
     const int32_t num_rows = item.row_end - item.row_begin;
-    const Row row = bind_row(item, has_keys, custom);
+    Walk walk{};
+    if (has_keys) walk = walk_of(item);  // its loads are under way while those of the rows are
+    Row row = bind_row(item, has_keys, custom);
     const Sight sight = sight_of(row, num_rows);
+    walk.begin = sight.any_begin;
+    walk.end = sight.any_end;
     const int32_t first = item.kv_begin / kTileTokens * kTileTokens;
     const int32_t num_tiles = has_keys ? (item.kv_end - first + kTileTokens - 1) / kTileTokens : 0;
     const int32_t box = has_keys ? boxes_[item.segment] : kSingles;
-    Walk walk{};
-    if (has_keys) walk = walk_of(item, sight);
     const int32_t context = num_items_ % kEntries;
     int32_t done = 0;
     do {
       const int32_t slot = await_slot();
       if (done == 0) {
-        copy_queries(context, column_tiles(num_rows) * 8, row);
+        const int32_t rows = column_tiles(num_rows) * 8;
+        if constexpr (kCodes == Codes::kNone) {
+          copy_queries(context, rows, row);
+        } else {
+          convert_queries(context, rows, row);
+        }
         write_row(state_.contexts[context], row);
         if (lane_ == 0) write_item(state_.contexts[context], item, sight, first, box, has_keys, custom);
       }
@@ -198,19 +205,73 @@ class Scheduler {
   __device__ __forceinline__ void copy_queries(int32_t context, int32_t rows, const Row& row) const {
     constexpr int32_t kPieces = DimQk / kPiece;
     const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
+    const bool direct = params_.q_wide && !is_fp8(params_.q_dtype);
 #pragma unroll 4
     for (int32_t i = lane_; i < rows * kPieces; i += 32) {
       const int32_t d = i % kPieces * kPiece;
       const int64_t at = __shfl_sync(kAllLanes, row.query, i / kPieces);
       const bool valid = at >= 0 && d < params_.head_dim_qk;
       const uint32_t target = to + static_cast<uint32_t>(i / kPieces * query_stride(kDims) + 2 * d);
-      const auto* const from = static_cast<const uint16_t*>(params_.q) + (valid ? at + d : 0);
-      if (params_.q_wide) {
-        ptx::copy_16_async(target, from, valid);
+      if (direct) {
+        ptx::copy_16_async(target, static_cast<const uint16_t*>(params_.q) + (valid ? at + d : 0), valid);
       } else {
-        copy_unaligned(target, from, valid);
+        copy_any<T>(target, params_.q, params_.q_dtype, at + d, valid);
       }
     }
+  }
+
+  /// The same as float16, where keys are codes: bfloat16's largest power of two becomes 2^14, so that what is 2^-28 of
+  /// it or more stays exact, and the row's scale takes the difference.
+  __device__ __forceinline__ void convert_queries(int32_t context, int32_t rows, Row& row) const {
+    constexpr int32_t kPairs = DimQk / 64;  // of a lane
+    constexpr int32_t kTopExponent = 14;
+    const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
+#pragma unroll 4
+    for (int32_t r = 0; r < rows; ++r) {
+      const int64_t at = __shfl_sync(kAllLanes, row.query, r);
+      uint32_t pairs[kPairs];
+      uint32_t most = 0;
+#pragma unroll
+      for (int32_t i = 0; i < kPairs; ++i) {
+        pairs[i] = at < 0 ? 0 : load_pair(at + 2 * (lane_ + 32 * i));
+        most = max(most, magnitude(pairs[i]));
+      }
+      if (params_.q_dtype == DType::kBFloat16) {
+        most = __reduce_max_sync(kAllLanes, most);
+        const int32_t exponent =
+            most == 0 ? 0 : min(max(static_cast<int32_t>(most >> 7) - 127 - kTopExponent, -120), 120);
+        const float scale = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
+#pragma unroll
+        for (int32_t i = 0; i < kPairs; ++i) {
+          pairs[i] = ptx::pack_two<__half>(__uint_as_float(pairs[i] << 16) * scale,
+                                           __uint_as_float(pairs[i] & 0xffff0000u) * scale);
+        }
+        if (lane_ == r) row.scale *= __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
+      }
+#pragma unroll
+      for (int32_t i = 0; i < kPairs; ++i) {
+        ptx::store_4(to + static_cast<uint32_t>(r * query_stride(kDims) + 4 * (lane_ + 32 * i)), pairs[i]);
+      }
+    }
+  }
+
+  /// Two neighbouring queries in the 16-bit type that they have; fp8 ones as float16.
+  __device__ __forceinline__ uint32_t load_pair(int64_t at) const {
+    if (is_fp8(params_.q_dtype)) {
+      const auto* const from = static_cast<const uint8_t*>(params_.q) + at;
+      return widen_two<__half>(from[0] | uint32_t{from[1]} << 8,
+                               params_.q_dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3);
+    }
+    const auto* const from = static_cast<const uint16_t*>(params_.q) + at;
+    if (params_.q_wide) return *reinterpret_cast<const uint32_t*>(from);
+    return from[0] | uint32_t{from[1]} << 16;
+  }
+
+  /// Magnitude bits of the larger of two bfloat16; infinities and NaN count as 0.
+  __device__ __forceinline__ static uint32_t magnitude(uint32_t pair) {
+    const uint32_t low = pair & 0x7fffu;
+    const uint32_t high = pair >> 16 & 0x7fffu;
+    return max(low < 0x7f80u ? low : 0u, high < 0x7f80u ? high : 0u);
   }
 
   /// The next entry's slot, once the math warps have done with what it held.

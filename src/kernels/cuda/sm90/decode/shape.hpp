@@ -19,39 +19,48 @@ constexpr int32_t kEntries = 2;      ///< of the queue between the scheduler and
 constexpr int32_t kEntryTiles = 64;  ///< most tiles of an entry
 constexpr int32_t kPiece = 8;        ///< elements of 16 bytes
 constexpr int32_t kSharedLimit = 227 * 1024;
-constexpr int32_t kSwizzledRow = 128;  ///< bytes of a tile's row that lie side by side
 
 /// Ways in which an item's keys and values come to shared memory: tokens that one place in the queue stands for.
 constexpr int32_t kSingles = 1;    ///< any strides and alignment: copied by the warp's threads
 constexpr int32_t kSmallBox = 8;   ///< page sizes that are multiples of 8
 constexpr int32_t kLargeBox = 16;  ///< page sizes that are multiples of 16
 
-/// A kernel's head dimensions.
+/// What a kernel is compiled for: its head dimensions, and the bytes of an element of keys and values in shared memory.
 struct HeadDims {
   int32_t qk;
   int32_t v;
+  int32_t bytes = 2;
 };
 
 /// Bytes of a tile of keys or of values.
-constexpr int32_t half_bytes(int32_t dim) {
-  return 2 * kTileTokens * dim;
+constexpr int32_t half_bytes(int32_t dim, int32_t bytes) {
+  return bytes * kTileTokens * dim;
 }
 constexpr int32_t stage_bytes(const HeadDims& dims) {
-  return half_bytes(dims.qk) + half_bytes(dims.v);
+  return half_bytes(dims.qk, dims.bytes) + half_bytes(dims.v, dims.bytes);
 }
 /// Tiles that a warp has under way or in use: 16 KiB of them, 128 KiB a thread block.
 constexpr int32_t stages(const HeadDims& dims) {
   return 16 * 1024 / stage_bytes(dims);
 }
 
-/// Byte offset of 16-byte piece `piece` of token `token` in a tile as boxes of `box` tokens leave it: of every box,
-/// 64 elements of each token and then the next 64, and within 128 bytes pieces change places by the token's number, so
+/// Bytes of a token that lie side by side in a tile: 128, or all 64 that there are.
+FOLIO_HOST_DEVICE constexpr int32_t side_by_side(int32_t dim, int32_t bytes) {
+  return dim * bytes < 128 ? dim * bytes : 128;
+}
+
+/// Byte offset of 16-byte piece `piece` of token `token` in a tile as boxes of `box` tokens leave it: of every box, the
+/// first 128 bytes of each token and then the next 128, and within these pieces change places by the token's number, so
 /// that eight tokens' equal pieces lie in different banks.
-FOLIO_HOST_DEVICE constexpr int32_t piece_offset(int32_t dim, int32_t box, int32_t token, int32_t piece) {
+FOLIO_HOST_DEVICE constexpr int32_t piece_offset(int32_t dim, int32_t bytes, int32_t box, int32_t token,
+                                                 int32_t piece) {
   const int32_t rows = box == kSmallBox ? kSmallBox : kTileTokens;
+  const int32_t width = side_by_side(dim, bytes);
+  const int32_t pieces = width / 16;
   const int32_t in_box = token % rows;
-  return token / rows * rows * dim * 2 + piece / 8 * rows * kSwizzledRow + in_box * kSwizzledRow +
-         ((piece ^ (in_box & 7)) & 7) * 16;
+  const int32_t exchange = width == 128 ? in_box & 7 : in_box >> 1 & 3;
+  return token / rows * rows * dim * bytes + (piece / pieces * rows + in_box) * width +
+         (piece % pieces ^ exchange) * 16;
 }
 
 /// Queries in shared memory: a row's bytes, padded so that eight rows begin in different banks.

@@ -11,6 +11,11 @@ namespace folio::inline v0::kernels::cuda::sm90 {
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
+template <typename T>
+constexpr bool kIsHalf = false;
+template <>
+inline constexpr bool kIsHalf<__half> = true;
+
 /// Where a box of tokens lies. Ragged: page 0 and the token of the tensor.
 struct TokenPlace {
   int32_t page;

@@ -7,16 +7,16 @@
 namespace folio::inline v0::kernels::cuda::sm90 {
 
 /// Bytes of shared memory, with what it takes to begin at a multiple of 1024.
-template <int32_t DimQk, int32_t DimV>
+template <int32_t DimQk, int32_t DimV, Codes kCodes>
 constexpr int32_t shared_bytes() {
-  constexpr HeadDims kDims{DimQk, DimV};
+  constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   return 1024 + shared_layout(kDims).rest + static_cast<int32_t>(sizeof(SharedState<stages(kDims)>));
 }
 
 /// What each thread does. `memory`: shared, from a multiple of 1024 on.
-template <typename T, int32_t DimQk, int32_t DimV>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
 __device__ __forceinline__ void run_thread_block(const DecodeParams& params, unsigned char* memory) {
-  constexpr HeadDims kDims{DimQk, DimV};
+  constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   using State = SharedState<stages(kDims)>;
   static_assert(shared_layout(kDims).rest % alignof(State) == 0);
   State& state = *reinterpret_cast<State*>(memory + shared_layout(kDims).rest);
@@ -32,9 +32,9 @@ __device__ __forceinline__ void run_thread_block(const DecodeParams& params, uns
   }
   __syncthreads();
   if (threadIdx.x >= kMathThreads) {
-    Scheduler<T, DimQk, DimV>(params, memory, state).run();
+    Scheduler<T, DimQk, DimV, kCodes>(params, memory, state).run();
   } else {
-    MathWarp<T, DimQk, DimV>(params, memory, state).run();
+    MathWarp<T, DimQk, DimV, kCodes>(params, memory, state).run();
   }
 }
 
