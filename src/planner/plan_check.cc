@@ -154,6 +154,7 @@ class Checker {
         continue;
       }
       if (merge.source_begin >= merge.source_end) fail("merge ", m, " has no sources");
+      if (!shares() && merge.source_begin + 1 == merge.source_end) fail("merge ", m, " is of one result alone");
       for (int32_t row = merge.row_begin; row < merge.row_end; ++row) {
         if (request_of_row_[static_cast<size_t>(row)] != merge.request)
           fail("merge ", m, ": request of row ", row, " is wrong");
@@ -177,6 +178,10 @@ class Checker {
       }
     }
     if (used.size() != partials_.size()) fail("some partial rows are used by no merge");
+  }
+
+  bool shares() const {
+    return std::any_of(plan_.segments, plan_.segments + plan_.num_segments, [](const auto& s) { return s.shared; });
   }
 
   /// Sources follow the keys: shared segments in order, then the request's own segments in order, each from its first

@@ -44,11 +44,20 @@ GraphBounds tight_bounds(const BatchView& batch, const PlanView& plan) {
   return bounds;
 }
 
+/// Every other one is to be claimed.
+Case random_case_of(int index, std::mt19937& random) {
+  Case one = testing::random_case(random);
+  if (index % 2 == 0) return one;
+  one.config.tile.schedule = Schedule::kClaimed;
+  one.config.least_claim_tokens = 1 + static_cast<int32_t>(random() % 8);
+  return one;
+}
+
 TEST(PlanImage, HoldsThePlanAtItsDevicesAddresses) {
   std::mt19937 random(41);
   PlanStorage storage;
   for (int i = 0; i < 3000; ++i) {
-    Case one = testing::random_case(random);
+    Case one = random_case_of(i, random);
     const PlanView plan = make_plan(one.config, one.batch.view(), storage);
     const size_t bytes = plan_image_bytes(plan);
     std::vector<std::byte> stage(bytes, std::byte{0xa5});
@@ -68,7 +77,7 @@ TEST(PlanImage, OfTheBoundsHasRoomForEveryBatchWithinThem) {
   PlanStorage storage;
   int shared = 0;
   for (int i = 0; i < 5000; ++i) {
-    Case one = testing::random_case(random);
+    Case one = random_case_of(i, random);
     bool many_groups = false;
     for (const OwnedSegment& segment : one.batch.segments)
       many_groups |= segment.kv_len.size() > one.batch.q_len.size();

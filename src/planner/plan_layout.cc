@@ -31,10 +31,13 @@ PlanImageCounts counts_within_bounds(const PlannerConfig& config) {
   const int64_t splits = fixed_splits ? bounds.max_kv_len / config.fixed_split_tokens + 1 : 0;
   const int64_t items_a_tile = splits + (fixed_splits ? 2 : 1) * kMaxImageSegments;
   const int64_t items_a_shared_tile = splits + 1;
+  // A cut makes one item more; where splits are fixed and claimed, those are counted already.
+  const bool claimed = config.tile.schedule == Schedule::kClaimed;
+  const int64_t cuts = !claimed ? config.num_workers : fixed_splits ? 0 : claim_budget(config);
   // Of every group, and of its own requests: see max_partial_rows.
   const double most_items = static_cast<double>(tiles) * config.num_kv_heads *
                                 static_cast<double>(items_a_tile + levels * items_a_shared_tile) +
-                            static_cast<double>(claim_budget(config)) + config.num_workers;
+                            static_cast<double>(cuts);
   const double most_lengths = static_cast<double>(requests) * static_cast<double>(kMaxImageSegments + levels) * 4;
   if (rows > kMost || most_items > static_cast<double>(kMost) || most_lengths > static_cast<double>(kMost)) {
     refuse("the op's bounds allow for ", rows, " packed rows and about ", most_items,
@@ -46,10 +49,7 @@ PlanImageCounts counts_within_bounds(const PlannerConfig& config) {
   counts.segments = kMaxImageSegments + levels;
   counts.lengths = 2 * requests + 1 + counts.segments * 4 * requests + 2 * requests;
   counts.mask_blocks = config.mask == MaskKind::kCustom ? requests + 1 : 0;
-  const bool claimed = config.tile.schedule == Schedule::kClaimed;
   counts.workers = claimed ? 0 : config.num_workers;
-  // A cut makes one item more; those of fixed splits are counted already.
-  const int64_t cuts = !claimed ? config.num_workers : fixed_splits ? 0 : claim_budget(config);
   counts.items = config.num_kv_heads * tiles * (items_a_tile + levels * items_a_shared_tile) + cuts;
   // A chain that is cut has two parts at least.
   const int64_t cut_chains = claimed ? claim_budget(config) / 2 : config.num_workers;

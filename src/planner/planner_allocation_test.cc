@@ -55,6 +55,11 @@ TEST(Allocation, AWarmPlanAllocatesNothing) {
   decode.config.num_kv_heads = 8;
   decode.config.num_workers = 132;
   cases.push_back(decode);
+  for (size_t i = cases.size(); i-- > 0;) {
+    cases.push_back(cases[i]);
+    cases.back().config.tile.schedule = Schedule::kClaimed;
+    cases.back().config.least_claim_tokens = 4;
+  }
   std::vector<BatchView> batches;
   for (testing::Case& one : cases) batches.push_back(one.batch.view());
 

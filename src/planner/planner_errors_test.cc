@@ -225,6 +225,10 @@ TEST(Refusals, Configs) {
   expect_config_refusal([](PlannerConfig& c) { c.tile_cost = c.row_cost = 0; }, "tile_cost is 0");
   expect_config_refusal([](PlannerConfig& c) { c.row_cost = kMost; }, "a whole tile costs at most 2^31 - 1");
   expect_config_refusal([](PlannerConfig& c) { c.page_size = 0; }, "segment 0: it is paged, but");
+  expect_config_refusal([](PlannerConfig& c) { c.item_cost = -1; }, "item_cost is -1");
+  expect_config_refusal([](PlannerConfig& c) { c.least_claim_tokens = 0; }, "least_claim_tokens 0");
+  expect_config_refusal([](PlannerConfig& c) { c.tile.schedule = static_cast<Schedule>(2); },
+                        "kWorkerLists and kClaimed are offered");
   expect_config_refusal(
       [](PlannerConfig& c) {
         c.determinism = Determinism::kBatchInvariant;
@@ -243,6 +247,8 @@ TEST(Refusals, WorkThatDoesNotFit) {
   config.tile_cost = 1;  // the sums fit, but the items do not
   config.determinism = Determinism::kBatchInvariant;
   config.fixed_split_tokens = 1;
+  expect_refusal(config, owned.view(), "too large for one plan");
+  config.tile.schedule = Schedule::kClaimed;
   expect_refusal(config, owned.view(), "too large for one plan");
 }
 

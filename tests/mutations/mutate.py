@@ -25,6 +25,7 @@ import backend_mutations  # noqa: F401: importing these plants more mistakes in 
 import dcp_mutations  # noqa: F401
 import flash_attn_mutations  # noqa: F401
 import flashinfer_mutations  # noqa: F401
+import planner_mutations  # noqa: F401
 import token_pool_mutations  # noqa: F401
 import token_list_mutations  # noqa: F401
 from mutations import MUTATIONS, PREPARATIONS

@@ -275,7 +275,7 @@ plant(rule, "merge-order", WORKER, "const int64_t partial = int64_t{params.plan.
 plant(rule, "merge-last-source-lost", WORKER, "i < item.source_end; ++i", "i < item.source_end - (item.source_end > 2); ++i")
 plant(rule, "merge-row-offset", WORKER, "int64_t{params.plan.merge_sources[i]} + row - item.row_begin",
       "int64_t{params.plan.merge_sources[i]}")
-plant(rule, "merge-source-offset", EMIT, "arrays_.parts[i] + (row - tile.row_begin)", "arrays_.parts[i]")
+plant(rule, "merge-source-offset", PLANNER + "merge_shared.cc", "arrays_.parts[i] + (row - tile.row_begin)", "arrays_.parts[i]")
 plant(rule, "group-shifted-by-one", LENGTHS, "for (int32_t r = segment.group_indptr[g]; r < segment.group_indptr[g + 1]; ++r)",
       "for (int32_t r = segment.group_indptr[g] + 1; r < segment.group_indptr[g + 1]; ++r)")
 plant(rule, "merge-state-takes-infinite-lse", COMBINE + "combine.cc", "if (std::isinf(value)) continue;", "")
