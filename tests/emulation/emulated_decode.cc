@@ -20,42 +20,53 @@ TensorMapEncoder tensor_map_encoder() {
 
 namespace {
 
-template <typename T, int32_t Dim, Codes kCodes = Codes::kNone>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes = Codes::kNone>
 void emulate(const AttentionParams& attention, int32_t num_workers) {
   static uint64_t seed = 0;
   DecodeParams params{};
   params.attention = attention;
-  describe_segments(params, {Dim, Dim, element_bytes(kCodes)});
-  emulation::run_grid(num_workers, kThreads, shared_bytes<Dim, Dim, kCodes>(), ++seed,
-                      [&] { run_thread_block<T, Dim, Dim, kCodes>(params, emulation::shared_memory()); });
+  describe_segments(params, {DimQk, DimV, element_bytes(kCodes)});
+  emulation::run_grid(num_workers, kThreads, shared_bytes<DimQk, DimV, kCodes>(), ++seed,
+                      [&] { run_thread_block<T, DimQk, DimV, kCodes>(params, emulation::shared_memory()); });
 }
 
 }  // namespace
 
-void launch_bfloat16_64(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 64>(params, num_workers);
+void launch_bfloat16_64_64(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 64, 64>(params, num_workers);
 }
-void launch_bfloat16_128(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 128>(params, num_workers);
+void launch_float16_64_64(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 64, 64>(params, num_workers);
 }
-void launch_float16_64(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 64>(params, num_workers);
+void launch_e4m3_64_64(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 64, 64, Codes::kE4M3>(params, num_workers);
 }
-void launch_float16_128(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 128>(params, num_workers);
+void launch_e5m2_64_64(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 64, 64, Codes::kE5M2>(params, num_workers);
 }
-
-void launch_e4m3_64(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 64, Codes::kE4M3>(params, num_workers);
+void launch_bfloat16_96_96(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 96, 96>(params, num_workers);
 }
-void launch_e4m3_128(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 128, Codes::kE4M3>(params, num_workers);
+void launch_float16_96_96(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 96, 96>(params, num_workers);
 }
-void launch_e5m2_64(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 64, Codes::kE5M2>(params, num_workers);
+void launch_bfloat16_128_128(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 128, 128>(params, num_workers);
 }
-void launch_e5m2_128(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 128, Codes::kE5M2>(params, num_workers);
+void launch_float16_128_128(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128>(params, num_workers);
+}
+void launch_e4m3_128_128(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128, Codes::kE4M3>(params, num_workers);
+}
+void launch_e5m2_128_128(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128, Codes::kE5M2>(params, num_workers);
+}
+void launch_bfloat16_192_128(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 192, 128>(params, num_workers);
+}
+void launch_float16_192_128(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 192, 128>(params, num_workers);
 }
 
 }  // namespace sm90

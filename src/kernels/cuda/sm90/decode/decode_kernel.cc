@@ -12,6 +12,28 @@ bool is_16_bit(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
+/// The kernels of one pair of head dimensions. Without one of codes, these are widened on the way into shared memory.
+struct DimsLaunch {
+  int32_t qk;
+  int32_t v;
+  LaunchClass bfloat16;
+  LaunchClass float16;
+  LaunchClass e4m3;
+  LaunchClass e5m2;
+};
+constexpr DimsLaunch kDimsLaunches[] = {
+    {64, 64, launch_bfloat16_64_64, launch_float16_64_64, launch_e4m3_64_64, launch_e5m2_64_64},
+    {96, 96, launch_bfloat16_96_96, launch_float16_96_96, nullptr, nullptr},
+    {128, 128, launch_bfloat16_128_128, launch_float16_128_128, launch_e4m3_128_128, launch_e5m2_128_128},
+    {192, 128, launch_bfloat16_192_128, launch_float16_192_128, nullptr, nullptr}};
+
+const DimsLaunch* find_dims(int32_t qk, int32_t v) {
+  for (const DimsLaunch& dims : kDimsLaunches) {
+    if (dims.qk == qk && dims.v == v) return &dims;
+  }
+  return nullptr;
+}
+
 /// The 16-bit type that everything is widened to: the one among the inputs', bfloat16 where all are fp8; kUnset where
 /// inputs are of two 16-bit types, or of others.
 DType compute_type(DType q, DType kv, DType ragged_kv) {
@@ -25,9 +47,9 @@ DType compute_type(DType q, DType kv, DType ragged_kv) {
 }
 
 std::string refusal(const AttentionConfig& config) {
-  if (config.head_dim_qk != config.head_dim_v || (config.head_dim_v != 64 && config.head_dim_v != 128)) {
+  if (find_dims(config.head_dim_qk, config.head_dim_v) == nullptr) {
     return core::message("head_dim_qk is ", config.head_dim_qk, ", head_dim_v ", config.head_dim_v,
-                         "; cuda-sm90-decode takes 64 and 128, the same for both");
+                         "; cuda-sm90-decode takes 64/64, 96/96, 128/128 and 192/128");
   }
   if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
     return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
@@ -66,16 +88,11 @@ DType common_codes(const AttentionParams& params) {
 }
 
 LaunchClass choose(const AttentionParams& params, const LaunchShape& shape) {
-  const bool small = params.head_dim_v == 64;
-  switch (common_codes(params)) {
-    case DType::kFloat8E4M3: return small ? launch_e4m3_64 : launch_e4m3_128;
-    case DType::kFloat8E5M2: return small ? launch_e5m2_64 : launch_e5m2_128;
-    default: break;
-  }
-  if (compute_type(shape.q, shape.kv, shape.ragged_kv) == DType::kFloat16) {
-    return small ? launch_float16_64 : launch_float16_128;
-  }
-  return small ? launch_bfloat16_64 : launch_bfloat16_128;
+  const DimsLaunch& dims = *find_dims(params.head_dim_qk, params.head_dim_v);
+  const DType codes = common_codes(params);
+  if (codes == DType::kFloat8E4M3 && dims.e4m3 != nullptr) return dims.e4m3;
+  if (codes == DType::kFloat8E5M2 && dims.e5m2 != nullptr) return dims.e5m2;
+  return compute_type(shape.q, shape.kv, shape.ragged_kv) == DType::kFloat16 ? dims.float16 : dims.bfloat16;
 }
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {

@@ -107,7 +107,7 @@ class MathWarp {
       const uint32_t keys = ring_.await();
       const uint32_t values = keys + half_bytes(DimQk, kDims.bytes);
       float s[Columns][4];
-      multiply_keys<Columns>(keys + place.key, place.step, q, s);
+      multiply_keys<Columns>(keys + place.key, place, q, s);
       if (general) {
         to_general_logits<Columns>(params_, context, first, lane_, s);
       } else {
@@ -139,31 +139,38 @@ class MathWarp {
           tile_values.clear_special();
         }
       }
-      multiply_values<Columns>(values + place.value, place.step, s, o);
+      multiply_values<Columns>(values + place.value, place, s, o);
       ring_.release(unseen || mixed || box == kSingles);
     }
     join<Columns>(context, state, o, running);
     return_entry();
   }
 
+  static constexpr int32_t kKeyWidth = side_by_side(DimQk, kDims.bytes);
+  static constexpr int32_t kValueWidth = side_by_side(DimV, kDims.bytes);
+
   /// Where a lane's rows of matrices stand in a tile; see piece_offset.
   struct Place {
-    uint32_t key;    ///< of keys, as they are stored
-    uint32_t value;  ///< of values, to be transposed
-    uint32_t step;   ///< from 128 bytes of a token to the next 128
+    uint32_t key;       ///< of keys, as they are stored
+    uint32_t value;     ///< of values, to be transposed
+    uint32_t key_step;  ///< from what of a token lies side by side to the next
+    uint32_t value_step;
   };
   __device__ __forceinline__ Place place_in_tile(int32_t box) const {
     const int32_t matrix = lane_ / 8;
     const int32_t row = lane_ % 8;
     const bool codes = kCodes != Codes::kNone;
     const int32_t tokens = row + (codes ? matrix % 2 : matrix / 2) * 8;
+    const int32_t rows = box == kSmallBox ? kSmallBox : kTileTokens;
     return {static_cast<uint32_t>(piece_offset(DimQk, kDims.bytes, box, row + matrix % 2 * 8, matrix / 2)),
             static_cast<uint32_t>(piece_offset(DimV, kDims.bytes, box, tokens, codes ? matrix / 2 : matrix % 2)),
-            static_cast<uint32_t>((box == kSmallBox ? kSmallBox : kTileTokens) * 128)};
+            static_cast<uint32_t>(rows * kKeyWidth), static_cast<uint32_t>(rows * kValueWidth)};
   }
-  /// The lane's address of 32 bytes further on, `number` times; four of them to the 128 that lie side by side.
+  /// The lane's address of 32 bytes further on, `number` times; 2 or 4 of them to the kWidth that lie side by side.
+  template <int32_t kWidth>
   __device__ __forceinline__ static uint32_t advance(uint32_t address, uint32_t step, int32_t number) {
-    return (address + static_cast<uint32_t>(number / 4) * step) ^ static_cast<uint32_t>(number % 4 * 32);
+    constexpr int32_t kSteps = kWidth / 32;
+    return (address + static_cast<uint32_t>(number / kSteps) * step) ^ static_cast<uint32_t>(number % kSteps * 32);
   }
 
   /// Queries of 16 components as second operands of `Columns` products.
@@ -199,7 +206,7 @@ class MathWarp {
 
   /// Products of 16 keys with the rows. Even and odd steps are summed apart: half as long a chain.
   template <int32_t Columns>
-  __device__ __forceinline__ void multiply_keys(uint32_t keys, uint32_t step_bytes, const Queries<Columns>& q,
+  __device__ __forceinline__ void multiply_keys(uint32_t keys, const Place& place, const Queries<Columns>& q,
                                                 float (&s)[Columns][4]) const {
     float odd[Columns][4];
 #pragma unroll
@@ -217,7 +224,7 @@ class MathWarp {
 #pragma unroll
       for (int32_t step = 0; step < kSteps; ++step) {
         uint32_t a[4];
-        ptx::load_matrices(a, advance(keys, step_bytes, step));
+        ptx::load_matrices(a, advance<kKeyWidth>(keys, place.key_step, step));
         multiply(step, a);
       }
     } else {
@@ -225,7 +232,7 @@ class MathWarp {
       for (int32_t step = 0; step < kSteps; step += 2) {
         uint32_t codes[4];
         uint32_t a[2][4];
-        ptx::load_matrices(codes, advance(keys, step_bytes, step / 2));
+        ptx::load_matrices(codes, advance<kKeyWidth>(keys, place.key_step, step / 2));
         widen_keys<kCodes>(codes, a);
         multiply(step, a[0]);
         multiply(step + 1, a[1]);
@@ -239,7 +246,7 @@ class MathWarp {
   }
 
   template <int32_t Columns>
-  __device__ __forceinline__ void multiply_values(uint32_t values, uint32_t step_bytes, const float (&s)[Columns][4],
+  __device__ __forceinline__ void multiply_values(uint32_t values, const Place& place, const float (&s)[Columns][4],
                                                   float (&o)[DimV / 16][Columns][4]) const {
     uint32_t p[Columns][2];
 #pragma unroll
@@ -251,7 +258,7 @@ class MathWarp {
 #pragma unroll
       for (int32_t m = 0; m < DimV / 16; ++m) {
         uint32_t a[4];
-        ptx::load_matrices_transposed(a, advance(values, step_bytes, m));
+        ptx::load_matrices_transposed(a, advance<kValueWidth>(values, place.value_step, m));
 #pragma unroll
         for (int32_t n = 0; n < Columns; ++n) ptx::multiply_add<T>(o[m][n], a, p[n][0], p[n][1]);
       }
@@ -260,7 +267,7 @@ class MathWarp {
       for (int32_t m = 0; m < DimV / 16; m += 2) {
         uint32_t codes[4];
         uint32_t a[2][4];
-        ptx::load_matrices_transposed(codes, advance(values, step_bytes, m / 2));
+        ptx::load_matrices_transposed(codes, advance<kValueWidth>(values, place.value_step, m / 2));
         widen_values<kCodes>(codes, a);
 #pragma unroll
         for (int32_t n = 0; n < Columns; ++n) {

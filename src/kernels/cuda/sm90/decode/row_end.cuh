@@ -5,13 +5,12 @@
 /// How a row of an item ends: a warp joins the math warps' states of it, folds them into the chain's and writes them.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-/// A lane's components of a row: kRuns runs of kRun neighbours, 32 * kRun apart.
+/// A lane's components of a row: kRuns runs of kRun neighbours, 32 * kRun apart. The last run may lie beyond the row.
 template <int32_t DimV>
 struct LaneComponents {
   static constexpr int32_t kRun = DimV % 128 == 0 ? 4 : 2;
-  static constexpr int32_t kRuns = DimV / (32 * kRun);
+  static constexpr int32_t kRuns = (DimV + 32 * kRun - 1) / (32 * kRun);
   static constexpr int32_t kCount = kRun * kRuns;
-  static_assert(kRun * kRuns * 32 == DimV);
   float x[kCount];
 };
 
@@ -89,6 +88,7 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
 #pragma unroll
     for (int32_t i = 0; i < Components::kCount; ++i) {
       const int32_t d = i / Components::kRun * 32 * Components::kRun + i % Components::kRun;
+      if (DimV % (32 * Components::kRun) != 0 && d + Components::kRun * lane >= DimV) continue;
       value.x[i] = __fmaf_rn(from[d], factor, value.x[i]);
     }
   }
@@ -112,7 +112,7 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
 #pragma unroll
     for (int32_t i = 0; i < Components::kCount; i += 2) {
       const int32_t d = Components::kRun * lane + i / Components::kRun * 32 * Components::kRun + i % Components::kRun;
-      if (d < params.head_dim_v) write(d, value.x[i], value.x[i + 1]);
+      if (d < DimV) write(d, value.x[i], value.x[i + 1]);
     }
   };
   if (item.partial >= 0) {

@@ -39,19 +39,20 @@ constexpr int32_t half_bytes(int32_t dim, int32_t bytes) {
 constexpr int32_t stage_bytes(const HeadDims& dims) {
   return half_bytes(dims.qk, dims.bytes) + half_bytes(dims.v, dims.bytes);
 }
-/// Tiles that a warp has under way or in use: 16 KiB of them, 128 KiB a thread block.
+/// Tiles that a warp has under way or in use: 16 KiB of them, 128 KiB a thread block, but at least two.
 constexpr int32_t stages(const HeadDims& dims) {
-  return 16 * 1024 / stage_bytes(dims);
+  const int32_t fit = 16 * 1024 / stage_bytes(dims);
+  return fit < 2 ? 2 : fit;
 }
 
-/// Bytes of a token that lie side by side in a tile: 128, or all 64 that there are.
+/// Bytes of a token that lie side by side in a tile: 128, or 64 where they are no multiple of 128.
 FOLIO_HOST_DEVICE constexpr int32_t side_by_side(int32_t dim, int32_t bytes) {
-  return dim * bytes < 128 ? dim * bytes : 128;
+  return dim * bytes % 128 == 0 ? 128 : 64;
 }
 
 /// Byte offset of 16-byte piece `piece` of token `token` in a tile as boxes of `box` tokens leave it: of every box, the
-/// first 128 bytes of each token and then the next 128, and within these pieces change places by the token's number, so
-/// that eight tokens' equal pieces lie in different banks.
+/// first 128 (or 64) bytes of each token and then the next, and within these pieces change places by the token's
+/// number, so that eight tokens' equal pieces lie in different banks.
 FOLIO_HOST_DEVICE constexpr int32_t piece_offset(int32_t dim, int32_t bytes, int32_t box, int32_t token,
                                                  int32_t piece) {
   const int32_t rows = box == kSmallBox ? kSmallBox : kTileTokens;

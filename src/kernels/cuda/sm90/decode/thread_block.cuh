@@ -19,6 +19,7 @@ __device__ __forceinline__ void run_thread_block(const DecodeParams& params, uns
   constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   using State = SharedState<stages(kDims)>;
   static_assert(shared_layout(kDims).rest % alignof(State) == 0);
+  static_assert(DimQk % 16 == 0 && DimV % 16 == 0 && (kCodes == Codes::kNone || (DimQk % 64 == 0 && DimV % 64 == 0)));
   State& state = *reinterpret_cast<State*>(memory + shared_layout(kDims).rest);
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kEntries; ++i) {

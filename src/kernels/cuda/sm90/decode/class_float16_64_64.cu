@@ -2,8 +2,8 @@
 
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-void launch_float16_128(const AttentionParams& params, int32_t num_workers, Stream stream) {
-  launch_class<__half, 128, 128>(params, num_workers, stream);
+void launch_float16_64_64(const AttentionParams& params, int32_t num_workers, Stream stream) {
+  launch_class<__half, 64, 64>(params, num_workers, stream);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm90
