@@ -31,6 +31,13 @@ __device__ __forceinline__ void run_thread_block(const DecodeParams& params, uns
     }
     ptx::publish_barriers();
   }
+  if (threadIdx.x == 32) {
+    for (int32_t i = 0; i < kMaxSegments; ++i) {
+      if (params.box[i] == kSingles) continue;
+      ptx::prefetch_map(&params.maps[i].k);
+      ptx::prefetch_map(&params.maps[i].v);
+    }
+  }
   __syncthreads();
   if (threadIdx.x >= kMathThreads) {
     Scheduler<T, DimQk, DimV, kCodes>(params, memory, state).run();
