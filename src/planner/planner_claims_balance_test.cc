@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/instrumented_for_test.hpp"
 #include "planner/plan_fixtures.hpp"
 
 /// How long claimed plans take, by a model of decode on an H200: 132 workers that read at speeds up to 15% off their
@@ -156,7 +157,7 @@ TEST(ClaimBalance, ComesNearTheBoundWhereListsCannot) {
 
 TEST(ClaimBalance, NoBatchIsMuchWorseThanItsBound) {
   std::mt19937 random(9);
-  for (int i = 0; i < 150; ++i) {
+  for (int i = 0; i < folio::testing::random_cases(150); ++i) {
     std::vector<int32_t> kv_len;
     const uint32_t longest = 64u << random() % 11;
     for (auto left = 1 + random() % 300; left > 0; --left) {

@@ -10,6 +10,7 @@
 #include "core/aligned_buffer.hpp"
 #include "folio/types/float_convert.hpp"
 #include "kernels/reference/reference_attention.hpp"
+#include "planner/deal_claims_for_test.hpp"
 
 namespace folio::inline v0::kernels::testing {
 namespace {
@@ -241,7 +242,12 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   planning.fixed_split_tokens = fixed_split_tokens;
   planning.tile_cost = kernel.tile_cost;
   planning.row_cost = kernel.row_cost;
+  if (claim_seed_) {
+    planning.tile.schedule = planner::Schedule::kClaimed;
+    planning.least_claim_tokens = 32;
+  }
   planner::PlanStorage storage;
+  planner::testing::DealtClaims dealt;
   const BatchView batch = batch_.view();
 
   Result result;
@@ -258,6 +264,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   params.config = &config_;
   params.args = &args;
   params.plan = planner::make_plan(planning, batch, storage);
+  if (claim_seed_) planner::testing::deal_claims(params.plan, *claim_seed_, dealt);
   params.tile = planning.tile;
   params.group_size = config_.num_q_heads / config_.num_kv_heads;
   const float nan = std::numeric_limits<float>::quiet_NaN();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -60,6 +61,9 @@ class AttentionCase {
   Result run(const AttentionKernel& kernel, int32_t num_workers, int32_t tile_rows = 0,
              int32_t fixed_split_tokens = 128);
 
+  /// Later runs plan for claiming, with pieces from 32 keys on; `seed` says who claims what.
+  void claim_items(uint32_t seed) { claim_seed_ = seed; }
+
   /// Empty if `result` lies within what a plain float32 computation's error, the weights' and the output's rounding
   /// allow, and padding is untouched; else the first row at fault.
   std::string compare(const Result& result);
@@ -79,6 +83,7 @@ class AttentionCase {
   CaseOptions options_;
   std::mt19937 random_;
   int32_t num_tokens_ = 0;
+  std::optional<uint32_t> claim_seed_;
   std::vector<unsigned char> q_;
   std::vector<OwnedArgs> memory_;
   std::vector<KvSegment> segments_;
