@@ -37,6 +37,7 @@ cuda::SegmentParams located(const SegmentArgs& args, bool paged) {
     params.k_strides = args.cache.k_strides;
     params.v_strides = args.cache.v_strides;
     params.page_size = args.cache.page_size;
+    params.num_pages = args.cache.num_pages;
     params.indices = args.table.indices;
     params.indptr = args.table.kind == PageTableKind::kCsr ? args.table.indptr : nullptr;
     params.row_stride = args.table.row_stride;

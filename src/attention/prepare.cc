@@ -40,9 +40,12 @@ KernelAnswer ask(const Kernel& kernel, const std::string& missing, const Attenti
 }
 
 std::string missing_on(const attention::GpuBackend& gpu, const kernels::cuda::AttentionKernel& kernel) {
-  if (gpu.compute_capability() >= kernel.min_compute_capability) return {};
-  return core::message("the GPU's compute capability (times 10) is ", gpu.compute_capability(), "; the kernel needs ",
-                       kernel.min_compute_capability);
+  const int32_t given = gpu.compute_capability();
+  const bool newer = given > kernel.max_compute_capability;
+  if (given >= kernel.min_compute_capability && !newer) return {};
+  return core::message("the GPU's compute capability (times 10) is ", given, "; the kernel needs ",
+                       newer ? kernel.max_compute_capability : kernel.min_compute_capability,
+                       newer ? " or older" : " or newer");
 }
 
 /// Every kernel of the context's device, in order of preference.

@@ -26,6 +26,14 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&out)[4], uin
                : "memory");
 }
 
+/// An 8 x 8 matrix of 16-bit elements that the warp holds, transposed: of elements (g, 2t) and (g, 2t + 1), a lane gets
+/// (2t, g) and (2t + 1, g).
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t two) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(two));
+  return out;
+}
+
 /// acc += A (16 x 16, row-major) * B (16 x 8, column-major), accumulated in float32.
 template <typename T>
 __device__ __forceinline__ void multiply_add(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);

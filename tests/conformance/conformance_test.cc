@@ -1,9 +1,10 @@
 // The covering array and the random cases, dealt to as many tests as ctest may run at once; the quick program has the
-// 2-wise array and fewer random cases, and under a sanitizer half of them.
+// 2-wise array and fewer random cases, and under a sanitizer half of them; an emulated GPU has an eighth.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 
@@ -44,6 +45,15 @@ std::vector<std::string> kernels() {
 #endif
 }
 
+/// An emulated GPU takes a third of a second a case: every eighth of them, or all where the environment asks for it.
+size_t every() {
+#ifdef FOLIO_EMULATED_GPU
+  return std::getenv("FOLIO_WHOLE_EMULATION") == nullptr ? 8 : 1;
+#else
+  return folio::testing::kInstrumented ? 2 : 1;
+#endif
+}
+
 /// The case being run, so that a crash at a guard page can say which it was.
 char current_case[2048] = "none";
 
@@ -56,7 +66,7 @@ void report_crash(int signal) {
   ::raise(signal);
 }
 
-/// Runs every kShards-th case from `shard` on; reports the first few that fail.
+/// Runs every kShards-th case (or fewer, see every) from `shard` on; reports the first few that fail.
 void run_shard(const std::vector<ConformanceCase>& cases, size_t shard) {
   struct sigaction action {};
   action.sa_handler = report_crash;
@@ -64,7 +74,7 @@ void run_shard(const std::vector<ConformanceCase>& cases, size_t shard) {
   sigaction(SIGBUS, &action, nullptr);
   int failures = 0;
   double worst = 0.0;
-  for (size_t i = shard; i < cases.size(); i += (folio::testing::kInstrumented ? 2 : 1) * kShards) {
+  for (size_t i = shard; i < cases.size(); i += every() * kShards) {
     const std::string text = to_string(cases[i]);
     std::strncpy(current_case, text.c_str(), sizeof(current_case) - 1);
     const CaseReport report = run_case(cases[i]);
@@ -97,7 +107,9 @@ TEST_P(Conformance, RandomCases) {
 }
 
 // ctest gives tests of one name one set of labels: names differ by program.
-#if defined(FOLIO_CUDA_CONFORMANCE)
+#if defined(FOLIO_EMULATED_GPU)
+constexpr const char* kProgram = "sm90_emulated";
+#elif defined(FOLIO_CUDA_CONFORMANCE)
 constexpr const char* kProgram = "cuda";
 #elif defined(FOLIO_EMULATED_CONFORMANCE)
 constexpr const char* kProgram = "amx_emulated";

@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <tuple>
+
+#include "folio/verify.hpp"
 #include "serving_step.hpp"
 
 namespace folio::cuda_test {
@@ -33,12 +37,25 @@ class StepGraph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-class Graph : public CudaTest, public testing::WithParamInterface<Determinism> {};
+/// The level of determinism and the kernel that is forced.
+using GraphCase = std::tuple<Determinism, std::string>;
+
+class Graph : public CudaTest, public testing::WithParamInterface<GraphCase> {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    const std::vector<std::string> all = verify::runnable_kernels(Context::cuda(0));
+    if (std::count(all.begin(), all.end(), kernel()) == 0) GTEST_SKIP() << kernel() << " does not run on this GPU";
+  }
+  static Determinism level() { return std::get<0>(GetParam()); }
+  static std::string kernel() { return std::get<1>(GetParam()); }
+};
 
 /// Captured once; replayed with other lengths, tables and numbers of requests: the bits of an eager step, which is
 /// planned on the host.
-void expect_replays_equal_eager_steps(Determinism determinism, int replays) {
-  ServingStep step(determinism);
+void expect_replays_equal_eager_steps(Determinism determinism, const std::string& kernel, int replays) {
+  ServingStep step(determinism, kernel);
   PlanBuffer graph_buffer = make_plan_buffer(step.op());
   PlanBuffer eager_buffer = make_plan_buffer(step.op());
   const TestStream stream;
@@ -60,18 +77,18 @@ void expect_replays_equal_eager_steps(Determinism determinism, int replays) {
 }
 
 TEST_P(Graph, AThousandReplaysEqualEagerSteps) {
-  expect_replays_equal_eager_steps(GetParam(), 1000);
+  expect_replays_equal_eager_steps(level(), kernel(), 1000);
 }
 
 /// Few enough to be watched by compute-sanitizer.
 TEST_P(Graph, AFewReplaysEqualEagerSteps) {
-  expect_replays_equal_eager_steps(GetParam(), 8);
+  expect_replays_equal_eager_steps(level(), kernel(), 8);
 }
 
 /// What is captured beside a plan from the host's lengths, in which nothing was split, has to merge what later plans
 /// split, in a workspace with room for it.
 TEST_P(Graph, LayersBesideHostPlansAreReplayedWithLaterOnes) {
-  ServingStep step(GetParam());
+  ServingStep step(level(), kernel());
   PlanBuffer graph_buffer = make_plan_buffer(step.op());
   PlanBuffer eager_buffer = make_plan_buffer(step.op());
   const TestStream stream;
@@ -98,14 +115,18 @@ TEST_P(Graph, LayersBesideHostPlansAreReplayedWithLaterOnes) {
     stream.wait();
     ASSERT_TRUE(eager == step.output()) << "replay " << i;
   }
-  if (GetParam() == Determinism::kRunToRun) {  // above it only longer requests than these are split
+  if (level() == Determinism::kRunToRun) {  // above it only longer requests than these are split
     EXPECT_GT(merges, 0);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, Graph, testing::Values(Determinism::kRunToRun, Determinism::kScheduleInvariant),
-                         [](const auto& level) {
-                           return std::string(level.param == Determinism::kRunToRun ? "RunToRun" : "ScheduleInvariant");
+INSTANTIATE_TEST_SUITE_P(Levels, Graph,
+                         testing::Combine(testing::Values(Determinism::kRunToRun, Determinism::kScheduleInvariant),
+                                          testing::Values("cuda-sm80", "cuda-sm90-decode")),
+                         [](const auto& of) {
+                           const std::string level =
+                               std::get<0>(of.param) == Determinism::kRunToRun ? "RunToRun" : "ScheduleInvariant";
+                           return level + (std::get<1>(of.param) == "cuda-sm80" ? "" : "Sm90Decode");
                          });
 
 TEST_F(CudaTest, HostLengthsAreNotCaptured) {

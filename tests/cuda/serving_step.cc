@@ -14,7 +14,7 @@ constexpr size_t kCacheElements =
 constexpr size_t kQElements = size_t{ServingStep::kTokens} * ServingStep::kQHeads * ServingStep::kHeadDim;
 constexpr size_t kKvElements = size_t{ServingStep::kTokens} * ServingStep::kKvHeads * ServingStep::kHeadDim;
 
-AttentionOp make_op(const Context& context, Determinism determinism) {
+AttentionOp make_op(const Context& context, Determinism determinism, const std::string& kernel) {
   AttentionConfig config;
   config.num_q_heads = ServingStep::kQHeads;
   config.num_kv_heads = ServingStep::kKvHeads;
@@ -22,6 +22,7 @@ AttentionOp make_op(const Context& context, Determinism determinism) {
   config.page_size = ServingStep::kPageSize;
   config.determinism = determinism;
   PrepareOptions options;
+  options.force_kernel = kernel;
   options.bounds = GraphBounds{.max_requests = ServingStep::kRequests,
                                .max_tokens = ServingStep::kTokens,
                                .max_q_len = ServingStep::kMaxQLen,
@@ -39,8 +40,8 @@ std::vector<uint16_t> random_bfloat16(size_t count, std::mt19937& random) {
 
 }  // namespace
 
-ServingStep::ServingStep(Determinism determinism)
-    : op_(make_op(context_, determinism)),
+ServingStep::ServingStep(Determinism determinism, const std::string& kernel)
+    : op_(make_op(context_, determinism, kernel)),
       q_(kLayers * kQElements),
       new_k_(kLayers * kKvElements),
       new_v_(kLayers * kKvElements),

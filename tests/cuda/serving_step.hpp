@@ -1,6 +1,7 @@
 #pragma once
 
 #include <random>
+#include <string>
 
 #include "device_array.hpp"
 
@@ -28,7 +29,8 @@ class ServingStep {
   static constexpr int32_t kHeadDim = 64;
   static constexpr int32_t kLayers = 2;
 
-  explicit ServingStep(Determinism determinism = Determinism::kRunToRun);
+  /// `kernel`: forced; empty = whichever `prepare` picks.
+  explicit ServingStep(Determinism determinism = Determinism::kRunToRun, const std::string& kernel = "");
 
   const AttentionOp& op() const { return op_; }
   /// Lengths within the bounds, with any number of requests and tokens.

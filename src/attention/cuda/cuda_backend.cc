@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "attention/cuda/cuda_kernels.hpp"
 #include "attention/cuda/plan_memory.hpp"
 #include "core/error.hpp"
@@ -47,10 +49,13 @@ class CudaBackend final : public cuda::CudaKernels {
 
 std::shared_ptr<const GpuBackend> open_gpu(int32_t index) {
   const gpu::DeviceInfo info = gpu::device_info(index);
-  int32_t oldest = 0;
+  int32_t oldest = INT32_MAX;
   for (const kernels::cuda::AttentionKernel* kernel : kernels::cuda::attention_kernels()) {
-    if (info.compute_capability >= kernel->min_compute_capability) return std::make_shared<CudaBackend>(info);
-    oldest = kernel->min_compute_capability;
+    const int32_t given = info.compute_capability;
+    if (given >= kernel->min_compute_capability && given <= kernel->max_compute_capability) {
+      return std::make_shared<CudaBackend>(info);
+    }
+    oldest = std::min(oldest, kernel->min_compute_capability);
   }
   core::fail(ErrorCode::kUnavailable, "CUDA device ", index, " has compute capability ", info.compute_capability / 10,
              ".", info.compute_capability % 10, "; kernels here need ", oldest / 10, ".", oldest % 10, " or newer");

@@ -31,6 +31,7 @@ struct SegmentParams {
   KvStrides k_strides;  ///< `page` is unused by a ragged segment
   KvStrides v_strides;
   int32_t page_size = 1;
+  int64_t num_pages = 0;             ///< of the pool, whose ids the table has
   const int32_t* indices = nullptr;  ///< of the page table
   const int32_t* indptr = nullptr;   ///< CSR: of the page table; ragged: first token of each row; null: dense table
   int64_t row_stride = 0;            ///< dense table
@@ -88,7 +89,8 @@ struct LaunchShape {
 
 struct AttentionKernel {
   const char* name;
-  int32_t min_compute_capability;  ///< 10 * major + minor
+  int32_t min_compute_capability;              ///< 10 * major + minor
+  int32_t max_compute_capability = INT32_MAX;  ///< of a kernel whose instructions later parts do not have
   /// Empty if it takes the configuration (dtypes resolved), else why not: what was given and what it takes.
   std::string (*refusal)(const AttentionConfig& config);
   planner::TileShape (*tile)(const AttentionConfig& config);

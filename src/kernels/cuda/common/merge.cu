@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/common/row_state.cuh"
+#include "ptx/grid_dependency.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {
@@ -88,7 +89,9 @@ template <int32_t Halves>
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ AttentionParams params) {
   const planner::PlanView& plan = params.plan->view;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-  for (int32_t m = blockIdx.x; m < plan.num_merges; m += gridDim.x) {
+  const int32_t num_merges = plan.num_merges;  // the plan was there before the kernel whose results are merged
+  ptx::wait_for_kernels_before();              // by all: a graph's next kernel waits for this one alone
+  for (int32_t m = blockIdx.x; m < num_merges; m += gridDim.x) {
     const planner::MergeItem item = plan.merges[m];
     for (int32_t row = item.row_begin + static_cast<int32_t>(threadIdx.x) / 32; row < item.row_end; row += kWarps) {
       merge_row<Halves>(params, plan, item, row, lane);
@@ -98,10 +101,18 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 
 }  // namespace
 
-void launch_merge(const AttentionParams& params, int32_t num_workers, Stream stream) {
+void launch_merge(const AttentionParams& params, int32_t num_workers, Stream stream, bool overlaps) {
   auto* const kernel = params.head_dim_v <= kHalf ? merge_kernel<1> : merge_kernel<2>;
-  kernel<<<num_workers, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
-  const cudaError_t status = cudaGetLastError();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(num_workers));
+  config.blockDim = dim3(kThreads);
+  config.stream = static_cast<cudaStream_t>(stream.handle);
+  config.attrs = &attribute;
+  config.numAttrs = overlaps ? 1 : 0;
+  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, params);
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching the merge of partial results: ", cudaGetErrorString(status));
   }

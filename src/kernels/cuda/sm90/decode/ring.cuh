@@ -1,0 +1,140 @@
+#pragma once
+
+#include "kernels/cuda/sm90/decode/copies.cuh"
+#include "ptx/tma.cuh"
+
+namespace folio::inline v0::kernels::cuda::sm90 {
+
+/// A math warp's own ring of tiles, which it refills itself: it runs ahead of what the warp computes, across the ends
+/// of entries and items, as far as the scheduler has published and stages are free.
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
+class Ring {
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
+  static constexpr SharedLayout kLayout = shared_layout(kDims);
+  static constexpr int32_t kStages = stages(kDims);
+  static constexpr int32_t kStageBytes = stage_bytes(kDims);
+  static constexpr int32_t kKeyBytes = half_bytes(DimQk, kDims.bytes);
+  static constexpr int32_t kValueBytes = half_bytes(DimV, kDims.bytes);
+  using State = SharedState<kStages>;
+
+ public:
+  __device__ __forceinline__ Ring(const DecodeParams& params, unsigned char* memory, State& state, int32_t warp,
+                                  int32_t lane)
+      : params_(params),
+        state_(state),
+        places_(reinterpret_cast<const TokenPlace*>(memory + kLayout.places)),
+        tiles_(ptx::shared_address(memory + kLayout.ring) + static_cast<uint32_t>(warp * kStages * kStageBytes)),
+        arrived_(ptx::shared_address(state.arrived[warp])),
+        full_(ptx::shared_address(state.full)),
+        warp_(warp),
+        lane_(lane) {}
+
+  /// Begins copies until no stage is free or nothing more is published.
+  __device__ __forceinline__ void fill() {
+    while (under_way_ < kStages && !ended_) {
+      const int32_t slot = num_entries_ % kEntries;
+      if (!open_) {
+        const bool published = ptx::has_ended(full_ + 8 * slot, num_entries_ / kEntries & 1);
+        if (!__all_sync(kAllLanes, published)) return;
+        ended_ = (state_.entries[slot].flags & kAllDone) != 0;
+        open_ = true;
+        next_ = warp_;
+        continue;
+      }
+      const Entry& entry = state_.entries[slot];
+      if (next_ >= entry.num_tiles) {
+        open_ = false;
+        ++num_entries_;
+        continue;
+      }
+      copy(entry, slot, next_);
+      next_ += kMathWarps;
+      ++under_way_;
+      if (++filled_ == kStages) filled_ = 0;
+    }
+  }
+
+  /// Waits for the next tile and returns the address of its keys, which values follow. Its copy has begun: the entry
+  /// that has it is known to be published, and `fill` was called since.
+  __device__ __forceinline__ uint32_t await() const {
+    ptx::wait(arrived_ + 8 * used_, parity_);
+    return tiles_ + static_cast<uint32_t>(used_ * kStageBytes);
+  }
+
+  /// The warp has done with the tile; `written`: it, or its threads' copies, wrote there.
+  __device__ __forceinline__ void release(bool written) {
+    if (written) ptx::order_before_box_copies();
+    __syncwarp();
+    --under_way_;
+    if (++used_ == kStages) {
+      used_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+  /// The warp has computed entry number `index`: all its tiles are through, also where there were none.
+  __device__ __forceinline__ void pass(int32_t index) {
+    if (num_entries_ != index) return;
+    open_ = false;
+    ++num_entries_;
+  }
+
+ private:
+  /// Begins the copies of one tile.
+  __device__ __forceinline__ void copy(const Entry& entry, int32_t slot, int32_t tile) const {
+    const ItemContext& context = state_.contexts[entry.context];
+    const int32_t box = context.box;
+    const TokenPlace* const places =
+        places_ + slot * kEntryTiles * kTileTokens + tile * static_cast<int32_t>(kTileTokens / box);
+    const uint32_t to = tiles_ + static_cast<uint32_t>(filled_ * kStageBytes);
+    const uint32_t barrier = arrived_ + 8 * static_cast<uint32_t>(filled_);
+    if (box == kSingles) {
+      const SegmentParams& segment = params_.attention.segments[context.item.segment];
+      const bool direct = params_.direct[context.item.segment];
+      copy_tokens<T, DimQk, kCodes>(to, places, segment.k, segment.dtype, segment.k_strides, context.item.kv_head,
+                                    direct, lane_);
+      copy_tokens<T, DimV, kCodes>(to + kKeyBytes, places, segment.v, segment.dtype, segment.v_strides,
+                                   context.item.kv_head, direct, lane_);
+      ptx::arrive_after_copies(barrier);
+      ptx::arrive(barrier);
+      return;
+    }
+    if (lane_ != 0) return;
+    const DecodeParams::Maps& maps = params_.maps[context.item.segment];
+    const int32_t head = context.item.kv_head;
+    const TokenPlace first = places[0];
+    const TokenPlace second = box == kSmallBox ? places[1] : TokenPlace{0, -1};
+    const int32_t boxes = (first.in_page >= 0 ? 1 : 0) + (second.in_page >= 0 ? 1 : 0);
+    ptx::arrive(barrier, kLaneArrivals - 1);
+    ptx::arrive_expecting(barrier, static_cast<uint32_t>(boxes * (box == kSmallBox ? kStageBytes / 2 : kStageBytes)));
+    const uint64_t policy = ptx::evict_first_policy();  // made anew: registers are short
+    if (first.in_page >= 0) {
+      ptx::copy_box_5d(to, &maps.k, barrier, 0, first.in_page, 0, head, first.page, policy);
+      ptx::copy_box_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head, first.page, policy);
+    }
+    if (second.in_page >= 0) {
+      ptx::copy_box_5d(to + kKeyBytes / 2, &maps.k, barrier, 0, second.in_page, 0, head, second.page, policy);
+      ptx::copy_box_5d(to + kKeyBytes + kValueBytes / 2, &maps.v, barrier, 0, second.in_page, 0, head, second.page,
+                       policy);
+    }
+  }
+
+  const DecodeParams& params_;
+  State& state_;
+  const TokenPlace* const places_;
+  const uint32_t tiles_;
+  const uint32_t arrived_;
+  const uint32_t full_;
+  const int32_t warp_;
+  const int32_t lane_;
+  int32_t num_entries_ = 0;  ///< entries that are copied whole
+  int32_t next_ = 0;         ///< tile of the entry being copied
+  int32_t under_way_ = 0;    ///< stages that are being copied to, or computed
+  int32_t filled_ = 0;       ///< the next stage to copy to
+  int32_t used_ = 0;         ///< the next stage to compute
+  uint32_t parity_ = 0;
+  bool open_ = false;  ///< an entry is being copied
+  bool ended_ = false;
+};
+
+}  // namespace folio::inline v0::kernels::cuda::sm90

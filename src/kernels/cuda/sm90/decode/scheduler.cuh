@@ -1,0 +1,303 @@
+#pragma once
+
+#include "kernels/cuda/sm90/decode/copies.cuh"
+#include "kernels/cuda/sm90/decode/item_queue.cuh"
+#include "planner/partition_rule.hpp"
+
+/// The scheduler's warp: takes items, finds out what their rows see and where their tokens lie, and hands both over
+/// with the queries, an entry ahead of the math warps. So those never wait for lengths, page tables or queries.
+namespace folio::inline v0::kernels::cuda::sm90 {
+
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
+class Scheduler {
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
+  static constexpr SharedLayout kLayout = shared_layout(kDims);
+  using State = SharedState<stages(kDims)>;
+
+ public:
+  __device__ __forceinline__ Scheduler(const DecodeParams& params, unsigned char* memory, State& state)
+      : params_(params.attention),
+        boxes_(params.box),
+        plan_(params.attention.plan->view),
+        state_(state),
+        places_(reinterpret_cast<TokenPlace*>(memory + kLayout.places)),
+        queries_(ptx::shared_address(memory + kLayout.queries)),
+        full_(ptx::shared_address(state.full)),
+        empty_(ptx::shared_address(state.empty)),
+        lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ void run() {
+    const ItemQueue queue(plan_, params_.claim_counters);
+    // What comes next is claimed when an item has been handed over: the way from a claim to its pages is hidden behind
+    // the entries that the math warps still have, and nobody holds more than it will soon compute.
+    for (int32_t index = queue.first(); index >= 0;) {
+      const planner::WorkItem item = plan_.items[index];
+      publish(item);
+      ++num_items_;
+      index = queue.next(item);
+    }
+    queue.finish();
+    const int32_t slot = await_slot();
+    if (lane_ == 0) state_.entries[slot].flags = kAllDone;
+    hand_over(slot);
+  }
+
+ private:
+  /// What a lane knows of its row.
+  struct Row {
+    int64_t mask_bit = 0;
+    int32_t mask_begin = INT32_MAX;
+    int32_t position = 0;
+    int32_t begin = 0;
+    int32_t end = 0;
+    float scale = 0.0f;
+    float slope = 0.0f;
+    float v_scale = 1.0f;
+    int64_t query = -1;  ///< where its queries begin, in elements
+  };
+
+  /// Where the tokens of an item's row of the segment are looked up.
+  struct Walk {
+    const int32_t* pages;  ///< null: ragged
+    int32_t first_token;   ///< ragged
+    uint32_t page_size;
+    int32_t shift;  ///< the page size is 2^shift; -1 if it is no power of two
+    int32_t begin;  ///< tokens seen
+    int32_t end;
+  };
+
+  __device__ __forceinline__ Row bind_row(const planner::WorkItem& item, bool has_keys, bool custom) const {
+    Row row;
+    if (lane_ >= item.row_end - item.row_begin) return row;
+    const RowPlace place = row_place(params_, item, lane_);
+    row.query = place.token * params_.q_token_stride + place.q_head * params_.q_head_stride;
+    if (!has_keys) return row;
+    const planner::SegmentLengths& lengths = plan_.segments[item.segment];
+    const SegmentParams& segment = params_.segments[item.segment];
+    int32_t request = item.request;
+    while (plan_.cu_q[request + 1] <= place.token) ++request;
+    const int32_t index = place.token - plan_.cu_q[request];
+    const int64_t position = int64_t{plan_.q_first_pos[request]} + index;
+    const planner::KeySight key_sight =
+        planner::key_sight(params_.mask, lengths.mask, params_.window_left, params_.window_right);
+    const planner::TokenRange range = planner::visible_range(
+        {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}, key_sight, position);
+    row.position = static_cast<int32_t>(position);
+    row.begin = static_cast<int32_t>(range.begin < item.kv_begin ? item.kv_begin : range.begin);
+    row.end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
+    if (row.begin >= row.end) row.begin = row.end = 0;
+    if (custom) {
+      row.mask_begin = plan_.mask_first_column[request] - lengths.key_offset[request];
+      row.mask_bit =
+          8 * plan_.mask_byte_indptr[request] + int64_t{index} * plan_.mask_columns[request] - row.mask_begin;
+    }
+    const float q_scale = scale_at(params_.q_scale, request, item.kv_head);
+    const float k_scale = scale_at(segment.k_scale, request, item.kv_head);
+    const float scale = __fmul_rn(__fmul_rn(q_scale, k_scale), params_.sm_scale);
+    row.scale = has_bias(params_) ? scale : __fmul_rn(scale, kLog2E);
+    if (params_.alibi_slopes != nullptr) row.slope = params_.alibi_slopes[place.q_head];
+    row.v_scale = scale_at(segment.v_scale, request, item.kv_head);
+    return row;
+  }
+
+  __device__ __forceinline__ Sight sight_of(const Row& row, int32_t num_rows) const {
+    const bool mine = lane_ < num_rows;
+    const bool sees = mine && row.begin < row.end;
+    return {__reduce_min_sync(kAllLanes, sees ? row.begin : INT32_MAX),
+            __reduce_max_sync(kAllLanes, sees ? row.end : 0), __reduce_max_sync(kAllLanes, mine ? row.begin : 0),
+            __reduce_min_sync(kAllLanes, mine ? row.end : INT32_MAX)};
+  }
+
+  __device__ __forceinline__ Walk walk_of(const planner::WorkItem& item) const {
+    const SegmentParams& segment = params_.segments[item.segment];
+    Walk walk{nullptr, 0, static_cast<uint32_t>(segment.page_size), -1, 0, 0};
+    if (!segment.paged) {
+      walk.first_token = segment.indptr[item.kv_row];
+      return walk;
+    }
+    walk.pages =
+        segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
+                                                     : item.kv_row * segment.row_stride + segment.first_column);
+    if ((walk.page_size & (walk.page_size - 1)) == 0) walk.shift = __ffs(segment.page_size) - 1;
+    return walk;
+  }
+
+  /// The place of `box` tokens of one page.
+  __device__ __forceinline__ TokenPlace place_of(const Walk& walk, int32_t token, int32_t box) const {
+    if (token + box <= walk.begin || token >= walk.end) return {0, -1};
+    if (walk.pages == nullptr) return {0, walk.first_token + token};
+    const auto number = static_cast<uint32_t>(token);
+    const uint32_t column = walk.shift >= 0 ? number >> walk.shift : number / walk.page_size;
+    return {walk.pages[column], static_cast<int32_t>(number - column * walk.page_size)};
+  }
+
+  /// Hands an item over, in as many entries as it takes.
+  __device__ __forceinline__ void publish(const planner::WorkItem& item) {
+    const bool has_keys = item.kv_begin < item.kv_end;
+    const bool custom =
+        has_keys && params_.mask == MaskKind::kCustom && plan_.segments[item.segment].mask == SegmentMask::kAsConfig;
+    const int32_t num_rows = item.row_end - item.row_begin;
+    Walk walk{};
+    if (has_keys) walk = walk_of(item);  // its loads are under way while those of the rows are
+    Row row = bind_row(item, has_keys, custom);
+    const Sight sight = sight_of(row, num_rows);
+    walk.begin = sight.any_begin;
+    walk.end = sight.any_end;
+    const int32_t first = item.kv_begin / kTileTokens * kTileTokens;
+    const int32_t num_tiles = has_keys ? (item.kv_end - first + kTileTokens - 1) / kTileTokens : 0;
+    const int32_t box = has_keys ? boxes_[item.segment] : kSingles;
+    const int32_t context = num_items_ % kEntries;
+    int32_t done = 0;
+    do {
+      const int32_t slot = await_slot();
+      if (done == 0) {
+        const int32_t rows = column_tiles(num_rows) * 8;
+        if constexpr (kCodes == Codes::kNone) {
+          copy_queries(context, rows, row);
+        } else {
+          convert_queries(context, rows, row);
+        }
+        write_row(state_.contexts[context], row);
+        if (lane_ == 0) write_item(state_.contexts[context], item, sight, first, box, has_keys, custom);
+      }
+      const int32_t count = min(num_tiles - done, kEntryTiles);
+      const int32_t begin = first + done * kTileTokens;
+      TokenPlace* const places = places_ + slot * kEntryTiles * kTileTokens;
+#pragma unroll 4
+      for (int32_t i = lane_; i < count * kTileTokens / box; i += 32) {
+        places[i] = place_of(walk, begin + i * box, box);
+      }
+      done += count;
+      if (lane_ == 0) state_.entries[slot] = {context, begin, count, done == num_tiles ? uint32_t{kItemEnds} : 0u};
+      hand_over(slot);
+    } while (done < num_tiles);
+  }
+
+  /// A lane's row.
+  __device__ __forceinline__ void write_row(ItemContext& context, const Row& row) const {
+    if (lane_ >= kMaxRows) return;
+    context.mask_bit[lane_] = row.mask_bit;
+    context.mask_begin[lane_] = row.mask_begin;
+    context.position[lane_] = row.position;
+    context.visible_begin[lane_] = row.begin;
+    context.visible_end[lane_] = row.end;
+    context.scale[lane_] = row.scale;
+    context.slope[lane_] = row.slope;
+    context.v_scale[lane_] = row.v_scale;
+  }
+
+  /// What is known of the whole item, by one lane.
+  __device__ __forceinline__ void write_item(ItemContext& context, const planner::WorkItem& item, const Sight& sight,
+                                             int32_t first, int32_t box, bool has_keys, bool custom) const {
+    context.item = item;
+    context.sight = sight;
+    context.num_rows = item.row_end - item.row_begin;
+    context.first = first;
+    context.box = box;
+    context.custom = custom;
+    context.has_keys = has_keys;
+    if (!has_keys) return;
+    context.shard = plan_.segments[item.segment].shard;
+    context.first_pos = plan_.segments[item.segment].first_pos[item.kv_row];
+  }
+
+  /// The queries of `rows` rows; zeros for those that the item has not.
+  __device__ __forceinline__ void copy_queries(int32_t context, int32_t rows, const Row& row) const {
+    constexpr int32_t kPieces = DimQk / kPiece;
+    const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
+    const bool direct = params_.q_wide && !is_fp8(params_.q_dtype);
+#pragma unroll 4
+    for (int32_t i = lane_; i < rows * kPieces; i += 32) {
+      const int32_t d = i % kPieces * kPiece;
+      const int64_t at = __shfl_sync(kAllLanes, row.query, i / kPieces);
+      const bool valid = at >= 0 && d < params_.head_dim_qk;
+      const uint32_t target = to + static_cast<uint32_t>(i / kPieces * query_stride(kDims) + 2 * d);
+      if (direct) {
+        ptx::copy_16_async(target, static_cast<const uint16_t*>(params_.q) + (valid ? at + d : 0), valid);
+      } else {
+        copy_any<T>(target, params_.q, params_.q_dtype, at + d, valid);
+      }
+    }
+  }
+
+  /// The same as float16, where keys are codes: bfloat16's largest power of two becomes 2^14, so that what is 2^-28 of
+  /// it or more stays exact, and the row's scale takes the difference.
+  __device__ __forceinline__ void convert_queries(int32_t context, int32_t rows, Row& row) const {
+    constexpr int32_t kPairs = DimQk / 64;  // of a lane
+    constexpr int32_t kTopExponent = 14;
+    const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
+#pragma unroll 4
+    for (int32_t r = 0; r < rows; ++r) {
+      const int64_t at = __shfl_sync(kAllLanes, row.query, r);
+      uint32_t pairs[kPairs];
+      uint32_t most = 0;
+#pragma unroll
+      for (int32_t i = 0; i < kPairs; ++i) {
+        pairs[i] = at < 0 ? 0 : load_pair(at + 2 * (lane_ + 32 * i));
+        most = max(most, magnitude(pairs[i]));
+      }
+      if (params_.q_dtype == DType::kBFloat16) {
+        most = __reduce_max_sync(kAllLanes, most);
+        const int32_t exponent =
+            most == 0 ? 0 : min(max(static_cast<int32_t>(most >> 7) - 127 - kTopExponent, -120), 120);
+        const float scale = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
+#pragma unroll
+        for (int32_t i = 0; i < kPairs; ++i) {
+          pairs[i] = ptx::pack_two<__half>(__uint_as_float(pairs[i] << 16) * scale,
+                                           __uint_as_float(pairs[i] & 0xffff0000u) * scale);
+        }
+        if (lane_ == r) row.scale *= __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
+      }
+#pragma unroll
+      for (int32_t i = 0; i < kPairs; ++i) {
+        ptx::store_4(to + static_cast<uint32_t>(r * query_stride(kDims) + 4 * (lane_ + 32 * i)), pairs[i]);
+      }
+    }
+  }
+
+  /// Two neighbouring queries in the 16-bit type that they have; fp8 ones as float16.
+  __device__ __forceinline__ uint32_t load_pair(int64_t at) const {
+    if (is_fp8(params_.q_dtype)) {
+      const auto* const from = static_cast<const uint8_t*>(params_.q) + at;
+      return widen_two<__half>(from[0] | uint32_t{from[1]} << 8,
+                               params_.q_dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3);
+    }
+    const auto* const from = static_cast<const uint16_t*>(params_.q) + at;
+    if (params_.q_wide) return *reinterpret_cast<const uint32_t*>(from);
+    return from[0] | uint32_t{from[1]} << 16;
+  }
+
+  /// Magnitude bits of the larger of two bfloat16; infinities and NaN count as 0.
+  __device__ __forceinline__ static uint32_t magnitude(uint32_t pair) {
+    const uint32_t low = pair & 0x7fffu;
+    const uint32_t high = pair >> 16 & 0x7fffu;
+    return max(low < 0x7f80u ? low : 0u, high < 0x7f80u ? high : 0u);
+  }
+
+  /// The next entry's slot, once the math warps have done with what it held.
+  __device__ __forceinline__ int32_t await_slot() const {
+    const int32_t slot = num_entries_ % kEntries;
+    const int32_t use = num_entries_ / kEntries;
+    if (use > 0) ptx::wait(empty_ + 8 * slot, (use - 1) & 1);
+    return slot;
+  }
+  __device__ __forceinline__ void hand_over(int32_t slot) {
+    ptx::arrive_after_copies(full_ + 8 * slot);
+    ptx::arrive(full_ + 8 * slot);
+    ++num_entries_;
+  }
+
+  const AttentionParams& params_;
+  const int32_t* boxes_;
+  const planner::PlanView& plan_;
+  State& state_;
+  TokenPlace* const places_;
+  const uint32_t queries_;
+  const uint32_t full_;
+  const uint32_t empty_;
+  const int32_t lane_;
+  int32_t num_items_ = 0;
+  int32_t num_entries_ = 0;
+};
+
+}  // namespace folio::inline v0::kernels::cuda::sm90

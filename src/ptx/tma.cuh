@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+/// Copies of boxes of a tensor from global to shared memory (compute capability 9.0): PTX `cp.async.bulk.tensor`. A
+/// CUtensorMap, made on the host, says where the tensor lies; it stands in constant memory, that is in a
+/// __grid_constant__ parameter. What a box has beyond the tensor's ends becomes zeros.
+namespace folio::inline v0::ptx {
+
+/// Fetches a tensor map ahead of the first copy.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// For what is read once: it leaves the second-level cache first.
+__device__ __forceinline__ uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+/// Begins, by one thread, the copy of the box at five coordinates, innermost first, to `shared` (aligned to 1024 where
+/// the map exchanges pieces). Its bytes, zeros included, count at `barrier`.
+__device__ __forceinline__ void copy_box_5d(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t c0,
+                                            int32_t c1, int32_t c2, int32_t c3, int32_t c4, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(policy)
+      : "memory");
+}
+
+/// What this thread has written to shared memory, or read of it, comes before copies that are begun after a barrier.
+__device__ __forceinline__ void order_before_box_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace folio::inline v0::ptx

@@ -1,0 +1,64 @@
+// Two kernels, the same batches: random mixed lengths, one layer in NHD and one in HND.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "folio/types/float_convert.hpp"
+#include "folio/verify.hpp"
+#include "serving_step.hpp"
+
+namespace folio::cuda_test {
+namespace {
+
+constexpr const char* kDecode = "cuda-sm90-decode";
+
+/// 200, or as many as the environment asks for: 10,000 take minutes.
+int batches() {
+  const char* asked = std::getenv("FOLIO_TWIN_BATCHES");
+  return asked == nullptr ? 200 : std::atoi(asked);
+}
+
+/// Values are of magnitude 1 or less, so that a kernel's outputs are off by at most 2^-9 through its weights, which are
+/// rounded to bfloat16, and by as much through their own rounding; float32 in between adds little. Two kernels: four
+/// times that.
+constexpr float kAllowed = 0x1p-7f;
+/// Of the LSE, which both sum in float32 in units of the largest logit.
+constexpr float kAllowedLse = 0x1p-14f;
+
+TEST_F(CudaTest, HopperDecodeAgreesWithItsPortableTwin) {
+  const std::vector<std::string> kernels = verify::runnable_kernels(Context::cuda(0));
+  if (std::count(kernels.begin(), kernels.end(), kDecode) == 0) GTEST_SKIP() << kDecode << " does not run on this GPU";
+  ServingStep twin(Determinism::kRunToRun, "cuda-sm80");
+  ServingStep step(Determinism::kRunToRun, kDecode);
+  PlanBuffer twin_buffer = make_plan_buffer(twin.op());
+  PlanBuffer buffer = make_plan_buffer(step.op());
+  const TestStream stream;
+  std::mt19937 lengths_of(29);
+  std::mt19937 first(31);
+  std::mt19937 second(31);
+  for (int i = 0; i < batches(); ++i) {
+    const StepLengths lengths = ServingStep::random_lengths(lengths_of);
+    twin.set(lengths, first);
+    step.set(lengths, second);
+    twin.clear_output();
+    step.clear_output();
+    twin.enqueue(twin_buffer, &lengths, stream.get());
+    step.enqueue(buffer, i % 2 == 0 ? &lengths : nullptr, stream.get());
+    stream.wait();
+    const ServingStep::Output expected = twin.output();
+    const ServingStep::Output got = step.output();
+    for (size_t j = 0; j < got.out.size(); ++j) {
+      if (got.out[j] == expected.out[j]) continue;  // rows of no request hold NaN in both
+      ASSERT_LE(std::fabs(bfloat16_to_float(got.out[j]) - bfloat16_to_float(expected.out[j])), kAllowed)
+          << "batch " << i;
+    }
+    for (size_t j = 0; j < got.lse.size(); ++j) {
+      if (got.lse[j] == expected.lse[j]) continue;
+      ASSERT_LE(std::fabs(got.lse[j] - expected.lse[j]), kAllowedLse * std::max(1.0f, std::fabs(expected.lse[j])))
+          << "batch " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace folio::cuda_test

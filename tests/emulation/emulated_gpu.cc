@@ -1,0 +1,87 @@
+#include <array>
+#include <cstring>
+
+#include "attention/gpu_backend.hpp"
+#include "core/error.hpp"
+#include "kernels/cuda/sm90/decode/decode_kernel.hpp"
+
+// A GPU of compute capability 9.0 and three multiprocessors in software, for attention with cuda-sm90-decode: the
+// kernel's device code through the whole API, where there is no GPU.
+namespace folio::inline v0::attention {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+class EmulatedPlanMemory final : public GpuPlanMemory {
+ public:
+  explicit EmulatedPlanMemory(const planner::PlannerConfig& config) : config_(config) {}
+  void upload(const planner::PlanView& plan, Stream) override { header_.view = plan; }
+  void plan_on_device(const BatchView& batch, Stream) override {
+    BatchView host = batch;
+    host.where = Where::kHost;
+    header_.view = planner::make_plan(config_, host, storage_);
+  }
+  void report() override {}
+  const planner::PlanImageHeader* image() const override { return &header_; }
+  uint32_t* claim_counters() const override { return counters_.get(); }
+
+ private:
+  planner::PlannerConfig config_;
+  planner::PlanStorage storage_;
+  planner::PlanImageHeader header_{};
+  std::unique_ptr<uint32_t[]> counters_ = std::make_unique<uint32_t[]>(cuda::kClaimCounters);
+};
+
+class EmulatedGpu final : public GpuBackend {
+ public:
+  int32_t num_sms() const override { return 3; }
+  int32_t compute_capability() const override { return 90; }
+  std::span<const cuda::AttentionKernel* const> kernels() const override {
+    static constexpr std::array<const cuda::AttentionKernel*, 1> kAll{&cuda::sm90::kSm90DecodeKernel};
+    return kAll;
+  }
+  std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config) const override {
+    return std::make_unique<EmulatedPlanMemory>(config);
+  }
+  void launch(const cuda::AttentionKernel& kernel, const cuda::AttentionParams& params, const cuda::LaunchShape& shape,
+              Stream stream) const override {
+    kernel.launch(params, shape, stream);
+  }
+  void synchronize(Stream) const override {}
+  void copy(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
+  void map_host_memory(void*, size_t) const override {}
+  void unmap_host_memory(void*) const noexcept override {}
+
+  void enqueue(const cuda::WriteParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::GatherParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::PagesParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::RenumberParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::CombineParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::CleanLseParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::WeighParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::PackParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::SumParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::QuantizeFp8Params&, Stream) const override { refuse(); }
+  void enqueue(const cuda::Nvfp4Params&, Stream) const override { refuse(); }
+  void enqueue(const cuda::MaxScaleParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::IndptrParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::LensParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::ListParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::DenseParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::SlotParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::ExpandParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::ShardLensParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::ConcatParams&, Stream) const override { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse() { core::fail(ErrorCode::kUnsupported, "the emulated GPU computes attention only"); }
+};
+
+}  // namespace
+
+std::shared_ptr<const GpuBackend> open_gpu(int32_t index) {
+  if (index != 0) core::fail(ErrorCode::kUnavailable, "there is one emulated GPU, number 0");
+  return std::make_shared<EmulatedGpu>();
+}
+
+}  // namespace folio::inline v0::attention

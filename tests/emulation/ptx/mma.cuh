@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "warp_emulator.hpp"
+
+/// src/ptx/mma.cuh, emulated.
+namespace folio::inline v0::ptx {
+
+inline uint16_t half_word(uint32_t word, int32_t index) {
+  return static_cast<uint16_t>(word >> 16 * index);
+}
+/// Element (row, column) of matrix `i` whose rows' addresses the lanes gave.
+inline uint16_t matrix_element(const uint32_t (*lanes)[8], int32_t i, int32_t row, int32_t column) {
+  const uint32_t address = lanes[8 * i + row][0];
+  if (address % 16 != 0) throw std::runtime_error("a matrix row is not aligned");
+  uint16_t bits;
+  std::memcpy(&bits, emulation::shared_memory() + address + 2 * column, 2);
+  return bits;
+}
+inline void load_matrices(uint32_t (&out)[4], uint32_t shared) {
+  const auto* lanes = emulation::exchange({shared});
+  const int32_t lane = emulation::thread_index().x % 32;
+  for (int32_t i = 0; i < 4; ++i) {
+    out[i] = matrix_element(lanes, i, lane / 4, lane % 4 * 2) |
+             uint32_t{matrix_element(lanes, i, lane / 4, lane % 4 * 2 + 1)} << 16;
+  }
+}
+inline void load_matrices_transposed(uint32_t (&out)[4], uint32_t shared) {
+  const auto* lanes = emulation::exchange({shared});
+  const int32_t lane = emulation::thread_index().x % 32;
+  for (int32_t i = 0; i < 4; ++i) {
+    out[i] = matrix_element(lanes, i, lane % 4 * 2, lane / 4) |
+             uint32_t{matrix_element(lanes, i, lane % 4 * 2 + 1, lane / 4)} << 16;
+  }
+}
+inline uint32_t transpose_matrix(uint32_t two) {
+  const auto* lanes = emulation::exchange({two});
+  const int32_t lane = emulation::thread_index().x % 32;
+  const int32_t row = lane % 4 * 2;
+  const int32_t column = lane / 4;
+  return half_word(lanes[4 * row + column / 2][0], column % 2) |
+         uint32_t{half_word(lanes[4 * (row + 1) + column / 2][0], column % 2)} << 16;
+}
+
+template <typename T>
+float widened(uint16_t bits);
+template <>
+inline float widened<__nv_bfloat16>(uint16_t bits) {
+  __nv_bfloat16_raw raw;
+  raw.x = bits;
+  return __bfloat162float(__nv_bfloat16(raw));
+}
+template <>
+inline float widened<__half>(uint16_t bits) {
+  __half_raw raw;
+  raw.x = bits;
+  return __half2float(__half(raw));
+}
+
+template <typename T>
+void multiply_add(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3], b0, b1});
+  const int32_t lane = emulation::thread_index().x % 32;
+  const auto element_a = [&](int32_t row, int32_t k) {
+    return widened<T>(half_word(lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2));
+  };
+  const auto element_b = [&](int32_t k, int32_t column) {
+    return widened<T>(half_word(lanes[column * 4 + k % 8 / 2][4 + k / 8], k % 2));
+  };
+  for (int32_t i = 0; i < 4; ++i) {
+    double sum = 0.0;
+    for (int32_t k = 0; k < 16; ++k) {
+      sum += static_cast<double>(element_a(lane / 4 + i / 2 * 8, k)) * element_b(k, lane % 4 * 2 + i % 2);
+    }
+    acc[i] = static_cast<float>(acc[i] + sum);
+  }
+}
+
+template <typename T>
+uint32_t pack_two(float low, float high);
+template <>
+inline uint32_t pack_two<__nv_bfloat16>(float low, float high) {
+  const auto bits = [](float x) { return static_cast<__nv_bfloat16_raw>(__float2bfloat16_rn(x)).x; };
+  return bits(low) | static_cast<uint32_t>(bits(high)) << 16;
+}
+template <>
+inline uint32_t pack_two<__half>(float low, float high) {
+  const auto bits = [](float x) { return static_cast<__half_raw>(__float2half_rn(x)).x; };
+  return bits(low) | static_cast<uint32_t>(bits(high)) << 16;
+}
+inline float exp2_approximate(float x) {
+  return std::exp2(x);
+}
+inline float reciprocal_approximate(float x) {
+  return 1.0f / x;
+}
+
+}  // namespace folio::inline v0::ptx

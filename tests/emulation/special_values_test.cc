@@ -1,0 +1,120 @@
+// What one query sees and another does not, infinities and NaN among it, on the emulated GPU.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "folio/folio.hpp"
+#include "folio/types/float_convert.hpp"
+
+namespace folio {
+namespace {
+
+constexpr int32_t kHeadDim = 64;
+constexpr int32_t kKvLen = 40;
+constexpr int32_t kPageSize = 16;
+constexpr int32_t kPages = 3;
+constexpr int32_t kGroup = 4;
+constexpr int32_t kQLen = 2;
+constexpr size_t kRow = size_t{kGroup} * kHeadDim;
+
+struct Output {
+  std::vector<float> first;   ///< of the earlier token, which does not see the last key
+  std::vector<float> second;  ///< of the later one, which does
+};
+
+/// Two query tokens, causal; of the last key's value, component 5 is `value`. Keys and values are of type `kv`.
+Output run_with(float value, DType kv) {
+  const Context context = Context::cuda(0);
+  AttentionConfig config;
+  config.num_q_heads = kGroup;
+  config.num_kv_heads = 1;
+  config.head_dim_qk = config.head_dim_v = kHeadDim;
+  config.page_size = kPageSize;
+  config.kv = config.ragged_kv = kv;
+  config.out = DType::kFloat32;
+  const AttentionOp op = prepare(context, config);
+  EXPECT_EQ(op.kernel_name(), "cuda-sm90-decode");
+  const size_t element = static_cast<size_t>(size_of(kv));
+  std::vector<uint8_t> k(element * kPages * kPageSize * kHeadDim), v(k.size());
+  const auto set = [&](std::vector<uint8_t>& to, size_t at, float x) {
+    if (element == 1) {
+      constexpr uint8_t kInfinity = 0x7c;  // of e5m2: conversions to it saturate
+      to[at] = kv == DType::kFloat8E4M3 ? float_to_fp8_e4m3(x) : (std::isinf(x) ? kInfinity : float_to_fp8_e5m2(x));
+      return;
+    }
+    const uint16_t bits = float_to_bfloat16(x);
+    std::memcpy(&to[2 * at], &bits, 2);
+  };
+  for (size_t i = 0; i < size_t{kPages} * kPageSize * kHeadDim; ++i) {
+    set(k, i, static_cast<float>(i % 7) * 0.25f - 0.75f);
+    set(v, i, static_cast<float>(i % 5) * 0.5f - 1.0f);
+  }
+  set(v, size_t{kKvLen - 1} * kHeadDim + 5, value);
+  std::vector<uint16_t> q(kQLen * kRow);
+  for (size_t i = 0; i < q.size(); ++i) q[i] = float_to_bfloat16(static_cast<float>(i % 3) * 0.5f - 0.5f);
+  std::vector<float> out(kQLen * kRow);
+
+  const int32_t cu_q[] = {0, kQLen};
+  const int32_t kv_len[] = {kKvLen};
+  const int32_t pages[] = {0, 1, 2};
+  KvSegment lengths;
+  lengths.kv_len = kv_len;
+  BatchView batch;
+  batch.num_requests = 1;
+  batch.num_tokens = kQLen;
+  batch.cu_q = cu_q;
+  batch.segments = {&lengths, 1};
+  SegmentArgs segment;
+  segment.cache = make_nhd_view({kPages, kPageSize, 1, kHeadDim, kHeadDim, kv}, k.data(), v.data());
+  segment.table.kind = PageTableKind::kDense;
+  segment.table.indices = pages;
+  segment.table.num_indices = segment.table.row_stride = kPages;
+  segment.table.num_rows = 1;
+  AttentionArgs args;
+  args.q = ConstTensorView(q.data(), DType::kBFloat16, {kQLen, kGroup, kHeadDim});
+  args.out = TensorView(out.data(), DType::kFloat32, {kQLen, kGroup, kHeadDim});
+  args.segments = {&segment, 1};
+  PlanBuffer buffer = make_plan_buffer(op);
+  const AttentionPlan plan = folio::plan(op, batch, buffer);
+  const size_t bytes = workspace_size(plan);
+  std::vector<unsigned char> memory(bytes + 256);
+  void* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
+  init_workspace(op, {aligned, workspace_size(op)});
+  run(plan, args, {aligned, bytes});
+  return {{out.begin(), out.begin() + kRow}, {out.begin() + kRow, out.end()}};
+}
+
+class EmulatedSpecialValues : public ::testing::TestWithParam<DType> {};
+
+TEST_P(EmulatedSpecialValues, ReachThoseWhoSeeThemAndNobodyElse) {
+  const Output usual = run_with(1.0f, GetParam());
+  std::vector<float> specials{std::numeric_limits<float>::quiet_NaN()};
+  if (GetParam() != DType::kFloat8E4M3) specials.push_back(std::numeric_limits<float>::infinity());
+  for (const float special : specials) {
+    const Output got = run_with(special, GetParam());
+    EXPECT_EQ(got.first, usual.first);
+    for (size_t i = 0; i < got.second.size(); ++i) {
+      if (i % kHeadDim != 5) {
+        EXPECT_EQ(got.second[i], usual.second[i]) << i;
+      } else if (std::isnan(special)) {
+        EXPECT_TRUE(std::isnan(got.second[i])) << i;
+      } else {
+        EXPECT_FALSE(std::isfinite(got.second[i])) << i;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, EmulatedSpecialValues,
+                         ::testing::Values(DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2),
+                         [](const auto& type) {
+                           return std::string(type.param == DType::kBFloat16
+                                                  ? "bfloat16"
+                                                  : (type.param == DType::kFloat8E4M3 ? "e4m3" : "e5m2"));
+                         });
+
+}  // namespace
+}  // namespace folio
