@@ -111,6 +111,24 @@ TEST(CudaCoverage, EveryMaskFeaturePageSizeAndLevelOfDeterminismIsTakenOnAGpu) {
   EXPECT_EQ(taken, 16 * 3 * 4 * 4 * 4 * 3);
 }
 
+/// Tensor cores compute all that needs no float32: head dimensions, outputs, masks.
+TEST(CudaCoverage, TensorCoresTakeEveryHeadDimAndOutputOf16BitAndFp8Inputs) {
+  for (const auto& [qk, v] : {std::pair{8, 16}, {64, 64}, {192, 128}, {256, 256}, {320, 320}, {576, 512}}) {
+    for (const DType kv : {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+      for (const DType out : kDtypes) {
+        AttentionConfig config = small_config();
+        config.head_dim_qk = qk;
+        config.head_dim_v = v;
+        config.kv = kv;
+        config.out = out;
+        config.mask = MaskKind::kCustom;
+        EXPECT_EQ(sm80::refusal(config), "");
+        EXPECT_LE(sm80::tile(config).rows, 128);
+      }
+    }
+  }
+}
+
 /// The packed format is for a CPU's vector units: the one thing that stays the CPU's.
 TEST(CudaCoverage, WhatIsRefusedSaysWhatIsOffered) {
   const auto expect = [](const std::string& text, const auto& change) {

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace folio::kernels::cuda::sm80 {
@@ -22,15 +24,20 @@ TEST(Sm80Shape, EveryDimensionUpTo256HasTheSmallestClassThatHoldsIt) {
       }
     }
   }
-  EXPECT_EQ(dim_class(264, 8), -1);
-  EXPECT_EQ(dim_class(8, 264), -1);
+  for (const auto& [qk, v] : {std::pair{264, 8}, {8, 264}, {320, 320}, {512, 512}, {576, 512}}) {
+    EXPECT_EQ(dim_class(qk, v), kLargeClass) << qk << '/' << v;
+  }
+  EXPECT_EQ(dim_class(584, 8), -1);
+  EXPECT_EQ(dim_class(8, 520), -1);
   EXPECT_EQ(dim_class(192, 128), 2);
   EXPECT_EQ(dim_class(192, 192), 3);
 }
 
 /// ldmatrix reads eight rows' equal pieces at once: they must stand in eight different groups of four banks.
 TEST(Sm80Shape, PiecesOfATileStandApartAndReadWithoutConflicts) {
-  for (const DimClass& dims : kDimClasses) {
+  std::vector<DimClass> classes(std::begin(kDimClasses), std::end(kDimClasses));
+  classes.push_back(kLargeDims);
+  for (const DimClass& dims : classes) {
     for (const int32_t dim : {dims.qk, dims.v}) {
       const int32_t pieces = dim / kPiece;
       std::set<int32_t> offsets;
@@ -91,6 +98,17 @@ TEST(Sm80Shape, ThePlannersTilesAreWholeTilesOfBothWays) {
     EXPECT_GE(rows_per_item(dims), kWarps * kNarrowRows);  // a result of each warp has its place
     EXPECT_EQ(result_stride(dims) % 32, 8);                // and rows of a quad's columns lie in different banks
   }
+}
+
+TEST(Sm80Shape, LargeDimensionsFitTheLeastSharedMemory) {
+  EXPECT_EQ(kTokens % kLargeTokens, 0);
+  EXPECT_LE(kLargeBytes, kSharedLimit);
+  EXPECT_LE(4 * kLargeRows * result_stride(kLargeDims), kLargeBytes);
+  EXPECT_EQ(result_stride(kLargeDims) % 32, 8);
+  EXPECT_EQ(kLargeScores % 128, 0);
+  EXPECT_EQ(rows_of_class(dim_class(576, 512)), kLargeRows);
+  EXPECT_EQ(rows_of_class(dim_class(128, 128)), rows_per_item({128, 128}));
+  EXPECT_EQ((kLargeRows / 16) * (kLargeTokens / 8), kWarps);  // a warp has 16 rows' scores of 8 keys
 }
 
 /// Rows' ranges of visible tokens, and what a tile needs, token by token.

@@ -34,13 +34,15 @@ bool takes_codes(const AttentionParams& params) {
 }  // namespace
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
-  static constexpr LaunchClass kFloat16[] = {launch_float16_0, launch_float16_1, launch_float16_2, launch_float16_3};
+  static constexpr LaunchClass kFloat16[] = {launch_float16_0, launch_float16_1, launch_float16_2, launch_float16_3,
+                                             launch_float16_4};
   static constexpr LaunchClass kBFloat16[] = {launch_bfloat16_0, launch_bfloat16_1, launch_bfloat16_2,
-                                              launch_bfloat16_3};
+                                              launch_bfloat16_3, launch_bfloat16_4};
   static constexpr LaunchClass kCodes[] = {launch_codes_0, launch_codes_1, launch_codes_2, launch_codes_3};
   const int32_t index = dim_class(params.head_dim_qk, params.head_dim_v);
   const DType type = compute_type(shape.q, shape.kv, shape.ragged_kv);
-  const auto* const classes = takes_codes(params) ? kCodes : (type == DType::kFloat16 ? kFloat16 : kBFloat16);
+  const auto* const classes =
+      index != kLargeClass && takes_codes(params) ? kCodes : (type == DType::kFloat16 ? kFloat16 : kBFloat16);
   classes[index](params, shape.num_workers, stream);
   if (shape.merge) launch_merge(params, shape.num_workers, stream);
 }

@@ -1,6 +1,7 @@
 #include "kernels/cuda/sm80/attention/takes.hpp"
 
 #include "core/error.hpp"
+#include "folio/types/nvfp4.hpp"
 #include "kernels/cuda/sm80/attention/shape.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm80 {
@@ -23,17 +24,24 @@ DType compute_type(DType q, DType kv, DType ragged_kv) {
 }
 
 std::string refusal(const AttentionConfig& config) {
-  for (const auto& [name, dim] : {std::pair{"head_dim_qk", config.head_dim_qk}, {"head_dim_v", config.head_dim_v}}) {
-    if (dim >= 8 && dim % 8 == 0 && dim <= 256) continue;
-    return core::message(name, " is ", dim, "; cuda-sm80 takes multiples of 8 up to 256, cuda-plain up to 576/512");
-  }
+  const auto refuse_dim = [](const char* name, int32_t dim, int32_t most) -> std::string {
+    if (dim >= 8 && dim % 8 == 0 && dim <= most) return {};
+    return core::message(name, " is ", dim, "; cuda-sm80 takes multiples of 8 up to ", most);
+  };
+  std::string why = refuse_dim("head_dim_qk", config.head_dim_qk, kLargeDims.qk);
+  if (why.empty()) why = refuse_dim("head_dim_v", config.head_dim_v, kLargeDims.v);
+  if (!why.empty()) return why;
   if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
     return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
                          "; cuda-sm80 takes fp8 and one of float16 and bfloat16; cuda-plain takes the others");
   }
-  if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
-    return core::message("out is ", config.out,
-                         "; cuda-sm80 writes float16, bfloat16, float32 and fp8; cuda-plain NVFP4 too");
+  const bool nvfp4 = config.out == DType::kFloat4E2M1x2;
+  if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32 && !nvfp4) {
+    return core::message("out is ", config.out, "; cuda-sm80 writes float16, bfloat16, float32, fp8 and NVFP4");
+  }
+  if (nvfp4 && config.head_dim_v % kNvfp4BlockSize != 0) {
+    return core::message("head_dim_v is ", config.head_dim_v, " with an NVFP4 output, which takes multiples of ",
+                         kNvfp4BlockSize);
   }
   if (config.kv_format != KvFormat::kStrided) return "kv_format is kCpuPacked; kernels on a GPU take kStrided";
   if (config.features.has(Feature::kRopeLlama)) {
@@ -45,7 +53,7 @@ std::string refusal(const AttentionConfig& config) {
 }
 
 planner::TileShape tile(const AttentionConfig& config) {
-  return {.rows = rows_per_item(kDimClasses[dim_class(config.head_dim_qk, config.head_dim_v)]), .kv_tokens = kTokens};
+  return {.rows = rows_of_class(dim_class(config.head_dim_qk, config.head_dim_v)), .kv_tokens = kTokens};
 }
 
 DType weights(const AttentionConfig& config) {
