@@ -7,10 +7,11 @@
 namespace folio::inline v0::kernels::cuda {
 
 /// Components [d, d + kMine) of a finished row, as NVFP4. A block of 16 components is 16 / kMine neighbouring lanes',
-/// the first a multiple of that number; all of them call, and of no other block's lanes anything is asked.
+/// the first a multiple of that number; all of them call, and of no other block's lanes anything is asked. Not
+/// inlined, as the callers have no registers to spare.
 template <int32_t kMine>
-__device__ __forceinline__ void store_nvfp4(const AttentionParams& params, int32_t token, int32_t q_head, int32_t d,
-                                            const float (&values)[kMine]) {
+__device__ __noinline__ void store_nvfp4(const AttentionParams& params, int32_t token, int32_t q_head, int32_t d,
+                                         const float (&values)[kMine]) {
   constexpr int32_t kLanes = kNvfp4BlockSize / kMine;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const uint32_t mask = ((1u << kLanes) - 1u) << (lane / kLanes * kLanes);
