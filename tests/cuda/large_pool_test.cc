@@ -138,8 +138,8 @@ INSTANTIATE_TEST_SUITE_P(Kernels, LargePool,
                                            Case{DType::kBFloat16, 576, 512, "cuda-sm80"},
                                            Case{DType::kBFloat16, 128, 128, "cuda-plain"},
                                            Case{DType::kBFloat16, 576, 512, "cuda-plain"}),
-                         [](const auto& info) {
-                           const Case& c = info.param;
+                         [](const auto& of_case) {
+                           const Case& c = of_case.param;
                            return std::string(c.kernel + 5) + "_" + (c.dtype == DType::kBFloat16 ? "bf16" : "e4m3") +
                                   "_" + std::to_string(c.head_dim_qk) + "_" + std::to_string(c.head_dim_v);
                          });

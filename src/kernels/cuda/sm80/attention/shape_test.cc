@@ -139,6 +139,8 @@ TEST(Sm80Shape, MasksAreAppliedWhereSomeRowDoesNotSeeSomeToken) {
       {{{37, 100}}},                     // decode with a window
       {{{0, 97}, {0, 98}, {0, 99}}},     // causal
       {{{30, 97}, {31, 98}, {32, 99}}},  // causal with a window
+      {{{0, 63}, {0, 64}}},              // the last token of a tile is one row's
+      {{{1, 64}, {0, 64}}},              // the first is
       {{{0, 64}, {0, 0}}},               // a row that sees nothing
       {{{0, 0}}},                        // no row does
       {{{0, 10}, {90, 100}}},            // ranges apart
