@@ -1,5 +1,7 @@
 #include "kernels/cuda/plain/attention/takes.hpp"
 
+#include <utility>
+
 #include "core/error.hpp"
 #include "folio/types/nvfp4.hpp"
 
