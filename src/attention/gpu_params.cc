@@ -119,6 +119,9 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   params.out_scale = args.out_scale;
   params.out_pairs = is_aligned(2 * size_of(config.out), args.out.data, size_of(config.out),
                                 {args.out.strides[0], args.out.strides[1]});
+  params.out_block_scales = static_cast<uint8_t*>(args.out_block_scale.data);
+  params.out_first_row = args.out_block_scale.first_row;
+  params.rope = {config.features.has(Feature::kRopeLlama), args.rope.theta, args.rope.scale};
   params.lse = args.lse;
   params.sm_scale = args.sm_scale;
   params.soft_cap = args.logits_soft_cap;

@@ -51,7 +51,11 @@ TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
   expect_error(ErrorCode::kUnsupported, "multiples of 8", [&] { prepare(context, odd); });
   AttentionConfig float32 = plain_config();
   float32.kv = DType::kFloat32;
-  expect_error(ErrorCode::kUnsupported, "fp8 and one of float16 and bfloat16", [&] { prepare(context, float32); });
+  EXPECT_EQ(prepare(context, float32).kernel_name(), "cuda-plain");
+  PrepareOptions fast;
+  fast.force_kernel = "cuda-sm80";
+  expect_error(ErrorCode::kUnsupported, "fp8 and one of float16 and bfloat16; cuda-plain takes the others",
+               [&] { prepare(context, float32, fast); });
   PrepareOptions forced;
   forced.force_kernel = "generic";
   expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-sm80, cuda-plain",

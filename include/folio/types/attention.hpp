@@ -171,7 +171,7 @@ struct SegmentArgs {
 /// Rotary embedding inside the kernel (Feature::kRopeLlama): components d and d + head_dim_qk / 2 of queries and keys
 /// are turned by position / scale * theta^(-2 d / head_dim_qk) radians (NeoX halves; Su et al., "RoFormer",
 /// arXiv:2104.09864). Positions are the sequence's, of queries and keys alike; the cache holds keys that are not
-/// turned. The generic kernels apply it, in float32 from float64 angles; others refuse.
+/// turned. The generic kernels and cuda-plain apply it, in float32 from float64 angles; others refuse.
 struct RopeArgs {
   float theta = 1e4f;  ///< finite, positive
   float scale = 1.0f;  ///< divides positions; finite, positive

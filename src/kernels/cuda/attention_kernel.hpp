@@ -41,6 +41,13 @@ struct SegmentParams {
   bool wide = false;  ///< every head of every token begins at a multiple of eight elements' size
 };
 
+/// Feature::kRopeLlama; see RopeArgs.
+struct RopeParams {
+  bool on = false;
+  float theta = 1.0f;
+  float scale = 1.0f;
+};
+
 /// One layer's launch. Copied into the kernel's parameters, so that a captured graph needs nothing of the host's.
 struct AttentionParams {
   const planner::PlanImageHeader* plan = nullptr;
@@ -62,8 +69,11 @@ struct AttentionParams {
   void* out = nullptr;
   int64_t out_token_stride = 0;
   int64_t out_head_stride = 0;
-  Scale out_scale;         ///< out is fp8: per tensor, divides
+  Scale out_scale;         ///< out is fp8: per tensor, divides; NVFP4: the global scale factor, multiplies
   bool out_pairs = false;  ///< two neighbouring components may be written at once: address and strides allow it
+  uint8_t* out_block_scales = nullptr;  ///< out is NVFP4; see BlockScaleArgs
+  int64_t out_first_row = 0;
+  RopeParams rope;
   LseView lse;
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;

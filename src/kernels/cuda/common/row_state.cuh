@@ -85,9 +85,14 @@ __device__ inline void write_lse(const AttentionParams& params, int32_t token, i
       static_cast<float>(params.lse.base == LseBase::k2 ? lse2 : lse2 * kLn2);
 }
 
+__device__ inline float row_value(const RowEnd& end, float acc) {
+  return end.empty ? 0.0f : acc * end.factor + 0.0f;
+}
+
+/// A component of a row, of any type but NVFP4.
 __device__ inline void write_out(const AttentionParams& params, int32_t token, int32_t q_head, int32_t d, float acc,
                                  const RowEnd& end) {
-  const float value = end.empty ? 0.0f : acc * end.factor + 0.0f;
+  const float value = row_value(end, acc);
   const int64_t at = token * params.out_token_stride + q_head * params.out_head_stride + d;
   switch (params.out_dtype) {
     case DType::kFloat16: static_cast<__half*>(params.out)[at] = __float2half_rn(value); break;

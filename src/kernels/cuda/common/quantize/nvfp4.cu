@@ -1,3 +1,4 @@
+#include "kernels/cuda/common/e2m1.cuh"
 #include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
@@ -6,7 +7,6 @@ namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
-constexpr float kLargestE2m1 = 6.0f;
 constexpr int32_t kHalfBlock = kNvfp4BlockSize / 2;
 
 /// The place of a block of 16 values.
@@ -25,30 +25,6 @@ __device__ BlockPlace place_of(const Nvfp4Params& params, uint32_t block) {
           params.scales + nvfp4_scale_index(params.first_row + at.token, at.head * per_head + at.piece,
                                             params.sizes.split.per_token.divisor())};
 }
-
-/// What magnitudes times a block's scale lie at or above for each code from 1 on, as bits, which are ordered as the
-/// values are. Midpoints of codes times a scale of four bits are exact, so that comparing with them decides as dividing
-/// and rounding does; a tie belongs to the even code, so that for odd codes the limit is the next number above.
-struct Limits {
-  uint32_t from[8];
-  __device__ explicit Limits(float scale) {
-    constexpr float kMidpoints[8] = {0.0f, 0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
-#pragma unroll
-    for (int32_t code = 1; code < 8; ++code) {
-      from[code] = __float_as_uint(__fmul_rn(kMidpoints[code], scale)) + code % 2;
-    }
-  }
-  /// The code of a value, no NaN, that is still to be divided by the scale.
-  __device__ uint32_t code(float value) const {
-    const uint32_t magnitude = __float_as_uint(value) & 0x7fffffffu;
-    const bool four = magnitude >= from[4];
-    const bool two = magnitude >= (four ? from[6] : from[2]);
-    const uint32_t low = two ? from[3] : from[1];
-    const uint32_t high = two ? from[7] : from[5];
-    const bool one = magnitude >= (four ? high : low);
-    return (four ? 4u : 0u) + (two ? 2u : 0u) + (one ? 1u : 0u) + (__float_as_uint(value) >> 28 & 8u);
-  }
-};
 
 /// The three bits of a magnitude stand at the exponent's lowest bits and the mantissa's highest, which is the value
 /// times 2^-126: one multiplication puts normals and the one subnormal right.
@@ -77,15 +53,14 @@ __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__
     uint32_t largest = 0;  // of magnitudes' bits: a NaN's stand above all
 #pragma unroll
     for (int32_t i = 0; i < kNvfp4BlockSize; ++i) largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
-    const float wanted = __fdiv_rn(params.global_scale * __uint_as_float(largest), kLargestE2m1);
-    const auto stored = static_cast<uint8_t>(narrow::floats_to_e4m3(wanted, 0.0f));
+    const uint8_t stored = e2m1_scale(__uint_as_float(largest), params.global_scale);
     *place.scale = stored;
     const float scale = fp8_e4m3_to_float(stored);
     uint32_t words[2] = {};
     if (isnan(scale)) {
       words[0] = words[1] = 0x77777777u;
     } else if (scale != 0.0f) {
-      const Limits limits(scale);
+      const E2m1Limits limits(scale);
 #pragma unroll
       for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
         words[i / 8] |= limits.code(x[i] * params.global_scale) << i % 8 * 4;

@@ -1,18 +1,19 @@
+#include "kernels/cuda/plain/attention/launch.hpp"
+
 #include <cuda_runtime.h>
 
 #include "core/error.hpp"
 #include "kernels/cuda/common/merge.hpp"
 #include "kernels/cuda/plain/attention/attend.cuh"
-#include "kernels/cuda/plain/attention/launch.hpp"
 
 namespace folio::inline v0::kernels::cuda::plain {
 namespace {
 
-template <typename T>
+template <int32_t Parts>
 __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_constant__ AttentionParams params) {
   extern __shared__ __align__(16) unsigned char dynamic[];
   __shared__ RowInfo rows;
-  Worker<T>(params, dynamic, rows).run(static_cast<int32_t>(blockIdx.x));
+  Worker<Parts>(params, DynamicMemory(dynamic, params), rows).run(static_cast<int32_t>(blockIdx.x));
 }
 
 void check(cudaError_t status) {
@@ -24,15 +25,13 @@ void check(cudaError_t status) {
 }  // namespace
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
-  const auto native = static_cast<cudaStream_t>(stream.handle);
-  const int32_t elements =
-      (kRows + kTokens) * (params.head_dim_qk + kRowPadding) + kTokens * (params.head_dim_v + kRowPadding);
-  const size_t shared_bytes = static_cast<size_t>(elements) * sizeof(__half);
-  if (shape.q == DType::kFloat16) {
-    attend_kernel<__half><<<shape.num_workers, kThreads, shared_bytes, native>>>(params);
-  } else {
-    attend_kernel<__nv_bfloat16><<<shape.num_workers, kThreads, shared_bytes, native>>>(params);
+  auto* const kernel = params.head_dim_v <= kThreads ? attend_kernel<1> : attend_kernel<2>;
+  const int32_t bytes = dynamic_bytes(params);
+  constexpr int32_t kAlwaysGranted = 48 * 1024;
+  if (bytes + static_cast<int32_t>(sizeof(RowInfo)) > kAlwaysGranted) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   }
+  kernel<<<shape.num_workers, kThreads, bytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
   check(cudaGetLastError());
   if (shape.merge) launch_merge(params, shape.num_workers, stream);
 }

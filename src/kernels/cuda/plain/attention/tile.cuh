@@ -1,44 +1,82 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include <algorithm>
 
-#include <cstdint>
-
+#include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/row_state.cuh"
 
-/// Sizes and element access.
+/// Sizes, and what shared memory holds.
 namespace folio::inline v0::kernels::cuda::plain {
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kWarps = kThreads / 32;
 constexpr int32_t kRows = 16;    ///< most packed rows of an item
 constexpr int32_t kTokens = 32;  ///< keys of a tile: one for each lane
-constexpr int32_t kMaxHeadDim = 256;
-constexpr int32_t kRowPadding = 2;  ///< elements between rows in shared memory, so that lanes meet different banks
+constexpr int32_t kPairs = 32;   ///< components d and d + head_dim_qk / 2 of a tile's keys that are there at a time
+constexpr int32_t kKeyStride = 2 * kPairs + 1;  ///< one more, so that lanes meet different banks
+constexpr int64_t kUnread = INT64_MIN;          ///< a token that no row sees: its memory may hold anything
 
-__device__ inline float to_float(__half value) {
-  return __half2float(value);
-}
-__device__ inline float to_float(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
-__device__ inline float2 to_float2(__half2 value) {
-  return __half22float2(value);
-}
-__device__ inline float2 to_float2(__nv_bfloat162 value) {
-  return __bfloat1622float2(value);
+/// What is known of each row of an item and of each token of a tile.
+struct RowInfo {
+  int64_t position[kRows];
+  int64_t mask_bit[kRows];       ///< custom mask: local token j stands at bit mask_bit + j,
+  int32_t mask_begin[kRows];     ///< if j >= mask_begin; earlier tokens are visible
+  int32_t visible_begin[kRows];  ///< local tokens
+  int32_t visible_end[kRows];
+  float logit_scale[kRows];  ///< to natural units
+  float value_scale[kRows];
+  float alibi_slope[kRows];
+  float max[kRows];
+  float sum[kRows];
+  float saved_max[kRows];
+  float saved_sum[kRows];
+  float rescale[kRows];     ///< what was accumulated before the tile; folding: before the item
+  float here[kRows];        ///< folding: what the item has accumulated
+  uint32_t visible[kRows];  ///< of this tile's keys
+  float p[kRows][kTokens];
+  int64_t key[kTokens];  ///< element, or kUnread
+  int64_t value[kTokens];
+};
+
+/// What depends on the head dimensions: float32 queries [kRows][head_dim_qk], turned where that is asked for, which
+/// give way to results [kRows][head_dim_v]; pairs of the tile's keys [kTokens][kKeyStride]; and, for the turning,
+/// quarter turns a position of each pair.
+struct DynamicMemory {
+  double* quarter_turns;
+  float* q;
+  float* k;
+
+  __device__ DynamicMemory(unsigned char* memory, const AttentionParams& params)
+      : quarter_turns(reinterpret_cast<double*>(memory)),
+        q(reinterpret_cast<float*>(quarter_turns + (params.rope.on ? params.head_dim_qk / 2 : 0))),
+        k(q + kRows * max(params.head_dim_qk, params.head_dim_v)) {}
+};
+inline int32_t dynamic_bytes(const AttentionParams& params) {
+  const int32_t floats = kRows * std::max(params.head_dim_qk, params.head_dim_v) + kTokens * kKeyStride;
+  return 4 * floats + (params.rope.on ? 8 * (params.head_dim_qk / 2) : 0);
 }
 
-template <typename T>
-struct Pair;
-template <>
-struct Pair<__half> {
-  using Type = __half2;
-};
-template <>
-struct Pair<__nv_bfloat16> {
-  using Type = __nv_bfloat162;
-};
+/// The bits of an element of any type, and what they mean. Apart, so that several loads can be under way.
+__device__ __forceinline__ uint32_t load_bits(const void* data, DType dtype, int64_t index) {
+  switch (size_of(dtype)) {
+    case 1: return static_cast<const uint8_t*>(data)[index];
+    case 2: return static_cast<const uint16_t*>(data)[index];
+    default: return static_cast<const uint32_t*>(data)[index];
+  }
+}
+__device__ __forceinline__ float decode_bits(uint32_t bits, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16: return narrow::half_to_float(static_cast<uint16_t>(bits));
+    case DType::kBFloat16: return __uint_as_float(bits << 16);
+    case DType::kFloat8E5M2: return narrow::half_to_float(static_cast<uint16_t>(bits << 8));
+    case DType::kFloat8E4M3: {
+      // As a float32 with this exponent and mantissa, 2^120 times smaller, subnormal numbers included.
+      const float value = __uint_as_float((bits & 0x7fu) << 20) * 0x1p+120f;
+      const uint32_t magnitude = (bits & 0x7fu) == 0x7fu ? 0x7fc00000u : __float_as_uint(value);
+      return __uint_as_float(magnitude | (bits & 0x80u) << 24);
+    }
+    default: return __uint_as_float(bits);
+  }
+}
 
 }  // namespace folio::inline v0::kernels::cuda::plain

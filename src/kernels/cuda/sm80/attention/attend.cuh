@@ -70,32 +70,37 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
   }
 }
 
-/// Enqueues the kernel of one element type and dimension class.
-template <typename T, int32_t DimQk, int32_t DimV, bool Codes = false>
-void launch_class(const AttentionParams& params, int32_t num_workers, Stream stream) {
-  constexpr DimClass kDims{DimQk, DimV};
-  constexpr int32_t kBytes = tile_bytes(kDims) + static_cast<int32_t>(sizeof(RowInfo<rows_per_item(kDims)>));
-  auto* const kernel = attend_kernel<T, DimQk, DimV, Codes>;
+/// Enqueues a kernel with `bytes` of shared memory. `Kernel` is a parameter of the template, so that each has its mark.
+template <auto Kernel>
+void launch_kernel(const AttentionParams& params, int32_t num_workers, int32_t bytes, Stream stream) {
   static std::atomic<uint64_t> allowed{0};  // a bit for each of the first 64 devices
   int device = 0;
   cudaError_t status = cudaGetDevice(&device);
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
   if (status == cudaSuccess && (allowed.load(std::memory_order_relaxed) & bit) == 0) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    status = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     // Two thread blocks of a multiprocessor need more shared memory than the driver would set aside for one.
     if (status == cudaSuccess) {
       status =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+          cudaFuncSetAttribute(Kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     }
     if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
   }
   if (status == cudaSuccess) {
-    kernel<<<num_workers, kThreads, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
+    Kernel<<<num_workers, kThreads, bytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
     status = cudaGetLastError();
   }
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching cuda-sm80: ", cudaGetErrorString(status));
   }
+}
+
+/// Enqueues the kernel of one element type and dimension class.
+template <typename T, int32_t DimQk, int32_t DimV, bool Codes = false>
+void launch_class(const AttentionParams& params, int32_t num_workers, Stream stream) {
+  constexpr DimClass kDims{DimQk, DimV};
+  constexpr int32_t kBytes = tile_bytes(kDims) + static_cast<int32_t>(sizeof(RowInfo<rows_per_item(kDims)>));
+  launch_kernel<attend_kernel<T, DimQk, DimV, Codes>>(params, num_workers, kBytes, stream);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

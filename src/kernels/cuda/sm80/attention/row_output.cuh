@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/common/nvfp4_row.cuh"
 #include "kernels/cuda/sm80/attention/softmax.cuh"
 
 /// How items end: states go from registers to shared memory, are joined, folded into the chain's and written.
@@ -60,10 +61,12 @@ __device__ __forceinline__ void write_four(const AttentionParams& params, int64_
   }
 }
 
-/// A warp's rows to `results` [result][stride] and rows.result. Nobody uses the tiles any more.
-template <int32_t DimV, int32_t RowTiles, int32_t Rows>
-__device__ __forceinline__ void keep_results(const RowState<RowTiles>& state, const float (&acc)[RowTiles][DimV / 8][4],
-                                             int32_t first_row, int32_t column, float* results, RowInfo<Rows>& rows) {
+/// A warp's rows to `results` [result][stride] and rows.result. Nobody uses the tiles any more. `column` is the lane's
+/// first.
+template <int32_t DimV, int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
+__device__ __forceinline__ void keep_results(const RowState<RowTiles>& state,
+                                             const float (&acc)[RowTiles][ColumnTiles][4], int32_t first_row,
+                                             int32_t column, float* results, RowInfo<Rows>& rows) {
   constexpr int32_t kStride = result_stride({DimV, DimV});
 #pragma unroll
   for (int32_t m = 0; m < RowTiles; ++m) {
@@ -71,7 +74,7 @@ __device__ __forceinline__ void keep_results(const RowState<RowTiles>& state, co
     for (int32_t h = 0; h < 2; ++h) {
       const int32_t row = first_row + 16 * m + 8 * h;
 #pragma unroll
-      for (int32_t n = 0; n < DimV / 8; ++n) {
+      for (int32_t n = 0; n < ColumnTiles; ++n) {
         *reinterpret_cast<float2*>(results + row * kStride + 8 * n + column) =
             float2{acc[m][n][2 * h], acc[m][n][2 * h + 1]};
       }
@@ -199,9 +202,14 @@ __device__ __forceinline__ void finish_rows(const AttentionParams& params, RowIn
       *reinterpret_cast<float4*>(params.partial_acc + ending.at + d) = value;
     } else {
       if (ending.factor < 0.0f) value = {};
-      write_four(params, ending.at + d,
-                 {value.x * ending.factor + 0.0f, value.y * ending.factor + 0.0f, value.z * ending.factor + 0.0f,
-                  value.w * ending.factor + 0.0f});
+      const float4 out{value.x * ending.factor + 0.0f, value.y * ending.factor + 0.0f, value.z * ending.factor + 0.0f,
+                       value.w * ending.factor + 0.0f};
+      if (params.out_dtype == DType::kFloat4E2M1x2) {
+        const RowPlace at = row_place(params, item, row);
+        store_nvfp4<4>(params, at.token, at.q_head, d, {out.x, out.y, out.z, out.w});
+      } else {
+        write_four(params, ending.at + d, out);
+      }
     }
   }
 }

@@ -257,31 +257,31 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& params, cons
   }
 }
 
-/// Keys or values of a tile of the wide way, by the thread block; of those that no row sees, zeros. `whole`: all tokens
-/// are seen, and pieces may be copied as they are.
-template <typename T, int32_t Dim>
+/// Keys or values of a tile that warps share, by the thread block, to rows of `Pitch` elements; of those that no row
+/// sees, zeros. `whole`: all tokens are seen, and pieces may be copied as they are.
+template <typename T, int32_t Dim, int32_t Tokens = kWideTokens, int32_t Pitch = Dim>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenOffsets* tokens, int64_t TokenOffsets::*half,
                                           const PieceSource& source, int32_t head_dim, bool whole, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
-  constexpr int32_t kCopies = kWideTokens * kPieces / kThreads;
-  static_assert(kCopies * kThreads == kWideTokens * kPieces);
+  constexpr int32_t kCopies = Tokens * kPieces / kThreads;
+  static_assert(kCopies * kThreads == Tokens * kPieces);
   if (whole && head_dim == Dim) {
 #pragma unroll
     for (int32_t i = 0; i < kCopies; ++i) {
       const int32_t row = (i * kThreads + thread) / kPieces;
       const int32_t piece = (i * kThreads + thread) % kPieces;
-      ptx::copy_16_async(tile + piece_offset(Dim, row, piece),
+      ptx::copy_16_async(tile + piece_offset(Pitch, row, piece),
                          static_cast<const T*>(source.data) + tokens[row].*half + piece * kPiece);
     }
     return;
   }
 #pragma unroll 1
-  for (int32_t i = thread; i < kWideTokens * kPieces; i += kThreads) {
+  for (int32_t i = thread; i < Tokens * kPieces; i += kThreads) {
     const int32_t row = i / kPieces;
     const int32_t d = i % kPieces * kPiece;
     const int64_t offset = tokens[row].*half;
     const bool valid = offset != kUnseen && d < head_dim;
-    copy_any_piece<T>(tile + piece_offset(Dim, row, i % kPieces), source, valid ? offset + d : 0, valid);
+    copy_any_piece<T>(tile + piece_offset(Pitch, row, i % kPieces), source, valid ? offset + d : 0, valid);
   }
 }
 

@@ -23,14 +23,18 @@ struct DimClass {
 };
 constexpr DimClass kDimClasses[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
 
-/// Index of the smallest class that holds the dimensions, or -1.
+/// Those beyond: a kernel of their own (large.cuh), for values that lie inside keys before all.
+constexpr DimClass kLargeDims{576, 512};
+constexpr int32_t kLargeClass = 4;
+
+/// Index of the smallest class that holds the dimensions, kLargeClass, or -1.
 constexpr int32_t dim_class(int32_t head_dim_qk, int32_t head_dim_v) {
   int32_t index = 0;
   for (const DimClass& dims : kDimClasses) {
     if (head_dim_qk <= dims.qk && head_dim_v <= dims.v) return index;
     ++index;
   }
-  return -1;
+  return head_dim_qk <= kLargeDims.qk && head_dim_v <= kLargeDims.v ? kLargeClass : -1;
 }
 
 /// Row tiles of 16 that a warp has in the wide way: two share what is read of keys and values, where registers allow.
@@ -79,6 +83,18 @@ constexpr int32_t tile_bytes(const DimClass& dims) {
   const int32_t tiles = wide > narrow ? wide : narrow;
   const int32_t results = result_bytes(dims);  // takes the tiles' place
   return tiles > results ? tiles : results;
+}
+
+/// The kernel of large dimensions: queries, a ring of tiles (or keys and values of one), scores, which warps exchange.
+constexpr int32_t kLargeRows = 32;
+constexpr int32_t kLargeTokens = 16;       ///< of a tile
+constexpr int32_t kLargeStages = 3;        ///< tiles in shared memory
+constexpr int32_t kLargeScoreStride = 24;  ///< rows begin in different banks for a half of a warp
+constexpr int32_t kLargeScores = 2 * (kLargeRows + kLargeStages * kLargeTokens) * kLargeDims.qk;  ///< byte offset
+constexpr int32_t kLargeBytes = kLargeScores + 4 * kLargeRows * kLargeScoreStride;
+/// Most packed rows of an item.
+constexpr int32_t rows_of_class(int32_t index) {
+  return index == kLargeClass ? kLargeRows : rows_per_item(kDimClasses[index]);
 }
 
 /// Byte offset of 16-byte piece `piece` of row `row` in a tile of `dim` 16-bit elements a row: pieces change places

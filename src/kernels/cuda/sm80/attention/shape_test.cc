@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace folio::kernels::cuda::sm80 {
@@ -22,15 +24,20 @@ TEST(Sm80Shape, EveryDimensionUpTo256HasTheSmallestClassThatHoldsIt) {
       }
     }
   }
-  EXPECT_EQ(dim_class(264, 8), -1);
-  EXPECT_EQ(dim_class(8, 264), -1);
+  for (const auto& [qk, v] : {std::pair{264, 8}, {8, 264}, {320, 320}, {512, 512}, {576, 512}}) {
+    EXPECT_EQ(dim_class(qk, v), kLargeClass) << qk << '/' << v;
+  }
+  EXPECT_EQ(dim_class(584, 8), -1);
+  EXPECT_EQ(dim_class(8, 520), -1);
   EXPECT_EQ(dim_class(192, 128), 2);
   EXPECT_EQ(dim_class(192, 192), 3);
 }
 
 /// ldmatrix reads eight rows' equal pieces at once: they must stand in eight different groups of four banks.
 TEST(Sm80Shape, PiecesOfATileStandApartAndReadWithoutConflicts) {
-  for (const DimClass& dims : kDimClasses) {
+  std::vector<DimClass> classes(std::begin(kDimClasses), std::end(kDimClasses));
+  classes.push_back(kLargeDims);
+  for (const DimClass& dims : classes) {
     for (const int32_t dim : {dims.qk, dims.v}) {
       const int32_t pieces = dim / kPiece;
       std::set<int32_t> offsets;
@@ -93,6 +100,17 @@ TEST(Sm80Shape, ThePlannersTilesAreWholeTilesOfBothWays) {
   }
 }
 
+TEST(Sm80Shape, LargeDimensionsFitTheLeastSharedMemory) {
+  EXPECT_EQ(kTokens % kLargeTokens, 0);
+  EXPECT_LE(kLargeBytes, kSharedLimit);
+  EXPECT_LE(4 * kLargeRows * result_stride(kLargeDims), kLargeBytes);
+  EXPECT_EQ(result_stride(kLargeDims) % 32, 8);
+  EXPECT_EQ(kLargeScores % 128, 0);
+  EXPECT_EQ(rows_of_class(dim_class(576, 512)), kLargeRows);
+  EXPECT_EQ(rows_of_class(dim_class(128, 128)), rows_per_item({128, 128}));
+  EXPECT_EQ((kLargeRows / 16) * (kLargeTokens / 8), kWarps);  // a warp has 16 rows' scores of 8 keys
+}
+
 /// Rows' ranges of visible tokens, and what a tile needs, token by token.
 struct Ranges {
   std::vector<std::pair<int32_t, int32_t>> rows;
@@ -121,6 +139,8 @@ TEST(Sm80Shape, MasksAreAppliedWhereSomeRowDoesNotSeeSomeToken) {
       {{{37, 100}}},                     // decode with a window
       {{{0, 97}, {0, 98}, {0, 99}}},     // causal
       {{{30, 97}, {31, 98}, {32, 99}}},  // causal with a window
+      {{{0, 63}, {0, 64}}},              // the last token of a tile is one row's
+      {{{1, 64}, {0, 64}}},              // the first is
       {{{0, 64}, {0, 0}}},               // a row that sees nothing
       {{{0, 0}}},                        // no row does
       {{{0, 10}, {90, 100}}},            // ranges apart

@@ -7,26 +7,11 @@
 #include "kernels/cuda/common/merge.hpp"
 #include "kernels/cuda/sm80/attention/launch.hpp"
 #include "kernels/cuda/sm80/attention/shape.hpp"
+#include "kernels/cuda/sm80/attention/takes.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm80 {
 
 namespace {
-
-bool is_16_bit(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-/// The 16-bit type that everything is widened to: the one among the inputs', bfloat16 where all are fp8; kUnset where
-/// inputs are of two 16-bit types, or of others.
-DType compute_type(DType q, DType kv, DType ragged_kv) {
-  DType type = DType::kUnset;
-  for (const DType input : {q, kv, ragged_kv}) {
-    if (is_fp8(input)) continue;
-    if (!is_16_bit(input) || (type != DType::kUnset && type != input)) return DType::kUnset;
-    type = input;
-  }
-  return type == DType::kUnset ? DType::kBFloat16 : type;
-}
 
 /// Whether a segment's keys and values are e4m3 and can be copied 16 codes at a time.
 bool has_codes(const SegmentParams& segment) {
@@ -49,47 +34,18 @@ bool takes_codes(const AttentionParams& params) {
 }  // namespace
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
-  static constexpr LaunchClass kFloat16[] = {launch_float16_0, launch_float16_1, launch_float16_2, launch_float16_3};
+  static constexpr LaunchClass kFloat16[] = {launch_float16_0, launch_float16_1, launch_float16_2, launch_float16_3,
+                                             launch_float16_4};
   static constexpr LaunchClass kBFloat16[] = {launch_bfloat16_0, launch_bfloat16_1, launch_bfloat16_2,
-                                              launch_bfloat16_3};
+                                              launch_bfloat16_3, launch_bfloat16_4};
   static constexpr LaunchClass kCodes[] = {launch_codes_0, launch_codes_1, launch_codes_2, launch_codes_3};
   const int32_t index = dim_class(params.head_dim_qk, params.head_dim_v);
   const DType type = compute_type(shape.q, shape.kv, shape.ragged_kv);
-  const auto* const classes = takes_codes(params) ? kCodes : (type == DType::kFloat16 ? kFloat16 : kBFloat16);
+  const auto* const classes =
+      index != kLargeClass && takes_codes(params) ? kCodes : (type == DType::kFloat16 ? kFloat16 : kBFloat16);
   classes[index](params, shape.num_workers, stream);
   if (shape.merge) launch_merge(params, shape.num_workers, stream);
 }
-
-namespace {
-
-std::string refusal(const AttentionConfig& config) {
-  for (const auto& [name, dim] : {std::pair{"head_dim_qk", config.head_dim_qk}, {"head_dim_v", config.head_dim_v}}) {
-    if (dim >= 8 && dim % 8 == 0 && dim <= 256) continue;
-    return core::message(name, " is ", dim, "; cuda-sm80 takes multiples of 8 up to 256");
-  }
-  if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
-    return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
-                         "; cuda-sm80 takes fp8 and one of float16 and bfloat16");
-  }
-  if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
-    return core::message("out is ", config.out, "; cuda-sm80 writes float16, bfloat16, float32 and fp8");
-  }
-  if (config.kv_format != KvFormat::kStrided) return "kv_format is kCpuPacked; kernels on a GPU take kStrided";
-  if (config.features.has(Feature::kRopeLlama)) {
-    return "Feature::kRopeLlama is asked for; cuda-sm80 applies no rotary embedding: rotate q and K before the call";
-  }
-  return {};
-}
-
-planner::TileShape tile(const AttentionConfig& config) {
-  return {.rows = rows_per_item(kDimClasses[dim_class(config.head_dim_qk, config.head_dim_v)]), .kv_tokens = kTokens};
-}
-
-DType weights(const AttentionConfig& config) {
-  return compute_type(config.q, config.kv, config.ragged_kv);
-}
-
-}  // namespace
 
 const AttentionKernel kSm80Kernel{.name = "cuda-sm80",
                                   .min_compute_capability = 80,

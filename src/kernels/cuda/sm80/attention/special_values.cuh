@@ -73,25 +73,25 @@ __device__ __forceinline__ void from_local(const LocalSums<RowTiles, ColumnTiles
   }
 }
 
-/// Adds them to the rows that see them.
-template <typename T, int32_t Dim, int32_t RowTiles, int32_t Rows>
+/// Adds them to the rows that see them. Tiles of 8 columns from `first_column_tile` on are the warp's.
+template <typename T, int32_t Dim, int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
 __device__ __forceinline__ void add_special(const AttentionParams& params, const RowInfo<Rows>& rows, uint32_t tile,
                                             int32_t first_token, int32_t count, int32_t first_row,
-                                            float (&acc)[RowTiles][Dim / 8][4]) {
+                                            float (&acc)[RowTiles][ColumnTiles][4], int32_t first_column_tile = 0) {
   const int32_t column = 2 * (static_cast<int32_t>(threadIdx.x) % 4);
-  LocalSums<RowTiles, Dim / 8> storage;
+  LocalSums<RowTiles, ColumnTiles> storage;
   auto* const sums = to_local(acc, storage);
 #pragma unroll 1
   for (int32_t i = 0; i < count; ++i) {
 #pragma unroll 1
-    for (int32_t n = 0; n < Dim / 8; ++n) {
-      const uint32_t pair = ptx::load_4(tile + piece_offset(Dim, i, n) + 2 * column);
+    for (int32_t n = 0; n < ColumnTiles; ++n) {
+      const uint32_t pair = ptx::load_4(tile + piece_offset(Dim, i, first_column_tile + n) + 2 * column);
       const uint32_t special = special_halves<T>(pair);
       if (special == 0) continue;
 #pragma unroll 1
       for (int32_t r = 0; r < 2 * RowTiles; ++r) {
         if (!sees(params, rows, first_row + 8 * r, first_token + i)) continue;
-        float* const two = &sums->x[(r / 2 * (Dim / 8) + n) * 4 + r % 2 * 2];
+        float* const two = &sums->x[(r / 2 * ColumnTiles + n) * 4 + r % 2 * 2];
         if ((special & 1) != 0) two[0] += half_of<T>(pair, 0);
         if ((special & 2) != 0) two[1] += half_of<T>(pair, 1);
       }
