@@ -123,6 +123,8 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
     if (options.num_workers == 0) num_workers *= chosen.gpu->workers_per_sm;
     state.gpu_kernel = chosen.gpu;
     state.planner = planner_config(resolved, *chosen.gpu, options, num_workers);
+    state.planner.start_row_cost = chosen.gpu->start_row_cost;
+    state.planner.start_free_rows = chosen.gpu->start_free_rows;
   } else {
     state.kernel = chosen.cpu;
     state.planner = planner_config(resolved, *chosen.cpu, options, num_workers);

@@ -78,6 +78,11 @@ void check_config(const PlannerConfig& config) {
     refuse("tile_cost is ", config.tile_cost, " and row_cost ", config.row_cost,
            "; they are 0 or more, not both 0, and a whole tile costs at most 2^31 - 1");
   }
+  if (config.start_row_cost < 0 || config.start_free_rows < 0 ||
+      int64_t{config.tile.rows} * config.start_row_cost > kMaxInt32) {
+    refuse("start_row_cost is ", config.start_row_cost, " and start_free_rows ", config.start_free_rows,
+           "; they are 0 or more, and a whole tile's start costs at most 2^31 - 1");
+  }
   if (config.determinism >= Determinism::kBatchInvariant &&
       (config.fixed_split_tokens < 1 || config.fixed_split_tokens % config.tile.kv_tokens != 0)) {
     refuse("fixed_split_tokens is ", config.fixed_split_tokens, "; it must be a positive multiple of the tile's ",

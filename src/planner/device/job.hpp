@@ -49,6 +49,8 @@ struct PlanInput {
   int32_t fixed_split_tokens;  ///< 0: splits are not fixed
   int32_t tile_cost;
   int32_t row_cost;
+  int32_t start_row_cost;
+  int32_t start_free_rows;
   int64_t fixed_split_budget;
   DeviceScratchSizes scratch;  ///< for a batch with these counts
   PlanImageLayout layout;
