@@ -128,7 +128,8 @@ TEST_F(CudaTest, AScaleOfZeroGivesTheMeanOfTheValues) {
       const int32_t token = key - (kKeys - kTokens);
       if (token < 0) continue;
       for (int32_t head = 0; head < kQHeads; ++head) {
-        const auto at = static_cast<size_t>((token * kQHeads + head) * kHeadDim + d);
+        const auto row = static_cast<size_t>(token) * kQHeads + static_cast<size_t>(head);
+        const size_t at = row * kHeadDim + static_cast<size_t>(d);
         ASSERT_NEAR(bfloat16_to_float(out[at]), sum / (key + 1), 0.004) << token << ", " << head << ", " << d;
       }
     }
