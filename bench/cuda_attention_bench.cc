@@ -142,6 +142,7 @@ int main(int argc, char** argv) {
                                     {"decode 1x131072", {131072}, 1},
                                     {"decode 1x4096", {4096}, 1},
                                     {"verify 64x4096x4", std::vector<int32_t>(64, 4096), 4},
+                                    {"prefill 8x4096", std::vector<int32_t>(8, 4096), 4096},
                                     {"prefill 1x8192", {8192}, 8192},
                                     {"prefill 1x16384", {16384}, 16384},
                                     {"append 8x512", std::vector<int32_t>(8, 8704), 512}};

@@ -22,10 +22,12 @@ class DeviceBytes {
   explicit DeviceBytes(size_t bytes, int fill = 0) : bytes_(bytes) {
     check(cudaMalloc(&data_, bytes));
     check(cudaMemset(data_, fill, bytes));
+    check(cudaStreamSynchronize(nullptr));  // streams that do not wait for the default one write here next
   }
   template <typename T>
   explicit DeviceBytes(const std::vector<T>& values) : DeviceBytes(values.size() * sizeof(T)) {
     check(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice));
+    check(cudaStreamSynchronize(nullptr));
   }
   ~DeviceBytes() { static_cast<void>(cudaFree(data_)); }
   DeviceBytes(const DeviceBytes&) = delete;

@@ -97,7 +97,6 @@ planner::PlannerConfig planner_config(const AttentionConfig& config, const Kerne
   planner.fixed_split_tokens = std::max(1, 2048 / planner.tile.kv_tokens) * planner.tile.kv_tokens;
   planner.tile_cost = kernel.tile_cost;
   planner.row_cost = kernel.row_cost;
-  if constexpr (requires { kernel.item_cost; }) planner.item_cost = kernel.item_cost;
   planner.bounds = options.bounds;
   return planner;
 }
@@ -127,6 +126,9 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
     if (options.num_workers == 0) num_workers *= chosen.gpu->workers_per_sm;
     state.gpu_kernel = chosen.gpu;
     state.planner = planner_config(resolved, *chosen.gpu, options, num_workers);
+    state.planner.start_cost = chosen.gpu->start_cost;
+    state.planner.start_row_cost = chosen.gpu->start_row_cost;
+    state.planner.start_free_rows = chosen.gpu->start_free_rows;
   } else {
     state.kernel = chosen.cpu;
     state.planner = planner_config(resolved, *chosen.cpu, options, num_workers);

@@ -78,10 +78,13 @@ void check_config(const PlannerConfig& config) {
     refuse("tile_cost is ", config.tile_cost, " and row_cost ", config.row_cost,
            "; they are 0 or more, not both 0, and a whole tile costs at most 2^31 - 1");
   }
-  if (config.item_cost < 0 || config.least_claim_tokens < 1) {
-    refuse("item_cost is ", config.item_cost, " and least_claim_tokens ", config.least_claim_tokens,
-           "; the first is 0 or more, the second 1 or more");
+  if (config.start_cost < 0 || config.start_row_cost < 0 || config.start_free_rows < 0 ||
+      config.start_cost + int64_t{config.tile.rows} * config.start_row_cost > kMaxInt32) {
+    refuse("start_cost is ", config.start_cost, ", start_row_cost ", config.start_row_cost, " and start_free_rows ",
+           config.start_free_rows, "; they are 0 or more, and a whole tile's start costs at most 2^31 - 1");
   }
+  if (config.least_claim_tokens < 1)
+    refuse("least_claim_tokens is ", config.least_claim_tokens, "; 1 or more is offered");
   if (config.tile.schedule != Schedule::kWorkerLists && config.tile.schedule != Schedule::kClaimed) {
     refuse("the tile's schedule is ", static_cast<int32_t>(config.tile.schedule),
            "; kWorkerLists and kClaimed are offered");

@@ -33,7 +33,7 @@ class LineCutter {
         place = next_chain(place);
       } else {
         if (chosen.position != choices.chain_begin) pay(place);
-        place.kv_tile = (chosen.position - choices.chain_begin) / arrays_.tiles[place.tile].kv_tile_cost;
+        place.kv_tile = arrays_.tiles[place.tile].kv_tile_at(chosen.position - choices.chain_begin);
       }
       cuts[w] = place;
       previous = chosen;
@@ -72,7 +72,7 @@ class LineCutter {
     place.head = static_cast<int32_t>(head);
     place.tile = static_cast<int32_t>(tile - tiles);
     place.chain = block.chain(place.head, place.tile);
-    place.kv_tile = (in_head - tile->line_offset) / tile->kv_tile_cost;
+    place.kv_tile = tile->kv_tile_at(in_head - tile->line_offset);
     return place;
   }
 
@@ -103,8 +103,8 @@ class LineCutter {
       split_around(tile, place.kv_tile, below, above);
       choices.divisible = choices.divisible && (is_cut(place) || price(tile, place.kv_tile) <= budget_);
     }
-    choices.below = choices.chain_begin + below * tile.kv_tile_cost;
-    choices.above = choices.chain_begin + above * tile.kv_tile_cost;
+    choices.below = choices.chain_begin + tile.offset_of(below);
+    choices.above = choices.chain_begin + tile.offset_of(above);
     return choices;
   }
 

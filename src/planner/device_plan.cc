@@ -24,7 +24,8 @@ bool line_fits(const PlannerConfig& config) {
       static_cast<double>(config.tile_cost) + static_cast<double>(config.tile.rows) * config.row_cost;
   const double total =
       static_cast<double>(most_row_tiles(config, config.bounds->max_requests, config.bounds->max_tokens)) *
-      config.num_kv_heads * (kv_tiles * dearest + config.item_cost);
+      config.num_kv_heads *
+      (kv_tiles * dearest + config.start_cost + static_cast<double>(config.tile.rows) * config.start_row_cost);
   return total * config.num_workers < static_cast<double>(kMaxScaledLine);
 }
 
@@ -80,9 +81,11 @@ device::PlanInput device_plan_input(const PlannerConfig& config, const BatchView
   input.fixed_split_tokens = fixed_splits ? config.fixed_split_tokens : 0;
   input.tile_cost = config.tile_cost;
   input.row_cost = config.row_cost;
+  input.start_cost = config.start_cost;
+  input.start_row_cost = config.start_row_cost;
+  input.start_free_rows = config.start_free_rows;
   input.fixed_split_budget = fixed_split_budget(config);
   const bool claimed = config.tile.schedule == Schedule::kClaimed;
-  input.item_cost = claimed ? config.item_cost : 0;
   input.least_claim_tiles = ceil_div(config.least_claim_tokens, config.tile.kv_tokens);
   input.claim_budget = claim_budget(config) / config.num_kv_heads;
   input.scratch = {.requests = batch.num_requests,

@@ -35,6 +35,8 @@ class RandomCase {
     config.fixed_split_tokens = config.tile.kv_tokens * pick(1, 4);
     config.tile_cost = pick(0, 8);
     config.row_cost = pick(config.tile_cost == 0 ? 1 : 0, 2);
+    if (chance(40)) config.start_row_cost = pick(0, 5);
+    if (chance(50)) config.start_free_rows = pick(0, 4);
   }
 
   void make_queries() {

@@ -28,9 +28,15 @@ struct RowTile {
   bool divisible;        ///< may be cut between workers
   int64_t num_kv_tiles;  ///< over all ranges; 1 where nothing is visible; 0: there is no such chain
   int64_t kv_tile_cost;
-  int64_t item_cost;    ///< of the chain's first item; 0 with worker lists
+  int64_t start_cost;   ///< before the first KV tile
   int64_t line_offset;  ///< cost of the block's earlier row tiles
-  int64_t cost() const noexcept { return num_kv_tiles == 0 ? 0 : num_kv_tiles * kv_tile_cost + item_cost; }
+  int64_t cost() const noexcept { return offset_of(num_kv_tiles); }
+  /// Cost of what lies before KV tile `kv_tile` of the chain. The start belongs to the first.
+  int64_t offset_of(int64_t kv_tile) const noexcept { return kv_tile == 0 ? 0 : start_cost + kv_tile * kv_tile_cost; }
+  /// The KV tile at an offset inside the chain.
+  int64_t kv_tile_at(int64_t offset) const noexcept {
+    return offset <= start_cost ? 0 : (offset - start_cost) / kv_tile_cost;
+  }
 };
 
 /// Row tiles of one request, or of one group at a shared segment, repeated for every KV head.

@@ -26,8 +26,11 @@ struct PlannerConfig {
   /// Cost of visiting one tile of keys with n rows: tile_cost + n * row_cost (any unit; loads are balanced in it).
   int32_t tile_cost = 16;
   int32_t row_cost = 1;
-  /// Schedule::kClaimed: cost of beginning and ending an item, in the same unit.
-  int32_t item_cost = 0;
+  /// Cost of beginning and ending a chain, in the same unit: start_cost, and start_row_cost for each of its rows beyond
+  /// start_free_rows. Counted once a chain, even if it is cut.
+  int32_t start_cost = 0;
+  int32_t start_row_cost = 0;
+  int32_t start_free_rows = 0;
   /// Schedule::kClaimed: keys that are worth an item of their own.
   int32_t least_claim_tokens = 256;
   std::optional<GraphBounds> bounds;
@@ -60,7 +63,8 @@ int64_t max_partial_rows(const PlannerConfig& config);
 ///
 /// Loads (cost of a worker's items; one that sees nothing counts as a tile) are less than one grain away from their
 /// mean, and so differ by less than two; where all grains cost the same, they differ by at most one. A grain is the
-/// dearest KV tile of the batch, or at kBatchInvariant and above its dearest fixed split. Chains that may not be cut
+/// dearest KV tile of the batch, or at kBatchInvariant and above its dearest fixed split, with what it costs to begin
+/// its chain. Chains that may not be cut
 /// are exempt there: those beyond the budget of max_partial_rows, and those whose result is folded after a shared
 /// segment's. That is so with worker lists; claimed plans leave the balance to the claiming (claim_rule.hpp).
 PlanView make_plan(const PlannerConfig& config, const BatchView& batch, PlanStorage& storage);

@@ -154,6 +154,65 @@ TEST(Balance, CutsMoveToAnOutputsEndWithinATile) {
   EXPECT_EQ(plan.num_partial_rows, 0);
 }
 
+/// What a plan costs the busiest worker, beside the mean: every part of a chain, cut or not, begins and ends once.
+double makespan_over_mean(const PlannerConfig& config, const PlanView& plan, int64_t start_row_cost) {
+  std::vector<int64_t> loads = worker_loads(config, plan);
+  for (int32_t w = 0; w < plan.num_workers; ++w) {
+    for (int32_t i = plan.worker_indptr[w]; i < plan.worker_indptr[w + 1]; ++i) {
+      const WorkItem& item = plan.items[i];
+      if ((item.flags & kStart) != 0) loads[static_cast<size_t>(w)] += (item.row_end - item.row_begin) * start_row_cost;
+    }
+  }
+  const int64_t total = std::accumulate(loads.begin(), loads.end(), int64_t{0});
+  return static_cast<double>(*std::max_element(loads.begin(), loads.end())) * plan.num_workers /
+         static_cast<double>(total);
+}
+
+/// Causal prefill: row tiles see from one tile of keys to all of them, so that some workers have dozens of short chains
+/// and others a few long ones.
+TEST(Balance, PricedStartsEvenOutShortChainsAndLongOnes) {
+  PlannerConfig config = serving_config(264);
+  config.tile = {.rows = 128, .kv_tokens = 64};
+  config.tile_cost = 96;
+  constexpr int32_t kStartRowCost = 4;
+  PlanStorage storage;
+  for (const int32_t tokens : {4096, 8192}) {
+    OwnedBatch batch = paged_batch({tokens}, {tokens});
+    config.start_row_cost = 0;
+    EXPECT_GT(makespan_over_mean(config, make_plan(config, batch.view(), storage), kStartRowCost), 1.1) << tokens;
+    config.start_row_cost = kStartRowCost;
+    EXPECT_LT(makespan_over_mean(config, make_plan(config, batch.view(), storage), kStartRowCost), 1.04) << tokens;
+  }
+}
+
+TEST(Balance, WithPricedStartsLoadsStayWithinAGrainOfTheMean) {
+  std::mt19937 random(5);
+  PlanStorage storage;
+  for (int i = 0; i < 200; ++i) {
+    std::vector<int32_t> q_len;
+    std::vector<int32_t> kv_len;
+    for (auto left = 1 + random() % 20; left > 0; --left) {
+      q_len.push_back(static_cast<int32_t>(random() % 3 == 0 ? 1 + random() % 300 : 1));
+      kv_len.push_back(q_len.back() + static_cast<int32_t>(random() % (random() % 8 == 0 ? 30000 : 2000)));
+    }
+    OwnedBatch batch = paged_batch(q_len, kv_len);
+    PlannerConfig config = serving_config(1 + static_cast<int32_t>(random() % 150));
+    config.start_row_cost = 1 + static_cast<int32_t>(random() % 20);
+    const PlanView plan = make_plan(config, batch.view(), storage);
+    std::vector<int64_t> loads = worker_loads(config, plan);
+    for (int32_t w = 0; w < plan.num_workers; ++w) {
+      for (int32_t item = plan.worker_indptr[w]; item < plan.worker_indptr[w + 1]; ++item) {
+        const WorkItem& first = plan.items[item];
+        // One segment, so a chain begins where its keys do: causal ranges begin at 0.
+        if (first.kv_begin != 0) continue;
+        loads[static_cast<size_t>(w)] += int64_t{first.row_end - first.row_begin} * config.start_row_cost;
+      }
+    }
+    ASSERT_TRUE(near_mean(loads, tile_cost(config, 16) + int64_t{16} * config.start_row_cost)) << "case " << i;
+    ASSERT_LE(plan.num_partial_rows, max_partial_rows(config));
+  }
+}
+
 TEST(Balance, MoreWorkersThanWorkLeavesSomeIdle) {
   PlannerConfig config = serving_config(100);
   PlanStorage storage;

@@ -38,7 +38,7 @@ PlannerConfig decode_config(Schedule schedule) {
   config.num_workers = kWorkers;
   config.tile_cost = 12;
   config.row_cost = 1;
-  config.item_cost = 65;
+  config.start_cost = 65;
   return config;
 }
 

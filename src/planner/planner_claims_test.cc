@@ -27,7 +27,7 @@ Case random_claimed_case(std::mt19937& random) {
   Case one = testing::random_case(random);
   one.config.tile.schedule = Schedule::kClaimed;
   one.config.least_claim_tokens = 1 + static_cast<int32_t>(random() % 12);
-  one.config.item_cost = static_cast<int32_t>(random() % 20);
+  one.config.start_cost = static_cast<int32_t>(random() % 20);
   return one;
 }
 
@@ -43,7 +43,7 @@ PlannerConfig decode_config() {
   config.page_size = 16;
   config.tile = {.rows = 16, .kv_tokens = 16, .schedule = Schedule::kClaimed};
   config.num_workers = 132;
-  config.item_cost = 64;
+  config.start_cost = 64;
   return config;
 }
 

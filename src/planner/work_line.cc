@@ -93,17 +93,19 @@ class LineBuilder {
     tile_items_ = 0;
     largest_grain_tiles_ = 0;
     const int32_t begin = static_cast<int32_t>(arrays_.ranges.size());
-    return RowTile{.request = request,
-                   .row_begin = row_begin,
-                   .row_end = row_end,
-                   .range_begin = begin,
-                   .range_end = begin,
-                   .to_partial = false,
-                   .divisible = true,
-                   .num_kv_tiles = 0,
-                   .kv_tile_cost = config_.tile_cost + int64_t{row_end - row_begin} * config_.row_cost,
-                   .item_cost = config_.tile.schedule == Schedule::kClaimed ? config_.item_cost : 0,
-                   .line_offset = 0};
+    return RowTile{
+        .request = request,
+        .row_begin = row_begin,
+        .row_end = row_end,
+        .range_begin = begin,
+        .range_end = begin,
+        .to_partial = false,
+        .divisible = true,
+        .num_kv_tiles = 0,
+        .kv_tile_cost = config_.tile_cost + int64_t{row_end - row_begin} * config_.row_cost,
+        .start_cost = config_.start_cost +
+                      std::max<int64_t>(0, row_end - row_begin - config_.start_free_rows) * config_.start_row_cost,
+        .line_offset = 0};
   }
 
   void end_tile(RowTile& tile, Block& block) {
@@ -115,12 +117,12 @@ class LineBuilder {
     block.direct = block.direct && !tile.to_partial;
     int64_t cost = 0;
     if (__builtin_mul_overflow(tile.num_kv_tiles, tile.kv_tile_cost, &cost) ||
-        __builtin_add_overflow(cost, tile.num_kv_tiles > 0 ? tile.item_cost : 0, &cost) ||
+        __builtin_add_overflow(cost, tile.num_kv_tiles > 0 ? tile.start_cost : 0, &cost) ||
         __builtin_add_overflow(block.head_cost, cost, &block.head_cost)) {
       refuse_size();
     }
     block_items_ += tile_items_;
-    totals_.line.grain = std::max(totals_.line.grain, largest_grain_tiles_ * tile.kv_tile_cost);
+    totals_.line.grain = std::max(totals_.line.grain, tile.offset_of(largest_grain_tiles_));
   }
 
   Block begin_block() {

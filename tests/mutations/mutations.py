@@ -21,6 +21,7 @@ WORKER = SHARED + "worker.cc"
 RULE = PLANNER + "partition_rule.hpp"
 LENGTHS = PLANNER + "batch_lengths.cc"
 LINE = PLANNER + "work_line.cc"
+STORAGE = PLANNER + "plan_storage.hpp"
 EMIT = PLANNER + "emit_work.cc"
 TABLE = KVCACHE + "page_table.cc"
 
@@ -138,6 +139,11 @@ plant(rule, "window-dropped-by-custom-mask", RULE, "sight.left_bounded = window_
       "sight.left_bounded = window_left >= 0 && mask != MaskKind::kCustom;")
 plant(rule, "window-start-of-first-request", LINE, "TokenRange{std::min(all.begin, one.begin), std::max(all.end, one.end)}",
       "TokenRange{all.begin, std::max(all.end, one.end)}")
+
+rule = "prices of starts"
+plant(rule, "start-not-priced", STORAGE, "kv_tile == 0 ? 0 : start_cost + kv_tile * kv_tile_cost", "kv_tile * kv_tile_cost")
+plant(rule, "start-forgotten-at-a-cut", STORAGE, "offset <= start_cost ? 0 : (offset - start_cost) / kv_tile_cost",
+      "offset / kv_tile_cost")
 
 rule = "custom mask"
 plant(rule, "mask-bit-order", LOCATE, "static_cast<uint64_t>(bytes[i]) << (8 * (i - first))",

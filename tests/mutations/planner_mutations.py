@@ -27,7 +27,7 @@ plant(rule, "claimed-splits-at-relative-positions", PARTS,
       "const int64_t begin = range.begin + index * split;")
 plant(rule, "device-claims-forget-the-budget", DEVICE,
       "if (claim_price(job, total) > job.in.claim_budget) {", "if (false) {")
-plant(rule, "device-claims-cost-nothing-to-begin", PLANNER + "device/cuts.hpp",
-      "work.num_kv_tiles * kv_tile_cost(job, tile) + job.in.item_cost", "work.num_kv_tiles * kv_tile_cost(job, tile)")
+plant(rule, "device-claims-cost-nothing-to-begin", PLANNER + "device/row_tile.hpp",
+      "return job.in.start_cost + (priced", "return (priced")
 plant(rule, "device-merges-lose-sources", DEVICE, ".source_end = source_begin + place.parts}",
       ".source_end = source_begin + place.parts - (place.parts > 3)}")

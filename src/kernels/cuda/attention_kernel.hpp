@@ -110,8 +110,11 @@ struct AttentionKernel {
   /// The planner's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost;
   int32_t row_cost;
-  /// Schedule::kClaimed: cost of beginning and ending an item, in the same unit.
-  int32_t item_cost = 0;
+  /// ... and of beginning and ending a chain of them (Schedule::kClaimed: an item): start_cost, and start_row_cost for
+  /// each row beyond start_free_rows.
+  int32_t start_cost = 0;
+  int32_t start_row_cost = 0;
+  int32_t start_free_rows = 0;
   /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError).
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream);
 };

@@ -41,8 +41,7 @@ FOLIO_HOST_DEVICE WorkLine sum_row_tiles(const Job& job, Group& group) {
     job.scratch.cost_before[t] = sums.cost;
     job.scratch.items_before[t] = static_cast<int32_t>(sums.items);
     if (job.claimed()) job.scratch.claims[t].kv_tiles = static_cast<int32_t>(work.num_kv_tiles);
-    const int64_t cost = work.num_kv_tiles * kv_tile_cost(job, tile) + job.in.item_cost;
-    sums = AddLines()(sums, {cost, work.grain, work.num_items});
+    sums = AddLines()(sums, {offset_in_chain(job, tile, work.num_kv_tiles), work.grain, work.num_items});
   }
   LineSums total;
   const LineSums before = group.exclusive_scan(sums, LineSums{}, AddLines(), total);
@@ -83,9 +82,9 @@ FOLIO_HOST_DEVICE inline void find_choices(const Job& job, const WorkLine& line,
                return scratch.cost_before[first + t] - cost_before;
              });
   const RowTile tile = row_tile(job, cut.request, cut.tile);
-  const int64_t tile_cost = kv_tile_cost(job, tile);
   const int64_t offset = scratch.cost_before[cut.tile] - cost_before;
-  const int64_t kv_tile = divide(in_head - offset, tile_cost);
+  const int64_t past_start = in_head - offset - start_cost(job, tile);
+  const int64_t kv_tile = past_start <= 0 ? 0 : divide(past_start, kv_tile_cost(job, tile));
   const bool fixed = job.fixed_splits();
   const Grain grain = fixed ? split_around(job, tile, kv_tile) : Grain{kv_tile, kv_tile + 1};
   cut.below = grain.below;
@@ -94,8 +93,8 @@ FOLIO_HOST_DEVICE inline void find_choices(const Job& job, const WorkLine& line,
   const int64_t chain_begin = cost_before * heads + cut.head * head_cost + offset;
   cut.choices = {.chain_begin = chain_begin,
                  .chain_end = chain_begin + scratch.cost_before[cut.tile + 1] - scratch.cost_before[cut.tile],
-                 .below = chain_begin + grain.below * tile_cost,
-                 .above = chain_begin + grain.above * tile_cost,
+                 .below = chain_begin + offset_in_chain(job, tile, grain.below),
+                 .above = chain_begin + offset_in_chain(job, tile, grain.above),
                  .divisible = true};
 }
 

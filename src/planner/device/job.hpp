@@ -49,8 +49,10 @@ struct PlanInput {
   int32_t fixed_split_tokens;  ///< 0: splits are not fixed
   int32_t tile_cost;
   int32_t row_cost;
+  int32_t start_cost;
+  int32_t start_row_cost;
+  int32_t start_free_rows;
   int64_t fixed_split_budget;
-  int32_t item_cost;  ///< claimed plans, as the next two; 0 with worker lists
   int64_t least_claim_tiles;
   int64_t claim_budget;        ///< per KV head
   DeviceScratchSizes scratch;  ///< for a batch with these counts

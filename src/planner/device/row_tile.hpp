@@ -47,6 +47,15 @@ FOLIO_HOST_DEVICE inline int64_t kv_tile_cost(const Job& job, const RowTile& til
   return job.in.tile_cost + int64_t{tile.rows()} * job.in.row_cost;
 }
 
+/// RowTile::offset_of and kv_tile_at of plan_storage.hpp.
+FOLIO_HOST_DEVICE inline int64_t start_cost(const Job& job, const RowTile& tile) {
+  const int64_t priced = int64_t{tile.rows()} - job.in.start_free_rows;
+  return job.in.start_cost + (priced > 0 ? priced * job.in.start_row_cost : 0);
+}
+FOLIO_HOST_DEVICE inline int64_t offset_in_chain(const Job& job, const RowTile& tile, int64_t kv_tile) {
+  return kv_tile == 0 ? 0 : start_cost(job, tile) + kv_tile * kv_tile_cost(job, tile);
+}
+
 /// Keys of segment `s` that a row tile visits.
 FOLIO_HOST_DEVICE inline TokenRange key_range(const Job& job, const RowTile& tile, int32_t s) {
   const Segment& segment = job.in.segments[s];
@@ -78,7 +87,7 @@ FOLIO_HOST_DEVICE inline TileWork tile_work(const Job& job, const RowTile& tile)
     }
   }
   if (work.num_items == 0) work = TileWork{.num_kv_tiles = 1, .num_items = 1};  // writes zeros
-  work.grain = grain_tiles * kv_tile_cost(job, tile);
+  work.grain = offset_in_chain(job, tile, grain_tiles);
   return work;
 }
 

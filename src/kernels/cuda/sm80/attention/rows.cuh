@@ -41,6 +41,8 @@ struct ItemContext {
   int32_t page_shift;    ///< the page size is 2^page_shift; -1 if it is no power of two
   const int32_t* pages;  ///< of the item's row of the page table; null: ragged,
   int32_t first_token;   ///< where this is the row's first token
+  const void* keys;      ///< of the item's head, those of page 0
+  const void* values;
 };
 
 /// How a row of an item ends. A factor below 0 means that there is nothing to be multiplied.
@@ -66,6 +68,7 @@ struct RowInfo {
     RowEnding ending[Rows];  ///< once the item's tokens are through
   };
   int32_t request[Rows];
+  float logit_scale[Rows];  ///< the wide way's
   int8_t
       query_exponent[Rows];  ///< kernels of codes: queries in shared memory are to be multiplied with 2 to this power
   ItemContext context;
@@ -75,7 +78,7 @@ struct RowInfo {
       int64_t query[Rows];  ///< where a row's queries begin, in elements; while they are copied and rows are bound
       Sight sight[kWarps];
     };
-    TokenOffsets offsets[2][kWideTokens];  ///< the wide way's
+    TokenOffsets offsets[2][kTokens];  ///< the wide way's, where tokens are looked up one by one
     struct {
       float top[Rows];  ///< of each state; then what its values are to be multiplied with
       float sum[Rows];
@@ -111,6 +114,9 @@ __device__ __forceinline__ void begin_item(const AttentionParams& params, const 
   context.shard = lengths.shard;
   const SegmentParams& segment = *context.segment;
   context.even = !segment.paged || segment.page_size % 16 == 0;
+  const auto element = static_cast<int64_t>(size_of(segment.dtype));
+  context.keys = static_cast<const std::byte*>(segment.k) + element * item.kv_head * segment.k_strides.head;
+  context.values = static_cast<const std::byte*>(segment.v) + element * item.kv_head * segment.v_strides.head;
   context.pages = nullptr;
   context.page_shift = -1;
   if (segment.paged) {
@@ -259,14 +265,14 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& params, cons
 
 /// Keys or values of a tile that warps share, by the thread block, to rows of `Pitch` elements; of those that no row
 /// sees, zeros. `whole`: all tokens are seen, and pieces may be copied as they are.
-template <typename T, int32_t Dim, int32_t Tokens = kWideTokens, int32_t Pitch = Dim>
+template <typename T, int32_t Dim, int32_t Tokens, int32_t Pitch = Dim>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenOffsets* tokens, int64_t TokenOffsets::*half,
                                           const PieceSource& source, int32_t head_dim, bool whole, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
   constexpr int32_t kCopies = Tokens * kPieces / kThreads;
   static_assert(kCopies * kThreads == Tokens * kPieces);
   if (whole && head_dim == Dim) {
-#pragma unroll
+#pragma unroll 4
     for (int32_t i = 0; i < kCopies; ++i) {
       const int32_t row = (i * kThreads + thread) / kPieces;
       const int32_t piece = (i * kThreads + thread) % kPieces;

@@ -10,7 +10,6 @@ namespace folio::inline v0::kernels::cuda::sm80 {
 constexpr int32_t kWarps = 4;
 constexpr int32_t kThreads = 32 * kWarps;
 constexpr int32_t kTokens = 64;      ///< of a tile of the planner's, between which work is cut
-constexpr int32_t kWideTokens = 32;  ///< of a tile in the wide way
 constexpr int32_t kNarrowRows = 16;  ///< items of up to so many rows take the narrow way
 constexpr int32_t kPiece = 8;        ///< elements of 16 bytes: what is copied at a time
 /// What a thread block may have on every GPU from compute capability 8.0 on (8.6, 8.9 and 12.0 have the least).
@@ -45,9 +44,14 @@ constexpr int32_t rows_per_item(const DimClass& dims) {
   return 16 * kWarps * row_tiles_per_warp(dims);
 }
 
-/// Tiles of keys and values in shared memory in the wide way.
-constexpr int32_t wide_stages(const DimClass& dims) {
-  return dims.qk <= 128 ? 3 : 2;
+/// Tokens of a tile in the wide way.
+constexpr int32_t wide_tokens(const DimClass& dims) {
+  return dims.qk <= 128 ? 64 : 32;
+}
+/// Tiles of keys or values in shared memory in the wide way: one is used, one is there, one is copied.
+constexpr int32_t kWideSlots = 3;
+constexpr int32_t slot_bytes(const DimClass& dims) {
+  return 2 * wide_tokens(dims) * (dims.qk > dims.v ? dims.qk : dims.v);
 }
 
 /// Keys and values that a warp has under way in the narrow way, in pieces of 16 tokens.
@@ -62,7 +66,7 @@ constexpr int32_t code_stages(const DimClass& dims) {
 
 /// Bytes of shared memory for queries, keys and values in either way.
 constexpr int32_t wide_bytes(const DimClass& dims) {
-  return 2 * (rows_per_item(dims) * dims.qk + wide_stages(dims) * kWideTokens * (dims.qk + dims.v));
+  return 2 * rows_per_item(dims) * dims.qk + kWideSlots * slot_bytes(dims);
 }
 constexpr int32_t ring_bytes(const DimClass& dims) {
   return 2 * kWarps * narrow_stages(dims) * 16 * (dims.qk + dims.v);

@@ -89,9 +89,10 @@ TEST(Sm80Shape, QueriesForCodesArePermutedWithinAStep) {
 }
 
 TEST(Sm80Shape, ThePlannersTilesAreWholeTilesOfBothWays) {
-  EXPECT_EQ(kTokens % kWideTokens, 0);
   EXPECT_EQ(kTokens, kWarps * 16);
   for (const DimClass& dims : kDimClasses) {
+    EXPECT_EQ(kTokens % wide_tokens(dims), 0);
+    EXPECT_EQ(wide_tokens(dims) % 16, 0);
     EXPECT_GE(rows_per_item(dims), kNarrowRows);
     EXPECT_LE(rows_per_item(dims), kThreads);  // a thread binds a row
     EXPECT_LE(tile_bytes(dims), kSharedLimit);
@@ -148,7 +149,7 @@ TEST(Sm80Shape, MasksAreAppliedWhereSomeRowDoesNotSeeSomeToken) {
   for (const Ranges& ranges : cases) {
     const Sight sight = ranges.sight();
     const auto rows = static_cast<int64_t>(ranges.rows.size());
-    for (const int32_t count : {16, 32}) {
+    for (const int32_t count : {16, 32, 64}) {
       for (int32_t first = 0; first < 128; first += count) {
         bool unseen = false;
         bool mixed = false;

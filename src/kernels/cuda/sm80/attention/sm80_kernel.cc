@@ -55,6 +55,8 @@ const AttentionKernel kSm80Kernel{.name = "cuda-sm80",
                                   .workers_per_sm = 2,
                                   .tile_cost = 96,
                                   .row_cost = 1,
+                                  .start_row_cost = 9,
+                                  .start_free_rows = kNarrowRows,
                                   .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

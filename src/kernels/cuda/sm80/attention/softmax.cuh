@@ -14,6 +14,12 @@ constexpr float kWeightShift = 0.0f;
 template <>
 inline constexpr float kWeightShift<__half> = 12.0f;
 
+/// By how much a logit may exceed its row's top before the top follows: weights stay numbers of the 16-bit type.
+template <typename T>
+constexpr float kTopSlack = 8.0f;
+template <>
+inline constexpr float kTopSlack<__half> = 3.0f;
+
 /// Running state of a lane's rows. Sums are this lane's share until join_quad.
 template <int32_t RowTiles>
 struct RowState {
@@ -102,6 +108,29 @@ __device__ __forceinline__ void to_general_logits(const AttentionParams& params,
     s[i / 4 / ColumnTiles][i / 4 % ColumnTiles][i % 4] = address->x[i];
 }
 
+/// -infinity where the row does not see the key.
+template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
+__device__ __forceinline__ void mask_logits(const RowInfo<Rows>& rows, int32_t first_row, int32_t first,
+                                            float (&s)[RowTiles][ColumnTiles][4]) {
+#pragma unroll
+  for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      const int32_t row = first_row + 16 * m + 8 * h;
+      const int32_t begin = rows.visible_begin[row] - first;
+      const int32_t end = rows.visible_end[row] - first;
+#pragma unroll
+      for (int32_t n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+        for (int32_t j = 0; j < 2; ++j) {
+          const int32_t column = 8 * n + j;
+          if (column < begin || column >= end) s[m][n][2 * h + j] = -INFINITY;
+        }
+      }
+    }
+  }
+}
+
 /// Products become logits in base-2 units; -infinity where the row does not see the key. A lane's rows are `first_row`
 /// and those 8, 16, ... further, `first` is the token of its first column. Without `upper`, rows g + 8 are no rows of
 /// the item.
@@ -126,24 +155,7 @@ __device__ __forceinline__ void to_logits(const AttentionParams& params, const I
       }
     }
   }
-  if (!masked) return;
-#pragma unroll
-  for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-    for (int32_t h = 0; h < 2; ++h) {
-      const int32_t row = first_row + 16 * m + 8 * h;
-      const int32_t begin = rows.visible_begin[row] - first;
-      const int32_t end = rows.visible_end[row] - first;
-#pragma unroll
-      for (int32_t n = 0; n < ColumnTiles; ++n) {
-#pragma unroll
-        for (int32_t j = 0; j < 2; ++j) {
-          const int32_t column = 8 * n + j;
-          if (column < begin || column >= end) s[m][n][2 * h + j] = -INFINITY;
-        }
-      }
-    }
-  }
+  if (masked) mask_logits(rows, first_row, first, s);
 }
 
 /// Logits become weights, the state takes them in. Returns in `factor` what the values accumulated so far are to be
@@ -177,6 +189,45 @@ __device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, bool upper
         for (int32_t j = 0; j < 2; ++j) {
           float& x = s[m][n][2 * h + j];
           x = ptx::exp2_approximate(__fadd_rn(x, -base));
+          sum = __fadd_rn(sum, x);
+        }
+      }
+      state.sum[m][h] = sum;
+    }
+  }
+  return __any_sync(0xffffffffu, changed);
+}
+
+/// The wide way's: scores become weights, the state takes them in. Logits are the scores times `scale`, which is
+/// positive. A row's top stays as it is while logits are less than kTopSlack above it: values need not be rescaled
+/// then. Returns as to_weights does.
+template <typename T, int32_t RowTiles, int32_t ColumnTiles>
+__device__ __forceinline__ bool take_in(RowState<RowTiles>& state, const float (&scale)[RowTiles][2],
+                                        float (&s)[RowTiles][ColumnTiles][4], float (&factor)[RowTiles][2]) {
+  bool changed = false;
+#pragma unroll
+  for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      float most = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
+#pragma unroll
+      for (int32_t n = 1; n < ColumnTiles; ++n) most = fmaxf(most, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      const float before = state.top[m][h];
+      const float logit = __fadd_rn(__fmul_rn(most, scale[m][h]), -kWeightShift<T>);
+      const float top = logit > __fadd_rn(before, kTopSlack<T>) ? logit : before;
+      const float base = top == -INFINITY ? 0.0f : top;
+      factor[m][h] = ptx::exp2_approximate(__fadd_rn(before, -base));
+      changed = changed || top != before;
+      state.top[m][h] = top;
+      float sum = __fmul_rn(state.sum[m][h], factor[m][h]);
+#pragma unroll
+      for (int32_t n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+        for (int32_t j = 0; j < 2; ++j) {
+          float& x = s[m][n][2 * h + j];
+          x = ptx::exp2_approximate(__fmaf_rn(x, scale[m][h], -base));
           sum = __fadd_rn(sum, x);
         }
       }

@@ -27,10 +27,10 @@ __device__ __forceinline__ uint32_t advance_codes(uint32_t address, int32_t piec
 
 template <typename T, int32_t DimQk, int32_t DimV, bool Codes, int32_t RowTiles, int32_t Rows>
 class WideWay {
-  static constexpr int32_t kStages = wide_stages({DimQk, DimV});
-  static constexpr int32_t kColumns = kWideTokens / 8;
-  static constexpr int32_t kKeyBytes = 2 * kWideTokens * DimQk;
-  static constexpr int32_t kStageBytes = 2 * kWideTokens * (DimQk + DimV);
+  static constexpr int32_t kTile = wide_tokens({DimQk, DimV});
+  static constexpr int32_t kColumns = kTile / 8;
+  static constexpr int32_t kGroups = kTile / 16;
+  static constexpr int32_t kSlotBytes = slot_bytes({DimQk, DimV});
 
  public:
   __device__ __forceinline__ WideWay(const AttentionParams& params, const ItemContext& context, RowInfo<Rows>& rows,
@@ -39,7 +39,7 @@ class WideWay {
         context_(context),
         rows_(rows),
         q_(shared),
-        stages_(shared + 2 * Rows * DimQk),
+        slots_(shared + 2 * Rows * DimQk),
         thread_(thread_number()),
         lane_(thread_ % 32),
         warp_(thread_ / 32),
@@ -64,56 +64,212 @@ class WideWay {
   }
 
  private:
+  /// Tiles of keys and values take turns in the slots: keys, values, the next keys, the next values, ... While one is
+  /// used, the next is there or on its way, and the one after next is asked for: two barriers a tile of tokens.
   __device__ __forceinline__ void accumulate() {
-    const int32_t num_tiles = context_.num_tiles * (kTokens / kWideTokens);
-    const bool looks_up = thread_ < kWideTokens;
-    const int32_t column = context_.first_tile + thread_;
+    const int32_t num_tiles = context_.num_tiles * (kTokens / kTile);
     const bool general = context_.custom || has_bias(params_);
-    TokenPlace next{0, -1};
-#pragma unroll 1
-    for (int32_t tile = 0; tile < kStages - 1; ++tile) {
-      if (looks_up)
-        rows_.offsets[tile & 1][thread_] = offsets_of(context_, place_of(context_, column + tile * kWideTokens));
+    begin_scales(general);
+    begin_copies();
+    look_up(0);
+    if (!direct_) {
+      note_offsets(0);
       __syncthreads();
-      if (tile < num_tiles) copy_tiles(tile, tile);
-      ptx::commit_copies();
     }
-    if (looks_up) next = place_of(context_, column + (kStages - 1) * kWideTokens);
-    int32_t stage = 0;
+    copy_keys(0, slots_);
+    ptx::commit_copies();
+    copy_values(0, slots_ + kSlotBytes);
+    ptx::commit_copies();
+    look_up(1);
+    uint32_t keys = slots_;
+#pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; ++tile) {
-      const int32_t first = context_.first_tile + tile * kWideTokens;
-      const int32_t ahead = tile + kStages - 1;
-      if (looks_up) rows_.offsets[ahead & 1][thread_] = offsets_of(context_, next);
-      ptx::wait_copies<kStages - 2>();
-      __syncthreads();  // this tile is there, the one before was used
-      if (ahead < num_tiles) copy_tiles(ahead, stage == 0 ? kStages - 1 : stage - 1);
-      ptx::commit_copies();
-      if (looks_up) next = place_of(context_, column + (ahead + 1) * kWideTokens);
-      const uint32_t keys = stages_ + stage * kStageBytes;
+      const int32_t first = context_.first_tile + tile * kTile;
+      const bool more = tile + 1 < num_tiles;
+      if (!direct_) note_offsets(tile + 1);
+      ptx::wait_copies<1>();
+      __syncthreads();  // the keys are there, the values before them were used
+      const uint32_t values = slot_after(keys);
       float s[RowTiles][kColumns][4];
       multiply_keys(keys, s);
-      const bool masked = needs_mask(context_.sight, first, kWideTokens);
-      to_logits(params_, context_, rows_, state_, first_row_, first + 2 * (lane_ % 4), general, masked, true, s);
+      if (more) copy_keys(tile + 1, slot_after(values));  // while products are under way
+      ptx::commit_copies();
+      const int32_t column = first + 2 * (lane_ % 4);
+      const bool masked = needs_mask(context_.sight, first, kTile);
+      if (general || turned_) prepare_scores(general, column, s);
+      if (masked) mask_logits(rows_, first_row_, column, s);
       float factor[RowTiles][2];
-      if (to_weights<T>(state_, true, s, factor)) rescale(acc_, factor);
-      if (context_.custom || (masked && is_mixed(context_.sight, first, kWideTokens)))
-        set_special_apart(keys + kKeyBytes, first);
-      multiply_values(keys + kKeyBytes, s);
-      if (++stage == kStages) stage = 0;
+      if (take_in<T>(state_, scale_, s, factor)) rescale(acc_, factor);
+      uint32_t weights[RowTiles][kColumns][2];
+      pack(s, weights);
+      ptx::wait_copies<1>();
+      __syncthreads();  // the values are there, the keys before them were used
+      if (context_.custom || (masked && is_mixed(context_.sight, first, kTile))) set_special_apart(values, first);
+      multiply_values(values, weights);
+      if (more) copy_values(tile + 1, keys);
+      ptx::commit_copies();
+      look_up(tile + 2);
+      keys = slot_after(values);
     }
   }
 
-  /// Begins the copy of a tile whose tokens' places are known; of tokens that no row sees, zeros.
-  __device__ __forceinline__ void copy_tiles(int32_t tile, int32_t stage) const {
-    const SegmentParams& segment = *context_.segment;
-    const TokenOffsets* const tokens = rows_.offsets[tile & 1];
-    const uint32_t keys = stages_ + stage * kStageBytes;
-    const int32_t first = context_.first_tile + tile * kWideTokens;
-    const PieceSource k{segment.k, segment.dtype, segment.wide};
-    const PieceSource v{segment.v, segment.dtype, segment.wide};
-    const bool whole = k.direct() && first >= context_.sight.any_begin && first + kWideTokens <= context_.sight.any_end;
-    copy_tile<T, DimQk>(keys, tokens, &TokenOffsets::k, k, params_.head_dim_qk, whole, thread_);
-    copy_tile<T, DimV>(keys + kKeyBytes, tokens, &TokenOffsets::v, v, params_.head_dim_v, whole, thread_);
+  __device__ __forceinline__ uint32_t slot_after(uint32_t slot) const {
+    return slot == slots_ + (kWideSlots - 1) * kSlotBytes ? slots_ : slot + kSlotBytes;
+  }
+
+  /// Scales are made positive, so that the largest score is the largest logit: see prepare_scores.
+  __device__ __forceinline__ void begin_scales(bool general) {
+    bool turned = false;
+#pragma unroll
+    for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) {
+        const float scale = state_.logit_scale[m][h];
+        const int32_t row = first_row_ + 16 * m + 8 * h;
+        if (lane_ % 4 == 0) rows_.logit_scale[row] = scale;
+        turned = turned || (row < context_.num_rows && !(scale > 0.0f));
+        scale_[m][h] = general || !(fabsf(scale) > 0.0f) ? 1.0f : fabsf(scale);
+      }
+    }
+    turned_ = __any_sync(kAllLanes, turned);
+  }
+
+  /// What few batches need before scores are multiplied with scale_. Rows whose scale is negative: scores change their
+  /// sign; is 0 or NaN: they are scaled here.
+  __device__ __forceinline__ void prepare_scores(bool general, int32_t column,
+                                                 float (&s)[RowTiles][kColumns][4]) const {
+    RowState<RowTiles> state;
+#pragma unroll
+    for (int32_t r = 0; r < 2 * RowTiles; ++r) state.logit_scale[r / 2][r % 2] = rows_.logit_scale[first_row_ + 8 * r];
+    if (general) {
+      to_general_logits(params_, context_, rows_, state, first_row_, column, s);
+      return;
+    }
+#pragma unroll
+    for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+      for (int32_t i = 0; i < kColumns * 4; ++i) {
+        const float scale = state.logit_scale[m][i / 2 % 2];
+        s[m][i / 4][i % 4] *= scale > 0.0f ? 1.0f : (scale < 0.0f ? -1.0f : scale);
+      }
+    }
+  }
+
+  /// Most tokens lie in groups of 16, a token's stride apart: then what is looked up is where a group begins, by one
+  /// lane of each warp, and a thread copies pieces of the same token of each group.
+  __device__ __forceinline__ void begin_copies() {
+    const SegmentParams& segment = params_.segments[context_.item.segment];
+    direct_ = segment.wide && params_.head_dim_qk == DimQk && params_.head_dim_v == DimV && context_.even &&
+              (context_.pages == nullptr || context_.page_shift >= 0);
+  }
+
+  /// Begins to look up where a tile's groups or tokens lie.
+  __device__ __forceinline__ void look_up(int32_t tile) {
+    const int32_t first = context_.first_tile + tile * kTile;
+    if (!direct_) {
+      if (thread_ < kTile) next_ = place_of(context_, first + thread_);
+      return;
+    }
+    const int32_t token = first + 16 * lane_;
+    next_ = {0, context_.first_token + token};
+    if (context_.pages == nullptr) return;
+    next_.in_page = token & ((1 << context_.page_shift) - 1);
+    if (lane_ < kGroups && token + 16 > context_.sight.any_begin && token < context_.sight.any_end) {
+      next_.page = context_.pages[token >> context_.page_shift];
+    }
+  }
+
+  /// What was looked up token by token, for the copies of a tile.
+  __device__ __forceinline__ void note_offsets(int32_t tile) {
+    if (thread_ < kTile) rows_.offsets[tile & 1][thread_] = offsets_of(context_, next_);
+  }
+
+  __device__ __forceinline__ void copy_keys(int32_t tile, uint32_t slot) const {
+    const SegmentParams& segment = params_.segments[context_.item.segment];
+    if (direct_) {
+      copy_groups<DimQk>({context_.keys, segment.dtype, true}, segment.k_strides, tile, slot);
+    } else {
+      copy_tokens<DimQk>({segment.k, segment.dtype, segment.wide}, &TokenOffsets::k, params_.head_dim_qk, tile, slot);
+    }
+  }
+  __device__ __forceinline__ void copy_values(int32_t tile, uint32_t slot) const {
+    const SegmentParams& segment = params_.segments[context_.item.segment];
+    if (direct_) {
+      copy_groups<DimV>({context_.values, segment.dtype, true}, segment.v_strides, tile, slot);
+    } else {
+      copy_tokens<DimV>({segment.v, segment.dtype, segment.wide}, &TokenOffsets::v, params_.head_dim_v, tile, slot);
+    }
+  }
+
+  /// Begins the copy of a tile's keys or values, those of this thread's token of each group; of tokens that no row
+  /// sees, zeros. fp8 is widened on the way, some groups at a time.
+  template <int32_t Dim>
+  __device__ __forceinline__ void copy_groups(const PieceSource& source, const KvStrides& strides, int32_t tile,
+                                              uint32_t slot) const {
+    const int32_t first = context_.first_tile + tile * kTile;
+    const int32_t token = first + thread_ / kGroupThreads;
+    const int64_t mine = next_.page * strides.page + next_.in_page * strides.token;
+    const int64_t piece = thread_ / kGroupThreads * strides.token + thread_ % kGroupThreads * kPiece;
+    const uint32_t to = slot + piece_offset(Dim, thread_ / kGroupThreads, thread_ % kGroupThreads);
+    const bool whole = first >= context_.sight.any_begin && first + kTile <= context_.sight.any_end;
+    const auto seen = [&](int32_t group) {
+      return whole || (token + 16 * group >= context_.sight.any_begin && token + 16 * group < context_.sight.any_end);
+    };
+    constexpr int32_t kPieces = Dim / (kGroupThreads * kPiece);
+    constexpr int32_t kWidth = kGroupThreads * kPiece;
+    if (is_fp8(source.dtype)) {
+      constexpr int32_t kAtOnce = 2;
+#pragma unroll 1
+      for (int32_t i = 0; i < kGroups; i += kAtOnce) {
+        uint2 codes[kAtOnce][kPieces];
+#pragma unroll
+        for (int32_t g = 0; g < kAtOnce; ++g) {
+          const auto* const from =
+              static_cast<const uint8_t*>(source.data) + piece + __shfl_sync(kAllLanes, mine, i + g);
+#pragma unroll
+          for (int32_t j = 0; j < kPieces; ++j) {
+            codes[g][j] = seen(i + g) ? *reinterpret_cast<const uint2*>(from + kWidth * j) : uint2{};
+          }
+        }
+#pragma unroll
+        for (int32_t g = 0; g < kAtOnce; ++g) {
+#pragma unroll
+          for (int32_t j = 0; j < kPieces; ++j) {
+            ptx::store_16(to + 32 * (i + g) * Dim + 2 * kWidth * j, widen_codes<T>(codes[g][j], source.dtype));
+          }
+        }
+      }
+      return;
+    }
+    const T* const from = static_cast<const T*>(source.data) + piece;
+    if (whole) {
+#pragma unroll
+      for (int32_t i = 0; i < kGroups; ++i) {
+        const T* const group = from + __shfl_sync(kAllLanes, mine, i);
+#pragma unroll
+        for (int32_t j = 0; j < kPieces; ++j) {
+          ptx::copy_16_async(to + 32 * i * Dim + 2 * kWidth * j, group + kWidth * j);
+        }
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int32_t i = 0; i < kGroups; ++i) {
+      const T* const group = from + __shfl_sync(kAllLanes, mine, i);
+#pragma unroll
+      for (int32_t j = 0; j < kPieces; ++j) {
+        ptx::copy_16_async(to + 32 * i * Dim + 2 * kWidth * j, group + kWidth * j, seen(i));
+      }
+    }
+  }
+
+  /// The same of tokens whose places were looked up one by one.
+  template <int32_t Dim>
+  __device__ __forceinline__ void copy_tokens(const PieceSource& source, int64_t TokenOffsets::*half, int32_t head_dim,
+                                              int32_t tile, uint32_t slot) const {
+    const int32_t first = context_.first_tile + tile * kTile;
+    const bool whole = source.direct() && first >= context_.sight.any_begin && first + kTile <= context_.sight.any_end;
+    copy_tile<T, Dim, kTile>(slot, rows_.offsets[tile & 1], half, source, head_dim, whole, thread_);
   }
 
   __device__ __forceinline__ void multiply_keys(uint32_t keys, float (&s)[RowTiles][kColumns][4]) const {
@@ -133,11 +289,11 @@ class WideWay {
     for (int32_t step = 0; step < DimQk / 16; ++step) {
       uint32_t a[RowTiles][4];
 #pragma unroll
-      for (int32_t m = 0; m < RowTiles; ++m) ptx::load_matrices(a[m], advance(q + 2 * 16 * m * DimQk, 2 * step));
+      for (int32_t m = 0; m < RowTiles; ++m) ptx::load_matrices(a[m], advance(q, 2 * step) + 2 * 16 * m * DimQk);
 #pragma unroll
       for (int32_t n = 0; n < kColumns / 2; ++n) {
         uint32_t b[4];
-        ptx::load_matrices(b, advance(k + 2 * 16 * n * DimQk, 2 * step));
+        ptx::load_matrices(b, advance(k, 2 * step) + 2 * 16 * n * DimQk);
 #pragma unroll
         for (int32_t m = 0; m < RowTiles; ++m) {
           ptx::multiply_add<T>(s[m][2 * n], a[m], b[0], b[1]);
@@ -147,49 +303,64 @@ class WideWay {
     }
   }
 
-  __device__ __forceinline__ void multiply_values(uint32_t values, const float (&s)[RowTiles][kColumns][4]) {
+  /// Weights as the product with values wants them.
+  __device__ __forceinline__ static void pack(const float (&s)[RowTiles][kColumns][4],
+                                              uint32_t (&weights)[RowTiles][kColumns][2]) {
+#pragma unroll
+    for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+      for (int32_t n = 0; n < kColumns; ++n) {
+#pragma unroll
+        for (int32_t h = 0; h < 2; ++h) weights[m][n][h] = ptx::pack_two<T>(s[m][n][2 * h], s[m][n][2 * h + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_values(uint32_t values, const uint32_t (&weights)[RowTiles][kColumns][2]) {
     const uint32_t v = anew(values + piece_offset(DimV, lane_ % 16, lane_ / 16));
 #pragma unroll
     for (int32_t step = 0; step < kColumns / 2; ++step) {
-      uint32_t a[RowTiles][4];
-#pragma unroll
-      for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i) {
-          a[m][i] = ptx::pack_two<T>(s[m][2 * step + i / 2][i % 2 * 2], s[m][2 * step + i / 2][i % 2 * 2 + 1]);
-        }
-      }
 #pragma unroll
       for (int32_t n = 0; n < DimV / 16; ++n) {
         uint32_t b[4];
-        ptx::load_matrices_transposed(b, advance(v + 2 * 16 * step * DimV, 2 * n));
+        ptx::load_matrices_transposed(b, advance(v, 2 * n) + 2 * 16 * step * DimV);
 #pragma unroll
         for (int32_t m = 0; m < RowTiles; ++m) {
-          ptx::multiply_add<T>(acc_[m][2 * n], a[m], b[0], b[1]);
-          ptx::multiply_add<T>(acc_[m][2 * n + 1], a[m], b[2], b[3]);
+          const uint32_t a[4] = {weights[m][2 * step][0], weights[m][2 * step][1], weights[m][2 * step + 1][0],
+                                 weights[m][2 * step + 1][1]};
+          ptx::multiply_add<T>(acc_[m][2 * n], a, b[0], b[1]);
+          ptx::multiply_add<T>(acc_[m][2 * n + 1], a, b[2], b[3]);
         }
       }
     }
   }
 
   __device__ __forceinline__ void set_special_apart(uint32_t values, int32_t first) {
-    if (__syncthreads_or(scan_special<T, DimV>(values, kWideTokens, thread_, kThreads, false)) == 0) return;
-    add_special<T, DimV>(params_, rows_, values, first, kWideTokens, first_row_, acc_);
+    if (__syncthreads_or(scan_special<T, DimV>(values, kTile, thread_, kThreads, false)) == 0) return;
+    add_special<T, DimV>(params_, rows_, values, first, kTile, first_row_, acc_);
     __syncthreads();
-    scan_special<T, DimV>(values, kWideTokens, thread_, kThreads, true);
+    scan_special<T, DimV>(values, kTile, thread_, kThreads, true);
     __syncthreads();
   }
+
+  static constexpr uint32_t kAllLanes = 0xffffffffu;
+  static constexpr int32_t kGroupThreads = 8;  ///< that copy one token's pieces
+  static_assert(kThreads == 16 * kGroupThreads && DimQk % (8 * kPiece) == 0 && DimV % (8 * kPiece) == 0);
 
   const AttentionParams& params_;
   const ItemContext& context_;
   RowInfo<Rows>& rows_;
   const uint32_t q_;
-  const uint32_t stages_;
+  const uint32_t slots_;
   const int32_t thread_;
   const int32_t lane_;
   const int32_t warp_;
   const int32_t first_row_;  ///< this lane's first; the others are 8, 16, ... further
+  bool direct_;              ///< tokens lie in groups of 16
+  TokenPlace next_{0, -1};   ///< of this lane's group or this thread's token of the tile to be copied next
   RowState<RowTiles> state_;
+  float scale_[RowTiles][2];
+  bool turned_;  ///< some row of the warp has a scale that is not positive
   float acc_[RowTiles][DimV / 8][4];
 };
 

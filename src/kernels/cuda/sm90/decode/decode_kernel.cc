@@ -111,7 +111,7 @@ const AttentionKernel kSm90DecodeKernel{.name = "cuda-sm90-decode",
                                         .workers_per_sm = 1,
                                         .tile_cost = 96,
                                         .row_cost = 1,
-                                        .item_cost = 48,
+                                        .start_cost = 48,
                                         .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90
