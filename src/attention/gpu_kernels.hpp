@@ -2,6 +2,7 @@
 
 #include "folio/types/device.hpp"
 #include "kernels/cuda/common/cache/move.hpp"
+#include "kernels/cuda/common/combine/arrange.hpp"
 #include "kernels/cuda/common/combine/combine.hpp"
 #include "kernels/cuda/common/combine/ranks.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
@@ -23,6 +24,7 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::WeighParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::PackParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::SumParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ArrangeParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::QuantizeFp8Params& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::Nvfp4Params& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::MaxScaleParams& params, Stream stream) const = 0;

@@ -20,6 +20,7 @@ class CudaKernels : public GpuBackend {
   void enqueue(const gpu_kernels::WeighParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::PackParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::SumParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const gpu_kernels::ArrangeParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::QuantizeFp8Params& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::Nvfp4Params& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::MaxScaleParams& params, Stream stream) const final { on_device(params, stream); }
