@@ -60,8 +60,9 @@ struct CommonAttentionMetadata {
   /// [R], on the host: no less than seq_lens, and equal to it for requests whose prompt is being computed. For planning
   /// ahead of drafts that may yet be rejected.
   std::span<const int32_t> seq_lens_host_upper_bound;
-  std::span<const int32_t> dcp_local_seq_lens;  ///< [R], this rank's share of seq_lens under decode context parallelism
-  std::span<const int32_t> encoder_seq_lens;    ///< [R], cross attention only
+  /// [R], on the host: this rank's share of seq_lens under decode context parallelism.
+  std::span<const int32_t> dcp_local_seq_lens;
+  std::span<const int32_t> encoder_seq_lens;       ///< [R], cross attention only
   std::span<const int32_t> encoder_seq_lens_host;  ///< [R], a copy as those above
   std::span<const int32_t> logits_indices_padded;  ///< tokens whose logits are wanted, for layers that skip the others
   int32_t num_logits_indices = 0;                  ///< of those, how many are not padding
