@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "core/error_for_test.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::message_of;
 
 KvPoolConfig small(int32_t page_size = 1) {
   KvPoolConfig config;
@@ -24,17 +26,6 @@ KvPoolConfig small(int32_t page_size = 1) {
   config.head_dim_qk = 16;
   config.head_dim_v = 8;
   return config;
-}
-
-template <typename Call>
-std::string error_of(Call call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(KvPoolTest, HasADummyPageAndZeroedMemory) {
@@ -83,9 +74,9 @@ TEST(KvPoolTest, PagesOfAnySizeAreViews) {
     EXPECT_EQ(view.num_pages * page_size, 64);
     for (int64_t slot = 0; slot < 64; ++slot) EXPECT_EQ(row(view, slot), row(pool.view(0), slot));
   }
-  EXPECT_THAT(error_of([&] { (void)pool.view(0, 3); }),
+  EXPECT_THAT(message_of([&] { (void)pool.view(0, 3); }),
               HasSubstr("page_size is 3; it must divide the layer's 64 slots"));
-  EXPECT_THAT(error_of([&] { (void)pool.view(0, 0); }), HasSubstr("page_size is 0"));
+  EXPECT_THAT(message_of([&] { (void)pool.view(0, 0); }), HasSubstr("page_size is 0"));
 }
 
 TEST(KvPoolTest, OtherLayoutsHaveTheirOwnPagesOnly) {
@@ -99,14 +90,14 @@ TEST(KvPoolTest, OtherLayoutsHaveTheirOwnPagesOnly) {
   EXPECT_EQ(packed.view(0).format, KvFormat::kCpuPacked);
   for (const KvPool* pool : {&head_major, &packed}) {
     const auto offered = HasSubstr("token-major pools offer it");
-    EXPECT_THAT(error_of([&] { (void)pool->view(0, 1); }, ErrorCode::kUnsupported), offered);
-    EXPECT_THAT(error_of([&] { (void)pool->key_buffer(0); }, ErrorCode::kUnsupported), offered);
-    EXPECT_THAT(error_of([&] { (void)pool->value_buffer(0); }, ErrorCode::kUnsupported), offered);
+    EXPECT_THAT(message_of([&] { (void)pool->view(0, 1); }, ErrorCode::kUnsupported), offered);
+    EXPECT_THAT(message_of([&] { (void)pool->key_buffer(0); }, ErrorCode::kUnsupported), offered);
+    EXPECT_THAT(message_of([&] { (void)pool->value_buffer(0); }, ErrorCode::kUnsupported), offered);
   }
   config.page_size = 8;
-  EXPECT_THAT(error_of([&] { KvPool{config}; }, ErrorCode::kUnsupported), HasSubstr("page_size 8"));
+  EXPECT_THAT(message_of([&] { KvPool{config}; }, ErrorCode::kUnsupported), HasSubstr("page_size 8"));
   config.layout = static_cast<KvPoolLayout>(7);
-  EXPECT_THAT(error_of([&] { KvPool{config}; }), HasSubstr("layout is 7"));
+  EXPECT_THAT(message_of([&] { KvPool{config}; }), HasSubstr("layout is 7"));
 }
 
 TEST(KvPoolTest, BorrowsMemory) {
@@ -121,17 +112,17 @@ TEST(KvPoolTest, BorrowsMemory) {
   EXPECT_EQ(pool.view(1).k, ks[1]);
   EXPECT_EQ(pool.view(1).v, vs[1]);
   EXPECT_EQ(k[5], 7);
-  EXPECT_THAT(error_of([&] { KvPool(config, ks, std::span(vs).first(1)); }),
+  EXPECT_THAT(message_of([&] { KvPool(config, ks, std::span(vs).first(1)); }),
               HasSubstr("2 addresses for keys and 1 for values; the pool has 2 layers"));
   const std::vector<void*> nulls(2);
-  EXPECT_THAT(error_of([&] { KvPool(config, nulls, nulls); }), HasSubstr("k is null"));
+  EXPECT_THAT(message_of([&] { KvPool(config, nulls, nulls); }), HasSubstr("k is null"));
 }
 
 TEST(KvPoolTest, ChecksItsConfiguration) {
   const auto refused = [](auto change) {
     KvPoolConfig config = small(4);
     change(config);
-    return error_of([&] { KvPool{config}; });
+    return message_of([&] { KvPool{config}; });
   };
   EXPECT_THAT(refused([](auto& c) { c.num_slots = 50; }),
               HasSubstr("num_slots is 50; it must be a multiple of page_size"));
@@ -141,8 +132,8 @@ TEST(KvPoolTest, ChecksItsConfiguration) {
   EXPECT_THAT(refused([](auto& c) { c.num_kv_heads = 0; }), HasSubstr("num_kv_heads is 0"));
   EXPECT_THAT(refused([](auto& c) { c.dtype = DType::kFloat4E2M1x2; }), HasSubstr("dtype"));
   const KvPool pool(small());
-  EXPECT_THAT(error_of([&] { (void)pool.view(2); }), HasSubstr("layer 2 is not of this pool; it has layers 0 to 1"));
-  EXPECT_THAT(error_of([&] { (void)pool.k_scale(-1); }), HasSubstr("layer -1"));
+  EXPECT_THAT(message_of([&] { (void)pool.view(2); }), HasSubstr("layer 2 is not of this pool; it has layers 0 to 1"));
+  EXPECT_THAT(message_of([&] { (void)pool.k_scale(-1); }), HasSubstr("layer -1"));
 }
 
 TEST(KvPoolTest, ScalesBelongToFp8) {
@@ -163,18 +154,19 @@ TEST(KvPoolTest, ScalesBelongToFp8) {
 
   Scale bad;
   bad.value = 0;
-  EXPECT_THAT(error_of([&] { pool.set_scales(0, bad, {}); }), HasSubstr("k_scale is 0; it must be finite and above 0"));
+  EXPECT_THAT(message_of([&] { pool.set_scales(0, bad, {}); }),
+              HasSubstr("k_scale is 0; it must be finite and above 0"));
   bad.value = NAN;
-  EXPECT_THAT(error_of([&] { pool.set_scales(0, {}, bad); }), HasSubstr("v_scale is nan"));
+  EXPECT_THAT(message_of([&] { pool.set_scales(0, {}, bad); }), HasSubstr("v_scale is nan"));
   bad = v;
   bad.value = 2;
-  EXPECT_THAT(error_of([&] { pool.set_scales(0, {}, bad); }), HasSubstr("both an array and the value 2"));
+  EXPECT_THAT(message_of([&] { pool.set_scales(0, {}, bad); }), HasSubstr("both an array and the value 2"));
   bad = v;
   bad.granularity = ScaleGranularity::kPerRequest;
-  EXPECT_THAT(error_of([&] { pool.set_scales(0, {}, bad); }), HasSubstr("v_scale is per request"));
+  EXPECT_THAT(message_of([&] { pool.set_scales(0, {}, bad); }), HasSubstr("v_scale is per request"));
   EXPECT_EQ(pool.v_scale(0).data, nullptr);
   KvPool wide(small());
-  EXPECT_THAT(error_of([&] { wide.set_scales(0, k, {}); }), HasSubstr("k_scale is given for a pool of float16"));
+  EXPECT_THAT(message_of([&] { wide.set_scales(0, k, {}); }), HasSubstr("k_scale is given for a pool of float16"));
 }
 
 TEST(KvPoolTest, FlattensAnyLeadingShape) {
@@ -212,17 +204,17 @@ TEST(KvPoolTest, FlattensAnyLeadingShape) {
 
   ConstTensorView torn = sliced;
   torn.strides[0] = 512;
-  EXPECT_THAT(error_of([&] { (void)args_of(torn, v4); }), HasSubstr("k has a stride of 512 in dimension 0"));
+  EXPECT_THAT(message_of([&] { (void)args_of(torn, v4); }), HasSubstr("k has a stride of 512 in dimension 0"));
   ConstTensorView gaps = k3;
   gaps.strides[2] = 2;
-  EXPECT_THAT(error_of([&] { (void)args_of(gaps, v3); }), HasSubstr("must be contiguous"));
-  EXPECT_THAT(error_of([&] { (void)args_of(v3, v3); }),
+  EXPECT_THAT(message_of([&] { (void)args_of(gaps, v3); }), HasSubstr("must be contiguous"));
+  EXPECT_THAT(message_of([&] { (void)args_of(v3, v3); }),
               HasSubstr("k ends in a dimension of 8; it must end in [3, 16]"));
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(message_of([&] {
                 (void)args_of(k3, ConstTensorView(v.data(), DType::kFloat16, {5, 3, 8}));
               }),
               HasSubstr("v has 5 tokens, slots has 6"));
-  EXPECT_THAT(error_of([&] { (void)args_of(ConstTensorView(), v3); }), HasSubstr("k has rank 0"));
+  EXPECT_THAT(message_of([&] { (void)args_of(ConstTensorView(), v3); }), HasSubstr("k has rank 0"));
 }
 
 }  // namespace

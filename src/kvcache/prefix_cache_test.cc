@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/error_for_test.hpp"
 #include "folio/kvcache/req_to_token_pool.hpp"
 #include "folio/kvcache/token_allocator.hpp"
 #include "folio/types/error.hpp"
@@ -20,18 +21,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::message_of;
 using Ints = std::vector<int32_t>;
-
-template <typename Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
-}
 
 class PrefixCacheTest : public ::testing::Test {
  protected:
@@ -223,7 +214,7 @@ TEST_F(PrefixCacheTest, ChecksHandOversFirst) {
   PrefixLock lock = acquire({1, 2});
   Ints slots{11, 12, 13};
   const auto extend = [&](const Ints& tokens, Ints own, std::string_view extra_key = {}) {
-    return error_of([&] { cache_.extend(lock, {tokens, extra_key}, own, changes_); });
+    return message_of([&] { cache_.extend(lock, {tokens, extra_key}, own, changes_); });
   };
   EXPECT_THAT(extend({1, 2, 3}, {11, 12}), HasSubstr("there are 2 slots for 3 tokens"));
   EXPECT_THAT(extend({1, 2, 3}, {11, 12, -1}), HasSubstr("the slot of token 2 is -1"));
@@ -231,19 +222,19 @@ TEST_F(PrefixCacheTest, ChecksHandOversFirst) {
   EXPECT_THAT(extend({1, 9, 3}, {11, 12, 13}), HasSubstr("are not those that the lock keeps"));
   EXPECT_THAT(extend({1, 2, 3}, {11, 92, 13}), HasSubstr("some are not the tree's; they are written back"));
   EXPECT_THAT(extend({1, 2, 3}, {11, 12, 13}, "adapter"), HasSubstr("extra key"));
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(message_of([&] {
                 cache_.extend(lock, {Ints{1, 2, 3}}, slots, changes_, 1);
               }),
               HasSubstr("window_begin is 1 in a cache without a window"));
   PrefixCache other;
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(message_of([&] {
                 other.extend(lock, {Ints{1, 2, 3}}, slots, changes_);
               }),
               HasSubstr("the lock is of another prefix cache"));
   EXPECT_EQ(lock.length(), 2);
   EXPECT_EQ(cache_.size(), 2);
   EXPECT_TRUE(changes_.empty());
-  EXPECT_THAT(error_of([&] { cache_.insert({Ints{5}}, Ints{}, changes_); }), HasSubstr("0 slots for 1 tokens"));
+  EXPECT_THAT(message_of([&] { cache_.insert({Ints{5}}, Ints{}, changes_); }), HasSubstr("0 slots for 1 tokens"));
   EXPECT_EQ(cache_.match({Ints{5}}), 0);
 }
 
@@ -252,15 +243,15 @@ TEST_F(PrefixCacheTest, ChecksWindows) {
   const Ints tokens{1, 2, 3, 4};
   const Ints slots{2, 3, 4, 5};
   for (const int64_t begin : {-2, 1, 6}) {
-    EXPECT_THAT(error_of([&] { cache.insert({tokens}, slots, changes_, begin); }),
+    EXPECT_THAT(message_of([&] { cache.insert({tokens}, slots, changes_, begin); }),
                 HasSubstr("it must be a multiple of page_size (2) in [0, 4]"));
   }
-  EXPECT_THAT(error_of([&] { cache.evict({.slots = -1}, changes_); }), HasSubstr("amounts are not negative"));
-  EXPECT_THAT(error_of([&] { cache_.evict({.slots = 1, .window_copies = 1}, changes_); }),
+  EXPECT_THAT(message_of([&] { cache.evict({.slots = -1}, changes_); }), HasSubstr("amounts are not negative"));
+  EXPECT_THAT(message_of([&] { cache_.evict({.slots = 1, .window_copies = 1}, changes_); }),
               HasSubstr("of a cache without a window"));
-  EXPECT_THAT(error_of([] { PrefixCache({.page_size = 0}); }), HasSubstr("page_size is 0"));
-  EXPECT_THAT(error_of([] { PrefixCache({.window_left = 0}); }), HasSubstr("window_left is 0"));
-  EXPECT_THAT(error_of([] { PrefixCache({.window_left = -2}); }), HasSubstr("window_left is -2"));
+  EXPECT_THAT(message_of([] { PrefixCache({.page_size = 0}); }), HasSubstr("page_size is 0"));
+  EXPECT_THAT(message_of([] { PrefixCache({.window_left = 0}); }), HasSubstr("window_left is 0"));
+  EXPECT_THAT(message_of([] { PrefixCache({.window_left = -2}); }), HasSubstr("window_left is -2"));
 }
 
 // SGLang replaced the slots of a tombstone by the request's and freed the old ones, also where another request's row
@@ -299,7 +290,7 @@ TEST_F(PrefixCacheTest, ExtendWithoutWindowCopiesHandsOverNothing) {
 TEST_F(PrefixCacheTest, ClearForgets) {
   insert({1, 2}, {11, 12});
   PrefixLock lock = acquire({1});
-  EXPECT_THAT(error_of([&] { cache_.clear(); }), HasSubstr("1 locks live"));
+  EXPECT_THAT(message_of([&] { cache_.clear(); }), HasSubstr("1 locks live"));
   lock.reset();
   cache_.clear();
   EXPECT_EQ(cache_.size(), 0);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error_for_test.hpp"
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 #include "folio/types/error.hpp"
@@ -16,18 +17,8 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::message_of;
 using Ints = std::vector<int32_t>;
-
-template <typename Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
-}
 
 class ReqToTokenPoolGolden : public ::testing::TestWithParam<testing::GoldenCase> {};
 
@@ -46,7 +37,7 @@ TEST_P(ReqToTokenPoolGolden, HandsOutRows) {
     } else if (op == "available") {
       EXPECT_EQ(pool.available(), step.at("rows").get<int32_t>());
     } else if (step.contains("error")) {
-      EXPECT_THAT(error_of([&] { pool.free(step.at("row")); }), HasSubstr(step.at("error").get<std::string>()));
+      EXPECT_THAT(message_of([&] { pool.free(step.at("row")); }), HasSubstr(step.at("error").get<std::string>()));
     } else {
       pool.free(step.at("row"));
     }
@@ -64,10 +55,10 @@ TEST(ReqToTokenPoolTest, WritesPositionsOfHeldRows) {
   pool.write(row, 2, Ints{8, 9});
   pool.write(row, 4, Ints{});
   EXPECT_THAT(pool.row(row), ElementsAre(5, 6, 8, 9));
-  EXPECT_THAT(error_of([&] { pool.write(row, 3, Ints{1, 2}); }), HasSubstr("positions 3 to 5 of row 1"));
-  EXPECT_THAT(error_of([&] { pool.write(row, -1, Ints{1}); }), HasSubstr("positions -1 to 0"));
-  EXPECT_THAT(error_of([&] { pool.write(row + 1, 0, Ints{1}); }), HasSubstr("row 2 is not held"));
-  EXPECT_THAT(error_of([&] { pool.write(7, 0, Ints{1}); }), HasSubstr("row 7 is not of this pool"));
+  EXPECT_THAT(message_of([&] { pool.write(row, 3, Ints{1, 2}); }), HasSubstr("positions 3 to 5 of row 1"));
+  EXPECT_THAT(message_of([&] { pool.write(row, -1, Ints{1}); }), HasSubstr("positions -1 to 0"));
+  EXPECT_THAT(message_of([&] { pool.write(row + 1, 0, Ints{1}); }), HasSubstr("row 2 is not held"));
+  EXPECT_THAT(message_of([&] { pool.write(7, 0, Ints{1}); }), HasSubstr("row 7 is not of this pool"));
   EXPECT_THAT(pool.row(row), ElementsAre(5, 6, 8, 9));
 }
 
@@ -80,7 +71,7 @@ TEST(ReqToTokenPoolTest, KeepsRowZeroForPadding) {
     EXPECT_NE(row, 0);
     pool.write(row, 0, Ints{1, 2, 3, 4});
   }
-  EXPECT_THAT(error_of([&] { pool.write(0, 0, Ints{1}); }), HasSubstr("row 0 is the dummy row"));
+  EXPECT_THAT(message_of([&] { pool.write(0, 0, Ints{1}); }), HasSubstr("row 0 is the dummy row"));
   EXPECT_THAT(pool.row(0), Each(0));
 }
 
@@ -110,9 +101,9 @@ TEST(ReqToTokenPoolTest, IsAsNewAfterClear) {
 }
 
 TEST(ReqToTokenPoolTest, ChecksItsSizes) {
-  EXPECT_THAT(error_of([] { ReqToTokenPool(0, 4); }), HasSubstr("max_reqs is 0"));
-  EXPECT_THAT(error_of([] { ReqToTokenPool(4, 0); }), HasSubstr("max_context_len is 0"));
-  EXPECT_THAT(error_of([] { (void)ReqToTokenPool(1, 1).row(2); }), HasSubstr("row 2 is not of this pool"));
+  EXPECT_THAT(message_of([] { ReqToTokenPool(0, 4); }), HasSubstr("max_reqs is 0"));
+  EXPECT_THAT(message_of([] { ReqToTokenPool(4, 0); }), HasSubstr("max_context_len is 0"));
+  EXPECT_THAT(message_of([] { (void)ReqToTokenPool(1, 1).row(2); }), HasSubstr("row 2 is not of this pool"));
 }
 
 }  // namespace

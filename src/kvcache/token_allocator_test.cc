@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/error_for_test.hpp"
 #include "core/golden_test.hpp"
 #include "folio/types/error.hpp"
 
@@ -14,18 +15,8 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
+using testing::message_of;
 using Slots = std::vector<int32_t>;
-
-template <typename Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
-}
 
 class TokenAllocatorGolden : public ::testing::TestWithParam<testing::GoldenCase> {
  protected:
@@ -35,7 +26,7 @@ class TokenAllocatorGolden : public ::testing::TestWithParam<testing::GoldenCase
     Slots slots(count, -7);
     const Slots untouched = slots;
     if (step.contains("error")) {
-      EXPECT_THAT(error_of([&] { (void)fill(slots); }), HasSubstr(step.at("error").get<std::string>()));
+      EXPECT_THAT(message_of([&] { (void)fill(slots); }), HasSubstr(step.at("error").get<std::string>()));
       EXPECT_EQ(slots, untouched);
     } else if (step.at("slots").is_null()) {
       EXPECT_FALSE(fill(slots));
@@ -65,7 +56,7 @@ TEST_P(TokenAllocatorGolden, GivesAndTakes) {
       expect_slots(step, step.at("count").get<size_t>(), [&](Slots& slots) { return allocator.alloc(slots); });
     } else if (op == "free" && step.contains("error")) {
       const int32_t before = allocator.available();
-      EXPECT_THAT(error_of([&] { allocator.free(step.at("slots").get<Slots>()); }),
+      EXPECT_THAT(message_of([&] { allocator.free(step.at("slots").get<Slots>()); }),
                   HasSubstr(step.at("error").get<std::string>()));
       EXPECT_EQ(allocator.available(), before);
     } else if (op == "free") {
@@ -96,10 +87,10 @@ INSTANTIATE_TEST_SUITE_P(Cases, TokenAllocatorGolden,
                          testing::golden_case_name);
 
 TEST(TokenAllocatorTest, ChecksItsSizes) {
-  EXPECT_THAT(error_of([] { TokenAllocator(10, 4); }), HasSubstr("num_slots is 10; it must be a multiple"));
-  EXPECT_THAT(error_of([] { TokenAllocator(-4, 4); }), HasSubstr("num_slots is -4"));
-  EXPECT_THAT(error_of([] { TokenAllocator(4, 0); }), HasSubstr("page_size is 0"));
-  EXPECT_THAT(error_of([] { TokenAllocator(INT32_MAX, 1); }), HasSubstr("2^31 - 1 - page_size"));
+  EXPECT_THAT(message_of([] { TokenAllocator(10, 4); }), HasSubstr("num_slots is 10; it must be a multiple"));
+  EXPECT_THAT(message_of([] { TokenAllocator(-4, 4); }), HasSubstr("num_slots is -4"));
+  EXPECT_THAT(message_of([] { TokenAllocator(4, 0); }), HasSubstr("page_size is 0"));
+  EXPECT_THAT(message_of([] { TokenAllocator(INT32_MAX, 1); }), HasSubstr("2^31 - 1 - page_size"));
   TokenAllocator none(0, 4);
   Slots slots(1);
   EXPECT_FALSE(none.alloc(slots));
@@ -112,10 +103,10 @@ TEST(TokenAllocatorTest, ChecksTheNumbersOfArguments) {
   const Slots one{0};
   const Slots two{0, 0};
   Slots slots(3);
-  EXPECT_THAT(error_of([&] { (void)allocator.alloc_extend(one, two, two, slots); }),
+  EXPECT_THAT(message_of([&] { (void)allocator.alloc_extend(one, two, two, slots); }),
               HasSubstr("one of each a request"));
-  EXPECT_THAT(error_of([&] { (void)allocator.alloc_decode(one, two, slots); }), HasSubstr("one of each a request"));
-  EXPECT_THAT(error_of([&] { (void)allocator.alloc_extend(one, Slots{2}, one, slots); }),
+  EXPECT_THAT(message_of([&] { (void)allocator.alloc_decode(one, two, slots); }), HasSubstr("one of each a request"));
+  EXPECT_THAT(message_of([&] { (void)allocator.alloc_extend(one, Slots{2}, one, slots); }),
               HasSubstr("slots has 3 entries; the requests grow by 2 tokens"));
   EXPECT_EQ(allocator.available(), 8);
 }
@@ -127,8 +118,8 @@ TEST(TokenAllocatorTest, HasOneGroupAtATime) {
   {
     TokenAllocator::FreeGroup group = allocator.free_group();
     TokenAllocator::FreeGroup moved = std::move(group);
-    EXPECT_THAT(error_of([&] { (void)allocator.free_group(); }), HasSubstr("groups do not nest"));
-    EXPECT_THAT(error_of([&] { allocator.clear(); }), HasSubstr("group of frees is open"));
+    EXPECT_THAT(message_of([&] { (void)allocator.free_group(); }), HasSubstr("groups do not nest"));
+    EXPECT_THAT(message_of([&] { allocator.clear(); }), HasSubstr("group of frees is open"));
     allocator.free(slots);
     EXPECT_EQ(allocator.available(), 2);
   }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error_for_test.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio {
@@ -13,18 +14,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::message_of;
 using Slots = std::vector<int32_t>;
-
-template <typename Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
-}
 
 Slots alloc(WindowTokenAllocator& allocator, size_t count) {
   Slots slots(count);
@@ -85,10 +76,11 @@ TEST(WindowTokenAllocatorTest, GrowsRequests) {
   EXPECT_THAT(next, ElementsAre(11, 16));
   EXPECT_THAT(window_of(allocator, next), ElementsAre(11, 4));
   allocator.free_window(next);
-  EXPECT_THAT(error_of([&] { (void)allocator.alloc_decode(Slots{6}, Slots{16}, std::span(next).first(1)); }),
+  EXPECT_THAT(message_of([&] { (void)allocator.alloc_decode(Slots{6}, Slots{16}, std::span(next).first(1)); }),
               HasSubstr("goes on in the page of slot 16, which has no window copy"));
-  EXPECT_THAT(error_of([&] { (void)allocator.alloc_extend(Slots{5}, Slots{6}, Slots{99}, std::span(next).first(1)); }),
-              HasSubstr("the last slot of request 0 is 99, which is not held"));
+  EXPECT_THAT(
+      message_of([&] { (void)allocator.alloc_extend(Slots{5}, Slots{6}, Slots{99}, std::span(next).first(1)); }),
+      HasSubstr("the last slot of request 0 is 99, which is not held"));
   allocator.check_invariants();
 }
 
@@ -109,7 +101,7 @@ TEST(WindowTokenAllocatorTest, MovesCopies) {
 
   const auto move = [&](int32_t from, int32_t to) {
     const SlotChanges::Move one{from, to};
-    return error_of([&] { allocator.move_window({&one, 1}); });
+    return message_of([&] { allocator.move_window({&one, 1}); });
   };
   EXPECT_THAT(move(tree[0], tree[2]), HasSubstr("cannot become that of slot 4, which has one"));
   EXPECT_THAT(move(tree[0], tree[3]), HasSubstr("their offsets in pages of 2 differ"));
@@ -122,15 +114,15 @@ TEST(WindowTokenAllocatorTest, MovesCopies) {
 TEST(WindowTokenAllocatorTest, ChecksBeforeItChanges) {
   WindowTokenAllocator allocator(4, 4);
   const Slots slots = alloc(allocator, 2);
-  EXPECT_THAT(error_of([&] { allocator.free_window(Slots{1, 3}); }), HasSubstr("slot 3 is not held"));
-  EXPECT_THAT(error_of([&] { allocator.free(Slots{1, 3}); }), HasSubstr("slot 3 is not held"));
+  EXPECT_THAT(message_of([&] { allocator.free_window(Slots{1, 3}); }), HasSubstr("slot 3 is not held"));
+  EXPECT_THAT(message_of([&] { allocator.free(Slots{1, 3}); }), HasSubstr("slot 3 is not held"));
   EXPECT_TRUE(allocator.has_window_copy(1));
   allocator.free_window(slots);
   allocator.free_window(slots);
   EXPECT_EQ(allocator.window_available(), 4);
   Slots one(1);
-  EXPECT_THAT(error_of([&] { allocator.to_window(slots, one); }), HasSubstr("2 slots and 1 places"));
-  EXPECT_THAT(error_of([] { WindowTokenAllocator(8, 7, 2); }), HasSubstr("num_slots is 7"));
+  EXPECT_THAT(message_of([&] { allocator.to_window(slots, one); }), HasSubstr("2 slots and 1 places"));
+  EXPECT_THAT(message_of([] { WindowTokenAllocator(8, 7, 2); }), HasSubstr("num_slots is 7"));
   allocator.clear();
   EXPECT_EQ(allocator.available(), 4);
   allocator.check_invariants();
