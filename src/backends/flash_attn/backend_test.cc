@@ -2,11 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "backends/common/capability_golden_test.hpp"
+#include "core/error_for_test.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends {
@@ -14,6 +14,7 @@ namespace {
 
 using folio::testing::golden_cases;
 using folio::testing::GoldenCase;
+using folio::testing::message_of;
 
 constexpr BackendProfile kNative = BackendProfile::kNative;
 constexpr BackendProfile k2026_03 = BackendProfile::kVllm2026_03;
@@ -28,16 +29,6 @@ FlashAttentionFacts facts_of(const nlohmann::json& given) {
   facts.mamba_cache_dtype = given.value("mamba_cache", "auto");
   facts.mamba_ssm_cache_dtype = given.value("mamba_ssm", "auto");
   return facts;
-}
-
-std::string message_of(const std::function<void()>& call, ErrorCode code) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 class FlashAttentionValidation : public ::testing::TestWithParam<GoldenCase> {};

@@ -1,28 +1,17 @@
 #pragma once
 
-#include <functional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "backends/flashinfer/batch_fixture.hpp"
+#include "core/error_for_test.hpp"
 #include "core/golden_test.hpp"
 #include "folio/backends/flash_attn.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends::testing {
 
-/// The message of the Error that `call` throws; std::logic_error, which fails a test, if it does not throw one with
-/// that code.
-inline std::string message_of(const std::function<void()>& call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    if (error.code() == code) return error.what();
-    throw std::logic_error("an error with another code: " + std::string(error.what()));
-  }
-  throw std::logic_error("nothing was thrown");
-}
+using folio::testing::message_of;
 
 /// One layer, its cache [2, pages, ...] and one step's batch, for this backend. What tests change of `layer`, `config`
 /// and `options` counts when an implementation or a builder is made.

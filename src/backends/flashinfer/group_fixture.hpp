@@ -1,26 +1,15 @@
 #pragma once
 
-#include <functional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "backends/flashinfer/batch_fixture.hpp"
+#include "core/error_for_test.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends::testing {
 
-/// The message of the Error that `call` throws. Throws std::logic_error, which fails a test, if it does not throw one
-/// with that code.
-inline std::string message_of(const std::function<void()>& call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    if (error.code() == code) return error.what();
-    throw std::logic_error("an error with another code: " + std::string(error.what()));
-  }
-  throw std::logic_error("nothing was thrown");
-}
+using folio::testing::message_of;
 
 /// A group of layers and what its builder is made from.
 struct Group {
