@@ -40,7 +40,7 @@ plant(rule, "new-tokens-at-position-0", PLAN, "    segment.first_pos = state.fir
 plant(rule, "new-tokens-read-twice", PLAN, "const int32_t whole = from_cache ? seq_len : older;", "const int32_t whole = seq_len;")
 ORDER = "src/kernels/cuda/common/combine/head_order.hpp"
 plant(rule, "heads-by-rank-not-by-kv-head", ORDER, "return {place / per_group % ranks, place / (per_group * ranks) * per_group + place % per_group};",
-      "return {place / heads, place % heads};")
+      "return {place / heads, place % heads + 0 * (ranks + per_group)};")
 plant(rule, "slopes-of-one-rank", RUN, "params.slopes + rank * params.slopes_rank_stride", "params.slopes")
 plant(rule, "queries-of-one-rank", RUN, "params.from + rank * params.rank_stride +", "params.from +")
 plant(rule, "batches-not-compared", RUN, "header.digest == plan_.digest", "true")
