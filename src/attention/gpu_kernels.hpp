@@ -21,6 +21,7 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::RenumberParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::CombineParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::CleanLseParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::MaskRowsParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::WeighParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::PackParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::SumParams& params, Stream stream) const = 0;
@@ -32,6 +33,7 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::LensParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ListParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::DenseParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ValidateParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::SlotParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ExpandParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ShardLensParams& params, Stream stream) const = 0;

@@ -17,6 +17,7 @@ class CudaKernels : public GpuBackend {
   void enqueue(const gpu_kernels::RenumberParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::CombineParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::CleanLseParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const gpu_kernels::MaskRowsParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::WeighParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::PackParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::SumParams& params, Stream stream) const final { on_device(params, stream); }
@@ -28,6 +29,7 @@ class CudaKernels : public GpuBackend {
   void enqueue(const gpu_kernels::LensParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::ListParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::DenseParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const gpu_kernels::ValidateParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::SlotParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::ExpandParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::ShardLensParams& params, Stream stream) const final { on_device(params, stream); }
