@@ -85,9 +85,11 @@ endfunction()
 # folio_test(NAME t SOURCES ... [MODULES core ...] [LIBRARIES ...] [LABELS ...]): a GoogleTest program. Labels: `unit` (given
 # by folio_module) and `quick` run under AddressSanitizer in continuous integration, `slow` does not; `threads` under
 # ThreadSanitizer; `cuda` needs a GPU. MODULES links the objects of those modules directly (white-box tests); tests of the
-# public API link the library `folio` instead.
+# public API link the library `folio` instead. GPU_FILTER: the tests, as GoogleTest's filters name them, that a GPU must pass
+# too. In builds with CUDA the program then has one more test, <name>.cuda, which runs them there
+# (src/attention/device_for_test.hpp); its sources must include ${FOLIO_DEVICE_FOR_TEST}.
 function(folio_test)
-  cmake_parse_arguments(T "" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(T "" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS;GPU_FILTER" ${ARGN})
   add_executable(${T_NAME} ${T_SOURCES})
   folio_use_test_options(${T_NAME})
   list(REMOVE_DUPLICATES T_MODULES)
@@ -108,4 +110,20 @@ function(folio_test)
   # One label, since gtest_discover_tests takes no lists as properties; ctest's label filters match parts of it.
   list(JOIN T_LABELS "-" label)
   gtest_discover_tests(${T_NAME} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${label}")
+  if(T_GPU_FILTER AND FOLIO_HAS_CUDA)
+    list(JOIN T_GPU_FILTER ":" filter)
+    string(REPLACE ":-" "-" filter "${filter}")
+    add_test(NAME ${T_NAME}.cuda COMMAND ${T_NAME} --gtest_filter=${filter})
+    set_tests_properties(${T_NAME}.cuda PROPERTIES TIMEOUT 600 LABELS cuda ENVIRONMENT FOLIO_TEST_DEVICE=cuda
+                         SKIP_REGULAR_EXPRESSION "FOLIO_TEST_DEVICE: no GPU")
+    add_dependencies(folio_cuda_tests ${T_NAME})
+  endif()
 endfunction()
+
+# What makes a program's suites run on either device.
+set(FOLIO_DEVICE_FOR_TEST ${PROJECT_SOURCE_DIR}/src/attention/device_for_test.cc)
+if(FOLIO_HAS_CUDA)
+  list(APPEND FOLIO_DEVICE_FOR_TEST ${PROJECT_SOURCE_DIR}/src/attention/gpu_memory_for_test.cc)
+else()
+  list(APPEND FOLIO_DEVICE_FOR_TEST ${PROJECT_SOURCE_DIR}/src/attention/no_gpu_memory_for_test.cc)
+endif()

@@ -66,4 +66,10 @@ FOLIO_API void expand_pages(const Context& context, std::span<const int32_t> pag
 FOLIO_API void shard_lens(const Context& context, std::span<const int32_t> lens, const KvShard& shard,
                           std::span<int32_t> local, Stream stream = {}, int32_t* status = nullptr);
 
+/// Looks at every page that the lengths need. A CPU throws as `validate` of page_table.hpp does, naming the first row
+/// and column that is wrong. A GPU reads them when the kernel runs and says only that one is, in `status`, which must
+/// be given there: a page outside [0, num_pages) or beyond the table's memory, or a negative length.
+FOLIO_API void validate(const Context& context, const PageTableView& table, std::span<const int32_t> seq_lens,
+                        int32_t page_size, int64_t num_pages, Stream stream = {}, int32_t* status = nullptr);
+
 }  // namespace folio::inline v0

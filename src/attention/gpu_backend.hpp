@@ -41,6 +41,10 @@ class GpuBackend : public GpuKernels {
   virtual void synchronize(Stream stream) const = 0;
   /// Enqueues a copy within this GPU's memory.
   virtual void copy(void* to, const void* from, size_t bytes, Stream stream) const = 0;
+  /// Enqueues a copy from the host. On return `from` may be changed, if it is ordinary memory and not page-locked.
+  virtual void upload(void* to, const void* from, size_t bytes, Stream stream) const = 0;
+  /// Copies to the host and waits for it.
+  virtual void download(void* to, const void* from, size_t bytes, Stream stream) const = 0;
   /// Lets the GPU use host memory at its own address, and takes that back. For tests: such memory is slow.
   virtual void map_host_memory(void* data, size_t bytes) const = 0;
   virtual void unmap_host_memory(void* data) const noexcept = 0;

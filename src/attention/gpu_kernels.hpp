@@ -2,6 +2,7 @@
 
 #include "folio/types/device.hpp"
 #include "kernels/cuda/common/cache/move.hpp"
+#include "kernels/cuda/common/combine/arrange.hpp"
 #include "kernels/cuda/common/combine/combine.hpp"
 #include "kernels/cuda/common/combine/ranks.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
@@ -20,9 +21,11 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::RenumberParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::CombineParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::CleanLseParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::MaskRowsParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::WeighParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::PackParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::SumParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ArrangeParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::QuantizeFp8Params& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::Nvfp4Params& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::MaxScaleParams& params, Stream stream) const = 0;
@@ -30,6 +33,7 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::LensParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ListParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::DenseParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ValidateParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::SlotParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ExpandParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ShardLensParams& params, Stream stream) const = 0;

@@ -297,4 +297,14 @@ void shard_lens(const Context& context, std::span<const int32_t> lens, const KvS
   for (size_t i = 0; i < lens.size(); ++i) local[i] = shard_len(lens[i], shard.world, shard.rank, shard.interleave);
 }
 
+void validate(const Context& context, const PageTableView& table, std::span<const int32_t> seq_lens, int32_t page_size,
+              int64_t num_pages, Stream stream, int32_t* status) {
+  const attention::GpuBackend* const gpu = gpu_of("validate", context, stream, status);
+  if (gpu == nullptr) return validate(table, seq_lens, page_size, num_pages);
+  check_list(table, seq_lens, page_size);
+  require(status != nullptr, "status is null; a GPU has no other way to say that a page is wrong");
+  require(num_pages >= 0, "num_pages is ", num_pages, "; it must not be negative");
+  gpu->enqueue(cuda::ValidateParams{table, seq_lens.data(), rows_of(seq_lens), page_size, num_pages, status}, stream);
+}
+
 }  // namespace folio::inline v0

@@ -88,7 +88,11 @@ TEST(TableOps, RefuseWhatDoesNotFit) {
   Ints indices(4);
   EXPECT_THAT(refusal([&] { to_csr(cpu(), batch.table(), batch.lens, 4, indptr, indices, last); }),
               HasSubstr("there are 5 pages; indices has room for 4"));
+  EXPECT_NO_THROW(validate(cpu(), batch.table(), batch.lens, 4, 10));
+  EXPECT_NE(refusal([&] { validate(cpu(), batch.table(), batch.lens, 4, 9); }), "");
   int32_t status = 0;
+  EXPECT_THAT(refusal([&] { validate(cpu(), batch.table(), batch.lens, 4, 10, {}, &status); }),
+              HasSubstr("status is given on a CPU context"));
   EXPECT_THAT(refusal([&] { paged_indptr(cpu(), batch.lens, 4, indptr, last, {}, &status); }),
               HasSubstr("status is given on a CPU context"));
   EXPECT_THAT(refusal([&] { shard_lens(cpu(), batch.lens, {2, 2, 1}, last); }), HasSubstr("rank 2 of 2"));

@@ -43,10 +43,10 @@ uint64_t digest_of(const DcpConfig& config) {
       .value();
 }
 
-void check_config(const Context& context, const DcpConfig& config) {
-  if (context.device().type != DeviceType::kCpu) {
-    core::fail(ErrorCode::kUnsupported, "DcpAttention is offered on CPU contexts; this one is a GPU's");
-  }
+void check_config(const Context& context, const ProcessGroup& group, const DcpConfig& config) {
+  core::require(group.size() == 1 || group.device() == context.device(),
+                "the group's buffers lie in another memory than the context's: a group of threads over a GPU's has ",
+                "ThreadGroupOptions::context");
   const AttentionConfig& attention = config.attention;
   if (attention.mask == MaskKind::kCustom) {
     core::fail(ErrorCode::kUnsupported, "the mask is a custom one; DcpAttention takes kCausal and kNone");
@@ -86,7 +86,7 @@ PrepareOptions prepare_options(const DcpConfig& config) {
 }  // namespace
 
 DcpAttention::DcpAttention(const Context& context, ProcessGroup& group, const DcpConfig& config) {
-  check_config(context, config);
+  check_config(context, group, config);
   AttentionOp cached = prepare(context, cached_config(config.attention, group.size()), prepare_options(config));
   AttentionOp fresh = prepare(context, fresh_config(config.attention), prepare_options(config));
   DcpConfig resolved = config;
@@ -128,7 +128,7 @@ const ProcessGroup& DcpAttention::group() const noexcept {
   return *state_->group;
 }
 
-DcpPlan DcpAttention::plan(const DcpBatch& batch) {
+DcpPlan DcpAttention::plan(const DcpBatch& batch, Stream stream) {
   DcpState& state = *state_;
   const int32_t num_requests = batch.num_requests;
   core::require(num_requests >= 0, "num_requests is ", num_requests);
@@ -183,7 +183,7 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch) {
   if (any_cached) {
     segment.kv_len = state.cached_len.data();
     segment.shard = {state.group->size(), state.group->rank(), state.config.interleave};
-    planned.cached = folio::plan(state.cached_op, view, state.cached_buffer);
+    planned.cached = folio::plan(state.cached_op, view, state.cached_buffer, stream);
   }
   // The sinks' denominators are added here, and rows without any key get their zeros.
   if (any_fresh || !any_cached || state.config.attention.features.has(Feature::kSinks)) {
@@ -191,7 +191,7 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch) {
     segment.source = KvSource::kRagged;
     segment.kv_len = state.fresh_len.data();
     segment.first_pos = state.first_pos.data();
-    planned.fresh = folio::plan(state.fresh_op, view, state.fresh_buffer);
+    planned.fresh = folio::plan(state.fresh_op, view, state.fresh_buffer, stream);
   }
   return planned;
 }

@@ -63,6 +63,7 @@ RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
   if (plan.fresh) {
     layout.fresh = pieces.take(tokens, heads, config.head_dim_v, float_bytes);
     layout.fresh_lse = pieces.take(tokens, heads, 1, float_bytes);
+    if (state.gpu() != nullptr) layout.indptr = pieces.take(int64_t{plan.num_requests} + 1, 1, 1, sizeof(int32_t));
     layout.attention_bytes = std::max(layout.attention_bytes, folio::workspace_size(*plan.fresh));
   }
   layout.attention = pieces.take(layout.attention_bytes);

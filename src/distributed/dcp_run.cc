@@ -7,6 +7,7 @@
 #include "distributed/combine_call.hpp"
 #include "distributed/dcp_state.hpp"
 #include "folio/merge.hpp"
+#include "kernels/cuda/common/combine/head_order.hpp"
 
 namespace folio::inline v0::distributed {
 namespace {
@@ -40,6 +41,7 @@ class Run {
         args_(args),
         layout_(run_layout(state, plan)),
         memory_(static_cast<std::byte*>(workspace.data)),
+        gpu_(state.gpu()),
         stream_(stream) {
     check(workspace);
   }
@@ -65,6 +67,10 @@ class Run {
   }
 
   void fresh_pass() {
+    if (gpu_ != nullptr) {
+      const std::vector<int32_t>& indptr = host_indptr();
+      gpu_->upload(memory_ + layout_.indptr, indptr.data(), indptr.size() * sizeof(int32_t), stream_);
+    }
     const SegmentArgs segment = fresh_segment();
     const Workspace scratch{memory_ + layout_.attention, layout_.attention_bytes};
     folio::run(*plan_.fresh, fresh_args(segment), scratch, stream_);
@@ -100,7 +106,7 @@ class Run {
 
   /// Everything that only this rank knows to be wrong must be found before the others wait for it.
   void check(Workspace workspace) const {
-    core::require(stream_.handle == nullptr, "a CPU context takes the default stream only");
+    core::require(gpu_ != nullptr || stream_.handle == nullptr, "a CPU context takes the default stream only");
     if (layout_.total > 0 && (workspace.data == nullptr || workspace.bytes < layout_.total)) {
       core::fail(ErrorCode::kWorkspaceTooSmall, "the workspace has ", workspace.bytes, " bytes; the plan needs ",
                  layout_.total);
@@ -139,15 +145,19 @@ class Run {
     return segment;
   }
 
+  /// Rows of k and v that each request's new tokens take.
+  const std::vector<int32_t>& host_indptr() const { return plan_.reads_new_tokens ? state_.indptr : state_.no_tokens; }
+
   SegmentArgs fresh_segment() const {
     SegmentArgs segment;
     if (plan_.reads_new_tokens) {
-      segment.ragged = {args_.k, args_.v, state_.indptr.data()};
+      segment.ragged = {args_.k, args_.v, host_indptr().data()};
     } else {
       segment.ragged.k = ConstTensorView(nullptr, config_.ragged_kv, {0, config_.num_kv_heads, config_.head_dim_qk});
       segment.ragged.v = ConstTensorView(nullptr, config_.ragged_kv, {0, config_.num_kv_heads, config_.head_dim_v});
-      segment.ragged.indptr = state_.no_tokens.data();
+      segment.ragged.indptr = host_indptr().data();
     }
+    if (gpu_ != nullptr) segment.ragged.indptr = reinterpret_cast<const int32_t*>(memory_ + layout_.indptr);
     return segment;
   }
 
@@ -185,60 +195,82 @@ class Run {
   /// Brings every rank's queries and slopes to `queries` and `slopes`.
   void gather() {
     if (state_.queries_are_in_order()) return;
-    const int32_t world = state_.group->size();
-    if (!state_.gathers()) {
-      if (args_.alibi_slopes == nullptr) std::fill_n(floats(layout_.slopes), state_.all_heads(), 0.0f);
-      for (int32_t r = 0; r < world; ++r) {
-        const int64_t first = r * heads();
-        const auto* q = static_cast<const std::byte*>(args_.q.data) + first * args_.q.strides[1] * size_of(config_.q);
-        const float* slopes = args_.alibi_slopes == nullptr ? nullptr : args_.alibi_slopes + first;
-        arrange(r, q, args_.q.strides[0], args_.q.strides[1], slopes);
-      }
-      return;
+    const int64_t row = config_.head_dim_qk * int64_t{size_of(config_.q)};
+    kernels::cuda::ArrangeParams own;
+    own.from = static_cast<const std::byte*>(args_.q.data);
+    own.rank_stride = heads() * args_.q.strides[1] * size_of(config_.q);
+    own.token_stride = args_.q.strides[0] * size_of(config_.q);
+    own.head_stride = args_.q.strides[1] * size_of(config_.q);
+    own.num_tokens = tokens();
+    own.heads = static_cast<int32_t>(heads());
+    own.groups = config_.num_kv_heads;
+    own.row_bytes = row;
+    own.slopes = reinterpret_cast<const std::byte*>(args_.alibi_slopes);
+    own.slopes_rank_stride = heads() * static_cast<int64_t>(sizeof(float));
+    kernels::cuda::ArrangeParams all = own;
+    all.ranks = state_.group->size();
+    all.to = memory_ + layout_.queries;
+    all.slopes_to = floats(layout_.slopes);
+    if (state_.gathers()) {
+      const bool alibi = config_.features.has(Feature::kAlibi);
+      std::byte* const piece = memory_ + layout_.send;
+      own.to = piece + layout_.queries_in_piece;
+      // A layer without slopes beside layers with them: slopes of 0 are the same.
+      own.slopes_to = alibi ? reinterpret_cast<float*>(piece + layout_.slopes_in_piece) : nullptr;
+      arrange(own);
+      exchange(piece);
+      const std::byte* const gathered = memory_ + layout_.gathered;
+      all.from = gathered + layout_.queries_in_piece;
+      all.rank_stride = all.slopes_rank_stride = static_cast<int64_t>(layout_.piece);
+      all.token_stride = heads() * row;
+      all.head_stride = row;
+      all.slopes = alibi ? gathered + layout_.slopes_in_piece : nullptr;
     }
-    write_piece(memory_ + layout_.send);
-    state_.group->all_gather(memory_ + layout_.send, memory_ + layout_.gathered, layout_.piece, stream_);
-    const bool alibi = config_.features.has(Feature::kAlibi);
-    for (int32_t r = 0; r < world; ++r) {
-      const std::byte* piece = memory_ + layout_.gathered + static_cast<size_t>(r) * layout_.piece;
+    arrange(all);
+  }
+
+  /// Sends this rank's piece, with what it runs in front, and checks that the others run the same.
+  void exchange(std::byte* piece) {
+    const GatherHeader mine{plan_.digest};
+    if (gpu_ != nullptr) {
+      gpu_->upload(piece, &mine, sizeof(mine), stream_);
+    } else {
+      std::memcpy(piece, &mine, sizeof(mine));
+    }
+    const std::byte* const gathered = memory_ + layout_.gathered;
+    state_.group->all_gather(piece, memory_ + layout_.gathered, layout_.piece, stream_);
+    for (int32_t r = 0; r < state_.group->size(); ++r) {
+      const std::byte* const other = gathered + static_cast<size_t>(r) * layout_.piece;
       GatherHeader header;
-      std::memcpy(&header, piece, sizeof(header));
+      if (gpu_ != nullptr) {
+        gpu_->download(&header, other, sizeof(header), stream_);
+      } else {
+        std::memcpy(&header, other, sizeof(header));
+      }
       core::require(header.digest == plan_.digest, "rank ", r,
                     " of the group runs another batch or configuration than rank ", state_.group->rank());
-      arrange(r, piece + layout_.queries_in_piece, heads() * config_.head_dim_qk, config_.head_dim_qk,
-              alibi ? reinterpret_cast<const float*>(piece + layout_.slopes_in_piece) : nullptr);
     }
   }
 
-  void write_piece(std::byte* piece) const {
-    const GatherHeader header{plan_.digest};
-    std::memcpy(piece, &header, sizeof(header));
-    const auto num_heads = static_cast<size_t>(heads());
-    if (args_.alibi_slopes != nullptr) {
-      std::memcpy(piece + layout_.slopes_in_piece, args_.alibi_slopes, num_heads * sizeof(float));
-    } else if (config_.features.has(Feature::kAlibi)) {  // a layer without; slopes of 0 are the same
-      std::memset(piece + layout_.slopes_in_piece, 0, num_heads * sizeof(float));
+  void arrange(const kernels::cuda::ArrangeParams& params) const {
+    if (gpu_ != nullptr) {
+      gpu_->enqueue(params, stream_);
+      return;
     }
-    const size_t row = static_cast<size_t>(config_.head_dim_qk) * static_cast<size_t>(size_of(config_.q));
-    const auto* q = static_cast<const std::byte*>(args_.q.data);
-    std::byte* to = piece + layout_.queries_in_piece;
-    for (int64_t t = 0; t < tokens(); ++t) {
-      for (int64_t h = 0; h < heads(); ++h, to += row) {
-        std::memcpy(to, q + (t * args_.q.strides[0] + h * args_.q.strides[1]) * size_of(config_.q), row);
+    const int32_t all = params.ranks * params.heads;
+    const auto row = static_cast<size_t>(params.row_bytes);
+    for (int32_t place = 0; place < all; ++place) {
+      const auto [rank, head] = kernels::cuda::head_owner(place, params.ranks, params.heads, params.groups);
+      const std::byte* from = params.from + rank * params.rank_stride + head * params.head_stride;
+      std::byte* to = params.to + place * params.row_bytes;
+      for (int64_t t = 0; t < params.num_tokens; ++t, from += params.token_stride, to += all * params.row_bytes) {
+        std::memcpy(to, from, row);
       }
-    }
-  }
-
-  /// Puts the heads of rank r where they stand among those of all ranks. Strides in elements.
-  void arrange(int32_t r, const std::byte* q, int64_t token_stride, int64_t head_stride, const float* slopes) {
-    const int64_t per_group = heads() / config_.num_kv_heads;
-    const size_t row = static_cast<size_t>(config_.head_dim_qk) * static_cast<size_t>(size_of(config_.q));
-    for (int64_t h = 0; h < heads(); ++h) {
-      const int64_t head = h / per_group * per_group * state_.group->size() + r * per_group + h % per_group;
-      if (slopes != nullptr) floats(layout_.slopes)[head] = slopes[h];
-      std::byte* to = memory_ + layout_.queries + static_cast<size_t>(head) * row;
-      for (int64_t t = 0; t < tokens(); ++t, to += static_cast<size_t>(state_.all_heads()) * row) {
-        std::memcpy(to, q + (t * token_stride + h * head_stride) * size_of(config_.q), row);
+      if (params.slopes_to == nullptr) continue;
+      float& slope = params.slopes_to[place];
+      slope = 0.0f;
+      if (params.slopes != nullptr) {
+        slope = reinterpret_cast<const float*>(params.slopes + rank * params.slopes_rank_stride)[head];
       }
     }
   }
@@ -249,6 +281,7 @@ class Run {
   const DcpArgs& args_;
   const RunLayout layout_;
   std::byte* memory_;
+  const attention::GpuBackend* gpu_;  ///< null on a CPU
   Stream stream_;
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/context.hpp"
 #include "folio/distributed/dcp_attention.hpp"
 
 namespace folio::inline v0::distributed {
@@ -32,6 +33,8 @@ struct DcpState {
     return group->size() == 1 || (config.replicated_queries && config.attention.num_kv_heads == 1);
   }
   bool gathers() const { return group->size() > 1 && !config.replicated_queries; }
+  /// Null on a CPU.
+  const attention::GpuBackend* gpu() const { return context.state().gpu.get(); }
 };
 
 /// What every rank sends in front of its slopes and queries.
@@ -51,6 +54,7 @@ struct RunLayout {
   size_t combined_lse = 0;
   size_t fresh = 0;  ///< over the new tokens: [T, H, Dv]
   size_t fresh_lse = 0;
+  size_t indptr = 0;   ///< on a GPU: rows of the new tokens, [R + 1]
   size_t combine = 0;  ///< workspace of the combine
   size_t combine_bytes = 0;
   size_t attention = 0;  ///< workspace of either pass

@@ -112,6 +112,28 @@ void mask_empty_rows(const EmptyRows& rows, int32_t num_tokens, int32_t num_head
   empty_out(rows.query_start_loc.back(), num_tokens);
 }
 
+void mask_empty_rows(const Context& context, const EmptyRows& rows, int32_t num_tokens, int32_t num_heads,
+                     const LseView& lse, Stream stream) {
+  const attention::GpuBackend* const gpu = context.state().gpu.get();
+  if (gpu == nullptr) {
+    require(stream.handle == nullptr, "a CPU context takes the default stream only");
+    mask_empty_rows(rows, num_tokens, num_heads, lse);
+    return;
+  }
+  check_empty_rows(rows, num_tokens, /*readable=*/false);
+  if (rows.query_start_loc.empty()) return;
+  kernels::cuda::MaskRowsParams params;
+  params.local_seq_lens = rows.local_seq_lens.data();
+  params.query_start_loc = rows.query_start_loc.data();
+  params.num_requests = core::checked_cast<int32_t>(rows.local_seq_lens.size());
+  params.lse = lse.data;
+  params.token_stride = lse.token_stride;
+  params.head_stride = lse.head_stride;
+  params.num_tokens = num_tokens;
+  params.num_heads = num_heads;
+  gpu->enqueue(params, stream);
+}
+
 CombineParts combine_parts(int32_t world, int64_t num_tokens, int32_t num_heads, int32_t head_dim) {
   require(world >= 1 && num_tokens >= 0 && num_heads >= 0 && head_dim >= 0, "world ", world, ", num_tokens ",
           num_tokens, ", num_heads ", num_heads, " and head_dim ", head_dim, " are no sizes of a combine");

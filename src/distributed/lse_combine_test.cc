@@ -127,6 +127,9 @@ TEST_P(EmptyRowMask, EmptiesThoseRowsOnly) {
   const auto tokens = c.at<int32_t>("num_tokens"), heads = c.at<int32_t>("num_heads");
   std::vector<float> lse(static_cast<size_t>(tokens * heads), 0.5f);
   mask_empty_rows({lens, starts}, tokens, heads, {lse.data(), heads, 1});
+  std::vector<float> by_context(lse.size(), 0.5f);
+  mask_empty_rows(Context::cpu(), {lens, starts}, tokens, heads, {by_context.data(), heads, 1});
+  EXPECT_EQ(by_context, lse);
   const auto empty = c.at<std::vector<std::vector<int32_t>>>("empty_rows");
   for (int32_t row = 0; row < tokens; ++row) {
     bool masked = false;

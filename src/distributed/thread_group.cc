@@ -110,12 +110,17 @@ class Meeting {
 
 class ThreadGroup final : public ProcessGroup {
  public:
-  ThreadGroup(std::shared_ptr<Meeting> meeting, int32_t rank, std::shared_ptr<const attention::GpuBackend> gpu)
-      : meeting_(std::move(meeting)), rank_(rank), gpu_(std::move(gpu)) {}
+  ThreadGroup(std::shared_ptr<Meeting> meeting, int32_t rank, const std::optional<Context>& context)
+      : meeting_(std::move(meeting)), rank_(rank) {
+    if (!context) return;
+    device_ = context->device();
+    gpu_ = context->state().gpu;
+  }
   ~ThreadGroup() override { meeting_->fail(core::message("rank ", rank_, " has left it")); }
 
   int32_t rank() const noexcept override { return rank_; }
   int32_t size() const noexcept override { return meeting_->world(); }
+  Device device() const noexcept override { return device_; }
 
   void all_gather(const void* send, void* recv, size_t bytes, Stream stream) override {
     check(stream);
@@ -239,6 +244,7 @@ class ThreadGroup final : public ProcessGroup {
 
   std::shared_ptr<Meeting> meeting_;
   int32_t rank_;
+  Device device_;
   std::shared_ptr<const attention::GpuBackend> gpu_;  ///< null: host memory
   std::exception_ptr gpu_failure_;
 };
@@ -249,13 +255,13 @@ std::vector<std::unique_ptr<ProcessGroup>> make_thread_groups(int32_t world, con
   core::require(world >= 1, "the world is ", world, "; a group has 1 rank or more");
   core::require(options.timeout.count() > 0, "the timeout is ", static_cast<int64_t>(options.timeout.count()),
                 " ms; it must be above 0");
-  std::shared_ptr<const attention::GpuBackend> gpu;
-  if (options.context.has_value()) gpu = options.context->state().gpu;
-  core::require(gpu == nullptr || world <= kernels::cuda::SumParams::kMostRanks, "the world is ", world,
+  const bool on_gpu = options.context.has_value() && options.context->device().type != DeviceType::kCpu;
+  core::require(!on_gpu || world <= kernels::cuda::SumParams::kMostRanks, "the world is ", world,
                 "; a group over a GPU's memory has at most ", kernels::cuda::SumParams::kMostRanks, " ranks");
   auto meeting = std::make_shared<Meeting>(world, options.timeout);
   std::vector<std::unique_ptr<ProcessGroup>> groups;
-  for (int32_t rank = 0; rank < world; ++rank) groups.push_back(std::make_unique<ThreadGroup>(meeting, rank, gpu));
+  for (int32_t rank = 0; rank < world; ++rank)
+    groups.push_back(std::make_unique<ThreadGroup>(meeting, rank, options.context));
   return groups;
 }
 

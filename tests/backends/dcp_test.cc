@@ -7,6 +7,7 @@
 #include "backend_step.hpp"
 #include "core/error.hpp"
 #include "core/instrumented_for_test.hpp"
+#include "dcp_setups.hpp"
 #include "folio/backends/flash_attn.hpp"
 
 namespace folio::backends::testing {
@@ -28,16 +29,8 @@ class DcpBackends : public ::testing::TestWithParam<Division> {};
 
 TEST_P(DcpBackends, FeaturesAndCaches) {
   const auto [kind, world, interleave] = GetParam();
-  DcpSetup plain;
-  plain.world = world;
-  plain.interleave = interleave;
-  plain.model = plain.cache = DType::kBFloat16;
-  plain.requests = {{70, 1}, {33, 1}, {1, 1}, {65, 4}, {40, 40}, {131, 17}, {0, 0}};
   bool skipped_layout_hnd = false;
-  const auto expect_with = [&](const char* name, auto change) {
-    DcpSetup setup = plain;
-    setup.name = name;
-    change(setup);
+  for (DcpSetup setup : dcp_setups(world, interleave)) {
     for (const auto combine : {distributed::DcpCombine::kAllGatherReduceScatter, distributed::DcpCombine::kAllToAll}) {
       setup.combine = combine;
       setup.hnd = !setup.hnd;
@@ -45,20 +38,7 @@ TEST_P(DcpBackends, FeaturesAndCaches) {
       expect_right(setup, kind);
     }
     skipped_layout_hnd = !skipped_layout_hnd;
-  };
-  expect_with("plain", [](DcpSetup&) {});
-  expect_with("float32", [](DcpSetup& s) { s.model = s.cache = DType::kFloat32; });
-  expect_with("window", [](DcpSetup& s) { s.window_left = 20; });
-  expect_with("ALiBi", [](DcpSetup& s) { s.alibi = true; });
-  expect_with("sinks", [](DcpSetup& s) { s.sinks = true; });
-  expect_with("soft cap", [](DcpSetup& s) { s.soft_cap = 0.7f; });
-  expect_with("everything", [](DcpSetup& s) { s.window_left = 50, s.alibi = s.sinks = true, s.soft_cap = 2.0f; });
-  expect_with("e4m3", [](DcpSetup& s) { s.cache = DType::kFloat8E4M3, s.k_scale = 0.5f, s.v_scale = 2.0f; });
-  expect_with("e5m2", [](DcpSetup& s) { s.cache = DType::kFloat8E5M2, s.k_scale = 2.0f, s.sinks = true; });
-  expect_with("batch-invariant", [](DcpSetup& s) { s.determinism = Determinism::kBatchInvariant; });
-  expect_with("schedule-invariant", [](DcpSetup& s) {
-    s.determinism = Determinism::kScheduleInvariant, s.cache = DType::kFloat8E4M3, s.sinks = true;
-  });
+  }
 }
 
 std::string division_name(const ::testing::TestParamInfo<Division>& test) {

@@ -1,4 +1,5 @@
 // Combining partial results across ranks, and the operations of their group, in a GPU's memory and in the host's.
+#include <cstring>
 #include <limits>
 
 #include "folio/distributed/lse_combine.hpp"
@@ -9,6 +10,8 @@ namespace folio::cuda_test {
 namespace {
 
 using namespace folio::distributed;
+
+using Ints = std::vector<int32_t>;
 
 constexpr int32_t kWorld = 3;
 constexpr int64_t kTokens = 11;
@@ -117,6 +120,20 @@ INSTANTIATE_TEST_SUITE_P(Forms, Ranks,
                            return "form" + std::to_string(static_cast<int>(given.param.form)) + "_" +
                                   std::string(to_string(given.param.dtype)) + "_" + std::to_string(given.param.dim);
                          });
+
+TEST_F(CudaTest, EmptyRowsAreMaskedInPlace) {
+  std::mt19937 random(92);
+  Twin<float> lse(Rank::lses(random));
+  const Ints lens{4, 0, 1, 0}, starts{0, 2, 2, 6, 8};
+  Twin<int32_t> local(lens), query_start(starts);
+  for (const bool on_gpu : {false, true}) {
+    mask_empty_rows(context_of(on_gpu), {local.span(on_gpu), query_start.span(on_gpu)}, kTokens, kHeads,
+                    {lse.at(on_gpu), kHeads, 1});
+  }
+  wait_for_gpu();
+  const std::vector<float> gpu = lse.gpu();
+  EXPECT_EQ(std::memcmp(gpu.data(), lse.host.data(), gpu.size() * sizeof(float)), 0) << "NaNs and infinities included";
+}
 
 /// Exchanges and sums of groups over a GPU's memory give the bits of groups over the host's.
 TEST_F(CudaTest, GroupsOverDeviceMemory) {

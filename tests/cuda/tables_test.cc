@@ -67,6 +67,31 @@ class TableOps : public CudaTest, public testing::WithParamInterface<int32_t> {
   }
 };
 
+/// Of a table as it is nothing is said; of each mistake, on a GPU, that there is one.
+TEST_P(TableOps, ValidateFindsWhatTheCpuFinds) {
+  const int32_t page_size = GetParam();
+  Tables tables(40, page_size, random_);
+  const Context gpu = Context::cuda(0);
+  const int64_t num_pages = *std::ranges::max_element(tables.indices.host) + 1;
+  const auto wrong = [&](const PageTableView& table, int64_t pages) {
+    Twin<int32_t> word(Ints{0});
+    validate(gpu, table, tables.kv_len.span(true), page_size, pages, {}, word.at(true));
+    wait_for_gpu();
+    return word.gpu()[0] == 1;
+  };
+  for (const bool csr : {true, false}) {
+    const auto view = [&](bool on_gpu) { return csr ? tables.csr(on_gpu) : tables.dense_view(on_gpu); };
+    EXPECT_NO_THROW(validate(Context::cpu(), view(false), tables.kv_len.host, page_size, num_pages));
+    EXPECT_FALSE(wrong(view(true), num_pages));
+    EXPECT_THROW(validate(Context::cpu(), view(false), tables.kv_len.host, page_size, num_pages - 1), Error);
+    EXPECT_TRUE(wrong(view(true), num_pages - 1));
+    PageTableView cut = view(true);
+    cut.num_indices = 1;
+    EXPECT_TRUE(wrong(cut, num_pages)) << "rows beyond the table's memory";
+  }
+  EXPECT_THROW(validate(gpu, tables.csr(true), tables.kv_len.span(true), page_size, num_pages), Error) << "no status";
+}
+
 TEST_P(TableOps, ListsAreTheCpus) {
   const int32_t page_size = GetParam();
   for (const int32_t rows : {1, 5, 700}) {

@@ -112,6 +112,7 @@ struct Server {
     SpecInfo spec;
     spec.draft_token_num = kDrafts;
     spec.tree_mask = {tree.data(), step.tree.size()};
+    spec.tree_mask_cpu = step.tree;
     return spec;
   }
 

@@ -38,9 +38,11 @@ plant(rule, "local-positions", PLAN, "segment.shard = {state.group->size(), stat
       "segment.shard = {};")
 plant(rule, "new-tokens-at-position-0", PLAN, "    segment.first_pos = state.first_pos.data();\n", "")
 plant(rule, "new-tokens-read-twice", PLAN, "const int32_t whole = from_cache ? seq_len : older;", "const int32_t whole = seq_len;")
-plant(rule, "heads-by-rank-not-by-kv-head", RUN, "h / per_group * per_group * state_.group->size() + r * per_group + h % per_group",
-      "r * heads() + h + 0 * per_group")
-plant(rule, "slopes-of-one-rank", RUN, "floats(layout_.slopes)[head] = slopes[h];", "floats(layout_.slopes)[head] = args_.alibi_slopes[h];")
+ORDER = "src/kernels/cuda/common/combine/head_order.hpp"
+plant(rule, "heads-by-rank-not-by-kv-head", ORDER, "return {place / per_group % ranks, place / (per_group * ranks) * per_group + place % per_group};",
+      "return {place / heads, place % heads + 0 * (ranks + per_group)};")
+plant(rule, "slopes-of-one-rank", RUN, "params.slopes + rank * params.slopes_rank_stride", "params.slopes")
+plant(rule, "queries-of-one-rank", RUN, "params.from + rank * params.rank_stride +", "params.from +")
 plant(rule, "batches-not-compared", RUN, "header.digest == plan_.digest", "true")
 plant(rule, "partials-in-the-models-dtype", PLAN, "  fresh.out = DType::kFloat32;\n", "", PLAN,
       "  cached.out = DType::kFloat32;\n", "")

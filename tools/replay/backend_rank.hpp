@@ -84,6 +84,7 @@ class BackendRank {
     placed_.where = Where::kDevice;
     placed_.query_start_loc_host = host.query_start_loc;
     placed_.seq_lens_host = host.seq_lens;
+    placed_.block_table_host = host.block_table;
     placed_.query_start_loc = start_array_.place(host.query_start_loc);
     placed_.seq_lens = length_array_.place(host.seq_lens);
     const auto entries = static_cast<size_t>(host.num_reqs * host.block_table.row_stride);

@@ -39,7 +39,7 @@ LayerStack::Group::Group(const Context& context, const AttentionConfig& attentio
   } else if (config.cascade != backends::CascadeMode::kOff) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("cascades of Folio's own calls are made of page tables on the host; on a GPU --cascade {} "
-                            "is not offered (heuristic is, with --backend flashinfer and flash_attn)",
+                            "is not offered (auto and heuristic are, with --backend flashinfer and flash_attn)",
                             to_string(config.cascade)));
   }
 }

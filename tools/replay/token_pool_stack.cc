@@ -171,6 +171,7 @@ class TokenPoolStack final : public AttentionStack {
     batch.extend_prefix_lens = arrays_[1].place(batch.extend_prefix_lens);
     batch.req_pool_indices = arrays_[2].place(batch.req_pool_indices);
     batch.out_cache_loc = arrays_[3].place(batch.out_cache_loc);
+    batch.spec_info.tree_mask_cpu = batch.spec_info.tree_mask;
     batch.spec_info.tree_mask = arrays_[4].place(batch.spec_info.tree_mask);
     return batch;
   }

@@ -38,7 +38,8 @@ FOLIO_API void slice_query_start_locs(std::span<const int32_t> query_start_loc, 
 /// num_actual_tokens.
 ///
 /// For builders on a GPU the arrays lie there (kDevice), and query_start_loc_host and seq_lens_host (for cross
-/// attention encoder_seq_lens_host) hold the same values, which the steps are planned from.
+/// attention encoder_seq_lens_host) hold the same values, which the steps are planned from; so does block_table_host
+/// where pages are looked at.
 struct CommonAttentionMetadata {
   Where where = Where::kHost;                ///< of the arrays
   std::span<const int32_t> query_start_loc;  ///< [R + 1], from 0, non-decreasing
@@ -55,11 +56,13 @@ struct CommonAttentionMetadata {
 
   std::span<const int32_t> query_start_loc_host;  ///< [R + 1], copies for planning where the arrays lie on a device
   std::span<const int32_t> seq_lens_host;         ///< [R], likewise
+  BlockTableView block_table_host;  ///< likewise, where what requests share is to be found in it (CascadeMode::kAuto)
   /// [R], on the host: no less than seq_lens, and equal to it for requests whose prompt is being computed. For planning
   /// ahead of drafts that may yet be rejected.
   std::span<const int32_t> seq_lens_host_upper_bound;
-  std::span<const int32_t> dcp_local_seq_lens;  ///< [R], this rank's share of seq_lens under decode context parallelism
-  std::span<const int32_t> encoder_seq_lens;    ///< [R], cross attention only
+  /// [R], on the host: this rank's share of seq_lens under decode context parallelism.
+  std::span<const int32_t> dcp_local_seq_lens;
+  std::span<const int32_t> encoder_seq_lens;       ///< [R], cross attention only
   std::span<const int32_t> encoder_seq_lens_host;  ///< [R], a copy as those above
   std::span<const int32_t> logits_indices_padded;  ///< tokens whose logits are wanted, for layers that skip the others
   int32_t num_logits_indices = 0;                  ///< of those, how many are not padding

@@ -80,18 +80,22 @@ struct DcpArgs {
 /// several tokens a request too. A shard without keys contributes nothing; a sink counts once.
 ///
 /// One for each group of layers with one window. Owns the plans' memory, and allocates none once warm. Not safe for
-/// simultaneous use by several threads; the group must outlive it. CPU contexts.
+/// simultaneous use by several threads; the group must outlive it.
+///
+/// On a GPU a batch's lengths are the host's, everything in DcpArgs and the workspace the device's, and so are the
+/// group's buffers (ThreadGroupOptions::context). `plan` and `run` take the same stream. `run` waits: the group's
+/// operations do, and ranks compare on the host what they run. It cannot be captured.
 class FOLIO_API DcpAttention {
  public:
-  /// Chooses kernels. Not collective. Throws kInvalidArgument and kUnsupported, as `prepare` does and for what
-  /// DcpConfig rules out.
+  /// Chooses kernels. Not collective. Throws kInvalidArgument and kUnsupported, as `prepare` does, for what DcpConfig
+  /// rules out and for a group over another device's memory.
   DcpAttention(const Context& context, ProcessGroup& group, const DcpConfig& config);
   DcpAttention(DcpAttention&&) noexcept;
   DcpAttention& operator=(DcpAttention&&) noexcept;
   ~DcpAttention();
 
   /// Plans one step; not collective. O(R + work items). Throws kInvalidArgument with the request's number.
-  DcpPlan plan(const DcpBatch& batch);
+  DcpPlan plan(const DcpBatch& batch, Stream stream = {});
 
   /// Bytes of workspace (256-byte aligned) that a run of this plan needs. Contents never carry over.
   size_t workspace_size(const DcpPlan& plan) const;

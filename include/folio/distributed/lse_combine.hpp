@@ -47,6 +47,11 @@ struct EmptyRows {
 /// kInvalidArgument for sizes that do not fit.
 FOLIO_API void mask_empty_rows(const EmptyRows& rows, int32_t num_tokens, int32_t num_heads, const LseView& lse);
 
+/// The same on a context's device. On a GPU everything lies in its memory, `rows` included, which is not checked there,
+/// and the work is enqueued on `stream`.
+FOLIO_API void mask_empty_rows(const Context& context, const EmptyRows& rows, int32_t num_tokens, int32_t num_heads,
+                               const LseView& lse, Stream stream = {});
+
 /// Bytes of workspace (256-byte aligned) that suffice for any of the functions below. O(1).
 /// Throws kInvalidArgument on negative sizes and on overflow.
 FOLIO_API size_t combine_workspace_size(int32_t world, int64_t num_tokens, int32_t num_heads, int32_t head_dim);

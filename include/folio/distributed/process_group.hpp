@@ -31,6 +31,8 @@ class FOLIO_API ProcessGroup {
 
   virtual int32_t rank() const noexcept = 0;
   virtual int32_t size() const noexcept = 0;
+  /// Where the operations' buffers lie.
+  virtual Device device() const noexcept { return {}; }
 
   /// recv [size * bytes]: rank i's `send` [bytes] at i * bytes. `send` may be this rank's part of `recv`.
   virtual void all_gather(const void* send, void* recv, size_t bytes, Stream stream = {}) = 0;

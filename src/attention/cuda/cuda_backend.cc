@@ -31,6 +31,16 @@ class CudaBackend final : public cuda::CudaKernels {
     const gpu::DeviceScope scope(info_.index);
     gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, gpu::native(stream)), "copying on a GPU");
   }
+  void upload(void* to, const void* from, size_t bytes, Stream stream) const override {
+    const gpu::DeviceScope scope(info_.index);
+    gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, gpu::native(stream)), "copying to the device");
+  }
+  void download(void* to, const void* from, size_t bytes, Stream stream) const override {
+    const gpu::DeviceScope scope(info_.index);
+    gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, gpu::native(stream)),
+               "copying from the device");
+    gpu::synchronize(stream);
+  }
   void synchronize(Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);
     gpu::synchronize(stream);

@@ -17,9 +17,11 @@ class CudaKernels : public GpuBackend {
   void enqueue(const gpu_kernels::RenumberParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::CombineParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::CleanLseParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const gpu_kernels::MaskRowsParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::WeighParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::PackParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::SumParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const gpu_kernels::ArrangeParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::QuantizeFp8Params& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::Nvfp4Params& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::MaxScaleParams& params, Stream stream) const final { on_device(params, stream); }
@@ -27,6 +29,7 @@ class CudaKernels : public GpuBackend {
   void enqueue(const gpu_kernels::LensParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::ListParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::DenseParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const gpu_kernels::ValidateParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::SlotParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::ExpandParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::ShardLensParams& params, Stream stream) const final { on_device(params, stream); }

@@ -50,6 +50,7 @@ CommonAttentionMetadata CommonAttentionMetadata::unpadded(int32_t num_tokens, in
   result.slot_mapping = cut(slot_mapping, tokens);
   result.positions = cut(positions, tokens);
   result.block_table.num_rows = std::min(block_table.num_rows, num_requests);
+  result.block_table_host.num_rows = std::min(block_table_host.num_rows, num_requests);
   return result;
 }
 
@@ -105,6 +106,7 @@ CommonAttentionMetadata CommonAttentionMetadata::slice(int32_t begin, int32_t en
   result.max_seq_len = result.seq_lens.empty() ? 0 : std::ranges::max(result.seq_lens);
   result.block_table.data = block_table.data == nullptr ? nullptr : block_table.data + begin * block_table.row_stride;
   result.block_table.num_rows = std::clamp(block_table.num_rows - begin, 0, result.num_reqs);
+  result.block_table_host = {};
   return result;
 }
 

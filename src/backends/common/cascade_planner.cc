@@ -18,6 +18,12 @@ const AttentionOp& widest(std::span<const AttentionOp> ops) {
   });
 }
 
+/// Of an op on a GPU by its costs: the caller moves what is made of host tables to where its kernels read.
+CascadePlanner make_planner(const AttentionOp& op, int32_t max_levels) {
+  if (op.context().device().type == DeviceType::kCpu) return CascadePlanner(op, max_levels);
+  return CascadePlanner(cascade_costs(op), max_levels);
+}
+
 }  // namespace
 
 std::string_view to_string(CascadeMode mode) {
@@ -39,7 +45,7 @@ CascadeMode cascade_mode_from_name(std::string_view name) {
 struct StepCascade::State {
   State(std::span<const AttentionOp> ops, const StepCascadeOptions& given)
       : options(given),
-        planner(widest(ops), given.mode == CascadeMode::kOff ? 0 : given.max_levels),
+        planner(make_planner(widest(ops), given.mode == CascadeMode::kOff ? 0 : given.max_levels)),
         num_query_heads(ops.front().config().num_q_heads),
         num_kv_heads(ops.front().config().num_kv_heads) {
     for (const AttentionOp& op : ops) {

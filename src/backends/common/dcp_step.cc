@@ -18,13 +18,14 @@ void check_dcp_config(const Context& context, const EngineConfig& config, const 
                   "dcp_group is given, but decode_context_parallel_size is 1");
     return;
   }
-  refuse_on_gpu(context, "decode_context_parallel_size is above 1",
-                "1 is offered: DcpAttention computes on CPU contexts");
   core::require(parallel.dcp_group != nullptr, "decode_context_parallel_size is ", size, "; dcp_group must be given");
   core::require(
       parallel.dcp_group->size() == size && parallel.dcp_group->rank() == parallel.decode_context_parallel_rank,
       "dcp_group is rank ", parallel.dcp_group->rank(), " of ", parallel.dcp_group->size(),
       "; the configuration's is rank ", parallel.decode_context_parallel_rank, " of ", size);
+  core::require(parallel.dcp_group->device() == context.device(),
+                "dcp_group's buffers lie in another memory than the context's: a group of threads over a GPU's has ",
+                "ThreadGroupOptions::context");
   const int32_t interleave = parallel.cp_kv_cache_interleave_size;
   core::require(interleave >= 1 && spec.page_size % interleave == 0, "cp_kv_cache_interleave_size is ", interleave,
                 "; it must divide the page size, ", spec.page_size);
@@ -54,7 +55,7 @@ void check_dcp_lengths(const EngineConfig& config, const CommonAttentionMetadata
 
 DcpStepPlans::DcpStepPlans(const Context& context, const EngineConfig& config, std::span<const WindowOp> windows,
                            bool all_cached, const std::string& force_kernel)
-    : all_cached_(all_cached || config.determinism == Determinism::kScheduleInvariant) {
+    : workspace_(context.device()), all_cached_(all_cached || config.determinism == Determinism::kScheduleInvariant) {
   const ParallelConfig& parallel = config.parallel;
   distributed::DcpConfig dcp;
   dcp.interleave = parallel.cp_kv_cache_interleave_size;
@@ -66,7 +67,7 @@ DcpStepPlans::DcpStepPlans(const Context& context, const EngineConfig& config, s
   }
 }
 
-DcpWindowPlans DcpStepPlans::plan(const CommonAttentionMetadata& batch, int32_t num_decodes) {
+DcpWindowPlans DcpStepPlans::plan(const CommonAttentionMetadata& batch, int32_t num_decodes, Stream stream) {
   distributed::DcpBatch step;
   step.num_requests = batch.num_reqs;
   step.cu_q = batch.query_start_loc.data();
@@ -78,12 +79,10 @@ DcpWindowPlans DcpStepPlans::plan(const CommonAttentionMetadata& batch, int32_t 
     Window& window = windows_[i];
     // Not causal, a layer without window sees all keys; one with a window ends at its query.
     step.all_visible = !batch.causal && window.window_left < 0;
-    plans[i] = DcpWindowPlan{window.window_left, &window.attention, window.attention.plan(step)};
+    plans[i] = DcpWindowPlan{window.window_left, &window.attention, window.attention.plan(step, stream)};
     workspace_bytes = std::max(workspace_bytes, window.attention.workspace_size(plans[i]->plan));
   }
-  if (workspace_bytes > workspace_.bytes()) {
-    workspace_ = core::AlignedBuffer(workspace_bytes, core::AlignedBuffer::kWorkspaceAlignment);
-  }
+  workspace_.reserve(workspace_bytes);
   return plans;
 }
 

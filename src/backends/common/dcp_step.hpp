@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "backends/common/context_memory.hpp"
 #include "backends/common/layer_plans.hpp"
-#include "core/aligned_buffer.hpp"
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/dcp_plans.hpp"
 #include "folio/backends/engine_config.hpp"
@@ -36,7 +36,7 @@ class DcpStepPlans {
 
   /// Plans a step for every window; earlier plans go stale. The new tokens of the first `num_decodes` requests are read
   /// from the cache. Allocates nothing once warm.
-  DcpWindowPlans plan(const CommonAttentionMetadata& batch, int32_t num_decodes);
+  DcpWindowPlans plan(const CommonAttentionMetadata& batch, int32_t num_decodes, Stream stream);
 
   /// Enough for every plan that `plan` has made; it moves where one needs more than it had.
   Workspace workspace() noexcept { return {workspace_.data(), workspace_.bytes()}; }
@@ -47,8 +47,8 @@ class DcpStepPlans {
     distributed::DcpAttention attention;
   };
   std::vector<Window> windows_;  ///< at most kMaxWindows
+  ContextMemory workspace_;
   bool all_cached_;
-  core::AlignedBuffer workspace_;
 };
 
 /// The plan of the layers of that window. Throws kInvalidArgument where nothing was planned for it, kStalePlan.

@@ -21,7 +21,7 @@ struct EncoderFixture : FlashAttnFixture {
     layer.attn_type = type;
     batch.block_table = {};
     batch.slot_mapping = {};
-    batch.seq_lens = {};  // the query lengths say it all
+    if (!folio::testing::on_gpu()) batch.seq_lens = {};  // on the host the query lengths say it all
     batch.max_seq_len = 0;
   }
   TensorView step() {
@@ -140,6 +140,8 @@ TEST(FlashAttnCross, TakesMoreQueriesThanKeysAndTheEncodersLengths) {
   fixture.batch.max_seq_len = 20;
   fixture.batch.seq_lens = decoder_lens;
   fixture.batch.encoder_seq_lens = encoder_lens;
+  fixture.batch.seq_lens_host = decoder_lens;
+  fixture.batch.encoder_seq_lens_host = encoder_lens;
   fixture.step();
   EXPECT_EQ(fixture.wrong_output(), "");
 }

@@ -143,7 +143,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
     metadata.prefix_kv_lens = step.prefix_kv_lens;
     metadata.suffix_kv_lens = step.kv_lens;
   } else if (step.cascade && may_discover) {
-    metadata.cascade = levels_of(step.cascade->plan(0, checked));
+    metadata.cascade = step.cascade->find(checked, stream);
     metadata.use_cascade = metadata.cascade.num_levels > 0;
   }
   if (metadata.cascade.num_levels > 0) {
@@ -154,7 +154,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   }
   const bool all_visible = state.attn_type == AttentionType::kDecoder && !batch.causal;
   if (step.dcp) {
-    metadata.dcp_plans = step.dcp->plan(checked, /*num_decodes=*/0);
+    metadata.dcp_plans = step.dcp->plan(checked, /*num_decodes=*/0, stream);
     localize_context(state.config.parallel, checked, step.kv_lens);
     metadata.dcp_context_kv_lens = step.kv_lens;
     metadata.max_dcp_context_kv_len =
@@ -219,6 +219,8 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const F
   FlashAttentionMetadata updated = metadata;
   if (metadata.cascade.num_levels > 0) {
     static_cast<void>(workspace_size(metadata.plans.front()->plan));  // throws for a stale plan, whose levels are gone
+    refuse_on_gpu(state_->context, "the metadata has shared prefixes, which another group's table must have too",
+                  "tables are not read: build the step for that group");
     updated.cascade = with_block_table(metadata.cascade, metadata.query_start_loc, metadata.page_size,
                                        metadata.block_table, block_table);
   }

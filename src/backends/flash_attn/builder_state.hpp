@@ -45,7 +45,7 @@ struct StepState {
   StepPlans plans;
   std::optional<DcpStepPlans> dcp;         ///< instead of `plans`, for decoders under decode context parallelism
   std::optional<ScheduleMemory> schedule;  ///< where schedules are made ahead of time
-  std::optional<StepCascade> cascade;      ///< where prefixes are discovered
+  std::optional<StepLevels> cascade;       ///< where prefixes are discovered
   std::vector<int32_t> kv_lens;            ///< [R], encoders' own tokens, cascades' suffixes, or a rank's older tokens
   std::vector<int32_t> suffix_first_pos;   ///< [R], the prefix's length
   std::array<int32_t, 2> cu_prefix_query_lens{};

@@ -47,6 +47,7 @@ TEST(FlashAttnForward, FillsTheOutputWithZerosWithoutMetadata) {
   FlashAttnFixture fixture({}, backend_batch("small_decode"));
   const std::vector<std::byte> cache = fixture.cache_memory;
   fixture.make_impl().forward({}, {}, {}, {}, {}, nullptr, fixture.output);
+  folio::testing::wait_for_device();
   EXPECT_EQ(fixture.out_memory, std::vector<std::byte>(fixture.out_memory.size(), std::byte{0}));
   EXPECT_EQ(fixture.cache_memory, cache);
 }

@@ -22,7 +22,7 @@ std::string wrong_local_output(const FlashAttnFixture& fixture, int32_t chunk) {
   const LayerSetup& setup = fixture.setup;
   const int32_t group = setup.num_heads / setup.num_kv_heads;
   const auto at = [&](const std::vector<std::byte>& memory, int64_t index) {
-    return static_cast<double>(load_as_float(memory.data(), DType::kFloat32, index));
+    return static_cast<double>(load_as_float(memory.data(), setup.model_dtype, index));
   };
   const auto cache_index = [&](int32_t request, int32_t position, int32_t half, int32_t head) {
     const BlockTableView& table = fixture.batch.block_table;
@@ -54,8 +54,10 @@ std::string wrong_local_output(const FlashAttnFixture& fixture, int32_t chunk) {
         }
         for (int32_t d = 0; d < setup.head_size; ++d) {
           const double wanted = expected[static_cast<size_t>(d)] / sum;
-          // V is at most 2; exponentials and sums take some dozens of float32 roundings.
-          if (!(std::abs(at(fixture.out_memory, row + d) - wanted) <= 2.0 * 0x1p-24 * 64)) {
+          // V is at most 2; exponentials and sums take some dozens of float32 roundings. In float16 the weights and the
+          // result are rounded besides.
+          const double rounding = setup.model_dtype == DType::kFloat32 ? 0x1p-24 * 64 : 0x1p-11 * 2;
+          if (!(std::abs(at(fixture.out_memory, row + d) - wanted) <= 2.0 * rounding)) {
             return "request " + std::to_string(request) + ", query " + std::to_string(j) + ", head " +
                    std::to_string(head) + " is " + std::to_string(at(fixture.out_memory, row + d)) + " instead of " +
                    std::to_string(wanted);
@@ -80,7 +82,7 @@ TEST(FlashAttnLocalAttention, RunsVirtualBatches) {
       FlashAttnFixture fixture(setup, {"chunked", {6, 17, 9, 33, 8, 5}, {4, 10, 5, 1, 8, 5}});
       VirtualBatchStorage storage;
       const CommonAttentionMetadata local =
-          make_local_attention_virtual_batches(chunk, fixture.batch, setup.page_size, storage);
+          make_local_attention_virtual_batches(fixture.context, chunk, fixture.batch, setup.page_size, storage);
       const FlashAttentionImpl impl = fixture.make_impl();
       FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
       fixture.forward(impl, builder.build(0, local));
@@ -101,7 +103,7 @@ TEST(FlashAttnLocalAttention, VirtualBatchesShareTheirChunksPages) {
   fixture.options.cascade = CascadeMode::kAuto;
   VirtualBatchStorage storage;
   const CommonAttentionMetadata local =
-      make_local_attention_virtual_batches(kChunk, fixture.batch, setup.page_size, storage);
+      make_local_attention_virtual_batches(fixture.context, kChunk, fixture.batch, setup.page_size, storage);
   const FlashAttentionImpl impl = fixture.make_impl();
   FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
   const FlashAttentionMetadata metadata = builder.build(0, local);
@@ -124,7 +126,8 @@ TEST(FlashAttnFastPrefill, ComputesTheWantedTokens) {
   fast.batch.logits_indices_padded = wanted;
   fast.batch.num_logits_indices = 4;
   VirtualBatchStorage storage;
-  const CommonAttentionMetadata batch = make_kv_sharing_fast_prefill_common_attn_metadata(fast.batch, storage);
+  const CommonAttentionMetadata batch =
+      make_kv_sharing_fast_prefill_common_attn_metadata(fast.context, fast.batch, wanted, storage);
   const auto row_bytes = static_cast<size_t>(setup.num_heads * setup.head_size) * 2;
   const std::vector<std::byte> queries = fast.q_memory;
   for (size_t i = 0; i < wanted.size(); ++i) {

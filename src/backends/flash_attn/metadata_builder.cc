@@ -154,7 +154,9 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
   for (int32_t i = 0; i < options.steps_in_flight; ++i) {
     StepState& step = state.steps.emplace_back(state.windows);
     if (state.aot_schedule) step.schedule.emplace(first, fixed_ints);
-    if (may_discover) step.cascade = make_step_cascade(options.cascade, options.max_cascade_levels, state.windows);
+    if (may_discover) {
+      step.cascade = make_step_levels(context, options.cascade, options.max_cascade_levels, state.windows);
+    }
     if (divided) {
       // Layers that share a cache have no keys of their own, and quantised queries none beside the cache's.
       const bool all_cached = is_fp8(state.q_data_type) || std::ranges::any_of(layers, [](const auto& layer) {

@@ -83,6 +83,7 @@ struct QuantisedStep {
 };
 
 TEST(FlashAttnOutput, IsTheFp8OfTheStandAloneFunction) {
+  FOLIO_CPU_ONLY("there is no float32 model to compare with");
   QuantisedStep step({});
   for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2}) {
     for (const float scale : {0.125f, 0.004f}) {  // the second saturates e4m3
@@ -99,6 +100,7 @@ TEST(FlashAttnOutput, IsTheFp8OfTheStandAloneFunction) {
 
 // Byte for byte, in decodes and prefills, and nothing behind the tokens.
 TEST(FlashAttnOutput, IsTheNvfp4OfTheStandAloneFunction) {
+  FOLIO_CPU_ONLY("kernels of GPUs write no NVFP4 here");
   LayerSetup plain;
   LayerSetup all;
   all.sinks = all.alibi = true;
@@ -120,6 +122,7 @@ TEST(FlashAttnOutput, IsTheNvfp4OfTheStandAloneFunction) {
 }
 
 TEST(FlashAttnOutput, IsQuantisedOnceBehindASharedPrefixAndOfEncoders) {
+  FOLIO_CPU_ONLY("kernels of GPUs write no NVFP4 here");
   LayerSetup shared;
   shared.shared_prefix = 32;
   QuantisedStep cascade(shared, {"shared", {64, 50, 33, 80}, {4, 1, 1, 7}}, 32);
@@ -131,6 +134,7 @@ TEST(FlashAttnOutput, IsQuantisedOnceBehindASharedPrefixAndOfEncoders) {
 }
 
 TEST(FlashAttnOutput, RefusesScalesThatDoNotFit) {
+  FOLIO_CPU_ONLY("kernels of GPUs write no NVFP4 here");
   QuantisedStep step({});
   step.fixture.layer.update_kv_cache_in_forward = true;
   std::vector<uint8_t> memory(16384);

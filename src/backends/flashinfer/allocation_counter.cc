@@ -4,12 +4,19 @@
 #include <cstdlib>
 #include <new>
 
+#include "attention/device_for_test.hpp"
+
 // A file of its own: where gcc inlines only one of a pair of replaced operators, it warns that they do not match.
 namespace {
 std::atomic<int64_t> allocations{0};
 
+void release(void* memory) noexcept {
+  if (!folio::testing::free_device_memory(memory)) std::free(memory);
+}
+
 void* counted(std::size_t bytes, std::size_t alignment) {
   ++allocations;
+  if (void* const visible = folio::testing::device_memory(bytes, alignment)) return visible;
   void* memory = nullptr;
   if (posix_memalign(&memory, alignment, bytes == 0 ? 1 : bytes) != 0) throw std::bad_alloc();
   return memory;
@@ -31,16 +38,16 @@ void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   }
 }
 void operator delete(void* memory) noexcept {
-  std::free(memory);
+  release(memory);
 }
 void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
+  release(memory);
 }
 void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
+  release(memory);
 }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
+  release(memory);
 }
 
 namespace folio::inline v0::backends::testing {

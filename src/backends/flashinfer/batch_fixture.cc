@@ -50,6 +50,7 @@ float rounded(DType dtype, float value) {
 
 BatchFixture::BatchFixture(const LayerSetup& given, const BatchLengths& lengths, uint32_t seed)
     : setup(given), query_start_loc{0}, seq_lens(lengths.seq_lens) {
+  if (folio::testing::on_gpu() && setup.model_dtype == DType::kFloat32) setup.model_dtype = DType::kFloat16;
   for (int32_t len : lengths.query_lens) query_start_loc.push_back(query_start_loc.back() + len);
   for (int32_t i = 0; i < setup.padding_requests; ++i) {
     query_start_loc.push_back(query_start_loc.back());
@@ -215,6 +216,10 @@ void BatchFixture::point_views() {
   for (int32_t len : seq_lens) batch.max_seq_len = std::max(batch.max_seq_len, len);
   batch.block_table = {block_table.data(), batch.num_reqs, num_columns_, row_stride_};
   batch.slot_mapping = slot_mapping;
+  if (folio::testing::on_gpu()) batch.where = Where::kDevice;
+  batch.query_start_loc_host = query_start_loc;
+  batch.seq_lens_host = seq_lens;
+  batch.block_table_host = batch.block_table;
 }
 
 AttentionSpec BatchFixture::spec() const {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/device_for_test.hpp"
 #include "folio/backends/flashinfer.hpp"
 #include "folio/context.hpp"
 
@@ -34,7 +35,7 @@ struct LayerSetup {
   int32_t head_size = 32;
   int32_t page_size = 16;
   KvCacheLayout layout = KvCacheLayout::kNhd;
-  DType model_dtype = DType::kBFloat16;
+  DType model_dtype = DType::kBFloat16;  ///< float32 is float16 on a GPU, whose kernels take 16 bits
   std::string cache_dtype = "auto";
   bool quantize_query = false;
   float scale = 0.0f;  ///< 0 = 1 / sqrt(head_size)
@@ -61,7 +62,7 @@ struct LayerSetup {
 
 /// One layer, its cache and one step's batch, laid out as an engine would, with NaN wherever nothing may be read:
 /// unused slots and pages, the null page 0, padding rows; impossible page ids in unused table entries. Pages are
-/// permuted.
+/// permuted. On a GPU (attention/device_for_test.hpp) the arrays are the same; lengths are their own host copies.
 class BatchFixture {
  public:
   /// One request's keys and values as real numbers, as precise as the cache holds them: [position, head, component].
@@ -95,7 +96,7 @@ class BatchFixture {
   int32_t padded_rows() const { return num_tokens() + setup.padding_tokens; }
 
   LayerSetup setup;
-  Context context = Context::cpu({.executor = {}, .num_threads = 2, .force_kernel = {}});
+  Context context = folio::testing::device_context();
   std::vector<int32_t> query_start_loc;
   std::vector<int32_t> seq_lens;
   std::vector<int32_t> block_table;

@@ -97,10 +97,11 @@ int32_t padded_rows(const State& state, const FlashInferMetadata& metadata) {
 }
 
 /// What requests share, where one plan of no fixed shape has them all.
-StepCascadeLevels discover(State& state, const CommonAttentionMetadata& batch, const FlashInferMetadata& metadata) {
+StepCascadeLevels discover(State& state, const CommonAttentionMetadata& batch, const FlashInferMetadata& metadata,
+                           Stream stream) {
   const bool one_plan = metadata.planned.num_requests == metadata.num_reqs && metadata.num_padded_reqs == 0;
   if (!state.step_cascade || !one_plan || batch.num_reqs == 0) return {};
-  return levels_of(state.step_cascade->plan(0, batch));
+  return state.step_cascade->find(batch, stream);
 }
 
 }  // namespace
@@ -127,13 +128,13 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   choose_paths(state, batch, metadata);
   metadata.num_padded_reqs = padded_rows(state, metadata);
   metadata.planned = planned_part(metadata);
-  metadata.cascade = discover(state, batch, metadata);
+  metadata.cascade = discover(state, batch, metadata, stream);
   metadata.use_cascade = metadata.use_cascade || metadata.cascade.num_levels > 0;
   ++state.generation;
   metadata.current_generation = &state.generation;
   metadata.generation = state.generation;
   if (state.dcp) {
-    metadata.dcp_plans = state.dcp->plan(batch, metadata.split.num_decodes);
+    metadata.dcp_plans = state.dcp->plan(batch, metadata.split.num_decodes, stream);
     metadata.workspace = state.dcp->workspace();
   } else if (metadata.planned.num_requests > 0 || batch.num_reqs == 0) {
     StepPlans& plans = metadata.num_padded_reqs > 0 ? state.graph_plans_for(metadata.num_padded_reqs) : *state.plans;

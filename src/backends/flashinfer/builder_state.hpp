@@ -54,9 +54,9 @@ struct FlashInferMetadataBuilder::State {
 
   uint64_t generation = 0;
   CascadeLengths cascade;
-  std::optional<StepCascade> step_cascade;  ///< where prefixes are discovered
-  std::vector<int32_t> section_cu_q;        ///< of prefills that are planned alone
-  std::vector<int32_t> paged_kv_indptr;     ///< grow to the largest batch asked for
+  std::optional<StepLevels> step_cascade;  ///< where prefixes are discovered
+  std::vector<int32_t> section_cu_q;       ///< of prefills that are planned alone
+  std::vector<int32_t> paged_kv_indptr;    ///< grow to the largest batch asked for
   std::vector<int32_t> paged_kv_indices;
   std::vector<int32_t> paged_kv_last_page_len;
   std::vector<int32_t> paged_kv_seq_lens;

@@ -61,6 +61,7 @@ TEST(FlashInferForward, FillsTheOutputWithZerosWithoutMetadata) {
   const std::vector<std::byte> cache = fixture.cache_memory;
   const FlashInferImpl impl(fixture.context, fixture.layer_config());
   impl.forward({}, {}, {}, {}, {}, nullptr, fixture.output);
+  folio::testing::wait_for_device();
   for (size_t i = 0; i < fixture.out_memory.size(); ++i) {
     const bool in_gap = i / 2 % 32 >= 24;
     ASSERT_EQ(fixture.out_memory[i], in_gap ? testing::kUnwritten : std::byte{0}) << i;

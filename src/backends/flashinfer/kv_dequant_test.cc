@@ -95,6 +95,7 @@ TEST(KvDequant, CopiesWhatIsInUseAndAppliesEachScaleOnce) {
 }
 
 TEST(KvDequant, RefusesBeforeItWrites) {
+  FOLIO_CPU_ONLY("kernels of a GPU leave out the entries that a CPU refuses");
   const auto refused = [](auto&& change) {
     Dequant dequant("fp8");
     change(dequant);

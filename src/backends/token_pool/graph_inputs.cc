@@ -91,6 +91,7 @@ ForwardBatch GraphInputs::pad(const ForwardBatch& batch, int32_t padded_bs) {
         }
       }
     }
+    if (!batch.spec_info.tree_mask_cpu.empty()) result.spec_info.tree_mask_cpu = result.spec_info.tree_mask;
   }
   return result;
 }

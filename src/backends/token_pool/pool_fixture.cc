@@ -24,6 +24,11 @@ float stored(DType dtype, float value, float scale = 1.0f) {
 
 PoolFixture::PoolFixture(const PoolSetup& pool_setup, const PoolLengths& pool_lengths, uint32_t seed)
     : setup(pool_setup), lengths(pool_lengths) {
+  if (folio::testing::on_gpu()) {
+    for (DType* dtype : {&setup.q_dtype, &setup.kv_dtype}) {
+      if (*dtype == DType::kFloat32) *dtype = DType::kFloat16;
+    }
+  }
   lay_out(seed);
   fill(seed);
   build_tree();
@@ -45,7 +50,28 @@ PoolFixture::PoolFixture(const PoolSetup& pool_setup, const PoolLengths& pool_le
     batch.spec_info.draft_token_num = lengths.fresh.empty() ? 1 : lengths.fresh[0];
     batch.spec_info.tree_mask = tree_mask;
   }
+  if (folio::testing::on_gpu()) {
+    batch.seq_lens_cpu = batch.seq_lens;
+    batch.extend_prefix_lens_cpu = batch.extend_prefix_lens;
+    batch.extend_seq_lens_cpu = batch.extend_seq_lens;
+    batch.encoder_lens_cpu = batch.encoder_lens;
+    batch.spec_info.tree_mask_cpu = batch.spec_info.tree_mask;
+  }
   batch.token_to_kv_pool = pool.get();
+}
+
+/// A pool's own memory is the host's; kernels of a GPU find what operator new gives (attention/device_for_test.hpp).
+void PoolFixture::make_pool(const KvPoolConfig& config) {
+  if (!folio::testing::on_gpu()) {
+    pool = std::make_unique<KvPool>(config);
+    return;
+  }
+  std::vector<void*> keys, values;
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    keys.push_back(pool_memory.emplace_back(KvPool::k_bytes_per_layer(config)).data());
+    values.push_back(pool_memory.emplace_back(KvPool::v_bytes_per_layer(config)).data());
+  }
+  pool = std::make_unique<KvPool>(config, keys, values);
 }
 
 /// Rows of the table are shuffled, and so are pages; a row's encoder slots come first, in pages of their own.
@@ -81,7 +107,7 @@ void PoolFixture::lay_out(uint32_t seed) {
   config.head_dim_v = setup.v_head_dim;
   config.dtype = setup.kv_dtype;
   config.layout = setup.pool_layout;
-  pool = std::make_unique<KvPool>(config);
+  make_pool(config);
   if (is_fp8(setup.kv_dtype)) {
     for (int32_t layer = 0; layer < 2; ++layer)
       pool->set_scales(layer, {.value = setup.k_scale}, {.value = setup.v_scale});

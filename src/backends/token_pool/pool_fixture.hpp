@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/device_for_test.hpp"
 #include "folio/backends/token_pool.hpp"
 #include "folio/pools.hpp"
 
@@ -21,7 +22,7 @@ struct PoolSetup {
   int32_t num_kv_heads = 2;
   int32_t head_dim = 16;
   int32_t v_head_dim = 16;
-  DType q_dtype = DType::kFloat32;
+  DType q_dtype = DType::kFloat32;  ///< on a GPU, whose kernels take 16 bits, float32 is float16; so below
   DType kv_dtype = DType::kFloat32;
   int32_t page_size = 1;         ///< the pool's and the allocator's
   int32_t kernel_page_size = 0;  ///< the backend's; 0 = page_size
@@ -78,11 +79,12 @@ class PoolFixture {
 
   PoolSetup setup;
   PoolLengths lengths;
-  Context context = Context::cpu({.executor = {}, .num_threads = 2, .force_kernel = {}});
+  Context context = folio::testing::device_context();
   std::vector<int32_t> cu_q, seq_lens;  ///< seq_lens as the batch has them: without drafts
   std::vector<int32_t> rows;            ///< of the table
   std::vector<int32_t> table;
   int32_t table_rows = 0, columns = 0;
+  std::vector<std::vector<std::byte>> pool_memory;  ///< on a GPU; else it is the pool's own
   std::unique_ptr<KvPool> pool;
   std::vector<int64_t> out_cache_loc, encoder_out_cache_loc;
   std::vector<uint8_t> tree_mask;
@@ -98,6 +100,7 @@ class PoolFixture {
   void lay_out(uint32_t seed);
   void fill(uint32_t seed);
   void build_tree();
+  void make_pool(const KvPoolConfig& config);
   bool sees(const RadixAttention& layer, size_t request, int32_t query, int32_t key) const;
   int32_t depth(int32_t draft) const;
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "attention/op_state.hpp"
+#include "backends/common/gpu_memory.hpp"
 #include "backends/token_pool/tree_window.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -11,11 +13,6 @@ namespace {
 
 AttentionOp prepare_op(const Context& context, const TokenPoolConfig& config, const ReadingKind& kind,
                        const std::optional<FixedShape>& shape) {
-  if (kind.mask == MaskKind::kCustom && kind.role == WrapperRole::kWindow &&
-      context.device().type != DeviceType::kCpu) {
-    core::fail(ErrorCode::kUnsupported, "spec_info.tree_mask is given with a sliding window, whose bits are made on ",
-               "the host; on a GPU, trees without a window are offered, and chains with one");
-  }
   AttentionConfig attention;
   attention.num_q_heads = config.num_heads;
   attention.num_kv_heads = config.num_kv_heads;
@@ -56,7 +53,14 @@ KvReading::KvReading(const Context& context, const TokenPoolConfig& config, cons
       buffer_(make_plan_buffer(op_)),
       lists_(context, config, kind, memory),
       fixed_(shape.has_value()),
-      on_host_(context.device().type == DeviceType::kCpu) {}
+      on_host_(context.device().type == DeviceType::kCpu),
+      gpu_mask_(context.device()) {
+  if (!shape || on_host_ || !is_windowed_tree()) return;
+  // Captured graphs know the address, so that it must not grow.
+  const int64_t row_bytes =
+      core::ceil_div(int64_t{shape->max_q_len} * op_.state().options.bounds->max_kv_len, int64_t{8});
+  gpu_mask_.reserve(static_cast<size_t>(core::checked_mul(int64_t{shape->max_requests}, row_bytes)));
+}
 
 void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
   plan_.reset();
@@ -83,7 +87,7 @@ void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
     segments_[1].first_pos = step.prefix_lens.data();
     args_[1].ragged.indptr = lists_.device_cu_q();
   }
-  if (kind_.mask == MaskKind::kCustom) plan_tree(step, view);
+  if (kind_.mask == MaskKind::kCustom) plan_tree(step, view, stream);
   view.segments = std::span(segments_).first(num_segments_);
   plan_.emplace(folio::plan(op_, view, buffer_, stream));
   number_ = number;
@@ -100,11 +104,19 @@ void KvReading::check_pages(int64_t num_pages) {
   checked_pages_ = num_pages;
 }
 
-void KvReading::plan_tree(const Step& step, BatchView& view) {
-  if (kind_.role == WrapperRole::kWindow) {
-    window_tree_mask(step.spec_info.tree_mask, step.draft_token_num, *config_->sliding_window_size, lists_.lens(),
-                     lists_.first_pos(), step.seq_lens, own_mask_);
+void KvReading::plan_tree(const Step& step, BatchView& view, Stream stream) {
+  if (is_windowed_tree()) {
+    const std::span<const uint8_t> tree = on_host_ ? step.spec_info.tree_mask : step.spec_info.tree_mask_cpu;
+    core::require(!tree.empty() || step.num_requests == 0, "spec_info.tree_mask_cpu is empty; on a GPU the bits of ",
+                  "trees with a sliding window are made from it");
+    window_tree_mask(tree, step.draft_token_num, *config_->sliding_window_size, lists_.lens(), lists_.first_pos(),
+                     step.seq_lens, own_mask_);
     mask_ = own_mask_;
+    if (!on_host_) {
+      gpu_mask_.reserve(own_mask_.size());
+      backends::gpu::upload(op_.context().device().index, gpu_mask_.data(), own_mask_.data(), own_mask_.size(), stream);
+      mask_ = {gpu_mask_.as<uint8_t>(), own_mask_.size()};
+    }
     view.custom_mask.scope = CustomMaskScope::kAll;
     return;
   }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "backends/common/context_memory.hpp"
 #include "backends/token_pool/kv_lists.hpp"
 #include "folio/attention.hpp"
 
@@ -51,7 +52,9 @@ class KvReading {
   KvWrapper wrapper() const { return lists_.wrapper(); }
 
  private:
-  void plan_tree(const Step& step, BatchView& view);
+  void plan_tree(const Step& step, BatchView& view, Stream stream);
+  /// A tree's window counts depths: it is in bits of its own, made on the host.
+  bool is_windowed_tree() const { return kind_.mask == MaskKind::kCustom && kind_.role == WrapperRole::kWindow; }
 
   const TokenPoolConfig* config_;
   ReadingKind kind_;
@@ -66,6 +69,7 @@ class KvReading {
   std::vector<int32_t> tail_len_;
   std::span<const uint8_t> mask_;  ///< of the step
   std::vector<uint8_t> own_mask_;
+  ContextMemory gpu_mask_;  ///< on a GPU the same
   std::optional<AttentionPlan> plan_;
   uint64_t number_ = 0;
   int64_t checked_pages_ = 0;  ///< the step's pages are below this; 0 = not known

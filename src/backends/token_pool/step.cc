@@ -35,6 +35,8 @@ void check_tree_mask(const SpecInfo& spec, int32_t num_requests, bool on_host) {
   require(static_cast<int64_t>(spec.tree_mask.size()) == num_requests * bytes_each, "tree_mask has ",
           spec.tree_mask.size(), " bytes; ", num_requests, " requests with ", n, " drafts each have ", bytes_each,
           " bytes each");
+  require(spec.tree_mask_cpu.empty() || spec.tree_mask_cpu.size() == spec.tree_mask.size(), "tree_mask_cpu has ",
+          spec.tree_mask_cpu.size(), " bytes; tree_mask has ", spec.tree_mask.size());
   if (!on_host) return;
   for (int64_t r = 0; r < num_requests; ++r) {
     for (int64_t row = 0; row < n; ++row) {

@@ -65,6 +65,7 @@ struct SpecInfo {
   /// byte of its own: bit (row, column) says that draft `row` sees draft `column`, which must be so for itself and its
   /// ancestors, and no others. Tokens of the sequence are seen by all. Empty: chains, every draft sees those before it.
   std::span<const uint8_t> tree_mask;
+  std::span<const uint8_t> tree_mask_cpu;  ///< (host) the same; needed on a GPU with a sliding window only
   /// Decodes of a draft model with several branches a request (SGLang's multi-step draft): rows of slots that the
   /// engine has built, one a branch, in place of the request table. [rows + 1] and [kv_indptr[rows]]; both empty: none.
   std::span<const int32_t> kv_indptr;

@@ -11,7 +11,8 @@ constexpr int32_t kWarps = kThreads / 32;
 constexpr double kLn2 = 0.693147180559945309417;
 
 /// Whether a token belongs to a request without keys, or to none. Requests are found by bisection.
-__device__ bool is_empty_token(const CleanLseParams& params, int64_t token) {
+template <typename Params>
+__device__ bool is_empty_token(const Params& params, int64_t token) {
   if (params.query_start_loc == nullptr || token < params.query_start_loc[0]) return false;
   if (token >= params.query_start_loc[params.num_requests]) return true;
   int32_t low = 0;
@@ -34,6 +35,15 @@ __global__ void __launch_bounds__(kThreads) clean_kernel(const __grid_constant__
     const float lse = params.lse[token * params.token_stride + row % params.num_heads * params.head_stride];
     const bool empty = isinf(lse) || (params.nan_is_empty && isnan(lse)) || is_empty_token(params, token);
     params.cleaned[row] = empty ? -INFINITY : lse;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) mask_kernel(const __grid_constant__ MaskRowsParams params) {
+  const int64_t rows = params.num_tokens * params.num_heads;
+  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < rows; row += int64_t{gridDim.x} * kThreads) {
+    const int64_t token = row / params.num_heads;
+    if (!is_empty_token(params, token)) continue;
+    params.lse[token * params.token_stride + row % params.num_heads * params.head_stride] = -INFINITY;
   }
 }
 
@@ -135,6 +145,12 @@ void enqueue(const CleanLseParams& params, Stream stream) {
   if (params.num_tokens == 0) return;
   clean_kernel<<<grid_for(params.num_tokens * params.num_heads, kThreads), kThreads, 0, native(stream)>>>(params);
   check_launch("the cleaning of LSEs");
+}
+
+void enqueue(const MaskRowsParams& params, Stream stream) {
+  if (params.num_tokens == 0) return;
+  mask_kernel<<<grid_for(params.num_tokens * params.num_heads, kThreads), kThreads, 0, native(stream)>>>(params);
+  check_launch("the masking of LSEs");
 }
 
 void enqueue(const WeighParams& params, Stream stream) {

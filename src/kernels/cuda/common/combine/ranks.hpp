@@ -26,6 +26,20 @@ struct CleanLseParams {
 };
 void enqueue(const CleanLseParams& params, Stream stream);
 
+/// The LSEs of tokens of requests without keys here, and of those from query_start_loc[num_requests] on, become
+/// -infinity, in place.
+struct MaskRowsParams {
+  const int32_t* local_seq_lens = nullptr;   ///< [num_requests]
+  const int32_t* query_start_loc = nullptr;  ///< [num_requests + 1]
+  int32_t num_requests = 0;
+  float* lse = nullptr;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  int64_t num_tokens = 0;
+  int32_t num_heads = 0;
+};
+void enqueue(const MaskRowsParams& params, Stream stream);
+
 /// How heads are dealt to ranks: rank r's head h stands at head_of(r, h) among all.
 struct RankHeads {
   int32_t parts = 1;   ///< ranks that rows are sorted by

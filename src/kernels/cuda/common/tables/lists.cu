@@ -120,6 +120,21 @@ __global__ void __launch_bounds__(kThreads) dense_kernel(const __grid_constant__
   }
 }
 
+__global__ void __launch_bounds__(kThreads) validate_kernel(const __grid_constant__ ValidateParams params) {
+  for (int64_t row = blockIdx.y; row < params.n; row += gridDim.y) {
+    const int32_t length = params.lens[row];
+    const int64_t pages = units_of(max(0, length), params.page_size);
+    const RowEntries entries(params.table, row);
+    if (length < 0 || pages > entries.count) report(params.status);
+    const int64_t step = int64_t{gridDim.x} * kThreads;
+    const int64_t end = min(pages, entries.count);
+    for (int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x; column < end; column += step) {
+      const int32_t page = entries.first[column];
+      if (page < 0 || page >= params.num_pages) report(params.status);
+    }
+  }
+}
+
 dim3 rows_grid(int32_t rows, int64_t entries_per_row) {
   return {grid_for(entries_per_row, kEntriesPerBlock, 64), static_cast<uint32_t>(std::min(rows, kMaxRows))};
 }
@@ -149,6 +164,14 @@ void enqueue(const DenseParams& params, Stream stream) {
   if (params.n == 0 || params.columns == 0) return;
   dense_kernel<<<rows_grid(params.n, params.columns), kThreads, 0, native(stream)>>>(params);
   check_launch("a dense table");
+}
+
+void enqueue(const ValidateParams& params, Stream stream) {
+  if (params.n == 0) return;
+  // How long rows are is known on the device only.
+  constexpr int64_t kTypicalPages = 4096;
+  validate_kernel<<<rows_grid(params.n, kTypicalPages), kThreads, 0, native(stream)>>>(params);
+  check_launch("a table's check");
 }
 
 }  // namespace folio::inline v0::kernels::cuda

@@ -66,6 +66,18 @@ struct DenseParams {
 };
 void enqueue(const DenseParams& params, Stream stream);
 
+/// Reads every page of every row; writes nothing but `status`: 1 for one that the table does not have or that lies
+/// outside [0, num_pages).
+struct ValidateParams {
+  PageTableView table;
+  const int32_t* lens = nullptr;
+  int32_t n = 0;
+  int32_t page_size = 1;
+  int64_t num_pages = 0;
+  int32_t* status = nullptr;  ///< never null
+};
+void enqueue(const ValidateParams& params, Stream stream);
+
 /// As folio::slot_mapping, pages of all ranks together being below 2^31 tokens; a token whose page does not exist gets
 /// -1.
 struct SlotParams {

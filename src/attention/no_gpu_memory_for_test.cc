@@ -1,0 +1,15 @@
+#include "attention/device_for_test.hpp"
+
+namespace folio::testing {
+
+void wait_for_device() {}
+
+void* device_memory(size_t, size_t) {
+  return nullptr;
+}
+
+bool free_device_memory(void*) noexcept {
+  return false;
+}
+
+}  // namespace folio::testing

@@ -1,0 +1,86 @@
+// Both engine backends over a cache that is divided over threads on one GPU, against the float64 oracle over the whole
+// one.
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "core/error.hpp"
+#include "dcp_setups.hpp"
+#include "device_home.hpp"
+
+namespace folio::backends::testing {
+namespace {
+
+using Division = std::tuple<BackendKind, int32_t, int32_t, distributed::DcpCombine>;  ///< backend, world, interleave
+
+class DcpBackendsOnGpu : public ::testing::TestWithParam<Division> {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+
+distributed::ThreadGroupOptions group_options(const Context& context) {
+  distributed::ThreadGroupOptions options;
+  options.context = context;
+  options.timeout = std::chrono::seconds(30);
+  return options;
+}
+
+TEST_P(DcpBackendsOnGpu, EqualTheUndividedCache) {
+  const auto [kind, world, interleave, combine] = GetParam();
+  const Context context = Context::cuda(0);
+  int32_t number = 0;
+  for (DcpSetup setup : dcp_setups(world, interleave)) {
+    if (setup.model == DType::kFloat32) continue;  // which kernels of a GPU do not take
+    setup = for_backend(setup, kind);
+    setup.combine = combine;
+    setup.hnd = number++ % 2 == 1;
+    DcpCase whole(setup);
+    distributed::run_ranks(
+        world,
+        [&](distributed::ProcessGroup& group) {
+          DeviceHome home;
+          run_backend(whole, kind, group, context, {}, &home);
+        },
+        group_options(context));
+    EXPECT_EQ(whole.wrong_outputs(), "") << setup.name << (setup.hnd ? ", HND" : ", NHD");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Divisions, DcpBackendsOnGpu,
+                         ::testing::Combine(::testing::ValuesIn(kBackends), ::testing::Values(2, 4),
+                                            ::testing::Values(1, 16),
+                                            ::testing::Values(distributed::DcpCombine::kAllGatherReduceScatter,
+                                                              distributed::DcpCombine::kAllToAll)),
+                         [](const auto& test) {
+                           return core::message(
+                               std::get<0>(test.param) == BackendKind::kFlashInfer ? "FlashInfer" : "FlashAttention",
+                               "_W", std::get<1>(test.param), "I", std::get<2>(test.param), "_",
+                               distributed::to_string(std::get<3>(test.param)));
+                         });
+
+/// A group over the host's memory would be handed the device's addresses.
+TEST(DcpBackendsOnGpuGroups, MustLieThereToo) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
+  const auto groups = distributed::make_thread_groups(2);
+  DcpSetup setup;
+  setup.model = setup.cache = DType::kBFloat16;
+  setup.requests = {{5, 1}};
+  for (const BackendKind kind : kBackends) {
+    DcpCase whole(for_backend(setup, kind));
+    DeviceHome home;
+    try {
+      run_backend(whole, kind, *groups[0], Context::cuda(0), {}, &home);
+      ADD_FAILURE() << "did not throw";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find("lie in another memory"), std::string::npos) << error.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace folio::backends::testing
