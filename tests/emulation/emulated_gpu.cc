@@ -49,17 +49,21 @@ class EmulatedGpu final : public GpuBackend {
   }
   void synchronize(Stream) const override {}
   void copy(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
+  void upload(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
+  void download(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
   void map_host_memory(void*, size_t) const override {}
   void unmap_host_memory(void*) const noexcept override {}
 
   void enqueue(const cuda::WriteParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::GatherParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::PagesParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::MaskRowsParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::RenumberParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::CombineParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::CleanLseParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::WeighParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::PackParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::ArrangeParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::SumParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::QuantizeFp8Params&, Stream) const override { refuse(); }
   void enqueue(const cuda::Nvfp4Params&, Stream) const override { refuse(); }
@@ -71,6 +75,7 @@ class EmulatedGpu final : public GpuBackend {
   void enqueue(const cuda::SlotParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ExpandParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ShardLensParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::ValidateParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ConcatParams&, Stream) const override { refuse(); }
 
  private:
