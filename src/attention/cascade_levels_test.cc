@@ -3,11 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 
 namespace folio::inline v0::attention {
@@ -47,8 +47,7 @@ struct Batch {
 };
 
 TEST(CascadeLevels, AreTheBestChoiceOfAll) {
-  std::ifstream file(FOLIO_SOURCE_DIR "/tests/golden/cascade/levels.json");
-  const json golden = json::parse(file);
+  const json golden = folio::testing::golden("cascade/levels");
   CascadeLevels levels;  // one for all cases: nothing may be left of the one before
   SharedPrefixFinder finder;
   size_t nested = 0;

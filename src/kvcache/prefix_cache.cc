@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "kvcache/prefix_tree.hpp"
 
@@ -297,11 +298,11 @@ PrefixCache::Amount PrefixCache::evict(const Amount& wanted, SlotChanges& change
   const int64_t page_size = tree.options.page_size;
   while (gone.slots < wanted.slots && !tree.leaves.empty()) {
     const int32_t leaf = tree.leaves.begin()->second;
-    const int64_t needed = (wanted.slots - gone.slots + page_size - 1) / page_size * page_size;
-    if (tree.options.whole_leaves || needed >= tree.at(leaf).size()) {
+    const int64_t missing = wanted.slots - gone.slots;
+    if (tree.options.whole_leaves || missing > tree.at(leaf).size() - page_size) {  // its last page would go too
       remove(leaf);
     } else {
-      count(tree.cut_leaf(leaf, needed, changes));
+      count(tree.cut_leaf(leaf, core::checked_round_up(missing, page_size), changes));
     }
   }
   while (gone.window_copies < wanted.window_copies && !tree.window_list.empty()) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -58,6 +59,16 @@ TEST(PrefixCacheCuts, TakeWhatIsNeeded) {
     EXPECT_EQ(cache.evict({5, 0}, changes).slots, whole_leaves ? 2 : 6);
     EXPECT_EQ(cache.size(), 0);
     cache.check_invariants();
+  }
+}
+
+TEST(PrefixCacheCuts, TakeAllForAnyAmount) {
+  for (const bool whole_leaves : {true, false}) {
+    PrefixCache cache({2, -1, whole_leaves});
+    SlotChanges changes;
+    cache.insert({Ints{1, 2, 3, 4}}, Ints{12, 13, 14, 15}, changes);
+    EXPECT_EQ(cache.evict({std::numeric_limits<int64_t>::max(), 0}, changes), (PrefixCache::Amount{4, 0}));
+    EXPECT_EQ(cache.size(), 0);
   }
 }
 

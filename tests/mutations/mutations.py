@@ -377,7 +377,7 @@ plant(rule, "prefix-not-written-back", PREFIXES,
 plant(rule, "prefix-tail-kept", PREFIXES, "  changes.freed.insert(changes.freed.end(), rest.begin(), rest.end());\n", "")
 plant(rule, "prefix-cut-miscounted", TREE, "  evictable -= slots;\n  count_window(n, 1);", "  count_window(n, 1);")
 plant(rule, "prefix-cut-window-miscounted", TREE, "  evictable -= slots;\n  count_window(n, 1);", "  evictable -= slots;")
-plant(rule, "prefix-cut-takes-all", PREFIXES, "tree.options.whole_leaves || needed", "tree.options.page_size > 0 || needed")
+plant(rule, "prefix-cut-takes-all", PREFIXES, "tree.options.whole_leaves || missing", "tree.options.page_size > 0 || missing")
 plant(rule, "prefix-evicts-too-little", PREFIXES, "while (gone.slots < wanted.slots &&", "if (gone.slots < wanted.slots &&")
 rule = "cascades"
 CASCADE = ATTENTION + "cascade.cc"

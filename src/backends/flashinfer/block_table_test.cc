@@ -1,5 +1,4 @@
 #include "folio/backends/flashinfer/block_table.hpp"
-#include "core/instrumented_for_test.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +12,7 @@
 #include "backends/flashinfer/batch_fixture.hpp"
 #include "backends/flashinfer/group_fixture.hpp"
 #include "core/golden_test.hpp"
+#include "core/instrumented_for_test.hpp"
 #include "folio/quantize.hpp"
 #include "folio/types/float_convert.hpp"
 
