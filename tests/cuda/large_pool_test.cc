@@ -88,7 +88,7 @@ TEST_P(LargePool, GivesTheBitsOfASmallOne) {
   batch.cu_q = cu_q.data();
   batch.segments = {&segment, 1};
   const AttentionPlan plan = folio::plan(op, batch, buffer);
-  const DeviceArray<std::byte> scratch(workspace_size(plan));
+  const DeviceArray<std::byte> scratch(workspace_size(op));
   const Workspace workspace{scratch.data(), scratch.bytes()};
   init_workspace(op, workspace);
   const DeviceArray<int32_t> indptr(entries);
