@@ -227,36 +227,4 @@ __device__ inline void store_floats(std::byte* at, DType dtype, const float* val
   }
 }
 
-/// values[i] /= divisor, as the division rounds; the divisor is above 0. One reciprocal serves all of them: where
-/// nothing comes near the ends of the range, two corrections by multiply-adds give the rounded quotient, as in CUDA's
-/// own division (Markstein, 1990). What is so small that a correction may lose a bit is below 2^-40 when divided, and
-/// is stored as 0 in every type of 8 bits and fewer, which this is for.
-template <int32_t kElements>
-__device__ inline void divide_all(float* values, float divisor) {
-  if constexpr (kElements > 1) {
-    constexpr float kLargest = 0x1p+80f;
-    constexpr float kSmallestDivisor = 0x1p-40f;
-    constexpr float kLargestDivisor = 0x1p+40f;
-    float largest = 0.0f;
-#pragma unroll
-    for (int32_t i = 0; i < kElements; ++i) largest = fmaxf(largest, fabsf(values[i]));
-    if (largest <= kLargest && divisor >= kSmallestDivisor && divisor <= kLargestDivisor) {
-      float inverse;
-      asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
-      inverse = __fmaf_rn(__fmaf_rn(-divisor, inverse, 1.0f), inverse, inverse);
-#pragma unroll
-      for (int32_t i = 0; i < kElements; ++i) {
-        const float x = values[i];
-        float quotient = __fmul_rn(x, inverse);
-        quotient = __fmaf_rn(__fmaf_rn(-quotient, divisor, x), inverse, quotient);
-        quotient = __fmaf_rn(__fmaf_rn(-quotient, divisor, x), inverse, quotient);
-        values[i] = copysignf(quotient, x);  // the corrections turn -0 into 0
-      }
-      return;
-    }
-  }
-#pragma unroll
-  for (int32_t i = 0; i < kElements; ++i) values[i] = __fdiv_rn(values[i], divisor);
-}
-
 }  // namespace folio::inline v0::kernels::cuda

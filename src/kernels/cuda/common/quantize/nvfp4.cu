@@ -1,3 +1,4 @@
+#include "kernels/cuda/common/divisor.hpp"
 #include "kernels/cuda/common/e2m1.cuh"
 #include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/launch.hpp"
@@ -79,6 +80,7 @@ __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__
 /// Half a block at a time: eight values, four bytes of codes.
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Nvfp4Params params) {
+  const Divisor global_scale(params.global_scale);
   const auto halves = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor() * 2;
   for (uint32_t half = blockIdx.x * kThreads + threadIdx.x; half < halves; half += gridDim.x * kThreads) {
     const BlockPlace place = place_of(params, half / 2);
@@ -95,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant
     float x[kHalfBlock];
 #pragma unroll
     for (int32_t i = 0; i < kHalfBlock; ++i) x[i] = from_e2m1(word >> i * 4) * scale;
-    divide_all<kHalfBlock>(x, params.global_scale);
+    global_scale.divide<kHalfBlock>(x);
     auto* const to = element_at(params.wide.data, params.wide.dtype, place.wide + first);
     if constexpr (kAligned) {
       store_wide(to, params.wide.dtype, x);

@@ -9,6 +9,7 @@ namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
+constexpr int32_t kSumThreads = 1024;
 constexpr int64_t kEntriesPerBlock = 8192;
 constexpr int32_t kMaxRows = 65535;  // of a grid
 
@@ -16,28 +17,40 @@ __device__ void report(int32_t* status) {
   if (status != nullptr) *status = 1;
 }
 
+/// `length` is at most INT_MAX.
 __device__ int64_t units_of(int64_t length, int32_t unit) {
-  return (length + unit - 1) / unit;
+  return (static_cast<uint32_t>(length) + static_cast<uint32_t>(unit) - 1) / static_cast<uint32_t>(unit);
 }
 
-/// One thread block.
-__global__ void __launch_bounds__(kThreads) indptr_kernel(const __grid_constant__ IndptrParams params) {
-  __shared__ int64_t sums[kThreads / 32 + 1];
+/// One thread block. A thread takes kPerThread neighbours, so that few barriers are met.
+__global__ void __launch_bounds__(kSumThreads) indptr_kernel(const __grid_constant__ IndptrParams params) {
+  constexpr int32_t kPerThread = 4;
+  __shared__ int64_t sums[kSumThreads / 32 + 1];
   if (threadIdx.x == 0) params.indptr[0] = 0;
   int64_t before = 0;
-  for (int32_t first = 0; first < params.n; first += kThreads) {
-    const int32_t i = first + static_cast<int32_t>(threadIdx.x);
-    const int32_t given = i < params.n ? params.lens[i] : 0;
-    if (given < 0) report(params.status);
-    const int64_t length = max(0, given);
-    const int64_t units = units_of(length, params.unit);
-    const BlockSum<kThreads> sum(units, sums);
-    if (i < params.n) {
-      const int64_t to = before + sum.to;
+  for (int64_t block = 0; block < params.n; block += int64_t{kSumThreads} * kPerThread) {
+    const int64_t first = block + int64_t{threadIdx.x} * kPerThread;
+    int64_t lengths[kPerThread], units[kPerThread];
+    int64_t mine = 0;
+#pragma unroll
+    for (int32_t k = 0; k < kPerThread; ++k) {
+      const int32_t given = first + k < params.n ? params.lens[first + k] : 0;
+      if (given < 0) report(params.status);
+      lengths[k] = max(0, given);
+      units[k] = units_of(lengths[k], params.unit);
+      mine += units[k];
+    }
+    const BlockSum<kSumThreads> sum(mine, sums);
+    int64_t to = before + sum.to - mine;
+#pragma unroll
+    for (int32_t k = 0; k < kPerThread; ++k) {
+      const int64_t i = first + k;
+      if (i >= params.n) break;
+      to += units[k];
       if (to > INT_MAX) report(params.status);
       params.indptr[i + 1] = static_cast<int32_t>(min(to, int64_t{INT_MAX}));
       if (params.last_unit_len != nullptr) {
-        params.last_unit_len[i] = units == 0 ? 0 : static_cast<int32_t>(length - (units - 1) * params.unit);
+        params.last_unit_len[i] = units[k] == 0 ? 0 : static_cast<int32_t>(lengths[k] - (units[k] - 1) * params.unit);
       }
     }
     before += sum.all;
@@ -55,47 +68,100 @@ __global__ void __launch_bounds__(kThreads) lens_kernel(const __grid_constant__ 
   }
 }
 
-/// A value of a list: a page's, or a token's in it.
-struct ListValue {
-  int64_t value;
-  bool exists;
+constexpr int32_t kNeighbours = 4;  // of a list, written at once
+
+/// Entries j .. j + 3 of a row's list, the first of which may lie before the row and the last beyond it.
+struct Neighbours {
+  int64_t j = 0;
+  uint32_t column = 0;   ///< of the first that the row has
+  uint32_t in_page = 0;  ///< its place there
+  int32_t first = 0;     ///< of the row's among the four
+  int32_t end = 0;
+  int32_t pages[kNeighbours] = {};  ///< this column's and those behind it, as far as they are needed and exist
+
+  Neighbours() = default;
+  __device__ Neighbours(const ListParams& params, const RowEntries& row, int64_t entries, int64_t at) : j(at) {
+    first = static_cast<int32_t>(min(max(-j, int64_t{0}), int64_t{kNeighbours}));
+    end = static_cast<int32_t>(min(max(entries - j, int64_t{0}), int64_t{kNeighbours}));
+    if (first >= end) return;
+    const auto place = static_cast<uint32_t>(j + first);
+    column = params.tokens ? params.pages.quotient(place) : place;
+    in_page = params.tokens ? place - column * params.pages.divisor() : 0;
+    const int64_t last = in_page + static_cast<int64_t>(end - first) - 1;
+#pragma unroll
+    for (int32_t k = 0; k < kNeighbours; ++k) {
+      if (last >= k * int64_t{params.pages.divisor()} && column + k < row.count) pages[k] = row.first[column + k];
+    }
+  }
+  __device__ void next_page() {
+    in_page = 0;
+    ++column;
+#pragma unroll
+    for (int32_t k = 1; k < kNeighbours; ++k) pages[k - 1] = pages[k];
+  }
 };
 
-/// Column y of thread blocks: row y's entries, four a thread at a time.
+/// `to` is aligned to four values, or 16 bytes.
+template <typename Value>
+__device__ void store_neighbours(Value* to, const Value (&values)[kNeighbours]) {
+  if constexpr (sizeof(Value) == 4) {
+    *reinterpret_cast<int4*>(to) = make_int4(values[0], values[1], values[2], values[3]);
+  } else {
+    reinterpret_cast<longlong2*>(to)[0] = make_longlong2(values[0], values[1]);
+    reinterpret_cast<longlong2*>(to)[1] = make_longlong2(values[2], values[3]);
+  }
+}
+
+/// Column y of thread blocks: row y's entries, kUnroll groups of four neighbours a thread. Groups begin where four
+/// values can be stored at once.
+template <typename Value>
 __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ ListParams params) {
-  constexpr int32_t kUnroll = 4;
+  constexpr int32_t kUnroll = 2;
+  Value* const out = reinterpret_cast<Value*>(sizeof(Value) == 4 ? static_cast<void*>(params.out32) : params.out64);
+  const auto misplaced = static_cast<int32_t>(reinterpret_cast<uintptr_t>(out) / sizeof(Value) % kNeighbours);
+  const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll * kNeighbours;
   for (int64_t row = blockIdx.y; row < params.n; row += gridDim.y) {
     const int64_t length = max(0, params.lens[row]);
     const int64_t entries = params.tokens ? length : units_of(length, params.page_size);
     const int64_t begin = params.indptr[row];
     const RowEntries pages(params.table, row);
-    const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
-    for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < entries; first += step) {
-      ListValue values[kUnroll];
+    const int64_t before = (begin + misplaced) & (kNeighbours - 1);  // of the first group, before the row
+    for (int64_t block = (int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x) * kNeighbours - before;
+         block < entries; block += step) {
+      Neighbours groups[kUnroll];
 #pragma unroll
       for (int32_t u = 0; u < kUnroll; ++u) {
-        const auto place = static_cast<uint32_t>(min(first + u * kThreads, entries - 1));
-        const uint32_t column = params.tokens ? params.pages.quotient(place) : place;
-        const uint32_t in_page = params.tokens ? params.pages.remainder(place) : 0;
-        values[u] = {0, column < pages.count};
-        if (!values[u].exists) continue;
-        values[u].value = pages.first[column] * params.page_stride + in_page * params.token_stride;
+        groups[u] = Neighbours(params, pages, entries, block + u * kThreads * kNeighbours);
       }
 #pragma unroll
       for (int32_t u = 0; u < kUnroll; ++u) {
-        const int64_t j = first + u * kThreads;
-        const int64_t at = begin + j;
-        if (j >= entries) break;
-        const bool has_room = at >= 0 && at < params.capacity;
-        const int64_t value = values[u].value;
-        const bool fits = params.out64 != nullptr || (value >= INT_MIN && value <= INT_MAX);
-        if (!has_room || !values[u].exists || !fits) report(params.status);
-        if (!has_room) continue;
-        if (params.out64 != nullptr) {
-          params.out64[at] = value;
-        } else {
-          params.out32[at] = fits ? static_cast<int32_t>(value) : 0;
+        Neighbours& group = groups[u];
+        Value values[kNeighbours] = {};
+        bool good = true;
+#pragma unroll
+        for (int32_t k = 0; k < kNeighbours; ++k) {
+          if (k < group.first || k >= group.end) continue;
+          const bool exists = group.column < pages.count;
+          const int64_t value =
+              exists ? group.pages[0] * params.page_stride + group.in_page * params.token_stride : 0;
+          values[k] = static_cast<Value>(value);
+          if (values[k] != value) values[k] = 0, good = false;
+          good = good && exists;
+          if (++group.in_page == params.pages.divisor()) group.next_page();
         }
+        const int64_t at = begin + group.j;
+        if (group.first == 0 && group.end == kNeighbours && at >= 0 && at + kNeighbours <= params.capacity) {
+          store_neighbours(out + at, values);
+        } else {
+#pragma unroll
+          for (int32_t k = 0; k < kNeighbours; ++k) {
+            if (k < group.first || k >= group.end) continue;
+            const bool has_room = at + k >= 0 && at + k < params.capacity;
+            if (has_room) out[at + k] = values[k];
+            good = good && has_room;
+          }
+        }
+        if (!good) report(params.status);
       }
     }
   }
@@ -142,7 +208,7 @@ dim3 rows_grid(int32_t rows, int64_t entries_per_row) {
 }  // namespace
 
 void enqueue(const IndptrParams& params, Stream stream) {
-  indptr_kernel<<<1, kThreads, 0, native(stream)>>>(params);
+  indptr_kernel<<<1, kSumThreads, 0, native(stream)>>>(params);
   check_launch("a list's beginnings");
 }
 
@@ -155,8 +221,9 @@ void enqueue(const LensParams& params, Stream stream) {
 void enqueue(const ListParams& given, Stream stream) {
   if (given.n == 0 || given.capacity == 0) return;
   ListParams params = given;
-  params.pages = FastDiv(params.page_size);
-  list_kernel<<<rows_grid(params.n, params.capacity / params.n), kThreads, 0, native(stream)>>>(params);
+  params.pages = FastDiv(params.tokens ? params.page_size : 1);
+  auto* const kernel = params.out64 != nullptr ? list_kernel<int64_t> : list_kernel<int32_t>;
+  kernel<<<rows_grid(params.n, params.capacity / params.n), kThreads, 0, native(stream)>>>(params);
   check_launch("a list of pages or tokens");
 }
 
