@@ -43,12 +43,12 @@ struct Copy {
   __device__ void store(std::byte* at, Piece piece, int32_t) const { *reinterpret_cast<Piece*>(at) = piece; }
 };
 
-/// Converts pieces of eight elements or one, of one head.
+/// Converts pieces of eight elements, four or one, of one head.
 template <int32_t kBytes, int32_t kElements>
 class Convert {
  public:
   using Loaded = Raw<kBytes, kElements>;
-  static constexpr int32_t kInFlight = kBytes == 1 ? 8 : 4;
+  static constexpr int32_t kInFlight = kBytes == 4 ? 2 : 4;
   __device__ Convert(const MoveHalf& half, int32_t head)
       : from_(half.from.dtype), to_(half.to.dtype), scale_(half.from_scale), head_(head) {
     by_request_ = scale_.data != nullptr && (scale_.granularity == ScaleGranularity::kPerRequest ||
@@ -132,6 +132,8 @@ void for_halves(const MoveParams& params, const Launch& launch) {
       case MoveKind::kWide1: return launch(MoveType<Convert<1, kWide>>{}, first, count);
       case MoveKind::kWide2: return launch(MoveType<Convert<2, kWide>>{}, first, count);
       case MoveKind::kWide4: return launch(MoveType<Convert<4, kWide>>{}, first, count);
+      case MoveKind::kQuad1: return launch(MoveType<Convert<1, 4>>{}, first, count);
+      case MoveKind::kQuad2: return launch(MoveType<Convert<2, 4>>{}, first, count);
       case MoveKind::kSingle1: return launch(MoveType<Convert<1, 1>>{}, first, count);
       case MoveKind::kSingle2: return launch(MoveType<Convert<2, 1>>{}, first, count);
       case MoveKind::kSingle4: return launch(MoveType<Convert<4, 1>>{}, first, count);

@@ -25,14 +25,16 @@ int32_t copy_piece(const MoveHalf& half) {
   return static_cast<int32_t>(std::max<int64_t>(piece / bytes, 1));
 }
 
+/// Eight elements, but four where they become 4 bytes each: neighbouring threads then store 16 bytes beside each other.
 int32_t convert_piece(const MoveHalf& half) {
-  if (half.head_dim % 8 != 0) return 1;
+  const int32_t piece = size_of(half.from.dtype) < 4 && half.to.dtype == DType::kFloat32 ? 4 : 8;
+  if (half.head_dim % piece != 0) return 1;
   for (const MoveSide* side : {&half.from, &half.to}) {
-    const auto bytes = static_cast<uintptr_t>(std::min(8 * size_of(side->dtype), 16));
+    const auto bytes = static_cast<uintptr_t>(std::min(piece * size_of(side->dtype), 16));
     if (side->step != 1 || reinterpret_cast<uintptr_t>(side->data) % bytes != 0) return 1;
-    if ((side->page_stride | side->token_stride | side->head_stride) % 8 != 0) return 1;
+    if ((side->page_stride | side->token_stride | side->head_stride) % piece != 0) return 1;
   }
-  return 8;
+  return piece;
 }
 
 }  // namespace
@@ -47,6 +49,7 @@ MoveKind move_kind(const MoveHalf& half) {
       default: return MoveKind::kCopy1;
     }
   }
+  if (half.piece == 4) return bytes == 1 ? MoveKind::kQuad1 : MoveKind::kQuad2;
   const bool wide = half.piece == 8;
   switch (bytes) {
     case 1: return wide ? MoveKind::kWide1 : MoveKind::kSingle1;

@@ -9,7 +9,6 @@ namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
-constexpr int32_t kSumThreads = 1024;
 constexpr int64_t kEntriesPerBlock = 8192;
 constexpr int32_t kMaxRows = 65535;  // of a grid
 
@@ -22,13 +21,13 @@ __device__ int64_t units_of(int64_t length, int32_t unit) {
   return (static_cast<uint32_t>(length) + static_cast<uint32_t>(unit) - 1) / static_cast<uint32_t>(unit);
 }
 
-/// One thread block. A thread takes kPerThread neighbours, so that few barriers are met.
-__global__ void __launch_bounds__(kSumThreads) indptr_kernel(const __grid_constant__ IndptrParams params) {
-  constexpr int32_t kPerThread = 4;
-  __shared__ int64_t sums[kSumThreads / 32 + 1];
+/// One thread block. A thread takes kPerThread neighbours.
+template <int32_t kPerThread>
+__global__ void __launch_bounds__(kThreads) indptr_kernel(const __grid_constant__ IndptrParams params) {
+  __shared__ int64_t sums[kThreads / 32 + 1];
   if (threadIdx.x == 0) params.indptr[0] = 0;
   int64_t before = 0;
-  for (int64_t block = 0; block < params.n; block += int64_t{kSumThreads} * kPerThread) {
+  for (int64_t block = 0; block < params.n; block += int64_t{kThreads} * kPerThread) {
     const int64_t first = block + int64_t{threadIdx.x} * kPerThread;
     int64_t lengths[kPerThread], units[kPerThread];
     int64_t mine = 0;
@@ -40,7 +39,7 @@ __global__ void __launch_bounds__(kSumThreads) indptr_kernel(const __grid_consta
       units[k] = units_of(lengths[k], params.unit);
       mine += units[k];
     }
-    const BlockSum<kSumThreads> sum(mine, sums);
+    const BlockSum<kThreads> sum(mine, sums);
     int64_t to = before + sum.to - mine;
 #pragma unroll
     for (int32_t k = 0; k < kPerThread; ++k) {
@@ -70,98 +69,112 @@ __global__ void __launch_bounds__(kThreads) lens_kernel(const __grid_constant__ 
 
 constexpr int32_t kNeighbours = 4;  // of a list, written at once
 
-/// Entries j .. j + 3 of a row's list, the first of which may lie before the row and the last beyond it.
-struct Neighbours {
-  int64_t j = 0;
-  uint32_t column = 0;   ///< of the first that the row has
-  uint32_t in_page = 0;  ///< its place there
-  int32_t first = 0;     ///< of the row's among the four
-  int32_t end = 0;
-  int32_t pages[kNeighbours] = {};  ///< this column's and those behind it, as far as they are needed and exist
-
-  Neighbours() = default;
-  __device__ Neighbours(const ListParams& params, const RowEntries& row, int64_t entries, int64_t at) : j(at) {
-    first = static_cast<int32_t>(min(max(-j, int64_t{0}), int64_t{kNeighbours}));
-    end = static_cast<int32_t>(min(max(entries - j, int64_t{0}), int64_t{kNeighbours}));
-    if (first >= end) return;
-    const auto place = static_cast<uint32_t>(j + first);
-    column = params.tokens ? params.pages.quotient(place) : place;
-    in_page = params.tokens ? place - column * params.pages.divisor() : 0;
-    const int64_t last = in_page + static_cast<int64_t>(end - first) - 1;
-#pragma unroll
-    for (int32_t k = 0; k < kNeighbours; ++k) {
-      if (last >= k * int64_t{params.pages.divisor()} && column + k < row.count) pages[k] = row.first[column + k];
-    }
-  }
-  __device__ void next_page() {
-    in_page = 0;
-    ++column;
-#pragma unroll
-    for (int32_t k = 1; k < kNeighbours; ++k) pages[k - 1] = pages[k];
-  }
+/// A row's list, and where it goes.
+template <typename Value>
+struct RowList {
+  RowEntries pages;
+  int64_t entries;
+  int64_t begin;  ///< of the list in `out`
+  Value* out;
 };
 
-/// `to` is aligned to four values, or 16 bytes.
+/// Entries [j, j + 4) of a row's list, as far as the row has them, one by one.
 template <typename Value>
-__device__ void store_neighbours(Value* to, const Value (&values)[kNeighbours]) {
-  if constexpr (sizeof(Value) == 4) {
-    *reinterpret_cast<int4*>(to) = make_int4(values[0], values[1], values[2], values[3]);
-  } else {
-    reinterpret_cast<longlong2*>(to)[0] = make_longlong2(values[0], values[1]);
-    reinterpret_cast<longlong2*>(to)[1] = make_longlong2(values[2], values[3]);
+__device__ void list_singly(const ListParams& params, const RowList<Value>& list, int64_t j) {
+  const int64_t end = min(j + kNeighbours, list.entries);
+  for (int64_t i = max(j, int64_t{0}); i < end; ++i) {
+    const int64_t at = list.begin + i;
+    const bool has_room = at >= 0 && at < params.capacity;
+    const uint32_t column = params.pages.quotient(static_cast<uint32_t>(i));
+    const uint32_t in_page = static_cast<uint32_t>(i) - column * params.pages.divisor();
+    const bool exists = column < list.pages.count;
+    const int64_t value =
+        exists ? list.pages.first[column] * params.page_stride + in_page * params.token_stride : 0;
+    const auto stored = static_cast<Value>(value);
+    if (!has_room || !exists || stored != value) report(params.status);
+    if (has_room) list.out[at] = stored == value ? stored : 0;
   }
 }
+
+/// Four entries of a row's list that lie on two pages at most.
+struct Neighbours {
+  int64_t j = 0;
+  uint32_t column = 0;  ///< of the first
+  uint32_t here = 0;    ///< entries from the first one on that its page holds
+  int32_t page = 0;
+  int32_t next = 0;  ///< the next column's page, if it is needed
+
+  Neighbours() = default;
+  /// False for entries that are to be listed one by one.
+  template <typename Value>
+  __device__ bool read(const ListParams& params, const RowList<Value>& list, int64_t at) {
+    j = at;
+    const int64_t to = list.begin + j;
+    if (j < 0 || j + kNeighbours > list.entries || to < 0 || to + kNeighbours > params.capacity) return false;
+    column = params.pages.quotient(static_cast<uint32_t>(j));
+    here = (column + 1) * params.pages.divisor() - static_cast<uint32_t>(j);
+    const bool one_page = here >= kNeighbours;
+    if (column + (one_page ? 0 : 1) >= list.pages.count) return false;
+    page = list.pages.first[column];
+    if (!one_page) next = list.pages.first[column + 1];
+    return params.pages.divisor() + here >= kNeighbours;
+  }
+  /// False where a value does not fit: nothing is written.
+  template <typename Value>
+  __device__ bool write(const ListParams& params, const RowList<Value>& list) const {
+    const int64_t in_page = int64_t{params.pages.divisor()} - here;
+    const int64_t on_page = page * params.page_stride + in_page * params.token_stride;
+    const int64_t on_next = next * params.page_stride - here * params.token_stride;
+    Value values[kNeighbours];
+    bool fits = true;
+#pragma unroll
+    for (uint32_t k = 0; k < kNeighbours; ++k) {
+      const int64_t value = (k < here ? on_page : on_next) + k * params.token_stride;
+      values[k] = static_cast<Value>(value);
+      fits = fits && values[k] == value;
+    }
+    if (!fits) return false;
+    Value* const to = list.out + list.begin + j;
+    if constexpr (sizeof(Value) == 4) {
+      *reinterpret_cast<int4*>(to) = make_int4(values[0], values[1], values[2], values[3]);
+    } else {
+      reinterpret_cast<longlong2*>(to)[0] = make_longlong2(values[0], values[1]);
+      reinterpret_cast<longlong2*>(to)[1] = make_longlong2(values[2], values[3]);
+    }
+    return true;
+  }
+};
 
 /// Column y of thread blocks: row y's entries, kUnroll groups of four neighbours a thread. Groups begin where four
 /// values can be stored at once.
 template <typename Value>
 __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ ListParams params) {
   constexpr int32_t kUnroll = 2;
-  Value* const out = reinterpret_cast<Value*>(sizeof(Value) == 4 ? static_cast<void*>(params.out32) : params.out64);
-  const auto misplaced = static_cast<int32_t>(reinterpret_cast<uintptr_t>(out) / sizeof(Value) % kNeighbours);
+  RowList<Value> list{{params.table, -1}, 0, 0, nullptr};
+  if constexpr (sizeof(Value) == 4) {
+    list.out = params.out32;
+  } else {
+    list.out = params.out64;
+  }
+  const auto misplaced = static_cast<int64_t>(reinterpret_cast<uintptr_t>(list.out) / sizeof(Value) % kNeighbours);
   const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll * kNeighbours;
   for (int64_t row = blockIdx.y; row < params.n; row += gridDim.y) {
     const int64_t length = max(0, params.lens[row]);
-    const int64_t entries = params.tokens ? length : units_of(length, params.page_size);
-    const int64_t begin = params.indptr[row];
-    const RowEntries pages(params.table, row);
-    const int64_t before = (begin + misplaced) & (kNeighbours - 1);  // of the first group, before the row
-    for (int64_t block = (int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x) * kNeighbours - before;
-         block < entries; block += step) {
+    list.entries = params.tokens ? length : units_of(length, params.page_size);
+    list.begin = params.indptr[row];
+    list.pages = RowEntries(params.table, row);
+    const int64_t before = (list.begin + misplaced) & (kNeighbours - 1);  // of the first group, before the row
+    for (int64_t first = (int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x) * kNeighbours - before;
+         first < list.entries; first += step) {
       Neighbours groups[kUnroll];
+      bool whole[kUnroll];
 #pragma unroll
       for (int32_t u = 0; u < kUnroll; ++u) {
-        groups[u] = Neighbours(params, pages, entries, block + u * kThreads * kNeighbours);
+        whole[u] = groups[u].read(params, list, first + u * kThreads * kNeighbours);
       }
 #pragma unroll
       for (int32_t u = 0; u < kUnroll; ++u) {
-        Neighbours& group = groups[u];
-        Value values[kNeighbours] = {};
-        bool good = true;
-#pragma unroll
-        for (int32_t k = 0; k < kNeighbours; ++k) {
-          if (k < group.first || k >= group.end) continue;
-          const bool exists = group.column < pages.count;
-          const int64_t value =
-              exists ? group.pages[0] * params.page_stride + group.in_page * params.token_stride : 0;
-          values[k] = static_cast<Value>(value);
-          if (values[k] != value) values[k] = 0, good = false;
-          good = good && exists;
-          if (++group.in_page == params.pages.divisor()) group.next_page();
-        }
-        const int64_t at = begin + group.j;
-        if (group.first == 0 && group.end == kNeighbours && at >= 0 && at + kNeighbours <= params.capacity) {
-          store_neighbours(out + at, values);
-        } else {
-#pragma unroll
-          for (int32_t k = 0; k < kNeighbours; ++k) {
-            if (k < group.first || k >= group.end) continue;
-            const bool has_room = at + k >= 0 && at + k < params.capacity;
-            if (has_room) out[at + k] = values[k];
-            good = good && has_room;
-          }
-        }
-        if (!good) report(params.status);
+        if (!whole[u] || !groups[u].write(params, list)) list_singly(params, list, groups[u].j);
       }
     }
   }
@@ -208,7 +221,8 @@ dim3 rows_grid(int32_t rows, int64_t entries_per_row) {
 }  // namespace
 
 void enqueue(const IndptrParams& params, Stream stream) {
-  indptr_kernel<<<1, kSumThreads, 0, native(stream)>>>(params);
+  auto* const kernel = params.n <= kThreads ? indptr_kernel<1> : indptr_kernel<8>;
+  kernel<<<1, kThreads, 0, native(stream)>>>(params);
   check_launch("a list's beginnings");
 }
 
