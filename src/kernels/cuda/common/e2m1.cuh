@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/common/divisor.hpp"
 #include "kernels/cuda/common/elements.cuh"
 
 /// Values in blocks of 16 as codes of four bits (e2m1) with a scale factor (e4m3): NVFP4.
@@ -13,7 +14,8 @@ constexpr float kLargestE2m1 = 6.0f;
 
 /// The scale factor of a block whose largest magnitude, before the global scale, that is; NaN for NaN.
 __device__ inline uint8_t e2m1_scale(float largest, float global_scale) {
-  const float wanted = __fdiv_rn(global_scale * largest, kLargestE2m1);
+  float wanted = global_scale * largest;
+  Divisor(kLargestE2m1).divide<1>(&wanted);
   return static_cast<uint8_t>(narrow::floats_to_e4m3(wanted, 0.0f));
 }
 

@@ -85,7 +85,7 @@ __device__ inline uint32_t floats_to_e5m2(float low, float high) {
 
 }  // namespace narrow
 
-/// What eight neighbours, or one, are in memory. Loads stand apart from conversions, which branch by type: several
+/// What eight neighbours, four or one, are in memory. Loads stand apart from conversions, which branch by type: several
 /// loads can then be in flight.
 template <int32_t kBytes, int32_t kElements>
 struct Raw;
@@ -100,6 +100,14 @@ struct Raw<2, 1> {
 template <>
 struct Raw<4, 1> {
   float bits;
+};
+template <>
+struct Raw<1, 4> {
+  uint32_t bits;
+};
+template <>
+struct Raw<2, 4> {
+  uint2 bits;
 };
 template <>
 struct Raw<1, kWide> {
@@ -136,6 +144,22 @@ __device__ inline void decode(const Raw<2, 1>& raw, DType dtype, float* values) 
 }
 __device__ inline void decode(const Raw<4, 1>& raw, DType, float* values) {
   values[0] = raw.bits;
+}
+__device__ inline void decode(const Raw<1, 4>& raw, DType dtype, float* values) {
+  if (dtype == DType::kFloat8E4M3) {
+    narrow::e4m3_to_floats(raw.bits, values);
+  } else {
+    narrow::e5m2_to_floats(raw.bits, values);
+  }
+}
+__device__ inline void decode(const Raw<2, 4>& raw, DType dtype, float* values) {
+  if (dtype == DType::kFloat16) {
+    narrow::halves_to_floats(raw.bits.x, values);
+    narrow::halves_to_floats(raw.bits.y, values + 2);
+  } else {
+    narrow::bfloats_to_floats(raw.bits.x, values);
+    narrow::bfloats_to_floats(raw.bits.y, values + 2);
+  }
 }
 __device__ inline void decode(const Raw<1, kWide>& raw, DType dtype, float* values) {
   if (dtype == DType::kFloat8E4M3) {
@@ -222,41 +246,11 @@ template <int32_t kElements>
 __device__ inline void store_floats(std::byte* at, DType dtype, const float* values) {
   if constexpr (kElements == kWide) {
     store_wide(at, dtype, values);
+  } else if constexpr (kElements == 4) {  // of 4 bytes each
+    *reinterpret_cast<float4*>(at) = make_float4(values[0], values[1], values[2], values[3]);
   } else {
     store_one(at, dtype, values[0]);
   }
-}
-
-/// values[i] /= divisor, as the division rounds; the divisor is above 0. One reciprocal serves all of them: where
-/// nothing comes near the ends of the range, two corrections by multiply-adds give the rounded quotient, as in CUDA's
-/// own division (Markstein, 1990). What is so small that a correction may lose a bit is below 2^-40 when divided, and
-/// is stored as 0 in every type of 8 bits and fewer, which this is for.
-template <int32_t kElements>
-__device__ inline void divide_all(float* values, float divisor) {
-  if constexpr (kElements > 1) {
-    constexpr float kLargest = 0x1p+80f;
-    constexpr float kSmallestDivisor = 0x1p-40f;
-    constexpr float kLargestDivisor = 0x1p+40f;
-    float largest = 0.0f;
-#pragma unroll
-    for (int32_t i = 0; i < kElements; ++i) largest = fmaxf(largest, fabsf(values[i]));
-    if (largest <= kLargest && divisor >= kSmallestDivisor && divisor <= kLargestDivisor) {
-      float inverse;
-      asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
-      inverse = __fmaf_rn(__fmaf_rn(-divisor, inverse, 1.0f), inverse, inverse);
-#pragma unroll
-      for (int32_t i = 0; i < kElements; ++i) {
-        const float x = values[i];
-        float quotient = __fmul_rn(x, inverse);
-        quotient = __fmaf_rn(__fmaf_rn(-quotient, divisor, x), inverse, quotient);
-        quotient = __fmaf_rn(__fmaf_rn(-quotient, divisor, x), inverse, quotient);
-        values[i] = copysignf(quotient, x);  // the corrections turn -0 into 0
-      }
-      return;
-    }
-  }
-#pragma unroll
-  for (int32_t i = 0; i < kElements; ++i) values[i] = __fdiv_rn(values[i], divisor);
 }
 
 }  // namespace folio::inline v0::kernels::cuda

@@ -91,10 +91,10 @@ void enqueue(const GatherParams& given, Stream stream) {
   if (given.num_tokens == 0) return;
   GatherParams params = given;
   set_shape(params.move, params.num_tokens);
-  for_halves(params.move, [&](auto move, int32_t first, int32_t count) {
+  for_halves(params.move, [&](auto type, int32_t first, int32_t count) {
     params.move.first_half = first;
     const dim3 grid(grid_for(params.num_tokens, params.move.tile, kBlocks), static_cast<uint32_t>(count));
-    gather_kernel<decltype(move)><<<grid, kMoveThreads, 0, native(stream)>>>(params);
+    gather_kernel<typename decltype(type)::Move><<<grid, kMoveThreads, 0, native(stream)>>>(params);
     check_launch("the gather of pages");
   });
 }

@@ -2,13 +2,13 @@
 
 #include "kernels/cuda/common/cache/move.hpp"
 #include "kernels/cuda/common/cache/shape.hpp"
+#include "kernels/cuda/common/divisor.hpp"
 #include "kernels/cuda/common/elements.cuh"
 
 /// What kernels that move tokens share. A thread block takes one half of some tokens: it resolves where they come from
-/// and go to into shared memory, and then its threads move the pieces of all of them, four loads in flight a thread.
+/// and go to into shared memory, and then its threads move the pieces of all of them, several loads in flight a thread.
 namespace folio::inline v0::kernels::cuda {
 
-inline constexpr int32_t kMoveThreads = 256;
 inline constexpr int32_t kMaxTile = 64;
 
 struct MoveTile {
@@ -37,75 +37,106 @@ __device__ inline void report(const MoveParams& params) {
 template <typename Piece>
 struct Copy {
   using Loaded = Piece;
+  static constexpr int32_t kInFlight = 4;
+  __device__ Copy(const MoveHalf&, int32_t) {}
   __device__ static Piece load(const std::byte* at) { return *reinterpret_cast<const Piece*>(at); }
-  __device__ static void store(const MoveHalf&, std::byte* at, Piece piece, int64_t, int32_t) {
-    *reinterpret_cast<Piece*>(at) = piece;
-  }
+  __device__ void store(std::byte* at, Piece piece, int32_t) const { *reinterpret_cast<Piece*>(at) = piece; }
 };
 
-/// Converts pieces of eight elements or one.
+/// Converts pieces of eight elements, four or one, of one head.
 template <int32_t kBytes, int32_t kElements>
-struct Convert {
+class Convert {
+ public:
   using Loaded = Raw<kBytes, kElements>;
-  __device__ static Loaded load(const std::byte* at) { return load_raw<kBytes, kElements>(at); }
-  __device__ static void store(const MoveHalf& half, std::byte* at, const Loaded& raw, int64_t request, int32_t head) {
-    float values[kElements];
-    decode(raw, half.from.dtype, values);
-    if constexpr (kBytes == 1) {
-      const float scale = scale_at(half.from_scale, request, int64_t{head});
-#pragma unroll
-      for (float& value : values) value *= scale;
-    }
-    if (is_fp8(half.to.dtype)) divide_all<kElements>(values, scale_at(half.to_scale, int64_t{0}, int64_t{head}));
-    store_floats<kElements>(at, half.to.dtype, values);
+  static constexpr int32_t kInFlight = kBytes == 4 ? 2 : 4;
+  __device__ Convert(const MoveHalf& half, int32_t head)
+      : from_(half.from.dtype), to_(half.to.dtype), scale_(half.from_scale), head_(head) {
+    by_request_ = scale_.data != nullptr && (scale_.granularity == ScaleGranularity::kPerRequest ||
+                                             scale_.granularity == ScaleGranularity::kPerRequestAndHead);
+    if (kBytes == 1 && !by_request_) factor_ = scale_at(scale_, 0, head);
+    if (is_fp8(to_)) divisor_ = Divisor(scale_at(half.to_scale, 0, head));
   }
+  __device__ static Loaded load(const std::byte* at) { return load_raw<kBytes, kElements>(at); }
+  __device__ void store(std::byte* at, const Loaded& raw, int32_t request) const {
+    float values[kElements];
+    decode(raw, from_, values);
+    if constexpr (kBytes == 1) {
+      const float factor = by_request_ ? scale_at(scale_, int64_t{request}, int64_t{head_}) : factor_;
+#pragma unroll
+      for (float& value : values) value *= factor;
+    }
+    if (is_fp8(to_)) divisor_.divide<kElements>(values);
+    store_floats<kElements>(at, to_, values);
+  }
+
+ private:
+  const DType from_;
+  const DType to_;
+  const Scale& scale_;
+  const int32_t head_;
+  bool by_request_;
+  float factor_ = 1.0f;
+  Divisor divisor_;
 };
 
-/// Moves a tile's first `num_tokens` tokens. The tile was written before the block's last barrier.
+/// Moves a tile's first `num_tokens` tokens. The tile was written before the block's last barrier. A thread takes the
+/// same pieces of every token, so that what a piece and its head have in common is found once.
 template <typename Move>
-__device__ inline void move_tile(const MoveHalf& half, const MoveTile& tile, int32_t num_tokens) {
-  constexpr int32_t kUnroll = 4;
-  const uint32_t total = num_tokens * half.split.per_token.divisor();
-  for (uint32_t first = threadIdx.x; first < total; first += kMoveThreads * kUnroll) {
-    typename Move::Loaded pieces[kUnroll];
-    PieceIndex at[kUnroll];
-    bool moves[kUnroll];
+__device__ inline void move_tile(const MoveHalf& half, const MoveTile& tile, uint32_t num_tokens) {
+  constexpr int32_t kUnroll = Move::kInFlight;
+  const uint32_t lane = half.columns.quotient(threadIdx.x);
+  const uint32_t lanes = half.lanes;
+  if (lane >= lanes) return;
+  for (uint32_t at = half.columns.remainder(threadIdx.x); at < half.pieces; at += half.columns.divisor()) {
+    const auto head = static_cast<int32_t>(half.per_head.quotient(at));
+    const uint32_t piece = at - head * half.per_head.divisor();
+    const int64_t from = head * half.from_head_bytes + piece * half.from_piece_bytes;
+    const int64_t to = head * half.to_head_bytes + piece * half.to_piece_bytes;
+    const Move move(half, head);
+    for (uint32_t first = lane; first < num_tokens; first += lanes * kUnroll) {
+      typename Move::Loaded loaded[kUnroll];
+      bool moves[kUnroll];
 #pragma unroll
-    for (int32_t u = 0; u < kUnroll; ++u) {
-      const uint32_t i = first + u * kMoveThreads;
-      at[u] = half.split.at(min(i, total - 1));
-      const std::byte* const from = tile.from[at[u].token];
-      moves[u] = i < total && from != nullptr;
-      if (moves[u]) {
-        pieces[u] = Move::load(from + at[u].head * half.from_head_bytes + at[u].piece * half.from_piece_bytes);
+      for (int32_t u = 0; u < kUnroll; ++u) {
+        const uint32_t token = first + u * lanes;
+        const std::byte* const begin = token < num_tokens ? tile.from[token] : nullptr;
+        moves[u] = begin != nullptr;
+        if (moves[u]) loaded[u] = Move::load(begin + from);
       }
-    }
 #pragma unroll
-    for (int32_t u = 0; u < kUnroll; ++u) {
-      if (!moves[u]) continue;
-      std::byte* const to = tile.to[at[u].token] + at[u].head * half.to_head_bytes + at[u].piece * half.to_piece_bytes;
-      Move::store(half, to, pieces[u], tile.request[at[u].token], at[u].head);
+      for (int32_t u = 0; u < kUnroll; ++u) {
+        const uint32_t token = first + u * lanes;
+        if (moves[u]) move.store(tile.to[token] + to, loaded[u], tile.request[token]);
+      }
     }
   }
 }
 
-/// Calls launch(move, first half, number of halves), `move` being a Copy or Convert that suits the halves: once where
+/// Names a Copy or Convert.
+template <typename MoveOfType>
+struct MoveType {
+  using Move = MoveOfType;
+};
+
+/// Calls launch(type, first half, number of halves), `type` naming a Copy or Convert that suits the halves: once where
 /// one suits both.
 template <typename Launch>
 void for_halves(const MoveParams& params, const Launch& launch) {
   const auto launch_half = [&](int32_t first, int32_t count) {
     const MoveHalf& half = params.halves[first];
     switch (move_kind(half)) {
-      case MoveKind::kCopy16: return launch(Copy<uint4>{}, first, count);
-      case MoveKind::kCopy4: return launch(Copy<uint32_t>{}, first, count);
-      case MoveKind::kCopy2: return launch(Copy<uint16_t>{}, first, count);
-      case MoveKind::kCopy1: return launch(Copy<uint8_t>{}, first, count);
-      case MoveKind::kWide1: return launch(Convert<1, kWide>{}, first, count);
-      case MoveKind::kWide2: return launch(Convert<2, kWide>{}, first, count);
-      case MoveKind::kWide4: return launch(Convert<4, kWide>{}, first, count);
-      case MoveKind::kSingle1: return launch(Convert<1, 1>{}, first, count);
-      case MoveKind::kSingle2: return launch(Convert<2, 1>{}, first, count);
-      case MoveKind::kSingle4: return launch(Convert<4, 1>{}, first, count);
+      case MoveKind::kCopy16: return launch(MoveType<Copy<uint4>>{}, first, count);
+      case MoveKind::kCopy4: return launch(MoveType<Copy<uint32_t>>{}, first, count);
+      case MoveKind::kCopy2: return launch(MoveType<Copy<uint16_t>>{}, first, count);
+      case MoveKind::kCopy1: return launch(MoveType<Copy<uint8_t>>{}, first, count);
+      case MoveKind::kWide1: return launch(MoveType<Convert<1, kWide>>{}, first, count);
+      case MoveKind::kWide2: return launch(MoveType<Convert<2, kWide>>{}, first, count);
+      case MoveKind::kWide4: return launch(MoveType<Convert<4, kWide>>{}, first, count);
+      case MoveKind::kQuad1: return launch(MoveType<Convert<1, 4>>{}, first, count);
+      case MoveKind::kQuad2: return launch(MoveType<Convert<2, 4>>{}, first, count);
+      case MoveKind::kSingle1: return launch(MoveType<Convert<1, 1>>{}, first, count);
+      case MoveKind::kSingle2: return launch(MoveType<Convert<2, 1>>{}, first, count);
+      case MoveKind::kSingle4: return launch(MoveType<Convert<4, 1>>{}, first, count);
     }
   };
   if (params.num_halves == 2 && move_kind(params.halves[0]) == move_kind(params.halves[1])) return launch_half(0, 2);

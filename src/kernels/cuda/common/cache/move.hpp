@@ -35,8 +35,12 @@ struct MoveHalf {
   Scale to_scale;    ///< per tensor or head
   bool bitwise = false;
   int32_t piece = 1;  ///< set by enqueue: elements that a thread moves at a time
-  // Set by enqueue: how pieces are counted, and the bytes from a head, and from a piece of a head, to the next.
-  PieceSplit split;
+  // Set by enqueue: how a token's pieces are counted and shared out, and the bytes from a head, and from a piece of a
+  // head, to the next.
+  uint32_t pieces = 1;  ///< of a token
+  uint32_t lanes = 1;   ///< tokens that a thread block takes at once
+  FastDiv columns;      ///< threads of one of them
+  FastDiv per_head;
   int64_t from_head_bytes = 0;
   int64_t to_head_bytes = 0;
   int32_t from_piece_bytes = 0;

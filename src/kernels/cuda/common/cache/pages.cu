@@ -40,10 +40,10 @@ void enqueue(const PagesParams& given, Stream stream) {
   PagesParams params = given;
   const int64_t num_tokens = params.num_pairs * params.move.page_size;
   set_shape(params.move, num_tokens);
-  for_halves(params.move, [&](auto move, int32_t first, int32_t count) {
+  for_halves(params.move, [&](auto type, int32_t first, int32_t count) {
     params.move.first_half = first;
     const dim3 grid(grid_for(num_tokens, params.move.tile), static_cast<uint32_t>(count));
-    pages_kernel<decltype(move)><<<grid, kMoveThreads, 0, native(stream)>>>(params);
+    pages_kernel<typename decltype(type)::Move><<<grid, kMoveThreads, 0, native(stream)>>>(params);
     check_launch("the conversion of pages");
   });
 }

@@ -80,11 +80,11 @@ void enqueue(const RenumberParams& given, Stream stream) {
   number_kernel<<<grid_for(params.num_rows, 1), kMoveThreads, 0, native(stream)>>>(params);
   check_launch("the numbering of pages");
   const auto rows = static_cast<uint32_t>(std::min(params.num_rows, kMaxRows));
-  for_halves(params.move, [&](auto move, int32_t first, int32_t count) {
+  for_halves(params.move, [&](auto type, int32_t first, int32_t count) {
     params.move.first_half = first;
     const dim3 grid(grid_for(row_tokens, params.move.tile, std::max<int64_t>(kBlocks / rows, 1)), rows,
                     static_cast<uint32_t>(count));
-    renumber_kernel<decltype(move)><<<grid, kMoveThreads, 0, native(stream)>>>(params);
+    renumber_kernel<typename decltype(type)::Move><<<grid, kMoveThreads, 0, native(stream)>>>(params);
     check_launch("the conversion of pages in use");
   });
 }

@@ -25,14 +25,16 @@ int32_t copy_piece(const MoveHalf& half) {
   return static_cast<int32_t>(std::max<int64_t>(piece / bytes, 1));
 }
 
+/// Eight elements, but four where they become 4 bytes each: neighbouring threads then store 16 bytes beside each other.
 int32_t convert_piece(const MoveHalf& half) {
-  if (half.head_dim % 8 != 0) return 1;
+  const int32_t piece = size_of(half.from.dtype) < 4 && half.to.dtype == DType::kFloat32 ? 4 : 8;
+  if (half.head_dim % piece != 0) return 1;
   for (const MoveSide* side : {&half.from, &half.to}) {
-    const auto bytes = static_cast<uintptr_t>(std::min(8 * size_of(side->dtype), 16));
+    const auto bytes = static_cast<uintptr_t>(std::min(piece * size_of(side->dtype), 16));
     if (side->step != 1 || reinterpret_cast<uintptr_t>(side->data) % bytes != 0) return 1;
-    if ((side->page_stride | side->token_stride | side->head_stride) % 8 != 0) return 1;
+    if ((side->page_stride | side->token_stride | side->head_stride) % piece != 0) return 1;
   }
-  return 8;
+  return piece;
 }
 
 }  // namespace
@@ -47,6 +49,7 @@ MoveKind move_kind(const MoveHalf& half) {
       default: return MoveKind::kCopy1;
     }
   }
+  if (half.piece == 4) return bytes == 1 ? MoveKind::kQuad1 : MoveKind::kQuad2;
   const bool wide = half.piece == 8;
   switch (bytes) {
     case 1: return wide ? MoveKind::kWide1 : MoveKind::kSingle1;
@@ -61,7 +64,15 @@ void set_shape(MoveParams& params, int64_t num_tokens) {
   for (int32_t h = 0; h < params.num_halves; ++h) {
     MoveHalf& half = params.halves[h];
     half.piece = half.bitwise ? copy_piece(half) : convert_piece(half);
-    half.split = PieceSplit(half.head_dim / half.piece, params.num_heads);
+    const int32_t per_head = half.head_dim / half.piece;
+    const int32_t per_token = per_head * params.num_heads;
+    // A token that has more pieces than there are threads takes its turns in equal parts.
+    const int32_t turns = (per_token + kMoveThreads - 1) / kMoveThreads;
+    const int32_t columns = (per_token + turns - 1) / turns;
+    half.pieces = static_cast<uint32_t>(per_token);
+    half.lanes = static_cast<uint32_t>(kMoveThreads / columns);
+    half.columns = FastDiv(columns);
+    half.per_head = FastDiv(per_head);
     const int32_t from_bytes = size_of(half.from.dtype);
     const int32_t to_bytes = size_of(half.to.dtype);
     half.from_head_bytes = half.from.head_stride * from_bytes;
@@ -69,7 +80,7 @@ void set_shape(MoveParams& params, int64_t num_tokens) {
     half.from_piece_bytes = half.piece * half.from.step * from_bytes;
     half.to_piece_bytes = half.piece * half.to.step * to_bytes;
     if (!half.bitwise) wanted = 2 * kPiecesPerBlock;
-    pieces = std::max<int64_t>(pieces, half.split.per_token.divisor());
+    pieces = std::max<int64_t>(pieces, per_token);
   }
   const int64_t by_work = wanted / pieces;
   params.tile = static_cast<int32_t>(std::clamp<int64_t>(std::min(by_work, num_tokens / kManyBlocks), 1, kMaxTile));

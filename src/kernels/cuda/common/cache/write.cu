@@ -35,10 +35,10 @@ void enqueue(const WriteParams& given, Stream stream) {
   if (given.num_slots == 0) return;
   WriteParams params = given;
   set_shape(params.move, params.num_slots);
-  for_halves(params.move, [&](auto move, int32_t first, int32_t count) {
+  for_halves(params.move, [&](auto type, int32_t first, int32_t count) {
     params.move.first_half = first;
     const dim3 grid(grid_for(params.num_slots, params.move.tile), static_cast<uint32_t>(count));
-    write_kernel<decltype(move)><<<grid, kMoveThreads, 0, native(stream)>>>(params);
+    write_kernel<typename decltype(type)::Move><<<grid, kMoveThreads, 0, native(stream)>>>(params);
     check_launch("the cache write");
   });
 }

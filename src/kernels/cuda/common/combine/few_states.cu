@@ -1,5 +1,6 @@
 #include "kernels/cuda/common/combine/few_states.hpp"
 
+#include "kernels/cuda/common/divisor.hpp"
 #include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/fast_div.hpp"
 #include "kernels/cuda/common/launch.hpp"
@@ -107,7 +108,7 @@ __device__ void combine_pieces(const CombineParams& params, const Rows& rows, ui
   constexpr int32_t kUnroll = 2;
   const uint32_t total = num_rows * rows.per_row.divisor();
   const int32_t out_piece = kElements * size_of(params.out_dtype);
-  const float scale = is_fp8(params.out_dtype) ? scale_at(params.out_scale, 0, 0) : 1.0f;
+  const Divisor scale = is_fp8(params.out_dtype) ? Divisor(scale_at(params.out_scale, 0, 0)) : Divisor();
   const auto first_states = static_cast<int32_t>(params.sources[0].num_states);
   const int64_t state_bytes[2] = {params.sources[0].state_stride * kBytes, params.sources[1].state_stride * kBytes};
   for (uint32_t first = threadIdx.x; first < total; first += kThreads * kUnroll) {
@@ -155,7 +156,7 @@ __device__ void combine_pieces(const CombineParams& params, const Rows& rows, ui
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
       if (first + u * kThreads >= total || tile.weights[row[u]][0] == kMasked) continue;
-      if (is_fp8(params.out_dtype)) divide_all<kElements>(acc[u], scale);
+      if (is_fp8(params.out_dtype)) scale.divide<kElements>(acc[u]);
       store_floats<kElements>(tile.out[row[u]] + piece[u] * out_piece, params.out_dtype, acc[u]);
     }
   }

@@ -1,3 +1,4 @@
+#include "kernels/cuda/common/divisor.hpp"
 #include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
@@ -12,7 +13,7 @@ constexpr int32_t kUnroll = 4;
 template <int32_t kBytes, int32_t kElements>
 __global__ void __launch_bounds__(kThreads, 4) fp8_kernel(const __grid_constant__ QuantizeFp8Params params) {
   const auto total = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor();
-  const float scale = scale_at(params.scale, 0, 0);
+  const Divisor scale(scale_at(params.scale, 0, 0));
   for (uint32_t first = blockIdx.x * kThreads * kUnroll + threadIdx.x; first < total;
        first += gridDim.x * kThreads * kUnroll) {
     Raw<kBytes, kElements> pieces[kUnroll];
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 4) fp8_kernel(const __grid_constant_
       const int64_t to = at.token * params.out.token_stride + at.head * params.out.head_stride + at.piece * kElements;
       float values[kElements];
       decode(pieces[u], params.in.dtype, values);
-      divide_all<kElements>(values, scale);
+      scale.divide<kElements>(values);
       store_floats<kElements>(params.out.data + to, params.out.dtype, values);
     }
   }

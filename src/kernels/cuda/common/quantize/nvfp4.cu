@@ -1,4 +1,6 @@
+#include "kernels/cuda/common/divisor.hpp"
 #include "kernels/cuda/common/e2m1.cuh"
+#include "kernels/cuda/common/e2m1_table.cuh"
 #include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
@@ -7,6 +9,8 @@ namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
+constexpr int64_t kManyBlocks = 132 * 5;
+constexpr int64_t kBlocksOfTable = 16 * kThreads;  // a table's cost is a fiftieth of so many
 constexpr int32_t kHalfBlock = kNvfp4BlockSize / 2;
 
 /// The place of a block of 16 values.
@@ -16,14 +20,24 @@ struct BlockPlace {
   uint8_t* scale;
 };
 
+/// nvfp4_scale_index of numbers that are not negative.
+__device__ int64_t scale_index(int64_t row, uint32_t block, uint32_t blocks_per_row) {
+  static_assert(kNvfp4TileRows == 128 && kNvfp4TileBlocks == 4);
+  const int64_t tile = (row >> 7) * ((blocks_per_row + 3) >> 2) + (block >> 2);
+  const auto in_tile = static_cast<uint32_t>(row);
+  return (tile << 9) + ((in_tile & 31) << 4 | (in_tile >> 5 & 3) << 2 | (block & 3));
+}
+
 __device__ BlockPlace place_of(const Nvfp4Params& params, uint32_t block) {
-  const PieceIndex at = params.sizes.split.at(block);
-  const uint32_t first = at.piece * kNvfp4BlockSize;
-  const uint32_t per_head = params.sizes.split.per_head.divisor();
-  return {at.token * params.wide.token_stride + at.head * params.wide.head_stride + first,
-          at.token * params.codes.token_stride + at.head * params.codes.head_stride + first / 2,
-          params.scales + nvfp4_scale_index(params.first_row + at.token, at.head * per_head + at.piece,
-                                            params.sizes.split.per_token.divisor())};
+  const FastDiv& per_token = params.sizes.split.per_token;
+  const FastDiv& per_head = params.sizes.split.per_head;
+  const uint32_t token = per_token.quotient(block);
+  const uint32_t in_token = block - token * per_token.divisor();
+  const uint32_t head = per_head.quotient(in_token);
+  const uint32_t first = (in_token - head * per_head.divisor()) * kNvfp4BlockSize;
+  return {token * params.wide.token_stride + head * params.wide.head_stride + first,
+          token * params.codes.token_stride + head * params.codes.head_stride + first / 2,
+          params.scales + scale_index(params.first_row + token, in_token, per_token.divisor())};
 }
 
 /// The three bits of a magnitude stand at the exponent's lowest bits and the mantissa's highest, which is the value
@@ -76,9 +90,46 @@ __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__
   }
 }
 
+/// Aligned values of 16 bits: a thread takes kUnroll blocks at a time, and codes are found in a table.
+template <bool kBfloat>
+__global__ void __launch_bounds__(kThreads, 5) narrow_nvfp4_kernel(const __grid_constant__ Nvfp4Params params) {
+  constexpr int32_t kUnroll = 2;
+  __shared__ E2m1Table table;
+  fill_row<kBfloat>(table, static_cast<int32_t>(threadIdx.x), params.global_scale);
+  __syncthreads();
+  const auto blocks = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor();
+  const uint32_t step = gridDim.x * kThreads;
+  for (uint32_t first = blockIdx.x * kThreads + threadIdx.x; first < blocks; first += kUnroll * step) {
+    uint4 pairs[kUnroll][2];
+    BlockPlace places[kUnroll];
+#pragma unroll
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      places[u] = place_of(params, min(first + u * step, blocks - 1));
+      const auto* const from = reinterpret_cast<const uint4*>(params.wide.data + places[u].wide * 2);
+      pairs[u][0] = from[0];
+      pairs[u][1] = from[1];
+    }
+#pragma unroll
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      if (first + u * step >= blocks) break;
+      const uint32_t both = larger_magnitudes(largest_magnitudes(pairs[u][0]), largest_magnitudes(pairs[u][1]));
+      const float largest = magnitude_value<kBfloat>(max(both & 0xffffu, both >> 16));
+      const uint8_t stored = e2m1_scale(largest, params.global_scale);
+      *places[u].scale = stored;
+      const uint4 low = table.limits[stored][0];
+      const uint4 high = table.limits[stored][1];
+      uint2 codes = make_uint2(e2m1_codes(pairs[u][0], low, high), e2m1_codes(pairs[u][1], low, high));
+      if (stored == 0) codes = make_uint2(0, 0);
+      if (stored == 0x7f) codes = make_uint2(0x77777777u, 0x77777777u);
+      *reinterpret_cast<uint2*>(params.codes.data + places[u].codes) = codes;
+    }
+  }
+}
+
 /// Half a block at a time: eight values, four bytes of codes.
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Nvfp4Params params) {
+  const Divisor global_scale(params.global_scale);
   const auto halves = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor() * 2;
   for (uint32_t half = blockIdx.x * kThreads + threadIdx.x; half < halves; half += gridDim.x * kThreads) {
     const BlockPlace place = place_of(params, half / 2);
@@ -95,7 +146,7 @@ __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant
     float x[kHalfBlock];
 #pragma unroll
     for (int32_t i = 0; i < kHalfBlock; ++i) x[i] = from_e2m1(word >> i * 4) * scale;
-    divide_all<kHalfBlock>(x, params.global_scale);
+    global_scale.divide<kHalfBlock>(x);
     auto* const to = element_at(params.wide.data, params.wide.dtype, place.wide + first);
     if constexpr (kAligned) {
       store_wide(to, params.wide.dtype, x);
@@ -117,7 +168,11 @@ void enqueue(const Nvfp4Params& whole, Stream stream) {
       is_wide(params.codes.data, DType::kFloat4E2M1x2, {params.codes.token_stride, params.codes.head_stride});
   params.sizes.split = PieceSplit(params.sizes.head_dim / kNvfp4BlockSize, params.sizes.num_heads);
   const int64_t per_token = params.sizes.split.per_token.divisor();
-  auto* const quantise = aligned ? nvfp4_kernel<true> : nvfp4_kernel<false>;
+  auto* quantise = aligned ? nvfp4_kernel<true> : nvfp4_kernel<false>;
+  const bool narrow = !params.inverse && aligned && size_of(params.wide.dtype) == 2;
+  if (narrow) {
+    quantise = params.wide.dtype == DType::kBFloat16 ? narrow_nvfp4_kernel<true> : narrow_nvfp4_kernel<false>;
+  }
   auto* const inverse = aligned ? inverse_kernel<true> : inverse_kernel<false>;
   for_slices(whole.sizes.num_tokens, per_token, [&](int64_t first, int64_t count) {
     params.sizes.num_tokens = count;
@@ -126,7 +181,9 @@ void enqueue(const Nvfp4Params& whole, Stream stream) {
     params.first_row = whole.first_row + first;
     auto* const kernel = params.inverse ? inverse : quantise;
     const int64_t items = count * per_token * (params.inverse ? 2 : 1);
-    kernel<<<grid_for(items, kThreads), kThreads, 0, native(stream)>>>(params);
+    // Where a table is made, not more thread blocks than are needed.
+    const int64_t most = narrow ? std::max(kManyBlocks, items / kBlocksOfTable) : int64_t{1} << 20;
+    kernel<<<grid_for(items, kThreads, most), kThreads, 0, native(stream)>>>(params);
     check_launch("NVFP4's quantisation or its inverse");
   });
 }

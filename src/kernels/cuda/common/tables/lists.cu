@@ -16,28 +16,40 @@ __device__ void report(int32_t* status) {
   if (status != nullptr) *status = 1;
 }
 
+/// `length` is at most INT_MAX.
 __device__ int64_t units_of(int64_t length, int32_t unit) {
-  return (length + unit - 1) / unit;
+  return (static_cast<uint32_t>(length) + static_cast<uint32_t>(unit) - 1) / static_cast<uint32_t>(unit);
 }
 
-/// One thread block.
+/// One thread block. A thread takes kPerThread neighbours.
+template <int32_t kPerThread>
 __global__ void __launch_bounds__(kThreads) indptr_kernel(const __grid_constant__ IndptrParams params) {
   __shared__ int64_t sums[kThreads / 32 + 1];
   if (threadIdx.x == 0) params.indptr[0] = 0;
   int64_t before = 0;
-  for (int32_t first = 0; first < params.n; first += kThreads) {
-    const int32_t i = first + static_cast<int32_t>(threadIdx.x);
-    const int32_t given = i < params.n ? params.lens[i] : 0;
-    if (given < 0) report(params.status);
-    const int64_t length = max(0, given);
-    const int64_t units = units_of(length, params.unit);
-    const BlockSum<kThreads> sum(units, sums);
-    if (i < params.n) {
-      const int64_t to = before + sum.to;
+  for (int64_t block = 0; block < params.n; block += int64_t{kThreads} * kPerThread) {
+    const int64_t first = block + int64_t{threadIdx.x} * kPerThread;
+    int64_t lengths[kPerThread], units[kPerThread];
+    int64_t mine = 0;
+#pragma unroll
+    for (int32_t k = 0; k < kPerThread; ++k) {
+      const int32_t given = first + k < params.n ? params.lens[first + k] : 0;
+      if (given < 0) report(params.status);
+      lengths[k] = max(0, given);
+      units[k] = units_of(lengths[k], params.unit);
+      mine += units[k];
+    }
+    const BlockSum<kThreads> sum(mine, sums);
+    int64_t to = before + sum.to - mine;
+#pragma unroll
+    for (int32_t k = 0; k < kPerThread; ++k) {
+      const int64_t i = first + k;
+      if (i >= params.n) break;
+      to += units[k];
       if (to > INT_MAX) report(params.status);
       params.indptr[i + 1] = static_cast<int32_t>(min(to, int64_t{INT_MAX}));
       if (params.last_unit_len != nullptr) {
-        params.last_unit_len[i] = units == 0 ? 0 : static_cast<int32_t>(length - (units - 1) * params.unit);
+        params.last_unit_len[i] = units[k] == 0 ? 0 : static_cast<int32_t>(lengths[k] - (units[k] - 1) * params.unit);
       }
     }
     before += sum.all;
@@ -55,47 +67,114 @@ __global__ void __launch_bounds__(kThreads) lens_kernel(const __grid_constant__ 
   }
 }
 
-/// A value of a list: a page's, or a token's in it.
-struct ListValue {
-  int64_t value;
-  bool exists;
+constexpr int32_t kNeighbours = 4;  // of a list, written at once
+
+/// A row's list, and where it goes.
+template <typename Value>
+struct RowList {
+  RowEntries pages;
+  int64_t entries;
+  int64_t begin;  ///< of the list in `out`
+  Value* out;
 };
 
-/// Column y of thread blocks: row y's entries, four a thread at a time.
+/// Entries [j, j + 4) of a row's list, as far as the row has them, one by one.
+template <typename Value>
+__device__ void list_singly(const ListParams& params, const RowList<Value>& list, int64_t j) {
+  const int64_t end = min(j + kNeighbours, list.entries);
+  for (int64_t i = max(j, int64_t{0}); i < end; ++i) {
+    const int64_t at = list.begin + i;
+    const bool has_room = at >= 0 && at < params.capacity;
+    const uint32_t column = params.pages.quotient(static_cast<uint32_t>(i));
+    const uint32_t in_page = static_cast<uint32_t>(i) - column * params.pages.divisor();
+    const bool exists = column < list.pages.count;
+    const int64_t value =
+        exists ? list.pages.first[column] * params.page_stride + in_page * params.token_stride : 0;
+    const auto stored = static_cast<Value>(value);
+    if (!has_room || !exists || stored != value) report(params.status);
+    if (has_room) list.out[at] = stored == value ? stored : 0;
+  }
+}
+
+/// Four entries of a row's list that lie on two pages at most.
+struct Neighbours {
+  int64_t j = 0;
+  uint32_t column = 0;  ///< of the first
+  uint32_t here = 0;    ///< entries from the first one on that its page holds
+  int32_t page = 0;
+  int32_t next = 0;  ///< the next column's page, if it is needed
+
+  Neighbours() = default;
+  /// False for entries that are to be listed one by one.
+  template <typename Value>
+  __device__ bool read(const ListParams& params, const RowList<Value>& list, int64_t at) {
+    j = at;
+    const int64_t to = list.begin + j;
+    if (j < 0 || j + kNeighbours > list.entries || to < 0 || to + kNeighbours > params.capacity) return false;
+    column = params.pages.quotient(static_cast<uint32_t>(j));
+    here = (column + 1) * params.pages.divisor() - static_cast<uint32_t>(j);
+    const bool one_page = here >= kNeighbours;
+    if (column + (one_page ? 0 : 1) >= list.pages.count) return false;
+    page = list.pages.first[column];
+    if (!one_page) next = list.pages.first[column + 1];
+    return params.pages.divisor() + here >= kNeighbours;
+  }
+  /// False where a value does not fit: nothing is written.
+  template <typename Value>
+  __device__ bool write(const ListParams& params, const RowList<Value>& list) const {
+    const int64_t in_page = int64_t{params.pages.divisor()} - here;
+    const int64_t on_page = page * params.page_stride + in_page * params.token_stride;
+    const int64_t on_next = next * params.page_stride - here * params.token_stride;
+    Value values[kNeighbours];
+    bool fits = true;
+#pragma unroll
+    for (uint32_t k = 0; k < kNeighbours; ++k) {
+      const int64_t value = (k < here ? on_page : on_next) + k * params.token_stride;
+      values[k] = static_cast<Value>(value);
+      fits = fits && values[k] == value;
+    }
+    if (!fits) return false;
+    Value* const to = list.out + list.begin + j;
+    if constexpr (sizeof(Value) == 4) {
+      *reinterpret_cast<int4*>(to) = make_int4(values[0], values[1], values[2], values[3]);
+    } else {
+      reinterpret_cast<longlong2*>(to)[0] = make_longlong2(values[0], values[1]);
+      reinterpret_cast<longlong2*>(to)[1] = make_longlong2(values[2], values[3]);
+    }
+    return true;
+  }
+};
+
+/// Column y of thread blocks: row y's entries, kUnroll groups of four neighbours a thread. Groups begin where four
+/// values can be stored at once.
+template <typename Value>
 __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ ListParams params) {
-  constexpr int32_t kUnroll = 4;
+  constexpr int32_t kUnroll = 2;
+  RowList<Value> list{{params.table, -1}, 0, 0, nullptr};
+  if constexpr (sizeof(Value) == 4) {
+    list.out = params.out32;
+  } else {
+    list.out = params.out64;
+  }
+  const auto misplaced = static_cast<int64_t>(reinterpret_cast<uintptr_t>(list.out) / sizeof(Value) % kNeighbours);
+  const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll * kNeighbours;
   for (int64_t row = blockIdx.y; row < params.n; row += gridDim.y) {
     const int64_t length = max(0, params.lens[row]);
-    const int64_t entries = params.tokens ? length : units_of(length, params.page_size);
-    const int64_t begin = params.indptr[row];
-    const RowEntries pages(params.table, row);
-    const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
-    for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < entries; first += step) {
-      ListValue values[kUnroll];
+    list.entries = params.tokens ? length : units_of(length, params.page_size);
+    list.begin = params.indptr[row];
+    list.pages = RowEntries(params.table, row);
+    const int64_t before = (list.begin + misplaced) & (kNeighbours - 1);  // of the first group, before the row
+    for (int64_t first = (int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x) * kNeighbours - before;
+         first < list.entries; first += step) {
+      Neighbours groups[kUnroll];
+      bool whole[kUnroll];
 #pragma unroll
       for (int32_t u = 0; u < kUnroll; ++u) {
-        const auto place = static_cast<uint32_t>(min(first + u * kThreads, entries - 1));
-        const uint32_t column = params.tokens ? params.pages.quotient(place) : place;
-        const uint32_t in_page = params.tokens ? params.pages.remainder(place) : 0;
-        values[u] = {0, column < pages.count};
-        if (!values[u].exists) continue;
-        values[u].value = pages.first[column] * params.page_stride + in_page * params.token_stride;
+        whole[u] = groups[u].read(params, list, first + u * kThreads * kNeighbours);
       }
 #pragma unroll
       for (int32_t u = 0; u < kUnroll; ++u) {
-        const int64_t j = first + u * kThreads;
-        const int64_t at = begin + j;
-        if (j >= entries) break;
-        const bool has_room = at >= 0 && at < params.capacity;
-        const int64_t value = values[u].value;
-        const bool fits = params.out64 != nullptr || (value >= INT_MIN && value <= INT_MAX);
-        if (!has_room || !values[u].exists || !fits) report(params.status);
-        if (!has_room) continue;
-        if (params.out64 != nullptr) {
-          params.out64[at] = value;
-        } else {
-          params.out32[at] = fits ? static_cast<int32_t>(value) : 0;
-        }
+        if (!whole[u] || !groups[u].write(params, list)) list_singly(params, list, groups[u].j);
       }
     }
   }
@@ -142,7 +221,8 @@ dim3 rows_grid(int32_t rows, int64_t entries_per_row) {
 }  // namespace
 
 void enqueue(const IndptrParams& params, Stream stream) {
-  indptr_kernel<<<1, kThreads, 0, native(stream)>>>(params);
+  auto* const kernel = params.n <= kThreads ? indptr_kernel<1> : indptr_kernel<8>;
+  kernel<<<1, kThreads, 0, native(stream)>>>(params);
   check_launch("a list's beginnings");
 }
 
@@ -155,8 +235,9 @@ void enqueue(const LensParams& params, Stream stream) {
 void enqueue(const ListParams& given, Stream stream) {
   if (given.n == 0 || given.capacity == 0) return;
   ListParams params = given;
-  params.pages = FastDiv(params.page_size);
-  list_kernel<<<rows_grid(params.n, params.capacity / params.n), kThreads, 0, native(stream)>>>(params);
+  params.pages = FastDiv(params.tokens ? params.page_size : 1);
+  auto* const kernel = params.out64 != nullptr ? list_kernel<int64_t> : list_kernel<int32_t>;
+  kernel<<<rows_grid(params.n, params.capacity / params.n), kThreads, 0, native(stream)>>>(params);
   check_launch("a list of pages or tokens");
 }
 

@@ -8,6 +8,7 @@ namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
+constexpr int64_t kManyTokens = 1 << 13;  // fewer are done sooner a token a thread
 
 __device__ void report(int32_t* status) {
   if (status != nullptr) *status = 1;
@@ -32,33 +33,82 @@ struct Position {
   }
 };
 
-/// Four tokens a thread at a time: what is looked up for one does not wait for another.
+constexpr int32_t kNeighbours = 4;  // tokens whose rows, positions and slots are each 16 bytes or two times 16
+
+__device__ int64_t slot_of(const SlotParams& params, int64_t page, int32_t in_page) {
+  return page < 0 ? -1 : page * params.page_size + in_page;
+}
+
+__device__ int64_t slot_of_token(const SlotParams& params, int32_t row, int32_t given) {
+  const Position position(params, given);
+  if (!position.here) return -1;
+  const int64_t page = table_entry(params.table, row, position.page);
+  if (page < 0) report(params.status);
+  return slot_of(params, page, position.in_page);
+}
+
+/// Tokens one by one.
+__global__ void __launch_bounds__(kThreads)
+    single_slots_kernel(const __grid_constant__ SlotParams params) {
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x; t < params.num_tokens; t += step) {
+    params.slots[t] = slot_of_token(params, params.token_row[t], params.positions[t]);
+  }
+}
+
+/// Four neighbours a thread at a time; memory is aligned. Where they follow each other on one
+/// page, as a prefill's do, that page is looked up once.
 __global__ void __launch_bounds__(kThreads) slots_kernel(const __grid_constant__ SlotParams params) {
-  constexpr int32_t kUnroll = 4;
+  constexpr int32_t kUnroll = 2;
+  const int64_t groups = params.num_tokens / kNeighbours;
   const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
-  for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < params.num_tokens;
-       first += step) {
-    Position positions[kUnroll];
-    int32_t rows[kUnroll];
+  for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < groups; first += step) {
+    int4 positions[kUnroll], rows[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const int64_t t = min(first + u * kThreads, params.num_tokens - 1);
-      positions[u] = Position(params, params.positions[t]);
-      rows[u] = params.token_row[t];
+      const int64_t group = min(first + u * kThreads, groups - 1);
+      positions[u] = reinterpret_cast<const int4*>(params.positions)[group];
+      rows[u] = reinterpret_cast<const int4*>(params.token_row)[group];
     }
+    bool together[kUnroll];
     int64_t pages[kUnroll];
+    int32_t in_page[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      pages[u] = -1;
-      if (positions[u].here) pages[u] = table_entry(params.table, rows[u], positions[u].page);
+      const int4& at = positions[u];
+      const int4& row = rows[u];
+      const uint32_t page = params.span.quotient(max(at.x, 0));
+      in_page[u] = at.x - static_cast<int32_t>(page * params.span.divisor());
+      together[u] = params.shard.world == 1 && at.x >= 0 && in_page[u] <= params.page_size - kNeighbours &&
+                    at.x <= INT_MAX - kNeighbours && at.y == at.x + 1 && at.z == at.x + 2 && at.w == at.x + 3 && row.x == row.y && row.y == row.z &&
+                    row.z == row.w;
+      if (together[u]) pages[u] = table_entry(params.table, row.x, page);
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const int64_t t = first + u * kThreads;
-      if (t >= params.num_tokens) break;
-      if (positions[u].here && pages[u] < 0) report(params.status);
-      params.slots[t] = pages[u] < 0 ? -1 : pages[u] * params.page_size + positions[u].in_page;
+      const int64_t group = first + u * kThreads;
+      if (group >= groups) break;
+      longlong2 low, high;
+      if (together[u]) {
+        if (pages[u] < 0) report(params.status);
+        const int64_t slot = slot_of(params, pages[u], in_page[u]);
+        const int64_t next = pages[u] < 0 ? 0 : 1;
+        low = make_longlong2(slot, slot + next);
+        high = make_longlong2(slot + 2 * next, slot + 3 * next);
+      } else {
+        low = make_longlong2(slot_of_token(params, rows[u].x, positions[u].x),
+                             slot_of_token(params, rows[u].y, positions[u].y));
+        high = make_longlong2(slot_of_token(params, rows[u].z, positions[u].z),
+                              slot_of_token(params, rows[u].w, positions[u].w));
+      }
+      auto* const to = reinterpret_cast<longlong2*>(params.slots) + 2 * group;
+      to[0] = low;
+      to[1] = high;
     }
+  }
+  const int64_t t = groups * kNeighbours + threadIdx.x;
+  if (blockIdx.x == 0 && t < params.num_tokens) {
+    params.slots[t] = slot_of_token(params, params.token_row[t], params.positions[t]);
   }
 }
 
@@ -92,7 +142,13 @@ void enqueue(const SlotParams& given, Stream stream) {
   params.span = FastDiv(params.page_size * params.shard.world);
   params.cycle = FastDiv(params.shard.interleave * params.shard.world);
   params.interleave = FastDiv(params.shard.interleave);
-  slots_kernel<<<grid_for(params.num_tokens, 4 * kThreads), kThreads, 0, native(stream)>>>(params);
+  const uintptr_t all = reinterpret_cast<uintptr_t>(params.positions) | reinterpret_cast<uintptr_t>(params.token_row) |
+                        reinterpret_cast<uintptr_t>(params.slots);
+  if (all % 16 == 0 && params.num_tokens >= kManyTokens) {
+    slots_kernel<<<grid_for(params.num_tokens, 2 * kNeighbours * kThreads), kThreads, 0, native(stream)>>>(params);
+  } else {
+    single_slots_kernel<<<grid_for(params.num_tokens, kThreads), kThreads, 0, native(stream)>>>(params);
+  }
   check_launch("the slot mapping");
 }
 

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/common/e2m1.cuh"
+
+/// Codes of four bits for values of 16 bits, two at a time: what e2m1.cuh finds by arithmetic for each value, found by
+/// comparing the values' bits with limits that depend on the scale factor alone.
+namespace folio::inline v0::kernels::cuda {
+
+/// For every scale factor, the least magnitude of a 16-bit type, as bits, that each code from 1 on is for, in both
+/// halves of a word: a value's product with the global scale grows with the value, so that there is one. Row 0 and the
+/// row of NaN have none.
+struct E2m1Table {
+  static constexpr int32_t kRows = 128;
+  uint4 limits[kRows][2];  ///< codes 0 (nothing) to 3, 4 to 7
+};
+
+template <bool kBfloat>
+__device__ inline float magnitude_value(uint32_t bits) {
+  return kBfloat ? __uint_as_float(bits << 16) : narrow::half_to_float(static_cast<uint16_t>(bits));
+}
+
+/// The least magnitude whose product with the global scale, rounded, is at least `limit`.
+template <bool kBfloat>
+__device__ inline uint32_t least_magnitude(float limit, float global_scale) {
+  constexpr uint32_t kInfinity = kBfloat ? 0x7f80u : 0x7c00u;
+  const float wanted = __fdividef(limit, global_scale);
+  uint32_t bits = kBfloat ? __float_as_uint(wanted) >> 16 : narrow::floats_to_halves(wanted, 0.0f) & 0xffffu;
+  bits = min(bits, kInfinity);
+  // The quotient is near; the products decide.
+  while (bits > 0 && magnitude_value<kBfloat>(bits - 1) * global_scale >= limit) --bits;
+  while (bits < kInfinity && !(magnitude_value<kBfloat>(bits) * global_scale >= limit)) ++bits;
+  return bits;
+}
+
+/// Threads of a block, at least kRows, each call with their number. A barrier is to follow.
+template <bool kBfloat>
+__device__ inline void fill_row(E2m1Table& table, int32_t row, float global_scale) {
+  if (row >= E2m1Table::kRows) return;
+  uint32_t limits[8] = {};
+  const float scale = fp8_e4m3_to_float(static_cast<uint8_t>(row));
+  if (row != 0 && !isnan(scale)) {
+    const E2m1Limits products(scale);
+#pragma unroll
+    for (int32_t code = 1; code < 8; ++code) {
+      limits[code] = least_magnitude<kBfloat>(__uint_as_float(products.from[code]), global_scale) * 0x10001u;
+    }
+  }
+  table.limits[row][0] = make_uint4(0, limits[1], limits[2], limits[3]);
+  table.limits[row][1] = make_uint4(limits[4], limits[5], limits[6], limits[7]);
+}
+
+/// The sign of each half of a word, in all bits of that half.
+__device__ inline uint32_t half_signs(uint32_t word) {
+  uint32_t signs;
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(signs) : "r"(word));
+  return signs;
+}
+__device__ inline uint32_t select_bits(uint32_t mask, uint32_t set, uint32_t clear) {
+  return (mask & set) | (~mask & clear);
+}
+
+/// The codes of two values in the upper four bits of both halves; the bits below are undefined. `low` and `high` are a
+/// row of the table.
+__device__ inline uint32_t e2m1_pair(uint32_t pair, const uint4& low, const uint4& high) {
+  // With its sign set each half is above any limit, so that no difference borrows from the other half, and its sign
+  // says whether the magnitude reaches the limit.
+  const uint32_t magnitudes = pair | 0x80008000u;
+  const uint32_t four = half_signs(magnitudes - high.x);
+  const uint32_t two = half_signs(magnitudes - select_bits(four, high.z, low.z));
+  const uint32_t limit = select_bits(two, select_bits(four, high.w, low.w), select_bits(four, high.y, low.y));
+  const uint32_t one = (magnitudes - limit) >> 3;
+  const uint32_t upper = select_bits(0x40004000u, four, two);
+  return select_bits(0x80008000u, pair, select_bits(0x60006000u, upper, one));
+}
+
+/// Four words of two values each: their eight codes.
+__device__ inline uint32_t e2m1_codes(const uint4& pairs, const uint4& low, const uint4& high) {
+  const uint32_t first = __byte_perm(e2m1_pair(pairs.x, low, high), e2m1_pair(pairs.y, low, high), 0x7531);
+  const uint32_t second = __byte_perm(e2m1_pair(pairs.z, low, high), e2m1_pair(pairs.w, low, high), 0x7531);
+  const uint32_t even = __byte_perm(first, second, 0x6420);
+  const uint32_t odd = __byte_perm(first, second, 0x7531);
+  return select_bits(0x0f0f0f0fu, even >> 4, odd);
+}
+
+/// The larger magnitude in each half. A NaN's bits stand above all.
+__device__ inline uint32_t larger_magnitudes(uint32_t one, uint32_t other) {
+  return __vmaxu2(one & 0x7fff7fffu, other & 0x7fff7fffu);
+}
+__device__ inline uint32_t largest_magnitudes(const uint4& pairs) {
+  return larger_magnitudes(larger_magnitudes(pairs.x, pairs.y), larger_magnitudes(pairs.z, pairs.w));
+}
+
+}  // namespace folio::inline v0::kernels::cuda
