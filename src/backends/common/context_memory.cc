@@ -20,12 +20,15 @@ void KernelArray::reserve(size_t bytes) {
   if (device_.type != DeviceType::kCpu) memory_.reserve(bytes);
 }
 
-void KernelArray::copy(const void* from, size_t bytes, Stream stream, Where where) {
+void KernelArray::grow(size_t bytes) {
   // Twice as much as before, so that batches which grow by a page each step seldom wait for memory. An empty array has
   // an address too.
-  if (bytes > memory_.bytes() || memory_.bytes() == 0) {
-    memory_.reserve(std::max({bytes, 2 * memory_.bytes(), core::AlignedBuffer::kWorkspaceAlignment}));
-  }
+  if (bytes <= memory_.bytes() && memory_.bytes() > 0) return;
+  memory_.reserve(std::max({bytes, 2 * memory_.bytes(), core::AlignedBuffer::kWorkspaceAlignment}));
+}
+
+void KernelArray::copy(const void* from, size_t bytes, Stream stream, Where where) {
+  grow(bytes);
   if (where == Where::kDevice) {
     gpu::copy(device_.index, memory_.data(), from, bytes, stream);
   } else {

@@ -46,8 +46,15 @@ class KernelArray {
     copy(from.data(), from.size_bytes(), stream, where);
     return memory_.as<T>();
   }
+  /// Room for `count` values, which the caller's kernels write. A GPU's only.
+  template <typename T>
+  std::span<T> room(size_t count) {
+    grow(count * sizeof(T));
+    return {memory_.as<T>(), count};
+  }
 
  private:
+  void grow(size_t bytes);
   void copy(const void* from, size_t bytes, Stream stream, Where where);
 
   Device device_;
