@@ -5,6 +5,7 @@
 #include "kernels/cuda/common/combine/arrange.hpp"
 #include "kernels/cuda/common/combine/combine.hpp"
 #include "kernels/cuda/common/combine/ranks.hpp"
+#include "kernels/cuda/common/combine/shift_lse.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
 #include "kernels/cuda/common/tables/tables.hpp"
 
@@ -21,6 +22,7 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::RenumberParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::CombineParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::CleanLseParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ShiftLseParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::MaskRowsParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::WeighParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::PackParams& params, Stream stream) const = 0;

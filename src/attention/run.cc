@@ -1,4 +1,5 @@
 #include <cmath>
+#include <vector>
 
 #include "attention/gpu_params.hpp"
 #include "attention/op_state.hpp"
@@ -56,6 +57,26 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   op.gpu()->launch(*op.gpu_kernel, attention::gpu_params(state, args, layout, workspace), shape, stream);
 }
 
+/// A GPU's table, in host memory.
+struct HostTable {
+  std::vector<int32_t> indices;
+  std::vector<int32_t> indptr;
+  PageTableView view;
+
+  const PageTableView& of(const attention::GpuBackend& gpu, const PageTableView& table) {
+    view = table;
+    indices.resize(static_cast<size_t>(table.num_indices));
+    if (!indices.empty()) gpu.download(indices.data(), table.indices, indices.size() * sizeof(int32_t), {});
+    view.indices = indices.data();
+    if (table.kind == PageTableKind::kCsr) {
+      indptr.resize(static_cast<size_t>(table.num_rows) + 1);
+      gpu.download(indptr.data(), table.indptr, indptr.size() * sizeof(int32_t), {});
+      view.indptr = indptr.data();
+    }
+    return view;
+  }
+};
+
 }  // namespace
 
 void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
@@ -78,15 +99,19 @@ void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspa
 
 void validate(const AttentionPlan& plan, const AttentionArgs& args) {
   const detail::PlanBufferState& state = detail::checked(plan);
-  if (state.op->gpu() != nullptr) {
-    core::fail(ErrorCode::kUnsupported, "validate reads tables on the host; on a GPU, check them where they are made");
+  const attention::GpuBackend* const gpu = state.op->gpu();
+  if (state.planned_on_device) {
+    core::fail(ErrorCode::kUnsupported, "the plan was made on the device, where its lengths are; plan host lengths to ",
+               "validate, or check tables by `validate` of folio/table_ops.hpp");
   }
   attention::check_args(state, args);
   for (size_t i = 0; i < args.segments.size(); ++i) {
     const planner::SegmentLengths& lengths = state.view.segments[i];
     if (lengths.source != KvSource::kPaged) continue;
     const SegmentArgs& segment = args.segments[i];
-    validate(segment.table, {lengths.kv_len, static_cast<size_t>(lengths.num_rows)}, segment.cache.page_size,
+    HostTable copy;
+    const PageTableView& table = gpu != nullptr ? copy.of(*gpu, segment.table) : segment.table;
+    validate(table, {lengths.kv_len, static_cast<size_t>(lengths.num_rows)}, segment.cache.page_size,
              segment.cache.num_pages);
   }
 }

@@ -116,7 +116,26 @@ TEST_F(CudaTest, WhatIsOnTheDeviceIsNotReadOnTheHost) {
   const AttentionPlan plan = step.enqueue(buffer, nullptr, {});
   check(cudaDeviceSynchronize());
   expect_error(ErrorCode::kUnsupported, "made on the device", [&] { summary(plan); });
-  expect_error(ErrorCode::kUnsupported, "validate reads tables on the host", [&] { validate(plan, AttentionArgs{}); });
+  expect_error(ErrorCode::kUnsupported, "the plan was made on the device", [&] { validate(plan, AttentionArgs{}); });
+}
+
+/// Tables are copied to the host for it.
+TEST_F(CudaTest, ValidateNamesThePageThatIsWrong) {
+  ServingStep step;
+  PlanBuffer buffer = make_plan_buffer(step.op());
+  std::mt19937 random(29);
+  const StepLengths lengths = ServingStep::random_lengths(random);
+  step.set(lengths, random);
+  const AttentionPlan planned = step.plan(buffer, lengths, {});
+  ServingStep::LayerArgs layer = step.layer_args(0);
+  validate(planned, layer.attention());
+  layer.segment.cache.num_pages = 1;
+  expect_error(ErrorCode::kInvalidArgument, "of the table is page", [&] { validate(planned, layer.attention()); });
+  layer.segment.cache.num_pages = ServingStep::kPages;
+  const DeviceArray<int32_t> indptr(std::vector<int32_t>(ServingStep::kRequests + 1));
+  layer.segment.table.kind = PageTableKind::kCsr;
+  layer.segment.table.indptr = indptr.data();
+  EXPECT_THROW(validate(planned, layer.attention()), Error) << "rows without pages";
 }
 
 }  // namespace

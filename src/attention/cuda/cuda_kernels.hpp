@@ -17,6 +17,7 @@ class CudaKernels : public GpuBackend {
   void enqueue(const gpu_kernels::RenumberParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::CombineParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::CleanLseParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const gpu_kernels::ShiftLseParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::MaskRowsParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::WeighParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const gpu_kernels::PackParams& params, Stream stream) const final { on_device(params, stream); }

@@ -19,6 +19,9 @@ void copy_to_device(int32_t device, void* to, const void* from, size_t bytes);
 /// Enqueues a copy from the host. On return `from` may be changed, if it is ordinary memory and not page-locked.
 void upload(int32_t device, void* to, const void* from, size_t bytes, Stream stream);
 
+/// Enqueues a copy from memory that the GPU reaches, its own or page-locked.
+void copy(int32_t device, void* to, const void* from, size_t bytes, Stream stream);
+
 /// `rows` rows of `row_bytes` bytes become zeros.
 void zero_rows(int32_t device, void* data, int64_t stride_bytes, int64_t row_bytes, int64_t rows, Stream stream);
 

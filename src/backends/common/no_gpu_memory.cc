@@ -20,6 +20,9 @@ void copy_to_device(int32_t device, void* /*to*/, const void* /*from*/, size_t /
 void upload(int32_t device, void* /*to*/, const void* /*from*/, size_t /*bytes*/, Stream /*stream*/) {
   refuse(device);
 }
+void copy(int32_t device, void* /*to*/, const void* /*from*/, size_t /*bytes*/, Stream /*stream*/) {
+  refuse(device);
+}
 void zero_rows(int32_t device, void* /*data*/, int64_t /*stride_bytes*/, int64_t /*row_bytes*/, int64_t /*rows*/,
                Stream /*stream*/) {
   refuse(device);

@@ -1,10 +1,12 @@
 #include "folio/backends/flash_attn/cascade_attention.hpp"
 
+#include <algorithm>
 #include <array>
+#include <memory>
 #include <vector>
 
-#include "backends/common/batch_checks.hpp"
-#include "core/aligned_buffer.hpp"
+#include "attention/context.hpp"
+#include "backends/common/context_memory.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
 
@@ -54,9 +56,7 @@ AttentionOp prepare_op(const Context& context, const TensorView& output, const C
 }  // namespace
 
 void cascade_attention(const Context& context, const TensorView& output, const ConstTensorView& query,
-                       const KvCacheView& kv_cache, const CascadeAttentionArgs& args) {
-  refuse_on_gpu(context, "cascade_attention plans and computes in one call, in host memory",
-                "a metadata builder's step with a common_prefix_len is offered");
+                       const KvCacheView& kv_cache, const CascadeAttentionArgs& args, Stream stream) {
   check(output, query, kv_cache, args);
   const AttentionOp op = prepare_op(context, output, query, kv_cache, args);
   const auto num_reqs = static_cast<int32_t>(args.suffix_kv_lens.size());
@@ -74,7 +74,7 @@ void cascade_attention(const Context& context, const TensorView& output, const C
   batch.cu_q = args.cu_query_lens.data();
   batch.segments = segments;
   PlanBuffer buffer = make_plan_buffer(op);
-  const AttentionPlan planned = plan(op, batch, buffer);
+  const AttentionPlan planned = plan(op, batch, buffer, stream);
 
   std::array<SegmentArgs, 2> parts;
   for (SegmentArgs& part : parts) {
@@ -91,11 +91,17 @@ void cascade_attention(const Context& context, const TensorView& output, const C
   layer.segments = parts;
   layer.sm_scale = args.softmax_scale;
   layer.logits_soft_cap = args.logits_soft_cap;
-  layer.alibi_slopes = args.alibi_slopes.empty() ? nullptr : args.alibi_slopes.data();
-  layer.sinks = args.s_aux.empty() ? nullptr : args.s_aux.data();
+  const std::shared_ptr<float> gpu_slopes = copy_on_gpu(context.device(), args.alibi_slopes);
+  const std::shared_ptr<float> gpu_sinks = copy_on_gpu(context.device(), args.s_aux);
+  layer.alibi_slopes = kernel_values(args.alibi_slopes, gpu_slopes);
+  layer.sinks = kernel_values(args.s_aux, gpu_sinks);
   layer.q_scale = args.q_descale;
-  core::AlignedBuffer memory(workspace_size(planned), core::AlignedBuffer::kWorkspaceAlignment);
-  run(planned, layer, {memory.data(), memory.bytes()});
+  ContextMemory memory(context.device());
+  memory.reserve(std::max(workspace_size(planned), workspace_size(op)));
+  init_workspace(op, {memory.data(), memory.bytes()}, stream);
+  run(planned, layer, {memory.data(), memory.bytes()}, stream);
+  // The plan, the workspace and the copies end with this call.
+  if (const attention::GpuBackend* gpu = context.state().gpu.get()) gpu->synchronize(stream);
 }
 
 }  // namespace folio::inline v0::backends

@@ -192,7 +192,6 @@ TEST(FlashAttnCascade, IsRefusedWithWindowsAndAlibiAsInVllm) {
 }
 
 TEST(CascadeAttention, IsOneLayerWithoutABuilder) {
-  FOLIO_CPU_ONLY("cascade_attention plans and computes in one call, in host memory");
   LayerSetup setup;
   setup.shared_prefix = 32;
   setup.sinks = true;

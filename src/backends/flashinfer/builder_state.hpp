@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "backends/common/context_memory.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "backends/common/step_levels.hpp"
@@ -60,6 +61,8 @@ struct FlashInferMetadataBuilder::State {
   std::vector<int32_t> paged_kv_indices;
   std::vector<int32_t> paged_kv_last_page_len;
   std::vector<int32_t> paged_kv_seq_lens;
+  KernelArray gpu_paged_kv_seq_lens;
+  KernelArray gpu_paged_kv_arrays;
 
   /// The plans for a captured batch of that many rows.
   StepPlans& graph_plans_for(int32_t padded);

@@ -71,7 +71,12 @@ void reserve_arrays(State& state) {
   state.paged_kv_indptr.reserve(rows + 1);
   state.paged_kv_last_page_len.reserve(rows);
   state.paged_kv_seq_lens.reserve(rows);
-  state.paged_kv_indices.reserve(max_num_seqs * pages);
+  if (on_gpu(state.context)) {
+    state.gpu_paged_kv_seq_lens.reserve(rows * sizeof(int32_t));
+    state.gpu_paged_kv_arrays.reserve((2 * rows + 1 + max_num_seqs * pages) * sizeof(int32_t));
+  } else {
+    state.paged_kv_indices.reserve(max_num_seqs * pages);
+  }
   state.cascade.suffix_len.reserve(rows);
   state.cascade.first_pos.reserve(rows);
   state.section_cu_q.reserve(rows + 1);
@@ -86,7 +91,9 @@ FlashInferMetadataBuilder::State::State(const Context& given_context, const Engi
       options(given_options),
       profile(given_options.profile),
       dispatch(dispatch_of(engine, given_options)),
-      block_tables(given_context, engine.determinism, given_options.force_kernel) {}
+      block_tables(given_context, engine.determinism, given_options.force_kernel),
+      gpu_paged_kv_seq_lens(given_context.device()),
+      gpu_paged_kv_arrays(given_context.device()) {}
 
 StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
   const auto found = graph_plans.find(padded);

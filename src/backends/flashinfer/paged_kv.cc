@@ -1,9 +1,11 @@
 #include <algorithm>
 
 #include "backends/common/batch_checks.hpp"
+#include "backends/common/gpu_memory.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
 #include "folio/page_table.hpp"
+#include "folio/table_ops.hpp"
 
 namespace folio::inline v0::backends {
 
@@ -24,30 +26,52 @@ void copy_page_indices(const PageTableView& table, std::span<const int32_t> indp
   }
 }
 
-PagedKvArrays FlashInferMetadataBuilder::paged_kv_arrays(const FlashInferMetadata& metadata) {
+namespace {
+
+/// The pages of a table in a GPU's memory, gathered there: enqueued. Lengths and indptr are the host's.
+std::span<const int32_t> gather_on_gpu(FlashInferMetadataBuilder::State& state, const PageTableView& table,
+                                       int32_t page_size, Stream stream) {
+  const std::span<const int32_t> seq_lens = state.paged_kv_seq_lens;
+  const auto num_pages = static_cast<size_t>(state.paged_kv_indptr.back());
+  const size_t rows = seq_lens.size();
+  const int32_t* const lens = state.gpu_paged_kv_seq_lens.put(seq_lens, stream);
+  // Folio's own function makes indptr and last_page_len beside the indices; callers have the host's.
+  const auto made = state.gpu_paged_kv_arrays.room<int32_t>(2 * rows + 1 + num_pages);
+  to_csr(state.context, table, {lens, rows}, page_size, made.first(rows + 1), made.last(num_pages),
+         made.subspan(rows + 1, rows), stream);
+  return made.last(num_pages);
+}
+
+}  // namespace
+
+PagedKvArrays FlashInferMetadataBuilder::paged_kv_arrays(const FlashInferMetadata& metadata, Stream stream) {
   State& state = *state_;
-  refuse_on_gpu(state.context, "paged_kv_arrays reads the block table on the host",
-                "metadata.block_table is what `forward` reads");
   const auto num_reqs = static_cast<size_t>(metadata.num_reqs);
   const int32_t prefix = metadata.common_prefix_len;
   const int32_t prefix_pages = prefix / metadata.page_size;
   state.paged_kv_seq_lens.resize(num_reqs);
-  std::ranges::transform(metadata.seq_lens, state.paged_kv_seq_lens.begin(),
+  std::ranges::transform(metadata.seq_lens_host, state.paged_kv_seq_lens.begin(),
                          [&](int32_t seq_len) { return std::max(0, seq_len - prefix); });
   state.paged_kv_indptr.resize(num_reqs + 1);
   state.paged_kv_last_page_len.resize(num_reqs);
   paged_indptr(state.paged_kv_seq_lens, metadata.page_size, state.paged_kv_indptr, state.paged_kv_last_page_len);
-  state.paged_kv_indices.resize(static_cast<size_t>(state.paged_kv_indptr.back()));
   PageTableView table = to_page_table(metadata.block_table, metadata.num_reqs);
   table.first_column = prefix_pages;
-  copy_page_indices(table, state.paged_kv_indptr, state.paged_kv_indices);
+  std::span<const int32_t> indices;
+  if (on_gpu(state.context)) {
+    indices = gather_on_gpu(state, table, metadata.page_size, stream);
+  } else {
+    state.paged_kv_indices.resize(static_cast<size_t>(state.paged_kv_indptr.back()));
+    copy_page_indices(table, state.paged_kv_indptr, state.paged_kv_indices);
+    indices = state.paged_kv_indices;
+  }
 
   const auto padded = std::max(num_reqs, static_cast<size_t>(metadata.num_padded_reqs));
   state.paged_kv_indptr.resize(padded + 1, state.paged_kv_indptr.back());
   state.paged_kv_last_page_len.resize(padded, 1);
   state.paged_kv_seq_lens.resize(padded, 0);
   PagedKvArrays arrays{.indptr = state.paged_kv_indptr,
-                       .indices = state.paged_kv_indices,
+                       .indices = indices,
                        .last_page_len = state.paged_kv_last_page_len,
                        .seq_lens = state.paged_kv_seq_lens,
                        .shared_kv_page_indices = {}};

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
+#include "attention/context.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/page_table.hpp"
@@ -18,6 +20,11 @@ bool same_question(const AttentionConfig& a, const AttentionConfig& b) {
          a.head_dim_v == b.head_dim_v && a.q == b.q && a.kv == b.kv && a.ragged_kv == b.ragged_kv && a.out == b.out &&
          a.page_size == b.page_size && a.mask == b.mask && a.window_left == b.window_left && a.features == b.features &&
          a.determinism == b.determinism;
+}
+
+bool same_bounds(const std::optional<GraphBounds>& a, const GraphBounds& b) {
+  return a && a->max_requests == b.max_requests && a->max_tokens == b.max_tokens && a->max_q_len == b.max_q_len &&
+         a->max_kv_len == b.max_kv_len;
 }
 
 Features features_of(const WrapperPlanOptions& options) {
@@ -67,6 +74,30 @@ AttentionConfig config_of(const WrapperPlanOptions& options, bool custom_mask) {
 
 }  // namespace
 
+WrapperState::WrapperState(const Context& context, KvCacheLayout kv_layout)
+    : context_(context),
+      layout_(kv_layout),
+      kernel_mask_(context.device()),
+      kernel_slopes_(context.device()),
+      kernel_cu_q_(context.device()),
+      kernel_first_pos_(context.device()),
+      workspace_(context.device()) {}
+
+void WrapperState::fix_shape(int32_t requests, int64_t pages, int32_t q_len, int32_t page_size) {
+  if (context_.device().type == DeviceType::kCpu) return;
+  GraphBounds bounds;
+  bounds.max_requests = requests;
+  bounds.max_tokens = core::checked_cast<int32_t>(int64_t{requests} * q_len);
+  bounds.max_q_len = q_len;
+  bounds.max_kv_len = static_cast<int32_t>(std::min<int64_t>(core::checked_mul(pages, int64_t{std::max(page_size, 1)}),
+                                                             std::numeric_limits<int32_t>::max() - page_size));
+  if (!same_bounds(bounds_, bounds)) op_.reset();
+  bounds_ = bounds;
+  if (tables_.empty()) tables_.emplace_back(context_.device());
+  tables_[0].indptr.reserve((static_cast<size_t>(requests) + 1) * sizeof(int32_t));
+  tables_[0].indices.reserve(static_cast<size_t>(std::max<int64_t>(pages, 1)) * sizeof(int32_t));
+}
+
 void WrapperState::copy_pages(const WrapperPages& pages, int32_t page_size, WrapperLevel& level) {
   require(!pages.indptr.empty(), "paged_kv_indptr is empty; it has an entry more than there are rows");
   const size_t rows = pages.indptr.size() - 1;
@@ -77,7 +108,11 @@ void WrapperState::copy_pages(const WrapperPages& pages, int32_t page_size, Wrap
   require(static_cast<size_t>(pages.indptr.back()) <= pages.indices.size(), "paged_kv_indptr ends at ",
           pages.indptr.back(), "; paged_kv_indices has ", pages.indices.size(), " entries");
   level.indptr.assign(pages.indptr.begin(), pages.indptr.end());
-  level.indices.assign(pages.indices.begin(), pages.indices.end());
+  const bool device_indices = pages.indices_where == Where::kDevice;
+  require(!device_indices || context_.device().type != DeviceType::kCpu,
+          "paged_kv_indices are on a device; the context is a CPU's");
+  level.device_indices = device_indices ? pages.indices : std::span<const int32_t>();
+  level.indices.assign(pages.indices.begin(), device_indices ? pages.indices.begin() : pages.indices.end());
   level.first_pos.assign(rows, 0);
   level.group_indptr.clear();
 }
@@ -90,7 +125,9 @@ const AttentionOp& WrapperState::op() const {
 void WrapperState::prepare_for(const AttentionConfig& config) {
   if (op_ && same_question(config, config_)) return;
   plan_.reset();
-  AttentionOp op = prepare(context_, config);
+  PrepareOptions prepare_options;
+  prepare_options.bounds = bounds_;
+  AttentionOp op = prepare(context_, config, prepare_options);
   buffer_.emplace(make_plan_buffer(op));
   op_.emplace(std::move(op));
   config_ = config;
@@ -121,7 +158,52 @@ void WrapperState::pack_mask(const WrapperMask& mask) {
           " bytes; the batch needs ", bytes);
 }
 
-void WrapperState::plan(KvSource source, const WrapperPlanOptions& options, const WrapperMask& mask) {
+void WrapperState::put_tables(KvSource source, Stream stream) {
+  while (tables_.size() < levels_.size()) tables_.emplace_back(context_.device());
+  for (size_t i = 0; i < levels_.size(); ++i) {
+    const WrapperLevel& level = levels_[i];
+    const int32_t* const indptr = tables_[i].indptr.put(std::span(level.indptr), stream);
+    if (source == KvSource::kRagged) {
+      segment_args_[i].ragged.indptr = indptr;
+      continue;
+    }
+    const bool on_device = level.device_indices.data() != nullptr;
+    const std::span<const int32_t> indices = on_device ? level.device_indices : std::span(level.indices);
+    PageTableView& table = segment_args_[i].table;
+    table.kind = PageTableKind::kCsr;
+    table.indptr = indptr;
+    table.num_rows = static_cast<int32_t>(level.kv_len.size());
+    table.indices = tables_[i].indices.put(indices, stream, on_device ? Where::kDevice : Where::kHost);
+    table.num_indices = static_cast<int64_t>(indices.size());
+  }
+}
+
+/// FlashInfer's slopes, and what its LSE needs besides.
+void WrapperState::put_slopes(Stream stream) {
+  slopes_.clear();
+  if (options_.pos_encoding_mode != PosEncodingMode::kAlibi) return;
+  for (int32_t head = 0; head < options_.num_qo_heads; ++head) {
+    slopes_.push_back(standard_alibi_slope(head, options_.num_qo_heads));
+  }
+  first_pos_.clear();
+  for (size_t r = 0; r + 1 < cu_q_.size(); ++r) {
+    int64_t keys = 0;
+    for (const WrapperLevel& level : levels_) keys = int64_t{level.first_pos[r]} + level.kv_len[r];
+    first_pos_.push_back(core::checked_cast<int32_t>(keys - (cu_q_[r + 1] - cu_q_[r])));
+  }
+  slopes_at_ = kernel_slopes_.put(std::span<const float>(slopes_), stream);
+  cu_q_at_ = kernel_cu_q_.put(std::span<const int32_t>(cu_q_), stream);
+  first_pos_at_ = kernel_first_pos_.put(std::span<const int32_t>(first_pos_), stream);
+}
+
+void WrapperState::reserve_workspace(const AttentionPlan& plan, Stream stream) {
+  const size_t bytes = workspace_size(plan);
+  if (bytes <= workspace_.bytes()) return;
+  workspace_.reserve(std::max(bytes, workspace_size(*op_)));
+  init_workspace(*op_, {workspace_.data(), workspace_.bytes()}, stream);
+}
+
+void WrapperState::plan(KvSource source, const WrapperPlanOptions& options, const WrapperMask& mask, Stream stream) {
   check_options(options);
   plan_.reset();
   const bool custom = !mask.bools.empty() || !mask.packed.empty();
@@ -140,29 +222,17 @@ void WrapperState::plan(KvSource source, const WrapperPlanOptions& options, cons
       segment.group_indptr = level.group_indptr.data();
       segment.num_groups = static_cast<int32_t>(level.kv_len.size());
     }
-    if (source == KvSource::kPaged) {
-      segment_args_[i].table = csr_table(level.indices, level.indptr);
-    } else {
-      segment_args_[i].ragged.indptr = level.indptr.data();
-    }
   }
   BatchView view;
   view.num_requests = core::checked_cast<int32_t>(cu_q_.size()) - 1;
   view.num_tokens = cu_q_.back();
   view.cu_q = cu_q_.data();
   view.segments = segments_;
-  slopes_.clear();
-  if (options.pos_encoding_mode == PosEncodingMode::kAlibi) {
-    for (int32_t head = 0; head < options.num_qo_heads; ++head) {
-      slopes_.push_back(standard_alibi_slope(head, options.num_qo_heads));
-    }
-  }
-  const AttentionPlan planned = folio::plan(*op_, view, *buffer_);
-  const size_t bytes = workspace_size(planned);
-  if (bytes > workspace_.bytes()) {
-    workspace_ = core::AlignedBuffer(std::max(bytes, workspace_size(*op_)), core::AlignedBuffer::kWorkspaceAlignment);
-    init_workspace(*op_, {workspace_.data(), workspace_.bytes()});
-  }
+  const AttentionPlan planned = folio::plan(*op_, view, *buffer_, stream);
+  put_tables(source, stream);
+  put_slopes(stream);
+  if (custom) mask_at_ = kernel_mask_.put(std::span<const uint8_t>(mask_), stream);
+  reserve_workspace(planned, stream);
   plan_.emplace(planned);
 }
 
@@ -197,23 +267,23 @@ KvCacheView WrapperState::cache_view(const WrapperKvCache& kv_cache) const {
 }
 
 void WrapperState::run_paged(const ConstTensorView& q, const WrapperKvCache& kv_cache, const TensorView& out,
-                             const WrapperRunArgs& args) {
+                             const WrapperRunArgs& args, Stream stream) {
   require(plan_.has_value(), "plan has not been called");
   const KvCacheView cache = cache_view(kv_cache);
   for (SegmentArgs& segment : segment_args_) segment.cache = cache;
-  run(q, segment_args_, out, args);
+  run(q, segment_args_, out, args, stream);
 }
 
 void WrapperState::run_ragged(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
-                              const TensorView& out, const WrapperRunArgs& args) {
+                              const TensorView& out, const WrapperRunArgs& args, Stream stream) {
   require(plan_.has_value(), "plan has not been called");
   segment_args_[0].ragged.k = k;
   segment_args_[0].ragged.v = v;
-  run(q, segment_args_, out, args);
+  run(q, segment_args_, out, args, stream);
 }
 
 void WrapperState::run(const ConstTensorView& q, std::span<const SegmentArgs> segments, const TensorView& out,
-                       const WrapperRunArgs& args) {
+                       const WrapperRunArgs& args, Stream stream) {
   require(std::isfinite(args.q_scale) && args.q_scale > 0.0f, "q_scale is ", args.q_scale,
           "; it must be finite and positive");
   require(args.sinks != nullptr || !options_.sinks, "sinks were planned for, and are not given");
@@ -230,24 +300,33 @@ void WrapperState::run(const ConstTensorView& q, std::span<const SegmentArgs> se
       options_.sm_scale > 0.0f ? options_.sm_scale : 1.0f / std::sqrt(static_cast<float>(options_.head_dim_qk));
   attention.sm_scale = sm_scale * args.q_scale;
   attention.logits_soft_cap = options_.logits_soft_cap;
-  attention.alibi_slopes = slopes_.empty() ? nullptr : slopes_.data();
+  attention.alibi_slopes = slopes_.empty() ? nullptr : slopes_at_;
   attention.rope = {options_.rope_theta, options_.rope_scale};
   attention.sinks = args.sinks;
   if (config_.mask == MaskKind::kCustom) {
-    attention.custom_mask = mask_.data();
+    attention.custom_mask = mask_at_;
     attention.custom_mask_bytes = static_cast<int64_t>(mask_.size());
   }
-  folio::run(*plan_, attention, {workspace_.data(), workspace_.bytes()});
-  if (args.lse != nullptr && !slopes_.empty()) shift_lse(args.lse);
+  folio::run(*plan_, attention, {workspace_.data(), workspace_.bytes()}, stream);
+  if (args.lse != nullptr && !slopes_.empty()) shift_lse(args.lse, stream);
 }
 
 /// FlashInfer's bias is slope * (key - row), rows counted from the request's first query; Folio's is
 /// -slope * (position - key). They differ by slope * (kv_len - q_len) in every logit of a row, hence in its LSE.
-void WrapperState::shift_lse(float* lse) const {
+void WrapperState::shift_lse(float* lse, Stream stream) {
+  if (const attention::GpuBackend* gpu = context_.state().gpu.get()) {
+    kernels::cuda::ShiftLseParams params;
+    params.lse = lse;
+    params.cu_q = cu_q_at_;
+    params.first_pos = first_pos_at_;
+    params.slopes = slopes_at_;
+    params.num_requests = static_cast<int32_t>(first_pos_.size());
+    params.num_heads = options_.num_qo_heads;
+    gpu->enqueue(params, stream);
+    return;
+  }
   for (size_t r = 0; r + 1 < cu_q_.size(); ++r) {
-    int64_t keys = 0;
-    for (const WrapperLevel& level : levels_) keys = level.first_pos[r] + level.kv_len[r];
-    const auto before = static_cast<double>(keys - (cu_q_[r + 1] - cu_q_[r]));
+    const double before = first_pos_[r];
     for (int64_t token = cu_q_[r]; token < cu_q_[r + 1]; ++token) {
       for (size_t head = 0; head < slopes_.size(); ++head) {
         float& value = lse[token * options_.num_qo_heads + static_cast<int64_t>(head)];

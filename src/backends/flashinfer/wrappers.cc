@@ -44,9 +44,7 @@ WrapperKvCache::WrapperKvCache(const ConstTensorView& kv_cache) : k(kv_cache), v
 }
 
 AttentionWrapper::AttentionWrapper(const Context& context, KvCacheLayout kv_layout)
-    : state_(std::make_unique<WrapperState>(context, kv_layout)) {
-  if (context.device().type != DeviceType::kCpu) core::fail(ErrorCode::kUnsupported, "wrappers take CPU contexts");
-}
+    : state_(std::make_unique<WrapperState>(context, kv_layout)) {}
 AttentionWrapper::AttentionWrapper(AttentionWrapper&&) noexcept = default;
 AttentionWrapper& AttentionWrapper::operator=(AttentionWrapper&&) noexcept = default;
 AttentionWrapper::~AttentionWrapper() = default;
@@ -63,24 +61,26 @@ BatchPrefillWithPagedKVCacheWrapper::BatchPrefillWithPagedKVCacheWrapper(const C
     : AttentionWrapper(context, kv_layout) {}
 
 void BatchPrefillWithPagedKVCacheWrapper::plan(std::span<const int32_t> qo_indptr, const WrapperPages& pages,
-                                               const WrapperPlanOptions& options, const WrapperMask& custom_mask) {
+                                               const WrapperPlanOptions& options, const WrapperMask& custom_mask,
+                                               Stream stream) {
   WrapperState& s = state();
   s.levels().resize(1);
   s.copy_pages(pages, options.page_size, s.levels()[0]);
   copy_qo_indptr(qo_indptr, s.levels()[0].kv_len.size(), s.cu_q());
-  s.plan(KvSource::kPaged, options, custom_mask);
+  s.plan(KvSource::kPaged, options, custom_mask, stream);
 }
 
 void BatchPrefillWithPagedKVCacheWrapper::run(const ConstTensorView& q, const WrapperKvCache& paged_kv_cache,
-                                              const TensorView& out, const WrapperRunArgs& args) const {
-  state().run_paged(q, paged_kv_cache, out, args);
+                                              const TensorView& out, const WrapperRunArgs& args, Stream stream) const {
+  state().run_paged(q, paged_kv_cache, out, args, stream);
 }
 
 BatchPrefillWithRaggedKVCacheWrapper::BatchPrefillWithRaggedKVCacheWrapper(const Context& context)
     : AttentionWrapper(context, KvCacheLayout::kNhd) {}
 
 void BatchPrefillWithRaggedKVCacheWrapper::plan(std::span<const int32_t> qo_indptr, std::span<const int32_t> kv_indptr,
-                                                const WrapperPlanOptions& options, const WrapperMask& custom_mask) {
+                                                const WrapperPlanOptions& options, const WrapperMask& custom_mask,
+                                               Stream stream) {
   WrapperState& s = state();
   s.levels().resize(1);
   WrapperLevel& level = s.levels()[0];
@@ -94,13 +94,13 @@ void BatchPrefillWithRaggedKVCacheWrapper::plan(std::span<const int32_t> qo_indp
   level.first_pos.assign(level.kv_len.size(), 0);
   level.group_indptr.clear();
   copy_qo_indptr(qo_indptr, level.kv_len.size(), s.cu_q());
-  s.plan(KvSource::kRagged, options, custom_mask);
+  s.plan(KvSource::kRagged, options, custom_mask, stream);
 }
 
 void BatchPrefillWithRaggedKVCacheWrapper::run(const ConstTensorView& q, const ConstTensorView& k,
                                                const ConstTensorView& v, const TensorView& out,
-                                               const WrapperRunArgs& args) const {
-  state().run_ragged(q, k, v, out, args);
+                                               const WrapperRunArgs& args, Stream stream) const {
+  state().run_ragged(q, k, v, out, args, stream);
 }
 
 BatchDecodeWithPagedKVCacheWrapper::BatchDecodeWithPagedKVCacheWrapper(const Context& context, KvCacheLayout kv_layout)
@@ -124,13 +124,14 @@ void BatchDecodeWithPagedKVCacheWrapper::check_fixed_shape(const WrapperPages& p
 }
 
 void BatchDecodeWithPagedKVCacheWrapper::plan(const WrapperPages& pages, const WrapperPlanOptions& options,
-                                              int32_t q_len_per_req) {
+                                              int32_t q_len_per_req, Stream stream) {
   check_fixed_shape(pages);
   require(q_len_per_req >= 1, "q_len_per_req is ", q_len_per_req, "; it must be at least 1");
   WrapperState& s = state();
   s.levels().resize(1);
   WrapperLevel& level = s.levels()[0];
   s.copy_pages(pages, options.page_size, level);
+  if (fixed_batch_size_) s.fix_shape(*fixed_batch_size_, max_num_pages_, q_len_per_req, options.page_size);
   s.cu_q().resize(level.kv_len.size() + 1);
   s.cu_q()[0] = 0;
   for (size_t r = 0; r < level.kv_len.size(); ++r) {
@@ -141,24 +142,24 @@ void BatchDecodeWithPagedKVCacheWrapper::plan(const WrapperPages& pages, const W
   }
   WrapperPlanOptions causal = options;
   causal.causal = true;  // a request's queries are its last tokens
-  s.plan(KvSource::kPaged, causal, {});
+  s.plan(KvSource::kPaged, causal, {}, stream);
   planned_ = true;
 }
 
 void BatchDecodeWithPagedKVCacheWrapper::run(const ConstTensorView& q, const WrapperKvCache& paged_kv_cache,
-                                             const TensorView& out, const WrapperRunArgs& args) const {
-  state().run_paged(q, paged_kv_cache, out, args);
+                                             const TensorView& out, const WrapperRunArgs& args, Stream stream) const {
+  state().run_paged(q, paged_kv_cache, out, args, stream);
 }
 
 void fast_plan_decode(BatchDecodeWithPagedKVCacheWrapper& wrapper, const WrapperPages& pages,
-                      const WrapperPlanOptions& options) {
+                      const WrapperPlanOptions& options, Stream stream) {
   if (!wrapper.is_cuda_graph_enabled() || !wrapper.planned_) {
-    wrapper.plan(pages, options);
+    wrapper.plan(pages, options, 1, stream);
     return;
   }
   wrapper.check_fixed_shape(pages);
   try {
-    wrapper.plan(pages, options);
+    wrapper.plan(pages, options, 1, stream);
   } catch (const Error& error) {
     core::fail(ErrorCode::kUnavailable, "Error in tensor core plan: ", error.what());
   }
@@ -173,7 +174,7 @@ MultiLevelCascadeAttentionWrapper::MultiLevelCascadeAttentionWrapper(const Conte
 
 void MultiLevelCascadeAttentionWrapper::plan(std::span<const std::span<const int32_t>> qo_indptr_arr,
                                              std::span<const WrapperPages> pages_arr,
-                                             const WrapperPlanOptions& options) {
+                                             const WrapperPlanOptions& options, Stream stream) {
   const auto levels = static_cast<size_t>(num_levels_);
   require(qo_indptr_arr.size() == levels && pages_arr.size() == levels, "qo_indptr_arr has ", qo_indptr_arr.size(),
           " levels and the pages ", pages_arr.size(), "; the wrapper has ", levels);
@@ -221,12 +222,12 @@ void MultiLevelCascadeAttentionWrapper::plan(std::span<const std::span<const int
       before = core::checked_cast<int32_t>(int64_t{before} + level.kv_len[row]);
     }
   }
-  s.plan(KvSource::kPaged, options, {});
+  s.plan(KvSource::kPaged, options, {}, stream);
 }
 
 void MultiLevelCascadeAttentionWrapper::run(const ConstTensorView& q, const WrapperKvCache& paged_kv_cache,
-                                            const TensorView& out, const WrapperRunArgs& args) const {
-  state().run_paged(q, paged_kv_cache, out, args);
+                                            const TensorView& out, const WrapperRunArgs& args, Stream stream) const {
+  state().run_paged(q, paged_kv_cache, out, args, stream);
 }
 
 }  // namespace folio::inline v0::backends

@@ -42,7 +42,8 @@ struct Replayed {
   void capture() {
     ForwardBatch nothing = fixture.batch;
     nothing.batch_size = 0;
-    nothing.req_pool_indices = nothing.seq_lens = nothing.seq_lens_cpu = nothing.encoder_lens = {};
+    nothing.req_pool_indices = nothing.seq_lens = nothing.seq_lens_cpu = {};
+    nothing.encoder_lens = nothing.encoder_lens_cpu = {};
     nothing.out_cache_loc = {};
     const bool tree = !nothing.spec_info.tree_mask.empty();
     ForwardBatch padding = tree ? inputs.pad(fixture.batch, bs) : inputs.pad(nothing, bs);

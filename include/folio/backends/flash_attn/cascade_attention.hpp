@@ -7,6 +7,7 @@
 #include "folio/backends/engine_config.hpp"
 #include "folio/backends/flash_attn/impl.hpp"
 #include "folio/context.hpp"
+#include "folio/types/device.hpp"
 #include "folio/types/export.hpp"
 #include "folio/types/kv_cache.hpp"
 #include "folio/types/tensor_view.hpp"
@@ -31,10 +32,11 @@ struct CascadeAttentionArgs {
 };
 
 /// Attention of one layer with the prefix read once for all requests: for tests and tools. Engines build metadata
-/// instead, once for all layers: this prepares, plans and allocates every time.
+/// instead, once for all layers: this prepares, plans and allocates every time. On a GPU the lengths, slopes and sinks are
+/// host memory, everything else the device's, and the call waits until the output is there; it cannot be captured.
 /// query [T, num_heads, head_size], output likewise, T >= cu_query_lens[R]. Queries are the last ones of their
 /// requests; causal. Throws kInvalidArgument.
 FOLIO_API void cascade_attention(const Context& context, const TensorView& output, const ConstTensorView& query,
-                                 const KvCacheView& kv_cache, const CascadeAttentionArgs& args);
+                                 const KvCacheView& kv_cache, const CascadeAttentionArgs& args, Stream stream = {});
 
 }  // namespace folio::inline v0::backends

@@ -9,13 +9,18 @@
 #include "folio/backends/engine_config.hpp"
 #include "folio/context.hpp"
 #include "folio/types/attention.hpp"
+#include "folio/types/device.hpp"
 #include "folio/types/tensor_view.hpp"
 
 /// FlashInfer's attention wrappers, by name and meaning, on Folio's ops and plans: `plan` once a step with CSR page
 /// tables, `run` once a layer. Semantics: FlashInfer 0.6, flashinfer/{decode,prefill,cascade}.py. Where the originals
 /// ignore an argument or compute with wrong positions, these refuse or do it right.
-/// - Arrays given to `plan` are host memory and copied; a wrapper owns its plan and its workspace. Warm calls (the same
-///   configuration, no larger batch) allocate nothing. Not safe for simultaneous use by several threads.
+/// - Arrays given to `plan` are host memory (but for WrapperPages::indices_where) and copied; a wrapper owns its plan and
+///   its workspace. Warm calls (the same configuration, no larger batch) allocate nothing. Not safe for simultaneous
+///   use by several threads.
+/// - On a GPU tensors, sinks and LSE are device memory; `plan` plans on the host and enqueues its copies on `stream`,
+///   `run` its kernels, and neither waits when warm. Both belong on one stream. `run` of a decode wrapper of the form
+///   for graphs may be captured, and replayed after every later `plan` of the same q_len_per_req and options.
 /// - LSE: float32 [tokens, num_qo_heads], base 2. A query without keys: out 0, LSE -infinity.
 /// - All functions throw kInvalidArgument for contradictions, naming the argument, before anything is written;
 ///   kUnsupported for what no kernel takes.
@@ -86,6 +91,7 @@ struct WrapperPages {
   std::span<const int32_t> indptr;
   std::span<const int32_t> indices;
   std::span<const int32_t> last_page_len;
+  Where indices_where = Where::kHost;  ///< kDevice: on a GPU, `indices` lie in its memory; the others never do
 };
 
 namespace detail {
@@ -117,10 +123,10 @@ class FOLIO_API BatchPrefillWithPagedKVCacheWrapper : public AttentionWrapper {
   explicit BatchPrefillWithPagedKVCacheWrapper(const Context& context, KvCacheLayout kv_layout = KvCacheLayout::kNhd);
   /// qo_indptr: [R + 1], from 0.
   void plan(std::span<const int32_t> qo_indptr, const WrapperPages& pages, const WrapperPlanOptions& options,
-            const WrapperMask& custom_mask = {});
+            const WrapperMask& custom_mask = {}, Stream stream = {});
   /// q [qo_indptr[R], num_qo_heads, head_dim_qk]; out [qo_indptr[R], num_qo_heads, head_dim_vo].
   void run(const ConstTensorView& q, const WrapperKvCache& paged_kv_cache, const TensorView& out,
-           const WrapperRunArgs& args = {}) const;
+           const WrapperRunArgs& args = {}, Stream stream = {}) const;
 };
 
 class FOLIO_API BatchPrefillWithRaggedKVCacheWrapper : public AttentionWrapper {
@@ -128,10 +134,10 @@ class FOLIO_API BatchPrefillWithRaggedKVCacheWrapper : public AttentionWrapper {
   explicit BatchPrefillWithRaggedKVCacheWrapper(const Context& context);
   /// kv_indptr: [R + 1], tokens of k and v.
   void plan(std::span<const int32_t> qo_indptr, std::span<const int32_t> kv_indptr, const WrapperPlanOptions& options,
-            const WrapperMask& custom_mask = {});
+            const WrapperMask& custom_mask = {}, Stream stream = {});
   /// k [tokens, num_kv_heads, head_dim_qk]; v [tokens, num_kv_heads, head_dim_vo].
   void run(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v, const TensorView& out,
-           const WrapperRunArgs& args = {}) const;
+           const WrapperRunArgs& args = {}, Stream stream = {}) const;
 };
 
 /// Decode: every request has `q_len_per_req` queries, the last of its tokens; causal among them.
@@ -144,13 +150,15 @@ class FOLIO_API BatchDecodeWithPagedKVCacheWrapper : public AttentionWrapper {
   bool is_cuda_graph_enabled() const noexcept { return fixed_batch_size_.has_value(); }
   std::optional<int32_t> fixed_batch_size() const noexcept { return fixed_batch_size_; }
 
-  void plan(const WrapperPages& pages, const WrapperPlanOptions& options, int32_t q_len_per_req = 1);
+  void plan(const WrapperPages& pages, const WrapperPlanOptions& options, int32_t q_len_per_req = 1,
+            Stream stream = {});
   /// q [R * q_len_per_req, num_qo_heads, head_dim_qk], request after request.
   void run(const ConstTensorView& q, const WrapperKvCache& paged_kv_cache, const TensorView& out,
-           const WrapperRunArgs& args = {}) const;
+           const WrapperRunArgs& args = {}, Stream stream = {}) const;
 
  private:
-  friend void fast_plan_decode(BatchDecodeWithPagedKVCacheWrapper&, const WrapperPages&, const WrapperPlanOptions&);
+  friend void fast_plan_decode(BatchDecodeWithPagedKVCacheWrapper&, const WrapperPages&, const WrapperPlanOptions&,
+                               Stream);
   void check_fixed_shape(const WrapperPages& pages) const;
 
   std::optional<int32_t> fixed_batch_size_;
@@ -162,7 +170,7 @@ class FOLIO_API BatchDecodeWithPagedKVCacheWrapper : public AttentionWrapper {
 /// from then on the shape is fixed: another batch size, or more page indices than the wrapper has room for, is refused
 /// with the original's texts, an error of the planner is kUnavailable, "Error in tensor core plan: ...".
 FOLIO_API void fast_plan_decode(BatchDecodeWithPagedKVCacheWrapper& wrapper, const WrapperPages& pages,
-                                const WrapperPlanOptions& options);
+                                const WrapperPlanOptions& options, Stream stream = {});
 
 /// Several levels of shared prefixes: level 0 is shared by most queries, the last level is each request's own.
 class FOLIO_API MultiLevelCascadeAttentionWrapper : public AttentionWrapper {
@@ -177,9 +185,9 @@ class FOLIO_API MultiLevelCascadeAttentionWrapper : public AttentionWrapper {
   /// on; `causal` and the window mean positions in that whole sequence (the originals' window does not). Requests of
   /// one row of a level must have equally many keys before it.
   void plan(std::span<const std::span<const int32_t>> qo_indptr_arr, std::span<const WrapperPages> pages_arr,
-            const WrapperPlanOptions& options);
+            const WrapperPlanOptions& options, Stream stream = {});
   void run(const ConstTensorView& q, const WrapperKvCache& paged_kv_cache, const TensorView& out,
-           const WrapperRunArgs& args = {}) const;
+           const WrapperRunArgs& args = {}, Stream stream = {}) const;
 
  private:
   int32_t num_levels_;

@@ -33,6 +33,13 @@ void upload(int32_t device, void* to, const void* from, size_t bytes, Stream str
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, cuda_stream), "copying to the device");
 }
 
+void copy(int32_t device, void* to, const void* from, size_t bytes, Stream stream) {
+  if (bytes == 0) return;
+  const DeviceScope scope(device);
+  auto* const cuda_stream = static_cast<cudaStream_t>(stream.handle);
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream), "copying on a GPU");
+}
+
 void zero_rows(int32_t device, void* data, int64_t stride_bytes, int64_t row_bytes, int64_t rows, Stream stream) {
   if (rows == 0) return;
   const DeviceScope scope(device);
