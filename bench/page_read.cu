@@ -2,8 +2,13 @@
 
 #include <cuda_bf16.h>
 
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
+
 namespace folio_bench {
 namespace {
+
+namespace ptx = folio::ptx;
 
 constexpr int kThreads = 512;
 
@@ -24,6 +29,74 @@ __global__ void __launch_bounds__(kThreads)
   if (all == 0x12345678u) *sink = 1;
 }
 
+constexpr uint32_t kStages = 4;
+constexpr uint32_t kStageBytes = 16 * 1024;
+
+/// What a claim stands for: `bytes` of one pool, of one page or of `pages` whole ones.
+struct Pieces {
+  const unsigned char* pools[2];
+  const int32_t* ids;
+  uint32_t page_bytes;
+  uint32_t bytes;  ///< of a claim, up to kStageBytes
+  uint32_t pages;  ///< of a claim
+  uint32_t parts;  ///< claims of a page
+  uint32_t num_claims;
+};
+
+/// A warp has a ring of 64 KiB that the copy engine fills with what it claims: pages in the list's order, of each its
+/// part of both pools. The next claim and its pages' ids are asked for a stage ahead.
+__global__ void __launch_bounds__(32) bulk_read_kernel(const Pieces pieces, uint32_t* counters) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) unsigned char ring[];
+  __shared__ uint64_t arrived[kStages];
+  const uint32_t lane = threadIdx.x;
+  const uint32_t barriers = ptx::shared_address(arrived);
+  if (lane == 0) {
+    for (uint32_t i = 0; i < kStages; ++i) ptx::init_barrier(barriers + 8 * i, 1);
+    ptx::publish_barriers();
+  }
+  __syncwarp();
+  const auto id_of = [&](uint32_t claim) {
+    return lane < pieces.pages && claim < pieces.num_claims ? pieces.ids[claim / pieces.parts / 2 * pieces.pages + lane]
+                                                            : 0;
+  };
+  uint32_t claim = blockIdx.x;
+  int32_t id = id_of(claim);
+  uint32_t ticket = lane == 0 ? atomicAdd(counters, 1u) : 0;
+  uint32_t begun = 0;
+  for (; claim < pieces.num_claims; ++begun) {
+    const uint32_t stage = begun % kStages;
+    if (begun >= kStages) ptx::wait(barriers + 8 * stage, (begun / kStages + 1) & 1);
+    const uint32_t next = gridDim.x + __shfl_sync(0xffffffffu, ticket, 0);
+    if (lane == 0) {
+      ticket = atomicAdd(counters, 1u);
+      ptx::arrive_expecting(barriers + 8 * stage, pieces.bytes);
+    }
+    const int32_t next_id = id_of(next);
+    __syncwarp();
+    if (lane < pieces.pages) {
+      const uint32_t bytes = pieces.bytes / pieces.pages;
+      const unsigned char* const from = pieces.pools[claim / pieces.parts % 2] +
+                                        size_t{pieces.page_bytes} * static_cast<uint32_t>(id) +
+                                        claim % pieces.parts * pieces.bytes;
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                       ptx::shared_address(ring) + stage * kStageBytes + lane * bytes),
+                   "l"(from), "r"(bytes), "r"(barriers + 8 * stage)
+                   : "memory");
+    }
+    claim = next;
+    id = next_id;
+  }
+  for (uint32_t i = begun < kStages ? 0 : begun - kStages; i < begun; ++i) {
+    ptx::wait(barriers + 8 * (i % kStages), (i / kStages) & 1);
+  }
+  if (lane == 0) {
+    __threadfence();
+    if (atomicAdd(counters + 1, 1u) == gridDim.x - 1) counters[0] = counters[1] = 0;
+  }
+#endif
+}
+
 __device__ uint32_t mixed(uint32_t x) {
   x = (x ^ x >> 16) * 0x7feb352du;
   x = (x ^ x >> 15) * 0x846ca68bu;
@@ -40,6 +113,12 @@ __global__ void fill_kernel(__nv_bfloat16* data, size_t elements, uint32_t seed)
   }
 }
 
+__global__ void fill_codes_kernel(uint32_t* data, size_t words, uint32_t seed) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < words; i += size_t{gridDim.x} * blockDim.x) {
+    data[i] = mixed(static_cast<uint32_t>(i) + seed * 0x9e3779b9u) & 0xbfbfbfbfu;
+  }
+}
+
 }  // namespace
 
 void read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* pages, int32_t num_pages, int32_t* sink,
@@ -48,8 +127,33 @@ void read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* 
                                                 page_bytes / sizeof(uint4), pages, num_pages, sink);
 }
 
+void bulk_read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* pages, int32_t num_pages,
+                     uint32_t* counters, cudaStream_t stream) {
+  constexpr uint32_t kRingBytes = kStages * kStageBytes;
+  cudaFuncSetAttribute(bulk_read_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
+  Pieces pieces{};
+  pieces.pools[0] = static_cast<const unsigned char*>(k);
+  pieces.pools[1] = static_cast<const unsigned char*>(v);
+  pieces.ids = pages;
+  pieces.page_bytes = static_cast<uint32_t>(page_bytes);
+  pieces.parts = 1;
+  while (pieces.page_bytes % pieces.parts != 0 || pieces.page_bytes / pieces.parts > kStageBytes) ++pieces.parts;
+  pieces.pages = 1;
+  while (pieces.parts == 1 && 2 * pieces.pages * pieces.page_bytes <= kStageBytes && 2 * pieces.pages <= 32 &&
+         static_cast<uint32_t>(num_pages) % (2 * pieces.pages) == 0) {
+    pieces.pages *= 2;
+  }
+  pieces.bytes = pieces.page_bytes / pieces.parts * pieces.pages;
+  pieces.num_claims = 2 * static_cast<uint32_t>(num_pages) * pieces.parts / pieces.pages;
+  bulk_read_kernel<<<3 * 132, 32, kRingBytes, stream>>>(pieces, counters);
+}
+
 void fill_normal(void* data, size_t elements, uint32_t seed, cudaStream_t stream) {
   fill_kernel<<<1024, 256, 0, stream>>>(static_cast<__nv_bfloat16*>(data), elements, seed);
+}
+
+void fill_codes(void* data, size_t bytes, uint32_t seed, cudaStream_t stream) {
+  fill_codes_kernel<<<1024, 256, 0, stream>>>(static_cast<uint32_t*>(data), bytes / 4, seed);
 }
 
 }  // namespace folio_bench

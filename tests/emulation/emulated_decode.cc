@@ -26,7 +26,7 @@ void emulate(const AttentionParams& attention, int32_t num_workers) {
   DecodeParams params{};
   params.attention = attention;
   describe_segments(params, {DimQk, DimV, element_bytes(kCodes)});
-  emulation::run_grid(num_workers, kThreads, shared_bytes<DimQk, DimV, kCodes>(), ++seed,
+  emulation::run_grid(num_workers, threads({DimQk, DimV}), shared_bytes<DimQk, DimV, kCodes>(), ++seed,
                       [&] { run_thread_block<T, DimQk, DimV, kCodes>(params, emulation::shared_memory()); });
 }
 
@@ -67,6 +67,18 @@ void launch_bfloat16_192_128(const AttentionParams& params, int32_t num_workers,
 }
 void launch_float16_192_128(const AttentionParams& params, int32_t num_workers, Stream) {
   emulate<__half, 192, 128>(params, num_workers);
+}
+void launch_bfloat16_256_256(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 256, 256>(params, num_workers);
+}
+void launch_float16_256_256(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 256, 256>(params, num_workers);
+}
+void launch_e4m3_256_256(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 256, 256, Codes::kE4M3>(params, num_workers);
+}
+void launch_e5m2_256_256(const AttentionParams& params, int32_t num_workers, Stream) {
+  emulate<__half, 256, 256, Codes::kE5M2>(params, num_workers);
 }
 
 }  // namespace sm90

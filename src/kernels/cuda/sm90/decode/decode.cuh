@@ -12,8 +12,12 @@
 /// The kernel and its launch.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
+template <int32_t DimQk, int32_t DimV>
+constexpr int32_t kThreads = threads(HeadDims{DimQk, DimV});
+
 template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
-__global__ void __launch_bounds__(kThreads, 1) decode_kernel(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__((kThreads<DimQk, DimV>), 1)
+    decode_kernel(const __grid_constant__ DecodeParams params) {
   static_assert(shared_bytes<DimQk, DimV, kCodes>() <= kSharedLimit);
   extern __shared__ __align__(16) unsigned char raw[];
   ptx::let_next_kernel_begin();
@@ -37,7 +41,7 @@ void launch_class(const AttentionParams& attention, int32_t num_workers, Stream 
     DecodeParams params{};
     params.attention = attention;
     describe_segments(params, {DimQk, DimV, element_bytes(kCodes)});
-    kernel<<<num_workers, kThreads, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
+    kernel<<<num_workers, kThreads<DimQk, DimV>, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
     status = cudaGetLastError();
   }
   if (status != cudaSuccess) {

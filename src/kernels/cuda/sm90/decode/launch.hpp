@@ -19,5 +19,9 @@ void launch_e4m3_128_128(const AttentionParams& params, int32_t num_workers, Str
 void launch_e5m2_128_128(const AttentionParams& params, int32_t num_workers, Stream stream);
 void launch_bfloat16_192_128(const AttentionParams& params, int32_t num_workers, Stream stream);
 void launch_float16_192_128(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_bfloat16_256_256(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_float16_256_256(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_e4m3_256_256(const AttentionParams& params, int32_t num_workers, Stream stream);
+void launch_e5m2_256_256(const AttentionParams& params, int32_t num_workers, Stream stream);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90

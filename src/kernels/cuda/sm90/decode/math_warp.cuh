@@ -14,7 +14,8 @@ class MathWarp {
   static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   static constexpr int32_t kSteps = DimQk / 16;
-  using State = SharedState<stages(kDims)>;
+  static constexpr int32_t kWarps = math_warps(kDims);
+  using State = SharedState<kWarps, stages(kDims)>;
 
  public:
   __device__ __forceinline__ MathWarp(const DecodeParams& params, unsigned char* memory, State& state)
@@ -29,7 +30,7 @@ class MathWarp {
         ring_(params, memory, state, warp_, lane_) {}
 
   __device__ __forceinline__ void run() {
-    RunningState<DimV> running;
+    Running running;
 #pragma unroll 1
     for (;;) {
       const Entry& entry = await_entry();
@@ -37,14 +38,21 @@ class MathWarp {
       const int32_t columns = column_tiles(state_.contexts[entry.context].num_rows);
       if (columns == 1) {
         compute_item<1>(entry.context, running);
-      } else {
+      } else if (columns == 2) {
         compute_item<2>(entry.context, running);
+      } else if constexpr (max_rows(kDims) > 16) {
+        compute_item<4>(entry.context, running);
       }
     }
   }
 
  private:
-  /// Queries as second operands of products, in registers for as long as the item lasts.
+  using Running = RunningState<DimV, max_rows(kDims) / kWarps>;
+  /// Queries are second operands of products: in registers for as long as the item lasts, where they are few enough,
+  /// else read for every tile.
+  static constexpr bool queries_stay(int32_t columns) {
+    return kSteps * columns <= 16;
+  }
   template <int32_t Columns>
   using Queries = uint32_t[kSteps][Columns][2];
 
@@ -56,19 +64,20 @@ class MathWarp {
   /// The entry, and at an item's end its context, are no longer needed by this warp.
   __device__ __forceinline__ void return_entry() {
     ring_.pass(num_entries_);
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(empty_ + 8 * (num_entries_ % kEntries));
+    ptx::arrive(empty_ + 8 * (num_entries_ % kEntries));
     ++num_entries_;
   }
 
   /// An item whose first entry is there.
   template <int32_t Columns>
-  __device__ __forceinline__ void compute_item(int32_t index, RunningState<DimV>& running) {
+  __device__ __forceinline__ void compute_item(int32_t index, Running& running) {
     const ItemContext& context = state_.contexts[index];
-    const uint32_t queries = queries_ + static_cast<uint32_t>(index * kMaxRows * query_stride(kDims));
+    const uint32_t queries = queries_ + static_cast<uint32_t>(index * max_rows(kDims) * query_stride(kDims));
     Queries<Columns> q;
 #pragma unroll
-    for (int32_t step = 0; step < kSteps; ++step) load_queries<Columns>(queries, step, q[step]);
+    for (int32_t step = 0; queries_stay(Columns) && step < kSteps; ++step) {
+      load_queries<Columns>(queries, step, q[step]);
+    }
     RowState<Columns> state;
     float o[DimV / 16][Columns][4];
 #pragma unroll
@@ -103,11 +112,11 @@ class MathWarp {
       }
       const int32_t first = entry->first + tile * kTileTokens;
       const Sight sight = context.sight;  // read anew: registers are short
-      tile += kMathWarps;
+      tile += kWarps;
       const uint32_t keys = ring_.await();
       const uint32_t values = keys + half_bytes(DimQk, kDims.bytes);
       float s[Columns][4];
-      multiply_keys<Columns>(keys + place.key, place, q, s);
+      multiply_keys<Columns>(keys + place.key, place, queries, q, s);
       if (general) {
         to_general_logits<Columns>(params_, context, first, lane_, s);
       } else {
@@ -206,8 +215,8 @@ class MathWarp {
 
   /// Products of 16 keys with the rows. Even and odd steps are summed apart: half as long a chain.
   template <int32_t Columns>
-  __device__ __forceinline__ void multiply_keys(uint32_t keys, const Place& place, const Queries<Columns>& q,
-                                                float (&s)[Columns][4]) const {
+  __device__ __forceinline__ void multiply_keys(uint32_t keys, const Place& place, uint32_t queries,
+                                                const Queries<Columns>& q, float (&s)[Columns][4]) const {
     float odd[Columns][4];
 #pragma unroll
     for (int32_t n = 0; n < Columns; ++n) {
@@ -215,9 +224,15 @@ class MathWarp {
       for (int32_t i = 0; i < 4; ++i) s[n][i] = odd[n][i] = 0.0f;
     }
     const auto multiply = [&](int32_t step, const uint32_t(&a)[4]) {
+      uint32_t b[Columns][2];
+      if constexpr (!queries_stay(Columns)) load_queries<Columns>(queries, step, b);
 #pragma unroll
       for (int32_t n = 0; n < Columns; ++n) {
-        ptx::multiply_add<T>(step % 2 == 0 ? s[n] : odd[n], a, q[step][n][0], q[step][n][1]);
+        if constexpr (queries_stay(Columns)) {
+          ptx::multiply_add<T>(step % 2 == 0 ? s[n] : odd[n], a, q[step][n][0], q[step][n][1]);
+        } else {
+          ptx::multiply_add<T>(step % 2 == 0 ? s[n] : odd[n], a, b[n][0], b[n][1]);
+        }
       }
     };
     if constexpr (kCodes == Codes::kNone) {
@@ -278,10 +293,10 @@ class MathWarp {
     }
   }
 
-  /// The warps' states go to shared memory, eight rows at a time; each warp then ends one of the rows.
+  /// The warps' states go to shared memory, eight rows at a time; the warps then end these.
   template <int32_t Columns>
   __device__ __forceinline__ void join(const ItemContext& context, const RowState<Columns>& state,
-                                       const float (&o)[DimV / 16][Columns][4], RunningState<DimV>& running) {
+                                       const float (&o)[DimV / 16][Columns][4], Running& running) {
     constexpr int32_t kStride = result_stride(kDims);
 #pragma unroll 1
     for (int32_t part = 0; part < Columns; ++part) {
@@ -308,12 +323,13 @@ class MathWarp {
           }
         }
       }
-      ptx::meet(1, kMathThreads);
-      const int32_t row = part * kResultRows + warp_;
-      if (row < context.num_rows) {
+      ptx::meet(1, math_threads(kDims));
+#pragma unroll 1
+      for (int32_t row = part * kResultRows + warp_; row < min(context.num_rows, (part + 1) * kResultRows);
+           row += kWarps) {
         end_row_of_item<DimV>(params_, state_, context, results_, row, lane_, running);
       }
-      ptx::meet(1, kMathThreads);
+      ptx::meet(1, math_threads(kDims));
     }
   }
 

@@ -15,7 +15,8 @@ class Ring {
   static constexpr int32_t kStageBytes = stage_bytes(kDims);
   static constexpr int32_t kKeyBytes = half_bytes(DimQk, kDims.bytes);
   static constexpr int32_t kValueBytes = half_bytes(DimV, kDims.bytes);
-  using State = SharedState<kStages>;
+  static constexpr int32_t kWarps = math_warps(kDims);
+  using State = SharedState<kWarps, kStages>;
 
  public:
   __device__ __forceinline__ Ring(const DecodeParams& params, unsigned char* memory, State& state, int32_t warp,
@@ -48,7 +49,7 @@ class Ring {
         continue;
       }
       copy(entry, slot, next_);
-      next_ += kMathWarps;
+      next_ += kWarps;
       ++under_way_;
       if (++filled_ == kStages) filled_ = 0;
     }

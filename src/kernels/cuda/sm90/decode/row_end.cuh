@@ -16,15 +16,15 @@ struct LaneComponents {
 
 /// What a chain of items has accumulated before the present one, of a warp's rows. Touched at the ends of items only,
 /// hence kept in local memory: the address is hidden from the compiler.
-template <int32_t DimV>
+template <int32_t DimV, int32_t Rows>
 struct RunningState {
-  LaneComponents<DimV> values[kMaxRows / kResultRows];
-  float max[kMaxRows / kResultRows];
-  float sum[kMaxRows / kResultRows];
+  LaneComponents<DimV> values[Rows];
+  float max[Rows];
+  float sum[Rows];
 };
-template <int32_t DimV>
-__device__ __forceinline__ RunningState<DimV>& hidden(RunningState<DimV>& state) {
-  RunningState<DimV>* address = &state;
+template <typename Running>
+__device__ __forceinline__ Running& hidden(Running& state) {
+  Running* address = &state;
   asm volatile("" : "+l"(address)::"memory");
   return *address;
 }
@@ -60,18 +60,18 @@ __device__ __forceinline__ void write_two(const AttentionParams& params, int64_t
   }
 }
 
-/// By a warp: ends row `row` of the item, whose states' values stand in `results` [kMathWarps][kResultRows][stride].
-template <int32_t DimV, typename State>
+/// By a warp: ends row `row` of the item, whose states' values stand in `results` [math_warps][kResultRows][stride].
+template <int32_t DimV, typename State, typename Running>
 __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, const State& state,
                                                 const ItemContext& context, const float* results, int32_t row,
-                                                int32_t lane, RunningState<DimV>& running) {
+                                                int32_t lane, Running& running) {
   using Components = LaneComponents<DimV>;
   constexpr int32_t kStride = result_stride({DimV, DimV});
   const planner::WorkItem& item = context.item;
   const int32_t place = row % kResultRows;
-  const int32_t part = row / kResultRows;
-  const float top = lane < kMathWarps ? state.top[lane][place] : -INFINITY;
-  const float lane_sum = lane < kMathWarps ? state.sum[lane][place] : 0.0f;
+  const int32_t part = row / State::kWarps;
+  const float top = lane < State::kWarps ? state.top[lane][place] : -INFINITY;
+  const float lane_sum = lane < State::kWarps ? state.sum[lane][place] : 0.0f;
   float max = top;
 #pragma unroll
   for (int32_t step = 1; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, step));
@@ -79,7 +79,7 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
   float sum = 0.0f;
   Components value{};
 #pragma unroll 2
-  for (int32_t w = 0; w < kMathWarps; ++w) {
+  for (int32_t w = 0; w < State::kWarps; ++w) {
     const float factor = __shfl_sync(kAllLanes, mine, w);
     const float other = __shfl_sync(kAllLanes, lane_sum, w);
     if (factor < 0.0f) continue;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
   }
 #pragma unroll
   for (float& x : value.x) x = __fmul_rn(x, context.v_scale[row]);
-  RunningState<DimV>& before = hidden(running);
+  Running& before = hidden(running);
   if ((item.flags & planner::kStart) == 0) {
     const Fold factors = fold_factors(before.max[part], before.sum[part], max, sum);
     sum = fold(factors, before.sum[part], sum);

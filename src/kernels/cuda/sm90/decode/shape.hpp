@@ -7,14 +7,8 @@
 /// Sizes of the kernel's parts and where things stand in shared memory. Plain integers, for host and device.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-constexpr int32_t kMathWarps = 8;
-constexpr int32_t kMathThreads = 32 * kMathWarps;
-constexpr int32_t kThreads = kMathThreads + 32;  ///< and the scheduler's warp
-constexpr int32_t kTileTokens = 16;              ///< tokens that a warp takes at a time
-/// Of the planner's tiles, between which work is cut: each warp has one of the kernel's in it.
-constexpr int32_t kTokens = kMathWarps * kTileTokens;
-/// Packed rows of an item: the sums of twice as many do not fit the 168 registers that each of nine warps may have.
-constexpr int32_t kMaxRows = 16;
+constexpr int32_t kTileTokens = 16;  ///< tokens that a warp takes at a time
+constexpr int32_t kMaxRows = 32;     ///< most packed rows of an item, see max_rows
 constexpr int32_t kEntries = 2;      ///< of the queue between the scheduler and the math warps
 constexpr int32_t kEntryTiles = 64;  ///< most tiles of an entry
 constexpr int32_t kPiece = 8;        ///< elements of 16 bytes
@@ -32,6 +26,33 @@ struct HeadDims {
   int32_t bytes = 2;
 };
 
+/// Warps that compute. Tiles of head_dim 256 are so large that shared memory has room for two of each of four only.
+constexpr int32_t math_warps(const HeadDims& dims) {
+  return dims.qk > 192 ? 4 : 8;
+}
+constexpr int32_t math_threads(const HeadDims& dims) {
+  return 32 * math_warps(dims);
+}
+/// Whether math warps take registers over from the scheduler's group of four warps, three of which only make it whole.
+/// Four math warps and a scheduler's have more without.
+constexpr bool moves_registers(const HeadDims& dims) {
+  return math_warps(dims) == 8;
+}
+constexpr int32_t threads(const HeadDims& dims) {
+  return math_threads(dims) + (moves_registers(dims) ? 128 : 32);
+}
+/// Registers of a thread of each kind then: 2 * 216 + 72 is what three groups have at a launch.
+constexpr int32_t kMathRegisters = 216;
+constexpr int32_t kSchedulerRegisters = 72;
+/// Packed rows of an item: as many as have room for their sums in registers and for their queries in shared memory.
+constexpr int32_t max_rows(const HeadDims& dims) {
+  return dims.qk > 128 ? 16 : 32;
+}
+/// Tokens of the planner's tiles, between which work is cut: each math warp has one of the kernel's in it.
+constexpr int32_t plan_tokens(const HeadDims& dims) {
+  return math_warps(dims) * kTileTokens;
+}
+
 /// Bytes of a tile of keys or of values.
 constexpr int32_t half_bytes(int32_t dim, int32_t bytes) {
   return bytes * kTileTokens * dim;
@@ -39,9 +60,9 @@ constexpr int32_t half_bytes(int32_t dim, int32_t bytes) {
 constexpr int32_t stage_bytes(const HeadDims& dims) {
   return half_bytes(dims.qk, dims.bytes) + half_bytes(dims.v, dims.bytes);
 }
-/// Tiles that a warp has under way or in use: 16 KiB of them, 128 KiB a thread block, but at least two.
+/// Tiles that a warp has under way or in use: 128 KiB of them a thread block, but at least two.
 constexpr int32_t stages(const HeadDims& dims) {
-  const int32_t fit = 16 * 1024 / stage_bytes(dims);
+  const int32_t fit = 128 * 1024 / math_warps(dims) / stage_bytes(dims);
   return fit < 2 ? 2 : fit;
 }
 
@@ -76,18 +97,18 @@ constexpr int32_t kResultRows = 8;  ///< of each warp: joined so many rows at a 
 
 /// Byte offsets of shared memory's parts, from an address that is a multiple of 1024.
 struct SharedLayout {
-  int32_t ring;     ///< [kMathWarps][stages][stage_bytes]
-  int32_t results;  ///< [kMathWarps][kResultRows][result_stride] float
-  int32_t queries;  ///< [kEntries][kMaxRows][query_stride]
+  int32_t ring;     ///< [math_warps][stages][stage_bytes]
+  int32_t results;  ///< [math_warps][kResultRows][result_stride] float
+  int32_t queries;  ///< [kEntries][max_rows][query_stride]
   int32_t places;   ///< [kEntries][kEntryTiles * kTileTokens] TokenPlace
   int32_t rest;     ///< struct SharedState
 };
 constexpr SharedLayout shared_layout(const HeadDims& dims) {
   SharedLayout layout{};
   layout.ring = 0;
-  layout.results = kMathWarps * stages(dims) * stage_bytes(dims);
-  layout.queries = layout.results + 4 * kMathWarps * kResultRows * result_stride(dims);
-  layout.places = layout.queries + kEntries * kMaxRows * query_stride(dims);
+  layout.results = math_warps(dims) * stages(dims) * stage_bytes(dims);
+  layout.queries = layout.results + 4 * math_warps(dims) * kResultRows * result_stride(dims);
+  layout.places = layout.queries + kEntries * max_rows(dims) * query_stride(dims);
   layout.rest = layout.places + kEntries * kEntryTiles * kTileTokens * 8;
   return layout;
 }

@@ -49,7 +49,7 @@ enum EntryFlags : uint32_t {
   kAllDone = 1u << 1,   ///< no entry: the thread block's work is done
 };
 
-/// Some tiles of an item: one step of the queue. Tile t is math warp t % kMathWarps's.
+/// Some tiles of an item: one step of the queue. Tile t is math warp t % math_warps's.
 struct Entry {
   int32_t context;    ///< index of the item's context and queries
   int32_t first;      ///< local token of tile 0
@@ -59,15 +59,16 @@ struct Entry {
 
 /// Shared memory's part of fixed size. A context is in use until the item's last entry is returned; two entries can be
 /// under way, and the second item after one in use cannot begin before that one's last entry has come back.
-template <int32_t Stages>
+template <int32_t Warps, int32_t Stages>
 struct SharedState {
+  static constexpr int32_t kWarps = Warps;
   ItemContext contexts[kEntries];
   Entry entries[kEntries];
-  float top[kMathWarps][kResultRows];
-  float sum[kMathWarps][kResultRows];
-  uint64_t full[kEntries];               ///< phase n: the slot's entry number n is there
-  uint64_t empty[kEntries];              ///< phase n: every math warp has done with it
-  uint64_t arrived[kMathWarps][Stages];  ///< phase n: the stage's tile number n is there
+  float top[Warps][kResultRows];
+  float sum[Warps][kResultRows];
+  uint64_t full[kEntries];          ///< phase n: the slot's entry number n is there
+  uint64_t empty[kEntries];         ///< phase n: every thread of the math warps has done with it
+  uint64_t arrived[Warps][Stages];  ///< phase n: the stage's tile number n is there
 };
 
 /// Arrivals of a phase of `full` and `arrived`: two of every lane, one of them when its copies are through.
@@ -91,7 +92,7 @@ __device__ __forceinline__ bool has_bias(const AttentionParams& params) {
 
 /// Rows in steps of eight that an item is computed with: the columns of one or two products.
 constexpr int32_t column_tiles(int32_t num_rows) {
-  return num_rows <= 8 ? 1 : 2;
+  return num_rows <= 8 ? 1 : num_rows <= 16 ? 2 : 4;
 }
 static_assert(column_tiles(kMaxRows) * 8 == kMaxRows);
 

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/sm90/decode/math_warp.cuh"
 #include "kernels/cuda/sm90/decode/scheduler.cuh"
+#include "ptx/registers.cuh"
 
 /// One thread block a multiprocessor: its last warp schedules, the others compute.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -10,23 +11,23 @@ namespace folio::inline v0::kernels::cuda::sm90 {
 template <int32_t DimQk, int32_t DimV, Codes kCodes>
 constexpr int32_t shared_bytes() {
   constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
-  return 1024 + shared_layout(kDims).rest + static_cast<int32_t>(sizeof(SharedState<stages(kDims)>));
+  return 1024 + shared_layout(kDims).rest + static_cast<int32_t>(sizeof(SharedState<math_warps(kDims), stages(kDims)>));
 }
 
 /// What each thread does. `memory`: shared, from a multiple of 1024 on.
 template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
 __device__ __forceinline__ void run_thread_block(const DecodeParams& params, unsigned char* memory) {
   constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
-  using State = SharedState<stages(kDims)>;
+  using State = SharedState<math_warps(kDims), stages(kDims)>;
   static_assert(shared_layout(kDims).rest % alignof(State) == 0);
   static_assert(DimQk % 16 == 0 && DimV % 16 == 0 && (kCodes == Codes::kNone || (DimQk % 64 == 0 && DimV % 64 == 0)));
   State& state = *reinterpret_cast<State*>(memory + shared_layout(kDims).rest);
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kEntries; ++i) {
       ptx::init_barrier(ptx::shared_address(&state.full[i]), kLaneArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.empty[i]), kMathWarps);
+      ptx::init_barrier(ptx::shared_address(&state.empty[i]), math_threads(kDims));
     }
-    for (int32_t i = 0; i < kMathWarps * stages(kDims); ++i) {
+    for (int32_t i = 0; i < math_warps(kDims) * stages(kDims); ++i) {
       ptx::init_barrier(ptx::shared_address(&state.arrived[0][0] + i), kLaneArrivals);
     }
     ptx::publish_barriers();
@@ -39,9 +40,12 @@ __device__ __forceinline__ void run_thread_block(const DecodeParams& params, uns
     }
   }
   __syncthreads();
-  if (threadIdx.x >= kMathThreads) {
+  if (threadIdx.x >= math_threads(kDims)) {
+    if constexpr (moves_registers(kDims)) ptx::lower_registers<kSchedulerRegisters>();
+    if (threadIdx.x >= math_threads(kDims) + 32) return;
     Scheduler<T, DimQk, DimV, kCodes>(params, memory, state).run();
   } else {
+    if constexpr (moves_registers(kDims)) ptx::raise_registers<kMathRegisters>();
     MathWarp<T, DimQk, DimV, kCodes>(params, memory, state).run();
   }
 }

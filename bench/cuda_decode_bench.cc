@@ -1,0 +1,263 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda_timing.hpp"
+#include "folio/folio.hpp"
+#include "page_read.hpp"
+
+/// Decode and verify of one layer on a GPU, beside a read of the same pages by the copy engine: each in a CUDA graph,
+/// one after the other, over several page tables in turn that together exceed the second-level cache; medians. Needs a
+/// GPU of compute capability 9.0.
+///   folio_cuda_decode_bench [KERNEL [LABEL [ROUNDS]]]: of all rows, those whose label contains LABEL
+namespace {
+
+using namespace folio;  // NOLINT(google-build-using-namespace): a program, not a header
+using bench::check;
+using bench::DeviceBytes;
+
+struct Row {
+  std::string name;
+  std::vector<int32_t> kv_len;
+  int32_t q_heads = 32;
+  int32_t kv_heads = 8;
+  int32_t head_dim = 128;
+  int32_t page_size = 16;
+  int32_t q_len = 1;
+  DType kv = DType::kBFloat16;
+  bool hnd = false;
+  bool device_plan = false;  ///< the graph plans, too, from lengths on the GPU
+};
+
+/// A graph of one call.
+class Graph {
+ public:
+  Graph(cudaStream_t stream, const std::function<void()>& call) {
+    call();  // what happens once, happens outside of the graph
+    check(cudaStreamSynchronize(stream));
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    call();
+    check(cudaStreamEndCapture(stream, &graph));
+    check(cudaGraphInstantiate(&executable_, graph, 0));
+    check(cudaGraphDestroy(graph));
+  }
+  ~Graph() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(executable_, stream)); }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+double median(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+void measure(const Row& row, const std::string& kernel, cudaStream_t native, int rounds) {
+  const auto num_requests = static_cast<int32_t>(row.kv_len.size());
+  const int32_t num_tokens = num_requests * row.q_len;
+  const int32_t longest = *std::max_element(row.kv_len.begin(), row.kv_len.end());
+  AttentionConfig config;
+  config.num_q_heads = row.q_heads;
+  config.num_kv_heads = row.kv_heads;
+  config.head_dim_qk = config.head_dim_v = row.head_dim;
+  config.page_size = row.page_size;
+  config.kv = row.kv;
+  PrepareOptions options;
+  options.force_kernel = kernel;
+  if (row.device_plan) options.bounds = GraphBounds{num_requests, num_tokens, row.q_len, longest, 0};
+  const AttentionOp op = prepare(Context::cuda(0), config, options);
+  PlanBuffer buffer = make_plan_buffer(op);
+  const Stream stream{native};
+
+  std::vector<int32_t> cu_q{0}, indptr{0};
+  double keys = 0.0;
+  for (const int32_t length : row.kv_len) {
+    cu_q.push_back(cu_q.back() + row.q_len);
+    indptr.push_back(indptr.back() + (length + row.page_size - 1) / row.page_size);
+    keys += length;
+  }
+  const auto element = static_cast<size_t>(size_of(row.kv));
+  const size_t page_bytes = element * static_cast<size_t>(row.page_size * row.kv_heads * row.head_dim);
+  const size_t set_bytes = 2 * page_bytes * static_cast<size_t>(indptr.back());
+  const int32_t sets = std::clamp(static_cast<int32_t>((size_t{320} << 20) / set_bytes), 2, 16);
+  std::vector<int32_t> pages(static_cast<size_t>(sets) * static_cast<size_t>(indptr.back()));
+  for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int32_t>(i);
+  std::mt19937 random(7);
+  std::shuffle(pages.begin(), pages.end(), random);
+  const DeviceBytes device_cu_q(cu_q), device_kv_len(row.kv_len), device_indptr(indptr), device_pages(pages);
+  const KvCacheShape cache{.num_pages = static_cast<int64_t>(pages.size()),
+                           .page_size = row.page_size,
+                           .num_kv_heads = row.kv_heads,
+                           .head_dim_qk = row.head_dim,
+                           .head_dim_v = row.head_dim,
+                           .dtype = row.kv};
+  const size_t pool = page_bytes * pages.size();
+  const DeviceBytes k(pool), v(pool), counters(8);
+  const size_t elements = static_cast<size_t>(num_tokens * row.q_heads * row.head_dim);
+  const DeviceBytes q(2 * elements), out(2 * elements);
+  folio_bench::fill_normal(q.as(), elements, 1, native);
+  for (const DeviceBytes* half : {&k, &v}) {
+    const uint32_t seed = half == &k ? 2 : 3;
+    if (element == 2) {
+      folio_bench::fill_normal(half->as(), pool / 2, seed, native);
+    } else {
+      folio_bench::fill_codes(half->as(), pool, seed, native);
+    }
+  }
+
+  KvSegment lengths;
+  lengths.kv_len = row.device_plan ? device_kv_len.as<int32_t>() : row.kv_len.data();
+  BatchView batch;
+  batch.where = row.device_plan ? Where::kDevice : Where::kHost;
+  batch.num_requests = num_requests;
+  batch.num_tokens = num_tokens;
+  batch.max_q_len = row.q_len;
+  batch.max_kv_len = longest;
+  batch.cu_q = row.device_plan ? device_cu_q.as<int32_t>() : cu_q.data();
+  batch.segments = {&lengths, 1};
+  SegmentArgs segment;
+  segment.cache = row.hnd ? make_hnd_view(cache, k.as(), v.as()) : make_nhd_view(cache, k.as(), v.as());
+  AttentionArgs args;
+  args.q = ConstTensorView(q.as(), DType::kBFloat16, {num_tokens, row.q_heads, row.head_dim});
+  args.out = TensorView(out.as(), DType::kBFloat16, {num_tokens, row.q_heads, row.head_dim});
+  args.segments = {&segment, 1};
+  AttentionPlan plan = folio::plan(op, batch, buffer, stream);
+  std::string split;
+  if (!row.device_plan) {
+    const PlanSummary of = summary(plan);
+    split = std::to_string(of.num_items) + " items, " + std::to_string(of.num_partial_rows) + " partial rows";
+  }
+  const size_t bytes = std::max(workspace_size(op), workspace_size(plan));
+  const DeviceBytes workspace(bytes);
+  init_workspace(op, {workspace.as(), bytes}, stream);
+  check(cudaStreamSynchronize(native));
+
+  std::vector<std::unique_ptr<Graph>> attention;
+  std::vector<std::unique_ptr<Graph>> read;
+  for (int32_t set = 0; set < sets; ++set) {
+    const int32_t* const table = device_pages.as<int32_t>() + int64_t{set} * indptr.back();
+    segment.table = {.kind = PageTableKind::kCsr,
+                     .indices = table,
+                     .num_indices = indptr.back(),
+                     .indptr = device_indptr.as<int32_t>(),
+                     .row_stride = 0,
+                     .first_column = 0,
+                     .num_rows = num_requests};
+    attention.push_back(std::make_unique<Graph>(native, [&] {
+      if (row.device_plan) plan = folio::plan(op, batch, buffer, stream);
+      run(plan, args, {workspace.as(), bytes}, stream);
+    }));
+    read.push_back(std::make_unique<Graph>(native, [&] {
+      folio_bench::bulk_read_pages(k.as(), v.as(), page_bytes, table, indptr.back(), counters.as<uint32_t>(), native);
+    }));
+  }
+  std::vector<double> attention_times, read_times;
+  int32_t turn = 0;
+  for (int round = 0; round < rounds + 2; ++round) {  // two to warm up
+    for (const bool reads : {false, true}) {
+      const auto& graphs = reads ? read : attention;
+      const auto set = static_cast<size_t>(turn++ % sets);
+      const double time = bench::round_times(native, 0, 1, [&] { graphs[set]->launch(native); })[0];
+      if (round >= 2) (reads ? read_times : attention_times).push_back(time);
+    }
+    ++turn;  // so that both go through all sets
+  }
+  const double time = median(attention_times);
+  const double read_time = median(read_times);
+  const double moved =
+      2.0 * keys * row.kv_heads * row.head_dim * static_cast<double>(element) + 4.0 * static_cast<double>(elements);
+  std::printf("%-24s %-16s %8.2f us %6.0f GB/s  read %8.2f us %6.0f GB/s  ratio %.3f  %s\n", row.name.c_str(),
+              op.kernel_name().c_str(), time, moved / time / 1e3, read_time,
+              static_cast<double>(set_bytes) / read_time / 1e3, read_time / time, split.c_str());
+  std::fflush(stdout);
+}
+
+std::vector<int32_t> log_normal(int32_t requests, double median_length, double sigma) {
+  std::mt19937 random(11);
+  std::lognormal_distribution<double> lengths(std::log(median_length), sigma);
+  std::vector<int32_t> all;
+  for (int32_t i = 0; i < requests; ++i) all.push_back(std::clamp(static_cast<int32_t>(lengths(random)), 16, 65536));
+  return all;
+}
+
+std::vector<Row> rows() {
+  const std::vector<int32_t> many(64, 4096);
+  const std::vector<int32_t> few(8, 32768);
+  std::vector<int32_t> skewed(64, 1024);
+  skewed[20] = 131072;
+  const int32_t skewed_total = 131072 + 63 * 1024;
+  const std::vector<int32_t> mixed = log_normal(256, 2048, 1.0);
+  int64_t mixed_total = 0;
+  for (const int32_t length : mixed) mixed_total += length;
+  std::vector<Row> all{
+      {.name = "64x4096", .kv_len = many},
+      {.name = "8x32768", .kv_len = few},
+      {.name = "1x131072", .kv_len = {131072}},
+      {.name = "skewed", .kv_len = skewed},
+      {.name = "skewed, balanced", .kv_len = std::vector<int32_t>(64, skewed_total / 64)},
+      {.name = "log-normal", .kv_len = mixed},
+      {.name = "log-normal, balanced", .kv_len = std::vector<int32_t>(256, static_cast<int32_t>(mixed_total / 256))}};
+  for (const int32_t page : {1, 8, 32, 64}) {
+    all.push_back({.name = "64x4096 page " + std::to_string(page), .kv_len = many, .page_size = page});
+  }
+  all.push_back({.name = "64x4096 HND", .kv_len = many, .hnd = true});
+  all.push_back({.name = "64x4096 page 1 HND", .kv_len = many, .page_size = 1, .hnd = true});
+  for (const int32_t group : {1, 2, 5, 7, 8, 16}) {
+    all.push_back({.name = "64x4096 group " + std::to_string(group), .kv_len = many, .q_heads = 8 * group});
+  }
+  for (const int32_t dim : {64, 96, 256}) {
+    all.push_back({.name = "64x4096 dim " + std::to_string(dim), .kv_len = many, .head_dim = dim});
+  }
+  all.push_back({.name = "64x4096 fp8", .kv_len = many, .kv = DType::kFloat8E4M3});
+  all.push_back({.name = "8x32768 fp8", .kv_len = few, .kv = DType::kFloat8E4M3});
+  all.push_back({.name = "1x131072 fp8", .kv_len = {131072}, .kv = DType::kFloat8E4M3});
+  for (const int32_t tokens : {2, 4, 8}) {
+    all.push_back({.name = "64x4096 verify " + std::to_string(tokens), .kv_len = many, .q_len = tokens});
+  }
+  all.push_back({.name = "64x4096 group 8 verify 4", .kv_len = many, .q_heads = 64, .q_len = 4});
+  for (const bool device : {false, true}) {
+    const std::string suffix = device ? " and plan" : "";
+    all.push_back({.name = "short 1x1024" + suffix, .kv_len = {1024}, .device_plan = device});
+    all.push_back({.name = "short 1x4096" + suffix, .kv_len = {4096}, .device_plan = device});
+    all.push_back({.name = "short 8x1024" + suffix, .kv_len = std::vector<int32_t>(8, 1024), .device_plan = device});
+    all.push_back({.name = "short 8x8192" + suffix, .kv_len = std::vector<int32_t>(8, 8192), .device_plan = device});
+  }
+  all.push_back({.name = "64x4096 and plan", .kv_len = many, .device_plan = true});
+  return all;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const std::string kernel = argc > 1 ? argv[1] : "";
+    const std::string wanted = argc > 2 ? argv[2] : "";
+    const int rounds = argc > 3 ? std::stoi(argv[3]) : 25;
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (const Row& row : rows()) {
+      if (row.name.find(wanted) == std::string::npos) continue;
+      try {
+        measure(row, kernel, stream, rounds);
+      } catch (const Error& error) {
+        std::printf("%-24s %s\n", row.name.c_str(), error.what());
+      }
+    }
+    check(cudaStreamDestroy(stream));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,9 @@
+#include "kernels/cuda/sm90/decode/decode.cuh"
+
+namespace folio::inline v0::kernels::cuda::sm90 {
+
+void launch_float16_256_256(const AttentionParams& params, int32_t num_workers, Stream stream) {
+  launch_class<__half, 256, 256>(params, num_workers, stream);
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm90
