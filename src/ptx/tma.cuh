@@ -21,6 +21,13 @@ __device__ __forceinline__ uint64_t evict_first_policy() {
   return policy;
 }
 
+/// For what many thread blocks read: it leaves the second-level cache last.
+__device__ __forceinline__ uint64_t evict_last_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 /// Begins, by one thread, the copy of the box at five coordinates, innermost first, to `shared` (aligned to 1024 where
 /// the map exchanges pieces). Its bytes, zeros included, count at `barrier`.
 __device__ __forceinline__ void copy_box_5d(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t c0,

@@ -108,7 +108,7 @@ TEST_P(Conformance, RandomCases) {
 
 // ctest gives tests of one name one set of labels: names differ by program.
 #if defined(FOLIO_EMULATED_GPU)
-constexpr const char* kProgram = "sm90_emulated";
+constexpr const char* kProgram = FOLIO_EMULATED_GPU;
 #elif defined(FOLIO_CUDA_CONFORMANCE)
 constexpr const char* kProgram = "cuda";
 #elif defined(FOLIO_EMULATED_CONFORMANCE)

@@ -5,18 +5,16 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/common/merge.hpp"
+#include <array>
+
+#include "emulated_kernels.hpp"
+#include "kernels/cuda/sm90/decode/decode_kernel.hpp"
 #include "kernels/cuda/sm90/decode/launch.hpp"
-#include "kernels/cuda/sm90/decode/tensor_map_encoder.hpp"
 #include "kernels/cuda/sm90/decode/thread_block.cuh"
 
-/// "cuda-sm90-decode" on the host: the launches of its .cu files, and the merge kernel's, run by the emulator.
+/// "cuda-sm90-decode" on the host: the launches of its .cu files, run by the emulator.
 namespace folio::inline v0::kernels::cuda {
 namespace sm90 {
-
-TensorMapEncoder tensor_map_encoder() {
-  return emulation::encode_map;
-}
 
 namespace {
 
@@ -83,31 +81,9 @@ void launch_e5m2_256_256(const AttentionParams& params, int32_t num_workers, Str
 
 }  // namespace sm90
 
-void launch_merge(const AttentionParams& params, int32_t, Stream, bool) {
-  const planner::PlanView& plan = params.plan->view;
-  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  for (int32_t m = 0; m < plan.num_merges; ++m) {
-    const planner::MergeItem& item = plan.merges[m];
-    for (int32_t row = item.row_begin; row < item.row_end; ++row) {
-      for (int32_t d = 0; d < params.head_dim_v; ++d) {
-        float max = -INFINITY;
-        float sum = 0.0f;
-        float acc = 0.0f;
-        for (int32_t s = item.source_begin; s < item.source_end; ++s) {
-          const int32_t partial = plan.merge_sources[s] + row - item.row_begin;
-          const float other = params.partial_acc[int64_t{partial} * params.head_dim_v + d];
-          const Fold f = fold_factors(max, sum, params.partial_max[partial], params.partial_sum[partial]);
-          sum = fold(f, sum, params.partial_sum[partial]);
-          max = f.max;
-          acc = fold(f, acc, other);
-        }
-        const int32_t q_head = item.kv_head * group_size + row % group_size;
-        const RowEnd end = end_row(params, q_head, max, sum);
-        write_out(params, row / group_size, q_head, d, acc, end);
-        if (d == 0) write_lse(params, row / group_size, q_head, end);
-      }
-    }
-  }
+std::span<const AttentionKernel* const> emulated_kernels() {
+  static constexpr std::array<const AttentionKernel*, 1> kAll{&sm90::kSm90DecodeKernel};
+  return kAll;
 }
 
 }  // namespace folio::inline v0::kernels::cuda

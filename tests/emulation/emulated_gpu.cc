@@ -1,11 +1,10 @@
-#include <array>
 #include <cstring>
 
 #include "attention/gpu_backend.hpp"
 #include "core/error.hpp"
-#include "kernels/cuda/sm90/decode/decode_kernel.hpp"
+#include "emulated_kernels.hpp"
 
-// A GPU of compute capability 9.0 and three multiprocessors in software, for attention with cuda-sm90-decode: the
+// A GPU of compute capability 9.0 and three multiprocessors in software, for attention with a kernel of Hopper: the
 // kernel's device code through the whole API, where there is no GPU.
 namespace folio::inline v0::attention {
 namespace {
@@ -36,10 +35,7 @@ class EmulatedGpu final : public GpuBackend {
  public:
   int32_t num_sms() const override { return 3; }
   int32_t compute_capability() const override { return 90; }
-  std::span<const cuda::AttentionKernel* const> kernels() const override {
-    static constexpr std::array<const cuda::AttentionKernel*, 1> kAll{&cuda::sm90::kSm90DecodeKernel};
-    return kAll;
-  }
+  std::span<const cuda::AttentionKernel* const> kernels() const override { return cuda::emulated_kernels(); }
   std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config) const override {
     return std::make_unique<EmulatedPlanMemory>(config);
   }

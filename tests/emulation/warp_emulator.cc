@@ -319,6 +319,10 @@ void arrive_after_copies(uint32_t barrier) {
   }
 }
 
+void finish_copies() {
+  complete_some(grid->current);
+}
+
 CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* dims,
                     const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps,
                     CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,

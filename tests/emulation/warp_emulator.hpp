@@ -53,6 +53,7 @@ bool has_ended(uint32_t barrier, uint32_t parity);
 /// Asynchronous copies of the running thread: at once or later, but before those that arrive_after_copies counts.
 void copy_later(void* to, const void* from, int32_t bytes, int32_t zeros);
 void arrive_after_copies(uint32_t barrier);
+void finish_copies();
 
 /// A tensor map as encode_map leaves it in a CUtensorMap.
 struct TensorMap {

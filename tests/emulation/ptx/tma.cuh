@@ -9,6 +9,9 @@ inline void prefetch_map(const CUtensorMap*) {}
 inline uint64_t evict_first_policy() {
   return 0;
 }
+inline uint64_t evict_last_policy() {
+  return 0;
+}
 inline void copy_box_5d(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t c0, int32_t c1, int32_t c2,
                         int32_t c3, int32_t c4, uint64_t) {
   emulation::copy_box(shared, map, barrier, {c0, c1, c2, c3, c4});

@@ -1,0 +1,218 @@
+#pragma once
+
+#include "kernels/cuda/sm90/prefill/row_end.cuh"
+#include "kernels/cuda/sm90/prefill/scores.cuh"
+
+/// A math warpgroup: 64 of an item's rows against all its tiles, from the last to the first. Weights stay in registers;
+/// the product with a tile's values runs while the next tile's scores become weights.
+namespace folio::inline v0::kernels::cuda::sm90::prefill {
+
+/// `General`: there is a soft cap, ALiBi or a custom mask.
+template <typename T, int32_t DimQk, int32_t DimV, bool General>
+class MathGroup {
+  static constexpr HeadDims kDims{DimQk, DimV};
+  static constexpr SharedLayout kLayout = shared_layout(kDims);
+  static constexpr int32_t kScores = kTokens / 2;  ///< of a lane
+  static constexpr int32_t kValues = DimV / 2;
+
+ public:
+  __device__ __forceinline__ MathGroup(const PrefillParams& params, unsigned char* memory, SharedState& state)
+      : params_(params),
+        state_(state),
+        group_(static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1),
+        ring_(ptx::shared_address(memory)),
+        queries_(ring_ + static_cast<uint32_t>(kLayout.queries + group_ * query_bytes(DimQk))),
+        full_(ptx::shared_address(state.full)),
+        empty_(ptx::shared_address(state.empty)),
+        lane_(static_cast<int32_t>(threadIdx.x) % 32),
+        first_row_(group_ * kGroupRows + static_cast<int32_t>(threadIdx.x) % kGroupThreads / 32 * 16 + lane_ / 4) {}
+
+  __device__ __forceinline__ void run() {
+    RunningState<kValues> running;
+    for (int32_t number = 0;; ++number) {
+      const int32_t slot = number % kItems;
+      ptx::wait(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
+      const ItemContext& context = state_.contexts[slot];
+      if (context.all_done) return;
+      const RowInfo& rows = state_.rows[slot];
+      const uint32_t queries = queries_ + static_cast<uint32_t>(slot * kMathGroups * query_bytes(DimQk));
+      begin_item(context, rows);
+      if (context.num_tiles > 0) accumulate(context, rows, queries);
+      end_item<T, DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
+      __syncwarp();
+      if (lane_ == 0) ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void begin_item(const ItemContext& context, const RowInfo& rows) {
+    ptx::order_before_products();  // the queries were copied by threads
+    turned_ = false;
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      state_row_.top[h] = -INFINITY;
+      state_row_.sum[h] = 0.0f;
+      state_row_.scale[h] = 1.0f;
+      const int32_t row = first_row_ + 8 * h;
+      if (General || row >= context.num_rows) continue;
+      const float scale = rows.scale[row];
+      turned_ = turned_ || !(scale > 0.0f);
+      state_row_.scale[h] = fabsf(scale) > 0.0f ? fabsf(scale) : 1.0f;
+    }
+    turned_ = __any_sync(kAllLanes, turned_);
+#pragma unroll
+    for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
+  }
+
+  __device__ __forceinline__ void accumulate(const ItemContext& context, const RowInfo& rows, uint32_t queries) {
+    const uint64_t q = ptx::describe_tile(queries, 0, kHalfBytes);
+    const bool by_threads = context.by_threads;
+    int32_t first = (context.first_tile + context.num_tiles - 1) * kTokens;
+    float s[kScores];
+    uint32_t p[kScores / 2];
+    float factor[2];
+    uint32_t keys = await_tile(by_threads);
+    multiply_keys(q, keys, s);
+    ptx::wait_products<0>(s);
+    release(keys);
+    to_weights(context, rows, first, s, factor);
+    pack(s, p);
+#pragma unroll 1
+    for (int32_t left = context.num_tiles - 1; left > 0; --left) {
+      const bool edge = is_edge(context, first);
+      first -= kTokens;
+      keys = await_tile(by_threads);
+      uint32_t values = keys;
+      if (edge) set_special_apart(rows, first + kTokens);
+      multiply_keys(q, keys, s);
+      values = await_tile(by_threads);
+      multiply_values(values, p);
+      ptx::wait_products<1>(s);
+      release(keys);
+      to_weights(context, rows, first, s, factor);
+      ptx::wait_products<0>(o_);
+      release(values);
+      pack(s, p);
+#pragma unroll
+      for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+    }
+    if (is_edge(context, first)) set_special_apart(rows, first);
+    const uint32_t values = await_tile(by_threads);
+    multiply_values(values, p);
+    ptx::wait_products<0>(o_);
+    release(values);
+  }
+
+  __device__ __forceinline__ static bool is_edge(const ItemContext& context, int32_t first) {
+    return (General && context.custom) || needs_mask(context.sight, first);
+  }
+
+  /// Number in the ring of the next tile, which is there then.
+  __device__ __forceinline__ uint32_t await_tile(bool by_threads) {
+    const uint32_t stage = stage_;
+    ptx::wait(full_ + 8 * stage, parity_);
+    if (by_threads) ptx::order_before_products();
+    if (++stage_ == kStages) {
+      stage_ = 0;
+      parity_ ^= 1;
+    }
+    return stage;
+  }
+  /// This warp has done with the tile.
+  __device__ __forceinline__ void release(uint32_t stage) const {
+    if (lane_ == 0) ptx::arrive(empty_ + 8 * stage);
+  }
+
+  __device__ __forceinline__ uint32_t tile_address(uint32_t stage) const {
+    return ring_ + stage * static_cast<uint32_t>(stage_bytes(kDims));
+  }
+
+  /// Begins the product of the queries with a tile of keys.
+  __device__ __forceinline__ void multiply_keys(uint64_t q, uint32_t stage, float (&s)[kScores]) const {
+    const uint64_t k = ptx::describe_tile(tile_address(stage), 0, eight_bytes(DimQk));
+    ptx::begin_products();
+    ptx::multiply_tiles<T, ptx::Sum::kNew>(s, q, k);
+#pragma unroll
+    for (uint32_t step = 1; step < DimQk / 16; ++step) {
+      ptx::multiply_tiles<T, ptx::Sum::kAdd>(s, ptx::advance(q, step / 4 * kQueryHalfBytes + step % 4 * 32),
+                                             ptx::advance(k, step / 4 * kHalfBytes + step % 4 * 32));
+    }
+    ptx::end_group();
+  }
+
+  /// Begins the product of weights with a tile of values.
+  __device__ __forceinline__ void multiply_values(uint32_t stage, const uint32_t (&p)[kScores / 2]) {
+    const uint64_t v = ptx::describe_tile(tile_address(stage), kHalfBytes, eight_bytes(DimV));
+    ptx::begin_products();
+#pragma unroll
+    for (uint32_t step = 0; step < kTokens / 16; ++step) {
+      const uint32_t a[4] = {p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3]};
+      ptx::multiply_rows<T>(o_, a, ptx::advance(v, step * 2 * eight_bytes(DimV)));
+    }
+    ptx::end_group();
+  }
+
+  /// Scores of the tile that begins at `first` become weights.
+  __device__ __forceinline__ void to_weights(const ItemContext& context, const RowInfo& rows, int32_t first,
+                                             float (&s)[kScores], float (&factor)[2]) {
+    const int32_t column = first + 2 * (lane_ % 4);
+    if constexpr (General) {
+      to_general_logits(params_.attention, context, rows, first_row_, column, s);
+    } else if (turned_) {
+      turn(rows, s);
+    }
+    if (needs_mask(context.sight, first)) mask_scores(rows, first_row_, column, s);
+    take_in<T>(state_row_, s, factor);
+  }
+
+  /// Rows whose scale is negative: scores change their sign; is 0 or NaN: they are scaled here.
+  __device__ __forceinline__ void turn(const RowInfo& rows, float (&s)[kScores]) const {
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      const float scale = rows.scale[first_row_ + 8 * h];
+      const float by = scale > 0.0f ? 1.0f : (scale < 0.0f ? -1.0f : scale);
+#pragma unroll
+      for (int32_t i = 0; i < kScores; i += 4) {
+        s[i + 2 * h] = __fmul_rn(s[i + 2 * h], by);
+        s[i + 2 * h + 1] = __fmul_rn(s[i + 2 * h + 1], by);
+      }
+    }
+  }
+
+  /// Weights as the product with values wants them.
+  __device__ __forceinline__ static void pack(const float (&s)[kScores], uint32_t (&p)[kScores / 2]) {
+#pragma unroll
+    for (int32_t i = 0; i < kScores / 2; ++i) p[i] = ptx::pack_two<T>(s[2 * i], s[2 * i + 1]);
+  }
+
+  /// Before the values of the tile that begins at `first`, the next of the ring, are multiplied.
+  __device__ __forceinline__ void set_special_apart(const RowInfo& rows, int32_t first) {
+    ptx::wait(full_ + 8 * stage_, parity_);
+    const auto* const flags = reinterpret_cast<const uint32_t*>(state_.special[stage_]);
+    if (*flags == 0) return;
+    const uint32_t tile = tile_address(stage_);
+    add_special<T, DimV>(params_.attention, rows, tile, first, first_row_, o_);
+    ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
+    clear_special<T, DimV>(tile, static_cast<int32_t>(threadIdx.x) - kGroupThreads);
+    ptx::order_before_products();
+    ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
+    ptx::order_before_products();
+  }
+
+  const PrefillParams& params_;
+  SharedState& state_;
+  const int32_t group_;
+  const uint32_t ring_;
+  const uint32_t queries_;  ///< of the group, of the first slot
+  const uint32_t full_;
+  const uint32_t empty_;
+  const int32_t lane_;
+  const int32_t first_row_;  ///< of the lane; the other is 8 further
+  uint32_t stage_ = 0;       ///< of the next tile
+  uint32_t parity_ = 0;
+  bool turned_ = false;  ///< some row of the warp has a scale that is not positive
+  RowState state_row_;
+  float o_[kValues];
+};
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/attention_kernel.hpp"
+#include "kernels/cuda/sm90/prefill/shape.hpp"
+
+namespace folio::inline v0::kernels::cuda::sm90::prefill {
+
+/// How a segment's keys and values come to shared memory.
+struct SegmentCopy {
+  int32_t box;       ///< tokens of a box; 0: copied by threads, and the maps are not to be used
+  int32_t k_eights;  ///< from page to page, in steps of eight tokens
+  int32_t v_eights;
+  bool direct;  ///< copies by threads: pieces of 16 bytes may be copied as they are
+};
+
+/// What the kernel is launched with: tensor maps stand in the parameters, so that a captured graph holds them.
+struct PrefillParams {
+  struct Maps {
+    CUtensorMap k;
+    CUtensorMap v;
+  };
+  Maps maps[kMaxSegments];
+  AttentionParams attention;
+  SegmentCopy copies[kMaxSegments];
+  bool out_wide;  ///< every row of an output of 16 bits begins at a multiple of 16 bytes
+};
+static_assert(sizeof(PrefillParams) <= 4096, "what a kernel's parameters may have");
+
+/// Fills `maps`, `copies` and `out_wide`.
+void describe(PrefillParams& params, const HeadDims& dims);
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::prefill

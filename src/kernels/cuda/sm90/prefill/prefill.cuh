@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+#include "core/error.hpp"
+#include "kernels/cuda/sm90/prefill/launch.hpp"
+#include "kernels/cuda/sm90/prefill/thread_block.cuh"
+#include "ptx/grid_dependency.cuh"
+
+/// The kernel and its launch.
+namespace folio::inline v0::kernels::cuda::sm90::prefill {
+
+template <typename T, int32_t DimQk, int32_t DimV, bool General>
+__global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillParams params) {
+  static_assert(shared_bytes<DimQk, DimV>() <= kSharedLimit);
+  extern __shared__ __align__(16) unsigned char raw[];
+  ptx::let_next_kernel_begin();
+  run_thread_block<T, DimQk, DimV, General>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
+}
+
+/// Enqueues a kernel. `Kernel` is a parameter of the template, so that each has its mark.
+template <auto Kernel>
+void launch_kernel(const PrefillParams& params, int32_t num_workers, int32_t bytes, Stream stream) {
+  static std::atomic<uint64_t> allowed{0};  // a bit for each of the first 64 devices
+  int device = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (status == cudaSuccess && (allowed.load(std::memory_order_relaxed) & bit) == 0) {
+    status = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
+  }
+  if (status == cudaSuccess) {
+    Kernel<<<num_workers, kThreads, bytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
+    status = cudaGetLastError();
+  }
+  if (status != cudaSuccess) {
+    core::fail(ErrorCode::kDeviceError, "launching cuda-sm90-prefill: ", cudaGetErrorString(status));
+  }
+}
+
+/// Enqueues the kernel of one element type and head dimensions.
+template <typename T, int32_t DimQk, int32_t DimV>
+void launch_class(const AttentionParams& attention, bool general, int32_t num_workers, Stream stream) {
+  PrefillParams params{};
+  params.attention = attention;
+  describe(params, {DimQk, DimV});
+  constexpr int32_t kBytes = shared_bytes<DimQk, DimV>();
+  if (general) {
+    launch_kernel<prefill_kernel<T, DimQk, DimV, true>>(params, num_workers, kBytes, stream);
+  } else {
+    launch_kernel<prefill_kernel<T, DimQk, DimV, false>>(params, num_workers, kBytes, stream);
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -1,0 +1,82 @@
+#include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
+
+#include "core/error.hpp"
+#include "kernels/cuda/common/merge.hpp"
+#include "kernels/cuda/sm90/prefill/launch.hpp"
+#include "kernels/cuda/sm90/prefill/shape.hpp"
+
+namespace folio::inline v0::kernels::cuda::sm90::prefill {
+namespace {
+
+bool is_16_bit(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+/// The kernels of one pair of head dimensions.
+struct DimsLaunch {
+  int32_t qk;
+  int32_t v;
+  LaunchClass bfloat16;
+  LaunchClass float16;
+};
+constexpr DimsLaunch kDimsLaunches[] = {{128, 128, launch_bfloat16_128_128, launch_float16_128_128}};
+
+const DimsLaunch* find_dims(int32_t qk, int32_t v) {
+  for (const DimsLaunch& dims : kDimsLaunches) {
+    if (dims.qk == qk && dims.v == v) return &dims;
+  }
+  return nullptr;
+}
+
+std::string refusal(const AttentionConfig& config) {
+  if (find_dims(config.head_dim_qk, config.head_dim_v) == nullptr) {
+    return core::message("head_dim_qk is ", config.head_dim_qk, ", head_dim_v ", config.head_dim_v,
+                         "; cuda-sm90-prefill takes 128/128");
+  }
+  if (!is_16_bit(config.q) || config.kv != config.q || config.ragged_kv != config.q) {
+    return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
+                         "; cuda-sm90-prefill takes one of float16 and bfloat16");
+  }
+  if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
+    return core::message("out is ", config.out, "; cuda-sm90-prefill writes float16, bfloat16, float32 and fp8");
+  }
+  if (config.kv_format != KvFormat::kStrided) return "kv_format is kCpuPacked; kernels on a GPU take kStrided";
+  if (config.features.has(Feature::kRopeLlama)) {
+    return "Feature::kRopeLlama is asked for; cuda-sm90-prefill applies no rotary embedding: rotate q and K before the "
+           "call";
+  }
+  return {};
+}
+
+planner::TileShape tile(const AttentionConfig&) {
+  return {.rows = kRows, .kv_tokens = kTokens, .schedule = planner::Schedule::kClaimed};
+}
+
+DType weights(const AttentionConfig& config) {
+  return config.q;
+}
+
+void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  const DimsLaunch& dims = *find_dims(params.head_dim_qk, params.head_dim_v);
+  const bool general =
+      params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
+  const LaunchClass launch_class = shape.q == DType::kFloat16 ? dims.float16 : dims.bfloat16;
+  launch_class(params, general, shape.num_workers, stream);
+  if (shape.merge) launch_merge(params, shape.num_workers, stream, true);
+}
+
+}  // namespace
+
+const AttentionKernel kSm90PrefillKernel{.name = "cuda-sm90-prefill",
+                                         .min_compute_capability = 90,
+                                         .max_compute_capability = 90,
+                                         .refusal = refusal,
+                                         .tile = tile,
+                                         .weights = weights,
+                                         .workers_per_sm = 1,
+                                         .tile_cost = 224,
+                                         .row_cost = 0,
+                                         .start_cost = 560,
+                                         .launch = launch};
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -1,0 +1,189 @@
+#pragma once
+
+#include "kernels/cuda/sm90/prefill/scores.cuh"
+
+/// How a warp's sixteen rows of an item end: sums are joined, folded into the chain's and written.
+namespace folio::inline v0::kernels::cuda::sm90::prefill {
+
+/// What a chain of items has accumulated before the present one, of a lane's rows. Touched at the ends of chained items
+/// only, hence kept in local memory: the address is hidden from the compiler.
+template <int32_t Count>
+struct RunningState {
+  float values[Count];
+  float max[2];
+  float sum[2];
+};
+template <int32_t Count>
+__device__ __forceinline__ RunningState<Count>& hidden(RunningState<Count>& state) {
+  RunningState<Count>* address = &state;
+  asm volatile("" : "+l"(address)::"memory");
+  return *address;
+}
+
+/// Where a warpgroup's results are put together, and what a lane has of them.
+struct ResultPlace {
+  uint32_t shared;  ///< the queries' place, which nothing reads any more
+  int32_t group;
+  int32_t first_row;
+  int32_t lane;
+};
+
+/// Two neighbouring components of a row that ends here.
+__device__ __forceinline__ void write_two(const AttentionParams& params, int64_t at, float x, float y) {
+  if (is_fp8(params.out_dtype)) {
+    auto* const to = static_cast<uint8_t*>(params.out) + at;
+    const float scale = scale_at(params.out_scale, 0, 0);
+    const bool e4m3 = params.out_dtype == DType::kFloat8E4M3;
+    to[0] = e4m3 ? float_to_fp8_e4m3(x / scale) : float_to_fp8_e5m2(x / scale);
+    to[1] = e4m3 ? float_to_fp8_e4m3(y / scale) : float_to_fp8_e5m2(y / scale);
+    return;
+  }
+  if (params.out_dtype == DType::kFloat32) {
+    auto* const to = static_cast<float*>(params.out) + at;
+    if (params.out_pairs) {
+      *reinterpret_cast<float2*>(to) = float2{x, y};
+    } else {
+      to[0] = x;
+      to[1] = y;
+    }
+    return;
+  }
+  auto* const to = static_cast<uint16_t*>(params.out) + at;
+  const uint32_t pair =
+      params.out_dtype == DType::kFloat16 ? ptx::pack_two<__half>(x, y) : ptx::pack_two<__nv_bfloat16>(x, y);
+  to[0] = static_cast<uint16_t>(pair);
+  to[1] = static_cast<uint16_t>(pair >> 16);
+}
+
+__device__ __forceinline__ int64_t out_offset(const AttentionParams& params, const RowInfo& rows, int32_t row) {
+  return rows.token[row] * params.out_token_stride + rows.q_head[row] * params.out_head_stride;
+}
+
+/// Results of the type that products take, through shared memory, so that rows are written in pieces of 16 bytes. A
+/// warp has its own sixteen rows; all of its warpgroup's products with the queries are through.
+template <typename T, int32_t DimV>
+__device__ __forceinline__ void write_pieces(const AttentionParams& params, const ItemContext& context,
+                                             const RowInfo& rows, const float (&o)[DimV / 2], const ResultPlace& place) {
+  constexpr int32_t kPieces = DimV / kPiece;
+  const int32_t in_group = place.first_row % kGroupRows;
+#pragma unroll
+  for (int32_t i = 0; i < DimV / 2; i += 2) {
+    const int32_t row = in_group + i / 2 % 2 * 8;
+    ptx::store_4(place.shared + static_cast<uint32_t>(result_offset(DimV, row, i / 4) + 4 * (place.lane % 4)),
+                 ptx::pack_two<T>(o[i], o[i + 1]));
+  }
+  __syncwarp();
+  const int32_t begin = in_group / 16 * 16;
+#pragma unroll 4
+  for (int32_t i = place.lane; i < 16 * kPieces; i += 32) {
+    const int32_t in_warp = begin + i / kPieces;
+    const int32_t row = place.group * kGroupRows + in_warp;
+    if (row >= context.num_rows) continue;
+    const uint4 piece = ptx::load_16(place.shared + static_cast<uint32_t>(result_offset(DimV, in_warp, i % kPieces)));
+    *reinterpret_cast<uint4*>(static_cast<T*>(params.out) + out_offset(params, rows, row) + i % kPieces * kPiece) = piece;
+  }
+}
+
+template <typename T>
+constexpr DType kDType = DType::kBFloat16;
+template <>
+inline constexpr DType kDType<__half> = DType::kFloat16;
+
+/// The end of an item, by all warps of a warpgroup. `o`: see MathGroup; its values are used up.
+template <typename T, int32_t DimV>
+__device__ __forceinline__ void end_item(const PrefillParams& all, const ItemContext& context, const RowInfo& rows,
+                                         const RowState& state, float (&o)[DimV / 2], const ResultPlace& place,
+                                         RunningState<DimV / 2>& running) {
+  constexpr int32_t kCount = DimV / 2;
+  const AttentionParams& params = all.attention;
+  const planner::WorkItem& item = context.item;
+  float max[2];
+  float sum[2];
+  bool mine[2];  // the row is one of the item's
+#pragma unroll
+  for (int32_t h = 0; h < 2; ++h) {
+    max[h] = state.top[h];
+    sum[h] = __fadd_rn(state.sum[h], __shfl_xor_sync(kAllLanes, state.sum[h], 1));
+    sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(kAllLanes, sum[h], 2));
+    mine[h] = place.first_row + 8 * h < context.num_rows;
+    const float v_scale = mine[h] ? rows.v_scale[place.first_row + 8 * h] : 1.0f;
+#pragma unroll
+    for (int32_t i = 0; i < kCount; i += 4) {
+      o[i + 2 * h] = __fmul_rn(o[i + 2 * h], v_scale);
+      o[i + 2 * h + 1] = __fmul_rn(o[i + 2 * h + 1], v_scale);
+    }
+  }
+  if ((item.flags & planner::kStart) == 0) {
+    const RunningState<kCount>& before = hidden(running);
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      const Fold factors = fold_factors(before.max[h], before.sum[h], max[h], sum[h]);
+      sum[h] = fold(factors, before.sum[h], sum[h]);
+      max[h] = factors.max;
+#pragma unroll
+      for (int32_t i = 0; i < kCount / 2; ++i) {
+        float& x = o[i / 2 * 4 + 2 * h + i % 2];
+        x = fold(factors, before.values[i / 2 * 4 + 2 * h + i % 2], x);
+      }
+    }
+  }
+  if ((item.flags & planner::kFinish) == 0) {
+    RunningState<kCount>& after = hidden(running);
+#pragma unroll
+    for (int32_t i = 0; i < kCount; ++i) after.values[i] = o[i];
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      after.max[h] = max[h];
+      after.sum[h] = sum[h];
+    }
+    return;
+  }
+  const int32_t column = 2 * (place.lane % 4);
+  if (item.partial >= 0) {
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      if (!mine[h]) continue;
+      const int32_t partial = item.partial + place.first_row + 8 * h;
+      if (column == 0) {
+        params.partial_max[partial] = max[h];
+        params.partial_sum[partial] = sum[h];
+      }
+      float* const to = params.partial_acc + int64_t{partial} * DimV + column;
+#pragma unroll
+      for (int32_t i = 0; i < kCount; i += 4) *reinterpret_cast<float2*>(to + 2 * i) = float2{o[i + 2 * h], o[i + 2 * h + 1]};
+    }
+    return;
+  }
+#pragma unroll
+  for (int32_t h = 0; h < 2; ++h) {
+    if (!mine[h]) continue;
+    const int32_t row = place.first_row + 8 * h;
+    const RowEnd end = end_row(params, rows.q_head[row], max[h], sum[h]);
+    if (column == 0) write_lse(params, rows.token[row], rows.q_head[row], end);
+#pragma unroll
+    for (int32_t i = 0; i < kCount / 2; ++i) {
+      float& x = o[i / 2 * 4 + 2 * h + i % 2];
+      x = row_value(end, x);
+    }
+  }
+  if (params.out_dtype == kDType<T> && all.out_wide) {
+    ptx::meet(kGroupMeeting + place.group, kGroupThreads);
+    write_pieces<T, DimV>(params, context, rows, o, place);
+    return;
+  }
+  RunningState<kCount>& results = hidden(running);  // its chain ends here
+#pragma unroll
+  for (int32_t i = 0; i < kCount; ++i) results.values[i] = o[i];
+#pragma unroll 1
+  for (int32_t h = 0; h < 2; ++h) {
+    const int32_t row = place.first_row + 8 * h;
+    if (row >= context.num_rows) continue;
+    const int64_t at = out_offset(params, rows, row) + column;
+#pragma unroll 1
+    for (int32_t i = 0; i < kCount; i += 4) {
+      write_two(params, at + 2 * i, results.values[i + 2 * h], results.values[i + 2 * h + 1]);
+    }
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::prefill

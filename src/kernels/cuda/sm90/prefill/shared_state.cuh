@@ -1,0 +1,69 @@
+#pragma once
+
+#include "kernels/cuda/common/row_state.cuh"
+#include "kernels/cuda/sm90/prefill/params.hpp"
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/wgmma.cuh"
+
+/// What the loading warpgroup tells the math warpgroups, in shared memory.
+namespace folio::inline v0::kernels::cuda::sm90::prefill {
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+/// Named barriers.
+constexpr int32_t kLoadMeeting = 1;
+constexpr int32_t kMathMeeting = 2;   ///< of both math warpgroups
+constexpr int32_t kGroupMeeting = 3;  ///< of the first of them; the second's follows
+
+/// What is known of an item's rows. Rows beyond the item's see nothing.
+struct RowInfo {
+  int64_t mask_bit[kRows];    ///< custom mask: local token j stands at bit mask_bit + j of the mask's bytes,
+  int32_t mask_begin[kRows];  ///< if j >= mask_begin; earlier tokens are visible
+  int32_t position[kRows];
+  int32_t visible_begin[kRows];  ///< local tokens
+  int32_t visible_end[kRows];
+  int32_t token[kRows];
+  int32_t q_head[kRows];
+  float scale[kRows];    ///< of products: to base-2 units, but to natural ones where there is a cap or a bias
+  float v_scale[kRows];  ///< of the values
+};
+
+/// What is known of a whole item.
+struct ItemContext {
+  planner::WorkItem item;
+  Sight sight;
+  KvShard shard;
+  int64_t first_pos;
+  int32_t num_rows;
+  int32_t first_tile;  ///< of kTokens local tokens, from local token 0
+  int32_t num_tiles;
+  bool custom;      ///< the custom mask's bits apply
+  bool by_threads;  ///< keys and values are copied by threads
+  bool all_done;    ///< no item: the thread block's work is done
+};
+
+/// Shared memory's part of fixed size.
+struct SharedState {
+  RowInfo rows[kItems];
+  ItemContext contexts[kItems];
+  Sight sights[kGroupWarps];
+  int32_t next;  ///< item, by the thread that claims; -1: none
+  /// Of tiles of values at which rows look differently: not 0 where a loading warp has found infinities or NaN.
+  uint8_t special[kStages][kGroupWarps];
+  uint64_t item_full[kItems];   ///< phase n: the slot's item number n is there, with its queries
+  uint64_t item_empty[kItems];  ///< phase n: the math warps have done with it
+  uint64_t full[kStages];       ///< phase n: the stage's tile number n is there
+  uint64_t empty[kStages];
+  uint64_t landed;  ///< of tiles of values that the loading warps look through first
+};
+
+/// Arrivals of a phase: every loading thread's, of an item's two, one of them when its copies are through.
+constexpr uint32_t kFullArrivals = kGroupThreads;
+constexpr uint32_t kItemArrivals = 2 * kGroupThreads;
+
+__device__ __forceinline__ bool has_bias(const AttentionParams& params) {
+  return params.soft_cap != 0.0f || params.alibi_slopes != nullptr;
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::prefill

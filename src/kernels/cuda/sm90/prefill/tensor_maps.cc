@@ -1,0 +1,75 @@
+#include <algorithm>
+
+#include "folio/types/dtype.hpp"
+#include "kernels/cuda/sm90/decode/tensor_map_encoder.hpp"
+#include "kernels/cuda/sm90/prefill/params.hpp"
+
+namespace folio::inline v0::kernels::cuda::sm90::prefill {
+namespace {
+
+constexpr int64_t kElement = 2;  ///< bytes of an element
+
+/// Whether every head of every token begins at a multiple of 16 bytes.
+bool is_aligned(const void* data, const KvStrides& strides) {
+  const int64_t all = strides.page | strides.token | strides.head;
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && all * kElement % 16 == 0;
+}
+
+/// Pages as steps of eight tokens from one to the next; 0 where they are no whole number of such steps.
+int32_t eights_of(const KvStrides& strides) {
+  const int64_t step = kEight * strides.token;
+  if (step <= 0 || strides.page <= 0 || strides.page % step != 0 || strides.page / step > INT32_MAX) return 0;
+  return static_cast<int32_t>(strides.page / step);
+}
+
+/// Dimensions, innermost first: 64 components, eight tokens, the components' next 64, heads, eights of tokens, pages
+/// lying a whole number of them apart. A box is all components of one head of some tokens: see tile_offset.
+bool make_map(CUtensorMap& map, const SegmentParams& segment, const void* data, const KvStrides& strides, int32_t head_dim,
+              int32_t num_heads, int32_t box) {
+  const TensorMapEncoder encode = tensor_map_encoder();
+  if (encode == nullptr || strides.head < 0) return false;
+  const int64_t last_page = std::max<int64_t>(segment.num_pages, 1) - 1;
+  const int64_t eights = last_page * eights_of(strides) + segment.page_size / kEight;
+  if (eights > INT32_MAX) return false;
+  for (const int64_t stride : {kEight * strides.token, strides.head}) {
+    if (stride >= (int64_t{1} << 40) / kElement) return false;
+  }
+  const cuuint64_t dims[5] = {64, kEight, static_cast<cuuint64_t>(head_dim / 64), static_cast<cuuint64_t>(num_heads),
+                              static_cast<cuuint64_t>(eights)};
+  const cuuint64_t steps[4] = {static_cast<cuuint64_t>(kElement * strides.token), 128,
+                               static_cast<cuuint64_t>(kElement * strides.head),
+                               static_cast<cuuint64_t>(kElement * kEight * strides.token)};
+  const cuuint32_t sizes[5] = {64, kEight, static_cast<cuuint32_t>(head_dim / 64), 1,
+                               static_cast<cuuint32_t>(box / kEight)};
+  const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
+  // Data is only moved: any type of its size does.
+  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(data), dims, steps, sizes, ones,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void describe(PrefillParams& params, const HeadDims& dims) {
+  const AttentionParams& attention = params.attention;
+  for (int32_t i = 0; i < kMaxSegments; ++i) {
+    const SegmentParams& segment = attention.segments[i];
+    SegmentCopy& copy = params.copies[i];
+    copy = {};
+    if (segment.dtype == DType::kUnset || size_of(segment.dtype) != kElement) continue;
+    copy.direct = is_aligned(segment.k, segment.k_strides) && is_aligned(segment.v, segment.v_strides);
+    const int32_t box = segment.paged && copy.direct ? box_tokens(segment.page_size) : 0;
+    copy.k_eights = eights_of(segment.k_strides);
+    copy.v_eights = eights_of(segment.v_strides);
+    if (box == 0 || copy.k_eights == 0 || copy.v_eights == 0) continue;
+    const int32_t heads = attention.num_kv_heads;
+    if (make_map(params.maps[i].k, segment, segment.k, segment.k_strides, dims.qk, heads, box) &&
+        make_map(params.maps[i].v, segment, segment.v, segment.v_strides, dims.v, heads, box)) {
+      copy.box = box;
+    }
+  }
+  params.out_wide = reinterpret_cast<uintptr_t>(attention.out) % 16 == 0 &&
+                    (attention.out_token_stride | attention.out_head_stride) % kPiece == 0;
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -1,0 +1,51 @@
+// What device code finds without an include comes before it.
+#include "warp_emulator.hpp"
+
+// The code:
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <array>
+
+#include "emulated_kernels.hpp"
+#include "kernels/cuda/sm90/prefill/launch.hpp"
+#include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
+#include "kernels/cuda/sm90/prefill/thread_block.cuh"
+
+/// "cuda-sm90-prefill" on the host: the launches of its .cu files, run by the emulator.
+namespace folio::inline v0::kernels::cuda {
+namespace sm90::prefill {
+namespace {
+
+template <typename T, int32_t DimQk, int32_t DimV>
+void emulate(const AttentionParams& attention, bool general, int32_t num_workers) {
+  static uint64_t seed = 0;
+  PrefillParams params{};
+  params.attention = attention;
+  describe(params, {DimQk, DimV});
+  emulation::run_grid(num_workers, kThreads, shared_bytes<DimQk, DimV>(), ++seed, [&] {
+    if (general) {
+      run_thread_block<T, DimQk, DimV, true>(params, emulation::shared_memory());
+    } else {
+      run_thread_block<T, DimQk, DimV, false>(params, emulation::shared_memory());
+    }
+  });
+}
+
+}  // namespace
+
+void launch_bfloat16_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 128, 128>(params, general, num_workers);
+}
+void launch_float16_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128>(params, general, num_workers);
+}
+
+}  // namespace sm90::prefill
+
+std::span<const AttentionKernel* const> emulated_kernels() {
+  static constexpr std::array<const AttentionKernel*, 1> kAll{&sm90::prefill::kSm90PrefillKernel};
+  return kAll;
+}
+
+}  // namespace folio::inline v0::kernels::cuda

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstdint>
+
+/// src/ptx/warpgroup.cuh, emulated: fibers have registers of their own.
+namespace folio::inline v0::ptx {
+
+template <int32_t Count>
+void give_up_registers() {}
+template <int32_t Count>
+void claim_registers() {}
+
+}  // namespace folio::inline v0::ptx
