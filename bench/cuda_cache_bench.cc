@@ -103,10 +103,11 @@ class Reporter {
 
 /// Pages of a batch of rows of equal length, shuffled.
 struct Pages {
-  Pages(int32_t rows, int32_t length)
+  Pages(int32_t rows, int32_t length, int32_t size = kPageSize)
       : rows_(rows),
         length_(length),
-        per_row((length + kPageSize - 1) / kPageSize),
+        page_size(size),
+        per_row((length + size - 1) / size),
         num_pages(int64_t{rows} * per_row) {
     std::vector<int32_t> starts(static_cast<size_t>(rows) + 1), ids(static_cast<size_t>(num_pages));
     for (int32_t r = 0; r <= rows; ++r) starts[static_cast<size_t>(r)] = r * per_row;
@@ -116,7 +117,7 @@ struct Pages {
     std::vector<int32_t> rows_list, position_list;
     for (int32_t r = 0; r < rows; ++r) {
       for (int32_t t = 0; t < length; ++t) {
-        slot_list.push_back(int64_t{ids[static_cast<size_t>(r * per_row + t / kPageSize)]} * kPageSize + t % kPageSize);
+        slot_list.push_back(int64_t{ids[static_cast<size_t>(r * per_row + t / size)]} * size + t % size);
         rows_list.push_back(r);
         position_list.push_back(t);
       }
@@ -140,7 +141,7 @@ struct Pages {
   PageTableView dense() const { return dense_table(indices->span<int32_t>(num_pages), rows_, per_row); }
   std::span<const int32_t> lengths() const { return kv_len->span<int32_t>(rows_); }
 
-  int32_t rows_, length_, per_row;
+  int32_t rows_, length_, page_size, per_row;
   int64_t num_pages;
   std::unique_ptr<DeviceBytes> kv_len, indptr, indices, slots, token_row, positions;
 };
@@ -172,8 +173,10 @@ void bench_moves(Reporter& reporter, const Context& context, const Pages& pages,
   struct Types {
     DType from, to;
   };
+  const DeviceBytes by_head(std::vector<float>(kHeads, 0.3f));
   for (const Types& types : {Types{DType::kBFloat16, DType::kBFloat16}, Types{DType::kFloat8E4M3, DType::kFloat8E4M3},
-                             Types{DType::kBFloat16, DType::kFloat8E4M3}, Types{DType::kFloat32, DType::kBFloat16}}) {
+                             Types{DType::kBFloat16, DType::kFloat8E4M3}, Types{DType::kFloat16, DType::kFloat8E5M2},
+                             Types{DType::kFloat32, DType::kFloat8E4M3}, Types{DType::kFloat32, DType::kBFloat16}}) {
     for (const bool hnd : {false, true}) {
       CacheWriteArgs args;
       args.k = arena.tensor(types.from, *arena.a, tokens);
@@ -181,7 +184,10 @@ void bench_moves(Reporter& reporter, const Context& context, const Pages& pages,
       args.slot_mapping = pages.slots->as<int64_t>();
       args.num_slots = tokens;
       args.cache = arena.cache(types.to, hnd, *arena.c, *arena.d);
-      if (types.from != types.to && is_fp8(types.to)) args.k_scale.value = args.v_scale.value = 0.5f;
+      if (types.from != types.to && is_fp8(types.to)) {
+        args.k_scale.value = 0.3f;
+        args.v_scale = {1.0f, by_head.as<float>(), ScaleGranularity::kPerHead};
+      }
       reporter.run("write " + std::string(hnd ? "HND " : "NHD ") + label(types.from, types.to),
                    elements * (size_of(types.from) + size_of(types.to)) + 8.0 * static_cast<double>(tokens),
                    [&](Stream stream) { write_kv_cache(context, args, stream); });
@@ -252,16 +258,23 @@ void bench_combines(Reporter& reporter, const Context& context, const Arena& are
 
 void bench_quantisation(Reporter& reporter, const Context& context, const Arena& arena, int64_t tokens) {
   const auto elements = static_cast<double>(tokens * kHeads * kDim);
-  Scale half;
-  half.value = 0.5f;
+  Scale third;
+  third.value = 0.3f;
   const ConstTensorView in = arena.tensor(DType::kBFloat16, *arena.a, tokens);
-  reporter.run("quantize_fp8 bfloat16", elements * 3, [&](Stream stream) {
-    quantize_fp8(context, in, arena.tensor(DType::kFloat8E4M3, *arena.c, tokens), half, stream);
-  });
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    reporter.run("quantize_fp8 " + std::string(to_string(dtype)), elements * (1 + size_of(dtype)), [&](Stream stream) {
+      quantize_fp8(context, arena.tensor(dtype, *arena.a, tokens), arena.tensor(DType::kFloat8E4M3, *arena.c, tokens),
+                   third, stream);
+    });
+  }
   const TensorView codes(arena.c->as(), DType::kFloat4E2M1x2, {tokens, kHeads, kDim / 2});
   const BlockScaleArgs block_scale{arena.d->as(), 0};
-  reporter.run("quantize_nvfp4 bfloat16", elements * (2 + 0.5 + 1.0 / 16),
-               [&](Stream stream) { quantize_nvfp4(context, in, codes, block_scale, 3.0f, stream); });
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    reporter.run("quantize_nvfp4 " + std::string(to_string(dtype)), elements * (size_of(dtype) + 0.5 + 1.0 / 16),
+                 [&](Stream stream) {
+                   quantize_nvfp4(context, arena.tensor(dtype, *arena.a, tokens), codes, block_scale, 3.0f, stream);
+                 });
+  }
   reporter.run("dequantize_nvfp4 to float32", elements * (4 + 0.5 + 1.0 / 16), [&](Stream stream) {
     dequantize_nvfp4(context, codes, block_scale, 3.0f, arena.tensor(DType::kFloat32, *arena.a, tokens), stream);
   });
@@ -290,26 +303,29 @@ void bench_tables(Reporter& reporter, const Context& context, const Pages& pages
   const auto lens = pages.lengths();
   reporter.run("slot_mapping", tokens * 16 + num_pages * 4, [&](Stream stream) {
     slot_mapping(context, pages.csr(), pages.token_row->span<int32_t>(pages.tokens()),
-                 pages.positions->span<int32_t>(pages.tokens()), kPageSize, arena.a->span<int64_t>(pages.tokens()), {},
+                 pages.positions->span<int32_t>(pages.tokens()), pages.page_size, arena.a->span<int64_t>(pages.tokens()), {},
                  stream);
   });
   reporter.run("token_indices", tokens * 4 + num_pages * 4, [&](Stream stream) {
-    token_indices(context, pages.csr(), lens, kPageSize, starts, arena.a->span<int32_t>(pages.tokens()), stream);
+    token_indices(context, pages.csr(), lens, pages.page_size, starts, arena.a->span<int32_t>(pages.tokens()), stream);
   });
   reporter.run("token_offsets", tokens * 8 + num_pages * 4, [&](Stream stream) {
-    token_offsets(context, pages.csr(), lens, kPageSize, 1 << 14, 1 << 10, starts,
+    token_offsets(context, pages.csr(), lens, pages.page_size, 1 << 14, 1 << 10, starts,
                   arena.a->span<int64_t>(pages.tokens()), stream);
   });
   reporter.run("to_csr", num_pages * 8, [&](Stream stream) {
-    to_csr(context, pages.dense(), lens, kPageSize, starts, arena.a->span<int32_t>(pages.num_pages), lasts, stream);
+    to_csr(context, pages.dense(), lens, pages.page_size, starts, arena.a->span<int32_t>(pages.num_pages), lasts, stream);
   });
   reporter.run("to_dense", num_pages * 8, [&](Stream stream) {
-    to_dense(context, pages.csr(), lens, kPageSize, pages.per_row, 0, arena.a->span<int32_t>(pages.num_pages), stream);
+    to_dense(context, pages.csr(), lens, pages.page_size, pages.per_row, 0, arena.a->span<int32_t>(pages.num_pages), stream);
   });
   reporter.run("paged_indptr", pages.rows_ * 12.0,
-               [&](Stream stream) { paged_indptr(context, lens, kPageSize, starts, lasts, stream); });
+               [&](Stream stream) { paged_indptr(context, lens, pages.page_size, starts, lasts, stream); });
   reporter.run("shard_lens", pages.rows_ * 8.0, [&](Stream stream) {
     shard_lens(context, lens, {2, 1, 1}, lasts, stream);
+  });
+  reporter.run("seq_lens_from_paged", pages.rows_ * 12.0, [&](Stream stream) {
+    seq_lens_from_paged(context, starts, lasts, pages.page_size, arena.a->span<int32_t>(pages.rows_), stream);
   });
   reporter.run("expand_pages by 4", num_pages * 20, [&](Stream stream) {
     expand_pages(context, pages.indices->span<int32_t>(pages.num_pages), 4, arena.a->span<int32_t>(4 * pages.num_pages),
@@ -332,10 +348,13 @@ void measure(std::vector<std::string> wanted) {
     bench_tables(reporter, context, pages, arena);
   }
   const Pages many(2048, 8192);  // for lists beyond 64 MiB
+  const Pages small_pages(2048, 4352, 1);
   const Pages few(64, 2048);
   const Arena arena(few);
   std::printf("lists: 2,048 rows of 8,192 tokens\n");
   bench_tables(reporter, context, many, arena);
+  std::printf("lists: 2,048 rows of 4,352 pages of one token\n");
+  bench_tables(reporter, context, small_pages, arena);
   check(cudaStreamDestroy(stream));
 }
 

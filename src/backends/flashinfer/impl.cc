@@ -98,7 +98,6 @@ void FlashInferImpl::process_weights_after_loading() {
 
 bool FlashInferImpl::fused_output_quant_supported(QuantKey key) const noexcept {
   const bool nvfp4 = key == QuantKey::kNvfp4;
-  if (nvfp4 && on_gpu(context_)) return false;
   if (!nvfp4 && key != QuantKey::kFp8StaticTensorSym) return false;
   if (profile_ == BackendProfile::kNative) return !nvfp4 || head_size_ % kNvfp4BlockSize == 0;
   return support_trtllm_attn_ && is_fp8(kv_cache_dtype_);
