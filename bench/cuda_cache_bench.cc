@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +18,8 @@
 #include "folio/backends/flashinfer/kv_dequant.hpp"
 #include "folio/backends/kv_scales.hpp"
 #include "folio/backends/merge_attn_states.hpp"
+#include "folio/distributed/lse_combine.hpp"
+#include "folio/distributed/thread_group.hpp"
 #include "folio/folio.hpp"
 
 /// What the cache, merge, quantisation and table functions cost on a GPU: large calls beside a device-to-device copy
@@ -30,6 +34,7 @@ constexpr int32_t kHeads = 8;
 constexpr int32_t kDim = 128;
 constexpr int32_t kPageSize = 16;
 constexpr double kMiB = 1024.0 * 1024.0;
+constexpr double kLarge = 64 * kMiB;
 
 /// Memory full of random numbers between 2^-15 and 2, of either sign, in every type; or of values. Constant data would
 /// move faster than a cache's does.
@@ -76,10 +81,11 @@ class Reporter {
   }
   /// `bytes`: read and written together.
   void run(const std::string& name, double bytes, const std::function<void(Stream)>& call) {
-    if (!wants(name)) return;
-    const bool large = bytes >= 64 * kMiB;
-    const double time = time_of(stream_, large ? 10 : 50, call);
-    if (!large) {
+    if (wants(name)) report(name, bytes, time_of(stream_, bytes >= kLarge ? 10 : 50, call));
+  }
+  /// A line for a call that took so many microseconds.
+  void report(const std::string& name, double bytes, double time) {
+    if (bytes < kLarge) {
       std::printf("%-44s %9.3f MiB %9.2f us\n", name.c_str(), bytes / kMiB, time);
       return;
     }
@@ -256,6 +262,59 @@ void bench_combines(Reporter& reporter, const Context& context, const Arena& are
                });
 }
 
+/// Both ranks of a group over one GPU, whose kernels share it: microseconds of a call of both, by the host's clock, and
+/// what they move together. `row_bytes`: of a token and head, of one rank.
+void bench_rank_combines(Reporter& reporter, int64_t tokens) {
+  using namespace folio::distributed;  // NOLINT(google-build-using-namespace): a program, not a header
+  constexpr int32_t kWorld = 2, kCalls = 20;
+  const auto rows = static_cast<double>(tokens * kHeads);
+  struct Form {
+    const char* name;
+    decltype(&cp_lse_ag_out_rs) call;
+    double row_bytes;
+  };
+  // Weighed, added by one rank, rounded; packed, sent, merged. Besides, LSEs.
+  for (const Form& form : {Form{"cp_lse_ag_out_rs of 2 ranks, bfloat16", cp_lse_ag_out_rs, kDim * (10.0 + 10.0 / 2)},
+                           Form{"dcp_a2a_lse_reduce of 2 ranks, bfloat16", dcp_a2a_lse_reduce, kDim * (10.0 + 2.0 / 2)}}) {
+    if (!reporter.wants(form.name)) continue;
+    ThreadGroupOptions options;
+    options.context = Context::cuda(0);
+    std::array<double, kWorld> times{};
+    run_ranks(
+        kWorld,
+        [&](ProcessGroup& group) {
+          const Context context = Context::cuda(0);
+          cudaStream_t stream = nullptr;
+          check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+          const auto elements = static_cast<size_t>(tokens * kHeads * kDim);
+          const DeviceBytes partial(2 * elements), out(elements);
+          const DeviceBytes lse(std::vector<float>(elements / kDim, 1.5f)), lse_out(4 * elements / kDim);
+          const DeviceBytes workspace(combine_workspace_size(kWorld, tokens, kHeads, kDim));
+          const AttentionStateView state{ConstTensorView(partial.as(), DType::kBFloat16, {tokens, kHeads, kDim}),
+                                         lse.as<float>(), kHeads, 1, LseBase::kE};
+          const TensorView to(out.as(), DType::kBFloat16, {tokens, kHeads / kWorld, kDim});
+          std::vector<double> rounds;
+          for (int32_t round = 0; round < 5; ++round) {
+            check(cudaStreamSynchronize(stream));
+            group.barrier();
+            const auto begin = std::chrono::steady_clock::now();
+            for (int32_t i = 0; i < kCalls; ++i) {
+              form.call(context, group, state, to, {lse_out.as<float>(), kHeads / kWorld, 1, LseBase::kE},
+                        {workspace.as(), workspace.size()}, {}, Stream{stream});
+            }
+            check(cudaStreamSynchronize(stream));
+            group.barrier();
+            rounds.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+          }
+          std::sort(rounds.begin(), rounds.end());
+          times[static_cast<size_t>(group.rank())] = rounds[rounds.size() / 2] / kCalls;
+          check(cudaStreamDestroy(stream));
+        },
+        options);
+    reporter.report(form.name, kWorld * rows * form.row_bytes, times[0]);
+  }
+}
+
 void bench_quantisation(Reporter& reporter, const Context& context, const Arena& arena, int64_t tokens) {
   const auto elements = static_cast<double>(tokens * kHeads * kDim);
   Scale third;
@@ -344,6 +403,7 @@ void measure(std::vector<std::string> wanted) {
     const Arena arena(pages);
     bench_moves(reporter, context, pages, arena);
     bench_combines(reporter, context, arena, pages.tokens());
+    bench_rank_combines(reporter, pages.tokens());
     bench_quantisation(reporter, context, arena, pages.tokens());
     bench_tables(reporter, context, pages, arena);
   }
