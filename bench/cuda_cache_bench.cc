@@ -274,8 +274,9 @@ void bench_rank_combines(Reporter& reporter, int64_t tokens) {
     double row_bytes;
   };
   // Weighed, added by one rank, rounded; packed, sent, merged. Besides, LSEs.
-  for (const Form& form : {Form{"cp_lse_ag_out_rs of 2 ranks, bfloat16", cp_lse_ag_out_rs, kDim * (10.0 + 10.0 / 2)},
-                           Form{"dcp_a2a_lse_reduce of 2 ranks, bfloat16", dcp_a2a_lse_reduce, kDim * (10.0 + 2.0 / 2)}}) {
+  for (const Form& form :
+       {Form{"cp_lse_ag_out_rs of 2 ranks, bfloat16", cp_lse_ag_out_rs, kDim * (10.0 + 10.0 / 2)},
+        Form{"dcp_a2a_lse_reduce of 2 ranks, bfloat16", dcp_a2a_lse_reduce, kDim * (10.0 + 2.0 / 2)}}) {
     if (!reporter.wants(form.name)) continue;
     ThreadGroupOptions options;
     options.context = Context::cuda(0);
@@ -304,7 +305,8 @@ void bench_rank_combines(Reporter& reporter, int64_t tokens) {
             }
             check(cudaStreamSynchronize(stream));
             group.barrier();
-            rounds.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+            rounds.push_back(
+                std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
           }
           std::sort(rounds.begin(), rounds.end());
           times[static_cast<size_t>(group.rank())] = rounds[rounds.size() / 2] / kCalls;
@@ -362,8 +364,8 @@ void bench_tables(Reporter& reporter, const Context& context, const Pages& pages
   const auto lens = pages.lengths();
   reporter.run("slot_mapping", tokens * 16 + num_pages * 4, [&](Stream stream) {
     slot_mapping(context, pages.csr(), pages.token_row->span<int32_t>(pages.tokens()),
-                 pages.positions->span<int32_t>(pages.tokens()), pages.page_size, arena.a->span<int64_t>(pages.tokens()), {},
-                 stream);
+                 pages.positions->span<int32_t>(pages.tokens()), pages.page_size,
+                 arena.a->span<int64_t>(pages.tokens()), {}, stream);
   });
   reporter.run("token_indices", tokens * 4 + num_pages * 4, [&](Stream stream) {
     token_indices(context, pages.csr(), lens, pages.page_size, starts, arena.a->span<int32_t>(pages.tokens()), stream);
@@ -373,10 +375,12 @@ void bench_tables(Reporter& reporter, const Context& context, const Pages& pages
                   arena.a->span<int64_t>(pages.tokens()), stream);
   });
   reporter.run("to_csr", num_pages * 8, [&](Stream stream) {
-    to_csr(context, pages.dense(), lens, pages.page_size, starts, arena.a->span<int32_t>(pages.num_pages), lasts, stream);
+    to_csr(context, pages.dense(), lens, pages.page_size, starts, arena.a->span<int32_t>(pages.num_pages), lasts,
+           stream);
   });
   reporter.run("to_dense", num_pages * 8, [&](Stream stream) {
-    to_dense(context, pages.csr(), lens, pages.page_size, pages.per_row, 0, arena.a->span<int32_t>(pages.num_pages), stream);
+    to_dense(context, pages.csr(), lens, pages.page_size, pages.per_row, 0, arena.a->span<int32_t>(pages.num_pages),
+             stream);
   });
   reporter.run("paged_indptr", pages.rows_ * 12.0,
                [&](Stream stream) { paged_indptr(context, lens, pages.page_size, starts, lasts, stream); });

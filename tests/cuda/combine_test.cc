@@ -257,8 +257,8 @@ TEST_P(Quantize, Nvfp4OfManyBlocksAsTheCpu) {
   for (const float global_scale : {1.0f, 3.7f, 448.0f, 1e-25f, 1e25f}) {
     for (const bool on_gpu : {false, true}) {
       quantize_nvfp4(context_of(on_gpu), ConstTensorView(in.at(on_gpu), GetParam(), {kRows, 1, kDim}),
-                     TensorView(codes.at(on_gpu), DType::kFloat4E2M1x2, {kRows, 1, kDim / 2}),
-                     {scales.at(on_gpu), 0}, global_scale);
+                     TensorView(codes.at(on_gpu), DType::kFloat4E2M1x2, {kRows, 1, kDim / 2}), {scales.at(on_gpu), 0},
+                     global_scale);
     }
     EXPECT_TRUE(codes.equal()) << global_scale;
     EXPECT_TRUE(scales.equal()) << global_scale;

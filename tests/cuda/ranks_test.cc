@@ -118,13 +118,14 @@ INSTANTIATE_TEST_SUITE_P(Forms, Ranks,
                                          RankCase{Form::kAllToAll, DType::kFloat32, 33, LseBase::k2},
                                          RankCase{Form::kAllToAll, DType::kBFloat16, 7, LseBase::kE},
                                          RankCase{Form::kAllToAll, DType::kFloat16, 128, LseBase::kE},
-                                         RankCase{Form::kReduceScatter, DType::kBFloat16, 128, LseBase::kE, kManyTokens},
+                                         RankCase{Form::kReduceScatter, DType::kBFloat16, 128, LseBase::kE,
+                                                  kManyTokens},
                                          RankCase{Form::kAllReduce, DType::kFloat32, 36, LseBase::k2, kManyTokens},
                                          RankCase{Form::kAllToAll, DType::kBFloat16, 64, LseBase::kE, kManyTokens}),
                          [](const auto& given) {
                            return "form" + std::to_string(static_cast<int>(given.param.form)) + "_" +
-                                  std::string(to_string(given.param.dtype)) + "_" + std::to_string(given.param.dim) + "_" +
-                                  std::to_string(given.param.tokens);
+                                  std::string(to_string(given.param.dtype)) + "_" + std::to_string(given.param.dim) +
+                                  "_" + std::to_string(given.param.tokens);
                          });
 
 TEST_F(CudaTest, EmptyRowsAreMaskedInPlace) {

@@ -98,7 +98,9 @@ struct QuantisedStep {
                      TensorView(real.data(), DType::kFloat32, {shape[0], shape[1], shape[2]}));
     for (size_t block = 0; block < values; block += kNvfp4BlockSize) {
       float largest = 0.0f;
-      const auto of = [&](size_t i) { return load_as_float(wide.data(), fixture.output.dtype, static_cast<int64_t>(i)); };
+      const auto of = [&](size_t i) {
+        return load_as_float(wide.data(), fixture.output.dtype, static_cast<int64_t>(i));
+      };
       for (size_t i = block; i < block + kNvfp4BlockSize; ++i) largest = std::max(largest, std::abs(of(i)));
       for (size_t i = block; i < block + kNvfp4BlockSize; ++i) {
         ASSERT_NEAR(real[i], of(i), largest / 6.0f * (1.0f + 0x1p-4f + 0x1p-6f)) << i;

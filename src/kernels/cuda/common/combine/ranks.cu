@@ -181,8 +181,8 @@ __global__ void __launch_bounds__(kThreads)
       const Word* from[kInFlight];
 #pragma unroll
       for (int32_t u = 0; u < kInFlight; ++u) {
-        from[u] = reinterpret_cast<const Word*>(params.partial +
-                                                __shfl_sync(0xffffffffu, my_from, min(i + u, count - 1)));
+        from[u] =
+            reinterpret_cast<const Word*>(params.partial + __shfl_sync(0xffffffffu, my_from, min(i + u, count - 1)));
       }
       for (int32_t d = lane; d < words; d += 32) {
         Word loaded[kInFlight];

@@ -9,7 +9,7 @@ namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
-constexpr int64_t kBlocks = 132 * 5;  // of threads, where a table is made: all at once, so that none is left over
+constexpr int64_t kBlocks = 132 * 5;     // of threads, where a table is made: all at once, so that none is left over
 constexpr int64_t kManyItems = 1 << 18;  // fewer are done sooner without a table
 constexpr int32_t kHalfBlock = kNvfp4BlockSize / 2;
 

@@ -46,8 +46,7 @@ __device__ int64_t slot_of_token(const SlotParams& params, int32_t row, int32_t 
 }
 
 /// Tokens one by one.
-__global__ void __launch_bounds__(kThreads)
-    single_slots_kernel(const __grid_constant__ SlotParams params) {
+__global__ void __launch_bounds__(kThreads) single_slots_kernel(const __grid_constant__ SlotParams params) {
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x; t < params.num_tokens; t += step) {
     params.slots[t] = slot_of_token(params, params.token_row[t], params.positions[t]);

@@ -43,7 +43,7 @@ struct ListParams {
   int32_t n = 0;
   int32_t page_size = 1;
   bool tokens = false;
-  int64_t page_stride = 1;   ///< not negative, as the next
+  int64_t page_stride = 1;  ///< not negative, as the next
   int64_t token_stride = 0;
   const int32_t* indptr = nullptr;  ///< [n + 1]
   int32_t* out32 = nullptr;         ///< this or out64
