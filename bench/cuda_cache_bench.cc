@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +18,8 @@
 #include "folio/backends/flashinfer/kv_dequant.hpp"
 #include "folio/backends/kv_scales.hpp"
 #include "folio/backends/merge_attn_states.hpp"
+#include "folio/distributed/lse_combine.hpp"
+#include "folio/distributed/thread_group.hpp"
 #include "folio/folio.hpp"
 
 /// What the cache, merge, quantisation and table functions cost on a GPU: large calls beside a device-to-device copy
@@ -30,6 +34,7 @@ constexpr int32_t kHeads = 8;
 constexpr int32_t kDim = 128;
 constexpr int32_t kPageSize = 16;
 constexpr double kMiB = 1024.0 * 1024.0;
+constexpr double kLarge = 64 * kMiB;
 
 /// Memory full of random numbers between 2^-15 and 2, of either sign, in every type; or of values. Constant data would
 /// move faster than a cache's does.
@@ -76,10 +81,11 @@ class Reporter {
   }
   /// `bytes`: read and written together.
   void run(const std::string& name, double bytes, const std::function<void(Stream)>& call) {
-    if (!wants(name)) return;
-    const bool large = bytes >= 64 * kMiB;
-    const double time = time_of(stream_, large ? 10 : 50, call);
-    if (!large) {
+    if (wants(name)) report(name, bytes, time_of(stream_, bytes >= kLarge ? 10 : 50, call));
+  }
+  /// A line for a call that took so many microseconds.
+  void report(const std::string& name, double bytes, double time) {
+    if (bytes < kLarge) {
       std::printf("%-44s %9.3f MiB %9.2f us\n", name.c_str(), bytes / kMiB, time);
       return;
     }
@@ -103,10 +109,11 @@ class Reporter {
 
 /// Pages of a batch of rows of equal length, shuffled.
 struct Pages {
-  Pages(int32_t rows, int32_t length)
+  Pages(int32_t rows, int32_t length, int32_t size = kPageSize)
       : rows_(rows),
         length_(length),
-        per_row((length + kPageSize - 1) / kPageSize),
+        page_size(size),
+        per_row((length + size - 1) / size),
         num_pages(int64_t{rows} * per_row) {
     std::vector<int32_t> starts(static_cast<size_t>(rows) + 1), ids(static_cast<size_t>(num_pages));
     for (int32_t r = 0; r <= rows; ++r) starts[static_cast<size_t>(r)] = r * per_row;
@@ -116,7 +123,7 @@ struct Pages {
     std::vector<int32_t> rows_list, position_list;
     for (int32_t r = 0; r < rows; ++r) {
       for (int32_t t = 0; t < length; ++t) {
-        slot_list.push_back(int64_t{ids[static_cast<size_t>(r * per_row + t / kPageSize)]} * kPageSize + t % kPageSize);
+        slot_list.push_back(int64_t{ids[static_cast<size_t>(r * per_row + t / size)]} * size + t % size);
         rows_list.push_back(r);
         position_list.push_back(t);
       }
@@ -140,7 +147,7 @@ struct Pages {
   PageTableView dense() const { return dense_table(indices->span<int32_t>(num_pages), rows_, per_row); }
   std::span<const int32_t> lengths() const { return kv_len->span<int32_t>(rows_); }
 
-  int32_t rows_, length_, per_row;
+  int32_t rows_, length_, page_size, per_row;
   int64_t num_pages;
   std::unique_ptr<DeviceBytes> kv_len, indptr, indices, slots, token_row, positions;
 };
@@ -172,8 +179,10 @@ void bench_moves(Reporter& reporter, const Context& context, const Pages& pages,
   struct Types {
     DType from, to;
   };
+  const DeviceBytes by_head(std::vector<float>(kHeads, 0.3f));
   for (const Types& types : {Types{DType::kBFloat16, DType::kBFloat16}, Types{DType::kFloat8E4M3, DType::kFloat8E4M3},
-                             Types{DType::kBFloat16, DType::kFloat8E4M3}, Types{DType::kFloat32, DType::kBFloat16}}) {
+                             Types{DType::kBFloat16, DType::kFloat8E4M3}, Types{DType::kFloat16, DType::kFloat8E5M2},
+                             Types{DType::kFloat32, DType::kFloat8E4M3}, Types{DType::kFloat32, DType::kBFloat16}}) {
     for (const bool hnd : {false, true}) {
       CacheWriteArgs args;
       args.k = arena.tensor(types.from, *arena.a, tokens);
@@ -181,7 +190,10 @@ void bench_moves(Reporter& reporter, const Context& context, const Pages& pages,
       args.slot_mapping = pages.slots->as<int64_t>();
       args.num_slots = tokens;
       args.cache = arena.cache(types.to, hnd, *arena.c, *arena.d);
-      if (types.from != types.to && is_fp8(types.to)) args.k_scale.value = args.v_scale.value = 0.5f;
+      if (types.from != types.to && is_fp8(types.to)) {
+        args.k_scale.value = 0.3f;
+        args.v_scale = {1.0f, by_head.as<float>(), ScaleGranularity::kPerHead};
+      }
       reporter.run("write " + std::string(hnd ? "HND " : "NHD ") + label(types.from, types.to),
                    elements * (size_of(types.from) + size_of(types.to)) + 8.0 * static_cast<double>(tokens),
                    [&](Stream stream) { write_kv_cache(context, args, stream); });
@@ -250,18 +262,80 @@ void bench_combines(Reporter& reporter, const Context& context, const Arena& are
                });
 }
 
+/// Both ranks of a group over one GPU, whose kernels share it: microseconds of a call of both, by the host's clock, and
+/// what they move together. `row_bytes`: of a token and head, of one rank.
+void bench_rank_combines(Reporter& reporter, int64_t tokens) {
+  using namespace folio::distributed;  // NOLINT(google-build-using-namespace): a program, not a header
+  constexpr int32_t kWorld = 2, kCalls = 20;
+  const auto rows = static_cast<double>(tokens * kHeads);
+  struct Form {
+    const char* name;
+    decltype(&cp_lse_ag_out_rs) call;
+    double row_bytes;
+  };
+  // Weighed, added by one rank, rounded; packed, sent, merged. Besides, LSEs.
+  for (const Form& form :
+       {Form{"cp_lse_ag_out_rs of 2 ranks, bfloat16", cp_lse_ag_out_rs, kDim * (10.0 + 10.0 / 2)},
+        Form{"dcp_a2a_lse_reduce of 2 ranks, bfloat16", dcp_a2a_lse_reduce, kDim * (10.0 + 2.0 / 2)}}) {
+    if (!reporter.wants(form.name)) continue;
+    ThreadGroupOptions options;
+    options.context = Context::cuda(0);
+    std::array<double, kWorld> times{};
+    run_ranks(
+        kWorld,
+        [&](ProcessGroup& group) {
+          const Context context = Context::cuda(0);
+          cudaStream_t stream = nullptr;
+          check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+          const auto elements = static_cast<size_t>(tokens * kHeads * kDim);
+          const DeviceBytes partial(2 * elements), out(elements);
+          const DeviceBytes lse(std::vector<float>(elements / kDim, 1.5f)), lse_out(4 * elements / kDim);
+          const DeviceBytes workspace(combine_workspace_size(kWorld, tokens, kHeads, kDim));
+          const AttentionStateView state{ConstTensorView(partial.as(), DType::kBFloat16, {tokens, kHeads, kDim}),
+                                         lse.as<float>(), kHeads, 1, LseBase::kE};
+          const TensorView to(out.as(), DType::kBFloat16, {tokens, kHeads / kWorld, kDim});
+          std::vector<double> rounds;
+          for (int32_t round = 0; round < 5; ++round) {
+            check(cudaStreamSynchronize(stream));
+            group.barrier();
+            const auto begin = std::chrono::steady_clock::now();
+            for (int32_t i = 0; i < kCalls; ++i) {
+              form.call(context, group, state, to, {lse_out.as<float>(), kHeads / kWorld, 1, LseBase::kE},
+                        {workspace.as(), workspace.size()}, {}, Stream{stream});
+            }
+            check(cudaStreamSynchronize(stream));
+            group.barrier();
+            rounds.push_back(
+                std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+          }
+          std::sort(rounds.begin(), rounds.end());
+          times[static_cast<size_t>(group.rank())] = rounds[rounds.size() / 2] / kCalls;
+          check(cudaStreamDestroy(stream));
+        },
+        options);
+    reporter.report(form.name, kWorld * rows * form.row_bytes, times[0]);
+  }
+}
+
 void bench_quantisation(Reporter& reporter, const Context& context, const Arena& arena, int64_t tokens) {
   const auto elements = static_cast<double>(tokens * kHeads * kDim);
-  Scale half;
-  half.value = 0.5f;
+  Scale third;
+  third.value = 0.3f;
   const ConstTensorView in = arena.tensor(DType::kBFloat16, *arena.a, tokens);
-  reporter.run("quantize_fp8 bfloat16", elements * 3, [&](Stream stream) {
-    quantize_fp8(context, in, arena.tensor(DType::kFloat8E4M3, *arena.c, tokens), half, stream);
-  });
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    reporter.run("quantize_fp8 " + std::string(to_string(dtype)), elements * (1 + size_of(dtype)), [&](Stream stream) {
+      quantize_fp8(context, arena.tensor(dtype, *arena.a, tokens), arena.tensor(DType::kFloat8E4M3, *arena.c, tokens),
+                   third, stream);
+    });
+  }
   const TensorView codes(arena.c->as(), DType::kFloat4E2M1x2, {tokens, kHeads, kDim / 2});
   const BlockScaleArgs block_scale{arena.d->as(), 0};
-  reporter.run("quantize_nvfp4 bfloat16", elements * (2 + 0.5 + 1.0 / 16),
-               [&](Stream stream) { quantize_nvfp4(context, in, codes, block_scale, 3.0f, stream); });
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    reporter.run("quantize_nvfp4 " + std::string(to_string(dtype)), elements * (size_of(dtype) + 0.5 + 1.0 / 16),
+                 [&](Stream stream) {
+                   quantize_nvfp4(context, arena.tensor(dtype, *arena.a, tokens), codes, block_scale, 3.0f, stream);
+                 });
+  }
   reporter.run("dequantize_nvfp4 to float32", elements * (4 + 0.5 + 1.0 / 16), [&](Stream stream) {
     dequantize_nvfp4(context, codes, block_scale, 3.0f, arena.tensor(DType::kFloat32, *arena.a, tokens), stream);
   });
@@ -290,26 +364,31 @@ void bench_tables(Reporter& reporter, const Context& context, const Pages& pages
   const auto lens = pages.lengths();
   reporter.run("slot_mapping", tokens * 16 + num_pages * 4, [&](Stream stream) {
     slot_mapping(context, pages.csr(), pages.token_row->span<int32_t>(pages.tokens()),
-                 pages.positions->span<int32_t>(pages.tokens()), kPageSize, arena.a->span<int64_t>(pages.tokens()), {},
-                 stream);
+                 pages.positions->span<int32_t>(pages.tokens()), pages.page_size,
+                 arena.a->span<int64_t>(pages.tokens()), {}, stream);
   });
   reporter.run("token_indices", tokens * 4 + num_pages * 4, [&](Stream stream) {
-    token_indices(context, pages.csr(), lens, kPageSize, starts, arena.a->span<int32_t>(pages.tokens()), stream);
+    token_indices(context, pages.csr(), lens, pages.page_size, starts, arena.a->span<int32_t>(pages.tokens()), stream);
   });
   reporter.run("token_offsets", tokens * 8 + num_pages * 4, [&](Stream stream) {
-    token_offsets(context, pages.csr(), lens, kPageSize, 1 << 14, 1 << 10, starts,
+    token_offsets(context, pages.csr(), lens, pages.page_size, 1 << 14, 1 << 10, starts,
                   arena.a->span<int64_t>(pages.tokens()), stream);
   });
   reporter.run("to_csr", num_pages * 8, [&](Stream stream) {
-    to_csr(context, pages.dense(), lens, kPageSize, starts, arena.a->span<int32_t>(pages.num_pages), lasts, stream);
+    to_csr(context, pages.dense(), lens, pages.page_size, starts, arena.a->span<int32_t>(pages.num_pages), lasts,
+           stream);
   });
   reporter.run("to_dense", num_pages * 8, [&](Stream stream) {
-    to_dense(context, pages.csr(), lens, kPageSize, pages.per_row, 0, arena.a->span<int32_t>(pages.num_pages), stream);
+    to_dense(context, pages.csr(), lens, pages.page_size, pages.per_row, 0, arena.a->span<int32_t>(pages.num_pages),
+             stream);
   });
   reporter.run("paged_indptr", pages.rows_ * 12.0,
-               [&](Stream stream) { paged_indptr(context, lens, kPageSize, starts, lasts, stream); });
+               [&](Stream stream) { paged_indptr(context, lens, pages.page_size, starts, lasts, stream); });
   reporter.run("shard_lens", pages.rows_ * 8.0, [&](Stream stream) {
     shard_lens(context, lens, {2, 1, 1}, lasts, stream);
+  });
+  reporter.run("seq_lens_from_paged", pages.rows_ * 12.0, [&](Stream stream) {
+    seq_lens_from_paged(context, starts, lasts, pages.page_size, arena.a->span<int32_t>(pages.rows_), stream);
   });
   reporter.run("expand_pages by 4", num_pages * 20, [&](Stream stream) {
     expand_pages(context, pages.indices->span<int32_t>(pages.num_pages), 4, arena.a->span<int32_t>(4 * pages.num_pages),
@@ -328,14 +407,18 @@ void measure(std::vector<std::string> wanted) {
     const Arena arena(pages);
     bench_moves(reporter, context, pages, arena);
     bench_combines(reporter, context, arena, pages.tokens());
+    bench_rank_combines(reporter, pages.tokens());
     bench_quantisation(reporter, context, arena, pages.tokens());
     bench_tables(reporter, context, pages, arena);
   }
   const Pages many(2048, 8192);  // for lists beyond 64 MiB
+  const Pages small_pages(2048, 4352, 1);
   const Pages few(64, 2048);
   const Arena arena(few);
   std::printf("lists: 2,048 rows of 8,192 tokens\n");
   bench_tables(reporter, context, many, arena);
+  std::printf("lists: 2,048 rows of 4,352 pages of one token\n");
+  bench_tables(reporter, context, small_pages, arena);
   check(cudaStreamDestroy(stream));
 }
 

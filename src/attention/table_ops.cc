@@ -70,7 +70,8 @@ void list_tokens(const PageTableView& table, std::span<const int32_t> seq_lens, 
   for (size_t r = 0; r < seq_lens.size(); ++r) {
     const auto pages = kvcache::row_pages(table, static_cast<int32_t>(r), pages_for(seq_lens[r], page_size));
     for (int32_t t = 0; t < seq_lens[r]; ++t) {
-      out[static_cast<size_t>(indptr[r] + t)] = entry(pages[static_cast<size_t>(t / page_size)], t % page_size);
+      out[static_cast<size_t>(indptr[r]) + static_cast<size_t>(t)] =
+          entry(pages[static_cast<size_t>(t / page_size)], t % page_size);
     }
     indptr[r + 1] = indptr[r] + seq_lens[r];
   }

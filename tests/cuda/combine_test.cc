@@ -237,6 +237,34 @@ TEST_P(Quantize, Nvfp4AndBackAsTheCpu) {
   }
 }
 
+/// So many blocks that codes are looked up. Blocks differ in magnitude by many binades; half of them are multiples of a
+/// quarter, among whose quotients are ties.
+TEST_P(Quantize, Nvfp4OfManyBlocksAsTheCpu) {
+  constexpr int64_t kRows = 2064, kDim = 2048;
+  Bytes in(std::vector<std::byte>(static_cast<size_t>(kRows * kDim * size_of(GetParam()))));
+  for (int64_t block = 0; block < kRows * kDim / kNvfp4BlockSize; ++block) {
+    const int32_t exponent = static_cast<int32_t>(random_() % 36) - 24;
+    for (int64_t i = block * kNvfp4BlockSize; i < (block + 1) * kNvfp4BlockSize; ++i) {
+      const auto bits = static_cast<uint32_t>(random_());
+      const int32_t quarters = static_cast<int32_t>(bits % 97) - 48;
+      const double value = block % 2 == 0 ? quarters * 0.25 : static_cast<int32_t>(bits) * 0x1p-28;
+      store_from_float(in.host.data(), GetParam(), i, static_cast<float>(std::ldexp(value, exponent)));
+    }
+  }
+  in = Bytes(in.host);
+  Bytes codes(std::vector<std::byte>(static_cast<size_t>(kRows * kDim / 2), std::byte{0x55}));
+  Bytes scales(std::vector<std::byte>(static_cast<size_t>(nvfp4_scale_bytes(kRows, kDim / 16)), std::byte{0x11}));
+  for (const float global_scale : {1.0f, 3.7f, 448.0f, 1e-25f, 1e25f}) {
+    for (const bool on_gpu : {false, true}) {
+      quantize_nvfp4(context_of(on_gpu), ConstTensorView(in.at(on_gpu), GetParam(), {kRows, 1, kDim}),
+                     TensorView(codes.at(on_gpu), DType::kFloat4E2M1x2, {kRows, 1, kDim / 2}), {scales.at(on_gpu), 0},
+                     global_scale);
+    }
+    EXPECT_TRUE(codes.equal()) << global_scale;
+    EXPECT_TRUE(scales.equal()) << global_scale;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, Quantize, testing::ValuesIn(kWideTypes),
                          [](const auto& dtype) { return std::string(to_string(dtype.param)); });
 

@@ -15,6 +15,7 @@ using Ints = std::vector<int32_t>;
 
 constexpr int32_t kWorld = 3;
 constexpr int64_t kTokens = 11;
+constexpr int64_t kManyTokens = 1501;  // whose rows a warp takes several of
 constexpr int64_t kHeads = 6;
 
 enum class Form { kReduceScatter, kAllReduce, kAllToAll };
@@ -24,6 +25,7 @@ struct RankCase {
   DType dtype;
   int64_t dim;
   LseBase base;
+  int64_t tokens = kTokens;
 };
 
 ThreadGroupOptions options_of(bool on_gpu) {
@@ -37,16 +39,16 @@ class Ranks : public CudaTest, public testing::WithParamInterface<RankCase> {};
 /// One rank's inputs and results, on both devices.
 struct Rank {
   Rank(const RankCase& c, std::mt19937& random)
-      : partial(random_elements(c.dtype, kTokens * kHeads * c.dim, random, 3.0f)),
-        out(random_elements(c.dtype, kTokens * kHeads * c.dim, random)),
-        lse(lses(random)),
-        lse_out(std::vector<float>(kTokens * kHeads, 7.0f)),
+      : partial(random_elements(c.dtype, c.tokens * kHeads * c.dim, random, 3.0f)),
+        out(random_elements(c.dtype, c.tokens * kHeads * c.dim, random)),
+        lse(lses(random, c.tokens)),
+        lse_out(std::vector<float>(static_cast<size_t>(c.tokens * kHeads), 7.0f)),
         workspace(std::vector<std::byte>(
-            combine_workspace_size(kWorld, kTokens, kHeads, static_cast<int32_t>(c.dim)) + 256, std::byte{0xff})),
+            combine_workspace_size(kWorld, c.tokens, kHeads, static_cast<int32_t>(c.dim)) + 256, std::byte{0xff})),
         local_lens(std::vector<int32_t>{4, random() % 2 == 0 ? 0 : 9, 1}),
-        query_start(std::vector<int32_t>{0, 2, 6, 9}) {}
-  static std::vector<float> lses(std::mt19937& random) {
-    std::vector<float> values(kTokens * kHeads);
+        query_start(std::vector<int32_t>{0, 2, 6, static_cast<int32_t>(c.tokens) - 2}) {}
+  static std::vector<float> lses(std::mt19937& random, int64_t tokens) {
+    std::vector<float> values(static_cast<size_t>(tokens * kHeads));
     std::normal_distribution<float> normal(0.0f, 5.0f);
     for (float& value : values) {
       value = normal(random);
@@ -80,9 +82,9 @@ TEST_P(Ranks, CombineAsOnTheCpu) {
           auto* const memory = rank.workspace.at(on_gpu);
           auto* const aligned = memory + (256 - reinterpret_cast<uintptr_t>(memory) % 256) % 256;
           call(context, group,
-               {ConstTensorView(rank.partial.at(on_gpu), c.dtype, {kTokens, kHeads, c.dim}), rank.lse.at(on_gpu),
+               {ConstTensorView(rank.partial.at(on_gpu), c.dtype, {c.tokens, kHeads, c.dim}), rank.lse.at(on_gpu),
                 kHeads, 1, c.base},
-               TensorView(rank.out.at(on_gpu), c.dtype, {kTokens, heads, c.dim}),
+               TensorView(rank.out.at(on_gpu), c.dtype, {c.tokens, heads, c.dim}),
                {rank.lse_out.at(on_gpu), heads, 1, LseBase::k2}, {aligned, rank.workspace.host.size() - 256},
                {rank.local_lens.span(on_gpu), rank.query_start.span(on_gpu)}, on_gpu ? stream.get() : Stream{});
           stream.wait();
@@ -92,7 +94,7 @@ TEST_P(Ranks, CombineAsOnTheCpu) {
   int64_t unequal = 0;
   for (const Rank& rank : ranks) {
     const std::vector<std::byte> gpu = rank.out.gpu();
-    for (int64_t i = 0; i < kTokens * heads * c.dim; ++i) {
+    for (int64_t i = 0; i < c.tokens * heads * c.dim; ++i) {
       const float mine = load_as_float(gpu.data(), c.dtype, i);
       const float expected = load_as_float(rank.out.host.data(), c.dtype, i);
       if (mine == expected) continue;
@@ -106,7 +108,7 @@ TEST_P(Ranks, CombineAsOnTheCpu) {
       ++unequal;
     }
   }
-  EXPECT_LE(unequal, kTokens * heads * c.dim * kWorld / 50);
+  EXPECT_LE(unequal, c.tokens * heads * c.dim * kWorld / 50);
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, Ranks,
@@ -115,15 +117,20 @@ INSTANTIATE_TEST_SUITE_P(Forms, Ranks,
                                          RankCase{Form::kAllReduce, DType::kFloat16, 7, LseBase::kE},
                                          RankCase{Form::kAllToAll, DType::kFloat32, 33, LseBase::k2},
                                          RankCase{Form::kAllToAll, DType::kBFloat16, 7, LseBase::kE},
-                                         RankCase{Form::kAllToAll, DType::kFloat16, 128, LseBase::kE}),
+                                         RankCase{Form::kAllToAll, DType::kFloat16, 128, LseBase::kE},
+                                         RankCase{Form::kReduceScatter, DType::kBFloat16, 128, LseBase::kE,
+                                                  kManyTokens},
+                                         RankCase{Form::kAllReduce, DType::kFloat32, 36, LseBase::k2, kManyTokens},
+                                         RankCase{Form::kAllToAll, DType::kBFloat16, 64, LseBase::kE, kManyTokens}),
                          [](const auto& given) {
                            return "form" + std::to_string(static_cast<int>(given.param.form)) + "_" +
-                                  std::string(to_string(given.param.dtype)) + "_" + std::to_string(given.param.dim);
+                                  std::string(to_string(given.param.dtype)) + "_" + std::to_string(given.param.dim) +
+                                  "_" + std::to_string(given.param.tokens);
                          });
 
 TEST_F(CudaTest, EmptyRowsAreMaskedInPlace) {
   std::mt19937 random(92);
-  Twin<float> lse(Rank::lses(random));
+  Twin<float> lse(Rank::lses(random, kTokens));
   const Ints lens{4, 0, 1, 0}, starts{0, 2, 2, 6, 8};
   Twin<int32_t> local(lens), query_start(starts);
   for (const bool on_gpu : {false, true}) {

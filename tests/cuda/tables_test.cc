@@ -162,7 +162,38 @@ TEST_P(TableOps, SlotsAreTheCpus) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(PageSizes, TableOps, testing::Values(1, 16), testing::PrintToStringParamName());
+/// So many tokens that neighbours are looked up together, an odd number of them; lists that begin anywhere.
+TEST_P(TableOps, ManyTokensAreTheCpus) {
+  const int32_t page_size = GetParam();
+  Tables tables(9001 / page_size + 90, page_size, random_);
+  Ints rows, positions;
+  for (size_t r = 0; r < tables.kv_len.host.size(); ++r) {
+    for (int32_t p = 0; p < tables.kv_len.host[r]; ++p) {
+      rows.push_back(static_cast<int32_t>(r));
+      positions.push_back(random_() % 50 == 0 ? -1 : p);  // padding
+    }
+  }
+  if (rows.size() % 2 == 0) rows.pop_back(), positions.pop_back();
+  ASSERT_GT(rows.size(), size_t{1} << 13);
+  Twin<int32_t> token_row(rows), position(positions), indptr(Ints(tables.kv_len.host.size() + 1));
+  Twin<int64_t> slots(std::vector<int64_t>(rows.size(), 7));
+  const size_t pages = tables.indices.host.size();
+  Twin<int32_t> expanded(Ints(8 * pages, 7)), list(Ints(rows.size() + 8, 7));
+  for (const bool on_gpu : {false, true}) {
+    const Context context = context_of(on_gpu);
+    slot_mapping(context, tables.csr(on_gpu), token_row.span(on_gpu), position.span(on_gpu), page_size,
+                 slots.span(on_gpu), {}, {}, status(on_gpu));
+    expand_pages(context, tables.indices.span(on_gpu), 8, expanded.span(on_gpu), {}, status(on_gpu));
+    token_indices(context, tables.csr(on_gpu), tables.kv_len.span(on_gpu), page_size, indptr.span(on_gpu),
+                  list.span(on_gpu).subspan(3), {}, status(on_gpu));
+  }
+  EXPECT_TRUE(slots.equal());
+  EXPECT_TRUE(expanded.equal());
+  EXPECT_TRUE(indptr.equal());
+  EXPECT_TRUE(list.equal());
+}
+
+INSTANTIATE_TEST_SUITE_P(PageSizes, TableOps, testing::Values(1, 3, 16), testing::PrintToStringParamName());
 
 TEST_F(CudaTest, TablesOutOfRangeAreReported) {
   const Context context = Context::cuda(0);

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -38,12 +37,13 @@ struct QuantisedStep {
     shape = {fixture.num_tokens(), setup.num_heads, setup.head_size};
     blocks = shape[1] * shape[2] / kNvfp4BlockSize;
   }
+  /// On a GPU the fixture makes float16 of it.
   static LayerSetup in_float32(LayerSetup setup) {
     setup.model_dtype = DType::kFloat32;
     return setup;
   }
 
-  ConstTensorView wide_view() const { return {wide.data(), DType::kFloat32, {shape[0], shape[1], shape[2]}}; }
+  ConstTensorView wide_view() const { return {wide.data(), fixture.output.dtype, {shape[0], shape[1], shape[2]}}; }
   TensorView packed(std::vector<uint8_t>& memory, DType dtype) const {
     return {memory.data(), dtype, {shape[0], shape[1], shape[2]}};
   }
@@ -78,6 +78,36 @@ struct QuantisedStep {
     return bytes;
   }
 
+  /// Byte for byte what the stand-alone function makes of a float32 output. Of a float16 output, within its rounding:
+  /// half a step of e2m1 is at most 1 in units of the block's scale, which itself is within 1/16 of amax / 6.
+  void expect_nvfp4() {
+    std::vector<uint8_t> got = codes_and_scales(true);
+    const std::vector<uint8_t> expected = codes_and_scales(false);
+    if (fixture.output.dtype == DType::kFloat32) {
+      EXPECT_EQ(got, expected);
+      return;
+    }
+    ASSERT_EQ(got.size(), expected.size());
+    const auto values = static_cast<size_t>(shape[0] * shape[1] * shape[2]);
+    const auto padded = static_cast<size_t>(fixture.padded_rows() * shape[1] * shape[2]);
+    for (size_t i = values / 2; i < padded / 2; ++i) ASSERT_EQ(got[i], 0xee) << "behind the tokens, byte " << i;
+    std::vector<float> real(values);
+    dequantize_nvfp4(fixture.context,
+                     ConstTensorView(got.data(), DType::kFloat4E2M1x2, {shape[0], shape[1], shape[2] / 2}),
+                     {got.data() + padded / 2, 0}, kGlobalScale,
+                     TensorView(real.data(), DType::kFloat32, {shape[0], shape[1], shape[2]}));
+    for (size_t block = 0; block < values; block += kNvfp4BlockSize) {
+      float largest = 0.0f;
+      const auto of = [&](size_t i) {
+        return load_as_float(wide.data(), fixture.output.dtype, static_cast<int64_t>(i));
+      };
+      for (size_t i = block; i < block + kNvfp4BlockSize; ++i) largest = std::max(largest, std::abs(of(i)));
+      for (size_t i = block; i < block + kNvfp4BlockSize; ++i) {
+        ASSERT_NEAR(real[i], of(i), largest / 6.0f * (1.0f + 0x1p-4f + 0x1p-6f)) << i;
+      }
+    }
+  }
+
   FlashAttnFixture fixture;
   int32_t prefix;
   std::vector<std::byte> wide;
@@ -101,40 +131,7 @@ TEST(FlashAttnOutput, IsTheFp8OfTheStandAloneFunction) {
   }
 }
 
-/// Byte for byte. On a GPU, where there is no float32 to compare with, within what NVFP4 and float16 round: half a step
-/// of e2m1 is at most 1 in units of the factor, which is within 1/16 of the block's largest value / 6.
-void expect_nvfp4_of_the_stand_alone_function(QuantisedStep& step, const std::string& name = "") {
-  std::vector<uint8_t> in_kernel = step.codes_and_scales(true);
-  if (!folio::testing::on_gpu()) {
-    EXPECT_EQ(in_kernel, step.codes_and_scales(false)) << name;
-    return;
-  }
-  const size_t num_codes = in_kernel.size() - static_cast<size_t>(nvfp4_scale_bytes(step.shape[0], step.blocks));
-  const auto written = static_cast<size_t>(step.shape[0] * step.shape[1] * step.shape[2] / 2);
-  EXPECT_TRUE(std::all_of(in_kernel.begin() + static_cast<std::ptrdiff_t>(written),
-                          in_kernel.begin() + static_cast<std::ptrdiff_t>(num_codes),
-                          [](uint8_t byte) { return byte == 0xee; }))
-      << name;
-  std::vector<float> real(2 * written);
-  dequantize_nvfp4(step.fixture.context,
-                   ConstTensorView(in_kernel.data(), DType::kFloat4E2M1x2,
-                                   {step.shape[0], step.shape[1], step.shape[2] / 2}),
-                   {in_kernel.data() + num_codes, 0}, kGlobalScale,
-                   TensorView(real.data(), DType::kFloat32, {step.shape[0], step.shape[1], step.shape[2]}));
-  for (size_t block = 0; block < real.size(); block += 16) {
-    double largest = 0.0;
-    std::array<double, 16> wide{};
-    for (size_t i = 0; i < 16; ++i) {
-      wide[i] = load_as_float(step.wide.data(), step.fixture.setup.model_dtype, static_cast<int64_t>(block + i));
-      largest = std::max(largest, std::abs(wide[i]));
-    }
-    for (size_t i = 0; i < 16; ++i) {
-      ASSERT_NEAR(real[block + i], wide[i], largest / 6.0 * (1.0 + 0x1p-4 + 0x1p-6)) << name << ", " << block + i;
-    }
-  }
-}
-
-// Byte for byte, in decodes and prefills, and nothing behind the tokens.
+// In decodes and prefills, and nothing behind the tokens.
 TEST(FlashAttnOutput, IsTheNvfp4OfTheStandAloneFunction) {
   LayerSetup plain;
   LayerSetup all;
@@ -151,7 +148,8 @@ TEST(FlashAttnOutput, IsTheNvfp4OfTheStandAloneFunction) {
   for (const char* batch : {"small_decode", "mixed_small", "flashinfer_prefill"}) {
     for (const LayerSetup& setup : {plain, all, fp8}) {
       QuantisedStep step(setup, testing::backend_batch(batch));
-      expect_nvfp4_of_the_stand_alone_function(step, batch);
+      SCOPED_TRACE(batch);
+      step.expect_nvfp4();
     }
   }
 }
@@ -160,11 +158,11 @@ TEST(FlashAttnOutput, IsQuantisedOnceBehindASharedPrefixAndOfEncoders) {
   LayerSetup shared;
   shared.shared_prefix = 32;
   QuantisedStep cascade(shared, {"shared", {64, 50, 33, 80}, {4, 1, 1, 7}}, 32);
-  expect_nvfp4_of_the_stand_alone_function(cascade);
+  cascade.expect_nvfp4();
   LayerSetup bidirectional;
   bidirectional.mask = MaskKind::kNone;
   QuantisedStep encoder(bidirectional, {"encoder", {40, 7}, {40, 7}}, 0, AttentionType::kEncoder);
-  expect_nvfp4_of_the_stand_alone_function(encoder);
+  encoder.expect_nvfp4();
 }
 
 TEST(FlashAttnOutput, RefusesScalesThatDoNotFit) {

@@ -10,7 +10,20 @@ inline constexpr int32_t kMoveThreads = 256;
 
 /// How a half's pieces move: as they are, 16, 4, 2 or 1 bytes at a time, or converted, eight elements at a time or one,
 /// from elements of 1, 2 or 4 bytes, or four that become 4 bytes each from 1 or 2.
-enum class MoveKind { kCopy16, kCopy4, kCopy2, kCopy1, kWide1, kWide2, kWide4, kQuad1, kQuad2, kSingle1, kSingle2, kSingle4 };
+enum class MoveKind {
+  kCopy16,
+  kCopy4,
+  kCopy2,
+  kCopy1,
+  kWide1,
+  kWide2,
+  kWide4,
+  kQuad1,
+  kQuad2,
+  kSingle1,
+  kSingle2,
+  kSingle4
+};
 MoveKind move_kind(const MoveHalf& half);
 
 /// Sets pieces, how threads share them, and the tile: the widest pieces that addresses and strides allow, and as many

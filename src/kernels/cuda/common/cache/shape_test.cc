@@ -60,7 +60,10 @@ TEST(MoveShape, TakesTheWidestPieceThatDividesEverything) {
   EXPECT_EQ(kind_of(packed_move(DType::kBFloat16, DType::kBFloat16, 5)), MoveKind::kCopy2);
   EXPECT_EQ(kind_of(packed_move(DType::kFloat8E4M3, DType::kFloat8E4M3, 5)), MoveKind::kCopy1);
   EXPECT_EQ(kind_of(packed_move(DType::kBFloat16, DType::kFloat8E4M3, 64)), MoveKind::kWide2);
-  EXPECT_EQ(kind_of(packed_move(DType::kFloat8E4M3, DType::kFloat32, 8)), MoveKind::kWide1);
+  EXPECT_EQ(kind_of(packed_move(DType::kFloat8E4M3, DType::kBFloat16, 8)), MoveKind::kWide1);
+  EXPECT_EQ(kind_of(packed_move(DType::kFloat8E4M3, DType::kFloat32, 12)), MoveKind::kQuad1);
+  EXPECT_EQ(kind_of(packed_move(DType::kBFloat16, DType::kFloat32, 64)), MoveKind::kQuad2);
+  EXPECT_EQ(kind_of(packed_move(DType::kBFloat16, DType::kFloat32, 6)), MoveKind::kSingle2);
   EXPECT_EQ(kind_of(packed_move(DType::kFloat32, DType::kFloat16, 12)), MoveKind::kSingle4);
   MoveParams misaligned = packed_move(DType::kBFloat16, DType::kFloat8E4M3, 64);
   misaligned.halves[0].to.data += 4;
@@ -68,6 +71,24 @@ TEST(MoveShape, TakesTheWidestPieceThatDividesEverything) {
   MoveParams pairs = packed_move(DType::kBFloat16, DType::kBFloat16, 64);
   pairs.halves[0].to.step = 2;
   EXPECT_EQ(kind_of(pairs), MoveKind::kCopy2);
+}
+
+TEST(MoveShape, ThreadsShareATokensPiecesInEqualParts) {
+  struct Shared {
+    int32_t heads, head_dim;
+    uint32_t pieces, columns, lanes;
+  };
+  for (const Shared& shared : {Shared{4, 64, 32, 32, 8}, Shared{8, 128, 128, 128, 2}, Shared{5, 72, 45, 45, 5},
+                               Shared{32, 128, 512, 256, 1}, Shared{17, 128, 272, 136, 1}}) {
+    MoveParams params = packed_move(DType::kBFloat16, DType::kBFloat16, shared.head_dim);
+    params.num_heads = shared.heads;
+    set_shape(params, 1 << 20);
+    const MoveHalf& half = params.halves[0];
+    EXPECT_EQ(half.pieces, shared.pieces);
+    EXPECT_EQ(half.columns.divisor(), shared.columns);
+    EXPECT_EQ(half.lanes, shared.lanes);
+    EXPECT_LE(half.lanes * half.columns.divisor(), static_cast<uint32_t>(kMoveThreads));
+  }
 }
 
 TEST(MoveShape, TilesGrowWithWhatThereIsToDo) {

@@ -1,10 +1,22 @@
 #include "kernels/cuda/common/combine/ranks.hpp"
 
+#include <algorithm>
+
 #include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/launch.hpp"
 
 namespace folio::inline v0::kernels::cuda {
+
+template <>
+struct Raw<4, 4> {
+  float4 bits;
+};
+
 namespace {
+
+__device__ inline void decode(const Raw<4, 4>& raw, DType, float* values) {
+  values[0] = raw.bits.x, values[1] = raw.bits.y, values[2] = raw.bits.z, values[3] = raw.bits.w;
+}
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kWarps = kThreads / 32;
@@ -93,50 +105,126 @@ __device__ void weigh(const WeighParams& params, int64_t token, int32_t head, fl
   lse = top * log_base + log(sum);
 }
 
-/// A warp a row.
-__global__ void __launch_bounds__(kThreads) weigh_kernel(const __grid_constant__ WeighParams params) {
+/// A warp takes rows_per_warp rows, 32 at most: each lane weighs one, and then all lanes move the rows, kElements
+/// components a lane, of kInFlight rows at a time.
+constexpr int32_t kInFlight = 4;
+
+template <int32_t kBytes, int32_t kElements>
+__global__ void __launch_bounds__(kThreads)
+    weigh_kernel(const __grid_constant__ WeighParams params, int32_t rows_per_warp) {
   const int64_t rows = params.num_tokens * params.heads.parts * params.heads.local;
   const int32_t lane = threadIdx.x % 32;
-  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < rows; row += int64_t{gridDim.x} * kWarps) {
-    const SendRow at = send_row(params.heads, params.num_tokens, row);
-    float weight;
-    double lse;
-    weigh(params, at.token, at.head, weight, lse);
-    if (lane == 0 && at.part == params.own) {
-      params.lse[at.token * params.heads.local + at.local_head] = static_cast<float>(lse);
+  const int64_t step = int64_t{gridDim.x} * kWarps * rows_per_warp;
+  for (int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * rows_per_warp; first < rows; first += step) {
+    const auto count = static_cast<int32_t>(min(int64_t{rows_per_warp}, rows - first));
+    float my_weight = 0.0f;
+    int64_t my_from = 0;
+    if (lane < count) {
+      const SendRow at = send_row(params.heads, params.num_tokens, first + lane);
+      double lse;
+      weigh(params, at.token, at.head, my_weight, lse);
+      if (at.part == params.own) {
+        params.lse[at.token * params.heads.local + at.local_head] = static_cast<float>(lse);
+      }
+      my_from = at.token * params.token_stride + at.head * params.head_stride;
     }
-    const int64_t from = at.token * params.token_stride + at.head * params.head_stride;
-    for (int32_t d = lane; d < params.head_dim; d += 32) {
-      float value;
-      load_floats<1>(element_at(params.partial, params.dtype, from + d), params.dtype, &value);
-      // A weight of 0 gives 0, also for the NaN that an empty shard may have left.
-      params.send[row * params.head_dim + d] = weight == 0.0f ? 0.0f : __fmul_rn(value, weight);
+    for (int32_t i = 0; i < count; i += kInFlight) {
+      float weights[kInFlight];
+      const std::byte* from[kInFlight];
+#pragma unroll
+      for (int32_t u = 0; u < kInFlight; ++u) {
+        const int32_t row = min(i + u, count - 1);
+        weights[u] = __shfl_sync(0xffffffffu, my_weight, row);
+        from[u] = params.partial + __shfl_sync(0xffffffffu, my_from, row) * kBytes;
+      }
+      for (int32_t d = lane * kElements; d < params.head_dim; d += 32 * kElements) {
+        Raw<kBytes, kElements> raw[kInFlight];
+#pragma unroll
+        for (int32_t u = 0; u < kInFlight; ++u) raw[u] = load_raw<kBytes, kElements>(from[u] + int64_t{d} * kBytes);
+#pragma unroll
+        for (int32_t u = 0; u < kInFlight; ++u) {
+          if (i + u >= count) break;
+          float values[kElements];
+          decode(raw[u], params.dtype, values);
+          // A weight of 0 gives 0, also for the NaN that an empty shard may have left.
+#pragma unroll
+          for (float& value : values) value = weights[u] == 0.0f ? 0.0f : __fmul_rn(value, weights[u]);
+          store_floats<kElements>(reinterpret_cast<std::byte*>(params.send + (first + i + u) * params.head_dim + d),
+                                  DType::kFloat32, values);
+        }
+      }
     }
   }
 }
 
-/// A warp a row. Words are elements: of 2 or 4 bytes.
+/// A warp takes rows as above. Words are elements, or pairs of 16-bit ones.
 template <typename Word>
-__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackParams params) {
+__global__ void __launch_bounds__(kThreads)
+    pack_kernel(const __grid_constant__ PackParams params, int32_t rows_per_warp) {
   const int64_t num_heads = int64_t{params.heads.parts} * params.heads.local;
   const int64_t rows = params.num_tokens * num_heads;
   const int32_t lane = threadIdx.x % 32;
-  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < rows; row += int64_t{gridDim.x} * kWarps) {
-    const SendRow at = send_row(params.heads, params.num_tokens, row);
-    const auto* const from =
-        reinterpret_cast<const Word*>(params.partial) + at.token * params.token_stride + at.head * params.head_stride;
-    auto* const to = reinterpret_cast<Word*>(params.send) + row * params.row_elements;
-    for (int32_t d = lane; d < params.head_dim; d += 32) to[d] = from[d];
-    if (lane == 0) *reinterpret_cast<float*>(to + params.lse_at) = params.cleaned[at.token * num_heads + at.head];
+  const int32_t bytes = size_of(params.dtype);
+  const int32_t words = params.head_dim * bytes / static_cast<int32_t>(sizeof(Word));
+  const int64_t row_bytes = params.row_elements * bytes;
+  const int64_t step = int64_t{gridDim.x} * kWarps * rows_per_warp;
+  for (int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * rows_per_warp; first < rows; first += step) {
+    const auto count = static_cast<int32_t>(min(int64_t{rows_per_warp}, rows - first));
+    int64_t my_from = 0;
+    if (lane < count) {
+      const SendRow at = send_row(params.heads, params.num_tokens, first + lane);
+      my_from = (at.token * params.token_stride + at.head * params.head_stride) * bytes;
+      *reinterpret_cast<float*>(params.send + (first + lane) * row_bytes + params.lse_at * bytes) =
+          params.cleaned[at.token * num_heads + at.head];
+    }
+    for (int32_t i = 0; i < count; i += kInFlight) {
+      const Word* from[kInFlight];
+#pragma unroll
+      for (int32_t u = 0; u < kInFlight; ++u) {
+        from[u] =
+            reinterpret_cast<const Word*>(params.partial + __shfl_sync(0xffffffffu, my_from, min(i + u, count - 1)));
+      }
+      for (int32_t d = lane; d < words; d += 32) {
+        Word loaded[kInFlight];
+#pragma unroll
+        for (int32_t u = 0; u < kInFlight; ++u) loaded[u] = from[u][d];
+#pragma unroll
+        for (int32_t u = 0; u < kInFlight; ++u) {
+          if (i + u < count) reinterpret_cast<Word*>(params.send + (first + i + u) * row_bytes)[d] = loaded[u];
+        }
+      }
+    }
   }
 }
 
+__device__ inline float add(float a, float b) {
+  return __fadd_rn(a, b);
+}
+__device__ inline float4 add(const float4& a, const float4& b) {
+  return make_float4(add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w));
+}
+
+/// Word: a float or four.
+template <typename Word>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ SumParams params) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < params.count; i += int64_t{gridDim.x} * kThreads) {
-    float sum = params.sent[0][i];
-    for (int32_t r = 1; r < params.world; ++r) sum = __fadd_rn(sum, params.sent[r][i]);
-    params.out[i] = sum;
+  const int64_t words = params.count / static_cast<int64_t>(sizeof(Word) / sizeof(float));
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < words; i += int64_t{gridDim.x} * kThreads) {
+    Word sum = reinterpret_cast<const Word*>(params.sent[0])[i];
+#pragma unroll 4
+    for (int32_t r = 1; r < params.world; ++r) sum = add(sum, reinterpret_cast<const Word*>(params.sent[r])[i]);
+    reinterpret_cast<Word*>(params.out)[i] = sum;
   }
+}
+
+/// Rows of a warp: 32 where that leaves work for every multiprocessor.
+int32_t rows_of_warp(int64_t rows) {
+  constexpr int64_t kManyWarps = 132 * kWarps * 4;
+  return static_cast<int32_t>(std::clamp<int64_t>(rows / kManyWarps, 1, 32));
+}
+
+/// Whether rows of so many elements begin where `bytes` of them can be read at once.
+bool begins_at(const std::byte* data, int64_t strides, int64_t element, uint32_t bytes) {
+  return (reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(strides * element)) % bytes == 0;
 }
 
 }  // namespace
@@ -156,21 +244,37 @@ void enqueue(const MaskRowsParams& params, Stream stream) {
 void enqueue(const WeighParams& params, Stream stream) {
   const int64_t rows = params.num_tokens * params.heads.parts * params.heads.local;
   if (rows == 0) return;
-  weigh_kernel<<<grid_for(rows, kWarps), kThreads, 0, native(stream)>>>(params);
+  const int32_t bytes = size_of(params.dtype);
+  const int64_t strides = params.token_stride | params.head_stride | params.head_dim;
+  const bool wide = begins_at(params.partial, strides, bytes, static_cast<uint32_t>(4 * bytes)) &&
+                    reinterpret_cast<uintptr_t>(params.send) % 16 == 0;
+  auto* const of_two = wide ? weigh_kernel<2, 4> : weigh_kernel<2, 1>;
+  auto* const of_four = wide ? weigh_kernel<4, 4> : weigh_kernel<4, 1>;
+  auto* const kernel = bytes == 2 ? of_two : of_four;
+  const int32_t per_warp = rows_of_warp(rows);
+  kernel<<<grid_for(rows, int64_t{kWarps} * per_warp), kThreads, 0, native(stream)>>>(params, per_warp);
   check_launch("the weighing of partial results");
 }
 
 void enqueue(const PackParams& params, Stream stream) {
   const int64_t rows = params.num_tokens * params.heads.parts * params.heads.local;
   if (rows == 0) return;
-  auto* const kernel = size_of(params.dtype) == 2 ? pack_kernel<uint16_t> : pack_kernel<uint32_t>;
-  kernel<<<grid_for(rows, kWarps), kThreads, 0, native(stream)>>>(params);
+  const int32_t bytes = size_of(params.dtype);
+  const int64_t strides = params.token_stride | params.head_stride | params.head_dim | params.row_elements;
+  const bool words = begins_at(params.partial, strides, bytes, 4) && begins_at(params.send, 0, bytes, 4);
+  auto* const kernel = words ? pack_kernel<uint32_t> : pack_kernel<uint16_t>;
+  const int32_t per_warp = rows_of_warp(rows);
+  kernel<<<grid_for(rows, int64_t{kWarps} * per_warp), kThreads, 0, native(stream)>>>(params, per_warp);
   check_launch("the packing of partial results");
 }
 
 void enqueue(const SumParams& params, Stream stream) {
   if (params.count == 0) return;
-  sum_kernel<<<grid_for(params.count, kThreads), kThreads, 0, native(stream)>>>(params);
+  uintptr_t all = reinterpret_cast<uintptr_t>(params.out) | static_cast<uintptr_t>(params.count * 4);
+  for (int32_t r = 0; r < params.world; ++r) all |= reinterpret_cast<uintptr_t>(params.sent[r]);
+  const bool wide = all % 16 == 0;
+  auto* const kernel = wide ? sum_kernel<float4> : sum_kernel<float>;
+  kernel<<<grid_for(params.count, wide ? 4 * kThreads : kThreads), kThreads, 0, native(stream)>>>(params);
   check_launch("a sum over ranks");
 }
 

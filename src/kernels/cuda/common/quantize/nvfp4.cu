@@ -9,8 +9,8 @@ namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
-constexpr int64_t kManyBlocks = 132 * 5;
-constexpr int64_t kBlocksOfTable = 16 * kThreads;  // a table's cost is a fiftieth of so many
+constexpr int64_t kBlocks = 132 * 5;     // of threads, where a table is made: all at once, so that none is left over
+constexpr int64_t kManyItems = 1 << 18;  // fewer are done sooner without a table
 constexpr int32_t kHalfBlock = kNvfp4BlockSize / 2;
 
 /// The place of a block of 16 values.
@@ -169,7 +169,8 @@ void enqueue(const Nvfp4Params& whole, Stream stream) {
   params.sizes.split = PieceSplit(params.sizes.head_dim / kNvfp4BlockSize, params.sizes.num_heads);
   const int64_t per_token = params.sizes.split.per_token.divisor();
   auto* quantise = aligned ? nvfp4_kernel<true> : nvfp4_kernel<false>;
-  const bool narrow = !params.inverse && aligned && size_of(params.wide.dtype) == 2;
+  const bool narrow = !params.inverse && aligned && size_of(params.wide.dtype) == 2 &&
+                      params.sizes.num_tokens * per_token >= kManyItems;
   if (narrow) {
     quantise = params.wide.dtype == DType::kBFloat16 ? narrow_nvfp4_kernel<true> : narrow_nvfp4_kernel<false>;
   }
@@ -181,8 +182,7 @@ void enqueue(const Nvfp4Params& whole, Stream stream) {
     params.first_row = whole.first_row + first;
     auto* const kernel = params.inverse ? inverse : quantise;
     const int64_t items = count * per_token * (params.inverse ? 2 : 1);
-    // Where a table is made, not more thread blocks than are needed.
-    const int64_t most = narrow ? std::max(kManyBlocks, items / kBlocksOfTable) : int64_t{1} << 20;
+    const int64_t most = narrow ? kBlocks : int64_t{1} << 20;
     kernel<<<grid_for(items, kThreads, most), kThreads, 0, native(stream)>>>(params);
     check_launch("NVFP4's quantisation or its inverse");
   });

@@ -9,6 +9,7 @@ namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
+constexpr int32_t kSumThreads = 512;
 constexpr int64_t kEntriesPerBlock = 8192;
 constexpr int32_t kMaxRows = 65535;  // of a grid
 
@@ -23,23 +24,25 @@ __device__ int64_t units_of(int64_t length, int32_t unit) {
 
 /// One thread block. A thread takes kPerThread neighbours.
 template <int32_t kPerThread>
-__global__ void __launch_bounds__(kThreads) indptr_kernel(const __grid_constant__ IndptrParams params) {
-  __shared__ int64_t sums[kThreads / 32 + 1];
+__global__ void __launch_bounds__(kSumThreads) indptr_kernel(const __grid_constant__ IndptrParams params) {
+  __shared__ int64_t sums[kSumThreads / 32 + 1];
   if (threadIdx.x == 0) params.indptr[0] = 0;
   int64_t before = 0;
-  for (int64_t block = 0; block < params.n; block += int64_t{kThreads} * kPerThread) {
+  for (int64_t block = 0; block < params.n; block += int64_t{kSumThreads} * kPerThread) {
     const int64_t first = block + int64_t{threadIdx.x} * kPerThread;
-    int64_t lengths[kPerThread], units[kPerThread];
+    int32_t lengths[kPerThread];
+#pragma unroll
+    for (int32_t k = 0; k < kPerThread; ++k) lengths[k] = first + k < params.n ? params.lens[first + k] : 0;
+    int32_t units[kPerThread];
     int64_t mine = 0;
 #pragma unroll
     for (int32_t k = 0; k < kPerThread; ++k) {
-      const int32_t given = first + k < params.n ? params.lens[first + k] : 0;
-      if (given < 0) report(params.status);
-      lengths[k] = max(0, given);
-      units[k] = units_of(lengths[k], params.unit);
+      if (lengths[k] < 0) report(params.status);
+      lengths[k] = max(0, lengths[k]);
+      units[k] = lengths[k] == 0 ? 0 : static_cast<int32_t>(params.units.quotient(lengths[k] - 1)) + 1;
       mine += units[k];
     }
-    const BlockSum<kThreads> sum(mine, sums);
+    const BlockSum<kSumThreads> sum(mine, sums);
     int64_t to = before + sum.to - mine;
 #pragma unroll
     for (int32_t k = 0; k < kPerThread; ++k) {
@@ -48,9 +51,8 @@ __global__ void __launch_bounds__(kThreads) indptr_kernel(const __grid_constant_
       to += units[k];
       if (to > INT_MAX) report(params.status);
       params.indptr[i + 1] = static_cast<int32_t>(min(to, int64_t{INT_MAX}));
-      if (params.last_unit_len != nullptr) {
-        params.last_unit_len[i] = units[k] == 0 ? 0 : static_cast<int32_t>(lengths[k] - (units[k] - 1) * params.unit);
-      }
+      if (params.last_unit_len == nullptr) continue;
+      params.last_unit_len[i] = units[k] == 0 ? 0 : lengths[k] - (units[k] - 1) * params.unit;
     }
     before += sum.all;
   }
@@ -67,114 +69,135 @@ __global__ void __launch_bounds__(kThreads) lens_kernel(const __grid_constant__ 
   }
 }
 
-constexpr int32_t kNeighbours = 4;  // of a list, written at once
-
-/// A row's list, and where it goes.
+/// A row's list of tokens, and where it goes. What a thread writes at once is 16 bytes.
 template <typename Value>
 struct RowList {
+  static constexpr int32_t kNeighbours = 16 / sizeof(Value);
   RowEntries pages;
   int64_t entries;
-  int64_t begin;  ///< of the list in `out`
-  Value* out;
+  int64_t first_inside;  ///< entries from here to end_inside are the row's, and `out` has room for them
+  int64_t end_inside;
+  Value* out;  ///< of entry 0
+
+  __device__ RowList(const ListParams& params, int64_t row, Value* all)
+      : pages(params.table, row), entries(max(0, params.lens[row])) {
+    const int64_t begin = params.indptr[row];
+    first_inside = max(int64_t{0}, -begin);
+    end_inside = min(entries, params.capacity - begin);
+    out = all + begin;
+  }
 };
 
-/// Entries [j, j + 4) of a row's list, as far as the row has them, one by one.
+/// Neighbours from j on, as far as the row has them, one by one.
 template <typename Value>
 __device__ void list_singly(const ListParams& params, const RowList<Value>& list, int64_t j) {
-  const int64_t end = min(j + kNeighbours, list.entries);
+  const int64_t end = min(j + list.kNeighbours, list.entries);
   for (int64_t i = max(j, int64_t{0}); i < end; ++i) {
-    const int64_t at = list.begin + i;
-    const bool has_room = at >= 0 && at < params.capacity;
+    const bool has_room = i >= list.first_inside && i < list.end_inside;
     const uint32_t column = params.pages.quotient(static_cast<uint32_t>(i));
     const uint32_t in_page = static_cast<uint32_t>(i) - column * params.pages.divisor();
     const bool exists = column < list.pages.count;
-    const int64_t value =
-        exists ? list.pages.first[column] * params.page_stride + in_page * params.token_stride : 0;
+    const int64_t value = exists ? list.pages.first[column] * params.page_stride + in_page * params.token_stride : 0;
     const auto stored = static_cast<Value>(value);
     if (!has_room || !exists || stored != value) report(params.status);
-    if (has_room) list.out[at] = stored == value ? stored : 0;
+    if (has_room) list.out[i] = stored == value ? stored : 0;
   }
 }
 
-/// Four entries of a row's list that lie on two pages at most.
+/// Neighbours of a row's list.
+template <typename Value>
 struct Neighbours {
+  static constexpr int32_t kCount = RowList<Value>::kNeighbours;
   int64_t j = 0;
-  uint32_t column = 0;  ///< of the first
-  uint32_t here = 0;    ///< entries from the first one on that its page holds
+  uint32_t in_page = 0;  ///< the first one's place
   int32_t page = 0;
-  int32_t next = 0;  ///< the next column's page, if it is needed
+  bool together = false;  ///< on one page that exists, inside the list
 
   Neighbours() = default;
-  /// False for entries that are to be listed one by one.
-  template <typename Value>
-  __device__ bool read(const ListParams& params, const RowList<Value>& list, int64_t at) {
-    j = at;
-    const int64_t to = list.begin + j;
-    if (j < 0 || j + kNeighbours > list.entries || to < 0 || to + kNeighbours > params.capacity) return false;
-    column = params.pages.quotient(static_cast<uint32_t>(j));
-    here = (column + 1) * params.pages.divisor() - static_cast<uint32_t>(j);
-    const bool one_page = here >= kNeighbours;
-    if (column + (one_page ? 0 : 1) >= list.pages.count) return false;
-    page = list.pages.first[column];
-    if (!one_page) next = list.pages.first[column + 1];
-    return params.pages.divisor() + here >= kNeighbours;
+  __device__ Neighbours(const ListParams& params, const RowList<Value>& list, int64_t at) : j(at) {
+    if (j < list.first_inside || j + kCount > list.end_inside) return;
+    const auto place = static_cast<uint32_t>(j);
+    const uint32_t column = params.pages.quotient(place);
+    in_page = place - column * params.pages.divisor();
+    together = in_page + kCount <= params.pages.divisor() && column < list.pages.count;
+    if (together) page = list.pages.first[column];
   }
-  /// False where a value does not fit: nothing is written.
-  template <typename Value>
-  __device__ bool write(const ListParams& params, const RowList<Value>& list) const {
-    const int64_t in_page = int64_t{params.pages.divisor()} - here;
-    const int64_t on_page = page * params.page_stride + in_page * params.token_stride;
-    const int64_t on_next = next * params.page_stride - here * params.token_stride;
-    Value values[kNeighbours];
-    bool fits = true;
-#pragma unroll
-    for (uint32_t k = 0; k < kNeighbours; ++k) {
-      const int64_t value = (k < here ? on_page : on_next) + k * params.token_stride;
-      values[k] = static_cast<Value>(value);
-      fits = fits && values[k] == value;
+  __device__ void write(const ListParams& params, const RowList<Value>& list) const {
+    const auto token_stride = static_cast<Value>(params.token_stride);
+    // Strides of 32-bit lists are a page's tokens and 1.
+    const int64_t first =
+        page * int64_t{static_cast<Value>(params.page_stride)} + int64_t{in_page} * int64_t{token_stride};
+    const int64_t last = first + (kCount - 1) * int64_t{token_stride};
+    if (!together || static_cast<Value>(first) != first || static_cast<Value>(last) != last) {
+      list_singly(params, list, j);
+      return;
     }
-    if (!fits) return false;
-    Value* const to = list.out + list.begin + j;
-    if constexpr (sizeof(Value) == 4) {
-      *reinterpret_cast<int4*>(to) = make_int4(values[0], values[1], values[2], values[3]);
+    const auto value = static_cast<Value>(first);
+    if constexpr (kCount == 4) {
+      *reinterpret_cast<int4*>(list.out + j) =
+          make_int4(value, value + token_stride, value + 2 * token_stride, value + 3 * token_stride);
     } else {
-      reinterpret_cast<longlong2*>(to)[0] = make_longlong2(values[0], values[1]);
-      reinterpret_cast<longlong2*>(to)[1] = make_longlong2(values[2], values[3]);
+      *reinterpret_cast<longlong2*>(list.out + j) = make_longlong2(value, value + token_stride);
     }
-    return true;
   }
 };
 
-/// Column y of thread blocks: row y's entries, kUnroll groups of four neighbours a thread. Groups begin where four
-/// values can be stored at once.
+/// Column y of thread blocks: row y's tokens, kUnroll groups of neighbours a thread. Groups begin where 16 bytes can be
+/// stored at once.
 template <typename Value>
 __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ ListParams params) {
-  constexpr int32_t kUnroll = 2;
-  RowList<Value> list{{params.table, -1}, 0, 0, nullptr};
+  constexpr int32_t kUnroll = 4;
+  constexpr int32_t kNeighbours = RowList<Value>::kNeighbours;
+  Value* all = nullptr;
   if constexpr (sizeof(Value) == 4) {
-    list.out = params.out32;
+    all = params.out32;
   } else {
-    list.out = params.out64;
+    all = params.out64;
   }
-  const auto misplaced = static_cast<int64_t>(reinterpret_cast<uintptr_t>(list.out) / sizeof(Value) % kNeighbours);
   const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll * kNeighbours;
   for (int64_t row = blockIdx.y; row < params.n; row += gridDim.y) {
-    const int64_t length = max(0, params.lens[row]);
-    list.entries = params.tokens ? length : units_of(length, params.page_size);
-    list.begin = params.indptr[row];
-    list.pages = RowEntries(params.table, row);
-    const int64_t before = (list.begin + misplaced) & (kNeighbours - 1);  // of the first group, before the row
+    const RowList<Value> list(params, row, all);
+    const auto before = static_cast<int64_t>(reinterpret_cast<uintptr_t>(list.out) / sizeof(Value) % kNeighbours);
     for (int64_t first = (int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x) * kNeighbours - before;
          first < list.entries; first += step) {
-      Neighbours groups[kUnroll];
-      bool whole[kUnroll];
+      Neighbours<Value> groups[kUnroll];
 #pragma unroll
       for (int32_t u = 0; u < kUnroll; ++u) {
-        whole[u] = groups[u].read(params, list, first + u * kThreads * kNeighbours);
+        groups[u] = Neighbours<Value>(params, list, first + u * kThreads * kNeighbours);
+      }
+#pragma unroll
+      for (int32_t u = 0; u < kUnroll; ++u) groups[u].write(params, list);
+    }
+  }
+}
+
+/// Column y of thread blocks: row y's pages, four a thread at a time.
+__global__ void __launch_bounds__(kThreads) pages_kernel(const __grid_constant__ ListParams params) {
+  constexpr int32_t kUnroll = 4;
+  for (int64_t row = blockIdx.y; row < params.n; row += gridDim.y) {
+    const int64_t entries = units_of(max(0, params.lens[row]), params.page_size);
+    const int64_t begin = params.indptr[row];
+    const RowEntries pages(params.table, row);
+    const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
+    for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < entries; first += step) {
+      int32_t values[kUnroll];
+#pragma unroll
+      for (int32_t u = 0; u < kUnroll; ++u) {
+        const int64_t column = first + u * kThreads;
+        const bool exists = column < min(entries, pages.count);
+        values[u] = exists ? pages.first[column] : 0;
+        if (!exists && column < entries) report(params.status);
       }
 #pragma unroll
       for (int32_t u = 0; u < kUnroll; ++u) {
-        if (!whole[u] || !groups[u].write(params, list)) list_singly(params, list, groups[u].j);
+        const int64_t column = first + u * kThreads;
+        const int64_t at = begin + column;
+        if (column >= entries) break;
+        if (at >= 0 && at < params.capacity) {
+          params.out32[at] = values[u];
+        } else {
+          report(params.status);
+        }
       }
     }
   }
@@ -220,9 +243,11 @@ dim3 rows_grid(int32_t rows, int64_t entries_per_row) {
 
 }  // namespace
 
-void enqueue(const IndptrParams& params, Stream stream) {
-  auto* const kernel = params.n <= kThreads ? indptr_kernel<1> : indptr_kernel<8>;
-  kernel<<<1, kThreads, 0, native(stream)>>>(params);
+void enqueue(const IndptrParams& given, Stream stream) {
+  IndptrParams params = given;
+  params.units = FastDiv(params.unit);
+  auto* const kernel = params.n <= kSumThreads ? indptr_kernel<1> : indptr_kernel<4>;
+  kernel<<<1, kSumThreads, 0, native(stream)>>>(params);
   check_launch("a list's beginnings");
 }
 
@@ -235,8 +260,9 @@ void enqueue(const LensParams& params, Stream stream) {
 void enqueue(const ListParams& given, Stream stream) {
   if (given.n == 0 || given.capacity == 0) return;
   ListParams params = given;
-  params.pages = FastDiv(params.tokens ? params.page_size : 1);
-  auto* const kernel = params.out64 != nullptr ? list_kernel<int64_t> : list_kernel<int32_t>;
+  params.pages = FastDiv(params.page_size);
+  auto* const of_tokens = params.out64 != nullptr ? list_kernel<int64_t> : list_kernel<int32_t>;
+  auto* const kernel = params.tokens ? of_tokens : pages_kernel;
   kernel<<<rows_grid(params.n, params.capacity / params.n), kThreads, 0, native(stream)>>>(params);
   check_launch("a list of pages or tokens");
 }

@@ -33,8 +33,6 @@ struct Position {
   }
 };
 
-constexpr int32_t kNeighbours = 4;  // tokens whose rows, positions and slots are each 16 bytes or two times 16
-
 __device__ int64_t slot_of(const SlotParams& params, int64_t page, int32_t in_page) {
   return page < 0 ? -1 : page * params.page_size + in_page;
 }
@@ -48,67 +46,70 @@ __device__ int64_t slot_of_token(const SlotParams& params, int32_t row, int32_t 
 }
 
 /// Tokens one by one.
-__global__ void __launch_bounds__(kThreads)
-    single_slots_kernel(const __grid_constant__ SlotParams params) {
+__global__ void __launch_bounds__(kThreads) single_slots_kernel(const __grid_constant__ SlotParams params) {
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x; t < params.num_tokens; t += step) {
     params.slots[t] = slot_of_token(params, params.token_row[t], params.positions[t]);
   }
 }
 
-/// Four neighbours a thread at a time; memory is aligned. Where they follow each other on one
-/// page, as a prefill's do, that page is looked up once.
+/// Two neighbours a thread, whose slots are 16 bytes, kUnroll times; memory is aligned. Where they follow each other on
+/// one page, as a prefill's do, that page is looked up once.
 __global__ void __launch_bounds__(kThreads) slots_kernel(const __grid_constant__ SlotParams params) {
-  constexpr int32_t kUnroll = 2;
-  const int64_t groups = params.num_tokens / kNeighbours;
+  constexpr int32_t kUnroll = 4;
+  const int64_t groups = params.num_tokens / 2;
   const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
   for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < groups; first += step) {
-    int4 positions[kUnroll], rows[kUnroll];
+    int2 positions[kUnroll], rows[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
       const int64_t group = min(first + u * kThreads, groups - 1);
-      positions[u] = reinterpret_cast<const int4*>(params.positions)[group];
-      rows[u] = reinterpret_cast<const int4*>(params.token_row)[group];
+      positions[u] = reinterpret_cast<const int2*>(params.positions)[group];
+      rows[u] = reinterpret_cast<const int2*>(params.token_row)[group];
     }
     bool together[kUnroll];
-    int64_t pages[kUnroll];
-    int32_t in_page[kUnroll];
+    int32_t pages[kUnroll], in_page[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const int4& at = positions[u];
-      const int4& row = rows[u];
-      const uint32_t page = params.span.quotient(max(at.x, 0));
-      in_page[u] = at.x - static_cast<int32_t>(page * params.span.divisor());
-      together[u] = params.shard.world == 1 && at.x >= 0 && in_page[u] <= params.page_size - kNeighbours &&
-                    at.x <= INT_MAX - kNeighbours && at.y == at.x + 1 && at.z == at.x + 2 && at.w == at.x + 3 && row.x == row.y && row.y == row.z &&
-                    row.z == row.w;
-      if (together[u]) pages[u] = table_entry(params.table, row.x, page);
+      const int32_t position = max(positions[u].x, 0);
+      const uint32_t page = params.span.quotient(position);
+      in_page[u] = position - static_cast<int32_t>(page * params.span.divisor());
+      together[u] = params.shard.world == 1 && positions[u].x >= 0 && rows[u].x == rows[u].y &&
+                    in_page[u] + 1 < params.page_size && positions[u].y == positions[u].x + 1;
+      if (together[u]) pages[u] = static_cast<int32_t>(table_entry(params.table, rows[u].x, page));
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
       const int64_t group = first + u * kThreads;
       if (group >= groups) break;
-      longlong2 low, high;
-      if (together[u]) {
-        if (pages[u] < 0) report(params.status);
+      longlong2 slots;
+      if (together[u] && pages[u] >= 0) {
         const int64_t slot = slot_of(params, pages[u], in_page[u]);
-        const int64_t next = pages[u] < 0 ? 0 : 1;
-        low = make_longlong2(slot, slot + next);
-        high = make_longlong2(slot + 2 * next, slot + 3 * next);
+        slots = make_longlong2(slot, slot + 1);
       } else {
-        low = make_longlong2(slot_of_token(params, rows[u].x, positions[u].x),
-                             slot_of_token(params, rows[u].y, positions[u].y));
-        high = make_longlong2(slot_of_token(params, rows[u].z, positions[u].z),
-                              slot_of_token(params, rows[u].w, positions[u].w));
+        slots = make_longlong2(slot_of_token(params, rows[u].x, positions[u].x),
+                               slot_of_token(params, rows[u].y, positions[u].y));
       }
-      auto* const to = reinterpret_cast<longlong2*>(params.slots) + 2 * group;
-      to[0] = low;
-      to[1] = high;
+      reinterpret_cast<longlong2*>(params.slots)[group] = slots;
     }
   }
-  const int64_t t = groups * kNeighbours + threadIdx.x;
-  if (blockIdx.x == 0 && t < params.num_tokens) {
+  const int64_t t = 2 * groups;
+  if (blockIdx.x == 0 && threadIdx.x == 0 && t < params.num_tokens) {
     params.slots[t] = slot_of_token(params, params.token_row[t], params.positions[t]);
+  }
+}
+
+/// Four of the pages' pieces a thread, where they are 16 bytes that lie on one page; params.pieces counts such fours.
+__global__ void __launch_bounds__(kThreads) wide_expand_kernel(const __grid_constant__ ExpandParams params) {
+  const auto total = static_cast<uint32_t>(params.n) * params.pieces.divisor();
+  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < total; i += gridDim.x * kThreads) {
+    const uint32_t at = params.pieces.quotient(i);
+    const int64_t page = params.pages[at];
+    const bool fits = page >= 0 && (page + 1) * params.ratio - 1 <= INT_MAX;
+    if (!fits) report(params.status);
+    const auto first = static_cast<int32_t>(page * params.ratio + 4 * int64_t{i - at * params.pieces.divisor()});
+    const int4 pieces = make_int4(first, first + 1, first + 2, first + 3);
+    reinterpret_cast<int4*>(params.out)[i] = fits ? pieces : make_int4(-1, -1, -1, -1);
   }
 }
 
@@ -145,7 +146,7 @@ void enqueue(const SlotParams& given, Stream stream) {
   const uintptr_t all = reinterpret_cast<uintptr_t>(params.positions) | reinterpret_cast<uintptr_t>(params.token_row) |
                         reinterpret_cast<uintptr_t>(params.slots);
   if (all % 16 == 0 && params.num_tokens >= kManyTokens) {
-    slots_kernel<<<grid_for(params.num_tokens, 2 * kNeighbours * kThreads), kThreads, 0, native(stream)>>>(params);
+    slots_kernel<<<grid_for(params.num_tokens, 8 * kThreads), kThreads, 0, native(stream)>>>(params);
   } else {
     single_slots_kernel<<<grid_for(params.num_tokens, kThreads), kThreads, 0, native(stream)>>>(params);
   }
@@ -154,12 +155,14 @@ void enqueue(const SlotParams& given, Stream stream) {
 
 void enqueue(const ExpandParams& whole, Stream stream) {
   ExpandParams params = whole;
-  params.pieces = FastDiv(params.ratio);
+  const bool wide = params.ratio % 4 == 0 && reinterpret_cast<uintptr_t>(params.out) % 16 == 0;
+  params.pieces = FastDiv(wide ? params.ratio / 4 : params.ratio);
+  auto* const kernel = wide ? wide_expand_kernel : expand_kernel;
   for_slices(whole.n, whole.ratio, [&](int64_t first, int64_t count) {
     params.pages = whole.pages + first;
     params.n = count;
     params.out = whole.out + first * whole.ratio;
-    expand_kernel<<<grid_for(count * params.ratio, kThreads), kThreads, 0, native(stream)>>>(params);
+    kernel<<<grid_for(count * params.pieces.divisor(), kThreads), kThreads, 0, native(stream)>>>(params);
     check_launch("the expansion of pages");
   });
 }

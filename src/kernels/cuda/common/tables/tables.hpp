@@ -20,6 +20,7 @@ struct IndptrParams {
   int32_t* indptr = nullptr;
   int32_t* last_unit_len = nullptr;
   int32_t* status = nullptr;
+  FastDiv units;  ///< set by enqueue: division by unit
 };
 void enqueue(const IndptrParams& params, Stream stream);
 
@@ -34,15 +35,15 @@ struct LensParams {
 };
 void enqueue(const LensParams& params, Stream stream);
 
-/// For every row of a table its pages, or its tokens: entry j of row r is page * page_stride, and for tokens
-/// (j's page) * page_stride + (j in the page) * token_stride. The row's entries begin at indptr[r].
+/// For every row of a table its pages (in out32), or its tokens: token j of row r becomes (j's page) * page_stride + (j
+/// in the page) * token_stride. The row's entries begin at indptr[r].
 struct ListParams {
   PageTableView table;
   const int32_t* lens = nullptr;  ///< [n], tokens
   int32_t n = 0;
   int32_t page_size = 1;
   bool tokens = false;
-  int64_t page_stride = 1;
+  int64_t page_stride = 1;  ///< not negative, as the next
   int64_t token_stride = 0;
   const int32_t* indptr = nullptr;  ///< [n + 1]
   int32_t* out32 = nullptr;         ///< this or out64
