@@ -116,11 +116,11 @@ void expect_nvfp4_of_the_stand_alone_function(QuantisedStep& step, const std::st
                           [](uint8_t byte) { return byte == 0xee; }))
       << name;
   std::vector<float> real(2 * written);
-  dequantize_nvfp4(step.fixture.context,
-                   ConstTensorView(in_kernel.data(), DType::kFloat4E2M1x2,
-                                   {step.shape[0], step.shape[1], step.shape[2] / 2}),
-                   {in_kernel.data() + num_codes, 0}, kGlobalScale,
-                   TensorView(real.data(), DType::kFloat32, {step.shape[0], step.shape[1], step.shape[2]}));
+  dequantize_nvfp4(
+      step.fixture.context,
+      ConstTensorView(in_kernel.data(), DType::kFloat4E2M1x2, {step.shape[0], step.shape[1], step.shape[2] / 2}),
+      {in_kernel.data() + num_codes, 0}, kGlobalScale,
+      TensorView(real.data(), DType::kFloat32, {step.shape[0], step.shape[1], step.shape[2]}));
   for (size_t block = 0; block < real.size(); block += 16) {
     double largest = 0.0;
     std::array<double, 16> wide{};
