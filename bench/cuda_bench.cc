@@ -194,8 +194,7 @@ void measure(const Context& context, const std::string& kernel, bool others) {
   const AttentionPlan whole = plan(whole_op, short_batch, whole_buffer, stream);
   if (summary(whole).num_merges == 0) {
     const DeviceBytes memory(std::max<size_t>(workspace_size(whole), 256));
-    report("host: run, one kernel",
-           host_time(native, [&] { run(whole, args, {memory.as(), memory.size()}, stream); }));
+    report("host: run, one kernel", host_time(native, [&] { run(whole, args, {memory.as(), memory.size()}, stream); }));
   }
   report("gpu: plan, device lengths", gpu_time(native, plan_device));
   if (others) report("gpu: write_kv_cache", gpu_time(native, [&] { write_kv_cache(context, write, stream); }));
