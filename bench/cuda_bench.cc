@@ -95,14 +95,20 @@ struct Batch {
   }
 };
 
-void measure() {
-  const Context context = Context::cuda(0);
+AttentionConfig decode_config() {
   AttentionConfig config;
   config.num_q_heads = kQHeads;
   config.num_kv_heads = kKvHeads;
   config.head_dim_qk = config.head_dim_v = kHeadDim;
   config.page_size = kPageSize;
+  return config;
+}
+
+/// `kernel`: which one, forced. `others`: cache writes and the copy too, which have nothing to do with it.
+void measure(const Context& context, const std::string& kernel, bool others) {
+  const AttentionConfig config = decode_config();
   PrepareOptions options;
+  options.force_kernel = kernel;
   options.bounds = GraphBounds{.max_requests = kRequests,
                                .max_tokens = kRequests,
                                .max_q_len = 1,
@@ -168,15 +174,38 @@ void measure() {
   const auto plan_device = [&] { return plan(op, device_batch, buffer, stream); };
   report("host: plan, host lengths, with upload", host_time(native, plan_host));
   report("host: plan, device lengths", host_time(native, plan_device));
-  report("host: write_kv_cache", host_time(native, [&] { write_kv_cache(context, write, stream); }));
+  if (others) report("host: write_kv_cache", host_time(native, [&] { write_kv_cache(context, write, stream); }));
   const AttentionPlan host_plan = plan_host();
   const auto run_layer = [&] { run(host_plan, args, {workspace.as(), workspace.size()}, stream); };
-  report("host: run", host_time(native, run_layer));
+  report("host: run, with what graphs need", host_time(native, run_layer));
+  // Without bounds and with nothing to merge, one kernel is launched.
+  AttentionConfig whole_config = config;
+  whole_config.determinism = Determinism::kBatchInvariant;
+  PrepareOptions no_bounds;
+  no_bounds.force_kernel = kernel;
+  const AttentionOp whole_op = prepare(context, whole_config, no_bounds);
+  PlanBuffer whole_buffer = make_plan_buffer(whole_op);
+  std::vector<int32_t> short_lens = batch.kv_len;
+  for (int32_t& len : short_lens) len = std::min(len, 2048);
+  BatchView short_batch = host_batch;
+  KvSegment short_segment = host_segment;
+  short_segment.kv_len = short_lens.data();
+  short_batch.segments = {&short_segment, 1};
+  const AttentionPlan whole = plan(whole_op, short_batch, whole_buffer, stream);
+  if (summary(whole).num_merges == 0) {
+    const DeviceBytes memory(std::max<size_t>(workspace_size(whole), 256));
+    report("host: run, one kernel", host_time(native, [&] { run(whole, args, {memory.as(), memory.size()}, stream); }));
+  }
   report("gpu: plan, device lengths", gpu_time(native, plan_device));
-  report("gpu: write_kv_cache", gpu_time(native, [&] { write_kv_cache(context, write, stream); }));
+  if (others) report("gpu: write_kv_cache", gpu_time(native, [&] { write_kv_cache(context, write, stream); }));
   const AttentionPlan again = plan_host();
   const Timing layer = gpu_time(native, [&] { run(again, args, {workspace.as(), workspace.size()}, stream); });
   report("gpu: run", layer);
+  check(cudaStreamSynchronize(native));
+  if (!others) {
+    check(cudaStreamDestroy(native));
+    return;
+  }
 
   const Timing copy = gpu_time(native, [&] {
     check(cudaMemcpyAsync(v_cache.as(), k_cache.as(), k_cache.size(), cudaMemcpyDeviceToDevice, native));
@@ -194,7 +223,14 @@ void measure() {
 
 int main() {
   try {
-    measure();
+    const Context context = Context::cuda(0);
+    bool first = true;
+    for (const KernelAnswer& answer : explain(context, decode_config())) {
+      // cuda-plain takes milliseconds a layer: nobody waits for the host there.
+      if (!answer.refusal.empty() || answer.name == "cuda-plain") continue;
+      std::printf("%s\n", answer.name.c_str());
+      measure(context, answer.name, std::exchange(first, false));
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

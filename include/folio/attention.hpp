@@ -124,8 +124,9 @@ FOLIO_API void init_workspace(const AttentionOp& op, Workspace workspace, Stream
 FOLIO_API void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspace, Stream stream = {});
 
 /// Checks that every page id that `run` would read is in [0, num_pages), and that tables and indptrs are long enough.
-/// O(pages). Throws kInvalidArgument naming the first bad entry. On a GPU it copies the tables to the host and waits for
-/// the copies: what other streams write there must have passed. kUnsupported for plans that were made on the device.
+/// O(pages). Throws kInvalidArgument naming the first bad entry. On a GPU it copies the tables to the host and waits
+/// for the copies: what other streams write there must have passed. kUnsupported for plans that were made on the
+/// device.
 FOLIO_API void validate(const AttentionPlan& plan, const AttentionArgs& args);
 
 /// The KV format and page size that run fastest here; what an engine should allocate.

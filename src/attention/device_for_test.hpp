@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "folio/context.hpp"
 
@@ -22,6 +24,9 @@ Context device_context(int32_t num_threads = 2);
 
 /// Waits for what is enqueued besides launches: clears and copies.
 void wait_for_device();
+
+/// Values that the library keeps in memory of its own, wherever that is. Waits for the device.
+std::vector<int32_t> on_host(std::span<const int32_t> values);
 
 /// Memory for operator new: null where the host's own is to be taken. `alignment`: a power of two.
 void* device_memory(size_t bytes, size_t alignment);

@@ -98,6 +98,17 @@ void wait_for_device() {
   if (on_gpu() && cudaDeviceSynchronize() != cudaSuccess) throw std::runtime_error("the GPU has failed");
 }
 
+std::vector<int32_t> on_host(std::span<const int32_t> values) {
+  wait_for_device();
+  std::vector<int32_t> copy(values.size());
+  if (!on_gpu()) {
+    std::ranges::copy(values, copy.begin());
+  } else if (cudaMemcpy(copy.data(), values.data(), values.size_bytes(), cudaMemcpyDefault) != cudaSuccess) {
+    throw std::runtime_error("the GPU has failed");
+  }
+  return copy;
+}
+
 void* device_memory(size_t bytes, size_t alignment) {
   if (!heap.started || in_runtime) return nullptr;
   const int size = std::max(kSmallest, static_cast<int>(std::bit_width(std::max({bytes, alignment, size_t{1}}) - 1)));

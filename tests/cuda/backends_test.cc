@@ -8,7 +8,9 @@
 #include <functional>
 #include <map>
 
+#include "captured_graph.hpp"
 #include "device_layers.hpp"
+#include "folio/backends/flashinfer/wrappers.hpp"
 #include "folio/distributed.hpp"
 
 namespace folio::cuda_test {
@@ -16,26 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using Bits = std::vector<uint16_t>;
-
-/// Whatever is captured from a stream.
-class CapturedGraph {
- public:
-  CapturedGraph(const TestStream& stream, const std::function<void()>& enqueue) {
-    check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
-    enqueue();
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream.native(), &graph));
-    check(cudaGraphInstantiate(&executable_, graph, 0));
-    check(cudaGraphDestroy(graph));
-  }
-  ~CapturedGraph() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
-  CapturedGraph(const CapturedGraph&) = delete;
-  CapturedGraph& operator=(const CapturedGraph&) = delete;
-  void launch(const TestStream& stream) const { check(cudaGraphLaunch(executable_, stream.native())); }
-
- private:
-  cudaGraphExec_t executable_ = nullptr;
-};
 
 int32_t between(std::mt19937& random, int32_t low, int32_t high) {
   return std::uniform_int_distribution<int32_t>(low, high)(random);
@@ -73,11 +55,16 @@ class BackendsOnGpu : public CudaTest {
   static constexpr bool kUniform = std::is_same_v<Side, FlashInferSide>;
 
   /// Captured once for every number of tokens, replayed after later builds: the bits of eager steps.
-  static void expect_replays_equal_eager_steps(Determinism determinism, int replays) {
+  static void expect_replays_equal_eager_steps(Determinism determinism, int replays, bool block_tables = false) {
     const BackendModel<Side> model;
     DeviceLayers layers;
-    auto captured = model.make(DecodeGraphMode::kFull, determinism);
-    auto eager = model.make(DecodeGraphMode::kNone, determinism);
+    const auto make = [&](DecodeGraphMode graphs) {
+      EngineConfig engine = DeviceLayers::engine(graphs, determinism);
+      if (block_tables) engine.use_block_table_kernels = true;
+      return model.make(engine, Side::options(graphs));
+    };
+    auto captured = make(DecodeGraphMode::kFull);
+    auto eager = make(DecodeGraphMode::kNone);
     const TestStream stream;
     std::map<int32_t, CapturedGraph> graphs;
     for (int i = 0; i < replays; ++i) {
@@ -112,6 +99,13 @@ TYPED_TEST_SUITE(BackendsOnGpu, Sides, SideNames);
 
 TYPED_TEST(BackendsOnGpu, AThousandReplaysEqualEagerSteps) {
   TestFixture::expect_replays_equal_eager_steps(Determinism::kBatchInvariant, 1000);
+}
+
+using FlashInferOnGpu = BackendsOnGpu<FlashInferSide>;
+
+/// Kernels that take block tables: `build` makes the plans that captured layers read.
+TEST_F(FlashInferOnGpu, AThousandReplaysOverBlockTablesEqualEagerSteps) {
+  expect_replays_equal_eager_steps(Determinism::kBatchInvariant, 1000, /*block_tables=*/true);
 }
 
 /// Few enough to be watched by compute-sanitizer.
@@ -223,11 +217,9 @@ TYPED_TEST(BackendsOnGpu, RefuseWhatTheyDoNotOfferThere) {
       model.make(engine, options);
     });
   };
-  EXPECT_THAT(made([](auto& engine, auto&) {
-                engine.compilation.decode_graph_mode = DecodeGraphMode::kFull;
-                engine.use_block_table_kernels = true;
-              }),
-              HasSubstr("block"));
+  if constexpr (std::is_same_v<TypeParam, FlashAttentionSide>) {
+    EXPECT_THAT(made([](auto& engine, auto&) { engine.use_block_table_kernels = true; }), HasSubstr("block"));
+  }
   const auto groups = distributed::make_thread_groups(2);
   EXPECT_THAT(made([&](auto& engine, auto&) {
                 engine.parallel.decode_context_parallel_size = 2;
@@ -252,13 +244,50 @@ TYPED_TEST(BackendsOnGpu, RefuseWhatTheyDoNotOfferThere) {
               HasSubstr("the batch's arrays are on the host"));
 }
 
-TEST_F(CudaTest, FlashInferRefusesArraysOfTheHosts) {
-  const BackendModel<FlashInferSide> model;
+/// Pages are gathered on the device, in an order that FlashInfer's `plan` takes: a wrapper given them computes what the
+/// layer does.
+TEST_F(CudaTest, CsrArraysFeedAWrapper) {
+  BackendModel<FlashInferSide> model;
   DeviceLayers layers;
   auto builder = model.make(DecodeGraphMode::kNone, Determinism::kRunToRun);
-  const FlashInferMetadata metadata = builder.build(0, layers.set({{30}, {1}}, 1));
-  EXPECT_THAT(refusal([&] { builder.paged_kv_arrays(metadata); }), HasSubstr("reads the block table on the host"));
-  EXPECT_FALSE(model.impls[0].fused_output_quant_supported(QuantKey::kNvfp4));
+  const TestStream stream;
+  const StepRequests requests{{300, 420, 700, 257}, {1, 1, 30, 9}};
+  const CommonAttentionMetadata batch = layers.set(requests, requests.num_tokens());
+  const FlashInferMetadata metadata = builder.build(0, batch, stream.get());
+  layers.out.fill(0xff);
+  model.forward(layers, metadata, stream.get());
+  stream.wait();
+  const Bits expected = layers.out.get();
+
+  const PagedKvArrays arrays = builder.paged_kv_arrays(metadata, stream.get());
+  WrapperPlanOptions options;
+  options.num_qo_heads = DeviceLayers::kHeads;
+  options.num_kv_heads = DeviceLayers::kKvHeads;
+  options.head_dim_qk = DeviceLayers::kDim;
+  options.page_size = DeviceLayers::kPageSize;
+  options.causal = true;
+  options.sm_scale = 0.125f;
+  options.window_left = 37;
+  options.sinks = true;
+  options.q_data_type = DType::kBFloat16;
+  BatchPrefillWithPagedKVCacheWrapper wrapper(model.context);
+  wrapper.plan(layers.cu_q_host, {arrays.indptr, arrays.indices, arrays.last_page_len, Where::kDevice}, options, {},
+               stream.get());
+  const DeviceArray<float> sinks(std::vector<float>(model.impls[1].sinks().begin(), model.impls[1].sinks().end()));
+  WrapperRunArgs args;
+  args.sinks = sinks.data();
+  layers.out.fill(0xff);
+  ConstTensorView query = layers.query(1);
+  TensorView output = layers.output(1);
+  query.shape[0] = output.shape[0] = requests.num_tokens();
+  const TensorView cache = FlashInferSide::cache(layers.cache.data() + DeviceLayers::kCache);
+  wrapper.run(query, WrapperKvCache(cache), output, args, stream.get());
+  stream.wait();
+  const Bits actual = layers.out.get();
+  const auto first = static_cast<std::ptrdiff_t>(DeviceLayers::kQ);
+  const size_t count = static_cast<size_t>(requests.num_tokens()) * DeviceLayers::kHeads * DeviceLayers::kDim;
+  EXPECT_LE(furthest(Bits(expected.begin() + first, expected.end()), Bits(actual.begin() + first, actual.end()), count),
+            0x1p-6f);
 }
 
 bool kernels_write_fp8() {

@@ -39,14 +39,19 @@ class StepGraph {
 
 /// The level of determinism and the kernel that is forced.
 using GraphCase = std::tuple<Determinism, std::string>;
+/// The kind of batch, and the kernel.
+using KindCase = std::tuple<StepKind, std::string>;
+
+bool runs_here(const std::string& kernel) {
+  const std::vector<std::string> all = verify::runnable_kernels(Context::cuda(0));
+  return std::count(all.begin(), all.end(), kernel) > 0;
+}
 
 class Graph : public CudaTest, public testing::WithParamInterface<GraphCase> {
  protected:
   void SetUp() override {
     CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const std::vector<std::string> all = verify::runnable_kernels(Context::cuda(0));
-    if (std::count(all.begin(), all.end(), kernel()) == 0) GTEST_SKIP() << kernel() << " does not run on this GPU";
+    if (!IsSkipped() && !runs_here(kernel())) GTEST_SKIP() << kernel() << " does not run on this GPU";
   }
   static Determinism level() { return std::get<0>(GetParam()); }
   static std::string kernel() { return std::get<1>(GetParam()); }
@@ -54,16 +59,17 @@ class Graph : public CudaTest, public testing::WithParamInterface<GraphCase> {
 
 /// Captured once; replayed with other lengths, tables and numbers of requests: the bits of an eager step, which is
 /// planned on the host.
-void expect_replays_equal_eager_steps(Determinism determinism, const std::string& kernel, int replays) {
+void expect_replays_equal_eager_steps(Determinism determinism, const std::string& kernel, int replays,
+                                      StepKind kind = StepKind::kAny) {
   ServingStep step(determinism, kernel);
   PlanBuffer graph_buffer = make_plan_buffer(step.op());
   PlanBuffer eager_buffer = make_plan_buffer(step.op());
   const TestStream stream;
   std::mt19937 random(7);
-  step.set(ServingStep::random_lengths(random), random);
+  step.set(ServingStep::random_lengths(random, kind), random);
   const StepGraph graph(step, graph_buffer, stream);
   for (int i = 0; i < replays; ++i) {
-    const StepLengths lengths = ServingStep::random_lengths(random);
+    const StepLengths lengths = ServingStep::random_lengths(random, kind);
     step.set(lengths, random);
     step.clear_output();
     graph.launch(stream);
@@ -79,6 +85,28 @@ void expect_replays_equal_eager_steps(Determinism determinism, const std::string
 TEST_P(Graph, AThousandReplaysEqualEagerSteps) {
   expect_replays_equal_eager_steps(level(), kernel(), 1000);
 }
+
+class GraphKind : public CudaTest, public testing::WithParamInterface<KindCase> {};
+
+/// Each kind of batch for itself. Shared prefixes and drafts are replayed as often behind the backends, which plan them
+/// on the host (backends_test.cc, token_pool_test.cc).
+TEST_P(GraphKind, AThousandReplaysEqualEagerSteps) {
+  const auto& [kind, kernel] = GetParam();
+  if (!runs_here(kernel)) GTEST_SKIP() << kernel << " does not run on this GPU";
+  expect_replays_equal_eager_steps(Determinism::kRunToRun, kernel, 1000, kind);
+}
+
+std::string kind_name(const testing::TestParamInfo<KindCase>& of) {
+  static const char* const names[] = {"Any", "Decode", "SeveralTokens", "Prefill", "Mixed"};
+  return names[static_cast<size_t>(std::get<0>(of.param))] +
+         std::string(std::get<1>(of.param) == "cuda-sm80" ? "" : "Sm90Decode");
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, GraphKind,
+                         testing::Combine(testing::Values(StepKind::kDecode, StepKind::kSeveralTokens,
+                                                          StepKind::kPrefill, StepKind::kMixed),
+                                          testing::Values("cuda-sm80", "cuda-sm90-decode")),
+                         kind_name);
 
 /// Few enough to be watched by compute-sanitizer.
 TEST_P(Graph, AFewReplaysEqualEagerSteps) {

@@ -71,6 +71,27 @@ StepLengths ServingStep::random_lengths(std::mt19937& random) {
   return lengths;
 }
 
+StepLengths ServingStep::random_lengths(std::mt19937& random, StepKind kind) {
+  if (kind == StepKind::kAny) return random_lengths(random);
+  const auto between = [&](int32_t low, int32_t high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(random);
+  };
+  StepLengths lengths;
+  lengths.cu_q.assign(1, 0);
+  const int32_t several = 3;
+  const int32_t filled = between(1, kind == StepKind::kSeveralTokens ? kTokens / several : kRequests);
+  for (int32_t r = 0; r < kRequests; ++r) {
+    const int32_t room = kTokens - lengths.cu_q.back() - std::max(0, filled - r - 1);
+    const bool decodes = kind == StepKind::kDecode || (kind == StepKind::kMixed && r < filled / 2);
+    int32_t q_len = kind == StepKind::kSeveralTokens ? several : decodes ? 1 : between(2, kMaxQLen);
+    q_len = r < filled ? std::max(1, std::min(q_len, room)) : 0;
+    lengths.cu_q.push_back(lengths.cu_q.back() + q_len);
+    const bool prompt = kind == StepKind::kPrefill && between(0, 1) == 0;
+    lengths.kv_len.push_back(r >= filled ? 0 : prompt ? q_len : between(q_len, between(0, 1) == 0 ? kMaxKvLen : 60));
+  }
+  return lengths;
+}
+
 void ServingStep::set_lengths(const StepLengths& lengths) {
   cu_q_.set(lengths.cu_q);
   kv_len_.set(lengths.kv_len);

@@ -13,6 +13,9 @@ struct StepLengths {
   std::vector<int32_t> kv_len;
 };
 
+/// Which batches a graph is for. All bounds are the same.
+enum class StepKind { kAny, kDecode, kSeveralTokens, kPrefill, kMixed };
+
 /// A small model of two layers on a GPU: what an engine holds, and one step of it. Device arrays keep their addresses
 /// from step to step, as a captured graph needs.
 class ServingStep {
@@ -35,6 +38,8 @@ class ServingStep {
   const AttentionOp& op() const { return op_; }
   /// Lengths within the bounds, with any number of requests and tokens.
   static StepLengths random_lengths(std::mt19937& random);
+  /// Likewise, of one kind: decodes of a token each, of three, prompts without or behind a prefix, both.
+  static StepLengths random_lengths(std::mt19937& random, StepKind kind);
   /// Uploads a step: lengths, a shuffled table, slots of the new tokens, queries, keys and values. The caches are
   /// filled by the first call; from then on they hold what steps wrote.
   void set(const StepLengths& lengths, std::mt19937& random);

@@ -44,7 +44,7 @@ plant(rule, "tables-sliced-by-tokens", PATHS, "run_section({split.num_decodes, s
 plant(rule, "force-not-passed-to-prefill", CHECKS, "query.force_use_trtllm = state.dispatch.force_use_trtllm_attention();", "")
 plant(rule, "query-dtype-fallback-stays", CHECKS, "metadata.q_data_type = state.planned_q_type;",
       "metadata.q_data_type = const_cast<FlashInferMetadataBuilder::State&>(state).q_data_type = state.planned_q_type;")
-plant(rule, "plan-of-other-lengths", TABLES, "std::ranges::equal(kernel.seq_lens, args.seq_lens)", "true")
+plant(rule, "plan-of-other-lengths", TABLES, "std::ranges::equal(kernel.seq_lens, seq_lens)", "true")
 plant(rule, "uneven-decodes-rounded", TABLES, "require(q_len * batch_size == tokens,", "require(q_len * batch_size <= tokens,")
 plant(rule, "block-table-sinks-dropped", TABLES, "attention.sinks = args.sinks;", "")
 plant(rule, "bmm2-dropped", TABLES, "segment.v_scale.value = args.bmm2_scale;", "")
@@ -64,6 +64,7 @@ plant(rule, "dequant-without-validation", DEQUANT,
 rule = "wrappers"
 plant(rule, "wrapper-lse-in-base-e", WRAPPER_STATE, "options_.num_qo_heads, 1, LseBase::k2}", "options_.num_qo_heads, 1, LseBase::kE}")
 plant(rule, "wrapper-drops-sinks", WRAPPER_STATE, "attention.sinks = args.sinks;", "")
-plant(rule, "wrapper-alibi-lse-unshifted", WRAPPER_STATE, "shift_lse(args.lse);", "{}")
+plant(rule, "wrapper-alibi-lse-unshifted", WRAPPER_STATE, "shift_lse(args.lse, stream);", "{}")
+plant(rule, "wrapper-takes-device-indices-on-a-cpu", WRAPPER_STATE, "require(!device_indices || ", "require(true || ")
 plant(rule, "wrapper-levels-at-position-0", WRAPPERS, "level.first_pos[row] = before;", "level.first_pos[row] = 0;")
 plant(rule, "fixed-batch-size-unchecked", WRAPPERS, "require(batch_size == static_cast<size_t>(*fixed_batch_size_),", "require(true,")

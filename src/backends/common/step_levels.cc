@@ -95,7 +95,8 @@ std::span<const SegmentArgs> segment_args(const StepCascadeLevels& levels, const
 }
 
 StepCascadeLevels with_block_table(const StepCascadeLevels& levels, std::span<const int32_t> query_start_loc,
-                                   int32_t page_size, const BlockTableView& planned, const BlockTableView& table) {
+                                   int32_t page_size, const BlockTableView& planned, const BlockTableView& table,
+                                   const BlockTableView& given) {
   // Where rows begin is part of the levels' tables.
   core::require(table.row_stride == planned.row_stride, "the block table has a row stride of ", table.row_stride,
                 "; the step's shared prefixes were found in one of ", planned.row_stride);
@@ -120,8 +121,8 @@ StepCascadeLevels with_block_table(const StepCascadeLevels& levels, std::span<co
   }
   StepCascadeLevels moved = levels;
   for (size_t s = 0; s <= static_cast<size_t>(levels.num_levels); ++s) {
-    moved.tables[s].indices = table.data;
-    moved.tables[s].num_indices = to_page_table(table, table.num_rows).num_indices;
+    moved.tables[s].indices = given.data;
+    moved.tables[s].num_indices = to_page_table(given, given.num_rows).num_indices;
   }
   return moved;
 }

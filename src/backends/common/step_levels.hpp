@@ -48,9 +48,10 @@ using LevelArgs = std::array<SegmentArgs, kMaxCascadeLevels + 1>;
 std::span<const SegmentArgs> segment_args(const StepCascadeLevels& levels, const SegmentArgs& all, LevelArgs& room);
 
 /// The levels over another KV cache group's table, in which requests must share the same columns. Requests with query
-/// tokens count. Throws kInvalidArgument naming the first request whose pages differ, and for another row stride. O(R +
-/// shared entries).
+/// tokens count. `table` and `query_start_loc` are the host's, `given` is laid out alike, where kernels read it. Throws
+/// kInvalidArgument naming the first request whose pages differ, and for another row stride. O(R + shared entries).
 StepCascadeLevels with_block_table(const StepCascadeLevels& levels, std::span<const int32_t> query_start_loc,
-                                   int32_t page_size, const BlockTableView& planned, const BlockTableView& table);
+                                   int32_t page_size, const BlockTableView& planned, const BlockTableView& table,
+                                   const BlockTableView& given);
 
 }  // namespace folio::inline v0::backends

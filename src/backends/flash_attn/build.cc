@@ -180,6 +180,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   metadata.max_seq_len = checked.max_seq_len;
   metadata.query_start_loc = given.query_start_loc.first(num_reqs + 1);
   metadata.seq_lens = checked.seq_lens.first(num_reqs);
+  metadata.query_start_loc_host = checked.query_start_loc.first(num_reqs + 1);
   metadata.block_table = batch.block_table;
   metadata.slot_mapping = batch.slot_mapping;
   metadata.causal = batch.causal;
@@ -204,7 +205,8 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_for_cudagraph_captur
 
 FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const FlashAttentionMetadata& metadata,
                                                                          const BlockTableView& block_table,
-                                                                         std::span<const int64_t> slot_mapping) const {
+                                                                         std::span<const int64_t> slot_mapping,
+                                                                         const BlockTableView& block_table_host) const {
   core::require(block_table.num_rows >= metadata.num_reqs, "the block table has ", block_table.num_rows,
                 " rows; num_reqs is ", metadata.num_reqs);
   core::require(block_table.row_stride >= block_table.num_columns, "the block table has ", block_table.num_columns,
@@ -219,10 +221,15 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const F
   FlashAttentionMetadata updated = metadata;
   if (metadata.cascade.num_levels > 0) {
     static_cast<void>(workspace_size(metadata.plans.front()->plan));  // throws for a stale plan, whose levels are gone
-    refuse_on_gpu(state_->context, "the metadata has shared prefixes, which another group's table must have too",
-                  "tables are not read: build the step for that group");
-    updated.cascade = with_block_table(metadata.cascade, metadata.query_start_loc, metadata.page_size,
-                                       metadata.block_table, block_table);
+    const BlockTableView& readable = on_gpu(state_->context) ? block_table_host : block_table;
+    core::require(readable.data != nullptr && readable.num_rows >= metadata.num_reqs &&
+                      readable.num_columns == block_table.num_columns && readable.row_stride == block_table.row_stride,
+                  "block_table_host has ", readable.num_rows, " rows of ", readable.num_columns, " columns, ",
+                  readable.row_stride, " apart, the block table ", block_table.num_rows, " of ",
+                  block_table.num_columns, ", ", block_table.row_stride,
+                  " apart; on a GPU shared prefixes are looked for in a copy on the host, laid out alike");
+    updated.cascade = with_block_table(metadata.cascade, metadata.query_start_loc_host, metadata.page_size,
+                                       metadata.block_table, readable, block_table);
   }
   updated.block_table = block_table;
   updated.slot_mapping = slot_mapping;

@@ -208,7 +208,6 @@ TEST(FlashAttnStepCascade, CapturedShapesHaveRoomForTheLevels) {
 }
 
 TEST(FlashAttnStepCascade, AnotherGroupsTableMustShareTheSamePages) {
-  FOLIO_CPU_ONLY("update_block_table compares tables on the host");
   const SharedStep step = testing::deep_step();
   DiscoveringFixture fixture(step.setup, step.lengths);
   const FlashAttentionImpl impl = fixture.make_impl();
@@ -220,10 +219,10 @@ TEST(FlashAttnStepCascade, AnotherGroupsTableMustShareTheSamePages) {
   view.data = old_table.data();
   for (int32_t& page : old_table) page = page < 0x70000000 ? page + 1000 : page;
   CommonAttentionMetadata batch = other.batch;
-  batch.block_table = view;
+  batch.block_table = batch.block_table_host = view;
   const FlashAttentionMetadata metadata = builder.build(0, batch);
   const FlashAttentionMetadata updated =
-      builder.update_block_table(metadata, other.batch.block_table, other.slot_mapping);
+      builder.update_block_table(metadata, other.batch.block_table, other.slot_mapping, other.batch.block_table);
   other.forward(impl, updated);
   EXPECT_EQ(other.wrong_output(), "");
 
@@ -232,7 +231,7 @@ TEST(FlashAttnStepCascade, AnotherGroupsTableMustShareTheSamePages) {
   forked[static_cast<size_t>(2 * stride + 21)] = 1;  // of the samples' level
   BlockTableView fork = other.batch.block_table;
   fork.data = forked.data();
-  const auto update = [&] { builder.update_block_table(metadata, fork, other.slot_mapping); };
+  const auto update = [&] { builder.update_block_table(metadata, fork, other.slot_mapping, fork); };
   EXPECT_THAT(message_of(update), HasSubstr("request 2 has page 1 at column 21, request 1 page"));
   forked = other.block_table;
   forked[static_cast<size_t>(9 * stride)] = 1;  // it shares nothing

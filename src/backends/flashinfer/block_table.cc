@@ -83,14 +83,12 @@ void check(const BlockTableArgs& args, std::span<const int32_t> cu_q) {
 }
 
 /// The plan for these lengths: the last one where they are the same.
-void plan_for(BlockTableWorkspace::State& state, BlockTableKernel& kernel, const BlockTableArgs& args,
-              std::span<const int32_t> cu_q, Stream stream) {
-  if (kernel.plan && std::ranges::equal(kernel.cu_q, cu_q) && std::ranges::equal(kernel.seq_lens, args.seq_lens)) {
-    return;
-  }
+void plan_for(BlockTableWorkspace::State& state, BlockTableKernel& kernel, std::span<const int32_t> cu_q,
+              std::span<const int32_t> seq_lens, Stream stream) {
+  if (kernel.plan && std::ranges::equal(kernel.cu_q, cu_q) && std::ranges::equal(kernel.seq_lens, seq_lens)) return;
   kernel.plan.reset();
   kernel.cu_q.assign(cu_q.begin(), cu_q.end());
-  kernel.seq_lens.assign(args.seq_lens.begin(), args.seq_lens.end());
+  kernel.seq_lens.assign(seq_lens.begin(), seq_lens.end());
   KvSegment segment;
   segment.kv_len = kernel.seq_lens.data();
   BatchView view;
@@ -120,7 +118,7 @@ void run_call(BlockTableWorkspace::State& state, const BlockTableArgs& args, std
   AttentionArgs attention;
   set_output(args, attention);
   BlockTableKernel& kernel = state.kernel_for(config_of(args, state.determinism));
-  plan_for(state, kernel, args, cu_q, stream);
+  plan_for(state, kernel, cu_q, args.seq_lens, stream);
   SegmentArgs segment;
   segment.cache = args.kv_cache;
   segment.table = to_page_table(args.block_tables, core::checked_cast<int32_t>(args.seq_lens.size()));
@@ -138,18 +136,39 @@ void run_call(BlockTableWorkspace::State& state, const BlockTableArgs& args, std
 }  // namespace
 
 BlockTableKernel& BlockTableWorkspace::State::kernel_for(const AttentionConfig& config) {
-  for (const auto& kernel : kernels) {
+  const bool captured = of_captured_shape && graph_bounds.has_value();
+  auto& candidates = captured ? graph_kernels : kernels;
+  for (const auto& kernel : candidates) {
     if (same_question(kernel->op.config(), config)) return *kernel;
   }
   PrepareOptions options;
   options.force_kernel = force_kernel;
+  if (captured) options.bounds = graph_bounds;
   AttentionOp op = prepare(context, config, options);
   if (given.data != nullptr) init_workspace(op, given);
-  kernels.push_back(std::make_unique<BlockTableKernel>(std::move(op)));
-  return *kernels.back();
+  auto kernel = std::make_unique<BlockTableKernel>(std::move(op));
+  if (captured) {
+    kernel->memory.emplace(context.device());
+    kernel->memory->reserve(folio::workspace_size(kernel->op));
+    init_workspace(kernel->op, {kernel->memory->data(), kernel->memory->bytes()});
+  }
+  candidates.push_back(std::move(kernel));
+  return *candidates.back();
 }
 
-Workspace BlockTableWorkspace::State::memory_for(const BlockTableKernel& kernel) {
+void BlockTableWorkspace::State::prepare_for_graphs(const AttentionConfig& config) {
+  of_captured_shape = true;
+  static_cast<void>(kernel_for(config));
+  of_captured_shape = false;
+}
+
+void BlockTableWorkspace::State::plan_for_graphs(std::span<const int32_t> lengths_q, std::span<const int32_t> seq_lens,
+                                                 Stream stream) {
+  for (const auto& kernel : graph_kernels) plan_for(*this, *kernel, lengths_q, seq_lens, stream);
+}
+
+Workspace BlockTableWorkspace::State::memory_for(BlockTableKernel& kernel) {
+  if (kernel.memory) return {kernel.memory->data(), kernel.memory->bytes()};
   const size_t bytes = std::max(folio::workspace_size(*kernel.plan), folio::workspace_size(kernel.op));
   most_bytes = std::max(most_bytes, bytes);
   if (given.data != nullptr) return given;
@@ -169,6 +188,9 @@ BlockTableWorkspace::BlockTableWorkspace(const Context& context, Determinism det
                        .own = ContextMemory(context.device()),
                        .kernels = {},
                        .cu_q = {},
+                       .of_captured_shape = false,
+                       .graph_bounds = {},
+                       .graph_kernels = {},
                        .dequantized = ContextMemory(context.device()),
                        .dequantized_table = ContextMemory(context.device())}) {
   require(memory.data == nullptr || context.device().type != DeviceType::kCpu,

@@ -22,6 +22,8 @@ struct BlockTableKernel {
   std::optional<AttentionPlan> plan;
   std::vector<int32_t> cu_q;      ///< [B + 1] of that plan
   std::vector<int32_t> seq_lens;  ///< [B]
+  /// Of kernels that captured graphs know: memory of its own, which never grows.
+  std::optional<ContextMemory> memory;
 };
 
 struct BlockTableWorkspace::State {
@@ -32,14 +34,22 @@ struct BlockTableWorkspace::State {
   ContextMemory own;                                       ///< where no memory was given
   std::vector<std::unique_ptr<BlockTableKernel>> kernels;  ///< few: one for each window, section and kind of output
   std::vector<int32_t> cu_q;                               ///< of the present call
-  ContextMemory dequantized;                               ///< a 16-bit copy of fp8 pages
-  ContextMemory dequantized_table;                         ///< and its table
+  bool of_captured_shape = false;                          ///< the present call's batch
+  std::optional<GraphBounds> graph_bounds;                 ///< of captured shapes; on a GPU
+  std::vector<std::unique_ptr<BlockTableKernel>> graph_kernels;  ///< for these, as `kernels`
+  ContextMemory dequantized;                                     ///< a 16-bit copy of fp8 pages
+  ContextMemory dequantized_table;                               ///< and its table
   size_t most_bytes = 0;
   int64_t num_plans = 0;
 
   BlockTableKernel& kernel_for(const AttentionConfig& config);
+  /// On a GPU, for graphs: has the kernel now, since memory cannot be had while a stream is captured.
+  void prepare_for_graphs(const AttentionConfig& config);
+  /// Plans a step of a captured shape for every kernel that graphs may know. cu_q [B + 1] from 0, seq_lens [B]. What a
+  /// graph then replays, or `forward` captures, finds its plan.
+  void plan_for_graphs(std::span<const int32_t> cu_q, std::span<const int32_t> seq_lens, Stream stream);
   /// Memory for that plan; throws kWorkspaceTooSmall where it was given and is too small.
-  Workspace memory_for(const BlockTableKernel& kernel);
+  Workspace memory_for(BlockTableKernel& kernel);
 };
 
 /// Sets cu_q to the lengths of a decode or of prefills. Throw what those calls throw.

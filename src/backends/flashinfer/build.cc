@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "backends/common/batch_checks.hpp"
+#include "backends/flashinfer/block_table_state.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
 
@@ -96,6 +97,14 @@ int32_t padded_rows(const State& state, const FlashInferMetadata& metadata) {
   return state.padding->pad_for_cudagraph(std::max(split.num_decode_tokens, split.num_decodes));
 }
 
+/// Captured layers read the plans of their block-table kernels where they were: these are made now, for all of them.
+void plan_block_tables(State& state, const CommonAttentionMetadata& batch, Stream stream) {
+  auto num_reqs = static_cast<size_t>(batch.num_reqs);  // but for the padding behind them, which `forward` leaves out
+  while (num_reqs > 0 && batch.query_len(static_cast<int32_t>(num_reqs) - 1) == 0) --num_reqs;
+  state.block_tables.state().plan_for_graphs(batch.query_start_loc.first(num_reqs + 1), batch.seq_lens.first(num_reqs),
+                                             stream);
+}
+
 /// What requests share, where one plan of no fixed shape has them all.
 StepCascadeLevels discover(State& state, const CommonAttentionMetadata& batch, const FlashInferMetadata& metadata,
                            Stream stream) {
@@ -141,6 +150,7 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
     plan_part(state, batch, plans, metadata, stream);
   }
   metadata.block_table_workspace = &state.block_tables;
+  if (metadata.num_padded_reqs > 0 && metadata.decode_use_trtllm) plan_block_tables(state, batch, stream);
 
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
   metadata.max_q_len = batch.max_query_len;

@@ -104,13 +104,13 @@ TEST(FlashInferCascade, DescribesBothLevelsAsCsrArrays) {
   EXPECT_EQ(arrays.shared_qo_indptr, (std::array<int32_t, 2>{0, 17}));
   EXPECT_EQ(arrays.shared_kv_page_indptr, (std::array<int32_t, 2>{0, 4}));
   EXPECT_EQ(arrays.shared_kv_last_page_len, 16);
-  EXPECT_EQ(std::vector<int32_t>(arrays.shared_kv_page_indices.begin(), arrays.shared_kv_page_indices.end()),
+  EXPECT_EQ(folio::testing::on_host(arrays.shared_kv_page_indices),
             std::vector<int32_t>(group.fixture.block_table.begin(), group.fixture.block_table.begin() + 4));
   EXPECT_EQ(std::vector<int32_t>(arrays.indptr.begin(), arrays.indptr.end()), (std::vector<int32_t>{0, 5, 6, 8, 9}))
       << "the prefix's pages are subtracted once";
   EXPECT_EQ(std::vector<int32_t>(arrays.last_page_len.begin(), arrays.last_page_len.end()),
             (std::vector<int32_t>{2, 1, 1, 6}));
-  EXPECT_EQ(arrays.indices[0], group.fixture.block_table[4]) << "of the shifted table";
+  EXPECT_EQ(folio::testing::on_host(arrays.indices)[0], group.fixture.block_table[4]) << "of the shifted table";
 }
 
 TEST(FlashInferCascade, AllocatesNothingOnceWarm) {

@@ -170,6 +170,7 @@ void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream 
     // The originals' prefill kernels cannot mix 16-bit queries with fp8 keys. The copy has the k and v scales in it.
     const bool mixed = is_fp8(kv_cache_dtype_) && !is_fp8(call.query.dtype);
     BlockTableWorkspace::State& state = metadata.block_table_workspace->state();
+    state.of_captured_shape = metadata.num_padded_reqs > 0;
     if (check_only) {
       if (decode) {
         set_decode_lengths(state, args, qo_indptr[first + 1] - qo_indptr[first]);

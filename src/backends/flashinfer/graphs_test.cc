@@ -56,12 +56,10 @@ TEST(FlashInferGraphs, PadAsTheGoldenBatches) {
     FlashInferMetadataBuilder builder = group.make();
     const FlashInferMetadata metadata = builder.build(0, group.fixture.batch);
     EXPECT_EQ(metadata.num_padded_reqs, golden.at("rows").get<int32_t>()) << golden;
-    if (!folio::testing::on_gpu()) {  // paged_kv_arrays reads the host's tables
-      const PagedKvArrays arrays = builder.paged_kv_arrays(metadata);
-      EXPECT_EQ(list(arrays.indptr), golden.at("indptr").get<std::vector<int32_t>>()) << golden;
-      EXPECT_EQ(list(arrays.last_page_len), golden.at("last_page_len").get<std::vector<int32_t>>()) << golden;
-      EXPECT_EQ(list(arrays.seq_lens), golden.at("padded_seq_lens").get<std::vector<int32_t>>()) << golden;
-    }
+    const PagedKvArrays arrays = builder.paged_kv_arrays(metadata);
+    EXPECT_EQ(list(arrays.indptr), golden.at("indptr").get<std::vector<int32_t>>()) << golden;
+    EXPECT_EQ(list(arrays.last_page_len), golden.at("last_page_len").get<std::vector<int32_t>>()) << golden;
+    EXPECT_EQ(list(arrays.seq_lens), golden.at("padded_seq_lens").get<std::vector<int32_t>>()) << golden;
     group.fixture.run(group.impls.front(), builder);
     EXPECT_EQ(group.fixture.wrong_output(), "");
   }
@@ -82,7 +80,7 @@ TEST(FlashInferGraphs, HavePlansOfAFixedShapeForEverySize) {
   for (int i = 0; i < 3; ++i) {
     builder.build(0, five.fixture.batch);
     const FlashInferMetadata metadata = builder.build(0, group.fixture.batch);
-    if (!folio::testing::on_gpu()) builder.paged_kv_arrays(metadata);
+    builder.paged_kv_arrays(metadata);
   }
   EXPECT_EQ(testing::num_allocations(), warm);
 }
@@ -113,6 +111,27 @@ TEST(FlashInferGraphs, CountDraftsIntoTheLargestBatch) {
   EXPECT_EQ(builder.build(0, group.fixture.batch).num_padded_reqs, 16) << "12 tokens";
   group.fixture.run(group.impls.front(), builder);
   EXPECT_EQ(group.fixture.wrong_output(), "");
+}
+
+// On a GPU `build` makes the plans that captured layers read; on both, each step's own lengths count.
+TEST(FlashInferGraphs, OfBlockTablesHaveEachStepsLengths) {
+  for (const bool windowed : {false, true}) {
+    LayerSetup setup;
+    setup.padding_requests = 1;
+    setup.sinks = setup.alibi = windowed;
+    if (windowed) setup.sliding_window = 20;
+    GraphGroup group(setup, decodes({17, 16, 1}));
+    group.config.use_block_table_kernels = true;
+    FlashInferMetadataBuilder builder = group.make();
+    for (const std::vector<int32_t>& seq_lens : {std::vector<int32_t>{17, 16, 1}, {300, 2, 40}, {5, 6, 7, 8}}) {
+      testing::BatchFixture step(setup, decodes(seq_lens));
+      const FlashInferMetadata metadata = builder.build(0, step.batch);
+      EXPECT_TRUE(metadata.decode_use_trtllm);
+      EXPECT_GT(metadata.num_padded_reqs, 0);
+      step.run(group.impls.front(), builder);
+      EXPECT_EQ(step.wrong_output(), "");
+    }
+  }
 }
 
 TEST(FlashInferBuilderArrays, AreHadAtConstructionWhereTheConfigurationBoundsThem) {

@@ -5,6 +5,7 @@
 
 #include "backends/common/batch_checks.hpp"
 #include "backends/common/layer_group.hpp"
+#include "backends/flashinfer/block_table_state.hpp"
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
 #include "folio/page_table.hpp"
@@ -59,6 +60,26 @@ void set_up_graphs(State& state) {
   state.padding.emplace(sizes);
   state.graph_max_bs =
       static_cast<int32_t>(std::min<int64_t>(int64_t{per_decode} * max_num_seqs, state.padding->max_capture_size()));
+}
+
+/// On a GPU graphs of block-table kernels have theirs from now on: one for every window and set of features.
+void set_up_block_table_graphs(State& state, Layers layers) {
+  if (!state.padding || !state.use_block_tables || !on_gpu(state.context)) return;
+  GraphBounds bounds;
+  bounds.max_requests = bounds.max_tokens = state.graph_max_bs;
+  bounds.max_q_len = std::min(state.graph_max_bs, state.reorder_threshold);
+  bounds.max_kv_len = state.config.model.max_model_len;
+  BlockTableWorkspace::State& tables = state.block_tables.state();
+  tables.graph_bounds = bounds;
+  AttentionConfig config = state.attention;
+  for (const AttentionLayer<FlashInferImpl>& layer : layers) {
+    config.window_left = layer.impl->window_left();
+    config.features = features_of(Layers(&layer, 1));
+    for (const DType q : {state.q_data_type, state.planned_q_type}) {
+      config.q = q;
+      tables.prepare_for_graphs(config);
+    }
+  }
 }
 
 /// Where the configuration bounds batches, their page tables' memory is had now.
@@ -130,10 +151,6 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
   } else if (state.profile != BackendProfile::kVllm2025_07) {
     state.use_block_tables = state.dispatch.can_use_trtllm_attention(state.num_qo_heads, spec.num_kv_heads);
   }
-  if (state.use_block_tables && config.compilation.decode_graph_mode == DecodeGraphMode::kFull) {
-    refuse_on_gpu(context, "kernels that take block tables are asked for with decode_graph_mode kFull",
-                  "they plan in `forward`, which a graph cannot hold: planned kernels are offered");
-  }
   check_profile(spec, config, state.hyperparameters, state.profile, state.use_block_tables);
   choose_query_types(state);
   // Drafts are verified in the one plan like any other tokens; the originals need the block-table kernels for that.
@@ -169,6 +186,7 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     state.step_cascade = make_step_levels(context, options.cascade, options.max_cascade_levels, state.windows);
   }
   set_up_graphs(state);
+  set_up_block_table_graphs(state, layers);
   reserve_arrays(state);
 }
 

@@ -39,7 +39,7 @@ TEST_P(PagedKvTable, HasFlashInfersArrays) {
         fixture.block_table.begin() + static_cast<std::ptrdiff_t>(row) * fixture.batch.block_table.row_stride;
     pages.insert(pages.end(), begin, begin + indptr[row + 1] - indptr[row]);
   }
-  EXPECT_EQ(std::vector<int32_t>(arrays.indices.begin(), arrays.indices.end()), pages);
+  EXPECT_EQ(folio::testing::on_host(arrays.indices), pages);
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, PagedKvTable, ::testing::ValuesIn(golden_cases("kvcache/paged_indptr")),

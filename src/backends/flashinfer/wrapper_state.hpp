@@ -74,12 +74,12 @@ class WrapperState {
   std::vector<SegmentArgs> segment_args_;
   std::vector<uint8_t> mask_;
   std::vector<float> slopes_;
-  std::vector<WrapperTable> tables_;   ///< of each level
+  std::vector<WrapperTable> tables_;  ///< of each level
   KernelArray kernel_mask_;
   KernelArray kernel_slopes_;
-  KernelArray kernel_cu_q_;            ///< with ALiBi: for the LSE
-  KernelArray kernel_first_pos_;       ///< likewise
-  std::vector<int32_t> first_pos_;     ///< [R], of the first query; with ALiBi
+  KernelArray kernel_cu_q_;         ///< with ALiBi: for the LSE
+  KernelArray kernel_first_pos_;    ///< likewise
+  std::vector<int32_t> first_pos_;  ///< [R], of the first query; with ALiBi
   std::optional<GraphBounds> bounds_;
   const uint8_t* mask_at_ = nullptr;  ///< what kernels are given of the arrays above
   const float* slopes_at_ = nullptr;

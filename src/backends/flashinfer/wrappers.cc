@@ -80,7 +80,7 @@ BatchPrefillWithRaggedKVCacheWrapper::BatchPrefillWithRaggedKVCacheWrapper(const
 
 void BatchPrefillWithRaggedKVCacheWrapper::plan(std::span<const int32_t> qo_indptr, std::span<const int32_t> kv_indptr,
                                                 const WrapperPlanOptions& options, const WrapperMask& custom_mask,
-                                               Stream stream) {
+                                                Stream stream) {
   WrapperState& s = state();
   s.levels().resize(1);
   WrapperLevel& level = s.levels()[0];
@@ -173,8 +173,8 @@ MultiLevelCascadeAttentionWrapper::MultiLevelCascadeAttentionWrapper(const Conte
 }
 
 void MultiLevelCascadeAttentionWrapper::plan(std::span<const std::span<const int32_t>> qo_indptr_arr,
-                                             std::span<const WrapperPages> pages_arr,
-                                             const WrapperPlanOptions& options, Stream stream) {
+                                             std::span<const WrapperPages> pages_arr, const WrapperPlanOptions& options,
+                                             Stream stream) {
   const auto levels = static_cast<size_t>(num_levels_);
   require(qo_indptr_arr.size() == levels && pages_arr.size() == levels, "qo_indptr_arr has ", qo_indptr_arr.size(),
           " levels and the pages ", pages_arr.size(), "; the wrapper has ", levels);

@@ -32,8 +32,8 @@ struct CascadeAttentionArgs {
 };
 
 /// Attention of one layer with the prefix read once for all requests: for tests and tools. Engines build metadata
-/// instead, once for all layers: this prepares, plans and allocates every time. On a GPU the lengths, slopes and sinks are
-/// host memory, everything else the device's, and the call waits until the output is there; it cannot be captured.
+/// instead, once for all layers: this prepares, plans and allocates every time. On a GPU the lengths, slopes and sinks
+/// are host memory, everything else the device's, and the call waits until the output is there; it cannot be captured.
 /// query [T, num_heads, head_size], output likewise, T >= cu_query_lens[R]. Queries are the last ones of their
 /// requests; causal. Throws kInvalidArgument.
 FOLIO_API void cascade_attention(const Context& context, const TensorView& output, const ConstTensorView& query,

@@ -58,6 +58,7 @@ struct FlashAttentionMetadata {
   /// [R], on the host: keys that each request's queries attend among. Of encoders their own tokens, of cross attention
   /// the encoder's.
   std::span<const int32_t> seq_lens;
+  std::span<const int32_t> query_start_loc_host;  ///< [R + 1], on the host: what was planned from
   BlockTableView block_table;
   std::span<const int64_t> slot_mapping;
   bool causal = true;
@@ -141,10 +142,12 @@ class FOLIO_API FlashAttentionMetadataBuilder {
 
   /// The same step for another KV cache group, whose layers differ in nothing but where their pages are: a shallow
   /// copy, with the same schedule. O(R); with prefixes found by kAuto, which must be shared in this table too and whose
-  /// rows must lie as far apart as those of the step's, O(shared entries) besides. Throws kInvalidArgument where the
-  /// table is too small for the step or does not share what was planned as shared; kStalePlan.
+  /// rows must lie as far apart as those of the step's, O(shared entries) besides: on a GPU it looks at
+  /// `block_table_host`, a copy that is laid out alike. Throws kInvalidArgument where the table is too small for the
+  /// step or does not share what was planned as shared; kStalePlan.
   FlashAttentionMetadata update_block_table(const FlashAttentionMetadata& metadata, const BlockTableView& block_table,
-                                            std::span<const int64_t> slot_mapping) const;
+                                            std::span<const int64_t> slot_mapping,
+                                            const BlockTableView& block_table_host = {}) const;
 
   /// vLLM's rule for when sharing a prefix pays; see there.
   static bool use_cascade_attention(const CascadeHeuristicInput& input) {

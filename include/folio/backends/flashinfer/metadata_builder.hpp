@@ -147,11 +147,11 @@ class FOLIO_API FlashInferMetadataBuilder {
   bool reorder_batch(std::span<const int32_t> num_scheduled_tokens, std::span<const int32_t> num_computed_tokens,
                      const SwapStates& swap_states);
 
-  /// The page tables of a step as CSR arrays, for those who want them: nothing in `forward` does. O(pages). On a GPU the
-  /// pages themselves (indices, shared_kv_page_indices) lie in its memory, where they are gathered on `stream`, and all
-  /// else on the host, as FlashInfer's `plan` takes them (WrapperPages). Batches for
-  /// a graph have num_padded_reqs rows: beyond R, an indptr that stays, a last_page_len of 1 (FlashInfer takes 0 for a
-  /// full page) and a length of 0. What kAuto shares is not taken out of them: they hold all pages of every request.
+  /// The page tables of a step as CSR arrays, for those who want them: nothing in `forward` does. O(pages). On a GPU
+  /// the pages themselves (indices, shared_kv_page_indices) lie in its memory, where they are gathered on `stream`, and
+  /// all else on the host, as FlashInfer's `plan` takes them (WrapperPages). Batches for a graph have num_padded_reqs
+  /// rows: beyond R, an indptr that stays, a last_page_len of 1 (FlashInfer takes 0 for a full page) and a length of 0.
+  /// What kAuto shares is not taken out of them: they hold all pages of every request.
   PagedKvArrays paged_kv_arrays(const FlashInferMetadata& metadata, Stream stream = {});
 
   int32_t reorder_batch_threshold() const noexcept;  ///< requests of at most this many tokens are decodes

@@ -15,7 +15,8 @@
 /// FlashInfer's attention wrappers, by name and meaning, on Folio's ops and plans: `plan` once a step with CSR page
 /// tables, `run` once a layer. Semantics: FlashInfer 0.6, flashinfer/{decode,prefill,cascade}.py. Where the originals
 /// ignore an argument or compute with wrong positions, these refuse or do it right.
-/// - Arrays given to `plan` are host memory (but for WrapperPages::indices_where) and copied; a wrapper owns its plan and
+/// - Arrays given to `plan` are host memory (but for WrapperPages::indices_where) and copied; a wrapper owns its plan
+/// and
 ///   its workspace. Warm calls (the same configuration, no larger batch) allocate nothing. Not safe for simultaneous
 ///   use by several threads.
 /// - On a GPU tensors, sinks and LSE are device memory; `plan` plans on the host and enqueues its copies on `stream`,

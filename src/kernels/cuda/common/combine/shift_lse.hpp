@@ -6,9 +6,9 @@
 
 namespace folio::inline v0::kernels::cuda {
 
-/// lse [cu_q[num_requests], num_heads], base 2, gets slope[head] * first_pos[request] / ln 2 added, in place, in double:
-/// from logits biased by distances to those biased by -slope * (row - key), where rows count from the request's first
-/// query. All addresses are the device's.
+/// lse [cu_q[num_requests], num_heads], base 2, gets slope[head] * first_pos[request] / ln 2 added, in place, in
+/// double: from logits biased by distances to those biased by -slope * (row - key), where rows count from the request's
+/// first query. All addresses are the device's.
 struct ShiftLseParams {
   float* lse = nullptr;
   const int32_t* cu_q = nullptr;       ///< [num_requests + 1]
