@@ -12,7 +12,8 @@
 namespace folio {
 namespace {
 
-constexpr int32_t kHeadDim = 64;
+constexpr const char* kKernel = FOLIO_EMULATED_KERNEL;
+constexpr int32_t kHeadDim = 128;
 constexpr int32_t kKvLen = 40;
 constexpr int32_t kPageSize = 16;
 constexpr int32_t kPages = 3;
@@ -36,7 +37,7 @@ Output run_with(float value, DType kv) {
   config.kv = config.ragged_kv = kv;
   config.out = DType::kFloat32;
   const AttentionOp op = prepare(context, config);
-  EXPECT_EQ(op.kernel_name(), "cuda-sm90-decode");
+  EXPECT_EQ(op.kernel_name(), kKernel);
   const size_t element = static_cast<size_t>(size_of(kv));
   std::vector<uint8_t> k(element * kPages * kPageSize * kHeadDim), v(k.size());
   const auto set = [&](std::vector<uint8_t>& to, size_t at, float x) {
@@ -108,8 +109,13 @@ TEST_P(EmulatedSpecialValues, ReachThoseWhoSeeThemAndNobodyElse) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, EmulatedSpecialValues,
-                         ::testing::Values(DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2),
+/// Those of keys and values that the kernel takes.
+std::vector<DType> types() {
+  if (std::strcmp(kKernel, "cuda-sm90-prefill") == 0) return {DType::kBFloat16};
+  return {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, EmulatedSpecialValues, ::testing::ValuesIn(types()),
                          [](const auto& type) {
                            return std::string(type.param == DType::kBFloat16
                                                   ? "bfloat16"

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <stdexcept>
+#include <type_traits>
 
 #include "ptx/mma.cuh"
 
@@ -25,37 +26,54 @@ void wait_products(float (&)[Count]) {
 }
 enum class Sum : int32_t { kNew = 0, kAdd = 1 };
 
-/// Element `column` of row `row` of a tile; transposed: of row `column`, in steps of 64 columns.
-template <typename T>
-float tile_element(uint64_t tile, int32_t row, int32_t column, bool transposed) {
+/// Where a tile's element stands, as describe_tile says: `row` and `column` of what lies in rows of 128 bytes.
+inline uint32_t element_address(uint64_t tile, int32_t row, int32_t column) {
   const auto begin = static_cast<uint32_t>(tile & 0xfffff);
   const auto columns = static_cast<uint32_t>(tile >> 20 & 0xfffff);
   const auto groups = static_cast<uint32_t>(tile >> 40);
-  const auto r = static_cast<uint32_t>(transposed ? column : row);
-  const auto c = static_cast<uint32_t>(transposed ? row : column);
-  const uint32_t linear =
-      begin + r / 8 * groups + r % 8 * 128 + (transposed ? c / 64 * columns + c % 64 * 2 : c * 2);
+  const auto r = static_cast<uint32_t>(row);
+  const auto c = static_cast<uint32_t>(column);
+  const uint32_t linear = begin + r / 8 * groups + r % 8 * 128 + c / 64 * columns + c % 64 * 2;
+  return linear ^ (linear >> 7 & 7) << 4;
+}
+template <typename T>
+float element_at(uint32_t address) {
   uint16_t bits;
-  std::memcpy(&bits, emulation::shared_memory() + (linear ^ (linear >> 7 & 7) << 4), 2);
-  return widened<T>(bits);
+  std::memcpy(&bits, emulation::shared_memory() + address, 2);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __uint_as_float(uint32_t{bits} << 16);
+  } else {
+    return widened<T>(bits);
+  }
+}
+
+/// A lane's sums of the product of two rows' 16 components with columns whose components `column(n, k)` gives.
+template <bool kAdds, int32_t Count, typename Column>
+void multiply_lane(float (&d)[Count], const float (&rows)[2][16], const Column& column) {
+  for (int32_t n = 0; n < Count / 2; ++n) {  // 8j + 2t + n % 2
+    double sums[2] = {};
+    const int32_t number = n / 2 * 8 + emulation::thread_index().x % 4 * 2 + n % 2;
+    for (int32_t k = 0; k < 16; ++k) {
+      const auto b = static_cast<double>(column(number, k));
+      sums[0] += rows[0][k] * b;
+      sums[1] += rows[1][k] * b;
+    }
+    for (int32_t h = 0; h < 2; ++h) {
+      float& to = d[n / 2 * 4 + 2 * h + n % 2];
+      to = static_cast<float>((kAdds ? to : 0.0f) + sums[h]);
+    }
+  }
 }
 
 template <typename T, Sum kSum, int32_t Count>
 void multiply_tiles(float (&d)[Count], uint64_t a, uint64_t b) {
-  const int32_t lane = emulation::thread_index().x % 32;
-  const int32_t first = emulation::thread_index().x % 128 / 32 * 16 + lane / 4;
+  const int32_t first = emulation::thread_index().x % 128 / 32 * 16 + emulation::thread_index().x % 32 / 4;
   float rows[2][16];
   for (int32_t h = 0; h < 2; ++h) {
-    for (int32_t k = 0; k < 16; ++k) rows[h][k] = tile_element<T>(a, first + 8 * h, k, false);
+    for (int32_t k = 0; k < 16; ++k) rows[h][k] = element_at<T>(element_address(a, first + 8 * h, k));
   }
-  for (int32_t i = 0; i < Count; ++i) {
-    double sum = 0.0;
-    for (int32_t k = 0; k < 16; ++k) {
-      sum += static_cast<double>(rows[i / 2 % 2][k]) *
-             tile_element<T>(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k, false);
-    }
-    d[i] = static_cast<float>((kSum == Sum::kAdd ? d[i] : 0.0f) + sum);
-  }
+  multiply_lane<kSum == Sum::kAdd>(d, rows,
+                                   [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
   __syncwarp();
 }
 
@@ -69,13 +87,7 @@ void multiply_rows(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
       rows[h][k] = widened<T>(half_word(lanes[lane / 4 * 4 + k % 8 / 2][h + k / 8 * 2], k % 2));
     }
   }
-  for (int32_t i = 0; i < Count; ++i) {
-    double sum = 0.0;
-    for (int32_t k = 0; k < 16; ++k) {
-      sum += static_cast<double>(rows[i / 2 % 2][k]) * tile_element<T>(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k, true);
-    }
-    d[i] = static_cast<float>(d[i] + sum);
-  }
+  multiply_lane<true>(d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, k, n)); });
   __syncwarp();
 }
 

@@ -22,7 +22,8 @@ class Loader {
         memory_(ptx::shared_address(memory)),
         full_(ptx::shared_address(state.full)),
         empty_(ptx::shared_address(state.empty)),
-        thread_(static_cast<int32_t>(threadIdx.x)) {}
+        warp_(static_cast<int32_t>(threadIdx.x) / 32),
+        lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
 
   __device__ __forceinline__ void run() {
     const planner::PlanView& plan = params_.attention.plan->view;
@@ -32,23 +33,20 @@ class Loader {
       const int32_t slot = num_items_ % kItems;
       const int32_t use = num_items_ / kItems;
       if (use > 0) ptx::wait(ptx::shared_address(state_.item_empty) + 8 * slot, (use - 1) & 1);
-      if (thread_ == 0) state_.next = next;
+      if (threadIdx.x == 0) state_.next = next;
       ptx::meet(kLoadMeeting, kGroupThreads);
       const int32_t index = state_.next;
       if (index < 0) break;
       const planner::WorkItem& item = plan.items[index];
-      if (thread_ == 0) next = next_of(plan, item);
+      if (threadIdx.x == 0) next = next_of(plan, item);
       load_item(plan, item, slot);
     }
-    if (thread_ == 0) state_.contexts[num_items_ % kItems].all_done = true;
+    if (threadIdx.x == 0) state_.contexts[num_items_ % kItems].all_done = true;
     hand_over(num_items_ % kItems);
-    if (warp() == 0) queue.finish();
+    if (warp_ == 0) queue.finish();
   }
 
  private:
-  __device__ __forceinline__ int32_t warp() const { return thread_ / 32; }
-  __device__ __forceinline__ int32_t lane() const { return thread_ % 32; }
-
   /// Index of the item after `item`: of the same accumulation, or the next claim's; -1: none. By one thread.
   __device__ __forceinline__ int32_t next_of(const planner::PlanView& plan, const planner::WorkItem& item) const {
     if ((item.flags & planner::kFinish) == 0) return item.partial;
@@ -77,7 +75,7 @@ class Loader {
     const int32_t first_tile = has_keys ? item.kv_begin / kTokens : 0;
     const int32_t num_tiles = has_keys ? (item.kv_end + kTokens - 1) / kTokens - first_tile : 0;
     const SegmentCopy& copy = params_.copies[item.segment];
-    if (thread_ == 0) {
+    if (threadIdx.x == 0) {
       ItemContext& context = state_.contexts[slot];
       context.item = item;
       context.sight = sight;
@@ -94,25 +92,21 @@ class Loader {
     }
     hand_over(slot);
     if (num_tiles == 0) return;
-    segment_ = &params.segments[item.segment];
-    maps_ = &params_.maps[item.segment];
-    copy_ = &copy;
-    sight_ = sight;
-    custom_ = custom;
-    head_ = item.kv_head;
-    last_tile_ = first_tile + num_tiles - 1;
-    num_item_tiles_ = num_tiles;
-    first_token_ = segment_->paged ? 0 : segment_->indptr[item.kv_row];
-    pages_ = !segment_->paged
-                 ? nullptr
-                 : segment_->indices + (segment_->indptr != nullptr
-                                            ? int64_t{segment_->indptr[item.kv_row]}
-                                            : item.kv_row * segment_->row_stride + segment_->first_column);
-    // Keys are a tile ahead of values: they are multiplied while weights of the tile before are made.
-#pragma unroll 1
-    for (int32_t i = 0; i <= num_tiles; ++i) {
-      if (i < num_tiles) load_tile<DimQk, false>(i);
-      if (i > 0) load_tile<DimV, true>(i - 1);
+    const Tiles tiles{first_tile + num_tiles - 1, num_tiles, sight, custom};
+    const SegmentParams& segment = params.segments[item.segment];
+    const int32_t* const pages =
+        !segment.paged ? nullptr
+                       : segment.indices + (segment.indptr != nullptr
+                                                ? int64_t{segment.indptr[item.kv_row]}
+                                                : item.kv_row * segment.row_stride + segment.first_column);
+    if (copy.box == 0) {
+      load_by_threads(tiles, segment, copy, pages, item);
+    } else if (boxes_per_warp(copy.box) == 1) {
+      load_boxes<1>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
+    } else if (boxes_per_warp(copy.box) == 2) {
+      load_boxes<2>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
+    } else {
+      load_boxes<4>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
     }
   }
 
@@ -120,19 +114,20 @@ class Loader {
   __device__ __forceinline__ void bind_row(const planner::PlanView& plan, const planner::WorkItem& item,
                                            int32_t num_rows, bool has_keys, bool custom, RowInfo& rows,
                                            int32_t slot) const {
+    const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
     Sight sight{INT32_MAX, 0, 0, INT32_MAX};
     int64_t query = -1;
     int32_t begin = 0;
     int32_t end = 0;
-    if (thread_ < num_rows) {
+    if (thread < num_rows) {
       const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-      const int32_t packed = item.row_begin + thread_;
+      const int32_t packed = item.row_begin + thread;
       const int32_t token = packed / group_size;
       const int32_t q_head = item.kv_head * group_size + (packed - token * group_size);
       query = token * params.q_token_stride + q_head * params.q_head_stride;
-      rows.token[thread_] = token;
-      rows.q_head[thread_] = q_head;
+      rows.token[thread] = token;
+      rows.q_head[thread] = q_head;
       float scale = 0.0f;
       float v_scale = 1.0f;
       if (has_keys) {
@@ -149,12 +144,12 @@ class Loader {
         begin = static_cast<int32_t>(range.begin < item.kv_begin ? item.kv_begin : range.begin);
         end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
         if (begin >= end) begin = end = 0;
-        rows.position[thread_] = static_cast<int32_t>(position);
-        rows.mask_begin[thread_] = INT32_MAX;
+        rows.position[thread] = static_cast<int32_t>(position);
+        rows.mask_begin[thread] = INT32_MAX;
         if (custom) {
           const int32_t mask_begin = plan.mask_first_column[request] - lengths.key_offset[request];
-          rows.mask_begin[thread_] = mask_begin;
-          rows.mask_bit[thread_] =
+          rows.mask_begin[thread] = mask_begin;
+          rows.mask_bit[thread] =
               8 * plan.mask_byte_indptr[request] + int64_t{number} * plan.mask_columns[request] - mask_begin;
         }
         scale = __fmul_rn(__fmul_rn(scale_at(params.q_scale, request, item.kv_head),
@@ -163,8 +158,8 @@ class Loader {
         if (!has_bias(params)) scale = __fmul_rn(scale, kLog2E);
         v_scale = scale_at(segment.v_scale, request, item.kv_head);
       }
-      rows.scale[thread_] = scale;
-      rows.v_scale[thread_] = v_scale;
+      rows.scale[thread] = scale;
+      rows.v_scale[thread] = v_scale;
       if (begin < end) {
         sight.any_begin = begin;
         sight.any_end = end;
@@ -172,14 +167,14 @@ class Loader {
       sight.all_begin = begin;
       sight.all_end = end;
     }
-    rows.visible_begin[thread_] = begin;
-    rows.visible_end[thread_] = end;
+    rows.visible_begin[thread] = begin;
+    rows.visible_end[thread] = end;
     copy_queries(query, slot);
     sight.any_begin = __reduce_min_sync(kAllLanes, sight.any_begin);
     sight.any_end = __reduce_max_sync(kAllLanes, sight.any_end);
     sight.all_begin = __reduce_max_sync(kAllLanes, sight.all_begin);
     sight.all_end = __reduce_min_sync(kAllLanes, sight.all_end);
-    if (lane() == 0) state_.sights[warp()] = sight;
+    if (lane_ == 0) state_.sights[warp_] = sight;
   }
 
   /// The queries of a warp's rows, of which each lane knows where its own begin; zeros for rows that the item has not.
@@ -189,10 +184,10 @@ class Loader {
         memory_ + static_cast<uint32_t>(kLayout.queries + slot * kMathGroups * query_bytes(DimQk));
     const AttentionParams& params = params_.attention;
 #pragma unroll 2
-    for (int32_t i = lane(); i < 32 * kPieces; i += 32) {
+    for (int32_t i = lane_; i < 32 * kPieces; i += 32) {
       const int64_t at = __shfl_sync(kAllLanes, query, i / kPieces);
       const uint32_t target =
-          to + static_cast<uint32_t>(query_offset(DimQk, 32 * warp() + i / kPieces, i % kPieces));
+          to + static_cast<uint32_t>(query_offset(DimQk, 32 * warp_ + i / kPieces, i % kPieces));
       const int64_t from = at < 0 ? 0 : at + i % kPieces * kPiece;
       if (params.q_wide) {
         ptx::copy_16_async(target, static_cast<const T*>(params.q) + from, at >= 0);
@@ -209,128 +204,191 @@ class Loader {
     ptx::arrive(barrier);
   }
 
-  /// Tile `i` of the item, counted from its last, when the next stage is free.
-  template <int32_t Dim, bool Values>
-  __device__ __forceinline__ void load_tile(int32_t i) {
-    const int32_t first = (last_tile_ - i) * kTokens;
-    const bool edge = Values && (custom_ || needs_mask(sight_, first));
-    const auto slot = static_cast<uint32_t>(num_tiles_ % kStages);
-    const int32_t use = num_tiles_ / kStages;
-    ++num_tiles_;
-    const uint32_t to = memory_ + slot * stage_bytes(kDims);
-    const uint32_t full = full_ + 8 * slot;
-    if (use > 0) ptx::wait(empty_ + 8 * slot, (use - 1) & 1);
-    if (copy_->box == 0) {
-      copy_tokens<Dim, Values>(first, to);
-      if (!edge && copy_->direct) {
-        ptx::arrive_after_copies(full);
-        return;
-      }
-      ptx::wait_all_copies();
-      if (edge) ptx::meet(kLoadMeeting, kGroupThreads);  // pieces are looked through by others
-    } else {
-      const uint32_t barrier = edge ? ptx::shared_address(&state_.landed) : full;
-      issue_boxes<Dim, Values>(i, to, barrier, edge);
-      if (!edge) return;
-      ptx::wait(barrier, num_edges_ & 1);
-      ++num_edges_;
-    }
-    if (edge) {
-      const bool special = look_through<T, Dim>(to, sight_.any_begin - first, sight_.any_end - first, thread_);
-      const bool any = __any_sync(kAllLanes, special);
-      if (lane() == 0) state_.special[slot][warp()] = any ? 1 : 0;
-    }
-    ptx::order_before_products();
-    ptx::arrive(full);
-  }
+  /// An item's tiles, which are loaded from the last to the first. Keys are a tile ahead of values: they are multiplied
+  /// while weights of the tile before are made.
+  struct Tiles {
+    int32_t last;
+    int32_t count;
+    Sight sight;
+    bool custom;
 
-  /// Begins the warp's share of a tile's boxes; bytes and arrivals at `barrier`.
-  template <int32_t Dim, bool Values>
-  __device__ __forceinline__ void issue_boxes(int32_t i, uint32_t to, uint32_t barrier, bool edge) {
-    const int32_t box = copy_->box;
-    const int32_t mine = boxes_per_warp(box);
-    const int32_t tiles = 32 / mine;  // whose boxes the lanes know
-    if (!Values && i % tiles == 0) {
-      before_ = here_;
-      here_ = find_boxes(i, box, mine);
-    }
-    // Values are a tile behind keys, whose lanes may know others by now.
-    const bool is_before = Values && (i + 1) % tiles == 0 && i < last_index();
-    const BoxPlace known = is_before ? before_ : here_;
-    const int32_t base = i % tiles * mine;
-    int32_t count = 0;
-#pragma unroll 1
-    for (int32_t b = 0; b < mine; ++b) count += __shfl_sync(kAllLanes, known.page, base + b) >= 0 ? 1 : 0;
-    if (lane() == 0) {
-      const auto bytes = static_cast<uint32_t>(count * box / kEight * eight_bytes(Dim));
-      if (!edge) ptx::arrive(barrier, 31);
-      ptx::arrive_expecting(barrier, bytes);
-    }
-    const uint64_t policy = ptx::evict_last_policy();
-    const CUtensorMap* const map = Values ? &maps_->v : &maps_->k;
-    const int32_t eights = Values ? copy_->v_eights : copy_->k_eights;
-#pragma unroll 1
-    for (int32_t b = 0; b < mine; ++b) {
-      const int32_t page = __shfl_sync(kAllLanes, known.page, base + b);
-      const int32_t in_page = __shfl_sync(kAllLanes, known.in_page, base + b);
-      if (page < 0 || lane() != 0) continue;
-      const int32_t number = warp() + kGroupWarps * b;
-      ptx::copy_box_5d(to + static_cast<uint32_t>(number * box / kEight * eight_bytes(Dim)), map, barrier, 0, 0, 0, head_,
-                       page * eights + in_page / kEight, policy);
-    }
-  }
-
-  /// A box's page, or -1 where there is nothing to be read, and its first token in it.
-  struct BoxPlace {
-    int32_t page;
-    int32_t in_page;
+    __device__ __forceinline__ int32_t first_token(int32_t i) const { return (last - i) * kTokens; }
+    /// Whether the tile's values are to be looked through.
+    __device__ __forceinline__ bool is_edge(int32_t i) const { return custom || needs_mask(sight, first_token(i)); }
   };
 
-  __device__ __forceinline__ int32_t last_index() const { return num_item_tiles_ - 1; }
-
-  /// This lane's box of those of the next tiles from tile `i` on, `mine` a tile.
-  __device__ __forceinline__ BoxPlace find_boxes(int32_t i, int32_t box, int32_t mine) const {
-    const int32_t tile = last_tile_ - i - lane() / mine;
-    const int32_t number = warp() + kGroupWarps * (lane() % mine);
-    const int32_t token = tile * kTokens + number * box;
-    if (number * box >= kTokens || token + box <= sight_.any_begin || token >= sight_.any_end) return {-1, 0};
-    return place_of(token);
+  /// The next stage of the ring, once it is free.
+  struct Stage {
+    uint32_t number;
+    uint32_t tile;
+    uint32_t full;
+  };
+  __device__ __forceinline__ Stage await_stage() {
+    const Stage stage{stage_, memory_ + stage_ * stage_bytes(kDims), full_ + 8 * stage_};
+    ptx::wait(empty_ + 8 * stage_, parity_ ^ 1);  // of a stage never used, the phase before the first counts as ended
+    if (++stage_ == kStages) {
+      stage_ = 0;
+      parity_ ^= 1;
+    }
+    return stage;
   }
 
-  __device__ __forceinline__ BoxPlace place_of(int32_t token) const {
-    const auto page_size = static_cast<uint32_t>(segment_->page_size);
-    const uint32_t column = static_cast<uint32_t>(token) / page_size;
-    return {pages_[column], static_cast<int32_t>(static_cast<uint32_t>(token) - column * page_size)};
+  /// Pages of at least eight tokens, as boxes: a warp issues `Mine` of each tile.
+  template <int32_t Mine>
+  __device__ __forceinline__ void load_boxes(const Tiles& tiles, const PrefillParams::Maps& maps,
+                                             const SegmentCopy& copy, const int32_t* pages, int32_t head) {
+    const uint64_t policy = ptx::evict_last_policy();
+    int32_t next[Mine];
+    int32_t keys[Mine];
+    int32_t values[Mine];
+    find_boxes<Mine>(tiles, 0, copy, pages, next);
+#pragma unroll 1
+    for (int32_t i = 0; i <= tiles.count; ++i) {
+#pragma unroll
+      for (int32_t b = 0; b < Mine; ++b) {
+        values[b] = keys[b];
+        keys[b] = next[b];
+      }
+      if (i + 1 < tiles.count) find_boxes<Mine>(tiles, i + 1, copy, pages, next);  // under way until the next turn
+      if (i < tiles.count) {
+        const Stage stage = await_stage();
+        issue_boxes<DimQk, Mine>(stage.tile, stage.full, maps.k, copy.box, keys, head, policy);
+      }
+      if (i == 0) continue;
+      const Stage stage = await_stage();
+      if (!tiles.is_edge(i - 1)) {
+        issue_boxes<DimV, Mine>(stage.tile, stage.full, maps.v, copy.box, values, head, policy);
+        continue;
+      }
+      const uint32_t landed = ptx::shared_address(&state_.landed);
+      issue_boxes<DimV, Mine>(stage.tile, landed, maps.v, copy.box, values, head, policy);
+      ptx::wait(landed, num_edges_ & 1);
+      ++num_edges_;
+      look_through_values(tiles, i - 1, stage);
+    }
+  }
+
+  /// Where the warp's boxes of tile `i` lie, in eights of tokens; -1: no row sees any of the tokens.
+  template <int32_t Mine>
+  __device__ __forceinline__ void find_boxes(const Tiles& tiles, int32_t i, const SegmentCopy& copy,
+                                             const int32_t* pages, int32_t (&at)[Mine]) const {
+    const int32_t box = copy.box;
+    const int32_t first = tiles.first_token(i);
+#pragma unroll
+    for (int32_t b = 0; b < Mine; ++b) {
+      const int32_t in_tile = (warp_ + kGroupWarps * b) * box;
+      const int32_t token = first + in_tile;
+      at[b] = -1;
+      if (in_tile >= kTokens || token + box <= tiles.sight.any_begin || token >= tiles.sight.any_end) continue;
+      const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(token));
+      const uint32_t in_page = static_cast<uint32_t>(token) - column * copy.page_size.divisor();
+      at[b] = pages[column] * copy.eights + static_cast<int32_t>(in_page / kEight);
+    }
+  }
+
+  /// Begins the copies of the warp's boxes of a tile; their bytes and the warp's arrival at `barrier`.
+  template <int32_t Dim, int32_t Mine>
+  __device__ __forceinline__ void issue_boxes(uint32_t tile, uint32_t barrier, const CUtensorMap& map, int32_t box,
+                                              const int32_t (&at)[Mine], int32_t head, uint64_t policy) const {
+    if (lane_ != 0) return;
+    const int32_t bytes = box * 2 * Dim;
+    int32_t count = 0;
+#pragma unroll
+    for (int32_t b = 0; b < Mine; ++b) count += at[b] >= 0 ? 1 : 0;
+    ptx::arrive_expecting(barrier, static_cast<uint32_t>(count * bytes));
+#pragma unroll
+    for (int32_t b = 0; b < Mine; ++b) {
+      if (at[b] < 0) continue;
+      ptx::copy_box_5d(tile + static_cast<uint32_t>((warp_ + kGroupWarps * b) * bytes), &map, barrier, 0, 0, 0, head,
+                       at[b], policy);
+    }
+  }
+
+  /// Values of tile `i`, which are there, before they are handed over.
+  __device__ __forceinline__ void look_through_values(const Tiles& tiles, int32_t i, const Stage& stage) const {
+    const int32_t first = tiles.first_token(i);
+    const bool special = look_through<T, DimV>(stage.tile, tiles.sight.any_begin - first, tiles.sight.any_end - first,
+                                               static_cast<int32_t>(threadIdx.x));
+    const bool any = __any_sync(kAllLanes, special);
+    if (lane_ == 0) state_.special[stage.number][warp_] = any ? 1 : 0;
+    hand_over_tile(stage);
+  }
+
+  /// A tile that this warp's threads have written to.
+  __device__ __forceinline__ void hand_over_tile(const Stage& stage) const {
+    ptx::order_before_products();
+    __syncwarp();
+    if (lane_ == 0) ptx::arrive(stage.full);
+  }
+
+  /// Any other keys and values.
+  __device__ __forceinline__ void load_by_threads(const Tiles& tiles, const SegmentParams& segment,
+                                                  const SegmentCopy& copy, const int32_t* pages,
+                                                  const planner::WorkItem& item) {
+    const int32_t first_token = segment.paged ? 0 : segment.indptr[item.kv_row];
+    const int32_t head = item.kv_head;
+#pragma unroll 1
+    for (int32_t i = 0; i <= tiles.count; ++i) {
+      if (i < tiles.count) {
+        const Stage stage = await_stage();
+        copy_tokens<DimQk>(tiles, i, stage.tile, segment.k, segment.dtype, segment.k_strides, head, copy, pages,
+                           first_token);
+        end_copies(stage, copy.direct);
+      }
+      if (i == 0) continue;
+      const Stage stage = await_stage();
+      copy_tokens<DimV>(tiles, i - 1, stage.tile, segment.v, segment.dtype, segment.v_strides, head, copy, pages,
+                        first_token);
+      if (!tiles.is_edge(i - 1)) {
+        end_copies(stage, copy.direct);
+        continue;
+      }
+      ptx::wait_all_copies();
+      ptx::meet(kLoadMeeting, kGroupThreads);  // pieces are looked through by other threads
+      look_through_values(tiles, i - 1, stage);
+    }
+  }
+
+  /// The tile is there when the warp's copies are through.
+  __device__ __forceinline__ void end_copies(const Stage& stage, bool direct) const {
+    if (!direct) {
+      hand_over_tile(stage);
+      return;
+    }
+    ptx::hold_for_copies(stage.full);
+    __syncwarp();
+    if (lane_ == 0) ptx::arrive(stage.full);
   }
 
   /// Begins the copies of a tile by threads: a warp has 32 tokens, each lane knows where one of them lies. Zeros for
   /// tokens that no row sees.
-  template <int32_t Dim, bool Values>
-  __device__ __forceinline__ void copy_tokens(int32_t first, uint32_t to) const {
+  template <int32_t Dim>
+  __device__ __forceinline__ void copy_tokens(const Tiles& tiles, int32_t i, uint32_t tile, const void* data,
+                                              DType dtype, const KvStrides& strides, int32_t head,
+                                              const SegmentCopy& copy, const int32_t* pages,
+                                              int32_t first_token) const {
     constexpr int32_t kPieces = Dim / kPiece;
-    const KvStrides& strides = Values ? segment_->v_strides : segment_->k_strides;
-    const void* const data = Values ? segment_->v : segment_->k;
-    const int32_t mine = first + thread_;
+    const int32_t mine = tiles.first_token(i) + static_cast<int32_t>(threadIdx.x);
     int64_t begin = -1;
-    if (mine >= sight_.any_begin && mine < sight_.any_end) {
-      begin = head_ * strides.head;
-      if (pages_ == nullptr) {
-        begin += (int64_t{first_token_} + mine) * strides.token;
+    if (mine >= tiles.sight.any_begin && mine < tiles.sight.any_end) {
+      begin = head * strides.head;
+      if (pages == nullptr) {
+        begin += (int64_t{first_token} + mine) * strides.token;
       } else {
-        const BoxPlace place = place_of(mine);
-        begin += place.page * strides.page + place.in_page * strides.token;
+        const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(mine));
+        const uint32_t in_page = static_cast<uint32_t>(mine) - column * copy.page_size.divisor();
+        begin += pages[column] * strides.page + in_page * strides.token;
       }
     }
 #pragma unroll 2
-    for (int32_t i = lane(); i < 32 * kPieces; i += 32) {
-      const int64_t at = __shfl_sync(kAllLanes, begin, i / kPieces);
-      const uint32_t target =
-          to + static_cast<uint32_t>(tile_offset(Dim, 32 * warp() + i / kPieces, i % kPieces));
-      const int64_t from = at < 0 ? 0 : at + i % kPieces * kPiece;
-      if (copy_->direct) {
+    for (int32_t n = lane_; n < 32 * kPieces; n += 32) {
+      const int64_t at = __shfl_sync(kAllLanes, begin, n / kPieces);
+      const uint32_t target = tile + static_cast<uint32_t>(tile_offset(Dim, 32 * warp_ + n / kPieces, n % kPieces));
+      const int64_t from = at < 0 ? 0 : at + n % kPieces * kPiece;
+      if (copy.direct) {
         ptx::copy_16_async(target, static_cast<const T*>(data) + from, at >= 0);
       } else {
-        copy_any<T>(target, data, segment_->dtype, from, at >= 0);
+        copy_any<T>(target, data, dtype, from, at >= 0);
       }
     }
   }
@@ -340,23 +398,12 @@ class Loader {
   const uint32_t memory_;
   const uint32_t full_;
   const uint32_t empty_;
-  const int32_t thread_;
+  const int32_t warp_;
+  const int32_t lane_;
   int32_t num_items_ = 0;
-  int32_t num_tiles_ = 0;
   int32_t num_edges_ = 0;
-  // Of the item:
-  const SegmentParams* segment_ = nullptr;
-  const PrefillParams::Maps* maps_ = nullptr;
-  const SegmentCopy* copy_ = nullptr;
-  const int32_t* pages_ = nullptr;  ///< null: ragged
-  Sight sight_{};
-  bool custom_ = false;
-  int32_t head_ = 0;
-  int32_t last_tile_ = 0;
-  int32_t num_item_tiles_ = 0;
-  int32_t first_token_ = 0;
-  BoxPlace here_{};    ///< of the tiles whose keys come next
-  BoxPlace before_{};  ///< of those before them
+  uint32_t stage_ = 0;  ///< the next
+  uint32_t parity_ = 0;
 };
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

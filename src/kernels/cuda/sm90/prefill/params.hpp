@@ -3,15 +3,16 @@
 #include <cuda.h>
 
 #include "kernels/cuda/attention_kernel.hpp"
+#include "kernels/cuda/common/fast_div.hpp"
 #include "kernels/cuda/sm90/prefill/shape.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 /// How a segment's keys and values come to shared memory.
 struct SegmentCopy {
-  int32_t box;       ///< tokens of a box; 0: copied by threads, and the maps are not to be used
-  int32_t k_eights;  ///< from page to page, in steps of eight tokens
-  int32_t v_eights;
+  int32_t box;     ///< tokens of a box; 0: copied by threads, and the maps are not to be used
+  int32_t eights;  ///< from page to page, in steps of eight tokens, of keys and of values
+  FastDiv page_size;
   bool direct;  ///< copies by threads: pieces of 16 bytes may be copied as they are
 };
 

@@ -58,8 +58,9 @@ struct SharedState {
   uint64_t landed;  ///< of tiles of values that the loading warps look through first
 };
 
-/// Arrivals of a phase: every loading thread's, of an item's two, one of them when its copies are through.
-constexpr uint32_t kFullArrivals = kGroupThreads;
+/// Arrivals of a phase: every loading warp's; of an item, every loading thread's two, one of them when its copies are
+/// through.
+constexpr uint32_t kFullArrivals = kGroupWarps;
 constexpr uint32_t kItemArrivals = 2 * kGroupThreads;
 
 __device__ __forceinline__ bool has_bias(const AttentionParams& params) {

@@ -59,9 +59,9 @@ void describe(PrefillParams& params, const HeadDims& dims) {
     if (segment.dtype == DType::kUnset || size_of(segment.dtype) != kElement) continue;
     copy.direct = is_aligned(segment.k, segment.k_strides) && is_aligned(segment.v, segment.v_strides);
     const int32_t box = segment.paged && copy.direct ? box_tokens(segment.page_size) : 0;
-    copy.k_eights = eights_of(segment.k_strides);
-    copy.v_eights = eights_of(segment.v_strides);
-    if (box == 0 || copy.k_eights == 0 || copy.v_eights == 0) continue;
+    copy.page_size = FastDiv(std::max(segment.page_size, 1));
+    copy.eights = eights_of(segment.k_strides);
+    if (box == 0 || copy.eights == 0 || copy.eights != eights_of(segment.v_strides)) continue;
     const int32_t heads = attention.num_kv_heads;
     if (make_map(params.maps[i].k, segment, segment.k, segment.k_strides, dims.qk, heads, box) &&
         make_map(params.maps[i].v, segment, segment.v, segment.v_strides, dims.v, heads, box)) {
