@@ -122,7 +122,7 @@ TEST_P(Graph, LayersBesideHostPlansAreReplayedWithLaterOnes) {
 
 INSTANTIATE_TEST_SUITE_P(Levels, Graph,
                          testing::Combine(testing::Values(Determinism::kRunToRun, Determinism::kScheduleInvariant),
-                                          testing::Values("cuda-sm80", "cuda-sm90-decode")),
+                                          testing::Values("cuda-sm80", "cuda-sm90-decode", "cuda-sm90")),
                          [](const auto& of) {
                            const std::string level =
                                std::get<0>(of.param) == Determinism::kRunToRun ? "RunToRun" : "ScheduleInvariant";
