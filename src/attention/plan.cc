@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/fork.hpp"
 #include "attention/op_state.hpp"
 #include "attention/workspace.hpp"
 #include "core/checked_math.hpp"
@@ -165,12 +166,17 @@ AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& bu
   if (state.gpu != nullptr) state.gpu->report();
   state.planned_on_device = state.gpu != nullptr && batch.where == Where::kDevice;
   if (state.planned_on_device) {
-    state.gpu->plan_on_device(batch, stream);
-    state.view = outline(batch, state.device_segments);
-    if (state.few_rows != nullptr) {
-      state.few_rows->gpu->plan_on_device(batch, stream);
-      state.few_rows->view = planner::PlanView{};
+    if (detail::FewRowsPlan* const few = state.few_rows.get()) {
+      // Side by side: each is a chain of small steps.
+      attention::Fork fork(*few->stream, stream);
+      few->gpu->plan_on_device(batch, fork.stream());
+      state.gpu->plan_on_device(batch, stream);
+      fork.join();
+      few->view = planner::PlanView{};
+    } else {
+      state.gpu->plan_on_device(batch, stream);
     }
+    state.view = outline(batch, state.device_segments);
   } else {
     plan_on_host(op.state(), batch, state, stream);
   }

@@ -1,5 +1,7 @@
 #include <cmath>
+#include <optional>
 
+#include "attention/fork.hpp"
 #include "attention/gpu_params.hpp"
 #include "attention/op_state.hpp"
 #include "attention/run_args.hpp"
@@ -62,7 +64,8 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   detail::FewRowsPlan* const few = state.few_rows.get();
   const bool few_run = few != nullptr && (captured || few->view.num_items > 0);
   const bool many_run = !few_run || captured || state.view.num_items > 0;
-  const Stream side = few_run && many_run ? few->stream->fork(stream) : stream;
+  std::optional<attention::Fork> fork;
+  if (few_run && many_run) fork.emplace(*few->stream, stream);
   if (many_run) launch(*op.gpu_launched, op.planner, state.view, params, stream);
   if (!few_run) return;
   const int64_t first = attention::first_few_rows(state);
@@ -71,8 +74,8 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   params.partial_acc += first * op.config.head_dim_v;
   params.partial_max += first;
   params.partial_sum += first;
-  launch(*op.gpu_kernel->few_rows, *op.few_rows, few->view, params, side);
-  if (many_run) few->stream->join(stream);
+  launch(*op.gpu_kernel->few_rows, *op.few_rows, few->view, params, fork ? fork->stream() : stream);
+  if (fork) fork->join();
 }
 
 }  // namespace

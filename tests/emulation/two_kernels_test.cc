@@ -23,12 +23,26 @@ constexpr int32_t kQHeads = 8;
 constexpr const char* kAlone = "cuda-sm90-decode";
 constexpr const char* kPair = "a pair";
 
+/// What a launch may write besides outputs, for it runs beside the other's.
+struct Owned {
+  const float* acc;
+  const float* acc_end;
+  const float* sum;
+  const float* sum_end;
+  const uint32_t* counters;
+};
+
 /// What has been launched since the last look: "few 3" for three items.
 std::vector<std::string> launched;
+std::vector<Owned> owned;
 
 void note_and_launch(const char* who, const cuda::AttentionParams& params, const cuda::LaunchShape& shape,
                      Stream stream) {
-  launched.push_back(who + (" " + std::to_string(params.plan->view.num_items)));
+  const planner::PlanView& plan = params.plan->view;
+  launched.push_back(who + (" " + std::to_string(plan.num_items)));
+  const int64_t rows = plan.num_partial_rows;
+  owned.push_back({params.partial_acc, params.partial_acc + rows * params.head_dim_v, params.partial_sum,
+                   params.partial_sum + rows, params.claim_counters});
   cuda::sm90::kSm90DecodeKernel.launch(params, shape, stream);
 }
 std::string refusal(const AttentionConfig& config) {
@@ -165,6 +179,7 @@ class TwoKernels : public ::testing::Test {
     std::vector<unsigned char> memory(bytes + 256, 0xff);
     void* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
     launched.clear();
+    owned.clear();
     run(plan, args, {aligned, bytes});
     got.launched = launched;
     return got;
@@ -196,7 +211,21 @@ TEST_F(TwoKernels, ComputeWhatOneComputes) {
   const Got got = run_with(kMixed, kPair);
   expect_near(got, run_with(kMixed, kAlone));
   EXPECT_EQ(who(got), (Names{"many", "few"}));
-  EXPECT_GT(got.summary.num_merges, 2 * kKvHeads - 1);  // each of the two has cut something
+}
+
+TEST_F(TwoKernels, WriteNothingOfEachOthers) {
+  for (const bool captured : {false, true}) {
+    Asked asked = kMixed;
+    if (captured) asked.bounds = bounds(9);
+    run_with(asked, kPair);
+    ASSERT_EQ(owned.size(), 2u);
+    EXPECT_GT(owned[0].sum_end, owned[0].sum);  // each of the two has cut something
+    EXPECT_GT(owned[1].sum_end, owned[1].sum);
+    EXPECT_LE(owned[0].acc_end, owned[1].acc);
+    EXPECT_LE(owned[1].acc_end, owned[0].sum);
+    EXPECT_LE(owned[0].sum_end, owned[1].sum);
+    EXPECT_NE(owned[0].counters, owned[1].counters);
+  }
 }
 
 TEST_F(TwoKernels, KeepTheBitsOfBatchInvariance) {
