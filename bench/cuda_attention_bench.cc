@@ -36,6 +36,8 @@ struct Shape {
   const char* name;
   std::vector<int32_t> kv_len;
   int32_t q_len;
+  int32_t chunk = 0;  ///< tokens of the first request, if it has others than `q_len`
+  int32_t tokens_of(size_t request) const { return request == 0 && chunk > 0 ? chunk : q_len; }
 };
 
 void measure(const std::string& label, const Shape& shape, const std::string& kernel, cudaStream_t native,
@@ -54,14 +56,18 @@ void measure(const std::string& label, const Shape& shape, const std::string& ke
   const Stream stream{native};
 
   const auto num_requests = static_cast<int32_t>(shape.kv_len.size());
-  const int32_t num_tokens = num_requests * shape.q_len;
   std::vector<int32_t> cu_q{0}, indptr{0}, pages;
   double keys = 0.0;
-  for (const int32_t length : shape.kv_len) {
-    cu_q.push_back(cu_q.back() + shape.q_len);
+  double visible = 0.0;
+  for (size_t r = 0; r < shape.kv_len.size(); ++r) {
+    const int32_t length = shape.kv_len[r];
+    const int32_t tokens = shape.tokens_of(r);
+    cu_q.push_back(cu_q.back() + tokens);
     indptr.push_back(indptr.back() + (length + kPageSize - 1) / kPageSize);
     keys += length;
+    visible += 1.0 * length * tokens - 0.5 * (tokens - 1.0) * tokens;
   }
+  const int32_t num_tokens = cu_q.back();
   for (int32_t page = 0; page < indptr.back(); ++page) pages.push_back(page);
   std::mt19937 random(7);
   std::shuffle(pages.begin(), pages.end(), random);
@@ -119,7 +125,6 @@ void measure(const std::string& label, const Shape& shape, const std::string& ke
   });
   const double moved =
       2.0 * keys * kKvHeads * kHeadDim * static_cast<double>(element) + 4.0 * static_cast<double>(rows);
-  const double visible = keys * shape.q_len - 0.5 * num_requests * (shape.q_len - 1.0) * shape.q_len;
   std::printf(
       "%-21s %-11s run %9.1f us  %7.0f GB/s  read of the pages %8.1f us, %5.0f GB/s: ratio %.3f  %6.1f TFLOP/s\n",
       label.c_str(), op.kernel_name().c_str(), attention, moved / attention / 1e3, read,
@@ -145,7 +150,10 @@ int main(int argc, char** argv) {
                                     {"prefill 8x4096", std::vector<int32_t>(8, 4096), 4096},
                                     {"prefill 1x8192", {8192}, 8192},
                                     {"prefill 1x16384", {16384}, 16384},
-                                    {"append 8x512", std::vector<int32_t>(8, 8704), 512}};
+                                    {"append 8x512", std::vector<int32_t>(8, 8704), 512},
+                                    {"mixed chunk 512", {4096}, 512},
+                                    {"mixed decode 128x4096", std::vector<int32_t>(128, 4096), 1},
+                                    {"mixed both", std::vector<int32_t>(129, 4096), 1, 512}};
     const std::string wanted = argc > 2 ? argv[2] : "";
     for (const DType kv_dtype : {DType::kBFloat16, DType::kFloat8E4M3}) {
       for (const Shape& shape : shapes) {

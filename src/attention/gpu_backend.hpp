@@ -29,13 +29,26 @@ class GpuPlanMemory {
   virtual uint32_t* claim_counters() const = 0;
 };
 
+/// A stream beside the caller's, for work that needs nothing of what is enqueued there in the meantime.
+class GpuSideStream {
+ public:
+  virtual ~GpuSideStream() = default;
+  /// What is enqueued on the returned stream from here on waits for all that `stream` has. Under capture it belongs to
+  /// the same graph.
+  virtual Stream fork(Stream stream) = 0;
+  /// What is enqueued on `stream` from here on waits for it.
+  virtual void join(Stream stream) = 0;
+};
+
 /// What attention asks of one GPU. Implemented in attention/cuda, absent from builds without a toolkit.
 class GpuBackend : public GpuKernels {
  public:
   virtual int32_t num_sms() const = 0;
   virtual int32_t compute_capability() const = 0;
   virtual std::span<const kernels::cuda::AttentionKernel* const> kernels() const = 0;
-  virtual std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config) const = 0;
+  /// `reports`: whether `report` is to hear of requests that could not be planned.
+  virtual std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config, bool reports) const = 0;
+  virtual std::unique_ptr<GpuSideStream> make_side_stream() const = 0;
   virtual void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
                       const kernels::cuda::LaunchShape& shape, Stream stream) const = 0;
   virtual void synchronize(Stream stream) const = 0;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention/gpu_backend.hpp"
@@ -19,9 +20,21 @@ struct OpState {
   PrepareOptions options;
   const kernels::AttentionKernel* kernel = nullptr;            ///< null on a GPU
   const kernels::cuda::AttentionKernel* gpu_kernel = nullptr;  ///< null on a CPU
+  /// What runs the items that `planner` makes: `gpu_kernel`, or of a pair the kernel of many rows, or that of few where
+  /// no request can have more.
+  const kernels::cuda::AttentionKernel* gpu_launched = nullptr;
   planner::PlannerConfig planner{};
-  size_t scratch_stride = 0;                          ///< bytes of one worker's scratch, rounded up to 256; 0 on a GPU
+  std::optional<planner::PlannerConfig> few_rows{};  ///< of `gpu_kernel->few_rows`, where each kernel has some requests
+  size_t scratch_stride = 0;                         ///< bytes of one worker's scratch, rounded up to 256; 0 on a GPU
   const attention::GpuBackend* gpu() const noexcept;  ///< null on a CPU
+};
+
+/// The plan of the requests that go to the kernel of few rows.
+struct FewRowsPlan {
+  planner::PlanStorage storage;
+  std::unique_ptr<attention::GpuPlanMemory> gpu;
+  planner::PlanView view;
+  std::unique_ptr<attention::GpuSideStream> stream;
 };
 
 struct PlanBufferState {
@@ -31,6 +44,7 @@ struct PlanBufferState {
   /// What the host knows of the plan. Of one that was made on the device only the counts of requests and segments, and
   /// of each segment its source and rows.
   planner::PlanView view;
+  std::unique_ptr<FewRowsPlan> few_rows;                 ///< null where one kernel takes all
   std::vector<planner::SegmentLengths> device_segments;  ///< what `view` then points to
   bool planned_on_device = false;
   int32_t num_tokens = 0;   ///< rows of q and out, padding included

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/fork.hpp"
 #include "attention/op_state.hpp"
 #include "attention/workspace.hpp"
 #include "core/checked_math.hpp"
@@ -30,14 +31,35 @@ planner::PlanView outline(const BatchView& batch, std::vector<planner::SegmentLe
 
 namespace attention {
 
+namespace {
+
+/// Partial rows that one planner's plan has, or may have in a graph's replay.
+int64_t rows_of(const detail::PlanBufferState& plan, const planner::PlannerConfig& config,
+                const planner::PlanView& view) {
+  if (!may_be_captured(plan)) return view.num_partial_rows;
+  const int64_t most = planner::max_partial_rows(config);
+  return plan.planned_on_device ? most : std::max<int64_t>(most, view.num_partial_rows);
+}
+
+/// The most that any plan of an op has.
+int64_t most_rows_of(const detail::OpState& op) {
+  const int64_t of_few = op.few_rows ? planner::max_partial_rows(*op.few_rows) : 0;
+  return core::checked_add(planner::max_partial_rows(op.planner), of_few);
+}
+
+}  // namespace
+
 bool may_be_captured(const detail::PlanBufferState& plan) {
   return plan.gpu != nullptr && plan.op->planner.bounds.has_value();
 }
 
+int64_t first_few_rows(const detail::PlanBufferState& plan) {
+  return rows_of(plan, plan.op->planner, plan.view);
+}
+
 int64_t partial_rows(const detail::PlanBufferState& plan) {
-  if (!may_be_captured(plan)) return plan.view.num_partial_rows;
-  const int64_t most = planner::max_partial_rows(plan.op->planner);
-  return plan.planned_on_device ? most : std::max<int64_t>(most, plan.view.num_partial_rows);
+  const int64_t of_few = plan.few_rows ? rows_of(plan, *plan.op->few_rows, plan.few_rows->view) : 0;
+  return core::checked_add(first_few_rows(plan), of_few);
 }
 
 WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows) {
@@ -84,6 +106,35 @@ const detail::PlanBufferState& detail::checked(const AttentionPlan& plan) {
   return buffer;
 }
 
+namespace {
+
+/// Plans for every kernel, then uploads what has items, or may have some in a graph's replay.
+void plan_on_host(const detail::OpState& op, const BatchView& batch, detail::PlanBufferState& state, Stream stream) {
+  state.view = planner::make_plan(op.planner, batch, state.storage);
+  if (state.few_rows != nullptr)
+    state.few_rows->view = planner::make_plan(*op.few_rows, batch, state.few_rows->storage);
+  if (state.gpu == nullptr) return;
+  const bool all = attention::may_be_captured(state);
+  const bool few = state.few_rows != nullptr && (all || state.few_rows->view.num_items > 0);
+  if (few) state.few_rows->gpu->upload(state.few_rows->view, stream);
+  if (!few || all || state.view.num_items > 0) state.gpu->upload(state.view, stream);
+}
+
+void add_to(PlanSummary& summary, const planner::PlanView& view) {
+  summary.num_workers = std::max(summary.num_workers, view.num_workers);
+  summary.num_items += view.num_items;
+  summary.num_partial_rows += view.num_partial_rows;
+  summary.num_merges += view.num_merges;
+  for (int32_t i = 0; i < view.num_items; ++i) {
+    const planner::WorkItem& item = view.items[i];
+    const int64_t kv_tokens = item.kv_end - item.kv_begin;
+    summary.kv_tokens_read += kv_tokens;
+    summary.qk_pairs += kv_tokens * (item.row_end - item.row_begin);
+  }
+}
+
+}  // namespace
+
 PlanBuffer::PlanBuffer(std::unique_ptr<detail::PlanBufferState> state) : state_(std::move(state)) {}
 PlanBuffer::PlanBuffer(PlanBuffer&&) noexcept = default;
 PlanBuffer& PlanBuffer::operator=(PlanBuffer&&) noexcept = default;
@@ -92,7 +143,15 @@ PlanBuffer::~PlanBuffer() = default;
 PlanBuffer make_plan_buffer(const AttentionOp& op) {
   auto state = std::make_unique<detail::PlanBufferState>();
   state->op = op.shared_state();
-  if (const attention::GpuBackend* gpu = op.state().gpu()) state->gpu = gpu->make_plan_memory(op.state().planner);
+  if (const attention::GpuBackend* gpu = op.state().gpu()) {
+    state->gpu = gpu->make_plan_memory(op.state().planner, true);
+    if (op.state().few_rows) {
+      state->few_rows = std::make_unique<detail::FewRowsPlan>();
+      // Both plans meet the same lengths; one report of them is enough.
+      state->few_rows->gpu = gpu->make_plan_memory(*op.state().few_rows, false);
+      state->few_rows->stream = gpu->make_side_stream();
+    }
+  }
   return PlanBuffer(std::move(state));
 }
 
@@ -107,11 +166,19 @@ AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& bu
   if (state.gpu != nullptr) state.gpu->report();
   state.planned_on_device = state.gpu != nullptr && batch.where == Where::kDevice;
   if (state.planned_on_device) {
-    state.gpu->plan_on_device(batch, stream);
+    if (detail::FewRowsPlan* const few = state.few_rows.get()) {
+      // Side by side: each is a chain of small steps.
+      attention::Fork fork(*few->stream, stream);
+      few->gpu->plan_on_device(batch, fork.stream());
+      state.gpu->plan_on_device(batch, stream);
+      fork.join();
+      few->view = planner::PlanView{};
+    } else {
+      state.gpu->plan_on_device(batch, stream);
+    }
     state.view = outline(batch, state.device_segments);
   } else {
-    state.view = planner::make_plan(op.state().planner, batch, state.storage);
-    if (state.gpu != nullptr) state.gpu->upload(state.view, stream);
+    plan_on_host(op.state(), batch, state, stream);
   }
   state.num_tokens = batch.num_tokens;
   state.planned = true;
@@ -128,23 +195,14 @@ PlanSummary summary(const AttentionPlan& plan) {
     core::fail(ErrorCode::kUnsupported,
                "the plan was made on the device, where its lists are; plan host lengths to see them");
   }
-  const planner::PlanView& view = state.view;
   PlanSummary summary;
-  summary.num_workers = view.num_workers;
-  summary.num_items = view.num_items;
-  summary.num_partial_rows = view.num_partial_rows;
-  summary.num_merges = view.num_merges;
-  for (int32_t i = 0; i < view.num_items; ++i) {
-    const planner::WorkItem& item = view.items[i];
-    const int64_t kv_tokens = item.kv_end - item.kv_begin;
-    summary.kv_tokens_read += kv_tokens;
-    summary.qk_pairs += kv_tokens * (item.row_end - item.row_begin);
-  }
+  add_to(summary, state.view);
+  if (state.few_rows != nullptr) add_to(summary, state.few_rows->view);
   return summary;
 }
 
 size_t workspace_size(const AttentionOp& op) {
-  return attention::carve(op.state(), planner::max_partial_rows(op.state().planner)).total;
+  return attention::carve(op.state(), attention::most_rows_of(op.state())).total;
 }
 
 size_t workspace_size(const AttentionPlan& plan) {

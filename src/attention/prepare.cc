@@ -101,6 +101,38 @@ planner::PlannerConfig planner_config(const AttentionConfig& config, const Kerne
   return planner;
 }
 
+planner::PlannerConfig gpu_planner_config(const detail::OpState& state, const kernels::cuda::AttentionKernel& kernel,
+                                          int32_t num_workers) {
+  const int32_t workers = state.options.num_workers > 0 ? num_workers : num_workers * kernel.workers_per_sm;
+  planner::PlannerConfig planner = planner_config(state.config, kernel, state.options, workers);
+  planner.start_cost = kernel.start_cost;
+  planner.start_row_cost = kernel.start_row_cost;
+  planner.start_free_rows = kernel.start_free_rows;
+  planner.least_claim_tokens = kernel.least_claim_tokens;
+  const int64_t token_bytes = int64_t{state.config.head_dim_qk + state.config.head_dim_v} * size_of(state.config.kv);
+  planner.section_tokens = kernel.section_bytes / token_bytes;
+  return planner;
+}
+
+/// Who plans and runs which requests.
+void choose_gpu_plans(detail::OpState& state, const kernels::cuda::AttentionKernel& kernel, int32_t num_workers) {
+  state.gpu_kernel = &kernel;
+  state.gpu_launched = kernel.many_rows != nullptr ? kernel.many_rows : &kernel;
+  state.planner = gpu_planner_config(state, *state.gpu_launched, num_workers);
+  // Where a row's bits may not depend on how tokens are chunked, one kernel takes all.
+  if (kernel.few_rows == nullptr || state.config.determinism >= Determinism::kScheduleInvariant) return;
+  planner::PlannerConfig few = gpu_planner_config(state, *kernel.few_rows, num_workers);
+  const int64_t group_size = state.config.num_q_heads / state.config.num_kv_heads;
+  if (state.options.bounds && state.options.bounds->max_q_len * group_size <= few.tile.rows) {
+    state.gpu_launched = kernel.few_rows;
+    state.planner = few;
+    return;
+  }
+  few.most_rows = few.tile.rows;
+  state.planner.least_rows = few.most_rows + 1;
+  state.few_rows = few;
+}
+
 void check_options(const PrepareOptions& options) {
   if (options.num_workers < 0 || options.num_workers > kMaxWorkers) {
     core::fail(ErrorCode::kInvalidArgument, "num_workers is ", options.num_workers, "; it must be from 0 to ",
@@ -120,18 +152,10 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
   check_options(options);
   const AttentionConfig resolved = attention::resolve(config);
   const Candidate chosen = choose(context, resolved, forced_kernel(context, options));
-  int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();
+  const int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();
   detail::OpState state{.context = context, .config = resolved, .options = options};
   if (chosen.gpu != nullptr) {
-    if (options.num_workers == 0) num_workers *= chosen.gpu->workers_per_sm;
-    state.gpu_kernel = chosen.gpu;
-    state.planner = planner_config(resolved, *chosen.gpu, options, num_workers);
-    state.planner.start_cost = chosen.gpu->start_cost;
-    state.planner.start_row_cost = chosen.gpu->start_row_cost;
-    state.planner.start_free_rows = chosen.gpu->start_free_rows;
-    state.planner.least_claim_tokens = chosen.gpu->least_claim_tokens;
-    state.planner.section_tokens =
-        chosen.gpu->section_bytes / (int64_t{resolved.head_dim_qk + resolved.head_dim_v} * size_of(resolved.kv));
+    choose_gpu_plans(state, *chosen.gpu, num_workers);
   } else {
     state.kernel = chosen.cpu;
     state.planner = planner_config(resolved, *chosen.cpu, options, num_workers);

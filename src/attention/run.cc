@@ -1,6 +1,8 @@
 #include <cmath>
+#include <optional>
 #include <vector>
 
+#include "attention/fork.hpp"
 #include "attention/gpu_params.hpp"
 #include "attention/op_state.hpp"
 #include "attention/run_args.hpp"
@@ -49,12 +51,32 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
                 const attention::WorkspaceLayout& layout, std::byte* workspace, Stream stream) {
   const detail::OpState& op = *state.op;
   attention::check_gpu_args(state, args);
-  const kernels::cuda::LaunchShape shape{.q = op.config.q,
-                                         .kv = op.config.kv,
-                                         .ragged_kv = op.config.ragged_kv,
-                                         .num_workers = op.planner.num_workers,
-                                         .merge = attention::may_be_captured(state) || state.view.num_merges > 0};
-  op.gpu()->launch(*op.gpu_kernel, attention::gpu_params(state, args, layout, workspace), shape, stream);
+  const bool captured = attention::may_be_captured(state);
+  const auto launch = [&](const kernels::cuda::AttentionKernel& kernel, const planner::PlannerConfig& planner,
+                          const planner::PlanView& view, const kernels::cuda::AttentionParams& params, Stream on) {
+    const kernels::cuda::LaunchShape shape{.q = op.config.q,
+                                           .kv = op.config.kv,
+                                           .ragged_kv = op.config.ragged_kv,
+                                           .num_workers = planner.num_workers,
+                                           .merge = captured || view.num_merges > 0};
+    op.gpu()->launch(kernel, params, shape, on);
+  };
+  kernels::cuda::AttentionParams params = attention::gpu_params(state, args, layout, workspace);
+  detail::FewRowsPlan* const few = state.few_rows.get();
+  const bool few_run = few != nullptr && (captured || few->view.num_items > 0);
+  const bool many_run = !few_run || captured || state.view.num_items > 0;
+  std::optional<attention::Fork> fork;
+  if (few_run && many_run) fork.emplace(*few->stream, stream);
+  if (many_run) launch(*op.gpu_launched, op.planner, state.view, params, stream);
+  if (!few_run) return;
+  const int64_t first = attention::first_few_rows(state);
+  params.plan = few->gpu->image();
+  params.claim_counters = few->gpu->claim_counters();
+  params.partial_acc += first * op.config.head_dim_v;
+  params.partial_max += first;
+  params.partial_sum += first;
+  launch(*op.gpu_kernel->few_rows, *op.few_rows, few->view, params, fork ? fork->stream() : stream);
+  if (fork) fork->join();
 }
 
 /// A GPU's table, in host memory.

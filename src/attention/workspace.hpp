@@ -30,6 +30,9 @@ bool may_be_captured(const detail::PlanBufferState& plan);
 /// Partial rows of a plan; of one that may be captured, the most that its op's plans can have.
 int64_t partial_rows(const detail::PlanBufferState& plan);
 
+/// How many of them come before those of the kernel of few rows.
+int64_t first_few_rows(const detail::PlanBufferState& plan);
+
 /// Throws kInvalidArgument if the sizes overflow.
 WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows);
 

@@ -85,6 +85,10 @@ void check_config(const PlannerConfig& config) {
   }
   if (config.least_claim_tokens < 1)
     refuse("least_claim_tokens is ", config.least_claim_tokens, "; 1 or more is offered");
+  if (config.least_rows < 0 || config.least_rows > config.most_rows) {
+    refuse("the plan takes requests of ", config.least_rows, " to ", config.most_rows,
+           " packed rows; the first is 0 or more and no more than the second");
+  }
   if (config.section_tokens < 0) refuse("section_tokens is ", config.section_tokens, "; 0 or more is offered");
   const bool dearest_first = config.tile.order == ClaimOrder::kDearestFirst;
   if ((config.tile.order != ClaimOrder::kAsGiven && !dearest_first) ||

@@ -124,6 +124,9 @@ Case random_device_case(std::mt19937& random) {
       one.config.section_tokens = chance(random, 50) ? 0 : pick(random, 1, 3000);
     }
   }
+  const int32_t group_size = one.config.num_q_heads / one.config.num_kv_heads;
+  if (chance(random, 20)) one.config.most_rows = pick(random, 0, 3) * group_size;
+  if (chance(random, 20)) one.config.least_rows = std::min(one.config.most_rows, pick(random, 0, 3) * group_size);
   one.config.bounds = bounds_of(one.batch, chance(random, 50) ? 0 : pick(random, 1, 50));
   return one;
 }

@@ -75,6 +75,8 @@ device::PlanInput device_plan_input(const PlannerConfig& config, const BatchView
   }
   input.num_kv_heads = config.num_kv_heads;
   input.group_size = config.num_q_heads / config.num_kv_heads;
+  input.least_rows = config.least_rows;
+  input.most_rows = config.most_rows;
   input.tile = config.tile;
   input.num_workers = config.num_workers;
   const bool fixed_splits = config.determinism >= Determinism::kBatchInvariant;

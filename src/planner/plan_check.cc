@@ -214,6 +214,14 @@ class Checker {
     }
   }
 
+  /// Whether a request is this plan's: one of as many rows as the config says, or all of them, where they share.
+  bool takes(size_t request) const {
+    int32_t tokens = batch_.q_len[request];
+    if (shares() && fixed()) return config_.most_rows == INT32_MAX;
+    if (shares()) tokens = *std::max_element(batch_.q_len.begin(), batch_.q_len.end());
+    return tokens * group_size_ >= config_.least_rows && tokens * group_size_ <= config_.most_rows;
+  }
+
   /// Row of a segment that a request reads, by the definition.
   int32_t row_of(const OwnedSegment& segment, int32_t request) const {
     if (segment.group_indptr.empty()) return request;
@@ -253,9 +261,14 @@ class Checker {
         pieces.push_back(&finished);
       }
     }
-    const auto rows = static_cast<int32_t>(request_of_row_.size());
-    if (pieces_.size() != static_cast<size_t>(rows) * static_cast<size_t>(config_.num_kv_heads)) {
+    int64_t rows = 0;
+    for (size_t r = 0; r < batch_.q_len.size(); ++r) rows += takes(r) ? batch_.q_len[r] * group_size_ : 0;
+    if (static_cast<int64_t>(pieces_.size()) != rows * config_.num_kv_heads) {
       fail(pieces_.size(), " (row, head) pairs are written of ", rows * config_.num_kv_heads);
+    }
+    for (const auto& [key, pieces] : pieces_) {
+      const int32_t request = request_of_row_[static_cast<size_t>(key.second)];
+      if (!takes(static_cast<size_t>(request))) fail("request ", request, " is another plan's");
     }
     std::map<const WorkItem*, bool> empty_needed;  // of items without keys, whether any row has no other
     for (const auto& [key, pieces] : pieces_) {

@@ -11,6 +11,8 @@
 namespace folio::inline v0::planner {
 
 int64_t most_row_tiles(const PlannerConfig& config, int64_t requests, int64_t tokens) {
+  const bool shares = config.bounds && config.bounds->max_shared_levels > 0;
+  if (config.most_rows <= config.tile.rows && !shares) return std::min(requests, tokens);  // one each
   const int64_t rows = tokens * (config.num_q_heads / config.num_kv_heads);
   // A request's last row tile may be short; there are no more requests with tokens than tokens.
   return rows / config.tile.rows + std::min(requests, tokens);

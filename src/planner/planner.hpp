@@ -37,6 +37,11 @@ struct PlannerConfig {
   /// any number.
   int64_t section_tokens = 0;
   std::optional<GraphBounds> bounds;
+  /// Packed rows of the requests that the plan takes; others get no items, as if they had no queries. A batch with
+  /// shared segments is taken as a whole, or not, by its longest request's; at kBatchInvariant and above by the plan
+  /// whose rows have no end.
+  int32_t least_rows = 0;
+  int32_t most_rows = INT32_MAX;
 };
 
 /// A plan's memory. Reused from plan to plan: it grows to the largest batch seen, and allocates nothing when warm.

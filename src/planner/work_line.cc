@@ -30,9 +30,15 @@ class LineBuilder {
     arrays_.tiles.clear();
     arrays_.blocks.clear();
     find_shared_segments();
-    for (int32_t r = 0; r < view_.num_requests; ++r) {
-      for (int64_t i = 0; i < arrays_.shared.size(); ++i) add_groups_from(i, r);
-      if (view_.cu_q[r + 1] > view_.cu_q[r]) add_request(r);
+    const bool divided = arrays_.shared.size() == 0;
+    // Of fixed splits a request's results must not depend on how long others are.
+    const bool takes_all = fixed_splits_ ? config_.most_rows == INT32_MAX : takes(longest_request());
+    if (divided || takes_all) {
+      for (int32_t r = 0; r < view_.num_requests; ++r) {
+        for (int64_t i = 0; i < arrays_.shared.size(); ++i) add_groups_from(i, r);
+        const int32_t tokens = view_.cu_q[r + 1] - view_.cu_q[r];
+        if (tokens > 0 && (!divided || takes(tokens))) add_request(r);
+      }
     }
     totals_.line.num_workers = config_.num_workers;
     if (totals_.line.total > kMaxScaledLine / config_.num_workers) refuse_size();
@@ -42,6 +48,18 @@ class LineBuilder {
   }
 
  private:
+  /// Whether requests of so many tokens are this plan's.
+  bool takes(int32_t tokens) const {
+    const int32_t rows = tokens * group_size_;
+    return rows >= config_.least_rows && rows <= config_.most_rows;
+  }
+
+  int32_t longest_request() const {
+    int32_t tokens = 0;
+    for (int32_t r = 0; r < view_.num_requests; ++r) tokens = std::max(tokens, view_.cu_q[r + 1] - view_.cu_q[r]);
+    return tokens;
+  }
+
   int32_t first_row(int32_t request) const { return view_.cu_q[request] * group_size_; }
 
   /// Position of the query of packed row `row`, which belongs to `request`.

@@ -150,11 +150,12 @@ TEST_P(Graph, LayersBesideHostPlansAreReplayedWithLaterOnes) {
 
 INSTANTIATE_TEST_SUITE_P(Levels, Graph,
                          testing::Combine(testing::Values(Determinism::kRunToRun, Determinism::kScheduleInvariant),
-                                          testing::Values("cuda-sm80", "cuda-sm90-decode")),
+                                          testing::Values("cuda-sm80", "cuda-sm90-decode", "cuda-sm90")),
                          [](const auto& of) {
                            const std::string level =
                                std::get<0>(of.param) == Determinism::kRunToRun ? "RunToRun" : "ScheduleInvariant";
-                           return level + (std::get<1>(of.param) == "cuda-sm80" ? "" : "Sm90Decode");
+                           const std::string& kernel = std::get<1>(of.param);
+                           return level + (kernel == "cuda-sm80" ? "" : kernel == "cuda-sm90" ? "Sm90" : "Sm90Decode");
                          });
 
 TEST_F(CudaTest, HostLengthsAreNotCaptured) {

@@ -10,8 +10,6 @@
 namespace folio::cuda_test {
 namespace {
 
-constexpr const char* kDecode = "cuda-sm90-decode";
-
 /// 200, or as many as the environment asks for: 10,000 take minutes.
 int batches() {
   const char* asked = std::getenv("FOLIO_TWIN_BATCHES");
@@ -25,11 +23,16 @@ constexpr float kAllowed = 0x1p-7f;
 /// Of the LSE, which both sum in float32 in units of the largest logit.
 constexpr float kAllowedLse = 0x1p-14f;
 
-TEST_F(CudaTest, HopperDecodeAgreesWithItsPortableTwin) {
+class HopperTwin : public CudaTest, public testing::WithParamInterface<const char*> {};
+
+TEST_P(HopperTwin, AgreesWithThePortableKernel) {
   const std::vector<std::string> kernels = verify::runnable_kernels(Context::cuda(0));
-  if (std::count(kernels.begin(), kernels.end(), kDecode) == 0) GTEST_SKIP() << kDecode << " does not run on this GPU";
+  if (IsSkipped()) return;
+  if (std::count(kernels.begin(), kernels.end(), GetParam()) == 0) {
+    GTEST_SKIP() << GetParam() << " does not run on this GPU";
+  }
   ServingStep twin(Determinism::kRunToRun, "cuda-sm80");
-  ServingStep step(Determinism::kRunToRun, kDecode);
+  ServingStep step(Determinism::kRunToRun, GetParam());
   PlanBuffer twin_buffer = make_plan_buffer(twin.op());
   PlanBuffer buffer = make_plan_buffer(step.op());
   const TestStream stream;
@@ -59,6 +62,10 @@ TEST_F(CudaTest, HopperDecodeAgreesWithItsPortableTwin) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Kernels, HopperTwin, testing::Values("cuda-sm90-decode", "cuda-sm90"), [](const auto& kernel) {
+  return std::string(kernel.param == std::string("cuda-sm90") ? "Pair" : "Decode");
+});
 
 }  // namespace
 }  // namespace folio::cuda_test

@@ -1,3 +1,5 @@
+#include "emulated_gpu.hpp"
+
 #include <cstring>
 
 #include "attention/gpu_backend.hpp"
@@ -31,14 +33,21 @@ class EmulatedPlanMemory final : public GpuPlanMemory {
   std::unique_ptr<uint32_t[]> counters_ = std::make_unique<uint32_t[]>(cuda::kClaimCounters);
 };
 
+class EmulatedSideStream final : public GpuSideStream {
+ public:
+  Stream fork(Stream stream) override { return stream; }
+  void join(Stream) override {}
+};
+
 class EmulatedGpu final : public GpuBackend {
  public:
   int32_t num_sms() const override { return 3; }
   int32_t compute_capability() const override { return 90; }
-  std::span<const cuda::AttentionKernel* const> kernels() const override { return cuda::emulated_kernels(); }
-  std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config) const override {
+  std::span<const cuda::AttentionKernel* const> kernels() const override { return emulation::kernels(); }
+  std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config, bool) const override {
     return std::make_unique<EmulatedPlanMemory>(config);
   }
+  std::unique_ptr<GpuSideStream> make_side_stream() const override { return std::make_unique<EmulatedSideStream>(); }
   void launch(const cuda::AttentionKernel& kernel, const cuda::AttentionParams& params, const cuda::LaunchShape& shape,
               Stream stream) const override {
     kernel.launch(params, shape, stream);
@@ -79,6 +88,12 @@ class EmulatedGpu final : public GpuBackend {
 };
 
 }  // namespace
+
+std::vector<const cuda::AttentionKernel*>& emulation::kernels() {
+  static const auto offered = cuda::emulated_kernels();
+  static std::vector<const cuda::AttentionKernel*> all(offered.begin(), offered.end());
+  return all;
+}
 
 std::shared_ptr<const GpuBackend> open_gpu(int32_t index) {
   if (index != 0) core::fail(ErrorCode::kUnavailable, "there is one emulated GPU, number 0");

@@ -6,10 +6,12 @@ RULE = PLANNER + "claim_rule.hpp"
 PARTS = PLANNER + "claim_parts.hpp"
 WORK = PLANNER + "claim_work.cc"
 DEVICE = PLANNER + "device/claims.hpp"
+ORDER = PLANNER + "claim_order.hpp"
+SORT = PLANNER + "order_claims."
+LINE = PLANNER + "work_line.cc"
 
 rule = "claimed plans"
-plant(rule, "claims-head-by-head", WORK, "items_[(claims_ + i) * heads_ + head]",
-      "items_[claims_ * heads_ + int64_t{head} * parts + i]")
+plant(rule, "claims-of-heads-in-any-order", WORK, "visit(claim + i, first + i);", "visit(claim + count - 1 - i, first + i);")
 plant(rule, "claims-share-partial-rows", WORK, "(int64_t{head} * parts + part) * (tile.row_end - tile.row_begin)",
       "int64_t{part} * (tile.row_end - tile.row_begin)")
 plant(rule, "claim-budget-ignored", WORK, "if (parts[t] > 1 && spent > budget) parts[t] = 1;", "")
@@ -25,9 +27,34 @@ plant(rule, "claims-of-one-head-fill-the-workers", RULE,
 plant(rule, "claimed-splits-at-relative-positions", PARTS,
       "const int64_t begin = (narrow_div(range.begin, split) + index) * split;",
       "const int64_t begin = range.begin + index * split;")
+plant(rule, "sections-of-heads-overlap", WORK, "const int64_t claim = first * all_claims_ + (claims_ + part) * count;",
+      "const int64_t claim = first + (claims_ + part) * heads_;")
 plant(rule, "device-claims-forget-the-budget", DEVICE,
       "if (claim_price(job, total) > job.in.claim_budget) {", "if (false) {")
 plant(rule, "device-claims-cost-nothing-to-begin", PLANNER + "device/row_tile.hpp",
       "return job.in.start_cost + (priced", "return (priced")
 plant(rule, "device-merges-lose-sources", DEVICE, ".source_end = source_begin + place.parts}",
       ".source_end = source_begin + place.parts - (place.parts > 3)}")
+
+rule = "claimed plans: the dearest first"
+plant(rule, "dearest-row-tiles-last", SORT + "hpp", "for (int32_t t = block.tile_end - 1; t >= block.tile_begin; --t) {",
+      "for (int32_t t = block.tile_begin; t < block.tile_end; ++t) {")
+plant(rule, "dear-requests-last", SORT + "cc", "order[next.of[class_of(b)]++]", "order[count - 1 - next.of[class_of(b)]++]")
+plant(rule, "dear-requests-as-they-come", SORT + "cc", "return cost_class(half_octave(last_tile(b).cost()), octave);",
+      "return cost_class(octave, octave);")
+plant(rule, "row-tiles-cut-without-need", ORDER, "return end <= line.share(0) + line.share(0) / 8;",
+      "return end <= line.share(0);")
+plant(rule, "long-appends-stay-whole", ORDER, "if (line.num_workers == 1 || ends_evenly(line, waves))",
+      "if (line.num_workers >= 1)")
+plant(rule, "sections-end-late", ORDER, "return long_enough ? heads_each : heads;", "return heads_each;")
+plant(rule, "no-sections", ORDER, "if (wanted <= 1) return heads;", "if (wanted <= 100) return heads;")
+plant(rule, "device-order-of-one-class", PLANNER + "device/order.hpp", "scratch.request_octave[r] = half_octave(here.cost);",
+      "scratch.request_octave[r] = 1;")
+
+rule = "plans of few and of many rows"
+plant(rule, "few-rows-taken-twice", LINE, "return rows >= config_.least_rows && rows <= config_.most_rows;",
+      "return rows <= config_.most_rows;")
+plant(rule, "shared-batches-divided", LINE, "if (divided || takes_all) {", "if (divided || !takes_all || takes_all) {")
+plant(rule, "shared-batches-by-length-at-fixed-splits", LINE, "fixed_splits_ ? config_.most_rows == INT32_MAX :", "")
+plant(rule, "device-takes-all-rows", PLANNER + "device/lengths.hpp",
+      "if (rows < job.in.least_rows || rows > job.in.most_rows) return 0;", "")

@@ -19,8 +19,12 @@ class CudaBackend final : public cuda::CudaKernels {
   std::span<const kernels::cuda::AttentionKernel* const> kernels() const override {
     return kernels::cuda::attention_kernels();
   }
-  std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config) const override {
-    return std::make_unique<cuda::CudaPlanMemory>(info_.index, config);
+  std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config, bool reports) const override {
+    return std::make_unique<cuda::CudaPlanMemory>(info_.index, config, reports);
+  }
+  std::unique_ptr<GpuSideStream> make_side_stream() const override {
+    const gpu::DeviceScope scope(info_.index);
+    return std::make_unique<cuda::CudaSideStream>(info_.index);
   }
   void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
               const kernels::cuda::LaunchShape& shape, Stream stream) const override {

@@ -12,8 +12,8 @@ namespace folio::inline v0::attention::cuda {
 
 namespace gpu = platform::cuda;
 
-CudaPlanMemory::CudaPlanMemory(int32_t device, const planner::PlannerConfig& config)
-    : device_(device), config_(config) {
+CudaPlanMemory::CudaPlanMemory(int32_t device, const planner::PlannerConfig& config, bool reports)
+    : device_(device), config_(config), reports_(reports) {
   const gpu::DeviceScope scope(device_);
   status_ = gpu::PinnedMemory(sizeof(planner::PlanStatus));
   new (status_.data()) planner::PlanStatus{};
@@ -63,7 +63,8 @@ void CudaPlanMemory::plan_on_device(const BatchView& batch, Stream stream) {
   const gpu::DeviceScope scope(device_);
   const std::string refusal = planner::device_plan_refusal(config_, batch);
   if (!refusal.empty()) core::fail(ErrorCode::kUnsupported, refusal);
-  planner::launch_plan(config_, batch, image_.data(), static_cast<planner::PlanStatus*>(status_.data()), stream);
+  auto* const sticky = reports_ ? static_cast<planner::PlanStatus*>(status_.data()) : nullptr;
+  planner::launch_plan(config_, batch, image_.data(), sticky, stream);
 }
 
 void CudaPlanMemory::report() {
@@ -78,6 +79,19 @@ void CudaPlanMemory::report() {
 
 const planner::PlanImageHeader* CudaPlanMemory::image() const {
   return static_cast<const planner::PlanImageHeader*>(image_.data());
+}
+
+Stream CudaSideStream::fork(Stream stream) {
+  const gpu::DeviceScope scope(device_);
+  forked_.record(stream);
+  forked_.hold(side_.get());
+  return side_.get();
+}
+
+void CudaSideStream::join(Stream stream) {
+  const gpu::DeviceScope scope(device_);
+  done_.record(side_.get());
+  done_.hold(stream);
 }
 
 uint32_t* CudaPlanMemory::claim_counters() const {

@@ -13,7 +13,7 @@ namespace folio::inline v0::attention::cuda {
 /// it through page-locked stages, each guarded by an event: a stage is written again only once its copy is done.
 class CudaPlanMemory final : public GpuPlanMemory {
  public:
-  CudaPlanMemory(int32_t device, const planner::PlannerConfig& config);
+  CudaPlanMemory(int32_t device, const planner::PlannerConfig& config, bool reports);
   void upload(const planner::PlanView& plan, Stream stream) override;
   void plan_on_device(const BatchView& batch, Stream stream) override;
   void report() override;
@@ -32,11 +32,25 @@ class CudaPlanMemory final : public GpuPlanMemory {
 
   int32_t device_;
   planner::PlannerConfig config_;
+  bool reports_;
   platform::cuda::DeviceMemory image_;
   platform::cuda::DeviceMemory counters_;  ///< beside the image, which every plan overwrites
   std::array<Stage, kStages> stages_;
   size_t next_stage_ = 0;
   platform::cuda::PinnedMemory status_;  ///< one PlanStatus, written by the device planner
+};
+
+class CudaSideStream final : public GpuSideStream {
+ public:
+  explicit CudaSideStream(int32_t device) : device_(device) {}
+  Stream fork(Stream stream) override;
+  void join(Stream stream) override;
+
+ private:
+  int32_t device_;
+  platform::cuda::OwnedStream side_;
+  platform::cuda::Event forked_;
+  platform::cuda::Event done_;
 };
 
 }  // namespace folio::inline v0::attention::cuda

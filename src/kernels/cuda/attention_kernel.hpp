@@ -106,10 +106,10 @@ struct AttentionKernel {
   planner::TileShape (*tile)(const AttentionConfig& config);
   /// What weights are rounded to before they multiply values: kFloat32 (not at all), kFloat16 or kBFloat16.
   DType (*weights)(const AttentionConfig& config);
-  int32_t workers_per_sm;
+  int32_t workers_per_sm = 1;
   /// The planner's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
-  int32_t tile_cost;
-  int32_t row_cost;
+  int32_t tile_cost = 0;
+  int32_t row_cost = 1;
   /// ... and of beginning and ending a chain of them (Schedule::kClaimed: an item): start_cost, and start_row_cost for
   /// each row beyond start_free_rows.
   int32_t start_cost = 0;
@@ -120,7 +120,12 @@ struct AttentionKernel {
   /// ClaimOrder::kDearestFirst: bytes of K and V that stay in the L2 cache while row tiles read them; 0 is any number.
   int64_t section_bytes = 0;
   /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError).
-  void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream);
+  void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;
+  /// A pair (decision 0032) launches nothing itself: requests whose packed rows fit one row tile of `few_rows` go to
+  /// that kernel, the others to `many_rows`. Of the fields above, a pair has those up to `weights`. Otherwise both are
+  /// null.
+  const AttentionKernel* few_rows = nullptr;
+  const AttentionKernel* many_rows = nullptr;
 };
 
 /// Every CUDA attention kernel of this build, the preferred first.

@@ -4,15 +4,16 @@
 #include "kernels/cuda/plain/attention/plain_kernel.hpp"
 #include "kernels/cuda/sm80/attention/sm80_kernel.hpp"
 #include "kernels/cuda/sm90/decode/decode_kernel.hpp"
+#include "kernels/cuda/sm90/pair/pair_kernel.hpp"
 #include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
 
 namespace folio::inline v0::kernels::cuda {
 
 std::span<const AttentionKernel* const> attention_kernels() {
-  // The kernels of Hopper come last, to be asked for by name, until they have been measured.
-  static constexpr std::array<const AttentionKernel*, 4> kAll{&sm80::kSm80Kernel, &plain::kPlainKernel,
+  // Those of Hopper come last, to be asked for by name, until they have been measured.
+  static constexpr std::array<const AttentionKernel*, 5> kAll{&sm80::kSm80Kernel, &plain::kPlainKernel,
                                                               &sm90::kSm90DecodeKernel,
-                                                              &sm90::prefill::kSm90PrefillKernel};
+                                                              &sm90::prefill::kSm90PrefillKernel, &sm90::kSm90Kernel};
   return kAll;
 }
 

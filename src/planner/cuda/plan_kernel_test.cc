@@ -282,6 +282,32 @@ TEST_F(PlanKernel, TakesMicroseconds) {
   }
 }
 
+TEST_F(PlanKernel, TakesMicrosecondsForPrefill) {
+  const struct {
+    int32_t requests;
+    int32_t tokens;
+    int32_t keys;
+  } loads[] = {{1, 2048, 2048}, {8, 4096, 4096}, {1, 16384, 16384}, {64, 1024, 1024}, {256, 32, 4096}, {256, 1, 4096}};
+  for (const auto& load : loads) {
+    Case one = decoding_case(4096, Determinism::kRunToRun);
+    one.config.tile = {
+        .rows = 128, .kv_tokens = 128, .schedule = Schedule::kClaimed, .order = ClaimOrder::kDearestFirst};
+    one.config.section_tokens = 81920;
+    one.config.least_claim_tokens = 1024;
+    one.config.bounds = GraphBounds{.max_requests = load.requests,
+                                    .max_tokens = load.requests * load.tokens,
+                                    .max_q_len = load.tokens,
+                                    .max_kv_len = load.keys,
+                                    .max_shared_levels = 0};
+    const auto count = static_cast<size_t>(load.requests);
+    one.batch = testing::paged_batch(std::vector<int32_t>(count, load.tokens), std::vector<int32_t>(count, load.keys));
+    const double microseconds = device_microseconds(one, arena_);
+    std::printf("device plan, %d x %d tokens on %d keys, dearest first: %.2f us\n", load.requests, load.tokens,
+                load.keys, microseconds);
+    EXPECT_LT(microseconds, 400.0);
+  }
+}
+
 TEST_F(PlanKernel, UploadsAHostPlanInMicroseconds) {
   Case one = decoding_case(32768, Determinism::kRunToRun);
   const BatchView view = one.batch.view();

@@ -44,6 +44,8 @@ struct PlanInput {
   Segment segments[kMaxImageSegments];
   int32_t num_kv_heads;
   int32_t group_size;
+  int32_t least_rows;  ///< of the requests that the plan takes
+  int32_t most_rows;
   TileShape tile;
   int32_t num_workers;
   int32_t fixed_split_tokens;  ///< 0: splits are not fixed

@@ -105,6 +105,7 @@ FOLIO_HOST_DEVICE inline void write_lengths(const Job& job, int32_t r, bool plan
 
 FOLIO_HOST_DEVICE inline int32_t row_tiles_of(const Job& job, int32_t request) {
   const int32_t rows = (job.cu_q[request + 1] - job.cu_q[request]) * job.in.group_size;
+  if (rows < job.in.least_rows || rows > job.in.most_rows) return 0;
   return rows / job.in.tile.rows + (rows % job.in.tile.rows != 0 ? 1 : 0);
 }
 

@@ -47,6 +47,10 @@ void Event::wait() const {
   check(cudaEventSynchronize(event_), "waiting for an event");
 }
 
+void Event::hold(Stream stream) const {
+  check(cudaStreamWaitEvent(native(stream), event_, 0), "letting a stream wait for an event");
+}
+
 void Graph::begin_capture(Stream stream) {
   check(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal), "beginning a graph capture");
 }

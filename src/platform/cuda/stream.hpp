@@ -40,6 +40,8 @@ class Event {
   void record(Stream stream);
   /// Returns once the stream has passed the last record; at once if there was none.
   void wait() const;
+  /// What is enqueued on `stream` from here on waits until the last record has been passed.
+  void hold(Stream stream) const;
 
  private:
   cudaEvent_t event_ = nullptr;

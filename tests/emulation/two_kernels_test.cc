@@ -1,0 +1,298 @@
+// A pair of kernels under one op: who runs which requests, and that together they compute what one kernel does. The
+// pair's two are both cuda-sm90-decode, on the emulated GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "emulated_gpu.hpp"
+#include "folio/folio.hpp"
+#include "folio/types/float_convert.hpp"
+#include "kernels/cuda/sm90/decode/decode_kernel.hpp"
+
+namespace folio::inline v0 {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+constexpr int32_t kHeadDim = 64;
+constexpr int32_t kPageSize = 16;
+constexpr int32_t kKvHeads = 2;
+constexpr int32_t kQHeads = 8;
+constexpr const char* kAlone = "cuda-sm90-decode";
+constexpr const char* kPair = "a pair";
+
+/// What a launch may write besides outputs, for it runs beside the other's.
+struct Owned {
+  const float* acc;
+  const float* acc_end;
+  const float* sum;
+  const float* sum_end;
+  const uint32_t* counters;
+};
+
+/// What has been launched since the last look: "few 3" for three items.
+std::vector<std::string> launched;
+std::vector<Owned> owned;
+
+void note_and_launch(const char* who, const cuda::AttentionParams& params, const cuda::LaunchShape& shape,
+                     Stream stream) {
+  const planner::PlanView& plan = params.plan->view;
+  launched.push_back(who + (" " + std::to_string(plan.num_items)));
+  const int64_t rows = plan.num_partial_rows;
+  owned.push_back({params.partial_acc, params.partial_acc + rows * params.head_dim_v, params.partial_sum,
+                   params.partial_sum + rows, params.claim_counters});
+  cuda::sm90::kSm90DecodeKernel.launch(params, shape, stream);
+}
+std::string refusal(const AttentionConfig& config) {
+  return cuda::sm90::kSm90DecodeKernel.refusal(config);
+}
+planner::TileShape tile(const AttentionConfig& config) {
+  return cuda::sm90::kSm90DecodeKernel.tile(config);
+}
+DType weights(const AttentionConfig& config) {
+  return cuda::sm90::kSm90DecodeKernel.weights(config);
+}
+
+cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::launch) launch) {
+  return {.name = name,
+          .min_compute_capability = 90,
+          .refusal = refusal,
+          .tile = tile,
+          .weights = weights,
+          .tile_cost = 96,
+          .row_cost = 1,
+          .start_cost = 48,
+          .launch = launch};
+}
+const cuda::AttentionKernel kFew = half(
+    "few", [](const auto& params, const auto& shape, Stream stream) { note_and_launch("few", params, shape, stream); });
+const cuda::AttentionKernel kMany = half("many", [](const auto& params, const auto& shape, Stream stream) {
+  note_and_launch("many", params, shape, stream);
+});
+const cuda::AttentionKernel kBoth{.name = kPair,
+                                  .min_compute_capability = 90,
+                                  .refusal = refusal,
+                                  .tile = tile,
+                                  .weights = weights,
+                                  .few_rows = &kFew,
+                                  .many_rows = &kMany};
+
+struct Asked {
+  std::vector<int32_t> q_len;
+  std::vector<int32_t> kv_len;
+  Determinism determinism = Determinism::kRunToRun;
+  std::optional<GraphBounds> bounds = std::nullopt;
+  bool on_device = false;
+  int32_t shared = 0;  ///< keys that all requests have in common, before their own
+};
+
+struct Got {
+  std::vector<float> out;
+  std::vector<float> lse;
+  std::vector<std::string> launched;
+  PlanSummary summary;
+};
+
+class TwoKernels : public ::testing::Test {
+ protected:
+  void SetUp() override { attention::emulation::kernels().push_back(&kBoth); }
+  void TearDown() override { attention::emulation::kernels().pop_back(); }
+
+  static Got run_with(const Asked& asked, const char* kernel) {
+    AttentionConfig config;
+    config.num_q_heads = kQHeads;
+    config.num_kv_heads = kKvHeads;
+    config.head_dim_qk = config.head_dim_v = kHeadDim;
+    config.page_size = kPageSize;
+    config.out = DType::kFloat32;
+    config.determinism = asked.determinism;
+    PrepareOptions options;
+    options.force_kernel = kernel;
+    options.bounds = asked.bounds;
+    const AttentionOp op = prepare(Context::cuda(0), config, options);
+    EXPECT_EQ(op.kernel_name(), kernel);
+
+    std::vector<int32_t> cu_q{0};
+    std::vector<int32_t> indptr{0};
+    std::vector<int32_t> first_pos(asked.q_len.size(), asked.shared);
+    for (size_t r = 0; r < asked.q_len.size(); ++r) {
+      cu_q.push_back(cu_q.back() + asked.q_len[r]);
+      indptr.push_back(indptr.back() + (asked.kv_len[r] + kPageSize - 1) / kPageSize);
+    }
+    const int32_t shared_pages = (asked.shared + kPageSize - 1) / kPageSize;
+    const int32_t pages = indptr.back() + shared_pages;
+    std::vector<int32_t> ids(static_cast<size_t>(pages));
+    for (int32_t i = 0; i < pages; ++i) ids[static_cast<size_t>(i)] = pages - 1 - i;
+    const std::vector<int32_t> shared_indptr{indptr.back(), pages};
+    std::vector<uint16_t> k(static_cast<size_t>(pages) * kPageSize * kKvHeads * kHeadDim);
+    std::vector<uint16_t> v(k.size());
+    for (size_t i = 0; i < k.size(); ++i) {
+      k[i] = float_to_bfloat16(static_cast<float>(i * 7 % 23) * 0.125f - 1.375f);
+      v[i] = float_to_bfloat16(static_cast<float>(i * 5 % 31) * 0.125f - 1.875f);
+    }
+    const int32_t tokens = cu_q.back();
+    const size_t rows = static_cast<size_t>(tokens) * kQHeads;
+    std::vector<uint16_t> q(rows * kHeadDim);
+    for (size_t i = 0; i < q.size(); ++i) q[i] = float_to_bfloat16(static_cast<float>(i * 3 % 17) * 0.125f - 1.0f);
+    Got got;
+    got.out.assign(rows * kHeadDim, -99.0f);
+    got.lse.assign(rows, -99.0f);
+
+    const std::vector<int32_t> all{0, static_cast<int32_t>(asked.q_len.size())};
+    const std::vector<int32_t> shared_len{asked.shared};
+    std::vector<KvSegment> segments(asked.shared > 0 ? 2 : 1);
+    segments.back().kv_len = asked.kv_len.data();
+    segments.back().first_pos = first_pos.data();
+    if (asked.shared > 0) {
+      segments[0].kv_len = shared_len.data();
+      segments[0].group_indptr = all.data();
+      segments[0].num_groups = 1;
+    }
+    BatchView batch;
+    batch.where = asked.on_device ? Where::kDevice : Where::kHost;
+    batch.num_requests = static_cast<int32_t>(asked.q_len.size());
+    batch.num_tokens = tokens;
+    batch.cu_q = cu_q.data();
+    batch.segments = segments;
+    const auto segment_args = [&](const std::vector<int32_t>& row_pages) {
+      SegmentArgs segment;
+      segment.cache =
+          make_nhd_view({pages, kPageSize, kKvHeads, kHeadDim, kHeadDim, DType::kBFloat16}, k.data(), v.data());
+      segment.table = csr_table(ids, row_pages);
+      return segment;
+    };
+    std::vector<SegmentArgs> args_of_segments;
+    if (asked.shared > 0) args_of_segments.push_back(segment_args(shared_indptr));
+    args_of_segments.push_back(segment_args(indptr));
+    AttentionArgs args;
+    args.q = ConstTensorView(q.data(), DType::kBFloat16, {tokens, kQHeads, kHeadDim});
+    args.out = TensorView(got.out.data(), DType::kFloat32, {tokens, kQHeads, kHeadDim});
+    args.lse = {got.lse.data(), kQHeads, 1, LseBase::kE};
+    args.segments = args_of_segments;
+    PlanBuffer buffer = make_plan_buffer(op);
+    const AttentionPlan plan = folio::plan(op, batch, buffer);
+    if (!asked.on_device) got.summary = summary(plan);
+    const size_t bytes = workspace_size(plan);
+    EXPECT_LE(bytes, workspace_size(op));
+    std::vector<unsigned char> memory(bytes + 256, 0xff);
+    void* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
+    launched.clear();
+    owned.clear();
+    run(plan, args, {aligned, bytes});
+    got.launched = launched;
+    return got;
+  }
+
+  static void expect_near(const Got& got, const Got& expected) {
+    ASSERT_EQ(got.out.size(), expected.out.size());
+    for (size_t i = 0; i < got.out.size(); ++i) ASSERT_NEAR(got.out[i], expected.out[i], 0x1p-8f) << i;
+    for (size_t i = 0; i < got.lse.size(); ++i) ASSERT_NEAR(got.lse[i], expected.lse[i], 0x1p-12f) << i;
+  }
+
+  static std::vector<std::string> who(const Got& got) {
+    std::vector<std::string> names;
+    for (const std::string& launch : got.launched) names.push_back(launch.substr(0, launch.find(' ')));
+    return names;
+  }
+};
+
+using Names = std::vector<std::string>;
+
+/// Up to four tokens fill a row tile of 16 rows: requests 0, 3 and 5 are few.
+const Asked kMixed{.q_len = {1, 5, 0, 4, 9, 1}, .kv_len = {900, 40, 0, 30, 700, 1}};
+
+GraphBounds bounds(int32_t max_q_len) {
+  return {.max_requests = 6, .max_tokens = 40, .max_q_len = max_q_len, .max_kv_len = 1000, .max_shared_levels = 0};
+}
+
+TEST_F(TwoKernels, ComputeWhatOneComputes) {
+  const Got got = run_with(kMixed, kPair);
+  expect_near(got, run_with(kMixed, kAlone));
+  EXPECT_EQ(who(got), (Names{"many", "few"}));
+}
+
+TEST_F(TwoKernels, WriteNothingOfEachOthers) {
+  for (const bool captured : {false, true}) {
+    Asked asked = kMixed;
+    if (captured) asked.bounds = bounds(9);
+    run_with(asked, kPair);
+    ASSERT_EQ(owned.size(), 2u);
+    EXPECT_GT(owned[0].sum_end, owned[0].sum);  // each of the two has cut something
+    EXPECT_GT(owned[1].sum_end, owned[1].sum);
+    EXPECT_LE(owned[0].acc_end, owned[1].acc);
+    EXPECT_LE(owned[1].acc_end, owned[0].sum);
+    EXPECT_LE(owned[0].sum_end, owned[1].sum);
+    EXPECT_NE(owned[0].counters, owned[1].counters);
+  }
+}
+
+TEST_F(TwoKernels, KeepTheBitsOfBatchInvariance) {
+  Asked asked = kMixed;
+  asked.determinism = Determinism::kBatchInvariant;
+  const Got got = run_with(asked, kPair);
+  const Got alone = run_with(asked, kAlone);
+  EXPECT_EQ(got.out, alone.out);
+  EXPECT_EQ(got.lse, alone.lse);
+  EXPECT_EQ(who(got), (Names{"many", "few"}));
+}
+
+TEST_F(TwoKernels, LaunchOnlyWhatHasItems) {
+  const Asked decodes{.q_len = {1, 1, 4}, .kv_len = {300, 20, 40}};
+  const Got few = run_with(decodes, kPair);
+  EXPECT_EQ(who(few), (Names{"few"}));
+  expect_near(few, run_with(decodes, kAlone));
+  const Asked prefills{.q_len = {5, 7}, .kv_len = {300, 20}};
+  const Got many = run_with(prefills, kPair);
+  EXPECT_EQ(who(many), (Names{"many"}));
+  expect_near(many, run_with(prefills, kAlone));
+  EXPECT_EQ(who(run_with({.q_len = {0}, .kv_len = {5}}, kPair)), (Names{"many"}));
+}
+
+TEST_F(TwoKernels, BothAreLaunchedWhereAGraphMayReplayOtherLengths) {
+  for (const bool on_device : {false, true}) {
+    Asked decodes{.q_len = {1, 1}, .kv_len = {300, 20}};
+    decodes.bounds = bounds(9);
+    decodes.on_device = on_device;
+    const Got got = run_with(decodes, kPair);
+    EXPECT_EQ(who(got), (Names{"many", "few"}));
+    EXPECT_EQ(got.launched[0], "many 0");
+    expect_near(got, run_with(decodes, kAlone));
+    Asked mixed = kMixed;
+    mixed.bounds = bounds(9);
+    mixed.on_device = on_device;
+    expect_near(run_with(mixed, kPair), run_with(mixed, kAlone));
+  }
+}
+
+TEST_F(TwoKernels, AGraphOfDecodesHasOneLaunch) {
+  Asked decodes{.q_len = {1, 4}, .kv_len = {300, 20}};
+  decodes.bounds = bounds(4);
+  const Got got = run_with(decodes, kPair);
+  EXPECT_EQ(who(got), (Names{"few"}));
+  expect_near(got, run_with(decodes, kAlone));
+}
+
+TEST_F(TwoKernels, OneTakesAllWhereBitsMayNotDependOnChunks) {
+  Asked asked = kMixed;
+  asked.determinism = Determinism::kScheduleInvariant;
+  const Got got = run_with(asked, kPair);
+  EXPECT_EQ(who(got), (Names{"many"}));
+  EXPECT_EQ(got.out, run_with(asked, kAlone).out);
+}
+
+TEST_F(TwoKernels, ABatchThatSharesGoesToOne) {
+  Asked asked{.q_len = {1, 5, 1}, .kv_len = {30, 40, 20}};
+  asked.shared = 100;
+  EXPECT_EQ(who(run_with(asked, kPair)), (Names{"many"}));
+  asked.q_len[1] = 2;
+  const Got got = run_with(asked, kPair);
+  EXPECT_EQ(who(got), (Names{"few"}));
+  expect_near(got, run_with(asked, kAlone));
+  asked.determinism = Determinism::kBatchInvariant;  // whoever the others are
+  EXPECT_EQ(who(run_with(asked, kPair)), (Names{"many"}));
+}
+
+}  // namespace
+}  // namespace folio::inline v0
