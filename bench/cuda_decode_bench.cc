@@ -7,15 +7,16 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda_timing.hpp"
 #include "folio/folio.hpp"
 #include "page_read.hpp"
 
-/// Decode and verify of one layer on a GPU, beside a read of the same pages by the copy engine: each in a CUDA graph,
-/// one after the other, over several page tables in turn that together exceed the second-level cache; medians. Needs a
-/// GPU of compute capability 9.0.
+/// Decode and verify of one layer on a GPU, beside reads of the same pages by the copy engine and by threads, the
+/// faster of which is what it is compared with: each in a CUDA graph, one after the other, over several page tables in
+/// turn that together exceed the second-level cache; medians. Needs a GPU of compute capability 9.0.
 ///   folio_cuda_decode_bench [KERNEL [LABEL [ROUNDS]]]: of all rows, those whose label contains LABEL
 namespace {
 
@@ -159,27 +160,37 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
       run(plan, args, {workspace.as(), bytes}, stream);
     }));
     read.push_back(std::make_unique<Graph>(native, [&] {
-      folio_bench::bulk_read_pages(k.as(), v.as(), page_bytes, table, indptr.back(), counters.as<uint32_t>(), native);
+      folio_bench::bulk_read_pages(k.as(), v.as(), page_bytes, pool, table, indptr.back(), counters.as<uint32_t>(),
+                                   native);
     }));
   }
-  std::vector<double> attention_times, read_times;
+  std::vector<std::unique_ptr<Graph>> plain_read;
+  for (int32_t set = 0; set < sets; ++set) {
+    const int32_t* const table = device_pages.as<int32_t>() + int64_t{set} * indptr.back();
+    plain_read.push_back(std::make_unique<Graph>(native, [&] {
+      folio_bench::read_pages(k.as(), v.as(), page_bytes, table, indptr.back(), counters.as<int32_t>() + 1, native);
+    }));
+  }
+  std::vector<double> attention_times, read_times, plain_times;
   int32_t turn = 0;
   for (int round = 0; round < rounds + 2; ++round) {  // two to warm up
-    for (const bool reads : {false, true}) {
-      const auto& graphs = reads ? read : attention;
+    for (const auto& [graphs, times] : {std::pair{&attention, &attention_times}, std::pair{&read, &read_times},
+                                        std::pair{&plain_read, &plain_times}}) {
       const auto set = static_cast<size_t>(turn++ % sets);
-      const double time = bench::round_times(native, 0, 1, [&] { graphs[set]->launch(native); })[0];
-      if (round >= 2) (reads ? read_times : attention_times).push_back(time);
+      const double time = bench::round_times(native, 0, 1, [&] { (*graphs)[set]->launch(native); })[0];
+      if (round >= 2) times->push_back(time);
     }
-    ++turn;  // so that both go through all sets
+    if (sets % 3 == 0) ++turn;  // so that each goes through all sets
   }
   const double time = median(attention_times);
   const double read_time = median(read_times);
+  const double plain_time = median(plain_times);
   const double moved =
       2.0 * keys * row.kv_heads * row.head_dim * static_cast<double>(element) + 4.0 * static_cast<double>(elements);
-  std::printf("%-24s %-16s %8.2f us %6.0f GB/s  read %8.2f us %6.0f GB/s  ratio %.3f  %s\n", row.name.c_str(),
-              op.kernel_name().c_str(), time, moved / time / 1e3, read_time,
-              static_cast<double>(set_bytes) / read_time / 1e3, read_time / time, split.c_str());
+  std::printf("%-24s %-16s %8.2f us %6.0f GB/s  read %8.2f us %6.0f GB/s, by threads %8.2f us  ratio %.3f  %s\n",
+              row.name.c_str(), op.kernel_name().c_str(), time, moved / time / 1e3, read_time,
+              static_cast<double>(set_bytes) / read_time / 1e3, plain_time, std::min(read_time, plain_time) / time,
+              split.c_str());
   std::fflush(stdout);
 }
 

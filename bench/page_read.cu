@@ -2,8 +2,11 @@
 
 #include <cuda_bf16.h>
 
+#include <stdexcept>
+
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
 
 namespace folio_bench {
 namespace {
@@ -34,9 +37,9 @@ constexpr uint32_t kStageBytes = 16 * 1024;
 
 /// What a claim stands for: `bytes` of one pool, of one page or of `pages` whole ones.
 struct Pieces {
-  const unsigned char* pools[2];
+  CUtensorMap pools[2];  ///< lines of 128 bytes
   const int32_t* ids;
-  uint32_t page_bytes;
+  uint32_t page_lines;
   uint32_t bytes;  ///< of a claim, up to kStageBytes
   uint32_t pages;  ///< of a claim
   uint32_t parts;  ///< claims of a page
@@ -45,7 +48,7 @@ struct Pieces {
 
 /// A warp has a ring of 64 KiB that the copy engine fills with what it claims: pages in the list's order, of each its
 /// part of both pools. The next claim and its pages' ids are asked for a stage ahead.
-__global__ void __launch_bounds__(32) bulk_read_kernel(const Pieces pieces, uint32_t* counters) {
+__global__ void __launch_bounds__(32) bulk_read_kernel(const __grid_constant__ Pieces pieces, uint32_t* counters) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ uint64_t arrived[kStages];
@@ -76,13 +79,13 @@ __global__ void __launch_bounds__(32) bulk_read_kernel(const Pieces pieces, uint
     __syncwarp();
     if (lane < pieces.pages) {
       const uint32_t bytes = pieces.bytes / pieces.pages;
-      const unsigned char* const from = pieces.pools[claim / pieces.parts % 2] +
-                                        size_t{pieces.page_bytes} * static_cast<uint32_t>(id) +
-                                        claim % pieces.parts * pieces.bytes;
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                       ptx::shared_address(ring) + stage * kStageBytes + lane * bytes),
-                   "l"(from), "r"(bytes), "r"(barriers + 8 * stage)
-                   : "memory");
+      const uint32_t line = pieces.page_lines * static_cast<uint32_t>(id) + claim % pieces.parts * (pieces.bytes / 128);
+      asm volatile(
+          "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+          "[%1, {%2, %3}], [%4], %5;" ::"r"(ptx::shared_address(ring) + stage * kStageBytes + lane * bytes),
+          "l"(&pieces.pools[claim / pieces.parts % 2]), "r"(0), "r"(line), "r"(barriers + 8 * stage),
+          "l"(ptx::evict_first_policy())
+          : "memory");
     }
     claim = next;
     id = next_id;
@@ -127,24 +130,40 @@ void read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* 
                                                 page_bytes / sizeof(uint4), pages, num_pages, sink);
 }
 
-void bulk_read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* pages, int32_t num_pages,
-                     uint32_t* counters, cudaStream_t stream) {
+void bulk_read_pages(const void* k, const void* v, size_t page_bytes, size_t pool_bytes, const int32_t* pages,
+                     int32_t num_pages, uint32_t* counters, cudaStream_t stream) {
   constexpr uint32_t kRingBytes = kStages * kStageBytes;
   cudaFuncSetAttribute(bulk_read_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
+  const auto bytes_of_page = static_cast<uint32_t>(page_bytes);
   Pieces pieces{};
-  pieces.pools[0] = static_cast<const unsigned char*>(k);
-  pieces.pools[1] = static_cast<const unsigned char*>(v);
   pieces.ids = pages;
-  pieces.page_bytes = static_cast<uint32_t>(page_bytes);
+  pieces.page_lines = bytes_of_page / 128;
   pieces.parts = 1;
-  while (pieces.page_bytes % pieces.parts != 0 || pieces.page_bytes / pieces.parts > kStageBytes) ++pieces.parts;
+  while (bytes_of_page % (128 * pieces.parts) != 0 || bytes_of_page / pieces.parts > kStageBytes) ++pieces.parts;
   pieces.pages = 1;
-  while (pieces.parts == 1 && 2 * pieces.pages * pieces.page_bytes <= kStageBytes && 2 * pieces.pages <= 32 &&
+  while (pieces.parts == 1 && 2 * pieces.pages * bytes_of_page <= kStageBytes && 2 * pieces.pages <= 32 &&
          static_cast<uint32_t>(num_pages) % (2 * pieces.pages) == 0) {
     pieces.pages *= 2;
   }
-  pieces.bytes = pieces.page_bytes / pieces.parts * pieces.pages;
+  pieces.bytes = bytes_of_page / pieces.parts * pieces.pages;
   pieces.num_claims = 2 * static_cast<uint32_t>(num_pages) * pieces.parts / pieces.pages;
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+  if (function == nullptr) throw std::runtime_error("the driver has no cuTensorMapEncodeTiled");
+  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  for (const void* pool : {k, v}) {
+    const cuuint64_t dims[2] = {64, pool_bytes / 128};
+    const cuuint64_t step = 128;
+    const cuuint32_t box[2] = {64, pieces.bytes / pieces.pages / 128};
+    const cuuint32_t ones[2] = {1, 1};
+    // Promotion would fetch more than is asked for.
+    const CUresult status =
+        encode(&pieces.pools[pool == k ? 0 : 1], CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(pool), dims,
+               &step, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (status != CUDA_SUCCESS) throw std::runtime_error("the pools cannot be described by a tensor map");
+  }
   bulk_read_kernel<<<3 * 132, 32, kRingBytes, stream>>>(pieces, counters);
 }
 

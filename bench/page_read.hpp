@@ -15,8 +15,8 @@ void read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* 
 
 /// The same by Hopper's copy engine (compute capability 9.0), into shared memory: what a kernel that copies so cannot
 /// be faster than. `page_bytes` divides 16 KiB or is a multiple of it. `counters`: two, zero, and left zero.
-void bulk_read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* pages, int32_t num_pages,
-                     uint32_t* counters, cudaStream_t stream);
+void bulk_read_pages(const void* k, const void* v, size_t page_bytes, size_t pool_bytes, const int32_t* pages,
+                     int32_t num_pages, uint32_t* counters, cudaStream_t stream);
 
 /// Fills memory with bfloat16 values that are nearly normal: what a GPU does with zeros it does faster.
 void fill_normal(void* data, size_t elements, uint32_t seed, cudaStream_t stream);

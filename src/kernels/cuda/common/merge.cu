@@ -101,72 +101,79 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params, const p
   if (lane == 0) write_lse(params, token, q_head, end);
 }
 
-/// The same, brought to the largest maximum at once: `team` warps take neighbouring shares of a row's partial results,
-/// the shares are added in their order. Bits depend on the number of partial results, not on who is faster; but they
-/// are not those of a fold, which workers that go on with a row do.
+/// A share of a row's partial results, at the share's largest maximum.
 template <int32_t Parts>
 struct Share {
   float4 acc[Parts];
   float sum;
   float max;
 };
+
+/// What brings a state to a larger maximum; negative for what is empty and is not to be looked at.
+__device__ __forceinline__ float weight_of(float max, float sum, float most) {
+  if (is_empty(max, sum)) return -1.0f;
+  return max == most ? 1.0f : exp2f(max - most);
+}
+__device__ __forceinline__ float4 add_weighted(const float4& acc, float weight, const float4& value) {
+  return {fmaf(value.x, weight, acc.x), fmaf(value.y, weight, acc.y), fmaf(value.z, weight, acc.z),
+          fmaf(value.w, weight, acc.w)};
+}
+
+/// `count` partial results of a row, by a warp. Where they stand is known from the plan, so that maxima, sums and the
+/// first values are asked for at once; `waited`: the kernels before this one are known to have ended.
 template <int32_t Parts>
-__device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& params, const planner::PlanView& plan,
-                                                    const planner::MergeItem& item, int32_t row, int32_t lane,
-                                                    int32_t member, int32_t team) {
+__device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& params, const int32_t* sources,
+                                                    int32_t count, int32_t offset, int32_t lane, bool& waited) {
   constexpr int32_t kAhead = kAheadOf<Parts>;
-  const int32_t total = item.source_end - item.source_begin;
-  const int32_t begin = item.source_begin + total * member / team;
-  const int32_t end = item.source_begin + total * (member + 1) / team;
-  const int32_t offset = row - item.row_begin;
   const int32_t d = kLaneDims * lane;
   Share<Parts> share{};
   share.max = -INFINITY;
-  for (int32_t i = item.source_begin + lane; i < item.source_end; i += 32) {
-    share.max = fmaxf(share.max, params.partial_max[plan.merge_sources[i] + offset]);
-  }
-#pragma unroll
-  for (int32_t step = 1; step < 32; step *= 2) share.max = fmaxf(share.max, __shfl_xor_sync(kAll, share.max, step));
-  for (int32_t first = begin; first < end; first += 32) {
-    const int32_t count = min(end - first, 32);
-    int32_t partial = 0;
+  for (int32_t first = 0; first < count; first += 32) {
+    const int32_t n = min(count - first, 32);
+    const int32_t partial = lane < n ? sources[first + lane] + offset : 0;
+    if (!waited) ptx::wait_for_kernels_before();
+    waited = true;
+    float lane_max = -INFINITY;
     float lane_sum = 0.0f;
-    float weight = -1.0f;  // of what is empty
-    if (lane < count) {
-      partial = plan.merge_sources[first + lane] + offset;
-      const float lane_max = params.partial_max[partial];
+    if (lane < n) {
+      lane_max = params.partial_max[partial];
       lane_sum = params.partial_sum[partial];
-      if (!is_empty(lane_max, lane_sum)) weight = lane_max == share.max ? 1.0f : exp2f(lane_max - share.max);
     }
-    for (int32_t s = 0; s < count; s += kAhead) {
+    float weight = 0.0f;
+    for (int32_t s = 0; s < n; s += kAhead) {
       float4 values[kAhead][Parts];
 #pragma unroll
       for (int32_t i = 0; i < kAhead; ++i) {
         const int32_t source = __shfl_sync(kAll, partial, (s + i) % 32);
 #pragma unroll
-        for (int32_t h = 0; h < Parts; ++h) {
-          values[i][h] = load_four(params, source, d + h * kPart, s + i < count);
-        }
+        for (int32_t h = 0; h < Parts; ++h) values[i][h] = load_four(params, source, d + h * kPart, s + i < n);
+      }
+      if (s == 0) {
+        float most = fmaxf(share.max, lane_max);
+#pragma unroll
+        for (int32_t step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(kAll, most, step));
+        const float before = share.max == most ? 1.0f : exp2f(share.max - most);
+        share.max = most;
+        share.sum *= before;
+#pragma unroll
+        for (int32_t h = 0; h < Parts; ++h) share.acc[h] = add_weighted({}, before, share.acc[h]);
+        weight = weight_of(lane_max, lane_sum, most);
       }
 #pragma unroll
       for (int32_t i = 0; i < kAhead; ++i) {
         const float factor = __shfl_sync(kAll, weight, (s + i) % 32);
         const float other = __shfl_sync(kAll, lane_sum, (s + i) % 32);
-        if (s + i >= count || factor < 0.0f) continue;
+        if (s + i >= n || factor < 0.0f) continue;
         share.sum = fmaf(other, factor, share.sum);
 #pragma unroll
-        for (int32_t h = 0; h < Parts; ++h) {
-          float4& acc = share.acc[h];
-          const float4& value = values[i][h];
-          acc = {fmaf(value.x, factor, acc.x), fmaf(value.y, factor, acc.y), fmaf(value.z, factor, acc.z),
-                 fmaf(value.w, factor, acc.w)};
-        }
+        for (int32_t h = 0; h < Parts; ++h) share.acc[h] = add_weighted(share.acc[h], factor, values[i][h]);
       }
     }
   }
   return share;
 }
 
+/// Components of parts [first_part, last_part) of a row that is brought together.
 template <int32_t Parts>
 __device__ __forceinline__ void end_merged_row(const AttentionParams& params, const planner::MergeItem& item,
                                                int32_t row, int32_t lane, int32_t first_part, int32_t last_part,
@@ -184,47 +191,55 @@ __device__ __forceinline__ void end_merged_row(const AttentionParams& params, co
   if (lane == 0 && first_part == 0) write_lse(params, token, q_head, end);
 }
 
-constexpr int32_t kTeam = 4;        ///< warps of a thread block, all of them for one row that has many partial results
-constexpr int32_t kManyParts = 10;  ///< more than these are many
+/// Rows with more partial results than this have all warps of a thread block, each with its share.
+constexpr int32_t kManyParts = 8;
 
-/// Merges without the order of a fold. Thread blocks (m, y) take rows y, y + gridDim.y, ... of merge m.
+/// Merges without the order of a fold: a row's bits depend on how many partial results it has, not on who is faster,
+/// but are not those of a worker who computes its items one after the other. Thread blocks (m, y) take rows of merge m.
 template <int32_t Parts>
-__global__ void __launch_bounds__(32 * kTeam) weigh_kernel(const __grid_constant__ AttentionParams params) {
-  __shared__ Share<Parts> shares[kTeam][32];
+__global__ void __launch_bounds__(kThreads) weigh_kernel(const __grid_constant__ AttentionParams params) {
+  __shared__ Share<Parts> shares[kWarps][32];
   const planner::PlanView& plan = params.plan->view;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32;
   const int32_t num_merges = plan.num_merges;
-  ptx::wait_for_kernels_before();
+  bool waited = false;
   for (int32_t m = blockIdx.x; m < num_merges; m += gridDim.x) {
     const planner::MergeItem item = plan.merges[m];
-    if (item.source_end - item.source_begin <= kManyParts) {
-      for (int32_t row = item.row_begin + blockIdx.y * kTeam + warp; row < item.row_end; row += gridDim.y * kTeam) {
+    const int32_t count = item.source_end - item.source_begin;
+    const int32_t* const sources = plan.merge_sources + item.source_begin;
+    if (count <= kManyParts) {
+      for (int32_t row = item.row_begin + blockIdx.y * kWarps + warp; row < item.row_end; row += gridDim.y * kWarps) {
         end_merged_row<Parts>(params, item, row, lane, 0, Parts,
-                              weigh_share<Parts>(params, plan, item, row, lane, 0, 1));
+                              weigh_share<Parts>(params, sources, count, row - item.row_begin, lane, waited));
       }
       continue;
     }
+    const int32_t begin = count * warp / kWarps;
+    const int32_t share_count = count * (warp + 1) / kWarps - begin;
     for (int32_t row = item.row_begin + blockIdx.y; row < item.row_end; row += gridDim.y) {
-      shares[warp][lane] = weigh_share<Parts>(params, plan, item, row, lane, warp, kTeam);
+      shares[warp][lane] = weigh_share<Parts>(params, sources + begin, share_count, row - item.row_begin, lane, waited);
       __syncthreads();
       if (warp < Parts) {
-        Share<Parts> all = shares[0][lane];
+        Share<Parts> all{};
+        all.max = -INFINITY;
 #pragma unroll
-        for (int32_t w = 1; w < kTeam; ++w) {
+        for (int32_t w = 0; w < kWarps; ++w) all.max = fmaxf(all.max, shares[w][lane].max);
+#pragma unroll
+        for (int32_t w = 0; w < kWarps; ++w) {
           const Share<Parts>& other = shares[w][lane];
-          all.sum += other.sum;
+          const float weight = weight_of(other.max, other.sum, all.max);
+          if (weight < 0.0f) continue;
+          all.sum = fmaf(other.sum, weight, all.sum);
 #pragma unroll
-          for (int32_t h = 0; h < Parts; ++h) {
-            all.acc[h] = {all.acc[h].x + other.acc[h].x, all.acc[h].y + other.acc[h].y, all.acc[h].z + other.acc[h].z,
-                          all.acc[h].w + other.acc[h].w};
-          }
+          for (int32_t h = 0; h < Parts; ++h) all.acc[h] = add_weighted(all.acc[h], weight, other.acc[h]);
         }
         end_merged_row<Parts>(params, item, row, lane, warp, warp + 1, all);
       }
       __syncthreads();
     }
   }
+  if (!waited) ptx::wait_for_kernels_before();  // by all: a graph's next kernel waits for this one alone
 }
 
 /// Folds partial results. A warp takes a row, its lanes the components.
@@ -256,7 +271,7 @@ void launch_merge(const AttentionParams& params, int32_t num_workers, Stream str
   cudaLaunchConfig_t config{};
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   config.gridDim = dim3(static_cast<unsigned>(num_workers), folds ? 1u : static_cast<unsigned>(min(group_size, 8)));
-  config.blockDim = dim3(folds ? kThreads : 32 * kTeam);
+  config.blockDim = dim3(kThreads);
   config.stream = static_cast<cudaStream_t>(stream.handle);
   config.attrs = &attribute;
   config.numAttrs = overlaps ? 1 : 0;

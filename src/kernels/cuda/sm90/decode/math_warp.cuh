@@ -99,20 +99,23 @@ class MathWarp {
     const int32_t box = context.box;
     const Place place = place_in_tile(box);
     const Entry* entry = &state_.entries[num_entries_ % kEntries];
-    int32_t tile = warp_;
+    int32_t left = entry->num_tiles - warp_;
+    int32_t next = entry->first + warp_ * kTileTokens;
 #pragma unroll 1
     for (;;) {
       ring_.fill();
-      if (tile >= entry->num_tiles) {
+      if (left <= 0) {
         if ((entry->flags & kItemEnds) != 0) break;
         return_entry();
         entry = &await_entry();
-        tile = warp_;
+        left = entry->num_tiles - warp_;
+        next = entry->first + warp_ * kTileTokens;
         continue;
       }
-      const int32_t first = entry->first + tile * kTileTokens;
+      const int32_t first = next;
       const Sight sight = context.sight;  // read anew: registers are short
-      tile += kWarps;
+      left -= kWarps;
+      next += kWarps * kTileTokens;
       const uint32_t keys = ring_.await();
       const uint32_t values = keys + half_bytes(DimQk, kDims.bytes);
       float s[Columns][4];
@@ -123,7 +126,11 @@ class MathWarp {
 #pragma unroll
         for (int32_t n = 0; n < Columns; ++n) {
 #pragma unroll
-          for (int32_t i = 0; i < 4; ++i) s[n][i] = __fmul_rn(s[n][i], state.scale[n][i % 2]);
+          for (int32_t i = 0; i < 4; ++i) {
+            // Of four columns, read anew: registers are short.
+            const float scale = Columns > 2 ? context.scale[8 * n + lane_ % 4 * 2 + i % 2] : state.scale[n][i % 2];
+            s[n][i] = __fmul_rn(s[n][i], scale);
+          }
         }
       }
       if (needs_mask(sight, first)) mask_logits<Columns>(context, first, lane_, s);

@@ -32,26 +32,16 @@ class Ring {
 
   /// Begins copies until no stage is free or nothing more is published.
   __device__ __forceinline__ void fill() {
-    while (under_way_ < kStages && !ended_) {
-      const int32_t slot = num_entries_ % kEntries;
-      if (!open_) {
-        const bool published = ptx::has_ended(full_ + 8 * slot, num_entries_ / kEntries & 1);
-        if (!__all_sync(kAllLanes, published)) return;
-        ended_ = (state_.entries[slot].flags & kAllDone) != 0;
-        open_ = true;
-        next_ = warp_;
+    while (under_way_ < kStages) {
+      if (left_ == 0) {
+        if (ended_ || !open()) return;
         continue;
       }
-      const Entry& entry = state_.entries[slot];
-      if (next_ >= entry.num_tiles) {
-        open_ = false;
-        ++num_entries_;
-        continue;
-      }
-      copy(entry, slot, next_);
-      next_ += kWarps;
+      copy();
+      place_ += step_;
       ++under_way_;
       if (++filled_ == kStages) filled_ = 0;
+      if (--left_ == 0) ++num_entries_;
     }
   }
 
@@ -75,47 +65,70 @@ class Ring {
 
   /// The warp has computed entry number `index`: all its tiles are through, also where there were none.
   __device__ __forceinline__ void pass(int32_t index) {
-    if (num_entries_ != index) return;
-    open_ = false;
-    ++num_entries_;
+    if (num_entries_ == index) ++num_entries_;
   }
 
  private:
-  /// Begins the copies of one tile.
-  __device__ __forceinline__ void copy(const Entry& entry, int32_t slot, int32_t tile) const {
+  /// The next entry, if it is published: what all copies of its tiles need. What is asked for once an entry need not be
+  /// fast; what is asked for every tile is a third of a warp's time if it is not.
+  __device__ __forceinline__ bool open() {
+    const int32_t slot = num_entries_ % kEntries;
+    const bool published = ptx::has_ended(full_ + 8 * slot, num_entries_ / kEntries & 1);
+    if (!__all_sync(kAllLanes, published)) return false;
+    const Entry& entry = state_.entries[slot];
+    ended_ = (entry.flags & kAllDone) != 0;
+    if (ended_) return false;
+    left_ = entry.num_tiles > warp_ ? (entry.num_tiles - warp_ + kWarps - 1) / kWarps : 0;
     const ItemContext& context = state_.contexts[entry.context];
-    const int32_t box = context.box;
-    const TokenPlace* const places =
-        places_ + slot * kEntryTiles * kTileTokens + tile * static_cast<int32_t>(kTileTokens / box);
+    box_ = context.box;
+    head_ = context.item.kv_head;
+    segment_ = context.item.segment;
+    const int32_t places = box_ == kLargeBox ? 1 : box_ == kSmallBox ? 2 : kTileTokens;  // of a tile
+    place_ = places_ + slot * kEntryTiles * kTileTokens + warp_ * places;
+    step_ = kWarps * places;
+    if (left_ == 0) ++num_entries_;
+    return true;
+  }
+
+  /// Begins the copies of one tile.
+  __device__ __forceinline__ void copy() const {
     const uint32_t to = tiles_ + static_cast<uint32_t>(filled_ * kStageBytes);
     const uint32_t barrier = arrived_ + 8 * static_cast<uint32_t>(filled_);
-    if (box == kSingles) {
-      const SegmentParams& segment = params_.attention.segments[context.item.segment];
-      const bool direct = params_.direct[context.item.segment];
-      copy_tokens<T, DimQk, kCodes>(to, places, segment.k, segment.dtype, segment.k_strides, context.item.kv_head,
-                                    direct, lane_);
-      copy_tokens<T, DimV, kCodes>(to + kKeyBytes, places, segment.v, segment.dtype, segment.v_strides,
-                                   context.item.kv_head, direct, lane_);
+    if (box_ == kSingles) {
+      const SegmentParams& segment = params_.attention.segments[segment_];
+      const bool direct = params_.direct[segment_];
+      copy_tokens<T, DimQk, kCodes>(to, place_, segment.k, segment.dtype, segment.k_strides, head_, direct, lane_);
+      copy_tokens<T, DimV, kCodes>(to + kKeyBytes, place_, segment.v, segment.dtype, segment.v_strides, head_, direct,
+                                   lane_);
       ptx::arrive_after_copies(barrier);
       ptx::arrive(barrier);
       return;
     }
     if (lane_ != 0) return;
-    const DecodeParams::Maps& maps = params_.maps[context.item.segment];
-    const int32_t head = context.item.kv_head;
-    const TokenPlace first = places[0];
-    const TokenPlace second = box == kSmallBox ? places[1] : TokenPlace{0, -1};
-    const int32_t boxes = (first.in_page >= 0 ? 1 : 0) + (second.in_page >= 0 ? 1 : 0);
+    const DecodeParams::Maps& maps = params_.maps[segment_];
+    const uint64_t policy = ptx::evict_first_policy();
     ptx::arrive(barrier, kLaneArrivals - 1);
-    ptx::arrive_expecting(barrier, static_cast<uint32_t>(boxes * (box == kSmallBox ? kStageBytes / 2 : kStageBytes)));
-    const uint64_t policy = ptx::evict_first_policy();  // made anew: registers are short
+    const TokenPlace first = place_[0];
+    if (box_ == kLargeBox) {
+      if (first.in_page < 0) {
+        ptx::arrive(barrier);
+        return;
+      }
+      ptx::arrive_expecting(barrier, kStageBytes);
+      ptx::copy_box_5d(to, &maps.k, barrier, 0, first.in_page, 0, head_, first.page, policy);
+      ptx::copy_box_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head_, first.page, policy);
+      return;
+    }
+    const TokenPlace second = place_[1];
+    const uint32_t boxes = (first.in_page >= 0 ? 1 : 0) + (second.in_page >= 0 ? 1 : 0);
+    ptx::arrive_expecting(barrier, boxes * (kStageBytes / 2));
     if (first.in_page >= 0) {
-      ptx::copy_box_5d(to, &maps.k, barrier, 0, first.in_page, 0, head, first.page, policy);
-      ptx::copy_box_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head, first.page, policy);
+      ptx::copy_box_5d(to, &maps.k, barrier, 0, first.in_page, 0, head_, first.page, policy);
+      ptx::copy_box_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head_, first.page, policy);
     }
     if (second.in_page >= 0) {
-      ptx::copy_box_5d(to + kKeyBytes / 2, &maps.k, barrier, 0, second.in_page, 0, head, second.page, policy);
-      ptx::copy_box_5d(to + kKeyBytes + kValueBytes / 2, &maps.v, barrier, 0, second.in_page, 0, head, second.page,
+      ptx::copy_box_5d(to + kKeyBytes / 2, &maps.k, barrier, 0, second.in_page, 0, head_, second.page, policy);
+      ptx::copy_box_5d(to + kKeyBytes + kValueBytes / 2, &maps.v, barrier, 0, second.in_page, 0, head_, second.page,
                        policy);
     }
   }
@@ -128,13 +141,17 @@ class Ring {
   const uint32_t full_;
   const int32_t warp_;
   const int32_t lane_;
+  const TokenPlace* place_ = nullptr;  ///< of the next tile to copy
+  int32_t step_ = 0;                   ///< from there to the tile after it
+  int32_t left_ = 0;                   ///< tiles of the open entry that are still to be copied
+  int32_t box_ = 0;                    ///< of the open entry
+  int32_t head_ = 0;
+  int32_t segment_ = 0;
   int32_t num_entries_ = 0;  ///< entries that are copied whole
-  int32_t next_ = 0;         ///< tile of the entry being copied
   int32_t under_way_ = 0;    ///< stages that are being copied to, or computed
   int32_t filled_ = 0;       ///< the next stage to copy to
   int32_t used_ = 0;         ///< the next stage to compute
   uint32_t parity_ = 0;
-  bool open_ = false;  ///< an entry is being copied
   bool ended_ = false;
 };
 

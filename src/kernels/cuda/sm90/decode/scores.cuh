@@ -14,6 +14,13 @@ constexpr float kWeightShift = 0.0f;
 template <>
 inline constexpr float kWeightShift<__half> = 12.0f;
 
+/// How far a row's logits may grow beyond its `top`, in base-2 units, before that follows: sums are rescaled seldom,
+/// and weights, up to 2^(kSlack + kWeightShift), stay in their type's range.
+template <typename T>
+constexpr float kSlack = 8.0f;
+template <>
+inline constexpr float kSlack<__half> = 3.0f;
+
 /// Running state of a lane's rows. Sums are this lane's share until they are joined.
 template <int32_t Columns>
 struct RowState {
@@ -110,7 +117,7 @@ __device__ __forceinline__ bool to_weights(RowState<Columns>& state, float (&s)[
 #pragma unroll
     for (int32_t j = 0; j < 2; ++j) {
       factor[n][j] = __fadd_rn(fmaxf(s[n][j], s[n][2 + j]), -kWeightShift<T>);  // the maximum, for now
-      grows = grows || factor[n][j] > state.top[n][j];
+      grows = grows || factor[n][j] > __fadd_rn(state.top[n][j], kSlack<T>);
     }
   }
   const bool any = __any_sync(kAllLanes, grows);
@@ -122,7 +129,7 @@ __device__ __forceinline__ bool to_weights(RowState<Columns>& state, float (&s)[
         float most = factor[n][j];
 #pragma unroll
         for (int32_t step = 4; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
-        const float top = fmaxf(state.top[n][j], most);
+        const float top = most > __fadd_rn(state.top[n][j], kSlack<T>) ? most : state.top[n][j];
         const float base = top == -INFINITY ? 0.0f : top;
         factor[n][j] = ptx::exp2_approximate(__fadd_rn(state.top[n][j], -base));
         state.top[n][j] = top;
