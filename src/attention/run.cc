@@ -48,11 +48,12 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
                 const attention::WorkspaceLayout& layout, std::byte* workspace, Stream stream) {
   const detail::OpState& op = *state.op;
   attention::check_gpu_args(state, args);
+  const bool may_split = attention::may_be_captured(state) || state.view.num_merges > 0;
   const kernels::cuda::LaunchShape shape{.q = op.config.q,
                                          .kv = op.config.kv,
                                          .ragged_kv = op.config.ragged_kv,
                                          .num_workers = op.planner.num_workers,
-                                         .merge = attention::may_be_captured(state) || state.view.num_merges > 0};
+                                         .merge = may_split && !attention::merges_itself(state)};
   op.gpu()->launch(*op.gpu_kernel, attention::gpu_params(state, args, layout, workspace), shape, stream);
 }
 

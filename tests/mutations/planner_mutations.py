@@ -1,4 +1,4 @@
-"""Mistakes in plans whose items are claimed; see mutations.py."""
+"""Mistakes in plans whose items are claimed, and in the merges that items name; see mutations.py."""
 
 from mutations import PLANNER, plant
 
@@ -31,3 +31,12 @@ plant(rule, "device-claims-cost-nothing-to-begin", PLANNER + "device/row_tile.hp
       "return job.in.start_cost + (priced", "return (priced")
 plant(rule, "device-merges-lose-sources", DEVICE, ".source_end = source_begin + place.parts}",
       ".source_end = source_begin + place.parts - (place.parts > 3)}")
+
+rule = "merges that items name"
+plant(rule, "parts-name-the-merge-before", PLANNER + "emit_work.cc",
+      "item.merge = static_cast<int32_t>(arrays_.merges.size());",
+      "item.merge = static_cast<int32_t>(arrays_.merges.size()) - 1;")
+plant(rule, "parts-of-shared-segments-name-merges", PLANNER + "emit_work.cc",
+      "if (chain_parts_ == nullptr) item.merge", "item.merge")
+plant(rule, "device-tails-name-the-merge-before", PLANNER + "device/emit.hpp",
+      "cut.tail_merge = before.merges + (work.head_ends ? 1 : 0);", "cut.tail_merge = before.merges;")
