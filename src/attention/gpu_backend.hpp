@@ -27,6 +27,8 @@ class GpuPlanMemory {
   virtual const planner::PlanImageHeader* image() const = 0;
   /// See kernels::cuda::kClaimCounters; null where items are not claimed. The address never changes.
   virtual uint32_t* claim_counters() const = 0;
+  /// See AttentionParams::merge_counters; null where items are claimed. The address never changes.
+  virtual uint32_t* merge_counters() const = 0;
 };
 
 /// A stream beside the caller's, for work that needs nothing of what is enqueued there in the meantime.

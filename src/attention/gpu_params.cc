@@ -89,6 +89,14 @@ void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& ar
   for (const SegmentArgs& segment : args.segments) check_segment_aligned(segment, config.ragged_kv);
 }
 
+bool merges_itself(const detail::PlanBufferState& plan) {
+  if (!plan.op->gpu_launched->merges_itself) return false;
+  if (may_be_captured(plan)) return plan.op->planner.bounds->max_shared_levels == 0;
+  const planner::SegmentLengths* const segments = plan.view.segments;
+  return std::none_of(segments, segments + plan.view.num_segments,
+                      [](const planner::SegmentLengths& segment) { return segment.shared; });
+}
+
 cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const AttentionArgs& args,
                                  const WorkspaceLayout& layout, std::byte* workspace) {
   const AttentionConfig& config = plan.op->config;
@@ -130,6 +138,7 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   params.custom_mask = args.custom_mask;
   params.determinism = config.determinism;
   params.claim_counters = plan.gpu->claim_counters();
+  if (merges_itself(plan)) params.merge_counters = plan.gpu->merge_counters();
   params.partial_acc = reinterpret_cast<float*>(workspace + layout.partial_acc);
   params.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
   params.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);

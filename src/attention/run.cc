@@ -58,7 +58,7 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
                                            .kv = op.config.kv,
                                            .ragged_kv = op.config.ragged_kv,
                                            .num_workers = planner.num_workers,
-                                           .merge = captured || view.num_merges > 0};
+                                           .merge = (captured || view.num_merges > 0) && !params.merge_counters};
     op.gpu()->launch(kernel, params, shape, on);
   };
   kernels::cuda::AttentionParams params = attention::gpu_params(state, args, layout, workspace);
@@ -72,6 +72,7 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   const int64_t first = attention::first_few_rows(state);
   params.plan = few->gpu->image();
   params.claim_counters = few->gpu->claim_counters();
+  params.merge_counters = nullptr;  // rows of few tokens are claimed
   params.partial_acc += first * op.config.head_dim_v;
   params.partial_max += first;
   params.partial_sum += first;

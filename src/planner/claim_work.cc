@@ -238,7 +238,8 @@ class Claimer {
             .kv_begin = static_cast<int32_t>(part.keys.begin),
             .kv_end = static_cast<int32_t>(part.keys.end),
             .partial = -1,
-            .flags = fixed_splits_ ? kFold : 0u};
+            .flags = fixed_splits_ ? kFold : 0u,
+            .merge = -1};
   }
 
   const PlannerConfig& config_;

@@ -104,12 +104,12 @@ class Emitter {
       // Each later split is a result of its own, so that the merge folds what one worker alone would have folded.
       for (WorkItem* item = begin; item != next_item_; ++item) {
         item->flags |= kStart | kFinish;
-        item->partial = take_partial(tile);
+        finish_in_partial(tile, *item);
       }
     } else {
       begin->flags |= kStart;
       next_item_[-1].flags |= kFinish;
-      next_item_[-1].partial = take_partial(tile);
+      finish_in_partial(tile, next_item_[-1]);
     }
     if (parts != nullptr) {
       parts->end = arrays_.parts.size();
@@ -121,6 +121,12 @@ class Emitter {
                                 .source_begin = chain_sources_,
                                 .source_end = static_cast<int32_t>(arrays_.merge_sources.size())});
     }
+  }
+
+  void finish_in_partial(const RowTile& tile, WorkItem& item) {
+    item.partial = take_partial(tile);
+    // A chain's merge is appended when its last part has been emitted, and chains follow each other.
+    if (chain_parts_ == nullptr) item.merge = static_cast<int32_t>(arrays_.merges.size());
   }
 
   /// Partial rows for one result of a row tile, noted among its chain's.
@@ -178,7 +184,8 @@ class Emitter {
                              .kv_begin = static_cast<int32_t>(begin),
                              .kv_end = static_cast<int32_t>(end),
                              .partial = -1,
-                             .flags = fold_};
+                             .flags = fold_,
+                             .merge = -1};
   }
 
   void finish_view(const int32_t* worker_indptr) {

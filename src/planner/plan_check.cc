@@ -144,6 +144,7 @@ class Checker {
     if (item.kv_head < 0 || item.kv_head >= config_.num_kv_heads) fail("item ", i, ": kv_head is wrong");
     if (item.segment < 0 || item.segment >= plan_.num_segments) fail("item ", i, ": segment is wrong");
     if (((item.flags & kFold) != 0) != fixed()) fail("item ", i, ": kFold is wrong");
+    check_merge_of(i, item);
     if (item.kv_begin == item.kv_end) return;
     const SegmentLengths& segment = plan_.segments[item.segment];
     if (item.kv_row < 0 || item.kv_row >= segment.num_rows) {
@@ -157,6 +158,27 @@ class Checker {
       const int32_t split = config_.fixed_split_tokens;
       if (item.kv_begin / split != (item.kv_end - 1) / split) fail("item ", i, " spans two fixed splits");
       if (item.kv_begin % config_.tile.kv_tokens != 0) fail("item ", i, " does not begin at a tile");
+    }
+  }
+
+  /// Who finishes a result of a list knows the merge it goes to.
+  void check_merge_of(int32_t i, const WorkItem& item) {
+    const bool known = config_.tile.schedule == Schedule::kWorkerLists && !shares() && (item.flags & kFinish) != 0 &&
+                       item.partial >= 0;
+    if (!known) {
+      if (item.merge != -1) fail("item ", i, " names merge ", item.merge);
+      return;
+    }
+    if (item.merge < 0 || item.merge >= plan_.num_merges || item.merge >= plan_.num_workers) {
+      fail("item ", i, " names merge ", item.merge, " of ", plan_.num_merges);
+      return;
+    }
+    const MergeItem& merge = plan_.merges[item.merge];
+    const int32_t* const begin = plan_.merge_sources + merge.source_begin;
+    const int32_t* const end = plan_.merge_sources + merge.source_end;
+    if (std::count(begin, end, item.partial) != 1 || merge.row_begin != item.row_begin ||
+        merge.row_end != item.row_end || merge.kv_head != item.kv_head) {
+      fail("item ", i, " is no source of merge ", item.merge);
     }
   }
 

@@ -95,7 +95,7 @@ std::vector<int64_t> serialise(const PlanView& plan) {
   for (int32_t i = 0; i < plan.num_items; ++i) {
     const WorkItem& item = plan.items[i];
     all.insert(all.end(), {item.segment, item.kv_row, item.kv_head, item.request, item.row_begin, item.row_end,
-                           item.kv_begin, item.kv_end, item.partial, item.flags});
+                           item.kv_begin, item.kv_end, item.partial, item.flags, item.merge});
   }
   for (int32_t m = 0; m < plan.num_merges; ++m) {
     const MergeItem& merge = plan.merges[m];

@@ -72,6 +72,9 @@ struct WorkItem {
   /// plan the index of the item that comes next, else -1 (the next in the worker's list).
   int32_t partial;
   uint32_t flags;  ///< ItemFlags
+  /// Worker lists without shared segments: with kFinish and partial >= 0, the merge that takes all rows of the result,
+  /// which no other does, so that who finishes its last source can fold it. Numbers are below num_workers. Else -1.
+  int32_t merge;
 };
 
 /// Rows of one request whose result is folded from partial states, in order: those of shared segments in the order of

@@ -148,6 +148,33 @@ TEST_P(Graph, LayersBesideHostPlansAreReplayedWithLaterOnes) {
   }
 }
 
+/// Where batches may have shared segments, what is split is merged by a second kernel; elsewhere cuda-sm80 merges
+/// itself, in whichever thread block is the last. Same plans, same bits.
+TEST_P(Graph, MergesOfASecondKernelAreTheSame) {
+  ServingStep alone(level(), kernel());
+  ServingStep with_levels(level(), kernel(), 1);
+  PlanBuffer buffer = make_plan_buffer(alone.op());
+  PlanBuffer buffer_with_levels = make_plan_buffer(with_levels.op());
+  const TestStream stream;
+  std::mt19937 random(23);
+  int32_t merges = 0;
+  for (int i = 0; i < 40; ++i) {
+    const StepLengths lengths = ServingStep::random_lengths(random);
+    std::mt19937 same = random;
+    alone.set(lengths, random);
+    with_levels.set(lengths, same);
+    alone.clear_output();
+    with_levels.clear_output();
+    merges += summary(alone.enqueue(buffer, &lengths, stream.get())).num_merges;
+    with_levels.enqueue(buffer_with_levels, &lengths, stream.get());
+    stream.wait();
+    ASSERT_TRUE(alone.output() == with_levels.output()) << "step " << i;
+  }
+  if (level() == Determinism::kRunToRun) {
+    EXPECT_GT(merges, 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Levels, Graph,
                          testing::Combine(testing::Values(Determinism::kRunToRun, Determinism::kScheduleInvariant),
                                           testing::Values("cuda-sm80", "cuda-sm90-decode", "cuda-sm90")),

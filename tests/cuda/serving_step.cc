@@ -14,7 +14,7 @@ constexpr size_t kCacheElements =
 constexpr size_t kQElements = size_t{ServingStep::kTokens} * ServingStep::kQHeads * ServingStep::kHeadDim;
 constexpr size_t kKvElements = size_t{ServingStep::kTokens} * ServingStep::kKvHeads * ServingStep::kHeadDim;
 
-AttentionOp make_op(const Context& context, Determinism determinism, const std::string& kernel) {
+AttentionOp make_op(const Context& context, Determinism determinism, const std::string& kernel, int32_t shared_levels) {
   AttentionConfig config;
   config.num_q_heads = ServingStep::kQHeads;
   config.num_kv_heads = ServingStep::kKvHeads;
@@ -27,7 +27,7 @@ AttentionOp make_op(const Context& context, Determinism determinism, const std::
                                .max_tokens = ServingStep::kTokens,
                                .max_q_len = ServingStep::kMaxQLen,
                                .max_kv_len = ServingStep::kMaxKvLen,
-                               .max_shared_levels = 0};
+                               .max_shared_levels = shared_levels};
   return prepare(context, config, options);
 }
 
@@ -40,8 +40,8 @@ std::vector<uint16_t> random_bfloat16(size_t count, std::mt19937& random) {
 
 }  // namespace
 
-ServingStep::ServingStep(Determinism determinism, const std::string& kernel)
-    : op_(make_op(context_, determinism, kernel)),
+ServingStep::ServingStep(Determinism determinism, const std::string& kernel, int32_t shared_levels)
+    : op_(make_op(context_, determinism, kernel, shared_levels)),
       q_(kLayers * kQElements),
       new_k_(kLayers * kKvElements),
       new_v_(kLayers * kKvElements),

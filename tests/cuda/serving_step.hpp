@@ -32,8 +32,9 @@ class ServingStep {
   static constexpr int32_t kHeadDim = 64;
   static constexpr int32_t kLayers = 2;
 
-  /// `kernel`: forced; empty = whichever `prepare` picks.
-  explicit ServingStep(Determinism determinism = Determinism::kRunToRun, const std::string& kernel = "");
+  /// `kernel`: forced; empty = whichever `prepare` picks. `shared_levels`: of the op's bounds; steps have none.
+  explicit ServingStep(Determinism determinism = Determinism::kRunToRun, const std::string& kernel = "",
+                       int32_t shared_levels = 0);
 
   const AttentionOp& op() const { return op_; }
   /// Lengths within the bounds, with any number of requests and tokens.

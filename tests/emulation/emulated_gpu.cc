@@ -25,6 +25,7 @@ class EmulatedPlanMemory final : public GpuPlanMemory {
   void report() override {}
   const planner::PlanImageHeader* image() const override { return &header_; }
   uint32_t* claim_counters() const override { return counters_.get(); }
+  uint32_t* merge_counters() const override { return nullptr; }
 
  private:
   planner::PlannerConfig config_;

@@ -1,4 +1,4 @@
-"""Mistakes in plans whose items are claimed; see mutations.py."""
+"""Mistakes in plans whose items are claimed, and in the merges that items name; see mutations.py."""
 
 from mutations import PLANNER, plant
 
@@ -58,3 +58,12 @@ plant(rule, "shared-batches-divided", LINE, "if (divided || takes_all) {", "if (
 plant(rule, "shared-batches-by-length-at-fixed-splits", LINE, "fixed_splits_ ? config_.most_rows == INT32_MAX :", "")
 plant(rule, "device-takes-all-rows", PLANNER + "device/lengths.hpp",
       "if (rows < job.in.least_rows || rows > job.in.most_rows) return 0;", "")
+
+rule = "merges that items name"
+plant(rule, "parts-name-the-merge-before", PLANNER + "emit_work.cc",
+      "item.merge = static_cast<int32_t>(arrays_.merges.size());",
+      "item.merge = static_cast<int32_t>(arrays_.merges.size()) - 1;")
+plant(rule, "parts-of-shared-segments-name-merges", PLANNER + "emit_work.cc",
+      "if (chain_parts_ == nullptr) item.merge", "item.merge")
+plant(rule, "device-tails-name-the-merge-before", PLANNER + "device/emit.hpp",
+      "cut.tail_merge = before.merges + (work.head_ends ? 1 : 0);", "cut.tail_merge = before.merges;")

@@ -17,13 +17,12 @@ CudaPlanMemory::CudaPlanMemory(int32_t device, const planner::PlannerConfig& con
   const gpu::DeviceScope scope(device_);
   status_ = gpu::PinnedMemory(sizeof(planner::PlanStatus));
   new (status_.data()) planner::PlanStatus{};
-  if (config_.tile.schedule == planner::Schedule::kClaimed) {
-    counters_ = gpu::DeviceMemory(kernels::cuda::kClaimCounters * sizeof(uint32_t));
-    const gpu::OwnedStream stream;  // of its own: it waits for nobody's work
-    gpu::check(cudaMemsetAsync(counters_.data(), 0, counters_.size(), gpu::native(stream.get())),
-               "clearing a plan buffer's counters");
-    gpu::synchronize(stream.get());
-  }
+  counters_ = gpu::DeviceMemory(sizeof(uint32_t) *
+                                static_cast<size_t>(claims() ? kernels::cuda::kClaimCounters : config_.num_workers));
+  const gpu::OwnedStream stream;  // of its own: it waits for nobody's work
+  gpu::check(cudaMemsetAsync(counters_.data(), 0, counters_.size(), gpu::native(stream.get())),
+             "clearing a plan buffer's counters");
+  gpu::synchronize(stream.get());
   if (!config_.bounds) return;
   // All at once: later allocations could wait for a stream that is stalled.
   image_ = gpu::DeviceMemory(planner::plan_image_bytes(config_));
@@ -95,7 +94,11 @@ void CudaSideStream::join(Stream stream) {
 }
 
 uint32_t* CudaPlanMemory::claim_counters() const {
-  return static_cast<uint32_t*>(counters_.data());
+  return claims() ? static_cast<uint32_t*>(counters_.data()) : nullptr;
+}
+
+uint32_t* CudaPlanMemory::merge_counters() const {
+  return claims() ? nullptr : static_cast<uint32_t*>(counters_.data());
 }
 
 }  // namespace folio::inline v0::attention::cuda

@@ -19,6 +19,7 @@ class CudaPlanMemory final : public GpuPlanMemory {
   void report() override;
   const planner::PlanImageHeader* image() const override;
   uint32_t* claim_counters() const override;
+  uint32_t* merge_counters() const override;
 
  private:
   struct Stage {
@@ -26,6 +27,7 @@ class CudaPlanMemory final : public GpuPlanMemory {
     platform::cuda::Event copied;
   };
   void grow(size_t bytes);
+  bool claims() const { return config_.tile.schedule == planner::Schedule::kClaimed; }
 
   /// Plans in flight beside the one being made before `upload` waits.
   static constexpr size_t kStages = 4;

@@ -15,10 +15,10 @@ namespace folio::inline v0::kernels::cuda {
 /// Most segments of a batch on a GPU: they travel in the kernel's parameters.
 inline constexpr int32_t kMaxSegments = 8;
 
-/// Counters of launches that claim their items. They belong to the plan's buffer, whose plans and runs are all in one
-/// stream; they are made zero, and every launch leaves them so. The first two are the number of claims given out beyond
-/// the workers' first, and the number of thread blocks that have finished, whose last resets both; the others are the
-/// kernel's to use in the same way. Each lies in a line of its own.
+/// Counters of launches that claim their items; those of merges are like them. They belong to the plan's buffer, whose
+/// plans and runs are all in one stream; they are made zero, and every launch leaves them so. The first two are the
+/// number of claims given out beyond the workers' first, and the number of thread blocks that have finished, whose last
+/// resets both; the others are the kernel's to use in the same way. Each lies in a line of its own.
 inline constexpr int32_t kClaimCounterStride = 32;  ///< uint32_t
 inline constexpr int32_t kClaimCounters = 4 * kClaimCounterStride;
 
@@ -86,6 +86,9 @@ struct AttentionParams {
   float* partial_sum = nullptr;
   /// Schedule::kClaimed: [kClaimCounters], all zero when a launch begins; the launch leaves them so. Null with lists.
   uint32_t* claim_counters = nullptr;
+  /// Of a kernel that merges itself: [workers], all zero when a launch begins; the launch leaves them so, having folded
+  /// the results of items that name a merge (WorkItem::merge). Null: a second kernel is asked for (LaunchShape::merge).
+  uint32_t* merge_counters = nullptr;
 };
 
 /// What a launch needs besides the parameters.
@@ -94,7 +97,7 @@ struct LaunchShape {
   DType kv = DType::kUnset;
   DType ragged_kv = DType::kUnset;
   int32_t num_workers = 0;
-  bool merge = true;  ///< false: the host knows that nothing was split
+  bool merge = true;  ///< false: nothing was split, or the kernel merges itself
 };
 
 struct AttentionKernel {
@@ -119,6 +122,8 @@ struct AttentionKernel {
   int32_t least_claim_tokens = 256;
   /// ClaimOrder::kDearestFirst: bytes of K and V that stay in the L2 cache while row tiles read them; 0 is any number.
   int64_t section_bytes = 0;
+  /// Takes AttentionParams::merge_counters: the launch folds what it has split itself.
+  bool merges_itself = false;
   /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError).
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;
   /// A pair (decision 0032) launches nothing itself: requests whose packed rows fit one row tile of `few_rows` go to

@@ -245,7 +245,8 @@ FOLIO_HOST_DEVICE inline void emit_claimed_item(const Job& job, int32_t index) {
                       .kv_begin = static_cast<int32_t>(part.keys.begin),
                       .kv_end = static_cast<int32_t>(part.keys.end),
                       .partial = partial,
-                      .flags = (starts ? kStart : 0u) | (finishes ? kFinish : 0u) | (fixed ? kFold : 0u)};
+                      .flags = (starts ? kStart : 0u) | (finishes ? kFinish : 0u) | (fixed ? kFold : 0u),
+                      .merge = -1};
 }
 
 }  // namespace folio::inline v0::planner::device

@@ -127,6 +127,7 @@ FOLIO_HOST_DEVICE inline void emit_merges(const Job& job, int32_t worker, const 
   CutPlace& cut = job.scratch.places[worker];
   const WorkSums& before = cut.before;
   cut.tail_partial = before.partial_rows + work.head_parts * work.head_rows;
+  cut.tail_merge = before.merges + (work.head_ends ? 1 : 0);
   FOLIO_KEEP_LOOP
   for (int32_t part = 0; part < work.head_parts; ++part) {
     job.merge_sources[before.sources + part] = before.partial_rows + part * work.head_rows;
@@ -194,11 +195,14 @@ FOLIO_HOST_DEVICE inline void emit_item(const Job& job, int32_t index) {
   bool starts = first || in_chain == 0;
   bool finishes = last || in_chain + 1 == items_of_tile(job, chain.tile);
   int32_t partial = -1;
+  int32_t merge = -1;
   if (head && job.fixed_splits()) {
     starts = finishes = true;
     partial = cut.before.partial_rows + in_worker * tile.rows();
+    merge = cut.before.merges;
   } else if (finishes && (head || tail)) {
     partial = head ? cut.before.partial_rows : cut.tail_partial;
+    merge = head ? cut.before.merges : cut.tail_merge;
   }
   job.items[index] = {.segment = segment,
                       .kv_row = chain.request,
@@ -209,7 +213,8 @@ FOLIO_HOST_DEVICE inline void emit_item(const Job& job, int32_t index) {
                       .kv_begin = static_cast<int32_t>(keys.begin),
                       .kv_end = static_cast<int32_t>(keys.end),
                       .partial = partial,
-                      .flags = (starts ? kStart : 0u) | (finishes ? kFinish : 0u) | (job.fixed_splits() ? kFold : 0u)};
+                      .flags = (starts ? kStart : 0u) | (finishes ? kFinish : 0u) | (job.fixed_splits() ? kFold : 0u),
+                      .merge = merge};
 }
 
 }  // namespace folio::inline v0::planner::device

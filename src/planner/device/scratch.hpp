@@ -43,6 +43,7 @@ struct CutPlace {
   int32_t row_end;
   WorkSums before;       ///< of the earlier workers
   int32_t tail_partial;  ///< partial rows before those of the chain that the next worker continues
+  int32_t tail_merge;    ///< number of that chain's merge
   FOLIO_HOST_DEVICE bool inside() const { return chain_items >= 0; }
 };
 

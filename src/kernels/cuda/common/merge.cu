@@ -3,8 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "core/error.hpp"
-#include "kernels/cuda/common/nvfp4_row.cuh"
-#include "kernels/cuda/common/row_state.cuh"
+#include "kernels/cuda/common/merge_row.cuh"
 #include "ptx/grid_dependency.cuh"
 
 namespace folio::inline v0::kernels::cuda {
@@ -12,94 +11,6 @@ namespace {
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kWarps = kThreads / 32;
-constexpr int32_t kLaneDims = 4;           ///< neighbouring components of a lane
-constexpr int32_t kPart = 32 * kLaneDims;  ///< components of a warp; rows of up to four times as many
-/// Partial results whose values are read at once, for rows of so many parts: registers.
-template <int32_t Parts>
-constexpr int32_t kAheadOf = Parts > 2 ? 4 : 8;
-constexpr uint32_t kAll = 0xffffffffu;
-
-__device__ __forceinline__ float4 fold_four(const Fold& f, const float4& mine, const float4& other) {
-  return {fold(f, mine.x, other.x), fold(f, mine.y, other.y), fold(f, mine.z, other.z), fold(f, mine.w, other.w)};
-}
-
-/// Four components of a partial result; zeros beyond the row's end.
-__device__ __forceinline__ float4 load_four(const AttentionParams& params, int32_t partial, int32_t d, bool valid) {
-  if (!valid || d >= params.head_dim_v) return {0.0f, 0.0f, 0.0f, 0.0f};
-  return *reinterpret_cast<const float4*>(params.partial_acc + int64_t{partial} * params.head_dim_v + d);
-}
-
-/// A lane's share of the components from `d` on.
-__device__ __forceinline__ void write_part(const AttentionParams& params, int32_t token, int32_t q_head, int32_t d,
-                                           const float (&acc)[kLaneDims], const RowEnd& end) {
-  if (d >= params.head_dim_v) return;
-  if (params.out_dtype != DType::kFloat4E2M1x2) {
-#pragma unroll
-    for (int32_t i = 0; i < kLaneDims; ++i) {
-      if (d + i < params.head_dim_v) write_out(params, token, q_head, d + i, acc[i], end);
-    }
-    return;
-  }
-  float values[kLaneDims];
-#pragma unroll
-  for (int32_t i = 0; i < kLaneDims; ++i) values[i] = row_value(end, acc[i]);
-  store_nvfp4(params, token, q_head, d, values);
-}
-
-/// A row's partial results folded in their order by a warp. What is read does not wait for what is folded: maxima and
-/// sums of 32 are read by the lanes at once, values of kAhead.
-template <int32_t Parts>
-__device__ __forceinline__ void merge_row(const AttentionParams& params, const planner::PlanView& plan,
-                                          const planner::MergeItem& item, int32_t row, int32_t lane) {
-  constexpr int32_t kAhead = kAheadOf<Parts>;
-  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  const int32_t d = kLaneDims * lane;
-  float4 acc[Parts] = {};
-  float max = -INFINITY;
-  float sum = 0.0f;
-  for (int32_t first = item.source_begin; first < item.source_end; first += 32) {
-    const int32_t count = min(item.source_end - first, 32);
-    int32_t partial = 0;
-    float lane_max = 0.0f;
-    float lane_sum = 0.0f;
-    if (lane < count) {
-      partial = plan.merge_sources[first + lane] + row - item.row_begin;
-      lane_max = params.partial_max[partial];
-      lane_sum = params.partial_sum[partial];
-    }
-    for (int32_t s = 0; s < count; s += kAhead) {
-      float4 values[kAhead][Parts];
-#pragma unroll
-      for (int32_t i = 0; i < kAhead; ++i) {
-        const int32_t source = __shfl_sync(kAll, partial, (s + i) % 32);
-#pragma unroll
-        for (int32_t h = 0; h < Parts; ++h) {
-          values[i][h] = load_four(params, source, d + h * kPart, s + i < count);
-        }
-      }
-#pragma unroll
-      for (int32_t i = 0; i < kAhead; ++i) {
-        const float other_max = __shfl_sync(kAll, lane_max, (s + i) % 32);
-        const float other_sum = __shfl_sync(kAll, lane_sum, (s + i) % 32);
-        if (s + i >= count) break;
-        const Fold f = fold_factors(max, sum, other_max, other_sum);
-        sum = fold(f, sum, other_sum);
-        max = f.max;
-#pragma unroll
-        for (int32_t h = 0; h < Parts; ++h) acc[h] = fold_four(f, acc[h], values[i][h]);
-      }
-    }
-  }
-  const int32_t token = row / group_size;
-  const int32_t q_head = item.kv_head * group_size + row % group_size;
-  const RowEnd end = end_row(params, q_head, max, sum);
-#pragma unroll
-  for (int32_t h = 0; h < Parts; ++h) {
-    const float parts[kLaneDims] = {acc[h].x, acc[h].y, acc[h].z, acc[h].w};
-    write_part(params, token, q_head, d + h * kPart, parts, end);
-  }
-  if (lane == 0) write_lse(params, token, q_head, end);
-}
 
 /// A share of a row's partial results, at the share's largest maximum.
 template <int32_t Parts>
@@ -124,8 +35,8 @@ __device__ __forceinline__ float4 add_weighted(const float4& acc, float weight, 
 template <int32_t Parts>
 __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& params, const int32_t* sources,
                                                     int32_t count, int32_t offset, int32_t lane, bool& waited) {
-  constexpr int32_t kAhead = kAheadOf<Parts>;
-  const int32_t d = kLaneDims * lane;
+  constexpr int32_t kAhead = (Parts > 2 ? 4 : 8);
+  const int32_t d = kMergeLaneDims * lane;
   Share<Parts> share{};
   share.max = -INFINITY;
   for (int32_t first = 0; first < count; first += 32) {
@@ -144,14 +55,14 @@ __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& param
       float4 values[kAhead][Parts];
 #pragma unroll
       for (int32_t i = 0; i < kAhead; ++i) {
-        const int32_t source = __shfl_sync(kAll, partial, (s + i) % 32);
+        const int32_t source = __shfl_sync(kMergeLanes, partial, (s + i) % 32);
 #pragma unroll
-        for (int32_t h = 0; h < Parts; ++h) values[i][h] = load_four(params, source, d + h * kPart, s + i < n);
+        for (int32_t h = 0; h < Parts; ++h) values[i][h] = load_four(params, source, d + h * kMergePart, s + i < n);
       }
       if (s == 0) {
         float most = fmaxf(share.max, lane_max);
 #pragma unroll
-        for (int32_t step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(kAll, most, step));
+        for (int32_t step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(kMergeLanes, most, step));
         const float before = share.max == most ? 1.0f : exp2f(share.max - most);
         share.max = most;
         share.sum *= before;
@@ -161,8 +72,8 @@ __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& param
       }
 #pragma unroll
       for (int32_t i = 0; i < kAhead; ++i) {
-        const float factor = __shfl_sync(kAll, weight, (s + i) % 32);
-        const float other = __shfl_sync(kAll, lane_sum, (s + i) % 32);
+        const float factor = __shfl_sync(kMergeLanes, weight, (s + i) % 32);
+        const float other = __shfl_sync(kMergeLanes, lane_sum, (s + i) % 32);
         if (s + i >= n || factor < 0.0f) continue;
         share.sum = fmaf(other, factor, share.sum);
 #pragma unroll
@@ -175,7 +86,7 @@ __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& param
 
 /// Components of parts [first_part, last_part) of a row that is brought together.
 template <int32_t Parts>
-__device__ __forceinline__ void end_merged_row(const AttentionParams& params, const planner::MergeItem& item,
+__device__ __forceinline__ void end_weighed_row(const AttentionParams& params, const planner::MergeItem& item,
                                                int32_t row, int32_t lane, int32_t first_part, int32_t last_part,
                                                const Share<Parts>& share) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
@@ -185,8 +96,8 @@ __device__ __forceinline__ void end_merged_row(const AttentionParams& params, co
 #pragma unroll
   for (int32_t h = 0; h < Parts; ++h) {
     if (h < first_part || h >= last_part) continue;
-    const float parts[kLaneDims] = {share.acc[h].x, share.acc[h].y, share.acc[h].z, share.acc[h].w};
-    write_part(params, token, q_head, kLaneDims * lane + h * kPart, parts, end);
+    const float parts[kMergeLaneDims] = {share.acc[h].x, share.acc[h].y, share.acc[h].z, share.acc[h].w};
+    write_part(params, token, q_head, kMergeLaneDims * lane + h * kMergePart, parts, end);
   }
   if (lane == 0 && first_part == 0) write_lse(params, token, q_head, end);
 }
@@ -210,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(const __grid_constant__
     const int32_t* const sources = plan.merge_sources + item.source_begin;
     if (count <= kManyParts) {
       for (int32_t row = item.row_begin + blockIdx.y * kWarps + warp; row < item.row_end; row += gridDim.y * kWarps) {
-        end_merged_row<Parts>(params, item, row, lane, 0, Parts,
+        end_weighed_row<Parts>(params, item, row, lane, 0, Parts,
                               weigh_share<Parts>(params, sources, count, row - item.row_begin, lane, waited));
       }
       continue;
@@ -234,7 +145,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(const __grid_constant__
 #pragma unroll
           for (int32_t h = 0; h < Parts; ++h) all.acc[h] = add_weighted(all.acc[h], weight, other.acc[h]);
         }
-        end_merged_row<Parts>(params, item, row, lane, warp, warp + 1, all);
+        end_weighed_row<Parts>(params, item, row, lane, warp, warp + 1, all);
       }
       __syncthreads();
     }
@@ -251,20 +162,19 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   ptx::wait_for_kernels_before();              // by all: a graph's next kernel waits for this one alone
   for (int32_t m = blockIdx.x; m < num_merges; m += gridDim.x) {
     const planner::MergeItem item = plan.merges[m];
-    for (int32_t row = item.row_begin + static_cast<int32_t>(threadIdx.x) / 32; row < item.row_end; row += kWarps) {
-      merge_row<Parts>(params, plan, item, row, lane);
-    }
+    merge_item<Parts>(params, plan, item, static_cast<int32_t>(threadIdx.x) / 32, kWarps, lane);
   }
 }
 
 }  // namespace
 
 void launch_merge(const AttentionParams& params, int32_t num_workers, Stream stream, bool overlaps) {
-  // Above kRunToRun a row's bits are those that a worker would have who computed its items one after the other.
-  const bool folds = params.determinism > Determinism::kRunToRun;
+  // Above kRunToRun a row's bits are those that a worker would have who computed its items one after the other; with
+  // lists they are those that a kernel gives that merges itself.
+  const bool folds = params.determinism > Determinism::kRunToRun || params.claim_counters == nullptr;
   auto* kernel = folds ? merge_kernel<1> : weigh_kernel<1>;
-  if (params.head_dim_v > kPart) kernel = folds ? merge_kernel<2> : weigh_kernel<2>;
-  if (params.head_dim_v > 2 * kPart) kernel = folds ? merge_kernel<4> : weigh_kernel<4>;
+  if (params.head_dim_v > kMergePart) kernel = folds ? merge_kernel<2> : weigh_kernel<2>;
+  if (params.head_dim_v > 2 * kMergePart) kernel = folds ? merge_kernel<4> : weigh_kernel<4>;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/sm80/attention/launch.hpp"
+#include "kernels/cuda/sm80/attention/merge_last.cuh"
 #include "kernels/cuda/sm80/attention/narrow.cuh"
 
 /// The kernel: a thread block takes one work list of the plan, item by item, each in the way that its rows ask for.
@@ -66,7 +67,9 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
     }
     __syncthreads();
     finish_rows<DimV>(params, rows, results, goes_narrow ? kWarps : 1, running);
+    const int32_t merge = context.item.merge;
     __syncthreads();
+    if (merge >= 0 && params.merge_counters != nullptr) merge_if_last<DimV>(params, merge);
   }
 }
 

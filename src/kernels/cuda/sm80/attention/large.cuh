@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/sm80/attention/merge_last.cuh"
 #include "kernels/cuda/sm80/attention/wide.cuh"
 
 /// Head dimensions above 256, as of values that lie inside keys (576/512: latent attention). All warps share the rows
@@ -250,7 +251,9 @@ __device__ __forceinline__ void run_large_block(const AttentionParams& params, u
     LargeWay<T, kLargeRows>(params, rows.context, rows, shared, scores).run(results);
     __syncthreads();
     finish_rows<kLargeDims.v>(params, rows, results, 1, running);
+    const int32_t merge = rows.context.item.merge;
     __syncthreads();
+    if (merge >= 0 && params.merge_counters != nullptr) merge_if_last<kLargeDims.v>(params, merge);
   }
 }
 

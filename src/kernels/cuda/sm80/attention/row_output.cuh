@@ -155,6 +155,45 @@ __device__ __forceinline__ float4 times(const float4& value, float factor) {
           __fmul_rn(value.w, factor)};
 }
 
+/// Rows of one state whose chain is this item alone, to an output of 16 bits: what most rows of a prefill are. As
+/// finish_rows would write them, but several at once. `d` is the thread's first component.
+template <int32_t DimV, int32_t Rows>
+__device__ __forceinline__ void write_whole_rows(const AttentionParams& params, const RowInfo<Rows>& rows,
+                                                 const float* results, int32_t first_row, int32_t d) {
+  constexpr int32_t kStride = result_stride({DimV, DimV});
+  constexpr int32_t kRowStep = kThreads / (DimV / 4);
+  constexpr int32_t kAtOnce = 4;
+  static_assert(Rows % (kAtOnce * kRowStep) == 0);
+  const int32_t num_rows = rows.context.num_rows;
+  const bool is_half = params.out_dtype == DType::kFloat16;
+  auto* const out = static_cast<uint16_t*>(params.out) + d;
+#pragma unroll 1
+  for (int32_t row = first_row; row < num_rows; row += kAtOnce * kRowStep) {
+    float4 value[kAtOnce];
+    int64_t at[kAtOnce];
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      const int32_t r = row + i * kRowStep;  // rows behind the item's last have places too
+      const RowEnding ending = rows.ending[r];
+      const float4 part = *reinterpret_cast<const float4*>(results + r * kStride + d);
+      const float here = rows.result.top[r];
+      value[i] = times(times(part, here), ending.scale);
+      if (here < 0.0f || ending.factor < 0.0f) value[i] = {};
+      value[i] = {value[i].x * ending.factor + 0.0f, value[i].y * ending.factor + 0.0f,
+                  value[i].z * ending.factor + 0.0f, value[i].w * ending.factor + 0.0f};
+      at[i] = ending.at;
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      if (row + i * kRowStep >= num_rows) break;
+      const float4& v = value[i];
+      auto* const to = reinterpret_cast<uint32_t*>(out + at[i]);
+      to[0] = is_half ? ptx::pack_two<__half>(v.x, v.y) : ptx::pack_two<__nv_bfloat16>(v.x, v.y);
+      to[1] = is_half ? ptx::pack_two<__half>(v.z, v.w) : ptx::pack_two<__nv_bfloat16>(v.z, v.w);
+    }
+  }
+}
+
 /// The end of an item whose results are there: see end_state. Then values are joined, folded and written; a thread has
 /// four neighbouring components of every kRowStep-th row. Passes a barrier.
 template <int32_t DimV, int32_t Rows, int32_t Places>
@@ -174,6 +213,11 @@ __device__ __forceinline__ void finish_rows(const AttentionParams& params, RowIn
   const bool ends = (item.flags & planner::kFinish) != 0;
   const int32_t d = 4 * (thread % kQuads);
   if (d >= params.head_dim_v) return;
+  const bool is_16_bit = params.out_dtype == DType::kFloat16 || params.out_dtype == DType::kBFloat16;
+  if (num_states == 1 && !folds && ends && item.partial < 0 && is_16_bit && params.out_pairs) {
+    write_whole_rows<DimV>(params, rows, results, thread / kQuads, d);
+    return;
+  }
   int32_t place = 0;
 #pragma unroll 2
   for (int32_t row = thread / kQuads; row < context.num_rows; row += kRowStep, ++place) {

@@ -57,6 +57,7 @@ const AttentionKernel kSm80Kernel{.name = "cuda-sm80",
                                   .row_cost = 1,
                                   .start_row_cost = 9,
                                   .start_free_rows = kNarrowRows,
+                                  .merges_itself = true,
                                   .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

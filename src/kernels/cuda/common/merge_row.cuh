@@ -1,0 +1,169 @@
+#pragma once
+
+#include "kernels/cuda/common/nvfp4_row.cuh"
+#include "kernels/cuda/common/row_state.cuh"
+
+/// How a warp folds the partial results of a row, wherever that happens: in a kernel of its own, or where the last of
+/// them was finished. Same bits in both. Partial results are read past the first-level cache, as other multiprocessors
+/// may have written them while this kernel ran.
+namespace folio::inline v0::kernels::cuda {
+
+constexpr int32_t kMergeLaneDims = 4;                ///< neighbouring components of a lane
+constexpr int32_t kMergePart = 32 * kMergeLaneDims;  ///< components of a warp; rows of up to four times as many
+/// Partial results whose values are read at once, for rows of so many parts: registers.
+template <int32_t Parts>
+constexpr int32_t kMergeAhead = 16 / Parts;
+constexpr uint32_t kMergeLanes = 0xffffffffu;
+
+__device__ __forceinline__ float4 fold_four(const Fold& f, const float4& mine, const float4& other) {
+  return {fold(f, mine.x, other.x), fold(f, mine.y, other.y), fold(f, mine.z, other.z), fold(f, mine.w, other.w)};
+}
+
+/// Four components of a partial result; zeros beyond the row's end.
+__device__ __forceinline__ float4 load_four(const AttentionParams& params, int32_t partial, int32_t d, bool valid) {
+  if (!valid || d >= params.head_dim_v) return {0.0f, 0.0f, 0.0f, 0.0f};
+  return __ldcg(reinterpret_cast<const float4*>(params.partial_acc + int64_t{partial} * params.head_dim_v + d));
+}
+
+/// A lane's share of the components from `d` on.
+__device__ __forceinline__ void write_part(const AttentionParams& params, int32_t token, int32_t q_head, int32_t d,
+                                           const float (&acc)[kMergeLaneDims], const RowEnd& end) {
+  if (d >= params.head_dim_v) return;
+  if (params.out_dtype != DType::kFloat4E2M1x2) {
+#pragma unroll
+    for (int32_t i = 0; i < kMergeLaneDims; ++i) {
+      if (d + i < params.head_dim_v) write_out(params, token, q_head, d + i, acc[i], end);
+    }
+    return;
+  }
+  float values[kMergeLaneDims];
+#pragma unroll
+  for (int32_t i = 0; i < kMergeLaneDims; ++i) values[i] = row_value(end, acc[i]);
+  store_nvfp4(params, token, q_head, d, values);
+}
+
+/// The end of a row whose partial results are folded.
+template <int32_t Parts>
+__device__ __forceinline__ void end_merged_row(const AttentionParams& params, const planner::MergeItem& item,
+                                               int32_t row, int32_t lane, float max, float sum,
+                                               const float4 (&acc)[Parts]) {
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+  const int32_t token = row / group_size;
+  const int32_t q_head = item.kv_head * group_size + row % group_size;
+  const RowEnd end = end_row(params, q_head, max, sum);
+#pragma unroll
+  for (int32_t h = 0; h < Parts; ++h) {
+    const float parts[kMergeLaneDims] = {acc[h].x, acc[h].y, acc[h].z, acc[h].w};
+    write_part(params, token, q_head, kMergeLaneDims * lane + h * kMergePart, parts, end);
+  }
+  if (lane == 0) write_lse(params, token, q_head, end);
+}
+
+/// A row's partial results folded in their order by a warp. What is read does not wait for what is folded: maxima and
+/// sums of 32 are read by the lanes at once, values of kAhead.
+template <int32_t Parts>
+__device__ __forceinline__ void merge_row(const AttentionParams& params, const planner::PlanView& plan,
+                                          const planner::MergeItem& item, int32_t row, int32_t lane) {
+  constexpr int32_t kAhead = kMergeAhead<Parts>;
+  const int32_t d = kMergeLaneDims * lane;
+  float4 acc[Parts] = {};
+  float max = -INFINITY;
+  float sum = 0.0f;
+  for (int32_t first = item.source_begin; first < item.source_end; first += 32) {
+    const int32_t count = min(item.source_end - first, 32);
+    int32_t partial = 0;
+    float lane_max = 0.0f;
+    float lane_sum = 0.0f;
+    if (lane < count) {
+      partial = plan.merge_sources[first + lane] + row - item.row_begin;
+      lane_max = __ldcg(params.partial_max + partial);
+      lane_sum = __ldcg(params.partial_sum + partial);
+    }
+    for (int32_t s = 0; s < count; s += kAhead) {
+      float4 values[kAhead][Parts];
+#pragma unroll
+      for (int32_t i = 0; i < kAhead; ++i) {
+        const int32_t source = __shfl_sync(kMergeLanes, partial, (s + i) % 32);
+#pragma unroll
+        for (int32_t h = 0; h < Parts; ++h) {
+          values[i][h] = load_four(params, source, d + h * kMergePart, s + i < count);
+        }
+      }
+#pragma unroll
+      for (int32_t i = 0; i < kAhead; ++i) {
+        const float other_max = __shfl_sync(kMergeLanes, lane_max, (s + i) % 32);
+        const float other_sum = __shfl_sync(kMergeLanes, lane_sum, (s + i) % 32);
+        if (s + i >= count) break;
+        const Fold f = fold_factors(max, sum, other_max, other_sum);
+        sum = fold(f, sum, other_sum);
+        max = f.max;
+#pragma unroll
+        for (int32_t h = 0; h < Parts; ++h) acc[h] = fold_four(f, acc[h], values[i][h]);
+      }
+    }
+  }
+  end_merged_row(params, item, row, lane, max, sum, acc);
+}
+
+/// The same of several rows, `row` and those each `step` further, at once: for merges of many rows, whose sources are
+/// few. Same bits, as each row's are folded in the same order.
+template <int32_t Parts>
+__device__ __forceinline__ void merge_rows(const AttentionParams& params, const planner::PlanView& plan,
+                                           const planner::MergeItem& item, int32_t row, int32_t step, int32_t lane) {
+  constexpr int32_t kRows = 4 / Parts;
+  const int32_t d = kMergeLaneDims * lane;
+  float4 acc[kRows][Parts] = {};
+  float max[kRows];
+  float sum[kRows];
+#pragma unroll
+  for (int32_t i = 0; i < kRows; ++i) {
+    max[i] = -INFINITY;
+    sum[i] = 0.0f;
+  }
+#pragma unroll 2
+  for (int32_t s = item.source_begin; s < item.source_end; ++s) {
+    const int32_t source = plan.merge_sources[s] - item.row_begin;
+    float4 values[kRows][Parts];
+    float other_max[kRows];
+    float other_sum[kRows];
+#pragma unroll
+    for (int32_t i = 0; i < kRows; ++i) {
+      const int32_t r = min(row + i * step, item.row_end - 1);
+      other_max[i] = __ldcg(params.partial_max + source + r);
+      other_sum[i] = __ldcg(params.partial_sum + source + r);
+#pragma unroll
+      for (int32_t h = 0; h < Parts; ++h) values[i][h] = load_four(params, source + r, d + h * kMergePart, true);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kRows; ++i) {
+      const Fold f = fold_factors(max[i], sum[i], other_max[i], other_sum[i]);
+      sum[i] = fold(f, sum[i], other_sum[i]);
+      max[i] = f.max;
+#pragma unroll
+      for (int32_t h = 0; h < Parts; ++h) acc[i][h] = fold_four(f, acc[i][h], values[i][h]);
+    }
+  }
+#pragma unroll
+  for (int32_t i = 0; i < kRows; ++i) {
+    if (row + i * step < item.row_end) end_merged_row(params, item, row + i * step, lane, max[i], sum[i], acc[i]);
+  }
+}
+
+/// A merge by `warps` warps, of which this is number `warp`.
+template <int32_t Parts>
+__device__ __forceinline__ void merge_item(const AttentionParams& params, const planner::PlanView& plan,
+                                           const planner::MergeItem& item, int32_t warp, int32_t warps, int32_t lane) {
+  constexpr int32_t kRows = 4 / Parts;
+  constexpr int32_t kManyRows = 32;
+  if (item.row_end - item.row_begin < kManyRows) {
+    for (int32_t row = item.row_begin + warp; row < item.row_end; row += warps) {
+      merge_row<Parts>(params, plan, item, row, lane);
+    }
+    return;
+  }
+  for (int32_t row = item.row_begin + warp; row < item.row_end; row += kRows * warps) {
+    merge_rows<Parts>(params, plan, item, row, warps, lane);
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cuda
