@@ -85,12 +85,16 @@ FOLIO_HOST_DEVICE constexpr bool ends_evenly(const ClaimLine& line, const Waves&
   return end <= line.share(0) + line.share(0) / 8;
 }
 
+/// Of the sizes of claim_rule.hpp, those up to an eighth more than a worker's share.
+inline constexpr int32_t kDearTrials = 3;
+static_assert(kDearTrials <= kPieceTrials);
+
 /// The rule for a line of the dearest first: nothing is cut if that ends evenly; else one equal piece a worker, if that
 /// can be had; else whole what is no dearer than a worker's share of what is left, and less at the end.
 FOLIO_HOST_DEVICE constexpr ClaimRule dearest_first_rule(const ClaimLine& line, const Waves& waves,
                                                          const TrialPieces& trials) {
   if (line.num_workers == 1 || ends_evenly(line, waves)) return one_round(line, line.total);
-  for (int32_t i = 0; i < kPieceTrials; ++i) {
+  for (int32_t i = 0; i < kDearTrials; ++i) {
     if (int64_t{trials.of[i]} * line.num_kv_heads <= line.num_workers) return piece_trial(line, i);
   }
   constexpr int32_t kRounds = 4;
