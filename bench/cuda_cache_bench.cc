@@ -407,16 +407,18 @@ void measure(std::vector<std::string> wanted) {
     const Arena arena(pages);
     bench_moves(reporter, context, pages, arena);
     bench_combines(reporter, context, arena, pages.tokens());
-    bench_rank_combines(reporter, pages.tokens());
+    bench_rank_combines(reporter, std::min<int64_t>(pages.tokens(), 64000));
     bench_quantisation(reporter, context, arena, pages.tokens());
     bench_tables(reporter, context, pages, arena);
   }
-  const Pages many(2048, 8192);  // for lists beyond 64 MiB
-  const Pages small_pages(2048, 4352, 1);
+  // Lists beyond 64 MiB.
   const Pages few(64, 2048);
   const Arena arena(few);
-  std::printf("lists: 2,048 rows of 8,192 tokens\n");
-  bench_tables(reporter, context, many, arena);
+  for (const int32_t rows : {2048, 4096}) {
+    std::printf("lists: %d rows of 8,192 tokens\n", rows);
+    bench_tables(reporter, context, Pages(rows, 8192), arena);
+  }
+  const Pages small_pages(2048, 4352, 1);
   std::printf("lists: 2,048 rows of 4,352 pages of one token\n");
   bench_tables(reporter, context, small_pages, arena);
   check(cudaStreamDestroy(stream));

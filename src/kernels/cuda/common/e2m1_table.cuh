@@ -53,34 +53,48 @@ __device__ inline void fill_row(E2m1Table& table, int32_t row, float global_scal
   table.limits[row][1] = make_uint4(limits[4], limits[5], limits[6], limits[7]);
 }
 
-/// The sign of each half of a word, in all bits of that half.
-__device__ inline uint32_t half_signs(uint32_t word) {
-  uint32_t signs;
-  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(signs) : "r"(word));
-  return signs;
-}
 __device__ inline uint32_t select_bits(uint32_t mask, uint32_t set, uint32_t clear) {
   return (mask & set) | (~mask & clear);
 }
 
+/// All bits of each half in which a magnitude, of a value that is no NaN, reaches its limit.
+template <bool kBfloat>
+__device__ inline uint32_t reaches(uint32_t pair, uint32_t limits) {
+  uint32_t mask;
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kBfloat) {
+    asm("{.reg .b32 magnitudes; abs.bf16x2 magnitudes, %1; set.ge.u32.bf16x2 %0, magnitudes, %2;}"
+        : "=r"(mask)
+        : "r"(pair), "r"(limits));
+  } else {
+    asm("{.reg .b32 magnitudes; abs.f16x2 magnitudes, %1; set.ge.u32.f16x2 %0, magnitudes, %2;}"
+        : "=r"(mask)
+        : "r"(pair), "r"(limits));
+  }
+#else
+  // With its sign set each half is above any limit, so that no difference borrows from the other half, and its sign
+  // says whether the limit is reached.
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"((pair | 0x80008000u) - limits));
+#endif
+  return mask;
+}
+
 /// The codes of two values in the upper four bits of both halves; the bits below are undefined. `low` and `high` are a
 /// row of the table.
+template <bool kBfloat>
 __device__ inline uint32_t e2m1_pair(uint32_t pair, const uint4& low, const uint4& high) {
-  // With its sign set each half is above any limit, so that no difference borrows from the other half, and its sign
-  // says whether the magnitude reaches the limit.
-  const uint32_t magnitudes = pair | 0x80008000u;
-  const uint32_t four = half_signs(magnitudes - high.x);
-  const uint32_t two = half_signs(magnitudes - select_bits(four, high.z, low.z));
+  const uint32_t four = reaches<kBfloat>(pair, high.x);
+  const uint32_t two = reaches<kBfloat>(pair, select_bits(four, high.z, low.z));
   const uint32_t limit = select_bits(two, select_bits(four, high.w, low.w), select_bits(four, high.y, low.y));
-  const uint32_t one = (magnitudes - limit) >> 3;
-  const uint32_t upper = select_bits(0x40004000u, four, two);
-  return select_bits(0x80008000u, pair, select_bits(0x60006000u, upper, one));
+  const uint32_t one = reaches<kBfloat>(pair, limit);
+  return select_bits(0x80008000u, pair, select_bits(0x40004000u, four, select_bits(0x20002000u, two, one)));
 }
 
 /// Four words of two values each: their eight codes.
+template <bool kBfloat>
 __device__ inline uint32_t e2m1_codes(const uint4& pairs, const uint4& low, const uint4& high) {
-  const uint32_t first = __byte_perm(e2m1_pair(pairs.x, low, high), e2m1_pair(pairs.y, low, high), 0x7531);
-  const uint32_t second = __byte_perm(e2m1_pair(pairs.z, low, high), e2m1_pair(pairs.w, low, high), 0x7531);
+  const uint32_t first = __byte_perm(e2m1_pair<kBfloat>(pairs.x, low, high), e2m1_pair<kBfloat>(pairs.y, low, high), 0x7531);
+  const uint32_t second = __byte_perm(e2m1_pair<kBfloat>(pairs.z, low, high), e2m1_pair<kBfloat>(pairs.w, low, high), 0x7531);
   const uint32_t even = __byte_perm(first, second, 0x6420);
   const uint32_t odd = __byte_perm(first, second, 0x7531);
   return select_bits(0x0f0f0f0fu, even >> 4, odd);

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 5) narrow_nvfp4_kernel(const __grid_
       *places[u].scale = stored;
       const uint4 low = table.limits[stored][0];
       const uint4 high = table.limits[stored][1];
-      uint2 codes = make_uint2(e2m1_codes(pairs[u][0], low, high), e2m1_codes(pairs[u][1], low, high));
+      uint2 codes = make_uint2(e2m1_codes<kBfloat>(pairs[u][0], low, high), e2m1_codes<kBfloat>(pairs[u][1], low, high));
       if (stored == 0) codes = make_uint2(0, 0);
       if (stored == 0x7f) codes = make_uint2(0x77777777u, 0x77777777u);
       *reinterpret_cast<uint2*>(params.codes.data + places[u].codes) = codes;

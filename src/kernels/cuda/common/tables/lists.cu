@@ -10,7 +10,7 @@ namespace {
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kSumThreads = 512;
-constexpr int64_t kEntriesPerBlock = 8192;
+constexpr int64_t kEntriesPerBlock = 4096;
 constexpr int32_t kMaxRows = 65535;  // of a grid
 
 __device__ void report(int32_t* status) {
