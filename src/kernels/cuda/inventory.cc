@@ -10,9 +10,8 @@ namespace folio::inline v0::kernels::cuda {
 
 std::span<const AttentionKernel* const> attention_kernels() {
   // The kernels of Hopper come last, to be asked for by name, until they have been measured.
-  static constexpr std::array<const AttentionKernel*, 4> kAll{&sm80::kSm80Kernel, &plain::kPlainKernel,
-                                                              &sm90::kSm90DecodeKernel,
-                                                              &sm90::prefill::kSm90PrefillKernel};
+  static constexpr std::array<const AttentionKernel*, 4> kAll{
+      &sm80::kSm80Kernel, &plain::kPlainKernel, &sm90::kSm90DecodeKernel, &sm90::prefill::kSm90PrefillKernel};
   return kAll;
 }
 

@@ -50,12 +50,12 @@ class Loader {
   /// Index of the item after `item`: of the same accumulation, or the next claim's; -1: none. By one thread.
   __device__ __forceinline__ int32_t next_of(const planner::PlanView& plan, const planner::WorkItem& item) const {
     if ((item.flags & planner::kFinish) == 0) return item.partial;
-    const uint32_t claim =
-        static_cast<uint32_t>(plan.num_workers) + atomicAdd(params_.attention.claim_counters, 1u);
+    const uint32_t claim = static_cast<uint32_t>(plan.num_workers) + atomicAdd(params_.attention.claim_counters, 1u);
     return claim < static_cast<uint32_t>(plan.num_claims) ? static_cast<int32_t>(claim) : -1;
   }
 
-  __device__ __forceinline__ void load_item(const planner::PlanView& plan, const planner::WorkItem& item, int32_t slot) {
+  __device__ __forceinline__ void load_item(const planner::PlanView& plan, const planner::WorkItem& item,
+                                            int32_t slot) {
     const AttentionParams& params = params_.attention;
     const bool has_keys = item.kv_begin < item.kv_end;
     const bool custom =
@@ -95,10 +95,10 @@ class Loader {
     const Tiles tiles{first_tile + num_tiles - 1, num_tiles, sight, custom};
     const SegmentParams& segment = params.segments[item.segment];
     const int32_t* const pages =
-        !segment.paged ? nullptr
-                       : segment.indices + (segment.indptr != nullptr
-                                                ? int64_t{segment.indptr[item.kv_row]}
-                                                : item.kv_row * segment.row_stride + segment.first_column);
+        !segment.paged
+            ? nullptr
+            : segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
+                                                           : item.kv_row * segment.row_stride + segment.first_column);
     if (copy.box == 0) {
       load_by_threads(tiles, segment, copy, pages, item);
     } else if (boxes_per_warp(copy.box) == 1) {
@@ -180,14 +180,12 @@ class Loader {
   /// The queries of a warp's rows, of which each lane knows where its own begin; zeros for rows that the item has not.
   __device__ __forceinline__ void copy_queries(int64_t query, int32_t slot) const {
     constexpr int32_t kPieces = DimQk / kPiece;
-    const uint32_t to =
-        memory_ + static_cast<uint32_t>(kLayout.queries + slot * kMathGroups * query_bytes(DimQk));
+    const uint32_t to = memory_ + static_cast<uint32_t>(kLayout.queries + slot * kMathGroups * query_bytes(DimQk));
     const AttentionParams& params = params_.attention;
 #pragma unroll 2
     for (int32_t i = lane_; i < 32 * kPieces; i += 32) {
       const int64_t at = __shfl_sync(kAllLanes, query, i / kPieces);
-      const uint32_t target =
-          to + static_cast<uint32_t>(query_offset(DimQk, 32 * warp_ + i / kPieces, i % kPieces));
+      const uint32_t target = to + static_cast<uint32_t>(query_offset(DimQk, 32 * warp_ + i / kPieces, i % kPieces));
       const int64_t from = at < 0 ? 0 : at + i % kPieces * kPiece;
       if (params.q_wide) {
         ptx::copy_16_async(target, static_cast<const T*>(params.q) + from, at >= 0);

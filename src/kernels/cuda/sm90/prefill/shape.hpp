@@ -47,11 +47,10 @@ FOLIO_HOST_DEVICE constexpr int32_t eight_bytes(int32_t dim) {
 /// From 64 components of a warpgroup's queries to the next 64.
 constexpr int32_t kQueryHalfBytes = 128 * kGroupRows;
 
-/// Byte offset of 16-byte piece `piece` of token `token` in a tile: eight tokens' first 64 components, their next 64, ...,
-/// then the next eight tokens; within 128 bytes pieces change places by the token's number.
+/// Byte offset of 16-byte piece `piece` of token `token` in a tile: eight tokens' first 64 components, their next 64,
+/// ..., then the next eight tokens; within 128 bytes pieces change places by the token's number.
 FOLIO_HOST_DEVICE constexpr int32_t tile_offset(int32_t dim, int32_t token, int32_t piece) {
-  return token / kEight * eight_bytes(dim) + piece / 8 * kHalfBytes + token % kEight * 128 +
-         ((piece ^ token) & 7) * 16;
+  return token / kEight * eight_bytes(dim) + piece / 8 * kHalfBytes + token % kEight * 128 + ((piece ^ token) & 7) * 16;
 }
 /// The same of a row's queries: a warpgroup's rows' first 64 components, then their next 64.
 FOLIO_HOST_DEVICE constexpr int32_t query_offset(int32_t dim, int32_t row, int32_t piece) {
