@@ -129,6 +129,9 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
     state.planner.start_cost = chosen.gpu->start_cost;
     state.planner.start_row_cost = chosen.gpu->start_row_cost;
     state.planner.start_free_rows = chosen.gpu->start_free_rows;
+    state.planner.least_claim_tokens = chosen.gpu->least_claim_tokens;
+    state.planner.section_tokens =
+        chosen.gpu->section_bytes / (int64_t{resolved.head_dim_qk + resolved.head_dim_v} * size_of(resolved.kv));
   } else {
     state.kernel = chosen.cpu;
     state.planner = planner_config(resolved, *chosen.cpu, options, num_workers);

@@ -85,6 +85,13 @@ void check_config(const PlannerConfig& config) {
   }
   if (config.least_claim_tokens < 1)
     refuse("least_claim_tokens is ", config.least_claim_tokens, "; 1 or more is offered");
+  if (config.section_tokens < 0) refuse("section_tokens is ", config.section_tokens, "; 0 or more is offered");
+  const bool dearest_first = config.tile.order == ClaimOrder::kDearestFirst;
+  if ((config.tile.order != ClaimOrder::kAsGiven && !dearest_first) ||
+      (dearest_first && config.tile.schedule != Schedule::kClaimed)) {
+    refuse("the tile's order is ", static_cast<int32_t>(config.tile.order),
+           "; kAsGiven is offered, and kDearestFirst with kClaimed");
+  }
   if (config.tile.schedule != Schedule::kWorkerLists && config.tile.schedule != Schedule::kClaimed) {
     refuse("the tile's schedule is ", static_cast<int32_t>(config.tile.schedule),
            "; kWorkerLists and kClaimed are offered");

@@ -27,7 +27,8 @@ inline constexpr int32_t kMostClaimRounds = 7;
 struct ClaimRule {
   ClaimRound rounds[kMostClaimRounds];
   int32_t num_rounds = 0;
-  int64_t least_tiles = 1;  ///< KV tiles of a piece at least, unless there are no more
+  int64_t least_tiles = 1;     ///< KV tiles of a piece at least, unless there are no more
+  int32_t heads_together = 1;  ///< KV heads whose claims of the same keys are neighbours
 };
 
 /// What the rule depends on.

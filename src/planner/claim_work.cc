@@ -7,6 +7,7 @@
 #include "planner/claim_parts.hpp"
 #include "planner/cut_line.hpp"
 #include "planner/merge_shared.hpp"
+#include "planner/order_claims.hpp"
 
 namespace folio::inline v0::planner {
 namespace {
@@ -19,6 +20,7 @@ class Claimer {
       : config_(config),
         arrays_(arrays),
         heads_(config.num_kv_heads),
+        order_(config.tile.order),
         fixed_splits_(config.determinism >= Determinism::kBatchInvariant),
         line_{.total = totals.line.total / config.num_kv_heads,
               .num_kv_heads = config.num_kv_heads,
@@ -31,7 +33,7 @@ class Claimer {
     arrays_.merge_sources.clear();
     arrays_.parts.clear();
     if (arrays_.shared.size() > 0) arrays_.chain_parts.resize(num_chains);
-    rule_ = claim_rule(line_, is_short(line_) ? try_pieces() : TrialPieces{});
+    choose_rule();
     count();
     const int64_t num_items = heads_ * (claims_ + followers_);
     if (num_items > kMost || heads_ * partial_rows_ > kMost) {
@@ -40,15 +42,13 @@ class Claimer {
     }
     items_ = arrays_.items.resize(num_items);
     next_follower_ = heads_ * claims_;
-    claims_ = partial_rows_ = 0;
-    for (int64_t b = 0; b < arrays_.blocks.size(); ++b) {
-      const Block& block = arrays_.blocks[b];
-      for (int32_t t = block.tile_begin; t < block.tile_end; ++t) emit(block, t);
-    }
+    all_claims_ = claims_;
+    claims_ = partial_rows_ = line_begin_ = 0;
+    for_each_claimed_tile(arrays_, order_, [this](const Block& block, int32_t t) { emit(block, t); });
     if (arrays_.shared.size() > 0) merge_shared(config_, arrays_);
     PlanView& view = arrays_.view;
     view.num_items = static_cast<int32_t>(num_items);
-    view.num_claims = static_cast<int32_t>(heads_ * claims_);
+    view.num_claims = static_cast<int32_t>(heads_ * all_claims_);
     view.num_merges = static_cast<int32_t>(arrays_.merges.size());
     view.num_partial_rows = static_cast<int32_t>(heads_ * partial_rows_);
     view.items = items_;
@@ -65,8 +65,9 @@ class Claimer {
     };
   }
 
-  ClaimChain chain_of(const Block& block, const RowTile& tile) const {
-    return {.begin = block.line_begin / heads_ + tile.line_offset,
+  /// Of the row tile that comes next in the line.
+  ClaimChain chain_of(const RowTile& tile) const {
+    return {.begin = line_begin_,
             .kv_tiles = tile.num_kv_tiles,
             .tile_cost = tile.kv_tile_cost,
             .kv_tokens = config_.tile.kv_tokens,
@@ -83,6 +84,29 @@ class Claimer {
       items += range.begin == range.end ? 1 : tiles_touched({range.begin, range.end}, config_.fixed_split_tokens);
     }
     return static_cast<int32_t>(items);
+  }
+
+  void choose_rule() {
+    if (order_ == ClaimOrder::kAsGiven) {
+      rule_ = claim_rule(line_, is_short(line_) ? try_pieces() : TrialPieces{});
+      rule_.heads_together = heads_;
+      return;
+    }
+    const Dearest dearest = order_blocks(arrays_);
+    const Waves waves = find_waves();
+    rule_ = dearest_first_rule(line_, waves, ends_evenly(line_, waves) ? TrialPieces{} : try_pieces());
+    rule_.heads_together = heads_of_section(line_, dearest, config_.section_tokens / config_.tile.kv_tokens);
+  }
+
+  Waves find_waves() const {
+    Waves waves;
+    int32_t wave = 0;
+    int64_t place = 0;
+    for_each_claimed_tile(arrays_, order_, [&](const Block&, int32_t t) {
+      while (wave < kWavesLookedAt && first_of_wave(line_, wave) == place) waves.cost[wave++] = arrays_.tiles[t].cost();
+      ++place;
+    });
+    return waves;
   }
 
   /// How many parts each size of pieces would make.
@@ -105,19 +129,26 @@ class Claimer {
     int32_t* const parts = arrays_.tile_parts.resize(arrays_.tiles.size());
     const int64_t budget = claim_budget(config_) / heads_;
     int64_t spent = 0;
-    for (int64_t b = 0; b < arrays_.blocks.size(); ++b) {
-      const Block& block = arrays_.blocks[b];
-      for (int32_t t = block.tile_begin; t < block.tile_end; ++t) {
-        const RowTile& tile = arrays_.tiles[t];
-        parts[t] = 0;
-        if (tile.num_kv_tiles == 0) continue;
-        parts[t] = tile.divisible ? count_parts(rule_, chain_of(block, tile), ranges_of(tile)) : 1;
-        if (parts[t] > 1) spent += fixed_splits_ ? int64_t{parts[t]} * (tile.row_end - tile.row_begin) : parts[t];
-        if (parts[t] > 1 && spent > budget) parts[t] = 1;
-        claims_ += parts[t];
-        if (parts[t] == 1) followers_ += whole_items(tile) - 1;
-        if (parts[t] > 1 || tile.to_partial) partial_rows_ += int64_t{parts[t]} * (tile.row_end - tile.row_begin);
-      }
+    for_each_claimed_tile(arrays_, order_, [&](const Block&, int32_t t) {
+      const RowTile& tile = arrays_.tiles[t];
+      parts[t] = tile.divisible ? count_parts(rule_, chain_of(tile), ranges_of(tile)) : 1;
+      if (parts[t] > 1) spent += fixed_splits_ ? int64_t{parts[t]} * (tile.row_end - tile.row_begin) : parts[t];
+      if (parts[t] > 1 && spent > budget) parts[t] = 1;
+      claims_ += parts[t];
+      if (parts[t] == 1) followers_ += whole_items(tile) - 1;
+      if (parts[t] > 1 || tile.to_partial) partial_rows_ += int64_t{parts[t]} * (tile.row_end - tile.row_begin);
+      line_begin_ += tile.cost();
+    });
+  }
+
+  /// Calls visit(claim, head) for every KV head: where the claim of its part number `part` of the next row tile stands.
+  template <typename Visit>
+  void for_each_head(int32_t part, const Visit& visit) const {
+    const int32_t together = rule_.heads_together;
+    for (int32_t first = 0; first < heads_; first += together) {
+      const int32_t count = std::min(together, heads_ - first);
+      const int64_t claim = first * all_claims_ + (claims_ + part) * count;
+      for (int32_t i = 0; i < count; ++i) visit(claim + i, first + i);
     }
   }
 
@@ -125,25 +156,25 @@ class Claimer {
   void emit(const Block& block, int32_t t) {
     const RowTile& tile = arrays_.tiles[t];
     const int32_t parts = arrays_.tile_parts[t];
-    if (parts == 0) return;
     const bool partial = parts > 1 || tile.to_partial;
-    const ClaimChain chain = chain_of(block, tile);
+    const ClaimChain chain = chain_of(tile);
     const auto ranges = ranges_of(tile);
     if (parts == 1) {
       emit_whole(tile, chain, ranges, partial);
     } else {
       for (int32_t i = 0; i < parts; ++i) {
         const ClaimPart part = part_at(rule_, chain, ranges, i);
-        for (int32_t head = 0; head < heads_; ++head) {
-          WorkItem& item = items_[(claims_ + i) * heads_ + head];
+        for_each_head(i, [&](int64_t claim, int32_t head) {
+          WorkItem& item = items_[claim];
           item = make_item(tile, head, part);
           item.flags |= kStart | kFinish;
           item.partial = partial_row(tile, parts, head, i);
-        }
+        });
       }
     }
     if (partial) note_parts(block, t, parts);
     claims_ += parts;
+    line_begin_ += tile.cost();
     if (partial) partial_rows_ += int64_t{parts} * (tile.row_end - tile.row_begin);
   }
 
@@ -153,10 +184,10 @@ class Claimer {
     const bool sees_nothing = arrays_.ranges[tile.range_begin].begin == arrays_.ranges[tile.range_begin].end;
     for (int32_t k = 0; k < count; ++k) {
       const ClaimPart part = sees_nothing ? ClaimPart{} : whole_item_at(chain, ranges, k);
-      for (int32_t head = 0; head < heads_; ++head) {
+      for_each_head(0, [&](int64_t claim, int32_t head) {
         // Those that follow a claim's first lie behind all claims, one claim's after the other's.
         const int64_t follower = next_follower_ + int64_t{head} * (count - 1) + k - 1;
-        WorkItem& item = items_[k == 0 ? claims_ * heads_ + head : follower];
+        WorkItem& item = items_[k == 0 ? claim : follower];
         item = make_item(tile, head, part);
         if (k == 0) item.flags |= kStart;
         if (k + 1 == count) {
@@ -165,7 +196,7 @@ class Claimer {
         } else {
           item.partial = static_cast<int32_t>(follower + 1);
         }
-      }
+      });
     }
     next_follower_ += int64_t{heads_} * (count - 1);
   }
@@ -213,12 +244,15 @@ class Claimer {
   const PlannerConfig& config_;
   PlanStorage::Arrays& arrays_;
   const int32_t heads_;
+  const ClaimOrder order_;
   const bool fixed_splits_;
   const ClaimLine line_;
   ClaimRule rule_;
   WorkItem* items_ = nullptr;
   int64_t next_follower_ = 0;
-  int64_t claims_ = 0;  ///< per KV head, as the next two
+  int64_t line_begin_ = 0;  ///< cost of the row tiles before
+  int64_t all_claims_ = 0;  ///< per KV head, as the next three
+  int64_t claims_ = 0;
   int64_t followers_ = 0;
   int64_t partial_rows_ = 0;
 };
@@ -227,6 +261,8 @@ class Claimer {
 
 int64_t claim_budget(const PlannerConfig& config) {
   if (config.determinism >= Determinism::kBatchInvariant) return fixed_split_budget(config);
+  // At most two pieces a worker in each of four rounds, seldom half as many.
+  if (config.tile.order == ClaimOrder::kDearestFirst) return int64_t{6} * config.num_workers;
   // The rule asks for two or three pieces a worker of the bulk and one or two a round of the rest.
   return int64_t{16} * config.num_workers;
 }

@@ -119,6 +119,10 @@ Case random_device_case(std::mt19937& random) {
     one.config.tile.schedule = Schedule::kClaimed;
     one.config.start_cost = pick(random, 0, 100);
     one.config.least_claim_tokens = pick(random, 1, chance(random, 20) ? 256 : 4 * one.config.tile.kv_tokens);
+    if (chance(random, 50)) {
+      one.config.tile.order = ClaimOrder::kDearestFirst;
+      one.config.section_tokens = chance(random, 50) ? 0 : pick(random, 1, 3000);
+    }
   }
   one.config.bounds = bounds_of(one.batch, chance(random, 50) ? 0 : pick(random, 1, 50));
   return one;

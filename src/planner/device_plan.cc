@@ -87,11 +87,13 @@ device::PlanInput device_plan_input(const PlannerConfig& config, const BatchView
   input.fixed_split_budget = fixed_split_budget(config);
   const bool claimed = config.tile.schedule == Schedule::kClaimed;
   input.least_claim_tiles = ceil_div(config.least_claim_tokens, config.tile.kv_tokens);
+  input.section_tiles = config.section_tokens / config.tile.kv_tokens;
   input.claim_budget = claim_budget(config) / config.num_kv_heads;
   input.scratch = {.requests = batch.num_requests,
                    .row_tiles = most_row_tiles(config, batch.num_requests, batch.num_tokens),
                    .workers = config.num_workers,
-                   .claimed = claimed};
+                   .claimed = claimed,
+                   .dearest_first = config.tile.order == ClaimOrder::kDearestFirst};
   input.layout = carve_plan_image(counts_within_bounds(config));
   return input;
 }

@@ -81,17 +81,32 @@ class Checker {
       run_item(i);
     }
     if (open_ || starts != plan_.num_claims) fail("a claim ends within an accumulation");
+    check_neighbours();
+    if (static_cast<int32_t>(partials_.size()) != plan_.num_partial_rows) fail("some partial rows are never written");
+  }
+
+  /// Claims for the same rows and keys are neighbours: those of all heads, or of the heads of a section, after which
+  /// come the same claims for the next heads.
+  void check_neighbours() {
     const int32_t heads = config_.num_kv_heads;
     if (plan_.num_claims % heads != 0) fail("claims are not as many for every head");
-    for (int32_t i = 0; i < plan_.num_claims; ++i) {
-      const WorkItem& item = plan_.items[i];
-      const WorkItem& first = plan_.items[i - i % heads];
-      if (item.kv_head != i % heads || item.kv_begin != first.kv_begin || item.row_begin != first.row_begin ||
-          item.segment != first.segment || item.kv_end != first.kv_end) {
-        fail("claim ", i, " is no neighbour of the other heads' for the same keys");
+    int32_t together = 1;
+    while (together < heads && together < plan_.num_claims && plan_.items[together].kv_head == together) ++together;
+    if (config_.tile.order == ClaimOrder::kAsGiven && plan_.num_claims > 0 && together != heads) {
+      fail("claims of only ", together, " heads are neighbours");
+    }
+    const int32_t a_head = plan_.num_claims / heads;
+    for (int32_t first = 0; first < heads; first += together) {
+      const int32_t here = std::min(together, heads - first);
+      for (int32_t i = 0; i < a_head * here; ++i) {
+        const WorkItem& item = plan_.items[a_head * first + i];
+        const WorkItem& same = plan_.items[i / here * together];
+        if (item.kv_head != first + i % here || item.kv_begin != same.kv_begin || item.row_begin != same.row_begin ||
+            item.segment != same.segment || item.kv_end != same.kv_end) {
+          fail("claim ", a_head * first + i, " is no neighbour of the other heads' for the same keys");
+        }
       }
     }
-    if (static_cast<int32_t>(partials_.size()) != plan_.num_partial_rows) fail("some partial rows are never written");
   }
 
   /// The next item of a worker.

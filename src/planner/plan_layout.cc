@@ -57,7 +57,8 @@ PlanImageCounts counts_within_bounds(const PlannerConfig& config) {
   // A source is the first of at least one partial row, which is no other source's.
   const int64_t parts = claimed ? claim_budget(config) : int64_t{2} * config.num_workers;
   counts.merge_sources = levels == 0 && !fixed_splits ? parts : partial_rows;
-  counts.scratch_bytes = DeviceScratchSizes{requests, tiles, config.num_workers, claimed}.bytes();
+  const bool dearest_first = config.tile.order == ClaimOrder::kDearestFirst;
+  counts.scratch_bytes = DeviceScratchSizes{requests, tiles, config.num_workers, claimed, dearest_first}.bytes();
   return counts;
 }
 

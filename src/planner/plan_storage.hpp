@@ -93,6 +93,7 @@ struct PlanStorage::Arrays {
   GrowBuffer<RowTile> tiles;
   GrowBuffer<Block> blocks;
   GrowBuffer<LinePlace> cuts;          ///< [num_workers + 1]; worker lists only
+  GrowBuffer<int32_t> claim_blocks;    ///< blocks in the order of their claims; ClaimOrder::kDearestFirst only
   GrowBuffer<int32_t> tile_parts;      ///< of each row tile: claims per KV head; claimed plans only
   GrowBuffer<int32_t> parts;           ///< partial rows of the chains with to_partial, chain by chain
   GrowBuffer<ChainParts> chain_parts;  ///< of each chain with to_partial; only with shared segments

@@ -13,12 +13,19 @@ enum class Schedule : int32_t {
   kClaimed = 1,      ///< one list for all: a worker that is free claims the next entry (PlanView::num_claims)
 };
 
+/// In which order row tiles are claimed.
+enum class ClaimOrder : int32_t {
+  kAsGiven = 0,       ///< in the order of their requests, for work whose pieces may be cut anywhere
+  kDearestFirst = 1,  ///< see claim_order.hpp: for row tiles that had better stay whole
+};
+
 /// The tile a kernel works in: published by the kernel, read by the planner.
 struct TileShape {
   int32_t rows = 0;  ///< most packed rows (query tokens x heads of a group) an item has
   int32_t kv_tokens =
       0;  ///< tokens of K and V the kernel takes at a time; work is cut at multiples, from local token 0
   Schedule schedule = Schedule::kWorkerLists;
+  ClaimOrder order = ClaimOrder::kAsGiven;  ///< Schedule::kClaimed only
 };
 
 /// One segment's lengths as a plan keeps them. Rows are requests, or groups of requests for a shared segment.
@@ -87,9 +94,9 @@ struct PlanView {
   int32_t num_items = 0;
   /// Schedule::kClaimed: items [0, num_claims) are what workers claim, each together with the items that its `partial`
   /// leads to, which lie behind num_claims. Worker w begins with claim w; who has finished takes the lowest that nobody
-  /// has, from num_workers on. Neighbours are the KV heads of the same rows and keys, so that these are read at about
-  /// the same time; what is dear comes before what is cheap where the order is free. Results do not depend on who
-  /// claims what. 0 with worker lists.
+  /// has, from num_workers on. Neighbours are KV heads of the same rows and keys, so that these are read at about the
+  /// same time: all of them or, at ClaimOrder::kDearestFirst, those whose keys the workers' common cache holds. Results
+  /// do not depend on who claims what. 0 with worker lists.
   int32_t num_claims = 0;
   int32_t num_merges = 0;
   int32_t num_partial_rows = 0;

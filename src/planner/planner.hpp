@@ -33,6 +33,9 @@ struct PlannerConfig {
   int32_t start_free_rows = 0;
   /// Schedule::kClaimed: keys that are worth an item of their own.
   int32_t least_claim_tokens = 256;
+  /// ClaimOrder::kDearestFirst: keys of one KV head, K and V, that the cache has room for which all workers share; 0 is
+  /// any number.
+  int64_t section_tokens = 0;
   std::optional<GraphBounds> bounds;
 };
 
@@ -53,8 +56,8 @@ class PlanStorage {
 /// Most partial rows of any batch without shared segments; with bounds, of any batch within them. The planner keeps to
 /// it: where finer splitting would need more, it splits less. Up to kRunToRun that is two row tiles a worker; above,
 /// where every fixed split after a cut is a result of its own, 16 row tiles or 1024 rows a worker, whichever is more.
-/// Claimed plans: up to kRunToRun 16 row tiles a worker (with bounds, of no more rows than a request may have), above
-/// as many as with lists.
+/// Claimed plans: up to kRunToRun 16 row tiles a worker, the dearest first 6 (with bounds, of no more rows than a
+/// request may have), above as many as with lists.
 int64_t max_partial_rows(const PlannerConfig& config);
 
 /// Divides a batch over workers. Pure: equal inputs give equal plans. Host lengths only. The view is valid until the

@@ -28,6 +28,10 @@ Case random_claimed_case(std::mt19937& random) {
   one.config.tile.schedule = Schedule::kClaimed;
   one.config.least_claim_tokens = 1 + static_cast<int32_t>(random() % 12);
   one.config.start_cost = static_cast<int32_t>(random() % 20);
+  if (random() % 2 == 0) {
+    one.config.tile.order = ClaimOrder::kDearestFirst;
+    one.config.section_tokens = static_cast<int64_t>(random() % 40);
+  }
   return one;
 }
 
@@ -129,6 +133,7 @@ TEST(ClaimedPlan, FoldsAtFixedSplitsWhatListsFold) {
     merged += plan.num_merges > 0 ? 1 : 0;
     const auto claimed = fold_orders(plan);
     one.config.tile.schedule = Schedule::kWorkerLists;
+    one.config.tile.order = ClaimOrder::kAsGiven;
     ASSERT_EQ(fold_orders(make_plan(one.config, one.batch.view(), storage)), claimed) << "case " << i;
   }
   EXPECT_GT(merged, cases / 5);

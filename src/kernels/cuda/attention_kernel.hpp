@@ -115,6 +115,10 @@ struct AttentionKernel {
   int32_t start_cost = 0;
   int32_t start_row_cost = 0;
   int32_t start_free_rows = 0;
+  /// Schedule::kClaimed: keys that are worth an item of their own.
+  int32_t least_claim_tokens = 256;
+  /// ClaimOrder::kDearestFirst: bytes of K and V that stay in the L2 cache while row tiles read them; 0 is any number.
+  int64_t section_bytes = 0;
   /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError).
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream);
 };

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "planner/claim_order.hpp"
 #include "planner/claim_parts.hpp"
 #include "planner/device/cuts.hpp"
 #include "planner/device/job.hpp"
@@ -70,17 +71,31 @@ FOLIO_HOST_DEVICE inline ClaimSums sums_of_tile(const Job& job, int32_t t) {
                     row_tile(job, scratch.tile_request[t], t).rows());
 }
 
+/// What the first row tile of every wave costs. By everyone, for itself.
+FOLIO_HOST_DEVICE inline Waves find_waves(const Job& job, const ClaimLine& line) {
+  const int64_t* const cost_before = job.scratch.cost_before;
+  Waves waves;
+  FOLIO_KEEP_LOOP
+  for (int32_t wave = 0; wave < kWavesLookedAt; ++wave) {
+    const int64_t first = first_of_wave(line, wave);
+    if (first < job.num_row_tiles()) waves.cost[wave] = cost_before[first + 1] - cost_before[first];
+  }
+  return waves;
+}
+
 /// The rule for this batch, in the scratch.
 template <typename Group>
-FOLIO_HOST_DEVICE void choose_rule(const Job& job, const WorkLine& work, Group& group) {
+FOLIO_HOST_DEVICE void choose_rule(const Job& job, const WorkLine& work, const Dearest& dearest, Group& group) {
   const int64_t heads = job.in.num_kv_heads;
+  const bool dearest_first = job.dearest_first();
   const ClaimLine line{.total = divide(work.total, heads),
                        .num_kv_heads = job.in.num_kv_heads,
                        .num_workers = job.in.num_workers,
                        .least_tiles = job.in.least_claim_tiles,
                        .least_tile_cost = int64_t{job.in.tile_cost} + job.in.row_cost};
+  const Waves waves = dearest_first ? find_waves(job, line) : Waves{};
   TrialPieces total;
-  if (is_short(line)) {
+  if (dearest_first ? !ends_evenly(line, waves) : is_short(line)) {
     const Share share = share_of(group, job.num_row_tiles());
     TrialPieces trials;
     FOLIO_KEEP_LOOP
@@ -96,17 +111,21 @@ FOLIO_HOST_DEVICE void choose_rule(const Job& job, const WorkLine& work, Group& 
     }
     group.exclusive_scan(trials, TrialPieces{}, AddTrials(), total);
   }
-  if (group.rank() == 0) *job.scratch.rule = claim_rule(line, total);
+  if (group.rank() == 0) {
+    ClaimRule& rule = *job.scratch.rule;
+    rule = dearest_first ? dearest_first_rule(line, waves, total) : claim_rule(line, total);
+    rule.heads_together = dearest_first ? heads_of_section(line, dearest, job.in.section_tiles) : job.in.num_kv_heads;
+  }
   group.sync();
 }
 
 /// Parts, claims, partial rows and merges of every row tile. Returns the sums of all, per KV head.
 template <typename Group>
-FOLIO_HOST_DEVICE ClaimSums divide_claims(const Job& job, const WorkLine& line, Group& group) {
+FOLIO_HOST_DEVICE ClaimSums divide_claims(const Job& job, const WorkLine& line, const Dearest& dearest, Group& group) {
   const int32_t count = job.num_row_tiles();
   const Share share = share_of(group, count);
   ClaimPlace* const places = job.scratch.claims;
-  choose_rule(job, line, group);
+  choose_rule(job, line, dearest, group);
   ClaimSums sums;
   FOLIO_KEEP_LOOP
   for (int32_t t = share.begin; t < share.end; ++t) {
@@ -158,9 +177,15 @@ FOLIO_HOST_DEVICE inline ClaimedItem find_claimed_item(const Job& job, int32_t i
   const ClaimPlace* const places = job.scratch.claims;
   const int32_t num_claims = places[count].claims * heads;
   if (index < num_claims) {
-    const int32_t claim = index / heads;
+    // Sections of KV heads one after the other, each with all claims.
+    const int32_t together = job.scratch.rule->heads_together;
+    const int32_t section = together == heads ? 0 : index / (places[count].claims * together);
+    const int32_t first_head = section * together;
+    const int32_t here = together < heads - first_head ? together : heads - first_head;
+    const int32_t in_section = index - places[count].claims * first_head;
+    const int32_t claim = in_section / here;
     const int32_t tile = last_at_or_below(count, claim, [places](int32_t t) { return places[t].claims; });
-    return {tile, index - claim * heads, claim - places[tile].claims, 0};
+    return {tile, first_head + in_section - claim * here, claim - places[tile].claims, 0};
   }
   const int32_t follower = index - num_claims;
   const int32_t tile = last_at_or_below(count, follower / heads, [places](int32_t t) { return places[t].followers; });

@@ -20,6 +20,7 @@ struct AddLines {
   }
 };
 
+/// The place of the request that a row tile is of.
 FOLIO_HOST_DEVICE inline int32_t request_of_tile(const Job& job, int32_t tile) {
   const int32_t* tile_begin = job.scratch.tile_begin;
   return last_at_or_below(job.in.num_requests, tile, [tile_begin](int32_t r) { return tile_begin[r]; });
@@ -34,9 +35,9 @@ FOLIO_HOST_DEVICE WorkLine sum_row_tiles(const Job& job, Group& group) {
   LineSums sums;
   FOLIO_KEEP_LOOP
   for (int32_t t = share.begin; t < share.end; ++t) {
-    const int32_t request = request_of_tile(job, t);
-    const RowTile tile = row_tile(job, request, t);
-    job.scratch.tile_request[t] = request;
+    const int32_t place = request_of_tile(job, t);
+    const RowTile tile = row_tile(job, place, t);
+    job.scratch.tile_request[t] = place;
     const TileWork work = tile_work(job, tile);
     job.scratch.cost_before[t] = sums.cost;
     job.scratch.items_before[t] = static_cast<int32_t>(sums.items);

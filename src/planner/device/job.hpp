@@ -55,6 +55,7 @@ struct PlanInput {
   int64_t fixed_split_budget;
   int64_t least_claim_tiles;
   int64_t claim_budget;        ///< per KV head
+  int64_t section_tiles;       ///< KV tiles of one head; 0 is any number
   DeviceScratchSizes scratch;  ///< for a batch with these counts
   PlanImageLayout layout;
 };
@@ -89,6 +90,11 @@ struct Job {
         items(reinterpret_cast<WorkItem*>(image + input.layout.items)) {}
 
   FOLIO_HOST_DEVICE bool claimed() const { return in.tile.schedule == Schedule::kClaimed; }
+  FOLIO_HOST_DEVICE bool dearest_first() const { return in.tile.order == ClaimOrder::kDearestFirst; }
+  /// The request at a place of the line.
+  FOLIO_HOST_DEVICE int32_t request_at(int32_t place) const {
+    return dearest_first() ? scratch.request_at[place] : place;
+  }
   FOLIO_HOST_DEVICE bool fixed_splits() const { return in.fixed_split_tokens > 0; }
   FOLIO_HOST_DEVICE int32_t num_row_tiles() const { return scratch.tile_begin[in.num_requests]; }
 };

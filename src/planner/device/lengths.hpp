@@ -20,6 +20,9 @@ struct RequestSums {
   int32_t row_tiles;
   int32_t at_fault;
 };
+struct AddTiles {
+  FOLIO_HOST_DEVICE int32_t operator()(int32_t a, int32_t b) const { return a + b; }
+};
 struct AddRequests {
   FOLIO_HOST_DEVICE RequestSums operator()(const RequestSums& a, const RequestSums& b) const {
     return {a.row_tiles + b.row_tiles, a.at_fault < b.at_fault ? a.at_fault : b.at_fault};
@@ -100,6 +103,11 @@ FOLIO_HOST_DEVICE inline void write_lengths(const Job& job, int32_t r, bool plan
   }
 }
 
+FOLIO_HOST_DEVICE inline int32_t row_tiles_of(const Job& job, int32_t request) {
+  const int32_t rows = (job.cu_q[request + 1] - job.cu_q[request]) * job.in.group_size;
+  return rows / job.in.tile.rows + (rows % job.in.tile.rows != 0 ? 1 : 0);
+}
+
 /// Lengths into the image, the status of the lowest request at fault, and how many row tiles precede each request.
 template <typename Group>
 FOLIO_HOST_DEVICE void read_requests(const Job& job, Group& group, PlanStatus* sticky) {
@@ -107,10 +115,6 @@ FOLIO_HOST_DEVICE void read_requests(const Job& job, Group& group, PlanStatus* s
   const Share share = share_of(group, in.num_requests);
   PlanStatus first_fault;
   RequestSums sums{0, in.num_requests};
-  const auto tiles_of = [&job](int32_t r) {
-    const int32_t rows = (job.cu_q[r + 1] - job.cu_q[r]) * job.in.group_size;
-    return rows / job.in.tile.rows + (rows % job.in.tile.rows != 0 ? 1 : 0);
-  };
   FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
     int64_t first_query = 0;
@@ -121,14 +125,14 @@ FOLIO_HOST_DEVICE void read_requests(const Job& job, Group& group, PlanStatus* s
       sums.at_fault = r;
     }
     write_lengths(job, r, planned, first_query);
-    sums.row_tiles += tiles_of(r);
+    sums.row_tiles += row_tiles_of(job, r);
   }
   RequestSums total{};
   int32_t before = group.exclusive_scan(sums, RequestSums{0, in.num_requests}, AddRequests(), total).row_tiles;
   FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
     job.scratch.tile_begin[r] = before;
-    before += tiles_of(r);
+    before += row_tiles_of(job, r);
   }
   if (sums.at_fault < in.num_requests && sums.at_fault == total.at_fault) {
     job.header->status = first_fault;

@@ -8,6 +8,7 @@
 #include "planner/device/emit.hpp"
 #include "planner/device/job.hpp"
 #include "planner/device/lengths.hpp"
+#include "planner/device/order.hpp"
 
 namespace folio::inline v0::planner::device {
 
@@ -56,9 +57,10 @@ template <typename Group>
 FOLIO_HOST_DEVICE void divide_batch(const Job& job, PlanStatus* sticky, Group& group) {
   read_query_indptr(job, group);
   read_requests(job, group, sticky);
+  const Dearest dearest = job.dearest_first() ? order_requests(job, group) : Dearest{};
   const WorkLine line = sum_row_tiles(job, group);
   if (job.claimed()) {
-    const ClaimSums a_head = divide_claims(job, line, group);
+    const ClaimSums a_head = divide_claims(job, line, dearest, group);
     const int32_t heads = job.in.num_kv_heads;
     const WorkSums total{.items = (a_head.claims + a_head.followers) * heads,
                          .partial_rows = static_cast<int32_t>(a_head.partial_rows) * heads,

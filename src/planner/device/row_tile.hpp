@@ -29,11 +29,11 @@ struct Grain {
   int64_t above = 0;  ///< ... and before its end
 };
 
-FOLIO_HOST_DEVICE inline RowTile row_tile(const Job& job, int32_t request, int32_t tile) {
+/// The row tile that begins `offset` rows after its request's first.
+FOLIO_HOST_DEVICE inline RowTile make_row_tile(const Job& job, int32_t request, int32_t offset) {
   const int32_t group_size = job.in.group_size;
   const int32_t first = job.cu_q[request] * group_size;
   const int32_t end = job.cu_q[request + 1] * group_size;
-  const int32_t offset = (tile - job.scratch.tile_begin[request]) * job.in.tile.rows;
   RowTile rows;
   rows.request = request;
   rows.row_begin = first + offset;
@@ -41,6 +41,13 @@ FOLIO_HOST_DEVICE inline RowTile row_tile(const Job& job, int32_t request, int32
   rows.p_lo = int64_t{job.q_first_pos[request]} + offset / group_size;
   rows.p_hi = int64_t{job.q_first_pos[request]} + (rows.row_end - 1 - first) / group_size;
   return rows;
+}
+
+/// Row tile number `tile` of the line, whose request stands at `place`.
+FOLIO_HOST_DEVICE inline RowTile row_tile(const Job& job, int32_t place, int32_t tile) {
+  const int32_t* const begin = job.scratch.tile_begin + place;
+  const int32_t in_request = job.dearest_first() ? begin[1] - 1 - tile : tile - begin[0];
+  return make_row_tile(job, job.request_at(place), in_request * job.in.tile.rows);
 }
 
 FOLIO_HOST_DEVICE inline int64_t kv_tile_cost(const Job& job, const RowTile& tile) {

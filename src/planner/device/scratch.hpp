@@ -60,14 +60,17 @@ struct ClaimPlace {
 /// Memory of one planning on the device, besides the image. Where it fits, it lies in a thread block's shared memory
 /// until the work is divided; then `kept_bytes` of it go to the image, from which items are made.
 struct DeviceScratch {
-  CutPlace* places = nullptr;       ///< [workers + 1]; worker lists
-  ClaimRule* rule = nullptr;        ///< claimed plans, as the next two
-  int64_t* cost_before = nullptr;   ///< [row tiles + 1], cost of the row tiles before, per KV head
-  ClaimPlace* claims = nullptr;     ///< [row tiles + 1]
-  int32_t* tile_begin = nullptr;    ///< [requests + 1], row tiles before the request, per KV head
-  int32_t* tile_request = nullptr;  ///< [row tiles], whose row tile it is
+  CutPlace* places = nullptr;      ///< [workers + 1]; worker lists
+  ClaimRule* rule = nullptr;       ///< claimed plans, as the next two
+  int64_t* cost_before = nullptr;  ///< [row tiles + 1], cost of the row tiles before, per KV head
+  ClaimPlace* claims = nullptr;    ///< [row tiles + 1]
+  int32_t* tile_begin = nullptr;   ///< [requests + 1], row tiles before the request at a place of the line, per KV head
+  int32_t* tile_request = nullptr;  ///< [row tiles], the place of the request whose row tile it is
   int32_t* items_before = nullptr;  ///< [row tiles + 1], items of the row tiles before, uncut, per KV head
   CutSearch* searches = nullptr;    ///< [workers + 1]; worker lists
+  /// ClaimOrder::kDearestFirst, as the next: [requests], the requests in order. Else a request's number is its place.
+  int32_t* request_at = nullptr;
+  int32_t* request_octave = nullptr;  ///< [requests], half_octave of its last row tile's cost; -1 without rows
 };
 
 struct DeviceScratchSizes {
@@ -75,12 +78,14 @@ struct DeviceScratchSizes {
   int64_t row_tiles;
   int64_t workers;
   bool claimed;
+  bool dearest_first;
   /// What making items takes: whole 16 bytes.
   FOLIO_HOST_DEVICE constexpr int64_t kept_bytes() const {
     const int64_t of_schedule =
         claimed ? int64_t{sizeof(ClaimRule)} + cost_bytes() + (row_tiles + 1) * int64_t{sizeof(ClaimPlace)}
                 : (workers + 1) * int64_t{sizeof(CutPlace)};
-    const int64_t bytes = of_schedule + (requests + 1 + 2 * row_tiles + 1) * int64_t{sizeof(int32_t)};
+    const int64_t ints = requests + 1 + 2 * row_tiles + 1 + (dearest_first ? 2 * requests : 0);
+    const int64_t bytes = of_schedule + ints * int64_t{sizeof(int32_t)};
     return (bytes + 15) / 16 * 16;
   }
   FOLIO_HOST_DEVICE constexpr int64_t bytes() const {
@@ -107,6 +112,10 @@ FOLIO_HOST_DEVICE inline DeviceScratch carve_device_scratch(std::byte* memory, c
   scratch.tile_begin = reinterpret_cast<int32_t*>(next);
   scratch.tile_request = scratch.tile_begin + sizes.requests + 1;
   scratch.items_before = scratch.tile_request + sizes.row_tiles;
+  if (sizes.dearest_first) {
+    scratch.request_at = scratch.items_before + sizes.row_tiles + 1;
+    scratch.request_octave = scratch.request_at + sizes.requests;
+  }
   return scratch;
 }
 
