@@ -49,7 +49,10 @@ std::string refusal(const AttentionConfig& config) {
 }
 
 planner::TileShape tile(const AttentionConfig&) {
-  return {.rows = kRows, .kv_tokens = kTokens, .schedule = planner::Schedule::kClaimed};
+  return {.rows = kRows,
+          .kv_tokens = kTokens,
+          .schedule = planner::Schedule::kClaimed,
+          .order = planner::ClaimOrder::kDearestFirst};
 }
 
 DType weights(const AttentionConfig& config) {
@@ -73,9 +76,11 @@ const AttentionKernel kSm90PrefillKernel{.name = "cuda-sm90-prefill",
                                          .tile = tile,
                                          .weights = weights,
                                          .workers_per_sm = 1,
-                                         .tile_cost = 224,
+                                         .tile_cost = 128,
                                          .row_cost = 0,
-                                         .start_cost = 560,
+                                         .start_cost = 160,
+                                         .least_claim_tokens = 1024,
+                                         .section_bytes = int64_t{40} << 20,
                                          .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

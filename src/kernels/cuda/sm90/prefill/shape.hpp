@@ -21,8 +21,8 @@ constexpr int32_t kStages = 4;  ///< tiles in the ring
 constexpr int32_t kItems = 2;   ///< items whose queries are in shared memory
 constexpr int32_t kSharedLimit = 227 * 1024;
 /// Registers of a thread: at entry as many as 384 threads may have, then those of the loading and the math warpgroups.
-constexpr int32_t kLoadRegisters = 40;
-constexpr int32_t kMathRegisters = 232;
+constexpr int32_t kLoadRegisters = 72;
+constexpr int32_t kMathRegisters = 216;
 
 struct HeadDims {
   int32_t qk;
