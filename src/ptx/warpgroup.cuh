@@ -2,9 +2,10 @@
 
 #include <cstdint>
 
-/// Registers of a warpgroup, four warps whose first has a number that is a multiple of 4 (compute capability 9.0
-/// alone): PTX `setmaxnreg`. The kernel begins with as many registers a thread as its launch bounds leave; groups that
-/// need few give up theirs, those that need many wait for them. By all warps of a group, outside of branches within it.
+/// Registers and lanes of a warpgroup, four warps whose first has a number that is a multiple of 4 (compute
+/// capability 9.0 alone): PTX `setmaxnreg`, `elect`. The kernel begins with as many registers a thread as its launch
+/// bounds leave; groups that need few give up theirs, those that need many wait for them. By all warps of a group,
+/// outside of branches within it.
 namespace folio::inline v0::ptx {
 
 /// `Count`: of 24 to 256, a multiple of 8, not more than the group has.
@@ -17,6 +18,14 @@ __device__ __forceinline__ void give_up_registers() {
 template <int32_t Count>
 __device__ __forceinline__ void claim_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+/// True in one lane of the warp, the same every time; all 32 call it. The compiler knows that a branch on it is one
+/// thread's.
+__device__ __forceinline__ bool elect() {
+  uint32_t elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected != 0;
 }
 
 }  // namespace folio::inline v0::ptx

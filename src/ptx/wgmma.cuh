@@ -9,8 +9,8 @@
 
 /// Matrix products of a warpgroup, four warps whose first has a number that is a multiple of 4 (compute capability 9.0
 /// alone): PTX `wgmma`. A product of 64 rows is begun by all four warps and runs behind the compiler's back, until
-/// wait_products: until then nobody touches its accumulators, nor what it reads. Warp w has rows 16w to 16w + 15; with g
-/// = lane / 4 and t = lane % 4, element 4j + i of a lane stands at row g + 8 (i / 2), column 8j + 2t + i % 2.
+/// wait_products: until then nobody touches its accumulators, nor what it reads. Warp w has rows 16w to 16w + 15; with
+/// g = lane / 4 and t = lane % 4, element 4j + i of a lane stands at row g + 8 (i / 2), column 8j + 2t + i % 2.
 namespace folio::inline v0::ptx {
 
 /// Where a tile stands in shared memory, for a product: rows of 128 bytes that begin at a multiple of 1024, eight of
@@ -68,50 +68,50 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[Count], uint64_t a, ui
 template <typename T, int32_t Count>
 __device__ __forceinline__ void multiply_rows(float (&d)[Count], const uint32_t (&a)[4], uint64_t b);
 
-#define FOLIO_PRODUCT_REGISTERS_32                                                                                \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                        \
+#define FOLIO_PRODUCT_REGISTERS_32                                         \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FOLIO_PRODUCT_SUMS_32                                                                                     \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),                 \
-  "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),           \
-  "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),         \
-  "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-#define FOLIO_PRODUCT_REGISTERS_64                                                                                \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                        \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                              \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                              \
+#define FOLIO_PRODUCT_SUMS_32                                                                                 \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
+      "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
+      "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
+      "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define FOLIO_PRODUCT_REGISTERS_64                                                   \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define FOLIO_PRODUCT_SUMS_64                                                                                     \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),                 \
-  "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),           \
-  "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),         \
-  "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),         \
-  "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),         \
-  "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),         \
-  "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),         \
-  "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+#define FOLIO_PRODUCT_SUMS_64                                                                                 \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
+      "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
+      "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
+      "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), \
+      "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), \
+      "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), \
+      "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), \
+      "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
 
-#define FOLIO_PRODUCTS(Type, type, count, columns, i0, i1, i2, i3, i4)                                                \
-  template <>                                                                                                         \
-  __device__ __forceinline__ void multiply_tiles<Type, Sum::kNew, count>(float (&d)[count], uint64_t a, uint64_t b) { \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "."  \
-                 type " {" FOLIO_PRODUCT_REGISTERS_##count "}, " i0 ", " i1 ", p, 1, 1, 0, 0;}"                       \
-                 : FOLIO_PRODUCT_SUMS_##count                                                                         \
-                 : "l"(a), "l"(b));                                                                                   \
-  }                                                                                                                   \
-  template <>                                                                                                         \
-  __device__ __forceinline__ void multiply_tiles<Type, Sum::kAdd, count>(float (&d)[count], uint64_t a, uint64_t b) { \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                 \
-                 " {" FOLIO_PRODUCT_REGISTERS_##count "}, " i0 ", " i1 ", 1, 1, 1, 0, 0;"                             \
-                 : FOLIO_PRODUCT_SUMS_##count                                                                         \
-                 : "l"(a), "l"(b));                                                                                   \
-  }                                                                                                                   \
-  template <>                                                                                                         \
-  __device__ __forceinline__ void multiply_rows<Type, count>(float (&d)[count], const uint32_t (&a)[4], uint64_t b) { \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                 \
-                 " {" FOLIO_PRODUCT_REGISTERS_##count "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", 1, 1, 1, 1;"      \
-                 : FOLIO_PRODUCT_SUMS_##count                                                                         \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                               \
+#define FOLIO_PRODUCTS(Type, type, count, columns, i0, i1, i2, i3, i4)                                               \
+  template <>                                                                                                        \
+  __device__ __forceinline__ void multiply_tiles<Type, Sum::kNew, count>(float(&d)[count], uint64_t a, uint64_t b) { \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type     \
+                 "." type " {" FOLIO_PRODUCT_REGISTERS_##count "}, " i0 ", " i1 ", p, 1, 1, 0, 0;}"                  \
+                 : FOLIO_PRODUCT_SUMS_##count                                                                        \
+                 : "l"(a), "l"(b));                                                                                  \
+  }                                                                                                                  \
+  template <>                                                                                                        \
+  __device__ __forceinline__ void multiply_tiles<Type, Sum::kAdd, count>(float(&d)[count], uint64_t a, uint64_t b) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                \
+                 " {" FOLIO_PRODUCT_REGISTERS_##count "}, " i0 ", " i1 ", 1, 1, 1, 0, 0;"                            \
+                 : FOLIO_PRODUCT_SUMS_##count                                                                        \
+                 : "l"(a), "l"(b));                                                                                  \
+  }                                                                                                                  \
+  template <>                                                                                                        \
+  __device__ __forceinline__ void multiply_rows<Type, count>(float(&d)[count], const uint32_t(&a)[4], uint64_t b) {  \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                \
+                 " {" FOLIO_PRODUCT_REGISTERS_##count "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", 1, 1, 1, 1;"     \
+                 : FOLIO_PRODUCT_SUMS_##count                                                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                              \
   }
 FOLIO_PRODUCTS(__nv_bfloat16, "bf16", 32, "64", "%32", "%33", "%34", "%35", "%36")
 FOLIO_PRODUCTS(__half, "f16", 32, "64", "%32", "%33", "%34", "%35", "%36")

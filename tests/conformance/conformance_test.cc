@@ -1,5 +1,5 @@
 // The covering array and the random cases, dealt to as many tests as ctest may run at once; the quick program has the
-// 2-wise array and fewer random cases, and under a sanitizer half of them; an emulated GPU has an eighth.
+// 2-wise array and fewer random cases, and under a sanitizer half of them; an emulated GPU has few.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -45,10 +45,10 @@ std::vector<std::string> kernels() {
 #endif
 }
 
-/// An emulated GPU takes a third of a second a case: every eighth of them, or all where the environment asks for it.
+/// An emulated GPU takes a third of a second a case or more: few of them, or all where the environment asks for it.
 size_t every() {
 #ifdef FOLIO_EMULATED_GPU
-  return std::getenv("FOLIO_WHOLE_EMULATION") == nullptr ? 8 : 1;
+  return std::getenv("FOLIO_WHOLE_EMULATION") == nullptr ? FOLIO_EMULATED_EVERY : 1;
 #else
   return folio::testing::kInstrumented ? 2 : 1;
 #endif

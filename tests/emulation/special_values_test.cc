@@ -115,12 +115,10 @@ std::vector<DType> types() {
   return {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, EmulatedSpecialValues, ::testing::ValuesIn(types()),
-                         [](const auto& type) {
-                           return std::string(type.param == DType::kBFloat16
-                                                  ? "bfloat16"
-                                                  : (type.param == DType::kFloat8E4M3 ? "e4m3" : "e5m2"));
-                         });
+INSTANTIATE_TEST_SUITE_P(Types, EmulatedSpecialValues, ::testing::ValuesIn(types()), [](const auto& type) {
+  return std::string(type.param == DType::kBFloat16 ? "bfloat16"
+                                                    : (type.param == DType::kFloat8E4M3 ? "e4m3" : "e5m2"));
+});
 
 }  // namespace
 }  // namespace folio

@@ -7,6 +7,7 @@ CUDA = "src/kernels/cuda/"
 PLAIN = CUDA + "plain/attention/takes.cc"
 SM80 = CUDA + "sm80/attention/takes.cc"
 SHAPE = CUDA + "sm80/attention/shape.hpp"
+PREFILL_SHAPE = CUDA + "sm90/prefill/shape.hpp"
 
 rule = "kernels of a GPU: what they take"
 plant(rule, "gpu-refuses-large-keys", PLAIN, "kMaxHeadDimQk = 576", "kMaxHeadDimQk = 256",
@@ -25,3 +26,9 @@ plant(rule, "codes-not-exchanged", SHAPE, "piece ^ (dim % 128 == 0 ? row & 7 : r
 plant(rule, "large-tiles-beyond-the-least-memory", SHAPE, "kLargeStages = 3", "kLargeStages = 4")
 plant(rule, "last-token-not-masked", SHAPE, "first + count > sight.all_end;", "first + count > sight.all_end + 1;")
 plant(rule, "mixed-tokens-overlooked", SHAPE, "(begin < sight.all_begin || end > sight.all_end)", "begin < sight.all_begin")
+plant(rule, "prefill-pieces-not-exchanged", PREFILL_SHAPE, "token % kEight * 128 + ((piece ^ token) & 7) * 16",
+      "token % kEight * 128 + (piece & 7) * 16")
+plant(rule, "prefill-last-token-not-masked", PREFILL_SHAPE, "first + kTokens > sight.all_end;",
+      "first + kTokens > sight.all_end + 1;")
+plant(rule, "prefill-boxes-across-pages", PREFILL_SHAPE, "page_size % (2 * box) == 0", "page_size >= 2 * box")
+plant(rule, "prefill-tiles-with-boxes-left-out", PREFILL_SHAPE, "kTokens / kGroupWarps / box", "kTokens / kGroupWarps / box / 2")

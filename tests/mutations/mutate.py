@@ -38,7 +38,7 @@ TESTS = [
     "folio_backends_common_test", "folio_backends_token_pool_test", "backend_selection_test", "folio_planner_test",
     "folio_kvcache_test",
     "folio_kvcache_model_quick_test", "folio_kernels_generic_cache_test", "folio_kernels_cuda_common_test",
-    "folio_kernels_cuda_coverage_test", "folio_kernels_cuda_sm80_test",
+    "folio_kernels_cuda_coverage_test", "folio_kernels_cuda_sm80_test", "folio_kernels_cuda_sm90_test",
     "folio_kernels_generic_combine_test", "folio_attention_test", "conformance_quick_test",
     "folio_kernels_amx_test", "folio_flash_attn_batches_test", "folio_distributed_test", "folio_backends_dcp_test",
     "folio_token_pool_backend_test",

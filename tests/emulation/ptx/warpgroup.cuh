@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cstdint>
+#include "warp_emulator.hpp"
 
 /// src/ptx/warpgroup.cuh, emulated: fibers have registers of their own.
 namespace folio::inline v0::ptx {
@@ -9,5 +9,10 @@ template <int32_t Count>
 void give_up_registers() {}
 template <int32_t Count>
 void claim_registers() {}
+
+inline bool elect() {
+  __syncwarp();
+  return threadIdx.x % 32 == 0;
+}
 
 }  // namespace folio::inline v0::ptx

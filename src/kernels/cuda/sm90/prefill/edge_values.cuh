@@ -2,10 +2,10 @@
 
 #include "kernels/cuda/sm90/prefill/shared_state.cuh"
 
-/// Values that must not be multiplied: a weight of 0 times an infinity or a NaN is NaN. Of tiles at which an item's rows
-/// look differently, the loading warpgroup makes tokens that no row sees zeros and looks for infinities and NaN in the
-/// others. Where there are any, the math warpgroups add them to the rows that see them, make them zeros and only then
-/// multiply.
+/// Values that must not be multiplied: a weight of 0 times an infinity or a NaN is NaN. Of tiles at which an item's
+/// rows look differently, the loading warpgroup makes tokens that no row sees zeros and looks for infinities and NaN in
+/// the others. Where there are any, the math warpgroups add them to the rows that see them, make them zeros and only
+/// then multiply.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 template <typename T>

@@ -5,6 +5,7 @@
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 #include "planner/partition_rule.hpp"
 #include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
 
 /// The loading warpgroup: takes items, finds out what their rows see, and brings queries, keys and values to shared
 /// memory, as far ahead of the math warpgroups as the ring has room.
@@ -50,12 +51,12 @@ class Loader {
   /// Index of the item after `item`: of the same accumulation, or the next claim's; -1: none. By one thread.
   __device__ __forceinline__ int32_t next_of(const planner::PlanView& plan, const planner::WorkItem& item) const {
     if ((item.flags & planner::kFinish) == 0) return item.partial;
-    const uint32_t claim =
-        static_cast<uint32_t>(plan.num_workers) + atomicAdd(params_.attention.claim_counters, 1u);
+    const uint32_t claim = static_cast<uint32_t>(plan.num_workers) + atomicAdd(params_.attention.claim_counters, 1u);
     return claim < static_cast<uint32_t>(plan.num_claims) ? static_cast<int32_t>(claim) : -1;
   }
 
-  __device__ __forceinline__ void load_item(const planner::PlanView& plan, const planner::WorkItem& item, int32_t slot) {
+  __device__ __forceinline__ void load_item(const planner::PlanView& plan, const planner::WorkItem& item,
+                                            int32_t slot) {
     const AttentionParams& params = params_.attention;
     const bool has_keys = item.kv_begin < item.kv_end;
     const bool custom =
@@ -83,6 +84,7 @@ class Loader {
       context.first_tile = first_tile;
       context.num_tiles = num_tiles;
       context.custom = custom;
+      context.turned = state_.turned[0] || state_.turned[1] || state_.turned[2] || state_.turned[3];
       context.by_threads = has_keys && copy.box == 0;
       context.all_done = false;
       if (has_keys) {
@@ -92,13 +94,13 @@ class Loader {
     }
     hand_over(slot);
     if (num_tiles == 0) return;
-    const Tiles tiles{first_tile + num_tiles - 1, num_tiles, sight, custom};
+    const Tiles tiles(first_tile + num_tiles - 1, num_tiles, sight, custom);
     const SegmentParams& segment = params.segments[item.segment];
     const int32_t* const pages =
-        !segment.paged ? nullptr
-                       : segment.indices + (segment.indptr != nullptr
-                                                ? int64_t{segment.indptr[item.kv_row]}
-                                                : item.kv_row * segment.row_stride + segment.first_column);
+        !segment.paged
+            ? nullptr
+            : segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
+                                                           : item.kv_row * segment.row_stride + segment.first_column);
     if (copy.box == 0) {
       load_by_threads(tiles, segment, copy, pages, item);
     } else if (boxes_per_warp(copy.box) == 1) {
@@ -120,6 +122,7 @@ class Loader {
     int64_t query = -1;
     int32_t begin = 0;
     int32_t end = 0;
+    bool turned = false;
     if (thread < num_rows) {
       const int32_t group_size = params.num_q_heads / params.num_kv_heads;
       const int32_t packed = item.row_begin + thread;
@@ -159,6 +162,7 @@ class Loader {
         v_scale = scale_at(segment.v_scale, request, item.kv_head);
       }
       rows.scale[thread] = scale;
+      turned = !(scale > 0.0f);
       rows.v_scale[thread] = v_scale;
       if (begin < end) {
         sight.any_begin = begin;
@@ -174,20 +178,22 @@ class Loader {
     sight.any_end = __reduce_max_sync(kAllLanes, sight.any_end);
     sight.all_begin = __reduce_max_sync(kAllLanes, sight.all_begin);
     sight.all_end = __reduce_min_sync(kAllLanes, sight.all_end);
-    if (lane_ == 0) state_.sights[warp_] = sight;
+    turned = __any_sync(kAllLanes, turned);
+    if (lane_ == 0) {
+      state_.sights[warp_] = sight;
+      state_.turned[warp_] = turned;
+    }
   }
 
   /// The queries of a warp's rows, of which each lane knows where its own begin; zeros for rows that the item has not.
   __device__ __forceinline__ void copy_queries(int64_t query, int32_t slot) const {
     constexpr int32_t kPieces = DimQk / kPiece;
-    const uint32_t to =
-        memory_ + static_cast<uint32_t>(kLayout.queries + slot * kMathGroups * query_bytes(DimQk));
+    const uint32_t to = memory_ + static_cast<uint32_t>(kLayout.queries + slot * kMathGroups * query_bytes(DimQk));
     const AttentionParams& params = params_.attention;
 #pragma unroll 2
     for (int32_t i = lane_; i < 32 * kPieces; i += 32) {
       const int64_t at = __shfl_sync(kAllLanes, query, i / kPieces);
-      const uint32_t target =
-          to + static_cast<uint32_t>(query_offset(DimQk, 32 * warp_ + i / kPieces, i % kPieces));
+      const uint32_t target = to + static_cast<uint32_t>(query_offset(DimQk, 32 * warp_ + i / kPieces, i % kPieces));
       const int64_t from = at < 0 ? 0 : at + i % kPieces * kPiece;
       if (params.q_wide) {
         ptx::copy_16_async(target, static_cast<const T*>(params.q) + from, at >= 0);
@@ -210,11 +216,17 @@ class Loader {
     int32_t last;
     int32_t count;
     Sight sight;
-    bool custom;
+    int32_t inner_begin;  ///< values of tiles [inner_begin, inner_end), counted from the last, need no looking through
+    int32_t inner_end;
 
+    __device__ __forceinline__ Tiles(int32_t last_tile, int32_t num_tiles, const Sight& seen, bool custom)
+        : last(last_tile), count(num_tiles), sight(seen) {
+      const int32_t end = custom ? 0 : sight.all_end / kTokens;
+      inner_begin = max(last + 1 - end, 0);
+      inner_end = last + 1 - (sight.all_begin + kTokens - 1) / kTokens;
+    }
     __device__ __forceinline__ int32_t first_token(int32_t i) const { return (last - i) * kTokens; }
-    /// Whether the tile's values are to be looked through.
-    __device__ __forceinline__ bool is_edge(int32_t i) const { return custom || needs_mask(sight, first_token(i)); }
+    __device__ __forceinline__ bool is_edge(int32_t i) const { return i < inner_begin || i >= inner_end; }
   };
 
   /// The next stage of the ring, once it is free.
@@ -233,64 +245,70 @@ class Loader {
     return stage;
   }
 
-  /// Pages of at least eight tokens, as boxes: a warp issues `Mine` of each tile.
+  /// Pages of at least eight tokens, as boxes: a warp issues `Mine` of each tile. Each lane looks up one box of the
+  /// next 32 / Mine tiles, as many tiles ahead.
   template <int32_t Mine>
   __device__ __forceinline__ void load_boxes(const Tiles& tiles, const PrefillParams::Maps& maps,
                                              const SegmentCopy& copy, const int32_t* pages, int32_t head) {
+    constexpr int32_t kAtOnce = 32 / Mine;
     const uint64_t policy = ptx::evict_last_policy();
-    int32_t next[Mine];
+    const int32_t box = copy.box;
+    BoxPlace next = find_box<Mine>(tiles, 0, copy, pages);
+    int32_t here = -1;
     int32_t keys[Mine];
     int32_t values[Mine];
-    find_boxes<Mine>(tiles, 0, copy, pages, next);
+#pragma unroll
+    for (int32_t b = 0; b < Mine; ++b) keys[b] = -1;
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
+      if (i % kAtOnce == 0) {
+        here = next.eight < 0 ? -1 : next.page * copy.eights + next.eight;
+        next = find_box<Mine>(tiles, i + kAtOnce, copy, pages);  // on its way until it is needed
+      }
 #pragma unroll
       for (int32_t b = 0; b < Mine; ++b) {
         values[b] = keys[b];
-        keys[b] = next[b];
+        keys[b] = __shfl_sync(kAllLanes, here, i % kAtOnce * Mine + b);
       }
-      if (i + 1 < tiles.count) find_boxes<Mine>(tiles, i + 1, copy, pages, next);  // under way until the next turn
       if (i < tiles.count) {
         const Stage stage = await_stage();
-        issue_boxes<DimQk, Mine>(stage.tile, stage.full, maps.k, copy.box, keys, head, policy);
+        issue_boxes<DimQk, Mine>(stage.tile, stage.full, maps.k, box, keys, head, policy);
       }
       if (i == 0) continue;
       const Stage stage = await_stage();
-      if (!tiles.is_edge(i - 1)) {
-        issue_boxes<DimV, Mine>(stage.tile, stage.full, maps.v, copy.box, values, head, policy);
-        continue;
-      }
-      const uint32_t landed = ptx::shared_address(&state_.landed);
-      issue_boxes<DimV, Mine>(stage.tile, landed, maps.v, copy.box, values, head, policy);
-      ptx::wait(landed, num_edges_ & 1);
+      const bool edge = tiles.is_edge(i - 1);
+      const uint32_t barrier = edge ? ptx::shared_address(&state_.landed) : stage.full;
+      issue_boxes<DimV, Mine>(stage.tile, barrier, maps.v, box, values, head, policy);
+      if (!edge) continue;
+      ptx::wait(barrier, num_edges_ & 1);
       ++num_edges_;
       look_through_values(tiles, i - 1, stage);
     }
   }
 
-  /// Where the warp's boxes of tile `i` lie, in eights of tokens; -1: no row sees any of the tokens.
+  /// A box's page and which of its eights of tokens it begins with; -1: no row sees any of its tokens.
+  struct BoxPlace {
+    int32_t page;
+    int32_t eight;
+  };
+  /// The lane's, of the warp's boxes from tile `i` on.
   template <int32_t Mine>
-  __device__ __forceinline__ void find_boxes(const Tiles& tiles, int32_t i, const SegmentCopy& copy,
-                                             const int32_t* pages, int32_t (&at)[Mine]) const {
-    const int32_t box = copy.box;
-    const int32_t first = tiles.first_token(i);
-#pragma unroll
-    for (int32_t b = 0; b < Mine; ++b) {
-      const int32_t in_tile = (warp_ + kGroupWarps * b) * box;
-      const int32_t token = first + in_tile;
-      at[b] = -1;
-      if (in_tile >= kTokens || token + box <= tiles.sight.any_begin || token >= tiles.sight.any_end) continue;
-      const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(token));
-      const uint32_t in_page = static_cast<uint32_t>(token) - column * copy.page_size.divisor();
-      at[b] = pages[column] * copy.eights + static_cast<int32_t>(in_page / kEight);
-    }
+  __device__ __forceinline__ BoxPlace find_box(const Tiles& tiles, int32_t i, const SegmentCopy& copy,
+                                               const int32_t* pages) const {
+    const int32_t in_tile = (warp_ + kGroupWarps * (lane_ % Mine)) * copy.box;
+    const int32_t token = tiles.first_token(i + lane_ / Mine) + in_tile;
+    if (in_tile >= kTokens || token + copy.box <= tiles.sight.any_begin || token >= tiles.sight.any_end) return {0, -1};
+    const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(token));
+    const uint32_t in_page = static_cast<uint32_t>(token) - column * copy.page_size.divisor();
+    return {pages[column], static_cast<int32_t>(in_page / kEight)};
   }
 
-  /// Begins the copies of the warp's boxes of a tile; their bytes and the warp's arrival at `barrier`.
+  /// Begins the copies of the warp's boxes of a tile, from eights of tokens on; their bytes and the warp's arrival at
+  /// `barrier`.
   template <int32_t Dim, int32_t Mine>
   __device__ __forceinline__ void issue_boxes(uint32_t tile, uint32_t barrier, const CUtensorMap& map, int32_t box,
                                               const int32_t (&at)[Mine], int32_t head, uint64_t policy) const {
-    if (lane_ != 0) return;
+    if (!ptx::elect()) return;
     const int32_t bytes = box * 2 * Dim;
     int32_t count = 0;
 #pragma unroll

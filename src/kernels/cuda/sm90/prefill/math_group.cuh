@@ -47,7 +47,6 @@ class MathGroup {
  private:
   __device__ __forceinline__ void begin_item(const ItemContext& context, const RowInfo& rows) {
     ptx::order_before_products();  // the queries were copied by threads
-    turned_ = false;
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       state_row_.top[h] = -INFINITY;
@@ -56,55 +55,82 @@ class MathGroup {
       const int32_t row = first_row_ + 8 * h;
       if (General || row >= context.num_rows) continue;
       const float scale = rows.scale[row];
-      turned_ = turned_ || !(scale > 0.0f);
       state_row_.scale[h] = fabsf(scale) > 0.0f ? fabsf(scale) : 1.0f;
     }
-    turned_ = __any_sync(kAllLanes, turned_);
 #pragma unroll
     for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
   }
 
+  /// What steps along an item's tiles share.
+  struct Walk {
+    const ItemContext& context;
+    const RowInfo& rows;
+    uint64_t q;
+    int32_t first;  ///< token of the tile whose weights are in `p`
+    bool edge;      ///< whose values may need more than a product
+    uint32_t p[kTokens / 4];
+  };
+
   __device__ __forceinline__ void accumulate(const ItemContext& context, const RowInfo& rows, uint32_t queries) {
-    const uint64_t q = ptx::describe_tile(queries, 0, kHalfBytes);
-    const bool by_threads = context.by_threads;
-    int32_t first = (context.first_tile + context.num_tiles - 1) * kTokens;
+    Walk walk{context,
+              rows,
+              ptx::describe_tile(queries, 0, kHalfBytes),
+              (context.first_tile + context.num_tiles - 1) * kTokens,
+              false,
+              {}};
     float s[kScores];
-    uint32_t p[kScores / 2];
     float factor[2];
-    uint32_t keys = await_tile(by_threads);
-    multiply_keys(q, keys, s);
+    const uint32_t keys = await_tile(context.by_threads);
+    multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
     release(keys);
-    to_weights(context, rows, first, s, factor);
-    pack(s, p);
+    to_weights<true>(walk, walk.first, s, factor);
+    pack(s, walk.p);
+    walk.edge = is_edge(context, walk.first);
+    // Nothing may branch between a product's begin and its end, or the compiler waits for it first: so tiles that are
+    // masked and those that are not have a loop each.
 #pragma unroll 1
-    for (int32_t left = context.num_tiles - 1; left > 0; --left) {
-      const bool edge = is_edge(context, first);
-      first -= kTokens;
-      keys = await_tile(by_threads);
-      uint32_t values = keys;
-      if (edge) set_special_apart(rows, first + kTokens);
-      multiply_keys(q, keys, s);
-      values = await_tile(by_threads);
-      multiply_values(values, p);
-      ptx::wait_products<1>(s);
-      release(keys);
-      to_weights(context, rows, first, s, factor);
-      ptx::wait_products<0>(o_);
-      release(values);
-      pack(s, p);
-#pragma unroll
-      for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+    for (int32_t left = context.num_tiles - 1; left > 0;) {
+#pragma unroll 1
+      for (; left > 0 && is_masked(context, walk.first - kTokens); --left) step<true>(walk);
+#pragma unroll 1
+      for (; left > 0 && !is_masked(context, walk.first - kTokens); --left) step<false>(walk);
     }
-    if (is_edge(context, first)) set_special_apart(rows, first);
-    const uint32_t values = await_tile(by_threads);
-    multiply_values(values, p);
+    if (walk.edge) set_special_apart(rows, walk.first);
+    const uint32_t values = await_tile(context.by_threads);
+    multiply_values(values, walk.p);
     ptx::wait_products<0>(o_);
     release(values);
   }
 
+  /// The next tile's scores become weights while the last one's values are multiplied.
+  template <bool Masked>
+  __device__ __forceinline__ void step(Walk& walk) {
+    float s[kScores];
+    float factor[2];
+    const uint32_t keys = await_tile(walk.context.by_threads);
+    if (walk.edge) set_special_apart(walk.rows, walk.first);
+    walk.first -= kTokens;
+    walk.edge = is_edge(walk.context, walk.first);
+    const uint32_t values = await_tile(walk.context.by_threads);
+    multiply_keys(walk.q, keys, s);
+    multiply_values(values, walk.p);
+    ptx::wait_products<1>(s);
+    release(keys);
+    to_weights<Masked>(walk, walk.first, s, factor);
+    ptx::wait_products<0>(o_);
+    release(values);
+    pack(s, walk.p);
+#pragma unroll
+    for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+  }
+
+  /// Whether the tile's values may hold what must not be multiplied.
   __device__ __forceinline__ static bool is_edge(const ItemContext& context, int32_t first) {
-    return (General && context.custom) || needs_mask(context.sight, first);
+    return context.custom || needs_mask(context.sight, first);
+  }
+  __device__ __forceinline__ static bool is_masked(const ItemContext& context, int32_t first) {
+    return context.turned || needs_mask(context.sight, first);
   }
 
   /// Number in the ring of the next tile, which is there then.
@@ -153,15 +179,15 @@ class MathGroup {
   }
 
   /// Scores of the tile that begins at `first` become weights.
-  __device__ __forceinline__ void to_weights(const ItemContext& context, const RowInfo& rows, int32_t first,
-                                             float (&s)[kScores], float (&factor)[2]) {
+  template <bool Masked>
+  __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
     if constexpr (General) {
-      to_general_logits(params_.attention, context, rows, first_row_, column, s);
-    } else if (turned_) {
-      turn(rows, s);
+      to_general_logits(params_.attention, walk.context, walk.rows, first_row_, column, s);
+    } else if constexpr (Masked) {
+      turn(walk.rows, s);
     }
-    if (needs_mask(context.sight, first)) mask_scores(rows, first_row_, column, s);
+    if constexpr (Masked) mask_scores(walk.rows, first_row_, column, s);
     take_in<T>(state_row_, s, factor);
   }
 
@@ -210,7 +236,6 @@ class MathGroup {
   const int32_t first_row_;  ///< of the lane; the other is 8 further
   uint32_t stage_ = 0;       ///< of the next tile
   uint32_t parity_ = 0;
-  bool turned_ = false;  ///< some row of the warp has a scale that is not positive
   RowState state_row_;
   float o_[kValues];
 };

@@ -49,7 +49,10 @@ std::string refusal(const AttentionConfig& config) {
 }
 
 planner::TileShape tile(const AttentionConfig&) {
-  return {.rows = kRows, .kv_tokens = kTokens, .schedule = planner::Schedule::kClaimed};
+  return {.rows = kRows,
+          .kv_tokens = kTokens,
+          .schedule = planner::Schedule::kClaimed,
+          .order = planner::ClaimOrder::kDearestFirst};
 }
 
 DType weights(const AttentionConfig& config) {
@@ -58,8 +61,7 @@ DType weights(const AttentionConfig& config) {
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   const DimsLaunch& dims = *find_dims(params.head_dim_qk, params.head_dim_v);
-  const bool general =
-      params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
+  const bool general = params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
   const LaunchClass launch_class = shape.q == DType::kFloat16 ? dims.float16 : dims.bfloat16;
   launch_class(params, general, shape.num_workers, stream);
   if (shape.merge) launch_merge(params, shape.num_workers, stream, true);
@@ -74,9 +76,11 @@ const AttentionKernel kSm90PrefillKernel{.name = "cuda-sm90-prefill",
                                          .tile = tile,
                                          .weights = weights,
                                          .workers_per_sm = 1,
-                                         .tile_cost = 224,
+                                         .tile_cost = 128,
                                          .row_cost = 0,
-                                         .start_cost = 560,
+                                         .start_cost = 160,
+                                         .least_claim_tokens = 1024,
+                                         .section_bytes = int64_t{40} << 20,
                                          .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -63,7 +63,8 @@ __device__ __forceinline__ int64_t out_offset(const AttentionParams& params, con
 /// warp has its own sixteen rows; all of its warpgroup's products with the queries are through.
 template <typename T, int32_t DimV>
 __device__ __forceinline__ void write_pieces(const AttentionParams& params, const ItemContext& context,
-                                             const RowInfo& rows, const float (&o)[DimV / 2], const ResultPlace& place) {
+                                             const RowInfo& rows, const float (&o)[DimV / 2],
+                                             const ResultPlace& place) {
   constexpr int32_t kPieces = DimV / kPiece;
   const int32_t in_group = place.first_row % kGroupRows;
 #pragma unroll
@@ -80,7 +81,8 @@ __device__ __forceinline__ void write_pieces(const AttentionParams& params, cons
     const int32_t row = place.group * kGroupRows + in_warp;
     if (row >= context.num_rows) continue;
     const uint4 piece = ptx::load_16(place.shared + static_cast<uint32_t>(result_offset(DimV, in_warp, i % kPieces)));
-    *reinterpret_cast<uint4*>(static_cast<T*>(params.out) + out_offset(params, rows, row) + i % kPieces * kPiece) = piece;
+    *reinterpret_cast<uint4*>(static_cast<T*>(params.out) + out_offset(params, rows, row) + i % kPieces * kPiece) =
+        piece;
   }
 }
 
@@ -150,7 +152,8 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       }
       float* const to = params.partial_acc + int64_t{partial} * DimV + column;
 #pragma unroll
-      for (int32_t i = 0; i < kCount; i += 4) *reinterpret_cast<float2*>(to + 2 * i) = float2{o[i + 2 * h], o[i + 2 * h + 1]};
+      for (int32_t i = 0; i < kCount; i += 4)
+        *reinterpret_cast<float2*>(to + 2 * i) = float2{o[i + 2 * h], o[i + 2 * h + 1]};
     }
     return;
   }

@@ -2,8 +2,8 @@
 
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 
-/// Scores of a tile's 128 tokens against two of a lane's rows, as a product leaves them: see ptx/wgmma.cuh. Arithmetic is
-/// written out, so that every tile of every kernel goes the same way.
+/// Scores of a tile's 128 tokens against two of a lane's rows, as a product leaves them: see ptx/wgmma.cuh. Arithmetic
+/// is written out, so that every tile of every kernel goes the same way.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 /// Weights are 2^(logit - top): their maximum is 2^kWeightShift, which keeps float16 weights of keys that matter little
@@ -49,9 +49,8 @@ __device__ __forceinline__ void to_general_logits(const AttentionParams& params,
     for (int32_t i = 0; i < Count; ++i) s[i] = capped(s[i], params.soft_cap, twice_per_cap);
   }
   if (params.alibi_slopes != nullptr) {
-    const float slope[2] = {
-        first_row < context.num_rows ? params.alibi_slopes[rows.q_head[first_row]] : 0.0f,
-        first_row + 8 < context.num_rows ? params.alibi_slopes[rows.q_head[first_row + 8]] : 0.0f};
+    const float slope[2] = {first_row < context.num_rows ? params.alibi_slopes[rows.q_head[first_row]] : 0.0f,
+                            first_row + 8 < context.num_rows ? params.alibi_slopes[rows.q_head[first_row + 8]] : 0.0f};
 #pragma unroll
     for (int32_t i = 0; i < Count; ++i) {
       const auto token = static_cast<uint32_t>(first + i / 4 * 8 + i % 2);

@@ -21,8 +21,8 @@ constexpr int32_t kStages = 4;  ///< tiles in the ring
 constexpr int32_t kItems = 2;   ///< items whose queries are in shared memory
 constexpr int32_t kSharedLimit = 227 * 1024;
 /// Registers of a thread: at entry as many as 384 threads may have, then those of the loading and the math warpgroups.
-constexpr int32_t kLoadRegisters = 40;
-constexpr int32_t kMathRegisters = 232;
+constexpr int32_t kLoadRegisters = 72;
+constexpr int32_t kMathRegisters = 216;
 
 struct HeadDims {
   int32_t qk;
@@ -47,11 +47,10 @@ FOLIO_HOST_DEVICE constexpr int32_t eight_bytes(int32_t dim) {
 /// From 64 components of a warpgroup's queries to the next 64.
 constexpr int32_t kQueryHalfBytes = 128 * kGroupRows;
 
-/// Byte offset of 16-byte piece `piece` of token `token` in a tile: eight tokens' first 64 components, their next 64, ...,
-/// then the next eight tokens; within 128 bytes pieces change places by the token's number.
+/// Byte offset of 16-byte piece `piece` of token `token` in a tile: eight tokens' first 64 components, their next 64,
+/// ..., then the next eight tokens; within 128 bytes pieces change places by the token's number.
 FOLIO_HOST_DEVICE constexpr int32_t tile_offset(int32_t dim, int32_t token, int32_t piece) {
-  return token / kEight * eight_bytes(dim) + piece / 8 * kHalfBytes + token % kEight * 128 +
-         ((piece ^ token) & 7) * 16;
+  return token / kEight * eight_bytes(dim) + piece / 8 * kHalfBytes + token % kEight * 128 + ((piece ^ token) & 7) * 16;
 }
 /// The same of a row's queries: a warpgroup's rows' first 64 components, then their next 64.
 FOLIO_HOST_DEVICE constexpr int32_t query_offset(int32_t dim, int32_t row, int32_t piece) {

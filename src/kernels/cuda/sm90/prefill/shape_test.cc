@@ -99,6 +99,9 @@ TEST(Sm90PrefillShape, TilesAreMaskedWhereRowsDiffer) {
   EXPECT_FALSE(needs_mask(sight, 256));
   EXPECT_FALSE(needs_mask(sight, 512));
   EXPECT_TRUE(needs_mask(sight, 640));
+  EXPECT_FALSE(needs_mask({0, 640, 0, 640}, 512));
+  EXPECT_TRUE(needs_mask({0, 639, 0, 639}, 512));
+  EXPECT_TRUE(needs_mask({0, 640, 513, 640}, 512));
 }
 
 }  // namespace

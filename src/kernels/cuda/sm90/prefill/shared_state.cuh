@@ -39,6 +39,7 @@ struct ItemContext {
   int32_t first_tile;  ///< of kTokens local tokens, from local token 0
   int32_t num_tiles;
   bool custom;      ///< the custom mask's bits apply
+  bool turned;      ///< some row's scale is not positive
   bool by_threads;  ///< keys and values are copied by threads
   bool all_done;    ///< no item: the thread block's work is done
 };
@@ -47,7 +48,8 @@ struct ItemContext {
 struct SharedState {
   RowInfo rows[kItems];
   ItemContext contexts[kItems];
-  Sight sights[kGroupWarps];
+  Sight sights[kGroupWarps];  ///< of the loading warps' rows
+  bool turned[kGroupWarps];
   int32_t next;  ///< item, by the thread that claims; -1: none
   /// Of tiles of values at which rows look differently: not 0 where a loading warp has found infinities or NaN.
   uint8_t special[kStages][kGroupWarps];

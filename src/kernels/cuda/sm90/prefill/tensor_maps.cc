@@ -24,8 +24,8 @@ int32_t eights_of(const KvStrides& strides) {
 
 /// Dimensions, innermost first: 64 components, eight tokens, the components' next 64, heads, eights of tokens, pages
 /// lying a whole number of them apart. A box is all components of one head of some tokens: see tile_offset.
-bool make_map(CUtensorMap& map, const SegmentParams& segment, const void* data, const KvStrides& strides, int32_t head_dim,
-              int32_t num_heads, int32_t box) {
+bool make_map(CUtensorMap& map, const SegmentParams& segment, const void* data, const KvStrides& strides,
+              int32_t head_dim, int32_t num_heads, int32_t box) {
   const TensorMapEncoder encode = tensor_map_encoder();
   if (encode == nullptr || strides.head < 0) return false;
   const int64_t last_page = std::max<int64_t>(segment.num_pages, 1) - 1;
