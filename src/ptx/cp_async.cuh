@@ -38,6 +38,15 @@ __device__ __forceinline__ void store_16(uint32_t shared, const uint4& value) {
                : "memory");
 }
 
+__device__ __forceinline__ uint4 load_16(uint32_t shared) {
+  uint4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(shared)
+               : "memory");
+  return value;
+}
+
 __device__ __forceinline__ uint32_t load_4(uint32_t shared) {
   uint32_t value;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(shared) : "memory");

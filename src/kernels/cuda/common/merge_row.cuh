@@ -12,7 +12,7 @@ constexpr int32_t kMergeLaneDims = 4;                ///< neighbouring component
 constexpr int32_t kMergePart = 32 * kMergeLaneDims;  ///< components of a warp; rows of up to four times as many
 /// Partial results whose values are read at once, for rows of so many parts: registers.
 template <int32_t Parts>
-constexpr int32_t kMergeAhead = 16 / Parts;
+constexpr int32_t kMergeAhead = Parts > 2 ? 4 : 8;
 constexpr uint32_t kMergeLanes = 0xffffffffu;
 
 __device__ __forceinline__ float4 fold_four(const Fold& f, const float4& mine, const float4& other) {
@@ -42,11 +42,10 @@ __device__ __forceinline__ void write_part(const AttentionParams& params, int32_
   store_nvfp4(params, token, q_head, d, values);
 }
 
-/// The end of a row whose partial results are folded.
+/// The end of a row whose partial results are folded. Called, as each type of output has code of its own.
 template <int32_t Parts>
-__device__ __forceinline__ void end_merged_row(const AttentionParams& params, const planner::MergeItem& item,
-                                               int32_t row, int32_t lane, float max, float sum,
-                                               const float4 (&acc)[Parts]) {
+__device__ __noinline__ void end_merged_row(const AttentionParams& params, const planner::MergeItem& item, int32_t row,
+                                            int32_t lane, float max, float sum, const float4 (&acc)[Parts]) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t token = row / group_size;
   const int32_t q_head = item.kv_head * group_size + row % group_size;

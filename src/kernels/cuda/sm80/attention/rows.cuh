@@ -71,6 +71,9 @@ struct RowInfo {
   float logit_scale[Rows];  ///< the wide way's
   int8_t
       query_exponent[Rows];  ///< kernels of codes: queries in shared memory are to be multiplied with 2 to this power
+  /// The wide way's elsewhere: where the keys and the values begin of the tokens that a warp copies, which are every
+  /// fourth of each 16 of a tile: by tile, warp, key or value, number and 16. Null where no row sees the token.
+  const std::byte* places[2][kWarps][2][4][kTokens / 16];
   ItemContext context;
   planner::WorkItem next;  ///< the item after this one, where there is one
   union {
@@ -78,7 +81,7 @@ struct RowInfo {
       int64_t query[Rows];  ///< where a row's queries begin, in elements; while they are copied and rows are bound
       Sight sight[kWarps];
     };
-    TokenOffsets offsets[2][kTokens];  ///< the wide way's, where tokens are looked up one by one
+    TokenOffsets offsets[2][kTokens];  ///< the wide way's, where tokens' places are no addresses
     struct {
       float top[Rows];  ///< of each state; then what its values are to be multiplied with
       float sum[Rows];

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/sm80/attention/code_stage.cuh"
 #include "kernels/cuda/sm80/attention/row_output.cuh"
 #include "kernels/cuda/sm80/attention/special_values.cuh"
 
@@ -73,14 +74,21 @@ class WideWay {
     begin_copies();
     look_up(0);
     if (!direct_) {
+      look_up_one(0);
       note_offsets(0);
       __syncthreads();
+      look_up_one(1);
     }
-    copy_keys(0, slots_);
-    ptx::commit_copies();
-    copy_values(0, slots_ + kSlotBytes);
-    ptx::commit_copies();
+    note_places(0);
+    __syncwarp();
     look_up(1);
+    const bool staged = Codes && direct_;
+    copy_keys(0, staged ? key_stage() : slots_);
+    ptx::commit_copies();
+    copy_values(0, staged ? value_stage() : slots_ + kSlotBytes);
+    ptx::commit_copies();
+    note_places(1);
+    look_up(2);
     uint32_t keys = slots_;
 #pragma unroll 1
     for (int32_t tile = 0; tile < num_tiles; ++tile) {
@@ -88,11 +96,16 @@ class WideWay {
       const bool more = tile + 1 < num_tiles;
       if (!direct_) note_offsets(tile + 1);
       ptx::wait_copies<1>();
+      if (staged) {
+        CodeStage<DimQk, kTile>::widen(key_stage(), keys, thread_);
+        __syncwarp();  // what was noted before the last products
+        if (more) copy_keys(tile + 1, key_stage());
+      }
       __syncthreads();  // the keys are there, the values before them were used
       const uint32_t values = slot_after(keys);
       float s[RowTiles][kColumns][4];
       multiply_keys(keys, s);
-      if (more) copy_keys(tile + 1, slot_after(values));  // while products are under way
+      if (more && !staged) copy_keys(tile + 1, slot_after(values));  // while products are under way
       ptx::commit_copies();
       const int32_t column = first + 2 * (lane_ % 4);
       const bool masked = needs_mask(context_.sight, first, kTile);
@@ -103,15 +116,30 @@ class WideWay {
       uint32_t weights[RowTiles][kColumns][2];
       pack(s, weights);
       ptx::wait_copies<1>();
+      if (staged) {
+        CodeStage<DimV, kTile>::widen(value_stage(), values, thread_);
+        if (more) copy_values(tile + 1, value_stage());
+      }
       __syncthreads();  // the values are there, the keys before them were used
       if (context_.custom || (masked && is_mixed(context_.sight, first, kTile))) set_special_apart(values, first);
+      note_places(tile + 2);
+      look_up(tile + 3);
       multiply_values(values, weights);
-      if (more) copy_values(tile + 1, keys);
+      if (more && !staged) copy_values(tile + 1, keys);
       ptx::commit_copies();
-      look_up(tile + 2);
-      keys = slot_after(values);
+      if (!direct_) look_up_one(tile + 2);
+      if (!staged) keys = slot_after(values);
     }
   }
+
+  /// Codes stand where the third slot would be: what is widened needs no slot to wait in.
+  __device__ __forceinline__ uint32_t key_stage() const {
+    return slots_ + 2 * kSlotBytes;
+  }
+  __device__ __forceinline__ uint32_t value_stage() const {
+    return key_stage() + kTile * DimQk;
+  }
+  static_assert(kTile * (DimQk + DimV) <= kSlotBytes);
 
   __device__ __forceinline__ uint32_t slot_after(uint32_t slot) const {
     return slot == slots_ + (kWideSlots - 1) * kSlotBytes ? slots_ : slot + kSlotBytes;
@@ -155,110 +183,118 @@ class WideWay {
     }
   }
 
-  /// Most tokens lie in groups of 16, a token's stride apart: then what is looked up is where a group begins, by one
-  /// lane of each warp, and a thread copies pieces of the same token of each group.
+  /// Most tokens can be copied as they are, from addresses that each warp finds for the tokens that it copies: four of
+  /// each 16 of a tile, by eight threads each.
   __device__ __forceinline__ void begin_copies() {
     const SegmentParams& segment = params_.segments[context_.item.segment];
-    direct_ = segment.wide && params_.head_dim_qk == DimQk && params_.head_dim_v == DimV && context_.even &&
+    direct_ = segment.wide && params_.head_dim_qk == DimQk && params_.head_dim_v == DimV &&
               (context_.pages == nullptr || context_.page_shift >= 0);
   }
 
-  /// Begins to look up where a tile's groups or tokens lie.
+  /// Begins to look up where this lane's token of those lies that its warp copies of a tile. As note_places, without
+  /// branches, so that the compiler can do it among products.
   __device__ __forceinline__ void look_up(int32_t tile) {
-    const int32_t first = context_.first_tile + tile * kTile;
-    if (!direct_) {
-      if (thread_ < kTile) next_ = place_of(context_, first + thread_);
-      return;
-    }
-    const int32_t token = first + 16 * lane_;
-    next_ = {0, context_.first_token + token};
-    if (context_.pages == nullptr) return;
-    next_.in_page = token & ((1 << context_.page_shift) - 1);
-    if (lane_ < kGroups && token + 16 > context_.sight.any_begin && token < context_.sight.any_end) {
-      next_.page = context_.pages[token >> context_.page_shift];
-    }
+    const int32_t token = context_.first_tile + tile * kTile + lane_ % 4 * 16 + 4 * warp_ + lane_ / 4 % 4;
+    const bool seen =
+        direct_ && lane_ % 4 < kGroups && token >= context_.sight.any_begin && token < context_.sight.any_end;
+    const int32_t* const pages = context_.pages;
+    const int32_t shift = context_.page_shift;
+    next_.page = 0;
+    if (seen && pages != nullptr) next_.page = pages[token >> shift];
+    next_.in_page = pages != nullptr ? token & ((1 << shift) - 1) : context_.first_token + token;
+    if (!seen) next_.in_page = -1;
+  }
+
+  /// Notes what was looked up of a tile, for the copies behind the next barrier: keys by half of the lanes, values by
+  /// the others.
+  __device__ __forceinline__ void note_places(int32_t tile) {
+    const bool is_key = lane_ < 16;
+    const SegmentParams& segment = params_.segments[context_.item.segment];
+    const KvStrides& strides = is_key ? segment.k_strides : segment.v_strides;
+    const int64_t at = next_.page * strides.page + next_.in_page * strides.token;
+    const auto* const begin = static_cast<const std::byte*>(is_key ? context_.keys : context_.values);
+    rows_.places[tile & 1][warp_][lane_ / 16][lane_ / 4 % 4][lane_ % 4] =
+        next_.in_page < 0 ? nullptr : begin + (Codes || is_fp8(segment.dtype) ? at : 2 * at);
+  }
+
+  /// The same where tokens are looked up one by one.
+  __device__ __forceinline__ void look_up_one(int32_t tile) {
+    if (thread_ < kTile) one_ = place_of(context_, context_.first_tile + tile * kTile + thread_);
   }
 
   /// What was looked up token by token, for the copies of a tile.
   __device__ __forceinline__ void note_offsets(int32_t tile) {
-    if (thread_ < kTile) rows_.offsets[tile & 1][thread_] = offsets_of(context_, next_);
+    if (thread_ < kTile) rows_.offsets[tile & 1][thread_] = offsets_of(context_, one_);
   }
 
   __device__ __forceinline__ void copy_keys(int32_t tile, uint32_t slot) const {
-    const SegmentParams& segment = params_.segments[context_.item.segment];
     if (direct_) {
-      copy_groups<DimQk>({context_.keys, segment.dtype, true}, segment.k_strides, tile, slot);
+      copy_noted<DimQk>(0, tile, slot);
     } else {
+      const SegmentParams& segment = params_.segments[context_.item.segment];
       copy_tokens<DimQk>({segment.k, segment.dtype, segment.wide}, &TokenOffsets::k, params_.head_dim_qk, tile, slot);
     }
   }
   __device__ __forceinline__ void copy_values(int32_t tile, uint32_t slot) const {
-    const SegmentParams& segment = params_.segments[context_.item.segment];
     if (direct_) {
-      copy_groups<DimV>({context_.values, segment.dtype, true}, segment.v_strides, tile, slot);
+      copy_noted<DimV>(1, tile, slot);
     } else {
+      const SegmentParams& segment = params_.segments[context_.item.segment];
       copy_tokens<DimV>({segment.v, segment.dtype, segment.wide}, &TokenOffsets::v, params_.head_dim_v, tile, slot);
     }
   }
 
-  /// Begins the copy of a tile's keys or values, those of this thread's token of each group; of tokens that no row
-  /// sees, zeros. fp8 is widened on the way, some groups at a time.
+  /// Begins the copy of a tile's keys (0) or values (1), this thread's share of the tokens that its warp noted; of
+  /// those that no row sees, zeros. fp8 is widened on the way, or, where all keys and values are codes, later.
   template <int32_t Dim>
-  __device__ __forceinline__ void copy_groups(const PieceSource& source, const KvStrides& strides, int32_t tile,
-                                              uint32_t slot) const {
-    const int32_t first = context_.first_tile + tile * kTile;
-    const int32_t token = first + thread_ / kGroupThreads;
-    const int64_t mine = next_.page * strides.page + next_.in_page * strides.token;
-    const int64_t piece = thread_ / kGroupThreads * strides.token + thread_ % kGroupThreads * kPiece;
-    const uint32_t to = slot + piece_offset(Dim, thread_ / kGroupThreads, thread_ % kGroupThreads);
-    const bool whole = first >= context_.sight.any_begin && first + kTile <= context_.sight.any_end;
-    const auto seen = [&](int32_t group) {
-      return whole || (token + 16 * group >= context_.sight.any_begin && token + 16 * group < context_.sight.any_end);
-    };
-    constexpr int32_t kPieces = Dim / (kGroupThreads * kPiece);
-    constexpr int32_t kWidth = kGroupThreads * kPiece;
-    if (is_fp8(source.dtype)) {
-      constexpr int32_t kAtOnce = 2;
+  __device__ __forceinline__ void copy_noted(int32_t half, int32_t tile, uint32_t slot) const {
+    const auto& places = rows_.places[tile & 1][warp_][half][lane_ / 8];
+    if constexpr (Codes) {
+      CodeStage<Dim, kTile>::copy(slot, places, thread_);
+    } else {
+      constexpr int32_t kPieces = Dim / (kGroupThreads * kPiece);
+      constexpr int32_t kWidth = kGroupThreads * 16;
+      const int32_t first = context_.first_tile + tile * kTile;
+      const bool whole = first >= context_.sight.any_begin && first + kTile <= context_.sight.any_end;
+      const uint32_t to = slot + piece_offset(Dim, thread_ / kGroupThreads, thread_ % kGroupThreads);
+      const int32_t in_token = 16 * (thread_ % kGroupThreads);
+      const DType dtype = params_.segments[context_.item.segment].dtype;
+      if (is_fp8(dtype)) {
 #pragma unroll 1
-      for (int32_t i = 0; i < kGroups; i += kAtOnce) {
-        uint2 codes[kAtOnce][kPieces];
-#pragma unroll
-        for (int32_t g = 0; g < kAtOnce; ++g) {
-          const auto* const from =
-              static_cast<const uint8_t*>(source.data) + piece + __shfl_sync(kAllLanes, mine, i + g);
+        for (int32_t i = 0; i < kGroups; ++i) {
+          const std::byte* const from = places[i];
+          uint2 codes[kPieces];
 #pragma unroll
           for (int32_t j = 0; j < kPieces; ++j) {
-            codes[g][j] = seen(i + g) ? *reinterpret_cast<const uint2*>(from + kWidth * j) : uint2{};
+            codes[j] = from != nullptr ? *reinterpret_cast<const uint2*>(from + (in_token + kWidth * j) / 2) : uint2{};
           }
-        }
-#pragma unroll
-        for (int32_t g = 0; g < kAtOnce; ++g) {
 #pragma unroll
           for (int32_t j = 0; j < kPieces; ++j) {
-            ptx::store_16(to + 32 * (i + g) * Dim + 2 * kWidth * j, widen_codes<T>(codes[g][j], source.dtype));
+            ptx::store_16(to + 32 * i * Dim + kWidth * j, widen_codes<T>(codes[j], dtype));
           }
         }
+        return;
       }
-      return;
-    }
-    const T* const from = static_cast<const T*>(source.data) + piece;
-    if (whole) {
+      if (whole) {
+        const std::byte* from[kGroups];  // read at once, not one behind each copy
 #pragma unroll
+        for (int32_t i = 0; i < kGroups; ++i) from[i] = places[i] + in_token;
+#pragma unroll
+        for (int32_t i = 0; i < kGroups; ++i) {
+#pragma unroll
+          for (int32_t j = 0; j < kPieces; ++j) {
+            ptx::copy_16_async(to + 32 * i * Dim + kWidth * j, from[i] + kWidth * j);
+          }
+        }
+        return;
+      }
+#pragma unroll 1
       for (int32_t i = 0; i < kGroups; ++i) {
-        const T* const group = from + __shfl_sync(kAllLanes, mine, i);
+        const std::byte* const from = places[i];
 #pragma unroll
         for (int32_t j = 0; j < kPieces; ++j) {
-          ptx::copy_16_async(to + 32 * i * Dim + 2 * kWidth * j, group + kWidth * j);
+          ptx::copy_16_async(to + 32 * i * Dim + kWidth * j, from + in_token + kWidth * j, from != nullptr);
         }
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int32_t i = 0; i < kGroups; ++i) {
-      const T* const group = from + __shfl_sync(kAllLanes, mine, i);
-#pragma unroll
-      for (int32_t j = 0; j < kPieces; ++j) {
-        ptx::copy_16_async(to + 32 * i * Dim + 2 * kWidth * j, group + kWidth * j, seen(i));
       }
     }
   }
@@ -356,8 +392,9 @@ class WideWay {
   const int32_t lane_;
   const int32_t warp_;
   const int32_t first_row_;  ///< this lane's first; the others are 8, 16, ... further
-  bool direct_;              ///< tokens lie in groups of 16
-  TokenPlace next_{0, -1};   ///< of this lane's group or this thread's token of the tile to be copied next
+  bool direct_;              ///< pieces are copied as they are, from addresses noted by warps
+  TokenPlace next_{0, -1};   ///< of this lane's token of the tile to be noted next
+  TokenPlace one_{0, -1};    ///< the same of this thread's, where tokens are looked up one by one
   RowState<RowTiles> state_;
   float scale_[RowTiles][2];
   bool turned_;  ///< some row of the warp has a scale that is not positive
