@@ -93,8 +93,10 @@ __device__ inline uint32_t e2m1_pair(uint32_t pair, const uint4& low, const uint
 /// Four words of two values each: their eight codes.
 template <bool kBfloat>
 __device__ inline uint32_t e2m1_codes(const uint4& pairs, const uint4& low, const uint4& high) {
-  const uint32_t first = __byte_perm(e2m1_pair<kBfloat>(pairs.x, low, high), e2m1_pair<kBfloat>(pairs.y, low, high), 0x7531);
-  const uint32_t second = __byte_perm(e2m1_pair<kBfloat>(pairs.z, low, high), e2m1_pair<kBfloat>(pairs.w, low, high), 0x7531);
+  const uint32_t first =
+      __byte_perm(e2m1_pair<kBfloat>(pairs.x, low, high), e2m1_pair<kBfloat>(pairs.y, low, high), 0x7531);
+  const uint32_t second =
+      __byte_perm(e2m1_pair<kBfloat>(pairs.z, low, high), e2m1_pair<kBfloat>(pairs.w, low, high), 0x7531);
   const uint32_t even = __byte_perm(first, second, 0x6420);
   const uint32_t odd = __byte_perm(first, second, 0x7531);
   return select_bits(0x0f0f0f0fu, even >> 4, odd);
