@@ -13,7 +13,9 @@ void all_to_all_combine(const CombineCall& call) {
   const auto element = static_cast<size_t>(size_of(in.dtype));
   // A row is its values and then its LSE's bits. A float needs its alignment, so odd 16-bit rows get one more element.
   const int64_t lse_at = dim % 2 == 0 || element == sizeof(float) ? dim : dim + 1;
-  const int64_t row_elements = lse_at + lse_lanes(in.dtype);
+  // On a GPU, rows of 16-bit values begin where eight can be read at once; the workspace's floats leave room for that.
+  const bool wide = call.gpu() != nullptr && element == 2 && dim % 8 == 0;
+  const int64_t row_elements = wide ? dim + 8 : lse_at + lse_lanes(in.dtype);
   const size_t row_bytes = static_cast<size_t>(row_elements) * element;
 
   const CombineParts parts = combine_parts(world, tokens, heads, dim);

@@ -33,7 +33,7 @@ __device__ BlockPlace place_of(const Nvfp4Params& params, uint32_t block) {
   const FastDiv& per_head = params.sizes.split.per_head;
   const uint32_t token = per_token.quotient(block);
   const uint32_t in_token = block - token * per_token.divisor();
-  const uint32_t head = per_head.quotient(in_token);
+  const uint32_t head = params.sizes.num_heads == 1 ? 0 : per_head.quotient(in_token);
   const uint32_t first = (in_token - head * per_head.divisor()) * kNvfp4BlockSize;
   return {token * params.wide.token_stride + head * params.wide.head_stride + first,
           token * params.codes.token_stride + head * params.codes.head_stride + first / 2,
@@ -64,10 +64,12 @@ __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__
         load_floats<1>(element_at(from, params.wide.dtype, i), params.wide.dtype, x + i);
       }
     }
-    uint32_t largest = 0;  // of magnitudes' bits: a NaN's stand above all
+    float largest = 0.0f;
 #pragma unroll
-    for (int32_t i = 0; i < kNvfp4BlockSize; ++i) largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
-    const uint8_t stored = e2m1_scale(__uint_as_float(largest), params.global_scale);
+    for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
+      asm("{.reg .f32 magnitude; abs.f32 magnitude, %1; max.NaN.f32 %0, magnitude, %0;}" : "+f"(largest) : "f"(x[i]));
+    }
+    const uint8_t stored = e2m1_scale(largest, params.global_scale);
     *place.scale = stored;
     const float scale = fp8_e4m3_to_float(stored);
     uint32_t words[2] = {};
@@ -167,6 +169,10 @@ void enqueue(const Nvfp4Params& whole, Stream stream) {
   const bool aligned =
       is_wide(params.wide.data, params.wide.dtype, {params.wide.token_stride, params.wide.head_stride}) &&
       is_wide(params.codes.data, DType::kFloat4E2M1x2, {params.codes.token_stride, params.codes.head_stride});
+  if (params.wide.head_stride == params.sizes.head_dim && params.codes.head_stride * 2 == params.sizes.head_dim) {
+    params.sizes.head_dim *= params.sizes.num_heads;  // heads that follow each other are one
+    params.sizes.num_heads = 1;
+  }
   params.sizes.split = PieceSplit(params.sizes.head_dim / kNvfp4BlockSize, params.sizes.num_heads);
   const int64_t per_token = params.sizes.split.per_token.divisor();
   auto* quantise = aligned ? nvfp4_kernel<true> : nvfp4_kernel<false>;

@@ -111,11 +111,13 @@ struct Neighbours {
   int64_t j = 0;
   uint32_t in_page = 0;  ///< the first one's place
   int32_t page = 0;
-  bool together = false;  ///< on one page that exists, inside the list
+  bool inside = false;    ///< the list, all of them
+  bool together = false;  ///< and on one page that exists
 
   Neighbours() = default;
   __device__ Neighbours(const ListParams& params, const RowList<Value>& list, int64_t at) : j(at) {
-    if (j < list.first_inside || j + kCount > list.end_inside) return;
+    inside = j >= list.first_inside && j + kCount <= list.end_inside;
+    if (!inside) return;
     const auto place = static_cast<uint32_t>(j);
     const uint32_t column = params.pages.quotient(place);
     in_page = place - column * params.pages.divisor();
@@ -123,22 +125,51 @@ struct Neighbours {
     if (together) page = list.pages.first[column];
   }
   __device__ void write(const ListParams& params, const RowList<Value>& list) const {
-    const auto token_stride = static_cast<Value>(params.token_stride);
-    // Strides of 32-bit lists are a page's tokens and 1.
-    const int64_t first =
-        page * int64_t{static_cast<Value>(params.page_stride)} + int64_t{in_page} * int64_t{token_stride};
-    const int64_t last = first + (kCount - 1) * int64_t{token_stride};
-    if (!together || static_cast<Value>(first) != first || static_cast<Value>(last) != last) {
+    Value values[kCount];
+    if (!inside || !(together ? on_one_page(params, values) : one_by_one(params, list, values))) {
       list_singly(params, list, j);
       return;
     }
-    const auto value = static_cast<Value>(first);
     if constexpr (kCount == 4) {
-      *reinterpret_cast<int4*>(list.out + j) =
-          make_int4(value, value + token_stride, value + 2 * token_stride, value + 3 * token_stride);
+      *reinterpret_cast<int4*>(list.out + j) = make_int4(values[0], values[1], values[2], values[3]);
     } else {
-      *reinterpret_cast<longlong2*>(list.out + j) = make_longlong2(value, value + token_stride);
+      *reinterpret_cast<longlong2*>(list.out + j) = make_longlong2(values[0], values[1]);
     }
+  }
+
+ private:
+  /// False where a value does not fit. Strides of 32-bit lists are a page's tokens and 1.
+  __device__ bool on_one_page(const ListParams& params, Value (&values)[kCount]) const {
+    const auto token_stride = static_cast<Value>(params.token_stride);
+    const int64_t first =
+        page * int64_t{static_cast<Value>(params.page_stride)} + int64_t{in_page} * int64_t{token_stride};
+    const int64_t last = first + (kCount - 1) * int64_t{token_stride};
+#pragma unroll
+    for (int32_t k = 0; k < kCount; ++k) values[k] = static_cast<Value>(first) + k * token_stride;
+    return static_cast<Value>(first) == first && static_cast<Value>(last) == last;
+  }
+  /// False also where a page does not exist.
+  __device__ bool one_by_one(const ListParams& params, const RowList<Value>& list, Value (&values)[kCount]) const {
+    int32_t pages[kCount];
+    uint32_t in_pages[kCount];
+    bool good = true;
+#pragma unroll
+    for (int32_t k = 0; k < kCount; ++k) {
+      const uint32_t place = static_cast<uint32_t>(j) + k;
+      const uint32_t column = params.pages.quotient(place);
+      in_pages[k] = place - column * params.pages.divisor();
+      const bool exists = column < list.pages.count;
+      good = good && exists;
+      pages[k] = exists ? list.pages.first[column] : 0;
+    }
+#pragma unroll
+    for (int32_t k = 0; k < kCount; ++k) {
+      const int64_t value = pages[k] * int64_t{static_cast<Value>(params.page_stride)} +
+                            in_pages[k] * int64_t{static_cast<Value>(params.token_stride)};
+      values[k] = static_cast<Value>(value);
+      good = good && values[k] == value;
+    }
+    return good;
   }
 };
 
@@ -209,15 +240,25 @@ __global__ void __launch_bounds__(kThreads) dense_kernel(const __grid_constant__
     const int64_t pages = units_of(max(0, length), params.page_size);
     const RowEntries entries(params.table, row);
     if (threadIdx.x == 0 && blockIdx.x == 0 && (length < 0 || pages > params.columns)) report(params.status);
-    const int64_t step = int64_t{gridDim.x} * kThreads;
-    for (int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x; column < params.columns; column += step) {
-      int32_t value = params.fill;
-      if (column < pages) {
+    constexpr int32_t kUnroll = 4;
+    const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
+    for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < params.columns;
+         first += step) {
+      int32_t values[kUnroll];
+#pragma unroll
+      for (int32_t u = 0; u < kUnroll; ++u) {
+        const int64_t column = first + u * kThreads;
+        values[u] = params.fill;
+        if (column >= min(pages, int64_t{params.columns})) continue;
         const bool exists = column < entries.count;
         if (!exists) report(params.status);
-        value = exists ? entries.first[column] : 0;
+        values[u] = exists ? entries.first[column] : 0;
       }
-      params.out[row * params.columns + column] = value;
+#pragma unroll
+      for (int32_t u = 0; u < kUnroll; ++u) {
+        const int64_t column = first + u * kThreads;
+        if (column < params.columns) params.out[row * params.columns + column] = values[u];
+      }
     }
   }
 }
@@ -246,7 +287,8 @@ dim3 rows_grid(int32_t rows, int64_t entries_per_row) {
 void enqueue(const IndptrParams& given, Stream stream) {
   IndptrParams params = given;
   params.units = FastDiv(params.unit);
-  auto* const kernel = params.n <= kSumThreads ? indptr_kernel<1> : indptr_kernel<4>;
+  auto* const several = params.n <= 4 * kSumThreads ? indptr_kernel<4> : indptr_kernel<8>;
+  auto* const kernel = params.n <= kSumThreads ? indptr_kernel<1> : several;
   kernel<<<1, kSumThreads, 0, native(stream)>>>(params);
   check_launch("a list's beginnings");
 }
