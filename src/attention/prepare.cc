@@ -117,7 +117,7 @@ planner::PlannerConfig gpu_planner_config(const detail::OpState& state, const ke
 /// Who plans and runs which requests.
 void choose_gpu_plans(detail::OpState& state, const kernels::cuda::AttentionKernel& kernel, int32_t num_workers) {
   state.gpu_kernel = &kernel;
-  state.gpu_launched = kernel.many_rows != nullptr ? kernel.many_rows : &kernel;
+  state.gpu_launched = kernel.many_rows != nullptr ? kernel.many_rows(state.config) : &kernel;
   state.planner = gpu_planner_config(state, *state.gpu_launched, num_workers);
   // Where a row's bits may not depend on how tokens are chunked, one kernel takes all.
   if (kernel.few_rows == nullptr || state.config.determinism >= Determinism::kScheduleInvariant) return;

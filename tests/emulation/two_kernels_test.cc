@@ -77,7 +77,7 @@ const cuda::AttentionKernel kBoth{.name = kPair,
                                   .tile = tile,
                                   .weights = weights,
                                   .few_rows = &kFew,
-                                  .many_rows = &kMany};
+                                  .many_rows = [](const AttentionConfig&) { return &kMany; }};
 
 struct Asked {
   std::vector<int32_t> q_len;

@@ -127,10 +127,10 @@ struct AttentionKernel {
   /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError).
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;
   /// A pair (decision 0032) launches nothing itself: requests whose packed rows fit one row tile of `few_rows` go to
-  /// that kernel, the others to `many_rows`. Of the fields above, a pair has those up to `weights`. Otherwise both are
-  /// null.
+  /// that kernel, the others to `many_rows`, of a configuration that `refusal` has nothing against. Of the fields
+  /// above, a pair has those up to `weights`. Otherwise both are null.
   const AttentionKernel* few_rows = nullptr;
-  const AttentionKernel* many_rows = nullptr;
+  const AttentionKernel* (*many_rows)(const AttentionConfig& config) = nullptr;
 };
 
 /// Every CUDA attention kernel of this build, the preferred first.

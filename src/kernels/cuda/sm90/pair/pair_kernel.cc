@@ -7,27 +7,39 @@
 namespace folio::inline v0::kernels::cuda::sm90 {
 namespace {
 
-constexpr const AttentionKernel* kMany = &sm80::kSm80Kernel;
 constexpr const AttentionKernel* kFew = &kSm90DecodeKernel;
+/// The preferred first.
+constexpr const AttentionKernel* kMany[] = {&sm80::kSm80Kernel};
+
+/// Why a kernel for many rows cannot stand beside that for few; empty if it can.
+std::string refusal_of(const AttentionKernel& many, const AttentionConfig& config) {
+  std::string reason = many.refusal(config);
+  if (!reason.empty() || many.weights(config) == kFew->weights(config)) return reason;
+  return core::message(many.name, " would round weights to ", many.weights(config), ", ", kFew->name, " to ",
+                       kFew->weights(config), "; cuda-sm90 takes configurations where both are the same");
+}
+
+/// Null where there is none.
+const AttentionKernel* many_rows(const AttentionConfig& config) {
+  for (const AttentionKernel* kernel : kMany) {
+    if (refusal_of(*kernel, config).empty()) return kernel;
+  }
+  return nullptr;
+}
 
 std::string refusal(const AttentionConfig& config) {
-  for (const AttentionKernel* kernel : {kMany, kFew}) {
-    std::string reason = kernel->refusal(config);
-    if (!reason.empty()) return reason;
-  }
-  const DType many = kMany->weights(config);
-  const DType few = kFew->weights(config);
-  if (many == few) return {};
-  return core::message("weights would be rounded to ", many, " in prefill and to ", few,
-                       " in decode; cuda-sm90 takes configurations where both are the same");
+  std::string reason = kFew->refusal(config);
+  if (!reason.empty() || many_rows(config) != nullptr) return reason;
+  for (const AttentionKernel* kernel : kMany) reason += (reason.empty() ? "" : "; ") + refusal_of(*kernel, config);
+  return reason;
 }
 
 planner::TileShape tile(const AttentionConfig& config) {
-  return kMany->tile(config);
+  return many_rows(config)->tile(config);
 }
 
 DType weights(const AttentionConfig& config) {
-  return kMany->weights(config);
+  return kFew->weights(config);
 }
 
 }  // namespace
@@ -39,6 +51,6 @@ const AttentionKernel kSm90Kernel{.name = "cuda-sm90",
                                   .tile = tile,
                                   .weights = weights,
                                   .few_rows = kFew,
-                                  .many_rows = kMany};
+                                  .many_rows = many_rows};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90
