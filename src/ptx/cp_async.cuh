@@ -57,15 +57,6 @@ __device__ __forceinline__ void store_4(uint32_t shared, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(value) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_16(uint32_t shared) {
-  uint4 value;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "r"(shared)
-               : "memory");
-  return value;
-}
-
 /// Ends a group of this thread's copies.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
