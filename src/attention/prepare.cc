@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "attention/config.hpp"
@@ -64,16 +65,27 @@ std::vector<Candidate> candidates(const Context& context, const AttentionConfig&
   return all;
 }
 
+/// Whether a candidate that takes the configuration comes before those behind it.
+bool is_preferred(const Candidate& candidate, const AttentionConfig& config) {
+  return candidate.gpu == nullptr || candidate.gpu->preferred == nullptr || candidate.gpu->preferred(config);
+}
+
 Candidate choose(const Context& context, const AttentionConfig& config, const std::string& forced) {
   std::string reasons;
   std::string names;
+  std::optional<Candidate> second_choice;
   for (const Candidate& candidate : candidates(context, config)) {
     const KernelAnswer& answer = candidate.answer;
     names += (names.empty() ? "" : ", ") + answer.name;
     if (!forced.empty() && forced != answer.name) continue;
-    if (answer.refusal.empty()) return candidate;
+    if (answer.refusal.empty()) {
+      if (!forced.empty() || is_preferred(candidate, config)) return candidate;
+      if (!second_choice) second_choice = candidate;
+      continue;
+    }
     reasons += (reasons.empty() ? "" : "; ") + answer.name + ": " + answer.refusal;
   }
+  if (second_choice) return *second_choice;
   if (reasons.empty()) {
     core::fail(ErrorCode::kInvalidArgument, "force_kernel is \"", forced, "\"; kernels here are: ", names);
   }

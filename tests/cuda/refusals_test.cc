@@ -42,7 +42,12 @@ TEST_F(CudaTest, ContextSaysWhatItIs) {
 
 TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
   const Context context = Context::cuda(0);
-  EXPECT_EQ(prepare(context, plain_config()).kernel_name(), "cuda-sm80");
+  cudaDeviceProp gpu{};
+  check(cudaGetDeviceProperties(&gpu, 0));
+  EXPECT_EQ(prepare(context, plain_config()).kernel_name(), gpu.major == 9 ? "cuda-sm90" : "cuda-sm80");
+  AttentionConfig fp8 = plain_config();
+  fp8.kv = DType::kFloat8E4M3;
+  EXPECT_EQ(prepare(context, fp8).kernel_name(), "cuda-sm80");
   AttentionConfig packed = plain_config();
   packed.kv_format = KvFormat::kCpuPacked;
   expect_error(ErrorCode::kUnsupported, "kStrided", [&] { prepare(context, packed); });
@@ -58,7 +63,7 @@ TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
                [&] { prepare(context, float32, fast); });
   PrepareOptions forced;
   forced.force_kernel = "generic";
-  expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-sm80, cuda-plain",
+  expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-sm90, cuda-sm80, cuda-plain",
                [&] { prepare(context, plain_config(), forced); });
 }
 

@@ -109,6 +109,8 @@ struct AttentionKernel {
   planner::TileShape (*tile)(const AttentionConfig& config);
   /// What weights are rounded to before they multiply values: kFloat32 (not at all), kFloat16 or kBFloat16.
   DType (*weights)(const AttentionConfig& config);
+  /// Of what it takes: where it is better than the kernels behind it, by measurement. Null: everywhere.
+  bool (*preferred)(const AttentionConfig& config) = nullptr;
   int32_t workers_per_sm = 1;
   /// The planner's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost = 0;
@@ -128,7 +130,7 @@ struct AttentionKernel {
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;
   /// A pair (decision 0032) launches nothing itself: requests whose packed rows fit one row tile of `few_rows` go to
   /// that kernel, the others to `many_rows`, of a configuration that `refusal` has nothing against. Of the fields
-  /// above, a pair has those up to `weights`. Otherwise both are null.
+  /// above, a pair has those up to `preferred`. Otherwise both are null.
   const AttentionKernel* few_rows = nullptr;
   const AttentionKernel* (*many_rows)(const AttentionConfig& config) = nullptr;
 };

@@ -10,10 +10,10 @@
 namespace folio::inline v0::kernels::cuda {
 
 std::span<const AttentionKernel* const> attention_kernels() {
-  // Those of Hopper come last, to be asked for by name, until they have been measured.
-  static constexpr std::array<const AttentionKernel*, 5> kAll{&sm80::kSm80Kernel, &plain::kPlainKernel,
-                                                              &sm90::kSm90DecodeKernel,
-                                                              &sm90::prefill::kSm90PrefillKernel, &sm90::kSm90Kernel};
+  // The two halves of Hopper's pair come last, to be asked for by name.
+  static constexpr std::array<const AttentionKernel*, 5> kAll{&sm90::kSm90Kernel, &sm80::kSm80Kernel,
+                                                              &plain::kPlainKernel, &sm90::kSm90DecodeKernel,
+                                                              &sm90::prefill::kSm90PrefillKernel};
   return kAll;
 }
 

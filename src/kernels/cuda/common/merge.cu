@@ -87,8 +87,8 @@ __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& param
 /// Components of parts [first_part, last_part) of a row that is brought together.
 template <int32_t Parts>
 __device__ __forceinline__ void end_weighed_row(const AttentionParams& params, const planner::MergeItem& item,
-                                               int32_t row, int32_t lane, int32_t first_part, int32_t last_part,
-                                               const Share<Parts>& share) {
+                                                int32_t row, int32_t lane, int32_t first_part, int32_t last_part,
+                                                const Share<Parts>& share) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t token = row / group_size;
   const int32_t q_head = item.kv_head * group_size + row % group_size;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(const __grid_constant__
     if (count <= kManyParts) {
       for (int32_t row = item.row_begin + blockIdx.y * kWarps + warp; row < item.row_end; row += gridDim.y * kWarps) {
         end_weighed_row<Parts>(params, item, row, lane, 0, Parts,
-                              weigh_share<Parts>(params, sources, count, row - item.row_begin, lane, waited));
+                               weigh_share<Parts>(params, sources, count, row - item.row_begin, lane, waited));
       }
       continue;
     }

@@ -3,16 +3,22 @@
 #include "core/error.hpp"
 #include "kernels/cuda/sm80/attention/sm80_kernel.hpp"
 #include "kernels/cuda/sm90/decode/decode_kernel.hpp"
+#include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90 {
 namespace {
 
 constexpr const AttentionKernel* kFew = &kSm90DecodeKernel;
 /// The preferred first.
-constexpr const AttentionKernel* kMany[] = {&sm80::kSm80Kernel};
+constexpr const AttentionKernel* kMany[] = {&prefill::kSm90PrefillKernel, &sm80::kSm80Kernel};
 
 /// Why a kernel for many rows cannot stand beside that for few; empty if it can.
 std::string refusal_of(const AttentionKernel& many, const AttentionConfig& config) {
+  const bool branches = config.features.has(Feature::kSoftCap) || config.features.has(Feature::kAlibi) ||
+                        config.mask == MaskKind::kCustom;
+  if (&many == &prefill::kSm90PrefillKernel && branches) {
+    return "cuda-sm90-prefill is slow with soft caps, ALiBi and custom masks";
+  }
   std::string reason = many.refusal(config);
   if (!reason.empty() || many.weights(config) == kFew->weights(config)) return reason;
   return core::message(many.name, " would round weights to ", many.weights(config), ", ", kFew->name, " to ",
@@ -42,6 +48,11 @@ DType weights(const AttentionConfig& config) {
   return kFew->weights(config);
 }
 
+/// Where both were measured to be faster than cuda-sm80, which they are not with fp8 caches.
+bool preferred(const AttentionConfig& config) {
+  return size_of(config.kv) == 2 && size_of(config.q) == 2 && config.head_dim_qk == config.head_dim_v;
+}
+
 }  // namespace
 
 const AttentionKernel kSm90Kernel{.name = "cuda-sm90",
@@ -50,6 +61,7 @@ const AttentionKernel kSm90Kernel{.name = "cuda-sm90",
                                   .refusal = refusal,
                                   .tile = tile,
                                   .weights = weights,
+                                  .preferred = preferred,
                                   .few_rows = kFew,
                                   .many_rows = many_rows};
 

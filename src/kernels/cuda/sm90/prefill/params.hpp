@@ -27,7 +27,7 @@ struct PrefillParams {
   SegmentCopy copies[kMaxSegments];
   bool out_wide;  ///< every row of an output of 16 bits begins at a multiple of 16 bytes
 };
-static_assert(sizeof(PrefillParams) <= 4096, "what a kernel's parameters may have");
+static_assert(sizeof(PrefillParams) <= 32764, "what a kernel has of parameters on Volta and newer, from CUDA 12.1 on");
 
 /// Fills `maps`, `copies` and `out_wide`.
 void describe(PrefillParams& params, const HeadDims& dims);
