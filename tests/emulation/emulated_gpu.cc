@@ -67,6 +67,7 @@ class EmulatedGpu final : public GpuBackend {
   void enqueue(const cuda::RenumberParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::CombineParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::CleanLseParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::ShiftLseParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::WeighParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::PackParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ArrangeParams&, Stream) const override { refuse(); }
