@@ -25,11 +25,6 @@ struct Position {
     if (position < 0) return;
     page = params.span.quotient(position);
     const uint32_t in_span = position - page * params.span.divisor();
-    if (params.shard.world == 1) {
-      here = true;
-      in_page = static_cast<int32_t>(in_span);
-      return;
-    }
     const uint32_t turn = params.cycle.quotient(in_span);
     const uint32_t in_turn = in_span - turn * params.cycle.divisor();
     here = params.interleave.quotient(in_turn) == static_cast<uint32_t>(params.shard.rank);
@@ -38,18 +33,16 @@ struct Position {
   }
 };
 
-__device__ int64_t page_of(const SlotParams& params, const Position& position, int32_t row) {
-  return position.here ? table_entry(params.table, row, position.page) : -1;
-}
-
-__device__ int64_t slot_of(const SlotParams& params, const Position& position, int64_t page) {
-  if (position.here && page < 0) report(params.status);
-  return page < 0 ? -1 : page * params.page_size + position.in_page;
+__device__ int64_t slot_of(const SlotParams& params, int64_t page, int32_t in_page) {
+  return page < 0 ? -1 : page * params.page_size + in_page;
 }
 
 __device__ int64_t slot_of_token(const SlotParams& params, int32_t row, int32_t given) {
   const Position position(params, given);
-  return slot_of(params, position, page_of(params, position, row));
+  if (!position.here) return -1;
+  const int64_t page = table_entry(params.table, row, position.page);
+  if (page < 0) report(params.status);
+  return slot_of(params, page, position.in_page);
 }
 
 /// Tokens one by one.
@@ -60,8 +53,8 @@ __global__ void __launch_bounds__(kThreads) single_slots_kernel(const __grid_con
   }
 }
 
-/// Two neighbours a thread, whose slots are 16 bytes, kUnroll times; memory is aligned. A page that both are on, as a
-/// prefill's mostly are, is looked up once.
+/// Two neighbours a thread, whose slots are 16 bytes, kUnroll times; memory is aligned. Where they follow each other on
+/// one page, as a prefill's do, that page is looked up once.
 __global__ void __launch_bounds__(kThreads) slots_kernel(const __grid_constant__ SlotParams params) {
   constexpr int32_t kUnroll = 4;
   const int64_t groups = params.num_tokens / 2;
@@ -74,22 +67,30 @@ __global__ void __launch_bounds__(kThreads) slots_kernel(const __grid_constant__
       positions[u] = reinterpret_cast<const int2*>(params.positions)[group];
       rows[u] = reinterpret_cast<const int2*>(params.token_row)[group];
     }
-    Position at[kUnroll][2];
-    int64_t pages[kUnroll][2];
+    bool together[kUnroll];
+    int32_t pages[kUnroll], in_page[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      at[u][0] = Position(params, positions[u].x);
-      at[u][1] = Position(params, positions[u].y);
-      pages[u][0] = page_of(params, at[u][0], rows[u].x);
-      const bool same = rows[u].x == rows[u].y && at[u][0].here && at[u][1].here && at[u][0].page == at[u][1].page;
-      pages[u][1] = same ? pages[u][0] : page_of(params, at[u][1], rows[u].y);
+      const int32_t position = max(positions[u].x, 0);
+      const uint32_t page = params.span.quotient(position);
+      in_page[u] = position - static_cast<int32_t>(page * params.span.divisor());
+      together[u] = params.shard.world == 1 && positions[u].x >= 0 && rows[u].x == rows[u].y &&
+                    in_page[u] + 1 < params.page_size && positions[u].y == positions[u].x + 1;
+      if (together[u]) pages[u] = static_cast<int32_t>(table_entry(params.table, rows[u].x, page));
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
       const int64_t group = first + u * kThreads;
       if (group >= groups) break;
-      reinterpret_cast<longlong2*>(params.slots)[group] =
-          make_longlong2(slot_of(params, at[u][0], pages[u][0]), slot_of(params, at[u][1], pages[u][1]));
+      longlong2 slots;
+      if (together[u] && pages[u] >= 0) {
+        const int64_t slot = slot_of(params, pages[u], in_page[u]);
+        slots = make_longlong2(slot, slot + 1);
+      } else {
+        slots = make_longlong2(slot_of_token(params, rows[u].x, positions[u].x),
+                               slot_of_token(params, rows[u].y, positions[u].y));
+      }
+      reinterpret_cast<longlong2*>(params.slots)[group] = slots;
     }
   }
   const int64_t t = 2 * groups;

@@ -16,8 +16,8 @@ constexpr const AttentionKernel* kMany[] = {&prefill::kSm90PrefillKernel, &sm80:
 std::string refusal_of(const AttentionKernel& many, const AttentionConfig& config) {
   const bool branches = config.features.has(Feature::kSoftCap) || config.features.has(Feature::kAlibi) ||
                         config.mask == MaskKind::kCustom;
-  if (&many == &prefill::kSm90PrefillKernel && branches) {
-    return "cuda-sm90-prefill is slow with soft caps, ALiBi and custom masks";
+  if (&many == &prefill::kSm90PrefillKernel && (branches || config.page_size % 8 != 0)) {
+    return "cuda-sm90-prefill is slow with soft caps, ALiBi, custom masks and pages that are no multiple of 8 tokens";
   }
   std::string reason = many.refusal(config);
   if (!reason.empty() || many.weights(config) == kFew->weights(config)) return reason;
