@@ -25,6 +25,12 @@ void expect_right(DcpSetup setup, BackendKind kind, const Change& change = {}) {
 
 using Division = std::tuple<BackendKind, int32_t, int32_t>;  ///< backend, world, interleave
 
+/// Half of them under sanitizers, which look for other mistakes than wrong sums.
+std::vector<int32_t> interleaves() {
+  if (folio::testing::kInstrumented) return {1, 16};
+  return {1, 2, 16, 32};
+}
+
 class DcpBackends : public ::testing::TestWithParam<Division> {};
 
 TEST_P(DcpBackends, FeaturesAndCaches) {
@@ -48,7 +54,7 @@ std::string division_name(const ::testing::TestParamInfo<Division>& test) {
 
 INSTANTIATE_TEST_SUITE_P(Divisions, DcpBackends,
                          ::testing::Combine(::testing::ValuesIn(kBackends), ::testing::Values(1, 2, 4),
-                                            ::testing::Values(1, 2, 16, 32)),
+                                            ::testing::ValuesIn(interleaves())),
                          division_name);
 
 // What the batch says of causality holds for the new tokens too: without a window every key is visible, later ones

@@ -100,8 +100,9 @@ INSTANTIATE_TEST_SUITE_P(Golden, GoldenCascade, ::testing::ValuesIn(golden_cases
                          golden_case_name);
 
 TEST(FlashAttnCascade, TakesTheGeometriesOfCascadeTests) {
+  int number = 0;
   for (const GoldenCase& geometry : golden_cases("backends/batches", "cascade_geometries")) {
-    if (folio::testing::kInstrumented && geometry.ints("heads")[0] > 8) continue;  // half a minute
+    if (folio::testing::kInstrumented && (geometry.ints("heads")[0] > 8 || number++ % 3 != 0)) continue;  // a minute
     SCOPED_TRACE(geometry.data.dump());
     LayerSetup setup;
     setup.num_heads = geometry.ints("heads")[0];
