@@ -15,6 +15,15 @@ namespace folio::inline v0::kernels::cuda {
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr double kLn2 = 0.693147180559945309417;
 
+/// Offset from the segment's first position of a local token; planner::shard_offset in 32 bits.
+__device__ __forceinline__ uint32_t position_offset(const KvShard& shard, uint32_t token) {
+  if (shard.world == 1) return token;
+  const auto interleave = static_cast<uint32_t>(shard.interleave);
+  const uint32_t stripe = token / interleave;
+  return stripe * static_cast<uint32_t>(shard.world) * interleave + static_cast<uint32_t>(shard.rank) * interleave +
+         (token - stripe * interleave);
+}
+
 /// A token's page and its place in it; ragged: page 0 and the token of the tensor.
 struct Place {
   int64_t page = 0;

@@ -2,9 +2,8 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
-
 #include "core/error.hpp"
+#include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/sm80/attention/launch.hpp"
 #include "kernels/cuda/sm80/attention/merge_last.cuh"
 #include "kernels/cuda/sm80/attention/narrow.cuh"
@@ -73,22 +72,11 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
   }
 }
 
-/// Enqueues a kernel with `bytes` of shared memory. `Kernel` is a parameter of the template, so that each has its mark.
+/// Enqueues a kernel with `bytes` of shared memory. See allow_shared_memory.
 template <auto Kernel>
 void launch_kernel(const AttentionParams& params, int32_t num_workers, int32_t bytes, Stream stream) {
-  static std::atomic<uint64_t> allowed{0};  // a bit for each of the first 64 devices
-  int device = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if (status == cudaSuccess && (allowed.load(std::memory_order_relaxed) & bit) == 0) {
-    status = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    // Two thread blocks of a multiprocessor need more shared memory than the driver would set aside for one.
-    if (status == cudaSuccess) {
-      status =
-          cudaFuncSetAttribute(Kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    }
-    if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
-  }
+  // Two thread blocks share a multiprocessor.
+  cudaError_t status = allow_shared_memory<Kernel>(bytes, true);
   if (status == cudaSuccess) {
     Kernel<<<num_workers, kThreads, bytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
     status = cudaGetLastError();

@@ -2,9 +2,8 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
-
 #include "core/error.hpp"
+#include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/sm90/decode/launch.hpp"
 #include "kernels/cuda/sm90/decode/thread_block.cuh"
 #include "ptx/grid_dependency.cuh"
@@ -29,14 +28,7 @@ template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes = Codes::kNone>
 void launch_class(const AttentionParams& attention, int32_t num_workers, Stream stream) {
   constexpr int32_t kBytes = shared_bytes<DimQk, DimV, kCodes>();
   auto* const kernel = decode_kernel<T, DimQk, DimV, kCodes>;
-  static std::atomic<uint64_t> allowed{0};  // a bit for each of the first 64 devices
-  int device = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if (status == cudaSuccess && (allowed.load(std::memory_order_relaxed) & bit) == 0) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-    if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
-  }
+  cudaError_t status = allow_shared_memory<decode_kernel<T, DimQk, DimV, kCodes>>(kBytes, false);
   if (status == cudaSuccess) {
     DecodeParams params{};
     params.attention = attention;

@@ -43,15 +43,6 @@ __device__ __forceinline__ float capped(float logit, float cap) {
   return __fmul_rn(cap, __fmaf_rn(-2.0f, ptx::reciprocal_approximate(__fadd_rn(e, 1.0f)), 1.0f));
 }
 
-/// Offset from the segment's first position of a local token; planner::shard_offset in 32 bits.
-__device__ __forceinline__ uint32_t position_offset(const KvShard& shard, uint32_t token) {
-  if (shard.world == 1) return token;
-  const auto interleave = static_cast<uint32_t>(shard.interleave);
-  const uint32_t stripe = token / interleave;
-  return stripe * static_cast<uint32_t>(shard.world) * interleave + static_cast<uint32_t>(shard.rank) * interleave +
-         (token - stripe * interleave);
-}
-
 /// One product as a logit in base-2 units, with what few batches have: soft cap, ALiBi, custom mask.
 __device__ __forceinline__ float general_logit(const AttentionParams& params, const ItemContext& context, int32_t row,
                                                int32_t token, float product) {

@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/sm90/decode/math_warp.cuh"
 #include "kernels/cuda/sm90/decode/scheduler.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warpgroup.cuh"
 
 /// One thread block a multiprocessor: its last warp schedules, the others compute.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -41,11 +41,11 @@ __device__ __forceinline__ void run_thread_block(const DecodeParams& params, uns
   }
   __syncthreads();
   if (threadIdx.x >= math_threads(kDims)) {
-    if constexpr (moves_registers(kDims)) ptx::lower_registers<kSchedulerRegisters>();
+    if constexpr (moves_registers(kDims)) ptx::give_up_registers<kSchedulerRegisters>();
     if (threadIdx.x >= math_threads(kDims) + 32) return;
     Scheduler<T, DimQk, DimV, kCodes>(params, memory, state).run();
   } else {
-    if constexpr (moves_registers(kDims)) ptx::raise_registers<kMathRegisters>();
+    if constexpr (moves_registers(kDims)) ptx::claim_registers<kMathRegisters>();
     MathWarp<T, DimQk, DimV, kCodes>(params, memory, state).run();
   }
 }

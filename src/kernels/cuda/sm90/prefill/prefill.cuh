@@ -2,9 +2,8 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
-
 #include "core/error.hpp"
+#include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
 #include "kernels/cuda/sm90/prefill/thread_block.cuh"
 #include "ptx/grid_dependency.cuh"
@@ -20,17 +19,10 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
   run_thread_block<T, DimQk, DimV, General>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
 }
 
-/// Enqueues a kernel. `Kernel` is a parameter of the template, so that each has its mark.
+/// Enqueues a kernel. See allow_shared_memory.
 template <auto Kernel>
 void launch_kernel(const PrefillParams& params, int32_t num_workers, int32_t bytes, Stream stream) {
-  static std::atomic<uint64_t> allowed{0};  // a bit for each of the first 64 devices
-  int device = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if (status == cudaSuccess && (allowed.load(std::memory_order_relaxed) & bit) == 0) {
-    status = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
-  }
+  cudaError_t status = allow_shared_memory<Kernel>(bytes, false);
   if (status == cudaSuccess) {
     Kernel<<<num_workers, kThreads, bytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
     status = cudaGetLastError();
