@@ -136,9 +136,10 @@ TEST(Cli, JsonOnStandardOutputIsAlone) {
 
 TEST(Cli, CascadesAreCountedWithoutAttention) {
   const auto counted = [](const char* mode, const char* backend = "none") {
-    const Outcome outcome =
-        folio({"replay", kTraces + "/mooncake_excerpt.jsonl", "--plan-only", "--scale", "1", "--requests", "40",
-               "--layers", "1", "--unlimited-pool", "--cascade", mode, "--backend", backend, "--json", "-", "-q"});
+    const Outcome outcome = folio(
+        {"replay", kTraces + "/mooncake_excerpt.jsonl", "--plan-only", "--scale", "1", "--requests", "40", "--layers",
+         "1", "--unlimited-pool", "--cascade", mode, "--backend", backend, "--kv-format", "strided-nhd", "--json", "-",
+         "-q"});  // the format that backends take: others have kernels, and so tiles, of their own
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return nlohmann::json::parse(outcome.out);
   };
@@ -203,7 +204,8 @@ TEST(Cli, ReplaySaysWhatWindowedLayersGaveUp) {
 
 TEST(Cli, DigestsAgreeOverSchedules) {
   const auto digest = [](std::vector<std::string> more) {
-    more.insert(more.end(), {"--determinism", "schedule-invariant", "--json", "-", "-q"});
+    // The format that backends take: where the one without a backend is another, so is the kernel.
+    more.insert(more.end(), {"--determinism", "schedule-invariant", "--kv-format", "strided-nhd", "--json", "-", "-q"});
     const Outcome outcome = folio(small_replay(more));
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return nlohmann::json::parse(outcome.out)["checks"]["digest"].get<std::string>();
