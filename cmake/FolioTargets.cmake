@@ -82,6 +82,24 @@ function(folio_use_test_options target)
   endif()
 endfunction()
 
+# Instrumented programs take longer to start than most of their tests: ctest is given them in so many parts each, which run side
+# by side, instead of test by test.
+set(FOLIO_TEST_PARTS 0 CACHE STRING "Parts in which ctest runs each test program; 0: test by test")
+
+# folio_discover_tests(PROGRAM LABEL): tells ctest of a program's tests.
+function(folio_discover_tests program label)
+  if(FOLIO_TEST_PARTS EQUAL 0)
+    gtest_discover_tests(${program} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${label}")
+    return()
+  endif()
+  foreach(part RANGE 1 ${FOLIO_TEST_PARTS})
+    math(EXPR index "${part} - 1")
+    add_test(NAME ${program}.${part} COMMAND ${program})
+    set_tests_properties(${program}.${part} PROPERTIES TIMEOUT 900 LABELS "${label}"
+                         ENVIRONMENT "GTEST_TOTAL_SHARDS=${FOLIO_TEST_PARTS};GTEST_SHARD_INDEX=${index};GTEST_BRIEF=1")
+  endforeach()
+endfunction()
+
 # folio_test(NAME t SOURCES ... [MODULES core ...] [LIBRARIES ...] [LABELS ...]): a GoogleTest program. Labels: `unit` (given
 # by folio_module) and `quick` run under AddressSanitizer in continuous integration, `slow` does not; `threads` under
 # ThreadSanitizer; `cuda` needs a GPU. MODULES links the objects of those modules directly (white-box tests); tests of the
@@ -109,7 +127,7 @@ function(folio_test)
   endif()
   # One label, since gtest_discover_tests takes no lists as properties; ctest's label filters match parts of it.
   list(JOIN T_LABELS "-" label)
-  gtest_discover_tests(${T_NAME} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${label}")
+  folio_discover_tests(${T_NAME} "${label}")
   if(T_GPU_FILTER AND FOLIO_HAS_CUDA)
     list(JOIN T_GPU_FILTER ":" filter)
     string(REPLACE ":-" "-" filter "${filter}")
