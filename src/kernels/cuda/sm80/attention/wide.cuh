@@ -36,15 +36,7 @@ class WideWay {
  public:
   __device__ __forceinline__ WideWay(const AttentionParams& params, const ItemContext& context, RowInfo<Rows>& rows,
                                      uint32_t shared)
-      : params_(params),
-        context_(context),
-        rows_(rows),
-        q_(shared),
-        slots_(shared + 2 * Rows * DimQk),
-        thread_(thread_number()),
-        lane_(thread_ % 32),
-        warp_(thread_ / 32),
-        first_row_(warp_ * RowTiles * 16 + lane_ / 4) {}
+      : params_(params), context_(context), rows_(rows), q_(anew(shared)), thread_(thread_number()) {}
 
   /// One item. The queries' copy has been committed. Leaves the rows' states in `results` and rows.result.
   __device__ __forceinline__ void run(float* results) {
@@ -56,85 +48,96 @@ class WideWay {
         for (int32_t i = 0; i < 4; ++i) acc_[m][n][i] = 0.0f;
       }
     }
-    begin_state<Codes>(params_, context_, rows_, first_row_, state_);
+    const int32_t first_row = first_row_of(lane_and_warp());
+    begin_state<Codes>(params_, context_, rows_, first_row, state_);
     if (context_.num_tiles > 0) accumulate();
     ptx::wait_copies<0>();
     join_quad(state_);
     __syncthreads();  // the tiles become the place of results
-    keep_results<DimV>(state_, acc_, first_row_, 2 * (lane_ % 4), results, rows_);
+    keep_results<DimV>(state_, acc_, first_row, 2 * (thread_ % 4), results, rows_);
   }
 
  private:
   /// Tiles of keys and values take turns in the slots: keys, values, the next keys, the next values, ... While one is
   /// used, the next is there or on its way, and the one after next is asked for: two barriers a tile of tokens.
   __device__ __forceinline__ void accumulate() {
-    const int32_t num_tiles = context_.num_tiles * (kTokens / kTile);
     const bool general = context_.custom || has_bias(params_);
     begin_scales(general);
+    const bool prepares = general || turned_;
     begin_copies();
-    look_up(0);
-    if (!direct_) {
-      look_up_one(0);
-      note_offsets(0);
-      __syncthreads();
-      look_up_one(1);
-    }
-    note_places(0);
-    __syncwarp();
-    look_up(1);
     const bool staged = Codes && direct_;
-    copy_keys(0, staged ? key_stage() : slots_);
+    const int32_t begin = context_.first_tile;
+    const int32_t end = begin + context_.num_tiles * kTokens;
+    begin_places(begin);
+    copy_keys(begin, staged ? key_stage() : slots());
     ptx::commit_copies();
-    copy_values(0, staged ? value_stage() : slots_ + kSlotBytes);
+    copy_values(begin, staged ? value_stage() : slots() + kSlotBytes);
     ptx::commit_copies();
-    note_places(1);
-    look_up(2);
-    uint32_t keys = slots_;
+    uint32_t keys = slots();
 #pragma unroll 1
-    for (int32_t tile = 0; tile < num_tiles; ++tile) {
-      const int32_t first = context_.first_tile + tile * kTile;
-      const bool more = tile + 1 < num_tiles;
-      if (!direct_) note_offsets(tile + 1);
+    for (int32_t first = begin; first < end; first += kTile) {
+      const bool more = first + kTile < end;
+      if (!direct_) note_offsets(first + kTile);
       ptx::wait_copies<1>();
       if (staged) {
         CodeStage<DimQk, kTile>::widen(key_stage(), keys, thread_);
         __syncwarp();  // what was noted before the last products
-        if (more) copy_keys(tile + 1, key_stage());
+        if (more) copy_keys(first + kTile, key_stage());
       }
       __syncthreads();  // the keys are there, the values before them were used
       const uint32_t values = slot_after(keys);
       float s[RowTiles][kColumns][4];
       multiply_keys(keys, s);
-      if (more && !staged) copy_keys(tile + 1, slot_after(values));  // while products are under way
+      const uint4 sight = ptx::load_16(info(offsetof(ItemContext, sight)));
+      if (more && !staged) copy_keys(first + kTile, slot_after(values));  // while products are under way
       ptx::commit_copies();
-      const int32_t column = first + 2 * (lane_ % 4);
-      const bool masked = needs_mask(context_.sight, first, kTile);
-      if (general || turned_) prepare_scores(general, column, s);
-      if (masked) mask_logits(rows_, first_row_, column, s);
-      float factor[RowTiles][2];
-      if (take_in<T>(state_, scale_, s, factor)) rescale(acc_, factor);
-      uint32_t weights[RowTiles][kColumns][2];
-      pack(s, weights);
+      const bool masked = static_cast<int32_t>(sight.z) > first || static_cast<int32_t>(sight.w) < first + kTile;
+      if (prepares || masked) {
+        const int32_t column = first + 2 * (thread_ % 4);
+        const int32_t first_row = first_row_of(lane_and_warp());
+        if (prepares) prepare_scores(general, first_row, column, s);
+        if (masked) mask_logits(rows_, first_row, column, s);
+      }
+      follow_scores<T>(state_, scale_, s, acc_);
       ptx::wait_copies<1>();
       if (staged) {
         CodeStage<DimV, kTile>::widen(value_stage(), values, thread_);
-        if (more) copy_values(tile + 1, value_stage());
+        if (more) copy_values(first + kTile, value_stage());
       }
       __syncthreads();  // the values are there, the keys before them were used
-      if (context_.custom || (masked && is_mixed(context_.sight, first, kTile))) set_special_apart(values, first);
-      note_places(tile + 2);
-      look_up(tile + 3);
-      multiply_values(values, weights);
-      if (more && !staged) copy_values(tile + 1, keys);
+      if ((prepares || masked) && (context_.custom || is_mixed(context_.sight, first, kTile))) {
+        set_special_apart(values, first);
+      }
+      multiply_values(values, first, s);
+      if (more && !staged) copy_values(first + kTile, keys);
+      if (!direct_) look_up_one(first + 3 * kTile);
       ptx::commit_copies();
-      if (!direct_) look_up_one(tile + 2);
       if (!staged) keys = slot_after(values);
     }
   }
 
+  /// What stands elsewhere in shared memory is found from where queries stand: an address that the compiler does not
+  /// know is not computed anew from the thread block's number at every use.
+  __device__ __forceinline__ uint32_t slots() const {
+    return q_ + 2 * Rows * DimQk;
+  }
+  __device__ __forceinline__ uint32_t info(size_t offset) const {
+    constexpr auto kContext = static_cast<uint32_t>(offsetof(RowInfo<Rows>, context));
+    return q_ + tile_bytes({DimQk, DimV}) + kContext + static_cast<uint32_t>(offset);
+  }
+
+  /// This thread's number, for what is to be derived from it anew: see anew.
+  __device__ __forceinline__ int32_t lane_and_warp() const {
+    return static_cast<int32_t>(anew(static_cast<uint32_t>(thread_)));
+  }
+  /// A thread's first row; the others are 8, 16, ... further.
+  __device__ __forceinline__ static int32_t first_row_of(int32_t thread) {
+    return thread / 32 * RowTiles * 16 + thread % 32 / 4;
+  }
+
   /// Codes stand where the third slot would be: what is widened needs no slot to wait in.
   __device__ __forceinline__ uint32_t key_stage() const {
-    return slots_ + 2 * kSlotBytes;
+    return slots() + 2 * kSlotBytes;
   }
   __device__ __forceinline__ uint32_t value_stage() const {
     return key_stage() + kTile * DimQk;
@@ -142,19 +145,20 @@ class WideWay {
   static_assert(kTile * (DimQk + DimV) <= kSlotBytes);
 
   __device__ __forceinline__ uint32_t slot_after(uint32_t slot) const {
-    return slot == slots_ + (kWideSlots - 1) * kSlotBytes ? slots_ : slot + kSlotBytes;
+    return slot == slots() + (kWideSlots - 1) * kSlotBytes ? slots() : slot + kSlotBytes;
   }
 
   /// Scales are made positive, so that the largest score is the largest logit: see prepare_scores.
   __device__ __forceinline__ void begin_scales(bool general) {
     bool turned = false;
+    const int32_t first_row = first_row_of(thread_);
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
 #pragma unroll
       for (int32_t h = 0; h < 2; ++h) {
         const float scale = state_.logit_scale[m][h];
-        const int32_t row = first_row_ + 16 * m + 8 * h;
-        if (lane_ % 4 == 0) rows_.logit_scale[row] = scale;
+        const int32_t row = first_row + 16 * m + 8 * h;
+        if (thread_ % 4 == 0) rows_.logit_scale[row] = scale;
         turned = turned || (row < context_.num_rows && !(scale > 0.0f));
         scale_[m][h] = general || !(fabsf(scale) > 0.0f) ? 1.0f : fabsf(scale);
       }
@@ -164,13 +168,13 @@ class WideWay {
 
   /// What few batches need before scores are multiplied with scale_. Rows whose scale is negative: scores change their
   /// sign; is 0 or NaN: they are scaled here.
-  __device__ __forceinline__ void prepare_scores(bool general, int32_t column,
+  __device__ __forceinline__ void prepare_scores(bool general, int32_t first_row, int32_t column,
                                                  float (&s)[RowTiles][kColumns][4]) const {
     RowState<RowTiles> state;
 #pragma unroll
-    for (int32_t r = 0; r < 2 * RowTiles; ++r) state.logit_scale[r / 2][r % 2] = rows_.logit_scale[first_row_ + 8 * r];
+    for (int32_t r = 0; r < 2 * RowTiles; ++r) state.logit_scale[r / 2][r % 2] = rows_.logit_scale[first_row + 8 * r];
     if (general) {
-      to_general_logits(params_, context_, rows_, state, first_row_, column, s);
+      to_general_logits(params_, context_, rows_, state, first_row, column, s);
       return;
     }
 #pragma unroll
@@ -189,111 +193,186 @@ class WideWay {
     const SegmentParams& segment = params_.segments[context_.item.segment];
     direct_ = segment.wide && params_.head_dim_qk == DimQk && params_.head_dim_v == DimV &&
               (context_.pages == nullptr || context_.page_shift >= 0);
+    as_they_are_ = direct_ && !is_fp8(segment.dtype);
   }
 
-  /// Begins to look up where this lane's token of those lies that its warp copies of a tile. As note_places, without
-  /// branches, so that the compiler can do it among products.
-  __device__ __forceinline__ void look_up(int32_t tile) {
-    const int32_t token = context_.first_tile + tile * kTile + lane_ % 4 * 16 + 4 * warp_ + lane_ / 4 % 4;
+  /// Finds the places of the first two tiles, and begins to look up those of the third. Tiles are named by their first
+  /// token.
+  __device__ __forceinline__ void begin_places(int32_t begin) {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      if (direct_) {
+        look_up(begin + i * kTile, sight_and_pages());
+      } else {
+        look_up_one(begin + i * kTile);
+      }
+    }
+    ptx::commit_copies();
+    ptx::wait_copies<0>();
+    if (direct_) {
+      note_places(begin, facts_of(begin));
+      note_places(begin + kTile, facts_of(begin + kTile));
+      __syncwarp();
+      look_up(begin + 2 * kTile, sight_and_pages());
+    } else {
+      note_offsets(begin);
+      look_up_one(begin + 2 * kTile);
+      __syncthreads();
+    }
+  }
+
+  /// What looking up needs to know, read ahead of its use.
+  struct SightAndPages {
+    uint4 sight;
+    uint4 pages;  ///< an address, shift and mask
+  };
+  struct Facts {
+    SightAndPages common;
+    uint32_t page;
+    uint4 begin_and_page;  ///< of PieceSteps
+    uint2 token;
+  };
+  __device__ __forceinline__ SightAndPages sight_and_pages() const {
+    return {ptx::load_16(info(offsetof(ItemContext, sight))), ptx::load_16(info(offsetof(ItemContext, pages)))};
+  }
+  __device__ __forceinline__ Facts facts_of(int32_t first) const {
+    const int32_t thread = lane_and_warp();
+    const uint32_t steps = info(offsetof(ItemContext, steps)) +
+                           static_cast<uint32_t>(thread % 32 / 16) * static_cast<uint32_t>(sizeof(PieceSteps));
+    Facts facts;
+    facts.page = ptx::load_4(page_id(first));
+    facts.common = sight_and_pages();
+    facts.begin_and_page = ptx::load_16(steps);
+    facts.token = ptx::load_8(steps + 16);
+    return facts;
+  }
+  __device__ __forceinline__ static int64_t join(uint32_t low, uint32_t high) {
+    return static_cast<int64_t>(uint64_t{high} << 32 | low);
+  }
+
+  /// This lane's token of those that its warp copies of a tile; -1 where no row sees it.
+  __device__ __forceinline__ static int32_t own_token(int32_t first, int32_t thread, const uint4& sight) {
+    const int32_t token = first + thread % 4 * 16 + thread / 32 * 4 + thread / 4 % 4;
     const bool seen =
-        direct_ && lane_ % 4 < kGroups && token >= context_.sight.any_begin && token < context_.sight.any_end;
-    const int32_t* const pages = context_.pages;
-    const int32_t shift = context_.page_shift;
-    next_.page = 0;
-    if (seen && pages != nullptr) next_.page = pages[token >> shift];
-    next_.in_page = pages != nullptr ? token & ((1 << shift) - 1) : context_.first_token + token;
-    if (!seen) next_.in_page = -1;
+        thread % 4 < kGroups && token >= static_cast<int32_t>(sight.x) && token < static_cast<int32_t>(sight.y);
+    return seen ? token : -1;
   }
 
-  /// Notes what was looked up of a tile, for the copies behind the next barrier: keys by half of the lanes, values by
-  /// the others.
-  __device__ __forceinline__ void note_places(int32_t tile) {
-    const bool is_key = lane_ < 16;
-    const SegmentParams& segment = params_.segments[context_.item.segment];
-    const KvStrides& strides = is_key ? segment.k_strides : segment.v_strides;
-    const int64_t at = next_.page * strides.page + next_.in_page * strides.token;
-    const auto* const begin = static_cast<const std::byte*>(is_key ? context_.keys : context_.values);
-    rows_.places[tile & 1][warp_][lane_ / 16][lane_ / 4 % 4][lane_ % 4] =
-        next_.in_page < 0 ? nullptr : begin + (Codes || is_fp8(segment.dtype) ? at : 2 * at);
+  /// Begins to look up the page of own_token. As note_places, without branches and without registers that wait, so that
+  /// both are done among products.
+  __device__ __forceinline__ void look_up(int32_t first, const SightAndPages& known) const {
+    const int32_t token = own_token(first, lane_and_warp(), known.sight);
+    const int64_t pages = join(known.pages.x, known.pages.y);
+    ptx::copy_4_async(page_id(first), reinterpret_cast<const int32_t*>(pages) + (token >> (known.pages.z & 31u)),
+                      direct_ && token >= 0 && pages != 0);
+  }
+
+  /// Notes where own_token lies, for the copies behind the next barrier: keys by half of the lanes, values by the
+  /// others.
+  __device__ __forceinline__ void note_places(int32_t first, const Facts& facts) const {
+    const int32_t thread = lane_and_warp();
+    const int32_t token = own_token(first, thread, facts.common.sight);
+    const bool paged = (facts.common.pages.x | facts.common.pages.y) != 0;
+    const int32_t page = paged ? static_cast<int32_t>(facts.page) : 0;
+    const int64_t at = join(facts.begin_and_page.x, facts.begin_and_page.y) +
+                       page * join(facts.begin_and_page.z, facts.begin_and_page.w) +
+                       (token & static_cast<int32_t>(facts.common.pages.w)) * join(facts.token.x, facts.token.y);
+    const uint32_t place =
+        places(first) + 8 * (((thread / 32 * 2 + thread / 16 % 2) * 4 + thread / 4 % 4) * 4 + thread % 4);
+    ptx::store_8(place, token >= 0 ? static_cast<uint64_t>(at) : 0);
+  }
+  /// Where the places of a tile are noted.
+  __device__ __forceinline__ uint32_t places(int32_t first) const {
+    constexpr auto kPlaces = static_cast<uint32_t>(offsetof(RowInfo<Rows>, places));
+    return q_ + tile_bytes({DimQk, DimV}) + kPlaces +
+           parity(first) * static_cast<uint32_t>(sizeof(RowInfo<Rows>::places) / 2);
+  }
+
+  /// Where this thread's page id of a tile is copied to.
+  __device__ __forceinline__ uint32_t page_id(int32_t first) const {
+    constexpr auto kPageIds = static_cast<uint32_t>(offsetof(RowInfo<Rows>, page_ids));
+    return q_ + tile_bytes({DimQk, DimV}) + kPageIds + 4 * (parity(first) * kThreads + static_cast<uint32_t>(thread_));
+  }
+  __device__ __forceinline__ static uint32_t parity(int32_t first) {
+    return static_cast<uint32_t>(first) / kTile & 1u;
   }
 
   /// The same where tokens are looked up one by one.
-  __device__ __forceinline__ void look_up_one(int32_t tile) {
-    if (thread_ < kTile) one_ = place_of(context_, context_.first_tile + tile * kTile + thread_);
+  __device__ __forceinline__ void look_up_one(int32_t first) const {
+    if (thread_ >= kTile) return;
+    const TokenColumn at = column_of(context_, first + thread_);
+    ptx::copy_4_async(page_id(first), context_.pages + at.column, at.in_page >= 0 && context_.pages != nullptr);
   }
 
   /// What was looked up token by token, for the copies of a tile.
-  __device__ __forceinline__ void note_offsets(int32_t tile) {
-    if (thread_ < kTile) rows_.offsets[tile & 1][thread_] = offsets_of(context_, one_);
+  __device__ __forceinline__ void note_offsets(int32_t first) const {
+    if (thread_ >= kTile) return;
+    const TokenColumn at = column_of(context_, first + thread_);
+    const int32_t page = context_.pages != nullptr ? static_cast<int32_t>(ptx::load_4(page_id(first))) : 0;
+    rows_.offsets[parity(first)][thread_] = offsets_of(context_, {page, at.in_page});
   }
 
-  __device__ __forceinline__ void copy_keys(int32_t tile, uint32_t slot) const {
-    if (direct_) {
-      copy_noted<DimQk>(0, tile, slot);
+  __device__ __forceinline__ void copy_keys(int32_t first, uint32_t slot) const {
+    if (as_they_are_ || direct_) {
+      copy_noted<DimQk>(0, first, slot);
     } else {
       const SegmentParams& segment = params_.segments[context_.item.segment];
-      copy_tokens<DimQk>({segment.k, segment.dtype, segment.wide}, &TokenOffsets::k, params_.head_dim_qk, tile, slot);
+      copy_tokens<DimQk>({segment.k, segment.dtype, segment.wide}, &TokenOffsets::k, params_.head_dim_qk, first, slot);
     }
   }
-  __device__ __forceinline__ void copy_values(int32_t tile, uint32_t slot) const {
-    if (direct_) {
-      copy_noted<DimV>(1, tile, slot);
+  __device__ __forceinline__ void copy_values(int32_t first, uint32_t slot) const {
+    if (as_they_are_ || direct_) {
+      copy_noted<DimV>(1, first, slot);
     } else {
       const SegmentParams& segment = params_.segments[context_.item.segment];
-      copy_tokens<DimV>({segment.v, segment.dtype, segment.wide}, &TokenOffsets::v, params_.head_dim_v, tile, slot);
+      copy_tokens<DimV>({segment.v, segment.dtype, segment.wide}, &TokenOffsets::v, params_.head_dim_v, first, slot);
     }
   }
 
   /// Begins the copy of a tile's keys (0) or values (1), this thread's share of the tokens that its warp noted; of
   /// those that no row sees, zeros. fp8 is widened on the way, or, where all keys and values are codes, later.
   template <int32_t Dim>
-  __device__ __forceinline__ void copy_noted(int32_t half, int32_t tile, uint32_t slot) const {
-    const auto& places = rows_.places[tile & 1][warp_][half][lane_ / 8];
+  __device__ __forceinline__ void copy_noted(int32_t half, int32_t first, uint32_t slot) const {
+    const int32_t thread = lane_and_warp();
     if constexpr (Codes) {
-      CodeStage<Dim, kTile>::copy(slot, places, thread_);
+      CodeStage<Dim, kTile>::copy(slot, rows_.places[parity(first)][thread / 32][half][thread % 32 / 8], thread);
     } else {
       constexpr int32_t kPieces = Dim / (kGroupThreads * kPiece);
       constexpr int32_t kWidth = kGroupThreads * 16;
-      const int32_t first = context_.first_tile + tile * kTile;
-      const bool whole = first >= context_.sight.any_begin && first + kTile <= context_.sight.any_end;
-      const uint32_t to = slot + piece_offset(Dim, thread_ / kGroupThreads, thread_ % kGroupThreads);
-      const int32_t in_token = 16 * (thread_ % kGroupThreads);
-      const DType dtype = params_.segments[context_.item.segment].dtype;
-      if (is_fp8(dtype)) {
-#pragma unroll 1
-        for (int32_t i = 0; i < kGroups; ++i) {
-          const std::byte* const from = places[i];
-          uint2 codes[kPieces];
-#pragma unroll
-          for (int32_t j = 0; j < kPieces; ++j) {
-            codes[j] = from != nullptr ? *reinterpret_cast<const uint2*>(from + (in_token + kWidth * j) / 2) : uint2{};
-          }
-#pragma unroll
-          for (int32_t j = 0; j < kPieces; ++j) {
-            ptx::store_16(to + 32 * i * Dim + kWidth * j, widen_codes<T>(codes[j], dtype));
-          }
-        }
-        return;
-      }
-      if (whole) {
+      const uint32_t to = slot + piece_offset(Dim, thread / kGroupThreads, thread % kGroupThreads);
+      const int32_t in_token = 16 * (thread % kGroupThreads);
+      if (as_they_are_) {
         const std::byte* from[kGroups];  // read at once, not one behind each copy
+        const uint32_t noted =
+            places(first) + 8 * (((static_cast<uint32_t>(thread) / 32 * 2 + half) * 4 + thread % 32 / 8) * 4);
 #pragma unroll
-        for (int32_t i = 0; i < kGroups; ++i) from[i] = places[i] + in_token;
+        for (int32_t i = 0; i < kGroups; i += 2) {
+          const uint4 two = ptx::load_16(noted + 8 * i);
+          from[i] = reinterpret_cast<const std::byte*>(join(two.x, two.y));
+          from[i + 1] = reinterpret_cast<const std::byte*>(join(two.z, two.w));
+        }
 #pragma unroll
         for (int32_t i = 0; i < kGroups; ++i) {
 #pragma unroll
           for (int32_t j = 0; j < kPieces; ++j) {
-            ptx::copy_16_async(to + 32 * i * Dim + kWidth * j, from[i] + kWidth * j);
+            ptx::copy_16_async(to + 32 * i * Dim + kWidth * j, from[i] + in_token + kWidth * j, from[i] != nullptr);
           }
         }
         return;
       }
+      const auto& noted = rows_.places[parity(first)][thread / 32][half][thread % 32 / 8];
+      const DType dtype = params_.segments[context_.item.segment].dtype;
 #pragma unroll 1
       for (int32_t i = 0; i < kGroups; ++i) {
-        const std::byte* const from = places[i];
+        const std::byte* const from = noted[i];
+        uint2 codes[kPieces];
 #pragma unroll
         for (int32_t j = 0; j < kPieces; ++j) {
-          ptx::copy_16_async(to + 32 * i * Dim + kWidth * j, from + in_token + kWidth * j, from != nullptr);
+          codes[j] = from != nullptr ? *reinterpret_cast<const uint2*>(from + (in_token + kWidth * j) / 2) : uint2{};
+        }
+#pragma unroll
+        for (int32_t j = 0; j < kPieces; ++j) {
+          ptx::store_16(to + 32 * i * Dim + kWidth * j, widen_codes<T>(codes[j], dtype));
         }
       }
     }
@@ -302,10 +381,9 @@ class WideWay {
   /// The same of tokens whose places were looked up one by one.
   template <int32_t Dim>
   __device__ __forceinline__ void copy_tokens(const PieceSource& source, int64_t TokenOffsets::*half, int32_t head_dim,
-                                              int32_t tile, uint32_t slot) const {
-    const int32_t first = context_.first_tile + tile * kTile;
+                                              int32_t first, uint32_t slot) const {
     const bool whole = source.direct() && first >= context_.sight.any_begin && first + kTile <= context_.sight.any_end;
-    copy_tile<T, Dim, kTile>(slot, rows_.offsets[tile & 1], half, source, head_dim, whole, thread_);
+    copy_tile<T, Dim, kTile>(slot, rows_.offsets[parity(first)], half, source, head_dim, whole, thread_);
   }
 
   __device__ __forceinline__ void multiply_keys(uint32_t keys, float (&s)[RowTiles][kColumns][4]) const {
@@ -317,63 +395,101 @@ class WideWay {
         for (int32_t i = 0; i < 4; ++i) s[m][n][i] = 0.0f;
       }
     }
-    const int32_t row = lane_ % 16;
-    const uint32_t q = anew(q_ + piece_offset(DimQk, warp_ * RowTiles * 16 + row, lane_ / 16));
-    const int32_t token = lane_ % 8 + lane_ / 16 * 8;
-    const uint32_t k = anew(keys + piece_offset(DimQk, token, lane_ / 8 % 2));
+    const int32_t thread = lane_and_warp();
+    const int32_t lane = thread % 32;
+    const uint32_t q = anew(q_ + piece_offset(DimQk, thread / 32 * RowTiles * 16 + lane % 16, lane / 16));
+    const uint32_t k = anew(keys + piece_offset(DimQk, lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    uint32_t a[2][RowTiles][4];
+    uint32_t b[2][4];
+    load_queries_of(q, 0, a[0]);
+    ptx::load_matrices(b[0], k);
 #pragma unroll
-    for (int32_t step = 0; step < DimQk / 16; ++step) {
-      uint32_t a[RowTiles][4];
-#pragma unroll
-      for (int32_t m = 0; m < RowTiles; ++m) ptx::load_matrices(a[m], advance(q, 2 * step) + 2 * 16 * m * DimQk);
+    for (int32_t i = 0; i < kSteps; ++i) {
 #pragma unroll
       for (int32_t n = 0; n < kColumns / 2; ++n) {
-        uint32_t b[4];
-        ptx::load_matrices(b, advance(k, 2 * step) + 2 * 16 * n * DimQk);
+        const int32_t next = i * (kColumns / 2) + n + 1;  // what is read ahead of products
+        if (next < kSteps * (kColumns / 2)) {
+          ptx::load_matrices(
+              b[next % 2], advance(k, 2 * key_step(next / (kColumns / 2))) + 2 * 16 * (next % (kColumns / 2)) * DimQk);
+        }
+        if (n == kColumns / 2 - 1 && i + 1 < kSteps) load_queries_of(q, i + 1, a[(i + 1) % 2]);
+        const uint32_t(&keys_of)[4] = b[(next - 1) % 2];
 #pragma unroll
         for (int32_t m = 0; m < RowTiles; ++m) {
-          ptx::multiply_add<T>(s[m][2 * n], a[m], b[0], b[1]);
-          ptx::multiply_add<T>(s[m][2 * n + 1], a[m], b[2], b[3]);
+          ptx::multiply_add<T>(s[m][2 * n], a[i % 2][m], keys_of[0], keys_of[1]);
+          ptx::multiply_add<T>(s[m][2 * n + 1], a[i % 2][m], keys_of[2], keys_of[3]);
         }
       }
     }
   }
 
-  /// Weights as the product with values wants them.
-  __device__ __forceinline__ static void pack(const float (&s)[RowTiles][kColumns][4],
-                                              uint32_t (&weights)[RowTiles][kColumns][2]) {
+  /// Steps of 16 components go through the product of queries and keys in an order in which those follow each other
+  /// whose addresses differ by an addition: few addresses are known at a time.
+  static constexpr int32_t kSteps = DimQk / 16;
+  __device__ __forceinline__ static constexpr int32_t key_step(int32_t i) {
+    return i % (kSteps / 4) * 4 + i / (kSteps / 4);
+  }
+  __device__ __forceinline__ static void load_queries_of(uint32_t q, int32_t i, uint32_t (&a)[RowTiles][4]) {
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-      for (int32_t n = 0; n < kColumns; ++n) {
-#pragma unroll
-        for (int32_t h = 0; h < 2; ++h) weights[m][n][h] = ptx::pack_two<T>(s[m][n][2 * h], s[m][n][2 * h + 1]);
-      }
+      ptx::load_matrices(a[m], advance(q, 2 * key_step(i)) + 2 * 16 * m * DimQk);
     }
   }
 
-  __device__ __forceinline__ void multiply_values(uint32_t values, const uint32_t (&weights)[RowTiles][kColumns][2]) {
-    const uint32_t v = anew(values + piece_offset(DimV, lane_ % 16, lane_ / 16));
+  /// Scores become weights of the product with values while the product of the weights before them is under way: a
+  /// sixteenth of a step's rows and tokens is a pair of weights of a lane.
+  static constexpr int32_t kPairs = RowTiles * 4;
+  __device__ __forceinline__ void weigh(int32_t step, int32_t pair, const float (&s)[RowTiles][kColumns][4],
+                                        uint32_t (&weights)[RowTiles][4]) {
+    const int32_t m = pair / 4;
+    const int32_t column = pair / 2 % 2;
+    const int32_t h = pair % 2;
+    weights[m][pair % 4] =
+        weigh_two<T>(state_, scale_, m, h, s[m][2 * step + column][2 * h], s[m][2 * step + column][2 * h + 1]);
+  }
+
+  __device__ __forceinline__ void multiply_values(uint32_t values, int32_t first,
+                                                  const float (&s)[RowTiles][kColumns][4]) {
+    constexpr int32_t kParts = DimV / 16;
+    constexpr int32_t kValueSteps = kColumns / 2;
+    const int32_t lane = lane_and_warp() % 32;
+    const uint32_t v = anew(values + piece_offset(DimV, lane % 16, lane / 16));
+    Facts facts;
+    uint32_t b[2][4];
+    uint32_t weights[2][RowTiles][4];
+    ptx::load_matrices_transposed(b[0], v);
 #pragma unroll
-    for (int32_t step = 0; step < kColumns / 2; ++step) {
+    for (int32_t pair = 0; pair < kPairs; ++pair) weigh(0, pair, s, weights[0]);
 #pragma unroll
-      for (int32_t n = 0; n < DimV / 16; ++n) {
-        uint32_t b[4];
-        ptx::load_matrices_transposed(b, advance(v, 2 * n) + 2 * 16 * step * DimV);
+    for (int32_t step = 0; step < kValueSteps; ++step) {
+#pragma unroll
+      for (int32_t n = 0; n < kParts; ++n) {
+        const int32_t next = step * kParts + n + 1;
+        if (next < kValueSteps * kParts) {
+          ptx::load_matrices_transposed(b[next % 2], advance(v, 2 * (next % kParts)) + 2 * 16 * (next / kParts) * DimV);
+        }
+        const uint32_t(&values_of)[4] = b[(next - 1) % 2];
 #pragma unroll
         for (int32_t m = 0; m < RowTiles; ++m) {
-          const uint32_t a[4] = {weights[m][2 * step][0], weights[m][2 * step][1], weights[m][2 * step + 1][0],
-                                 weights[m][2 * step + 1][1]};
-          ptx::multiply_add<T>(acc_[m][2 * n], a, b[0], b[1]);
-          ptx::multiply_add<T>(acc_[m][2 * n + 1], a, b[2], b[3]);
+          ptx::multiply_add<T>(acc_[m][2 * n], weights[step % 2][m], values_of[0], values_of[1]);
+          ptx::multiply_add<T>(acc_[m][2 * n + 1], weights[step % 2][m], values_of[2], values_of[3]);
         }
+        if (step + 1 < kValueSteps) {
+#pragma unroll
+          for (int32_t pair = n * kPairs / kParts; pair < (n + 1) * kPairs / kParts; ++pair) {
+            weigh(step + 1, pair, s, weights[(step + 1) % 2]);
+          }
+        }
+        if (step == kValueSteps - 1 && n == 0) facts = facts_of(first + 2 * kTile);
+        if (step == kValueSteps - 1 && n == 2) note_places(first + 2 * kTile, facts);
+        if (step == kValueSteps - 1 && n == 3) look_up(first + 3 * kTile, facts.common);
       }
     }
   }
 
   __device__ __forceinline__ void set_special_apart(uint32_t values, int32_t first) {
     if (__syncthreads_or(scan_special<T, DimV>(values, kTile, thread_, kThreads, false)) == 0) return;
-    add_special<T, DimV>(params_, rows_, values, first, kTile, first_row_, acc_);
+    add_special<T, DimV>(params_, rows_, values, first, kTile, first_row_of(lane_and_warp()), acc_);
     __syncthreads();
     scan_special<T, DimV>(values, kTile, thread_, kThreads, true);
     __syncthreads();
@@ -386,15 +502,10 @@ class WideWay {
   const AttentionParams& params_;
   const ItemContext& context_;
   RowInfo<Rows>& rows_;
-  const uint32_t q_;
-  const uint32_t slots_;
+  const uint32_t q_;  ///< where shared memory begins, and queries in it
   const int32_t thread_;
-  const int32_t lane_;
-  const int32_t warp_;
-  const int32_t first_row_;  ///< this lane's first; the others are 8, 16, ... further
-  bool direct_;              ///< pieces are copied as they are, from addresses noted by warps
-  TokenPlace next_{0, -1};   ///< of this lane's token of the tile to be noted next
-  TokenPlace one_{0, -1};    ///< the same of this thread's, where tokens are looked up one by one
+  bool direct_;       ///< whole rows are copied, from addresses noted by warps
+  bool as_they_are_;  ///< and they are of the 16-bit type
   RowState<RowTiles> state_;
   float scale_[RowTiles][2];
   bool turned_;  ///< some row of the warp has a scale that is not positive
