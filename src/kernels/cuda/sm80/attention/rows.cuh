@@ -82,6 +82,7 @@ struct RowInfo {
   };
   int32_t request[Rows];
   float logit_scale[Rows];  ///< the wide way's
+  float score_scale[Rows];  ///< the wide way's: what is left of it once signs and zeros are seen to
   int8_t
       query_exponent[Rows];  ///< kernels of codes: queries in shared memory are to be multiplied with 2 to this power
   /// The wide way's elsewhere: where the keys and the values begin of the tokens that a warp copies, which are every

@@ -48,13 +48,12 @@ class WideWay {
         for (int32_t i = 0; i < 4; ++i) acc_[m][n][i] = 0.0f;
       }
     }
-    const int32_t first_row = first_row_of(lane_and_warp());
-    begin_state<Codes>(params_, context_, rows_, first_row, state_);
+    begin_state<Codes>(params_, context_, rows_, first_row_of(lane_and_warp()), state_);
     if (context_.num_tiles > 0) accumulate();
     ptx::wait_copies<0>();
     join_quad(state_);
     __syncthreads();  // the tiles become the place of results
-    keep_results<DimV>(state_, acc_, first_row, 2 * (thread_ % 4), results, rows_);
+    keep_results<DimV>(state_, acc_, first_row_of(lane_and_warp()), 2 * (thread_ % 4), results, rows_);
   }
 
  private:
@@ -98,7 +97,9 @@ class WideWay {
         if (prepares) prepare_scores(general, first_row, column, s);
         if (masked) mask_logits(rows_, first_row, column, s);
       }
-      follow_scores<T>(state_, scale_, s, acc_);
+      float scale[RowTiles][2];
+      load_scales(scale);
+      follow_scores<T>(state_, scale, s, acc_);
       ptx::wait_copies<1>();
       if (staged) {
         CodeStage<DimV, kTile>::widen(value_stage(), values, thread_);
@@ -108,7 +109,7 @@ class WideWay {
       if ((prepares || masked) && (context_.custom || is_mixed(context_.sight, first, kTile))) {
         set_special_apart(values, first);
       }
-      multiply_values(values, first, s);
+      multiply_values(values, first, scale, s);
       if (more && !staged) copy_values(first + kTile, keys);
       if (!direct_) look_up_one(first + 3 * kTile);
       ptx::commit_copies();
@@ -151,7 +152,7 @@ class WideWay {
   /// Scales are made positive, so that the largest score is the largest logit: see prepare_scores.
   __device__ __forceinline__ void begin_scales(bool general) {
     bool turned = false;
-    const int32_t first_row = first_row_of(thread_);
+    const int32_t first_row = first_row_of(lane_and_warp());
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
 #pragma unroll
@@ -160,14 +161,23 @@ class WideWay {
         const int32_t row = first_row + 16 * m + 8 * h;
         if (thread_ % 4 == 0) rows_.logit_scale[row] = scale;
         turned = turned || (row < context_.num_rows && !(scale > 0.0f));
-        scale_[m][h] = general || !(fabsf(scale) > 0.0f) ? 1.0f : fabsf(scale);
+        if (thread_ % 4 == 0) rows_.score_scale[row] = general || !(fabsf(scale) > 0.0f) ? 1.0f : fabsf(scale);
       }
     }
     turned_ = __any_sync(kAllLanes, turned);
+    __syncwarp();
   }
 
-  /// What few batches need before scores are multiplied with scale_. Rows whose scale is negative: scores change their
-  /// sign; is 0 or NaN: they are scaled here.
+  __device__ __forceinline__ void load_scales(float (&scale)[RowTiles][2]) const {
+    constexpr auto kScales = static_cast<uint32_t>(offsetof(RowInfo<Rows>, score_scale));
+    const uint32_t at =
+        q_ + tile_bytes({DimQk, DimV}) + kScales + 4 * static_cast<uint32_t>(first_row_of(lane_and_warp()));
+#pragma unroll
+    for (int32_t r = 0; r < 2 * RowTiles; ++r) scale[r / 2][r % 2] = __uint_as_float(ptx::load_4(at + 32 * r));
+  }
+
+  /// What few batches need before scores are multiplied with their scales. Rows whose scale is negative: scores change
+  /// their sign; is 0 or NaN: they are scaled here.
   __device__ __forceinline__ void prepare_scores(bool general, int32_t first_row, int32_t column,
                                                  float (&s)[RowTiles][kColumns][4]) const {
     RowState<RowTiles> state;
@@ -439,16 +449,16 @@ class WideWay {
   /// Scores become weights of the product with values while the product of the weights before them is under way: a
   /// sixteenth of a step's rows and tokens is a pair of weights of a lane.
   static constexpr int32_t kPairs = RowTiles * 4;
-  __device__ __forceinline__ void weigh(int32_t step, int32_t pair, const float (&s)[RowTiles][kColumns][4],
-                                        uint32_t (&weights)[RowTiles][4]) {
+  __device__ __forceinline__ void weigh(int32_t step, int32_t pair, const float (&scale)[RowTiles][2],
+                                        const float (&s)[RowTiles][kColumns][4], uint32_t (&weights)[RowTiles][4]) {
     const int32_t m = pair / 4;
     const int32_t column = pair / 2 % 2;
     const int32_t h = pair % 2;
     weights[m][pair % 4] =
-        weigh_two<T>(state_, scale_, m, h, s[m][2 * step + column][2 * h], s[m][2 * step + column][2 * h + 1]);
+        weigh_two<T>(state_, scale, m, h, s[m][2 * step + column][2 * h], s[m][2 * step + column][2 * h + 1]);
   }
 
-  __device__ __forceinline__ void multiply_values(uint32_t values, int32_t first,
+  __device__ __forceinline__ void multiply_values(uint32_t values, int32_t first, const float (&scale)[RowTiles][2],
                                                   const float (&s)[RowTiles][kColumns][4]) {
     constexpr int32_t kParts = DimV / 16;
     constexpr int32_t kValueSteps = kColumns / 2;
@@ -459,7 +469,7 @@ class WideWay {
     uint32_t weights[2][RowTiles][4];
     ptx::load_matrices_transposed(b[0], v);
 #pragma unroll
-    for (int32_t pair = 0; pair < kPairs; ++pair) weigh(0, pair, s, weights[0]);
+    for (int32_t pair = 0; pair < kPairs; ++pair) weigh(0, pair, scale, s, weights[0]);
 #pragma unroll
     for (int32_t step = 0; step < kValueSteps; ++step) {
 #pragma unroll
@@ -477,7 +487,7 @@ class WideWay {
         if (step + 1 < kValueSteps) {
 #pragma unroll
           for (int32_t pair = n * kPairs / kParts; pair < (n + 1) * kPairs / kParts; ++pair) {
-            weigh(step + 1, pair, s, weights[(step + 1) % 2]);
+            weigh(step + 1, pair, scale, s, weights[(step + 1) % 2]);
           }
         }
         if (step == kValueSteps - 1 && n == 0) facts = facts_of(first + 2 * kTile);
@@ -507,7 +517,6 @@ class WideWay {
   bool direct_;       ///< whole rows are copied, from addresses noted by warps
   bool as_they_are_;  ///< and they are of the 16-bit type
   RowState<RowTiles> state_;
-  float scale_[RowTiles][2];
   bool turned_;  ///< some row of the warp has a scale that is not positive
   float acc_[RowTiles][DimV / 8][4];
 };
