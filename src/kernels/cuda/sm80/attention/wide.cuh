@@ -76,7 +76,7 @@ class WideWay {
 #pragma unroll 1
     for (int32_t first = begin; first < end; first += kTile) {
       const bool more = first + kTile < end;
-      if (!as_they_are_ && !direct_) note_offsets(first + kTile);
+      if (!direct_) note_offsets(first + kTile);
       ptx::wait_copies<1>();
       if (staged) {
         CodeStage<DimQk, kTile>::widen(key_stage(), keys, thread_);
@@ -111,7 +111,7 @@ class WideWay {
       }
       multiply_values(values, first, scale, s);
       if (more && !staged) copy_values(first + kTile, keys);
-      if (!as_they_are_ && !direct_) look_up_one(first + 3 * kTile);
+      if (!direct_) look_up_one(first + 3 * kTile);
       ptx::commit_copies();
       if (!staged) keys = slot_after(values);
     }
@@ -127,9 +127,9 @@ class WideWay {
     return q_ + tile_bytes({DimQk, DimV}) + kContext + static_cast<uint32_t>(offset);
   }
 
-  /// This thread's number, for what is to be derived from it anew: see anew. That it is not negative must be seen.
+  /// This thread's number, for what is to be derived from it anew: see anew.
   __device__ __forceinline__ int32_t lane_and_warp() const {
-    return static_cast<int32_t>(anew(static_cast<uint32_t>(thread_)) % kThreads);
+    return static_cast<int32_t>(anew(static_cast<uint32_t>(thread_)));
   }
   /// A thread's first row; the others are 8, 16, ... further.
   __device__ __forceinline__ static int32_t first_row_of(int32_t thread) {
@@ -323,20 +323,16 @@ class WideWay {
   }
 
   __device__ __forceinline__ void copy_keys(int32_t first, uint32_t slot) const {
-    if (as_they_are_) {
-      copy_plain<DimQk>(0, first, slot);
-    } else if (direct_) {
-      widen_noted<DimQk>(0, first, slot);
+    if (as_they_are_ || direct_) {
+      copy_noted<DimQk>(0, first, slot);
     } else {
       const SegmentParams& segment = params_.segments[context_.item.segment];
       copy_tokens<DimQk>({segment.k, segment.dtype, segment.wide}, &TokenOffsets::k, params_.head_dim_qk, first, slot);
     }
   }
   __device__ __forceinline__ void copy_values(int32_t first, uint32_t slot) const {
-    if (as_they_are_) {
-      copy_plain<DimV>(1, first, slot);
-    } else if (direct_) {
-      widen_noted<DimV>(1, first, slot);
+    if (as_they_are_ || direct_) {
+      copy_noted<DimV>(1, first, slot);
     } else {
       const SegmentParams& segment = params_.segments[context_.item.segment];
       copy_tokens<DimV>({segment.v, segment.dtype, segment.wide}, &TokenOffsets::v, params_.head_dim_v, first, slot);
@@ -344,40 +340,37 @@ class WideWay {
   }
 
   /// Begins the copy of a tile's keys (0) or values (1), this thread's share of the tokens that its warp noted; of
-  /// those that no row sees, zeros.
+  /// those that no row sees, zeros. fp8 is widened on the way, or, where all keys and values are codes, later.
   template <int32_t Dim>
-  __device__ __forceinline__ void copy_plain(int32_t half, int32_t first, uint32_t slot) const {
+  __device__ __forceinline__ void copy_noted(int32_t half, int32_t first, uint32_t slot) const {
     const int32_t thread = lane_and_warp();
-    const uint32_t to = slot + piece_offset(Dim, thread / kGroupThreads, thread % kGroupThreads);
-    const uint32_t noted = places(first) + 8 * (((thread / 32 * 2 + half) * 4 + thread % 32 / kGroupThreads) * 4);
-    const int32_t in_token = 16 * (thread % kGroupThreads);
-    const std::byte* from[kGroups];  // read at once, not one behind each copy
-#pragma unroll
-    for (int32_t i = 0; i < kGroups; i += 2) {
-      const uint4 two = ptx::load_16(noted + 8 * i);
-      from[i] = reinterpret_cast<const std::byte*>(join(two.x, two.y));
-      from[i + 1] = reinterpret_cast<const std::byte*>(join(two.z, two.w));
-    }
-#pragma unroll
-    for (int32_t i = 0; i < kGroups; ++i) {
-#pragma unroll
-      for (int32_t j = 0; j < Dim / (kGroupThreads * kPiece); ++j) {
-        ptx::copy_16_async(to + 32 * i * Dim + kGroupThreads * 16 * j, from[i] + in_token + kGroupThreads * 16 * j,
-                           from[i] != nullptr);
-      }
-    }
-  }
-
-  /// The same of fp8, which is widened on the way, or, where all keys and values are codes, later.
-  template <int32_t Dim>
-  __device__ __forceinline__ void widen_noted(int32_t half, int32_t first, uint32_t slot) const {
-    const int32_t thread = lane_and_warp();
-    const auto& noted = rows_.places[parity(first)][thread / 32][half][thread % 32 / kGroupThreads];
     if constexpr (Codes) {
-      CodeStage<Dim, kTile>::copy(slot, noted, thread);
+      CodeStage<Dim, kTile>::copy(slot, rows_.places[parity(first)][thread / 32][half][thread % 32 / 8], thread);
     } else {
       constexpr int32_t kPieces = Dim / (kGroupThreads * kPiece);
+      constexpr int32_t kWidth = kGroupThreads * 16;
       const uint32_t to = slot + piece_offset(Dim, thread / kGroupThreads, thread % kGroupThreads);
+      const int32_t in_token = 16 * (thread % kGroupThreads);
+      if (as_they_are_) {
+        const std::byte* from[kGroups];  // read at once, not one behind each copy
+        const uint32_t noted =
+            places(first) + 8 * (((static_cast<uint32_t>(thread) / 32 * 2 + half) * 4 + thread % 32 / 8) * 4);
+#pragma unroll
+        for (int32_t i = 0; i < kGroups; i += 2) {
+          const uint4 two = ptx::load_16(noted + 8 * i);
+          from[i] = reinterpret_cast<const std::byte*>(join(two.x, two.y));
+          from[i + 1] = reinterpret_cast<const std::byte*>(join(two.z, two.w));
+        }
+#pragma unroll
+        for (int32_t i = 0; i < kGroups; ++i) {
+#pragma unroll
+          for (int32_t j = 0; j < kPieces; ++j) {
+            ptx::copy_16_async(to + 32 * i * Dim + kWidth * j, from[i] + in_token + kWidth * j, from[i] != nullptr);
+          }
+        }
+        return;
+      }
+      const auto& noted = rows_.places[parity(first)][thread / 32][half][thread % 32 / 8];
       const DType dtype = params_.segments[context_.item.segment].dtype;
 #pragma unroll 1
       for (int32_t i = 0; i < kGroups; ++i) {
@@ -385,12 +378,11 @@ class WideWay {
         uint2 codes[kPieces];
 #pragma unroll
         for (int32_t j = 0; j < kPieces; ++j) {
-          const int32_t at = kPiece * (thread % kGroupThreads + kGroupThreads * j);
-          codes[j] = from != nullptr ? *reinterpret_cast<const uint2*>(from + at) : uint2{};
+          codes[j] = from != nullptr ? *reinterpret_cast<const uint2*>(from + (in_token + kWidth * j) / 2) : uint2{};
         }
 #pragma unroll
         for (int32_t j = 0; j < kPieces; ++j) {
-          ptx::store_16(to + 32 * i * Dim + kGroupThreads * 16 * j, widen_codes<T>(codes[j], dtype));
+          ptx::store_16(to + 32 * i * Dim + kWidth * j, widen_codes<T>(codes[j], dtype));
         }
       }
     }
