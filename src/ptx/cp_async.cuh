@@ -31,6 +31,13 @@ __device__ __forceinline__ void copy_4_async(uint32_t shared, const void* global
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
 
+/// The same where `wanted`; else nothing is read or written.
+__device__ __forceinline__ void copy_4_async(uint32_t shared, const void* global, bool wanted) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(shared),
+               "l"(global), "r"(static_cast<int32_t>(wanted))
+               : "memory");
+}
+
 /// 16 bytes at once, from registers.
 __device__ __forceinline__ void store_16(uint32_t shared, const uint4& value) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value.x), "r"(value.y), "r"(value.z),
@@ -47,6 +54,12 @@ __device__ __forceinline__ uint4 load_16(uint32_t shared) {
   return value;
 }
 
+__device__ __forceinline__ uint2 load_8(uint32_t shared) {
+  uint2 value;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(shared) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ uint32_t load_4(uint32_t shared) {
   uint32_t value;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(shared) : "memory");
@@ -55,6 +68,10 @@ __device__ __forceinline__ uint32_t load_4(uint32_t shared) {
 
 __device__ __forceinline__ void store_4(uint32_t shared, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_8(uint32_t shared, uint64_t value) {
+  asm volatile("st.shared.b64 [%0], %1;" ::"r"(shared), "l"(value) : "memory");
 }
 
 /// Ends a group of this thread's copies.

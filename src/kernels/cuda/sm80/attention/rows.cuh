@@ -26,6 +26,19 @@ struct TokenOffsets {
 };
 constexpr int64_t kUnseen = INT64_MIN;
 
+/// Where keys or values of an item lie, in bytes: of a segment's head.
+struct alignas(16) PieceSteps {
+  const std::byte* begin;  ///< page 0; ragged: the row's first token
+  int64_t page;
+  int64_t token;
+};
+
+/// Where a token's page stands in its row of the page table.
+struct TokenColumn {
+  int32_t column;
+  int32_t in_page;  ///< as TokenPlace's
+};
+
 /// One item's constants. In shared memory: registers are what this kernel is short of.
 struct ItemContext {
   planner::WorkItem item;
@@ -35,14 +48,14 @@ struct ItemContext {
   int32_t num_tiles;   ///< of kTokens
   int64_t first_pos;
   KvShard shard;
-  Sight sight;
-  bool custom;           ///< the custom mask's bits apply
-  bool even;             ///< 16 tokens from a multiple of 16 on lie one token stride apart
-  int32_t page_shift;    ///< the page size is 2^page_shift; -1 if it is no power of two
-  const int32_t* pages;  ///< of the item's row of the page table; null: ragged,
-  int32_t first_token;   ///< where this is the row's first token
-  const void* keys;      ///< of the item's head, those of page 0
-  const void* values;
+  bool custom;          ///< the custom mask's bits apply
+  bool even;            ///< 16 tokens from a multiple of 16 on lie one token stride apart
+  int32_t first_token;  ///< ragged: the row's first token
+  alignas(16) Sight sight;
+  alignas(16) const int32_t* pages;  ///< of the item's row of the page table; null: ragged
+  int32_t page_shift;                ///< the page size is 2^page_shift; -1 if it is no power of two
+  int32_t page_mask;                 ///< of a token's bits, those that say where it lies in its page
+  PieceSteps steps[2];               ///< of keys and of values
 };
 
 /// How a row of an item ends. A factor below 0 means that there is nothing to be multiplied.
@@ -69,11 +82,13 @@ struct RowInfo {
   };
   int32_t request[Rows];
   float logit_scale[Rows];  ///< the wide way's
+  float score_scale[Rows];  ///< the wide way's: what is left of it once signs and zeros are seen to
   int8_t
       query_exponent[Rows];  ///< kernels of codes: queries in shared memory are to be multiplied with 2 to this power
   /// The wide way's elsewhere: where the keys and the values begin of the tokens that a warp copies, which are every
   /// fourth of each 16 of a tile: by tile, warp, key or value, number and 16. Null where no row sees the token.
   const std::byte* places[2][kWarps][2][4][kTokens / 16];
+  int32_t page_ids[2][Rows > kLargeRows ? kThreads : 1];  ///< by tile: of the token that a thread looks up
   ItemContext context;
   planner::WorkItem next;  ///< the item after this one, where there is one
   union {
@@ -118,17 +133,25 @@ __device__ __forceinline__ void begin_item(const AttentionParams& params, const 
   const SegmentParams& segment = *context.segment;
   context.even = !segment.paged || segment.page_size % 16 == 0;
   const auto element = static_cast<int64_t>(size_of(segment.dtype));
-  context.keys = static_cast<const std::byte*>(segment.k) + element * item.kv_head * segment.k_strides.head;
-  context.values = static_cast<const std::byte*>(segment.v) + element * item.kv_head * segment.v_strides.head;
+  const auto steps_of = [&](const void* data, const KvStrides& strides) {
+    return PieceSteps{static_cast<const std::byte*>(data) + element * item.kv_head * strides.head,
+                      element * strides.page, element * strides.token};
+  };
+  context.steps[0] = steps_of(segment.k, segment.k_strides);
+  context.steps[1] = steps_of(segment.v, segment.v_strides);
   context.pages = nullptr;
-  context.page_shift = -1;
+  context.page_shift = 0;
+  context.page_mask = -1;
   if (segment.paged) {
-    if ((segment.page_size & (segment.page_size - 1)) == 0) context.page_shift = __ffs(segment.page_size) - 1;
+    const bool is_power = (segment.page_size & (segment.page_size - 1)) == 0;
+    context.page_shift = is_power ? __ffs(segment.page_size) - 1 : -1;
+    context.page_mask = segment.page_size - 1;
     context.pages =
         segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
                                                      : item.kv_row * segment.row_stride + segment.first_column);
   } else {
     context.first_token = segment.indptr[item.kv_row];
+    for (PieceSteps& steps : context.steps) steps.begin += context.first_token * steps.token;
   }
 }
 
@@ -196,16 +219,20 @@ __device__ __forceinline__ void bind_rows(const AttentionParams& params, const p
   __syncthreads();
 }
 
-/// The place of a token of the item. The one read that precedes a token's own.
-__device__ __forceinline__ TokenPlace place_of(const ItemContext& context, int32_t token) {
+/// Where to look a token of the item up. Ragged: where it lies.
+__device__ __forceinline__ TokenColumn column_of(const ItemContext& context, int32_t token) {
   if (token < context.sight.any_begin || token >= context.sight.any_end) return {0, -1};
   if (context.pages == nullptr) return {0, context.first_token + token};
-  if (context.page_shift >= 0) {
-    return {context.pages[token >> context.page_shift], token & ((1 << context.page_shift) - 1)};
-  }
+  if (context.page_shift >= 0) return {token >> context.page_shift, token & context.page_mask};
   const auto page_size = static_cast<uint32_t>(context.segment->page_size);
-  const int32_t column = static_cast<int32_t>(static_cast<uint32_t>(token) / page_size);
-  return {context.pages[column], token - column * static_cast<int32_t>(page_size)};
+  const auto column = static_cast<int32_t>(static_cast<uint32_t>(token) / page_size);
+  return {column, token - column * static_cast<int32_t>(page_size)};
+}
+
+/// The place of a token of the item. The one read that precedes a token's own.
+__device__ __forceinline__ TokenPlace place_of(const ItemContext& context, int32_t token) {
+  const TokenColumn at = column_of(context, token);
+  return {at.in_page >= 0 && context.pages != nullptr ? context.pages[at.column] : 0, at.in_page};
 }
 
 __device__ __forceinline__ int64_t offset_of(const TokenPlace& place, const KvStrides& strides, int32_t head) {

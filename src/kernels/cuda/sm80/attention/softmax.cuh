@@ -189,43 +189,71 @@ __device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, bool upper
   return __any_sync(0xffffffffu, changed);
 }
 
-/// The wide way's: scores become weights, the state takes them in. Logits are the scores times `scale`, which is
-/// positive. A row's top stays as it is while logits are less than kTopSlack above it: values need not be rescaled
-/// then. Returns as to_weights does.
-template <typename T, int32_t RowTiles, int32_t ColumnTiles>
-__device__ __forceinline__ bool take_in(RowState<RowTiles>& state, const float (&scale)[RowTiles][2],
-                                        float (&s)[RowTiles][ColumnTiles][4], float (&factor)[RowTiles][2]) {
-  bool changed = false;
+template <int32_t RowTiles, int32_t ColumnTiles>
+__device__ __forceinline__ void rescale(float (&acc)[RowTiles][ColumnTiles][4], const float (&factor)[RowTiles][2]) {
+#pragma unroll
+  for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+    for (int32_t n = 0; n < ColumnTiles; ++n) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) acc[m][n][i] = __fmul_rn(acc[m][n][i], factor[m][i / 2]);
+    }
+  }
+}
+
+/// The wide way's: tops follow a tile's scores, and sums and accumulated values with them. Logits are the scores times
+/// `scale`, which is positive. A row's top stays as it is while logits are less than kTopSlack above it: in most tiles
+/// of a warp, none moves.
+template <typename T, int32_t RowTiles, int32_t ColumnTiles, int32_t ValueTiles>
+__device__ __forceinline__ void follow_scores(RowState<RowTiles>& state, const float (&scale)[RowTiles][2],
+                                              const float (&s)[RowTiles][ColumnTiles][4],
+                                              float (&acc)[RowTiles][ValueTiles][4]) {
+  float most[RowTiles][2];
+  bool exceeds = false;  // if a row's largest logit does, then that of the lane that has it
 #pragma unroll
   for (int32_t m = 0; m < RowTiles; ++m) {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
-      float most = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
+      most[m][h] = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
 #pragma unroll
-      for (int32_t n = 1; n < ColumnTiles; ++n) most = fmaxf(most, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-      const float before = state.top[m][h];
-      const float logit = __fadd_rn(__fmul_rn(most, scale[m][h]), -kWeightShift<T>);
-      const float top = logit > __fadd_rn(before, kTopSlack<T>) ? logit : before;
-      const float base = top == -INFINITY ? 0.0f : top;
-      factor[m][h] = ptx::exp2_approximate(__fadd_rn(before, -base));
-      changed = changed || top != before;
-      state.top[m][h] = top;
-      float sum = __fmul_rn(state.sum[m][h], factor[m][h]);
-#pragma unroll
-      for (int32_t n = 0; n < ColumnTiles; ++n) {
-#pragma unroll
-        for (int32_t j = 0; j < 2; ++j) {
-          float& x = s[m][n][2 * h + j];
-          x = ptx::exp2_approximate(__fmaf_rn(x, scale[m][h], -base));
-          sum = __fadd_rn(sum, x);
-        }
+      for (int32_t n = 1; n < ColumnTiles; ++n) {
+        most[m][h] = fmaxf(most[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
       }
-      state.sum[m][h] = sum;
+      const float logit = __fadd_rn(__fmul_rn(most[m][h], scale[m][h]), -kWeightShift<T>);
+      exceeds = exceeds || logit > __fadd_rn(state.top[m][h], kTopSlack<T>);
     }
   }
-  return __any_sync(0xffffffffu, changed);
+  if (!__any_sync(0xffffffffu, exceeds)) return;
+  float factor[RowTiles][2];
+#pragma unroll
+  for (int32_t m = 0; m < RowTiles; ++m) {
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      most[m][h] = fmaxf(most[m][h], __shfl_xor_sync(0xffffffffu, most[m][h], 1));
+      most[m][h] = fmaxf(most[m][h], __shfl_xor_sync(0xffffffffu, most[m][h], 2));
+      const float before = state.top[m][h];
+      const float logit = __fadd_rn(__fmul_rn(most[m][h], scale[m][h]), -kWeightShift<T>);
+      const float top = logit > __fadd_rn(before, kTopSlack<T>) ? logit : before;
+      factor[m][h] = ptx::exp2_approximate(__fadd_rn(before, top == -INFINITY ? 0.0f : -top));
+      state.top[m][h] = top;
+      state.sum[m][h] = __fmul_rn(state.sum[m][h], factor[m][h]);
+    }
+  }
+  rescale(acc, factor);
+}
+
+/// Two scores of a row become weights, which its sum takes in.
+template <typename T, int32_t RowTiles>
+__device__ __forceinline__ uint32_t weigh_two(RowState<RowTiles>& state, const float (&scale)[RowTiles][2], int32_t m,
+                                              int32_t h, float low, float high) {
+  const float base = state.top[m][h] == -INFINITY ? 0.0f : state.top[m][h];
+  low = ptx::exp2_approximate(__fmaf_rn(low, scale[m][h], -base));
+  high = ptx::exp2_approximate(__fmaf_rn(high, scale[m][h], -base));
+  float sum = __fadd_rn(__fadd_rn(state.sum[m][h], low), high);
+  uint32_t weights = ptx::pack_two<T>(low, high);
+  asm volatile("" : "+f"(sum), "+r"(weights));  // here, and not when the next product wants them
+  state.sum[m][h] = sum;
+  return weights;
 }
 
 /// A new state for an item. `Codes`: queries were scaled.
@@ -262,18 +290,6 @@ __device__ __forceinline__ void join_quad(RowState<RowTiles>& state) {
       float& sum = state.sum[m][h];
       sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
       sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
-    }
-  }
-}
-
-template <int32_t RowTiles, int32_t ColumnTiles>
-__device__ __forceinline__ void rescale(float (&acc)[RowTiles][ColumnTiles][4], const float (&factor)[RowTiles][2]) {
-#pragma unroll
-  for (int32_t m = 0; m < RowTiles; ++m) {
-#pragma unroll
-    for (int32_t n = 0; n < ColumnTiles; ++n) {
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) acc[m][n][i] = __fmul_rn(acc[m][n][i], factor[m][i / 2]);
     }
   }
 }
