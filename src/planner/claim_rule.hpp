@@ -53,20 +53,35 @@ FOLIO_HOST_DEVICE constexpr ClaimRule one_round(const ClaimLine& line, int64_t p
   return rule;
 }
 
+/// Half a worker's share of what is left when round `index` begins.
+FOLIO_HOST_DEVICE constexpr int64_t half_share(const ClaimLine& line, int32_t index) {
+  return (line.total >> index) * line.num_kv_heads / line.num_workers / 2;
+}
+
+/// Whether round `index`, which all before it leave something to, is the last.
+FOLIO_HOST_DEVICE constexpr bool is_last_round(const ClaimLine& line, int32_t index) {
+  return index + 1 == kMostClaimRounds || half_share(line, index) <= line.least_piece();
+}
+
+FOLIO_HOST_DEVICE constexpr ClaimRound claim_round(const ClaimLine& line, int32_t index) {
+  const int64_t piece = half_share(line, index);
+  const int64_t least = line.least_piece();
+  const int64_t end = is_last_round(line, index) ? line.total : line.total - (line.total >> index) / 2;
+  // A quarter more: what is a little dearer than a piece is not worth two of little more than half.
+  return {end, piece < least ? least : piece + piece / 4};
+}
+
 FOLIO_HOST_DEVICE constexpr ClaimRule claim_rounds(const ClaimLine& line) {
   if (line.num_workers == 1) return one_round(line, line.total);
   ClaimRule rule;
   rule.least_tiles = line.least_tiles;
-  const int64_t least = line.least_piece();
-  int64_t begin = 0;
-  while (true) {
-    const int64_t piece = line.share(begin) / 2;
-    const bool last = piece <= least || rule.num_rounds + 1 == kMostClaimRounds;
-    begin = last ? line.total : line.total - (line.total - begin) / 2;
-    // A quarter more: what is a little dearer than a piece is not worth two of little more than half.
-    rule.rounds[rule.num_rounds++] = {begin, (piece < least ? least : piece) + (piece < least ? 0 : piece / 4)};
-    if (last) return rule;
+  bool last = false;
+  while (!last) {
+    last = is_last_round(line, rule.num_rounds);
+    rule.rounds[rule.num_rounds] = claim_round(line, rule.num_rounds);
+    ++rule.num_rounds;
   }
+  return rule;
 }
 
 /// Sizes that are tried for one equal piece a worker: sixteenths of a worker's share.
@@ -95,6 +110,17 @@ FOLIO_HOST_DEVICE constexpr int64_t trial_parts(const ClaimRule& trial, int64_t 
 /// Pieces that the whole batch makes of one KV head's work, for each trial.
 struct TrialPieces {
   int32_t of[kPieceTrials] = {};
+};
+
+struct AddTrials {
+  FOLIO_HOST_DEVICE constexpr TrialPieces operator()(const TrialPieces& a, const TrialPieces& b) const {
+    TrialPieces both;
+    for (int32_t i = 0; i < kPieceTrials; ++i) {
+      const int64_t sum = int64_t{a.of[i]} + b.of[i];
+      both.of[i] = static_cast<int32_t>(sum < 0x7fffffff ? sum : 0x7fffffff);
+    }
+    return both;
+  }
 };
 
 /// The rule, given what the trials came to; they are not looked at where the line is not short.

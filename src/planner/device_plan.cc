@@ -91,6 +91,10 @@ device::PlanInput device_plan_input(const PlannerConfig& config, const BatchView
   input.least_claim_tiles = ceil_div(config.least_claim_tokens, config.tile.kv_tokens);
   input.section_tiles = config.section_tokens / config.tile.kv_tokens;
   input.claim_budget = claim_budget(config) / config.num_kv_heads;
+  const bool one_tile =
+      config.most_rows <= config.tile.rows || int64_t{input.max_q_len} * input.group_size <= int64_t{config.tile.rows};
+  input.single_tiles =
+      claimed && config.tile.order == ClaimOrder::kAsGiven && !fixed_splits && input.num_segments == 1 && one_tile;
   input.scratch = {.requests = batch.num_requests,
                    .row_tiles = most_row_tiles(config, batch.num_requests, batch.num_tokens),
                    .workers = config.num_workers,

@@ -30,39 +30,39 @@ class ThreadBlock {
     const uint32_t num_warps = blockDim.x / 32;
     auto& slots = shared_.slots[parity_];
     parity_ ^= 1;
-    const T inclusive = scan_warp(value, combine, lane);
+    const T inclusive = scan_warp(value, combine, lane, 32);
     if (lane == 31) *reinterpret_cast<T*>(slots[warp]) = inclusive;
     __syncthreads();
-    if (warp == 0) {
-      const T of_warp = lane < num_warps ? *reinterpret_cast<const T*>(slots[lane]) : identity;
-      const T up_to_warp = scan_warp(of_warp, combine, lane);
-      if (lane < num_warps) *reinterpret_cast<T*>(slots[lane]) = up_to_warp;
-    }
-    __syncthreads();
-    total = *reinterpret_cast<const T*>(slots[num_warps - 1]);
-    const T of_lower_lanes = shuffle_up(inclusive, 1);
-    const T in_warp = lane == 0 ? identity : of_lower_lanes;
-    return warp == 0 ? in_warp : combine(*reinterpret_cast<const T*>(slots[warp - 1]), in_warp);
+    // Every warp for itself: a second barrier would take longer.
+    const T of_warp = lane < num_warps ? *reinterpret_cast<const T*>(slots[lane]) : identity;
+    const T up_to_warp = scan_warp(of_warp, combine, lane, num_warps);
+    total = shuffle(up_to_warp, num_warps - 1);
+    const T lower_warps = shuffle(up_to_warp, warp == 0 ? 0 : warp - 1);
+    const T lower_lanes = shuffle(inclusive, lane == 0 ? 0 : lane - 1);
+    if (warp == 0) return lane == 0 ? identity : lower_lanes;
+    return lane == 0 ? lower_warps : combine(lower_warps, lower_lanes);
   }
 
  private:
+  /// The value of lane `from`.
   template <typename T>
-  static __device__ T shuffle_up(const T& value, uint32_t distance) {
+  static __device__ T shuffle(const T& value, uint32_t from) {
     constexpr size_t kWords = sizeof(T) / sizeof(uint32_t);
     T moved;
     uint32_t words[kWords];
     memcpy(words, &value, sizeof(T));
 #pragma unroll
-    for (size_t i = 0; i < kWords; ++i) words[i] = __shfl_up_sync(0xffffffffu, words[i], distance);
+    for (size_t i = 0; i < kWords; ++i) words[i] = __shfl_sync(0xffffffffu, words[i], from);
     memcpy(&moved, words, sizeof(T));
     return moved;
   }
 
+  /// Of the lanes below `count`. Not unrolled: the code would be fetched for more time than it saves.
   template <typename T, typename Combine>
-  static __device__ T scan_warp(T value, const Combine& combine, uint32_t lane) {
-#pragma unroll
-    for (uint32_t distance = 1; distance < 32; distance *= 2) {
-      const T lower = shuffle_up(value, distance);
+  static __device__ T scan_warp(T value, const Combine& combine, uint32_t lane, uint32_t count) {
+#pragma unroll 1
+    for (uint32_t distance = 1; distance < count; distance *= 2) {
+      const T lower = shuffle(value, lane >= distance ? lane - distance : lane);
       if (lane >= distance) value = combine(lower, value);
     }
     return value;

@@ -26,18 +26,6 @@ struct AddClaims {
   }
 };
 
-struct AddTrials {
-  FOLIO_HOST_DEVICE TrialPieces operator()(const TrialPieces& a, const TrialPieces& b) const {
-    TrialPieces both;
-    FOLIO_KEEP_LOOP
-    for (int32_t i = 0; i < kPieceTrials; ++i) {
-      const int64_t sum = int64_t{a.of[i]} + b.of[i];
-      both.of[i] = static_cast<int32_t>(sum < 0x7fffffff ? sum : 0x7fffffff);
-    }
-    return both;
-  }
-};
-
 /// The keys of a row tile, segment by segment.
 struct RangesOfTile {
   const Job& job;

@@ -58,6 +58,7 @@ struct PlanInput {
   int64_t least_claim_tiles;
   int64_t claim_budget;        ///< per KV head
   int64_t section_tiles;       ///< KV tiles of one head; 0 is any number
+  bool single_tiles;           ///< a plan of single_tiles.hpp, unless a request has more queries than it may have
   DeviceScratchSizes scratch;  ///< for a batch with these counts
   PlanImageLayout layout;
 };
