@@ -113,11 +113,12 @@ class Claimer {
   TrialPieces try_pieces() const {
     TrialPieces trials;
     for (int32_t i = 0; i < kPieceTrials; ++i) {
-      const ClaimRule rule = piece_trial(line_, i);
+      const int64_t piece = trial_piece(line_, i);
       int64_t parts = 0;
       for (int64_t t = 0; t < arrays_.tiles.size(); ++t) {
         const RowTile& tile = arrays_.tiles[t];
-        parts += tile.num_kv_tiles == 0 ? 0 : trial_parts(rule, tile.num_kv_tiles, tile.kv_tile_cost);
+        parts +=
+            tile.num_kv_tiles == 0 ? 0 : trial_parts(piece, line_.least_tiles, tile.num_kv_tiles, tile.kv_tile_cost);
       }
       trials.of[i] = static_cast<int32_t>(std::min(parts, kMost));
     }

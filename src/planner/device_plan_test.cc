@@ -54,14 +54,18 @@ class DeviceMemory {
 template <typename Group>
 void make_device_plan(const device::Job& job, std::byte* tiles, PlanStatus* sticky, int32_t index, int32_t count,
                       Group& group) {
-  if (job.in.single_tiles) {
-    auto& single = *reinterpret_cast<device::SingleTiles*>(tiles);
-    const int32_t num_items = device::plan_single_tiles(job, single, index == 0, sticky, group);
+  if (const auto single = single_tiles_input(job.in, reinterpret_cast<std::byte*>(job.header))) {
+    auto& memory = *reinterpret_cast<device::SingleTiles*>(tiles);
+    if (index == 0 && group.rank() == 0) {
+      job.header->view = device::outline(job);
+      job.segments[0] = device::segment_lengths(job, 0);
+    }
+    group.sync();
+    const int32_t num_items = device::plan_single_tiles(*single, memory, index == 0, group);
     for (int32_t i = index * group.size() + group.rank(); i < num_items; i += count * group.size()) {
-      job.items[i] = device::make_single_item(job, single, i);
+      job.items[i] = device::make_single_item(*single, memory, i);
     }
     if (num_items >= 0) return;
-    group.sync();
   }
   if (index > 0) return;
   device::divide_batch(job, sticky, group);
@@ -111,7 +115,7 @@ TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
     merged_claims += plan.num_claims > 0 && plan.num_merges > 0 ? 1 : 0;
     followed += plan.num_claims > 0 && plan.num_items > plan.num_claims ? 1 : 0;
     many_workers += one.config.num_workers >= 132 ? 1 : 0;
-    const bool is_single = device_plan_input(one.config, batch.view()).single_tiles;
+    const bool is_single = single_tiles_input(device_plan_input(one.config, batch.view()), nullptr).has_value();
     single += is_single ? 1 : 0;
     single_merged += is_single && plan.num_merges > 0 ? 1 : 0;
   }

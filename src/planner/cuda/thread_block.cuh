@@ -10,10 +10,12 @@ class ThreadBlock {
  public:
   static constexpr int32_t kMaxWarps = 32;
   static constexpr size_t kSlotBytes = 32;  ///< the largest type that is scanned
+  static constexpr size_t kMostSums = 5;
 
   /// What scans need of shared memory: two sets, so that one scan need not wait for the readers of the one before.
   struct Shared {
     alignas(16) std::byte slots[2][kMaxWarps][kSlotBytes];
+    int32_t sums[2][kMostSums][kMaxWarps];
   };
 
   __device__ explicit ThreadBlock(Shared& shared) : shared_(shared) {}
@@ -43,7 +45,64 @@ class ThreadBlock {
     return lane == 0 ? lower_warps : combine(lower_warps, lower_lanes);
   }
 
+  /// A barrier, as the next two.
+  __device__ bool all_of(bool mine) { return __syncthreads_and(mine ? 1 : 0) != 0; }
+
+  /// Makes of every value the sum of all ranks'.
+  template <size_t N>
+  __device__ void add_up(int32_t (&values)[N]) {
+    static_assert(N <= kMostSums);
+    const uint32_t lane = threadIdx.x % 32;
+    auto& sums = next_sums();
+#pragma unroll
+    for (size_t i = 0; i < N; ++i) {
+      const int32_t sum = __reduce_add_sync(0xffffffffu, values[i]);
+      if (lane == i) sums[i][threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (size_t i = 0; i < N; ++i) {
+      values[i] = __reduce_add_sync(0xffffffffu, lane < blockDim.x / 32 ? sums[i][lane] : 0);
+    }
+  }
+
+  /// Makes of every value the sum of the lower ranks'; `total`: of all ranks'.
+  template <size_t N>
+  __device__ void sum_before(int32_t (&values)[N], int32_t (&total)[N]) {
+    static_assert(N <= kMostSums);
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t warp = threadIdx.x / 32;
+    auto& sums = next_sums();
+    int32_t up_to[N];
+#pragma unroll
+    for (size_t i = 0; i < N; ++i) up_to[i] = values[i];
+#pragma unroll
+    for (uint32_t distance = 1; distance < 32; distance *= 2) {
+#pragma unroll
+      for (size_t i = 0; i < N; ++i) {
+        const int32_t lower = __shfl_up_sync(0xffffffffu, up_to[i], distance);
+        if (lane >= distance) up_to[i] += lower;
+      }
+    }
+#pragma unroll
+    for (size_t i = 0; i < N; ++i) {
+      if (lane == 31) sums[i][warp] = up_to[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (size_t i = 0; i < N; ++i) {
+      const int32_t of_warp = lane < blockDim.x / 32 ? sums[i][lane] : 0;
+      total[i] = __reduce_add_sync(0xffffffffu, of_warp);
+      values[i] = up_to[i] - values[i] + __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0);
+    }
+  }
+
  private:
+  __device__ int32_t (&next_sums())[kMostSums][kMaxWarps] {
+    parity_ ^= 1;
+    return shared_.sums[parity_];
+  }
+
   /// The value of lane `from`.
   template <typename T>
   static __device__ T shuffle(const T& value, uint32_t from) {

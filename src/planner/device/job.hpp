@@ -11,11 +11,13 @@
 #include "planner/plan_layout.hpp"
 
 /// Before a loop: not to be unrolled on the device. Every instruction of the planner runs a few times only, so what it
-/// mostly waits for are instructions.
+/// mostly waits for are instructions. FOLIO_UNROLL: the opposite, for loops over arrays that are to lie in registers.
 #if defined(__CUDACC__)
 #define FOLIO_KEEP_LOOP _Pragma("unroll 1")
+#define FOLIO_UNROLL _Pragma("unroll")
 #else
 #define FOLIO_KEEP_LOOP
+#define FOLIO_UNROLL
 #endif
 
 /// Planning where the lengths are. The same functions run as one thread block on a GPU and as one thread, or several,
@@ -58,7 +60,6 @@ struct PlanInput {
   int64_t least_claim_tiles;
   int64_t claim_budget;        ///< per KV head
   int64_t section_tiles;       ///< KV tiles of one head; 0 is any number
-  bool single_tiles;           ///< a plan of single_tiles.hpp, unless a request has more queries than it may have
   DeviceScratchSizes scratch;  ///< for a batch with these counts
   PlanImageLayout layout;
 };

@@ -5,22 +5,54 @@
 
 #include "planner/claim_rule.hpp"
 #include "planner/device/job.hpp"
-#include "planner/device/lengths.hpp"
-#include "planner/device/write_view.hpp"
 
 /// Claimed plans of batches whose requests have one segment and at most one row tile each, as decode's: the same plan
-/// as divide_batch and emit_items make, in fewer and shorter steps. Row tiles are the requests, some without work.
-/// Every thread block divides the whole batch for itself and makes a share of the items, so that one launch does.
+/// as divide_batch and emit_items make, in fewer and shorter steps, in 32 bits. Row tiles are the requests, some
+/// without work. Every thread block divides the whole batch for itself and makes a share of the items, so that one
+/// launch does. Batches in which anything is wrong, or too large for 32 bits, are left to divide_batch.
 namespace folio::inline v0::planner::device {
+
+/// What is read of the host's knowledge, close together: every line of it that is touched has to be fetched.
+struct SingleInput {
+  const int32_t* cu_q;
+  const int32_t* q_first_pos;  ///< or null, as the next but one
+  const int32_t* kv_len;
+  const int32_t* first_pos;
+  int32_t* lengths;  ///< of the image, as the next four
+  PlanImageHeader* header;
+  WorkItem* items;
+  MergeItem* merges;
+  int32_t* merge_sources;
+  KeySight sight;
+  int32_t num_requests;
+  int32_t num_tokens;
+  int32_t max_q_len;
+  int32_t max_kv_len;
+  int32_t group_size;
+  int32_t least_rows;
+  int32_t most_rows;  ///< of the plan's requests, and of a row tile
+  int32_t tile_rows;
+  uint32_t kv_tokens;
+  uint32_t tile_cost;
+  uint32_t row_cost;
+  uint32_t start_cost;
+  uint32_t start_row_cost;
+  int32_t start_free_rows;
+  uint32_t most_kv_tiles;  ///< of a request, so that nothing overflows 32 bits
+  int32_t num_kv_heads;
+  int32_t num_workers;
+  uint32_t least_claim_tiles;
+  int32_t claim_budget;
+};
 
 /// One request's row tile, and what the row tiles before it have, per KV head.
 struct SingleTile {
-  int64_t cost_before;
+  uint32_t cost_before;
   int32_t row_begin;
   int32_t rows;  ///< 0: there is none
   int32_t kv_begin;
   int32_t kv_end;
-  int32_t kv_tiles;
+  uint32_t kv_tiles;
   int32_t parts;
   int32_t claims;
   int32_t sources;
@@ -28,230 +60,213 @@ struct SingleTile {
   int32_t partial_rows;
 };
 
+using SingleLine = ClaimLineOf<uint32_t>;
+using SingleRule = ClaimRuleOf<uint32_t>;
+using SingleSpan = ClaimSpanOf<uint32_t>;
+
 /// What one thread block needs besides the image.
 struct SingleTiles {
-  ClaimRule rule;
-  SingleTile of[1];  ///< [requests + 1]; of the last, only what the row tiles before it have
+  SingleRule rule;
+  SingleTile of[1];  ///< [requests]
   static FOLIO_HOST_DEVICE constexpr int64_t bytes(int64_t requests) {
     return int64_t{sizeof(SingleTiles)} + requests * int64_t{sizeof(SingleTile)};
   }
 };
 
-/// Brings what lies at an address nearer without waiting for it.
-FOLIO_HOST_DEVICE inline void ask_for([[maybe_unused]] const int32_t* address) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("{.reg .b32 unused; ld.global.b32 unused, [%0];}" ::"l"(address));
-#endif
+FOLIO_HOST_DEVICE inline uint32_t kv_tile_cost(const SingleInput& in, const SingleTile& tile) {
+  return in.tile_cost + static_cast<uint32_t>(tile.rows) * in.row_cost;
 }
 
-struct SingleSums {
-  int64_t cost;
-  int32_t at_fault;  ///< the lowest request
-  int32_t too_long;  ///< requests of more than one row tile
-};
-struct AddSingles {
-  FOLIO_HOST_DEVICE SingleSums operator()(const SingleSums& a, const SingleSums& b) const {
-    return {a.cost + b.cost, a.at_fault < b.at_fault ? a.at_fault : b.at_fault, a.too_long + b.too_long};
-  }
-};
+FOLIO_HOST_DEVICE inline SingleSpan span_of(const SingleInput& in, const SingleTile& tile) {
+  return {tile.cost_before, tile.kv_tiles, kv_tile_cost(in, tile)};
+}
 
-/// The row tile of a request whose queries are [q_begin, q_end), without what lies before it.
-FOLIO_HOST_DEVICE inline SingleTile make_single_tile(const PlanInput& in, int32_t q_begin, int32_t q_end, int64_t first,
-                                                     int32_t kv_len, int32_t first_pos) {
-  SingleTile tile{};
+/// Reads a request's lengths, writes them to the image where `writes` says so, and makes its row tile without what lies
+/// before it. Whether all is well; if not, divide_batch writes everything again.
+FOLIO_HOST_DEVICE inline bool read_single_tile(const SingleInput& in, int32_t r, bool writes, SingleTile& tile) {
+  const int32_t q_begin = in.cu_q[r];
+  const int32_t q_end = in.cu_q[r + 1];
+  const int32_t kv_len = in.kv_len[r];
+  const int32_t first_pos = in.first_pos != nullptr ? in.first_pos[r] : 0;
+  const int32_t given_first = in.q_first_pos != nullptr ? in.q_first_pos[r] : 0;
+  const int64_t last = int64_t{first_pos} + kv_len;  // behind the keys
+  const int64_t first = in.q_first_pos != nullptr ? given_first : last - (int64_t{q_end} - q_begin);
+  const int64_t end = first + q_end - q_begin;
+  const bool in_order = q_begin >= 0 && q_begin <= q_end && q_end <= in.num_tokens && (r > 0 || q_begin == 0);
+  const bool fits = kv_len >= 0 && kv_len <= in.max_kv_len && last < 0x7fffffff && end <= 0x7fffffff &&
+                    first >= -int64_t{0x80000000} && q_end - q_begin <= in.max_q_len;
+  tile = SingleTile{};
+  if (!in_order || !fits) return false;
+  if (writes) {
+    int32_t* const lengths = in.lengths + r;
+    const int32_t requests = in.num_requests;
+    lengths[1] = q_end;
+    lengths[requests + 1] = static_cast<int32_t>(first);
+    lengths[2 * requests + 1] = kv_len;
+    lengths[3 * requests + 1] = first_pos;
+  }
+  const int32_t rows = (q_end - q_begin) * in.group_size;
+  if (rows == 0 || rows < in.least_rows || rows > in.most_rows) return true;
+  const TokenRange range = visible_range({first_pos, kv_len, KvShard{}}, in.sight, first, end - 1);
+  const auto kv_begin = static_cast<uint32_t>(range.begin);
+  const auto kv_end = static_cast<uint32_t>(range.end);
   tile.row_begin = q_begin * in.group_size;
-  tile.rows = (q_end - q_begin) * in.group_size;
-  if (tile.rows < in.least_rows || tile.rows > in.most_rows) tile.rows = 0;
-  if (tile.rows == 0) return tile;
-  const Segment& segment = in.segments[0];
-  const TokenRange range =
-      visible_range({first_pos, kv_len, segment.shard}, segment.sight, first, first + (q_end - q_begin) - 1);
-  tile.kv_begin = static_cast<int32_t>(range.begin);
-  tile.kv_end = static_cast<int32_t>(range.end);
-  tile.kv_tiles = range.empty() ? 1 : static_cast<int32_t>(tiles_touched(range, in.tile.kv_tokens));
-  return tile;
+  tile.rows = rows;
+  tile.kv_begin = static_cast<int32_t>(kv_begin);
+  tile.kv_end = static_cast<int32_t>(kv_end);
+  tile.kv_tiles = kv_end == 0 ? 1 : (kv_end + in.kv_tokens - 1) / in.kv_tokens - kv_begin / in.kv_tokens;
+  tile.parts = 1;
+  return rows <= in.tile_rows && tile.kv_tiles <= in.most_kv_tiles;
 }
 
-FOLIO_HOST_DEVICE inline int64_t kv_tile_cost(const PlanInput& in, const SingleTile& tile) {
-  return in.tile_cost + int64_t{tile.rows} * in.row_cost;
-}
-
-/// Reads and checks the lengths, as read_query_indptr and read_requests do. `writes`: into the image, too. The total
-/// cost per KV head, and whether every request has at most one row tile; if not, nothing else is to be relied on.
-template <typename Group>
-FOLIO_HOST_DEVICE SingleSums read_single_tiles(const Job& job, SingleTile* tiles, bool writes, PlanStatus* sticky,
-                                               Group& group) {
-  const PlanInput& in = job.in;
-  const Segment& segment = in.segments[0];
-  const Share share = share_of(group, in.num_requests);
-  int32_t largest = 0;
-  FOLIO_KEEP_LOOP
-  for (int32_t r = share.begin; r < share.end; ++r) {
-    ask_for(segment.kv_len + r);
-    ask_for(in.cu_q + r);
-    if (segment.first_pos != nullptr) ask_for(segment.first_pos + r);
-    if (in.q_first_pos != nullptr) ask_for(in.q_first_pos + r);
-    largest = Maximum()(largest, believable_end(in, r));
-  }
-  int32_t last_end = 0;
-  largest = group.exclusive_scan(largest, int32_t{0}, Maximum(), last_end);
-  SingleSums sums{0, in.num_requests, 0};
-  PlanStatus first_fault;
-  FOLIO_KEEP_LOOP
-  for (int32_t r = share.begin; r < share.end; ++r) {
-    const int32_t q_begin = largest;
-    largest = Maximum()(largest, believable_end(in, r));
-    int64_t first_query = 0;
-    const PlanStatus status = check_request(in, r, q_begin, largest, first_query);
-    const bool planned = status.problem == PlanProblem::kNone;
-    if (!planned && sums.at_fault == in.num_requests) {
-      first_fault = status;
-      sums.at_fault = r;
-    }
-    if (!planned) first_query = 0;
-    const int32_t kv_len = planned ? segment.kv_len[r] : 0;
-    const int32_t first_pos = planned && segment.first_pos != nullptr ? segment.first_pos[r] : 0;
-    if (writes) {
-      job.cu_q[r + 1] = largest;
-      job.q_first_pos[r] = static_cast<int32_t>(first_query);
-      job.kv_len[r] = kv_len;
-      job.first_pos[r] = first_pos;
-    }
-    const SingleTile tile = make_single_tile(in, q_begin, largest, first_query, kv_len, first_pos);
-    tiles[r] = tile;
-    tiles[r].cost_before = sums.cost;
-    sums.too_long += tile.rows > in.tile.rows ? 1 : 0;
-    if (tile.rows == 0) continue;
-    const int32_t priced = tile.rows - in.start_free_rows;
-    sums.cost +=
-        in.start_cost + (priced > 0 ? int64_t{priced} * in.start_row_cost : 0) + tile.kv_tiles * kv_tile_cost(in, tile);
-  }
-  SingleSums total{};
-  const SingleSums before = group.exclusive_scan(sums, SingleSums{0, in.num_requests, 0}, AddSingles(), total);
-  FOLIO_KEEP_LOOP
-  for (int32_t r = share.begin; r < share.end; ++r) tiles[r].cost_before += before.cost;
-  if (!writes) return total;
-  if (sums.at_fault < in.num_requests && sums.at_fault == total.at_fault) {
-    job.header->status = first_fault;
-    if (sticky != nullptr) *sticky = first_fault;
-  }
-  if (group.rank() == 0) {
-    job.cu_q[0] = 0;
-    if (total.at_fault == in.num_requests) job.header->status = PlanStatus{};
-  }
-  return total;
+FOLIO_HOST_DEVICE inline uint32_t cost_of(const SingleInput& in, const SingleTile& tile) {
+  if (tile.rows == 0) return 0;
+  const int32_t priced = tile.rows - in.start_free_rows;
+  return in.start_cost + (priced > 0 ? static_cast<uint32_t>(priced) * in.start_row_cost : 0) +
+         tile.kv_tiles * kv_tile_cost(in, tile);
 }
 
 /// The rule that claim_rule() gives, a round a thread.
 template <typename Group>
-FOLIO_HOST_DEVICE void choose_single_rule(const Job& job, SingleTiles& tiles, int64_t total_cost, Group& group) {
-  const PlanInput& in = job.in;
-  const ClaimLine line{.total = total_cost,
-                       .num_kv_heads = in.num_kv_heads,
-                       .num_workers = in.num_workers,
-                       .least_tiles = in.least_claim_tiles,
-                       .least_tile_cost = int64_t{in.tile_cost} + in.row_cost};
-  ClaimRule& rule = tiles.rule;
-  int32_t trial = kPieceTrials;
+FOLIO_HOST_DEVICE void choose_single_rule(const SingleInput& in, SingleTiles& tiles, uint32_t total, Group& group) {
+  const SingleLine line{.total = total,
+                        .num_kv_heads = in.num_kv_heads,
+                        .num_workers = in.num_workers,
+                        .least_tiles = in.least_claim_tiles,
+                        .least_tile_cost = in.tile_cost + in.row_cost};
+  SingleRule& rule = tiles.rule;
+  uint32_t piece = in.num_workers == 1 ? total : 0;  // of a single round
   if (is_short(line)) {
-    const Share share = share_of(group, in.num_requests);
-    TrialPieces trials;
+    int32_t parts[kPieceTrials] = {};
     FOLIO_KEEP_LOOP
-    for (int32_t i = 0; i < kPieceTrials; ++i) {
-      const ClaimRule one = piece_trial(line, i);
-      int64_t parts = 0;
-      FOLIO_KEEP_LOOP
-      for (int32_t r = share.begin; r < share.end; ++r) {
-        const SingleTile& tile = tiles.of[r];
-        if (tile.rows > 0) parts += trial_parts(one, tile.kv_tiles, kv_tile_cost(in, tile));
+    for (int32_t r = group.rank(); r < in.num_requests; r += group.size()) {
+      const SingleTile& tile = tiles.of[r];
+      if (tile.rows == 0) continue;
+      const uint32_t tile_cost = kv_tile_cost(in, tile);
+      FOLIO_UNROLL
+      for (int32_t i = 0; i < kPieceTrials; ++i) {
+        parts[i] += static_cast<int32_t>(trial_parts(trial_piece(line, i), line.least_tiles, tile.kv_tiles, tile_cost));
       }
-      trials.of[i] = static_cast<int32_t>(parts < 0x7fffffff ? parts : 0x7fffffff);
     }
-    TrialPieces all;
-    group.exclusive_scan(trials, TrialPieces{}, AddTrials(), all);
-    FOLIO_KEEP_LOOP
+    group.add_up(parts);
+    FOLIO_UNROLL
     for (int32_t i = kPieceTrials - 1; i >= 0; --i) {
-      if (int64_t{all.of[i]} * in.num_kv_heads <= in.num_workers) trial = i;
+      if (parts[i] * in.num_kv_heads <= in.num_workers) piece = trial_piece(line, i);
     }
   }
-  if (line.num_workers == 1 || trial < kPieceTrials) {
-    if (group.rank() == 0) rule = line.num_workers == 1 ? one_round(line, line.total) : piece_trial(line, trial);
-  } else {
+  if (group.rank() == 0) {
+    rule.least_tiles = line.least_tiles;
+    rule.heads_together = in.num_kv_heads;
+    if (piece > 0) {
+      rule.rounds[0] = {total, piece};
+      rule.num_rounds = 1;
+    }
+  }
+  if (piece == 0) {
     FOLIO_KEEP_LOOP
     for (int32_t i = group.rank(); i < kMostClaimRounds; i += group.size()) {
       rule.rounds[i] = claim_round(line, i);
       if (is_last_round(line, i) && (i == 0 || !is_last_round(line, i - 1))) rule.num_rounds = i + 1;
     }
-    if (group.rank() == 0) rule.least_tiles = line.least_tiles;
   }
-  if (group.rank() == 0) rule.heads_together = in.num_kv_heads;
   group.sync();
 }
 
-/// What some row tiles make, per KV head.
-struct SingleParts {
-  int32_t claims;
-  int32_t sources;
-  int32_t merges;
-  int32_t partial_rows;
-};
-struct AddSingleParts {
-  FOLIO_HOST_DEVICE SingleParts operator()(const SingleParts& a, const SingleParts& b) const {
-    return {a.claims + b.claims, a.sources + b.sources, a.merges + b.merges, a.partial_rows + b.partial_rows};
-  }
-};
-FOLIO_HOST_DEVICE inline SingleParts parts_of(const SingleTile& tile) {
-  if (tile.parts <= 1) return {tile.parts, 0, 0, 0};
-  return {tile.parts, tile.parts, 1, tile.parts * tile.rows};
+/// Counts that are added up over row tiles, per KV head.
+enum SingleCount { kClaimCount, kSourceCount, kMergeCount, kRowCount, kSingleCounts };
+
+FOLIO_HOST_DEVICE inline void add_counts(int32_t (&counts)[kSingleCounts], const SingleTile& tile) {
+  const bool cut = tile.parts > 1;
+  counts[kClaimCount] += tile.parts;
+  counts[kSourceCount] += cut ? tile.parts : 0;
+  counts[kMergeCount] += cut ? 1 : 0;
+  counts[kRowCount] += cut ? tile.parts * tile.rows : 0;
 }
 
-/// Parts of every row tile, and what the row tiles before it have.
+/// Parts of every row tile, and what the row tiles before it have. `total`: what all have.
 template <typename Group>
-FOLIO_HOST_DEVICE SingleParts divide_single_tiles(const Job& job, SingleTiles& tiles, Group& group) {
-  const PlanInput& in = job.in;
+FOLIO_HOST_DEVICE void divide_single_tiles(const SingleInput& in, SingleTiles& tiles, int32_t (&total)[kSingleCounts],
+                                           Group& group) {
   const Share share = share_of(group, in.num_requests);
-  SingleParts sums{};
+  int32_t before[kSingleCounts] = {};
   FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
     SingleTile& tile = tiles.of[r];
-    const ClaimSpan span{tile.cost_before, tile.kv_tiles, kv_tile_cost(in, tile)};
-    const bool cut = tile.rows > 0 && span.kv_tiles >= 2 * tiles.rule.least_tiles &&
-                     is_to_be_cut(tiles.rule, span.begin, span.kv_tiles * span.tile_cost);
-    tile.parts = cut ? count_pieces(tiles.rule, span) : tile.rows > 0 ? 1 : 0;
-    sums = AddSingleParts()(sums, parts_of(tile));
+    const SingleSpan span = span_of(in, tile);
+    if (tile.rows > 0 && span.kv_tiles >= 2 * tiles.rule.least_tiles &&
+        is_to_be_cut(tiles.rule, span.begin, span.kv_tiles * span.tile_cost)) {
+      tile.parts = count_pieces(tiles.rule, span);
+    }
+    add_counts(before, tile);
   }
-  SingleParts total{};
-  SingleParts before = group.exclusive_scan(sums, SingleParts{}, AddSingleParts(), total);
-  if (total.sources > in.claim_budget) {
+  group.sum_before(before, total);
+  if (total[kSourceCount] > in.claim_budget) {
     // What comes later in the line than the budget lasts stays whole.
-    sums = SingleParts{};
+    int32_t spent = before[kSourceCount];
+    FOLIO_UNROLL
+    for (int32_t& count : before) count = 0;
     FOLIO_KEEP_LOOP
     for (int32_t r = share.begin; r < share.end; ++r) {
       SingleTile& tile = tiles.of[r];
-      before = AddSingleParts()(before, parts_of(tile));
-      if (before.sources > in.claim_budget && tile.parts > 1) tile.parts = 1;
-      sums = AddSingleParts()(sums, parts_of(tile));
+      if (tile.parts > 1) spent += tile.parts;
+      if (tile.parts > 1 && spent > in.claim_budget) tile.parts = 1;
+      add_counts(before, tile);
     }
-    before = group.exclusive_scan(sums, SingleParts{}, AddSingleParts(), total);
+    group.sum_before(before, total);
   }
   FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
     SingleTile& tile = tiles.of[r];
-    tile.claims = before.claims;
-    tile.sources = before.sources;
-    tile.merges = before.merges;
-    tile.partial_rows = before.partial_rows;
-    before = AddSingleParts()(before, parts_of(tile));
+    tile.claims = before[kClaimCount];
+    tile.sources = before[kSourceCount];
+    tile.merges = before[kMergeCount];
+    tile.partial_rows = before[kRowCount];
+    add_counts(before, tile);
   }
   group.sync();
-  return total;
+}
+
+/// Divides the batch: tiles, and with `writes` the image's lengths and counts. The number of items, or -1 where the
+/// batch is to be left to divide_batch.
+template <typename Group>
+FOLIO_HOST_DEVICE int32_t plan_single_tiles(const SingleInput& in, SingleTiles& tiles, bool writes, Group& group) {
+  const Share share = share_of(group, in.num_requests);
+  bool well = true;
+  int32_t cost_before[1] = {};
+  FOLIO_KEEP_LOOP
+  for (int32_t r = share.begin; r < share.end; ++r) {
+    SingleTile tile;
+    well = read_single_tile(in, r, writes, tile) && well;
+    tile.cost_before = static_cast<uint32_t>(cost_before[0]);
+    tiles.of[r] = tile;
+    if (well) cost_before[0] += static_cast<int32_t>(cost_of(in, tile));
+  }
+  if (!group.all_of(well)) return -1;
+  int32_t cost[1];
+  group.sum_before(cost_before, cost);
+  FOLIO_KEEP_LOOP
+  for (int32_t r = share.begin; r < share.end; ++r) tiles.of[r].cost_before += static_cast<uint32_t>(cost_before[0]);
+  choose_single_rule(in, tiles, static_cast<uint32_t>(cost[0]), group);
+  int32_t total[kSingleCounts];
+  divide_single_tiles(in, tiles, total, group);
+  const int32_t num_items = total[kClaimCount] * in.num_kv_heads;
+  if (writes && group.rank() == 0) {
+    in.lengths[0] = 0;
+    PlanView& view = in.header->view;
+    view.num_tokens = in.num_requests > 0 ? in.cu_q[in.num_requests] : 0;
+    view.num_items = view.num_claims = num_items;
+    view.num_merges = total[kMergeCount] * in.num_kv_heads;
+    view.num_partial_rows = total[kRowCount] * in.num_kv_heads;
+    in.header->num_merge_sources = total[kSourceCount] * in.num_kv_heads;
+    in.header->status = PlanStatus{};
+  }
+  return num_items;
 }
 
 /// Item number `index`; its merge, if it is one of several sources, goes to the image.
-FOLIO_HOST_DEVICE inline WorkItem make_single_item(const Job& job, const SingleTiles& tiles, int32_t index) {
-  const PlanInput& in = job.in;
+FOLIO_HOST_DEVICE inline WorkItem make_single_item(const SingleInput& in, const SingleTiles& tiles, int32_t index) {
   const int32_t heads = in.num_kv_heads;
-  const int32_t claim = index / heads;
+  const auto claim = static_cast<int32_t>(static_cast<uint32_t>(index) / static_cast<uint32_t>(heads));
   const int32_t head = index - claim * heads;
   const SingleTile* const of = tiles.of;
   const int32_t r = last_at_or_below(in.num_requests, claim, [of](int32_t i) { return of[i].claims; });
@@ -269,45 +284,23 @@ FOLIO_HOST_DEVICE inline WorkItem make_single_item(const Job& job, const SingleT
                 .merge = -1};
   if (tile.parts == 1) return item;
   const int32_t part = claim - tile.claims;
-  const ClaimSpan span{tile.cost_before, tile.kv_tiles, kv_tile_cost(in, tile)};
-  const TokenRange piece = piece_of(tiles.rule, span, part);
-  const int64_t width = in.tile.kv_tokens;
-  const int64_t first = narrow_div(tile.kv_begin, width);
-  const int64_t begin = (first + piece.begin) * width;
-  const int64_t end = (first + piece.end) * width;
-  if (begin > tile.kv_begin) item.kv_begin = static_cast<int32_t>(begin);
-  if (end < tile.kv_end) item.kv_end = static_cast<int32_t>(end);
+  const TokenRange piece = piece_of(tiles.rule, span_of(in, tile), part);
+  const uint32_t first = static_cast<uint32_t>(tile.kv_begin) / in.kv_tokens;
+  const auto begin = static_cast<int32_t>((first + static_cast<uint32_t>(piece.begin)) * in.kv_tokens);
+  const uint32_t end = (first + static_cast<uint32_t>(piece.end)) * in.kv_tokens;
+  if (begin > tile.kv_begin) item.kv_begin = begin;
+  if (end < static_cast<uint32_t>(tile.kv_end)) item.kv_end = static_cast<int32_t>(end);
   item.partial = tile.partial_rows * heads + (head * tile.parts + part) * tile.rows;
   const int32_t source_begin = tile.sources * heads + head * tile.parts;
-  job.merge_sources[source_begin + part] = item.partial;
+  in.merge_sources[source_begin + part] = item.partial;
   if (part != 0) return item;
-  job.merges[tile.merges * heads + head] = {.kv_head = head,
-                                            .request = r,
-                                            .row_begin = tile.row_begin,
-                                            .row_end = tile.row_begin + tile.rows,
-                                            .source_begin = source_begin,
-                                            .source_end = source_begin + tile.parts};
+  in.merges[tile.merges * heads + head] = {.kv_head = head,
+                                           .request = r,
+                                           .row_begin = tile.row_begin,
+                                           .row_end = tile.row_begin + tile.rows,
+                                           .source_begin = source_begin,
+                                           .source_end = source_begin + tile.parts};
   return item;
-}
-
-/// Divides the batch: tiles, and with `writes` the image but for items and merges. The number of items, or -1 where a
-/// request has more than one row tile; then nothing was written that divide_batch does not write again.
-template <typename Group>
-FOLIO_HOST_DEVICE int32_t plan_single_tiles(const Job& job, SingleTiles& tiles, bool writes, PlanStatus* sticky,
-                                            Group& group) {
-  const SingleSums sums = read_single_tiles(job, tiles.of, writes, sticky, group);
-  if (sums.too_long > 0) return -1;
-  choose_single_rule(job, tiles, sums.cost, group);
-  const SingleParts total = divide_single_tiles(job, tiles, group);
-  const int32_t heads = job.in.num_kv_heads;
-  if (writes) {
-    const WorkSums all{.items = total.claims * heads,
-                       .partial_rows = total.partial_rows * heads,
-                       .sources = total.sources * heads,
-                       .merges = total.merges * heads};
-    write_view(job, all, all.items, group);
-  }
-  return total.claims * heads;
 }
 
 }  // namespace folio::inline v0::planner::device
