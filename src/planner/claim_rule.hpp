@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 
 #include "folio/types/export.hpp"
@@ -15,6 +16,12 @@
 /// worker's share is short, what a second piece costs to begin is more than any balance gains: then every worker gets
 /// one piece, if equal pieces can be had.
 namespace folio::inline v0::planner {
+
+/// ceil_div of unsigned numbers whose sum fits.
+template <std::same_as<uint32_t> Int>
+FOLIO_HOST_DEVICE constexpr Int ceil_div(Int value, Int divisor) {
+  return (value + divisor - 1) / divisor;
+}
 
 /// Work from the line's last boundary up to `end`, in pieces of up to `piece`: cost of one KV head.
 template <typename Int>

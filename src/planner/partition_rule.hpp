@@ -1,6 +1,5 @@
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 
 #include "folio/types/attention.hpp"
@@ -45,10 +44,6 @@ FOLIO_HOST_DEVICE constexpr int64_t clamp_to(int64_t value, int64_t low, int64_t
 }
 
 FOLIO_HOST_DEVICE constexpr int64_t ceil_div(int64_t value, int64_t divisor) {
-  return (value + divisor - 1) / divisor;
-}
-template <std::same_as<uint32_t> Int>
-FOLIO_HOST_DEVICE constexpr Int ceil_div(Int value, Int divisor) {
   return (value + divisor - 1) / divisor;
 }
 

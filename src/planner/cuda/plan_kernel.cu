@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kSingleThreads)
   auto& tiles = *reinterpret_cast<device::SingleTiles*>(dynamic);
   cuda::ThreadBlock block(scans);
   const bool writes = blockIdx.x == 0;
-  if (writes && block.rank() == kSingleThreads - 1) {
+  if (writes && block.rank() == block.size() - 1) {
     const device::Job job(input, image, nullptr);
     job.header->view = device::outline(job);
     job.segments[0] = device::segment_lengths(job, 0);
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kSingleThreads)
     return;
   }
   const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
-  for (int32_t i = static_cast<int32_t>(blockIdx.x * kSingleThreads) + 32 * warp; i < num_items;
-       i += static_cast<int32_t>(gridDim.x * kSingleThreads)) {
+  for (int32_t i = static_cast<int32_t>(blockIdx.x * blockDim.x) + 32 * warp; i < num_items;
+       i += static_cast<int32_t>(gridDim.x * blockDim.x)) {
     emit_single_items(in, tiles, i, num_items, stages[warp]);
   }
 }
