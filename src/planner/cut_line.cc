@@ -35,7 +35,12 @@ class LineCutter {
         if (chosen.position != choices.chain_begin) pay(place);
         place.kv_tile = arrays_.tiles[place.tile].kv_tile_at(chosen.position - choices.chain_begin);
       }
-      cuts[w] = place;
+      LinePlace& cut = cuts[w];  // value by value: a wide read of what was just written narrowly would have to wait
+      cut.chain = place.chain;
+      cut.kv_tile = place.kv_tile;
+      cut.block = place.block;
+      cut.head = place.head;
+      cut.tile = place.tile;
       previous = chosen;
     }
   }

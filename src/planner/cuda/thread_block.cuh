@@ -48,22 +48,23 @@ class ThreadBlock {
   /// A barrier, as the next two.
   __device__ bool all_of(bool mine) { return __syncthreads_and(mine ? 1 : 0) != 0; }
 
-  /// Makes of every value the sum of all ranks'.
-  template <size_t N>
-  __device__ void add_up(int32_t (&values)[N]) {
+  /// values[i] = the sum of of(i, j) for j in [0, count): a warp an i.
+  template <size_t N, typename Of>
+  __device__ void sum_each(int32_t (&values)[N], int32_t count, const Of& of) {
     static_assert(N <= kMostSums);
-    const uint32_t lane = threadIdx.x % 32;
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     auto& sums = next_sums();
-#pragma unroll
-    for (size_t i = 0; i < N; ++i) {
-      const int32_t sum = __reduce_add_sync(0xffffffffu, values[i]);
-      if (lane == i) sums[i][threadIdx.x / 32] = sum;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x / 32; i < N; i += blockDim.x / 32) {
+      int32_t sum = 0;
+#pragma unroll 1
+      for (int32_t j = lane; j < count; j += 32) sum += of(static_cast<int32_t>(i), j);
+      sum = __reduce_add_sync(0xffffffffu, sum);
+      if (lane == 0) sums[i][0] = sum;
     }
     __syncthreads();
 #pragma unroll
-    for (size_t i = 0; i < N; ++i) {
-      values[i] = __reduce_add_sync(0xffffffffu, lane < blockDim.x / 32 ? sums[i][lane] : 0);
-    }
+    for (size_t i = 0; i < N; ++i) values[i] = sums[i][0];
   }
 
   /// Makes of every value the sum of the lower ranks'; `total`: of all ranks'.

@@ -23,8 +23,13 @@ class Alone {
     return identity;
   }
   bool all_of(bool mine) { return mine; }
-  template <size_t N>
-  void add_up(int32_t (&)[N]) {}
+  template <size_t N, typename Of>
+  void sum_each(int32_t (&values)[N], int32_t count, const Of& of) {
+    for (size_t i = 0; i < N; ++i) {
+      values[i] = 0;
+      for (int32_t j = 0; j < count; ++j) values[i] += of(static_cast<int32_t>(i), j);
+    }
+  }
   template <size_t N>
   void sum_before(int32_t (&values)[N], int32_t (&total)[N]) {
     std::copy_n(values, N, total);
@@ -67,14 +72,14 @@ class Team {
   }
   bool all_of(bool mine) {
     int32_t wrong[1] = {mine ? 0 : 1};
-    add_up(wrong);
-    return wrong[0] == 0;
+    int32_t total[1];
+    sum_before(wrong, total);
+    return total[0] == 0;
   }
-  template <size_t N>
-  void add_up(int32_t (&values)[N]) {
-    int32_t total[N];
-    sum_before(values, total);
-    std::copy_n(total, N, values);
+  template <size_t N, typename Of>
+  void sum_each(int32_t (&values)[N], int32_t count, const Of& of) {
+    Alone().sum_each(values, count, of);
+    sync();
   }
   template <size_t N>
   void sum_before(int32_t (&values)[N], int32_t (&total)[N]) {

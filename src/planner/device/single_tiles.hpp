@@ -137,18 +137,13 @@ FOLIO_HOST_DEVICE void choose_single_rule(const SingleInput& in, SingleTiles& ti
   SingleRule& rule = tiles.rule;
   uint32_t piece = in.num_workers == 1 ? total : 0;  // of a single round
   if (is_short(line)) {
-    int32_t parts[kPieceTrials] = {};
-    FOLIO_KEEP_LOOP
-    for (int32_t r = group.rank(); r < in.num_requests; r += group.size()) {
+    int32_t parts[kPieceTrials];
+    group.sum_each(parts, in.num_requests, [&](int32_t trial, int32_t r) {
       const SingleTile& tile = tiles.of[r];
-      if (tile.rows == 0) continue;
-      const uint32_t tile_cost = kv_tile_cost(in, tile);
-      FOLIO_UNROLL
-      for (int32_t i = 0; i < kPieceTrials; ++i) {
-        parts[i] += static_cast<int32_t>(trial_parts(trial_piece(line, i), line.least_tiles, tile.kv_tiles, tile_cost));
-      }
-    }
-    group.add_up(parts);
+      if (tile.rows == 0) return 0;
+      const uint32_t piece_cost = trial_piece(line, trial);
+      return static_cast<int32_t>(trial_parts(piece_cost, line.least_tiles, tile.kv_tiles, kv_tile_cost(in, tile)));
+    });
     FOLIO_UNROLL
     for (int32_t i = kPieceTrials - 1; i >= 0; --i) {
       if (parts[i] * in.num_kv_heads <= in.num_workers) piece = trial_piece(line, i);
@@ -250,7 +245,7 @@ FOLIO_HOST_DEVICE int32_t plan_single_tiles(const SingleInput& in, SingleTiles& 
   int32_t total[kSingleCounts];
   divide_single_tiles(in, tiles, total, group);
   const int32_t num_items = total[kClaimCount] * in.num_kv_heads;
-  if (writes && group.rank() == 0) {
+  if (writes && group.rank() == group.size() - 1) {  // who has the fewest items to make
     in.lengths[0] = 0;
     PlanView& view = in.header->view;
     view.num_tokens = in.num_requests > 0 ? in.cu_q[in.num_requests] : 0;
