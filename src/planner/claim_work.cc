@@ -158,6 +158,10 @@ class Claimer {
     const RowTile& tile = arrays_.tiles[t];
     const int32_t parts = arrays_.tile_parts[t];
     const bool partial = parts > 1 || tile.to_partial;
+    if (!partial && !fixed_splits_ && tile.range_end - tile.range_begin == 1) {
+      emit_one_item(tile);
+      return;
+    }
     const ClaimChain chain = chain_of(tile);
     const auto ranges = ranges_of(tile);
     if (parts == 1) {
@@ -175,6 +179,15 @@ class Claimer {
     claims_ += parts;
     line_begin_ += tile.cost();
     if (partial) partial_rows_ += int64_t{parts} * (tile.row_end - tile.row_begin);
+  }
+
+  /// Most row tiles of most batches: one item a KV head.
+  void emit_one_item(const RowTile& tile) {
+    const KeyRange& range = arrays_.ranges[tile.range_begin];
+    const ItemValues values = values_of(tile, {0, {range.begin, range.end}}, kStart | kFinish);
+    for_each_head(0, [&](int64_t claim, int32_t head) { write(claim, values, head, -1); });
+    ++claims_;
+    line_begin_ += tile.cost();
   }
 
   template <typename Ranges>

@@ -5,6 +5,11 @@
 namespace folio::inline v0::planner {
 namespace {
 
+/// Of numbers of 32 bits, as nearly all are, in half the time.
+int64_t quotient(int64_t value, int64_t divisor) {
+  return ((value | divisor) >> 32) == 0 ? narrow_div(value, divisor) : value / divisor;
+}
+
 class LineCutter {
  public:
   LineCutter(const PlannerConfig& config, const WorkLine& line, PlanStorage::Arrays& arrays)
@@ -64,8 +69,8 @@ class LineCutter {
       ++block_;
     const Block& block = arrays_.blocks[block_];
     const int64_t in_block = position - block.line_begin;
-    const int64_t head = in_block / block.head_cost;
-    const int64_t in_head = in_block % block.head_cost;
+    const int64_t head = quotient(in_block, block.head_cost);
+    const int64_t in_head = in_block - head * block.head_cost;
     // The last row tile that begins at or before the place: one without work shares its successor's offset.
     const RowTile* const tiles = arrays_.tiles.data();
     const RowTile* after =

@@ -172,6 +172,39 @@ TEST(DevicePlan, PlansTheOthersWhateverTheLengthsAre) {
   EXPECT_GT(at_faults, kBatches / 2);
 }
 
+/// Two decodes as long as 32 bits take, and a KV tile longer.
+TEST(DevicePlan, LeavesWhatDoesNotFit32BitsToTheGeneralWay) {
+  PlanStorage storage;
+  DeviceMemory memory;
+  for (const int32_t heads : {1, 3, 8}) {
+    PlannerConfig config;
+    config.num_q_heads = config.num_kv_heads = heads;
+    config.page_size = 16;
+    config.tile = {.rows = 16, .kv_tokens = 16, .schedule = Schedule::kClaimed};
+    config.num_workers = 132;
+    config.start_cost = 48;
+    config.bounds =
+        GraphBounds{.max_requests = 2, .max_tokens = 2, .max_q_len = 1, .max_kv_len = 1 << 30, .max_shared_levels = 0};
+    OwnedBatch any = testing::paged_batch({1, 1}, {1, 1});
+    const auto input = single_tiles_input(device_plan_input(config, any.view()), nullptr);
+    ASSERT_TRUE(input.has_value());
+    const auto most = static_cast<int32_t>(input->most_kv_tiles * input->kv_tokens);
+    for (const int32_t longer : {0, 1}) {
+      OwnedBatch batch = testing::paged_batch({1, 1}, {most, most + longer});
+      RawBatch given = testing::raw(batch);
+      const device::PlanInput plan_input = device_plan_input(config, given.view());
+      std::byte* const image = memory.prepare(config);
+      const auto single = single_tiles_input(plan_input, image);
+      std::vector<std::byte> tiles = memory_of_tiles(plan_input);
+      Alone alone;
+      const int32_t num_items =
+          device::plan_single_tiles(*single, *reinterpret_cast<device::SingleTiles*>(tiles.data()), false, alone);
+      EXPECT_EQ(num_items<0, longer> 0) << heads << " heads";
+      EXPECT_EQ(device_plan(memory, config, given.view()), host_plan(config, batch, storage)) << heads << " heads";
+    }
+  }
+}
+
 TEST(DevicePlan, SaysWhatItDoesNotTake) {
   OwnedBatch owned = testing::paged_batch({1, 1}, {10, 20});
   PlannerConfig config;
