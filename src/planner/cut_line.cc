@@ -5,11 +5,6 @@
 namespace folio::inline v0::planner {
 namespace {
 
-/// Of numbers of 32 bits, as nearly all are, in half the time.
-int64_t quotient(int64_t value, int64_t divisor) {
-  return ((value | divisor) >> 32) == 0 ? narrow_div(value, divisor) : value / divisor;
-}
-
 class LineCutter {
  public:
   LineCutter(const PlannerConfig& config, const WorkLine& line, PlanStorage::Arrays& arrays)
@@ -24,8 +19,18 @@ class LineCutter {
     cuts[0] = LinePlace{};
     cuts[config_.num_workers] = end_of_line();
     Cut previous;
+    // ideal_cut(line_, w) without a division each: its whole part and what is left over, step by step.
+    const int64_t step = line_.total / line_.num_workers;
+    const int64_t step_left = line_.total % line_.num_workers;
+    int64_t ideal = 0;
+    int64_t left = 0;
     for (int32_t w = 1; w < config_.num_workers; ++w) {
-      const int64_t ideal = ideal_cut(line_, w);
+      ideal += step;
+      left += step_left;
+      if (left >= line_.num_workers) {
+        left -= line_.num_workers;
+        ++ideal;
+      }
       if (ideal >= line_.total) {
         cuts[w] = end_of_line();
         continue;

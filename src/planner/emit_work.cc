@@ -148,11 +148,10 @@ class Emitter {
       int64_t begin = range.begin;
       int64_t end = range.end;
       if (!whole) {
-        const int64_t first = range.begin / width;
-        const int64_t count = ceil_div(range.end, width) - first;
+        const int64_t first = range.begin == 0 ? 0 : narrow_div(range.begin, width);  // most begin at 0
         begin = std::max(begin, (first + tile_begin - before) * width);
         end = std::min(end, (first + tile_end - before) * width);
-        before += count;
+        if (i + 1 < tile.range_end) before += tiles_touched({range.begin, range.end}, width);
         if (begin >= end) continue;
       }
       if (fixed_splits_) {
