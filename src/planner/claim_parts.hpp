@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "folio/types/export.hpp"
@@ -88,6 +89,41 @@ FOLIO_HOST_DEVICE constexpr ClaimPart part_at(const ClaimRule& rule, const Claim
     before += tiles;
   }
   return {};
+}
+
+/// Calls visit(ClaimPart) for every part of a chain that is cut, in order. part_at finds one of them; all at once cost
+/// little more.
+template <typename Ranges, typename Visit>
+constexpr void for_each_part(const ClaimRule& rule, const ClaimChain& chain, const Ranges& ranges, const Visit& visit) {
+  const int64_t width = chain.kv_tokens;
+  int64_t before = 0;
+  for (int32_t i = 0; i < chain.num_ranges; ++i) {
+    const TokenRange range = ranges(i);
+    if (range.empty()) continue;
+    if (chain.split_tokens > 0) {
+      const int64_t split = chain.split_tokens;
+      for (int64_t begin = range.begin; begin < range.end;) {
+        const int64_t end = std::min(range.end, (narrow_div(begin, split) + 1) * split);
+        visit(ClaimPart{i, {begin, end}});
+        begin = end;
+      }
+      continue;
+    }
+    const int64_t tiles = tiles_touched(range, width);
+    const int64_t first = narrow_div(range.begin, width);
+    int64_t begin = range.begin;
+    const ClaimSpan span{chain.begin + before * chain.tile_cost, tiles, chain.tile_cost};
+    for_each_claim_run(rule, span, [&](const ClaimRunOf<int64_t>& run) {
+      const int64_t count = run.end - run.begin;
+      for (int32_t piece = 1; piece <= run.pieces; ++piece) {
+        const int64_t tile = piece == run.pieces ? run.end : run.begin + count * piece / run.pieces;
+        const int64_t end = std::min(range.end, (first + tile) * width);
+        visit(ClaimPart{i, {begin, end}});
+        begin = end;
+      }
+    });
+    before += tiles;
+  }
 }
 
 /// Item number `index` of a chain that is not cut: one a range, or one a fixed split.

@@ -78,15 +78,16 @@ TEST(ClaimRule, OnePieceAWorkerWhereTheWorkIsShortAndDividesThatWay) {
   EXPECT_EQ(rule.num_rounds, 1);
   EXPECT_EQ(rule.rounds[0].piece, piece_trial(line, 3).rounds[0].piece);
   EXPECT_EQ(rule.rounds[0].piece, 294);  // 19/16 of the share
-  EXPECT_EQ(trial_parts(rule, 300, 16), 17);
-  EXPECT_EQ(trial_parts(rule, 31, 16), 1);  // of fewer than 32 tiles no two pieces of 16 can be had
+  EXPECT_EQ(trial_parts<int64_t>(rule.rounds[0].piece, rule.least_tiles, 300, 16), 17);
+  EXPECT_EQ(trial_parts<int64_t>(rule.rounds[0].piece, rule.least_tiles, 31, 16),
+            1);  // of fewer than 32 tiles no two pieces of 16 can be had
 }
 
 TEST(ClaimRule, OneWorkerHasOneRoundOfEverything) {
   ClaimLine line{.total = 1000000, .num_kv_heads = 8, .num_workers = 1, .least_tiles = 1, .least_tile_cost = 1};
   EXPECT_FALSE(is_short(line));
   EXPECT_EQ(claim_rounds(line).num_rounds, 1);
-  EXPECT_FALSE(is_to_be_cut(claim_rounds(line), 0, 1000000));
+  EXPECT_FALSE(is_to_be_cut<int64_t>(claim_rounds(line), 0, 1000000));
 }
 
 }  // namespace

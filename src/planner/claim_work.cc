@@ -113,11 +113,12 @@ class Claimer {
   TrialPieces try_pieces() const {
     TrialPieces trials;
     for (int32_t i = 0; i < kPieceTrials; ++i) {
-      const ClaimRule rule = piece_trial(line_, i);
+      const int64_t piece = trial_piece(line_, i);
       int64_t parts = 0;
       for (int64_t t = 0; t < arrays_.tiles.size(); ++t) {
         const RowTile& tile = arrays_.tiles[t];
-        parts += tile.num_kv_tiles == 0 ? 0 : trial_parts(rule, tile.num_kv_tiles, tile.kv_tile_cost);
+        parts +=
+            tile.num_kv_tiles == 0 ? 0 : trial_parts(piece, line_.least_tiles, tile.num_kv_tiles, tile.kv_tile_cost);
       }
       trials.of[i] = static_cast<int32_t>(std::min(parts, kMost));
     }
@@ -157,25 +158,36 @@ class Claimer {
     const RowTile& tile = arrays_.tiles[t];
     const int32_t parts = arrays_.tile_parts[t];
     const bool partial = parts > 1 || tile.to_partial;
+    if (!partial && !fixed_splits_ && tile.range_end - tile.range_begin == 1) {
+      emit_one_item(tile);
+      return;
+    }
     const ClaimChain chain = chain_of(tile);
     const auto ranges = ranges_of(tile);
     if (parts == 1) {
       emit_whole(tile, chain, ranges, partial);
     } else {
-      for (int32_t i = 0; i < parts; ++i) {
-        const ClaimPart part = part_at(rule_, chain, ranges, i);
-        for_each_head(i, [&](int64_t claim, int32_t head) {
-          WorkItem& item = items_[claim];
-          item = make_item(tile, head, part);
-          item.flags |= kStart | kFinish;
-          item.partial = partial_row(tile, parts, head, i);
-        });
-      }
+      int32_t i = 0;
+      for_each_part(rule_, chain, ranges, [&](const ClaimPart& part) {
+        const ItemValues values = values_of(tile, part, kStart | kFinish);
+        const int32_t first = partial_row(tile, parts, 0, i);
+        const int32_t a_head = partial_row(tile, parts, 1, i) - first;
+        for_each_head(i++, [&](int64_t claim, int32_t head) { write(claim, values, head, first + head * a_head); });
+      });
     }
     if (partial) note_parts(block, t, parts);
     claims_ += parts;
     line_begin_ += tile.cost();
     if (partial) partial_rows_ += int64_t{parts} * (tile.row_end - tile.row_begin);
+  }
+
+  /// Most row tiles of most batches: one item a KV head.
+  void emit_one_item(const RowTile& tile) {
+    const KeyRange& range = arrays_.ranges[tile.range_begin];
+    const ItemValues values = values_of(tile, {0, {range.begin, range.end}}, kStart | kFinish);
+    for_each_head(0, [&](int64_t claim, int32_t head) { write(claim, values, head, -1); });
+    ++claims_;
+    line_begin_ += tile.cost();
   }
 
   template <typename Ranges>
@@ -184,18 +196,13 @@ class Claimer {
     const bool sees_nothing = arrays_.ranges[tile.range_begin].begin == arrays_.ranges[tile.range_begin].end;
     for (int32_t k = 0; k < count; ++k) {
       const ClaimPart part = sees_nothing ? ClaimPart{} : whole_item_at(chain, ranges, k);
+      const bool last = k + 1 == count;
+      const ItemValues values = values_of(tile, part, (k == 0 ? kStart : 0u) | (last ? kFinish : 0u));
       for_each_head(0, [&](int64_t claim, int32_t head) {
         // Those that follow a claim's first lie behind all claims, one claim's after the other's.
         const int64_t follower = next_follower_ + int64_t{head} * (count - 1) + k - 1;
-        WorkItem& item = items_[k == 0 ? claim : follower];
-        item = make_item(tile, head, part);
-        if (k == 0) item.flags |= kStart;
-        if (k + 1 == count) {
-          item.flags |= kFinish;
-          item.partial = partial ? partial_row(tile, 1, head, 0) : -1;
-        } else {
-          item.partial = static_cast<int32_t>(follower + 1);
-        }
+        const int32_t at_end = partial ? partial_row(tile, 1, head, 0) : -1;
+        write(k == 0 ? claim : follower, values, head, last ? at_end : static_cast<int32_t>(follower + 1));
       });
     }
     next_follower_ += int64_t{heads_} * (count - 1);
@@ -227,19 +234,43 @@ class Claimer {
     }
   }
 
-  WorkItem make_item(const RowTile& tile, int32_t head, const ClaimPart& part) const {
+  /// What the items of all KV heads have in common. They are written value by value: an item that is copied whole has
+  /// to be in memory first, where a wide read of what was just written narrowly waits until all earlier writes are
+  /// done.
+  struct ItemValues {
+    int32_t segment;
+    int32_t kv_row;
+    int32_t request;
+    int32_t row_begin;
+    int32_t row_end;
+    int32_t kv_begin;
+    int32_t kv_end;
+    uint32_t flags;
+  };
+  ItemValues values_of(const RowTile& tile, const ClaimPart& part, uint32_t flags) const {
     const KeyRange& range = arrays_.ranges[tile.range_begin + part.range];
     return {.segment = range.segment,
             .kv_row = range.kv_row,
-            .kv_head = head,
             .request = tile.request,
             .row_begin = tile.row_begin,
             .row_end = tile.row_end,
             .kv_begin = static_cast<int32_t>(part.keys.begin),
             .kv_end = static_cast<int32_t>(part.keys.end),
-            .partial = -1,
-            .flags = fixed_splits_ ? kFold : 0u,
-            .merge = -1};
+            .flags = flags | (fixed_splits_ ? kFold : 0u)};
+  }
+  void write(int64_t index, const ItemValues& values, int32_t head, int32_t partial) const {
+    WorkItem& item = items_[index];
+    item.segment = values.segment;
+    item.kv_row = values.kv_row;
+    item.kv_head = head;
+    item.request = values.request;
+    item.row_begin = values.row_begin;
+    item.row_end = values.row_end;
+    item.kv_begin = values.kv_begin;
+    item.kv_end = values.kv_end;
+    item.partial = partial;
+    item.flags = values.flags;
+    item.merge = -1;
   }
 
   const PlannerConfig& config_;

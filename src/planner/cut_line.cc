@@ -19,8 +19,18 @@ class LineCutter {
     cuts[0] = LinePlace{};
     cuts[config_.num_workers] = end_of_line();
     Cut previous;
+    // ideal_cut(line_, w) without a division each: its whole part and what is left over, step by step.
+    const int64_t step = line_.total / line_.num_workers;
+    const int64_t step_left = line_.total % line_.num_workers;
+    int64_t ideal = 0;
+    int64_t left = 0;
     for (int32_t w = 1; w < config_.num_workers; ++w) {
-      const int64_t ideal = ideal_cut(line_, w);
+      ideal += step;
+      left += step_left;
+      if (left >= line_.num_workers) {
+        left -= line_.num_workers;
+        ++ideal;
+      }
       if (ideal >= line_.total) {
         cuts[w] = end_of_line();
         continue;
@@ -35,7 +45,12 @@ class LineCutter {
         if (chosen.position != choices.chain_begin) pay(place);
         place.kv_tile = arrays_.tiles[place.tile].kv_tile_at(chosen.position - choices.chain_begin);
       }
-      cuts[w] = place;
+      LinePlace& cut = cuts[w];  // value by value: a wide read of what was just written narrowly would have to wait
+      cut.chain = place.chain;
+      cut.kv_tile = place.kv_tile;
+      cut.block = place.block;
+      cut.head = place.head;
+      cut.tile = place.tile;
       previous = chosen;
     }
   }
@@ -59,8 +74,8 @@ class LineCutter {
       ++block_;
     const Block& block = arrays_.blocks[block_];
     const int64_t in_block = position - block.line_begin;
-    const int64_t head = in_block / block.head_cost;
-    const int64_t in_head = in_block % block.head_cost;
+    const int64_t head = quotient(in_block, block.head_cost);
+    const int64_t in_head = in_block - head * block.head_cost;
     // The last row tile that begins at or before the place: one without work shares its successor's offset.
     const RowTile* const tiles = arrays_.tiles.data();
     const RowTile* after =

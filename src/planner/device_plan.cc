@@ -1,6 +1,7 @@
 #include "planner/device_plan.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/error.hpp"
 #include "planner/batch_checks.hpp"
@@ -98,6 +99,52 @@ device::PlanInput device_plan_input(const PlannerConfig& config, const BatchView
                    .dearest_first = config.tile.order == ClaimOrder::kDearestFirst};
   input.layout = carve_plan_image(counts_within_bounds(config));
   return input;
+}
+
+std::optional<device::SingleInput> single_tiles_input(const device::PlanInput& input, std::byte* image) {
+  const bool one_tile =
+      input.most_rows <= input.tile.rows || int64_t{input.max_q_len} * input.group_size <= int64_t{input.tile.rows};
+  if (input.tile.schedule != Schedule::kClaimed || input.tile.order != ClaimOrder::kAsGiven || !one_tile ||
+      input.fixed_split_tokens > 0 || input.num_segments != 1 || input.segments[0].shard.world > 1) {
+    return std::nullopt;
+  }
+  // All sums of costs, times the heads, stay below 2^31, and KV tiles times pieces below 2^32.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const int64_t tile_cost = input.tile_cost + int64_t{input.tile.rows} * input.row_cost;
+  const int64_t start_cost = input.start_cost + int64_t{input.tile.rows} * input.start_row_cost;
+  const int64_t of_request = kMost / (std::max(input.num_requests, 1) * int64_t{input.num_kv_heads});
+  const int64_t most_kv_tiles = std::min((of_request - start_cost) / tile_cost, kMost / (input.claim_budget + 1));
+  const int64_t least_piece = input.least_claim_tiles * (int64_t{input.tile_cost} + input.row_cost);
+  if (of_request <= start_cost || most_kv_tiles < 1 || least_piece > kMost / 32) return std::nullopt;
+  return device::SingleInput{.cu_q = input.cu_q,
+                             .q_first_pos = input.q_first_pos,
+                             .kv_len = input.segments[0].kv_len,
+                             .first_pos = input.segments[0].first_pos,
+                             .lengths = reinterpret_cast<int32_t*>(image + input.layout.lengths),
+                             .header = reinterpret_cast<PlanImageHeader*>(image),
+                             .items = reinterpret_cast<WorkItem*>(image + input.layout.items),
+                             .merges = reinterpret_cast<MergeItem*>(image + input.layout.merges),
+                             .merge_sources = reinterpret_cast<int32_t*>(image + input.layout.merge_sources),
+                             .sight = input.segments[0].sight,
+                             .num_requests = input.num_requests,
+                             .num_tokens = input.num_tokens,
+                             .max_q_len = input.max_q_len,
+                             .max_kv_len = input.max_kv_len,
+                             .group_size = input.group_size,
+                             .least_rows = input.least_rows,
+                             .most_rows = input.most_rows,
+                             .tile_rows = input.tile.rows,
+                             .kv_tokens = static_cast<uint32_t>(input.tile.kv_tokens),
+                             .tile_cost = static_cast<uint32_t>(input.tile_cost),
+                             .row_cost = static_cast<uint32_t>(input.row_cost),
+                             .start_cost = static_cast<uint32_t>(input.start_cost),
+                             .start_row_cost = static_cast<uint32_t>(input.start_row_cost),
+                             .start_free_rows = input.start_free_rows,
+                             .most_kv_tiles = static_cast<uint32_t>(most_kv_tiles),
+                             .num_kv_heads = input.num_kv_heads,
+                             .num_workers = input.num_workers,
+                             .least_claim_tiles = static_cast<uint32_t>(input.least_claim_tiles),
+                             .claim_budget = static_cast<int32_t>(input.claim_budget)};
 }
 
 }  // namespace folio::inline v0::planner

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "folio/types/attention.hpp"
 #include "planner/device/job.hpp"
+#include "planner/device/single_tiles.hpp"
 #include "planner/planner.hpp"
 
 /// Planning where the lengths are (BatchView::where == kDevice): the host's side. launch_plan
@@ -25,5 +28,8 @@ std::string device_plan_refusal(const PlannerConfig& config, const BatchView& ba
 
 /// What the device planner is given. The batch must be one that device_plan_refusal has nothing against.
 device::PlanInput device_plan_input(const PlannerConfig& config, const BatchView& batch);
+
+/// What the short way of single_tiles.hpp is given; nothing where it does not take the batch. `image`: the device's.
+std::optional<device::SingleInput> single_tiles_input(const device::PlanInput& input, std::byte* image);
 
 }  // namespace folio::inline v0::planner

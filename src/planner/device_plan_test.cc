@@ -11,6 +11,7 @@
 #include "folio/types/error.hpp"
 #include "planner/device/host_groups.hpp"
 #include "planner/device/planning.hpp"
+#include "planner/device/single_tiles.hpp"
 #include "planner/device_fixtures.hpp"
 #include "planner/plan_digest.hpp"
 
@@ -49,14 +50,40 @@ class DeviceMemory {
   size_t size_ = 0;
 };
 
+/// The body of one of several groups, which share the items.
+template <typename Group>
+void make_device_plan(const device::Job& job, std::byte* tiles, PlanStatus* sticky, int32_t index, int32_t count,
+                      Group& group) {
+  if (const auto single = single_tiles_input(job.in, reinterpret_cast<std::byte*>(job.header))) {
+    auto& memory = *reinterpret_cast<device::SingleTiles*>(tiles);
+    if (index == 0 && group.rank() == 0) {
+      job.header->view = device::outline(job);
+      job.segments[0] = device::segment_lengths(job, 0);
+    }
+    group.sync();
+    const int32_t num_items = device::plan_single_tiles(*single, memory, index == 0, group);
+    for (int32_t i = index * group.size() + group.rank(); i < num_items; i += count * group.size()) {
+      job.items[i] = device::make_single_item(*single, memory, i);
+    }
+    if (num_items >= 0) return;
+  }
+  if (index > 0) return;
+  device::divide_batch(job, sticky, group);
+  device::emit_items(job, group.rank(), group.size());
+}
+
+std::vector<std::byte> memory_of_tiles(const device::PlanInput& input) {
+  return std::vector<std::byte>(static_cast<size_t>(device::SingleTiles::bytes(input.num_requests)), std::byte{0x5a});
+}
+
 std::vector<int64_t> device_plan(DeviceMemory& memory, const PlannerConfig& config, const BatchView& batch) {
   const device::PlanInput input = device_plan_input(config, batch);
   std::vector<std::byte> scratch(static_cast<size_t>(input.scratch.bytes()), std::byte{0x5a});
   Alone alone;
   std::byte* const image = memory.prepare(config);
   const device::Job job(input, image, scratch.data());
-  device::divide_batch(job, &memory.sticky, alone);
-  device::emit_items(job, 0, 1);
+  std::vector<std::byte> tiles = memory_of_tiles(input);
+  for (int32_t index = 0; index < 3; ++index) make_device_plan(job, tiles.data(), &memory.sticky, index, 3, alone);
   EXPECT_FALSE(memory.overrun());
   return testing::serialise(testing::view_of_image(config, image));
 }
@@ -75,6 +102,8 @@ TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
   int merged_claims = 0;
   int followed = 0;
   int many_workers = 0;
+  int single = 0;
+  int single_merged = 0;
   for (int i = 0; i < kBatches; ++i) {
     Case one = testing::random_device_case(random);
     RawBatch batch = testing::raw(one.batch);
@@ -86,10 +115,15 @@ TEST(DevicePlan, EqualsTheHostPlanOnRandomBatches) {
     merged_claims += plan.num_claims > 0 && plan.num_merges > 0 ? 1 : 0;
     followed += plan.num_claims > 0 && plan.num_items > plan.num_claims ? 1 : 0;
     many_workers += one.config.num_workers >= 132 ? 1 : 0;
+    const bool is_single = single_tiles_input(device_plan_input(one.config, batch.view()), nullptr).has_value();
+    single += is_single ? 1 : 0;
+    single_merged += is_single && plan.num_merges > 0 ? 1 : 0;
   }
   EXPECT_GT(merged_claims, kBatches / 10);
   EXPECT_GT(followed, kBatches / 20);
   EXPECT_GT(merged, kBatches / 5);
+  EXPECT_GT(single, kBatches / 50);
+  EXPECT_GT(single_merged, kBatches / 200);
   EXPECT_GT(many_workers, kBatches / 100);
 }
 
@@ -105,10 +139,10 @@ TEST(DevicePlan, EqualsTheHostPlanHoweverManyThreadsMakeIt) {
     OwnedBatch sound = testing::repaired(batch, one.config, at_fault);
     const device::PlanInput input = device_plan_input(one.config, batch.view());
     std::byte* const image = memory.prepare(one.config);
+    std::vector<std::byte> tiles = memory_of_tiles(input);
     Team::run(2 + i % 4, [&](Team& team) {
       const device::Job job(input, image, image + input.layout.scratch);
-      device::divide_batch(job, &memory.sticky, team);
-      device::emit_items(job, team.rank(), team.size());
+      make_device_plan(job, tiles.data(), &memory.sticky, 0, 1, team);
     });
     ASSERT_EQ(testing::serialise(testing::view_of_image(one.config, image)), host_plan(one.config, sound, storage))
         << "case " << i;
@@ -136,6 +170,39 @@ TEST(DevicePlan, PlansTheOthersWhateverTheLengthsAre) {
     ++at_faults;
   }
   EXPECT_GT(at_faults, kBatches / 2);
+}
+
+/// Two decodes as long as 32 bits take, and a KV tile longer.
+TEST(DevicePlan, LeavesWhatDoesNotFit32BitsToTheGeneralWay) {
+  PlanStorage storage;
+  DeviceMemory memory;
+  for (const int32_t heads : {1, 3, 8}) {
+    PlannerConfig config;
+    config.num_q_heads = config.num_kv_heads = heads;
+    config.page_size = 16;
+    config.tile = {.rows = 16, .kv_tokens = 16, .schedule = Schedule::kClaimed};
+    config.num_workers = 132;
+    config.start_cost = 48;
+    config.bounds =
+        GraphBounds{.max_requests = 2, .max_tokens = 2, .max_q_len = 1, .max_kv_len = 1 << 30, .max_shared_levels = 0};
+    OwnedBatch any = testing::paged_batch({1, 1}, {1, 1});
+    const auto input = single_tiles_input(device_plan_input(config, any.view()), nullptr);
+    ASSERT_TRUE(input.has_value());
+    const auto most = static_cast<int32_t>(input->most_kv_tiles * input->kv_tokens);
+    for (const int32_t longer : {0, 1}) {
+      OwnedBatch batch = testing::paged_batch({1, 1}, {most, most + longer});
+      RawBatch given = testing::raw(batch);
+      const device::PlanInput plan_input = device_plan_input(config, given.view());
+      std::byte* const image = memory.prepare(config);
+      const auto single = single_tiles_input(plan_input, image);
+      std::vector<std::byte> tiles = memory_of_tiles(plan_input);
+      Alone alone;
+      const int32_t num_items =
+          device::plan_single_tiles(*single, *reinterpret_cast<device::SingleTiles*>(tiles.data()), false, alone);
+      EXPECT_EQ(num_items<0, longer> 0) << heads << " heads";
+      EXPECT_EQ(device_plan(memory, config, given.view()), host_plan(config, batch, storage)) << heads << " heads";
+    }
+  }
 }
 
 TEST(DevicePlan, SaysWhatItDoesNotTake) {

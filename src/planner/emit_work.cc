@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/error.hpp"
+#include "planner/item_heads.hpp"
 #include "planner/merge_shared.hpp"
 
 namespace folio::inline v0::planner {
@@ -66,17 +67,14 @@ class Emitter {
  private:
   /// Whole chains of some KV heads that write the output: those of one head, and copies for the others.
   void emit_heads(const Block& block, int32_t head, int32_t count) {
-    const WorkItem* const begin = next_item_;
+    WorkItem* const begin = next_item_;
     for (int32_t t = block.tile_begin; t < block.tile_end; ++t) emit_direct(arrays_.tiles[t], head);
-    const WorkItem* const end = next_item_;
-    WorkItem* next = next_item_;
-    for (int32_t copy = head + 1; copy < head + count; ++copy) {
-      for (const WorkItem* item = begin; item != end; ++item, ++next) {
-        *next = *item;
-        next->kv_head = copy;
-      }
+    const auto items_a_head = next_item_ - begin;
+    for (WorkItem* first = begin; first != begin + items_a_head; ++first) {
+      copy_to_heads(*first, head + 1, head + count,
+                    [=](int32_t other) { return first + (other - head) * items_a_head; });
     }
-    next_item_ = next;
+    next_item_ = begin + count * items_a_head;
   }
 
   void emit_direct(const RowTile& tile, int32_t head) {
@@ -150,11 +148,10 @@ class Emitter {
       int64_t begin = range.begin;
       int64_t end = range.end;
       if (!whole) {
-        const int64_t first = range.begin / width;
-        const int64_t count = ceil_div(range.end, width) - first;
+        const int64_t first = range.begin == 0 ? 0 : narrow_div(range.begin, width);  // most begin at 0
         begin = std::max(begin, (first + tile_begin - before) * width);
         end = std::min(end, (first + tile_end - before) * width);
-        before += count;
+        if (i + 1 < tile.range_end) before += tiles_touched({range.begin, range.end}, width);
         if (begin >= end) continue;
       }
       if (fixed_splits_) {

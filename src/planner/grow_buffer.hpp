@@ -54,6 +54,12 @@ class GrowBuffer {
     data_[static_cast<size_t>(size_++)] = value;
   }
 
+  /// One more element, of any value, to be filled where it lies.
+  T& add() {
+    reserve(size_ + 1);
+    return data_[static_cast<size_t>(size_++)];
+  }
+
   int64_t size() const noexcept { return size_; }
   T* data() noexcept { return data_.get(); }
   const T* data() const noexcept { return data_.get(); }

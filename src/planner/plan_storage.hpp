@@ -9,6 +9,11 @@
 
 namespace folio::inline v0::planner {
 
+/// value / divisor of positive numbers: of 32 bits, as nearly all are, in half the time.
+inline int64_t quotient(int64_t value, int64_t divisor) noexcept {
+  return ((value | divisor) >> 32) == 0 ? narrow_div(value, divisor) : value / divisor;
+}
+
 /// Keys that a row tile visits in one segment.
 struct KeyRange {
   int32_t segment;
@@ -35,7 +40,7 @@ struct RowTile {
   int64_t offset_of(int64_t kv_tile) const noexcept { return kv_tile == 0 ? 0 : start_cost + kv_tile * kv_tile_cost; }
   /// The KV tile at an offset inside the chain.
   int64_t kv_tile_at(int64_t offset) const noexcept {
-    return offset <= start_cost ? 0 : (offset - start_cost) / kv_tile_cost;
+    return offset <= start_cost ? 0 : quotient(offset - start_cost, kv_tile_cost);
   }
 };
 

@@ -107,30 +107,30 @@ class LineBuilder {
     }
   }
 
-  RowTile begin_tile(int32_t request, int32_t row_begin, int32_t row_end) {
+  /// Filled where it lies: a copy would read widely what was just written narrowly, and wait for it.
+  RowTile& begin_tile(int32_t request, int32_t row_begin, int32_t row_end) {
     tile_items_ = 0;
     largest_grain_tiles_ = 0;
     const int32_t begin = static_cast<int32_t>(arrays_.ranges.size());
-    return RowTile{
-        .request = request,
-        .row_begin = row_begin,
-        .row_end = row_end,
-        .range_begin = begin,
-        .range_end = begin,
-        .to_partial = false,
-        .divisible = true,
-        .num_kv_tiles = 0,
-        .kv_tile_cost = config_.tile_cost + int64_t{row_end - row_begin} * config_.row_cost,
-        .start_cost = config_.start_cost +
-                      std::max<int64_t>(0, row_end - row_begin - config_.start_free_rows) * config_.start_row_cost,
-        .line_offset = 0};
+    return arrays_.tiles.add() = RowTile{
+               .request = request,
+               .row_begin = row_begin,
+               .row_end = row_end,
+               .range_begin = begin,
+               .range_end = begin,
+               .to_partial = false,
+               .divisible = true,
+               .num_kv_tiles = 0,
+               .kv_tile_cost = config_.tile_cost + int64_t{row_end - row_begin} * config_.row_cost,
+               .start_cost = config_.start_cost + std::max<int64_t>(0, row_end - row_begin - config_.start_free_rows) *
+                                                      config_.start_row_cost,
+               .line_offset = 0};
   }
 
   void end_tile(RowTile& tile, Block& block) {
     if (arrays_.ranges.size() > std::numeric_limits<int32_t>::max()) refuse_size();
     tile.range_end = static_cast<int32_t>(arrays_.ranges.size());
     tile.line_offset = block.head_cost;
-    arrays_.tiles.push_back(tile);
     block.tile_end = static_cast<int32_t>(arrays_.tiles.size());
     block.direct = block.direct && !tile.to_partial;
     int64_t cost = 0;
@@ -143,15 +143,15 @@ class LineBuilder {
     totals_.line.grain = std::max(totals_.line.grain, tile.offset_of(largest_grain_tiles_));
   }
 
-  Block begin_block() {
+  Block& begin_block() {
     block_items_ = 0;
     const int32_t begin = static_cast<int32_t>(arrays_.tiles.size());
-    return Block{.tile_begin = begin,
-                 .tile_end = begin,
-                 .direct = true,
-                 .first_chain = totals_.num_chains,
-                 .line_begin = totals_.line.total,
-                 .head_cost = 0};
+    return arrays_.blocks.add() = Block{.tile_begin = begin,
+                                        .tile_end = begin,
+                                        .direct = true,
+                                        .first_chain = totals_.num_chains,
+                                        .line_begin = totals_.line.total,
+                                        .head_cost = 0};
   }
 
   void end_block(const Block& block) {
@@ -164,7 +164,6 @@ class LineBuilder {
       refuse_size();
     }
     totals_.num_chains += int64_t{block.tile_end - block.tile_begin} * config_.num_kv_heads;
-    arrays_.blocks.push_back(block);
   }
 
   /// Adds the groups of a shared segment whose first request with rows is `request`.
@@ -178,13 +177,13 @@ class LineBuilder {
     group_block = static_cast<int32_t>(arrays_.blocks.size());
     int32_t group_end = request + 1;
     while (group_end < view_.num_requests && segment.row_of_request[group_end] == group) ++group_end;
-    Block block = begin_block();
+    Block& block = begin_block();
     const int32_t end = first_row(group_end);
     int32_t owner = request;
     for (int32_t row = first_row(request); row < end;) {
       const int32_t row_end = static_cast<int32_t>(std::min<int64_t>(end, int64_t{row} + config_.tile.rows));
       while (first_row(owner + 1) <= row) ++owner;
-      RowTile tile = begin_tile(owner, row, row_end);
+      RowTile& tile = begin_tile(owner, row, row_end);
       tile.to_partial = true;
       tile.divisible = !fixed_splits_ || !has_earlier_shared(shared_index, request, group_end);
       add_range(tile, shared.segment, group, union_of_requests(shared.segment, group, owner, row, row_end));
@@ -223,11 +222,11 @@ class LineBuilder {
   }
 
   void add_request(int32_t request) {
-    Block block = begin_block();
+    Block& block = begin_block();
     const int32_t end = first_row(request + 1);
     for (int32_t row = first_row(request); row < end;) {
       const int32_t row_end = static_cast<int32_t>(std::min<int64_t>(end, int64_t{row} + config_.tile.rows));
-      RowTile tile = begin_tile(request, row, row_end);
+      RowTile& tile = begin_tile(request, row, row_end);
       for (int32_t s = 0; s < view_.num_segments; ++s) {
         if (!view_.segments[s].shared) add_range(tile, s, request, visible(s, request, request, row, row_end));
       }

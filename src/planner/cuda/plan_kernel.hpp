@@ -6,8 +6,8 @@
 
 namespace folio::inline v0::planner {
 
-/// Enqueues the planning of a batch with device lengths: two kernels that read them and write the whole image. It
-/// allocates and waits for nothing, so it can be captured into a graph. `batch` must be one for which
+/// Enqueues the planning of a batch with device lengths: one kernel, or two, that read them and write the whole image.
+/// It allocates and waits for nothing, so it can be captured into a graph. `batch` must be one for which
 /// device_plan_refusal(config, batch) is empty; `image` is device memory of plan_image_bytes(config) bytes, aligned to
 /// kPlanImageAlignment. `sticky` (memory that the device can write, e.g. mapped host memory; or null) is written only
 /// when a request could not be planned: its owner resets it. Throws Error(kDeviceError) where the launch fails.

@@ -26,18 +26,6 @@ struct AddClaims {
   }
 };
 
-struct AddTrials {
-  FOLIO_HOST_DEVICE TrialPieces operator()(const TrialPieces& a, const TrialPieces& b) const {
-    TrialPieces both;
-    FOLIO_KEEP_LOOP
-    for (int32_t i = 0; i < kPieceTrials; ++i) {
-      const int64_t sum = int64_t{a.of[i]} + b.of[i];
-      both.of[i] = static_cast<int32_t>(sum < 0x7fffffff ? sum : 0x7fffffff);
-    }
-    return both;
-  }
-};
-
 /// The keys of a row tile, segment by segment.
 struct RangesOfTile {
   const Job& job;
@@ -100,12 +88,12 @@ FOLIO_HOST_DEVICE void choose_rule(const Job& job, const WorkLine& work, const D
     TrialPieces trials;
     FOLIO_KEEP_LOOP
     for (int32_t i = 0; i < kPieceTrials; ++i) {
-      const ClaimRule trial = piece_trial(line, i);
+      const int64_t piece = trial_piece(line, i);
       int64_t parts = 0;
       FOLIO_KEEP_LOOP
       for (int32_t t = share.begin; t < share.end; ++t) {
         const RowTile tile = row_tile(job, job.scratch.tile_request[t], t);
-        parts += trial_parts(trial, job.scratch.claims[t].kv_tiles, kv_tile_cost(job, tile));
+        parts += trial_parts(piece, line.least_tiles, int64_t{job.scratch.claims[t].kv_tiles}, kv_tile_cost(job, tile));
       }
       trials.of[i] = static_cast<int32_t>(parts < 0x7fffffff ? parts : 0x7fffffff);
     }

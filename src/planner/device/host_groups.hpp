@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <barrier>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +21,19 @@ class Alone {
   T exclusive_scan(const T& value, const T& identity, const Combine&, T& total) {
     total = value;
     return identity;
+  }
+  bool all_of(bool mine) { return mine; }
+  template <size_t N, typename Of>
+  void sum_each(int32_t (&values)[N], int32_t count, const Of& of) {
+    for (size_t i = 0; i < N; ++i) {
+      values[i] = 0;
+      for (int32_t j = 0; j < count; ++j) values[i] += of(static_cast<int32_t>(i), j);
+    }
+  }
+  template <size_t N>
+  void sum_before(int32_t (&values)[N], int32_t (&total)[N]) {
+    std::copy_n(values, N, total);
+    std::fill_n(values, N, 0);
   }
 };
 
@@ -55,6 +69,24 @@ class Team {
     }
     sync();
     return before;
+  }
+  bool all_of(bool mine) {
+    int32_t wrong[1] = {mine ? 0 : 1};
+    int32_t total[1];
+    sum_before(wrong, total);
+    return total[0] == 0;
+  }
+  template <size_t N, typename Of>
+  void sum_each(int32_t (&values)[N], int32_t count, const Of& of) {
+    Alone().sum_each(values, count, of);
+    sync();
+  }
+  template <size_t N>
+  void sum_before(int32_t (&values)[N], int32_t (&total)[N]) {
+    for (size_t i = 0; i < N; ++i) {
+      values[i] = exclusive_scan(
+          values[i], int32_t{0}, [](int32_t a, int32_t b) { return a + b; }, total[i]);
+    }
   }
 
  private:

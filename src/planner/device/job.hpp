@@ -11,11 +11,13 @@
 #include "planner/plan_layout.hpp"
 
 /// Before a loop: not to be unrolled on the device. Every instruction of the planner runs a few times only, so what it
-/// mostly waits for are instructions.
+/// mostly waits for are instructions. FOLIO_UNROLL: the opposite, for loops over arrays that are to lie in registers.
 #if defined(__CUDACC__)
 #define FOLIO_KEEP_LOOP _Pragma("unroll 1")
+#define FOLIO_UNROLL _Pragma("unroll")
 #else
 #define FOLIO_KEEP_LOOP
+#define FOLIO_UNROLL
 #endif
 
 /// Planning where the lengths are. The same functions run as one thread block on a GPU and as one thread, or several,

@@ -60,14 +60,12 @@ FOLIO_HOST_DEVICE inline int32_t to_int32(int64_t value) {
   return static_cast<int32_t>(clamp_to(value, kMinInt32, kMaxInt32));
 }
 
-/// Checks what the host planner would refuse, in its order.
-FOLIO_HOST_DEVICE inline PlanStatus check_request(const Job& job, int32_t r, int64_t& first_query) {
-  const PlanInput& in = job.in;
+/// Checks what the host planner would refuse, in its order. The request's queries are [q_begin, q_end).
+FOLIO_HOST_DEVICE inline PlanStatus check_request(const PlanInput& in, int32_t r, int32_t q_begin, int32_t q_end,
+                                                  int64_t& first_query) {
   const int64_t given_first_query = in.q_first_pos != nullptr ? in.q_first_pos[r] : 0;  // loads before branches
-  if (in.cu_q[r] != job.cu_q[r] || in.cu_q[r + 1] != job.cu_q[r + 1]) {
-    return {PlanProblem::kIndptr, r, -1, in.cu_q[r + 1]};
-  }
-  const int64_t q_len = int64_t{job.cu_q[r + 1]} - job.cu_q[r];
+  if (in.cu_q[r] != q_begin || in.cu_q[r + 1] != q_end) return {PlanProblem::kIndptr, r, -1, in.cu_q[r + 1]};
+  const int64_t q_len = int64_t{q_end} - q_begin;
   if (q_len > in.max_q_len) return {PlanProblem::kQueries, r, -1, to_int32(q_len)};
   int64_t keys = 0;
   int64_t end = 0;
@@ -119,7 +117,7 @@ FOLIO_HOST_DEVICE void read_requests(const Job& job, Group& group, PlanStatus* s
   FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
     int64_t first_query = 0;
-    const PlanStatus status = check_request(job, r, first_query);
+    const PlanStatus status = check_request(in, r, job.cu_q[r], job.cu_q[r + 1], first_query);
     const bool planned = status.problem == PlanProblem::kNone;
     if (!planned && sums.at_fault == in.num_requests) {
       first_fault = status;

@@ -9,46 +9,9 @@
 #include "planner/device/job.hpp"
 #include "planner/device/lengths.hpp"
 #include "planner/device/order.hpp"
+#include "planner/device/write_view.hpp"
 
 namespace folio::inline v0::planner::device {
-
-/// The image's header and segments: everything but the work itself.
-template <typename Group>
-FOLIO_HOST_DEVICE void write_view(const Job& job, const WorkSums& total, int32_t num_claims, Group& group) {
-  const PlanInput& in = job.in;
-  FOLIO_KEEP_LOOP
-  for (int32_t s = group.rank(); s < in.num_segments; s += group.size()) {
-    const int64_t first = int64_t{s} * in.num_requests;
-    job.segments[s] = {.source = in.segments[s].source,
-                       .mask = in.segments[s].mask,
-                       .shard = in.segments[s].shard,
-                       .shared = false,
-                       .num_rows = in.num_requests,
-                       .kv_len = job.kv_len + first,
-                       .first_pos = job.first_pos + first,
-                       .row_of_request = nullptr,
-                       .key_offset = nullptr};
-  }
-  if (group.rank() != 0) return;
-  PlanView view;
-  view.num_requests = in.num_requests;
-  view.num_tokens = job.cu_q[in.num_requests];
-  view.num_segments = in.num_segments;
-  view.num_workers = in.num_workers;
-  view.num_items = total.items;
-  view.num_claims = num_claims;
-  view.num_merges = total.merges;
-  view.num_partial_rows = total.partial_rows;
-  view.cu_q = job.cu_q;
-  view.q_first_pos = job.q_first_pos;
-  view.segments = job.segments;
-  view.worker_indptr = job.claimed() ? nullptr : job.worker_indptr;
-  view.items = job.items;
-  view.merges = job.merges;
-  view.merge_sources = job.merge_sources;
-  job.header->view = view;
-  job.header->num_merge_sources = total.sources;
-}
 
 /// Divides a batch's work: everything of the image but the items. Every member of the group calls it. Nothing outside
 /// the image and the job's scratch is written, whatever the lengths are, except `sticky`, if it is not null, where a
