@@ -54,6 +54,8 @@ class GpuBackend : public GpuKernels {
   virtual void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
                       const kernels::cuda::LaunchShape& shape, Stream stream) const = 0;
   virtual void synchronize(Stream stream) const = 0;
+  /// Device memory, aligned to 256 bytes. Freeing it waits for what is enqueued. Throws kOutOfMemory.
+  virtual std::shared_ptr<void> allocate(size_t bytes) const = 0;
   /// Enqueues a copy within this GPU's memory.
   virtual void copy(void* to, const void* from, size_t bytes, Stream stream) const = 0;
   /// Enqueues a copy from the host. On return `from` may be changed, if it is ordinary memory and not page-locked.

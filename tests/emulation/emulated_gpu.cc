@@ -54,6 +54,10 @@ class EmulatedGpu final : public GpuBackend {
     kernel.launch(params, shape, stream);
   }
   void synchronize(Stream) const override {}
+  std::shared_ptr<void> allocate(size_t bytes) const override {
+    return std::shared_ptr<std::byte[]>(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(256))),
+                                        [](std::byte* data) { ::operator delete[](data, std::align_val_t(256)); });
+  }
   void copy(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
   void upload(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }

@@ -31,6 +31,11 @@ class CudaBackend final : public cuda::CudaKernels {
     const gpu::DeviceScope scope(info_.index);
     kernel.launch(params, shape, stream);
   }
+  std::shared_ptr<void> allocate(size_t bytes) const override {
+    const gpu::DeviceScope scope(info_.index);
+    const auto memory = std::make_shared<gpu::DeviceMemory>(bytes);
+    return {memory, memory->data()};
+  }
   void copy(void* to, const void* from, size_t bytes, Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);
     gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, gpu::native(stream)), "copying on a GPU");

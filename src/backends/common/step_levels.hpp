@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <vector>
 
-#include "backends/common/context_memory.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/cascade.hpp"
@@ -16,30 +14,25 @@ namespace folio::inline v0::backends {
 /// Throws kInvalidArgument for values that a builder's options must not have.
 void check_cascade_options(CascadeMode mode, int32_t max_levels);
 
-/// What a builder asks once per step under kAuto, for all the group's layers. On a GPU, whose kernels take
-/// kernels::cuda::kMaxSegments segments, with one level less than those at most.
+/// What a builder asks once per step under kAuto, for all the group's layers.
 class StepLevels {
  public:
-  StepLevels(const Context& context, int32_t max_levels, std::span<const WindowOp> windows);
+  StepLevels(int32_t max_levels, std::span<const WindowOp> windows);
 
   /// What the batch's requests share, by value: the segments are the caller's to change, the tables, which the
   /// context's kernels read, go to `forward`. `batch`: as host_batch has made it. On a GPU prefixes are found in
   /// block_table_host, and where rows begin is enqueued on `stream`; the tables hold until the next call. Throws
   /// kInvalidArgument.
   StepCascadeLevels find(const CommonAttentionMetadata& batch, Stream stream);
+  /// Nothing shared, in the form that captured graphs know; without those one plain segment.
+  StepCascadeLevels alone(const CommonAttentionMetadata& batch, Stream stream);
 
  private:
-  void move_to_gpu(StepCascadeLevels& levels, const BlockTableView& table, Stream stream);
-
-  Device device_;
   StepCascade cascade_;
-  std::vector<int32_t> starts_;  ///< the tables' indptr, one after the other
-  ContextMemory starts_on_gpu_;
 };
 
 /// Under kAuto; otherwise none.
-std::optional<StepLevels> make_step_levels(const Context& context, CascadeMode mode, int32_t max_levels,
-                                           std::span<const WindowOp> windows);
+std::optional<StepLevels> make_step_levels(CascadeMode mode, int32_t max_levels, std::span<const WindowOp> windows);
 
 /// Room for the segments of any step's layer.
 using LevelArgs = std::array<SegmentArgs, kMaxCascadeLevels + 1>;

@@ -56,7 +56,7 @@ StepKeys cascade_keys(int32_t prefix, const CommonAttentionMetadata& batch, Step
 StepKeys discovered_keys(const StepCascadeLevels& levels) {
   StepKeys keys;
   keys.segments = levels.segments;
-  keys.count = static_cast<size_t>(levels.num_levels) + 1;
+  keys.count = static_cast<size_t>(levels.num_segments);
   return keys;
 }
 
@@ -142,11 +142,11 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
     metadata.cu_prefix_query_lens = step.cu_prefix_query_lens;
     metadata.prefix_kv_lens = step.prefix_kv_lens;
     metadata.suffix_kv_lens = step.kv_lens;
-  } else if (step.cascade && may_discover) {
-    metadata.cascade = step.cascade->find(checked, stream);
+  } else if (step.cascade) {
+    metadata.cascade = may_discover ? step.cascade->find(checked, stream) : step.cascade->alone(checked, stream);
     metadata.use_cascade = metadata.cascade.num_levels > 0;
   }
-  if (metadata.cascade.num_levels > 0) {
+  if (metadata.cascade.num_segments > 0) {
     keys = discovered_keys(metadata.cascade);
   } else if (prefix == 0) {
     keys.segments[0].kv_len = checked.seq_lens.data();
@@ -219,7 +219,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const F
                   " tokens");
   }
   FlashAttentionMetadata updated = metadata;
-  if (metadata.cascade.num_levels > 0) {
+  if (metadata.cascade.num_segments > 0) {
     static_cast<void>(workspace_size(metadata.plans.front()->plan));  // throws for a stale plan, whose levels are gone
     const BlockTableView& readable = on_gpu(state_->context) ? block_table_host : block_table;
     core::require(readable.data != nullptr && readable.num_rows >= metadata.num_reqs &&

@@ -30,11 +30,6 @@ void check_flash_attn_config(const Context& context, const AttentionSpec& spec, 
                 "decode_graph_mode is kFull; max_num_seqs, max_num_batched_tokens and max_model_len must be given");
   core::require(!on_gpu(context) || options.steps_in_flight == 1, "steps_in_flight is ", options.steps_in_flight,
                 " under decode_graph_mode kFull; captured graphs read one step's plan: on a GPU it must be 1");
-  if (options.cascade == CascadeMode::kAuto) {
-    refuse_on_gpu(
-        context, "cascade is kAuto under decode_graph_mode kFull, whose graphs have one segment of keys",
-        "kHeuristic and kOff are offered there: the engine knows which steps share, and does not replay those");
-  }
 }
 
 void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& config, FlashAttentionLayers layers,

@@ -155,7 +155,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
     StepState& step = state.steps.emplace_back(state.windows);
     if (state.aot_schedule) step.schedule.emplace(first, fixed_ints);
     if (may_discover) {
-      step.cascade = make_step_levels(context, options.cascade, options.max_cascade_levels, state.windows);
+      step.cascade = make_step_levels(options.cascade, options.max_cascade_levels, state.windows);
     }
     if (divided) {
       // Layers that share a cache have no keys of their own, and quantised queries none beside the cache's.
