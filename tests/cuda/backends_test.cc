@@ -185,6 +185,59 @@ TEST_F(CudaTest, AThousandReplaysOfSharedPrefixesGiveTheSame) {
   EXPECT_GT(graphs.size(), 1u);
 }
 
+/// Prefixes that are found anew in every step, some of them in none: a graph that was captured beside one step is
+/// replayed with all. Against eager steps that share nothing.
+void expect_replays_of_found_prefixes(int replays) {
+  const BackendModel<FlashAttentionSide> model;
+  DeviceLayers layers;
+  const auto make = [&](DecodeGraphMode graphs, CascadeMode cascade) {
+    FlashAttentionOptions options = FlashAttentionSide::options(graphs);
+    options.cascade = cascade;
+    return model.make(DeviceLayers::engine(graphs, Determinism::kRunToRun), options);
+  };
+  auto captured = make(DecodeGraphMode::kFull, CascadeMode::kAuto);
+  auto eager = make(DecodeGraphMode::kNone, CascadeMode::kOff);
+  const TestStream stream;
+  std::map<int32_t, CapturedGraph> graphs;
+  std::map<int32_t, int> steps_of;  // by levels
+  for (int i = 0; i < replays; ++i) {
+    StepRequests requests = random_requests(layers.random, /*uniform=*/false);
+    const int32_t shared_pages = 15 * between(layers.random, 0, 2);
+    for (size_t r = 0; r < requests.seq_lens.size(); ++r) {
+      requests.seq_lens[r] = std::max(requests.seq_lens[r], shared_pages * 16 + requests.query_lens[r]);
+    }
+    const int32_t tokens = pad(requests, /*uniform=*/false);
+    const CommonAttentionMetadata batch = layers.set(requests, tokens, shared_pages);
+    // Some graphs are captured beside a batch in which nothing was looked for.
+    const bool first = graphs.count(tokens) == 0;
+    const auto metadata = first && i % 2 == 1 ? captured.build_for_cudagraph_capture(batch, stream.get())
+                                              : FlashAttentionSide::build(captured, 0, batch, stream.get());
+    EXPECT_EQ(metadata.cascade.num_segments, 5);
+    ++steps_of[metadata.cascade.num_levels];
+    if (first) graphs.try_emplace(tokens, stream, [&] { model.forward(layers, metadata, stream.get()); });
+    layers.out.fill(0xff);
+    graphs.at(tokens).launch(stream);
+    stream.wait();
+    const Bits replayed = layers.out.get();
+    layers.out.fill(0xff);
+    model.forward(layers, FlashAttentionSide::build(eager, 0, batch, stream.get()), stream.get());
+    stream.wait();
+    const size_t count = static_cast<size_t>(requests.num_tokens()) * DeviceLayers::kHeads * DeviceLayers::kDim;
+    ASSERT_LE(furthest(replayed, layers.out.get(), count), 0x1p-6f) << "replay " << i << " of " << tokens << " tokens";
+  }
+  EXPECT_GT(steps_of[0], 0);
+  EXPECT_GT(steps_of[1], 0);
+}
+
+TEST_F(CudaTest, AThousandReplaysOfFoundPrefixesGiveTheSame) {
+  expect_replays_of_found_prefixes(1000);
+}
+
+/// Few enough to be watched by compute-sanitizer.
+TEST_F(CudaTest, AFewReplaysOfFoundPrefixesGiveTheSame) {
+  expect_replays_of_found_prefixes(8);
+}
+
 TYPED_TEST(BackendsOnGpu, WithoutMetadataOutputsAreZeros) {
   const BackendModel<TypeParam> model;
   DeviceLayers layers;
@@ -230,6 +283,7 @@ TYPED_TEST(BackendsOnGpu, RefuseWhatTheyDoNotOfferThere) {
   DeviceLayers layers;
   const StepRequests requests{{30, 20}, {1, 1}};
   CommonAttentionMetadata batch = layers.set(requests, 2);
+  batch.block_table_host = {};
   typename TypeParam::Options discovering;
   discovering.cascade = CascadeMode::kAuto;
   auto finder = model.make(DeviceLayers::engine(DecodeGraphMode::kNone, Determinism::kRunToRun), discovering);
@@ -416,9 +470,6 @@ TEST_F(CudaTest, FlashAttentionRefusesSchedulesAndStepsInFlightOfGraphs) {
   EXPECT_THAT(refusal([&] { model.make(engine, {}); }), HasSubstr("steps_in_flight is 2"));
   options = FlashAttentionSide::options(DecodeGraphMode::kFull);
   EXPECT_EQ(model.make(engine, options).aot_schedule(), false);
-  options.cascade = CascadeMode::kAuto;
-  EXPECT_THAT(refusal([&] { model.make(engine, options); }),
-              HasSubstr("cascade is kAuto under decode_graph_mode kFull"));
 }
 
 /// Values that were loaded later reach graphs that were captured before.

@@ -200,8 +200,8 @@ class TwoKernels : public ::testing::Test {
 
 using Names = std::vector<std::string>;
 
-/// Up to four tokens fill a row tile of 16 rows: requests 0, 3 and 5 are few.
-const Asked kMixed{.q_len = {1, 5, 0, 4, 9, 1}, .kv_len = {900, 40, 0, 30, 700, 1}};
+/// Up to eight tokens fill a row tile of 32 rows: requests 0, 3 and 5 are few.
+const Asked kMixed{.q_len = {1, 9, 0, 8, 12, 1}, .kv_len = {900, 40, 0, 30, 700, 1}};
 
 GraphBounds bounds(int32_t max_q_len) {
   return {.max_requests = 6, .max_tokens = 40, .max_q_len = max_q_len, .max_kv_len = 1000, .max_shared_levels = 0};
@@ -216,7 +216,7 @@ TEST_F(TwoKernels, ComputeWhatOneComputes) {
 TEST_F(TwoKernels, WriteNothingOfEachOthers) {
   for (const bool captured : {false, true}) {
     Asked asked = kMixed;
-    if (captured) asked.bounds = bounds(9);
+    if (captured) asked.bounds = bounds(12);
     run_with(asked, kPair);
     ASSERT_EQ(owned.size(), 2u);
     EXPECT_GT(owned[0].sum_end, owned[0].sum);  // each of the two has cut something
@@ -243,7 +243,7 @@ TEST_F(TwoKernels, LaunchOnlyWhatHasItems) {
   const Got few = run_with(decodes, kPair);
   EXPECT_EQ(who(few), (Names{"few"}));
   expect_near(few, run_with(decodes, kAlone));
-  const Asked prefills{.q_len = {5, 7}, .kv_len = {300, 20}};
+  const Asked prefills{.q_len = {9, 12}, .kv_len = {300, 20}};
   const Got many = run_with(prefills, kPair);
   EXPECT_EQ(who(many), (Names{"many"}));
   expect_near(many, run_with(prefills, kAlone));
@@ -253,14 +253,14 @@ TEST_F(TwoKernels, LaunchOnlyWhatHasItems) {
 TEST_F(TwoKernels, BothAreLaunchedWhereAGraphMayReplayOtherLengths) {
   for (const bool on_device : {false, true}) {
     Asked decodes{.q_len = {1, 1}, .kv_len = {300, 20}};
-    decodes.bounds = bounds(9);
+    decodes.bounds = bounds(12);
     decodes.on_device = on_device;
     const Got got = run_with(decodes, kPair);
     EXPECT_EQ(who(got), (Names{"many", "few"}));
     EXPECT_EQ(got.launched[0], "many 0");
     expect_near(got, run_with(decodes, kAlone));
     Asked mixed = kMixed;
-    mixed.bounds = bounds(9);
+    mixed.bounds = bounds(12);
     mixed.on_device = on_device;
     expect_near(run_with(mixed, kPair), run_with(mixed, kAlone));
   }
@@ -283,7 +283,7 @@ TEST_F(TwoKernels, OneTakesAllWhereBitsMayNotDependOnChunks) {
 }
 
 TEST_F(TwoKernels, ABatchThatSharesGoesToOne) {
-  Asked asked{.q_len = {1, 5, 1}, .kv_len = {30, 40, 20}};
+  Asked asked{.q_len = {1, 9, 1}, .kv_len = {30, 40, 20}};
   asked.shared = 100;
   EXPECT_EQ(who(run_with(asked, kPair)), (Names{"many"}));
   asked.q_len[1] = 2;
