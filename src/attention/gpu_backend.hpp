@@ -6,6 +6,7 @@
 #include <span>
 
 #include "attention/gpu_kernels.hpp"
+#include "attention/gpu_schedule.hpp"
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
@@ -51,6 +52,8 @@ class GpuBackend : public GpuKernels {
   /// `reports`: whether `report` is to hear of requests that could not be planned.
   virtual std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config, bool reports) const = 0;
   virtual std::unique_ptr<GpuSideStream> make_side_stream() const = 0;
+  /// `most_workers`: of the plans that will be sealed.
+  virtual std::unique_ptr<GpuSchedule> make_schedule(int32_t most_workers) const = 0;
   virtual void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
                       const kernels::cuda::LaunchShape& shape, Stream stream) const = 0;
   virtual void synchronize(Stream stream) const = 0;

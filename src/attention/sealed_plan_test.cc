@@ -36,7 +36,7 @@ TEST(SealedPlan, RunsFromItsMemoryWhateverBecomesOfTheBuffer) {
   const std::vector<int32_t> other{1, 1};
   sealed.segments[0].kv_len = other.data();
   folio::plan(sealed.op, sealed.batch, sealed.buffer);
-  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule));
+  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}));
   EXPECT_EQ(sealed.outputs(sealed.seal.plan()), expected);
 }
 
@@ -47,7 +47,7 @@ TEST(SealedPlan, IsWhatTheKernelExecutes) {
   auto* items = const_cast<planner::WorkItem*>(header->view.items);
   for (int32_t i = 0; i < header->view.num_items; ++i) items[i].kv_end = items[i].kv_begin + 1;
   EXPECT_NE(sealed.outputs(sealed.seal.plan()), expected);
-  EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule), Error);
+  EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}), Error);
 }
 
 TEST(SealedPlan, RefusesAChangeOfAnyInteger) {
@@ -56,29 +56,29 @@ TEST(SealedPlan, RefusesAChangeOfAnyInteger) {
     // Between the fields of the header and the image nothing is read.
     if (i >= 8 && i < SealedPlan::kSealAlignment / sizeof(int32_t)) continue;
     sealed.ints[i] ^= 1 << (i % 32);
-    EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule), Error) << i;
+    EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}), Error) << i;
     sealed.ints[i] ^= 1 << (i % 32);
   }
-  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule));
+  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}));
 }
 
 TEST(SealedPlan, RefusesATruncatedOneAndACopy) {
   Sealed sealed;
   const AttentionPlan plan = sealed.seal.plan();
-  EXPECT_THROW(check_sealed(plan, {}), Error);
-  EXPECT_THROW(check_sealed(plan, sealed.schedule.first(sealed.schedule.size() - 1)), Error);
+  EXPECT_THROW(check_sealed(plan, {}, {}), Error);
+  EXPECT_THROW(check_sealed(plan, sealed.schedule.first(sealed.schedule.size() - 1), {}), Error);
   core::AlignedBuffer copy(sealed.sealed_memory.bytes(), SealedPlan::kSealAlignment);
   std::copy_n(sealed.sealed_memory.data(), copy.bytes(), copy.data());
-  EXPECT_THROW(check_sealed(plan, {copy.as<int32_t>(), sealed.schedule.size()}), Error);
+  EXPECT_THROW(check_sealed(plan, {copy.as<int32_t>(), sealed.schedule.size()}, {}), Error);
 }
 
 TEST(SealedPlan, GoesStaleWithTheNextSeal) {
   Sealed sealed;
   const AttentionPlan first = sealed.seal.plan();
   sealed.seal.seal(sealed.planned, sealed.ints);
-  EXPECT_THROW(check_sealed(first, sealed.schedule), Error);
+  EXPECT_THROW(check_sealed(first, sealed.schedule, {}), Error);
   EXPECT_THROW(sealed.outputs(first), Error);
-  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule));
+  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}));
 }
 
 TEST(SealedPlan, RefusesMemoryThatIsTooShortOrMisaligned) {

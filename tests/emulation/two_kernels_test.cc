@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "attention/sealed_plan.hpp"
+#include "core/aligned_buffer.hpp"
 #include "emulated_gpu.hpp"
 #include "folio/folio.hpp"
 #include "folio/types/float_convert.hpp"
@@ -85,7 +87,9 @@ struct Asked {
   Determinism determinism = Determinism::kRunToRun;
   std::optional<GraphBounds> bounds = std::nullopt;
   bool on_device = false;
-  int32_t shared = 0;  ///< keys that all requests have in common, before their own
+  int32_t shared = 0;    ///< keys that all requests have in common, before their own
+  bool sealed = false;   ///< run from a schedule
+  int64_t changed = -1;  ///< of which this integer was changed
 };
 
 struct Got {
@@ -93,6 +97,7 @@ struct Got {
   std::vector<float> lse;
   std::vector<std::string> launched;
   PlanSummary summary;
+  std::string report;  ///< what the next seal threw
 };
 
 class TwoKernels : public ::testing::Test {
@@ -180,9 +185,34 @@ class TwoKernels : public ::testing::Test {
     void* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
     launched.clear();
     owned.clear();
-    run(plan, args, {aligned, bytes});
+    if (asked.sealed) {
+      run_sealed(asked, op, plan, args, {aligned, bytes}, got);
+    } else {
+      run(plan, args, {aligned, bytes});
+    }
     got.launched = launched;
     return got;
+  }
+
+  static void run_sealed(const Asked& asked, const AttentionOp& op, const AttentionPlan& plan,
+                         const AttentionArgs& args, Workspace workspace, Got& got) {
+    attention::SealedPlan seal(op);
+    core::AlignedBuffer memory(static_cast<size_t>(attention::SealedPlan::size(plan)) * sizeof(int32_t), 256);
+    const std::span<int32_t> ints(memory.as<int32_t>(), memory.bytes() / sizeof(int32_t));
+    if (asked.bounds) {
+      EXPECT_LE(static_cast<int64_t>(ints.size()), attention::SealedPlan::max_size(op));
+    }
+    const std::span<const int32_t> schedule = seal.seal(plan, ints);
+    EXPECT_THROW(attention::check_sealed(seal.plan(), schedule.first(schedule.size() - 1), {}), Error);
+    EXPECT_THROW(attention::check_sealed(seal.plan(), schedule.subspan(1), {}), Error);
+    if (asked.changed >= 0) ints[static_cast<size_t>(asked.changed) % ints.size()] ^= 1 << 7;
+    attention::check_sealed(seal.plan(), schedule, {});
+    run(seal.plan(), args, workspace);
+    try {
+      seal.seal(plan, ints);
+    } catch (const Error& error) {
+      got.report = error.what();
+    }
   }
 
   static void expect_near(const Got& got, const Got& expected) {
@@ -280,6 +310,34 @@ TEST_F(TwoKernels, OneTakesAllWhereBitsMayNotDependOnChunks) {
   const Got got = run_with(asked, kPair);
   EXPECT_EQ(who(got), (Names{"many"}));
   EXPECT_EQ(got.out, run_with(asked, kAlone).out);
+}
+
+TEST_F(TwoKernels, RunFromOneSchedule) {
+  for (const bool captured : {false, true}) {
+    Asked asked = kMixed;
+    if (captured) asked.bounds = bounds(12);
+    const Got expected = run_with(asked, kPair);
+    asked.sealed = true;
+    const Got got = run_with(asked, kPair);
+    EXPECT_EQ(got.report, "");
+    EXPECT_EQ(got.launched, expected.launched);
+    EXPECT_EQ(got.out, expected.out);
+    EXPECT_EQ(got.lse, expected.lse);
+  }
+}
+
+TEST_F(TwoKernels, ComputeNothingFromAChangedSchedule) {
+  for (const char* kernel : {kPair, kAlone}) {
+    for (const int64_t changed : {0, 66, 400, 900, 1999}) {  // in front, in a header, in the work
+      Asked asked = kMixed;
+      asked.sealed = true;
+      asked.changed = changed;
+      const Got got = run_with(asked, kernel);
+      EXPECT_NE(got.report.find("checksum does not match"), std::string::npos) << changed;
+      EXPECT_TRUE(std::all_of(got.out.begin(), got.out.end(), [](float value) { return value == -99.0f; })) << changed;
+      EXPECT_TRUE(std::all_of(got.lse.begin(), got.lse.end(), [](float value) { return value == -99.0f; })) << changed;
+    }
+  }
 }
 
 TEST_F(TwoKernels, ABatchThatSharesGoesToOne) {

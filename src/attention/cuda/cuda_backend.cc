@@ -2,6 +2,7 @@
 
 #include "attention/cuda/cuda_kernels.hpp"
 #include "attention/cuda/plan_memory.hpp"
+#include "attention/cuda/schedule.hpp"
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
 #include "platform/cuda/stream.hpp"
@@ -25,6 +26,9 @@ class CudaBackend final : public cuda::CudaKernels {
   std::unique_ptr<GpuSideStream> make_side_stream() const override {
     const gpu::DeviceScope scope(info_.index);
     return std::make_unique<cuda::CudaSideStream>(info_.index);
+  }
+  std::unique_ptr<GpuSchedule> make_schedule(int32_t most_workers) const override {
+    return std::make_unique<cuda::CudaSchedule>(info_.index, most_workers);
   }
   void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
               const kernels::cuda::LaunchShape& shape, Stream stream) const override {

@@ -164,7 +164,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
     metadata.plans = plan_step(checked, all_visible, keys, step, stream);
   }
   if (aot) {
-    metadata.scheduler_metadata = step.schedule->seal(metadata.plans.front()->plan);
+    metadata.scheduler_metadata = step.schedule->seal(metadata.plans.front()->plan, stream);
     metadata.plans.front()->plan = step.schedule->plan();
     if (metadata.use_cascade) metadata.prefix_scheduler_metadata = metadata.scheduler_metadata;
   }

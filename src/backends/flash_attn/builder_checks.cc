@@ -21,9 +21,6 @@ void check_flash_attn_config(const Context& context, const AttentionSpec& spec, 
   core::require(options.steps_in_flight >= 1, "steps_in_flight is ", options.steps_in_flight, "; it is 1 or more");
   core::require(options.max_num_splits_for_graphs.value_or(1) >= 1, "max_num_splits_for_graphs is ",
                 options.max_num_splits_for_graphs.value_or(0), "; it is 1 or more");
-  if (options.aot_schedule.value_or(false)) {
-    refuse_on_gpu(context, "aot_schedule is true", "a step's schedule is its plan in device memory: leave it out");
-  }
   if (config.compilation.decode_graph_mode != DecodeGraphMode::kFull) return;
   core::require(config.scheduler.max_num_seqs > 0 && config.scheduler.max_num_batched_tokens > 0 &&
                     config.model.max_model_len > 0,

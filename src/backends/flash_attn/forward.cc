@@ -153,7 +153,7 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   const AttentionPlan* plan = divided ? nullptr : &plan_for_window(metadata->plans, window_.left);
   // Throws for a stale plan or a damaged schedule while the cache is still untouched.
   if (!divided && attention::is_sealed(*plan)) {
-    attention::check_sealed(*plan, metadata->scheduler_metadata);
+    attention::check_sealed(*plan, metadata->scheduler_metadata, stream);
   } else {
     if (!divided) static_cast<void>(workspace_size(*plan));
     core::require(metadata->scheduler_metadata.empty(), "scheduler_metadata is given for a step planned without one");

@@ -42,8 +42,9 @@ AttentionType common_attn_type(FlashAttentionLayers layers) {
 bool makes_schedules(const Context& context, const FlashAttentionOptions& options, const EngineConfig& config,
                      size_t num_windows) {
   const bool compatible = options.facts.profile != BackendProfile::kNative;
-  const bool by_default = !compatible || get_flash_attn_version(options.facts.platform) == 3;
-  return !on_gpu(context) && options.aot_schedule.value_or(by_default) && num_windows == 1 &&
+  // On a GPU every layer's comparison is a launch, so that there they are asked for.
+  const bool by_default = !on_gpu(context) && (!compatible || get_flash_attn_version(options.facts.platform) == 3);
+  return options.aot_schedule.value_or(by_default) && num_windows == 1 &&
          config.determinism < Determinism::kBatchInvariant;
 }
 

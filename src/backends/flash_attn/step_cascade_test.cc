@@ -37,7 +37,6 @@ class FlashAttnSharedSteps : public ::testing::TestWithParam<GoldenCase> {};
 TEST_P(FlashAttnSharedSteps, AreFoundInTheBlockTable) {
   const SharedStep step(GetParam());
   for (const bool aot : {false, true}) {
-    if (aot && folio::testing::on_gpu()) continue;  // there a schedule is the plan
     DiscoveringFixture fixture(step.setup, step.lengths);
     fixture.options.aot_schedule = aot;
     const FlashAttentionImpl impl = fixture.make_impl();
