@@ -41,7 +41,9 @@ struct CascadeBatch {
   const int32_t* cu_q = nullptr;    ///< [R + 1]
   const int32_t* kv_len = nullptr;  ///< [R], the new tokens included
   PageTableView table;              ///< [>= R] rows
-  /// table.indices once more, in the memory of the GPU that the planner's op runs on. Null for others.
+  /// table.indices once more, in the memory of the GPU that the planner's op runs on. Null for others. A dense table
+  /// may lie there alone (table.indices is the same address) for `share`, which then takes the caller's word for its
+  /// pages.
   const int32_t* device_indices = nullptr;
 };
 
@@ -92,7 +94,7 @@ class FOLIO_API CascadePlanner {
   /// One level, shared by all requests: the first `prefix_tokens` tokens, cut to full pages that all had computed
   /// before this step. Whether it pays is not asked, but there must be two to share it. Requests without query tokens
   /// do not count. Throws kInvalidArgument as `discover`, and where a request's pages are not those of the others: O(R
-  /// + R * pages). Nothing is shared for a prefix of 0; of a dense table then no entry is read.
+  /// + R * pages). Nothing is shared for a prefix of 0.
   const Cascade& share(const CascadeBatch& batch, int32_t prefix_tokens, Stream stream = {});
 
   const CascadeCosts& costs() const noexcept;

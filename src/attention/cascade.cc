@@ -364,7 +364,8 @@ const Cascade& CascadePlanner::share(const CascadeBatch& batch, int32_t prefix_t
     prefix_pages = std::min(prefix_pages, state.full_pages[static_cast<size_t>(r)]);
   }
   if (sharers < 2 || prefix_pages == 0) return state.emit_plain(batch, stream);
-  state.check_common(batch, first, prefix_pages);
+  const bool readable = batch.table.indices != batch.device_indices;
+  if (readable) state.check_common(batch, first, prefix_pages);
   if (state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {
     return state.emit_plain(batch, stream);
   }

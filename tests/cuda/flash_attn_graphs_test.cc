@@ -12,10 +12,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Steps with a shared prefix, captured once for every number of tokens: FlashAttention's, whose batches have all one
-/// memory. Plans of captured shapes are divided otherwise than eager ones, so that rounding may differ.
+/// Steps with shared prefixes of any length, or none, captured once for every number of tokens: FlashAttention's, whose
+/// batches have all one memory. Plans of captured shapes are divided otherwise than eager ones, so that rounding may
+/// differ.
 TEST_F(CudaTest, AThousandReplaysOfSharedPrefixesGiveTheSame) {
-  constexpr int32_t kPrefix = 256;
   const BackendModel<FlashAttentionSide> model;
   DeviceLayers layers;
   auto captured = model.make(DecodeGraphMode::kFull, Determinism::kRunToRun);
@@ -24,13 +24,15 @@ TEST_F(CudaTest, AThousandReplaysOfSharedPrefixesGiveTheSame) {
   std::map<int32_t, CapturedGraph> graphs;
   for (int i = 0; i < 1000; ++i) {
     StepRequests requests = random_requests(layers.random, /*uniform=*/false);
+    const int32_t prefix = 16 * between(layers.random, 0, 20);
     for (size_t r = 0; r < requests.seq_lens.size(); ++r) {
-      requests.seq_lens[r] = std::max(requests.seq_lens[r], kPrefix + requests.query_lens[r]);
+      requests.seq_lens[r] = std::max(requests.seq_lens[r], prefix + requests.query_lens[r]);
     }
     const int32_t tokens = pad(requests, /*uniform=*/false);
-    const CommonAttentionMetadata batch = layers.set(requests, tokens, kPrefix / 16);
-    const auto metadata = FlashAttentionSide::build(captured, kPrefix, batch, stream.get());
-    ASSERT_TRUE(metadata.use_cascade);
+    const CommonAttentionMetadata batch = layers.set(requests, tokens, prefix / 16);
+    const auto metadata = FlashAttentionSide::build(captured, prefix, batch, stream.get());
+    ASSERT_EQ(metadata.use_cascade, prefix > 0);
+    ASSERT_EQ(metadata.cascade.num_segments, 2);
     if (graphs.count(tokens) == 0) {
       graphs.try_emplace(tokens, stream, [&] { model.forward(layers, metadata, stream.get()); });
     }
@@ -39,7 +41,7 @@ TEST_F(CudaTest, AThousandReplaysOfSharedPrefixesGiveTheSame) {
     stream.wait();
     const Bits replayed = layers.out.get();
     layers.out.fill(0xff);
-    model.forward(layers, FlashAttentionSide::build(eager, kPrefix, batch, stream.get()), stream.get());
+    model.forward(layers, FlashAttentionSide::build(eager, prefix, batch, stream.get()), stream.get());
     stream.wait();
     const size_t count = static_cast<size_t>(requests.num_tokens()) * DeviceLayers::kHeads * DeviceLayers::kDim;
     ASSERT_LE(furthest(replayed, layers.out.get(), count), 0x1p-6f) << "replay " << i << " of " << tokens << " tokens";

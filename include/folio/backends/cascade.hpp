@@ -47,16 +47,16 @@ class FOLIO_API StepCascade {
   /// `common_prefix_len`: tokens that all requests have in common, by the engine's own books; >= 0. kHeuristic cuts it
   /// to whole pages that were computed before this step, asks the rule and checks the block table. kAuto reads the same
   /// off the table, and kOff leaves the batch as it is. The result holds until the next call, and refers to the batch's
-  /// arrays. With determinism at kBatchInvariant or above it never has a shared segment. Throws kInvalidArgument for
-  /// lengths that contradict each other and, with kHeuristic, tables that differ within the prefix; kUnsupported for
-  /// arrays on a device whose copies on the host are missing. Of ops on a GPU the table is looked at in
-  /// block_table_host, laid out like block_table.
+  /// arrays. With determinism at kBatchInvariant or above it never has a shared segment. Of ops on a GPU the table is
+  /// looked at in block_table_host, laid out like block_table. Throws kInvalidArgument for lengths that contradict each
+  /// other, arrays of another device than the ops', copies on the host that are missing and, with kHeuristic, tables
+  /// that differ within the prefix.
   const Cascade& plan(int32_t common_prefix_len, const CommonAttentionMetadata& batch, Stream stream = {});
   /// The same of a batch with any page table.
   const Cascade& plan(int32_t common_prefix_len, const CascadeBatch& batch, Stream stream = {});
-  /// The batch with nothing shared, in the form that `plan` gives it: of ops on a GPU with GraphBounds as many segments
-  /// (see CascadePlanner). Looks at no page.
-  const Cascade& plan_alone(const CommonAttentionMetadata& batch, Stream stream = {});
+  /// `prefix_tokens` that all requests share, whoever agrees; 0: nothing. In the form that `plan` gives: of ops on a
+  /// GPU with GraphBounds always as many segments (see CascadePlanner). On a GPU no page is looked at.
+  const Cascade& share(int32_t prefix_tokens, const CommonAttentionMetadata& batch, Stream stream = {});
 
   const StepCascadeOptions& options() const noexcept;
 

@@ -141,8 +141,8 @@ const Cascade& StepCascade::plan(int32_t common_prefix_len, const CascadeBatch& 
                                                           : alone;
 }
 
-const Cascade& StepCascade::plan_alone(const CommonAttentionMetadata& batch, Stream stream) {
-  return state_->planner.share(state_->lengths_of(batch), 0, stream);
+const Cascade& StepCascade::share(int32_t prefix_tokens, const CommonAttentionMetadata& batch, Stream stream) {
+  return state_->planner.share(state_->lengths_of(batch), prefix_tokens, stream);
 }
 
 }  // namespace folio::inline v0::backends

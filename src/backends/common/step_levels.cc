@@ -45,8 +45,8 @@ StepCascadeLevels StepLevels::find(const CommonAttentionMetadata& batch, Stream 
   return levels_of(cascade_.plan(0, batch, stream));
 }
 
-StepCascadeLevels StepLevels::alone(const CommonAttentionMetadata& batch, Stream stream) {
-  return levels_of(cascade_.plan_alone(batch, stream));
+StepCascadeLevels StepLevels::share(int32_t prefix_tokens, const CommonAttentionMetadata& batch, Stream stream) {
+  return levels_of(cascade_.share(prefix_tokens, batch, stream));
 }
 
 std::optional<StepLevels> make_step_levels(CascadeMode mode, int32_t max_levels, std::span<const WindowOp> windows) {
@@ -63,12 +63,23 @@ std::span<const SegmentArgs> segment_args(const StepCascadeLevels& levels, const
   return std::span(room).first(count);
 }
 
-StepCascadeLevels with_block_table(const StepCascadeLevels& levels, std::span<const int32_t> query_start_loc,
-                                   int32_t page_size, const BlockTableView& planned, const BlockTableView& table,
-                                   const BlockTableView& given) {
+StepCascadeLevels moved_to(const BlockTableView& table, const StepCascadeLevels& levels,
+                           const BlockTableView& planned) {
   // Where rows begin is part of the levels' tables.
   core::require(table.row_stride == planned.row_stride, "the block table has a row stride of ", table.row_stride,
                 "; the step's shared prefixes were found in one of ", planned.row_stride);
+  StepCascadeLevels moved = levels;
+  for (size_t s = 0; s < static_cast<size_t>(levels.num_segments); ++s) {
+    moved.tables[s].indices = table.data;
+    moved.tables[s].num_indices = to_page_table(table, table.num_rows).num_indices;
+  }
+  return moved;
+}
+
+StepCascadeLevels with_block_table(const StepCascadeLevels& levels, std::span<const int32_t> query_start_loc,
+                                   int32_t page_size, const BlockTableView& planned, const BlockTableView& table,
+                                   const BlockTableView& given) {
+  StepCascadeLevels moved = moved_to(given, levels, planned);
   for (size_t s = 0; s < static_cast<size_t>(levels.num_levels); ++s) {
     const KvSegment& segment = levels.segments[s];
     for (int32_t group = 0; group < segment.num_groups; ++group) {
@@ -87,11 +98,6 @@ StepCascadeLevels with_block_table(const StepCascadeLevels& levels, std::span<co
         }
       }
     }
-  }
-  StepCascadeLevels moved = levels;
-  for (size_t s = 0; s < static_cast<size_t>(levels.num_segments); ++s) {
-    moved.tables[s].indices = given.data;
-    moved.tables[s].num_indices = to_page_table(given, given.num_rows).num_indices;
   }
   return moved;
 }

@@ -24,8 +24,9 @@ class StepLevels {
   /// block_table_host, and where rows begin is enqueued on `stream`; the tables hold until the next call. Throws
   /// kInvalidArgument.
   StepCascadeLevels find(const CommonAttentionMetadata& batch, Stream stream);
-  /// Nothing shared, in the form that captured graphs know; without those one plain segment.
-  StepCascadeLevels alone(const CommonAttentionMetadata& batch, Stream stream);
+  /// What the engine says that all share, 0 for nothing, in the form that captured graphs know. Without those and
+  /// without anything shared one plain segment.
+  StepCascadeLevels share(int32_t prefix_tokens, const CommonAttentionMetadata& batch, Stream stream);
 
  private:
   StepCascade cascade_;
@@ -39,6 +40,10 @@ using LevelArgs = std::array<SegmentArgs, kMaxCascadeLevels + 1>;
 
 /// The run arguments of the plan's segments: `all`, whose cache and scales they share, each with its own table.
 std::span<const SegmentArgs> segment_args(const StepCascadeLevels& levels, const SegmentArgs& all, LevelArgs& room);
+
+/// The levels over another table, laid out alike, whose pages the engine answers for. Throws kInvalidArgument for
+/// another row stride than that of `planned`.
+StepCascadeLevels moved_to(const BlockTableView& table, const StepCascadeLevels& levels, const BlockTableView& planned);
 
 /// The levels over another KV cache group's table, in which requests must share the same columns. Requests with query
 /// tokens count. `table` and `query_start_loc` are the host's, `given` is laid out alike, where kernels read it. Throws

@@ -142,9 +142,11 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
     metadata.cu_prefix_query_lens = step.cu_prefix_query_lens;
     metadata.prefix_kv_lens = step.prefix_kv_lens;
     metadata.suffix_kv_lens = step.kv_lens;
-  } else if (step.cascade) {
-    metadata.cascade = may_discover ? step.cascade->find(checked, stream) : step.cascade->alone(checked, stream);
-    metadata.use_cascade = metadata.cascade.num_levels > 0;
+  }
+  if (step.cascade) {
+    const bool discovers = may_discover && state.options.cascade == CascadeMode::kAuto;
+    metadata.cascade = discovers ? step.cascade->find(checked, stream) : step.cascade->share(prefix, checked, stream);
+    metadata.use_cascade = prefix > 0 || metadata.cascade.num_levels > 0;
   }
   if (metadata.cascade.num_segments > 0) {
     keys = discovered_keys(metadata.cascade);
@@ -222,14 +224,17 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const F
   if (metadata.cascade.num_segments > 0) {
     static_cast<void>(workspace_size(metadata.plans.front()->plan));  // throws for a stale plan, whose levels are gone
     const BlockTableView& readable = on_gpu(state_->context) ? block_table_host : block_table;
-    core::require(readable.data != nullptr && readable.num_rows >= metadata.num_reqs &&
-                      readable.num_columns == block_table.num_columns && readable.row_stride == block_table.row_stride,
-                  "block_table_host has ", readable.num_rows, " rows of ", readable.num_columns, " columns, ",
-                  readable.row_stride, " apart, the block table ", block_table.num_rows, " of ",
-                  block_table.num_columns, ", ", block_table.row_stride,
-                  " apart; on a GPU shared prefixes are looked for in a copy on the host, laid out alike");
-    updated.cascade = with_block_table(metadata.cascade, metadata.query_start_loc_host, metadata.page_size,
-                                       metadata.block_table, readable, block_table);
+    const bool found = state_->options.cascade == CascadeMode::kAuto;
+    core::require(
+        !found || (readable.data != nullptr && readable.num_rows >= metadata.num_reqs &&
+                   readable.num_columns == block_table.num_columns && readable.row_stride == block_table.row_stride),
+        "block_table_host has ", readable.num_rows, " rows of ", readable.num_columns, " columns, ",
+        readable.row_stride, " apart, the block table ", block_table.num_rows, " of ", block_table.num_columns, ", ",
+        block_table.row_stride,
+        " apart; on a GPU shared prefixes are looked for in a copy on the host, laid out alike");
+    updated.cascade = found ? with_block_table(metadata.cascade, metadata.query_start_loc_host, metadata.page_size,
+                                               metadata.block_table, readable, block_table)
+                            : moved_to(block_table, metadata.cascade, metadata.block_table);
   }
   updated.block_table = block_table;
   updated.slot_mapping = slot_mapping;

@@ -157,6 +157,9 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
     if (state.aot_schedule) step.schedule.emplace(first, fixed_ints);
     if (may_discover) {
       step.cascade = make_step_levels(options.cascade, options.max_cascade_levels, state.windows);
+      // A GPU's graphs are replayed with whatever prefix the engine names, or none.
+      if (graphs && on_gpu(context) && options.cascade == CascadeMode::kHeuristic)
+        step.cascade.emplace(1, state.windows);
     }
     if (divided) {
       // Layers that share a cache have no keys of their own, and quantised queries none beside the cache's.
