@@ -9,6 +9,11 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3155504745534f46;  // "FOSEGPU1"
 
+/// Graphs know where an image's header lies, whatever the plans' sizes: headers have places of their own in front.
+constexpr size_t kHeadBytes = 512;
+constexpr size_t kFrontBytes = ScheduleLayout::kHeaderBytes + planner::SealRecord::kMostImages * kHeadBytes;
+static_assert(sizeof(planner::PlanImageHeader) <= kHeadBytes && kFrontBytes % planner::kPlanImageAlignment == 0);
+
 constexpr size_t round_up(size_t bytes, size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
 }
@@ -17,10 +22,10 @@ constexpr size_t round_up(size_t bytes, size_t multiple) {
 
 ScheduleLayout lay_out_schedule(std::span<const size_t> image_bytes) {
   ScheduleLayout layout;
-  layout.bytes = ScheduleLayout::kHeaderBytes;
+  layout.bytes = kFrontBytes;
   for (size_t i = 0; i < image_bytes.size(); ++i) {
-    layout.images[i] = round_up(layout.bytes, planner::kPlanImageAlignment);
-    layout.bytes = layout.images[i] + image_bytes[i];
+    layout.images[i] = ScheduleLayout::kHeaderBytes + i * kHeadBytes;
+    layout.bytes = round_up(layout.bytes, planner::kPlanImageAlignment) + image_bytes[i];
   }
   layout.bytes = round_up(layout.bytes, sizeof(uint64_t));
   return layout;
@@ -29,11 +34,14 @@ ScheduleLayout lay_out_schedule(std::span<const size_t> image_bytes) {
 void fill_schedule(std::span<const planner::PlanView* const> plans, const ScheduleLayout& layout, std::byte* stage,
                    const std::byte* memory) {
   const uint64_t front[] = {kMagic, layout.bytes / sizeof(int32_t)};
-  std::memset(stage, 0, ScheduleLayout::kHeaderBytes);
+  std::memset(stage, 0, kFrontBytes);
   std::memcpy(stage, front, sizeof(front));
+  size_t begin = kFrontBytes;
   for (size_t i = 0; i < plans.size(); ++i) {
-    const size_t begin = layout.images[i];
-    planner::pack_plan(*plans[i], stage + begin, layout.bytes - begin, memory + begin);
+    begin = round_up(begin, planner::kPlanImageAlignment);
+    const size_t bytes = planner::pack_plan(*plans[i], stage + begin, layout.bytes - begin, memory + begin);
+    std::memcpy(stage + layout.images[i], stage + begin, sizeof(planner::PlanImageHeader));
+    begin += bytes;
   }
 }
 

@@ -10,8 +10,8 @@
 
 namespace folio::inline v0::attention {
 
-/// Where the parts of a GPU's schedule lie: what stands in front, and an image for each of the op's plans, which are
-/// one or, of a pair of kernels, two.
+/// Where a GPU's schedule has the headers that kernels begin at: one of each of the op's plans, of a pair of kernels
+/// two. The places do not depend on the plans' sizes, since graphs know them.
 struct ScheduleLayout {
   static constexpr size_t kHeaderBytes = 256;
 
