@@ -31,6 +31,11 @@ class SealedPlan {
   /// kInvalidArgument where it does not fit, and where a GPU has found an earlier schedule changed; kStalePlan.
   std::span<const int32_t> seal(const AttentionPlan& plan, std::span<int32_t> memory, Stream stream = {});
 
+  /// Throws kInvalidArgument if a GPU has found a schedule changed since it was last asked, by this or by `seal`.
+  void report() const {
+    if (schedule_ != nullptr) schedule_->report();
+  }
+
   /// Makes the plan stale without sealing another.
   void invalidate() noexcept;
 

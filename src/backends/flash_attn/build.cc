@@ -129,6 +129,9 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
     if (state.config.determinism >= Determinism::kBatchInvariant || step.dcp) prefix = 0;
   }
 
+  for (const StepState& earlier : state.steps) {
+    if (earlier.schedule) earlier.schedule->report();
+  }
   // Nothing is refused from here on but by the planners, after which this step's memory holds no plan.
   if (step.schedule) step.schedule->invalidate();
   state.next_step = (state.next_step + 1) % state.steps.size();

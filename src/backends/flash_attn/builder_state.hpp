@@ -23,6 +23,8 @@ class ScheduleMemory {
 
   /// Seals a plan into the memory, on a GPU by what is enqueued. Allocates nothing once warm.
   std::span<const int32_t> seal(const AttentionPlan& plan, Stream stream);
+  /// Throws kInvalidArgument where a GPU has found a schedule changed.
+  void report() const { sealed_.report(); }
   /// Makes what was sealed last stale.
   void invalidate() noexcept { sealed_.invalidate(); }
   /// The sealed plan: its work is what the memory holds.
