@@ -40,7 +40,7 @@ CascadeMode cascade_mode_from_name(std::string_view name) {
 struct StepCascade::State {
   State(std::span<const AttentionOp> ops, const StepCascadeOptions& given)
       : options(given),
-        context(ops.front().context()),
+        context(widest(ops).context()),
         planner(widest(ops), given.mode == CascadeMode::kOff ? 0 : given.max_levels),
         num_query_heads(ops.front().config().num_q_heads),
         num_kv_heads(ops.front().config().num_kv_heads) {
