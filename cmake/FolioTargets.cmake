@@ -105,7 +105,8 @@ endfunction()
 # ThreadSanitizer; `cuda` needs a GPU. MODULES links the objects of those modules directly (white-box tests); tests of the
 # public API link the library `folio` instead. GPU_FILTER: the tests, as GoogleTest's filters name them, that a GPU must pass
 # too. In builds with CUDA the program then has one more test, <name>.cuda, which runs them there
-# (src/attention/device_for_test.hpp); its sources must include ${FOLIO_DEVICE_FOR_TEST}.
+# (src/attention/device_for_test.hpp, or what the program has of its own for FOLIO_TEST_DEVICE); sources that use the former must
+# include ${FOLIO_DEVICE_FOR_TEST}.
 function(folio_test)
   cmake_parse_arguments(T "" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS;GPU_FILTER" ${ARGN})
   add_executable(${T_NAME} ${T_SOURCES})

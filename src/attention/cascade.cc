@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "attention/cascade_levels.hpp"
@@ -30,7 +32,8 @@ void check_costs(const CascadeCosts& costs) {
 
 int32_t levels_offered(const AttentionOp& op, int32_t max_levels) {
   const auto& bounds = op.state().options.bounds;
-  return bounds ? std::min(max_levels, bounds->max_shared_levels) : max_levels;
+  const int32_t offered = bounds ? std::min(max_levels, bounds->max_shared_levels) : max_levels;
+  return op.state().gpu() != nullptr ? std::min(offered, kernels::cuda::kMaxSegments - 1) : offered;
 }
 
 }  // namespace
@@ -59,11 +62,16 @@ struct CascadePlanner::State {
   };
 
   void read(const CascadeBatch& batch);
+  void check_place(const CascadeBatch& batch, Stream stream) const;
   void check_common(const CascadeBatch& batch, int32_t first, int32_t prefix_pages) const;
-  const Cascade& emit(const CascadeBatch& batch, std::span<const CascadeGroup> groups);
-  const Cascade& emit_plain(const CascadeBatch& batch);
+  const Cascade& emit(const CascadeBatch& batch, std::span<const CascadeGroup> groups, Stream stream);
+  const Cascade& emit_plain(const CascadeBatch& batch, Stream stream);
   void emit_level(const CascadeBatch& batch, size_t level, std::span<const CascadeGroup> groups);
+  void emit_empty(const CascadeBatch& batch, size_t level);
   void emit_own(const CascadeBatch& batch, size_t level);
+  const Cascade& made(const CascadeBatch& batch, size_t count, Stream stream);
+  void move_to_gpu(const CascadeBatch& batch, size_t count, Stream stream);
+  void set_level(size_t level, const PageTableView& table);
   PageTableView rows_of(const PageTableView& table, const Level& level, int32_t num_rows) const;
 
   CascadeCosts costs;
@@ -79,6 +87,13 @@ struct CascadePlanner::State {
   std::array<KvSegment, kMaxCascadeLevels + 1> segments;
   std::array<PageTableView, kMaxCascadeLevels + 1> tables;
   Cascade cascade;
+
+  std::optional<AttentionOp> gpu_op;
+  size_t fixed_levels = 0;      ///< that every cascade has, for graphs
+  size_t fixed_rows = 0;        ///< room of each table's starts there
+  std::vector<int32_t> starts;  ///< where rows of the tables begin, one table after the other
+  std::shared_ptr<void> starts_on_gpu;
+  size_t starts_room = 0;
 };
 
 CascadePlanner::CascadePlanner(const CascadeCosts& costs, int32_t max_levels) : state_(std::make_unique<State>()) {
@@ -91,11 +106,19 @@ CascadePlanner::CascadePlanner(const CascadeCosts& costs, int32_t max_levels) : 
 
 CascadePlanner::CascadePlanner(const AttentionOp& op, int32_t max_levels)
     : CascadePlanner(cascade_costs(op), max_levels) {
-  if (op.context().device().type != DeviceType::kCpu) {
-    core::fail(ErrorCode::kUnsupported,
-               "the op runs on a GPU; cascades are made of page tables in host memory, for ops on a CPU");
-  }
-  state_->max_levels = levels_offered(op, max_levels);
+  State& state = *state_;
+  state.max_levels = levels_offered(op, max_levels);
+  const attention::GpuBackend* const gpu = op.state().gpu();
+  if (gpu == nullptr) return;
+  state.gpu_op = op;
+  const auto& bounds = op.state().options.bounds;
+  if (!bounds || state.max_levels == 0 || state.costs.determinism >= Determinism::kBatchInvariant) return;
+  // All at once: graphs know the addresses.
+  state.fixed_levels = static_cast<size_t>(state.max_levels);
+  state.fixed_rows = static_cast<size_t>(bounds->max_requests) + 1;
+  state.starts.resize((state.fixed_levels + 1) * state.fixed_rows);
+  state.starts_room = state.starts.size();
+  state.starts_on_gpu = gpu->allocate(state.starts_room * sizeof(int32_t));
 }
 
 CascadePlanner::CascadePlanner(CascadePlanner&&) noexcept = default;
@@ -107,6 +130,18 @@ const CascadeCosts& CascadePlanner::costs() const noexcept {
 }
 int32_t CascadePlanner::max_levels() const noexcept {
   return state_->max_levels;
+}
+
+void CascadePlanner::State::check_place(const CascadeBatch& batch, Stream stream) const {
+  if (!gpu_op) {
+    require(batch.device_indices == nullptr && stream.handle == nullptr,
+            "device_indices or a stream is given; they are for planners of an op on a GPU");
+    return;
+  }
+  require(batch.device_indices != nullptr || batch.table.num_indices == 0,
+          "device_indices is null; the op's kernels read the table's entries in the GPU's memory");
+  require(fixed_levels == 0 || static_cast<size_t>(batch.num_requests) < fixed_rows, "num_requests is ",
+          batch.num_requests, "; the op was prepared for at most ", static_cast<uint64_t>(fixed_rows) - 1);
 }
 
 /// Checks the batch, and finds what may be shared of each request and where its pages lie.
@@ -170,13 +205,29 @@ void CascadePlanner::State::emit_level(const CascadeBatch& batch, size_t level, 
   arrays.group_indptr.push_back(last.end);
   arrays.indptr.push_back(static_cast<int32_t>(row_begin[static_cast<size_t>(last.begin)]) + last.end_page);
 
+  set_level(level, batch.table);
+}
+
+/// One group of all requests, without keys: nothing is planned for it.
+void CascadePlanner::State::emit_empty(const CascadeBatch& batch, size_t level) {
+  Level& arrays = levels[level];
+  arrays.group_indptr.assign({0, batch.num_requests});
+  arrays.kv_len.assign(1, 0);
+  arrays.first_pos.assign(1, 0);
+  arrays.indptr.assign(2, 0);
+  set_level(level, batch.table);
+}
+
+/// The segment of a level's arrays and its table.
+void CascadePlanner::State::set_level(size_t level, const PageTableView& table) {
+  const Level& arrays = levels[level];
   KvSegment& segment = segments[level];
   segment = {};
   segment.kv_len = arrays.kv_len.data();
   segment.first_pos = arrays.first_pos.data();
   segment.group_indptr = arrays.group_indptr.data();
   segment.num_groups = static_cast<int32_t>(arrays.kv_len.size());
-  tables[level] = rows_of(batch.table, arrays, segment.num_groups);
+  tables[level] = rows_of(table, arrays, segment.num_groups);
 }
 
 /// What is left of every request's keys.
@@ -201,18 +252,55 @@ void CascadePlanner::State::emit_own(const CascadeBatch& batch, size_t level) {
   tables[level] = rows_of(batch.table, arrays, batch.num_requests);
 }
 
-const Cascade& CascadePlanner::State::emit_plain(const CascadeBatch& batch) {
-  segments[0] = {};
-  segments[0].kv_len = batch.kv_len;
-  tables[0] = batch.table;
+/// The cascade of the first `count` segments, its tables where kernels read them.
+const Cascade& CascadePlanner::State::made(const CascadeBatch& batch, size_t count, Stream stream) {
+  if (gpu_op) move_to_gpu(batch, count, stream);
   cascade = {};
-  cascade.segments = {segments.data(), 1};
-  cascade.tables = {tables.data(), 1};
+  cascade.segments = {segments.data(), count};
+  cascade.tables = {tables.data(), count};
   return cascade;
 }
 
-const Cascade& CascadePlanner::State::emit(const CascadeBatch& batch, std::span<const CascadeGroup> groups) {
-  if (groups.empty()) return emit_plain(batch);
+void CascadePlanner::State::move_to_gpu(const CascadeBatch& batch, size_t count, Stream stream) {
+  const attention::GpuBackend& gpu = *gpu_op->state().gpu();
+  const bool fixed = fixed_levels > 0;
+  if (!fixed) starts.clear();
+  std::array<size_t, kMaxCascadeLevels + 1> begins{};
+  for (size_t s = 0; s < count; ++s) {
+    if (tables[s].kind == PageTableKind::kDense) continue;
+    const size_t rows = static_cast<size_t>(tables[s].num_rows) + 1;
+    begins[s] = fixed ? s * fixed_rows : starts.size();
+    if (!fixed) starts.resize(starts.size() + rows);
+    std::copy_n(tables[s].indptr, rows, starts.begin() + static_cast<std::ptrdiff_t>(begins[s]));
+  }
+  if (starts.size() > starts_room) {
+    starts_room = 2 * starts.size();
+    starts_on_gpu = gpu.allocate(starts_room * sizeof(int32_t));
+  }
+  if (!starts.empty()) gpu.upload(starts_on_gpu.get(), starts.data(), starts.size() * sizeof(int32_t), stream);
+  for (size_t s = 0; s < count; ++s) {
+    tables[s].indices = batch.device_indices;
+    if (tables[s].kind == PageTableKind::kCsr) {
+      tables[s].indptr = static_cast<const int32_t*>(starts_on_gpu.get()) + begins[s];
+    }
+  }
+}
+
+/// Without anything shared.
+const Cascade& CascadePlanner::State::emit_plain(const CascadeBatch& batch, Stream stream) {
+  if (fixed_levels > 0) return emit(batch, {}, stream);
+  segments[0] = {};
+  segments[0].kv_len = batch.kv_len;
+  tables[0] = batch.table;
+  return made(batch, 1, stream);
+}
+
+const Cascade& CascadePlanner::State::emit(const CascadeBatch& batch, std::span<const CascadeGroup> groups,
+                                           Stream stream) {
+  if (groups.empty() && fixed_levels == 0) return emit_plain(batch, stream);
+  require(addressable,
+          "the table's rows do not lie one after the other within 2^31 - 1 entries, as those of captured "
+          "graphs must");
   own_first_page.assign(static_cast<size_t>(batch.num_requests), 0);
   size_t num_levels = 0;
   for (size_t begin = 0; begin < groups.size();) {
@@ -227,21 +315,23 @@ const Cascade& CascadePlanner::State::emit(const CascadeBatch& batch, std::span<
     emit_level(batch, num_levels++, groups.subspan(begin, end - begin));
     begin = end;
   }
-  emit_own(batch, num_levels);
-  cascade = {};
-  cascade.segments = {segments.data(), num_levels + 1};
-  cascade.tables = {tables.data(), num_levels + 1};
+  const size_t all_levels = std::max(num_levels, fixed_levels);
+  for (size_t level = num_levels; level < all_levels; ++level) emit_empty(batch, level);
+  emit_own(batch, all_levels);
+  made(batch, all_levels + 1, stream);
+  cascade.levels_shared = static_cast<int32_t>(num_levels);
   return cascade;
 }
 
-const Cascade& CascadePlanner::discover(const CascadeBatch& batch) {
+const Cascade& CascadePlanner::discover(const CascadeBatch& batch, Stream stream) {
   State& state = *state_;
+  state.check_place(batch, stream);
   state.read(batch);
   if (state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {
-    return state.emit_plain(batch);
+    return state.emit_plain(batch, stream);
   }
   const auto prefixes = state.finder.find(batch.table, state.full_pages);
-  state.emit(batch, state.choice.choose(state.costs, state.max_levels, batch, prefixes));
+  state.emit(batch, state.choice.choose(state.costs, state.max_levels, batch, prefixes), stream);
   state.cascade.bytes_saved = state.choice.saved();
   return state.cascade;
 }
@@ -259,8 +349,9 @@ void CascadePlanner::State::check_common(const CascadeBatch& batch, int32_t firs
   }
 }
 
-const Cascade& CascadePlanner::share(const CascadeBatch& batch, int32_t prefix_tokens) {
+const Cascade& CascadePlanner::share(const CascadeBatch& batch, int32_t prefix_tokens, Stream stream) {
   State& state = *state_;
+  state.check_place(batch, stream);
   require(prefix_tokens >= 0, "prefix_tokens is ", prefix_tokens, "; it is 0 or more");
   state.read(batch);
   int32_t prefix_pages = prefix_tokens / state.costs.page_size;
@@ -272,14 +363,15 @@ const Cascade& CascadePlanner::share(const CascadeBatch& batch, int32_t prefix_t
     ++sharers;
     prefix_pages = std::min(prefix_pages, state.full_pages[static_cast<size_t>(r)]);
   }
-  if (sharers < 2 || prefix_pages == 0) return state.emit_plain(batch);
-  state.check_common(batch, first, prefix_pages);
+  if (sharers < 2 || prefix_pages == 0) return state.emit_plain(batch, stream);
+  const bool readable = batch.table.indices != batch.device_indices;
+  if (readable) state.check_common(batch, first, prefix_pages);
   if (state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {
-    return state.emit_plain(batch);
+    return state.emit_plain(batch, stream);
   }
   const CascadeGroup everyone{
       .level = 0, .begin = first, .end = batch.num_requests, .first_page = 0, .end_page = prefix_pages};
-  return state.emit(batch, {&everyone, 1});
+  return state.emit(batch, {&everyone, 1}, stream);
 }
 
 }  // namespace folio::inline v0

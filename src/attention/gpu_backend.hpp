@@ -6,6 +6,7 @@
 #include <span>
 
 #include "attention/gpu_kernels.hpp"
+#include "attention/gpu_schedule.hpp"
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
@@ -51,9 +52,13 @@ class GpuBackend : public GpuKernels {
   /// `reports`: whether `report` is to hear of requests that could not be planned.
   virtual std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config, bool reports) const = 0;
   virtual std::unique_ptr<GpuSideStream> make_side_stream() const = 0;
+  /// `most_workers`: of the plans that will be sealed.
+  virtual std::unique_ptr<GpuSchedule> make_schedule(int32_t most_workers) const = 0;
   virtual void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
                       const kernels::cuda::LaunchShape& shape, Stream stream) const = 0;
   virtual void synchronize(Stream stream) const = 0;
+  /// Device memory, aligned to 256 bytes. Freeing it waits for what is enqueued. Throws kOutOfMemory.
+  virtual std::shared_ptr<void> allocate(size_t bytes) const = 0;
   /// Enqueues a copy within this GPU's memory.
   virtual void copy(void* to, const void* from, size_t bytes, Stream stream) const = 0;
   /// Enqueues a copy from the host. On return `from` may be changed, if it is ordinary memory and not page-locked.

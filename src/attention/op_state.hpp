@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "attention/gpu_backend.hpp"
@@ -47,10 +48,12 @@ struct PlanBufferState {
   std::unique_ptr<FewRowsPlan> few_rows;                 ///< null where one kernel takes all
   std::vector<planner::SegmentLengths> device_segments;  ///< what `view` then points to
   bool planned_on_device = false;
-  int32_t num_tokens = 0;   ///< rows of q and out, padding included
-  uint64_t generation = 0;  ///< counts calls of plan(), failed ones too
-  bool planned = false;     ///< the last call succeeded
-  bool sealed = false;      ///< `view` lies in a SealedPlan's memory
+  int32_t num_tokens = 0;                            ///< rows of q and out, padding included
+  uint64_t generation = 0;                           ///< counts calls of plan(), failed ones too
+  bool planned = false;                              ///< the last call succeeded
+  bool sealed = false;                               ///< a SealedPlan's; on a CPU `view` lies in its memory
+  const attention::GpuSchedule* schedule = nullptr;  ///< sealed on a GPU: what kernels read
+  std::span<const int32_t> sealed_into;              ///< the schedule's memory there
 };
 
 /// The state behind a plan. Throws kStalePlan.

@@ -1,9 +1,11 @@
 #include "attention/sealed_plan.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 
+#include "attention/workspace.hpp"
 #include "core/error.hpp"
 #include "planner/plan_image.hpp"
 
@@ -46,21 +48,74 @@ size_t sealed_bytes(const planner::PlanView& view) {
   return kHeaderBytes + (image + sizeof(int32_t) - 1) / sizeof(int32_t) * sizeof(int32_t);
 }
 
+/// The image of a plan that lies in a schedule; counters are those of the plan's own buffer.
+class SealedImage final : public GpuPlanMemory {
+ public:
+  void set(const std::byte* image, const GpuPlanMemory& own) {
+    image_ = reinterpret_cast<const planner::PlanImageHeader*>(image);
+    claim_counters_ = own.claim_counters();
+    merge_counters_ = own.merge_counters();
+  }
+  void upload(const planner::PlanView&, Stream) override { fail_planned(); }
+  void plan_on_device(const BatchView&, Stream) override { fail_planned(); }
+  void report() override {}
+  const planner::PlanImageHeader* image() const override { return image_; }
+  uint32_t* claim_counters() const override { return claim_counters_; }
+  uint32_t* merge_counters() const override { return merge_counters_; }
+
+ private:
+  [[noreturn]] static void fail_planned() {
+    core::fail(ErrorCode::kInternal, "a schedule's image is sealed into, not planned into");
+  }
+
+  const planner::PlanImageHeader* image_ = nullptr;
+  uint32_t* claim_counters_ = nullptr;
+  uint32_t* merge_counters_ = nullptr;
+};
+
+/// Of a pair of kernels both plans.
+ScheduleLayout layout_of(const detail::PlanBufferState& planned) {
+  const bool pair = planned.few_rows != nullptr;
+  const std::array<size_t, 2> images{planner::plan_image_bytes(planned.view),
+                                     pair ? planner::plan_image_bytes(planned.few_rows->view) : 0};
+  return lay_out_schedule(std::span(images).first(pair ? 2 : 1));
+}
+
 }  // namespace
 
 SealedPlan::SealedPlan(const AttentionOp& op) {
-  if (op.state().gpu() != nullptr) {
-    core::fail(ErrorCode::kUnsupported, "a GPU's plans lie in device memory; only a CPU's can be sealed");
-  }
   state_.op = op.shared_state();
   state_.sealed = true;
+  const GpuBackend* const gpu = op.state().gpu();
+  if (gpu == nullptr) return;
+  int32_t most_workers = op.state().planner.num_workers;
+  state_.gpu = std::make_unique<SealedImage>();
+  if (op.state().few_rows) {
+    most_workers = std::max(most_workers, op.state().few_rows->num_workers);
+    state_.few_rows = std::make_unique<detail::FewRowsPlan>();
+    state_.few_rows->gpu = std::make_unique<SealedImage>();
+    state_.few_rows->stream = gpu->make_side_stream();
+  }
+  schedule_ = gpu->make_schedule(most_workers);
+  state_.schedule = schedule_.get();
 }
 
+SealedPlan::SealedPlan(SealedPlan&&) noexcept = default;
+SealedPlan::~SealedPlan() = default;
+
 int64_t SealedPlan::size(const AttentionPlan& plan) {
-  return static_cast<int64_t>(sealed_bytes(detail::checked(plan).view) / sizeof(int32_t));
+  const detail::PlanBufferState& planned = detail::checked(plan);
+  const size_t bytes = planned.gpu != nullptr ? layout_of(planned).bytes : sealed_bytes(planned.view);
+  return static_cast<int64_t>(bytes / sizeof(int32_t));
 }
 
 int64_t SealedPlan::max_size(const AttentionOp& op) {
+  if (op.state().gpu() != nullptr) {
+    const bool pair = op.state().few_rows.has_value();
+    const std::array<size_t, 2> images{planner::plan_image_bytes(op.state().planner),
+                                       pair ? planner::plan_image_bytes(*op.state().few_rows) : 0};
+    return static_cast<int64_t>(lay_out_schedule(std::span(images).first(pair ? 2 : 1)).bytes / sizeof(int32_t));
+  }
   const size_t image = planner::plan_image_bytes(op.state().planner);
   return static_cast<int64_t>((kHeaderBytes + image + sizeof(int32_t) - 1) / sizeof(int32_t));
 }
@@ -70,15 +125,42 @@ void SealedPlan::invalidate() noexcept {
   state_.planned = false;
 }
 
-std::span<const int32_t> SealedPlan::seal(const AttentionPlan& plan, std::span<int32_t> memory) {
+/// What the host reads of the plan stays in its buffer.
+std::span<const int32_t> SealedPlan::seal_on_gpu(const detail::PlanBufferState& planned, std::span<int32_t> memory,
+                                                 Stream stream) {
+  schedule_->report();
+  if (planned.planned_on_device) {
+    core::fail(ErrorCode::kUnsupported, "the plan was made on the device; plans of host lengths can be sealed");
+  }
+  const ScheduleLayout layout = layout_of(planned);
+  auto* const begin = reinterpret_cast<std::byte*>(memory.data());
+  std::array<const planner::PlanView*, planner::SealRecord::kMostImages> plans{&planned.view};
+  if (planned.few_rows != nullptr) plans[1] = &planned.few_rows->view;
+  const size_t count = planned.few_rows != nullptr ? 2 : 1;
+  schedule_->seal(std::span(plans).first(count), layout, begin, stream);
+  static_cast<SealedImage&>(*state_.gpu).set(begin + layout.images[0], *planned.gpu);
+  if (planned.few_rows != nullptr) {
+    static_cast<SealedImage&>(*state_.few_rows->gpu).set(begin + layout.images[1], *planned.few_rows->gpu);
+    state_.few_rows->view = planned.few_rows->view;
+  }
+  state_.view = planned.view;
+  state_.num_tokens = planned.num_tokens;
+  state_.sealed_into = memory.first(layout.bytes / sizeof(int32_t));
+  state_.planned = true;
+  return state_.sealed_into;
+}
+
+std::span<const int32_t> SealedPlan::seal(const AttentionPlan& plan, std::span<int32_t> memory, Stream stream) {
   const detail::PlanBufferState& planned = detail::checked(plan);
+  check_stream(*state_.op, stream);
   core::require(planned.op.get() == state_.op.get(), "the plan was made by another op than the seal is for");
   core::require(reinterpret_cast<uintptr_t>(memory.data()) % kSealAlignment == 0,
                 "the schedule's memory must begin at ", "a multiple of ", kSealAlignment, " bytes");
-  const size_t bytes = sealed_bytes(planned.view);
+  const size_t bytes = schedule_ != nullptr ? layout_of(planned).bytes : sealed_bytes(planned.view);
   core::require(memory.size_bytes() >= bytes, "the schedule takes ", bytes / sizeof(int32_t),
                 " integers; its memory has ", memory.size());
   invalidate();
+  if (schedule_ != nullptr) return seal_on_gpu(planned, memory, stream);
   auto* begin = reinterpret_cast<std::byte*>(memory.data());
   std::byte* image = begin + kHeaderBytes;
   planner::pack_plan(planned.view, image, bytes - kHeaderBytes, image);
@@ -91,9 +173,18 @@ std::span<const int32_t> SealedPlan::seal(const AttentionPlan& plan, std::span<i
   return memory.first(bytes / sizeof(int32_t));
 }
 
-void check_sealed(const AttentionPlan& plan, std::span<const int32_t> handed) {
+void check_sealed(const AttentionPlan& plan, std::span<const int32_t> handed, Stream stream) {
   const detail::PlanBufferState& state = detail::checked(plan);
   core::require(state.sealed, "the plan was not sealed");
+  if (state.schedule != nullptr) {
+    const std::span<const int32_t> made = state.sealed_into;
+    core::require(handed.empty() || handed.data() == made.data(),
+                  "the schedule is not the one that this step was planned into");
+    core::require(handed.size() == made.size(), "the schedule has ", handed.size(), " integers, but was made with ",
+                  made.size(), "; it is truncated or padded");
+    state.schedule->check(stream);
+    return;
+  }
   SealHeader header{};
   core::require(handed.size_bytes() >= kHeaderBytes, "the schedule has ", handed.size(),
                 " integers; it is truncated: ", kHeaderBytes / sizeof(int32_t), " stand before its work alone");

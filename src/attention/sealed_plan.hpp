@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "attention/op_state.hpp"
@@ -11,21 +12,29 @@ namespace folio::inline v0::attention {
 /// A host plan written out as integers, for façades whose engines hold the schedule in a buffer of their own: once
 /// sealed, that memory is what `run` executes (work items, merges and lengths are read from there), and a checksum over
 /// all of it tells whether it still is what was planned. The memory must outlive the plan and begin at a multiple of
-/// kSealAlignment bytes. CPU only. Not safe for simultaneous use by several threads.
+/// kSealAlignment bytes; on a GPU it is device memory. Not safe for simultaneous use by several threads.
 class SealedPlan {
  public:
   static constexpr size_t kSealAlignment = 256;
 
   explicit SealedPlan(const AttentionOp& op);
+  SealedPlan(SealedPlan&&) noexcept;
+  ~SealedPlan();
 
   /// Integers that this plan takes sealed. Throws kStalePlan.
   static int64_t size(const AttentionPlan& plan);
   /// Integers that suffice for any plan of the op, which must have bounds (kInvalidArgument otherwise).
   static int64_t max_size(const AttentionOp& op);
 
-  /// Writes a plan of the op to `memory` and returns the part that was used. The plan's own buffer is free afterwards.
-  /// Allocates nothing. Throws kInvalidArgument where it does not fit, kStalePlan.
-  std::span<const int32_t> seal(const AttentionPlan& plan, std::span<int32_t> memory);
+  /// Writes a plan of the op to `memory` and returns the part that was used. The plan's own buffer is free afterwards;
+  /// on a GPU, where the writing is enqueued, only once the sealed plan is stale. Allocates nothing once warm. Throws
+  /// kInvalidArgument where it does not fit, and where a GPU has found an earlier schedule changed; kStalePlan.
+  std::span<const int32_t> seal(const AttentionPlan& plan, std::span<int32_t> memory, Stream stream = {});
+
+  /// Throws kInvalidArgument if a GPU has found a schedule changed since it was last asked, by this or by `seal`.
+  void report() const {
+    if (schedule_ != nullptr) schedule_->report();
+  }
 
   /// Makes the plan stale without sealing another.
   void invalidate() noexcept;
@@ -34,7 +43,11 @@ class SealedPlan {
   AttentionPlan plan() const { return AttentionPlan(&state_, state_.generation); }
 
  private:
+  std::span<const int32_t> seal_on_gpu(const detail::PlanBufferState& planned, std::span<int32_t> memory,
+                                       Stream stream);
+
   detail::PlanBufferState state_;
+  std::unique_ptr<GpuSchedule> schedule_;  ///< null on a CPU
 };
 
 /// Whether the plan is a SealedPlan's.
@@ -43,7 +56,8 @@ inline bool is_sealed(const AttentionPlan& plan) {
 }
 
 /// Throws kInvalidArgument unless `handed` is the memory that the plan was sealed into, whole and as it was then;
-/// kStalePlan. O(size).
-void check_sealed(const AttentionPlan& plan, std::span<const int32_t> handed);
+/// kStalePlan. O(size). On a GPU, whether it is as it was is found out there, by what is enqueued: runs behind it
+/// compute nothing from a schedule that was changed, and the next `seal` throws.
+void check_sealed(const AttentionPlan& plan, std::span<const int32_t> handed, Stream stream);
 
 }  // namespace folio::inline v0::attention

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <vector>
 
 #include "attention/attention_fixture.hpp"
@@ -36,7 +38,7 @@ TEST(SealedPlan, RunsFromItsMemoryWhateverBecomesOfTheBuffer) {
   const std::vector<int32_t> other{1, 1};
   sealed.segments[0].kv_len = other.data();
   folio::plan(sealed.op, sealed.batch, sealed.buffer);
-  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule));
+  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}));
   EXPECT_EQ(sealed.outputs(sealed.seal.plan()), expected);
 }
 
@@ -47,7 +49,7 @@ TEST(SealedPlan, IsWhatTheKernelExecutes) {
   auto* items = const_cast<planner::WorkItem*>(header->view.items);
   for (int32_t i = 0; i < header->view.num_items; ++i) items[i].kv_end = items[i].kv_begin + 1;
   EXPECT_NE(sealed.outputs(sealed.seal.plan()), expected);
-  EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule), Error);
+  EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}), Error);
 }
 
 TEST(SealedPlan, RefusesAChangeOfAnyInteger) {
@@ -56,29 +58,29 @@ TEST(SealedPlan, RefusesAChangeOfAnyInteger) {
     // Between the fields of the header and the image nothing is read.
     if (i >= 8 && i < SealedPlan::kSealAlignment / sizeof(int32_t)) continue;
     sealed.ints[i] ^= 1 << (i % 32);
-    EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule), Error) << i;
+    EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}), Error) << i;
     sealed.ints[i] ^= 1 << (i % 32);
   }
-  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule));
+  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}));
 }
 
 TEST(SealedPlan, RefusesATruncatedOneAndACopy) {
   Sealed sealed;
   const AttentionPlan plan = sealed.seal.plan();
-  EXPECT_THROW(check_sealed(plan, {}), Error);
-  EXPECT_THROW(check_sealed(plan, sealed.schedule.first(sealed.schedule.size() - 1)), Error);
+  EXPECT_THROW(check_sealed(plan, {}, {}), Error);
+  EXPECT_THROW(check_sealed(plan, sealed.schedule.first(sealed.schedule.size() - 1), {}), Error);
   core::AlignedBuffer copy(sealed.sealed_memory.bytes(), SealedPlan::kSealAlignment);
   std::copy_n(sealed.sealed_memory.data(), copy.bytes(), copy.data());
-  EXPECT_THROW(check_sealed(plan, {copy.as<int32_t>(), sealed.schedule.size()}), Error);
+  EXPECT_THROW(check_sealed(plan, {copy.as<int32_t>(), sealed.schedule.size()}, {}), Error);
 }
 
 TEST(SealedPlan, GoesStaleWithTheNextSeal) {
   Sealed sealed;
   const AttentionPlan first = sealed.seal.plan();
   sealed.seal.seal(sealed.planned, sealed.ints);
-  EXPECT_THROW(check_sealed(first, sealed.schedule), Error);
+  EXPECT_THROW(check_sealed(first, sealed.schedule, {}), Error);
   EXPECT_THROW(sealed.outputs(first), Error);
-  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule));
+  EXPECT_NO_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}));
 }
 
 TEST(SealedPlan, RefusesMemoryThatIsTooShortOrMisaligned) {
@@ -95,6 +97,37 @@ TEST(SealedPlan, FitsItsBoundWhereTheOpHasOne) {
   PlanBuffer buffer = make_plan_buffer(op);
   EXPECT_LE(SealedPlan::size(folio::plan(op, small.batch, buffer)), SealedPlan::max_size(op));
   EXPECT_THROW(SealedPlan::max_size(prepare(small.context, small.config)), Error);
+}
+
+/// Graphs know where the headers of a GPU's schedule lie, and where they lead to is in the headers.
+TEST(GpuSchedule, HasItsHeadersAtPlacesOfTheirOwn) {
+  const std::array<size_t, 2> large{70000, 300}, small{512, 90000};
+  const ScheduleLayout layout = lay_out_schedule(large);
+  EXPECT_EQ(layout.images, lay_out_schedule(small).images);
+  EXPECT_EQ(layout.bytes % sizeof(uint64_t), 0u);
+  EXPECT_GE(layout.bytes, 70300u);
+
+  Sealed sealed;
+  const planner::PlanView& view = sealed.planned.buffer().view;
+  const std::array<const planner::PlanView*, 2> plans{&view, &view};
+  const std::array<size_t, 2> bytes{planner::plan_image_bytes(view), planner::plan_image_bytes(view)};
+  const ScheduleLayout both = lay_out_schedule(bytes);
+  core::AlignedBuffer memory(both.bytes, SealedPlan::kSealAlignment);
+  fill_schedule(plans, both, memory.data(), memory.data());
+  const planner::SealRecord record = make_record(2, both, memory.data(), memory.data(), nullptr);
+  EXPECT_EQ(record.num_words * sizeof(uint64_t), both.bytes);
+  const planner::WorkItem* items[2];
+  for (size_t i = 0; i < 2; ++i) {
+    const auto* head = reinterpret_cast<const planner::PlanImageHeader*>(memory.data() + both.images[i]);
+    EXPECT_EQ(record.images[i], head);
+    EXPECT_EQ(record.emptied[i].view.num_items, 0);
+    items[i] = head->view.items;
+    ASSERT_EQ(head->view.num_items, view.num_items);
+    EXPECT_EQ(std::memcmp(items[i], view.items, sizeof(planner::WorkItem) * static_cast<size_t>(view.num_items)), 0);
+    EXPECT_GE(reinterpret_cast<const std::byte*>(items[i]), memory.data());
+    EXPECT_LT(reinterpret_cast<const std::byte*>(items[i]), memory.data() + both.bytes);
+  }
+  EXPECT_NE(items[0], items[1]);
 }
 
 }  // namespace

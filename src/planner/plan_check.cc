@@ -218,7 +218,10 @@ class Checker {
   }
 
   bool shares() const {
-    return std::any_of(plan_.segments, plan_.segments + plan_.num_segments, [](const auto& s) { return s.shared; });
+    // Shared segments without keys count at fixed splits alone.
+    return std::any_of(plan_.segments, plan_.segments + plan_.num_segments, [this](const auto& s) {
+      return s.shared && (fixed() || std::any_of(s.kv_len, s.kv_len + s.num_rows, [](int32_t len) { return len > 0; }));
+    });
   }
 
   /// Sources follow the keys: shared segments in order, then the request's own segments in order, each from its first

@@ -69,11 +69,18 @@ class LineBuilder {
     return int64_t{view_.q_first_pos[request]} + token;
   }
 
+  /// Shared segments without any key change nothing. At fixed splits they are kept, because a request's bits may not
+  /// depend on whether others share.
+  bool is_left_out(const SegmentLengths& segment) const {
+    return !fixed_splits_ &&
+           std::all_of(segment.kv_len, segment.kv_len + segment.num_rows, [](int32_t kv_len) { return kv_len == 0; });
+  }
+
   void find_shared_segments() {
     arrays_.shared.clear();
     int64_t num_groups = 0;
     for (int32_t s = 0; s < view_.num_segments; ++s) {
-      if (!view_.segments[s].shared) continue;
+      if (!view_.segments[s].shared || is_left_out(view_.segments[s])) continue;
       arrays_.shared.push_back({.segment = s, .first_group_block = num_groups});
       num_groups += view_.segments[s].num_rows;
     }

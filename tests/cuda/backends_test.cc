@@ -3,51 +3,19 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <functional>
 #include <map>
 
 #include "captured_graph.hpp"
-#include "device_layers.hpp"
 #include "folio/backends/flashinfer/wrappers.hpp"
 #include "folio/distributed.hpp"
+#include "replayed_steps.hpp"
 
 namespace folio::cuda_test {
 namespace {
 
 using ::testing::HasSubstr;
-using Bits = std::vector<uint16_t>;
-
-int32_t between(std::mt19937& random, int32_t low, int32_t high) {
-  return std::uniform_int_distribution<int32_t>(low, high)(random);
-}
-
-/// What the backend replays: of FlashInfer decodes, each with as many drafts, padded with requests of length 0; of
-/// FlashAttention any mix.
-StepRequests random_requests(std::mt19937& random, bool uniform) {
-  StepRequests requests;
-  const int32_t count = between(random, 1, DeviceLayers::kRequests);
-  const int32_t same = between(random, 0, 1) == 0 ? 1 : 3;
-  int32_t room = DeviceLayers::kTokens - count;
-  for (int32_t r = 0; r < count; ++r) {
-    const int32_t more = uniform ? same - 1 : between(random, 0, between(random, 0, 1) == 0 ? 0 : room);
-    room -= more;
-    requests.query_lens.push_back(1 + more);
-    requests.seq_lens.push_back(between(random, 1 + more, DeviceLayers::kMaxLen));
-  }
-  return requests;
-}
-
-/// The tokens of the captured batch, which FlashInfer's uniform ones reach by requests without tokens.
-int32_t pad(StepRequests& requests, bool uniform) {
-  if (!uniform) return (requests.num_tokens() + 7) / 8 * 8;
-  const int32_t same = requests.query_lens.front();
-  const size_t padded = std::bit_ceil(requests.query_lens.size());
-  requests.query_lens.resize(padded, 0);
-  requests.seq_lens.resize(padded, 0);
-  return static_cast<int32_t>(padded) * same;
-}
 
 template <typename Side>
 class BackendsOnGpu : public CudaTest {
@@ -113,15 +81,6 @@ TYPED_TEST(BackendsOnGpu, AFewReplaysEqualEagerSteps) {
   TestFixture::expect_replays_equal_eager_steps(Determinism::kBatchInvariant, 6);
 }
 
-float furthest(const Bits& a, const Bits& b, size_t count) {
-  float worst = 0.0f;
-  for (size_t i = 0; i < count; ++i) {
-    const float difference = std::abs(bfloat16_to_float(a[i]) - bfloat16_to_float(b[i]));
-    if (!(difference <= worst)) worst = difference;  // a NaN stays
-  }
-  return worst;
-}
-
 /// Values are means of numbers up to 1, rounded to bfloat16 on both sides.
 TYPED_TEST(BackendsOnGpu, SharedPrefixesGiveTheSame) {
   const BackendModel<TypeParam> model;
@@ -150,41 +109,6 @@ TYPED_TEST(BackendsOnGpu, SharedPrefixesGiveTheSame) {
   }
 }
 
-/// Steps with a shared prefix, captured once for every number of tokens: FlashAttention's, whose batches have all one
-/// memory. Plans of captured shapes are divided otherwise than eager ones, so that rounding may differ.
-TEST_F(CudaTest, AThousandReplaysOfSharedPrefixesGiveTheSame) {
-  constexpr int32_t kPrefix = 256;
-  const BackendModel<FlashAttentionSide> model;
-  DeviceLayers layers;
-  auto captured = model.make(DecodeGraphMode::kFull, Determinism::kRunToRun);
-  auto eager = model.make(DecodeGraphMode::kNone, Determinism::kRunToRun);
-  const TestStream stream;
-  std::map<int32_t, CapturedGraph> graphs;
-  for (int i = 0; i < 1000; ++i) {
-    StepRequests requests = random_requests(layers.random, /*uniform=*/false);
-    for (size_t r = 0; r < requests.seq_lens.size(); ++r) {
-      requests.seq_lens[r] = std::max(requests.seq_lens[r], kPrefix + requests.query_lens[r]);
-    }
-    const int32_t tokens = pad(requests, /*uniform=*/false);
-    const CommonAttentionMetadata batch = layers.set(requests, tokens, kPrefix / 16);
-    const auto metadata = FlashAttentionSide::build(captured, kPrefix, batch, stream.get());
-    ASSERT_TRUE(metadata.use_cascade);
-    if (graphs.count(tokens) == 0) {
-      graphs.try_emplace(tokens, stream, [&] { model.forward(layers, metadata, stream.get()); });
-    }
-    layers.out.fill(0xff);
-    graphs.at(tokens).launch(stream);
-    stream.wait();
-    const Bits replayed = layers.out.get();
-    layers.out.fill(0xff);
-    model.forward(layers, FlashAttentionSide::build(eager, kPrefix, batch, stream.get()), stream.get());
-    stream.wait();
-    const size_t count = static_cast<size_t>(requests.num_tokens()) * DeviceLayers::kHeads * DeviceLayers::kDim;
-    ASSERT_LE(furthest(replayed, layers.out.get(), count), 0x1p-6f) << "replay " << i << " of " << tokens << " tokens";
-  }
-  EXPECT_GT(graphs.size(), 1u);
-}
-
 TYPED_TEST(BackendsOnGpu, WithoutMetadataOutputsAreZeros) {
   const BackendModel<TypeParam> model;
   DeviceLayers layers;
@@ -196,15 +120,6 @@ TYPED_TEST(BackendsOnGpu, WithoutMetadataOutputsAreZeros) {
   const Bits values = layers.out.get();
   EXPECT_EQ(std::count(values.begin(), values.begin() + DeviceLayers::kQ, 0), std::ptrdiff_t{DeviceLayers::kQ});
   EXPECT_EQ(std::count(values.begin() + DeviceLayers::kQ, values.end(), 0xffff), std::ptrdiff_t{DeviceLayers::kQ});
-}
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was refused";
 }
 
 TYPED_TEST(BackendsOnGpu, RefuseWhatTheyDoNotOfferThere) {
@@ -230,6 +145,7 @@ TYPED_TEST(BackendsOnGpu, RefuseWhatTheyDoNotOfferThere) {
   DeviceLayers layers;
   const StepRequests requests{{30, 20}, {1, 1}};
   CommonAttentionMetadata batch = layers.set(requests, 2);
+  batch.block_table_host = {};
   typename TypeParam::Options discovering;
   discovering.cascade = CascadeMode::kAuto;
   auto finder = model.make(DeviceLayers::engine(DecodeGraphMode::kNone, Determinism::kRunToRun), discovering);
@@ -407,18 +323,10 @@ TEST_F(CudaTest, CopiesOfFp8PagesGiveWhatThePagesGive) {
   EXPECT_LE(furthest(output(BackendProfile::kNative), output(BackendProfile::kVllm2025_12), count), 0x1p-6f);
 }
 
-TEST_F(CudaTest, FlashAttentionRefusesSchedulesAndStepsInFlightOfGraphs) {
+TEST_F(CudaTest, FlashAttentionRefusesStepsInFlightOfGraphs) {
   const BackendModel<FlashAttentionSide> model;
-  FlashAttentionOptions options;
-  options.aot_schedule = true;
   const EngineConfig engine = DeviceLayers::engine(DecodeGraphMode::kFull, Determinism::kRunToRun);
-  EXPECT_THAT(refusal([&] { model.make(engine, options); }), HasSubstr("aot_schedule is true; on a GPU"));
   EXPECT_THAT(refusal([&] { model.make(engine, {}); }), HasSubstr("steps_in_flight is 2"));
-  options = FlashAttentionSide::options(DecodeGraphMode::kFull);
-  EXPECT_EQ(model.make(engine, options).aot_schedule(), false);
-  options.cascade = CascadeMode::kAuto;
-  EXPECT_THAT(refusal([&] { model.make(engine, options); }),
-              HasSubstr("cascade is kAuto under decode_graph_mode kFull"));
 }
 
 /// Values that were loaded later reach graphs that were captured before.

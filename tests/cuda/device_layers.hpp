@@ -72,7 +72,8 @@ class DeviceLayers {
     std::vector<int32_t> pages(kPages - 1);
     std::iota(pages.begin(), pages.end(), 1);
     std::shuffle(pages.begin(), pages.end(), random);
-    std::vector<int32_t> rows(size_t{kRequests} * kColumns, INT32_MAX);  // unused entries are never read
+    std::vector<int32_t>& rows = table_host;
+    rows.assign(size_t{kRequests} * kColumns, INT32_MAX);  // unused entries are never read
     std::vector<int64_t> all_slots;
     cu_q_host.assign(1, 0);
     seq_lens_host = requests.seq_lens;
@@ -112,6 +113,7 @@ class DeviceLayers {
     batch.num_reqs = static_cast<int32_t>(count);
     batch.num_actual_tokens = padded_tokens;
     batch.block_table = {table.data(), batch.num_reqs, kColumns, kColumns};
+    batch.block_table_host = {table_host.data(), batch.num_reqs, kColumns, kColumns};
     batch.slot_mapping = {slots.data(), static_cast<size_t>(padded_tokens)};
     return batch;
   }
@@ -138,7 +140,7 @@ class DeviceLayers {
   DeviceArray<uint16_t> q{kLayers * kQ}, k{kLayers * kKv}, v{kLayers * kKv}, out{kLayers * kQ}, cache{kLayers * kCache};
   DeviceArray<int32_t> cu_q{kRequests + 1}, seq_lens{kRequests}, table{size_t{kRequests} * kColumns};
   DeviceArray<int64_t> slots{kTokens};
-  std::vector<int32_t> cu_q_host, seq_lens_host;
+  std::vector<int32_t> cu_q_host, seq_lens_host, table_host;
 };
 
 /// The two backends by one set of names.

@@ -1,6 +1,8 @@
 #include "emulated_gpu.hpp"
 
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "attention/gpu_backend.hpp"
 #include "core/error.hpp"
@@ -34,6 +36,39 @@ class EmulatedPlanMemory final : public GpuPlanMemory {
   std::unique_ptr<uint32_t[]> counters_ = std::make_unique<uint32_t[]>(cuda::kClaimCounters);
 };
 
+class EmulatedSchedule final : public GpuSchedule {
+ public:
+  explicit EmulatedSchedule(int32_t most_workers) : no_work_(static_cast<size_t>(most_workers) + 1) {}
+  void seal(std::span<const planner::PlanView* const> plans, const ScheduleLayout& layout, std::byte* memory,
+            Stream) override {
+    fill_schedule(plans, layout, memory, memory);
+    record_ = make_record(plans.size(), layout, memory, memory, no_work_.data());
+    memory_ = memory;
+  }
+  void check(Stream) const override {
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < record_.num_words; ++i) {
+      uint64_t word = 0;
+      std::memcpy(&word, memory_ + i * sizeof(word), sizeof(word));
+      sum += planner::seal_share(word, i);
+    }
+    if (sum == record_.checksum) return;
+    for (int32_t i = 0; i < record_.num_images; ++i) {
+      *record_.images[static_cast<size_t>(i)] = record_.emptied[static_cast<size_t>(i)];
+    }
+    changed_ = true;
+  }
+  void report() override {
+    if (std::exchange(changed_, false)) fail_changed();
+  }
+
+ private:
+  std::vector<int32_t> no_work_;
+  planner::SealRecord record_;
+  const std::byte* memory_ = nullptr;
+  mutable bool changed_ = false;
+};
+
 class EmulatedSideStream final : public GpuSideStream {
  public:
   Stream fork(Stream stream) override { return stream; }
@@ -49,11 +84,18 @@ class EmulatedGpu final : public GpuBackend {
     return std::make_unique<EmulatedPlanMemory>(config);
   }
   std::unique_ptr<GpuSideStream> make_side_stream() const override { return std::make_unique<EmulatedSideStream>(); }
+  std::unique_ptr<GpuSchedule> make_schedule(int32_t most_workers) const override {
+    return std::make_unique<EmulatedSchedule>(most_workers);
+  }
   void launch(const cuda::AttentionKernel& kernel, const cuda::AttentionParams& params, const cuda::LaunchShape& shape,
               Stream stream) const override {
     kernel.launch(params, shape, stream);
   }
   void synchronize(Stream) const override {}
+  std::shared_ptr<void> allocate(size_t bytes) const override {
+    return std::shared_ptr<std::byte[]>(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(256))),
+                                        [](std::byte* data) { ::operator delete[](data, std::align_val_t(256)); });
+  }
   void copy(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
   void upload(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "attention/sealed_plan.hpp"
+#include "core/aligned_buffer.hpp"
 #include "emulated_gpu.hpp"
 #include "folio/folio.hpp"
 #include "folio/types/float_convert.hpp"
@@ -85,7 +87,9 @@ struct Asked {
   Determinism determinism = Determinism::kRunToRun;
   std::optional<GraphBounds> bounds = std::nullopt;
   bool on_device = false;
-  int32_t shared = 0;  ///< keys that all requests have in common, before their own
+  int32_t shared = 0;    ///< keys that all requests have in common, before their own
+  bool sealed = false;   ///< run from a schedule
+  int64_t changed = -1;  ///< of which this integer was changed
 };
 
 struct Got {
@@ -93,6 +97,7 @@ struct Got {
   std::vector<float> lse;
   std::vector<std::string> launched;
   PlanSummary summary;
+  std::string report;  ///< what the next seal threw
 };
 
 class TwoKernels : public ::testing::Test {
@@ -180,9 +185,34 @@ class TwoKernels : public ::testing::Test {
     void* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
     launched.clear();
     owned.clear();
-    run(plan, args, {aligned, bytes});
+    if (asked.sealed) {
+      run_sealed(asked, op, plan, args, {aligned, bytes}, got);
+    } else {
+      run(plan, args, {aligned, bytes});
+    }
     got.launched = launched;
     return got;
+  }
+
+  static void run_sealed(const Asked& asked, const AttentionOp& op, const AttentionPlan& plan,
+                         const AttentionArgs& args, Workspace workspace, Got& got) {
+    attention::SealedPlan seal(op);
+    core::AlignedBuffer memory(static_cast<size_t>(attention::SealedPlan::size(plan)) * sizeof(int32_t), 256);
+    const std::span<int32_t> ints(memory.as<int32_t>(), memory.bytes() / sizeof(int32_t));
+    if (asked.bounds) {
+      EXPECT_LE(static_cast<int64_t>(ints.size()), attention::SealedPlan::max_size(op));
+    }
+    const std::span<const int32_t> schedule = seal.seal(plan, ints);
+    EXPECT_THROW(attention::check_sealed(seal.plan(), schedule.first(schedule.size() - 1), {}), Error);
+    EXPECT_THROW(attention::check_sealed(seal.plan(), schedule.subspan(1), {}), Error);
+    if (asked.changed >= 0) ints[static_cast<size_t>(asked.changed) % ints.size()] ^= 1 << 7;
+    attention::check_sealed(seal.plan(), schedule, {});
+    run(seal.plan(), args, workspace);
+    try {
+      seal.seal(plan, ints);
+    } catch (const Error& error) {
+      got.report = error.what();
+    }
   }
 
   static void expect_near(const Got& got, const Got& expected) {
@@ -200,8 +230,8 @@ class TwoKernels : public ::testing::Test {
 
 using Names = std::vector<std::string>;
 
-/// Up to four tokens fill a row tile of 16 rows: requests 0, 3 and 5 are few.
-const Asked kMixed{.q_len = {1, 5, 0, 4, 9, 1}, .kv_len = {900, 40, 0, 30, 700, 1}};
+/// Up to eight tokens fill a row tile of 32 rows: requests 0, 3 and 5 are few.
+const Asked kMixed{.q_len = {1, 9, 0, 8, 12, 1}, .kv_len = {900, 40, 0, 30, 700, 1}};
 
 GraphBounds bounds(int32_t max_q_len) {
   return {.max_requests = 6, .max_tokens = 40, .max_q_len = max_q_len, .max_kv_len = 1000, .max_shared_levels = 0};
@@ -216,7 +246,7 @@ TEST_F(TwoKernels, ComputeWhatOneComputes) {
 TEST_F(TwoKernels, WriteNothingOfEachOthers) {
   for (const bool captured : {false, true}) {
     Asked asked = kMixed;
-    if (captured) asked.bounds = bounds(9);
+    if (captured) asked.bounds = bounds(12);
     run_with(asked, kPair);
     ASSERT_EQ(owned.size(), 2u);
     EXPECT_GT(owned[0].sum_end, owned[0].sum);  // each of the two has cut something
@@ -243,7 +273,7 @@ TEST_F(TwoKernels, LaunchOnlyWhatHasItems) {
   const Got few = run_with(decodes, kPair);
   EXPECT_EQ(who(few), (Names{"few"}));
   expect_near(few, run_with(decodes, kAlone));
-  const Asked prefills{.q_len = {5, 7}, .kv_len = {300, 20}};
+  const Asked prefills{.q_len = {9, 12}, .kv_len = {300, 20}};
   const Got many = run_with(prefills, kPair);
   EXPECT_EQ(who(many), (Names{"many"}));
   expect_near(many, run_with(prefills, kAlone));
@@ -253,14 +283,14 @@ TEST_F(TwoKernels, LaunchOnlyWhatHasItems) {
 TEST_F(TwoKernels, BothAreLaunchedWhereAGraphMayReplayOtherLengths) {
   for (const bool on_device : {false, true}) {
     Asked decodes{.q_len = {1, 1}, .kv_len = {300, 20}};
-    decodes.bounds = bounds(9);
+    decodes.bounds = bounds(12);
     decodes.on_device = on_device;
     const Got got = run_with(decodes, kPair);
     EXPECT_EQ(who(got), (Names{"many", "few"}));
     EXPECT_EQ(got.launched[0], "many 0");
     expect_near(got, run_with(decodes, kAlone));
     Asked mixed = kMixed;
-    mixed.bounds = bounds(9);
+    mixed.bounds = bounds(12);
     mixed.on_device = on_device;
     expect_near(run_with(mixed, kPair), run_with(mixed, kAlone));
   }
@@ -282,8 +312,36 @@ TEST_F(TwoKernels, OneTakesAllWhereBitsMayNotDependOnChunks) {
   EXPECT_EQ(got.out, run_with(asked, kAlone).out);
 }
 
+TEST_F(TwoKernels, RunFromOneSchedule) {
+  for (const bool captured : {false, true}) {
+    Asked asked = kMixed;
+    if (captured) asked.bounds = bounds(12);
+    const Got expected = run_with(asked, kPair);
+    asked.sealed = true;
+    const Got got = run_with(asked, kPair);
+    EXPECT_EQ(got.report, "");
+    EXPECT_EQ(got.launched, expected.launched);
+    EXPECT_EQ(got.out, expected.out);
+    EXPECT_EQ(got.lse, expected.lse);
+  }
+}
+
+TEST_F(TwoKernels, ComputeNothingFromAChangedSchedule) {
+  for (const char* kernel : {kPair, kAlone}) {
+    for (const int64_t changed : {0, 66, 400, 900, 1999}) {  // in front, in a header, in the work
+      Asked asked = kMixed;
+      asked.sealed = true;
+      asked.changed = changed;
+      const Got got = run_with(asked, kernel);
+      EXPECT_NE(got.report.find("checksum does not match"), std::string::npos) << changed;
+      EXPECT_TRUE(std::all_of(got.out.begin(), got.out.end(), [](float value) { return value == -99.0f; })) << changed;
+      EXPECT_TRUE(std::all_of(got.lse.begin(), got.lse.end(), [](float value) { return value == -99.0f; })) << changed;
+    }
+  }
+}
+
 TEST_F(TwoKernels, ABatchThatSharesGoesToOne) {
-  Asked asked{.q_len = {1, 5, 1}, .kv_len = {30, 40, 20}};
+  Asked asked{.q_len = {1, 9, 1}, .kv_len = {30, 40, 20}};
   asked.shared = 100;
   EXPECT_EQ(who(run_with(asked, kPair)), (Names{"many"}));
   asked.q_len[1] = 2;

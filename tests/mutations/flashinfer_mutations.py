@@ -29,7 +29,7 @@ plant(rule, "common-prefix-taken-whatever-the-mode", BUILD,
       "if (state.options.cascade != CascadeMode::kHeuristic) metadata.common_prefix_len = 0;", "")
 plant(rule, "quantised-outputs-refused-for-levels", FLASHINFER + "forward.cc", "} else if (metadata.common_prefix_len > 0) {",
       "} else if (metadata.use_cascade) {")
-plant(rule, "max-levels-forgotten", LEVELS, "options.max_levels = on_gpu(context)", "if (false) options.max_levels = on_gpu(context)")
+plant(rule, "max-levels-forgotten", LEVELS, "options.max_levels = max_levels;", "")
 
 rule = "graph padding"
 plant(rule, "padded-last-page-0", FLASHINFER + "paged_kv.cc", "paged_kv_last_page_len.resize(padded, 1);",

@@ -393,8 +393,8 @@ plant(rule, "own-keys-repeat-the-shared", CASCADE, "static_cast<int32_t>(row_beg
 plant(rule, "padding-loses-a-prefix-it-never-had", CASCADE, "if (full_pages[static_cast<size_t>(r)] > 0) own_first_page",
       "if (true) own_first_page")
 plant(rule, "cascades-at-invariant-levels", CASCADE,
-      "state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {\n    return state.emit_plain(batch);\n  }\n  const auto prefixes",
-      "state.max_levels == 0 || !state.addressable) {\n    return state.emit_plain(batch);\n  }\n  const auto prefixes")
+      "state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {\n    return state.emit_plain(batch, stream);\n  }\n  const auto prefixes",
+      "state.max_levels == 0 || !state.addressable) {\n    return state.emit_plain(batch, stream);\n  }\n  const auto prefixes")
 plant(rule, "claimed-prefixes-are-believed", CASCADE, "state.check_common(batch, first, prefix_pages);", "")
 plant(rule, "rows-of-one-stride-zero-table", CASCADE, "addressable = addressable && begin >= row_begin[r];", "")
 plant(rule, "deeper-levels-read-from-the-start", LEVELS, "const int64_t own = saving(candidate.prefix, page_taken_before(c, around), around == 0);",

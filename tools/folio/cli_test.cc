@@ -330,8 +330,6 @@ TEST(Cli, TheGpuServesReplaysOrIsMissed) {
     EXPECT_EQ(outcome.code, 0) << backend << outcome.err;
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("multiprocessors"), HasSubstr(" 0 leaked"))) << backend;
   }
-  EXPECT_THAT(folio({"replay", kTraces + "/mooncake_excerpt.jsonl", "--device", "cuda", "--cascade", "auto"}).err,
-              HasSubstr("on a GPU --cascade auto is not offered"));
 }
 
 TEST(Cli, VerifyRunsCases) {

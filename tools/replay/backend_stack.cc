@@ -25,7 +25,9 @@ class BackendStack final : public AttentionStack {
     } else if (processes != nullptr) {
       ranks_.push_back(std::make_unique<BackendRank<Family>>(context, config, processes));
     } else {
-      threads_ = distributed::make_thread_groups(config.dcp);
+      distributed::ThreadGroupOptions options;
+      options.context = context;
+      threads_ = distributed::make_thread_groups(config.dcp, options);
       for (const auto& group : threads_)
         ranks_.push_back(std::make_unique<BackendRank<Family>>(context, config, group.get()));
     }

@@ -1,7 +1,5 @@
 #include "replay/layer_stack.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -34,14 +32,8 @@ backends::StepCascadeOptions cascade_options(const StackConfig& config, const Co
 
 LayerStack::Group::Group(const Context& context, const AttentionConfig& attention, const StackConfig& config)
     : op(prepare(context, attention)), buffer(make_plan_buffer(op)), alone(make_plan_buffer(op)) {
-  if (!gpu::is_gpu(context)) {
-    cascade.emplace(std::span(&op, 1), cascade_options(config, context));
-  } else if (config.cascade != backends::CascadeMode::kOff) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("cascades of Folio's own calls are made of page tables on the host; on a GPU --cascade {} "
-                            "is not offered (auto and heuristic are, with --backend flashinfer and flash_attn)",
-                            to_string(config.cascade)));
-  }
+  if (config.cascade == backends::CascadeMode::kOff) return;
+  cascade.emplace(std::span(&op, 1), cascade_options(config, context));
 }
 
 LayerStack::LayerStack(const Context& context, const StackConfig& config)
@@ -156,8 +148,13 @@ AttentionPlan LayerStack::make_group_plan(const StepBatch& batch, size_t group) 
   if (config_.cascade == backends::CascadeMode::kHeuristic) {
     common_prefix = batch.common_prefix_pages(finder_, full_pages_, config_.page_size) * config_.page_size;
   }
-  of.keys = &of.cascade->plan(common_prefix, CascadeBatch{batch.num_requests(), batch.cu_q.data(), batch.kv_len.data(),
-                                                          csr_table(batch.indices, batch.indptr)});
+  CascadeBatch rows;
+  rows.num_requests = batch.num_requests();
+  rows.cu_q = batch.cu_q.data();
+  rows.kv_len = batch.kv_len.data();
+  rows.table = csr_table(batch.indices, batch.indptr);
+  if (gpu::is_gpu(context_)) rows.device_indices = indices_.data();
+  of.keys = &of.cascade->plan(common_prefix, rows);
   const AttentionPlan made = plan(of.op, view_of(batch, of.keys->segments), of.buffer);
   if (!config_.plan_only && of.keys->num_levels() > 0 && workspace_size(made) > workspace_.bytes())
     reserve_workspace(workspace_size(made));

@@ -51,9 +51,9 @@ class LayerStack final : public AttentionStack {
     Group(const Context& context, const AttentionConfig& attention, const StackConfig& config);
     AttentionOp op;
     PlanBuffer buffer;
-    std::optional<backends::StepCascade> cascade;  ///< none on a GPU
+    std::optional<backends::StepCascade> cascade;  ///< where what is shared is looked for
     PlanBuffer alone;                              ///< plans without a cascade, to count what one saves
-    const Cascade* keys = nullptr;                 ///< of the last plan; null on a GPU
+    const Cascade* keys = nullptr;                 ///< of the last plan, where there is a cascade
   };
   size_t group_of(int32_t layer) const { return stacks_.size() == 2 && !config_.has_window(layer) ? 1 : 0; }
   int32_t layers_of(size_t group) const;

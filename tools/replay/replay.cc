@@ -107,13 +107,8 @@ void check_drafts(const ReplayOptions& options) {
   }
 }
 
-void check_window_pages(const Context& context, const StackConfig& stack) {
+void check_window_pages(const StackConfig& stack) {
   if (stack.window_pages == 0) return;
-  if (gpu::is_gpu(context)) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        "--window-pages is for --device cpu: on a GPU, all layers of a model with a sliding window have one pool");
-  }
   if (stack.window_pages < 0 || stack.window_pages > std::numeric_limits<int32_t>::max()) {
     throw Error(ErrorCode::kInvalidArgument, "--window-pages is not a number that page ids can have");
   }
@@ -136,7 +131,7 @@ std::unique_ptr<Serving> make_serving(const Context& context, const Workload& wo
   const auto num_pages = static_cast<int32_t>(options.stack.num_pages);
   const int32_t page_size = options.scheduler.page_size;
   check_drafts(options);
-  check_window_pages(context, options.stack);
+  check_window_pages(options.stack);
   if (options.stack.backend == ServingBackend::kTokenPool) {
     TokenKeeperOptions sizes;
     sizes.num_pages = num_pages;
@@ -144,8 +139,7 @@ std::unique_ptr<Serving> make_serving(const Context& context, const Workload& wo
     sizes.max_running = options.scheduler.max_running;
     sizes.draft_tokens = options.scheduler.drafts.tokens;
     sizes.reuse = options.prefix_reuse;
-    // Schedule-invariant results over two pools need a CPU; a GPU is served as before, from one.
-    if (!gpu::is_gpu(context)) sizes.window_left = options.stack.window_left;
+    sizes.window_left = options.stack.window_left;
     sizes.num_window_pages =
         options.stack.window_pages > 0 ? static_cast<int32_t>(options.stack.window_pages) : num_pages;
     sizes.token_budget = options.scheduler.token_budget;

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <string_view>
 
 #include "replay/replay.hpp"
 
@@ -18,8 +20,30 @@ inline constexpr bool kInstrumented = false;
 
 inline const std::atomic<bool> kNeverStop{false};
 
+/// Whether this run's replays are a GPU's: FOLIO_TEST_DEVICE=cuda, as in the library's suites.
+inline bool on_gpu() {
+  const char* const device = std::getenv("FOLIO_TEST_DEVICE");
+  return device != nullptr && std::string_view(device) == "cuda";
+}
+
+/// Skips all tests of a run that wants a GPU where there is none.
+class DeviceEnvironment : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    if (!on_gpu()) return;
+    try {
+      Context::cuda(0);
+    } catch (const Error&) {
+      GTEST_SKIP() << "FOLIO_TEST_DEVICE: no GPU";
+    }
+  }
+};
+[[maybe_unused]] inline const auto* const kDeviceEnvironment =
+    ::testing::AddGlobalTestEnvironment(new DeviceEnvironment);
+
 inline const Context& context() {
-  static const Context shared = Context::cpu({.executor = {}, .num_threads = 2, .force_kernel = {}});
+  static const Context shared =
+      on_gpu() ? Context::cuda(0) : Context::cpu({.executor = {}, .num_threads = 2, .force_kernel = {}});
   return shared;
 }
 

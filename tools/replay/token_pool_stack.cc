@@ -40,8 +40,9 @@ AttentionConfig describe(const StackConfig& config, const Context& context) {
   return attention;
 }
 
+/// `table`, `window_table`: the request tables where the context's kernels read them.
 TokenPoolConfig backend_config(const StackConfig& config, KvFormat format, const TokenKeeper& keeper,
-                               const int32_t* table) {
+                               const int32_t* table, const int32_t* window_table) {
   TokenPoolConfig made;
   made.num_heads = config.num_q_heads;
   made.num_kv_heads = config.num_kv_heads;
@@ -57,6 +58,7 @@ TokenPoolConfig backend_config(const StackConfig& config, KvFormat format, const
   made.max_req_pool_size = keeper.rows().size();
   if (config.window_left >= 0) made.sliding_window_size = config.window_left;
   made.window_req_to_token = keeper.window_rows();
+  made.window_req_to_token.indices = window_table;
   made.logit_cap = config.logits_soft_cap != 0.0f;
   made.determinism = config.determinism;
   // The checks follow values as the cache has them; read from k and v they would not be rounded to fp8 yet.
@@ -73,7 +75,9 @@ class TokenPoolStack final : public AttentionStack {
         attention_(describe(config, context)),
         inputs_(context, config),
         table_(context),
-        backend_(context, backend_config(config, attention_.kv_format, keeper, placed_table())) {
+        window_table_(context),
+        backend_(context, backend_config(config, attention_.kv_format, keeper, placed(table_, keeper.rows().table()),
+                                         placed(window_table_, keeper.window_rows()))) {
     make_pools();
     for (int32_t layer = 0; layer < config.num_layers; ++layer) {
       RadixAttention& made = layers_.emplace_back();
@@ -155,22 +159,24 @@ class TokenPoolStack final : public AttentionStack {
     pool_bytes_ += window_pool_.bytes();
   }
 
-  /// The request table where the context's kernels read it: its address stays, because its size does.
-  const int32_t* placed_table() {
-    const PageTableView table = keeper_.rows().table();
-    return table_.place(std::span(table.indices, static_cast<size_t>(table.num_indices))).data();
+  /// A request table where the context's kernels read it: its address stays, because its size does. Null without one.
+  static const int32_t* placed(StepArray& array, const PageTableView& table) {
+    if (table.indices == nullptr) return nullptr;
+    return array.place(std::span(table.indices, static_cast<size_t>(table.num_indices))).data();
   }
 
   /// The same batch with the arrays of a GPU, and the host's beside them.
   ForwardBatch place(ForwardBatch batch) {
     if (!gpu::is_gpu(context_)) return batch;
-    placed_table();
+    placed(table_, keeper_.rows().table());
+    placed(window_table_, keeper_.window_rows());
     batch.seq_lens_cpu = batch.seq_lens;
     batch.extend_prefix_lens_cpu = batch.extend_prefix_lens;
     batch.seq_lens = arrays_[0].place(batch.seq_lens);
     batch.extend_prefix_lens = arrays_[1].place(batch.extend_prefix_lens);
     batch.req_pool_indices = arrays_[2].place(batch.req_pool_indices);
     batch.out_cache_loc = arrays_[3].place(batch.out_cache_loc);
+    batch.window_out_cache_loc = arrays_[5].place(batch.window_out_cache_loc);
     batch.spec_info.tree_mask_cpu = batch.spec_info.tree_mask;
     batch.spec_info.tree_mask = arrays_[4].place(batch.spec_info.tree_mask);
     return batch;
@@ -259,9 +265,9 @@ class TokenPoolStack final : public AttentionStack {
   StepInputs inputs_;
   MappedKvPool pool_, window_pool_;
   size_t pool_bytes_ = 0;
-  StepArray table_;
-  std::array<StepArray, 5> arrays_{StepArray(context_), StepArray(context_), StepArray(context_), StepArray(context_),
-                                   StepArray(context_)};
+  StepArray table_, window_table_;
+  std::array<StepArray, 6> arrays_{StepArray(context_), StepArray(context_), StepArray(context_),
+                                   StepArray(context_), StepArray(context_), StepArray(context_)};
   TokenPoolBackend backend_;
   std::vector<RadixAttention> layers_;
   WorkCounts work_;

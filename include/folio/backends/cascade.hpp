@@ -47,12 +47,16 @@ class FOLIO_API StepCascade {
   /// `common_prefix_len`: tokens that all requests have in common, by the engine's own books; >= 0. kHeuristic cuts it
   /// to whole pages that were computed before this step, asks the rule and checks the block table. kAuto reads the same
   /// off the table, and kOff leaves the batch as it is. The result holds until the next call, and refers to the batch's
-  /// arrays. With determinism at kBatchInvariant or above it never has a shared segment. Throws kInvalidArgument for
-  /// lengths that contradict each other and, with kHeuristic, tables that differ within the prefix; kUnsupported for
-  /// arrays on a device.
-  const Cascade& plan(int32_t common_prefix_len, const CommonAttentionMetadata& batch);
+  /// arrays. With determinism at kBatchInvariant or above it never has a shared segment. Of ops on a GPU the table is
+  /// looked at in block_table_host, laid out like block_table. Throws kInvalidArgument for lengths that contradict each
+  /// other, arrays of another device than the ops', copies on the host that are missing and, with kHeuristic, tables
+  /// that differ within the prefix.
+  const Cascade& plan(int32_t common_prefix_len, const CommonAttentionMetadata& batch, Stream stream = {});
   /// The same of a batch with any page table.
-  const Cascade& plan(int32_t common_prefix_len, const CascadeBatch& batch);
+  const Cascade& plan(int32_t common_prefix_len, const CascadeBatch& batch, Stream stream = {});
+  /// `prefix_tokens` that all requests share, whoever agrees; 0: nothing. In the form that `plan` gives: of ops on a
+  /// GPU with GraphBounds always as many segments (see CascadePlanner). On a GPU no page is looked at.
+  const Cascade& share(int32_t prefix_tokens, const CommonAttentionMetadata& batch, Stream stream = {});
 
   const StepCascadeOptions& options() const noexcept;
 
@@ -66,8 +70,11 @@ class FOLIO_API StepCascade {
 /// that `forward` reads each of them by. Pointers go into the builder's memory and into the engine's block table; they
 /// hold as long as the metadata.
 struct StepCascadeLevels {
-  int32_t num_levels = 0;  ///< shared segments; 0 = nothing is shared, and nothing below counts
-  std::array<KvSegment, kMaxCascadeLevels + 1> segments{};    ///< the first num_levels + 1
+  int32_t num_levels = 0;  ///< segments that share something; 0 = nothing is shared
+  /// Of the plan: num_levels + 1; under captured graphs of any batch on a GPU always the most, those between without
+  /// keys. 0 = one plain segment, and nothing below counts.
+  int32_t num_segments = 0;
+  std::array<KvSegment, kMaxCascadeLevels + 1> segments{};    ///< the first num_segments
   std::array<PageTableView, kMaxCascadeLevels + 1> tables{};  ///< as many
   int64_t bytes_saved = 0;  ///< what is expected of one layer's every KV head; see Cascade::bytes_saved
 };

@@ -2,6 +2,7 @@
 
 #include "attention/cuda/cuda_kernels.hpp"
 #include "attention/cuda/plan_memory.hpp"
+#include "attention/cuda/schedule.hpp"
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
 #include "platform/cuda/stream.hpp"
@@ -26,10 +27,18 @@ class CudaBackend final : public cuda::CudaKernels {
     const gpu::DeviceScope scope(info_.index);
     return std::make_unique<cuda::CudaSideStream>(info_.index);
   }
+  std::unique_ptr<GpuSchedule> make_schedule(int32_t most_workers) const override {
+    return std::make_unique<cuda::CudaSchedule>(info_.index, most_workers);
+  }
   void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
               const kernels::cuda::LaunchShape& shape, Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);
     kernel.launch(params, shape, stream);
+  }
+  std::shared_ptr<void> allocate(size_t bytes) const override {
+    const gpu::DeviceScope scope(info_.index);
+    const auto memory = std::make_shared<gpu::DeviceMemory>(bytes);
+    return {memory, memory->data()};
   }
   void copy(void* to, const void* from, size_t bytes, Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);

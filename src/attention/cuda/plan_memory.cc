@@ -26,7 +26,7 @@ CudaPlanMemory::CudaPlanMemory(int32_t device, const planner::PlannerConfig& con
   if (!config_.bounds) return;
   // All at once: later allocations could wait for a stream that is stalled.
   image_ = gpu::DeviceMemory(planner::plan_image_bytes(config_));
-  for (Stage& stage : stages_) stage.memory = gpu::PinnedMemory(image_.size());
+  stages_.reserve(image_.size());
 }
 
 /// Only without bounds, where no graph knows the address. Freeing waits for what still reads the old image.
@@ -48,14 +48,11 @@ void CudaPlanMemory::upload(const planner::PlanView& plan, Stream stream) {
   }
   const size_t bytes = planner::plan_image_bytes(plan);
   grow(bytes);
-  Stage& stage = stages_[next_stage_];
-  next_stage_ = (next_stage_ + 1) % kStages;
-  stage.copied.wait();
-  if (stage.memory.size() < bytes) stage.memory = gpu::PinnedMemory(image_.size());
-  const size_t used = planner::pack_plan(plan, stage.memory.data(), stage.memory.size(), image_.data());
-  gpu::check(cudaMemcpyAsync(image_.data(), stage.memory.data(), used, cudaMemcpyHostToDevice, gpu::native(stream)),
+  std::byte* const stage = stages_.take(bytes, image_.size());
+  const size_t used = planner::pack_plan(plan, stage, stages_.bytes(), image_.data());
+  gpu::check(cudaMemcpyAsync(image_.data(), stage, used, cudaMemcpyHostToDevice, gpu::native(stream)),
              "copying a plan to the device");
-  stage.copied.record(stream);
+  stages_.copied(stream);
 }
 
 void CudaPlanMemory::plan_on_device(const BatchView& batch, Stream stream) {

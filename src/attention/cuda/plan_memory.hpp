@@ -1,8 +1,8 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 
+#include "attention/cuda/stages.hpp"
 #include "attention/gpu_backend.hpp"
 #include "platform/cuda/memory.hpp"
 #include "platform/cuda/stream.hpp"
@@ -22,23 +22,15 @@ class CudaPlanMemory final : public GpuPlanMemory {
   uint32_t* merge_counters() const override;
 
  private:
-  struct Stage {
-    platform::cuda::PinnedMemory memory;
-    platform::cuda::Event copied;
-  };
   void grow(size_t bytes);
   bool claims() const { return config_.tile.schedule == planner::Schedule::kClaimed; }
-
-  /// Plans in flight beside the one being made before `upload` waits.
-  static constexpr size_t kStages = 4;
 
   int32_t device_;
   planner::PlannerConfig config_;
   bool reports_;
   platform::cuda::DeviceMemory image_;
   platform::cuda::DeviceMemory counters_;  ///< beside the image, which every plan overwrites
-  std::array<Stage, kStages> stages_;
-  size_t next_stage_ = 0;
+  Stages stages_;
   platform::cuda::PinnedMemory status_;  ///< one PlanStatus, written by the device planner
 };
 

@@ -35,10 +35,6 @@ void check_sizes(const EngineConfig& config, const CommonAttentionMetadata& batc
 
 }  // namespace
 
-void refuse_on_gpu(const Context& context, const char* what, const char* offered) {
-  if (on_gpu(context)) core::fail(ErrorCode::kUnsupported, what, "; on a GPU, ", offered);
-}
-
 CommonAttentionMetadata host_batch(const Context& context, const CommonAttentionMetadata& batch) {
   if (!on_gpu(context)) {
     core::require(batch.where == Where::kHost, "the batch's arrays are on a device; the context is a CPU's");

@@ -13,10 +13,6 @@ struct BatchRules {
   bool slots_are_for_queries = true;  ///< the slots are the query tokens'
 };
 
-/// Throws kUnsupported on a GPU for what needs the host's arrays or kernels that GPUs do not have here: `what` was
-/// asked for, `offered` is there.
-void refuse_on_gpu(const Context& context, const char* what, const char* offered);
-
 /// Whether kernels of the context read device memory.
 inline bool on_gpu(const Context& context) {
   return context.device().type != DeviceType::kCpu;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "backends/common/batch_checks.hpp"
 #include "core/error.hpp"
 #include "folio/backends/cascade.hpp"
 #include "folio/backends/cascade_heuristic.hpp"
@@ -16,12 +17,6 @@ const AttentionOp& widest(std::span<const AttentionOp> ops) {
     const int32_t left_b = b.config().window_left;
     return left_b < 0 ? left_a >= 0 : left_a >= 0 && left_a < left_b;
   });
-}
-
-/// Of an op on a GPU by its costs: the caller moves what is made of host tables to where its kernels read.
-CascadePlanner make_planner(const AttentionOp& op, int32_t max_levels) {
-  if (op.context().device().type == DeviceType::kCpu) return CascadePlanner(op, max_levels);
-  return CascadePlanner(cascade_costs(op), max_levels);
 }
 
 }  // namespace
@@ -45,7 +40,8 @@ CascadeMode cascade_mode_from_name(std::string_view name) {
 struct StepCascade::State {
   State(std::span<const AttentionOp> ops, const StepCascadeOptions& given)
       : options(given),
-        planner(make_planner(widest(ops), given.mode == CascadeMode::kOff ? 0 : given.max_levels)),
+        context(widest(ops).context()),
+        planner(widest(ops), given.mode == CascadeMode::kOff ? 0 : given.max_levels),
         num_query_heads(ops.front().config().num_q_heads),
         num_kv_heads(ops.front().config().num_kv_heads) {
     for (const AttentionOp& op : ops) {
@@ -55,8 +51,10 @@ struct StepCascade::State {
   }
 
   bool heuristic_agrees(int32_t common_prefix_len, const CascadeBatch& batch);
+  CascadeBatch lengths_of(const CommonAttentionMetadata& batch) const;
 
   StepCascadeOptions options;
+  Context context;
   CascadePlanner planner;
   int32_t num_query_heads;
   int32_t num_kv_heads;
@@ -102,28 +100,49 @@ bool StepCascade::State::heuristic_agrees(int32_t common_prefix_len, const Casca
   return !query_lens.empty() && use_cascade_attention(input);
 }
 
-const Cascade& StepCascade::plan(int32_t common_prefix_len, const CommonAttentionMetadata& batch) {
+/// The batch with its own block table, wherever that lies.
+CascadeBatch StepCascade::State::lengths_of(const CommonAttentionMetadata& given) const {
+  const CommonAttentionMetadata batch = given.where == Where::kHost ? given : host_batch(context, given);
   const auto num_reqs = static_cast<size_t>(std::max(0, batch.num_reqs));
   core::require(batch.query_start_loc.size() > num_reqs && batch.seq_lens.size() >= num_reqs, "query_start_loc has ",
                 batch.query_start_loc.size(), " entries and seq_lens ", batch.seq_lens.size(), "; num_reqs is ",
                 batch.num_reqs);
-  if (batch.where != Where::kHost) {
-    core::fail(ErrorCode::kUnsupported, "the batch lies on a device; shared prefixes are found in host memory");
-  }
   CascadeBatch lengths;
   lengths.num_requests = batch.num_reqs;
   lengths.cu_q = batch.query_start_loc.data();
   lengths.kv_len = batch.seq_lens.data();
   lengths.table = to_page_table(batch.block_table, batch.num_reqs);
-  return plan(common_prefix_len, lengths);
+  if (on_gpu(context)) lengths.device_indices = batch.block_table.data;
+  return lengths;
 }
 
-const Cascade& StepCascade::plan(int32_t common_prefix_len, const CascadeBatch& batch) {
+const Cascade& StepCascade::plan(int32_t common_prefix_len, const CommonAttentionMetadata& batch, Stream stream) {
+  CascadeBatch lengths = state_->lengths_of(batch);
+  if (on_gpu(state_->context)) {
+    const BlockTableView& host = batch.block_table_host;
+    core::require(host.data != nullptr && host.num_rows >= batch.num_reqs &&
+                      host.num_columns == batch.block_table.num_columns &&
+                      host.row_stride == batch.block_table.row_stride,
+                  "block_table_host has ", host.num_rows, " rows of ", host.num_columns, " columns, ", host.row_stride,
+                  " apart, the block table ", batch.block_table.num_rows, " of ", batch.block_table.num_columns, ", ",
+                  batch.block_table.row_stride,
+                  " apart; on a GPU shared prefixes are found in a copy on the host, laid out alike");
+    lengths.table = to_page_table(host, batch.num_reqs);
+  }
+  return plan(common_prefix_len, lengths, stream);
+}
+
+const Cascade& StepCascade::plan(int32_t common_prefix_len, const CascadeBatch& batch, Stream stream) {
   State& state = *state_;
   core::require(common_prefix_len >= 0, "common_prefix_len is ", common_prefix_len, "; it is 0 or more");
-  if (state.options.mode != CascadeMode::kHeuristic) return state.planner.discover(batch);
-  const Cascade& alone = state.planner.share(batch, 0);  // also checks the batch
-  return state.heuristic_agrees(common_prefix_len, batch) ? state.planner.share(batch, common_prefix_len) : alone;
+  if (state.options.mode != CascadeMode::kHeuristic) return state.planner.discover(batch, stream);
+  const Cascade& alone = state.planner.share(batch, 0, stream);  // also checks the batch
+  return state.heuristic_agrees(common_prefix_len, batch) ? state.planner.share(batch, common_prefix_len, stream)
+                                                          : alone;
+}
+
+const Cascade& StepCascade::share(int32_t prefix_tokens, const CommonAttentionMetadata& batch, Stream stream) {
+  return state_->planner.share(state_->lengths_of(batch), prefix_tokens, stream);
 }
 
 }  // namespace folio::inline v0::backends

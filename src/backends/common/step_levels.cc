@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "backends/common/batch_checks.hpp"
-#include "backends/common/gpu_memory.hpp"
 #include "core/error.hpp"
-#include "kernels/cuda/attention_kernel.hpp"
 
 namespace folio::inline v0::backends {
 
@@ -19,21 +16,20 @@ void check_cascade_options(CascadeMode mode, int32_t max_levels) {
 
 namespace {
 
-constexpr int32_t kMostLevelsOnGpu = kernels::cuda::kMaxSegments - 1;
-
-StepCascade make_cascade(const Context& context, int32_t max_levels, std::span<const WindowOp> windows) {
+StepCascade make_cascade(int32_t max_levels, std::span<const WindowOp> windows) {
   std::vector<AttentionOp> ops;
   for (const WindowOp& window : windows) ops.push_back(window.op);
   StepCascadeOptions options;
-  options.max_levels = on_gpu(context) ? std::min(max_levels, kMostLevelsOnGpu) : max_levels;
+  options.max_levels = max_levels;
   return StepCascade(ops, options);
 }
 
 /// What was found, by value.
 StepCascadeLevels levels_of(const Cascade& found) {
   StepCascadeLevels levels;
-  if (found.num_levels() == 0) return levels;
+  if (found.segments.size() == 1) return levels;
   levels.num_levels = found.num_levels();
+  levels.num_segments = static_cast<int32_t>(found.segments.size());
   levels.bytes_saved = found.bytes_saved;
   std::ranges::copy(found.segments, levels.segments.begin());
   std::ranges::copy(found.tables, levels.tables.begin());
@@ -42,51 +38,24 @@ StepCascadeLevels levels_of(const Cascade& found) {
 
 }  // namespace
 
-StepLevels::StepLevels(const Context& context, int32_t max_levels, std::span<const WindowOp> windows)
-    : device_(context.device()),
-      cascade_(make_cascade(context, max_levels, windows)),
-      starts_on_gpu_(context.device()) {}
+StepLevels::StepLevels(int32_t max_levels, std::span<const WindowOp> windows)
+    : cascade_(make_cascade(max_levels, windows)) {}
 
 StepCascadeLevels StepLevels::find(const CommonAttentionMetadata& batch, Stream stream) {
-  if (device_.type == DeviceType::kCpu) return levels_of(cascade_.plan(0, batch));
-  const BlockTableView& host = batch.block_table_host;
-  core::require(
-      host.data != nullptr && host.num_rows >= batch.num_reqs && host.num_columns == batch.block_table.num_columns &&
-          host.row_stride == batch.block_table.row_stride,
-      "block_table_host has ", host.num_rows, " rows of ", host.num_columns, " columns, ", host.row_stride,
-      " apart, the block table ", batch.block_table.num_rows, " of ", batch.block_table.num_columns, ", ",
-      batch.block_table.row_stride, " apart; on a GPU CascadeMode::kAuto needs a copy on the host, laid out alike");
-  CommonAttentionMetadata on_host = batch;
-  on_host.block_table = host;
-  StepCascadeLevels levels = levels_of(cascade_.plan(0, on_host));
-  if (levels.num_levels > 0) move_to_gpu(levels, batch.block_table, stream);
-  return levels;
+  return levels_of(cascade_.plan(0, batch, stream));
 }
 
-void StepLevels::move_to_gpu(StepCascadeLevels& levels, const BlockTableView& table, Stream stream) {
-  const auto tables = std::span(levels.tables).first(static_cast<size_t>(levels.num_levels) + 1);
-  starts_.clear();
-  for (const PageTableView& level : tables) {
-    starts_.insert(starts_.end(), level.indptr, level.indptr + level.num_rows + 1);
-  }
-  starts_on_gpu_.reserve(starts_.size() * sizeof(int32_t));
-  gpu::upload(device_.index, starts_on_gpu_.data(), starts_.data(), starts_.size() * sizeof(int32_t), stream);
-  const int32_t* starts = starts_on_gpu_.as<int32_t>();
-  for (PageTableView& level : tables) {
-    level.indices = table.data;
-    level.indptr = starts;
-    starts += level.num_rows + 1;
-  }
+StepCascadeLevels StepLevels::share(int32_t prefix_tokens, const CommonAttentionMetadata& batch, Stream stream) {
+  return levels_of(cascade_.share(prefix_tokens, batch, stream));
 }
 
-std::optional<StepLevels> make_step_levels(const Context& context, CascadeMode mode, int32_t max_levels,
-                                           std::span<const WindowOp> windows) {
+std::optional<StepLevels> make_step_levels(CascadeMode mode, int32_t max_levels, std::span<const WindowOp> windows) {
   if (mode != CascadeMode::kAuto) return std::nullopt;
-  return StepLevels(context, max_levels, windows);
+  return StepLevels(max_levels, windows);
 }
 
 std::span<const SegmentArgs> segment_args(const StepCascadeLevels& levels, const SegmentArgs& all, LevelArgs& room) {
-  const auto count = static_cast<size_t>(levels.num_levels) + 1;
+  const auto count = static_cast<size_t>(levels.num_segments);
   for (size_t s = 0; s < count; ++s) {
     room[s] = all;
     room[s].table = levels.tables[s];
@@ -94,12 +63,23 @@ std::span<const SegmentArgs> segment_args(const StepCascadeLevels& levels, const
   return std::span(room).first(count);
 }
 
-StepCascadeLevels with_block_table(const StepCascadeLevels& levels, std::span<const int32_t> query_start_loc,
-                                   int32_t page_size, const BlockTableView& planned, const BlockTableView& table,
-                                   const BlockTableView& given) {
+StepCascadeLevels moved_to(const BlockTableView& table, const StepCascadeLevels& levels,
+                           const BlockTableView& planned) {
   // Where rows begin is part of the levels' tables.
   core::require(table.row_stride == planned.row_stride, "the block table has a row stride of ", table.row_stride,
                 "; the step's shared prefixes were found in one of ", planned.row_stride);
+  StepCascadeLevels moved = levels;
+  for (size_t s = 0; s < static_cast<size_t>(levels.num_segments); ++s) {
+    moved.tables[s].indices = table.data;
+    moved.tables[s].num_indices = to_page_table(table, table.num_rows).num_indices;
+  }
+  return moved;
+}
+
+StepCascadeLevels with_block_table(const StepCascadeLevels& levels, std::span<const int32_t> query_start_loc,
+                                   int32_t page_size, const BlockTableView& planned, const BlockTableView& table,
+                                   const BlockTableView& given) {
+  StepCascadeLevels moved = moved_to(given, levels, planned);
   for (size_t s = 0; s < static_cast<size_t>(levels.num_levels); ++s) {
     const KvSegment& segment = levels.segments[s];
     for (int32_t group = 0; group < segment.num_groups; ++group) {
@@ -118,11 +98,6 @@ StepCascadeLevels with_block_table(const StepCascadeLevels& levels, std::span<co
         }
       }
     }
-  }
-  StepCascadeLevels moved = levels;
-  for (size_t s = 0; s <= static_cast<size_t>(levels.num_levels); ++s) {
-    moved.tables[s].indices = given.data;
-    moved.tables[s].num_indices = to_page_table(given, given.num_rows).num_indices;
   }
   return moved;
 }

@@ -56,7 +56,7 @@ StepKeys cascade_keys(int32_t prefix, const CommonAttentionMetadata& batch, Step
 StepKeys discovered_keys(const StepCascadeLevels& levels) {
   StepKeys keys;
   keys.segments = levels.segments;
-  keys.count = static_cast<size_t>(levels.num_levels) + 1;
+  keys.count = static_cast<size_t>(levels.num_segments);
   return keys;
 }
 
@@ -129,6 +129,9 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
     if (state.config.determinism >= Determinism::kBatchInvariant || step.dcp) prefix = 0;
   }
 
+  for (const StepState& earlier : state.steps) {
+    if (earlier.schedule) earlier.schedule->report();
+  }
   // Nothing is refused from here on but by the planners, after which this step's memory holds no plan.
   if (step.schedule) step.schedule->invalidate();
   state.next_step = (state.next_step + 1) % state.steps.size();
@@ -142,11 +145,13 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
     metadata.cu_prefix_query_lens = step.cu_prefix_query_lens;
     metadata.prefix_kv_lens = step.prefix_kv_lens;
     metadata.suffix_kv_lens = step.kv_lens;
-  } else if (step.cascade && may_discover) {
-    metadata.cascade = step.cascade->find(checked, stream);
-    metadata.use_cascade = metadata.cascade.num_levels > 0;
   }
-  if (metadata.cascade.num_levels > 0) {
+  if (step.cascade) {
+    const bool discovers = may_discover && state.options.cascade == CascadeMode::kAuto;
+    metadata.cascade = discovers ? step.cascade->find(checked, stream) : step.cascade->share(prefix, checked, stream);
+    metadata.use_cascade = prefix > 0 || metadata.cascade.num_levels > 0;
+  }
+  if (metadata.cascade.num_segments > 0) {
     keys = discovered_keys(metadata.cascade);
   } else if (prefix == 0) {
     keys.segments[0].kv_len = checked.seq_lens.data();
@@ -164,7 +169,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
     metadata.plans = plan_step(checked, all_visible, keys, step, stream);
   }
   if (aot) {
-    metadata.scheduler_metadata = step.schedule->seal(metadata.plans.front()->plan);
+    metadata.scheduler_metadata = step.schedule->seal(metadata.plans.front()->plan, stream);
     metadata.plans.front()->plan = step.schedule->plan();
     if (metadata.use_cascade) metadata.prefix_scheduler_metadata = metadata.scheduler_metadata;
   }
@@ -219,17 +224,20 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const F
                   " tokens");
   }
   FlashAttentionMetadata updated = metadata;
-  if (metadata.cascade.num_levels > 0) {
+  if (metadata.cascade.num_segments > 0) {
     static_cast<void>(workspace_size(metadata.plans.front()->plan));  // throws for a stale plan, whose levels are gone
     const BlockTableView& readable = on_gpu(state_->context) ? block_table_host : block_table;
-    core::require(readable.data != nullptr && readable.num_rows >= metadata.num_reqs &&
-                      readable.num_columns == block_table.num_columns && readable.row_stride == block_table.row_stride,
-                  "block_table_host has ", readable.num_rows, " rows of ", readable.num_columns, " columns, ",
-                  readable.row_stride, " apart, the block table ", block_table.num_rows, " of ",
-                  block_table.num_columns, ", ", block_table.row_stride,
-                  " apart; on a GPU shared prefixes are looked for in a copy on the host, laid out alike");
-    updated.cascade = with_block_table(metadata.cascade, metadata.query_start_loc_host, metadata.page_size,
-                                       metadata.block_table, readable, block_table);
+    const bool found = state_->options.cascade == CascadeMode::kAuto;
+    core::require(
+        !found || (readable.data != nullptr && readable.num_rows >= metadata.num_reqs &&
+                   readable.num_columns == block_table.num_columns && readable.row_stride == block_table.row_stride),
+        "block_table_host has ", readable.num_rows, " rows of ", readable.num_columns, " columns, ",
+        readable.row_stride, " apart, the block table ", block_table.num_rows, " of ", block_table.num_columns, ", ",
+        block_table.row_stride,
+        " apart; on a GPU shared prefixes are looked for in a copy on the host, laid out alike");
+    updated.cascade = found ? with_block_table(metadata.cascade, metadata.query_start_loc_host, metadata.page_size,
+                                               metadata.block_table, readable, block_table)
+                            : moved_to(block_table, metadata.cascade, metadata.block_table);
   }
   updated.block_table = block_table;
   updated.slot_mapping = slot_mapping;

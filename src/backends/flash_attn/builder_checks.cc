@@ -21,20 +21,12 @@ void check_flash_attn_config(const Context& context, const AttentionSpec& spec, 
   core::require(options.steps_in_flight >= 1, "steps_in_flight is ", options.steps_in_flight, "; it is 1 or more");
   core::require(options.max_num_splits_for_graphs.value_or(1) >= 1, "max_num_splits_for_graphs is ",
                 options.max_num_splits_for_graphs.value_or(0), "; it is 1 or more");
-  if (options.aot_schedule.value_or(false)) {
-    refuse_on_gpu(context, "aot_schedule is true", "a step's schedule is its plan in device memory: leave it out");
-  }
   if (config.compilation.decode_graph_mode != DecodeGraphMode::kFull) return;
   core::require(config.scheduler.max_num_seqs > 0 && config.scheduler.max_num_batched_tokens > 0 &&
                     config.model.max_model_len > 0,
                 "decode_graph_mode is kFull; max_num_seqs, max_num_batched_tokens and max_model_len must be given");
   core::require(!on_gpu(context) || options.steps_in_flight == 1, "steps_in_flight is ", options.steps_in_flight,
                 " under decode_graph_mode kFull; captured graphs read one step's plan: on a GPU it must be 1");
-  if (options.cascade == CascadeMode::kAuto) {
-    refuse_on_gpu(
-        context, "cascade is kAuto under decode_graph_mode kFull, whose graphs have one segment of keys",
-        "kHeuristic and kOff are offered there: the engine knows which steps share, and does not replay those");
-  }
 }
 
 void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& config, FlashAttentionLayers layers,

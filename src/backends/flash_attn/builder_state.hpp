@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "attention/sealed_plan.hpp"
+#include "backends/common/context_memory.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "backends/common/step_levels.hpp"
-#include "core/aligned_buffer.hpp"
 #include "folio/backends/flash_attn/metadata_builder.hpp"
 
 namespace folio::inline v0::backends {
@@ -21,8 +21,10 @@ class ScheduleMemory {
   /// `fixed_ints`: it holds that many and never moves; 0 = it grows to the longest schedule.
   ScheduleMemory(const AttentionOp& op, int64_t fixed_ints);
 
-  /// Seals a plan into the memory. Allocates nothing once warm.
-  std::span<const int32_t> seal(const AttentionPlan& plan);
+  /// Seals a plan into the memory, on a GPU by what is enqueued. Allocates nothing once warm.
+  std::span<const int32_t> seal(const AttentionPlan& plan, Stream stream);
+  /// Throws kInvalidArgument where a GPU has found a schedule changed.
+  void report() const { sealed_.report(); }
   /// Makes what was sealed last stale.
   void invalidate() noexcept { sealed_.invalidate(); }
   /// The sealed plan: its work is what the memory holds.
@@ -31,9 +33,11 @@ class ScheduleMemory {
 
  private:
   void reserve(int64_t ints);
+  void clear(size_t from, size_t to, Stream stream);
 
+  Device device_;
   attention::SealedPlan sealed_;
-  core::AlignedBuffer memory_;
+  ContextMemory memory_;
   size_t used_ = 0;
   bool fixed_;
 };

@@ -59,11 +59,11 @@ StepSegments paged_segments(const FlashAttentionMetadata& metadata, const KvCach
   segment.k_scale = layer.k;
   segment.v_scale = layer.v;
   segments.all[0] = segment;
-  if (!metadata.use_cascade) return segments;
-  if (metadata.cascade.num_levels > 0) {
+  if (metadata.cascade.num_segments > 0) {
     segments.count = segment_args(metadata.cascade, segment, segments.all).size();
     return segments;
   }
+  if (!metadata.use_cascade) return segments;
   segments.count = 2;
   segments.all[0].table = to_page_table(metadata.block_table, 1);
   segments.all[1] = segment;
@@ -153,7 +153,7 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   const AttentionPlan* plan = divided ? nullptr : &plan_for_window(metadata->plans, window_.left);
   // Throws for a stale plan or a damaged schedule while the cache is still untouched.
   if (!divided && attention::is_sealed(*plan)) {
-    attention::check_sealed(*plan, metadata->scheduler_metadata);
+    attention::check_sealed(*plan, metadata->scheduler_metadata, stream);
   } else {
     if (!divided) static_cast<void>(workspace_size(*plan));
     core::require(metadata->scheduler_metadata.empty(), "scheduler_metadata is given for a step planned without one");

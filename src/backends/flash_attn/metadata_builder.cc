@@ -42,8 +42,9 @@ AttentionType common_attn_type(FlashAttentionLayers layers) {
 bool makes_schedules(const Context& context, const FlashAttentionOptions& options, const EngineConfig& config,
                      size_t num_windows) {
   const bool compatible = options.facts.profile != BackendProfile::kNative;
-  const bool by_default = !compatible || get_flash_attn_version(options.facts.platform) == 3;
-  return !on_gpu(context) && options.aot_schedule.value_or(by_default) && num_windows == 1 &&
+  // On a GPU every layer's comparison is a launch, so that there they are asked for.
+  const bool by_default = !on_gpu(context) && (!compatible || get_flash_attn_version(options.facts.platform) == 3);
+  return options.aot_schedule.value_or(by_default) && num_windows == 1 &&
          config.determinism < Determinism::kBatchInvariant;
 }
 
@@ -155,7 +156,10 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
     StepState& step = state.steps.emplace_back(state.windows);
     if (state.aot_schedule) step.schedule.emplace(first, fixed_ints);
     if (may_discover) {
-      step.cascade = make_step_levels(context, options.cascade, options.max_cascade_levels, state.windows);
+      step.cascade = make_step_levels(options.cascade, options.max_cascade_levels, state.windows);
+      // A GPU's graphs are replayed with whatever prefix the engine names, or none.
+      if (graphs && on_gpu(context) && options.cascade == CascadeMode::kHeuristic)
+        step.cascade.emplace(1, state.windows);
     }
     if (divided) {
       // Layers that share a cache have no keys of their own, and quantised queries none beside the cache's.

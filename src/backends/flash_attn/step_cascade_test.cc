@@ -37,7 +37,6 @@ class FlashAttnSharedSteps : public ::testing::TestWithParam<GoldenCase> {};
 TEST_P(FlashAttnSharedSteps, AreFoundInTheBlockTable) {
   const SharedStep step(GetParam());
   for (const bool aot : {false, true}) {
-    if (aot && folio::testing::on_gpu()) continue;  // there a schedule is the plan
     DiscoveringFixture fixture(step.setup, step.lengths);
     fixture.options.aot_schedule = aot;
     const FlashAttentionImpl impl = fixture.make_impl();
@@ -189,7 +188,6 @@ TEST(FlashAttnStepCascade, InvariantLevelsKeepTheirBits) {
 }
 
 TEST(FlashAttnStepCascade, CapturedShapesHaveRoomForTheLevels) {
-  FOLIO_CPU_ONLY("a captured graph has one segment of keys");
   const SharedStep step = testing::deep_step();
   DiscoveringFixture fixture(step.setup, step.lengths);
   fixture.config.compilation.decode_graph_mode = DecodeGraphMode::kFull;
@@ -197,14 +195,24 @@ TEST(FlashAttnStepCascade, CapturedShapesHaveRoomForTheLevels) {
   fixture.config.scheduler.max_num_seqs = 16;
   fixture.config.scheduler.max_num_batched_tokens = 64;
   fixture.config.model.max_model_len = 512;
+  if (folio::testing::on_gpu()) fixture.options.steps_in_flight = 1;
   const FlashAttentionImpl impl = fixture.make_impl();
   FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
-  EXPECT_FALSE(builder.build_for_cudagraph_capture(fixture.batch).use_cascade);
-  EXPECT_FALSE(builder.build_for_drafting(fixture.batch).use_cascade);
+  const auto expect_right = [&](const FlashAttentionMetadata& metadata, int32_t segments) {
+    // A graph of a GPU's reads as many segments whatever is shared.
+    EXPECT_EQ(metadata.cascade.num_segments, folio::testing::on_gpu() ? 5 : segments);
+    fixture.forward(impl, metadata);
+    EXPECT_EQ(fixture.wrong_output(), "");
+  };
+  for (const bool capture : {true, false}) {
+    const FlashAttentionMetadata metadata =
+        capture ? builder.build_for_cudagraph_capture(fixture.batch) : builder.build_for_drafting(fixture.batch);
+    EXPECT_FALSE(metadata.use_cascade);
+    expect_right(metadata, 0);
+  }
   const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
   EXPECT_TRUE(testing::found_as_expected(metadata.cascade, step.levels));
-  fixture.forward(impl, metadata);
-  EXPECT_EQ(fixture.wrong_output(), "");
+  expect_right(metadata, metadata.cascade.num_levels + 1);
 }
 
 TEST(FlashAttnStepCascade, AnotherGroupsTableMustShareTheSamePages) {

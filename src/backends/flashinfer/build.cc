@@ -52,7 +52,7 @@ void plan_part(State& state, const CommonAttentionMetadata& batch, StepPlans& pl
   segments[0].kv_len = batch.seq_lens.data() + first;
   if (metadata.cascade.num_levels > 0) {
     segments = metadata.cascade.segments;
-    num_segments += static_cast<size_t>(metadata.cascade.num_levels);
+    num_segments = static_cast<size_t>(metadata.cascade.num_segments);
   } else if (metadata.use_cascade) {
     num_segments = 2;
     CascadeLengths& cascade = state.cascade;

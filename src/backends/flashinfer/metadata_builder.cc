@@ -183,7 +183,7 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     state.dcp.emplace(context, config, state.windows, all_cached, options.force_kernel);
   } else {
     state.plans.emplace(state.windows);
-    state.step_cascade = make_step_levels(context, options.cascade, options.max_cascade_levels, state.windows);
+    state.step_cascade = make_step_levels(options.cascade, options.max_cascade_levels, state.windows);
   }
   set_up_graphs(state);
   set_up_block_table_graphs(state, layers);

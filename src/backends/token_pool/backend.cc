@@ -29,11 +29,6 @@ void check(const TokenPoolConfig& config, bool on_host) {
   require(!config.sliding_window_size || *config.sliding_window_size >= 0, "sliding_window_size is ",
           config.sliding_window_size.value_or(0), "; it must not be negative (unset: no window)");
   if (config.window_req_to_token.indices != nullptr) {
-    if (config.determinism == Determinism::kScheduleInvariant && !on_host) {
-      core::fail(ErrorCode::kUnsupported,
-                 "window_req_to_token is given: schedule-invariant results need lists from the ",
-                 "sequence's begin on; on a GPU they are offered with one pool");
-    }
     require(config.sliding_window_size.has_value(), "window_req_to_token is given without sliding_window_size");
     const int64_t window_columns = token_pool::slot_table(config.window_req_to_token).num_columns;
     require(window_columns >= config.max_context_len, "window_req_to_token has ", window_columns,

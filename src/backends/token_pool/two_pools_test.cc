@@ -72,8 +72,6 @@ struct TwoPoolsCase {
 std::vector<TwoPoolsCase> two_pools_cases() {
   std::vector<TwoPoolsCase> cases;
   for (const Determinism determinism : {Determinism::kRunToRun, Determinism::kScheduleInvariant}) {
-    // On a GPU schedule-invariant lists, which begin with the sequence, are offered with one pool.
-    if (determinism == Determinism::kScheduleInvariant && folio::testing::on_gpu()) continue;
     for (const ExtendPath path : {ExtendPath::kPaged, ExtendPath::kRagged}) {
       if (determinism == Determinism::kScheduleInvariant && path == ExtendPath::kRagged) continue;
       PoolSetup setup;

@@ -29,7 +29,7 @@ struct FlashAttentionOptions {
   /// by the OutputQuantization that every `forward` then gets; native only. None: the model's dtype.
   std::optional<DType> output_dtype;
   /// Whether schedules are made ahead of time and handed out. None: as the profile has it, with version 3 and always in
-  /// the native one; on a GPU never, where the plan in device memory is the schedule (true is refused). Either way off
+  /// the native one; on a GPU where they are asked for, since every layer's comparison is a launch. Either way off
   /// in batch-invariant mode and for groups with several windows.
   std::optional<bool> aot_schedule;
   /// Most pieces that a query's keys are cut into under decode_graph_mode kFull; vLLM's
@@ -73,8 +73,8 @@ struct FlashAttentionMetadata {
   int32_t max_dcp_context_kv_len = 0;            ///< 0 without decode context parallelism
   std::span<const int32_t> dcp_context_kv_lens;  ///< [R], this rank's share of the older tokens; empty without
 
-  /// The schedule, where one was made ahead of time: the very memory that `forward` executes. `forward` refuses it
-  /// truncated or changed. Prefix and suffix of a cascade are one schedule, which both fields then show.
+  /// The schedule, where one was made ahead of time: the very memory that `forward` executes, and refuses truncated or
+  /// changed (on a GPU the next build does). Prefix and suffix of a cascade are one schedule, which both fields show.
   std::span<const int32_t> scheduler_metadata;
   std::span<const int32_t> prefix_scheduler_metadata;
   int32_t max_num_splits = 0;  ///< no query's keys are cut into more pieces; 0 = as the work needs
