@@ -69,7 +69,7 @@ std::string refusal(const AttentionConfig& config) {
 
 planner::TileShape tile(const AttentionConfig& config) {
   const HeadDims dims{config.head_dim_qk, config.head_dim_v};
-  return {.rows = max_rows(dims), .kv_tokens = plan_tokens(dims), .schedule = planner::Schedule::kClaimed};
+  return {.rows = kMaxRows, .kv_tokens = plan_tokens(dims), .schedule = planner::Schedule::kClaimed};
 }
 
 DType weights(const AttentionConfig& config) {

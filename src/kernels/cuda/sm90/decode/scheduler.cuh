@@ -175,7 +175,7 @@ class Scheduler {
 
   /// A lane's row.
   __device__ __forceinline__ void write_row(ItemContext& context, const Row& row) const {
-    static_assert(kMaxRows == 32);
+    if (lane_ >= kMaxRows) return;
     context.mask_bit[lane_] = row.mask_bit;
     context.mask_begin[lane_] = row.mask_begin;
     context.position[lane_] = row.position;
@@ -204,7 +204,7 @@ class Scheduler {
   /// The queries of `rows` rows; zeros for those that the item has not.
   __device__ __forceinline__ void copy_queries(int32_t context, int32_t rows, const Row& row) const {
     constexpr int32_t kPieces = DimQk / kPiece;
-    const uint32_t to = queries_ + static_cast<uint32_t>(context * max_rows(kDims) * query_stride(kDims));
+    const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
     const bool direct = params_.q_wide && !is_fp8(params_.q_dtype);
 #pragma unroll 4
     for (int32_t i = lane_; i < rows * kPieces; i += 32) {
@@ -225,7 +225,7 @@ class Scheduler {
   __device__ __forceinline__ void convert_queries(int32_t context, int32_t rows, Row& row) const {
     constexpr int32_t kPairs = DimQk / 64;  // of a lane
     constexpr int32_t kTopExponent = 14;
-    const uint32_t to = queries_ + static_cast<uint32_t>(context * max_rows(kDims) * query_stride(kDims));
+    const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
 #pragma unroll 4
     for (int32_t r = 0; r < rows; ++r) {
       const int64_t at = __shfl_sync(kAllLanes, row.query, r);

@@ -92,7 +92,7 @@ __device__ __forceinline__ bool has_bias(const AttentionParams& params) {
 
 /// Rows in steps of eight that an item is computed with: the columns of one or two products.
 constexpr int32_t column_tiles(int32_t num_rows) {
-  return num_rows <= 8 ? 1 : num_rows <= 16 ? 2 : 4;
+  return num_rows <= 8 ? 1 : 2;
 }
 static_assert(column_tiles(kMaxRows) * 8 == kMaxRows);
 
