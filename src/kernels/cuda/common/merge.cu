@@ -130,9 +130,14 @@ __device__ __forceinline__ int32_t warps_of_row(int32_t count, int32_t rows) {
   return warps;
 }
 
+__device__ __forceinline__ int32_t ceil_div(int32_t a, int32_t b) {
+  return (a + b - 1) / b;
+}
+
 /// Merges without the order of a fold: a row's bits depend on the plan, not on who is faster, but are not those of a
-/// worker who computes its items one after the other. Where there are fewer merges than thread blocks, a merge's rows
-/// are several blocks'. Few registers: a thread block waits beside one of the kernel before.
+/// worker who computes its items one after the other. Where there are fewer merges than thread blocks, a merge has as
+/// many blocks as its rows need, the lowest numbers first: these are the ones that wait beside the kernel before, as
+/// few registers allow.
 template <int32_t Parts>
 __global__ void __launch_bounds__(kThreads, 4)
     weigh_kernel(const __grid_constant__ AttentionParams params) {
@@ -146,13 +151,14 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int32_t blocks = num_merges < num_blocks ? num_blocks / max(num_merges, 1) : 1;  // of a merge
   bool waited = false;
   for (auto place = static_cast<int32_t>(blockIdx.x); place < num_merges * blocks; place += num_blocks) {
-    const int32_t m = place / blocks;
-    const int32_t mine = place - m * blocks;
-    const planner::MergeItem item = plan.merges[m];
+    const int32_t mine = place / num_merges;
+    const planner::MergeItem item = plan.merges[place - mine * num_merges];
     const int32_t rows = item.row_end - item.row_begin;
-    const int32_t row_begin = item.row_begin + rows * mine / blocks;
-    const int32_t row_end = item.row_begin + rows * (mine + 1) / blocks;
     const int32_t count = item.source_end - item.source_begin;
+    const int32_t of_merge = min(blocks, ceil_div(rows * warps_of_row(count, 1), kWarps));
+    if (mine >= of_merge) continue;
+    const int32_t row_begin = item.row_begin + rows * mine / of_merge;
+    const int32_t row_end = item.row_begin + rows * (mine + 1) / of_merge;
     const int32_t warps = warps_of_row(count, row_end - row_begin);
     const int32_t share = warp % warps;
     const int32_t begin = count * share / warps;
