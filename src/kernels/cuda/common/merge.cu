@@ -32,8 +32,8 @@ __device__ __forceinline__ float4 add_weighted(const float4& acc, float weight, 
           fmaf(value.w, weight, acc.w)};
 }
 
-/// Partial results that one warp reads at once, of rows of up to kMergePart components, and beyond which a row gets more
-/// warps, if there are.
+/// Partial results that one warp reads at once, of rows of up to kMergePart components, and beyond which a row gets
+/// more warps, if there are.
 constexpr int32_t kWarpParts = 16;
 
 /// `count` partial results of a row, by a warp. Where they stand is known from the plan, so that maxima, sums and the
@@ -139,8 +139,7 @@ __device__ __forceinline__ int32_t ceil_div(int32_t a, int32_t b) {
 /// many blocks as its rows need, the lowest numbers first: these are the ones that wait beside the kernel before, as
 /// few registers allow.
 template <int32_t Parts>
-__global__ void __launch_bounds__(kThreads, 4)
-    weigh_kernel(const __grid_constant__ AttentionParams params) {
+__global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constant__ AttentionParams params) {
   __shared__ Share<Parts> shares[kWarps][32];
   ptx::let_next_kernel_begin();
   const planner::PlanView& plan = params.plan->view;
@@ -221,7 +220,8 @@ void launch_merge(const AttentionParams& params, int32_t num_workers, Stream str
   // lists they are those that a kernel gives that merges itself.
   const bool folds = params.determinism > Determinism::kRunToRun || params.claim_counters == nullptr;
   auto launch = folds ? launch_kernel<merge_kernel<1>, kFoldThreads> : launch_kernel<weigh_kernel<1>, kThreads>;
-  if (params.head_dim_v > kMergePart) launch = folds ? launch_kernel<merge_kernel<2>, kFoldThreads> : launch_kernel<weigh_kernel<2>, kThreads>;
+  if (params.head_dim_v > kMergePart)
+    launch = folds ? launch_kernel<merge_kernel<2>, kFoldThreads> : launch_kernel<weigh_kernel<2>, kThreads>;
   if (params.head_dim_v > 2 * kMergePart) {
     launch = folds ? launch_kernel<merge_kernel<4>, kFoldThreads> : launch_kernel<weigh_kernel<4>, kThreads>;
   }

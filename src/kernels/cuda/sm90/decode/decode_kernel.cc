@@ -71,7 +71,9 @@ std::string refusal(const AttentionConfig& config) {
 
 planner::TileShape tile(const AttentionConfig& config) {
   const HeadDims dims{config.head_dim_qk, config.head_dim_v};
-  return {.rows = kMaxRows, .kv_tokens = plan_tokens(dims), .schedule = planner::Schedule::kClaimed};
+  return {.rows = rows_of_item(config.num_q_heads / config.num_kv_heads),
+          .kv_tokens = plan_tokens(dims),
+          .schedule = planner::Schedule::kClaimed};
 }
 
 DType weights(const AttentionConfig& config) {

@@ -9,12 +9,13 @@
 /// few rows waste little.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
 class MathWarp {
   static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   static constexpr int32_t kSteps = DimQk / 16;
   static constexpr int32_t kWarps = math_warps(kDims);
+  static constexpr int32_t kColumns = kRows / 8;  ///< of products, in steps of eight rows
   using State = SharedState<kWarps, stages(kDims)>;
 
  public:
@@ -35,17 +36,12 @@ class MathWarp {
     for (;;) {
       const Entry& entry = await_entry();
       if ((entry.flags & kAllDone) != 0) return;
-      const int32_t columns = column_tiles(state_.contexts[entry.context].num_rows);
-      if (columns == 1) {
-        compute_item<1>(entry.context, running);
-      } else {
-        compute_item<2>(entry.context, running);
-      }
+      compute_item<kColumns>(entry.context, running);
     }
   }
 
  private:
-  using Running = RunningState<DimV, kMaxRows / kWarps>;
+  using Running = RunningState<DimV, kRows / kWarps>;
   /// Queries are second operands of products: in registers for as long as the item lasts, where they are few enough,
   /// else read for every tile.
   static constexpr bool queries_stay(int32_t columns) {

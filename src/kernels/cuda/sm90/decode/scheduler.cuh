@@ -8,7 +8,7 @@
 /// with the queries, an entry ahead of the math warps. So those never wait for lengths, page tables or queries.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
 class Scheduler {
   static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
@@ -184,7 +184,7 @@ class Scheduler {
       kv_row = kv_row_of(item);
     }
     const bool early = kCodes == Codes::kNone && directly() && num_entries_ < kEntries;
-    if (early) ask_for_queries(context, column_tiles(num_rows) * 8, row);
+    if (early) ask_for_queries(context, row);
     TokenPlace ahead[kAhead] = {};
     if (has_keys) {
       walk.begin = item.kv_begin;
@@ -200,11 +200,10 @@ class Scheduler {
     do {
       const int32_t slot = await_slot();
       if (done == 0) {
-        const int32_t rows = column_tiles(num_rows) * 8;
         if constexpr (kCodes == Codes::kNone) {
-          if (!early) copy_queries(context, rows, row);
+          if (!early) copy_queries(context, row);
         } else {
-          convert_queries(context, rows, row);
+          convert_queries(context, row);
         }
         write_row(state_.contexts[context], row);
         if (lane_ == 0) write_item(state_.contexts[context], item, kv_row, sight, first, box, has_keys, custom);
@@ -258,14 +257,14 @@ class Scheduler {
     context.first_pos = kv_row.first_pos;
   }
 
-  /// Calls copy(shared address, element, valid) for the pieces of `rows` rows' queries, of which the item may have fewer.
+  /// Calls copy(shared address, element, valid) for the pieces of kRows rows' queries, of which the item may have
+  /// fewer.
   template <typename Copy>
-  __device__ __forceinline__ void for_query_pieces(int32_t context, int32_t rows, const Row& row,
-                                                   const Copy& copy) const {
+  __device__ __forceinline__ void for_query_pieces(int32_t context, const Row& row, const Copy& copy) const {
     constexpr int32_t kPieces = DimQk / kPiece;
     const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
 #pragma unroll 4
-    for (int32_t i = lane_; i < rows * kPieces; i += 32) {
+    for (int32_t i = lane_; i < kRows * kPieces; i += 32) {
       const int32_t d = i % kPieces * kPiece;
       const int64_t at = __shfl_sync(kAllLanes, row.query, i / kPieces);
       const bool valid = at >= 0 && d < params_.head_dim_qk;
@@ -273,27 +272,29 @@ class Scheduler {
     }
   }
   /// Whether queries can be copied as they are, by pieces.
-  __device__ __forceinline__ bool directly() const { return params_.q_wide && !is_fp8(params_.q_dtype); }
-  __device__ __forceinline__ void ask_for_queries(int32_t context, int32_t rows, const Row& row) const {
-    for_query_pieces(context, rows, row, [this](uint32_t to, int64_t at, bool valid) {
+  __device__ __forceinline__ bool directly() const {
+    return params_.q_wide && !is_fp8(params_.q_dtype);
+  }
+  __device__ __forceinline__ void ask_for_queries(int32_t context, const Row& row) const {
+    for_query_pieces(context, row, [this](uint32_t to, int64_t at, bool valid) {
       ptx::copy_16_async(to, static_cast<const uint16_t*>(params_.q) + (valid ? at : 0), valid);
     });
   }
-  __device__ __forceinline__ void copy_queries(int32_t context, int32_t rows, const Row& row) const {
-    if (directly()) return ask_for_queries(context, rows, row);
-    for_query_pieces(context, rows, row, [this](uint32_t to, int64_t at, bool valid) {
+  __device__ __forceinline__ void copy_queries(int32_t context, const Row& row) const {
+    if (directly()) return ask_for_queries(context, row);
+    for_query_pieces(context, row, [this](uint32_t to, int64_t at, bool valid) {
       copy_any<T>(to, params_.q, params_.q_dtype, at, valid);
     });
   }
 
   /// The same as float16, where keys are codes: bfloat16's largest power of two becomes 2^14, so that what is 2^-28 of
   /// it or more stays exact, and the row's scale takes the difference.
-  __device__ __forceinline__ void convert_queries(int32_t context, int32_t rows, Row& row) const {
+  __device__ __forceinline__ void convert_queries(int32_t context, Row& row) const {
     constexpr int32_t kPairs = DimQk / 64;  // of a lane
     constexpr int32_t kTopExponent = 14;
     const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
 #pragma unroll 4
-    for (int32_t r = 0; r < rows; ++r) {
+    for (int32_t r = 0; r < kRows; ++r) {
       const int64_t at = __shfl_sync(kAllLanes, row.query, r);
       uint32_t pairs[kPairs];
       uint32_t most = 0;

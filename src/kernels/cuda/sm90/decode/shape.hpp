@@ -8,7 +8,8 @@
 namespace folio::inline v0::kernels::cuda::sm90 {
 
 constexpr int32_t kTileTokens = 16;  ///< tokens that a warp takes at a time
-constexpr int32_t kMaxRows = 16;     ///< most packed rows of an item: more cost registers that all would pay for
+constexpr int32_t kFewRows = 8;      ///< most packed rows of an item, if a group has no more
+constexpr int32_t kMaxRows = 16;     ///< ... else
 constexpr int32_t kEntries = 2;      ///< of the queue between the scheduler and the math warps
 constexpr int32_t kEntryTiles = 64;  ///< most tiles of an entry
 constexpr int32_t kPiece = 8;        ///< elements of 16 bytes
@@ -36,10 +37,16 @@ constexpr int32_t math_threads(const HeadDims& dims) {
 constexpr int32_t threads(const HeadDims& dims) {
   return math_threads(dims) + 32;
 }
-/// As if thread blocks had so many threads: what registers a thread may have. Nine warps of 168 leave room for a thread
-/// block of the merge kernel, which waits beside them until the last has ended.
-constexpr int32_t register_threads(const HeadDims& dims) {
-  return math_warps(dims) == 8 ? 384 : threads(dims);
+/// Packed rows of an item, which its kernel is compiled for: columns of one product or of two.
+constexpr int32_t rows_of_item(int32_t group_size) {
+  return group_size <= kFewRows ? kFewRows : kMaxRows;
+}
+/// As if thread blocks had so many threads: what registers a thread may have. Nine warps are three in one quarter of a
+/// multiprocessor. Of 128 registers (few rows) they leave room for a fourth: for a thread block of the merge kernel,
+/// which waits beside them until the last of them has ended. More rows take 168.
+constexpr int32_t register_threads(const HeadDims& dims, int32_t rows) {
+  if (math_warps(dims) != 8) return threads(dims);
+  return rows == kFewRows ? 512 : 384;
 }
 /// Tokens of the planner's tiles, between which work is cut: each math warp has one of the kernel's in it.
 constexpr int32_t plan_tokens(const HeadDims& dims) {
