@@ -145,11 +145,11 @@ __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constan
   const planner::PlanView& plan = params.plan->view;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32;
-  const auto num_blocks = static_cast<int32_t>(gridDim.x);
+  const auto grid = static_cast<int32_t>(gridDim.x);
   const int32_t num_merges = plan.num_merges;
-  const int32_t blocks = num_merges < num_blocks ? num_blocks / max(num_merges, 1) : 1;  // of a merge
+  const int32_t blocks = num_merges < grid ? grid / max(num_merges, 1) : 1;  // of a merge
   bool waited = false;
-  for (auto place = static_cast<int32_t>(blockIdx.x); place < num_merges * blocks; place += num_blocks) {
+  for (auto place = static_cast<int32_t>(blockIdx.x); place < num_merges * blocks; place += grid) {
     const int32_t mine = place / num_merges;
     const planner::MergeItem item = plan.merges[place - mine * num_merges];
     const int32_t rows = item.row_end - item.row_begin;
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kFoldThreads) merge_kernel(const __grid_consta
 }
 
 template <auto Kernel, int32_t Threads>
-cudaError_t launch_kernel(const AttentionParams& params, int32_t num_blocks, Stream stream, bool overlaps) {
+cudaError_t launch_kernel(const AttentionParams& params, int32_t grid, Stream stream, bool overlaps) {
   // As much shared memory is set aside as for the kernel before, so that both fit a multiprocessor.
   const cudaError_t status = allow_shared_memory<Kernel>(0, true);
   if (status != cudaSuccess) return status;
@@ -204,7 +204,7 @@ cudaError_t launch_kernel(const AttentionParams& params, int32_t num_blocks, Str
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(num_blocks));
+  config.gridDim = dim3(static_cast<unsigned>(grid));
   config.blockDim = dim3(Threads);
   config.stream = static_cast<cudaStream_t>(stream.handle);
   config.attrs = &attribute;
