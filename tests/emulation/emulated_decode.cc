@@ -24,8 +24,13 @@ void emulate(const AttentionParams& attention, int32_t num_workers) {
   DecodeParams params{};
   params.attention = attention;
   describe_segments(params, {DimQk, DimV, element_bytes(kCodes)});
-  emulation::run_grid(num_workers, threads({DimQk, DimV}), shared_bytes<DimQk, DimV, kCodes>(), ++seed,
-                      [&] { run_thread_block<T, DimQk, DimV, kCodes>(params, emulation::shared_memory()); });
+  emulation::run_grid(num_workers, threads({DimQk, DimV}), shared_bytes<DimQk, DimV, kCodes>(), ++seed, [&] {
+    if (rows_of_item(attention.num_q_heads / attention.num_kv_heads) == kFewRows) {
+      run_thread_block<T, DimQk, DimV, kCodes, kFewRows>(params, emulation::shared_memory());
+    } else {
+      run_thread_block<T, DimQk, DimV, kCodes, kMaxRows>(params, emulation::shared_memory());
+    }
+  });
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ sm90::TensorMapEncoder sm90::tensor_map_encoder() {
   return emulation::encode_map;
 }
 
-void launch_merge(const AttentionParams& params, int32_t, Stream, bool) {
+void launch_merge(const AttentionParams& params, int32_t, Stream, bool, int32_t) {
   const planner::PlanView& plan = params.plan->view;
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   for (int32_t m = 0; m < plan.num_merges; ++m) {

@@ -21,7 +21,7 @@ namespace cuda = kernels::cuda;
 constexpr int32_t kHeadDim = 64;
 constexpr int32_t kPageSize = 16;
 constexpr int32_t kKvHeads = 2;
-constexpr int32_t kQHeads = 8;
+constexpr int32_t kQHeads = 4;
 constexpr const char* kAlone = "cuda-sm90-decode";
 constexpr const char* kPair = "a pair";
 
@@ -230,8 +230,8 @@ class TwoKernels : public ::testing::Test {
 
 using Names = std::vector<std::string>;
 
-/// Up to eight tokens fill a row tile of 32 rows: requests 0, 3 and 5 are few.
-const Asked kMixed{.q_len = {1, 9, 0, 8, 12, 1}, .kv_len = {900, 40, 0, 30, 700, 1}};
+/// Up to four tokens fill a row tile of 8 rows: requests 0, 3 and 5 are few.
+const Asked kMixed{.q_len = {1, 5, 0, 4, 9, 1}, .kv_len = {900, 40, 0, 30, 700, 1}};
 
 GraphBounds bounds(int32_t max_q_len) {
   return {.max_requests = 6, .max_tokens = 40, .max_q_len = max_q_len, .max_kv_len = 1000, .max_shared_levels = 0};

@@ -3,13 +3,15 @@
 #include <cuda_runtime.h>
 
 #include "core/error.hpp"
+#include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/common/merge_row.cuh"
 #include "ptx/grid_dependency.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 256;
+constexpr int32_t kFoldThreads = 256;
+constexpr int32_t kThreads = 128;
 constexpr int32_t kWarps = kThreads / 32;
 
 /// A share of a row's partial results, at the share's largest maximum.
@@ -30,12 +32,16 @@ __device__ __forceinline__ float4 add_weighted(const float4& acc, float weight, 
           fmaf(value.w, weight, acc.w)};
 }
 
+/// Partial results that one warp reads at once, of rows of up to kMergePart components, and beyond which a row gets
+/// more warps, if there are.
+constexpr int32_t kWarpParts = 16;
+
 /// `count` partial results of a row, by a warp. Where they stand is known from the plan, so that maxima, sums and the
 /// first values are asked for at once; `waited`: the kernels before this one are known to have ended.
 template <int32_t Parts>
 __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& params, const int32_t* sources,
                                                     int32_t count, int32_t offset, int32_t lane, bool& waited) {
-  constexpr int32_t kAhead = (Parts > 2 ? 4 : 8);
+  constexpr int32_t kAhead = kWarpParts / Parts;
   const int32_t d = kMergeLaneDims * lane;
   Share<Parts> share{};
   share.max = -INFINITY;
@@ -84,70 +90,92 @@ __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& param
   return share;
 }
 
-/// Components of parts [first_part, last_part) of a row that is brought together.
+/// The end of a row that is brought together.
 template <int32_t Parts>
 __device__ __forceinline__ void end_weighed_row(const AttentionParams& params, const planner::MergeItem& item,
-                                                int32_t row, int32_t lane, int32_t first_part, int32_t last_part,
-                                                const Share<Parts>& share) {
+                                                int32_t row, int32_t lane, const Share<Parts>& share) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t token = row / group_size;
   const int32_t q_head = item.kv_head * group_size + row % group_size;
   const RowEnd end = end_row(params, q_head, share.max, share.sum);
 #pragma unroll
   for (int32_t h = 0; h < Parts; ++h) {
-    if (h < first_part || h >= last_part) continue;
     const float parts[kMergeLaneDims] = {share.acc[h].x, share.acc[h].y, share.acc[h].z, share.acc[h].w};
     write_part(params, token, q_head, kMergeLaneDims * lane + h * kMergePart, parts, end);
   }
-  if (lane == 0 && first_part == 0) write_lse(params, token, q_head, end);
+  if (lane == 0) write_lse(params, token, q_head, end);
 }
 
-/// Rows with more partial results than this have all warps of a thread block, each with its share.
-constexpr int32_t kManyParts = 8;
-
-/// Merges without the order of a fold: a row's bits depend on how many partial results it has, not on who is faster,
-/// but are not those of a worker who computes its items one after the other. Thread blocks (m, y) take rows of merge m.
+/// Shares brought together.
 template <int32_t Parts>
-__global__ void __launch_bounds__(kThreads) weigh_kernel(const __grid_constant__ AttentionParams params) {
+__device__ __forceinline__ Share<Parts> join_shares(const Share<Parts> (*shares)[32], int32_t count, int32_t lane) {
+  Share<Parts> all{};
+  all.max = -INFINITY;
+  for (int32_t w = 0; w < count; ++w) all.max = fmaxf(all.max, shares[w][lane].max);
+  for (int32_t w = 0; w < count; ++w) {
+    const Share<Parts>& other = shares[w][lane];
+    const float weight = weight_of(other.max, other.sum, all.max);
+    if (weight < 0.0f) continue;
+    all.sum = fmaf(other.sum, weight, all.sum);
+#pragma unroll
+    for (int32_t h = 0; h < Parts; ++h) all.acc[h] = add_weighted(all.acc[h], weight, other.acc[h]);
+  }
+  return all;
+}
+
+/// Warps that a row of `count` partial results gets, of the thread block's, which has `rows` rows: a power of two.
+__device__ __forceinline__ int32_t warps_of_row(int32_t count, int32_t rows) {
+  int32_t warps = 1;
+  while (warps * kWarpParts < count && 2 * warps * rows <= kWarps) warps *= 2;
+  return warps;
+}
+
+__device__ __forceinline__ int32_t ceil_div(int32_t a, int32_t b) {
+  return (a + b - 1) / b;
+}
+
+/// Merges without the order of a fold: a row's bits depend on the plan, not on who is faster, but are not those of a
+/// worker who computes its items one after the other. Where there are fewer merges than thread blocks, a merge has as
+/// many blocks as its rows need, the lowest numbers first: these are the ones that wait beside the kernel before, as
+/// few registers allow.
+template <int32_t Parts>
+__global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constant__ AttentionParams params) {
   __shared__ Share<Parts> shares[kWarps][32];
+  ptx::let_next_kernel_begin();
   const planner::PlanView& plan = params.plan->view;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32;
+  const auto grid = static_cast<int32_t>(gridDim.x);
   const int32_t num_merges = plan.num_merges;
+  const int32_t blocks = num_merges < grid ? grid / max(num_merges, 1) : 1;  // of a merge
   bool waited = false;
-  for (int32_t m = blockIdx.x; m < num_merges; m += gridDim.x) {
-    const planner::MergeItem item = plan.merges[m];
+  for (auto place = static_cast<int32_t>(blockIdx.x); place < num_merges * blocks; place += grid) {
+    const int32_t mine = place / num_merges;
+    const planner::MergeItem item = plan.merges[place - mine * num_merges];
+    const int32_t rows = item.row_end - item.row_begin;
     const int32_t count = item.source_end - item.source_begin;
-    const int32_t* const sources = plan.merge_sources + item.source_begin;
-    if (count <= kManyParts) {
-      for (int32_t row = item.row_begin + blockIdx.y * kWarps + warp; row < item.row_end; row += gridDim.y * kWarps) {
-        end_weighed_row<Parts>(params, item, row, lane, 0, Parts,
-                               weigh_share<Parts>(params, sources, count, row - item.row_begin, lane, waited));
+    const int32_t of_merge = min(blocks, ceil_div(rows * warps_of_row(count, 1), kWarps));
+    if (mine >= of_merge) continue;
+    const int32_t row_begin = item.row_begin + rows * mine / of_merge;
+    const int32_t row_end = item.row_begin + rows * (mine + 1) / of_merge;
+    const int32_t warps = warps_of_row(count, row_end - row_begin);
+    const int32_t share = warp % warps;
+    const int32_t begin = count * share / warps;
+    const int32_t end = count * (share + 1) / warps;
+    const int32_t* const sources = plan.merge_sources + item.source_begin + begin;
+    for (int32_t first = row_begin; first < row_end; first += kWarps / warps) {
+      const int32_t row = first + warp / warps;
+      Share<Parts> state{};
+      if (row < row_end) {
+        state = weigh_share<Parts>(params, sources, end - begin, row - item.row_begin, lane, waited);
       }
-      continue;
-    }
-    const int32_t begin = count * warp / kWarps;
-    const int32_t share_count = count * (warp + 1) / kWarps - begin;
-    for (int32_t row = item.row_begin + blockIdx.y; row < item.row_end; row += gridDim.y) {
-      shares[warp][lane] = weigh_share<Parts>(params, sources + begin, share_count, row - item.row_begin, lane, waited);
-      __syncthreads();
-      if (warp < Parts) {
-        Share<Parts> all{};
-        all.max = -INFINITY;
-#pragma unroll
-        for (int32_t w = 0; w < kWarps; ++w) all.max = fmaxf(all.max, shares[w][lane].max);
-#pragma unroll
-        for (int32_t w = 0; w < kWarps; ++w) {
-          const Share<Parts>& other = shares[w][lane];
-          const float weight = weight_of(other.max, other.sum, all.max);
-          if (weight < 0.0f) continue;
-          all.sum = fmaf(other.sum, weight, all.sum);
-#pragma unroll
-          for (int32_t h = 0; h < Parts; ++h) all.acc[h] = add_weighted(all.acc[h], weight, other.acc[h]);
-        }
-        end_weighed_row<Parts>(params, item, row, lane, warp, warp + 1, all);
+      if (warps > 1) {
+        shares[warp][lane] = state;
+        __syncthreads();
+        if (share == 0) state = join_shares<Parts>(shares + warp, warps, lane);
+        __syncthreads();
       }
-      __syncthreads();
+      if (share == 0 && row < row_end) end_weighed_row<Parts>(params, item, row, lane, state);
     }
   }
   if (!waited) ptx::wait_for_kernels_before();  // by all: a graph's next kernel waits for this one alone
@@ -155,37 +183,49 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(const __grid_constant__
 
 /// Folds partial results. A warp takes a row, its lanes the components.
 template <int32_t Parts>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ AttentionParams params) {
+__global__ void __launch_bounds__(kFoldThreads) merge_kernel(const __grid_constant__ AttentionParams params) {
+  ptx::let_next_kernel_begin();
   const planner::PlanView& plan = params.plan->view;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t num_merges = plan.num_merges;  // the plan was there before the kernel whose results are merged
   ptx::wait_for_kernels_before();              // by all: a graph's next kernel waits for this one alone
   for (int32_t m = blockIdx.x; m < num_merges; m += gridDim.x) {
     const planner::MergeItem item = plan.merges[m];
-    merge_item<Parts>(params, plan, item, static_cast<int32_t>(threadIdx.x) / 32, kWarps, lane);
+    merge_item<Parts>(params, plan, item, static_cast<int32_t>(threadIdx.x) / 32, kFoldThreads / 32, lane);
   }
 }
 
-}  // namespace
-
-void launch_merge(const AttentionParams& params, int32_t num_workers, Stream stream, bool overlaps) {
-  // Above kRunToRun a row's bits are those that a worker would have who computed its items one after the other; with
-  // lists they are those that a kernel gives that merges itself.
-  const bool folds = params.determinism > Determinism::kRunToRun || params.claim_counters == nullptr;
-  auto* kernel = folds ? merge_kernel<1> : weigh_kernel<1>;
-  if (params.head_dim_v > kMergePart) kernel = folds ? merge_kernel<2> : weigh_kernel<2>;
-  if (params.head_dim_v > 2 * kMergePart) kernel = folds ? merge_kernel<4> : weigh_kernel<4>;
+template <auto Kernel, int32_t Threads>
+cudaError_t launch_kernel(const AttentionParams& params, int32_t grid, Stream stream, bool overlaps) {
+  // As much shared memory is set aside as for the kernel before, so that both fit a multiprocessor.
+  const cudaError_t status = allow_shared_memory<Kernel>(0, true);
+  if (status != cudaSuccess) return status;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  config.gridDim = dim3(static_cast<unsigned>(num_workers), folds ? 1u : static_cast<unsigned>(min(group_size, 8)));
-  config.blockDim = dim3(kThreads);
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(Threads);
   config.stream = static_cast<cudaStream_t>(stream.handle);
   config.attrs = &attribute;
   config.numAttrs = overlaps ? 1 : 0;
-  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, params);
+  return cudaLaunchKernelEx(&config, Kernel, params);
+}
+
+}  // namespace
+
+void launch_merge(const AttentionParams& params, int32_t num_workers, Stream stream, bool overlaps,
+                  int32_t blocks_per_worker) {
+  // Above kRunToRun a row's bits are those that a worker would have who computed its items one after the other; with
+  // lists they are those that a kernel gives that merges itself.
+  const bool folds = params.determinism > Determinism::kRunToRun || params.claim_counters == nullptr;
+  auto launch = folds ? launch_kernel<merge_kernel<1>, kFoldThreads> : launch_kernel<weigh_kernel<1>, kThreads>;
+  if (params.head_dim_v > kMergePart)
+    launch = folds ? launch_kernel<merge_kernel<2>, kFoldThreads> : launch_kernel<weigh_kernel<2>, kThreads>;
+  if (params.head_dim_v > 2 * kMergePart) {
+    launch = folds ? launch_kernel<merge_kernel<4>, kFoldThreads> : launch_kernel<weigh_kernel<4>, kThreads>;
+  }
+  const cudaError_t status = launch(params, num_workers * (folds ? 1 : blocks_per_worker), stream, overlaps);
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching the merge of partial results: ", cudaGetErrorString(status));
   }

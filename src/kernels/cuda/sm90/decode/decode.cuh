@@ -6,36 +6,51 @@
 #include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/sm90/decode/launch.hpp"
 #include "kernels/cuda/sm90/decode/thread_block.cuh"
-#include "ptx/grid_dependency.cuh"
 
 /// The kernel and its launch.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-template <int32_t DimQk, int32_t DimV>
-constexpr int32_t kThreads = threads(HeadDims{DimQk, DimV});
+template <int32_t DimQk, int32_t DimV, int32_t kRows>
+constexpr int32_t kRegisterThreads = register_threads(HeadDims{DimQk, DimV}, kRows);
 
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
-__global__ void __launch_bounds__((kThreads<DimQk, DimV>), 1)
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
+__global__ void __launch_bounds__((kRegisterThreads<DimQk, DimV, kRows>), 1)
     decode_kernel(const __grid_constant__ DecodeParams params) {
   static_assert(shared_bytes<DimQk, DimV, kCodes>() <= kSharedLimit);
   extern __shared__ __align__(16) unsigned char raw[];
-  ptx::let_next_kernel_begin();
-  run_thread_block<T, DimQk, DimV, kCodes>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
+  run_thread_block<T, DimQk, DimV, kCodes, kRows>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
 }
 
-/// Enqueues the kernel of one element type and head dimensions.
+/// Begins under the end of the kernel before, for which it waits before it reads anything.
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
+cudaError_t launch_kernel(const DecodeParams& params, int32_t num_workers, Stream stream) {
+  constexpr int32_t kBytes = shared_bytes<DimQk, DimV, kCodes>();
+  constexpr auto* kKernel = decode_kernel<T, DimQk, DimV, kCodes, kRows>;
+  const cudaError_t status = allow_shared_memory<kKernel>(kBytes, true);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(num_workers));
+  config.blockDim = dim3(static_cast<unsigned>(threads({DimQk, DimV})));
+  config.dynamicSmemBytes = kBytes;
+  config.stream = static_cast<cudaStream_t>(stream.handle);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kKernel, params);
+}
+
+/// Enqueues the kernel of one element type and head dimensions, for as many rows as the plan's items have.
 template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes = Codes::kNone>
 void launch_class(const AttentionParams& attention, int32_t num_workers, Stream stream) {
-  constexpr int32_t kBytes = shared_bytes<DimQk, DimV, kCodes>();
-  auto* const kernel = decode_kernel<T, DimQk, DimV, kCodes>;
-  cudaError_t status = allow_shared_memory<decode_kernel<T, DimQk, DimV, kCodes>>(kBytes, false);
-  if (status == cudaSuccess) {
-    DecodeParams params{};
-    params.attention = attention;
-    describe_segments(params, {DimQk, DimV, element_bytes(kCodes)});
-    kernel<<<num_workers, kThreads<DimQk, DimV>, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
-    status = cudaGetLastError();
-  }
+  DecodeParams params{};
+  params.attention = attention;
+  describe_segments(params, {DimQk, DimV, element_bytes(kCodes)});
+  const bool few = rows_of_item(attention.num_q_heads / attention.num_kv_heads) == kFewRows;
+  const auto launch =
+      few ? launch_kernel<T, DimQk, DimV, kCodes, kFewRows> : launch_kernel<T, DimQk, DimV, kCodes, kMaxRows>;
+  const cudaError_t status = launch(params, num_workers, stream);
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching cuda-sm90-decode: ", cudaGetErrorString(status));
   }

@@ -1,5 +1,7 @@
 #include "kernels/cuda/sm90/decode/decode_kernel.hpp"
 
+#include <algorithm>
+
 #include "core/error.hpp"
 #include "kernels/cuda/common/merge.hpp"
 #include "kernels/cuda/sm90/decode/launch.hpp"
@@ -69,7 +71,9 @@ std::string refusal(const AttentionConfig& config) {
 
 planner::TileShape tile(const AttentionConfig& config) {
   const HeadDims dims{config.head_dim_qk, config.head_dim_v};
-  return {.rows = max_rows(dims), .kv_tokens = plan_tokens(dims), .schedule = planner::Schedule::kClaimed};
+  return {.rows = rows_of_item(config.num_q_heads / config.num_kv_heads),
+          .kv_tokens = plan_tokens(dims),
+          .schedule = planner::Schedule::kClaimed};
 }
 
 DType weights(const AttentionConfig& config) {
@@ -99,7 +103,9 @@ LaunchClass choose(const AttentionParams& params, const LaunchShape& shape) {
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   choose(params, shape)(params, shape.num_workers, stream);
-  if (shape.merge) launch_merge(params, shape.num_workers, stream, true);
+  // As many thread blocks as wait beside this kernel's, and more where a merge has more rows than a block has warps.
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+  if (shape.merge) launch_merge(params, shape.num_workers, stream, true, std::clamp((group_size + 3) / 4, 1, 4));
 }
 
 }  // namespace

@@ -9,12 +9,13 @@
 /// few rows waste little.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
 class MathWarp {
   static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   static constexpr int32_t kSteps = DimQk / 16;
   static constexpr int32_t kWarps = math_warps(kDims);
+  static constexpr int32_t kColumns = kRows / 8;  ///< of products, in steps of eight rows
   using State = SharedState<kWarps, stages(kDims)>;
 
  public:
@@ -35,19 +36,12 @@ class MathWarp {
     for (;;) {
       const Entry& entry = await_entry();
       if ((entry.flags & kAllDone) != 0) return;
-      const int32_t columns = column_tiles(state_.contexts[entry.context].num_rows);
-      if (columns == 1) {
-        compute_item<1>(entry.context, running);
-      } else if (columns == 2) {
-        compute_item<2>(entry.context, running);
-      } else if constexpr (max_rows(kDims) > 16) {
-        compute_item<4>(entry.context, running);
-      }
+      compute_item<kColumns>(entry.context, running);
     }
   }
 
  private:
-  using Running = RunningState<DimV, max_rows(kDims) / kWarps>;
+  using Running = RunningState<DimV, kRows / kWarps>;
   /// Queries are second operands of products: in registers for as long as the item lasts, where they are few enough,
   /// else read for every tile.
   static constexpr bool queries_stay(int32_t columns) {
@@ -72,7 +66,7 @@ class MathWarp {
   template <int32_t Columns>
   __device__ __forceinline__ void compute_item(int32_t index, Running& running) {
     const ItemContext& context = state_.contexts[index];
-    const uint32_t queries = queries_ + static_cast<uint32_t>(index * max_rows(kDims) * query_stride(kDims));
+    const uint32_t queries = queries_ + static_cast<uint32_t>(index * kMaxRows * query_stride(kDims));
     Queries<Columns> q;
 #pragma unroll
     for (int32_t step = 0; queries_stay(Columns) && step < kSteps; ++step) {
@@ -126,11 +120,7 @@ class MathWarp {
 #pragma unroll
         for (int32_t n = 0; n < Columns; ++n) {
 #pragma unroll
-          for (int32_t i = 0; i < 4; ++i) {
-            // Of four columns, read anew: registers are short.
-            const float scale = Columns > 2 ? context.scale[8 * n + lane_ % 4 * 2 + i % 2] : state.scale[n][i % 2];
-            s[n][i] = __fmul_rn(s[n][i], scale);
-          }
+          for (int32_t i = 0; i < 4; ++i) s[n][i] = __fmul_rn(s[n][i], state.scale[n][i % 2]);
         }
       }
       if (needs_mask(sight, first)) mask_logits<Columns>(context, first, lane_, s);

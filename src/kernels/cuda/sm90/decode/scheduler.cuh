@@ -8,7 +8,7 @@
 /// with the queries, an entry ahead of the math warps. So those never wait for lengths, page tables or queries.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
 class Scheduler {
   static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
@@ -24,7 +24,9 @@ class Scheduler {
         queries_(ptx::shared_address(memory + kLayout.queries)),
         full_(ptx::shared_address(state.full)),
         empty_(ptx::shared_address(state.empty)),
-        lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
+        lane_(static_cast<int32_t>(threadIdx.x) % 32) {
+    if (plan_.num_segments > 0) first_segment_ = plan_.segments[0];
+  }
 
   __device__ __forceinline__ void run() {
     const ItemQueue queue(plan_, params_.claim_counters);
@@ -43,6 +45,8 @@ class Scheduler {
   }
 
  private:
+  static constexpr int32_t kAhead = 2;  ///< places of a lane that are looked up before it is known what is seen
+
   /// What a lane knows of its row.
   struct Row {
     int64_t mask_bit = 0;
@@ -56,6 +60,13 @@ class Scheduler {
     int64_t query = -1;  ///< where its queries begin, in elements
   };
 
+  /// An item's row of its segment.
+  struct KvRow {
+    planner::SegmentLengths lengths;
+    int32_t kv_len;
+    int32_t first_pos;
+  };
+
   /// Where the tokens of an item's row of the segment are looked up.
   struct Walk {
     const int32_t* pages;  ///< null: ragged
@@ -66,22 +77,37 @@ class Scheduler {
     int32_t end;
   };
 
-  __device__ __forceinline__ Row bind_row(const planner::WorkItem& item, bool has_keys, bool custom) const {
-    Row row;
-    if (lane_ >= item.row_end - item.row_begin) return row;
+  __device__ __forceinline__ KvRow kv_row_of(const planner::WorkItem& item) const {
+    KvRow kv_row{first_segment_, 0, 0};
+    if (item.segment != 0) kv_row.lengths = plan_.segments[item.segment];
+    kv_row.kv_len = kv_row.lengths.kv_len[item.kv_row];
+    kv_row.first_pos = kv_row.lengths.first_pos[item.kv_row];
+    return kv_row;
+  }
+
+  /// `row` knows its queries already.
+  __device__ __forceinline__ void bind_row(Row& row, const planner::WorkItem& item, const KvRow& kv_row,
+                                           bool custom) const {
+    if (lane_ >= item.row_end - item.row_begin) return;
     const RowPlace place = row_place(params_, item, lane_);
-    row.query = place.token * params_.q_token_stride + place.q_head * params_.q_head_stride;
-    if (!has_keys) return row;
-    const planner::SegmentLengths& lengths = plan_.segments[item.segment];
+    const planner::SegmentLengths& lengths = kv_row.lengths;
     const SegmentParams& segment = params_.segments[item.segment];
     int32_t request = item.request;
-    while (plan_.cu_q[request + 1] <= place.token) ++request;
-    const int32_t index = place.token - plan_.cu_q[request];
-    const int64_t position = int64_t{plan_.q_first_pos[request]} + index;
+    int32_t first_token = plan_.cu_q[request];
+    int32_t end_token = plan_.cu_q[request + 1];
+    int32_t first_position = plan_.q_first_pos[request];
+    while (end_token <= place.token) {
+      ++request;
+      first_token = end_token;
+      end_token = plan_.cu_q[request + 1];
+      first_position = plan_.q_first_pos[request];
+    }
+    const int32_t index = place.token - first_token;
+    const int64_t position = int64_t{first_position} + index;
     const planner::KeySight key_sight =
         planner::key_sight(params_.mask, lengths.mask, params_.window_left, params_.window_right);
-    const planner::TokenRange range = planner::visible_range(
-        {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}, key_sight, position);
+    const planner::TokenRange range =
+        planner::visible_range({kv_row.first_pos, kv_row.kv_len, lengths.shard}, key_sight, position);
     row.position = static_cast<int32_t>(position);
     row.begin = static_cast<int32_t>(range.begin < item.kv_begin ? item.kv_begin : range.begin);
     row.end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
@@ -97,7 +123,6 @@ class Scheduler {
     row.scale = has_bias(params_) ? scale : __fmul_rn(scale, kLog2E);
     if (params_.alibi_slopes != nullptr) row.slope = params_.alibi_slopes[place.q_head];
     row.v_scale = scale_at(segment.v_scale, request, item.kv_head);
-    return row;
   }
 
   __device__ __forceinline__ Sight sight_of(const Row& row, int32_t num_rows) const {
@@ -122,9 +147,13 @@ class Scheduler {
     return walk;
   }
 
+  __device__ __forceinline__ static bool is_seen(const Walk& walk, int32_t token, int32_t box) {
+    return token + box > walk.begin && token < walk.end;
+  }
+
   /// The place of `box` tokens of one page.
   __device__ __forceinline__ TokenPlace place_of(const Walk& walk, int32_t token, int32_t box) const {
-    if (token + box <= walk.begin || token >= walk.end) return {0, -1};
+    if (!is_seen(walk, token, box)) return {0, -1};
     if (walk.pages == nullptr) return {0, walk.first_token + token};
     const auto number = static_cast<uint32_t>(token);
     const uint32_t column = walk.shift >= 0 ? number >> walk.shift : number / walk.page_size;
@@ -137,36 +166,62 @@ class Scheduler {
     const bool custom =
         has_keys && params_.mask == MaskKind::kCustom && plan_.segments[item.segment].mask == SegmentMask::kAsConfig;
     const int32_t num_rows = item.row_end - item.row_begin;
-    Walk walk{};
-    if (has_keys) walk = walk_of(item);  // its loads are under way while those of the rows are
-    Row row = bind_row(item, has_keys, custom);
-    const Sight sight = sight_of(row, num_rows);
-    walk.begin = sight.any_begin;
-    walk.end = sight.any_end;
     const int32_t first = item.kv_begin / kTileTokens * kTileTokens;
     const int32_t num_tiles = has_keys ? (item.kv_end - first + kTileTokens - 1) / kTileTokens : 0;
     const int32_t box = has_keys ? boxes_[item.segment] : kSingles;
     const int32_t context = num_items_ % kEntries;
+    // Nothing waits that need not: queries are asked for at once where their place is free, the first pages with the
+    // lengths that say which of them are to be read.
+    Row row;
+    if (lane_ < num_rows) {
+      const RowPlace place = row_place(params_, item, lane_);
+      row.query = place.token * params_.q_token_stride + place.q_head * params_.q_head_stride;
+    }
+    Walk walk{};
+    KvRow kv_row{};
+    if (has_keys) {
+      walk = walk_of(item);
+      kv_row = kv_row_of(item);
+    }
+    const bool early = kCodes == Codes::kNone && directly() && num_entries_ < kEntries;
+    if (early) ask_for_queries(context, row);
+    TokenPlace ahead[kAhead] = {};
+    if (has_keys) {
+      walk.begin = item.kv_begin;
+      walk.end = item.kv_end;
+#pragma unroll
+      for (int32_t i = 0; i < kAhead; ++i) ahead[i] = place_of(walk, first + (lane_ + 32 * i) * box, box);
+      bind_row(row, item, kv_row, custom);
+    }
+    const Sight sight = sight_of(row, num_rows);
+    walk.begin = sight.any_begin;
+    walk.end = sight.any_end;
     int32_t done = 0;
     do {
       const int32_t slot = await_slot();
       if (done == 0) {
-        const int32_t rows = column_tiles(num_rows) * 8;
         if constexpr (kCodes == Codes::kNone) {
-          copy_queries(context, rows, row);
+          if (!early) copy_queries(context, row);
         } else {
-          convert_queries(context, rows, row);
+          convert_queries(context, row);
         }
         write_row(state_.contexts[context], row);
-        if (lane_ == 0) write_item(state_.contexts[context], item, sight, first, box, has_keys, custom);
+        if (lane_ == 0) write_item(state_.contexts[context], item, kv_row, sight, first, box, has_keys, custom);
       }
       const int32_t count = min(num_tiles - done, kEntryTiles);
       const int32_t begin = first + done * kTileTokens;
       TokenPlace* const places = places_ + slot * kEntryTiles * kTileTokens;
-#pragma unroll 4
-      for (int32_t i = lane_; i < count * kTileTokens / box; i += 32) {
-        places[i] = place_of(walk, begin + i * box, box);
+      const int32_t num_places = count * kTileTokens / box;
+      int32_t place = lane_;
+      if (done == 0) {
+#pragma unroll
+        for (int32_t i = 0; i < kAhead; ++i, place += 32) {
+          if (!is_seen(walk, begin + place * box, box)) ahead[i] = {0, -1};
+          if (place < num_places) places[place] = ahead[i];
+        }
       }
+#pragma unroll 4
+      for (; place < num_places; place += 32) places[place] = place_of(walk, begin + place * box, box);
       done += count;
       if (lane_ == 0) state_.entries[slot] = {context, begin, count, done == num_tiles ? uint32_t{kItemEnds} : 0u};
       hand_over(slot);
@@ -175,7 +230,7 @@ class Scheduler {
 
   /// A lane's row.
   __device__ __forceinline__ void write_row(ItemContext& context, const Row& row) const {
-    static_assert(kMaxRows == 32);
+    if (lane_ >= kMaxRows) return;
     context.mask_bit[lane_] = row.mask_bit;
     context.mask_begin[lane_] = row.mask_begin;
     context.position[lane_] = row.position;
@@ -187,8 +242,9 @@ class Scheduler {
   }
 
   /// What is known of the whole item, by one lane.
-  __device__ __forceinline__ void write_item(ItemContext& context, const planner::WorkItem& item, const Sight& sight,
-                                             int32_t first, int32_t box, bool has_keys, bool custom) const {
+  __device__ __forceinline__ void write_item(ItemContext& context, const planner::WorkItem& item, const KvRow& kv_row,
+                                             const Sight& sight, int32_t first, int32_t box, bool has_keys,
+                                             bool custom) const {
     context.item = item;
     context.sight = sight;
     context.num_rows = item.row_end - item.row_begin;
@@ -197,37 +253,48 @@ class Scheduler {
     context.custom = custom;
     context.has_keys = has_keys;
     if (!has_keys) return;
-    context.shard = plan_.segments[item.segment].shard;
-    context.first_pos = plan_.segments[item.segment].first_pos[item.kv_row];
+    context.shard = kv_row.lengths.shard;
+    context.first_pos = kv_row.first_pos;
   }
 
-  /// The queries of `rows` rows; zeros for those that the item has not.
-  __device__ __forceinline__ void copy_queries(int32_t context, int32_t rows, const Row& row) const {
+  /// Calls copy(shared address, element, valid) for the pieces of kRows rows' queries, of which the item may have
+  /// fewer.
+  template <typename Copy>
+  __device__ __forceinline__ void for_query_pieces(int32_t context, const Row& row, const Copy& copy) const {
     constexpr int32_t kPieces = DimQk / kPiece;
-    const uint32_t to = queries_ + static_cast<uint32_t>(context * max_rows(kDims) * query_stride(kDims));
-    const bool direct = params_.q_wide && !is_fp8(params_.q_dtype);
+    const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
 #pragma unroll 4
-    for (int32_t i = lane_; i < rows * kPieces; i += 32) {
+    for (int32_t i = lane_; i < kRows * kPieces; i += 32) {
       const int32_t d = i % kPieces * kPiece;
       const int64_t at = __shfl_sync(kAllLanes, row.query, i / kPieces);
       const bool valid = at >= 0 && d < params_.head_dim_qk;
-      const uint32_t target = to + static_cast<uint32_t>(i / kPieces * query_stride(kDims) + 2 * d);
-      if (direct) {
-        ptx::copy_16_async(target, static_cast<const uint16_t*>(params_.q) + (valid ? at + d : 0), valid);
-      } else {
-        copy_any<T>(target, params_.q, params_.q_dtype, at + d, valid);
-      }
+      copy(to + static_cast<uint32_t>(i / kPieces * query_stride(kDims) + 2 * d), at + d, valid);
     }
+  }
+  /// Whether queries can be copied as they are, by pieces.
+  __device__ __forceinline__ bool directly() const {
+    return params_.q_wide && !is_fp8(params_.q_dtype);
+  }
+  __device__ __forceinline__ void ask_for_queries(int32_t context, const Row& row) const {
+    for_query_pieces(context, row, [this](uint32_t to, int64_t at, bool valid) {
+      ptx::copy_16_async(to, static_cast<const uint16_t*>(params_.q) + (valid ? at : 0), valid);
+    });
+  }
+  __device__ __forceinline__ void copy_queries(int32_t context, const Row& row) const {
+    if (directly()) return ask_for_queries(context, row);
+    for_query_pieces(context, row, [this](uint32_t to, int64_t at, bool valid) {
+      copy_any<T>(to, params_.q, params_.q_dtype, at, valid);
+    });
   }
 
   /// The same as float16, where keys are codes: bfloat16's largest power of two becomes 2^14, so that what is 2^-28 of
   /// it or more stays exact, and the row's scale takes the difference.
-  __device__ __forceinline__ void convert_queries(int32_t context, int32_t rows, Row& row) const {
+  __device__ __forceinline__ void convert_queries(int32_t context, Row& row) const {
     constexpr int32_t kPairs = DimQk / 64;  // of a lane
     constexpr int32_t kTopExponent = 14;
-    const uint32_t to = queries_ + static_cast<uint32_t>(context * max_rows(kDims) * query_stride(kDims));
+    const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
 #pragma unroll 4
-    for (int32_t r = 0; r < rows; ++r) {
+    for (int32_t r = 0; r < kRows; ++r) {
       const int64_t at = __shfl_sync(kAllLanes, row.query, r);
       uint32_t pairs[kPairs];
       uint32_t most = 0;
@@ -289,13 +356,14 @@ class Scheduler {
 
   const AttentionParams& params_;
   const int32_t* boxes_;
-  const planner::PlanView& plan_;
+  const planner::PlanView plan_;  ///< a copy: its fields come together
   State& state_;
   TokenPlace* const places_;
   const uint32_t queries_;
   const uint32_t full_;
   const uint32_t empty_;
   const int32_t lane_;
+  planner::SegmentLengths first_segment_{};  ///< asked for beside the first item
   int32_t num_items_ = 0;
   int32_t num_entries_ = 0;
 };

@@ -8,7 +8,8 @@
 namespace folio::inline v0::kernels::cuda::sm90 {
 
 constexpr int32_t kTileTokens = 16;  ///< tokens that a warp takes at a time
-constexpr int32_t kMaxRows = 32;     ///< most packed rows of an item, see max_rows
+constexpr int32_t kFewRows = 8;      ///< most packed rows of an item, if a group has no more
+constexpr int32_t kMaxRows = 16;     ///< ... else
 constexpr int32_t kEntries = 2;      ///< of the queue between the scheduler and the math warps
 constexpr int32_t kEntryTiles = 64;  ///< most tiles of an entry
 constexpr int32_t kPiece = 8;        ///< elements of 16 bytes
@@ -33,20 +34,19 @@ constexpr int32_t math_warps(const HeadDims& dims) {
 constexpr int32_t math_threads(const HeadDims& dims) {
   return 32 * math_warps(dims);
 }
-/// Whether math warps take registers over from the scheduler's group of four warps, three of which only make it whole.
-/// Four math warps and a scheduler's have more without.
-constexpr bool moves_registers(const HeadDims& dims) {
-  return math_warps(dims) == 8;
-}
 constexpr int32_t threads(const HeadDims& dims) {
-  return math_threads(dims) + (moves_registers(dims) ? 128 : 32);
+  return math_threads(dims) + 32;
 }
-/// Registers of a thread of each kind then: 2 * 216 + 72 is what three groups have at a launch.
-constexpr int32_t kMathRegisters = 216;
-constexpr int32_t kSchedulerRegisters = 72;
-/// Packed rows of an item: as many as have room for their sums in registers and for their queries in shared memory.
-constexpr int32_t max_rows(const HeadDims& dims) {
-  return dims.qk > 128 ? 16 : 32;
+/// Packed rows of an item, which its kernel is compiled for: columns of one product or of two.
+constexpr int32_t rows_of_item(int32_t group_size) {
+  return group_size <= kFewRows ? kFewRows : kMaxRows;
+}
+/// As if thread blocks had so many threads: what registers a thread may have. Nine warps are three in one quarter of a
+/// multiprocessor. Of 128 registers (few rows) they leave room for a fourth: for a thread block of the merge kernel,
+/// which waits beside them until the last of them has ended. More rows take 168.
+constexpr int32_t register_threads(const HeadDims& dims, int32_t rows) {
+  if (math_warps(dims) != 8) return threads(dims);
+  return rows == kFewRows ? 512 : 384;
 }
 /// Tokens of the planner's tiles, between which work is cut: each math warp has one of the kernel's in it.
 constexpr int32_t plan_tokens(const HeadDims& dims) {
@@ -99,7 +99,7 @@ constexpr int32_t kResultRows = 8;  ///< of each warp: joined so many rows at a 
 struct SharedLayout {
   int32_t ring;     ///< [math_warps][stages][stage_bytes]
   int32_t results;  ///< [math_warps][kResultRows][result_stride] float
-  int32_t queries;  ///< [kEntries][max_rows][query_stride]
+  int32_t queries;  ///< [kEntries][kMaxRows][query_stride]
   int32_t places;   ///< [kEntries][kEntryTiles * kTileTokens] TokenPlace
   int32_t rest;     ///< struct SharedState
 };
@@ -108,7 +108,7 @@ constexpr SharedLayout shared_layout(const HeadDims& dims) {
   layout.ring = 0;
   layout.results = math_warps(dims) * stages(dims) * stage_bytes(dims);
   layout.queries = layout.results + 4 * math_warps(dims) * kResultRows * result_stride(dims);
-  layout.places = layout.queries + kEntries * max_rows(dims) * query_stride(dims);
+  layout.places = layout.queries + kEntries * kMaxRows * query_stride(dims);
   layout.rest = layout.places + kEntries * kEntryTiles * kTileTokens * 8;
   return layout;
 }

@@ -66,6 +66,18 @@ TEST(Sm90Shape, PartsOfSharedMemoryAreAlignedAndLeaveRoomForTheRest) {
   }
 }
 
+TEST(Sm90Shape, ItemsHaveRowsForAGroupAndEightLeaveRoomBeside) {
+  EXPECT_EQ(rows_of_item(1), 8);
+  EXPECT_EQ(rows_of_item(8), 8);
+  EXPECT_EQ(rows_of_item(9), 16);
+  EXPECT_EQ(rows_of_item(64), 16);
+  for (const HeadDims& dims : kAll) {
+    const int32_t threads_a_quarter = 32 * ((threads(dims) / 32 + 3) / 4);
+    const int32_t registers = 65536 / register_threads(dims, kFewRows);
+    EXPECT_GE(16384 - threads_a_quarter * registers, 32 * 128) << "for a warp of the merge kernel";
+  }
+}
+
 TEST(Sm90Shape, TilesAreMaskedWhereRowsDiffer) {
   const Sight sight{20, 100, 40, 90};
   EXPECT_TRUE(has_unseen(sight, 16));

@@ -90,10 +90,4 @@ __device__ __forceinline__ bool has_bias(const AttentionParams& params) {
   return params.soft_cap != 0.0f || params.alibi_slopes != nullptr;
 }
 
-/// Rows in steps of eight that an item is computed with: the columns of one or two products.
-constexpr int32_t column_tiles(int32_t num_rows) {
-  return num_rows <= 8 ? 1 : num_rows <= 16 ? 2 : 4;
-}
-static_assert(column_tiles(kMaxRows) * 8 == kMaxRows);
-
 }  // namespace folio::inline v0::kernels::cuda::sm90

@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/sm90/decode/math_warp.cuh"
 #include "kernels/cuda/sm90/decode/scheduler.cuh"
-#include "ptx/warpgroup.cuh"
+#include "ptx/grid_dependency.cuh"
 
 /// One thread block a multiprocessor: its last warp schedules, the others compute.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -14,8 +14,8 @@ constexpr int32_t shared_bytes() {
   return 1024 + shared_layout(kDims).rest + static_cast<int32_t>(sizeof(SharedState<math_warps(kDims), stages(kDims)>));
 }
 
-/// What each thread does. `memory`: shared, from a multiple of 1024 on.
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
+/// What each thread does. `memory`: shared, from a multiple of 1024 on. `kRows`: see rows_of_item.
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
 __device__ __forceinline__ void run_thread_block(const DecodeParams& params, unsigned char* memory) {
   constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
   using State = SharedState<math_warps(kDims), stages(kDims)>;
@@ -40,13 +40,14 @@ __device__ __forceinline__ void run_thread_block(const DecodeParams& params, uns
     }
   }
   __syncthreads();
+  // All before this runs under the end of the kernel before. The plan that the merge reads while it waits for this one
+  // is there from here on.
+  ptx::wait_for_kernels_before();
+  ptx::let_next_kernel_begin();
   if (threadIdx.x >= math_threads(kDims)) {
-    if constexpr (moves_registers(kDims)) ptx::give_up_registers<kSchedulerRegisters>();
-    if (threadIdx.x >= math_threads(kDims) + 32) return;
-    Scheduler<T, DimQk, DimV, kCodes>(params, memory, state).run();
+    Scheduler<T, DimQk, DimV, kCodes, kRows>(params, memory, state).run();
   } else {
-    if constexpr (moves_registers(kDims)) ptx::claim_registers<kMathRegisters>();
-    MathWarp<T, DimQk, DimV, kCodes>(params, memory, state).run();
+    MathWarp<T, DimQk, DimV, kCodes, kRows>(params, memory, state).run();
   }
 }
 

@@ -64,7 +64,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   const bool general = params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
   const LaunchClass launch_class = shape.q == DType::kFloat16 ? dims.float16 : dims.bfloat16;
   launch_class(params, general, shape.num_workers, stream);
-  if (shape.merge) launch_merge(params, shape.num_workers, stream, true);
+  if (shape.merge) launch_merge(params, shape.num_workers, stream, true, 16);
 }
 
 }  // namespace
