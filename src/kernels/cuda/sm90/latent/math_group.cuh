@@ -90,7 +90,7 @@ class MathGroup {
     return static_cast<int32_t>(number % 2) == group_;
   }
 
-  /// Even tiles' weights are the first group's. The second makes those of the next tile before it multiplies an even
+  /// Even tiles' weights are the first group's. The second makes those of the next tile while it multiplies an even
   /// one, unless values have tiles of their own: there is no room for the next tile's keys then.
   __device__ __forceinline__ void accumulate(const ItemContext& context, const RowInfo& rows) {
     const int32_t count = context.num_tiles;
@@ -101,19 +101,35 @@ class MathGroup {
 #pragma unroll 1
     for (int32_t i = 0; i < count; ++i) {
       const Tile tile = tile_at(context, i);
-      int32_t weigh_now = is_mine(tile.number) && !ahead ? i : -1;
-      ahead = false;
-      if (group_ == 1 && tile.number % 2 == 0 && context.inside && i + 1 < count) {
-        weigh_now = i + 1;
-        ahead = true;
+      if (is_mine(tile.number)) {
+        if (!ahead) {
+          weigh(context, rows, tile);
+          if (i == last_mine) return_queries();
+        }
+        ahead = false;
+        multiply(context, rows, tile);
+        continue;
       }
-      if (weigh_now >= 0) {
-        weigh(context, rows, tile_at(context, weigh_now));
-        if (weigh_now == last_mine) return_queries();
+      ahead = group_ == 1 && context.inside && i + 1 < count;
+      if (!ahead) {
+        multiply(context, rows, tile);
+        continue;
       }
-      multiply(context, rows, tile);
+      const Tile next = tile_at(context, i + 1);
+      if (is_plain(context, next)) {
+        multiply_and_weigh(context, rows, tile, next);
+      } else {
+        weigh(context, rows, next);
+        multiply(context, rows, tile);
+      }
+      if (i + 1 == last_mine) return_queries();
     }
     ring_number_ += static_cast<uint32_t>(context.inside ? count : 2 * count);
+  }
+
+  /// Whether a tile's scores become weights without a branch: the compiler waits for products before one.
+  static __device__ __forceinline__ bool is_plain(const ItemContext& context, const Tile& tile) {
+    return !General && !context.turned && !needs_mask(context.sight, tile.first);
   }
 
   __device__ __forceinline__ void return_queries() const {
@@ -154,7 +170,28 @@ class MathGroup {
       turn(rows, s);
     }
     if (needs_mask(context.sight, tile.first)) prefill::mask_scores(rows, first_row_, column, s);
+    if (!tile.is_first) {
+      const uint32_t before = tile.number - 1;
+      ptx::wait(told_ + 8 * (before % 2 * kGroupWarps + static_cast<uint32_t>(warp_)), before / 2 & 1);
+    }
     to_weights(tile, s);
+    hand_over_weights(tile, s);
+  }
+
+  /// While `tile`, the other group's, is multiplied, the scores of `next` become weights.
+  __device__ __forceinline__ void multiply_and_weigh(const ItemContext& context, const RowInfo& rows, const Tile& tile,
+                                                     const Tile& next) {
+    float s[kScores];
+    multiply_keys(context, next, s);
+    uint32_t p[kScores / 2];
+    const uint32_t half = begin_multiply(context, rows, tile, p);
+    multiply_values(half, p);
+    to_weights(next, s);  // where weights are, their maxima are
+    hand_over_weights(next, s);
+    end_multiply(tile);
+  }
+
+  __device__ __forceinline__ void hand_over_weights(const Tile& tile, const float (&s)[kScores]) const {
     ptx::meet(kGroupMeeting + group_, kGroupThreads);  // every warp has done with the tail
 #pragma unroll
     for (int32_t i = 0; i < kScores; i += 8) {
@@ -168,17 +205,25 @@ class MathGroup {
   }
 
   __device__ __forceinline__ void multiply_keys(const ItemContext& context, const Tile& tile, float (&s)[kScores]) {
-#pragma unroll
-    for (int32_t part = 0; part < kParts; ++part) await(tile.keys, part);
-    if (context.by_threads) ptx::order_before_products();
     const uint64_t q = ptx::describe_tile(ring_ + kQueries, 0, 1024);
     const uint64_t k = ptx::describe_tile(tile_address(tile.keys), 0, 1024);
-    ptx::begin_products();
-    ptx::multiply_tiles<T, ptx::Sum::kNew>(s, q, k);
+    if (context.by_threads) {
+      for (int32_t part = 0; part < kParts; ++part) await(tile.keys, part);
+      ptx::order_before_products();
+    }
 #pragma unroll
-    for (uint32_t step = 1; step < kDimQk / 16; ++step) {
-      const uint32_t at = step / 4 * kColumnBytes + step % 4 * 32;
-      ptx::multiply_tiles<T, ptx::Sum::kAdd>(s, ptx::advance(q, at), ptx::advance(k, at));
+    for (int32_t part = 0; part < kParts; ++part) {
+      await(tile.keys, part);
+      ptx::begin_products();
+#pragma unroll
+      for (int32_t i = 4 * part_begin(part); i < 4 * (part_begin(part) + part_columns(part)); ++i) {
+        const auto at = static_cast<uint32_t>(i / 4 * kColumnBytes + i % 4 * 32);
+        if (i == 0) {
+          ptx::multiply_tiles<T, ptx::Sum::kNew>(s, q, k);
+        } else {
+          ptx::multiply_tiles<T, ptx::Sum::kAdd>(s, ptx::advance(q, at), ptx::advance(k, at));
+        }
+      }
     }
     ptx::end_group();
     ptx::wait_products<0>(s);
@@ -211,10 +256,6 @@ class MathGroup {
       for (int32_t i = 4; i < kScores; i += 4) max[h] = fmaxf(max[h], fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
       max[h] = fmaxf(max[h], __shfl_xor_sync(kAllLanes, max[h], 1));
       max[h] = fmaxf(max[h], __shfl_xor_sync(kAllLanes, max[h], 2));
-    }
-    if (!tile.is_first) {
-      const uint32_t before = tile.number - 1;
-      ptx::wait(told_ + 8 * (before % 2 * kGroupWarps + static_cast<uint32_t>(warp_)), before / 2 & 1);
     }
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
@@ -249,8 +290,16 @@ class MathGroup {
 
   /// A tile's weights times this group's half of its values.
   __device__ __forceinline__ void multiply(const ItemContext& context, const RowInfo& rows, const Tile& tile) {
-    ptx::wait(weighed_ + number_of(tile), tile.number / 2 & 1);
     uint32_t p[kScores / 2];
+    const uint32_t half = begin_multiply(context, rows, tile, p);
+    multiply_values(half, p);
+    end_multiply(tile);
+  }
+
+  /// Weights, once they are there, and where this group's values stand.
+  __device__ __forceinline__ uint32_t begin_multiply(const ItemContext& context, const RowInfo& rows, const Tile& tile,
+                                                     uint32_t (&p)[kScores / 2]) {
+    ptx::wait(weighed_ + number_of(tile), tile.number / 2 & 1);
 #pragma unroll
     for (int32_t i = 0; i < kScores / 2; i += 4) {
       const uint4 piece = ptx::load_16(weights_address(tile, i / 4));
@@ -269,6 +318,11 @@ class MathGroup {
     if (!context.inside) release(tile.values, kTail);
     const uint32_t half = tile_address(tile.values) + static_cast<uint32_t>(group_ * kHalfColumns * kColumnBytes);
     if (context.custom || is_mixed(context.sight, tile.first)) set_special_apart(rows, tile, half);
+    return half;
+  }
+
+  /// Begins the product.
+  __device__ __forceinline__ void multiply_values(uint32_t half, const uint32_t (&p)[kScores / 2]) {
     const uint64_t v = ptx::describe_tile(half, kColumnBytes, 1024);
     ptx::begin_products();
 #pragma unroll
@@ -280,9 +334,12 @@ class MathGroup {
       }
     }
     ptx::end_group();
+  }
+
+  __device__ __forceinline__ void end_multiply(const Tile& tile) {
+    static_assert(kBlocks == 2);
     ptx::wait_products<0>(o_[0]);
     ptx::changed(o_[1]);
-    static_assert(kBlocks == 2);
     release(tile.values, group_);
   }
 
