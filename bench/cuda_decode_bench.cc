@@ -60,6 +60,21 @@ class Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+/// Values are their keys' first components.
+KvCacheView latent_view(const KvCacheShape& shape, void* data) {
+  KvCacheView view;
+  view.dtype = shape.dtype;
+  view.k = view.v = data;
+  view.num_pages = shape.num_pages;
+  view.page_size = shape.page_size;
+  view.num_kv_heads = shape.num_kv_heads;
+  view.head_dim_qk = shape.head_dim_qk;
+  view.head_dim_v = shape.head_dim_v;
+  const int64_t token = int64_t{shape.num_kv_heads} * shape.head_dim_qk;
+  view.k_strides = view.v_strides = {shape.page_size * token, token, shape.head_dim_qk};
+  return view;
+}
+
 double median(std::vector<double> times) {
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
@@ -138,10 +153,10 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   batch.cu_q = row.device_plan ? device_cu_q.as<int32_t>() : cu_q.data();
   batch.segments = {&lengths, 1};
   SegmentArgs segment;
-  segment.cache = row.hnd ? make_hnd_view(cache, k, v) : make_nhd_view(cache, k, v);
   if (row.latent) {
-    segment.cache.v = k;
-    segment.cache.v_strides = segment.cache.k_strides;
+    segment.cache = latent_view(cache, k);
+  } else {
+    segment.cache = row.hnd ? make_hnd_view(cache, k, v) : make_nhd_view(cache, k, v);
   }
   AttentionArgs args;
   args.q = ConstTensorView(q.as(), DType::kBFloat16, {num_tokens, row.q_heads, dim_qk});

@@ -119,8 +119,14 @@ Output run_with(const Batch& batch, const char* kernel, bool on_device, const Te
   const AttentionPlan plan = folio::plan(op, view, buffer, stream.get());
 
   SegmentArgs cache;
-  const KvCacheShape shape{batch.pages, batch.shape.page_size, 1, kDimQk, kDimV, DType::kBFloat16};
-  cache.cache = make_nhd_view(shape, batch.latents.data(), batch.latents.data());
+  cache.cache.dtype = DType::kBFloat16;
+  cache.cache.k = cache.cache.v = batch.latents.data();
+  cache.cache.num_pages = batch.pages;
+  cache.cache.page_size = batch.shape.page_size;
+  cache.cache.num_kv_heads = 1;
+  cache.cache.head_dim_qk = kDimQk;
+  cache.cache.head_dim_v = kDimV;
+  cache.cache.k_strides = {int64_t{batch.shape.page_size} * kDimQk, kDimQk, kDimQk};
   cache.cache.v_strides = cache.cache.k_strides;
   cache.table.indices = batch.ids.data();
   cache.table.num_indices = batch.pages;
