@@ -33,7 +33,10 @@ std::string refusal(const AttentionConfig& config) {
 }
 
 planner::TileShape tile(const AttentionConfig&) {
-  return {.rows = kRows, .kv_tokens = kTokens, .schedule = planner::Schedule::kClaimed};
+  return {.rows = kRows,
+          .kv_tokens = kTokens,
+          .schedule = planner::Schedule::kClaimed,
+          .order = planner::ClaimOrder::kDearestFirst};
 }
 
 DType weights(const AttentionConfig& config) {
@@ -59,7 +62,7 @@ const AttentionKernel kSm90LatentKernel{.name = "cuda-sm90-latent",
                                         .tile_cost = 128,
                                         .row_cost = 0,
                                         .start_cost = 256,
-                                        .least_claim_tokens = 512,
+                                        .least_claim_tokens = 1024,
                                         .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::latent
