@@ -61,6 +61,8 @@ class Loader {
         has_keys && params.mask == MaskKind::kCustom && plan.segments[item.segment].mask == SegmentMask::kAsConfig;
     const int32_t num_rows = item.row_end - item.row_begin;
     const int64_t query = bind_row(plan, item, num_rows, has_keys, custom, state_.rows[slot]);
+    if (num_items_ > 0) ptx::wait(ptx::shared_address(&state_.queries_empty), (num_items_ - 1) & 1);
+    copy_queries(query);
     ptx::meet(kLoadMeeting, kGroupThreads);
     Sight sight = state_.sights[0];
     const Sight other = state_.sights[1];
@@ -88,15 +90,8 @@ class Loader {
         context.first_pos = plan.segments[item.segment].first_pos[item.kv_row];
       }
     }
-    const auto load_queries = [&] {
-      if (num_items_ > 0) ptx::wait(ptx::shared_address(&state_.queries_empty), (num_items_ - 1) & 1);
-      copy_queries(query);
-      hand_over(slot);
-    };
-    if (num_tiles == 0) {
-      load_queries();
-      return;
-    }
+    hand_over(slot);
+    if (num_tiles == 0) return;
     const Tiles tiles{first_tile + num_tiles - 1, num_tiles, sight, custom};
     const SegmentParams& segment = params.segments[item.segment];
     const int32_t* const pages =
@@ -105,10 +100,9 @@ class Loader {
             : segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
                                                            : item.kv_row * segment.row_stride + segment.first_column);
     if (copy.box == 0) {
-      load_queries();
       load_by_threads(tiles, segment, copy, pages, item);
     } else {
-      load_boxes(tiles, params_.maps[item.segment], copy, pages, item.kv_head, load_queries);
+      load_boxes(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
     }
   }
 
@@ -237,12 +231,9 @@ class Loader {
     ptx::wait(empty_ + number_of(place, part), place.parity ^ 1);  // of a stage never used, the phase before the first
   }                                                                // counts as ended
 
-  /// Pages of at least eight tokens, as boxes. Each lane looks up one box of the tiles to come. The first tile's are on
-  /// their way before the queries are copied.
-  template <typename LoadQueries>
+  /// Pages of at least eight tokens, as boxes. Each lane looks up one box of the tiles to come.
   __device__ __forceinline__ void load_boxes(const Tiles& tiles, const LatentParams::Maps& maps,
-                                             const SegmentCopy& copy, const int32_t* pages, int32_t head,
-                                             const LoadQueries& load_queries) {
+                                             const SegmentCopy& copy, const int32_t* pages, int32_t head) {
     const int32_t at_once = 32 >> copy.log_boxes;
     const uint64_t policy = ptx::evict_first_policy();
     TokenPlace next = find_box(tiles, 0, copy, pages);
@@ -254,7 +245,6 @@ class Loader {
       const bool edge = values && tiles.is_edge(tile.first);
       const bool mine = lane_ >> copy.log_boxes == i % at_once && here.in_page >= 0;
       issue_boxes(tile, map, tiles.sight, copy, keys, edge, mine, here, head, policy);
-      if (keys && i == 0) load_queries();
       if (pending) look(tiles, first);
       // The second tile is begun before the first is looked at. Later ones would wait for a stage whose tile math
       // warpgroups have done with only when they have had the one to be looked at.

@@ -3,6 +3,7 @@
 #include "kernels/cuda/sm90/latent/edge_values.cuh"
 #include "kernels/cuda/sm90/latent/row_end.cuh"
 #include "kernels/cuda/sm90/prefill/scores.cuh"
+#include "ptx/tma.cuh"
 
 /// A math warpgroup: all of an item's rows, half of the values' components. Of every two tiles it makes one's weights,
 /// the other warpgroup the other's; both multiply all of them with their halves, in the order of the tiles.
@@ -199,9 +200,9 @@ class MathGroup {
                     uint4{ptx::pack_two<T>(s[i], s[i + 1]), ptx::pack_two<T>(s[i + 2], s[i + 3]),
                           ptx::pack_two<T>(s[i + 4], s[i + 5]), ptx::pack_two<T>(s[i + 6], s[i + 7])});
     }
-    ptx::order_before_products();  // boxes take the weights' place later
     __syncwarp();
     if (lane_ == 0) ptx::arrive(weighed_ + number_of(tile));
+    ptx::order_before_box_copies();  // one takes the weights' place once this warp, too, has released the tail
   }
 
   __device__ __forceinline__ void multiply_keys(const ItemContext& context, const Tile& tile, float (&s)[kScores]) {
