@@ -43,6 +43,13 @@ DType weights(const AttentionConfig& config) {
   return config.q;
 }
 
+/// Where it was measured to be faster than cuda-sm80.
+bool preferred(const AttentionConfig& config) {
+  const bool branches = config.features.has(Feature::kSoftCap) || config.features.has(Feature::kAlibi) ||
+                        config.mask == MaskKind::kCustom;
+  return !branches && config.page_size % kEight == 0;
+}
+
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   const bool general = params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
   const LaunchClass launch_class = shape.q == DType::kFloat16 ? launch_float16 : launch_bfloat16;
@@ -58,6 +65,7 @@ const AttentionKernel kSm90LatentKernel{.name = "cuda-sm90-latent",
                                         .refusal = refusal,
                                         .tile = tile,
                                         .weights = weights,
+                                        .preferred = preferred,
                                         .workers_per_sm = 1,
                                         .tile_cost = 128,
                                         .row_cost = 0,
