@@ -277,13 +277,12 @@ std::vector<Row> rows() {
   all.push_back({.name = "64x4096 and plan", .kv_len = many, .device_plan = true});
   for (const int32_t heads : {16, 64, 128}) {
     const std::string suffix = " heads " + std::to_string(heads) + " page ";
-    for (const int32_t page : {1, 16, 64}) {
+    for (const int32_t page : {16, 64}) {
       Row row{.name = "latent 64x4096" + suffix + std::to_string(page), .kv_len = many, .q_heads = heads};
       row.kv_heads = 1;
       row.latent = true;
       row.page_size = page;
       all.push_back(row);
-      if (page == 1) continue;
       row.name = "latent 8x32768" + suffix + std::to_string(page);
       row.kv_len = few;
       all.push_back(row);
