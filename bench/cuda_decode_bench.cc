@@ -30,6 +30,7 @@ struct Row {
   int32_t q_heads = 32;
   int32_t kv_heads = 8;
   int32_t head_dim = 128;
+  bool latent = false;  ///< of 576 components, the first 512 of which are values too
   int32_t page_size = 16;
   int32_t q_len = 1;
   DType kv = DType::kBFloat16;
@@ -59,6 +60,21 @@ class Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+/// Values are their keys' first components.
+KvCacheView latent_view(const KvCacheShape& shape, void* data) {
+  KvCacheView view;
+  view.dtype = shape.dtype;
+  view.k = view.v = data;
+  view.num_pages = shape.num_pages;
+  view.page_size = shape.page_size;
+  view.num_kv_heads = shape.num_kv_heads;
+  view.head_dim_qk = shape.head_dim_qk;
+  view.head_dim_v = shape.head_dim_v;
+  const int64_t token = int64_t{shape.num_kv_heads} * shape.head_dim_qk;
+  view.k_strides = view.v_strides = {shape.page_size * token, token, shape.head_dim_qk};
+  return view;
+}
+
 double median(std::vector<double> times) {
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
@@ -71,7 +87,10 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   AttentionConfig config;
   config.num_q_heads = row.q_heads;
   config.num_kv_heads = row.kv_heads;
-  config.head_dim_qk = config.head_dim_v = row.head_dim;
+  const int32_t dim_qk = row.latent ? 576 : row.head_dim;
+  const int32_t dim_v = row.latent ? 512 : row.head_dim;
+  config.head_dim_qk = dim_qk;
+  config.head_dim_v = dim_v;
   config.page_size = row.page_size;
   config.kv = row.kv;
   PrepareOptions options;
@@ -89,7 +108,9 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
     keys += length;
   }
   const auto element = static_cast<size_t>(size_of(row.kv));
-  const size_t page_bytes = element * static_cast<size_t>(row.page_size * row.kv_heads * row.head_dim);
+  // Reads take keys and values from two halves of memory, attention latent ones from one.
+  const int32_t token_elements = row.kv_heads * (row.latent ? dim_qk : dim_qk + dim_v);
+  const size_t page_bytes = element * static_cast<size_t>(row.page_size * token_elements) / 2;
   const size_t set_bytes = 2 * page_bytes * static_cast<size_t>(indptr.back());
   const int32_t sets = std::clamp(static_cast<int32_t>((size_t{320} << 20) / set_bytes), 2, 16);
   std::vector<int32_t> pages(static_cast<size_t>(sets) * static_cast<size_t>(indptr.back()));
@@ -100,20 +121,24 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   const KvCacheShape cache{.num_pages = static_cast<int64_t>(pages.size()),
                            .page_size = row.page_size,
                            .num_kv_heads = row.kv_heads,
-                           .head_dim_qk = row.head_dim,
-                           .head_dim_v = row.head_dim,
+                           .head_dim_qk = dim_qk,
+                           .head_dim_v = dim_v,
                            .dtype = row.kv};
   const size_t pool = page_bytes * pages.size();
-  const DeviceBytes k(pool), v(pool), counters(8);
-  const size_t elements = static_cast<size_t>(num_tokens * row.q_heads * row.head_dim);
-  const DeviceBytes q(2 * elements), out(2 * elements);
-  folio_bench::fill_normal(q.as(), elements, 1, native);
-  for (const DeviceBytes* half : {&k, &v}) {
-    const uint32_t seed = half == &k ? 2 : 3;
+  const DeviceBytes kv(2 * pool), counters(8);
+  auto* const k = kv.as<unsigned char>();
+  auto* const v = k + pool;
+  const auto q_rows = static_cast<size_t>(num_tokens * row.q_heads);
+  const size_t q_elements = q_rows * static_cast<size_t>(dim_qk);
+  const size_t out_elements = q_rows * static_cast<size_t>(dim_v);
+  const DeviceBytes q(2 * q_elements), out(2 * out_elements);
+  folio_bench::fill_normal(q.as(), q_elements, 1, native);
+  for (unsigned char* half : {k, v}) {
+    const uint32_t seed = half == k ? 2 : 3;
     if (element == 2) {
-      folio_bench::fill_normal(half->as(), pool / 2, seed, native);
+      folio_bench::fill_normal(half, pool / 2, seed, native);
     } else {
-      folio_bench::fill_codes(half->as(), pool, seed, native);
+      folio_bench::fill_codes(half, pool, seed, native);
     }
   }
 
@@ -128,10 +153,14 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   batch.cu_q = row.device_plan ? device_cu_q.as<int32_t>() : cu_q.data();
   batch.segments = {&lengths, 1};
   SegmentArgs segment;
-  segment.cache = row.hnd ? make_hnd_view(cache, k.as(), v.as()) : make_nhd_view(cache, k.as(), v.as());
+  if (row.latent) {
+    segment.cache = latent_view(cache, k);
+  } else {
+    segment.cache = row.hnd ? make_hnd_view(cache, k, v) : make_nhd_view(cache, k, v);
+  }
   AttentionArgs args;
-  args.q = ConstTensorView(q.as(), DType::kBFloat16, {num_tokens, row.q_heads, row.head_dim});
-  args.out = TensorView(out.as(), DType::kBFloat16, {num_tokens, row.q_heads, row.head_dim});
+  args.q = ConstTensorView(q.as(), DType::kBFloat16, {num_tokens, row.q_heads, dim_qk});
+  args.out = TensorView(out.as(), DType::kBFloat16, {num_tokens, row.q_heads, dim_v});
   args.segments = {&segment, 1};
   AttentionPlan plan = folio::plan(op, batch, buffer, stream);
   std::string split;
@@ -160,15 +189,14 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
       run(plan, args, {workspace.as(), bytes}, stream);
     }));
     read.push_back(std::make_unique<Graph>(native, [&] {
-      folio_bench::bulk_read_pages(k.as(), v.as(), page_bytes, pool, table, indptr.back(), counters.as<uint32_t>(),
-                                   native);
+      folio_bench::bulk_read_pages(k, v, page_bytes, pool, table, indptr.back(), counters.as<uint32_t>(), native);
     }));
   }
   std::vector<std::unique_ptr<Graph>> plain_read;
   for (int32_t set = 0; set < sets; ++set) {
     const int32_t* const table = device_pages.as<int32_t>() + int64_t{set} * indptr.back();
     plain_read.push_back(std::make_unique<Graph>(native, [&] {
-      folio_bench::read_pages(k.as(), v.as(), page_bytes, table, indptr.back(), counters.as<int32_t>() + 1, native);
+      folio_bench::read_pages(k, v, page_bytes, table, indptr.back(), counters.as<int32_t>() + 1, native);
     }));
   }
   std::vector<double> attention_times, read_times, plain_times;
@@ -186,7 +214,9 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   const double read_time = median(read_times);
   const double plain_time = median(plain_times);
   const double moved =
-      2.0 * keys * row.kv_heads * row.head_dim * static_cast<double>(element) + 4.0 * static_cast<double>(elements);
+      keys * token_elements * static_cast<double>(element) + 2.0 * static_cast<double>(q_elements + out_elements);
+  const double tflops = 2.0 * keys * row.q_heads * row.q_len * (dim_qk + dim_v) / time / 1e6;
+  if (row.latent) split += ", " + std::to_string(static_cast<int>(tflops)) + " TFLOP/s";
   std::printf("%-24s %-16s %8.2f us %6.0f GB/s  read %8.2f us %6.0f GB/s, by threads %8.2f us  ratio %.3f  %s\n",
               row.name.c_str(), op.kernel_name().c_str(), time, moved / time / 1e3, read_time,
               static_cast<double>(set_bytes) / read_time / 1e3, plain_time, std::min(read_time, plain_time) / time,
@@ -245,6 +275,32 @@ std::vector<Row> rows() {
     all.push_back({.name = "short 8x8192" + suffix, .kv_len = std::vector<int32_t>(8, 8192), .device_plan = device});
   }
   all.push_back({.name = "64x4096 and plan", .kv_len = many, .device_plan = true});
+  for (const int32_t heads : {16, 64, 128}) {
+    const std::string suffix = " heads " + std::to_string(heads) + " page ";
+    for (const int32_t page : {16, 64}) {
+      Row row{.name = "latent 64x4096" + suffix + std::to_string(page), .kv_len = many, .q_heads = heads};
+      row.kv_heads = 1;
+      row.latent = true;
+      row.page_size = page;
+      all.push_back(row);
+      row.name = "latent 8x32768" + suffix + std::to_string(page);
+      row.kv_len = few;
+      all.push_back(row);
+    }
+  }
+  all.push_back({.name = "latent 64x4096 heads 16 verify 4",
+                 .kv_len = many,
+                 .q_heads = 16,
+                 .kv_heads = 1,
+                 .latent = true,
+                 .page_size = 64,
+                 .q_len = 4});
+  all.push_back({.name = "latent log-normal heads 128",
+                 .kv_len = mixed,
+                 .q_heads = 128,
+                 .kv_heads = 1,
+                 .latent = true,
+                 .page_size = 64});
   return all;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string_view>
 #include <vector>
 
 #include "folio/folio.hpp"
@@ -13,13 +14,16 @@ namespace folio {
 namespace {
 
 constexpr const char* kKernel = FOLIO_EMULATED_KERNEL;
-constexpr int32_t kHeadDim = 128;
+constexpr bool kLatent = std::string_view(kKernel) == "cuda-sm90-latent";
+constexpr int32_t kHeadDim = kLatent ? 576 : 128;  ///< of queries and keys
+constexpr int32_t kHeadDimV = kLatent ? 512 : 128;
 constexpr int32_t kKvLen = 40;
 constexpr int32_t kPageSize = 16;
 constexpr int32_t kPages = 3;
 constexpr int32_t kGroup = 4;
 constexpr int32_t kQLen = 2;
-constexpr size_t kRow = size_t{kGroup} * kHeadDim;
+constexpr size_t kQueryRow = size_t{kGroup} * kHeadDim;
+constexpr size_t kRow = size_t{kGroup} * kHeadDimV;
 
 struct Output {
   std::vector<float> first;   ///< of the earlier token, which does not see the last key
@@ -32,14 +36,15 @@ Output run_with(float value, DType kv) {
   AttentionConfig config;
   config.num_q_heads = kGroup;
   config.num_kv_heads = 1;
-  config.head_dim_qk = config.head_dim_v = kHeadDim;
+  config.head_dim_qk = kHeadDim;
+  config.head_dim_v = kHeadDimV;
   config.page_size = kPageSize;
   config.kv = config.ragged_kv = kv;
   config.out = DType::kFloat32;
   const AttentionOp op = prepare(context, config);
   EXPECT_EQ(op.kernel_name(), kKernel);
   const size_t element = static_cast<size_t>(size_of(kv));
-  std::vector<uint8_t> k(element * kPages * kPageSize * kHeadDim), v(k.size());
+  std::vector<uint8_t> k(element * kPages * kPageSize * kHeadDim), v(element * kPages * kPageSize * kHeadDimV);
   const auto set = [&](std::vector<uint8_t>& to, size_t at, float x) {
     if (element == 1) {
       constexpr uint8_t kInfinity = 0x7c;  // of e5m2: conversions to it saturate
@@ -51,10 +56,12 @@ Output run_with(float value, DType kv) {
   };
   for (size_t i = 0; i < size_t{kPages} * kPageSize * kHeadDim; ++i) {
     set(k, i, static_cast<float>(i % 7) * 0.25f - 0.75f);
+  }
+  for (size_t i = 0; i < size_t{kPages} * kPageSize * kHeadDimV; ++i) {
     set(v, i, static_cast<float>(i % 5) * 0.5f - 1.0f);
   }
-  set(v, size_t{kKvLen - 1} * kHeadDim + 5, value);
-  std::vector<uint16_t> q(kQLen * kRow);
+  set(v, size_t{kKvLen - 1} * kHeadDimV + 5, value);
+  std::vector<uint16_t> q(kQLen * kQueryRow);
   for (size_t i = 0; i < q.size(); ++i) q[i] = float_to_bfloat16(static_cast<float>(i % 3) * 0.5f - 0.5f);
   std::vector<float> out(kQLen * kRow);
 
@@ -69,14 +76,14 @@ Output run_with(float value, DType kv) {
   batch.cu_q = cu_q;
   batch.segments = {&lengths, 1};
   SegmentArgs segment;
-  segment.cache = make_nhd_view({kPages, kPageSize, 1, kHeadDim, kHeadDim, kv}, k.data(), v.data());
+  segment.cache = make_nhd_view({kPages, kPageSize, 1, kHeadDim, kHeadDimV, kv}, k.data(), v.data());
   segment.table.kind = PageTableKind::kDense;
   segment.table.indices = pages;
   segment.table.num_indices = segment.table.row_stride = kPages;
   segment.table.num_rows = 1;
   AttentionArgs args;
   args.q = ConstTensorView(q.data(), DType::kBFloat16, {kQLen, kGroup, kHeadDim});
-  args.out = TensorView(out.data(), DType::kFloat32, {kQLen, kGroup, kHeadDim});
+  args.out = TensorView(out.data(), DType::kFloat32, {kQLen, kGroup, kHeadDimV});
   args.segments = {&segment, 1};
   PlanBuffer buffer = make_plan_buffer(op);
   const AttentionPlan plan = folio::plan(op, batch, buffer);
@@ -98,7 +105,7 @@ TEST_P(EmulatedSpecialValues, ReachThoseWhoSeeThemAndNobodyElse) {
     const Output got = run_with(special, GetParam());
     EXPECT_EQ(got.first, usual.first);
     for (size_t i = 0; i < got.second.size(); ++i) {
-      if (i % kHeadDim != 5) {
+      if (i % kHeadDimV != 5) {
         EXPECT_EQ(got.second[i], usual.second[i]) << i;
       } else if (std::isnan(special)) {
         EXPECT_TRUE(std::isnan(got.second[i])) << i;
@@ -111,7 +118,7 @@ TEST_P(EmulatedSpecialValues, ReachThoseWhoSeeThemAndNobodyElse) {
 
 /// Those of keys and values that the kernel takes.
 std::vector<DType> types() {
-  if (std::strcmp(kKernel, "cuda-sm90-prefill") == 0) return {DType::kBFloat16};
+  if (std::strcmp(kKernel, "cuda-sm90-decode") != 0) return {DType::kBFloat16};
   return {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
 }
 

@@ -54,7 +54,9 @@ __device__ __forceinline__ bool look_through(uint32_t tile, int32_t begin, int32
   return (found & (kSpecialLow | kSpecialHigh)) != 0;
 }
 
-__device__ __forceinline__ bool sees(const AttentionParams& params, const RowInfo& rows, int32_t row, int32_t token) {
+/// `Rows`: this kernel's RowInfo, or another's that has the same fields.
+template <typename Rows>
+__device__ __forceinline__ bool sees(const AttentionParams& params, const Rows& rows, int32_t row, int32_t token) {
   if (token < rows.visible_begin[row] || token >= rows.visible_end[row]) return false;
   if (token < rows.mask_begin[row]) return true;
   const int64_t bit = rows.mask_bit[row] + token;

@@ -27,9 +27,9 @@ __device__ __forceinline__ float capped(float logit, float cap, float twice_per_
 }
 
 /// Products become logits in base-2 units: scale, soft cap, ALiBi, custom mask. `first`: the lane's first token.
-template <int32_t Count>
-__device__ __forceinline__ void to_general_logits(const AttentionParams& params, const ItemContext& context,
-                                                  const RowInfo& rows, int32_t first_row, int32_t first,
+template <typename Context, typename Rows, int32_t Count>
+__device__ __forceinline__ void to_general_logits(const AttentionParams& params, const Context& context,
+                                                  const Rows& rows, int32_t first_row, int32_t first,
                                                   float (&s)[Count]) {
   const float scale[2] = {rows.scale[first_row], rows.scale[first_row + 8]};
 #pragma unroll
@@ -73,8 +73,8 @@ __device__ __forceinline__ void to_general_logits(const AttentionParams& params,
 }
 
 /// -infinity where a row does not see the token.
-template <int32_t Count>
-__device__ __forceinline__ void mask_scores(const RowInfo& rows, int32_t first_row, int32_t first, float (&s)[Count]) {
+template <typename Rows, int32_t Count>
+__device__ __forceinline__ void mask_scores(const Rows& rows, int32_t first_row, int32_t first, float (&s)[Count]) {
 #pragma unroll
   for (int32_t h = 0; h < 2; ++h) {
     const int32_t begin = rows.visible_begin[first_row + 8 * h] - first;

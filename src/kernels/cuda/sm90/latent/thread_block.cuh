@@ -1,0 +1,49 @@
+#pragma once
+
+#include "kernels/cuda/sm90/latent/loader.cuh"
+#include "kernels/cuda/sm90/latent/math_group.cuh"
+#include "ptx/warpgroup.cuh"
+
+/// One thread block a multiprocessor: its first warpgroup loads, the others compute.
+namespace folio::inline v0::kernels::cuda::sm90::latent {
+
+/// Bytes of shared memory, with what it takes to begin at a multiple of 1024.
+constexpr int32_t kSharedBytes = 1024 + kRest + static_cast<int32_t>(sizeof(SharedState));
+static_assert(kSharedBytes <= kSharedLimit && kRest % alignof(SharedState) == 0);
+
+/// What each thread does. `memory`: shared, from a multiple of 1024 on.
+template <typename T, bool General>
+__device__ __forceinline__ void run_thread_block(const LatentParams& params, unsigned char* memory) {
+  SharedState& state = *reinterpret_cast<SharedState*>(memory + kRest);
+  if (threadIdx.x == 0) {
+    for (int32_t i = 0; i < kItems; ++i) {
+      ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kItemArrivals);
+      ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps);
+    }
+    ptx::init_barrier(ptx::shared_address(&state.queries_empty), kMathWarps);
+    for (int32_t i = 0; i < kStages; ++i) {
+      for (int32_t part = 0; part < kParts; ++part) {
+        ptx::init_barrier(ptx::shared_address(&state.full[i][part]), kFullArrivals);
+        ptx::init_barrier(ptx::shared_address(&state.empty[i][part]), part == kTail ? kTailArrivals : kHalfArrivals);
+      }
+      ptx::init_barrier(ptx::shared_address(&state.landed[i]), kLandedArrivals);
+    }
+    for (int32_t i = 0; i < 2; ++i) {
+      for (int32_t warp = 0; warp < kGroupWarps; ++warp) {
+        ptx::init_barrier(ptx::shared_address(&state.told[i][warp]), 1);
+        ptx::init_barrier(ptx::shared_address(&state.weighed[i][warp]), 1);
+      }
+    }
+    ptx::publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < kGroupThreads) {
+    ptx::give_up_registers<kLoadRegisters>();
+    Loader<T>(params, memory, state).run();
+  } else {
+    ptx::claim_registers<kMathRegisters>();
+    MathGroup<T, General>(params, memory, state).run();
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::latent
