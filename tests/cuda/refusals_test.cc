@@ -63,7 +63,7 @@ TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
                [&] { prepare(context, float32, fast); });
   PrepareOptions forced;
   forced.force_kernel = "generic";
-  expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-sm90, cuda-sm80, cuda-plain",
+  expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-sm90, cuda-sm90-latent, cuda-sm80, cuda-plain",
                [&] { prepare(context, plain_config(), forced); });
 }
 
