@@ -56,16 +56,6 @@ __device__ __forceinline__ void wait_products(float (&d)[Count]) {
   changed(d);
 }
 
-/// What `sums`, which are not negative, are made of is computed before the next wait. ptxas moves a wait forward over
-/// arithmetic, so that it would run beside no product, but not over a store. This one, to `word` of shared memory, is
-/// never done, which is known only when the sums are.
-__device__ __forceinline__ void keep_before_wait(const float (&sums)[2], uint32_t word) {
-  asm volatile("{.reg .pred p; .reg .b32 s; or.b32 s, %0, %1; setp.lt.s32 p, s, 0; @p st.shared.b32 [%2], s;}" ::"r"(
-                   __float_as_uint(sums[0])),
-               "r"(__float_as_uint(sums[1])), "r"(word)
-               : "memory");
-}
-
 /// Whether a product is added to the accumulators or takes their place.
 enum class Sum : int32_t { kNew = 0, kAdd = 1 };
 

@@ -24,7 +24,6 @@ template <int32_t Pending, int32_t Count>
 void wait_products(float (&)[Count]) {
   __syncwarp();
 }
-inline void keep_before_wait(const float (&)[2], uint32_t) {}
 enum class Sum : int32_t { kNew = 0, kAdd = 1 };
 
 /// Where a tile's element stands, as describe_tile says: `row` and `column` of what lies in rows of 128 bytes.

@@ -118,7 +118,6 @@ class MathGroup {
     ptx::wait_products<1>(s);
     release(keys);
     to_weights<Masked>(walk, walk.first, s, factor);
-    ptx::keep_before_wait(state_row_.sum, ptx::shared_address(&state_.next));
     ptx::wait_products<0>(o_);
     release(values);
     pack(s, walk.p);
