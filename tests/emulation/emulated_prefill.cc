@@ -34,11 +34,35 @@ void emulate(const AttentionParams& attention, bool general, int32_t num_workers
 
 }  // namespace
 
+void launch_bfloat16_64_64(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 64, 64>(params, general, num_workers);
+}
+void launch_float16_64_64(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 64, 64>(params, general, num_workers);
+}
+void launch_bfloat16_96_96(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 96, 96>(params, general, num_workers);
+}
+void launch_float16_96_96(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 96, 96>(params, general, num_workers);
+}
 void launch_bfloat16_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
   emulate<__nv_bfloat16, 128, 128>(params, general, num_workers);
 }
 void launch_float16_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
   emulate<__half, 128, 128>(params, general, num_workers);
+}
+void launch_bfloat16_192_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 192, 128>(params, general, num_workers);
+}
+void launch_float16_192_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 192, 128>(params, general, num_workers);
+}
+void launch_bfloat16_256_256(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 256, 256>(params, general, num_workers);
+}
+void launch_float16_256_256(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 256, 256>(params, general, num_workers);
 }
 
 }  // namespace sm90::prefill

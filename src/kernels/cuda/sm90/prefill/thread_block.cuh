@@ -16,7 +16,7 @@ constexpr int32_t shared_bytes() {
 /// What each thread does. `memory`: shared, from a multiple of 1024 on.
 template <typename T, int32_t DimQk, int32_t DimV, bool General>
 __device__ __forceinline__ void run_thread_block(const PrefillParams& params, unsigned char* memory) {
-  static_assert(DimQk % 64 == 0 && DimV % 64 == 0 && DimQk >= DimV);
+  static_assert(DimQk % 32 == 0 && DimV % 32 == 0 && DimQk >= DimV && stages({DimQk, DimV}) <= kMaxStages);
   SharedState& state = *reinterpret_cast<SharedState*>(memory + shared_layout({DimQk, DimV}).rest);
   static_assert(shared_layout({DimQk, DimV}).rest % alignof(SharedState) == 0);
   if (threadIdx.x == 0) {
@@ -24,9 +24,11 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
       ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kFullArrivals);
       ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps * 32);
     }
-    for (int32_t i = 0; i < kStages; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.full[i]), kFullArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.empty[i]), kMathWarps);
+    for (Ring* const ring : {&state.keys, &state.values}) {
+      for (int32_t i = 0; i < kMaxStages; ++i) {
+        ptx::init_barrier(ptx::shared_address(&ring->full[i]), kFullArrivals);
+        ptx::init_barrier(ptx::shared_address(&ring->empty[i]), kMathWarps);
+      }
     }
     ptx::init_barrier(ptx::shared_address(&state.landed), kFullArrivals);
     ptx::publish_barriers();
