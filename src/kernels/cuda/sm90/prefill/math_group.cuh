@@ -7,8 +7,7 @@
 /// the product with a tile's values runs while the next tile's scores become weights.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-/// `General`: there is a soft cap, ALiBi or a custom mask.
-template <typename T, int32_t DimQk, int32_t DimV, bool General>
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
 class MathGroup {
   static constexpr HeadDims kDims{DimQk, DimV};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
@@ -22,6 +21,7 @@ class MathGroup {
       : params_(params),
         state_(state),
         group_(static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1),
+        cap_(params.attention.soft_cap),
         memory_(ptx::shared_address(memory)),
         queries_(memory_ + static_cast<uint32_t>(kLayout.queries + group_ * query_bytes(DimQk))),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
@@ -52,10 +52,16 @@ class MathGroup {
       state_row_.top[h] = -INFINITY;
       state_row_.sum[h] = 0.0f;
       state_row_.scale[h] = 1.0f;
+      state_row_.slope[h] = 0.0f;
       const int32_t row = first_row_ + 8 * h;
-      if (General || row >= context.num_rows) continue;
+      if (row >= context.num_rows) continue;
       const float scale = rows.scale[row];
-      state_row_.scale[h] = fabsf(scale) > 0.0f ? fabsf(scale) : 1.0f;
+      if constexpr (kVariant == Variant::kPlain) {
+        state_row_.scale[h] = fabsf(scale) > 0.0f ? fabsf(scale) : 1.0f;
+      } else {
+        state_row_.scale[h] = scale;
+        state_row_.slope[h] = rows.slope[row];
+      }
     }
 #pragma unroll
     for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
@@ -69,6 +75,7 @@ class MathGroup {
     int32_t first;  ///< token of the tile whose weights are in `p`
     bool edge;      ///< whose values may need more than a product
     uint32_t p[kTokens / 4];
+    uint32_t sights[2][kTokens / 32];  ///< kAny: which of the present tile's tokens the lane's rows see
   };
 
   __device__ __forceinline__ void accumulate(const ItemContext& context, const RowInfo& rows, uint32_t queries) {
@@ -77,13 +84,14 @@ class MathGroup {
               ptx::describe_tile<span(DimQk)>(queries, 0, span_step(DimQk)),
               (context.first_tile + context.num_tiles - 1) * kTokens,
               false,
+              {},
               {}};
     float s[kScores];
     float factor[2];
     const uint32_t keys = await_keys(context.by_threads);
     multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
-    release(state_.keys, keys);
+    release_keys(walk, keys);
     to_weights<true>(walk, walk.first, s, factor);
     pack(s, walk.p);
     walk.edge = is_edge(context, walk.first);
@@ -116,7 +124,7 @@ class MathGroup {
     multiply_keys(walk.q, keys, s);
     multiply_values(values, walk.p);
     ptx::wait_products<1>(s);
-    release(state_.keys, keys);
+    release_keys(walk, keys);
     to_weights<Masked>(walk, walk.first, s, factor);
     ptx::wait_products<0>(o_);
     release(state_.values, values);
@@ -130,7 +138,10 @@ class MathGroup {
     return context.custom || needs_mask(context.sight, first, kTokens);
   }
   __device__ __forceinline__ static bool is_masked(const ItemContext& context, int32_t first) {
-    return context.turned || needs_mask(context.sight, first, kTokens);
+    if constexpr (kVariant == Variant::kAny) return true;
+    if (kVariant == Variant::kPlain && context.turned) return true;
+    if (kVariant == Variant::kAlibi && context.shard.world != 1) return true;
+    return needs_mask(context.sight, first, kTokens);
   }
 
   /// Number in its ring of the next tile, which is there then.
@@ -150,6 +161,22 @@ class MathGroup {
   /// This warp has done with the tile.
   __device__ __forceinline__ void release(const Ring& ring, uint32_t stage) const {
     if (lane_ == 0) ptx::arrive(ptx::shared_address(ring.empty) + 8 * stage);
+  }
+
+  /// The same of keys, once what is known of their tile is read too.
+  __device__ __forceinline__ void release_keys(Walk& walk, uint32_t stage) const {
+    if constexpr (kVariant == Variant::kAny) {
+      constexpr uint32_t kWords = kTokens / 32;
+      const uint32_t first = memory_ + static_cast<uint32_t>(kLayout.sights) +
+                             4 * kWords * (stage * kRows + static_cast<uint32_t>(first_row_));
+#pragma unroll
+      for (uint32_t w = 0; w < kWords; ++w) {
+        walk.sights[0][w] = ptx::load_4(first + 4 * w);
+        walk.sights[1][w] = ptx::load_4(first + 4 * (8 * kWords + w));
+      }
+      __syncwarp();
+    }
+    release(state_.keys, stage);
   }
 
   __device__ __forceinline__ uint32_t keys_address(uint32_t stage) const {
@@ -189,13 +216,30 @@ class MathGroup {
   template <bool Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
-    if constexpr (General) {
-      to_general_logits(params_.attention, walk.context, walk.rows, first_row_, column, s);
-    } else if constexpr (Masked) {
-      turn(walk.rows, s);
+    const ItemContext& context = walk.context;
+    const RowInfo& rows = walk.rows;
+    if constexpr (kVariant == Variant::kPlain) {
+      if constexpr (Masked) turn(rows, s);
+    } else if constexpr (kVariant == Variant::kCap) {
+      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or a pair of one hidden would be NaN
+      cap_scores(cap_, state_row_.scale, s);
+    } else if constexpr (kVariant == Variant::kAlibi) {
+      if (Masked && context.shard.world != 1) {
+        add_bias_of_shard(context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
+      } else {
+        const int64_t first_pos = context.first_pos + column;
+        const int32_t apart[2] = {static_cast<int32_t>(rows.position[first_row_] - first_pos),
+                                  static_cast<int32_t>(rows.position[first_row_ + 8] - first_pos)};
+        add_bias(state_row_.scale, state_row_.slope, apart, s);
+      }
+    } else {
+      to_any_logits(params_.attention, cap_, context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
+      mask_by_bits(walk.sights, lane_, s);
     }
-    if constexpr (Masked) mask_scores(walk.rows, first_row_, column, s);
-    take_in<T>(state_row_, s, factor);
+    if constexpr (Masked && kVariant != Variant::kAny) {
+      mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
+    }
+    take_in<T, kVariant>(state_row_, cap_, s, factor);
   }
 
   /// Rows whose scale is negative: scores change their sign; is 0 or NaN: they are scaled here.
@@ -235,6 +279,7 @@ class MathGroup {
   const PrefillParams& params_;
   SharedState& state_;
   const int32_t group_;
+  const Cap cap_;
   const uint32_t memory_;
   const uint32_t queries_;  ///< of the group, of the first slot
   const int32_t lane_;

@@ -65,9 +65,14 @@ DType weights(const AttentionConfig& config) {
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   const DimsLaunch& dims = *find_dims(params.head_dim_qk, params.head_dim_v);
-  const bool general = params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
+  const bool cap = params.soft_cap != 0.0f;
+  const bool alibi = params.alibi_slopes != nullptr;
+  const Variant variant = params.mask == MaskKind::kCustom || (cap && alibi) ? Variant::kAny
+                          : cap                                              ? Variant::kCap
+                          : alibi                                            ? Variant::kAlibi
+                                                                             : Variant::kPlain;
   const LaunchClass launch_class = shape.q == DType::kFloat16 ? dims.float16 : dims.bfloat16;
-  launch_class(params, general, shape.num_workers, stream);
+  launch_class(params, variant, shape.num_workers, stream);
   if (shape.merge) launch_merge(params, shape.num_workers, stream, true);
 }
 

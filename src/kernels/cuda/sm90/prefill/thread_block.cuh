@@ -14,7 +14,7 @@ constexpr int32_t shared_bytes() {
 }
 
 /// What each thread does. `memory`: shared, from a multiple of 1024 on.
-template <typename T, int32_t DimQk, int32_t DimV, bool General>
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
 __device__ __forceinline__ void run_thread_block(const PrefillParams& params, unsigned char* memory) {
   static_assert(DimQk % 32 == 0 && DimV % 32 == 0 && DimQk >= DimV && stages({DimQk, DimV}) <= kMaxStages);
   SharedState& state = *reinterpret_cast<SharedState*>(memory + shared_layout({DimQk, DimV}).rest);
@@ -36,10 +36,10 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     ptx::give_up_registers<kLoadRegisters>();
-    Loader<T, DimQk, DimV>(params, memory, state).run();
+    Loader<T, DimQk, DimV, kVariant == Variant::kAny>(params, memory, state).run();
   } else {
     ptx::claim_registers<kMathRegisters>();
-    MathGroup<T, DimQk, DimV, General>(params, memory, state).run();
+    MathGroup<T, DimQk, DimV, kVariant>(params, memory, state).run();
   }
 }
 
