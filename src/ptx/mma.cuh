@@ -77,13 +77,6 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return y;
 }
 
-/// The lesser of two; NaN if one of them is (compute capability 8.0).
-__device__ __forceinline__ float least(float x, float y) {
-  float z;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-  return z;
-}
-
 /// 1 / x within one unit in the last place; 0 for infinities.
 __device__ __forceinline__ float reciprocal_approximate(float x) {
   float y;

@@ -93,9 +93,6 @@ inline uint32_t pack_two<__half>(float low, float high) {
 inline float exp2_approximate(float x) {
   return std::exp2(x);
 }
-inline float least(float x, float y) {
-  return x < y || x != x ? x : y;
-}
 inline float reciprocal_approximate(float x) {
   return 1.0f / x;
 }

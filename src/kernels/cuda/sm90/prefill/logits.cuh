@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
+#include "ptx/minimum.cuh"
 
 /// Scores of a tile's tokens against two of a lane's rows, as a product leaves them (see ptx/wgmma.cuh): their way to
 /// logits in base-2 units. Arithmetic is written out, so that every tile of every kernel goes the same way.
