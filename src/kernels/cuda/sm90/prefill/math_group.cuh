@@ -23,6 +23,8 @@ class MathGroup {
         group_(static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1),
         cap_(params.attention.soft_cap),
         memory_(ptx::shared_address(memory)),
+        keys_ring_(ptx::shared_address(&state.keys)),
+        values_ring_(ptx::shared_address(&state.values)),
         queries_(memory_ + static_cast<uint32_t>(kLayout.queries + group_ * query_bytes(DimQk))),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         first_row_(group_ * kGroupRows + static_cast<int32_t>(threadIdx.x) % kGroupThreads / 32 * 16 + lane_ / 4) {}
@@ -108,7 +110,7 @@ class MathGroup {
     const uint32_t values = await_values(context.by_threads);
     multiply_values(values, walk.p);
     ptx::wait_products<0>(o_);
-    release(state_.values, values);
+    release(values_ring_, values);
   }
 
   /// The next tile's scores become weights while the last one's values are multiplied.
@@ -127,7 +129,7 @@ class MathGroup {
     release_keys(walk, keys);
     to_weights<Masked>(walk, walk.first, s, factor);
     ptx::wait_products<0>(o_);
-    release(state_.values, values);
+    release(values_ring_, values);
     pack(s, walk.p);
 #pragma unroll
     for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
@@ -146,21 +148,21 @@ class MathGroup {
 
   /// Number in its ring of the next tile, which is there then.
   __device__ __forceinline__ uint32_t await_keys(bool by_threads) {
-    return await(state_.keys, keys_, by_threads);
+    return await(keys_ring_, keys_, by_threads);
   }
   __device__ __forceinline__ uint32_t await_values(bool by_threads) {
-    return await(state_.values, values_, by_threads);
+    return await(values_ring_, values_, by_threads);
   }
-  __device__ __forceinline__ static uint32_t await(const Ring& ring, Place& place, bool by_threads) {
+  __device__ __forceinline__ static uint32_t await(uint32_t ring, Place& place, bool by_threads) {
     const uint32_t stage = place.stage;
-    ptx::wait(ptx::shared_address(ring.full) + 8 * stage, place.parity);
+    ptx::wait(ring + 8 * stage, place.parity);
     if (by_threads) ptx::order_before_products();
     place.step();
     return stage;
   }
   /// This warp has done with the tile.
-  __device__ __forceinline__ void release(const Ring& ring, uint32_t stage) const {
-    if (lane_ == 0) ptx::arrive(ptx::shared_address(ring.empty) + 8 * stage);
+  __device__ __forceinline__ void release(uint32_t ring, uint32_t stage) const {
+    if (lane_ == 0) ptx::arrive(ring + kToEmpty + 8 * stage);
   }
 
   /// The same of keys, once what is known of their tile is read too.
@@ -176,7 +178,7 @@ class MathGroup {
       }
       __syncwarp();
     }
-    release(state_.keys, stage);
+    release(keys_ring_, stage);
   }
 
   __device__ __forceinline__ uint32_t keys_address(uint32_t stage) const {
@@ -264,7 +266,7 @@ class MathGroup {
 
   /// Before the values of the tile that begins at `first`, the next of the ring, are multiplied.
   __device__ __forceinline__ void set_special_apart(const RowInfo& rows, int32_t first) {
-    ptx::wait(ptx::shared_address(state_.values.full) + 8 * values_.stage, values_.parity);
+    ptx::wait(values_ring_ + 8 * values_.stage, values_.parity);
     const auto* const flags = reinterpret_cast<const uint32_t*>(state_.special[values_.stage]);
     if (*flags == 0) return;
     const uint32_t tile = values_address(values_.stage);
@@ -281,6 +283,9 @@ class MathGroup {
   const int32_t group_;
   const Cap cap_;
   const uint32_t memory_;
+  const uint32_t
+      keys_ring_;  ///< addresses of barriers, see Ring: short enough for a warp not to branch around arrivals
+  const uint32_t values_ring_;
   const uint32_t queries_;  ///< of the group, of the first slot
   const int32_t lane_;
   const int32_t first_row_;  ///< of the lane; the other is 8 further

@@ -50,6 +50,8 @@ struct Ring {
   uint64_t full[kMaxStages];   ///< phase n: the stage's tile number n is there
   uint64_t empty[kMaxStages];  ///< phase n: the math warps have done with it
 };
+/// From a stage's first barrier to its second.
+constexpr uint32_t kToEmpty = 8 * kMaxStages;
 
 /// A ring's next stage, and which of its phases is the next to end.
 template <int32_t Stages>
