@@ -165,7 +165,7 @@ class MathGroup {
     if (lane_ == 0) ptx::arrive(ring + kToEmpty + 8 * stage);
   }
 
-  /// The same of keys, once what is known of their tile is read too.
+  /// The same of keys, once what is known of their tile is read too: by every lane, which arrives for itself then.
   __device__ __forceinline__ void release_keys(Walk& walk, uint32_t stage) const {
     if constexpr (kVariant == Variant::kAny) {
       constexpr uint32_t kWords = kTokens / 32;
@@ -176,9 +176,10 @@ class MathGroup {
         walk.sights[0][w] = ptx::load_4(first + 4 * w);
         walk.sights[1][w] = ptx::load_4(first + 4 * (8 * kWords + w));
       }
-      __syncwarp();
+      ptx::arrive(keys_ring_ + kToEmpty + 8 * stage);
+    } else {
+      release(keys_ring_, stage);
     }
-    release(keys_ring_, stage);
   }
 
   __device__ __forceinline__ uint32_t keys_address(uint32_t stage) const {
@@ -267,8 +268,9 @@ class MathGroup {
   /// Before the values of the tile that begins at `first`, the next of the ring, are multiplied.
   __device__ __forceinline__ void set_special_apart(const RowInfo& rows, int32_t first) {
     ptx::wait(values_ring_ + 8 * values_.stage, values_.parity);
-    const auto* const flags = reinterpret_cast<const uint32_t*>(state_.special[values_.stage]);
-    if (*flags == 0) return;
+    // The lane that gives the tile back is the one that reads.
+    const uint32_t flags = lane_ == 0 ? *reinterpret_cast<const uint32_t*>(state_.special[values_.stage]) : 0;
+    if (__shfl_sync(kAllLanes, flags, 0) == 0) return;
     const uint32_t tile = values_address(values_.stage);
     add_special<T, DimV, kTokens>(params_.attention, rows, tile, first, first_row_, o_);
     ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);

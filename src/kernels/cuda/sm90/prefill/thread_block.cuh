@@ -24,11 +24,12 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
       ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kFullArrivals);
       ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps * 32);
     }
-    for (Ring* const ring : {&state.keys, &state.values}) {
-      for (int32_t i = 0; i < kMaxStages; ++i) {
-        ptx::init_barrier(ptx::shared_address(&ring->full[i]), kFullArrivals);
-        ptx::init_barrier(ptx::shared_address(&ring->empty[i]), kMathWarps);
-      }
+    constexpr uint32_t kKeysEmptied = kVariant == Variant::kAny ? kMathWarps * 32 : kMathWarps;  // see release_keys
+    for (int32_t i = 0; i < kMaxStages; ++i) {
+      ptx::init_barrier(ptx::shared_address(&state.keys.full[i]), kFullArrivals);
+      ptx::init_barrier(ptx::shared_address(&state.keys.empty[i]), kKeysEmptied);
+      ptx::init_barrier(ptx::shared_address(&state.values.full[i]), kFullArrivals);
+      ptx::init_barrier(ptx::shared_address(&state.values.empty[i]), kMathWarps);
     }
     ptx::init_barrier(ptx::shared_address(&state.landed), kFullArrivals);
     ptx::publish_barriers();
