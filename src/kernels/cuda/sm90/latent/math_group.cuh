@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/latent/edge_values.cuh"
+#include "kernels/cuda/sm90/latent/logits.cuh"
 #include "kernels/cuda/sm90/latent/row_end.cuh"
 #include "kernels/cuda/sm90/prefill/scores.cuh"
 #include "ptx/tma.cuh"
@@ -166,11 +167,11 @@ class MathGroup {
     multiply_keys(context, tile, s);
     const int32_t column = tile.first + 2 * (lane_ % 4);
     if constexpr (General) {
-      prefill::to_general_logits(params_, context, rows, first_row_, column, s);
+      to_general_logits(params_, context, rows, first_row_, column, s);
     } else if (context.turned) {
       turn(rows, s);
     }
-    if (needs_mask(context.sight, tile.first)) prefill::mask_scores(rows, first_row_, column, s);
+    if (needs_mask(context.sight, tile.first)) mask_scores(rows, first_row_, column, s);
     if (!tile.is_first) {
       const uint32_t before = tile.number - 1;
       ptx::wait(told_ + 8 * (before % 2 * kGroupWarps + static_cast<uint32_t>(warp_)), before / 2 & 1);

@@ -19,7 +19,11 @@ struct DimsLaunch {
   LaunchClass bfloat16;
   LaunchClass float16;
 };
-constexpr DimsLaunch kDimsLaunches[] = {{128, 128, launch_bfloat16_128_128, launch_float16_128_128}};
+constexpr DimsLaunch kDimsLaunches[] = {{64, 64, launch_bfloat16_64_64, launch_float16_64_64},
+                                        {96, 96, launch_bfloat16_96_96, launch_float16_96_96},
+                                        {128, 128, launch_bfloat16_128_128, launch_float16_128_128},
+                                        {192, 128, launch_bfloat16_192_128, launch_float16_192_128},
+                                        {256, 256, launch_bfloat16_256_256, launch_float16_256_256}};
 
 const DimsLaunch* find_dims(int32_t qk, int32_t v) {
   for (const DimsLaunch& dims : kDimsLaunches) {
@@ -31,7 +35,7 @@ const DimsLaunch* find_dims(int32_t qk, int32_t v) {
 std::string refusal(const AttentionConfig& config) {
   if (find_dims(config.head_dim_qk, config.head_dim_v) == nullptr) {
     return core::message("head_dim_qk is ", config.head_dim_qk, ", head_dim_v ", config.head_dim_v,
-                         "; cuda-sm90-prefill takes 128/128");
+                         "; cuda-sm90-prefill takes 64/64, 96/96, 128/128, 192/128 and 256/256");
   }
   if (!is_16_bit(config.q) || config.kv != config.q || config.ragged_kv != config.q) {
     return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
@@ -48,9 +52,9 @@ std::string refusal(const AttentionConfig& config) {
   return {};
 }
 
-planner::TileShape tile(const AttentionConfig&) {
+planner::TileShape tile(const AttentionConfig& config) {
   return {.rows = kRows,
-          .kv_tokens = kTokens,
+          .kv_tokens = tile_tokens({config.head_dim_qk, config.head_dim_v}),
           .schedule = planner::Schedule::kClaimed,
           .order = planner::ClaimOrder::kDearestFirst};
 }
@@ -61,9 +65,14 @@ DType weights(const AttentionConfig& config) {
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   const DimsLaunch& dims = *find_dims(params.head_dim_qk, params.head_dim_v);
-  const bool general = params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
+  const bool cap = params.soft_cap != 0.0f;
+  const bool alibi = params.alibi_slopes != nullptr;
+  const Variant variant = params.mask == MaskKind::kCustom || (cap && alibi) ? Variant::kAny
+                          : cap                                              ? Variant::kCap
+                          : alibi                                            ? Variant::kAlibi
+                                                                             : Variant::kPlain;
   const LaunchClass launch_class = shape.q == DType::kFloat16 ? dims.float16 : dims.bfloat16;
-  launch_class(params, general, shape.num_workers, stream);
+  launch_class(params, variant, shape.num_workers, stream);
   if (shape.merge) launch_merge(params, shape.num_workers, stream, true, 16);
 }
 

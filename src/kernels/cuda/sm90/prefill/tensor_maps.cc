@@ -22,7 +22,7 @@ int32_t eights_of(const KvStrides& strides) {
   return static_cast<int32_t>(strides.page / step);
 }
 
-/// Dimensions, innermost first: 64 components, eight tokens, the components' next 64, heads, eights of tokens, pages
+/// Dimensions, innermost first: a span's components, eight tokens, their next spans, heads, eights of tokens, pages
 /// lying a whole number of them apart. A box is all components of one head of some tokens: see tile_offset.
 bool make_map(CUtensorMap& map, const SegmentParams& segment, const void* data, const KvStrides& strides,
               int32_t head_dim, int32_t num_heads, int32_t box) {
@@ -34,18 +34,20 @@ bool make_map(CUtensorMap& map, const SegmentParams& segment, const void* data, 
   for (const int64_t stride : {kEight * strides.token, strides.head}) {
     if (stride >= (int64_t{1} << 40) / kElement) return false;
   }
-  const cuuint64_t dims[5] = {64, kEight, static_cast<cuuint64_t>(head_dim / 64), static_cast<cuuint64_t>(num_heads),
+  const auto width = static_cast<cuuint32_t>(span(head_dim));
+  const auto components = static_cast<cuuint32_t>(width / kElement);
+  const cuuint32_t spans = static_cast<cuuint32_t>(head_dim) / components;
+  const cuuint64_t dims[5] = {components, kEight, spans, static_cast<cuuint64_t>(num_heads),
                               static_cast<cuuint64_t>(eights)};
-  const cuuint64_t steps[4] = {static_cast<cuuint64_t>(kElement * strides.token), 128,
+  const cuuint64_t steps[4] = {static_cast<cuuint64_t>(kElement * strides.token), width,
                                static_cast<cuuint64_t>(kElement * strides.head),
                                static_cast<cuuint64_t>(kElement * kEight * strides.token)};
-  const cuuint32_t sizes[5] = {64, kEight, static_cast<cuuint32_t>(head_dim / 64), 1,
-                               static_cast<cuuint32_t>(box / kEight)};
+  const cuuint32_t sizes[5] = {components, kEight, spans, 1, static_cast<cuuint32_t>(box / kEight)};
   const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
   // Data is only moved: any type of its size does.
   return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(data), dims, steps, sizes, ones,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                CU_TENSOR_MAP_INTERLEAVE_NONE, width == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -58,7 +60,7 @@ void describe(PrefillParams& params, const HeadDims& dims) {
     copy = {};
     if (segment.dtype == DType::kUnset || size_of(segment.dtype) != kElement) continue;
     copy.direct = is_aligned(segment.k, segment.k_strides) && is_aligned(segment.v, segment.v_strides);
-    const int32_t box = segment.paged && copy.direct ? box_tokens(segment.page_size) : 0;
+    const int32_t box = segment.paged && copy.direct ? box_tokens(segment.page_size, tile_tokens(dims)) : 0;
     copy.page_size = FastDiv(std::max(segment.page_size, 1));
     copy.eights = eights_of(segment.k_strides);
     if (box == 0 || copy.eights == 0 || copy.eights != eights_of(segment.v_strides)) continue;
