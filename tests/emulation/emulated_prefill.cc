@@ -17,17 +17,17 @@ namespace folio::inline v0::kernels::cuda {
 namespace sm90::prefill {
 namespace {
 
-template <typename T, int32_t DimQk, int32_t DimV>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes = Codes::kNone>
 void emulate(const AttentionParams& attention, bool general, int32_t num_workers) {
   static uint64_t seed = 0;
   PrefillParams params{};
   params.attention = attention;
-  describe(params, {DimQk, DimV});
+  describe(params, {DimQk, DimV}, element_bytes(kCodes));
   emulation::run_grid(num_workers, kThreads, shared_bytes<DimQk, DimV>(), ++seed, [&] {
     if (general) {
-      run_thread_block<T, DimQk, DimV, true>(params, emulation::shared_memory());
+      run_thread_block<T, DimQk, DimV, true, kCodes>(params, emulation::shared_memory());
     } else {
-      run_thread_block<T, DimQk, DimV, false>(params, emulation::shared_memory());
+      run_thread_block<T, DimQk, DimV, false, kCodes>(params, emulation::shared_memory());
     }
   });
 }
@@ -39,6 +39,12 @@ void launch_bfloat16_128_128(const AttentionParams& params, bool general, int32_
 }
 void launch_float16_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
   emulate<__half, 128, 128>(params, general, num_workers);
+}
+void launch_e4m3_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128, Codes::kE4M3>(params, general, num_workers);
+}
+void launch_e5m2_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128, Codes::kE5M2>(params, general, num_workers);
 }
 
 }  // namespace sm90::prefill

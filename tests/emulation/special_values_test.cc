@@ -111,7 +111,6 @@ TEST_P(EmulatedSpecialValues, ReachThoseWhoSeeThemAndNobodyElse) {
 
 /// Those of keys and values that the kernel takes.
 std::vector<DType> types() {
-  if (std::strcmp(kKernel, "cuda-sm90-prefill") == 0) return {DType::kBFloat16};
   return {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
 }
 

@@ -23,6 +23,9 @@ constexpr int32_t kSharedLimit = 227 * 1024;
 /// Registers of a thread: at entry as many as 384 threads may have, then those of the loading and the math warpgroups.
 constexpr int32_t kLoadRegisters = 72;
 constexpr int32_t kMathRegisters = 216;
+/// The same where the loading warpgroup widens codes.
+constexpr int32_t kCodeLoadRegisters = 80;
+constexpr int32_t kCodeMathRegisters = 216;
 
 struct HeadDims {
   int32_t qk;

@@ -57,7 +57,8 @@ struct SharedState {
   uint64_t item_empty[kItems];  ///< phase n: the math warps have done with it
   uint64_t full[kStages];       ///< phase n: the stage's tile number n is there
   uint64_t empty[kStages];
-  uint64_t landed;  ///< of tiles of values that the loading warps look through first
+  uint64_t landed;                              ///< of tiles of values that the loading warps look through first
+  uint64_t codes_landed[kStages][kGroupWarps];  ///< phase n: a loading warp's codes of the stage's tile number n
 };
 
 /// Arrivals of a phase: every loading warp's; of an item, every loading thread's two, one of them when its copies are
