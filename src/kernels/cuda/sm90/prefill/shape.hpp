@@ -24,8 +24,8 @@ constexpr int32_t kSharedLimit = 227 * 1024;
 constexpr int32_t kLoadRegisters = 72;
 constexpr int32_t kMathRegisters = 216;
 /// The same where the loading warpgroup widens codes.
-constexpr int32_t kCodeLoadRegisters = 80;
-constexpr int32_t kCodeMathRegisters = 216;
+constexpr int32_t kCodeLoadRegisters = 112;
+constexpr int32_t kCodeMathRegisters = 200;
 
 struct HeadDims {
   int32_t qk;
