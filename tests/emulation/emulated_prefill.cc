@@ -34,6 +34,18 @@ void emulate(const AttentionParams& attention, bool general, int32_t num_workers
 
 }  // namespace
 
+void launch_bfloat16_64_64(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 64, 64>(params, general, num_workers);
+}
+void launch_float16_64_64(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 64, 64>(params, general, num_workers);
+}
+void launch_bfloat16_96_96(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 96, 96>(params, general, num_workers);
+}
+void launch_float16_96_96(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 96, 96>(params, general, num_workers);
+}
 void launch_bfloat16_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
   emulate<__nv_bfloat16, 128, 128>(params, general, num_workers);
 }
@@ -45,6 +57,18 @@ void launch_e4m3_128_128(const AttentionParams& params, bool general, int32_t nu
 }
 void launch_e5m2_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
   emulate<__half, 128, 128, Codes::kE5M2>(params, general, num_workers);
+}
+void launch_bfloat16_192_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 192, 128>(params, general, num_workers);
+}
+void launch_float16_192_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 192, 128>(params, general, num_workers);
+}
+void launch_bfloat16_256_256(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 256, 256>(params, general, num_workers);
+}
+void launch_float16_256_256(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
+  emulate<__half, 256, 256>(params, general, num_workers);
 }
 
 }  // namespace sm90::prefill

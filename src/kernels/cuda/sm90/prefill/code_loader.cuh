@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/cuda/sm90/prefill/codes.cuh"
 #include "kernels/cuda/sm90/prefill/loader.cuh"
 
@@ -16,14 +18,22 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
 
  public:
   __device__ __forceinline__ CodeLoader(const PrefillParams& params, unsigned char* memory, SharedState& state)
-      : Base(params, memory, state), landed_(ptx::shared_address(state.codes_landed[0]) + 8 * warp_), place_(lane_) {}
+      : Base(params, memory, state), place_(lane_) {}
 
   __device__ __forceinline__ void run() { run_as(*this); }
 
  private:
-  /// Queries become float16 where they are.
-  __device__ __forceinline__ void end_queries(int32_t slot) const {
-    if (params_.attention.q_dtype != DType::kBFloat16) return;
+  static constexpr bool kQueriesLate = true;  ///< behind the first keys' codes, which are on their way meanwhile
+
+  /// The item's queries, and with them all that was written of it.
+  __device__ __forceinline__ void deliver(int32_t slot) const {
+    copy_queries(query_, slot);
+    if (params_.attention.q_dtype == DType::kBFloat16) to_float16_queries(slot);
+    hand_over(slot);
+  }
+
+  /// bfloat16 queries become float16 where they are.
+  __device__ __forceinline__ void to_float16_queries(int32_t slot) const {
     constexpr int32_t kPieces = kCodeDim / kPiece;
     ptx::wait_all_copies();
     __syncwarp();
@@ -64,6 +74,31 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
     return {n == 0 || n % 2 == 1, n % 2 == 1 ? (n + 1) / 2 : (n == 0 ? 0 : n / 2 - 1)};
   }
 
+  /// A turn's stage in its ring, and the phase of what fills it.
+  struct CodeStage {
+    uint32_t number;
+    uint32_t tile;
+    uint32_t full;
+    uint32_t empty;
+    uint32_t landed;  ///< this warp's
+    uint32_t parity;
+  };
+  __device__ __forceinline__ CodeStage stage_of(const Turn& turn) const {
+    constexpr auto kStages = static_cast<uint32_t>(stages(kDims));
+    const uint32_t use = num_tiles_ + static_cast<uint32_t>(turn.tile);
+    const uint32_t number = use % kStages;
+    const uint32_t ring = ptx::shared_address(&state_.keys) +
+                          (turn.keys ? 0 : ptx::shared_address(&state_.values) - ptx::shared_address(&state_.keys));
+    return {number,
+            memory_ + static_cast<uint32_t>(turn.keys ? kLayout.keys : kLayout.values) +
+                number * static_cast<uint32_t>(tile_bytes(kDims, kCodeDim)),
+            ring + static_cast<uint32_t>(offsetof(Ring, full)) + 8 * number,
+            ring + static_cast<uint32_t>(offsetof(Ring, empty)) + 8 * number,
+            ptx::shared_address(state_.codes_landed) +
+                8 * (((turn.keys ? 0 : kMaxStages) + number) * kGroupWarps + static_cast<uint32_t>(warp_)),
+            use / kStages & 1};
+  }
+
   /// Boxes of a tile are asked for as soon as the ring has room for them, and widened in the ring's order.
   template <int32_t Mine>
   __device__ __forceinline__ void load_code_boxes(const Tiles& tiles, const PrefillParams::Maps& maps,
@@ -81,13 +116,14 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
 #pragma unroll 1
     for (int32_t n = 0; n < num_turns; ++n) {
 #pragma unroll 1
-      for (; asked < num_turns && asked - n < kStages; ++asked) {
+      for (; asked < num_turns; ++asked) {
+        const Turn turn = turn_of(asked, num_turns);
+        const CodeStage stage = stage_of(turn);
         if (asked == n) {
-          ptx::wait(empty_ + 8 * stage_, parity_ ^ 1);
-        } else if (!__all_sync(kAllLanes, ptx::has_ended(empty_ + 8 * stage_, parity_ ^ 1))) {
+          ptx::wait(stage.empty, stage.parity ^ 1);  // see await_stage
+        } else if (!__all_sync(kAllLanes, ptx::has_ended(stage.empty, stage.parity ^ 1))) {
           break;
         }
-        const Turn turn = turn_of(asked, num_turns);
         if (turn.keys || asked == num_turns - 1) {
 #pragma unroll
           for (int32_t b = 0; b < Mine; ++b) values[b] = keys[b];
@@ -101,30 +137,27 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
           for (int32_t b = 0; b < Mine; ++b) {
             keys[b] = __shfl_sync(kAllLanes, here, turn.tile % kAtOnce * Mine + b);
           }
-        }
-        const uint32_t tile = memory_ + stage_ * stage_bytes(kDims);
-        const uint32_t barrier = landed_ + 8 * kGroupWarps * stage_;
-        if (turn.keys) {
-          ask_for_boxes<Mine>(tile, barrier, maps.k, keys, head, policy);
+          ask_for_boxes<Mine>(stage, maps.k, keys, head, policy);
         } else {
-          ask_for_boxes<Mine>(tile, barrier, maps.v, values, head, policy);
+          ask_for_boxes<Mine>(stage, maps.v, values, head, policy);
         }
-        advance(stage_, parity_);
       }
-      ptx::wait(landed_ + 8 * kGroupWarps * wide_stage_, wide_parity_);
+      if (n == 0) deliver(num_items_ % kItems);
+      const Turn turn = turn_of(n, num_turns);
+      const CodeStage stage = stage_of(turn);
+      ptx::wait(stage.landed, stage.parity);
       uint4 codes[kCodePieces];
       constexpr int32_t kEights = kWarpEights / Mine;  // of a box
-      const uint32_t mine =
-          memory_ + wide_stage_ * stage_bytes(kDims) + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim));
+      const uint32_t mine = stage.tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim));
 #pragma unroll
       for (int32_t i = 0; i < kCodePieces; ++i) {
-        const int32_t box = i / 2 / kEights;
-        codes[i] = ptx::load_16(mine + box_offset<Mine>(box) + kCodePlace<Mine> + i / 2 % kEights * kCodeEight +
-                                code_offset(place_, i % 2));
+        codes[i] = ptx::load_16(mine + box_offset<Mine>(i / 2 / kEights) + kCodePlace<Mine> +
+                                static_cast<uint32_t>(i / 2 % kEights * kCodeEight) + code_offset(place_, i % 2));
       }
       __syncwarp();  // all have read what is written over now
-      widen<Mine>(tiles, turn_of(n, num_turns), codes);
+      widen<Mine>(tiles, turn, stage, codes);
     }
+    num_tiles_ += static_cast<uint32_t>(tiles.count);
   }
 
   /// From the warp's first box of a tile to its box number `box`; from a box's place to that of its codes.
@@ -137,25 +170,26 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
 
   /// Begins the copies of the warp's boxes of a tile.
   template <int32_t Mine>
-  __device__ __forceinline__ void ask_for_boxes(uint32_t tile, uint32_t barrier, const CUtensorMap& map,
+  __device__ __forceinline__ void ask_for_boxes(const CodeStage& stage, const CUtensorMap& map,
                                                 const int32_t (&at)[Mine], int32_t head, uint64_t policy) const {
     if (!ptx::elect()) return;
     constexpr int32_t kEights = kWarpEights / Mine;
     int32_t count = 0;
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) count += at[b] >= 0 ? 1 : 0;
-    ptx::arrive_expecting(barrier, static_cast<uint32_t>(count * kEights * kCodeEight));
-    const uint32_t to = tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim)) + kCodePlace<Mine>;
+    ptx::arrive_expecting(stage.landed, static_cast<uint32_t>(count * kEights * kCodeEight));
+    const uint32_t to = stage.tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim)) + kCodePlace<Mine>;
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) {
-      if (at[b] >= 0) ptx::copy_box_5d(to + box_offset<Mine>(b), &map, barrier, 0, 0, 0, head, at[b], policy);
+      if (at[b] >= 0) ptx::copy_box_5d(to + box_offset<Mine>(b), &map, stage.landed, 0, 0, 0, head, at[b], policy);
     }
   }
 
   /// Writes a tile's next 32 tokens of this warp and hands them over. Of values at which rows look differently, tokens
   /// that no row sees become zeros.
   template <int32_t Mine>
-  __device__ __forceinline__ void widen(const Tiles& tiles, const Turn& turn, uint4 (&codes)[kCodePieces]) {
+  __device__ __forceinline__ void widen(const Tiles& tiles, const Turn& turn, const CodeStage& stage,
+                                        uint4 (&codes)[kCodePieces]) const {
     constexpr int32_t kEights = kWarpEights / Mine;
     if (!turn.keys && tiles.is_edge(turn.tile)) {
       const int32_t first = tiles.first_token(turn.tile) + warp_ * kEights * kEight + place_.token;
@@ -167,18 +201,16 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
         special = special || has_special<kCodes>(codes[i]);
       }
       special = __any_sync(kAllLanes, special);
-      if (lane_ == 0) state_.special[wide_stage_][warp_] = special ? 1 : 0;
+      if (lane_ == 0) state_.special[stage.number][warp_] = special ? 1 : 0;
     }
-    const uint32_t tile = memory_ + wide_stage_ * stage_bytes(kDims);
-    const uint32_t mine = tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim));
+    const uint32_t mine = stage.tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim));
 #pragma unroll
     for (int32_t i = 0; i < kCodePieces; ++i) {
-      store_widened<kCodes>(
-          mine + box_offset<Mine>(i / 2 / kEights) + static_cast<uint32_t>(i / 2 % kEights * eight_bytes(kCodeDim)),
-          place_, i % 2, codes[i]);
+      const uint32_t eight =
+          mine + box_offset<Mine>(i / 2 / kEights) + static_cast<uint32_t>(i / 2 % kEights * eight_bytes(kCodeDim));
+      store_widened<kCodes>(eight, place_, i % 2, codes[i]);
     }
-    hand_over_tile({wide_stage_, tile, full_ + 8 * wide_stage_});
-    advance(wide_stage_, wide_parity_);
+    hand_over_tile({stage.number, stage.tile, stage.full});
   }
 
   /// Any other keys and values: codes come through registers, those of a tile on their way while the ring has no room.
@@ -206,11 +238,13 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
           codes[i] = gather(from);
         }
       }
-      ptx::wait(empty_ + 8 * stage_, parity_ ^ 1);
-      if (lane_ == 0) ptx::arrive(landed_ + 8 * kGroupWarps * stage_);  // its phases are the stage's
-      advance(stage_, parity_);
-      widen<1>(tiles, turn, codes);
+      if (n == 0) deliver(num_items_ % kItems);
+      const CodeStage stage = stage_of(turn);
+      ptx::wait(stage.empty, stage.parity ^ 1);
+      if (lane_ == 0) ptx::arrive(stage.landed);  // its phases are the stage's
+      widen<1>(tiles, turn, stage, codes);
     }
+    num_tiles_ += static_cast<uint32_t>(tiles.count);
   }
 
   /// Sixteen codes, whatever their address.
@@ -221,17 +255,8 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
     return {words[0], words[1], words[2], words[3]};
   }
 
-  __device__ __forceinline__ static void advance(uint32_t& stage, uint32_t& parity) {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-
-  const uint32_t landed_;  ///< this warp's, of the first stage
   const CodePlace place_;
-  uint32_t wide_stage_ = 0;  ///< the next to be widened
-  uint32_t wide_parity_ = 0;
+  uint32_t num_tiles_ = 0;  ///< of items before the present one
 };
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -12,7 +12,7 @@ constexpr int32_t kCodeDim = 128;     ///< components of a token: their codes ar
 constexpr int32_t kWarpEights = 4;    ///< of a tile, that a loading warp has
 constexpr int32_t kCodePieces = 8;    ///< of a lane
 constexpr int32_t kCodeEight = 1024;  ///< bytes of eight tokens' codes
-constexpr int32_t kLargestCodeBox = kEight * kWarpEights;
+static_assert(kLargestCodeBox == kEight * kWarpEights && kCodeSpan == kCodeDim);
 
 /// What a lane has of each eight tokens. Eight lanes, which share an access to shared memory, have tokens whose numbers
 /// differ in the first and the last bit: so they meet neither where codes are read (see code_offset) nor where they
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_widened(uint32_t eight, const CodePlace& p
   widen_four<kCodes>(codes.y, first.z, first.w);
   widen_four<kCodes>(codes.z, second.x, second.y);
   widen_four<kCodes>(codes.w, second.z, second.w);
-  const uint32_t row = eight + static_cast<uint32_t>(half * kHalfBytes + place.token * 128);
+  const uint32_t row = eight + static_cast<uint32_t>(half * span_step(kCodeDim) + place.token * 128);
   const auto at = static_cast<uint32_t>(((2 * place.piece) ^ place.token) * 16);
   ptx::store_16(row + at, first);
   ptx::store_16(row + (at ^ 16u), second);

@@ -17,21 +17,21 @@ class Loader {
  protected:
   static constexpr HeadDims kDims{DimQk, DimV};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
+  static constexpr int32_t kTokens = tile_tokens(kDims);
+  using Place = RingPlace<stages(kDims)>;
 
  public:
   __device__ __forceinline__ Loader(const PrefillParams& params, unsigned char* memory, SharedState& state)
       : params_(params),
         state_(state),
         memory_(ptx::shared_address(memory)),
-        full_(ptx::shared_address(state.full)),
-        empty_(ptx::shared_address(state.empty)),
         warp_(static_cast<int32_t>(threadIdx.x) / 32),
         lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
 
   __device__ __forceinline__ void run() { run_as(*this); }
 
  protected:
-  /// `self`: this, as the class whose end_queries and load_tiles are to be called.
+  /// `self`: this, as the class whose deliver and load_tiles are to be called.
   template <typename Self>
   __device__ __forceinline__ void run_as(Self& self) {
     const planner::PlanView& plan = params_.attention.plan->view;
@@ -88,7 +88,7 @@ class Loader {
     const bool custom =
         has_keys && params.mask == MaskKind::kCustom && plan.segments[item.segment].mask == SegmentMask::kAsConfig;
     const int32_t num_rows = item.row_end - item.row_begin;
-    bind_row(plan, item, num_rows, has_keys, custom, state_.rows[slot], slot);
+    query_ = bind_row(plan, item, num_rows, has_keys, custom, state_.rows[slot]);
     ptx::meet(kLoadMeeting, kGroupThreads);
     Sight sight = state_.sights[0];
 #pragma unroll
@@ -118,8 +118,7 @@ class Loader {
         context.first_pos = plan.segments[item.segment].first_pos[item.kv_row];
       }
     }
-    self.end_queries(slot);
-    hand_over(slot);
+    if (!Self::kQueriesLate || num_tiles == 0) self.deliver(slot);
     if (num_tiles == 0) return;
     const Tiles tiles(first_tile + num_tiles - 1, num_tiles, sight, custom);
     const SegmentParams& segment = params.segments[item.segment];
@@ -131,26 +130,22 @@ class Loader {
     self.load_tiles(tiles, segment, copy, pages, item);
   }
 
-  /// Before an item's queries are handed over.
-  __device__ __forceinline__ void end_queries(int32_t) const {}
-
   __device__ __forceinline__ void load_tiles(const Tiles& tiles, const SegmentParams& segment, const SegmentCopy& copy,
                                              const int32_t* pages, const planner::WorkItem& item) {
     if (copy.box == 0) {
       load_by_threads(tiles, segment, copy, pages, item);
-    } else if (boxes_per_warp(copy.box) == 1) {
+    } else if (boxes_per_warp(copy.box, kTokens) == 1) {
       load_boxes<1>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
-    } else if (boxes_per_warp(copy.box) == 2) {
+    } else if (boxes_per_warp(copy.box, kTokens) == 2) {
       load_boxes<2>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
     } else {
       load_boxes<4>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
     }
   }
 
-  /// This thread's row: what it sees, to shared memory; its warp's queries to theirs.
-  __device__ __forceinline__ void bind_row(const planner::PlanView& plan, const planner::WorkItem& item,
-                                           int32_t num_rows, bool has_keys, bool custom, RowInfo& rows,
-                                           int32_t slot) const {
+  /// This thread's row: what it sees, to shared memory. Returns where its queries begin; -1: the item has no such row.
+  __device__ __forceinline__ int64_t bind_row(const planner::PlanView& plan, const planner::WorkItem& item,
+                                              int32_t num_rows, bool has_keys, bool custom, RowInfo& rows) const {
     const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
     Sight sight{INT32_MAX, 0, 0, INT32_MAX};
@@ -208,7 +203,6 @@ class Loader {
     }
     rows.visible_begin[thread] = begin;
     rows.visible_end[thread] = end;
-    copy_queries(query, slot);
     sight.any_begin = __reduce_min_sync(kAllLanes, sight.any_begin);
     sight.any_end = __reduce_max_sync(kAllLanes, sight.any_end);
     sight.all_begin = __reduce_max_sync(kAllLanes, sight.all_begin);
@@ -218,12 +212,28 @@ class Loader {
       state_.sights[warp_] = sight;
       state_.turned[warp_] = turned;
     }
+    return query;
+  }
+
+  /// Where shared memory has one place for queries, they come behind the item's first keys: the place is another
+  /// item's until that is through.
+  static constexpr bool kQueriesLate = query_places(kDims) < kItems;
+
+  /// The item's queries, and with them all that was written of it.
+  __device__ __forceinline__ void deliver(int32_t slot) const {
+    if (kQueriesLate && num_items_ > 0) {
+      const int32_t before = num_items_ - 1;
+      ptx::wait(ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(before % kItems),
+                before / kItems & 1);
+    }
+    copy_queries(query_, slot % query_places(kDims));
+    hand_over(slot);
   }
 
   /// The queries of a warp's rows, of which each lane knows where its own begin; zeros for rows that the item has not.
-  __device__ __forceinline__ void copy_queries(int64_t query, int32_t slot) const {
+  __device__ __forceinline__ void copy_queries(int64_t query, int32_t place) const {
     constexpr int32_t kPieces = DimQk / kPiece;
-    const uint32_t to = memory_ + static_cast<uint32_t>(kLayout.queries + slot * kMathGroups * query_bytes(DimQk));
+    const uint32_t to = memory_ + static_cast<uint32_t>(kLayout.queries + place * kMathGroups * query_bytes(DimQk));
     const AttentionParams& params = params_.attention;
 #pragma unroll 2
     for (int32_t i = lane_; i < 32 * kPieces; i += 32) {
@@ -253,13 +263,19 @@ class Loader {
     uint32_t tile;
     uint32_t full;
   };
-  __device__ __forceinline__ Stage await_stage() {
-    const Stage stage{stage_, memory_ + stage_ * stage_bytes(kDims), full_ + 8 * stage_};
-    ptx::wait(empty_ + 8 * stage_, parity_ ^ 1);  // of a stage never used, the phase before the first counts as ended
-    if (++stage_ == kStages) {
-      stage_ = 0;
-      parity_ ^= 1;
-    }
+  __device__ __forceinline__ Stage await_keys() {
+    return await_stage<kLayout.keys, tile_bytes(kDims, DimQk)>(state_.keys, keys_);
+  }
+  __device__ __forceinline__ Stage await_values() {
+    return await_stage<kLayout.values, tile_bytes(kDims, DimV)>(state_.values, values_);
+  }
+  template <int32_t Begin, int32_t Bytes>
+  __device__ __forceinline__ Stage await_stage(const Ring& ring, Place& place) const {
+    const Stage stage{place.stage, memory_ + Begin + place.stage * Bytes,
+                      ptx::shared_address(ring.full) + 8 * place.stage};
+    // Of a stage never used, the phase before the first counts as ended.
+    ptx::wait(ptx::shared_address(ring.empty) + 8 * place.stage, place.parity ^ 1);
+    place.step();
     return stage;
   }
 
@@ -289,11 +305,14 @@ class Loader {
         keys[b] = __shfl_sync(kAllLanes, here, i % kAtOnce * Mine + b);
       }
       if (i < tiles.count) {
-        const Stage stage = await_stage();
+        const Stage stage = await_keys();
         issue_boxes<DimQk, Mine>(stage.tile, stage.full, maps.k, box, keys, head, policy);
       }
-      if (i == 0) continue;
-      const Stage stage = await_stage();
+      if (i == 0) {
+        if constexpr (kQueriesLate) deliver(num_items_ % kItems);
+        continue;
+      }
+      const Stage stage = await_values();
       const bool edge = tiles.is_edge(i - 1);
       const uint32_t barrier = edge ? ptx::shared_address(&state_.landed) : stage.full;
       issue_boxes<DimV, Mine>(stage.tile, barrier, maps.v, box, values, head, policy);
@@ -331,6 +350,7 @@ class Loader {
     int32_t count = 0;
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) count += at[b] >= 0 ? 1 : 0;
+    ptx::arrive(barrier, kIssueArrivals);
     ptx::arrive_expecting(barrier, static_cast<uint32_t>(count * bytes));
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) {
@@ -343,18 +363,17 @@ class Loader {
   /// Values of tile `i`, which are there, before they are handed over.
   __device__ __forceinline__ void look_through_values(const Tiles& tiles, int32_t i, const Stage& stage) const {
     const int32_t first = tiles.first_token(i);
-    const bool special = look_through<T, DimV>(stage.tile, tiles.sight.any_begin - first, tiles.sight.any_end - first,
-                                               static_cast<int32_t>(threadIdx.x));
+    const bool special = look_through<T, DimV, kTokens>(stage.tile, tiles.sight.any_begin - first,
+                                                        tiles.sight.any_end - first, static_cast<int32_t>(threadIdx.x));
     const bool any = __any_sync(kAllLanes, special);
     if (lane_ == 0) state_.special[stage.number][warp_] = any ? 1 : 0;
     hand_over_tile(stage);
   }
 
-  /// A tile that this warp's threads have written to.
+  /// A tile that this thread has written to.
   __device__ __forceinline__ void hand_over_tile(const Stage& stage) const {
     ptx::order_before_products();
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(stage.full);
+    ptx::arrive(stage.full, kLaneArrivals);
   }
 
   /// Any other keys and values.
@@ -366,13 +385,16 @@ class Loader {
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
       if (i < tiles.count) {
-        const Stage stage = await_stage();
+        const Stage stage = await_keys();
         copy_tokens<DimQk>(tiles, i, stage.tile, segment.k, segment.dtype, segment.k_strides, head, copy, pages,
                            first_token);
         end_copies(stage, copy.direct);
       }
-      if (i == 0) continue;
-      const Stage stage = await_stage();
+      if (i == 0) {
+        if constexpr (kQueriesLate) deliver(num_items_ % kItems);
+        continue;
+      }
+      const Stage stage = await_values();
       copy_tokens<DimV>(tiles, i - 1, stage.tile, segment.v, segment.dtype, segment.v_strides, head, copy, pages,
                         first_token);
       if (!tiles.is_edge(i - 1)) {
@@ -385,23 +407,23 @@ class Loader {
     }
   }
 
-  /// The tile is there when the warp's copies are through.
+  /// The tile is there when this thread's copies are through.
   __device__ __forceinline__ void end_copies(const Stage& stage, bool direct) const {
     if (!direct) {
       hand_over_tile(stage);
       return;
     }
-    ptx::hold_for_copies(stage.full);
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(stage.full);
+    ptx::arrive_after_copies(stage.full);
+    ptx::arrive(stage.full);
   }
 
-  /// Where this thread's token of a tile begins; -1: no row sees it.
-  __device__ __forceinline__ static int64_t token_begin(const Tiles& tiles, int32_t i, const KvStrides& strides,
-                                                        int32_t head, const SegmentCopy& copy, const int32_t* pages,
-                                                        int32_t first_token) {
-    const int32_t mine = tiles.first_token(i) + static_cast<int32_t>(threadIdx.x);
-    if (mine < tiles.sight.any_begin || mine >= tiles.sight.any_end) return -1;
+  /// Where this lane's token of its warp's tokens of a tile begins; -1: no row sees it.
+  __device__ __forceinline__ int64_t token_begin(const Tiles& tiles, int32_t i, const KvStrides& strides, int32_t head,
+                                                 const SegmentCopy& copy, const int32_t* pages,
+                                                 int32_t first_token) const {
+    constexpr int32_t kMine = kTokens / kGroupWarps;
+    const int32_t mine = tiles.first_token(i) + warp_ * kMine + lane_;
+    if (lane_ >= kMine || mine < tiles.sight.any_begin || mine >= tiles.sight.any_end) return -1;
     const int64_t begin = head * strides.head;
     if (pages == nullptr) return begin + (int64_t{first_token} + mine) * strides.token;
     const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(mine));
@@ -409,19 +431,19 @@ class Loader {
     return begin + pages[column] * strides.page + in_page * strides.token;
   }
 
-  /// Begins the copies of a tile by threads: a warp has 32 tokens, each lane knows where one of them lies. Zeros for
-  /// tokens that no row sees.
+  /// Begins the copies of a tile by threads. Zeros for tokens that no row sees.
   template <int32_t Dim>
   __device__ __forceinline__ void copy_tokens(const Tiles& tiles, int32_t i, uint32_t tile, const void* data,
                                               DType dtype, const KvStrides& strides, int32_t head,
                                               const SegmentCopy& copy, const int32_t* pages,
                                               int32_t first_token) const {
     constexpr int32_t kPieces = Dim / kPiece;
+    constexpr int32_t kMine = kTokens / kGroupWarps;
     const int64_t begin = token_begin(tiles, i, strides, head, copy, pages, first_token);
 #pragma unroll 2
-    for (int32_t n = lane_; n < 32 * kPieces; n += 32) {
+    for (int32_t n = lane_; n < kMine * kPieces; n += 32) {
       const int64_t at = __shfl_sync(kAllLanes, begin, n / kPieces);
-      const uint32_t target = tile + static_cast<uint32_t>(tile_offset(Dim, 32 * warp_ + n / kPieces, n % kPieces));
+      const uint32_t target = tile + static_cast<uint32_t>(tile_offset(Dim, kMine * warp_ + n / kPieces, n % kPieces));
       const int64_t from = at < 0 ? 0 : at + n % kPieces * kPiece;
       if (copy.direct) {
         ptx::copy_16_async(target, static_cast<const T*>(data) + from, at >= 0);
@@ -434,14 +456,13 @@ class Loader {
   const PrefillParams& params_;
   SharedState& state_;
   const uint32_t memory_;
-  const uint32_t full_;
-  const uint32_t empty_;
   const int32_t warp_;
   const int32_t lane_;
   int32_t num_items_ = 0;
   int32_t num_edges_ = 0;
-  uint32_t stage_ = 0;  ///< the next
-  uint32_t parity_ = 0;
+  int64_t query_ = -1;  ///< of this thread's row of the item
+  Place keys_;          ///< the next
+  Place values_;
 };
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -12,18 +12,18 @@ template <typename T, int32_t DimQk, int32_t DimV, bool General>
 class MathGroup {
   static constexpr HeadDims kDims{DimQk, DimV};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
+  static constexpr int32_t kTokens = tile_tokens(kDims);
   static constexpr int32_t kScores = kTokens / 2;  ///< of a lane
   static constexpr int32_t kValues = DimV / 2;
+  using Place = RingPlace<stages(kDims)>;
 
  public:
   __device__ __forceinline__ MathGroup(const PrefillParams& params, unsigned char* memory, SharedState& state)
       : params_(params),
         state_(state),
         group_(static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1),
-        ring_(ptx::shared_address(memory)),
-        queries_(ring_ + static_cast<uint32_t>(kLayout.queries + group_ * query_bytes(DimQk))),
-        full_(ptx::shared_address(state.full)),
-        empty_(ptx::shared_address(state.empty)),
+        memory_(ptx::shared_address(memory)),
+        queries_(memory_ + static_cast<uint32_t>(kLayout.queries + group_ * query_bytes(DimQk))),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         first_row_(group_ * kGroupRows + static_cast<int32_t>(threadIdx.x) % kGroupThreads / 32 * 16 + lane_ / 4) {}
 
@@ -35,12 +35,12 @@ class MathGroup {
       const ItemContext& context = state_.contexts[slot];
       if (context.all_done) return;
       const RowInfo& rows = state_.rows[slot];
-      const uint32_t queries = queries_ + static_cast<uint32_t>(slot * kMathGroups * query_bytes(DimQk));
+      const uint32_t queries =
+          queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk));
       begin_item(context, rows);
       if (context.num_tiles > 0) accumulate(context, rows, queries);
       end_item<DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
-      __syncwarp();
-      if (lane_ == 0) ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
+      ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
     }
   }
 
@@ -74,16 +74,16 @@ class MathGroup {
   __device__ __forceinline__ void accumulate(const ItemContext& context, const RowInfo& rows, uint32_t queries) {
     Walk walk{context,
               rows,
-              ptx::describe_tile(queries, 0, kHalfBytes),
+              ptx::describe_tile<span(DimQk)>(queries, 0, span_step(DimQk)),
               (context.first_tile + context.num_tiles - 1) * kTokens,
               false,
               {}};
     float s[kScores];
     float factor[2];
-    const uint32_t keys = await_tile(context.by_threads);
+    const uint32_t keys = await_keys(context.by_threads);
     multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
-    release(keys);
+    release(state_.keys, keys);
     to_weights<true>(walk, walk.first, s, factor);
     pack(s, walk.p);
     walk.edge = is_edge(context, walk.first);
@@ -97,10 +97,10 @@ class MathGroup {
       for (; left > 0 && !is_masked(context, walk.first - kTokens); --left) step<false>(walk);
     }
     if (walk.edge) set_special_apart(rows, walk.first);
-    const uint32_t values = await_tile(context.by_threads);
+    const uint32_t values = await_values(context.by_threads);
     multiply_values(values, walk.p);
     ptx::wait_products<0>(o_);
-    release(values);
+    release(state_.values, values);
   }
 
   /// The next tile's scores become weights while the last one's values are multiplied.
@@ -108,18 +108,18 @@ class MathGroup {
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
     float factor[2];
-    const uint32_t keys = await_tile(walk.context.by_threads);
+    const uint32_t keys = await_keys(walk.context.by_threads);
     if (walk.edge) set_special_apart(walk.rows, walk.first);
     walk.first -= kTokens;
     walk.edge = is_edge(walk.context, walk.first);
-    const uint32_t values = await_tile(walk.context.by_threads);
+    const uint32_t values = await_values(walk.context.by_threads);
     multiply_keys(walk.q, keys, s);
     multiply_values(values, walk.p);
     ptx::wait_products<1>(s);
-    release(keys);
+    release(state_.keys, keys);
     to_weights<Masked>(walk, walk.first, s, factor);
     ptx::wait_products<0>(o_);
-    release(values);
+    release(state_.values, values);
     pack(s, walk.p);
 #pragma unroll
     for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
@@ -127,48 +127,55 @@ class MathGroup {
 
   /// Whether the tile's values may hold what must not be multiplied.
   __device__ __forceinline__ static bool is_edge(const ItemContext& context, int32_t first) {
-    return context.custom || needs_mask(context.sight, first);
+    return context.custom || needs_mask(context.sight, first, kTokens);
   }
   __device__ __forceinline__ static bool is_masked(const ItemContext& context, int32_t first) {
-    return context.turned || needs_mask(context.sight, first);
+    return context.turned || needs_mask(context.sight, first, kTokens);
   }
 
-  /// Number in the ring of the next tile, which is there then.
-  __device__ __forceinline__ uint32_t await_tile(bool by_threads) {
-    const uint32_t stage = stage_;
-    ptx::wait(full_ + 8 * stage, parity_);
+  /// Number in its ring of the next tile, which is there then.
+  __device__ __forceinline__ uint32_t await_keys(bool by_threads) {
+    return await(state_.keys, keys_, by_threads);
+  }
+  __device__ __forceinline__ uint32_t await_values(bool by_threads) {
+    return await(state_.values, values_, by_threads);
+  }
+  __device__ __forceinline__ static uint32_t await(const Ring& ring, Place& place, bool by_threads) {
+    const uint32_t stage = place.stage;
+    ptx::wait(ptx::shared_address(ring.full) + 8 * stage, place.parity);
     if (by_threads) ptx::order_before_products();
-    if (++stage_ == kStages) {
-      stage_ = 0;
-      parity_ ^= 1;
-    }
+    place.step();
     return stage;
   }
   /// This warp has done with the tile.
-  __device__ __forceinline__ void release(uint32_t stage) const {
-    if (lane_ == 0) ptx::arrive(empty_ + 8 * stage);
+  __device__ __forceinline__ void release(const Ring& ring, uint32_t stage) const {
+    if (lane_ == 0) ptx::arrive(ptx::shared_address(ring.empty) + 8 * stage);
   }
 
-  __device__ __forceinline__ uint32_t tile_address(uint32_t stage) const {
-    return ring_ + stage * static_cast<uint32_t>(stage_bytes(kDims));
+  __device__ __forceinline__ uint32_t keys_address(uint32_t stage) const {
+    return memory_ + static_cast<uint32_t>(kLayout.keys) + stage * static_cast<uint32_t>(tile_bytes(kDims, DimQk));
+  }
+  __device__ __forceinline__ uint32_t values_address(uint32_t stage) const {
+    return memory_ + static_cast<uint32_t>(kLayout.values) + stage * static_cast<uint32_t>(tile_bytes(kDims, DimV));
   }
 
   /// Begins the product of the queries with a tile of keys.
   __device__ __forceinline__ void multiply_keys(uint64_t q, uint32_t stage, float (&s)[kScores]) const {
-    const uint64_t k = ptx::describe_tile(tile_address(stage), 0, eight_bytes(DimQk));
+    constexpr uint32_t kSteps = span(DimQk) / 32;  // of 16 components, of a span
+    const uint64_t k = ptx::describe_tile<span(DimQk)>(keys_address(stage), 0, eight_bytes(DimQk));
     ptx::begin_products();
     ptx::multiply_tiles<T, ptx::Sum::kNew>(s, q, k);
 #pragma unroll
     for (uint32_t step = 1; step < DimQk / 16; ++step) {
-      ptx::multiply_tiles<T, ptx::Sum::kAdd>(s, ptx::advance(q, step / 4 * kQueryHalfBytes + step % 4 * 32),
-                                             ptx::advance(k, step / 4 * kHalfBytes + step % 4 * 32));
+      ptx::multiply_tiles<T, ptx::Sum::kAdd>(s, ptx::advance(q, step / kSteps * query_step(DimQk) + step % kSteps * 32),
+                                             ptx::advance(k, step / kSteps * span_step(DimQk) + step % kSteps * 32));
     }
     ptx::end_group();
   }
 
   /// Begins the product of weights with a tile of values.
   __device__ __forceinline__ void multiply_values(uint32_t stage, const uint32_t (&p)[kScores / 2]) {
-    const uint64_t v = ptx::describe_tile(tile_address(stage), kHalfBytes, eight_bytes(DimV));
+    const uint64_t v = ptx::describe_tile<span(DimV)>(values_address(stage), span_step(DimV), eight_bytes(DimV));
     ptx::begin_products();
 #pragma unroll
     for (uint32_t step = 0; step < kTokens / 16; ++step) {
@@ -213,13 +220,13 @@ class MathGroup {
 
   /// Before the values of the tile that begins at `first`, the next of the ring, are multiplied.
   __device__ __forceinline__ void set_special_apart(const RowInfo& rows, int32_t first) {
-    ptx::wait(full_ + 8 * stage_, parity_);
-    const auto* const flags = reinterpret_cast<const uint32_t*>(state_.special[stage_]);
+    ptx::wait(ptx::shared_address(state_.values.full) + 8 * values_.stage, values_.parity);
+    const auto* const flags = reinterpret_cast<const uint32_t*>(state_.special[values_.stage]);
     if (*flags == 0) return;
-    const uint32_t tile = tile_address(stage_);
-    add_special<T, DimV>(params_.attention, rows, tile, first, first_row_, o_);
+    const uint32_t tile = values_address(values_.stage);
+    add_special<T, DimV, kTokens>(params_.attention, rows, tile, first, first_row_, o_);
     ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
-    clear_special<T, DimV>(tile, static_cast<int32_t>(threadIdx.x) - kGroupThreads);
+    clear_special<T, DimV, kTokens>(tile, static_cast<int32_t>(threadIdx.x) - kGroupThreads);
     ptx::order_before_products();
     ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
     ptx::order_before_products();
@@ -228,14 +235,12 @@ class MathGroup {
   const PrefillParams& params_;
   SharedState& state_;
   const int32_t group_;
-  const uint32_t ring_;
+  const uint32_t memory_;
   const uint32_t queries_;  ///< of the group, of the first slot
-  const uint32_t full_;
-  const uint32_t empty_;
   const int32_t lane_;
   const int32_t first_row_;  ///< of the lane; the other is 8 further
-  uint32_t stage_ = 0;       ///< of the next tile
-  uint32_t parity_ = 0;
+  Place keys_;               ///< of the next tile
+  Place values_;
   RowState state_row_;
   float o_[kValues];
 };

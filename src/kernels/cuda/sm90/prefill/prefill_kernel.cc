@@ -22,7 +22,11 @@ struct DimsLaunch {
   LaunchClass e5m2;
 };
 constexpr DimsLaunch kDimsLaunches[] = {
-    {128, 128, launch_bfloat16_128_128, launch_float16_128_128, launch_e4m3_128_128, launch_e5m2_128_128}};
+    {64, 64, launch_bfloat16_64_64, launch_float16_64_64, nullptr, nullptr},
+    {96, 96, launch_bfloat16_96_96, launch_float16_96_96, nullptr, nullptr},
+    {128, 128, launch_bfloat16_128_128, launch_float16_128_128, launch_e4m3_128_128, launch_e5m2_128_128},
+    {192, 128, launch_bfloat16_192_128, launch_float16_192_128, nullptr, nullptr},
+    {256, 256, launch_bfloat16_256_256, launch_float16_256_256, nullptr, nullptr}};
 
 const DimsLaunch* find_dims(int32_t qk, int32_t v) {
   for (const DimsLaunch& dims : kDimsLaunches) {
@@ -46,7 +50,7 @@ DType compute_type(DType q, DType kv, DType ragged_kv) {
 std::string refusal(const AttentionConfig& config) {
   if (find_dims(config.head_dim_qk, config.head_dim_v) == nullptr) {
     return core::message("head_dim_qk is ", config.head_dim_qk, ", head_dim_v ", config.head_dim_v,
-                         "; cuda-sm90-prefill takes 128/128");
+                         "; cuda-sm90-prefill takes 64/64, 96/96, 128/128, 192/128 and 256/256");
   }
   if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
     return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
@@ -63,9 +67,9 @@ std::string refusal(const AttentionConfig& config) {
   return {};
 }
 
-planner::TileShape tile(const AttentionConfig&) {
+planner::TileShape tile(const AttentionConfig& config) {
   return {.rows = kRows,
-          .kv_tokens = kTokens,
+          .kv_tokens = tile_tokens({config.head_dim_qk, config.head_dim_v}),
           .schedule = planner::Schedule::kClaimed,
           .order = planner::ClaimOrder::kDearestFirst};
 }

@@ -20,9 +20,9 @@ int32_t eights_of(const KvStrides& strides) {
   return static_cast<int32_t>(strides.page / step);
 }
 
-/// Dimensions, innermost first: 128 bytes of components, eight tokens, the components' next 128 bytes, heads, eights of
-/// tokens, pages lying a whole number of them apart. A box is all components of one head of some tokens: see
-/// tile_offset, code_offset.
+/// Dimensions, innermost first: a span's components, eight tokens, their next spans, heads, eights of tokens, pages
+/// lying a whole number of them apart. A box is all components of one head of some tokens: see tile_offset,
+/// code_offset.
 bool make_map(CUtensorMap& map, const SegmentParams& segment, const void* data, const KvStrides& strides,
               int32_t head_dim, int32_t num_heads, int32_t box, int32_t bytes) {
   const TensorMapEncoder encode = tensor_map_encoder();
@@ -33,20 +33,21 @@ bool make_map(CUtensorMap& map, const SegmentParams& segment, const void* data, 
   for (const int64_t stride : {kEight * strides.token, strides.head}) {
     if (stride >= (int64_t{1} << 40) / bytes) return false;
   }
-  const int32_t span = 128 / bytes;
-  const cuuint64_t dims[5] = {static_cast<cuuint64_t>(span), kEight, static_cast<cuuint64_t>(head_dim / span),
-                              static_cast<cuuint64_t>(num_heads), static_cast<cuuint64_t>(eights)};
-  const cuuint64_t steps[4] = {static_cast<cuuint64_t>(bytes * strides.token), 128,
+  const int32_t width = bytes == 1 ? kCodeSpan : span(head_dim);
+  const auto components = static_cast<cuuint32_t>(width / bytes);
+  const cuuint32_t spans = static_cast<cuuint32_t>(head_dim) / components;
+  const cuuint64_t dims[5] = {components, kEight, spans, static_cast<cuuint64_t>(num_heads),
+                              static_cast<cuuint64_t>(eights)};
+  const cuuint64_t steps[4] = {static_cast<cuuint64_t>(bytes * strides.token), static_cast<cuuint64_t>(width),
                                static_cast<cuuint64_t>(bytes * strides.head),
                                static_cast<cuuint64_t>(bytes * kEight * strides.token)};
-  const cuuint32_t sizes[5] = {static_cast<cuuint32_t>(span), kEight, static_cast<cuuint32_t>(head_dim / span), 1,
-                               static_cast<cuuint32_t>(box / kEight)};
+  const cuuint32_t sizes[5] = {components, kEight, spans, 1, static_cast<cuuint32_t>(box / kEight)};
   const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
   // Data is only moved: any type of its size does.
   const auto type = bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   return encode(&map, type, 5, const_cast<void*>(data), dims, steps, sizes, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                width == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -61,8 +62,8 @@ void describe(PrefillParams& params, const HeadDims& dims, int32_t kv_bytes) {
     if (segment.dtype == DType::kUnset || size_of(segment.dtype) != kv_bytes) continue;
     copy.direct =
         is_aligned(segment.k, segment.k_strides, kv_bytes) && is_aligned(segment.v, segment.v_strides, kv_bytes);
-    const int32_t most = kv_bytes == 1 ? kTokens / kGroupWarps : kTokens;  // each loading warp widens its own boxes
-    const int32_t box = segment.paged && copy.direct ? std::min(box_tokens(segment.page_size), most) : 0;
+    const int32_t tokens = kv_bytes == 1 ? kLargestCodeBox : tile_tokens(dims);
+    const int32_t box = segment.paged && copy.direct ? box_tokens(segment.page_size, tokens) : 0;
     copy.eights = eights_of(segment.k_strides);
     if (box == 0 || copy.eights == 0 || copy.eights != eights_of(segment.v_strides)) continue;
     const int32_t heads = attention.num_kv_heads;

@@ -19,21 +19,23 @@ constexpr int32_t shared_bytes() {
 /// kNone, they are of type T, as products take them.
 template <typename T, int32_t DimQk, int32_t DimV, bool General, Codes kCodes = Codes::kNone>
 __device__ __forceinline__ void run_thread_block(const PrefillParams& params, unsigned char* memory) {
-  static_assert(DimQk % 64 == 0 && DimV % 64 == 0 && DimQk >= DimV);
+  static_assert(DimQk % 32 == 0 && DimV % 32 == 0 && DimQk >= DimV && stages({DimQk, DimV}) <= kMaxStages);
   SharedState& state = *reinterpret_cast<SharedState*>(memory + shared_layout({DimQk, DimV}).rest);
   static_assert(shared_layout({DimQk, DimV}).rest % alignof(SharedState) == 0);
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kItems; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kItemArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps);
+      ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kFullArrivals);
+      ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps * 32);
     }
-    for (int32_t i = 0; i < kStages; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.full[i]), kFullArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.empty[i]), kMathWarps);
+    for (Ring* const ring : {&state.keys, &state.values}) {
+      for (int32_t i = 0; i < kMaxStages; ++i) {
+        ptx::init_barrier(ptx::shared_address(&ring->full[i]), kFullArrivals);
+        ptx::init_barrier(ptx::shared_address(&ring->empty[i]), kMathWarps);
+      }
     }
-    ptx::init_barrier(ptx::shared_address(&state.landed), kGroupWarps);
-    for (int32_t i = 0; i < kStages * kGroupWarps; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.codes_landed[0][0]) + 8 * i, 1);
+    ptx::init_barrier(ptx::shared_address(&state.landed), kFullArrivals);
+    for (int32_t i = 0; i < 2 * kMaxStages * kGroupWarps; ++i) {
+      ptx::init_barrier(ptx::shared_address(&state.codes_landed[0][0][0]) + 8 * i, 1);
     }
     ptx::publish_barriers();
   }
