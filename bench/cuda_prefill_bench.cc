@@ -72,6 +72,7 @@ std::vector<Case> all_cases() {
       if (causal) {
         add(name + " append 8x512", times(8, 512), times(8, 8704), change);
         add(name + " causal 1x16384", {16384}, {16384}, change);
+        add(name + " decode 64x4096", times(64, 1), times(64, 4096), change);
       }
     }
   }

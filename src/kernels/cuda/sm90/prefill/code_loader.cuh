@@ -11,16 +11,32 @@ namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 /// A box of codes comes to the second half of the place that its float16 take, and the warp that has issued it widens
 /// it there: so a tile needs no other place, and loading warps do not wait for each other.
-template <Codes kCodes>
-class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
-  using Base = Loader<__half, kCodeDim, kCodeDim>;
+template <Codes kCodes, bool Sights>
+class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, Sights> {
+  using Base = Loader<__half, kCodeDim, kCodeDim, Sights>;
   friend Base;
+  using Base::copy_queries;
+  using Base::hand_over;
+  using Base::hand_over_tile;
+  using Base::kDims;
+  using Base::kLayout;
+  using Base::kTokens;
+  using Base::lane_;
+  using Base::memory_;
+  using Base::num_items_;
+  using Base::params_;
+  using Base::query_;
+  using Base::state_;
+  using Base::token_begin;
+  using Base::warp_;
+  using typename Base::BoxPlace;
+  using typename Base::Tiles;
 
  public:
   __device__ __forceinline__ CodeLoader(const PrefillParams& params, unsigned char* memory, SharedState& state)
       : Base(params, memory, state), place_(lane_) {}
 
-  __device__ __forceinline__ void run() { run_as(*this); }
+  __device__ __forceinline__ void run() { this->run_as(*this); }
 
  private:
   static constexpr bool kQueriesLate = true;  ///< behind the first keys' codes, which are on their way meanwhile
@@ -106,56 +122,67 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
     constexpr int32_t kAtOnce = 32 / Mine;
     const uint64_t policy = ptx::evict_last_policy();
     const int32_t num_turns = 2 * tiles.count;
-    BoxPlace next = find_box<Mine>(tiles, 0, copy, pages);
+    BoxPlace next = this->template find_box<Mine>(tiles, 0, copy, pages);
     int32_t here = -1;
     int32_t keys[Mine];
     int32_t values[Mine];
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) keys[b] = values[b] = -1;
     int32_t asked = 0;
+    bool delivered = false;
 #pragma unroll 1
     for (int32_t n = 0; n < num_turns; ++n) {
+      const Turn due = turn_of(n, num_turns);
+      const CodeStage due_stage = stage_of(due);
+      // Stages become free while codes are awaited: whoever waited for these alone would ask for one tile at a time.
 #pragma unroll 1
-      for (; asked < num_turns; ++asked) {
-        const Turn turn = turn_of(asked, num_turns);
-        const CodeStage stage = stage_of(turn);
-        if (asked == n) {
-          ptx::wait(stage.empty, stage.parity ^ 1);  // see await_stage
-        } else if (!__all_sync(kAllLanes, ptx::has_ended(stage.empty, stage.parity ^ 1))) {
-          break;
-        }
-        if (turn.keys || asked == num_turns - 1) {
+      do {
+#pragma unroll 1
+        for (; asked < num_turns; ++asked) {
+          const Turn turn = turn_of(asked, num_turns);
+          const CodeStage stage = stage_of(turn);
+          if (!__all_sync(kAllLanes, ptx::has_ended(stage.empty, stage.parity ^ 1))) break;  // see await_stage
+          if (turn.keys || asked == num_turns - 1) {
 #pragma unroll
-          for (int32_t b = 0; b < Mine; ++b) values[b] = keys[b];
-        }
-        if (turn.keys) {
-          if (turn.tile % kAtOnce == 0) {
-            here = next.eight < 0 ? -1 : next.page * copy.eights + next.eight;
-            next = find_box<Mine>(tiles, turn.tile + kAtOnce, copy, pages);  // on its way until it is needed
+            for (int32_t b = 0; b < Mine; ++b) values[b] = keys[b];
           }
+          if (turn.keys) {
+            if (turn.tile % kAtOnce == 0) {
+              here = next.eight < 0 ? -1 : next.page * copy.eights + next.eight;
+              next = this->template find_box<Mine>(tiles, turn.tile + kAtOnce, copy,
+                                                   pages);  // on its way until it is needed
+            }
 #pragma unroll
-          for (int32_t b = 0; b < Mine; ++b) {
-            keys[b] = __shfl_sync(kAllLanes, here, turn.tile % kAtOnce * Mine + b);
+            for (int32_t b = 0; b < Mine; ++b) {
+              keys[b] = __shfl_sync(kAllLanes, here, turn.tile % kAtOnce * Mine + b);
+            }
+            ask_for_boxes<Mine>(stage, maps.k, keys, head, policy);
+          } else {
+            ask_for_boxes<Mine>(stage, maps.v, values, head, policy);
           }
-          ask_for_boxes<Mine>(stage, maps.k, keys, head, policy);
-        } else {
-          ask_for_boxes<Mine>(stage, maps.v, values, head, policy);
         }
-      }
-      if (n == 0) deliver(num_items_ % kItems);
-      const Turn turn = turn_of(n, num_turns);
-      const CodeStage stage = stage_of(turn);
-      ptx::wait(stage.landed, stage.parity);
-      uint4 codes[kCodePieces];
+        if (!delivered) {
+          deliver(num_items_ % kItems);
+          delivered = true;
+        }
+      } while (!__all_sync(kAllLanes, ptx::has_ended(due_stage.landed, due_stage.parity)));
       constexpr int32_t kEights = kWarpEights / Mine;  // of a box
-      const uint32_t mine = stage.tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim));
+      constexpr int32_t kAtOncePieces = 4;             // eights follow each other to where no later one's codes are
+      const uint32_t mine = due_stage.tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim));
+      bool special = false;
 #pragma unroll
-      for (int32_t i = 0; i < kCodePieces; ++i) {
-        codes[i] = ptx::load_16(mine + box_offset<Mine>(i / 2 / kEights) + kCodePlace<Mine> +
-                                static_cast<uint32_t>(i / 2 % kEights * kCodeEight) + code_offset(place_, i % 2));
+      for (int32_t first = 0; first < kCodePieces; first += kAtOncePieces) {
+        uint4 codes[kAtOncePieces];
+#pragma unroll
+        for (int32_t i = 0; i < kAtOncePieces; ++i) {
+          const int32_t eight = (first + i) / 2;
+          codes[i] = ptx::load_16(mine + box_offset<Mine>(eight / kEights) + kCodePlace<Mine> +
+                                  static_cast<uint32_t>(eight % kEights * kCodeEight) + code_offset(place_, i % 2));
+        }
+        __syncwarp();  // all have read what is written over now
+        special = widen<Mine>(tiles, due, due_stage, first, codes) || special;
       }
-      __syncwarp();  // all have read what is written over now
-      widen<Mine>(tiles, turn, stage, codes);
+      hand_over_codes(tiles, due, due_stage, special);
     }
     num_tiles_ += static_cast<uint32_t>(tiles.count);
   }
@@ -185,30 +212,39 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
     }
   }
 
-  /// Writes a tile's next 32 tokens of this warp and hands them over. Of values at which rows look differently, tokens
-  /// that no row sees become zeros.
-  template <int32_t Mine>
-  __device__ __forceinline__ void widen(const Tiles& tiles, const Turn& turn, const CodeStage& stage,
-                                        uint4 (&codes)[kCodePieces]) const {
+  /// Writes pieces of this warp's tokens of a tile, from the lane's piece number `begin` on. Of values at which rows
+  /// look differently, tokens that no row sees become zeros; returns whether others hold infinities or NaN.
+  template <int32_t Mine, int32_t Count>
+  __device__ __forceinline__ bool widen(const Tiles& tiles, const Turn& turn, const CodeStage& stage, int32_t begin,
+                                        uint4 (&codes)[Count]) const {
     constexpr int32_t kEights = kWarpEights / Mine;
+    bool special = false;
     if (!turn.keys && tiles.is_edge(turn.tile)) {
       const int32_t first = tiles.first_token(turn.tile) + warp_ * kEights * kEight + place_.token;
-      bool special = false;
 #pragma unroll
-      for (int32_t i = 0; i < kCodePieces; ++i) {
-        const int32_t token = first + (kGroupWarps * (i / 2 / kEights) * kEights + i / 2 % kEights) * kEight;
+      for (int32_t i = 0; i < Count; ++i) {
+        const int32_t eight = (begin + i) / 2;
+        const int32_t token = first + (kGroupWarps * (eight / kEights) * kEights + eight % kEights) * kEight;
         if (token < tiles.sight.any_begin || token >= tiles.sight.any_end) codes[i] = uint4{};
         special = special || has_special<kCodes>(codes[i]);
       }
-      special = __any_sync(kAllLanes, special);
-      if (lane_ == 0) state_.special[stage.number][warp_] = special ? 1 : 0;
     }
     const uint32_t mine = stage.tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim));
 #pragma unroll
-    for (int32_t i = 0; i < kCodePieces; ++i) {
-      const uint32_t eight =
-          mine + box_offset<Mine>(i / 2 / kEights) + static_cast<uint32_t>(i / 2 % kEights * eight_bytes(kCodeDim));
-      store_widened<kCodes>(eight, place_, i % 2, codes[i]);
+    for (int32_t i = 0; i < Count; ++i) {
+      const int32_t eight = (begin + i) / 2;
+      store_widened<kCodes>(
+          mine + box_offset<Mine>(eight / kEights) + static_cast<uint32_t>(eight % kEights * eight_bytes(kCodeDim)),
+          place_, i % 2, codes[i]);
+    }
+    return special;
+  }
+
+  __device__ __forceinline__ void hand_over_codes(const Tiles& tiles, const Turn& turn, const CodeStage& stage,
+                                                  bool special) const {
+    if (!turn.keys && tiles.is_edge(turn.tile)) {
+      special = __any_sync(kAllLanes, special);
+      if (lane_ == 0) state_.special[stage.number][warp_] = special ? 1 : 0;
     }
     hand_over_tile({stage.number, stage.tile, stage.full});
   }
@@ -242,7 +278,7 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim> {
       const CodeStage stage = stage_of(turn);
       ptx::wait(stage.empty, stage.parity ^ 1);
       if (lane_ == 0) ptx::arrive(stage.landed);  // its phases are the stage's
-      widen<1>(tiles, turn, stage, codes);
+      hand_over_codes(tiles, turn, stage, widen<1>(tiles, turn, stage, 0, codes));
     }
     num_tiles_ += static_cast<uint32_t>(tiles.count);
   }

@@ -61,6 +61,33 @@ __device__ __forceinline__ bool sees(const AttentionParams& params, const RowInf
   return (params.custom_mask[bit >> 3] >> (bit & 7) & 1) != 0;
 }
 
+/// Bits [0, count) for a count of 0 to 32.
+__device__ __forceinline__ uint32_t low_bits(int32_t count) {
+  return static_cast<uint32_t>((uint64_t{1} << count) - 1);
+}
+
+/// Which of the 32 tokens from `first` on a row sees: bit i is token first + i's.
+__device__ __forceinline__ uint32_t sight_of(const AttentionParams& params, const RowInfo& rows, int32_t row,
+                                             int32_t first) {
+  const int32_t begin = max(rows.visible_begin[row] - first, 0);
+  const int32_t end = min(rows.visible_end[row] - first, 32);
+  if (begin >= end) return 0;
+  const int32_t masked = min(max(rows.mask_begin[row], first + begin) - first, end);
+  uint32_t seen = low_bits(masked) & ~low_bits(begin);
+  if (masked < end) {
+    const int64_t bit = rows.mask_bit[row] + first + masked;
+    const uint8_t* const from = params.custom_mask + (bit >> 3);
+    const int32_t bytes = (static_cast<int32_t>(bit & 7) + end - masked + 7) / 8;  // nothing is read beyond the mask
+    uint64_t bits = 0;
+#pragma unroll
+    for (int32_t i = 0; i < 5; ++i) {
+      if (i < bytes) bits |= uint64_t{from[i]} << 8 * i;
+    }
+    seen |= (static_cast<uint32_t>(bits >> (bit & 7)) & low_bits(end - masked)) << masked;
+  }
+  return seen;
+}
+
 /// Adds a tile's infinities and NaN to the sums of the rows that see them. `first_row`: the lane's first; `o`: see
 /// MathGroup.
 template <typename T, int32_t Dim, int32_t Tokens>

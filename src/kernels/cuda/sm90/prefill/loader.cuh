@@ -12,7 +12,8 @@
 /// see CodeLoader for fp8.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-template <typename T, int32_t DimQk, int32_t DimV>
+/// `Sights`: math warpgroups are told of every row which of a tile's tokens it sees.
+template <typename T, int32_t DimQk, int32_t DimV, bool Sights>
 class Loader {
  protected:
   static constexpr HeadDims kDims{DimQk, DimV};
@@ -188,11 +189,13 @@ class Loader {
         scale = __fmul_rn(__fmul_rn(scale_at(params.q_scale, request, item.kv_head),
                                     scale_at(segment.k_scale, request, item.kv_head)),
                           params.sm_scale);
-        if (!has_bias(params)) scale = __fmul_rn(scale, kLog2E);
+        scale = __fmul_rn(scale, kLog2E);
         v_scale = scale_at(segment.v_scale, request, item.kv_head);
       }
       rows.scale[thread] = scale;
       turned = !(scale > 0.0f);
+      rows.slope[thread] =
+          params.alibi_slopes == nullptr ? 0.0f : __fmul_rn(params.alibi_slopes[rows.q_head[thread]], kLog2E);
       rows.v_scale[thread] = v_scale;
       if (begin < end) {
         sight.any_begin = begin;
@@ -306,7 +309,8 @@ class Loader {
       }
       if (i < tiles.count) {
         const Stage stage = await_keys();
-        issue_boxes<DimQk, Mine>(stage.tile, stage.full, maps.k, box, keys, head, policy);
+        if constexpr (Sights) describe_sight(tiles.first_token(i), stage.number);
+        issue_boxes<DimQk, Mine, Sights>(stage.tile, stage.full, maps.k, box, keys, head, policy);
       }
       if (i == 0) {
         if constexpr (kQueriesLate) deliver(num_items_ % kItems);
@@ -315,7 +319,7 @@ class Loader {
       const Stage stage = await_values();
       const bool edge = tiles.is_edge(i - 1);
       const uint32_t barrier = edge ? ptx::shared_address(&state_.landed) : stage.full;
-      issue_boxes<DimV, Mine>(stage.tile, barrier, maps.v, box, values, head, policy);
+      issue_boxes<DimV, Mine, false>(stage.tile, barrier, maps.v, box, values, head, policy);
       if (!edge) continue;
       ptx::wait(barrier, num_edges_ & 1);
       ++num_edges_;
@@ -341,16 +345,19 @@ class Loader {
   }
 
   /// Begins the copies of the warp's boxes of a tile, from eights of tokens on; their bytes and the warp's arrival at
-  /// `barrier`.
-  template <int32_t Dim, int32_t Mine>
+  /// `barrier`. `Lanes`: all lanes have written for it, and arrive.
+  template <int32_t Dim, int32_t Mine, bool Lanes>
   __device__ __forceinline__ void issue_boxes(uint32_t tile, uint32_t barrier, const CUtensorMap& map, int32_t box,
                                               const int32_t (&at)[Mine], int32_t head, uint64_t policy) const {
-    if (!ptx::elect()) return;
+    if (!ptx::elect()) {
+      if constexpr (Lanes) ptx::arrive(barrier, kLaneArrivals);
+      return;
+    }
     const int32_t bytes = box * 2 * Dim;
     int32_t count = 0;
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) count += at[b] >= 0 ? 1 : 0;
-    ptx::arrive(barrier, kIssueArrivals);
+    ptx::arrive(barrier, (Lanes ? 1 : 32) * kLaneArrivals - 1);
     ptx::arrive_expecting(barrier, static_cast<uint32_t>(count * bytes));
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) {
@@ -358,6 +365,18 @@ class Loader {
       ptx::copy_box_5d(tile + static_cast<uint32_t>((warp_ + kGroupWarps * b) * bytes), &map, barrier, 0, 0, 0, head,
                        at[b], policy);
     }
+  }
+
+  /// Which tokens of the tile of keys that begins at `first` this thread's row sees.
+  __device__ __forceinline__ void describe_sight(int32_t first, uint32_t stage) const {
+    constexpr int32_t kWords = kTokens / 32;
+    const auto row = static_cast<int32_t>(threadIdx.x);
+    const RowInfo& rows = state_.rows[num_items_ % kItems];
+    const uint32_t to =
+        memory_ + static_cast<uint32_t>(kLayout.sights) + 4 * kWords * (stage * kRows + static_cast<uint32_t>(row));
+#pragma unroll
+    for (int32_t w = 0; w < kWords; ++w)
+      ptx::store_4(to + 4 * w, sight_of(params_.attention, rows, row, first + 32 * w));
   }
 
   /// Values of tile `i`, which are there, before they are handed over.
@@ -386,6 +405,7 @@ class Loader {
     for (int32_t i = 0; i <= tiles.count; ++i) {
       if (i < tiles.count) {
         const Stage stage = await_keys();
+        if constexpr (Sights) describe_sight(tiles.first_token(i), stage.number);
         copy_tokens<DimQk>(tiles, i, stage.tile, segment.k, segment.dtype, segment.k_strides, head, copy, pages,
                            first_token);
         end_copies(stage, copy.direct);

@@ -101,8 +101,13 @@ LaunchClass choose(const AttentionParams& params, const LaunchShape& shape) {
 }
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
-  const bool general = params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
-  choose(params, shape)(params, general, shape.num_workers, stream);
+  const bool cap = params.soft_cap != 0.0f;
+  const bool alibi = params.alibi_slopes != nullptr;
+  const Variant variant = params.mask == MaskKind::kCustom || (cap && alibi) ? Variant::kAny
+                          : cap                                              ? Variant::kCap
+                          : alibi                                            ? Variant::kAlibi
+                                                                             : Variant::kPlain;
+  choose(params, shape)(params, variant, shape.num_workers, stream);
   if (shape.merge) launch_merge(params, shape.num_workers, stream, true);
 }
 

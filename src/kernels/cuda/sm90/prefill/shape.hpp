@@ -101,13 +101,15 @@ struct SharedLayout {
   int32_t keys;     ///< [stages] tiles
   int32_t values;   ///< [stages] tiles
   int32_t queries;  ///< [query_places][kMathGroups]
+  int32_t sights;   ///< of tiles of keys, [stages][kRows][tile_tokens / 32]: bits of the tokens that a row sees
   int32_t rest;     ///< struct SharedState
 };
 constexpr SharedLayout shared_layout(const HeadDims& dims) {
   SharedLayout layout{};
   layout.values = stages(dims) * tile_bytes(dims, dims.qk);
   layout.queries = layout.values + stages(dims) * tile_bytes(dims, dims.v);
-  layout.rest = layout.queries + query_places(dims) * kMathGroups * query_bytes(dims.qk);
+  layout.sights = layout.queries + query_places(dims) * kMathGroups * query_bytes(dims.qk);
+  layout.rest = layout.sights + stages(dims) * kRows * tile_tokens(dims) / 8;
   return layout;
 }
 

@@ -25,7 +25,8 @@ struct RowInfo {
   int32_t visible_end[kRows];
   int32_t token[kRows];
   int32_t q_head[kRows];
-  float scale[kRows];    ///< of products: to base-2 units, but to natural ones where there is a cap or a bias
+  float scale[kRows];    ///< of products, to base-2 units
+  float slope[kRows];    ///< ALiBi's, in base-2 units; 0 without
   float v_scale[kRows];  ///< of the values
 };
 
@@ -49,6 +50,8 @@ struct Ring {
   uint64_t full[kMaxStages];   ///< phase n: the stage's tile number n is there
   uint64_t empty[kMaxStages];  ///< phase n: the math warps have done with it
 };
+/// From a stage's first barrier to its second.
+constexpr uint32_t kToEmpty = 8 * kMaxStages;
 
 /// A ring's next stage, and which of its phases is the next to end.
 template <int32_t Stages>
@@ -85,11 +88,5 @@ struct SharedState {
 /// itself, even where a warp has met before: racecheck and synccheck follow no other order.
 constexpr uint32_t kLaneArrivals = 2;
 constexpr uint32_t kFullArrivals = kLaneArrivals * kGroupThreads;
-/// Those of the lanes whose one lane issues boxes, but for its own, which brings the bytes.
-constexpr uint32_t kIssueArrivals = kLaneArrivals * 32 - 1;
-
-__device__ __forceinline__ bool has_bias(const AttentionParams& params) {
-  return params.soft_cap != 0.0f || params.alibi_slopes != nullptr;
-}
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -17,7 +17,7 @@ constexpr int32_t shared_bytes() {
 
 /// What each thread does. `memory`: shared, from a multiple of 1024 on. `kCodes`: those that keys and values are; of
 /// kNone, they are of type T, as products take them.
-template <typename T, int32_t DimQk, int32_t DimV, bool General, Codes kCodes = Codes::kNone>
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, Codes kCodes = Codes::kNone>
 __device__ __forceinline__ void run_thread_block(const PrefillParams& params, unsigned char* memory) {
   static_assert(DimQk % 32 == 0 && DimV % 32 == 0 && DimQk >= DimV && stages({DimQk, DimV}) <= kMaxStages);
   SharedState& state = *reinterpret_cast<SharedState*>(memory + shared_layout({DimQk, DimV}).rest);
@@ -43,14 +43,14 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
   if (threadIdx.x < kGroupThreads) {
     ptx::give_up_registers<kCodes == Codes::kNone ? kLoadRegisters : kCodeLoadRegisters>();
     if constexpr (kCodes == Codes::kNone) {
-      Loader<T, DimQk, DimV>(params, memory, state).run();
+      Loader<T, DimQk, DimV, kVariant == Variant::kAny>(params, memory, state).run();
     } else {
       static_assert(std::is_same_v<T, __half> && DimQk == kCodeDim && DimV == kCodeDim);
-      CodeLoader<kCodes>(params, memory, state).run();
+      CodeLoader<kCodes, kVariant == Variant::kAny>(params, memory, state).run();
     }
   } else {
     ptx::claim_registers<kCodes == Codes::kNone ? kMathRegisters : kCodeMathRegisters>();
-    MathGroup<T, DimQk, DimV, General>(params, memory, state).run();
+    MathGroup<T, DimQk, DimV, kVariant>(params, memory, state).run();
   }
 }
 
