@@ -17,22 +17,26 @@ namespace folio::inline v0::kernels::cuda {
 namespace sm90::prefill {
 namespace {
 
-template <typename T, int32_t DimQk, int32_t DimV>
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes = Codes::kNone>
 void emulate(const AttentionParams& attention, Variant variant, int32_t num_workers) {
   static uint64_t seed = 0;
   PrefillParams params{};
   params.attention = attention;
-  describe(params, {DimQk, DimV});
+  describe(params, {DimQk, DimV}, element_bytes(kCodes));
   emulation::run_grid(num_workers, kThreads, shared_bytes<DimQk, DimV>(), ++seed, [&] {
     switch (variant) {
       case Variant::kPlain:
-        run_thread_block<T, DimQk, DimV, Variant::kPlain>(params, emulation::shared_memory());
+        run_thread_block<T, DimQk, DimV, Variant::kPlain, kCodes>(params, emulation::shared_memory());
         break;
-      case Variant::kCap: run_thread_block<T, DimQk, DimV, Variant::kCap>(params, emulation::shared_memory()); break;
+      case Variant::kCap:
+        run_thread_block<T, DimQk, DimV, Variant::kCap, kCodes>(params, emulation::shared_memory());
+        break;
       case Variant::kAlibi:
-        run_thread_block<T, DimQk, DimV, Variant::kAlibi>(params, emulation::shared_memory());
+        run_thread_block<T, DimQk, DimV, Variant::kAlibi, kCodes>(params, emulation::shared_memory());
         break;
-      case Variant::kAny: run_thread_block<T, DimQk, DimV, Variant::kAny>(params, emulation::shared_memory()); break;
+      case Variant::kAny:
+        run_thread_block<T, DimQk, DimV, Variant::kAny, kCodes>(params, emulation::shared_memory());
+        break;
     }
   });
 }
@@ -56,6 +60,12 @@ void launch_bfloat16_128_128(const AttentionParams& params, Variant variant, int
 }
 void launch_float16_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
   emulate<__half, 128, 128>(params, variant, num_workers);
+}
+void launch_e4m3_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128, Codes::kE4M3>(params, variant, num_workers);
+}
+void launch_e5m2_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128, Codes::kE5M2>(params, variant, num_workers);
 }
 void launch_bfloat16_192_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
   emulate<__nv_bfloat16, 192, 128>(params, variant, num_workers);

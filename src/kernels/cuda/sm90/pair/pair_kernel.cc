@@ -43,9 +43,11 @@ DType weights(const AttentionConfig& config) {
   return kFew->weights(config);
 }
 
-/// Where both were measured to be faster than cuda-sm80, which they are not with fp8 caches.
+/// Where both were measured to be faster than cuda-sm80: with fp8 caches, where both take codes as they are.
 bool preferred(const AttentionConfig& config) {
-  return size_of(config.kv) == 2 && size_of(config.q) == 2;
+  if (size_of(config.kv) == 2 && size_of(config.q) == 2) return true;
+  return is_fp8(config.kv) && config.head_dim_qk == 128 && config.head_dim_v == 128 && config.page_size % 8 == 0 &&
+         config.determinism <= Determinism::kRunToRun;
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ enum class Variant : int32_t {
   kAny,    ///< a custom mask, with or without these; or both of them
 };
 
-/// The kernels of one element type and its head dimensions: class_<type>_<keys>_<values>.cu.
+/// The kernels of one element type of keys and values and its head dimensions: class_<type>_<keys>_<values>.cu. Those
+/// of fp8 take any queries.
 using LaunchClass = void (*)(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
 void launch_bfloat16_64_64(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
 void launch_float16_64_64(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
@@ -24,5 +25,7 @@ void launch_bfloat16_192_128(const AttentionParams& params, Variant variant, int
 void launch_float16_192_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
 void launch_bfloat16_256_256(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
 void launch_float16_256_256(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
+void launch_e4m3_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
+void launch_e5m2_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

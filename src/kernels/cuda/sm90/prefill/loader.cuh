@@ -1,19 +1,21 @@
 #pragma once
 
-#include "kernels/cuda/sm90/decode/copies.cuh"
 #include "kernels/cuda/sm90/decode/item_queue.cuh"
+#include "kernels/cuda/sm90/prefill/codes.cuh"
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 #include "planner/partition_rule.hpp"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 
 /// The loading warpgroup: takes items, finds out what their rows see, and brings queries, keys and values to shared
-/// memory, as far ahead of the math warpgroups as the ring has room.
+/// memory, as far ahead of the math warpgroups as the ring has room. Keys and values of the type that products take;
+/// see CodeLoader for fp8.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 /// `Sights`: math warpgroups are told of every row which of a tile's tokens it sees.
 template <typename T, int32_t DimQk, int32_t DimV, bool Sights>
 class Loader {
+ protected:
   static constexpr HeadDims kDims{DimQk, DimV};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   static constexpr int32_t kTokens = tile_tokens(kDims);
@@ -27,7 +29,12 @@ class Loader {
         warp_(static_cast<int32_t>(threadIdx.x) / 32),
         lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run() { run_as(*this); }
+
+ protected:
+  /// `self`: this, as the class whose deliver and load_tiles are to be called.
+  template <typename Self>
+  __device__ __forceinline__ void run_as(Self& self) {
     const planner::PlanView& plan = params_.attention.plan->view;
     const ItemQueue queue(plan, params_.attention.claim_counters);
     int32_t next = queue.first();  // the first thread's
@@ -41,14 +48,32 @@ class Loader {
       if (index < 0) break;
       const planner::WorkItem& item = plan.items[index];
       if (threadIdx.x == 0) next = next_of(plan, item);
-      load_item(plan, item, slot);
+      load_item(self, plan, item, slot);
     }
     if (threadIdx.x == 0) state_.contexts[num_items_ % kItems].all_done = true;
     hand_over(num_items_ % kItems);
     if (warp_ == 0) queue.finish();
   }
 
- private:
+  /// An item's tiles, which are loaded from the last to the first. Keys are a tile ahead of values: they are multiplied
+  /// while weights of the tile before are made.
+  struct Tiles {
+    int32_t last;
+    int32_t count;
+    Sight sight;
+    int32_t inner_begin;  ///< values of tiles [inner_begin, inner_end), counted from the last, need no looking through
+    int32_t inner_end;
+
+    __device__ __forceinline__ Tiles(int32_t last_tile, int32_t num_tiles, const Sight& seen, bool custom)
+        : last(last_tile), count(num_tiles), sight(seen) {
+      const int32_t end = custom ? 0 : sight.all_end / kTokens;
+      inner_begin = max(last + 1 - end, 0);
+      inner_end = last + 1 - (sight.all_begin + kTokens - 1) / kTokens;
+    }
+    __device__ __forceinline__ int32_t first_token(int32_t i) const { return (last - i) * kTokens; }
+    __device__ __forceinline__ bool is_edge(int32_t i) const { return i < inner_begin || i >= inner_end; }
+  };
+
   /// Index of the item after `item`: of the same accumulation, or the next claim's; -1: none. By one thread.
   __device__ __forceinline__ int32_t next_of(const planner::PlanView& plan, const planner::WorkItem& item) const {
     if ((item.flags & planner::kFinish) == 0) return item.partial;
@@ -56,7 +81,8 @@ class Loader {
     return claim < static_cast<uint32_t>(plan.num_claims) ? static_cast<int32_t>(claim) : -1;
   }
 
-  __device__ __forceinline__ void load_item(const planner::PlanView& plan, const planner::WorkItem& item,
+  template <typename Self>
+  __device__ __forceinline__ void load_item(Self& self, const planner::PlanView& plan, const planner::WorkItem& item,
                                             int32_t slot) {
     const AttentionParams& params = params_.attention;
     const bool has_keys = item.kv_begin < item.kv_end;
@@ -93,7 +119,7 @@ class Loader {
         context.first_pos = plan.segments[item.segment].first_pos[item.kv_row];
       }
     }
-    if (!kQueriesLate || num_tiles == 0) deliver(slot);
+    if (!Self::kQueriesLate || num_tiles == 0) self.deliver(slot);
     if (num_tiles == 0) return;
     const Tiles tiles(first_tile + num_tiles - 1, num_tiles, sight, custom);
     const SegmentParams& segment = params.segments[item.segment];
@@ -102,6 +128,11 @@ class Loader {
             ? nullptr
             : segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
                                                            : item.kv_row * segment.row_stride + segment.first_column);
+    self.load_tiles(tiles, segment, copy, pages, item);
+  }
+
+  __device__ __forceinline__ void load_tiles(const Tiles& tiles, const SegmentParams& segment, const SegmentCopy& copy,
+                                             const int32_t* pages, const planner::WorkItem& item) {
     if (copy.box == 0) {
       load_by_threads(tiles, segment, copy, pages, item);
     } else if (boxes_per_warp(copy.box, kTokens) == 1) {
@@ -212,8 +243,10 @@ class Loader {
       const int64_t at = __shfl_sync(kAllLanes, query, i / kPieces);
       const uint32_t target = to + static_cast<uint32_t>(query_offset(DimQk, 32 * warp_ + i / kPieces, i % kPieces));
       const int64_t from = at < 0 ? 0 : at + i % kPieces * kPiece;
-      if (params.q_wide) {
-        ptx::copy_16_async(target, static_cast<const T*>(params.q) + from, at >= 0);
+      if (params.q_wide && !is_fp8(params.q_dtype)) {
+        ptx::copy_16_async(target, static_cast<const uint16_t*>(params.q) + from, at >= 0);
+      } else if (params.q_wide) {
+        copy_eight_codes<T>(target, static_cast<const uint8_t*>(params.q) + from, params.q_dtype, at >= 0);
       } else {
         copy_any<T>(target, params.q, params.q_dtype, from, at >= 0);
       }
@@ -226,25 +259,6 @@ class Loader {
     ptx::arrive_after_copies(barrier);
     ptx::arrive(barrier);
   }
-
-  /// An item's tiles, which are loaded from the last to the first. Keys are a tile ahead of values: they are multiplied
-  /// while weights of the tile before are made.
-  struct Tiles {
-    int32_t last;
-    int32_t count;
-    Sight sight;
-    int32_t inner_begin;  ///< values of tiles [inner_begin, inner_end), counted from the last, need no looking through
-    int32_t inner_end;
-
-    __device__ __forceinline__ Tiles(int32_t last_tile, int32_t num_tiles, const Sight& seen, bool custom)
-        : last(last_tile), count(num_tiles), sight(seen) {
-      const int32_t end = custom ? 0 : sight.all_end / kTokens;
-      inner_begin = max(last + 1 - end, 0);
-      inner_end = last + 1 - (sight.all_begin + kTokens - 1) / kTokens;
-    }
-    __device__ __forceinline__ int32_t first_token(int32_t i) const { return (last - i) * kTokens; }
-    __device__ __forceinline__ bool is_edge(int32_t i) const { return i < inner_begin || i >= inner_end; }
-  };
 
   /// The next stage of the ring, once it is free.
   struct Stage {
@@ -423,8 +437,21 @@ class Loader {
     ptx::arrive(stage.full);
   }
 
-  /// Begins the copies of a tile by threads: each lane knows where one of its warp's tokens lies. Zeros for tokens that
-  /// no row sees.
+  /// Where this lane's token of its warp's tokens of a tile begins; -1: no row sees it.
+  __device__ __forceinline__ int64_t token_begin(const Tiles& tiles, int32_t i, const KvStrides& strides, int32_t head,
+                                                 const SegmentCopy& copy, const int32_t* pages,
+                                                 int32_t first_token) const {
+    constexpr int32_t kMine = kTokens / kGroupWarps;
+    const int32_t mine = tiles.first_token(i) + warp_ * kMine + lane_;
+    if (lane_ >= kMine || mine < tiles.sight.any_begin || mine >= tiles.sight.any_end) return -1;
+    const int64_t begin = head * strides.head;
+    if (pages == nullptr) return begin + (int64_t{first_token} + mine) * strides.token;
+    const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(mine));
+    const uint32_t in_page = static_cast<uint32_t>(mine) - column * copy.page_size.divisor();
+    return begin + pages[column] * strides.page + in_page * strides.token;
+  }
+
+  /// Begins the copies of a tile by threads. Zeros for tokens that no row sees.
   template <int32_t Dim>
   __device__ __forceinline__ void copy_tokens(const Tiles& tiles, int32_t i, uint32_t tile, const void* data,
                                               DType dtype, const KvStrides& strides, int32_t head,
@@ -432,18 +459,7 @@ class Loader {
                                               int32_t first_token) const {
     constexpr int32_t kPieces = Dim / kPiece;
     constexpr int32_t kMine = kTokens / kGroupWarps;
-    const int32_t mine = tiles.first_token(i) + warp_ * kMine + lane_;
-    int64_t begin = -1;
-    if (lane_ < kMine && mine >= tiles.sight.any_begin && mine < tiles.sight.any_end) {
-      begin = head * strides.head;
-      if (pages == nullptr) {
-        begin += (int64_t{first_token} + mine) * strides.token;
-      } else {
-        const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(mine));
-        const uint32_t in_page = static_cast<uint32_t>(mine) - column * copy.page_size.divisor();
-        begin += pages[column] * strides.page + in_page * strides.token;
-      }
-    }
+    const int64_t begin = token_begin(tiles, i, strides, head, copy, pages, first_token);
 #pragma unroll 2
     for (int32_t n = lane_; n < kMine * kPieces; n += 32) {
       const int64_t at = __shfl_sync(kAllLanes, begin, n / kPieces);

@@ -41,7 +41,7 @@ class MathGroup {
           queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk));
       begin_item(context, rows);
       if (context.num_tiles > 0) accumulate(context, rows, queries);
-      end_item<T, DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
+      end_item<DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
       ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
     }
   }

@@ -18,9 +18,16 @@ constexpr int32_t kEight = 8;  ///< tokens whose rows lie together in a tile; th
 constexpr int32_t kPiece = 8;  ///< elements of 16 bytes
 constexpr int32_t kItems = 2;  ///< items whose rows are described in shared memory
 constexpr int32_t kSharedLimit = 227 * 1024;
-/// Registers of a thread: at entry as many as 384 threads may have, then those of the loading and the math warpgroups.
+/// Registers of a thread: at entry as many as 384 threads may have, then those of the loading and the math warpgroups,
+/// which are taken from what the thread block had at entry: more are waited for in vain.
+constexpr int32_t kEntryRegisters = 168;
 constexpr int32_t kLoadRegisters = 72;
 constexpr int32_t kMathRegisters = 216;
+/// The same where the loading warpgroup widens codes.
+constexpr int32_t kCodeLoadRegisters = 104;
+constexpr int32_t kCodeMathRegisters = 200;
+static_assert(kLoadRegisters + kMathGroups * kMathRegisters <= (1 + kMathGroups) * kEntryRegisters);
+static_assert(kCodeLoadRegisters + kMathGroups * kCodeMathRegisters <= (1 + kMathGroups) * kEntryRegisters);
 
 struct HeadDims {
   int32_t qk;
@@ -84,6 +91,10 @@ FOLIO_HOST_DEVICE constexpr int32_t query_offset(int32_t dim, int32_t row, int32
 FOLIO_HOST_DEVICE constexpr int32_t result_offset(int32_t dim, int32_t row, int32_t piece) {
   return row * 2 * dim + piece / (span(dim) / 16) * span(dim) + in_span(dim, row, piece);
 }
+
+/// fp8 codes: a loading warp widens its own boxes, each token's codes lie in one span.
+constexpr int32_t kCodeSpan = 128;
+constexpr int32_t kLargestCodeBox = 32;
 
 /// Byte offsets of shared memory's parts, from an address that is a multiple of 1024.
 struct SharedLayout {

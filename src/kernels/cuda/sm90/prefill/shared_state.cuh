@@ -80,6 +80,8 @@ struct SharedState {
   Ring keys;
   Ring values;
   uint64_t landed;  ///< of tiles of values that the loading warps look through first
+  /// Phase n: a loading warp's codes of the stage's tile number n; of keys and of values.
+  uint64_t codes_landed[2][kMaxStages][kGroupWarps];
 };
 
 /// Arrivals of a phase: every loading thread's two, one of them when its copies are through. Each lane arrives for
