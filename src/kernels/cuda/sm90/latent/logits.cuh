@@ -3,7 +3,8 @@
 #include "kernels/cuda/sm90/latent/shared_state.cuh"
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 
-/// Logits of configurations with a soft cap, ALiBi or a custom mask, and masks: rare here, so one kernel takes them all.
+/// Logits of configurations with a soft cap, ALiBi or a custom mask, and masks: rare here, so one kernel takes them
+/// all.
 namespace folio::inline v0::kernels::cuda::sm90::latent {
 
 /// c * tanh(x / c) of natural logits, within a few units of c's last place.

@@ -207,8 +207,8 @@ class MathGroup {
   }
 
   __device__ __forceinline__ void multiply_keys(const ItemContext& context, const Tile& tile, float (&s)[kScores]) {
-    const uint64_t q = ptx::describe_tile(ring_ + kQueries, 0, 1024);
-    const uint64_t k = ptx::describe_tile(tile_address(tile.keys), 0, 1024);
+    const uint64_t q = ptx::describe_tile<128>(ring_ + kQueries, 0, 1024);
+    const uint64_t k = ptx::describe_tile<128>(tile_address(tile.keys), 0, 1024);
     if (context.by_threads) {
       for (int32_t part = 0; part < kParts; ++part) await(tile.keys, part);
       ptx::order_before_products();
@@ -325,7 +325,7 @@ class MathGroup {
 
   /// Begins the product.
   __device__ __forceinline__ void multiply_values(uint32_t half, const uint32_t (&p)[kScores / 2]) {
-    const uint64_t v = ptx::describe_tile(half, kColumnBytes, 1024);
+    const uint64_t v = ptx::describe_tile<128>(half, kColumnBytes, 1024);
     ptx::begin_products();
 #pragma unroll
     for (uint32_t step = 0; step < kTokens / 16; ++step) {
