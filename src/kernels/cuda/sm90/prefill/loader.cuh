@@ -28,94 +28,94 @@ class Loader {
 
   __device__ __forceinline__ void run() {
     const planner::PlanView& plan = params_.attention.plan->view;
-    const ItemQueue queue(plan, params_.attention.claim_counters);
-    int32_t next = queue.first();  // the first thread's
-    for (;; ++num_items_) {
-      const int32_t slot = num_items_ % kItems;
-      const int32_t use = num_items_ / kItems;
-      if (use > 0) ptx::wait(ptx::shared_address(state_.item_empty) + 8 * slot, (use - 1) & 1);
-      if (threadIdx.x == 0) state_.next = next;
-      ptx::meet(kLoadMeeting, kGroupThreads);
-      const int32_t index = state_.next;
-      if (index < 0) break;
-      const planner::WorkItem& item = plan.items[index];
-      if (threadIdx.x == 0) next = next_of(plan, item);
-      load_item(plan, item, slot);
-    }
-    if (threadIdx.x == 0) state_.contexts[num_items_ % kItems].all_done = true;
-    hand_over(num_items_ % kItems);
-    if (warp_ == 0) queue.finish();
+    begin_item(plan, 0);
+    end_item(plan, 0);
+    for (int32_t number = 0; index_ >= 0; ++number) load_tiles(plan, number);
+    if (warp_ == 0) ItemQueue(plan, params_.attention.claim_counters).finish();
   }
 
  private:
-  /// Index of the item after `item`: of the same accumulation, or the next claim's; -1: none. By one thread.
-  __device__ __forceinline__ int32_t next_of(const planner::PlanView& plan, const planner::WorkItem& item) const {
-    if ((item.flags & planner::kFinish) == 0) return item.partial;
-    const uint32_t claim = static_cast<uint32_t>(plan.num_workers) + atomicAdd(params_.attention.claim_counters, 1u);
-    return claim < static_cast<uint32_t>(plan.num_claims) ? static_cast<int32_t>(claim) : -1;
+  /// The first half of what is done for item `number` before its tiles are loaded, while those of the item before are:
+  /// which one it is, to its slot. Waits until the math warpgroups are through with the slot's last.
+  __device__ __forceinline__ void begin_item(const planner::PlanView& plan, int32_t number) {
+    const int32_t slot = number % kItems;
+    const int32_t use = number / kItems;
+    if (use > 0) ptx::wait(ptx::shared_address(state_.item_empty) + 8 * slot, (use - 1) & 1);
+    if (threadIdx.x == 0) {
+      const auto claim = static_cast<int32_t>(number == 0 ? blockIdx.x : plan.num_workers + ticket_);
+      const int32_t index = follower_ >= 0 ? follower_ : (claim < plan.num_claims ? claim : -1);
+      state_.next = index;
+      if (index >= 0) {
+        const planner::WorkItem item = plan.items[index];
+        state_.contexts[slot].item = item;
+        follower_ = (item.flags & planner::kFinish) == 0 ? item.partial : -1;  // of the same accumulation
+        if (follower_ < 0) ticket_ = atomicAdd(params_.attention.claim_counters, 1u);  // on its way until it is needed
+      }
+    }
+    ptx::meet(kLoadMeeting, kGroupThreads);
+    index_ = state_.next;
   }
 
-  __device__ __forceinline__ void load_item(const planner::PlanView& plan, const planner::WorkItem& item,
-                                            int32_t slot) {
+  /// The second half: what its rows see, and its queries.
+  __device__ __forceinline__ void end_item(const planner::PlanView& plan, int32_t number) {
+    const int32_t slot = number % kItems;
+    ItemContext& context = state_.contexts[slot];
+    if (index_ < 0) {
+      if (threadIdx.x == 0) context.all_done = true;
+      hand_over(slot, false);
+      return;
+    }
+    const planner::WorkItem& item = context.item;
     const AttentionParams& params = params_.attention;
     const bool has_keys = item.kv_begin < item.kv_end;
     const bool custom =
         has_keys && params.mask == MaskKind::kCustom && plan.segments[item.segment].mask == SegmentMask::kAsConfig;
     const int32_t num_rows = item.row_end - item.row_begin;
-    bind_row(plan, item, num_rows, has_keys, custom, state_.rows[slot], slot);
+    const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+    const bool boxes = params_.queries_by_boxes && num_rows == kRows && item.row_begin % group_size == 0;
+    bind_row(plan, item, num_rows, has_keys, custom, state_.rows[slot], slot, boxes);
     ptx::meet(kLoadMeeting, kGroupThreads);
-    Sight sight = state_.sights[0];
-#pragma unroll
-    for (int32_t w = 1; w < kGroupWarps; ++w) {
-      const Sight other = state_.sights[w];
-      sight.any_begin = min(sight.any_begin, other.any_begin);
-      sight.any_end = max(sight.any_end, other.any_end);
-      sight.all_begin = max(sight.all_begin, other.all_begin);
-      sight.all_end = min(sight.all_end, other.all_end);
-    }
-    const int32_t first_tile = has_keys ? item.kv_begin / kTokens : 0;
-    const int32_t num_tiles = has_keys ? (item.kv_end + kTokens - 1) / kTokens - first_tile : 0;
-    const SegmentCopy& copy = params_.copies[item.segment];
     if (threadIdx.x == 0) {
-      ItemContext& context = state_.contexts[slot];
-      context.item = item;
+      Sight sight = state_.sights[0];
+#pragma unroll
+      for (int32_t w = 1; w < kGroupWarps; ++w) {
+        const Sight other = state_.sights[w];
+        sight.any_begin = min(sight.any_begin, other.any_begin);
+        sight.any_end = max(sight.any_end, other.any_end);
+        sight.all_begin = max(sight.all_begin, other.all_begin);
+        sight.all_end = min(sight.all_end, other.all_end);
+      }
       context.sight = sight;
       context.num_rows = num_rows;
-      context.first_tile = first_tile;
-      context.num_tiles = num_tiles;
+      context.first_tile = has_keys ? item.kv_begin / kTokens : 0;
+      context.num_tiles = has_keys ? (item.kv_end + kTokens - 1) / kTokens - context.first_tile : 0;
       context.custom = custom;
       context.turned = state_.turned[0] || state_.turned[1] || state_.turned[2] || state_.turned[3];
-      context.by_threads = has_keys && copy.box == 0;
+      context.by_threads = has_keys && params_.copies[item.segment].box == 0;
+      context.queries_by_threads = !boxes;
       context.all_done = false;
       if (has_keys) {
         context.shard = plan.segments[item.segment].shard;
         context.first_pos = plan.segments[item.segment].first_pos[item.kv_row];
       }
     }
-    hand_over(slot);
-    if (num_tiles == 0) return;
-    const Tiles tiles(first_tile + num_tiles - 1, num_tiles, sight, custom);
-    const SegmentParams& segment = params.segments[item.segment];
-    const int32_t* const pages =
-        !segment.paged
-            ? nullptr
-            : segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
-                                                           : item.kv_row * segment.row_stride + segment.first_column);
-    if (copy.box == 0) {
-      load_by_threads(tiles, segment, copy, pages, item);
-    } else if (boxes_per_warp(copy.box) == 1) {
-      load_boxes<1>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
-    } else if (boxes_per_warp(copy.box) == 2) {
-      load_boxes<2>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
-    } else {
-      load_boxes<4>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
+    hand_over(slot, boxes);
+    if (boxes && threadIdx.x == 0) {
+      const uint32_t barrier = ptx::shared_address(state_.item_full) + 8 * static_cast<uint32_t>(slot);
+      const uint64_t policy = ptx::evict_first_policy();
+#pragma unroll
+      for (int32_t group = 0; group < kMathGroups; ++group) {
+        ptx::copy_box_5d(queries_address(slot) + static_cast<uint32_t>(group * query_bytes(DimQk)), &params_.queries,
+                         barrier, 0, item.kv_head * group_size, (item.row_begin + group * kGroupRows) / group_size, 0, 0,
+                         policy);
+      }
     }
   }
 
-  /// This thread's row: what it sees, to shared memory; its warp's queries to theirs.
+  /// This thread's row: what it sees, to shared memory; its warp's queries to theirs, unless they come by boxes.
   __device__ __forceinline__ void bind_row(const planner::PlanView& plan, const planner::WorkItem& item,
                                            int32_t num_rows, bool has_keys, bool custom, RowInfo& rows,
-                                           int32_t slot) const {
+                                           int32_t slot, bool boxes) const {
     const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
     Sight sight{INT32_MAX, 0, 0, INT32_MAX};
@@ -173,7 +173,7 @@ class Loader {
     }
     rows.visible_begin[thread] = begin;
     rows.visible_end[thread] = end;
-    copy_queries(query, slot);
+    if (!boxes) copy_queries(query, slot);
     sight.any_begin = __reduce_min_sync(kAllLanes, sight.any_begin);
     sight.any_end = __reduce_max_sync(kAllLanes, sight.any_end);
     sight.all_begin = __reduce_max_sync(kAllLanes, sight.all_begin);
@@ -188,7 +188,7 @@ class Loader {
   /// The queries of a warp's rows, of which each lane knows where its own begin; zeros for rows that the item has not.
   __device__ __forceinline__ void copy_queries(int64_t query, int32_t slot) const {
     constexpr int32_t kPieces = DimQk / kPiece;
-    const uint32_t to = memory_ + static_cast<uint32_t>(kLayout.queries + slot * kMathGroups * query_bytes(DimQk));
+    const uint32_t to = queries_address(slot);
     const AttentionParams& params = params_.attention;
 #pragma unroll 2
     for (int32_t i = lane_; i < 32 * kPieces; i += 32) {
@@ -203,11 +203,19 @@ class Loader {
     }
   }
 
-  /// What this thread has written of an item and its queries.
-  __device__ __forceinline__ void hand_over(int32_t slot) const {
+  __device__ __forceinline__ uint32_t queries_address(int32_t slot) const {
+    return memory_ + static_cast<uint32_t>(kLayout.queries + slot * kMathGroups * query_bytes(DimQk));
+  }
+
+  /// What this thread has written of an item and its queries; by the first thread also the bytes of their boxes.
+  __device__ __forceinline__ void hand_over(int32_t slot, bool boxes) const {
     const uint32_t barrier = ptx::shared_address(state_.item_full) + 8 * static_cast<uint32_t>(slot);
     ptx::arrive_after_copies(barrier);
-    ptx::arrive(barrier);
+    if (boxes && threadIdx.x == 0) {
+      ptx::arrive_expecting(barrier, static_cast<uint32_t>(kMathGroups * query_bytes(DimQk)));
+    } else {
+      ptx::arrive(barrier);
+    }
   }
 
   /// An item's tiles, which are loaded from the last to the first. Keys are a tile ahead of values: they are multiplied
@@ -245,81 +253,155 @@ class Loader {
     return stage;
   }
 
-  /// Pages of at least eight tokens, as boxes: a warp issues `Mine` of each tile. Each lane looks up one box of the
-  /// next 32 / Mine tiles, as many tiles ahead.
-  template <int32_t Mine>
-  __device__ __forceinline__ void load_boxes(const Tiles& tiles, const PrefillParams::Maps& maps,
-                                             const SegmentCopy& copy, const int32_t* pages, int32_t head) {
-    constexpr int32_t kAtOnce = 32 / Mine;
-    const uint64_t policy = ptx::evict_last_policy();
+  /// The tiles of item `number`, keys two tiles ahead of values; between the first of them, the next item is made ready.
+  __device__ __forceinline__ void load_tiles(const planner::PlanView& plan, int32_t number) {
+    ptx::meet(kLoadMeeting, kGroupThreads);  // the first thread has written the context
+    const ItemContext& context = state_.contexts[number % kItems];
+    const planner::WorkItem& item = context.item;
+    const Tiles tiles(context.first_tile + context.num_tiles - 1, context.num_tiles, context.sight, context.custom);
+    const int32_t number_of_segment = item.segment;
+    const int32_t head = item.kv_head;
+    const SegmentParams& segment = params_.attention.segments[number_of_segment];
+    const SegmentCopy& copy = params_.copies[number_of_segment];
+    const PrefillParams::Maps& maps = params_.maps[number_of_segment];
+    const int32_t kv_row = item.kv_row;
+    const int32_t* pages = nullptr;
+    int32_t first_token = 0;
+    if (tiles.count > 0) {
+      if (segment.paged) {
+        pages = segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[kv_row]}
+                                                             : kv_row * segment.row_stride + segment.first_column);
+      } else {
+        first_token = segment.indptr[kv_row];
+      }
+    }
     const int32_t box = copy.box;
-    BoxPlace next = find_box<Mine>(tiles, 0, copy, pages);
-    int32_t here = -1;
-    int32_t keys[Mine];
-    int32_t values[Mine];
-#pragma unroll
-    for (int32_t b = 0; b < Mine; ++b) keys[b] = -1;
+    BoxQueue boxes(*this, tiles, copy, pages);
+    Boxes keys;
+    Boxes keys_before;
+    Boxes values;
+    const int32_t end = max(tiles.count, 2);
 #pragma unroll 1
-    for (int32_t i = 0; i <= tiles.count; ++i) {
-      if (i % kAtOnce == 0) {
-        here = next.eight < 0 ? -1 : next.page * copy.eights + next.eight;
-        next = find_box<Mine>(tiles, i + kAtOnce, copy, pages);  // on its way until it is needed
-      }
-#pragma unroll
-      for (int32_t b = 0; b < Mine; ++b) {
-        values[b] = keys[b];
-        keys[b] = __shfl_sync(kAllLanes, here, i % kAtOnce * Mine + b);
-      }
-      if (i < tiles.count) {
+    for (int32_t i = -2; i < end; ++i) {
+      bool look = false;
+      Stage looked{};
+      values = keys_before;
+      keys_before = keys;
+      if (i >= 0 && i < tiles.count) {
         const Stage stage = await_stage();
-        issue_boxes<DimQk, Mine>(stage.tile, stage.full, maps.k, box, keys, head, policy);
+        const bool edge = tiles.is_edge(i);
+        if (box > 0) {
+          issue_boxes<DimV>(stage.tile, edge ? ptx::shared_address(&state_.landed) : stage.full, maps.v, box, values, head);
+          look = edge;
+          looked = stage;
+        } else {
+          copy_tokens<DimV>(tiles, i, stage.tile, segment.v, segment.dtype, segment.v_strides, head, copy, pages,
+                            first_token);
+          if (edge) {
+            ptx::wait_all_copies();
+            ptx::meet(kLoadMeeting, kGroupThreads);  // pieces are looked through by other threads
+            look_through_values(tiles, i, stage);
+          } else {
+            end_copies(stage, copy.direct);
+          }
+        }
       }
-      if (i == 0) continue;
-      const Stage stage = await_stage();
-      const bool edge = tiles.is_edge(i - 1);
-      const uint32_t barrier = edge ? ptx::shared_address(&state_.landed) : stage.full;
-      issue_boxes<DimV, Mine>(stage.tile, barrier, maps.v, box, values, head, policy);
-      if (!edge) continue;
-      ptx::wait(barrier, num_edges_ & 1);
-      ++num_edges_;
-      look_through_values(tiles, i - 1, stage);
+      if (i == 1) end_item(plan, number + 1);
+      if (i + 2 < tiles.count) {
+        if (box > 0) keys = boxes.take(i + 2);
+        const Stage stage = await_stage();
+        if (box > 0) {
+          issue_boxes<DimQk>(stage.tile, stage.full, maps.k, box, keys, head);
+        } else {
+          copy_tokens<DimQk>(tiles, i + 2, stage.tile, segment.k, segment.dtype, segment.k_strides, head, copy, pages,
+                             first_token);
+          end_copies(stage, copy.direct);
+        }
+      }
+      if (look) {
+        ptx::wait(ptx::shared_address(&state_.landed), num_edges_ & 1);
+        ++num_edges_;
+        look_through_values(tiles, i, looked);
+      }
+      if (i == 0) begin_item(plan, number + 1);
     }
   }
 
-  /// A box's page and which of its eights of tokens it begins with; -1: no row sees any of its tokens.
-  struct BoxPlace {
-    int32_t page;
-    int32_t eight;
+  /// Where boxes of a tile that this warp issues begin, in eights of tokens; -1: no row sees any of a box's tokens.
+  struct Boxes {
+    int32_t at[kMostBoxes];
   };
-  /// The lane's, of the warp's boxes from tile `i` on.
-  template <int32_t Mine>
-  __device__ __forceinline__ BoxPlace find_box(const Tiles& tiles, int32_t i, const SegmentCopy& copy,
-                                               const int32_t* pages) const {
-    const int32_t in_tile = (warp_ + kGroupWarps * (lane_ % Mine)) * copy.box;
-    const int32_t token = tiles.first_token(i + lane_ / Mine) + in_tile;
-    if (in_tile >= kTokens || token + copy.box <= tiles.sight.any_begin || token >= tiles.sight.any_end) return {0, -1};
-    const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(token));
-    const uint32_t in_page = static_cast<uint32_t>(token) - column * copy.page_size.divisor();
-    return {pages[column], static_cast<int32_t>(in_page / kEight)};
-  }
 
-  /// Begins the copies of the warp's boxes of a tile, from eights of tokens on; their bytes and the warp's arrival at
-  /// `barrier`.
-  template <int32_t Dim, int32_t Mine>
+  /// The boxes of a tile after the other. Each lane looks up one of the next 32, as many boxes ahead.
+  class BoxQueue {
+   public:
+    __device__ __forceinline__ BoxQueue(const Loader& loader, const Tiles& tiles, const SegmentCopy& copy,
+                                        const int32_t* pages)
+        : tiles_(tiles),
+          copy_(copy),
+          pages_(pages),
+          warp_(loader.warp_),
+          lane_(loader.lane_),
+          shift_(boxes_shift(copy.box)) {
+      if (copy.box > 0) find(0);
+    }
+
+    /// Of tile `i`, the one after that of the last call.
+    __device__ __forceinline__ Boxes take(int32_t i) {
+      const int32_t first = (i << shift_) % 32;
+      if (first == 0) {
+        here_ = eight_ < 0 ? -1 : page_ * copy_.eights + eight_;
+        find(i + (32 >> shift_));  // on its way until it is needed
+      }
+      Boxes boxes;
+#pragma unroll
+      for (int32_t b = 0; b < kMostBoxes; ++b) {
+        const int32_t at = __shfl_sync(kAllLanes, here_, first + b);
+        boxes.at[b] = b < 1 << shift_ ? at : -1;
+      }
+      return boxes;
+    }
+
+   private:
+    /// The lane's, of the warp's boxes from tile `i` on.
+    __device__ __forceinline__ void find(int32_t i) {
+      const int32_t in_tile = (warp_ + kGroupWarps * (lane_ & ((1 << shift_) - 1))) * copy_.box;
+      const int32_t token = tiles_.first_token(i + (lane_ >> shift_)) + in_tile;
+      eight_ = -1;
+      if (in_tile >= kTokens || token + copy_.box <= tiles_.sight.any_begin || token >= tiles_.sight.any_end) return;
+      const uint32_t column = copy_.page_size.quotient(static_cast<uint32_t>(token));
+      const uint32_t in_page = static_cast<uint32_t>(token) - column * copy_.page_size.divisor();
+      page_ = pages_[column];
+      eight_ = static_cast<int32_t>(in_page / kEight);
+    }
+
+    const Tiles& tiles_;
+    const SegmentCopy& copy_;
+    const int32_t* const pages_;
+    const int32_t warp_;
+    const int32_t lane_;
+    const int32_t shift_;  ///< the warp issues 1 << shift_ boxes of a tile
+    int32_t here_ = -1;
+    int32_t page_ = 0;
+    int32_t eight_ = -1;
+  };
+
+  /// Begins the copies of the warp's boxes of a tile, their bytes and the warp's arrivals at `barrier`.
+  template <int32_t Dim>
   __device__ __forceinline__ void issue_boxes(uint32_t tile, uint32_t barrier, const CUtensorMap& map, int32_t box,
-                                              const int32_t (&at)[Mine], int32_t head, uint64_t policy) const {
+                                              const Boxes& boxes, int32_t head) const {
     if (!ptx::elect()) return;
     const int32_t bytes = box * 2 * Dim;
     int32_t count = 0;
 #pragma unroll
-    for (int32_t b = 0; b < Mine; ++b) count += at[b] >= 0 ? 1 : 0;
+    for (int32_t b = 0; b < kMostBoxes; ++b) count += boxes.at[b] >= 0 ? 1 : 0;
     ptx::arrive(barrier, kIssueArrivals);
     ptx::arrive_expecting(barrier, static_cast<uint32_t>(count * bytes));
 #pragma unroll
-    for (int32_t b = 0; b < Mine; ++b) {
-      if (at[b] < 0) continue;
+    for (int32_t b = 0; b < kMostBoxes; ++b) {
+      if (boxes.at[b] < 0) continue;
       ptx::copy_box_5d(tile + static_cast<uint32_t>((warp_ + kGroupWarps * b) * bytes), &map, barrier, 0, 0, 0, head,
-                       at[b], policy);
+                       boxes.at[b], policy_);
     }
   }
 
@@ -337,34 +419,6 @@ class Loader {
   __device__ __forceinline__ void hand_over_tile(const Stage& stage) const {
     ptx::order_before_products();
     ptx::arrive(stage.full, kLaneArrivals);
-  }
-
-  /// Any other keys and values.
-  __device__ __forceinline__ void load_by_threads(const Tiles& tiles, const SegmentParams& segment,
-                                                  const SegmentCopy& copy, const int32_t* pages,
-                                                  const planner::WorkItem& item) {
-    const int32_t first_token = segment.paged ? 0 : segment.indptr[item.kv_row];
-    const int32_t head = item.kv_head;
-#pragma unroll 1
-    for (int32_t i = 0; i <= tiles.count; ++i) {
-      if (i < tiles.count) {
-        const Stage stage = await_stage();
-        copy_tokens<DimQk>(tiles, i, stage.tile, segment.k, segment.dtype, segment.k_strides, head, copy, pages,
-                           first_token);
-        end_copies(stage, copy.direct);
-      }
-      if (i == 0) continue;
-      const Stage stage = await_stage();
-      copy_tokens<DimV>(tiles, i - 1, stage.tile, segment.v, segment.dtype, segment.v_strides, head, copy, pages,
-                        first_token);
-      if (!tiles.is_edge(i - 1)) {
-        end_copies(stage, copy.direct);
-        continue;
-      }
-      ptx::wait_all_copies();
-      ptx::meet(kLoadMeeting, kGroupThreads);  // pieces are looked through by other threads
-      look_through_values(tiles, i - 1, stage);
-    }
   }
 
   /// The tile is there when this thread's copies are through.
@@ -417,7 +471,10 @@ class Loader {
   const uint32_t empty_;
   const int32_t warp_;
   const int32_t lane_;
-  int32_t num_items_ = 0;
+  const uint64_t policy_ = ptx::evict_last_policy();
+  int32_t index_ = -1;     ///< of the item that is made ready; -1: there is none
+  int32_t follower_ = -1;  ///< by the first thread: item of the same accumulation that comes next, or -1
+  uint32_t ticket_ = 0;    ///< by the first thread: of its last claim
   int32_t num_edges_ = 0;
   uint32_t stage_ = 0;  ///< the next
   uint32_t parity_ = 0;

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/sm90/prefill/row_end.cuh"
 #include "kernels/cuda/sm90/prefill/scores.cuh"
+#include "ptx/tma.cuh"
 
 /// A math warpgroup: 64 of an item's rows against all its tiles, from the last to the first. Weights stay in registers;
 /// the product with a tile's values runs while the next tile's scores become weights.
@@ -39,13 +40,14 @@ class MathGroup {
       begin_item(context, rows);
       if (context.num_tiles > 0) accumulate(context, rows, queries);
       end_item<T, DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
+      ptx::order_before_box_copies();
       ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
     }
   }
 
  private:
   __device__ __forceinline__ void begin_item(const ItemContext& context, const RowInfo& rows) {
-    ptx::order_before_products();  // the queries were copied by threads
+    if (context.queries_by_threads) ptx::order_before_products();
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       state_row_.top[h] = -INFINITY;

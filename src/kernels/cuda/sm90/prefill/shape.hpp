@@ -21,7 +21,7 @@ constexpr int32_t kStages = 4;  ///< tiles in the ring
 constexpr int32_t kItems = 2;   ///< items whose queries are in shared memory
 constexpr int32_t kSharedLimit = 227 * 1024;
 /// Registers of a thread: at entry as many as 384 threads may have, then those of the loading and the math warpgroups.
-constexpr int32_t kLoadRegisters = 72;
+constexpr int32_t kLoadRegisters = 80;
 constexpr int32_t kMathRegisters = 216;
 
 struct HeadDims {
@@ -99,5 +99,12 @@ constexpr int32_t box_tokens(int32_t page_size) {
 FOLIO_HOST_DEVICE constexpr int32_t boxes_per_warp(int32_t box) {
   return box * kGroupWarps >= kTokens ? 1 : kTokens / kGroupWarps / box;
 }
+
+constexpr int32_t kMostBoxes = boxes_per_warp(kEight);
+/// The same as a power of two.
+FOLIO_HOST_DEVICE constexpr int32_t boxes_shift(int32_t box) {
+  return box == kEight ? 2 : (box == 2 * kEight ? 1 : 0);
+}
+static_assert(boxes_per_warp(kEight) == 4 && boxes_per_warp(2 * kEight) == 2 && boxes_per_warp(4 * kEight) == 1);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -41,6 +41,7 @@ struct ItemContext {
   bool custom;      ///< the custom mask's bits apply
   bool turned;      ///< some row's scale is not positive
   bool by_threads;  ///< keys and values are copied by threads
+  bool queries_by_threads;
   bool all_done;    ///< no item: the thread block's work is done
 };
 

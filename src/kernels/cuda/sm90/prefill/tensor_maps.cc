@@ -48,6 +48,28 @@ bool make_map(CUtensorMap& map, const SegmentParams& segment, const void* data, 
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/// Dimensions, innermost first: 64 components, heads, tokens, the components' next 64. Only items whose rows are all
+/// there are copied so: the number of tokens does not matter.
+bool make_query_map(CUtensorMap& map, const AttentionParams& params, int32_t head_dim) {
+  const TensorMapEncoder encode = tensor_map_encoder();
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+  if (encode == nullptr || kGroupRows % group_size != 0 || size_of(params.q_dtype) != kElement) return false;
+  if (reinterpret_cast<uintptr_t>(params.q) % 16 != 0) return false;
+  for (const int64_t stride : {params.q_head_stride, params.q_token_stride}) {
+    if (stride <= 0 || stride * kElement % 16 != 0 || stride >= (int64_t{1} << 40) / kElement) return false;
+  }
+  const auto halves = static_cast<cuuint32_t>(head_dim / 64);
+  const cuuint64_t dims[5] = {64, static_cast<cuuint64_t>(params.num_q_heads), INT32_MAX, halves, 1};
+  const cuuint64_t steps[4] = {static_cast<cuuint64_t>(kElement * params.q_head_stride),
+                               static_cast<cuuint64_t>(kElement * params.q_token_stride), 128, 128};
+  const cuuint32_t sizes[5] = {64, static_cast<cuuint32_t>(group_size),
+                               static_cast<cuuint32_t>(kGroupRows / group_size), halves, 1};
+  const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
+  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(params.q), dims, steps, sizes, ones,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 }  // namespace
 
 void describe(PrefillParams& params, const HeadDims& dims) {
@@ -68,6 +90,7 @@ void describe(PrefillParams& params, const HeadDims& dims) {
       copy.box = box;
     }
   }
+  params.queries_by_boxes = make_query_map(params.queries, attention, dims.qk);
   params.out_wide = reinterpret_cast<uintptr_t>(attention.out) % 16 == 0 &&
                     (attention.out_token_stride | attention.out_head_stride) % kPiece == 0;
 }
