@@ -85,6 +85,7 @@ class MathGroup {
     multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
     release(keys);
+    if (!General && context.turned) turn(rows, s);
     to_weights<true>(walk, walk.first, s, factor);
     pack(s, walk.p);
     walk.edge = is_edge(context, walk.first);
@@ -118,6 +119,7 @@ class MathGroup {
     multiply_values(values, walk.p);
     ptx::wait_products<1>(s);
     release(keys);
+    if constexpr (Masked && !General) turn(walk.rows, s);
     to_weights<Masked>(walk, walk.first, s, factor);
     ptx::wait_products<0>(o_);
     release(values);
@@ -185,8 +187,6 @@ class MathGroup {
     const int32_t column = first + 2 * (lane_ % 4);
     if constexpr (General) {
       to_general_logits(params_.attention, walk.context, walk.rows, first_row_, column, s);
-    } else if constexpr (Masked) {
-      turn(walk.rows, s);
     }
     if constexpr (Masked) mask_scores(walk.rows, first_row_, column, s);
     take_in<T>(state_row_, s, factor);

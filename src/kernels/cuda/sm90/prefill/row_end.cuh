@@ -109,6 +109,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
     sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(kAllLanes, sum[h], 2));
     mine[h] = place.first_row + 8 * h < context.num_rows;
     const float v_scale = mine[h] ? rows.v_scale[place.first_row + 8 * h] : 1.0f;
+    if (v_scale == 1.0f) continue;
 #pragma unroll
     for (int32_t i = 0; i < kCount; i += 4) {
       o[i + 2 * h] = __fmul_rn(o[i + 2 * h], v_scale);

@@ -72,17 +72,23 @@ __device__ __forceinline__ void to_general_logits(const AttentionParams& params,
   }
 }
 
+/// Of a lane's columns of a row, 8j and 8j + 1, those before `column`: bits 2j and 2j + 1.
+__device__ __forceinline__ uint32_t columns_before(int32_t column) {
+  const int32_t count = column <= 0 ? 0 : min(column / 8 * 2 + min(column % 8, 2), 32);
+  return count == 0 ? 0 : 0xffffffffu >> (32 - count);
+}
+
 /// -infinity where a row does not see the token.
 template <int32_t Count>
 __device__ __forceinline__ void mask_scores(const RowInfo& rows, int32_t first_row, int32_t first, float (&s)[Count]) {
+  static_assert(Count <= 64);
 #pragma unroll
   for (int32_t h = 0; h < 2; ++h) {
-    const int32_t begin = rows.visible_begin[first_row + 8 * h] - first;
-    const int32_t end = rows.visible_end[first_row + 8 * h] - first;
+    const uint32_t seen = columns_before(rows.visible_end[first_row + 8 * h] - first) &
+                          ~columns_before(rows.visible_begin[first_row + 8 * h] - first);
 #pragma unroll
     for (int32_t i = 0; i < Count / 2; ++i) {
-      const int32_t column = i / 2 * 8 + i % 2;
-      if (column < begin || column >= end) s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
+      if ((seen >> i & 1) == 0) s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
     }
   }
 }
