@@ -21,8 +21,10 @@ constexpr int32_t kStages = 4;  ///< tiles in the ring
 constexpr int32_t kItems = 2;   ///< items whose queries are in shared memory
 constexpr int32_t kSharedLimit = 227 * 1024;
 /// Registers of a thread: at entry as many as 384 threads may have, then those of the loading and the math warpgroups.
-constexpr int32_t kLoadRegisters = 80;
-constexpr int32_t kMathRegisters = 216;
+constexpr int32_t kLoadRegisters = 88;
+constexpr int32_t kMathRegisters = 208;
+/// What a group claims are registers that another has given up: more would be waited for in vain.
+static_assert(kLoadRegisters + kMathGroups * kMathRegisters <= (1 + kMathGroups) * (65536 / kThreads / 8 * 8));
 
 struct HeadDims {
   int32_t qk;
