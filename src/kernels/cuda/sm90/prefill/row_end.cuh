@@ -66,23 +66,37 @@ __device__ __forceinline__ void write_pieces(const AttentionParams& params, cons
                                              const RowInfo& rows, const float (&o)[DimV / 2],
                                              const ResultPlace& place) {
   constexpr int32_t kPieces = DimV / kPiece;
-  const int32_t in_group = place.first_row % kGroupRows;
+  int32_t lane = place.lane;
+  int32_t in_group = place.first_row % kGroupRows;
+  asm volatile("" : "+r"(lane), "+r"(in_group));  // places are computed here, not kept from item to item
 #pragma unroll
   for (int32_t i = 0; i < DimV / 2; i += 2) {
     const int32_t row = in_group + i / 2 % 2 * 8;
-    ptx::store_4(place.shared + static_cast<uint32_t>(result_offset(DimV, row, i / 4) + 4 * (place.lane % 4)),
+    ptx::store_4(place.shared + static_cast<uint32_t>(result_offset(DimV, row, i / 4) + 4 * (lane % 4)),
                  ptx::pack_two<T>(o[i], o[i + 1]));
   }
   __syncwarp();
   const int32_t begin = in_group / 16 * 16;
-#pragma unroll 4
-  for (int32_t i = place.lane; i < 16 * kPieces; i += 32) {
-    const int32_t in_warp = begin + i / kPieces;
-    const int32_t row = place.group * kGroupRows + in_warp;
-    if (row >= context.num_rows) continue;
-    const uint4 piece = ptx::load_16(place.shared + static_cast<uint32_t>(result_offset(DimV, in_warp, i % kPieces)));
-    *reinterpret_cast<uint4*>(static_cast<T*>(params.out) + out_offset(params, rows, row) + i % kPieces * kPiece) =
-        piece;
+  const int32_t mine = place.group * kGroupRows + begin + lane % 16;
+  const int64_t row_at = mine < context.num_rows ? out_offset(params, rows, mine) : 0;
+  constexpr int32_t kEach = 16 * kPieces / 32;
+  constexpr int32_t kAtOnce = kEach < 8 ? kEach : 8;
+#pragma unroll 1
+  for (int32_t first = 0; first < kEach; first += kAtOnce) {
+    uint4 pieces[kAtOnce];
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      const int32_t n = 32 * (first + i) + lane;
+      pieces[i] =
+          ptx::load_16(place.shared + static_cast<uint32_t>(result_offset(DimV, begin + n / kPieces, n % kPieces)));
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      const int32_t n = 32 * (first + i) + lane;
+      const int64_t at = __shfl_sync(kAllLanes, row_at, n / kPieces);
+      if (place.group * kGroupRows + begin + n / kPieces >= context.num_rows) continue;
+      *reinterpret_cast<uint4*>(static_cast<T*>(params.out) + at + n % kPieces * kPiece) = pieces[i];
+    }
   }
 }
 
