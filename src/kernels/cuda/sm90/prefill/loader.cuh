@@ -395,7 +395,6 @@ class Loader {
     int32_t count = 0;
 #pragma unroll
     for (int32_t b = 0; b < kMostBoxes; ++b) count += boxes.at[b] >= 0 ? 1 : 0;
-    ptx::arrive(barrier, kIssueArrivals);
     ptx::arrive_expecting(barrier, static_cast<uint32_t>(count * bytes));
 #pragma unroll
     for (int32_t b = 0; b < kMostBoxes; ++b) {
@@ -403,6 +402,7 @@ class Loader {
       ptx::copy_box_5d(tile + static_cast<uint32_t>((warp_ + kGroupWarps * b) * bytes), &map, barrier, 0, 0, 0, head,
                        boxes.at[b], policy_);
     }
+    ptx::arrive(barrier, kIssueArrivals);
   }
 
   /// Values of tile `i`, which are there, before they are handed over.

@@ -69,6 +69,10 @@ class MathGroup {
     uint64_t q;
     int32_t first;  ///< token of the tile whose weights are in `p`
     bool edge;      ///< whose values may need more than a product
+    Sight sight;    ///< the context's, in registers: between tiles there is no time to look it up
+    bool custom;
+    bool turned;
+    bool by_threads;
     uint32_t p[kTokens / 4];
   };
 
@@ -78,28 +82,32 @@ class MathGroup {
               ptx::describe_tile(queries, 0, kHalfBytes),
               (context.first_tile + context.num_tiles - 1) * kTokens,
               false,
+              context.sight,
+              context.custom,
+              context.turned,
+              context.by_threads,
               {}};
     float s[kScores];
     float factor[2];
-    const uint32_t keys = await_tile(context.by_threads);
+    const uint32_t keys = await_tile(walk.by_threads);
     multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
     release(keys);
-    if (!General && context.turned) turn(rows, s);
+    if (!General && walk.turned) turn(rows, s);
     to_weights<true>(walk, walk.first, s, factor);
     pack(s, walk.p);
-    walk.edge = is_edge(context, walk.first);
+    walk.edge = is_edge(walk);
     // Nothing may branch between a product's begin and its end, or the compiler waits for it first: so tiles that are
     // masked and those that are not have a loop each.
 #pragma unroll 1
     for (int32_t left = context.num_tiles - 1; left > 0;) {
 #pragma unroll 1
-      for (; left > 0 && is_masked(context, walk.first - kTokens); --left) step<true>(walk);
+      for (; left > 0 && next_is_masked(walk); --left) step<true>(walk);
 #pragma unroll 1
-      for (; left > 0 && !is_masked(context, walk.first - kTokens); --left) step<false>(walk);
+      for (; left > 0 && !next_is_masked(walk); --left) step<false>(walk);
     }
     if (walk.edge) set_special_apart(rows, walk.first);
-    const uint32_t values = await_tile(context.by_threads);
+    const uint32_t values = await_tile(walk.by_threads);
     multiply_values(values, walk.p);
     ptx::wait_products<0>(o_);
     release(values);
@@ -110,12 +118,12 @@ class MathGroup {
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
     float factor[2];
-    const uint32_t keys = await_tile(walk.context.by_threads);
+    const uint32_t keys = await_tile(walk.by_threads);
     if (walk.edge) set_special_apart(walk.rows, walk.first);
     walk.first -= kTokens;
-    walk.edge = is_edge(walk.context, walk.first);
-    const uint32_t values = await_tile(walk.context.by_threads);
+    walk.edge = is_edge(walk);
     multiply_keys(walk.q, keys, s);
+    const uint32_t values = await_tile(walk.by_threads);
     multiply_values(values, walk.p);
     ptx::wait_products<1>(s);
     release(keys);
@@ -129,11 +137,11 @@ class MathGroup {
   }
 
   /// Whether the tile's values may hold what must not be multiplied.
-  __device__ __forceinline__ static bool is_edge(const ItemContext& context, int32_t first) {
-    return context.custom || needs_mask(context.sight, first);
+  __device__ __forceinline__ static bool is_edge(const Walk& walk) {
+    return walk.custom || needs_mask(walk.sight, walk.first);
   }
-  __device__ __forceinline__ static bool is_masked(const ItemContext& context, int32_t first) {
-    return context.turned || needs_mask(context.sight, first);
+  __device__ __forceinline__ static bool next_is_masked(const Walk& walk) {
+    return walk.turned || needs_mask(walk.sight, walk.first - kTokens);
   }
 
   /// Number in the ring of the next tile, which is there then.
