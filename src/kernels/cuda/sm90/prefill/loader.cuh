@@ -94,7 +94,7 @@ class Loader {
       context.by_threads = has_keys && params_.copies[item.segment].box == 0;
       context.queries_by_threads = !boxes;
       context.all_done = false;
-      if (has_keys) {
+      if (has_keys && params.alibi_slopes != nullptr) {
         context.shard = plan.segments[item.segment].shard;
         context.first_pos = plan.segments[item.segment].first_pos[item.kv_row];
       }
@@ -277,17 +277,14 @@ class Loader {
     }
     const int32_t box = copy.box;
     BoxQueue boxes(*this, tiles, copy, pages);
-    Boxes keys;
-    Boxes keys_before;
-    Boxes values;
     const int32_t end = max(tiles.count, 2);
 #pragma unroll 1
     for (int32_t i = -2; i < end; ++i) {
       bool look = false;
       Stage looked{};
-      values = keys_before;
-      keys_before = keys;
       if (i >= 0 && i < tiles.count) {
+        Boxes values;
+        if (box > 0) values = boxes.of(i);
         const Stage stage = await_stage();
         const bool edge = tiles.is_edge(i);
         if (box > 0) {
@@ -308,7 +305,11 @@ class Loader {
       }
       if (i == 1) end_item(plan, number + 1);
       if (i + 2 < tiles.count) {
-        if (box > 0) keys = boxes.take(i + 2);
+        Boxes keys;
+        if (box > 0) {
+          boxes.advance(i + 2);
+          keys = boxes.of(i + 2);
+        }
         const Stage stage = await_stage();
         if (box > 0) {
           issue_boxes<DimQk>(stage.tile, stage.full, maps.k, box, keys, head);
@@ -346,18 +347,22 @@ class Loader {
       if (copy.box > 0) find(0);
     }
 
-    /// Of tile `i`, the one after that of the last call.
-    __device__ __forceinline__ Boxes take(int32_t i) {
-      const int32_t first = (i << shift_) % 32;
-      if (first == 0) {
-        here_ = eight_ < 0 ? -1 : page_ * copy_.eights + eight_;
-        find(i + (32 >> shift_));  // on its way until it is needed
-      }
+    /// From tile `i` - 1 on to tile `i`.
+    __device__ __forceinline__ void advance(int32_t i) {
+      last_ = i;
+      if ((i << shift_) % 32 != 0) return;
+      before_ = here_;
+      here_ = eight_ < 0 ? -1 : page_ * copy_.eights + eight_;
+      find(i + (32 >> shift_));  // on its way until it is needed
+    }
+
+    /// Of tile `i`, the last or one of those before it, as many as a lookup has.
+    __device__ __forceinline__ Boxes of(int32_t i) const {
+      const int32_t from = (i << shift_) / 32 == (last_ << shift_) / 32 ? here_ : before_;
       Boxes boxes;
 #pragma unroll
       for (int32_t b = 0; b < kMostBoxes; ++b) {
-        const int32_t at = __shfl_sync(kAllLanes, here_, first + b);
-        boxes.at[b] = b < 1 << shift_ ? at : -1;
+        boxes.at[b] = b < 1 << shift_ ? __shfl_sync(kAllLanes, from, (i << shift_) % 32 + b) : -1;
       }
       return boxes;
     }
@@ -381,8 +386,10 @@ class Loader {
     const int32_t warp_;
     const int32_t lane_;
     const int32_t shift_;  ///< the warp issues 1 << shift_ boxes of a tile
-    int32_t here_ = -1;
-    int32_t page_ = 0;
+    int32_t last_ = 0;      ///< tile
+    int32_t here_ = -1;     ///< the lane's box of those that the last tile's are among
+    int32_t before_ = -1;   ///< and of those before
+    int32_t page_ = 0;      ///< of the box after: page and eight of tokens in it
     int32_t eight_ = -1;
   };
 
@@ -408,8 +415,10 @@ class Loader {
   /// Values of tile `i`, which are there, before they are handed over.
   __device__ __forceinline__ void look_through_values(const Tiles& tiles, int32_t i, const Stage& stage) const {
     const int32_t first = tiles.first_token(i);
-    const bool special = look_through<T, DimV>(stage.tile, tiles.sight.any_begin - first, tiles.sight.any_end - first,
-                                               static_cast<int32_t>(threadIdx.x));
+    int32_t thread = 32 * warp_ + lane_;
+    asm volatile("" : "+r"(thread));
+    const bool special =
+        look_through<T, DimV>(stage.tile, tiles.sight.any_begin - first, tiles.sight.any_end - first, thread);
     const bool any = __any_sync(kAllLanes, special);
     if (lane_ == 0) state_.special[stage.number][warp_] = any ? 1 : 0;
     hand_over_tile(stage);
@@ -439,7 +448,11 @@ class Loader {
                                               const SegmentCopy& copy, const int32_t* pages,
                                               int32_t first_token) const {
     constexpr int32_t kPieces = Dim / kPiece;
-    const int32_t mine = tiles.first_token(i) + static_cast<int32_t>(threadIdx.x);
+    int32_t thread = 32 * warp_ + lane_;
+    asm volatile("" : "+r"(thread));  // places are computed here: loops of boxes have no registers for them
+    const int32_t lane = thread % 32;
+    const int32_t warp = thread / 32;
+    const int32_t mine = tiles.first_token(i) + thread;
     int64_t begin = -1;
     if (mine >= tiles.sight.any_begin && mine < tiles.sight.any_end) {
       begin = head * strides.head;
@@ -452,9 +465,9 @@ class Loader {
       }
     }
 #pragma unroll 2
-    for (int32_t n = lane_; n < 32 * kPieces; n += 32) {
+    for (int32_t n = lane; n < 32 * kPieces; n += 32) {
       const int64_t at = __shfl_sync(kAllLanes, begin, n / kPieces);
-      const uint32_t target = tile + static_cast<uint32_t>(tile_offset(Dim, 32 * warp_ + n / kPieces, n % kPieces));
+      const uint32_t target = tile + static_cast<uint32_t>(tile_offset(Dim, 32 * warp + n / kPieces, n % kPieces));
       const int64_t from = at < 0 ? 0 : at + n % kPieces * kPiece;
       if (copy.direct) {
         ptx::copy_16_async(target, static_cast<const T*>(data) + from, at >= 0);
