@@ -74,4 +74,9 @@ __device__ __forceinline__ void meet(int32_t id, int32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// The same for those who do not wait for the others.
+__device__ __forceinline__ void come(int32_t id, int32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 }  // namespace folio::inline v0::ptx

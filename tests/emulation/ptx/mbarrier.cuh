@@ -35,5 +35,8 @@ inline void wait(uint32_t barrier, uint32_t parity) {
 inline void meet(int32_t id, int32_t threads) {
   emulation::meet(id, threads);
 }
+inline void come(int32_t id, int32_t threads) {
+  emulation::come(id, threads);
+}
 
 }  // namespace folio::inline v0::ptx

@@ -48,7 +48,7 @@ class Loader {
       if (index >= 0) {
         const planner::WorkItem item = plan.items[index];
         state_.contexts[slot].item = item;
-        follower_ = (item.flags & planner::kFinish) == 0 ? item.partial : -1;  // of the same accumulation
+        follower_ = (item.flags & planner::kFinish) == 0 ? item.partial : -1;          // of the same accumulation
         if (follower_ < 0) ticket_ = atomicAdd(params_.attention.claim_counters, 1u);  // on its way until it is needed
       }
     }
@@ -106,16 +106,16 @@ class Loader {
 #pragma unroll
       for (int32_t group = 0; group < kMathGroups; ++group) {
         ptx::copy_box_5d(queries_address(slot) + static_cast<uint32_t>(group * query_bytes(DimQk)), &params_.queries,
-                         barrier, 0, item.kv_head * group_size, (item.row_begin + group * kGroupRows) / group_size, 0, 0,
-                         policy);
+                         barrier, 0, item.kv_head * group_size, (item.row_begin + group * kGroupRows) / group_size, 0,
+                         0, policy);
       }
     }
   }
 
   /// This thread's row: what it sees, to shared memory; its warp's queries to theirs, unless they come by boxes.
   __device__ __forceinline__ void bind_row(const planner::PlanView& plan, const planner::WorkItem& item,
-                                           int32_t num_rows, bool has_keys, bool custom, RowInfo& rows,
-                                           int32_t slot, bool boxes) const {
+                                           int32_t num_rows, bool has_keys, bool custom, RowInfo& rows, int32_t slot,
+                                           bool boxes) const {
     const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
     Sight sight{INT32_MAX, 0, 0, INT32_MAX};
@@ -253,7 +253,8 @@ class Loader {
     return stage;
   }
 
-  /// The tiles of item `number`, keys two tiles ahead of values; between the first of them, the next item is made ready.
+  /// The tiles of item `number`, keys two tiles ahead of values; between the first of them, the next item is made
+  /// ready.
   __device__ __forceinline__ void load_tiles(const planner::PlanView& plan, int32_t number) {
     ptx::meet(kLoadMeeting, kGroupThreads);  // the first thread has written the context
     const ItemContext& context = state_.contexts[number % kItems];
@@ -288,7 +289,8 @@ class Loader {
         const Stage stage = await_stage();
         const bool edge = tiles.is_edge(i);
         if (box > 0) {
-          issue_boxes<DimV>(stage.tile, edge ? ptx::shared_address(&state_.landed) : stage.full, maps.v, box, values, head);
+          issue_boxes<DimV>(stage.tile, edge ? ptx::shared_address(&state_.landed) : stage.full, maps.v, box, values,
+                            head);
           look = edge;
           looked = stage;
         } else {
@@ -386,10 +388,10 @@ class Loader {
     const int32_t warp_;
     const int32_t lane_;
     const int32_t shift_;  ///< the warp issues 1 << shift_ boxes of a tile
-    int32_t last_ = 0;      ///< tile
-    int32_t here_ = -1;     ///< the lane's box of those that the last tile's are among
-    int32_t before_ = -1;   ///< and of those before
-    int32_t page_ = 0;      ///< of the box after: page and eight of tokens in it
+    int32_t last_ = 0;     ///< tile
+    int32_t here_ = -1;    ///< the lane's box of those that the last tile's are among
+    int32_t before_ = -1;  ///< and of those before
+    int32_t page_ = 0;     ///< of the box after: page and eight of tokens in it
     int32_t eight_ = -1;
   };
 

@@ -30,6 +30,7 @@ class MathGroup {
 
   __device__ __forceinline__ void run() {
     RunningState<kValues> running;
+    if (group_ == 1) ptx::come(kTurns, kMathGroups * kGroupThreads);  // the first begins
     for (int32_t number = 0;; ++number) {
       const int32_t slot = number % kItems;
       ptx::wait(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
@@ -113,7 +114,8 @@ class MathGroup {
     release(values);
   }
 
-  /// The next tile's scores become weights while the last one's values are multiplied.
+  /// The next tile's scores become weights while the last one's values are multiplied. The two warpgroups take turns to
+  /// begin products, so that one's softmax runs beside the other's products.
   template <bool Masked>
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
@@ -122,9 +124,11 @@ class MathGroup {
     if (walk.edge) set_special_apart(walk.rows, walk.first);
     walk.first -= kTokens;
     walk.edge = is_edge(walk);
+    ptx::meet(kTurns + group_, kMathGroups * kGroupThreads);
     multiply_keys(walk.q, keys, s);
     const uint32_t values = await_tile(walk.by_threads);
     multiply_values(values, walk.p);
+    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     ptx::wait_products<1>(s);
     release(keys);
     if constexpr (Masked && !General) turn(walk.rows, s);

@@ -15,6 +15,7 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr int32_t kLoadMeeting = 1;
 constexpr int32_t kMathMeeting = 2;   ///< of both math warpgroups
 constexpr int32_t kGroupMeeting = 3;  ///< of the first of them; the second's follows
+constexpr int32_t kTurns = 5;         ///< at which the first waits for its turn; the second's follows
 
 /// What is known of an item's rows. Rows beyond the item's see nothing.
 struct RowInfo {
@@ -42,7 +43,7 @@ struct ItemContext {
   bool turned;      ///< some row's scale is not positive
   bool by_threads;  ///< keys and values are copied by threads
   bool queries_by_threads;
-  bool all_done;    ///< no item: the thread block's work is done
+  bool all_done;  ///< no item: the thread block's work is done
 };
 
 /// Shared memory's part of fixed size.
