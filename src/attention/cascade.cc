@@ -65,7 +65,6 @@ struct CascadePlanner::State {
   void check_place(const CascadeBatch& batch, Stream stream) const;
   void check_common(const CascadeBatch& batch, int32_t first, int32_t prefix_pages) const;
   const Cascade& emit(const CascadeBatch& batch, std::span<const CascadeGroup> groups, Stream stream);
-  const Cascade& emit_plain(const CascadeBatch& batch, Stream stream);
   void emit_level(const CascadeBatch& batch, size_t level, std::span<const CascadeGroup> groups);
   void emit_empty(const CascadeBatch& batch, size_t level);
   void emit_own(const CascadeBatch& batch, size_t level);
@@ -286,18 +285,15 @@ void CascadePlanner::State::move_to_gpu(const CascadeBatch& batch, size_t count,
   }
 }
 
-/// Without anything shared.
-const Cascade& CascadePlanner::State::emit_plain(const CascadeBatch& batch, Stream stream) {
-  if (fixed_levels > 0) return emit(batch, {}, stream);
-  segments[0] = {};
-  segments[0].kv_len = batch.kv_len;
-  tables[0] = batch.table;
-  return made(batch, 1, stream);
-}
-
+/// Without groups nothing is shared: the batch's own table, unless graphs count on a number of levels.
 const Cascade& CascadePlanner::State::emit(const CascadeBatch& batch, std::span<const CascadeGroup> groups,
                                            Stream stream) {
-  if (groups.empty() && fixed_levels == 0) return emit_plain(batch, stream);
+  if (groups.empty() && fixed_levels == 0) {
+    segments[0] = {};
+    segments[0].kv_len = batch.kv_len;
+    tables[0] = batch.table;
+    return made(batch, 1, stream);
+  }
   require(addressable,
           "the table's rows do not lie one after the other within 2^31 - 1 entries, as those of captured "
           "graphs must");
@@ -328,7 +324,7 @@ const Cascade& CascadePlanner::discover(const CascadeBatch& batch, Stream stream
   state.check_place(batch, stream);
   state.read(batch);
   if (state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {
-    return state.emit_plain(batch, stream);
+    return state.emit(batch, {}, stream);
   }
   const auto prefixes = state.finder.find(batch.table, state.full_pages);
   state.emit(batch, state.choice.choose(state.costs, state.max_levels, batch, prefixes), stream);
@@ -363,11 +359,11 @@ const Cascade& CascadePlanner::share(const CascadeBatch& batch, int32_t prefix_t
     ++sharers;
     prefix_pages = std::min(prefix_pages, state.full_pages[static_cast<size_t>(r)]);
   }
-  if (sharers < 2 || prefix_pages == 0) return state.emit_plain(batch, stream);
+  if (sharers < 2 || prefix_pages == 0) return state.emit(batch, {}, stream);
   const bool readable = batch.table.indices != batch.device_indices;
   if (readable) state.check_common(batch, first, prefix_pages);
   if (state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {
-    return state.emit_plain(batch, stream);
+    return state.emit(batch, {}, stream);
   }
   const CascadeGroup everyone{
       .level = 0, .begin = first, .end = batch.num_requests, .first_page = 0, .end_page = prefix_pages};

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 
 namespace folio::inline v0::attention {
@@ -14,10 +15,6 @@ constexpr size_t kHeadBytes = 512;
 constexpr size_t kFrontBytes = ScheduleLayout::kHeaderBytes + planner::SealRecord::kMostImages * kHeadBytes;
 static_assert(sizeof(planner::PlanImageHeader) <= kHeadBytes && kFrontBytes % planner::kPlanImageAlignment == 0);
 
-constexpr size_t round_up(size_t bytes, size_t multiple) {
-  return (bytes + multiple - 1) / multiple * multiple;
-}
-
 }  // namespace
 
 ScheduleLayout lay_out_schedule(std::span<const size_t> image_bytes) {
@@ -25,9 +22,9 @@ ScheduleLayout lay_out_schedule(std::span<const size_t> image_bytes) {
   layout.bytes = kFrontBytes;
   for (size_t i = 0; i < image_bytes.size(); ++i) {
     layout.images[i] = ScheduleLayout::kHeaderBytes + i * kHeadBytes;
-    layout.bytes = round_up(layout.bytes, planner::kPlanImageAlignment) + image_bytes[i];
+    layout.bytes = core::checked_round_up(layout.bytes, planner::kPlanImageAlignment) + image_bytes[i];
   }
-  layout.bytes = round_up(layout.bytes, sizeof(uint64_t));
+  layout.bytes = core::checked_round_up(layout.bytes, sizeof(uint64_t));
   return layout;
 }
 
@@ -38,7 +35,7 @@ void fill_schedule(std::span<const planner::PlanView* const> plans, const Schedu
   std::memcpy(stage, front, sizeof(front));
   size_t begin = kFrontBytes;
   for (size_t i = 0; i < plans.size(); ++i) {
-    begin = round_up(begin, planner::kPlanImageAlignment);
+    begin = core::checked_round_up(begin, planner::kPlanImageAlignment);
     const size_t bytes = planner::pack_plan(*plans[i], stage + begin, layout.bytes - begin, memory + begin);
     std::memcpy(stage + layout.images[i], stage + begin, sizeof(planner::PlanImageHeader));
     begin += bytes;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "attention/workspace.hpp"
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "planner/plan_image.hpp"
 
@@ -43,9 +44,10 @@ uint64_t checksum(const SealHeader& header, const std::byte* data, size_t bytes)
   return sum;
 }
 
-size_t sealed_bytes(const planner::PlanView& view) {
-  const size_t image = planner::plan_image_bytes(view);
-  return kHeaderBytes + (image + sizeof(int32_t) - 1) / sizeof(int32_t) * sizeof(int32_t);
+/// `Plan`: a PlanView, or a PlannerConfig for the most that its plans take.
+template <typename Plan>
+size_t sealed_bytes(const Plan& plan) {
+  return kHeaderBytes + core::checked_round_up(planner::plan_image_bytes(plan), sizeof(int32_t));
 }
 
 /// The image of a plan that lies in a schedule; counters are those of the plan's own buffer.
@@ -73,12 +75,16 @@ class SealedImage final : public GpuPlanMemory {
   uint32_t* merge_counters_ = nullptr;
 };
 
-/// Of a pair of kernels both plans.
+/// Of a pair of kernels both plans; `few_rows` is null otherwise.
+template <typename Plan>
+ScheduleLayout layout_of(const Plan& plan, const Plan* few_rows) {
+  std::array<size_t, 2> images{planner::plan_image_bytes(plan)};
+  if (few_rows != nullptr) images[1] = planner::plan_image_bytes(*few_rows);
+  return lay_out_schedule(std::span(images).first(few_rows != nullptr ? 2 : 1));
+}
+
 ScheduleLayout layout_of(const detail::PlanBufferState& planned) {
-  const bool pair = planned.few_rows != nullptr;
-  const std::array<size_t, 2> images{planner::plan_image_bytes(planned.view),
-                                     pair ? planner::plan_image_bytes(planned.few_rows->view) : 0};
-  return lay_out_schedule(std::span(images).first(pair ? 2 : 1));
+  return layout_of(planned.view, planned.few_rows != nullptr ? &planned.few_rows->view : nullptr);
 }
 
 }  // namespace
@@ -110,14 +116,10 @@ int64_t SealedPlan::size(const AttentionPlan& plan) {
 }
 
 int64_t SealedPlan::max_size(const AttentionOp& op) {
-  if (op.state().gpu() != nullptr) {
-    const bool pair = op.state().few_rows.has_value();
-    const std::array<size_t, 2> images{planner::plan_image_bytes(op.state().planner),
-                                       pair ? planner::plan_image_bytes(*op.state().few_rows) : 0};
-    return static_cast<int64_t>(lay_out_schedule(std::span(images).first(pair ? 2 : 1)).bytes / sizeof(int32_t));
-  }
-  const size_t image = planner::plan_image_bytes(op.state().planner);
-  return static_cast<int64_t>((kHeaderBytes + image + sizeof(int32_t) - 1) / sizeof(int32_t));
+  const detail::OpState& state = op.state();
+  const planner::PlannerConfig* const few_rows = state.few_rows ? &*state.few_rows : nullptr;
+  const size_t bytes = state.gpu() != nullptr ? layout_of(state.planner, few_rows).bytes : sealed_bytes(state.planner);
+  return static_cast<int64_t>(bytes / sizeof(int32_t));
 }
 
 void SealedPlan::invalidate() noexcept {

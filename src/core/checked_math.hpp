@@ -54,7 +54,7 @@ constexpr Int ceil_div(Int value, Int divisor) noexcept {
 
 /// The smallest multiple of `multiple` (>= 1) that is not below value (>= 0).
 template <std::integral Int>
-Int checked_round_up(Int value, Int multiple) {
+constexpr Int checked_round_up(Int value, Int multiple) {
   return checked_mul(ceil_div(value, multiple), multiple);
 }
 

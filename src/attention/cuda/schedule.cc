@@ -3,6 +3,7 @@
 #include <cstring>
 #include <new>
 
+#include "attention/workspace.hpp"
 #include "core/error.hpp"
 #include "planner/cuda/seal_kernel.hpp"
 #include "platform/cuda/device.hpp"
@@ -12,7 +13,7 @@ namespace folio::inline v0::attention::cuda {
 namespace gpu = platform::cuda;
 
 namespace {
-constexpr size_t kRecordBytes = (sizeof(planner::SealRecord) + 255) / 256 * 256;
+constexpr size_t kRecordBytes = round_up_to_alignment(sizeof(planner::SealRecord));
 }
 
 CudaSchedule::CudaSchedule(int32_t device, int32_t most_workers) : device_(device) {

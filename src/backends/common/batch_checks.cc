@@ -92,6 +92,14 @@ void check_batch_lengths(const AttentionSpec& spec, const EngineConfig& config, 
                 " query tokens; num_actual_tokens is ", batch.num_actual_tokens);
 }
 
+void check_table_copy(const BlockTableView& host, const BlockTableView& table, int32_t num_reqs) {
+  core::require(host.data != nullptr && host.num_rows >= num_reqs && host.num_columns == table.num_columns &&
+                    host.row_stride == table.row_stride,
+                "block_table_host has ", host.num_rows, " rows of ", host.num_columns, " columns, ", host.row_stride,
+                " apart, the block table ", table.num_rows, " of ", table.num_columns, ", ", table.row_stride,
+                " apart; on a GPU shared prefixes are found in a copy on the host, laid out alike");
+}
+
 int32_t usable_prefix(int32_t common_prefix_len, int32_t page_size, const CommonAttentionMetadata& batch) {
   core::require(common_prefix_len >= 0 && common_prefix_len % page_size == 0, "common_prefix_len is ",
                 common_prefix_len, "; it must be a multiple of the page size, ", page_size);

@@ -23,6 +23,9 @@ inline bool on_gpu(const Context& context) {
 /// arrays that lie elsewhere than the context's and for copies that are missing.
 CommonAttentionMetadata host_batch(const Context& context, const CommonAttentionMetadata& batch);
 
+/// Throws kInvalidArgument unless `host`, a copy of a block table on a GPU, has `num_reqs` rows and is laid out as it.
+void check_table_copy(const BlockTableView& host, const BlockTableView& table, int32_t num_reqs);
+
 /// What every build checks of a host batch, in O(R): sizes, bounds of the configuration, and every request's lengths
 /// against the maxima and the block table. Throws kInvalidArgument naming the field and the request.
 void check_batch_lengths(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch,

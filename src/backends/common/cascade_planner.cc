@@ -119,15 +119,8 @@ CascadeBatch StepCascade::State::lengths_of(const CommonAttentionMetadata& given
 const Cascade& StepCascade::plan(int32_t common_prefix_len, const CommonAttentionMetadata& batch, Stream stream) {
   CascadeBatch lengths = state_->lengths_of(batch);
   if (on_gpu(state_->context)) {
-    const BlockTableView& host = batch.block_table_host;
-    core::require(host.data != nullptr && host.num_rows >= batch.num_reqs &&
-                      host.num_columns == batch.block_table.num_columns &&
-                      host.row_stride == batch.block_table.row_stride,
-                  "block_table_host has ", host.num_rows, " rows of ", host.num_columns, " columns, ", host.row_stride,
-                  " apart, the block table ", batch.block_table.num_rows, " of ", batch.block_table.num_columns, ", ",
-                  batch.block_table.row_stride,
-                  " apart; on a GPU shared prefixes are found in a copy on the host, laid out alike");
-    lengths.table = to_page_table(host, batch.num_reqs);
+    check_table_copy(batch.block_table_host, batch.block_table, batch.num_reqs);
+    lengths.table = to_page_table(batch.block_table_host, batch.num_reqs);
   }
   return plan(common_prefix_len, lengths, stream);
 }

@@ -228,13 +228,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const F
     static_cast<void>(workspace_size(metadata.plans.front()->plan));  // throws for a stale plan, whose levels are gone
     const BlockTableView& readable = on_gpu(state_->context) ? block_table_host : block_table;
     const bool found = state_->options.cascade == CascadeMode::kAuto;
-    core::require(
-        !found || (readable.data != nullptr && readable.num_rows >= metadata.num_reqs &&
-                   readable.num_columns == block_table.num_columns && readable.row_stride == block_table.row_stride),
-        "block_table_host has ", readable.num_rows, " rows of ", readable.num_columns, " columns, ",
-        readable.row_stride, " apart, the block table ", block_table.num_rows, " of ", block_table.num_columns, ", ",
-        block_table.row_stride,
-        " apart; on a GPU shared prefixes are looked for in a copy on the host, laid out alike");
+    if (found) check_table_copy(readable, block_table, metadata.num_reqs);
     updated.cascade = found ? with_block_table(metadata.cascade, metadata.query_start_loc_host, metadata.page_size,
                                                metadata.block_table, readable, block_table)
                             : moved_to(block_table, metadata.cascade, metadata.block_table);
