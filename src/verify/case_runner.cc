@@ -45,8 +45,12 @@ GraphBounds bounds_of(const Problem& problem, const Slice& slice) {
 
 Workspace DirtyWorkspace::take(const AttentionOp& op, size_t bytes) {
   const size_t needed = std::max(bytes, workspace_size(op));
-  if (memory_.data() == nullptr || memory_.size() < needed)
+  if (memory_.data() == nullptr || memory_.size() < needed) {
+    mapping_.reset();
     memory_ = GuardedBuffer(needed, GuardedEnd::kBack, kNanByte);
+    const GuardedBuffer* const mapped[] = {&memory_};
+    mapping_.emplace(op.context(), mapped);
+  }
   const auto tail = [&](size_t size) { return Workspace{memory_.as<std::byte>() + (memory_.size() - size), size}; };
   init_workspace(op, tail(workspace_size(op)));
   return tail(bytes);
@@ -61,7 +65,8 @@ CaseRunner::CaseRunner(const ConformanceCase& c)
       other_(3, true, c.seed + 1),
       whole_(padded(problem_, c.seed)),
       op_(make_op(make_context(), num_workers_of(c))),
-      buffer_(make_plan_buffer(op_)) {}
+      buffer_(make_plan_buffer(op_)),
+      kv_mapping_(op_.context(), kv_.buffers()) {}
 
 Context CaseRunner::make_context() const {
   if (is_gpu_kernel(case_.kernel)) return context_of_kernel(case_.kernel);
@@ -86,7 +91,6 @@ RunOutput CaseRunner::execute(const AttentionOp& op, PlanBuffer& buffer, const S
   BatchMemory batch(case_, problem_, kv_, slice);
   const bool on_gpu = op.context().device().type == DeviceType::kCuda;
   const GpuMapping batch_mapping(op.context(), batch.buffers());
-  const GpuMapping kv_mapping(op.context(), kv_.buffers());
   if (on_gpu && plans_on_device()) batch.move_lengths_to_device();
   const AttentionPlan plan = folio::plan(op, batch.view(), buffer);
   if (on_gpu && plans_on_device()) batch_mapping.synchronize();
@@ -97,9 +101,8 @@ RunOutput CaseRunner::execute(const AttentionOp& op, PlanBuffer& buffer, const S
   core::require(!promised || bytes <= workspace_size(op), "workspace_size(plan) is ", bytes,
                 ", workspace_size(op) only ", workspace_size(op));
   const Workspace workspace = workspace_.take(op, bytes);
-  const GpuMapping workspace_mapping(op.context(), workspace_.buffers());
   folio::run(plan, batch.args(), workspace);
-  workspace_mapping.synchronize();
+  batch_mapping.synchronize();
   return batch.collect();
 }
 

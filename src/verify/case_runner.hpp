@@ -7,6 +7,7 @@
 #include "folio/verify.hpp"
 #include "verify/batch_memory.hpp"
 #include "verify/executors.hpp"
+#include "verify/gpu_mapping.hpp"
 #include "verify/kv_memory.hpp"
 #include "verify/problem.hpp"
 
@@ -17,10 +18,10 @@ namespace folio::inline v0::verify {
 class DirtyWorkspace {
  public:
   Workspace take(const AttentionOp& op, size_t bytes);
-  std::vector<const GuardedBuffer*> buffers() const { return {&memory_}; }
 
  private:
   GuardedBuffer memory_;
+  std::optional<GpuMapping> mapping_;
 };
 
 /// One case, run in all the ways its determinism level calls for.
@@ -55,6 +56,7 @@ class CaseRunner {
   Slice whole_;
   AttentionOp op_;
   PlanBuffer buffer_;
+  GpuMapping kv_mapping_;  ///< once for all runs: mapping costs more than most of them
   DirtyWorkspace workspace_;
   RunOutput main_;
   LseBase base_ = LseBase::kE;

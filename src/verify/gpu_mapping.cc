@@ -9,10 +9,13 @@ GpuMapping::GpuMapping(const Context& context, std::span<const GuardedBuffer* co
   if (gpu == nullptr) return;
   for (const GuardedBuffer* buffer : buffers) {
     buffer->unprotect();  // what the host may not write cannot be mapped
+    const bool keeps = buffer->can_be_kept();
+    if (keeps && buffer->is_kept()) continue;  // mapped, for it or for an earlier buffer
     buffer->for_each_range([&](void* begin, size_t bytes) {
       gpu->map_host_memory(begin, bytes);
-      mapped_.push_back(begin);
+      if (!keeps) mapped_.push_back(begin);
     });
+    if (keeps) buffer->keep();
   }
 }
 

@@ -10,7 +10,7 @@ namespace folio::inline v0::verify {
 
 /// Lets the context's GPU use guarded host memory at its own addresses while this object lives, so that cases need no
 /// copies and keep their guard pages: an access beyond a buffer is an illegal address there, too. Does nothing on a
-/// CPU.
+/// CPU. Small buffers' memory stays mapped, for the buffers that get it next.
 class GpuMapping {
  public:
   GpuMapping(const Context& context, std::span<const GuardedBuffer* const> buffers);

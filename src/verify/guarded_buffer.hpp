@@ -55,11 +55,19 @@ class GuardedBuffer {
   void protect() const;  ///< from here on read-only: a write crashes
   void unprotect() const;
 
+  /// Whether the memory is small enough to be kept, and not sparse.
+  bool can_be_kept() const;
+  /// From here on the memory is never given back to the system: the next buffer of as many OS pages gets it. For what
+  /// a GPU has been let use, which costs more than most runs.
+  void keep() const { kept_ = true; }
+  bool is_kept() const { return kept_; }  ///< since this buffer, or an earlier one that had the memory, said so
+
  private:
   void* mapping_ = nullptr;
   size_t mapped_ = 0;
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  mutable bool kept_ = false;
   struct Range {
     std::byte* begin;
     size_t bytes;

@@ -30,6 +30,30 @@ TEST(GuardedBuffer, SparseOnesHoldWhatIsOpen) {
   buffer.as<uint8_t>()[size_t{17} << 30] = 1;
 }
 
+TEST(GuardedBuffer, KeptMemoryGoesToTheNextOfItsSizeAsIfItWereNew) {
+  void* kept = nullptr;
+  {
+    const GuardedBuffer buffer(5000, GuardedEnd::kBack, 0x77);
+    EXPECT_TRUE(buffer.can_be_kept());
+    EXPECT_FALSE(buffer.is_kept());
+    buffer.keep();
+    buffer.protect();
+    kept = buffer.data();
+  }
+  const GuardedBuffer other(9000);
+  EXPECT_NE(other.data(), kept);
+  EXPECT_FALSE(other.is_kept());
+  GuardedBuffer same(5000);
+  ASSERT_EQ(same.data(), kept);
+  EXPECT_TRUE(same.is_kept());
+  same.as<uint8_t>()[0] = 1;
+  for (size_t i = 1; i < same.size(); ++i) ASSERT_EQ(same.as<uint8_t>()[i], 0);
+  const GuardedBuffer another(5000);
+  EXPECT_NE(another.data(), kept);
+  EXPECT_FALSE(GuardedBuffer(size_t{1} << 20).can_be_kept());
+  EXPECT_FALSE(GuardedBuffer::sparse(5000).can_be_kept());
+}
+
 using GuardedBufferDeathTest = testing::Test;
 
 volatile uint8_t sink;

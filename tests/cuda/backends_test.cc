@@ -251,6 +251,7 @@ TEST_F(CudaTest, BlockTablesAndFp8OutputsGiveTheSame) {
   OutputQuantization quantization;
   quantization.scale = &scale;
   DeviceArray<uint8_t> quantised(DeviceLayers::kQ);
+  quantised.fill(0xff);
   const FlashInferMetadata metadata = planned.build(0, batch, stream.get());
   model.impls[1].forward({}, layers.query(1), layers.key(1), layers.value(1),
                          FlashInferSide::cache(layers.cache.data() + DeviceLayers::kCache), &metadata,
@@ -336,6 +337,7 @@ TEST_F(CudaTest, SinksOfCapturedLayersCanBeReplaced) {
   auto builder = model.make(DecodeGraphMode::kFull, Determinism::kBatchInvariant);
   const TestStream stream;
   const FlashInferMetadata metadata = builder.build(0, layers.set({{50, 20}, {1, 1}}, 2), stream.get());
+  layers.out.fill(0);
   const CapturedGraph graph(stream, [&] { model.forward(layers, metadata, stream.get()); });
   graph.launch(stream);
   stream.wait();

@@ -106,11 +106,12 @@ class Loader {
     }
   }
 
-  /// The row of this thread, and of that 64 further: what it sees, to shared memory. Returns where its query begins, -1
-  /// for a row that the item has not.
+  /// The row of this thread, and of that 64 further: what it sees, to shared memory, by one of them. Returns where its
+  /// query begins, -1 for a row that the item has not.
   __device__ __forceinline__ int64_t bind_row(const planner::PlanView& plan, const planner::WorkItem& item,
                                               int32_t num_rows, bool has_keys, bool custom, RowInfo& rows) const {
     const int32_t row = static_cast<int32_t>(threadIdx.x) % kRows;
+    const bool writes = threadIdx.x < kRows;
     const AttentionParams& params = params_.attention;
     Sight sight{INT32_MAX, 0, 0, INT32_MAX};
     int64_t query = -1;
@@ -123,8 +124,6 @@ class Loader {
       const int32_t token = packed / group_size;
       const int32_t q_head = item.kv_head * group_size + (packed - token * group_size);
       query = token * params.q_token_stride + q_head * params.q_head_stride;
-      rows.token[row] = token;
-      rows.q_head[row] = q_head;
       float scale = 0.0f;
       float v_scale = 1.0f;
       if (has_keys) {
@@ -141,9 +140,11 @@ class Loader {
         begin = static_cast<int32_t>(range.begin < item.kv_begin ? item.kv_begin : range.begin);
         end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
         if (begin >= end) begin = end = 0;
-        rows.position[row] = static_cast<int32_t>(position);
-        rows.mask_begin[row] = INT32_MAX;
-        if (custom) {
+        if (writes) {
+          rows.position[row] = static_cast<int32_t>(position);
+          rows.mask_begin[row] = INT32_MAX;
+        }
+        if (writes && custom) {
           const int32_t mask_begin = plan.mask_first_column[request] - lengths.key_offset[request];
           rows.mask_begin[row] = mask_begin;
           rows.mask_bit[row] =
@@ -155,9 +156,13 @@ class Loader {
         if (!has_bias(params)) scale = __fmul_rn(scale, kLog2E);
         v_scale = scale_at(segment.v_scale, request, item.kv_head);
       }
-      rows.scale[row] = scale;
+      if (writes) {
+        rows.token[row] = token;
+        rows.q_head[row] = q_head;
+        rows.scale[row] = scale;
+        rows.v_scale[row] = v_scale;
+      }
       turned = !(scale > 0.0f);
-      rows.v_scale[row] = v_scale;
       if (begin < end) {
         sight.any_begin = begin;
         sight.any_end = end;
@@ -165,8 +170,10 @@ class Loader {
       sight.all_begin = begin;
       sight.all_end = end;
     }
-    rows.visible_begin[row] = begin;
-    rows.visible_end[row] = end;
+    if (writes) {
+      rows.visible_begin[row] = begin;
+      rows.visible_end[row] = end;
+    }
     sight.any_begin = __reduce_min_sync(kAllLanes, sight.any_begin);
     sight.any_end = __reduce_max_sync(kAllLanes, sight.any_end);
     sight.all_begin = __reduce_max_sync(kAllLanes, sight.all_begin);
@@ -293,7 +300,10 @@ class Loader {
       const int32_t count = tail ? (keys ? boxes.count_of(warp_) : 0) : boxes.end - boxes.begin;
       const uint32_t barrier = edge && !tail ? landed_ + 8 * tile.place.stage : full_ + number_of(tile.place, part);
       await_empty(tile.place, part);
-      if (lane_ == 0) ptx::arrive_expecting(barrier, static_cast<uint32_t>(count * bytes));
+      if (lane_ == 0) {
+        ptx::arrive(barrier, kIssueArrivals);
+        ptx::arrive_expecting(barrier, static_cast<uint32_t>(count * bytes));
+      }
       __syncwarp();
       if (mine && (!tail || (keys && box % kGroupWarps == warp_))) {
         ptx::copy_box_5d(to + static_cast<uint32_t>(column * kColumnBytes), &map, barrier, 0, at.in_page, column, head,
@@ -319,11 +329,10 @@ class Loader {
     hand_over_part(tile.place, kRight);
   }
 
-  /// A part that this warp's threads have written to.
+  /// A part that this thread has written to, or looked at.
   __device__ __forceinline__ void hand_over_part(const Place& place, int32_t part) const {
     ptx::order_before_products();
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(full_ + number_of(place, part));
+    ptx::arrive(full_ + number_of(place, part), kLaneArrivals);
   }
 
   /// Any other keys and values.
@@ -397,15 +406,14 @@ class Loader {
     }
   }
 
-  /// The part is there when the warp's copies are through.
+  /// The part is there when this thread's copies are through.
   __device__ __forceinline__ void end_copies(const Place& place, int32_t part, bool direct) const {
     if (!direct) {
       hand_over_part(place, part);
       return;
     }
-    ptx::hold_for_copies(full_ + number_of(place, part));
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(full_ + number_of(place, part));
+    ptx::arrive_after_copies(full_ + number_of(place, part));
+    ptx::arrive(full_ + number_of(place, part));
   }
 
   const LatentParams& params_;

@@ -40,12 +40,11 @@ class MathGroup {
       accumulate(context, rows);
       float max[2];
       float sum[2];
-      join(context, slot, max, sum);
+      join(context, number, max, sum);
       const LanePlace place{first_row_, group_ * kHalfColumns * 64 + 2 * (lane_ % 4), group_ == 0 && lane_ % 4 == 0};
       end_item(params_, context, rows, max, sum, o_, place, chain);
-      __syncwarp();
-      if (lane_ == 0) ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
       num_tiles_ += static_cast<uint32_t>(context.num_tiles);
+      ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
     }
   }
 
@@ -134,7 +133,7 @@ class MathGroup {
   }
 
   __device__ __forceinline__ void return_queries() const {
-    if (lane_ == 0) ptx::arrive(ptx::shared_address(&state_.queries_empty));
+    if (lane_ == 0) ptx::arrive(ptx::shared_address(&state_.queries_empty), 32);
   }
 
   static __device__ __forceinline__ uint32_t number_of(const Place& place, int32_t part) {
@@ -143,16 +142,25 @@ class MathGroup {
   __device__ __forceinline__ void await(const Place& place, int32_t part) const {
     ptx::wait(full_ + number_of(place, part), place.parity);
   }
-  /// This warp has done with the part.
+  /// This lane has done with the part.
   __device__ __forceinline__ void release(const Place& place, int32_t part) const {
-    if (lane_ == 0) ptx::arrive(empty_ + number_of(place, part));
+    ptx::arrive(empty_ + number_of(place, part));
+  }
+  /// So has this warp, which has read it in products alone.
+  __device__ __forceinline__ void release_product(const Place& place, int32_t part) const {
+    if (lane_ == 0) ptx::arrive(empty_ + number_of(place, part), 32);
   }
   __device__ __forceinline__ uint32_t tile_address(const Place& place) const {
     return ring_ + place.stage * static_cast<uint32_t>(kTileBytes);
   }
-  /// Of the barriers by which the groups' equal warps tell each other of a tile.
-  __device__ __forceinline__ uint32_t number_of(const Tile& tile) const {
-    return 8 * (tile.number % 2 * kGroupWarps + static_cast<uint32_t>(warp_));
+  /// Of the barriers by which the groups' equal warps tell each other of the tile of this number.
+  __device__ __forceinline__ uint32_t pair_number(uint32_t tile) const {
+    return 8 * (tile % 2 * kGroupWarps + static_cast<uint32_t>(warp_));
+  }
+  /// Of a tile of the other group's. Where its weights have come, so have its maxima, but synccheck reports a phase
+  /// that nobody has asked for.
+  __device__ __forceinline__ void await_maxima(uint32_t tile) const {
+    ptx::wait(told_ + pair_number(tile), tile / 2 & 1);
   }
   /// This thread's weights of a tile, in four pieces.
   __device__ __forceinline__ uint32_t weights_address(const Tile& tile, int32_t piece) const {
@@ -171,10 +179,7 @@ class MathGroup {
       turn(rows, s);
     }
     if (needs_mask(context.sight, tile.first)) prefill::mask_scores(rows, first_row_, column, s);
-    if (!tile.is_first) {
-      const uint32_t before = tile.number - 1;
-      ptx::wait(told_ + 8 * (before % 2 * kGroupWarps + static_cast<uint32_t>(warp_)), before / 2 & 1);
-    }
+    if (!tile.is_first) await_maxima(tile.number - 1);
     to_weights(tile, s);
     hand_over_weights(tile, s);
   }
@@ -187,7 +192,8 @@ class MathGroup {
     uint32_t p[kScores / 2];
     const uint32_t half = begin_multiply(context, rows, tile, p);
     multiply_values(half, p);
-    to_weights(next, s);  // where weights are, their maxima are
+    static_cast<void>(ptx::has_ended(told_ + pair_number(tile.number), tile.number / 2 & 1));  // see await_maxima
+    to_weights(next, s);
     hand_over_weights(next, s);
     end_multiply(tile);
   }
@@ -200,8 +206,7 @@ class MathGroup {
                     uint4{ptx::pack_two<T>(s[i], s[i + 1]), ptx::pack_two<T>(s[i + 2], s[i + 3]),
                           ptx::pack_two<T>(s[i + 4], s[i + 5]), ptx::pack_two<T>(s[i + 6], s[i + 7])});
     }
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(weighed_ + number_of(tile));
+    ptx::arrive(weighed_ + pair_number(tile.number));
     ptx::order_before_box_copies();  // one takes the weights' place once this warp, too, has released the tail
   }
 
@@ -229,8 +234,8 @@ class MathGroup {
     ptx::end_group();
     ptx::wait_products<0>(s);
     if (context.inside) return;
-    release(tile.keys, kLeft);
-    release(tile.keys, kRight);
+    release_product(tile.keys, kLeft);
+    release_product(tile.keys, kRight);
   }
 
   /// Rows whose scale is negative: scores change their sign; is 0 or NaN: they are scaled here.
@@ -271,8 +276,7 @@ class MathGroup {
       sum_[h] = __fmul_rn(sum_[h], ptx::exp2_approximate(__fadd_rn(top_[h], -base)));
       top_[h] = top;
     }
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(told_ + number_of(tile));
+    ptx::arrive(told_ + pair_number(tile.number));
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       const float base = top_[h] == -INFINITY ? 0.0f : top_[h];
@@ -300,7 +304,7 @@ class MathGroup {
   /// Weights, once they are there, and where this group's values stand.
   __device__ __forceinline__ uint32_t begin_multiply(const ItemContext& context, const RowInfo& rows, const Tile& tile,
                                                      uint32_t (&p)[kScores / 2]) {
-    ptx::wait(weighed_ + number_of(tile), tile.number / 2 & 1);
+    ptx::wait(weighed_ + pair_number(tile.number), tile.number / 2 & 1);
 #pragma unroll
     for (int32_t i = 0; i < kScores / 2; i += 4) {
       const uint4 piece = ptx::load_16(weights_address(tile, i / 4));
@@ -314,11 +318,11 @@ class MathGroup {
     await(tile.values, group_);
     if (!context.inside) await(tile.values, kTail);  // of which there is nothing: so that no phase is missed
     if (context.by_threads) ptx::order_before_products();
-    __syncwarp();
-    release(tile.keys, kTail);
-    if (!context.inside) release(tile.values, kTail);
+    release(tile.keys, kTail);  // where weights have been read
+    if (!context.inside) release_product(tile.values, kTail);
     const uint32_t half = tile_address(tile.values) + static_cast<uint32_t>(group_ * kHalfColumns * kColumnBytes);
     if (context.custom || is_mixed(context.sight, tile.first)) set_special_apart(rows, tile, half);
+    if (lane_ > 0) release(tile.values, group_);  // its first lane, when the product has ended
     return half;
   }
 
@@ -341,7 +345,7 @@ class MathGroup {
     static_assert(kBlocks == 2);
     ptx::wait_products<0>(o_[0]);
     ptx::changed(o_[1]);
-    release(tile.values, group_);
+    if (lane_ == 0) release(tile.values, group_);
   }
 
   struct Factors {
@@ -367,14 +371,16 @@ class MathGroup {
     ptx::order_before_products();
   }
 
-  /// Both groups' sums of an item, brought to the last maximum.
-  __device__ __forceinline__ void join(const ItemContext& context, int32_t slot, float (&max)[2], float (&sum)[2]) {
+  /// Both groups' sums of item `number`, brought to the last maximum.
+  __device__ __forceinline__ void join(const ItemContext& context, int32_t number, float (&max)[2], float (&sum)[2]) {
+    const int32_t slot = number % kItems;
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       const int32_t row = first_row_ + 8 * h;
       max[h] = -INFINITY;
       if (context.num_tiles > 0) {
         const uint32_t last = num_tiles_ + static_cast<uint32_t>(context.num_tiles) - 1;
+        if (h == 0 && !is_mine(last)) await_maxima(last);
         max[h] = state_.tiles[last % 2].top[row];
       }
       const float base = max[h] == -INFINITY ? 0.0f : max[h];
@@ -383,7 +389,9 @@ class MathGroup {
       sum_[h] = __fmul_rn(sum_[h], ptx::exp2_approximate(__fadd_rn(top_[h], -base)));
       if (lane_ % 4 == 0) state_.sums[slot][group_][row] = sum_[h];
     }
-    ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
+    const uint32_t summed = ptx::shared_address(&state_.summed[warp_]);
+    ptx::arrive(summed);
+    ptx::wait(summed, number & 1);
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       const int32_t row = first_row_ + 8 * h;

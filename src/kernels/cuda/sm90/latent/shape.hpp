@@ -12,7 +12,6 @@ constexpr int32_t kDimV = 512;
 constexpr int32_t kGroupThreads = 128;  ///< of a warpgroup
 constexpr int32_t kGroupWarps = 4;
 constexpr int32_t kMathGroups = 2;
-constexpr int32_t kMathWarps = kGroupWarps * kMathGroups;
 constexpr int32_t kThreads = kGroupThreads * (1 + kMathGroups);  ///< the first warpgroup loads
 constexpr int32_t kRows = 64;                                    ///< most packed rows of an item
 constexpr int32_t kTokens = 64;                                  ///< of a tile

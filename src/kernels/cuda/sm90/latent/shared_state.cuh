@@ -13,8 +13,7 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 /// Named barriers.
 constexpr int32_t kLoadMeeting = 1;
-constexpr int32_t kMathMeeting = 2;   ///< of both math warpgroups
-constexpr int32_t kGroupMeeting = 3;  ///< of the first of them; the second's follows
+constexpr int32_t kGroupMeeting = 2;  ///< of the first math warpgroup; the second's follows
 
 /// What is known of an item's rows. Rows beyond the item's see nothing.
 struct RowInfo {
@@ -68,19 +67,24 @@ struct SharedState {
   uint64_t full[kStages][kParts];
   uint64_t empty[kStages][kParts];
   uint64_t landed[kStages];  ///< values that the loading warps look at before they hand them over
-  /// Of even and odd tiles, a math warp's rows: phase n, of tile 2n (+ 1): the TileState is there; the weights are.
+  /// Of a math warp's rows, which a warp of each group has. Of even and odd tiles, phase n, of tile 2n (+ 1): the
+  /// TileState is there; the weights are. Phase n: both groups' sums of item n are.
   uint64_t told[2][kGroupWarps];
   uint64_t weighed[2][kGroupWarps];
+  uint64_t summed[kGroupWarps];
 };
 
-/// Arrivals of a phase: every loading warp's; of an item, every loading thread's two, one of them when its copies are
-/// through; of a half of a tile, the warps of the group that multiplies it; of its tail, all math warps, which read
-/// weights there.
-constexpr uint32_t kFullArrivals = kGroupWarps;
-constexpr uint32_t kItemArrivals = 2 * kGroupThreads;
-constexpr uint32_t kLandedArrivals = 2 * kGroupWarps;  ///< of both halves
-constexpr uint32_t kHalfArrivals = kGroupWarps;
-constexpr uint32_t kTailArrivals = kMathWarps;
+/// Arrivals of a phase: every loading thread's two, one of them when its copies are through; of a half of a tile, the
+/// threads of the group that multiplies it; of its tail, all math threads, which read weights there. Who has written or
+/// read shared memory arrives for itself, even where its warp has met before: racecheck and synccheck follow no other
+/// order. One lane arrives for its warp's boxes and products.
+constexpr uint32_t kLaneArrivals = 2;
+constexpr uint32_t kFullArrivals = kLaneArrivals * kGroupThreads;
+constexpr uint32_t kLandedArrivals = 2 * kFullArrivals;  ///< of both halves
+/// Those of a warp whose one lane issues boxes, but for the one that brings the bytes.
+constexpr uint32_t kIssueArrivals = kLaneArrivals * 32 - 1;
+constexpr uint32_t kHalfArrivals = kGroupThreads;
+constexpr uint32_t kMathThreads = kMathGroups * kGroupThreads;
 
 /// A place in the ring: tiles take its stages in turn.
 struct Place {

@@ -17,23 +17,24 @@ __device__ __forceinline__ void run_thread_block(const LatentParams& params, uns
   SharedState& state = *reinterpret_cast<SharedState*>(memory + kRest);
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kItems; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kItemArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps);
+      ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kFullArrivals);
+      ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathThreads);
     }
-    ptx::init_barrier(ptx::shared_address(&state.queries_empty), kMathWarps);
+    ptx::init_barrier(ptx::shared_address(&state.queries_empty), kMathThreads);
     for (int32_t i = 0; i < kStages; ++i) {
       for (int32_t part = 0; part < kParts; ++part) {
         ptx::init_barrier(ptx::shared_address(&state.full[i][part]), kFullArrivals);
-        ptx::init_barrier(ptx::shared_address(&state.empty[i][part]), part == kTail ? kTailArrivals : kHalfArrivals);
+        ptx::init_barrier(ptx::shared_address(&state.empty[i][part]), part == kTail ? kMathThreads : kHalfArrivals);
       }
       ptx::init_barrier(ptx::shared_address(&state.landed[i]), kLandedArrivals);
     }
     for (int32_t i = 0; i < 2; ++i) {
       for (int32_t warp = 0; warp < kGroupWarps; ++warp) {
-        ptx::init_barrier(ptx::shared_address(&state.told[i][warp]), 1);
-        ptx::init_barrier(ptx::shared_address(&state.weighed[i][warp]), 1);
+        ptx::init_barrier(ptx::shared_address(&state.told[i][warp]), 32);
+        ptx::init_barrier(ptx::shared_address(&state.weighed[i][warp]), 32);
       }
     }
+    for (uint64_t& summed : state.summed) ptx::init_barrier(ptx::shared_address(&summed), 2 * 32);
     ptx::publish_barriers();
   }
   __syncthreads();

@@ -320,6 +320,7 @@ class Loader {
       ptx::copy_box_5d(tile + static_cast<uint32_t>((warp_ + kGroupWarps * b) * bytes), &map, barrier, 0, 0, 0, head,
                        at[b], policy);
     }
+    ptx::arrive(barrier, kIssueArrivals);
   }
 
   /// Values of tile `i`, which are there, before they are handed over.
@@ -332,11 +333,10 @@ class Loader {
     hand_over_tile(stage);
   }
 
-  /// A tile that this warp's threads have written to.
+  /// A tile that this thread has written to.
   __device__ __forceinline__ void hand_over_tile(const Stage& stage) const {
     ptx::order_before_products();
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(stage.full);
+    ptx::arrive(stage.full, kLaneArrivals);
   }
 
   /// Any other keys and values.
@@ -367,15 +367,14 @@ class Loader {
     }
   }
 
-  /// The tile is there when the warp's copies are through.
+  /// The tile is there when this thread's copies are through.
   __device__ __forceinline__ void end_copies(const Stage& stage, bool direct) const {
     if (!direct) {
       hand_over_tile(stage);
       return;
     }
-    ptx::hold_for_copies(stage.full);
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(stage.full);
+    ptx::arrive_after_copies(stage.full);
+    ptx::arrive(stage.full);
   }
 
   /// Begins the copies of a tile by threads: a warp has 32 tokens, each lane knows where one of them lies. Zeros for

@@ -39,8 +39,7 @@ class MathGroup {
       begin_item(context, rows);
       if (context.num_tiles > 0) accumulate(context, rows, queries);
       end_item<T, DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
-      __syncwarp();
-      if (lane_ == 0) ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
+      ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
     }
   }
 

@@ -60,10 +60,12 @@ struct SharedState {
   uint64_t landed;  ///< of tiles of values that the loading warps look through first
 };
 
-/// Arrivals of a phase: every loading warp's; of an item, every loading thread's two, one of them when its copies are
-/// through.
-constexpr uint32_t kFullArrivals = kGroupWarps;
-constexpr uint32_t kItemArrivals = 2 * kGroupThreads;
+/// Arrivals of a phase: every loading thread's two, one of them when its copies are through. Each lane arrives for
+/// itself, even where a warp has met before: racecheck and synccheck follow no other order.
+constexpr uint32_t kLaneArrivals = 2;
+constexpr uint32_t kFullArrivals = kLaneArrivals * kGroupThreads;
+/// Those of the lanes whose one lane issues boxes, but for its own, which brings the bytes.
+constexpr uint32_t kIssueArrivals = kLaneArrivals * 32 - 1;
 
 __device__ __forceinline__ bool has_bias(const AttentionParams& params) {
   return params.soft_cap != 0.0f || params.alibi_slopes != nullptr;

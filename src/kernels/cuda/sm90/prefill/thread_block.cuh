@@ -21,14 +21,14 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
   static_assert(shared_layout({DimQk, DimV}).rest % alignof(SharedState) == 0);
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kItems; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kItemArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps);
+      ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kFullArrivals);
+      ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps * 32);
     }
     for (int32_t i = 0; i < kStages; ++i) {
       ptx::init_barrier(ptx::shared_address(&state.full[i]), kFullArrivals);
       ptx::init_barrier(ptx::shared_address(&state.empty[i]), kMathWarps);
     }
-    ptx::init_barrier(ptx::shared_address(&state.landed), kGroupWarps);
+    ptx::init_barrier(ptx::shared_address(&state.landed), kFullArrivals);
     ptx::publish_barriers();
   }
   __syncthreads();
