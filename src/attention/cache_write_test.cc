@@ -9,11 +9,6 @@
 namespace folio::inline v0::attention {
 namespace {
 
-template <typename Call>
-void expect_refused(const std::string& text, Call call) {
-  EXPECT_THAT(refusal(call), testing::HasSubstr(text));
-}
-
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 struct Write {
@@ -80,7 +75,7 @@ void expect_written(const Context& context, Pool pool, Write& write) {
   ASSERT_EQ(pool.memory, expected.memory);
 }
 
-const std::vector<float> kHeadScales{0.5f, 0.037f, 3.0f, 1.0f};
+const std::vector<float> kFourHeadScales{0.5f, 0.037f, 3.0f, 1.0f};
 
 TEST(WriteKvCache, EveryTypeAndLayout) {
   const Context context = Context::cpu({.executor = {}, .num_threads = 2, .force_kernel = {}});
@@ -102,7 +97,7 @@ TEST(WriteKvCache, EveryTypeAndLayout) {
                       {}};
           if (is_fp8(cache_type) && !is_fp8(input)) {
             write.k_scale.value = 0.3f;
-            write.v_scale.data = kHeadScales.data();
+            write.v_scale.data = kFourHeadScales.data();
             write.v_scale.granularity = ScaleGranularity::kPerHead;
           }
           expect_written(context, Pool(layout, shape, seed + 3), write);
@@ -233,7 +228,7 @@ TEST(WriteKvCache, LatentAttentionWritesKOnly) {
   EXPECT_EQ(memory, expected);
 }
 
-struct Refusals : testing::Test {
+struct Refusals : ::testing::Test {
   Context context = Context::cpu();
   Pool pool{Layout::kNhd, {4, 16, 2, 16, 8, DType::kFloat8E4M3}, 1};
   Write write{Rows(DType::kFloat32, 5, 2, 16, 0, 2), Rows(DType::kFloat32, 5, 2, 8, 0, 3), {1, 2, -1, 63, 0}, {}, {}};

@@ -30,7 +30,7 @@ TEST(GuardedBuffer, SparseOnesHoldWhatIsOpen) {
   buffer.as<uint8_t>()[size_t{17} << 30] = 1;
 }
 
-using GuardedBufferDeathTest = testing::Test;
+using GuardedBufferDeathTest = ::testing::Test;
 
 volatile uint8_t sink;
 
