@@ -86,6 +86,7 @@ set(FOLIO_TEST_SOURCES_TOGETHER 1 CACHE STRING "How many sources of a test progr
 function(folio_use_test_options target)
   if(FOLIO_TEST_SOURCES_TOGETHER GREATER 1 AND NOT "APART" IN_LIST ARGN)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${FOLIO_TEST_SOURCES_TOGETHER})
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>)  # of names in a neighbour
   endif()
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${FOLIO_TEST_COMPILE_OPTIONS}>")
   if(TARGET folio_test_headers)

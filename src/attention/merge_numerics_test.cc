@@ -121,7 +121,7 @@ std::vector<Sweep> golden_sweep() {
   std::vector<Sweep> sweep;
   for (const folio::testing::GoldenCase& c : folio::testing::golden_cases("attention/merge_sweep")) {
     const auto tokens = c.at<int64_t>("tokens");
-    sweep.push_back({folio::testing::kInstrumented ? std::min<int64_t>(tokens, 100) : tokens, c.at<int64_t>("heads"),
+    sweep.push_back({folio::testing::kInstrumented ? std::min<int64_t>(tokens, 40) : tokens, c.at<int64_t>("heads"),
                      c.at<int64_t>("head_dim"), dtype_named(c.at<std::string>("in")),
                      dtype_named(c.at<std::string>("out"))});
   }
