@@ -61,6 +61,10 @@ set(FOLIO_TEST_COMPILE_OPTIONS "" CACHE STRING "Compiler options for test progra
 # The kernels' inner loops, unrolled and instrumented, would take minutes each.
 set(FOLIO_KERNEL_COMPILE_OPTIONS "" CACHE STRING "Compiler options for the kernels' arithmetic only, after all others")
 
+# Every test of attention asks the oracle, so that an instrumented build spends most of its time there: optimised, and, since no
+# two threads are in it at once, with line counts that need no atomic additions.
+set(FOLIO_ORACLE_COMPILE_OPTIONS "" CACHE STRING "Compiler options for the oracle of the tests only, after all others")
+
 # The test framework's and JSON's headers are compiled once for all test programs. Not beside a compiler cache, which is as
 # quick on its own and sees through precompiled headers only with settings of its user's.
 # A compiler that cannot use them reads the headers themselves: slower, and no reason to fail.
@@ -74,8 +78,16 @@ if(FOLIO_BUILD_TESTS AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   target_precompile_headers(folio_test_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h> <nlohmann/json.hpp>)
 endif()
 
-# folio_use_test_options(TARGET): compiles a test program as test programs are.
+# What takes the compiler's time in a test program is templates (of the framework, of JSON), instantiated anew in every source:
+# sources compiled together take a third of it. One that is edited then takes its neighbours along.
+set(FOLIO_TEST_SOURCES_TOGETHER 1 CACHE STRING "How many sources of a test program are compiled together")
+
+# folio_use_test_options(TARGET [APART]): compiles a test program as test programs are. APART: every source by itself.
 function(folio_use_test_options target)
+  if(FOLIO_TEST_SOURCES_TOGETHER GREATER 1 AND NOT "APART" IN_LIST ARGN)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${FOLIO_TEST_SOURCES_TOGETHER})
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>)  # of names in a neighbour
+  endif()
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${FOLIO_TEST_COMPILE_OPTIONS}>")
   if(TARGET folio_test_headers)
     target_precompile_headers(${target} REUSE_FROM folio_test_headers)
@@ -106,11 +118,15 @@ endfunction()
 # public API link the library `folio` instead. GPU_FILTER: the tests, as GoogleTest's filters name them, that a GPU must pass
 # too. In builds with CUDA the program then has one more test, <name>.cuda, which runs them there
 # (src/attention/device_for_test.hpp, or what the program has of its own for FOLIO_TEST_DEVICE); sources that use the former must
-# include ${FOLIO_DEVICE_FOR_TEST}.
+# include ${FOLIO_DEVICE_FOR_TEST}. APART: its sources have names in common, and are compiled one by one.
 function(folio_test)
-  cmake_parse_arguments(T "" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS;GPU_FILTER" ${ARGN})
+  cmake_parse_arguments(T "APART" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS;GPU_FILTER" ${ARGN})
   add_executable(${T_NAME} ${T_SOURCES})
-  folio_use_test_options(${T_NAME})
+  if(T_APART)
+    folio_use_test_options(${T_NAME} APART)
+  else()
+    folio_use_test_options(${T_NAME})
+  endif()
   list(REMOVE_DUPLICATES T_MODULES)
   foreach(module IN LISTS T_MODULES)
     target_link_libraries(${T_NAME} PRIVATE $<TARGET_OBJECTS:folio_${module}>)

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -25,6 +28,12 @@ std::string refusal(Call call) {
 
 inline constexpr DType kCacheDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3,
                                          DType::kFloat8E5M2};
+
+/// That `call` is refused with `text` in the message.
+template <typename Call>
+void expect_refused(const std::string& text, Call call) {
+  EXPECT_THAT(refusal(call), ::testing::HasSubstr(text));
+}
 
 enum class Layout {
   kNhd,             ///< K and V apart, [page][token][head][dim]
@@ -82,6 +91,19 @@ struct Pool {
     return cache;
   }
 };
+
+/// A cache full of numbers, of which fp8 can store most: conversions of NaN payloads are for tests of their own.
+inline Pool pool_of_numbers(Layout layout, const KvCacheShape& shape, uint32_t seed) {
+  Pool pool(layout, shape, seed);
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, 20.0f);
+  const auto elements = static_cast<int64_t>(pool.memory.size()) / size_of(shape.dtype);
+  for (int64_t i = 0; i < elements; ++i) store_from_float(pool.memory.data(), shape.dtype, i, normal(random));
+  return pool;
+}
+
+/// For three heads.
+inline const std::vector<float> kHeadScales{0.5f, 0.037f, 3.0f};
 
 /// Where an element lies, as KvCacheView's comment says.
 inline int64_t k_index(const KvCacheView& c, int64_t page, int64_t token, int64_t head, int64_t d) {

@@ -13,7 +13,7 @@
 namespace folio {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// An engine's executor: calls in reverse order on the calling thread and counts its regions.
 struct ReverseExecutor {

@@ -90,11 +90,11 @@ TEST(MergeState, RefusesAndWritesNothing) {
       ADD_FAILURE() << "did not throw: " << refusal.message;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      EXPECT_THAT(error.what(), testing::HasSubstr(std::string(refusal.message)));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(std::string(refusal.message)));
     }
-    EXPECT_THAT(call.out_memory, testing::Each(-7.0f)) << refusal.message;
-    EXPECT_THAT(call.out_lse, testing::Each(-7.0f)) << refusal.message;
-    EXPECT_THAT(call.a_memory, testing::Each(1.0f)) << refusal.message;
+    EXPECT_THAT(call.out_memory, ::testing::Each(-7.0f)) << refusal.message;
+    EXPECT_THAT(call.out_lse, ::testing::Each(-7.0f)) << refusal.message;
+    EXPECT_THAT(call.a_memory, ::testing::Each(1.0f)) << refusal.message;
   }
   Call valid;
   EXPECT_NO_THROW(valid.run());
@@ -107,7 +107,7 @@ void expect_refusal(const char* message, F call) {
     ADD_FAILURE() << "did not throw: " << message;
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), testing::HasSubstr(std::string(message)));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(std::string(message)));
   }
 }
 

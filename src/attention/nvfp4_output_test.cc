@@ -12,7 +12,7 @@
 namespace folio::attention {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr float kGlobalScale = 40.0f;
 constexpr int64_t kFirstRow = 126;  // the two tokens lie in different tiles of 128 rows

@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-std::string refusal(const std::function<void()>& call) {
+std::string quantize_refusal(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -110,7 +110,7 @@ TEST(Quantize, RefusesWhatDoesNotFit) {
     BlockScaleArgs block_scale{scales.data(), 0};
     float global_scale = 1.0f;
     change(wide, codes, block_scale, global_scale);
-    return refusal([&] { quantize_nvfp4(context, wide, codes, block_scale, global_scale); });
+    return quantize_refusal([&] { quantize_nvfp4(context, wide, codes, block_scale, global_scale); });
   };
   EXPECT_THAT(nvfp4([](auto& in_view, auto&, auto&, auto&) { in_view.shape[2] = 24; }), HasSubstr("multiples of 16"));
   EXPECT_THAT(nvfp4([](auto& in_view, auto&, auto&, auto&) { in_view.dtype = DType::kFloat8E4M3; }),
@@ -121,14 +121,14 @@ TEST(Quantize, RefusesWhatDoesNotFit) {
   EXPECT_THAT(nvfp4([](auto&, auto&, auto& scale, auto&) { scale.data = nullptr; }), HasSubstr("block_scale.data"));
   EXPECT_THAT(nvfp4([](auto&, auto&, auto& scale, auto&) { scale.first_row = -1; }), HasSubstr("first_row is -1"));
   EXPECT_THAT(nvfp4([](auto&, auto&, auto&, auto& scale) { scale = 0.0f; }), HasSubstr("global_scale is 0"));
-  EXPECT_THAT(refusal([&] {
+  EXPECT_THAT(quantize_refusal([&] {
                 Scale scale;
                 scale.value = -1.0f;
                 quantize_fp8(context, ConstTensorView(in.data(), DType::kFloat32, {1, 1, 4}),
                              TensorView(out.data(), DType::kFloat8E4M3, {1, 1, 4}), scale);
               }),
               HasSubstr("scale is -1"));
-  EXPECT_THAT(refusal([&] {
+  EXPECT_THAT(quantize_refusal([&] {
                 quantize_fp8(context, ConstTensorView(in.data(), DType::kFloat32, {1, 1, 4}),
                              TensorView(out.data(), DType::kFloat16, {1, 1, 4}), {});
               }),

@@ -12,8 +12,8 @@
 namespace folio::inline v0::attention {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using Ints = std::vector<int32_t>;
 
 /// Three rows: two pages, none, three, the last of which has two of its four tokens.

@@ -78,7 +78,7 @@ class Rounder {
   std::vector<double> values_;
 };
 
-class FloatConvert : public testing::TestWithParam<Format> {};
+class FloatConvert : public ::testing::TestWithParam<Format> {};
 
 TEST_P(FloatConvert, EveryFiniteCodeWidensToItsDefinitionAndBack) {
   const Format& format = GetParam();
@@ -182,7 +182,7 @@ TEST_P(FloatConvert, NanStaysNanWithItsSignWhateverItsPayload) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllFormats, FloatConvert, testing::ValuesIn(kFormats),
+INSTANTIATE_TEST_SUITE_P(AllFormats, FloatConvert, ::testing::ValuesIn(kFormats),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST(FloatConvertConstexpr, WorksAtCompileTime) {
@@ -238,7 +238,7 @@ TEST(LoadStore, IgnoreTypesWithoutElements) {
   for (const DType dtype : {DType::kUnset, DType::kFloat4E2M1x2}) {
     std::array<unsigned char, 4> memory = {0xcd, 0xcd, 0xcd, 0xcd};
     store_from_float(memory.data(), dtype, 0, 1.0f);
-    EXPECT_THAT(memory, testing::Each(0xcd));
+    EXPECT_THAT(memory, ::testing::Each(0xcd));
     EXPECT_EQ(load_as_float(memory.data(), dtype, 0), 0.0f);
   }
 }

@@ -33,7 +33,7 @@ float number(const nlohmann::json& value) {
   return value.is_string() ? std::stof(value.get<std::string>()) : value.get<float>();
 }
 
-const Context& context() {
+const Context& one_thread() {
   static const Context shared = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
   return shared;
 }
@@ -76,7 +76,7 @@ Result combine(Form form, ProcessGroup& group, const Partial& partial, const Emp
   const auto call = form == Form::kReduceScatter ? cp_lse_ag_out_rs
                     : form == Form::kAllReduce   ? cp_lse_ag_out_ar
                                                  : dcp_a2a_lse_reduce;
-  call(context(), group, state, out_view, {result.lse.data(), heads, 1, lse_base},
+  call(one_thread(), group, state, out_view, {result.lse.data(), heads, 1, lse_base},
        {workspace.data(), workspace.bytes()}, empty, {});
   for (int64_t i = 0; i < partial.tokens * heads * partial.dim; ++i) {
     result.out.push_back(load_as_float(out.data(), partial.dtype, i));
@@ -353,12 +353,12 @@ TEST(LseCombine, RefusesBeforeAnythingIsSent) {
   const AttentionStateView state{ConstTensorView(four.out.data(), DType::kFloat32, {2, 4, 8}), four.lse.data(), 4, 1};
   float out[16];
   try {
-    cp_lse_ag_out_rs(context(), *groups[0], state, TensorView(out, DType::kFloat32, {2, 1, 8}), {}, {});
+    cp_lse_ag_out_rs(one_thread(), *groups[0], state, TensorView(out, DType::kFloat32, {2, 1, 8}), {}, {});
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kWorkspaceTooSmall);
   }
-  EXPECT_THROW(cp_lse_ag_out_rs(context(), *groups[0], state, TensorView(out, DType::kFloat32, {2, 2, 4}), {}, {}),
+  EXPECT_THROW(cp_lse_ag_out_rs(one_thread(), *groups[0], state, TensorView(out, DType::kFloat32, {2, 2, 4}), {}, {}),
                Error);
 }
 

@@ -8,26 +8,16 @@
 
 #include "folio/kv_cache.hpp"
 #include "kvcache/address.hpp"
+#include "kvcache/expect_refused_for_test.hpp"
 #include "kvcache/strided_set.hpp"
 
 namespace folio {
 namespace {
 
-using testing::HasSubstr;
+using testing::expect_refused;
 
 constexpr int32_t kMax32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMax64 = std::numeric_limits<int64_t>::max();
-
-template <typename Call>
-void expect_refused(const std::string& text, Call call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
 
 /// An address that nothing reads: views are checked, not used.
 void* address(uintptr_t at) {
@@ -84,7 +74,7 @@ TEST(Views, PackedRowsTileTheirPage) {
       }
     }
   }
-  EXPECT_THAT(seen, testing::Each(1));
+  EXPECT_THAT(seen, ::testing::Each(1));
 }
 
 TEST(Views, OffsetsBeyond32Bits) {

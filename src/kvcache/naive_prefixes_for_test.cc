@@ -6,7 +6,7 @@
 namespace folio::testing {
 namespace {
 
-void expect(bool holds, const char* what) {
+void check(bool holds, const char* what) {
   if (!holds) throw std::logic_error(what);
 }
 
@@ -47,16 +47,16 @@ int64_t NaivePrefixes::find(const std::string& extra_key, std::span<const int32_
 
 void NaivePrefixes::lock(const std::string& extra_key, std::span<const int32_t> tokens, int64_t length, int32_t by) {
   const std::vector<Page*> path = walk(extra_key, tokens.first(static_cast<size_t>(length)));
-  expect(static_cast<int64_t>(path.size()) * page_size_ == length, "a locked prefix is not there");
+  check(static_cast<int64_t>(path.size()) * page_size_ == length, "a locked prefix is not there");
   for (Page* page : path) page->locks += by;
 }
 
 void NaivePrefixes::check_locked_window(const std::string& extra_key, std::span<const int32_t> tokens, int64_t length) {
   const std::vector<Page*> path = walk(extra_key, tokens.first(static_cast<size_t>(length)));
-  expect(static_cast<int64_t>(path.size()) * page_size_ == length, "a locked prefix was evicted");
+  check(static_cast<int64_t>(path.size()) * page_size_ == length, "a locked prefix was evicted");
   const int64_t begin = std::max<int64_t>(static_cast<int64_t>(tokens.size()) - window_, 0);
   for (int64_t at = begin; window_ > 0 && at < length; ++at) {
-    expect(path[static_cast<size_t>(at / page_size_)]->copies, "a locked prefix lost window copies that are read");
+    check(path[static_cast<size_t>(at / page_size_)]->copies, "a locked prefix lost window copies that are read");
   }
 }
 
@@ -84,7 +84,7 @@ int64_t NaivePrefixes::hand_over(const std::string& extra_key, std::span<const i
     page->tokens.assign(tokens.begin() + at, tokens.begin() + at + step);
     page->parent = above;
     page->copies = static_cast<int64_t>(at) >= window_begin;
-    for (const int32_t slot : page->slots) expect(by_slot_.emplace(slot, page.get()).second, "a slot has two owners");
+    for (const int32_t slot : page->slots) check(by_slot_.emplace(slot, page.get()).second, "a slot has two owners");
     Page* next = page.get();
     above->children.emplace(next->tokens, std::move(page));
     above = next;
@@ -93,17 +93,17 @@ int64_t NaivePrefixes::hand_over(const std::string& extra_key, std::span<const i
 }
 
 void NaivePrefixes::evicted(const SlotChanges& changes) {
-  expect(changes.moved.empty(), "an eviction moves nothing");
+  check(changes.moved.empty(), "an eviction moves nothing");
   const auto step = static_cast<size_t>(page_size_);
   const auto page_at = [&](const std::vector<int32_t>& slots, size_t i) {
     const auto found = by_slot_.find(slots[i]);
-    expect(found != by_slot_.end(), "what was evicted was not there");
-    expect(std::equal(found->second->slots.begin(), found->second->slots.end(), slots.begin() + i), "half a page went");
+    check(found != by_slot_.end(), "what was evicted was not there");
+    check(std::equal(found->second->slots.begin(), found->second->slots.end(), slots.begin() + i), "half a page went");
     return found->second;
   };
   for (size_t i = 0; i < changes.window_freed.size(); i += step) {
     Page* page = page_at(changes.window_freed, i);
-    expect(page->copies, "window copies went twice");
+    check(page->copies, "window copies went twice");
     page->copies = false;
   }
   // From the last page on: the ends of paths come after their beginnings within a node, and before them between nodes.
@@ -111,10 +111,10 @@ void NaivePrefixes::evicted(const SlotChanges& changes) {
   for (size_t i = 0; i < changes.freed.size(); i += step) gone.push_back(page_at(changes.freed, i));
   while (!gone.empty()) {
     const auto leaf = std::find_if(gone.begin(), gone.end(), [](const Page* page) { return page->children.empty(); });
-    expect(leaf != gone.end(), "a page went whose continuation stayed");
+    check(leaf != gone.end(), "a page went whose continuation stayed");
     Page* page = *leaf;
     gone.erase(leaf);
-    expect(page->locks == 0, "a locked page went");
+    check(page->locks == 0, "a locked page went");
     for (const int32_t slot : page->slots) by_slot_.erase(slot);
     page->parent->children.erase(std::vector<int32_t>(page->tokens));
   }

@@ -10,26 +10,16 @@
 #include <vector>
 
 #include "core/golden_test.hpp"
+#include "kvcache/expect_refused_for_test.hpp"
 
 namespace folio {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
+using testing::expect_refused;
 using testing::golden_cases;
 using testing::GoldenCase;
-using ::testing::HasSubstr;
-
-template <typename Call>
-void expect_refused(const std::string& text, Call call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
 
 TEST(PagesFor, RoundsUp) {
   EXPECT_EQ(pages_for(0, 16), 0);

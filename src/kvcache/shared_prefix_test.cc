@@ -14,9 +14,9 @@
 namespace folio {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using Rows = std::vector<std::vector<int32_t>>;
 
 /// Page tables of rows in both forms, with ids that nothing may look at beyond each row's end.
@@ -189,7 +189,7 @@ TEST(SharedPrefixOrder, KeepsEveryRowOnceAndLosesNoSharing) {
     order = ordered(rows, order);
     Rows moved;
     for (const int32_t row : order) moved.push_back(rows[static_cast<size_t>(row)]);
-    EXPECT_THAT(order, testing::UnorderedElementsAreArray(all));
+    EXPECT_THAT(order, ::testing::UnorderedElementsAreArray(all));
     ASSERT_GE(shared(moved), shared(rows)) << i;
     before += shared(rows);
     after += shared(moved);

@@ -7,25 +7,15 @@
 
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
+#include "kvcache/expect_refused_for_test.hpp"
 
 namespace folio {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::expect_refused;
 using testing::golden_cases;
 using testing::GoldenCase;
-using ::testing::HasSubstr;
-
-template <typename Call>
-void expect_refused(const std::string& text, Call call) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
 
 TEST(ShardLen, GoldenCases) {
   for (const GoldenCase& c : golden_cases("kvcache/slot_mapping", "shard_lens")) {

@@ -18,7 +18,7 @@ using testing::paged_batch;
 
 constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
 
-PlannerConfig small_config() {
+PlannerConfig valid_config() {
   PlannerConfig config;
   config.num_q_heads = 4;
   config.num_kv_heads = 2;
@@ -33,7 +33,7 @@ PlannerConfig small_config() {
 void expect_refusal(const PlannerConfig& config, const BatchView& batch, const std::string& text) {
   PlanStorage storage;
   OwnedBatch good = paged_batch({1, 2}, {3, 4});
-  make_plan(small_config(), good.view(), storage);
+  make_plan(valid_config(), good.view(), storage);
   try {
     make_plan(config, batch, storage);
     ADD_FAILURE() << "accepted; expected: " << text;
@@ -43,7 +43,7 @@ void expect_refusal(const PlannerConfig& config, const BatchView& batch, const s
   }
   EXPECT_EQ(storage.arrays().view.items, nullptr);
   EXPECT_EQ(storage.arrays().view.num_requests, 0);
-  EXPECT_GT(make_plan(small_config(), good.view(), storage).num_items, 0);
+  EXPECT_GT(make_plan(valid_config(), good.view(), storage).num_items, 0);
 }
 
 /// As above, for a good batch of three requests that `spoil` changes.
@@ -51,18 +51,18 @@ void expect_view_refusal(const std::function<void(BatchView&)>& spoil, const std
   OwnedBatch owned = paged_batch({1, 2, 3}, {10, 20, 30});
   BatchView batch = owned.view();
   spoil(batch);
-  expect_refusal(small_config(), batch, text);
+  expect_refusal(valid_config(), batch, text);
 }
 
 void expect_batch_refusal(const std::function<void(OwnedBatch&)>& spoil, const std::string& text) {
   OwnedBatch owned = paged_batch({1, 2, 3}, {10, 20, 30});
   spoil(owned);
-  expect_refusal(small_config(), owned.view(), text);
+  expect_refusal(valid_config(), owned.view(), text);
 }
 
 void expect_config_refusal(const std::function<void(PlannerConfig&)>& spoil, const std::string& text) {
   OwnedBatch owned = paged_batch({1, 2, 3}, {10, 20, 30});
-  PlannerConfig config = small_config();
+  PlannerConfig config = valid_config();
   spoil(config);
   expect_refusal(config, owned.view(), text);
 }
@@ -141,10 +141,10 @@ TEST(Refusals, Segments) {
   KvSegment segment = batch.segments[0];
   batch.segments = {&segment, 1};
   segment.num_groups = 2;
-  expect_refusal(small_config(), batch, "segment 0: num_groups is 2 without a group_indptr");
+  expect_refusal(valid_config(), batch, "segment 0: num_groups is 2 without a group_indptr");
   segment.num_groups = 0;
   segment.kv_len = nullptr;
-  expect_refusal(small_config(), batch, "segment 0: kv_len is null");
+  expect_refusal(valid_config(), batch, "segment 0: kv_len is null");
 }
 
 TEST(Refusals, Groups) {
@@ -165,13 +165,13 @@ TEST(Refusals, Groups) {
   const int32_t indptr = 0;
   segment.group_indptr = &indptr;
   segment.num_groups = -1;
-  expect_refusal(small_config(), batch, "segment 0: num_groups is -1");
+  expect_refusal(valid_config(), batch, "segment 0: num_groups is -1");
 }
 
 TEST(Refusals, CustomMasks) {
   expect_batch_refusal([](OwnedBatch& b) { b.tail_len = {1, 1, 1}; }, "the op's mask is not kCustom");
   expect_batch_refusal([](OwnedBatch& b) { b.scope = CustomMaskScope::kTail; }, "the op's mask is not kCustom");
-  PlannerConfig config = small_config();
+  PlannerConfig config = valid_config();
   config.mask = MaskKind::kCustom;
   OwnedBatch owned = paged_batch({1, 2, 3}, {10, 20, 30});
   owned.tail_len = {1, 1, 1};
@@ -191,7 +191,7 @@ TEST(Refusals, CustomMasks) {
 TEST(Refusals, BeyondTheBounds) {
   const GraphBounds enough{
       .max_requests = 3, .max_tokens = 6, .max_q_len = 3, .max_kv_len = 30, .max_shared_levels = 0};
-  PlannerConfig config = small_config();
+  PlannerConfig config = valid_config();
   config.bounds = enough;
   OwnedBatch owned = paged_batch({1, 2, 3}, {10, 20, 30});
   PlanStorage storage;
@@ -242,7 +242,7 @@ TEST(Refusals, Configs) {
 }
 
 TEST(Refusals, WorkThatDoesNotFit) {
-  PlannerConfig config = small_config();
+  PlannerConfig config = valid_config();
   config.tile = {.rows = 1, .kv_tokens = 1};
   config.tile_cost = kMost - 1;
   config.mask = MaskKind::kNone;

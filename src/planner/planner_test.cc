@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "core/instrumented_for_test.hpp"
 #include "planner/plan_check.hpp"
 #include "planner/plan_digest.hpp"
 
@@ -18,9 +19,9 @@ using testing::paged_batch;
 using testing::random_case;
 using testing::serialise;
 
-constexpr int kRandomCases = 6000;
+constexpr int kRandomCases = folio::testing::random_cases(6000);
 
-PlannerConfig small_config() {
+PlannerConfig tiny_config() {
   PlannerConfig config;
   config.num_q_heads = 2;
   config.num_kv_heads = 1;
@@ -102,11 +103,11 @@ TEST(MakePlan, PutsQueriesAtTheEndOfTheLastSegmentWithARow) {
   shared.group_indptr = {0, 1};
   batch.segments.push_back(shared);
   PlanStorage storage;
-  const PlanView plan = make_plan(small_config(), batch.view(), storage);
+  const PlanView plan = make_plan(tiny_config(), batch.view(), storage);
   EXPECT_EQ(std::vector<int32_t>(plan.q_first_pos, plan.q_first_pos + 4), (std::vector<int32_t>{24, 9, -3, 0}));
 
   batch.segments.erase(batch.segments.begin());  // now the others have no row anywhere
-  const PlanView rest = make_plan(small_config(), batch.view(), storage);
+  const PlanView rest = make_plan(tiny_config(), batch.view(), storage);
   EXPECT_EQ(std::vector<int32_t>(rest.q_first_pos, rest.q_first_pos + 4), (std::vector<int32_t>{24, -1, -5, 0}));
 }
 
@@ -114,7 +115,7 @@ TEST(MakePlan, CopiesTheLengths) {
   OwnedBatch batch = paged_batch({1, 2}, {5, 9});
   batch.segments[0].first_pos = {3, 4};
   PlanStorage storage;
-  const PlanView plan = make_plan(small_config(), batch.view(), storage);
+  const PlanView plan = make_plan(tiny_config(), batch.view(), storage);
   batch.segments[0].kv_len = {-1, -1};
   batch.segments[0].first_pos = {-1, -1};
   batch.q_len = {7, 7};
@@ -128,7 +129,7 @@ TEST(MakePlan, CopiesTheLengths) {
 }
 
 TEST(MakePlan, LaysOutCustomMasks) {
-  PlannerConfig config = small_config();
+  PlannerConfig config = tiny_config();
   config.mask = MaskKind::kCustom;
   OwnedBatch batch = paged_batch({3, 2}, {10, 4});
   batch.segments.push_back(batch.segments[0]);
@@ -156,13 +157,13 @@ TEST(MakePlan, LaysOutCustomMasks) {
 TEST(MakePlan, TakesEmptyBatches) {
   PlanStorage storage;
   OwnedBatch none = paged_batch({}, {});
-  EXPECT_EQ(make_plan(small_config(), none.view(), storage).num_items, 0);
+  EXPECT_EQ(make_plan(tiny_config(), none.view(), storage).num_items, 0);
   OwnedBatch padding = paged_batch({0, 0, 0}, {0, 5, 0});
-  EXPECT_EQ(make_plan(small_config(), padding.view(), storage).num_items, 0);
+  EXPECT_EQ(make_plan(tiny_config(), padding.view(), storage).num_items, 0);
   BatchView bare;
   const KvSegment segment;
   bare.segments = {&segment, 1};
-  const PlanView plan = make_plan(small_config(), bare, storage);
+  const PlanView plan = make_plan(tiny_config(), bare, storage);
   EXPECT_EQ(plan.cu_q[0], 0);
   EXPECT_EQ(plan.worker_indptr[plan.num_workers], 0);
 }
@@ -170,7 +171,7 @@ TEST(MakePlan, TakesEmptyBatches) {
 TEST(MakePlan, GivesRowsThatSeeNothingAnItem) {
   PlanStorage storage;
   OwnedBatch batch = paged_batch({2, 1}, {0, 3});
-  const PlanView plan = make_plan(small_config(), batch.view(), storage);
+  const PlanView plan = make_plan(tiny_config(), batch.view(), storage);
   ASSERT_EQ(plan.num_items, 2);
   EXPECT_EQ(plan.items[0].kv_begin, plan.items[0].kv_end);
   EXPECT_EQ(plan.items[0].row_end, 4);
@@ -179,7 +180,7 @@ TEST(MakePlan, GivesRowsThatSeeNothingAnItem) {
 }
 
 TEST(MakePlan, SkipsWhatTheWindowHides) {
-  PlannerConfig config = small_config();
+  PlannerConfig config = tiny_config();
   config.num_workers = 1;
   config.window_left = 5;
   OwnedBatch batch = paged_batch({1}, {1000000});

@@ -11,8 +11,8 @@
 namespace folio::platform {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 // Answers as machines of these families give them, reduced to the leaves that count.
 constexpr CpuidLeaves kSapphireRapids = {

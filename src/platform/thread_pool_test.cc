@@ -26,7 +26,7 @@ struct Calls {
   }
 };
 
-class ThreadPoolOf : public testing::TestWithParam<int32_t> {};
+class ThreadPoolOf : public ::testing::TestWithParam<int32_t> {};
 
 TEST_P(ThreadPoolOf, CallsEveryIndexOnce) {
   ThreadPool pool(GetParam());
@@ -137,7 +137,7 @@ TEST_P(ThreadPoolOf, OffersAnExecutor) {
   EXPECT_TRUE(calls.each_is(1));
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolOf, testing::Values(1, 2, 3, 8));
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolOf, ::testing::Values(1, 2, 3, 8));
 
 TEST(ThreadPool, WakesAllItsThreads) {
   constexpr int32_t kThreads = 3;

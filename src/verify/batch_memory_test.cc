@@ -12,7 +12,7 @@
 namespace folio::verify {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// A case in memory.
 struct Built {

@@ -15,7 +15,7 @@
 namespace folio::verify {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// A small problem, its two references and the output that an exact kernel would store.
 struct Example {

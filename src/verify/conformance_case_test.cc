@@ -7,7 +7,7 @@
 namespace folio::verify {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string refusal_of(std::string_view text) {
   try {

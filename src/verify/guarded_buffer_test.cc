@@ -54,7 +54,7 @@ TEST(GuardedBuffer, KeptMemoryGoesToTheNextOfItsSizeAsIfItWereNew) {
   EXPECT_FALSE(GuardedBuffer::sparse(5000).can_be_kept());
 }
 
-using GuardedBufferDeathTest = testing::Test;
+using GuardedBufferDeathTest = ::testing::Test;
 
 volatile uint8_t sink;
 

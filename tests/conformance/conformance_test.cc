@@ -50,7 +50,7 @@ size_t every() {
 #ifdef FOLIO_EMULATED_GPU
   return std::getenv("FOLIO_WHOLE_EMULATION") == nullptr ? FOLIO_EMULATED_EVERY : 1;
 #else
-  return folio::testing::kInstrumented ? 4 : 1;
+  return folio::testing::kInstrumented ? 8 : 1;
 #endif
 }
 

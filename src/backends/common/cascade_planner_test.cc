@@ -11,7 +11,7 @@
 namespace folio::inline v0::backends {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int32_t kPageSize = 16;
 

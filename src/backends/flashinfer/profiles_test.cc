@@ -63,8 +63,8 @@ TEST(FlashInferProfiles, RefuseWhatTheirOriginalsRefused) {
     change(group);
     return message_of([&] { group.make().build(0, group.fixture.batch); }, code);
   };
-  constexpr BackendProfile k2025_12 = BackendProfile::kVllm2025_12;
-  constexpr BackendProfile k2025_07 = BackendProfile::kVllm2025_07;
+  constexpr BackendProfile later = BackendProfile::kVllm2025_12;
+  constexpr BackendProfile earlier = BackendProfile::kVllm2025_07;
   const auto windows = [](Group& group) {
     group.add_layer();
     group.layer.sliding_window = 16;
@@ -81,24 +81,23 @@ TEST(FlashInferProfiles, RefuseWhatTheirOriginalsRefused) {
   const std::string one_set =
       "FlashInfer backend currently only supports models in which all layers share the same values for the following "
       "hyperparameters: `window_left`, `logits_soft_cap`, `sm_scale`.";
-  EXPECT_EQ(refusal(k2025_12, ErrorCode::kInvalidArgument, windows),
+  EXPECT_EQ(refusal(later, ErrorCode::kInvalidArgument, windows),
             "Window left is not the same for all layers. One potential fix is to set disable_sliding_window=True");
-  EXPECT_EQ(refusal(k2025_07, ErrorCode::kInvalidArgument, windows), one_set);
-  EXPECT_EQ(refusal(k2025_12, ErrorCode::kInvalidArgument, caps), one_set);
-  EXPECT_EQ(refusal(k2025_07, ErrorCode::kInvalidArgument, caps), one_set);
-  EXPECT_EQ(refusal(k2025_12, ErrorCode::kUnsupported, with_sinks),
+  EXPECT_EQ(refusal(earlier, ErrorCode::kInvalidArgument, windows), one_set);
+  EXPECT_EQ(refusal(later, ErrorCode::kInvalidArgument, caps), one_set);
+  EXPECT_EQ(refusal(earlier, ErrorCode::kInvalidArgument, caps), one_set);
+  EXPECT_EQ(refusal(later, ErrorCode::kUnsupported, with_sinks),
             "FlashInfer backend currently does not support attention sinks, please use trtllm on blackwell or flash "
             "attention on earlier GPUs.");
-  EXPECT_NE(refusal(k2025_12, ErrorCode::kUnsupported, [](Group& group) { group.spec.page_size = 8; })
+  EXPECT_NE(refusal(later, ErrorCode::kUnsupported, [](Group& group) { group.spec.page_size = 8; })
                 .find("page_size 8 is not supported by FLASHINFER of vllm-2025-12"),
             std::string::npos);
-  EXPECT_NE(
-      refusal(k2025_12, ErrorCode::kUnsupported, [](Group& group) { group.config.cache.cache_dtype = "bfloat16"; })
-          .find("cache_dtype bfloat16"),
-      std::string::npos);
+  EXPECT_NE(refusal(later, ErrorCode::kUnsupported, [](Group& group) { group.config.cache.cache_dtype = "bfloat16"; })
+                .find("cache_dtype bfloat16"),
+            std::string::npos);
 
   LayerSetup setup;
-  setup.profile = k2025_12;
+  setup.profile = later;
   setup.head_size = 80;
   EXPECT_NE(message_of([&] { Group(setup).make(); }).find("Head size 80 is not supported"), std::string::npos);
   setup.head_size = 64;

@@ -22,7 +22,7 @@ using folio::testing::GoldenCase;
 using testing::refusal;
 using Ints = std::vector<int32_t>;
 
-std::vector<GoldenCase> cases(const char* array) {
+std::vector<GoldenCase> draft_cases(const char* array) {
   return golden_cases("token_pool/draft_kv_indices", array);
 }
 
@@ -33,8 +33,9 @@ DraftBranches branches_of(const GoldenCase& c) {
 constexpr int32_t kSentinel = -1;
 
 /// The arrays of one call. Strides are what the batch needs where the case does not say.
-struct Case {
-  explicit Case(const GoldenCase& c) : rows(c.ints("rows")), lens(c.ints("lens")), starts(c.value("starts", Ints{})) {
+struct DraftCase {
+  explicit DraftCase(const GoldenCase& c)
+      : rows(c.ints("rows")), lens(c.ints("lens")), starts(c.value("starts", Ints{})) {
     const auto num_rows = c.at<int32_t>("num_rows"), columns = c.at<int32_t>("columns");
     for (int32_t row = 0; row < num_rows; ++row) {
       for (int32_t p = 0; p < columns; ++p) entries.push_back(row * c.value("row_factor", 100) + p);
@@ -62,7 +63,7 @@ struct Case {
 class DraftKvIndicesGolden : public ::testing::TestWithParam<GoldenCase> {};
 
 TEST_P(DraftKvIndicesGolden, AreThoseOfEveryStepAndBranch) {
-  Case c(GetParam());
+  DraftCase c(GetParam());
   const auto& steps = GetParam().data.at("steps");
   const auto count = static_cast<int64_t>(steps.size());
   // Rows with room to spare: what is behind a step's entries must stay.
@@ -81,13 +82,13 @@ TEST_P(DraftKvIndicesGolden, AreThoseOfEveryStepAndBranch) {
   EXPECT_EQ(c.indptr, expected_indptr);
   EXPECT_EQ(c.indices, expected_indices);
 }
-INSTANTIATE_TEST_SUITE_P(Data, DraftKvIndicesGolden, ::testing::ValuesIn(cases("cases")), golden_case_name);
+INSTANTIATE_TEST_SUITE_P(Data, DraftKvIndicesGolden, ::testing::ValuesIn(draft_cases("cases")), golden_case_name);
 
 class DraftKvIndicesRefused : public ::testing::TestWithParam<GoldenCase> {};
 
 TEST_P(DraftKvIndicesRefused, BeforeAnythingIsWritten) {
   const GoldenCase& c = GetParam();
-  Case call(c);
+  DraftCase call(c);
   const int64_t indptr_stride = c.value("indptr_stride", int64_t{5});
   const int64_t indices_stride = c.value("indices_stride", int64_t{18});
   call.make_output(indptr_stride, indices_stride, c.value("indptr_size", 2 * indptr_stride),
@@ -97,7 +98,7 @@ TEST_P(DraftKvIndicesRefused, BeforeAnythingIsWritten) {
   EXPECT_THAT(call.indptr, ::testing::Each(kSentinel));
   EXPECT_THAT(call.indices, ::testing::Each(kSentinel));
 }
-INSTANTIATE_TEST_SUITE_P(Data, DraftKvIndicesRefused, ::testing::ValuesIn(cases("refused")), golden_case_name);
+INSTANTIATE_TEST_SUITE_P(Data, DraftKvIndicesRefused, ::testing::ValuesIn(draft_cases("refused")), golden_case_name);
 
 /// Compares a call's result with the case's field, or its refusal.
 template <typename Call>
@@ -111,19 +112,19 @@ void check_size(const GoldenCase& c, const char* field, Call&& call) {
 }
 
 TEST(DraftSizes, CountEveryBranch) {
-  for (const GoldenCase& c : cases("sizes")) {
+  for (const GoldenCase& c : draft_cases("sizes")) {
     check_size(c, "len", [&] {
       return draft_kv_indices_len(c.at<int64_t>("sum_lens"), c.at<int32_t>("batch_size"), branches_of(c),
                                   c.at<int32_t>("step"));
     });
   }
-  for (const GoldenCase& c : cases("capacities")) {
+  for (const GoldenCase& c : draft_cases("capacities")) {
     check_size(c, "capacity", [&] {
       return draft_kv_indices_capacity(c.at<int32_t>("max_batch_size"), branches_of(c),
                                        c.at<int32_t>("max_context_len"));
     });
   }
-  for (const GoldenCase& c : cases("columns")) {
+  for (const GoldenCase& c : draft_cases("columns")) {
     check_size(c, "columns", [&] { return draft_row_columns(c.at<int32_t>("row_len"), branches_of(c)); });
   }
 }
@@ -153,10 +154,10 @@ Ints naive_branch(const DraftBranches& b, int32_t row, int32_t columns, int32_t 
 }
 
 TEST(DraftKvIndicesTest, EqualsANaiveGather) {
-  for (const GoldenCase& c : cases("grids")) {
+  for (const GoldenCase& c : draft_cases("grids")) {
     const Ints lens = c.ints("lens");
     const auto batch = static_cast<int32_t>(lens.size());
-    for (const GoldenCase& grid : cases("grid_branches")) {
+    for (const GoldenCase& grid : draft_cases("grid_branches")) {
       for (int32_t steps : {2, 3, 4}) {
         SCOPED_TRACE(c.data.dump() + grid.data.dump() + std::to_string(steps));
         DraftBranches b = branches_of(grid);

@@ -24,7 +24,7 @@ using testing::refusal;
 using Ints = std::vector<int32_t>;
 using Longs = std::vector<int64_t>;
 
-std::vector<GoldenCase> cases(const char* array) {
+std::vector<GoldenCase> tree_cases(const char* array) {
   return golden_cases("token_pool/draft_tree", array);
 }
 
@@ -71,10 +71,10 @@ TEST_P(DraftTreeGolden, PlacesAndLinksNodes) {
   EXPECT_EQ(next_token, c.ints("next_token"));
   EXPECT_EQ(next_sibling, c.ints("next_sibling"));
 }
-INSTANTIATE_TEST_SUITE_P(Data, DraftTreeGolden, ::testing::ValuesIn(cases("cases")), golden_case_name);
+INSTANTIATE_TEST_SUITE_P(Data, DraftTreeGolden, ::testing::ValuesIn(tree_cases("cases")), golden_case_name);
 
 TEST(DraftTreeRefused, SelectionsBeforeAnythingIsWritten) {
-  for (const GoldenCase& c : cases("refused_selections")) {
+  for (const GoldenCase& c : tree_cases("refused_selections")) {
     SCOPED_TRACE(c.data.dump());
     Longs selected(static_cast<size_t>(c.at<int32_t>("draft_token_num") - 1), -7), tokens(selected.size() + 1, -7);
     EXPECT_THAT(refusal([&] {
@@ -88,7 +88,7 @@ TEST(DraftTreeRefused, SelectionsBeforeAnythingIsWritten) {
 }
 
 TEST(DraftTreeRefused, ParentsBeforeAnythingIsWritten) {
-  for (const GoldenCase& c : cases("refused_parents")) {
+  for (const GoldenCase& c : tree_cases("refused_parents")) {
     SCOPED_TRACE(c.data.dump());
     const Longs list = c.at<Longs>("parent_list"), selected = c.at<Longs>("selected_index");
     const DraftTreeShape shape = shape_of(c);
@@ -100,7 +100,7 @@ TEST(DraftTreeRefused, ParentsBeforeAnythingIsWritten) {
 }
 
 TEST(DraftTreeRefused, WhatIsNoTree) {
-  for (const GoldenCase& c : cases("refused_trees")) {
+  for (const GoldenCase& c : tree_cases("refused_trees")) {
     SCOPED_TRACE(c.data.dump());
     const Ints parents = c.ints("parents");
     Ints a(parents.size(), -7), b = a, d = a;
@@ -114,7 +114,7 @@ TEST(DraftTreeRefused, WhatIsNoTree) {
 }
 
 TEST(DraftTreeRefused, PositionsAndSizes) {
-  for (const GoldenCase& c : cases("refused_positions")) {
+  for (const GoldenCase& c : tree_cases("refused_positions")) {
     SCOPED_TRACE(c.data.dump());
     const Ints parents = c.ints("parents");
     Ints positions(parents.size(), -7);

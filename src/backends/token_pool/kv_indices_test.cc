@@ -24,7 +24,7 @@ using folio::testing::GoldenCase;
 using testing::refusal;
 using Ints = std::vector<int32_t>;
 
-std::vector<GoldenCase> cases(const char* array) {
+std::vector<GoldenCase> kv_cases(const char* array) {
   return golden_cases("token_pool/kv_indices", array);
 }
 
@@ -35,8 +35,8 @@ Ints arange(int64_t count) {
 }
 
 /// The arrays of one call.
-struct Case {
-  explicit Case(const GoldenCase& c)
+struct KvCase {
+  explicit KvCase(const GoldenCase& c)
       : entries(c.data.contains("table") ? c.ints("table") : arange(c.at<int64_t>("arange"))),
         rows(c.ints("rows")),
         lens(c.ints("lens")),
@@ -63,24 +63,24 @@ struct Case {
 class KvIndicesGolden : public ::testing::TestWithParam<GoldenCase> {};
 
 TEST_P(KvIndicesGolden, AreGathered) {
-  Case c(GetParam());
+  KvCase c(GetParam());
   create_kv_indices(c.args, c.output);
   Ints expected = GetParam().ints("indices");
   expected.resize(c.output.size(), -1);
   EXPECT_EQ(c.output, expected);
 }
-INSTANTIATE_TEST_SUITE_P(Data, KvIndicesGolden, ::testing::ValuesIn(cases("cases")), golden_case_name);
+INSTANTIATE_TEST_SUITE_P(Data, KvIndicesGolden, ::testing::ValuesIn(kv_cases("cases")), golden_case_name);
 
 class KvIndicesRefused : public ::testing::TestWithParam<GoldenCase> {};
 
 TEST_P(KvIndicesRefused, BeforeAnythingIsWritten) {
-  Case c(GetParam());
+  KvCase c(GetParam());
   const Ints before = c.output;
   EXPECT_THAT(refusal([&] { create_kv_indices(c.args, c.output); }),
               ::testing::HasSubstr(GetParam().at<std::string>("error")));
   EXPECT_EQ(c.output, before);
 }
-INSTANTIATE_TEST_SUITE_P(Data, KvIndicesRefused, ::testing::ValuesIn(cases("refused")), golden_case_name);
+INSTANTIATE_TEST_SUITE_P(Data, KvIndicesRefused, ::testing::ValuesIn(kv_cases("refused")), golden_case_name);
 
 TEST(KvIndicesTest, ReadTablesOfSlotsOnly) {
   const Ints entries = arange(8), indptr = {0, 4, 8}, rows = {0}, lens = {2}, out_indptr = {0, 2};
@@ -114,7 +114,7 @@ TEST(KvIndicesTest, ReadTheRequestTablePool) {
 }
 
 TEST(KvIndptrTest, SumsLengths) {
-  for (const GoldenCase& c : cases("indptr")) {
+  for (const GoldenCase& c : kv_cases("indptr")) {
     SCOPED_TRACE(c.data.dump());
     const Ints lens = c.ints("lens");
     Ints indptr(c.value("size", lens.size() + 1), -1);
@@ -148,7 +148,7 @@ void check_window(const GoldenCase& c, size_t num_requests, Call&& call) {
 }
 
 TEST(WindowKvRanges, KeepTheQueryAndTheWindow) {
-  for (const GoldenCase& c : cases("windows")) {
+  for (const GoldenCase& c : kv_cases("windows")) {
     const Ints seq_lens = c.ints("seq_lens"), prefix_lens = c.value("prefix_lens", Ints{});
     check_window(c, seq_lens.size(), [&](Ints& lens, Ints& starts) {
       window_kv_ranges(seq_lens, prefix_lens, c.at<int32_t>("window_left"), c.value("page_size", 1), lens, starts);
@@ -157,7 +157,7 @@ TEST(WindowKvRanges, KeepTheQueryAndTheWindow) {
 }
 
 TEST(WindowPrefixRanges, LeaveTheNewTokensOut) {
-  for (const GoldenCase& c : cases("prefix_windows")) {
+  for (const GoldenCase& c : kv_cases("prefix_windows")) {
     const Ints prefix_lens = c.ints("prefix_lens");
     check_window(c, prefix_lens.size(), [&](Ints& lens, Ints& starts) {
       window_prefix_ranges(prefix_lens, c.at<int32_t>("window_left"), c.value("page_size", 1), lens, starts);
@@ -214,7 +214,7 @@ RandomBatch random_batch(std::mt19937& random, int32_t batch, int32_t num_rows, 
 
 TEST(KvIndicesTest, EqualsANaiveGather) {
   std::mt19937 random(5);
-  for (const GoldenCase& c : cases("shapes")) {
+  for (const GoldenCase& c : kv_cases("shapes")) {
     SCOPED_TRACE(c.data.dump());
     const auto num_rows = c.at<int32_t>("rows"), columns = c.at<int32_t>("columns");
     const Ints table = arange(int64_t{num_rows} * columns);

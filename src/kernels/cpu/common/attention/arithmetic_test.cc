@@ -18,7 +18,7 @@
 namespace folio::inline v0::kernels::cpu {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct Named {
   const char* name;
@@ -87,7 +87,7 @@ struct OneKey {
     call.keys.v = v.data();
   }
   void run(const Arithmetic& arithmetic) {
-    *call.states.max = -kInfinity;
+    *call.states.max = -kInf;
     *call.states.sum = 0.0f;
     std::memset(call.states.acc, 0, static_cast<size_t>(call.v_stride) * sizeof(float));
     arithmetic.load_queries(call);
@@ -216,11 +216,11 @@ TEST_P(ArithmeticTest, FoldingKeepsEmptyStatesOutOfTheSums) {
   float sum = 2.0f;
   float acc[8] = {1, 2, 3, 4, 5, 6, 7, 8};
   const float other[8] = {nan, nan, nan, nan, nan, nan, nan, nan};
-  arithmetic().fold(&max, &sum, acc, -kInfinity, nan, other, 8);  // empty: whatever its values
+  arithmetic().fold(&max, &sum, acc, -kInf, nan, other, 8);  // empty: whatever its values
   EXPECT_EQ(max, 1.5f);
   EXPECT_EQ(sum, 2.0f);
   EXPECT_EQ(acc[7], 8.0f);
-  float empty_max = -kInfinity;
+  float empty_max = -kInf;
   float empty_sum = 0.0f;
   float empty_acc[8] = {};
   arithmetic().fold(&empty_max, &empty_sum, empty_acc, max, sum, acc, 8);
