@@ -1,8 +1,5 @@
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -28,12 +25,6 @@ std::string refusal(Call call) {
 
 inline constexpr DType kCacheDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3,
                                          DType::kFloat8E5M2};
-
-/// That `call` is refused with `text` in the message.
-template <typename Call>
-void expect_refused(const std::string& text, Call call) {
-  EXPECT_THAT(refusal(call), ::testing::HasSubstr(text));
-}
 
 enum class Layout {
   kNhd,             ///< K and V apart, [page][token][head][dim]

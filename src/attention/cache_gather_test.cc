@@ -6,10 +6,13 @@
 #include <limits>
 
 #include "attention/cache_fixture.hpp"
+#include "core/expect_refused_for_test.hpp"
 #include "core/instrumented_for_test.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
+
+using folio::testing::expect_refused;
 
 const std::vector<float> kRequestAndHeadScales{0.5f, 2.0f, 3.0f, -9.0f, 1.0f, 0.25f, 7.0f, -9.0f, 1.5f, 2.5f, 0.1f};
 

@@ -4,10 +4,13 @@
 #include <limits>
 
 #include "attention/cache_fixture.hpp"
+#include "core/expect_refused_for_test.hpp"
 #include "core/instrumented_for_test.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
+
+using folio::testing::expect_refused;
 
 const std::vector<int32_t> kSource{3, 0, 3, 7};  // one page may go to several places
 const std::vector<int32_t> kDestination{1, 5, 6, 2};

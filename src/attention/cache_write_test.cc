@@ -5,10 +5,13 @@
 #include <limits>
 
 #include "attention/cache_fixture.hpp"
+#include "core/expect_refused_for_test.hpp"
 #include "core/instrumented_for_test.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
+
+using folio::testing::expect_refused;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 

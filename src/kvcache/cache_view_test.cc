@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "core/expect_refused_for_test.hpp"
 #include "folio/kv_cache.hpp"
 #include "kvcache/address.hpp"
-#include "kvcache/expect_refused_for_test.hpp"
 #include "kvcache/strided_set.hpp"
 
 namespace folio {

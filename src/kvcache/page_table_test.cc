@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "core/expect_refused_for_test.hpp"
 #include "core/golden_test.hpp"
-#include "kvcache/expect_refused_for_test.hpp"
 
 namespace folio {
 namespace {

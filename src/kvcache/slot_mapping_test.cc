@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/expect_refused_for_test.hpp"
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
-#include "kvcache/expect_refused_for_test.hpp"
 
 namespace folio {
 namespace {

@@ -131,7 +131,7 @@ TEST(DevicePlan, EqualsTheHostPlanHoweverManyThreadsMakeIt) {
   std::mt19937 random(52);
   PlanStorage storage;
   DeviceMemory memory;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < folio::testing::random_cases(300); ++i) {
     Case one = testing::random_device_case(random);
     RawBatch batch = testing::raw(one.batch);
     if (i % 3 == 0) testing::spoil(batch, one.config, random);

@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "core/instrumented_for_test.hpp"
 #include "planner/plan_digest.hpp"
 #include "planner/plan_fixtures.hpp"
 
@@ -25,7 +26,7 @@ TEST(Invariance, FoldingDoesNotDependOnTheCuts) {
   std::mt19937 random(31);
   PlanStorage storage;
   int merged = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < folio::testing::random_cases(3000); ++i) {
     Case one = random_invariant_case(random);
     one.config.num_workers = 1;
     const auto uncut = fold_orders(make_plan(one.config, one.batch.view(), storage));
@@ -34,7 +35,7 @@ TEST(Invariance, FoldingDoesNotDependOnTheCuts) {
     merged += plan.num_merges > 0 ? 1 : 0;
     ASSERT_EQ(fold_orders(plan), uncut) << "case " << i;
   }
-  EXPECT_GT(merged, 500);
+  EXPECT_GT(merged, folio::testing::random_cases(500));
 }
 
 /// The batch with only one of its requests.
@@ -56,7 +57,7 @@ TEST(Invariance, FoldingDoesNotDependOnTheOtherRequests) {
   std::mt19937 random(32);
   PlanStorage storage;
   int compared = 0;
-  while (compared < 2000) {
+  while (compared < folio::testing::random_cases(2000)) {
     Case one = random_invariant_case(random);
     bool shared = false;
     for (const testing::OwnedSegment& segment : one.batch.segments) shared |= !segment.group_indptr.empty();

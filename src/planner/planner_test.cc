@@ -58,6 +58,7 @@ TEST(MakePlan, VisitsEveryVisiblePairOnceAtServingSizes) {
   OwnedBatch batch = paged_batch({1, 1, 70, 0, 1, 5, 33}, {3000, 900, 1200, 0, 64, 6, 2500});
   PlanStorage storage;
   for (const int32_t workers : {1, 7, 132}) {
+    if (folio::testing::kInstrumented && workers == 1) continue;
     for (const Determinism level : {Determinism::kRunToRun, Determinism::kScheduleInvariant}) {
       for (const int32_t window : {-1, 500}) {
         config.num_workers = workers;
