@@ -77,29 +77,15 @@ void list_tokens(const PageTableView& table, std::span<const int32_t> seq_lens, 
   }
 }
 
-/// indptr in tokens and then the list, on a GPU.
-template <typename T>
-void enqueue_tokens(const attention::GpuBackend& gpu, cuda::ListParams params, std::span<int32_t> indptr,
-                    std::span<T> out, Stream stream) {
-  cuda::IndptrParams beginnings;
-  beginnings.lens = params.lens;
-  beginnings.n = params.n;
-  beginnings.indptr = indptr.data();
-  beginnings.status = params.status;
-  gpu.enqueue(beginnings, stream);
-  params.indptr = indptr.data();
-  params.capacity = std::ssize(out);
-  gpu.enqueue(params, stream);
-}
-
-cuda::ListParams token_list(const PageTableView& table, std::span<const int32_t> seq_lens, int32_t page_size,
-                            int32_t* status) {
+cuda::ListParams list_params(const PageTableView& table, std::span<const int32_t> seq_lens, int32_t page_size,
+                             std::span<int32_t> indptr, int32_t* status) {
   cuda::ListParams params;
   params.table = table;
   params.lens = seq_lens.data();
   params.n = rows_of(seq_lens);
   params.page_size = page_size;
   params.tokens = true;
+  params.indptr = indptr.data();
   params.status = status;
   return params;
 }
@@ -160,10 +146,11 @@ void to_csr(const Context& context, const PageTableView& table, std::span<const 
   }
   check_list(table, seq_lens, page_size);
   check_array("indices", indices, std::ssize(indices));
-  paged_indptr(context, seq_lens, page_size, indptr, last_page_len, stream, status);
-  cuda::ListParams params = token_list(table, seq_lens, page_size, status);
+  check_array("indptr", indptr, std::ssize(seq_lens) + 1);
+  check_array("last_page_len", last_page_len, std::ssize(seq_lens));
+  cuda::ListParams params = list_params(table, seq_lens, page_size, indptr, status);
   params.tokens = false;
-  params.indptr = indptr.data();
+  params.last_unit_len = last_page_len.data();
   params.out32 = indices.data();
   params.capacity = std::ssize(indices);
   gpu->enqueue(params, stream);
@@ -207,11 +194,12 @@ void token_indices(const Context& context, const PageTableView& table, std::span
     });
     return;
   }
-  cuda::ListParams params = token_list(table, seq_lens, page_size, status);
+  cuda::ListParams params = list_params(table, seq_lens, page_size, indptr, status);
   params.page_stride = page_size;
   params.token_stride = 1;
   params.out32 = indices.data();
-  enqueue_tokens(*gpu, params, indptr, indices, stream);
+  params.capacity = std::ssize(indices);
+  gpu->enqueue(params, stream);
 }
 
 void token_offsets(const Context& context, const PageTableView& table, std::span<const int32_t> seq_lens,
@@ -230,11 +218,12 @@ void token_offsets(const Context& context, const PageTableView& table, std::span
     });
     return;
   }
-  cuda::ListParams params = token_list(table, seq_lens, page_size, status);
+  cuda::ListParams params = list_params(table, seq_lens, page_size, indptr, status);
   params.page_stride = page_stride;
   params.token_stride = token_stride;
   params.out64 = offsets.data();
-  enqueue_tokens(*gpu, params, indptr, offsets, stream);
+  params.capacity = std::ssize(offsets);
+  gpu->enqueue(params, stream);
 }
 
 void slot_mapping(const Context& context, const PageTableView& table, std::span<const int32_t> token_row,

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 
 #include "folio/types/export.hpp"
+#include "planner/divisor32.hpp"
 #include "planner/partition_rule.hpp"
 
 /// How finely work is cut that workers claim piece by piece (Schedule::kClaimed). Pure functions of integers, which the
@@ -17,17 +17,11 @@
 /// one piece, if equal pieces can be had.
 namespace folio::inline v0::planner {
 
-/// ceil_div of unsigned numbers whose sum fits.
-template <std::same_as<uint32_t> Int>
-FOLIO_HOST_DEVICE constexpr Int ceil_div(Int value, Int divisor) {
-  return (value + divisor - 1) / divisor;
-}
-
 /// Work from the line's last boundary up to `end`, in pieces of up to `piece`: cost of one KV head.
 template <typename Int>
 struct ClaimRoundOf {
   Int end = 0;
-  Int piece = 0;
+  DivisorOf<Int> piece = 0;
 };
 
 inline constexpr int32_t kMostClaimRounds = 7;
@@ -36,8 +30,8 @@ template <typename Int>
 struct ClaimRuleOf {
   ClaimRoundOf<Int> rounds[kMostClaimRounds];
   int32_t num_rounds = 0;
-  Int least_tiles = 1;         ///< KV tiles of a piece at least, unless there are no more
-  int32_t heads_together = 1;  ///< KV heads whose claims of the same keys are neighbours
+  DivisorOf<Int> least_tiles = 1;  ///< KV tiles of a piece at least, unless there are no more
+  int32_t heads_together = 1;      ///< KV heads whose claims of the same keys are neighbours
 };
 
 /// What the rule depends on.
@@ -45,13 +39,13 @@ template <typename Int>
 struct ClaimLineOf {
   Int total = 0;  ///< cost of one KV head's work
   int32_t num_kv_heads = 1;
-  int32_t num_workers = 1;
-  Int least_tiles = 1;      ///< KV tiles that are worth a piece of their own
-  Int least_tile_cost = 1;  ///< cost of the cheapest KV tile
+  DivisorOf<Int> num_workers = 1;
+  DivisorOf<Int> least_tiles = 1;  ///< KV tiles that are worth a piece of their own
+  Int least_tile_cost = 1;         ///< cost of the cheapest KV tile
   FOLIO_HOST_DEVICE constexpr Int least_piece() const { return least_tiles * least_tile_cost; }
   /// A worker's share of what is left from `begin` on.
   FOLIO_HOST_DEVICE constexpr Int share(Int begin) const {
-    return (total - begin) * static_cast<Int>(num_kv_heads) / static_cast<Int>(num_workers);
+    return (total - begin) * static_cast<Int>(num_kv_heads) / num_workers;
   }
 };
 
@@ -122,7 +116,8 @@ FOLIO_HOST_DEVICE constexpr ClaimRuleOf<Int> piece_trial(const ClaimLineOf<Int>&
 
 /// Pieces of a unit at one trial, whatever its ranges are.
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr Int trial_parts(Int piece, Int least_tiles, Int kv_tiles, Int tile_cost) {
+FOLIO_HOST_DEVICE constexpr Int trial_parts(const DivisorOf<Int>& piece, const DivisorOf<Int>& least_tiles,
+                                            Int kv_tiles, Int tile_cost) {
   const Int wanted = ceil_div(kv_tiles * tile_cost, piece);
   const Int most = kv_tiles / least_tiles;
   const Int parts = wanted < most ? wanted : most;
@@ -161,14 +156,36 @@ template <typename Int>
 struct ClaimSpanOf {
   Int begin = 0;     ///< place in the line
   Int kv_tiles = 0;  ///< at least 1
-  Int tile_cost = 1;
+  DivisorOf<Int> tile_cost = 1;
 };
 
+/// Zeros in front of a number's leading bit.
+FOLIO_HOST_DEVICE constexpr int32_t leading_zeros(uint32_t number) {
+#if defined(__CUDA_ARCH__)
+  return __clz(static_cast<int>(number));
+#else
+  return __builtin_clz(number);
+#endif
+}
+FOLIO_HOST_DEVICE constexpr int32_t leading_zeros(int64_t number) {
+#if defined(__CUDA_ARCH__)
+  return __clzll(number);
+#else
+  return __builtin_clzll(static_cast<unsigned long long>(number));
+#endif
+}
+
+/// The round that a place of the line is in. Every round leaves half, rounded down, of what it finds: round r lies
+/// where at most total >> r is left, but more than total >> (r + 1).
 template <typename Int>
 FOLIO_HOST_DEVICE constexpr int32_t claim_round_at(const ClaimRuleOf<Int>& rule, Int place) {
-  int32_t round = 0;
-  while (round + 1 < rule.num_rounds && place >= rule.rounds[round].end) ++round;
-  return round;
+  const int32_t last = rule.num_rounds - 1;
+  const Int total = rule.rounds[last].end;
+  if (last == 0 || place >= total) return last;
+  const Int left = total - place;
+  int32_t round = leading_zeros(left) - leading_zeros(total);
+  if ((total >> round) < left) --round;
+  return round < last ? round : last;
 }
 
 /// Whether a unit of this cost, which begins at `place`, is to be cut at all.
@@ -226,7 +243,7 @@ FOLIO_HOST_DEVICE constexpr TokenRange piece_of(const ClaimRuleOf<Int>& rule, co
     if (index >= 0 && index < run.pieces) {
       const Int count = run.end - run.begin;
       const auto place = static_cast<Int>(index);
-      const auto pieces = static_cast<Int>(run.pieces);
+      const DivisorOf<Int> pieces = static_cast<Int>(run.pieces);
       tiles = {run.begin + count * place / pieces, run.begin + count * (place + 1) / pieces};
     }
     index -= run.pieces;

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+
+#include "planner/claim_order.hpp"
 
 namespace folio::inline v0::planner {
 namespace {
@@ -33,6 +36,45 @@ TEST(ClaimRule, RoundsHalveWhatIsLeftAndCoverTheLine) {
         ASSERT_EQ(round.end, line.total - (line.total - begin) / 2);
       }
       begin = round.end;
+    }
+  }
+}
+
+TEST(ClaimRule, APlacesRoundIsTheFirstThatEndsBehindIt) {
+  std::mt19937 random(4);
+  for (int i = 0; i < 5000; ++i) {
+    const ClaimLine line = some_line(random);
+    Waves waves;  // the first row tile is all there is: it does not end evenly
+    waves.cost[0] = line.total;
+    TrialPieces none;
+    std::fill_n(none.of, kPieceTrials, INT32_MAX);
+    for (const ClaimRule& rule :
+         {claim_rounds(line), dearest_first_rule(line, waves, none), one_round(line, int64_t{7})}) {
+      for (const int64_t end : {int64_t{0}, int64_t{1}, rule.rounds[0].end, rule.rounds[rule.num_rounds / 2].end,
+                                line.total, static_cast<int64_t>(random() % static_cast<uint64_t>(line.total))}) {
+        for (const int64_t place : {end - 1, end, end + 1}) {
+          if (place < 0) continue;
+          int32_t expected = 0;
+          while (expected + 1 < rule.num_rounds && place >= rule.rounds[expected].end) ++expected;
+          ASSERT_EQ(claim_round_at(rule, place), expected) << "place " << place << " of " << line.total;
+        }
+      }
+    }
+  }
+}
+
+TEST(Divisor32, DividesEveryNumber) {
+  std::mt19937 random(5);
+  const auto some = [&random](uint32_t i) {
+    const auto number = static_cast<uint32_t>(random() >> (random() % 32));
+    return i % 8 == 0 ? ~number : number;
+  };
+  for (uint32_t i = 0; i < 20000; ++i) {
+    const uint32_t value = i < 100 ? i + 1 : std::max(some(i), 1u);
+    const Divisor32 divisor = value;
+    for (const uint32_t number : {0u, 1u, value - 1, value, value + 1, 2 * value - 1, 0x7fffffffu, 0xffffffffu,
+                                  0xffffffffu / value * value, 0xffffffffu / value * value - 1, some(i), some(i + 1)}) {
+      ASSERT_EQ(number / divisor, number / value) << number << " / " << value;
     }
   }
 }

@@ -6,6 +6,7 @@
 #include "core/error.hpp"
 #include "planner/claim_parts.hpp"
 #include "planner/cut_line.hpp"
+#include "planner/item_heads.hpp"
 #include "planner/merge_shared.hpp"
 #include "planner/order_claims.hpp"
 
@@ -169,10 +170,11 @@ class Claimer {
     } else {
       int32_t i = 0;
       for_each_part(rule_, chain, ranges, [&](const ClaimPart& part) {
-        const ItemValues values = values_of(tile, part, kStart | kFinish);
+        const ItemForHeads item = item_of(tile, part, kStart | kFinish);
         const int32_t first = partial_row(tile, parts, 0, i);
         const int32_t a_head = partial_row(tile, parts, 1, i) - first;
-        for_each_head(i++, [&](int64_t claim, int32_t head) { write(claim, values, head, first + head * a_head); });
+        for_each_head(i++,
+                      [&](int64_t claim, int32_t head) { item.write(items_ + claim, head, first + head * a_head); });
       });
     }
     if (partial) note_parts(block, t, parts);
@@ -184,8 +186,8 @@ class Claimer {
   /// Most row tiles of most batches: one item a KV head.
   void emit_one_item(const RowTile& tile) {
     const KeyRange& range = arrays_.ranges[tile.range_begin];
-    const ItemValues values = values_of(tile, {0, {range.begin, range.end}}, kStart | kFinish);
-    for_each_head(0, [&](int64_t claim, int32_t head) { write(claim, values, head, -1); });
+    const ItemForHeads item = item_of(tile, {0, {range.begin, range.end}}, kStart | kFinish);
+    for_each_head(0, [&](int64_t claim, int32_t head) { item.write(items_ + claim, head); });
     ++claims_;
     line_begin_ += tile.cost();
   }
@@ -197,12 +199,12 @@ class Claimer {
     for (int32_t k = 0; k < count; ++k) {
       const ClaimPart part = sees_nothing ? ClaimPart{} : whole_item_at(chain, ranges, k);
       const bool last = k + 1 == count;
-      const ItemValues values = values_of(tile, part, (k == 0 ? kStart : 0u) | (last ? kFinish : 0u));
+      const ItemForHeads item = item_of(tile, part, (k == 0 ? kStart : 0u) | (last ? kFinish : 0u));
       for_each_head(0, [&](int64_t claim, int32_t head) {
         // Those that follow a claim's first lie behind all claims, one claim's after the other's.
         const int64_t follower = next_follower_ + int64_t{head} * (count - 1) + k - 1;
         const int32_t at_end = partial ? partial_row(tile, 1, head, 0) : -1;
-        write(k == 0 ? claim : follower, values, head, last ? at_end : static_cast<int32_t>(follower + 1));
+        item.write(items_ + (k == 0 ? claim : follower), head, last ? at_end : static_cast<int32_t>(follower + 1));
       });
     }
     next_follower_ += int64_t{heads_} * (count - 1);
@@ -234,43 +236,20 @@ class Claimer {
     }
   }
 
-  /// What the items of all KV heads have in common. They are written value by value: an item that is copied whole has
-  /// to be in memory first, where a wide read of what was just written narrowly waits until all earlier writes are
-  /// done.
-  struct ItemValues {
-    int32_t segment;
-    int32_t kv_row;
-    int32_t request;
-    int32_t row_begin;
-    int32_t row_end;
-    int32_t kv_begin;
-    int32_t kv_end;
-    uint32_t flags;
-  };
-  ItemValues values_of(const RowTile& tile, const ClaimPart& part, uint32_t flags) const {
+  /// An item of a row tile, for all KV heads.
+  ItemForHeads item_of(const RowTile& tile, const ClaimPart& part, uint32_t flags) const {
     const KeyRange& range = arrays_.ranges[tile.range_begin + part.range];
-    return {.segment = range.segment,
-            .kv_row = range.kv_row,
-            .request = tile.request,
-            .row_begin = tile.row_begin,
-            .row_end = tile.row_end,
-            .kv_begin = static_cast<int32_t>(part.keys.begin),
-            .kv_end = static_cast<int32_t>(part.keys.end),
-            .flags = flags | (fixed_splits_ ? kFold : 0u)};
-  }
-  void write(int64_t index, const ItemValues& values, int32_t head, int32_t partial) const {
-    WorkItem& item = items_[index];
-    item.segment = values.segment;
-    item.kv_row = values.kv_row;
-    item.kv_head = head;
-    item.request = values.request;
-    item.row_begin = values.row_begin;
-    item.row_end = values.row_end;
-    item.kv_begin = values.kv_begin;
-    item.kv_end = values.kv_end;
-    item.partial = partial;
-    item.flags = values.flags;
-    item.merge = -1;
+    return ItemForHeads({.segment = range.segment,
+                         .kv_row = range.kv_row,
+                         .kv_head = 0,
+                         .request = tile.request,
+                         .row_begin = tile.row_begin,
+                         .row_end = tile.row_end,
+                         .kv_begin = static_cast<int32_t>(part.keys.begin),
+                         .kv_end = static_cast<int32_t>(part.keys.end),
+                         .partial = -1,
+                         .flags = flags | (fixed_splits_ ? kFold : 0u),
+                         .merge = -1});
   }
 
   const PlannerConfig& config_;

@@ -43,7 +43,14 @@ class LineCutter {
         place = next_chain(place);
       } else {
         if (chosen.position != choices.chain_begin) pay(place);
-        place.kv_tile = arrays_.tiles[place.tile].kv_tile_at(chosen.position - choices.chain_begin);
+        // Most stay where the ideal place is, or go one KV tile on: nothing to divide.
+        const int64_t in_chain = chosen.position - choices.chain_begin;
+        const RowTile& tile = arrays_.tiles[place.tile];
+        if (in_chain == tile.offset_of(place.kv_tile + 1)) {
+          ++place.kv_tile;
+        } else if (in_chain != tile.offset_of(place.kv_tile)) {
+          place.kv_tile = tile.kv_tile_at(in_chain);
+        }
       }
       LinePlace& cut = cuts[w];  // value by value: a wide read of what was just written narrowly would have to wait
       cut.chain = place.chain;
@@ -76,19 +83,23 @@ class LineCutter {
     const int64_t in_block = position - block.line_begin;
     const int64_t head = quotient(in_block, block.head_cost);
     const int64_t in_head = in_block - head * block.head_cost;
-    // The last row tile that begins at or before the place: one without work shares its successor's offset.
+    LinePlace place{};
+    place.block = block_;
+    place.head = static_cast<int32_t>(head);
+    place.tile = block.tile_end - block.tile_begin == 1 ? block.tile_begin : tile_at(block, in_head);
+    place.chain = block.chain(place.head, place.tile);
+    const RowTile& tile = arrays_.tiles[place.tile];
+    place.kv_tile = tile.kv_tile_at(in_head - tile.line_offset);
+    return place;
+  }
+
+  /// The last row tile that begins at or before an offset in a head: one without work shares its successor's.
+  int32_t tile_at(const Block& block, int64_t in_head) const {
     const RowTile* const tiles = arrays_.tiles.data();
     const RowTile* after =
         std::upper_bound(tiles + block.tile_begin, tiles + block.tile_end, in_head,
                          [](int64_t offset, const RowTile& tile) { return offset < tile.line_offset; });
-    const RowTile* tile = after - 1;
-    LinePlace place{};
-    place.block = block_;
-    place.head = static_cast<int32_t>(head);
-    place.tile = static_cast<int32_t>(tile - tiles);
-    place.chain = block.chain(place.head, place.tile);
-    place.kv_tile = tile->kv_tile_at(in_head - tile->line_offset);
-    return place;
+    return static_cast<int32_t>(after - 1 - tiles);
   }
 
   LinePlace next_chain(LinePlace place) const {

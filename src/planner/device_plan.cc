@@ -116,6 +116,8 @@ std::optional<device::SingleInput> single_tiles_input(const device::PlanInput& i
   const int64_t most_kv_tiles = std::min((of_request - start_cost) / tile_cost, kMost / (input.claim_budget + 1));
   const int64_t least_piece = input.least_claim_tiles * (int64_t{input.tile_cost} + input.row_cost);
   if (of_request <= start_cost || most_kv_tiles < 1 || least_piece > kMost / 32) return std::nullopt;
+  // Most batches have as many tokens a request as they may have.
+  const int64_t usual_rows = std::min(int64_t{input.max_q_len} * input.group_size, int64_t{input.tile.rows});
   return device::SingleInput{.cu_q = input.cu_q,
                              .q_first_pos = input.q_first_pos,
                              .kv_len = input.segments[0].kv_len,
@@ -141,10 +143,12 @@ std::optional<device::SingleInput> single_tiles_input(const device::PlanInput& i
                              .start_row_cost = static_cast<uint32_t>(input.start_row_cost),
                              .start_free_rows = input.start_free_rows,
                              .most_kv_tiles = static_cast<uint32_t>(most_kv_tiles),
-                             .num_kv_heads = input.num_kv_heads,
-                             .num_workers = input.num_workers,
+                             .num_kv_heads = static_cast<uint32_t>(input.num_kv_heads),
+                             .num_workers = static_cast<uint32_t>(input.num_workers),
                              .least_claim_tiles = static_cast<uint32_t>(input.least_claim_tiles),
-                             .claim_budget = static_cast<int32_t>(input.claim_budget)};
+                             .claim_budget = static_cast<int32_t>(input.claim_budget),
+                             .usual_rows = static_cast<int32_t>(usual_rows),
+                             .usual_tile_cost = static_cast<uint32_t>(input.tile_cost + usual_rows * input.row_cost)};
 }
 
 }  // namespace folio::inline v0::planner

@@ -27,6 +27,74 @@ class Emitter {
 
   void emit() {
     int32_t* worker_indptr = arrays_.worker_indptr.resize(int64_t{config_.num_workers} + 1);
+    if (are_single_tiles()) {
+      emit_single_tiles(worker_indptr);
+    } else {
+      emit_lists(worker_indptr);
+    }
+    worker_indptr[config_.num_workers] = static_cast<int32_t>(next_item_ - items_);
+    if (chain_parts_ != nullptr) merge_shared(config_, arrays_);
+    finish_view(worker_indptr);
+  }
+
+ private:
+  /// Whether every block is one row tile that sees one range, as decode's are: block b then is tile b and sees range b.
+  bool are_single_tiles() const {
+    return !fixed_splits_ && arrays_.shared.size() == 0 && arrays_.tiles.size() == arrays_.blocks.size() &&
+           arrays_.ranges.size() == arrays_.blocks.size();
+  }
+
+  /// The lists of such blocks: the same as emit_lists', with fewer questions.
+  void emit_single_tiles(int32_t* worker_indptr) {
+    const int32_t heads = config_.num_kv_heads;
+    // Of W - 1 cuts each cuts one chain at most, and makes one part more.
+    MergeItem* const merges = arrays_.merges.resize(config_.num_workers);
+    int32_t* const sources = arrays_.merge_sources.resize(int64_t{2} * config_.num_workers);
+    int32_t num_merges = 0;
+    int32_t num_sources = 0;
+    LinePlace place{};
+    for (int32_t w = 0; w < config_.num_workers; ++w) {
+      worker_indptr[w] = static_cast<int32_t>(next_item_ - items_);
+      const LinePlace& stop = arrays_.cuts[w + 1];
+      for (;; ++place.block, place.head = 0) {
+        const bool stops_here = place.block == stop.block;
+        if (stops_here && place.head == stop.head && place.kv_tile == stop.kv_tile) break;
+        const RowTile& tile = arrays_.tiles[place.block];
+        const KeyRange& range = arrays_.ranges[place.block];
+        const auto emit_piece = [&](int64_t kv_tile_end) {
+          const int64_t width = config_.tile.kv_tokens;
+          const int64_t first_tile = range.begin == 0 ? 0 : narrow_div(range.begin, width);  // most begin at 0
+          const bool last = kv_tile_end == tile.num_kv_tiles;
+          if (place.kv_tile == 0) chain_sources_ = num_sources;
+          WorkItem& item = *next_item_++;
+          item = item_of(tile, place.head, range, range.begin, range.end, kStart | kFinish);
+          if (place.kv_tile > 0) item.kv_begin = static_cast<int32_t>((first_tile + place.kv_tile) * width);
+          if (!last) item.kv_end = static_cast<int32_t>((first_tile + kv_tile_end) * width);
+          item.partial = sources[num_sources++] = static_cast<int32_t>(num_partial_rows_);
+          item.merge = num_merges;
+          num_partial_rows_ += tile.row_end - tile.row_begin;
+          if (last) merges[num_merges++] = merge_of(tile, place.head, num_sources);
+        };
+        const int32_t end = stops_here ? stop.head : heads;
+        if (place.kv_tile > 0 && place.head < end) {
+          emit_piece(tile.num_kv_tiles);
+          place.kv_tile = 0;
+          ++place.head;
+        }
+        const ItemForHeads whole(item_of(tile, 0, range, range.begin, range.end, kStart | kFinish));
+        for (; place.head < end; ++place.head) whole.write(next_item_++, place.head);
+        if (!stops_here) continue;
+        if (stop.kv_tile > place.kv_tile) emit_piece(stop.kv_tile);
+        place.kv_tile = stop.kv_tile;
+        break;
+      }
+    }
+    check_partial_rows();
+    arrays_.merges.resize(num_merges);
+    arrays_.merge_sources.resize(num_sources);
+  }
+
+  void emit_lists(int32_t* worker_indptr) {
     LinePlace place{};
     for (int32_t w = 0; w < config_.num_workers; ++w) {
       worker_indptr[w] = static_cast<int32_t>(next_item_ - items_);
@@ -59,20 +127,16 @@ class Emitter {
         place.kv_tile = stop.kv_tile;
       }
     }
-    worker_indptr[config_.num_workers] = static_cast<int32_t>(next_item_ - items_);
-    if (chain_parts_ != nullptr) merge_shared(config_, arrays_);
-    finish_view(worker_indptr);
   }
 
- private:
   /// Whole chains of some KV heads that write the output: those of one head, and copies for the others.
   void emit_heads(const Block& block, int32_t head, int32_t count) {
     WorkItem* const begin = next_item_;
     for (int32_t t = block.tile_begin; t < block.tile_end; ++t) emit_direct(arrays_.tiles[t], head);
     const auto items_a_head = next_item_ - begin;
     for (WorkItem* first = begin; first != begin + items_a_head; ++first) {
-      copy_to_heads(*first, head + 1, head + count,
-                    [=](int32_t other) { return first + (other - head) * items_a_head; });
+      const ItemForHeads item(*first);
+      for (int32_t i = 1; i < count; ++i) item.write(first + i * items_a_head, head + i);
     }
     next_item_ = begin + count * items_a_head;
   }
@@ -112,13 +176,18 @@ class Emitter {
     if (parts != nullptr) {
       parts->end = arrays_.parts.size();
     } else if (last) {
-      arrays_.merges.push_back({.kv_head = place.head,
-                                .request = tile.request,
-                                .row_begin = tile.row_begin,
-                                .row_end = tile.row_end,
-                                .source_begin = chain_sources_,
-                                .source_end = static_cast<int32_t>(arrays_.merge_sources.size())});
+      arrays_.merges.push_back(merge_of(tile, place.head, static_cast<int32_t>(arrays_.merge_sources.size())));
     }
+  }
+
+  /// The merge of a chain that is cut, whose last part is before `source_end`.
+  MergeItem merge_of(const RowTile& tile, int32_t head, int32_t source_end) const {
+    return {.kv_head = head,
+            .request = tile.request,
+            .row_begin = tile.row_begin,
+            .row_end = tile.row_end,
+            .source_begin = chain_sources_,
+            .source_end = source_end};
   }
 
   void finish_in_partial(const RowTile& tile, WorkItem& item) {
@@ -127,13 +196,17 @@ class Emitter {
     if (chain_parts_ == nullptr) item.merge = static_cast<int32_t>(arrays_.merges.size());
   }
 
+  void check_partial_rows() const {
+    if (num_partial_rows_ > std::numeric_limits<int32_t>::max()) {
+      core::fail(ErrorCode::kInvalidArgument, "the batch needs more than 2^31 - 1 partial rows");
+    }
+  }
+
   /// Partial rows for one result of a row tile, noted among its chain's.
   int32_t take_partial(const RowTile& tile) {
     const int32_t first_row = static_cast<int32_t>(num_partial_rows_);
     num_partial_rows_ += tile.row_end - tile.row_begin;
-    if (num_partial_rows_ > std::numeric_limits<int32_t>::max()) {
-      core::fail(ErrorCode::kInvalidArgument, "the batch's shared segments need more than 2^31 - 1 partial rows");
-    }
+    check_partial_rows();
     (tile.to_partial ? arrays_.parts : arrays_.merge_sources).push_back(first_row);
     return first_row;
   }
@@ -172,17 +245,22 @@ class Emitter {
   }
 
   void emit_item(const RowTile& tile, int32_t head, const KeyRange& range, int64_t begin, int64_t end) {
-    *next_item_++ = WorkItem{.segment = range.segment,
-                             .kv_row = range.kv_row,
-                             .kv_head = head,
-                             .request = tile.request,
-                             .row_begin = tile.row_begin,
-                             .row_end = tile.row_end,
-                             .kv_begin = static_cast<int32_t>(begin),
-                             .kv_end = static_cast<int32_t>(end),
-                             .partial = -1,
-                             .flags = fold_,
-                             .merge = -1};
+    *next_item_++ = item_of(tile, head, range, begin, end, fold_);
+  }
+
+  static WorkItem item_of(const RowTile& tile, int32_t head, const KeyRange& range, int64_t begin, int64_t end,
+                          uint32_t flags) {
+    return {.segment = range.segment,
+            .kv_row = range.kv_row,
+            .kv_head = head,
+            .request = tile.request,
+            .row_begin = tile.row_begin,
+            .row_end = tile.row_end,
+            .kv_begin = static_cast<int32_t>(begin),
+            .kv_end = static_cast<int32_t>(end),
+            .partial = -1,
+            .flags = flags,
+            .merge = -1};
   }
 
   void finish_view(const int32_t* worker_indptr) {

@@ -1,39 +1,49 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "planner/plan_view.hpp"
 
 namespace folio::inline v0::planner {
 
-/// Writes an item for KV heads [begin, end) to where `place(head)` says. Value by value: an item that is copied whole
-/// has to be in memory first, where a wide read of what was just written narrowly waits until all earlier writes are
-/// done.
-template <typename Place>
-void copy_to_heads(const WorkItem& item, int32_t begin, int32_t end, const Place& place) {
-  const int32_t segment = item.segment;
-  const int32_t kv_row = item.kv_row;
-  const int32_t request = item.request;
-  const int32_t row_begin = item.row_begin;
-  const int32_t row_end = item.row_end;
-  const int32_t kv_begin = item.kv_begin;
-  const int32_t kv_end = item.kv_end;
-  const int32_t partial = item.partial;
-  const uint32_t flags = item.flags;
-  const int32_t merge = item.merge;
-  for (int32_t head = begin; head < end; ++head) {
-    *place(head) = {.segment = segment,
-                    .kv_row = kv_row,
-                    .kv_head = head,
-                    .request = request,
-                    .row_begin = row_begin,
-                    .row_end = row_end,
-                    .kv_begin = kv_begin,
-                    .kv_end = kv_end,
-                    .partial = partial,
-                    .flags = flags,
-                    .merge = merge};
+/// An item as it is written for one KV head after the other. Its values stand in vectors as they lie in memory: a
+/// plan's items are most of what planning writes, and two wide stores take the place of eight narrow ones. (An item
+/// that is copied whole has to be in memory first, where a wide read of what was just written narrowly waits until all
+/// earlier writes are done.)
+class ItemForHeads {
+ public:
+  /// But for its kv_head.
+  explicit ItemForHeads(const WorkItem& item)
+      : keys_{item.segment, item.kv_row, 0, item.request},
+        rows_{item.row_begin, item.row_end, item.kv_begin, item.kv_end},
+        partial_(item.partial),
+        flags_(item.flags),
+        merge_(item.merge) {}
+
+  void write(WorkItem* to, int32_t head) const { write(to, head, partial_); }
+  void write(WorkItem* to, int32_t head, int32_t partial) const {
+    const Four keys = keys_ | Four{0, 0, head, 0};
+    std::memcpy(&to->segment, &keys, sizeof(Four));
+    std::memcpy(&to->row_begin, &rows_, sizeof(Four));
+    to->partial = partial;
+    to->flags = flags_;
+    to->merge = merge_;
   }
-}
+
+ private:
+  using Four = int32_t __attribute__((vector_size(16)));
+  static_assert(offsetof(WorkItem, segment) == 0 && offsetof(WorkItem, kv_row) == 4 &&
+                offsetof(WorkItem, kv_head) == 8 && offsetof(WorkItem, request) == 12 &&
+                offsetof(WorkItem, row_begin) == 16 && offsetof(WorkItem, row_end) == 20 &&
+                offsetof(WorkItem, kv_begin) == 24 && offsetof(WorkItem, kv_end) == 28);
+
+  Four keys_;
+  Four rows_;
+  int32_t partial_;
+  uint32_t flags_;
+  int32_t merge_;
+};
 
 }  // namespace folio::inline v0::planner

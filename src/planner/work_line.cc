@@ -33,11 +33,17 @@ class LineBuilder {
     const bool divided = arrays_.shared.size() == 0;
     // Of fixed splits a request's results must not depend on how long others are.
     const bool takes_all = fixed_splits_ ? config_.most_rows == INT32_MAX : takes(longest_request());
+    const bool plain = divided && !fixed_splits_ && view_.num_segments == 1 && !view_.segments[0].shared;
     if (divided || takes_all) {
       for (int32_t r = 0; r < view_.num_requests; ++r) {
         for (int64_t i = 0; i < arrays_.shared.size(); ++i) add_groups_from(i, r);
         const int32_t tokens = view_.cu_q[r + 1] - view_.cu_q[r];
-        if (tokens > 0 && (!divided || takes(tokens))) add_request(r);
+        if (tokens == 0 || (divided && !takes(tokens))) continue;
+        if (plain && tokens * group_size_ <= config_.tile.rows) {
+          add_single_tile(r, tokens);
+        } else {
+          add_request(r);
+        }
       }
     }
     totals_.line.num_workers = config_.num_workers;
@@ -94,11 +100,24 @@ class LineBuilder {
                          position(request, row_begin), position(request, row_end - 1));
   }
 
+  /// KV tiles that a range which is not empty touches.
+  int64_t tiles_of(const TokenRange& range) const {
+    const int64_t width = config_.tile.kv_tokens;
+    const int64_t before = range.begin == 0 ? 0 : narrow_div(range.begin, width);  // most begin at 0
+    return narrow_div(range.end + width - 1, width) - before;
+  }
+
+  int64_t cost_of_kv_tile(int32_t rows) const { return config_.tile_cost + int64_t{rows} * config_.row_cost; }
+  int64_t cost_of_start(int32_t rows) const {
+    return config_.start_cost + std::max<int64_t>(0, rows - config_.start_free_rows) * config_.start_row_cost;
+  }
+
   /// Adds a range to the row tile under construction. Fixed splits begin at tiles of absolute position.
   void add_range(RowTile& tile, int32_t segment, int32_t kv_row, TokenRange range) {
     if (range.empty()) return;
     if (fixed_splits_) range.begin -= range.begin % config_.tile.kv_tokens;
-    tile.num_kv_tiles += tiles_touched(range, config_.tile.kv_tokens);
+    const int64_t kv_tiles = tiles_of(range);
+    tile.num_kv_tiles += kv_tiles;
     arrays_.ranges.push_back({.segment = segment,
                               .kv_row = kv_row,
                               .begin = static_cast<int32_t>(range.begin),
@@ -106,8 +125,7 @@ class LineBuilder {
     if (fixed_splits_) {
       const int64_t split = config_.fixed_split_tokens;
       tile_items_ += tiles_touched(range, split);
-      const int64_t tiles = std::min(tiles_touched(range, config_.tile.kv_tokens), split / config_.tile.kv_tokens);
-      largest_grain_tiles_ = std::max(largest_grain_tiles_, tiles);
+      largest_grain_tiles_ = std::max(largest_grain_tiles_, std::min(kv_tiles, split / config_.tile.kv_tokens));
     } else {
       tile_items_ += 1;
       largest_grain_tiles_ = 1;
@@ -119,19 +137,17 @@ class LineBuilder {
     tile_items_ = 0;
     largest_grain_tiles_ = 0;
     const int32_t begin = static_cast<int32_t>(arrays_.ranges.size());
-    return arrays_.tiles.add() = RowTile{
-               .request = request,
-               .row_begin = row_begin,
-               .row_end = row_end,
-               .range_begin = begin,
-               .range_end = begin,
-               .to_partial = false,
-               .divisible = true,
-               .num_kv_tiles = 0,
-               .kv_tile_cost = config_.tile_cost + int64_t{row_end - row_begin} * config_.row_cost,
-               .start_cost = config_.start_cost + std::max<int64_t>(0, row_end - row_begin - config_.start_free_rows) *
-                                                      config_.start_row_cost,
-               .line_offset = 0};
+    return arrays_.tiles.add() = RowTile{.request = request,
+                                         .row_begin = row_begin,
+                                         .row_end = row_end,
+                                         .range_begin = begin,
+                                         .range_end = begin,
+                                         .to_partial = false,
+                                         .divisible = true,
+                                         .num_kv_tiles = 0,
+                                         .kv_tile_cost = cost_of_kv_tile(row_end - row_begin),
+                                         .start_cost = cost_of_start(row_end - row_begin),
+                                         .line_offset = 0};
   }
 
   void end_tile(RowTile& tile, Block& block) {
@@ -226,6 +242,51 @@ class LineBuilder {
       }
     }
     return false;
+  }
+
+  /// add_request where one row tile sees one segment, as nearly all of decode's do: the same without its questions.
+  void add_single_tile(int32_t request, int32_t tokens) {
+    const SegmentLengths& lengths = view_.segments[0];
+    const int64_t position = view_.q_first_pos[request];
+    const TokenRange range = visible_range({lengths.first_pos[request], lengths.kv_len[request], lengths.shard},
+                                           arrays_.sights[0], position, position + tokens - 1);
+    const int64_t kv_tiles = range.empty() ? 1 : tiles_of(range);
+    const int32_t row_begin = first_row(request);
+    const int32_t rows = tokens * group_size_;
+    const int64_t kv_tile_cost = cost_of_kv_tile(rows);
+    const int64_t start_cost = cost_of_start(rows);
+    const auto place = static_cast<int32_t>(arrays_.tiles.size());
+    const auto range_begin = static_cast<int32_t>(arrays_.ranges.size());
+    arrays_.ranges.add() = {.segment = 0,
+                            .kv_row = request,
+                            .begin = static_cast<int32_t>(range.begin),
+                            .end = static_cast<int32_t>(range.end)};
+    arrays_.tiles.add() = {.request = request,
+                           .row_begin = row_begin,
+                           .row_end = row_begin + rows,
+                           .range_begin = range_begin,
+                           .range_end = range_begin + 1,
+                           .to_partial = false,
+                           .divisible = true,
+                           .num_kv_tiles = kv_tiles,
+                           .kv_tile_cost = kv_tile_cost,
+                           .start_cost = start_cost,
+                           .line_offset = 0};
+    const int64_t head_cost = start_cost + kv_tiles * kv_tile_cost;  // below 2^62: three numbers of 31 bits
+    arrays_.blocks.add() = {.tile_begin = place,
+                            .tile_end = place + 1,
+                            .direct = true,
+                            .first_chain = totals_.num_chains,
+                            .line_begin = totals_.line.total,
+                            .head_cost = head_cost};
+    totals_.line.grain = std::max(totals_.line.grain, start_cost + kv_tile_cost);
+    totals_.num_chains += config_.num_kv_heads;
+    totals_.max_items += config_.num_kv_heads;  // no more than 2^62
+    int64_t cost = 0;
+    if (__builtin_mul_overflow(head_cost, int64_t{config_.num_kv_heads}, &cost) ||
+        __builtin_add_overflow(totals_.line.total, cost, &totals_.line.total)) {
+      refuse_size();
+    }
   }
 
   void add_request(int32_t request) {

@@ -193,6 +193,71 @@ TEST_P(TableOps, ManyTokensAreTheCpus) {
   EXPECT_TRUE(list.equal());
 }
 
+/// Rows of several thread blocks beside short ones, lists that begin anywhere, pages that neighbours fit into or not.
+TEST_F(CudaTest, LongListsAreTheCpus) {
+  std::mt19937 random(43);
+  const Ints lengths{20001, 0, 1, 9000, 8191, 3, 2, 16384};
+  int64_t tokens = 0;
+  for (const int32_t length : lengths) tokens += length;
+  for (const int32_t page_size : {1, 2, 3, 4, 5, 16, 48, 4096}) {
+    Ints starts(lengths.size() + 1), last(lengths.size());
+    paged_indptr(lengths, page_size, starts, last);
+    Ints pages(static_cast<size_t>(starts.back()));
+    std::iota(pages.begin(), pages.end(), 0);
+    std::shuffle(pages.begin(), pages.end(), random);
+    Twin<int32_t> kv_len(lengths), indptr(starts), indices(pages);
+    for (const size_t before : {0, 1, 2, 3}) {
+      Twin<int32_t> begins(Ints(lengths.size() + 1)), begins64(begins.host), status(Ints{0});
+      Twin<int32_t> list(Ints(static_cast<size_t>(tokens) + before, 7));
+      Twin<int64_t> offsets(std::vector<int64_t>(list.host.size(), 7));
+      for (const bool on_gpu : {false, true}) {
+        PageTableView table = csr_table(indices.span(false), indptr.span(false));
+        table.indices = indices.at(on_gpu);
+        table.indptr = indptr.at(on_gpu);
+        int32_t* const found = on_gpu ? status.at(true) : nullptr;
+        token_indices(context_of(on_gpu), table, kv_len.span(on_gpu), page_size, begins.span(on_gpu),
+                      list.span(on_gpu).subspan(before), {}, found);
+        token_offsets(context_of(on_gpu), table, kv_len.span(on_gpu), page_size, int64_t{1} << 40, 3,
+                      begins64.span(on_gpu), offsets.span(on_gpu).subspan(before), {}, found);
+      }
+      EXPECT_TRUE(begins.equal() && list.equal()) << "pages of " << page_size << ", " << before << " in front";
+      EXPECT_TRUE(begins64.equal() && offsets.equal()) << "pages of " << page_size << ", " << before << " in front";
+      EXPECT_EQ(status.gpu(), Ints{0});
+    }
+  }
+}
+
+/// Where one of a page's entries does not fit, each that does is written, and the others are 0.
+TEST_F(CudaTest, IndicesThatDoNotFitAreReported) {
+  constexpr int32_t kPage = 16, kHuge = INT32_MAX / kPage;  // its last token is INT32_MAX
+  Twin<int32_t> kv_len(Ints{70}), indptr(Ints{0, 5}), indices(Ints{3, kHuge, kHuge + 1, -1, 4}), begins(Ints(2));
+  Twin<int32_t> list(Ints(72, 7)), status(Ints{0});
+  PageTableView table = csr_table(indices.span(false), indptr.span(false));
+  table.indices = indices.at(true);
+  table.indptr = indptr.at(true);
+  token_indices(Context::cuda(0), table, kv_len.span(true), kPage, begins.span(true), list.span(true).subspan(1), {},
+                status.at(true));
+  EXPECT_EQ(status.gpu(), Ints{1});
+  Ints expected{7};
+  for (int32_t t = 0; t < 70; ++t) {
+    const int32_t page = indices.host[static_cast<size_t>(t / kPage)];
+    expected.push_back(page == kHuge + 1 ? 0 : page * kPage + t % kPage);
+  }
+  expected.push_back(7);
+  EXPECT_EQ(list.gpu(), expected);
+  // Too little memory for the list: what fits is written.
+  Twin<int32_t> shorter(Ints(40, 7)), again(Ints{0});
+  indices = Twin<int32_t>(Ints{3, 9, 5, 6, 4});
+  table.indices = indices.at(true);
+  token_indices(Context::cuda(0), table, kv_len.span(true), kPage, begins.span(true), shorter.span(true).first(33), {},
+                again.at(true));
+  EXPECT_EQ(again.gpu(), Ints{1});
+  for (int32_t t = 0; t < 40; ++t) {
+    const int32_t page = indices.host[static_cast<size_t>(t / kPage)];
+    EXPECT_EQ(shorter.gpu()[static_cast<size_t>(t)], t < 33 ? page * kPage + t % kPage : 7) << t;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(PageSizes, TableOps, testing::Values(1, 3, 16), testing::PrintToStringParamName());
 
 TEST_F(CudaTest, TablesOutOfRangeAreReported) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "backends/common/batch_checks.hpp"
@@ -78,18 +79,22 @@ const StepCascadeOptions& StepCascade::options() const noexcept {
   return state_->options;
 }
 
-/// The rule looks at what can be shared: whole pages that all requests with queries had computed.
+/// The rule looks at what can be shared: whole pages that all requests with queries had computed. Batches that the
+/// planner will refuse are not weighed.
 bool StepCascade::State::heuristic_agrees(int32_t common_prefix_len, const CascadeBatch& batch) {
+  if (batch.cu_q == nullptr || batch.kv_len == nullptr) return false;
   query_lens.clear();
-  int32_t usable = common_prefix_len;
+  int64_t usable = common_prefix_len;
   for (int32_t r = 0; r < batch.num_requests; ++r) {
-    const int32_t query_len = batch.cu_q[r + 1] - batch.cu_q[r];
+    const int64_t query_len = int64_t{batch.cu_q[r + 1]} - batch.cu_q[r];
+    if (query_len < 0 || query_len > std::numeric_limits<int32_t>::max() || batch.kv_len[r] < 0) return false;
     if (query_len == 0) continue;  // padding
-    query_lens.push_back(query_len);
+    query_lens.push_back(static_cast<int32_t>(query_len));
     usable = std::min(usable, batch.kv_len[r] - query_len);
   }
+  const int32_t page_size = planner.costs().page_size;
   CascadeHeuristicInput input;
-  input.common_prefix_len = std::max(0, usable) / planner.costs().page_size * planner.costs().page_size;
+  input.common_prefix_len = static_cast<int32_t>(std::max(int64_t{0}, usable)) / page_size * page_size;
   input.query_lens = query_lens;
   input.num_query_heads = num_query_heads;
   input.num_kv_heads = num_kv_heads;
@@ -129,9 +134,8 @@ const Cascade& StepCascade::plan(int32_t common_prefix_len, const CascadeBatch& 
   State& state = *state_;
   core::require(common_prefix_len >= 0, "common_prefix_len is ", common_prefix_len, "; it is 0 or more");
   if (state.options.mode != CascadeMode::kHeuristic) return state.planner.discover(batch, stream);
-  const Cascade& alone = state.planner.share(batch, 0, stream);  // also checks the batch
-  return state.heuristic_agrees(common_prefix_len, batch) ? state.planner.share(batch, common_prefix_len, stream)
-                                                          : alone;
+  const bool shared = state.heuristic_agrees(common_prefix_len, batch);
+  return state.planner.share(batch, shared ? common_prefix_len : 0, stream);
 }
 
 const Cascade& StepCascade::share(int32_t prefix_tokens, const CommonAttentionMetadata& batch, Stream stream) {

@@ -146,5 +146,24 @@ TEST(StepCascade, Refusals) {
   EXPECT_EQ(heuristic.plan(320, sharers.batch).num_levels(), 1);
 }
 
+/// The rule sees lengths before the planner has checked them.
+TEST(StepCascade, TheHeuristicRefusesWrongLengths) {
+  const std::vector<AttentionOp> ops{op_of()};
+  StepCascade heuristic(ops, {.mode = CascadeMode::kHeuristic});
+  const auto refused = [&](const std::function<void(Sharers&)>& spoil) {
+    Sharers sharers(40, 64);
+    spoil(sharers);
+    return refusal([&] { heuristic.plan(1024, sharers.batch); });
+  };
+  EXPECT_THAT(refused([](Sharers& sharers) { sharers.starts[3] = 7; }), HasSubstr("request 3: q_len is -3"));
+  EXPECT_THAT(refused([](Sharers& sharers) { sharers.lens[2] = -5; }),
+              HasSubstr("request 2: q_len is 1 and kv_len -5"));
+  CascadeBatch none;
+  none.num_requests = 2;
+  EXPECT_THAT(refusal([&] { heuristic.plan(1024, none); }), HasSubstr("cu_q or kv_len is null"));
+  none.num_requests = -1;
+  EXPECT_THAT(refusal([&] { heuristic.plan(1024, none); }), HasSubstr("num_requests is -1"));
+}
+
 }  // namespace
 }  // namespace folio::inline v0::backends

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "planner/cuda/thread_block.cuh"
+#include "planner/cuda/warp.cuh"
 #include "planner/device/planning.hpp"
 #include "planner/device/single_tiles.hpp"
 #include "planner/device_plan.hpp"
@@ -66,7 +67,12 @@ __device__ __forceinline__ void emit_single_items(const device::SingleInput& in,
   __syncwarp();
 }
 
+/// Whose batches a warp plans alone.
+constexpr int32_t kRequestsOfWarp = 32;
+
 /// The batches of single_tiles.hpp, whole. What the next kernel has to do before it needs the plan, it may do at once.
+/// kByWarps: every warp divides the batch for itself instead of every thread block.
+template <bool kByWarps>
 __global__ void __launch_bounds__(kSingleThreads)
     single_kernel(const __grid_constant__ device::SingleInput in, const __grid_constant__ device::PlanInput input,
                   std::byte* image, PlanStatus* sticky) {
@@ -74,23 +80,35 @@ __global__ void __launch_bounds__(kSingleThreads)
   __shared__ cuda::ThreadBlock::Shared scans;
   __shared__ uint32_t stages[kSingleThreads / 32][32 * kItemWords];
   ptx::let_next_kernel_begin();
-  auto& tiles = *reinterpret_cast<device::SingleTiles*>(dynamic);
+  const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
+  auto& tiles = *reinterpret_cast<device::SingleTiles*>(
+      reinterpret_cast<std::byte*>(dynamic) + (kByWarps ? warp * device::SingleTiles::bytes(kRequestsOfWarp) : 0));
   cuda::ThreadBlock block(scans);
-  const bool writes = blockIdx.x == 0;
-  if (writes && block.rank() == block.size() - 1) {
-    const device::Job job(input, image, nullptr);
-    job.header->view = device::outline(job);
-    job.segments[0] = device::segment_lengths(job, 0);
+  const bool writes = blockIdx.x == 0 && (!kByWarps || warp == 0);
+  const auto plan = [&](auto& group) {
+    if (writes && group.rank() == group.size() - 1) {
+      const device::Job job(input, image, nullptr);
+      job.header->view = device::outline(job);
+      job.segments[0] = device::segment_lengths(job, 0);
+    }
+    return device::plan_single_tiles(in, tiles, writes, group);
+  };
+  int32_t num_items = 0;
+  if constexpr (kByWarps) {
+    __shared__ int32_t sums[kSingleThreads / 32][cuda::Warp::kMostSums];
+    cuda::Warp group(sums[warp]);
+    num_items = plan(group);
+  } else {
+    num_items = plan(block);
   }
-  const int32_t num_items = device::plan_single_tiles(in, tiles, writes, block);
   if (num_items < 0) {
-    if (!writes) return;
+    if (blockIdx.x > 0) return;
+    __syncthreads();  // all have written what they write before it is written again
     const device::Job job(input, image, image + input.layout.scratch);
     device::divide_batch(job, sticky, block);
     device::emit_items(job, block.rank(), block.size());
     return;
   }
-  const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
   for (int32_t i = static_cast<int32_t>(blockIdx.x * blockDim.x) + 32 * warp; i < num_items;
        i += static_cast<int32_t>(gridDim.x * blockDim.x)) {
     emit_single_items(in, tiles, i, num_items, stages[warp]);
@@ -110,15 +128,17 @@ void launch_plan(const PlannerConfig& config, const BatchView& batch, void* imag
   auto* const bytes = static_cast<std::byte*>(image);
   auto* const cuda_stream = static_cast<cudaStream_t>(stream.handle);
   const int64_t most_items = (input.layout.scratch - input.layout.items) / int64_t{sizeof(WorkItem)};
-  const int64_t single_bytes = device::SingleTiles::bytes(input.num_requests);
+  const bool by_warps = input.num_requests <= kRequestsOfWarp;
+  const int64_t single_bytes = by_warps ? kSingleThreads / 32 * device::SingleTiles::bytes(kRequestsOfWarp)
+                                        : device::SingleTiles::bytes(input.num_requests);
   const auto single = single_tiles_input(input, bytes);
   if (single && single_bytes <= kSharedScratchBytes) {
+    auto* const kernel = by_warps ? single_kernel<true> : single_kernel<false>;
     if (single_bytes > kSharedWithoutAsking / 2) {
-      check(cudaFuncSetAttribute(single_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedScratchBytes));
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedScratchBytes));
     }
     const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(most_items / kSingleThreads, 1, kMostSingleBlocks));
-    single_kernel<<<blocks, kSingleThreads, static_cast<size_t>(single_bytes), cuda_stream>>>(*single, input, bytes,
-                                                                                              sticky);
+    kernel<<<blocks, kSingleThreads, static_cast<size_t>(single_bytes), cuda_stream>>>(*single, input, bytes, sticky);
     check(cudaGetLastError());
     return;
   }

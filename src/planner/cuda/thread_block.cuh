@@ -48,7 +48,7 @@ class ThreadBlock {
   /// A barrier, as the next two.
   __device__ bool all_of(bool mine) { return __syncthreads_and(mine ? 1 : 0) != 0; }
 
-  /// values[i] = the sum of of(i, j) for j in [0, count): a warp an i.
+  /// values[i] = the sum of of(i)(j) for j in [0, count): a warp an i.
   template <size_t N, typename Of>
   __device__ void sum_each(int32_t (&values)[N], int32_t count, const Of& of) {
     static_assert(N <= kMostSums);
@@ -56,9 +56,10 @@ class ThreadBlock {
     auto& sums = next_sums();
 #pragma unroll 1
     for (uint32_t i = threadIdx.x / 32; i < N; i += blockDim.x / 32) {
+      const auto of_i = of(static_cast<int32_t>(i));
       int32_t sum = 0;
 #pragma unroll 1
-      for (int32_t j = lane; j < count; j += 32) sum += of(static_cast<int32_t>(i), j);
+      for (int32_t j = lane; j < count; j += 32) sum += of_i(j);
       sum = __reduce_add_sync(0xffffffffu, sum);
       if (lane == 0) sums[i][0] = sum;
     }

@@ -26,8 +26,9 @@ class Alone {
   template <size_t N, typename Of>
   void sum_each(int32_t (&values)[N], int32_t count, const Of& of) {
     for (size_t i = 0; i < N; ++i) {
+      const auto of_i = of(static_cast<int32_t>(i));
       values[i] = 0;
-      for (int32_t j = 0; j < count; ++j) values[i] += of(static_cast<int32_t>(i), j);
+      for (int32_t j = 0; j < count; ++j) values[i] += of_i(j);
     }
   }
   template <size_t N>

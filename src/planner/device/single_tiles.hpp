@@ -32,17 +32,19 @@ struct SingleInput {
   int32_t least_rows;
   int32_t most_rows;  ///< of the plan's requests, and of a row tile
   int32_t tile_rows;
-  uint32_t kv_tokens;
+  Divisor32 kv_tokens;
   uint32_t tile_cost;
   uint32_t row_cost;
   uint32_t start_cost;
   uint32_t start_row_cost;
   int32_t start_free_rows;
   uint32_t most_kv_tiles;  ///< of a request, so that nothing overflows 32 bits
-  int32_t num_kv_heads;
-  int32_t num_workers;
-  uint32_t least_claim_tiles;
+  Divisor32 num_kv_heads;
+  Divisor32 num_workers;
+  Divisor32 least_claim_tiles;
   int32_t claim_budget;
+  int32_t usual_rows;  ///< of a row tile
+  Divisor32 usual_tile_cost;
 };
 
 /// One request's row tile, and what the row tiles before it have, per KV head.
@@ -78,7 +80,8 @@ FOLIO_HOST_DEVICE inline uint32_t kv_tile_cost(const SingleInput& in, const Sing
 }
 
 FOLIO_HOST_DEVICE inline SingleSpan span_of(const SingleInput& in, const SingleTile& tile) {
-  return {tile.cost_before, tile.kv_tiles, kv_tile_cost(in, tile)};
+  return {tile.cost_before, tile.kv_tiles,
+          tile.rows == in.usual_rows ? in.usual_tile_cost : Divisor32(kv_tile_cost(in, tile))};
 }
 
 /// Reads a request's lengths, writes them to the image where `writes` says so, and makes its row tile without what lies
@@ -129,29 +132,32 @@ FOLIO_HOST_DEVICE inline uint32_t cost_of(const SingleInput& in, const SingleTil
 /// The rule that claim_rule() gives, a round a thread.
 template <typename Group>
 FOLIO_HOST_DEVICE void choose_single_rule(const SingleInput& in, SingleTiles& tiles, uint32_t total, Group& group) {
+  const auto heads = static_cast<int32_t>(in.num_kv_heads);
   const SingleLine line{.total = total,
-                        .num_kv_heads = in.num_kv_heads,
+                        .num_kv_heads = heads,
                         .num_workers = in.num_workers,
                         .least_tiles = in.least_claim_tiles,
                         .least_tile_cost = in.tile_cost + in.row_cost};
   SingleRule& rule = tiles.rule;
-  uint32_t piece = in.num_workers == 1 ? total : 0;  // of a single round
+  uint32_t piece = in.num_workers == 1u ? total : 0;  // of a single round
   if (is_short(line)) {
     int32_t parts[kPieceTrials];
-    group.sum_each(parts, in.num_requests, [&](int32_t trial, int32_t r) {
-      const SingleTile& tile = tiles.of[r];
-      if (tile.rows == 0) return 0;
-      const uint32_t piece_cost = trial_piece(line, trial);
-      return static_cast<int32_t>(trial_parts(piece_cost, line.least_tiles, tile.kv_tiles, kv_tile_cost(in, tile)));
+    group.sum_each(parts, in.num_requests, [&](int32_t trial) {
+      return [&in, &tiles, &line, piece_cost = Divisor32(trial_piece(line, trial))](int32_t r) {
+        const SingleTile& tile = tiles.of[r];
+        if (tile.rows == 0) return 0;
+        const uint32_t tile_cost = kv_tile_cost(in, tile);
+        return static_cast<int32_t>(trial_parts(piece_cost, line.least_tiles, tile.kv_tiles, tile_cost));
+      };
     });
     FOLIO_UNROLL
     for (int32_t i = kPieceTrials - 1; i >= 0; --i) {
-      if (parts[i] * in.num_kv_heads <= in.num_workers) piece = trial_piece(line, i);
+      if (static_cast<uint32_t>(parts[i] * heads) <= in.num_workers) piece = trial_piece(line, i);
     }
   }
   if (group.rank() == 0) {
     rule.least_tiles = line.least_tiles;
-    rule.heads_together = in.num_kv_heads;
+    rule.heads_together = heads;
     if (piece > 0) {
       rule.rounds[0] = {total, piece};
       rule.num_rounds = 1;
@@ -244,15 +250,16 @@ FOLIO_HOST_DEVICE int32_t plan_single_tiles(const SingleInput& in, SingleTiles& 
   choose_single_rule(in, tiles, static_cast<uint32_t>(cost[0]), group);
   int32_t total[kSingleCounts];
   divide_single_tiles(in, tiles, total, group);
-  const int32_t num_items = total[kClaimCount] * in.num_kv_heads;
+  const auto heads = static_cast<int32_t>(in.num_kv_heads);
+  const int32_t num_items = total[kClaimCount] * heads;
   if (writes && group.rank() == group.size() - 1) {  // who has the fewest items to make
     in.lengths[0] = 0;
     PlanView& view = in.header->view;
     view.num_tokens = in.num_requests > 0 ? in.cu_q[in.num_requests] : 0;
     view.num_items = view.num_claims = num_items;
-    view.num_merges = total[kMergeCount] * in.num_kv_heads;
-    view.num_partial_rows = total[kRowCount] * in.num_kv_heads;
-    in.header->num_merge_sources = total[kSourceCount] * in.num_kv_heads;
+    view.num_merges = total[kMergeCount] * heads;
+    view.num_partial_rows = total[kRowCount] * heads;
+    in.header->num_merge_sources = total[kSourceCount] * heads;
     in.header->status = PlanStatus{};
   }
   return num_items;
@@ -260,8 +267,8 @@ FOLIO_HOST_DEVICE int32_t plan_single_tiles(const SingleInput& in, SingleTiles& 
 
 /// Item number `index`; its merge, if it is one of several sources, goes to the image.
 FOLIO_HOST_DEVICE inline WorkItem make_single_item(const SingleInput& in, const SingleTiles& tiles, int32_t index) {
-  const int32_t heads = in.num_kv_heads;
-  const auto claim = static_cast<int32_t>(static_cast<uint32_t>(index) / static_cast<uint32_t>(heads));
+  const auto heads = static_cast<int32_t>(in.num_kv_heads);
+  const auto claim = static_cast<int32_t>(static_cast<uint32_t>(index) / in.num_kv_heads);
   const int32_t head = index - claim * heads;
   const SingleTile* const of = tiles.of;
   const int32_t r = last_at_or_below(in.num_requests, claim, [of](int32_t i) { return of[i].claims; });

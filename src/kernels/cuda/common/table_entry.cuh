@@ -7,25 +7,35 @@
 /// Reading page tables without trusting them, as kvcache/page_rows.hpp does on the host.
 namespace folio::inline v0::kernels::cuda {
 
+/// Where a table says that a row's entries lie. Only loads: nothing waits for them yet.
+struct RowBounds {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool exists = false;
+
+  RowBounds() = default;
+  __device__ RowBounds(const PageTableView& table, int64_t row) : exists(row >= 0 && row < table.num_rows) {
+    if (table.kind == PageTableKind::kCsr) {
+      if (exists) begin = table.indptr[row];
+      if (exists) end = table.indptr[row + 1];
+      return;
+    }
+    const int64_t columns = table.row_stride == 0 || table.num_rows == 1 ? table.num_indices : table.row_stride;
+    begin = row * table.row_stride + table.first_column;
+    end = min(begin + columns - table.first_column, table.num_indices);
+  }
+};
+
 /// The entries of a row that the row and the table's memory have; none for a row that the table does not have.
 struct RowEntries {
   const int32_t* first = nullptr;
   int64_t count = 0;
 
-  __device__ RowEntries(const PageTableView& table, int64_t row) {
-    if (row < 0 || row >= table.num_rows) return;
-    int64_t begin = 0;
-    if (table.kind == PageTableKind::kCsr) {
-      begin = table.indptr[row];
-      const int64_t end = table.indptr[row + 1];
-      if (begin < 0 || end > table.num_indices) return;
-      count = end - begin;
-    } else {
-      const int64_t columns = table.row_stride == 0 || table.num_rows == 1 ? table.num_indices : table.row_stride;
-      begin = row * table.row_stride + table.first_column;
-      count = min(columns - table.first_column, table.num_indices - begin);
-    }
-    first = table.indices + begin;
+  __device__ RowEntries(const PageTableView& table, int64_t row) : RowEntries(table, RowBounds(table, row)) {}
+  __device__ RowEntries(const PageTableView& table, const RowBounds& bounds) {
+    const bool inside = bounds.exists && bounds.begin >= 0 && bounds.end <= table.num_indices;
+    first = table.indices + bounds.begin;
+    count = inside ? bounds.end - bounds.begin : 0;
   }
 };
 

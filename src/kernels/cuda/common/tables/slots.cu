@@ -2,17 +2,16 @@
 
 #include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/table_entry.cuh"
+#include "kernels/cuda/common/tables/report.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
+constexpr int32_t kScattered = 3;  ///< tokens that a thread has in flight where each is looked up by itself
+constexpr int32_t kShortPages = 4;
 constexpr int64_t kManyTokens = 1 << 13;  // fewer are done sooner a token a thread
-
-__device__ void report(int32_t* status) {
-  if (status != nullptr) *status = 1;
-}
 
 /// Where a position lies: on which page of all ranks' together, and where on this rank's, if it is this rank's at all.
 struct Position {
@@ -99,6 +98,44 @@ __global__ void __launch_bounds__(kThreads) slots_kernel(const __grid_constant__
   }
 }
 
+/// Tokens one by one, kScattered in flight, for pages so short that neighbours seldom share one.
+__global__ void __launch_bounds__(kThreads) scattered_slots_kernel(const __grid_constant__ SlotParams params) {
+  constexpr int32_t kUnroll = kScattered;
+  const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
+  for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < params.num_tokens;
+       first += step) {
+    int32_t rows[kUnroll], given[kUnroll];
+#pragma unroll
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      const int64_t t = first + u * kThreads;
+      given[u] = t < params.num_tokens ? __ldg(params.positions + t) : -1;
+      rows[u] = t < params.num_tokens ? __ldg(params.token_row + t) : 0;
+    }
+    // All loads of one step before any of the next.
+    Position places[kUnroll];
+    RowBounds bounds[kUnroll];
+#pragma unroll
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      places[u] = Position(params, given[u]);
+      bounds[u] = RowBounds(params.table, places[u].here ? rows[u] : -1);
+    }
+    int32_t pages[kUnroll];
+#pragma unroll
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      const RowEntries entries(params.table, bounds[u]);
+      pages[u] = -1;
+      if (places[u].page < entries.count) pages[u] = __ldg(entries.first + places[u].page);
+    }
+#pragma unroll
+    for (int32_t u = 0; u < kUnroll; ++u) {
+      const int64_t t = first + u * kThreads;
+      if (t >= params.num_tokens) continue;
+      if (places[u].here && pages[u] < 0) report(params.status);
+      params.slots[t] = slot_of(params, pages[u], places[u].in_page);
+    }
+  }
+}
+
 /// Four of the pages' pieces a thread, where they are 16 bytes that lie on one page; params.pieces counts such fours.
 __global__ void __launch_bounds__(kThreads) wide_expand_kernel(const __grid_constant__ ExpandParams params) {
   const auto total = static_cast<uint32_t>(params.n) * params.pieces.divisor();
@@ -145,7 +182,9 @@ void enqueue(const SlotParams& given, Stream stream) {
   params.interleave = FastDiv(params.shard.interleave);
   const uintptr_t all = reinterpret_cast<uintptr_t>(params.positions) | reinterpret_cast<uintptr_t>(params.token_row) |
                         reinterpret_cast<uintptr_t>(params.slots);
-  if (all % 16 == 0 && params.num_tokens >= kManyTokens) {
+  if (params.page_size < kShortPages && params.num_tokens >= kManyTokens) {
+    scattered_slots_kernel<<<grid_for(params.num_tokens, kScattered * kThreads), kThreads, 0, native(stream)>>>(params);
+  } else if (all % 16 == 0 && params.num_tokens >= kManyTokens) {
     slots_kernel<<<grid_for(params.num_tokens, 8 * kThreads), kThreads, 0, native(stream)>>>(params);
   } else {
     single_slots_kernel<<<grid_for(params.num_tokens, kThreads), kThreads, 0, native(stream)>>>(params);

@@ -36,7 +36,8 @@ struct LensParams {
 void enqueue(const LensParams& params, Stream stream);
 
 /// For every row of a table its pages (in out32), or its tokens: token j of row r becomes (j's page) * page_stride + (j
-/// in the page) * token_stride. The row's entries begin at indptr[r].
+/// in the page) * token_stride. The row's entries begin at indptr[r]; indptr and last_unit_len, in units of a page or a
+/// token, are made as IndptrParams says.
 struct ListParams {
   PageTableView table;
   const int32_t* lens = nullptr;  ///< [n], tokens
@@ -45,12 +46,14 @@ struct ListParams {
   bool tokens = false;
   int64_t page_stride = 1;  ///< not negative, as the next
   int64_t token_stride = 0;
-  const int32_t* indptr = nullptr;  ///< [n + 1]
-  int32_t* out32 = nullptr;         ///< this or out64
+  int32_t* indptr = nullptr;         ///< [n + 1]
+  int32_t* last_unit_len = nullptr;  ///< [n] or null
+  int32_t* out32 = nullptr;          ///< this or out64
   int64_t* out64 = nullptr;
   int64_t capacity = 0;
   int32_t* status = nullptr;
-  FastDiv pages;  ///< set by enqueue: division by page_size
+  FastDiv pages;                ///< set by enqueue: division by the entries of a page
+  uint32_t pages_that_fit = 0;  ///< set by enqueue: how many, from 0 on, have only entries that the list's type holds
 };
 void enqueue(const ListParams& params, Stream stream);
 
