@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/decode/scores.cuh"
+#include "planner/partition_rule.hpp"
 
 /// How a row of an item ends: a warp joins the math warps' states of it, folds them into the chain's and writes them.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -8,20 +9,31 @@ namespace folio::inline v0::kernels::cuda::sm90 {
 /// A lane's components of a row: kRuns runs of kRun neighbours, 32 * kRun apart. The last run may lie beyond the row.
 template <int32_t DimV>
 struct LaneComponents {
-  static constexpr int32_t kRun = DimV % 128 == 0 ? 4 : 2;
-  static constexpr int32_t kRuns = (DimV + 32 * kRun - 1) / (32 * kRun);
-  static constexpr int32_t kCount = kRun * kRuns;
+  static constexpr int32_t kRun = run_components(DimV);
+  static constexpr int32_t kCount = lane_components(DimV);
   float x[kCount];
 };
 
-/// What a chain of items has accumulated before the present one, of a warp's rows. Touched at the ends of items only,
-/// hence kept in local memory: the address is hidden from the compiler.
-template <int32_t DimV, int32_t Rows>
-struct RunningState {
-  LaneComponents<DimV> values[Rows];
-  float max[Rows];
-  float sum[Rows];
+/// What a chain of items has accumulated before the present one, of one row: a lane's place in shared memory. Touched
+/// at the ends of items only.
+template <int32_t DimV>
+class RunningRow {
+ public:
+  static constexpr int32_t kCount = lane_components(DimV);
+  /// `running`: of all rows. `part`: of the warp's rows.
+  __device__ __forceinline__ RunningRow(float* running, int32_t part, int32_t warps, int32_t lane)
+      : place_(running +
+               (static_cast<int32_t>(threadIdx.x) / 32 * (kMaxRows / warps) + part) * 32 * running_floats(DimV) +
+               lane) {}
+  __device__ __forceinline__ float& max() const { return place_[0]; }
+  __device__ __forceinline__ float& sum() const { return place_[32]; }
+  __device__ __forceinline__ float& value(int32_t i) const { return place_[32 * (2 + i)]; }
+
+ private:
+  float* place_;
 };
+
+/// For states in local memory: the address is hidden from the compiler.
 template <typename Running>
 __device__ __forceinline__ Running& hidden(Running& state) {
   Running* address = &state;
@@ -29,8 +41,9 @@ __device__ __forceinline__ Running& hidden(Running& state) {
   return *address;
 }
 
-/// Two neighbouring components of a row that ends here, multiplied with what ends it.
-__device__ __forceinline__ void write_two(const AttentionParams& params, int64_t at, float x, float y) {
+/// Two neighbouring components of a row that ends here, in any type and at any address. Called: one of its many ways is
+/// taken, and instructions that are jumped over have to be fetched all the same.
+__device__ FOLIO_CALLED inline void write_any_two(const AttentionParams& params, int64_t at, float x, float y) {
   if (is_fp8(params.out_dtype)) {
     auto* const to = static_cast<uint8_t*>(params.out) + at;
     const float scale = scale_at(params.out_scale, 0, 0);
@@ -41,35 +54,34 @@ __device__ __forceinline__ void write_two(const AttentionParams& params, int64_t
   }
   if (params.out_dtype == DType::kFloat32) {
     auto* const to = static_cast<float*>(params.out) + at;
-    if (params.out_pairs) {
-      *reinterpret_cast<float2*>(to) = float2{x, y};
-    } else {
-      to[0] = x;
-      to[1] = y;
-    }
+    to[0] = x;
+    to[1] = y;
     return;
   }
   auto* const to = static_cast<uint16_t*>(params.out) + at;
   const uint32_t pair =
       params.out_dtype == DType::kFloat16 ? ptx::pack_two<__half>(x, y) : ptx::pack_two<__nv_bfloat16>(x, y);
-  if (params.out_pairs) {
-    *reinterpret_cast<uint32_t*>(to) = pair;
-  } else {
-    to[0] = static_cast<uint16_t>(pair);
-    to[1] = static_cast<uint16_t>(pair >> 16);
-  }
+  to[0] = static_cast<uint16_t>(pair);
+  to[1] = static_cast<uint16_t>(pair >> 16);
+}
+
+/// The same, of 16-bit pairs without a call.
+__device__ __forceinline__ void write_two(const AttentionParams& params, int64_t at, float x, float y) {
+  const bool is_half = params.out_dtype == DType::kFloat16;
+  if (!params.out_pairs || (!is_half && params.out_dtype != DType::kBFloat16)) return write_any_two(params, at, x, y);
+  const uint32_t pair = is_half ? ptx::pack_two<__half>(x, y) : ptx::pack_two<__nv_bfloat16>(x, y);
+  *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out) + at) = pair;
 }
 
 /// By a warp: ends row `row` of the item, whose states' values stand in `results` [math_warps][kResultRows][stride].
-template <int32_t DimV, typename State, typename Running>
+template <int32_t DimV, typename State>
 __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, const State& state,
                                                 const ItemContext& context, const float* results, int32_t row,
-                                                int32_t lane, Running& running) {
+                                                int32_t lane, float* running) {
   using Components = LaneComponents<DimV>;
   constexpr int32_t kStride = result_stride({DimV, DimV});
   const planner::WorkItem& item = context.item;
   const int32_t place = row % kResultRows;
-  const int32_t part = row / State::kWarps;
   const float top = lane < State::kWarps ? state.top[lane][place] : -INFINITY;
   const float lane_sum = lane < State::kWarps ? state.sum[lane][place] : 0.0f;
   float max = top;
@@ -94,18 +106,19 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
   }
 #pragma unroll
   for (float& x : value.x) x = __fmul_rn(x, context.v_scale[row]);
-  Running& before = hidden(running);
+  const RunningRow<DimV> before(running, row / State::kWarps, State::kWarps, lane);
   if ((item.flags & planner::kStart) == 0) {
-    const Fold factors = fold_factors(before.max[part], before.sum[part], max, sum);
-    sum = fold(factors, before.sum[part], sum);
+    const Fold factors = fold_factors(before.max(), before.sum(), max, sum);
+    sum = fold(factors, before.sum(), sum);
     max = factors.max;
 #pragma unroll
-    for (int32_t i = 0; i < Components::kCount; ++i) value.x[i] = fold(factors, before.values[part].x[i], value.x[i]);
+    for (int32_t i = 0; i < Components::kCount; ++i) value.x[i] = fold(factors, before.value(i), value.x[i]);
   }
   if ((item.flags & planner::kFinish) == 0) {
-    before.max[part] = max;
-    before.sum[part] = sum;
-    before.values[part] = value;
+    before.max() = max;
+    before.sum() = sum;
+#pragma unroll
+    for (int32_t i = 0; i < Components::kCount; ++i) before.value(i) = value.x[i];
     return;
   }
   const auto for_pairs = [&](const auto& write) {

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/sm90/decode/copies.cuh"
 #include "kernels/cuda/sm90/decode/item_queue.cuh"
+#include "kernels/cuda/sm90/decode/page_walk.cuh"
 #include "planner/partition_rule.hpp"
 
 /// The scheduler's warp: takes items, finds out what their rows see and where their tokens lie, and hands both over
@@ -18,6 +19,7 @@ class Scheduler {
   __device__ __forceinline__ Scheduler(const DecodeParams& params, unsigned char* memory, State& state)
       : params_(params.attention),
         boxes_(params.box),
+        row_begins_(params.attention, static_cast<int32_t>(threadIdx.x) % 32),
         plan_(params.attention.plan->view),
         state_(state),
         places_(reinterpret_cast<TokenPlace*>(memory + kLayout.places)),
@@ -65,16 +67,6 @@ class Scheduler {
     planner::SegmentLengths lengths;
     int32_t kv_len;
     int32_t first_pos;
-  };
-
-  /// Where the tokens of an item's row of the segment are looked up.
-  struct Walk {
-    const int32_t* pages;  ///< null: ragged
-    int32_t first_token;   ///< ragged
-    uint32_t page_size;
-    int32_t shift;  ///< the page size is 2^shift; -1 if it is no power of two
-    int32_t begin;  ///< tokens seen
-    int32_t end;
   };
 
   __device__ __forceinline__ KvRow kv_row_of(const planner::WorkItem& item) const {
@@ -133,33 +125,6 @@ class Scheduler {
             __reduce_min_sync(kAllLanes, mine ? row.end : INT32_MAX)};
   }
 
-  __device__ __forceinline__ Walk walk_of(const planner::WorkItem& item) const {
-    const SegmentParams& segment = params_.segments[item.segment];
-    Walk walk{nullptr, 0, static_cast<uint32_t>(segment.page_size), -1, 0, 0};
-    if (!segment.paged) {
-      walk.first_token = segment.indptr[item.kv_row];
-      return walk;
-    }
-    walk.pages =
-        segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
-                                                     : item.kv_row * segment.row_stride + segment.first_column);
-    if ((walk.page_size & (walk.page_size - 1)) == 0) walk.shift = __ffs(segment.page_size) - 1;
-    return walk;
-  }
-
-  __device__ __forceinline__ static bool is_seen(const Walk& walk, int32_t token, int32_t box) {
-    return token + box > walk.begin && token < walk.end;
-  }
-
-  /// The place of `box` tokens of one page.
-  __device__ __forceinline__ TokenPlace place_of(const Walk& walk, int32_t token, int32_t box) const {
-    if (!is_seen(walk, token, box)) return {0, -1};
-    if (walk.pages == nullptr) return {0, walk.first_token + token};
-    const auto number = static_cast<uint32_t>(token);
-    const uint32_t column = walk.shift >= 0 ? number >> walk.shift : number / walk.page_size;
-    return {walk.pages[column], static_cast<int32_t>(number - column * walk.page_size)};
-  }
-
   /// Hands an item over, in as many entries as it takes.
   __device__ __forceinline__ void publish(const planner::WorkItem& item) {
     const bool has_keys = item.kv_begin < item.kv_end;
@@ -177,20 +142,18 @@ class Scheduler {
       const RowPlace place = row_place(params_, item, lane_);
       row.query = place.token * params_.q_token_stride + place.q_head * params_.q_head_stride;
     }
-    Walk walk{};
+    PageWalk walk{};
     KvRow kv_row{};
     if (has_keys) {
-      walk = walk_of(item);
+      walk = page_walk(params_, item, row_begins_);
       kv_row = kv_row_of(item);
     }
     const bool early = kCodes == Codes::kNone && directly() && num_entries_ < kEntries;
     if (early) ask_for_queries(context, row);
     TokenPlace ahead[kAhead] = {};
     if (has_keys) {
-      walk.begin = item.kv_begin;
-      walk.end = item.kv_end;
 #pragma unroll
-      for (int32_t i = 0; i < kAhead; ++i) ahead[i] = place_of(walk, first + (lane_ + 32 * i) * box, box);
+      for (int32_t i = 0; i < kAhead; ++i) ahead[i] = walk.place_of(first + (lane_ + 32 * i) * box, box);
       bind_row(row, item, kv_row, custom);
     }
     const Sight sight = sight_of(row, num_rows);
@@ -216,12 +179,12 @@ class Scheduler {
       if (done == 0) {
 #pragma unroll
         for (int32_t i = 0; i < kAhead; ++i, place += 32) {
-          if (!is_seen(walk, begin + place * box, box)) ahead[i] = {0, -1};
+          if (!walk.has(begin + place * box, box)) ahead[i] = {0, -1};
           if (place < num_places) places[place] = ahead[i];
         }
       }
 #pragma unroll 4
-      for (; place < num_places; place += 32) places[place] = place_of(walk, begin + place * box, box);
+      for (; place < num_places; place += 32) places[place] = walk.place_of(begin + place * box, box);
       done += count;
       if (lane_ == 0) state_.entries[slot] = {context, begin, count, done == num_tiles ? uint32_t{kItemEnds} : 0u};
       hand_over(slot);
@@ -356,6 +319,7 @@ class Scheduler {
 
   const AttentionParams& params_;
   const int32_t* boxes_;
+  const RowBegins row_begins_;
   const planner::PlanView plan_;  ///< a copy: its fields come together
   State& state_;
   TokenPlace* const places_;

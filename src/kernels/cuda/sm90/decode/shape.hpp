@@ -95,10 +95,24 @@ constexpr int32_t result_stride(const HeadDims& dims) {
 }
 constexpr int32_t kResultRows = 8;  ///< of each warp: joined so many rows at a time
 
+/// Neighbouring components of a row's end that a lane has, and how many in all: runs 32 times as far apart.
+constexpr int32_t run_components(int32_t dim_v) {
+  return dim_v % 128 == 0 ? 4 : 2;
+}
+constexpr int32_t lane_components(int32_t dim_v) {
+  const int32_t across = 32 * run_components(dim_v);
+  return run_components(dim_v) * ((dim_v + across - 1) / across);
+}
+/// Floats of a lane that a row's running state has between the items of a chain: maximum, sum and its components.
+constexpr int32_t running_floats(int32_t dim_v) {
+  return 2 + lane_components(dim_v);
+}
+
 /// Byte offsets of shared memory's parts, from an address that is a multiple of 1024.
 struct SharedLayout {
   int32_t ring;     ///< [math_warps][stages][stage_bytes]
   int32_t results;  ///< [math_warps][kResultRows][result_stride] float
+  int32_t running;  ///< [math_warps][rows of a warp][running_floats][32] float
   int32_t queries;  ///< [kEntries][kMaxRows][query_stride]
   int32_t places;   ///< [kEntries][kEntryTiles * kTileTokens] TokenPlace
   int32_t rest;     ///< struct SharedState
@@ -107,7 +121,8 @@ constexpr SharedLayout shared_layout(const HeadDims& dims) {
   SharedLayout layout{};
   layout.ring = 0;
   layout.results = math_warps(dims) * stages(dims) * stage_bytes(dims);
-  layout.queries = layout.results + 4 * math_warps(dims) * kResultRows * result_stride(dims);
+  layout.running = layout.results + 4 * math_warps(dims) * kResultRows * result_stride(dims);
+  layout.queries = layout.running + 4 * 32 * kMaxRows * running_floats(dims.v);
   layout.places = layout.queries + kEntries * kMaxRows * query_stride(dims);
   layout.rest = layout.places + kEntries * kEntryTiles * kTileTokens * 8;
   return layout;
