@@ -12,4 +12,9 @@ __device__ __forceinline__ void load_four_if(float4& to, const void* from, bool 
                : "memory");
 }
 
+/// Brings the line of an address to the second-level cache.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+
 }  // namespace folio::inline v0::ptx

@@ -133,11 +133,16 @@ __device__ __noinline__ void write_any_row(const AttentionParams& params, int32_
 /// The same of what most batches have: pairs of a 16-bit type and no LSE.
 template <int32_t Parts>
 __device__ __forceinline__ void write_row(const AttentionParams& params, int32_t token, int32_t q_head, int32_t lane,
-                                          const RowEnd& end, const RowValues<Parts>& values) {
+                                          const RowEnd& end, const float4 (&acc)[Parts]) {
   const bool bfloat16 = params.out_dtype == DType::kBFloat16;
   const bool plain =
       params.out_pairs && (bfloat16 || params.out_dtype == DType::kFloat16) && params.lse.data == nullptr;
-  if (!plain) return write_any_row(params, token, q_head, lane, end, values);
+  if (!plain) {
+    RowValues<Parts> values;
+#pragma unroll
+    for (int32_t h = 0; h < Parts; ++h) values.four[h] = acc[h];
+    return write_any_row(params, token, q_head, lane, end, values);
+  }
   auto* const to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
                    q_head * params.out_head_stride + kMergeLaneDims * lane;
   const auto pair = [&](float x, float y) {
@@ -149,22 +154,9 @@ __device__ __forceinline__ void write_row(const AttentionParams& params, int32_t
   for (int32_t h = 0; h < Parts; ++h) {
     if (kMergeLaneDims * lane + h * kMergePart >= params.head_dim_v) return;
     auto* const pairs = reinterpret_cast<uint32_t*>(to + h * kMergePart);
-    pairs[0] = pair(values.four[h].x, values.four[h].y);
-    pairs[1] = pair(values.four[h].z, values.four[h].w);
+    pairs[0] = pair(acc[h].x, acc[h].y);
+    pairs[1] = pair(acc[h].z, acc[h].w);
   }
-}
-
-/// The end of a row that is brought together.
-template <int32_t Parts>
-__device__ __forceinline__ void end_weighed_row(const AttentionParams& params, const planner::MergeItem& item,
-                                                int32_t row, int32_t lane, const Share<Parts>& share) {
-  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  const int32_t token = row / group_size;
-  const int32_t q_head = item.kv_head * group_size + row % group_size;
-  RowValues<Parts> values;
-#pragma unroll
-  for (int32_t h = 0; h < Parts; ++h) values.four[h] = share.acc[h];
-  write_row(params, token, q_head, lane, end_row(params, q_head, share.max, share.sum), values);
 }
 
 /// Shares brought together.
@@ -209,6 +201,7 @@ __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constan
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32;
   const auto grid = static_cast<int32_t>(gridDim.x);
   const int32_t num_merges = plan.num_merges;
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t blocks = num_merges < grid ? grid / max(num_merges, 1) : 1;  // of a merge
   bool waited = false;
   for (auto place = static_cast<int32_t>(blockIdx.x); place < num_merges * blocks; place += grid) {
@@ -227,6 +220,9 @@ __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constan
     const int32_t* const sources = plan.merge_sources + item.source_begin + begin;
     for (int32_t first = row_begin; first < row_end; first += kWarps / warps) {
       const int32_t row = first + warp / warps;
+      const int32_t token = row / group_size;
+      const int32_t q_head = item.kv_head * group_size + row % group_size;
+      asm volatile("" ::"r"(token), "r"(q_head));  // divisions, while nothing else is to be done
       Share<Parts> state{};
       if (row < row_end) {
         state = weigh_share<Parts>(params, sources, end - begin, row - item.row_begin, lane, boards[warp], waited);
@@ -237,7 +233,9 @@ __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constan
         if (share == 0) state = join_shares<Parts>(shares + warp, warps, lane);
         __syncthreads();
       }
-      if (share == 0 && row < row_end) end_weighed_row<Parts>(params, item, row, lane, state);
+      if (share == 0 && row < row_end) {
+        write_row(params, token, q_head, lane, end_row(params, q_head, state.max, state.sum), state.acc);
+      }
     }
   }
   if (!waited) ptx::wait_for_kernels_before();  // by all: a graph's next kernel waits for this one alone

@@ -50,19 +50,25 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const TokenPlace* pla
   constexpr int32_t kElements = 16 / kBytes;
   constexpr int32_t kPieces = Dim / kElements;
   const int64_t of_head = head * strides.head;
+  if (direct) {  // a lane works out where a token begins: in 64 bits, that is most of the work
+    static_assert(kTileTokens * kPieces % 32 == 0);
+    constexpr int64_t kNowhere = INT64_MIN;
+    const TokenPlace mine = places[lane % kTileTokens];
+    const int64_t begins =
+        mine.in_page < 0 ? kNowhere : mine.page * strides.page + mine.in_page * strides.token + of_head;
 #pragma unroll 4
-  for (int32_t i = lane; direct && i < kTileTokens * kPieces; i += 32) {
-    const int32_t token = i / kPieces;
-    const int32_t piece = i % kPieces;
-    const TokenPlace place = places[token];
-    const bool valid = place.in_page >= 0;
-    const int64_t at =
-        valid ? place.page * strides.page + place.in_page * strides.token + of_head + piece * kElements : 0;
-    ptx::copy_16_async(tile + static_cast<uint32_t>(piece_offset(Dim, kBytes, kLargeBox, token, piece)),
-                       static_cast<const uint8_t*>(data) + kBytes * at, valid);
+    for (int32_t i = lane; i < kTileTokens * kPieces; i += 32) {
+      const int32_t token = i / kPieces;
+      const int32_t piece = i % kPieces;
+      const int64_t at = __shfl_sync(kAllLanes, begins, token);
+      const bool valid = at != kNowhere;
+      ptx::copy_16_async(tile + static_cast<uint32_t>(piece_offset(Dim, kBytes, kLargeBox, token, piece)),
+                         static_cast<const uint8_t*>(data) + kBytes * (valid ? at + piece * kElements : 0), valid);
+    }
+    return;
   }
 #pragma unroll 1
-  for (int32_t i = lane; !direct && i < kTileTokens * kPieces; i += 32) {
+  for (int32_t i = lane; i < kTileTokens * kPieces; i += 32) {
     const int32_t token = i / kPieces;
     const int32_t piece = i % kPieces;
     const TokenPlace place = places[token];

@@ -32,7 +32,7 @@ class MathWarp {
         ring_(params, memory, state, warp_, lane_) {}
 
   __device__ __forceinline__ void run() {
-    ring_.begin_ahead();
+    ring_.begin();
 #pragma unroll 1
     for (;;) {
       const Entry& entry = await_entry();
@@ -315,8 +315,8 @@ class MathWarp {
             sum = __fadd_rn(sum, __shfl_xor_sync(kAllLanes, sum, step));
           }
           if (lane_ < 4) {
-            state_.top[warp_][row] = state.top[n][j];
-            state_.sum[warp_][row] = sum;
+            state_.top[row][warp_] = state.top[n][j];
+            state_.sum[row][warp_] = sum;
           }
           float* const to = results_ + (warp_ * kResultRows + row) * kStride + first_component<kCodes>(lane_);
 #pragma unroll

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "kernels/cuda/sm90/decode/ahead.cuh"
 #include "kernels/cuda/sm90/decode/copies.cuh"
-#include "kernels/cuda/sm90/decode/page_walk.cuh"
 #include "ptx/tma.cuh"
 
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -31,36 +31,24 @@ class Ring {
         warp_(warp),
         lane_(lane) {}
 
-  /// Begins the copies of the warp's first tiles of the thread block's first item, as far as they come in boxes, by the
-  /// item's range alone: which of its rows see what, and their queries, the scheduler's warp finds out meanwhile.
-  __device__ __forceinline__ void begin_ahead() {
-    static_assert(kStages * kWarps <= kEntryTiles && kStages * 2 <= 32);
-    const AttentionParams& attention = params_.attention;
-    const planner::PlanView& plan = attention.plan->view;
-    const RowBegins begins(attention, lane_);
-    const auto claim = static_cast<int32_t>(blockIdx.x);
-    if (claim >= plan.num_claims) return;
-    const planner::WorkItem& item = plan.items[claim];
-    box_ = params_.box[item.segment];
-    const int32_t first = item.kv_begin / kTileTokens * kTileTokens + warp_ * kTileTokens;
-    if (box_ == kSingles || item.kv_begin >= item.kv_end || first >= item.kv_end) return;
-    head_ = item.kv_head;
-    segment_ = item.segment;
-    const PageWalk walk = page_walk(attention, item, begins);
-    constexpr int32_t kStep = kWarps * kTileTokens;
-    ahead_ = min((item.kv_end - first + kStep - 1) / kStep, kStages);
-    const TokenPlace mine =
-        walk.place_of(first + lane_ / 2 * kStep + (box_ == kSmallBox ? lane_ % 2 * kSmallBox : 0), box_);
+  /// Begins the copies of the first entry's first tiles, before it is published.
+  __device__ __forceinline__ void begin() {
+    static_assert(kStages * kWarps <= entry_tiles(kDims) && kStages * 2 <= 32);
+    const Ahead ahead = look_ahead(params_, warp_, lane_, kStages, kWarps * kTileTokens);
+    box_ = ahead.box;
+    head_ = ahead.head;
+    segment_ = ahead.segment;
 #pragma unroll 1
-    for (; filled_ < ahead_; ++filled_) {
+    for (; filled_ < ahead.count; ++filled_) {
       const auto place = [&](int32_t lane) {
-        return TokenPlace{__shfl_sync(kAllLanes, mine.page, lane), __shfl_sync(kAllLanes, mine.in_page, lane)};
+        return TokenPlace{__shfl_sync(kAllLanes, ahead.place.page, lane),
+                          __shfl_sync(kAllLanes, ahead.place.in_page, lane)};
       };
-      const TokenPlace one = place(2 * filled_);
-      const TokenPlace two = place(2 * filled_ + 1);
-      if (lane_ == 0) copy_boxes(one, two);
+      const TokenPlace first = place(2 * filled_);
+      const TokenPlace second = place(2 * filled_ + 1);
+      if (lane_ == 0) copy_boxes(first, second);
     }
-    under_way_ = ahead_;
+    ahead_ = under_way_ = ahead.count;
     if (filled_ == kStages) filled_ = 0;
   }
 
@@ -118,7 +106,7 @@ class Ring {
     head_ = context.item.kv_head;
     segment_ = context.item.segment;
     const int32_t places = box_ == kLargeBox ? 1 : box_ == kSmallBox ? 2 : kTileTokens;  // of a tile
-    place_ = places_ + slot * kEntryTiles * kTileTokens + warp_ * places;
+    place_ = places_ + slot * entry_tiles(kDims) * kTileTokens + warp_ * places;
     step_ = kWarps * places;
     place_ += ahead_ * step_;
     left_ -= ahead_;

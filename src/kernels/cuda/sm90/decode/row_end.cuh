@@ -14,23 +14,38 @@ struct LaneComponents {
   float x[kCount];
 };
 
-/// What a chain of items has accumulated before the present one, of one row: a lane's place in shared memory. Touched
-/// at the ends of items only.
+/// What a chain of items has accumulated before the present one, of one row, in shared memory: local memory, first
+/// touched, takes 2 microseconds. By the lanes of the warp that ends the row in every item; touched at their ends only.
 template <int32_t DimV>
 class RunningRow {
+  using Components = LaneComponents<DimV>;
+
  public:
-  static constexpr int32_t kCount = lane_components(DimV);
-  /// `running`: of all rows. `part`: of the warp's rows.
-  __device__ __forceinline__ RunningRow(float* running, int32_t part, int32_t warps, int32_t lane)
-      : place_(running +
-               (static_cast<int32_t>(threadIdx.x) / 32 * (kMaxRows / warps) + part) * 32 * running_floats(DimV) +
-               lane) {}
-  __device__ __forceinline__ float& max() const { return place_[0]; }
-  __device__ __forceinline__ float& sum() const { return place_[32]; }
-  __device__ __forceinline__ float& value(int32_t i) const { return place_[32 * (2 + i)]; }
+  /// `running`: [kMaxRows][running_floats].
+  __device__ __forceinline__ RunningRow(float* running, int32_t row, int32_t lane)
+      : state_(running + row * running_floats(DimV)), mine_(state_ + 4 + Components::kRun * lane), lane_(lane) {}
+
+  __device__ __forceinline__ float max() const { return state_[0]; }
+  __device__ __forceinline__ float sum() const { return state_[1]; }
+  __device__ __forceinline__ float value(int32_t i) const { return mine_[offset(i)]; }
+
+  __device__ __forceinline__ void store(float max, float sum, const Components& values) const {
+    if (lane_ == 0) {
+      state_[0] = max;
+      state_[1] = sum;
+    }
+#pragma unroll
+    for (int32_t i = 0; i < Components::kCount; ++i) mine_[offset(i)] = values.x[i];
+  }
 
  private:
-  float* place_;
+  __device__ __forceinline__ static int32_t offset(int32_t i) {
+    return i / Components::kRun * 32 * Components::kRun + i % Components::kRun;
+  }
+
+  float* const state_;
+  float* const mine_;
+  const int32_t lane_;
 };
 
 /// For states in local memory: the address is hidden from the compiler.
@@ -68,9 +83,28 @@ __device__ FOLIO_CALLED inline void write_any_two(const AttentionParams& params,
 /// The same, of 16-bit pairs without a call.
 __device__ __forceinline__ void write_two(const AttentionParams& params, int64_t at, float x, float y) {
   const bool is_half = params.out_dtype == DType::kFloat16;
-  if (!params.out_pairs || (!is_half && params.out_dtype != DType::kBFloat16)) return write_any_two(params, at, x, y);
+  if (!params.out_pairs || (!is_half && params.out_dtype != DType::kBFloat16)) {
+    return write_any_two(params, at, x, y);
+  }
   const uint32_t pair = is_half ? ptx::pack_two<__half>(x, y) : ptx::pack_two<__nv_bfloat16>(x, y);
   *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out) + at) = pair;
+}
+
+/// Neighbouring floats of shared memory, which begin at a multiple of their size, at once.
+template <int32_t Count>
+__device__ __forceinline__ void read_run(float* to, const float* from) {
+  static_assert(Count == 2 || Count == 4);
+  if constexpr (Count == 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    to[0] = four.x;
+    to[1] = four.y;
+    to[2] = four.z;
+    to[3] = four.w;
+  } else {
+    const float2 two = *reinterpret_cast<const float2*>(from);
+    to[0] = two.x;
+    to[1] = two.y;
+  }
 }
 
 /// By a warp: ends row `row` of the item, whose states' values stand in `results` [math_warps][kResultRows][stride].
@@ -82,31 +116,43 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
   constexpr int32_t kStride = result_stride({DimV, DimV});
   const planner::WorkItem& item = context.item;
   const int32_t place = row % kResultRows;
-  const float top = lane < State::kWarps ? state.top[lane][place] : -INFINITY;
-  const float lane_sum = lane < State::kWarps ? state.sum[lane][place] : 0.0f;
-  float max = top;
+  // Every lane has all warps' maxima and sums, and nothing but the sums waits for what is before it. An empty state's
+  // values are zeros.
+  constexpr int32_t kWarps = State::kWarps;
+  float tops[kWarps];
+  float sums[kWarps];
 #pragma unroll
-  for (int32_t step = 1; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, step));
-  const float mine = is_empty(top, lane_sum) ? -1.0f : (top == max ? 1.0f : exp2f(top - max));
-  float sum = 0.0f;
-  Components value{};
-#pragma unroll 2
-  for (int32_t w = 0; w < State::kWarps; ++w) {
-    const float factor = __shfl_sync(kAllLanes, mine, w);
-    const float other = __shfl_sync(kAllLanes, lane_sum, w);
-    if (factor < 0.0f) continue;
-    sum = __fmaf_rn(other, factor, sum);
+  for (int32_t w = 0; w < kWarps; w += 4) {
+    read_run<4>(tops + w, state.top[place] + w);
+    read_run<4>(sums + w, state.sum[place] + w);
+  }
+  Components values[kWarps];
+#pragma unroll
+  for (int32_t w = 0; w < kWarps; ++w) {
     const float* const from = results + (w * kResultRows + place) * kStride + Components::kRun * lane;
 #pragma unroll
-    for (int32_t i = 0; i < Components::kCount; ++i) {
-      const int32_t d = i / Components::kRun * 32 * Components::kRun + i % Components::kRun;
+    for (int32_t i = 0; i < Components::kCount; i += Components::kRun) {
+      const int32_t d = i / Components::kRun * 32 * Components::kRun;
       if (DimV % (32 * Components::kRun) != 0 && d + Components::kRun * lane >= DimV) continue;
-      value.x[i] = __fmaf_rn(from[d], factor, value.x[i]);
+      read_run<Components::kRun>(values[w].x + i, from + d);
     }
+  }
+  float max = tops[0];
+#pragma unroll
+  for (int32_t w = 1; w < kWarps; ++w) max = fmaxf(max, tops[w]);
+  float sum = 0.0f;
+  Components value{};
+#pragma unroll
+  for (int32_t w = 0; w < kWarps; ++w) {
+    const float grown = tops[w] == max ? 1.0f : ptx::exp2_approximate(tops[w] - max);
+    const float factor = is_empty(tops[w], sums[w]) ? 0.0f : grown;
+    sum = __fmaf_rn(sums[w], factor, sum);
+#pragma unroll
+    for (int32_t i = 0; i < Components::kCount; ++i) value.x[i] = __fmaf_rn(values[w].x[i], factor, value.x[i]);
   }
 #pragma unroll
   for (float& x : value.x) x = __fmul_rn(x, context.v_scale[row]);
-  const RunningRow<DimV> before(running, row / State::kWarps, State::kWarps, lane);
+  const RunningRow<DimV> before(running, row, lane);
   if ((item.flags & planner::kStart) == 0) {
     const Fold factors = fold_factors(before.max(), before.sum(), max, sum);
     sum = fold(factors, before.sum(), sum);
@@ -114,13 +160,7 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
 #pragma unroll
     for (int32_t i = 0; i < Components::kCount; ++i) value.x[i] = fold(factors, before.value(i), value.x[i]);
   }
-  if ((item.flags & planner::kFinish) == 0) {
-    before.max() = max;
-    before.sum() = sum;
-#pragma unroll
-    for (int32_t i = 0; i < Components::kCount; ++i) before.value(i) = value.x[i];
-    return;
-  }
+  if ((item.flags & planner::kFinish) == 0) return before.store(max, sum, value);
   const auto for_pairs = [&](const auto& write) {
 #pragma unroll
     for (int32_t i = 0; i < Components::kCount; i += 2) {

@@ -69,6 +69,13 @@ class Scheduler {
     int32_t first_pos;
   };
 
+  /// A request's tokens.
+  struct Request {
+    int32_t first_token;
+    int32_t end_token;
+    int32_t first_position;
+  };
+
   __device__ __forceinline__ KvRow kv_row_of(const planner::WorkItem& item) const {
     KvRow kv_row{first_segment_, 0, 0};
     if (item.segment != 0) kv_row.lengths = plan_.segments[item.segment];
@@ -78,24 +85,19 @@ class Scheduler {
   }
 
   /// `row` knows its queries already.
-  __device__ __forceinline__ void bind_row(Row& row, const planner::WorkItem& item, const KvRow& kv_row,
+  __device__ __forceinline__ void bind_row(Row& row, const planner::WorkItem& item, const KvRow& kv_row, Request asked,
                                            bool custom) const {
     if (lane_ >= item.row_end - item.row_begin) return;
     const RowPlace place = row_place(params_, item, lane_);
     const planner::SegmentLengths& lengths = kv_row.lengths;
     const SegmentParams& segment = params_.segments[item.segment];
     int32_t request = item.request;
-    int32_t first_token = plan_.cu_q[request];
-    int32_t end_token = plan_.cu_q[request + 1];
-    int32_t first_position = plan_.q_first_pos[request];
-    while (end_token <= place.token) {
+    while (asked.end_token <= place.token) {
       ++request;
-      first_token = end_token;
-      end_token = plan_.cu_q[request + 1];
-      first_position = plan_.q_first_pos[request];
+      asked = {asked.end_token, plan_.cu_q[request + 1], plan_.q_first_pos[request]};
     }
-    const int32_t index = place.token - first_token;
-    const int64_t position = int64_t{first_position} + index;
+    const int32_t index = place.token - asked.first_token;
+    const int64_t position = int64_t{asked.first_position} + index;
     const planner::KeySight key_sight =
         planner::key_sight(params_.mask, lengths.mask, params_.window_left, params_.window_right);
     const planner::TokenRange range =
@@ -135,27 +137,27 @@ class Scheduler {
     const int32_t num_tiles = has_keys ? (item.kv_end - first + kTileTokens - 1) / kTileTokens : 0;
     const int32_t box = has_keys ? boxes_[item.segment] : kSingles;
     const int32_t context = num_items_ % kEntries;
-    // Nothing waits that need not: queries are asked for at once where their place is free, the first pages with the
-    // lengths that say which of them are to be read.
+    // Nothing waits that need not: lengths and the first pages, by the item's range, are asked for before anything is
+    // computed. Soon after, all that is read waits behind the math warps' first copies.
+    PageWalk walk{};
+    KvRow kv_row{};
+    Request asked{};
+    TokenPlace ahead[kAhead] = {};
+    if (has_keys) {
+      kv_row = kv_row_of(item);
+      asked = {plan_.cu_q[item.request], plan_.cu_q[item.request + 1], plan_.q_first_pos[item.request]};
+      walk = page_walk(params_, item, row_begins_);
+#pragma unroll
+      for (int32_t i = 0; i < kAhead; ++i) ahead[i] = walk.place_of(first + (lane_ + 32 * i) * box, box);
+    }
     Row row;
     if (lane_ < num_rows) {
       const RowPlace place = row_place(params_, item, lane_);
       row.query = place.token * params_.q_token_stride + place.q_head * params_.q_head_stride;
     }
-    PageWalk walk{};
-    KvRow kv_row{};
-    if (has_keys) {
-      walk = page_walk(params_, item, row_begins_);
-      kv_row = kv_row_of(item);
-    }
     const bool early = kCodes == Codes::kNone && directly() && num_entries_ < kEntries;
     if (early) ask_for_queries(context, row);
-    TokenPlace ahead[kAhead] = {};
-    if (has_keys) {
-#pragma unroll
-      for (int32_t i = 0; i < kAhead; ++i) ahead[i] = walk.place_of(first + (lane_ + 32 * i) * box, box);
-      bind_row(row, item, kv_row, custom);
-    }
+    if (has_keys) bind_row(row, item, kv_row, asked, custom);
     const Sight sight = sight_of(row, num_rows);
     walk.begin = sight.any_begin;
     walk.end = sight.any_end;
@@ -171,9 +173,9 @@ class Scheduler {
         write_row(state_.contexts[context], row);
         if (lane_ == 0) write_item(state_.contexts[context], item, kv_row, sight, first, box, has_keys, custom);
       }
-      const int32_t count = min(num_tiles - done, kEntryTiles);
+      const int32_t count = min(num_tiles - done, entry_tiles(kDims));
       const int32_t begin = first + done * kTileTokens;
-      TokenPlace* const places = places_ + slot * kEntryTiles * kTileTokens;
+      TokenPlace* const places = places_ + slot * entry_tiles(kDims) * kTileTokens;
       const int32_t num_places = count * kTileTokens / box;
       int32_t place = lane_;
       if (done == 0) {
