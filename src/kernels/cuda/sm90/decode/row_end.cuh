@@ -30,6 +30,7 @@ class RunningRow {
   __device__ __forceinline__ float value(int32_t i) const { return mine_[offset(i)]; }
 
   __device__ __forceinline__ void store(float max, float sum, const Components& values) const {
+    __syncwarp();  // all have read what there was
     if (lane_ == 0) {
       state_[0] = max;
       state_[1] = sum;
