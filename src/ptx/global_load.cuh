@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 /// Reads of global memory that C++ does not express.
 namespace folio::inline v0::ptx {
 
@@ -10,6 +12,11 @@ __device__ __forceinline__ void load_four_if(float4& to, const void* from, bool 
                : "+f"(to.x), "+f"(to.y), "+f"(to.z), "+f"(to.w)
                : "l"(from), "r"(static_cast<int>(wanted))
                : "memory");
+}
+
+/// Reads a word of the kernel's parameters for nothing but its line.
+__device__ __forceinline__ void read_constant(const uint32_t* word) {
+  asm volatile("" ::"r"(*word));
 }
 
 /// Brings the line of an address to the second-level cache.

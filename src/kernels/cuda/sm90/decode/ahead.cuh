@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/cuda/sm90/decode/page_walk.cuh"
 #include "ptx/global_load.cuh"
 
@@ -27,6 +29,18 @@ __device__ __forceinline__ void prefetch_table(const AttentionParams& params, in
     ptx::prefetch(segment.indices + line * kLine);
   }
   if (line == 0 && segment.indptr != nullptr) ptx::prefetch(segment.indptr);
+}
+
+/// Brings parameters to the multiprocessor's constant cache, a line a warp: the first segment's, and all that stand
+/// alone. Read when they are needed, they would wait behind the first copies.
+__device__ __forceinline__ void touch_parameters(const AttentionParams& params) {
+  constexpr int32_t kLine = 64 / sizeof(uint32_t);
+  constexpr int32_t kSegmentLines = 4;
+  constexpr auto kAlone = static_cast<int32_t>(offsetof(AttentionParams, num_q_heads) / sizeof(uint32_t));
+  static_assert((kAlone + kLine * (8 - kSegmentLines) + 1) * sizeof(uint32_t) <= sizeof(AttentionParams));
+  const auto warp = static_cast<int32_t>(threadIdx.x) / 32;  // of up to nine
+  const int32_t word = warp < kSegmentLines ? kLine * warp : kAlone + kLine * (warp - kSegmentLines);
+  ptx::read_constant(reinterpret_cast<const uint32_t*>(&params) + word);
 }
 
 /// By all lanes of math warp `warp`. `stages`: most tiles; `step`: tokens from one of the warp's tiles to the next.

@@ -3,6 +3,7 @@
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/sm90/decode/stored.cuh"
+#include "planner/partition_rule.hpp"
 
 /// Copies of eight elements by a warp's threads, for what no tensor map describes or what has to be widened.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -30,6 +31,12 @@ __device__ __forceinline__ void copy_any(uint32_t shared, const void* data, DTyp
     for (int32_t i = 0; i < kPiece; ++i) parts[i / 2] |= uint32_t{from[i]} << (i % 2 * 16);
   }
   ptx::store_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
+}
+
+/// The same of queries. Called, so that what is seldom done does not stand between what always is.
+template <typename T>
+__device__ FOLIO_CALLED void copy_query_piece(const AttentionParams& params, uint32_t shared, int64_t at, bool valid) {
+  copy_any<T>(shared, params.q, params.q_dtype, at, valid);
 }
 
 /// Sixteen codes as they are, whatever their address; zeros where not valid.

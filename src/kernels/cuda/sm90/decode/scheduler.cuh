@@ -224,11 +224,11 @@ class Scheduler {
 
   /// Calls copy(shared address, element, valid) for the pieces of kRows rows' queries, of which the item may have
   /// fewer.
-  template <typename Copy>
+  template <int32_t kAtOnce, typename Copy>
   __device__ __forceinline__ void for_query_pieces(int32_t context, const Row& row, const Copy& copy) const {
     constexpr int32_t kPieces = DimQk / kPiece;
     const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
-#pragma unroll 4
+#pragma unroll kAtOnce
     for (int32_t i = lane_; i < kRows * kPieces; i += 32) {
       const int32_t d = i % kPieces * kPiece;
       const int64_t at = __shfl_sync(kAllLanes, row.query, i / kPieces);
@@ -241,15 +241,14 @@ class Scheduler {
     return params_.q_wide && !is_fp8(params_.q_dtype);
   }
   __device__ __forceinline__ void ask_for_queries(int32_t context, const Row& row) const {
-    for_query_pieces(context, row, [this](uint32_t to, int64_t at, bool valid) {
+    for_query_pieces<4>(context, row, [this](uint32_t to, int64_t at, bool valid) {
       ptx::copy_16_async(to, static_cast<const uint16_t*>(params_.q) + (valid ? at : 0), valid);
     });
   }
   __device__ __forceinline__ void copy_queries(int32_t context, const Row& row) const {
     if (directly()) return ask_for_queries(context, row);
-    for_query_pieces(context, row, [this](uint32_t to, int64_t at, bool valid) {
-      copy_any<T>(to, params_.q, params_.q_dtype, at, valid);
-    });
+    for_query_pieces<1>(context, row,
+                        [this](uint32_t to, int64_t at, bool valid) { copy_query_piece<T>(params_, to, at, valid); });
   }
 
   /// The same as float16, where keys are codes: bfloat16's largest power of two becomes 2^14, so that what is 2^-28 of
