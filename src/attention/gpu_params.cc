@@ -40,6 +40,8 @@ cuda::SegmentParams located(const SegmentArgs& args, bool paged) {
     params.num_pages = args.cache.num_pages;
     params.indices = args.table.indices;
     params.indptr = args.table.kind == PageTableKind::kCsr ? args.table.indptr : nullptr;
+    params.num_rows = args.table.num_rows;
+    params.num_indices = static_cast<int32_t>(std::min<int64_t>(args.table.num_indices, INT32_MAX));
     params.row_stride = args.table.row_stride;
     params.first_column = args.table.first_column;
     return params;

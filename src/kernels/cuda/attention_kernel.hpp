@@ -36,9 +36,11 @@ struct SegmentParams {
   const int32_t* indptr = nullptr;   ///< CSR: of the page table; ragged: first token of each row; null: dense table
   int64_t row_stride = 0;            ///< dense table
   int32_t first_column = 0;
+  int32_t num_rows = 0;  ///< paged: of the table; where `indptr` is set, it has one entry more
   Scale k_scale;
   Scale v_scale;
-  bool wide = false;  ///< every head of every token begins at a multiple of eight elements' size
+  bool wide = false;        ///< every head of every token begins at a multiple of eight elements' size
+  int32_t num_indices = 0;  ///< paged: entries that `indices` has at least
 };
 
 /// Feature::kRopeLlama; see RopeArgs.

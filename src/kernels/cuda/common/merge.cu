@@ -5,7 +5,9 @@
 #include "core/error.hpp"
 #include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/common/merge_row.cuh"
+#include "ptx/global_load.cuh"
 #include "ptx/grid_dependency.cuh"
+#include "ptx/mma.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {
@@ -36,18 +38,30 @@ __device__ __forceinline__ float4 add_weighted(const float4& acc, float weight, 
 /// more warps, if there are.
 constexpr int32_t kWarpParts = 16;
 
+/// What a warp's lanes tell each other of 32 partial results: in shared memory, as every lane needs every one.
+struct Board {
+  int32_t partial[32];
+  float weight[32];
+};
+
 /// `count` partial results of a row, by a warp. Where they stand is known from the plan, so that maxima, sums and the
 /// first values are asked for at once; `waited`: the kernels before this one are known to have ended.
 template <int32_t Parts>
 __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& params, const int32_t* sources,
-                                                    int32_t count, int32_t offset, int32_t lane, bool& waited) {
+                                                    int32_t count, int32_t offset, int32_t lane, Board& board,
+                                                    bool& waited) {
   constexpr int32_t kAhead = kWarpParts / Parts;
   const int32_t d = kMergeLaneDims * lane;
+  const auto* const column = reinterpret_cast<const unsigned char*>(params.partial_acc + d);
+  const auto stride = static_cast<uint32_t>(sizeof(float)) * static_cast<uint32_t>(params.head_dim_v);
   Share<Parts> share{};
   share.max = -INFINITY;
   for (int32_t first = 0; first < count; first += 32) {
     const int32_t n = min(count - first, 32);
-    const int32_t partial = lane < n ? sources[first + lane] + offset : 0;
+    const int32_t partial = sources[first + min(lane, n - 1)] + offset;
+    __syncwarp();
+    board.partial[lane] = partial;
+    __syncwarp();
     if (!waited) ptx::wait_for_kernels_before();
     waited = true;
     float lane_max = -INFINITY;
@@ -56,32 +70,38 @@ __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& param
       lane_max = params.partial_max[partial];
       lane_sum = params.partial_sum[partial];
     }
-    float weight = 0.0f;
+#pragma unroll 1
     for (int32_t s = 0; s < n; s += kAhead) {
-      float4 values[kAhead][Parts];
+      float4 values[kAhead][Parts] = {};
 #pragma unroll
       for (int32_t i = 0; i < kAhead; ++i) {
-        const int32_t source = __shfl_sync(kMergeLanes, partial, (s + i) % 32);
+        const auto* const from = column + uint64_t{static_cast<uint32_t>(board.partial[s + i])} * stride;
 #pragma unroll
-        for (int32_t h = 0; h < Parts; ++h) values[i][h] = load_four(params, source, d + h * kMergePart, s + i < n);
+        for (int32_t h = 0; h < Parts; ++h) {
+          const bool wanted = s + i < n && d + h * kMergePart < params.head_dim_v;
+          ptx::load_four_if(values[i][h], from + h * kMergePart * sizeof(float), wanted);
+        }
       }
       if (s == 0) {
         float most = fmaxf(share.max, lane_max);
 #pragma unroll
         for (int32_t step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(kMergeLanes, most, step));
+        const float weight = weight_of(lane_max, lane_sum, most);
+        board.weight[lane] = weight;
         const float before = share.max == most ? 1.0f : exp2f(share.max - most);
         share.max = most;
-        share.sum *= before;
+        float sum = weight < 0.0f ? 0.0f : lane_sum * weight;
+#pragma unroll
+        for (int32_t step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kMergeLanes, sum, step);
+        share.sum = fmaf(share.sum, before, sum);
 #pragma unroll
         for (int32_t h = 0; h < Parts; ++h) share.acc[h] = add_weighted({}, before, share.acc[h]);
-        weight = weight_of(lane_max, lane_sum, most);
+        __syncwarp();
       }
 #pragma unroll
       for (int32_t i = 0; i < kAhead; ++i) {
-        const float factor = __shfl_sync(kMergeLanes, weight, (s + i) % 32);
-        const float other = __shfl_sync(kMergeLanes, lane_sum, (s + i) % 32);
-        if (s + i >= n || factor < 0.0f) continue;
-        share.sum = fmaf(other, factor, share.sum);
+        const float factor = board.weight[s + i];
+        if (factor < 0.0f) continue;
 #pragma unroll
         for (int32_t h = 0; h < Parts; ++h) share.acc[h] = add_weighted(share.acc[h], factor, values[i][h]);
       }
@@ -90,20 +110,53 @@ __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& param
   return share;
 }
 
-/// The end of a row that is brought together.
+/// A lane's components of a row, handed on in registers.
 template <int32_t Parts>
-__device__ __forceinline__ void end_weighed_row(const AttentionParams& params, const planner::MergeItem& item,
-                                                int32_t row, int32_t lane, const Share<Parts>& share) {
-  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  const int32_t token = row / group_size;
-  const int32_t q_head = item.kv_head * group_size + row % group_size;
-  const RowEnd end = end_row(params, q_head, share.max, share.sum);
+struct RowValues {
+  float4 four[Parts];
+};
+
+/// A row's components in any type, and its LSE. Called: one of its many ways is taken, and instructions that are jumped
+/// over have to be fetched all the same.
+template <int32_t Parts>
+__device__ __noinline__ void write_any_row(const AttentionParams& params, int32_t token, int32_t q_head, int32_t lane,
+                                           RowEnd end, RowValues<Parts> values) {
 #pragma unroll
   for (int32_t h = 0; h < Parts; ++h) {
-    const float parts[kMergeLaneDims] = {share.acc[h].x, share.acc[h].y, share.acc[h].z, share.acc[h].w};
+    const float4& four = values.four[h];
+    const float parts[kMergeLaneDims] = {four.x, four.y, four.z, four.w};
     write_part(params, token, q_head, kMergeLaneDims * lane + h * kMergePart, parts, end);
   }
   if (lane == 0) write_lse(params, token, q_head, end);
+}
+
+/// The same of what most batches have: pairs of a 16-bit type and no LSE.
+template <int32_t Parts>
+__device__ __forceinline__ void write_row(const AttentionParams& params, int32_t token, int32_t q_head, int32_t lane,
+                                          const RowEnd& end, const float4 (&acc)[Parts]) {
+  const bool bfloat16 = params.out_dtype == DType::kBFloat16;
+  const bool plain =
+      params.out_pairs && (bfloat16 || params.out_dtype == DType::kFloat16) && params.lse.data == nullptr;
+  if (!plain) {
+    RowValues<Parts> values;
+#pragma unroll
+    for (int32_t h = 0; h < Parts; ++h) values.four[h] = acc[h];
+    return write_any_row(params, token, q_head, lane, end, values);
+  }
+  auto* const to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+                   q_head * params.out_head_stride + kMergeLaneDims * lane;
+  const auto pair = [&](float x, float y) {
+    x = row_value(end, x);
+    y = row_value(end, y);
+    return bfloat16 ? ptx::pack_two<__nv_bfloat16>(x, y) : ptx::pack_two<__half>(x, y);
+  };
+#pragma unroll
+  for (int32_t h = 0; h < Parts; ++h) {
+    if (kMergeLaneDims * lane + h * kMergePart >= params.head_dim_v) return;
+    auto* const pairs = reinterpret_cast<uint32_t*>(to + h * kMergePart);
+    pairs[0] = pair(acc[h].x, acc[h].y);
+    pairs[1] = pair(acc[h].z, acc[h].w);
+  }
 }
 
 /// Shares brought together.
@@ -141,12 +194,14 @@ __device__ __forceinline__ int32_t ceil_div(int32_t a, int32_t b) {
 template <int32_t Parts>
 __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constant__ AttentionParams params) {
   __shared__ Share<Parts> shares[kWarps][32];
+  __shared__ Board boards[kWarps];
   ptx::let_next_kernel_begin();
   const planner::PlanView& plan = params.plan->view;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32;
   const auto grid = static_cast<int32_t>(gridDim.x);
   const int32_t num_merges = plan.num_merges;
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t blocks = num_merges < grid ? grid / max(num_merges, 1) : 1;  // of a merge
   bool waited = false;
   for (auto place = static_cast<int32_t>(blockIdx.x); place < num_merges * blocks; place += grid) {
@@ -165,9 +220,12 @@ __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constan
     const int32_t* const sources = plan.merge_sources + item.source_begin + begin;
     for (int32_t first = row_begin; first < row_end; first += kWarps / warps) {
       const int32_t row = first + warp / warps;
+      const int32_t token = row / group_size;
+      const int32_t q_head = item.kv_head * group_size + row % group_size;
+      asm volatile("" ::"r"(token), "r"(q_head));  // divisions, while nothing else is to be done
       Share<Parts> state{};
       if (row < row_end) {
-        state = weigh_share<Parts>(params, sources, end - begin, row - item.row_begin, lane, waited);
+        state = weigh_share<Parts>(params, sources, end - begin, row - item.row_begin, lane, boards[warp], waited);
       }
       if (warps > 1) {
         shares[warp][lane] = state;
@@ -175,7 +233,9 @@ __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constan
         if (share == 0) state = join_shares<Parts>(shares + warp, warps, lane);
         __syncthreads();
       }
-      if (share == 0 && row < row_end) end_weighed_row<Parts>(params, item, row, lane, state);
+      if (share == 0 && row < row_end) {
+        write_row(params, token, q_head, lane, end_row(params, q_head, state.max, state.sum), state.acc);
+      }
     }
   }
   if (!waited) ptx::wait_for_kernels_before();  // by all: a graph's next kernel waits for this one alone

@@ -3,6 +3,7 @@
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/sm90/decode/stored.cuh"
+#include "planner/partition_rule.hpp"
 
 /// Copies of eight elements by a warp's threads, for what no tensor map describes or what has to be widened.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -32,6 +33,12 @@ __device__ __forceinline__ void copy_any(uint32_t shared, const void* data, DTyp
   ptx::store_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
 }
 
+/// The same of queries. Called, so that what is seldom done does not stand between what always is.
+template <typename T>
+__device__ FOLIO_CALLED void copy_query_piece(const AttentionParams& params, uint32_t shared, int64_t at, bool valid) {
+  copy_any<T>(shared, params.q, params.q_dtype, at, valid);
+}
+
 /// Sixteen codes as they are, whatever their address; zeros where not valid.
 __device__ __forceinline__ void copy_codes(uint32_t shared, const uint8_t* from, bool valid) {
   uint32_t parts[4] = {};
@@ -50,19 +57,25 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const TokenPlace* pla
   constexpr int32_t kElements = 16 / kBytes;
   constexpr int32_t kPieces = Dim / kElements;
   const int64_t of_head = head * strides.head;
+  if (direct) {  // a lane works out where a token begins: in 64 bits, that is most of the work
+    static_assert(kTileTokens * kPieces % 32 == 0);
+    constexpr int64_t kNowhere = INT64_MIN;
+    const TokenPlace mine = places[lane % kTileTokens];
+    const int64_t begins =
+        mine.in_page < 0 ? kNowhere : mine.page * strides.page + mine.in_page * strides.token + of_head;
 #pragma unroll 4
-  for (int32_t i = lane; direct && i < kTileTokens * kPieces; i += 32) {
-    const int32_t token = i / kPieces;
-    const int32_t piece = i % kPieces;
-    const TokenPlace place = places[token];
-    const bool valid = place.in_page >= 0;
-    const int64_t at =
-        valid ? place.page * strides.page + place.in_page * strides.token + of_head + piece * kElements : 0;
-    ptx::copy_16_async(tile + static_cast<uint32_t>(piece_offset(Dim, kBytes, kLargeBox, token, piece)),
-                       static_cast<const uint8_t*>(data) + kBytes * at, valid);
+    for (int32_t i = lane; i < kTileTokens * kPieces; i += 32) {
+      const int32_t token = i / kPieces;
+      const int32_t piece = i % kPieces;
+      const int64_t at = __shfl_sync(kAllLanes, begins, token);
+      const bool valid = at != kNowhere;
+      ptx::copy_16_async(tile + static_cast<uint32_t>(piece_offset(Dim, kBytes, kLargeBox, token, piece)),
+                         static_cast<const uint8_t*>(data) + kBytes * (valid ? at + piece * kElements : 0), valid);
+    }
+    return;
   }
 #pragma unroll 1
-  for (int32_t i = lane; !direct && i < kTileTokens * kPieces; i += 32) {
+  for (int32_t i = lane; i < kTileTokens * kPieces; i += 32) {
     const int32_t token = i / kPieces;
     const int32_t piece = i % kPieces;
     const TokenPlace place = places[token];

@@ -23,6 +23,7 @@ class MathWarp {
       : params_(params.attention),
         state_(state),
         results_(reinterpret_cast<float*>(memory + kLayout.results)),
+        running_(reinterpret_cast<float*>(memory + kLayout.running)),
         queries_(ptx::shared_address(memory + kLayout.queries)),
         full_(ptx::shared_address(state.full)),
         empty_(ptx::shared_address(state.empty)),
@@ -31,17 +32,16 @@ class MathWarp {
         ring_(params, memory, state, warp_, lane_) {}
 
   __device__ __forceinline__ void run() {
-    Running running;
+    ring_.begin();
 #pragma unroll 1
     for (;;) {
       const Entry& entry = await_entry();
       if ((entry.flags & kAllDone) != 0) return;
-      compute_item<kColumns>(entry.context, running);
+      compute_item<kColumns>(entry.context);
     }
   }
 
  private:
-  using Running = RunningState<DimV, kRows / kWarps>;
   /// Queries are second operands of products: in registers for as long as the item lasts, where they are few enough,
   /// else read for every tile.
   static constexpr bool queries_stay(int32_t columns) {
@@ -64,7 +64,7 @@ class MathWarp {
 
   /// An item whose first entry is there.
   template <int32_t Columns>
-  __device__ __forceinline__ void compute_item(int32_t index, Running& running) {
+  __device__ __forceinline__ void compute_item(int32_t index) {
     const ItemContext& context = state_.contexts[index];
     const uint32_t queries = queries_ + static_cast<uint32_t>(index * kMaxRows * query_stride(kDims));
     Queries<Columns> q;
@@ -115,7 +115,7 @@ class MathWarp {
       float s[Columns][4];
       multiply_keys<Columns>(keys + place.key, place, queries, q, s);
       if (general) {
-        to_general_logits<Columns>(params_, context, first, lane_, s);
+        to_general_logits<Columns>(params_, context, first, lane_, scratch(), s);
       } else {
 #pragma unroll
         for (int32_t n = 0; n < Columns; ++n) {
@@ -141,15 +141,21 @@ class MathWarp {
         const ValueTile<T, DimV, kCodes> tile_values{values, box, lane_};
         if (unseen) tile_values.clear_unseen(sight.any_begin - first, sight.any_end - first);
         if (mixed && tile_values.has_special()) {
-          tile_values.template add_special<Columns>(params_, context, first, o);
+          tile_values.template add_special<Columns>(params_, context, first, scratch(), o);
           tile_values.clear_special();
         }
       }
       multiply_values<Columns>(values + place.value, place, s, o);
       ring_.release(unseen || mixed || box == kSingles);
     }
-    join<Columns>(context, state, o, running);
+    join<Columns>(context, state, o);
     return_entry();
+  }
+
+  /// A lane's floats, 32 apart, of what the warp writes its results to at an item's end.
+  __device__ __forceinline__ float* scratch() const {
+    static_assert(32 * (DimV / 4) <= kResultRows * result_stride(kDims) && 4 * kColumns <= DimV / 4);
+    return results_ + warp_ * kResultRows * result_stride(kDims) + lane_;
   }
 
   static constexpr int32_t kKeyWidth = side_by_side(DimQk, kDims.bytes);
@@ -293,7 +299,7 @@ class MathWarp {
   /// The warps' states go to shared memory, eight rows at a time; the warps then end these.
   template <int32_t Columns>
   __device__ __forceinline__ void join(const ItemContext& context, const RowState<Columns>& state,
-                                       const float (&o)[DimV / 16][Columns][4], Running& running) {
+                                       const float (&o)[DimV / 16][Columns][4]) {
     constexpr int32_t kStride = result_stride(kDims);
 #pragma unroll 1
     for (int32_t part = 0; part < Columns; ++part) {
@@ -309,8 +315,8 @@ class MathWarp {
             sum = __fadd_rn(sum, __shfl_xor_sync(kAllLanes, sum, step));
           }
           if (lane_ < 4) {
-            state_.top[warp_][row] = state.top[n][j];
-            state_.sum[warp_][row] = sum;
+            state_.top[row][warp_] = state.top[n][j];
+            state_.sum[row][warp_] = sum;
           }
           float* const to = results_ + (warp_ * kResultRows + row) * kStride + first_component<kCodes>(lane_);
 #pragma unroll
@@ -324,7 +330,7 @@ class MathWarp {
 #pragma unroll 1
       for (int32_t row = part * kResultRows + warp_; row < min(context.num_rows, (part + 1) * kResultRows);
            row += kWarps) {
-        end_row_of_item<DimV>(params_, state_, context, results_, row, lane_, running);
+        end_row_of_item<DimV>(params_, state_, context, results_, row, lane_, running_);
       }
       ptx::meet(1, math_threads(kDims));
     }
@@ -333,6 +339,7 @@ class MathWarp {
   const AttentionParams& params_;
   State& state_;
   float* const results_;
+  float* const running_;  ///< see RunningRow
   const uint32_t queries_;
   const uint32_t full_;
   const uint32_t empty_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/sm90/decode/ahead.cuh"
 #include "kernels/cuda/sm90/decode/copies.cuh"
 #include "ptx/tma.cuh"
 
@@ -29,6 +30,27 @@ class Ring {
         full_(ptx::shared_address(state.full)),
         warp_(warp),
         lane_(lane) {}
+
+  /// Begins the copies of the first entry's first tiles, before it is published.
+  __device__ __forceinline__ void begin() {
+    static_assert(kStages * kWarps <= entry_tiles(kDims) && kStages * 2 <= 32);
+    const Ahead ahead = look_ahead(params_, warp_, lane_, kStages, kWarps * kTileTokens);
+    box_ = ahead.box;
+    head_ = ahead.head;
+    segment_ = ahead.segment;
+#pragma unroll 1
+    for (; filled_ < ahead.count; ++filled_) {
+      const auto place = [&](int32_t lane) {
+        return TokenPlace{__shfl_sync(kAllLanes, ahead.place.page, lane),
+                          __shfl_sync(kAllLanes, ahead.place.in_page, lane)};
+      };
+      const TokenPlace first = place(2 * filled_);
+      const TokenPlace second = place(2 * filled_ + 1);
+      if (lane_ == 0) copy_boxes(first, second);
+    }
+    ahead_ = under_way_ = ahead.count;
+    if (filled_ == kStages) filled_ = 0;
+  }
 
   /// Begins copies until no stage is free or nothing more is published.
   __device__ __forceinline__ void fill() {
@@ -84,17 +106,20 @@ class Ring {
     head_ = context.item.kv_head;
     segment_ = context.item.segment;
     const int32_t places = box_ == kLargeBox ? 1 : box_ == kSmallBox ? 2 : kTileTokens;  // of a tile
-    place_ = places_ + slot * kEntryTiles * kTileTokens + warp_ * places;
+    place_ = places_ + slot * entry_tiles(kDims) * kTileTokens + warp_ * places;
     step_ = kWarps * places;
+    place_ += ahead_ * step_;
+    left_ -= ahead_;
+    ahead_ = 0;
     if (left_ == 0) ++num_entries_;
     return true;
   }
 
   /// Begins the copies of one tile.
   __device__ __forceinline__ void copy() const {
-    const uint32_t to = tiles_ + static_cast<uint32_t>(filled_ * kStageBytes);
-    const uint32_t barrier = arrived_ + 8 * static_cast<uint32_t>(filled_);
     if (box_ == kSingles) {
+      const uint32_t to = tiles_ + static_cast<uint32_t>(filled_ * kStageBytes);
+      const uint32_t barrier = arrived_ + 8 * static_cast<uint32_t>(filled_);
       const SegmentParams& segment = params_.attention.segments[segment_];
       const bool direct = params_.direct[segment_];
       copy_tokens<T, DimQk, kCodes>(to, place_, segment.k, segment.dtype, segment.k_strides, head_, direct, lane_);
@@ -104,11 +129,16 @@ class Ring {
       ptx::arrive(barrier);
       return;
     }
-    if (lane_ != 0) return;
+    if (lane_ == 0) copy_boxes(place_[0], place_[box_ == kSmallBox ? 1 : 0]);
+  }
+
+  /// By one lane, the boxes of one tile: one of all its tokens, or two of half of them.
+  __device__ __forceinline__ void copy_boxes(const TokenPlace& first, const TokenPlace& second) const {
+    const uint32_t to = tiles_ + static_cast<uint32_t>(filled_ * kStageBytes);
+    const uint32_t barrier = arrived_ + 8 * static_cast<uint32_t>(filled_);
     const DecodeParams::Maps& maps = params_.maps[segment_];
     const uint64_t policy = ptx::evict_first_policy();
     ptx::arrive(barrier, kLaneArrivals - 1);
-    const TokenPlace first = place_[0];
     if (box_ == kLargeBox) {
       if (first.in_page < 0) {
         ptx::arrive(barrier);
@@ -119,7 +149,6 @@ class Ring {
       ptx::copy_box_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head_, first.page, policy);
       return;
     }
-    const TokenPlace second = place_[1];
     const uint32_t boxes = (first.in_page >= 0 ? 1 : 0) + (second.in_page >= 0 ? 1 : 0);
     ptx::arrive_expecting(barrier, boxes * (kStageBytes / 2));
     if (first.in_page >= 0) {
@@ -148,6 +177,7 @@ class Ring {
   int32_t head_ = 0;
   int32_t segment_ = 0;
   int32_t num_entries_ = 0;  ///< entries that are copied whole
+  int32_t ahead_ = 0;        ///< tiles of the first entry whose copies were begun before it was published
   int32_t under_way_ = 0;    ///< stages that are being copied to, or computed
   int32_t filled_ = 0;       ///< the next stage to copy to
   int32_t used_ = 0;         ///< the next stage to compute

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/decode/scores.cuh"
+#include "planner/partition_rule.hpp"
 
 /// How a row of an item ends: a warp joins the math warps' states of it, folds them into the chain's and writes them.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -8,20 +9,47 @@ namespace folio::inline v0::kernels::cuda::sm90 {
 /// A lane's components of a row: kRuns runs of kRun neighbours, 32 * kRun apart. The last run may lie beyond the row.
 template <int32_t DimV>
 struct LaneComponents {
-  static constexpr int32_t kRun = DimV % 128 == 0 ? 4 : 2;
-  static constexpr int32_t kRuns = (DimV + 32 * kRun - 1) / (32 * kRun);
-  static constexpr int32_t kCount = kRun * kRuns;
+  static constexpr int32_t kRun = run_components(DimV);
+  static constexpr int32_t kCount = lane_components(DimV);
   float x[kCount];
 };
 
-/// What a chain of items has accumulated before the present one, of a warp's rows. Touched at the ends of items only,
-/// hence kept in local memory: the address is hidden from the compiler.
-template <int32_t DimV, int32_t Rows>
-struct RunningState {
-  LaneComponents<DimV> values[Rows];
-  float max[Rows];
-  float sum[Rows];
+/// What a chain of items has accumulated before the present one, of one row, in shared memory: local memory, first
+/// touched, takes 2 microseconds. By the lanes of the warp that ends the row in every item; touched at their ends only.
+template <int32_t DimV>
+class RunningRow {
+  using Components = LaneComponents<DimV>;
+
+ public:
+  /// `running`: [kMaxRows][running_floats].
+  __device__ __forceinline__ RunningRow(float* running, int32_t row, int32_t lane)
+      : state_(running + row * running_floats(DimV)), mine_(state_ + 4 + Components::kRun * lane), lane_(lane) {}
+
+  __device__ __forceinline__ float max() const { return state_[0]; }
+  __device__ __forceinline__ float sum() const { return state_[1]; }
+  __device__ __forceinline__ float value(int32_t i) const { return mine_[offset(i)]; }
+
+  __device__ __forceinline__ void store(float max, float sum, const Components& values) const {
+    __syncwarp();  // all have read what there was
+    if (lane_ == 0) {
+      state_[0] = max;
+      state_[1] = sum;
+    }
+#pragma unroll
+    for (int32_t i = 0; i < Components::kCount; ++i) mine_[offset(i)] = values.x[i];
+  }
+
+ private:
+  __device__ __forceinline__ static int32_t offset(int32_t i) {
+    return i / Components::kRun * 32 * Components::kRun + i % Components::kRun;
+  }
+
+  float* const state_;
+  float* const mine_;
+  const int32_t lane_;
 };
+
+/// For states in local memory: the address is hidden from the compiler.
 template <typename Running>
 __device__ __forceinline__ Running& hidden(Running& state) {
   Running* address = &state;
@@ -29,8 +57,9 @@ __device__ __forceinline__ Running& hidden(Running& state) {
   return *address;
 }
 
-/// Two neighbouring components of a row that ends here, multiplied with what ends it.
-__device__ __forceinline__ void write_two(const AttentionParams& params, int64_t at, float x, float y) {
+/// Two neighbouring components of a row that ends here, in any type and at any address. Called: one of its many ways is
+/// taken, and instructions that are jumped over have to be fetched all the same.
+__device__ FOLIO_CALLED inline void write_any_two(const AttentionParams& params, int64_t at, float x, float y) {
   if (is_fp8(params.out_dtype)) {
     auto* const to = static_cast<uint8_t*>(params.out) + at;
     const float scale = scale_at(params.out_scale, 0, 0);
@@ -41,73 +70,98 @@ __device__ __forceinline__ void write_two(const AttentionParams& params, int64_t
   }
   if (params.out_dtype == DType::kFloat32) {
     auto* const to = static_cast<float*>(params.out) + at;
-    if (params.out_pairs) {
-      *reinterpret_cast<float2*>(to) = float2{x, y};
-    } else {
-      to[0] = x;
-      to[1] = y;
-    }
+    to[0] = x;
+    to[1] = y;
     return;
   }
   auto* const to = static_cast<uint16_t*>(params.out) + at;
   const uint32_t pair =
       params.out_dtype == DType::kFloat16 ? ptx::pack_two<__half>(x, y) : ptx::pack_two<__nv_bfloat16>(x, y);
-  if (params.out_pairs) {
-    *reinterpret_cast<uint32_t*>(to) = pair;
+  to[0] = static_cast<uint16_t>(pair);
+  to[1] = static_cast<uint16_t>(pair >> 16);
+}
+
+/// The same, of 16-bit pairs without a call.
+__device__ __forceinline__ void write_two(const AttentionParams& params, int64_t at, float x, float y) {
+  const bool is_half = params.out_dtype == DType::kFloat16;
+  if (!params.out_pairs || (!is_half && params.out_dtype != DType::kBFloat16)) {
+    return write_any_two(params, at, x, y);
+  }
+  const uint32_t pair = is_half ? ptx::pack_two<__half>(x, y) : ptx::pack_two<__nv_bfloat16>(x, y);
+  *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out) + at) = pair;
+}
+
+/// Neighbouring floats of shared memory, which begin at a multiple of their size, at once.
+template <int32_t Count>
+__device__ __forceinline__ void read_run(float* to, const float* from) {
+  static_assert(Count == 2 || Count == 4);
+  if constexpr (Count == 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    to[0] = four.x;
+    to[1] = four.y;
+    to[2] = four.z;
+    to[3] = four.w;
   } else {
-    to[0] = static_cast<uint16_t>(pair);
-    to[1] = static_cast<uint16_t>(pair >> 16);
+    const float2 two = *reinterpret_cast<const float2*>(from);
+    to[0] = two.x;
+    to[1] = two.y;
   }
 }
 
 /// By a warp: ends row `row` of the item, whose states' values stand in `results` [math_warps][kResultRows][stride].
-template <int32_t DimV, typename State, typename Running>
+template <int32_t DimV, typename State>
 __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, const State& state,
                                                 const ItemContext& context, const float* results, int32_t row,
-                                                int32_t lane, Running& running) {
+                                                int32_t lane, float* running) {
   using Components = LaneComponents<DimV>;
   constexpr int32_t kStride = result_stride({DimV, DimV});
   const planner::WorkItem& item = context.item;
   const int32_t place = row % kResultRows;
-  const int32_t part = row / State::kWarps;
-  const float top = lane < State::kWarps ? state.top[lane][place] : -INFINITY;
-  const float lane_sum = lane < State::kWarps ? state.sum[lane][place] : 0.0f;
-  float max = top;
+  // Every lane has all warps' maxima and sums, and nothing but the sums waits for what is before it. An empty state's
+  // values are zeros.
+  constexpr int32_t kWarps = State::kWarps;
+  float tops[kWarps];
+  float sums[kWarps];
 #pragma unroll
-  for (int32_t step = 1; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, step));
-  const float mine = is_empty(top, lane_sum) ? -1.0f : (top == max ? 1.0f : exp2f(top - max));
-  float sum = 0.0f;
-  Components value{};
-#pragma unroll 2
-  for (int32_t w = 0; w < State::kWarps; ++w) {
-    const float factor = __shfl_sync(kAllLanes, mine, w);
-    const float other = __shfl_sync(kAllLanes, lane_sum, w);
-    if (factor < 0.0f) continue;
-    sum = __fmaf_rn(other, factor, sum);
+  for (int32_t w = 0; w < kWarps; w += 4) {
+    read_run<4>(tops + w, state.top[place] + w);
+    read_run<4>(sums + w, state.sum[place] + w);
+  }
+  Components values[kWarps];
+#pragma unroll
+  for (int32_t w = 0; w < kWarps; ++w) {
     const float* const from = results + (w * kResultRows + place) * kStride + Components::kRun * lane;
 #pragma unroll
-    for (int32_t i = 0; i < Components::kCount; ++i) {
-      const int32_t d = i / Components::kRun * 32 * Components::kRun + i % Components::kRun;
+    for (int32_t i = 0; i < Components::kCount; i += Components::kRun) {
+      const int32_t d = i / Components::kRun * 32 * Components::kRun;
       if (DimV % (32 * Components::kRun) != 0 && d + Components::kRun * lane >= DimV) continue;
-      value.x[i] = __fmaf_rn(from[d], factor, value.x[i]);
+      read_run<Components::kRun>(values[w].x + i, from + d);
     }
+  }
+  float max = tops[0];
+#pragma unroll
+  for (int32_t w = 1; w < kWarps; ++w) max = fmaxf(max, tops[w]);
+  float sum = 0.0f;
+  Components value{};
+#pragma unroll
+  for (int32_t w = 0; w < kWarps; ++w) {
+    const float grown = tops[w] == max ? 1.0f : ptx::exp2_approximate(tops[w] - max);
+    const float factor = is_empty(tops[w], sums[w]) ? 0.0f : grown;
+    sum = __fmaf_rn(sums[w], factor, sum);
+#pragma unroll
+    for (int32_t i = 0; i < Components::kCount; ++i) value.x[i] = __fmaf_rn(values[w].x[i], factor, value.x[i]);
   }
 #pragma unroll
   for (float& x : value.x) x = __fmul_rn(x, context.v_scale[row]);
-  Running& before = hidden(running);
+  const RunningRow<DimV> before(running, row, lane);
   if ((item.flags & planner::kStart) == 0) {
-    const Fold factors = fold_factors(before.max[part], before.sum[part], max, sum);
-    sum = fold(factors, before.sum[part], sum);
+    const Fold factors = fold_factors(before.max(), before.sum(), max, sum);
+    sum = fold(factors, before.sum(), sum);
     max = factors.max;
 #pragma unroll
-    for (int32_t i = 0; i < Components::kCount; ++i) value.x[i] = fold(factors, before.values[part].x[i], value.x[i]);
+    for (int32_t i = 0; i < Components::kCount; ++i) value.x[i] = fold(factors, before.value(i), value.x[i]);
   }
-  if ((item.flags & planner::kFinish) == 0) {
-    before.max[part] = max;
-    before.sum[part] = sum;
-    before.values[part] = value;
-    return;
-  }
+  if ((item.flags & planner::kFinish) == 0) return before.store(max, sum, value);
   const auto for_pairs = [&](const auto& write) {
 #pragma unroll
     for (int32_t i = 0; i < Components::kCount; i += 2) {

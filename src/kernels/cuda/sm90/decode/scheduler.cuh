@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/sm90/decode/copies.cuh"
 #include "kernels/cuda/sm90/decode/item_queue.cuh"
+#include "kernels/cuda/sm90/decode/page_walk.cuh"
 #include "planner/partition_rule.hpp"
 
 /// The scheduler's warp: takes items, finds out what their rows see and where their tokens lie, and hands both over
@@ -18,6 +19,7 @@ class Scheduler {
   __device__ __forceinline__ Scheduler(const DecodeParams& params, unsigned char* memory, State& state)
       : params_(params.attention),
         boxes_(params.box),
+        row_begins_(params.attention, static_cast<int32_t>(threadIdx.x) % 32),
         plan_(params.attention.plan->view),
         state_(state),
         places_(reinterpret_cast<TokenPlace*>(memory + kLayout.places)),
@@ -67,14 +69,11 @@ class Scheduler {
     int32_t first_pos;
   };
 
-  /// Where the tokens of an item's row of the segment are looked up.
-  struct Walk {
-    const int32_t* pages;  ///< null: ragged
-    int32_t first_token;   ///< ragged
-    uint32_t page_size;
-    int32_t shift;  ///< the page size is 2^shift; -1 if it is no power of two
-    int32_t begin;  ///< tokens seen
-    int32_t end;
+  /// A request's tokens.
+  struct Request {
+    int32_t first_token;
+    int32_t end_token;
+    int32_t first_position;
   };
 
   __device__ __forceinline__ KvRow kv_row_of(const planner::WorkItem& item) const {
@@ -86,24 +85,19 @@ class Scheduler {
   }
 
   /// `row` knows its queries already.
-  __device__ __forceinline__ void bind_row(Row& row, const planner::WorkItem& item, const KvRow& kv_row,
+  __device__ __forceinline__ void bind_row(Row& row, const planner::WorkItem& item, const KvRow& kv_row, Request asked,
                                            bool custom) const {
     if (lane_ >= item.row_end - item.row_begin) return;
     const RowPlace place = row_place(params_, item, lane_);
     const planner::SegmentLengths& lengths = kv_row.lengths;
     const SegmentParams& segment = params_.segments[item.segment];
     int32_t request = item.request;
-    int32_t first_token = plan_.cu_q[request];
-    int32_t end_token = plan_.cu_q[request + 1];
-    int32_t first_position = plan_.q_first_pos[request];
-    while (end_token <= place.token) {
+    while (asked.end_token <= place.token) {
       ++request;
-      first_token = end_token;
-      end_token = plan_.cu_q[request + 1];
-      first_position = plan_.q_first_pos[request];
+      asked = {asked.end_token, plan_.cu_q[request + 1], plan_.q_first_pos[request]};
     }
-    const int32_t index = place.token - first_token;
-    const int64_t position = int64_t{first_position} + index;
+    const int32_t index = place.token - asked.first_token;
+    const int64_t position = int64_t{asked.first_position} + index;
     const planner::KeySight key_sight =
         planner::key_sight(params_.mask, lengths.mask, params_.window_left, params_.window_right);
     const planner::TokenRange range =
@@ -133,33 +127,6 @@ class Scheduler {
             __reduce_min_sync(kAllLanes, mine ? row.end : INT32_MAX)};
   }
 
-  __device__ __forceinline__ Walk walk_of(const planner::WorkItem& item) const {
-    const SegmentParams& segment = params_.segments[item.segment];
-    Walk walk{nullptr, 0, static_cast<uint32_t>(segment.page_size), -1, 0, 0};
-    if (!segment.paged) {
-      walk.first_token = segment.indptr[item.kv_row];
-      return walk;
-    }
-    walk.pages =
-        segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
-                                                     : item.kv_row * segment.row_stride + segment.first_column);
-    if ((walk.page_size & (walk.page_size - 1)) == 0) walk.shift = __ffs(segment.page_size) - 1;
-    return walk;
-  }
-
-  __device__ __forceinline__ static bool is_seen(const Walk& walk, int32_t token, int32_t box) {
-    return token + box > walk.begin && token < walk.end;
-  }
-
-  /// The place of `box` tokens of one page.
-  __device__ __forceinline__ TokenPlace place_of(const Walk& walk, int32_t token, int32_t box) const {
-    if (!is_seen(walk, token, box)) return {0, -1};
-    if (walk.pages == nullptr) return {0, walk.first_token + token};
-    const auto number = static_cast<uint32_t>(token);
-    const uint32_t column = walk.shift >= 0 ? number >> walk.shift : number / walk.page_size;
-    return {walk.pages[column], static_cast<int32_t>(number - column * walk.page_size)};
-  }
-
   /// Hands an item over, in as many entries as it takes.
   __device__ __forceinline__ void publish(const planner::WorkItem& item) {
     const bool has_keys = item.kv_begin < item.kv_end;
@@ -170,29 +137,27 @@ class Scheduler {
     const int32_t num_tiles = has_keys ? (item.kv_end - first + kTileTokens - 1) / kTileTokens : 0;
     const int32_t box = has_keys ? boxes_[item.segment] : kSingles;
     const int32_t context = num_items_ % kEntries;
-    // Nothing waits that need not: queries are asked for at once where their place is free, the first pages with the
-    // lengths that say which of them are to be read.
+    // Nothing waits that need not: lengths and the first pages, by the item's range, are asked for before anything is
+    // computed. Soon after, all that is read waits behind the math warps' first copies.
+    PageWalk walk{};
+    KvRow kv_row{};
+    Request asked{};
+    TokenPlace ahead[kAhead] = {};
+    if (has_keys) {
+      kv_row = kv_row_of(item);
+      asked = {plan_.cu_q[item.request], plan_.cu_q[item.request + 1], plan_.q_first_pos[item.request]};
+      walk = page_walk(params_, item, row_begins_);
+#pragma unroll
+      for (int32_t i = 0; i < kAhead; ++i) ahead[i] = walk.place_of(first + (lane_ + 32 * i) * box, box);
+    }
     Row row;
     if (lane_ < num_rows) {
       const RowPlace place = row_place(params_, item, lane_);
       row.query = place.token * params_.q_token_stride + place.q_head * params_.q_head_stride;
     }
-    Walk walk{};
-    KvRow kv_row{};
-    if (has_keys) {
-      walk = walk_of(item);
-      kv_row = kv_row_of(item);
-    }
     const bool early = kCodes == Codes::kNone && directly() && num_entries_ < kEntries;
     if (early) ask_for_queries(context, row);
-    TokenPlace ahead[kAhead] = {};
-    if (has_keys) {
-      walk.begin = item.kv_begin;
-      walk.end = item.kv_end;
-#pragma unroll
-      for (int32_t i = 0; i < kAhead; ++i) ahead[i] = place_of(walk, first + (lane_ + 32 * i) * box, box);
-      bind_row(row, item, kv_row, custom);
-    }
+    if (has_keys) bind_row(row, item, kv_row, asked, custom);
     const Sight sight = sight_of(row, num_rows);
     walk.begin = sight.any_begin;
     walk.end = sight.any_end;
@@ -208,20 +173,20 @@ class Scheduler {
         write_row(state_.contexts[context], row);
         if (lane_ == 0) write_item(state_.contexts[context], item, kv_row, sight, first, box, has_keys, custom);
       }
-      const int32_t count = min(num_tiles - done, kEntryTiles);
+      const int32_t count = min(num_tiles - done, entry_tiles(kDims));
       const int32_t begin = first + done * kTileTokens;
-      TokenPlace* const places = places_ + slot * kEntryTiles * kTileTokens;
+      TokenPlace* const places = places_ + slot * entry_tiles(kDims) * kTileTokens;
       const int32_t num_places = count * kTileTokens / box;
       int32_t place = lane_;
       if (done == 0) {
 #pragma unroll
         for (int32_t i = 0; i < kAhead; ++i, place += 32) {
-          if (!is_seen(walk, begin + place * box, box)) ahead[i] = {0, -1};
+          if (!walk.has(begin + place * box, box)) ahead[i] = {0, -1};
           if (place < num_places) places[place] = ahead[i];
         }
       }
 #pragma unroll 4
-      for (; place < num_places; place += 32) places[place] = place_of(walk, begin + place * box, box);
+      for (; place < num_places; place += 32) places[place] = walk.place_of(begin + place * box, box);
       done += count;
       if (lane_ == 0) state_.entries[slot] = {context, begin, count, done == num_tiles ? uint32_t{kItemEnds} : 0u};
       hand_over(slot);
@@ -259,11 +224,11 @@ class Scheduler {
 
   /// Calls copy(shared address, element, valid) for the pieces of kRows rows' queries, of which the item may have
   /// fewer.
-  template <typename Copy>
+  template <int32_t kAtOnce, typename Copy>
   __device__ __forceinline__ void for_query_pieces(int32_t context, const Row& row, const Copy& copy) const {
     constexpr int32_t kPieces = DimQk / kPiece;
     const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * query_stride(kDims));
-#pragma unroll 4
+#pragma unroll kAtOnce
     for (int32_t i = lane_; i < kRows * kPieces; i += 32) {
       const int32_t d = i % kPieces * kPiece;
       const int64_t at = __shfl_sync(kAllLanes, row.query, i / kPieces);
@@ -276,15 +241,14 @@ class Scheduler {
     return params_.q_wide && !is_fp8(params_.q_dtype);
   }
   __device__ __forceinline__ void ask_for_queries(int32_t context, const Row& row) const {
-    for_query_pieces(context, row, [this](uint32_t to, int64_t at, bool valid) {
+    for_query_pieces<4>(context, row, [this](uint32_t to, int64_t at, bool valid) {
       ptx::copy_16_async(to, static_cast<const uint16_t*>(params_.q) + (valid ? at : 0), valid);
     });
   }
   __device__ __forceinline__ void copy_queries(int32_t context, const Row& row) const {
     if (directly()) return ask_for_queries(context, row);
-    for_query_pieces(context, row, [this](uint32_t to, int64_t at, bool valid) {
-      copy_any<T>(to, params_.q, params_.q_dtype, at, valid);
-    });
+    for_query_pieces<1>(context, row,
+                        [this](uint32_t to, int64_t at, bool valid) { copy_query_piece<T>(params_, to, at, valid); });
   }
 
   /// The same as float16, where keys are codes: bfloat16's largest power of two becomes 2^14, so that what is 2^-28 of
@@ -356,6 +320,7 @@ class Scheduler {
 
   const AttentionParams& params_;
   const int32_t* boxes_;
+  const RowBegins row_begins_;
   const planner::PlanView plan_;  ///< a copy: its fields come together
   State& state_;
   TokenPlace* const places_;

@@ -59,25 +59,20 @@ __device__ __forceinline__ float general_logit(const AttentionParams& params, co
   return context.custom && !sees(params, context, row, token) ? -INFINITY : x;
 }
 
-/// All of a lane's products, one after the other in local memory: a loop instead of as many copies of its body.
+/// All of a lane's products, one after the other in shared memory: a loop instead of as many copies of its body. There
+/// is no local memory: its first touch takes 2 microseconds. `scratch`: the lane's floats, 32 apart.
 template <int32_t Columns>
 __device__ __forceinline__ void to_general_logits(const AttentionParams& params, const ItemContext& context,
-                                                  int32_t first, int32_t lane, float (&s)[Columns][4]) {
-  struct {
-    float x[Columns * 4];
-  } local;
+                                                  int32_t first, int32_t lane, float* scratch, float (&s)[Columns][4]) {
 #pragma unroll
-  for (int32_t i = 0; i < Columns * 4; ++i) local.x[i] = s[i / 4][i % 4];
-  auto* address = &local;
-  asm volatile("" : "+l"(address)::"memory");  // no registers
+  for (int32_t i = 0; i < Columns * 4; ++i) scratch[32 * i] = s[i / 4][i % 4];
 #pragma unroll 1
   for (int32_t i = 0; i < Columns * 4; ++i) {
-    address->x[i] = general_logit(params, context, i / 4 * 8 + lane % 4 * 2 + i % 2, first + lane / 4 + i / 2 % 2 * 8,
-                                  address->x[i]);
+    scratch[32 * i] = general_logit(params, context, i / 4 * 8 + lane % 4 * 2 + i % 2, first + lane / 4 + i / 2 % 2 * 8,
+                                    scratch[32 * i]);
   }
-  asm volatile("" ::: "memory");
 #pragma unroll
-  for (int32_t i = 0; i < Columns * 4; ++i) s[i / 4][i % 4] = address->x[i];
+  for (int32_t i = 0; i < Columns * 4; ++i) s[i / 4][i % 4] = scratch[32 * i];
 }
 
 /// Logits of tokens that a lane's rows do not see become -infinity.

@@ -11,7 +11,6 @@ constexpr int32_t kTileTokens = 16;  ///< tokens that a warp takes at a time
 constexpr int32_t kFewRows = 8;      ///< most packed rows of an item, if a group has no more
 constexpr int32_t kMaxRows = 16;     ///< ... else
 constexpr int32_t kEntries = 2;      ///< of the queue between the scheduler and the math warps
-constexpr int32_t kEntryTiles = 64;  ///< most tiles of an entry
 constexpr int32_t kPiece = 8;        ///< elements of 16 bytes
 constexpr int32_t kSharedLimit = 227 * 1024;
 
@@ -51,6 +50,11 @@ constexpr int32_t register_threads(const HeadDims& dims, int32_t rows) {
 /// Tokens of the planner's tiles, between which work is cut: each math warp has one of the kernel's in it.
 constexpr int32_t plan_tokens(const HeadDims& dims) {
   return math_warps(dims) * kTileTokens;
+}
+
+/// Most tiles of an entry. Tiles of 192/128 are so large that half as many find room for their places.
+constexpr int32_t entry_tiles(const HeadDims& dims) {
+  return dims.qk == 192 ? 32 : 64;
 }
 
 /// Bytes of a tile of keys or of values.
@@ -95,21 +99,36 @@ constexpr int32_t result_stride(const HeadDims& dims) {
 }
 constexpr int32_t kResultRows = 8;  ///< of each warp: joined so many rows at a time
 
+/// Neighbouring components of a row's end that a lane has, and how many in all: runs 32 times as far apart.
+constexpr int32_t run_components(int32_t dim_v) {
+  return dim_v % 128 == 0 ? 4 : 2;
+}
+constexpr int32_t lane_components(int32_t dim_v) {
+  const int32_t across = 32 * run_components(dim_v);
+  return run_components(dim_v) * ((dim_v + across - 1) / across);
+}
+/// Floats of a row's running state between the items of a chain: maximum, sum, two for alignment, and what lanes have.
+constexpr int32_t running_floats(int32_t dim_v) {
+  return 4 + 32 * lane_components(dim_v);
+}
+
 /// Byte offsets of shared memory's parts, from an address that is a multiple of 1024.
 struct SharedLayout {
   int32_t ring;     ///< [math_warps][stages][stage_bytes]
   int32_t results;  ///< [math_warps][kResultRows][result_stride] float
+  int32_t running;  ///< [kMaxRows][running_floats] float
   int32_t queries;  ///< [kEntries][kMaxRows][query_stride]
-  int32_t places;   ///< [kEntries][kEntryTiles * kTileTokens] TokenPlace
+  int32_t places;   ///< [kEntries][entry_tiles * kTileTokens] TokenPlace
   int32_t rest;     ///< struct SharedState
 };
 constexpr SharedLayout shared_layout(const HeadDims& dims) {
   SharedLayout layout{};
   layout.ring = 0;
   layout.results = math_warps(dims) * stages(dims) * stage_bytes(dims);
-  layout.queries = layout.results + 4 * math_warps(dims) * kResultRows * result_stride(dims);
+  layout.running = layout.results + 4 * math_warps(dims) * kResultRows * result_stride(dims);
+  layout.queries = layout.running + 4 * kMaxRows * running_floats(dims.v);
   layout.places = layout.queries + kEntries * kMaxRows * query_stride(dims);
-  layout.rest = layout.places + kEntries * kEntryTiles * kTileTokens * 8;
+  layout.rest = layout.places + kEntries * entry_tiles(dims) * kTileTokens * 8;
   return layout;
 }
 

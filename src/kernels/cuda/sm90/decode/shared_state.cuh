@@ -53,7 +53,7 @@ enum EntryFlags : uint32_t {
 struct Entry {
   int32_t context;    ///< index of the item's context and queries
   int32_t first;      ///< local token of tile 0
-  int32_t num_tiles;  ///< up to kEntryTiles
+  int32_t num_tiles;  ///< up to entry_tiles
   uint32_t flags;     ///< EntryFlags
 };
 
@@ -64,8 +64,8 @@ struct SharedState {
   static constexpr int32_t kWarps = Warps;
   ItemContext contexts[kEntries];
   Entry entries[kEntries];
-  float top[Warps][kResultRows];
-  float sum[Warps][kResultRows];
+  alignas(16) float top[kResultRows][Warps];
+  alignas(16) float sum[kResultRows][Warps];
   uint64_t full[kEntries];          ///< phase n: the slot's entry number n is there
   uint64_t empty[kEntries];         ///< phase n: every thread of the math warps has done with it
   uint64_t arrived[Warps][Stages];  ///< phase n: the stage's tile number n is there

@@ -53,37 +53,39 @@ struct ValueTile {
     __syncwarp();
   }
 
-  /// Adds them to the rows that see them. `o`: of 16 components each, see MathWarp.
+  /// Adds them to the rows that see them. `o`: of 16 components each, see MathWarp. `sums`: shared memory for a
+  /// column's, the lane's floats, 32 apart.
   template <int32_t Columns>
   __device__ __forceinline__ void add_special(const AttentionParams& params, const ItemContext& context, int32_t first,
-                                              float (&o)[Dim / 16][Columns][4]) const {
-    constexpr int32_t kSums = Dim / 16 * Columns * 4;
-    struct {
-      float x[kSums];
-    } local;
+                                              float* sums, float (&o)[Dim / 16][Columns][4]) const {
+    constexpr int32_t kSums = Dim / 16 * 4;
+#pragma unroll 1
+    for (int32_t column = 0; column < Columns; ++column) {
 #pragma unroll
-    for (int32_t i = 0; i < kSums; ++i) local.x[i] = o[i / 4 / Columns][i / 4 % Columns][i % 4];
-    auto* sums = &local;
-    asm volatile("" : "+l"(sums)::"memory");  // no registers
+      for (int32_t i = 0; i < kSums * Columns; ++i) {
+        if (i / kSums == column) sums[i % kSums * 32] = o[i % kSums / 4][i / kSums][i % 4];
+      }
 #pragma unroll 1
-    for (int32_t i = 0; i < kTileTokens * (Dim / 8); ++i) {
-      const int32_t token = i / (Dim / 8);
-      const int32_t m = i % (Dim / 8) / 2;  // of 16 components, of which two are this lane's
-      const int32_t h = i % 2;
-      const int32_t byte = kBytes * (16 * m + first_component<kCodes>(lane) + h * kSecondComponent<kCodes>);
-      const uint32_t all = ptx::load_4(piece(token, byte / 16) + static_cast<uint32_t>(byte % 16 / 4 * 4));
-      const int32_t index = byte % 4 / kBytes;
-      if ((special_bits<T, kCodes>(all) >> (8 * kBytes * index) & 1) == 0) continue;
-      const float value = element_of<T, kCodes>(all, index);
+      for (int32_t i = 0; i < kTileTokens * (Dim / 8); ++i) {
+        const int32_t token = i / (Dim / 8);
+        const int32_t m = i % (Dim / 8) / 2;  // of 16 components, of which two are this lane's
+        const int32_t h = i % 2;
+        const int32_t byte = kBytes * (16 * m + first_component<kCodes>(lane) + h * kSecondComponent<kCodes>);
+        const uint32_t all = ptx::load_4(piece(token, byte / 16) + static_cast<uint32_t>(byte % 16 / 4 * 4));
+        const int32_t index = byte % 4 / kBytes;
+        if ((special_bits<T, kCodes>(all) >> (8 * kBytes * index) & 1) == 0) continue;
+        const float value = element_of<T, kCodes>(all, index);
 #pragma unroll 1
-      for (int32_t r = 0; r < 2 * Columns; ++r) {
-        if (!sees(params, context, r / 2 * 8 + lane % 4 * 2 + r % 2, first + token)) continue;
-        sums->x[(m * Columns + r / 2) * 4 + 2 * h + r % 2] += value;
+        for (int32_t r = 0; r < 2; ++r) {
+          if (!sees(params, context, column * 8 + lane % 4 * 2 + r, first + token)) continue;
+          sums[(4 * m + 2 * h + r) * 32] += value;
+        }
+      }
+#pragma unroll
+      for (int32_t i = 0; i < kSums * Columns; ++i) {
+        if (i / kSums == column) o[i % kSums / 4][i / kSums][i % 4] = sums[i % kSums * 32];
       }
     }
-    asm volatile("" ::: "memory");
-#pragma unroll
-    for (int32_t i = 0; i < kSums; ++i) o[i / 4 / Columns][i / 4 % Columns][i % 4] = sums->x[i];
   }
 
  private:

@@ -22,6 +22,8 @@ __device__ __forceinline__ void run_thread_block(const DecodeParams& params, uns
   static_assert(shared_layout(kDims).rest % alignof(State) == 0);
   static_assert(DimQk % 16 == 0 && DimV % 16 == 0 && (kCodes == Codes::kNone || (DimQk % 64 == 0 && DimV % 64 == 0)));
   State& state = *reinterpret_cast<State*>(memory + shared_layout(kDims).rest);
+  prefetch_table(params.attention, threads(kDims));
+  touch_parameters(params.attention);
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kEntries; ++i) {
       ptx::init_barrier(ptx::shared_address(&state.full[i]), kLaneArrivals);

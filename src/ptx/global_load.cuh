@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+/// Reads of global memory that C++ does not express.
+namespace folio::inline v0::ptx {
+
+/// 16 bytes past the first-level cache where `wanted`; else `to` stays what it is. Written out, as many of them are to
+/// be under way at once: the compiler reads to other registers and waits to move what has come.
+__device__ __forceinline__ void load_four_if(float4& to, const void* from, bool wanted) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];}"
+               : "+f"(to.x), "+f"(to.y), "+f"(to.z), "+f"(to.w)
+               : "l"(from), "r"(static_cast<int>(wanted))
+               : "memory");
+}
+
+/// Reads a word of the kernel's parameters for nothing but its line.
+__device__ __forceinline__ void read_constant(const uint32_t* word) {
+  asm volatile("" ::"r"(*word));
+}
+
+/// Brings the line of an address to the second-level cache.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+
+}  // namespace folio::inline v0::ptx
