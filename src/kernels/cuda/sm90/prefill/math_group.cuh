@@ -7,23 +7,25 @@
 /// the product with a tile's values runs while the next tile's scores become weights.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-/// `General`: there is a soft cap, ALiBi or a custom mask.
-template <typename T, int32_t DimQk, int32_t DimV, bool General>
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
 class MathGroup {
   static constexpr HeadDims kDims{DimQk, DimV};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
+  static constexpr int32_t kTokens = tile_tokens(kDims);
   static constexpr int32_t kScores = kTokens / 2;  ///< of a lane
   static constexpr int32_t kValues = DimV / 2;
+  using Place = RingPlace<stages(kDims)>;
 
  public:
   __device__ __forceinline__ MathGroup(const PrefillParams& params, unsigned char* memory, SharedState& state)
       : params_(params),
         state_(state),
         group_(static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1),
-        ring_(ptx::shared_address(memory)),
-        queries_(ring_ + static_cast<uint32_t>(kLayout.queries + group_ * query_bytes(DimQk))),
-        full_(ptx::shared_address(state.full)),
-        empty_(ptx::shared_address(state.empty)),
+        cap_(params.attention.soft_cap),
+        memory_(ptx::shared_address(memory)),
+        keys_ring_(ptx::shared_address(&state.keys)),
+        values_ring_(ptx::shared_address(&state.values)),
+        queries_(memory_ + static_cast<uint32_t>(kLayout.queries + group_ * query_bytes(DimQk))),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         first_row_(group_ * kGroupRows + static_cast<int32_t>(threadIdx.x) % kGroupThreads / 32 * 16 + lane_ / 4) {}
 
@@ -35,12 +37,12 @@ class MathGroup {
       const ItemContext& context = state_.contexts[slot];
       if (context.all_done) return;
       const RowInfo& rows = state_.rows[slot];
-      const uint32_t queries = queries_ + static_cast<uint32_t>(slot * kMathGroups * query_bytes(DimQk));
+      const uint32_t queries =
+          queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk));
       begin_item(context, rows);
       if (context.num_tiles > 0) accumulate(context, rows, queries);
-      end_item<T, DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
-      __syncwarp();
-      if (lane_ == 0) ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
+      end_item<DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
+      ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
     }
   }
 
@@ -52,10 +54,16 @@ class MathGroup {
       state_row_.top[h] = -INFINITY;
       state_row_.sum[h] = 0.0f;
       state_row_.scale[h] = 1.0f;
+      state_row_.slope[h] = 0.0f;
       const int32_t row = first_row_ + 8 * h;
-      if (General || row >= context.num_rows) continue;
+      if (row >= context.num_rows) continue;
       const float scale = rows.scale[row];
-      state_row_.scale[h] = fabsf(scale) > 0.0f ? fabsf(scale) : 1.0f;
+      if constexpr (kVariant == Variant::kPlain) {
+        state_row_.scale[h] = fabsf(scale) > 0.0f ? fabsf(scale) : 1.0f;
+      } else {
+        state_row_.scale[h] = scale;
+        state_row_.slope[h] = rows.slope[row];
+      }
     }
 #pragma unroll
     for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
@@ -69,21 +77,23 @@ class MathGroup {
     int32_t first;  ///< token of the tile whose weights are in `p`
     bool edge;      ///< whose values may need more than a product
     uint32_t p[kTokens / 4];
+    uint32_t sights[2][kTokens / 32];  ///< kAny: which of the present tile's tokens the lane's rows see
   };
 
   __device__ __forceinline__ void accumulate(const ItemContext& context, const RowInfo& rows, uint32_t queries) {
     Walk walk{context,
               rows,
-              ptx::describe_tile(queries, 0, kHalfBytes),
+              ptx::describe_tile<span(DimQk)>(queries, 0, span_step(DimQk)),
               (context.first_tile + context.num_tiles - 1) * kTokens,
               false,
+              {},
               {}};
     float s[kScores];
     float factor[2];
-    const uint32_t keys = await_tile(context.by_threads);
+    const uint32_t keys = await_keys(context.by_threads);
     multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
-    release(keys);
+    release_keys(walk, keys);
     to_weights<true>(walk, walk.first, s, factor);
     pack(s, walk.p);
     walk.edge = is_edge(context, walk.first);
@@ -97,10 +107,10 @@ class MathGroup {
       for (; left > 0 && !is_masked(context, walk.first - kTokens); --left) step<false>(walk);
     }
     if (walk.edge) set_special_apart(rows, walk.first);
-    const uint32_t values = await_tile(context.by_threads);
+    const uint32_t values = await_values(context.by_threads);
     multiply_values(values, walk.p);
     ptx::wait_products<0>(o_);
-    release(values);
+    release(values_ring_, values);
   }
 
   /// The next tile's scores become weights while the last one's values are multiplied.
@@ -108,18 +118,18 @@ class MathGroup {
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
     float factor[2];
-    const uint32_t keys = await_tile(walk.context.by_threads);
+    const uint32_t keys = await_keys(walk.context.by_threads);
     if (walk.edge) set_special_apart(walk.rows, walk.first);
     walk.first -= kTokens;
     walk.edge = is_edge(walk.context, walk.first);
-    const uint32_t values = await_tile(walk.context.by_threads);
+    const uint32_t values = await_values(walk.context.by_threads);
     multiply_keys(walk.q, keys, s);
     multiply_values(values, walk.p);
     ptx::wait_products<1>(s);
-    release(keys);
+    release_keys(walk, keys);
     to_weights<Masked>(walk, walk.first, s, factor);
     ptx::wait_products<0>(o_);
-    release(values);
+    release(values_ring_, values);
     pack(s, walk.p);
 #pragma unroll
     for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
@@ -127,48 +137,75 @@ class MathGroup {
 
   /// Whether the tile's values may hold what must not be multiplied.
   __device__ __forceinline__ static bool is_edge(const ItemContext& context, int32_t first) {
-    return context.custom || needs_mask(context.sight, first);
+    return context.custom || needs_mask(context.sight, first, kTokens);
   }
   __device__ __forceinline__ static bool is_masked(const ItemContext& context, int32_t first) {
-    return context.turned || needs_mask(context.sight, first);
+    if constexpr (kVariant == Variant::kAny) return true;
+    if (kVariant == Variant::kPlain && context.turned) return true;
+    if (kVariant == Variant::kAlibi && context.shard.world != 1) return true;
+    return needs_mask(context.sight, first, kTokens);
   }
 
-  /// Number in the ring of the next tile, which is there then.
-  __device__ __forceinline__ uint32_t await_tile(bool by_threads) {
-    const uint32_t stage = stage_;
-    ptx::wait(full_ + 8 * stage, parity_);
+  /// Number in its ring of the next tile, which is there then.
+  __device__ __forceinline__ uint32_t await_keys(bool by_threads) {
+    return await(keys_ring_, keys_, by_threads);
+  }
+  __device__ __forceinline__ uint32_t await_values(bool by_threads) {
+    return await(values_ring_, values_, by_threads);
+  }
+  __device__ __forceinline__ static uint32_t await(uint32_t ring, Place& place, bool by_threads) {
+    const uint32_t stage = place.stage;
+    ptx::wait(ring + 8 * stage, place.parity);
     if (by_threads) ptx::order_before_products();
-    if (++stage_ == kStages) {
-      stage_ = 0;
-      parity_ ^= 1;
-    }
+    place.step();
     return stage;
   }
   /// This warp has done with the tile.
-  __device__ __forceinline__ void release(uint32_t stage) const {
-    if (lane_ == 0) ptx::arrive(empty_ + 8 * stage);
+  __device__ __forceinline__ void release(uint32_t ring, uint32_t stage) const {
+    if (lane_ == 0) ptx::arrive(ring + kToEmpty + 8 * stage);
   }
 
-  __device__ __forceinline__ uint32_t tile_address(uint32_t stage) const {
-    return ring_ + stage * static_cast<uint32_t>(stage_bytes(kDims));
+  /// The same of keys, once what is known of their tile is read too: by every lane, which arrives for itself then.
+  __device__ __forceinline__ void release_keys(Walk& walk, uint32_t stage) const {
+    if constexpr (kVariant == Variant::kAny) {
+      constexpr uint32_t kWords = kTokens / 32;
+      const uint32_t first = memory_ + static_cast<uint32_t>(kLayout.sights) +
+                             4 * kWords * (stage * kRows + static_cast<uint32_t>(first_row_));
+#pragma unroll
+      for (uint32_t w = 0; w < kWords; ++w) {
+        walk.sights[0][w] = ptx::load_4(first + 4 * w);
+        walk.sights[1][w] = ptx::load_4(first + 4 * (8 * kWords + w));
+      }
+      ptx::arrive(keys_ring_ + kToEmpty + 8 * stage);
+    } else {
+      release(keys_ring_, stage);
+    }
+  }
+
+  __device__ __forceinline__ uint32_t keys_address(uint32_t stage) const {
+    return memory_ + static_cast<uint32_t>(kLayout.keys) + stage * static_cast<uint32_t>(tile_bytes(kDims, DimQk));
+  }
+  __device__ __forceinline__ uint32_t values_address(uint32_t stage) const {
+    return memory_ + static_cast<uint32_t>(kLayout.values) + stage * static_cast<uint32_t>(tile_bytes(kDims, DimV));
   }
 
   /// Begins the product of the queries with a tile of keys.
   __device__ __forceinline__ void multiply_keys(uint64_t q, uint32_t stage, float (&s)[kScores]) const {
-    const uint64_t k = ptx::describe_tile(tile_address(stage), 0, eight_bytes(DimQk));
+    constexpr uint32_t kSteps = span(DimQk) / 32;  // of 16 components, of a span
+    const uint64_t k = ptx::describe_tile<span(DimQk)>(keys_address(stage), 0, eight_bytes(DimQk));
     ptx::begin_products();
     ptx::multiply_tiles<T, ptx::Sum::kNew>(s, q, k);
 #pragma unroll
     for (uint32_t step = 1; step < DimQk / 16; ++step) {
-      ptx::multiply_tiles<T, ptx::Sum::kAdd>(s, ptx::advance(q, step / 4 * kQueryHalfBytes + step % 4 * 32),
-                                             ptx::advance(k, step / 4 * kHalfBytes + step % 4 * 32));
+      ptx::multiply_tiles<T, ptx::Sum::kAdd>(s, ptx::advance(q, step / kSteps * query_step(DimQk) + step % kSteps * 32),
+                                             ptx::advance(k, step / kSteps * span_step(DimQk) + step % kSteps * 32));
     }
     ptx::end_group();
   }
 
   /// Begins the product of weights with a tile of values.
   __device__ __forceinline__ void multiply_values(uint32_t stage, const uint32_t (&p)[kScores / 2]) {
-    const uint64_t v = ptx::describe_tile(tile_address(stage), kHalfBytes, eight_bytes(DimV));
+    const uint64_t v = ptx::describe_tile<span(DimV)>(values_address(stage), span_step(DimV), eight_bytes(DimV));
     ptx::begin_products();
 #pragma unroll
     for (uint32_t step = 0; step < kTokens / 16; ++step) {
@@ -182,13 +219,30 @@ class MathGroup {
   template <bool Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
-    if constexpr (General) {
-      to_general_logits(params_.attention, walk.context, walk.rows, first_row_, column, s);
-    } else if constexpr (Masked) {
-      turn(walk.rows, s);
+    const ItemContext& context = walk.context;
+    const RowInfo& rows = walk.rows;
+    if constexpr (kVariant == Variant::kPlain) {
+      if constexpr (Masked) turn(rows, s);
+    } else if constexpr (kVariant == Variant::kCap) {
+      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or a pair of one hidden would be NaN
+      cap_scores(cap_, state_row_.scale, s);
+    } else if constexpr (kVariant == Variant::kAlibi) {
+      if (Masked && context.shard.world != 1) {
+        add_bias_of_shard(context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
+      } else {
+        const int64_t first_pos = context.first_pos + column;
+        const int32_t apart[2] = {static_cast<int32_t>(rows.position[first_row_] - first_pos),
+                                  static_cast<int32_t>(rows.position[first_row_ + 8] - first_pos)};
+        add_bias(state_row_.scale, state_row_.slope, apart, s);
+      }
+    } else {
+      to_any_logits(params_.attention, cap_, context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
+      mask_by_bits(walk.sights, lane_, s);
     }
-    if constexpr (Masked) mask_scores(walk.rows, first_row_, column, s);
-    take_in<T>(state_row_, s, factor);
+    if constexpr (Masked && kVariant != Variant::kAny) {
+      mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
+    }
+    take_in<T, kVariant>(state_row_, cap_, s, factor);
   }
 
   /// Rows whose scale is negative: scores change their sign; is 0 or NaN: they are scaled here.
@@ -213,13 +267,14 @@ class MathGroup {
 
   /// Before the values of the tile that begins at `first`, the next of the ring, are multiplied.
   __device__ __forceinline__ void set_special_apart(const RowInfo& rows, int32_t first) {
-    ptx::wait(full_ + 8 * stage_, parity_);
-    const auto* const flags = reinterpret_cast<const uint32_t*>(state_.special[stage_]);
-    if (*flags == 0) return;
-    const uint32_t tile = tile_address(stage_);
-    add_special<T, DimV>(params_.attention, rows, tile, first, first_row_, o_);
+    ptx::wait(values_ring_ + 8 * values_.stage, values_.parity);
+    // The lane that gives the tile back is the one that reads.
+    const uint32_t flags = lane_ == 0 ? *reinterpret_cast<const uint32_t*>(state_.special[values_.stage]) : 0;
+    if (__shfl_sync(kAllLanes, flags, 0) == 0) return;
+    const uint32_t tile = values_address(values_.stage);
+    add_special<T, DimV, kTokens>(params_.attention, rows, tile, first, first_row_, o_);
     ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
-    clear_special<T, DimV>(tile, static_cast<int32_t>(threadIdx.x) - kGroupThreads);
+    clear_special<T, DimV, kTokens>(tile, static_cast<int32_t>(threadIdx.x) - kGroupThreads);
     ptx::order_before_products();
     ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
     ptx::order_before_products();
@@ -228,14 +283,16 @@ class MathGroup {
   const PrefillParams& params_;
   SharedState& state_;
   const int32_t group_;
-  const uint32_t ring_;
+  const Cap cap_;
+  const uint32_t memory_;
+  const uint32_t
+      keys_ring_;  ///< addresses of barriers, see Ring: short enough for a warp not to branch around arrivals
+  const uint32_t values_ring_;
   const uint32_t queries_;  ///< of the group, of the first slot
-  const uint32_t full_;
-  const uint32_t empty_;
   const int32_t lane_;
   const int32_t first_row_;  ///< of the lane; the other is 8 further
-  uint32_t stage_ = 0;       ///< of the next tile
-  uint32_t parity_ = 0;
+  Place keys_;               ///< of the next tile
+  Place values_;
   RowState state_row_;
   float o_[kValues];
 };

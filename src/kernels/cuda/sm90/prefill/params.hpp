@@ -29,7 +29,8 @@ struct PrefillParams {
 };
 static_assert(sizeof(PrefillParams) <= 32764, "what a kernel has of parameters on Volta and newer, from CUDA 12.1 on");
 
-/// Fills `maps`, `copies` and `out_wide`.
-void describe(PrefillParams& params, const HeadDims& dims);
+/// Fills `maps`, `copies` and `out_wide`. `kv_bytes`: of an element of keys and values as the kernel takes them, 2 or,
+/// of codes, 1; segments of others are copied by threads.
+void describe(PrefillParams& params, const HeadDims& dims, int32_t kv_bytes);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

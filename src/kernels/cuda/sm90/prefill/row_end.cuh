@@ -59,19 +59,20 @@ __device__ __forceinline__ int64_t out_offset(const AttentionParams& params, con
   return rows.token[row] * params.out_token_stride + rows.q_head[row] * params.out_head_stride;
 }
 
-/// Results of the type that products take, through shared memory, so that rows are written in pieces of 16 bytes. A
+/// Results of 16 bits, through shared memory, so that rows are written in pieces of 16 bytes. A
 /// warp has its own sixteen rows; all of its warpgroup's products with the queries are through.
-template <typename T, int32_t DimV>
+template <int32_t DimV>
 __device__ __forceinline__ void write_pieces(const AttentionParams& params, const ItemContext& context,
                                              const RowInfo& rows, const float (&o)[DimV / 2],
                                              const ResultPlace& place) {
   constexpr int32_t kPieces = DimV / kPiece;
   const int32_t in_group = place.first_row % kGroupRows;
+  const bool half = params.out_dtype == DType::kFloat16;
 #pragma unroll
   for (int32_t i = 0; i < DimV / 2; i += 2) {
     const int32_t row = in_group + i / 2 % 2 * 8;
     ptx::store_4(place.shared + static_cast<uint32_t>(result_offset(DimV, row, i / 4) + 4 * (place.lane % 4)),
-                 ptx::pack_two<T>(o[i], o[i + 1]));
+                 half ? ptx::pack_two<__half>(o[i], o[i + 1]) : ptx::pack_two<__nv_bfloat16>(o[i], o[i + 1]));
   }
   __syncwarp();
   const int32_t begin = in_group / 16 * 16;
@@ -81,18 +82,13 @@ __device__ __forceinline__ void write_pieces(const AttentionParams& params, cons
     const int32_t row = place.group * kGroupRows + in_warp;
     if (row >= context.num_rows) continue;
     const uint4 piece = ptx::load_16(place.shared + static_cast<uint32_t>(result_offset(DimV, in_warp, i % kPieces)));
-    *reinterpret_cast<uint4*>(static_cast<T*>(params.out) + out_offset(params, rows, row) + i % kPieces * kPiece) =
-        piece;
+    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.out) + out_offset(params, rows, row) +
+                              i % kPieces * kPiece) = piece;
   }
 }
 
-template <typename T>
-constexpr DType kDType = DType::kBFloat16;
-template <>
-inline constexpr DType kDType<__half> = DType::kFloat16;
-
 /// The end of an item, by all warps of a warpgroup. `o`: see MathGroup; its values are used up.
-template <typename T, int32_t DimV>
+template <int32_t DimV>
 __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemContext& context, const RowInfo& rows,
                                          const RowState& state, float (&o)[DimV / 2], const ResultPlace& place,
                                          RunningState<DimV / 2>& running) {
@@ -169,9 +165,10 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       x = row_value(end, x);
     }
   }
-  if (params.out_dtype == kDType<T> && all.out_wide) {
+  const bool out_16 = params.out_dtype == DType::kFloat16 || params.out_dtype == DType::kBFloat16;
+  if (out_16 && all.out_wide) {
     ptx::meet(kGroupMeeting + place.group, kGroupThreads);
-    write_pieces<T, DimV>(params, context, rows, o, place);
+    write_pieces<DimV>(params, context, rows, o, place);
     return;
   }
   RunningState<kCount>& results = hidden(running);  // its chain ends here

@@ -25,7 +25,8 @@ struct RowInfo {
   int32_t visible_end[kRows];
   int32_t token[kRows];
   int32_t q_head[kRows];
-  float scale[kRows];    ///< of products: to base-2 units, but to natural ones where there is a cap or a bias
+  float scale[kRows];    ///< of products, to base-2 units
+  float slope[kRows];    ///< ALiBi's, in base-2 units; 0 without
   float v_scale[kRows];  ///< of the values
 };
 
@@ -36,12 +37,33 @@ struct ItemContext {
   KvShard shard;
   int64_t first_pos;
   int32_t num_rows;
-  int32_t first_tile;  ///< of kTokens local tokens, from local token 0
+  int32_t first_tile;  ///< of local tokens, from local token 0
   int32_t num_tiles;
   bool custom;      ///< the custom mask's bits apply
   bool turned;      ///< some row's scale is not positive
   bool by_threads;  ///< keys and values are copied by threads
   bool all_done;    ///< no item: the thread block's work is done
+};
+
+/// Barriers of tiles of keys, or of values.
+struct Ring {
+  uint64_t full[kMaxStages];   ///< phase n: the stage's tile number n is there
+  uint64_t empty[kMaxStages];  ///< phase n: the math warps have done with it
+};
+/// From a stage's first barrier to its second.
+constexpr uint32_t kToEmpty = 8 * kMaxStages;
+
+/// A ring's next stage, and which of its phases is the next to end.
+template <int32_t Stages>
+struct RingPlace {
+  uint32_t stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void step() {
+    if (++stage == Stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
 };
 
 /// Shared memory's part of fixed size.
@@ -52,21 +74,19 @@ struct SharedState {
   bool turned[kGroupWarps];
   int32_t next;  ///< item, by the thread that claims; -1: none
   /// Of tiles of values at which rows look differently: not 0 where a loading warp has found infinities or NaN.
-  uint8_t special[kStages][kGroupWarps];
+  uint8_t special[kMaxStages][kGroupWarps];
   uint64_t item_full[kItems];   ///< phase n: the slot's item number n is there, with its queries
   uint64_t item_empty[kItems];  ///< phase n: the math warps have done with it
-  uint64_t full[kStages];       ///< phase n: the stage's tile number n is there
-  uint64_t empty[kStages];
+  Ring keys;
+  Ring values;
   uint64_t landed;  ///< of tiles of values that the loading warps look through first
+  /// Phase n: a loading warp's codes of the stage's tile number n; of keys and of values.
+  uint64_t codes_landed[2][kMaxStages][kGroupWarps];
 };
 
-/// Arrivals of a phase: every loading warp's; of an item, every loading thread's two, one of them when its copies are
-/// through.
-constexpr uint32_t kFullArrivals = kGroupWarps;
-constexpr uint32_t kItemArrivals = 2 * kGroupThreads;
-
-__device__ __forceinline__ bool has_bias(const AttentionParams& params) {
-  return params.soft_cap != 0.0f || params.alibi_slopes != nullptr;
-}
+/// Arrivals of a phase: every loading thread's two, one of them when its copies are through. Each lane arrives for
+/// itself, even where a warp has met before: racecheck and synccheck follow no other order.
+constexpr uint32_t kLaneArrivals = 2;
+constexpr uint32_t kFullArrivals = kLaneArrivals * kGroupThreads;
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill
