@@ -246,6 +246,9 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, Sights> {
       special = __any_sync(kAllLanes, special);
       if (lane_ == 0) state_.special[stage.number][warp_] = special ? 1 : 0;
     }
+    if constexpr (Sights) {
+      if (turn.keys) this->describe_sight(tiles.first_token(turn.tile), stage.number);
+    }
     hand_over_tile({stage.number, stage.tile, stage.full});
   }
 
