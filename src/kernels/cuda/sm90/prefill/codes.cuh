@@ -62,7 +62,8 @@ __device__ __forceinline__ void copy_eight_codes(uint32_t shared, const uint8_t*
 }
 
 /// Queries of a bfloat16 row as float16: its largest power of two becomes 2^14, so that what is 2^-28 of it or more
-/// stays exact. Returns what the row's scale is to be multiplied with. By the 16 lanes that have the row's pieces.
+/// stays exact (but where all of it is below 2^-46). Returns what the row's scale is to be multiplied with. By the 16
+/// lanes that have the row's pieces.
 __device__ __forceinline__ float to_float16(uint4& piece) {
   constexpr int32_t kTopExponent = 14;
   uint32_t* const pairs[4] = {&piece.x, &piece.y, &piece.z, &piece.w};
@@ -77,7 +78,8 @@ __device__ __forceinline__ float to_float16(uint4& piece) {
   for (int32_t lanes = 1; lanes < kCodeDim / kPiece; lanes *= 2) {
     most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
   }
-  const int32_t exponent = most == 0 ? 0 : min(max(static_cast<int32_t>(most >> 7) - 127 - kTopExponent, -120), 120);
+  const int32_t exponent =
+      most == 0 ? 0 : min(max(static_cast<int32_t>(most >> 7) - 127 - kTopExponent, kLeastQueries), 120);
   const float by = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
 #pragma unroll
   for (uint32_t* pair : pairs) {

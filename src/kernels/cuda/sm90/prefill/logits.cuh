@@ -50,29 +50,37 @@ struct Cap {
   __device__ __forceinline__ float logit(float r) const { return __fmaf_rn(r, -2.0f * cap, cap); }
 };
 
-/// 1 / (2^x + 1) of scores of one row, as pairs that share a reciprocal: exponentials take the time that there is.
-/// Where x is 64 or more, r is 0 to every logit.
+/// 1 / (2^x + 1) of scores of one row, four of which share a reciprocal: exponentials and reciprocals take the time
+/// that there is. Where x is 30 or more, r is 0 to every logit; four sums' product is a float32 number then.
 template <int32_t Count>
 __device__ __forceinline__ void cap_scores(const Cap& cap, const float (&scale)[2], float (&s)[Count]) {
   const float by[2] = {__fmul_rn(scale[0], cap.slope), __fmul_rn(scale[1], cap.slope)};
+  static_assert(Count % 8 == 0);
 #pragma unroll
-  for (int32_t i = 0; i < Count; i += 2) {
-    float sums[2];
+  for (int32_t n = 0; n < Count / 4; ++n) {
+    const int32_t i = n / 2 * 8 + n % 2 * 2;
+    float* const four[4] = {&s[i], &s[i + 1], &s[i + 4], &s[i + 5]};
+    float sums[4];
 #pragma unroll
-    for (int32_t j = 0; j < 2; ++j) {
-      const float x = ptx::least(__fmul_rn(s[i + j], by[i / 2 % 2]), 60.0f);
+    for (int32_t j = 0; j < 4; ++j) {
+      const float x = ptx::least(__fmul_rn(*four[j], by[n % 2]), 30.0f);
       sums[j] = __fadd_rn(ptx::exp2_approximate(x), 1.0f);
     }
-    const float both = ptx::reciprocal_approximate(__fmul_rn(sums[0], sums[1]));
-    s[i] = __fmul_rn(both, sums[1]);
-    s[i + 1] = __fmul_rn(both, sums[0]);
+    const float two[2] = {__fmul_rn(sums[0], sums[1]), __fmul_rn(sums[2], sums[3])};
+    const float all = ptx::reciprocal_approximate(__fmul_rn(two[0], two[1]));
+#pragma unroll
+    for (int32_t j = 0; j < 4; j += 2) {
+      const float both = __fmul_rn(all, two[1 - j / 2]);
+      *four[j] = __fmul_rn(both, sums[j + 1]);
+      *four[j + 1] = __fmul_rn(both, sums[j]);
+    }
   }
 }
 
-/// ALiBi of keys whose positions follow each other: `apart` is how far a row is behind the lane's first token.
+/// ALiBi of keys whose positions follow each other, in the units of scores: `apart` is how far a row is behind the
+/// lane's first token, `slope` in these units.
 template <int32_t Count>
-__device__ __forceinline__ void add_bias(const float (&scale)[2], const float (&slope)[2], const int32_t (&apart)[2],
-                                         float (&s)[Count]) {
+__device__ __forceinline__ void add_bias(const float (&slope)[2], const int32_t (&apart)[2], float (&s)[Count]) {
 #pragma unroll
   for (int32_t h = 0; h < 2; ++h) {
     const float first = static_cast<float>(apart[h]);
@@ -80,12 +88,12 @@ __device__ __forceinline__ void add_bias(const float (&scale)[2], const float (&
     for (int32_t i = 0; i < Count / 2; ++i) {
       float& x = s[i / 2 * 4 + 2 * h + i % 2];
       const float distance = fabsf(__fadd_rn(first, -static_cast<float>(i / 2 * 8 + i % 2)));
-      x = __fmaf_rn(x, scale[h], -__fmul_rn(slope[h], distance));
+      x = __fmaf_rn(-slope[h], distance, x);
     }
   }
 }
 
-/// ALiBi of keys wherever they stand: those of shards do not follow each other.
+/// Scaled, with ALiBi of keys wherever they stand: those of shards do not follow each other.
 template <int32_t Count>
 __device__ __forceinline__ void add_bias_of_shard(const ItemContext& context, const RowInfo& rows, int32_t first_row,
                                                   int32_t first, const float (&scale)[2], const float (&slope)[2],

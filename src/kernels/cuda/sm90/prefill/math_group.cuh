@@ -58,11 +58,10 @@ class MathGroup {
       const int32_t row = first_row_ + 8 * h;
       if (row >= context.num_rows) continue;
       const float scale = rows.scale[row];
-      if constexpr (kVariant == Variant::kPlain) {
-        state_row_.scale[h] = fabsf(scale) > 0.0f ? fabsf(scale) : 1.0f;
-      } else {
-        state_row_.scale[h] = scale;
-        state_row_.slope[h] = rows.slope[row];
+      state_row_.scale[h] = !has_scale(kVariant) ? scale : (fabsf(scale) >= kLeastScale ? fabsf(scale) : 1.0f);
+      if constexpr (kVariant == Variant::kAny) state_row_.slope[h] = rows.slope[row];
+      if constexpr (kVariant == Variant::kAlibi) {
+        state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::reciprocal_approximate(state_row_.scale[h]));
       }
     }
 #pragma unroll
@@ -141,7 +140,7 @@ class MathGroup {
   }
   __device__ __forceinline__ static bool is_masked(const ItemContext& context, int32_t first) {
     if constexpr (kVariant == Variant::kAny) return true;
-    if (kVariant == Variant::kPlain && context.turned) return true;
+    if (has_scale(kVariant) && context.turned) return true;
     if (kVariant == Variant::kAlibi && context.shard.world != 1) return true;
     return needs_mask(context.sight, first, kTokens);
   }
@@ -221,21 +220,21 @@ class MathGroup {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
-    if constexpr (kVariant == Variant::kPlain) {
-      if constexpr (Masked) turn(rows, s);
-    } else if constexpr (kVariant == Variant::kCap) {
+    if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
+    if constexpr (kVariant == Variant::kCap) {
       if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or a pair of one hidden would be NaN
       cap_scores(cap_, state_row_.scale, s);
     } else if constexpr (kVariant == Variant::kAlibi) {
       if (Masked && context.shard.world != 1) {
-        add_bias_of_shard(context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
+        constexpr float kAsTheyAre[2] = {1.0f, 1.0f};
+        add_bias_of_shard(context, rows, first_row_, column, kAsTheyAre, state_row_.slope, s);
       } else {
         const int64_t first_pos = context.first_pos + column;
         const int32_t apart[2] = {static_cast<int32_t>(rows.position[first_row_] - first_pos),
                                   static_cast<int32_t>(rows.position[first_row_ + 8] - first_pos)};
-        add_bias(state_row_.scale, state_row_.slope, apart, s);
+        add_bias(state_row_.slope, apart, s);
       }
-    } else {
+    } else if constexpr (kVariant == Variant::kAny) {
       to_any_logits(params_.attention, cap_, context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
       mask_by_bits(walk.sights, lane_, s);
     }
@@ -245,12 +244,12 @@ class MathGroup {
     take_in<T, kVariant>(state_row_, cap_, s, factor);
   }
 
-  /// Rows whose scale is negative: scores change their sign; is 0 or NaN: they are scaled here.
+  /// Rows whose scale is negative: scores change their sign; is next to nothing, 0 or NaN: they are scaled here.
   __device__ __forceinline__ void turn(const RowInfo& rows, float (&s)[kScores]) const {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       const float scale = rows.scale[first_row_ + 8 * h];
-      const float by = scale > 0.0f ? 1.0f : (scale < 0.0f ? -1.0f : scale);
+      const float by = scale >= kLeastScale ? 1.0f : (scale <= -kLeastScale ? -1.0f : scale);
 #pragma unroll
       for (int32_t i = 0; i < kScores; i += 4) {
         s[i + 2 * h] = __fmul_rn(s[i + 2 * h], by);

@@ -16,14 +16,19 @@ inline constexpr float kWeightShift<__half> = 12.0f;
 struct RowState {
   float top[2];
   float sum[2];
-  float scale[2];  ///< of scores, to logits in base-2 units; kPlain: positive
-  float slope[2];  ///< ALiBi's
+  float scale[2];  ///< of scores, to logits in base-2 units; kPlain, kAlibi: positive
+  float slope[2];  ///< ALiBi's, of logits; kAlibi: of scores
 };
 
-/// A score's logit and `add`, in base-2 units. See Cap; ALiBi and kAny have made logits of scores before.
+/// Whether weights are made of scores times a positive scale. Rows with another turn their scores before.
+constexpr bool has_scale(Variant variant) {
+  return variant == Variant::kPlain || variant == Variant::kAlibi;
+}
+
+/// A score's logit and `add`, in base-2 units. See Cap; kAny has made logits of scores before.
 template <Variant kVariant>
 __device__ __forceinline__ float logit_and(float add, float score, float scale, const Cap& cap) {
-  if constexpr (kVariant == Variant::kPlain) {
+  if constexpr (has_scale(kVariant)) {
     return __fmaf_rn(score, scale, add);
   } else if constexpr (kVariant == Variant::kCap) {
     return __fmaf_rn(score, -2.0f * cap.cap, __fadd_rn(cap.cap, add));

@@ -16,6 +16,12 @@ constexpr int32_t kLoadMeeting = 1;
 constexpr int32_t kMathMeeting = 2;   ///< of both math warpgroups
 constexpr int32_t kGroupMeeting = 3;  ///< of the first of them; the second's follows
 
+/// Least scale of scores that weights are made with: slopes can be divided by it. And the least of rows as they come,
+/// which are then scaled with kLeastQueries or more.
+constexpr float kLeastScale = 0x1p-100f;
+constexpr float kUsualScale = 0x1p-40f;
+constexpr int32_t kLeastQueries = -60;  ///< a power of two
+
 /// What is known of an item's rows. Rows beyond the item's see nothing.
 struct RowInfo {
   int64_t mask_bit[kRows];    ///< custom mask: local token j stands at bit mask_bit + j of the mask's bytes,
@@ -40,7 +46,7 @@ struct ItemContext {
   int32_t first_tile;  ///< of local tokens, from local token 0
   int32_t num_tiles;
   bool custom;      ///< the custom mask's bits apply
-  bool turned;      ///< some row's scale is not positive
+  bool turned;      ///< some row's scale is less than kUsualScale
   bool by_threads;  ///< keys and values are copied by threads
   bool all_done;    ///< no item: the thread block's work is done
 };
