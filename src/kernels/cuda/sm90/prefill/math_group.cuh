@@ -20,7 +20,7 @@ class MathGroup {
   __device__ __forceinline__ MathGroup(const PrefillParams& params, unsigned char* memory, SharedState& state)
       : params_(params),
         state_(state),
-        group_(static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1),
+        group_(__shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1, 0)),
         cap_(params.attention.soft_cap),
         memory_(ptx::shared_address(memory)),
         keys_ring_(ptx::shared_address(&state.keys)),
@@ -33,7 +33,7 @@ class MathGroup {
     RunningState<kValues> running;
     for (int32_t number = 0;; ++number) {
       const int32_t slot = number % kItems;
-      ptx::wait(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
+      ptx::wait_as_warp(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
       const ItemContext& context = state_.contexts[slot];
       if (context.all_done) return;
       const RowInfo& rows = state_.rows[slot];
@@ -75,38 +75,56 @@ class MathGroup {
     uint64_t q;
     int32_t first;  ///< token of the tile whose weights are in `p`
     bool edge;      ///< whose values may need more than a product
+    bool by_threads;
     uint32_t p[kTokens / 4];
     uint32_t sights[2][kTokens / 32];  ///< kAny: which of the present tile's tokens the lane's rows see
   };
 
+  /// From the last tile to the first. Between tiles there is no time to look anything up, and between a product's begin
+  /// and its end nothing may branch, or the compiler waits for it first: so tiles that are masked and those that are
+  /// not have loops of their own, and where they begin is known before.
   __device__ __forceinline__ void accumulate(const ItemContext& context, const RowInfo& rows, uint32_t queries) {
+    keep_uniform(keys_);
+    keep_uniform(values_);
+    const int32_t begin = context.first_tile;
+    int32_t tile = begin + context.num_tiles - 1;
+    int32_t whole_begin = begin;  // tiles [whole_begin, whole_end) are not masked
+    int32_t whole_end = begin;
+    if (!masks_all(context)) {
+      whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
+      whole_end = max(begin, context.sight.all_end / kTokens);
+    }
     Walk walk{context,
               rows,
               ptx::describe_tile<span(DimQk)>(queries, 0, span_step(DimQk)),
-              (context.first_tile + context.num_tiles - 1) * kTokens,
+              tile * kTokens,
               false,
+              context.by_threads,
               {},
               {}};
     float s[kScores];
     float factor[2];
-    const uint32_t keys = await_keys(context.by_threads);
+    const uint32_t keys = await(keys_ring_, keys_);
+    if (walk.by_threads) ptx::order_before_products();
     multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
     release_keys(walk, keys);
     to_weights<true>(walk, walk.first, s, factor);
     pack(s, walk.p);
     walk.edge = is_edge(context, walk.first);
-    // Nothing may branch between a product's begin and its end, or the compiler waits for it first: so tiles that are
-    // masked and those that are not have a loop each.
 #pragma unroll 1
-    for (int32_t left = context.num_tiles - 1; left > 0;) {
+    for (; tile > whole_end; --tile) step<true>(walk);
+    if (tile > whole_begin) {
+      if (walk.edge) set_special_apart(rows, walk.first);
+      walk.edge = false;
 #pragma unroll 1
-      for (; left > 0 && is_masked(context, walk.first - kTokens); --left) step<true>(walk);
-#pragma unroll 1
-      for (; left > 0 && !is_masked(context, walk.first - kTokens); --left) step<false>(walk);
+      for (; tile > whole_begin; --tile) step<false>(walk);
     }
+#pragma unroll 1
+    for (; tile > begin; --tile) step<true>(walk);
     if (walk.edge) set_special_apart(rows, walk.first);
-    const uint32_t values = await_values(context.by_threads);
+    const uint32_t values = await(values_ring_, values_);
+    if (walk.by_threads) ptx::order_before_products();
     multiply_values(values, walk.p);
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
@@ -117,12 +135,18 @@ class MathGroup {
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
     float factor[2];
-    const uint32_t keys = await_keys(walk.context.by_threads);
-    if (walk.edge) set_special_apart(walk.rows, walk.first);
+    const uint32_t keys = await(keys_ring_, keys_);
+    if constexpr (Masked) {
+      if (walk.edge) set_special_apart(walk.rows, walk.first);
+      walk.edge = is_edge(walk.context, walk.first - kTokens);
+    }
+    if (walk.by_threads) {
+      ptx::wait_as_warp(values_ring_ + 8 * values_.stage, values_.parity);
+      ptx::order_before_products();
+    }
     walk.first -= kTokens;
-    walk.edge = is_edge(walk.context, walk.first);
-    const uint32_t values = await_values(walk.context.by_threads);
     multiply_keys(walk.q, keys, s);
+    const uint32_t values = await(values_ring_, values_);
     multiply_values(values, walk.p);
     ptx::wait_products<1>(s);
     release_keys(walk, keys);
@@ -138,24 +162,23 @@ class MathGroup {
   __device__ __forceinline__ static bool is_edge(const ItemContext& context, int32_t first) {
     return context.custom || needs_mask(context.sight, first, kTokens);
   }
-  __device__ __forceinline__ static bool is_masked(const ItemContext& context, int32_t first) {
+  /// Whether all of an item's tiles go the way of those that are masked.
+  __device__ __forceinline__ static bool masks_all(const ItemContext& context) {
     if constexpr (kVariant == Variant::kAny) return true;
     if (has_scale(kVariant) && context.turned) return true;
-    if (kVariant == Variant::kAlibi && context.shard.world != 1) return true;
-    return needs_mask(context.sight, first, kTokens);
+    return kVariant == Variant::kAlibi && context.shard.world != 1;
   }
 
+  /// Tells the compiler that all lanes have the same, so that what is made of it takes no registers of theirs: what
+  /// lies between items makes it forget.
+  __device__ __forceinline__ static void keep_uniform(Place& place) {
+    place.stage = __shfl_sync(kAllLanes, place.stage, 0);
+    place.parity = __shfl_sync(kAllLanes, place.parity, 0);
+  }
   /// Number in its ring of the next tile, which is there then.
-  __device__ __forceinline__ uint32_t await_keys(bool by_threads) {
-    return await(keys_ring_, keys_, by_threads);
-  }
-  __device__ __forceinline__ uint32_t await_values(bool by_threads) {
-    return await(values_ring_, values_, by_threads);
-  }
-  __device__ __forceinline__ static uint32_t await(uint32_t ring, Place& place, bool by_threads) {
+  __device__ __forceinline__ static uint32_t await(uint32_t ring, Place& place) {
     const uint32_t stage = place.stage;
-    ptx::wait(ring + 8 * stage, place.parity);
-    if (by_threads) ptx::order_before_products();
+    ptx::wait_as_warp(ring + 8 * stage, place.parity);
     place.step();
     return stage;
   }
@@ -266,7 +289,7 @@ class MathGroup {
 
   /// Before the values of the tile that begins at `first`, the next of the ring, are multiplied.
   __device__ __forceinline__ void set_special_apart(const RowInfo& rows, int32_t first) {
-    ptx::wait(values_ring_ + 8 * values_.stage, values_.parity);
+    ptx::wait_as_warp(values_ring_ + 8 * values_.stage, values_.parity);
     // The lane that gives the tile back is the one that reads.
     const uint32_t flags = lane_ == 0 ? *reinterpret_cast<const uint32_t*>(state_.special[values_.stage]) : 0;
     if (__shfl_sync(kAllLanes, flags, 0) == 0) return;
