@@ -7,10 +7,12 @@ namespace folio::inline v0::kernels::cuda::sm90::prefill {
 /// What there is between products and weights but a scale and ranges of visible tokens.
 enum class Variant : int32_t {
   kPlain,  ///< nothing
-  kCap,    ///< a soft cap
+  kCap,    ///< a soft cap of kLargestCap or less
   kAlibi,  ///< ALiBi
-  kAny,    ///< a custom mask, with or without these; or both of them
+  kAny,    ///< a custom mask, with or without these; both of them; or a larger cap
 };
+/// Weights of bfloat16 have the range for logits between such a cap and its negative: see has_fixed_top.
+constexpr float kLargestCap = 50.0f;
 
 /// The kernels of one element type of keys and values and its head dimensions: class_<type>_<keys>_<values>.cu. Those
 /// of fp8 take any queries.

@@ -296,7 +296,6 @@ class Loader {
     int32_t values[Mine];
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) keys[b] = -1;
-    Edge edge;
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
       if (i % kAtOnce == 0) {
@@ -309,7 +308,6 @@ class Loader {
         keys[b] = __shfl_sync(kAllLanes, here, i % kAtOnce * Mine + b);
       }
       if (i < tiles.count) {
-        await_keys_or(edge, tiles);
         const Stage stage = await_keys();
         if constexpr (Sights) describe_sight(tiles.first_token(i), stage.number);
         issue_boxes<DimQk, Mine, Sights>(stage.tile, stage.full, maps.k, box, keys, head, policy);
@@ -318,36 +316,15 @@ class Loader {
         if constexpr (kQueriesLate) deliver(num_items_ % kItems);
         continue;
       }
-      if (edge.tile >= 0) end_edge(edge, tiles);
       const Stage stage = await_values();
-      const bool is_edge = tiles.is_edge(i - 1);
-      const uint32_t barrier = is_edge ? ptx::shared_address(&state_.landed) : stage.full;
+      const bool edge = tiles.is_edge(i - 1);
+      const uint32_t barrier = edge ? ptx::shared_address(&state_.landed) : stage.full;
       issue_boxes<DimV, Mine, false>(stage.tile, barrier, maps.v, box, values, head, policy);
-      if (is_edge) edge = {i - 1, stage};
+      if (!edge) continue;
+      ptx::wait(barrier, num_edges_ & 1);
+      ++num_edges_;
+      look_through_values(tiles, i - 1, stage);
     }
-    if (edge.tile >= 0) end_edge(edge, tiles);
-  }
-
-  /// Values that are to be looked through when their boxes are there: meanwhile the next keys are asked for. One tile's
-  /// at a time, before the next tile's values are.
-  struct Edge {
-    int32_t tile = -1;  ///< counted from the item's last; -1: none
-    Stage stage{};
-  };
-  /// Until the next stage of keys is free, which may be the later the longer values are kept back.
-  __device__ __forceinline__ void await_keys_or(Edge& edge, const Tiles& tiles) {
-    const uint32_t empty = ptx::shared_address(state_.keys.empty) + 8 * keys_.stage;
-    const uint32_t landed = ptx::shared_address(&state_.landed);
-#pragma unroll 1
-    while (edge.tile >= 0 && !__all_sync(kAllLanes, ptx::has_ended(empty, keys_.parity ^ 1))) {
-      if (__all_sync(kAllLanes, ptx::has_ended(landed, num_edges_ & 1))) end_edge(edge, tiles);
-    }
-  }
-  __device__ __forceinline__ void end_edge(Edge& edge, const Tiles& tiles) {
-    ptx::wait(ptx::shared_address(&state_.landed), num_edges_ & 1);
-    ++num_edges_;
-    look_through_values(tiles, edge.tile, edge.stage);
-    edge.tile = -1;
   }
 
   /// A box's page and which of its eights of tokens it begins with; -1: no row sees any of its tokens.

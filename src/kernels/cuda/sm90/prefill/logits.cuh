@@ -41,59 +41,53 @@ __device__ __forceinline__ void mask_by_bits(const uint32_t (&sights)[2][Words],
   }
 }
 
-/// A soft cap of logits in base-2 units, c * tanh(x / c) = c - 2 c r with r = 1 / (2^(a x) + 1): r takes the place of a
-/// score until weights are made, since nothing else of it is needed. Less is more: a hidden score's r is infinite.
+/// A soft cap of logits in base-2 units, c * tanh(x / c) = c - 2 c r with r = 1 / (2^(a x) + 1): r, in units of
+/// 2^-kMost, takes the place of a score until weights are made, since nothing else of it is needed. Less is more: a
+/// hidden score's r is infinite.
 struct Cap {
+  static constexpr float kMost = 30.0f;
+  static constexpr float kUnit = 0x1p-30f;
   float cap;
   float slope;  ///< a
   __device__ __forceinline__ explicit Cap(float soft_cap) : cap(soft_cap * kLog2E), slope(2.0f / soft_cap) {}
-  __device__ __forceinline__ float logit(float r) const { return __fmaf_rn(r, -2.0f * cap, cap); }
+  /// A logit and `add`.
+  __device__ __forceinline__ float logit_and(float add, float r) const {
+    return __fmaf_rn(r, -2.0f * kUnit * cap, __fadd_rn(cap, add));
+  }
+  /// (2^(a x) + 1) * kUnit, or 1 where it is more: r is nothing to a logit there. Saturation makes 0 of NaN.
+  template <bool Saturate>
+  __device__ __forceinline__ float part(float score, float by) const {
+    const float x = __fmul_rn(score, by);
+    if constexpr (Saturate) {
+      return ptx::saturating_fma(ptx::exp2_approximate(x), kUnit, kUnit);
+    } else {
+      return __fmaf_rn(ptx::exp2_approximate(ptx::least(x, kMost)), kUnit, kUnit);
+    }
+  }
 };
 
-/// 2^x + 1 by multiplications, as exact as the approximate exponential. x: from -125 to 125, or NaN.
-__device__ __forceinline__ float exp2_and_one(float x) {
-  constexpr float kWhole = 0x1.8p23f;  // added to a number, leaves its whole part in the lowest bits
-  const float shifted = __fadd_rn(x, kWhole);
-  const float part = __fadd_rn(x, -__fadd_rn(shifted, -kWhole));  // -0.5 to 0.5
-  float power = 0.0013276472f;  // the polynomial of degree 5 with the least relative error, 8e-8
-  power = __fmaf_rn(power, part, 0.0096755413f);
-  power = __fmaf_rn(power, part, 0.055507133f);
-  power = __fmaf_rn(power, part, 0.2402212f);
-  power = __fmaf_rn(power, part, 0.69314697f);
-  power = __fmaf_rn(power, part, 1.0f);
-  return __fmaf_rn(power, __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u), 1.0f);
-}
-
-/// 1 / (2^x + 1) of scores of one row, four of which share a reciprocal: exponentials and reciprocals take the time
-/// that there is. Where x is 30 or more, r is 0 to every logit; four sums' product is a float32 number then.
-template <int32_t Count>
+/// Scores become r. Four of a row share a reciprocal: exponentials and reciprocals take the time that there is. Where
+/// saturation hides a NaN, r of its neighbour is NaN: so where tokens may be hidden (`Masked`), exponents
+/// are limited instead of parts, which comes to the same bits.
+template <bool Masked, int32_t Count>
 __device__ __forceinline__ void cap_scores(const Cap& cap, const float (&scale)[2], float (&s)[Count]) {
-  const float by[2] = {__fmul_rn(scale[0], cap.slope), __fmul_rn(scale[1], cap.slope)};
   static_assert(Count % 8 == 0);
+  const float by[2] = {__fmul_rn(scale[0], cap.slope), __fmul_rn(scale[1], cap.slope)};
 #pragma unroll
   for (int32_t n = 0; n < Count / 4; ++n) {
     const int32_t i = n / 2 * 8 + n % 2 * 2;
-    float* const four[4] = {&s[i], &s[i + 1], &s[i + 4], &s[i + 5]};
-    float sums[4];
+    float parts[4];
 #pragma unroll
-    for (int32_t j = 0; j < 4; ++j) {
-      const float x = ptx::least(__fmul_rn(*four[j], by[n % 2]), 30.0f);
-#ifdef FOLIO_EMU
-      if (j < FOLIO_EMU) {
-        sums[j] = exp2_and_one(ptx::most(x, -100.0f));
-        continue;
-      }
-#endif
-      sums[j] = __fadd_rn(ptx::exp2_approximate(x), 1.0f);
-    }
-    const float two[2] = {__fmul_rn(sums[0], sums[1]), __fmul_rn(sums[2], sums[3])};
-    const float all = ptx::reciprocal_approximate(__fmul_rn(two[0], two[1]));
-#pragma unroll
-    for (int32_t j = 0; j < 4; j += 2) {
-      const float both = __fmul_rn(all, two[1 - j / 2]);
-      *four[j] = __fmul_rn(both, sums[j + 1]);
-      *four[j + 1] = __fmul_rn(both, sums[j]);
-    }
+    for (int32_t j = 0; j < 4; ++j) parts[j] = cap.part<!Masked>(s[i + j / 2 * 4 + j % 2], by[n % 2]);
+    const float low = __fmul_rn(parts[0], parts[1]);
+    const float high = __fmul_rn(parts[2], parts[3]);
+    const float all = ptx::reciprocal_approximate(__fmul_rn(low, high));
+    const float of_low = __fmul_rn(all, high);
+    const float of_high = __fmul_rn(all, low);
+    s[i] = __fmul_rn(of_low, parts[1]);
+    s[i + 1] = __fmul_rn(of_low, parts[0]);
+    s[i + 4] = __fmul_rn(of_high, parts[3]);
+    s[i + 5] = __fmul_rn(of_high, parts[2]);
   }
 }
 
@@ -138,7 +132,7 @@ __device__ __forceinline__ void to_any_logits(const AttentionParams& params, con
 #pragma unroll
     for (int32_t i = 0; i < Count; ++i) {
       const float e = ptx::exp2_approximate(__fmul_rn(s[i], __fmul_rn(scale[i / 2 % 2], cap.slope)));
-      s[i] = cap.logit(ptx::reciprocal_approximate(__fadd_rn(e, 1.0f)));
+      s[i] = __fmaf_rn(ptx::reciprocal_approximate(__fadd_rn(e, 1.0f)), -2.0f * cap.cap, cap.cap);
     }
     left[0] = left[1] = 1.0f;
   }

@@ -59,6 +59,9 @@ class MathGroup {
       if (row >= context.num_rows) continue;
       const float scale = rows.scale[row];
       state_row_.scale[h] = !has_scale(kVariant) ? scale : (fabsf(scale) >= kLeastScale ? fabsf(scale) : 1.0f);
+      if constexpr (has_fixed_top<T>(kVariant)) {
+        state_row_.top[h] = fixed_top(cap_, rows.visible_begin[row] < rows.visible_end[row]);
+      }
       if constexpr (kVariant == Variant::kAny) state_row_.slope[h] = rows.slope[row];
       if constexpr (kVariant == Variant::kAlibi) {
         state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::reciprocal_approximate(state_row_.scale[h]));
@@ -154,8 +157,10 @@ class MathGroup {
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
     pack(s, walk.p);
+    if constexpr (!has_fixed_top<T>(kVariant)) {
 #pragma unroll
-    for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+      for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+    }
   }
 
   /// Whether the tile's values may hold what must not be multiplied.
@@ -245,8 +250,8 @@ class MathGroup {
     const RowInfo& rows = walk.rows;
     if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
     if constexpr (kVariant == Variant::kCap) {
-      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or a pair of one hidden would be NaN
-      cap_scores(cap_, state_row_.scale, s);
+      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or what they share would be NaN
+      cap_scores<Masked>(cap_, state_row_.scale, s);
     } else if constexpr (kVariant == Variant::kAlibi) {
       if (Masked && context.shard.world != 1) {
         constexpr float kAsTheyAre[2] = {1.0f, 1.0f};

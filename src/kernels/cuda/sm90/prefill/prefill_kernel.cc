@@ -103,10 +103,8 @@ LaunchClass choose(const AttentionParams& params, const LaunchShape& shape) {
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   const bool cap = params.soft_cap != 0.0f;
   const bool alibi = params.alibi_slopes != nullptr;
-  const Variant variant = params.mask == MaskKind::kCustom || (cap && alibi) ? Variant::kAny
-                          : cap                                              ? Variant::kCap
-                          : alibi                                            ? Variant::kAlibi
-                                                                             : Variant::kPlain;
+  const bool any = params.mask == MaskKind::kCustom || (cap && alibi) || params.soft_cap > kLargestCap;
+  const Variant variant = any ? Variant::kAny : cap ? Variant::kCap : alibi ? Variant::kAlibi : Variant::kPlain;
   choose(params, shape)(params, variant, shape.num_workers, stream);
   if (shape.merge) launch_merge(params, shape.num_workers, stream, true, 16);
 }

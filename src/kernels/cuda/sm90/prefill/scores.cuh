@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/sm90/prefill/logits.cuh"
 
 /// How scores of a tile's tokens become weights of two of a lane's rows.
@@ -25,13 +27,27 @@ constexpr bool has_scale(Variant variant) {
   return variant == Variant::kPlain || variant == Variant::kAlibi;
 }
 
+/// Whether weights are 2^(logit - top) for a top that the cap alone decides: then there is no maximum to be found and
+/// nothing to be multiplied with. bfloat16 has the range for it: 2^-kCapRange to 1, or as much more as kLargestCap
+/// takes.
+template <typename T>
+constexpr bool has_fixed_top(Variant variant) {
+  return variant == Variant::kCap && std::is_same_v<T, __nv_bfloat16>;
+}
+constexpr float kCapRange = 104.0f;
+static_assert(2.0f * kLargestCap * kLog2E < kCapRange + 41.0f);
+/// `shows`: some key.
+__device__ __forceinline__ float fixed_top(const Cap& cap, bool shows) {
+  return shows ? __fadd_rn(cap.cap, -fmaxf(__fmaf_rn(cap.cap, 2.0f, -kCapRange), 0.0f)) : -INFINITY;
+}
+
 /// A score's logit and `add`, in base-2 units. See Cap; kAny has made logits of scores before.
 template <Variant kVariant>
 __device__ __forceinline__ float logit_and(float add, float score, float scale, const Cap& cap) {
   if constexpr (has_scale(kVariant)) {
     return __fmaf_rn(score, scale, add);
   } else if constexpr (kVariant == Variant::kCap) {
-    return __fmaf_rn(score, -2.0f * cap.cap, __fadd_rn(cap.cap, add));
+    return cap.logit_and(add, score);
   } else {
     return __fadd_rn(score, add);
   }
@@ -45,7 +61,8 @@ __device__ __forceinline__ float larger(float a, float b) {
 /// Scores become weights, the state takes them in. `factor`: what the values accumulated so far are to be multiplied
 /// with.
 template <typename T, Variant kVariant, int32_t Count>
-__device__ __forceinline__ void take_in(RowState& state, const Cap& cap, float (&s)[Count], float (&factor)[2]) {
+requires(!has_fixed_top<T>(kVariant)) __device__ __forceinline__
+    void take_in(RowState& state, const Cap& cap, float (&s)[Count], float (&factor)[2]) {
 #pragma unroll
   for (int32_t h = 0; h < 2; ++h) {
     float most[4] = {s[2 * h], s[2 * h + 1], s[2 * h + 4], s[2 * h + 5]};
@@ -72,6 +89,27 @@ __device__ __forceinline__ void take_in(RowState& state, const Cap& cap, float (
       }
     }
     state.sum[h] = __fmaf_rn(state.sum[h], factor[h], __fadd_rn(sums[0], sums[1]));
+  }
+}
+
+/// The same with a fixed top; `factor` is not used.
+template <typename T, Variant kVariant, int32_t Count>
+requires(has_fixed_top<T>(kVariant)) __device__ __forceinline__
+    void take_in(RowState& state, const Cap& cap, float (&s)[Count], float (&)[2]) {
+#pragma unroll
+  for (int32_t h = 0; h < 2; ++h) {
+    const float top = fixed_top(cap, true);
+    float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int32_t i = 0; i < Count; i += 4) {
+#pragma unroll
+      for (int32_t j = 0; j < 2; ++j) {
+        float& x = s[i + 2 * h + j];
+        x = ptx::exp2_approximate(cap.logit_and(-top, x));
+        sums[j] = __fadd_rn(sums[j], x);
+      }
+    }
+    state.sum[h] = __fadd_rn(state.sum[h], __fadd_rn(sums[0], sums[1]));
   }
 }
 
