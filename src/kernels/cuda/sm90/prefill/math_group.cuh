@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/sm90/prefill/row_end.cuh"
 #include "kernels/cuda/sm90/prefill/scores.cuh"
+#include "ptx/tma.cuh"
 
 /// A math warpgroup: 64 of an item's rows against all its tiles, from the last to the first. Weights stay in registers;
 /// the product with a tile's values runs while the next tile's scores become weights.
@@ -31,6 +32,7 @@ class MathGroup {
 
   __device__ __forceinline__ void run() {
     RunningState<kValues> running;
+    if (group_ == 1) ptx::come(kTurns, kMathGroups * kGroupThreads);  // the first begins
     for (int32_t number = 0;; ++number) {
       const int32_t slot = number % kItems;
       ptx::wait_as_warp(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
@@ -42,6 +44,7 @@ class MathGroup {
       begin_item(context, rows);
       if (context.num_tiles > 0) accumulate(context, rows, queries);
       end_item<DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
+      ptx::order_before_box_copies();
       ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
     }
   }
@@ -114,15 +117,16 @@ class MathGroup {
     pack(s, walk.p);
     walk.edge = is_edge(context, walk.first);
 #pragma unroll 1
-    for (; tile > whole_end; --tile) step<true>(walk);
-    if (tile > whole_begin) {
+    for (int32_t until = whole_end;; until = begin) {
+#pragma unroll 1
+      for (; tile > until; --tile) step<true>(walk);
+      if (tile == begin) break;
+      if (tile <= whole_begin) continue;
       if (walk.edge) set_special_apart(rows, walk.first);
       walk.edge = false;
 #pragma unroll 1
       for (; tile > whole_begin; --tile) step<false>(walk);
     }
-#pragma unroll 1
-    for (; tile > begin; --tile) step<true>(walk);
     if (walk.edge) set_special_apart(rows, walk.first);
     const uint32_t values = await(values_ring_, values_);
     if (walk.by_threads) ptx::order_before_products();
@@ -131,7 +135,8 @@ class MathGroup {
     release(values_ring_, values);
   }
 
-  /// The next tile's scores become weights while the last one's values are multiplied.
+  /// The next tile's scores become weights while the last one's values are multiplied. The two warpgroups take turns to
+  /// begin products, so that one's softmax runs beside the other's products.
   template <bool Masked>
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
@@ -146,9 +151,11 @@ class MathGroup {
       ptx::order_before_products();
     }
     walk.first -= kTokens;
+    ptx::meet(kTurns + group_, kMathGroups * kGroupThreads);
     multiply_keys(walk.q, keys, s);
     const uint32_t values = await(values_ring_, values_);
     multiply_values(values, walk.p);
+    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     ptx::wait_products<1>(s);
     release_keys(walk, keys);
     to_weights<Masked>(walk, walk.first, s, factor);
