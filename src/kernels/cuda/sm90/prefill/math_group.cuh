@@ -2,7 +2,6 @@
 
 #include "kernels/cuda/sm90/prefill/row_end.cuh"
 #include "kernels/cuda/sm90/prefill/scores.cuh"
-#include "ptx/tma.cuh"
 
 /// A math warpgroup: 64 of an item's rows against all its tiles, from the last to the first. Weights stay in registers;
 /// the product with a tile's values runs while the next tile's scores become weights.
@@ -43,9 +42,10 @@ class MathGroup {
           queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk));
       begin_item(context, rows);
       if (context.num_tiles > 0) accumulate(context, rows, queries);
-      end_item<DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
-      ptx::order_before_box_copies();
-      ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
+      end_item<DimV>(params_, context, rows, state_row_, o_,
+                     {queries, ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_,
+                      first_row_, lane_},
+                     running);
     }
   }
 
@@ -113,7 +113,8 @@ class MathGroup {
     multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
     release_keys(walk, keys);
-    to_weights<true>(walk, walk.first, s, factor);
+    if (kVariant == Variant::kPlain && context.turned) turn(rows, s);
+    to_weights<true, false>(walk, walk.first, s, factor);
     pack(s, walk.p);
     walk.edge = is_edge(context, walk.first);
 #pragma unroll 1
@@ -245,14 +246,15 @@ class MathGroup {
     ptx::end_group();
   }
 
-  /// Scores of the tile that begins at `first` become weights.
-  template <bool Masked>
+  /// Scores of the tile that begins at `first` become weights. `Turned`: those of rows whose scale is not positive are
+  /// not yet what it asks for.
+  template <bool Masked, bool Turned = Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
     if constexpr (kVariant == Variant::kPlain) {
-      if constexpr (Masked) turn(rows, s);
+      if constexpr (Turned) turn(rows, s);
     } else if constexpr (kVariant == Variant::kCap) {
       if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or a pair of one hidden would be NaN
       cap_scores(cap_, state_row_.scale, s);
