@@ -69,15 +69,6 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
   } while (ended == 0);
 }
 
-/// The same by whole warps. The compiler sees no branch: what was equal in all lanes before stays so to it.
-__device__ __forceinline__ void wait_as_warp(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%0], %1;\n@!p bra "
-      "AGAIN;\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
 /// Some of the thread block's threads (`threads`, a multiple of 32) meet at named barrier `id` of 1 to 15.
 __device__ __forceinline__ void meet(int32_t id, int32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -32,9 +32,6 @@ inline bool has_ended(uint32_t barrier, uint32_t parity) {
 inline void wait(uint32_t barrier, uint32_t parity) {
   while (!emulation::has_ended(barrier, parity)) emulation::yield();
 }
-inline void wait_as_warp(uint32_t barrier, uint32_t parity) {
-  wait(barrier, parity);
-}
 inline void meet(int32_t id, int32_t threads) {
   emulation::meet(id, threads);
 }

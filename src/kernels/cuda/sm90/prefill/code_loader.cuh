@@ -15,6 +15,7 @@ template <Codes kCodes, bool Sights>
 class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, Sights> {
   using Base = Loader<__half, kCodeDim, kCodeDim, Sights>;
   friend Base;
+  friend typename Base::Items;
   using Base::copy_queries;
   using Base::hand_over;
   using Base::hand_over_tile;

@@ -31,6 +31,7 @@ class MathGroup {
 
   __device__ __forceinline__ void run() {
     RunningState<kValues> running;
+    if (group_ == 1) ptx::come(kTurns, kMathGroups * kGroupThreads);  // the first begins
     for (int32_t number = 0;; ++number) {
       const int32_t slot = number % kItems;
       ptx::wait_as_warp(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
@@ -41,8 +42,10 @@ class MathGroup {
           queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk));
       begin_item(context, rows);
       if (context.num_tiles > 0) accumulate(context, rows, queries);
-      end_item<DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
-      ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
+      end_item<DimV>(params_, context, rows, state_row_, o_,
+                     {queries, ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_,
+                      first_row_, lane_},
+                     running);
     }
   }
 
@@ -112,19 +115,21 @@ class MathGroup {
     multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
     release_keys(walk, keys);
-    to_weights<true>(walk, walk.first, s, factor);
+    if (has_scale(kVariant) && context.turned) turn(rows, s);
+    to_weights<true, false>(walk, walk.first, s, factor);
     pack(s, walk.p);
     walk.edge = is_edge(context, walk.first);
 #pragma unroll 1
-    for (; tile > whole_end; --tile) step<true>(walk);
-    if (tile > whole_begin) {
+    for (int32_t until = whole_end;; until = begin) {
+#pragma unroll 1
+      for (; tile > until; --tile) step<true>(walk);
+      if (tile == begin) break;
+      if (tile <= whole_begin) continue;
       if (walk.edge) set_special_apart(rows, walk.first);
       walk.edge = false;
 #pragma unroll 1
       for (; tile > whole_begin; --tile) step<false>(walk);
     }
-#pragma unroll 1
-    for (; tile > begin; --tile) step<true>(walk);
     if (walk.edge) set_special_apart(rows, walk.first);
     const uint32_t values = await(values_ring_, values_);
     if (walk.by_threads) ptx::order_before_products();
@@ -133,7 +138,8 @@ class MathGroup {
     release(values_ring_, values);
   }
 
-  /// The next tile's scores become weights while the last one's values are multiplied.
+  /// The next tile's scores become weights while the last one's values are multiplied. The two warpgroups take turns to
+  /// begin products, so that one's softmax runs beside the other's products.
   template <bool Masked>
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
@@ -148,9 +154,11 @@ class MathGroup {
       ptx::order_before_products();
     }
     walk.first -= kTokens;
+    ptx::meet(kTurns + group_, kMathGroups * kGroupThreads);
     multiply_keys(walk.q, keys, s);
     const uint32_t values = await(values_ring_, values_);
     multiply_values(values, walk.p);
+    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     ptx::wait_products<1>(s);
     release_keys(walk, keys);
     to_weights<Masked>(walk, walk.first, s, factor);
@@ -242,13 +250,14 @@ class MathGroup {
     ptx::end_group();
   }
 
-  /// Scores of the tile that begins at `first` become weights.
-  template <bool Masked>
+  /// Scores of the tile that begins at `first` become weights. `Turned`: those of rows whose scale is not positive are
+  /// not yet what it asks for.
+  template <bool Masked, bool Turned = Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
-    if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
+    if constexpr (Turned && has_scale(kVariant)) turn(rows, s);
     if constexpr (kVariant == Variant::kCap) {
       if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or what they share would be NaN
       cap_scores<Masked>(cap_, state_row_.scale, s);

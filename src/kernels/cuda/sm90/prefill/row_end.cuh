@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/scores.cuh"
+#include "ptx/tma.cuh"
 
 /// How a warp's sixteen rows of an item end: sums are joined, folded into the chain's and written.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
@@ -23,6 +24,7 @@ __device__ __forceinline__ RunningState<Count>& hidden(RunningState<Count>& stat
 /// Where a warpgroup's results are put together, and what a lane has of them.
 struct ResultPlace {
   uint32_t shared;  ///< the queries' place, which nothing reads any more
+  uint32_t done;  ///< barrier at which every thread arrives that reads and writes no more of the item in shared memory
   int32_t group;
   int32_t first_row;
   int32_t lane;
@@ -59,35 +61,59 @@ __device__ __forceinline__ int64_t out_offset(const AttentionParams& params, con
   return rows.token[row] * params.out_token_stride + rows.q_head[row] * params.out_head_stride;
 }
 
-/// Results of 16 bits, through shared memory, so that rows are written in pieces of 16 bytes. A
-/// warp has its own sixteen rows; all of its warpgroup's products with the queries are through.
+/// The next item's queries may come, by copies of either kind.
+__device__ __forceinline__ void give_back_item(const ResultPlace& place) {
+  ptx::order_before_box_copies();
+  ptx::arrive(place.done);
+}
+
+/// A lane's results of rows `row` and `row` + 8, as type T, to where rows are put together.
+template <typename T, int32_t DimV>
+__device__ __forceinline__ void store_pairs(const float (&o)[DimV / 2], uint32_t to, int32_t row) {
+#pragma unroll
+  for (int32_t i = 0; i < DimV / 2; i += 2) {
+    ptx::store_4(to + static_cast<uint32_t>(result_offset(DimV, row + i / 2 % 2 * 8, i / 4)),
+                 ptx::pack_two<T>(o[i], o[i + 1]));
+  }
+}
+
+/// Results of 16 bits, through shared memory, so that rows are written in pieces of 16 bytes. A warp has its own
+/// sixteen rows; all of its warpgroup's products with the queries are through. Half a warp has a row's pieces at a
+/// time. The item is given back before global memory is written.
 template <int32_t DimV>
 __device__ __forceinline__ void write_pieces(const AttentionParams& params, const ItemContext& context,
                                              const RowInfo& rows, const float (&o)[DimV / 2],
                                              const ResultPlace& place) {
   constexpr int32_t kPieces = DimV / kPiece;
-  const int32_t in_group = place.first_row % kGroupRows;
-  const bool half = params.out_dtype == DType::kFloat16;
-#pragma unroll
-  for (int32_t i = 0; i < DimV / 2; i += 2) {
-    const int32_t row = in_group + i / 2 % 2 * 8;
-    ptx::store_4(place.shared + static_cast<uint32_t>(result_offset(DimV, row, i / 4) + 4 * (place.lane % 4)),
-                 half ? ptx::pack_two<__half>(o[i], o[i + 1]) : ptx::pack_two<__nv_bfloat16>(o[i], o[i + 1]));
+  constexpr int32_t kMine = 16 * kPieces / 32;  ///< of a lane
+  int32_t lane = place.lane;
+  asm volatile("" : "+r"(lane));  // places are computed here: loops of products have no registers for them
+  const int32_t begin = place.first_row % kGroupRows / 16 * 16;
+  const uint32_t to = place.shared + static_cast<uint32_t>(4 * (lane % 4));
+  if (params.out_dtype == DType::kFloat16) {
+    store_pairs<__half, DimV>(o, to, begin + lane / 4);
+  } else {
+    store_pairs<__nv_bfloat16, DimV>(o, to, begin + lane / 4);
   }
   __syncwarp();
-  const int32_t begin = in_group / 16 * 16;
-#pragma unroll 4
-  for (int32_t i = place.lane; i < 16 * kPieces; i += 32) {
+  uint4 pieces[kMine];
+  int64_t at[kMine];
+#pragma unroll
+  for (int32_t k = 0; k < kMine; ++k) {
+    const int32_t i = lane + 32 * k;
     const int32_t in_warp = begin + i / kPieces;
     const int32_t row = place.group * kGroupRows + in_warp;
-    if (row >= context.num_rows) continue;
-    const uint4 piece = ptx::load_16(place.shared + static_cast<uint32_t>(result_offset(DimV, in_warp, i % kPieces)));
-    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.out) + out_offset(params, rows, row) +
-                              i % kPieces * kPiece) = piece;
+    at[k] = row < context.num_rows ? out_offset(params, rows, row) + i % kPieces * kPiece : -1;
+    pieces[k] = ptx::load_16(place.shared + static_cast<uint32_t>(result_offset(DimV, in_warp, i % kPieces)));
+  }
+  give_back_item(place);
+#pragma unroll
+  for (int32_t k = 0; k < kMine; ++k) {
+    if (at[k] >= 0) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.out) + at[k]) = pieces[k];
   }
 }
 
-/// The end of an item, by all warps of a warpgroup. `o`: see MathGroup; its values are used up.
+/// The end of an item, by all warps of a warpgroup, which give it back. `o`: see MathGroup; its values are used up.
 template <int32_t DimV>
 __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemContext& context, const RowInfo& rows,
                                          const RowState& state, float (&o)[DimV / 2], const ResultPlace& place,
@@ -105,6 +131,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
     sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(kAllLanes, sum[h], 2));
     mine[h] = place.first_row + 8 * h < context.num_rows;
     const float v_scale = mine[h] ? rows.v_scale[place.first_row + 8 * h] : 1.0f;
+    if (v_scale == 1.0f) continue;
 #pragma unroll
     for (int32_t i = 0; i < kCount; i += 4) {
       o[i + 2 * h] = __fmul_rn(o[i + 2 * h], v_scale);
@@ -134,6 +161,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       after.max[h] = max[h];
       after.sum[h] = sum[h];
     }
+    give_back_item(place);
     return;
   }
   const int32_t column = 2 * (place.lane % 4);
@@ -151,6 +179,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       for (int32_t i = 0; i < kCount; i += 4)
         *reinterpret_cast<float2*>(to + 2 * i) = float2{o[i + 2 * h], o[i + 2 * h + 1]};
     }
+    give_back_item(place);
     return;
   }
 #pragma unroll
@@ -159,10 +188,15 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
     const int32_t row = place.first_row + 8 * h;
     const RowEnd end = end_row(params, rows.q_head[row], max[h], sum[h]);
     if (column == 0) write_lse(params, rows.token[row], rows.q_head[row], end);
+    if (end.empty) {
 #pragma unroll
-    for (int32_t i = 0; i < kCount / 2; ++i) {
-      float& x = o[i / 2 * 4 + 2 * h + i % 2];
-      x = row_value(end, x);
+      for (int32_t i = 0; i < kCount / 2; ++i) o[i / 2 * 4 + 2 * h + i % 2] = 0.0f;
+    } else {
+#pragma unroll
+      for (int32_t i = 0; i < kCount / 2; ++i) {
+        float& x = o[i / 2 * 4 + 2 * h + i % 2];
+        x = __fmaf_rn(x, end.factor, 0.0f);  // see row_value
+      }
     }
   }
   const bool out_16 = params.out_dtype == DType::kFloat16 || params.out_dtype == DType::kBFloat16;
@@ -184,6 +218,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       write_two(params, at + 2 * i, results.values[i + 2 * h], results.values[i + 2 * h + 1]);
     }
   }
+  give_back_item(place);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

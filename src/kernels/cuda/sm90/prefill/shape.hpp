@@ -21,8 +21,8 @@ constexpr int32_t kSharedLimit = 227 * 1024;
 /// Registers of a thread: at entry as many as 384 threads may have, then those of the loading and the math warpgroups,
 /// which are taken from what the thread block had at entry: more are waited for in vain.
 constexpr int32_t kEntryRegisters = 168;
-constexpr int32_t kLoadRegisters = 72;
-constexpr int32_t kMathRegisters = 216;
+constexpr int32_t kLoadRegisters = 88;
+constexpr int32_t kMathRegisters = 208;
 /// The same where the loading warpgroup widens codes.
 constexpr int32_t kCodeLoadRegisters = 104;
 constexpr int32_t kCodeMathRegisters = 200;
@@ -138,6 +138,13 @@ constexpr int32_t box_tokens(int32_t page_size, int32_t tokens) {
 /// have one.
 FOLIO_HOST_DEVICE constexpr int32_t boxes_per_warp(int32_t box, int32_t tokens) {
   return box * kGroupWarps >= tokens ? 1 : tokens / kGroupWarps / box;
+}
+
+/// The same as a power of two.
+FOLIO_HOST_DEVICE constexpr int32_t boxes_shift(int32_t box, int32_t tokens) {
+  int32_t shift = 0;
+  while (box << shift < tokens / kGroupWarps) ++shift;
+  return shift;
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

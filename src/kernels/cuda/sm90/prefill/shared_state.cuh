@@ -3,7 +3,7 @@
 #include "kernels/cuda/common/row_state.cuh"
 #include "kernels/cuda/sm90/prefill/params.hpp"
 #include "ptx/cp_async.cuh"
-#include "ptx/mbarrier.cuh"
+#include "ptx/warp_barriers.cuh"
 #include "ptx/wgmma.cuh"
 
 /// What the loading warpgroup tells the math warpgroups, in shared memory.
@@ -15,6 +15,7 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr int32_t kLoadMeeting = 1;
 constexpr int32_t kMathMeeting = 2;   ///< of both math warpgroups
 constexpr int32_t kGroupMeeting = 3;  ///< of the first of them; the second's follows
+constexpr int32_t kTurns = 5;         ///< at which the first waits for its turn; the second's follows
 
 /// Least scale of scores that weights are made with: slopes can be divided by it. And the least of rows as they come,
 /// which are then scaled with kLeastQueries or more.
