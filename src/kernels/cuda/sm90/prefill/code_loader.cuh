@@ -142,7 +142,7 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, Sights> {
         for (; asked < num_turns; ++asked) {
           const Turn turn = turn_of(asked, num_turns);
           const CodeStage stage = stage_of(turn);
-          if (!__all_sync(kAllLanes, ptx::has_ended(stage.empty, stage.parity ^ 1))) break;  // see await_stage
+          if (!__all_sync(kAllLanes, ptx::has_ended(stage.empty, stage.parity ^ 1))) break;  // see next_stage
           if (turn.keys || asked == num_turns - 1) {
 #pragma unroll
             for (int32_t b = 0; b < Mine; ++b) values[b] = keys[b];

@@ -7,7 +7,7 @@
 #include "ptx/tma.cuh"
 
 /// How the loading warpgroup makes an item ready: which one it is, what its rows see, its queries. It takes thousands
-/// of cycles, nearly all of them of waiting for memory, hence is done in two halves while tiles of the item before are
+/// of cycles, nearly all of them of waiting for memory, hence is done in three parts while tiles of the item before are
 /// on their way.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
@@ -27,7 +27,7 @@ class ItemMaker {
         warp_(__shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / 32, 0)),
         lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
 
-  /// The first half of item `number`: the first warp asks for it.
+  /// The first part for item `number`: the first warp asks for it.
   __device__ __forceinline__ void begin_item(int32_t number) {
     if (warp_ != 0) return;
     const planner::PlanView& plan = params_.attention.plan->view;
@@ -37,14 +37,12 @@ class ItemMaker {
       index = claim < static_cast<uint32_t>(plan.num_claims) ? static_cast<int32_t>(claim) : -1;
     }
     index_ = __shfl_sync(kAllLanes, index, 0);
-    // On its way until the second half.
+    // On its way until the second part.
     if (index_ >= 0 && lane_ < kItemWords) word_ = reinterpret_cast<const int32_t*>(plan.items + index_)[lane_];
   }
 
-  /// The second half: all that the math warpgroups are told, and the queries unless they come later. Waits until the
-  /// math warpgroups are through with the slot's last item.
-  template <typename Self>
-  __device__ __forceinline__ void end_item(Self& self, int32_t number) {
+  /// The second part: what its rows see. Waits until the math warpgroups are through with the slot's last item.
+  __device__ __forceinline__ void bind_item(int32_t number) {
     const int32_t slot = number % kItems;
     const int32_t use = number / kItems;
     ItemContext& context = state_.contexts[slot];
@@ -59,32 +57,43 @@ class ItemMaker {
     }
     ptx::meet(kLoadMeeting, kGroupThreads);
     index_ = state_.next;
-    if (index_ < 0) {
-      if (threadIdx.x == 0) context.all_done = true;
-      hand_over(slot);
-      return;
-    }
+    if (index_ < 0) return;
     const planner::WorkItem& item = context.item;
     if (threadIdx.x == 0) {
       follower_ = (item.flags & planner::kFinish) == 0 ? item.partial : -1;          // of the same accumulation
       if (follower_ < 0) ticket_ = atomicAdd(params_.attention.claim_counters, 1u);  // on its way until it is needed
     }
     const planner::PlanView& plan = params_.attention.plan->view;
-    const bool has_keys = item.kv_begin < item.kv_end;
-    const bool custom = has_keys && params_.attention.mask == MaskKind::kCustom &&
-                        plan.segments[item.segment].mask == SegmentMask::kAsConfig;
-    const int32_t num_rows = item.row_end - item.row_begin;
-    query_ = bind_row(plan, item, num_rows, has_keys, custom, state_.rows[slot]);
+    query_ =
+        bind_row(plan, item, item.row_end - item.row_begin, has_keys(item), is_custom(plan, item), state_.rows[slot]);
+  }
+
+  /// The third part: all else that the math warpgroups are told, and the queries unless they come later.
+  template <typename Self>
+  __device__ __forceinline__ void end_item(Self& self, int32_t number) {
+    const int32_t slot = number % kItems;
+    if (index_ < 0) {
+      if (threadIdx.x == 0) state_.contexts[slot].all_done = true;
+      hand_over(slot);
+      return;
+    }
     ptx::meet(kLoadMeeting, kGroupThreads);
-    if (threadIdx.x == 0) describe_item(plan, context, num_rows, has_keys, custom);
+    if (threadIdx.x == 0) describe_item(params_.attention.plan->view, state_.contexts[slot]);
     if constexpr (!Self::kQueriesLate) self.deliver(slot);
   }
 
  private:
+  __device__ __forceinline__ static bool has_keys(const planner::WorkItem& item) { return item.kv_begin < item.kv_end; }
+  /// Whether the custom mask's bits apply.
+  __device__ __forceinline__ bool is_custom(const planner::PlanView& plan, const planner::WorkItem& item) const {
+    return params_.attention.mask == MaskKind::kCustom && has_keys(item) &&
+           plan.segments[item.segment].mask == SegmentMask::kAsConfig;
+  }
+
   /// By one thread, once all rows are bound.
-  __device__ __forceinline__ void describe_item(const planner::PlanView& plan, ItemContext& context, int32_t num_rows,
-                                                bool has_keys, bool custom) const {
+  __device__ __forceinline__ void describe_item(const planner::PlanView& plan, ItemContext& context) const {
     const planner::WorkItem& item = context.item;
+    const bool any_keys = has_keys(item);
     Sight sight = state_.sights[0];
 #pragma unroll
     for (int32_t w = 1; w < kGroupWarps; ++w) {
@@ -95,14 +104,22 @@ class ItemMaker {
       sight.all_end = min(sight.all_end, other.all_end);
     }
     context.sight = sight;
-    context.num_rows = num_rows;
-    context.first_tile = has_keys ? item.kv_begin / kTokens : 0;
-    context.num_tiles = has_keys ? (item.kv_end + kTokens - 1) / kTokens - context.first_tile : 0;
-    context.custom = custom;
+    context.num_rows = item.row_end - item.row_begin;
+    context.first_tile = any_keys ? item.kv_begin / kTokens : 0;
+    context.num_tiles = any_keys ? (item.kv_end + kTokens - 1) / kTokens - context.first_tile : 0;
+    context.custom = is_custom(plan, item);
     context.turned = state_.turned[0] || state_.turned[1] || state_.turned[2] || state_.turned[3];
-    context.by_threads = has_keys && params_.copies[item.segment].box == 0;
+    context.by_threads = any_keys && params_.copies[item.segment].box == 0;
+    context.queries_by_boxes = queries_by_boxes(item);
+    const AttentionParams& params = params_.attention;
+    context.half = params.out_dtype == DType::kFloat16;
+    context.plain_end = context.num_tiles > 0 && item.flags == (planner::kStart | planner::kFinish) &&
+                        item.partial < 0 && params_.out_wide &&
+                        (context.half || params.out_dtype == DType::kBFloat16) && params.sinks == nullptr &&
+                        params.lse.data == nullptr;
+    context.out = params.out;
     context.all_done = false;
-    if (has_keys) {
+    if (any_keys) {
       context.shard = plan.segments[item.segment].shard;
       context.first_pos = plan.segments[item.segment].first_pos[item.kv_row];
     }
@@ -110,7 +127,7 @@ class ItemMaker {
 
   /// This thread's row: what it sees, to shared memory. Returns where its queries begin; -1: the item has no such row.
   __device__ __forceinline__ int64_t bind_row(const planner::PlanView& plan, const planner::WorkItem& item,
-                                              int32_t num_rows, bool has_keys, bool custom, RowInfo& rows) const {
+                                              int32_t num_rows, bool any_keys, bool custom, RowInfo& rows) const {
     const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
     Sight sight{INT32_MAX, 0, 0, INT32_MAX};
@@ -126,9 +143,10 @@ class ItemMaker {
       query = token * params.q_token_stride + q_head * params.q_head_stride;
       rows.token[thread] = token;
       rows.q_head[thread] = q_head;
+      rows.out[thread] = token * params.out_token_stride + q_head * params.out_head_stride;
       float scale = 0.0f;
       float v_scale = 1.0f;
-      if (has_keys) {
+      if (any_keys) {
         const planner::SegmentLengths& lengths = plan.segments[item.segment];
         const SegmentParams& segment = params.segments[item.segment];
         int32_t request = item.request;
@@ -183,6 +201,13 @@ class ItemMaker {
   }
 
  protected:
+  /// Whether an item's queries come by boxes: all rows are there, and the first is a token's first.
+  __device__ __forceinline__ bool queries_by_boxes(const planner::WorkItem& item) const {
+    const int32_t group_size = params_.attention.num_q_heads / params_.attention.num_kv_heads;
+    return params_.queries_by_boxes && item.row_end - item.row_begin == kRows &&
+           static_cast<uint32_t>(item.row_begin) % static_cast<uint32_t>(group_size) == 0;
+  }
+
   /// The queries of a warp's rows, of which each lane knows where its own begin; zeros for rows that the item has not.
   __device__ __forceinline__ void copy_queries(int64_t query, int32_t place) const {
     constexpr int32_t kPieces = DimQk / kPiece;

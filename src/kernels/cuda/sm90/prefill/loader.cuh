@@ -40,13 +40,26 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
   template <typename Self>
   __device__ __forceinline__ void run_as(Self& self) {
     do {
-      next_begun_ = next_ended_ = false;
+      parts_ = 0;
       if (num_items_ >= 0) load_item(self);
-      if (!next_begun_) this->begin_item(num_items_ + 1);
-      if (!next_ended_) this->end_item(self, num_items_ + 1);
+      while (parts_ < kParts) make_next_ready(self);
       ++num_items_;
     } while (index_ >= 0);
     if (warp_ == 0) ItemQueue(params_.attention.plan->view, params_.attention.claim_counters).finish();
+  }
+
+  /// The next part of what makes the next item ready.
+  static constexpr int32_t kParts = 3;
+  template <typename Self>
+  __device__ __forceinline__ void make_next_ready(Self& self) {
+    if (parts_ == 0) {
+      this->begin_item(num_items_ + 1);
+    } else if (parts_ == 1) {
+      this->bind_item(num_items_ + 1);
+    } else {
+      this->end_item(self, num_items_ + 1);
+    }
+    ++parts_;
   }
 
   /// An item's tiles, which are loaded from the last to the first. Keys are a tile ahead of values: they are multiplied
@@ -103,8 +116,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
     const int32_t place = slot % query_places(kDims);
     const planner::WorkItem& item = state_.contexts[slot].item;
     const int32_t group_size = params_.attention.num_q_heads / params_.attention.num_kv_heads;
-    const bool boxes = params_.queries_by_boxes && item.row_end - item.row_begin == kRows &&
-                       static_cast<uint32_t>(item.row_begin) % static_cast<uint32_t>(group_size) == 0;
+    const bool boxes = this->queries_by_boxes(item);
     if (!boxes) copy_queries(query_, place);
     const uint32_t barrier = ptx::shared_address(state_.item_full) + 8 * static_cast<uint32_t>(slot);
     if (boxes && threadIdx.x == 0) {
@@ -123,26 +135,29 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
     __syncwarp();
   }
 
-  /// The next stage of the ring, once it is free.
+  /// A stage of a ring, and which phase of its being emptied has to end before it is filled.
   struct Stage {
-    uint32_t number;
-    uint32_t tile;
-    uint32_t full;
+    uint32_t number = 0;
+    uint32_t tile = 0;
+    uint32_t full = 0;
+    uint32_t parity = 0;
   };
-  __device__ __forceinline__ Stage await_keys() {
-    return await_stage<kLayout.keys, tile_bytes(kDims, DimQk)>(state_.keys, keys_);
+  __device__ __forceinline__ Stage next_keys() {
+    return next_stage<kLayout.keys, tile_bytes(kDims, DimQk)>(state_.keys, keys_);
   }
-  __device__ __forceinline__ Stage await_values() {
-    return await_stage<kLayout.values, tile_bytes(kDims, DimV)>(state_.values, values_);
+  __device__ __forceinline__ Stage next_values() {
+    return next_stage<kLayout.values, tile_bytes(kDims, DimV)>(state_.values, values_);
   }
   template <int32_t Begin, int32_t Bytes>
-  __device__ __forceinline__ Stage await_stage(const Ring& ring, Place& place) const {
-    const Stage stage{place.stage, memory_ + Begin + place.stage * Bytes,
-                      ptx::shared_address(ring.full) + 8 * place.stage};
+  __device__ __forceinline__ Stage next_stage(const Ring& ring, Place& place) const {
     // Of a stage never used, the phase before the first counts as ended.
-    ptx::wait_as_warp(ptx::shared_address(ring.empty) + 8 * place.stage, place.parity ^ 1);
+    const Stage stage{place.stage, memory_ + Begin + place.stage * Bytes,
+                      ptx::shared_address(ring.full) + 8 * place.stage, place.parity ^ 1};
     place.step();
     return stage;
+  }
+  __device__ __forceinline__ static void await(const Stage& stage) {
+    ptx::wait_as_warp(stage.full + kToEmpty, stage.parity);
   }
 
   __device__ __forceinline__ void load_tiles(const Tiles& tiles, const SegmentParams& segment, const SegmentCopy& copy,
@@ -155,43 +170,40 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
   }
 
   /// Pages of at least eight tokens, as boxes: keys, the next keys, values, keys, values, ... The next item is made
-  /// ready behind the third keys, when the math warpgroups have begun with this one, and so has a place; a half of it
-  /// takes less time than they have tiles for.
+  /// ready from the third keys on, when the math warpgroups have begun with this one, and so has a place: a part behind
+  /// each tile takes less time than they have tiles for.
   __device__ __forceinline__ void load_boxes(const Tiles& tiles, const PrefillParams::Maps& maps,
                                              const SegmentCopy& copy, const int32_t* pages, int32_t head) {
     const uint64_t policy = ptx::evict_last_policy();
     BoxQueue boxes{boxes_shift(copy.box, kTokens), -1, -1, {0, -1}};
     boxes.next = find_box(tiles, 0, copy, pages, boxes.shift);
-    bool look = false;  // the last values have yet to be looked through
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
       if (i < tiles.count) {
         advance(boxes, tiles, i, copy, pages);
-        const Boxes keys = boxes_of(boxes, i, i);
-        const Stage stage = await_keys();
-        if constexpr (Sights) describe_sight(tiles.first_token(i), stage.number);
-        issue_boxes<DimQk, Sights>(stage.tile, stage.full, maps.k, copy.box, keys, head, policy);
+        const Stage stage = next_keys();
+        if constexpr (Sights) {
+          await(stage);
+          describe_sight(tiles.first_token(i), stage.number);
+        }
+        issue_boxes<DimQk, Sights>(stage, stage.full, maps.k, copy.box, boxes, i, boxes.here, head, policy);
       }
-      if (look) look_through_landed(tiles, i - 2);
-      look = false;
       if (i == 0) {
         if constexpr (kQueriesLate) deliver(num_items_ % kItems);
         continue;
       }
-      const Boxes values = boxes_of(boxes, i - 1, min(i, tiles.count - 1));
-      const Stage stage = await_values();
-      look = tiles.is_edge(i - 1);
-      issue_boxes<DimV, false>(stage.tile, look ? ptx::shared_address(&state_.landed) : stage.full, maps.v, copy.box,
-                               values, head, policy);
-      if (i == 2) {
-        this->begin_item(num_items_ + 1);
-        next_begun_ = true;
-      } else if (i == 3) {
-        this->end_item(*this, num_items_ + 1);
-        next_ended_ = true;
+      const Stage stage = next_values();
+      const bool edge = tiles.is_edge(i - 1);
+      const bool looked_up_before = i < tiles.count && (i << boxes.shift) % 32 == 0;
+      issue_boxes<DimV, false>(stage, edge ? ptx::shared_address(&state_.landed) : stage.full, maps.v, copy.box, boxes,
+                               i - 1, looked_up_before ? boxes.before : boxes.here, head, policy);
+      if (edge) {
+        ptx::wait_as_warp(ptx::shared_address(&state_.landed), static_cast<uint32_t>(num_edges_) & 1);
+        ++num_edges_;
+        look_through_values(tiles, i - 1, stage);
       }
+      if (i >= 2 && parts_ < kParts) make_next_ready(*this);
     }
-    if (look) look_through_landed(tiles, tiles.count - 1);
   }
 
   /// A box's page and which of its eights of tokens it begins with; -1: no row sees any of its tokens.
@@ -199,15 +211,10 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
     int32_t page;
     int32_t eight;
   };
-  /// Where the warp's boxes of a tile begin, in eights of tokens; -1: no row sees any of a box's tokens.
-  static constexpr int32_t kMostBoxes = boxes_per_warp(kEight, kTokens);
-  struct Boxes {
-    int32_t at[kMostBoxes];
-  };
   /// The boxes of a tile after the other. Each lane looks up one of the next 32, as many boxes ahead.
   struct BoxQueue {
     int32_t shift;   ///< the warp issues 1 << shift boxes of a tile
-    int32_t here;    ///< the lane's, of those that the last tile's are among
+    int32_t here;    ///< the lane's, in eights of tokens, of those that the last tile's are among; -1: none
     int32_t before;  ///< of those before
     BoxPlace next;
   };
@@ -219,17 +226,6 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
     queue.here = queue.next.eight < 0 ? -1 : queue.next.page * copy.eights + queue.next.eight;
     // On its way until it is needed.
     queue.next = find_box(tiles, i + (32 >> queue.shift), copy, pages, queue.shift);
-  }
-  /// Of tile `i`, which is the last, `last`, or the one before it.
-  __device__ __forceinline__ Boxes boxes_of(const BoxQueue& queue, int32_t i, int32_t last) const {
-    const int32_t from = ((i ^ last) << queue.shift) < 32 ? queue.here : queue.before;
-    Boxes boxes;
-#pragma unroll
-    for (int32_t b = 0; b < kMostBoxes; ++b) {
-      const int32_t at = __shfl_sync(kAllLanes, from, (i << queue.shift) % 32 + b);
-      boxes.at[b] = b < 1 << queue.shift ? at : -1;
-    }
-    return boxes;
   }
   /// The lane's, of the warp's boxes from tile `i` on.
   __device__ __forceinline__ BoxPlace find_box(const Tiles& tiles, int32_t i, const SegmentCopy& copy,
@@ -247,27 +243,32 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
     return find_box(tiles, i, copy, pages, Mine == 4 ? 2 : Mine - 1);
   }
 
-  /// Begins the copies of the warp's boxes of a tile, from eights of tokens on; their bytes and the warp's arrival at
-  /// `barrier`. `Lanes`: all lanes have written for it, and arrive.
+  /// Begins the copies of the warp's boxes of tile `i`, by the lanes that have looked them up: `at`. They alone wait
+  /// for the stage. One arrives for the warp at `barrier`, with their bytes. `Lanes`: all lanes have written for it,
+  /// and arrive.
   template <int32_t Dim, bool Lanes>
-  __device__ __forceinline__ void issue_boxes(uint32_t tile, uint32_t barrier, const CUtensorMap& map, int32_t box,
-                                              const Boxes& boxes, int32_t head, uint64_t policy) const {
-    if (!ptx::elect()) {
-      if constexpr (Lanes) ptx::arrive(barrier, kLaneArrivals);
-      return;
-    }
+  __device__ __forceinline__ void issue_boxes(const Stage& stage, uint32_t barrier, const CUtensorMap& map, int32_t box,
+                                              const BoxQueue& boxes, int32_t i, int32_t at, int32_t head,
+                                              uint64_t policy) const {
+    const int32_t mine = lane_ & ((1 << boxes.shift) - 1);  // of the tile's
+    const bool is_due = lane_ >> boxes.shift == (i & ((32 >> boxes.shift) - 1));
     const int32_t bytes = box * 2 * Dim;
-    int32_t count = 0;
-#pragma unroll
-    for (int32_t b = 0; b < kMostBoxes; ++b) count += boxes.at[b] >= 0 ? 1 : 0;
-    ptx::arrive_expecting(barrier, static_cast<uint32_t>(count * bytes));
-#pragma unroll
-    for (int32_t b = 0; b < kMostBoxes; ++b) {
-      if (boxes.at[b] < 0) continue;
-      ptx::copy_box_5d(tile + static_cast<uint32_t>((warp_ + kGroupWarps * b) * bytes), &map, barrier, 0, 0, 0, head,
-                       boxes.at[b], policy);
+    if (is_due) {
+      if constexpr (!Lanes) await(stage);
+      ptx::arrive_expecting(barrier, static_cast<uint32_t>(at >= 0 ? bytes : 0));
+      if (at >= 0) {
+        ptx::copy_box_5d(stage.tile + static_cast<uint32_t>((warp_ + kGroupWarps * mine) * bytes), &map, barrier, 0, 0,
+                         0, head, at, policy);
+      }
+      if constexpr (Lanes) {
+        ptx::arrive(barrier, kLaneArrivals - 1);
+      } else if (mine == 0) {
+        ptx::arrive(barrier, 32 * kLaneArrivals - (1u << boxes.shift));
+      }
+    } else if constexpr (Lanes) {
+      ptx::arrive(barrier, kLaneArrivals);
     }
-    ptx::arrive(barrier, (Lanes ? 1 : 32) * kLaneArrivals - 1);
+    __syncwarp();
   }
 
   /// Which tokens of the tile of keys that begins at `first` this thread's row sees.
@@ -292,17 +293,6 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
     hand_over_tile(stage);
   }
 
-  /// The same of those that come by boxes and were asked for last.
-  __device__ __forceinline__ void look_through_landed(const Tiles& tiles, int32_t i) {
-    constexpr auto kStages = static_cast<uint32_t>(stages(kDims));
-    const uint32_t number = (values_.stage + kStages - 1) % kStages;
-    ptx::wait_as_warp(ptx::shared_address(&state_.landed), static_cast<uint32_t>(num_edges_) & 1);
-    ++num_edges_;
-    look_through_values(tiles, i,
-                        {number, memory_ + static_cast<uint32_t>(kLayout.values) + number * tile_bytes(kDims, DimV),
-                         ptx::shared_address(state_.values.full) + 8 * number});
-  }
-
   /// A tile that this thread has written to.
   __device__ __forceinline__ void hand_over_tile(const Stage& stage) const {
     ptx::order_before_products();
@@ -318,7 +308,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
       if (i < tiles.count) {
-        const Stage stage = await_keys();
+        const Stage stage = next_keys();
+        await(stage);
         if constexpr (Sights) describe_sight(tiles.first_token(i), stage.number);
         copy_tokens<DimQk>(tiles, i, stage.tile, segment.k, segment.dtype, segment.k_strides, head, copy, pages,
                            first_token);
@@ -328,7 +319,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
         if constexpr (kQueriesLate) deliver(num_items_ % kItems);
         continue;
       }
-      const Stage stage = await_values();
+      const Stage stage = next_values();
+      await(stage);
       copy_tokens<DimV>(tiles, i - 1, stage.tile, segment.v, segment.dtype, segment.v_strides, head, copy, pages,
                         first_token);
       if (!tiles.is_edge(i - 1)) {
@@ -389,9 +381,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
 
   int32_t num_items_ = -1;  ///< before the present one; -1: there is none yet
   int32_t num_edges_ = 0;
-  bool next_begun_ = false;  ///< of the present one: the next item, see ItemMaker
-  bool next_ended_ = false;
-  Place keys_;  ///< the next
+  int32_t parts_ = 0;  ///< done of what makes the next item ready
+  Place keys_;         ///< the next
   Place values_;
 };
 

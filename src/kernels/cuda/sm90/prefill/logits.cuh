@@ -24,6 +24,19 @@ __device__ __forceinline__ void mask_scores(const RowInfo& rows, int32_t first_r
   }
 }
 
+/// The same where no row begins behind the lane's first token.
+template <int32_t Count>
+__device__ __forceinline__ void mask_ends(const RowInfo& rows, int32_t first_row, int32_t first, float (&s)[Count]) {
+#pragma unroll
+  for (int32_t h = 0; h < 2; ++h) {
+    const int32_t end = rows.visible_end[first_row + 8 * h] - first;
+#pragma unroll
+    for (int32_t i = 0; i < Count / 2; ++i) {
+      if (i / 2 * 8 + i % 2 >= end) s[i / 2 * 4 + 2 * h + i % 2] = -INFINITY;
+    }
+  }
+}
+
 /// The same by bits of the tokens that rows see.
 template <int32_t Words, int32_t Count>
 __device__ __forceinline__ void mask_by_bits(const uint32_t (&sights)[2][Words], int32_t lane, float (&s)[Count]) {

@@ -41,17 +41,22 @@ class MathGroup {
       const uint32_t queries =
           queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk));
       begin_item(context, rows);
-      if (context.num_tiles > 0) accumulate(context, rows, queries);
-      end_item<DimV>(params_, context, rows, state_row_, o_,
-                     {queries, ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_,
-                      first_row_, lane_},
-                     running);
+      const ResultPlace place{queries, ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_,
+                              first_row_, lane_};
+      if (context.num_tiles > 0) {
+        const PlainEnd<DimV> end = accumulate(context, rows, queries, place);
+        if (context.plain_end) [[likely]] {
+          end_plain_item<DimV>(context, end, state_row_, o_, place);
+          continue;
+        }
+      }
+      end_item<DimV>(params_, context, rows, state_row_, o_, place, running);
     }
   }
 
  private:
   __device__ __forceinline__ void begin_item(const ItemContext& context, const RowInfo& rows) {
-    ptx::order_before_products();  // the queries were copied by threads
+    if (!context.queries_by_boxes) ptx::order_before_products();
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       state_row_.top[h] = -INFINITY;
@@ -89,7 +94,8 @@ class MathGroup {
   /// From the last tile to the first. Between tiles there is no time to look anything up, and between a product's begin
   /// and its end nothing may branch, or the compiler waits for it first: so tiles that are masked and those that are
   /// not have loops of their own, and where they begin is known before.
-  __device__ __forceinline__ void accumulate(const ItemContext& context, const RowInfo& rows, uint32_t queries) {
+  __device__ __forceinline__ PlainEnd<DimV> accumulate(const ItemContext& context, const RowInfo& rows,
+                                                       uint32_t queries, const ResultPlace& place) {
     keep_uniform(keys_);
     keep_uniform(values_);
     const int32_t begin = context.first_tile;
@@ -111,12 +117,24 @@ class MathGroup {
     float s[kScores];
     float factor[2];
     const uint32_t keys = await(keys_ring_, keys_);
-    if (walk.by_threads) ptx::order_before_products();
+    if (walk.by_threads) [[unlikely]]
+      ptx::order_before_products();
     multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
     release_keys(walk, keys);
-    if (has_scale(kVariant) && context.turned) turn(rows, s);
-    to_weights<true, false>(walk, walk.first, s, factor);
+    if constexpr (kVariant == Variant::kPlain) {
+      if (context.turned) [[unlikely]]
+        turn(rows, s);
+      const int32_t column = walk.first + 2 * (lane_ % 4);
+      if (context.sight.all_begin <= walk.first) {
+        mask_ends(rows, first_row_, column, s);
+      } else {
+        mask_scores(rows, first_row_, column, -INFINITY, s);
+      }
+      take_in<T, kVariant>(state_row_, cap_, s, factor);
+    } else {
+      to_weights<true>(walk, walk.first, s, factor);
+    }
     pack(s, walk.p);
     walk.edge = is_edge(context, walk.first);
 #pragma unroll 1
@@ -132,10 +150,13 @@ class MathGroup {
     }
     if (walk.edge) set_special_apart(rows, walk.first);
     const uint32_t values = await(values_ring_, values_);
-    if (walk.by_threads) ptx::order_before_products();
+    if (walk.by_threads) [[unlikely]]
+      ptx::order_before_products();
     multiply_values(values, walk.p);
+    const PlainEnd<DimV> end = prepare_plain_end<DimV>(context, rows, state_row_, place);
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
+    return end;
   }
 
   /// The next tile's scores become weights while the last one's values are multiplied. The two warpgroups take turns to
@@ -146,10 +167,11 @@ class MathGroup {
     float factor[2];
     const uint32_t keys = await(keys_ring_, keys_);
     if constexpr (Masked) {
-      if (walk.edge) set_special_apart(walk.rows, walk.first);
+      if (walk.edge) [[unlikely]]
+        set_special_apart(walk.rows, walk.first);
       walk.edge = is_edge(walk.context, walk.first - kTokens);
     }
-    if (walk.by_threads) {
+    if (walk.by_threads) [[unlikely]] {
       ptx::wait_as_warp(values_ring_ + 8 * values_.stage, values_.parity);
       ptx::order_before_products();
     }
@@ -250,14 +272,13 @@ class MathGroup {
     ptx::end_group();
   }
 
-  /// Scores of the tile that begins at `first` become weights. `Turned`: those of rows whose scale is not positive are
-  /// not yet what it asks for.
-  template <bool Masked, bool Turned = Masked>
+  /// Scores of the tile that begins at `first` become weights.
+  template <bool Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
-    if constexpr (Turned && has_scale(kVariant)) turn(rows, s);
+    if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
     if constexpr (kVariant == Variant::kCap) {
       if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or what they share would be NaN
       cap_scores<Masked>(cap_, state_row_.scale, s);
@@ -306,7 +327,8 @@ class MathGroup {
     ptx::wait_as_warp(values_ring_ + 8 * values_.stage, values_.parity);
     // The lane that gives the tile back is the one that reads.
     const uint32_t flags = lane_ == 0 ? *reinterpret_cast<const uint32_t*>(state_.special[values_.stage]) : 0;
-    if (__shfl_sync(kAllLanes, flags, 0) == 0) return;
+    if (__shfl_sync(kAllLanes, flags, 0) == 0) [[likely]]
+      return;
     const uint32_t tile = values_address(values_.stage);
     add_special<T, DimV, kTokens>(params_.attention, rows, tile, first, first_row_, o_);
     ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);

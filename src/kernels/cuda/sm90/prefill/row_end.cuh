@@ -57,10 +57,6 @@ __device__ __forceinline__ void write_two(const AttentionParams& params, int64_t
   to[1] = static_cast<uint16_t>(pair >> 16);
 }
 
-__device__ __forceinline__ int64_t out_offset(const AttentionParams& params, const RowInfo& rows, int32_t row) {
-  return rows.token[row] * params.out_token_stride + rows.q_head[row] * params.out_head_stride;
-}
-
 /// The next item's queries may come, by copies of either kind.
 __device__ __forceinline__ void give_back_item(const ResultPlace& place) {
   ptx::order_before_box_copies();
@@ -77,40 +73,114 @@ __device__ __forceinline__ void store_pairs(const float (&o)[DimV / 2], uint32_t
   }
 }
 
-/// Results of 16 bits, through shared memory, so that rows are written in pieces of 16 bytes. A warp has its own
-/// sixteen rows; all of its warpgroup's products with the queries are through. Half a warp has a row's pieces at a
-/// time. The item is given back before global memory is written.
+/// Where a lane's pieces of 16 bytes of its warp's sixteen rows go, in elements; -1: nowhere, the item has no such row.
+/// Neighbouring lanes have a row's pieces.
 template <int32_t DimV>
-__device__ __forceinline__ void write_pieces(const AttentionParams& params, const ItemContext& context,
-                                             const RowInfo& rows, const float (&o)[DimV / 2],
-                                             const ResultPlace& place) {
-  constexpr int32_t kPieces = DimV / kPiece;
-  constexpr int32_t kMine = 16 * kPieces / 32;  ///< of a lane
+struct PiecePlaces {
+  static constexpr int32_t kPieces = DimV / kPiece;  ///< of a row
+  static constexpr int32_t kMine = 16 * kPieces / 32;
+  int64_t at[kMine];
+};
+template <int32_t DimV>
+__device__ __forceinline__ PiecePlaces<DimV> find_places(const ItemContext& context, const RowInfo& rows,
+                                                         const ResultPlace& place) {
+  using Places = PiecePlaces<DimV>;
   int32_t lane = place.lane;
-  asm volatile("" : "+r"(lane));  // places are computed here: loops of products have no registers for them
+  asm volatile("" : "+r"(lane));  // found here: loops of products have no registers for what does not change
+  Places places;
+#pragma unroll
+  for (int32_t k = 0; k < Places::kMine; ++k) {
+    const int32_t i = lane + 32 * k;
+    const int32_t row = place.first_row / 16 * 16 + i / Places::kPieces;
+    const int64_t at = rows.out[row] + i % Places::kPieces * kPiece;
+    places.at[k] = row < context.num_rows ? at : -1;
+  }
+  return places;
+}
+
+/// Results of 16 bits, through shared memory, so that rows are written in pieces of 16 bytes, by a warp its own rows;
+/// all of its warpgroup's products with the queries are through. The item is given back before global memory is
+/// written.
+template <int32_t DimV>
+__device__ __forceinline__ void write_pieces(void* out, bool half, const float (&o)[DimV / 2],
+                                             const PiecePlaces<DimV>& places, const ResultPlace& place) {
+  using Places = PiecePlaces<DimV>;
+  int32_t lane = place.lane;
+  asm volatile("" : "+r"(lane));
   const int32_t begin = place.first_row % kGroupRows / 16 * 16;
   const uint32_t to = place.shared + static_cast<uint32_t>(4 * (lane % 4));
-  if (params.out_dtype == DType::kFloat16) {
+  if (half) {
     store_pairs<__half, DimV>(o, to, begin + lane / 4);
   } else {
     store_pairs<__nv_bfloat16, DimV>(o, to, begin + lane / 4);
   }
   __syncwarp();
-  uint4 pieces[kMine];
-  int64_t at[kMine];
+  uint4 pieces[Places::kMine];
 #pragma unroll
-  for (int32_t k = 0; k < kMine; ++k) {
+  for (int32_t k = 0; k < Places::kMine; ++k) {
     const int32_t i = lane + 32 * k;
-    const int32_t in_warp = begin + i / kPieces;
-    const int32_t row = place.group * kGroupRows + in_warp;
-    at[k] = row < context.num_rows ? out_offset(params, rows, row) + i % kPieces * kPiece : -1;
-    pieces[k] = ptx::load_16(place.shared + static_cast<uint32_t>(result_offset(DimV, in_warp, i % kPieces)));
+    pieces[k] = ptx::load_16(
+        place.shared + static_cast<uint32_t>(result_offset(DimV, begin + i / Places::kPieces, i % Places::kPieces)));
   }
   give_back_item(place);
 #pragma unroll
-  for (int32_t k = 0; k < kMine; ++k) {
-    if (at[k] >= 0) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.out) + at[k]) = pieces[k];
+  for (int32_t k = 0; k < Places::kMine; ++k) {
+    if (places.at[k] >= 0) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(out) + places.at[k]) = pieces[k];
   }
+}
+
+/// What the end of an item that is the whole of its accumulation needs of shared memory and of other lanes, if there
+/// are neither sinks nor an LSE (ItemContext::plain_end). Gathered while the last product runs: what stands in the
+/// kernel's parameters would be waited for.
+template <int32_t DimV>
+struct PlainEnd {
+  float sum[2];
+  float v_scale[2];
+  PiecePlaces<DimV> places;
+  void* out;
+};
+template <int32_t DimV>
+__device__ __forceinline__ PlainEnd<DimV> prepare_plain_end(const ItemContext& context, const RowInfo& rows,
+                                                            const RowState& state, const ResultPlace& place) {
+  PlainEnd<DimV> end;
+#pragma unroll
+  for (int32_t h = 0; h < 2; ++h) {
+    end.sum[h] = __fadd_rn(state.sum[h], __shfl_xor_sync(kAllLanes, state.sum[h], 1));
+    end.sum[h] = __fadd_rn(end.sum[h], __shfl_xor_sync(kAllLanes, end.sum[h], 2));
+    end.v_scale[h] = rows.v_scale[place.first_row + 8 * h];
+  }
+  end.places = find_places<DimV>(context, rows, place);
+  end.out = context.out;
+  ptx::meet(kGroupMeeting + place.group, kGroupThreads);
+  return end;
+}
+/// The same arithmetic as end_item's.
+template <int32_t DimV>
+__device__ __forceinline__ void end_plain_item(const ItemContext& context, const PlainEnd<DimV>& end,
+                                               const RowState& state, float (&o)[DimV / 2], const ResultPlace& place) {
+#pragma unroll
+  for (int32_t h = 0; h < 2; ++h) {
+    const bool empty = is_empty(state.top[h], end.sum[h]);
+    const float factor = empty ? 0.0f : 1.0f / end.sum[h];
+    const bool scaled = end.v_scale[h] != 1.0f;
+    if (scaled) [[unlikely]] {
+#pragma unroll
+      for (int32_t i = 0; i < DimV / 4; ++i) {
+        float& x = o[i / 2 * 4 + 2 * h + i % 2];
+        x = __fmul_rn(x, end.v_scale[h]);
+      }
+    }
+#pragma unroll
+    for (int32_t i = 0; i < DimV / 4; ++i) {
+      float& x = o[i / 2 * 4 + 2 * h + i % 2];
+      x = __fmaf_rn(x, factor, 0.0f);  // see row_value
+    }
+    if (empty) [[unlikely]] {
+#pragma unroll
+      for (int32_t i = 0; i < DimV / 4; ++i) o[i / 2 * 4 + 2 * h + i % 2] = 0.0f;
+    }
+  }
+  write_pieces<DimV>(end.out, context.half, o, end.places, place);
 }
 
 /// The end of an item, by all warps of a warpgroup, which give it back. `o`: see MathGroup; its values are used up.
@@ -131,14 +201,15 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
     sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(kAllLanes, sum[h], 2));
     mine[h] = place.first_row + 8 * h < context.num_rows;
     const float v_scale = mine[h] ? rows.v_scale[place.first_row + 8 * h] : 1.0f;
-    if (v_scale == 1.0f) continue;
+    if (v_scale != 1.0f) [[unlikely]] {
 #pragma unroll
-    for (int32_t i = 0; i < kCount; i += 4) {
-      o[i + 2 * h] = __fmul_rn(o[i + 2 * h], v_scale);
-      o[i + 2 * h + 1] = __fmul_rn(o[i + 2 * h + 1], v_scale);
+      for (int32_t i = 0; i < kCount; i += 4) {
+        o[i + 2 * h] = __fmul_rn(o[i + 2 * h], v_scale);
+        o[i + 2 * h + 1] = __fmul_rn(o[i + 2 * h + 1], v_scale);
+      }
     }
   }
-  if ((item.flags & planner::kStart) == 0) {
+  if ((item.flags & planner::kStart) == 0) [[unlikely]] {
     const RunningState<kCount>& before = hidden(running);
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
@@ -152,7 +223,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       }
     }
   }
-  if ((item.flags & planner::kFinish) == 0) {
+  if ((item.flags & planner::kFinish) == 0) [[unlikely]] {
     RunningState<kCount>& after = hidden(running);
 #pragma unroll
     for (int32_t i = 0; i < kCount; ++i) after.values[i] = o[i];
@@ -165,7 +236,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
     return;
   }
   const int32_t column = 2 * (place.lane % 4);
-  if (item.partial >= 0) {
+  if (item.partial >= 0) [[unlikely]] {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       if (!mine[h]) continue;
@@ -188,7 +259,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
     const int32_t row = place.first_row + 8 * h;
     const RowEnd end = end_row(params, rows.q_head[row], max[h], sum[h]);
     if (column == 0) write_lse(params, rows.token[row], rows.q_head[row], end);
-    if (end.empty) {
+    if (end.empty) [[unlikely]] {
 #pragma unroll
       for (int32_t i = 0; i < kCount / 2; ++i) o[i / 2 * 4 + 2 * h + i % 2] = 0.0f;
     } else {
@@ -200,9 +271,10 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
     }
   }
   const bool out_16 = params.out_dtype == DType::kFloat16 || params.out_dtype == DType::kBFloat16;
-  if (out_16 && all.out_wide) {
+  if (out_16 && all.out_wide) [[likely]] {
     ptx::meet(kGroupMeeting + place.group, kGroupThreads);
-    write_pieces<DimV>(params, context, rows, o, place);
+    write_pieces<DimV>(params.out, params.out_dtype == DType::kFloat16, o, find_places<DimV>(context, rows, place),
+                       place);
     return;
   }
   RunningState<kCount>& results = hidden(running);  // its chain ends here
@@ -212,7 +284,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
   for (int32_t h = 0; h < 2; ++h) {
     const int32_t row = place.first_row + 8 * h;
     if (row >= context.num_rows) continue;
-    const int64_t at = out_offset(params, rows, row) + column;
+    const int64_t at = rows.out[row] + column;
 #pragma unroll 1
     for (int32_t i = 0; i < kCount; i += 4) {
       write_two(params, at + 2 * i, results.values[i + 2 * h], results.values[i + 2 * h + 1]);

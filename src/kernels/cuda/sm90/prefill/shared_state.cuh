@@ -26,6 +26,7 @@ constexpr int32_t kLeastQueries = -60;  ///< a power of two
 /// What is known of an item's rows. Rows beyond the item's see nothing.
 struct RowInfo {
   int64_t mask_bit[kRows];    ///< custom mask: local token j stands at bit mask_bit + j of the mask's bytes,
+  int64_t out[kRows];         ///< where the row's results begin, in elements
   int32_t mask_begin[kRows];  ///< if j >= mask_begin; earlier tokens are visible
   int32_t position[kRows];
   int32_t visible_begin[kRows];  ///< local tokens
@@ -43,13 +44,17 @@ struct ItemContext {
   Sight sight;
   KvShard shard;
   int64_t first_pos;
+  void* out;
   int32_t num_rows;
   int32_t first_tile;  ///< of local tokens, from local token 0
   int32_t num_tiles;
   bool custom;      ///< the custom mask's bits apply
   bool turned;      ///< some row's scale is less than kUsualScale
   bool by_threads;  ///< keys and values are copied by threads
-  bool all_done;    ///< no item: the thread block's work is done
+  bool queries_by_boxes;
+  bool plain_end;  ///< see PlainEnd
+  bool half;       ///< plain_end: results are float16, not bfloat16
+  bool all_done;   ///< no item: the thread block's work is done
 };
 
 /// Barriers of tiles of keys, or of values.
