@@ -11,8 +11,8 @@
 #include "folio/folio.hpp"
 #include "page_read.hpp"
 
-/// Attention of one layer on a GPU: decode beside a plain read of the same pages, prefill as TFLOP/s. bfloat16, 32
-/// query heads over 8, head_dim 128, shuffled pages of 16, in a CUDA graph; medians. Needs a GPU.
+/// Attention of one layer on a GPU: decode beside a plain read of the same pages, prefill as TFLOP/s. bfloat16 and fp8,
+/// 32 query heads over 8, head_dim 128, shuffled pages of 16, in a CUDA graph; medians. Needs a GPU.
 ///   folio_cuda_attention_bench [KERNEL [LABEL]]: of all shapes, those whose label contains LABEL
 namespace {
 
@@ -41,14 +41,16 @@ struct Shape {
 };
 
 void measure(const std::string& label, const Shape& shape, const std::string& kernel, cudaStream_t native,
-             DType kv_dtype) {
+             DType q_dtype, DType kv_dtype) {
   const Context context = Context::cuda(0);
   AttentionConfig config;
   config.num_q_heads = kQHeads;
   config.num_kv_heads = kKvHeads;
   config.head_dim_qk = config.head_dim_v = kHeadDim;
   config.page_size = kPageSize;
+  config.q = q_dtype;
   config.kv = kv_dtype;
+  config.out = DType::kBFloat16;
   PrepareOptions options;
   options.force_kernel = kernel;
   const AttentionOp op = prepare(context, config, options);
@@ -82,14 +84,19 @@ void measure(const std::string& label, const Shape& shape, const std::string& ke
   const size_t pool = element * static_cast<size_t>(k_elements(cache));
   const DeviceBytes k(pool), v(pool), sink(4);
   const size_t rows = static_cast<size_t>(num_tokens) * kQHeads * kHeadDim;
-  const DeviceBytes q(2 * rows), out(2 * rows);
-  folio_bench::fill_normal(q.as(), rows, 1, native);
+  const auto q_element = static_cast<size_t>(size_of(q_dtype));
+  const DeviceBytes q(q_element * rows), out(2 * rows);
+  if (q_element == 2) {
+    folio_bench::fill_normal(q.as(), rows, 1, native);
+  } else {
+    folio_bench::fill_codes(q.as(), rows, 1, native);
+  }
   if (element == 2) {
     folio_bench::fill_normal(k.as(), pool / 2, 2, native);
     folio_bench::fill_normal(v.as(), pool / 2, 3, native);
   } else {
-    check(cudaMemsetAsync(k.as(), 0x31, pool, native));
-    check(cudaMemsetAsync(v.as(), 0x2b, pool, native));
+    folio_bench::fill_codes(k.as(), pool, 2, native);
+    folio_bench::fill_codes(v.as(), pool, 3, native);
   }
 
   KvSegment lengths;
@@ -109,7 +116,7 @@ void measure(const std::string& label, const Shape& shape, const std::string& ke
                    .first_column = 0,
                    .num_rows = num_requests};
   AttentionArgs args;
-  args.q = ConstTensorView(q.as(), DType::kBFloat16, {num_tokens, kQHeads, kHeadDim});
+  args.q = ConstTensorView(q.as(), q_dtype, {num_tokens, kQHeads, kHeadDim});
   args.out = TensorView(out.as(), DType::kBFloat16, {num_tokens, kQHeads, kHeadDim});
   args.segments = {&segment, 1};
   const AttentionPlan plan = folio::plan(op, batch, buffer, stream);
@@ -124,7 +131,7 @@ void measure(const std::string& label, const Shape& shape, const std::string& ke
                             indptr.back(), sink.as<int32_t>(), native);
   });
   const double moved =
-      2.0 * keys * kKvHeads * kHeadDim * static_cast<double>(element) + 4.0 * static_cast<double>(rows);
+      2.0 * keys * kKvHeads * kHeadDim * static_cast<double>(element) + static_cast<double>((2 + q_element) * rows);
   std::printf(
       "%-21s %-11s run %9.1f us  %7.0f GB/s  read of the pages %8.1f us, %5.0f GB/s: ratio %.3f  %6.1f TFLOP/s\n",
       label.c_str(), op.kernel_name().c_str(), attention, moved / attention / 1e3, read,
@@ -155,10 +162,18 @@ int main(int argc, char** argv) {
                                     {"mixed decode 128x4096", std::vector<int32_t>(128, 4096), 1},
                                     {"mixed both", std::vector<int32_t>(129, 4096), 1, 512}};
     const std::string wanted = argc > 2 ? argv[2] : "";
-    for (const DType kv_dtype : {DType::kBFloat16, DType::kFloat8E4M3}) {
+    struct Types {
+      const char* name;
+      DType q;
+      DType kv;
+    };
+    constexpr Types kTypes[] = {{" bf16", DType::kBFloat16, DType::kBFloat16},
+                                {" fp8", DType::kBFloat16, DType::kFloat8E4M3},
+                                {" all fp8", DType::kFloat8E4M3, DType::kFloat8E4M3}};
+    for (const Types& types : kTypes) {
       for (const Shape& shape : shapes) {
-        const std::string label = std::string(shape.name) + (kv_dtype == DType::kBFloat16 ? " bf16" : " fp8");
-        if (label.find(wanted) != std::string::npos) measure(label, shape, kernel, stream, kv_dtype);
+        const std::string label = std::string(shape.name) + types.name;
+        if (label.find(wanted) != std::string::npos) measure(label, shape, kernel, stream, types.q, types.kv);
       }
     }
     check(cudaStreamDestroy(stream));

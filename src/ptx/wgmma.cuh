@@ -13,13 +13,15 @@
 /// g = lane / 4 and t = lane % 4, element 4j + i of a lane stands at row g + 8 (i / 2), column 8j + 2t + i % 2.
 namespace folio::inline v0::ptx {
 
-/// Where a tile stands in shared memory, for a product: rows of 128 bytes that begin at a multiple of 1024, eight of
-/// them one after the other, their pieces of 16 bytes exchanged by the row's number. `groups`: bytes from eight rows to
-/// the next eight. `columns`: of a transposed tile, bytes from 64 columns to the next 64; not used otherwise. Steps
-/// along a row are added to the address: see advance.
+/// Where a tile stands in shared memory, for a product: rows of `Span` bytes, 128 or 64, that begin at a multiple of
+/// 1024, eight of them one after the other, their pieces of 16 bytes exchanged by the row's number (the copy engine's
+/// swizzle of so many bytes). `groups`: bytes from eight rows to the next eight. `columns`: of a transposed tile, bytes
+/// from a span's columns to the next span's; not used otherwise. Steps along a row are added to the address: see
+/// advance.
+template <int32_t Span>
 __device__ __forceinline__ uint64_t describe_tile(uint32_t shared, uint32_t columns, uint32_t groups) {
   return uint64_t{(shared & 0x3ffffu) >> 4} | uint64_t{columns >> 4} << 16 | uint64_t{groups >> 4} << 32 |
-         uint64_t{1} << 62;
+         uint64_t{Span == 128 ? 1 : 2} << 62;
 }
 
 /// The tile `bytes` further on, a multiple of 16.
@@ -91,6 +93,29 @@ __device__ __forceinline__ void multiply_rows(float (&d)[Count], const uint32_t 
       "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), \
       "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
 
+#define FOLIO_PRODUCT_REGISTERS_48 \
+  FOLIO_PRODUCT_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define FOLIO_PRODUCT_SUMS_48                                                                                       \
+  FOLIO_PRODUCT_SUMS_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), \
+      "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]),       \
+      "+f"(d[47])
+#define FOLIO_PRODUCT_REGISTERS_128                                                                              \
+  FOLIO_PRODUCT_REGISTERS_64                                                                                     \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, "  \
+  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "    \
+  "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, " \
+  "%123, %124, %125, %126, %127"
+#define FOLIO_PRODUCT_SUMS_128                                                                                        \
+  FOLIO_PRODUCT_SUMS_64, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]),   \
+      "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]),         \
+      "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]),         \
+      "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]),         \
+      "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]),      \
+      "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), \
+      "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), \
+      "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), \
+      "+f"(d[127])
+
 #define FOLIO_PRODUCTS(Type, type, count, columns, i0, i1, i2, i3, i4)                                               \
   template <>                                                                                                        \
   __device__ __forceinline__ void multiply_tiles<Type, Sum::kNew, count>(float(&d)[count], uint64_t a, uint64_t b) { \
@@ -115,9 +140,17 @@ __device__ __forceinline__ void multiply_rows(float (&d)[Count], const uint32_t 
   }
 FOLIO_PRODUCTS(__nv_bfloat16, "bf16", 32, "64", "%32", "%33", "%34", "%35", "%36")
 FOLIO_PRODUCTS(__half, "f16", 32, "64", "%32", "%33", "%34", "%35", "%36")
+FOLIO_PRODUCTS(__nv_bfloat16, "bf16", 48, "96", "%48", "%49", "%50", "%51", "%52")
+FOLIO_PRODUCTS(__half, "f16", 48, "96", "%48", "%49", "%50", "%51", "%52")
 FOLIO_PRODUCTS(__nv_bfloat16, "bf16", 64, "128", "%64", "%65", "%66", "%67", "%68")
 FOLIO_PRODUCTS(__half, "f16", 64, "128", "%64", "%65", "%66", "%67", "%68")
+FOLIO_PRODUCTS(__nv_bfloat16, "bf16", 128, "256", "%128", "%129", "%130", "%131", "%132")
+FOLIO_PRODUCTS(__half, "f16", 128, "256", "%128", "%129", "%130", "%131", "%132")
 #undef FOLIO_PRODUCTS
+#undef FOLIO_PRODUCT_SUMS_128
+#undef FOLIO_PRODUCT_REGISTERS_128
+#undef FOLIO_PRODUCT_SUMS_48
+#undef FOLIO_PRODUCT_REGISTERS_48
 #undef FOLIO_PRODUCT_SUMS_64
 #undef FOLIO_PRODUCT_REGISTERS_64
 #undef FOLIO_PRODUCT_SUMS_32

@@ -16,6 +16,14 @@ struct StepLengths {
 /// Which batches a graph is for. All bounds are the same.
 enum class StepKind { kAny, kDecode, kSeveralTokens, kPrefill, kMixed };
 
+/// How large a ServingStep's model and batches may be.
+struct ServingSizes {
+  int32_t tokens;  ///< of a step
+  int32_t max_q_len;
+  int32_t max_kv_len;
+  int32_t head_dim;
+};
+
 /// A small model of two layers on a GPU: what an engine holds, and one step of it. Device arrays keep their addresses
 /// from step to step, as a captured graph needs.
 class ServingStep {
@@ -30,15 +38,16 @@ class ServingStep {
   static constexpr int32_t kQHeads = 8;
   static constexpr int32_t kKvHeads = 2;
   static constexpr int32_t kHeadDim = 64;
+  static constexpr ServingSizes kSizes{kTokens, kMaxQLen, kMaxKvLen, kHeadDim};
   static constexpr int32_t kLayers = 2;
 
   /// `kernel`: forced; empty = whichever `prepare` picks. `shared_levels`: of the op's bounds; steps have none.
   explicit ServingStep(Determinism determinism = Determinism::kRunToRun, const std::string& kernel = "",
-                       int32_t shared_levels = 0);
+                       int32_t shared_levels = 0, const ServingSizes& sizes = kSizes);
 
   const AttentionOp& op() const { return op_; }
   /// Lengths within the bounds, with any number of requests and tokens.
-  static StepLengths random_lengths(std::mt19937& random);
+  static StepLengths random_lengths(std::mt19937& random, const ServingSizes& sizes = kSizes);
   /// Likewise, of one kind: decodes of a token each, of three, prompts without or behind a prefix, both.
   static StepLengths random_lengths(std::mt19937& random, StepKind kind);
   /// Uploads a step: lengths, a shuffled table, slots of the new tokens, queries, keys and values. The caches are
@@ -80,11 +89,19 @@ class ServingStep {
  private:
   BatchView batch(const StepLengths* host_lengths);
 
+  int32_t pages_per_request() const { return (sizes_.max_kv_len + kPageSize - 1) / kPageSize; }
+  int32_t pages() const { return kRequests * pages_per_request() + 8; }
+  /// Of a layer.
+  size_t cache_elements() const;
+  size_t q_elements() const;
+  size_t kv_elements() const;
+
+  ServingSizes sizes_;
   Context context_ = Context::cuda(0);
   AttentionOp op_;
   DeviceArray<int32_t> cu_q_{kRequests + 1}, kv_len_{kRequests};
-  DeviceArray<int32_t> table_{size_t{kRequests} * kPagesPerRequest};
-  DeviceArray<int64_t> slots_{kTokens};
+  DeviceArray<int32_t> table_;
+  DeviceArray<int64_t> slots_;
   DeviceArray<uint16_t> q_, new_k_, new_v_, cache_k_, cache_v_, out_;
   DeviceArray<float> lse_;
   DeviceArray<std::byte> workspace_;

@@ -10,10 +10,10 @@
 namespace folio::cuda_test {
 namespace {
 
-/// 200, or as many as the environment asks for: 10,000 take minutes.
-int batches() {
+/// 200, or 40 with prompts among them, or as many as the environment asks for: 10,000 take minutes.
+int batches(const ServingSizes& sizes) {
   const char* asked = std::getenv("FOLIO_TWIN_BATCHES");
-  return asked == nullptr ? 200 : std::atoi(asked);
+  return asked != nullptr ? std::atoi(asked) : (sizes.tokens == ServingStep::kTokens ? 200 : 40);
 }
 
 /// Values are of magnitude 1 or less, so that a kernel's outputs are off by at most 2^-9 through its weights, which are
@@ -23,24 +23,36 @@ constexpr float kAllowed = 0x1p-7f;
 /// Of the LSE, which both sum in float32 in units of the largest logit.
 constexpr float kAllowedLse = 0x1p-14f;
 
-class HopperTwin : public CudaTest, public testing::WithParamInterface<const char*> {};
+/// What is compared with cuda-sm80.
+struct Compared {
+  const char* kernel;
+  const char* name;
+  ServingSizes sizes = ServingStep::kSizes;
+};
+/// Prompts among decodes: many packed rows, of several row tiles, and few.
+constexpr ServingSizes prompts(int32_t head_dim) {
+  return {.tokens = 256, .max_q_len = 120, .max_kv_len = 700, .head_dim = head_dim};
+}
+
+class HopperTwin : public CudaTest, public testing::WithParamInterface<Compared> {};
 
 TEST_P(HopperTwin, AgreesWithThePortableKernel) {
   const std::vector<std::string> kernels = verify::runnable_kernels(Context::cuda(0));
   if (IsSkipped()) return;
-  if (std::count(kernels.begin(), kernels.end(), GetParam()) == 0) {
-    GTEST_SKIP() << GetParam() << " does not run on this GPU";
+  const auto& [kernel, name, sizes] = GetParam();
+  if (std::count(kernels.begin(), kernels.end(), kernel) == 0) {
+    GTEST_SKIP() << kernel << " does not run on this GPU";
   }
-  ServingStep twin(Determinism::kRunToRun, "cuda-sm80");
-  ServingStep step(Determinism::kRunToRun, GetParam());
+  ServingStep twin(Determinism::kRunToRun, "cuda-sm80", 0, sizes);
+  ServingStep step(Determinism::kRunToRun, kernel, 0, sizes);
   PlanBuffer twin_buffer = make_plan_buffer(twin.op());
   PlanBuffer buffer = make_plan_buffer(step.op());
   const TestStream stream;
   std::mt19937 lengths_of(29);
   std::mt19937 first(31);
   std::mt19937 second(31);
-  for (int i = 0; i < batches(); ++i) {
-    const StepLengths lengths = ServingStep::random_lengths(lengths_of);
+  for (int i = 0; i < batches(sizes); ++i) {
+    const StepLengths lengths = ServingStep::random_lengths(lengths_of, sizes);
     twin.set(lengths, first);
     step.set(lengths, second);
     twin.clear_output();
@@ -63,9 +75,15 @@ TEST_P(HopperTwin, AgreesWithThePortableKernel) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, HopperTwin, testing::Values("cuda-sm90-decode", "cuda-sm90"), [](const auto& kernel) {
-  return std::string(kernel.param == std::string("cuda-sm90") ? "Pair" : "Decode");
-});
+constexpr Compared kCompared[] = {{"cuda-sm90-decode", "Decode"},
+                                  {"cuda-sm90", "Pair"},
+                                  {"cuda-sm90", "PairPrompts64", prompts(64)},
+                                  {"cuda-sm90", "PairPrompts96", prompts(96)},
+                                  {"cuda-sm90", "PairPrompts128", prompts(128)},
+                                  {"cuda-sm90", "PairPrompts256", prompts(256)},
+                                  {"cuda-sm90-prefill", "Prefill128", prompts(128)}};
+INSTANTIATE_TEST_SUITE_P(Kernels, HopperTwin, testing::ValuesIn(kCompared),
+                         [](const auto& compared) { return std::string(compared.param.name); });
 
 }  // namespace
 }  // namespace folio::cuda_test

@@ -17,28 +17,67 @@ namespace folio::inline v0::kernels::cuda {
 namespace sm90::prefill {
 namespace {
 
-template <typename T, int32_t DimQk, int32_t DimV>
-void emulate(const AttentionParams& attention, bool general, int32_t num_workers) {
+template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes = Codes::kNone>
+void emulate(const AttentionParams& attention, Variant variant, int32_t num_workers) {
   static uint64_t seed = 0;
   PrefillParams params{};
   params.attention = attention;
-  describe(params, {DimQk, DimV});
+  describe(params, {DimQk, DimV}, element_bytes(kCodes));
   emulation::run_grid(num_workers, kThreads, shared_bytes<DimQk, DimV>(), ++seed, [&] {
-    if (general) {
-      run_thread_block<T, DimQk, DimV, true>(params, emulation::shared_memory());
-    } else {
-      run_thread_block<T, DimQk, DimV, false>(params, emulation::shared_memory());
+    switch (variant) {
+      case Variant::kPlain:
+        run_thread_block<T, DimQk, DimV, Variant::kPlain, kCodes>(params, emulation::shared_memory());
+        break;
+      case Variant::kCap:
+        run_thread_block<T, DimQk, DimV, Variant::kCap, kCodes>(params, emulation::shared_memory());
+        break;
+      case Variant::kAlibi:
+        run_thread_block<T, DimQk, DimV, Variant::kAlibi, kCodes>(params, emulation::shared_memory());
+        break;
+      case Variant::kAny:
+        run_thread_block<T, DimQk, DimV, Variant::kAny, kCodes>(params, emulation::shared_memory());
+        break;
     }
   });
 }
 
 }  // namespace
 
-void launch_bfloat16_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 128, 128>(params, general, num_workers);
+void launch_bfloat16_64_64(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 64, 64>(params, variant, num_workers);
 }
-void launch_float16_128_128(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
-  emulate<__half, 128, 128>(params, general, num_workers);
+void launch_float16_64_64(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__half, 64, 64>(params, variant, num_workers);
+}
+void launch_bfloat16_96_96(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 96, 96>(params, variant, num_workers);
+}
+void launch_float16_96_96(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__half, 96, 96>(params, variant, num_workers);
+}
+void launch_bfloat16_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 128, 128>(params, variant, num_workers);
+}
+void launch_float16_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128>(params, variant, num_workers);
+}
+void launch_e4m3_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128, Codes::kE4M3>(params, variant, num_workers);
+}
+void launch_e5m2_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__half, 128, 128, Codes::kE5M2>(params, variant, num_workers);
+}
+void launch_bfloat16_192_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 192, 128>(params, variant, num_workers);
+}
+void launch_float16_192_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__half, 192, 128>(params, variant, num_workers);
+}
+void launch_bfloat16_256_256(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__nv_bfloat16, 256, 256>(params, variant, num_workers);
+}
+void launch_float16_256_256(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
+  emulate<__half, 256, 256>(params, variant, num_workers);
 }
 
 }  // namespace sm90::prefill

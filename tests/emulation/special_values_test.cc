@@ -31,7 +31,7 @@ struct Output {
 };
 
 /// Two query tokens, causal; of the last key's value, component 5 is `value`. Keys and values are of type `kv`.
-Output run_with(float value, DType kv) {
+Output run_with(float value, DType kv, float soft_cap = 0.0f) {
   const Context context = Context::cuda(0);
   AttentionConfig config;
   config.num_q_heads = kGroup;
@@ -41,6 +41,7 @@ Output run_with(float value, DType kv) {
   config.page_size = kPageSize;
   config.kv = config.ragged_kv = kv;
   config.out = DType::kFloat32;
+  if (soft_cap != 0.0f) config.features = Feature::kSoftCap;
   const AttentionOp op = prepare(context, config);
   EXPECT_EQ(op.kernel_name(), kKernel);
   const size_t element = static_cast<size_t>(size_of(kv));
@@ -85,6 +86,7 @@ Output run_with(float value, DType kv) {
   args.q = ConstTensorView(q.data(), DType::kBFloat16, {kQLen, kGroup, kHeadDim});
   args.out = TensorView(out.data(), DType::kFloat32, {kQLen, kGroup, kHeadDimV});
   args.segments = {&segment, 1};
+  args.logits_soft_cap = soft_cap;
   PlanBuffer buffer = make_plan_buffer(op);
   const AttentionPlan plan = folio::plan(op, batch, buffer);
   const size_t bytes = workspace_size(plan);
@@ -116,9 +118,21 @@ TEST_P(EmulatedSpecialValues, ReachThoseWhoSeeThemAndNobodyElse) {
   }
 }
 
+/// Large caps may go another way than small ones.
+TEST(EmulatedCaps, OfAnySizeAreTaken) {
+  const Output usual = run_with(1.0f, DType::kBFloat16, 50.0f);
+  for (const float cap : {50.01f, 51.0f, 1e6f}) {
+    const Output got = run_with(1.0f, DType::kBFloat16, cap);
+    for (size_t i = 0; i < got.second.size(); ++i) {
+      EXPECT_NEAR(got.first[i], usual.first[i], 0.01f) << cap;
+      EXPECT_NEAR(got.second[i], usual.second[i], 0.01f) << cap;
+    }
+  }
+}
+
 /// Those of keys and values that the kernel takes.
 std::vector<DType> types() {
-  if (std::strcmp(kKernel, "cuda-sm90-decode") != 0) return {DType::kBFloat16};
+  if (std::strcmp(kKernel, "cuda-sm90-latent") == 0) return {DType::kBFloat16};
   return {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
 }
 

@@ -270,16 +270,17 @@ const uint32_t (*exchange(const uint32_t (&mine)[8]))[8] {
   return slots;
 }
 
-void meet(int32_t id, int32_t threads) {
+void come(int32_t id, int32_t threads) {
   Meeting& meeting = grid->meetings[id];
-  const uint32_t generation = meeting.generation;
-  if (++meeting.arrived == threads) {
-    meeting.arrived = 0;
-    ++meeting.generation;
-    grid->idle = 0;
-  } else {
-    while (grid->meetings[id].generation == generation) yield();
-  }
+  if (++meeting.arrived != threads) return;
+  meeting.arrived = 0;
+  ++meeting.generation;
+  grid->idle = 0;
+}
+void meet(int32_t id, int32_t threads) {
+  const uint32_t generation = grid->meetings[id].generation;
+  come(id, threads);
+  while (grid->meetings[id].generation == generation) yield();
 }
 void meet_all() {
   meet(0, grid->threads);

@@ -43,6 +43,8 @@ inline uint32_t shared_offset(const void* data) {
 const uint32_t (*exchange(const uint32_t (&mine)[8]))[8];
 /// Every thread of the block, or `threads` of them at barrier `id`, meet.
 void meet(int32_t id, int32_t threads);
+/// The same without waiting for the others.
+void come(int32_t id, int32_t threads);
 void meet_all();
 
 void init_barrier(uint32_t barrier, uint32_t arrivals);

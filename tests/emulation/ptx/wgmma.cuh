@@ -8,9 +8,10 @@
 /// src/ptx/wgmma.cuh, emulated: a product is computed when it is begun.
 namespace folio::inline v0::ptx {
 
-inline uint64_t describe_tile(uint32_t shared, uint32_t columns, uint32_t groups) {
+template <int32_t Span>
+uint64_t describe_tile(uint32_t shared, uint32_t columns, uint32_t groups) {
   if (shared % 1024 != 0) throw std::runtime_error("a tile of a product begins at no multiple of 1024");
-  return shared | uint64_t{columns} << 20 | uint64_t{groups} << 40;
+  return shared | uint64_t{columns} << 20 | uint64_t{groups} << 40 | uint64_t{Span == 128} << 60;
 }
 inline uint64_t advance(uint64_t tile, uint32_t bytes) {
   return tile + bytes;
@@ -28,15 +29,16 @@ template <int32_t Count>
 void changed(float (&)[Count]) {}
 enum class Sum : int32_t { kNew = 0, kAdd = 1 };
 
-/// Where a tile's element stands, as describe_tile says: `row` and `column` of what lies in rows of 128 bytes.
+/// Where a tile's element stands, as describe_tile says: `row` and `column` of what lies in rows of a span.
 inline uint32_t element_address(uint64_t tile, int32_t row, int32_t column) {
   const auto begin = static_cast<uint32_t>(tile & 0xfffff);
   const auto columns = static_cast<uint32_t>(tile >> 20 & 0xfffff);
-  const auto groups = static_cast<uint32_t>(tile >> 40);
+  const auto groups = static_cast<uint32_t>(tile >> 40 & 0xfffff);
+  const uint32_t span = tile >> 60 != 0 ? 128 : 64;
   const auto r = static_cast<uint32_t>(row);
   const auto c = static_cast<uint32_t>(column);
-  const uint32_t linear = begin + r / 8 * groups + r % 8 * 128 + c / 64 * columns + c % 64 * 2;
-  return linear ^ (linear >> 7 & 7) << 4;
+  const uint32_t linear = begin + r / 8 * groups + r % 8 * span + c / (span / 2) * columns + c % (span / 2) * 2;
+  return linear ^ (linear >> 7 & (span / 16 - 1)) << 4;
 }
 template <typename T>
 float element_at(uint32_t address) {

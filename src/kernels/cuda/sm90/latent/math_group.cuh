@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/latent/edge_values.cuh"
+#include "kernels/cuda/sm90/latent/logits.cuh"
 #include "kernels/cuda/sm90/latent/row_end.cuh"
 #include "kernels/cuda/sm90/prefill/scores.cuh"
 #include "ptx/tma.cuh"
@@ -174,11 +175,11 @@ class MathGroup {
     multiply_keys(context, tile, s);
     const int32_t column = tile.first + 2 * (lane_ % 4);
     if constexpr (General) {
-      prefill::to_general_logits(params_, context, rows, first_row_, column, s);
+      to_general_logits(params_, context, rows, first_row_, column, s);
     } else if (context.turned) {
       turn(rows, s);
     }
-    if (needs_mask(context.sight, tile.first)) prefill::mask_scores(rows, first_row_, column, s);
+    if (needs_mask(context.sight, tile.first)) mask_scores(rows, first_row_, column, s);
     if (!tile.is_first) await_maxima(tile.number - 1);
     to_weights(tile, s);
     hand_over_weights(tile, s);
@@ -211,8 +212,8 @@ class MathGroup {
   }
 
   __device__ __forceinline__ void multiply_keys(const ItemContext& context, const Tile& tile, float (&s)[kScores]) {
-    const uint64_t q = ptx::describe_tile(ring_ + kQueries, 0, 1024);
-    const uint64_t k = ptx::describe_tile(tile_address(tile.keys), 0, 1024);
+    const uint64_t q = ptx::describe_tile<128>(ring_ + kQueries, 0, 1024);
+    const uint64_t k = ptx::describe_tile<128>(tile_address(tile.keys), 0, 1024);
     if (context.by_threads) {
       for (int32_t part = 0; part < kParts; ++part) await(tile.keys, part);
       ptx::order_before_products();
@@ -328,7 +329,7 @@ class MathGroup {
 
   /// Begins the product.
   __device__ __forceinline__ void multiply_values(uint32_t half, const uint32_t (&p)[kScores / 2]) {
-    const uint64_t v = ptx::describe_tile(half, kColumnBytes, 1024);
+    const uint64_t v = ptx::describe_tile<128>(half, kColumnBytes, 1024);
     ptx::begin_products();
 #pragma unroll
     for (uint32_t step = 0; step < kTokens / 16; ++step) {

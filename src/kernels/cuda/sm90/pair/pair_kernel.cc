@@ -14,11 +14,6 @@ constexpr const AttentionKernel* kMany[] = {&prefill::kSm90PrefillKernel, &sm80:
 
 /// Why a kernel for many rows cannot stand beside that for few; empty if it can.
 std::string refusal_of(const AttentionKernel& many, const AttentionConfig& config) {
-  const bool branches = config.features.has(Feature::kSoftCap) || config.features.has(Feature::kAlibi) ||
-                        config.mask == MaskKind::kCustom;
-  if (&many == &prefill::kSm90PrefillKernel && (branches || config.page_size % 8 != 0)) {
-    return "cuda-sm90-prefill is slow with soft caps, ALiBi, custom masks and pages that are no multiple of 8 tokens";
-  }
   std::string reason = many.refusal(config);
   if (!reason.empty() || many.weights(config) == kFew->weights(config)) return reason;
   return core::message(many.name, " would round weights to ", many.weights(config), ", ", kFew->name, " to ",
@@ -48,9 +43,11 @@ DType weights(const AttentionConfig& config) {
   return kFew->weights(config);
 }
 
-/// Where both were measured to be faster than cuda-sm80, which they are not with fp8 caches.
+/// Where both were measured to be faster than cuda-sm80: with fp8 caches, where both take codes as they are.
 bool preferred(const AttentionConfig& config) {
-  return size_of(config.kv) == 2 && size_of(config.q) == 2 && config.head_dim_qk == config.head_dim_v;
+  if (size_of(config.kv) == 2 && size_of(config.q) == 2) return true;
+  return is_fp8(config.kv) && config.head_dim_qk == 128 && config.head_dim_v == 128 && config.page_size % 8 == 0 &&
+         config.determinism <= Determinism::kRunToRun;
 }
 
 }  // namespace

@@ -35,12 +35,12 @@ __device__ __forceinline__ float half_of(uint32_t pair, bool high) {
 
 /// By the loading warpgroup's thread `thread`: its pieces of a tile that is there. Returns whether it has found any.
 /// Tokens [begin, end), counted from the tile's first, are seen by some row.
-template <typename T, int32_t Dim>
+template <typename T, int32_t Dim, int32_t Tokens>
 __device__ __forceinline__ bool look_through(uint32_t tile, int32_t begin, int32_t end, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
   uint32_t found = 0;
 #pragma unroll 2
-  for (int32_t i = thread; i < kTokens * kPieces; i += kGroupThreads) {
+  for (int32_t i = thread; i < Tokens * kPieces; i += kGroupThreads) {
     const int32_t token = i / kPieces;
     const uint32_t at = tile + static_cast<uint32_t>(tile_offset(Dim, token, i % kPieces));
     if (token < begin || token >= end) {
@@ -63,9 +63,36 @@ __device__ __forceinline__ bool sees(const AttentionParams& params, const Rows& 
   return (params.custom_mask[bit >> 3] >> (bit & 7) & 1) != 0;
 }
 
+/// Bits [0, count) for a count of 0 to 32.
+__device__ __forceinline__ uint32_t low_bits(int32_t count) {
+  return static_cast<uint32_t>((uint64_t{1} << count) - 1);
+}
+
+/// Which of the 32 tokens from `first` on a row sees: bit i is token first + i's.
+__device__ __forceinline__ uint32_t sight_of(const AttentionParams& params, const RowInfo& rows, int32_t row,
+                                             int32_t first) {
+  const int32_t begin = max(rows.visible_begin[row] - first, 0);
+  const int32_t end = min(rows.visible_end[row] - first, 32);
+  if (begin >= end) return 0;
+  const int32_t masked = min(max(rows.mask_begin[row], first + begin) - first, end);
+  uint32_t seen = low_bits(masked) & ~low_bits(begin);
+  if (masked < end) {
+    const int64_t bit = rows.mask_bit[row] + first + masked;
+    const uint8_t* const from = params.custom_mask + (bit >> 3);
+    const int32_t bytes = (static_cast<int32_t>(bit & 7) + end - masked + 7) / 8;  // nothing is read beyond the mask
+    uint64_t bits = 0;
+#pragma unroll
+    for (int32_t i = 0; i < 5; ++i) {
+      if (i < bytes) bits |= uint64_t{from[i]} << 8 * i;
+    }
+    seen |= (static_cast<uint32_t>(bits >> (bit & 7)) & low_bits(end - masked)) << masked;
+  }
+  return seen;
+}
+
 /// Adds a tile's infinities and NaN to the sums of the rows that see them. `first_row`: the lane's first; `o`: see
 /// MathGroup.
-template <typename T, int32_t Dim>
+template <typename T, int32_t Dim, int32_t Tokens>
 __device__ __forceinline__ void add_special(const AttentionParams& params, const RowInfo& rows, uint32_t tile,
                                             int32_t first_token, int32_t first_row, float (&o)[Dim / 2]) {
   struct {
@@ -77,7 +104,7 @@ __device__ __forceinline__ void add_special(const AttentionParams& params, const
   asm volatile("" : "+l"(sums)::"memory");  // no registers
   const uint32_t mine = tile + 4 * (threadIdx.x % 4);
 #pragma unroll 1
-  for (int32_t i = 0; i < kTokens * (Dim / 8); ++i) {
+  for (int32_t i = 0; i < Tokens * (Dim / 8); ++i) {
     const int32_t token = i / (Dim / 8);
     const int32_t column = i % (Dim / 8);
     const uint32_t pair = ptx::load_4(mine + static_cast<uint32_t>(tile_offset(Dim, token, column)));
@@ -97,10 +124,10 @@ __device__ __forceinline__ void add_special(const AttentionParams& params, const
 }
 
 /// By thread `thread` of all math threads: the tile's infinities and NaN become zeros.
-template <typename T, int32_t Dim>
+template <typename T, int32_t Dim, int32_t Tokens>
 __device__ __forceinline__ void clear_special(uint32_t tile, int32_t thread) {
 #pragma unroll 1
-  for (int32_t i = thread; i < kTokens * Dim / 2; i += kMathGroups * kGroupThreads) {
+  for (int32_t i = thread; i < Tokens * Dim / 2; i += kMathGroups * kGroupThreads) {
     const uint32_t at = tile + 4 * static_cast<uint32_t>(i);
     const uint32_t pair = ptx::load_4(at);
     const uint32_t special = special_halves<T>(pair);

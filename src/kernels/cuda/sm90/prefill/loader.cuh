@@ -1,213 +1,65 @@
 #pragma once
 
-#include "kernels/cuda/sm90/decode/copies.cuh"
-#include "kernels/cuda/sm90/decode/item_queue.cuh"
-#include "kernels/cuda/sm90/prefill/edge_values.cuh"
-#include "planner/partition_rule.hpp"
-#include "ptx/tma.cuh"
+#include "kernels/cuda/sm90/prefill/item_maker.cuh"
 #include "ptx/warpgroup.cuh"
 
 /// The loading warpgroup: takes items, finds out what their rows see, and brings queries, keys and values to shared
-/// memory, as far ahead of the math warpgroups as the ring has room.
+/// memory, as far ahead of the math warpgroups as the ring has room. Keys and values of the type that products take;
+/// see CodeLoader for fp8.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-template <typename T, int32_t DimQk, int32_t DimV>
-class Loader {
-  static constexpr HeadDims kDims{DimQk, DimV};
-  static constexpr SharedLayout kLayout = shared_layout(kDims);
+/// `Sights`: math warpgroups are told of every row which of a tile's tokens it sees.
+template <typename T, int32_t DimQk, int32_t DimV, bool Sights>
+class Loader : protected ItemMaker<T, DimQk, DimV> {
+ protected:
+  using Items = ItemMaker<T, DimQk, DimV>;
+  friend Items;
+  using Items::copy_queries;
+  using Items::hand_over;
+  using Items::index_;
+  using Items::kDims;
+  using Items::kLayout;
+  using Items::kTokens;
+  using Items::lane_;
+  using Items::memory_;
+  using Items::params_;
+  using Items::queries_address;
+  using Items::query_;
+  using Items::state_;
+  using Items::warp_;
+  using Place = RingPlace<stages(kDims)>;
 
  public:
   __device__ __forceinline__ Loader(const PrefillParams& params, unsigned char* memory, SharedState& state)
-      : params_(params),
-        state_(state),
-        memory_(ptx::shared_address(memory)),
-        full_(ptx::shared_address(state.full)),
-        empty_(ptx::shared_address(state.empty)),
-        warp_(static_cast<int32_t>(threadIdx.x) / 32),
-        lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
+      : Items(params, memory, state) {}
 
-  __device__ __forceinline__ void run() {
-    const planner::PlanView& plan = params_.attention.plan->view;
-    const ItemQueue queue(plan, params_.attention.claim_counters);
-    int32_t next = queue.first();  // the first thread's
-    for (;; ++num_items_) {
-      const int32_t slot = num_items_ % kItems;
-      const int32_t use = num_items_ / kItems;
-      if (use > 0) ptx::wait(ptx::shared_address(state_.item_empty) + 8 * slot, (use - 1) & 1);
-      if (threadIdx.x == 0) state_.next = next;
-      ptx::meet(kLoadMeeting, kGroupThreads);
-      const int32_t index = state_.next;
-      if (index < 0) break;
-      const planner::WorkItem& item = plan.items[index];
-      if (threadIdx.x == 0) next = next_of(plan, item);
-      load_item(plan, item, slot);
-    }
-    if (threadIdx.x == 0) state_.contexts[num_items_ % kItems].all_done = true;
-    hand_over(num_items_ % kItems);
-    if (warp_ == 0) queue.finish();
+  __device__ __forceinline__ void run() { run_as(*this); }
+
+ protected:
+  /// `self`: this, as the class whose deliver and load_tiles are to be called.
+  template <typename Self>
+  __device__ __forceinline__ void run_as(Self& self) {
+    do {
+      parts_ = 0;
+      if (num_items_ >= 0) load_item(self);
+      while (parts_ < kParts) make_next_ready(self);
+      ++num_items_;
+    } while (index_ >= 0);
+    if (warp_ == 0) ItemQueue(params_.attention.plan->view, params_.attention.claim_counters).finish();
   }
 
- private:
-  /// Index of the item after `item`: of the same accumulation, or the next claim's; -1: none. By one thread.
-  __device__ __forceinline__ int32_t next_of(const planner::PlanView& plan, const planner::WorkItem& item) const {
-    if ((item.flags & planner::kFinish) == 0) return item.partial;
-    const uint32_t claim = static_cast<uint32_t>(plan.num_workers) + atomicAdd(params_.attention.claim_counters, 1u);
-    return claim < static_cast<uint32_t>(plan.num_claims) ? static_cast<int32_t>(claim) : -1;
-  }
-
-  __device__ __forceinline__ void load_item(const planner::PlanView& plan, const planner::WorkItem& item,
-                                            int32_t slot) {
-    const AttentionParams& params = params_.attention;
-    const bool has_keys = item.kv_begin < item.kv_end;
-    const bool custom =
-        has_keys && params.mask == MaskKind::kCustom && plan.segments[item.segment].mask == SegmentMask::kAsConfig;
-    const int32_t num_rows = item.row_end - item.row_begin;
-    bind_row(plan, item, num_rows, has_keys, custom, state_.rows[slot], slot);
-    ptx::meet(kLoadMeeting, kGroupThreads);
-    Sight sight = state_.sights[0];
-#pragma unroll
-    for (int32_t w = 1; w < kGroupWarps; ++w) {
-      const Sight other = state_.sights[w];
-      sight.any_begin = min(sight.any_begin, other.any_begin);
-      sight.any_end = max(sight.any_end, other.any_end);
-      sight.all_begin = max(sight.all_begin, other.all_begin);
-      sight.all_end = min(sight.all_end, other.all_end);
-    }
-    const int32_t first_tile = has_keys ? item.kv_begin / kTokens : 0;
-    const int32_t num_tiles = has_keys ? (item.kv_end + kTokens - 1) / kTokens - first_tile : 0;
-    const SegmentCopy& copy = params_.copies[item.segment];
-    if (threadIdx.x == 0) {
-      ItemContext& context = state_.contexts[slot];
-      context.item = item;
-      context.sight = sight;
-      context.num_rows = num_rows;
-      context.first_tile = first_tile;
-      context.num_tiles = num_tiles;
-      context.custom = custom;
-      context.turned = state_.turned[0] || state_.turned[1] || state_.turned[2] || state_.turned[3];
-      context.by_threads = has_keys && copy.box == 0;
-      context.all_done = false;
-      if (has_keys) {
-        context.shard = plan.segments[item.segment].shard;
-        context.first_pos = plan.segments[item.segment].first_pos[item.kv_row];
-      }
-    }
-    hand_over(slot);
-    if (num_tiles == 0) return;
-    const Tiles tiles(first_tile + num_tiles - 1, num_tiles, sight, custom);
-    const SegmentParams& segment = params.segments[item.segment];
-    const int32_t* const pages =
-        !segment.paged
-            ? nullptr
-            : segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
-                                                           : item.kv_row * segment.row_stride + segment.first_column);
-    if (copy.box == 0) {
-      load_by_threads(tiles, segment, copy, pages, item);
-    } else if (boxes_per_warp(copy.box) == 1) {
-      load_boxes<1>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
-    } else if (boxes_per_warp(copy.box) == 2) {
-      load_boxes<2>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
+  /// The next part of what makes the next item ready.
+  static constexpr int32_t kParts = 3;
+  template <typename Self>
+  __device__ __forceinline__ void make_next_ready(Self& self) {
+    if (parts_ == 0) {
+      this->begin_item(num_items_ + 1);
+    } else if (parts_ == 1) {
+      this->bind_item(num_items_ + 1);
     } else {
-      load_boxes<4>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
+      this->end_item(self, num_items_ + 1);
     }
-  }
-
-  /// This thread's row: what it sees, to shared memory; its warp's queries to theirs.
-  __device__ __forceinline__ void bind_row(const planner::PlanView& plan, const planner::WorkItem& item,
-                                           int32_t num_rows, bool has_keys, bool custom, RowInfo& rows,
-                                           int32_t slot) const {
-    const int32_t thread = 32 * warp_ + lane_;
-    const AttentionParams& params = params_.attention;
-    Sight sight{INT32_MAX, 0, 0, INT32_MAX};
-    int64_t query = -1;
-    int32_t begin = 0;
-    int32_t end = 0;
-    bool turned = false;
-    if (thread < num_rows) {
-      const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-      const int32_t packed = item.row_begin + thread;
-      const int32_t token = packed / group_size;
-      const int32_t q_head = item.kv_head * group_size + (packed - token * group_size);
-      query = token * params.q_token_stride + q_head * params.q_head_stride;
-      rows.token[thread] = token;
-      rows.q_head[thread] = q_head;
-      float scale = 0.0f;
-      float v_scale = 1.0f;
-      if (has_keys) {
-        const planner::SegmentLengths& lengths = plan.segments[item.segment];
-        const SegmentParams& segment = params.segments[item.segment];
-        int32_t request = item.request;
-        while (plan.cu_q[request + 1] <= token) ++request;
-        const int32_t number = token - plan.cu_q[request];
-        const int64_t position = int64_t{plan.q_first_pos[request]} + number;
-        const planner::KeySight key_sight =
-            planner::key_sight(params.mask, lengths.mask, params.window_left, params.window_right);
-        const planner::TokenRange range = planner::visible_range(
-            {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}, key_sight, position);
-        begin = static_cast<int32_t>(range.begin < item.kv_begin ? item.kv_begin : range.begin);
-        end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
-        if (begin >= end) begin = end = 0;
-        rows.position[thread] = static_cast<int32_t>(position);
-        rows.mask_begin[thread] = INT32_MAX;
-        if (custom) {
-          const int32_t mask_begin = plan.mask_first_column[request] - lengths.key_offset[request];
-          rows.mask_begin[thread] = mask_begin;
-          rows.mask_bit[thread] =
-              8 * plan.mask_byte_indptr[request] + int64_t{number} * plan.mask_columns[request] - mask_begin;
-        }
-        scale = __fmul_rn(__fmul_rn(scale_at(params.q_scale, request, item.kv_head),
-                                    scale_at(segment.k_scale, request, item.kv_head)),
-                          params.sm_scale);
-        if (!has_bias(params)) scale = __fmul_rn(scale, kLog2E);
-        v_scale = scale_at(segment.v_scale, request, item.kv_head);
-      }
-      rows.scale[thread] = scale;
-      turned = !(scale > 0.0f);
-      rows.v_scale[thread] = v_scale;
-      if (begin < end) {
-        sight.any_begin = begin;
-        sight.any_end = end;
-      }
-      sight.all_begin = begin;
-      sight.all_end = end;
-    }
-    rows.visible_begin[thread] = begin;
-    rows.visible_end[thread] = end;
-    copy_queries(query, slot);
-    sight.any_begin = __reduce_min_sync(kAllLanes, sight.any_begin);
-    sight.any_end = __reduce_max_sync(kAllLanes, sight.any_end);
-    sight.all_begin = __reduce_max_sync(kAllLanes, sight.all_begin);
-    sight.all_end = __reduce_min_sync(kAllLanes, sight.all_end);
-    turned = __any_sync(kAllLanes, turned);
-    if (lane_ == 0) {
-      state_.sights[warp_] = sight;
-      state_.turned[warp_] = turned;
-    }
-  }
-
-  /// The queries of a warp's rows, of which each lane knows where its own begin; zeros for rows that the item has not.
-  __device__ __forceinline__ void copy_queries(int64_t query, int32_t slot) const {
-    constexpr int32_t kPieces = DimQk / kPiece;
-    const uint32_t to = memory_ + static_cast<uint32_t>(kLayout.queries + slot * kMathGroups * query_bytes(DimQk));
-    const AttentionParams& params = params_.attention;
-#pragma unroll 2
-    for (int32_t i = lane_; i < 32 * kPieces; i += 32) {
-      const int64_t at = __shfl_sync(kAllLanes, query, i / kPieces);
-      const uint32_t target = to + static_cast<uint32_t>(query_offset(DimQk, 32 * warp_ + i / kPieces, i % kPieces));
-      const int64_t from = at < 0 ? 0 : at + i % kPieces * kPiece;
-      if (params.q_wide) {
-        ptx::copy_16_async(target, static_cast<const T*>(params.q) + from, at >= 0);
-      } else {
-        copy_any<T>(target, params.q, params.q_dtype, from, at >= 0);
-      }
-    }
-  }
-
-  /// What this thread has written of an item and its queries.
-  __device__ __forceinline__ void hand_over(int32_t slot) const {
-    const uint32_t barrier = ptx::shared_address(state_.item_full) + 8 * static_cast<uint32_t>(slot);
-    ptx::arrive_after_copies(barrier);
-    ptx::arrive(barrier);
+    ++parts_;
   }
 
   /// An item's tiles, which are loaded from the last to the first. Keys are a tile ahead of values: they are multiplied
@@ -229,60 +81,128 @@ class Loader {
     __device__ __forceinline__ bool is_edge(int32_t i) const { return i < inner_begin || i >= inner_end; }
   };
 
-  /// The next stage of the ring, once it is free.
-  struct Stage {
-    uint32_t number;
-    uint32_t tile;
-    uint32_t full;
-  };
-  __device__ __forceinline__ Stage await_stage() {
-    const Stage stage{stage_, memory_ + stage_ * stage_bytes(kDims), full_ + 8 * stage_};
-    ptx::wait(empty_ + 8 * stage_, parity_ ^ 1);  // of a stage never used, the phase before the first counts as ended
-    if (++stage_ == kStages) {
-      stage_ = 0;
-      parity_ ^= 1;
+  /// The item's tiles. The next item may be made ready between them.
+  template <typename Self>
+  __device__ __forceinline__ void load_item(Self& self) {
+    ptx::meet(kLoadMeeting, kGroupThreads);  // the first thread has described it
+    const ItemContext& context = state_.contexts[num_items_ % kItems];
+    const int32_t num_tiles = context.num_tiles;
+    if (num_tiles > 0) {
+      const planner::WorkItem& item = context.item;
+      const Tiles tiles(context.first_tile + num_tiles - 1, num_tiles, context.sight, context.custom);
+      const SegmentParams& segment = params_.attention.segments[item.segment];
+      const int32_t* const pages =
+          !segment.paged
+              ? nullptr
+              : segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
+                                                             : item.kv_row * segment.row_stride + segment.first_column);
+      self.load_tiles(tiles, segment, params_.copies[item.segment], pages, item);
+    } else if constexpr (Self::kQueriesLate) {
+      self.deliver(num_items_ % kItems);
     }
-    return stage;
   }
 
-  /// Pages of at least eight tokens, as boxes: a warp issues `Mine` of each tile. Each lane looks up one box of the
-  /// next 32 / Mine tiles, as many tiles ahead.
-  template <int32_t Mine>
+  /// Where shared memory has one place for queries, they come behind the item's first keys: the place is another
+  /// item's until that is through.
+  static constexpr bool kQueriesLate = query_places(kDims) < kItems;
+
+  /// The item's queries, and with them all that was written of it.
+  __device__ __forceinline__ void deliver(int32_t slot) const {
+    if (kQueriesLate && num_items_ > 0) {
+      const int32_t before = num_items_ - 1;
+      ptx::wait_as_warp(ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(before % kItems),
+                        static_cast<uint32_t>(before / kItems) & 1);
+    }
+    const int32_t place = slot % query_places(kDims);
+    const planner::WorkItem& item = state_.contexts[slot].item;
+    const int32_t group_size = params_.attention.num_q_heads / params_.attention.num_kv_heads;
+    const bool boxes = this->queries_by_boxes(item);
+    if (!boxes) copy_queries(query_, place);
+    const uint32_t barrier = ptx::shared_address(state_.item_full) + 8 * static_cast<uint32_t>(slot);
+    if (boxes && threadIdx.x == 0) {
+      ptx::arrive(barrier, kLaneArrivals - 1);
+      ptx::arrive_expecting(barrier, static_cast<uint32_t>(kMathGroups * query_bytes(DimQk)));
+      const uint64_t policy = ptx::evict_first_policy();
+#pragma unroll
+      for (int32_t group = 0; group < kMathGroups; ++group) {
+        ptx::copy_box_5d(queries_address(place) + static_cast<uint32_t>(group * query_bytes(DimQk)), &params_.queries,
+                         barrier, 0, item.kv_head * group_size, (item.row_begin + group * kGroupRows) / group_size, 0,
+                         0, policy);
+      }
+    } else {
+      hand_over(slot);
+    }
+    __syncwarp();
+  }
+
+  /// A stage of a ring, and which phase of its being emptied has to end before it is filled.
+  struct Stage {
+    uint32_t number = 0;
+    uint32_t tile = 0;
+    uint32_t full = 0;
+    uint32_t parity = 0;
+  };
+  __device__ __forceinline__ Stage next_keys() {
+    return next_stage<kLayout.keys, tile_bytes(kDims, DimQk)>(state_.keys, keys_);
+  }
+  __device__ __forceinline__ Stage next_values() {
+    return next_stage<kLayout.values, tile_bytes(kDims, DimV)>(state_.values, values_);
+  }
+  template <int32_t Begin, int32_t Bytes>
+  __device__ __forceinline__ Stage next_stage(const Ring& ring, Place& place) const {
+    // Of a stage never used, the phase before the first counts as ended.
+    const Stage stage{place.stage, memory_ + Begin + place.stage * Bytes,
+                      ptx::shared_address(ring.full) + 8 * place.stage, place.parity ^ 1};
+    place.step();
+    return stage;
+  }
+  __device__ __forceinline__ static void await(const Stage& stage) {
+    ptx::wait_as_warp(stage.full + kToEmpty, stage.parity);
+  }
+
+  __device__ __forceinline__ void load_tiles(const Tiles& tiles, const SegmentParams& segment, const SegmentCopy& copy,
+                                             const int32_t* pages, const planner::WorkItem& item) {
+    if (copy.box == 0) {
+      load_by_threads(tiles, segment, copy, pages, item);
+    } else {
+      load_boxes(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
+    }
+  }
+
+  /// Pages of at least eight tokens, as boxes: keys, the next keys, values, keys, values, ... The next item is made
+  /// ready from the third keys on, when the math warpgroups have begun with this one, and so has a place: a part behind
+  /// each tile takes less time than they have tiles for.
   __device__ __forceinline__ void load_boxes(const Tiles& tiles, const PrefillParams::Maps& maps,
                                              const SegmentCopy& copy, const int32_t* pages, int32_t head) {
-    constexpr int32_t kAtOnce = 32 / Mine;
     const uint64_t policy = ptx::evict_last_policy();
-    const int32_t box = copy.box;
-    BoxPlace next = find_box<Mine>(tiles, 0, copy, pages);
-    int32_t here = -1;
-    int32_t keys[Mine];
-    int32_t values[Mine];
-#pragma unroll
-    for (int32_t b = 0; b < Mine; ++b) keys[b] = -1;
+    BoxQueue boxes{boxes_shift(copy.box, kTokens), -1, -1, {0, -1}};
+    boxes.next = find_box(tiles, 0, copy, pages, boxes.shift);
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
-      if (i % kAtOnce == 0) {
-        here = next.eight < 0 ? -1 : next.page * copy.eights + next.eight;
-        next = find_box<Mine>(tiles, i + kAtOnce, copy, pages);  // on its way until it is needed
-      }
-#pragma unroll
-      for (int32_t b = 0; b < Mine; ++b) {
-        values[b] = keys[b];
-        keys[b] = __shfl_sync(kAllLanes, here, i % kAtOnce * Mine + b);
-      }
       if (i < tiles.count) {
-        const Stage stage = await_stage();
-        issue_boxes<DimQk, Mine>(stage.tile, stage.full, maps.k, box, keys, head, policy);
+        advance(boxes, tiles, i, copy, pages);
+        const Stage stage = next_keys();
+        if constexpr (Sights) {
+          await(stage);
+          describe_sight(tiles.first_token(i), stage.number);
+        }
+        issue_boxes<DimQk, Sights>(stage, stage.full, maps.k, copy.box, boxes, i, boxes.here, head, policy);
       }
-      if (i == 0) continue;
-      const Stage stage = await_stage();
+      if (i == 0) {
+        if constexpr (kQueriesLate) deliver(num_items_ % kItems);
+        continue;
+      }
+      const Stage stage = next_values();
       const bool edge = tiles.is_edge(i - 1);
-      const uint32_t barrier = edge ? ptx::shared_address(&state_.landed) : stage.full;
-      issue_boxes<DimV, Mine>(stage.tile, barrier, maps.v, box, values, head, policy);
-      if (!edge) continue;
-      ptx::wait(barrier, num_edges_ & 1);
-      ++num_edges_;
-      look_through_values(tiles, i - 1, stage);
+      const bool looked_up_before = i < tiles.count && (i << boxes.shift) % 32 == 0;
+      issue_boxes<DimV, false>(stage, edge ? ptx::shared_address(&state_.landed) : stage.full, maps.v, copy.box, boxes,
+                               i - 1, looked_up_before ? boxes.before : boxes.here, head, policy);
+      if (edge) {
+        ptx::wait_as_warp(ptx::shared_address(&state_.landed), static_cast<uint32_t>(num_edges_) & 1);
+        ++num_edges_;
+        look_through_values(tiles, i - 1, stage);
+      }
+      if (i >= 2 && parts_ < kParts) make_next_ready(*this);
     }
   }
 
@@ -291,43 +211,83 @@ class Loader {
     int32_t page;
     int32_t eight;
   };
+  /// The boxes of a tile after the other. Each lane looks up one of the next 32, as many boxes ahead.
+  struct BoxQueue {
+    int32_t shift;   ///< the warp issues 1 << shift boxes of a tile
+    int32_t here;    ///< the lane's, in eights of tokens, of those that the last tile's are among; -1: none
+    int32_t before;  ///< of those before
+    BoxPlace next;
+  };
+  /// To tile `i`, from the one before.
+  __device__ __forceinline__ void advance(BoxQueue& queue, const Tiles& tiles, int32_t i, const SegmentCopy& copy,
+                                          const int32_t* pages) const {
+    if ((i << queue.shift) % 32 != 0) return;
+    queue.before = queue.here;
+    queue.here = queue.next.eight < 0 ? -1 : queue.next.page * copy.eights + queue.next.eight;
+    // On its way until it is needed.
+    queue.next = find_box(tiles, i + (32 >> queue.shift), copy, pages, queue.shift);
+  }
   /// The lane's, of the warp's boxes from tile `i` on.
-  template <int32_t Mine>
   __device__ __forceinline__ BoxPlace find_box(const Tiles& tiles, int32_t i, const SegmentCopy& copy,
-                                               const int32_t* pages) const {
-    const int32_t in_tile = (warp_ + kGroupWarps * (lane_ % Mine)) * copy.box;
-    const int32_t token = tiles.first_token(i + lane_ / Mine) + in_tile;
+                                               const int32_t* pages, int32_t shift) const {
+    const int32_t in_tile = (warp_ + kGroupWarps * (lane_ & ((1 << shift) - 1))) * copy.box;
+    const int32_t token = tiles.first_token(i + (lane_ >> shift)) + in_tile;
     if (in_tile >= kTokens || token + copy.box <= tiles.sight.any_begin || token >= tiles.sight.any_end) return {0, -1};
     const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(token));
     const uint32_t in_page = static_cast<uint32_t>(token) - column * copy.page_size.divisor();
     return {pages[column], static_cast<int32_t>(in_page / kEight)};
   }
+  template <int32_t Mine>
+  __device__ __forceinline__ BoxPlace find_box(const Tiles& tiles, int32_t i, const SegmentCopy& copy,
+                                               const int32_t* pages) const {
+    return find_box(tiles, i, copy, pages, Mine == 4 ? 2 : Mine - 1);
+  }
 
-  /// Begins the copies of the warp's boxes of a tile, from eights of tokens on; their bytes and the warp's arrival at
-  /// `barrier`.
-  template <int32_t Dim, int32_t Mine>
-  __device__ __forceinline__ void issue_boxes(uint32_t tile, uint32_t barrier, const CUtensorMap& map, int32_t box,
-                                              const int32_t (&at)[Mine], int32_t head, uint64_t policy) const {
-    if (!ptx::elect()) return;
+  /// Begins the copies of the warp's boxes of tile `i`, by the lanes that have looked them up: `at`. They alone wait
+  /// for the stage. One arrives for the warp at `barrier`, with their bytes. `Lanes`: all lanes have written for it,
+  /// and arrive.
+  template <int32_t Dim, bool Lanes>
+  __device__ __forceinline__ void issue_boxes(const Stage& stage, uint32_t barrier, const CUtensorMap& map, int32_t box,
+                                              const BoxQueue& boxes, int32_t i, int32_t at, int32_t head,
+                                              uint64_t policy) const {
+    const int32_t mine = lane_ & ((1 << boxes.shift) - 1);  // of the tile's
+    const bool is_due = lane_ >> boxes.shift == (i & ((32 >> boxes.shift) - 1));
     const int32_t bytes = box * 2 * Dim;
-    int32_t count = 0;
-#pragma unroll
-    for (int32_t b = 0; b < Mine; ++b) count += at[b] >= 0 ? 1 : 0;
-    ptx::arrive_expecting(barrier, static_cast<uint32_t>(count * bytes));
-#pragma unroll
-    for (int32_t b = 0; b < Mine; ++b) {
-      if (at[b] < 0) continue;
-      ptx::copy_box_5d(tile + static_cast<uint32_t>((warp_ + kGroupWarps * b) * bytes), &map, barrier, 0, 0, 0, head,
-                       at[b], policy);
+    if (is_due) {
+      if constexpr (!Lanes) await(stage);
+      ptx::arrive_expecting(barrier, static_cast<uint32_t>(at >= 0 ? bytes : 0));
+      if (at >= 0) {
+        ptx::copy_box_5d(stage.tile + static_cast<uint32_t>((warp_ + kGroupWarps * mine) * bytes), &map, barrier, 0, 0,
+                         0, head, at, policy);
+      }
+      if constexpr (Lanes) {
+        ptx::arrive(barrier, kLaneArrivals - 1);
+      } else if (mine == 0) {
+        ptx::arrive(barrier, 32 * kLaneArrivals - (1u << boxes.shift));
+      }
+    } else if constexpr (Lanes) {
+      ptx::arrive(barrier, kLaneArrivals);
     }
-    ptx::arrive(barrier, kIssueArrivals);
+    __syncwarp();
+  }
+
+  /// Which tokens of the tile of keys that begins at `first` this thread's row sees.
+  __device__ __forceinline__ void describe_sight(int32_t first, uint32_t stage) const {
+    constexpr int32_t kWords = kTokens / 32;
+    const auto row = static_cast<int32_t>(threadIdx.x);
+    const RowInfo& rows = state_.rows[num_items_ % kItems];
+    const uint32_t to =
+        memory_ + static_cast<uint32_t>(kLayout.sights) + 4 * kWords * (stage * kRows + static_cast<uint32_t>(row));
+#pragma unroll
+    for (int32_t w = 0; w < kWords; ++w)
+      ptx::store_4(to + 4 * w, sight_of(params_.attention, rows, row, first + 32 * w));
   }
 
   /// Values of tile `i`, which are there, before they are handed over.
   __device__ __forceinline__ void look_through_values(const Tiles& tiles, int32_t i, const Stage& stage) const {
     const int32_t first = tiles.first_token(i);
-    const bool special = look_through<T, DimV>(stage.tile, tiles.sight.any_begin - first, tiles.sight.any_end - first,
-                                               static_cast<int32_t>(threadIdx.x));
+    const bool special = look_through<T, DimV, kTokens>(stage.tile, tiles.sight.any_begin - first,
+                                                        tiles.sight.any_end - first, static_cast<int32_t>(threadIdx.x));
     const bool any = __any_sync(kAllLanes, special);
     if (lane_ == 0) state_.special[stage.number][warp_] = any ? 1 : 0;
     hand_over_tile(stage);
@@ -348,13 +308,19 @@ class Loader {
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
       if (i < tiles.count) {
-        const Stage stage = await_stage();
+        const Stage stage = next_keys();
+        await(stage);
+        if constexpr (Sights) describe_sight(tiles.first_token(i), stage.number);
         copy_tokens<DimQk>(tiles, i, stage.tile, segment.k, segment.dtype, segment.k_strides, head, copy, pages,
                            first_token);
         end_copies(stage, copy.direct);
       }
-      if (i == 0) continue;
-      const Stage stage = await_stage();
+      if (i == 0) {
+        if constexpr (kQueriesLate) deliver(num_items_ % kItems);
+        continue;
+      }
+      const Stage stage = next_values();
+      await(stage);
       copy_tokens<DimV>(tiles, i - 1, stage.tile, segment.v, segment.dtype, segment.v_strides, head, copy, pages,
                         first_token);
       if (!tiles.is_edge(i - 1)) {
@@ -377,30 +343,33 @@ class Loader {
     ptx::arrive(stage.full);
   }
 
-  /// Begins the copies of a tile by threads: a warp has 32 tokens, each lane knows where one of them lies. Zeros for
-  /// tokens that no row sees.
+  /// Where this lane's token of its warp's tokens of a tile begins; -1: no row sees it.
+  __device__ __forceinline__ int64_t token_begin(const Tiles& tiles, int32_t i, const KvStrides& strides, int32_t head,
+                                                 const SegmentCopy& copy, const int32_t* pages,
+                                                 int32_t first_token) const {
+    constexpr int32_t kMine = kTokens / kGroupWarps;
+    const int32_t mine = tiles.first_token(i) + warp_ * kMine + lane_;
+    if (lane_ >= kMine || mine < tiles.sight.any_begin || mine >= tiles.sight.any_end) return -1;
+    const int64_t begin = head * strides.head;
+    if (pages == nullptr) return begin + (int64_t{first_token} + mine) * strides.token;
+    const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(mine));
+    const uint32_t in_page = static_cast<uint32_t>(mine) - column * copy.page_size.divisor();
+    return begin + pages[column] * strides.page + in_page * strides.token;
+  }
+
+  /// Begins the copies of a tile by threads. Zeros for tokens that no row sees.
   template <int32_t Dim>
   __device__ __forceinline__ void copy_tokens(const Tiles& tiles, int32_t i, uint32_t tile, const void* data,
                                               DType dtype, const KvStrides& strides, int32_t head,
                                               const SegmentCopy& copy, const int32_t* pages,
                                               int32_t first_token) const {
     constexpr int32_t kPieces = Dim / kPiece;
-    const int32_t mine = tiles.first_token(i) + static_cast<int32_t>(threadIdx.x);
-    int64_t begin = -1;
-    if (mine >= tiles.sight.any_begin && mine < tiles.sight.any_end) {
-      begin = head * strides.head;
-      if (pages == nullptr) {
-        begin += (int64_t{first_token} + mine) * strides.token;
-      } else {
-        const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(mine));
-        const uint32_t in_page = static_cast<uint32_t>(mine) - column * copy.page_size.divisor();
-        begin += pages[column] * strides.page + in_page * strides.token;
-      }
-    }
+    constexpr int32_t kMine = kTokens / kGroupWarps;
+    const int64_t begin = token_begin(tiles, i, strides, head, copy, pages, first_token);
 #pragma unroll 2
-    for (int32_t n = lane_; n < 32 * kPieces; n += 32) {
+    for (int32_t n = lane_; n < kMine * kPieces; n += 32) {
       const int64_t at = __shfl_sync(kAllLanes, begin, n / kPieces);
-      const uint32_t target = tile + static_cast<uint32_t>(tile_offset(Dim, 32 * warp_ + n / kPieces, n % kPieces));
+      const uint32_t target = tile + static_cast<uint32_t>(tile_offset(Dim, kMine * warp_ + n / kPieces, n % kPieces));
       const int64_t from = at < 0 ? 0 : at + n % kPieces * kPiece;
       if (copy.direct) {
         ptx::copy_16_async(target, static_cast<const T*>(data) + from, at >= 0);
@@ -410,17 +379,11 @@ class Loader {
     }
   }
 
-  const PrefillParams& params_;
-  SharedState& state_;
-  const uint32_t memory_;
-  const uint32_t full_;
-  const uint32_t empty_;
-  const int32_t warp_;
-  const int32_t lane_;
-  int32_t num_items_ = 0;
+  int32_t num_items_ = -1;  ///< before the present one; -1: there is none yet
   int32_t num_edges_ = 0;
-  uint32_t stage_ = 0;  ///< the next
-  uint32_t parity_ = 0;
+  int32_t parts_ = 0;  ///< done of what makes the next item ready
+  Place keys_;         ///< the next
+  Place values_;
 };
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

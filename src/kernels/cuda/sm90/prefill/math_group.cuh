@@ -7,54 +7,73 @@
 /// the product with a tile's values runs while the next tile's scores become weights.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-/// `General`: there is a soft cap, ALiBi or a custom mask.
-template <typename T, int32_t DimQk, int32_t DimV, bool General>
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
 class MathGroup {
   static constexpr HeadDims kDims{DimQk, DimV};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
+  static constexpr int32_t kTokens = tile_tokens(kDims);
   static constexpr int32_t kScores = kTokens / 2;  ///< of a lane
   static constexpr int32_t kValues = DimV / 2;
+  using Place = RingPlace<stages(kDims)>;
 
  public:
   __device__ __forceinline__ MathGroup(const PrefillParams& params, unsigned char* memory, SharedState& state)
       : params_(params),
         state_(state),
-        group_(static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1),
-        ring_(ptx::shared_address(memory)),
-        queries_(ring_ + static_cast<uint32_t>(kLayout.queries + group_ * query_bytes(DimQk))),
-        full_(ptx::shared_address(state.full)),
-        empty_(ptx::shared_address(state.empty)),
+        group_(__shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1, 0)),
+        cap_(params.attention.soft_cap),
+        memory_(ptx::shared_address(memory)),
+        keys_ring_(ptx::shared_address(&state.keys)),
+        values_ring_(ptx::shared_address(&state.values)),
+        queries_(memory_ + static_cast<uint32_t>(kLayout.queries + group_ * query_bytes(DimQk))),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         first_row_(group_ * kGroupRows + static_cast<int32_t>(threadIdx.x) % kGroupThreads / 32 * 16 + lane_ / 4) {}
 
   __device__ __forceinline__ void run() {
     RunningState<kValues> running;
+    if (group_ == 1) ptx::come(kTurns, kMathGroups * kGroupThreads);  // the first begins
     for (int32_t number = 0;; ++number) {
       const int32_t slot = number % kItems;
-      ptx::wait(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
+      ptx::wait_as_warp(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
       const ItemContext& context = state_.contexts[slot];
       if (context.all_done) return;
       const RowInfo& rows = state_.rows[slot];
-      const uint32_t queries = queries_ + static_cast<uint32_t>(slot * kMathGroups * query_bytes(DimQk));
+      const uint32_t queries =
+          queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk));
       begin_item(context, rows);
-      if (context.num_tiles > 0) accumulate(context, rows, queries);
-      end_item<T, DimV>(params_, context, rows, state_row_, o_, {queries, group_, first_row_, lane_}, running);
-      ptx::arrive(ptx::shared_address(state_.item_empty) + 8 * slot);
+      const ResultPlace place{queries, ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_,
+                              first_row_, lane_};
+      if (context.num_tiles > 0) {
+        const PlainEnd<DimV> end = accumulate(context, rows, queries, place);
+        if (context.plain_end) [[likely]] {
+          end_plain_item<DimV>(context, end, state_row_, o_, place);
+          continue;
+        }
+      }
+      end_item<DimV>(params_, context, rows, state_row_, o_, place, running);
     }
   }
 
  private:
   __device__ __forceinline__ void begin_item(const ItemContext& context, const RowInfo& rows) {
-    ptx::order_before_products();  // the queries were copied by threads
+    if (!context.queries_by_boxes) ptx::order_before_products();
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       state_row_.top[h] = -INFINITY;
       state_row_.sum[h] = 0.0f;
       state_row_.scale[h] = 1.0f;
+      state_row_.slope[h] = 0.0f;
       const int32_t row = first_row_ + 8 * h;
-      if (General || row >= context.num_rows) continue;
+      if (row >= context.num_rows) continue;
       const float scale = rows.scale[row];
-      state_row_.scale[h] = fabsf(scale) > 0.0f ? fabsf(scale) : 1.0f;
+      state_row_.scale[h] = !has_scale(kVariant) ? scale : (fabsf(scale) >= kLeastScale ? fabsf(scale) : 1.0f);
+      if constexpr (has_fixed_top<T>(kVariant)) {
+        state_row_.top[h] = fixed_top(cap_, rows.visible_begin[row] < rows.visible_end[row]);
+      }
+      if constexpr (kVariant == Variant::kAny) state_row_.slope[h] = rows.slope[row];
+      if constexpr (kVariant == Variant::kAlibi) {
+        state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::reciprocal_approximate(state_row_.scale[h]));
+      }
     }
 #pragma unroll
     for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
@@ -67,107 +86,183 @@ class MathGroup {
     uint64_t q;
     int32_t first;  ///< token of the tile whose weights are in `p`
     bool edge;      ///< whose values may need more than a product
+    bool by_threads;
     uint32_t p[kTokens / 4];
+    uint32_t sights[2][kTokens / 32];  ///< kAny: which of the present tile's tokens the lane's rows see
   };
 
-  __device__ __forceinline__ void accumulate(const ItemContext& context, const RowInfo& rows, uint32_t queries) {
+  /// From the last tile to the first. Between tiles there is no time to look anything up, and between a product's begin
+  /// and its end nothing may branch, or the compiler waits for it first: so tiles that are masked and those that are
+  /// not have loops of their own, and where they begin is known before.
+  __device__ __forceinline__ PlainEnd<DimV> accumulate(const ItemContext& context, const RowInfo& rows,
+                                                       uint32_t queries, const ResultPlace& place) {
+    keep_uniform(keys_);
+    keep_uniform(values_);
+    const int32_t begin = context.first_tile;
+    int32_t tile = begin + context.num_tiles - 1;
+    int32_t whole_begin = begin;  // tiles [whole_begin, whole_end) are not masked
+    int32_t whole_end = begin;
+    if (!masks_all(context)) {
+      whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
+      whole_end = max(begin, context.sight.all_end / kTokens);
+    }
     Walk walk{context,
               rows,
-              ptx::describe_tile(queries, 0, kHalfBytes),
-              (context.first_tile + context.num_tiles - 1) * kTokens,
+              ptx::describe_tile<span(DimQk)>(queries, 0, span_step(DimQk)),
+              tile * kTokens,
               false,
+              context.by_threads,
+              {},
               {}};
     float s[kScores];
     float factor[2];
-    const uint32_t keys = await_tile(context.by_threads);
+    const uint32_t keys = await(keys_ring_, keys_);
+    if (walk.by_threads) [[unlikely]]
+      ptx::order_before_products();
     multiply_keys(walk.q, keys, s);
     ptx::wait_products<0>(s);
-    release(keys);
-    to_weights<true>(walk, walk.first, s, factor);
+    release_keys(walk, keys);
+    if constexpr (kVariant == Variant::kPlain) {
+      if (context.turned) [[unlikely]]
+        turn(rows, s);
+      const int32_t column = walk.first + 2 * (lane_ % 4);
+      if (context.sight.all_begin <= walk.first) {
+        mask_ends(rows, first_row_, column, s);
+      } else {
+        mask_scores(rows, first_row_, column, -INFINITY, s);
+      }
+      take_in<T, kVariant>(state_row_, cap_, s, factor);
+    } else {
+      to_weights<true>(walk, walk.first, s, factor);
+    }
     pack(s, walk.p);
     walk.edge = is_edge(context, walk.first);
-    // Nothing may branch between a product's begin and its end, or the compiler waits for it first: so tiles that are
-    // masked and those that are not have a loop each.
 #pragma unroll 1
-    for (int32_t left = context.num_tiles - 1; left > 0;) {
+    for (int32_t until = whole_end;; until = begin) {
 #pragma unroll 1
-      for (; left > 0 && is_masked(context, walk.first - kTokens); --left) step<true>(walk);
+      for (; tile > until; --tile) step<true>(walk);
+      if (tile == begin) break;
+      if (tile <= whole_begin) continue;
+      if (walk.edge) set_special_apart(rows, walk.first);
+      walk.edge = false;
 #pragma unroll 1
-      for (; left > 0 && !is_masked(context, walk.first - kTokens); --left) step<false>(walk);
+      for (; tile > whole_begin; --tile) step<false>(walk);
     }
     if (walk.edge) set_special_apart(rows, walk.first);
-    const uint32_t values = await_tile(context.by_threads);
+    const uint32_t values = await(values_ring_, values_);
+    if (walk.by_threads) [[unlikely]]
+      ptx::order_before_products();
     multiply_values(values, walk.p);
+    const PlainEnd<DimV> end = prepare_plain_end<DimV>(context, rows, state_row_, place);
     ptx::wait_products<0>(o_);
-    release(values);
+    release(values_ring_, values);
+    return end;
   }
 
-  /// The next tile's scores become weights while the last one's values are multiplied.
+  /// The next tile's scores become weights while the last one's values are multiplied. The two warpgroups take turns to
+  /// begin products, so that one's softmax runs beside the other's products.
   template <bool Masked>
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
     float factor[2];
-    const uint32_t keys = await_tile(walk.context.by_threads);
-    if (walk.edge) set_special_apart(walk.rows, walk.first);
+    const uint32_t keys = await(keys_ring_, keys_);
+    if constexpr (Masked) {
+      if (walk.edge) [[unlikely]]
+        set_special_apart(walk.rows, walk.first);
+      walk.edge = is_edge(walk.context, walk.first - kTokens);
+    }
+    if (walk.by_threads) [[unlikely]] {
+      ptx::wait_as_warp(values_ring_ + 8 * values_.stage, values_.parity);
+      ptx::order_before_products();
+    }
     walk.first -= kTokens;
-    walk.edge = is_edge(walk.context, walk.first);
-    const uint32_t values = await_tile(walk.context.by_threads);
+    ptx::meet(kTurns + group_, kMathGroups * kGroupThreads);
     multiply_keys(walk.q, keys, s);
+    const uint32_t values = await(values_ring_, values_);
     multiply_values(values, walk.p);
+    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     ptx::wait_products<1>(s);
-    release(keys);
+    release_keys(walk, keys);
     to_weights<Masked>(walk, walk.first, s, factor);
     ptx::wait_products<0>(o_);
-    release(values);
+    release(values_ring_, values);
     pack(s, walk.p);
+    if constexpr (!has_fixed_top<T>(kVariant)) {
 #pragma unroll
-    for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+      for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+    }
   }
 
   /// Whether the tile's values may hold what must not be multiplied.
   __device__ __forceinline__ static bool is_edge(const ItemContext& context, int32_t first) {
-    return context.custom || needs_mask(context.sight, first);
+    return context.custom || needs_mask(context.sight, first, kTokens);
   }
-  __device__ __forceinline__ static bool is_masked(const ItemContext& context, int32_t first) {
-    return context.turned || needs_mask(context.sight, first);
+  /// Whether all of an item's tiles go the way of those that are masked.
+  __device__ __forceinline__ static bool masks_all(const ItemContext& context) {
+    if constexpr (kVariant == Variant::kAny) return true;
+    if (has_scale(kVariant) && context.turned) return true;
+    return kVariant == Variant::kAlibi && context.shard.world != 1;
   }
 
-  /// Number in the ring of the next tile, which is there then.
-  __device__ __forceinline__ uint32_t await_tile(bool by_threads) {
-    const uint32_t stage = stage_;
-    ptx::wait(full_ + 8 * stage, parity_);
-    if (by_threads) ptx::order_before_products();
-    if (++stage_ == kStages) {
-      stage_ = 0;
-      parity_ ^= 1;
-    }
+  /// Tells the compiler that all lanes have the same, so that what is made of it takes no registers of theirs: what
+  /// lies between items makes it forget.
+  __device__ __forceinline__ static void keep_uniform(Place& place) {
+    place.stage = __shfl_sync(kAllLanes, place.stage, 0);
+    place.parity = __shfl_sync(kAllLanes, place.parity, 0);
+  }
+  /// Number in its ring of the next tile, which is there then.
+  __device__ __forceinline__ static uint32_t await(uint32_t ring, Place& place) {
+    const uint32_t stage = place.stage;
+    ptx::wait_as_warp(ring + 8 * stage, place.parity);
+    place.step();
     return stage;
   }
   /// This warp has done with the tile.
-  __device__ __forceinline__ void release(uint32_t stage) const {
-    if (lane_ == 0) ptx::arrive(empty_ + 8 * stage);
+  __device__ __forceinline__ void release(uint32_t ring, uint32_t stage) const {
+    if (lane_ == 0) ptx::arrive(ring + kToEmpty + 8 * stage);
   }
 
-  __device__ __forceinline__ uint32_t tile_address(uint32_t stage) const {
-    return ring_ + stage * static_cast<uint32_t>(stage_bytes(kDims));
+  /// The same of keys, once what is known of their tile is read too: by every lane, which arrives for itself then.
+  __device__ __forceinline__ void release_keys(Walk& walk, uint32_t stage) const {
+    if constexpr (kVariant == Variant::kAny) {
+      constexpr uint32_t kWords = kTokens / 32;
+      const uint32_t first = memory_ + static_cast<uint32_t>(kLayout.sights) +
+                             4 * kWords * (stage * kRows + static_cast<uint32_t>(first_row_));
+#pragma unroll
+      for (uint32_t w = 0; w < kWords; ++w) {
+        walk.sights[0][w] = ptx::load_4(first + 4 * w);
+        walk.sights[1][w] = ptx::load_4(first + 4 * (8 * kWords + w));
+      }
+      ptx::arrive(keys_ring_ + kToEmpty + 8 * stage);
+    } else {
+      release(keys_ring_, stage);
+    }
+  }
+
+  __device__ __forceinline__ uint32_t keys_address(uint32_t stage) const {
+    return memory_ + static_cast<uint32_t>(kLayout.keys) + stage * static_cast<uint32_t>(tile_bytes(kDims, DimQk));
+  }
+  __device__ __forceinline__ uint32_t values_address(uint32_t stage) const {
+    return memory_ + static_cast<uint32_t>(kLayout.values) + stage * static_cast<uint32_t>(tile_bytes(kDims, DimV));
   }
 
   /// Begins the product of the queries with a tile of keys.
   __device__ __forceinline__ void multiply_keys(uint64_t q, uint32_t stage, float (&s)[kScores]) const {
-    const uint64_t k = ptx::describe_tile(tile_address(stage), 0, eight_bytes(DimQk));
+    constexpr uint32_t kSteps = span(DimQk) / 32;  // of 16 components, of a span
+    const uint64_t k = ptx::describe_tile<span(DimQk)>(keys_address(stage), 0, eight_bytes(DimQk));
     ptx::begin_products();
     ptx::multiply_tiles<T, ptx::Sum::kNew>(s, q, k);
 #pragma unroll
     for (uint32_t step = 1; step < DimQk / 16; ++step) {
-      ptx::multiply_tiles<T, ptx::Sum::kAdd>(s, ptx::advance(q, step / 4 * kQueryHalfBytes + step % 4 * 32),
-                                             ptx::advance(k, step / 4 * kHalfBytes + step % 4 * 32));
+      ptx::multiply_tiles<T, ptx::Sum::kAdd>(s, ptx::advance(q, step / kSteps * query_step(DimQk) + step % kSteps * 32),
+                                             ptx::advance(k, step / kSteps * span_step(DimQk) + step % kSteps * 32));
     }
     ptx::end_group();
   }
 
   /// Begins the product of weights with a tile of values.
   __device__ __forceinline__ void multiply_values(uint32_t stage, const uint32_t (&p)[kScores / 2]) {
-    const uint64_t v = ptx::describe_tile(tile_address(stage), kHalfBytes, eight_bytes(DimV));
+    const uint64_t v = ptx::describe_tile<span(DimV)>(values_address(stage), span_step(DimV), eight_bytes(DimV));
     ptx::begin_products();
 #pragma unroll
     for (uint32_t step = 0; step < kTokens / 16; ++step) {
@@ -181,21 +276,38 @@ class MathGroup {
   template <bool Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
-    if constexpr (General) {
-      to_general_logits(params_.attention, walk.context, walk.rows, first_row_, column, s);
-    } else if constexpr (Masked) {
-      turn(walk.rows, s);
+    const ItemContext& context = walk.context;
+    const RowInfo& rows = walk.rows;
+    if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
+    if constexpr (kVariant == Variant::kCap) {
+      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or what they share would be NaN
+      cap_scores<Masked>(cap_, state_row_.scale, s);
+    } else if constexpr (kVariant == Variant::kAlibi) {
+      if (Masked && context.shard.world != 1) {
+        constexpr float kAsTheyAre[2] = {1.0f, 1.0f};
+        add_bias_of_shard(context, rows, first_row_, column, kAsTheyAre, state_row_.slope, s);
+      } else {
+        const int64_t first_pos = context.first_pos + column;
+        const int32_t apart[2] = {static_cast<int32_t>(rows.position[first_row_] - first_pos),
+                                  static_cast<int32_t>(rows.position[first_row_ + 8] - first_pos)};
+        add_bias(state_row_.slope, apart, s);
+      }
+    } else if constexpr (kVariant == Variant::kAny) {
+      to_any_logits(params_.attention, cap_, context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
+      mask_by_bits(walk.sights, lane_, s);
     }
-    if constexpr (Masked) mask_scores(walk.rows, first_row_, column, s);
-    take_in<T>(state_row_, s, factor);
+    if constexpr (Masked && kVariant != Variant::kAny) {
+      mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
+    }
+    take_in<T, kVariant>(state_row_, cap_, s, factor);
   }
 
-  /// Rows whose scale is negative: scores change their sign; is 0 or NaN: they are scaled here.
+  /// Rows whose scale is negative: scores change their sign; is next to nothing, 0 or NaN: they are scaled here.
   __device__ __forceinline__ void turn(const RowInfo& rows, float (&s)[kScores]) const {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       const float scale = rows.scale[first_row_ + 8 * h];
-      const float by = scale > 0.0f ? 1.0f : (scale < 0.0f ? -1.0f : scale);
+      const float by = scale >= kLeastScale ? 1.0f : (scale <= -kLeastScale ? -1.0f : scale);
 #pragma unroll
       for (int32_t i = 0; i < kScores; i += 4) {
         s[i + 2 * h] = __fmul_rn(s[i + 2 * h], by);
@@ -212,13 +324,15 @@ class MathGroup {
 
   /// Before the values of the tile that begins at `first`, the next of the ring, are multiplied.
   __device__ __forceinline__ void set_special_apart(const RowInfo& rows, int32_t first) {
-    ptx::wait(full_ + 8 * stage_, parity_);
-    const auto* const flags = reinterpret_cast<const uint32_t*>(state_.special[stage_]);
-    if (*flags == 0) return;
-    const uint32_t tile = tile_address(stage_);
-    add_special<T, DimV>(params_.attention, rows, tile, first, first_row_, o_);
+    ptx::wait_as_warp(values_ring_ + 8 * values_.stage, values_.parity);
+    // The lane that gives the tile back is the one that reads.
+    const uint32_t flags = lane_ == 0 ? *reinterpret_cast<const uint32_t*>(state_.special[values_.stage]) : 0;
+    if (__shfl_sync(kAllLanes, flags, 0) == 0) [[likely]]
+      return;
+    const uint32_t tile = values_address(values_.stage);
+    add_special<T, DimV, kTokens>(params_.attention, rows, tile, first, first_row_, o_);
     ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
-    clear_special<T, DimV>(tile, static_cast<int32_t>(threadIdx.x) - kGroupThreads);
+    clear_special<T, DimV, kTokens>(tile, static_cast<int32_t>(threadIdx.x) - kGroupThreads);
     ptx::order_before_products();
     ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
     ptx::order_before_products();
@@ -227,14 +341,16 @@ class MathGroup {
   const PrefillParams& params_;
   SharedState& state_;
   const int32_t group_;
-  const uint32_t ring_;
+  const Cap cap_;
+  const uint32_t memory_;
+  const uint32_t
+      keys_ring_;  ///< addresses of barriers, see Ring: short enough for a warp not to branch around arrivals
+  const uint32_t values_ring_;
   const uint32_t queries_;  ///< of the group, of the first slot
-  const uint32_t full_;
-  const uint32_t empty_;
   const int32_t lane_;
   const int32_t first_row_;  ///< of the lane; the other is 8 further
-  uint32_t stage_ = 0;       ///< of the next tile
-  uint32_t parity_ = 0;
+  Place keys_;               ///< of the next tile
+  Place values_;
   RowState state_row_;
   float o_[kValues];
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/scores.cuh"
+#include "ptx/tma.cuh"
 
 /// How a warp's sixteen rows of an item end: sums are joined, folded into the chain's and written.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
@@ -23,6 +24,7 @@ __device__ __forceinline__ RunningState<Count>& hidden(RunningState<Count>& stat
 /// Where a warpgroup's results are put together, and what a lane has of them.
 struct ResultPlace {
   uint32_t shared;  ///< the queries' place, which nothing reads any more
+  uint32_t done;  ///< barrier at which every thread arrives that reads and writes no more of the item in shared memory
   int32_t group;
   int32_t first_row;
   int32_t lane;
@@ -55,44 +57,134 @@ __device__ __forceinline__ void write_two(const AttentionParams& params, int64_t
   to[1] = static_cast<uint16_t>(pair >> 16);
 }
 
-__device__ __forceinline__ int64_t out_offset(const AttentionParams& params, const RowInfo& rows, int32_t row) {
-  return rows.token[row] * params.out_token_stride + rows.q_head[row] * params.out_head_stride;
+/// The next item's queries may come, by copies of either kind.
+__device__ __forceinline__ void give_back_item(const ResultPlace& place) {
+  ptx::order_before_box_copies();
+  ptx::arrive(place.done);
 }
 
-/// Results of the type that products take, through shared memory, so that rows are written in pieces of 16 bytes. A
-/// warp has its own sixteen rows; all of its warpgroup's products with the queries are through.
+/// A lane's results of rows `row` and `row` + 8, as type T, to where rows are put together.
 template <typename T, int32_t DimV>
-__device__ __forceinline__ void write_pieces(const AttentionParams& params, const ItemContext& context,
-                                             const RowInfo& rows, const float (&o)[DimV / 2],
-                                             const ResultPlace& place) {
-  constexpr int32_t kPieces = DimV / kPiece;
-  const int32_t in_group = place.first_row % kGroupRows;
+__device__ __forceinline__ void store_pairs(const float (&o)[DimV / 2], uint32_t to, int32_t row) {
 #pragma unroll
   for (int32_t i = 0; i < DimV / 2; i += 2) {
-    const int32_t row = in_group + i / 2 % 2 * 8;
-    ptx::store_4(place.shared + static_cast<uint32_t>(result_offset(DimV, row, i / 4) + 4 * (place.lane % 4)),
+    ptx::store_4(to + static_cast<uint32_t>(result_offset(DimV, row + i / 2 % 2 * 8, i / 4)),
                  ptx::pack_two<T>(o[i], o[i + 1]));
-  }
-  __syncwarp();
-  const int32_t begin = in_group / 16 * 16;
-#pragma unroll 4
-  for (int32_t i = place.lane; i < 16 * kPieces; i += 32) {
-    const int32_t in_warp = begin + i / kPieces;
-    const int32_t row = place.group * kGroupRows + in_warp;
-    if (row >= context.num_rows) continue;
-    const uint4 piece = ptx::load_16(place.shared + static_cast<uint32_t>(result_offset(DimV, in_warp, i % kPieces)));
-    *reinterpret_cast<uint4*>(static_cast<T*>(params.out) + out_offset(params, rows, row) + i % kPieces * kPiece) =
-        piece;
   }
 }
 
-template <typename T>
-constexpr DType kDType = DType::kBFloat16;
-template <>
-inline constexpr DType kDType<__half> = DType::kFloat16;
+/// Where a lane's pieces of 16 bytes of its warp's sixteen rows go, in elements; -1: nowhere, the item has no such row.
+/// Neighbouring lanes have a row's pieces.
+template <int32_t DimV>
+struct PiecePlaces {
+  static constexpr int32_t kPieces = DimV / kPiece;  ///< of a row
+  static constexpr int32_t kMine = 16 * kPieces / 32;
+  int64_t at[kMine];
+};
+template <int32_t DimV>
+__device__ __forceinline__ PiecePlaces<DimV> find_places(const ItemContext& context, const RowInfo& rows,
+                                                         const ResultPlace& place) {
+  using Places = PiecePlaces<DimV>;
+  int32_t lane = place.lane;
+  asm volatile("" : "+r"(lane));  // found here: loops of products have no registers for what does not change
+  Places places;
+#pragma unroll
+  for (int32_t k = 0; k < Places::kMine; ++k) {
+    const int32_t i = lane + 32 * k;
+    const int32_t row = place.first_row / 16 * 16 + i / Places::kPieces;
+    const int64_t at = rows.out[row] + i % Places::kPieces * kPiece;
+    places.at[k] = row < context.num_rows ? at : -1;
+  }
+  return places;
+}
 
-/// The end of an item, by all warps of a warpgroup. `o`: see MathGroup; its values are used up.
-template <typename T, int32_t DimV>
+/// Results of 16 bits, through shared memory, so that rows are written in pieces of 16 bytes, by a warp its own rows;
+/// all of its warpgroup's products with the queries are through. The item is given back before global memory is
+/// written.
+template <int32_t DimV>
+__device__ __forceinline__ void write_pieces(void* out, bool half, const float (&o)[DimV / 2],
+                                             const PiecePlaces<DimV>& places, const ResultPlace& place) {
+  using Places = PiecePlaces<DimV>;
+  int32_t lane = place.lane;
+  asm volatile("" : "+r"(lane));
+  const int32_t begin = place.first_row % kGroupRows / 16 * 16;
+  const uint32_t to = place.shared + static_cast<uint32_t>(4 * (lane % 4));
+  if (half) {
+    store_pairs<__half, DimV>(o, to, begin + lane / 4);
+  } else {
+    store_pairs<__nv_bfloat16, DimV>(o, to, begin + lane / 4);
+  }
+  __syncwarp();
+  uint4 pieces[Places::kMine];
+#pragma unroll
+  for (int32_t k = 0; k < Places::kMine; ++k) {
+    const int32_t i = lane + 32 * k;
+    pieces[k] = ptx::load_16(
+        place.shared + static_cast<uint32_t>(result_offset(DimV, begin + i / Places::kPieces, i % Places::kPieces)));
+  }
+  give_back_item(place);
+#pragma unroll
+  for (int32_t k = 0; k < Places::kMine; ++k) {
+    if (places.at[k] >= 0) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(out) + places.at[k]) = pieces[k];
+  }
+}
+
+/// What the end of an item that is the whole of its accumulation needs of shared memory and of other lanes, if there
+/// are neither sinks nor an LSE (ItemContext::plain_end). Gathered while the last product runs: what stands in the
+/// kernel's parameters would be waited for.
+template <int32_t DimV>
+struct PlainEnd {
+  float sum[2];
+  float v_scale[2];
+  PiecePlaces<DimV> places;
+  void* out;
+};
+template <int32_t DimV>
+__device__ __forceinline__ PlainEnd<DimV> prepare_plain_end(const ItemContext& context, const RowInfo& rows,
+                                                            const RowState& state, const ResultPlace& place) {
+  PlainEnd<DimV> end;
+#pragma unroll
+  for (int32_t h = 0; h < 2; ++h) {
+    end.sum[h] = __fadd_rn(state.sum[h], __shfl_xor_sync(kAllLanes, state.sum[h], 1));
+    end.sum[h] = __fadd_rn(end.sum[h], __shfl_xor_sync(kAllLanes, end.sum[h], 2));
+    end.v_scale[h] = rows.v_scale[place.first_row + 8 * h];
+  }
+  end.places = find_places<DimV>(context, rows, place);
+  end.out = context.out;
+  ptx::meet(kGroupMeeting + place.group, kGroupThreads);
+  return end;
+}
+/// The same arithmetic as end_item's.
+template <int32_t DimV>
+__device__ __forceinline__ void end_plain_item(const ItemContext& context, const PlainEnd<DimV>& end,
+                                               const RowState& state, float (&o)[DimV / 2], const ResultPlace& place) {
+#pragma unroll
+  for (int32_t h = 0; h < 2; ++h) {
+    const bool empty = is_empty(state.top[h], end.sum[h]);
+    const float factor = empty ? 0.0f : 1.0f / end.sum[h];
+    const bool scaled = end.v_scale[h] != 1.0f;
+    if (scaled) [[unlikely]] {
+#pragma unroll
+      for (int32_t i = 0; i < DimV / 4; ++i) {
+        float& x = o[i / 2 * 4 + 2 * h + i % 2];
+        x = __fmul_rn(x, end.v_scale[h]);
+      }
+    }
+#pragma unroll
+    for (int32_t i = 0; i < DimV / 4; ++i) {
+      float& x = o[i / 2 * 4 + 2 * h + i % 2];
+      x = __fmaf_rn(x, factor, 0.0f);  // see row_value
+    }
+    if (empty) [[unlikely]] {
+#pragma unroll
+      for (int32_t i = 0; i < DimV / 4; ++i) o[i / 2 * 4 + 2 * h + i % 2] = 0.0f;
+    }
+  }
+  write_pieces<DimV>(end.out, context.half, o, end.places, place);
+}
+
+/// The end of an item, by all warps of a warpgroup, which give it back. `o`: see MathGroup; its values are used up.
+template <int32_t DimV>
 __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemContext& context, const RowInfo& rows,
                                          const RowState& state, float (&o)[DimV / 2], const ResultPlace& place,
                                          RunningState<DimV / 2>& running) {
@@ -109,13 +201,15 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
     sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(kAllLanes, sum[h], 2));
     mine[h] = place.first_row + 8 * h < context.num_rows;
     const float v_scale = mine[h] ? rows.v_scale[place.first_row + 8 * h] : 1.0f;
+    if (v_scale != 1.0f) [[unlikely]] {
 #pragma unroll
-    for (int32_t i = 0; i < kCount; i += 4) {
-      o[i + 2 * h] = __fmul_rn(o[i + 2 * h], v_scale);
-      o[i + 2 * h + 1] = __fmul_rn(o[i + 2 * h + 1], v_scale);
+      for (int32_t i = 0; i < kCount; i += 4) {
+        o[i + 2 * h] = __fmul_rn(o[i + 2 * h], v_scale);
+        o[i + 2 * h + 1] = __fmul_rn(o[i + 2 * h + 1], v_scale);
+      }
     }
   }
-  if ((item.flags & planner::kStart) == 0) {
+  if ((item.flags & planner::kStart) == 0) [[unlikely]] {
     const RunningState<kCount>& before = hidden(running);
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
@@ -129,7 +223,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       }
     }
   }
-  if ((item.flags & planner::kFinish) == 0) {
+  if ((item.flags & planner::kFinish) == 0) [[unlikely]] {
     RunningState<kCount>& after = hidden(running);
 #pragma unroll
     for (int32_t i = 0; i < kCount; ++i) after.values[i] = o[i];
@@ -138,10 +232,11 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       after.max[h] = max[h];
       after.sum[h] = sum[h];
     }
+    give_back_item(place);
     return;
   }
   const int32_t column = 2 * (place.lane % 4);
-  if (item.partial >= 0) {
+  if (item.partial >= 0) [[unlikely]] {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       if (!mine[h]) continue;
@@ -155,6 +250,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       for (int32_t i = 0; i < kCount; i += 4)
         *reinterpret_cast<float2*>(to + 2 * i) = float2{o[i + 2 * h], o[i + 2 * h + 1]};
     }
+    give_back_item(place);
     return;
   }
 #pragma unroll
@@ -163,15 +259,22 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
     const int32_t row = place.first_row + 8 * h;
     const RowEnd end = end_row(params, rows.q_head[row], max[h], sum[h]);
     if (column == 0) write_lse(params, rows.token[row], rows.q_head[row], end);
+    if (end.empty) [[unlikely]] {
 #pragma unroll
-    for (int32_t i = 0; i < kCount / 2; ++i) {
-      float& x = o[i / 2 * 4 + 2 * h + i % 2];
-      x = row_value(end, x);
+      for (int32_t i = 0; i < kCount / 2; ++i) o[i / 2 * 4 + 2 * h + i % 2] = 0.0f;
+    } else {
+#pragma unroll
+      for (int32_t i = 0; i < kCount / 2; ++i) {
+        float& x = o[i / 2 * 4 + 2 * h + i % 2];
+        x = __fmaf_rn(x, end.factor, 0.0f);  // see row_value
+      }
     }
   }
-  if (params.out_dtype == kDType<T> && all.out_wide) {
+  const bool out_16 = params.out_dtype == DType::kFloat16 || params.out_dtype == DType::kBFloat16;
+  if (out_16 && all.out_wide) [[likely]] {
     ptx::meet(kGroupMeeting + place.group, kGroupThreads);
-    write_pieces<T, DimV>(params, context, rows, o, place);
+    write_pieces<DimV>(params.out, params.out_dtype == DType::kFloat16, o, find_places<DimV>(context, rows, place),
+                       place);
     return;
   }
   RunningState<kCount>& results = hidden(running);  // its chain ends here
@@ -181,12 +284,13 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
   for (int32_t h = 0; h < 2; ++h) {
     const int32_t row = place.first_row + 8 * h;
     if (row >= context.num_rows) continue;
-    const int64_t at = out_offset(params, rows, row) + column;
+    const int64_t at = rows.out[row] + column;
 #pragma unroll 1
     for (int32_t i = 0; i < kCount; i += 4) {
       write_two(params, at + 2 * i, results.values[i + 2 * h], results.values[i + 2 * h + 1]);
     }
   }
+  give_back_item(place);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -1,6 +1,8 @@
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/loader.cuh"
+#include <type_traits>
+
+#include "kernels/cuda/sm90/prefill/code_loader.cuh"
 #include "kernels/cuda/sm90/prefill/math_group.cuh"
 #include "ptx/warpgroup.cuh"
 
@@ -13,10 +15,11 @@ constexpr int32_t shared_bytes() {
   return 1024 + shared_layout({DimQk, DimV}).rest + static_cast<int32_t>(sizeof(SharedState));
 }
 
-/// What each thread does. `memory`: shared, from a multiple of 1024 on.
-template <typename T, int32_t DimQk, int32_t DimV, bool General>
+/// What each thread does. `memory`: shared, from a multiple of 1024 on. `kCodes`: those that keys and values are; of
+/// kNone, they are of type T, as products take them.
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, Codes kCodes = Codes::kNone>
 __device__ __forceinline__ void run_thread_block(const PrefillParams& params, unsigned char* memory) {
-  static_assert(DimQk % 64 == 0 && DimV % 64 == 0 && DimQk >= DimV);
+  static_assert(DimQk % 32 == 0 && DimV % 32 == 0 && DimQk >= DimV && stages({DimQk, DimV}) <= kMaxStages);
   SharedState& state = *reinterpret_cast<SharedState*>(memory + shared_layout({DimQk, DimV}).rest);
   static_assert(shared_layout({DimQk, DimV}).rest % alignof(SharedState) == 0);
   if (threadIdx.x == 0) {
@@ -24,20 +27,31 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
       ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kFullArrivals);
       ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps * 32);
     }
-    for (int32_t i = 0; i < kStages; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.full[i]), kFullArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.empty[i]), kMathWarps);
+    constexpr uint32_t kKeysEmptied = kVariant == Variant::kAny ? kMathWarps * 32 : kMathWarps;  // see release_keys
+    for (int32_t i = 0; i < kMaxStages; ++i) {
+      ptx::init_barrier(ptx::shared_address(&state.keys.full[i]), kFullArrivals);
+      ptx::init_barrier(ptx::shared_address(&state.keys.empty[i]), kKeysEmptied);
+      ptx::init_barrier(ptx::shared_address(&state.values.full[i]), kFullArrivals);
+      ptx::init_barrier(ptx::shared_address(&state.values.empty[i]), kMathWarps);
     }
     ptx::init_barrier(ptx::shared_address(&state.landed), kFullArrivals);
+    for (int32_t i = 0; i < 2 * kMaxStages * kGroupWarps; ++i) {
+      ptx::init_barrier(ptx::shared_address(&state.codes_landed[0][0][0]) + 8 * i, 1);
+    }
     ptx::publish_barriers();
   }
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
-    ptx::give_up_registers<kLoadRegisters>();
-    Loader<T, DimQk, DimV>(params, memory, state).run();
+    ptx::give_up_registers<kCodes == Codes::kNone ? kLoadRegisters : kCodeLoadRegisters>();
+    if constexpr (kCodes == Codes::kNone) {
+      Loader<T, DimQk, DimV, kVariant == Variant::kAny>(params, memory, state).run();
+    } else {
+      static_assert(std::is_same_v<T, __half> && DimQk == kCodeDim && DimV == kCodeDim);
+      CodeLoader<kCodes, kVariant == Variant::kAny>(params, memory, state).run();
+    }
   } else {
-    ptx::claim_registers<kMathRegisters>();
-    MathGroup<T, DimQk, DimV, General>(params, memory, state).run();
+    ptx::claim_registers<kCodes == Codes::kNone ? kMathRegisters : kCodeMathRegisters>();
+    MathGroup<T, DimQk, DimV, kVariant>(params, memory, state).run();
   }
 }
 

@@ -1,0 +1,61 @@
+// "cuda-sm90-prefill" is a kernel for each type of keys and values, pair of head dimensions and kind of logits: one
+// case of conformance for every pair of these that differ in code, on the emulated GPU. The few random cases that an
+// emulation has time for miss some.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "folio/verify.hpp"
+
+namespace folio::verify {
+namespace {
+
+struct Kind {
+  const char* name;
+  const char* levels;
+  bool with_all = false;  ///< tried with all others; else with those that are
+};
+
+constexpr Kind kLogits[] = {{"plain", "", true},
+                            {"cap", " cap=on"},
+                            {"alibi", " alibi=on"},
+                            {"custom", " mask=custom-all", true},
+                            {"all", " mask=custom-tail cap=on alibi=on"}};
+
+/// Pages that boxes bring and, of codes, others: these have a way of their own to shared memory.
+constexpr Kind kInputs[] = {{"bfloat16", "", true},
+                            {"e4m3", " dtypes=bf16/e4m3/bf16", true},
+                            {"float16", " dtypes=f16/f16/f16"},
+                            {"e4m3_queries", " dtypes=e4m3/e4m3/bf16 page=8"},
+                            {"e4m3_tokens", " dtypes=bf16/e4m3/bf16 page=1"},
+                            {"e5m2", " dtypes=f16/e5m2/f16 page=32"}};
+constexpr Kind kDims[] = {{"64", " dims=64/64"}, {"192_128", " dims=192/128"}, {"256", " dims=256/256"}};
+
+void check(const std::string& levels) {
+  const std::string text = "kernel=cuda-sm90-prefill seed=3 group=4 queries=prefill determinism=none" + levels;
+  const CaseReport report = run_case(parse_case(text));
+  EXPECT_TRUE(report.passed) << report.failure << "\n  case: " << text;
+}
+
+class PrefillVariants : public ::testing::TestWithParam<Kind> {};
+
+TEST_P(PrefillVariants, OfEveryTypeAt128) {
+  for (const Kind& inputs : kInputs) {
+    if (!inputs.with_all && !GetParam().with_all) continue;
+    SCOPED_TRACE(inputs.name);
+    check(std::string(" dims=128/128") + inputs.levels + GetParam().levels);
+  }
+}
+
+TEST_P(PrefillVariants, OfOtherHeadDimensions) {
+  for (const Kind& dims : kDims) {
+    SCOPED_TRACE(dims.name);
+    check(std::string(dims.levels) + GetParam().levels);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Logits, PrefillVariants, ::testing::ValuesIn(kLogits),
+                         [](const auto& kind) { return std::string(kind.param.name); });
+
+}  // namespace
+}  // namespace folio::verify
