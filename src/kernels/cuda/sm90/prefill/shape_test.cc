@@ -93,6 +93,7 @@ TEST(Sm90PrefillShape, BoxesLieInOnePageAndTileAndAreSharedByWarps) {
     for (int32_t box = kEight; box <= tokens; box *= 2) {
       EXPECT_GE(boxes_per_warp(box, tokens) * kGroupWarps * box, tokens);
       EXPECT_EQ(32 % boxes_per_warp(box, tokens), 0);
+      EXPECT_EQ(1 << boxes_shift(box, tokens), boxes_per_warp(box, tokens));
     }
   }
   EXPECT_EQ(boxes_per_warp(8, 64), 2);
