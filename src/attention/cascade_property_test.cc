@@ -4,7 +4,6 @@
 #include <random>
 #include <vector>
 
-#include "core/instrumented_for_test.hpp"
 #include "folio/folio.hpp"
 
 /// Random batches: a cascade holds every key of every request once, in order, and the plan made of it reads at least as
@@ -108,7 +107,7 @@ PlanSummary summary_of(const AttentionOp& op, const RandomBatch& batch, const Ca
 TEST(CascadeProperties, AllKeysOnceAndNoPromiseBroken) {
   std::mt19937 random(5);
   int32_t cascades = 0, nested = 0;
-  for (int32_t i = 0; i < folio::testing::random_cases(1500); ++i) {
+  for (int32_t i = 0; i < 1500; ++i) {
     SCOPED_TRACE(i);
     const RandomBatch batch(random);
     const AttentionOp op = make_op(random);
@@ -129,8 +128,8 @@ TEST(CascadeProperties, AllKeysOnceAndNoPromiseBroken) {
     const int64_t saved = (alone.kv_tokens_read - shared.kv_tokens_read) * costs.kv_token_bytes;
     ASSERT_GE(saved, cascade.bytes_saved * op.config().num_kv_heads);
   }
-  EXPECT_GT(cascades, folio::testing::random_cases(500));
-  EXPECT_GT(nested, folio::testing::random_cases(100));
+  EXPECT_GT(cascades, 500);
+  EXPECT_GT(nested, 100);
 }
 
 }  // namespace

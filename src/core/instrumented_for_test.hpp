@@ -12,7 +12,7 @@ inline constexpr bool kInstrumented = false;
 
 /// How many of `count` random cases a test runs in this build.
 constexpr int random_cases(int count) {
-  return kInstrumented ? count / 20 : count;
+  return kInstrumented ? count / 10 : count;
 }
 
 }  // namespace folio::testing

@@ -19,7 +19,7 @@ using testing::paged_batch;
 using testing::random_case;
 using testing::serialise;
 
-constexpr int kRandomCases = folio::testing::random_cases(6000);
+constexpr int kRandomCases = folio::testing::kInstrumented ? 300 : 6000;
 
 PlannerConfig tiny_config() {
   PlannerConfig config;

@@ -16,7 +16,7 @@ using folio::testing::GoldenCase;
 using nlohmann::json;
 
 constexpr const char* kTable = "backends/batches";
-constexpr size_t kInstrumentedRuns = 1;  // of each batch: sanitizers look for other mistakes than wrong sums
+constexpr size_t kInstrumentedRuns = 2;  // of each batch: sanitizers look for other mistakes than wrong sums
 
 /// [n, list]: the list n times.
 std::vector<int32_t> repeated(const json& entry) {
