@@ -47,6 +47,8 @@ TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
   EXPECT_EQ(prepare(context, plain_config()).kernel_name(), gpu.major == 9 ? "cuda-sm90" : "cuda-sm80");
   AttentionConfig fp8 = plain_config();
   fp8.kv = DType::kFloat8E4M3;
+  EXPECT_EQ(prepare(context, fp8).kernel_name(), "cuda-sm80");
+  fp8.head_dim_qk = fp8.head_dim_v = 128;
   EXPECT_EQ(prepare(context, fp8).kernel_name(), gpu.major == 9 ? "cuda-sm90" : "cuda-sm80");
   fp8.determinism = Determinism::kBatchInvariant;
   EXPECT_EQ(prepare(context, fp8).kernel_name(), "cuda-sm80");

@@ -13,9 +13,10 @@ namespace {
 using backends::CascadeMode;
 using ::testing::HasSubstr;
 
-/// Requests that arrive all at once, so that those who share pages run together.
+/// Requests that arrive all at once, so that those who share pages run together; what they share is more than a KV tile
+/// of any kernel, or sharing would save nothing.
 Scene crowded_scene(CascadeMode mode) {
-  Scene scene = small_scene(6, 16);
+  Scene scene = small_scene(6, 4);
   scene.options.stack.num_q_heads = 8;  // four queries to a KV head
   scene.options.stack.head_dim_qk = scene.options.stack.head_dim_v = 64;
   scene.options.stack.determinism = Determinism::kRunToRun;

@@ -118,7 +118,7 @@ TEST(FlashInferCascade, AllocatesNothingOnceWarm) {
   setup.shared_prefix = 64;
   Group group(setup, kShared);
   FlashInferMetadataBuilder builder = group.make();
-  builder.build(64, group.fixture.batch);
+  for (const int32_t prefix : {64, 0}) builder.build(prefix, group.fixture.batch);
   const int64_t warm = testing::num_allocations();
   for (int i = 0; i < 3; ++i) builder.build(i % 2 * 64, group.fixture.batch);
   EXPECT_EQ(testing::num_allocations(), warm);
