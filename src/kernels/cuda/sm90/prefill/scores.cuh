@@ -28,17 +28,17 @@ constexpr bool has_scale(Variant variant) {
 }
 
 /// Whether weights are 2^(logit - top) for a top that the cap alone decides: then there is no maximum to be found and
-/// nothing to be multiplied with. bfloat16 has the range for it: 2^-kCapRange to 1, or as much more as kLargestCap
-/// takes.
+/// nothing to be multiplied with. bfloat16 has the range for it, from 2^-104 to 2^kCapShift at the largest cap. The top
+/// is 0 for most caps: logits that are small leave an LSE of small parts then.
 template <typename T>
 constexpr bool has_fixed_top(Variant variant) {
   return variant == Variant::kCap && std::is_same_v<T, __nv_bfloat16>;
 }
-constexpr float kCapRange = 104.0f;
-static_assert(2.0f * kLargestCap * kLog2E < kCapRange + 41.0f);
+constexpr float kCapShift = 40.0f;
+static_assert(2.0f * kLargestCap * kLog2E < kCapShift + 105.0f);
 /// `shows`: some key.
 __device__ __forceinline__ float fixed_top(const Cap& cap, bool shows) {
-  return shows ? __fadd_rn(cap.cap, -fmaxf(__fmaf_rn(cap.cap, 2.0f, -kCapRange), 0.0f)) : -INFINITY;
+  return shows ? fmaxf(__fadd_rn(cap.cap, -kCapShift), 0.0f) : -INFINITY;
 }
 
 /// A score's logit and `add`, in base-2 units. See Cap; kAny has made logits of scores before.
