@@ -255,12 +255,11 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
     const int32_t bytes = box * 2 * Dim;
     if (is_due) {
       if constexpr (!Lanes) await(stage);
+      ptx::arrive_expecting(barrier, static_cast<uint32_t>(at >= 0 ? bytes : 0));
       if (at >= 0) {
         ptx::copy_box_5d(stage.tile + static_cast<uint32_t>((warp_ + kGroupWarps * mine) * bytes), &map, barrier, 0, 0,
                          0, head, at, policy);
       }
-      // Behind the copy, which is waited for: no phase ends before its arrivals.
-      ptx::arrive_expecting(barrier, static_cast<uint32_t>(at >= 0 ? bytes : 0));
       if constexpr (Lanes) {
         ptx::arrive(barrier, kLaneArrivals - 1);
       } else if (mine == 0) {
