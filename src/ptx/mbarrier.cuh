@@ -40,11 +40,6 @@ __device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Puts off the end of the present phase until every cp.async that this thread has begun is through.
-__device__ __forceinline__ void hold_for_copies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 /// Whether the phase of this parity has ended; where it has, this thread sees what was released to it and copied.
 __device__ __forceinline__ bool has_ended(uint32_t barrier, uint32_t parity) {
   uint32_t ended;

@@ -296,9 +296,6 @@ void arrive(uint32_t barrier, uint32_t count) {
   state.pending -= count;
   end_phase(state);
 }
-void hold(uint32_t barrier) {
-  ++grid->barriers.at(barrier).pending;
-}
 void expect(uint32_t barrier, uint32_t bytes) {
   grid->barriers.at(barrier).bytes += bytes;
 }

@@ -50,8 +50,6 @@ void meet_all();
 void init_barrier(uint32_t barrier, uint32_t arrivals);
 void arrive(uint32_t barrier, uint32_t count);
 void expect(uint32_t barrier, uint32_t bytes);
-/// One arrival more in the present phase.
-void hold(uint32_t barrier);
 bool has_ended(uint32_t barrier, uint32_t parity);
 
 /// Asynchronous copies of the running thread: at once or later, but before those that arrive_after_copies counts.

@@ -22,10 +22,6 @@ inline void arrive_expecting(uint32_t barrier, uint32_t bytes) {
 inline void arrive_after_copies(uint32_t barrier) {
   emulation::arrive_after_copies(barrier);
 }
-inline void hold_for_copies(uint32_t barrier) {
-  emulation::hold(barrier);
-  emulation::arrive_after_copies(barrier);
-}
 inline bool has_ended(uint32_t barrier, uint32_t parity) {
   return emulation::has_ended(barrier, parity);
 }

@@ -343,8 +343,8 @@ class MathGroup {
   const int32_t group_;
   const Cap cap_;
   const uint32_t memory_;
-  const uint32_t
-      keys_ring_;  ///< addresses of barriers, see Ring: short enough for a warp not to branch around arrivals
+  /// Addresses of barriers, see Ring: short enough for a warp not to branch around arrivals.
+  const uint32_t keys_ring_;
   const uint32_t values_ring_;
   const uint32_t queries_;  ///< of the group, of the first slot
   const int32_t lane_;
