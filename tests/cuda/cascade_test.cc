@@ -48,8 +48,10 @@ size_t nodes_of(const TestStream& stream, const std::function<void()>& enqueue) 
   return count;
 }
 
+using CascadesOnGpu = CudaTest;
+
 /// Where tables begin is copied once a step, whatever the rule says.
-TEST(CascadesOnGpu, AStepIsUploadedOnce) {
+TEST_F(CascadesOnGpu, AStepIsUploadedOnce) {
   AttentionConfig config;
   config.num_q_heads = 32;
   config.num_kv_heads = 8;
