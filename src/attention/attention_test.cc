@@ -10,6 +10,7 @@
 #include <string>
 
 #include "attention/attention_fixture.hpp"
+#include "core/error_for_test.hpp"
 
 namespace {
 
@@ -36,18 +37,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// The message of the Error that `call` throws, after its code has been checked.
-std::string refusal(ErrorCode code, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
-
 TEST(Prepare, NamesTheKernelItChose) {
   const SmallDecode small;
   const AttentionOp op = prepare(small.context, small.config);
@@ -73,16 +62,16 @@ TEST(Prepare, ForcedKernelsRunOrFail) {
   EXPECT_EQ(
       prepare(small.context, small.config, {.bounds = {}, .force_kernel = "generic", .num_workers = 0}).kernel_name(),
       "generic");
-  EXPECT_THAT(
-      refusal(ErrorCode::kInvalidArgument,
-              [&] { prepare(small.context, small.config, {.bounds = {}, .force_kernel = "fast", .num_workers = 0}); }),
-      HasSubstr("\"fast\"; kernels here are: "));
+  EXPECT_THAT(folio::testing::message_of([&] {
+                prepare(small.context, small.config, {.bounds = {}, .force_kernel = "fast", .num_workers = 0});
+              }),
+              HasSubstr("\"fast\"; kernels here are: "));
 }
 
 TEST(Prepare, RefusesWhatNoKernelTakes) {
   SmallDecode small;
   small.config.head_dim_qk = 100;
-  EXPECT_THAT(refusal(ErrorCode::kUnsupported, [&] { prepare(small.context, small.config); }),
+  EXPECT_THAT(folio::testing::message_of([&] { prepare(small.context, small.config); }, ErrorCode::kUnsupported),
               HasSubstr("head_dim_qk is 100"));
 }
 
@@ -90,19 +79,20 @@ TEST(Prepare, RefusesPackedPagesThatTheFormatDoesNotHave) {
   SmallDecode small;
   small.config.kv_format = KvFormat::kCpuPacked;
   small.config.q = small.config.kv = DType::kBFloat16;
-  EXPECT_THAT(refusal(ErrorCode::kUnsupported, [&] { prepare(small.context, small.config); }),
+  EXPECT_THAT(folio::testing::message_of([&] { prepare(small.context, small.config); }, ErrorCode::kUnsupported),
               HasSubstr("packed pages of 8 tokens in bfloat16"));
   small.config.page_size = 16;
   EXPECT_NO_THROW(prepare(small.context, small.config));
   small.config.kv = DType::kFloat32;
-  EXPECT_THAT(refusal(ErrorCode::kUnsupported, [&] { prepare(small.context, small.config); }), HasSubstr("float32"));
+  EXPECT_THAT(folio::testing::message_of([&] { prepare(small.context, small.config); }, ErrorCode::kUnsupported),
+              HasSubstr("float32"));
 }
 
 TEST(Prepare, RefusesNonsense) {
   const auto message = [](const std::function<void(AttentionConfig&)>& change) {
     SmallDecode small;
     change(small.config);
-    return refusal(ErrorCode::kInvalidArgument, [&] { prepare(small.context, small.config); });
+    return folio::testing::message_of([&] { prepare(small.context, small.config); });
   };
   EXPECT_THAT(message([](AttentionConfig& c) { c.num_q_heads = 5; }), HasSubstr("no multiple of num_kv_heads (2)"));
   EXPECT_THAT(message([](AttentionConfig& c) { c.num_kv_heads = 0; }), HasSubstr("num_kv_heads is 0"));
@@ -120,7 +110,8 @@ TEST(Plan, GoesStaleWhenItsBufferIsPlannedAgain) {
   const AttentionPlan first = plan(op, small.batch, buffer);
   const AttentionPlan second = plan(op, small.batch, buffer);
   const Workspace workspace = small.workspace(workspace_size(op));
-  EXPECT_THAT(refusal(ErrorCode::kStalePlan, [&] { run(first, small.args, workspace); }), HasSubstr("plan"));
+  EXPECT_THAT(folio::testing::message_of([&] { run(first, small.args, workspace); }, ErrorCode::kStalePlan),
+              HasSubstr("plan"));
   EXPECT_NO_THROW(run(second, small.args, workspace));
 }
 
@@ -130,8 +121,8 @@ TEST(Plan, FailedPlanLeavesNoPlan) {
   PlanBuffer buffer = make_plan_buffer(op);
   const AttentionPlan first = plan(op, small.batch, buffer);
   small.kv_len[1] = -3;
-  EXPECT_THAT(refusal(ErrorCode::kInvalidArgument, [&] { plan(op, small.batch, buffer); }), HasSubstr("-3"));
-  EXPECT_THAT(refusal(ErrorCode::kStalePlan, [&] { summary(first); }), HasSubstr("plan"));
+  EXPECT_THAT(folio::testing::message_of([&] { plan(op, small.batch, buffer); }), HasSubstr("-3"));
+  EXPECT_THAT(folio::testing::message_of([&] { summary(first); }, ErrorCode::kStalePlan), HasSubstr("plan"));
 }
 
 TEST(Plan, RefusesAnotherOpsBuffer) {
@@ -139,7 +130,7 @@ TEST(Plan, RefusesAnotherOpsBuffer) {
   const AttentionOp op = prepare(small.context, small.config);
   const AttentionOp other = prepare(small.context, small.config);
   PlanBuffer buffer = make_plan_buffer(other);
-  EXPECT_THAT(refusal(ErrorCode::kInvalidArgument, [&] { plan(op, small.batch, buffer); }), HasSubstr("another op"));
+  EXPECT_THAT(folio::testing::message_of([&] { plan(op, small.batch, buffer); }), HasSubstr("another op"));
 }
 
 TEST(Plan, SummaryCountsReadsOncePerKvHead) {
@@ -159,7 +150,7 @@ TEST(Run, RefusesWrongArguments) {
     const AttentionPlan plan = folio::plan(op, small.batch, buffer);
     const Workspace workspace = small.workspace(workspace_size(op));
     change(small);
-    const std::string text = refusal(ErrorCode::kInvalidArgument, [&] { run(plan, small.args, workspace); });
+    const std::string text = folio::testing::message_of([&] { run(plan, small.args, workspace); });
     for (float value : small.out) EXPECT_EQ(value, -1.0f) << "an output was written";
     for (float value : small.lse) EXPECT_EQ(value, -1.0f) << "an LSE was written";
     return text;
@@ -209,10 +200,9 @@ TEST(Run, RefusesASmallOrCrookedWorkspace) {
   const AttentionPlan plan = folio::plan(op, small.batch, buffer);
   Workspace workspace = small.workspace(workspace_size(op) + 256);
   Workspace crooked{static_cast<std::byte*>(workspace.data) + 64, workspace.bytes - 64};
-  EXPECT_THAT(refusal(ErrorCode::kInvalidArgument, [&] { run(plan, small.args, crooked); }),
-              HasSubstr("aligned to 256"));
+  EXPECT_THAT(folio::testing::message_of([&] { run(plan, small.args, crooked); }), HasSubstr("aligned to 256"));
   workspace.bytes = workspace_size(plan) - 1;
-  EXPECT_THAT(refusal(ErrorCode::kWorkspaceTooSmall, [&] { run(plan, small.args, workspace); }),
+  EXPECT_THAT(folio::testing::message_of([&] { run(plan, small.args, workspace); }, ErrorCode::kWorkspaceTooSmall),
               HasSubstr("are needed"));
   EXPECT_LE(workspace_size(plan), workspace_size(op));
 }
@@ -224,7 +214,7 @@ TEST(Run, ValidateFindsPageIdsOutOfRange) {
   const AttentionPlan plan = folio::plan(op, small.batch, buffer);
   EXPECT_NO_THROW(validate(plan, small.args));
   small.indices[2] = 4;
-  EXPECT_THAT(refusal(ErrorCode::kInvalidArgument, [&] { validate(plan, small.args); }), HasSubstr("4"));
+  EXPECT_THAT(folio::testing::message_of([&] { validate(plan, small.args); }), HasSubstr("4"));
 }
 
 TEST(Run, WarmStepsAllocateNothing) {

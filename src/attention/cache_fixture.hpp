@@ -12,17 +12,6 @@
 /// What the tests of the cache functions share: pools of every layout, executors, and the contract written plainly.
 namespace folio::inline v0::attention {
 
-/// What `call` was refused for: the message of its Error(kInvalidArgument).
-template <typename Call>
-std::string refusal(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return (error.code() == ErrorCode::kInvalidArgument ? "" : "another code: ") + std::string(error.what());
-  }
-  return "it was not refused";
-}
-
 inline constexpr DType kCacheDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3,
                                          DType::kFloat8E5M2};
 

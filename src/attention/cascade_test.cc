@@ -1,4 +1,5 @@
 #include "folio/cascade.hpp"
+#include "core/error_for_test.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -130,46 +131,36 @@ TEST(Cascade, AskedForOneLevelForAll) {
   EXPECT_EQ(planner.share(batch, 9 * 16).num_levels(), 0);
 }
 
-std::string cascade_refusal(const std::function<void()>& call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  return "accepted";
-}
-
 TEST(Cascade, RefusesWhatContradictsItself) {
   CascadeScene scene({});
   CascadePlanner planner(scene.eager_costs());
   const std::vector<int32_t> cu_q{0, 1, 2}, kv_len{70, 70}, entries{5, 6, 7, 8, 9, 5, 6, 4, 8, 9};
-  EXPECT_THAT(cascade_refusal([&] {
+  EXPECT_THAT(folio::testing::message_of([&] {
                 planner.share({2, cu_q.data(), kv_len.data(), dense_table(entries, 2, 5)}, 64);
               }),
               HasSubstr("request 1 has page 4 at column 2, request 0 page 7: they do not share a prefix of 4 pages"));
-  EXPECT_THAT(cascade_refusal([&] { planner.share(scene.batch(), -1); }), HasSubstr("prefix_tokens is -1"));
+  EXPECT_THAT(folio::testing::message_of([&] { planner.share(scene.batch(), -1); }), HasSubstr("prefix_tokens is -1"));
   CascadeBatch batch = scene.batch();
   batch.table.num_rows = 3;
-  EXPECT_THAT(cascade_refusal([&] { planner.discover(batch); }),
+  EXPECT_THAT(folio::testing::message_of([&] { planner.discover(batch); }),
               HasSubstr("there are 9 lengths for a table of 3 rows"));
   batch = scene.batch();
   batch.cu_q = nullptr;
-  EXPECT_THAT(cascade_refusal([&] { planner.discover(batch); }), HasSubstr("cu_q or kv_len is null"));
+  EXPECT_THAT(folio::testing::message_of([&] { planner.discover(batch); }), HasSubstr("cu_q or kv_len is null"));
   scene.kv_len[1] = 4000;
-  EXPECT_THAT(cascade_refusal([&] { planner.discover(scene.batch()); }), HasSubstr("row 1 needs 250 pages"));
+  EXPECT_THAT(folio::testing::message_of([&] { planner.discover(scene.batch()); }), HasSubstr("row 1 needs 250 pages"));
   scene.kv_len[1] = -1;
-  EXPECT_THAT(cascade_refusal([&] { planner.discover(scene.batch()); }),
+  EXPECT_THAT(folio::testing::message_of([&] { planner.discover(scene.batch()); }),
               HasSubstr("request 1: q_len is 3 and kv_len -1"));
 
-  EXPECT_THAT(cascade_refusal([&] { CascadePlanner(scene.op(), 9); }),
+  EXPECT_THAT(folio::testing::message_of([&] { CascadePlanner(scene.op(), 9); }),
               HasSubstr("max_levels is 9; 0 to 8 are offered"));
   CascadeCosts costs = scene.eager_costs();
   costs.kv_token_bytes = 0;
-  EXPECT_THAT(cascade_refusal([&] { CascadePlanner{costs}; }), HasSubstr("kv_token_bytes is 0"));
+  EXPECT_THAT(folio::testing::message_of([&] { CascadePlanner{costs}; }), HasSubstr("kv_token_bytes is 0"));
   costs = scene.eager_costs();
   costs.tile_rows = 0;
-  EXPECT_THAT(cascade_refusal([&] { CascadePlanner{costs}; }), HasSubstr("the tile is 0 rows"));
+  EXPECT_THAT(folio::testing::message_of([&] { CascadePlanner{costs}; }), HasSubstr("the tile is 0 rows"));
 }
 
 TEST(Cascade, TablesThatNoIndptrCanSayAreLeftAlone) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/expect_refused_for_test.hpp"
 #include "platform/cpu_count.hpp"
 
 namespace folio {
@@ -37,17 +38,6 @@ std::vector<int64_t> visited(const Context& context, int64_t n) {
   context.parallel_for(
       n, [](void* self, int64_t i) noexcept { static_cast<Order*>(self)->order.push_back(i); }, &order);
   return order.order;
-}
-
-template <typename Call>
-void expect_error(ErrorCode code, const std::string& text, Call call) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
 }
 
 TEST(Context, CpuHasItsOwnPool) {
@@ -91,15 +81,14 @@ TEST(Context, RefusesAbsurdOptions) {
   for (const int32_t threads : {-1, 1025, INT32_MAX}) {
     ContextOptions options;
     options.num_threads = threads;
-    expect_error(ErrorCode::kInvalidArgument, "num_threads is " + std::to_string(threads),
-                 [&] { Context::cpu(options); });
+    folio::testing::expect_refused("num_threads is " + std::to_string(threads), [&] { Context::cpu(options); });
   }
   ReverseExecutor engine;
   for (const int32_t concurrency : {-5, 0, 65537}) {
     ContextOptions options;
     options.executor = engine.executor(concurrency);
-    expect_error(ErrorCode::kInvalidArgument, "executor.concurrency is " + std::to_string(concurrency),
-                 [&] { Context::cpu(options); });
+    folio::testing::expect_refused("executor.concurrency is " + std::to_string(concurrency),
+                                   [&] { Context::cpu(options); });
   }
 }
 
@@ -108,27 +97,28 @@ TEST(Context, RefusesWhatItWouldIgnore) {
   ContextOptions both;
   both.executor = engine.executor(2);
   both.num_threads = 2;
-  expect_error(ErrorCode::kInvalidArgument, "beside an executor", [&] { Context::cpu(both); });
+  folio::testing::expect_refused("beside an executor", [&] { Context::cpu(both); });
   ContextOptions no_function;
   no_function.executor.concurrency = 4;
-  expect_error(ErrorCode::kInvalidArgument, "parallel_for is null", [&] { Context::cpu(no_function); });
+  folio::testing::expect_refused("parallel_for is null", [&] { Context::cpu(no_function); });
   ContextOptions only_self;
   only_self.executor.self = &engine;
-  expect_error(ErrorCode::kInvalidArgument, "parallel_for is null", [&] { Context::cpu(only_self); });
+  folio::testing::expect_refused("parallel_for is null", [&] { Context::cpu(only_self); });
 }
 
 TEST(Context, CudaDevicesThatAreNotThereAreUnavailable) {
-  expect_error(ErrorCode::kUnavailable, "Context::cpu is offered", [] { Context::cuda(1000); });
-  expect_error(ErrorCode::kInvalidArgument, "CUDA device -1", [] { Context::cuda(-1); });
+  folio::testing::expect_refused(
+      "Context::cpu is offered", [] { Context::cuda(1000); }, ErrorCode::kUnavailable);
+  folio::testing::expect_refused("CUDA device -1", [] { Context::cuda(-1); });
   ContextOptions options;
   options.num_threads = -1;
-  expect_error(ErrorCode::kInvalidArgument, "num_threads is -1", [&] { Context::cuda(0, options); });
+  folio::testing::expect_refused("num_threads is -1", [&] { Context::cuda(0, options); });
 }
 
 TEST(Context, ParallelForChecksItsArguments) {
   const Context context = Context::cpu();
-  expect_error(ErrorCode::kInvalidArgument, "null body", [&] { context.parallel_for(1, nullptr, nullptr); });
-  expect_error(ErrorCode::kInvalidArgument, "over -1 items", [&] {
+  folio::testing::expect_refused("null body", [&] { context.parallel_for(1, nullptr, nullptr); });
+  folio::testing::expect_refused("over -1 items", [&] {
     context.parallel_for(
         -1, [](void*, int64_t) noexcept {}, nullptr);
   });

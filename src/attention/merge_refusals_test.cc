@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/expect_refused_for_test.hpp"
 #include "folio/merge.hpp"
 
 namespace folio {
@@ -100,27 +101,17 @@ TEST(MergeState, RefusesAndWritesNothing) {
   EXPECT_NO_THROW(valid.run());
 }
 
-template <typename F>
-void expect_refusal(const char* message, F call) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << message;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr(std::string(message)));
-  }
-}
-
 TEST(MergeStateInPlace, Refuses) {
   const Context context = Context::cpu();
   Call c;
   const LseView lse{c.out_lse.data(), 3, 1};
-  expect_refusal("merge_state_in_place: a_lse is null", [&] { merge_state_in_place(context, c.out, {}, c.b); });
+  folio::testing::expect_refused("merge_state_in_place: a_lse is null",
+                                 [&] { merge_state_in_place(context, c.out, {}, c.b); });
   c.out.dtype = DType::kFloat8E4M3;
-  expect_refusal("a_out is fp8_e4m3", [&] { merge_state_in_place(context, c.out, lse, c.b); });
+  folio::testing::expect_refused("a_out is fp8_e4m3", [&] { merge_state_in_place(context, c.out, lse, c.b); });
   c.out.dtype = DType::kFloat32;
   c.out.strides[0] = 0;
-  expect_refusal("a_out has strides (0, 8)", [&] { merge_state_in_place(context, c.out, lse, c.b); });
+  folio::testing::expect_refused("a_out has strides (0, 8)", [&] { merge_state_in_place(context, c.out, lse, c.b); });
 }
 
 TEST(MergeStates, Refuses) {
@@ -129,23 +120,25 @@ TEST(MergeStates, Refuses) {
   AttentionStatesView states{ConstTensorView(c.a_memory.data(), DType::kFloat32, {2, 2, 3, 8}), c.a_lse.data(), 6, 3,
                              1};
   EXPECT_NO_THROW(merge_states(context, states, c.out, c.lse));
-  expect_refusal("out has shape [2, 2, 8]; the states have [2, 3, 8]", [&] {
+  folio::testing::expect_refused("out has shape [2, 2, 8]; the states have [2, 3, 8]", [&] {
     merge_states(context, states, TensorView(c.out_memory.data(), DType::kFloat32, {2, 2, 8}), {});
   });
   AttentionStatesView spoilt = states;
   spoilt.out.rank = 3;
-  expect_refusal("merge_states: states.out has 3 dimensions; 4", [&] { merge_states(context, spoilt, c.out, c.lse); });
+  folio::testing::expect_refused("merge_states: states.out has 3 dimensions; 4",
+                                 [&] { merge_states(context, spoilt, c.out, c.lse); });
   spoilt = states;
   spoilt.lse_state_stride = -1;
-  expect_refusal("states.lse has the negative stride -1", [&] { merge_states(context, spoilt, c.out, c.lse); });
+  folio::testing::expect_refused("states.lse has the negative stride -1",
+                                 [&] { merge_states(context, spoilt, c.out, c.lse); });
   spoilt = states;
   spoilt.lse = nullptr;
-  expect_refusal("states.lse is null", [&] { merge_states(context, spoilt, c.out, c.lse); });
+  folio::testing::expect_refused("states.lse is null", [&] { merge_states(context, spoilt, c.out, c.lse); });
   // More states than a 64-bit count of elements: refused, not wrapped.
   spoilt = states;
   spoilt.out.shape[1] = int64_t{1} << 61;
   spoilt.out.strides[1] = 0;
-  expect_refusal("overflows", [&] { merge_states(context, spoilt, c.out, c.lse); });
+  folio::testing::expect_refused("overflows", [&] { merge_states(context, spoilt, c.out, c.lse); });
 }
 
 }  // namespace

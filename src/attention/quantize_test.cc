@@ -1,4 +1,5 @@
 #include "folio/quantize.hpp"
+#include "core/error_for_test.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,16 +17,6 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
-
-std::string quantize_refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST(QuantizeNvfp4, GivesTheGoldenBytes) {
   const json document = folio::testing::golden("nvfp4/cases");
@@ -110,7 +101,7 @@ TEST(Quantize, RefusesWhatDoesNotFit) {
     BlockScaleArgs block_scale{scales.data(), 0};
     float global_scale = 1.0f;
     change(wide, codes, block_scale, global_scale);
-    return quantize_refusal([&] { quantize_nvfp4(context, wide, codes, block_scale, global_scale); });
+    return folio::testing::message_of([&] { quantize_nvfp4(context, wide, codes, block_scale, global_scale); });
   };
   EXPECT_THAT(nvfp4([](auto& in_view, auto&, auto&, auto&) { in_view.shape[2] = 24; }), HasSubstr("multiples of 16"));
   EXPECT_THAT(nvfp4([](auto& in_view, auto&, auto&, auto&) { in_view.dtype = DType::kFloat8E4M3; }),
@@ -121,14 +112,14 @@ TEST(Quantize, RefusesWhatDoesNotFit) {
   EXPECT_THAT(nvfp4([](auto&, auto&, auto& scale, auto&) { scale.data = nullptr; }), HasSubstr("block_scale.data"));
   EXPECT_THAT(nvfp4([](auto&, auto&, auto& scale, auto&) { scale.first_row = -1; }), HasSubstr("first_row is -1"));
   EXPECT_THAT(nvfp4([](auto&, auto&, auto&, auto& scale) { scale = 0.0f; }), HasSubstr("global_scale is 0"));
-  EXPECT_THAT(quantize_refusal([&] {
+  EXPECT_THAT(folio::testing::message_of([&] {
                 Scale scale;
                 scale.value = -1.0f;
                 quantize_fp8(context, ConstTensorView(in.data(), DType::kFloat32, {1, 1, 4}),
                              TensorView(out.data(), DType::kFloat8E4M3, {1, 1, 4}), scale);
               }),
               HasSubstr("scale is -1"));
-  EXPECT_THAT(quantize_refusal([&] {
+  EXPECT_THAT(folio::testing::message_of([&] {
                 quantize_fp8(context, ConstTensorView(in.data(), DType::kFloat32, {1, 1, 4}),
                              TensorView(out.data(), DType::kFloat16, {1, 1, 4}), {});
               }),

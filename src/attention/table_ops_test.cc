@@ -1,4 +1,5 @@
 #include "folio/table_ops.hpp"
+#include "core/error_for_test.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -75,28 +76,32 @@ TEST(TableOps, SlotsOfAShard) {
 TEST(TableOps, RefuseWhatDoesNotFit) {
   const Batch batch;
   Ints indptr(4), last(3), few(17), wrong(3);
-  EXPECT_THAT(refusal([&] { token_indices(cpu(), batch.table(), batch.lens, 4, indptr, few); }),
+  EXPECT_THAT(folio::testing::message_of([&] { token_indices(cpu(), batch.table(), batch.lens, 4, indptr, few); }),
               HasSubstr("there are 18 tokens; the list has room for 17"));
-  EXPECT_THAT(refusal([&] { token_indices(cpu(), batch.table(), batch.lens, 4, wrong, few); }),
+  EXPECT_THAT(folio::testing::message_of([&] { token_indices(cpu(), batch.table(), batch.lens, 4, wrong, few); }),
               HasSubstr("indptr has 3 entries; it must have 4"));
   const Ints longer{8, 0, 13};
-  EXPECT_THAT(refusal([&] { token_indices(cpu(), batch.table(), longer, 4, indptr, few); }),
+  EXPECT_THAT(folio::testing::message_of([&] { token_indices(cpu(), batch.table(), longer, 4, indptr, few); }),
               HasSubstr("row 2 needs 4 pages"));
   Ints huge{INT32_MAX}, huge_indptr{0, 1}, one(1), starts(2);
-  EXPECT_THAT(refusal([&] { token_indices(cpu(), csr_table(huge, huge_indptr), Ints{1}, 4, starts, one); }),
-              HasSubstr("page 2147483647 of 4 tokens has no indices of 32 bits"));
+  EXPECT_THAT(
+      folio::testing::message_of([&] { token_indices(cpu(), csr_table(huge, huge_indptr), Ints{1}, 4, starts, one); }),
+      HasSubstr("page 2147483647 of 4 tokens has no indices of 32 bits"));
   Ints indices(4);
-  EXPECT_THAT(refusal([&] { to_csr(cpu(), batch.table(), batch.lens, 4, indptr, indices, last); }),
+  EXPECT_THAT(folio::testing::message_of([&] { to_csr(cpu(), batch.table(), batch.lens, 4, indptr, indices, last); }),
               HasSubstr("there are 5 pages; indices has room for 4"));
   EXPECT_NO_THROW(validate(cpu(), batch.table(), batch.lens, 4, 10));
-  EXPECT_NE(refusal([&] { validate(cpu(), batch.table(), batch.lens, 4, 9); }), "");
+  EXPECT_NE(folio::testing::message_of([&] { validate(cpu(), batch.table(), batch.lens, 4, 9); }), "");
   int32_t status = 0;
-  EXPECT_THAT(refusal([&] { validate(cpu(), batch.table(), batch.lens, 4, 10, {}, &status); }),
+  EXPECT_THAT(folio::testing::message_of([&] { validate(cpu(), batch.table(), batch.lens, 4, 10, {}, &status); }),
               HasSubstr("status is given on a CPU context"));
-  EXPECT_THAT(refusal([&] { paged_indptr(cpu(), batch.lens, 4, indptr, last, {}, &status); }),
+  EXPECT_THAT(folio::testing::message_of([&] { paged_indptr(cpu(), batch.lens, 4, indptr, last, {}, &status); }),
               HasSubstr("status is given on a CPU context"));
-  EXPECT_THAT(refusal([&] { shard_lens(cpu(), batch.lens, {2, 2, 1}, last); }), HasSubstr("rank 2 of 2"));
-  EXPECT_THAT(refusal([&] { paged_indptr(cpu(), batch.lens, 4, indptr, last, Stream{&status}); }),
+  EXPECT_THAT(folio::testing::message_of([&] {
+                shard_lens(cpu(), batch.lens, {2, 2, 1}, last);
+              }),
+              HasSubstr("rank 2 of 2"));
+  EXPECT_THAT(folio::testing::message_of([&] { paged_indptr(cpu(), batch.lens, 4, indptr, last, Stream{&status}); }),
               HasSubstr("takes no stream"));
 }
 

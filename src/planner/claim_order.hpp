@@ -25,11 +25,7 @@ struct ClassCounts {
 /// Twice the base-2 logarithm, rounded down: of the leading bit and the one after it.
 FOLIO_HOST_DEVICE constexpr int32_t half_octave(int64_t cost) {
   if (cost < 2) return 0;
-#if defined(__CUDA_ARCH__)
-  const int32_t lead = 63 - __clzll(cost);
-#else
-  const int32_t lead = 63 - __builtin_clzll(static_cast<unsigned long long>(cost));
-#endif
+  const int32_t lead = 63 - leading_zeros(cost);
   return 2 * lead + static_cast<int32_t>(cost >> (lead - 1) & 1);
 }
 

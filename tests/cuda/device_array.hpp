@@ -64,7 +64,7 @@ class TestStream {
 };
 
 /// Skips where there is no GPU, and says so.
-class CudaTest : public testing::Test {
+class CudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
     int devices = 0;

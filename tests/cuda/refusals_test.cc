@@ -1,22 +1,12 @@
 #include <gmock/gmock.h>
 
+#include "core/expect_refused_for_test.hpp"
 #include "serving_step.hpp"
 
 namespace folio::cuda_test {
 namespace {
 
-using testing::HasSubstr;
-
-template <typename Call>
-void expect_error(ErrorCode code, const std::string& text, Call call) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
+using ::testing::HasSubstr;
 
 AttentionConfig plain_config() {
   AttentionConfig config;
@@ -30,13 +20,16 @@ TEST_F(CudaTest, ContextSaysWhatItIs) {
   const Context context = Context::cuda(0);
   EXPECT_EQ(context.device().type, DeviceType::kCuda);
   EXPECT_GT(context.concurrency(), 1);
-  expect_error(ErrorCode::kUnsupported, "parallel_for on a GPU", [&] {
-    context.parallel_for(
-        1, [](void*, int64_t) noexcept {}, nullptr);
-  });
+  folio::testing::expect_refused(
+      "parallel_for on a GPU",
+      [&] {
+        context.parallel_for(
+            1, [](void*, int64_t) noexcept {}, nullptr);
+      },
+      ErrorCode::kUnsupported);
   ContextOptions threads;
   threads.num_threads = 2;
-  expect_error(ErrorCode::kInvalidArgument, "takes neither", [&] { Context::cuda(0, threads); });
+  folio::testing::expect_refused("takes neither", [&] { Context::cuda(0, threads); });
   EXPECT_EQ(recommended_kv_format(plain_config(), context).format, KvFormat::kStrided);
 }
 
@@ -54,21 +47,24 @@ TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
   EXPECT_EQ(prepare(context, fp8).kernel_name(), "cuda-sm80");
   AttentionConfig packed = plain_config();
   packed.kv_format = KvFormat::kCpuPacked;
-  expect_error(ErrorCode::kUnsupported, "kStrided", [&] { prepare(context, packed); });
+  folio::testing::expect_refused(
+      "kStrided", [&] { prepare(context, packed); }, ErrorCode::kUnsupported);
   AttentionConfig odd = plain_config();
   odd.head_dim_qk = 100;
-  expect_error(ErrorCode::kUnsupported, "multiples of 8", [&] { prepare(context, odd); });
+  folio::testing::expect_refused(
+      "multiples of 8", [&] { prepare(context, odd); }, ErrorCode::kUnsupported);
   AttentionConfig float32 = plain_config();
   float32.kv = DType::kFloat32;
   EXPECT_EQ(prepare(context, float32).kernel_name(), "cuda-plain");
   PrepareOptions fast;
   fast.force_kernel = "cuda-sm80";
-  expect_error(ErrorCode::kUnsupported, "fp8 and one of float16 and bfloat16; cuda-plain takes the others",
-               [&] { prepare(context, float32, fast); });
+  folio::testing::expect_refused(
+      "fp8 and one of float16 and bfloat16; cuda-plain takes the others", [&] { prepare(context, float32, fast); },
+      ErrorCode::kUnsupported);
   PrepareOptions forced;
   forced.force_kernel = "generic";
-  expect_error(ErrorCode::kInvalidArgument, "kernels here are: cuda-sm90, cuda-sm90-latent, cuda-sm80, cuda-plain",
-               [&] { prepare(context, plain_config(), forced); });
+  folio::testing::expect_refused("kernels here are: cuda-sm90, cuda-sm90-latent, cuda-sm80, cuda-plain",
+                                 [&] { prepare(context, plain_config(), forced); });
 }
 
 TEST_F(CudaTest, DeviceLengthsNeedBounds) {
@@ -98,7 +94,7 @@ TEST_F(CudaTest, MisalignedAddressesAreRefused) {
     return reinterpret_cast<decltype(address)>(reinterpret_cast<uintptr_t>(address) + 1);
   };
   const auto expect_refusal = [&](const std::string& text, auto change) {
-    expect_error(ErrorCode::kInvalidArgument, text, [&] {
+    folio::testing::expect_refused(text, [&] {
       ServingStep::LayerArgs layer = step.layer_args(0);
       change(layer);
       run(plan, layer.attention(), step.workspace());
@@ -112,8 +108,7 @@ TEST_F(CudaTest, MisalignedAddressesAreRefused) {
                  [&](Layer& l) { l.segment.table.indices = shifted(l.segment.table.indices); });
   Workspace workspace = step.workspace();
   workspace.data = shifted(workspace.data);
-  expect_error(ErrorCode::kInvalidArgument, "aligned to 256",
-               [&] { run(plan, step.layer_args(0).attention(), workspace); });
+  folio::testing::expect_refused("aligned to 256", [&] { run(plan, step.layer_args(0).attention(), workspace); });
   check(cudaDeviceSynchronize());
 }
 
@@ -124,8 +119,10 @@ TEST_F(CudaTest, WhatIsOnTheDeviceIsNotReadOnTheHost) {
   step.set(ServingStep::random_lengths(random), random);
   const AttentionPlan plan = step.enqueue(buffer, nullptr, {});
   check(cudaDeviceSynchronize());
-  expect_error(ErrorCode::kUnsupported, "made on the device", [&] { summary(plan); });
-  expect_error(ErrorCode::kUnsupported, "the plan was made on the device", [&] { validate(plan, AttentionArgs{}); });
+  folio::testing::expect_refused(
+      "made on the device", [&] { summary(plan); }, ErrorCode::kUnsupported);
+  folio::testing::expect_refused(
+      "the plan was made on the device", [&] { validate(plan, AttentionArgs{}); }, ErrorCode::kUnsupported);
 }
 
 /// Tables are copied to the host for it.
@@ -139,7 +136,7 @@ TEST_F(CudaTest, ValidateNamesThePageThatIsWrong) {
   ServingStep::LayerArgs layer = step.layer_args(0);
   validate(planned, layer.attention());
   layer.segment.cache.num_pages = 1;
-  expect_error(ErrorCode::kInvalidArgument, "of the table is page", [&] { validate(planned, layer.attention()); });
+  folio::testing::expect_refused("of the table is page", [&] { validate(planned, layer.attention()); });
   layer.segment.cache.num_pages = ServingStep::kPages;
   const DeviceArray<int32_t> indptr(std::vector<int32_t>(ServingStep::kRequests + 1));
   layer.segment.table.kind = PageTableKind::kCsr;

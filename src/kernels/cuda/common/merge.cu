@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/common/allow_shared_memory.hpp"
+#include "kernels/cuda/common/launch_overlapping.hpp"
 #include "kernels/cuda/common/merge_row.cuh"
 #include "ptx/global_load.cuh"
 #include "ptx/grid_dependency.cuh"
@@ -260,16 +261,7 @@ cudaError_t launch_kernel(const AttentionParams& params, int32_t grid, Stream st
   // As much shared memory is set aside as for the kernel before, so that both fit a multiprocessor.
   const cudaError_t status = allow_shared_memory<Kernel>(0, true);
   if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(Threads);
-  config.stream = static_cast<cudaStream_t>(stream.handle);
-  config.attrs = &attribute;
-  config.numAttrs = overlaps ? 1 : 0;
-  return cudaLaunchKernelEx(&config, Kernel, params);
+  return launch_overlapping(Kernel, dim3(static_cast<unsigned>(grid)), Threads, 0, stream, overlaps, params);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/common/launch.hpp"
+#include "kernels/cuda/common/launch_overlapping.hpp"
 #include "kernels/cuda/common/table_entry.cuh"
 #include "kernels/cuda/common/tables/report.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
@@ -183,16 +184,8 @@ template <typename Value, int32_t kCount, bool kSteady>
 void launch_list(const ListParams& params, Stream stream) {
   const dim3 grid(grid_for(params.capacity / params.n, shape_of(kCount).at_once, 64),
                   static_cast<uint32_t>(std::min(params.n, kMaxRows)));
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(shape_of(kCount).threads);
-  config.stream = native(stream);
-  config.attrs = &attribute;
-  config.numAttrs = kernels_overlap() ? 1 : 0;
-  static_cast<void>(cudaLaunchKernelEx(&config, list_kernel<Value, kCount, kSteady>, params));
+  static_cast<void>(launch_overlapping(list_kernel<Value, kCount, kSteady>, grid, shape_of(kCount).threads, 0, stream,
+                                       kernels_overlap(), params));
   check_launch("a list of pages or tokens");
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/common/allow_shared_memory.hpp"
+#include "kernels/cuda/common/launch_overlapping.hpp"
 #include "kernels/cuda/sm90/decode/launch.hpp"
 #include "kernels/cuda/sm90/decode/thread_block.cuh"
 
@@ -28,17 +29,8 @@ cudaError_t launch_kernel(const DecodeParams& params, int32_t num_workers, Strea
   constexpr auto* kKernel = decode_kernel<T, DimQk, DimV, kCodes, kRows>;
   const cudaError_t status = allow_shared_memory<kKernel>(kBytes, true);
   if (status != cudaSuccess) return status;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(num_workers));
-  config.blockDim = dim3(static_cast<unsigned>(threads({DimQk, DimV})));
-  config.dynamicSmemBytes = kBytes;
-  config.stream = static_cast<cudaStream_t>(stream.handle);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kKernel, params);
+  return launch_overlapping(kKernel, dim3(static_cast<unsigned>(num_workers)), threads({DimQk, DimV}), kBytes, stream,
+                            true, params);
 }
 
 /// Enqueues the kernel of one element type and head dimensions, for as many rows as the plan's items have.
