@@ -123,7 +123,7 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, Sights> {
     constexpr int32_t kAtOnce = 32 / Mine;
     const uint64_t policy = ptx::evict_last_policy();
     const int32_t num_turns = 2 * tiles.count;
-    BoxPlace next = this->template find_box<Mine>(tiles, 0, copy, pages);
+    BoxPlace next = this->first_boxes_;
     int32_t here = -1;
     int32_t keys[Mine];
     int32_t values[Mine];

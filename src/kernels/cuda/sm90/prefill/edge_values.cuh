@@ -39,7 +39,7 @@ template <typename T, int32_t Dim, int32_t Tokens>
 __device__ __forceinline__ bool look_through(uint32_t tile, int32_t begin, int32_t end, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
   uint32_t found = 0;
-#pragma unroll 2
+#pragma unroll 4
   for (int32_t i = thread; i < Tokens * kPieces; i += kGroupThreads) {
     const int32_t token = i / kPieces;
     const uint32_t at = tile + static_cast<uint32_t>(tile_offset(Dim, token, i % kPieces));

@@ -6,9 +6,9 @@
 #include "planner/partition_rule.hpp"
 #include "ptx/tma.cuh"
 
-/// How the loading warpgroup makes an item ready: which one it is, what its rows see, its queries. It takes thousands
-/// of cycles, nearly all of them of waiting for memory, hence is done in three parts while tiles of the item before are
-/// on their way.
+/// How the loading warpgroup makes an item ready: which one it is, what its rows see, its queries. It takes 8,000 to
+/// 10,000 cycles, hence is done in parts while tiles of the item before are on their way: what a part fetches from
+/// global memory the next one takes, and none is longer than the ring has tiles for.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 template <typename T, int32_t DimQk, int32_t DimV>
@@ -41,8 +41,8 @@ class ItemMaker {
     if (index_ >= 0 && lane_ < kItemWords) word_ = reinterpret_cast<const int32_t*>(plan.items + index_)[lane_];
   }
 
-  /// The second part: what its rows see. Waits until the math warpgroups are through with the slot's last item.
-  __device__ __forceinline__ void bind_item(int32_t number) {
+  /// The second part: its rows. Waits until the math warpgroups are through with the slot's last item.
+  __device__ __forceinline__ void take_item(int32_t number) {
     const int32_t slot = number % kItems;
     const int32_t use = number / kItems;
     ItemContext& context = state_.contexts[slot];
@@ -63,14 +63,19 @@ class ItemMaker {
       follower_ = (item.flags & planner::kFinish) == 0 ? item.partial : -1;          // of the same accumulation
       if (follower_ < 0) ticket_ = atomicAdd(params_.attention.claim_counters, 1u);  // on its way until it is needed
     }
-    const planner::PlanView& plan = params_.attention.plan->view;
-    query_ =
-        bind_row(plan, item, item.row_end - item.row_begin, has_keys(item), is_custom(plan, item), state_.rows[slot]);
+    fetch_lengths(params_.attention.plan->view, item);
+    query_ = find_row(item, state_.rows[slot]);
   }
 
-  /// The third part: all else that the math warpgroups are told, and the queries unless they come later.
-  template <typename Self>
-  __device__ __forceinline__ void end_item(Self& self, int32_t number) {
+  /// The third part: what its rows see.
+  __device__ __forceinline__ void bind_item(int32_t number) {
+    if (index_ < 0) return;
+    const int32_t slot = number % kItems;
+    bind_row(params_.attention.plan->view, state_.contexts[slot], state_.rows[slot]);
+  }
+
+  /// The fourth part: all else that the math warpgroups are told.
+  __device__ __forceinline__ void end_item(int32_t number) {
     const int32_t slot = number % kItems;
     if (index_ < 0) {
       if (threadIdx.x == 0) state_.contexts[slot].all_done = true;
@@ -78,8 +83,7 @@ class ItemMaker {
       return;
     }
     ptx::meet(kLoadMeeting, kGroupThreads);
-    if (threadIdx.x == 0) describe_item(params_.attention.plan->view, state_.contexts[slot]);
-    if constexpr (!Self::kQueriesLate) self.deliver(slot);
+    if (threadIdx.x == 0) describe_item(state_.contexts[slot]);
   }
 
  private:
@@ -90,8 +94,32 @@ class ItemMaker {
            plan.segments[item.segment].mask == SegmentMask::kAsConfig;
   }
 
+  /// What bind_row needs to know of the item's first request and of its keys, a lane each: on its way until then.
+  __device__ __forceinline__ void fetch_lengths(const planner::PlanView& plan, const planner::WorkItem& item) {
+    if (!has_keys(item)) return;
+    const planner::SegmentLengths& lengths = plan.segments[item.segment];
+    static_assert(sizeof(KvShard) == 12 && sizeof(SegmentMask) == 4);
+    const auto* const shard = reinterpret_cast<const int32_t*>(&lengths.shard);
+    const int32_t* const indptr = params_.attention.segments[item.segment].indptr;
+    if (lane_ >= kLengths || (lane_ == kFirstPage && indptr == nullptr)) return;
+    const int32_t* const from[kLengths] = {plan.cu_q + item.request,
+                                           plan.cu_q + item.request + 1,
+                                           plan.q_first_pos + item.request,
+                                           lengths.kv_len + item.kv_row,
+                                           lengths.first_pos + item.kv_row,
+                                           indptr == nullptr ? nullptr : indptr + item.kv_row,
+                                           reinterpret_cast<const int32_t*>(&lengths.mask),
+                                           shard,
+                                           shard + 1,
+                                           shard + 2};
+    const int32_t* at = from[0];
+#pragma unroll
+    for (int32_t i = 1; i < kLengths; ++i) at = lane_ == i ? from[i] : at;
+    length_ = *at;
+  }
+
   /// By one thread, once all rows are bound.
-  __device__ __forceinline__ void describe_item(const planner::PlanView& plan, ItemContext& context) const {
+  __device__ __forceinline__ void describe_item(ItemContext& context) const {
     const planner::WorkItem& item = context.item;
     const bool any_keys = has_keys(item);
     Sight sight = state_.sights[0];
@@ -107,7 +135,6 @@ class ItemMaker {
     context.num_rows = item.row_end - item.row_begin;
     context.first_tile = any_keys ? item.kv_begin / kTokens : 0;
     context.num_tiles = any_keys ? (item.kv_end + kTokens - 1) / kTokens - context.first_tile : 0;
-    context.custom = is_custom(plan, item);
     context.turned = state_.turned[0] || state_.turned[1] || state_.turned[2] || state_.turned[3];
     context.by_threads = any_keys && params_.copies[item.segment].box == 0;
     context.queries_by_boxes = queries_by_boxes(item);
@@ -119,51 +146,75 @@ class ItemMaker {
                         params.lse.data == nullptr;
     context.out = params.out;
     context.all_done = false;
-    if (any_keys) {
-      context.shard = plan.segments[item.segment].shard;
-      context.first_pos = plan.segments[item.segment].first_pos[item.kv_row];
-    }
   }
 
-  /// This thread's row: what it sees, to shared memory. Returns where its queries begin; -1: the item has no such row.
-  __device__ __forceinline__ int64_t bind_row(const planner::PlanView& plan, const planner::WorkItem& item,
-                                              int32_t num_rows, bool any_keys, bool custom, RowInfo& rows) const {
+  /// This thread's row: which it is, to shared memory. Returns where its queries begin; -1: the item has no such row.
+  __device__ __forceinline__ int64_t find_row(const planner::WorkItem& item, RowInfo& rows) const {
     const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
+    if (thread >= item.row_end - item.row_begin) return -1;
+    const auto group_size = static_cast<int32_t>(params_.group.divisor());
+    const int32_t packed = item.row_begin + thread;
+    const auto token = static_cast<int32_t>(params_.group.quotient(static_cast<uint32_t>(packed)));
+    const int32_t q_head = item.kv_head * group_size + (packed - token * group_size);
+    rows.token[thread] = token;
+    rows.q_head[thread] = q_head;
+    rows.out[thread] = token * params.out_token_stride + q_head * params.out_head_stride;
+    rows.slope[thread] = params.alibi_slopes == nullptr ? 0.0f : __fmul_rn(params.alibi_slopes[q_head], kLog2E);
+    return token * params.q_token_stride + q_head * params.q_head_stride;
+  }
+
+  /// What this thread's row sees, to shared memory; by the first thread, what is known of all keys.
+  __device__ __forceinline__ void bind_row(const planner::PlanView& plan, ItemContext& context, RowInfo& rows) const {
+    const planner::WorkItem& item = context.item;
+    const int32_t thread = 32 * warp_ + lane_;
+    const AttentionParams& params = params_.attention;
+    const bool custom = is_custom(plan, item);
+    if (thread == 0) context.custom = custom;
+    int32_t lengths_of[kLengths];
+#pragma unroll
+    for (int32_t i = 0; i < kLengths; ++i) lengths_of[i] = __shfl_sync(kAllLanes, length_, i);
     Sight sight{INT32_MAX, 0, 0, INT32_MAX};
-    int64_t query = -1;
     int32_t begin = 0;
     int32_t end = 0;
     bool turned = false;
-    if (thread < num_rows) {
-      const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-      const int32_t packed = item.row_begin + thread;
-      const int32_t token = packed / group_size;
-      const int32_t q_head = item.kv_head * group_size + (packed - token * group_size);
-      query = token * params.q_token_stride + q_head * params.q_head_stride;
-      rows.token[thread] = token;
-      rows.q_head[thread] = q_head;
-      rows.out[thread] = token * params.out_token_stride + q_head * params.out_head_stride;
+    if (thread < item.row_end - item.row_begin) {
       float scale = 0.0f;
       float v_scale = 1.0f;
-      if (any_keys) {
-        const planner::SegmentLengths& lengths = plan.segments[item.segment];
+      if (has_keys(item)) {
         const SegmentParams& segment = params.segments[item.segment];
+        auto [first_row, row_end, first_query, kv_len, first_pos, first_page, mask, world, rank, interleave] =
+            lengths_of;
+        const KvShard shard{world, rank, interleave};
+        const int32_t token = rows.token[thread];
         int32_t request = item.request;
-        while (plan.cu_q[request + 1] <= token) ++request;
-        const int32_t number = token - plan.cu_q[request];
-        const int64_t position = int64_t{plan.q_first_pos[request]} + number;
+        while (row_end <= token) {
+          first_row = row_end;
+          ++request;
+          row_end = plan.cu_q[request + 1];
+          first_query = plan.q_first_pos[request];
+        }
+        const int32_t number = token - first_row;
+        const int64_t position = int64_t{first_query} + number;
         const planner::KeySight key_sight =
-            planner::key_sight(params.mask, lengths.mask, params.window_left, params.window_right);
-        const planner::TokenRange range = planner::visible_range(
-            {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}, key_sight, position);
+            planner::key_sight(params.mask, static_cast<SegmentMask>(mask), params.window_left, params.window_right);
+        const planner::TokenRange range = planner::visible_range({first_pos, kv_len, shard}, key_sight, position);
+        if (thread == 0) {
+          context.shard = shard;
+          context.first_pos = first_pos;
+          context.pages = !segment.paged
+                              ? nullptr
+                              : segment.indices + (segment.indptr != nullptr
+                                                       ? int64_t{first_page}
+                                                       : item.kv_row * segment.row_stride + segment.first_column);
+        }
         begin = static_cast<int32_t>(range.begin < item.kv_begin ? item.kv_begin : range.begin);
         end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
         if (begin >= end) begin = end = 0;
         rows.position[thread] = static_cast<int32_t>(position);
         rows.mask_begin[thread] = INT32_MAX;
         if (custom) {
-          const int32_t mask_begin = plan.mask_first_column[request] - lengths.key_offset[request];
+          const int32_t mask_begin = plan.mask_first_column[request] - plan.segments[item.segment].key_offset[request];
           rows.mask_begin[thread] = mask_begin;
           rows.mask_bit[thread] =
               8 * plan.mask_byte_indptr[request] + int64_t{number} * plan.mask_columns[request] - mask_begin;
@@ -176,8 +227,6 @@ class ItemMaker {
       }
       rows.scale[thread] = scale;
       turned = !(scale >= kUsualScale);
-      rows.slope[thread] =
-          params.alibi_slopes == nullptr ? 0.0f : __fmul_rn(params.alibi_slopes[rows.q_head[thread]], kLog2E);
       rows.v_scale[thread] = v_scale;
       if (begin < end) {
         sight.any_begin = begin;
@@ -197,15 +246,13 @@ class ItemMaker {
       state_.sights[warp_] = sight;
       state_.turned[warp_] = turned;
     }
-    return query;
   }
 
  protected:
   /// Whether an item's queries come by boxes: all rows are there, and the first is a token's first.
   __device__ __forceinline__ bool queries_by_boxes(const planner::WorkItem& item) const {
-    const int32_t group_size = params_.attention.num_q_heads / params_.attention.num_kv_heads;
     return params_.queries_by_boxes && item.row_end - item.row_begin == kRows &&
-           static_cast<uint32_t>(item.row_begin) % static_cast<uint32_t>(group_size) == 0;
+           params_.group.remainder(static_cast<uint32_t>(item.row_begin)) == 0;
   }
 
   /// The queries of a warp's rows, of which each lane knows where its own begin; zeros for rows that the item has not.
@@ -251,6 +298,9 @@ class ItemMaker {
   int32_t follower_ = -1;  ///< the first thread's: item of the same accumulation that comes next, or -1
   uint32_t ticket_ = 0;    ///< the first thread's: of its last claim
   int32_t word_ = 0;       ///< the first warp's: of the item
+  int32_t length_ = 0;     ///< see fetch_lengths
+  static constexpr int32_t kLengths = 10;
+  static constexpr int32_t kFirstPage = 5;  ///< among them; there is none without an indptr
 };
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

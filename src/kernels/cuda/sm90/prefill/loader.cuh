@@ -49,17 +49,32 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
   }
 
   /// The next part of what makes the next item ready.
-  static constexpr int32_t kParts = 3;
+  static constexpr int32_t kParts = 6;
   template <typename Self>
   __device__ __forceinline__ void make_next_ready(Self& self) {
+    const int32_t number = num_items_ + 1;
     if (parts_ == 0) {
-      this->begin_item(num_items_ + 1);
+      this->begin_item(number);
     } else if (parts_ == 1) {
-      this->bind_item(num_items_ + 1);
-    } else {
-      this->end_item(self, num_items_ + 1);
+      this->take_item(number);
+    } else if (parts_ == 2) {
+      this->bind_item(number);
+    } else if (parts_ == 3) {
+      this->end_item(number);
+    } else if (index_ >= 0 && parts_ == 4) {
+      if constexpr (!Self::kQueriesLate) self.deliver(number % kItems);
+    } else if (index_ >= 0) {
+      find_first_boxes(state_.contexts[number % kItems]);
     }
     ++parts_;
+  }
+
+  /// Whether a part is due behind keys number `i` of `count`: from the third on, when the math warpgroups have begun
+  /// with the present item, and so the next has a place; behind every second, so that the ring fills up between parts,
+  /// as long as there are enough.
+  __device__ __forceinline__ bool is_time(int32_t i, int32_t count) const {
+    const int32_t left = kParts - parts_;
+    return i >= 2 && left > 0 && (i % 2 == 0 || count - i < 2 * left);
   }
 
   /// An item's tiles, which are loaded from the last to the first. Keys are a tile ahead of values: they are multiplied
@@ -84,22 +99,29 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
   /// The item's tiles. The next item may be made ready between them.
   template <typename Self>
   __device__ __forceinline__ void load_item(Self& self) {
-    ptx::meet(kLoadMeeting, kGroupThreads);  // the first thread has described it
     const ItemContext& context = state_.contexts[num_items_ % kItems];
-    const int32_t num_tiles = context.num_tiles;
-    if (num_tiles > 0) {
+    if (context.num_tiles > 0) {
       const planner::WorkItem& item = context.item;
-      const Tiles tiles(context.first_tile + num_tiles - 1, num_tiles, context.sight, context.custom);
-      const SegmentParams& segment = params_.attention.segments[item.segment];
-      const int32_t* const pages =
-          !segment.paged
-              ? nullptr
-              : segment.indices + (segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}
-                                                             : item.kv_row * segment.row_stride + segment.first_column);
-      self.load_tiles(tiles, segment, params_.copies[item.segment], pages, item);
+      self.load_tiles(tiles_of(context), params_.attention.segments[item.segment], params_.copies[item.segment],
+                      context.pages, item);
     } else if constexpr (Self::kQueriesLate) {
       self.deliver(num_items_ % kItems);
     }
+  }
+
+  __device__ __forceinline__ static Tiles tiles_of(const ItemContext& context) {
+    return Tiles(context.first_tile + context.num_tiles - 1, context.num_tiles, context.sight, context.custom);
+  }
+
+  /// The last part of what makes an item ready: where the first of its boxes are, which is on its way until they are
+  /// issued.
+  __device__ __forceinline__ void find_first_boxes(const ItemContext& context) {
+    ptx::meet(kLoadMeeting, kGroupThreads);  // the first thread has described it
+    if (context.num_tiles == 0) return;
+    const planner::WorkItem& item = context.item;
+    const SegmentCopy& copy = params_.copies[item.segment];
+    if (copy.box > 0)
+      first_boxes_ = find_box(tiles_of(context), 0, copy, context.pages, boxes_shift(copy.box, kTokens));
   }
 
   /// Where shared memory has one place for queries, they come behind the item's first keys: the place is another
@@ -115,7 +137,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
     }
     const int32_t place = slot % query_places(kDims);
     const planner::WorkItem& item = state_.contexts[slot].item;
-    const int32_t group_size = params_.attention.num_q_heads / params_.attention.num_kv_heads;
+    const auto group_size = static_cast<int32_t>(params_.group.divisor());
     const bool boxes = this->queries_by_boxes(item);
     if (!boxes) copy_queries(query_, place);
     const uint32_t barrier = ptx::shared_address(state_.item_full) + 8 * static_cast<uint32_t>(slot);
@@ -125,9 +147,9 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
       const uint64_t policy = ptx::evict_first_policy();
 #pragma unroll
       for (int32_t group = 0; group < kMathGroups; ++group) {
+        const uint32_t token = params_.group.quotient(static_cast<uint32_t>(item.row_begin + group * kGroupRows));
         ptx::copy_box_5d(queries_address(place) + static_cast<uint32_t>(group * query_bytes(DimQk)), &params_.queries,
-                         barrier, 0, item.kv_head * group_size, (item.row_begin + group * kGroupRows) / group_size, 0,
-                         0, policy);
+                         barrier, 0, item.kv_head * group_size, static_cast<int32_t>(token), 0, 0, policy);
       }
     } else {
       hand_over(slot);
@@ -170,13 +192,11 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
   }
 
   /// Pages of at least eight tokens, as boxes: keys, the next keys, values, keys, values, ... The next item is made
-  /// ready from the third keys on, when the math warpgroups have begun with this one, and so has a place: a part behind
-  /// each tile takes less time than they have tiles for.
+  /// ready between them.
   __device__ __forceinline__ void load_boxes(const Tiles& tiles, const PrefillParams::Maps& maps,
                                              const SegmentCopy& copy, const int32_t* pages, int32_t head) {
     const uint64_t policy = ptx::evict_last_policy();
-    BoxQueue boxes{boxes_shift(copy.box, kTokens), -1, -1, {0, -1}};
-    boxes.next = find_box(tiles, 0, copy, pages, boxes.shift);
+    BoxQueue boxes{boxes_shift(copy.box, kTokens), -1, -1, first_boxes_};
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
       if (i < tiles.count) {
@@ -202,7 +222,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
         ++num_edges_;
         look_through_values(tiles, i - 1, stage);
       }
-      if (i >= 2 && parts_ < kParts) make_next_ready(*this);
+      if (is_time(i, tiles.count)) make_next_ready(*this);
     }
   }
 
@@ -381,8 +401,9 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
 
   int32_t num_items_ = -1;  ///< before the present one; -1: there is none yet
   int32_t num_edges_ = 0;
-  int32_t parts_ = 0;  ///< done of what makes the next item ready
-  Place keys_;         ///< the next
+  int32_t parts_ = 0;            ///< done of what makes the next item ready
+  BoxPlace first_boxes_{0, -1};  ///< the lane's, of the first tiles of the last item that was made ready
+  Place keys_;                   ///< the next
   Place values_;
 };
 

@@ -26,12 +26,13 @@ struct PrefillParams {
   CUtensorMap queries;  ///< a box: a math warpgroup's 64 rows, tokens x group
   AttentionParams attention;
   SegmentCopy copies[kMaxSegments];
+  FastDiv group;          ///< query heads of a KV head
   bool queries_by_boxes;  ///< `queries` may be used for items of kRows rows that begin with a token's first head
   bool out_wide;          ///< every row of an output of 16 bits begins at a multiple of 16 bytes
 };
 static_assert(sizeof(PrefillParams) <= 32764, "what a kernel has of parameters on Volta and newer, from CUDA 12.1 on");
 
-/// Fills `maps`, `copies` and `out_wide`. `kv_bytes`: of an element of keys and values as the kernel takes them, 2 or,
+/// Fills all but `attention`. `kv_bytes`: of an element of keys and values as the kernel takes them, 2 or,
 /// of codes, 1; segments of others are copied by threads.
 void describe(PrefillParams& params, const HeadDims& dims, int32_t kv_bytes);
 

@@ -44,6 +44,7 @@ struct ItemContext {
   Sight sight;
   KvShard shard;
   int64_t first_pos;
+  const int32_t* pages;  ///< of the row of the page table, from local token 0 on; null: the segment is ragged
   void* out;
   int32_t num_rows;
   int32_t first_tile;  ///< of local tokens, from local token 0

@@ -97,6 +97,7 @@ void describe(PrefillParams& params, const HeadDims& dims, int32_t kv_bytes) {
       copy.box = box;
     }
   }
+  params.group = FastDiv(attention.num_q_heads / attention.num_kv_heads);
   params.queries_by_boxes = kv_bytes == 2 && make_query_map(params.queries, attention, dims.qk);
   params.out_wide = reinterpret_cast<uintptr_t>(attention.out) % 16 == 0 &&
                     (attention.out_token_stride | attention.out_head_stride) % kPiece == 0;
