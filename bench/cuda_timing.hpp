@@ -47,15 +47,17 @@ class DeviceBytes {
   size_t bytes_;
 };
 
-/// Microseconds on the GPU of each of `rounds` rounds of what `enqueue` enqueues, after `warm_up` others.
+/// Microseconds on the GPU of each of `rounds` rounds of what `enqueue` enqueues, after `warm_up` others. What `before`
+/// enqueues is not counted: where it lasts longer than enqueuing does, what is counted never waits for the host.
 inline std::vector<double> round_times(cudaStream_t stream, int32_t warm_up, int32_t rounds,
-                                       const std::function<void()>& enqueue) {
+                                       const std::function<void()>& enqueue, const std::function<void()>& before = {}) {
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
   check(cudaEventCreate(&begin));
   check(cudaEventCreate(&end));
   std::vector<double> times;
   for (int32_t i = 0; i < warm_up + rounds; ++i) {
+    if (before) before();
     check(cudaEventRecord(begin, stream));
     enqueue();
     check(cudaEventRecord(end, stream));

@@ -122,6 +122,12 @@ __global__ void fill_codes_kernel(uint32_t* data, size_t words, uint32_t seed) {
   }
 }
 
+__global__ void occupy_kernel(uint64_t nanoseconds) {
+  uint64_t begin;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  for (uint64_t now = begin; now - begin < nanoseconds;) asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+}
+
 }  // namespace
 
 void read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* pages, int32_t num_pages, int32_t* sink,
@@ -165,6 +171,10 @@ void bulk_read_pages(const void* k, const void* v, size_t page_bytes, size_t poo
     if (status != CUDA_SUCCESS) throw std::runtime_error("the pools cannot be described by a tensor map");
   }
   bulk_read_kernel<<<3 * 132, 32, kRingBytes, stream>>>(pieces, counters);
+}
+
+void occupy(uint32_t microseconds, cudaStream_t stream) {
+  occupy_kernel<<<1, 1, 0, stream>>>(uint64_t{1000} * microseconds);
 }
 
 void fill_normal(void* data, size_t elements, uint32_t seed, cudaStream_t stream) {

@@ -18,6 +18,10 @@ void read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* 
 void bulk_read_pages(const void* k, const void* v, size_t page_bytes, size_t pool_bytes, const int32_t* pages,
                      int32_t num_pages, uint32_t* counters, cudaStream_t stream);
 
+/// Keeps the stream busy for so many microseconds, in one thread: what is enqueued meanwhile begins without waiting for
+/// the host.
+void occupy(uint32_t microseconds, cudaStream_t stream);
+
 /// Fills memory with bfloat16 values that are nearly normal: what a GPU does with zeros it does faster.
 void fill_normal(void* data, size_t elements, uint32_t seed, cudaStream_t stream);
 

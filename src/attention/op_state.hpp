@@ -35,6 +35,7 @@ struct FewRowsPlan {
   planner::PlanStorage storage;
   std::unique_ptr<attention::GpuPlanMemory> gpu;
   planner::PlanView view;
+  int32_t most_item_rows = 0;  ///< no item has more packed rows
   std::unique_ptr<attention::GpuSideStream> stream;
 };
 
@@ -45,6 +46,7 @@ struct PlanBufferState {
   /// What the host knows of the plan. Of one that was made on the device only the counts of requests and segments, and
   /// of each segment its source and rows.
   planner::PlanView view;
+  int32_t most_item_rows = 0;                            ///< no item has more packed rows; of a GPU's plan
   std::unique_ptr<FewRowsPlan> few_rows;                 ///< null where one kernel takes all
   std::vector<planner::SegmentLengths> device_segments;  ///< what `view` then points to
   bool planned_on_device = false;

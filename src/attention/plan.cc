@@ -108,12 +108,28 @@ const detail::PlanBufferState& detail::checked(const AttentionPlan& plan) {
 
 namespace {
 
+/// Packed rows that an item has at most. Who plans for a graph says what it may have: its launch stays what it is.
+int32_t most_item_rows(const planner::PlannerConfig& config, const planner::PlanView& plan) {
+  const auto is_shared = [](const planner::SegmentLengths& lengths) { return lengths.shared; };
+  if (config.bounds || std::any_of(plan.segments, plan.segments + plan.num_segments, is_shared)) {
+    return config.tile.rows;
+  }
+  int64_t most = 0;
+  for (int32_t r = 0; r < plan.num_requests; ++r) {
+    const int64_t rows = int64_t{plan.cu_q[r + 1] - plan.cu_q[r]} * (config.num_q_heads / config.num_kv_heads);
+    if (rows >= config.least_rows && rows <= config.most_rows) most = std::max(most, rows);
+  }
+  return static_cast<int32_t>(std::min<int64_t>(most, config.tile.rows));
+}
+
 /// Plans for every kernel, then uploads what has items, or may have some in a graph's replay.
 void plan_on_host(const detail::OpState& op, const BatchView& batch, detail::PlanBufferState& state, Stream stream) {
   state.view = planner::make_plan(op.planner, batch, state.storage);
   if (state.few_rows != nullptr)
     state.few_rows->view = planner::make_plan(*op.few_rows, batch, state.few_rows->storage);
   if (state.gpu == nullptr) return;
+  state.most_item_rows = most_item_rows(op.planner, state.view);
+  if (state.few_rows != nullptr) state.few_rows->most_item_rows = most_item_rows(*op.few_rows, state.few_rows->view);
   const bool all = attention::may_be_captured(state);
   const bool few = state.few_rows != nullptr && (all || state.few_rows->view.num_items > 0);
   if (few) state.few_rows->gpu->upload(state.few_rows->view, stream);
@@ -173,10 +189,12 @@ AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& bu
       state.gpu->plan_on_device(batch, stream);
       fork.join();
       few->view = planner::PlanView{};
+      few->most_item_rows = op.state().few_rows->tile.rows;
     } else {
       state.gpu->plan_on_device(batch, stream);
     }
     state.view = outline(batch, state.device_segments);
+    state.most_item_rows = op.state().planner.tile.rows;
   } else {
     plan_on_host(op.state(), batch, state, stream);
   }

@@ -53,12 +53,14 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   attention::check_gpu_args(state, args);
   const bool captured = attention::may_be_captured(state);
   const auto launch = [&](const kernels::cuda::AttentionKernel& kernel, const planner::PlannerConfig& planner,
-                          const planner::PlanView& view, const kernels::cuda::AttentionParams& params, Stream on) {
+                          const planner::PlanView& view, int32_t most_rows,
+                          const kernels::cuda::AttentionParams& params, Stream on) {
     const kernels::cuda::LaunchShape shape{.q = op.config.q,
                                            .kv = op.config.kv,
                                            .ragged_kv = op.config.ragged_kv,
                                            .num_workers = planner.num_workers,
-                                           .merge = (captured || view.num_merges > 0) && !params.merge_counters};
+                                           .merge = (captured || view.num_merges > 0) && !params.merge_counters,
+                                           .most_rows = most_rows};
     op.gpu()->launch(kernel, params, shape, on);
   };
   kernels::cuda::AttentionParams params = attention::gpu_params(state, args, layout, workspace);
@@ -67,7 +69,7 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   const bool many_run = !few_run || captured || state.view.num_items > 0;
   std::optional<attention::Fork> fork;
   if (few_run && many_run) fork.emplace(*few->stream, stream);
-  if (many_run) launch(*op.gpu_launched, op.planner, state.view, params, stream);
+  if (many_run) launch(*op.gpu_launched, op.planner, state.view, state.most_item_rows, params, stream);
   if (!few_run) return;
   const int64_t first = attention::first_few_rows(state);
   params.plan = few->gpu->image();
@@ -76,7 +78,8 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   params.partial_acc += first * op.config.head_dim_v;
   params.partial_max += first;
   params.partial_sum += first;
-  launch(*op.gpu_kernel->few_rows, *op.few_rows, few->view, params, fork ? fork->stream() : stream);
+  launch(*op.gpu_kernel->few_rows, *op.few_rows, few->view, few->most_item_rows, params,
+         fork ? fork->stream() : stream);
   if (fork) fork->join();
 }
 

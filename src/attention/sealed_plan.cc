@@ -144,8 +144,10 @@ std::span<const int32_t> SealedPlan::seal_on_gpu(const detail::PlanBufferState& 
   if (planned.few_rows != nullptr) {
     static_cast<SealedImage&>(*state_.few_rows->gpu).set(begin + layout.images[1], *planned.few_rows->gpu);
     state_.few_rows->view = planned.few_rows->view;
+    state_.few_rows->most_item_rows = planned.few_rows->most_item_rows;
   }
   state_.view = planned.view;
+  state_.most_item_rows = planned.most_item_rows;
   state_.num_tokens = planned.num_tokens;
   state_.sealed_into = memory.first(layout.bytes / sizeof(int32_t));
   state_.planned = true;

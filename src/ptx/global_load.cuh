@@ -14,6 +14,14 @@ __device__ __forceinline__ void load_four_if(float4& to, const void* from, bool 
                : "memory");
 }
 
+/// A word where `wanted`, else `to` stays what it is: without a branch, so that others are asked for meanwhile.
+__device__ __forceinline__ void load_if(int32_t& to, const int32_t* from, bool wanted) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.b32 %0, [%1];}"
+               : "+r"(to)
+               : "l"(from), "r"(static_cast<int>(wanted))
+               : "memory");
+}
+
 /// Reads a word of the kernel's parameters for nothing but its line.
 __device__ __forceinline__ void read_constant(const uint32_t* word) {
   asm volatile("" ::"r"(*word));

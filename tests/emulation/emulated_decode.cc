@@ -19,13 +19,13 @@ namespace sm90 {
 namespace {
 
 template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes = Codes::kNone>
-void emulate(const AttentionParams& attention, int32_t num_workers) {
+void emulate(const AttentionParams& attention, const LaunchShape& shape) {
   static uint64_t seed = 0;
   DecodeParams params{};
   params.attention = attention;
   describe_segments(params, {DimQk, DimV, element_bytes(kCodes)});
-  emulation::run_grid(num_workers, threads({DimQk, DimV}), shared_bytes<DimQk, DimV, kCodes>(), ++seed, [&] {
-    if (rows_of_item(attention.num_q_heads / attention.num_kv_heads) == kFewRows) {
+  emulation::run_grid(shape.num_workers, threads({DimQk, DimV}), shared_bytes<DimQk, DimV, kCodes>(), ++seed, [&] {
+    if (shape.most_rows <= kFewRows) {
       run_thread_block<T, DimQk, DimV, kCodes, kFewRows>(params, emulation::shared_memory());
     } else {
       run_thread_block<T, DimQk, DimV, kCodes, kMaxRows>(params, emulation::shared_memory());
@@ -35,53 +35,53 @@ void emulate(const AttentionParams& attention, int32_t num_workers) {
 
 }  // namespace
 
-void launch_bfloat16_64_64(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 64, 64>(params, num_workers);
+void launch_bfloat16_64_64(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__nv_bfloat16, 64, 64>(params, shape);
 }
-void launch_float16_64_64(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 64, 64>(params, num_workers);
+void launch_float16_64_64(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 64, 64>(params, shape);
 }
-void launch_e4m3_64_64(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 64, 64, Codes::kE4M3>(params, num_workers);
+void launch_e4m3_64_64(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 64, 64, Codes::kE4M3>(params, shape);
 }
-void launch_e5m2_64_64(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 64, 64, Codes::kE5M2>(params, num_workers);
+void launch_e5m2_64_64(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 64, 64, Codes::kE5M2>(params, shape);
 }
-void launch_bfloat16_96_96(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 96, 96>(params, num_workers);
+void launch_bfloat16_96_96(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__nv_bfloat16, 96, 96>(params, shape);
 }
-void launch_float16_96_96(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 96, 96>(params, num_workers);
+void launch_float16_96_96(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 96, 96>(params, shape);
 }
-void launch_bfloat16_128_128(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 128, 128>(params, num_workers);
+void launch_bfloat16_128_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__nv_bfloat16, 128, 128>(params, shape);
 }
-void launch_float16_128_128(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 128, 128>(params, num_workers);
+void launch_float16_128_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 128, 128>(params, shape);
 }
-void launch_e4m3_128_128(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 128, 128, Codes::kE4M3>(params, num_workers);
+void launch_e4m3_128_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 128, 128, Codes::kE4M3>(params, shape);
 }
-void launch_e5m2_128_128(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 128, 128, Codes::kE5M2>(params, num_workers);
+void launch_e5m2_128_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 128, 128, Codes::kE5M2>(params, shape);
 }
-void launch_bfloat16_192_128(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 192, 128>(params, num_workers);
+void launch_bfloat16_192_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__nv_bfloat16, 192, 128>(params, shape);
 }
-void launch_float16_192_128(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 192, 128>(params, num_workers);
+void launch_float16_192_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 192, 128>(params, shape);
 }
-void launch_bfloat16_256_256(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 256, 256>(params, num_workers);
+void launch_bfloat16_256_256(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__nv_bfloat16, 256, 256>(params, shape);
 }
-void launch_float16_256_256(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 256, 256>(params, num_workers);
+void launch_float16_256_256(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 256, 256>(params, shape);
 }
-void launch_e4m3_256_256(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 256, 256, Codes::kE4M3>(params, num_workers);
+void launch_e4m3_256_256(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 256, 256, Codes::kE4M3>(params, shape);
 }
-void launch_e5m2_256_256(const AttentionParams& params, int32_t num_workers, Stream) {
-  emulate<__half, 256, 256, Codes::kE5M2>(params, num_workers);
+void launch_e5m2_256_256(const AttentionParams& params, const LaunchShape& shape, Stream) {
+  emulate<__half, 256, 256, Codes::kE5M2>(params, shape);
 }
 
 }  // namespace sm90

@@ -24,6 +24,7 @@ constexpr int32_t kKvHeads = 2;
 constexpr int32_t kQHeads = 4;
 constexpr const char* kAlone = "cuda-sm90-decode";
 constexpr const char* kPair = "a pair";
+constexpr const char* kWidePair = "a pair whose half for few rows takes wide items";
 
 /// What a launch may write besides outputs, for it runs beside the other's.
 struct Owned {
@@ -37,11 +38,16 @@ struct Owned {
 /// What has been launched since the last look: "few 3" for three items.
 std::vector<std::string> launched;
 std::vector<Owned> owned;
+std::vector<int32_t> most_rows;  ///< what launches were told of their items
 
 void note_and_launch(const char* who, const cuda::AttentionParams& params, const cuda::LaunchShape& shape,
                      Stream stream) {
   const planner::PlanView& plan = params.plan->view;
   launched.push_back(who + (" " + std::to_string(plan.num_items)));
+  most_rows.push_back(shape.most_rows);
+  for (int32_t i = 0; i < plan.num_items; ++i) {
+    EXPECT_LE(plan.items[i].row_end - plan.items[i].row_begin, shape.most_rows);
+  }
   const int64_t rows = plan.num_partial_rows;
   owned.push_back({params.partial_acc, params.partial_acc + rows * params.head_dim_v, params.partial_sum,
                    params.partial_sum + rows, params.claim_counters});
@@ -57,7 +63,7 @@ DType weights(const AttentionConfig& config) {
   return cuda::sm90::kSm90DecodeKernel.weights(config);
 }
 
-cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::launch) launch) {
+cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::launch) launch, int32_t wide_rows = 0) {
   return {.name = name,
           .min_compute_capability = 90,
           .refusal = refusal,
@@ -66,6 +72,7 @@ cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::lau
           .tile_cost = 96,
           .row_cost = 1,
           .start_cost = 48,
+          .wide_rows = wide_rows,
           .launch = launch};
 }
 const cuda::AttentionKernel kFew = half(
@@ -73,13 +80,18 @@ const cuda::AttentionKernel kFew = half(
 const cuda::AttentionKernel kMany = half("many", [](const auto& params, const auto& shape, Stream stream) {
   note_and_launch("many", params, shape, stream);
 });
-const cuda::AttentionKernel kBoth{.name = kPair,
-                                  .min_compute_capability = 90,
-                                  .refusal = refusal,
-                                  .tile = tile,
-                                  .weights = weights,
-                                  .few_rows = &kFew,
-                                  .many_rows = [](const AttentionConfig&) { return &kMany; }};
+const cuda::AttentionKernel kFewWide = half("few", kFew.launch, 16);
+cuda::AttentionKernel pair(const char* name, const cuda::AttentionKernel& few) {
+  return {.name = name,
+          .min_compute_capability = 90,
+          .refusal = refusal,
+          .tile = tile,
+          .weights = weights,
+          .few_rows = &few,
+          .many_rows = [](const AttentionConfig&) { return &kMany; }};
+}
+const cuda::AttentionKernel kBoth = pair(kPair, kFew);
+const cuda::AttentionKernel kBothWide = pair(kWidePair, kFewWide);
 
 struct Asked {
   std::vector<int32_t> q_len;
@@ -102,8 +114,14 @@ struct Got {
 
 class TwoKernels : public ::testing::Test {
  protected:
-  void SetUp() override { attention::emulation::kernels().push_back(&kBoth); }
-  void TearDown() override { attention::emulation::kernels().pop_back(); }
+  void SetUp() override {
+    attention::emulation::kernels().push_back(&kBoth);
+    attention::emulation::kernels().push_back(&kBothWide);
+  }
+  void TearDown() override {
+    attention::emulation::kernels().pop_back();
+    attention::emulation::kernels().pop_back();
+  }
 
   static Got run_with(const Asked& asked, const char* kernel) {
     AttentionConfig config;
@@ -185,6 +203,7 @@ class TwoKernels : public ::testing::Test {
     void* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
     launched.clear();
     owned.clear();
+    most_rows.clear();
     if (asked.sealed) {
       run_sealed(asked, op, plan, args, {aligned, bytes}, got);
     } else {
@@ -302,6 +321,50 @@ TEST_F(TwoKernels, AGraphOfDecodesHasOneLaunch) {
   const Got got = run_with(decodes, kPair);
   EXPECT_EQ(who(got), (Names{"few"}));
   expect_near(got, run_with(decodes, kAlone));
+}
+
+/// With groups of two heads, 8 tokens are 16 rows.
+TEST_F(TwoKernels, WideItemsGoToTheKernelOfFewRowsWhereALaunchKnowsOfThem) {
+  Asked verifies{.q_len = {1, 8, 5, 0, 3}, .kv_len = {900, 40, 300, 0, 3}};
+  for (const Determinism determinism : {Determinism::kRunToRun, Determinism::kBatchInvariant}) {
+    verifies.determinism = determinism;
+    verifies.bounds = std::nullopt;
+    const Got got = run_with(verifies, kWidePair);
+    EXPECT_EQ(who(got), (Names{"few"}));
+    EXPECT_EQ(most_rows, std::vector<int32_t>{16});
+    const Got narrow = run_with(verifies, kPair);
+    EXPECT_EQ(who(narrow), (Names{"many", "few"}));
+    expect_near(got, narrow);
+    if (determinism == Determinism::kBatchInvariant) {
+      EXPECT_EQ(got.out, narrow.out);
+      EXPECT_EQ(got.lse, narrow.lse);
+    }
+    verifies.bounds = bounds(8);  // a graph of such batches
+    for (const bool on_device : {false, true}) {
+      verifies.on_device = on_device && determinism == Determinism::kRunToRun;
+      expect_near(run_with(verifies, kWidePair), narrow);
+      EXPECT_EQ(launched.size(), 1u);
+      EXPECT_EQ(most_rows, std::vector<int32_t>{16});
+    }
+    verifies.on_device = false;
+    verifies.bounds = bounds(12);  // of any: the launch for few rows stays that of eight
+    expect_near(run_with(verifies, kWidePair), narrow);
+    EXPECT_EQ(launched.size(), 2u);
+    EXPECT_EQ(most_rows[1], 8);
+  }
+}
+
+TEST_F(TwoKernels, ALaunchOfFewRowsIsToldWhatItsItemsHave) {
+  run_with({.q_len = {1, 4}, .kv_len = {300, 20}}, kWidePair);
+  EXPECT_EQ(most_rows, std::vector<int32_t>{8});
+  EXPECT_EQ(who(run_with({.q_len = {9, 1}, .kv_len = {300, 20}}, kWidePair)), (Names{"many", "few"}));
+  EXPECT_EQ(most_rows[1], 2);
+  Asked sealed{.q_len = {1, 8}, .kv_len = {300, 20}};
+  sealed.sealed = true;
+  run_with(sealed, kWidePair);
+  EXPECT_EQ(most_rows, std::vector<int32_t>{16});
+  run_with({.q_len = {1, 1}, .kv_len = {300, 20}, .shared = 100}, kWidePair);
+  EXPECT_EQ(most_rows.size(), 1u);
 }
 
 TEST_F(TwoKernels, OneTakesAllWhereBitsMayNotDependOnChunks) {

@@ -99,7 +99,8 @@ struct LaunchShape {
   DType kv = DType::kUnset;
   DType ragged_kv = DType::kUnset;
   int32_t num_workers = 0;
-  bool merge = true;  ///< false: nothing was split, or the kernel merges itself
+  bool merge = true;              ///< false: nothing was split, or the kernel merges itself
+  int32_t most_rows = INT32_MAX;  ///< no item has more packed rows
 };
 
 struct AttentionKernel {
@@ -128,6 +129,9 @@ struct AttentionKernel {
   int64_t section_bytes = 0;
   /// Takes AttentionParams::merge_counters: the launch folds what it has split itself.
   bool merges_itself = false;
+  /// Packed rows of an item that it takes too, though TileShape::rows are fewer, by a launch of its own for them
+  /// (LaunchShape::most_rows). For ops whose launches know what their items have; 0: there is no such launch.
+  int32_t wide_rows = 0;
   /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError).
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;
   /// A pair (decision 0032) launches nothing itself: requests whose packed rows fit one row tile of `few_rows` go to

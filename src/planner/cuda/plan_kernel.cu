@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "core/error.hpp"
+#include "planner/cuda/few_requests.cuh"
 #include "planner/cuda/thread_block.cuh"
-#include "planner/cuda/warp.cuh"
 #include "planner/device/planning.hpp"
 #include "planner/device/single_tiles.hpp"
 #include "planner/device_plan.hpp"
@@ -49,14 +49,12 @@ __global__ void __launch_bounds__(kEmitThreads)
 
 constexpr int32_t kItemWords = sizeof(WorkItem) / sizeof(uint32_t);
 
-/// Items [first, first + 32) of a plan, as far as there are so many, by a warp: side by side in shared memory, so that
-/// whole sectors are stored.
-__device__ __forceinline__ void emit_single_items(const device::SingleInput& in, const device::SingleTiles& tiles,
-                                                  int32_t first, int32_t num_items, uint32_t* stage) {
+/// Items [first, first + 32) of a plan, of which there are `num_items`, by a warp of which each lane has made one: side
+/// by side in shared memory, so that whole sectors are stored.
+__device__ __forceinline__ void store_items(const device::SingleInput& in, const WorkItem& item, int32_t first,
+                                            int32_t num_items, uint32_t* stage) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-  if (first + lane < num_items) {
-    reinterpret_cast<WorkItem*>(stage)[lane] = device::make_single_item(in, tiles, first + lane);
-  }
+  if (first + lane < num_items) reinterpret_cast<WorkItem*>(stage)[lane] = item;
   __syncwarp();
   auto* const out = reinterpret_cast<uint32_t*>(in.items + first);
   const int32_t words = min(num_items - first, 32) * kItemWords;
@@ -67,52 +65,53 @@ __device__ __forceinline__ void emit_single_items(const device::SingleInput& in,
   __syncwarp();
 }
 
-/// Whose batches a warp plans alone.
-constexpr int32_t kRequestsOfWarp = 32;
-
-/// The batches of single_tiles.hpp, whole. What the next kernel has to do before it needs the plan, it may do at once.
-/// kByWarps: every warp divides the batch for itself instead of every thread block.
-template <bool kByWarps>
-__global__ void __launch_bounds__(kSingleThreads)
+/// The batches of single_tiles.hpp, whole. kFew: every warp divides the batch for itself (few_requests.cuh) instead of
+/// every thread block. The bound of registers is for the next kernel's thread blocks, some of which come beside these.
+template <bool kFew>
+__global__ void __launch_bounds__(kSingleThreads, kFew ? 4 : 1)
     single_kernel(const __grid_constant__ device::SingleInput in, const __grid_constant__ device::PlanInput input,
                   std::byte* image, PlanStatus* sticky) {
   extern __shared__ int4 dynamic[];
+  constexpr int32_t kWarps = kSingleThreads / 32;
   __shared__ cuda::ThreadBlock::Shared scans;
-  __shared__ uint32_t stages[kSingleThreads / 32][32 * kItemWords];
-  ptx::let_next_kernel_begin();
-  const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
-  auto& tiles = *reinterpret_cast<device::SingleTiles*>(
-      reinterpret_cast<std::byte*>(dynamic) + (kByWarps ? warp * device::SingleTiles::bytes(kRequestsOfWarp) : 0));
+  __shared__ uint32_t stages[kWarps][32 * kItemWords];
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   cuda::ThreadBlock block(scans);
-  const bool writes = blockIdx.x == 0 && (!kByWarps || warp == 0);
-  const auto plan = [&](auto& group) {
-    if (writes && group.rank() == group.size() - 1) {
-      const device::Job job(input, image, nullptr);
-      job.header->view = device::outline(job);
-      job.segments[0] = device::segment_lengths(job, 0);
-    }
-    return device::plan_single_tiles(in, tiles, writes, group);
-  };
+  // By a warp that has few items to make, or none.
+  const bool writes = blockIdx.x == 0 && (!kFew || warp == kWarps - 1);
+  if (writes && threadIdx.x == kSingleThreads - 1) {
+    const device::Job job(input, image, nullptr);
+    job.header->view = device::outline(job);
+    job.segments[0] = device::segment_lengths(job, 0);
+  }
+  const auto first_item = static_cast<int32_t>(blockIdx.x * blockDim.x) + 32 * warp;
+  const auto step = static_cast<int32_t>(gridDim.x * blockDim.x);
   int32_t num_items = 0;
-  if constexpr (kByWarps) {
-    __shared__ int32_t sums[kSingleThreads / 32][cuda::Warp::kMostSums];
-    cuda::Warp group(sums[warp]);
-    num_items = plan(group);
+  if constexpr (kFew) {
+    __shared__ __align__(8) std::byte rules[kWarps][sizeof(device::SingleRule)];
+    cuda::FewRequests requests(in, reinterpret_cast<device::SingleRule&>(rules[warp]));
+    num_items = requests.divide(writes);
+    // What the next kernel has to do before it needs the plan, it may do from here on. Let begin with this kernel's
+    // first instruction, it takes a step 2 microseconds more than it saves.
+    ptx::let_next_kernel_begin();
+    for (int32_t i = first_item; i < num_items; i += step) {
+      store_items(in, requests.item(i + lane, num_items), i, num_items, stages[warp]);
+    }
   } else {
-    num_items = plan(block);
+    auto& tiles = *reinterpret_cast<device::SingleTiles*>(dynamic);
+    num_items = device::plan_single_tiles(in, tiles, writes, block);
+    for (int32_t i = first_item; i < num_items; i += step) {
+      WorkItem item{};
+      if (i + lane < num_items) item = device::make_single_item(in, tiles, i + lane);
+      store_items(in, item, i, num_items, stages[warp]);
+    }
   }
-  if (num_items < 0) {
-    if (blockIdx.x > 0) return;
-    __syncthreads();  // all have written what they write before it is written again
-    const device::Job job(input, image, image + input.layout.scratch);
-    device::divide_batch(job, sticky, block);
-    device::emit_items(job, block.rank(), block.size());
-    return;
-  }
-  for (int32_t i = static_cast<int32_t>(blockIdx.x * blockDim.x) + 32 * warp; i < num_items;
-       i += static_cast<int32_t>(gridDim.x * blockDim.x)) {
-    emit_single_items(in, tiles, i, num_items, stages[warp]);
-  }
+  if (num_items >= 0 || blockIdx.x > 0) return;
+  __syncthreads();  // all have written what they write before it is written again
+  const device::Job job(input, image, image + input.layout.scratch);
+  device::divide_batch(job, sticky, block);
+  device::emit_items(job, block.rank(), block.size());
 }
 
 void check(cudaError_t status) {
@@ -128,12 +127,13 @@ void launch_plan(const PlannerConfig& config, const BatchView& batch, void* imag
   auto* const bytes = static_cast<std::byte*>(image);
   auto* const cuda_stream = static_cast<cudaStream_t>(stream.handle);
   const int64_t most_items = (input.layout.scratch - input.layout.items) / int64_t{sizeof(WorkItem)};
-  const bool by_warps = input.num_requests <= kRequestsOfWarp;
-  const int64_t single_bytes = by_warps ? kSingleThreads / 32 * device::SingleTiles::bytes(kRequestsOfWarp)
-                                        : device::SingleTiles::bytes(input.num_requests);
+  const bool few = input.num_requests <= cuda::FewRequests::kMost;
+  const int64_t single_bytes = few ? 0 : device::SingleTiles::bytes(input.num_requests);
   const auto single = single_tiles_input(input, bytes);
   if (single && single_bytes <= kSharedScratchBytes) {
-    auto* const kernel = by_warps ? single_kernel<true> : single_kernel<false>;
+    auto* const kernel = few ? single_kernel<true> : single_kernel<false>;
+    // As much shared memory is set aside as attention kernels have, so that their thread blocks fit beside these.
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
     if (single_bytes > kSharedWithoutAsking / 2) {
       check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedScratchBytes));
     }

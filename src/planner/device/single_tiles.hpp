@@ -129,15 +129,20 @@ FOLIO_HOST_DEVICE inline uint32_t cost_of(const SingleInput& in, const SingleTil
          tile.kv_tiles * kv_tile_cost(in, tile);
 }
 
+/// All of one KV head's work, of cost `total`.
+FOLIO_HOST_DEVICE inline SingleLine line_of(const SingleInput& in, uint32_t total) {
+  return {.total = total,
+          .num_kv_heads = static_cast<int32_t>(in.num_kv_heads),
+          .num_workers = in.num_workers,
+          .least_tiles = in.least_claim_tiles,
+          .least_tile_cost = in.tile_cost + in.row_cost};
+}
+
 /// The rule that claim_rule() gives, a round a thread.
 template <typename Group>
 FOLIO_HOST_DEVICE void choose_single_rule(const SingleInput& in, SingleTiles& tiles, uint32_t total, Group& group) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);
-  const SingleLine line{.total = total,
-                        .num_kv_heads = heads,
-                        .num_workers = in.num_workers,
-                        .least_tiles = in.least_claim_tiles,
-                        .least_tile_cost = in.tile_cost + in.row_cost};
+  const SingleLine line = line_of(in, total);
   SingleRule& rule = tiles.rule;
   uint32_t piece = in.num_workers == 1u ? total : 0;  // of a single round
   if (is_short(line)) {
@@ -184,6 +189,15 @@ FOLIO_HOST_DEVICE inline void add_counts(int32_t (&counts)[kSingleCounts], const
   counts[kRowCount] += cut ? tile.parts * tile.rows : 0;
 }
 
+/// A row tile's parts.
+FOLIO_HOST_DEVICE inline void cut_single_tile(const SingleInput& in, const SingleRule& rule, SingleTile& tile) {
+  const SingleSpan span = span_of(in, tile);
+  if (tile.rows > 0 && span.kv_tiles >= 2 * rule.least_tiles &&
+      is_to_be_cut(rule, span.begin, span.kv_tiles * span.tile_cost)) {
+    tile.parts = count_pieces(rule, span);
+  }
+}
+
 /// Parts of every row tile, and what the row tiles before it have. `total`: what all have.
 template <typename Group>
 FOLIO_HOST_DEVICE void divide_single_tiles(const SingleInput& in, SingleTiles& tiles, int32_t (&total)[kSingleCounts],
@@ -192,13 +206,8 @@ FOLIO_HOST_DEVICE void divide_single_tiles(const SingleInput& in, SingleTiles& t
   int32_t before[kSingleCounts] = {};
   FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
-    SingleTile& tile = tiles.of[r];
-    const SingleSpan span = span_of(in, tile);
-    if (tile.rows > 0 && span.kv_tiles >= 2 * tiles.rule.least_tiles &&
-        is_to_be_cut(tiles.rule, span.begin, span.kv_tiles * span.tile_cost)) {
-      tile.parts = count_pieces(tiles.rule, span);
-    }
-    add_counts(before, tile);
+    cut_single_tile(in, tiles.rule, tiles.of[r]);
+    add_counts(before, tiles.of[r]);
   }
   group.sum_before(before, total);
   if (total[kSourceCount] > in.claim_budget) {
@@ -227,6 +236,19 @@ FOLIO_HOST_DEVICE void divide_single_tiles(const SingleInput& in, SingleTiles& t
   group.sync();
 }
 
+/// What the image says of the whole plan, apart from what is known before it is made.
+FOLIO_HOST_DEVICE inline void write_counts(const SingleInput& in, const int32_t (&total)[kSingleCounts]) {
+  const auto heads = static_cast<int32_t>(in.num_kv_heads);
+  in.lengths[0] = 0;
+  PlanView& view = in.header->view;
+  view.num_tokens = in.num_requests > 0 ? in.cu_q[in.num_requests] : 0;
+  view.num_items = view.num_claims = total[kClaimCount] * heads;
+  view.num_merges = total[kMergeCount] * heads;
+  view.num_partial_rows = total[kRowCount] * heads;
+  in.header->num_merge_sources = total[kSourceCount] * heads;
+  in.header->status = PlanStatus{};
+}
+
 /// Divides the batch: tiles, and with `writes` the image's lengths and counts. The number of items, or -1 where the
 /// batch is to be left to divide_batch.
 template <typename Group>
@@ -250,29 +272,15 @@ FOLIO_HOST_DEVICE int32_t plan_single_tiles(const SingleInput& in, SingleTiles& 
   choose_single_rule(in, tiles, static_cast<uint32_t>(cost[0]), group);
   int32_t total[kSingleCounts];
   divide_single_tiles(in, tiles, total, group);
-  const auto heads = static_cast<int32_t>(in.num_kv_heads);
-  const int32_t num_items = total[kClaimCount] * heads;
-  if (writes && group.rank() == group.size() - 1) {  // who has the fewest items to make
-    in.lengths[0] = 0;
-    PlanView& view = in.header->view;
-    view.num_tokens = in.num_requests > 0 ? in.cu_q[in.num_requests] : 0;
-    view.num_items = view.num_claims = num_items;
-    view.num_merges = total[kMergeCount] * heads;
-    view.num_partial_rows = total[kRowCount] * heads;
-    in.header->num_merge_sources = total[kSourceCount] * heads;
-    in.header->status = PlanStatus{};
-  }
-  return num_items;
+  if (writes && group.rank() == group.size() - 1) write_counts(in, total);  // who has the fewest items to make
+  return total[kClaimCount] * static_cast<int32_t>(in.num_kv_heads);
 }
 
-/// Item number `index`; its merge, if it is one of several sources, goes to the image.
-FOLIO_HOST_DEVICE inline WorkItem make_single_item(const SingleInput& in, const SingleTiles& tiles, int32_t index) {
+/// The item of part number `part` of request r's row tile, which is `piece` of its KV tiles where there are several;
+/// its merge, if it is one of several sources, goes to the image.
+FOLIO_HOST_DEVICE inline WorkItem make_item_of(const SingleInput& in, const SingleTile& tile, int32_t r, int32_t head,
+                                               int32_t part, const TokenRange& piece) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);
-  const auto claim = static_cast<int32_t>(static_cast<uint32_t>(index) / in.num_kv_heads);
-  const int32_t head = index - claim * heads;
-  const SingleTile* const of = tiles.of;
-  const int32_t r = last_at_or_below(in.num_requests, claim, [of](int32_t i) { return of[i].claims; });
-  const SingleTile& tile = of[r];
   WorkItem item{.segment = 0,
                 .kv_row = r,
                 .kv_head = head,
@@ -285,8 +293,6 @@ FOLIO_HOST_DEVICE inline WorkItem make_single_item(const SingleInput& in, const 
                 .flags = kStart | kFinish,
                 .merge = -1};
   if (tile.parts == 1) return item;
-  const int32_t part = claim - tile.claims;
-  const TokenRange piece = piece_of(tiles.rule, span_of(in, tile), part);
   const uint32_t first = static_cast<uint32_t>(tile.kv_begin) / in.kv_tokens;
   const auto begin = static_cast<int32_t>((first + static_cast<uint32_t>(piece.begin)) * in.kv_tokens);
   const uint32_t end = (first + static_cast<uint32_t>(piece.end)) * in.kv_tokens;
@@ -303,6 +309,18 @@ FOLIO_HOST_DEVICE inline WorkItem make_single_item(const SingleInput& in, const 
                                            .source_begin = source_begin,
                                            .source_end = source_begin + tile.parts};
   return item;
+}
+
+/// Item number `index`.
+FOLIO_HOST_DEVICE inline WorkItem make_single_item(const SingleInput& in, const SingleTiles& tiles, int32_t index) {
+  const auto heads = static_cast<int32_t>(in.num_kv_heads);
+  const auto claim = static_cast<int32_t>(static_cast<uint32_t>(index) / in.num_kv_heads);
+  const SingleTile* const of = tiles.of;
+  const int32_t r = last_at_or_below(in.num_requests, claim, [of](int32_t i) { return of[i].claims; });
+  const SingleTile& tile = of[r];
+  const int32_t part = claim - tile.claims;
+  const TokenRange piece = tile.parts > 1 ? piece_of(tiles.rule, span_of(in, tile), part) : TokenRange{};
+  return make_item_of(in, tile, r, index - claim * heads, part, piece);
 }
 
 }  // namespace folio::inline v0::planner::device

@@ -61,7 +61,9 @@ __device__ __forceinline__ Ahead look_ahead(const DecodeParams& params, int32_t 
   ahead.count = min((item.kv_end - first + step - 1) / step, stages);
   const PageWalk walk = page_walk(attention, item, begins);
   const int32_t in_tile = ahead.box == kSmallBox ? lane % 2 * kSmallBox : 0;
-  ahead.place = walk.place_of(first + lane / 2 * step + in_tile, ahead.box);
+  TokenPlace place[1];
+  walk.find(first + lane / 2 * step + in_tile, 0, ahead.box, place);
+  ahead.place = place[0];
   return ahead;
 }
 

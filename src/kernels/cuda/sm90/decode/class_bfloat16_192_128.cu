@@ -2,8 +2,8 @@
 
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-void launch_bfloat16_192_128(const AttentionParams& params, int32_t num_workers, Stream stream) {
-  launch_class<__nv_bfloat16, 192, 128>(params, num_workers, stream);
+void launch_bfloat16_192_128(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  launch_class<__nv_bfloat16, 192, 128>(params, shape, stream);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm90

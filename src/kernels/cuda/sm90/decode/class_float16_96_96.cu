@@ -2,8 +2,8 @@
 
 namespace folio::inline v0::kernels::cuda::sm90 {
 
-void launch_float16_96_96(const AttentionParams& params, int32_t num_workers, Stream stream) {
-  launch_class<__half, 96, 96>(params, num_workers, stream);
+void launch_float16_96_96(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  launch_class<__half, 96, 96>(params, shape, stream);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm90

@@ -59,18 +59,36 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const TokenPlace* pla
   const int64_t of_head = head * strides.head;
   if (direct) {  // a lane works out where a token begins: in 64 bits, that is most of the work
     static_assert(kTileTokens * kPieces % 32 == 0);
-    constexpr int64_t kNowhere = INT64_MIN;
     const TokenPlace mine = places[lane % kTileTokens];
-    const int64_t begins =
-        mine.in_page < 0 ? kNowhere : mine.page * strides.page + mine.in_page * strides.token + of_head;
+    const uint32_t seen = __ballot_sync(kAllLanes, mine.in_page >= 0);
+    const int64_t at = mine.in_page < 0 ? 0 : mine.page * strides.page + mine.in_page * strides.token + of_head;
+    const auto begins = reinterpret_cast<uint64_t>(static_cast<const uint8_t*>(data) + kBytes * at);
+    const auto copy = [&](uint32_t to, int32_t token, int32_t piece) {
+      const auto* const from = reinterpret_cast<const uint8_t*>(__shfl_sync(kAllLanes, begins, token));
+      ptx::copy_16_async(to, from + 16 * piece, (seen >> token & 1) != 0);
+    };
+    if constexpr (32 % kPieces == 0) {  // a lane has one piece of every token: of eight, places differ by constants
+      constexpr int32_t kStep = 32 / kPieces;
+      constexpr int32_t kWidth = side_by_side(Dim, kBytes);
+      static_assert(kWidth == 128 || kStep == 8);
+      const int32_t piece = lane % kPieces;
+      int32_t token = lane / kPieces;
+      auto to = tile + static_cast<uint32_t>(piece_offset(Dim, kBytes, kLargeBox, token, piece));
+#pragma unroll 1
+      for (; token < kTileTokens; token += 8) {
+#pragma unroll
+        for (int32_t next = 0; next < 8; next += kStep) {
+          copy((to ^ static_cast<uint32_t>(16 * next)) + static_cast<uint32_t>(next * kWidth), token + next, piece);
+        }
+        to += 8 * kWidth;
+      }
+    } else {
 #pragma unroll 4
-    for (int32_t i = lane; i < kTileTokens * kPieces; i += 32) {
-      const int32_t token = i / kPieces;
-      const int32_t piece = i % kPieces;
-      const int64_t at = __shfl_sync(kAllLanes, begins, token);
-      const bool valid = at != kNowhere;
-      ptx::copy_16_async(tile + static_cast<uint32_t>(piece_offset(Dim, kBytes, kLargeBox, token, piece)),
-                         static_cast<const uint8_t*>(data) + kBytes * (valid ? at + piece * kElements : 0), valid);
+      for (int32_t i = lane; i < kTileTokens * kPieces; i += 32) {
+        const int32_t token = i / kPieces;
+        const int32_t piece = i % kPieces;
+        copy(tile + static_cast<uint32_t>(piece_offset(Dim, kBytes, kLargeBox, token, piece)), token, piece);
+      }
     }
     return;
   }

@@ -33,16 +33,15 @@ cudaError_t launch_kernel(const DecodeParams& params, int32_t num_workers, Strea
                             true, params);
 }
 
-/// Enqueues the kernel of one element type and head dimensions, for as many rows as the plan's items have.
+/// Enqueues the kernel of one element type and head dimensions, for as many rows as the plan's items may have.
 template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes = Codes::kNone>
-void launch_class(const AttentionParams& attention, int32_t num_workers, Stream stream) {
+void launch_class(const AttentionParams& attention, const LaunchShape& shape, Stream stream) {
   DecodeParams params{};
   params.attention = attention;
   describe_segments(params, {DimQk, DimV, element_bytes(kCodes)});
-  const bool few = rows_of_item(attention.num_q_heads / attention.num_kv_heads) == kFewRows;
-  const auto launch =
-      few ? launch_kernel<T, DimQk, DimV, kCodes, kFewRows> : launch_kernel<T, DimQk, DimV, kCodes, kMaxRows>;
-  const cudaError_t status = launch(params, num_workers, stream);
+  const auto launch = shape.most_rows <= kFewRows ? launch_kernel<T, DimQk, DimV, kCodes, kFewRows>
+                                                  : launch_kernel<T, DimQk, DimV, kCodes, kMaxRows>;
+  const cudaError_t status = launch(params, shape.num_workers, stream);
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching cuda-sm90-decode: ", cudaGetErrorString(status));
   }

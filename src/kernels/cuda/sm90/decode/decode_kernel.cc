@@ -102,10 +102,11 @@ LaunchClass choose(const AttentionParams& params, const LaunchShape& shape) {
 }
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
-  choose(params, shape)(params, shape.num_workers, stream);
+  choose(params, shape)(params, shape, stream);
   // As many thread blocks as wait beside this kernel's, and more where a merge has more rows than a block has warps.
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  if (shape.merge) launch_merge(params, shape.num_workers, stream, true, std::clamp((group_size + 3) / 4, 1, 4));
+  const int32_t rows = shape.most_rows <= kFewRows ? group_size : shape.most_rows;
+  if (shape.merge) launch_merge(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
 }
 
 }  // namespace
@@ -120,6 +121,7 @@ const AttentionKernel kSm90DecodeKernel{.name = "cuda-sm90-decode",
                                         .tile_cost = 96,
                                         .row_cost = 1,
                                         .start_cost = 48,
+                                        .wide_rows = kMaxRows,
                                         .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90

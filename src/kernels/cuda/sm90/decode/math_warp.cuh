@@ -27,7 +27,7 @@ class MathWarp {
         queries_(ptx::shared_address(memory + kLayout.queries)),
         full_(ptx::shared_address(state.full)),
         empty_(ptx::shared_address(state.empty)),
-        warp_(static_cast<int32_t>(threadIdx.x) / 32),
+        warp_(__shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / 32, 0)),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         ring_(params, memory, state, warp_, lane_) {}
 
@@ -123,7 +123,8 @@ class MathWarp {
           for (int32_t i = 0; i < 4; ++i) s[n][i] = __fmul_rn(s[n][i], state.scale[n][i % 2]);
         }
       }
-      if (needs_mask(sight, first)) mask_logits<Columns>(context, first, lane_, s);
+      const bool masked = needs_mask(sight, first);
+      if (masked) mask_logits<Columns>(context, first, lane_, s);
       float factor[Columns][2];
       if (to_weights<T, Columns>(state, s, factor)) {
 #pragma unroll
@@ -135,9 +136,11 @@ class MathWarp {
           }
         }
       }
-      const bool unseen = has_unseen(sight, first);
-      const bool mixed = custom || is_mixed(sight, first);
-      if (unseen || mixed) {
+      bool written = box == kSingles;
+      if (masked || custom) {  // else all rows see all of it
+        const bool unseen = has_unseen(sight, first);
+        const bool mixed = custom || is_mixed(sight, first);
+        written = written || unseen || mixed;
         const ValueTile<T, DimV, kCodes> tile_values{values, box, lane_};
         if (unseen) tile_values.clear_unseen(sight.any_begin - first, sight.any_end - first);
         if (mixed && tile_values.has_special()) {
@@ -146,7 +149,7 @@ class MathWarp {
         }
       }
       multiply_values<Columns>(values + place.value, place, s, o);
-      ring_.release(unseen || mixed || box == kSingles);
+      ring_.release(written);
     }
     join<Columns>(context, state, o);
     return_entry();

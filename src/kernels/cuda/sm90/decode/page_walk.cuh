@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/decode/shared_state.cuh"
+#include "ptx/global_load.cuh"
 
 /// Where the tokens of a segment's row lie, looked up by whoever needs it.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -15,13 +16,26 @@ struct PageWalk {
 
   __device__ __forceinline__ bool has(int32_t token, int32_t box) const { return token + box > begin && token < end; }
 
-  /// The place of `box` tokens of one page.
-  __device__ __forceinline__ TokenPlace place_of(int32_t token, int32_t box) const {
-    if (!has(token, box)) return {0, -1};
-    if (pages == nullptr) return {0, first_token + token};
-    const auto number = static_cast<uint32_t>(token);
-    const uint32_t column = shift >= 0 ? number >> shift : number / page_size;
-    return {pages[column], static_cast<int32_t>(number - column * page_size)};
+  /// The places of `box` tokens of one page each, the first of which are `step` tokens apart. All are asked for before
+  /// the first has come.
+  template <int32_t kCount>
+  __device__ __forceinline__ void find(int32_t token, int32_t step, int32_t box, TokenPlace (&places)[kCount]) const {
+    uint32_t columns[kCount];
+    if (shift >= 0) {
+#pragma unroll
+      for (int32_t i = 0; i < kCount; ++i) columns[i] = static_cast<uint32_t>(token + i * step) >> shift;
+    } else {
+#pragma unroll
+      for (int32_t i = 0; i < kCount; ++i) columns[i] = static_cast<uint32_t>(token + i * step) / page_size;
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kCount; ++i) {
+      const int32_t at = token + i * step;
+      const bool seen = has(at, box);
+      const int32_t in_page = pages == nullptr ? first_token + at : at - static_cast<int32_t>(columns[i] * page_size);
+      places[i] = {0, seen ? in_page : -1};
+      ptx::load_if(places[i].page, pages + columns[i], seen && pages != nullptr);
+    }
   }
 };
 

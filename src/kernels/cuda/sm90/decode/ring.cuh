@@ -3,6 +3,7 @@
 #include "kernels/cuda/sm90/decode/ahead.cuh"
 #include "kernels/cuda/sm90/decode/copies.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
 
 namespace folio::inline v0::kernels::cuda::sm90 {
 
@@ -46,7 +47,7 @@ class Ring {
       };
       const TokenPlace first = place(2 * filled_);
       const TokenPlace second = place(2 * filled_ + 1);
-      if (lane_ == 0) copy_boxes(first, second);
+      if (ptx::elect()) copy_boxes(first, second);
     }
     ahead_ = under_way_ = ahead.count;
     if (filled_ == kStages) filled_ = 0;
@@ -129,11 +130,11 @@ class Ring {
       ptx::arrive(barrier);
       return;
     }
-    if (lane_ == 0) copy_boxes(place_[0], place_[box_ == kSmallBox ? 1 : 0]);
+    if (ptx::elect()) copy_boxes(place_[0], place_[box_ == kSmallBox ? 1 : 0]);
   }
 
   /// By one lane, the boxes of one tile: one of all its tokens, or two of half of them.
-  __device__ __forceinline__ void copy_boxes(const TokenPlace& first, const TokenPlace& second) const {
+  __device__ __forceinline__ void copy_boxes(TokenPlace first, TokenPlace second) const {
     const uint32_t to = tiles_ + static_cast<uint32_t>(filled_ * kStageBytes);
     const uint32_t barrier = arrived_ + 8 * static_cast<uint32_t>(filled_);
     const DecodeParams::Maps& maps = params_.maps[segment_];

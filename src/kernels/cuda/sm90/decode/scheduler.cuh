@@ -47,7 +47,8 @@ class Scheduler {
   }
 
  private:
-  static constexpr int32_t kAhead = 2;  ///< places of a lane that are looked up before it is known what is seen
+  static constexpr int32_t kAhead = 2;   ///< places of a lane that are looked up before it is known what is seen
+  static constexpr int32_t kAtOnce = 4;  ///< ... after it, at once: an entry of single tokens has 32
 
   /// What a lane knows of its row.
   struct Row {
@@ -147,8 +148,7 @@ class Scheduler {
       kv_row = kv_row_of(item);
       asked = {plan_.cu_q[item.request], plan_.cu_q[item.request + 1], plan_.q_first_pos[item.request]};
       walk = page_walk(params_, item, row_begins_);
-#pragma unroll
-      for (int32_t i = 0; i < kAhead; ++i) ahead[i] = walk.place_of(first + (lane_ + 32 * i) * box, box);
+      walk.find(first + lane_ * box, 32 * box, box, ahead);
     }
     Row row;
     if (lane_ < num_rows) {
@@ -185,8 +185,15 @@ class Scheduler {
           if (place < num_places) places[place] = ahead[i];
         }
       }
-#pragma unroll 4
-      for (; place < num_places; place += 32) places[place] = walk.place_of(begin + place * box, box);
+#pragma unroll 1
+      for (; place < num_places; place += 32 * kAtOnce) {
+        TokenPlace several[kAtOnce];
+        walk.find(begin + place * box, 32 * box, box, several);
+#pragma unroll
+        for (int32_t i = 0; i < kAtOnce; ++i) {
+          if (place + 32 * i < num_places) places[place + 32 * i] = several[i];
+        }
+      }
       done += count;
       if (lane_ == 0) state_.entries[slot] = {context, begin, count, done == num_tiles ? uint32_t{kItemEnds} : 0u};
       hand_over(slot);

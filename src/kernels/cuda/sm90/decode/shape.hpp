@@ -8,8 +8,8 @@
 namespace folio::inline v0::kernels::cuda::sm90 {
 
 constexpr int32_t kTileTokens = 16;  ///< tokens that a warp takes at a time
-constexpr int32_t kFewRows = 8;      ///< most packed rows of an item, if a group has no more
-constexpr int32_t kMaxRows = 16;     ///< ... else
+constexpr int32_t kFewRows = 8;      ///< most packed rows of an item of the launch for few
+constexpr int32_t kMaxRows = 16;     ///< ... of the other
 constexpr int32_t kEntries = 2;      ///< of the queue between the scheduler and the math warps
 constexpr int32_t kPiece = 8;        ///< elements of 16 bytes
 constexpr int32_t kSharedLimit = 227 * 1024;
@@ -36,7 +36,8 @@ constexpr int32_t math_threads(const HeadDims& dims) {
 constexpr int32_t threads(const HeadDims& dims) {
   return math_threads(dims) + 32;
 }
-/// Packed rows of an item, which its kernel is compiled for: columns of one product or of two.
+/// Packed rows of an item at least: so many, or kMaxRows, which its kernel is compiled for: columns of one product or
+/// of two.
 constexpr int32_t rows_of_item(int32_t group_size) {
   return group_size <= kFewRows ? kFewRows : kMaxRows;
 }

@@ -17,7 +17,7 @@ template <>
 inline constexpr bool kIsHalf<__half> = true;
 
 /// Where a box of tokens lies. Ragged: page 0 and the token of the tensor.
-struct TokenPlace {
+struct alignas(8) TokenPlace {
   int32_t page;
   int32_t in_page;  ///< negative: no row sees any of the tokens, which are not read
 };

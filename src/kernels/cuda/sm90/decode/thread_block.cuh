@@ -14,7 +14,7 @@ constexpr int32_t shared_bytes() {
   return 1024 + shared_layout(kDims).rest + static_cast<int32_t>(sizeof(SharedState<math_warps(kDims), stages(kDims)>));
 }
 
-/// What each thread does. `memory`: shared, from a multiple of 1024 on. `kRows`: see rows_of_item.
+/// What each thread does. `memory`: shared, from a multiple of 1024 on. `kRows`: most rows of an item.
 template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
 __device__ __forceinline__ void run_thread_block(const DecodeParams& params, unsigned char* memory) {
   constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
