@@ -74,7 +74,7 @@ void launch_native_e4m3_128_128(const AttentionParams& attention, Variant, int32
   params.attention = attention;
   describe(params, kNativeDims, element_bytes(Codes::kE4M3));
   emulation::run_grid(num_workers, kThreads, kNativeSharedBytes, ++seed,
-                      [&] { run_native_thread_block<true>(params, emulation::shared_memory()); });
+                      [&] { run_native_thread_block(params, emulation::shared_memory()); });
 }
 void launch_bfloat16_192_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
   emulate<__nv_bfloat16, 192, 128>(params, variant, num_workers);

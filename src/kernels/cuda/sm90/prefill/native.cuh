@@ -10,7 +10,6 @@ namespace folio::inline v0::kernels::cuda::sm90::prefill {
 constexpr int32_t kNativeSharedBytes = shared_bytes<kNativeDims.qk, kNativeDims.v>();
 
 /// See run_thread_block.
-template <bool PerTile>
 __device__ __forceinline__ void run_native_thread_block(const PrefillParams& params, unsigned char* memory) {
   SharedState& state = *reinterpret_cast<SharedState*>(memory + shared_layout(kNativeDims).rest);
   init_barriers(state, kMathWarps);
@@ -19,7 +18,7 @@ __device__ __forceinline__ void run_native_thread_block(const PrefillParams& par
     NativeLoader(params, memory, state).run();
   } else {
     ptx::claim_registers<kMathRegisters>();
-    NativeMathGroup<PerTile>(params, memory, state).run();
+    NativeMathGroup(params, memory, state).run();
   }
 }
 

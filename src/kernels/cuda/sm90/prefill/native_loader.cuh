@@ -7,8 +7,8 @@
 /// and are transposed by the warp that has asked for them.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-class NativeLoader : public Loader<__half, kCodeDim, kCodeDim, false> {
-  using Base = Loader<__half, kCodeDim, kCodeDim, false>;
+class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, false> {
+  using Base = Loader<__half, kNativeDims.qk, kNativeDims.v, false>;
   friend Base;
   friend typename Base::Items;
   static constexpr int32_t kMine = kNativeTokens / kGroupWarps;  ///< tokens of a tile, one after the other
@@ -53,8 +53,12 @@ class NativeLoader : public Loader<__half, kCodeDim, kCodeDim, false> {
                                              const int32_t* pages, const planner::WorkItem& item) {
     if (copy.box == 0) {
       load_native_by_threads(tiles, segment, copy, pages, item);
+    } else if (copy.box == 8) {
+      load_native_boxes<4>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
+    } else if (copy.box == 16) {
+      load_native_boxes<2>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
     } else {
-      load_native_boxes(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
+      load_native_boxes<1>(tiles, params_.maps[item.segment], copy, pages, item.kv_head);
     }
   }
 
@@ -81,42 +85,29 @@ class NativeLoader : public Loader<__half, kCodeDim, kCodeDim, false> {
            8 * ((kMaxStages + stage) * kGroupWarps + static_cast<uint32_t>(warp_));
   }
 
-  /// Pages of at least eight tokens, as boxes. A tile of values is transposed when the next tile has been asked for.
-  /// The next item is made ready as in load_boxes.
+  /// Pages of at least eight tokens, as boxes, of which the warp has `Mine` a tile. A tile of values is transposed when
+  /// the next tile has been asked for. The next item is made ready as in load_boxes.
+  template <int32_t Mine>
   __device__ __forceinline__ void load_native_boxes(const Tiles& tiles, const PrefillParams::Maps& maps,
                                                     const SegmentCopy& copy, const int32_t* pages, int32_t head) {
+    constexpr int32_t kAtOnce = 32 / Mine;  // tiles whose boxes the lanes look up
     const uint64_t policy = ptx::evict_last_policy();
-    const int32_t shift = boxes_shift(copy.box, kNativeTokens);
-    const int32_t mine = lane_ & ((1 << shift) - 1);
-    const uint32_t in_part = static_cast<uint32_t>(mine * copy.box * kNativeRow);
-    const auto box_bytes = static_cast<uint32_t>(copy.box * kNativeRow);
     int32_t here = -1;
-    BoxPlace next = find_native_box(tiles, 0, copy, pages, shift);
+    BoxPlace next = find_native_box<Mine>(tiles, 0, copy, pages);
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
       if (i < tiles.count) {
-        if ((i << shift) % 32 == 0) {
+        if (i % kAtOnce == 0) {
           here = next.eight < 0 ? -1 : next.page * copy.eights + next.eight;
-          next = find_native_box(tiles, i + (32 >> shift), copy, pages, shift);  // on its way until it is needed
+          next = find_native_box<Mine>(tiles, i + kAtOnce, copy, pages);  // on its way until it is needed
         }
-        const bool is_due = lane_ >> shift == (i & ((32 >> shift) - 1));
+        int32_t at[Mine];
+#pragma unroll
+        for (int32_t b = 0; b < Mine; ++b) at[b] = __shfl_sync(kAllLanes, here, i % kAtOnce * Mine + b);
         const Stage keys = next_native_keys();
-        const uint32_t landed = raw_landed(raw_.stage);
-        const uint32_t raw = raw_values(raw_.stage);
+        await(keys);
+        ask_for_native<Mine>(keys, maps, at, head, policy);
         raw_.step();
-        const uint32_t count = __popc(__ballot_sync(kAllLanes, is_due && here >= 0));
-        if (is_due) {
-          if (mine == 0) ptx::arrive_expecting(landed, count * box_bytes);
-          await(keys);
-          ptx::arrive_expecting(keys.full, here >= 0 ? box_bytes : 0);
-          if (here >= 0) {
-            ptx::copy_box_5d(keys.tile + static_cast<uint32_t>(warp_) * kMineBytes + in_part, &maps.k, keys.full, 0, 0,
-                             0, head, here, policy);
-            ptx::copy_box_5d(raw + in_part, &maps.v, landed, 0, 0, 0, head, here, policy);
-          }
-          if (mine == 0) ptx::arrive(keys.full, 32 * kLaneArrivals - (1u << shift));
-        }
-        __syncwarp();
       }
       if (i == 0) continue;
       transpose_values(tiles, i - 1);
@@ -124,12 +115,36 @@ class NativeLoader : public Loader<__half, kCodeDim, kCodeDim, false> {
     }
   }
 
+  /// Begins the copies of the warp's boxes of a tile of keys, and of its values.
+  template <int32_t Mine>
+  __device__ __forceinline__ void ask_for_native(const Stage& keys, const PrefillParams::Maps& maps,
+                                                 const int32_t (&at)[Mine], int32_t head, uint64_t policy) const {
+    constexpr uint32_t kBoxBytes = kMineBytes / Mine;
+    const uint32_t landed = raw_landed(raw_.stage);
+    const uint32_t k = keys.tile + static_cast<uint32_t>(warp_) * kMineBytes;
+    const uint32_t v = raw_values(raw_.stage);
+    if (!ptx::elect()) return;
+    uint32_t bytes = 0;
+#pragma unroll
+    for (int32_t b = 0; b < Mine; ++b) bytes += at[b] >= 0 ? kBoxBytes : 0;
+    ptx::arrive_expecting(keys.full, bytes);
+    ptx::arrive_expecting(landed, bytes);
+#pragma unroll
+    for (int32_t b = 0; b < Mine; ++b) {
+      if (at[b] < 0) continue;
+      ptx::copy_box_5d(k + b * kBoxBytes, &maps.k, keys.full, 0, 0, 0, head, at[b], policy);
+      ptx::copy_box_5d(v + b * kBoxBytes, &maps.v, landed, 0, 0, 0, head, at[b], policy);
+    }
+    ptx::arrive(keys.full, 32 * kLaneArrivals - 1);
+  }
+
   /// The lane's, of the warp's boxes from tile `i` on; a warp's tokens follow each other.
+  template <int32_t Mine>
   __device__ __forceinline__ BoxPlace find_native_box(const Tiles& tiles, int32_t i, const SegmentCopy& copy,
-                                                      const int32_t* pages, int32_t shift) const {
-    const int32_t token = tiles.first_token(i + (lane_ >> shift)) + warp_ * kMine +
-                          (lane_ & ((1 << shift) - 1)) * copy.box;
-    if (token + copy.box <= tiles.sight.any_begin || token >= tiles.sight.any_end) return {0, -1};
+                                                      const int32_t* pages) const {
+    constexpr int32_t kBox = kMine / Mine;
+    const int32_t token = tiles.first_token(i + lane_ / Mine) + warp_ * kMine + lane_ % Mine * kBox;
+    if (token + kBox <= tiles.sight.any_begin || token >= tiles.sight.any_end) return {0, -1};
     const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(token));
     const uint32_t in_page = static_cast<uint32_t>(token) - column * copy.page_size.divisor();
     return {pages[column], static_cast<int32_t>(in_page / kEight)};

@@ -9,10 +9,10 @@ namespace folio::inline v0::kernels::cuda::sm90::prefill {
 /// The largest weight is 2^kCodeWeightShift: what is 2^-18 of it or more is not 0 in e4m3.
 constexpr float kCodeWeightShift = 8.0f;
 
-/// `PerTile`: each tile's products with values are added up by float32 instructions; else by the products themselves.
-template <bool PerTile>
-class NativeMathGroup : public MathGroup<__half, kCodeDim, kCodeDim, Variant::kPlain> {
-  using Base = MathGroup<__half, kCodeDim, kCodeDim, Variant::kPlain>;
+/// Each tile's products with values are added up by float32 instructions: sums of products keep 13 bits, and would lose
+/// a little more with every tile.
+class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, Variant::kPlain> {
+  using Base = MathGroup<__half, kNativeDims.qk, kNativeDims.v, Variant::kPlain>;
   friend Base;
   static constexpr int32_t kHalf = kValues / 2;  ///< sums of half of the components
 
@@ -80,18 +80,11 @@ class NativeMathGroup : public MathGroup<__half, kCodeDim, kCodeDim, Variant::kP
     const uint32_t values = await(values_ring_, value_place_);
     if (walk.by_threads) [[unlikely]]
       ptx::order_before_products();
-    PlainEnd<kNativeDims.v> end;
-    if constexpr (PerTile) {
-      multiply_values<ptx::Sum::kNew>(values, 0, walk.p, s);
-      end = prepare_plain_end<kNativeDims.v>(context, rows, state_row_, place);
-      ptx::wait_products<0>(s);
-      add<0>(walk.factor, s);
-    } else {
-      multiply_values<ptx::Sum::kAdd>(values, 0, walk.p, o_);
-      end = prepare_plain_end<kNativeDims.v>(context, rows, state_row_, place);
-      ptx::wait_products<0>(o_);
-    }
+    multiply_values(values, 0, walk.p, s);
+    const PlainEnd<kNativeDims.v> end = prepare_plain_end<kNativeDims.v>(context, rows, state_row_, place);
+    ptx::wait_products<0>(s);
     release(values_ring_, values);
+    add<0>(walk.factor, s);
     return end;
   }
 
@@ -116,36 +109,22 @@ class NativeMathGroup : public MathGroup<__half, kCodeDim, kCodeDim, Variant::kP
     ptx::meet(kTurns + group_, kMathGroups * kGroupThreads);
     multiply_keys(walk.q, keys, s);
     const uint32_t values = await(values_ring_, value_place_);
-    if constexpr (PerTile) {
-      float part[kHalf];
-      multiply_values<ptx::Sum::kNew>(values, 0, walk.p, part);
-      ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
-      ptx::wait_products<1>(s);
-      release(keys_ring_, keys);
-      mask<Masked>(walk, s);
-      find_tops(s, factor, base);
-      ptx::wait_products<0>(part);
-      add<0>(walk.factor, part);
-      multiply_values<ptx::Sum::kNew>(values, kHalf, walk.p, part);
-      make_weights(s, base, factor);
-      ptx::wait_products<0>(part);
-      release(values_ring_, values);
-      add<kHalf>(walk.factor, part);
-      walk.factor[0] = factor[0];
-      walk.factor[1] = factor[1];
-    } else {
-      multiply_values<ptx::Sum::kAdd>(values, 0, walk.p, o_);
-      ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
-      ptx::wait_products<1>(s);
-      release(keys_ring_, keys);
-      mask<Masked>(walk, s);
-      find_tops(s, factor, base);
-      make_weights(s, base, factor);
-      ptx::wait_products<0>(o_);
-      release(values_ring_, values);
-#pragma unroll
-      for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
-    }
+    float part[kHalf];
+    multiply_values(values, 0, walk.p, part);
+    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
+    ptx::wait_products<1>(s);
+    release(keys_ring_, keys);
+    mask<Masked>(walk, s);
+    find_tops(s, factor, base);
+    ptx::wait_products<0>(part);
+    add<0>(walk.factor, part);
+    multiply_values(values, kHalf, walk.p, part);
+    make_weights(s, base, factor);
+    ptx::wait_products<0>(part);
+    release(values_ring_, values);
+    add<kHalf>(walk.factor, part);
+    walk.factor[0] = factor[0];
+    walk.factor[1] = factor[1];
     pack(s, walk.p);
   }
 
@@ -157,20 +136,27 @@ class NativeMathGroup : public MathGroup<__half, kCodeDim, kCodeDim, Variant::kP
     }
   }
 
-  /// The rows' maxima take in a tile's scores. `base`: what is taken from logits.
+  /// The rows' maxima take in a tile's scores. `base`: what is taken from logits. Both rows side by side: a row alone
+  /// has too little for a warp to do between an instruction and what waits for it.
   __device__ __forceinline__ void find_tops(const float (&s)[kScores], float (&factor)[2], float (&base)[2]) {
+    float most[8];
+#pragma unroll
+    for (int32_t i = 0; i < 8; ++i) most[i] = s[i];
+#pragma unroll
+    for (int32_t i = 8; i < kScores; ++i) most[i % 8] = fmaxf(most[i % 8], s[i]);
+    float max[2];
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
-      float most[4] = {s[2 * h], s[2 * h + 1], s[2 * h + 4], s[2 * h + 5]};
+      max[h] = fmaxf(fmaxf(most[2 * h], most[2 * h + 1]), fmaxf(most[2 * h + 4], most[2 * h + 5]));
+    }
 #pragma unroll
-      for (int32_t i = 8; i < kScores; i += 4) {
-        most[i / 2 % 4] = fmaxf(most[i / 2 % 4], s[i + 2 * h]);
-        most[i / 2 % 4 + 1] = fmaxf(most[i / 2 % 4 + 1], s[i + 2 * h + 1]);
-      }
-      float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-      max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 1));
-      max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
-      const float top = fmaxf(state_row_.top[h], __fmaf_rn(max, state_row_.scale[h], -kCodeWeightShift));
+    for (int32_t lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) max[h] = fmaxf(max[h], __shfl_xor_sync(kAllLanes, max[h], lanes));
+    }
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      const float top = fmaxf(state_row_.top[h], __fmaf_rn(max[h], state_row_.scale[h], -kCodeWeightShift));
       base[h] = top == -INFINITY ? 0.0f : top;
       factor[h] = ptx::exp2_approximate(__fadd_rn(state_row_.top[h], -base[h]));
       state_row_.top[h] = top;
@@ -179,19 +165,16 @@ class NativeMathGroup : public MathGroup<__half, kCodeDim, kCodeDim, Variant::kP
 
   /// Scores become weights, whose sums the rows take in.
   __device__ __forceinline__ void make_weights(float (&s)[kScores], const float (&base)[2], const float (&factor)[2]) {
+    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int32_t i = 0; i < kScores; ++i) {
+      const int32_t h = i / 2 % 2;
+      s[i] = ptx::exp2_approximate(__fmaf_rn(s[i], state_row_.scale[h], -base[h]));
+      sums[i % 4] = __fadd_rn(sums[i % 4], s[i]);
+    }
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
-      float sums[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int32_t i = 0; i < kScores; i += 4) {
-#pragma unroll
-        for (int32_t j = 0; j < 2; ++j) {
-          float& x = s[i + 2 * h + j];
-          x = ptx::exp2_approximate(__fmaf_rn(x, state_row_.scale[h], -base[h]));
-          sums[j] = __fadd_rn(sums[j], x);
-        }
-      }
-      state_row_.sum[h] = __fmaf_rn(state_row_.sum[h], factor[h], __fadd_rn(sums[0], sums[1]));
+      state_row_.sum[h] = __fmaf_rn(state_row_.sum[h], factor[h], __fadd_rn(sums[2 * h], sums[2 * h + 1]));
     }
   }
 
@@ -244,13 +227,13 @@ class NativeMathGroup : public MathGroup<__half, kCodeDim, kCodeDim, Variant::kP
   }
 
   /// Begins the product of weights with a tile's values, of components from 2 * `first` on.
-  template <ptx::Sum kSum, int32_t Count>
+  template <int32_t Count>
   __device__ __forceinline__ void multiply_values(uint32_t stage, int32_t first, const uint32_t (&p)[kScores / 4],
                                                   float (&sums)[Count]) {
     const uint64_t v = ptx::describe_tile<kNativeRow>(
         values_address(stage) + static_cast<uint32_t>(2 * first * kNativeRow), 0, kNativeEight);
     ptx::begin_products();
-    ptx::multiply_code_rows<kSum>(sums, {p[0], p[1], p[2], p[3]}, v);
+    ptx::multiply_code_rows<ptx::Sum::kNew>(sums, {p[0], p[1], p[2], p[3]}, v);
 #pragma unroll
     for (uint32_t step = 1; step < kTokens / 32; ++step) {
       const uint32_t a[4] = {p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3]};

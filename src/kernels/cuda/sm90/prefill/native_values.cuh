@@ -24,12 +24,11 @@ class NativeTransposer {
   __device__ __forceinline__ void transpose(uint32_t from, uint32_t to, int32_t warp) const {
 #pragma unroll
     for (int32_t m = 0; m < 2; ++m) {
+      uint32_t words[4][4];
 #pragma unroll
-      for (int32_t n = 0; n < 4; ++n) {
-        uint32_t words[4];
-        load(from, m, n, words);
-        store(to, 2 * warp + m, n, words);
-      }
+      for (int32_t n = 0; n < 4; ++n) load(from, m, n, words[n]);
+#pragma unroll
+      for (int32_t n = 0; n < 4; ++n) store(to, 2 * warp + m, n, words[n]);
     }
   }
 
