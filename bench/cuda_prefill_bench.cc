@@ -12,8 +12,9 @@
 #include "page_read.hpp"
 
 /// Prefill of one layer on a GPU as TFLOP/s: head dimensions, masks, pages, features and lengths beyond those of
-/// folio_cuda_attention_bench, and products of fp8 as they are. bfloat16 unless said, 32 query heads over 8, shuffled pages, calls of a CUDA graph one after the
-/// other behind a rest of 50 ms; medians. Work is counted as two products of what rows see. Needs a GPU.
+/// folio_cuda_attention_bench, and products of fp8 as they are. bfloat16 unless said, 32 query heads over 8, shuffled
+/// pages, calls of a CUDA graph one after the other behind a rest of 50 ms; medians. Work is counted as two products of
+/// what rows see. Needs a GPU.
 ///   folio_cuda_prefill_bench "KERNEL[,KERNEL...]" [LABEL]: of all cases, those whose label contains LABEL
 namespace {
 

@@ -18,7 +18,7 @@ constexpr double kUnit = 0x1p-24;  // half a unit in the last place of a float32
 // Products of fp8 (compare.hpp): of what a step adds up, each of 32 products and of the sum before, and of what becomes
 // of it, less than 2^-13 of the largest is cut off.
 constexpr double kStepCut = 34 * 0x1p-13;
-constexpr double kStepsOfTile = 4;           // of 32 keys, whose products with values are summed so
+constexpr double kStepsOfTile = 4;            // of 32 keys, whose products with values are summed so
 constexpr double kSubnormalWeight = 0x1p-18;  // half of e4m3's least step, of the largest weight, which is 2^8
 
 /// u_w; 0 for float32, whose roundings the plain computation has too.

@@ -26,11 +26,11 @@ namespace folio::inline v0::verify {
 ///
 /// Where fp8 is multiplied as it is (AttentionOp::fp8_products, u_w = 2^-4), what is 2^-13 below the largest of 32
 /// products and the sum that they are added to is cut off (measured: decision 0038): of each of these 33 and of the
-/// new sum less than that, 34 * 2^-13 of the largest together. Over each 32 components of a logit this comes to d = 34 *
-/// 2^-13 * AttentionResult::largest_steps; the LSE may move by d, weights over their sum by exp(2d) - 1 of themselves.
-/// Values are summed so over a tile of 128 keys, in four steps whose largest is no more than the tile's sum of |w v|: 4 *
-/// 34 * 2^-13 of the weighted mean of |v|. Weights that are subnormal in e4m3 move by up to 2^-18 of the largest weight:
-/// that, the number of keys and the largest |v| are multiplied. All of it is added, without a factor.
+/// new sum less than that, 34 * 2^-13 of the largest together. Over each 32 components of a logit this comes to d = 34
+/// * 2^-13 * AttentionResult::largest_steps; the LSE may move by d, weights over their sum by exp(2d) - 1 of
+/// themselves. Values are summed so over a tile of 128 keys, in four steps whose largest is no more than the tile's sum
+/// of |w v|: 4 * 34 * 2^-13 of the weighted mean of |v|. Weights that are subnormal in e4m3 move by up to 2^-18 of the
+/// largest weight: that, the number of keys and the largest |v| are multiplied. All of it is added, without a factor.
 ///
 /// A kernel sums in another order and has its own exp, so it gets kFactor times that. The output's rounding is exact: a
 /// stored value must lie between the oracle's value minus and plus the tolerance, each rounded to the output's dtype.

@@ -64,8 +64,7 @@ constexpr FactorInfo kFactors[] = {
     {"sinks", kSwitchNames},   {"rope", kSwitchNames},       {"segments", kSegmentNames},
     {"queries", kQueryNames},  {"lengths", kLengthNames},    {"scales", kScaleNames},
     {"lse", kLseNames},        {"table", kTableNames},       {"determinism", kDeterminismNames},
-    {"workers", kWorkerNames}, {"executor", kExecutorNames},
-    {"fp8-products", kFp8ProductsNames},
+    {"workers", kWorkerNames}, {"executor", kExecutorNames}, {"fp8-products", kFp8ProductsNames},
 };
 static_assert(std::size(kFactors) == kNumFactors);
 

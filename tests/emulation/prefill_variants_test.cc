@@ -60,11 +60,13 @@ TEST_P(PrefillVariants, OfOtherHeadDimensions) {
 
 /// Products of codes as they are have a loader and math warpgroups of their own.
 TEST(PrefillProducts, OfFp8) {
-  for (const char* levels : {"", " mask=none window=both", " page=8 dtypes=e4m3/e4m3/e4m3", " page=64 segments=prefix+new",
-                             " page=1", " segments=ragged", " lengths=medium scales=request+head"}) {
-    check_case(to_string(with_fp8_products(parse_case(std::string("seed=2 kernel=cuda-sm90-prefill group=4 queries=prefill "
-                                                             "determinism=none") +
-                                                 levels))));
+  for (const char* levels :
+       {"", " mask=none window=both", " page=8 dtypes=e4m3/e4m3/e4m3", " page=64 segments=prefix+new", " page=1",
+        " segments=ragged", " lengths=medium scales=request+head"}) {
+    check_case(
+        to_string(with_fp8_products(parse_case(std::string("seed=2 kernel=cuda-sm90-prefill group=4 queries=prefill "
+                                                           "determinism=none") +
+                                               levels))));
   }
 }
 

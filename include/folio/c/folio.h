@@ -221,9 +221,9 @@ typedef struct folio_plan {
 
 typedef struct folio_context_options {
   uint32_t struct_size;
-  int32_t num_threads;      /* 0 = as many as the process may run on; at most 1024; 0 with an executor */
-  folio_executor executor;  /* must outlive the context and everything made with it */
-  const char* force_kernel; /* NULL or "": none */
+  int32_t num_threads;        /* 0 = as many as the process may run on; at most 1024; 0 with an executor */
+  folio_executor executor;    /* must outlive the context and everything made with it */
+  const char* force_kernel;   /* NULL or "": none */
   int32_t allow_fp8_products; /* not 0: of every op; as folio_prepare_options.allow_fp8_products, either permits */
 } folio_context_options;
 #define FOLIO_CONTEXT_OPTIONS_INIT \

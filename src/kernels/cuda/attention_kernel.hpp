@@ -99,7 +99,7 @@ struct LaunchShape {
   DType kv = DType::kUnset;
   DType ragged_kv = DType::kUnset;
   int32_t num_workers = 0;
-  bool merge = true;  ///< false: nothing was split, or the kernel merges itself
+  bool merge = true;          ///< false: nothing was split, or the kernel merges itself
   bool fp8_products = false;  ///< see AttentionKernel::fp8_products
 };
 

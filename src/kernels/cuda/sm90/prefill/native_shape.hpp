@@ -9,8 +9,8 @@ namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 constexpr HeadDims kNativeDims{128, 128};
 constexpr int32_t kNativeTokens = tile_tokens(kNativeDims);
-constexpr int32_t kNativeRow = 128;       ///< bytes: codes of a token, or of a component's values of a tile
-constexpr int32_t kNativeEight = 1024;    ///< bytes of eight rows
+constexpr int32_t kNativeRow = 128;     ///< bytes: codes of a token, or of a component's values of a tile
+constexpr int32_t kNativeEight = 1024;  ///< bytes of eight rows
 constexpr int32_t kNativeTile = 128 * kNativeRow;
 /// Tiles in shared memory: of keys, of values as they come, of values transposed. Eight in all.
 constexpr int32_t kKeyStages = 3;

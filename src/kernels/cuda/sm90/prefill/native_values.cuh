@@ -43,8 +43,8 @@ class NativeTransposer {
 #pragma unroll
       for (int32_t i = 0; i < 2; ++i) {
         const int32_t token = 16 * m + 8 * i + pair_;
-        keep[i] = (token >= begin && token < end ? 0xffffu : 0u) |
-                  (token + 1 >= begin && token + 1 < end ? 0xffff0000u : 0u);
+        keep[i] =
+            (token >= begin && token < end ? 0xffffu : 0u) | (token + 1 >= begin && token + 1 < end ? 0xffff0000u : 0u);
       }
 #pragma unroll 1
       for (int32_t n = 0; n < 4; ++n) {
@@ -65,8 +65,8 @@ class NativeTransposer {
   /// Components 32n to 32n + 31 of the warp's tokens 16m to 16m + 15: eight tokens, the other eight, the same of the
   /// next sixteen components.
   __device__ __forceinline__ void load(uint32_t from, int32_t m, int32_t n, uint32_t (&words)[4]) const {
-    ptx::load_matrices_transposed(words, from + static_cast<uint32_t>(16 * kNativeRow * m + load_ +
-                                                                      (((2 * n + load_piece_) ^ row_) & 7) * 16));
+    ptx::load_matrices_transposed(
+        words, from + static_cast<uint32_t>(16 * kNativeRow * m + load_ + (((2 * n + load_piece_) ^ row_) & 7) * 16));
   }
   /// Rows of eight matrices' lines do not meet in a bank, since half of a matrix's components are even.
   __device__ __forceinline__ void store(uint32_t to, int32_t sixteen, int32_t n, const uint32_t (&words)[4]) const {
@@ -101,8 +101,7 @@ __device__ __forceinline__ void add_special_codes(const AttentionParams& params,
     const int32_t component = i / 2 * 8 + pair + i % 2;
 #pragma unroll 1
     for (int32_t at = 0; at < kNativeTokens; at += 4) {
-      const uint32_t word =
-          ptx::load_4(tile + static_cast<uint32_t>(native_offset(component, at / 16) + at % 16));
+      const uint32_t word = ptx::load_4(tile + static_cast<uint32_t>(native_offset(component, at / 16) + at % 16));
       const uint32_t special = special_bits<__half, Codes::kE4M3>(word);
       if (special == 0) continue;
 #pragma unroll 1
