@@ -107,6 +107,7 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, false>
         const Stage keys = next_native_keys();
         await(keys);
         ask_for_native<Mine>(keys, maps, at, head, policy);
+        __syncwarp();  // matrices are loaded by whole warps
         raw_.step();
       }
       if (i == 0) continue;

@@ -88,36 +88,37 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
     return end;
   }
 
-  /// The next tile's scores become weights while the last one's values are multiplied: half of the components before
-  /// the next scores, and added up while these are multiplied; the others behind them. So a tile's sums take half of
-  /// the registers.
+  /// The next tile's scores become weights while the last one's values are multiplied: half of the components until the
+  /// scores' maximum is known, the others while weights are made, so that a tile's sums take half of the registers.
   template <bool Masked>
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
     float factor[2];
     float base[2];
+    const uint32_t keys = await(keys_ring_, key_place_);
     if constexpr (Masked) {
       if (walk.edge) [[unlikely]]
         set_special_apart(walk.rows, walk.first);
       walk.edge = is_edge(walk.context, walk.first - kTokens);
     }
-    const uint32_t values = await(values_ring_, value_place_);
-    const uint32_t keys = await(keys_ring_, key_place_);
-    if (walk.by_threads) [[unlikely]]
+    if (walk.by_threads) [[unlikely]] {
+      ptx::wait_as_warp(values_ring_ + 8 * value_place_.stage, value_place_.parity);
       ptx::order_before_products();
+    }
     walk.first -= kTokens;
     ptx::meet(kTurns + group_, kMathGroups * kGroupThreads);
+    multiply_keys(walk.q, keys, s);
+    const uint32_t values = await(values_ring_, value_place_);
     float part[kHalf];
     multiply_values(values, 0, walk.p, part);
-    multiply_keys(walk.q, keys, s);
     ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
-    ptx::wait_products<1>(part);
-    add<0>(walk.factor, part);
-    multiply_values(values, kHalf, walk.p, part);
     ptx::wait_products<1>(s);
     release(keys_ring_, keys);
     mask<Masked>(walk, s);
     find_tops(s, factor, base);
+    ptx::wait_products<0>(part);
+    add<0>(walk.factor, part);
+    multiply_values(values, kHalf, walk.p, part);
     make_weights(s, base, factor);
     ptx::wait_products<0>(part);
     release(values_ring_, values);
