@@ -191,6 +191,7 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, false>
       const uint32_t raw = raw_values(raw_.stage);
       copy_native(tiles, i, raw, segment.v, segment.v_strides, item.kv_head, copy, pages, first_token);
       if (lane_ == 0) ptx::arrive(raw_landed(raw_.stage));  // its phases are the tiles'
+      ptx::wait_as_warp(raw_landed(through_.stage), through_.parity);
       raw_.step();
       through_.step();
       ptx::wait_all_copies();
