@@ -5,14 +5,16 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 
 #include "cuda_timing.hpp"
 #include "folio/folio.hpp"
 #include "page_read.hpp"
 
 /// Prefill of one layer on a GPU as TFLOP/s: head dimensions, masks, pages, features and lengths beyond those of
-/// folio_cuda_attention_bench. bfloat16, 32 query heads over 8, shuffled pages, calls of a CUDA graph one after the
-/// other behind a rest of 50 ms; medians. Work is counted as two products of what rows see. Needs a GPU.
+/// folio_cuda_attention_bench, and products of fp8 as they are. bfloat16 unless said, 32 query heads over 8, shuffled
+/// pages, calls of a CUDA graph one after the other behind a rest of 50 ms; medians. Work is counted as two products of
+/// what rows see. Needs a GPU.
 ///   folio_cuda_prefill_bench "KERNEL[,KERNEL...]" [LABEL]: of all cases, those whose label contains LABEL
 namespace {
 
@@ -33,6 +35,8 @@ struct Case {
   int32_t window = -1;
   int32_t page_size = 16;
   Features features = {};
+  bool codes = false;     ///< queries, keys and values are e4m3, not bfloat16
+  bool products = false;  ///< of codes as they are are allowed
 };
 
 std::vector<int32_t> times(int32_t count, int32_t length) {
@@ -95,6 +99,25 @@ std::vector<Case> all_cases() {
     add("page " + std::to_string(page) + " 8x4096", times(8, 4096), times(8, 4096),
         [&](Case& one) { one.page_size = page; });
   }
+  for (const auto& [codes, products, name] : {std::tuple{false, false, "bfloat16"}, std::tuple{true, false, "e4m3"},
+                                              std::tuple{true, true, "e4m3 products"}}) {
+    const auto change = [&](Case& one) {
+      one.codes = codes;
+      one.products = products;
+    };
+    const std::string label = std::string("fp8, ") + name;
+    add(label + " 1x16384", {16384}, {16384}, change);
+    add(label + " 8x4096", times(8, 4096), times(8, 4096), change);
+    add(label + " append 8x512", times(8, 512), times(8, 8704), change);
+    add(label + " window 1024 1x32768", {32768}, {32768}, [&](Case& one) {
+      change(one);
+      one.window = 1023;
+    });
+    add(label + " full 8x4096", times(8, 4096), times(8, 4096), [&](Case& one) {
+      change(one);
+      one.mask = MaskKind::kNone;
+    });
+  }
   return cases;
 }
 
@@ -129,13 +152,13 @@ class Layer {
               .num_kv_heads = kKvHeads,
               .head_dim_qk = one.dim_qk,
               .head_dim_v = one.dim_v,
-              .dtype = DType::kBFloat16};
+              .dtype = dtype()};
     q_elements_ = static_cast<size_t>(num_tokens_) * kQHeads * static_cast<size_t>(one.dim_qk);
     indices_ = std::make_unique<DeviceBytes>(pages);
     table_ = std::make_unique<DeviceBytes>(indptr_);
-    k_ = normal(static_cast<size_t>(k_elements(shape_)), 2, stream);
-    v_ = normal(static_cast<size_t>(v_elements(shape_)), 3, stream);
-    q_ = normal(q_elements_, 1, stream);
+    k_ = values(static_cast<size_t>(k_elements(shape_)), 2, stream);
+    v_ = values(static_cast<size_t>(v_elements(shape_)), 3, stream);
+    q_ = values(q_elements_, 1, stream);
     out_ = std::make_unique<DeviceBytes>(2 * q_elements_);
     std::vector<float> slopes;
     for (int32_t head = 0; head < kQHeads; ++head)
@@ -171,7 +194,9 @@ class Layer {
     config.mask = one_.mask;
     config.window_left = one_.window;
     config.features = one_.features;
+    config.q = config.kv = dtype();
     PrepareOptions options;
+    options.allow_fp8_products = one_.products;
     options.force_kernel = kernel;
     const AttentionOp op = prepare(Context::cuda(0), config, options);
     name = op.kernel_name();
@@ -194,7 +219,7 @@ class Layer {
                      .first_column = 0,
                      .num_rows = batch.num_requests};
     AttentionArgs args;
-    args.q = ConstTensorView(q_->as(), DType::kBFloat16, {num_tokens_, kQHeads, one_.dim_qk});
+    args.q = ConstTensorView(q_->as(), dtype(), {num_tokens_, kQHeads, one_.dim_qk});
     args.out = TensorView(out_->as(), DType::kBFloat16, {num_tokens_, kQHeads, one_.dim_v});
     args.segments = {&segment, 1};
     if (one_.features.has(Feature::kSoftCap)) args.logits_soft_cap = 30.0f;
@@ -217,9 +242,14 @@ class Layer {
 
  private:
   static int32_t sum(const std::vector<int32_t>& lengths) { return std::accumulate(lengths.begin(), lengths.end(), 0); }
-  static std::unique_ptr<DeviceBytes> normal(size_t count, uint32_t seed, cudaStream_t stream) {
-    auto bytes = std::make_unique<DeviceBytes>(2 * count);
-    folio_bench::fill_normal(bytes->as(), count, seed, stream);
+  DType dtype() const { return one_.codes ? DType::kFloat8E4M3 : DType::kBFloat16; }
+  std::unique_ptr<DeviceBytes> values(size_t count, uint32_t seed, cudaStream_t stream) const {
+    auto bytes = std::make_unique<DeviceBytes>((one_.codes ? 1 : 2) * count);
+    if (one_.codes) {
+      folio_bench::fill_codes(bytes->as(), count, seed, stream);
+    } else {
+      folio_bench::fill_normal(bytes->as(), count, seed, stream);
+    }
     return bytes;
   }
 

@@ -119,13 +119,17 @@ void bind_options(nb::module_& m) {
   nb::class_<PrepareOptions>(m, "PrepareOptions")
       .def(
           "__init__",
-          [](PrepareOptions* self, std::optional<GraphBounds> bounds, std::string force_kernel, int32_t num_workers) {
-            new (self) PrepareOptions{bounds, std::move(force_kernel), num_workers};
+          [](PrepareOptions* self, std::optional<GraphBounds> bounds, std::string force_kernel, int32_t num_workers,
+             bool allow_fp8_products) {
+            new (self) PrepareOptions{bounds, std::move(force_kernel), num_workers, allow_fp8_products};
           },
-          nb::kw_only(), nb::arg("bounds") = nb::none(), nb::arg("force_kernel") = "", nb::arg("num_workers") = 0)
+          nb::kw_only(), nb::arg("bounds") = nb::none(), nb::arg("force_kernel") = "", nb::arg("num_workers") = 0,
+          nb::arg("allow_fp8_products") = false)
       .def_ro("bounds", &PrepareOptions::bounds)
       .def_ro("force_kernel", &PrepareOptions::force_kernel)
-      .def_ro("num_workers", &PrepareOptions::num_workers);
+      .def_ro("num_workers", &PrepareOptions::num_workers)
+      .def_ro("allow_fp8_products", &PrepareOptions::allow_fp8_products,
+              "A permission, for speed before accuracy: fp8 may be multiplied as it is.");
   nb::class_<KvShard>(m, "KvShard", "A token-wise shard of a segment over `world` ranks.")
       .def(
           "__init__",

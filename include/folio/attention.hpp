@@ -23,9 +23,12 @@ class FOLIO_API AttentionOp {
   const AttentionConfig& config() const noexcept;  ///< with the defaults (kUnset dtypes) resolved
   std::string kernel_name() const;                 ///< which kernel runs, e.g. "generic-v4"
   /// What the kernel rounds softmax weights to before they multiply values (their sum, hence the LSE, is float32):
-  /// kFloat32, or the 16-bit type of a matrix unit. Moves an output by up to half a unit in the last place of that
-  /// type, relative to the weighted mean of |v|.
+  /// kFloat32, the 16-bit type of a matrix unit, or kFloat8E4M3 where fp8_products. Moves an output by up to half a
+  /// unit in the last place of that type, relative to the weighted mean of |v|.
   DType weight_dtype() const noexcept;
+  /// Whether fp8 is multiplied as it is: PrepareOptions::allow_fp8_products, of which the errors are told there. Of a
+  /// kernel pair, requests of few rows are still computed without.
+  bool fp8_products() const noexcept;
   const Context& context() const noexcept;
   const detail::OpState& state() const noexcept { return *state_; }
   const std::shared_ptr<const detail::OpState>& shared_state() const noexcept { return state_; }

@@ -23,6 +23,8 @@ struct ContextOptions {
   int32_t num_threads = 0;
   /// The kernel every op must use, by name; as PrepareOptions::force_kernel, which wins over it.
   std::string force_kernel;
+  /// As PrepareOptions::allow_fp8_products, for every op of the context; either permits.
+  bool allow_fp8_products = false;
 };
 
 /// A device with its executor. A small shared handle; immutable and safe to use from several threads at once.

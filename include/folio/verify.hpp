@@ -14,7 +14,7 @@
 /// a level of every factor (dtypes, page size, mask ...) and a seed for everything else; its string reproduces it.
 namespace folio::inline v0::verify {
 
-inline constexpr int32_t kNumFactors = 20;
+inline constexpr int32_t kNumFactors = 21;
 
 /// One dimension of the space of cases. Level 0 is the plain one.
 struct FactorInfo {
@@ -68,6 +68,10 @@ FOLIO_API CoveringArray covering_array(std::span<const std::string> kernels, int
 /// `count` valid cases drawn at random. Deterministic.
 FOLIO_API std::vector<ConformanceCase> random_cases(std::span<const std::string> kernels, int64_t count,
                                                     uint64_t seed = 1);
+
+/// The case, changed so that products of fp8 are allowed, and taken by kernels that have them: e4m3 queries, keys and
+/// values at head_dim 128, no soft cap, ALiBi, rotation or custom mask. Its other levels stay.
+FOLIO_API ConformanceCase with_fp8_products(ConformanceCase conformance_case);
 
 /// What became of a case.
 struct CaseReport {

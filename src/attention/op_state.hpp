@@ -24,6 +24,7 @@ struct OpState {
   /// What runs the items that `planner` makes: `gpu_kernel`, or of a pair the kernel of many rows, or that of few where
   /// no request can have more.
   const kernels::cuda::AttentionKernel* gpu_launched = nullptr;
+  bool fp8_products = false;  ///< of `gpu_launched`
   planner::PlannerConfig planner{};
   std::optional<planner::PlannerConfig> few_rows{};  ///< of `gpu_kernel->few_rows`, where each kernel has some requests
   size_t scratch_stride = 0;                         ///< bytes of one worker's scratch, rounded up to 256; 0 on a GPU

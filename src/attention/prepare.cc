@@ -173,6 +173,8 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
   detail::OpState state{.context = context, .config = resolved, .options = options};
   if (chosen.gpu != nullptr) {
     choose_gpu_plans(state, *chosen.gpu, num_workers);
+    state.fp8_products = (options.allow_fp8_products || context.state().allow_fp8_products) &&
+                         state.gpu_launched->fp8_products != nullptr && state.gpu_launched->fp8_products(resolved);
   } else {
     state.kernel = chosen.cpu;
     state.planner = planner_config(resolved, *chosen.cpu, options, num_workers);
@@ -209,7 +211,11 @@ const AttentionConfig& AttentionOp::config() const noexcept {
 std::string AttentionOp::kernel_name() const {
   return state_->gpu_kernel != nullptr ? state_->gpu_kernel->name : state_->kernel->name;
 }
+bool AttentionOp::fp8_products() const noexcept {
+  return state_->fp8_products;
+}
 DType AttentionOp::weight_dtype() const noexcept {
+  if (state_->fp8_products) return DType::kFloat8E4M3;
   return state_->gpu_kernel != nullptr ? state_->gpu_kernel->weights(state_->config) : state_->kernel->weights;
 }
 const attention::GpuBackend* detail::OpState::gpu() const noexcept {

@@ -60,7 +60,8 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
                                            .ragged_kv = op.config.ragged_kv,
                                            .num_workers = planner.num_workers,
                                            .merge = (captured || view.num_merges > 0) && !params.merge_counters,
-                                           .most_rows = most_rows};
+                                           .most_rows = most_rows,
+                                           .fp8_products = op.fp8_products && &kernel == op.gpu_launched};
     op.gpu()->launch(kernel, params, shape, on);
   };
   kernels::cuda::AttentionParams params = attention::gpu_params(state, args, layout, workspace);

@@ -83,9 +83,9 @@ static_assert(std::is_same_v<decltype(folio_executor::parallel_for), decltype(Ex
 // The first version's sizes. A structure may only grow, and only where it starts with struct_size.
 static_assert(sizeof(folio_plan) == 16);
 static_assert(sizeof(folio_ragged_kv_view) == 200);
-static_assert(sizeof(folio_context_options) == 40 && offsetof(folio_context_options, struct_size) == 0);
+static_assert(sizeof(folio_context_options) == 48 && offsetof(folio_context_options, struct_size) == 0);
 static_assert(sizeof(folio_attention_config) == 64 && offsetof(folio_attention_config, struct_size) == 0);
-static_assert(sizeof(folio_prepare_options) == 40 && offsetof(folio_prepare_options, struct_size) == 0);
+static_assert(sizeof(folio_prepare_options) == 48 && offsetof(folio_prepare_options, struct_size) == 0);
 static_assert(sizeof(folio_kv_segment) == 56 && offsetof(folio_kv_segment, struct_size) == 0);
 static_assert(sizeof(folio_batch) == 64 && offsetof(folio_batch, struct_size) == 0);
 static_assert(sizeof(folio_segment_args) == 416 && offsetof(folio_segment_args, struct_size) == 0);

@@ -77,6 +77,7 @@ Context CaseRunner::make_context() const {
 AttentionOp CaseRunner::make_op(const Context& context, int32_t num_workers) const {
   PrepareOptions options = problem_.options;
   options.num_workers = num_workers;
+  options.allow_fp8_products = is_on(case_, kFp8Products);
   if (case_.seed % 4 == 0) options.bounds = bounds_of(problem_, whole_);
   return prepare(context, problem_.config, options);
 }

@@ -15,11 +15,18 @@ namespace {
 
 constexpr double kUnit = 0x1p-24;  // half a unit in the last place of a float32, relative
 
+// Products of fp8 (compare.hpp): of what a step adds up, each of 32 products and of the sum before, and of what becomes
+// of it, less than 2^-13 of the largest is cut off.
+constexpr double kStepCut = 34 * 0x1p-13;
+constexpr double kStepsOfTile = 4;            // of 32 keys, whose products with values are summed so
+constexpr double kSubnormalWeight = 0x1p-18;  // half of e4m3's least step, of the largest weight, which is 2^8
+
 /// u_w; 0 for float32, whose roundings the plain computation has too.
 double weight_rounding(DType weights) {
   switch (weights) {
     case DType::kFloat16: return 0x1p-11;
     case DType::kBFloat16: return 0x1p-8;
+    case DType::kFloat8E4M3: return 0x1p-4;
     default: return 0.0;
   }
 }
@@ -155,13 +162,20 @@ std::string place(const Problem& problem, size_t row, int64_t component) {
 Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain,
                      DType weights) {
   const double floor = 4.0 * kUnit * (1.0 + double{plain.largest_logit} + double{problem.logits_soft_cap});
-  const double relative =
+  double relative =
       kFactor * std::max(floor, largest_relative_error(problem, oracle, plain)) + weight_rounding(weights);
+  lse = kFactor * std::max(floor, largest_error(oracle.lse, plain.lse));
+  double absolute = 0.0;
+  if (weights == DType::kFloat8E4M3) {
+    const double logit = kStepCut * double{plain.largest_steps};
+    relative += kStepsOfTile * kStepCut + std::expm1(2.0 * logit);
+    absolute = kSubnormalWeight * plain.most_keys * double{plain.largest_value};
+    lse += logit;
+  }
   for (size_t row = 0; row < plain.weight.size(); ++row) {
     const bool empty = plain.weight[row] == 0.0f && oracle.lse[row] == -std::numeric_limits<double>::infinity();
-    out.push_back(empty ? 0.0 : relative * row_size(plain, row));
+    out.push_back(empty ? 0.0 : relative * row_size(plain, row) + absolute);
   }
-  lse = kFactor * std::max(floor, largest_error(oracle.lse, plain.lse));
 }
 
 std::string compare_references(const Problem& problem, const AttentionResult<double>& oracle,

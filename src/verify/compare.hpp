@@ -24,6 +24,14 @@ namespace folio::inline v0::verify {
 /// a value (AttentionOp::weight_dtype), every weight moves by at most u_w of itself and an output by at most u_w times
 /// the row's weighted mean of |v|: that is added to its tolerance, without a factor. The LSE has no part in it.
 ///
+/// Where fp8 is multiplied as it is (AttentionOp::fp8_products, u_w = 2^-4), what is 2^-13 below the largest of 32
+/// products and the sum that they are added to is cut off (measured: decision 0039): of each of these 33 and of the
+/// new sum less than that, 34 * 2^-13 of the largest together. Over each 32 components of a logit this comes to d = 34
+/// * 2^-13 * AttentionResult::largest_steps; the LSE may move by d, weights over their sum by exp(2d) - 1 of
+/// themselves. Values are summed so over a tile of 128 keys, in four steps whose largest is no more than the tile's sum
+/// of |w v|: 4 * 34 * 2^-13 of the weighted mean of |v|. Weights that are subnormal in e4m3 move by up to 2^-18 of the
+/// largest weight: that, the number of keys and the largest |v| are multiplied. All of it is added, without a factor.
+///
 /// A kernel sums in another order and has its own exp, so it gets kFactor times that. The output's rounding is exact: a
 /// stored value must lie between the oracle's value minus and plus the tolerance, each rounded to the output's dtype.
 struct Tolerance {

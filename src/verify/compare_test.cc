@@ -97,6 +97,21 @@ TEST(Compare, RoundedWeightsMoveAnOutputByTheirRounding) {
   EXPECT_EQ(rounded.lse, exact.lse);
 }
 
+TEST(Compare, ProductsOfFp8MoveLogitsAndSums) {
+  Example example("dtypes=f32/f32/f32 lengths=medium queries=mixed");
+  const Tolerance cut(example.problem, example.oracle, example.plain, DType::kFloat8E4M3);
+  const Tolerance exact = example.tolerance();
+  const double step = 34.0 / 8192.0;
+  const double logit = step * double{example.plain.largest_steps};
+  ASSERT_GT(logit, 0.0);
+  EXPECT_NEAR(cut.lse - exact.lse, logit, 1e-12);
+  const double subnormal = example.plain.most_keys * double{example.plain.largest_value} / 262144.0;
+  for (size_t row = 0; row < exact.out.size(); ++row) {
+    const double relative = 1.0 / 16.0 + 4.0 * step + std::expm1(2.0 * logit);
+    EXPECT_NEAR(cut.out[row] - exact.out[row], relative * double{example.plain.weight[row]} + subnormal, 1e-9);
+  }
+}
+
 TEST(Compare, NarrowOutputsAllowOneRoundingNotTwo) {
   Example example("dtypes=bf16/bf16/bf16 lengths=medium queries=mixed");
   uint16_t code = 0;

@@ -36,6 +36,15 @@ TEST(ConformanceCaseText, LeavesOutWhatIsPlain) {
   EXPECT_EQ(parse_case("  page=1\tseed=9\n"), parse_case("seed=9 page=1"));
 }
 
+TEST(ConformanceCaseText, ACaseOfFp8ProductsKeepsWhatDoesNotHinderThem) {
+  const ConformanceCase changed = with_fp8_products(
+      parse_case("seed=4 dtypes=f16/f16/f16 dims=64/64 mask=custom-tail cap=on alibi=on rope=on page=8"));
+  EXPECT_EQ(to_string(changed), "seed=4 dtypes=e4m3/e4m3/bf16 dims=128/128 page=8 fp8-products=allowed");
+  const ConformanceCase kept =
+      parse_case("seed=4 dtypes=e4m3/e4m3/e4m3 dims=128/128 mask=none window=both fp8-products=allowed");
+  EXPECT_EQ(with_fp8_products(kept), kept);
+}
+
 TEST(ConformanceCaseText, RefusesWithWhatIsOffered) {
   EXPECT_THAT(refusal_of("colour=red"), HasSubstr("kernel, seed, dtypes"));
   EXPECT_THAT(refusal_of("page=17"), HasSubstr("16, 1, 8, 32, 64"));

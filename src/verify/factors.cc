@@ -55,6 +55,8 @@ constexpr Determinism kDeterminismLevels[] = {Determinism::kRunToRun, Determinis
                                               Determinism::kScheduleInvariant};
 constexpr string_view kExecutorNames[] = {"pool", "sequential", "shuffled"};
 
+constexpr string_view kFp8ProductsNames[] = {"refused", "allowed"};
+
 constexpr FactorInfo kFactors[] = {
     {"dtypes", kDtypeNames},   {"dims", kHeadDimNames},      {"group", kGroupNames},
     {"page", kPageNames},      {"format", kFormatNames},     {"mask", kMaskNames},
@@ -62,7 +64,7 @@ constexpr FactorInfo kFactors[] = {
     {"sinks", kSwitchNames},   {"rope", kSwitchNames},       {"segments", kSegmentNames},
     {"queries", kQueryNames},  {"lengths", kLengthNames},    {"scales", kScaleNames},
     {"lse", kLseNames},        {"table", kTableNames},       {"determinism", kDeterminismNames},
-    {"workers", kWorkerNames}, {"executor", kExecutorNames},
+    {"workers", kWorkerNames}, {"executor", kExecutorNames}, {"fp8-products", kFp8ProductsNames},
 };
 static_assert(std::size(kFactors) == kNumFactors);
 
@@ -138,6 +140,16 @@ std::string invalid_reason(const ConformanceCase& c) {
     return named(conflict.a) + " does not go with " + named(conflict.b) + ": " + conflict.why;
   }
   return {};
+}
+
+ConformanceCase with_fp8_products(ConformanceCase c) {
+  constexpr uint8_t kAllE4M3[] = {5, 6};  // outputs are bfloat16, e4m3
+  if (c.levels[kDtypes] != kAllE4M3[1]) c.levels[kDtypes] = kAllE4M3[c.seed % 2];
+  c.levels[kHeadDims] = 1;
+  if (level<MaskLevel>(c, kMask) >= MaskLevel::kCustomAll) c.levels[kMask] = 0;
+  for (const Factor factor : {kSoftCap, kAlibi, kRope}) c.levels[factor] = 0;
+  c.levels[kFp8Products] = 1;
+  return c;
 }
 
 AttentionConfig kernel_question(const ConformanceCase& c) {

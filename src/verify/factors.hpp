@@ -31,6 +31,7 @@ enum Factor : int32_t {
   kDeterminism,
   kWorkers,
   kExecutor,
+  kFp8Products,
   kFactorEnd
 };
 static_assert(kFactorEnd == kNumFactors);

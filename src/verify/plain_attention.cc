@@ -71,14 +71,22 @@ class PlainRow {
            k_);
       Real dot = 0;
       Real terms = 0;
+      Real steps = 0;
+      Real largest_of_step = 0;
       for (size_t d = 0; d < q_.size(); ++d) {
         const Real product = q_[d] * k_[d];
+        if (d % 32 == 0) {
+          steps += largest_of_step;
+          largest_of_step = std::abs(dot);
+        }
+        largest_of_step = std::max(largest_of_step, std::abs(product));
         dot += product;
         terms += std::abs(product);
       }
       const Real k_scale = scale * Real(key.segment->k_scale.at(r, kv_head));
       Real logit = dot * k_scale;
       result.largest_terms = std::max(result.largest_terms, terms * k_scale);
+      result.largest_steps = std::max(result.largest_steps, (steps + largest_of_step) * std::abs(k_scale));
       result.largest_logit = std::max(result.largest_logit, std::abs(logit));
       const Real cap = problem_.logits_soft_cap;
       if (cap > 0) logit = cap * std::tanh(logit / cap);
@@ -100,8 +108,10 @@ class PlainRow {
       const Real weight = std::exp(logits_[i] - largest);
       denominator += weight;
       const float* v = key.row->v.data() + (int64_t{key.token} * config.num_kv_heads + kv_head) * config.head_dim_v;
-      const Real scaled = weight * Real(key.segment->v_scale.at(r, kv_head));
+      const Real v_scale = Real(key.segment->v_scale.at(r, kv_head));
+      const Real scaled = weight * v_scale;
       for (size_t d = 0; d < dim_v; ++d) {
+        result.largest_value = std::max(result.largest_value, std::abs(v_scale * Real(v[d])));
         sum_[d] += scaled * Real(v[d]);
         absolute_[d] += std::abs(scaled * Real(v[d]));
       }

@@ -43,6 +43,13 @@ TEST(PlainAttention, WeighsByTheExponential) {
   EXPECT_NEAR(result.weight[0], 5.0f, 5.0f * kTight);
 }
 
+TEST(PlainAttention, TellsTheLargestOfEachStepOfALogit) {
+  Problem problem = tiny({1.0f, -3.0f}, {2.0f, -6.0f});
+  const AttentionResult<float> one_step = plain_attention(problem);
+  EXPECT_NEAR(one_step.largest_steps, 3.0f, 3.0f * kTight);
+  EXPECT_NEAR(one_step.largest_value, 6.0f, 6.0f * kTight);
+}
+
 TEST(PlainAttention, WindowLeftKeepsOneMoreThanItsWidth) {
   Problem problem = tiny({0.0f, 0.0f, 0.0f, 0.0f}, {1.0f, 2.0f, 4.0f, 8.0f});
   problem.config.window_left = 1;

@@ -77,7 +77,7 @@ TEST(CHandles, ContextOptionsAreChecked) {
   expect_refusal(folio_create_cpu_context(&options, &context), FOLIO_INVALID_ARGUMENT, "parallel_for is null");
   options = FOLIO_CONTEXT_OPTIONS_INIT;
   options.struct_size = sizeof(options) - 8;
-  expect_refusal(folio_create_cpu_context(&options, &context), FOLIO_INVALID_ARGUMENT, "options.struct_size is 32");
+  expect_refusal(folio_create_cpu_context(&options, &context), FOLIO_INVALID_ARGUMENT, "options.struct_size is 40");
 }
 
 TEST(CHandles, CudaDevicesThatAreNotThereAreUnavailable) {

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "folio/attention.hpp"
 #include "folio/verify.hpp"
 
 namespace folio::verify {
@@ -31,10 +32,13 @@ constexpr Kind kInputs[] = {{"bfloat16", "", true},
                             {"e5m2", " dtypes=f16/e5m2/f16 page=32"}};
 constexpr Kind kDims[] = {{"64", " dims=64/64"}, {"192_128", " dims=192/128"}, {"256", " dims=256/256"}};
 
-void check(const std::string& levels) {
-  const std::string text = "kernel=cuda-sm90-prefill seed=3 group=4 queries=prefill determinism=none" + levels;
+void check_case(const std::string& text) {
   const CaseReport report = run_case(parse_case(text));
   EXPECT_TRUE(report.passed) << report.failure << "\n  case: " << text;
+}
+
+void check(const std::string& levels) {
+  check_case("kernel=cuda-sm90-prefill seed=3 group=4 queries=prefill determinism=none" + levels);
 }
 
 class PrefillVariants : public ::testing::TestWithParam<Kind> {};
@@ -52,6 +56,36 @@ TEST_P(PrefillVariants, OfOtherHeadDimensions) {
     SCOPED_TRACE(dims.name);
     check(std::string(dims.levels) + GetParam().levels);
   }
+}
+
+/// Products of codes as they are have a loader and math warpgroups of their own.
+TEST(PrefillProducts, OfFp8) {
+  for (const char* levels :
+       {"", " mask=none window=both", " page=8 dtypes=e4m3/e4m3/e4m3", " page=64 segments=prefix+new", " page=1",
+        " segments=ragged", " lengths=medium scales=request+head"}) {
+    check_case(
+        to_string(with_fp8_products(parse_case(std::string("seed=2 kernel=cuda-sm90-prefill group=4 queries=prefill "
+                                                           "determinism=none") +
+                                               levels))));
+  }
+}
+
+/// What cannot be multiplied so is computed as without the permission.
+TEST(PrefillProducts, AreAPermission) {
+  AttentionConfig config;
+  config.num_q_heads = config.num_kv_heads = 1;
+  config.head_dim_qk = config.head_dim_v = 128;
+  config.q = config.kv = DType::kFloat8E4M3;
+  PrepareOptions options;
+  EXPECT_FALSE(prepare(Context::cuda(0), config, options).fp8_products());
+  options.allow_fp8_products = true;
+  const AttentionOp op = prepare(Context::cuda(0), config, options);
+  EXPECT_TRUE(op.fp8_products());
+  EXPECT_EQ(op.weight_dtype(), DType::kFloat8E4M3);
+  config.features = Feature::kSoftCap;
+  EXPECT_FALSE(prepare(Context::cuda(0), config, options).fp8_products());
+  check(" dims=128/128 dtypes=e4m3/e4m3/bf16 cap=on fp8-products=allowed");
+  check(" dims=128/128 dtypes=bf16/e4m3/bf16 fp8-products=allowed");
 }
 
 INSTANTIATE_TEST_SUITE_P(Logits, PrefillVariants, ::testing::ValuesIn(kLogits),

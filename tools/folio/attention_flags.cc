@@ -82,6 +82,8 @@ void AttentionFlags::add_to(CLI::App& app, bool with_layers) {
       ->capture_default_str();
   app.add_option("--kernel", kernel,
                  "the attention kernel to use, by name (see folio info --explain); refused if it cannot");
+  app.add_flag("--allow-fp8-products", allow_fp8_products,
+               "speed before accuracy: kernels that can multiply fp8 queries, keys, weights and values as they are");
 }
 
 replay::StackConfig AttentionFlags::stack(int32_t scale) const {
@@ -116,6 +118,7 @@ replay::StackConfig AttentionFlags::stack(int32_t scale) const {
   stack.layout = layout;
   stack.page_size = page_size;
   stack.determinism = determinism;
+  stack.allow_fp8_products = allow_fp8_products;
   return stack;
 }
 
@@ -123,6 +126,7 @@ Context AttentionFlags::context() const {
   ContextOptions options;
   options.num_threads = threads;
   options.force_kernel = kernel;
+  options.allow_fp8_products = allow_fp8_products;
   if (device == "cuda") return Context::cuda(0, options);
   return Context::cpu(options);
 }

@@ -294,6 +294,13 @@ TEST(Cli, InfoExplains) {
   EXPECT_FALSE(json["kernel"].get<std::string>().empty());
 }
 
+TEST(Cli, InfoTellsOfProductsOfFp8) {
+  const Outcome outcome =
+      folio({"info", "--allow-fp8-products", "--q-dtype", "e4m3", "--kv-dtype", "e4m3", "--json", "-"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["fp8_products"], false);  // no kernel of a CPU has them
+}
+
 TEST(Cli, BenchMeasuresBesideItsYardsticks) {
   const Outcome outcome = folio({"bench", "--model", "tiny", "--batch", "2", "--kv-len", "64", "--q-len", "16",
                                  "--rounds", "2", "--min-ms", "0.1", "--json", "-"});

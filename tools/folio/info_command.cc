@@ -44,6 +44,7 @@ int show_info(const InfoFlags& flags) {
   for (const KernelAnswer& answer : answers) {
     if (chosen.empty() && answer.available && answer.refusal.empty()) chosen = answer.name;
   }
+  const bool fp8_products = !chosen.empty() && prepare(context, config).fp8_products();
   if (!flags.json.empty()) {
     nlohmann::ordered_json json = {
         {"version", version()},
@@ -52,6 +53,7 @@ int show_info(const InfoFlags& flags) {
         {"threads", context.concurrency()},
         {"yardstick_isa", replay::yardstick_isa()},
         {"kernel", chosen},
+        {"fp8_products", fp8_products},
         {"recommended", {{"kv_format", replay::to_string(advice.format)}, {"page_size", advice.page_size}}}};
     for (const KernelAnswer& answer : answers) {
       json["kernels"].push_back({{"name", answer.name}, {"available", answer.available}, {"refusal", answer.refusal}});
@@ -70,7 +72,8 @@ int show_info(const InfoFlags& flags) {
              config.num_kv_heads, config.head_dim_qk, config.head_dim_v, to_string(config.q), to_string(config.kv),
              replay::to_string(config.kv_format), config.page_size, replay::to_string(config.determinism));
   fmt::print("  recommended {} pages of {} tokens\n", replay::to_string(advice.format), advice.page_size);
-  fmt::print("  kernel      {}\n", chosen.empty() ? "none takes this" : chosen);
+  fmt::print("  kernel      {}{}\n", chosen.empty() ? "none takes this" : chosen,
+             fp8_products ? ", products of fp8 as they are" : "");
   if (flags.explain) {
     for (const KernelAnswer& answer : answers) {
       fmt::print("    {:<20}{}{}\n", answer.name, answer.available ? "" : "(not on this machine) ",

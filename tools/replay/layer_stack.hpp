@@ -39,7 +39,10 @@ class LayerStack final : public AttentionStack {
 
   const StackConfig& config() const override { return config_; }
   const AttentionConfig& attention() const override { return stacks_.front().op.config(); }
-  std::string kernel_name() const override { return stacks_.front().op.kernel_name(); }
+  std::string kernel_name() const override {
+    const AttentionOp& op = stacks_.front().op;
+    return op.kernel_name() + (op.fp8_products() ? " (fp8 products)" : "");
+  }
   const WorkCounts& work() const override { return work_; }
   size_t pool_bytes() const override { return pool_.bytes(); }
   size_t resident_bytes() const override { return pool_.resident_bytes() + workspace_.resident_bytes(); }

@@ -29,8 +29,11 @@ uint64_t hash_row(const std::byte* row, size_t bytes) {
 }
 
 /// What a plain computation rounds probabilities to: the queries' own type, bfloat16 for fp8.
-DType compute_dtype(DType q) {
-  return is_fp8(q) ? DType::kBFloat16 : q;
+DType compute_dtype(const StackConfig& stack) {
+  if (stack.allow_fp8_products && stack.q == DType::kFloat8E4M3 && stack.kv == DType::kFloat8E4M3) {
+    return DType::kFloat8E4M3;
+  }
+  return is_fp8(stack.q) ? DType::kBFloat16 : stack.q;
 }
 
 }  // namespace
@@ -111,7 +114,7 @@ void RowChecker::check_row(const TokenRow& token, const LayerOutput& output, con
   const auto q_head = static_cast<int32_t>(choice % static_cast<uint64_t>(stack_.num_q_heads));
   fill_problem(token, output.layer, q_head, chain);
   oracle_row(problem_, exact_);
-  const RowTolerance tolerance = row_tolerance(problem_, exact_, compute_dtype(stack_.q));
+  const RowTolerance tolerance = row_tolerance(problem_, exact_, compute_dtype(stack_));
   ++counts_.rows;
   bool failed = false;
   for (int32_t d = 0; d < stack_.head_dim_v; ++d) {

@@ -31,6 +31,7 @@ Rounding rounding_of(DType dtype) {
 float rounded(float value, DType dtype) {
   if (dtype == DType::kBFloat16) return bfloat16_to_float(float_to_bfloat16(value));
   if (dtype == DType::kFloat16) return float16_to_float(float_to_float16(value));
+  if (dtype == DType::kFloat8E4M3) return fp8_e4m3_to_float(float_to_fp8_e4m3(value * 0x1p8f)) * 0x1p-8f;
   return value;
 }
 
@@ -70,6 +71,35 @@ double RowTolerance::allowed(double exact, DType out) const {
   return 4.0 * plain_error + floor + rounding.relative * std::abs(exact) + rounding.smallest;
 }
 
+namespace {
+
+/// What products of fp8 may move an output by, relative to the largest |v|: they cut off what is 2^-13 below the
+/// largest of 32 terms and of their sum so far, of 34 numbers a step. Logits sum head_dim_qk / 32 steps, a tile of 128
+/// keys four.
+double product_loss(const RowProblem& problem) {
+  constexpr double kStepCut = 34 * 0x1p-13;
+  const auto dim = static_cast<size_t>(problem.head_dim_qk);
+  double most = 0.0;
+  for (size_t key = 0; key < static_cast<size_t>(problem.kv_len); ++key) {
+    double sum = 0.0;
+    double steps = 0.0;
+    double largest = 0.0;
+    for (size_t d = 0; d < dim; ++d) {
+      if (d % 32 == 0) {
+        steps += largest;
+        largest = std::abs(sum);
+      }
+      const double product = static_cast<double>(problem.q[d]) * static_cast<double>(problem.k[key * dim + d]);
+      largest = std::max(largest, std::abs(product));
+      sum += product;
+    }
+    most = std::max(most, steps + largest);
+  }
+  return 4.0 * kStepCut + std::expm1(2.0 * kStepCut * most / std::sqrt(static_cast<double>(problem.head_dim_qk)));
+}
+
+}  // namespace
+
 RowTolerance row_tolerance(const RowProblem& problem, std::span<const double> exact, DType compute) {
   std::vector<float> plain(exact.size());
   const double largest_probability = plain_row(problem, compute, plain);
@@ -93,6 +123,7 @@ RowTolerance row_tolerance(const RowProblem& problem, std::span<const double> ex
   if (compute != DType::kFloat32) {
     tolerance.floor += rounding_of(compute).relative * largest_probability * static_cast<double>(largest_v);
   }
+  if (compute == DType::kFloat8E4M3) tolerance.floor += product_loss(problem) * static_cast<double>(largest_v);
   return tolerance;
 }
 

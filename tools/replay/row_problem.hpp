@@ -23,14 +23,15 @@ struct RowProblem {
 /// The row by Folio's float64 oracle. `out` has head_dim_v elements.
 void oracle_row(const RowProblem& problem, std::span<double> out);
 
-/// The row by a textbook computation: float32, the probabilities rounded to `compute` (float32, float16 or bfloat16).
-/// Returns the largest probability.
+/// The row by a textbook computation: float32, the probabilities rounded to `compute` (float32, float16, bfloat16 or,
+/// the largest being 2^8, e4m3). Returns the largest probability.
 double plain_row(const RowProblem& problem, DType compute, std::span<float> out);
 
 /// How far a kernel's output may lie from the oracle's.
 struct RowTolerance {
   double plain_error = 0.0;  ///< the largest error of plain_row over the row
-  double floor = 0.0;  ///< rounding that any order of summation may have: of float32, and of the largest probability
+  double floor = 0.0;  ///< rounding that any order of summation may have: of float32, and of the largest probability;
+                       ///< of e4m3, what products of fp8 may lose too (PrepareOptions::allow_fp8_products)
 
   /// Most allowed at an output whose exact value is `exact`, stored as `out`: four times the plain computation's error,
   /// as other orders of summation and online rescaling round more often, and half a unit in the last place of the

@@ -101,6 +101,7 @@ struct LaunchShape {
   int32_t num_workers = 0;
   bool merge = true;              ///< false: nothing was split, or the kernel merges itself
   int32_t most_rows = INT32_MAX;  ///< no item has more packed rows
+  bool fp8_products = false;      ///< see AttentionKernel::fp8_products
 };
 
 struct AttentionKernel {
@@ -127,6 +128,9 @@ struct AttentionKernel {
   int32_t least_claim_tokens = 256;
   /// ClaimOrder::kDearestFirst: bytes of K and V that stay in the L2 cache while row tiles read them; 0 is any number.
   int64_t section_bytes = 0;
+  /// Of what it takes: where fp8 queries, keys and values are multiplied as they are, and weights rounded to e4m3, if
+  /// that is permitted (PrepareOptions::allow_fp8_products). Null: nowhere.
+  bool (*fp8_products)(const AttentionConfig& config) = nullptr;
   /// Takes AttentionParams::merge_counters: the launch folds what it has split itself.
   bool merges_itself = false;
   /// Packed rows of an item that it takes too, though TileShape::rows are fewer, by a launch of its own for them

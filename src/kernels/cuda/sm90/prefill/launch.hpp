@@ -29,5 +29,7 @@ void launch_bfloat16_256_256(const AttentionParams& params, Variant variant, int
 void launch_float16_256_256(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
 void launch_e4m3_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
 void launch_e5m2_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
+/// Products of codes as they are: e4m3 queries, keys and values; kPlain alone.
+void launch_native_e4m3_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -9,6 +9,7 @@ namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
 class MathGroup {
+ protected:
   static constexpr HeadDims kDims{DimQk, DimV};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   static constexpr int32_t kTokens = tile_tokens(kDims);
@@ -29,7 +30,12 @@ class MathGroup {
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         first_row_(group_ * kGroupRows + static_cast<int32_t>(threadIdx.x) % kGroupThreads / 32 * 16 + lane_ / 4) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run() { run_as(*this); }
+
+ protected:
+  /// `self`: this, as the class whose accumulate is to be called.
+  template <typename Self>
+  __device__ __forceinline__ void run_as(Self& self) {
     RunningState<kValues> running;
     if (group_ == 1) ptx::come(kTurns, kMathGroups * kGroupThreads);  // the first begins
     for (int32_t number = 0;; ++number) {
@@ -44,7 +50,7 @@ class MathGroup {
       const ResultPlace place{queries, ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_,
                               first_row_, lane_};
       if (context.num_tiles > 0) {
-        const PlainEnd<DimV> end = accumulate(context, rows, queries, place);
+        const PlainEnd<DimV> end = self.accumulate(context, rows, queries, place);
         if (context.plain_end) [[likely]] {
           end_plain_item<DimV>(context, end, state_row_, o_, place);
           continue;
@@ -54,7 +60,6 @@ class MathGroup {
     }
   }
 
- private:
   __device__ __forceinline__ void begin_item(const ItemContext& context, const RowInfo& rows) {
     if (!context.queries_by_boxes) ptx::order_before_products();
 #pragma unroll
@@ -206,12 +211,14 @@ class MathGroup {
 
   /// Tells the compiler that all lanes have the same, so that what is made of it takes no registers of theirs: what
   /// lies between items makes it forget.
-  __device__ __forceinline__ static void keep_uniform(Place& place) {
+  template <int32_t Stages>
+  __device__ __forceinline__ static void keep_uniform(RingPlace<Stages>& place) {
     place.stage = __shfl_sync(kAllLanes, place.stage, 0);
     place.parity = __shfl_sync(kAllLanes, place.parity, 0);
   }
   /// Number in its ring of the next tile, which is there then.
-  __device__ __forceinline__ static uint32_t await(uint32_t ring, Place& place) {
+  template <int32_t Stages>
+  __device__ __forceinline__ static uint32_t await(uint32_t ring, RingPlace<Stages>& place) {
     const uint32_t stage = place.stage;
     ptx::wait_as_warp(ring + 8 * stage, place.parity);
     place.step();

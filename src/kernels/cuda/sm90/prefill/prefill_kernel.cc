@@ -3,7 +3,7 @@
 #include "core/error.hpp"
 #include "kernels/cuda/common/merge.hpp"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
-#include "kernels/cuda/sm90/prefill/shape.hpp"
+#include "kernels/cuda/sm90/prefill/native_shape.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 namespace {
@@ -92,7 +92,17 @@ DType common_codes(const AttentionParams& params, const LaunchShape& shape) {
   return common;
 }
 
+/// Where codes can be multiplied as they are: where all inputs are e4m3 and rows see ranges of keys, whatever the step
+/// and the layer bring.
+bool has_fp8_products(const AttentionConfig& config) {
+  return config.q == DType::kFloat8E4M3 && config.kv == DType::kFloat8E4M3 && config.ragged_kv == DType::kFloat8E4M3 &&
+         config.head_dim_qk == kNativeDims.qk && config.head_dim_v == kNativeDims.v &&
+         config.mask != MaskKind::kCustom && !config.features.has(Feature::kSoftCap) &&
+         !config.features.has(Feature::kAlibi);
+}
+
 LaunchClass choose(const AttentionParams& params, const LaunchShape& shape) {
+  if (shape.fp8_products) return launch_native_e4m3_128_128;
   const DimsLaunch& dims = *find_dims(params.head_dim_qk, params.head_dim_v);
   const DType codes = common_codes(params, shape);
   if (codes == DType::kFloat8E4M3 && dims.e4m3 != nullptr) return dims.e4m3;
@@ -123,6 +133,7 @@ const AttentionKernel kSm90PrefillKernel{.name = "cuda-sm90-prefill",
                                          .start_cost = 160,
                                          .least_claim_tokens = 1024,
                                          .section_bytes = int64_t{40} << 20,
+                                         .fp8_products = has_fp8_products,
                                          .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -1,5 +1,5 @@
 // Where things stand in shared memory, where no GPU is needed.
-#include "kernels/cuda/sm90/prefill/shape.hpp"
+#include "kernels/cuda/sm90/prefill/native_shape.hpp"
 
 #include <gtest/gtest.h>
 
@@ -101,6 +101,25 @@ TEST(Sm90PrefillShape, BoxesLieInOnePageAndTileAndAreSharedByWarps) {
   EXPECT_EQ(boxes_per_warp(16, 128), 2);
   EXPECT_EQ(boxes_per_warp(32, 128), 1);
   EXPECT_EQ(boxes_per_warp(128, 128), 1);
+}
+
+TEST(Sm90PrefillShape, ProductsOfCodesFindWeightsWhereTheirScoresWere) {
+  // Of a product's scores, lane group member t has columns 8j + 2t and the next; of its weights, of each 32, words 4t
+  // to 4t + 3 and the same 16 further on. See ptx/wgmma.cuh, ptx/fp8_products.cuh.
+  std::set<int32_t> columns;
+  for (int32_t token = 0; token < kNativeTokens; ++token) {
+    const int32_t column = native_column(token);
+    columns.insert(column);
+    EXPECT_EQ(column / 16, token / 16);
+    EXPECT_EQ(column % 16 / 4, token % 8 / 2);  // t
+    EXPECT_EQ(column % 4, token % 16 / 8 * 2 + token % 2);
+  }
+  EXPECT_EQ(columns.size(), static_cast<size_t>(kNativeTokens));
+  for (int32_t row = 0; row < 128; ++row) {
+    for (int32_t piece = 0; piece < 8; ++piece) {
+      EXPECT_EQ(native_offset(row, piece), exchanged(128, row * kNativeRow + piece * 16));
+    }
+  }
 }
 
 TEST(Sm90PrefillShape, TilesAreMaskedWhereRowsDiffer) {

@@ -15,22 +15,16 @@ constexpr int32_t shared_bytes() {
   return 1024 + shared_layout({DimQk, DimV}).rest + static_cast<int32_t>(sizeof(SharedState));
 }
 
-/// What each thread does. `memory`: shared, from a multiple of 1024 on. `kCodes`: those that keys and values are; of
-/// kNone, they are of type T, as products take them.
-template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, Codes kCodes = Codes::kNone>
-__device__ __forceinline__ void run_thread_block(const PrefillParams& params, unsigned char* memory) {
-  static_assert(DimQk % 32 == 0 && DimV % 32 == 0 && DimQk >= DimV && stages({DimQk, DimV}) <= kMaxStages);
-  SharedState& state = *reinterpret_cast<SharedState*>(memory + shared_layout({DimQk, DimV}).rest);
-  static_assert(shared_layout({DimQk, DimV}).rest % alignof(SharedState) == 0);
+/// By all threads, before anything else. `keys_emptied`: arrivals that give a tile of keys back.
+__device__ __forceinline__ void init_barriers(SharedState& state, uint32_t keys_emptied) {
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kItems; ++i) {
       ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kFullArrivals);
       ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps * 32);
     }
-    constexpr uint32_t kKeysEmptied = kVariant == Variant::kAny ? kMathWarps * 32 : kMathWarps;  // see release_keys
     for (int32_t i = 0; i < kMaxStages; ++i) {
       ptx::init_barrier(ptx::shared_address(&state.keys.full[i]), kFullArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.keys.empty[i]), kKeysEmptied);
+      ptx::init_barrier(ptx::shared_address(&state.keys.empty[i]), keys_emptied);
       ptx::init_barrier(ptx::shared_address(&state.values.full[i]), kFullArrivals);
       ptx::init_barrier(ptx::shared_address(&state.values.empty[i]), kMathWarps);
     }
@@ -41,6 +35,16 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
     ptx::publish_barriers();
   }
   __syncthreads();
+}
+
+/// What each thread does. `memory`: shared, from a multiple of 1024 on. `kCodes`: those that keys and values are; of
+/// kNone, they are of type T, as products take them.
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, Codes kCodes = Codes::kNone>
+__device__ __forceinline__ void run_thread_block(const PrefillParams& params, unsigned char* memory) {
+  static_assert(DimQk % 32 == 0 && DimV % 32 == 0 && DimQk >= DimV && stages({DimQk, DimV}) <= kMaxStages);
+  SharedState& state = *reinterpret_cast<SharedState*>(memory + shared_layout({DimQk, DimV}).rest);
+  static_assert(shared_layout({DimQk, DimV}).rest % alignof(SharedState) == 0);
+  init_barriers(state, kVariant == Variant::kAny ? kMathWarps * 32 : kMathWarps);  // see release_keys
   if (threadIdx.x < kGroupThreads) {
     ptx::give_up_registers<kCodes == Codes::kNone ? kLoadRegisters : kCodeLoadRegisters>();
     if constexpr (kCodes == Codes::kNone) {

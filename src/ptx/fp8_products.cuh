@@ -1,0 +1,88 @@
+#pragma once
+
+#include "ptx/wgmma.cuh"
+
+/// Products of fp8 codes (e4m3) by a warpgroup, as they are (compute capability 9.0 alone): PTX `wgmma` of kind e4m3,
+/// and what brings its operands into place. Both operands lie along the sum: a tile of keys as it is, values
+/// transposed. Sums keep 13 bits below the largest product of 32, or below what they are added to: docs/decisions.
+namespace folio::inline v0::ptx {
+
+/// One step of 32 of a product of 64 rows and 128 columns: d (+)= A B^T, both tiles row by row in shared memory.
+template <Sum kSum>
+__device__ __forceinline__ void multiply_code_tiles(float (&d)[64], uint64_t a, uint64_t b);
+
+/// The same with A's 32 columns in registers: with g = lane / 4 and t = lane % 4, a word has a row's columns 4t to 4t +
+/// 3, words are rows g, g + 8, then the same 16 columns further on. Of 64 (32 sums) or 128 columns.
+template <Sum kSum, int32_t Count>
+__device__ __forceinline__ void multiply_code_rows(float (&d)[Count], const uint32_t (&a)[4], uint64_t b);
+
+// Registers and constraints of so many accumulators, by eights.
+#define FOLIO_EIGHT_SUMS(i)                                                                                   \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define FOLIO_SUMS_32 FOLIO_EIGHT_SUMS(0), FOLIO_EIGHT_SUMS(8), FOLIO_EIGHT_SUMS(16), FOLIO_EIGHT_SUMS(24)
+#define FOLIO_SUMS_64 \
+  FOLIO_SUMS_32, FOLIO_EIGHT_SUMS(32), FOLIO_EIGHT_SUMS(40), FOLIO_EIGHT_SUMS(48), FOLIO_EIGHT_SUMS(56)
+#define FOLIO_REGISTERS_32                                                 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FOLIO_REGISTERS_64                                                                            \
+  FOLIO_REGISTERS_32                                                                                  \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
+  "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+#define FOLIO_CODE_TILES(sum, adds)                                                                 \
+  template <>                                                                                       \
+  __device__ __forceinline__ void multiply_code_tiles<sum>(float(&d)[64], uint64_t a, uint64_t b) { \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " adds                                              \
+                 ", 0; wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" FOLIO_REGISTERS_64  \
+                 "}, %64, %65, p, "                                                                 \
+                 "1, 1;}"                                                                           \
+                 : FOLIO_SUMS_64                                                                    \
+                 : "l"(a), "l"(b));                                                                 \
+  }
+FOLIO_CODE_TILES(Sum::kNew, "0")
+FOLIO_CODE_TILES(Sum::kAdd, "1")
+#undef FOLIO_CODE_TILES
+
+#define FOLIO_CODE_ROWS(sum, adds, count, columns, i0, i1, i2, i3, i4)                                    \
+  template <>                                                                                             \
+  __device__ __forceinline__ void multiply_code_rows<sum, count>(float(&d)[count], const uint32_t(&a)[4], \
+                                                                 uint64_t b) {                            \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " adds ", 0; wgmma.mma_async.sync.aligned.m64n" columns   \
+                 "k32.f32.e4m3.e4m3 {" FOLIO_REGISTERS_##count "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 \
+                                                               ", p, 1, "                                 \
+                                                               "1;}"                                      \
+                 : FOLIO_SUMS_##count                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                   \
+  }
+FOLIO_CODE_ROWS(Sum::kNew, "0", 32, "64", "%32", "%33", "%34", "%35", "%36")
+FOLIO_CODE_ROWS(Sum::kAdd, "1", 32, "64", "%32", "%33", "%34", "%35", "%36")
+FOLIO_CODE_ROWS(Sum::kNew, "0", 64, "128", "%64", "%65", "%66", "%67", "%68")
+FOLIO_CODE_ROWS(Sum::kAdd, "1", 64, "128", "%64", "%65", "%66", "%67", "%68")
+#undef FOLIO_CODE_ROWS
+#undef FOLIO_REGISTERS_64
+#undef FOLIO_REGISTERS_32
+#undef FOLIO_SUMS_64
+#undef FOLIO_SUMS_32
+#undef FOLIO_EIGHT_SUMS
+
+/// Four numbers as e4m3 codes, the first in the lowest byte; rounded to nearest, saturated, NaN stays NaN.
+__device__ __forceinline__ uint32_t pack_four_codes(float a, float b, float c, float d) {
+  uint32_t packed;
+  asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; "
+      "mov.b32 %0, {low, high};}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
+}
+
+/// The inverse of load_matrices: matrix i of word i of all lanes, to the rows of 16 bytes whose addresses lanes 8i to
+/// 8i + 7 give.
+__device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (&in)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(in[0]), "r"(in[1]),
+               "r"(in[2]), "r"(in[3])
+               : "memory");
+}
+
+}  // namespace folio::inline v0::ptx
