@@ -120,10 +120,6 @@ inline uint32_t __ballot_sync(uint32_t, bool value) {
 inline bool __all_sync(uint32_t, bool value) {
   return folio::emulation::reduce(value ? 1 : 0, [](int a, int b) { return a & b; }) != 0;
 }
-inline uint32_t __ballot_sync(uint32_t, bool value) {
-  const uint32_t mine = value ? 1u << (folio::emulation::thread_index().x & 31) : 0u;
-  return folio::emulation::reduce(mine, [](uint32_t a, uint32_t b) { return a | b; });
-}
 inline int32_t __popc(uint32_t value) {
   return __builtin_popcount(value);
 }

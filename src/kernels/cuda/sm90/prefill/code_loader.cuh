@@ -282,6 +282,7 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, Sights> {
       const CodeStage stage = stage_of(turn);
       ptx::wait(stage.empty, stage.parity ^ 1);
       if (lane_ == 0) ptx::arrive(stage.landed);  // its phases are the stage's
+      ptx::wait_as_warp(stage.landed, stage.parity);
       hand_over_codes(tiles, turn, stage, widen<1>(tiles, turn, stage, 0, codes));
     }
     num_tiles_ += static_cast<uint32_t>(tiles.count);
