@@ -123,8 +123,8 @@ planner::PlannerConfig gpu_planner_config(const detail::OpState& state, const ke
   planner.least_claim_tokens = kernel.least_claim_tokens;
   const int64_t token_bytes = int64_t{state.config.head_dim_qk + state.config.head_dim_v} * size_of(state.config.kv);
   planner.section_tokens = kernel.section_bytes / token_bytes;
-  // A graph keeps its launch: there the wider items have to be what it is for. Above kRunToRun a request's kernel, hence
-  // its bits, must not depend on whether the op is a graph's.
+  // A graph keeps its launch: there the wider items have to be what it is for. Above kRunToRun a request's kernel,
+  // hence its bits, must not depend on whether the op is a graph's.
   if (state.config.determinism > Determinism::kRunToRun) return planner;
   const std::optional<GraphBounds>& bounds = state.options.bounds;
   const int64_t group_size = state.config.num_q_heads / state.config.num_kv_heads;
