@@ -324,33 +324,40 @@ TEST_F(TwoKernels, AGraphOfDecodesHasOneLaunch) {
 }
 
 /// With groups of two heads, 8 tokens are 16 rows.
+const Asked kVerifies{.q_len = {1, 8, 5, 0, 3}, .kv_len = {900, 40, 300, 0, 3}};
+
 TEST_F(TwoKernels, WideItemsGoToTheKernelOfFewRowsWhereALaunchKnowsOfThem) {
-  Asked verifies{.q_len = {1, 8, 5, 0, 3}, .kv_len = {900, 40, 300, 0, 3}};
-  for (const Determinism determinism : {Determinism::kRunToRun, Determinism::kBatchInvariant}) {
-    verifies.determinism = determinism;
-    verifies.bounds = std::nullopt;
-    const Got got = run_with(verifies, kWidePair);
-    EXPECT_EQ(who(got), (Names{"few"}));
-    EXPECT_EQ(most_rows, std::vector<int32_t>{16});
-    const Got narrow = run_with(verifies, kPair);
-    EXPECT_EQ(who(narrow), (Names{"many", "few"}));
-    expect_near(got, narrow);
-    if (determinism == Determinism::kBatchInvariant) {
-      EXPECT_EQ(got.out, narrow.out);
-      EXPECT_EQ(got.lse, narrow.lse);
-    }
-    verifies.bounds = bounds(8);  // a graph of such batches
-    for (const bool on_device : {false, true}) {
-      verifies.on_device = on_device && determinism == Determinism::kRunToRun;
-      expect_near(run_with(verifies, kWidePair), narrow);
-      EXPECT_EQ(launched.size(), 1u);
-      EXPECT_EQ(most_rows, std::vector<int32_t>{16});
-    }
-    verifies.on_device = false;
-    verifies.bounds = bounds(12);  // of any: the launch for few rows stays that of eight
+  Asked verifies = kVerifies;
+  const Got got = run_with(verifies, kWidePair);
+  EXPECT_EQ(who(got), (Names{"few"}));
+  EXPECT_EQ(most_rows, std::vector<int32_t>{16});
+  const Got narrow = run_with(verifies, kPair);
+  EXPECT_EQ(who(narrow), (Names{"many", "few"}));
+  expect_near(got, narrow);
+  verifies.bounds = bounds(8);  // a graph of such batches
+  for (const bool on_device : {false, true}) {
+    verifies.on_device = on_device;
     expect_near(run_with(verifies, kWidePair), narrow);
-    EXPECT_EQ(launched.size(), 2u);
-    EXPECT_EQ(most_rows[1], 8);
+    EXPECT_EQ(launched.size(), 1u);
+    EXPECT_EQ(most_rows, std::vector<int32_t>{16});
+  }
+  verifies.on_device = false;
+  verifies.bounds = bounds(12);  // of any: the launch for few rows stays that of eight
+  expect_near(run_with(verifies, kWidePair), narrow);
+  EXPECT_EQ(launched.size(), 2u);
+  EXPECT_EQ(most_rows[1], 8);
+}
+
+TEST_F(TwoKernels, GraphsHaveTheKernelsOfEagerStepsWhereBitsMayNotDependOnThat) {
+  Asked verifies = kVerifies;
+  verifies.determinism = Determinism::kBatchInvariant;
+  const Got eager = run_with(verifies, kWidePair);
+  EXPECT_EQ(who(eager), (Names{"many", "few"}));
+  for (const int32_t most_tokens : {8, 12}) {
+    verifies.bounds = bounds(most_tokens);
+    const Got captured = run_with(verifies, kWidePair);
+    EXPECT_EQ(captured.out, eager.out);
+    EXPECT_EQ(captured.lse, eager.lse);
   }
 }
 
