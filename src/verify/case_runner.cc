@@ -1,6 +1,7 @@
 #include "verify/case_runner.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "core/error.hpp"
@@ -241,8 +242,8 @@ std::string CaseRunner::same_bits(const char* what, const Slice& slice, const Ru
           std::equal(output.block_scales.begin() + static_cast<int64_t>(row * row_scales),
                      output.block_scales.begin() + static_cast<int64_t>((row + 1) * row_scales),
                      main_.block_scales.begin() + static_cast<int64_t>(main_row * row_scales));
-      const bool same_lse =
-          output.lse.empty() || std::memcmp(&output.lse[row], &main_.lse[main_row], sizeof(float)) == 0;
+      const bool same_lse = output.lse.empty() ||
+                            std::bit_cast<uint32_t>(output.lse[row]) == std::bit_cast<uint32_t>(main_.lse[main_row]);
       if (!same_out || !same_lse) {
         return core::message(what, " changes the bits of ", same_out ? "lse" : "out", " at ",
                              place(problem_, main_row, -1));
