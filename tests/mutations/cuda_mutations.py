@@ -27,12 +27,12 @@ plant(rule, "codes-not-exchanged", SHAPE, "piece ^ (dim % 128 == 0 ? row & 7 : r
 plant(rule, "large-tiles-beyond-the-least-memory", SHAPE, "kLargeStages = 3", "kLargeStages = 4")
 plant(rule, "last-token-not-masked", SHAPE, "first + count > sight.all_end;", "first + count > sight.all_end + 1;")
 plant(rule, "mixed-tokens-overlooked", SHAPE, "(begin < sight.all_begin || end > sight.all_end)", "begin < sight.all_begin")
-plant(rule, "prefill-pieces-not-exchanged", PREFILL_SHAPE, "token % kEight * 128 + ((piece ^ token) & 7) * 16",
-      "token % kEight * 128 + (piece & 7) * 16")
-plant(rule, "prefill-last-token-not-masked", PREFILL_SHAPE, "first + kTokens > sight.all_end;",
-      "first + kTokens > sight.all_end + 1;")
+plant(rule, "prefill-pieces-not-exchanged", PREFILL_SHAPE, "span(dim) == 128 ? ((piece ^ token) & 7) * 16",
+      "span(dim) == 128 ? (piece & 7) * 16")
+plant(rule, "prefill-last-token-not-masked", PREFILL_SHAPE, "first + tokens > sight.all_end;",
+      "first + tokens > sight.all_end + 1;")
 plant(rule, "prefill-boxes-across-pages", PREFILL_SHAPE, "page_size % (2 * box) == 0", "page_size >= 2 * box")
-plant(rule, "prefill-tiles-with-boxes-left-out", PREFILL_SHAPE, "kTokens / kGroupWarps / box", "kTokens / kGroupWarps / box / 2")
+plant(rule, "prefill-tiles-with-boxes-left-out", PREFILL_SHAPE, "tokens / kGroupWarps / box", "tokens / kGroupWarps / box / 2")
 plant(rule, "latent-pieces-not-exchanged", LATENT_SHAPE, "((piece ^ token) & 7) * 16", "(piece & 7) * 16")
 plant(rule, "latent-last-token-not-masked", LATENT_SHAPE, "first + kTokens > sight.all_end;",
       "first + kTokens > sight.all_end + 1;")

@@ -26,7 +26,7 @@ plant(rule, "cascade-below-least-prefix", COMMON + "cascade_heuristic.cc", "inpu
 rule = "prefixes that builders discover"
 LEVELS = COMMON + "step_levels.cc"
 plant(rule, "another-table-is-believed", LEVELS, "core::require(page == expected,", "core::require(true || page == expected,")
-plant(rule, "another-table-keeps-the-first", LEVELS, "moved.tables[s].indices = given.data;", "")
+plant(rule, "another-table-keeps-the-first", LEVELS, "moved.tables[s].indices = table.data;", "")
 plant(rule, "levels-of-a-stale-step-moved", FLASH + "build.cc",
       "static_cast<void>(workspace_size(metadata.plans.front()->plan));", "")
 plant(rule, "bounds-for-one-level", FLASH + "metadata_builder.cc", "return options.max_cascade_levels;", "return 1;")

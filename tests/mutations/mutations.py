@@ -142,8 +142,8 @@ plant(rule, "window-start-of-first-request", LINE, "TokenRange{std::min(all.begi
 
 rule = "prices of starts"
 plant(rule, "start-not-priced", STORAGE, "kv_tile == 0 ? 0 : start_cost + kv_tile * kv_tile_cost", "kv_tile * kv_tile_cost")
-plant(rule, "start-forgotten-at-a-cut", STORAGE, "offset <= start_cost ? 0 : (offset - start_cost) / kv_tile_cost",
-      "offset / kv_tile_cost")
+plant(rule, "start-forgotten-at-a-cut", STORAGE, "offset <= start_cost ? 0 : quotient(offset - start_cost, kv_tile_cost)",
+      "quotient(offset, kv_tile_cost)")
 
 rule = "custom mask"
 plant(rule, "mask-bit-order", LOCATE, "static_cast<uint64_t>(bytes[i]) << (8 * (i - first))",
@@ -393,8 +393,11 @@ plant(rule, "own-keys-repeat-the-shared", CASCADE, "static_cast<int32_t>(row_beg
 plant(rule, "padding-loses-a-prefix-it-never-had", CASCADE, "if (full_pages[static_cast<size_t>(r)] > 0) own_first_page",
       "if (true) own_first_page")
 plant(rule, "cascades-at-invariant-levels", CASCADE,
-      "state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {\n    return state.emit_plain(batch, stream);\n  }\n  const auto prefixes",
-      "state.max_levels == 0 || !state.addressable) {\n    return state.emit_plain(batch, stream);\n  }\n  const auto prefixes")
+      "state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {\n    return state.emit(batch, {}, stream);\n  }\n  const auto prefixes",
+      "state.max_levels == 0 || !state.addressable) {\n    return state.emit(batch, {}, stream);\n  }\n  const auto prefixes")
+plant(rule, "prefixes-shared-at-invariant-levels", CASCADE,
+      "state.costs.determinism >= Determinism::kBatchInvariant || state.max_levels == 0 || !state.addressable) {\n    return state.emit(batch, {}, stream);\n  }\n  const CascadeGroup",
+      "state.max_levels == 0 || !state.addressable) {\n    return state.emit(batch, {}, stream);\n  }\n  const CascadeGroup")
 plant(rule, "claimed-prefixes-are-believed", CASCADE, "state.check_common(batch, first, prefix_pages);", "")
 plant(rule, "rows-of-one-stride-zero-table", CASCADE, "addressable = addressable && begin >= row_begin[r];", "")
 plant(rule, "deeper-levels-read-from-the-start", LEVELS, "const int64_t own = saving(candidate.prefix, page_taken_before(c, around), around == 0);",

@@ -16,12 +16,12 @@ plant(rule, "claims-share-partial-rows", WORK, "(int64_t{head} * parts + part) *
       "int64_t{part} * (tile.row_end - tile.row_begin)")
 plant(rule, "claim-budget-ignored", WORK, "if (parts[t] > 1 && spent > budget) parts[t] = 1;", "")
 plant(rule, "claims-cut-what-is-folded-later", WORK, "tile.divisible ? count_parts(", "true ? count_parts(")
-plant(rule, "claims-followed-by-another", WORK, "item.partial = static_cast<int32_t>(follower + 1);",
-      "item.partial = static_cast<int32_t>(follower + 2);")
-plant(rule, "claimed-remainder-lost", RULE, "run.begin + count * (index + 1) / run.pieces",
-      "run.begin + count / run.pieces * (index + 1)")
-plant(rule, "claims-do-not-shrink", RULE, "const int64_t piece = line.share(begin) / 2;",
-      "const int64_t piece = line.share(0) / 2;")
+plant(rule, "claims-followed-by-another", WORK, "last ? at_end : static_cast<int32_t>(follower + 1)",
+      "last ? at_end : static_cast<int32_t>(follower + 2)")
+plant(rule, "claimed-remainder-lost", RULE, "run.begin + count * (place + 1) / pieces}",
+      "run.begin + count / pieces * (place + 1)}")
+plant(rule, "claims-do-not-shrink", RULE, "return line.share(line.total - (line.total >> index)) / 2;",
+      "return line.share(0) / 2;")
 plant(rule, "claims-of-one-head-fill-the-workers", RULE,
       "int64_t{trials.of[i]} * line.num_kv_heads <= line.num_workers", "trials.of[i] <= line.num_workers")
 plant(rule, "claimed-splits-at-relative-positions", PARTS,
