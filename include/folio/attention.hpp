@@ -63,6 +63,7 @@ class FOLIO_API AttentionPlan {
  public:
   AttentionPlan(const detail::PlanBufferState* buffer, uint64_t generation)
       : buffer_(buffer), generation_(generation) {}
+  AttentionOp op() const;  ///< the op that made it, of a backend's plans too; stale or not, while the buffer lives
   const detail::PlanBufferState& buffer() const noexcept { return *buffer_; }
   uint64_t generation() const noexcept { return generation_; }
 

@@ -115,6 +115,15 @@ TEST(Plan, GoesStaleWhenItsBufferIsPlannedAgain) {
   EXPECT_NO_THROW(run(second, small.args, workspace));
 }
 
+TEST(Plan, KnowsItsOp) {
+  SmallDecode small;
+  const AttentionOp op = prepare(small.context, small.config);
+  PlanBuffer buffer = make_plan_buffer(op);
+  const AttentionPlan first = plan(op, small.batch, buffer);
+  plan(op, small.batch, buffer);
+  EXPECT_EQ(first.op().shared_state(), op.shared_state());  // stale or not
+}
+
 TEST(Plan, FailedPlanLeavesNoPlan) {
   SmallDecode small;
   const AttentionOp op = prepare(small.context, small.config);

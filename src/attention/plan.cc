@@ -96,6 +96,10 @@ void check_workspace(const Workspace& workspace, size_t needed) {
 
 }  // namespace attention
 
+AttentionOp AttentionPlan::op() const {
+  return AttentionOp(buffer_->op);
+}
+
 const detail::PlanBufferState& detail::checked(const AttentionPlan& plan) {
   const detail::PlanBufferState& buffer = plan.buffer();
   if (!buffer.planned || buffer.generation != plan.generation()) {

@@ -77,9 +77,14 @@ cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::lau
 }
 const cuda::AttentionKernel kFew = half(
     "few", [](const auto& params, const auto& shape, Stream stream) { note_and_launch("few", params, shape, stream); });
-const cuda::AttentionKernel kMany = half("many", [](const auto& params, const auto& shape, Stream stream) {
-  note_and_launch("many", params, shape, stream);
-});
+cuda::AttentionKernel with_fp8_products(cuda::AttentionKernel kernel) {
+  kernel.fp8_products = [](const AttentionConfig&) { return true; };
+  return kernel;
+}
+const cuda::AttentionKernel kMany =
+    with_fp8_products(half("many", [](const auto& params, const auto& shape, Stream stream) {
+      note_and_launch("many", params, shape, stream);
+    }));
 const cuda::AttentionKernel kFewWide = half("few", kFew.launch, 16);
 cuda::AttentionKernel pair(const char* name, const cuda::AttentionKernel& few) {
   return {.name = name,
@@ -321,6 +326,30 @@ TEST_F(TwoKernels, AGraphOfDecodesHasOneLaunch) {
   const Got got = run_with(decodes, kPair);
   EXPECT_EQ(who(got), (Names{"few"}));
   expect_near(got, run_with(decodes, kAlone));
+}
+
+/// Who asks whether a request's rows come of products of fp8 prepares for requests of as many queries.
+TEST_F(TwoKernels, ProductsOfFp8AreThoseOfTheKernelOfManyRows) {
+  AttentionConfig config;
+  config.num_q_heads = kQHeads;
+  config.num_kv_heads = kKvHeads;
+  config.head_dim_qk = config.head_dim_v = kHeadDim;
+  const auto products = [&config](const char* kernel, std::optional<GraphBounds> bounds, bool allowed = true) {
+    PrepareOptions options;
+    options.force_kernel = kernel;
+    options.bounds = bounds;
+    options.allow_fp8_products = allowed;
+    return prepare(Context::cuda(0), config, options).fp8_products();
+  };
+  EXPECT_TRUE(products(kPair, std::nullopt));
+  EXPECT_FALSE(products(kPair, std::nullopt, false));
+  EXPECT_FALSE(products(kPair, bounds(4)));
+  EXPECT_TRUE(products(kPair, bounds(5)));
+  EXPECT_FALSE(products(kWidePair, bounds(8)));
+  EXPECT_TRUE(products(kWidePair, bounds(9)));
+  EXPECT_FALSE(products(kAlone, std::nullopt));
+  config.determinism = Determinism::kScheduleInvariant;  // one kernel takes all
+  EXPECT_TRUE(products(kPair, bounds(1)));
 }
 
 /// With groups of two heads, 8 tokens are 16 rows.

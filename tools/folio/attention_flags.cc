@@ -118,7 +118,6 @@ replay::StackConfig AttentionFlags::stack(int32_t scale) const {
   stack.layout = layout;
   stack.page_size = page_size;
   stack.determinism = determinism;
-  stack.allow_fp8_products = allow_fp8_products;
   return stack;
 }
 

@@ -1,5 +1,7 @@
 #include "replay/attention_stack.hpp"
 
+#include <algorithm>
+
 #include "replay/backend_stack.hpp"
 #include "replay/layer_stack.hpp"
 
@@ -21,6 +23,30 @@ void WorkCounts::add_plan_alone(const StackConfig& config, const AttentionPlan& 
 void WorkCounts::add_writes(const StackConfig& config, int32_t num_tokens) {
   const int64_t token_bytes = int64_t{config.head_dim_qk + config.head_dim_v} * size_of(config.kv);
   kv_bytes_written += token_bytes * config.num_kv_heads * num_tokens * config.num_layers;
+}
+
+/// An op whose bounds allow few rows alone is the pair's kernel for them: the first that is not says where they end.
+int32_t Fp8Rows::least_queries(const AttentionOp& op) {
+  if (!op.fp8_products()) return kNoQueries;
+  const auto [known, is_new] = known_.try_emplace(op.shared_state(), 1);
+  int32_t& queries = known->second;
+  const auto within = [&op](int32_t most) {
+    PrepareOptions options;
+    options.bounds = GraphBounds{.max_requests = 1, .max_tokens = most, .max_q_len = most, .max_kv_len = most};
+    options.force_kernel = op.kernel_name();
+    options.allow_fp8_products = true;
+    return prepare(op.context(), op.config(), options);
+  };
+  while (is_new && !within(queries).fp8_products()) ++queries;
+  return queries;
+}
+
+int32_t Fp8Rows::least_queries(const AttentionOp& op, const StepBatch& batch, bool shares_keys) {
+  const int32_t least = least_queries(op);
+  if (!shares_keys || least == kNoQueries) return least;
+  int32_t longest = 0;
+  for (size_t r = 0; r + 1 < batch.cu_q.size(); ++r) longest = std::max(longest, batch.cu_q[r + 1] - batch.cu_q[r]);
+  return longest >= least ? 1 : kNoQueries;
 }
 
 size_t AttentionStack::k_page_bytes() const {

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,12 +33,29 @@ struct WorkCounts {
   void add_writes(const StackConfig& config, int32_t num_tokens);
 };
 
+/// More queries than a request has in any step.
+inline constexpr int32_t kNoQueries = std::numeric_limits<int32_t>::max();
+
+/// Which rows of a step an op computes by products of fp8 (AttentionOp::fp8_products): those of requests with so many
+/// queries in it, or more. Not all, since a pair's kernel for few rows has no such products.
+class Fp8Rows {
+ public:
+  /// kNoQueries: none. `shares_keys`: the plan has shared segments, so that one kernel, the longest request's, computes
+  /// all rows.
+  int32_t least_queries(const AttentionOp& op, const StepBatch& batch, bool shares_keys);
+
+ private:
+  int32_t least_queries(const AttentionOp& op);
+  std::map<std::shared_ptr<const detail::OpState>, int32_t> known_;
+};
+
 /// The outputs of a layer in a step: row t is token t of the batch, [num_q_heads, head_dim_v].
 struct LayerOutput {
   int32_t layer = 0;
   DType dtype = DType::kUnset;
   const std::byte* data = nullptr;
   size_t row_bytes = 0;
+  int32_t fp8_products_from = kNoQueries;  ///< Fp8Rows::least_queries of the ops that computed it
 };
 using OutputObserver = std::function<void(const StepBatch&, const LayerOutput&)>;
 
@@ -66,6 +85,11 @@ class AttentionStack {
   /// Of pool and workspace, what was touched so far.
   virtual size_t resident_bytes() const = 0;
   virtual const KvCacheView& cache(int32_t layer) const = 0;
+
+  /// A kernel's name and whether its op multiplies fp8 as it is.
+  static std::string kernel_label(const std::string& name, bool fp8_products) {
+    return name + (fp8_products ? " (fp8 products)" : "");
+  }
 
   /// Bytes of the K and the V of one page of one layer.
   size_t k_page_bytes() const;

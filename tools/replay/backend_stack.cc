@@ -66,7 +66,9 @@ class BackendStack final : public AttentionStack {
       gpu::wait(context_);
       clock.end(Phase::kRun, layer);
       gather_outputs(batch.num_tokens());
-      observe(batch, inputs_.output(layer, batch.num_tokens()));
+      LayerOutput output = inputs_.output(layer, batch.num_tokens());
+      output.fp8_products_from = fp8_products_from(batch, layer);
+      observe(batch, output);
       clock.end(Phase::kChecks, layer);
     }
   }
@@ -80,7 +82,9 @@ class BackendStack final : public AttentionStack {
 
   const StackConfig& config() const override { return config_; }
   const AttentionConfig& attention() const override { return attention_; }
-  std::string kernel_name() const override { return ranks_.front()->builder().kernel_name(); }
+  std::string kernel_name() const override {
+    return kernel_label(ranks_.front()->builder().kernel_name(), fp8_products_);
+  }
   const WorkCounts& work() const override { return work_; }
   size_t pool_bytes() const override { return ranks_.size() * ranks_.front()->pool().bytes(); }
   size_t workspace_bytes() const override { return workspace_bytes_; }
@@ -193,11 +197,25 @@ class BackendStack final : public AttentionStack {
     processes_->all_gather(all + static_cast<size_t>(processes_->rank()) * bytes, all, bytes);
   }
 
+  int32_t window_of(int32_t layer) const { return config_.has_window(layer) ? config_.window_left : -1; }
+
   int32_t layers_of(int32_t window_left) const {
     int32_t layers = 0;
-    for (int32_t layer = 0; layer < config_.num_layers; ++layer)
-      layers += (config_.has_window(layer) ? config_.window_left : -1) == window_left ? 1 : 0;
+    for (int32_t layer = 0; layer < config_.num_layers; ++layer) layers += window_of(layer) == window_left ? 1 : 0;
     return layers;
+  }
+
+  /// Of the layer's plans on all ranks.
+  int32_t fp8_products_from(const StepBatch& batch, int32_t layer) {
+    int32_t least = kNoQueries;
+    for (const auto& rank : ranks_) {
+      const auto& metadata = rank->metadata();
+      for_each_plan(metadata, [&](int32_t window_left, const AttentionPlan& plan) {
+        if (window_left != window_of(layer)) return;
+        least = std::min(least, fp8_rows_.least_queries(plan.op(), batch, metadata.use_cascade));
+      });
+    }
+    return least;
   }
 
   void count_work() {
@@ -206,6 +224,7 @@ class BackendStack final : public AttentionStack {
       rank->build_alone();
       workspace_bytes_ += rank->metadata().workspace.bytes;
       for_each_plan(rank->metadata(), [&](int32_t window_left, const AttentionPlan& plan) {
+        fp8_products_ = fp8_products_ || plan.op().fp8_products();
         work_.add_plan(config_, plan, layers_of(window_left));
         ++work_.plans;
         work_.plans_with_cascade += rank->metadata().use_cascade ? 1 : 0;
@@ -224,6 +243,8 @@ class BackendStack final : public AttentionStack {
   std::vector<std::unique_ptr<BackendRank<Family>>> ranks_;  ///< those of this process
   AttentionConfig attention_;
   WorkCounts work_;
+  Fp8Rows fp8_rows_;
+  bool fp8_products_ = false;  ///< of some plan so far
   size_t workspace_bytes_ = 0;
   std::vector<int32_t> scheduled_;
   std::vector<int32_t> computed_;

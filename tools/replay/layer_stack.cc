@@ -156,7 +156,7 @@ AttentionPlan LayerStack::make_group_plan(const StepBatch& batch, size_t group) 
   if (gpu::is_gpu(context_)) rows.device_indices = indices_.data();
   of.keys = &of.cascade->plan(common_prefix, rows);
   const AttentionPlan made = plan(of.op, view_of(batch, of.keys->segments), of.buffer);
-  if (!config_.plan_only && of.keys->num_levels() > 0 && workspace_size(made) > workspace_.bytes())
+  if (!config_.plan_only && shares_keys(of) && workspace_size(made) > workspace_.bytes())
     reserve_workspace(workspace_size(made));
   return made;
 }
@@ -169,7 +169,7 @@ int32_t LayerStack::layers_of(size_t group) const {
 
 void LayerStack::count_work(const StepBatch& batch, size_t group, const AttentionPlan& made) {
   Group& of = stacks_[group];
-  const bool shares = of.keys != nullptr && of.keys->num_levels() > 0;
+  const bool shares = shares_keys(of);
   const int32_t layers = layers_of(group);
   work_.add_plan(config_, made, layers);
   ++work_.plans;
@@ -206,7 +206,10 @@ void LayerStack::step(const StepBatch& batch, PhaseClock& clock, const OutputObs
     attend_layer(batch, plans[group_of(layer)], layer);
     gpu::wait(context_);
     clock.end(Phase::kRun, layer);
-    observe(batch, inputs_.output(layer, batch.num_tokens()));
+    const Group& of = stacks_[group_of(layer)];
+    LayerOutput output = inputs_.output(layer, batch.num_tokens());
+    output.fp8_products_from = fp8_rows_.least_queries(of.op, batch, shares_keys(of));
+    observe(batch, output);
     clock.end(Phase::kChecks, layer);
   }
 }

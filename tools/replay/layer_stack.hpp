@@ -41,7 +41,7 @@ class LayerStack final : public AttentionStack {
   const AttentionConfig& attention() const override { return stacks_.front().op.config(); }
   std::string kernel_name() const override {
     const AttentionOp& op = stacks_.front().op;
-    return op.kernel_name() + (op.fp8_products() ? " (fp8 products)" : "");
+    return kernel_label(op.kernel_name(), op.fp8_products());
   }
   const WorkCounts& work() const override { return work_; }
   size_t pool_bytes() const override { return pool_.bytes(); }
@@ -60,6 +60,7 @@ class LayerStack final : public AttentionStack {
   };
   size_t group_of(int32_t layer) const { return stacks_.size() == 2 && !config_.has_window(layer) ? 1 : 0; }
   int32_t layers_of(size_t group) const;
+  static bool shares_keys(const Group& group) { return group.keys != nullptr && group.keys->num_levels() > 0; }
   void make_ops();
   void make_pool();
   void place(const StepBatch& batch);
@@ -85,6 +86,7 @@ class LayerStack final : public AttentionStack {
   std::span<const int32_t> indices_, indptr_;
   std::vector<KvCacheView> caches_;
   WorkCounts work_;
+  Fp8Rows fp8_rows_;
 };
 
 }  // namespace folio::replay

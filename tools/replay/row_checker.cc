@@ -28,11 +28,10 @@ uint64_t hash_row(const std::byte* row, size_t bytes) {
   return mix(hash) | 1;
 }
 
-/// What a plain computation rounds probabilities to: the queries' own type, bfloat16 for fp8.
-DType compute_dtype(const StackConfig& stack) {
-  if (stack.allow_fp8_products && stack.q == DType::kFloat8E4M3 && stack.kv == DType::kFloat8E4M3) {
-    return DType::kFloat8E4M3;
-  }
+/// What a plain computation rounds probabilities to: e4m3 where products are of fp8, else the queries' own type,
+/// bfloat16 for fp8.
+DType compute_dtype(const StackConfig& stack, bool fp8_products) {
+  if (fp8_products) return DType::kFloat8E4M3;
   return is_fp8(stack.q) ? DType::kBFloat16 : stack.q;
 }
 
@@ -53,13 +52,16 @@ bool RowChecker::is_sampled(const TokenRow& token) const {
 }
 
 void RowChecker::observe(const StepBatch& batch, const LayerOutput& output, const Scheduler& scheduler) {
-  for (size_t t = 0; t < batch.rows.size(); ++t) {
-    const TokenRow& token = batch.rows[t];
-    if (token.rejected) continue;
-    const std::byte* row = output.data + t * output.row_bytes;
-    const bool sampled = is_sampled(token);
-    digest_row(token, output, row, sampled);
-    if (sampled) check_row(token, output, row, scheduler.chain_of(token.request));
+  for (size_t r = 0; r + 1 < batch.cu_q.size(); ++r) {
+    const bool fp8_products = batch.cu_q[r + 1] - batch.cu_q[r] >= output.fp8_products_from;
+    for (auto t = static_cast<size_t>(batch.cu_q[r]); t < static_cast<size_t>(batch.cu_q[r + 1]); ++t) {
+      const TokenRow& token = batch.rows[t];
+      if (token.rejected) continue;
+      const std::byte* row = output.data + t * output.row_bytes;
+      const bool sampled = is_sampled(token);
+      digest_row(token, output, row, sampled);
+      if (sampled) check_row(token, output, row, fp8_products, scheduler.chain_of(token.request));
+    }
   }
 }
 
@@ -107,14 +109,14 @@ void RowChecker::fill_problem(const TokenRow& token, int32_t layer, int32_t q_he
   }
 }
 
-void RowChecker::check_row(const TokenRow& token, const LayerOutput& output, const std::byte* row,
+void RowChecker::check_row(const TokenRow& token, const LayerOutput& output, const std::byte* row, bool fp8_products,
                            std::span<const uint64_t> chain) {
   const uint64_t choice = mix(stack_.seed ^ kSampleTag, static_cast<uint64_t>(token.request),
                               static_cast<uint64_t>(token.position), static_cast<uint64_t>(output.layer) + 1);
   const auto q_head = static_cast<int32_t>(choice % static_cast<uint64_t>(stack_.num_q_heads));
   fill_problem(token, output.layer, q_head, chain);
   oracle_row(problem_, exact_);
-  const RowTolerance tolerance = row_tolerance(problem_, exact_, compute_dtype(stack_));
+  const RowTolerance tolerance = row_tolerance(problem_, exact_, compute_dtype(stack_, fp8_products));
   ++counts_.rows;
   bool failed = false;
   for (int32_t d = 0; d < stack_.head_dim_v; ++d) {

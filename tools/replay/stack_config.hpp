@@ -41,7 +41,6 @@ struct StackConfig {
   int32_t full_every = 0;  ///< with a window: layers l with (l + 1) % full_every == 0 have none; 0 = all have it
   float logits_soft_cap = 0.0f;
   Determinism determinism = Determinism::kRunToRun;
-  bool allow_fp8_products = false;  ///< of the context that layers are prepared on: what checks allow for
   backends::CascadeMode cascade = backends::CascadeMode::kOff;
   bool plan_only = false;  ///< steps are planned and their work is counted; there is no KV pool and no attention
   uint64_t seed = 1;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "backends/common/capability_golden_test.hpp"
@@ -121,6 +122,11 @@ TEST(FlashAttentionBackendTest, SaysWhatItIs) {
   for (std::string_view name : FlashAttentionBackend::supported_kv_cache_dtypes(kNative)) {
     EXPECT_NE(kv_cache_dtype_from_name(name, DType::kFloat16), DType::kUnset) << name;
   }
+}
+
+TEST(FlashAttentionBackendTest, NamesItsClasses) {
+  EXPECT_TRUE((std::is_same_v<FlashAttentionBackend::Impl, FlashAttentionImpl>));
+  EXPECT_TRUE((std::is_same_v<FlashAttentionBackend::Builder, FlashAttentionMetadataBuilder>));
 }
 
 TEST(FlashAttentionBackendTest, HasTheProfilesOfItsDocument) {

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "backends/common/capability_golden_test.hpp"
@@ -94,6 +95,11 @@ TEST(FlashInferBackendTest, IsCalledAsItsVersionIs) {
   EXPECT_EQ(FlashInferBackend::get_name(k2025_12), "FLASHINFER");
   EXPECT_EQ(FlashInferBackend::get_name(k2025_07), "FLASHINFER_VLLM_V1");
   EXPECT_TRUE(FlashInferBackend::accept_output_buffer);
+}
+
+TEST(FlashInferBackendTest, NamesItsClasses) {
+  EXPECT_TRUE((std::is_same_v<FlashInferBackend::Impl, FlashInferImpl>));
+  EXPECT_TRUE((std::is_same_v<FlashInferBackend::Builder, FlashInferMetadataBuilder>));
 }
 
 TEST(FlashInferBackendTest, AnswersForItsProfile) {
