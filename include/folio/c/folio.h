@@ -238,7 +238,7 @@ typedef struct folio_attention_config {
   folio_dtype q;
   folio_dtype kv;        /* of paged segments */
   folio_dtype ragged_kv; /* of ragged segments; unset = that of kv, or of q where kv is fp8 */
-  folio_dtype out;       /* unset = that of q */
+  folio_dtype out;       /* unset = that of q, or bfloat16 where q is fp8 */
   folio_kv_format kv_format;
   int32_t page_size;
   folio_mask_kind mask;
@@ -257,7 +257,7 @@ typedef struct folio_attention_config {
 
 typedef struct folio_prepare_options {
   uint32_t struct_size;
-  int32_t num_workers;      /* work lists to plan for; 0 = the executor's concurrency */
+  int32_t num_workers;      /* work lists to plan for; 0 = the executor's concurrency (CPU), the grid (GPU) */
   const char* force_kernel; /* NULL or "": the cheapest that can; else this one runs, or preparing fails */
   int32_t has_bounds;       /* not 0: the bounds below hold for every batch; larger ones are refused */
   int32_t max_requests;
