@@ -44,13 +44,10 @@ class ItemMaker {
   /// The second part: its rows. Waits until the math warpgroups are through with the slot's last item.
   __device__ __forceinline__ void take_item(int32_t number) {
     const int32_t slot = number % kItems;
-    const int32_t use = number / kItems;
     ItemContext& context = state_.contexts[slot];
-    if (use > 0) {
-      ptx::wait_as_warp(ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot),
-                        static_cast<uint32_t>(use - 1) & 1);
-    }
+    if (number >= kItems) store_results(number - kItems);
     if (warp_ == 0) {
+      __syncwarp();
       if (lane_ < kItemWords) reinterpret_cast<int32_t*>(&context.item)[lane_] = word_;
       if (lane_ == 0) state_.next = index_;
       __syncwarp();
@@ -78,11 +75,15 @@ class ItemMaker {
   __device__ __forceinline__ void end_item(int32_t number) {
     const int32_t slot = number % kItems;
     if (index_ < 0) {
-      if (threadIdx.x == 0) state_.contexts[slot].all_done = true;
+      if (threadIdx.x == 0) {
+        state_.contexts[slot].all_done = true;
+        state_.contexts[slot].begins_beside = false;
+      }
       hand_over(slot);
       return;
     }
-    ptx::meet(kLoadMeeting, kGroupThreads);
+    ptx::wait_box_reads();
+    ptx::meet(kLoadMeeting, kGroupThreads);  // the place of the queries may be written to
     if (threadIdx.x == 0) describe_item(state_.contexts[slot]);
   }
 
@@ -137,13 +138,18 @@ class ItemMaker {
     context.num_tiles = any_keys ? (item.kv_end + kTokens - 1) / kTokens - context.first_tile : 0;
     context.turned = state_.turned[0] || state_.turned[1] || state_.turned[2] || state_.turned[3];
     context.by_threads = any_keys && params_.copies[item.segment].box == 0;
-    context.queries_by_boxes = queries_by_boxes(item);
+    context.queries_by_boxes = params_.queries_by_boxes && has_whole_rows(item);
     const AttentionParams& params = params_.attention;
     context.half = params.out_dtype == DType::kFloat16;
     context.plain_end = context.num_tiles > 0 && item.flags == (planner::kStart | planner::kFinish) &&
                         item.partial < 0 && params_.out_wide &&
                         (context.half || params.out_dtype == DType::kBFloat16) && params.sinks == nullptr &&
                         params.lse.data == nullptr;
+    context.results_by_boxes = context.plain_end && params_.results_by_boxes && has_whole_rows(item);
+    context.ends_beside = context.results_by_boxes && !context.by_threads && context.num_tiles >= kLeastJoined;
+    context.begins_beside = context.num_tiles > 0 && !context.by_threads && !context.turned &&
+                            context.shard.world == 1 &&
+                            sight.all_begin <= (context.first_tile + context.num_tiles - 1) * kTokens;
     context.out = params.out;
     context.all_done = false;
   }
@@ -249,10 +255,27 @@ class ItemMaker {
   }
 
  protected:
-  /// Whether an item's queries come by boxes: all rows are there, and the first is a token's first.
-  __device__ __forceinline__ bool queries_by_boxes(const planner::WorkItem& item) const {
-    return params_.queries_by_boxes && item.row_end - item.row_begin == kRows &&
+  /// Whether all rows of an item are there, and the first is a token's first: so boxes may be copied of them.
+  __device__ __forceinline__ bool has_whole_rows(const planner::WorkItem& item) const {
+    return item.row_end - item.row_begin == kRows &&
            params_.group.remainder(static_cast<uint32_t>(item.row_begin)) == 0;
+  }
+
+  /// Begins to store the results of item `number`, which the math warpgroups are through with, by the first thread.
+  __device__ __forceinline__ void store_results(int32_t number) const {
+    const int32_t slot = number % kItems;
+    ptx::wait_as_warp(ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot),
+                      static_cast<uint32_t>(number / kItems) & 1);
+    if (threadIdx.x != 0 || !state_.contexts[slot].results_by_boxes) return;
+    const planner::WorkItem& item = state_.contexts[slot].item;
+#pragma unroll
+    for (int32_t group = 0; group < kMathGroups; ++group) {
+      const uint32_t token = params_.group.quotient(static_cast<uint32_t>(item.row_begin + group * kGroupRows));
+      ptx::store_box_5d(
+          &params_.results,
+          queries_address(slot % query_places(kDims)) + static_cast<uint32_t>(group * query_bytes(DimQk)), 0,
+          item.kv_head * static_cast<int32_t>(params_.group.divisor()), static_cast<int32_t>(token), 0, 0);
+    }
   }
 
   /// The queries of a warp's rows, of which each lane knows where its own begin; zeros for rows that the item has not.

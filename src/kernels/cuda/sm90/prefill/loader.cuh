@@ -45,6 +45,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
       while (parts_ < kParts) make_next_ready(self);
       ++num_items_;
     } while (index_ >= 0);
+    if (num_items_ > 0) this->store_results(num_items_ - 1);
+    ptx::wait_box_stores();
     if (warp_ == 0) ItemQueue(params_.attention.plan->view, params_.attention.claim_counters).finish();
   }
 
@@ -138,7 +140,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
     const int32_t place = slot % query_places(kDims);
     const planner::WorkItem& item = state_.contexts[slot].item;
     const auto group_size = static_cast<int32_t>(params_.group.divisor());
-    const bool boxes = this->queries_by_boxes(item);
+    const bool boxes = params_.queries_by_boxes && this->has_whole_rows(item);
     if (!boxes) copy_queries(query_, place);
     const uint32_t barrier = ptx::shared_address(state_.item_full) + 8 * static_cast<uint32_t>(slot);
     if (boxes && threadIdx.x == 0) {

@@ -7,7 +7,8 @@
 /// the product with a tile's values runs while the next tile's scores become weights.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
+/// `kAhead`: the loading warpgroup makes an item ready before the end of the one before.
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, bool kAhead = true>
 class MathGroup {
  protected:
   static constexpr HeadDims kDims{DimQk, DimV};
@@ -33,35 +34,99 @@ class MathGroup {
   __device__ __forceinline__ void run() { run_as(*this); }
 
  protected:
-  /// `self`: this, as the class whose accumulate is to be called.
+  /// What steps along an item's tiles share.
+  struct Walk {
+    const ItemContext* context;
+    const RowInfo* rows;
+    uint64_t q;
+    int32_t first;  ///< token of the tile whose weights are in `p`
+    bool edge;      ///< whose values may need more than a product
+    bool by_threads;
+    uint32_t p[kTokens / 4];
+    uint32_t sights[2][kTokens / 32];  ///< kAny: which of the present tile's tokens the lane's rows see
+  };
+  /// Whether items are joined (see join): there has to be a place for the next one's queries.
+  static constexpr bool kJoins = kAhead && query_places(kDims) == kItems && kVariant != Variant::kAny;
+
+  /// `self`: this, as the class whose open, step, join and close are to be called.
   template <typename Self>
   __device__ __forceinline__ void run_as(Self& self) {
     RunningState<kValues> running;
     if (group_ == 1) ptx::come(kTurns, kMathGroups * kGroupThreads);  // the first begins
     for (int32_t number = 0;; ++number) {
-      const int32_t slot = number % kItems;
-      ptx::wait_as_warp(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
-      const ItemContext& context = state_.contexts[slot];
+      await_item(number);
+      const ItemContext& context = state_.contexts[number % kItems];
       if (context.all_done) return;
-      const RowInfo& rows = state_.rows[slot];
-      const uint32_t queries =
-          queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk));
-      begin_item(context, rows);
-      const ResultPlace place{queries, ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_,
-                              first_row_, lane_};
+      begin_item(context, state_.rows[number % kItems]);
+      typename Self::Walk walk;
       if (context.num_tiles > 0) {
-        const PlainEnd<DimV> end = self.accumulate(context, rows, queries, place);
-        if (context.plain_end) [[likely]] {
-          end_plain_item<DimV>(context, end, state_row_, o_, place);
-          continue;
+        self.open(walk, number);
+        for (;;) {
+          walk_tiles(self, walk, number);
+          if constexpr (Self::kJoins) {
+            if (joins(number)) {
+              ++number;
+              self.join(walk, number);
+              continue;
+            }
+          }
+          break;
         }
       }
-      end_item<DimV>(params_, context, rows, state_row_, o_, place, running);
+      end_last(self, walk, number, running);
     }
+  }
+
+  /// Whether item `number`, all of whose tiles but for the last one's values are through, ends while the next begins.
+  __device__ __forceinline__ bool joins(int32_t number) const {
+    if (!state_.contexts[number % kItems].ends_beside) return false;
+    await_item(number + 1);
+    return state_.contexts[(number + 1) % kItems].begins_beside;
+  }
+
+  __device__ __forceinline__ void await_item(int32_t number) const {
+    ptx::wait_as_warp(ptx::shared_address(state_.item_full) + 8 * (number % kItems), number / kItems & 1);
+  }
+  __device__ __forceinline__ ResultPlace place_of(int32_t number) const {
+    return {queries_of(number), ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(number % kItems),
+            group_, first_row_, lane_};
+  }
+  __device__ __forceinline__ uint32_t queries_of(int32_t number) const {
+    return queries_ + static_cast<uint32_t>(number % query_places(kDims) * kMathGroups * query_bytes(DimQk));
+  }
+
+  /// The end of an item whose tiles but for the last one's values are through.
+  template <typename Self>
+  __device__ __forceinline__ void end_last(Self& self, typename Self::Walk& walk, int32_t number,
+                                           RunningState<kValues>& running) {
+    const ItemContext& context = state_.contexts[number % kItems];
+    const RowInfo& rows = state_.rows[number % kItems];
+    const ResultPlace place = place_of(number);
+    if (context.num_tiles > 0) {
+      place_walk(walk, number, context.first_tile * kTokens);
+      PiecePlaces<DimV> places;
+      const PlainEnd end = self.close(walk, place, places);
+      if (context.plain_end) [[likely]] {
+        finish_plain_rows<DimV>(end, o_);
+        if (context.results_by_boxes) {
+          leave_results<DimV>(context.half, o_, place);
+        } else {
+          write_pieces<DimV>(context.out, context.half, o_, places, place);
+        }
+        return;
+      }
+    }
+    end_item<DimV>(params_, context, rows, state_row_, o_, place, running);
   }
 
   __device__ __forceinline__ void begin_item(const ItemContext& context, const RowInfo& rows) {
     if (!context.queries_by_boxes) ptx::order_before_products();
+    begin_rows(context, rows);
+#pragma unroll
+    for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
+  }
+
+  __device__ __forceinline__ void begin_rows(const ItemContext& context, const RowInfo& rows) {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       state_row_.top[h] = -INFINITY;
@@ -80,45 +145,35 @@ class MathGroup {
         state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::reciprocal_approximate(state_row_.scale[h]));
       }
     }
-#pragma unroll
-    for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
   }
 
-  /// What steps along an item's tiles share.
-  struct Walk {
-    const ItemContext& context;
-    const RowInfo& rows;
-    uint64_t q;
-    int32_t first;  ///< token of the tile whose weights are in `p`
-    bool edge;      ///< whose values may need more than a product
-    bool by_threads;
-    uint32_t p[kTokens / 4];
-    uint32_t sights[2][kTokens / 32];  ///< kAny: which of the present tile's tokens the lane's rows see
-  };
-
-  /// From the last tile to the first. Between tiles there is no time to look anything up, and between a product's begin
-  /// and its end nothing may branch, or the compiler waits for it first: so tiles that are masked and those that are
-  /// not have loops of their own, and where they begin is known before.
-  __device__ __forceinline__ PlainEnd<DimV> accumulate(const ItemContext& context, const RowInfo& rows,
-                                                       uint32_t queries, const ResultPlace& place) {
+  /// The walk along item `number` is at the tile that begins at `first`. Told anew at an item's last tile, so that the
+  /// compiler sees that all lanes have the same.
+  template <typename AnyWalk>
+  __device__ __forceinline__ void place_walk(AnyWalk& walk, int32_t number, int32_t first) const {
+    const ItemContext& context = state_.contexts[number % kItems];
+    walk.context = &context;
+    walk.rows = &state_.rows[number % kItems];
+    walk.first = first;
+    walk.edge = is_edge(context, first);
+    walk.by_threads = context.by_threads;
+  }
+  __device__ __forceinline__ uint64_t describe_queries(int32_t number) const {
+    return ptx::describe_tile<span(DimQk)>(queries_of(number), 0, span_step(DimQk));
+  }
+  __device__ __forceinline__ void keep_places_uniform() {
     keep_uniform(keys_);
     keep_uniform(values_);
-    const int32_t begin = context.first_tile;
-    int32_t tile = begin + context.num_tiles - 1;
-    int32_t whole_begin = begin;  // tiles [whole_begin, whole_end) are not masked
-    int32_t whole_end = begin;
-    if (!masks_all(context)) {
-      whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
-      whole_end = max(begin, context.sight.all_end / kTokens);
-    }
-    Walk walk{context,
-              rows,
-              ptx::describe_tile<span(DimQk)>(queries, 0, span_step(DimQk)),
-              tile * kTokens,
-              false,
-              context.by_threads,
-              {},
-              {}};
+  }
+  __device__ __forceinline__ static int32_t last_token(const ItemContext& context) {
+    return (context.first_tile + context.num_tiles - 1) * kTokens;
+  }
+
+  /// The first product and its weights.
+  __device__ __forceinline__ void open(Walk& walk, int32_t number) {
+    keep_places_uniform();
+    place_walk(walk, number, last_token(state_.contexts[number % kItems]));
+    walk.q = describe_queries(number);
     float s[kScores];
     float factor[2];
     const uint32_t keys = await(keys_ring_, keys_);
@@ -128,37 +183,100 @@ class MathGroup {
     ptx::wait_products<0>(s);
     release_keys(walk, keys);
     if constexpr (kVariant == Variant::kPlain) {
-      if (context.turned) [[unlikely]]
-        turn(rows, s);
+      if (walk.context->turned) [[unlikely]]
+        turn(*walk.rows, s);
       const int32_t column = walk.first + 2 * (lane_ % 4);
-      if (context.sight.all_begin <= walk.first) {
-        mask_ends(rows, first_row_, column, s);
+      if (walk.context->sight.all_begin <= walk.first) {
+        mask_ends(*walk.rows, first_row_, column, s);
       } else {
-        mask_scores(rows, first_row_, column, -INFINITY, s);
+        mask_scores(*walk.rows, first_row_, column, -INFINITY, s);
       }
       take_in<T, kVariant>(state_row_, cap_, s, factor);
     } else {
       to_weights<true>(walk, walk.first, s, factor);
     }
     pack(s, walk.p);
-    walk.edge = is_edge(context, walk.first);
+  }
+
+  /// The last product of the item before `number` and that item's end, beside the first product and the first weights
+  /// of this one: as a step is, so that the products of one item follow those of the other.
+  __device__ __forceinline__ void join(Walk& walk, int32_t number) {
+    const ItemContext& ended = state_.contexts[(number - 1) % kItems];
+    const RowInfo& ended_rows = state_.rows[(number - 1) % kItems];
+    const int32_t last = ended.first_tile * kTokens;
+    if (is_edge(ended, last)) set_special_apart(ended_rows, last);
+    const RowState ended_state = state_row_;
+    keep_places_uniform();
+    place_walk(walk, number, last_token(state_.contexts[number % kItems]));
+    walk.q = describe_queries(number);
+    if (!walk.context->queries_by_boxes) ptx::order_before_products();
+    begin_rows(*walk.context, *walk.rows);
+    float s[kScores];
+    float factor[2];
+    const uint32_t keys = await(keys_ring_, keys_);
+    ptx::meet(kTurns + group_, kMathGroups * kGroupThreads);
+    multiply_keys(walk.q, keys, s);
+    const uint32_t values = await(values_ring_, values_);
+    multiply_values(values, walk.p);
+    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
+    const ResultPlace place = place_of(number - 1);
+    const PlainEnd end = prepare_plain_end(ended_rows, ended_state, place);
+    ptx::wait_products<1>(s);
+    release_keys(walk, keys);
+    if constexpr (kVariant == Variant::kPlain) {
+      mask_ends(*walk.rows, first_row_, walk.first + 2 * (lane_ % 4), s);
+      take_in<T, kVariant>(state_row_, cap_, s, factor);
+    } else {
+      to_weights<true>(walk, walk.first, s, factor);
+    }
+    ptx::wait_products<0>(o_);
+    release(values_ring_, values);
+    pack(s, walk.p);
+    finish_plain_rows<DimV>(end, o_);
+    leave_results<DimV>(ended.half, o_, place);
+#pragma unroll
+    for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
+  }
+
+  /// From an item's last tile to its first. Between tiles there is no time to look anything up, and between a product's
+  /// begin and its end nothing may branch, or the compiler waits for it first: so tiles that are masked and those that
+  /// are not have loops of their own, and where they begin is known before.
+  template <typename Self>
+  __device__ __forceinline__ void walk_tiles(Self& self, typename Self::Walk& walk, int32_t number) {
+    const ItemContext& context = state_.contexts[number % kItems];
+    self.keep_places_uniform();
+    walk.q = self.describe_queries(number);
+    const int32_t begin = context.first_tile;
+    int32_t tile = begin + context.num_tiles - 1;
+    int32_t whole_begin = begin;  // tiles [whole_begin, whole_end) are not masked
+    int32_t whole_end = begin;
+    if (!masks_all(context)) {
+      whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
+      whole_end = max(begin, context.sight.all_end / kTokens);
+    }
 #pragma unroll 1
     for (int32_t until = whole_end;; until = begin) {
 #pragma unroll 1
-      for (; tile > until; --tile) step<true>(walk);
-      if (tile == begin) break;
+      for (; tile > until; --tile) self.template step<true>(walk);
+      if (tile == begin) return;
       if (tile <= whole_begin) continue;
-      if (walk.edge) set_special_apart(rows, walk.first);
+      if (walk.edge) self.set_special_apart(*walk.rows, walk.first);
       walk.edge = false;
 #pragma unroll 1
-      for (; tile > whole_begin; --tile) step<false>(walk);
+      for (; tile > whole_begin; --tile) self.template step<false>(walk);
     }
-    if (walk.edge) set_special_apart(rows, walk.first);
+  }
+
+  /// The last product, begun alone.
+  __device__ __forceinline__ PlainEnd close(Walk& walk, const ResultPlace& place, PiecePlaces<DimV>& places) {
+    if (walk.edge) set_special_apart(*walk.rows, walk.first);
     const uint32_t values = await(values_ring_, values_);
     if (walk.by_threads) [[unlikely]]
       ptx::order_before_products();
     multiply_values(values, walk.p);
-    const PlainEnd<DimV> end = prepare_plain_end<DimV>(context, rows, state_row_, place);
+    const PlainEnd end = prepare_plain_end(*walk.rows, state_row_, place);
+    places = find_places<DimV>(*walk.context, *walk.rows, place);
+    ptx::meet(kGroupMeeting + group_, kGroupThreads);  // see write_pieces
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
     return end;
@@ -173,8 +291,8 @@ class MathGroup {
     const uint32_t keys = await(keys_ring_, keys_);
     if constexpr (Masked) {
       if (walk.edge) [[unlikely]]
-        set_special_apart(walk.rows, walk.first);
-      walk.edge = is_edge(walk.context, walk.first - kTokens);
+        set_special_apart(*walk.rows, walk.first);
+      walk.edge = is_edge(*walk.context, walk.first - kTokens);
     }
     if (walk.by_threads) [[unlikely]] {
       ptx::wait_as_warp(values_ring_ + 8 * values_.stage, values_.parity);
@@ -283,8 +401,8 @@ class MathGroup {
   template <bool Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
-    const ItemContext& context = walk.context;
-    const RowInfo& rows = walk.rows;
+    const ItemContext& context = *walk.context;
+    const RowInfo& rows = *walk.rows;
     if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
     if constexpr (kVariant == Variant::kCap) {
       if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or what they share would be NaN

@@ -21,9 +21,11 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
   __device__ __forceinline__ void run() { this->run_as(*this); }
 
  private:
+  static constexpr bool kJoins = false;
+
   struct Walk {
-    const ItemContext& context;
-    const RowInfo& rows;
+    const ItemContext* context;
+    const RowInfo* rows;
     uint64_t q;
     int32_t first;  ///< token of the tile whose weights are in `p`
     bool edge;      ///< whose values may need more than a product
@@ -32,27 +34,17 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
     float factor[2];  ///< what sums without this tile are to be multiplied with
   };
 
-  /// See MathGroup's: from the last tile to the first, in loops for tiles that are masked and those that are not.
-  __device__ __forceinline__ PlainEnd<kNativeDims.v> accumulate(const ItemContext& context, const RowInfo& rows,
-                                                                uint32_t queries, const ResultPlace& place) {
+  /// See MathGroup's.
+  __device__ __forceinline__ void open(Walk& walk, int32_t number) {
     keep_uniform(key_place_);
     keep_uniform(value_place_);
-    const int32_t begin = context.first_tile;
-    int32_t tile = begin + context.num_tiles - 1;
-    int32_t whole_begin = begin;  // tiles [whole_begin, whole_end) are not masked
-    int32_t whole_end = begin;
-    if (!masks_all(context)) {
-      whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
-      whole_end = max(begin, context.sight.all_end / kTokens);
-    }
-    Walk walk{context,
-              rows,
-              ptx::describe_tile<kNativeRow>(queries, 0, kNativeEight),
-              tile * kTokens,
-              is_edge(context, tile * kTokens),
-              context.by_threads,
-              {},
-              {}};
+    const ItemContext& context = state_.contexts[number % kItems];
+    walk.context = &context;
+    walk.rows = &state_.rows[number % kItems];
+    walk.q = ptx::describe_tile<kNativeRow>(queries_of(number), 0, kNativeEight);
+    walk.first = last_token(context);
+    walk.edge = is_edge(context, walk.first);
+    walk.by_threads = context.by_threads;
     float s[kScores];
     const uint32_t keys = await(keys_ring_, key_place_);
     if (walk.by_threads) [[unlikely]]
@@ -65,23 +57,20 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
     find_tops(s, walk.factor, base);
     make_weights(s, base, walk.factor);
     pack(s, walk.p);
-#pragma unroll 1
-    for (int32_t until = whole_end;; until = begin) {
-#pragma unroll 1
-      for (; tile > until; --tile) step<true>(walk);
-      if (tile == begin) break;
-      if (tile <= whole_begin) continue;
-      if (walk.edge) set_special_apart(rows, walk.first);
-      walk.edge = false;
-#pragma unroll 1
-      for (; tile > whole_begin; --tile) step<false>(walk);
-    }
-    if (walk.edge) set_special_apart(rows, walk.first);
+  }
+
+  /// See MathGroup's.
+  __device__ __forceinline__ PlainEnd close(Walk& walk, const ResultPlace& place,
+                                            PiecePlaces<kNativeDims.v>& places) {
+    if (walk.edge) set_special_apart(*walk.rows, walk.first);
+    float s[kScores];
     const uint32_t values = await(values_ring_, value_place_);
     if (walk.by_threads) [[unlikely]]
       ptx::order_before_products();
     multiply_values(values, 0, walk.p, s);
-    const PlainEnd<kNativeDims.v> end = prepare_plain_end<kNativeDims.v>(context, rows, state_row_, place);
+    const PlainEnd end = prepare_plain_end(*walk.rows, state_row_, place);
+    places = find_places<kNativeDims.v>(*walk.context, *walk.rows, place);
+    ptx::meet(kGroupMeeting + group_, kGroupThreads);
     ptx::wait_products<0>(s);
     release(values_ring_, values);
     add<0>(walk.factor, s);
@@ -98,8 +87,8 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
     const uint32_t keys = await(keys_ring_, key_place_);
     if constexpr (Masked) {
       if (walk.edge) [[unlikely]]
-        set_special_apart(walk.rows, walk.first);
-      walk.edge = is_edge(walk.context, walk.first - kTokens);
+        set_special_apart(*walk.rows, walk.first);
+      walk.edge = is_edge(*walk.context, walk.first - kTokens);
     }
     if (walk.by_threads) [[unlikely]] {
       ptx::wait_as_warp(values_ring_ + 8 * value_place_.stage, value_place_.parity);
@@ -131,8 +120,8 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
   template <bool Masked>
   __device__ __forceinline__ void mask(const Walk& walk, float (&s)[kScores]) const {
     if constexpr (Masked) {
-      turn(walk.rows, s);
-      mask_scores(walk.rows, first_row_, walk.first + 2 * (lane_ % 4), -INFINITY, s);
+      turn(*walk.rows, s);
+      mask_scores(*walk.rows, first_row_, walk.first + 2 * (lane_ % 4), -INFINITY, s);
     }
   }
 
