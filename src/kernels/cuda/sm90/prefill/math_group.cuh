@@ -17,6 +17,7 @@ class MathGroup {
   static constexpr int32_t kScores = kTokens / 2;  ///< of a lane
   static constexpr int32_t kValues = DimV / 2;
   using Place = RingPlace<stages(kDims)>;
+  static constexpr uint32_t kMinusZero = 0x80000000u;  ///< bits of a number that no sum of weights is
 
  public:
   __device__ __forceinline__ MathGroup(const PrefillParams& params, unsigned char* memory, SharedState& state)
@@ -126,23 +127,25 @@ class MathGroup {
     for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
   }
 
+  /// The item's rows, of which nothing has been seen. Without a branch: products may be under way.
   __device__ __forceinline__ void begin_rows(const ItemContext& context, const RowInfo& rows) {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
+      const int32_t row = first_row_ + 8 * h;
+      const bool is_there = row < context.num_rows;
+      const float scale = is_there ? rows.scale[row] : 1.0f;
       state_row_.top[h] = -INFINITY;
       state_row_.sum[h] = 0.0f;
-      state_row_.scale[h] = 1.0f;
-      state_row_.slope[h] = 0.0f;
-      const int32_t row = first_row_ + 8 * h;
-      if (row >= context.num_rows) continue;
-      const float scale = rows.scale[row];
       state_row_.scale[h] = !has_scale(kVariant) ? scale : (fabsf(scale) >= kLeastScale ? fabsf(scale) : 1.0f);
+      state_row_.slope[h] = 0.0f;
       if constexpr (has_fixed_top<T>(kVariant)) {
         state_row_.top[h] = fixed_top(cap_, rows.visible_begin[row] < rows.visible_end[row]);
       }
-      if constexpr (kVariant == Variant::kAny) state_row_.slope[h] = rows.slope[row];
-      if constexpr (kVariant == Variant::kAlibi) {
-        state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::reciprocal_approximate(state_row_.scale[h]));
+      if constexpr (kVariant == Variant::kAny || kVariant == Variant::kAlibi) {
+        const float slope = is_there ? rows.slope[row] : 0.0f;
+        state_row_.slope[h] = kVariant == Variant::kAny
+                                  ? slope
+                                  : __fmul_rn(slope, ptx::reciprocal_approximate(state_row_.scale[h]));
       }
     }
   }
@@ -205,12 +208,10 @@ class MathGroup {
     const RowInfo& ended_rows = state_.rows[(number - 1) % kItems];
     const int32_t last = ended.first_tile * kTokens;
     if (is_edge(ended, last)) set_special_apart(ended_rows, last);
-    const RowState ended_state = state_row_;
     keep_places_uniform();
-    place_walk(walk, number, last_token(state_.contexts[number % kItems]));
+    const ItemContext& context = state_.contexts[number % kItems];
     walk.q = describe_queries(number);
-    if (!walk.context->queries_by_boxes) ptx::order_before_products();
-    begin_rows(*walk.context, *walk.rows);
+    if (!context.queries_by_boxes) ptx::order_before_products();
     float s[kScores];
     float factor[2];
     const uint32_t keys = await(keys_ring_, keys_);
@@ -220,15 +221,18 @@ class MathGroup {
     multiply_values(values, walk.p);
     ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     const ResultPlace place = place_of(number - 1);
-    const PlainEnd end = prepare_plain_end(ended_rows, ended_state, place);
+    const PlainEnd end = prepare_plain_end(ended_rows, state_row_, place);
+    place_walk(walk, number, last_token(context));
+    begin_rows(context, *walk.rows);
     ptx::wait_products<1>(s);
-    release_keys(walk, keys);
     if constexpr (kVariant == Variant::kPlain) {
       mask_ends(*walk.rows, first_row_, walk.first + 2 * (lane_ % 4), s);
       take_in<T, kVariant>(state_row_, cap_, s, factor);
     } else {
       to_weights<true>(walk, walk.first, s, factor);
     }
+    // Never false, but nobody sees it: so the wait that follows stays behind the weights.
+    if (__float_as_uint(state_row_.sum[1]) != kMinusZero) release(keys_ring_, keys);
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
     pack(s, walk.p);
