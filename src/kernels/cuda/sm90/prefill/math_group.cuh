@@ -68,8 +68,10 @@ class MathGroup {
       state_row_.sum[h] = 0.0f;
       state_row_.scale[h] = 1.0f;
       state_row_.slope[h] = 0.0f;
+      state_row_.most_sum[h] = 0xffffffffu;
       const int32_t row = first_row_ + 8 * h;
       if (row >= context.num_rows) continue;
+      state_row_.most_sum[h] = __float_as_uint(kMostSum);
       const float scale = rows.scale[row];
       state_row_.scale[h] = !has_scale(kVariant) ? scale : (fabsf(scale) >= kLeastScale ? fabsf(scale) : 1.0f);
       if constexpr (has_fixed_top<T>(kVariant)) {
@@ -169,7 +171,6 @@ class MathGroup {
   template <bool Masked>
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
-    float factor[2];
     const uint32_t keys = await(keys_ring_, keys_);
     if constexpr (Masked) {
       if (walk.edge) [[unlikely]]
@@ -185,16 +186,70 @@ class MathGroup {
     multiply_keys(walk.q, keys, s);
     const uint32_t values = await(values_ring_, values_);
     multiply_values(values, walk.p);
-    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     ptx::wait_products<1>(s);
+    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     release_keys(walk, keys);
-    to_weights<Masked>(walk, walk.first, s, factor);
+    if constexpr (!Masked && keeps_top<T>(kVariant)) {
+      add_bias_and_mask<false>(walk, walk.first, s);
+      to_weights_of_tops(walk, s, values);
+    } else {
+      float factor[2];
+      to_weights<Masked>(walk, walk.first, s, factor);
+      ptx::wait_products<0>(o_);
+      release(values_ring_, values);
+      pack(s, walk.p);
+      if constexpr (!has_fixed_top<T>(kVariant)) rescale(factor);
+    }
+  }
+
+  /// Sums of values, when tops have changed.
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+    for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+  }
+
+  /// Scores become weights by their rows' tops as they are: with keeps_top they nearly always stay, and no maximum is
+  /// found and nothing multiplied. Scores are kept: where sums say that a top may have to follow, or there is none yet,
+  /// the warp goes the long way, which comes to the same bits where tops stay. Gives the tile of values back as soon
+  /// as the product with them is through.
+  __device__ __forceinline__ void to_weights_of_tops(Walk& walk, float (&s)[kScores], uint32_t values) {
+    constexpr int32_t kEarly = kScores / 8 * 3;  // weights made while the product still reads the last ones
+    const auto weight = [&](int32_t i) {
+      const int32_t h = i / 2 % 2;
+      return ptx::exp2_approximate(logit_and<kVariant>(-state_row_.top[h], s[i], state_row_.scale[h], cap_));
+    };
+    float early[kEarly];
+    float sums[4];
+#pragma unroll
+    for (int32_t i = 0; i < kEarly; ++i) {
+      early[i] = weight(i);
+      sums[i % 4] = i < 4 ? early[i] : __fadd_rn(sums[i % 4], early[i]);
+    }
+    // The compiler puts the wait as early as it can, but never before an arrival. No sum of weights is -0.
+    if (__float_as_uint(sums[3]) == __float_as_uint(-0.0f)) ptx::arrive(values_ring_ + kToEmpty);
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
-    pack(s, walk.p);
-    if constexpr (!has_fixed_top<T>(kVariant)) {
 #pragma unroll
-      for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+    for (int32_t i = 0; i < kEarly; i += 2) walk.p[i / 2] = ptx::pack_two<T>(early[i], early[i + 1]);
+#pragma unroll
+    for (int32_t i = kEarly; i < kScores; i += 2) {
+      const float low = weight(i);
+      const float high = weight(i + 1);
+      sums[i % 4] = __fadd_rn(sums[i % 4], low);
+      sums[i % 4 + 1] = __fadd_rn(sums[i % 4 + 1], high);
+      walk.p[i / 2] = ptx::pack_two<T>(low, high);
+    }
+    const float sum[2] = {__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3])};
+    const bool grows =  // as bits: NaN is more, too
+        __float_as_uint(sum[0]) > state_row_.most_sum[0] || __float_as_uint(sum[1]) > state_row_.most_sum[1];
+    if (__any_sync(kAllLanes, grows)) [[unlikely]] {
+      float factor[2];
+      take_in<T, kVariant>(state_row_, cap_, s, factor);
+      pack(s, walk.p);
+      rescale(factor);
+    } else {
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) state_row_.sum[h] = __fadd_rn(state_row_.sum[h], sum[h]);
     }
   }
 
@@ -282,6 +337,13 @@ class MathGroup {
   /// Scores of the tile that begins at `first` become weights.
   template <bool Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
+    add_bias_and_mask<Masked>(walk, first, s);
+    take_in<T, kVariant>(state_row_, cap_, s, factor);
+  }
+
+  /// Scores of the tile that begins at `first` become what take_in wants.
+  template <bool Masked>
+  __device__ __forceinline__ void add_bias_and_mask(const Walk& walk, int32_t first, float (&s)[kScores]) {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
@@ -306,7 +368,6 @@ class MathGroup {
     if constexpr (Masked && kVariant != Variant::kAny) {
       mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
     }
-    take_in<T, kVariant>(state_row_, cap_, s, factor);
   }
 
   /// Rows whose scale is negative: scores change their sign; is next to nothing, 0 or NaN: they are scaled here.
