@@ -45,15 +45,6 @@ __device__ __forceinline__ void store_16(uint32_t shared, const uint4& value) {
                : "memory");
 }
 
-/// To global memory, where `is_due`: a predicate and no branch, behind which the compiler would take lanes to have
-/// parted and keep nothing in uniform registers any more.
-__device__ __forceinline__ void store_16_if(bool is_due, void* global, const uint4& value) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.s32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5};}" ::"r"(is_due ? 1 : 0),
-      "l"(global), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
-      : "memory");
-}
-
 __device__ __forceinline__ uint4 load_16(uint32_t shared) {
   uint4 value;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

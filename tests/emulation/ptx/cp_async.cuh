@@ -14,9 +14,6 @@ inline void copy_16_async(uint32_t shared, const void* global, bool valid) {
 inline void store_16(uint32_t shared, const uint4& value) {
   std::memcpy(emulation::shared_memory() + shared, &value, 16);
 }
-inline void store_16_if(bool is_due, void* global, const uint4& value) {
-  if (is_due) *static_cast<uint4*>(global) = value;
-}
 inline uint4 load_16(uint32_t shared) {
   uint4 value;
   std::memcpy(&value, emulation::shared_memory() + shared, 16);

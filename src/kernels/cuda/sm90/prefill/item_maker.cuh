@@ -75,10 +75,7 @@ class ItemMaker {
   __device__ __forceinline__ void end_item(int32_t number) {
     const int32_t slot = number % kItems;
     if (index_ < 0) {
-      if (threadIdx.x == 0) {
-        state_.contexts[slot].all_done = true;
-        state_.contexts[slot].begins_beside = false;
-      }
+      if (threadIdx.x == 0) state_.contexts[slot].all_done = true;
       hand_over(slot);
       return;
     }
@@ -146,10 +143,6 @@ class ItemMaker {
                         (context.half || params.out_dtype == DType::kBFloat16) && params.sinks == nullptr &&
                         params.lse.data == nullptr;
     context.results_by_boxes = context.plain_end && params_.results_by_boxes && has_whole_rows(item);
-    context.ends_beside = context.results_by_boxes && !context.by_threads && context.num_tiles >= kLeastJoined;
-    context.begins_beside = context.num_tiles > 0 && !context.by_threads && !context.turned &&
-                            context.shard.world == 1 &&
-                            sight.all_begin <= (context.first_tile + context.num_tiles - 1) * kTokens;
     context.out = params.out;
     context.all_done = false;
   }

@@ -7,8 +7,7 @@
 /// the product with a tile's values runs while the next tile's scores become weights.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-/// `kAhead`: the loading warpgroup makes an item ready before the end of the one before.
-template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, bool kAhead = true>
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
 class MathGroup {
  protected:
   static constexpr HeadDims kDims{DimQk, DimV};
@@ -17,7 +16,6 @@ class MathGroup {
   static constexpr int32_t kScores = kTokens / 2;  ///< of a lane
   static constexpr int32_t kValues = DimV / 2;
   using Place = RingPlace<stages(kDims)>;
-  static constexpr uint32_t kMinusZero = 0x80000000u;  ///< bits of a number that no sum of weights is
 
  public:
   __device__ __forceinline__ MathGroup(const PrefillParams& params, unsigned char* memory, SharedState& state)
@@ -37,8 +35,8 @@ class MathGroup {
  protected:
   /// What steps along an item's tiles share.
   struct Walk {
-    const ItemContext* context;
-    const RowInfo* rows;
+    const ItemContext& context;
+    const RowInfo& rows;
     uint64_t q;
     int32_t first;  ///< token of the tile whose weights are in `p`
     bool edge;      ///< whose values may need more than a product
@@ -46,137 +44,77 @@ class MathGroup {
     uint32_t p[kTokens / 4];
     uint32_t sights[2][kTokens / 32];  ///< kAny: which of the present tile's tokens the lane's rows see
   };
-  /// Whether items are joined (see join): there has to be a place for the next one's queries.
-  static constexpr bool kJoins = kAhead && query_places(kDims) == kItems && kVariant != Variant::kAny;
-
-  /// `self`: this, as the class whose open, step, join and close are to be called.
+  /// `self`: this, as the class whose open, step and close are to be called.
   template <typename Self>
   __device__ __forceinline__ void run_as(Self& self) {
     RunningState<kValues> running;
     if (group_ == 1) ptx::come(kTurns, kMathGroups * kGroupThreads);  // the first begins
     for (int32_t number = 0;; ++number) {
-      await_item(number);
-      const ItemContext& context = state_.contexts[number % kItems];
+      const int32_t slot = number % kItems;
+      ptx::wait_as_warp(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
+      const ItemContext& context = state_.contexts[slot];
       if (context.all_done) return;
-      begin_item(context, state_.rows[number % kItems]);
-      typename Self::Walk walk;
+      const RowInfo& rows = state_.rows[slot];
+      const ResultPlace place{
+          queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk)),
+          ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_, first_row_, lane_};
+      begin_item(context, rows);
       if (context.num_tiles > 0) {
-        self.open(walk, number);
-        for (;;) {
-          walk_tiles(self, walk, number);
-          if constexpr (Self::kJoins) {
-            if (joins(number)) {
-              ++number;
-              self.join(walk, number);
-              continue;
-            }
-          }
-          break;
+        typename Self::Walk walk{context, rows};
+        self.open(walk, place.shared);
+        walk_tiles(self, walk);
+        PiecePlaces<DimV> places;
+        const PlainEnd end = self.close(walk, place, places);
+        if (context.plain_end) [[likely]] {
+          end_plain_item<DimV>(context, end, places, o_, place);
+          continue;
         }
       }
-      end_last(self, walk, number, running);
+      end_item<DimV>(params_, context, rows, state_row_, o_, place, running);
     }
-  }
-
-  /// Whether item `number`, all of whose tiles but for the last one's values are through, ends while the next begins.
-  __device__ __forceinline__ bool joins(int32_t number) const {
-    if (!state_.contexts[number % kItems].ends_beside) return false;
-    await_item(number + 1);
-    return state_.contexts[(number + 1) % kItems].begins_beside;
-  }
-
-  __device__ __forceinline__ void await_item(int32_t number) const {
-    ptx::wait_as_warp(ptx::shared_address(state_.item_full) + 8 * (number % kItems), number / kItems & 1);
-  }
-  __device__ __forceinline__ ResultPlace place_of(int32_t number) const {
-    return {queries_of(number), ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(number % kItems),
-            group_, first_row_, lane_};
-  }
-  __device__ __forceinline__ uint32_t queries_of(int32_t number) const {
-    return queries_ + static_cast<uint32_t>(number % query_places(kDims) * kMathGroups * query_bytes(DimQk));
-  }
-
-  /// The end of an item whose tiles but for the last one's values are through.
-  template <typename Self>
-  __device__ __forceinline__ void end_last(Self& self, typename Self::Walk& walk, int32_t number,
-                                           RunningState<kValues>& running) {
-    const ItemContext& context = state_.contexts[number % kItems];
-    const RowInfo& rows = state_.rows[number % kItems];
-    const ResultPlace place = place_of(number);
-    if (context.num_tiles > 0) {
-      place_walk(walk, number, context.first_tile * kTokens);
-      PiecePlaces<DimV> places;
-      const PlainEnd end = self.close(walk, place, places);
-      if (context.plain_end) [[likely]] {
-        finish_plain_rows<DimV>(end, o_);
-        if (context.results_by_boxes) {
-          leave_results<DimV>(context.half, o_, place);
-        } else {
-          write_pieces<DimV>(context.out, context.half, o_, places, place);
-        }
-        return;
-      }
-    }
-    end_item<DimV>(params_, context, rows, state_row_, o_, place, running);
   }
 
   __device__ __forceinline__ void begin_item(const ItemContext& context, const RowInfo& rows) {
     if (!context.queries_by_boxes) ptx::order_before_products();
-    begin_rows(context, rows);
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      state_row_.top[h] = -INFINITY;
+      state_row_.sum[h] = 0.0f;
+      state_row_.scale[h] = 1.0f;
+      state_row_.slope[h] = 0.0f;
+      state_row_.most_sum[h] = 0xffffffffu;
+      const int32_t row = first_row_ + 8 * h;
+      if (row >= context.num_rows) continue;
+      state_row_.most_sum[h] = __float_as_uint(kMostSum);
+      const float scale = rows.scale[row];
+      state_row_.scale[h] = !has_scale(kVariant) ? scale : (fabsf(scale) >= kLeastScale ? fabsf(scale) : 1.0f);
+      if constexpr (has_fixed_top<T>(kVariant)) {
+        state_row_.top[h] = fixed_top(cap_, rows.visible_begin[row] < rows.visible_end[row]);
+      }
+      if constexpr (kVariant == Variant::kAny) state_row_.slope[h] = rows.slope[row];
+      if constexpr (kVariant == Variant::kAlibi) {
+        state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::reciprocal_approximate(state_row_.scale[h]));
+      }
+    }
 #pragma unroll
     for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
   }
 
-  /// The item's rows, of which nothing has been seen. Without a branch: products may be under way.
-  __device__ __forceinline__ void begin_rows(const ItemContext& context, const RowInfo& rows) {
-#pragma unroll
-    for (int32_t h = 0; h < 2; ++h) {
-      const int32_t row = first_row_ + 8 * h;
-      const bool is_there = row < context.num_rows;
-      const float scale = is_there ? rows.scale[row] : 1.0f;
-      state_row_.top[h] = -INFINITY;
-      state_row_.sum[h] = 0.0f;
-      state_row_.scale[h] = !has_scale(kVariant) ? scale : (fabsf(scale) >= kLeastScale ? fabsf(scale) : 1.0f);
-      state_row_.slope[h] = 0.0f;
-      if constexpr (has_fixed_top<T>(kVariant)) {
-        state_row_.top[h] = fixed_top(cap_, rows.visible_begin[row] < rows.visible_end[row]);
-      }
-      if constexpr (kVariant == Variant::kAny || kVariant == Variant::kAlibi) {
-        const float slope = is_there ? rows.slope[row] : 0.0f;
-        state_row_.slope[h] = kVariant == Variant::kAny
-                                  ? slope
-                                  : __fmul_rn(slope, ptx::reciprocal_approximate(state_row_.scale[h]));
-      }
-    }
-  }
-
-  /// The walk along item `number` is at the tile that begins at `first`. Told anew at an item's last tile, so that the
-  /// compiler sees that all lanes have the same.
+  /// To an item's last tile.
   template <typename AnyWalk>
-  __device__ __forceinline__ void place_walk(AnyWalk& walk, int32_t number, int32_t first) const {
-    const ItemContext& context = state_.contexts[number % kItems];
-    walk.context = &context;
-    walk.rows = &state_.rows[number % kItems];
-    walk.first = first;
-    walk.edge = is_edge(context, first);
+  __device__ __forceinline__ static void begin_walk(AnyWalk& walk) {
+    const ItemContext& context = walk.context;
+    walk.first = (context.first_tile + context.num_tiles - 1) * kTokens;
+    walk.edge = is_edge(context, walk.first);
     walk.by_threads = context.by_threads;
-  }
-  __device__ __forceinline__ uint64_t describe_queries(int32_t number) const {
-    return ptx::describe_tile<span(DimQk)>(queries_of(number), 0, span_step(DimQk));
-  }
-  __device__ __forceinline__ void keep_places_uniform() {
-    keep_uniform(keys_);
-    keep_uniform(values_);
-  }
-  __device__ __forceinline__ static int32_t last_token(const ItemContext& context) {
-    return (context.first_tile + context.num_tiles - 1) * kTokens;
   }
 
   /// The first product and its weights.
-  __device__ __forceinline__ void open(Walk& walk, int32_t number) {
-    keep_places_uniform();
-    place_walk(walk, number, last_token(state_.contexts[number % kItems]));
-    walk.q = describe_queries(number);
+  __device__ __forceinline__ void open(Walk& walk, uint32_t queries) {
+    keep_uniform(keys_);
+    keep_uniform(values_);
+    begin_walk(walk);
+    walk.q = ptx::describe_tile<span(DimQk)>(queries, 0, span_step(DimQk));
     float s[kScores];
     float factor[2];
     const uint32_t keys = await(keys_ring_, keys_);
@@ -186,13 +124,13 @@ class MathGroup {
     ptx::wait_products<0>(s);
     release_keys(walk, keys);
     if constexpr (kVariant == Variant::kPlain) {
-      if (walk.context->turned) [[unlikely]]
-        turn(*walk.rows, s);
+      if (walk.context.turned) [[unlikely]]
+        turn(walk.rows, s);
       const int32_t column = walk.first + 2 * (lane_ % 4);
-      if (walk.context->sight.all_begin <= walk.first) {
-        mask_ends(*walk.rows, first_row_, column, s);
+      if (walk.context.sight.all_begin <= walk.first) {
+        mask_ends(walk.rows, first_row_, column, s);
       } else {
-        mask_scores(*walk.rows, first_row_, column, -INFINITY, s);
+        mask_scores(walk.rows, first_row_, column, -INFINITY, s);
       }
       take_in<T, kVariant>(state_row_, cap_, s, factor);
     } else {
@@ -201,55 +139,12 @@ class MathGroup {
     pack(s, walk.p);
   }
 
-  /// The last product of the item before `number` and that item's end, beside the first product and the first weights
-  /// of this one: as a step is, so that the products of one item follow those of the other.
-  __device__ __forceinline__ void join(Walk& walk, int32_t number) {
-    const ItemContext& ended = state_.contexts[(number - 1) % kItems];
-    const RowInfo& ended_rows = state_.rows[(number - 1) % kItems];
-    const int32_t last = ended.first_tile * kTokens;
-    if (is_edge(ended, last)) set_special_apart(ended_rows, last);
-    keep_places_uniform();
-    const ItemContext& context = state_.contexts[number % kItems];
-    walk.q = describe_queries(number);
-    if (!context.queries_by_boxes) ptx::order_before_products();
-    float s[kScores];
-    float factor[2];
-    const uint32_t keys = await(keys_ring_, keys_);
-    ptx::meet(kTurns + group_, kMathGroups * kGroupThreads);
-    multiply_keys(walk.q, keys, s);
-    const uint32_t values = await(values_ring_, values_);
-    multiply_values(values, walk.p);
-    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
-    const ResultPlace place = place_of(number - 1);
-    const PlainEnd end = prepare_plain_end(ended_rows, state_row_, place);
-    place_walk(walk, number, last_token(context));
-    begin_rows(context, *walk.rows);
-    ptx::wait_products<1>(s);
-    if constexpr (kVariant == Variant::kPlain) {
-      mask_ends(*walk.rows, first_row_, walk.first + 2 * (lane_ % 4), s);
-      take_in<T, kVariant>(state_row_, cap_, s, factor);
-    } else {
-      to_weights<true>(walk, walk.first, s, factor);
-    }
-    // Never false, but nobody sees it: so the wait that follows stays behind the weights.
-    if (__float_as_uint(state_row_.sum[1]) != kMinusZero) release(keys_ring_, keys);
-    ptx::wait_products<0>(o_);
-    release(values_ring_, values);
-    pack(s, walk.p);
-    finish_plain_rows<DimV>(end, o_);
-    leave_results<DimV>(ended.half, o_, place);
-#pragma unroll
-    for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
-  }
-
   /// From an item's last tile to its first. Between tiles there is no time to look anything up, and between a product's
   /// begin and its end nothing may branch, or the compiler waits for it first: so tiles that are masked and those that
   /// are not have loops of their own, and where they begin is known before.
   template <typename Self>
-  __device__ __forceinline__ void walk_tiles(Self& self, typename Self::Walk& walk, int32_t number) {
-    const ItemContext& context = state_.contexts[number % kItems];
-    self.keep_places_uniform();
-    walk.q = self.describe_queries(number);
+  __device__ __forceinline__ void walk_tiles(Self& self, typename Self::Walk& walk) {
+    const ItemContext& context = walk.context;
     const int32_t begin = context.first_tile;
     int32_t tile = begin + context.num_tiles - 1;
     int32_t whole_begin = begin;  // tiles [whole_begin, whole_end) are not masked
@@ -264,7 +159,7 @@ class MathGroup {
       for (; tile > until; --tile) self.template step<true>(walk);
       if (tile == begin) return;
       if (tile <= whole_begin) continue;
-      if (walk.edge) self.set_special_apart(*walk.rows, walk.first);
+      if (walk.edge) self.set_special_apart(walk.rows, walk.first);
       walk.edge = false;
 #pragma unroll 1
       for (; tile > whole_begin; --tile) self.template step<false>(walk);
@@ -273,13 +168,13 @@ class MathGroup {
 
   /// The last product, begun alone.
   __device__ __forceinline__ PlainEnd close(Walk& walk, const ResultPlace& place, PiecePlaces<DimV>& places) {
-    if (walk.edge) set_special_apart(*walk.rows, walk.first);
+    if (walk.edge) set_special_apart(walk.rows, walk.first);
     const uint32_t values = await(values_ring_, values_);
     if (walk.by_threads) [[unlikely]]
       ptx::order_before_products();
     multiply_values(values, walk.p);
-    const PlainEnd end = prepare_plain_end(*walk.rows, state_row_, place);
-    places = find_places<DimV>(*walk.context, *walk.rows, place);
+    const PlainEnd end = prepare_plain_end(walk.rows, state_row_, place);
+    places = find_places<DimV>(walk.context, walk.rows, place);
     ptx::meet(kGroupMeeting + group_, kGroupThreads);  // see write_pieces
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
@@ -291,12 +186,11 @@ class MathGroup {
   template <bool Masked>
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
-    float factor[2];
     const uint32_t keys = await(keys_ring_, keys_);
     if constexpr (Masked) {
       if (walk.edge) [[unlikely]]
-        set_special_apart(*walk.rows, walk.first);
-      walk.edge = is_edge(*walk.context, walk.first - kTokens);
+        set_special_apart(walk.rows, walk.first);
+      walk.edge = is_edge(walk.context, walk.first - kTokens);
     }
     if (walk.by_threads) [[unlikely]] {
       ptx::wait_as_warp(values_ring_ + 8 * values_.stage, values_.parity);
@@ -307,16 +201,70 @@ class MathGroup {
     multiply_keys(walk.q, keys, s);
     const uint32_t values = await(values_ring_, values_);
     multiply_values(values, walk.p);
-    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     ptx::wait_products<1>(s);
+    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     release_keys(walk, keys);
-    to_weights<Masked>(walk, walk.first, s, factor);
+    if constexpr (!Masked && keeps_top<T>(kVariant)) {
+      add_bias_and_mask<false>(walk, walk.first, s);
+      to_weights_of_tops(walk, s, values);
+    } else {
+      float factor[2];
+      to_weights<Masked>(walk, walk.first, s, factor);
+      ptx::wait_products<0>(o_);
+      release(values_ring_, values);
+      pack(s, walk.p);
+      if constexpr (!has_fixed_top<T>(kVariant)) rescale(factor);
+    }
+  }
+
+  /// Sums of values, when tops have changed.
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+    for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+  }
+
+  /// Scores become weights by their rows' tops as they are: with keeps_top they nearly always stay, and no maximum is
+  /// found and nothing multiplied. Scores are kept: where sums say that a top may have to follow, or there is none yet,
+  /// the warp goes the long way, which comes to the same bits where tops stay. Gives the tile of values back as soon
+  /// as the product with them is through.
+  __device__ __forceinline__ void to_weights_of_tops(Walk& walk, float (&s)[kScores], uint32_t values) {
+    constexpr int32_t kEarly = kScores / 4;  // weights made while the product still reads the last ones
+    const auto weight = [&](int32_t i) {
+      const int32_t h = i / 2 % 2;
+      return ptx::exp2_approximate(logit_and<kVariant>(-state_row_.top[h], s[i], state_row_.scale[h], cap_));
+    };
+    float early[kEarly];
+    float sums[4];
+#pragma unroll
+    for (int32_t i = 0; i < kEarly; ++i) {
+      early[i] = weight(i);
+      sums[i % 4] = i < 4 ? early[i] : __fadd_rn(sums[i % 4], early[i]);
+    }
+    // The compiler puts the wait as early as it can, but never before an arrival. No weight is -0.
+    if (__float_as_uint(early[kEarly - 1]) == __float_as_uint(-0.0f)) ptx::arrive(values_ring_ + kToEmpty);
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
-    pack(s, walk.p);
-    if constexpr (!has_fixed_top<T>(kVariant)) {
 #pragma unroll
-      for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+    for (int32_t i = 0; i < kEarly; i += 2) walk.p[i / 2] = ptx::pack_two<T>(early[i], early[i + 1]);
+#pragma unroll
+    for (int32_t i = kEarly; i < kScores; i += 2) {
+      const float low = weight(i);
+      const float high = weight(i + 1);
+      sums[i % 4] = __fadd_rn(sums[i % 4], low);
+      sums[i % 4 + 1] = __fadd_rn(sums[i % 4 + 1], high);
+      walk.p[i / 2] = ptx::pack_two<T>(low, high);
+    }
+    const float sum[2] = {__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3])};
+    const bool grows =  // as bits: NaN is more, too
+        __float_as_uint(sum[0]) > state_row_.most_sum[0] || __float_as_uint(sum[1]) > state_row_.most_sum[1];
+    if (__any_sync(kAllLanes, grows)) [[unlikely]] {
+      float factor[2];
+      take_in<T, kVariant>(state_row_, cap_, s, factor);
+      pack(s, walk.p);
+      rescale(factor);
+    } else {
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) state_row_.sum[h] = __fadd_rn(state_row_.sum[h], sum[h]);
     }
   }
 
@@ -404,9 +352,16 @@ class MathGroup {
   /// Scores of the tile that begins at `first` become weights.
   template <bool Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
+    add_bias_and_mask<Masked>(walk, first, s);
+    take_in<T, kVariant>(state_row_, cap_, s, factor);
+  }
+
+  /// Scores of the tile that begins at `first` become what take_in wants.
+  template <bool Masked>
+  __device__ __forceinline__ void add_bias_and_mask(const Walk& walk, int32_t first, float (&s)[kScores]) {
     const int32_t column = first + 2 * (lane_ % 4);
-    const ItemContext& context = *walk.context;
-    const RowInfo& rows = *walk.rows;
+    const ItemContext& context = walk.context;
+    const RowInfo& rows = walk.rows;
     if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
     if constexpr (kVariant == Variant::kCap) {
       if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or what they share would be NaN
@@ -428,7 +383,6 @@ class MathGroup {
     if constexpr (Masked && kVariant != Variant::kAny) {
       mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
     }
-    take_in<T, kVariant>(state_row_, cap_, s, factor);
   }
 
   /// Rows whose scale is negative: scores change their sign; is next to nothing, 0 or NaN: they are scaled here.

@@ -21,11 +21,9 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
   __device__ __forceinline__ void run() { this->run_as(*this); }
 
  private:
-  static constexpr bool kJoins = false;
-
   struct Walk {
-    const ItemContext* context;
-    const RowInfo* rows;
+    const ItemContext& context;
+    const RowInfo& rows;
     uint64_t q;
     int32_t first;  ///< token of the tile whose weights are in `p`
     bool edge;      ///< whose values may need more than a product
@@ -35,16 +33,11 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
   };
 
   /// See MathGroup's.
-  __device__ __forceinline__ void open(Walk& walk, int32_t number) {
+  __device__ __forceinline__ void open(Walk& walk, uint32_t queries) {
     keep_uniform(key_place_);
     keep_uniform(value_place_);
-    const ItemContext& context = state_.contexts[number % kItems];
-    walk.context = &context;
-    walk.rows = &state_.rows[number % kItems];
-    walk.q = ptx::describe_tile<kNativeRow>(queries_of(number), 0, kNativeEight);
-    walk.first = last_token(context);
-    walk.edge = is_edge(context, walk.first);
-    walk.by_threads = context.by_threads;
+    begin_walk(walk);
+    walk.q = ptx::describe_tile<kNativeRow>(queries, 0, kNativeEight);
     float s[kScores];
     const uint32_t keys = await(keys_ring_, key_place_);
     if (walk.by_threads) [[unlikely]]
@@ -62,14 +55,14 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
   /// See MathGroup's.
   __device__ __forceinline__ PlainEnd close(Walk& walk, const ResultPlace& place,
                                             PiecePlaces<kNativeDims.v>& places) {
-    if (walk.edge) set_special_apart(*walk.rows, walk.first);
+    if (walk.edge) set_special_apart(walk.rows, walk.first);
     float s[kScores];
     const uint32_t values = await(values_ring_, value_place_);
     if (walk.by_threads) [[unlikely]]
       ptx::order_before_products();
     multiply_values(values, 0, walk.p, s);
-    const PlainEnd end = prepare_plain_end(*walk.rows, state_row_, place);
-    places = find_places<kNativeDims.v>(*walk.context, *walk.rows, place);
+    const PlainEnd end = prepare_plain_end(walk.rows, state_row_, place);
+    places = find_places<kNativeDims.v>(walk.context, walk.rows, place);
     ptx::meet(kGroupMeeting + group_, kGroupThreads);
     ptx::wait_products<0>(s);
     release(values_ring_, values);
@@ -87,8 +80,8 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
     const uint32_t keys = await(keys_ring_, key_place_);
     if constexpr (Masked) {
       if (walk.edge) [[unlikely]]
-        set_special_apart(*walk.rows, walk.first);
-      walk.edge = is_edge(*walk.context, walk.first - kTokens);
+        set_special_apart(walk.rows, walk.first);
+      walk.edge = is_edge(walk.context, walk.first - kTokens);
     }
     if (walk.by_threads) [[unlikely]] {
       ptx::wait_as_warp(values_ring_ + 8 * value_place_.stage, value_place_.parity);
@@ -120,8 +113,8 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
   template <bool Masked>
   __device__ __forceinline__ void mask(const Walk& walk, float (&s)[kScores]) const {
     if constexpr (Masked) {
-      turn(*walk.rows, s);
-      mask_scores(*walk.rows, first_row_, walk.first + 2 * (lane_ % 4), -INFINITY, s);
+      turn(walk.rows, s);
+      mask_scores(walk.rows, first_row_, walk.first + 2 * (lane_ % 4), -INFINITY, s);
     }
   }
 

@@ -125,7 +125,7 @@ __device__ __forceinline__ void write_pieces(void* out, bool half, const float (
   give_back_item(place);
 #pragma unroll
   for (int32_t k = 0; k < Places::kMine; ++k) {
-    ptx::store_16_if(places.at[k] >= 0, static_cast<uint16_t*>(out) + places.at[k], pieces[k]);
+    if (places.at[k] >= 0) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(out) + places.at[k]) = pieces[k];
   }
 }
 
@@ -173,10 +173,11 @@ __device__ __forceinline__ PlainEnd prepare_plain_end(const RowInfo& rows, const
   }
   return end;
 }
-/// Sums become results, by the same arithmetic as end_item's.
+/// The same arithmetic as end_item's.
 template <int32_t DimV>
-__device__ __forceinline__ void finish_plain_rows(const PlainEnd& end, float (&o)[DimV / 2]) {
-  // Branches are a warp's, so that the compiler goes on to see what all lanes have in common.
+__device__ __forceinline__ void end_plain_item(const ItemContext& context, const PlainEnd& end,
+                                               const PiecePlaces<DimV>& places, float (&o)[DimV / 2],
+                                               const ResultPlace& place) {
   bool empty[2];
   float factor[2];
 #pragma unroll
@@ -193,6 +194,11 @@ __device__ __forceinline__ void finish_plain_rows(const PlainEnd& end, float (&o
   if (__any_sync(kAllLanes, empty[0] || empty[1])) [[unlikely]] {
 #pragma unroll
     for (int32_t i = 0; i < DimV / 2; ++i) o[i] = empty[i / 2 % 2] ? 0.0f : o[i];
+  }
+  if (context.results_by_boxes) {
+    leave_results<DimV>(context.half, o, place);
+  } else {
+    write_pieces<DimV>(context.out, context.half, o, places, place);
   }
 }
 

@@ -20,11 +20,33 @@ struct RowState {
   float sum[2];
   float scale[2];  ///< of scores, to logits in base-2 units; kPlain, kAlibi: positive
   float slope[2];  ///< ALiBi's, of logits; kAlibi: of scores
+  /// keeps_top: bits of the largest sum of weights that the lane may have of a tile without looking for the maximum;
+  /// all ones, which no sum exceeds, where the item has no such row.
+  uint32_t most_sum[2];
 };
 
 /// Whether weights are made of scores times a positive scale. Rows with another turn their scores before.
 constexpr bool has_scale(Variant variant) {
   return variant == Variant::kPlain || variant == Variant::kAlibi;
+}
+
+/// Whether a row's top stays as long as its logits grow by no more than kSlack beyond it. Only bfloat16 has the range
+/// for such weights. Then a tile whose weights, made by the top as it is, have sums of kMostSum at most needs no
+/// maximum: each weight is 2^11 at most, and the maximum less than kSlack above the top, however logits are rounded.
+template <typename T>
+constexpr bool keeps_top(Variant variant) {
+  return has_scale(variant) && std::is_same_v<T, __nv_bfloat16>;
+}
+constexpr float kSlack = 12.0f;
+constexpr float kMostSum = 0x1p11f;
+/// A row's top behind a tile whose maximum is `most`.
+template <typename T, Variant kVariant>
+__device__ __forceinline__ float next_top(float top, float most) {
+  if constexpr (keeps_top<T>(kVariant)) {
+    return most > __fadd_rn(top, kSlack) ? most : top;
+  } else {
+    return fmaxf(top, most);
+  }
 }
 
 /// Whether weights are 2^(logit - top) for a top that the cap alone decides: then there is no maximum to be found and
@@ -74,7 +96,8 @@ requires(!has_fixed_top<T>(kVariant)) __device__ __forceinline__
     float max = larger<kVariant>(larger<kVariant>(most[0], most[1]), larger<kVariant>(most[2], most[3]));
     max = larger<kVariant>(max, __shfl_xor_sync(kAllLanes, max, 1));
     max = larger<kVariant>(max, __shfl_xor_sync(kAllLanes, max, 2));
-    const float top = fmaxf(state.top[h], logit_and<kVariant>(-kWeightShift<T>, max, state.scale[h], cap));
+    const float top =
+        next_top<T, kVariant>(state.top[h], logit_and<kVariant>(-kWeightShift<T>, max, state.scale[h], cap));
     const float base = top == -INFINITY ? 0.0f : top;
     factor[h] = ptx::exp2_approximate(__fadd_rn(state.top[h], -base));
     state.top[h] = top;

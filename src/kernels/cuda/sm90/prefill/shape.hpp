@@ -17,7 +17,6 @@ constexpr int32_t kRows = kGroupRows * kMathGroups;              ///< most packe
 constexpr int32_t kEight = 8;  ///< tokens whose rows lie together in a tile; the smallest box
 constexpr int32_t kPiece = 8;  ///< elements of 16 bytes
 constexpr int32_t kItems = 2;  ///< items whose rows are described in shared memory
-constexpr int32_t kLeastJoined = 6;  ///< tiles of an item behind which the next one is ready before the end
 constexpr int32_t kSharedLimit = 227 * 1024;
 /// Registers of a thread: at entry as many as 384 threads may have, then those of the loading and the math warpgroups,
 /// which are taken from what the thread block had at entry: more are waited for in vain.

@@ -55,8 +55,6 @@ struct ItemContext {
   bool queries_by_boxes;
   bool plain_end;  ///< see PlainEnd
   bool results_by_boxes;  ///< plain_end: results are left in the queries' place, for the loading warpgroup to store
-  bool ends_beside;       ///< the next item may begin before this one's end, if
-  bool begins_beside;     ///< it may: see MathGroup::join
   bool half;       ///< plain_end: results are float16, not bfloat16
   bool all_done;   ///< no item: the thread block's work is done
 };

@@ -55,7 +55,7 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
     }
   } else {
     ptx::claim_registers<kCodes == Codes::kNone ? kMathRegisters : kCodeMathRegisters>();
-    MathGroup<T, DimQk, DimV, kVariant, kCodes == Codes::kNone>(params, memory, state).run();
+    MathGroup<T, DimQk, DimV, kVariant>(params, memory, state).run();
   }
 }
 
