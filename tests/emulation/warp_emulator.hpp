@@ -143,6 +143,11 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   for (int i = 0; i < 4; ++i) result |= static_cast<uint32_t>(bytes >> 8 * (select >> 4 * i & 7) & 0xff) << 8 * i;
   return result;
 }
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
 inline float __uint_as_float(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);
