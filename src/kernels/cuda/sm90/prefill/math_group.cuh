@@ -85,7 +85,7 @@ class MathGroup {
       state_row_.most_sum[h] = 0xffffffffu;
       const int32_t row = first_row_ + 8 * h;
       if (row >= context.num_rows) continue;
-      state_row_.most_sum[h] = __float_as_uint(kMostSum);
+      state_row_.most_sum[h] = __float_as_uint(kMostSum<T>);
       const float scale = rows.scale[row];
       state_row_.scale[h] = !has_scale(kVariant) ? scale : (fabsf(scale) >= kLeastScale ? fabsf(scale) : 1.0f);
       if constexpr (has_fixed_top<T>(kVariant)) {
@@ -204,7 +204,7 @@ class MathGroup {
     ptx::wait_products<1>(s);
     ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     release_keys(walk, keys);
-    if constexpr (!Masked && keeps_top<T>(kVariant)) {
+    if constexpr (!Masked && keeps_top(kVariant)) {
       add_bias_and_mask<false>(walk, walk.first, s);
       to_weights_of_tops(walk, s, values);
     } else {

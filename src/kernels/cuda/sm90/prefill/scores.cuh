@@ -12,7 +12,7 @@ namespace folio::inline v0::kernels::cuda::sm90::prefill {
 template <typename T>
 constexpr float kWeightShift = 0.0f;
 template <>
-inline constexpr float kWeightShift<__half> = 12.0f;
+inline constexpr float kWeightShift<__half> = 6.0f;
 
 /// Running state of a lane's rows g and g + 8. Sums are this lane's share until they are joined.
 struct RowState {
@@ -30,20 +30,27 @@ constexpr bool has_scale(Variant variant) {
   return variant == Variant::kPlain || variant == Variant::kAlibi;
 }
 
-/// Whether a row's top stays as long as its logits grow by no more than kSlack beyond it. Only bfloat16 has the range
-/// for such weights. Then a tile whose weights, made by the top as it is, have sums of kMostSum at most needs no
-/// maximum: each weight is 2^11 at most, and the maximum less than kSlack above the top, however logits are rounded.
-template <typename T>
+/// Whether a row's top stays as long as its logits grow by no more than kSlack beyond it. Then a tile whose weights,
+/// made by the top as it is, have sums of kMostSum at most needs no maximum: each weight is kMostSum at most, and the
+/// maximum less than kSlack above what the top was made of, however logits are rounded. Weights are 2^(kWeightShift +
+/// kSlack) at most, which float16 holds; a lane's 32 of a tile, all as they were when the top was new, sum up to less
+/// than kMostSum.
 constexpr bool keeps_top(Variant variant) {
-  return has_scale(variant) && std::is_same_v<T, __nv_bfloat16>;
+  return has_scale(variant);
 }
+template <typename T>
 constexpr float kSlack = 12.0f;
+template <>
+inline constexpr float kSlack<__half> = 8.0f;
+template <typename T>
 constexpr float kMostSum = 0x1p11f;
+template <>
+inline constexpr float kMostSum<__half> = 0x1p13f;
 /// A row's top behind a tile whose maximum is `most`.
 template <typename T, Variant kVariant>
 __device__ __forceinline__ float next_top(float top, float most) {
-  if constexpr (keeps_top<T>(kVariant)) {
-    return most > __fadd_rn(top, kSlack) ? most : top;
+  if constexpr (keeps_top(kVariant)) {
+    return most > __fadd_rn(top, kSlack<T>) ? most : top;
   } else {
     return fmaxf(top, most);
   }
