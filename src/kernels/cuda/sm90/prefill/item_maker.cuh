@@ -132,6 +132,8 @@ class ItemMaker {
       sight.all_end = min(sight.all_end, other.all_end);
     }
     context.sight = sight;
+    context.whole_end =
+        min(min(state_.whole_end[0], state_.whole_end[1]), min(state_.whole_end[2], state_.whole_end[3]));
     context.num_rows = item.row_end - item.row_begin;
     context.first_tile = any_keys ? item.kv_begin / kTokens : 0;
     context.num_tiles = any_keys ? (item.kv_end + kTokens - 1) / kTokens - context.first_tile : 0;
@@ -177,6 +179,7 @@ class ItemMaker {
     Sight sight{INT32_MAX, 0, 0, INT32_MAX};
     int32_t begin = 0;
     int32_t end = 0;
+    int32_t whole_end = INT32_MAX;
     bool turned = false;
     if (thread < item.row_end - item.row_begin) {
       float scale = 0.0f;
@@ -212,6 +215,10 @@ class ItemMaker {
         end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
         if (begin >= end) begin = end = 0;
         rows.position[thread] = static_cast<int32_t>(position);
+        // ALiBi: keys behind a row go the way of masked tiles, see add_bias.
+        if (params.alibi_slopes != nullptr && position - first_pos < end) {
+          whole_end = max(static_cast<int32_t>(position - first_pos) + 1, 0);
+        }
         rows.mask_begin[thread] = INT32_MAX;
         if (custom) {
           const int32_t mask_begin = plan.mask_first_column[request] - plan.segments[item.segment].key_offset[request];
@@ -234,6 +241,7 @@ class ItemMaker {
       }
       sight.all_begin = begin;
       sight.all_end = end;
+      whole_end = min(whole_end, end);
     }
     rows.visible_begin[thread] = begin;
     rows.visible_end[thread] = end;
@@ -241,10 +249,12 @@ class ItemMaker {
     sight.any_end = __reduce_max_sync(kAllLanes, sight.any_end);
     sight.all_begin = __reduce_max_sync(kAllLanes, sight.all_begin);
     sight.all_end = __reduce_min_sync(kAllLanes, sight.all_end);
+    whole_end = __reduce_min_sync(kAllLanes, whole_end);
     turned = __any_sync(kAllLanes, turned);
     if (lane_ == 0) {
       state_.sights[warp_] = sight;
       state_.turned[warp_] = turned;
+      state_.whole_end[warp_] = whole_end;
     }
   }
 

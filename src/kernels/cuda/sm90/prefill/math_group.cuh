@@ -68,6 +68,8 @@ class MathGroup {
       state_row_.sum[h] = 0.0f;
       state_row_.scale[h] = 1.0f;
       state_row_.slope[h] = 0.0f;
+      state_row_.logit_slope[h] = 0.0f;
+      state_row_.position[h] = 0;
       const int32_t row = first_row_ + 8 * h;
       if (row >= context.num_rows) continue;
       const float scale = rows.scale[row];
@@ -78,6 +80,8 @@ class MathGroup {
       if constexpr (kVariant == Variant::kAny) state_row_.slope[h] = rows.slope[row];
       if constexpr (kVariant == Variant::kAlibi) {
         state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::reciprocal_approximate(state_row_.scale[h]));
+        state_row_.logit_slope[h] = rows.slope[row];
+        state_row_.position[h] = static_cast<int32_t>(rows.position[row] - context.first_pos) - 2 * (lane_ % 4);
       }
     }
 #pragma unroll
@@ -109,7 +113,7 @@ class MathGroup {
     int32_t whole_end = begin;
     if (!masks_all(context)) {
       whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
-      whole_end = max(begin, context.sight.all_end / kTokens);
+      whole_end = max(begin, context.whole_end / kTokens);
     }
     Walk walk{context,
               rows,
@@ -136,7 +140,8 @@ class MathGroup {
       } else {
         mask_scores(rows, first_row_, column, -INFINITY, s);
       }
-      take_in<T, kVariant>(state_row_, cap_, s, factor);
+      constexpr float kNone[2] = {0.0f, 0.0f};
+      take_in<T, kVariant>(state_row_, cap_, kNone, s, factor);
     } else {
       to_weights<true>(walk, walk.first, s, factor);
     }
@@ -285,6 +290,7 @@ class MathGroup {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
+    float bias[2] = {0.0f, 0.0f};
     if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
     if constexpr (kVariant == Variant::kCap) {
       if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or what they share would be NaN
@@ -294,10 +300,8 @@ class MathGroup {
         constexpr float kAsTheyAre[2] = {1.0f, 1.0f};
         add_bias_of_shard(context, rows, first_row_, column, kAsTheyAre, state_row_.slope, s);
       } else {
-        const int64_t first_pos = context.first_pos + column;
-        const int32_t apart[2] = {static_cast<int32_t>(rows.position[first_row_] - first_pos),
-                                  static_cast<int32_t>(rows.position[first_row_ + 8] - first_pos)};
-        add_bias(state_row_.slope, apart, s);
+        const int32_t apart[2] = {state_row_.position[0] - first, state_row_.position[1] - first};
+        add_bias<Masked>(state_row_.slope, state_row_.logit_slope, apart, s, bias);
       }
     } else if constexpr (kVariant == Variant::kAny) {
       to_any_logits(params_.attention, cap_, context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
@@ -306,7 +310,7 @@ class MathGroup {
     if constexpr (Masked && kVariant != Variant::kAny) {
       mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
     }
-    take_in<T, kVariant>(state_row_, cap_, s, factor);
+    take_in<T, kVariant>(state_row_, cap_, bias, s, factor);
   }
 
   /// Rows whose scale is negative: scores change their sign; is next to nothing, 0 or NaN: they are scaled here.

@@ -20,6 +20,8 @@ struct RowState {
   float sum[2];
   float scale[2];  ///< of scores, to logits in base-2 units; kPlain, kAlibi: positive
   float slope[2];  ///< ALiBi's, of logits; kAlibi: of scores
+  float logit_slope[2];  ///< kAlibi: of logits
+  int32_t position[2];   ///< kAlibi: how far the row is behind the lane's column of local token 0
 };
 
 /// Whether weights are made of scores times a positive scale. Rows with another turn their scores before.
@@ -58,11 +60,12 @@ __device__ __forceinline__ float larger(float a, float b) {
   return kVariant == Variant::kCap ? fminf(a, b) : fmaxf(a, b);
 }
 
-/// Scores become weights, the state takes them in. `factor`: what the values accumulated so far are to be multiplied
-/// with.
+/// Scores become weights, the state takes them in. `bias`: kAlibi: what a lane's logits lack. `factor`: what the values
+/// accumulated so far are to be multiplied with.
 template <typename T, Variant kVariant, int32_t Count>
 requires(!has_fixed_top<T>(kVariant)) __device__ __forceinline__
-    void take_in(RowState& state, const Cap& cap, float (&s)[Count], float (&factor)[2]) {
+    void take_in(RowState& state, const Cap& cap, const float (&bias)[2], float (&s)[Count], float (&factor)[2]) {
+  constexpr bool kBiased = kVariant == Variant::kAlibi;
 #pragma unroll
   for (int32_t h = 0; h < 2; ++h) {
     float most[4] = {s[2 * h], s[2 * h + 1], s[2 * h + 4], s[2 * h + 5]};
@@ -72,10 +75,14 @@ requires(!has_fixed_top<T>(kVariant)) __device__ __forceinline__
       most[i / 2 % 4 + 1] = larger<kVariant>(most[i / 2 % 4 + 1], s[i + 2 * h + 1]);
     }
     float max = larger<kVariant>(larger<kVariant>(most[0], most[1]), larger<kVariant>(most[2], most[3]));
+    if constexpr (kBiased) max = __fmaf_rn(max, state.scale[h], bias[h]);
     max = larger<kVariant>(max, __shfl_xor_sync(kAllLanes, max, 1));
     max = larger<kVariant>(max, __shfl_xor_sync(kAllLanes, max, 2));
-    const float top = fmaxf(state.top[h], logit_and<kVariant>(-kWeightShift<T>, max, state.scale[h], cap));
+    const float top =
+        fmaxf(state.top[h], kBiased ? __fadd_rn(max, -kWeightShift<T>)
+                                    : logit_and<kVariant>(-kWeightShift<T>, max, state.scale[h], cap));
     const float base = top == -INFINITY ? 0.0f : top;
+    const float add = kBiased ? __fadd_rn(bias[h], -base) : -base;
     factor[h] = ptx::exp2_approximate(__fadd_rn(state.top[h], -base));
     state.top[h] = top;
     float sums[2] = {0.0f, 0.0f};
@@ -84,7 +91,7 @@ requires(!has_fixed_top<T>(kVariant)) __device__ __forceinline__
 #pragma unroll
       for (int32_t j = 0; j < 2; ++j) {
         float& x = s[i + 2 * h + j];
-        x = ptx::exp2_approximate(logit_and<kVariant>(-base, x, state.scale[h], cap));
+        x = ptx::exp2_approximate(logit_and<kVariant>(add, x, state.scale[h], cap));
         sums[j] = __fadd_rn(sums[j], x);
       }
     }
@@ -95,7 +102,7 @@ requires(!has_fixed_top<T>(kVariant)) __device__ __forceinline__
 /// The same with a fixed top; `factor` is not used.
 template <typename T, Variant kVariant, int32_t Count>
 requires(has_fixed_top<T>(kVariant)) __device__ __forceinline__
-    void take_in(RowState& state, const Cap& cap, float (&s)[Count], float (&)[2]) {
+    void take_in(RowState& state, const Cap& cap, const float (&)[2], float (&s)[Count], float (&)[2]) {
 #pragma unroll
   for (int32_t h = 0; h < 2; ++h) {
     const float top = fixed_top(cap, true);
