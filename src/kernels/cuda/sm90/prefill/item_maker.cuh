@@ -150,8 +150,9 @@ class ItemMaker {
     context.all_done = false;
   }
 
-  /// This thread's row: which it is, to shared memory. Returns where its queries begin; -1: the item has no such row.
-  __device__ __forceinline__ int64_t find_row(const planner::WorkItem& item, RowInfo& rows) const {
+  /// This thread's row: which it is, to shared memory; its slope is on its way. Returns where its queries begin; -1:
+  /// the item has no such row.
+  __device__ __forceinline__ int64_t find_row(const planner::WorkItem& item, RowInfo& rows) {
     const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
     if (thread >= item.row_end - item.row_begin) return -1;
@@ -162,7 +163,7 @@ class ItemMaker {
     rows.token[thread] = token;
     rows.q_head[thread] = q_head;
     rows.out[thread] = token * params.out_token_stride + q_head * params.out_head_stride;
-    rows.slope[thread] = params.alibi_slopes == nullptr ? 0.0f : __fmul_rn(params.alibi_slopes[q_head], kLog2E);
+    slope_ = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[q_head];
     return token * params.q_token_stride + q_head * params.q_head_stride;
   }
 
@@ -233,6 +234,7 @@ class ItemMaker {
         v_scale = scale_at(segment.v_scale, request, item.kv_head);
       }
       rows.scale[thread] = scale;
+      rows.slope[thread] = __fmul_rn(slope_, kLog2E);
       turned = !(scale >= kUsualScale);
       rows.v_scale[thread] = v_scale;
       if (begin < end) {
@@ -309,6 +311,7 @@ class ItemMaker {
   uint32_t ticket_ = 0;    ///< the first thread's: of its last claim
   int32_t word_ = 0;       ///< the first warp's: of the item
   int32_t length_ = 0;     ///< see fetch_lengths
+  float slope_ = 0.0f;     ///< ALiBi's, of this thread's row
   static constexpr int32_t kLengths = 10;
   static constexpr int32_t kFirstPage = 5;  ///< among them; there is none without an indptr
 };

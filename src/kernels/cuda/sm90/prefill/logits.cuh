@@ -67,10 +67,11 @@ struct Cap {
   __device__ __forceinline__ float logit_and(float add, float r) const {
     return __fmaf_rn(r, -2.0f * kUnit * cap, __fadd_rn(cap, add));
   }
-  /// (2^(a x) + 1) * kUnit, or 1 where it is more: r is nothing to a logit there. Saturation makes 0 of NaN.
+  /// (2^(a x) + 1) * kUnit, or 1 where it is more: r is nothing to a logit there. Saturation makes 0 of NaN. `zero` is
+  /// waited for.
   template <bool Saturate>
-  __device__ __forceinline__ float part(float score, float by) const {
-    const float x = __fmul_rn(score, by);
+  __device__ __forceinline__ float part(float score, float by, float zero = 0.0f) const {
+    const float x = __fmaf_rn(score, by, zero);
     if constexpr (Saturate) {
       return ptx::saturating_fma(ptx::exp2_approximate(x), kUnit, kUnit);
     } else {
@@ -106,10 +107,10 @@ __device__ __forceinline__ void cap_scores(const Cap& cap, const float (&scale)[
 
 /// ALiBi of keys whose positions follow each other, in two parts. `apart` is how far a row is behind the lane's first
 /// token. Up to the lane's last token, or from the row on where it stands before that, the distance is one number of
-/// the row: `bias`, in the units of logits. The rest of it is taken from scores, by `slope` in their units; where all of
-/// the lane's tokens stand at or before the row, as they do where no tile is masked, by a constant of the token. Both
-/// parts are at most the distance, so that neither rounds more than it. Which way a score goes depends on its row and
-/// its token alone, and both ways come to the same bits.
+/// the row: `bias`, in the units of logits. The rest of it is taken from scores, by `slope` in their units; where all
+/// of the lane's tokens stand at or before the row, as they do where no tile is masked, by a constant of the token.
+/// Both parts are at most the distance, so that neither rounds more than it. Which way a score goes depends on its row
+/// and its token alone, and both ways come to the same bits.
 template <bool Masked, int32_t Count>
 __device__ __forceinline__ void add_bias(const float (&slope)[2], const float (&logit_slope)[2],
                                          const int32_t (&apart)[2], float (&s)[Count], float (&bias)[2]) {

@@ -287,13 +287,28 @@ class MathGroup {
   /// Scores of the tile that begins at `first` become weights.
   template <bool Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
+    if constexpr (has_fixed_top<T>(kVariant)) {
+      take_in_capped<Masked>(state_row_, cap_, walk.rows, first_row_, first + 2 * (lane_ % 4), s);
+      ptx::wait_no_earlier_than(state_row_.sum[1], memory_);
+    } else {
+      float bias[2] = {0.0f, 0.0f};
+      to_logits<Masked>(walk, first, s, bias);
+      take_in<T, kVariant>(state_row_, cap_, bias, s, factor);
+    }
+  }
+
+  /// Scores become what `take_in` wants, masked; kAlibi: their logits lack `bias`.
+  template <bool Masked>
+  __device__ __forceinline__ void to_logits(const Walk& walk, int32_t first, float (&s)[kScores], float (&bias)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
-    float bias[2] = {0.0f, 0.0f};
-    if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
+    if constexpr (Masked && has_scale(kVariant)) {
+      if (context.turned) [[unlikely]]
+        turn(rows, s);
+    }
     if constexpr (kVariant == Variant::kCap) {
-      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or what they share would be NaN
+      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // see above
       cap_scores<Masked>(cap_, state_row_.scale, s);
     } else if constexpr (kVariant == Variant::kAlibi) {
       if (Masked && context.shard.world != 1) {
@@ -307,10 +322,21 @@ class MathGroup {
       to_any_logits(params_.attention, cap_, context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
       mask_by_bits(walk.sights, lane_, s);
     }
-    if constexpr (Masked && kVariant != Variant::kAny) {
-      mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
+    if constexpr (Masked && kVariant == Variant::kCap) {
+      mask_scores(rows, first_row_, column, INFINITY, s);
+    } else if constexpr (Masked && has_scale(kVariant)) {
+      mask(context, rows, first, s);
     }
-    take_in<T, kVariant>(state_row_, cap_, bias, s, factor);
+  }
+
+  __device__ __forceinline__ void mask(const ItemContext& context, const RowInfo& rows, int32_t first,
+                                       float (&s)[kScores]) const {
+    const int32_t column = first + 2 * (lane_ % 4);
+    if (context.sight.all_begin <= first) {
+      mask_ends(rows, first_row_, column, s);
+    } else {
+      mask_scores(rows, first_row_, column, -INFINITY, s);
+    }
   }
 
   /// Rows whose scale is negative: scores change their sign; is next to nothing, 0 or NaN: they are scaled here.

@@ -50,9 +50,9 @@ struct ItemContext {
   int32_t first_tile;  ///< of local tokens, from local token 0
   int32_t num_tiles;
   int32_t whole_end;  ///< up to which tiles that all rows see whole need no mask; see MathGroup::accumulate
-  bool custom;      ///< the custom mask's bits apply
-  bool turned;      ///< some row's scale is less than kUsualScale
-  bool by_threads;  ///< keys and values are copied by threads
+  bool custom;        ///< the custom mask's bits apply
+  bool turned;        ///< some row's scale is less than kUsualScale
+  bool by_threads;    ///< keys and values are copied by threads
   bool queries_by_boxes;
   bool plain_end;  ///< see PlainEnd
   bool half;       ///< plain_end: results are float16, not bfloat16
