@@ -27,6 +27,7 @@ void wait_products(float (&)[Count]) {
 }
 template <int32_t Count>
 void changed(float (&)[Count]) {}
+inline void wait_no_earlier_than(float, uint32_t) {}
 enum class Sum : int32_t { kNew = 0, kAdd = 1 };
 
 /// Where a tile's element stands, as describe_tile says: `row` and `column` of what lies in rows of a span.

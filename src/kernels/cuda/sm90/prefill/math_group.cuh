@@ -83,6 +83,8 @@ class MathGroup {
       state_row_.scale[h] = 1.0f;
       state_row_.slope[h] = 0.0f;
       state_row_.most_sum[h] = 0xffffffffu;
+      state_row_.logit_slope[h] = 0.0f;
+      state_row_.position[h] = 0;
       const int32_t row = first_row_ + 8 * h;
       if (row >= context.num_rows) continue;
       state_row_.most_sum[h] = __float_as_uint(kMostSum<T>);
@@ -94,6 +96,8 @@ class MathGroup {
       if constexpr (kVariant == Variant::kAny) state_row_.slope[h] = rows.slope[row];
       if constexpr (kVariant == Variant::kAlibi) {
         state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::reciprocal_approximate(state_row_.scale[h]));
+        state_row_.logit_slope[h] = rows.slope[row];
+        state_row_.position[h] = static_cast<int32_t>(rows.position[row] - context.first_pos) - 2 * (lane_ % 4);
       }
     }
 #pragma unroll
@@ -132,7 +136,8 @@ class MathGroup {
       } else {
         mask_scores(walk.rows, first_row_, column, -INFINITY, s);
       }
-      take_in<T, kVariant>(state_row_, cap_, s, factor);
+      constexpr float kNone[2] = {0.0f, 0.0f};
+      take_in<T, kVariant>(state_row_, cap_, kNone, s, factor);
     } else {
       to_weights<true>(walk, walk.first, s, factor);
     }
@@ -151,7 +156,7 @@ class MathGroup {
     int32_t whole_end = begin;
     if (!masks_all(context)) {
       whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
-      whole_end = max(begin, context.sight.all_end / kTokens);
+      whole_end = max(begin, context.whole_end / kTokens);
     }
 #pragma unroll 1
     for (int32_t until = whole_end;; until = begin) {
@@ -205,8 +210,9 @@ class MathGroup {
     ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     release_keys(walk, keys);
     if constexpr (!Masked && keeps_top(kVariant)) {
-      add_bias_and_mask<false>(walk, walk.first, s);
-      to_weights_of_tops(walk, s, values);
+      float bias[2] = {0.0f, 0.0f};
+      to_logits<false>(walk, walk.first, s, bias);
+      to_weights_of_tops(walk, bias, s, values);
     } else {
       float factor[2];
       to_weights<Masked>(walk, walk.first, s, factor);
@@ -227,11 +233,13 @@ class MathGroup {
   /// found and nothing multiplied. Scores are kept: where sums say that a top may have to follow, or there is none yet,
   /// the warp goes the long way, which comes to the same bits where tops stay. Gives the tile of values back as soon
   /// as the product with them is through.
-  __device__ __forceinline__ void to_weights_of_tops(Walk& walk, float (&s)[kScores], uint32_t values) {
+  __device__ __forceinline__ void to_weights_of_tops(Walk& walk, const float (&bias)[2], float (&s)[kScores],
+                                                     uint32_t values) {
     constexpr int32_t kEarly = kScores / 4;  // weights made while the product still reads the last ones
+    const float add[2] = {added<kVariant>(bias[0], state_row_.top[0]), added<kVariant>(bias[1], state_row_.top[1])};
     const auto weight = [&](int32_t i) {
       const int32_t h = i / 2 % 2;
-      return ptx::exp2_approximate(logit_and<kVariant>(-state_row_.top[h], s[i], state_row_.scale[h], cap_));
+      return ptx::exp2_approximate(logit_and<kVariant>(add[h], s[i], state_row_.scale[h], cap_));
     };
     float early[kEarly];
     float sums[4];
@@ -240,7 +248,7 @@ class MathGroup {
       early[i] = weight(i);
       sums[i % 4] = i < 4 ? early[i] : __fadd_rn(sums[i % 4], early[i]);
     }
-    // The compiler puts the wait as early as it can, but never before an arrival. No weight is -0.
+    // As ptx::wait_no_earlier_than, which the compiler sees through here. No weight is -0.
     if (__float_as_uint(early[kEarly - 1]) == __float_as_uint(-0.0f)) ptx::arrive(values_ring_ + kToEmpty);
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
@@ -259,7 +267,7 @@ class MathGroup {
         __float_as_uint(sum[0]) > state_row_.most_sum[0] || __float_as_uint(sum[1]) > state_row_.most_sum[1];
     if (__any_sync(kAllLanes, grows)) [[unlikely]] {
       float factor[2];
-      take_in<T, kVariant>(state_row_, cap_, s, factor);
+      take_in<T, kVariant>(state_row_, cap_, bias, s, factor);
       pack(s, walk.p);
       rescale(factor);
     } else {
@@ -352,36 +360,55 @@ class MathGroup {
   /// Scores of the tile that begins at `first` become weights.
   template <bool Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
-    add_bias_and_mask<Masked>(walk, first, s);
-    take_in<T, kVariant>(state_row_, cap_, s, factor);
+    if constexpr (has_fixed_top<T>(kVariant)) {
+      take_in_capped<Masked>(state_row_, cap_, walk.rows, first_row_, first + 2 * (lane_ % 4), s);
+      ptx::wait_no_earlier_than(state_row_.sum[1], memory_);
+    } else {
+      float bias[2] = {0.0f, 0.0f};
+      to_logits<Masked>(walk, first, s, bias);
+      take_in<T, kVariant>(state_row_, cap_, bias, s, factor);
+    }
   }
 
-  /// Scores of the tile that begins at `first` become what take_in wants.
+  /// Scores become what `take_in` wants, masked; kAlibi: their logits lack `bias`.
   template <bool Masked>
-  __device__ __forceinline__ void add_bias_and_mask(const Walk& walk, int32_t first, float (&s)[kScores]) {
+  __device__ __forceinline__ void to_logits(const Walk& walk, int32_t first, float (&s)[kScores], float (&bias)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
-    if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
+    if constexpr (Masked && has_scale(kVariant)) {
+      if (context.turned) [[unlikely]]
+        turn(rows, s);
+    }
     if constexpr (kVariant == Variant::kCap) {
-      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or what they share would be NaN
+      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // see above
       cap_scores<Masked>(cap_, state_row_.scale, s);
     } else if constexpr (kVariant == Variant::kAlibi) {
       if (Masked && context.shard.world != 1) {
         constexpr float kAsTheyAre[2] = {1.0f, 1.0f};
         add_bias_of_shard(context, rows, first_row_, column, kAsTheyAre, state_row_.slope, s);
       } else {
-        const int64_t first_pos = context.first_pos + column;
-        const int32_t apart[2] = {static_cast<int32_t>(rows.position[first_row_] - first_pos),
-                                  static_cast<int32_t>(rows.position[first_row_ + 8] - first_pos)};
-        add_bias(state_row_.slope, apart, s);
+        const int32_t apart[2] = {state_row_.position[0] - first, state_row_.position[1] - first};
+        add_bias<Masked>(state_row_.slope, state_row_.logit_slope, apart, s, bias);
       }
     } else if constexpr (kVariant == Variant::kAny) {
       to_any_logits(params_.attention, cap_, context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
       mask_by_bits(walk.sights, lane_, s);
     }
-    if constexpr (Masked && kVariant != Variant::kAny) {
-      mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
+    if constexpr (Masked && kVariant == Variant::kCap) {
+      mask_scores(rows, first_row_, column, INFINITY, s);
+    } else if constexpr (Masked && has_scale(kVariant)) {
+      mask(context, rows, first, s);
+    }
+  }
+
+  __device__ __forceinline__ void mask(const ItemContext& context, const RowInfo& rows, int32_t first,
+                                       float (&s)[kScores]) const {
+    const int32_t column = first + 2 * (lane_ % 4);
+    if (context.sight.all_begin <= first) {
+      mask_ends(rows, first_row_, column, s);
+    } else {
+      mask_scores(rows, first_row_, column, -INFINITY, s);
     }
   }
 
