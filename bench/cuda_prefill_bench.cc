@@ -91,6 +91,11 @@ std::vector<Case> all_cases() {
   features("with cap", [](Case& one) { one.features = Feature::kSoftCap; });
   features("with sinks", [](Case& one) { one.features = Feature::kSinks; });
   features("with alibi", [](Case& one) { one.features = Feature::kAlibi; });
+  add("with both sides 8x4096", times(8, 4096), times(8, 4096), [](Case& one) { one.mask = MaskKind::kNone; });
+  add("with both sides, alibi 8x4096", times(8, 4096), times(8, 4096), [](Case& one) {
+    one.mask = MaskKind::kNone;
+    one.features = Feature::kAlibi;
+  });
   features("with window 1024", [](Case& one) { one.window = 1023; });
   // The window's work as that of a plain kernel: every row sees about as many keys.
   add("with window, as if full", times(32, 1024), times(32, 1024), [](Case& one) { one.mask = MaskKind::kNone; });

@@ -77,12 +77,4 @@ __device__ __forceinline__ uint32_t pack_four_codes(float a, float b, float c, f
   return packed;
 }
 
-/// The inverse of load_matrices: matrix i of word i of all lanes, to the rows of 16 bytes whose addresses lanes 8i to
-/// 8i + 7 give.
-__device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (&in)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(in[0]), "r"(in[1]),
-               "r"(in[2]), "r"(in[3])
-               : "memory");
-}
-
 }  // namespace folio::inline v0::ptx

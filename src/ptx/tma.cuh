@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-/// Copies of boxes of a tensor from global to shared memory (compute capability 9.0): PTX `cp.async.bulk.tensor`. A
+/// Copies of boxes of a tensor between global and shared memory (compute capability 9.0): PTX `cp.async.bulk.tensor`. A
 /// CUtensorMap, made on the host, says where the tensor lies; it stands in constant memory, that is in a
 /// __grid_constant__ parameter. What a box has beyond the tensor's ends becomes zeros.
 namespace folio::inline v0::ptx {
@@ -37,6 +37,25 @@ __device__ __forceinline__ void copy_box_5d(uint32_t shared, const CUtensorMap* 
       "[%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared),
       "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(policy)
       : "memory");
+}
+
+/// Begins, by one thread, the copy of what lies at `shared` as copy_box_5d leaves it to the box at five coordinates. See
+/// wait_box_reads.
+__device__ __forceinline__ void store_box_5d(const CUtensorMap* map, uint32_t shared, int32_t c0, int32_t c1,
+                                             int32_t c2, int32_t c3, int32_t c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1]; "
+      "cp.async.bulk.commit_group;" ::"l"(map),
+      "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+/// Waits until shared memory has been read for all boxes that this thread has begun to store.
+__device__ __forceinline__ void wait_box_reads() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+/// Waits until they are stored.
+__device__ __forceinline__ void wait_box_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 /// What this thread has written to shared memory, or read of it, comes before copies that are begun after a barrier.

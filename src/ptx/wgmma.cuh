@@ -58,6 +58,21 @@ __device__ __forceinline__ void wait_products(float (&d)[Count]) {
   changed(d);
 }
 
+/// The inverse of load_matrices: matrix i of word i of all lanes, to the rows of 16 bytes whose addresses lanes 8i to
+/// 8i + 7 give.
+__device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (&in)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(in[0]), "r"(in[1]),
+               "r"(in[2]), "r"(in[3])
+               : "memory");
+}
+
+/// Keeps waits for products that come later in the program behind the computation of `x`, which is never less than 0:
+/// ptxas moves such a wait to the front of all arithmetic that does not touch what it waits for, but not over a store.
+/// This one, to `shared`, is never executed.
+__device__ __forceinline__ void wait_no_earlier_than(float x, uint32_t shared) {
+  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(x), "r"(shared));
+}
+
 /// Whether a product is added to the accumulators or takes their place.
 enum class Sum : int32_t { kNew = 0, kAdd = 1 };
 

@@ -16,6 +16,7 @@ AttentionOp make_op(const Context& context, Determinism determinism, const std::
   config.num_kv_heads = ServingStep::kKvHeads;
   config.head_dim_qk = config.head_dim_v = sizes.head_dim;
   config.page_size = ServingStep::kPageSize;
+  config.window_left = sizes.window_left;
   config.determinism = determinism;
   PrepareOptions options;
   options.force_kernel = kernel;
@@ -179,6 +180,7 @@ ServingStep::LayerArgs ServingStep::layer_args(size_t layer) const {
       ConstTensorView(q_.data() + layer * q_elements(), DType::kBFloat16, {sizes_.tokens, kQHeads, sizes_.head_dim});
   l.args.out =
       TensorView(out_.data() + layer * q_elements(), DType::kBFloat16, {sizes_.tokens, kQHeads, sizes_.head_dim});
+  if (!sizes_.lse) return l;
   l.args.lse = {.data = lse_.data() + layer * static_cast<size_t>(sizes_.tokens) * kQHeads,
                 .token_stride = kQHeads,
                 .head_stride = 1};

@@ -16,12 +16,14 @@ struct StepLengths {
 /// Which batches a graph is for. All bounds are the same.
 enum class StepKind { kAny, kDecode, kSeveralTokens, kPrefill, kMixed };
 
-/// How large a ServingStep's model and batches may be.
+/// How large a ServingStep's model and batches may be, and what of it differs from one to the other.
 struct ServingSizes {
   int32_t tokens;  ///< of a step
   int32_t max_q_len;
   int32_t max_kv_len;
   int32_t head_dim;
+  int32_t window_left = -1;
+  bool lse = true;  ///< is asked for
 };
 
 /// A small model of two layers on a GPU: what an engine holds, and one step of it. Device arrays keep their addresses

@@ -10,10 +10,10 @@
 namespace folio::cuda_test {
 namespace {
 
-/// 200, or 40 with prompts among them, or as many as the environment asks for: 10,000 take minutes.
+/// 200, or fewer with prompts among them, or as many as the environment asks for: 10,000 take minutes.
 int batches(const ServingSizes& sizes) {
   const char* asked = std::getenv("FOLIO_TWIN_BATCHES");
-  return asked != nullptr ? std::atoi(asked) : (sizes.tokens == ServingStep::kTokens ? 200 : 40);
+  return asked != nullptr ? std::atoi(asked) : (sizes.tokens == ServingStep::kTokens ? 200 : sizes.tokens < 1000 ? 40 : 8);
 }
 
 /// Values are of magnitude 1 or less, so that a kernel's outputs are off by at most 2^-9 through its weights, which are
@@ -32,6 +32,11 @@ struct Compared {
 /// Prompts among decodes: many packed rows, of several row tiles, and few.
 constexpr ServingSizes prompts(int32_t head_dim) {
   return {.tokens = 256, .max_q_len = 120, .max_kv_len = 700, .head_dim = head_dim};
+}
+/// Prompts of so many tiles, and so many of them, that a thread block goes from item to item without a pause.
+constexpr ServingSizes long_prompts(int32_t head_dim, int32_t window_left = -1) {
+  return {.tokens = 6144, .max_q_len = 2000, .max_kv_len = 2500, .head_dim = head_dim, .window_left = window_left,
+          .lse = false};
 }
 
 class HopperTwin : public CudaTest, public testing::WithParamInterface<Compared> {};
@@ -81,7 +86,12 @@ constexpr Compared kCompared[] = {{"cuda-sm90-decode", "Decode"},
                                   {"cuda-sm90", "PairPrompts96", prompts(96)},
                                   {"cuda-sm90", "PairPrompts128", prompts(128)},
                                   {"cuda-sm90", "PairPrompts256", prompts(256)},
-                                  {"cuda-sm90-prefill", "Prefill128", prompts(128)}};
+                                  {"cuda-sm90-prefill", "Prefill128", prompts(128)},
+                                  {"cuda-sm90-prefill", "LongPrompts64", long_prompts(64)},
+                                  {"cuda-sm90-prefill", "LongPrompts96", long_prompts(96)},
+                                  {"cuda-sm90-prefill", "LongPrompts128", long_prompts(128)},
+                                  {"cuda-sm90-prefill", "LongPrompts256", long_prompts(256)},
+                                  {"cuda-sm90-prefill", "Window128", long_prompts(128, 900)}};
 INSTANTIATE_TEST_SUITE_P(Kernels, HopperTwin, testing::ValuesIn(kCompared),
                          [](const auto& compared) { return std::string(compared.param.name); });
 

@@ -58,6 +58,16 @@ TEST_P(PrefillVariants, OfOtherHeadDimensions) {
   }
 }
 
+/// Tiles of keys before rows, around them and behind them: ALiBi has a way for the first and one for the others.
+TEST(PrefillAlibi, OfKeysOnBothSides) {
+  for (const char* levels : {"group=4 determinism=none", "group=4 determinism=none window=both",
+                             "group=1 determinism=none segments=prefix+new", "group=4 determinism=batch workers=5"}) {
+    check_case(std::string("kernel=cuda-sm90-prefill seed=5 queries=prefill dims=128/128 mask=none alibi=on "
+                           "lengths=medium ") +
+               levels);
+  }
+}
+
 /// Products of codes as they are have a loader and math warpgroups of their own.
 TEST(PrefillProducts, OfFp8) {
   for (const char* levels :

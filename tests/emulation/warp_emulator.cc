@@ -54,6 +54,7 @@ struct Copy {
   CUtensorMap map;
   int32_t at[5];
   uint32_t shared;
+  bool store = false;  ///< a box from shared memory: counts at no barrier
 };
 struct Arrival {
   uint32_t barrier;
@@ -122,16 +123,18 @@ void complete(const Copy& copy) {
         for (i[1] = 0; i[1] < map.box[1]; ++i[1]) {
           for (i[0] = 0; i[0] < map.box[0]; ++i[0], linear += map.bytes) {
             bool inside = true;
-            const unsigned char* from = map.data;
+            unsigned char* element = map.data;
             for (int d = 0; d < 5; ++d) {
               const int64_t c = int64_t{copy.at[d]} + i[d];
               inside = inside && c >= 0 && c < static_cast<int64_t>(map.dims[d]);
-              from += c * static_cast<int64_t>(map.strides[d]);
+              element += c * static_cast<int64_t>(map.strides[d]);
             }
             uint32_t to = copy.shared + linear;
             to ^= map.side_by_side == 128 ? (to >> 7 & 7) << 4 : (to >> 7 & 3) << 4;
-            if (inside) {
-              std::memcpy(grid->base + to, from, map.bytes);
+            if (copy.store) {
+              if (inside) std::memcpy(element, grid->base + to, map.bytes);
+            } else if (inside) {
+              std::memcpy(grid->base + to, element, map.bytes);
             } else {
               std::memset(grid->base + to, 0, map.bytes);
             }
@@ -140,6 +143,7 @@ void complete(const Copy& copy) {
       }
     }
   }
+  if (copy.store) return;
   Barrier& barrier = grid->barriers.at(copy.barrier);
   barrier.bytes -= linear;
   end_phase(barrier);
@@ -149,7 +153,7 @@ void complete(const Copy& copy) {
 void complete_some(int32_t owner) {
   if (owner >= 0) {
     for (size_t n = 0; n < grid->copies.size();) {
-      if (grid->copies[n].owner != owner || grid->copies[n].box) {
+      if (grid->copies[n].owner != owner || (grid->copies[n].box && !grid->copies[n].store)) {
         ++n;
         continue;
       }
@@ -341,7 +345,7 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
   TensorMap made{};
   made.bytes = bytes;
   made.side_by_side = side_by_side;
-  made.data = static_cast<const unsigned char*>(data);
+  made.data = static_cast<unsigned char*>(data);
   for (int d = 0; d < 5; ++d) {
     made.dims[d] = dims[d];
     made.strides[d] = d == 0 ? bytes : strides[d - 1];
@@ -358,6 +362,17 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
 void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, const int32_t (&at)[5]) {
   if (shared % 512 != 0) throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
   Copy copy{nullptr, nullptr, 0, 0, barrier, true, grid->current, *map, {at[0], at[1], at[2], at[3], at[4]}, shared};
+  if (next_random() % 2 == 0) {
+    complete(copy);
+  } else {
+    grid->copies.push_back(copy);
+  }
+}
+
+void store_box(const CUtensorMap* map, uint32_t shared, const int32_t (&at)[5]) {
+  if (shared % 512 != 0) throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
+  Copy copy{nullptr, nullptr, 0, 0, 0, true, grid->current, *map, {at[0], at[1], at[2], at[3], at[4]}, shared};
+  copy.store = true;
   if (next_random() % 2 == 0) {
     complete(copy);
   } else {

@@ -59,7 +59,7 @@ void finish_copies();
 
 /// A tensor map as encode_map leaves it in a CUtensorMap.
 struct TensorMap {
-  const unsigned char* data;
+  unsigned char* data;
   uint64_t dims[5];
   uint64_t strides[5];  ///< bytes
   uint32_t box[5];
@@ -71,6 +71,7 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                     CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                     CUtensorMapFloatOOBfill fill);
 void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, const int32_t (&at)[5]);
+void store_box(const CUtensorMap* map, uint32_t shared, const int32_t (&at)[5]);
 
 template <typename T>
 T shuffle(T value, int32_t source) {
@@ -141,6 +142,11 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   uint32_t result = 0;
   for (int i = 0; i < 4; ++i) result |= static_cast<uint32_t>(bytes >> 8 * (select >> 4 * i & 7) & 0xff) << 8 * i;
   return result;
+}
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
 }
 inline float __uint_as_float(uint32_t bits) {
   float value;

@@ -72,15 +72,4 @@ inline uint32_t pack_four_codes(float a, float b, float c, float d) {
   return packed;
 }
 
-inline void store_matrices(uint32_t shared, const uint32_t (&in)[4]) {
-  const auto* lanes = emulation::exchange({shared});
-  const int32_t lane = emulation::thread_index().x % 32;
-  for (int32_t i = 0; i < 4; ++i) {
-    const uint32_t row = lanes[8 * i + lane / 4][0];
-    if (row % 16 != 0) throw std::runtime_error("a matrix row is not aligned");
-    std::memcpy(emulation::shared_memory() + row + lane % 4 * 4, &in[i], 4);
-  }
-  __syncwarp();
-}
-
 }  // namespace folio::inline v0::ptx

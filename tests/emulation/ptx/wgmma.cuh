@@ -27,6 +27,7 @@ void wait_products(float (&)[Count]) {
 }
 template <int32_t Count>
 void changed(float (&)[Count]) {}
+inline void wait_no_earlier_than(float, uint32_t) {}
 enum class Sum : int32_t { kNew = 0, kAdd = 1 };
 
 /// Where a tile's element stands, as describe_tile says: `row` and `column` of what lies in rows of a span.
@@ -92,6 +93,17 @@ void multiply_rows(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
     }
   }
   multiply_lane<true>(d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, k, n)); });
+  __syncwarp();
+}
+
+inline void store_matrices(uint32_t shared, const uint32_t (&in)[4]) {
+  const auto* lanes = emulation::exchange({shared});
+  const int32_t lane = emulation::thread_index().x % 32;
+  for (int32_t i = 0; i < 4; ++i) {
+    const uint32_t row = lanes[8 * i + lane / 4][0];
+    if (row % 16 != 0) throw std::runtime_error("a matrix row is not aligned");
+    std::memcpy(emulation::shared_memory() + row + lane % 4 * 4, &in[i], 4);
+  }
   __syncwarp();
 }
 

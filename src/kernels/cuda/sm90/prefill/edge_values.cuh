@@ -33,19 +33,19 @@ __device__ __forceinline__ float half_of(uint32_t pair, bool high) {
   }
 }
 
-/// By the loading warpgroup's thread `thread`: its pieces of a tile that is there. Returns whether it has found any.
-/// Tokens [begin, end), counted from the tile's first, are seen by some row.
+/// By the loading warpgroup's thread `thread`: its pieces of a tile that is there, whose first token is `first`. Returns
+/// whether it has found any among tokens that some rows see and others do not.
 template <typename T, int32_t Dim, int32_t Tokens>
-__device__ __forceinline__ bool look_through(uint32_t tile, int32_t begin, int32_t end, int32_t thread) {
+__device__ __forceinline__ bool look_through(uint32_t tile, const Sight& sight, int32_t first, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
   uint32_t found = 0;
 #pragma unroll 4
   for (int32_t i = thread; i < Tokens * kPieces; i += kGroupThreads) {
-    const int32_t token = i / kPieces;
-    const uint32_t at = tile + static_cast<uint32_t>(tile_offset(Dim, token, i % kPieces));
-    if (token < begin || token >= end) {
+    const int32_t token = first + i / kPieces;
+    const uint32_t at = tile + static_cast<uint32_t>(tile_offset(Dim, i / kPieces, i % kPieces));
+    if (token < sight.any_begin || token >= sight.any_end) {
       ptx::store_16(at, uint4{});
-    } else {
+    } else if (token < sight.all_begin || token >= sight.all_end) {
       const uint4 piece = ptx::load_16(at);
       found |= special_halves<T>(piece.x) | special_halves<T>(piece.y) | special_halves<T>(piece.z) |
                special_halves<T>(piece.w);

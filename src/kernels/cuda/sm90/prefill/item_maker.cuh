@@ -44,13 +44,10 @@ class ItemMaker {
   /// The second part: its rows. Waits until the math warpgroups are through with the slot's last item.
   __device__ __forceinline__ void take_item(int32_t number) {
     const int32_t slot = number % kItems;
-    const int32_t use = number / kItems;
     ItemContext& context = state_.contexts[slot];
-    if (use > 0) {
-      ptx::wait_as_warp(ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot),
-                        static_cast<uint32_t>(use - 1) & 1);
-    }
+    if (number >= kItems) store_results(number - kItems);
     if (warp_ == 0) {
+      __syncwarp();
       if (lane_ < kItemWords) reinterpret_cast<int32_t*>(&context.item)[lane_] = word_;
       if (lane_ == 0) state_.next = index_;
       __syncwarp();
@@ -82,7 +79,8 @@ class ItemMaker {
       hand_over(slot);
       return;
     }
-    ptx::meet(kLoadMeeting, kGroupThreads);
+    ptx::wait_box_reads();
+    ptx::meet(kLoadMeeting, kGroupThreads);  // the place of the queries may be written to
     if (threadIdx.x == 0) describe_item(state_.contexts[slot]);
   }
 
@@ -132,24 +130,28 @@ class ItemMaker {
       sight.all_end = min(sight.all_end, other.all_end);
     }
     context.sight = sight;
+    context.whole_end =
+        min(min(state_.whole_end[0], state_.whole_end[1]), min(state_.whole_end[2], state_.whole_end[3]));
     context.num_rows = item.row_end - item.row_begin;
     context.first_tile = any_keys ? item.kv_begin / kTokens : 0;
     context.num_tiles = any_keys ? (item.kv_end + kTokens - 1) / kTokens - context.first_tile : 0;
     context.turned = state_.turned[0] || state_.turned[1] || state_.turned[2] || state_.turned[3];
     context.by_threads = any_keys && params_.copies[item.segment].box == 0;
-    context.queries_by_boxes = queries_by_boxes(item);
+    context.queries_by_boxes = params_.queries_by_boxes && has_whole_rows(item);
     const AttentionParams& params = params_.attention;
     context.half = params.out_dtype == DType::kFloat16;
     context.plain_end = context.num_tiles > 0 && item.flags == (planner::kStart | planner::kFinish) &&
                         item.partial < 0 && params_.out_wide &&
                         (context.half || params.out_dtype == DType::kBFloat16) && params.sinks == nullptr &&
                         params.lse.data == nullptr;
+    context.results_by_boxes = context.plain_end && params_.results_by_boxes && has_whole_rows(item);
     context.out = params.out;
     context.all_done = false;
   }
 
-  /// This thread's row: which it is, to shared memory. Returns where its queries begin; -1: the item has no such row.
-  __device__ __forceinline__ int64_t find_row(const planner::WorkItem& item, RowInfo& rows) const {
+  /// This thread's row: which it is, to shared memory; its slope is on its way. Returns where its queries begin; -1:
+  /// the item has no such row.
+  __device__ __forceinline__ int64_t find_row(const planner::WorkItem& item, RowInfo& rows) {
     const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
     if (thread >= item.row_end - item.row_begin) return -1;
@@ -160,7 +162,7 @@ class ItemMaker {
     rows.token[thread] = token;
     rows.q_head[thread] = q_head;
     rows.out[thread] = token * params.out_token_stride + q_head * params.out_head_stride;
-    rows.slope[thread] = params.alibi_slopes == nullptr ? 0.0f : __fmul_rn(params.alibi_slopes[q_head], kLog2E);
+    slope_ = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[q_head];
     return token * params.q_token_stride + q_head * params.q_head_stride;
   }
 
@@ -177,6 +179,7 @@ class ItemMaker {
     Sight sight{INT32_MAX, 0, 0, INT32_MAX};
     int32_t begin = 0;
     int32_t end = 0;
+    int32_t whole_end = INT32_MAX;
     bool turned = false;
     if (thread < item.row_end - item.row_begin) {
       float scale = 0.0f;
@@ -212,6 +215,10 @@ class ItemMaker {
         end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
         if (begin >= end) begin = end = 0;
         rows.position[thread] = static_cast<int32_t>(position);
+        // ALiBi: keys behind a row go the way of masked tiles, see add_bias.
+        if (params.alibi_slopes != nullptr && position - first_pos < end) {
+          whole_end = max(static_cast<int32_t>(position - first_pos) + 1, 0);
+        }
         rows.mask_begin[thread] = INT32_MAX;
         if (custom) {
           const int32_t mask_begin = plan.mask_first_column[request] - plan.segments[item.segment].key_offset[request];
@@ -226,6 +233,7 @@ class ItemMaker {
         v_scale = scale_at(segment.v_scale, request, item.kv_head);
       }
       rows.scale[thread] = scale;
+      rows.slope[thread] = __fmul_rn(slope_, kLog2E);
       turned = !(scale >= kUsualScale);
       rows.v_scale[thread] = v_scale;
       if (begin < end) {
@@ -234,6 +242,7 @@ class ItemMaker {
       }
       sight.all_begin = begin;
       sight.all_end = end;
+      whole_end = min(whole_end, end);
     }
     rows.visible_begin[thread] = begin;
     rows.visible_end[thread] = end;
@@ -241,18 +250,37 @@ class ItemMaker {
     sight.any_end = __reduce_max_sync(kAllLanes, sight.any_end);
     sight.all_begin = __reduce_max_sync(kAllLanes, sight.all_begin);
     sight.all_end = __reduce_min_sync(kAllLanes, sight.all_end);
+    whole_end = __reduce_min_sync(kAllLanes, whole_end);
     turned = __any_sync(kAllLanes, turned);
     if (lane_ == 0) {
       state_.sights[warp_] = sight;
       state_.turned[warp_] = turned;
+      state_.whole_end[warp_] = whole_end;
     }
   }
 
  protected:
-  /// Whether an item's queries come by boxes: all rows are there, and the first is a token's first.
-  __device__ __forceinline__ bool queries_by_boxes(const planner::WorkItem& item) const {
-    return params_.queries_by_boxes && item.row_end - item.row_begin == kRows &&
+  /// Whether all rows of an item are there, and the first is a token's first: so boxes may be copied of them.
+  __device__ __forceinline__ bool has_whole_rows(const planner::WorkItem& item) const {
+    return item.row_end - item.row_begin == kRows &&
            params_.group.remainder(static_cast<uint32_t>(item.row_begin)) == 0;
+  }
+
+  /// Begins to store the results of item `number`, which the math warpgroups are through with, by the first thread.
+  __device__ __forceinline__ void store_results(int32_t number) const {
+    const int32_t slot = number % kItems;
+    ptx::wait_as_warp(ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot),
+                      static_cast<uint32_t>(number / kItems) & 1);
+    if (threadIdx.x != 0 || !state_.contexts[slot].results_by_boxes) return;
+    const planner::WorkItem& item = state_.contexts[slot].item;
+#pragma unroll
+    for (int32_t group = 0; group < kMathGroups; ++group) {
+      const uint32_t token = params_.group.quotient(static_cast<uint32_t>(item.row_begin + group * kGroupRows));
+      ptx::store_box_5d(
+          &params_.results,
+          queries_address(slot % query_places(kDims)) + static_cast<uint32_t>(group * query_bytes(DimQk)), 0,
+          item.kv_head * static_cast<int32_t>(params_.group.divisor()), static_cast<int32_t>(token), 0, 0);
+    }
   }
 
   /// The queries of a warp's rows, of which each lane knows where its own begin; zeros for rows that the item has not.
@@ -299,6 +327,7 @@ class ItemMaker {
   uint32_t ticket_ = 0;    ///< the first thread's: of its last claim
   int32_t word_ = 0;       ///< the first warp's: of the item
   int32_t length_ = 0;     ///< see fetch_lengths
+  float slope_ = 0.0f;     ///< ALiBi's, of this thread's row
   static constexpr int32_t kLengths = 10;
   static constexpr int32_t kFirstPage = 5;  ///< among them; there is none without an indptr
 };

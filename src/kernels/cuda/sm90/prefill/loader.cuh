@@ -45,6 +45,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
       while (parts_ < kParts) make_next_ready(self);
       ++num_items_;
     } while (index_ >= 0);
+    if (num_items_ > 0) this->store_results(num_items_ - 1);
+    ptx::wait_box_stores();
     if (warp_ == 0) ItemQueue(params_.attention.plan->view, params_.attention.claim_counters).finish();
   }
 
@@ -71,10 +73,10 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
 
   /// Whether a part is due behind keys number `i` of `count`: from the third on, when the math warpgroups have begun
   /// with the present item, and so the next has a place; behind every second, so that the ring fills up between parts,
-  /// as long as there are enough.
+  /// as long as there are enough for all to be done before the last values are asked for.
   __device__ __forceinline__ bool is_time(int32_t i, int32_t count) const {
     const int32_t left = kParts - parts_;
-    return i >= 2 && left > 0 && (i % 2 == 0 || count - i < 2 * left);
+    return i >= 2 && left > 0 && (i % 2 == 0 || count - i <= 2 * left);
   }
 
   /// An item's tiles, which are loaded from the last to the first. Keys are a tile ahead of values: they are multiplied
@@ -88,8 +90,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
 
     __device__ __forceinline__ Tiles(int32_t last_tile, int32_t num_tiles, const Sight& seen, bool custom)
         : last(last_tile), count(num_tiles), sight(seen) {
-      const int32_t end = custom ? 0 : sight.all_end / kTokens;
-      inner_begin = max(last + 1 - end, 0);
+      if (custom) sight.all_end = 0;  // a mask's bits say of any token that some rows do not see it
+      inner_begin = max(last + 1 - sight.all_end / kTokens, 0);
       inner_end = last + 1 - (sight.all_begin + kTokens - 1) / kTokens;
     }
     __device__ __forceinline__ int32_t first_token(int32_t i) const { return (last - i) * kTokens; }
@@ -138,7 +140,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
     const int32_t place = slot % query_places(kDims);
     const planner::WorkItem& item = state_.contexts[slot].item;
     const auto group_size = static_cast<int32_t>(params_.group.divisor());
-    const bool boxes = this->queries_by_boxes(item);
+    const bool boxes = params_.queries_by_boxes && this->has_whole_rows(item);
     if (!boxes) copy_queries(query_, place);
     const uint32_t barrier = ptx::shared_address(state_.item_full) + 8 * static_cast<uint32_t>(slot);
     if (boxes && threadIdx.x == 0) {
@@ -305,9 +307,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
 
   /// Values of tile `i`, which are there, before they are handed over.
   __device__ __forceinline__ void look_through_values(const Tiles& tiles, int32_t i, const Stage& stage) const {
-    const int32_t first = tiles.first_token(i);
-    const bool special = look_through<T, DimV, kTokens>(stage.tile, tiles.sight.any_begin - first,
-                                                        tiles.sight.any_end - first, static_cast<int32_t>(threadIdx.x));
+    const bool special = look_through<T, DimV, kTokens>(stage.tile, tiles.sight, tiles.first_token(i),
+                                                        static_cast<int32_t>(threadIdx.x));
     const bool any = __any_sync(kAllLanes, special);
     if (lane_ == 0) state_.special[stage.number][warp_] = any ? 1 : 0;
     hand_over_tile(stage);

@@ -67,10 +67,11 @@ struct Cap {
   __device__ __forceinline__ float logit_and(float add, float r) const {
     return __fmaf_rn(r, -2.0f * kUnit * cap, __fadd_rn(cap, add));
   }
-  /// (2^(a x) + 1) * kUnit, or 1 where it is more: r is nothing to a logit there. Saturation makes 0 of NaN.
+  /// (2^(a x) + 1) * kUnit, or 1 where it is more: r is nothing to a logit there. Saturation makes 0 of NaN. `zero` is
+  /// waited for.
   template <bool Saturate>
-  __device__ __forceinline__ float part(float score, float by) const {
-    const float x = __fmul_rn(score, by);
+  __device__ __forceinline__ float part(float score, float by, float zero = 0.0f) const {
+    const float x = __fmaf_rn(score, by, zero);
     if constexpr (Saturate) {
       return ptx::saturating_fma(ptx::exp2_approximate(x), kUnit, kUnit);
     } else {
@@ -104,17 +105,27 @@ __device__ __forceinline__ void cap_scores(const Cap& cap, const float (&scale)[
   }
 }
 
-/// ALiBi of keys whose positions follow each other, in the units of scores: `apart` is how far a row is behind the
-/// lane's first token, `slope` in these units.
-template <int32_t Count>
-__device__ __forceinline__ void add_bias(const float (&slope)[2], const int32_t (&apart)[2], float (&s)[Count]) {
+/// ALiBi of keys whose positions follow each other, in two parts. `apart` is how far a row is behind the lane's first
+/// token. Up to the lane's last token, or from the row on where it stands before that, the distance is one number of
+/// the row: `bias`, in the units of logits. The rest of it is taken from scores, by `slope` in their units; where all
+/// of the lane's tokens stand at or before the row, as they do where no tile is masked, by a constant of the token.
+/// Both parts are at most the distance, so that neither rounds more than it. Which way a score goes depends on its row
+/// and its token alone, and both ways come to the same bits.
+template <bool Masked, int32_t Count>
+__device__ __forceinline__ void add_bias(const float (&slope)[2], const float (&logit_slope)[2],
+                                         const int32_t (&apart)[2], float (&s)[Count], float (&bias)[2]) {
+  constexpr int32_t kLast = Count / 4 * 8 - 7;
 #pragma unroll
   for (int32_t h = 0; h < 2; ++h) {
-    const float first = static_cast<float>(apart[h]);
+    const int32_t end = Masked ? min(apart[h], kLast) : kLast;
+    bias[h] = -__fmul_rn(logit_slope[h], static_cast<float>(apart[h] - end));
+    const float from = static_cast<float>(end);
 #pragma unroll
     for (int32_t i = 0; i < Count / 2; ++i) {
       float& x = s[i / 2 * 4 + 2 * h + i % 2];
-      const float distance = fabsf(__fadd_rn(first, -static_cast<float>(i / 2 * 8 + i % 2)));
+      const int32_t column = i / 2 * 8 + i % 2;
+      const float distance =
+          Masked ? fabsf(__fadd_rn(from, -static_cast<float>(column))) : static_cast<float>(kLast - column);
       x = __fmaf_rn(-slope[h], distance, x);
     }
   }

@@ -33,7 +33,18 @@ class MathGroup {
   __device__ __forceinline__ void run() { run_as(*this); }
 
  protected:
-  /// `self`: this, as the class whose accumulate is to be called.
+  /// What steps along an item's tiles share.
+  struct Walk {
+    const ItemContext& context;
+    const RowInfo& rows;
+    uint64_t q;
+    int32_t first;  ///< token of the tile whose weights are in `p`
+    bool edge;      ///< whose values may need more than a product
+    bool by_threads;
+    uint32_t p[kTokens / 4];
+    uint32_t sights[2][kTokens / 32];  ///< kAny: which of the present tile's tokens the lane's rows see
+  };
+  /// `self`: this, as the class whose open, step and close are to be called.
   template <typename Self>
   __device__ __forceinline__ void run_as(Self& self) {
     RunningState<kValues> running;
@@ -44,15 +55,18 @@ class MathGroup {
       const ItemContext& context = state_.contexts[slot];
       if (context.all_done) return;
       const RowInfo& rows = state_.rows[slot];
-      const uint32_t queries =
-          queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk));
+      const ResultPlace place{
+          queries_ + static_cast<uint32_t>(slot % query_places(kDims) * kMathGroups * query_bytes(DimQk)),
+          ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_, first_row_, lane_};
       begin_item(context, rows);
-      const ResultPlace place{queries, ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_,
-                              first_row_, lane_};
       if (context.num_tiles > 0) {
-        const PlainEnd<DimV> end = self.accumulate(context, rows, queries, place);
+        typename Self::Walk walk{context, rows};
+        self.open(walk, place.shared);
+        walk_tiles(self, walk);
+        PiecePlaces<DimV> places;
+        const PlainEnd end = self.close(walk, place, places);
         if (context.plain_end) [[likely]] {
-          end_plain_item<DimV>(context, end, state_row_, o_, place);
+          end_plain_item<DimV>(context, end, places, o_, place);
           continue;
         }
       }
@@ -68,8 +82,12 @@ class MathGroup {
       state_row_.sum[h] = 0.0f;
       state_row_.scale[h] = 1.0f;
       state_row_.slope[h] = 0.0f;
+      state_row_.most_sum[h] = 0xffffffffu;
+      state_row_.logit_slope[h] = 0.0f;
+      state_row_.position[h] = 0;
       const int32_t row = first_row_ + 8 * h;
       if (row >= context.num_rows) continue;
+      state_row_.most_sum[h] = __float_as_uint(kMostSum<T>);
       const float scale = rows.scale[row];
       state_row_.scale[h] = !has_scale(kVariant) ? scale : (fabsf(scale) >= kLeastScale ? fabsf(scale) : 1.0f);
       if constexpr (has_fixed_top<T>(kVariant)) {
@@ -78,47 +96,29 @@ class MathGroup {
       if constexpr (kVariant == Variant::kAny) state_row_.slope[h] = rows.slope[row];
       if constexpr (kVariant == Variant::kAlibi) {
         state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::reciprocal_approximate(state_row_.scale[h]));
+        state_row_.logit_slope[h] = rows.slope[row];
+        state_row_.position[h] = static_cast<int32_t>(rows.position[row] - context.first_pos) - 2 * (lane_ % 4);
       }
     }
 #pragma unroll
     for (int32_t i = 0; i < kValues; ++i) o_[i] = 0.0f;
   }
 
-  /// What steps along an item's tiles share.
-  struct Walk {
-    const ItemContext& context;
-    const RowInfo& rows;
-    uint64_t q;
-    int32_t first;  ///< token of the tile whose weights are in `p`
-    bool edge;      ///< whose values may need more than a product
-    bool by_threads;
-    uint32_t p[kTokens / 4];
-    uint32_t sights[2][kTokens / 32];  ///< kAny: which of the present tile's tokens the lane's rows see
-  };
+  /// To an item's last tile.
+  template <typename AnyWalk>
+  __device__ __forceinline__ static void begin_walk(AnyWalk& walk) {
+    const ItemContext& context = walk.context;
+    walk.first = (context.first_tile + context.num_tiles - 1) * kTokens;
+    walk.edge = is_edge(context, walk.first);
+    walk.by_threads = context.by_threads;
+  }
 
-  /// From the last tile to the first. Between tiles there is no time to look anything up, and between a product's begin
-  /// and its end nothing may branch, or the compiler waits for it first: so tiles that are masked and those that are
-  /// not have loops of their own, and where they begin is known before.
-  __device__ __forceinline__ PlainEnd<DimV> accumulate(const ItemContext& context, const RowInfo& rows,
-                                                       uint32_t queries, const ResultPlace& place) {
+  /// The first product and its weights.
+  __device__ __forceinline__ void open(Walk& walk, uint32_t queries) {
     keep_uniform(keys_);
     keep_uniform(values_);
-    const int32_t begin = context.first_tile;
-    int32_t tile = begin + context.num_tiles - 1;
-    int32_t whole_begin = begin;  // tiles [whole_begin, whole_end) are not masked
-    int32_t whole_end = begin;
-    if (!masks_all(context)) {
-      whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
-      whole_end = max(begin, context.sight.all_end / kTokens);
-    }
-    Walk walk{context,
-              rows,
-              ptx::describe_tile<span(DimQk)>(queries, 0, span_step(DimQk)),
-              tile * kTokens,
-              false,
-              context.by_threads,
-              {},
-              {}};
+    begin_walk(walk);
+    walk.q = ptx::describe_tile<span(DimQk)>(queries, 0, span_step(DimQk));
     float s[kScores];
     float factor[2];
     const uint32_t keys = await(keys_ring_, keys_);
@@ -128,37 +128,59 @@ class MathGroup {
     ptx::wait_products<0>(s);
     release_keys(walk, keys);
     if constexpr (kVariant == Variant::kPlain) {
-      if (context.turned) [[unlikely]]
-        turn(rows, s);
+      if (walk.context.turned) [[unlikely]]
+        turn(walk.rows, s);
       const int32_t column = walk.first + 2 * (lane_ % 4);
-      if (context.sight.all_begin <= walk.first) {
-        mask_ends(rows, first_row_, column, s);
+      if (walk.context.sight.all_begin <= walk.first) {
+        mask_ends(walk.rows, first_row_, column, s);
       } else {
-        mask_scores(rows, first_row_, column, -INFINITY, s);
+        mask_scores(walk.rows, first_row_, column, -INFINITY, s);
       }
-      take_in<T, kVariant>(state_row_, cap_, s, factor);
+      constexpr float kNone[2] = {0.0f, 0.0f};
+      take_in<T, kVariant>(state_row_, cap_, kNone, s, factor);
     } else {
       to_weights<true>(walk, walk.first, s, factor);
     }
     pack(s, walk.p);
-    walk.edge = is_edge(context, walk.first);
+  }
+
+  /// From an item's last tile to its first. Between tiles there is no time to look anything up, and between a product's
+  /// begin and its end nothing may branch, or the compiler waits for it first: so tiles that are masked and those that
+  /// are not have loops of their own, and where they begin is known before.
+  template <typename Self>
+  __device__ __forceinline__ void walk_tiles(Self& self, typename Self::Walk& walk) {
+    const ItemContext& context = walk.context;
+    const int32_t begin = context.first_tile;
+    int32_t tile = begin + context.num_tiles - 1;
+    int32_t whole_begin = begin;  // tiles [whole_begin, whole_end) are not masked
+    int32_t whole_end = begin;
+    if (!masks_all(context)) {
+      whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
+      whole_end = max(begin, context.whole_end / kTokens);
+    }
 #pragma unroll 1
     for (int32_t until = whole_end;; until = begin) {
 #pragma unroll 1
-      for (; tile > until; --tile) step<true>(walk);
-      if (tile == begin) break;
+      for (; tile > until; --tile) self.template step<true>(walk);
+      if (tile == begin) return;
       if (tile <= whole_begin) continue;
-      if (walk.edge) set_special_apart(rows, walk.first);
+      if (walk.edge) self.set_special_apart(walk.rows, walk.first);
       walk.edge = false;
 #pragma unroll 1
-      for (; tile > whole_begin; --tile) step<false>(walk);
+      for (; tile > whole_begin; --tile) self.template step<false>(walk);
     }
-    if (walk.edge) set_special_apart(rows, walk.first);
+  }
+
+  /// The last product, begun alone.
+  __device__ __forceinline__ PlainEnd close(Walk& walk, const ResultPlace& place, PiecePlaces<DimV>& places) {
+    if (walk.edge) set_special_apart(walk.rows, walk.first);
     const uint32_t values = await(values_ring_, values_);
     if (walk.by_threads) [[unlikely]]
       ptx::order_before_products();
     multiply_values(values, walk.p);
-    const PlainEnd<DimV> end = prepare_plain_end<DimV>(context, rows, state_row_, place);
+    const PlainEnd end = prepare_plain_end(walk.rows, state_row_, place);
+    places = find_places<DimV>(walk.context, walk.rows, place);
+    ptx::meet(kGroupMeeting + group_, kGroupThreads);  // see write_pieces
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
     return end;
@@ -169,7 +191,6 @@ class MathGroup {
   template <bool Masked>
   __device__ __forceinline__ void step(Walk& walk) {
     float s[kScores];
-    float factor[2];
     const uint32_t keys = await(keys_ring_, keys_);
     if constexpr (Masked) {
       if (walk.edge) [[unlikely]]
@@ -185,16 +206,73 @@ class MathGroup {
     multiply_keys(walk.q, keys, s);
     const uint32_t values = await(values_ring_, values_);
     multiply_values(values, walk.p);
-    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     ptx::wait_products<1>(s);
+    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     release_keys(walk, keys);
-    to_weights<Masked>(walk, walk.first, s, factor);
+    if constexpr (!Masked && keeps_top(kVariant)) {
+      float bias[2] = {0.0f, 0.0f};
+      to_logits<false>(walk, walk.first, s, bias);
+      to_weights_of_tops(walk, bias, s, values);
+    } else {
+      float factor[2];
+      to_weights<Masked>(walk, walk.first, s, factor);
+      ptx::wait_products<0>(o_);
+      release(values_ring_, values);
+      pack(s, walk.p);
+      if constexpr (!has_fixed_top<T>(kVariant)) rescale(factor);
+    }
+  }
+
+  /// Sums of values, when tops have changed.
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+    for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+  }
+
+  /// Scores become weights by their rows' tops as they are: with keeps_top they nearly always stay, and no maximum is
+  /// found and nothing multiplied. Scores are kept: where sums say that a top may have to follow, or there is none yet,
+  /// the warp goes the long way, which comes to the same bits where tops stay. Gives the tile of values back as soon
+  /// as the product with them is through.
+  __device__ __forceinline__ void to_weights_of_tops(Walk& walk, const float (&bias)[2], float (&s)[kScores],
+                                                     uint32_t values) {
+    constexpr int32_t kEarly = kScores / 4;  // weights made while the product still reads the last ones
+    const float add[2] = {added<kVariant>(bias[0], state_row_.top[0]), added<kVariant>(bias[1], state_row_.top[1])};
+    const auto weight = [&](int32_t i) {
+      const int32_t h = i / 2 % 2;
+      return ptx::exp2_approximate(logit_and<kVariant>(add[h], s[i], state_row_.scale[h], cap_));
+    };
+    float early[kEarly];
+    float sums[4];
+#pragma unroll
+    for (int32_t i = 0; i < kEarly; ++i) {
+      early[i] = weight(i);
+      sums[i % 4] = i < 4 ? early[i] : __fadd_rn(sums[i % 4], early[i]);
+    }
+    // As ptx::wait_no_earlier_than, which the compiler sees through here. No weight is -0.
+    if (__float_as_uint(early[kEarly - 1]) == __float_as_uint(-0.0f)) ptx::arrive(values_ring_ + kToEmpty);
     ptx::wait_products<0>(o_);
     release(values_ring_, values);
-    pack(s, walk.p);
-    if constexpr (!has_fixed_top<T>(kVariant)) {
 #pragma unroll
-      for (int32_t i = 0; i < kValues; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+    for (int32_t i = 0; i < kEarly; i += 2) walk.p[i / 2] = ptx::pack_two<T>(early[i], early[i + 1]);
+#pragma unroll
+    for (int32_t i = kEarly; i < kScores; i += 2) {
+      const float low = weight(i);
+      const float high = weight(i + 1);
+      sums[i % 4] = __fadd_rn(sums[i % 4], low);
+      sums[i % 4 + 1] = __fadd_rn(sums[i % 4 + 1], high);
+      walk.p[i / 2] = ptx::pack_two<T>(low, high);
+    }
+    const float sum[2] = {__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3])};
+    const bool grows =  // as bits: NaN is more, too
+        __float_as_uint(sum[0]) > state_row_.most_sum[0] || __float_as_uint(sum[1]) > state_row_.most_sum[1];
+    if (__any_sync(kAllLanes, grows)) [[unlikely]] {
+      float factor[2];
+      take_in<T, kVariant>(state_row_, cap_, bias, s, factor);
+      pack(s, walk.p);
+      rescale(factor);
+    } else {
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) state_row_.sum[h] = __fadd_rn(state_row_.sum[h], sum[h]);
     }
   }
 
@@ -282,31 +360,56 @@ class MathGroup {
   /// Scores of the tile that begins at `first` become weights.
   template <bool Masked>
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
+    if constexpr (has_fixed_top<T>(kVariant)) {
+      take_in_capped<Masked>(state_row_, cap_, walk.rows, first_row_, first + 2 * (lane_ % 4), s);
+      ptx::wait_no_earlier_than(state_row_.sum[1], memory_);
+    } else {
+      float bias[2] = {0.0f, 0.0f};
+      to_logits<Masked>(walk, first, s, bias);
+      take_in<T, kVariant>(state_row_, cap_, bias, s, factor);
+    }
+  }
+
+  /// Scores become what `take_in` wants, masked; kAlibi: their logits lack `bias`.
+  template <bool Masked>
+  __device__ __forceinline__ void to_logits(const Walk& walk, int32_t first, float (&s)[kScores], float (&bias)[2]) {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
-    if constexpr (Masked && has_scale(kVariant)) turn(rows, s);
+    if constexpr (Masked && has_scale(kVariant)) {
+      if (context.turned) [[unlikely]]
+        turn(rows, s);
+    }
     if constexpr (kVariant == Variant::kCap) {
-      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // or what they share would be NaN
+      if constexpr (Masked) mask_scores(rows, first_row_, column, 0.0f, s);  // see above
       cap_scores<Masked>(cap_, state_row_.scale, s);
     } else if constexpr (kVariant == Variant::kAlibi) {
       if (Masked && context.shard.world != 1) {
         constexpr float kAsTheyAre[2] = {1.0f, 1.0f};
         add_bias_of_shard(context, rows, first_row_, column, kAsTheyAre, state_row_.slope, s);
       } else {
-        const int64_t first_pos = context.first_pos + column;
-        const int32_t apart[2] = {static_cast<int32_t>(rows.position[first_row_] - first_pos),
-                                  static_cast<int32_t>(rows.position[first_row_ + 8] - first_pos)};
-        add_bias(state_row_.slope, apart, s);
+        const int32_t apart[2] = {state_row_.position[0] - first, state_row_.position[1] - first};
+        add_bias<Masked>(state_row_.slope, state_row_.logit_slope, apart, s, bias);
       }
     } else if constexpr (kVariant == Variant::kAny) {
       to_any_logits(params_.attention, cap_, context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
       mask_by_bits(walk.sights, lane_, s);
     }
-    if constexpr (Masked && kVariant != Variant::kAny) {
-      mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
+    if constexpr (Masked && kVariant == Variant::kCap) {
+      mask_scores(rows, first_row_, column, INFINITY, s);
+    } else if constexpr (Masked && has_scale(kVariant)) {
+      mask(context, rows, first, s);
     }
-    take_in<T, kVariant>(state_row_, cap_, s, factor);
+  }
+
+  __device__ __forceinline__ void mask(const ItemContext& context, const RowInfo& rows, int32_t first,
+                                       float (&s)[kScores]) const {
+    const int32_t column = first + 2 * (lane_ % 4);
+    if (context.sight.all_begin <= first) {
+      mask_ends(rows, first_row_, column, s);
+    } else {
+      mask_scores(rows, first_row_, column, -INFINITY, s);
+    }
   }
 
   /// Rows whose scale is negative: scores change their sign; is next to nothing, 0 or NaN: they are scaled here.

@@ -32,27 +32,12 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
     float factor[2];  ///< what sums without this tile are to be multiplied with
   };
 
-  /// See MathGroup's: from the last tile to the first, in loops for tiles that are masked and those that are not.
-  __device__ __forceinline__ PlainEnd<kNativeDims.v> accumulate(const ItemContext& context, const RowInfo& rows,
-                                                                uint32_t queries, const ResultPlace& place) {
+  /// See MathGroup's.
+  __device__ __forceinline__ void open(Walk& walk, uint32_t queries) {
     keep_uniform(key_place_);
     keep_uniform(value_place_);
-    const int32_t begin = context.first_tile;
-    int32_t tile = begin + context.num_tiles - 1;
-    int32_t whole_begin = begin;  // tiles [whole_begin, whole_end) are not masked
-    int32_t whole_end = begin;
-    if (!masks_all(context)) {
-      whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
-      whole_end = max(begin, context.sight.all_end / kTokens);
-    }
-    Walk walk{context,
-              rows,
-              ptx::describe_tile<kNativeRow>(queries, 0, kNativeEight),
-              tile * kTokens,
-              is_edge(context, tile * kTokens),
-              context.by_threads,
-              {},
-              {}};
+    begin_walk(walk);
+    walk.q = ptx::describe_tile<kNativeRow>(queries, 0, kNativeEight);
     float s[kScores];
     const uint32_t keys = await(keys_ring_, key_place_);
     if (walk.by_threads) [[unlikely]]
@@ -65,23 +50,20 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
     find_tops(s, walk.factor, base);
     make_weights(s, base, walk.factor);
     pack(s, walk.p);
-#pragma unroll 1
-    for (int32_t until = whole_end;; until = begin) {
-#pragma unroll 1
-      for (; tile > until; --tile) step<true>(walk);
-      if (tile == begin) break;
-      if (tile <= whole_begin) continue;
-      if (walk.edge) set_special_apart(rows, walk.first);
-      walk.edge = false;
-#pragma unroll 1
-      for (; tile > whole_begin; --tile) step<false>(walk);
-    }
-    if (walk.edge) set_special_apart(rows, walk.first);
+  }
+
+  /// See MathGroup's.
+  __device__ __forceinline__ PlainEnd close(Walk& walk, const ResultPlace& place,
+                                            PiecePlaces<kNativeDims.v>& places) {
+    if (walk.edge) set_special_apart(walk.rows, walk.first);
+    float s[kScores];
     const uint32_t values = await(values_ring_, value_place_);
     if (walk.by_threads) [[unlikely]]
       ptx::order_before_products();
     multiply_values(values, 0, walk.p, s);
-    const PlainEnd<kNativeDims.v> end = prepare_plain_end<kNativeDims.v>(context, rows, state_row_, place);
+    const PlainEnd end = prepare_plain_end(walk.rows, state_row_, place);
+    places = find_places<kNativeDims.v>(walk.context, walk.rows, place);
+    ptx::meet(kGroupMeeting + group_, kGroupThreads);
     ptx::wait_products<0>(s);
     release(values_ring_, values);
     add<0>(walk.factor, s);

@@ -24,10 +24,12 @@ struct PrefillParams {
   };
   Maps maps[kMaxSegments];
   CUtensorMap queries;  ///< a box: a math warpgroup's 64 rows, tokens x group
+  CUtensorMap results;  ///< likewise
   AttentionParams attention;
   SegmentCopy copies[kMaxSegments];
   FastDiv group;          ///< query heads of a KV head
   bool queries_by_boxes;  ///< `queries` may be used for items of kRows rows that begin with a token's first head
+  bool results_by_boxes;  ///< `results` likewise
   bool out_wide;          ///< every row of an output of 16 bits begins at a multiple of 16 bytes
 };
 static_assert(sizeof(PrefillParams) <= 32764, "what a kernel has of parameters on Volta and newer, from CUDA 12.1 on");

@@ -129,58 +129,77 @@ __device__ __forceinline__ void write_pieces(void* out, bool half, const float (
   }
 }
 
-/// What the end of an item that is the whole of its accumulation needs of shared memory and of other lanes, if there
-/// are neither sinks nor an LSE (ItemContext::plain_end). Gathered while the last product runs: what stands in the
-/// kernel's parameters would be waited for.
+/// A warp's sixteen rows of results, as type T, to the place of the queries, as these lay there.
+template <typename T, int32_t DimV>
+__device__ __forceinline__ void store_rows(const float (&o)[DimV / 2], const ResultPlace& place) {
+  // Four matrices: eight rows, the next eight, both of the next eight components. A lane gives a row of one.
+  const int32_t matrix = place.lane / 8;
+  const int32_t row = place.first_row % kGroupRows / 16 * 16 + matrix % 2 * 8 + place.lane % 8;
+#pragma unroll
+  for (int32_t i = 0; i < DimV / 2; i += 8) {
+    const uint32_t four[4] = {ptx::pack_two<T>(o[i], o[i + 1]), ptx::pack_two<T>(o[i + 2], o[i + 3]),
+                              ptx::pack_two<T>(o[i + 4], o[i + 5]), ptx::pack_two<T>(o[i + 6], o[i + 7])};
+    ptx::store_matrices(place.shared + static_cast<uint32_t>(query_offset(DimV, row, i / 4 + matrix / 2)), four);
+  }
+}
+/// Results of 16 bits, for the loading warpgroup to store as boxes; the item is given back. All of the warpgroup's
+/// products with the queries are through.
 template <int32_t DimV>
+__device__ __forceinline__ void leave_results(bool half, const float (&o)[DimV / 2], const ResultPlace& place) {
+  if (half) {
+    store_rows<__half, DimV>(o, place);
+  } else {
+    store_rows<__nv_bfloat16, DimV>(o, place);
+  }
+  give_back_item(place);
+}
+
+/// What the end of an item that is the whole of its accumulation needs of shared memory and of other lanes, if there
+/// are neither sinks nor an LSE (ItemContext::plain_end): what stands in the kernel's parameters would be waited for.
 struct PlainEnd {
+  float top[2];
   float sum[2];
   float v_scale[2];
-  PiecePlaces<DimV> places;
-  void* out;
 };
-template <int32_t DimV>
-__device__ __forceinline__ PlainEnd<DimV> prepare_plain_end(const ItemContext& context, const RowInfo& rows,
-                                                            const RowState& state, const ResultPlace& place) {
-  PlainEnd<DimV> end;
+__device__ __forceinline__ PlainEnd prepare_plain_end(const RowInfo& rows, const RowState& state,
+                                                      const ResultPlace& place) {
+  PlainEnd end;
 #pragma unroll
   for (int32_t h = 0; h < 2; ++h) {
+    end.top[h] = state.top[h];
     end.sum[h] = __fadd_rn(state.sum[h], __shfl_xor_sync(kAllLanes, state.sum[h], 1));
     end.sum[h] = __fadd_rn(end.sum[h], __shfl_xor_sync(kAllLanes, end.sum[h], 2));
     end.v_scale[h] = rows.v_scale[place.first_row + 8 * h];
   }
-  end.places = find_places<DimV>(context, rows, place);
-  end.out = context.out;
-  ptx::meet(kGroupMeeting + place.group, kGroupThreads);
   return end;
 }
 /// The same arithmetic as end_item's.
 template <int32_t DimV>
-__device__ __forceinline__ void end_plain_item(const ItemContext& context, const PlainEnd<DimV>& end,
-                                               const RowState& state, float (&o)[DimV / 2], const ResultPlace& place) {
+__device__ __forceinline__ void end_plain_item(const ItemContext& context, const PlainEnd& end,
+                                               const PiecePlaces<DimV>& places, float (&o)[DimV / 2],
+                                               const ResultPlace& place) {
+  bool empty[2];
+  float factor[2];
 #pragma unroll
   for (int32_t h = 0; h < 2; ++h) {
-    const bool empty = is_empty(state.top[h], end.sum[h]);
-    const float factor = empty ? 0.0f : 1.0f / end.sum[h];
-    const bool scaled = end.v_scale[h] != 1.0f;
-    if (scaled) [[unlikely]] {
-#pragma unroll
-      for (int32_t i = 0; i < DimV / 4; ++i) {
-        float& x = o[i / 2 * 4 + 2 * h + i % 2];
-        x = __fmul_rn(x, end.v_scale[h]);
-      }
-    }
-#pragma unroll
-    for (int32_t i = 0; i < DimV / 4; ++i) {
-      float& x = o[i / 2 * 4 + 2 * h + i % 2];
-      x = __fmaf_rn(x, factor, 0.0f);  // see row_value
-    }
-    if (empty) [[unlikely]] {
-#pragma unroll
-      for (int32_t i = 0; i < DimV / 4; ++i) o[i / 2 * 4 + 2 * h + i % 2] = 0.0f;
-    }
+    empty[h] = is_empty(end.top[h], end.sum[h]);
+    factor[h] = empty[h] ? 0.0f : 1.0f / end.sum[h];
   }
-  write_pieces<DimV>(end.out, context.half, o, end.places, place);
+  if (__any_sync(kAllLanes, end.v_scale[0] != 1.0f || end.v_scale[1] != 1.0f)) [[unlikely]] {
+#pragma unroll
+    for (int32_t i = 0; i < DimV / 2; ++i) o[i] = __fmul_rn(o[i], end.v_scale[i / 2 % 2]);
+  }
+#pragma unroll
+  for (int32_t i = 0; i < DimV / 2; ++i) o[i] = __fmaf_rn(o[i], factor[i / 2 % 2], 0.0f);  // see row_value
+  if (__any_sync(kAllLanes, empty[0] || empty[1])) [[unlikely]] {
+#pragma unroll
+    for (int32_t i = 0; i < DimV / 2; ++i) o[i] = empty[i / 2 % 2] ? 0.0f : o[i];
+  }
+  if (context.results_by_boxes) {
+    leave_results<DimV>(context.half, o, place);
+  } else {
+    write_pieces<DimV>(context.out, context.half, o, places, place);
+  }
 }
 
 /// The end of an item, by all warps of a warpgroup, which give it back. `o`: see MathGroup; its values are used up.

@@ -49,11 +49,13 @@ struct ItemContext {
   int32_t num_rows;
   int32_t first_tile;  ///< of local tokens, from local token 0
   int32_t num_tiles;
-  bool custom;      ///< the custom mask's bits apply
-  bool turned;      ///< some row's scale is less than kUsualScale
-  bool by_threads;  ///< keys and values are copied by threads
+  int32_t whole_end;  ///< up to which tiles that all rows see whole need no mask; see MathGroup::accumulate
+  bool custom;        ///< the custom mask's bits apply
+  bool turned;        ///< some row's scale is less than kUsualScale
+  bool by_threads;    ///< keys and values are copied by threads
   bool queries_by_boxes;
   bool plain_end;  ///< see PlainEnd
+  bool results_by_boxes;  ///< plain_end: results are left in the queries' place, for the loading warpgroup to store
   bool half;       ///< plain_end: results are float16, not bfloat16
   bool all_done;   ///< no item: the thread block's work is done
 };
@@ -85,6 +87,7 @@ struct SharedState {
   ItemContext contexts[kItems];
   Sight sights[kGroupWarps];  ///< of the loading warps' rows
   bool turned[kGroupWarps];
+  int32_t whole_end[kGroupWarps];
   int32_t next;  ///< item, by the thread that claims; -1: none
   /// Of tiles of values at which rows look differently: not 0 where a loading warp has found infinities or NaN.
   uint8_t special[kMaxStages][kGroupWarps];

@@ -50,27 +50,28 @@ bool make_map(CUtensorMap& map, const SegmentParams& segment, const void* data, 
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/// Dimensions, innermost first: a span's components, heads, tokens, the next spans. Only items whose rows are all there
-/// are copied so: the number of tokens does not matter.
-bool make_query_map(CUtensorMap& map, const AttentionParams& params, int32_t head_dim) {
+/// Of queries, or of results. Dimensions, innermost first: a span's components, heads, tokens, the next spans. Only
+/// items whose rows are all there are copied so: the number of tokens does not matter.
+bool make_row_map(CUtensorMap& map, const AttentionParams& params, const void* data, DType dtype, int64_t token_stride,
+                  int64_t head_stride, int32_t head_dim) {
   constexpr int32_t kBytes = 2;
   const TensorMapEncoder encode = tensor_map_encoder();
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  if (encode == nullptr || kGroupRows % group_size != 0 || size_of(params.q_dtype) != kBytes) return false;
-  if (reinterpret_cast<uintptr_t>(params.q) % 16 != 0) return false;
-  for (const int64_t stride : {params.q_head_stride, params.q_token_stride}) {
+  if (encode == nullptr || kGroupRows % group_size != 0 || size_of(dtype) != kBytes) return false;
+  if (reinterpret_cast<uintptr_t>(data) % 16 != 0) return false;
+  for (const int64_t stride : {head_stride, token_stride}) {
     if (stride <= 0 || stride * kBytes % 16 != 0 || stride >= (int64_t{1} << 40) / kBytes) return false;
   }
   const auto width = static_cast<cuuint32_t>(span(head_dim));
   const cuuint32_t components = width / kBytes;
   const cuuint32_t spans = static_cast<cuuint32_t>(head_dim) / components;
   const cuuint64_t dims[5] = {components, static_cast<cuuint64_t>(params.num_q_heads), INT32_MAX, spans, 1};
-  const cuuint64_t steps[4] = {static_cast<cuuint64_t>(kBytes * params.q_head_stride),
-                               static_cast<cuuint64_t>(kBytes * params.q_token_stride), width, width};
+  const cuuint64_t steps[4] = {static_cast<cuuint64_t>(kBytes * head_stride),
+                               static_cast<cuuint64_t>(kBytes * token_stride), width, width};
   const cuuint32_t sizes[5] = {components, static_cast<cuuint32_t>(group_size),
                                static_cast<cuuint32_t>(kGroupRows / group_size), spans, 1};
   const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
-  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(params.q), dims, steps, sizes, ones,
+  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(data), dims, steps, sizes, ones,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, width == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
@@ -98,7 +99,11 @@ void describe(PrefillParams& params, const HeadDims& dims, int32_t kv_bytes) {
     }
   }
   params.group = FastDiv(attention.num_q_heads / attention.num_kv_heads);
-  params.queries_by_boxes = kv_bytes == 2 && make_query_map(params.queries, attention, dims.qk);
+  params.queries_by_boxes = kv_bytes == 2 && make_row_map(params.queries, attention, attention.q, attention.q_dtype,
+                                                          attention.q_token_stride, attention.q_head_stride, dims.qk);
+  params.results_by_boxes =
+      query_places(dims) == kItems && make_row_map(params.results, attention, attention.out, attention.out_dtype,
+                                                   attention.out_token_stride, attention.out_head_stride, dims.v);
   params.out_wide = reinterpret_cast<uintptr_t>(attention.out) % 16 == 0 &&
                     (attention.out_token_stride | attention.out_head_stride) % kPiece == 0;
 }
