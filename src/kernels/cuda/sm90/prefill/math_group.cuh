@@ -113,7 +113,7 @@ class MathGroup {
     int32_t whole_end = begin;
     if (!masks_all(context)) {
       whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
-      whole_end = max(begin, context.whole_end / kTokens);
+      whole_end = max(begin, (kVariant == Variant::kAlibi ? context.whole_end : context.sight.all_end) / kTokens);
     }
     Walk walk{context,
               rows,
@@ -303,7 +303,8 @@ class MathGroup {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
-    if constexpr (Masked && has_scale(kVariant)) {
+    if constexpr (Masked && kVariant == Variant::kPlain) turn(rows, s);
+    if constexpr (Masked && kVariant == Variant::kAlibi) {
       if (context.turned) [[unlikely]]
         turn(rows, s);
     }
@@ -322,20 +323,12 @@ class MathGroup {
       to_any_logits(params_.attention, cap_, context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
       mask_by_bits(walk.sights, lane_, s);
     }
-    if constexpr (Masked && kVariant == Variant::kCap) {
-      mask_scores(rows, first_row_, column, INFINITY, s);
-    } else if constexpr (Masked && has_scale(kVariant)) {
-      mask(context, rows, first, s);
-    }
-  }
-
-  __device__ __forceinline__ void mask(const ItemContext& context, const RowInfo& rows, int32_t first,
-                                       float (&s)[kScores]) const {
-    const int32_t column = first + 2 * (lane_ % 4);
-    if (context.sight.all_begin <= first) {
-      mask_ends(rows, first_row_, column, s);
-    } else {
-      mask_scores(rows, first_row_, column, -INFINITY, s);
+    if constexpr (Masked && kVariant != Variant::kAny) {
+      if (kVariant == Variant::kAlibi && context.sight.all_begin <= first) {
+        mask_ends(rows, first_row_, column, s);
+      } else {
+        mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
+      }
     }
   }
 

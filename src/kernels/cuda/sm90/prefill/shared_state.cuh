@@ -49,7 +49,7 @@ struct ItemContext {
   int32_t num_rows;
   int32_t first_tile;  ///< of local tokens, from local token 0
   int32_t num_tiles;
-  int32_t whole_end;  ///< up to which tiles that all rows see whole need no mask; see MathGroup::accumulate
+  int32_t whole_end;  ///< kAlibi: up to which tiles need no mask that all rows see whole
   bool custom;        ///< the custom mask's bits apply
   bool turned;        ///< some row's scale is less than kUsualScale
   bool by_threads;    ///< keys and values are copied by threads
