@@ -39,8 +39,8 @@ __device__ __forceinline__ void copy_box_5d(uint32_t shared, const CUtensorMap* 
       : "memory");
 }
 
-/// Begins, by one thread, the copy of what lies at `shared` as copy_box_5d leaves it to the box at five coordinates. See
-/// wait_box_reads.
+/// Begins, by one thread, the copy of what lies at `shared` as copy_box_5d leaves it to the box at five coordinates.
+/// See wait_box_reads.
 __device__ __forceinline__ void store_box_5d(const CUtensorMap* map, uint32_t shared, int32_t c0, int32_t c1,
                                              int32_t c2, int32_t c3, int32_t c4) {
   asm volatile(

@@ -13,7 +13,10 @@ namespace {
 /// 200, or fewer with prompts among them, or as many as the environment asks for: 10,000 take minutes.
 int batches(const ServingSizes& sizes) {
   const char* asked = std::getenv("FOLIO_TWIN_BATCHES");
-  return asked != nullptr ? std::atoi(asked) : (sizes.tokens == ServingStep::kTokens ? 200 : sizes.tokens < 1000 ? 40 : 8);
+  return asked != nullptr ? std::atoi(asked)
+                          : (sizes.tokens == ServingStep::kTokens ? 200
+                             : sizes.tokens < 1000                ? 40
+                                                                  : 8);
 }
 
 /// Values are of magnitude 1 or less, so that a kernel's outputs are off by at most 2^-9 through its weights, which are
@@ -35,7 +38,11 @@ constexpr ServingSizes prompts(int32_t head_dim) {
 }
 /// Prompts of so many tiles, and so many of them, that a thread block goes from item to item without a pause.
 constexpr ServingSizes long_prompts(int32_t head_dim, int32_t window_left = -1) {
-  return {.tokens = 6144, .max_q_len = 2000, .max_kv_len = 2500, .head_dim = head_dim, .window_left = window_left,
+  return {.tokens = 6144,
+          .max_q_len = 2000,
+          .max_kv_len = 2500,
+          .head_dim = head_dim,
+          .window_left = window_left,
           .lse = false};
 }
 

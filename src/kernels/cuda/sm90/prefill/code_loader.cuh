@@ -11,9 +11,9 @@ namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 /// A box of codes comes to the second half of the place that its float16 take, and the warp that has issued it widens
 /// it there: so a tile needs no other place, and loading warps do not wait for each other.
-template <Codes kCodes, bool Sights>
-class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, Sights> {
-  using Base = Loader<__half, kCodeDim, kCodeDim, Sights>;
+template <Codes kCodes, Variant kVariant>
+class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
+  using Base = Loader<__half, kCodeDim, kCodeDim, kVariant>;
   friend Base;
   friend typename Base::Items;
   using Base::copy_queries;
@@ -247,7 +247,7 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, Sights> {
       special = __any_sync(kAllLanes, special);
       if (lane_ == 0) state_.special[stage.number][warp_] = special ? 1 : 0;
     }
-    if constexpr (Sights) {
+    if constexpr (kVariant == Variant::kAny) {
       if (turn.keys) this->describe_sight(tiles.first_token(turn.tile), stage.number);
     }
     hand_over_tile({stage.number, stage.tile, stage.full});

@@ -33,8 +33,8 @@ __device__ __forceinline__ float half_of(uint32_t pair, bool high) {
   }
 }
 
-/// By the loading warpgroup's thread `thread`: its pieces of a tile that is there, whose first token is `first`. Returns
-/// whether it has found any among tokens that some rows see and others do not.
+/// By the loading warpgroup's thread `thread`: its pieces of a tile that is there, whose first token is `first`.
+/// Returns whether it has found any among tokens that some rows see and others do not.
 template <typename T, int32_t Dim, int32_t Tokens>
 __device__ __forceinline__ bool look_through(uint32_t tile, const Sight& sight, int32_t first, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;

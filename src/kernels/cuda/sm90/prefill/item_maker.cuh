@@ -3,6 +3,7 @@
 #include "kernels/cuda/sm90/decode/item_queue.cuh"
 #include "kernels/cuda/sm90/prefill/codes.cuh"
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
+#include "kernels/cuda/sm90/prefill/launch.hpp"
 #include "planner/partition_rule.hpp"
 #include "ptx/tma.cuh"
 
@@ -11,7 +12,7 @@
 /// global memory the next one takes, and none is longer than the ring has tiles for.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-template <typename T, int32_t DimQk, int32_t DimV>
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
 class ItemMaker {
  protected:
   static constexpr HeadDims kDims{DimQk, DimV};
@@ -130,8 +131,10 @@ class ItemMaker {
       sight.all_end = min(sight.all_end, other.all_end);
     }
     context.sight = sight;
-    context.whole_end =
-        min(min(state_.whole_end[0], state_.whole_end[1]), min(state_.whole_end[2], state_.whole_end[3]));
+    if constexpr (kVariant == Variant::kAlibi) {
+      context.whole_end =
+          min(min(state_.whole_end[0], state_.whole_end[1]), min(state_.whole_end[2], state_.whole_end[3]));
+    }
     context.num_rows = item.row_end - item.row_begin;
     context.first_tile = any_keys ? item.kv_begin / kTokens : 0;
     context.num_tiles = any_keys ? (item.kv_end + kTokens - 1) / kTokens - context.first_tile : 0;
@@ -149,8 +152,8 @@ class ItemMaker {
     context.all_done = false;
   }
 
-  /// This thread's row: which it is, to shared memory; its slope is on its way. Returns where its queries begin; -1:
-  /// the item has no such row.
+  /// This thread's row: which it is, to shared memory; kAlibi: its slope is on its way. Returns where its queries
+  /// begin; -1: the item has no such row.
   __device__ __forceinline__ int64_t find_row(const planner::WorkItem& item, RowInfo& rows) {
     const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
@@ -162,7 +165,11 @@ class ItemMaker {
     rows.token[thread] = token;
     rows.q_head[thread] = q_head;
     rows.out[thread] = token * params.out_token_stride + q_head * params.out_head_stride;
-    slope_ = params.alibi_slopes == nullptr ? 0.0f : params.alibi_slopes[q_head];
+    if constexpr (kVariant == Variant::kAlibi) {
+      slope_ = params.alibi_slopes[q_head];
+    } else {
+      rows.slope[thread] = params.alibi_slopes == nullptr ? 0.0f : __fmul_rn(params.alibi_slopes[q_head], kLog2E);
+    }
     return token * params.q_token_stride + q_head * params.q_head_stride;
   }
 
@@ -215,8 +222,7 @@ class ItemMaker {
         end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
         if (begin >= end) begin = end = 0;
         rows.position[thread] = static_cast<int32_t>(position);
-        // ALiBi: keys behind a row go the way of masked tiles, see add_bias.
-        if (params.alibi_slopes != nullptr && position - first_pos < end) {
+        if (kVariant == Variant::kAlibi && position - first_pos < end) {  // see add_bias
           whole_end = max(static_cast<int32_t>(position - first_pos) + 1, 0);
         }
         rows.mask_begin[thread] = INT32_MAX;
@@ -233,7 +239,7 @@ class ItemMaker {
         v_scale = scale_at(segment.v_scale, request, item.kv_head);
       }
       rows.scale[thread] = scale;
-      rows.slope[thread] = __fmul_rn(slope_, kLog2E);
+      if constexpr (kVariant == Variant::kAlibi) rows.slope[thread] = __fmul_rn(slope_, kLog2E);
       turned = !(scale >= kUsualScale);
       rows.v_scale[thread] = v_scale;
       if (begin < end) {
@@ -250,12 +256,12 @@ class ItemMaker {
     sight.any_end = __reduce_max_sync(kAllLanes, sight.any_end);
     sight.all_begin = __reduce_max_sync(kAllLanes, sight.all_begin);
     sight.all_end = __reduce_min_sync(kAllLanes, sight.all_end);
-    whole_end = __reduce_min_sync(kAllLanes, whole_end);
+    if constexpr (kVariant == Variant::kAlibi) whole_end = __reduce_min_sync(kAllLanes, whole_end);
     turned = __any_sync(kAllLanes, turned);
     if (lane_ == 0) {
       state_.sights[warp_] = sight;
       state_.turned[warp_] = turned;
-      state_.whole_end[warp_] = whole_end;
+      if constexpr (kVariant == Variant::kAlibi) state_.whole_end[warp_] = whole_end;
     }
   }
 
@@ -276,10 +282,10 @@ class ItemMaker {
 #pragma unroll
     for (int32_t group = 0; group < kMathGroups; ++group) {
       const uint32_t token = params_.group.quotient(static_cast<uint32_t>(item.row_begin + group * kGroupRows));
-      ptx::store_box_5d(
-          &params_.results,
-          queries_address(slot % query_places(kDims)) + static_cast<uint32_t>(group * query_bytes(DimQk)), 0,
-          item.kv_head * static_cast<int32_t>(params_.group.divisor()), static_cast<int32_t>(token), 0, 0);
+      ptx::store_box_5d(&params_.results,
+                        queries_address(slot % query_places(kDims)) + static_cast<uint32_t>(group * query_bytes(DimQk)),
+                        0, item.kv_head * static_cast<int32_t>(params_.group.divisor()), static_cast<int32_t>(token), 0,
+                        0);
     }
   }
 
@@ -327,7 +333,7 @@ class ItemMaker {
   uint32_t ticket_ = 0;    ///< the first thread's: of its last claim
   int32_t word_ = 0;       ///< the first warp's: of the item
   int32_t length_ = 0;     ///< see fetch_lengths
-  float slope_ = 0.0f;     ///< ALiBi's, of this thread's row
+  float slope_ = 0.0f;     ///< kAlibi: of this thread's row
   static constexpr int32_t kLengths = 10;
   static constexpr int32_t kFirstPage = 5;  ///< among them; there is none without an indptr
 };

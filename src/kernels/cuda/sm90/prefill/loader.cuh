@@ -8,11 +8,11 @@
 /// see CodeLoader for fp8.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-/// `Sights`: math warpgroups are told of every row which of a tile's tokens it sees.
-template <typename T, int32_t DimQk, int32_t DimV, bool Sights>
-class Loader : protected ItemMaker<T, DimQk, DimV> {
+/// kAny: math warpgroups are told of every row which of a tile's tokens it sees.
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
+class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
  protected:
-  using Items = ItemMaker<T, DimQk, DimV>;
+  using Items = ItemMaker<T, DimQk, DimV, kVariant>;
   friend Items;
   using Items::copy_queries;
   using Items::hand_over;
@@ -204,11 +204,12 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
       if (i < tiles.count) {
         advance(boxes, tiles, i, copy, pages);
         const Stage stage = next_keys();
-        if constexpr (Sights) {
+        if constexpr (kVariant == Variant::kAny) {
           await(stage);
           describe_sight(tiles.first_token(i), stage.number);
         }
-        issue_boxes<DimQk, Sights>(stage, stage.full, maps.k, copy.box, boxes, i, boxes.here, head, policy);
+        issue_boxes<DimQk, kVariant == Variant::kAny>(stage, stage.full, maps.k, copy.box, boxes, i, boxes.here, head,
+                                                      policy);
       }
       if (i == 0) {
         if constexpr (kQueriesLate) deliver(num_items_ % kItems);
@@ -331,7 +332,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV> {
       if (i < tiles.count) {
         const Stage stage = next_keys();
         await(stage);
-        if constexpr (Sights) describe_sight(tiles.first_token(i), stage.number);
+        if constexpr (kVariant == Variant::kAny) describe_sight(tiles.first_token(i), stage.number);
         copy_tokens<DimQk>(tiles, i, stage.tile, segment.k, segment.dtype, segment.k_strides, head, copy, pages,
                            first_token);
         end_copies(stage, copy.direct);

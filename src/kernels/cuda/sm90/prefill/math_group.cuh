@@ -37,12 +37,12 @@ class MathGroup {
   struct Walk {
     const ItemContext& context;
     const RowInfo& rows;
-    uint64_t q;
-    int32_t first;  ///< token of the tile whose weights are in `p`
-    bool edge;      ///< whose values may need more than a product
-    bool by_threads;
-    uint32_t p[kTokens / 4];
-    uint32_t sights[2][kTokens / 32];  ///< kAny: which of the present tile's tokens the lane's rows see
+    uint64_t q = 0;
+    int32_t first = 0;  ///< token of the tile whose weights are in `p`
+    bool edge = false;  ///< whose values may need more than a product
+    bool by_threads = false;
+    uint32_t p[kTokens / 4] = {};
+    uint32_t sights[2][kTokens / 32] = {};  ///< kAny: which of the present tile's tokens the lane's rows see
   };
   /// `self`: this, as the class whose open, step and close are to be called.
   template <typename Self>
@@ -156,7 +156,7 @@ class MathGroup {
     int32_t whole_end = begin;
     if (!masks_all(context)) {
       whole_begin = max(begin, (context.sight.all_begin + kTokens - 1) / kTokens);
-      whole_end = max(begin, context.whole_end / kTokens);
+      whole_end = max(begin, (kVariant == Variant::kAlibi ? context.whole_end : context.sight.all_end) / kTokens);
     }
 #pragma unroll 1
     for (int32_t until = whole_end;; until = begin) {
@@ -376,7 +376,8 @@ class MathGroup {
     const int32_t column = first + 2 * (lane_ % 4);
     const ItemContext& context = walk.context;
     const RowInfo& rows = walk.rows;
-    if constexpr (Masked && has_scale(kVariant)) {
+    if constexpr (Masked && kVariant == Variant::kPlain) turn(rows, s);
+    if constexpr (Masked && kVariant == Variant::kAlibi) {
       if (context.turned) [[unlikely]]
         turn(rows, s);
     }
@@ -395,20 +396,12 @@ class MathGroup {
       to_any_logits(params_.attention, cap_, context, rows, first_row_, column, state_row_.scale, state_row_.slope, s);
       mask_by_bits(walk.sights, lane_, s);
     }
-    if constexpr (Masked && kVariant == Variant::kCap) {
-      mask_scores(rows, first_row_, column, INFINITY, s);
-    } else if constexpr (Masked && has_scale(kVariant)) {
-      mask(context, rows, first, s);
-    }
-  }
-
-  __device__ __forceinline__ void mask(const ItemContext& context, const RowInfo& rows, int32_t first,
-                                       float (&s)[kScores]) const {
-    const int32_t column = first + 2 * (lane_ % 4);
-    if (context.sight.all_begin <= first) {
-      mask_ends(rows, first_row_, column, s);
-    } else {
-      mask_scores(rows, first_row_, column, -INFINITY, s);
+    if constexpr (Masked && kVariant != Variant::kAny) {
+      if (kVariant == Variant::kAlibi && context.sight.all_begin <= first) {
+        mask_ends(rows, first_row_, column, s);
+      } else {
+        mask_scores(rows, first_row_, column, kVariant == Variant::kCap ? INFINITY : -INFINITY, s);
+      }
     }
   }
 

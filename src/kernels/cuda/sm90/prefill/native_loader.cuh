@@ -7,8 +7,8 @@
 /// and are transposed by the warp that has asked for them.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, false> {
-  using Base = Loader<__half, kNativeDims.qk, kNativeDims.v, false>;
+class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, Variant::kPlain> {
+  using Base = Loader<__half, kNativeDims.qk, kNativeDims.v, Variant::kPlain>;
   friend Base;
   friend typename Base::Items;
   static constexpr int32_t kMine = kNativeTokens / kGroupWarps;  ///< tokens of a tile, one after the other

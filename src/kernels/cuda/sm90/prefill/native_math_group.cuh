@@ -24,12 +24,12 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
   struct Walk {
     const ItemContext& context;
     const RowInfo& rows;
-    uint64_t q;
-    int32_t first;  ///< token of the tile whose weights are in `p`
-    bool edge;      ///< whose values may need more than a product
-    bool by_threads;
-    uint32_t p[kScores / 4];
-    float factor[2];  ///< what sums without this tile are to be multiplied with
+    uint64_t q = 0;
+    int32_t first = 0;  ///< token of the tile whose weights are in `p`
+    bool edge = false;  ///< whose values may need more than a product
+    bool by_threads = false;
+    uint32_t p[kScores / 4] = {};
+    float factor[2] = {};  ///< what sums without this tile are to be multiplied with
   };
 
   /// See MathGroup's.
@@ -53,8 +53,7 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
   }
 
   /// See MathGroup's.
-  __device__ __forceinline__ PlainEnd close(Walk& walk, const ResultPlace& place,
-                                            PiecePlaces<kNativeDims.v>& places) {
+  __device__ __forceinline__ PlainEnd close(Walk& walk, const ResultPlace& place, PiecePlaces<kNativeDims.v>& places) {
     if (walk.edge) set_special_apart(walk.rows, walk.first);
     float s[kScores];
     const uint32_t values = await(values_ring_, value_place_);

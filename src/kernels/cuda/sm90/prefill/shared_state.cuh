@@ -49,15 +49,15 @@ struct ItemContext {
   int32_t num_rows;
   int32_t first_tile;  ///< of local tokens, from local token 0
   int32_t num_tiles;
-  int32_t whole_end;  ///< up to which tiles that all rows see whole need no mask; see MathGroup::accumulate
+  int32_t whole_end;  ///< kAlibi: up to which tiles need no mask that all rows see whole
   bool custom;        ///< the custom mask's bits apply
   bool turned;        ///< some row's scale is less than kUsualScale
   bool by_threads;    ///< keys and values are copied by threads
   bool queries_by_boxes;
-  bool plain_end;  ///< see PlainEnd
+  bool plain_end;         ///< see PlainEnd
   bool results_by_boxes;  ///< plain_end: results are left in the queries' place, for the loading warpgroup to store
-  bool half;       ///< plain_end: results are float16, not bfloat16
-  bool all_done;   ///< no item: the thread block's work is done
+  bool half;              ///< plain_end: results are float16, not bfloat16
+  bool all_done;          ///< no item: the thread block's work is done
 };
 
 /// Barriers of tiles of keys, or of values.

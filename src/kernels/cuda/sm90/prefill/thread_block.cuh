@@ -48,10 +48,10 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
   if (threadIdx.x < kGroupThreads) {
     ptx::give_up_registers<kCodes == Codes::kNone ? kLoadRegisters : kCodeLoadRegisters>();
     if constexpr (kCodes == Codes::kNone) {
-      Loader<T, DimQk, DimV, kVariant == Variant::kAny>(params, memory, state).run();
+      Loader<T, DimQk, DimV, kVariant>(params, memory, state).run();
     } else {
       static_assert(std::is_same_v<T, __half> && DimQk == kCodeDim && DimV == kCodeDim);
-      CodeLoader<kCodes, kVariant == Variant::kAny>(params, memory, state).run();
+      CodeLoader<kCodes, kVariant>(params, memory, state).run();
     }
   } else {
     ptx::claim_registers<kCodes == Codes::kNone ? kMathRegisters : kCodeMathRegisters>();
