@@ -44,6 +44,7 @@ class MathGroup {
     uint32_t p[kTokens / 4] = {};
     uint32_t sights[2][kTokens / 32] = {};  ///< kAny: which of the present tile's tokens the lane's rows see
   };
+
   /// `self`: this, as the class whose open, step and close are to be called.
   template <typename Self>
   __device__ __forceinline__ void run_as(Self& self) {
