@@ -207,8 +207,12 @@ class MathGroup {
     multiply_keys(walk.q, keys, s);
     const uint32_t values = await(values_ring_, values_);
     multiply_values(values, walk.p);
+    // A turn ends when its scores are there; where weights take longer than products, as soon as these are begun: the
+    // compiler would put an arrival that comes behind the wait behind all weights.
+    constexpr bool kLongTurns = has_scale(kVariant);
+    if constexpr (!kLongTurns) ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     ptx::wait_products<1>(s);
-    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
+    if constexpr (kLongTurns) ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     release_keys(walk, keys);
     if constexpr (!Masked && keeps_top(kVariant)) {
       float bias[2] = {0.0f, 0.0f};
