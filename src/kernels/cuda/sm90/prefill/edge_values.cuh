@@ -34,8 +34,9 @@ __device__ __forceinline__ float half_of(uint32_t pair, bool high) {
 }
 
 /// By the loading warpgroup's thread `thread`: its pieces of a tile that is there, whose first token is `first`.
-/// Returns whether it has found any among tokens that some rows see and others do not.
-template <typename T, int32_t Dim, int32_t Tokens>
+/// Returns whether it has found any among tokens that some rows see and others do not. `Ranges`: rows see ranges of
+/// tokens; else any token may be such a one.
+template <typename T, int32_t Dim, int32_t Tokens, bool Ranges>
 __device__ __forceinline__ bool look_through(uint32_t tile, const Sight& sight, int32_t first, int32_t thread) {
   constexpr int32_t kPieces = Dim / kPiece;
   uint32_t found = 0;
@@ -45,7 +46,7 @@ __device__ __forceinline__ bool look_through(uint32_t tile, const Sight& sight, 
     const uint32_t at = tile + static_cast<uint32_t>(tile_offset(Dim, i / kPieces, i % kPieces));
     if (token < sight.any_begin || token >= sight.any_end) {
       ptx::store_16(at, uint4{});
-    } else if (token < sight.all_begin || token >= sight.all_end) {
+    } else if (!Ranges || token < sight.all_begin || token >= sight.all_end) {
       const uint4 piece = ptx::load_16(at);
       found |= special_halves<T>(piece.x) | special_halves<T>(piece.y) | special_halves<T>(piece.z) |
                special_halves<T>(piece.w);

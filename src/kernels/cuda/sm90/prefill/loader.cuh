@@ -308,8 +308,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
 
   /// Values of tile `i`, which are there, before they are handed over.
   __device__ __forceinline__ void look_through_values(const Tiles& tiles, int32_t i, const Stage& stage) const {
-    const bool special = look_through<T, DimV, kTokens>(stage.tile, tiles.sight, tiles.first_token(i),
-                                                        static_cast<int32_t>(threadIdx.x));
+    const bool special = look_through<T, DimV, kTokens, kVariant != Variant::kAny>(
+        stage.tile, tiles.sight, tiles.first_token(i), static_cast<int32_t>(threadIdx.x));
     const bool any = __any_sync(kAllLanes, special);
     if (lane_ == 0) state_.special[stage.number][warp_] = any ? 1 : 0;
     hand_over_tile(stage);
