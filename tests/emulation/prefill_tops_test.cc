@@ -1,6 +1,5 @@
 // Rows whose logits grow from tile to tile, and rows beside them whose logits do not: "cuda-sm90-prefill" makes weights
-// of bfloat16 by the maximum of the tiles before where that does, and the tile that a row sees whole may be one that
-// others do not.
+// by the maximum of the tiles before where that does, and the tile that a row sees whole may be one that others do not.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "folio/folio.hpp"
 #include "folio/types/float_convert.hpp"
+#include "one_request.hpp"
 
 namespace folio {
 namespace {
@@ -59,35 +58,7 @@ std::vector<float> run_with(const std::vector<float>& sizes, int32_t first, int3
     k.push_back(float_to_bfloat16(key(sizes, i / kDim, i % kDim)));
     v.push_back(float_to_bfloat16(value(i / kDim, i % kDim)));
   }
-  std::vector<float> out(q.size());
-  const int32_t cu_q[] = {0, rows};
-  const int32_t kv_len[] = {end};
-  const int32_t pages[] = {0, 1, 2, 3};
-  KvSegment lengths;
-  lengths.kv_len = kv_len;
-  BatchView batch;
-  batch.num_requests = 1;
-  batch.num_tokens = rows;
-  batch.cu_q = cu_q;
-  batch.segments = {&lengths, 1};
-  SegmentArgs segment;
-  segment.cache = make_nhd_view({kTiles, kTile, 1, kDim, kDim, DType::kBFloat16}, k.data(), v.data());
-  segment.table.kind = PageTableKind::kDense;
-  segment.table.indices = pages;
-  segment.table.num_indices = segment.table.row_stride = kTiles;
-  segment.table.num_rows = 1;
-  AttentionArgs args;
-  args.q = ConstTensorView(q.data(), DType::kBFloat16, {rows, kGroup, kDim});
-  args.out = TensorView(out.data(), DType::kFloat32, {rows, kGroup, kDim});
-  args.segments = {&segment, 1};
-  PlanBuffer buffer = make_plan_buffer(op);
-  const AttentionPlan plan = folio::plan(op, batch, buffer);
-  const size_t bytes = workspace_size(plan);
-  std::vector<unsigned char> memory(bytes + 256);
-  void* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
-  init_workspace(op, {aligned, workspace_size(op)});
-  run(plan, args, {aligned, bytes});
-  return out;
+  return run_one_request(op, q, k.data(), v.data(), end, kTiles);
 }
 
 /// One row over all keys, in float64.

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "folio/folio.hpp"
 #include "folio/types/float_convert.hpp"
+#include "one_request.hpp"
 
 namespace folio {
 namespace {
@@ -64,36 +64,7 @@ Output run_with(float value, DType kv, float soft_cap = 0.0f) {
   set(v, size_t{kKvLen - 1} * kHeadDimV + 5, value);
   std::vector<uint16_t> q(kQLen * kQueryRow);
   for (size_t i = 0; i < q.size(); ++i) q[i] = float_to_bfloat16(static_cast<float>(i % 3) * 0.5f - 0.5f);
-  std::vector<float> out(kQLen * kRow);
-
-  const int32_t cu_q[] = {0, kQLen};
-  const int32_t kv_len[] = {kKvLen};
-  const int32_t pages[] = {0, 1, 2};
-  KvSegment lengths;
-  lengths.kv_len = kv_len;
-  BatchView batch;
-  batch.num_requests = 1;
-  batch.num_tokens = kQLen;
-  batch.cu_q = cu_q;
-  batch.segments = {&lengths, 1};
-  SegmentArgs segment;
-  segment.cache = make_nhd_view({kPages, kPageSize, 1, kHeadDim, kHeadDimV, kv}, k.data(), v.data());
-  segment.table.kind = PageTableKind::kDense;
-  segment.table.indices = pages;
-  segment.table.num_indices = segment.table.row_stride = kPages;
-  segment.table.num_rows = 1;
-  AttentionArgs args;
-  args.q = ConstTensorView(q.data(), DType::kBFloat16, {kQLen, kGroup, kHeadDim});
-  args.out = TensorView(out.data(), DType::kFloat32, {kQLen, kGroup, kHeadDimV});
-  args.segments = {&segment, 1};
-  args.logits_soft_cap = soft_cap;
-  PlanBuffer buffer = make_plan_buffer(op);
-  const AttentionPlan plan = folio::plan(op, batch, buffer);
-  const size_t bytes = workspace_size(plan);
-  std::vector<unsigned char> memory(bytes + 256);
-  void* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
-  init_workspace(op, {aligned, workspace_size(op)});
-  run(plan, args, {aligned, bytes});
+  const std::vector<float> out = run_one_request(op, q, k.data(), v.data(), kKvLen, kPages, soft_cap);
   return {{out.begin(), out.begin() + kRow}, {out.begin() + kRow, out.end()}};
 }
 

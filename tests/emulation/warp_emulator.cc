@@ -149,6 +149,15 @@ void complete(const Copy& copy) {
   end_phase(barrier);
 }
 
+/// At once or later.
+void begin(const Copy& copy) {
+  if (next_random() % 2 == 0) {
+    complete(copy);
+  } else {
+    grid->copies.push_back(copy);
+  }
+}
+
 /// Completes copies of one thread (-1: any one), in any order.
 void complete_some(int32_t owner) {
   if (owner >= 0) {
@@ -308,12 +317,7 @@ bool has_ended(uint32_t barrier, uint32_t parity) {
 }
 
 void copy_later(void* to, const void* from, int32_t bytes, int32_t zeros) {
-  const Copy copy{to, from, bytes, zeros, 0, false, grid->current, {}, {}, 0};
-  if (next_random() % 2 == 0) {
-    complete(copy);
-  } else {
-    grid->copies.push_back(copy);
-  }
+  begin({to, from, bytes, zeros, 0, false, grid->current, {}, {}, 0});
 }
 void arrive_after_copies(uint32_t barrier) {
   complete_some(grid->current);  // late enough: others have run since
@@ -361,23 +365,14 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
 
 void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, const int32_t (&at)[5]) {
   if (shared % 512 != 0) throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
-  Copy copy{nullptr, nullptr, 0, 0, barrier, true, grid->current, *map, {at[0], at[1], at[2], at[3], at[4]}, shared};
-  if (next_random() % 2 == 0) {
-    complete(copy);
-  } else {
-    grid->copies.push_back(copy);
-  }
+  begin({nullptr, nullptr, 0, 0, barrier, true, grid->current, *map, {at[0], at[1], at[2], at[3], at[4]}, shared});
 }
 
 void store_box(const CUtensorMap* map, uint32_t shared, const int32_t (&at)[5]) {
   if (shared % 512 != 0) throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
   Copy copy{nullptr, nullptr, 0, 0, 0, true, grid->current, *map, {at[0], at[1], at[2], at[3], at[4]}, shared};
   copy.store = true;
-  if (next_random() % 2 == 0) {
-    complete(copy);
-  } else {
-    grid->copies.push_back(copy);
-  }
+  begin(copy);
 }
 
 }  // namespace folio::emulation

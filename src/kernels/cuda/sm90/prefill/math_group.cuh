@@ -33,14 +33,17 @@ class MathGroup {
   __device__ __forceinline__ void run() { run_as(*this); }
 
  protected:
-  /// What steps along an item's tiles share.
-  struct Walk {
+  /// Where a walk along an item's tiles is.
+  struct WalkPlace {
     const ItemContext& context;
     const RowInfo& rows;
     uint64_t q = 0;
-    int32_t first = 0;  ///< token of the tile whose weights are in `p`
+    int32_t first = 0;  ///< token of the tile whose weights are the last made
     bool edge = false;  ///< whose values may need more than a product
     bool by_threads = false;
+  };
+  /// What steps along an item's tiles share.
+  struct Walk : WalkPlace {
     uint32_t p[kTokens / 4] = {};
     uint32_t sights[2][kTokens / 32] = {};  ///< kAny: which of the present tile's tokens the lane's rows see
   };
@@ -61,7 +64,7 @@ class MathGroup {
           ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot), group_, first_row_, lane_};
       begin_item(context, rows);
       if (context.num_tiles > 0) {
-        typename Self::Walk walk{context, rows};
+        typename Self::Walk walk{{context, rows}};
         self.open(walk, place.shared);
         walk_tiles(self, walk);
         PiecePlaces<DimV> places;
@@ -106,8 +109,7 @@ class MathGroup {
   }
 
   /// To an item's last tile.
-  template <typename AnyWalk>
-  __device__ __forceinline__ static void begin_walk(AnyWalk& walk) {
+  __device__ __forceinline__ static void begin_walk(WalkPlace& walk) {
     const ItemContext& context = walk.context;
     walk.first = (context.first_tile + context.num_tiles - 1) * kTokens;
     walk.edge = is_edge(context, walk.first);

@@ -21,13 +21,7 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
   __device__ __forceinline__ void run() { this->run_as(*this); }
 
  private:
-  struct Walk {
-    const ItemContext& context;
-    const RowInfo& rows;
-    uint64_t q = 0;
-    int32_t first = 0;  ///< token of the tile whose weights are in `p`
-    bool edge = false;  ///< whose values may need more than a product
-    bool by_threads = false;
+  struct Walk : WalkPlace {
     uint32_t p[kScores / 4] = {};
     float factor[2] = {};  ///< what sums without this tile are to be multiplied with
   };
