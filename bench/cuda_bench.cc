@@ -192,7 +192,7 @@ void measure(const Context& context, const std::string& kernel, bool others) {
   short_segment.kv_len = short_lens.data();
   short_batch.segments = {&short_segment, 1};
   const AttentionPlan whole = plan(whole_op, short_batch, whole_buffer, stream);
-  if (summary(whole).num_merges == 0) {
+  if (summary(whole).num_combine_tiles == 0) {
     const DeviceBytes memory(std::max<size_t>(workspace_size(whole), 256));
     report("host: run, one kernel", host_time(native, [&] { run(whole, args, {memory.as(), memory.size()}, stream); }));
   }

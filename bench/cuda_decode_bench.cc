@@ -14,9 +14,9 @@
 #include "folio/folio.hpp"
 #include "page_read.hpp"
 
-/// Decode and verify of one layer on a GPU, beside reads of the same pages by the copy engine and by threads, the
+/// Decode and verify of one layer on a GPU, beside reads of the same pages by TMA and by threads, the
 /// faster of which is what it is compared with: each in a CUDA graph, one after the other, over several page tables in
-/// turn that together exceed the second-level cache; medians. Needs a GPU of compute capability 9.0.
+/// turn that together exceed the L2; medians. Needs a GPU of compute capability 9.0.
 ///   folio_cuda_decode_bench [KERNEL [LABEL [ROUNDS]]]: of all rows, those whose label contains LABEL, or of "=LABEL"
 ///   the one whose label it is
 namespace {
@@ -171,7 +171,7 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   std::string split;
   if (!row.device_plan) {
     const PlanSummary of = summary(plan);
-    split = std::to_string(of.num_items) + " items, " + std::to_string(of.num_partial_rows) + " partial rows";
+    split = std::to_string(of.num_work_tiles) + " items, " + std::to_string(of.num_partial_rows) + " partial rows";
   }
   const size_t bytes = std::max(workspace_size(op), workspace_size(plan));
   const DeviceBytes workspace(bytes);

@@ -12,7 +12,7 @@
 #include "page_read.hpp"
 
 /// Prefill of one layer on a GPU as TFLOP/s: head dimensions, masks, pages, features and lengths beyond those of
-/// folio_cuda_attention_bench, and products of fp8 as they are. bfloat16 unless said, 32 query heads over 8, shuffled
+/// folio_cuda_attention_bench, and FP8 MMA as they are. bfloat16 unless said, 32 query heads over 8, shuffled
 /// pages, calls of a CUDA graph one after the other behind a rest of 50 ms; medians. Work is counted as two products of
 /// what rows see. Needs a GPU.
 ///   folio_cuda_prefill_bench "KERNEL[,KERNEL...]" [LABEL]: of all cases, those whose label contains LABEL
@@ -201,7 +201,7 @@ class Layer {
     config.features = one_.features;
     config.q = config.kv = dtype();
     PrepareOptions options;
-    options.allow_fp8_products = one_.products;
+    options.allow_fp8_mma = one_.products;
     options.force_kernel = kernel;
     const AttentionOp op = prepare(Context::cuda(0), config, options);
     name = op.kernel_name();

@@ -15,7 +15,7 @@ namespace ptx = folio::ptx;
 
 constexpr int kThreads = 512;
 
-/// A thread block takes a page of both pools; every thread has four reads of 16 bytes under way.
+/// A CTA takes a page of both pools; every thread has four reads of 16 bytes under way.
 __global__ void __launch_bounds__(kThreads)
     read_kernel(const uint4* k, const uint4* v, size_t pieces, const int32_t* pages, int32_t num_pages, int32_t* sink) {
   uint32_t all = 0;
@@ -43,10 +43,10 @@ struct Pieces {
   uint32_t bytes;  ///< of a claim, up to kStageBytes
   uint32_t pages;  ///< of a claim
   uint32_t parts;  ///< claims of a page
-  uint32_t num_claims;
+  uint32_t num_dynamic_tiles;
 };
 
-/// A warp has a ring of 64 KiB that the copy engine fills with what it claims: pages in the list's order, of each its
+/// A warp has a ring of 64 KiB that TMA fills with what it claims: pages in the list's order, of each its
 /// part of both pools. The next claim and its pages' ids are asked for a stage ahead.
 __global__ void __launch_bounds__(32) bulk_read_kernel(const __grid_constant__ Pieces pieces, uint32_t* counters) {
 #if __CUDA_ARCH__ >= 900
@@ -55,25 +55,26 @@ __global__ void __launch_bounds__(32) bulk_read_kernel(const __grid_constant__ P
   const uint32_t lane = threadIdx.x;
   const uint32_t barriers = ptx::shared_address(arrived);
   if (lane == 0) {
-    for (uint32_t i = 0; i < kStages; ++i) ptx::init_barrier(barriers + 8 * i, 1);
-    ptx::publish_barriers();
+    for (uint32_t i = 0; i < kStages; ++i) ptx::mbarrier_init(barriers + 8 * i, 1);
+    ptx::mbarrier_init_fence();
   }
   __syncwarp();
   const auto id_of = [&](uint32_t claim) {
-    return lane < pieces.pages && claim < pieces.num_claims ? pieces.ids[claim / pieces.parts / 2 * pieces.pages + lane]
-                                                            : 0;
+    return lane < pieces.pages && claim < pieces.num_dynamic_tiles
+               ? pieces.ids[claim / pieces.parts / 2 * pieces.pages + lane]
+               : 0;
   };
   uint32_t claim = blockIdx.x;
   int32_t id = id_of(claim);
   uint32_t ticket = lane == 0 ? atomicAdd(counters, 1u) : 0;
   uint32_t begun = 0;
-  for (; claim < pieces.num_claims; ++begun) {
+  for (; claim < pieces.num_dynamic_tiles; ++begun) {
     const uint32_t stage = begun % kStages;
-    if (begun >= kStages) ptx::wait(barriers + 8 * stage, (begun / kStages + 1) & 1);
+    if (begun >= kStages) ptx::mbarrier_wait(barriers + 8 * stage, (begun / kStages + 1) & 1);
     const uint32_t next = gridDim.x + __shfl_sync(0xffffffffu, ticket, 0);
     if (lane == 0) {
       ticket = atomicAdd(counters, 1u);
-      ptx::arrive_expecting(barriers + 8 * stage, pieces.bytes);
+      ptx::mbarrier_arrive_expect_tx(barriers + 8 * stage, pieces.bytes);
     }
     const int32_t next_id = id_of(next);
     __syncwarp();
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(32) bulk_read_kernel(const __grid_constant__ P
     id = next_id;
   }
   for (uint32_t i = begun < kStages ? 0 : begun - kStages; i < begun; ++i) {
-    ptx::wait(barriers + 8 * (i % kStages), (i / kStages) & 1);
+    ptx::mbarrier_wait(barriers + 8 * (i % kStages), (i / kStages) & 1);
   }
   if (lane == 0) {
     __threadfence();
@@ -152,7 +153,7 @@ void bulk_read_pages(const void* k, const void* v, size_t page_bytes, size_t poo
     pieces.pages *= 2;
   }
   pieces.bytes = bytes_of_page / pieces.parts * pieces.pages;
-  pieces.num_claims = 2 * static_cast<uint32_t>(num_pages) * pieces.parts / pieces.pages;
+  pieces.num_dynamic_tiles = 2 * static_cast<uint32_t>(num_pages) * pieces.parts / pieces.pages;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result{};
   cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);

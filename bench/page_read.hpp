@@ -13,7 +13,7 @@ namespace folio_bench {
 void read_pages(const void* k, const void* v, size_t page_bytes, const int32_t* pages, int32_t num_pages, int32_t* sink,
                 cudaStream_t stream);
 
-/// The same by Hopper's copy engine (compute capability 9.0), into shared memory: what a kernel that copies so cannot
+/// The same by Hopper's TMA (compute capability 9.0), into shared memory: what a kernel that copies so cannot
 /// be faster than. `page_bytes` divides 16 KiB or is a multiple of it. `counters`: two, zero, and left zero.
 void bulk_read_pages(const void* k, const void* v, size_t page_bytes, size_t pool_bytes, const int32_t* pages,
                      int32_t num_pages, uint32_t* counters, cudaStream_t stream);

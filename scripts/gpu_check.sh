@@ -42,7 +42,7 @@ sanitize() {
 }
 for tool in memcheck racecheck; do
   sanitize "$tool" "$build/tests/cuda/cuda_test" --gtest_filter='-*AThousand*:*EagerStepsEqual*'
-  sanitize "$tool" "$build/src/planner/cuda/folio_planner_cuda_test" --gtest_filter='-*RandomBatches*:*Microseconds*'
+  sanitize "$tool" "$build/src/scheduler/cuda/folio_scheduler_cuda_test" --gtest_filter='-*RandomBatches*:*Microseconds*'
 done
 # Conformance cases are too long for racecheck, which takes minutes for a few.
 sanitize memcheck "$build/tools/folio" verify --device cuda --random 12 --seed 5

@@ -199,11 +199,11 @@ nb::tuple reference_attention(const AttentionConfig& config, const Batch& batch,
                         to_numpy(std::move(lse), {tokens, heads}));
 }
 
-ContextOptions context_options(int32_t num_threads, const std::string& force_kernel, bool allow_fp8_products) {
+ContextOptions context_options(int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma) {
   ContextOptions options;
   options.num_threads = num_threads;
   options.force_kernel = force_kernel;
-  options.allow_fp8_products = allow_fp8_products;
+  options.allow_fp8_mma = allow_fp8_mma;
   return options;
 }
 
@@ -211,26 +211,25 @@ void bind_handles(nb::module_& m) {
   nb::class_<Context>(m, "Context", "A device with its threads. Immutable; safe to use from several threads at once.")
       .def_static(
           "cpu",
-          [](int32_t num_threads, const std::string& force_kernel, bool allow_fp8_products) {
+          [](int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma) {
             nb::gil_scoped_release released;
-            return Context::cpu(context_options(num_threads, force_kernel, allow_fp8_products));
+            return Context::cpu(context_options(num_threads, force_kernel, allow_fp8_mma));
           },
-          nb::kw_only(), nb::arg("num_threads") = 0, nb::arg("force_kernel") = "",
-          nb::arg("allow_fp8_products") = false)
+          nb::kw_only(), nb::arg("num_threads") = 0, nb::arg("force_kernel") = "", nb::arg("allow_fp8_mma") = false)
       .def_static(
           "cuda",
-          [](int32_t index, int32_t num_threads, const std::string& force_kernel, bool allow_fp8_products) {
+          [](int32_t index, int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma) {
             nb::gil_scoped_release released;
-            return Context::cuda(index, context_options(num_threads, force_kernel, allow_fp8_products));
+            return Context::cuda(index, context_options(num_threads, force_kernel, allow_fp8_mma));
           },
           nb::arg("index"), nb::kw_only(), nb::arg("num_threads") = 0, nb::arg("force_kernel") = "",
-          nb::arg("allow_fp8_products") = false)
+          nb::arg("allow_fp8_mma") = false)
       .def_prop_ro("device", &Context::device)
       .def_prop_ro("concurrency", &Context::concurrency);
   nb::class_<AttentionOp>(m, "AttentionOp", "A kernel chosen for a configuration; made by prepare.")
       .def_prop_ro("config", [](const AttentionOp& op) { return AttentionConfig(op.config()); })
       .def_prop_ro("kernel_name", &AttentionOp::kernel_name)
-      .def_prop_ro("fp8_products", &AttentionOp::fp8_products, "Whether fp8 is multiplied as it is.")
+      .def_prop_ro("fp8_mma", &AttentionOp::fp8_mma, "Whether fp8 is multiplied as it is.")
       .def_prop_ro("context", [](const AttentionOp& op) { return Context(op.context()); });
   nb::class_<Buffer>(m, "PlanBuffer", "Memory that plans are made into: one per op and plan in flight.");
   nb::class_<Plan>(m, "AttentionPlan", "One step's work, valid until its buffer is planned into again.")

@@ -120,15 +120,15 @@ void bind_options(nb::module_& m) {
       .def(
           "__init__",
           [](PrepareOptions* self, std::optional<GraphBounds> bounds, std::string force_kernel, int32_t num_workers,
-             bool allow_fp8_products) {
-            new (self) PrepareOptions{bounds, std::move(force_kernel), num_workers, allow_fp8_products};
+             bool allow_fp8_mma) {
+            new (self) PrepareOptions{bounds, std::move(force_kernel), num_workers, allow_fp8_mma};
           },
           nb::kw_only(), nb::arg("bounds") = nb::none(), nb::arg("force_kernel") = "", nb::arg("num_workers") = 0,
-          nb::arg("allow_fp8_products") = false)
+          nb::arg("allow_fp8_mma") = false)
       .def_ro("bounds", &PrepareOptions::bounds)
       .def_ro("force_kernel", &PrepareOptions::force_kernel)
       .def_ro("num_workers", &PrepareOptions::num_workers)
-      .def_ro("allow_fp8_products", &PrepareOptions::allow_fp8_products,
+      .def_ro("allow_fp8_mma", &PrepareOptions::allow_fp8_mma,
               "A permission, for speed before accuracy: fp8 may be multiplied as it is.");
   nb::class_<KvShard>(m, "KvShard", "A token-wise shard of a segment over `world` ranks.")
       .def(
@@ -151,7 +151,7 @@ void bind_answers(nb::module_& m) {
       .def_ro("num_workers", &PlanSummary::num_workers)
       .def_ro("num_items", &PlanSummary::num_items)
       .def_ro("num_partial_rows", &PlanSummary::num_partial_rows)
-      .def_ro("num_merges", &PlanSummary::num_merges)
+      .def_ro("num_combine_tiles", &PlanSummary::num_combine_tiles)
       .def_ro("kv_tokens_read", &PlanSummary::kv_tokens_read)
       .def_ro("qk_pairs", &PlanSummary::qk_pairs);
   nb::class_<KvFormatAdvice>(m, "KvFormatAdvice", "What an engine should allocate.")

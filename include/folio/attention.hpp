@@ -23,12 +23,12 @@ class FOLIO_API AttentionOp {
   const AttentionConfig& config() const noexcept;  ///< with the defaults (kUnset dtypes) resolved
   std::string kernel_name() const;                 ///< which kernel runs, e.g. "generic-v4"
   /// What the kernel rounds softmax weights to before they multiply values (their sum, hence the LSE, is float32):
-  /// kFloat32, the 16-bit type of a matrix unit, or kFloat8E4M3 where fp8_products. Moves an output by up to half a
+  /// kFloat32, the 16-bit type of a matrix unit, or kFloat8E4M3 where fp8_mma. Moves an output by up to half a
   /// unit in the last place of that type, relative to the weighted mean of |v|.
-  DType weight_dtype() const noexcept;
-  /// Whether fp8 is multiplied as it is: PrepareOptions::allow_fp8_products, of which the errors are told there. Of a
+  DType p_dtype() const noexcept;
+  /// Whether fp8 is multiplied as it is: PrepareOptions::allow_fp8_mma, of which the errors are told there. Of a
   /// kernel pair, requests of few rows are still computed without.
-  bool fp8_products() const noexcept;
+  bool fp8_mma() const noexcept;
   const Context& context() const noexcept;
   const detail::OpState& state() const noexcept { return *state_; }
   const std::shared_ptr<const detail::OpState>& shared_state() const noexcept { return state_; }
@@ -74,12 +74,12 @@ class FOLIO_API AttentionPlan {
 
 /// What a plan holds, for benchmarks, tests and curious engineers. O(items).
 struct PlanSummary {
-  int32_t num_workers = 0;       ///< work lists
-  int32_t num_items = 0;         ///< pieces of work over all lists
-  int32_t num_partial_rows = 0;  ///< packed rows whose partial results are merged afterwards; 0 = nothing was split
-  int32_t num_merges = 0;        ///< row ranges that are merged
-  int64_t kv_tokens_read = 0;    ///< KV tokens of one KV head, over all items: what is shared counts once per row tile
-  int64_t qk_pairs = 0;          ///< (packed row, KV token) pairs in visited tiles, over all items
+  int32_t num_workers = 0;        ///< work lists
+  int32_t num_work_tiles = 0;     ///< pieces of work over all lists
+  int32_t num_partial_rows = 0;   ///< packed rows whose partial results are merged afterwards; 0 = nothing was split
+  int32_t num_combine_tiles = 0;  ///< row ranges that are merged
+  int64_t kv_tokens_read = 0;     ///< KV tokens of one KV head, over all items: what is shared counts once per row tile
+  int64_t qk_pairs = 0;           ///< (packed row, KV token) pairs in visited tiles, over all items
 };
 
 /// Picks the kernel for a configuration. Slow (microseconds to milliseconds); once per group of layers.

@@ -23,8 +23,8 @@ struct ContextOptions {
   int32_t num_threads = 0;
   /// The kernel every op must use, by name; as PrepareOptions::force_kernel, which wins over it.
   std::string force_kernel;
-  /// As PrepareOptions::allow_fp8_products, for every op of the context; either permits.
-  bool allow_fp8_products = false;
+  /// As PrepareOptions::allow_fp8_mma, for every op of the context; either permits.
+  bool allow_fp8_mma = false;
 };
 
 /// A device with its executor. A small shared handle; immutable and safe to use from several threads at once.
@@ -37,7 +37,7 @@ class FOLIO_API Context {
   static Context cuda(int32_t index, const ContextOptions& options = {});
 
   Device device() const noexcept;
-  /// How many pieces of work make progress at once: the executor's; the multiprocessors of a GPU.
+  /// How many pieces of work make progress at once: the executor's; the SMs of a GPU.
   int32_t concurrency() const noexcept;
   /// Runs `body` for 0..n-1 on the context's executor: for engines that want to share the pool. Throws kUnsupported on
   /// a GPU, which has no executor.

@@ -10,7 +10,7 @@
 namespace folio::inline v0::verify {
 
 /// One row of attention by the float64 oracle: token `token` and q head `q_head` of a batch, straight from the
-/// definitions, with none of the planner's or the kernels' arithmetic. For checking results; slow: it walks every key
+/// definitions, with none of the scheduler's or the kernels' arithmetic. For checking results; slow: it walks every key
 /// of the request.
 ///
 /// Writes the output, before any rounding to `config.out`, to out[head_dim_v]; returns the log-sum-exp in base e,

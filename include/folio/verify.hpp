@@ -69,9 +69,9 @@ FOLIO_API CoveringArray covering_array(std::span<const std::string> kernels, int
 FOLIO_API std::vector<ConformanceCase> random_cases(std::span<const std::string> kernels, int64_t count,
                                                     uint64_t seed = 1);
 
-/// The case, changed so that products of fp8 are allowed, and taken by kernels that have them: e4m3 queries, keys and
+/// The case, changed so that FP8 MMA are allowed, and taken by kernels that have them: e4m3 queries, keys and
 /// values at head_dim 128, no soft cap, ALiBi, rotation or custom mask. Its other levels stay.
-FOLIO_API ConformanceCase with_fp8_products(ConformanceCase conformance_case);
+FOLIO_API ConformanceCase with_fp8_mma(ConformanceCase conformance_case);
 
 /// What became of a case.
 struct CaseReport {

@@ -12,7 +12,7 @@ import sys
 from sources import ROOT, cpp_files, is_test, read, report
 
 # From the bottom up.
-LAYERS = ["core", "platform", "simd", "ptx", "kvcache", "planner", "kernels", "attention", "verify", "distributed", "backends", "capi"]
+LAYERS = ["core", "platform", "simd", "ptx", "kvcache", "scheduler", "kernels", "attention", "verify", "distributed", "backends", "capi"]
 
 # The layer that implements a public header: lower layers may not include it. include/folio/types belongs to nobody.
 PUBLIC_LAYER = {

@@ -9,12 +9,12 @@ import sys
 
 from sources import CPP_SUFFIXES, code_only, cpp_files, is_test, project_files, read, report
 
-# A unit of the KV cache is a page. "Block" is left to thread blocks, mask blocks, the 16 values that share a scale in NVFP4,
+# A unit of the KV cache is a page. "Block" is left to CTAs, mask blocks, the 16 values that share a scale in NVFP4,
 # vLLM's words where it is named, and backends/.
 BLOCK_FOR_PAGE = re.compile(
     r"block[_ ]?(table|size|id|manager|pool)s?\b|(kv|cache|num|free)[_ ]?blocks?\b"
     r"|tokens? per block", re.IGNORECASE)
-NOT_A_PAGE = re.compile(r"thread block|cuda block|blockIdx|block_?idx\.|vLLM|nvfp4", re.IGNORECASE)
+NOT_A_PAGE = re.compile(r"CTA|cuda block|blockIdx|block_?idx\.|vLLM|nvfp4", re.IGNORECASE)
 
 # Assembled, so that this file does not contain what it looks for.
 LEFTOVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]) + r")\b")

@@ -35,7 +35,7 @@ Context Context::cpu(const ContextOptions& options) {
   validate(options);
   auto state = std::make_shared<detail::ContextState>();
   state->force_kernel = options.force_kernel;
-  state->allow_fp8_products = options.allow_fp8_products;
+  state->allow_fp8_mma = options.allow_fp8_mma;
   if (options.executor.parallel_for != nullptr) {
     state->executor = options.executor;
   } else {
@@ -55,7 +55,7 @@ Context Context::cuda(int32_t index, const ContextOptions& options) {
   auto state = std::make_shared<detail::ContextState>();
   state->device = {DeviceType::kCuda, index};
   state->force_kernel = options.force_kernel;
-  state->allow_fp8_products = options.allow_fp8_products;
+  state->allow_fp8_mma = options.allow_fp8_mma;
   state->gpu = attention::open_gpu(index);
   return Context(std::move(state));
 }

@@ -14,7 +14,7 @@ struct ContextState {
   Device device;
   Executor executor;                                 ///< the engine's, or that of `pool`; a GPU has none
   std::string force_kernel;                          ///< empty: none
-  bool allow_fp8_products = false;                   ///< of every op
+  bool allow_fp8_mma = false;                        ///< of every op
   std::unique_ptr<platform::ThreadPool> pool;        ///< null with an engine's executor
   std::shared_ptr<const attention::GpuBackend> gpu;  ///< null on a CPU
 };

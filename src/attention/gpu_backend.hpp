@@ -10,8 +10,8 @@
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
-#include "planner/plan_image.hpp"
-#include "planner/planner.hpp"
+#include "scheduler/plan_image.hpp"
+#include "scheduler/scheduler.hpp"
 
 namespace folio::inline v0::attention {
 
@@ -20,16 +20,16 @@ class GpuPlanMemory {
  public:
   virtual ~GpuPlanMemory() = default;
   /// Enqueues the copy of a host plan into the image. Waits only where every stage is still being copied from.
-  virtual void upload(const planner::PlanView& plan, Stream stream) = 0;
+  virtual void upload(const scheduler::PlanView& plan, Stream stream) = 0;
   /// Enqueues the planning of a batch with device lengths.
   virtual void plan_on_device(const BatchView& batch, Stream stream) = 0;
   /// Throws kInvalidArgument if a plan made on the device since the last call met a request it could not plan.
   virtual void report() = 0;
-  virtual const planner::PlanImageHeader* image() const = 0;
-  /// See kernels::cuda::kClaimCounters; null where items are not claimed. The address never changes.
-  virtual uint32_t* claim_counters() const = 0;
-  /// See AttentionParams::merge_counters; null where items are claimed. The address never changes.
-  virtual uint32_t* merge_counters() const = 0;
+  virtual const scheduler::PlanImageHeader* image() const = 0;
+  /// See kernels::cuda::kTileCounters; null where items are not claimed. The address never changes.
+  virtual uint32_t* tile_counters() const = 0;
+  /// See AttentionParams::combine_counters; null where items are claimed. The address never changes.
+  virtual uint32_t* combine_counters() const = 0;
 };
 
 /// A stream beside the caller's, for work that needs nothing of what is enqueued there in the meantime.
@@ -50,7 +50,8 @@ class GpuBackend : public GpuKernels {
   virtual int32_t compute_capability() const = 0;
   virtual std::span<const kernels::cuda::AttentionKernel* const> kernels() const = 0;
   /// `reports`: whether `report` is to hear of requests that could not be planned.
-  virtual std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config, bool reports) const = 0;
+  virtual std::unique_ptr<GpuPlanMemory> make_plan_memory(const scheduler::SchedulerConfig& config,
+                                                          bool reports) const = 0;
   virtual std::unique_ptr<GpuSideStream> make_side_stream() const = 0;
   /// `most_workers`: of the plans that will be sealed.
   virtual std::unique_ptr<GpuSchedule> make_schedule(int32_t most_workers) const = 0;

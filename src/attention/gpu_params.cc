@@ -91,12 +91,12 @@ void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& ar
   for (const SegmentArgs& segment : args.segments) check_segment_aligned(segment, config.ragged_kv);
 }
 
-bool merges_itself(const detail::PlanBufferState& plan) {
-  if (!plan.op->gpu_launched->merges_itself) return false;
-  if (may_be_captured(plan)) return plan.op->planner.bounds->max_shared_levels == 0;
-  const planner::SegmentLengths* const segments = plan.view.segments;
+bool combines_in_kernel(const detail::PlanBufferState& plan) {
+  if (!plan.op->gpu_launched->combines_in_kernel) return false;
+  if (may_be_captured(plan)) return plan.op->scheduler.bounds->max_shared_levels == 0;
+  const scheduler::SegmentLengths* const segments = plan.view.segments;
   return std::none_of(segments, segments + plan.view.num_segments,
-                      [](const planner::SegmentLengths& segment) { return segment.shared; });
+                      [](const scheduler::SegmentLengths& segment) { return segment.shared; });
 }
 
 cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const AttentionArgs& args,
@@ -139,11 +139,11 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   params.sinks = args.sinks;
   params.custom_mask = args.custom_mask;
   params.determinism = config.determinism;
-  params.claim_counters = plan.gpu->claim_counters();
-  if (merges_itself(plan)) params.merge_counters = plan.gpu->merge_counters();
+  params.tile_counters = plan.gpu->tile_counters();
+  if (combines_in_kernel(plan)) params.combine_counters = plan.gpu->combine_counters();
   params.partial_acc = reinterpret_cast<float*>(workspace + layout.partial_acc);
-  params.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
-  params.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
+  params.partial_row_max = reinterpret_cast<float*>(workspace + layout.partial_row_max);
+  params.partial_row_sum = reinterpret_cast<float*>(workspace + layout.partial_row_sum);
   return params;
 }
 

@@ -11,7 +11,7 @@ kernels::cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, c
 
 /// Whether the kernel merges what it splits, in this plan and, where a run may be captured, in every later one: rows of
 /// shared segments are merged by a second kernel.
-bool merges_itself(const detail::PlanBufferState& plan);
+bool combines_in_kernel(const detail::PlanBufferState& plan);
 
 /// What a GPU cannot take although a CPU can: more segments than a launch carries, addresses that are not aligned to
 /// elements. Throws.

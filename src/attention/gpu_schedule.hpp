@@ -5,8 +5,8 @@
 #include <span>
 
 #include "folio/types/device.hpp"
-#include "planner/plan_view.hpp"
-#include "planner/seal.hpp"
+#include "scheduler/plan_view.hpp"
+#include "scheduler/seal.hpp"
 
 namespace folio::inline v0::attention {
 
@@ -15,7 +15,7 @@ namespace folio::inline v0::attention {
 struct ScheduleLayout {
   static constexpr size_t kHeaderBytes = 256;
 
-  std::array<size_t, planner::SealRecord::kMostImages> images{};
+  std::array<size_t, scheduler::SealRecord::kMostImages> images{};
   size_t bytes = 0;  ///< a multiple of 8
 };
 
@@ -28,7 +28,7 @@ class GpuSchedule {
  public:
   virtual ~GpuSchedule() = default;
   /// Enqueues the writing of those plans to `memory`, aligned to 256 bytes, and of what `check` compares it with.
-  virtual void seal(std::span<const planner::PlanView* const> plans, const ScheduleLayout& layout, std::byte* memory,
+  virtual void seal(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout, std::byte* memory,
                     Stream stream) = 0;
   /// Enqueues the comparison: a schedule that was changed loses its work.
   virtual void check(Stream stream) const = 0;
@@ -37,12 +37,12 @@ class GpuSchedule {
 };
 
 /// Writes a schedule to `stage`, as it is to lie at `memory`.
-void fill_schedule(std::span<const planner::PlanView* const> plans, const ScheduleLayout& layout, std::byte* stage,
+void fill_schedule(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout, std::byte* stage,
                    const std::byte* memory);
 
 /// What is kept of the schedule in `stage`. `no_work`: as many zeros as any worker_indptr has entries, for kernels.
-planner::SealRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
-                                std::byte* memory, const int32_t* no_work);
+scheduler::SealRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
+                                  std::byte* memory, const int32_t* no_work);
 
 [[noreturn]] void fail_changed();
 

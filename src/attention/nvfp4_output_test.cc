@@ -79,7 +79,7 @@ TEST(Nvfp4Output, IsTheFloat32OutputQuantised) {
 TEST(Nvfp4Output, OfMergedPartsIsThatOfTheWhole) {
   Nvfp4Decode whole, split;
   whole.config.determinism = split.config.determinism = Determinism::kNone;
-  EXPECT_EQ(whole.execute(1).num_merges, 0);
+  EXPECT_EQ(whole.execute(1).num_combine_tiles, 0);
   // Enough keys for the work to be cut.
   const auto lengthen = [](Nvfp4Decode& decode) {
     decode.kv_len = {1000, 2000};
@@ -90,8 +90,8 @@ TEST(Nvfp4Output, OfMergedPartsIsThatOfTheWhole) {
   };
   lengthen(whole);
   lengthen(split);
-  EXPECT_EQ(whole.execute(1).num_merges, 0);
-  EXPECT_GT(split.execute(7).num_merges, 0) << "nothing was split";
+  EXPECT_EQ(whole.execute(1).num_combine_tiles, 0);
+  EXPECT_GT(split.execute(7).num_combine_tiles, 0) << "nothing was split";
   const std::vector<float> expected = whole.dequantized();
   const std::vector<float> got = split.dequantized();
   for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 0.26f * std::abs(expected[i]) + 0.02f) << i;

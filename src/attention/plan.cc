@@ -12,15 +12,15 @@ namespace folio::inline v0 {
 namespace {
 
 /// What is known on the host of a batch whose lengths lie on the device.
-planner::PlanView outline(const BatchView& batch, std::vector<planner::SegmentLengths>& segments) {
+scheduler::PlanView outline(const BatchView& batch, std::vector<scheduler::SegmentLengths>& segments) {
   segments.clear();
   for (const KvSegment& segment : batch.segments) {
-    planner::SegmentLengths lengths{};
+    scheduler::SegmentLengths lengths{};
     lengths.source = segment.source;
     lengths.num_rows = batch.num_requests;
     segments.push_back(lengths);
   }
-  planner::PlanView view;
+  scheduler::PlanView view;
   view.num_requests = batch.num_requests;
   view.num_segments = static_cast<int32_t>(segments.size());
   view.segments = segments.data();
@@ -33,28 +33,28 @@ namespace attention {
 
 namespace {
 
-/// Partial rows that one planner's plan has, or may have in a graph's replay.
-int64_t rows_of(const detail::PlanBufferState& plan, const planner::PlannerConfig& config,
-                const planner::PlanView& view) {
+/// Partial rows that one scheduler's plan has, or may have in a graph's replay.
+int64_t rows_of(const detail::PlanBufferState& plan, const scheduler::SchedulerConfig& config,
+                const scheduler::PlanView& view) {
   if (!may_be_captured(plan)) return view.num_partial_rows;
-  const int64_t most = planner::max_partial_rows(config);
+  const int64_t most = scheduler::max_partial_rows(config);
   return plan.planned_on_device ? most : std::max<int64_t>(most, view.num_partial_rows);
 }
 
 /// The most that any plan of an op has.
 int64_t most_rows_of(const detail::OpState& op) {
-  const int64_t of_few = op.few_rows ? planner::max_partial_rows(*op.few_rows) : 0;
-  return core::checked_add(planner::max_partial_rows(op.planner), of_few);
+  const int64_t of_few = op.few_rows ? scheduler::max_partial_rows(*op.few_rows) : 0;
+  return core::checked_add(scheduler::max_partial_rows(op.scheduler), of_few);
 }
 
 }  // namespace
 
 bool may_be_captured(const detail::PlanBufferState& plan) {
-  return plan.gpu != nullptr && plan.op->planner.bounds.has_value();
+  return plan.gpu != nullptr && plan.op->scheduler.bounds.has_value();
 }
 
 int64_t first_few_rows(const detail::PlanBufferState& plan) {
-  return rows_of(plan, plan.op->planner, plan.view);
+  return rows_of(plan, plan.op->scheduler, plan.view);
 }
 
 int64_t partial_rows(const detail::PlanBufferState& plan) {
@@ -72,9 +72,9 @@ WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows) {
   };
   constexpr int64_t kFloat = sizeof(float);
   layout.partial_acc = take(core::checked_mul(partial_rows, int64_t{op.config.head_dim_v}), kFloat);
-  layout.partial_max = take(partial_rows, kFloat);
-  layout.partial_sum = take(partial_rows, kFloat);
-  layout.scratch = take(op.planner.num_workers, static_cast<int64_t>(op.scratch_stride));
+  layout.partial_row_max = take(partial_rows, kFloat);
+  layout.partial_row_sum = take(partial_rows, kFloat);
+  layout.scratch = take(op.scheduler.num_workers, static_cast<int64_t>(op.scratch_stride));
   return layout;
 }
 
@@ -113,40 +113,40 @@ const detail::PlanBufferState& detail::checked(const AttentionPlan& plan) {
 namespace {
 
 /// Packed rows that an item has at most. Who plans for a graph says what it may have: its launch stays what it is.
-int32_t most_item_rows(const planner::PlannerConfig& config, const planner::PlanView& plan) {
-  const auto is_shared = [](const planner::SegmentLengths& lengths) { return lengths.shared; };
+int32_t most_item_rows(const scheduler::SchedulerConfig& config, const scheduler::PlanView& plan) {
+  const auto is_shared = [](const scheduler::SegmentLengths& lengths) { return lengths.shared; };
   if (config.bounds || std::any_of(plan.segments, plan.segments + plan.num_segments, is_shared)) {
     return config.tile.rows;
   }
   int64_t most = 0;
   for (int32_t r = 0; r < plan.num_requests; ++r) {
     const int64_t rows = int64_t{plan.cu_q[r + 1] - plan.cu_q[r]} * (config.num_q_heads / config.num_kv_heads);
-    if (rows >= config.least_rows && rows <= config.most_rows) most = std::max(most, rows);
+    if (rows >= config.min_rows && rows <= config.max_rows) most = std::max(most, rows);
   }
   return static_cast<int32_t>(std::min<int64_t>(most, config.tile.rows));
 }
 
 /// Plans for every kernel, then uploads what has items, or may have some in a graph's replay.
 void plan_on_host(const detail::OpState& op, const BatchView& batch, detail::PlanBufferState& state, Stream stream) {
-  state.view = planner::make_plan(op.planner, batch, state.storage);
+  state.view = scheduler::make_plan(op.scheduler, batch, state.storage);
   if (state.few_rows != nullptr)
-    state.few_rows->view = planner::make_plan(*op.few_rows, batch, state.few_rows->storage);
+    state.few_rows->view = scheduler::make_plan(*op.few_rows, batch, state.few_rows->storage);
   if (state.gpu == nullptr) return;
-  state.most_item_rows = most_item_rows(op.planner, state.view);
+  state.most_item_rows = most_item_rows(op.scheduler, state.view);
   if (state.few_rows != nullptr) state.few_rows->most_item_rows = most_item_rows(*op.few_rows, state.few_rows->view);
   const bool all = attention::may_be_captured(state);
-  const bool few = state.few_rows != nullptr && (all || state.few_rows->view.num_items > 0);
+  const bool few = state.few_rows != nullptr && (all || state.few_rows->view.num_work_tiles > 0);
   if (few) state.few_rows->gpu->upload(state.few_rows->view, stream);
-  if (!few || all || state.view.num_items > 0) state.gpu->upload(state.view, stream);
+  if (!few || all || state.view.num_work_tiles > 0) state.gpu->upload(state.view, stream);
 }
 
-void add_to(PlanSummary& summary, const planner::PlanView& view) {
+void add_to(PlanSummary& summary, const scheduler::PlanView& view) {
   summary.num_workers = std::max(summary.num_workers, view.num_workers);
-  summary.num_items += view.num_items;
+  summary.num_work_tiles += view.num_work_tiles;
   summary.num_partial_rows += view.num_partial_rows;
-  summary.num_merges += view.num_merges;
-  for (int32_t i = 0; i < view.num_items; ++i) {
-    const planner::WorkItem& item = view.items[i];
+  summary.num_combine_tiles += view.num_combine_tiles;
+  for (int32_t i = 0; i < view.num_work_tiles; ++i) {
+    const scheduler::WorkTile& item = view.work_tiles[i];
     const int64_t kv_tokens = item.kv_end - item.kv_begin;
     summary.kv_tokens_read += kv_tokens;
     summary.qk_pairs += kv_tokens * (item.row_end - item.row_begin);
@@ -164,7 +164,7 @@ PlanBuffer make_plan_buffer(const AttentionOp& op) {
   auto state = std::make_unique<detail::PlanBufferState>();
   state->op = op.shared_state();
   if (const attention::GpuBackend* gpu = op.state().gpu()) {
-    state->gpu = gpu->make_plan_memory(op.state().planner, true);
+    state->gpu = gpu->make_plan_memory(op.state().scheduler, true);
     if (op.state().few_rows) {
       state->few_rows = std::make_unique<detail::FewRowsPlan>();
       // Both plans meet the same lengths; one report of them is enough.
@@ -192,13 +192,13 @@ AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& bu
       few->gpu->plan_on_device(batch, fork.stream());
       state.gpu->plan_on_device(batch, stream);
       fork.join();
-      few->view = planner::PlanView{};
+      few->view = scheduler::PlanView{};
       few->most_item_rows = op.state().few_rows->tile.rows;
     } else {
       state.gpu->plan_on_device(batch, stream);
     }
     state.view = outline(batch, state.device_segments);
-    state.most_item_rows = op.state().planner.tile.rows;
+    state.most_item_rows = op.state().scheduler.tile.rows;
   } else {
     plan_on_host(op.state(), batch, state, stream);
   }

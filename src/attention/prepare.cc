@@ -93,62 +93,62 @@ Candidate choose(const Context& context, const AttentionConfig& config, const st
 }
 
 template <typename Kernel>
-planner::PlannerConfig planner_config(const AttentionConfig& config, const Kernel& kernel,
-                                      const PrepareOptions& options, int32_t num_workers) {
-  planner::PlannerConfig planner;
-  planner.num_q_heads = config.num_q_heads;
-  planner.num_kv_heads = config.num_kv_heads;
-  planner.page_size = config.page_size;
-  planner.mask = config.mask;
-  planner.window_left = config.window_left;
-  planner.window_right = config.window_right;
-  planner.determinism = config.determinism;
-  planner.tile = kernel.tile(config);
-  planner.num_workers = num_workers;
+scheduler::SchedulerConfig scheduler_config(const AttentionConfig& config, const Kernel& kernel,
+                                            const PrepareOptions& options, int32_t num_workers) {
+  scheduler::SchedulerConfig scheduler;
+  scheduler.num_q_heads = config.num_q_heads;
+  scheduler.num_kv_heads = config.num_kv_heads;
+  scheduler.page_size = config.page_size;
+  scheduler.mask = config.mask;
+  scheduler.window_left = config.window_left;
+  scheduler.window_right = config.window_right;
+  scheduler.determinism = config.determinism;
+  scheduler.tile = kernel.tile(config);
+  scheduler.num_workers = num_workers;
   // Splits of about 2,048 keys (vLLM's batch-invariant constant for decode): whole tiles.
-  planner.fixed_split_tokens = std::max(1, 2048 / planner.tile.kv_tokens) * planner.tile.kv_tokens;
-  planner.tile_cost = kernel.tile_cost;
-  planner.row_cost = kernel.row_cost;
-  planner.bounds = options.bounds;
-  return planner;
+  scheduler.fixed_split_tokens = std::max(1, 2048 / scheduler.tile.kv_tokens) * scheduler.tile.kv_tokens;
+  scheduler.tile_cost = kernel.tile_cost;
+  scheduler.row_cost = kernel.row_cost;
+  scheduler.bounds = options.bounds;
+  return scheduler;
 }
 
-planner::PlannerConfig gpu_planner_config(const detail::OpState& state, const kernels::cuda::AttentionKernel& kernel,
-                                          int32_t num_workers) {
+scheduler::SchedulerConfig gpu_scheduler_config(const detail::OpState& state,
+                                                const kernels::cuda::AttentionKernel& kernel, int32_t num_workers) {
   const int32_t workers = state.options.num_workers > 0 ? num_workers : num_workers * kernel.workers_per_sm;
-  planner::PlannerConfig planner = planner_config(state.config, kernel, state.options, workers);
-  planner.start_cost = kernel.start_cost;
-  planner.start_row_cost = kernel.start_row_cost;
-  planner.start_free_rows = kernel.start_free_rows;
-  planner.least_claim_tokens = kernel.least_claim_tokens;
+  scheduler::SchedulerConfig scheduler = scheduler_config(state.config, kernel, state.options, workers);
+  scheduler.start_cost = kernel.start_cost;
+  scheduler.start_row_cost = kernel.start_row_cost;
+  scheduler.start_free_rows = kernel.start_free_rows;
+  scheduler.min_split_tokens = kernel.min_split_tokens;
   const int64_t token_bytes = int64_t{state.config.head_dim_qk + state.config.head_dim_v} * size_of(state.config.kv);
-  planner.section_tokens = kernel.section_bytes / token_bytes;
+  scheduler.l2_swizzle_tokens = kernel.l2_swizzle_bytes / token_bytes;
   // A graph keeps its launch: there the wider items have to be what it is for. Above kRunToRun a request's kernel,
   // hence its bits, must not depend on whether the op is a graph's.
-  if (state.config.determinism > Determinism::kRunToRun) return planner;
+  if (state.config.determinism > Determinism::kRunToRun) return scheduler;
   const std::optional<GraphBounds>& bounds = state.options.bounds;
   const int64_t group_size = state.config.num_q_heads / state.config.num_kv_heads;
-  const int64_t most_rows = bounds ? bounds->max_q_len * group_size : kernel.wide_rows;
-  if (most_rows > planner.tile.rows && most_rows <= kernel.wide_rows) planner.tile.rows = kernel.wide_rows;
-  return planner;
+  const int64_t max_rows = bounds ? bounds->max_q_len * group_size : kernel.wide_rows;
+  if (max_rows > scheduler.tile.rows && max_rows <= kernel.wide_rows) scheduler.tile.rows = kernel.wide_rows;
+  return scheduler;
 }
 
 /// Who plans and runs which requests.
 void choose_gpu_plans(detail::OpState& state, const kernels::cuda::AttentionKernel& kernel, int32_t num_workers) {
   state.gpu_kernel = &kernel;
   state.gpu_launched = kernel.many_rows != nullptr ? kernel.many_rows(state.config) : &kernel;
-  state.planner = gpu_planner_config(state, *state.gpu_launched, num_workers);
+  state.scheduler = gpu_scheduler_config(state, *state.gpu_launched, num_workers);
   // Where a row's bits may not depend on how tokens are chunked, one kernel takes all.
   if (kernel.few_rows == nullptr || state.config.determinism >= Determinism::kScheduleInvariant) return;
-  planner::PlannerConfig few = gpu_planner_config(state, *kernel.few_rows, num_workers);
+  scheduler::SchedulerConfig few = gpu_scheduler_config(state, *kernel.few_rows, num_workers);
   const int64_t group_size = state.config.num_q_heads / state.config.num_kv_heads;
   if (state.options.bounds && state.options.bounds->max_q_len * group_size <= few.tile.rows) {
     state.gpu_launched = kernel.few_rows;
-    state.planner = few;
+    state.scheduler = few;
     return;
   }
-  few.most_rows = few.tile.rows;
-  state.planner.least_rows = few.most_rows + 1;
+  few.max_rows = few.tile.rows;
+  state.scheduler.min_rows = few.max_rows + 1;
   state.few_rows = few;
 }
 
@@ -175,12 +175,12 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
   detail::OpState state{.context = context, .config = resolved, .options = options};
   if (chosen.gpu != nullptr) {
     choose_gpu_plans(state, *chosen.gpu, num_workers);
-    state.fp8_products = (options.allow_fp8_products || context.state().allow_fp8_products) &&
-                         state.gpu_launched->fp8_products != nullptr && state.gpu_launched->fp8_products(resolved);
+    state.fp8_mma = (options.allow_fp8_mma || context.state().allow_fp8_mma) &&
+                    state.gpu_launched->fp8_mma != nullptr && state.gpu_launched->fp8_mma(resolved);
   } else {
     state.kernel = chosen.cpu;
-    state.planner = planner_config(resolved, *chosen.cpu, options, num_workers);
-    state.scratch_stride = attention::round_up_to_alignment(chosen.cpu->scratch_bytes(resolved, state.planner.tile));
+    state.scheduler = scheduler_config(resolved, *chosen.cpu, options, num_workers);
+    state.scratch_stride = attention::round_up_to_alignment(chosen.cpu->scratch_bytes(resolved, state.scheduler.tile));
   }
   return AttentionOp(std::make_shared<const detail::OpState>(std::move(state)));
 }
@@ -213,12 +213,12 @@ const AttentionConfig& AttentionOp::config() const noexcept {
 std::string AttentionOp::kernel_name() const {
   return state_->gpu_kernel != nullptr ? state_->gpu_kernel->name : state_->kernel->name;
 }
-bool AttentionOp::fp8_products() const noexcept {
-  return state_->fp8_products;
+bool AttentionOp::fp8_mma() const noexcept {
+  return state_->fp8_mma;
 }
-DType AttentionOp::weight_dtype() const noexcept {
-  if (state_->fp8_products) return DType::kFloat8E4M3;
-  return state_->gpu_kernel != nullptr ? state_->gpu_kernel->weights(state_->config) : state_->kernel->weights;
+DType AttentionOp::p_dtype() const noexcept {
+  if (state_->fp8_mma) return DType::kFloat8E4M3;
+  return state_->gpu_kernel != nullptr ? state_->gpu_kernel->p_dtype(state_->config) : state_->kernel->weights;
 }
 const attention::GpuBackend* detail::OpState::gpu() const noexcept {
   return context.state().gpu.get();

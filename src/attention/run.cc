@@ -36,15 +36,15 @@ void run_on_cpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   launch.params.config = &op.config;
   launch.params.args = &args;
   launch.params.plan = state.view;
-  launch.params.tile = op.planner.tile;
+  launch.params.tile = op.scheduler.tile;
   launch.params.group_size = op.config.num_q_heads / op.config.num_kv_heads;
   launch.params.partial_acc = reinterpret_cast<float*>(workspace + layout.partial_acc);
-  launch.params.partial_max = reinterpret_cast<float*>(workspace + layout.partial_max);
-  launch.params.partial_sum = reinterpret_cast<float*>(workspace + layout.partial_sum);
+  launch.params.partial_row_max = reinterpret_cast<float*>(workspace + layout.partial_row_max);
+  launch.params.partial_row_sum = reinterpret_cast<float*>(workspace + layout.partial_row_sum);
   launch.params.scratch = workspace + layout.scratch;
   launch.params.scratch_stride = op.scratch_stride;
   op.context.parallel_for(state.view.num_workers, worker_body, &launch);
-  if (state.view.num_merges > 0) op.context.parallel_for(state.view.num_merges, merge_body, &launch);
+  if (state.view.num_combine_tiles > 0) op.context.parallel_for(state.view.num_combine_tiles, merge_body, &launch);
 }
 
 void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
@@ -52,33 +52,34 @@ void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   const detail::OpState& op = *state.op;
   attention::check_gpu_args(state, args);
   const bool captured = attention::may_be_captured(state);
-  const auto launch = [&](const kernels::cuda::AttentionKernel& kernel, const planner::PlannerConfig& planner,
-                          const planner::PlanView& view, int32_t most_rows,
+  const auto launch = [&](const kernels::cuda::AttentionKernel& kernel, const scheduler::SchedulerConfig& scheduler,
+                          const scheduler::PlanView& view, int32_t max_rows,
                           const kernels::cuda::AttentionParams& params, Stream on) {
-    const kernels::cuda::LaunchShape shape{.q = op.config.q,
-                                           .kv = op.config.kv,
-                                           .ragged_kv = op.config.ragged_kv,
-                                           .num_workers = planner.num_workers,
-                                           .merge = (captured || view.num_merges > 0) && !params.merge_counters,
-                                           .most_rows = most_rows,
-                                           .fp8_products = op.fp8_products && &kernel == op.gpu_launched};
+    const kernels::cuda::LaunchShape shape{
+        .q = op.config.q,
+        .kv = op.config.kv,
+        .ragged_kv = op.config.ragged_kv,
+        .num_workers = scheduler.num_workers,
+        .merge = (captured || view.num_combine_tiles > 0) && !params.combine_counters,
+        .max_rows = max_rows,
+        .fp8_mma = op.fp8_mma && &kernel == op.gpu_launched};
     op.gpu()->launch(kernel, params, shape, on);
   };
   kernels::cuda::AttentionParams params = attention::gpu_params(state, args, layout, workspace);
   detail::FewRowsPlan* const few = state.few_rows.get();
-  const bool few_run = few != nullptr && (captured || few->view.num_items > 0);
-  const bool many_run = !few_run || captured || state.view.num_items > 0;
+  const bool few_run = few != nullptr && (captured || few->view.num_work_tiles > 0);
+  const bool many_run = !few_run || captured || state.view.num_work_tiles > 0;
   std::optional<attention::Fork> fork;
   if (few_run && many_run) fork.emplace(*few->stream, stream);
-  if (many_run) launch(*op.gpu_launched, op.planner, state.view, state.most_item_rows, params, stream);
+  if (many_run) launch(*op.gpu_launched, op.scheduler, state.view, state.most_item_rows, params, stream);
   if (!few_run) return;
   const int64_t first = attention::first_few_rows(state);
   params.plan = few->gpu->image();
-  params.claim_counters = few->gpu->claim_counters();
-  params.merge_counters = nullptr;  // rows of few tokens are claimed
+  params.tile_counters = few->gpu->tile_counters();
+  params.combine_counters = nullptr;  // rows of few tokens are claimed
   params.partial_acc += first * op.config.head_dim_v;
-  params.partial_max += first;
-  params.partial_sum += first;
+  params.partial_row_max += first;
+  params.partial_row_sum += first;
   launch(*op.gpu_kernel->few_rows, *op.few_rows, few->view, few->most_item_rows, params,
          fork ? fork->stream() : stream);
   if (fork) fork->join();
@@ -133,7 +134,7 @@ void validate(const AttentionPlan& plan, const AttentionArgs& args) {
   }
   attention::check_args(state, args);
   for (size_t i = 0; i < args.segments.size(); ++i) {
-    const planner::SegmentLengths& lengths = state.view.segments[i];
+    const scheduler::SegmentLengths& lengths = state.view.segments[i];
     if (lengths.source != KvSource::kPaged) continue;
     const SegmentArgs& segment = args.segments[i];
     HostTable copy;

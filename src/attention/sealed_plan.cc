@@ -8,7 +8,7 @@
 #include "attention/workspace.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
-#include "planner/plan_image.hpp"
+#include "scheduler/plan_image.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
@@ -23,7 +23,7 @@ struct SealHeader {
   uint64_t checksum;  ///< of the image and the fields above
 };
 constexpr size_t kHeaderBytes = SealedPlan::kSealAlignment;
-static_assert(sizeof(SealHeader) <= kHeaderBytes && kHeaderBytes % planner::kPlanImageAlignment == 0);
+static_assert(sizeof(SealHeader) <= kHeaderBytes && kHeaderBytes % scheduler::kPlanImageAlignment == 0);
 
 /// Every multiplication is a bijection, so that no change of a single word goes unseen; four lanes, because one would
 /// wait for its own products.
@@ -44,33 +44,33 @@ uint64_t checksum(const SealHeader& header, const std::byte* data, size_t bytes)
   return sum;
 }
 
-/// `Plan`: a PlanView, or a PlannerConfig for the most that its plans take.
+/// `Plan`: a PlanView, or a SchedulerConfig for the most that its plans take.
 template <typename Plan>
 size_t sealed_bytes(const Plan& plan) {
-  return kHeaderBytes + core::checked_round_up(planner::plan_image_bytes(plan), sizeof(int32_t));
+  return kHeaderBytes + core::checked_round_up(scheduler::plan_image_bytes(plan), sizeof(int32_t));
 }
 
 /// The image of a plan that lies in a schedule; counters are those of the plan's own buffer.
 class SealedImage final : public GpuPlanMemory {
  public:
   void set(const std::byte* image, const GpuPlanMemory& own) {
-    image_ = reinterpret_cast<const planner::PlanImageHeader*>(image);
-    claim_counters_ = own.claim_counters();
-    merge_counters_ = own.merge_counters();
+    image_ = reinterpret_cast<const scheduler::PlanImageHeader*>(image);
+    claim_counters_ = own.tile_counters();
+    merge_counters_ = own.combine_counters();
   }
-  void upload(const planner::PlanView&, Stream) override { fail_planned(); }
+  void upload(const scheduler::PlanView&, Stream) override { fail_planned(); }
   void plan_on_device(const BatchView&, Stream) override { fail_planned(); }
   void report() override {}
-  const planner::PlanImageHeader* image() const override { return image_; }
-  uint32_t* claim_counters() const override { return claim_counters_; }
-  uint32_t* merge_counters() const override { return merge_counters_; }
+  const scheduler::PlanImageHeader* image() const override { return image_; }
+  uint32_t* tile_counters() const override { return claim_counters_; }
+  uint32_t* combine_counters() const override { return merge_counters_; }
 
  private:
   [[noreturn]] static void fail_planned() {
     core::fail(ErrorCode::kInternal, "a schedule's image is sealed into, not planned into");
   }
 
-  const planner::PlanImageHeader* image_ = nullptr;
+  const scheduler::PlanImageHeader* image_ = nullptr;
   uint32_t* claim_counters_ = nullptr;
   uint32_t* merge_counters_ = nullptr;
 };
@@ -78,8 +78,8 @@ class SealedImage final : public GpuPlanMemory {
 /// Of a pair of kernels both plans; `few_rows` is null otherwise.
 template <typename Plan>
 ScheduleLayout layout_of(const Plan& plan, const Plan* few_rows) {
-  std::array<size_t, 2> images{planner::plan_image_bytes(plan)};
-  if (few_rows != nullptr) images[1] = planner::plan_image_bytes(*few_rows);
+  std::array<size_t, 2> images{scheduler::plan_image_bytes(plan)};
+  if (few_rows != nullptr) images[1] = scheduler::plan_image_bytes(*few_rows);
   return lay_out_schedule(std::span(images).first(few_rows != nullptr ? 2 : 1));
 }
 
@@ -94,7 +94,7 @@ SealedPlan::SealedPlan(const AttentionOp& op) {
   state_.sealed = true;
   const GpuBackend* const gpu = op.state().gpu();
   if (gpu == nullptr) return;
-  int32_t most_workers = op.state().planner.num_workers;
+  int32_t most_workers = op.state().scheduler.num_workers;
   state_.gpu = std::make_unique<SealedImage>();
   if (op.state().few_rows) {
     most_workers = std::max(most_workers, op.state().few_rows->num_workers);
@@ -117,8 +117,9 @@ int64_t SealedPlan::size(const AttentionPlan& plan) {
 
 int64_t SealedPlan::max_size(const AttentionOp& op) {
   const detail::OpState& state = op.state();
-  const planner::PlannerConfig* const few_rows = state.few_rows ? &*state.few_rows : nullptr;
-  const size_t bytes = state.gpu() != nullptr ? layout_of(state.planner, few_rows).bytes : sealed_bytes(state.planner);
+  const scheduler::SchedulerConfig* const few_rows = state.few_rows ? &*state.few_rows : nullptr;
+  const size_t bytes =
+      state.gpu() != nullptr ? layout_of(state.scheduler, few_rows).bytes : sealed_bytes(state.scheduler);
   return static_cast<int64_t>(bytes / sizeof(int32_t));
 }
 
@@ -136,7 +137,7 @@ std::span<const int32_t> SealedPlan::seal_on_gpu(const detail::PlanBufferState& 
   }
   const ScheduleLayout layout = layout_of(planned);
   auto* const begin = reinterpret_cast<std::byte*>(memory.data());
-  std::array<const planner::PlanView*, planner::SealRecord::kMostImages> plans{&planned.view};
+  std::array<const scheduler::PlanView*, scheduler::SealRecord::kMostImages> plans{&planned.view};
   if (planned.few_rows != nullptr) plans[1] = &planned.few_rows->view;
   const size_t count = planned.few_rows != nullptr ? 2 : 1;
   schedule_->seal(std::span(plans).first(count), layout, begin, stream);
@@ -167,11 +168,11 @@ std::span<const int32_t> SealedPlan::seal(const AttentionPlan& plan, std::span<i
   if (schedule_ != nullptr) return seal_on_gpu(planned, memory, stream);
   auto* begin = reinterpret_cast<std::byte*>(memory.data());
   std::byte* image = begin + kHeaderBytes;
-  planner::pack_plan(planned.view, image, bytes - kHeaderBytes, image);
+  scheduler::pack_plan(planned.view, image, bytes - kHeaderBytes, image);
   SealHeader header{kMagic, static_cast<int64_t>(bytes / sizeof(int32_t)), state_.generation, 0};
   header.checksum = checksum(header, image, bytes - kHeaderBytes);
   std::memcpy(begin, &header, sizeof(header));
-  state_.view = reinterpret_cast<const planner::PlanImageHeader*>(image)->view;
+  state_.view = reinterpret_cast<const scheduler::PlanImageHeader*>(image)->view;
   state_.num_tokens = planned.num_tokens;
   state_.planned = true;
   return memory.first(bytes / sizeof(int32_t));
@@ -197,7 +198,7 @@ void check_sealed(const AttentionPlan& plan, std::span<const int32_t> handed, St
   core::require(header.ints == static_cast<int64_t>(handed.size()), "the schedule has ", handed.size(),
                 " integers, but was made with ", header.ints, "; it is truncated or padded");
   const auto* image = reinterpret_cast<const std::byte*>(handed.data()) + kHeaderBytes;
-  const auto* items = reinterpret_cast<const std::byte*>(state.view.items);
+  const auto* items = reinterpret_cast<const std::byte*>(state.view.work_tiles);
   const bool is_this_plan = items >= image && items <= image + handed.size_bytes() - kHeaderBytes;
   core::require(is_this_plan && header.generation == plan.generation(),
                 "the schedule is not the one that this step was planned into");

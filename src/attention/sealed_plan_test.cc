@@ -9,7 +9,7 @@
 
 #include "attention/attention_fixture.hpp"
 #include "folio/types/error.hpp"
-#include "planner/plan_image.hpp"
+#include "scheduler/plan_image.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
@@ -45,9 +45,10 @@ TEST(SealedPlan, RunsFromItsMemoryWhateverBecomesOfTheBuffer) {
 TEST(SealedPlan, IsWhatTheKernelExecutes) {
   Sealed sealed;
   const std::vector<float> expected = sealed.outputs(sealed.seal.plan());
-  auto* header = reinterpret_cast<planner::PlanImageHeader*>(sealed.sealed_memory.data() + SealedPlan::kSealAlignment);
-  auto* items = const_cast<planner::WorkItem*>(header->view.items);
-  for (int32_t i = 0; i < header->view.num_items; ++i) items[i].kv_end = items[i].kv_begin + 1;
+  auto* header =
+      reinterpret_cast<scheduler::PlanImageHeader*>(sealed.sealed_memory.data() + SealedPlan::kSealAlignment);
+  auto* items = const_cast<scheduler::WorkTile*>(header->view.work_tiles);
+  for (int32_t i = 0; i < header->view.num_work_tiles; ++i) items[i].kv_end = items[i].kv_begin + 1;
   EXPECT_NE(sealed.outputs(sealed.seal.plan()), expected);
   EXPECT_THROW(check_sealed(sealed.seal.plan(), sealed.schedule, {}), Error);
 }
@@ -108,22 +109,24 @@ TEST(GpuSchedule, HasItsHeadersAtPlacesOfTheirOwn) {
   EXPECT_GE(layout.bytes, 70300u);
 
   Sealed sealed;
-  const planner::PlanView& view = sealed.planned.buffer().view;
-  const std::array<const planner::PlanView*, 2> plans{&view, &view};
-  const std::array<size_t, 2> bytes{planner::plan_image_bytes(view), planner::plan_image_bytes(view)};
+  const scheduler::PlanView& view = sealed.planned.buffer().view;
+  const std::array<const scheduler::PlanView*, 2> plans{&view, &view};
+  const std::array<size_t, 2> bytes{scheduler::plan_image_bytes(view), scheduler::plan_image_bytes(view)};
   const ScheduleLayout both = lay_out_schedule(bytes);
   core::AlignedBuffer memory(both.bytes, SealedPlan::kSealAlignment);
   fill_schedule(plans, both, memory.data(), memory.data());
-  const planner::SealRecord record = make_record(2, both, memory.data(), memory.data(), nullptr);
+  const scheduler::SealRecord record = make_record(2, both, memory.data(), memory.data(), nullptr);
   EXPECT_EQ(record.num_words * sizeof(uint64_t), both.bytes);
-  const planner::WorkItem* items[2];
+  const scheduler::WorkTile* items[2];
   for (size_t i = 0; i < 2; ++i) {
-    const auto* head = reinterpret_cast<const planner::PlanImageHeader*>(memory.data() + both.images[i]);
+    const auto* head = reinterpret_cast<const scheduler::PlanImageHeader*>(memory.data() + both.images[i]);
     EXPECT_EQ(record.images[i], head);
-    EXPECT_EQ(record.emptied[i].view.num_items, 0);
-    items[i] = head->view.items;
-    ASSERT_EQ(head->view.num_items, view.num_items);
-    EXPECT_EQ(std::memcmp(items[i], view.items, sizeof(planner::WorkItem) * static_cast<size_t>(view.num_items)), 0);
+    EXPECT_EQ(record.emptied[i].view.num_work_tiles, 0);
+    items[i] = head->view.work_tiles;
+    ASSERT_EQ(head->view.num_work_tiles, view.num_work_tiles);
+    EXPECT_EQ(
+        std::memcmp(items[i], view.work_tiles, sizeof(scheduler::WorkTile) * static_cast<size_t>(view.num_work_tiles)),
+        0);
     EXPECT_GE(reinterpret_cast<const std::byte*>(items[i]), memory.data());
     EXPECT_LT(reinterpret_cast<const std::byte*>(items[i]), memory.data() + both.bytes);
   }

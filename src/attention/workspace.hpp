@@ -17,8 +17,8 @@ constexpr size_t round_up_to_alignment(size_t bytes) {
 /// and the size used cannot differ.
 struct WorkspaceLayout {
   size_t partial_acc = 0;
-  size_t partial_max = 0;
-  size_t partial_sum = 0;
+  size_t partial_row_max = 0;
+  size_t partial_row_sum = 0;
   size_t scratch = 0;
   size_t total = 0;
 };

@@ -47,8 +47,8 @@ folio_status folio_kernel_name(const folio_op* op, const char** name) noexcept {
   return guarded([&] { deref(name, "name") = deref(op, "op").kernel_name.c_str(); });
 }
 
-folio_status folio_fp8_products(const folio_op* op, int32_t* fp8_products) noexcept {
-  return guarded([&] { deref(fp8_products, "fp8_products") = deref(op, "op").op.fp8_products() ? 1 : 0; });
+folio_status folio_fp8_mma(const folio_op* op, int32_t* fp8_mma) noexcept {
+  return guarded([&] { deref(fp8_mma, "fp8_mma") = deref(op, "op").op.fp8_mma() ? 1 : 0; });
 }
 
 void folio_free_op(folio_op* op) noexcept {

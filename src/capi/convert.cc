@@ -64,7 +64,7 @@ ContextOptions to_options(const folio_context_options* options) {
   const folio_context_options given = read_struct(options, "options");
   converted.num_threads = given.num_threads;
   converted.force_kernel = to_string(given.force_kernel);
-  converted.allow_fp8_products = given.allow_fp8_products != 0;
+  converted.allow_fp8_mma = given.allow_fp8_mma != 0;
   converted.executor.self = given.executor.self;
   converted.executor.parallel_for = given.executor.parallel_for;
   const bool none = given.executor.parallel_for == nullptr && given.executor.concurrency == 0;
@@ -103,7 +103,7 @@ PrepareOptions to_options(const folio_prepare_options* options) {
   const folio_prepare_options given = read_struct(options, "options");
   converted.num_workers = given.num_workers;
   converted.force_kernel = to_string(given.force_kernel);
-  converted.allow_fp8_products = given.allow_fp8_products != 0;
+  converted.allow_fp8_mma = given.allow_fp8_mma != 0;
   if (given.has_bounds != 0) {
     converted.bounds =
         GraphBounds{given.max_requests, given.max_tokens, given.max_q_len, given.max_kv_len, given.max_shared_levels};

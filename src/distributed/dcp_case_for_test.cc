@@ -292,9 +292,9 @@ void DcpCase::run(DcpAttention& attention) {
   core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
   std::fill_n(workspace.as<float>(), workspace.bytes() / sizeof(float), kNan);
   attention.run(plan, args(r), {workspace.data(), workspace.bytes()});
-  ranks[static_cast<size_t>(r)].weights = attention.cached_op().weight_dtype() == DType::kFloat32
-                                              ? attention.fresh_op().weight_dtype()
-                                              : attention.cached_op().weight_dtype();
+  ranks[static_cast<size_t>(r)].weights = attention.cached_op().p_dtype() == DType::kFloat32
+                                              ? attention.fresh_op().p_dtype()
+                                              : attention.cached_op().p_dtype();
 }
 
 void DcpCase::run(ProcessGroup& group, const Context& context) {

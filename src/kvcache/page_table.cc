@@ -102,7 +102,7 @@ void seq_lens_from_paged(std::span<const int32_t> indptr, std::span<const int32_
   for (size_t r = 0; r < seq_lens.size(); ++r) {
     require(indptr[r + 1] >= indptr[r], "indptr descends from ", indptr[r], " to ", indptr[r + 1], " at request ", r);
     const int64_t pages = indptr[r + 1] - indptr[r];
-    // Padded requests have no pages; what planners put into their last_page_len (0 or 1) says nothing.
+    // Padded requests have no pages; what schedulers put into their last_page_len (0 or 1) says nothing.
     const int32_t least = pages == 0 ? 0 : 1;
     require(last_page_len[r] >= least && last_page_len[r] <= page_size, "last_page_len of request ", r, " is ",
             last_page_len[r], "; with ", pages, " pages it must be in [", least, ", ", page_size, "]");

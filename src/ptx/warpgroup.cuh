@@ -10,19 +10,19 @@ namespace folio::inline v0::ptx {
 
 /// `Count`: of 24 to 256, a multiple of 8, not more than the group has.
 template <int32_t Count>
-__device__ __forceinline__ void give_up_registers() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
 /// Not fewer than the group has; waits until there are so many.
 template <int32_t Count>
-__device__ __forceinline__ void claim_registers() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
 /// True in one lane of the warp, the same every time; all 32 call it. The compiler knows that a branch on it is one
 /// thread's.
-__device__ __forceinline__ bool elect() {
+__device__ __forceinline__ bool elect_one() {
   uint32_t elected;
   asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
   return elected != 0;

@@ -5,62 +5,58 @@
 
 #include <cstdint>
 
+#include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
 
 /// Matrix products of a warpgroup, four warps whose first has a number that is a multiple of 4 (compute capability 9.0
 /// alone): PTX `wgmma`. A product of 64 rows is begun by all four warps and runs behind the compiler's back, until
-/// wait_products: until then nobody touches its accumulators, nor what it reads. Warp w has rows 16w to 16w + 15; with
+/// wgmma_wait: until then nobody touches its accumulators, nor what it reads. Warp w has rows 16w to 16w + 15; with
 /// g = lane / 4 and t = lane % 4, element 4j + i of a lane stands at row g + 8 (i / 2), column 8j + 2t + i % 2.
 namespace folio::inline v0::ptx {
 
 /// Where a tile stands in shared memory, for a product: rows of `Span` bytes, 128 or 64, that begin at a multiple of
-/// 1024, eight of them one after the other, their pieces of 16 bytes exchanged by the row's number (the copy engine's
+/// 1024, eight of them one after the other, their pieces of 16 bytes exchanged by the row's number (TMA's
 /// swizzle of so many bytes). `groups`: bytes from eight rows to the next eight. `columns`: of a transposed tile, bytes
 /// from a span's columns to the next span's; not used otherwise. Steps along a row are added to the address: see
 /// advance.
 template <int32_t Span>
-__device__ __forceinline__ uint64_t describe_tile(uint32_t shared, uint32_t columns, uint32_t groups) {
+__device__ __forceinline__ uint64_t make_smem_desc(uint32_t shared, uint32_t columns, uint32_t groups) {
   return uint64_t{(shared & 0x3ffffu) >> 4} | uint64_t{columns >> 4} << 16 | uint64_t{groups >> 4} << 32 |
          uint64_t{Span == 128 ? 1 : 2} << 62;
 }
 
 /// The tile `bytes` further on, a multiple of 16.
-__device__ __forceinline__ uint64_t advance(uint64_t tile, uint32_t bytes) {
+__device__ __forceinline__ uint64_t advance_desc(uint64_t tile, uint32_t bytes) {
   return tile + (bytes >> 4);
 }
 
 /// Before the first product after registers that products take were written: they are written then.
-__device__ __forceinline__ void begin_products() {
+__device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
 /// Ends a group of products.
-__device__ __forceinline__ void end_group() {
+__device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-/// What this thread has seen written to shared memory by threads comes before products begun later.
-__device__ __forceinline__ void order_before_products() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /// Tells the compiler that accumulators have changed.
 template <int32_t Count>
-__device__ __forceinline__ void changed(float (&d)[Count]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&d)[Count]) {
 #pragma unroll
   for (int32_t i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i]));
 }
 
 /// Waits until at most the last `Pending` groups are under way; those of `d` are through.
 template <int32_t Pending, int32_t Count>
-__device__ __forceinline__ void wait_products(float (&d)[Count]) {
+__device__ __forceinline__ void wgmma_wait(float (&d)[Count]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
-  changed(d);
+  warpgroup_fence_operand(d);
 }
 
-/// The inverse of load_matrices: matrix i of word i of all lanes, to the rows of 16 bytes whose addresses lanes 8i to
+/// The inverse of ldmatrix_x4: matrix i of word i of all lanes, to the rows of 16 bytes whose addresses lanes 8i to
 /// 8i + 7 give.
-__device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (&in)[4]) {
+__device__ __forceinline__ void stmatrix_x4(uint32_t shared, const uint32_t (&in)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(in[0]), "r"(in[1]),
                "r"(in[2]), "r"(in[3])
                : "memory");
@@ -69,36 +65,36 @@ __device__ __forceinline__ void store_matrices(uint32_t shared, const uint32_t (
 /// Keeps waits for products that come later in the program behind the computation of `x`, which is never less than 0:
 /// ptxas moves such a wait to the front of all arithmetic that does not touch what it waits for, but not over a store.
 /// This one, to `shared`, is never executed.
-__device__ __forceinline__ void wait_no_earlier_than(float x, uint32_t shared) {
+__device__ __forceinline__ void order_wait_after(float x, uint32_t shared) {
   asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(x), "r"(shared));
 }
 
 /// Whether a product is added to the accumulators or takes their place.
-enum class Sum : int32_t { kNew = 0, kAdd = 1 };
+enum class ScaleOut : int32_t { kZero = 0, kOne = 1 };
 
 /// One step of 16 of a product of 64 rows and 2 * Count columns: d (+)= A B^T, both tiles row by row in shared memory.
-template <typename T, Sum kSum, int32_t Count>
-__device__ __forceinline__ void multiply_tiles(float (&d)[Count], uint64_t a, uint64_t b);
+template <typename T, ScaleOut kScaleOut, int32_t Count>
+__device__ __forceinline__ void wgmma_ss(float (&d)[Count], uint64_t a, uint64_t b);
 
 /// The same, d += A B: A's 16 columns in registers, as an accumulator of 16 columns packed in pairs, B's 16 rows in
 /// shared memory.
 template <typename T, int32_t Count>
-__device__ __forceinline__ void multiply_rows(float (&d)[Count], const uint32_t (&a)[4], uint64_t b);
+__device__ __forceinline__ void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b);
 
-#define FOLIO_PRODUCT_REGISTERS_32                                         \
+#define FOLIO_WGMMA_REGISTERS_32                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FOLIO_PRODUCT_SUMS_32                                                                                 \
+#define FOLIO_WGMMA_ACCUMULATORS_32                                                                           \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
       "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
       "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
       "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-#define FOLIO_PRODUCT_REGISTERS_64                                                   \
+#define FOLIO_WGMMA_REGISTERS_64                                                     \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define FOLIO_PRODUCT_SUMS_64                                                                                 \
+#define FOLIO_WGMMA_ACCUMULATORS_64                                                                           \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
       "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
       "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
@@ -108,67 +104,67 @@ __device__ __forceinline__ void multiply_rows(float (&d)[Count], const uint32_t 
       "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), \
       "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
 
-#define FOLIO_PRODUCT_REGISTERS_48 \
-  FOLIO_PRODUCT_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define FOLIO_PRODUCT_SUMS_48                                                                                       \
-  FOLIO_PRODUCT_SUMS_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), \
-      "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]),       \
-      "+f"(d[47])
-#define FOLIO_PRODUCT_REGISTERS_128                                                                              \
-  FOLIO_PRODUCT_REGISTERS_64                                                                                     \
+#define FOLIO_WGMMA_REGISTERS_48 \
+  FOLIO_WGMMA_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define FOLIO_WGMMA_ACCUMULATORS_48                                                                           \
+  FOLIO_WGMMA_ACCUMULATORS_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]),  \
+      "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), \
+      "+f"(d[46]), "+f"(d[47])
+#define FOLIO_WGMMA_REGISTERS_128                                                                                \
+  FOLIO_WGMMA_REGISTERS_64                                                                                       \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, "  \
   "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "    \
   "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, " \
   "%123, %124, %125, %126, %127"
-#define FOLIO_PRODUCT_SUMS_128                                                                                        \
-  FOLIO_PRODUCT_SUMS_64, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]),   \
-      "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]),         \
-      "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]),         \
-      "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]),         \
-      "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]),      \
-      "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), \
-      "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), \
-      "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), \
-      "+f"(d[127])
+#define FOLIO_WGMMA_ACCUMULATORS_128                                                                                  \
+  FOLIO_WGMMA_ACCUMULATORS_64, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),          \
+      "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]),         \
+      "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]),         \
+      "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]),         \
+      "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]),       \
+      "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), \
+      "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), \
+      "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), \
+      "+f"(d[126]), "+f"(d[127])
 
-#define FOLIO_PRODUCTS(Type, type, count, columns, i0, i1, i2, i3, i4)                                               \
+#define FOLIO_WGMMA(Type, type, count, columns, i0, i1, i2, i3, i4)                                                  \
   template <>                                                                                                        \
-  __device__ __forceinline__ void multiply_tiles<Type, Sum::kNew, count>(float(&d)[count], uint64_t a, uint64_t b) { \
+  __device__ __forceinline__ void wgmma_ss<Type, ScaleOut::kZero, count>(float(&d)[count], uint64_t a, uint64_t b) { \
     asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type     \
-                 "." type " {" FOLIO_PRODUCT_REGISTERS_##count "}, " i0 ", " i1 ", p, 1, 1, 0, 0;}"                  \
-                 : FOLIO_PRODUCT_SUMS_##count                                                                        \
+                 "." type " {" FOLIO_WGMMA_REGISTERS_##count "}, " i0 ", " i1 ", p, 1, 1, 0, 0;}"                    \
+                 : FOLIO_WGMMA_ACCUMULATORS_##count                                                                  \
                  : "l"(a), "l"(b));                                                                                  \
   }                                                                                                                  \
   template <>                                                                                                        \
-  __device__ __forceinline__ void multiply_tiles<Type, Sum::kAdd, count>(float(&d)[count], uint64_t a, uint64_t b) { \
+  __device__ __forceinline__ void wgmma_ss<Type, ScaleOut::kOne, count>(float(&d)[count], uint64_t a, uint64_t b) {  \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                \
-                 " {" FOLIO_PRODUCT_REGISTERS_##count "}, " i0 ", " i1 ", 1, 1, 1, 0, 0;"                            \
-                 : FOLIO_PRODUCT_SUMS_##count                                                                        \
+                 " {" FOLIO_WGMMA_REGISTERS_##count "}, " i0 ", " i1 ", 1, 1, 1, 0, 0;"                              \
+                 : FOLIO_WGMMA_ACCUMULATORS_##count                                                                  \
                  : "l"(a), "l"(b));                                                                                  \
   }                                                                                                                  \
   template <>                                                                                                        \
-  __device__ __forceinline__ void multiply_rows<Type, count>(float(&d)[count], const uint32_t(&a)[4], uint64_t b) {  \
+  __device__ __forceinline__ void wgmma_rs<Type, count>(float(&d)[count], const uint32_t(&a)[4], uint64_t b) {       \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                \
-                 " {" FOLIO_PRODUCT_REGISTERS_##count "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", 1, 1, 1, 1;"     \
-                 : FOLIO_PRODUCT_SUMS_##count                                                                        \
+                 " {" FOLIO_WGMMA_REGISTERS_##count "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", 1, 1, 1, 1;"       \
+                 : FOLIO_WGMMA_ACCUMULATORS_##count                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                              \
   }
-FOLIO_PRODUCTS(__nv_bfloat16, "bf16", 32, "64", "%32", "%33", "%34", "%35", "%36")
-FOLIO_PRODUCTS(__half, "f16", 32, "64", "%32", "%33", "%34", "%35", "%36")
-FOLIO_PRODUCTS(__nv_bfloat16, "bf16", 48, "96", "%48", "%49", "%50", "%51", "%52")
-FOLIO_PRODUCTS(__half, "f16", 48, "96", "%48", "%49", "%50", "%51", "%52")
-FOLIO_PRODUCTS(__nv_bfloat16, "bf16", 64, "128", "%64", "%65", "%66", "%67", "%68")
-FOLIO_PRODUCTS(__half, "f16", 64, "128", "%64", "%65", "%66", "%67", "%68")
-FOLIO_PRODUCTS(__nv_bfloat16, "bf16", 128, "256", "%128", "%129", "%130", "%131", "%132")
-FOLIO_PRODUCTS(__half, "f16", 128, "256", "%128", "%129", "%130", "%131", "%132")
-#undef FOLIO_PRODUCTS
-#undef FOLIO_PRODUCT_SUMS_128
-#undef FOLIO_PRODUCT_REGISTERS_128
-#undef FOLIO_PRODUCT_SUMS_48
-#undef FOLIO_PRODUCT_REGISTERS_48
-#undef FOLIO_PRODUCT_SUMS_64
-#undef FOLIO_PRODUCT_REGISTERS_64
-#undef FOLIO_PRODUCT_SUMS_32
-#undef FOLIO_PRODUCT_REGISTERS_32
+FOLIO_WGMMA(__nv_bfloat16, "bf16", 32, "64", "%32", "%33", "%34", "%35", "%36")
+FOLIO_WGMMA(__half, "f16", 32, "64", "%32", "%33", "%34", "%35", "%36")
+FOLIO_WGMMA(__nv_bfloat16, "bf16", 48, "96", "%48", "%49", "%50", "%51", "%52")
+FOLIO_WGMMA(__half, "f16", 48, "96", "%48", "%49", "%50", "%51", "%52")
+FOLIO_WGMMA(__nv_bfloat16, "bf16", 64, "128", "%64", "%65", "%66", "%67", "%68")
+FOLIO_WGMMA(__half, "f16", 64, "128", "%64", "%65", "%66", "%67", "%68")
+FOLIO_WGMMA(__nv_bfloat16, "bf16", 128, "256", "%128", "%129", "%130", "%131", "%132")
+FOLIO_WGMMA(__half, "f16", 128, "256", "%128", "%129", "%130", "%131", "%132")
+#undef FOLIO_WGMMA
+#undef FOLIO_WGMMA_ACCUMULATORS_128
+#undef FOLIO_WGMMA_REGISTERS_128
+#undef FOLIO_WGMMA_ACCUMULATORS_48
+#undef FOLIO_WGMMA_REGISTERS_48
+#undef FOLIO_WGMMA_ACCUMULATORS_64
+#undef FOLIO_WGMMA_REGISTERS_64
+#undef FOLIO_WGMMA_ACCUMULATORS_32
+#undef FOLIO_WGMMA_REGISTERS_32
 
 }  // namespace folio::inline v0::ptx

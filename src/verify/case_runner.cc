@@ -78,7 +78,7 @@ Context CaseRunner::make_context() const {
 AttentionOp CaseRunner::make_op(const Context& context, int32_t num_workers) const {
   PrepareOptions options = problem_.options;
   options.num_workers = num_workers;
-  options.allow_fp8_products = is_on(case_, kFp8Products);
+  options.allow_fp8_mma = is_on(case_, kFp8Products);
   if (case_.seed % 4 == 0) options.bounds = bounds_of(problem_, whole_);
   return prepare(context, problem_.config, options);
 }
@@ -142,7 +142,7 @@ std::string CaseRunner::check_main(CaseReport& report) {
   if (std::string failure = compare_references(problem_, oracle, plain); !failure.empty()) return failure;
   main_ = execute(op_, buffer_, whole_);
   if (!main_.stray_write.empty()) return main_.stray_write;
-  return compare_output(problem_, oracle, Tolerance(problem_, oracle, plain, op_.weight_dtype()), main_, base_, report);
+  return compare_output(problem_, oracle, Tolerance(problem_, oracle, plain, op_.p_dtype()), main_, base_, report);
 }
 
 std::string CaseRunner::check_repeat() {

@@ -21,10 +21,10 @@ namespace folio::inline v0::verify {
 ///   weight's relative error is its own absolute one; X is the largest |logit|, c the soft cap (0 without: a tanh made
 ///   of exponentials errs by u absolutely, so a capped logit by u c).
 /// Where a kernel rounds its softmax weights to a narrower type, with half a unit in the last place of u_w relative to
-/// a value (AttentionOp::weight_dtype), every weight moves by at most u_w of itself and an output by at most u_w times
+/// a value (AttentionOp::p_dtype), every weight moves by at most u_w of itself and an output by at most u_w times
 /// the row's weighted mean of |v|: that is added to its tolerance, without a factor. The LSE has no part in it.
 ///
-/// Where fp8 is multiplied as it is (AttentionOp::fp8_products, u_w = 2^-4), what is 2^-13 below the largest of 32
+/// Where fp8 is multiplied as it is (AttentionOp::fp8_mma, u_w = 2^-4), what is 2^-13 below the largest of 32
 /// products and the sum that they are added to is cut off (measured: decision 0039): of each of these 33 and of the
 /// new sum less than that, 34 * 2^-13 of the largest together. Over each 32 components of a logit this comes to d = 34
 /// * 2^-13 * AttentionResult::largest_steps; the LSE may move by d, weights over their sum by exp(2d) - 1 of

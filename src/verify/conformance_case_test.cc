@@ -37,12 +37,12 @@ TEST(ConformanceCaseText, LeavesOutWhatIsPlain) {
 }
 
 TEST(ConformanceCaseText, ACaseOfFp8ProductsKeepsWhatDoesNotHinderThem) {
-  const ConformanceCase changed = with_fp8_products(
-      parse_case("seed=4 dtypes=f16/f16/f16 dims=64/64 mask=custom-tail cap=on alibi=on rope=on page=8"));
+  const ConformanceCase changed =
+      with_fp8_mma(parse_case("seed=4 dtypes=f16/f16/f16 dims=64/64 mask=custom-tail cap=on alibi=on rope=on page=8"));
   EXPECT_EQ(to_string(changed), "seed=4 dtypes=e4m3/e4m3/bf16 dims=128/128 page=8 fp8-products=allowed");
   const ConformanceCase kept =
       parse_case("seed=4 dtypes=e4m3/e4m3/e4m3 dims=128/128 mask=none window=both fp8-products=allowed");
-  EXPECT_EQ(with_fp8_products(kept), kept);
+  EXPECT_EQ(with_fp8_mma(kept), kept);
 }
 
 TEST(ConformanceCaseText, RefusesWithWhatIsOffered) {

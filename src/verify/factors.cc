@@ -142,7 +142,7 @@ std::string invalid_reason(const ConformanceCase& c) {
   return {};
 }
 
-ConformanceCase with_fp8_products(ConformanceCase c) {
+ConformanceCase with_fp8_mma(ConformanceCase c) {
   constexpr uint8_t kAllE4M3[] = {5, 6};  // outputs are bfloat16, e4m3
   if (c.levels[kDtypes] != kAllE4M3[1]) c.levels[kDtypes] = kAllE4M3[c.seed % 2];
   c.levels[kHeadDims] = 1;

@@ -16,7 +16,7 @@ struct AttentionResult {
   Real largest_terms = 0;    ///< of all visible keys, the sum of |q_i k_i|, scaled as the logit is
   int32_t most_keys = 0;     ///< of a request
   /// Of all visible keys, the sum, over each 32 components, of the largest |q_i k_i| among them or |sum before them|,
-  /// scaled as the logit is: what products of fp8 lose bits of.
+  /// scaled as the logit is: what FP8 MMA lose bits of.
   Real largest_steps = 0;
   Real largest_value = 0;  ///< of all visible keys' |v|, scaled
 };

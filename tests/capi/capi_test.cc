@@ -48,12 +48,12 @@ TEST(CApi, TellsTheKernelAndTakesItByName) {
 TEST(CApi, ProductsOfFp8ArePermittedAndToldOf) {
   Decode d;
   folio_prepare_options options = FOLIO_PREPARE_OPTIONS_INIT;
-  options.allow_fp8_products = 1;
+  options.allow_fp8_mma = 1;
   folio_op* op = nullptr;
   ASSERT_EQ(folio_prepare(d.context.get(), &d.config, &options, &op), FOLIO_OK) << folio_last_error();
-  int32_t fp8_products = -1;
-  EXPECT_EQ(folio_fp8_products(op, &fp8_products), FOLIO_OK);
-  EXPECT_EQ(fp8_products, 0);  // no kernel of a CPU has them
+  int32_t fp8_mma = -1;
+  EXPECT_EQ(folio_fp8_mma(op, &fp8_mma), FOLIO_OK);
+  EXPECT_EQ(fp8_mma, 0);  // no kernel of a CPU has them
   folio_free_op(op);
 }
 

@@ -38,8 +38,8 @@ TEST(CRefusals, NullPointers) {
   refused(folio_prepare(context, &d.config, nullptr, nullptr), "op");
   refused(folio_kernel_name(nullptr, &name), "op");
   refused(folio_kernel_name(op, nullptr), "name");
-  refused(folio_fp8_products(nullptr, &page_size), "op");
-  refused(folio_fp8_products(op, nullptr), "fp8_products");
+  refused(folio_fp8_mma(nullptr, &page_size), "op");
+  refused(folio_fp8_mma(op, nullptr), "fp8_mma");
   refused(folio_create_plan_buffer(nullptr, &new_buffer), "op");
   refused(folio_create_plan_buffer(op, nullptr), "buffer");
   refused(folio_make_plan(nullptr, &d.batch, buffer, nullptr, &d.plan), "op");

@@ -253,7 +253,7 @@ TEST_F(CudaTest, StatusIsForGpus) {
   EXPECT_THROW(write_kv_cache(Context::cpu(), args), Error);
 }
 
-/// More requests than a thread block has threads, of lengths that leave many blocks beginning inside a row.
+/// More requests than a CTA has threads, of lengths that leave many blocks beginning inside a row.
 TEST_F(CudaTest, GathersManyRows) {
   std::mt19937 random(5);
   for (const int32_t rows : {1, 300, 1500}) {

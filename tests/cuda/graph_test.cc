@@ -127,7 +127,7 @@ TEST_P(Graph, LayersBesideHostPlansAreReplayedWithLaterOnes) {
   smallest.kv_len[0] = 1;
   step.set(smallest, random);
   const AttentionPlan first = step.enqueue(graph_buffer, &smallest, stream.get());
-  ASSERT_EQ(summary(first).num_merges, 0);
+  ASSERT_EQ(summary(first).num_combine_tiles, 0);
   const StepGraph graph(step, first, stream);
   int32_t merges = 0;
   for (int i = 0; i < 20; ++i) {
@@ -138,7 +138,7 @@ TEST_P(Graph, LayersBesideHostPlansAreReplayedWithLaterOnes) {
     stream.wait();
     const ServingStep::Output eager = step.output();
     step.clear_output();
-    merges += summary(step.plan(graph_buffer, lengths, stream.get())).num_merges;
+    merges += summary(step.plan(graph_buffer, lengths, stream.get())).num_combine_tiles;
     graph.launch(stream);
     stream.wait();
     ASSERT_TRUE(eager == step.output()) << "replay " << i;
@@ -149,7 +149,7 @@ TEST_P(Graph, LayersBesideHostPlansAreReplayedWithLaterOnes) {
 }
 
 /// Where batches may have shared segments, what is split is merged by a second kernel; elsewhere cuda-sm80 merges
-/// itself, in whichever thread block is the last. Same plans, same bits.
+/// itself, in whichever CTA is the last. Same plans, same bits.
 TEST_P(Graph, MergesOfASecondKernelAreTheSame) {
   ServingStep alone(level(), kernel());
   ServingStep with_levels(level(), kernel(), 1);
@@ -165,7 +165,7 @@ TEST_P(Graph, MergesOfASecondKernelAreTheSame) {
     with_levels.set(lengths, same);
     alone.clear_output();
     with_levels.clear_output();
-    merges += summary(alone.enqueue(buffer, &lengths, stream.get())).num_merges;
+    merges += summary(alone.enqueue(buffer, &lengths, stream.get())).num_combine_tiles;
     with_levels.enqueue(buffer_with_levels, &lengths, stream.get());
     stream.wait();
     ASSERT_TRUE(alone.output() == with_levels.output()) << "step " << i;

@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, LargePool,
                                            Case{DType::kBFloat16, 128, 128, "cuda-sm90-decode"},
                                            Case{DType::kFloat8E4M3, 128, 128, "cuda-sm90-decode"},
                                            Case{DType::kBFloat16, 128, 128, "cuda-sm90-prefill"},
-                                           Case{DType::kBFloat16, 576, 512, "cuda-sm90-latent"}),
+                                           Case{DType::kBFloat16, 576, 512, "cuda-sm90-mla"}),
                          [](const auto& of_case) {
                            const Case& c = of_case.param;
                            std::string kernel = c.kernel + 5;

@@ -63,7 +63,7 @@ TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
       ErrorCode::kUnsupported);
   PrepareOptions forced;
   forced.force_kernel = "generic";
-  folio::testing::expect_refused("kernels here are: cuda-sm90, cuda-sm90-latent, cuda-sm80, cuda-plain",
+  folio::testing::expect_refused("kernels here are: cuda-sm90, cuda-sm90-mla, cuda-sm80, cuda-plain",
                                  [&] { prepare(context, plain_config(), forced); });
 }
 

@@ -193,7 +193,7 @@ TEST_P(TableOps, ManyTokensAreTheCpus) {
   EXPECT_TRUE(list.equal());
 }
 
-/// Rows of several thread blocks beside short ones, lists that begin anywhere, pages that neighbours fit into or not.
+/// Rows of several CTAs beside short ones, lists that begin anywhere, pages that neighbours fit into or not.
 TEST_F(CudaTest, LongListsAreTheCpus) {
   std::mt19937 random(43);
   const Ints lengths{20001, 0, 1, 9000, 8191, 3, 2, 16384};

@@ -36,7 +36,7 @@ struct Compared {
 constexpr ServingSizes prompts(int32_t head_dim) {
   return {.tokens = 256, .max_q_len = 120, .max_kv_len = 700, .head_dim = head_dim};
 }
-/// Prompts of so many tiles, and so many of them, that a thread block goes from item to item without a pause.
+/// Prompts of so many tiles, and so many of them, that a CTA goes from item to item without a pause.
 constexpr ServingSizes long_prompts(int32_t head_dim, int32_t window_left = -1) {
   return {.tokens = 6144,
           .max_q_len = 2000,

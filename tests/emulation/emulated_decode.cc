@@ -25,7 +25,7 @@ void emulate(const AttentionParams& attention, const LaunchShape& shape) {
   params.attention = attention;
   describe_segments(params, {DimQk, DimV, element_bytes(kCodes)});
   emulation::run_grid(shape.num_workers, threads({DimQk, DimV}), shared_bytes<DimQk, DimV, kCodes>(), ++seed, [&] {
-    if (shape.most_rows <= kFewRows) {
+    if (shape.max_rows <= kFewRows) {
       run_thread_block<T, DimQk, DimV, kCodes, kFewRows>(params, emulation::shared_memory());
     } else {
       run_thread_block<T, DimQk, DimV, kCodes, kMaxRows>(params, emulation::shared_memory());

@@ -8,7 +8,7 @@
 #include "core/error.hpp"
 #include "emulated_kernels.hpp"
 
-// A GPU of compute capability 9.0 and three multiprocessors in software, for attention with a kernel of Hopper: the
+// A GPU of compute capability 9.0 and three SMs in software, for attention with a kernel of Hopper: the
 // kernel's device code through the whole API, where there is no GPU.
 namespace folio::inline v0::attention {
 namespace {
@@ -17,29 +17,29 @@ namespace cuda = kernels::cuda;
 
 class EmulatedPlanMemory final : public GpuPlanMemory {
  public:
-  explicit EmulatedPlanMemory(const planner::PlannerConfig& config) : config_(config) {}
-  void upload(const planner::PlanView& plan, Stream) override { header_.view = plan; }
+  explicit EmulatedPlanMemory(const scheduler::SchedulerConfig& config) : config_(config) {}
+  void upload(const scheduler::PlanView& plan, Stream) override { header_.view = plan; }
   void plan_on_device(const BatchView& batch, Stream) override {
     BatchView host = batch;
     host.where = Where::kHost;
-    header_.view = planner::make_plan(config_, host, storage_);
+    header_.view = scheduler::make_plan(config_, host, storage_);
   }
   void report() override {}
-  const planner::PlanImageHeader* image() const override { return &header_; }
-  uint32_t* claim_counters() const override { return counters_.get(); }
-  uint32_t* merge_counters() const override { return nullptr; }
+  const scheduler::PlanImageHeader* image() const override { return &header_; }
+  uint32_t* tile_counters() const override { return counters_.get(); }
+  uint32_t* combine_counters() const override { return nullptr; }
 
  private:
-  planner::PlannerConfig config_;
-  planner::PlanStorage storage_;
-  planner::PlanImageHeader header_{};
-  std::unique_ptr<uint32_t[]> counters_ = std::make_unique<uint32_t[]>(cuda::kClaimCounters);
+  scheduler::SchedulerConfig config_;
+  scheduler::PlanStorage storage_;
+  scheduler::PlanImageHeader header_{};
+  std::unique_ptr<uint32_t[]> counters_ = std::make_unique<uint32_t[]>(cuda::kTileCounters);
 };
 
 class EmulatedSchedule final : public GpuSchedule {
  public:
   explicit EmulatedSchedule(int32_t most_workers) : no_work_(static_cast<size_t>(most_workers) + 1) {}
-  void seal(std::span<const planner::PlanView* const> plans, const ScheduleLayout& layout, std::byte* memory,
+  void seal(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout, std::byte* memory,
             Stream) override {
     fill_schedule(plans, layout, memory, memory);
     record_ = make_record(plans.size(), layout, memory, memory, no_work_.data());
@@ -50,7 +50,7 @@ class EmulatedSchedule final : public GpuSchedule {
     for (uint64_t i = 0; i < record_.num_words; ++i) {
       uint64_t word = 0;
       std::memcpy(&word, memory_ + i * sizeof(word), sizeof(word));
-      sum += planner::seal_share(word, i);
+      sum += scheduler::seal_share(word, i);
     }
     if (sum == record_.checksum) return;
     for (int32_t i = 0; i < record_.num_images; ++i) {
@@ -64,7 +64,7 @@ class EmulatedSchedule final : public GpuSchedule {
 
  private:
   std::vector<int32_t> no_work_;
-  planner::SealRecord record_;
+  scheduler::SealRecord record_;
   const std::byte* memory_ = nullptr;
   mutable bool changed_ = false;
 };
@@ -80,7 +80,7 @@ class EmulatedGpu final : public GpuBackend {
   int32_t num_sms() const override { return 3; }
   int32_t compute_capability() const override { return 90; }
   std::span<const cuda::AttentionKernel* const> kernels() const override { return emulation::kernels(); }
-  std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config, bool) const override {
+  std::unique_ptr<GpuPlanMemory> make_plan_memory(const scheduler::SchedulerConfig& config, bool) const override {
     return std::make_unique<EmulatedPlanMemory>(config);
   }
   std::unique_ptr<GpuSideStream> make_side_stream() const override { return std::make_unique<EmulatedSideStream>(); }

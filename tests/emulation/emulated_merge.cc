@@ -14,20 +14,20 @@ sm90::TensorMapEncoder sm90::tensor_map_encoder() {
 }
 
 void launch_merge(const AttentionParams& params, int32_t, Stream, bool, int32_t) {
-  const planner::PlanView& plan = params.plan->view;
+  const scheduler::PlanView& plan = params.plan->view;
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  for (int32_t m = 0; m < plan.num_merges; ++m) {
-    const planner::MergeItem& item = plan.merges[m];
+  for (int32_t m = 0; m < plan.num_combine_tiles; ++m) {
+    const scheduler::CombineTile& item = plan.merges[m];
     for (int32_t row = item.row_begin; row < item.row_end; ++row) {
       for (int32_t d = 0; d < params.head_dim_v; ++d) {
         float max = -INFINITY;
         float sum = 0.0f;
         float acc = 0.0f;
         for (int32_t s = item.source_begin; s < item.source_end; ++s) {
-          const int32_t partial = plan.merge_sources[s] + row - item.row_begin;
+          const int32_t partial = plan.combine_sources[s] + row - item.row_begin;
           const float other = params.partial_acc[int64_t{partial} * params.head_dim_v + d];
-          const Fold f = fold_factors(max, sum, params.partial_max[partial], params.partial_sum[partial]);
-          sum = fold(f, sum, params.partial_sum[partial]);
+          const Fold f = fold_factors(max, sum, params.partial_row_max[partial], params.partial_row_sum[partial]);
+          sum = fold(f, sum, params.partial_row_sum[partial]);
           max = f.max;
           acc = fold(f, acc, other);
         }

@@ -73,10 +73,9 @@ TEST(PrefillProducts, OfFp8) {
   for (const char* levels :
        {"", " mask=none window=both", " page=8 dtypes=e4m3/e4m3/e4m3", " page=64 segments=prefix+new", " page=1",
         " segments=ragged", " lengths=medium scales=request+head"}) {
-    check_case(
-        to_string(with_fp8_products(parse_case(std::string("seed=2 kernel=cuda-sm90-prefill group=4 queries=prefill "
-                                                           "determinism=none") +
-                                               levels))));
+    check_case(to_string(with_fp8_mma(parse_case(std::string("seed=2 kernel=cuda-sm90-prefill group=4 queries=prefill "
+                                                             "determinism=none") +
+                                                 levels))));
   }
 }
 
@@ -87,13 +86,13 @@ TEST(PrefillProducts, AreAPermission) {
   config.head_dim_qk = config.head_dim_v = 128;
   config.q = config.kv = DType::kFloat8E4M3;
   PrepareOptions options;
-  EXPECT_FALSE(prepare(Context::cuda(0), config, options).fp8_products());
-  options.allow_fp8_products = true;
+  EXPECT_FALSE(prepare(Context::cuda(0), config, options).fp8_mma());
+  options.allow_fp8_mma = true;
   const AttentionOp op = prepare(Context::cuda(0), config, options);
-  EXPECT_TRUE(op.fp8_products());
-  EXPECT_EQ(op.weight_dtype(), DType::kFloat8E4M3);
+  EXPECT_TRUE(op.fp8_mma());
+  EXPECT_EQ(op.p_dtype(), DType::kFloat8E4M3);
   config.features = Feature::kSoftCap;
-  EXPECT_FALSE(prepare(Context::cuda(0), config, options).fp8_products());
+  EXPECT_FALSE(prepare(Context::cuda(0), config, options).fp8_mma());
   check(" dims=128/128 dtypes=e4m3/e4m3/bf16 cap=on fp8-products=allowed");
   check(" dims=128/128 dtypes=bf16/e4m3/bf16 fp8-products=allowed");
 }

@@ -14,9 +14,9 @@ namespace folio {
 namespace {
 
 constexpr const char* kKernel = FOLIO_EMULATED_KERNEL;
-constexpr bool kLatent = std::string_view(kKernel) == "cuda-sm90-latent";
-constexpr int32_t kHeadDim = kLatent ? 576 : 128;  ///< of queries and keys
-constexpr int32_t kHeadDimV = kLatent ? 512 : 128;
+constexpr bool kMla = std::string_view(kKernel) == "cuda-sm90-mla";
+constexpr int32_t kHeadDim = kMla ? 576 : 128;  ///< of queries and keys
+constexpr int32_t kHeadDimV = kMla ? 512 : 128;
 constexpr int32_t kKvLen = 40;
 constexpr int32_t kPageSize = 16;
 constexpr int32_t kPages = 3;
@@ -103,7 +103,7 @@ TEST(EmulatedCaps, OfAnySizeAreTaken) {
 
 /// Those of keys and values that the kernel takes.
 std::vector<DType> types() {
-  if (std::strcmp(kKernel, "cuda-sm90-latent") == 0) return {DType::kBFloat16};
+  if (std::strcmp(kKernel, "cuda-sm90-mla") == 0) return {DType::kBFloat16};
   return {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
 }
 

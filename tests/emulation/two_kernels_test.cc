@@ -38,29 +38,29 @@ struct Owned {
 /// What has been launched since the last look: "few 3" for three items.
 std::vector<std::string> launched;
 std::vector<Owned> owned;
-std::vector<int32_t> most_rows;  ///< what launches were told of their items
+std::vector<int32_t> max_rows;  ///< what launches were told of their items
 
 void note_and_launch(const char* who, const cuda::AttentionParams& params, const cuda::LaunchShape& shape,
                      Stream stream) {
-  const planner::PlanView& plan = params.plan->view;
-  launched.push_back(who + (" " + std::to_string(plan.num_items)));
-  most_rows.push_back(shape.most_rows);
-  for (int32_t i = 0; i < plan.num_items; ++i) {
-    EXPECT_LE(plan.items[i].row_end - plan.items[i].row_begin, shape.most_rows);
+  const scheduler::PlanView& plan = params.plan->view;
+  launched.push_back(who + (" " + std::to_string(plan.num_work_tiles)));
+  max_rows.push_back(shape.max_rows);
+  for (int32_t i = 0; i < plan.num_work_tiles; ++i) {
+    EXPECT_LE(plan.work_tiles[i].row_end - plan.work_tiles[i].row_begin, shape.max_rows);
   }
   const int64_t rows = plan.num_partial_rows;
-  owned.push_back({params.partial_acc, params.partial_acc + rows * params.head_dim_v, params.partial_sum,
-                   params.partial_sum + rows, params.claim_counters});
+  owned.push_back({params.partial_acc, params.partial_acc + rows * params.head_dim_v, params.partial_row_sum,
+                   params.partial_row_sum + rows, params.tile_counters});
   cuda::sm90::kSm90DecodeKernel.launch(params, shape, stream);
 }
 std::string refusal(const AttentionConfig& config) {
   return cuda::sm90::kSm90DecodeKernel.refusal(config);
 }
-planner::TileShape tile(const AttentionConfig& config) {
+scheduler::TileShape tile(const AttentionConfig& config) {
   return cuda::sm90::kSm90DecodeKernel.tile(config);
 }
-DType weights(const AttentionConfig& config) {
-  return cuda::sm90::kSm90DecodeKernel.weights(config);
+DType p_dtype(const AttentionConfig& config) {
+  return cuda::sm90::kSm90DecodeKernel.p_dtype(config);
 }
 
 cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::launch) launch, int32_t wide_rows = 0) {
@@ -68,7 +68,7 @@ cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::lau
           .min_compute_capability = 90,
           .refusal = refusal,
           .tile = tile,
-          .weights = weights,
+          .p_dtype = p_dtype,
           .tile_cost = 96,
           .row_cost = 1,
           .start_cost = 48,
@@ -77,21 +77,20 @@ cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::lau
 }
 const cuda::AttentionKernel kFew = half(
     "few", [](const auto& params, const auto& shape, Stream stream) { note_and_launch("few", params, shape, stream); });
-cuda::AttentionKernel with_fp8_products(cuda::AttentionKernel kernel) {
-  kernel.fp8_products = [](const AttentionConfig&) { return true; };
+cuda::AttentionKernel with_fp8_mma(cuda::AttentionKernel kernel) {
+  kernel.fp8_mma = [](const AttentionConfig&) { return true; };
   return kernel;
 }
-const cuda::AttentionKernel kMany =
-    with_fp8_products(half("many", [](const auto& params, const auto& shape, Stream stream) {
-      note_and_launch("many", params, shape, stream);
-    }));
+const cuda::AttentionKernel kMany = with_fp8_mma(half("many", [](const auto& params, const auto& shape, Stream stream) {
+  note_and_launch("many", params, shape, stream);
+}));
 const cuda::AttentionKernel kFewWide = half("few", kFew.launch, 16);
 cuda::AttentionKernel pair(const char* name, const cuda::AttentionKernel& few) {
   return {.name = name,
           .min_compute_capability = 90,
           .refusal = refusal,
           .tile = tile,
-          .weights = weights,
+          .p_dtype = p_dtype,
           .few_rows = &few,
           .many_rows = [](const AttentionConfig&) { return &kMany; }};
 }
@@ -208,7 +207,7 @@ class TwoKernels : public ::testing::Test {
     void* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
     launched.clear();
     owned.clear();
-    most_rows.clear();
+    max_rows.clear();
     if (asked.sealed) {
       run_sealed(asked, op, plan, args, {aligned, bytes}, got);
     } else {
@@ -328,7 +327,7 @@ TEST_F(TwoKernels, AGraphOfDecodesHasOneLaunch) {
   expect_near(got, run_with(decodes, kAlone));
 }
 
-/// Who asks whether a request's rows come of products of fp8 prepares for requests of as many queries.
+/// Who asks whether a request's rows come of FP8 MMA prepares for requests of as many queries.
 TEST_F(TwoKernels, ProductsOfFp8AreThoseOfTheKernelOfManyRows) {
   AttentionConfig config;
   config.num_q_heads = kQHeads;
@@ -338,8 +337,8 @@ TEST_F(TwoKernels, ProductsOfFp8AreThoseOfTheKernelOfManyRows) {
     PrepareOptions options;
     options.force_kernel = kernel;
     options.bounds = bounds;
-    options.allow_fp8_products = allowed;
-    return prepare(Context::cuda(0), config, options).fp8_products();
+    options.allow_fp8_mma = allowed;
+    return prepare(Context::cuda(0), config, options).fp8_mma();
   };
   EXPECT_TRUE(products(kPair, std::nullopt));
   EXPECT_FALSE(products(kPair, std::nullopt, false));
@@ -359,7 +358,7 @@ TEST_F(TwoKernels, WideItemsGoToTheKernelOfFewRowsWhereALaunchKnowsOfThem) {
   Asked verifies = kVerifies;
   const Got got = run_with(verifies, kWidePair);
   EXPECT_EQ(who(got), (Names{"few"}));
-  EXPECT_EQ(most_rows, std::vector<int32_t>{16});
+  EXPECT_EQ(max_rows, std::vector<int32_t>{16});
   const Got narrow = run_with(verifies, kPair);
   EXPECT_EQ(who(narrow), (Names{"many", "few"}));
   expect_near(got, narrow);
@@ -368,13 +367,13 @@ TEST_F(TwoKernels, WideItemsGoToTheKernelOfFewRowsWhereALaunchKnowsOfThem) {
     verifies.on_device = on_device;
     expect_near(run_with(verifies, kWidePair), narrow);
     EXPECT_EQ(launched.size(), 1u);
-    EXPECT_EQ(most_rows, std::vector<int32_t>{16});
+    EXPECT_EQ(max_rows, std::vector<int32_t>{16});
   }
   verifies.on_device = false;
   verifies.bounds = bounds(12);  // of any: the launch for few rows stays that of eight
   expect_near(run_with(verifies, kWidePair), narrow);
   EXPECT_EQ(launched.size(), 2u);
-  EXPECT_EQ(most_rows[1], 8);
+  EXPECT_EQ(max_rows[1], 8);
 }
 
 TEST_F(TwoKernels, GraphsHaveTheKernelsOfEagerStepsWhereBitsMayNotDependOnThat) {
@@ -392,15 +391,15 @@ TEST_F(TwoKernels, GraphsHaveTheKernelsOfEagerStepsWhereBitsMayNotDependOnThat) 
 
 TEST_F(TwoKernels, ALaunchOfFewRowsIsToldWhatItsItemsHave) {
   run_with({.q_len = {1, 4}, .kv_len = {300, 20}}, kWidePair);
-  EXPECT_EQ(most_rows, std::vector<int32_t>{8});
+  EXPECT_EQ(max_rows, std::vector<int32_t>{8});
   EXPECT_EQ(who(run_with({.q_len = {9, 1}, .kv_len = {300, 20}}, kWidePair)), (Names{"many", "few"}));
-  EXPECT_EQ(most_rows[1], 2);
+  EXPECT_EQ(max_rows[1], 2);
   Asked sealed{.q_len = {1, 8}, .kv_len = {300, 20}};
   sealed.sealed = true;
   run_with(sealed, kWidePair);
-  EXPECT_EQ(most_rows, std::vector<int32_t>{16});
+  EXPECT_EQ(max_rows, std::vector<int32_t>{16});
   run_with({.q_len = {1, 1}, .kv_len = {300, 20}, .shared = 100}, kWidePair);
-  EXPECT_EQ(most_rows.size(), 1u);
+  EXPECT_EQ(max_rows.size(), 1u);
 }
 
 TEST_F(TwoKernels, OneTakesAllWhereBitsMayNotDependOnChunks) {

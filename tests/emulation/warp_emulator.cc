@@ -182,7 +182,7 @@ void complete_some(int32_t owner) {
     const size_t n = next_random() % grid->arrivals.size();
     const Arrival arrival = grid->arrivals[n];
     grid->arrivals.erase(grid->arrivals.begin() + static_cast<std::ptrdiff_t>(n));
-    arrive(arrival.barrier, 1);
+    mbarrier_arrive(arrival.barrier, 1);
   }
 }
 
@@ -214,7 +214,7 @@ void run_block() {
     }
     const auto due = next_random() % 4;
     for (uint32_t n = 0; n < due; ++n) complete_some(-1);
-    if (++grid->idle > 200000) throw std::runtime_error("the emulated thread block stands still");
+    if (++grid->idle > 200000) throw std::runtime_error("the emulated CTA stands still");
   }
 }
 
@@ -259,7 +259,7 @@ void run_grid(int32_t blocks, int32_t threads, size_t shared_bytes, uint64_t see
       state.shared.assign(shared_bytes + 1024, 0xff);  // NaN in every type
       state.base = state.shared.data() + (1024 - reinterpret_cast<uintptr_t>(state.shared.data()) % 1024) % 1024;
       run_block();
-      if (!state.copies.empty() || !state.arrivals.empty()) throw std::runtime_error("copies outlive the thread block");
+      if (!state.copies.empty() || !state.arrivals.empty()) throw std::runtime_error("copies outlive the CTA");
     }
   } catch (...) {
     grid = outer;
@@ -283,27 +283,27 @@ const uint32_t (*exchange(const uint32_t (&mine)[8]))[8] {
   return slots;
 }
 
-void come(int32_t id, int32_t threads) {
+void named_barrier_arrive(int32_t id, int32_t threads) {
   Meeting& meeting = grid->meetings[id];
   if (++meeting.arrived != threads) return;
   meeting.arrived = 0;
   ++meeting.generation;
   grid->idle = 0;
 }
-void meet(int32_t id, int32_t threads) {
+void named_barrier_sync(int32_t id, int32_t threads) {
   const uint32_t generation = grid->meetings[id].generation;
-  come(id, threads);
+  named_barrier_arrive(id, threads);
   while (grid->meetings[id].generation == generation) yield();
 }
 void meet_all() {
-  meet(0, grid->threads);
+  named_barrier_sync(0, grid->threads);
 }
 
-void init_barrier(uint32_t barrier, uint32_t arrivals) {
+void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   if (barrier % 8 != 0) throw std::runtime_error("a barrier is not aligned");
   grid->barriers[barrier] = {arrivals, arrivals, 0, 0};
 }
-void arrive(uint32_t barrier, uint32_t count) {
+void mbarrier_arrive(uint32_t barrier, uint32_t count) {
   Barrier& state = grid->barriers.at(barrier);
   if (state.pending < count) throw std::runtime_error("more arrivals than a barrier has");
   state.pending -= count;
@@ -312,17 +312,17 @@ void arrive(uint32_t barrier, uint32_t count) {
 void expect(uint32_t barrier, uint32_t bytes) {
   grid->barriers.at(barrier).bytes += bytes;
 }
-bool has_ended(uint32_t barrier, uint32_t parity) {
+bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
   return (grid->barriers.at(barrier).phase & 1) != parity;
 }
 
 void copy_later(void* to, const void* from, int32_t bytes, int32_t zeros) {
   begin({to, from, bytes, zeros, 0, false, grid->current, {}, {}, 0});
 }
-void arrive_after_copies(uint32_t barrier) {
+void cp_async_mbarrier_arrive(uint32_t barrier) {
   complete_some(grid->current);  // late enough: others have run since
   if (next_random() % 2 == 0) {
-    arrive(barrier, 1);
+    mbarrier_arrive(barrier, 1);
   } else {
     grid->arrivals.push_back({barrier, grid->current});
   }

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <functional>
 
-/// Threads of a GPU's thread block as fibers of one CPU thread, so that a kernel's device code, compiled for the host,
+/// Threads of a GPU's CTA as fibers of one CPU thread, so that a kernel's device code, compiled for the host,
 /// runs where there is no GPU: slow, deterministic, and with copies that arrive late. What PTX does that CUDA's own
 /// functions do not is in ptx/ beside this, under the names of src/ptx.
 namespace folio::emulation {
@@ -42,19 +42,19 @@ inline uint32_t shared_offset(const void* data) {
 /// Every lane of a warp hands in 32 bytes, and gets everyone's: [32][8]. Valid until the lane's next call.
 const uint32_t (*exchange(const uint32_t (&mine)[8]))[8];
 /// Every thread of the block, or `threads` of them at barrier `id`, meet.
-void meet(int32_t id, int32_t threads);
+void named_barrier_sync(int32_t id, int32_t threads);
 /// The same without waiting for the others.
-void come(int32_t id, int32_t threads);
+void named_barrier_arrive(int32_t id, int32_t threads);
 void meet_all();
 
-void init_barrier(uint32_t barrier, uint32_t arrivals);
-void arrive(uint32_t barrier, uint32_t count);
+void mbarrier_init(uint32_t barrier, uint32_t arrivals);
+void mbarrier_arrive(uint32_t barrier, uint32_t count);
 void expect(uint32_t barrier, uint32_t bytes);
-bool has_ended(uint32_t barrier, uint32_t parity);
+bool mbarrier_test_wait(uint32_t barrier, uint32_t parity);
 
-/// Asynchronous copies of the running thread: at once or later, but before those that arrive_after_copies counts.
+/// Asynchronous copies of the running thread: at once or later, but before those that cp_async_mbarrier_arrive counts.
 void copy_later(void* to, const void* from, int32_t bytes, int32_t zeros);
-void arrive_after_copies(uint32_t barrier);
+void cp_async_mbarrier_arrive(uint32_t barrier);
 void finish_copies();
 
 /// A tensor map as encode_map leaves it in a CUtensorMap.

@@ -8,7 +8,7 @@ PLAIN = CUDA + "plain/attention/takes.cc"
 SM80 = CUDA + "sm80/attention/takes.cc"
 SHAPE = CUDA + "sm80/attention/shape.hpp"
 PREFILL_SHAPE = CUDA + "sm90/prefill/shape.hpp"
-LATENT_SHAPE = CUDA + "sm90/latent/shape.hpp"
+LATENT_SHAPE = CUDA + "sm90/mla/shape.hpp"
 
 rule = "kernels of a GPU: what they take"
 plant(rule, "gpu-refuses-large-keys", PLAIN, "kMaxHeadDimQk = 576", "kMaxHeadDimQk = 256",

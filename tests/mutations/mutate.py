@@ -26,7 +26,7 @@ import cuda_mutations  # noqa: F401
 import dcp_mutations  # noqa: F401
 import flash_attn_mutations  # noqa: F401
 import flashinfer_mutations  # noqa: F401
-import planner_mutations  # noqa: F401
+import scheduler_mutations  # noqa: F401
 import token_pool_mutations  # noqa: F401
 import token_list_mutations  # noqa: F401
 from mutations import MUTATIONS, PREPARATIONS
@@ -35,7 +35,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What the copy needs; in the order in which they are run: the quickest first. The last needs a CPU with AVX-512 VBMI.
 TESTS = [
     "folio_backends_dispatch_test", "folio_backends_flashinfer_test", "folio_backends_flash_attn_test",
-    "folio_backends_common_test", "folio_backends_token_pool_test", "backend_selection_test", "folio_planner_test",
+    "folio_backends_common_test", "folio_backends_token_pool_test", "backend_selection_test", "folio_scheduler_test",
     "folio_kvcache_test",
     "folio_kvcache_model_quick_test", "folio_kernels_generic_cache_test", "folio_kernels_cuda_common_test",
     "folio_kernels_cuda_coverage_test", "folio_kernels_cuda_sm80_test", "folio_kernels_cuda_sm90_test",

@@ -6,7 +6,7 @@ import dataclasses
 SHARED = "src/kernels/cpu/common/attention/"
 KERNEL = "src/kernels/cpu/generic/attention/"
 COMBINE = "src/kernels/cpu/generic/combine/"
-PLANNER = "src/planner/"
+SCHEDULER = "src/scheduler/"
 ATTENTION = "src/attention/"
 KVCACHE = "src/kvcache/"
 CACHE = "src/kernels/cpu/generic/cache/"
@@ -18,11 +18,11 @@ CONVERT = SHARED + "convert.hpp"
 VALUES = KERNEL + "values.hpp"
 FOLD = SHARED + "fold.hpp"
 WORKER = SHARED + "worker.cc"
-RULE = PLANNER + "partition_rule.hpp"
-LENGTHS = PLANNER + "batch_lengths.cc"
-LINE = PLANNER + "work_line.cc"
-STORAGE = PLANNER + "plan_storage.hpp"
-EMIT = PLANNER + "emit_work.cc"
+RULE = SCHEDULER + "partition_rule.hpp"
+LENGTHS = SCHEDULER + "batch_lengths.cc"
+LINE = SCHEDULER + "work_line.cc"
+STORAGE = SCHEDULER + "plan_storage.hpp"
+EMIT = SCHEDULER + "emit_work.cc"
 TABLE = KVCACHE + "page_table.cc"
 
 
@@ -114,7 +114,7 @@ plant(rule, "default-q-pos-of-first-segment", LENGTHS,
 plant(rule, "q-pos-of-first-token", BIND, "int64_t{plan.q_first_pos[request]} + index", "int64_t{plan.q_first_pos[request]}")
 plant(rule, "first-pos-ignored-by-kernel", BIND, "{lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}",
       "{0, lengths.kv_len[item.kv_row], lengths.shard}")
-plant(rule, "first-pos-ignored-by-planner", LINE, "visible_range({lengths.first_pos[kv_row], ", "visible_range({0, ")
+plant(rule, "first-pos-ignored-by-scheduler", LINE, "visible_range({lengths.first_pos[kv_row], ", "visible_range({0, ")
 plant(rule, "first-pos-dropped", LENGTHS, "segment.first_pos != nullptr ? segment.first_pos[row] : 0", "0")
 
 rule = "causal"
@@ -248,10 +248,10 @@ plant(rule, "out-strides-packed", WORKER, "token * args.out.strides[0] + q_head 
       "(int64_t{token} * config.num_q_heads + q_head) * config.head_dim_v")
 plant(rule, "lengths-borrowed", LENGTHS, ".kv_len = kv_len,", ".kv_len = segment.kv_len,")
 plant(rule, "states-not-cleared", WORKER, "clear(scratch.running, call.num_rows, call.v_stride);", "")
-plant(rule, "workspace-parts-overlap", ATTENTION + "run.cc", "workspace + layout.partial_sum", "workspace + layout.partial_max")
+plant(rule, "workspace-parts-overlap", ATTENTION + "run.cc", "workspace + layout.partial_row_sum", "workspace + layout.partial_row_max")
 plant(rule, "workspace-scratch-not-counted", ATTENTION + "plan.cc",
-      "take(op.planner.num_workers, static_cast<int64_t>(op.scratch_stride))",
-      "take(op.planner.num_workers - 1, static_cast<int64_t>(op.scratch_stride))")
+      "take(op.scheduler.num_workers, static_cast<int64_t>(op.scratch_stride))",
+      "take(op.scheduler.num_workers - 1, static_cast<int64_t>(op.scratch_stride))")
 
 rule = "heads and rows"
 plant(rule, "group-heads-strided", BIND, "item.kv_head * params.group_size + r % params.group_size",
@@ -276,12 +276,12 @@ plant(rule, "merge-of-empty-states", FOLD, "if (other_max == -__builtin_inff()) 
       FOLD, "if (*max == -__builtin_inff()) {", "if (false) {")
 plant(rule, "merge-weight-of-first", FOLD, "*sum = *sum * mine + other_sum * others;", "*sum = *sum + other_sum * others;")
 plant(rule, "merge-values-unweighted", FOLD, "load<Quad>(other_acc + d) * others", "load<Quad>(other_acc + d)")
-plant(rule, "merge-order", WORKER, "const int64_t partial = int64_t{params.plan.merge_sources[i]} + row - item.row_begin;",
-      "const int64_t partial = int64_t{params.plan.merge_sources[item.source_end - 1 - (i - item.source_begin)]} + row - item.row_begin;")
+plant(rule, "merge-order", WORKER, "const int64_t partial = int64_t{params.plan.combine_sources[i]} + row - item.row_begin;",
+      "const int64_t partial = int64_t{params.plan.combine_sources[item.source_end - 1 - (i - item.source_begin)]} + row - item.row_begin;")
 plant(rule, "merge-last-source-lost", WORKER, "i < item.source_end; ++i", "i < item.source_end - (item.source_end > 2); ++i")
-plant(rule, "merge-row-offset", WORKER, "int64_t{params.plan.merge_sources[i]} + row - item.row_begin",
-      "int64_t{params.plan.merge_sources[i]}")
-plant(rule, "merge-source-offset", PLANNER + "merge_shared.cc", "arrays_.parts[i] + (row - tile.row_begin)", "arrays_.parts[i]")
+plant(rule, "merge-row-offset", WORKER, "int64_t{params.plan.combine_sources[i]} + row - item.row_begin",
+      "int64_t{params.plan.combine_sources[i]}")
+plant(rule, "merge-source-offset", SCHEDULER + "merge_shared.cc", "arrays_.parts[i] + (row - tile.row_begin)", "arrays_.parts[i]")
 plant(rule, "group-shifted-by-one", LENGTHS, "for (int32_t r = segment.group_indptr[g]; r < segment.group_indptr[g + 1]; ++r)",
       "for (int32_t r = segment.group_indptr[g] + 1; r < segment.group_indptr[g + 1]; ++r)")
 plant(rule, "merge-state-takes-infinite-lse", COMBINE + "combine.cc", "if (std::isinf(value)) continue;", "")
@@ -291,7 +291,7 @@ plant(rule, "merge-state-base-ignored", COMBINE + "combine.cc", "source.base == 
       "value")
 
 rule = "determinism"
-plant(rule, "splits-not-folded", WORKER, "(item.flags & planner::kFold) != 0 && !start", "false")
+plant(rule, "splits-not-folded", WORKER, "(item.flags & scheduler::kFold) != 0 && !start", "false")
 plant(rule, "splits-at-relative-positions", EMIT, "std::min(end, (begin / split + 1) * split)", "std::min(end, begin + split)")
 plant(rule, "cut-splits-folded-as-one", EMIT, "if (fixed_splits_ && !first) {", "if (false) {")
 

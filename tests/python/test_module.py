@@ -34,9 +34,9 @@ def test_choice_of_kernels():
     assert folio.prepare(context, config).kernel_name == usable[0]
     forced = folio.prepare(context, config, folio.PrepareOptions(force_kernel=usable[-1]))
     assert forced.kernel_name == usable[-1]
-    permitted = folio.prepare(context, config, folio.PrepareOptions(allow_fp8_products=True))
-    assert not permitted.fp8_products  # no kernel of a CPU has them
-    assert not folio.prepare(folio.Context.cpu(allow_fp8_products=True), config).fp8_products
+    permitted = folio.prepare(context, config, folio.PrepareOptions(allow_fp8_mma=True))
+    assert not permitted.fp8_mma  # no kernel of a CPU has them
+    assert not folio.prepare(folio.Context.cpu(allow_fp8_mma=True), config).fp8_mma
     assert (context.concurrency, context.device.type) == (3, folio.DeviceType.kCpu)
     advice = folio.recommended_kv_format(config, context)
     assert advice.page_size > 0 and isinstance(advice.format, folio.KvFormat)

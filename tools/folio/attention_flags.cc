@@ -82,7 +82,7 @@ void AttentionFlags::add_to(CLI::App& app, bool with_layers) {
       ->capture_default_str();
   app.add_option("--kernel", kernel,
                  "the attention kernel to use, by name (see folio info --explain); refused if it cannot");
-  app.add_flag("--allow-fp8-products", allow_fp8_products,
+  app.add_flag("--allow-fp8-products", allow_fp8_mma,
                "speed before accuracy: kernels that can multiply fp8 queries, keys, weights and values as they are");
 }
 
@@ -125,7 +125,7 @@ Context AttentionFlags::context() const {
   ContextOptions options;
   options.num_threads = threads;
   options.force_kernel = kernel;
-  options.allow_fp8_products = allow_fp8_products;
+  options.allow_fp8_mma = allow_fp8_mma;
   if (device == "cuda") return Context::cuda(0, options);
   return Context::cpu(options);
 }

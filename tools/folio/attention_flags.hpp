@@ -27,7 +27,7 @@ struct AttentionFlags {
   int32_t threads = 0;
   std::string device = "cpu";
   std::string kernel;
-  bool allow_fp8_products = false;
+  bool allow_fp8_mma = false;
 
   /// Adds them to a subcommand. `with_layers`: also --layers.
   void add_to(CLI::App& app, bool with_layers);

@@ -78,7 +78,7 @@ std::string percent(const Spread& s) {
 void print_header(std::FILE* out, const BenchFlags& flags, const Context& context) {
   if (context.device().type == DeviceType::kCuda) {
     fmt::print(out,
-               "CUDA device {}, {} multiprocessors; yardstick: copies within device memory, bytes read and written; "
+               "CUDA device {}, {} SMs; yardstick: copies within device memory, bytes read and written; "
                "medians of {} alternating rounds [min-max]\n",
                context.device().index, context.concurrency(), flags.rounds);
   } else {

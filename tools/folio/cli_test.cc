@@ -298,7 +298,7 @@ TEST(Cli, InfoTellsOfProductsOfFp8) {
   const Outcome outcome =
       folio({"info", "--allow-fp8-products", "--q-dtype", "e4m3", "--kv-dtype", "e4m3", "--json", "-"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(nlohmann::json::parse(outcome.out)["fp8_products"], false);  // no kernel of a CPU has them
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["fp8_mma"], false);  // no kernel of a CPU has them
 }
 
 TEST(Cli, BenchMeasuresBesideItsYardsticks) {
@@ -335,7 +335,7 @@ TEST(Cli, TheGpuServesReplaysOrIsMissed) {
   for (const char* backend : {"none", "flashinfer", "flash_attn", "token_pool"}) {
     const Outcome outcome = replay(backend);
     EXPECT_EQ(outcome.code, 0) << backend << outcome.err;
-    EXPECT_THAT(outcome.out, AllOf(HasSubstr("multiprocessors"), HasSubstr(" 0 leaked"))) << backend;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("SMs"), HasSubstr(" 0 leaked"))) << backend;
   }
 }
 

@@ -44,7 +44,7 @@ int show_info(const InfoFlags& flags) {
   for (const KernelAnswer& answer : answers) {
     if (chosen.empty() && answer.available && answer.refusal.empty()) chosen = answer.name;
   }
-  const bool fp8_products = !chosen.empty() && prepare(context, config).fp8_products();
+  const bool fp8_mma = !chosen.empty() && prepare(context, config).fp8_mma();
   if (!flags.json.empty()) {
     nlohmann::ordered_json json = {
         {"version", version()},
@@ -53,7 +53,7 @@ int show_info(const InfoFlags& flags) {
         {"threads", context.concurrency()},
         {"yardstick_isa", replay::yardstick_isa()},
         {"kernel", chosen},
-        {"fp8_products", fp8_products},
+        {"fp8_mma", fp8_mma},
         {"recommended", {{"kv_format", replay::to_string(advice.format)}, {"page_size", advice.page_size}}}};
     for (const KernelAnswer& answer : answers) {
       json["kernels"].push_back({{"name", answer.name}, {"available", answer.available}, {"refusal", answer.refusal}});
@@ -64,7 +64,7 @@ int show_info(const InfoFlags& flags) {
   fmt::print("folio {}\n", version());
   fmt::print("  cpu         {}\n", fmt::join(cpu_features(), " "));
   if (context.device().type == DeviceType::kCuda) {
-    fmt::print("  device      CUDA {}, {} multiprocessors\n", context.device().index, context.concurrency());
+    fmt::print("  device      CUDA {}, {} SMs\n", context.device().index, context.concurrency());
   } else {
     fmt::print("  threads     {}\n", context.concurrency());
   }
@@ -73,7 +73,7 @@ int show_info(const InfoFlags& flags) {
              replay::to_string(config.kv_format), config.page_size, replay::to_string(config.determinism));
   fmt::print("  recommended {} pages of {} tokens\n", replay::to_string(advice.format), advice.page_size);
   fmt::print("  kernel      {}{}\n", chosen.empty() ? "none takes this" : chosen,
-             fp8_products ? ", products of fp8 as they are" : "");
+             fp8_mma ? ", FP8 MMA as they are" : "");
   if (flags.explain) {
     for (const KernelAnswer& answer : answers) {
       fmt::print("    {:<20}{}{}\n", answer.name, answer.available ? "" : "(not on this machine) ",

@@ -22,7 +22,7 @@ struct VerifyFlags {
   std::vector<std::string> cases;
   std::vector<std::string> kernels;
   std::string device = "cpu";
-  bool allow_fp8_products = false;
+  bool allow_fp8_mma = false;
   bool list = false;
   bool quiet = false;
   std::string json;
@@ -80,8 +80,8 @@ std::vector<verify::ConformanceCase> cases_of(const VerifyFlags& flags, const st
   const int64_t random = flags.random >= 0 ? flags.random : (flags.strength > 0 ? 0 : 200);
   std::vector<verify::ConformanceCase> drawn = verify::random_cases(kernels, random, flags.seed);
   cases.insert(cases.end(), std::make_move_iterator(drawn.begin()), std::make_move_iterator(drawn.end()));
-  if (flags.allow_fp8_products) {
-    for (verify::ConformanceCase& one : cases) one = verify::with_fp8_products(one);
+  if (flags.allow_fp8_mma) {
+    for (verify::ConformanceCase& one : cases) one = verify::with_fp8_mma(one);
   }
   return cases;
 }
@@ -176,8 +176,8 @@ Command add_verify_command(CLI::App& app) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command
-      ->add_flag("--allow-fp8-products", flags->allow_fp8_products,
-                 "allow products of fp8 in every random case and every one of the covering array, changed to have them")
+      ->add_flag("--allow-fp8-products", flags->allow_fp8_mma,
+                 "allow FP8 MMA in every random case and every one of the covering array, changed to have them")
       ->excludes(cases);
   command->add_flag("--list", flags->list, "list the kernels, the factors and their levels");
   command->add_option("--json", flags->json, "write the outcome as JSON; '-' = standard output");

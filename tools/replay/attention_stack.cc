@@ -27,17 +27,17 @@ void WorkCounts::add_writes(const StackConfig& config, int32_t num_tokens) {
 
 /// An op whose bounds allow few rows alone is the pair's kernel for them: the first that is not says where they end.
 int32_t Fp8Rows::least_queries(const AttentionOp& op) {
-  if (!op.fp8_products()) return kNoQueries;
+  if (!op.fp8_mma()) return kNoQueries;
   const auto [known, is_new] = known_.try_emplace(op.shared_state(), 1);
   int32_t& queries = known->second;
   const auto within = [&op](int32_t most) {
     PrepareOptions options;
     options.bounds = GraphBounds{.max_requests = 1, .max_tokens = most, .max_q_len = most, .max_kv_len = most};
     options.force_kernel = op.kernel_name();
-    options.allow_fp8_products = true;
+    options.allow_fp8_mma = true;
     return prepare(op.context(), op.config(), options);
   };
-  while (is_new && !within(queries).fp8_products()) ++queries;
+  while (is_new && !within(queries).fp8_mma()) ++queries;
   return queries;
 }
 

@@ -36,7 +36,7 @@ struct WorkCounts {
 /// More queries than a request has in any step.
 inline constexpr int32_t kNoQueries = std::numeric_limits<int32_t>::max();
 
-/// Which rows of a step an op computes by products of fp8 (AttentionOp::fp8_products): those of requests with so many
+/// Which rows of a step an op computes by FP8 MMA (AttentionOp::fp8_mma): those of requests with so many
 /// queries in it, or more. Not all, since a pair's kernel for few rows has no such products.
 class Fp8Rows {
  public:
@@ -55,7 +55,7 @@ struct LayerOutput {
   DType dtype = DType::kUnset;
   const std::byte* data = nullptr;
   size_t row_bytes = 0;
-  int32_t fp8_products_from = kNoQueries;  ///< Fp8Rows::least_queries of the ops that computed it
+  int32_t fp8_mma_from = kNoQueries;  ///< Fp8Rows::least_queries of the ops that computed it
 };
 using OutputObserver = std::function<void(const StepBatch&, const LayerOutput&)>;
 
@@ -87,8 +87,8 @@ class AttentionStack {
   virtual const KvCacheView& cache(int32_t layer) const = 0;
 
   /// A kernel's name and whether its op multiplies fp8 as it is.
-  static std::string kernel_label(const std::string& name, bool fp8_products) {
-    return name + (fp8_products ? " (fp8 products)" : "");
+  static std::string kernel_label(const std::string& name, bool fp8_mma) {
+    return name + (fp8_mma ? " (FP8 MMA)" : "");
   }
 
   /// Bytes of the K and the V of one page of one layer.

@@ -67,7 +67,7 @@ class BackendStack final : public AttentionStack {
       clock.end(Phase::kRun, layer);
       gather_outputs(batch.num_tokens());
       LayerOutput output = inputs_.output(layer, batch.num_tokens());
-      output.fp8_products_from = fp8_products_from(batch, layer);
+      output.fp8_mma_from = fp8_mma_from(batch, layer);
       observe(batch, output);
       clock.end(Phase::kChecks, layer);
     }
@@ -82,9 +82,7 @@ class BackendStack final : public AttentionStack {
 
   const StackConfig& config() const override { return config_; }
   const AttentionConfig& attention() const override { return attention_; }
-  std::string kernel_name() const override {
-    return kernel_label(ranks_.front()->builder().kernel_name(), fp8_products_);
-  }
+  std::string kernel_name() const override { return kernel_label(ranks_.front()->builder().kernel_name(), fp8_mma_); }
   const WorkCounts& work() const override { return work_; }
   size_t pool_bytes() const override { return ranks_.size() * ranks_.front()->pool().bytes(); }
   size_t workspace_bytes() const override { return workspace_bytes_; }
@@ -206,7 +204,7 @@ class BackendStack final : public AttentionStack {
   }
 
   /// Of the layer's plans on all ranks.
-  int32_t fp8_products_from(const StepBatch& batch, int32_t layer) {
+  int32_t fp8_mma_from(const StepBatch& batch, int32_t layer) {
     int32_t least = kNoQueries;
     for (const auto& rank : ranks_) {
       const auto& metadata = rank->metadata();
@@ -224,7 +222,7 @@ class BackendStack final : public AttentionStack {
       rank->build_alone();
       workspace_bytes_ += rank->metadata().workspace.bytes;
       for_each_plan(rank->metadata(), [&](int32_t window_left, const AttentionPlan& plan) {
-        fp8_products_ = fp8_products_ || plan.op().fp8_products();
+        fp8_mma_ = fp8_mma_ || plan.op().fp8_mma();
         work_.add_plan(config_, plan, layers_of(window_left));
         ++work_.plans;
         work_.plans_with_cascade += rank->metadata().use_cascade ? 1 : 0;
@@ -244,7 +242,7 @@ class BackendStack final : public AttentionStack {
   AttentionConfig attention_;
   WorkCounts work_;
   Fp8Rows fp8_rows_;
-  bool fp8_products_ = false;  ///< of some plan so far
+  bool fp8_mma_ = false;  ///< of some plan so far
   size_t workspace_bytes_ = 0;
   std::vector<int32_t> scheduled_;
   std::vector<int32_t> computed_;

@@ -208,7 +208,7 @@ void LayerStack::step(const StepBatch& batch, PhaseClock& clock, const OutputObs
     clock.end(Phase::kRun, layer);
     const Group& of = stacks_[group_of(layer)];
     LayerOutput output = inputs_.output(layer, batch.num_tokens());
-    output.fp8_products_from = fp8_rows_.least_queries(of.op, batch, shares_keys(of));
+    output.fp8_mma_from = fp8_rows_.least_queries(of.op, batch, shares_keys(of));
     observe(batch, output);
     clock.end(Phase::kChecks, layer);
   }

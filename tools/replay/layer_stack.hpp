@@ -41,7 +41,7 @@ class LayerStack final : public AttentionStack {
   const AttentionConfig& attention() const override { return stacks_.front().op.config(); }
   std::string kernel_name() const override {
     const AttentionOp& op = stacks_.front().op;
-    return kernel_label(op.kernel_name(), op.fp8_products());
+    return kernel_label(op.kernel_name(), op.fp8_mma());
   }
   const WorkCounts& work() const override { return work_; }
   size_t pool_bytes() const override { return pool_.bytes(); }

@@ -72,7 +72,7 @@ struct ReplayResult {
   int32_t ranks = 1;       ///< of decode context parallelism
   bool plan_only = false;  ///< no attention: there are no times of it, no rows and no digest
   backends::CascadeMode cascade = backends::CascadeMode::kOff;
-  int32_t threads = 0;  ///< of a GPU its multiprocessors
+  int32_t threads = 0;  ///< of a GPU its SMs
   bool on_gpu = false;
   double read_limit = 0.0;      ///< bytes a second, the best plain read of the pool's used pages; 0 = not measured
   double multiply_limit = 0.0;  ///< float32 operations a second in registers; 0 = not measured

@@ -102,7 +102,7 @@ std::string summary_text(const ReplayResult& r) {
        fmt::format("{} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}, kernel {}, {} {}{}",
                    a.num_q_heads, a.num_kv_heads, a.head_dim_qk, a.head_dim_v, to_string(a.q), to_string(a.kv),
                    to_string(a.kv_format), a.page_size, to_string(a.determinism), r.kernel, r.threads,
-                   r.on_gpu ? "multiprocessors" : "threads", served_by(r)));
+                   r.on_gpu ? "SMs" : "threads", served_by(r)));
   line("requests",
        fmt::format("{} of {} finished, {} steps, {:.1f} s simulated, {:.2f} s wall", r.progress.finished,
                    r.progress.requests, r.progress.steps, r.progress.simulated_ms / 1e3, r.progress.wall_seconds));

@@ -30,8 +30,8 @@ uint64_t hash_row(const std::byte* row, size_t bytes) {
 
 /// What a plain computation rounds probabilities to: e4m3 where products are of fp8, else the queries' own type,
 /// bfloat16 for fp8.
-DType compute_dtype(const StackConfig& stack, bool fp8_products) {
-  if (fp8_products) return DType::kFloat8E4M3;
+DType compute_dtype(const StackConfig& stack, bool fp8_mma) {
+  if (fp8_mma) return DType::kFloat8E4M3;
   return is_fp8(stack.q) ? DType::kBFloat16 : stack.q;
 }
 
@@ -53,14 +53,14 @@ bool RowChecker::is_sampled(const TokenRow& token) const {
 
 void RowChecker::observe(const StepBatch& batch, const LayerOutput& output, const Scheduler& scheduler) {
   for (size_t r = 0; r + 1 < batch.cu_q.size(); ++r) {
-    const bool fp8_products = batch.cu_q[r + 1] - batch.cu_q[r] >= output.fp8_products_from;
+    const bool fp8_mma = batch.cu_q[r + 1] - batch.cu_q[r] >= output.fp8_mma_from;
     for (auto t = static_cast<size_t>(batch.cu_q[r]); t < static_cast<size_t>(batch.cu_q[r + 1]); ++t) {
       const TokenRow& token = batch.rows[t];
       if (token.rejected) continue;
       const std::byte* row = output.data + t * output.row_bytes;
       const bool sampled = is_sampled(token);
       digest_row(token, output, row, sampled);
-      if (sampled) check_row(token, output, row, fp8_products, scheduler.chain_of(token.request));
+      if (sampled) check_row(token, output, row, fp8_mma, scheduler.chain_of(token.request));
     }
   }
 }
@@ -109,14 +109,14 @@ void RowChecker::fill_problem(const TokenRow& token, int32_t layer, int32_t q_he
   }
 }
 
-void RowChecker::check_row(const TokenRow& token, const LayerOutput& output, const std::byte* row, bool fp8_products,
+void RowChecker::check_row(const TokenRow& token, const LayerOutput& output, const std::byte* row, bool fp8_mma,
                            std::span<const uint64_t> chain) {
   const uint64_t choice = mix(stack_.seed ^ kSampleTag, static_cast<uint64_t>(token.request),
                               static_cast<uint64_t>(token.position), static_cast<uint64_t>(output.layer) + 1);
   const auto q_head = static_cast<int32_t>(choice % static_cast<uint64_t>(stack_.num_q_heads));
   fill_problem(token, output.layer, q_head, chain);
   oracle_row(problem_, exact_);
-  const RowTolerance tolerance = row_tolerance(problem_, exact_, compute_dtype(stack_, fp8_products));
+  const RowTolerance tolerance = row_tolerance(problem_, exact_, compute_dtype(stack_, fp8_mma));
   ++counts_.rows;
   bool failed = false;
   for (int32_t d = 0; d < stack_.head_dim_v; ++d) {

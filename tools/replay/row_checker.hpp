@@ -34,7 +34,7 @@ struct CheckCounts {
 /// Oracle: of all computed rows a share, chosen by (seed, request, position) and so alike under any schedule, is
 /// compared with the float64 oracle, one head a layer. Keys and values are made anew from the token chain, not read
 /// from the cache: a wrong cache write, page table, prefix hit or eviction shows as an error. Rows may differ by what
-/// rounding does, those computed by products of fp8 (LayerOutput::fp8_products_from) by what these lose.
+/// rounding does, those computed by FP8 MMA (LayerOutput::fp8_mma_from) by what these lose.
 class RowChecker {
  public:
   RowChecker(const Workload& workload, const StackConfig& stack, const CheckOptions& options);
@@ -58,7 +58,7 @@ class RowChecker {
   };
   bool is_sampled(const TokenRow& token) const;
   void digest_row(const TokenRow& token, const LayerOutput& output, const std::byte* row, bool sampled);
-  void check_row(const TokenRow& token, const LayerOutput& output, const std::byte* row, bool fp8_products,
+  void check_row(const TokenRow& token, const LayerOutput& output, const std::byte* row, bool fp8_mma,
                  std::span<const uint64_t> chain);
   void fill_problem(const TokenRow& token, int32_t layer, int32_t q_head, std::span<const uint64_t> chain);
 

@@ -12,7 +12,7 @@
 namespace folio::replay {
 namespace {
 
-/// Outputs that are off by what products of fp8 may lose, and exact ones may not.
+/// Outputs that are off by what FP8 MMA may lose, and exact ones may not.
 std::vector<uint16_t> moved(const StepBatch& batch, const LayerOutput& output) {
   std::vector<uint16_t> values(batch.rows.size() * output.row_bytes / sizeof(uint16_t));
   std::memcpy(values.data(), output.data, values.size() * sizeof(uint16_t));
@@ -45,16 +45,16 @@ TEST(RowChecker, AllowsForProductsOfFp8WhereTheyWereComputed) {
   Scheduler scheduler(scene.workload, pages, scene.options.scheduler);
   const auto layers = make_stack(context(), stack, nullptr);
   const auto observe = [&](const StepBatch& batch, const LayerOutput& output) {
-    EXPECT_EQ(output.fp8_products_from, kNoQueries);  // no kernel of a CPU has them
+    EXPECT_EQ(output.fp8_mma_from, kNoQueries);  // no kernel of a CPU has them
     untouched.observe(batch, output, scheduler);
     const std::vector<uint16_t> values = moved(batch, output);
     LayerOutput changed = output;
     changed.data = reinterpret_cast<const std::byte*>(values.data());
     none.observe(batch, changed, scheduler);
     decode.observe(decodes_of(batch), changed, scheduler);
-    changed.fp8_products_from = 1;
+    changed.fp8_mma_from = 1;
     every.observe(batch, changed, scheduler);
-    changed.fp8_products_from = 2;
+    changed.fp8_mma_from = 2;
     prefill.observe(batch, changed, scheduler);
   };
   PhaseClock clock(nullptr);

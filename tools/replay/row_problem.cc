@@ -73,7 +73,7 @@ double RowTolerance::allowed(double exact, DType out) const {
 
 namespace {
 
-/// What products of fp8 may move an output by, relative to the largest |v|: they cut off what is 2^-13 below the
+/// What FP8 MMA may move an output by, relative to the largest |v|: they cut off what is 2^-13 below the
 /// largest of 32 terms and of their sum so far, of 34 numbers a step. Logits sum head_dim_qk / 32 steps, a tile of 128
 /// keys four. Decision 0039; the conformance cases' comparison, which is internal to the library, allows for the same.
 double product_loss(const RowProblem& problem) {

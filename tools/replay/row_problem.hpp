@@ -31,7 +31,7 @@ double plain_row(const RowProblem& problem, DType compute, std::span<float> out)
 struct RowTolerance {
   double plain_error = 0.0;  ///< the largest error of plain_row over the row
   double floor = 0.0;  ///< rounding that any order of summation may have: of float32, and of the largest probability;
-                       ///< of e4m3, what products of fp8 may lose too (PrepareOptions::allow_fp8_products)
+                       ///< of e4m3, what FP8 MMA may lose too (PrepareOptions::allow_fp8_mma)
 
   /// Most allowed at an output whose exact value is `exact`, stored as `out`: four times the plain computation's error,
   /// as other orders of summation and online rescaling round more often, and half a unit in the last place of the

@@ -221,10 +221,10 @@ typedef struct folio_plan {
 
 typedef struct folio_context_options {
   uint32_t struct_size;
-  int32_t num_threads;        /* 0 = as many as the process may run on; at most 1024; 0 with an executor */
-  folio_executor executor;    /* must outlive the context and everything made with it */
-  const char* force_kernel;   /* NULL or "": none */
-  int32_t allow_fp8_products; /* not 0: of every op; as folio_prepare_options.allow_fp8_products, either permits */
+  int32_t num_threads;      /* 0 = as many as the process may run on; at most 1024; 0 with an executor */
+  folio_executor executor;  /* must outlive the context and everything made with it */
+  const char* force_kernel; /* NULL or "": none */
+  int32_t allow_fp8_mma;    /* not 0: of every op; as folio_prepare_options.allow_fp8_mma, either permits */
 } folio_context_options;
 #define FOLIO_CONTEXT_OPTIONS_INIT \
   { (uint32_t)sizeof(folio_context_options), 0, {NULL, 0, NULL}, NULL, 0 }
@@ -265,7 +265,7 @@ typedef struct folio_prepare_options {
   int32_t max_q_len;
   int32_t max_kv_len;
   int32_t max_shared_levels;
-  int32_t allow_fp8_products; /* not 0: for speed before accuracy; see folio::PrepareOptions, folio_fp8_products */
+  int32_t allow_fp8_mma; /* not 0: for speed before accuracy; see folio::PrepareOptions, folio_fp8_mma */
 } folio_prepare_options;
 #define FOLIO_PREPARE_OPTIONS_INIT \
   { (uint32_t)sizeof(folio_prepare_options), 0, NULL, 0, 0, 0, 0, 0, 0, 0 }
@@ -400,8 +400,8 @@ FOLIO_C_API folio_status folio_prepare(const folio_context* context, const folio
                                        const folio_prepare_options* options, folio_op** op) FOLIO_C_NOEXCEPT;
 /* The chosen kernel's name; lives as long as the op. */
 FOLIO_C_API folio_status folio_kernel_name(const folio_op* op, const char** name) FOLIO_C_NOEXCEPT;
-/* 1 if fp8 is multiplied as it is, as folio_prepare_options.allow_fp8_products permits; else 0. */
-FOLIO_C_API folio_status folio_fp8_products(const folio_op* op, int32_t* fp8_products) FOLIO_C_NOEXCEPT;
+/* 1 if fp8 is multiplied as it is, as folio_prepare_options.allow_fp8_mma permits; else 0. */
+FOLIO_C_API folio_status folio_fp8_mma(const folio_op* op, int32_t* fp8_mma) FOLIO_C_NOEXCEPT;
 
 FOLIO_C_API folio_status folio_create_plan_buffer(const folio_op* op, folio_plan_buffer** buffer) FOLIO_C_NOEXCEPT;
 

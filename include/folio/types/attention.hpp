@@ -88,12 +88,12 @@ struct PrepareOptions {
   std::string force_kernel;  ///< a kernel's name: it runs or `prepare` fails. Empty: the cheapest that can
   int32_t num_workers = 0;   ///< work lists to plan for; 0 = the executor's concurrency (CPU), the grid (GPU)
   /// A permission, for speed before accuracy: kernels that can may multiply fp8 queries and keys, and softmax weights
-  /// and fp8 values, as they are (AttentionOp::fp8_products says whether the op does; others compute as without it).
+  /// and fp8 values, as they are (AttentionOp::fp8_mma says whether the op does; others compute as without it).
   /// Such products keep 13 bits below the largest of 32 terms and what they are added to: a logit errs by up to 34 *
   /// 2^-13 of the sum, over each 32 components, of the largest product or partial sum (of normal q and k at head_dim
   /// 128: 6e-4 measured), and an LSE by as much as its logits. Weights are rounded to e4m3: an output moves by up to
   /// 2^-4 of the weighted mean of |v| for that and 2^-6 for its sums, typically by 2 % of its own size.
-  bool allow_fp8_products = false;
+  bool allow_fp8_mma = false;
 };
 
 /// Where a segment's keys and values lie.

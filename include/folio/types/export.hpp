@@ -7,7 +7,7 @@
 #define FOLIO_API
 #endif
 
-/// Functions that the device planner runs too: constexpr on the host, __host__ __device__ under nvcc.
+/// Functions that the device scheduler runs too: constexpr on the host, __host__ __device__ under nvcc.
 #if defined(__CUDACC__)
 #define FOLIO_HOST_DEVICE __host__ __device__
 #else

@@ -20,7 +20,8 @@ class CudaBackend final : public cuda::CudaKernels {
   std::span<const kernels::cuda::AttentionKernel* const> kernels() const override {
     return kernels::cuda::attention_kernels();
   }
-  std::unique_ptr<GpuPlanMemory> make_plan_memory(const planner::PlannerConfig& config, bool reports) const override {
+  std::unique_ptr<GpuPlanMemory> make_plan_memory(const scheduler::SchedulerConfig& config,
+                                                  bool reports) const override {
     return std::make_unique<cuda::CudaPlanMemory>(info_.index, config, reports);
   }
   std::unique_ptr<GpuSideStream> make_side_stream() const override {

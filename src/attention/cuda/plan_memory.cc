@@ -4,28 +4,28 @@
 #include <new>
 
 #include "core/error.hpp"
-#include "planner/cuda/plan_kernel.hpp"
-#include "planner/device_plan.hpp"
 #include "platform/cuda/device.hpp"
+#include "scheduler/cuda/plan_kernel.hpp"
+#include "scheduler/device_plan.hpp"
 
 namespace folio::inline v0::attention::cuda {
 
 namespace gpu = platform::cuda;
 
-CudaPlanMemory::CudaPlanMemory(int32_t device, const planner::PlannerConfig& config, bool reports)
+CudaPlanMemory::CudaPlanMemory(int32_t device, const scheduler::SchedulerConfig& config, bool reports)
     : device_(device), config_(config), reports_(reports) {
   const gpu::DeviceScope scope(device_);
-  status_ = gpu::PinnedMemory(sizeof(planner::PlanStatus));
-  new (status_.data()) planner::PlanStatus{};
+  status_ = gpu::PinnedMemory(sizeof(scheduler::PlanStatus));
+  new (status_.data()) scheduler::PlanStatus{};
   counters_ = gpu::DeviceMemory(sizeof(uint32_t) *
-                                static_cast<size_t>(claims() ? kernels::cuda::kClaimCounters : config_.num_workers));
+                                static_cast<size_t>(claims() ? kernels::cuda::kTileCounters : config_.num_workers));
   const gpu::OwnedStream stream;  // of its own: it waits for nobody's work
   gpu::check(cudaMemsetAsync(counters_.data(), 0, counters_.size(), gpu::native(stream.get())),
              "clearing a plan buffer's counters");
   gpu::synchronize(stream.get());
   if (!config_.bounds) return;
   // All at once: later allocations could wait for a stream that is stalled.
-  image_ = gpu::DeviceMemory(planner::plan_image_bytes(config_));
+  image_ = gpu::DeviceMemory(scheduler::plan_image_bytes(config_));
   stages_.reserve(image_.size());
 }
 
@@ -39,17 +39,17 @@ void CudaPlanMemory::grow(size_t bytes) {
   image_ = gpu::DeviceMemory(std::max(bytes, 2 * image_.size()));
 }
 
-void CudaPlanMemory::upload(const planner::PlanView& plan, Stream stream) {
+void CudaPlanMemory::upload(const scheduler::PlanView& plan, Stream stream) {
   const gpu::DeviceScope scope(device_);
   if (gpu::is_capturing(stream)) {
     core::fail(ErrorCode::kInvalidArgument,
                "host lengths cannot be planned into a graph under capture, which would replay this one plan's bytes; "
                "give device lengths (BatchView::where = kDevice), or plan before the capture");
   }
-  const size_t bytes = planner::plan_image_bytes(plan);
+  const size_t bytes = scheduler::plan_image_bytes(plan);
   grow(bytes);
   std::byte* const stage = stages_.take(bytes, image_.size());
-  const size_t used = planner::pack_plan(plan, stage, stages_.bytes(), image_.data());
+  const size_t used = scheduler::pack_plan(plan, stage, stages_.bytes(), image_.data());
   gpu::check(cudaMemcpyAsync(image_.data(), stage, used, cudaMemcpyHostToDevice, gpu::native(stream)),
              "copying a plan to the device");
   stages_.copied(stream);
@@ -57,24 +57,24 @@ void CudaPlanMemory::upload(const planner::PlanView& plan, Stream stream) {
 
 void CudaPlanMemory::plan_on_device(const BatchView& batch, Stream stream) {
   const gpu::DeviceScope scope(device_);
-  const std::string refusal = planner::device_plan_refusal(config_, batch);
+  const std::string refusal = scheduler::device_plan_refusal(config_, batch);
   if (!refusal.empty()) core::fail(ErrorCode::kUnsupported, refusal);
-  auto* const sticky = reports_ ? static_cast<planner::PlanStatus*>(status_.data()) : nullptr;
-  planner::launch_plan(config_, batch, image_.data(), sticky, stream);
+  auto* const sticky = reports_ ? static_cast<scheduler::PlanStatus*>(status_.data()) : nullptr;
+  scheduler::launch_plan(config_, batch, image_.data(), sticky, stream);
 }
 
 void CudaPlanMemory::report() {
-  auto& status = *static_cast<volatile planner::PlanStatus*>(status_.data());
-  if (status.problem == planner::PlanProblem::kNone) [[likely]] {
+  auto& status = *static_cast<volatile scheduler::PlanStatus*>(status_.data());
+  if (status.problem == scheduler::PlanProblem::kNone) [[likely]] {
     return;
   }
-  const planner::PlanStatus found{status.problem, status.request, status.segment, status.value};
-  status.problem = planner::PlanProblem::kNone;
-  core::fail(ErrorCode::kInvalidArgument, "an earlier plan from device lengths: ", planner::describe(found));
+  const scheduler::PlanStatus found{status.problem, status.request, status.segment, status.value};
+  status.problem = scheduler::PlanProblem::kNone;
+  core::fail(ErrorCode::kInvalidArgument, "an earlier plan from device lengths: ", scheduler::describe(found));
 }
 
-const planner::PlanImageHeader* CudaPlanMemory::image() const {
-  return static_cast<const planner::PlanImageHeader*>(image_.data());
+const scheduler::PlanImageHeader* CudaPlanMemory::image() const {
+  return static_cast<const scheduler::PlanImageHeader*>(image_.data());
 }
 
 Stream CudaSideStream::fork(Stream stream) {
@@ -90,11 +90,11 @@ void CudaSideStream::join(Stream stream) {
   done_.hold(stream);
 }
 
-uint32_t* CudaPlanMemory::claim_counters() const {
+uint32_t* CudaPlanMemory::tile_counters() const {
   return claims() ? static_cast<uint32_t*>(counters_.data()) : nullptr;
 }
 
-uint32_t* CudaPlanMemory::merge_counters() const {
+uint32_t* CudaPlanMemory::combine_counters() const {
   return claims() ? nullptr : static_cast<uint32_t*>(counters_.data());
 }
 

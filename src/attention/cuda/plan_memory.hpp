@@ -13,25 +13,25 @@ namespace folio::inline v0::attention::cuda {
 /// it through page-locked stages, each guarded by an event: a stage is written again only once its copy is done.
 class CudaPlanMemory final : public GpuPlanMemory {
  public:
-  CudaPlanMemory(int32_t device, const planner::PlannerConfig& config, bool reports);
-  void upload(const planner::PlanView& plan, Stream stream) override;
+  CudaPlanMemory(int32_t device, const scheduler::SchedulerConfig& config, bool reports);
+  void upload(const scheduler::PlanView& plan, Stream stream) override;
   void plan_on_device(const BatchView& batch, Stream stream) override;
   void report() override;
-  const planner::PlanImageHeader* image() const override;
-  uint32_t* claim_counters() const override;
-  uint32_t* merge_counters() const override;
+  const scheduler::PlanImageHeader* image() const override;
+  uint32_t* tile_counters() const override;
+  uint32_t* combine_counters() const override;
 
  private:
   void grow(size_t bytes);
-  bool claims() const { return config_.tile.schedule == planner::Schedule::kClaimed; }
+  bool claims() const { return config_.tile.schedule == scheduler::Schedule::kDynamic; }
 
   int32_t device_;
-  planner::PlannerConfig config_;
+  scheduler::SchedulerConfig config_;
   bool reports_;
   platform::cuda::DeviceMemory image_;
   platform::cuda::DeviceMemory counters_;  ///< beside the image, which every plan overwrites
   Stages stages_;
-  platform::cuda::PinnedMemory status_;  ///< one PlanStatus, written by the device planner
+  platform::cuda::PinnedMemory status_;  ///< one PlanStatus, written by the device scheduler
 };
 
 class CudaSideStream final : public GpuSideStream {

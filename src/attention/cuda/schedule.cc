@@ -5,15 +5,15 @@
 
 #include "attention/workspace.hpp"
 #include "core/error.hpp"
-#include "planner/cuda/seal_kernel.hpp"
 #include "platform/cuda/device.hpp"
+#include "scheduler/cuda/seal_kernel.hpp"
 
 namespace folio::inline v0::attention::cuda {
 
 namespace gpu = platform::cuda;
 
 namespace {
-constexpr size_t kRecordBytes = round_up_to_alignment(sizeof(planner::SealRecord));
+constexpr size_t kRecordBytes = round_up_to_alignment(sizeof(scheduler::SealRecord));
 }
 
 CudaSchedule::CudaSchedule(int32_t device, int32_t most_workers) : device_(device) {
@@ -28,29 +28,29 @@ CudaSchedule::CudaSchedule(int32_t device, int32_t most_workers) : device_(devic
   gpu::synchronize(stream.get());
 }
 
-void CudaSchedule::seal(std::span<const planner::PlanView* const> plans, const ScheduleLayout& layout,
+void CudaSchedule::seal(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout,
                         std::byte* memory, Stream stream) {
   const gpu::DeviceScope scope(device_);
   std::byte* const stage = stages_.take(kRecordBytes + layout.bytes, 2 * (kRecordBytes + layout.bytes));
   std::byte* const schedule = stage + kRecordBytes;
   fill_schedule(plans, layout, schedule, memory);
-  new (stage) planner::SealRecord(
+  new (stage) scheduler::SealRecord(
       make_record(plans.size(), layout, schedule, memory, static_cast<const int32_t*>(no_work_.data())));
   const auto copy = [&](void* to, const void* from, size_t bytes) {
     gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, gpu::native(stream)),
                "copying a schedule to the device");
   };
   copy(memory, schedule, layout.bytes);
-  copy(record_.data(), stage, sizeof(planner::SealRecord));
+  copy(record_.data(), stage, sizeof(scheduler::SealRecord));
   stages_.copied(stream);
   memory_ = memory;
 }
 
 void CudaSchedule::check(Stream stream) const {
   const gpu::DeviceScope scope(device_);
-  planner::launch_seal_check(reinterpret_cast<const uint64_t*>(memory_),
-                             static_cast<const planner::SealRecord*>(record_.data()),
-                             static_cast<int32_t*>(changed_.data()), stream);
+  scheduler::launch_seal_check(reinterpret_cast<const uint64_t*>(memory_),
+                               static_cast<const scheduler::SealRecord*>(record_.data()),
+                               static_cast<int32_t*>(changed_.data()), stream);
 }
 
 void CudaSchedule::report() {

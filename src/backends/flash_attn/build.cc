@@ -132,7 +132,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   for (const StepState& earlier : state.steps) {
     if (earlier.schedule) earlier.schedule->report();
   }
-  // Nothing is refused from here on but by the planners, after which this step's memory holds no plan.
+  // Nothing is refused from here on but by the schedulers, after which this step's memory holds no plan.
   if (step.schedule) step.schedule->invalidate();
   state.next_step = (state.next_step + 1) % state.steps.size();
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backends/flash_attn/flash_attn_fixture.hpp"
-#include "planner/plan_image.hpp"
+#include "scheduler/plan_image.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -19,8 +19,8 @@ using testing::message_of;
 constexpr size_t kHeaderInts = 64;  ///< in front of a schedule's image
 
 /// The work that a schedule holds.
-const planner::PlanView& work_of(std::span<const int32_t> schedule) {
-  return reinterpret_cast<const planner::PlanImageHeader*>(schedule.data() + kHeaderInts)->view;
+const scheduler::PlanView& work_of(std::span<const int32_t> schedule) {
+  return reinterpret_cast<const scheduler::PlanImageHeader*>(schedule.data() + kHeaderInts)->view;
 }
 
 void capture(FlashAttnFixture& fixture) {
@@ -50,16 +50,16 @@ TEST(FlashAttnSchedule, IsRefusedCorruptedOrTruncated) {
   const FlashAttentionImpl impl = fixture.make_impl();
   FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
   const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
-  const auto* item = work_of(metadata.scheduler_metadata).items;
-  const auto* begin = reinterpret_cast<const planner::WorkItem*>(metadata.scheduler_metadata.data());
-  const auto* end = begin + metadata.scheduler_metadata.size_bytes() / sizeof(planner::WorkItem);
+  const auto* item = work_of(metadata.scheduler_metadata).work_tiles;
+  const auto* begin = reinterpret_cast<const scheduler::WorkTile*>(metadata.scheduler_metadata.data());
+  const auto* end = begin + metadata.scheduler_metadata.size_bytes() / sizeof(scheduler::WorkTile);
   ASSERT_TRUE(item >= begin && item < end) << "the work lies in the schedule's memory";
 
   const std::vector<std::byte> cache = fixture.cache_memory;
   const auto forward = [&](const FlashAttentionMetadata& given) {
     impl.forward(fixture.scales(), fixture.query, {}, {}, fixture.kv, &given, fixture.output);
   };
-  auto* writable = const_cast<planner::WorkItem*>(item);
+  auto* writable = const_cast<scheduler::WorkTile*>(item);
   ++writable->kv_begin;
   EXPECT_NE(message_of([&] { forward(metadata); }).find("checksum"), std::string::npos);
   --writable->kv_begin;
@@ -103,8 +103,9 @@ TEST(FlashAttnSchedule, IsForTheLayersWindowWhateverTheFirstBuild) {
   builder.build(0, fixture.batch, /*fast_build=*/true);
   EXPECT_EQ(builder.aot_sliding_window(), (SlidingWindow{23, 0}));
   const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
-  const planner::PlanView& work = work_of(metadata.scheduler_metadata);
-  for (int32_t i = 0; i < work.num_items; ++i) EXPECT_LE(work.items[i].kv_end - work.items[i].kv_begin, 24);
+  const scheduler::PlanView& work = work_of(metadata.scheduler_metadata);
+  for (int32_t i = 0; i < work.num_work_tiles; ++i)
+    EXPECT_LE(work.work_tiles[i].kv_end - work.work_tiles[i].kv_begin, 24);
   fixture.forward(impl, metadata);
   EXPECT_EQ(fixture.wrong_output(), "");
 }
@@ -185,9 +186,9 @@ TEST(FlashAttnSchedule, CutsNoQuerysKeysIntoMoreThanTheMostSplits) {
     FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
     const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
     EXPECT_EQ(metadata.max_num_splits, most);
-    const planner::PlanView& work = work_of(metadata.scheduler_metadata);
+    const scheduler::PlanView& work = work_of(metadata.scheduler_metadata);
     int32_t most_sources = 1;
-    for (int32_t i = 0; i < work.num_merges; ++i) {
+    for (int32_t i = 0; i < work.num_combine_tiles; ++i) {
       most_sources = std::max(most_sources, work.merges[i].source_end - work.merges[i].source_begin);
     }
     EXPECT_LE(most_sources, most);

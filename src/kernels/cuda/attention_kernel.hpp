@@ -6,8 +6,8 @@
 
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
-#include "planner/plan_image.hpp"
-#include "planner/plan_view.hpp"
+#include "scheduler/plan_image.hpp"
+#include "scheduler/plan_view.hpp"
 
 /// What a CUDA attention kernel offers and what it is given. Plain types: no CUDA toolkit is needed to read this.
 namespace folio::inline v0::kernels::cuda {
@@ -17,10 +17,10 @@ inline constexpr int32_t kMaxSegments = 8;
 
 /// Counters of launches that claim their items; those of merges are like them. They belong to the plan's buffer, whose
 /// plans and runs are all in one stream; they are made zero, and every launch leaves them so. The first two are the
-/// number of claims given out beyond the workers' first, and the number of thread blocks that have finished, whose last
+/// number of claims given out beyond the workers' first, and the number of CTAs that have finished, whose last
 /// resets both; the others are the kernel's to use in the same way. Each lies in a line of its own.
-inline constexpr int32_t kClaimCounterStride = 32;  ///< uint32_t
-inline constexpr int32_t kClaimCounters = 4 * kClaimCounterStride;
+inline constexpr int32_t kTileCounterStride = 32;  ///< uint32_t
+inline constexpr int32_t kTileCounters = 4 * kTileCounterStride;
 
 /// Where one segment's keys and values lie. Strides are in elements. All addresses are the device's.
 struct SegmentParams {
@@ -52,7 +52,7 @@ struct RopeParams {
 
 /// One layer's launch. Copied into the kernel's parameters, so that a captured graph needs nothing of the host's.
 struct AttentionParams {
-  const planner::PlanImageHeader* plan = nullptr;
+  const scheduler::PlanImageHeader* plan = nullptr;
   SegmentParams segments[kMaxSegments];
   int32_t num_q_heads = 0;
   int32_t num_kv_heads = 0;
@@ -83,14 +83,14 @@ struct AttentionParams {
   const float* sinks = nullptr;
   const uint8_t* custom_mask = nullptr;  ///< kCustom: bits, laid out as PlanView::mask_byte_indptr says
   Determinism determinism = Determinism::kRunToRun;
-  float* partial_acc = nullptr;  ///< [partial rows, head_dim_v]
-  float* partial_max = nullptr;  ///< [partial rows], base-2 units
-  float* partial_sum = nullptr;
-  /// Schedule::kClaimed: [kClaimCounters], all zero when a launch begins; the launch leaves them so. Null with lists.
-  uint32_t* claim_counters = nullptr;
+  float* partial_acc = nullptr;      ///< [partial rows, head_dim_v]
+  float* partial_row_max = nullptr;  ///< [partial rows], base-2 units
+  float* partial_row_sum = nullptr;
+  /// Schedule::kDynamic: [kTileCounters], all zero when a launch begins; the launch leaves them so. Null with lists.
+  uint32_t* tile_counters = nullptr;
   /// Of a kernel that merges itself: [workers], all zero when a launch begins; the launch leaves them so, having folded
-  /// the results of items that name a merge (WorkItem::merge). Null: a second kernel is asked for (LaunchShape::merge).
-  uint32_t* merge_counters = nullptr;
+  /// the results of items that name a merge (WorkTile::merge). Null: a second kernel is asked for (LaunchShape::merge).
+  uint32_t* combine_counters = nullptr;
 };
 
 /// What a launch needs besides the parameters.
@@ -99,9 +99,9 @@ struct LaunchShape {
   DType kv = DType::kUnset;
   DType ragged_kv = DType::kUnset;
   int32_t num_workers = 0;
-  bool merge = true;              ///< false: nothing was split, or the kernel merges itself
-  int32_t most_rows = INT32_MAX;  ///< no item has more packed rows
-  bool fp8_products = false;      ///< see AttentionKernel::fp8_products
+  bool merge = true;             ///< false: nothing was split, or the kernel merges itself
+  int32_t max_rows = INT32_MAX;  ///< no item has more packed rows
+  bool fp8_mma = false;          ///< see AttentionKernel::fp8_mma
 };
 
 struct AttentionKernel {
@@ -110,31 +110,31 @@ struct AttentionKernel {
   int32_t max_compute_capability = INT32_MAX;  ///< of a kernel whose instructions later parts do not have
   /// Empty if it takes the configuration (dtypes resolved), else why not: what was given and what it takes.
   std::string (*refusal)(const AttentionConfig& config);
-  planner::TileShape (*tile)(const AttentionConfig& config);
+  scheduler::TileShape (*tile)(const AttentionConfig& config);
   /// What weights are rounded to before they multiply values: kFloat32 (not at all), kFloat16 or kBFloat16.
-  DType (*weights)(const AttentionConfig& config);
+  DType (*p_dtype)(const AttentionConfig& config);
   /// Of what it takes: where it is better than the kernels behind it, by measurement. Null: everywhere.
   bool (*preferred)(const AttentionConfig& config) = nullptr;
   int32_t workers_per_sm = 1;
-  /// The planner's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
+  /// The scheduler's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost = 0;
   int32_t row_cost = 1;
-  /// ... and of beginning and ending a chain of them (Schedule::kClaimed: an item): start_cost, and start_row_cost for
+  /// ... and of beginning and ending a chain of them (Schedule::kDynamic: an item): start_cost, and start_row_cost for
   /// each row beyond start_free_rows.
   int32_t start_cost = 0;
   int32_t start_row_cost = 0;
   int32_t start_free_rows = 0;
-  /// Schedule::kClaimed: keys that are worth an item of their own.
-  int32_t least_claim_tokens = 256;
-  /// ClaimOrder::kDearestFirst: bytes of K and V that stay in the L2 cache while row tiles read them; 0 is any number.
-  int64_t section_bytes = 0;
+  /// Schedule::kDynamic: keys that are worth an item of their own.
+  int32_t min_split_tokens = 256;
+  /// TileOrder::kLpt: bytes of K and V that stay in the L2 cache while row tiles read them; 0 is any number.
+  int64_t l2_swizzle_bytes = 0;
   /// Of what it takes: where fp8 queries, keys and values are multiplied as they are, and weights rounded to e4m3, if
-  /// that is permitted (PrepareOptions::allow_fp8_products). Null: nowhere.
-  bool (*fp8_products)(const AttentionConfig& config) = nullptr;
-  /// Takes AttentionParams::merge_counters: the launch folds what it has split itself.
-  bool merges_itself = false;
+  /// that is permitted (PrepareOptions::allow_fp8_mma). Null: nowhere.
+  bool (*fp8_mma)(const AttentionConfig& config) = nullptr;
+  /// Takes AttentionParams::combine_counters: the launch folds what it has split itself.
+  bool combines_in_kernel = false;
   /// Packed rows of an item that it takes too, though TileShape::rows are fewer, by a launch of its own for them
-  /// (LaunchShape::most_rows). For ops whose launches know what their items have; 0: there is no such launch.
+  /// (LaunchShape::max_rows). For ops whose launches know what their items have; 0: there is no such launch.
   int32_t wide_rows = 0;
   /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError).
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;

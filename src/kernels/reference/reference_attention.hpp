@@ -5,7 +5,7 @@
 
 #include "folio/types/attention.hpp"
 
-/// The oracle: attention in float64, straight from the definitions, without the planner's or the kernels' arithmetic.
+/// The oracle: attention in float64, straight from the definitions, without the scheduler's or the kernels' arithmetic.
 /// Slow (every row walks every key of its request) and meant for reading; it checks nothing that `run` checks.
 namespace folio::inline v0::kernels {
 

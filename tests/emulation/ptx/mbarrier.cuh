@@ -5,31 +5,32 @@
 /// src/ptx/mbarrier.cuh, emulated.
 namespace folio::inline v0::ptx {
 
-inline void init_barrier(uint32_t barrier, uint32_t arrivals) {
-  emulation::init_barrier(barrier, arrivals);
+inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  emulation::mbarrier_init(barrier, arrivals);
 }
-inline void publish_barriers() {}
-inline void arrive(uint32_t barrier) {
-  emulation::arrive(barrier, 1);
+inline void mbarrier_init_fence() {}
+inline void mbarrier_arrive(uint32_t barrier) {
+  emulation::mbarrier_arrive(barrier, 1);
 }
-inline void arrive(uint32_t barrier, uint32_t count) {
-  emulation::arrive(barrier, count);
+inline void mbarrier_arrive(uint32_t barrier, uint32_t count) {
+  emulation::mbarrier_arrive(barrier, count);
 }
-inline void arrive_expecting(uint32_t barrier, uint32_t bytes) {
+inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   emulation::expect(barrier, bytes);
-  emulation::arrive(barrier, 1);
+  emulation::mbarrier_arrive(barrier, 1);
 }
-inline void arrive_after_copies(uint32_t barrier) {
-  emulation::arrive_after_copies(barrier);
+inline void cp_async_mbarrier_arrive(uint32_t barrier) {
+  emulation::cp_async_mbarrier_arrive(barrier);
 }
-inline bool has_ended(uint32_t barrier, uint32_t parity) {
-  return emulation::has_ended(barrier, parity);
+inline bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+  return emulation::mbarrier_test_wait(barrier, parity);
 }
-inline void wait(uint32_t barrier, uint32_t parity) {
-  while (!emulation::has_ended(barrier, parity)) emulation::yield();
+inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  while (!emulation::mbarrier_test_wait(barrier, parity)) emulation::yield();
 }
-inline void meet(int32_t id, int32_t threads) {
-  emulation::meet(id, threads);
+inline void named_barrier_sync(int32_t id, int32_t threads) {
+  emulation::named_barrier_sync(id, threads);
 }
+inline void fence_view_async_shared() {}
 
 }  // namespace folio::inline v0::ptx

@@ -19,7 +19,7 @@ inline uint16_t matrix_element(const uint32_t (*lanes)[8], int32_t i, int32_t ro
   std::memcpy(&bits, emulation::shared_memory() + address + 2 * column, 2);
   return bits;
 }
-inline void load_matrices(uint32_t (&out)[4], uint32_t shared) {
+inline void ldmatrix_x4(uint32_t (&out)[4], uint32_t shared) {
   const auto* lanes = emulation::exchange({shared});
   const int32_t lane = emulation::thread_index().x % 32;
   for (int32_t i = 0; i < 4; ++i) {
@@ -27,7 +27,7 @@ inline void load_matrices(uint32_t (&out)[4], uint32_t shared) {
              uint32_t{matrix_element(lanes, i, lane / 4, lane % 4 * 2 + 1)} << 16;
   }
 }
-inline void load_matrices_transposed(uint32_t (&out)[4], uint32_t shared) {
+inline void ldmatrix_x4_trans(uint32_t (&out)[4], uint32_t shared) {
   const auto* lanes = emulation::exchange({shared});
   const int32_t lane = emulation::thread_index().x % 32;
   for (int32_t i = 0; i < 4; ++i) {
@@ -35,7 +35,7 @@ inline void load_matrices_transposed(uint32_t (&out)[4], uint32_t shared) {
              uint32_t{matrix_element(lanes, i, lane % 4 * 2 + 1, lane / 4)} << 16;
   }
 }
-inline uint32_t transpose_matrix(uint32_t two) {
+inline uint32_t movmatrix_trans(uint32_t two) {
   const auto* lanes = emulation::exchange({two});
   const int32_t lane = emulation::thread_index().x % 32;
   const int32_t row = lane % 4 * 2;
@@ -60,7 +60,7 @@ inline float widened<__half>(uint16_t bits) {
 }
 
 template <typename T>
-void multiply_add(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3], b0, b1});
   const int32_t lane = emulation::thread_index().x % 32;
   const auto element_a = [&](int32_t row, int32_t k) {
@@ -90,10 +90,10 @@ inline uint32_t pack_two<__half>(float low, float high) {
   const auto bits = [](float x) { return static_cast<__half_raw>(__float2half_rn(x)).x; };
   return bits(low) | static_cast<uint32_t>(bits(high)) << 16;
 }
-inline float exp2_approximate(float x) {
+inline float ex2_approx(float x) {
   return std::exp2(x);
 }
-inline float reciprocal_approximate(float x) {
+inline float rcp_approx(float x) {
   return 1.0f / x;
 }
 

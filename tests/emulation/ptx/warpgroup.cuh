@@ -6,11 +6,11 @@
 namespace folio::inline v0::ptx {
 
 template <int32_t Count>
-void give_up_registers() {}
+void warpgroup_reg_dealloc() {}
 template <int32_t Count>
-void claim_registers() {}
+void warpgroup_reg_alloc() {}
 
-inline bool elect() {
+inline bool elect_one() {
   __syncwarp();
   return threadIdx.x % 32 == 0;
 }

@@ -3,34 +3,34 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
 
 /// src/ptx/wgmma.cuh, emulated: a product is computed when it is begun.
 namespace folio::inline v0::ptx {
 
 template <int32_t Span>
-uint64_t describe_tile(uint32_t shared, uint32_t columns, uint32_t groups) {
+uint64_t make_smem_desc(uint32_t shared, uint32_t columns, uint32_t groups) {
   if (shared % 1024 != 0) throw std::runtime_error("a tile of a product begins at no multiple of 1024");
   return shared | uint64_t{columns} << 20 | uint64_t{groups} << 40 | uint64_t{Span == 128} << 60;
 }
-inline uint64_t advance(uint64_t tile, uint32_t bytes) {
+inline uint64_t advance_desc(uint64_t tile, uint32_t bytes) {
   return tile + bytes;
 }
-inline void begin_products() {
+inline void wgmma_fence() {
   __syncwarp();
 }
-inline void end_group() {}
-inline void order_before_products() {}
+inline void wgmma_commit() {}
 template <int32_t Pending, int32_t Count>
-void wait_products(float (&)[Count]) {
+void wgmma_wait(float (&)[Count]) {
   __syncwarp();
 }
 template <int32_t Count>
-void changed(float (&)[Count]) {}
-inline void wait_no_earlier_than(float, uint32_t) {}
-enum class Sum : int32_t { kNew = 0, kAdd = 1 };
+void warpgroup_fence_operand(float (&)[Count]) {}
+inline void order_wait_after(float, uint32_t) {}
+enum class ScaleOut : int32_t { kZero = 0, kOne = 1 };
 
-/// Where a tile's element stands, as describe_tile says: `row` and `column` of what lies in rows of a span.
+/// Where a tile's element stands, as make_smem_desc says: `row` and `column` of what lies in rows of a span.
 inline uint32_t element_address(uint64_t tile, int32_t row, int32_t column) {
   const auto begin = static_cast<uint32_t>(tile & 0xfffff);
   const auto columns = static_cast<uint32_t>(tile >> 20 & 0xfffff);
@@ -70,20 +70,20 @@ void multiply_lane(float (&d)[Count], const float (&rows)[2][16], const Column& 
   }
 }
 
-template <typename T, Sum kSum, int32_t Count>
-void multiply_tiles(float (&d)[Count], uint64_t a, uint64_t b) {
+template <typename T, ScaleOut kScaleOut, int32_t Count>
+void wgmma_ss(float (&d)[Count], uint64_t a, uint64_t b) {
   const int32_t first = emulation::thread_index().x % 128 / 32 * 16 + emulation::thread_index().x % 32 / 4;
   float rows[2][16];
   for (int32_t h = 0; h < 2; ++h) {
     for (int32_t k = 0; k < 16; ++k) rows[h][k] = element_at<T>(element_address(a, first + 8 * h, k));
   }
-  multiply_lane<kSum == Sum::kAdd>(d, rows,
-                                   [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
+  multiply_lane<kScaleOut == ScaleOut::kOne>(
+      d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
   __syncwarp();
 }
 
 template <typename T, int32_t Count>
-void multiply_rows(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
+void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
   const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3]});
   const int32_t lane = emulation::thread_index().x % 32;
   float rows[2][16];
@@ -96,7 +96,7 @@ void multiply_rows(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
   __syncwarp();
 }
 
-inline void store_matrices(uint32_t shared, const uint32_t (&in)[4]) {
+inline void stmatrix_x4(uint32_t shared, const uint32_t (&in)[4]) {
   const auto* lanes = emulation::exchange({shared});
   const int32_t lane = emulation::thread_index().x % 32;
   for (int32_t i = 0; i < 4; ++i) {

@@ -36,7 +36,7 @@ __device__ bool is_possible(const ListsJob& job, int32_t request, const KvRange&
   return job.table.has_row(row) && int64_t{range.table_start} + range.len <= job.table.columns_of(row);
 }
 
-/// One thread block: lengths, positions and both indptrs.
+/// One CTA: lengths, positions and both indptrs.
 __global__ void __launch_bounds__(kRangeThreads) ranges_kernel(const __grid_constant__ ListsJob job) {
   __shared__ int64_t sums[kRangeThreads];
   const auto thread = static_cast<int32_t>(threadIdx.x);
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kRangeThreads) ranges_kernel(const __grid_cons
   }
 }
 
-/// A column of thread blocks a request: its entries.
+/// A column of CTAs a request: its entries.
 __global__ void __launch_bounds__(kGatherThreads) gather_kernel(const __grid_constant__ ListsJob job) {
   const auto request = static_cast<int32_t>(blockIdx.x);
   KvIndicesJob entries;

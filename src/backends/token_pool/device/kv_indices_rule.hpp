@@ -5,7 +5,7 @@
 #include "folio/types/export.hpp"
 
 /// Gathering from the request table: what may be read, what is read, where it goes. Constexpr bodies for one request at
-/// a time, so that a device kernel, a thread block a request, runs what the host runs; `lane` of `lanes` is a thread's
+/// a time, so that a device kernel, a CTA a request, runs what the host runs; `lane` of `lanes` is a thread's
 /// share of a request's entries.
 namespace folio::inline v0::backends::token_pool {
 

@@ -8,7 +8,7 @@
 namespace folio::inline v0::kernels::cuda {
 
 /// Lets launches of a kernel on the current device ask for `bytes` of shared memory, more than the driver gives by
-/// itself. `largest`: as much is set aside as several thread blocks of a multiprocessor need, not one. Done once a
+/// itself. `largest`: as much is set aside as several CTAs of an SM need, not one. Done once a
 /// device: `Kernel` is a parameter of the template, so that each has its mark.
 template <auto Kernel>
 cudaError_t allow_shared_memory(int32_t bytes, bool largest) {

@@ -6,7 +6,7 @@
 
 namespace folio::inline v0::kernels::cuda {
 
-/// Sums over a thread block of kThreads, a multiple of 32. `shared` has kThreads / 32 + 1 entries; every thread of the
+/// Sums over a CTA of kThreads, a multiple of 32. `shared` has kThreads / 32 + 1 entries; every thread of the
 /// block calls, and may write `shared` again only behind the next call's first barrier.
 template <int32_t kThreads>
 struct BlockSum {

@@ -23,7 +23,7 @@ inline void check_launch(const char* what) {
   if (status != cudaSuccess) core::fail(ErrorCode::kDeviceError, "launching ", what, ": ", cudaGetErrorString(status));
 }
 
-/// Whether the current device offers cudaLaunchAttributeProgrammaticStreamSerialization (ptx/grid_dependency.cuh).
+/// Whether the current device offers cudaLaunchAttributeProgrammaticStreamSerialization (ptx/griddepcontrol.cuh).
 inline bool kernels_overlap() {
   int32_t device = 0;
   int32_t major = 0;
@@ -31,8 +31,8 @@ inline bool kernels_overlap() {
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
 }
 
-/// Thread blocks for `items`, which the kernel walks with a grid's stride.
-inline uint32_t grid_for(int64_t items, int64_t per_block, int64_t most = int64_t{1} << 20) {
+/// CTAs for `items`, which the kernel walks with a grid's stride.
+inline uint32_t grid_for(int64_t work_tiles, int64_t per_block, int64_t most = int64_t{1} << 20) {
   return static_cast<uint32_t>(std::clamp<int64_t>((items + per_block - 1) / per_block, 1, most));
 }
 

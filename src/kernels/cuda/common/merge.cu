@@ -7,7 +7,7 @@
 #include "kernels/cuda/common/launch_overlapping.hpp"
 #include "kernels/cuda/common/merge_row.cuh"
 #include "ptx/global_load.cuh"
-#include "ptx/grid_dependency.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/mma.cuh"
 
 namespace folio::inline v0::kernels::cuda {
@@ -63,13 +63,13 @@ __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& param
     __syncwarp();
     board.partial[lane] = partial;
     __syncwarp();
-    if (!waited) ptx::wait_for_kernels_before();
+    if (!waited) ptx::griddep_wait();
     waited = true;
     float lane_max = -INFINITY;
     float lane_sum = 0.0f;
     if (lane < n) {
-      lane_max = params.partial_max[partial];
-      lane_sum = params.partial_sum[partial];
+      lane_max = params.partial_row_max[partial];
+      lane_sum = params.partial_row_sum[partial];
     }
 #pragma unroll 1
     for (int32_t s = 0; s < n; s += kAhead) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ Share<Parts> weigh_share(const AttentionParams& param
 #pragma unroll
         for (int32_t h = 0; h < Parts; ++h) {
           const bool wanted = s + i < n && d + h * kMergePart < params.head_dim_v;
-          ptx::load_four_if(values[i][h], from + h * kMergePart * sizeof(float), wanted);
+          ptx::ld_global_16_if(values[i][h], from + h * kMergePart * sizeof(float), wanted);
         }
       }
       if (s == 0) {
@@ -177,7 +177,7 @@ __device__ __forceinline__ Share<Parts> join_shares(const Share<Parts> (*shares)
   return all;
 }
 
-/// Warps that a row of `count` partial results gets, of the thread block's, which has `rows` rows: a power of two.
+/// Warps that a row of `count` partial results gets, of the CTA's, which has `rows` rows: a power of two.
 __device__ __forceinline__ int32_t warps_of_row(int32_t count, int32_t rows) {
   int32_t warps = 1;
   while (warps * kWarpParts < count && 2 * warps * rows <= kWarps) warps *= 2;
@@ -189,25 +189,25 @@ __device__ __forceinline__ int32_t ceil_div(int32_t a, int32_t b) {
 }
 
 /// Merges without the order of a fold: a row's bits depend on the plan, not on who is faster, but are not those of a
-/// worker who computes its items one after the other. Where there are fewer merges than thread blocks, a merge has as
+/// worker who computes its items one after the other. Where there are fewer merges than CTAs, a merge has as
 /// many blocks as its rows need, the lowest numbers first: these are the ones that wait beside the kernel before, as
 /// few registers allow.
 template <int32_t Parts>
 __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constant__ AttentionParams params) {
   __shared__ Share<Parts> shares[kWarps][32];
   __shared__ Board boards[kWarps];
-  ptx::let_next_kernel_begin();
-  const planner::PlanView& plan = params.plan->view;
+  ptx::griddep_launch_dependents();
+  const scheduler::PlanView& plan = params.plan->view;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32;
   const auto grid = static_cast<int32_t>(gridDim.x);
-  const int32_t num_merges = plan.num_merges;
+  const int32_t num_combine_tiles = plan.num_combine_tiles;
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  const int32_t blocks = num_merges < grid ? grid / max(num_merges, 1) : 1;  // of a merge
+  const int32_t blocks = num_combine_tiles < grid ? grid / max(num_combine_tiles, 1) : 1;  // of a merge
   bool waited = false;
-  for (auto place = static_cast<int32_t>(blockIdx.x); place < num_merges * blocks; place += grid) {
-    const int32_t mine = place / num_merges;
-    const planner::MergeItem item = plan.merges[place - mine * num_merges];
+  for (auto place = static_cast<int32_t>(blockIdx.x); place < num_combine_tiles * blocks; place += grid) {
+    const int32_t mine = place / num_combine_tiles;
+    const scheduler::CombineTile item = plan.merges[place - mine * num_combine_tiles];
     const int32_t rows = item.row_end - item.row_begin;
     const int32_t count = item.source_end - item.source_begin;
     const int32_t of_merge = min(blocks, ceil_div(rows * warps_of_row(count, 1), kWarps));
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constan
     const int32_t share = warp % warps;
     const int32_t begin = count * share / warps;
     const int32_t end = count * (share + 1) / warps;
-    const int32_t* const sources = plan.merge_sources + item.source_begin + begin;
+    const int32_t* const sources = plan.combine_sources + item.source_begin + begin;
     for (int32_t first = row_begin; first < row_end; first += kWarps / warps) {
       const int32_t row = first + warp / warps;
       const int32_t token = row / group_size;
@@ -239,26 +239,27 @@ __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constan
       }
     }
   }
-  if (!waited) ptx::wait_for_kernels_before();  // by all: a graph's next kernel waits for this one alone
+  if (!waited) ptx::griddep_wait();  // by all: a graph's next kernel waits for this one alone
 }
 
 /// Folds partial results. A warp takes a row, its lanes the components.
 template <int32_t Parts>
 __global__ void __launch_bounds__(kFoldThreads) merge_kernel(const __grid_constant__ AttentionParams params) {
-  ptx::let_next_kernel_begin();
-  const planner::PlanView& plan = params.plan->view;
+  ptx::griddep_launch_dependents();
+  const scheduler::PlanView& plan = params.plan->view;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-  const int32_t num_merges = plan.num_merges;  // the plan was there before the kernel whose results are merged
-  ptx::wait_for_kernels_before();              // by all: a graph's next kernel waits for this one alone
-  for (int32_t m = blockIdx.x; m < num_merges; m += gridDim.x) {
-    const planner::MergeItem item = plan.merges[m];
+  const int32_t num_combine_tiles =
+      plan.num_combine_tiles;  // the plan was there before the kernel whose results are merged
+  ptx::griddep_wait();         // by all: a graph's next kernel waits for this one alone
+  for (int32_t m = blockIdx.x; m < num_combine_tiles; m += gridDim.x) {
+    const scheduler::CombineTile item = plan.merges[m];
     merge_item<Parts>(params, plan, item, static_cast<int32_t>(threadIdx.x) / 32, kFoldThreads / 32, lane);
   }
 }
 
 template <auto Kernel, int32_t Threads>
 cudaError_t launch_kernel(const AttentionParams& params, int32_t grid, Stream stream, bool overlaps) {
-  // As much shared memory is set aside as for the kernel before, so that both fit a multiprocessor.
+  // As much shared memory is set aside as for the kernel before, so that both fit an SM.
   const cudaError_t status = allow_shared_memory<Kernel>(0, true);
   if (status != cudaSuccess) return status;
   return launch_overlapping(Kernel, dim3(static_cast<unsigned>(grid)), Threads, 0, stream, overlaps, params);
@@ -270,7 +271,7 @@ void launch_merge(const AttentionParams& params, int32_t num_workers, Stream str
                   int32_t blocks_per_worker) {
   // Above kRunToRun a row's bits are those that a worker would have who computed its items one after the other; with
   // lists they are those that a kernel gives that merges itself.
-  const bool folds = params.determinism > Determinism::kRunToRun || params.claim_counters == nullptr;
+  const bool folds = params.determinism > Determinism::kRunToRun || params.tile_counters == nullptr;
   auto launch = folds ? launch_kernel<merge_kernel<1>, kFoldThreads> : launch_kernel<weigh_kernel<1>, kThreads>;
   if (params.head_dim_v > kMergePart)
     launch = folds ? launch_kernel<merge_kernel<2>, kFoldThreads> : launch_kernel<weigh_kernel<2>, kThreads>;

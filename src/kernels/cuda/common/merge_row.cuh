@@ -4,7 +4,7 @@
 #include "kernels/cuda/common/row_state.cuh"
 
 /// How a warp folds the partial results of a row, wherever that happens: in a kernel of its own, or where the last of
-/// them was finished. Same bits in both. Partial results are read past the first-level cache, as other multiprocessors
+/// them was finished. Same bits in both. Partial results are read past the L1, as other SMs
 /// may have written them while this kernel ran.
 namespace folio::inline v0::kernels::cuda {
 
@@ -44,8 +44,9 @@ __device__ __forceinline__ void write_part(const AttentionParams& params, int32_
 
 /// The end of a row whose partial results are folded. Called, as each type of output has code of its own.
 template <int32_t Parts>
-__device__ __noinline__ void end_merged_row(const AttentionParams& params, const planner::MergeItem& item, int32_t row,
-                                            int32_t lane, float max, float sum, const float4 (&acc)[Parts]) {
+__device__ __noinline__ void end_merged_row(const AttentionParams& params, const scheduler::CombineTile& item,
+                                            int32_t row, int32_t lane, float max, float sum,
+                                            const float4 (&acc)[Parts]) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t token = row / group_size;
   const int32_t q_head = item.kv_head * group_size + row % group_size;
@@ -61,8 +62,8 @@ __device__ __noinline__ void end_merged_row(const AttentionParams& params, const
 /// A row's partial results folded in their order by a warp. What is read does not wait for what is folded: maxima and
 /// sums of 32 are read by the lanes at once, values of kAhead.
 template <int32_t Parts>
-__device__ __forceinline__ void merge_row(const AttentionParams& params, const planner::PlanView& plan,
-                                          const planner::MergeItem& item, int32_t row, int32_t lane) {
+__device__ __forceinline__ void merge_row(const AttentionParams& params, const scheduler::PlanView& plan,
+                                          const scheduler::CombineTile& item, int32_t row, int32_t lane) {
   constexpr int32_t kAhead = kMergeAhead<Parts>;
   const int32_t d = kMergeLaneDims * lane;
   float4 acc[Parts] = {};
@@ -74,9 +75,9 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params, const p
     float lane_max = 0.0f;
     float lane_sum = 0.0f;
     if (lane < count) {
-      partial = plan.merge_sources[first + lane] + row - item.row_begin;
-      lane_max = __ldcg(params.partial_max + partial);
-      lane_sum = __ldcg(params.partial_sum + partial);
+      partial = plan.combine_sources[first + lane] + row - item.row_begin;
+      lane_max = __ldcg(params.partial_row_max + partial);
+      lane_sum = __ldcg(params.partial_row_sum + partial);
     }
     for (int32_t s = 0; s < count; s += kAhead) {
       float4 values[kAhead][Parts];
@@ -107,8 +108,9 @@ __device__ __forceinline__ void merge_row(const AttentionParams& params, const p
 /// The same of several rows, `row` and those each `step` further, at once: for merges of many rows, whose sources are
 /// few. Same bits, as each row's are folded in the same order.
 template <int32_t Parts>
-__device__ __forceinline__ void merge_rows(const AttentionParams& params, const planner::PlanView& plan,
-                                           const planner::MergeItem& item, int32_t row, int32_t step, int32_t lane) {
+__device__ __forceinline__ void merge_rows(const AttentionParams& params, const scheduler::PlanView& plan,
+                                           const scheduler::CombineTile& item, int32_t row, int32_t step,
+                                           int32_t lane) {
   constexpr int32_t kRows = 4 / Parts;
   const int32_t d = kMergeLaneDims * lane;
   float4 acc[kRows][Parts] = {};
@@ -121,15 +123,15 @@ __device__ __forceinline__ void merge_rows(const AttentionParams& params, const 
   }
 #pragma unroll 2
   for (int32_t s = item.source_begin; s < item.source_end; ++s) {
-    const int32_t source = plan.merge_sources[s] - item.row_begin;
+    const int32_t source = plan.combine_sources[s] - item.row_begin;
     float4 values[kRows][Parts];
     float other_max[kRows];
     float other_sum[kRows];
 #pragma unroll
     for (int32_t i = 0; i < kRows; ++i) {
       const int32_t r = min(row + i * step, item.row_end - 1);
-      other_max[i] = __ldcg(params.partial_max + source + r);
-      other_sum[i] = __ldcg(params.partial_sum + source + r);
+      other_max[i] = __ldcg(params.partial_row_max + source + r);
+      other_sum[i] = __ldcg(params.partial_row_sum + source + r);
 #pragma unroll
       for (int32_t h = 0; h < Parts; ++h) values[i][h] = load_four(params, source + r, d + h * kMergePart, true);
     }
@@ -150,8 +152,9 @@ __device__ __forceinline__ void merge_rows(const AttentionParams& params, const 
 
 /// A merge by `warps` warps, of which this is number `warp`.
 template <int32_t Parts>
-__device__ __forceinline__ void merge_item(const AttentionParams& params, const planner::PlanView& plan,
-                                           const planner::MergeItem& item, int32_t warp, int32_t warps, int32_t lane) {
+__device__ __forceinline__ void merge_item(const AttentionParams& params, const scheduler::PlanView& plan,
+                                           const scheduler::CombineTile& item, int32_t warp, int32_t warps,
+                                           int32_t lane) {
   constexpr int32_t kRows = 4 / Parts;
   constexpr int32_t kManyRows = 32;
   if (item.row_end - item.row_begin < kManyRows) {

@@ -15,7 +15,7 @@ namespace folio::inline v0::kernels::cuda {
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr double kLn2 = 0.693147180559945309417;
 
-/// Offset from the segment's first position of a local token; planner::shard_offset in 32 bits.
+/// Offset from the segment's first position of a local token; scheduler::shard_offset in 32 bits.
 __device__ __forceinline__ uint32_t position_offset(const KvShard& shard, uint32_t token) {
   if (shard.world == 1) return token;
   const auto interleave = static_cast<uint32_t>(shard.interleave);
@@ -32,7 +32,7 @@ struct Place {
     return page * strides.page + in_page * strides.token + head * strides.head;
   }
 };
-__device__ inline Place locate(const SegmentParams& segment, const planner::WorkItem& item, int32_t token) {
+__device__ inline Place locate(const SegmentParams& segment, const scheduler::WorkTile& item, int32_t token) {
   if (!segment.paged) return {0, int64_t{segment.indptr[item.kv_row]} + token};
   const int32_t column = token / segment.page_size;
   const int64_t begin = segment.indptr != nullptr ? int64_t{segment.indptr[item.kv_row]}

@@ -38,11 +38,11 @@ std::string refusal(const AttentionConfig& config) {
   return cpu::refusal(config, false);
 }
 
-planner::TileShape tile(const AttentionConfig&) {
+scheduler::TileShape tile(const AttentionConfig&) {
   return {.rows = kTileRows, .kv_tokens = cpu::kTileTokens};
 }
 
-size_t scratch_bytes(const AttentionConfig& config, const planner::TileShape& shape) {
+size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape) {
   return cpu::carve_scratch(config, shape, nullptr, cpu::own_bytes(kArithmetic, config, shape)).bytes;
 }
 
@@ -59,7 +59,7 @@ void run_merge(const AttentionParams& params, int32_t merge) noexcept {
 }  // namespace
 
 AttentionKernel describe(const char* name, std::string (*is_unavailable)(const platform::CpuFeatures&),
-                         size_t (*count_scratch)(const AttentionConfig&, const planner::TileShape&),
+                         size_t (*count_scratch)(const AttentionConfig&, const scheduler::TileShape&),
                          void (*worker)(const AttentionParams&, int32_t) noexcept,
                          void (*merge)(const AttentionParams&, int32_t) noexcept) {
   return {.name = name,

@@ -14,7 +14,7 @@ const AttentionKernel& attention_kernel();
 /// The kernel's description under another name and arithmetic: for the kernel itself, and for tests that run its logic
 /// with tiles in software.
 AttentionKernel describe(const char* name, std::string (*unavailable)(const platform::CpuFeatures&),
-                         size_t (*scratch_bytes)(const AttentionConfig&, const planner::TileShape&),
+                         size_t (*scratch_bytes)(const AttentionConfig&, const scheduler::TileShape&),
                          void (*run_worker)(const AttentionParams&, int32_t) noexcept,
                          void (*run_merge)(const AttentionParams&, int32_t) noexcept);
 

@@ -16,8 +16,8 @@
 namespace folio::inline v0::kernels {
 namespace {
 
-using planner::testing::OwnedBatch;
-using planner::testing::paged_batch;
+using scheduler::testing::OwnedBatch;
+using scheduler::testing::paged_batch;
 using testing::AttentionCase;
 using testing::CaseOptions;
 using testing::random_case;
@@ -163,7 +163,7 @@ TEST_P(AmxKernels, FoldingPartialResultsGivesTheBitsOfOneWorker) {
   const Result one = subject.run(*GetParam(), 1);
   for (const int32_t workers : {2, 5, 16}) {
     const Result many = subject.run(*GetParam(), workers);
-    EXPECT_GT(many.plan.num_merges, 0);
+    EXPECT_GT(many.plan.num_combine_tiles, 0);
     EXPECT_EQ(one.bytes, many.bytes) << workers << " workers";
     EXPECT_EQ(one.lse, many.lse) << workers << " workers";
   }

@@ -11,7 +11,7 @@ std::string unavailable(const platform::CpuFeatures& features) {
   return features.x86_64_v4() && features.avx512vbmi ? "" : "the CPU or the OS lacks x86-64-v4 or AVX512-VBMI";
 }
 
-size_t scratch_bytes(const AttentionConfig& config, const planner::TileShape& shape) {
+size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape) {
   return cpu::carve_scratch(config, shape, nullptr, cpu::own_bytes(kEmulatedArithmetic, config, shape)).bytes;
 }
 

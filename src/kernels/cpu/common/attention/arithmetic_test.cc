@@ -60,7 +60,7 @@ struct OneKey {
 
   OneKey(int32_t dim, DType dtype, bool pairs) {
     config.head_dim_qk = config.head_dim_v = dim;
-    const planner::TileShape tile{.rows = 1, .kv_tokens = kTileTokens};
+    const scheduler::TileShape tile{.rows = 1, .kv_tokens = kTileTokens};
     memory.resize(carve_scratch(config, tile, nullptr).bytes + 64);
     const size_t misaligned = reinterpret_cast<uintptr_t>(memory.data()) % 64;
     scratch = carve_scratch(config, tile, reinterpret_cast<std::byte*>(memory.data()) + (64 - misaligned) % 64);

@@ -10,14 +10,14 @@
 #include "core/aligned_buffer.hpp"
 #include "folio/types/float_convert.hpp"
 #include "kernels/reference/reference_attention.hpp"
-#include "planner/deal_claims_for_test.hpp"
+#include "scheduler/deal_claims_for_test.hpp"
 
 namespace folio::inline v0::kernels::testing {
 namespace {
 
 constexpr unsigned char kPoison = 0xff;  // every float type reads NaN from bytes of all ones
 
-int64_t rows_of(const planner::testing::OwnedBatch& batch, size_t s) {
+int64_t rows_of(const scheduler::testing::OwnedBatch& batch, size_t s) {
   const auto& indptr = batch.segments[s].group_indptr;
   return indptr.empty() ? static_cast<int64_t>(batch.q_len.size()) : static_cast<int64_t>(indptr.size()) - 1;
 }
@@ -36,7 +36,7 @@ double rounding(DType dtype, double value) {
 
 }  // namespace
 
-AttentionCase::AttentionCase(const AttentionConfig& config, planner::testing::OwnedBatch batch,
+AttentionCase::AttentionCase(const AttentionConfig& config, scheduler::testing::OwnedBatch batch,
                              const CaseOptions& options, uint32_t seed)
     : config_(config), batch_(std::move(batch)), options_(options), random_(seed) {
   num_tokens_ = batch_.view().num_tokens;
@@ -97,7 +97,7 @@ void AttentionCase::fill_queries() {
 }
 
 void AttentionCase::fill_segment(size_t s) {
-  const planner::testing::OwnedSegment& lengths = batch_.segments[s];
+  const scheduler::testing::OwnedSegment& lengths = batch_.segments[s];
   OwnedArgs& memory = memory_[s];
   SegmentArgs& args = segment_args_[s];
   const int64_t rows = rows_of(batch_, s);
@@ -228,7 +228,7 @@ void AttentionCase::fill_mask() {
 
 AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t num_workers, int32_t tile_rows,
                                          int32_t fixed_split_tokens) {
-  planner::PlannerConfig planning;
+  scheduler::SchedulerConfig planning;
   planning.num_q_heads = config_.num_q_heads;
   planning.num_kv_heads = config_.num_kv_heads;
   planning.page_size = config_.page_size;
@@ -243,11 +243,11 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   planning.tile_cost = kernel.tile_cost;
   planning.row_cost = kernel.row_cost;
   if (claim_seed_) {
-    planning.tile.schedule = planner::Schedule::kClaimed;
-    planning.least_claim_tokens = 32;
+    planning.tile.schedule = scheduler::Schedule::kDynamic;
+    planning.min_split_tokens = 32;
   }
-  planner::PlanStorage storage;
-  planner::testing::DealtClaims dealt;
+  scheduler::PlanStorage storage;
+  scheduler::testing::DealtClaims dealt;
   const BatchView batch = batch_.view();
 
   Result result;
@@ -263,8 +263,8 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   AttentionParams params;
   params.config = &config_;
   params.args = &args;
-  params.plan = planner::make_plan(planning, batch, storage);
-  if (claim_seed_) planner::testing::deal_claims(params.plan, *claim_seed_, dealt);
+  params.plan = scheduler::make_plan(planning, batch, storage);
+  if (claim_seed_) scheduler::testing::deal_claims(params.plan, *claim_seed_, dealt);
   params.tile = planning.tile;
   params.group_size = config_.num_q_heads / config_.num_kv_heads;
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -273,14 +273,14 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   std::vector<float> max(partial_rows, nan);
   std::vector<float> sum(partial_rows, nan);
   params.partial_acc = acc.data();
-  params.partial_max = max.data();
-  params.partial_sum = sum.data();
+  params.partial_row_max = max.data();
+  params.partial_row_sum = sum.data();
   params.scratch_stride = (kernel.scratch_bytes(config_, planning.tile) + 63) / 64 * 64;
   core::AlignedBuffer scratch(params.scratch_stride * static_cast<size_t>(num_workers) + 1);
   std::memset(scratch.data(), kPoison, scratch.bytes());
   params.scratch = scratch.data();
   for (int32_t w = num_workers - 1; w >= 0; --w) kernel.run_worker(params, w);
-  for (int32_t m = params.plan.num_merges - 1; m >= 0; --m) kernel.run_merge(params, m);
+  for (int32_t m = params.plan.num_combine_tiles - 1; m >= 0; --m) kernel.run_merge(params, m);
 
   result.plan = params.plan;
   result.weights = kernel.weights;

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kernels/attention_kernel.hpp"
-#include "planner/plan_fixtures.hpp"
-#include "planner/planner.hpp"
+#include "scheduler/plan_fixtures.hpp"
+#include "scheduler/scheduler.hpp"
 
 /// What tests of attention kernels share: a batch with all its arguments, filled with values from a seed and with NaN
 /// wherever a kernel has no business, runs of a kernel over it, and the comparison with the oracle.
@@ -38,7 +38,7 @@ struct OwnedArgs {
 class AttentionCase {
  public:
   /// `config` with its dtypes resolved. Lengths come from `batch`.
-  AttentionCase(const AttentionConfig& config, planner::testing::OwnedBatch batch, const CaseOptions& options,
+  AttentionCase(const AttentionConfig& config, scheduler::testing::OwnedBatch batch, const CaseOptions& options,
                 uint32_t seed);
   AttentionCase(const AttentionCase&) = delete;
   AttentionCase& operator=(const AttentionCase&) = delete;
@@ -47,15 +47,15 @@ class AttentionCase {
   const AttentionArgs& args() const { return args_; }
   AttentionArgs& mutable_args() { return args_; }
   BatchView view() { return batch_.view(); }
-  planner::testing::OwnedBatch& batch() { return batch_; }
+  scheduler::testing::OwnedBatch& batch() { return batch_; }
   std::vector<OwnedArgs>& memory() { return memory_; }
 
   struct Result {
     std::vector<float> out;            ///< [num_tokens, num_q_heads, head_dim_v], as float
     std::vector<unsigned char> bytes;  ///< the same as stored
     std::vector<float> lse;
-    planner::PlanView plan;  ///< counts only: its arrays are gone
-    DType weights;           ///< the kernel's
+    scheduler::PlanView plan;  ///< counts only: its arrays are gone
+    DType weights;             ///< the kernel's
   };
   /// Plans and runs, one worker after the other, in workspace full of NaN. `tile_rows` 0 = the kernel's.
   Result run(const AttentionKernel& kernel, int32_t num_workers, int32_t tile_rows = 0,
@@ -79,7 +79,7 @@ class AttentionCase {
   void store_values(unsigned char* data, DType dtype, int64_t first, int64_t step, int32_t count);
 
   AttentionConfig config_;
-  planner::testing::OwnedBatch batch_;
+  scheduler::testing::OwnedBatch batch_;
   CaseOptions options_;
   std::mt19937 random_;
   int32_t num_tokens_ = 0;

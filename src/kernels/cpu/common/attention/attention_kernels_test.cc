@@ -7,8 +7,8 @@
 namespace folio::inline v0::kernels {
 namespace {
 
-using planner::testing::OwnedBatch;
-using planner::testing::paged_batch;
+using scheduler::testing::OwnedBatch;
+using scheduler::testing::paged_batch;
 using testing::AttentionCase;
 using testing::CaseOptions;
 using testing::random_case;

@@ -1,6 +1,6 @@
 #include "kernels/cpu/common/attention/bind.hpp"
 
-#include "planner/partition_rule.hpp"
+#include "scheduler/partition_rule.hpp"
 
 namespace folio::inline v0::kernels::cpu {
 namespace {
@@ -21,16 +21,16 @@ const unsigned char* bytes_at(const void* data, int64_t element, DType dtype) {
 }
 
 /// What the query `index` of `request` sees of the item's segment row, and the factors that apply there.
-void bind_row_to_keys(const AttentionParams& params, const planner::WorkItem& item, int32_t request, int32_t index,
+void bind_row_to_keys(const AttentionParams& params, const scheduler::WorkTile& item, int32_t request, int32_t index,
                       int32_t q_head, ItemRow& row) {
   const AttentionConfig& config = *params.config;
   const AttentionArgs& args = *params.args;
-  const planner::PlanView& plan = params.plan;
-  const planner::SegmentLengths& lengths = plan.segments[item.segment];
+  const scheduler::PlanView& plan = params.plan;
+  const scheduler::SegmentLengths& lengths = plan.segments[item.segment];
   const SegmentArgs& segment = args.segments[static_cast<size_t>(item.segment)];
-  const planner::TokenRange range = planner::visible_range(
+  const scheduler::TokenRange range = scheduler::visible_range(
       {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard},
-      planner::key_sight(config.mask, lengths.mask, config.window_left, config.window_right), row.position);
+      scheduler::mask_bounds(config.mask, lengths.mask, config.window_left, config.window_right), row.position);
   row.visible_begin = static_cast<int32_t>(range.begin);
   row.visible_end = static_cast<int32_t>(range.end);
   row.logit_scale =
@@ -46,12 +46,12 @@ void bind_row_to_keys(const AttentionParams& params, const planner::WorkItem& it
 
 }  // namespace
 
-ItemKeys bind_keys(const AttentionParams& params, const planner::WorkItem& item) {
+ItemKeys bind_keys(const AttentionParams& params, const scheduler::WorkTile& item) {
   ItemKeys keys;
   keys.kv_begin = item.kv_begin;
   keys.kv_end = item.kv_end;
   if (item.kv_begin >= item.kv_end) return keys;
-  const planner::SegmentLengths& lengths = params.plan.segments[item.segment];
+  const scheduler::SegmentLengths& lengths = params.plan.segments[item.segment];
   const SegmentArgs& args = params.args->segments[static_cast<size_t>(item.segment)];
   keys.first_pos = lengths.first_pos[item.kv_row];
   keys.shard_world = lengths.shard.world;
@@ -86,10 +86,10 @@ ItemKeys bind_keys(const AttentionParams& params, const planner::WorkItem& item)
   return keys;
 }
 
-void bind_rows(const AttentionParams& params, const planner::WorkItem& item, ItemRow* rows) {
+void bind_rows(const AttentionParams& params, const scheduler::WorkTile& item, ItemRow* rows) {
   const AttentionConfig& config = *params.config;
   const AttentionArgs& args = *params.args;
-  const planner::PlanView& plan = params.plan;
+  const scheduler::PlanView& plan = params.plan;
   const bool has_keys = item.kv_begin < item.kv_end;
   int32_t request = item.request;
   for (int32_t r = item.row_begin; r < item.row_end; ++r) {

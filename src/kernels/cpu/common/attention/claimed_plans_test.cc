@@ -9,7 +9,7 @@
 namespace folio::inline v0::kernels {
 namespace {
 
-using planner::testing::paged_batch;
+using scheduler::testing::paged_batch;
 using testing::AttentionCase;
 using testing::RandomCase;
 using Result = AttentionCase::Result;
@@ -26,7 +26,7 @@ TEST_P(ClaimedPlansOfCpuKernels, MatchTheOracleWhoeverClaimsWhat) {
     subject.claim_items(static_cast<uint32_t>(i));
     const Result first = subject.run(*GetParam(), 1 + one.num_workers, one.tile_rows);
     ASSERT_EQ(subject.compare(first), "") << "case " << i;
-    merged += first.plan.num_merges > 0 ? 1 : 0;
+    merged += first.plan.num_combine_tiles > 0 ? 1 : 0;
     subject.claim_items(static_cast<uint32_t>(i) + 1000);
     ASSERT_EQ(subject.run(*GetParam(), 1 + one.num_workers, one.tile_rows).bytes, first.bytes) << "case " << i;
   }
@@ -44,7 +44,7 @@ TEST_P(ClaimedPlansOfCpuKernels, HaveTheBitsOfListsAtFixedSplits) {
     subject.claim_items(5);
     for (const int32_t workers : {1, 4, 16}) {
       const Result claimed = subject.run(*GetParam(), workers);
-      EXPECT_EQ(claimed.plan.num_merges > 0, workers > 1);
+      EXPECT_EQ(claimed.plan.num_combine_tiles > 0, workers > 1);
       EXPECT_EQ(claimed.bytes, lists.bytes) << workers << " workers";
       EXPECT_EQ(claimed.lse, lists.lse) << workers << " workers";
     }

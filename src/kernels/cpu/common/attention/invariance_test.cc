@@ -5,8 +5,8 @@
 namespace folio::inline v0::kernels {
 namespace {
 
-using planner::testing::OwnedBatch;
-using planner::testing::paged_batch;
+using scheduler::testing::OwnedBatch;
+using scheduler::testing::paged_batch;
 using testing::AttentionCase;
 using testing::CaseOptions;
 using Result = AttentionCase::Result;
@@ -64,7 +64,7 @@ TEST_P(InvarianceOfCpuKernels, FoldingPartialResultsGivesTheBitsOfOneWorker) {
     EXPECT_EQ(one.plan.num_partial_rows, 0);
     for (const int32_t workers : {2, 5, 16}) {
       const Result many = subject.run(*GetParam(), workers);
-      EXPECT_GT(many.plan.num_merges, 0);
+      EXPECT_GT(many.plan.num_combine_tiles, 0);
       EXPECT_EQ(one.bytes, many.bytes) << workers << " workers";
       EXPECT_EQ(one.lse, many.lse) << workers << " workers";
     }

@@ -55,11 +55,11 @@ std::string refusal(const AttentionConfig& config, bool rotates) {
 }
 
 /// Rows such that queries, accumulators and a converted tile stay within a megabyte of cache.
-planner::TileShape tile(const AttentionConfig& config) {
+scheduler::TileShape tile(const AttentionConfig& config) {
   return {.rows = config.head_dim_qk + config.head_dim_v <= 512 ? 64 : 32, .kv_tokens = kTileTokens};
 }
 
-size_t scratch_bytes(const AttentionConfig& config, const planner::TileShape& shape) {
+size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape) {
   return carve_scratch(config, shape, nullptr).bytes;
 }
 

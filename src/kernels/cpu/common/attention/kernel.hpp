@@ -10,8 +10,8 @@ namespace folio::inline v0::kernels::cpu {
 
 /// What the worker loop and the formats that it binds take. `rotates`: Arithmetic::rotates.
 std::string refusal(const AttentionConfig& config, bool rotates);
-planner::TileShape tile(const AttentionConfig& config);
-size_t scratch_bytes(const AttentionConfig& config, const planner::TileShape& shape);
+scheduler::TileShape tile(const AttentionConfig& config);
+size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape);
 
 template <const Arithmetic& kArithmetic>
 AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(const platform::CpuFeatures&),

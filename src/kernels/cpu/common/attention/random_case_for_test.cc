@@ -4,7 +4,7 @@ namespace folio::inline v0::kernels::testing {
 namespace {
 
 /// A custom mask's columns follow the lengths.
-void pick_tails(planner::testing::OwnedBatch& batch, std::mt19937& random) {
+void pick_tails(scheduler::testing::OwnedBatch& batch, std::mt19937& random) {
   for (size_t r = 0; r < batch.tail_len.size(); ++r) {
     int32_t keys = 0;
     for (const auto& segment : batch.segments) {
@@ -28,7 +28,7 @@ RandomCase random_case(std::mt19937& random) {
     return std::uniform_int_distribution<int32_t>(low, high)(random);
   };
   const auto chance = [&](int32_t percent) { return pick(1, 100) <= percent; };
-  planner::testing::Case planned = planner::testing::random_case(random);
+  scheduler::testing::Case planned = scheduler::testing::random_case(random);
   RandomCase out;
   AttentionConfig& config = out.config;
   config.num_q_heads = planned.config.num_q_heads;

@@ -6,10 +6,10 @@
 
 namespace folio::inline v0::kernels::testing {
 
-/// A random batch of the planner's tests, longer, with random dtypes, dims and features.
+/// A random batch of the scheduler's tests, longer, with random dtypes, dims and features.
 struct RandomCase {
   AttentionConfig config;
-  planner::testing::OwnedBatch batch;
+  scheduler::testing::OwnedBatch batch;
   CaseOptions options;
   int32_t num_workers = 1;
   int32_t tile_rows = 0;

@@ -31,7 +31,7 @@ int32_t padded(int32_t value, int32_t to) {
   return (value + to - 1) / to * to;
 }
 
-WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileShape& tile, std::byte* memory,
+WorkerScratch carve_scratch(const AttentionConfig& config, const scheduler::TileShape& tile, std::byte* memory,
                             size_t own_bytes) {
   const auto rows = static_cast<size_t>(padded(tile.rows, kMostRowPadding));
   const auto qk = static_cast<size_t>(padded(config.head_dim_qk, kDimPadding));

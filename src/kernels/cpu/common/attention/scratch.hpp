@@ -4,7 +4,7 @@
 
 #include "folio/types/attention.hpp"
 #include "kernels/cpu/common/attention/item_call.hpp"
-#include "planner/plan_view.hpp"
+#include "scheduler/plan_view.hpp"
 
 namespace folio::inline v0::kernels::cpu {
 
@@ -21,7 +21,7 @@ int32_t padded(int32_t value, int32_t to);
 
 /// Carves `memory`; with null, only counts. The same code for both, so that they agree. `own_bytes`: what the
 /// arithmetic wants for itself.
-WorkerScratch carve_scratch(const AttentionConfig& config, const planner::TileShape& tile, std::byte* memory,
+WorkerScratch carve_scratch(const AttentionConfig& config, const scheduler::TileShape& tile, std::byte* memory,
                             size_t own_bytes = 0);
 
 /// Fills ItemCall::rope.

@@ -71,7 +71,7 @@ void clear(const RowStates& states, int32_t rows, int32_t stride) {
   std::fill_n(states.acc, int64_t{rows} * stride, 0.0f);
 }
 
-void finish(const Arithmetic& arithmetic, const AttentionParams& params, const planner::WorkItem& item,
+void finish(const Arithmetic& arithmetic, const AttentionParams& params, const scheduler::WorkTile& item,
             const RowStates& states, int32_t stride) {
   const int32_t dim = params.config->head_dim_v;
   for (int32_t r = 0; r < item.row_end - item.row_begin; ++r) {
@@ -81,22 +81,22 @@ void finish(const Arithmetic& arithmetic, const AttentionParams& params, const p
       continue;
     }
     const int64_t partial = int64_t{item.partial} + r;
-    params.partial_max[partial] = states.max[r];
-    params.partial_sum[partial] = states.sum[r];
+    params.partial_row_max[partial] = states.max[r];
+    params.partial_row_sum[partial] = states.sum[r];
     std::memcpy(params.partial_acc + partial * dim, acc, static_cast<size_t>(dim) * sizeof(float));
   }
 }
 
 }  // namespace
 
-size_t own_bytes(const Arithmetic& arithmetic, const AttentionConfig& config, const planner::TileShape& tile) {
+size_t own_bytes(const Arithmetic& arithmetic, const AttentionConfig& config, const scheduler::TileShape& tile) {
   if (arithmetic.own_bytes == nullptr) return 0;
   return arithmetic.own_bytes(tile.rows, config.head_dim_qk, config.head_dim_v);
 }
 
 void run_worker(const Arithmetic& arithmetic, const AttentionParams& params, int32_t worker) noexcept {
   const AttentionConfig& config = *params.config;
-  const planner::PlanView& plan = params.plan;
+  const scheduler::PlanView& plan = params.plan;
   const int32_t begin = plan.worker_indptr[worker];
   const int32_t end = plan.worker_indptr[worker + 1];
   if (begin == end) return;
@@ -117,9 +117,9 @@ void run_worker(const Arithmetic& arithmetic, const AttentionParams& params, int
   if (scratch.item.rope != nullptr) set_rope(params.args->rope, config.head_dim_qk, scratch.item.rope);
   call.rope = scratch.item.rope;
   for (int32_t i = begin; i < end; ++i) {
-    const planner::WorkItem& item = plan.items[i];
-    const bool start = (item.flags & planner::kStart) != 0;
-    const bool split = (item.flags & planner::kFold) != 0 && !start;  // folding into nothing is accumulating in place
+    const scheduler::WorkTile& item = plan.work_tiles[i];
+    const bool start = (item.flags & scheduler::kStart) != 0;
+    const bool split = (item.flags & scheduler::kFold) != 0 && !start;  // folding into nothing is accumulating in place
     call.keys = bind_keys(params, item);
     call.num_rows = item.row_end - item.row_begin;
     bind_rows(params, item, scratch.rows);
@@ -137,12 +137,12 @@ void run_worker(const Arithmetic& arithmetic, const AttentionParams& params, int
                         config.head_dim_v);
       }
     }
-    if ((item.flags & planner::kFinish) != 0) finish(arithmetic, params, item, scratch.running, call.v_stride);
+    if ((item.flags & scheduler::kFinish) != 0) finish(arithmetic, params, item, scratch.running, call.v_stride);
   }
 }
 
 void run_merge(const Arithmetic& arithmetic, const AttentionParams& params, int32_t merge) noexcept {
-  const planner::MergeItem& item = params.plan.merges[merge];
+  const scheduler::CombineTile& item = params.plan.merges[merge];
   const int32_t dim = params.config->head_dim_v;
   alignas(64) float acc[kMaxHeadDimV];
   for (int32_t row = item.row_begin; row < item.row_end; ++row) {
@@ -150,8 +150,8 @@ void run_merge(const Arithmetic& arithmetic, const AttentionParams& params, int3
     float sum = 0.0f;
     std::fill_n(acc, dim, 0.0f);
     for (int32_t i = item.source_begin; i < item.source_end; ++i) {
-      const int64_t partial = int64_t{params.plan.merge_sources[i]} + row - item.row_begin;
-      arithmetic.fold(&max, &sum, acc, params.partial_max[partial], params.partial_sum[partial],
+      const int64_t partial = int64_t{params.plan.combine_sources[i]} + row - item.row_begin;
+      arithmetic.fold(&max, &sum, acc, params.partial_row_max[partial], params.partial_row_sum[partial],
                       params.partial_acc + partial * dim, dim);
     }
     write_row(arithmetic, params, item.kv_head, row, max, sum, acc);

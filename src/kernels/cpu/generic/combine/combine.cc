@@ -12,7 +12,7 @@ namespace folio::inline v0::kernels::generic {
 
 namespace {
 
-constexpr int32_t kChunk = 256;  // elements of a row held at a time; two such rows stay in the first-level cache
+constexpr int32_t kChunk = 256;  // elements of a row held at a time; two such rows stay in the L1
 
 const std::byte* at(const void* data, DType dtype, int64_t offset) noexcept {
   return static_cast<const std::byte*>(data) + offset * size_of(dtype);

@@ -5,7 +5,7 @@
 #include "kernels/cuda/common/divisor.hpp"
 #include "kernels/cuda/common/elements.cuh"
 
-/// What kernels that move tokens share. A thread block takes one half of some tokens: it resolves where they come from
+/// What kernels that move tokens share. A CTA takes one half of some tokens: it resolves where they come from
 /// and go to into shared memory, and then its threads move the pieces of all of them, several loads in flight a thread.
 namespace folio::inline v0::kernels::cuda {
 

@@ -38,7 +38,7 @@ struct MoveHalf {
   // Set by enqueue: how a token's pieces are counted and shared out, and the bytes from a head, and from a piece of a
   // head, to the next.
   uint32_t pieces = 1;  ///< of a token
-  uint32_t lanes = 1;   ///< tokens that a thread block takes at once
+  uint32_t lanes = 1;   ///< tokens that a CTA takes at once
   FastDiv columns;      ///< threads of one of them
   FastDiv per_head;
   int64_t from_head_bytes = 0;
@@ -53,7 +53,7 @@ struct MoveParams {
   int32_t first_half = 0;  ///< set by enqueue
   int32_t num_heads = 0;
   int32_t page_size = 1;
-  int32_t tile = 1;  ///< set by enqueue: tokens that a thread block takes at a time
+  int32_t tile = 1;  ///< set by enqueue: tokens that a CTA takes at a time
   int32_t* status = nullptr;
 };
 

@@ -16,7 +16,7 @@ __device__ int64_t pages_of(const RenumberParams& params, int64_t row) {
   return min((length + params.move.page_size - 1) / params.move.page_size, int64_t{params.columns});
 }
 
-/// A thread block a row: the new table.
+/// A CTA a row: the new table.
 __global__ void __launch_bounds__(kMoveThreads) number_kernel(const __grid_constant__ RenumberParams params) {
   __shared__ int64_t sums[kMoveThreads / 32 + 1];
   for (int64_t row = blockIdx.x; row < params.num_rows; row += gridDim.x) {
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kMoveThreads) number_kernel(const __grid_const
   }
 }
 
-/// Column y of thread blocks: row y's tokens; layer z: a half.
+/// Column y of CTAs: row y's tokens; layer z: a half.
 template <typename Move>
 __global__ void __launch_bounds__(kMoveThreads, 4) renumber_kernel(const __grid_constant__ RenumberParams params) {
   const MoveHalf& half = params.move.halves[params.move.first_half + blockIdx.z];

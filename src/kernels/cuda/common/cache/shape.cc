@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t kPiecesPerBlock = 1024;  // four for each of 256 threads; twice as many that are converted, which are
                                            // smaller on one side
 constexpr int64_t kMaxTile = 64;
-constexpr int64_t kManyBlocks = 512;  // fewer leave multiprocessors of today's parts without work
+constexpr int64_t kManyBlocks = 512;  // fewer leave SMs of today's parts without work
 
 /// The widest piece in elements, 16 bytes at most, that every row of a side begins and ends at a multiple of.
 int32_t copy_piece(const MoveHalf& half) {

@@ -94,7 +94,7 @@ TEST(MoveShape, ThreadsShareATokensPiecesInEqualParts) {
 TEST(MoveShape, TilesGrowWithWhatThereIsToDo) {
   MoveParams params = packed_move(DType::kBFloat16, DType::kBFloat16, 128);
   set_shape(params, 1 << 20);
-  EXPECT_EQ(params.tile, 16);  // 64 pieces a token, 1,024 a thread block
+  EXPECT_EQ(params.tile, 16);  // 64 pieces a token, 1,024 a CTA
   set_shape(params, 256);
   EXPECT_EQ(params.tile, 1);
   MoveParams tiny = packed_move(DType::kBFloat16, DType::kBFloat16, 8);

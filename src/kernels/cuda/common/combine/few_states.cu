@@ -10,9 +10,9 @@ namespace {
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kMaxStates = 8;
-constexpr int32_t kMaxRows = 128;  // of a thread block at a time
+constexpr int32_t kMaxRows = 128;  // of a CTA at a time
 constexpr int64_t kPiecesPerBlock = 2048;
-constexpr int64_t kManyBlocks = 512;  // fewer leave multiprocessors without work
+constexpr int64_t kManyBlocks = 512;  // fewer leave SMs without work
 constexpr double kLn2 = 0.693147180559945309417;
 constexpr double kLog2E = 1.44269504088896340736;
 constexpr float kEmpty = -1.0f;  // instead of a weight
@@ -24,7 +24,7 @@ struct Rows {
   FastDiv heads;
   int32_t num_states = 0;
   uint32_t num_rows = 0;
-  uint32_t tile = 1;  ///< rows of a thread block at a time
+  uint32_t tile = 1;  ///< rows of a CTA at a time
 };
 
 /// What a tile's rows have in shared memory.

@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ S
   }
 }
 
-/// Rows of a warp: 32 where that leaves work for every multiprocessor.
+/// Rows of a warp: 32 where that leaves work for every SM.
 int32_t rows_of_warp(int64_t rows) {
   constexpr int64_t kManyWarps = 132 * kWarps * 4;
   return static_cast<int32_t>(std::clamp<int64_t>(rows / kManyWarps, 1, 32));

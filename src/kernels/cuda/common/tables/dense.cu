@@ -10,7 +10,7 @@ constexpr int32_t kThreads = 256;
 constexpr int32_t kMaxRows = 65535;      // of a grid
 constexpr int32_t kFew = 4, kMany = 16;  ///< columns that a thread has in flight, of short rows and of long ones
 
-/// Column y of thread blocks: row y.
+/// Column y of CTAs: row y.
 template <int32_t kUnroll>
 __global__ void __launch_bounds__(kThreads) dense_kernel(const __grid_constant__ DenseParams params) {
   for (int64_t row = blockIdx.y; row < params.n; row += gridDim.y) {

@@ -4,7 +4,7 @@
 #include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/tables/report.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
-#include "ptx/grid_dependency.cuh"
+#include "ptx/griddepcontrol.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {
@@ -12,13 +12,13 @@ namespace {
 constexpr int32_t kThreads = 256;
 constexpr int32_t kSumThreads = 512;
 
-/// One thread block. A thread adds up kPerThread neighbours, but reads and writes every kSumThreads-th: whole sectors.
+/// One CTA. A thread adds up kPerThread neighbours, but reads and writes every kSumThreads-th: whole sectors.
 template <int32_t kPerThread>
 __global__ void __launch_bounds__(kSumThreads) indptr_kernel(const __grid_constant__ IndptrParams params) {
   constexpr int32_t kAtOnce = kSumThreads * kPerThread;
   __shared__ int64_t sums[kSumThreads / 32 + 1];
   __shared__ int32_t stage[kAtOnce];
-  ptx::let_next_kernel_begin();  // a list of the same rows looks them up meanwhile
+  ptx::griddep_launch_dependents();  // a list of the same rows looks them up meanwhile
   const auto thread = static_cast<int32_t>(threadIdx.x);
   if (thread == 0) params.indptr[0] = 0;
   int64_t before = 0;

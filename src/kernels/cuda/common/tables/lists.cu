@@ -7,7 +7,7 @@
 #include "kernels/cuda/common/table_entry.cuh"
 #include "kernels/cuda/common/tables/report.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
-#include "ptx/grid_dependency.cuh"
+#include "ptx/griddepcontrol.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {
@@ -62,9 +62,9 @@ __device__ inline void store(int64_t* out, const int64_t (&values)[2]) {
 
 /// How a list is divided whose stores have `count` entries.
 struct ListShape {
-  int32_t threads;    ///< of a thread block
+  int32_t threads;    ///< of a CTA
   int32_t in_flight;  ///< stores of a thread whose pages are looked up at once
-  int32_t at_once;    ///< entries of a thread block
+  int32_t at_once;    ///< entries of a CTA
 };
 constexpr ListShape shape_of(int32_t count) {
   const int32_t threads = count > 1 ? 256 : 128;
@@ -88,7 +88,7 @@ struct Place {
   }
 };
 
-/// Column y of thread blocks: row y's list, kCount neighbours a store, which begin where they can be stored at once and
+/// Column y of CTAs: row y's list, kCount neighbours a store, which begin where they can be stored at once and
 /// lie on one page or two. kSteady: all of a thread's neighbours lie at the same place of their pages. The lists'
 /// beginnings are made by the kernel before.
 template <typename Value, int32_t kCount, bool kSteady>
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(shape_of(kCount).threads, 1024 / shape_of(kCou
   for (int64_t row = blockIdx.y; row < params.n; row += gridDim.y) {
     const int32_t length = params.lens[row];
     const RowBounds bounds(params.table, row);
-    ptx::wait_for_kernels_before();  // by all, every row: what follows in the stream waits for this kernel alone
+    ptx::griddep_wait();  // by all, every row: what follows in the stream waits for this kernel alone
     const int64_t begin = params.indptr[row];
     const RowEntries row_pages(params.table, bounds);
     const int32_t entries = entries_of(params, length);

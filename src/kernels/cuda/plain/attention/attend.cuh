@@ -3,7 +3,7 @@
 #include "kernels/cuda/common/nvfp4_row.cuh"
 #include "kernels/cuda/common/rotation.cuh"
 #include "kernels/cuda/plain/attention/tile.cuh"
-#include "planner/partition_rule.hpp"
+#include "scheduler/partition_rule.hpp"
 
 /// One worker's items. A warp owns a row's scores, a thread owns components of the output for some of the rows.
 /// Everything about a row depends on the row and on tiles of 32 keys at absolute local positions alone.
@@ -30,13 +30,13 @@ class Worker {
     }
     __syncthreads();
     const int32_t end = plan_.worker_indptr[worker + 1];
-    for (int32_t i = plan_.worker_indptr[worker]; i < end; ++i) run_item(plan_.items[i]);
+    for (int32_t i = plan_.worker_indptr[worker]; i < end; ++i) run_item(plan_.work_tiles[i]);
   }
 
  private:
-  __device__ void run_item(const planner::WorkItem& item) {
-    const bool start = (item.flags & planner::kStart) != 0;
-    const bool split = (item.flags & planner::kFold) != 0 && !start;
+  __device__ void run_item(const scheduler::WorkTile& item) {
+    const bool start = (item.flags & scheduler::kStart) != 0;
+    const bool split = (item.flags & scheduler::kFold) != 0 && !start;
     num_rows_ = item.row_end - item.row_begin;
     if (start) load_queries(item);
     if (start || split) begin_state(split);
@@ -48,7 +48,7 @@ class Worker {
       __syncthreads();
     }
     if (split) fold();
-    if ((item.flags & planner::kFinish) != 0) finish(item);
+    if ((item.flags & scheduler::kFinish) != 0) finish(item);
     __syncthreads();
   }
 
@@ -60,7 +60,7 @@ class Worker {
     int32_t index;  ///< of the token in its request
     int64_t position;
   };
-  __device__ Row row_of(const planner::WorkItem& item, int32_t row) const {
+  __device__ Row row_of(const scheduler::WorkTile& item, int32_t row) const {
     const int32_t packed = item.row_begin + row;
     Row out{packed / group_size_, item.kv_head * group_size_ + packed % group_size_, item.request, 0, 0};
     while (plan_.cu_q[out.request + 1] <= out.token) ++out.request;
@@ -69,7 +69,7 @@ class Worker {
     return out;
   }
 
-  __device__ void load_queries(const planner::WorkItem& item) {
+  __device__ void load_queries(const scheduler::WorkTile& item) {
     for (int32_t i = threadIdx.x; i < num_rows_ * half_; i += kThreads) {
       const int32_t row = i / half_;
       const int32_t d = i % half_;
@@ -101,15 +101,15 @@ class Worker {
     }
   }
 
-  __device__ void bind_rows(const planner::WorkItem& item) {
+  __device__ void bind_rows(const scheduler::WorkTile& item) {
     const int32_t row = threadIdx.x;
     if (row >= num_rows_) return;
-    const planner::SegmentLengths& lengths = plan_.segments[item.segment];
+    const scheduler::SegmentLengths& lengths = plan_.segments[item.segment];
     const SegmentParams& segment = params_.segments[item.segment];
     const Row at = row_of(item, row);
-    const planner::KeySight sight =
-        planner::key_sight(params_.mask, lengths.mask, params_.window_left, params_.window_right);
-    const planner::TokenRange range = planner::visible_range(
+    const scheduler::MaskBounds sight =
+        scheduler::mask_bounds(params_.mask, lengths.mask, params_.window_left, params_.window_right);
+    const scheduler::TokenRange range = scheduler::visible_range(
         {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}, sight, at.position);
     rows_.position[row] = at.position;
     rows_.visible_begin[row] = static_cast<int32_t>(range.begin < item.kv_begin ? item.kv_begin : range.begin);
@@ -128,7 +128,7 @@ class Worker {
   }
 
   /// Adds the item's keys. Rows are bound.
-  __device__ void accumulate(const planner::WorkItem& item) {
+  __device__ void accumulate(const scheduler::WorkTile& item) {
     const SegmentParams& segment = params_.segments[item.segment];
     first_pos_ = plan_.segments[item.segment].first_pos[item.kv_row];
     shard_ = plan_.segments[item.segment].shard;
@@ -186,7 +186,7 @@ class Worker {
   }
 
   __device__ int64_t key_position(int32_t token) const {
-    return first_pos_ + planner::shard_offset(shard_, token);
+    return first_pos_ + scheduler::shard_offset(shard_, token);
   }
 
   /// Weights of a tile's keys, relative to the rows' new maxima. Each warp takes every kWarps-th row, each lane a key.
@@ -329,7 +329,7 @@ class Worker {
   }
 
   /// Results go through shared memory, so that one copy of what writes them does for all.
-  __device__ void finish(const planner::WorkItem& item) {
+  __device__ void finish(const scheduler::WorkTile& item) {
     __syncthreads();  // the queries have been used
 #pragma unroll
     for (int32_t i = 0; i < kRows; ++i) {
@@ -348,13 +348,13 @@ class Worker {
     }
   }
 
-  __device__ void finish_component(const planner::WorkItem& item, int32_t row, int32_t d, float acc) {
+  __device__ void finish_component(const scheduler::WorkTile& item, int32_t row, int32_t d, float acc) {
     if (item.partial >= 0) {
       const int64_t partial = int64_t{item.partial} + row;
       params_.partial_acc[partial * params_.head_dim_v + d] = acc;
       if (d != 0) return;
-      params_.partial_max[partial] = rows_.max[row];
-      params_.partial_sum[partial] = rows_.sum[row];
+      params_.partial_row_max[partial] = rows_.max[row];
+      params_.partial_row_sum[partial] = rows_.sum[row];
       return;
     }
     const int32_t packed = item.row_begin + row;
@@ -370,7 +370,7 @@ class Worker {
   }
 
   const AttentionParams& params_;
-  const planner::PlanView& plan_;
+  const scheduler::PlanView& plan_;
   const int32_t group_size_;
   const int32_t half_;  ///< of head_dim_qk
   const DynamicMemory memory_;

@@ -43,11 +43,11 @@ std::string refusal(const AttentionConfig& config) {
   return {};
 }
 
-planner::TileShape tile(const AttentionConfig&) {
+scheduler::TileShape tile(const AttentionConfig&) {
   return {.rows = 16, .kv_tokens = 32};
 }
 
-DType weights(const AttentionConfig&) {
+DType p_dtype(const AttentionConfig&) {
   return DType::kFloat32;
 }
 

@@ -8,12 +8,12 @@
 #include "kernels/cuda/sm80/attention/merge_last.cuh"
 #include "kernels/cuda/sm80/attention/narrow.cuh"
 
-/// The kernel: a thread block takes one work list of the plan, item by item, each in the way that its rows ask for.
+/// The kernel: a CTA takes one work list of the plan, item by item, each in the way that its rows ask for.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
 /// A row's way must not depend on other requests (kBatchInvariant: the rows of an item of a shared segment do), nor on
 /// how many of its request's rows are computed at once (kScheduleInvariant).
-__device__ __forceinline__ bool may_go_narrow(const AttentionParams& params, const planner::PlanView& plan) {
+__device__ __forceinline__ bool may_go_narrow(const AttentionParams& params, const scheduler::PlanView& plan) {
   if (params.determinism <= Determinism::kRunToRun) return true;
   if (params.determinism >= Determinism::kScheduleInvariant) return false;
   for (int32_t s = 0; s < plan.num_segments; ++s) {
@@ -32,18 +32,18 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
   extern __shared__ __align__(128) unsigned char memory[];
   auto& rows = *reinterpret_cast<RowInfo<kRows>*>(memory + tile_bytes(kDims));
   const uint32_t shared = ptx::shared_address(memory);
-  const planner::PlanView& plan = params.plan->view;
+  const scheduler::PlanView& plan = params.plan->view;
   const bool narrow = may_go_narrow(params, plan);
   constexpr int32_t kPlaces = kRows * (DimV / 4) / kThreads;
   RunningState<kPlaces> running;
   float* const results = reinterpret_cast<float*>(memory);
   const int32_t end = plan.worker_indptr[blockIdx.x + 1];
   int32_t i = plan.worker_indptr[blockIdx.x];
-  if (threadIdx.x == 0 && i < end) rows.next = plan.items[i];
+  if (threadIdx.x == 0 && i < end) rows.next = plan.work_tiles[i];
   for (; i < end; ++i) {
     if (threadIdx.x == 0) begin_item(params, plan, rows.next, rows.context);
     __syncthreads();
-    if (i + 1 < end) fetch_item(plan.items[i + 1], rows);
+    if (i + 1 < end) fetch_item(plan.work_tiles[i + 1], rows);
     const ItemContext& context = rows.context;
     const bool goes_narrow = narrow && context.num_rows <= kNarrowRows;
     const bool half = kRowTiles == 1 || context.num_rows <= kRows / kRowTiles;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
     } else {
       copy_queries<T, DimQk>(params, rows, shared, query_rows);
     }
-    ptx::commit_copies();
+    ptx::cp_async_commit();
     bind_rows(params, plan, rows);
     if (goes_narrow) {
       NarrowWay<T, DimQk, DimV, Codes, kRows>(params, context, rows, shared).run(results);
@@ -68,14 +68,14 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
     finish_rows<DimV>(params, rows, results, goes_narrow ? kWarps : 1, running);
     const int32_t merge = context.item.merge;
     __syncthreads();
-    if (merge >= 0 && params.merge_counters != nullptr) merge_if_last<DimV>(params, merge);
+    if (merge >= 0 && params.combine_counters != nullptr) merge_if_last<DimV>(params, merge);
   }
 }
 
 /// Enqueues a kernel with `bytes` of shared memory. See allow_shared_memory.
 template <auto Kernel>
 void launch_kernel(const AttentionParams& params, int32_t num_workers, int32_t bytes, Stream stream) {
-  // Two thread blocks share a multiprocessor.
+  // Two CTAs share an SM.
   cudaError_t status = allow_shared_memory<Kernel>(bytes, true);
   if (status == cudaSuccess) {
     Kernel<<<num_workers, kThreads, bytes, static_cast<cudaStream_t>(stream.handle)>>>(params);

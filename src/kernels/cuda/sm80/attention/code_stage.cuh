@@ -31,8 +31,8 @@ class CodeStage {
     for (int32_t i = 0; i < kMine; ++i) from[i] = places[piece_of(i, thread) / kPieces];
 #pragma unroll
     for (int32_t i = 0; i < kMine; ++i) {
-      ptx::copy_16_async(stage + kBytes * (i * kThreads + thread), from[i] + piece_of(i, thread) % kPieces * kBytes,
-                         from[i] != nullptr);
+      ptx::cp_async_16(stage + kBytes * (i * kThreads + thread), from[i] + piece_of(i, thread) % kPieces * kBytes,
+                       from[i] != nullptr);
     }
   }
 
@@ -44,7 +44,7 @@ class CodeStage {
       const int32_t piece = piece_of(i, thread);
       const int32_t token = piece / kPieces * 16 + thread / kTokenThreads;
       const int32_t in_token = piece % kPieces;
-      const uint4 codes = ptx::load_16(stage + kBytes * (i * kThreads + thread));
+      const uint4 codes = ptx::ld_shared_16(stage + kBytes * (i * kThreads + thread));
       uint4 low;
       uint4 high;
       widen_four(codes.x, low.x, low.y);
@@ -52,8 +52,8 @@ class CodeStage {
       widen_four(codes.z, high.x, high.y);
       widen_four(codes.w, high.z, high.w);
       const bool turned = (in_token & 4) != 0;
-      ptx::store_16(tile + piece_offset(Dim, token, 2 * in_token + (turned ? 1 : 0)), turned ? high : low);
-      ptx::store_16(tile + piece_offset(Dim, token, 2 * in_token + (turned ? 0 : 1)), turned ? low : high);
+      ptx::st_shared_16(tile + piece_offset(Dim, token, 2 * in_token + (turned ? 1 : 0)), turned ? high : low);
+      ptx::st_shared_16(tile + piece_offset(Dim, token, 2 * in_token + (turned ? 0 : 1)), turned ? low : high);
     }
   }
 };

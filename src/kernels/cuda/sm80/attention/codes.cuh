@@ -11,7 +11,7 @@ constexpr int32_t kTopExponent = 14;
 
 /// Two e4m3 codes, which stand in the upper bytes of the halves, as float16. A code's exponent and mantissa are those
 /// of a float16 that is 2^8 times smaller, subnormal numbers included; of NaN that is 480, which no code means.
-__device__ __forceinline__ uint32_t widen_e4m3(uint32_t spread) {
+__device__ __forceinline__ uint32_t upcast_e4m3x4(uint32_t spread) {
   const uint32_t small = (spread & 0x80008000u) | (spread >> 1 & 0x3f803f80u);
   const __half2 value = __hmul2(*reinterpret_cast<const __half2*>(&small), __float2half2_rn(256.0f));
   uint32_t wide = *reinterpret_cast<const uint32_t*>(&value);
@@ -28,8 +28,8 @@ __device__ __forceinline__ void widen_four(uint32_t codes, uint32_t& low, uint32
       : "=r"(low), "=r"(high)
       : "r"(codes));
 #else
-  low = widen_e4m3(__byte_perm(codes, 0, 0x1404));
-  high = widen_e4m3(__byte_perm(codes, 0, 0x3424));
+  low = upcast_e4m3x4(__byte_perm(codes, 0, 0x1404));
+  high = upcast_e4m3x4(__byte_perm(codes, 0, 0x3424));
 #endif
 }
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ void convert_queries(const AttentionParams& params, R
     for (int32_t i = 0; i < kMine; ++i) {
       const int32_t piece = lane + i * kLanes;
       if (!permuted) {
-        ptx::store_16(tile + piece_offset(Dim, row, piece), pieces[i]);
+        ptx::st_shared_16(tile + piece_offset(Dim, row, piece), pieces[i]);
         continue;
       }
       const uint32_t pairs[4] = {pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w};
@@ -104,7 +104,7 @@ __device__ __forceinline__ void convert_queries(const AttentionParams& params, R
       for (int32_t j = 0; j < 4; ++j) {
         const int32_t place_of_pair = code_pair(piece % 2 * 4 + j);
         const int32_t target = piece / 2 * 2 + place_of_pair / 4;
-        ptx::store_4(tile + piece_offset(Dim, row, target) + place_of_pair % 4 * 4, pairs[j]);
+        ptx::st_shared_4(tile + piece_offset(Dim, row, target) + place_of_pair % 4 * 4, pairs[j]);
       }
     }
   }
@@ -123,11 +123,11 @@ __device__ __forceinline__ bool scan_codes(uint32_t tile, int32_t count, int32_t
 #pragma unroll 1
   for (int32_t i = lane; i < count * (Dim / 4); i += 32) {
     const uint32_t at = tile + 4 * static_cast<uint32_t>(i);
-    const uint32_t word = ptx::load_4(at);
+    const uint32_t word = ptx::ld_shared_4(at);
     const uint32_t special = nan_codes(word);
     if (special == 0) continue;
     found = true;
-    if (clear) ptx::store_4(at, word & ~((special >> 7) * 0xffu));
+    if (clear) ptx::st_shared_4(at, word & ~((special >> 7) * 0xffu));
   }
   return found;
 }
@@ -144,7 +144,7 @@ __device__ __forceinline__ void add_special_codes(const AttentionParams& params,
   for (int32_t i = 0; i < count; ++i) {
 #pragma unroll 1
     for (int32_t j = 0; j < Dim / 16; ++j) {
-      const uint32_t special = nan_codes(ptx::load_4(tile + code_offset(Dim, i, j) + 4 * t));
+      const uint32_t special = nan_codes(ptx::ld_shared_4(tile + code_offset(Dim, i, j) + 4 * t));
       if (special == 0) continue;
 #pragma unroll 1
       for (int32_t r = 0; r < 2; ++r) {

@@ -43,7 +43,7 @@ class LargeWay {
     }
     begin_state<false>(params_, context_, rows_, lane_ / 4, state_);
     if (context_.num_tiles > 0) accumulate();
-    ptx::wait_copies<0>();
+    ptx::cp_async_wait<0>();
     join_quad(state_);
     __syncthreads();  // the tiles become the place of results
     keep_results<kLargeDims.v>(state_, acc_, lane_ / 4, warp_ * kMine * 8 + 2 * (lane_ % 4), results, rows_);
@@ -109,7 +109,7 @@ class LargeWay {
       look_up(i & 1, begin + i);
       __syncthreads();
       if (begin + i < end) copy_keys(i & 1, begin + i, ring_ + i * kTileBytes);
-      ptx::commit_copies();
+      ptx::cp_async_commit();
     }
     look_up((kLargeStages - 1) & 1, begin + kLargeStages - 1);
   }
@@ -117,10 +117,10 @@ class LargeWay {
   /// Waits for the tile and begins the copy of one that takes the place of the tile before; looks up the one after.
   __device__ __forceinline__ void advance_ring(int32_t begin, int32_t tile, int32_t end) {
     const int32_t ahead = tile - begin + kLargeStages - 1;
-    ptx::wait_copies<kLargeStages - 2>();
+    ptx::cp_async_wait<kLargeStages - 2>();
     __syncthreads();  // this tile is there, the one before was used, the one ahead was looked up
     if (begin + ahead < end) copy_keys(ahead & 1, begin + ahead, ring_ + ahead % kLargeStages * kTileBytes);
-    ptx::commit_copies();
+    ptx::cp_async_commit();
     look_up((ahead + 1) & 1, begin + ahead + 1);
   }
 
@@ -132,8 +132,8 @@ class LargeWay {
     const PieceSource v{segment.v, segment.dtype, segment.wide};
     copy_tile<T, kLargeDims.v, kLargeTokens, kQk>(ring_ + kTileBytes, rows_.offsets[0], &TokenOffsets::v, v,
                                                   params_.head_dim_v, is_whole(v, tile), thread_);
-    ptx::commit_copies();
-    ptx::wait_copies<0>();
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
     __syncthreads();
   }
 
@@ -149,12 +149,12 @@ class LargeWay {
 #pragma unroll
     for (int32_t step = 0; step < kSteps; step += 2) {
       uint32_t b[4];
-      ptx::load_matrices(b, advance(k, 2 * step));
+      ptx::ldmatrix_x4(b, advance(k, 2 * step));
 #pragma unroll
       for (int32_t i = 0; i < 2; ++i) {
         uint32_t a[4];
-        ptx::load_matrices(a, advance(q, 2 * (step + i)));
-        ptx::multiply_add<T>(s[(step + i) % 4], a, b[2 * i], b[2 * i + 1]);
+        ptx::ldmatrix_x4(a, advance(q, 2 * (step + i)));
+        ptx::mma_m16n8k16<T>(s[(step + i) % 4], a, b[2 * i], b[2 * i + 1]);
       }
     }
 #pragma unroll
@@ -193,11 +193,11 @@ class LargeWay {
 #pragma unroll
     for (int32_t n = 0; n < kMine / 2; ++n) {
       uint32_t b[4];
-      ptx::load_matrices_transposed(b, advance(v + static_cast<uint32_t>(warp_ * kMine * 16), 2 * n));
+      ptx::ldmatrix_x4_trans(b, advance(v + static_cast<uint32_t>(warp_ * kMine * 16), 2 * n));
 #pragma unroll
       for (int32_t m = 0; m < kRowTiles; ++m) {
-        ptx::multiply_add<T>(acc_[m][2 * n], a[m], b[0], b[1]);
-        ptx::multiply_add<T>(acc_[m][2 * n + 1], a[m], b[2], b[3]);
+        ptx::mma_m16n8k16<T>(acc_[m][2 * n], a[m], b[0], b[1]);
+        ptx::mma_m16n8k16<T>(acc_[m][2 * n + 1], a[m], b[2], b[3]);
       }
     }
   }
@@ -224,7 +224,7 @@ class LargeWay {
   float acc_[kRowTiles][kMine][4];
 };
 
-/// A thread block's work list. All items go one way, in which a row's bits depend on tiles of 16 tokens at absolute
+/// A CTA's work list. All items go one way, in which a row's bits depend on tiles of 16 tokens at absolute
 /// positions alone. `memory` is shared, kLargeBytes and a RowInfo, from a multiple of 128 on.
 template <typename T>
 __device__ __forceinline__ void run_large_block(const AttentionParams& params, unsigned char* memory) {
@@ -232,28 +232,28 @@ __device__ __forceinline__ void run_large_block(const AttentionParams& params, u
   static_assert(4 * kLargeRows * result_stride(kLargeDims) <= kLargeBytes);
   auto& rows = *reinterpret_cast<RowInfo<kLargeRows>*>(memory + kLargeBytes);
   const uint32_t shared = ptx::shared_address(memory);
-  const planner::PlanView& plan = params.plan->view;
+  const scheduler::PlanView& plan = params.plan->view;
   RunningState<kLargeRows*(kLargeDims.v / 4) / kThreads> running;
   float* const results = reinterpret_cast<float*>(memory);
   float* const scores = reinterpret_cast<float*>(memory + kLargeScores);
   const int32_t end = plan.worker_indptr[blockIdx.x + 1];
   int32_t i = plan.worker_indptr[blockIdx.x];
-  if (threadIdx.x == 0 && i < end) rows.next = plan.items[i];
+  if (threadIdx.x == 0 && i < end) rows.next = plan.work_tiles[i];
   for (; i < end; ++i) {
     if (threadIdx.x == 0) begin_item(params, plan, rows.next, rows.context);
     __syncthreads();
-    if (i + 1 < end) fetch_item(plan.items[i + 1], rows);
+    if (i + 1 < end) fetch_item(plan.work_tiles[i + 1], rows);
     locate_queries(params, rows, kLargeRows);
     __syncthreads();
     copy_queries<T, kLargeDims.qk>(params, rows, shared, kLargeRows);
-    ptx::commit_copies();
+    ptx::cp_async_commit();
     bind_rows(params, plan, rows);
     LargeWay<T, kLargeRows>(params, rows.context, rows, shared, scores).run(results);
     __syncthreads();
     finish_rows<kLargeDims.v>(params, rows, results, 1, running);
     const int32_t merge = rows.context.item.merge;
     __syncthreads();
-    if (merge >= 0 && params.merge_counters != nullptr) merge_if_last<kLargeDims.v>(params, merge);
+    if (merge >= 0 && params.combine_counters != nullptr) merge_if_last<kLargeDims.v>(params, merge);
   }
 }
 

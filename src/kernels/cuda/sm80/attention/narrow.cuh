@@ -50,7 +50,7 @@ class NarrowWay {
     }
     begin_state<Codes>(params_, context_, rows_, lane_ / 4, state_);
     if (context_.num_tiles > 0) accumulate();
-    ptx::wait_copies<0>();
+    ptx::cp_async_wait<0>();
     join_quad(state_);
     __syncthreads();  // the rings become the place of results
     const int32_t first_row = warp_ * kNarrowRows + lane_ / 4;
@@ -100,7 +100,7 @@ class NarrowWay {
         const char* piece = token + lane_ / kPieces * from.token_step + lane_ % kPieces * 16;
         const int64_t step = 32 / kPieces * from.token_step;
 #pragma unroll
-        for (int32_t i = 0; i < kCopies; ++i, piece += step) ptx::copy_16_async(target(i), piece);
+        for (int32_t i = 0; i < kCopies; ++i, piece += step) ptx::cp_async_16(target(i), piece);
         return;
       }
     }
@@ -112,7 +112,7 @@ class NarrowWay {
         const int32_t d = (i * 32 + lane_) % kPieces * kPieceElements;
         const int64_t offset = __shfl_sync(kAll, mine, (i * 32 + lane_) / kPieces);
         const int32_t bytes = offset == kUnseen ? 0 : min(16, max(0, (head_dim - d) * kBytes));
-        ptx::copy_up_to_16_async(target(i), from.head + (bytes > 0 ? offset + d * kBytes : 0), bytes);
+        ptx::cp_async_16_zfill(target(i), from.head + (bytes > 0 ? offset + d * kBytes : 0), bytes);
       }
       return;
     }
@@ -157,18 +157,18 @@ class NarrowWay {
     for (int32_t stage = 0; stage < kStages; ++stage) {
       const Share next = look_up(stage + 1);
       if (stage < num_tiles) copy_keys(stage, share);
-      ptx::commit_copies();
+      ptx::cp_async_commit();
       if (stage < num_tiles) copy_values(stage, share);
-      ptx::commit_copies();
+      ptx::cp_async_commit();
       share = next;
     }
-    ptx::wait_copies<2 * kStages>();
+    ptx::cp_async_wait<2 * kStages>();
     __syncthreads();  // the queries are there
     uint32_t held[kHeldSteps][4];
     const uint32_t q = q_ + piece_offset(DimQk, lane_ % 16, lane_ / 16);
     if constexpr (kHoldQueries) {
 #pragma unroll
-      for (int32_t step = 0; step < kHeldSteps; ++step) ptx::load_matrices(held[step], advance(q, 2 * step));
+      for (int32_t step = 0; step < kHeldSteps; ++step) ptx::ldmatrix_x4(held[step], advance(q, 2 * step));
     }
     int32_t stage = 0;
 #pragma unroll 1
@@ -178,24 +178,24 @@ class NarrowWay {
       const bool more = tile + kStages < num_tiles;
       const uint32_t keys = ring_ + stage * kStageBytes;
       // Groups end in the order K, V, K, V; each wait leaves those under way that were begun after the one awaited.
-      ptx::wait_copies<2 * kStages - 1>();
+      ptx::cp_async_wait<2 * kStages - 1>();
       __syncwarp();
       float s[1][2][4];
       multiply_keys(keys, q, held, s);
       __syncwarp();
       if (more) copy_keys(stage, share);
-      ptx::commit_copies();
+      ptx::cp_async_commit();
       const bool masked = first < all_begin || first + kShare > all_end;
       to_logits(params_, context_, rows_, state_, lane_ / 4, first + 2 * (lane_ % 4), general, masked, upper, s);
       float factor[1][2];
       if (to_weights<T>(state_, upper, s, factor)) rescale(acc_, factor);
-      ptx::wait_copies<2 * kStages - 1>();
+      ptx::cp_async_wait<2 * kStages - 1>();
       __syncwarp();
       if (custom || (masked && is_mixed(context_.sight, first, kShare))) set_special_apart(keys + kKeyBytes, first);
       multiply_values(keys + kKeyBytes, s);
       __syncwarp();
       if (more) copy_values(stage, share);
-      ptx::commit_copies();
+      ptx::cp_async_commit();
       share = next;
       if (++stage == kStages) stage = 0;
     }
@@ -212,13 +212,13 @@ class NarrowWay {
     }
     const auto multiply = [&](int32_t step, float(&to)[2][4], uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3) {
       if constexpr (kHoldQueries) {
-        ptx::multiply_add<T>(to[0], held[step], b0, b1);
-        ptx::multiply_add<T>(to[1], held[step], b2, b3);
+        ptx::mma_m16n8k16<T>(to[0], held[step], b0, b1);
+        ptx::mma_m16n8k16<T>(to[1], held[step], b2, b3);
       } else {
         uint32_t a[4];
-        ptx::load_matrices(a, advance(q, 2 * step));
-        ptx::multiply_add<T>(to[0], a, b0, b1);
-        ptx::multiply_add<T>(to[1], a, b2, b3);
+        ptx::ldmatrix_x4(a, advance(q, 2 * step));
+        ptx::mma_m16n8k16<T>(to[0], a, b0, b1);
+        ptx::mma_m16n8k16<T>(to[1], a, b2, b3);
       }
     };
     const int32_t token = lane_ % 8 + lane_ / 16 * 8;
@@ -229,7 +229,7 @@ class NarrowWay {
         uint32_t b[4];
         uint32_t low[4];
         uint32_t high[4];
-        ptx::load_matrices(b, advance_codes<DimQk>(k, step));
+        ptx::ldmatrix_x4(b, advance_codes<DimQk>(k, step));
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) widen_four(b[i], low[i], high[i]);
         multiply(step, s[0], low[0], high[0], low[2], high[2]);
@@ -240,7 +240,7 @@ class NarrowWay {
 #pragma unroll
       for (int32_t step = 0; step < DimQk / 16; ++step) {
         uint32_t b[4];
-        ptx::load_matrices(b, advance(k, 2 * step));
+        ptx::ldmatrix_x4(b, advance(k, 2 * step));
         multiply(step, step % 2 == 0 ? s[0] : odd, b[0], b[1], b[2], b[3]);
       }
     }
@@ -259,7 +259,7 @@ class NarrowWay {
 #pragma unroll
       for (int32_t j = 0; j < DimV / 16; j += 2) {
         uint32_t b[4];
-        ptx::load_matrices_transposed(b, advance_codes<DimV>(v, j));
+        ptx::ldmatrix_x4_trans(b, advance_codes<DimV>(v, j));
 #pragma unroll
         for (int32_t i = 0; i < 2; ++i) {
           // A word has two neighbouring components of two tokens; a product wants two tokens of one component.
@@ -267,8 +267,8 @@ class NarrowWay {
           uint32_t odd[2];
           widen_four(__byte_perm(b[2 * i], 0, 0x3120), even[0], odd[0]);
           widen_four(__byte_perm(b[2 * i + 1], 0, 0x3120), even[1], odd[1]);
-          ptx::multiply_add<T>(acc_[0][2 * (j + i)], p, even[0], even[1]);
-          ptx::multiply_add<T>(acc_[0][2 * (j + i) + 1], p, odd[0], odd[1]);
+          ptx::mma_m16n8k16<T>(acc_[0][2 * (j + i)], p, even[0], even[1]);
+          ptx::mma_m16n8k16<T>(acc_[0][2 * (j + i) + 1], p, odd[0], odd[1]);
         }
       }
     } else {
@@ -276,9 +276,9 @@ class NarrowWay {
 #pragma unroll
       for (int32_t n = 0; n < DimV / 16; ++n) {
         uint32_t b[4];
-        ptx::load_matrices_transposed(b, advance(v, 2 * n));
-        ptx::multiply_add<T>(acc_[0][2 * n], p, b[0], b[1]);
-        ptx::multiply_add<T>(acc_[0][2 * n + 1], p, b[2], b[3]);
+        ptx::ldmatrix_x4_trans(b, advance(v, 2 * n));
+        ptx::mma_m16n8k16<T>(acc_[0][2 * n], p, b[0], b[1]);
+        ptx::mma_m16n8k16<T>(acc_[0][2 * n + 1], p, b[2], b[3]);
       }
     }
   }

@@ -56,12 +56,12 @@ __device__ __forceinline__ uint4 widen_codes(const uint2& codes, DType dtype) {
 template <typename T>
 __device__ __forceinline__ void copy_any_piece(uint32_t shared, const PieceSource& source, int64_t at, bool valid) {
   if (is_fp8(source.dtype)) {
-    ptx::store_16(shared, widen_codes<T>(load_codes(source, at, valid), source.dtype));
+    ptx::st_shared_16(shared, widen_codes<T>(load_codes(source, at, valid), source.dtype));
     return;
   }
   const T* const from = static_cast<const T*>(source.data) + at;
   if (source.aligned) {
-    ptx::copy_16_async(shared, from, valid);
+    ptx::cp_async_16(shared, from, valid);
     return;
   }
   uint32_t parts[kPiece / 2] = {};
@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_any_piece(uint32_t shared, const PieceSourc
 #pragma unroll
     for (int32_t i = 0; i < kPiece; ++i) parts[i / 2] |= uint32_t{bits[i]} << (i % 2 * 16);
   }
-  ptx::store_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
+  ptx::st_shared_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

@@ -110,7 +110,7 @@ template <int32_t Rows, int32_t Places>
 __device__ __forceinline__ void end_state(const AttentionParams& params, RowInfo<Rows>& rows, int32_t row,
                                           int32_t num_states, RunningState<Places>& before) {
   const ItemContext& context = rows.context;
-  const planner::WorkItem& item = context.item;
+  const scheduler::WorkTile& item = context.item;
   float max = rows.result.top[row];
 #pragma unroll 1
   for (int32_t w = 1; w < num_states; ++w) max = fmaxf(max, rows.result.top[w * kNarrowRows + row]);
@@ -125,20 +125,20 @@ __device__ __forceinline__ void end_state(const AttentionParams& params, RowInfo
   }
   RowEnding ending{};
   ending.scale = context.num_tiles > 0 ? scale_at(context.segment->v_scale, rows.request[row], item.kv_head) : 1.0f;
-  if ((item.flags & planner::kStart) == 0) {
+  if ((item.flags & scheduler::kStart) == 0) {
     const Fold factors = fold_factors(before.max, before.sum, max, sum);
     sum = fold(factors, before.sum, sum);
     max = factors.max;
     ending.before = factors.mine;
     ending.here = factors.other;
   }
-  if ((item.flags & planner::kFinish) == 0) {
+  if ((item.flags & scheduler::kFinish) == 0) {
     before.max = max;
     before.sum = sum;
   } else if (item.partial >= 0) {
     const int32_t partial = item.partial + row;
-    params.partial_max[partial] = max;
-    params.partial_sum[partial] = sum;
+    params.partial_row_max[partial] = max;
+    params.partial_row_sum[partial] = sum;
     ending.at = int64_t{partial} * params.head_dim_v;
   } else {
     const RowPlace place = row_place(params, item, row);
@@ -204,13 +204,13 @@ __device__ __forceinline__ void finish_rows(const AttentionParams& params, RowIn
   constexpr int32_t kRowStep = kThreads / kQuads;
   static_assert(Places * kRowStep >= Rows && Rows <= kThreads);
   const ItemContext& context = rows.context;
-  const planner::WorkItem& item = context.item;
+  const scheduler::WorkTile& item = context.item;
   RunningState<Places>& before = hidden(running);
   const int32_t thread = thread_number();
   if (thread < context.num_rows) end_state(params, rows, thread, num_states, before);
   __syncthreads();
-  const bool folds = (item.flags & planner::kStart) == 0;
-  const bool ends = (item.flags & planner::kFinish) != 0;
+  const bool folds = (item.flags & scheduler::kStart) == 0;
+  const bool ends = (item.flags & scheduler::kFinish) != 0;
   const int32_t d = 4 * (thread % kQuads);
   if (d >= params.head_dim_v) return;
   const bool is_16_bit = params.out_dtype == DType::kFloat16 || params.out_dtype == DType::kBFloat16;

@@ -41,7 +41,7 @@ struct TokenColumn {
 
 /// One item's constants. In shared memory: registers are what this kernel is short of.
 struct ItemContext {
-  planner::WorkItem item;
+  scheduler::WorkTile item;
   const SegmentParams* segment;
   int32_t num_rows;
   int32_t first_tile;  ///< local token: a multiple of kTokens
@@ -90,7 +90,7 @@ struct RowInfo {
   const std::byte* places[2][kWarps][2][4][kTokens / 16];
   int32_t page_ids[2][Rows > kLargeRows ? kThreads : 1];  ///< by tile: of the token that a thread looks up
   ItemContext context;
-  planner::WorkItem next;  ///< the item after this one, where there is one
+  scheduler::WorkTile next;  ///< the item after this one, where there is one
   union {
     struct {
       int64_t query[Rows];  ///< where a row's queries begin, in elements; while they are copied and rows are bound
@@ -109,7 +109,7 @@ struct RowPlace {
   int32_t token;
   int32_t q_head;
 };
-__device__ __forceinline__ RowPlace row_place(const AttentionParams& params, const planner::WorkItem& item,
+__device__ __forceinline__ RowPlace row_place(const AttentionParams& params, const scheduler::WorkTile& item,
                                               int32_t row) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t packed = item.row_begin + row;
@@ -117,9 +117,9 @@ __device__ __forceinline__ RowPlace row_place(const AttentionParams& params, con
 }
 
 /// The item's constants but for its sight, by one thread.
-__device__ __forceinline__ void begin_item(const AttentionParams& params, const planner::PlanView& plan,
-                                           const planner::WorkItem& item, ItemContext& context) {
-  const planner::SegmentLengths& lengths = plan.segments[item.segment];
+__device__ __forceinline__ void begin_item(const AttentionParams& params, const scheduler::PlanView& plan,
+                                           const scheduler::WorkTile& item, ItemContext& context) {
+  const scheduler::SegmentLengths& lengths = plan.segments[item.segment];
   context.item = item;
   context.segment = &params.segments[item.segment];
   context.num_rows = item.row_end - item.row_begin;
@@ -157,11 +157,11 @@ __device__ __forceinline__ void begin_item(const AttentionParams& params, const 
 
 /// Binds the item's rows to requests, positions and visible tokens. Passes barriers.
 template <int32_t Rows>
-__device__ __forceinline__ void bind_rows(const AttentionParams& params, const planner::PlanView& plan,
+__device__ __forceinline__ void bind_rows(const AttentionParams& params, const scheduler::PlanView& plan,
                                           RowInfo<Rows>& rows) {
   ItemContext& context = rows.context;
-  const planner::WorkItem& item = context.item;
-  const planner::SegmentLengths& lengths = plan.segments[item.segment];
+  const scheduler::WorkTile& item = context.item;
+  const scheduler::SegmentLengths& lengths = plan.segments[item.segment];
   const int32_t row = static_cast<int32_t>(threadIdx.x);
   Sight sight{INT32_MAX, 0, 0, INT32_MAX};
   if (row < Rows) {
@@ -173,10 +173,10 @@ __device__ __forceinline__ void bind_rows(const AttentionParams& params, const p
       while (plan.cu_q[request + 1] <= token) ++request;
       const int32_t index = token - plan.cu_q[request];
       const int64_t position = int64_t{plan.q_first_pos[request]} + index;
-      const planner::KeySight key_sight =
-          planner::key_sight(params.mask, lengths.mask, params.window_left, params.window_right);
-      const planner::TokenRange range = planner::visible_range(
-          {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}, key_sight, position);
+      const scheduler::MaskBounds mask_bounds =
+          scheduler::mask_bounds(params.mask, lengths.mask, params.window_left, params.window_right);
+      const scheduler::TokenRange range = scheduler::visible_range(
+          {lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}, mask_bounds, position);
       begin = static_cast<int32_t>(range.begin < item.kv_begin ? item.kv_begin : range.begin);
       end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
       if (begin >= end) begin = end = 0;
@@ -247,13 +247,13 @@ __device__ __forceinline__ TokenOffsets offsets_of(const ItemContext& context, c
 
 /// Begins the copy of an item to rows.next.
 template <int32_t Rows>
-__device__ __forceinline__ void fetch_item(const planner::WorkItem& item, RowInfo<Rows>& rows) {
-  constexpr auto kWords = static_cast<int32_t>(sizeof(planner::WorkItem) / 4);
-  static_assert(sizeof(planner::WorkItem) % 4 == 0 && kWords <= 32);
+__device__ __forceinline__ void fetch_item(const scheduler::WorkTile& item, RowInfo<Rows>& rows) {
+  constexpr auto kWords = static_cast<int32_t>(sizeof(scheduler::WorkTile) / 4);
+  static_assert(sizeof(scheduler::WorkTile) % 4 == 0 && kWords <= 32);
   const int32_t thread = thread_number();
   if (thread >= kWords) return;
-  ptx::copy_4_async(ptx::shared_address(&rows.next) + 4 * static_cast<uint32_t>(thread),
-                    reinterpret_cast<const int32_t*>(&item) + thread);
+  ptx::cp_async_4(ptx::shared_address(&rows.next) + 4 * static_cast<uint32_t>(thread),
+                  reinterpret_cast<const int32_t*>(&item) + thread);
 }
 
 /// Where each of `num_rows` rows' queries begin, in elements, to rows.query; kUnseen for rows that the item has not.
@@ -278,8 +278,8 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& params, cons
     for (int32_t i = thread; i < num_rows * kPieces; i += kThreads) {
       const int64_t at = rows.query[i / kPieces];
       const int32_t d = i % kPieces * kPiece;
-      ptx::copy_16_async(tile + piece_offset(Dim, i / kPieces, i % kPieces),
-                         static_cast<const T*>(params.q) + (at != kUnseen ? at + d : 0), at != kUnseen);
+      ptx::cp_async_16(tile + piece_offset(Dim, i / kPieces, i % kPieces),
+                       static_cast<const T*>(params.q) + (at != kUnseen ? at + d : 0), at != kUnseen);
     }
     return;
   }
@@ -293,7 +293,7 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& params, cons
   }
 }
 
-/// Keys or values of a tile that warps share, by the thread block, to rows of `Pitch` elements; of those that no row
+/// Keys or values of a tile that warps share, by the CTA, to rows of `Pitch` elements; of those that no row
 /// sees, zeros. `whole`: all tokens are seen, and pieces may be copied as they are.
 template <typename T, int32_t Dim, int32_t Tokens, int32_t Pitch = Dim>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenOffsets* tokens, int64_t TokenOffsets::*half,
@@ -306,8 +306,8 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenOffsets* tok
     for (int32_t i = 0; i < kCopies; ++i) {
       const int32_t row = (i * kThreads + thread) / kPieces;
       const int32_t piece = (i * kThreads + thread) % kPieces;
-      ptx::copy_16_async(tile + piece_offset(Pitch, row, piece),
-                         static_cast<const T*>(source.data) + tokens[row].*half + piece * kPiece);
+      ptx::cp_async_16(tile + piece_offset(Pitch, row, piece),
+                       static_cast<const T*>(source.data) + tokens[row].*half + piece * kPiece);
     }
     return;
   }

@@ -2,17 +2,17 @@
 
 #include <cstdint>
 
-#include "planner/partition_rule.hpp"
+#include "scheduler/partition_rule.hpp"
 
 /// Sizes of the kernel's tiles and where things stand in shared memory. Plain integers, for host and device.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
 constexpr int32_t kWarps = 4;
 constexpr int32_t kThreads = 32 * kWarps;
-constexpr int32_t kTokens = 64;      ///< of a tile of the planner's, between which work is cut
+constexpr int32_t kTokens = 64;      ///< of a tile of the scheduler's, between which work is cut
 constexpr int32_t kNarrowRows = 16;  ///< items of up to so many rows take the narrow way
 constexpr int32_t kPiece = 8;        ///< elements of 16 bytes: what is copied at a time
-/// What a thread block may have on every GPU from compute capability 8.0 on (8.6, 8.9 and 12.0 have the least).
+/// What a CTA may have on every GPU from compute capability 8.0 on (8.6, 8.9 and 12.0 have the least).
 constexpr int32_t kSharedLimit = 99 * 1024;
 
 /// Head dimensions a kernel is compiled for; smaller ones are padded with zeros in shared memory.

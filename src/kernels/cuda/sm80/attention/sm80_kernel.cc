@@ -51,13 +51,13 @@ const AttentionKernel kSm80Kernel{.name = "cuda-sm80",
                                   .min_compute_capability = 80,
                                   .refusal = refusal,
                                   .tile = tile,
-                                  .weights = weights,
+                                  .p_dtype = p_dtype,
                                   .workers_per_sm = 2,
                                   .tile_cost = 96,
                                   .row_cost = 1,
                                   .start_row_cost = 8,
                                   .start_free_rows = kNarrowRows,
-                                  .merges_itself = true,
+                                  .combines_in_kernel = true,
                                   .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

@@ -43,8 +43,8 @@ __device__ __forceinline__ bool has_bias(const AttentionParams& params) {
 
 /// c * tanh(x / c) of natural logits, within a few units of c's last place.
 __device__ __forceinline__ float capped(float logit, float cap) {
-  const float e = ptx::exp2_approximate(__fmul_rn(logit, 2.0f * kLog2E / cap));
-  return __fmul_rn(cap, __fmaf_rn(-2.0f, ptx::reciprocal_approximate(__fadd_rn(e, 1.0f)), 1.0f));
+  const float e = ptx::ex2_approx(__fmul_rn(logit, 2.0f * kLog2E / cap));
+  return __fmul_rn(cap, __fmaf_rn(-2.0f, ptx::rcp_approx(__fadd_rn(e, 1.0f)), 1.0f));
 }
 
 /// One product as a logit in base-2 units, with what few batches have: soft cap, ALiBi, custom mask.
@@ -170,7 +170,7 @@ __device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, bool upper
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
       const float top = fmaxf(state.top[m][h], __fadd_rn(most, -kWeightShift<T>));
       const float base = top == -INFINITY ? 0.0f : top;
-      factor[m][h] = ptx::exp2_approximate(__fadd_rn(state.top[m][h], -base));
+      factor[m][h] = ptx::ex2_approx(__fadd_rn(state.top[m][h], -base));
       changed = changed || factor[m][h] != 1.0f;
       state.top[m][h] = top;
       float sum = __fmul_rn(state.sum[m][h], factor[m][h]);
@@ -179,7 +179,7 @@ __device__ __forceinline__ bool to_weights(RowState<RowTiles>& state, bool upper
 #pragma unroll
         for (int32_t j = 0; j < 2; ++j) {
           float& x = s[m][n][2 * h + j];
-          x = ptx::exp2_approximate(__fadd_rn(x, -base));
+          x = ptx::ex2_approx(__fadd_rn(x, -base));
           sum = __fadd_rn(sum, x);
         }
       }
@@ -234,7 +234,7 @@ __device__ __forceinline__ void follow_scores(RowState<RowTiles>& state, const f
       const float before = state.top[m][h];
       const float logit = __fadd_rn(__fmul_rn(most[m][h], scale[m][h]), -kWeightShift<T>);
       const float top = logit > __fadd_rn(before, kTopSlack<T>) ? logit : before;
-      factor[m][h] = ptx::exp2_approximate(__fadd_rn(before, top == -INFINITY ? 0.0f : -top));
+      factor[m][h] = ptx::ex2_approx(__fadd_rn(before, top == -INFINITY ? 0.0f : -top));
       state.top[m][h] = top;
       state.sum[m][h] = __fmul_rn(state.sum[m][h], factor[m][h]);
     }
@@ -247,8 +247,8 @@ template <typename T, int32_t RowTiles>
 __device__ __forceinline__ uint32_t weigh_two(RowState<RowTiles>& state, const float (&scale)[RowTiles][2], int32_t m,
                                               int32_t h, float low, float high) {
   const float base = state.top[m][h] == -INFINITY ? 0.0f : state.top[m][h];
-  low = ptx::exp2_approximate(__fmaf_rn(low, scale[m][h], -base));
-  high = ptx::exp2_approximate(__fmaf_rn(high, scale[m][h], -base));
+  low = ptx::ex2_approx(__fmaf_rn(low, scale[m][h], -base));
+  high = ptx::ex2_approx(__fmaf_rn(high, scale[m][h], -base));
   float sum = __fadd_rn(__fadd_rn(state.sum[m][h], low), high);
   uint32_t weights = ptx::pack_two<T>(low, high);
   asm volatile("" : "+f"(sum), "+r"(weights));  // here, and not when the next product wants them

@@ -38,11 +38,12 @@ __device__ __forceinline__ bool scan_special(uint32_t tile, int32_t count, int32
 #pragma unroll 1
   for (int32_t i = thread; i < count * (Dim / 2); i += threads) {
     const uint32_t at = tile + 4 * static_cast<uint32_t>(i);
-    const uint32_t pair = ptx::load_4(at);
+    const uint32_t pair = ptx::ld_shared_4(at);
     const uint32_t special = special_halves<T>(pair);
     if (special == 0) continue;
     found = true;
-    if (clear) ptx::store_4(at, pair & ((special & 1) != 0 ? 0xffff0000u : ~0u) & ((special & 2) != 0 ? 0xffffu : ~0u));
+    if (clear)
+      ptx::st_shared_4(at, pair & ((special & 1) != 0 ? 0xffff0000u : ~0u) & ((special & 2) != 0 ? 0xffffu : ~0u));
   }
   return found;
 }
@@ -85,7 +86,7 @@ __device__ __forceinline__ void add_special(const AttentionParams& params, const
   for (int32_t i = 0; i < count; ++i) {
 #pragma unroll 1
     for (int32_t n = 0; n < ColumnTiles; ++n) {
-      const uint32_t pair = ptx::load_4(tile + piece_offset(Dim, i, first_column_tile + n) + 2 * column);
+      const uint32_t pair = ptx::ld_shared_4(tile + piece_offset(Dim, i, first_column_tile + n) + 2 * column);
       const uint32_t special = special_halves<T>(pair);
       if (special == 0) continue;
 #pragma unroll 1

@@ -52,11 +52,11 @@ std::string refusal(const AttentionConfig& config) {
   return {};
 }
 
-planner::TileShape tile(const AttentionConfig& config) {
+scheduler::TileShape tile(const AttentionConfig& config) {
   return {.rows = rows_of_class(dim_class(config.head_dim_qk, config.head_dim_v)), .kv_tokens = kTokens};
 }
 
-DType weights(const AttentionConfig& config) {
+DType p_dtype(const AttentionConfig& config) {
   return compute_type(config.q, config.kv, config.ragged_kv);
 }
 

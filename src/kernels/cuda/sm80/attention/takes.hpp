@@ -3,7 +3,7 @@
 #include <string>
 
 #include "folio/types/attention.hpp"
-#include "planner/plan_view.hpp"
+#include "scheduler/plan_view.hpp"
 
 /// What "cuda-sm80" takes, which no toolkit is needed to know; see AttentionKernel.
 namespace folio::inline v0::kernels::cuda::sm80 {
@@ -13,7 +13,7 @@ namespace folio::inline v0::kernels::cuda::sm80 {
 DType compute_type(DType q, DType kv, DType ragged_kv);
 
 std::string refusal(const AttentionConfig& config);
-planner::TileShape tile(const AttentionConfig& config);
-DType weights(const AttentionConfig& config);
+scheduler::TileShape tile(const AttentionConfig& config);
+DType p_dtype(const AttentionConfig& config);
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

@@ -51,7 +51,7 @@ class WideWay : WideCopies<T, DimQk, DimV, Codes, Rows> {
     }
     begin_state<Codes>(params_, context_, rows_, first_row_of(lane_and_warp()), state_);
     if (context_.num_tiles > 0) accumulate();
-    ptx::wait_copies<0>();
+    ptx::cp_async_wait<0>();
     join_quad(state_);
     __syncthreads();  // the tiles become the place of results
     keep_results<DimV>(state_, acc_, first_row_of(lane_and_warp()), 2 * (thread_ % 4), results, rows_);
@@ -70,15 +70,15 @@ class WideWay : WideCopies<T, DimQk, DimV, Codes, Rows> {
     const int32_t end = begin + context_.num_tiles * kTokens;
     begin_places(begin);
     copy_keys(begin, staged ? key_stage() : slots());
-    ptx::commit_copies();
+    ptx::cp_async_commit();
     copy_values(begin, staged ? value_stage() : slots() + kSlotBytes);
-    ptx::commit_copies();
+    ptx::cp_async_commit();
     uint32_t keys = slots();
 #pragma unroll 1
     for (int32_t first = begin; first < end; first += kTile) {
       const bool more = first + kTile < end;
       if (!direct_) note_offsets(first + kTile);
-      ptx::wait_copies<1>();
+      ptx::cp_async_wait<1>();
       if (staged) {
         CodeStage<DimQk, kTile>::widen(key_stage(), keys, thread_);
         __syncwarp();  // what was noted before the last products
@@ -88,9 +88,9 @@ class WideWay : WideCopies<T, DimQk, DimV, Codes, Rows> {
       const uint32_t values = slot_after(keys);
       float s[RowTiles][kColumns][4];
       multiply_keys(keys, s);
-      const uint4 sight = ptx::load_16(info(offsetof(ItemContext, sight)));
+      const uint4 sight = ptx::ld_shared_16(info(offsetof(ItemContext, sight)));
       if (more && !staged) copy_keys(first + kTile, slot_after(values));  // while products are under way
-      ptx::commit_copies();
+      ptx::cp_async_commit();
       const bool masked = static_cast<int32_t>(sight.z) > first || static_cast<int32_t>(sight.w) < first + kTile;
       if (prepares || masked) {
         const int32_t column = first + 2 * (thread_ % 4);
@@ -101,7 +101,7 @@ class WideWay : WideCopies<T, DimQk, DimV, Codes, Rows> {
       float scale[RowTiles][2];
       load_scales(scale);
       follow_scores<T>(state_, scale, s, acc_);
-      ptx::wait_copies<1>();
+      ptx::cp_async_wait<1>();
       if (staged) {
         CodeStage<DimV, kTile>::widen(value_stage(), values, thread_);
         if (more) copy_values(first + kTile, value_stage());
@@ -113,7 +113,7 @@ class WideWay : WideCopies<T, DimQk, DimV, Codes, Rows> {
       multiply_values(values, first, scale, s);
       if (more && !staged) copy_values(first + kTile, keys);
       if (!direct_) look_up_one(first + 3 * kTile);
-      ptx::commit_copies();
+      ptx::cp_async_commit();
       if (!staged) keys = slot_after(values);
     }
   }
@@ -160,7 +160,7 @@ class WideWay : WideCopies<T, DimQk, DimV, Codes, Rows> {
     const uint32_t at =
         q_ + tile_bytes({DimQk, DimV}) + kScales + 4 * static_cast<uint32_t>(first_row_of(lane_and_warp()));
 #pragma unroll
-    for (int32_t r = 0; r < 2 * RowTiles; ++r) scale[r / 2][r % 2] = __uint_as_float(ptx::load_4(at + 32 * r));
+    for (int32_t r = 0; r < 2 * RowTiles; ++r) scale[r / 2][r % 2] = __uint_as_float(ptx::ld_shared_4(at + 32 * r));
   }
 
   /// What few batches need before scores are multiplied with their scales. Rows whose scale is negative: scores change
@@ -200,22 +200,22 @@ class WideWay : WideCopies<T, DimQk, DimV, Codes, Rows> {
     uint32_t a[2][RowTiles][4];
     uint32_t b[2][4];
     load_queries_of(q, 0, a[0]);
-    ptx::load_matrices(b[0], k);
+    ptx::ldmatrix_x4(b[0], k);
 #pragma unroll
     for (int32_t i = 0; i < kSteps; ++i) {
 #pragma unroll
       for (int32_t n = 0; n < kColumns / 2; ++n) {
         const int32_t next = i * (kColumns / 2) + n + 1;  // what is read ahead of products
         if (next < kSteps * (kColumns / 2)) {
-          ptx::load_matrices(
-              b[next % 2], advance(k, 2 * key_step(next / (kColumns / 2))) + 2 * 16 * (next % (kColumns / 2)) * DimQk);
+          ptx::ldmatrix_x4(b[next % 2],
+                           advance(k, 2 * key_step(next / (kColumns / 2))) + 2 * 16 * (next % (kColumns / 2)) * DimQk);
         }
         if (n == kColumns / 2 - 1 && i + 1 < kSteps) load_queries_of(q, i + 1, a[(i + 1) % 2]);
         const uint32_t(&keys_of)[4] = b[(next - 1) % 2];
 #pragma unroll
         for (int32_t m = 0; m < RowTiles; ++m) {
-          ptx::multiply_add<T>(s[m][2 * n], a[i % 2][m], keys_of[0], keys_of[1]);
-          ptx::multiply_add<T>(s[m][2 * n + 1], a[i % 2][m], keys_of[2], keys_of[3]);
+          ptx::mma_m16n8k16<T>(s[m][2 * n], a[i % 2][m], keys_of[0], keys_of[1]);
+          ptx::mma_m16n8k16<T>(s[m][2 * n + 1], a[i % 2][m], keys_of[2], keys_of[3]);
         }
       }
     }
@@ -230,7 +230,7 @@ class WideWay : WideCopies<T, DimQk, DimV, Codes, Rows> {
   __device__ __forceinline__ static void load_queries_of(uint32_t q, int32_t i, uint32_t (&a)[RowTiles][4]) {
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
-      ptx::load_matrices(a[m], advance(q, 2 * key_step(i)) + 2 * 16 * m * DimQk);
+      ptx::ldmatrix_x4(a[m], advance(q, 2 * key_step(i)) + 2 * 16 * m * DimQk);
     }
   }
 
@@ -255,7 +255,7 @@ class WideWay : WideCopies<T, DimQk, DimV, Codes, Rows> {
     Facts facts;
     uint32_t b[2][4];
     uint32_t weights[2][RowTiles][4];
-    ptx::load_matrices_transposed(b[0], v);
+    ptx::ldmatrix_x4_trans(b[0], v);
 #pragma unroll
     for (int32_t pair = 0; pair < kPairs; ++pair) weigh(0, pair, scale, s, weights[0]);
 #pragma unroll
@@ -264,13 +264,13 @@ class WideWay : WideCopies<T, DimQk, DimV, Codes, Rows> {
       for (int32_t n = 0; n < kParts; ++n) {
         const int32_t next = step * kParts + n + 1;
         if (next < kValueSteps * kParts) {
-          ptx::load_matrices_transposed(b[next % 2], advance(v, 2 * (next % kParts)) + 2 * 16 * (next / kParts) * DimV);
+          ptx::ldmatrix_x4_trans(b[next % 2], advance(v, 2 * (next % kParts)) + 2 * 16 * (next / kParts) * DimV);
         }
         const uint32_t(&values_of)[4] = b[(next - 1) % 2];
 #pragma unroll
         for (int32_t m = 0; m < RowTiles; ++m) {
-          ptx::multiply_add<T>(acc_[m][2 * n], weights[step % 2][m], values_of[0], values_of[1]);
-          ptx::multiply_add<T>(acc_[m][2 * n + 1], weights[step % 2][m], values_of[2], values_of[3]);
+          ptx::mma_m16n8k16<T>(acc_[m][2 * n], weights[step % 2][m], values_of[0], values_of[1]);
+          ptx::mma_m16n8k16<T>(acc_[m][2 * n + 1], weights[step % 2][m], values_of[2], values_of[3]);
         }
         if (step + 1 < kValueSteps) {
 #pragma unroll

@@ -38,7 +38,7 @@ class WideCopies {
       : params_(params), context_(context), rows_(rows), q_(anew(shared)), thread_(thread_number()) {}
 
   /// What stands elsewhere in shared memory is found from where queries stand: an address that the compiler does not
-  /// know is not computed anew from the thread block's number at every use.
+  /// know is not computed anew from the CTA's number at every use.
   __device__ __forceinline__ uint32_t slots() const { return q_ + 2 * Rows * DimQk; }
   __device__ __forceinline__ uint32_t info(size_t offset) const {
     constexpr auto kContext = static_cast<uint32_t>(offsetof(RowInfo<Rows>, context));
@@ -69,8 +69,8 @@ class WideCopies {
         look_up_one(begin + i * kTile);
       }
     }
-    ptx::commit_copies();
-    ptx::wait_copies<0>();
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
     if (direct_) {
       note_places(begin, facts_of(begin));
       note_places(begin + kTile, facts_of(begin + kTile));
@@ -95,17 +95,18 @@ class WideCopies {
     uint2 token;
   };
   __device__ __forceinline__ SightAndPages sight_and_pages() const {
-    return {ptx::load_16(info(offsetof(ItemContext, sight))), ptx::load_16(info(offsetof(ItemContext, pages)))};
+    return {ptx::ld_shared_16(info(offsetof(ItemContext, sight))),
+            ptx::ld_shared_16(info(offsetof(ItemContext, pages)))};
   }
   __device__ __forceinline__ Facts facts_of(int32_t first) const {
     const int32_t thread = lane_and_warp();
     const uint32_t steps = info(offsetof(ItemContext, steps)) +
                            static_cast<uint32_t>(thread % 32 / 16) * static_cast<uint32_t>(sizeof(PieceSteps));
     Facts facts;
-    facts.page = ptx::load_4(page_id(first));
+    facts.page = ptx::ld_shared_4(page_id(first));
     facts.common = sight_and_pages();
-    facts.begin_and_page = ptx::load_16(steps);
-    facts.token = ptx::load_8(steps + 16);
+    facts.begin_and_page = ptx::ld_shared_16(steps);
+    facts.token = ptx::ld_shared_8(steps + 16);
     return facts;
   }
   __device__ __forceinline__ static int64_t join(uint32_t low, uint32_t high) {
@@ -125,8 +126,8 @@ class WideCopies {
   __device__ __forceinline__ void look_up(int32_t first, const SightAndPages& known) const {
     const int32_t token = own_token(first, lane_and_warp(), known.sight);
     const int64_t pages = join(known.pages.x, known.pages.y);
-    ptx::copy_4_async(page_id(first), reinterpret_cast<const int32_t*>(pages) + (token >> (known.pages.z & 31u)),
-                      direct_ && token >= 0 && pages != 0);
+    ptx::cp_async_4(page_id(first), reinterpret_cast<const int32_t*>(pages) + (token >> (known.pages.z & 31u)),
+                    direct_ && token >= 0 && pages != 0);
   }
 
   /// Notes where own_token lies, for the copies behind the next barrier: keys by half of the lanes, values by the
@@ -141,7 +142,7 @@ class WideCopies {
                        (token & static_cast<int32_t>(facts.common.pages.w)) * join(facts.token.x, facts.token.y);
     const uint32_t place =
         places(first) + 8 * (((thread / 32 * 2 + thread / 16 % 2) * 4 + thread / 4 % 4) * 4 + thread % 4);
-    ptx::store_8(place, token >= 0 ? static_cast<uint64_t>(at) : 0);
+    ptx::st_shared_8(place, token >= 0 ? static_cast<uint64_t>(at) : 0);
   }
   /// Where the places of a tile are noted.
   __device__ __forceinline__ uint32_t places(int32_t first) const {
@@ -163,14 +164,14 @@ class WideCopies {
   __device__ __forceinline__ void look_up_one(int32_t first) const {
     if (thread_ >= kTile) return;
     const TokenColumn at = column_of(context_, first + thread_);
-    ptx::copy_4_async(page_id(first), context_.pages + at.column, at.in_page >= 0 && context_.pages != nullptr);
+    ptx::cp_async_4(page_id(first), context_.pages + at.column, at.in_page >= 0 && context_.pages != nullptr);
   }
 
   /// What was looked up token by token, for the copies of a tile.
   __device__ __forceinline__ void note_offsets(int32_t first) const {
     if (thread_ >= kTile) return;
     const TokenColumn at = column_of(context_, first + thread_);
-    const int32_t page = context_.pages != nullptr ? static_cast<int32_t>(ptx::load_4(page_id(first))) : 0;
+    const int32_t page = context_.pages != nullptr ? static_cast<int32_t>(ptx::ld_shared_4(page_id(first))) : 0;
     rows_.offsets[parity(first)][thread_] = offsets_of(context_, {page, at.in_page});
   }
 
@@ -209,7 +210,7 @@ class WideCopies {
             places(first) + 8 * (((static_cast<uint32_t>(thread) / 32 * 2 + half) * 4 + thread % 32 / 8) * 4);
 #pragma unroll
         for (int32_t i = 0; i < kGroups; i += 2) {
-          const uint4 two = ptx::load_16(noted + 8 * i);
+          const uint4 two = ptx::ld_shared_16(noted + 8 * i);
           from[i] = reinterpret_cast<const std::byte*>(join(two.x, two.y));
           from[i + 1] = reinterpret_cast<const std::byte*>(join(two.z, two.w));
         }
@@ -217,7 +218,7 @@ class WideCopies {
         for (int32_t i = 0; i < kGroups; ++i) {
 #pragma unroll
           for (int32_t j = 0; j < kPieces; ++j) {
-            ptx::copy_16_async(to + 32 * i * Dim + kWidth * j, from[i] + in_token + kWidth * j, from[i] != nullptr);
+            ptx::cp_async_16(to + 32 * i * Dim + kWidth * j, from[i] + in_token + kWidth * j, from[i] != nullptr);
           }
         }
         return;
@@ -234,7 +235,7 @@ class WideCopies {
         }
 #pragma unroll
         for (int32_t j = 0; j < kPieces; ++j) {
-          ptx::store_16(to + 32 * i * Dim + kWidth * j, widen_codes<T>(codes[j], dtype));
+          ptx::st_shared_16(to + 32 * i * Dim + kWidth * j, widen_codes<T>(codes[j], dtype));
         }
       }
     }

@@ -5,7 +5,7 @@
 #include "kernels/cuda/sm90/decode/page_walk.cuh"
 #include "ptx/global_load.cuh"
 
-/// What a math warp finds out by itself of its thread block's first item, from the item's range alone, so that its
+/// What a math warp finds out by itself of its CTA's first item, from the item's range alone, so that its
 /// first copies begin before the scheduler's warp knows which rows see what: 5 microseconds of a short batch's 15
 /// otherwise.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -18,7 +18,7 @@ struct Ahead {
   int32_t segment = 0;
 };
 
-/// Brings the beginning of the page table, as much as there are threads for lines of it, to the second-level cache,
+/// Brings the beginning of the page table, as much as there are threads for lines of it, to the L2,
 /// before it may be read: it is coherent.
 __device__ __forceinline__ void prefetch_table(const AttentionParams& params, int32_t threads) {
   constexpr int32_t kLine = 128 / sizeof(int32_t);
@@ -26,12 +26,12 @@ __device__ __forceinline__ void prefetch_table(const AttentionParams& params, in
   if (!segment.paged) return;
   const int32_t line = static_cast<int32_t>(blockIdx.x) * threads + static_cast<int32_t>(threadIdx.x);
   if (line < segment.num_indices / kLine + 1 && line * kLine < segment.num_indices) {
-    ptx::prefetch(segment.indices + line * kLine);
+    ptx::prefetch_l2(segment.indices + line * kLine);
   }
-  if (line == 0 && segment.indptr != nullptr) ptx::prefetch(segment.indptr);
+  if (line == 0 && segment.indptr != nullptr) ptx::prefetch_l2(segment.indptr);
 }
 
-/// Brings parameters to the multiprocessor's constant cache, a line a warp: the first segment's, and all that stand
+/// Brings parameters to the SM's constant cache, a line a warp: the first segment's, and all that stand
 /// alone. Read when they are needed, they would wait behind the first copies.
 __device__ __forceinline__ void touch_parameters(const AttentionParams& params) {
   constexpr int32_t kLine = 64 / sizeof(uint32_t);
@@ -48,11 +48,11 @@ __device__ __forceinline__ Ahead look_ahead(const DecodeParams& params, int32_t 
                                             int32_t step) {
   const AttentionParams& attention = params.attention;
   const RowBegins begins(attention, lane);
-  const planner::PlanView& plan = attention.plan->view;
+  const scheduler::PlanView& plan = attention.plan->view;
   const auto claim = static_cast<int32_t>(blockIdx.x);
   Ahead ahead;
-  if (claim >= plan.num_claims) return ahead;
-  const planner::WorkItem item = plan.items[claim];
+  if (claim >= plan.num_dynamic_tiles) return ahead;
+  const scheduler::WorkTile item = plan.work_tiles[claim];
   const int32_t first = item.kv_begin / kTileTokens * kTileTokens + warp * kTileTokens;
   ahead.box = params.box[item.segment];
   ahead.head = item.kv_head;

@@ -3,7 +3,7 @@
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/sm90/decode/stored.cuh"
-#include "planner/partition_rule.hpp"
+#include "scheduler/partition_rule.hpp"
 
 /// Copies of eight elements by a warp's threads, for what no tensor map describes or what has to be widened.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_any(uint32_t shared, const void* data, DTyp
 #pragma unroll
     for (int32_t i = 0; i < kPiece; ++i) parts[i / 2] |= uint32_t{from[i]} << (i % 2 * 16);
   }
-  ptx::store_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
+  ptx::st_shared_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
 }
 
 /// The same of queries. Called, so that what is seldom done does not stand between what always is.
@@ -44,7 +44,7 @@ __device__ __forceinline__ void copy_codes(uint32_t shared, const uint8_t* from,
   uint32_t parts[4] = {};
 #pragma unroll
   for (int32_t i = 0; valid && i < 16; ++i) parts[i / 4] |= uint32_t{from[i]} << (i % 4 * 8);
-  ptx::store_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
+  ptx::st_shared_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
 }
 
 /// Keys or values of one tile, token by token, as boxes of kLargeBox would leave them; zeros for tokens that no row
@@ -65,7 +65,7 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const TokenPlace* pla
     const auto begins = reinterpret_cast<uint64_t>(static_cast<const uint8_t*>(data) + kBytes * at);
     const auto copy = [&](uint32_t to, int32_t token, int32_t piece) {
       const auto* const from = reinterpret_cast<const uint8_t*>(__shfl_sync(kAllLanes, begins, token));
-      ptx::copy_16_async(to, from + 16 * piece, (seen >> token & 1) != 0);
+      ptx::cp_async_16(to, from + 16 * piece, (seen >> token & 1) != 0);
     };
     if constexpr (32 % kPieces == 0) {  // a lane has one piece of every token: of eight, places differ by constants
       constexpr int32_t kStep = 32 / kPieces;

@@ -39,8 +39,8 @@ void launch_class(const AttentionParams& attention, const LaunchShape& shape, St
   DecodeParams params{};
   params.attention = attention;
   describe_segments(params, {DimQk, DimV, element_bytes(kCodes)});
-  const auto launch = shape.most_rows <= kFewRows ? launch_kernel<T, DimQk, DimV, kCodes, kFewRows>
-                                                  : launch_kernel<T, DimQk, DimV, kCodes, kMaxRows>;
+  const auto launch = shape.max_rows <= kFewRows ? launch_kernel<T, DimQk, DimV, kCodes, kFewRows>
+                                                 : launch_kernel<T, DimQk, DimV, kCodes, kMaxRows>;
   const cudaError_t status = launch(params, shape.num_workers, stream);
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching cuda-sm90-decode: ", cudaGetErrorString(status));

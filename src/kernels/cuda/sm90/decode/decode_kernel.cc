@@ -69,14 +69,14 @@ std::string refusal(const AttentionConfig& config) {
   return {};
 }
 
-planner::TileShape tile(const AttentionConfig& config) {
+scheduler::TileShape tile(const AttentionConfig& config) {
   const HeadDims dims{config.head_dim_qk, config.head_dim_v};
   return {.rows = rows_of_item(config.num_q_heads / config.num_kv_heads),
           .kv_tokens = plan_tokens(dims),
-          .schedule = planner::Schedule::kClaimed};
+          .schedule = scheduler::Schedule::kDynamic};
 }
 
-DType weights(const AttentionConfig& config) {
+DType p_dtype(const AttentionConfig& config) {
   return compute_type(config.q, config.kv, config.ragged_kv);
 }
 
@@ -103,9 +103,9 @@ LaunchClass choose(const AttentionParams& params, const LaunchShape& shape) {
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   choose(params, shape)(params, shape, stream);
-  // As many thread blocks as wait beside this kernel's, and more where a merge has more rows than a block has warps.
+  // As many CTAs as wait beside this kernel's, and more where a merge has more rows than a block has warps.
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  const int32_t rows = shape.most_rows <= kFewRows ? group_size : shape.most_rows;
+  const int32_t rows = shape.max_rows <= kFewRows ? group_size : shape.max_rows;
   if (shape.merge) launch_merge(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
 }
 
@@ -116,7 +116,7 @@ const AttentionKernel kSm90DecodeKernel{.name = "cuda-sm90-decode",
                                         .max_compute_capability = 90,
                                         .refusal = refusal,
                                         .tile = tile,
-                                        .weights = weights,
+                                        .p_dtype = p_dtype,
                                         .workers_per_sm = 1,
                                         .tile_cost = 96,
                                         .row_cost = 1,

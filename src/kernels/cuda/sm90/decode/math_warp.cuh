@@ -52,13 +52,13 @@ class MathWarp {
 
   __device__ __forceinline__ const Entry& await_entry() const {
     const int32_t slot = num_entries_ % kEntries;
-    ptx::wait(full_ + 8 * slot, num_entries_ / kEntries & 1);
+    ptx::mbarrier_wait(full_ + 8 * slot, num_entries_ / kEntries & 1);
     return state_.entries[slot];
   }
   /// The entry, and at an item's end its context, are no longer needed by this warp.
   __device__ __forceinline__ void return_entry() {
     ring_.pass(num_entries_);
-    ptx::arrive(empty_ + 8 * (num_entries_ % kEntries));
+    ptx::mbarrier_arrive(empty_ + 8 * (num_entries_ % kEntries));
     ++num_entries_;
   }
 
@@ -197,20 +197,20 @@ class MathWarp {
       for (int32_t n = 0; n < Columns; ++n) {
         const uint32_t at = queries + static_cast<uint32_t>(8 * n + lane_ / 4) * row +
                             32 * static_cast<uint32_t>(step) + 8 * static_cast<uint32_t>(lane_ % 4);
-        b[n][0] = ptx::load_4(at);
-        b[n][1] = ptx::load_4(at + 4);
+        b[n][0] = ptx::ld_shared_4(at);
+        b[n][1] = ptx::ld_shared_4(at + 4);
       }
     } else if constexpr (Columns == 1) {
       const uint32_t at = queries + static_cast<uint32_t>(lane_ / 4) * row + 32 * static_cast<uint32_t>(step) +
                           4 * static_cast<uint32_t>(lane_ % 4);
-      b[0][0] = ptx::load_4(at);
-      b[0][1] = ptx::load_4(at + 16);
+      b[0][0] = ptx::ld_shared_4(at);
+      b[0][1] = ptx::ld_shared_4(at + 16);
     } else {
 #pragma unroll
       for (int32_t n = 0; n < Columns; n += 2) {
         uint32_t four[4];
-        ptx::load_matrices(four, queries + static_cast<uint32_t>(8 * n + lane_ % 8 + lane_ / 16 * 8) * row +
-                                     32 * static_cast<uint32_t>(step) + 16 * static_cast<uint32_t>(lane_ / 8 % 2));
+        ptx::ldmatrix_x4(four, queries + static_cast<uint32_t>(8 * n + lane_ % 8 + lane_ / 16 * 8) * row +
+                                   32 * static_cast<uint32_t>(step) + 16 * static_cast<uint32_t>(lane_ / 8 % 2));
         b[n][0] = four[0];
         b[n][1] = four[1];
         b[n + 1][0] = four[2];
@@ -235,9 +235,9 @@ class MathWarp {
 #pragma unroll
       for (int32_t n = 0; n < Columns; ++n) {
         if constexpr (queries_stay(Columns)) {
-          ptx::multiply_add<T>(step % 2 == 0 ? s[n] : odd[n], a, q[step][n][0], q[step][n][1]);
+          ptx::mma_m16n8k16<T>(step % 2 == 0 ? s[n] : odd[n], a, q[step][n][0], q[step][n][1]);
         } else {
-          ptx::multiply_add<T>(step % 2 == 0 ? s[n] : odd[n], a, b[n][0], b[n][1]);
+          ptx::mma_m16n8k16<T>(step % 2 == 0 ? s[n] : odd[n], a, b[n][0], b[n][1]);
         }
       }
     };
@@ -245,7 +245,7 @@ class MathWarp {
 #pragma unroll
       for (int32_t step = 0; step < kSteps; ++step) {
         uint32_t a[4];
-        ptx::load_matrices(a, advance<kKeyWidth>(keys, place.key_step, step));
+        ptx::ldmatrix_x4(a, advance<kKeyWidth>(keys, place.key_step, step));
         multiply(step, a);
       }
     } else {
@@ -253,7 +253,7 @@ class MathWarp {
       for (int32_t step = 0; step < kSteps; step += 2) {
         uint32_t codes[4];
         uint32_t a[2][4];
-        ptx::load_matrices(codes, advance<kKeyWidth>(keys, place.key_step, step / 2));
+        ptx::ldmatrix_x4(codes, advance<kKeyWidth>(keys, place.key_step, step / 2));
         widen_keys<kCodes>(codes, a);
         multiply(step, a[0]);
         multiply(step + 1, a[1]);
@@ -272,28 +272,28 @@ class MathWarp {
     uint32_t p[Columns][2];
 #pragma unroll
     for (int32_t n = 0; n < Columns; ++n) {
-      p[n][0] = ptx::transpose_matrix(ptx::pack_two<T>(s[n][0], s[n][1]));
-      p[n][1] = ptx::transpose_matrix(ptx::pack_two<T>(s[n][2], s[n][3]));
+      p[n][0] = ptx::movmatrix_trans(ptx::pack_two<T>(s[n][0], s[n][1]));
+      p[n][1] = ptx::movmatrix_trans(ptx::pack_two<T>(s[n][2], s[n][3]));
     }
     if constexpr (kCodes == Codes::kNone) {
 #pragma unroll
       for (int32_t m = 0; m < DimV / 16; ++m) {
         uint32_t a[4];
-        ptx::load_matrices_transposed(a, advance<kValueWidth>(values, place.value_step, m));
+        ptx::ldmatrix_x4_trans(a, advance<kValueWidth>(values, place.value_step, m));
 #pragma unroll
-        for (int32_t n = 0; n < Columns; ++n) ptx::multiply_add<T>(o[m][n], a, p[n][0], p[n][1]);
+        for (int32_t n = 0; n < Columns; ++n) ptx::mma_m16n8k16<T>(o[m][n], a, p[n][0], p[n][1]);
       }
     } else {
 #pragma unroll
       for (int32_t m = 0; m < DimV / 16; m += 2) {
         uint32_t codes[4];
         uint32_t a[2][4];
-        ptx::load_matrices_transposed(codes, advance<kValueWidth>(values, place.value_step, m / 2));
+        ptx::ldmatrix_x4_trans(codes, advance<kValueWidth>(values, place.value_step, m / 2));
         widen_values<kCodes>(codes, a);
 #pragma unroll
         for (int32_t n = 0; n < Columns; ++n) {
-          ptx::multiply_add<T>(o[m][n], a[0], p[n][0], p[n][1]);
-          ptx::multiply_add<T>(o[m + 1][n], a[1], p[n][0], p[n][1]);
+          ptx::mma_m16n8k16<T>(o[m][n], a[0], p[n][0], p[n][1]);
+          ptx::mma_m16n8k16<T>(o[m + 1][n], a[1], p[n][0], p[n][1]);
         }
       }
     }
@@ -329,13 +329,13 @@ class MathWarp {
           }
         }
       }
-      ptx::meet(1, math_threads(kDims));
+      ptx::named_barrier_sync(1, math_threads(kDims));
 #pragma unroll 1
       for (int32_t row = part * kResultRows + warp_; row < min(context.num_rows, (part + 1) * kResultRows);
            row += kWarps) {
         end_row_of_item<DimV>(params_, state_, context, results_, row, lane_, running_);
       }
-      ptx::meet(1, math_threads(kDims));
+      ptx::named_barrier_sync(1, math_threads(kDims));
     }
   }
 

@@ -34,7 +34,7 @@ struct PageWalk {
       const bool seen = has(at, box);
       const int32_t in_page = pages == nullptr ? first_token + at : at - static_cast<int32_t>(columns[i] * page_size);
       places[i] = {0, seen ? in_page : -1};
-      ptx::load_if(places[i].page, pages + columns[i], seen && pages != nullptr);
+      ptx::ld_global_4_if(places[i].page, pages + columns[i], seen && pages != nullptr);
     }
   }
 };
@@ -47,7 +47,7 @@ class RowBegins {
     const SegmentParams& segment = params.segments[0];
     if (segment.indptr != nullptr && lane < segment.num_rows) begin_ = segment.indptr[lane];
   }
-  __device__ __forceinline__ int32_t of(const AttentionParams& params, const planner::WorkItem& item) const {
+  __device__ __forceinline__ int32_t of(const AttentionParams& params, const scheduler::WorkTile& item) const {
     const bool early = item.segment == 0 && item.kv_row < min(params.segments[0].num_rows, 32);
     return early ? __shfl_sync(kAllLanes, begin_, item.kv_row) : params.segments[item.segment].indptr[item.kv_row];
   }
@@ -57,7 +57,7 @@ class RowBegins {
 };
 
 /// Of an item that has keys.
-__device__ __forceinline__ PageWalk page_walk(const AttentionParams& params, const planner::WorkItem& item,
+__device__ __forceinline__ PageWalk page_walk(const AttentionParams& params, const scheduler::WorkTile& item,
                                               const RowBegins& begins) {
   const SegmentParams& segment = params.segments[item.segment];
   PageWalk walk{nullptr, 0, static_cast<uint32_t>(segment.page_size), -1, item.kv_begin, item.kv_end};

@@ -47,7 +47,7 @@ class Ring {
       };
       const TokenPlace first = place(2 * filled_);
       const TokenPlace second = place(2 * filled_ + 1);
-      if (ptx::elect()) copy_boxes(first, second);
+      if (ptx::elect_one()) copy_boxes(first, second);
     }
     ahead_ = under_way_ = ahead.count;
     if (filled_ == kStages) filled_ = 0;
@@ -71,13 +71,13 @@ class Ring {
   /// Waits for the next tile and returns the address of its keys, which values follow. Its copy has begun: the entry
   /// that has it is known to be published, and `fill` was called since.
   __device__ __forceinline__ uint32_t await() const {
-    ptx::wait(arrived_ + 8 * used_, parity_);
+    ptx::mbarrier_wait(arrived_ + 8 * used_, parity_);
     return tiles_ + static_cast<uint32_t>(used_ * kStageBytes);
   }
 
   /// The warp has done with the tile; `written`: it, or its threads' copies, wrote there.
   __device__ __forceinline__ void release(bool written) {
-    if (written) ptx::order_before_box_copies();
+    if (written) ptx::fence_view_async_shared();
     __syncwarp();
     --under_way_;
     if (++used_ == kStages) {
@@ -96,7 +96,7 @@ class Ring {
   /// fast; what is asked for every tile is a third of a warp's time if it is not.
   __device__ __forceinline__ bool open() {
     const int32_t slot = num_entries_ % kEntries;
-    const bool published = ptx::has_ended(full_ + 8 * slot, num_entries_ / kEntries & 1);
+    const bool published = ptx::mbarrier_test_wait(full_ + 8 * slot, num_entries_ / kEntries & 1);
     if (!__all_sync(kAllLanes, published)) return false;
     const Entry& entry = state_.entries[slot];
     ended_ = (entry.flags & kAllDone) != 0;
@@ -126,11 +126,11 @@ class Ring {
       copy_tokens<T, DimQk, kCodes>(to, place_, segment.k, segment.dtype, segment.k_strides, head_, direct, lane_);
       copy_tokens<T, DimV, kCodes>(to + kKeyBytes, place_, segment.v, segment.dtype, segment.v_strides, head_, direct,
                                    lane_);
-      ptx::arrive_after_copies(barrier);
-      ptx::arrive(barrier);
+      ptx::cp_async_mbarrier_arrive(barrier);
+      ptx::mbarrier_arrive(barrier);
       return;
     }
-    if (ptx::elect()) copy_boxes(place_[0], place_[box_ == kSmallBox ? 1 : 0]);
+    if (ptx::elect_one()) copy_boxes(place_[0], place_[box_ == kSmallBox ? 1 : 0]);
   }
 
   /// By one lane, the boxes of one tile: one of all its tokens, or two of half of them.
@@ -139,26 +139,26 @@ class Ring {
     const uint32_t barrier = arrived_ + 8 * static_cast<uint32_t>(filled_);
     const DecodeParams::Maps& maps = params_.maps[segment_];
     const uint64_t policy = ptx::evict_first_policy();
-    ptx::arrive(barrier, kLaneArrivals - 1);
+    ptx::mbarrier_arrive(barrier, kLaneArrivals - 1);
     if (box_ == kLargeBox) {
       if (first.in_page < 0) {
-        ptx::arrive(barrier);
+        ptx::mbarrier_arrive(barrier);
         return;
       }
-      ptx::arrive_expecting(barrier, kStageBytes);
-      ptx::copy_box_5d(to, &maps.k, barrier, 0, first.in_page, 0, head_, first.page, policy);
-      ptx::copy_box_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head_, first.page, policy);
+      ptx::mbarrier_arrive_expect_tx(barrier, kStageBytes);
+      ptx::tma_load_5d(to, &maps.k, barrier, 0, first.in_page, 0, head_, first.page, policy);
+      ptx::tma_load_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head_, first.page, policy);
       return;
     }
     const uint32_t boxes = (first.in_page >= 0 ? 1 : 0) + (second.in_page >= 0 ? 1 : 0);
-    ptx::arrive_expecting(barrier, boxes * (kStageBytes / 2));
+    ptx::mbarrier_arrive_expect_tx(barrier, boxes * (kStageBytes / 2));
     if (first.in_page >= 0) {
-      ptx::copy_box_5d(to, &maps.k, barrier, 0, first.in_page, 0, head_, first.page, policy);
-      ptx::copy_box_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head_, first.page, policy);
+      ptx::tma_load_5d(to, &maps.k, barrier, 0, first.in_page, 0, head_, first.page, policy);
+      ptx::tma_load_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head_, first.page, policy);
     }
     if (second.in_page >= 0) {
-      ptx::copy_box_5d(to + kKeyBytes / 2, &maps.k, barrier, 0, second.in_page, 0, head_, second.page, policy);
-      ptx::copy_box_5d(to + kKeyBytes + kValueBytes / 2, &maps.v, barrier, 0, second.in_page, 0, head_, second.page,
+      ptx::tma_load_5d(to + kKeyBytes / 2, &maps.k, barrier, 0, second.in_page, 0, head_, second.page, policy);
+      ptx::tma_load_5d(to + kKeyBytes + kValueBytes / 2, &maps.v, barrier, 0, second.in_page, 0, head_, second.page,
                        policy);
     }
   }

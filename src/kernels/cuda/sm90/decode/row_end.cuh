@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/decode/scores.cuh"
-#include "planner/partition_rule.hpp"
+#include "scheduler/partition_rule.hpp"
 
 /// How a row of an item ends: a warp joins the math warps' states of it, folds them into the chain's and writes them.
 namespace folio::inline v0::kernels::cuda::sm90 {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
                                                 int32_t lane, float* running) {
   using Components = LaneComponents<DimV>;
   constexpr int32_t kStride = result_stride({DimV, DimV});
-  const planner::WorkItem& item = context.item;
+  const scheduler::WorkTile& item = context.item;
   const int32_t place = row % kResultRows;
   // Every lane has all warps' maxima and sums, and nothing but the sums waits for what is before it. An empty state's
   // values are zeros.
@@ -145,7 +145,7 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
   Components value{};
 #pragma unroll
   for (int32_t w = 0; w < kWarps; ++w) {
-    const float grown = tops[w] == max ? 1.0f : ptx::exp2_approximate(tops[w] - max);
+    const float grown = tops[w] == max ? 1.0f : ptx::ex2_approx(tops[w] - max);
     const float factor = is_empty(tops[w], sums[w]) ? 0.0f : grown;
     sum = __fmaf_rn(sums[w], factor, sum);
 #pragma unroll
@@ -154,14 +154,14 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
 #pragma unroll
   for (float& x : value.x) x = __fmul_rn(x, context.v_scale[row]);
   const RunningRow<DimV> before(running, row, lane);
-  if ((item.flags & planner::kStart) == 0) {
+  if ((item.flags & scheduler::kStart) == 0) {
     const Fold factors = fold_factors(before.max(), before.sum(), max, sum);
     sum = fold(factors, before.sum(), sum);
     max = factors.max;
 #pragma unroll
     for (int32_t i = 0; i < Components::kCount; ++i) value.x[i] = fold(factors, before.value(i), value.x[i]);
   }
-  if ((item.flags & planner::kFinish) == 0) return before.store(max, sum, value);
+  if ((item.flags & scheduler::kFinish) == 0) return before.store(max, sum, value);
   const auto for_pairs = [&](const auto& write) {
 #pragma unroll
     for (int32_t i = 0; i < Components::kCount; i += 2) {
@@ -172,8 +172,8 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
   if (item.partial >= 0) {
     const int32_t partial = item.partial + row;
     if (lane == 0) {
-      params.partial_max[partial] = max;
-      params.partial_sum[partial] = sum;
+      params.partial_row_max[partial] = max;
+      params.partial_row_sum[partial] = sum;
     }
     float* const to = params.partial_acc + int64_t{partial} * params.head_dim_v;
     for_pairs([&](int32_t d, float x, float y) { *reinterpret_cast<float2*>(to + d) = float2{x, y}; });

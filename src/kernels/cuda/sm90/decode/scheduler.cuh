@@ -3,7 +3,7 @@
 #include "kernels/cuda/sm90/decode/copies.cuh"
 #include "kernels/cuda/sm90/decode/item_queue.cuh"
 #include "kernels/cuda/sm90/decode/page_walk.cuh"
-#include "planner/partition_rule.hpp"
+#include "scheduler/partition_rule.hpp"
 
 /// The scheduler's warp: takes items, finds out what their rows see and where their tokens lie, and hands both over
 /// with the queries, an entry ahead of the math warps. So those never wait for lengths, page tables or queries.
@@ -31,11 +31,11 @@ class Scheduler {
   }
 
   __device__ __forceinline__ void run() {
-    const ItemQueue queue(plan_, params_.claim_counters);
+    const ItemQueue queue(plan_, params_.tile_counters);
     // What comes next is claimed when an item has been handed over: the way from a claim to its pages is hidden behind
     // the entries that the math warps still have, and nobody holds more than it will soon compute.
     for (int32_t index = queue.first(); index >= 0;) {
-      const planner::WorkItem item = plan_.items[index];
+      const scheduler::WorkTile item = plan_.work_tiles[index];
       publish(item);
       ++num_items_;
       index = queue.next(item);
@@ -65,7 +65,7 @@ class Scheduler {
 
   /// An item's row of its segment.
   struct KvRow {
-    planner::SegmentLengths lengths;
+    scheduler::SegmentLengths lengths;
     int32_t kv_len;
     int32_t first_pos;
   };
@@ -77,7 +77,7 @@ class Scheduler {
     int32_t first_position;
   };
 
-  __device__ __forceinline__ KvRow kv_row_of(const planner::WorkItem& item) const {
+  __device__ __forceinline__ KvRow kv_row_of(const scheduler::WorkTile& item) const {
     KvRow kv_row{first_segment_, 0, 0};
     if (item.segment != 0) kv_row.lengths = plan_.segments[item.segment];
     kv_row.kv_len = kv_row.lengths.kv_len[item.kv_row];
@@ -86,11 +86,11 @@ class Scheduler {
   }
 
   /// `row` knows its queries already.
-  __device__ __forceinline__ void bind_row(Row& row, const planner::WorkItem& item, const KvRow& kv_row, Request asked,
-                                           bool custom) const {
+  __device__ __forceinline__ void bind_row(Row& row, const scheduler::WorkTile& item, const KvRow& kv_row,
+                                           Request asked, bool custom) const {
     if (lane_ >= item.row_end - item.row_begin) return;
     const RowPlace place = row_place(params_, item, lane_);
-    const planner::SegmentLengths& lengths = kv_row.lengths;
+    const scheduler::SegmentLengths& lengths = kv_row.lengths;
     const SegmentParams& segment = params_.segments[item.segment];
     int32_t request = item.request;
     while (asked.end_token <= place.token) {
@@ -99,10 +99,10 @@ class Scheduler {
     }
     const int32_t index = place.token - asked.first_token;
     const int64_t position = int64_t{asked.first_position} + index;
-    const planner::KeySight key_sight =
-        planner::key_sight(params_.mask, lengths.mask, params_.window_left, params_.window_right);
-    const planner::TokenRange range =
-        planner::visible_range({kv_row.first_pos, kv_row.kv_len, lengths.shard}, key_sight, position);
+    const scheduler::MaskBounds mask_bounds =
+        scheduler::mask_bounds(params_.mask, lengths.mask, params_.window_left, params_.window_right);
+    const scheduler::TokenRange range =
+        scheduler::visible_range({kv_row.first_pos, kv_row.kv_len, lengths.shard}, mask_bounds, position);
     row.position = static_cast<int32_t>(position);
     row.begin = static_cast<int32_t>(range.begin < item.kv_begin ? item.kv_begin : range.begin);
     row.end = static_cast<int32_t>(range.end > item.kv_end ? item.kv_end : range.end);
@@ -129,7 +129,7 @@ class Scheduler {
   }
 
   /// Hands an item over, in as many entries as it takes.
-  __device__ __forceinline__ void publish(const planner::WorkItem& item) {
+  __device__ __forceinline__ void publish(const scheduler::WorkTile& item) {
     const bool has_keys = item.kv_begin < item.kv_end;
     const bool custom =
         has_keys && params_.mask == MaskKind::kCustom && plan_.segments[item.segment].mask == SegmentMask::kAsConfig;
@@ -214,7 +214,7 @@ class Scheduler {
   }
 
   /// What is known of the whole item, by one lane.
-  __device__ __forceinline__ void write_item(ItemContext& context, const planner::WorkItem& item, const KvRow& kv_row,
+  __device__ __forceinline__ void write_item(ItemContext& context, const scheduler::WorkTile& item, const KvRow& kv_row,
                                              const Sight& sight, int32_t first, int32_t box, bool has_keys,
                                              bool custom) const {
     context.item = item;
@@ -249,7 +249,7 @@ class Scheduler {
   }
   __device__ __forceinline__ void ask_for_queries(int32_t context, const Row& row) const {
     for_query_pieces<4>(context, row, [this](uint32_t to, int64_t at, bool valid) {
-      ptx::copy_16_async(to, static_cast<const uint16_t*>(params_.q) + (valid ? at : 0), valid);
+      ptx::cp_async_16(to, static_cast<const uint16_t*>(params_.q) + (valid ? at : 0), valid);
     });
   }
   __device__ __forceinline__ void copy_queries(int32_t context, const Row& row) const {
@@ -288,7 +288,7 @@ class Scheduler {
       }
 #pragma unroll
       for (int32_t i = 0; i < kPairs; ++i) {
-        ptx::store_4(to + static_cast<uint32_t>(r * query_stride(kDims) + 4 * (lane_ + 32 * i)), pairs[i]);
+        ptx::st_shared_4(to + static_cast<uint32_t>(r * query_stride(kDims) + 4 * (lane_ + 32 * i)), pairs[i]);
       }
     }
   }
@@ -316,26 +316,26 @@ class Scheduler {
   __device__ __forceinline__ int32_t await_slot() const {
     const int32_t slot = num_entries_ % kEntries;
     const int32_t use = num_entries_ / kEntries;
-    if (use > 0) ptx::wait(empty_ + 8 * slot, (use - 1) & 1);
+    if (use > 0) ptx::mbarrier_wait(empty_ + 8 * slot, (use - 1) & 1);
     return slot;
   }
   __device__ __forceinline__ void hand_over(int32_t slot) {
-    ptx::arrive_after_copies(full_ + 8 * slot);
-    ptx::arrive(full_ + 8 * slot);
+    ptx::cp_async_mbarrier_arrive(full_ + 8 * slot);
+    ptx::mbarrier_arrive(full_ + 8 * slot);
     ++num_entries_;
   }
 
   const AttentionParams& params_;
   const int32_t* boxes_;
   const RowBegins row_begins_;
-  const planner::PlanView plan_;  ///< a copy: its fields come together
+  const scheduler::PlanView plan_;  ///< a copy: its fields come together
   State& state_;
   TokenPlace* const places_;
   const uint32_t queries_;
   const uint32_t full_;
   const uint32_t empty_;
   const int32_t lane_;
-  planner::SegmentLengths first_segment_{};  ///< asked for beside the first item
+  scheduler::SegmentLengths first_segment_{};  ///< asked for beside the first item
   int32_t num_items_ = 0;
   int32_t num_entries_ = 0;
 };

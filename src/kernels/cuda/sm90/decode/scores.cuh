@@ -39,8 +39,8 @@ __device__ __forceinline__ bool sees(const AttentionParams& params, const ItemCo
 
 /// c * tanh(x / c) of natural logits, within a few units of c's last place.
 __device__ __forceinline__ float capped(float logit, float cap) {
-  const float e = ptx::exp2_approximate(__fmul_rn(logit, 2.0f * kLog2E / cap));
-  return __fmul_rn(cap, __fmaf_rn(-2.0f, ptx::reciprocal_approximate(__fadd_rn(e, 1.0f)), 1.0f));
+  const float e = ptx::ex2_approx(__fmul_rn(logit, 2.0f * kLog2E / cap));
+  return __fmul_rn(cap, __fmaf_rn(-2.0f, ptx::rcp_approx(__fadd_rn(e, 1.0f)), 1.0f));
 }
 
 /// One product as a logit in base-2 units, with what few batches have: soft cap, ALiBi, custom mask.
@@ -117,7 +117,7 @@ __device__ __forceinline__ bool to_weights(RowState<Columns>& state, float (&s)[
         for (int32_t step = 4; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
         const float top = most > __fadd_rn(state.top[n][j], kSlack<T>) ? most : state.top[n][j];
         const float base = top == -INFINITY ? 0.0f : top;
-        factor[n][j] = ptx::exp2_approximate(__fadd_rn(state.top[n][j], -base));
+        factor[n][j] = ptx::ex2_approx(__fadd_rn(state.top[n][j], -base));
         state.top[n][j] = top;
         state.sum[n][j] = __fmul_rn(state.sum[n][j], factor[n][j]);
       }
@@ -131,7 +131,7 @@ __device__ __forceinline__ bool to_weights(RowState<Columns>& state, float (&s)[
 #pragma unroll
       for (int32_t h = 0; h < 2; ++h) {
         float& x = s[n][2 * h + j];
-        x = ptx::exp2_approximate(__fadd_rn(x, -base));
+        x = ptx::ex2_approx(__fadd_rn(x, -base));
         state.sum[n][j] = __fadd_rn(state.sum[n][j], x);
       }
     }

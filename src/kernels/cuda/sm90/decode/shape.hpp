@@ -41,14 +41,14 @@ constexpr int32_t threads(const HeadDims& dims) {
 constexpr int32_t rows_of_item(int32_t group_size) {
   return group_size <= kFewRows ? kFewRows : kMaxRows;
 }
-/// As if thread blocks had so many threads: what registers a thread may have. Nine warps are three in one quarter of a
-/// multiprocessor. Of 128 registers (few rows) they leave room for a fourth: for a thread block of the merge kernel,
+/// As if CTAs had so many threads: what registers a thread may have. Nine warps are three in one quarter of a
+/// SM. Of 128 registers (few rows) they leave room for a fourth: for a CTA of the merge kernel,
 /// which waits beside them until the last of them has ended. More rows take 168.
 constexpr int32_t register_threads(const HeadDims& dims, int32_t rows) {
   if (math_warps(dims) != 8) return threads(dims);
   return rows == kFewRows ? 512 : 384;
 }
-/// Tokens of the planner's tiles, between which work is cut: each math warp has one of the kernel's in it.
+/// Tokens of the scheduler's tiles, between which work is cut: each math warp has one of the kernel's in it.
 constexpr int32_t plan_tokens(const HeadDims& dims) {
   return math_warps(dims) * kTileTokens;
 }
@@ -65,7 +65,7 @@ constexpr int32_t half_bytes(int32_t dim, int32_t bytes) {
 constexpr int32_t stage_bytes(const HeadDims& dims) {
   return half_bytes(dims.qk, dims.bytes) + half_bytes(dims.v, dims.bytes);
 }
-/// Tiles that a warp has under way or in use: 128 KiB of them a thread block, but at least two.
+/// Tiles that a warp has under way or in use: 128 KiB of them a CTA, but at least two.
 constexpr int32_t stages(const HeadDims& dims) {
   const int32_t fit = 128 * 1024 / math_warps(dims) / stage_bytes(dims);
   return fit < 2 ? 2 : fit;

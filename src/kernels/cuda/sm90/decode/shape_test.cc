@@ -33,7 +33,7 @@ TEST(Sm90Shape, PiecesOfATileStandApartAndReadWithoutConflicts) {
   }
 }
 
-/// The swizzle of 128 or 64 bytes, as the copy engine does it: bits 4 to 6 (5) exchanged by bits 7 to 9 (8).
+/// The swizzle of 128 or 64 bytes, as TMA does it: bits 4 to 6 (5) exchanged by bits 7 to 9 (8).
 TEST(Sm90Shape, PiecesStandWhereACopiedBoxLeavesThem) {
   for (const HeadDims& dims : kAll) {
     for (const int32_t box : {kSmallBox, kLargeBox}) {

@@ -33,7 +33,7 @@ struct ItemContext {
   float scale[kMaxRows];    ///< of products: to base-2 units, but to natural ones where there is a cap or a bias
   float slope[kMaxRows];    ///< ALiBi's, or 0
   float v_scale[kMaxRows];  ///< of the values
-  planner::WorkItem item;
+  scheduler::WorkTile item;
   Sight sight;
   KvShard shard;
   int64_t first_pos;
@@ -46,7 +46,7 @@ struct ItemContext {
 
 enum EntryFlags : uint32_t {
   kItemEnds = 1u << 0,  ///< the item's last entry
-  kAllDone = 1u << 1,   ///< no entry: the thread block's work is done
+  kAllDone = 1u << 1,   ///< no entry: the CTA's work is done
 };
 
 /// Some tiles of an item: one step of the queue. Tile t is math warp t % math_warps's.
@@ -79,7 +79,7 @@ struct RowPlace {
   int32_t token;
   int32_t q_head;
 };
-__device__ __forceinline__ RowPlace row_place(const AttentionParams& params, const planner::WorkItem& item,
+__device__ __forceinline__ RowPlace row_place(const AttentionParams& params, const scheduler::WorkTile& item,
                                               int32_t row) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t packed = item.row_begin + row;

@@ -28,7 +28,7 @@ struct ValueTile {
 #pragma unroll 1
     for (int32_t i = lane; i < kTileTokens * kPieces; i += 32) {
       const int32_t token = i / kPieces;
-      if (token < begin || token >= end) ptx::store_16(piece(token, i % kPieces), uint4{});
+      if (token < begin || token >= end) ptx::st_shared_16(piece(token, i % kPieces), uint4{});
     }
     __syncwarp();
   }
@@ -37,7 +37,8 @@ struct ValueTile {
   __device__ __forceinline__ bool has_special() const {
     bool found = false;
 #pragma unroll 1
-    for (int32_t i = lane; i < kWords; i += 32) found = found || special_bits<T, kCodes>(ptx::load_4(word(i))) != 0;
+    for (int32_t i = lane; i < kWords; i += 32)
+      found = found || special_bits<T, kCodes>(ptx::ld_shared_4(word(i))) != 0;
     return __any_sync(kAllLanes, found);
   }
 
@@ -46,9 +47,9 @@ struct ValueTile {
     __syncwarp();
 #pragma unroll 1
     for (int32_t i = lane; i < kWords; i += 32) {
-      const uint32_t all = ptx::load_4(word(i));
+      const uint32_t all = ptx::ld_shared_4(word(i));
       const uint32_t special = special_bits<T, kCodes>(all);
-      if (special != 0) ptx::store_4(word(i), all & ~special);
+      if (special != 0) ptx::st_shared_4(word(i), all & ~special);
     }
     __syncwarp();
   }
@@ -71,7 +72,7 @@ struct ValueTile {
         const int32_t m = i % (Dim / 8) / 2;  // of 16 components, of which two are this lane's
         const int32_t h = i % 2;
         const int32_t byte = kBytes * (16 * m + first_component<kCodes>(lane) + h * kSecondComponent<kCodes>);
-        const uint32_t all = ptx::load_4(piece(token, byte / 16) + static_cast<uint32_t>(byte % 16 / 4 * 4));
+        const uint32_t all = ptx::ld_shared_4(piece(token, byte / 16) + static_cast<uint32_t>(byte % 16 / 4 * 4));
         const int32_t index = byte % 4 / kBytes;
         if ((special_bits<T, kCodes>(all) >> (8 * kBytes * index) & 1) == 0) continue;
         const float value = element_of<T, kCodes>(all, index);

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/decode/shared_state.cuh"
-#include "ptx/fp8.cuh"
+#include "ptx/upcast_fp8.cuh"
 
 /// Keys and values as they stand in shared memory: of the 16-bit type `T` that products take, or fp8 codes, which are
 /// widened to float16 between there and the product.
@@ -17,9 +17,9 @@ constexpr int32_t element_bytes(Codes codes) {
 template <Codes kCodes>
 __device__ __forceinline__ void widen_four(uint32_t word, uint32_t& low, uint32_t& high) {
   if constexpr (kCodes == Codes::kE4M3) {
-    ptx::widen_e4m3(word, low, high);
+    ptx::upcast_e4m3x4(word, low, high);
   } else {
-    ptx::widen_e5m2(word, low, high);
+    ptx::upcast_e5m2x4(word, low, high);
   }
 }
 

@@ -2,9 +2,9 @@
 
 #include "kernels/cuda/sm90/decode/math_warp.cuh"
 #include "kernels/cuda/sm90/decode/scheduler.cuh"
-#include "ptx/grid_dependency.cuh"
+#include "ptx/griddepcontrol.cuh"
 
-/// One thread block a multiprocessor: its last warp schedules, the others compute.
+/// One CTA an SM: its last warp schedules, the others compute.
 namespace folio::inline v0::kernels::cuda::sm90 {
 
 /// Bytes of shared memory, with what it takes to begin at a multiple of 1024.
@@ -26,26 +26,26 @@ __device__ __forceinline__ void run_thread_block(const DecodeParams& params, uns
   touch_parameters(params.attention);
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kEntries; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.full[i]), kLaneArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.empty[i]), math_threads(kDims));
+      ptx::mbarrier_init(ptx::shared_address(&state.full[i]), kLaneArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&state.empty[i]), math_threads(kDims));
     }
     for (int32_t i = 0; i < math_warps(kDims) * stages(kDims); ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.arrived[0][0] + i), kLaneArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&state.arrived[0][0] + i), kLaneArrivals);
     }
-    ptx::publish_barriers();
+    ptx::mbarrier_init_fence();
   }
   if (threadIdx.x == 32) {
     for (int32_t i = 0; i < kMaxSegments; ++i) {
       if (params.box[i] == kSingles) continue;
-      ptx::prefetch_map(&params.maps[i].k);
-      ptx::prefetch_map(&params.maps[i].v);
+      ptx::prefetch_tensormap(&params.maps[i].k);
+      ptx::prefetch_tensormap(&params.maps[i].v);
     }
   }
   __syncthreads();
   // All before this runs under the end of the kernel before. The plan that the merge reads while it waits for this one
   // is there from here on.
-  ptx::wait_for_kernels_before();
-  ptx::let_next_kernel_begin();
+  ptx::griddep_wait();
+  ptx::griddep_launch_dependents();
   if (threadIdx.x >= math_threads(kDims)) {
     Scheduler<T, DimQk, DimV, kCodes, kRows>(params, memory, state).run();
   } else {

@@ -15,9 +15,9 @@ constexpr const AttentionKernel* kMany[] = {&prefill::kSm90PrefillKernel, &sm80:
 /// Why a kernel for many rows cannot stand beside that for few; empty if it can.
 std::string refusal_of(const AttentionKernel& many, const AttentionConfig& config) {
   std::string reason = many.refusal(config);
-  if (!reason.empty() || many.weights(config) == kFew->weights(config)) return reason;
-  return core::message(many.name, " would round weights to ", many.weights(config), ", ", kFew->name, " to ",
-                       kFew->weights(config), "; cuda-sm90 takes configurations where both are the same");
+  if (!reason.empty() || many.p_dtype(config) == kFew->p_dtype(config)) return reason;
+  return core::message(many.name, " would round weights to ", many.p_dtype(config), ", ", kFew->name, " to ",
+                       kFew->p_dtype(config), "; cuda-sm90 takes configurations where both are the same");
 }
 
 /// Null where there is none.
@@ -35,12 +35,12 @@ std::string refusal(const AttentionConfig& config) {
   return reason;
 }
 
-planner::TileShape tile(const AttentionConfig& config) {
+scheduler::TileShape tile(const AttentionConfig& config) {
   return many_rows(config)->tile(config);
 }
 
-DType weights(const AttentionConfig& config) {
-  return kFew->weights(config);
+DType p_dtype(const AttentionConfig& config) {
+  return kFew->p_dtype(config);
 }
 
 /// Where both were measured to be faster than cuda-sm80: with fp8 caches, where both take codes as they are.
@@ -57,7 +57,7 @@ const AttentionKernel kSm90Kernel{.name = "cuda-sm90",
                                   .max_compute_capability = 90,
                                   .refusal = refusal,
                                   .tile = tile,
-                                  .weights = weights,
+                                  .p_dtype = p_dtype,
                                   .preferred = preferred,
                                   .few_rows = kFew,
                                   .many_rows = many_rows};

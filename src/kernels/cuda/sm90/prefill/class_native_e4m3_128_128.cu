@@ -7,7 +7,7 @@ namespace {
 __global__ void __launch_bounds__(kThreads, 1) native_prefill_kernel(const __grid_constant__ PrefillParams params) {
   static_assert(kNativeSharedBytes <= kSharedLimit);
   extern __shared__ __align__(16) unsigned char raw[];
-  ptx::let_next_kernel_begin();
+  ptx::griddep_launch_dependents();
   run_native_thread_block(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
 }
 

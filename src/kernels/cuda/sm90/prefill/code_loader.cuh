@@ -52,7 +52,7 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
   /// bfloat16 queries become float16 where they are.
   __device__ __forceinline__ void to_float16_queries(int32_t slot) const {
     constexpr int32_t kPieces = kCodeDim / kPiece;
-    ptx::wait_all_copies();
+    ptx::cp_async_wait_all();
     __syncwarp();
     const uint32_t queries =
         memory_ + static_cast<uint32_t>(kLayout.queries + slot * kMathGroups * query_bytes(kCodeDim));
@@ -60,16 +60,16 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
     for (int32_t i = lane_; i < 32 * kPieces; i += 32) {
       const int32_t row = 32 * warp_ + i / kPieces;
       const uint32_t at = queries + static_cast<uint32_t>(query_offset(kCodeDim, row, i % kPieces));
-      uint4 piece = ptx::load_16(at);
+      uint4 piece = ptx::ld_shared_16(at);
       const float scale = to_float16(piece);
-      ptx::store_16(at, piece);
+      ptx::st_shared_16(at, piece);
       if (i % kPieces == 0) state_.rows[slot].scale[row] *= scale;
     }
-    ptx::order_before_products();
+    ptx::fence_view_async_shared();
   }
 
   __device__ __forceinline__ void load_tiles(const Tiles& tiles, const SegmentParams& segment, const SegmentCopy& copy,
-                                             const int32_t* pages, const planner::WorkItem& item) {
+                                             const int32_t* pages, const scheduler::WorkTile& item) {
     if (copy.box == 0) {
       load_codes_by_threads(tiles, segment, copy, pages, item);
     } else if (copy.box == 8) {
@@ -142,7 +142,7 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
         for (; asked < num_turns; ++asked) {
           const Turn turn = turn_of(asked, num_turns);
           const CodeStage stage = stage_of(turn);
-          if (!__all_sync(kAllLanes, ptx::has_ended(stage.empty, stage.parity ^ 1))) break;  // see next_stage
+          if (!__all_sync(kAllLanes, ptx::mbarrier_test_wait(stage.empty, stage.parity ^ 1))) break;  // see next_stage
           if (turn.keys || asked == num_turns - 1) {
 #pragma unroll
             for (int32_t b = 0; b < Mine; ++b) values[b] = keys[b];
@@ -166,7 +166,7 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
           deliver(num_items_ % kItems);
           delivered = true;
         }
-      } while (!__all_sync(kAllLanes, ptx::has_ended(due_stage.landed, due_stage.parity)));
+      } while (!__all_sync(kAllLanes, ptx::mbarrier_test_wait(due_stage.landed, due_stage.parity)));
       constexpr int32_t kEights = kWarpEights / Mine;  // of a box
       constexpr int32_t kAtOncePieces = 4;             // eights follow each other to where no later one's codes are
       const uint32_t mine = due_stage.tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim));
@@ -177,8 +177,9 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
 #pragma unroll
         for (int32_t i = 0; i < kAtOncePieces; ++i) {
           const int32_t eight = (first + i) / 2;
-          codes[i] = ptx::load_16(mine + box_offset<Mine>(eight / kEights) + kCodePlace<Mine> +
-                                  static_cast<uint32_t>(eight % kEights * kCodeEight) + code_offset(place_, i % 2));
+          codes[i] =
+              ptx::ld_shared_16(mine + box_offset<Mine>(eight / kEights) + kCodePlace<Mine> +
+                                static_cast<uint32_t>(eight % kEights * kCodeEight) + code_offset(place_, i % 2));
         }
         __syncwarp();  // all have read what is written over now
         special = widen<Mine>(tiles, due, due_stage, first, codes) || special;
@@ -200,16 +201,16 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
   template <int32_t Mine>
   __device__ __forceinline__ void ask_for_boxes(const CodeStage& stage, const CUtensorMap& map,
                                                 const int32_t (&at)[Mine], int32_t head, uint64_t policy) const {
-    if (!ptx::elect()) return;
+    if (!ptx::elect_one()) return;
     constexpr int32_t kEights = kWarpEights / Mine;
     int32_t count = 0;
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) count += at[b] >= 0 ? 1 : 0;
-    ptx::arrive_expecting(stage.landed, static_cast<uint32_t>(count * kEights * kCodeEight));
+    ptx::mbarrier_arrive_expect_tx(stage.landed, static_cast<uint32_t>(count * kEights * kCodeEight));
     const uint32_t to = stage.tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim)) + kCodePlace<Mine>;
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) {
-      if (at[b] >= 0) ptx::copy_box_5d(to + box_offset<Mine>(b), &map, stage.landed, 0, 0, 0, head, at[b], policy);
+      if (at[b] >= 0) ptx::tma_load_5d(to + box_offset<Mine>(b), &map, stage.landed, 0, 0, 0, head, at[b], policy);
     }
   }
 
@@ -256,7 +257,7 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
   /// Any other keys and values: codes come through registers, those of a tile on their way while the ring has no room.
   __device__ __forceinline__ void load_codes_by_threads(const Tiles& tiles, const SegmentParams& segment,
                                                         const SegmentCopy& copy, const int32_t* pages,
-                                                        const planner::WorkItem& item) {
+                                                        const scheduler::WorkTile& item) {
     const int32_t num_turns = 2 * tiles.count;
     const int32_t first_token = segment.paged ? 0 : segment.indptr[item.kv_row];
 #pragma unroll 1
@@ -280,9 +281,9 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
       }
       if (n == 0) deliver(num_items_ % kItems);
       const CodeStage stage = stage_of(turn);
-      ptx::wait(stage.empty, stage.parity ^ 1);
-      if (lane_ == 0) ptx::arrive(stage.landed);  // its phases are the stage's
-      ptx::wait_as_warp(stage.landed, stage.parity);
+      ptx::mbarrier_wait(stage.empty, stage.parity ^ 1);
+      if (lane_ == 0) ptx::mbarrier_arrive(stage.landed);  // its phases are the stage's
+      ptx::mbarrier_wait_warp(stage.landed, stage.parity);
       hand_over_codes(tiles, turn, stage, widen<1>(tiles, turn, stage, 0, codes));
     }
     num_tiles_ += static_cast<uint32_t>(tiles.count);

@@ -48,8 +48,8 @@ __device__ __forceinline__ void store_widened(uint32_t eight, const CodePlace& p
   widen_four<kCodes>(codes.w, second.z, second.w);
   const uint32_t row = eight + static_cast<uint32_t>(half * span_step(kCodeDim) + place.token * 128);
   const auto at = static_cast<uint32_t>(((2 * place.piece) ^ place.token) * 16);
-  ptx::store_16(row + at, first);
-  ptx::store_16(row + (at ^ 16u), second);
+  ptx::st_shared_16(row + at, first);
+  ptx::st_shared_16(row + (at ^ 16u), second);
 }
 
 /// Eight codes that begin at a multiple of eight, widened to shared memory; zeros where not valid.
@@ -57,8 +57,8 @@ template <typename T>
 __device__ __forceinline__ void copy_eight_codes(uint32_t shared, const uint8_t* from, DType dtype, bool valid) {
   const uint2 codes = valid ? *reinterpret_cast<const uint2*>(from) : uint2{};
   const __nv_fp8_interpretation_t kind = dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3;
-  ptx::store_16(shared, uint4{widen_two<T>(codes.x & 0xffffu, kind), widen_two<T>(codes.x >> 16, kind),
-                              widen_two<T>(codes.y & 0xffffu, kind), widen_two<T>(codes.y >> 16, kind)});
+  ptx::st_shared_16(shared, uint4{widen_two<T>(codes.x & 0xffffu, kind), widen_two<T>(codes.x >> 16, kind),
+                                  widen_two<T>(codes.y & 0xffffu, kind), widen_two<T>(codes.y >> 16, kind)});
 }
 
 /// Queries of a bfloat16 row as float16: its largest power of two becomes 2^14, so that what is 2^-28 of it or more

@@ -45,9 +45,9 @@ __device__ __forceinline__ bool look_through(uint32_t tile, const Sight& sight, 
     const int32_t token = first + i / kPieces;
     const uint32_t at = tile + static_cast<uint32_t>(tile_offset(Dim, i / kPieces, i % kPieces));
     if (token < sight.any_begin || token >= sight.any_end) {
-      ptx::store_16(at, uint4{});
+      ptx::st_shared_16(at, uint4{});
     } else if (!Ranges || token < sight.all_begin || token >= sight.all_end) {
-      const uint4 piece = ptx::load_16(at);
+      const uint4 piece = ptx::ld_shared_16(at);
       found |= special_halves<T>(piece.x) | special_halves<T>(piece.y) | special_halves<T>(piece.z) |
                special_halves<T>(piece.w);
     }
@@ -108,7 +108,7 @@ __device__ __forceinline__ void add_special(const AttentionParams& params, const
   for (int32_t i = 0; i < Tokens * (Dim / 8); ++i) {
     const int32_t token = i / (Dim / 8);
     const int32_t column = i % (Dim / 8);
-    const uint32_t pair = ptx::load_4(mine + static_cast<uint32_t>(tile_offset(Dim, token, column)));
+    const uint32_t pair = ptx::ld_shared_4(mine + static_cast<uint32_t>(tile_offset(Dim, token, column)));
     const uint32_t special = special_halves<T>(pair);
     if ((special & (kSpecialLow | kSpecialHigh)) == 0) continue;
 #pragma unroll 1
@@ -130,11 +130,11 @@ __device__ __forceinline__ void clear_special(uint32_t tile, int32_t thread) {
 #pragma unroll 1
   for (int32_t i = thread; i < Tokens * Dim / 2; i += kMathGroups * kGroupThreads) {
     const uint32_t at = tile + 4 * static_cast<uint32_t>(i);
-    const uint32_t pair = ptx::load_4(at);
+    const uint32_t pair = ptx::ld_shared_4(at);
     const uint32_t special = special_halves<T>(pair);
     if ((special & (kSpecialLow | kSpecialHigh)) == 0) continue;
-    ptx::store_4(at, pair & ((special & kSpecialLow) != 0 ? 0xffff0000u : ~0u) &
-                         ((special & kSpecialHigh) != 0 ? 0xffffu : ~0u));
+    ptx::st_shared_4(at, pair & ((special & kSpecialLow) != 0 ? 0xffff0000u : ~0u) &
+                             ((special & kSpecialHigh) != 0 ? 0xffffu : ~0u));
   }
 }
 

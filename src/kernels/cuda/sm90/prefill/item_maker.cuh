@@ -4,8 +4,8 @@
 #include "kernels/cuda/sm90/prefill/codes.cuh"
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
-#include "planner/partition_rule.hpp"
 #include "ptx/tma.cuh"
+#include "scheduler/partition_rule.hpp"
 
 /// How the loading warpgroup makes an item ready: which one it is, what its rows see, its queries. It takes 8,000 to
 /// 10,000 cycles, hence is done in parts while tiles of the item before are on their way: what a part fetches from
@@ -18,7 +18,7 @@ class ItemMaker {
   static constexpr HeadDims kDims{DimQk, DimV};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   static constexpr int32_t kTokens = tile_tokens(kDims);
-  static constexpr int32_t kItemWords = sizeof(planner::WorkItem) / 4;
+  static constexpr int32_t kItemWords = sizeof(scheduler::WorkTile) / 4;
   static_assert(kItemWords <= 32);
 
   __device__ __forceinline__ ItemMaker(const PrefillParams& params, unsigned char* memory, SharedState& state)
@@ -31,15 +31,15 @@ class ItemMaker {
   /// The first part for item `number`: the first warp asks for it.
   __device__ __forceinline__ void begin_item(int32_t number) {
     if (warp_ != 0) return;
-    const planner::PlanView& plan = params_.attention.plan->view;
+    const scheduler::PlanView& plan = params_.attention.plan->view;
     int32_t index = follower_;
     if (index < 0) {
       const uint32_t claim = number == 0 ? blockIdx.x : static_cast<uint32_t>(plan.num_workers) + ticket_;
-      index = claim < static_cast<uint32_t>(plan.num_claims) ? static_cast<int32_t>(claim) : -1;
+      index = claim < static_cast<uint32_t>(plan.num_dynamic_tiles) ? static_cast<int32_t>(claim) : -1;
     }
     index_ = __shfl_sync(kAllLanes, index, 0);
     // On its way until the second part.
-    if (index_ >= 0 && lane_ < kItemWords) word_ = reinterpret_cast<const int32_t*>(plan.items + index_)[lane_];
+    if (index_ >= 0 && lane_ < kItemWords) word_ = reinterpret_cast<const int32_t*>(plan.work_tiles + index_)[lane_];
   }
 
   /// The second part: its rows. Waits until the math warpgroups are through with the slot's last item.
@@ -53,13 +53,13 @@ class ItemMaker {
       if (lane_ == 0) state_.next = index_;
       __syncwarp();
     }
-    ptx::meet(kLoadMeeting, kGroupThreads);
+    ptx::named_barrier_sync(kLoadMeeting, kGroupThreads);
     index_ = state_.next;
     if (index_ < 0) return;
-    const planner::WorkItem& item = context.item;
+    const scheduler::WorkTile& item = context.item;
     if (threadIdx.x == 0) {
-      follower_ = (item.flags & planner::kFinish) == 0 ? item.partial : -1;          // of the same accumulation
-      if (follower_ < 0) ticket_ = atomicAdd(params_.attention.claim_counters, 1u);  // on its way until it is needed
+      follower_ = (item.flags & scheduler::kFinish) == 0 ? item.partial : -1;       // of the same accumulation
+      if (follower_ < 0) ticket_ = atomicAdd(params_.attention.tile_counters, 1u);  // on its way until it is needed
     }
     fetch_lengths(params_.attention.plan->view, item);
     query_ = find_row(item, state_.rows[slot]);
@@ -80,23 +80,25 @@ class ItemMaker {
       hand_over(slot);
       return;
     }
-    ptx::wait_box_reads();
-    ptx::meet(kLoadMeeting, kGroupThreads);  // the place of the queries may be written to
+    ptx::tma_store_wait_read();
+    ptx::named_barrier_sync(kLoadMeeting, kGroupThreads);  // the place of the queries may be written to
     if (threadIdx.x == 0) describe_item(state_.contexts[slot]);
   }
 
  private:
-  __device__ __forceinline__ static bool has_keys(const planner::WorkItem& item) { return item.kv_begin < item.kv_end; }
+  __device__ __forceinline__ static bool has_keys(const scheduler::WorkTile& item) {
+    return item.kv_begin < item.kv_end;
+  }
   /// Whether the custom mask's bits apply.
-  __device__ __forceinline__ bool is_custom(const planner::PlanView& plan, const planner::WorkItem& item) const {
+  __device__ __forceinline__ bool is_custom(const scheduler::PlanView& plan, const scheduler::WorkTile& item) const {
     return params_.attention.mask == MaskKind::kCustom && has_keys(item) &&
            plan.segments[item.segment].mask == SegmentMask::kAsConfig;
   }
 
   /// What bind_row needs to know of the item's first request and of its keys, a lane each: on its way until then.
-  __device__ __forceinline__ void fetch_lengths(const planner::PlanView& plan, const planner::WorkItem& item) {
+  __device__ __forceinline__ void fetch_lengths(const scheduler::PlanView& plan, const scheduler::WorkTile& item) {
     if (!has_keys(item)) return;
-    const planner::SegmentLengths& lengths = plan.segments[item.segment];
+    const scheduler::SegmentLengths& lengths = plan.segments[item.segment];
     static_assert(sizeof(KvShard) == 12 && sizeof(SegmentMask) == 4);
     const auto* const shard = reinterpret_cast<const int32_t*>(&lengths.shard);
     const int32_t* const indptr = params_.attention.segments[item.segment].indptr;
@@ -119,7 +121,7 @@ class ItemMaker {
 
   /// By one thread, once all rows are bound.
   __device__ __forceinline__ void describe_item(ItemContext& context) const {
-    const planner::WorkItem& item = context.item;
+    const scheduler::WorkTile& item = context.item;
     const bool any_keys = has_keys(item);
     Sight sight = state_.sights[0];
 #pragma unroll
@@ -143,7 +145,7 @@ class ItemMaker {
     context.queries_by_boxes = params_.queries_by_boxes && has_whole_rows(item);
     const AttentionParams& params = params_.attention;
     context.half = params.out_dtype == DType::kFloat16;
-    context.plain_end = context.num_tiles > 0 && item.flags == (planner::kStart | planner::kFinish) &&
+    context.plain_end = context.num_tiles > 0 && item.flags == (scheduler::kStart | scheduler::kFinish) &&
                         item.partial < 0 && params_.out_wide &&
                         (context.half || params.out_dtype == DType::kBFloat16) && params.sinks == nullptr &&
                         params.lse.data == nullptr;
@@ -154,7 +156,7 @@ class ItemMaker {
 
   /// This thread's row: which it is, to shared memory; kAlibi: its slope is on its way. Returns where its queries
   /// begin; -1: the item has no such row.
-  __device__ __forceinline__ int64_t find_row(const planner::WorkItem& item, RowInfo& rows) {
+  __device__ __forceinline__ int64_t find_row(const scheduler::WorkTile& item, RowInfo& rows) {
     const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
     if (thread >= item.row_end - item.row_begin) return -1;
@@ -174,8 +176,8 @@ class ItemMaker {
   }
 
   /// What this thread's row sees, to shared memory; by the first thread, what is known of all keys.
-  __device__ __forceinline__ void bind_row(const planner::PlanView& plan, ItemContext& context, RowInfo& rows) const {
-    const planner::WorkItem& item = context.item;
+  __device__ __forceinline__ void bind_row(const scheduler::PlanView& plan, ItemContext& context, RowInfo& rows) const {
+    const scheduler::WorkTile& item = context.item;
     const int32_t thread = 32 * warp_ + lane_;
     const AttentionParams& params = params_.attention;
     const bool custom = is_custom(plan, item);
@@ -206,9 +208,9 @@ class ItemMaker {
         }
         const int32_t number = token - first_row;
         const int64_t position = int64_t{first_query} + number;
-        const planner::KeySight key_sight =
-            planner::key_sight(params.mask, static_cast<SegmentMask>(mask), params.window_left, params.window_right);
-        const planner::TokenRange range = planner::visible_range({first_pos, kv_len, shard}, key_sight, position);
+        const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params.mask, static_cast<SegmentMask>(mask),
+                                                                         params.window_left, params.window_right);
+        const scheduler::TokenRange range = scheduler::visible_range({first_pos, kv_len, shard}, mask_bounds, position);
         if (thread == 0) {
           context.shard = shard;
           context.first_pos = first_pos;
@@ -267,7 +269,7 @@ class ItemMaker {
 
  protected:
   /// Whether all rows of an item are there, and the first is a token's first: so boxes may be copied of them.
-  __device__ __forceinline__ bool has_whole_rows(const planner::WorkItem& item) const {
+  __device__ __forceinline__ bool has_whole_rows(const scheduler::WorkTile& item) const {
     return item.row_end - item.row_begin == kRows &&
            params_.group.remainder(static_cast<uint32_t>(item.row_begin)) == 0;
   }
@@ -275,14 +277,14 @@ class ItemMaker {
   /// Begins to store the results of item `number`, which the math warpgroups are through with, by the first thread.
   __device__ __forceinline__ void store_results(int32_t number) const {
     const int32_t slot = number % kItems;
-    ptx::wait_as_warp(ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot),
-                      static_cast<uint32_t>(number / kItems) & 1);
+    ptx::mbarrier_wait_warp(ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(slot),
+                            static_cast<uint32_t>(number / kItems) & 1);
     if (threadIdx.x != 0 || !state_.contexts[slot].results_by_boxes) return;
-    const planner::WorkItem& item = state_.contexts[slot].item;
+    const scheduler::WorkTile& item = state_.contexts[slot].item;
 #pragma unroll
     for (int32_t group = 0; group < kMathGroups; ++group) {
       const uint32_t token = params_.group.quotient(static_cast<uint32_t>(item.row_begin + group * kGroupRows));
-      ptx::store_box_5d(&params_.results,
+      ptx::tma_store_5d(&params_.results,
                         queries_address(slot % query_places(kDims)) + static_cast<uint32_t>(group * query_bytes(DimQk)),
                         0, item.kv_head * static_cast<int32_t>(params_.group.divisor()), static_cast<int32_t>(token), 0,
                         0);
@@ -300,7 +302,7 @@ class ItemMaker {
       const uint32_t target = to + static_cast<uint32_t>(query_offset(DimQk, 32 * warp_ + i / kPieces, i % kPieces));
       const int64_t from = at < 0 ? 0 : at + i % kPieces * kPiece;
       if (params.q_wide && !is_fp8(params.q_dtype)) {
-        ptx::copy_16_async(target, static_cast<const uint16_t*>(params.q) + from, at >= 0);
+        ptx::cp_async_16(target, static_cast<const uint16_t*>(params.q) + from, at >= 0);
       } else if (params.q_wide) {
         copy_eight_codes<T>(target, static_cast<const uint8_t*>(params.q) + from, params.q_dtype, at >= 0);
       } else {
@@ -316,8 +318,8 @@ class ItemMaker {
   /// What this thread has written of an item and its queries.
   __device__ __forceinline__ void hand_over(int32_t slot) const {
     const uint32_t barrier = ptx::shared_address(state_.item_full) + 8 * static_cast<uint32_t>(slot);
-    ptx::arrive_after_copies(barrier);
-    ptx::arrive(barrier);
+    ptx::cp_async_mbarrier_arrive(barrier);
+    ptx::mbarrier_arrive(barrier);
   }
 
   const PrefillParams& params_;

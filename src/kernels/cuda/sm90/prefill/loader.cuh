@@ -46,8 +46,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
       ++num_items_;
     } while (index_ >= 0);
     if (num_items_ > 0) this->store_results(num_items_ - 1);
-    ptx::wait_box_stores();
-    if (warp_ == 0) ItemQueue(params_.attention.plan->view, params_.attention.claim_counters).finish();
+    ptx::tma_store_wait();
+    if (warp_ == 0) ItemQueue(params_.attention.plan->view, params_.attention.tile_counters).finish();
   }
 
   /// The next part of what makes the next item ready.
@@ -103,7 +103,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
   __device__ __forceinline__ void load_item(Self& self) {
     const ItemContext& context = state_.contexts[num_items_ % kItems];
     if (context.num_tiles > 0) {
-      const planner::WorkItem& item = context.item;
+      const scheduler::WorkTile& item = context.item;
       self.load_tiles(tiles_of(context), params_.attention.segments[item.segment], params_.copies[item.segment],
                       context.pages, item);
     } else if constexpr (Self::kQueriesLate) {
@@ -118,9 +118,9 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
   /// The last part of what makes an item ready: where the first of its boxes are, which is on its way until they are
   /// issued.
   __device__ __forceinline__ void find_first_boxes(const ItemContext& context) {
-    ptx::meet(kLoadMeeting, kGroupThreads);  // the first thread has described it
+    ptx::named_barrier_sync(kLoadMeeting, kGroupThreads);  // the first thread has described it
     if (context.num_tiles == 0) return;
-    const planner::WorkItem& item = context.item;
+    const scheduler::WorkTile& item = context.item;
     const SegmentCopy& copy = params_.copies[item.segment];
     if (copy.box > 0)
       first_boxes_ = find_box(tiles_of(context), 0, copy, context.pages, boxes_shift(copy.box, kTokens));
@@ -134,23 +134,23 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
   __device__ __forceinline__ void deliver(int32_t slot) const {
     if (kQueriesLate && num_items_ > 0) {
       const int32_t before = num_items_ - 1;
-      ptx::wait_as_warp(ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(before % kItems),
-                        static_cast<uint32_t>(before / kItems) & 1);
+      ptx::mbarrier_wait_warp(ptx::shared_address(state_.item_empty) + 8 * static_cast<uint32_t>(before % kItems),
+                              static_cast<uint32_t>(before / kItems) & 1);
     }
     const int32_t place = slot % query_places(kDims);
-    const planner::WorkItem& item = state_.contexts[slot].item;
+    const scheduler::WorkTile& item = state_.contexts[slot].item;
     const auto group_size = static_cast<int32_t>(params_.group.divisor());
     const bool boxes = params_.queries_by_boxes && this->has_whole_rows(item);
     if (!boxes) copy_queries(query_, place);
     const uint32_t barrier = ptx::shared_address(state_.item_full) + 8 * static_cast<uint32_t>(slot);
     if (boxes && threadIdx.x == 0) {
-      ptx::arrive(barrier, kLaneArrivals - 1);
-      ptx::arrive_expecting(barrier, static_cast<uint32_t>(kMathGroups * query_bytes(DimQk)));
+      ptx::mbarrier_arrive(barrier, kLaneArrivals - 1);
+      ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(kMathGroups * query_bytes(DimQk)));
       const uint64_t policy = ptx::evict_first_policy();
 #pragma unroll
       for (int32_t group = 0; group < kMathGroups; ++group) {
         const uint32_t token = params_.group.quotient(static_cast<uint32_t>(item.row_begin + group * kGroupRows));
-        ptx::copy_box_5d(queries_address(place) + static_cast<uint32_t>(group * query_bytes(DimQk)), &params_.queries,
+        ptx::tma_load_5d(queries_address(place) + static_cast<uint32_t>(group * query_bytes(DimQk)), &params_.queries,
                          barrier, 0, item.kv_head * group_size, static_cast<int32_t>(token), 0, 0, policy);
       }
     } else {
@@ -181,11 +181,11 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
     return stage;
   }
   __device__ __forceinline__ static void await(const Stage& stage) {
-    ptx::wait_as_warp(stage.full + kToEmpty, stage.parity);
+    ptx::mbarrier_wait_warp(stage.full + kToEmpty, stage.parity);
   }
 
   __device__ __forceinline__ void load_tiles(const Tiles& tiles, const SegmentParams& segment, const SegmentCopy& copy,
-                                             const int32_t* pages, const planner::WorkItem& item) {
+                                             const int32_t* pages, const scheduler::WorkTile& item) {
     if (copy.box == 0) {
       load_by_threads(tiles, segment, copy, pages, item);
     } else {
@@ -221,7 +221,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
       issue_boxes<DimV, false>(stage, edge ? ptx::shared_address(&state_.landed) : stage.full, maps.v, copy.box, boxes,
                                i - 1, looked_up_before ? boxes.before : boxes.here, head, policy);
       if (edge) {
-        ptx::wait_as_warp(ptx::shared_address(&state_.landed), static_cast<uint32_t>(num_edges_) & 1);
+        ptx::mbarrier_wait_warp(ptx::shared_address(&state_.landed), static_cast<uint32_t>(num_edges_) & 1);
         ++num_edges_;
         look_through_values(tiles, i - 1, stage);
       }
@@ -278,18 +278,18 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
     const int32_t bytes = box * 2 * Dim;
     if (is_due) {
       if constexpr (!Lanes) await(stage);
-      ptx::arrive_expecting(barrier, static_cast<uint32_t>(at >= 0 ? bytes : 0));
+      ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(at >= 0 ? bytes : 0));
       if (at >= 0) {
-        ptx::copy_box_5d(stage.tile + static_cast<uint32_t>((warp_ + kGroupWarps * mine) * bytes), &map, barrier, 0, 0,
+        ptx::tma_load_5d(stage.tile + static_cast<uint32_t>((warp_ + kGroupWarps * mine) * bytes), &map, barrier, 0, 0,
                          0, head, at, policy);
       }
       if constexpr (Lanes) {
-        ptx::arrive(barrier, kLaneArrivals - 1);
+        ptx::mbarrier_arrive(barrier, kLaneArrivals - 1);
       } else if (mine == 0) {
-        ptx::arrive(barrier, 32 * kLaneArrivals - (1u << boxes.shift));
+        ptx::mbarrier_arrive(barrier, 32 * kLaneArrivals - (1u << boxes.shift));
       }
     } else if constexpr (Lanes) {
-      ptx::arrive(barrier, kLaneArrivals);
+      ptx::mbarrier_arrive(barrier, kLaneArrivals);
     }
     __syncwarp();
   }
@@ -303,7 +303,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
         memory_ + static_cast<uint32_t>(kLayout.sights) + 4 * kWords * (stage * kRows + static_cast<uint32_t>(row));
 #pragma unroll
     for (int32_t w = 0; w < kWords; ++w)
-      ptx::store_4(to + 4 * w, sight_of(params_.attention, rows, row, first + 32 * w));
+      ptx::st_shared_4(to + 4 * w, sight_of(params_.attention, rows, row, first + 32 * w));
   }
 
   /// Values of tile `i`, which are there, before they are handed over.
@@ -317,14 +317,14 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
 
   /// A tile that this thread has written to.
   __device__ __forceinline__ void hand_over_tile(const Stage& stage) const {
-    ptx::order_before_products();
-    ptx::arrive(stage.full, kLaneArrivals);
+    ptx::fence_view_async_shared();
+    ptx::mbarrier_arrive(stage.full, kLaneArrivals);
   }
 
   /// Any other keys and values.
   __device__ __forceinline__ void load_by_threads(const Tiles& tiles, const SegmentParams& segment,
                                                   const SegmentCopy& copy, const int32_t* pages,
-                                                  const planner::WorkItem& item) {
+                                                  const scheduler::WorkTile& item) {
     const int32_t first_token = segment.paged ? 0 : segment.indptr[item.kv_row];
     const int32_t head = item.kv_head;
 #pragma unroll 1
@@ -349,8 +349,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
         end_copies(stage, copy.direct);
         continue;
       }
-      ptx::wait_all_copies();
-      ptx::meet(kLoadMeeting, kGroupThreads);  // pieces are looked through by other threads
+      ptx::cp_async_wait_all();
+      ptx::named_barrier_sync(kLoadMeeting, kGroupThreads);  // pieces are looked through by other threads
       look_through_values(tiles, i - 1, stage);
     }
   }
@@ -361,8 +361,8 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
       hand_over_tile(stage);
       return;
     }
-    ptx::arrive_after_copies(stage.full);
-    ptx::arrive(stage.full);
+    ptx::cp_async_mbarrier_arrive(stage.full);
+    ptx::mbarrier_arrive(stage.full);
   }
 
   /// Where this lane's token of its warp's tokens of a tile begins; -1: no row sees it.
@@ -394,7 +394,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
       const uint32_t target = tile + static_cast<uint32_t>(tile_offset(Dim, kMine * warp_ + n / kPieces, n % kPieces));
       const int64_t from = at < 0 ? 0 : at + n % kPieces * kPiece;
       if (copy.direct) {
-        ptx::copy_16_async(target, static_cast<const T*>(data) + from, at >= 0);
+        ptx::cp_async_16(target, static_cast<const T*>(data) + from, at >= 0);
       } else {
         copy_any<T>(target, data, dtype, from, at >= 0);
       }

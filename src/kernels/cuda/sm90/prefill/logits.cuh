@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
-#include "ptx/minimum.cuh"
+#include "ptx/math.cuh"
 
 /// Scores of a tile's tokens against two of a lane's rows, as a product leaves them (see ptx/wgmma.cuh): their way to
 /// logits in base-2 units. Arithmetic is written out, so that every tile of every kernel goes the same way.
@@ -73,9 +73,9 @@ struct Cap {
   __device__ __forceinline__ float part(float score, float by, float zero = 0.0f) const {
     const float x = __fmaf_rn(score, by, zero);
     if constexpr (Saturate) {
-      return ptx::saturating_fma(ptx::exp2_approximate(x), kUnit, kUnit);
+      return ptx::fma_sat(ptx::ex2_approx(x), kUnit, kUnit);
     } else {
-      return __fmaf_rn(ptx::exp2_approximate(ptx::least(x, kMost)), kUnit, kUnit);
+      return __fmaf_rn(ptx::ex2_approx(ptx::min_nan(x, kMost)), kUnit, kUnit);
     }
   }
 };
@@ -95,7 +95,7 @@ __device__ __forceinline__ void cap_scores(const Cap& cap, const float (&scale)[
     for (int32_t j = 0; j < 4; ++j) parts[j] = cap.part<!Masked>(s[i + j / 2 * 4 + j % 2], by[n % 2]);
     const float low = __fmul_rn(parts[0], parts[1]);
     const float high = __fmul_rn(parts[2], parts[3]);
-    const float all = ptx::reciprocal_approximate(__fmul_rn(low, high));
+    const float all = ptx::rcp_approx(__fmul_rn(low, high));
     const float of_low = __fmul_rn(all, high);
     const float of_high = __fmul_rn(all, low);
     s[i] = __fmul_rn(of_low, parts[1]);
@@ -155,8 +155,8 @@ __device__ __forceinline__ void to_any_logits(const AttentionParams& params, con
   if (params.soft_cap != 0.0f) {
 #pragma unroll
     for (int32_t i = 0; i < Count; ++i) {
-      const float e = ptx::exp2_approximate(__fmul_rn(s[i], __fmul_rn(scale[i / 2 % 2], cap.slope)));
-      s[i] = __fmaf_rn(ptx::reciprocal_approximate(__fadd_rn(e, 1.0f)), -2.0f * cap.cap, cap.cap);
+      const float e = ptx::ex2_approx(__fmul_rn(s[i], __fmul_rn(scale[i / 2 % 2], cap.slope)));
+      s[i] = __fmaf_rn(ptx::rcp_approx(__fadd_rn(e, 1.0f)), -2.0f * cap.cap, cap.cap);
     }
     left[0] = left[1] = 1.0f;
   }

@@ -52,10 +52,10 @@ class MathGroup {
   template <typename Self>
   __device__ __forceinline__ void run_as(Self& self) {
     RunningState<kValues> running;
-    if (group_ == 1) ptx::come(kTurns, kMathGroups * kGroupThreads);  // the first begins
+    if (group_ == 1) ptx::named_barrier_arrive(kTurns, kMathGroups * kGroupThreads);  // the first begins
     for (int32_t number = 0;; ++number) {
       const int32_t slot = number % kItems;
-      ptx::wait_as_warp(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
+      ptx::mbarrier_wait_warp(ptx::shared_address(state_.item_full) + 8 * slot, number / kItems & 1);
       const ItemContext& context = state_.contexts[slot];
       if (context.all_done) return;
       const RowInfo& rows = state_.rows[slot];
@@ -79,7 +79,7 @@ class MathGroup {
   }
 
   __device__ __forceinline__ void begin_item(const ItemContext& context, const RowInfo& rows) {
-    if (!context.queries_by_boxes) ptx::order_before_products();
+    if (!context.queries_by_boxes) ptx::fence_view_async_shared();
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       state_row_.top[h] = -INFINITY;
@@ -99,7 +99,7 @@ class MathGroup {
       }
       if constexpr (kVariant == Variant::kAny) state_row_.slope[h] = rows.slope[row];
       if constexpr (kVariant == Variant::kAlibi) {
-        state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::reciprocal_approximate(state_row_.scale[h]));
+        state_row_.slope[h] = __fmul_rn(rows.slope[row], ptx::rcp_approx(state_row_.scale[h]));
         state_row_.logit_slope[h] = rows.slope[row];
         state_row_.position[h] = static_cast<int32_t>(rows.position[row] - context.first_pos) - 2 * (lane_ % 4);
       }
@@ -121,14 +121,14 @@ class MathGroup {
     keep_uniform(keys_);
     keep_uniform(values_);
     begin_walk(walk);
-    walk.q = ptx::describe_tile<span(DimQk)>(queries, 0, span_step(DimQk));
+    walk.q = ptx::make_smem_desc<span(DimQk)>(queries, 0, span_step(DimQk));
     float s[kScores];
     float factor[2];
     const uint32_t keys = await(keys_ring_, keys_);
     if (walk.by_threads) [[unlikely]]
-      ptx::order_before_products();
+      ptx::fence_view_async_shared();
     multiply_keys(walk.q, keys, s);
-    ptx::wait_products<0>(s);
+    ptx::wgmma_wait<0>(s);
     release_keys(walk, keys);
     if constexpr (kVariant == Variant::kPlain) {
       if (walk.context.turned) [[unlikely]]
@@ -179,12 +179,12 @@ class MathGroup {
     if (walk.edge) set_special_apart(walk.rows, walk.first);
     const uint32_t values = await(values_ring_, values_);
     if (walk.by_threads) [[unlikely]]
-      ptx::order_before_products();
+      ptx::fence_view_async_shared();
     multiply_values(values, walk.p);
     const PlainEnd end = prepare_plain_end(walk.rows, state_row_, place);
     places = find_places<DimV>(walk.context, walk.rows, place);
-    ptx::meet(kGroupMeeting + group_, kGroupThreads);  // see write_pieces
-    ptx::wait_products<0>(o_);
+    ptx::named_barrier_sync(kGroupMeeting + group_, kGroupThreads);  // see write_pieces
+    ptx::wgmma_wait<0>(o_);
     release(values_ring_, values);
     return end;
   }
@@ -201,20 +201,20 @@ class MathGroup {
       walk.edge = is_edge(walk.context, walk.first - kTokens);
     }
     if (walk.by_threads) [[unlikely]] {
-      ptx::wait_as_warp(values_ring_ + 8 * values_.stage, values_.parity);
-      ptx::order_before_products();
+      ptx::mbarrier_wait_warp(values_ring_ + 8 * values_.stage, values_.parity);
+      ptx::fence_view_async_shared();
     }
     walk.first -= kTokens;
-    ptx::meet(kTurns + group_, kMathGroups * kGroupThreads);
+    ptx::named_barrier_sync(kTurns + group_, kMathGroups * kGroupThreads);
     multiply_keys(walk.q, keys, s);
     const uint32_t values = await(values_ring_, values_);
     multiply_values(values, walk.p);
     // A turn ends when its scores are there; where weights take longer than products, as soon as these are begun: the
     // compiler would put an arrival that comes behind the wait behind all weights.
     constexpr bool kLongTurns = has_scale(kVariant);
-    if constexpr (!kLongTurns) ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
-    ptx::wait_products<1>(s);
-    if constexpr (kLongTurns) ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
+    if constexpr (!kLongTurns) ptx::named_barrier_arrive(kTurns + 1 - group_, kMathGroups * kGroupThreads);
+    ptx::wgmma_wait<1>(s);
+    if constexpr (kLongTurns) ptx::named_barrier_arrive(kTurns + 1 - group_, kMathGroups * kGroupThreads);
     release_keys(walk, keys);
     if constexpr (!Masked && keeps_top(kVariant)) {
       float bias[2] = {0.0f, 0.0f};
@@ -223,7 +223,7 @@ class MathGroup {
     } else {
       float factor[2];
       to_weights<Masked>(walk, walk.first, s, factor);
-      ptx::wait_products<0>(o_);
+      ptx::wgmma_wait<0>(o_);
       release(values_ring_, values);
       pack(s, walk.p);
       if constexpr (!has_fixed_top<T>(kVariant)) rescale(factor);
@@ -246,7 +246,7 @@ class MathGroup {
     const float add[2] = {added<kVariant>(bias[0], state_row_.top[0]), added<kVariant>(bias[1], state_row_.top[1])};
     const auto weight = [&](int32_t i) {
       const int32_t h = i / 2 % 2;
-      return ptx::exp2_approximate(logit_and<kVariant>(add[h], s[i], state_row_.scale[h], cap_));
+      return ptx::ex2_approx(logit_and<kVariant>(add[h], s[i], state_row_.scale[h], cap_));
     };
     float early[kEarly];
     float sums[4];
@@ -255,9 +255,9 @@ class MathGroup {
       early[i] = weight(i);
       sums[i % 4] = i < 4 ? early[i] : __fadd_rn(sums[i % 4], early[i]);
     }
-    // As ptx::wait_no_earlier_than, which the compiler sees through here. No weight is -0.
-    if (__float_as_uint(early[kEarly - 1]) == __float_as_uint(-0.0f)) ptx::arrive(values_ring_ + kToEmpty);
-    ptx::wait_products<0>(o_);
+    // As ptx::order_wait_after, which the compiler sees through here. No weight is -0.
+    if (__float_as_uint(early[kEarly - 1]) == __float_as_uint(-0.0f)) ptx::mbarrier_arrive(values_ring_ + kToEmpty);
+    ptx::wgmma_wait<0>(o_);
     release(values_ring_, values);
 #pragma unroll
     for (int32_t i = 0; i < kEarly; i += 2) walk.p[i / 2] = ptx::pack_two<T>(early[i], early[i + 1]);
@@ -305,13 +305,13 @@ class MathGroup {
   template <int32_t Stages>
   __device__ __forceinline__ static uint32_t await(uint32_t ring, RingPlace<Stages>& place) {
     const uint32_t stage = place.stage;
-    ptx::wait_as_warp(ring + 8 * stage, place.parity);
+    ptx::mbarrier_wait_warp(ring + 8 * stage, place.parity);
     place.step();
     return stage;
   }
   /// This warp has done with the tile.
   __device__ __forceinline__ void release(uint32_t ring, uint32_t stage) const {
-    if (lane_ == 0) ptx::arrive(ring + kToEmpty + 8 * stage);
+    if (lane_ == 0) ptx::mbarrier_arrive(ring + kToEmpty + 8 * stage);
   }
 
   /// The same of keys, once what is known of their tile is read too: by every lane, which arrives for itself then.
@@ -322,10 +322,10 @@ class MathGroup {
                              4 * kWords * (stage * kRows + static_cast<uint32_t>(first_row_));
 #pragma unroll
       for (uint32_t w = 0; w < kWords; ++w) {
-        walk.sights[0][w] = ptx::load_4(first + 4 * w);
-        walk.sights[1][w] = ptx::load_4(first + 4 * (8 * kWords + w));
+        walk.sights[0][w] = ptx::ld_shared_4(first + 4 * w);
+        walk.sights[1][w] = ptx::ld_shared_4(first + 4 * (8 * kWords + w));
       }
-      ptx::arrive(keys_ring_ + kToEmpty + 8 * stage);
+      ptx::mbarrier_arrive(keys_ring_ + kToEmpty + 8 * stage);
     } else {
       release(keys_ring_, stage);
     }
@@ -341,27 +341,28 @@ class MathGroup {
   /// Begins the product of the queries with a tile of keys.
   __device__ __forceinline__ void multiply_keys(uint64_t q, uint32_t stage, float (&s)[kScores]) const {
     constexpr uint32_t kSteps = span(DimQk) / 32;  // of 16 components, of a span
-    const uint64_t k = ptx::describe_tile<span(DimQk)>(keys_address(stage), 0, eight_bytes(DimQk));
-    ptx::begin_products();
-    ptx::multiply_tiles<T, ptx::Sum::kNew>(s, q, k);
+    const uint64_t k = ptx::make_smem_desc<span(DimQk)>(keys_address(stage), 0, eight_bytes(DimQk));
+    ptx::wgmma_fence();
+    ptx::wgmma_ss<T, ptx::ScaleOut::kZero>(s, q, k);
 #pragma unroll
     for (uint32_t step = 1; step < DimQk / 16; ++step) {
-      ptx::multiply_tiles<T, ptx::Sum::kAdd>(s, ptx::advance(q, step / kSteps * query_step(DimQk) + step % kSteps * 32),
-                                             ptx::advance(k, step / kSteps * span_step(DimQk) + step % kSteps * 32));
+      ptx::wgmma_ss<T, ptx::ScaleOut::kOne>(
+          s, ptx::advance_desc(q, step / kSteps * query_step(DimQk) + step % kSteps * 32),
+          ptx::advance_desc(k, step / kSteps * span_step(DimQk) + step % kSteps * 32));
     }
-    ptx::end_group();
+    ptx::wgmma_commit();
   }
 
   /// Begins the product of weights with a tile of values.
   __device__ __forceinline__ void multiply_values(uint32_t stage, const uint32_t (&p)[kScores / 2]) {
-    const uint64_t v = ptx::describe_tile<span(DimV)>(values_address(stage), span_step(DimV), eight_bytes(DimV));
-    ptx::begin_products();
+    const uint64_t v = ptx::make_smem_desc<span(DimV)>(values_address(stage), span_step(DimV), eight_bytes(DimV));
+    ptx::wgmma_fence();
 #pragma unroll
     for (uint32_t step = 0; step < kTokens / 16; ++step) {
       const uint32_t a[4] = {p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3]};
-      ptx::multiply_rows<T>(o_, a, ptx::advance(v, step * 2 * eight_bytes(DimV)));
+      ptx::wgmma_rs<T>(o_, a, ptx::advance_desc(v, step * 2 * eight_bytes(DimV)));
     }
-    ptx::end_group();
+    ptx::wgmma_commit();
   }
 
   /// Scores of the tile that begins at `first` become weights.
@@ -369,7 +370,7 @@ class MathGroup {
   __device__ __forceinline__ void to_weights(const Walk& walk, int32_t first, float (&s)[kScores], float (&factor)[2]) {
     if constexpr (has_fixed_top<T>(kVariant)) {
       take_in_capped<Masked>(state_row_, cap_, walk.rows, first_row_, first + 2 * (lane_ % 4), s);
-      ptx::wait_no_earlier_than(state_row_.sum[1], memory_);
+      ptx::order_wait_after(state_row_.sum[1], memory_);
     } else {
       float bias[2] = {0.0f, 0.0f};
       to_logits<Masked>(walk, first, s, bias);
@@ -434,18 +435,18 @@ class MathGroup {
 
   /// Before the values of the tile that begins at `first`, the next of the ring, are multiplied.
   __device__ __forceinline__ void set_special_apart(const RowInfo& rows, int32_t first) {
-    ptx::wait_as_warp(values_ring_ + 8 * values_.stage, values_.parity);
+    ptx::mbarrier_wait_warp(values_ring_ + 8 * values_.stage, values_.parity);
     // The lane that gives the tile back is the one that reads.
     const uint32_t flags = lane_ == 0 ? *reinterpret_cast<const uint32_t*>(state_.special[values_.stage]) : 0;
     if (__shfl_sync(kAllLanes, flags, 0) == 0) [[likely]]
       return;
     const uint32_t tile = values_address(values_.stage);
     add_special<T, DimV, kTokens>(params_.attention, rows, tile, first, first_row_, o_);
-    ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
+    ptx::named_barrier_sync(kMathMeeting, kMathGroups * kGroupThreads);
     clear_special<T, DimV, kTokens>(tile, static_cast<int32_t>(threadIdx.x) - kGroupThreads);
-    ptx::order_before_products();
-    ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
-    ptx::order_before_products();
+    ptx::fence_view_async_shared();
+    ptx::named_barrier_sync(kMathMeeting, kMathGroups * kGroupThreads);
+    ptx::fence_view_async_shared();
   }
 
   const PrefillParams& params_;

@@ -14,10 +14,10 @@ __device__ __forceinline__ void run_native_thread_block(const PrefillParams& par
   SharedState& state = *reinterpret_cast<SharedState*>(memory + shared_layout(kNativeDims).rest);
   init_barriers(state, kMathWarps);
   if (threadIdx.x < kGroupThreads) {
-    ptx::give_up_registers<kLoadRegisters>();
+    ptx::warpgroup_reg_dealloc<kLoadRegisters>();
     NativeLoader(params, memory, state).run();
   } else {
-    ptx::claim_registers<kMathRegisters>();
+    ptx::warpgroup_reg_alloc<kMathRegisters>();
     NativeMathGroup(params, memory, state).run();
   }
 }

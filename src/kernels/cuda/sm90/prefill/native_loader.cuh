@@ -41,7 +41,7 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, Varian
       const uint32_t target = to + static_cast<uint32_t>(native_offset(row, i % kPieces));
       const uint8_t* const from = data + (at < 0 ? 0 : at + i % kPieces * 16);
       if (direct) {
-        ptx::copy_16_async(target, from, at >= 0);
+        ptx::cp_async_16(target, from, at >= 0);
       } else {
         copy_codes(target, from, at >= 0);
       }
@@ -50,7 +50,7 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, Varian
   }
 
   __device__ __forceinline__ void load_tiles(const Tiles& tiles, const SegmentParams& segment, const SegmentCopy& copy,
-                                             const int32_t* pages, const planner::WorkItem& item) {
+                                             const int32_t* pages, const scheduler::WorkTile& item) {
     if (copy.box == 0) {
       load_native_by_threads(tiles, segment, copy, pages, item);
     } else if (copy.box == 8) {
@@ -124,19 +124,19 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, Varian
     const uint32_t landed = raw_landed(raw_.stage);
     const uint32_t k = keys.tile + static_cast<uint32_t>(warp_) * kMineBytes;
     const uint32_t v = raw_values(raw_.stage);
-    if (!ptx::elect()) return;
+    if (!ptx::elect_one()) return;
     uint32_t bytes = 0;
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) bytes += at[b] >= 0 ? kBoxBytes : 0;
-    ptx::arrive_expecting(keys.full, bytes);
-    ptx::arrive_expecting(landed, bytes);
+    ptx::mbarrier_arrive_expect_tx(keys.full, bytes);
+    ptx::mbarrier_arrive_expect_tx(landed, bytes);
 #pragma unroll
     for (int32_t b = 0; b < Mine; ++b) {
       if (at[b] < 0) continue;
-      ptx::copy_box_5d(k + b * kBoxBytes, &maps.k, keys.full, 0, 0, 0, head, at[b], policy);
-      ptx::copy_box_5d(v + b * kBoxBytes, &maps.v, landed, 0, 0, 0, head, at[b], policy);
+      ptx::tma_load_5d(k + b * kBoxBytes, &maps.k, keys.full, 0, 0, 0, head, at[b], policy);
+      ptx::tma_load_5d(v + b * kBoxBytes, &maps.v, landed, 0, 0, 0, head, at[b], policy);
     }
-    ptx::arrive(keys.full, 32 * kLaneArrivals - 1);
+    ptx::mbarrier_arrive(keys.full, 32 * kLaneArrivals - 1);
   }
 
   /// The lane's, of the warp's boxes from tile `i` on; a warp's tokens follow each other.
@@ -154,7 +154,7 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, Varian
   /// Hands over tile `i` of values, which boxes bring.
   __device__ __forceinline__ void transpose_values(const Tiles& tiles, int32_t i) {
     const Stage stage = next_native_values();
-    ptx::wait_as_warp(raw_landed(through_.stage), through_.parity);
+    ptx::mbarrier_wait_warp(raw_landed(through_.stage), through_.parity);
     const uint32_t raw = raw_values(through_.stage);
     through_.step();
     await(stage);
@@ -179,7 +179,7 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, Varian
   /// Any other keys and values.
   __device__ __forceinline__ void load_native_by_threads(const Tiles& tiles, const SegmentParams& segment,
                                                          const SegmentCopy& copy, const int32_t* pages,
-                                                         const planner::WorkItem& item) {
+                                                         const scheduler::WorkTile& item) {
     const int32_t first_token = segment.paged ? 0 : segment.indptr[item.kv_row];
 #pragma unroll 1
     for (int32_t i = 0; i < tiles.count; ++i) {
@@ -190,11 +190,11 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, Varian
       end_copies(keys, copy.direct);
       const uint32_t raw = raw_values(raw_.stage);
       copy_native(tiles, i, raw, segment.v, segment.v_strides, item.kv_head, copy, pages, first_token);
-      if (lane_ == 0) ptx::arrive(raw_landed(raw_.stage));  // its phases are the tiles'
-      ptx::wait_as_warp(raw_landed(through_.stage), through_.parity);
+      if (lane_ == 0) ptx::mbarrier_arrive(raw_landed(raw_.stage));  // its phases are the tiles'
+      ptx::mbarrier_wait_warp(raw_landed(through_.stage), through_.parity);
       raw_.step();
       through_.step();
-      ptx::wait_all_copies();
+      ptx::cp_async_wait_all();
       __syncwarp();
       const Stage values = next_native_values();
       await(values);
@@ -214,7 +214,7 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, Varian
       const uint32_t target = to + static_cast<uint32_t>(native_offset(n / kPieces, n % kPieces));
       const uint8_t* const from = static_cast<const uint8_t*>(data) + (at < 0 ? 0 : at + n % kPieces * 16);
       if (copy.direct) {
-        ptx::copy_16_async(target, from, at >= 0);
+        ptx::cp_async_16(target, from, at >= 0);
       } else {
         copy_codes(target, from, at >= 0);
       }

@@ -31,13 +31,13 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
     keep_uniform(key_place_);
     keep_uniform(value_place_);
     begin_walk(walk);
-    walk.q = ptx::describe_tile<kNativeRow>(queries, 0, kNativeEight);
+    walk.q = ptx::make_smem_desc<kNativeRow>(queries, 0, kNativeEight);
     float s[kScores];
     const uint32_t keys = await(keys_ring_, key_place_);
     if (walk.by_threads) [[unlikely]]
-      ptx::order_before_products();
+      ptx::fence_view_async_shared();
     multiply_keys(walk.q, keys, s);
-    ptx::wait_products<0>(s);
+    ptx::wgmma_wait<0>(s);
     release(keys_ring_, keys);
     float base[2];
     mask<true>(walk, s);
@@ -52,12 +52,12 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
     float s[kScores];
     const uint32_t values = await(values_ring_, value_place_);
     if (walk.by_threads) [[unlikely]]
-      ptx::order_before_products();
+      ptx::fence_view_async_shared();
     multiply_values(values, 0, walk.p, s);
     const PlainEnd end = prepare_plain_end(walk.rows, state_row_, place);
     places = find_places<kNativeDims.v>(walk.context, walk.rows, place);
-    ptx::meet(kGroupMeeting + group_, kGroupThreads);
-    ptx::wait_products<0>(s);
+    ptx::named_barrier_sync(kGroupMeeting + group_, kGroupThreads);
+    ptx::wgmma_wait<0>(s);
     release(values_ring_, values);
     add<0>(walk.factor, s);
     return end;
@@ -77,25 +77,25 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
       walk.edge = is_edge(walk.context, walk.first - kTokens);
     }
     if (walk.by_threads) [[unlikely]] {
-      ptx::wait_as_warp(values_ring_ + 8 * value_place_.stage, value_place_.parity);
-      ptx::order_before_products();
+      ptx::mbarrier_wait_warp(values_ring_ + 8 * value_place_.stage, value_place_.parity);
+      ptx::fence_view_async_shared();
     }
     walk.first -= kTokens;
-    ptx::meet(kTurns + group_, kMathGroups * kGroupThreads);
+    ptx::named_barrier_sync(kTurns + group_, kMathGroups * kGroupThreads);
     multiply_keys(walk.q, keys, s);
     const uint32_t values = await(values_ring_, value_place_);
     float part[kHalf];
     multiply_values(values, 0, walk.p, part);
-    ptx::come(kTurns + 1 - group_, kMathGroups * kGroupThreads);
-    ptx::wait_products<1>(s);
+    ptx::named_barrier_arrive(kTurns + 1 - group_, kMathGroups * kGroupThreads);
+    ptx::wgmma_wait<1>(s);
     release(keys_ring_, keys);
     mask<Masked>(walk, s);
     find_tops(s, factor, base);
-    ptx::wait_products<0>(part);
+    ptx::wgmma_wait<0>(part);
     add<0>(walk.factor, part);
     multiply_values(values, kHalf, walk.p, part);
     make_weights(s, base, factor);
-    ptx::wait_products<0>(part);
+    ptx::wgmma_wait<0>(part);
     release(values_ring_, values);
     add<kHalf>(walk.factor, part);
     walk.factor[0] = factor[0];
@@ -133,7 +133,7 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
     for (int32_t h = 0; h < 2; ++h) {
       const float top = fmaxf(state_row_.top[h], __fmaf_rn(max[h], state_row_.scale[h], -kCodeWeightShift));
       base[h] = top == -INFINITY ? 0.0f : top;
-      factor[h] = ptx::exp2_approximate(__fadd_rn(state_row_.top[h], -base[h]));
+      factor[h] = ptx::ex2_approx(__fadd_rn(state_row_.top[h], -base[h]));
       state_row_.top[h] = top;
     }
   }
@@ -144,7 +144,7 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
 #pragma unroll
     for (int32_t i = 0; i < kScores; ++i) {
       const int32_t h = i / 2 % 2;
-      s[i] = ptx::exp2_approximate(__fmaf_rn(s[i], state_row_.scale[h], -base[h]));
+      s[i] = ptx::ex2_approx(__fmaf_rn(s[i], state_row_.scale[h], -base[h]));
       sums[i % 4] = __fadd_rn(sums[i % 4], s[i]);
     }
 #pragma unroll
@@ -158,7 +158,7 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
 #pragma unroll
     for (int32_t i = 0; i < kScores / 4; ++i) {
       const float* const from = s + i / 2 * 8 + i % 2 * 2;
-      p[i] = ptx::pack_four_codes(from[0], from[1], from[4], from[5]);
+      p[i] = ptx::pack_e4m3x4(from[0], from[1], from[4], from[5]);
     }
   }
 
@@ -171,18 +171,18 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
 
   /// Before the values of the tile that begins at `first`, the next of the ring, are multiplied.
   __device__ __forceinline__ void set_special_apart(const RowInfo& rows, int32_t first) {
-    ptx::wait_as_warp(values_ring_ + 8 * value_place_.stage, value_place_.parity);
+    ptx::mbarrier_wait_warp(values_ring_ + 8 * value_place_.stage, value_place_.parity);
     // The lane that gives the tile back is the one that reads.
     const uint32_t flags = lane_ == 0 ? *reinterpret_cast<const uint32_t*>(state_.special[value_place_.stage]) : 0;
     if (__shfl_sync(kAllLanes, flags, 0) == 0) [[likely]]
       return;
     const uint32_t tile = values_address(value_place_.stage);
     add_special_codes(params_.attention, rows, tile, first, first_row_, o_);
-    ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
+    ptx::named_barrier_sync(kMathMeeting, kMathGroups * kGroupThreads);
     clear_special_codes(tile, static_cast<int32_t>(threadIdx.x) - kGroupThreads);
-    ptx::order_before_products();
-    ptx::meet(kMathMeeting, kMathGroups * kGroupThreads);
-    ptx::order_before_products();
+    ptx::fence_view_async_shared();
+    ptx::named_barrier_sync(kMathMeeting, kMathGroups * kGroupThreads);
+    ptx::fence_view_async_shared();
   }
 
   __device__ __forceinline__ uint32_t values_address(uint32_t stage) const {
@@ -191,30 +191,30 @@ class NativeMathGroup : public MathGroup<__half, kNativeDims.qk, kNativeDims.v, 
 
   /// Begins the product of the queries with a tile of keys.
   __device__ __forceinline__ void multiply_keys(uint64_t q, uint32_t stage, float (&s)[kScores]) const {
-    const uint64_t k = ptx::describe_tile<kNativeRow>(memory_ + stage * kNativeTile, 0, kNativeEight);
-    ptx::begin_products();
-    ptx::multiply_code_tiles<ptx::Sum::kNew>(s, q, k);
+    const uint64_t k = ptx::make_smem_desc<kNativeRow>(memory_ + stage * kNativeTile, 0, kNativeEight);
+    ptx::wgmma_fence();
+    ptx::wgmma_fp8_ss<ptx::ScaleOut::kZero>(s, q, k);
 #pragma unroll
     for (uint32_t step = 1; step < kNativeDims.qk / 32; ++step) {
-      ptx::multiply_code_tiles<ptx::Sum::kAdd>(s, ptx::advance(q, 32 * step), ptx::advance(k, 32 * step));
+      ptx::wgmma_fp8_ss<ptx::ScaleOut::kOne>(s, ptx::advance_desc(q, 32 * step), ptx::advance_desc(k, 32 * step));
     }
-    ptx::end_group();
+    ptx::wgmma_commit();
   }
 
   /// Begins the product of weights with a tile's values, of components from 2 * `first` on.
   template <int32_t Count>
   __device__ __forceinline__ void multiply_values(uint32_t stage, int32_t first, const uint32_t (&p)[kScores / 4],
                                                   float (&sums)[Count]) {
-    const uint64_t v = ptx::describe_tile<kNativeRow>(
+    const uint64_t v = ptx::make_smem_desc<kNativeRow>(
         values_address(stage) + static_cast<uint32_t>(2 * first * kNativeRow), 0, kNativeEight);
-    ptx::begin_products();
-    ptx::multiply_code_rows<ptx::Sum::kNew>(sums, {p[0], p[1], p[2], p[3]}, v);
+    ptx::wgmma_fence();
+    ptx::wgmma_fp8_rs<ptx::ScaleOut::kZero>(sums, {p[0], p[1], p[2], p[3]}, v);
 #pragma unroll
     for (uint32_t step = 1; step < kTokens / 32; ++step) {
       const uint32_t a[4] = {p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3]};
-      ptx::multiply_code_rows<ptx::Sum::kAdd>(sums, a, ptx::advance(v, 32 * step));
+      ptx::wgmma_fp8_rs<ptx::ScaleOut::kOne>(sums, a, ptx::advance_desc(v, 32 * step));
     }
-    ptx::end_group();
+    ptx::wgmma_commit();
   }
 
   RingPlace<kKeyStages> key_place_;  ///< of the next tile

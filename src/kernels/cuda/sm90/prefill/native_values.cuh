@@ -3,7 +3,7 @@
 #include "kernels/cuda/sm90/prefill/codes.cuh"
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 #include "kernels/cuda/sm90/prefill/native_shape.hpp"
-#include "ptx/fp8_products.cuh"
+#include "ptx/wgmma_fp8.cuh"
 
 /// Values as products of codes want them: a row for each component, a tile's tokens along it (see native_column).
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
@@ -65,7 +65,7 @@ class NativeTransposer {
   /// Components 32n to 32n + 31 of the warp's tokens 16m to 16m + 15: eight tokens, the other eight, the same of the
   /// next sixteen components.
   __device__ __forceinline__ void load(uint32_t from, int32_t m, int32_t n, uint32_t (&words)[4]) const {
-    ptx::load_matrices_transposed(
+    ptx::ldmatrix_x4_trans(
         words, from + static_cast<uint32_t>(16 * kNativeRow * m + load_ + (((2 * n + load_piece_) ^ row_) & 7) * 16));
   }
   /// Rows of eight matrices' lines do not meet in a bank, since half of a matrix's components are even.
@@ -73,7 +73,7 @@ class NativeTransposer {
     const uint32_t second = first_ ^ 0x1111u;
     const uint32_t matrices[4] = {__byte_perm(words[0], words[1], first_), __byte_perm(words[0], words[1], second),
                                   __byte_perm(words[2], words[3], first_), __byte_perm(words[2], words[3], second)};
-    ptx::store_matrices(to + static_cast<uint32_t>(32 * kNativeRow * n + native_offset(store_row_, sixteen)), matrices);
+    ptx::stmatrix_x4(to + static_cast<uint32_t>(32 * kNativeRow * n + native_offset(store_row_, sixteen)), matrices);
   }
 
   const int32_t load_;        ///< offset of the token that the lane names
@@ -101,7 +101,7 @@ __device__ __forceinline__ void add_special_codes(const AttentionParams& params,
     const int32_t component = i / 2 * 8 + pair + i % 2;
 #pragma unroll 1
     for (int32_t at = 0; at < kNativeTokens; at += 4) {
-      const uint32_t word = ptx::load_4(tile + static_cast<uint32_t>(native_offset(component, at / 16) + at % 16));
+      const uint32_t word = ptx::ld_shared_4(tile + static_cast<uint32_t>(native_offset(component, at / 16) + at % 16));
       const uint32_t special = special_bits<__half, Codes::kE4M3>(word);
       if (special == 0) continue;
 #pragma unroll 1
@@ -125,9 +125,9 @@ __device__ __forceinline__ void clear_special_codes(uint32_t tile, int32_t threa
 #pragma unroll 1
   for (int32_t i = thread; i < kNativeTile / 4; i += kMathGroups * kGroupThreads) {
     const uint32_t at = tile + 4 * static_cast<uint32_t>(i);
-    const uint32_t word = ptx::load_4(at);
+    const uint32_t word = ptx::ld_shared_4(at);
     const uint32_t special = special_bits<__half, Codes::kE4M3>(word);
-    if (special != 0) ptx::store_4(at, word & ~special);
+    if (special != 0) ptx::st_shared_4(at, word & ~special);
   }
 }
 

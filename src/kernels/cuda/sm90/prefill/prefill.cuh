@@ -6,7 +6,7 @@
 #include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
 #include "kernels/cuda/sm90/prefill/thread_block.cuh"
-#include "ptx/grid_dependency.cuh"
+#include "ptx/griddepcontrol.cuh"
 
 /// The kernel and its launch.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
@@ -15,7 +15,7 @@ template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, Codes kCode
 __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillParams params) {
   static_assert(shared_bytes<DimQk, DimV>() <= kSharedLimit);
   extern __shared__ __align__(16) unsigned char raw[];
-  ptx::let_next_kernel_begin();
+  ptx::griddep_launch_dependents();
   run_thread_block<T, DimQk, DimV, kVariant, kCodes>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
 }
 

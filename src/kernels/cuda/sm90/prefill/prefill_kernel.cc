@@ -67,14 +67,14 @@ std::string refusal(const AttentionConfig& config) {
   return {};
 }
 
-planner::TileShape tile(const AttentionConfig& config) {
+scheduler::TileShape tile(const AttentionConfig& config) {
   return {.rows = kRows,
           .kv_tokens = tile_tokens({config.head_dim_qk, config.head_dim_v}),
-          .schedule = planner::Schedule::kClaimed,
-          .order = planner::ClaimOrder::kDearestFirst};
+          .schedule = scheduler::Schedule::kDynamic,
+          .order = scheduler::TileOrder::kLpt};
 }
 
-DType weights(const AttentionConfig& config) {
+DType p_dtype(const AttentionConfig& config) {
   return compute_type(config.q, config.kv, config.ragged_kv);
 }
 
@@ -94,7 +94,7 @@ DType common_codes(const AttentionParams& params, const LaunchShape& shape) {
 
 /// Where codes can be multiplied as they are: where all inputs are e4m3 and rows see ranges of keys, whatever the step
 /// and the layer bring.
-bool has_fp8_products(const AttentionConfig& config) {
+bool has_fp8_mma(const AttentionConfig& config) {
   return config.q == DType::kFloat8E4M3 && config.kv == DType::kFloat8E4M3 && config.ragged_kv == DType::kFloat8E4M3 &&
          config.head_dim_qk == kNativeDims.qk && config.head_dim_v == kNativeDims.v &&
          config.mask != MaskKind::kCustom && !config.features.has(Feature::kSoftCap) &&
@@ -102,7 +102,7 @@ bool has_fp8_products(const AttentionConfig& config) {
 }
 
 LaunchClass choose(const AttentionParams& params, const LaunchShape& shape) {
-  if (shape.fp8_products) return launch_native_e4m3_128_128;
+  if (shape.fp8_mma) return launch_native_e4m3_128_128;
   const DimsLaunch& dims = *find_dims(params.head_dim_qk, params.head_dim_v);
   const DType codes = common_codes(params, shape);
   if (codes == DType::kFloat8E4M3 && dims.e4m3 != nullptr) return dims.e4m3;
@@ -126,14 +126,14 @@ const AttentionKernel kSm90PrefillKernel{.name = "cuda-sm90-prefill",
                                          .max_compute_capability = 90,
                                          .refusal = refusal,
                                          .tile = tile,
-                                         .weights = weights,
+                                         .p_dtype = p_dtype,
                                          .workers_per_sm = 1,
                                          .tile_cost = 128,
                                          .row_cost = 0,
                                          .start_cost = 160,
-                                         .least_claim_tokens = 1024,
-                                         .section_bytes = int64_t{40} << 20,
-                                         .fp8_products = has_fp8_products,
+                                         .min_split_tokens = 1024,
+                                         .l2_swizzle_bytes = int64_t{40} << 20,
+                                         .fp8_mma = has_fp8_mma,
                                          .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

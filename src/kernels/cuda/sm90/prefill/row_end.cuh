@@ -59,8 +59,8 @@ __device__ __forceinline__ void write_two(const AttentionParams& params, int64_t
 
 /// The next item's queries may come, by copies of either kind.
 __device__ __forceinline__ void give_back_item(const ResultPlace& place) {
-  ptx::order_before_box_copies();
-  ptx::arrive(place.done);
+  ptx::fence_view_async_shared();
+  ptx::mbarrier_arrive(place.done);
 }
 
 /// A lane's results of rows `row` and `row` + 8, as type T, to where rows are put together.
@@ -68,8 +68,8 @@ template <typename T, int32_t DimV>
 __device__ __forceinline__ void store_pairs(const float (&o)[DimV / 2], uint32_t to, int32_t row) {
 #pragma unroll
   for (int32_t i = 0; i < DimV / 2; i += 2) {
-    ptx::store_4(to + static_cast<uint32_t>(result_offset(DimV, row + i / 2 % 2 * 8, i / 4)),
-                 ptx::pack_two<T>(o[i], o[i + 1]));
+    ptx::st_shared_4(to + static_cast<uint32_t>(result_offset(DimV, row + i / 2 % 2 * 8, i / 4)),
+                     ptx::pack_two<T>(o[i], o[i + 1]));
   }
 }
 
@@ -119,7 +119,7 @@ __device__ __forceinline__ void write_pieces(void* out, bool half, const float (
 #pragma unroll
   for (int32_t k = 0; k < Places::kMine; ++k) {
     const int32_t i = lane + 32 * k;
-    pieces[k] = ptx::load_16(
+    pieces[k] = ptx::ld_shared_16(
         place.shared + static_cast<uint32_t>(result_offset(DimV, begin + i / Places::kPieces, i % Places::kPieces)));
   }
   give_back_item(place);
@@ -139,7 +139,7 @@ __device__ __forceinline__ void store_rows(const float (&o)[DimV / 2], const Res
   for (int32_t i = 0; i < DimV / 2; i += 8) {
     const uint32_t four[4] = {ptx::pack_two<T>(o[i], o[i + 1]), ptx::pack_two<T>(o[i + 2], o[i + 3]),
                               ptx::pack_two<T>(o[i + 4], o[i + 5]), ptx::pack_two<T>(o[i + 6], o[i + 7])};
-    ptx::store_matrices(place.shared + static_cast<uint32_t>(query_offset(DimV, row, i / 4 + matrix / 2)), four);
+    ptx::stmatrix_x4(place.shared + static_cast<uint32_t>(query_offset(DimV, row, i / 4 + matrix / 2)), four);
   }
 }
 /// Results of 16 bits, for the loading warpgroup to store as boxes; the item is given back. All of the warpgroup's
@@ -209,7 +209,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
                                          RunningState<DimV / 2>& running) {
   constexpr int32_t kCount = DimV / 2;
   const AttentionParams& params = all.attention;
-  const planner::WorkItem& item = context.item;
+  const scheduler::WorkTile& item = context.item;
   float max[2];
   float sum[2];
   bool mine[2];  // the row is one of the item's
@@ -228,7 +228,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       }
     }
   }
-  if ((item.flags & planner::kStart) == 0) [[unlikely]] {
+  if ((item.flags & scheduler::kStart) == 0) [[unlikely]] {
     const RunningState<kCount>& before = hidden(running);
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
@@ -242,7 +242,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       }
     }
   }
-  if ((item.flags & planner::kFinish) == 0) [[unlikely]] {
+  if ((item.flags & scheduler::kFinish) == 0) [[unlikely]] {
     RunningState<kCount>& after = hidden(running);
 #pragma unroll
     for (int32_t i = 0; i < kCount; ++i) after.values[i] = o[i];
@@ -261,8 +261,8 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
       if (!mine[h]) continue;
       const int32_t partial = item.partial + place.first_row + 8 * h;
       if (column == 0) {
-        params.partial_max[partial] = max[h];
-        params.partial_sum[partial] = sum[h];
+        params.partial_row_max[partial] = max[h];
+        params.partial_row_sum[partial] = sum[h];
       }
       float* const to = params.partial_acc + int64_t{partial} * DimV + column;
 #pragma unroll
@@ -291,7 +291,7 @@ __device__ __forceinline__ void end_item(const PrefillParams& all, const ItemCon
   }
   const bool out_16 = params.out_dtype == DType::kFloat16 || params.out_dtype == DType::kBFloat16;
   if (out_16 && all.out_wide) [[likely]] {
-    ptx::meet(kGroupMeeting + place.group, kGroupThreads);
+    ptx::named_barrier_sync(kGroupMeeting + place.group, kGroupThreads);
     write_pieces<DimV>(params.out, params.out_dtype == DType::kFloat16, o, find_places<DimV>(context, rows, place),
                        place);
     return;

@@ -122,7 +122,7 @@ requires(!has_fixed_top<T>(kVariant)) __device__ __forceinline__
                                                     : logit_and<kVariant>(-kWeightShift<T>, max, state.scale[h], cap));
     const float base = top == -INFINITY ? 0.0f : top;
     const float add = added<kVariant>(bias[h], base);
-    factor[h] = ptx::exp2_approximate(__fadd_rn(state.top[h], -base));
+    factor[h] = ptx::ex2_approx(__fadd_rn(state.top[h], -base));
     state.top[h] = top;
     float sums[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -130,7 +130,7 @@ requires(!has_fixed_top<T>(kVariant)) __device__ __forceinline__
 #pragma unroll
       for (int32_t j = 0; j < 2; ++j) {
         float& x = s[i + 2 * h + j];
-        x = ptx::exp2_approximate(logit_and<kVariant>(add, x, state.scale[h], cap));
+        x = ptx::ex2_approx(logit_and<kVariant>(add, x, state.scale[h], cap));
         sums[j] = __fadd_rn(sums[j], x);
       }
     }
@@ -168,12 +168,12 @@ __device__ __forceinline__ void take_in_capped(RowState& state, const Cap& cap, 
       }
       const float low = __fmul_rn(parts[0], parts[1]);
       const float high = __fmul_rn(parts[2], parts[3]);
-      const float all = __fmul_rn(ptx::reciprocal_approximate(__fmul_rn(low, high)), to_logits);
+      const float all = __fmul_rn(ptx::rcp_approx(__fmul_rn(low, high)), to_logits);
       const float of[2] = {__fmul_rn(all, high), __fmul_rn(all, low)};
 #pragma unroll
       for (int32_t j = 0; j < 4; ++j) {
         float& x = s[first_of_four + j / 2 * 4 + j % 2];
-        x = ptx::exp2_approximate(__fmaf_rn(of[j / 2], parts[j ^ 1], above));
+        x = ptx::ex2_approx(__fmaf_rn(of[j / 2], parts[j ^ 1], above));
         if constexpr (!Masked) sums[n + 1][h][j % 2] = __fadd_rn(sums[n + j / 2][h][j % 2], x);
       }
     }

@@ -19,7 +19,7 @@ constexpr int32_t kPiece = 8;  ///< elements of 16 bytes
 constexpr int32_t kItems = 2;  ///< items whose rows are described in shared memory
 constexpr int32_t kSharedLimit = 227 * 1024;
 /// Registers of a thread: at entry as many as 384 threads may have, then those of the loading and the math warpgroups,
-/// which are taken from what the thread block had at entry: more are waited for in vain.
+/// which are taken from what the CTA had at entry: more are waited for in vain.
 constexpr int32_t kEntryRegisters = 168;
 constexpr int32_t kLoadRegisters = 88;
 constexpr int32_t kMathRegisters = 208;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr HeadDims kAll[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
 
-/// The swizzle of 128 (or 64) bytes, as the copy engine and products do it: bits 4 to 6 exchanged by bits 7 to 9, or 4
+/// The swizzle of 128 (or 64) bytes, as TMA and products do it: bits 4 to 6 exchanged by bits 7 to 9, or 4
 /// and 5 by 7 and 8.
 int32_t exchanged(int32_t dim, int32_t linear) {
   return linear ^ (linear >> 7 & (span(dim) / 16 - 1)) << 4;
@@ -105,7 +105,7 @@ TEST(Sm90PrefillShape, BoxesLieInOnePageAndTileAndAreSharedByWarps) {
 
 TEST(Sm90PrefillShape, ProductsOfCodesFindWeightsWhereTheirScoresWere) {
   // Of a product's scores, lane group member t has columns 8j + 2t and the next; of its weights, of each 32, words 4t
-  // to 4t + 3 and the same 16 further on. See ptx/wgmma.cuh, ptx/fp8_products.cuh.
+  // to 4t + 3 and the same 16 further on. See ptx/wgmma.cuh, ptx/wgmma_fp8.cuh.
   std::set<int32_t> columns;
   for (int32_t token = 0; token < kNativeTokens; ++token) {
     const int32_t column = native_column(token);

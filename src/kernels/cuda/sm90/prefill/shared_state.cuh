@@ -3,7 +3,7 @@
 #include "kernels/cuda/common/row_state.cuh"
 #include "kernels/cuda/sm90/prefill/params.hpp"
 #include "ptx/cp_async.cuh"
-#include "ptx/warp_barriers.cuh"
+#include "ptx/named_barrier.cuh"
 #include "ptx/wgmma.cuh"
 
 /// What the loading warpgroup tells the math warpgroups, in shared memory.
@@ -40,7 +40,7 @@ struct RowInfo {
 
 /// What is known of a whole item.
 struct ItemContext {
-  planner::WorkItem item;
+  scheduler::WorkTile item;
   Sight sight;
   KvShard shard;
   int64_t first_pos;
@@ -57,7 +57,7 @@ struct ItemContext {
   bool plain_end;         ///< see PlainEnd
   bool results_by_boxes;  ///< plain_end: results are left in the queries' place, for the loading warpgroup to store
   bool half;              ///< plain_end: results are float16, not bfloat16
-  bool all_done;          ///< no item: the thread block's work is done
+  bool all_done;          ///< no item: the CTA's work is done
 };
 
 /// Barriers of tiles of keys, or of values.

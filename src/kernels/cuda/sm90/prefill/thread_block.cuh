@@ -6,7 +6,7 @@
 #include "kernels/cuda/sm90/prefill/math_group.cuh"
 #include "ptx/warpgroup.cuh"
 
-/// One thread block a multiprocessor: its first warpgroup loads, the others compute.
+/// One CTA an SM: its first warpgroup loads, the others compute.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 /// Bytes of shared memory, with what it takes to begin at a multiple of 1024.
@@ -19,20 +19,20 @@ constexpr int32_t shared_bytes() {
 __device__ __forceinline__ void init_barriers(SharedState& state, uint32_t keys_emptied) {
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kItems; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.item_full[i]), kFullArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.item_empty[i]), kMathWarps * 32);
+      ptx::mbarrier_init(ptx::shared_address(&state.item_full[i]), kFullArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&state.item_empty[i]), kMathWarps * 32);
     }
     for (int32_t i = 0; i < kMaxStages; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.keys.full[i]), kFullArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.keys.empty[i]), keys_emptied);
-      ptx::init_barrier(ptx::shared_address(&state.values.full[i]), kFullArrivals);
-      ptx::init_barrier(ptx::shared_address(&state.values.empty[i]), kMathWarps);
+      ptx::mbarrier_init(ptx::shared_address(&state.keys.full[i]), kFullArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&state.keys.empty[i]), keys_emptied);
+      ptx::mbarrier_init(ptx::shared_address(&state.values.full[i]), kFullArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&state.values.empty[i]), kMathWarps);
     }
-    ptx::init_barrier(ptx::shared_address(&state.landed), kFullArrivals);
+    ptx::mbarrier_init(ptx::shared_address(&state.landed), kFullArrivals);
     for (int32_t i = 0; i < 2 * kMaxStages * kGroupWarps; ++i) {
-      ptx::init_barrier(ptx::shared_address(&state.codes_landed[0][0][0]) + 8 * i, 1);
+      ptx::mbarrier_init(ptx::shared_address(&state.codes_landed[0][0][0]) + 8 * i, 1);
     }
-    ptx::publish_barriers();
+    ptx::mbarrier_init_fence();
   }
   __syncthreads();
 }
@@ -46,7 +46,7 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
   static_assert(shared_layout({DimQk, DimV}).rest % alignof(SharedState) == 0);
   init_barriers(state, kVariant == Variant::kAny ? kMathWarps * 32 : kMathWarps);  // see release_keys
   if (threadIdx.x < kGroupThreads) {
-    ptx::give_up_registers<kCodes == Codes::kNone ? kLoadRegisters : kCodeLoadRegisters>();
+    ptx::warpgroup_reg_dealloc<kCodes == Codes::kNone ? kLoadRegisters : kCodeLoadRegisters>();
     if constexpr (kCodes == Codes::kNone) {
       Loader<T, DimQk, DimV, kVariant>(params, memory, state).run();
     } else {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void run_thread_block(const PrefillParams& params, un
       CodeLoader<kCodes, kVariant>(params, memory, state).run();
     }
   } else {
-    ptx::claim_registers<kCodes == Codes::kNone ? kMathRegisters : kCodeMathRegisters>();
+    ptx::warpgroup_reg_alloc<kCodes == Codes::kNone ? kMathRegisters : kCodeMathRegisters>();
     MathGroup<T, DimQk, DimV, kVariant>(params, memory, state).run();
   }
 }

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "scheduler/plan_storage.hpp"
+#include "scheduler/work_line.hpp"
+
+namespace folio::inline v0::scheduler {
+
+/// Turns the cut line into work tiles, partial rows and merges: completes `arrays.view`.
+void emit_work(const SchedulerConfig& config, const LineTotals& totals, PlanStorage::Arrays& arrays);
+
+}  // namespace folio::inline v0::scheduler

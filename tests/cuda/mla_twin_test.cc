@@ -1,0 +1,187 @@
+// Latent attention, values inside keys: Hopper's kernel and the portable one, the same batches.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "device_array.hpp"
+#include "folio/types/float_convert.hpp"
+#include "folio/verify.hpp"
+
+namespace folio::cuda_test {
+namespace {
+
+constexpr int32_t kDimQk = 576;
+constexpr int32_t kDimV = 512;
+constexpr int32_t kMaxKvLen = 900;
+constexpr int32_t kMaxQLen = 5;
+/// See twin_batches_test.cc.
+constexpr float kAllowed = 0x1p-7f;
+constexpr float kAllowedLse = 0x1p-14f;
+
+struct Shape {
+  int32_t heads;
+  int32_t page_size;
+};
+
+struct Lengths {
+  std::vector<int32_t> cu_q{0};
+  std::vector<int32_t> kv_len;
+  std::vector<int32_t> indptr{0};  ///< of the page table
+};
+
+Lengths random_lengths(int32_t page_size, std::mt19937& random) {
+  const auto between = [&](int32_t low, int32_t high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(random);
+  };
+  Lengths lengths;
+  const int32_t requests = between(1, 5);
+  for (int32_t r = 0; r < requests; ++r) {
+    const int32_t q_len = between(0, 2) == 0 ? between(0, kMaxQLen) : 1;
+    lengths.cu_q.push_back(lengths.cu_q.back() + q_len);
+    lengths.kv_len.push_back(std::max(q_len, between(0, between(0, 1) == 0 ? kMaxKvLen : 130)));
+    lengths.indptr.push_back(lengths.indptr.back() + (lengths.kv_len.back() + page_size - 1) / page_size);
+  }
+  return lengths;
+}
+
+std::vector<uint16_t> random_bfloat16(size_t count, std::mt19937& random) {
+  std::uniform_real_distribution<float> value(-1.0f, 1.0f);
+  std::vector<uint16_t> values(count);
+  for (uint16_t& bits : values) bits = float_to_bfloat16(value(random));
+  return values;
+}
+
+struct Output {
+  std::vector<uint16_t> out;
+  std::vector<float> lse;
+};
+
+/// What a batch needs on the GPU.
+struct Batch {
+  Batch(const Shape& of, std::mt19937& random)
+      : shape(of),
+        lengths(random_lengths(of.page_size, random)),
+        tokens(lengths.cu_q.back()),
+        pages(lengths.indptr.back() + 1),
+        q(random_bfloat16(std::max<size_t>(1, rows() * kDimQk), random)),
+        latents(random_bfloat16(static_cast<size_t>(pages) * static_cast<size_t>(of.page_size) * kDimQk, random)),
+        cu_q(lengths.cu_q),
+        kv_len(lengths.kv_len),
+        indptr(lengths.indptr),
+        ids([&] {
+          std::vector<int32_t> all(static_cast<size_t>(pages));
+          std::iota(all.begin(), all.end(), 0);
+          std::shuffle(all.begin(), all.end(), random);
+          return all;
+        }()) {}
+  size_t rows() const { return static_cast<size_t>(tokens) * static_cast<size_t>(shape.heads); }
+
+  Shape shape;
+  Lengths lengths;
+  int32_t tokens;
+  int32_t pages;
+  DeviceArray<uint16_t> q;
+  DeviceArray<uint16_t> latents;
+  DeviceArray<int32_t> cu_q, kv_len, indptr, ids;
+};
+
+Output run_with(const Batch& batch, const char* kernel, bool on_device, const TestStream& stream) {
+  AttentionConfig config;
+  config.num_q_heads = batch.shape.heads;
+  config.num_kv_heads = 1;
+  config.head_dim_qk = kDimQk;
+  config.head_dim_v = kDimV;
+  config.page_size = batch.shape.page_size;
+  const auto requests = static_cast<int32_t>(batch.lengths.kv_len.size());
+  PrepareOptions options;
+  options.force_kernel = kernel;
+  if (on_device) {
+    options.bounds = GraphBounds{.max_requests = requests,
+                                 .max_tokens = std::max(1, batch.tokens),
+                                 .max_q_len = kMaxQLen,
+                                 .max_kv_len = kMaxKvLen,
+                                 .max_shared_levels = 0};
+  }
+  const AttentionOp op = prepare(Context::cuda(0), config, options);
+  KvSegment segment;
+  segment.kv_len = on_device ? batch.kv_len.data() : batch.lengths.kv_len.data();
+  BatchView view;
+  view.where = on_device ? Where::kDevice : Where::kHost;
+  view.num_requests = requests;
+  view.num_tokens = batch.tokens;
+  view.max_q_len = kMaxQLen;
+  view.max_kv_len = kMaxKvLen;
+  view.cu_q = on_device ? batch.cu_q.data() : batch.lengths.cu_q.data();
+  view.segments = {&segment, 1};
+  PlanBuffer buffer = make_plan_buffer(op);
+  const AttentionPlan plan = folio::plan(op, view, buffer, stream.get());
+
+  SegmentArgs cache;
+  cache.cache.dtype = DType::kBFloat16;
+  cache.cache.k = cache.cache.v = batch.latents.data();
+  cache.cache.num_pages = batch.pages;
+  cache.cache.page_size = batch.shape.page_size;
+  cache.cache.num_kv_heads = 1;
+  cache.cache.head_dim_qk = kDimQk;
+  cache.cache.head_dim_v = kDimV;
+  cache.cache.k_strides = {int64_t{batch.shape.page_size} * kDimQk, kDimQk, kDimQk};
+  cache.cache.v_strides = cache.cache.k_strides;
+  cache.table.indices = batch.ids.data();
+  cache.table.num_indices = batch.pages;
+  cache.table.indptr = batch.indptr.data();
+  cache.table.num_rows = requests;
+  DeviceArray<uint16_t> out(std::max<size_t>(1, batch.rows() * kDimV));
+  DeviceArray<float> lse(std::max<size_t>(1, batch.rows()));
+  out.fill(0xff);
+  lse.fill(0xff);
+  AttentionArgs args;
+  args.q = ConstTensorView(batch.q.data(), DType::kBFloat16, {batch.tokens, batch.shape.heads, kDimQk});
+  args.out = TensorView(out.data(), DType::kBFloat16, {batch.tokens, batch.shape.heads, kDimV});
+  args.lse = {.data = lse.data(), .token_stride = batch.shape.heads, .head_stride = 1};
+  args.segments = {&cache, 1};
+  const size_t bytes = on_device ? workspace_size(op) : workspace_size(plan);
+  DeviceArray<std::byte> workspace(std::max(bytes, workspace_size(op)));
+  workspace.fill(0xff);
+  init_workspace(op, {workspace.data(), workspace.bytes()});
+  run(plan, args, {workspace.data(), workspace.bytes()}, stream.get());
+  stream.wait();
+  return {out.get(), lse.get()};
+}
+
+class MlaTwin : public CudaTest, public testing::WithParamInterface<Shape> {};
+
+TEST_P(MlaTwin, AgreesWithThePortableKernel) {
+  const std::vector<std::string> kernels = verify::runnable_kernels(Context::cuda(0));
+  if (std::count(kernels.begin(), kernels.end(), "cuda-sm90-mla") == 0) {
+    GTEST_SKIP() << "cuda-sm90-mla does not run on this GPU";
+  }
+  std::mt19937 random(37);
+  const TestStream stream;
+  for (int i = 0; i < 12; ++i) {
+    const Batch batch(GetParam(), random);
+    const Output expected = run_with(batch, "cuda-sm80", false, stream);
+    const Output got = run_with(batch, "cuda-sm90-mla", i % 2 == 1, stream);
+    for (size_t j = 0; j < got.out.size(); ++j) {
+      if (got.out[j] == expected.out[j]) continue;
+      ASSERT_LE(std::fabs(bfloat16_to_float(got.out[j]) - bfloat16_to_float(expected.out[j])), kAllowed)
+          << "batch " << i << " at " << j;
+    }
+    for (size_t j = 0; j < got.lse.size(); ++j) {
+      if (got.lse[j] == expected.lse[j] || (std::isnan(got.lse[j]) && std::isnan(expected.lse[j]))) continue;
+      ASSERT_LE(std::fabs(got.lse[j] - expected.lse[j]), kAllowedLse * std::max(1.0f, std::fabs(expected.lse[j])))
+          << "batch " << i << " at " << j;
+    }
+  }
+}
+
+/// Rows of less than a tile, of several; boxes of pages and threads' copies.
+INSTANTIATE_TEST_SUITE_P(Shapes, MlaTwin, testing::Values(Shape{16, 64}, Shape{128, 16}, Shape{3, 8}, Shape{80, 1}),
+                         [](const auto& shape) {
+                           return std::to_string(shape.param.heads) + "HeadsPage" +
+                                  std::to_string(shape.param.page_size);
+                         });
+
+}  // namespace
+}  // namespace folio::cuda_test
