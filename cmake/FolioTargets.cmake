@@ -117,7 +117,7 @@ endfunction()
 # ThreadSanitizer; `cuda` needs a GPU. MODULES links the objects of those modules directly (white-box tests); tests of the
 # public API link the library `folio` instead. GPU_FILTER: the tests, as GoogleTest's filters name them, that a GPU must pass
 # too. In builds with CUDA the program then has one more test, <name>.cuda, which runs them there
-# (src/attention/device_for_test.hpp, or what the program has of its own for FOLIO_TEST_DEVICE); sources that use the former must
+# (src/attention/device_test_util.hpp, or what the program has of its own for FOLIO_TEST_DEVICE); sources that use the former must
 # include ${FOLIO_DEVICE_FOR_TEST}. APART: its sources have names in common, and are compiled one by one.
 function(folio_test)
   cmake_parse_arguments(T "APART" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS;GPU_FILTER" ${ARGN})
@@ -156,9 +156,9 @@ function(folio_test)
 endfunction()
 
 # What makes a program's suites run on either device.
-set(FOLIO_DEVICE_FOR_TEST ${PROJECT_SOURCE_DIR}/src/attention/device_for_test.cc)
+set(FOLIO_DEVICE_FOR_TEST ${PROJECT_SOURCE_DIR}/src/attention/device_test_util.cc)
 if(FOLIO_HAS_CUDA)
-  list(APPEND FOLIO_DEVICE_FOR_TEST ${PROJECT_SOURCE_DIR}/src/attention/gpu_memory_for_test.cc)
+  list(APPEND FOLIO_DEVICE_FOR_TEST ${PROJECT_SOURCE_DIR}/src/attention/gpu_memory_test_util.cc)
 else()
-  list(APPEND FOLIO_DEVICE_FOR_TEST ${PROJECT_SOURCE_DIR}/src/attention/no_gpu_memory_for_test.cc)
+  list(APPEND FOLIO_DEVICE_FOR_TEST ${PROJECT_SOURCE_DIR}/src/attention/no_gpu_memory_test_util.cc)
 endif()

@@ -70,7 +70,7 @@ def adapter(path):
 
 
 # Headers of adapters that only tests use: these may be shared.
-TEST_AIDS = re.compile(r"(_fixture|allocation_counter)\.hpp$")
+TEST_AIDS = re.compile(r"_test_util\.hpp$")
 
 
 def check_adapter(path, header):

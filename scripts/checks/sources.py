@@ -24,7 +24,7 @@ def read(path):
 
 
 def is_test(path):
-    return path.stem.endswith("_test") or path.parts[0] == "tests"
+    return path.stem.endswith(("_test", "_test_util")) or path.parts[0] == "tests"
 
 
 _TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)

@@ -9,8 +9,8 @@
 #include <new>
 #include <string>
 
-#include "attention/attention_fixture.hpp"
-#include "core/error_for_test.hpp"
+#include "attention/attention_test_util.hpp"
+#include "core/error_test_util.hpp"
 
 namespace {
 

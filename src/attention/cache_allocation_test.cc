@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "attention/cache_fixture.hpp"
+#include "attention/cache_test_util.hpp"
 
 namespace {
 

@@ -5,9 +5,9 @@
 
 #include <limits>
 
-#include "attention/cache_fixture.hpp"
-#include "core/expect_refused_for_test.hpp"
-#include "core/instrumented_for_test.hpp"
+#include "attention/cache_test_util.hpp"
+#include "core/expect_refused_test_util.hpp"
+#include "core/instrumented_test_util.hpp"
 
 namespace folio::inline v0::attention {
 namespace {

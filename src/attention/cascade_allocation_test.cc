@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "attention/cascade_fixture.hpp"
+#include "attention/cascade_test_util.hpp"
 
 namespace {
 

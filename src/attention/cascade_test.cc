@@ -1,5 +1,5 @@
 #include "folio/cascade.hpp"
-#include "core/error_for_test.hpp"
+#include "core/error_test_util.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/cascade_fixture.hpp"
+#include "attention/cascade_test_util.hpp"
 
 namespace folio::inline v0::attention {
 namespace {

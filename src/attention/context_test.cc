@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/expect_refused_for_test.hpp"
+#include "core/expect_refused_test_util.hpp"
 #include "platform/cpu_count.hpp"
 
 namespace folio {

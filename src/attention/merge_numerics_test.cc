@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/merge_fixture.hpp"
+#include "attention/merge_test_util.hpp"
 #include "core/golden_test.hpp"
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "folio/merge.hpp"
 
 namespace folio::merge_test {

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "attention/merge_fixture.hpp"
+#include "attention/merge_test_util.hpp"
 
 namespace folio::merge_test {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "attention/attention_fixture.hpp"
+#include "attention/attention_test_util.hpp"
 #include "folio/attention.hpp"
 #include "folio/quantize.hpp"
 #include "folio/types/error.hpp"

@@ -1,5 +1,5 @@
 #include "folio/quantize.hpp"
-#include "core/error_for_test.hpp"
+#include "core/error_test_util.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "attention/attention_fixture.hpp"
+#include "attention/attention_test_util.hpp"
 #include "folio/types/error.hpp"
 #include "scheduler/plan_image.hpp"
 

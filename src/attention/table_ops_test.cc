@@ -1,5 +1,5 @@
 #include "folio/table_ops.hpp"
-#include "core/error_for_test.hpp"
+#include "core/error_test_util.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/cache_fixture.hpp"
+#include "attention/cache_test_util.hpp"
 #include "folio/page_table.hpp"
 
 namespace folio::inline v0::attention {

@@ -6,7 +6,7 @@
 #include <new>
 
 #include "core/aligned_buffer.hpp"
-#include "distributed/dcp_case_for_test.hpp"
+#include "distributed/dcp_case_test_util.hpp"
 
 namespace {
 

@@ -4,8 +4,8 @@
 #include <tuple>
 
 #include "core/error.hpp"
-#include "core/instrumented_for_test.hpp"
-#include "distributed/dcp_case_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
+#include "distributed/dcp_case_test_util.hpp"
 
 namespace folio::distributed::testing {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/aligned_buffer.hpp"
-#include "distributed/dcp_case_for_test.hpp"
+#include "distributed/dcp_case_test_util.hpp"
 #include "folio/types/float_convert.hpp"
 
 namespace folio::distributed::testing {

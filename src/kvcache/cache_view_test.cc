@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/expect_refused_for_test.hpp"
+#include "core/expect_refused_test_util.hpp"
 #include "folio/kv_cache.hpp"
 #include "kvcache/address.hpp"
 #include "kvcache/strided_set.hpp"

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "kvcache/engine_model_for_test.hpp"
+#include "kvcache/engine_model_test_util.hpp"
 
 /// The pools and the prefix cache under random requests, against naive models. FOLIO_MODEL_OPERATIONS: in all, divided
 /// over the cases; the program of the label `slow` has a million.

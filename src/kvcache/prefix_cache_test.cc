@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/error_for_test.hpp"
+#include "core/error_test_util.hpp"
 #include "folio/kvcache/req_to_token_pool.hpp"
 #include "folio/kvcache/token_allocator.hpp"
 #include "folio/types/error.hpp"

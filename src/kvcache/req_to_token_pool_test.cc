@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/error_for_test.hpp"
+#include "core/error_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 #include "folio/types/error.hpp"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/expect_refused_for_test.hpp"
+#include "core/expect_refused_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 

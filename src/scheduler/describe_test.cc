@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "scheduler/plan_fixtures.hpp"
+#include "scheduler/plan_test_util.hpp"
 
 /// Whole plans of small batches, as text: what changes here changes what every kernel is given.
 namespace folio::inline v0::scheduler {

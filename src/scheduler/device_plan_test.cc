@@ -7,13 +7,13 @@
 #include <random>
 #include <vector>
 
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "folio/types/error.hpp"
 #include "scheduler/device/host_groups.hpp"
 #include "scheduler/device/planning.hpp"
 #include "scheduler/device/single_tiles.hpp"
-#include "scheduler/device_fixtures.hpp"
-#include "scheduler/plan_digest.hpp"
+#include "scheduler/device_test_util.hpp"
+#include "scheduler/plan_digest_test_util.hpp"
 
 /// The device scheduler's body on the host: equal to make_plan, and safe whatever the lengths are.
 namespace folio::inline v0::scheduler {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "folio/types/error.hpp"
-#include "scheduler/plan_digest.hpp"
-#include "scheduler/plan_fixtures.hpp"
+#include "scheduler/plan_digest_test_util.hpp"
+#include "scheduler/plan_test_util.hpp"
 
 /// Plans packed into images, and how large images are.
 namespace folio::inline v0::scheduler {

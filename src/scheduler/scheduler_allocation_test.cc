@@ -5,7 +5,7 @@
 #include <new>
 #include <random>
 
-#include "scheduler/plan_fixtures.hpp"
+#include "scheduler/plan_test_util.hpp"
 
 namespace {
 

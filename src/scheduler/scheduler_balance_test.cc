@@ -4,8 +4,8 @@
 #include <numeric>
 #include <random>
 
-#include "scheduler/plan_digest.hpp"
-#include "scheduler/plan_fixtures.hpp"
+#include "scheduler/plan_digest_test_util.hpp"
+#include "scheduler/plan_test_util.hpp"
 
 /// How evenly work is divided, and that nothing is split without need.
 namespace folio::inline v0::scheduler {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/instrumented_for_test.hpp"
-#include "scheduler/plan_fixtures.hpp"
+#include "core/instrumented_test_util.hpp"
+#include "scheduler/plan_test_util.hpp"
 
 /// How long claimed plans take, by a model of decode on an H200: 132 workers that read at speeds up to 15% off their
 /// mean (which is what one launch shows there: some SMs end after 170 us of equal work, some after 245).

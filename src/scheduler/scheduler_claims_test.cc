@@ -5,10 +5,10 @@
 #include <random>
 #include <utility>
 
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "scheduler/describe.hpp"
-#include "scheduler/plan_check.hpp"
-#include "scheduler/plan_digest.hpp"
+#include "scheduler/plan_check_test_util.hpp"
+#include "scheduler/plan_digest_test_util.hpp"
 
 /// Plans whose work tiles workers claim one after the other.
 namespace folio::inline v0::scheduler {

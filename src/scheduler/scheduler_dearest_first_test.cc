@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "folio/types/error.hpp"
-#include "scheduler/plan_check.hpp"
-#include "scheduler/plan_fixtures.hpp"
+#include "scheduler/plan_check_test_util.hpp"
+#include "scheduler/plan_test_util.hpp"
 
 /// Plans for prefill, whose row tiles are claimed the dearest first, by a model of an H200: 132 workers of one speed,
 /// 1.6 us for 128 rows by 128 keys (700 TFLOP/s), 2 us for an item, 0.7 us more where its result is partial (64 KB that

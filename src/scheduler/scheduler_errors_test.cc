@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "folio/types/error.hpp"
-#include "scheduler/plan_fixtures.hpp"
 #include "scheduler/plan_storage.hpp"
+#include "scheduler/plan_test_util.hpp"
 
 /// Every batch and config that is refused, and what the refusal names.
 namespace folio::inline v0::scheduler {

@@ -2,9 +2,9 @@
 
 #include <random>
 
-#include "core/instrumented_for_test.hpp"
-#include "scheduler/plan_digest.hpp"
-#include "scheduler/plan_fixtures.hpp"
+#include "core/instrumented_test_util.hpp"
+#include "scheduler/plan_digest_test_util.hpp"
+#include "scheduler/plan_test_util.hpp"
 
 /// At the fixed-split levels, what a row's result is folded from depends neither on how the line was cut, nor on the
 /// other requests of the batch.

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <random>
 
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "folio/types/error.hpp"
-#include "scheduler/plan_check.hpp"
-#include "scheduler/plan_digest.hpp"
-#include "scheduler/plan_fixtures.hpp"
+#include "scheduler/plan_check_test_util.hpp"
+#include "scheduler/plan_digest_test_util.hpp"
 #include "scheduler/plan_layout.hpp"
+#include "scheduler/plan_test_util.hpp"
 
 /// Plans that take the requests of few rows, or of many.
 namespace folio::inline v0::scheduler {

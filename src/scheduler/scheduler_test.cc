@@ -4,9 +4,9 @@
 
 #include <random>
 
-#include "core/instrumented_for_test.hpp"
-#include "scheduler/plan_check.hpp"
-#include "scheduler/plan_digest.hpp"
+#include "core/instrumented_test_util.hpp"
+#include "scheduler/plan_check_test_util.hpp"
+#include "scheduler/plan_digest_test_util.hpp"
 
 namespace folio::inline v0::scheduler {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "platform/cpu_features.hpp"
-#include "simd/emulated_tiles_for_test.hpp"
+#include "simd/emulated_tiles_test_util.hpp"
 
 namespace folio::inline v0::simd {
 namespace {

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "folio/types/error.hpp"
 #include "folio/verify.hpp"
 

@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "distributed/dcp_case_for_test.hpp"
+#include "distributed/dcp_case_test_util.hpp"
 #include "folio/backends/common.hpp"
 #include "folio/distributed.hpp"
 

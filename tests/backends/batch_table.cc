@@ -4,7 +4,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "covering_design.hpp"
 
 namespace folio::backends::testing {

@@ -3,7 +3,7 @@
 #include <mpi.h>
 
 #include "batch_table.hpp"
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "folio/distributed/mpi_group.hpp"
 
 namespace folio::backends::testing {

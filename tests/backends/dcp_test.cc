@@ -6,7 +6,7 @@
 
 #include "backend_step.hpp"
 #include "core/error.hpp"
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "dcp_setups.hpp"
 #include "folio/backends/flash_attn.hpp"
 

@@ -8,7 +8,7 @@
 
 #include "backend_step.hpp"
 #include "core/golden_test.hpp"
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "verify/random.hpp"
 
 namespace folio::backends::testing {

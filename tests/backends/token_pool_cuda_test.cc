@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "backends/token_pool/pool_fixture.hpp"
+#include "backends/token_pool/pool_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "device_home.hpp"
 #include "folio/types/error.hpp"

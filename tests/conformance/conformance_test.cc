@@ -8,7 +8,7 @@
 #include <cstring>
 #include <iostream>
 
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "folio/context.hpp"
 #include "folio/verify.hpp"
 

@@ -1,6 +1,6 @@
 #include <gmock/gmock.h>
 
-#include "core/expect_refused_for_test.hpp"
+#include "core/expect_refused_test_util.hpp"
 #include "serving_step.hpp"
 
 namespace folio::cuda_test {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "replay/report.hpp"
-#include "replay/scene_for_test.hpp"
+#include "replay/scene_test_util.hpp"
 
 namespace folio::replay {
 namespace {

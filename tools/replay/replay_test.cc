@@ -11,7 +11,7 @@
 #include "replay/memory.hpp"
 #include "replay/prefix_count.hpp"
 #include "replay/report.hpp"
-#include "replay/scene_for_test.hpp"
+#include "replay/scene_test_util.hpp"
 
 namespace folio::replay {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "folio/types/float_convert.hpp"
 #include "replay/page_manager.hpp"
-#include "replay/scene_for_test.hpp"
+#include "replay/scene_test_util.hpp"
 
 namespace folio::replay {
 namespace {

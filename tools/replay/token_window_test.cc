@@ -4,7 +4,7 @@
 #include <string>
 
 #include "replay/report.hpp"
-#include "replay/scene_for_test.hpp"
+#include "replay/scene_test_util.hpp"
 #include "replay/token_keeper.hpp"
 
 namespace folio::replay {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backends/common/capability_golden_test.hpp"
-#include "core/error_for_test.hpp"
+#include "core/error_test_util.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends {

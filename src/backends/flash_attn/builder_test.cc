@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/flash_attn/flash_attn_fixture.hpp"
+#include "backends/flash_attn/flash_attn_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "backends/flash_attn/flash_attn_fixture.hpp"
-#include "core/instrumented_for_test.hpp"
+#include "backends/flash_attn/flash_attn_test_util.hpp"
+#include "core/instrumented_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

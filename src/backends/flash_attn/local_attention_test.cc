@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/flash_attn/flash_attn_fixture.hpp"
+#include "backends/flash_attn/flash_attn_test_util.hpp"
 #include "folio/backends/virtual_batches.hpp"
 #include "folio/types/float_convert.hpp"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/flash_attn/flash_attn_fixture.hpp"
+#include "backends/flash_attn/flash_attn_test_util.hpp"
 #include "folio/quantize.hpp"
 #include "folio/types/float_convert.hpp"
 #include "folio/types/nvfp4.hpp"

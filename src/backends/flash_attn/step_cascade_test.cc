@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "backends/flash_attn/flash_attn_fixture.hpp"
-#include "backends/flashinfer/allocation_counter.hpp"
-#include "backends/flashinfer/shared_steps_fixture.hpp"
-#include "core/instrumented_for_test.hpp"
+#include "backends/flash_attn/flash_attn_test_util.hpp"
+#include "backends/flashinfer/shared_steps_test_util.hpp"
+#include "core/allocation_test_util.hpp"
+#include "core/instrumented_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/flash_attn/flash_attn_fixture.hpp"
-#include "backends/flashinfer/allocation_counter.hpp"
+#include "backends/flash_attn/flash_attn_test_util.hpp"
+#include "core/allocation_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

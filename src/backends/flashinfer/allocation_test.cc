@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/flashinfer/allocation_counter.hpp"
-#include "backends/flashinfer/batch_fixture.hpp"
+#include "backends/flashinfer/batch_test_util.hpp"
+#include "core/allocation_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

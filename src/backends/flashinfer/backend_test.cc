@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backends/common/capability_golden_test.hpp"
-#include "backends/flashinfer/group_fixture.hpp"
+#include "backends/flashinfer/group_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

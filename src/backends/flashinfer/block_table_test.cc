@@ -8,11 +8,11 @@
 #include <numeric>
 #include <vector>
 
-#include "backends/flashinfer/allocation_counter.hpp"
-#include "backends/flashinfer/batch_fixture.hpp"
-#include "backends/flashinfer/group_fixture.hpp"
+#include "backends/flashinfer/batch_test_util.hpp"
+#include "backends/flashinfer/group_test_util.hpp"
+#include "core/allocation_test_util.hpp"
 #include "core/golden_test.hpp"
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "folio/quantize.hpp"
 #include "folio/types/float_convert.hpp"
 

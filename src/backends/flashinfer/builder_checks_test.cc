@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/flashinfer/group_fixture.hpp"
+#include "backends/flashinfer/group_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

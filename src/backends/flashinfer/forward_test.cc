@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/flashinfer/batch_fixture.hpp"
+#include "backends/flashinfer/batch_test_util.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends {

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "backends/flashinfer/allocation_counter.hpp"
-#include "backends/flashinfer/group_fixture.hpp"
+#include "backends/flashinfer/group_test_util.hpp"
+#include "core/allocation_test_util.hpp"
 #include "core/golden_test.hpp"
 
 namespace folio::inline v0::backends {

@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "backends/flashinfer/batch_fixture.hpp"
-#include "backends/flashinfer/group_fixture.hpp"
+#include "backends/flashinfer/batch_test_util.hpp"
+#include "backends/flashinfer/group_test_util.hpp"
 #include "folio/backends/flashinfer/block_table.hpp"
 #include "folio/kv_cache.hpp"
 #include "folio/types/float_convert.hpp"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/flashinfer/group_fixture.hpp"
+#include "backends/flashinfer/group_test_util.hpp"
 #include "folio/quantize.hpp"
 #include "folio/types/float_convert.hpp"
 

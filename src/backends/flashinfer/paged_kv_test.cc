@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "backends/flashinfer/batch_fixture.hpp"
+#include "backends/flashinfer/batch_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 #include "folio/types/error.hpp"

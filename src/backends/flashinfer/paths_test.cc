@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/flashinfer/allocation_counter.hpp"
-#include "backends/flashinfer/group_fixture.hpp"
+#include "backends/flashinfer/group_test_util.hpp"
+#include "core/allocation_test_util.hpp"
 #include "folio/quantize.hpp"
 #include "folio/types/float_convert.hpp"
 

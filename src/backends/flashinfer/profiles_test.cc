@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/flashinfer/group_fixture.hpp"
+#include "backends/flashinfer/group_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

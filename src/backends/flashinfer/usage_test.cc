@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/snippet_for_test.hpp"
+#include "core/snippet_test_util.hpp"
 #include "folio/backends/flashinfer.hpp"
 
 // The snippet of docs/backends.md, compiled and run.

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/flashinfer/batch_fixture.hpp"
-#include "backends/flashinfer/group_fixture.hpp"
+#include "backends/flashinfer/batch_test_util.hpp"
+#include "backends/flashinfer/group_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 #include "folio/types/float_convert.hpp"

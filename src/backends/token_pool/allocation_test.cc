@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "backends/flashinfer/allocation_counter.hpp"
-#include "backends/token_pool/pool_fixture.hpp"
+#include "backends/token_pool/pool_test_util.hpp"
+#include "core/allocation_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "attention/device_for_test.hpp"
+#include "attention/device_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "folio/attention.hpp"
 #include "folio/backends/token_pool.hpp"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backends/token_pool/pool_fixture.hpp"
+#include "backends/token_pool/pool_test_util.hpp"
 #include "core/golden_test.hpp"
 
 namespace folio::inline v0::backends {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backends/token_pool/device/draft_indices_rule.hpp"
-#include "backends/token_pool/refusal_for_test.hpp"
+#include "backends/token_pool/refusal_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 #include "folio/types/error.hpp"

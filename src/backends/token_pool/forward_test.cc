@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backends/token_pool/pool_fixture.hpp"
-#include "core/instrumented_for_test.hpp"
+#include "backends/token_pool/pool_test_util.hpp"
+#include "core/instrumented_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <random>
 
-#include "backends/token_pool/pool_fixture.hpp"
+#include "backends/token_pool/pool_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "backends/flashinfer/allocation_counter.hpp"
+#include "core/allocation_test_util.hpp"
 #include "folio/backends/token_pool/draft_kv_indices.hpp"
 #include "folio/backends/token_pool/draft_tree.hpp"
 #include "folio/backends/token_pool/kv_indices.hpp"

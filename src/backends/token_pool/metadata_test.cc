@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "backends/token_pool/pool_fixture.hpp"
+#include "backends/token_pool/pool_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <random>
 
-#include "backends/token_pool/pool_fixture.hpp"
-#include "core/instrumented_for_test.hpp"
+#include "backends/token_pool/pool_test_util.hpp"
+#include "core/instrumented_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

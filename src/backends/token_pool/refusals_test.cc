@@ -3,8 +3,8 @@
 
 #include <functional>
 
-#include "backends/token_pool/pool_fixture.hpp"
-#include "backends/token_pool/refusal_for_test.hpp"
+#include "backends/token_pool/pool_test_util.hpp"
+#include "backends/token_pool/refusal_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {

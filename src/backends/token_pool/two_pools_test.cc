@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "backends/token_pool/pool_fixture.hpp"
+#include "backends/token_pool/pool_test_util.hpp"
 #include "folio/page_table.hpp"
 
 namespace folio::inline v0::backends {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "core/snippet_for_test.hpp"
+#include "core/snippet_test_util.hpp"
 #include "folio/backends/token_pool.hpp"
 #include "folio/pools.hpp"
 

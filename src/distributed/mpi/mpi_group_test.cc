@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "distributed/dcp_case_for_test.hpp"
+#include "distributed/dcp_case_test_util.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio::distributed::testing {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "kernels/cpu/generic/attention/generic_kernels.hpp"
 #include "kernels/cuda/plain/attention/takes.hpp"
 #include "kernels/cuda/sm80/attention/takes.hpp"

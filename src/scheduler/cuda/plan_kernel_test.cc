@@ -11,9 +11,9 @@
 #include <random>
 #include <vector>
 
-#include "scheduler/device_fixtures.hpp"
 #include "scheduler/device_plan.hpp"
-#include "scheduler/plan_digest.hpp"
+#include "scheduler/device_test_util.hpp"
+#include "scheduler/plan_digest_test_util.hpp"
 
 /// The device scheduler on a GPU. Skipped, and says so, without one. FOLIO_PLAN_BATCHES lowers the number of random
 /// batches, for runs under compute-sanitizer.

@@ -7,10 +7,10 @@
 #include <limits>
 #include <string>
 
-#include "core/instrumented_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
 #include "folio/types/float_convert.hpp"
-#include "kernels/cpu/amx/attention/emulated_kernel_for_test.hpp"
-#include "kernels/cpu/common/attention/random_case_for_test.hpp"
+#include "kernels/cpu/amx/attention/emulated_kernel_test_util.hpp"
+#include "kernels/cpu/common/attention/random_case_test_util.hpp"
 
 /// The AMX kernel on tiles in hardware, where the machine has them, and in software.
 namespace folio::inline v0::kernels {

@@ -1,8 +1,8 @@
 #include <random>
 
-#include "core/instrumented_for_test.hpp"
-#include "kernels/cpu/common/attention/kernel_fixture_for_test.hpp"
-#include "kernels/cpu/common/attention/random_case_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
+#include "kernels/cpu/common/attention/kernel_fixture_test_util.hpp"
+#include "kernels/cpu/common/attention/random_case_test_util.hpp"
 
 namespace folio::inline v0::kernels {
 namespace {

@@ -1,8 +1,8 @@
 #include <random>
 
-#include "core/instrumented_for_test.hpp"
-#include "kernels/cpu/common/attention/kernel_fixture_for_test.hpp"
-#include "kernels/cpu/common/attention/random_case_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
+#include "kernels/cpu/common/attention/kernel_fixture_test_util.hpp"
+#include "kernels/cpu/common/attention/random_case_test_util.hpp"
 
 /// What plans mean whose items are claimed, shown by kernels that do not claim: they run what each worker would have
 /// claimed.

@@ -1,5 +1,5 @@
-#include "core/instrumented_for_test.hpp"
-#include "kernels/cpu/common/attention/kernel_fixture_for_test.hpp"
+#include "core/instrumented_test_util.hpp"
+#include "kernels/cpu/common/attention/kernel_fixture_test_util.hpp"
 
 /// Which bits may depend on what: the levels of Determinism, and the order in which partial results are folded.
 namespace folio::inline v0::kernels {

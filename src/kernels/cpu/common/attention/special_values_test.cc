@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "folio/types/float_convert.hpp"
-#include "kernels/cpu/common/attention/kernel_fixture_for_test.hpp"
+#include "kernels/cpu/common/attention/kernel_fixture_test_util.hpp"
 
 /// Infinities and NaN: they stay where they are visible and reach nobody else.
 namespace folio::inline v0::kernels {

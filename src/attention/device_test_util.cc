@@ -1,0 +1,21 @@
+#include "attention/device_test_util.hpp"
+
+#include <cstdlib>
+#include <string_view>
+
+namespace folio::testing {
+
+bool on_gpu() {
+  static const bool on_gpu = [] {
+    const char* const device = std::getenv("FOLIO_TEST_DEVICE");
+    return device != nullptr && std::string_view(device) == "cuda";
+  }();
+  return on_gpu;
+}
+
+Context device_context(int32_t num_threads) {
+  if (on_gpu()) return Context::cuda(0);
+  return Context::cpu({.executor = {}, .num_threads = num_threads, .force_kernel = {}});
+}
+
+}  // namespace folio::testing

@@ -1,0 +1,59 @@
+#include "core/allocation_test_util.hpp"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "attention/device_test_util.hpp"
+
+// A file of its own: where gcc inlines only one of a pair of replaced operators, it warns that they do not match.
+namespace {
+std::atomic<int64_t> allocations{0};
+
+void release(void* memory) noexcept {
+  if (!folio::testing::free_device_memory(memory)) std::free(memory);
+}
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+  ++allocations;
+  if (void* const visible = folio::testing::device_memory(bytes, alignment)) return visible;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment, bytes == 0 ? 1 : bytes) != 0) throw std::bad_alloc();
+  return memory;
+}
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return counted(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<std::size_t>(alignment));
+}
+// The sanitizers' own nothrow form would not call the one above, but its memory would come to the delete below.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return counted(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+void operator delete(void* memory) noexcept {
+  release(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  release(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  release(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  release(memory);
+}
+
+namespace folio::inline v0::backends::testing {
+
+int64_t num_allocations() {
+  return allocations;
+}
+
+}  // namespace folio::inline v0::backends::testing

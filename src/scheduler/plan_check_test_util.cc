@@ -1,0 +1,362 @@
+#include "scheduler/plan_check_test_util.hpp"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <tuple>
+
+#include "scheduler/plan_digest_test_util.hpp"
+
+namespace folio::inline v0::scheduler::testing {
+namespace {
+
+/// A result that is written somewhere: one finished accumulation, as the (segment, local token) pairs it visited.
+struct Finished {
+  int32_t kv_head;
+  int32_t row_begin;
+  int32_t row_end;
+  std::vector<const WorkTile*> work_tiles;
+};
+
+class Checker {
+ public:
+  Checker(const SchedulerConfig& config, const OwnedBatch& batch, const PlanView& plan)
+      : config_(config), batch_(batch), plan_(plan), group_size_(config.num_q_heads / config.num_kv_heads) {}
+
+  std::string check() {
+    for (size_t r = 0; r < batch_.q_len.size(); ++r) {
+      for (int32_t i = 0; i < batch_.q_len[r] * group_size_; ++i) request_of_row_.push_back(static_cast<int32_t>(r));
+    }
+    check_items();
+    check_merges();
+    check_coverage();
+    return problem_.str();
+  }
+
+ private:
+  template <typename... Parts>
+  void fail(const Parts&... parts) {
+    if (problem_.tellp() > 2000) return;
+    (problem_ << ... << parts) << '\n';
+  }
+
+  bool fixed() const { return config_.determinism >= Determinism::kBatchInvariant; }
+
+  void check_items() {
+    if (config_.tile.schedule == Schedule::kDynamic) {
+      check_claims();
+      return;
+    }
+    if (plan_.num_dynamic_tiles != 0) fail("a plan of lists has claims");
+    if (plan_.worker_indptr[0] != 0 || plan_.worker_indptr[plan_.num_workers] != plan_.num_work_tiles) {
+      fail("worker_indptr does not cover the work_tiles");
+      return;
+    }
+    for (int32_t w = 0; w < plan_.num_workers; ++w) {
+      for (int32_t i = plan_.worker_indptr[w]; i < plan_.worker_indptr[w + 1]; ++i) {
+        run_item(i);
+        const WorkTile& item = plan_.work_tiles[i];
+        if ((item.flags & kFinish) == 0 && item.partial != -1) fail("item ", i, ": a partial row without kFinish");
+      }
+      if (open_) fail("worker ", w, " ends within an accumulation");
+      open_.reset();
+    }
+    if (static_cast<int32_t>(partials_.size()) != plan_.num_partial_rows) fail("some partial rows are never written");
+  }
+
+  /// Claims alone begin accumulations, every item belongs to exactly one, and the heads of a part are neighbours.
+  void check_claims() {
+    if (plan_.worker_indptr != nullptr) fail("a claimed plan has worker lists");
+    const std::vector<int32_t> order = running_order(plan_);
+    if (order.size() != static_cast<size_t>(plan_.num_work_tiles)) {
+      fail("the claims lead to ", order.size(), " work_tiles of ", plan_.num_work_tiles);
+      return;
+    }
+    int32_t starts = 0;
+    for (const int32_t i : order) {
+      if (((plan_.work_tiles[i].flags & kStart) != 0) != (i < plan_.num_dynamic_tiles))
+        fail("item ", i, " of the claims: kStart");
+      starts += i < plan_.num_dynamic_tiles ? 1 : 0;
+      run_item(i);
+    }
+    if (open_ || starts != plan_.num_dynamic_tiles) fail("a claim ends within an accumulation");
+    check_neighbours();
+    if (static_cast<int32_t>(partials_.size()) != plan_.num_partial_rows) fail("some partial rows are never written");
+  }
+
+  /// Claims for the same rows and keys are neighbours: those of all heads, or of the heads of a section, after which
+  /// come the same claims for the next heads.
+  void check_neighbours() {
+    const int32_t heads = config_.num_kv_heads;
+    if (plan_.num_dynamic_tiles % heads != 0) fail("claims are not as many for every head");
+    int32_t together = 1;
+    while (together < heads && together < plan_.num_dynamic_tiles && plan_.work_tiles[together].kv_head == together)
+      ++together;
+    if (config_.tile.order == TileOrder::kRequestOrder && plan_.num_dynamic_tiles > 0 && together != heads) {
+      fail("claims of only ", together, " heads are neighbours");
+    }
+    const int32_t a_head = plan_.num_dynamic_tiles / heads;
+    for (int32_t first = 0; first < heads; first += together) {
+      const int32_t here = std::min(together, heads - first);
+      for (int32_t i = 0; i < a_head * here; ++i) {
+        const WorkTile& item = plan_.work_tiles[a_head * first + i];
+        const WorkTile& same = plan_.work_tiles[i / here * together];
+        if (item.kv_head != first + i % here || item.kv_begin != same.kv_begin || item.row_begin != same.row_begin ||
+            item.segment != same.segment || item.kv_end != same.kv_end) {
+          fail("claim ", a_head * first + i, " is no neighbour of the other heads' for the same keys");
+        }
+      }
+    }
+  }
+
+  /// The next item of a worker.
+  void run_item(int32_t i) {
+    const WorkTile& item = plan_.work_tiles[i];
+    check_item_alone(i, item);
+    if (((item.flags & kStart) != 0) == open_.has_value()) fail("item ", i, ": kStart is wrong");
+    if ((item.flags & kStart) != 0 || !open_) open_ = Finished{item.kv_head, item.row_begin, item.row_end, {}};
+    if (open_->kv_head != item.kv_head || open_->row_begin != item.row_begin || open_->row_end != item.row_end) {
+      fail("item ", i, ": rows or head differ from those of its kStart");
+    }
+    open_->work_tiles.push_back(&item);
+    if ((item.flags & kFinish) == 0) return;
+    if (item.partial < 0) {
+      direct_.push_back(*open_);
+    } else {
+      for (int32_t row = item.row_begin; row < item.row_end; ++row) {
+        const int32_t partial = item.partial + row - item.row_begin;
+        if (partial >= plan_.num_partial_rows) fail("item ", i, ": partial row ", partial, " is out of range");
+        if (!partials_.emplace(partial, std::pair{row, *open_}).second)
+          fail("partial row ", partial, " is written twice");
+      }
+    }
+    open_.reset();
+  }
+
+  void check_item_alone(int32_t i, const WorkTile& item) {
+    const auto rows = static_cast<int32_t>(request_of_row_.size());
+    if (item.row_begin < 0 || item.row_begin >= item.row_end || item.row_end > rows) {
+      fail("item ", i, ": rows [", item.row_begin, ", ", item.row_end, ") of ", rows);
+      return;
+    }
+    if (item.row_end - item.row_begin > config_.tile.rows) fail("item ", i, " has too many rows");
+    if (item.request != request_of_row_[static_cast<size_t>(item.row_begin)]) fail("item ", i, ": request is wrong");
+    if (item.kv_head < 0 || item.kv_head >= config_.num_kv_heads) fail("item ", i, ": kv_head is wrong");
+    if (item.segment < 0 || item.segment >= plan_.num_segments) fail("item ", i, ": segment is wrong");
+    if (((item.flags & kFold) != 0) != fixed()) fail("item ", i, ": kFold is wrong");
+    check_merge_of(i, item);
+    if (item.kv_begin == item.kv_end) return;
+    const SegmentLengths& segment = plan_.segments[item.segment];
+    if (item.kv_row < 0 || item.kv_row >= segment.num_rows) {
+      fail("item ", i, ": kv_row is wrong");
+      return;
+    }
+    if (item.kv_begin < 0 || item.kv_begin > item.kv_end || item.kv_end > segment.kv_len[item.kv_row]) {
+      fail("item ", i, ": keys [", item.kv_begin, ", ", item.kv_end, ") of ", segment.kv_len[item.kv_row]);
+    }
+    if (fixed()) {
+      const int32_t split = config_.fixed_split_tokens;
+      if (item.kv_begin / split != (item.kv_end - 1) / split) fail("item ", i, " spans two fixed splits");
+      if (item.kv_begin % config_.tile.kv_tokens != 0) fail("item ", i, " does not begin at a tile");
+    }
+  }
+
+  /// Who finishes a result of a list knows the merge it goes to.
+  void check_merge_of(int32_t i, const WorkTile& item) {
+    const bool known =
+        config_.tile.schedule == Schedule::kStatic && !shares() && (item.flags & kFinish) != 0 && item.partial >= 0;
+    if (!known) {
+      if (item.merge != -1) fail("item ", i, " names merge ", item.merge);
+      return;
+    }
+    if (item.merge < 0 || item.merge >= plan_.num_combine_tiles || item.merge >= plan_.num_workers) {
+      fail("item ", i, " names merge ", item.merge, " of ", plan_.num_combine_tiles);
+      return;
+    }
+    const CombineTile& merge = plan_.merges[item.merge];
+    const int32_t* const begin = plan_.combine_sources + merge.source_begin;
+    const int32_t* const end = plan_.combine_sources + merge.source_end;
+    if (std::count(begin, end, item.partial) != 1 || merge.row_begin != item.row_begin ||
+        merge.row_end != item.row_end || merge.kv_head != item.kv_head) {
+      fail("item ", i, " is no source of merge ", item.merge);
+    }
+  }
+
+  void check_merges() {
+    std::set<int32_t> used;
+    for (int32_t m = 0; m < plan_.num_combine_tiles; ++m) {
+      const CombineTile& merge = plan_.merges[m];
+      if (merge.row_begin >= merge.row_end || merge.row_end - merge.row_begin > config_.tile.rows) {
+        fail("merge ", m, ": rows [", merge.row_begin, ", ", merge.row_end, ")");
+        continue;
+      }
+      if (merge.source_begin >= merge.source_end) fail("merge ", m, " has no sources");
+      if (!shares() && merge.source_begin + 1 == merge.source_end) fail("merge ", m, " is of one result alone");
+      for (int32_t row = merge.row_begin; row < merge.row_end; ++row) {
+        if (request_of_row_[static_cast<size_t>(row)] != merge.request)
+          fail("merge ", m, ": request of row ", row, " is wrong");
+        auto& pieces = pieces_[{merge.kv_head, row}];
+        if (!pieces.empty()) fail("row ", row, " of head ", merge.kv_head, " is merged twice");
+        for (int32_t i = merge.source_begin; i < merge.source_end; ++i) {
+          const int32_t partial = plan_.combine_sources[i] + row - merge.row_begin;
+          const auto found = partials_.find(partial);
+          if (found == partials_.end()) {
+            fail("merge ", m, ": source ", partial, " is written by nobody");
+            continue;
+          }
+          if (!used.insert(partial).second) fail("partial row ", partial, " is used twice");
+          const auto& [partial_row, finished] = found->second;
+          if (partial_row != row || finished.kv_head != merge.kv_head) {
+            fail("merge ", m, ": source ", partial, " is of row ", partial_row, " head ", finished.kv_head);
+          }
+          pieces.push_back(&finished);
+        }
+        check_order(m, pieces);
+      }
+    }
+    if (used.size() != partials_.size()) fail("some partial rows are used by no merge");
+  }
+
+  bool shares() const {
+    // Shared segments without keys count at fixed splits alone.
+    return std::any_of(plan_.segments, plan_.segments + plan_.num_segments, [this](const auto& s) {
+      return s.shared && (fixed() || std::any_of(s.kv_len, s.kv_len + s.num_rows, [](int32_t len) { return len > 0; }));
+    });
+  }
+
+  /// Sources follow the keys: shared segments in order, then the request's own segments in order, each from its first
+  /// key.
+  void check_order(int32_t m, const std::vector<const Finished*>& pieces) {
+    std::tuple<bool, int32_t, int32_t> previous{false, -1, 0};
+    for (const Finished* piece : pieces) {
+      for (const WorkTile* item : piece->work_tiles) {
+        if (item->kv_begin == item->kv_end) continue;
+        const std::tuple<bool, int32_t, int32_t> here{!plan_.segments[item->segment].shared, item->segment,
+                                                      item->kv_begin};
+        if (here < previous) fail("merge ", m, ": sources are out of order");
+        previous = {std::get<0>(here), item->segment, item->kv_end};
+      }
+    }
+  }
+
+  /// Whether a request is this plan's: one of as many rows as the config says, or all of them, where they share.
+  bool takes(size_t request) const {
+    int32_t tokens = batch_.q_len[request];
+    if (shares() && fixed()) return config_.max_rows == INT32_MAX;
+    if (shares()) tokens = *std::max_element(batch_.q_len.begin(), batch_.q_len.end());
+    return tokens * group_size_ >= config_.min_rows && tokens * group_size_ <= config_.max_rows;
+  }
+
+  /// Row of a segment that a request reads, by the definition.
+  int32_t row_of(const OwnedSegment& segment, int32_t request) const {
+    if (segment.group_indptr.empty()) return request;
+    for (size_t g = 0; g + 1 < segment.group_indptr.size(); ++g) {
+      if (segment.group_indptr[g] <= request && request < segment.group_indptr[g + 1]) return static_cast<int32_t>(g);
+    }
+    return -1;
+  }
+
+  int64_t position(int32_t request, int32_t row) const {
+    int32_t first_token = 0;
+    for (int32_t r = 0; r < request; ++r) first_token += batch_.q_len[static_cast<size_t>(r)];
+    const int64_t index = row / group_size_ - first_token;
+    if (!batch_.q_first_pos.empty()) return batch_.q_first_pos[static_cast<size_t>(request)] + index;
+    int64_t end = 0;
+    for (const OwnedSegment& segment : batch_.segments) {
+      const int32_t kv_row = row_of(segment, request);
+      if (kv_row < 0) continue;
+      end = segment.kv_len[static_cast<size_t>(kv_row)] +
+            (segment.first_pos.empty() ? 0 : segment.first_pos[static_cast<size_t>(kv_row)]);
+    }
+    return end - batch_.q_len[static_cast<size_t>(request)] + index;
+  }
+
+  bool sees(const OwnedSegment& segment, int64_t query, int64_t key) const {
+    if (segment.mask == SegmentMask::kAllVisible) return true;
+    if (config_.mask == MaskKind::kCausal && key > query) return false;
+    if (config_.window_left >= 0 && key < query - config_.window_left) return false;
+    return config_.window_right < 0 || key <= query + config_.window_right;
+  }
+
+  void check_coverage() {
+    for (const Finished& finished : direct_) {
+      for (int32_t row = finished.row_begin; row < finished.row_end; ++row) {
+        auto& pieces = pieces_[{finished.kv_head, row}];
+        if (!pieces.empty()) fail("row ", row, " of head ", finished.kv_head, " is written twice");
+        pieces.push_back(&finished);
+      }
+    }
+    int64_t rows = 0;
+    for (size_t r = 0; r < batch_.q_len.size(); ++r) rows += takes(r) ? batch_.q_len[r] * group_size_ : 0;
+    if (static_cast<int64_t>(pieces_.size()) != rows * config_.num_kv_heads) {
+      fail(pieces_.size(), " (row, head) pairs are written of ", rows * config_.num_kv_heads);
+    }
+    for (const auto& [key, pieces] : pieces_) {
+      const int32_t request = request_of_row_[static_cast<size_t>(key.second)];
+      if (!takes(static_cast<size_t>(request))) fail("request ", request, " is another plan's");
+    }
+    std::map<const WorkTile*, bool> empty_needed;  // of work tiles without keys, whether any row has no other
+    for (const auto& [key, pieces] : pieces_) {
+      check_keys_of_row(key.first, key.second, pieces);
+      const bool sees_nothing = std::all_of(pieces.begin(), pieces.end(), is_empty);
+      for (const Finished* piece : pieces) {
+        if (is_empty(piece)) empty_needed[piece->work_tiles[0]] |= sees_nothing;
+      }
+    }
+    for (const auto& [item, needed] : empty_needed) {
+      if (!needed) fail("rows [", item->row_begin, ", ", item->row_end, ") have an empty item that none of them needs");
+    }
+  }
+
+  static bool is_empty(const Finished* piece) { return piece->work_tiles[0]->kv_begin == piece->work_tiles[0]->kv_end; }
+
+  void check_keys_of_row(int32_t head, int32_t row, const std::vector<const Finished*>& pieces) {
+    const int32_t request = request_of_row_[static_cast<size_t>(row)];
+    const int64_t query = position(request, row);
+    for (size_t s = 0; s < batch_.segments.size(); ++s) {
+      const OwnedSegment& segment = batch_.segments[s];
+      const int32_t kv_row = row_of(segment, request);
+      const int32_t kv_len = kv_row < 0 ? 0 : segment.kv_len[static_cast<size_t>(kv_row)];
+      std::vector<int32_t> visits(static_cast<size_t>(kv_len));
+      for (const Finished* piece : pieces) {
+        for (const WorkTile* item : piece->work_tiles) {
+          if (item->segment != static_cast<int32_t>(s) || item->kv_begin == item->kv_end) continue;
+          if (item->kv_row != kv_row) fail("row ", row, " visits row ", item->kv_row, " of segment ", s);
+          for (int32_t j = item->kv_begin; j < std::min(item->kv_end, kv_len); ++j) ++visits[static_cast<size_t>(j)];
+        }
+      }
+      int64_t offset = -1;
+      for (int32_t j = 0; j < kv_len; ++j) {
+        do ++offset;
+        while ((offset / segment.shard.interleave) % segment.shard.world != segment.shard.rank);
+        const int64_t key = offset + (segment.first_pos.empty() ? 0 : segment.first_pos[static_cast<size_t>(kv_row)]);
+        const int32_t visited = visits[static_cast<size_t>(j)];
+        if (visited > 1 || (visited == 0 && sees(segment, query, key))) {
+          fail("row ", row, " (request ", request, ", position ", query, "), head ", head, " visits token ", j,
+               " (position ", key, ") of segment ", s, " ", visited, " times");
+        }
+      }
+    }
+  }
+
+  const SchedulerConfig& config_;
+  const OwnedBatch& batch_;
+  const PlanView& plan_;
+  const int32_t group_size_;
+  std::vector<int32_t> request_of_row_;
+  std::optional<Finished> open_;  ///< the accumulation that the last item has not finished
+  std::vector<Finished> direct_;
+  std::map<int32_t, std::pair<int32_t, Finished>> partials_;                    ///< partial row -> packed row, content
+  std::map<std::pair<int32_t, int32_t>, std::vector<const Finished*>> pieces_;  ///< (head, row) -> what is folded
+  std::ostringstream problem_;
+};
+
+}  // namespace
+
+std::string check_plan(const SchedulerConfig& config, const OwnedBatch& batch, const PlanView& plan) {
+  return Checker(config, batch, plan).check();
+}
+
+}  // namespace folio::inline v0::scheduler::testing

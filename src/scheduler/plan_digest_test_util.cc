@@ -1,0 +1,114 @@
+#include "scheduler/plan_digest_test_util.hpp"
+
+#include <algorithm>
+
+namespace folio::inline v0::scheduler::testing {
+
+std::vector<int64_t> worker_loads(const SchedulerConfig& config, const PlanView& plan) {
+  std::vector<int64_t> loads;
+  for (int32_t w = 0; w < plan.num_workers; ++w) {
+    int64_t load = 0;
+    for (int32_t i = plan.worker_indptr[w]; i < plan.worker_indptr[w + 1]; ++i) {
+      const WorkTile& item = plan.work_tiles[i];
+      const int64_t width = config.tile.kv_tokens;
+      const int64_t tiles = std::max<int64_t>(1, (item.kv_end + width - 1) / width - item.kv_begin / width);
+      load += tiles * (config.tile_cost + int64_t{item.row_end - item.row_begin} * config.row_cost);
+    }
+    loads.push_back(load);
+  }
+  return loads;
+}
+
+std::vector<int32_t> running_order(const PlanView& plan) {
+  std::vector<int32_t> order;
+  if (plan.num_dynamic_tiles == 0) {
+    for (int32_t i = 0; i < plan.num_work_tiles; ++i) order.push_back(i);
+    return order;
+  }
+  for (int32_t claim = 0; claim < plan.num_dynamic_tiles; ++claim) {
+    int32_t i = claim;
+    order.push_back(i);
+    while ((plan.work_tiles[i].flags & kFinish) == 0) {
+      i = plan.work_tiles[i].partial;
+      // A chain that leads back among the claims, or in a circle, would never end.
+      if (i < plan.num_dynamic_tiles || i >= plan.num_work_tiles ||
+          order.size() > static_cast<size_t>(plan.num_work_tiles))
+        return {};
+      order.push_back(i);
+    }
+  }
+  return order;
+}
+
+std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& plan) {
+  std::map<std::pair<int32_t, int32_t>, std::string> orders;
+  std::map<int32_t, std::string> partials;
+  std::string state;
+  const auto fold = [](const std::string& left, const std::string& right) {
+    return left.empty() ? right : "(" + left + "+" + right + ")";
+  };
+  for (const int32_t i : running_order(plan)) {
+    const WorkTile& item = plan.work_tiles[i];
+    if ((item.flags & kStart) != 0) state.clear();
+    state = fold(
+        state, std::to_string(item.segment) + ":" + std::to_string(item.kv_begin) + "-" + std::to_string(item.kv_end));
+    if ((item.flags & kFinish) == 0) continue;
+    for (int32_t row = item.row_begin; row < item.row_end; ++row) {
+      if (item.partial < 0) {
+        orders[{item.kv_head, row}] = state;
+      } else {
+        partials[item.partial + row - item.row_begin] = state;
+      }
+    }
+  }
+  for (int32_t m = 0; m < plan.num_combine_tiles; ++m) {
+    const CombineTile& merge = plan.merges[m];
+    for (int32_t row = merge.row_begin; row < merge.row_end; ++row) {
+      std::string& merged = orders[{merge.kv_head, row}];
+      for (int32_t i = merge.source_begin; i < merge.source_end; ++i) {
+        merged = fold(merged, partials[plan.combine_sources[i] + row - merge.row_begin]);
+      }
+    }
+  }
+  return orders;
+}
+
+std::vector<int64_t> serialise(const PlanView& plan) {
+  std::vector<int64_t> all{plan.num_requests,      plan.num_tokens,       plan.num_segments,
+                           plan.num_workers,       plan.num_work_tiles,   plan.num_dynamic_tiles,
+                           plan.num_combine_tiles, plan.num_partial_rows, static_cast<int64_t>(plan.custom_mask_scope)};
+  const auto add = [&all](const auto* data, int64_t count) {
+    all.push_back(data == nullptr && count > 0 ? -1 : count);
+    if (data != nullptr) all.insert(all.end(), data, data + count);
+  };
+  add(plan.cu_q, plan.num_requests + 1);
+  add(plan.q_first_pos, plan.num_requests);
+  for (int32_t s = 0; s < plan.num_segments; ++s) {
+    const SegmentLengths& segment = plan.segments[s];
+    all.insert(all.end(),
+               {static_cast<int64_t>(segment.source), static_cast<int64_t>(segment.mask), segment.shard.world,
+                segment.shard.rank, segment.shard.interleave, segment.shared, segment.num_rows});
+    add(segment.kv_len, segment.num_rows);
+    add(segment.first_pos, segment.num_rows);
+    add(segment.row_of_request, plan.num_requests);
+    add(segment.key_offset, plan.num_requests);
+  }
+  if (plan.num_dynamic_tiles == 0) add(plan.worker_indptr, plan.num_workers + 1);
+  for (int32_t i = 0; i < plan.num_work_tiles; ++i) {
+    const WorkTile& item = plan.work_tiles[i];
+    all.insert(all.end(), {item.segment, item.kv_row, item.kv_head, item.request, item.row_begin, item.row_end,
+                           item.kv_begin, item.kv_end, item.partial, item.flags, item.merge});
+  }
+  for (int32_t m = 0; m < plan.num_combine_tiles; ++m) {
+    const CombineTile& merge = plan.merges[m];
+    all.insert(all.end(),
+               {merge.kv_head, merge.request, merge.row_begin, merge.row_end, merge.source_begin, merge.source_end});
+  }
+  add(plan.combine_sources, plan.num_combine_tiles == 0 ? 0 : plan.merges[plan.num_combine_tiles - 1].source_end);
+  add(plan.mask_columns, plan.num_requests);
+  add(plan.mask_first_column, plan.num_requests);
+  add(plan.mask_byte_indptr, plan.num_requests + 1);
+  return all;
+}
+
+}  // namespace folio::inline v0::scheduler::testing
