@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/decode/shared_state.cuh"
-#include "ptx/upcast_fp8.cuh"
+#include "ptx/math.cuh"
 
 /// Keys and values as they stand in shared memory: of the 16-bit type `T` that products take, or fp8 codes, which are
 /// widened to float16 between there and the product.

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/item_maker.cuh"
-#include "ptx/warpgroup.cuh"
+#include "ptx/control.cuh"
 
 /// The loading warpgroup: takes items, finds out what their rows see, and brings queries, keys and values to shared
 /// memory, as far ahead of the math warpgroups as the ring has room. Keys and values of the type that products take;

@@ -3,7 +3,7 @@
 #include "kernels/cuda/sm90/prefill/codes.cuh"
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 #include "kernels/cuda/sm90/prefill/native_shape.hpp"
-#include "ptx/wgmma_fp8.cuh"
+#include "ptx/wgmma.cuh"
 
 /// Values as products of codes want them: a row for each component, a tile's tokens along it (see native_column).
 namespace folio::inline v0::kernels::cuda::sm90::prefill {

@@ -6,7 +6,7 @@
 #include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
 #include "kernels/cuda/sm90/prefill/thread_block.cuh"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 
 /// The kernel and its launch.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
