@@ -4,7 +4,7 @@
 // The code:
 #include "kernels/cuda/common/merge.hpp"
 #include "kernels/cuda/common/row_state.cuh"
-#include "kernels/cuda/sm90/decode/tensor_map_encoder.hpp"
+#include "kernels/cuda/sm90/common/tensor_map.hpp"
 
 /// What the kernels of Hopper need of others, on the host: the merge kernel and the driver's tensor maps.
 namespace folio::inline v0::kernels::cuda {

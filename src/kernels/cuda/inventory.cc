@@ -13,8 +13,8 @@ namespace folio::inline v0::kernels::cuda {
 std::span<const AttentionKernel* const> attention_kernels() {
   // The two halves of Hopper's pair come last, to be asked for by name.
   static constexpr std::array<const AttentionKernel*, 6> kAll{
-      &sm90::kSm90Kernel,   &sm90::mla::kSm90MlaKernel, &sm80::kSm80Kernel,
-      &plain::kPlainKernel, &sm90::kSm90DecodeKernel,   &sm90::prefill::kSm90PrefillKernel};
+      &sm90::kSm90Kernel,   &sm90::mla::kSm90MlaKernel,       &sm80::kSm80Kernel,
+      &plain::kPlainKernel, &sm90::decode::kSm90DecodeKernel, &sm90::prefill::kSm90PrefillKernel};
   return kAll;
 }
 

@@ -7,7 +7,7 @@
 #include "kernels/cuda/sm90/decode/launch.hpp"
 #include "kernels/cuda/sm90/decode/shape.hpp"
 
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 namespace {
 
 bool is_16_bit(DType dtype) {
@@ -124,4 +124,4 @@ const AttentionKernel kSm90DecodeKernel{.name = "cuda-sm90-decode",
                                         .wide_rows = kMaxRows,
                                         .launch = launch};
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -1,7 +1,8 @@
 #pragma once
 
+#include "kernels/cuda/sm90/common/mask.cuh"
+#include "kernels/cuda/sm90/common/nonfinite.cuh"
 #include "kernels/cuda/sm90/mla/shared_state.cuh"
-#include "kernels/cuda/sm90/prefill/edge_values.cuh"
 
 /// Values that must not be multiplied, as in cuda-sm90-prefill: the loading warpgroup makes tokens that no row sees
 /// zeros and looks for infinities and NaN in tiles at which rows look differently. Where there are any, each math
@@ -21,11 +22,11 @@ __device__ __forceinline__ bool look_through(uint32_t tile, int32_t begin, int32
       ptx::st_shared_16(at, uint4{});
     } else if (looks) {
       const uint4 piece = ptx::ld_shared_16(at);
-      found |= prefill::special_halves<T>(piece.x) | prefill::special_halves<T>(piece.y) |
-               prefill::special_halves<T>(piece.z) | prefill::special_halves<T>(piece.w);
+      found |= nonfinite_signs<T>(piece.x) | nonfinite_signs<T>(piece.y) | nonfinite_signs<T>(piece.z) |
+               nonfinite_signs<T>(piece.w);
     }
   }
-  return (found & (prefill::kSpecialLow | prefill::kSpecialHigh)) != 0;
+  return (found & (kNonfiniteLow | kNonfiniteHigh)) != 0;
 }
 
 /// Adds the infinities and NaN of a tile's half, which begins at `half`, to the sums of the rows that see them.
@@ -49,14 +50,14 @@ __device__ __forceinline__ void add_special(const AttentionParams& params, const
     const int32_t token = i / (kHalfColumns * 8);
     const int32_t piece = i % (kHalfColumns * 8);
     const uint32_t pair = ptx::ld_shared_4(mine + static_cast<uint32_t>(tile_offset(token, piece)));
-    const uint32_t special = prefill::special_halves<T>(pair);
-    if ((special & (prefill::kSpecialLow | prefill::kSpecialHigh)) == 0) continue;
+    const uint32_t special = nonfinite_signs<T>(pair);
+    if ((special & (kNonfiniteLow | kNonfiniteHigh)) == 0) continue;
 #pragma unroll 1
     for (int32_t h = 0; h < 2; ++h) {
-      if (!prefill::sees(params, rows, first_row + 8 * h, first_token + token)) continue;
+      if (!is_visible(params, rows, first_row + 8 * h, first_token + token)) continue;
       float* const two = &sums->x[4 * piece / Count][4 * piece % Count + 2 * h];
-      if ((special & prefill::kSpecialLow) != 0) two[0] += prefill::half_of<T>(pair, false);
-      if ((special & prefill::kSpecialHigh) != 0) two[1] += prefill::half_of<T>(pair, true);
+      if ((special & kNonfiniteLow) != 0) two[0] += element_of_pair<T>(pair, false);
+      if ((special & kNonfiniteHigh) != 0) two[1] += element_of_pair<T>(pair, true);
     }
   }
   asm volatile("" ::: "memory");
@@ -74,10 +75,10 @@ __device__ __forceinline__ void clear_special(uint32_t half, int32_t thread) {
   for (int32_t i = thread; i < kHalfColumns * kColumnBytes / 4; i += kGroupThreads) {
     const uint32_t at = half + 4 * static_cast<uint32_t>(i);
     const uint32_t pair = ptx::ld_shared_4(at);
-    const uint32_t special = prefill::special_halves<T>(pair);
-    if ((special & (prefill::kSpecialLow | prefill::kSpecialHigh)) == 0) continue;
-    ptx::st_shared_4(at, pair & ((special & prefill::kSpecialLow) != 0 ? 0xffff0000u : ~0u) &
-                             ((special & prefill::kSpecialHigh) != 0 ? 0xffffu : ~0u));
+    const uint32_t special = nonfinite_signs<T>(pair);
+    if ((special & (kNonfiniteLow | kNonfiniteHigh)) == 0) continue;
+    ptx::st_shared_4(at, pair & ((special & kNonfiniteLow) != 0 ? 0xffff0000u : ~0u) &
+                             ((special & kNonfiniteHigh) != 0 ? 0xffffu : ~0u));
   }
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 
-#include "kernels/cuda/sm90/decode/copies.cuh"
-#include "kernels/cuda/sm90/decode/item_queue.cuh"
+#include "kernels/cuda/sm90/common/copy.cuh"
+#include "kernels/cuda/sm90/common/softmax.cuh"
+#include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/mla/edge_values.cuh"
 #include "ptx/control.cuh"
 #include "ptx/tma.cuh"
@@ -33,8 +34,8 @@ class Loader {
 
   __device__ __forceinline__ void run() {
     const scheduler::PlanView& plan = params_.attention.plan->view;
-    const ItemQueue queue(plan, params_.attention.tile_counters);
-    int32_t next = queue.first();  // the first warp's
+    const DynamicTileScheduler queue(plan, params_.attention.tile_counters);
+    int32_t next = queue.initial_work_tile();  // the first warp's
     for (;; ++num_items_) {
       const int32_t slot = num_items_ % kItems;
       const int32_t use = num_items_ / kItems;
@@ -44,7 +45,7 @@ class Loader {
       const int32_t index = state_.next;
       if (index < 0) break;
       const scheduler::WorkTile& item = plan.work_tiles[index];
-      if (warp_ == 0) next = queue.next(item);
+      if (warp_ == 0) next = queue.next_work_tile(item);
       load_item(plan, item, slot);
     }
     if (threadIdx.x == 0) state_.contexts[num_items_ % kItems].all_done = true;
@@ -202,7 +203,7 @@ class Loader {
       if (params.q_wide) {
         ptx::cp_async_16(target, static_cast<const T*>(params.q) + from, at >= 0);
       } else {
-        copy_any<T>(target, params.q, params.q_dtype, from, at >= 0);
+        copy_upcast_16B<T>(target, params.q, params.q_dtype, from, at >= 0);
       }
     }
   }
@@ -402,7 +403,7 @@ class Loader {
       if (direct) {
         ptx::cp_async_16(target, static_cast<const T*>(source.data) + from, at >= 0);
       } else {
-        copy_any<T>(target, source.data, source.dtype, from, at >= 0);
+        copy_upcast_16B<T>(target, source.data, source.dtype, from, at >= 0);
       }
     }
   }

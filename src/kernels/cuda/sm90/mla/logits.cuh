@@ -1,17 +1,12 @@
 #pragma once
 
+#include "kernels/cuda/sm90/common/mask.cuh"
+#include "kernels/cuda/sm90/common/softmax.cuh"
 #include "kernels/cuda/sm90/mla/shared_state.cuh"
-#include "kernels/cuda/sm90/prefill/edge_values.cuh"
 
 /// Logits of configurations with a soft cap, ALiBi or a custom mask, and masks: rare here, so one kernel takes them
 /// all.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
-
-/// c * tanh(x / c) of natural logits, within a few units of c's last place.
-__device__ __forceinline__ float capped(float logit, float cap, float twice_per_cap) {
-  const float e = ptx::ex2_approx(__fmul_rn(logit, twice_per_cap));
-  return __fmul_rn(cap, __fmaf_rn(-2.0f, ptx::rcp_approx(__fadd_rn(e, 1.0f)), 1.0f));
-}
 
 /// Products become logits in base-2 units: scale, soft cap, ALiBi, custom mask. `first`: the lane's first token.
 template <typename Context, typename Rows, int32_t Count>
@@ -24,7 +19,7 @@ __device__ __forceinline__ void to_general_logits(const AttentionParams& params,
   if (params.soft_cap != 0.0f) {
     const float twice_per_cap = 2.0f * kLog2E / params.soft_cap;
 #pragma unroll
-    for (int32_t i = 0; i < Count; ++i) s[i] = capped(s[i], params.soft_cap, twice_per_cap);
+    for (int32_t i = 0; i < Count; ++i) s[i] = soft_capped(s[i], params.soft_cap, twice_per_cap);
   }
   if (params.alibi_slopes != nullptr) {
     const float slope[2] = {first_row < context.num_rows ? params.alibi_slopes[rows.q_head[first_row]] : 0.0f,
@@ -51,7 +46,7 @@ __device__ __forceinline__ void to_general_logits(const AttentionParams& params,
     asm volatile("" : "+l"(address)::"memory");  // no registers
 #pragma unroll 1
     for (int32_t i = 0; i < Count; ++i) {
-      if (!prefill::sees(params, rows, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2)) address->x[i] = -INFINITY;
+      if (!is_visible(params, rows, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2)) address->x[i] = -INFINITY;
     }
     asm volatile("" ::: "memory");
 #pragma unroll

@@ -1,9 +1,9 @@
 #pragma once
 
+#include "kernels/cuda/sm90/common/softmax.cuh"
 #include "kernels/cuda/sm90/mla/edge_values.cuh"
 #include "kernels/cuda/sm90/mla/logits.cuh"
 #include "kernels/cuda/sm90/mla/row_end.cuh"
-#include "kernels/cuda/sm90/prefill/scores.cuh"
 #include "ptx/tma.cuh"
 
 /// A math warpgroup: all of an item's rows, half of the values' components. Of every two tiles it makes one's weights,
@@ -269,7 +269,7 @@ class MathGroup {
     for (int32_t h = 0; h < 2; ++h) {
       const int32_t row = first_row_ + 8 * h;
       const float before = tile.is_first ? -INFINITY : state_.tiles[(tile.number - 1) % 2].top[row];
-      const float top = fmaxf(before, __fmaf_rn(max[h], scale_[h], -prefill::kWeightShift<T>));
+      const float top = fmaxf(before, __fmaf_rn(max[h], scale_[h], -kPExponentBias<T>));
       const float base = top == -INFINITY ? 0.0f : top;
       if (lane_ % 4 == 0) {
         state_.tiles[tile.number % 2].top[row] = top;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/sm90/decode/row_end.cuh"
+#include "kernels/cuda/sm90/common/epilogue.cuh"
 #include "kernels/cuda/sm90/mla/shared_state.cuh"
 
 /// How a math warpgroup's half of an item's rows ends: values are folded into the chain's and written.
@@ -11,7 +11,7 @@ constexpr int32_t kBlocks = kHalfColumns / 2;
 constexpr int32_t kBlockValues = 64;
 
 /// What a chain of items has accumulated before the present one, of a lane's rows. Touched at the ends of items only,
-/// hence kept in local memory: see sm90::hidden.
+/// hence kept in local memory: see sm90::in_local_memory.
 struct ChainState {
   float values[kBlocks][kBlockValues];
   float max[2];
@@ -53,7 +53,7 @@ __device__ __forceinline__ void end_item(const AttentionParams& params, const It
       y = __fmul_rn(y, v_scale);
     });
   }
-  ChainState& before = hidden(chain);
+  ChainState& before = in_local_memory(chain);
   if ((item.flags & scheduler::kStart) == 0) {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void end_item(const AttentionParams& params, const It
 #pragma unroll 1
     for (int32_t i = 0; i < kBlocks * kBlockValues; i += 4) {
       const float* const two = &before.values[i / kBlockValues][i % kBlockValues + 2 * h];
-      write_two(params, at + place.first_component + 2 * i, two[0], two[1]);
+      write_pair(params, at + place.first_component + 2 * i, two[0], two[1]);
     }
   }
 }

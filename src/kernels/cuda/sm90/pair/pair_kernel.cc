@@ -8,7 +8,7 @@
 namespace folio::inline v0::kernels::cuda::sm90 {
 namespace {
 
-constexpr const AttentionKernel* kFew = &kSm90DecodeKernel;
+constexpr const AttentionKernel* kFew = &decode::kSm90DecodeKernel;
 /// The preferred first.
 constexpr const AttentionKernel* kMany[] = {&prefill::kSm90PrefillKernel, &sm80::kSm80Kernel};
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/sm90/decode/tensor_map_encoder.hpp"
+#include "kernels/cuda/sm90/common/tensor_map.hpp"
 
 #include <cuda_runtime_api.h>
 
