@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "ptx/mma.cuh"
 #include "ptx/math.cuh"
+#include "ptx/mma.cuh"
 
 /// Elements of keys and values in shared memory: the 16-bit type `T` of the MMA, or fp8 data that is dequantized to
 /// float16 in front of it.
