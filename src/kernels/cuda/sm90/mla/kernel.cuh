@@ -45,7 +45,29 @@ namespace folio::inline v0::kernels::cuda::sm90::mla {
 template <typename T, bool General>
 __device__ __forceinline__ void run_cta(const MlaParams& params, unsigned char* smem) {
   SharedStorage& storage = *reinterpret_cast<SharedStorage*>(smem + kStorageOffset);
-  if (threadIdx.x == 0) init_barriers(storage);
+  if (threadIdx.x == 0) {
+    for (int32_t i = 0; i < kWorkTileSlots; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&storage.work_tile_full[i]), kFullArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&storage.work_tile_empty[i]), kConsumerThreads);
+    }
+    ptx::mbarrier_init(ptx::shared_address(&storage.q_empty), kConsumerThreads);
+    for (int32_t i = 0; i < kStages; ++i) {
+      for (int32_t part = 0; part < kKvParts; ++part) {
+        ptx::mbarrier_init(ptx::shared_address(&storage.kv_full[i][part]), kFullArrivals);
+        ptx::mbarrier_init(ptx::shared_address(&storage.kv_empty[i][part]),
+                           part == kRope ? kConsumerThreads : kWarpgroupThreads);
+      }
+      ptx::mbarrier_init(ptx::shared_address(&storage.v_landed[i]), kLandedArrivals);
+    }
+    for (int32_t i = 0; i < 2; ++i) {
+      for (int32_t warp = 0; warp < kWarpgroupWarps; ++warp) {
+        ptx::mbarrier_init(ptx::shared_address(&storage.stats_full[i][warp]), 32);
+        ptx::mbarrier_init(ptx::shared_address(&storage.p_full[i][warp]), 32);
+      }
+    }
+    for (uint64_t& full : storage.row_sum_full) ptx::mbarrier_init(ptx::shared_address(&full), 2 * 32);
+    ptx::mbarrier_init_fence();
+  }
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::warpgroup_reg_dealloc<kProducerRegisters>();

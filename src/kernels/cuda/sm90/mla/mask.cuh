@@ -24,26 +24,6 @@ __device__ __forceinline__ void mask_scores(const Rows& rows, int32_t first_row,
   }
 }
 
-/// mask_scores with the custom mask's bits.
-template <typename Rows, int32_t Count>
-__device__ __forceinline__ void custom_mask_scores(const AttentionParams& params, const Rows& rows, int32_t first_row,
-                                                   int32_t first, float (&s)[Count]) {
-  struct {
-    float x[Count];
-  } local;
-#pragma unroll
-  for (int32_t i = 0; i < Count; ++i) local.x[i] = s[i];
-  auto* address = &local;
-  asm volatile("" : "+l"(address)::"memory");  // keeps it in local memory: indexed by a loop that is not unrolled
-#pragma unroll 1
-  for (int32_t i = 0; i < Count; ++i) {
-    if (!is_visible(params, rows, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2)) address->x[i] = -INFINITY;
-  }
-  asm volatile("" ::: "memory");
-#pragma unroll
-  for (int32_t i = 0; i < Count; ++i) s[i] = address->x[i];
-}
-
 /// By producer thread `thread`: its chunks of a tile of V. Zeroes tokens outside of [begin, end), counted from the
 /// tile's first. If `scans`, returns whether the others have NaN or Inf.
 template <typename T>

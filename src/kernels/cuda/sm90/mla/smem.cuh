@@ -91,30 +91,6 @@ constexpr uint32_t kLandedArrivals = 2 * kFullArrivals;  ///< of both halves of 
 /// Of a warp whose one lane issues TMA loads, except for the arrival that expects their bytes.
 constexpr uint32_t kTmaWarpArrivals = kLaneArrivals * 32 - 1;
 
-__device__ __forceinline__ void init_barriers(SharedStorage& storage) {
-  for (int32_t i = 0; i < kWorkTileSlots; ++i) {
-    ptx::mbarrier_init(ptx::shared_address(&storage.work_tile_full[i]), kFullArrivals);
-    ptx::mbarrier_init(ptx::shared_address(&storage.work_tile_empty[i]), kConsumerThreads);
-  }
-  ptx::mbarrier_init(ptx::shared_address(&storage.q_empty), kConsumerThreads);
-  for (int32_t i = 0; i < kStages; ++i) {
-    for (int32_t part = 0; part < kKvParts; ++part) {
-      ptx::mbarrier_init(ptx::shared_address(&storage.kv_full[i][part]), kFullArrivals);
-      ptx::mbarrier_init(ptx::shared_address(&storage.kv_empty[i][part]),
-                         part == kRope ? kConsumerThreads : kWarpgroupThreads);
-    }
-    ptx::mbarrier_init(ptx::shared_address(&storage.v_landed[i]), kLandedArrivals);
-  }
-  for (int32_t i = 0; i < 2; ++i) {
-    for (int32_t warp = 0; warp < kWarpgroupWarps; ++warp) {
-      ptx::mbarrier_init(ptx::shared_address(&storage.stats_full[i][warp]), 32);
-      ptx::mbarrier_init(ptx::shared_address(&storage.p_full[i][warp]), 32);
-    }
-  }
-  for (uint64_t& full : storage.row_sum_full) ptx::mbarrier_init(ptx::shared_address(&full), 2 * 32);
-  ptx::mbarrier_init_fence();
-}
-
 /// Stage and phase parity of a tile in the KV pipeline: CUTLASS's PipelineState.
 struct PipelineState {
   uint32_t stage;

@@ -7,8 +7,8 @@
 /// apart; scores 4j + 2h and 4j + 2h + 1 are row h's.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
-/// Scores to base-2 logits where there is a soft cap, ALiBi or a custom mask: one kernel takes all three, as they are
-/// rare. `first`: the lane's first token.
+/// Scores to base-2 logits where there is a soft cap, ALiBi or a custom mask, which is applied too. One kernel takes
+/// all three, as they are rare. `first`: the lane's first token.
 template <typename Context, typename Rows, int32_t Count>
 __device__ __forceinline__ void to_general_logits(const AttentionParams& params, const Context& context,
                                                   const Rows& rows, int32_t first_row, int32_t first,
@@ -36,7 +36,22 @@ __device__ __forceinline__ void to_general_logits(const AttentionParams& params,
 #pragma unroll
     for (int32_t i = 0; i < Count; ++i) s[i] = __fmul_rn(s[i], kLog2E);
   }
-  if (context.custom_mask) custom_mask_scores(params, rows, first_row, first, s);
+  if (context.custom_mask) {
+    struct {
+      float x[Count];
+    } local;
+#pragma unroll
+    for (int32_t i = 0; i < Count; ++i) local.x[i] = s[i];
+    auto* address = &local;
+    asm volatile("" : "+l"(address)::"memory");  // keeps it in local memory: indexed by a loop that is not unrolled
+#pragma unroll 1
+    for (int32_t i = 0; i < Count; ++i) {
+      if (!is_visible(params, rows, first_row + i / 2 % 2 * 8, first + i / 4 * 8 + i % 2)) address->x[i] = -INFINITY;
+    }
+    asm volatile("" ::: "memory");
+#pragma unroll
+    for (int32_t i = 0; i < Count; ++i) s[i] = address->x[i];
+  }
 }
 
 /// Without a soft cap or a bias, the softmax scales with |scale|. Here a negative scale negates the row's scores, and a
