@@ -1,4 +1,4 @@
-#include "kernels/cuda/common/block_sum.cuh"
+#include "kernels/cuda/common/tables/tables.cuh"
 #include "kernels/cuda/common/cache/move.cuh"
 #include "kernels/cuda/common/cache/shape.hpp"
 #include "kernels/cuda/common/launch.hpp"

@@ -1,7 +1,7 @@
 #include "kernels/cuda/sm90/mla/mla_kernel.hpp"
 
 #include "core/error.hpp"
-#include "kernels/cuda/common/merge.hpp"
+#include "kernels/cuda/common/combine.hpp"
 #include "kernels/cuda/sm90/mla/launch.hpp"
 #include "kernels/cuda/sm90/mla/shape.hpp"
 
@@ -54,7 +54,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   const bool general = params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
   const LaunchClass launch_class = shape.q == DType::kFloat16 ? launch_float16 : launch_bfloat16;
   launch_class(params, general, shape.num_workers, stream);
-  if (shape.merge) launch_merge(params, shape.num_workers, stream, true);
+  if (shape.merge) launch_combine(params, shape.num_workers, stream, true);
 }
 
 }  // namespace

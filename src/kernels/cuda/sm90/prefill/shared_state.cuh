@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/common/row_state.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/sm90/prefill/params.hpp"
 #include "ptx/cp_async.cuh"
 #include "ptx/named_barrier.cuh"
