@@ -1,8 +1,8 @@
 #include <array>
 
 #include "kernels/cuda/attention_kernel.hpp"
-#include "kernels/cuda/plain/attention/plain_kernel.hpp"
-#include "kernels/cuda/sm80/attention/sm80_kernel.hpp"
+#include "kernels/cuda/plain/plain_kernel.hpp"
+#include "kernels/cuda/sm80/sm80_kernel.hpp"
 #include "kernels/cuda/sm90/decode/decode_kernel.hpp"
 #include "kernels/cuda/sm90/mla/launch.hpp"
 #include "kernels/cuda/sm90/pair/pair_kernel.hpp"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/common/row_state.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 #include "ptx/mma.cuh"
 #include "scheduler/partition_rule.hpp"
 

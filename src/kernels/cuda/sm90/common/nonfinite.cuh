@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/common/nonfinite.cuh"
 #include "kernels/cuda/sm90/common/fp8.cuh"
 
 /// Scan of values for NaN and Inf. A masked key has p = 0, and 0 * NaN and 0 * Inf are NaN: such values must not enter
@@ -10,12 +11,6 @@ template <typename T>
 constexpr bool kIsHalf = false;
 template <>
 inline constexpr bool kIsHalf<__half> = true;
-
-/// The exponent's bits of a 16-bit type.
-template <typename T>
-constexpr uint32_t kExponentBits = 0x7f80u;
-template <>
-inline constexpr uint32_t kExponentBits<__half> = 0x7c00u;
 
 /// A mask of the bits of `word` that belong to NaN or Inf elements.
 template <typename T, Fp8 kFp8>
@@ -40,17 +35,6 @@ __device__ __forceinline__ uint32_t nonfinite_signs(uint32_t pair) {
 }
 constexpr uint32_t kNonfiniteLow = 0x8000u;
 constexpr uint32_t kNonfiniteHigh = 0x80000000u;
-
-/// The lower or the upper of two 16-bit elements.
-template <typename T>
-__device__ __forceinline__ float element_of_pair(uint32_t pair, bool high) {
-  const auto bits = static_cast<uint16_t>(high ? pair >> 16 : pair);
-  if constexpr (kIsHalf<T>) {
-    return __half2float(__ushort_as_half(bits));
-  } else {
-    return __bfloat162float(__ushort_as_bfloat16(bits));
-  }
-}
 
 /// Element `index` of a word of four fp8 values or two 16-bit ones.
 template <typename T, Fp8 kFp8>

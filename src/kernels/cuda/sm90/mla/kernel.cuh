@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "core/error.hpp"
-#include "kernels/cuda/common/allow_shared_memory.hpp"
+#include "kernels/cuda/common/launch.hpp"
 #endif
 
 /// One persistent CTA per SM, three warpgroups:

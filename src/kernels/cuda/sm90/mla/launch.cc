@@ -4,7 +4,7 @@
 
 #include "core/error.hpp"
 #include "folio/types/dtype.hpp"
-#include "kernels/cuda/common/merge.hpp"
+#include "kernels/cuda/common/combine.hpp"
 #include "kernels/cuda/sm90/common/tensor_map.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::mla {
@@ -80,7 +80,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   const auto launch_dtype =
       shape.q == DType::kFloat16 ? launch_instantiation<DType::kFloat16> : launch_instantiation<DType::kBFloat16>;
   launch_dtype(params, general, shape.num_workers, stream);
-  if (shape.merge) launch_merge(params, shape.num_workers, stream, true);
+  if (shape.merge) launch_combine(params, shape.num_workers, stream, true);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #include "kernels/cuda/sm90/pair/pair_kernel.hpp"
 
 #include "core/error.hpp"
-#include "kernels/cuda/sm80/attention/sm80_kernel.hpp"
+#include "kernels/cuda/sm80/sm80_kernel.hpp"
 #include "kernels/cuda/sm90/decode/decode_kernel.hpp"
 #include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
 

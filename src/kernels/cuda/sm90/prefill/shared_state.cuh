@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/common/row_state.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/sm90/prefill/params.hpp"
 #include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
