@@ -2,10 +2,8 @@
 
 #include "folio/types/device.hpp"
 #include "kernels/cuda/common/cache/move.hpp"
-#include "kernels/cuda/common/combine/arrange.hpp"
-#include "kernels/cuda/common/combine/combine.hpp"
-#include "kernels/cuda/common/combine/ranks.hpp"
-#include "kernels/cuda/common/combine/shift_lse.hpp"
+#include "kernels/cuda/common/merge_states/merge_states.hpp"
+#include "kernels/cuda/common/merge_states/ranks.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
 #include "kernels/cuda/common/tables/tables.hpp"
 

@@ -7,7 +7,7 @@
 #include "distributed/combine_call.hpp"
 #include "distributed/dcp_state.hpp"
 #include "folio/merge.hpp"
-#include "kernels/cuda/common/combine/head_order.hpp"
+#include "kernels/cuda/common/merge_states/ranks.hpp"
 
 namespace folio::inline v0::distributed {
 namespace {

@@ -1,4 +1,4 @@
-// Latent attention, values inside keys: Hopper's kernel and the portable one, the same batches.
+// MLA with values inside keys: cuda-sm90-mla against cuda-sm80, the same batches.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -66,7 +66,7 @@ struct Batch {
         tokens(lengths.cu_q.back()),
         pages(lengths.indptr.back() + 1),
         q(random_bfloat16(std::max<size_t>(1, rows() * kDimQk), random)),
-        latents(random_bfloat16(static_cast<size_t>(pages) * static_cast<size_t>(of.page_size) * kDimQk, random)),
+        kv(random_bfloat16(static_cast<size_t>(pages) * static_cast<size_t>(of.page_size) * kDimQk, random)),
         cu_q(lengths.cu_q),
         kv_len(lengths.kv_len),
         indptr(lengths.indptr),
@@ -83,7 +83,7 @@ struct Batch {
   int32_t tokens;
   int32_t pages;
   DeviceArray<uint16_t> q;
-  DeviceArray<uint16_t> latents;
+  DeviceArray<uint16_t> kv;
   DeviceArray<int32_t> cu_q, kv_len, indptr, ids;
 };
 
@@ -120,7 +120,7 @@ Output run_with(const Batch& batch, const char* kernel, bool on_device, const Te
 
   SegmentArgs cache;
   cache.cache.dtype = DType::kBFloat16;
-  cache.cache.k = cache.cache.v = batch.latents.data();
+  cache.cache.k = cache.cache.v = batch.kv.data();
   cache.cache.num_pages = batch.pages;
   cache.cache.page_size = batch.shape.page_size;
   cache.cache.num_kv_heads = 1;
@@ -176,7 +176,7 @@ TEST_P(MlaTwin, AgreesWithThePortableKernel) {
   }
 }
 
-/// Rows of less than a tile, of several; boxes of pages and threads' copies.
+/// Less than a tile of rows, and several; KV loaded by TMA and copied by threads.
 INSTANTIATE_TEST_SUITE_P(Shapes, MlaTwin, testing::Values(Shape{16, 64}, Shape{128, 16}, Shape{3, 8}, Shape{80, 1}),
                          [](const auto& shape) {
                            return std::to_string(shape.param.heads) + "HeadsPage" +

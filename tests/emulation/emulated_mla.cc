@@ -6,40 +6,30 @@
 #include <cuda_fp16.h>
 
 #include <array>
+#include <type_traits>
 
 #include "emulated_kernels.hpp"
-#include "kernels/cuda/sm90/mla/launch.hpp"
-#include "kernels/cuda/sm90/mla/mla_kernel.hpp"
-#include "kernels/cuda/sm90/mla/thread_block.cuh"
+#include "kernels/cuda/sm90/mla/kernel.cuh"
 
-/// "cuda-sm90-mla" on the host: the launches of its .cu files, run by the emulator.
+/// "cuda-sm90-mla" on the host: its instantiations, run by the emulator.
 namespace folio::inline v0::kernels::cuda {
 namespace sm90::mla {
-namespace {
 
-template <typename T>
-void emulate(const AttentionParams& attention, bool general, int32_t num_workers) {
+template <DType kDType>
+void launch_instantiation(const AttentionParams& attention, bool general, int32_t num_workers, Stream) {
+  using T = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
   static uint64_t seed = 0;
-  MlaParams params{};
-  params.attention = attention;
-  describe(params);
-  emulation::run_grid(num_workers, kThreads, kSharedBytes, ++seed, [&] {
+  const MlaParams params = make_params(attention);
+  emulation::run_grid(num_workers, kThreads, kSmemBytes, ++seed, [&] {
     if (general) {
-      run_thread_block<T, true>(params, emulation::shared_memory());
+      run_cta<T, true>(params, emulation::shared_memory());
     } else {
-      run_thread_block<T, false>(params, emulation::shared_memory());
+      run_cta<T, false>(params, emulation::shared_memory());
     }
   });
 }
-
-}  // namespace
-
-void launch_bfloat16(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16>(params, general, num_workers);
-}
-void launch_float16(const AttentionParams& params, bool general, int32_t num_workers, Stream) {
-  emulate<__half>(params, general, num_workers);
-}
+template void launch_instantiation<DType::kFloat16>(const AttentionParams&, bool, int32_t, Stream);
+template void launch_instantiation<DType::kBFloat16>(const AttentionParams&, bool, int32_t, Stream);
 
 }  // namespace sm90::mla
 

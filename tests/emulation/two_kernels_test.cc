@@ -51,16 +51,16 @@ void note_and_launch(const char* who, const cuda::AttentionParams& params, const
   const int64_t rows = plan.num_partial_rows;
   owned.push_back({params.partial_acc, params.partial_acc + rows * params.head_dim_v, params.partial_row_sum,
                    params.partial_row_sum + rows, params.tile_counters});
-  cuda::sm90::kSm90DecodeKernel.launch(params, shape, stream);
+  cuda::sm90::decode::kSm90DecodeKernel.launch(params, shape, stream);
 }
 std::string refusal(const AttentionConfig& config) {
-  return cuda::sm90::kSm90DecodeKernel.refusal(config);
+  return cuda::sm90::decode::kSm90DecodeKernel.refusal(config);
 }
 scheduler::TileShape tile(const AttentionConfig& config) {
-  return cuda::sm90::kSm90DecodeKernel.tile(config);
+  return cuda::sm90::decode::kSm90DecodeKernel.tile(config);
 }
 DType p_dtype(const AttentionConfig& config) {
-  return cuda::sm90::kSm90DecodeKernel.p_dtype(config);
+  return cuda::sm90::decode::kSm90DecodeKernel.p_dtype(config);
 }
 
 cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::launch) launch, int32_t wide_rows = 0) {

@@ -8,7 +8,7 @@ PLAIN = CUDA + "plain/attention/takes.cc"
 SM80 = CUDA + "sm80/attention/takes.cc"
 SHAPE = CUDA + "sm80/attention/shape.hpp"
 PREFILL_SHAPE = CUDA + "sm90/prefill/shape.hpp"
-LATENT_SHAPE = CUDA + "sm90/mla/shape.hpp"
+MLA_CONFIG = CUDA + "sm90/mla/config.hpp"
 
 rule = "kernels of a GPU: what they take"
 plant(rule, "gpu-refuses-large-keys", PLAIN, "kMaxHeadDimQk = 576", "kMaxHeadDimQk = 256",
@@ -33,8 +33,6 @@ plant(rule, "prefill-last-token-not-masked", PREFILL_SHAPE, "first + tokens > si
       "first + tokens > sight.all_end + 1;")
 plant(rule, "prefill-boxes-across-pages", PREFILL_SHAPE, "page_size % (2 * box) == 0", "page_size >= 2 * box")
 plant(rule, "prefill-tiles-with-boxes-left-out", PREFILL_SHAPE, "tokens / kGroupWarps / box", "tokens / kGroupWarps / box / 2")
-plant(rule, "latent-pieces-not-exchanged", LATENT_SHAPE, "((piece ^ token) & 7) * 16", "(piece & 7) * 16")
-plant(rule, "latent-last-token-not-masked", LATENT_SHAPE, "first + kTokens > sight.all_end;",
-      "first + kTokens > sight.all_end + 1;")
-plant(rule, "latent-boxes-across-pages", LATENT_SHAPE, "page_size % (2 * box) == 0", "page_size >= 2 * box")
-plant(rule, "latent-last-box-left-out", LATENT_SHAPE, "(end + box - 1) / box", "end / box")
+plant(rule, "mla-chunks-not-swizzled", MLA_CONFIG, "((chunk ^ token) & 7) * 16", "(chunk & 7) * 16")
+plant(rule, "mla-tma-tiles-across-pages", MLA_CONFIG, "page_size % (2 * tokens) == 0", "page_size >= 2 * tokens")
+plant(rule, "mla-last-tma-tile-left-out", MLA_CONFIG, "(end + tokens - 1) / tokens", "end / tokens")

@@ -7,8 +7,8 @@
 
 #include "core/instrumented_test_util.hpp"
 #include "kernels/cpu/generic/attention/generic_kernels.hpp"
-#include "kernels/cuda/plain/attention/takes.hpp"
-#include "kernels/cuda/sm80/attention/takes.hpp"
+#include "kernels/cuda/plain/plain_kernel.hpp"
+#include "kernels/cuda/sm80/sm80_kernel.hpp"
 
 namespace folio::kernels::cuda {
 namespace {

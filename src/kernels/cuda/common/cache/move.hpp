@@ -6,7 +6,7 @@
 #include "folio/types/device.hpp"
 #include "folio/types/dtype.hpp"
 #include "folio/types/kv_cache.hpp"
-#include "kernels/cuda/common/fast_div.hpp"
+#include "kernels/cuda/common/division.hpp"
 
 /// Keys and values that move between tensors and caches on a GPU. All addresses are the device's. Every `enqueue`
 /// returns at once, may be captured and throws Error(kDeviceError) where a launch fails. Indices are read when the

@@ -5,7 +5,7 @@
 #include <limits>
 #include <random>
 
-#include "kernels/cuda/common/fast_div.hpp"
+#include "kernels/cuda/common/division.hpp"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {

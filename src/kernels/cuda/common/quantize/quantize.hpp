@@ -6,7 +6,7 @@
 #include "folio/types/device.hpp"
 #include "folio/types/kv_cache.hpp"
 #include "folio/types/nvfp4.hpp"
-#include "kernels/cuda/common/fast_div.hpp"
+#include "kernels/cuda/common/division.hpp"
 
 /// Quantisation of tensors on a GPU, bit for bit that of kernels/cpu/generic/combine but for the sign and payload of
 /// NaNs. All addresses are the device's. Every `enqueue` throws Error(kDeviceError) where the launch fails.

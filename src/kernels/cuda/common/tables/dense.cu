@@ -1,6 +1,6 @@
+#include "kernels/cuda/common/kv_cache_views.cuh"
 #include "kernels/cuda/common/launch.hpp"
-#include "kernels/cuda/common/table_entry.cuh"
-#include "kernels/cuda/common/tables/report.cuh"
+#include "kernels/cuda/common/tables/tables.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
 
 namespace folio::inline v0::kernels::cuda {

@@ -2,12 +2,11 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/cuda/common/kv_cache_views.cuh"
 #include "kernels/cuda/common/launch.hpp"
-#include "kernels/cuda/common/launch_overlapping.hpp"
-#include "kernels/cuda/common/table_entry.cuh"
-#include "kernels/cuda/common/tables/report.cuh"
+#include "kernels/cuda/common/tables/tables.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
 #include "folio/types/kv_cache.hpp"
-#include "kernels/cuda/common/fast_div.hpp"
+#include "kernels/cuda/common/division.hpp"
 
 /// Lists that are made of lengths and page tables on a GPU. All addresses are the device's. Nothing is believed: a
 /// length below 0 counts as 0, an entry that a table does not have as 0, what a list has no room for is not written;

@@ -3,12 +3,12 @@
 #include <cstddef>
 
 #include "kernels/cuda/sm90/decode/page_walk.cuh"
-#include "ptx/global_load.cuh"
+#include "ptx/memory.cuh"
 
 /// What a math warp finds out by itself of its CTA's first item, from the item's range alone, so that its
 /// first copies begin before the scheduler's warp knows which rows see what: 5 microseconds of a short batch's 15
 /// otherwise.
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 struct Ahead {
   TokenPlace place{};  ///< lane 2i's and 2i + 1's: of the boxes of the warp's tile i
@@ -67,4 +67,4 @@ __device__ __forceinline__ Ahead look_ahead(const DecodeParams& params, int32_t 
   return ahead;
 }
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -1,59 +1,24 @@
 #pragma once
 
-#include <cuda_fp8.h>
-
+#include "kernels/cuda/sm90/common/copy.cuh"
 #include "kernels/cuda/sm90/decode/stored.cuh"
-#include "scheduler/partition_rule.hpp"
 
 /// Copies of eight elements by a warp's threads, for what no tensor map describes or what has to be widened.
-namespace folio::inline v0::kernels::cuda::sm90 {
-
-/// Two fp8 codes widened: exactly, NaN and infinities too.
-template <typename T>
-__device__ __forceinline__ uint32_t widen_two(uint32_t codes, __nv_fp8_interpretation_t kind) {
-  const __half2 values = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), kind);
-  const float2 wide = __half22float2(values);
-  return ptx::pack_two<T>(wide.x, wide.y);
-}
-
-/// Eight elements, one by one, whatever their type and address; zeros where not valid. Not for inner loops.
-template <typename T>
-__device__ __forceinline__ void copy_any(uint32_t shared, const void* data, DType dtype, int64_t at, bool valid) {
-  uint32_t parts[kPiece / 2] = {};
-  if (valid && is_fp8(dtype)) {
-    const auto* const from = static_cast<const uint8_t*>(data) + at;
-    const __nv_fp8_interpretation_t kind = dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3;
-#pragma unroll
-    for (int32_t i = 0; i < kPiece; i += 2) parts[i / 2] = widen_two<T>(from[i] | uint32_t{from[i + 1]} << 8, kind);
-  } else if (valid) {
-    const auto* const from = static_cast<const uint16_t*>(data) + at;
-#pragma unroll
-    for (int32_t i = 0; i < kPiece; ++i) parts[i / 2] |= uint32_t{from[i]} << (i % 2 * 16);
-  }
-  ptx::st_shared_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
-}
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// The same of queries. Called, so that what is seldom done does not stand between what always is.
 template <typename T>
 __device__ FOLIO_CALLED void copy_query_piece(const AttentionParams& params, uint32_t shared, int64_t at, bool valid) {
-  copy_any<T>(shared, params.q, params.q_dtype, at, valid);
-}
-
-/// Sixteen codes as they are, whatever their address; zeros where not valid.
-__device__ __forceinline__ void copy_codes(uint32_t shared, const uint8_t* from, bool valid) {
-  uint32_t parts[4] = {};
-#pragma unroll
-  for (int32_t i = 0; valid && i < 16; ++i) parts[i / 4] |= uint32_t{from[i]} << (i % 4 * 8);
-  ptx::st_shared_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
+  copy_upcast_16B<T>(shared, params.q, params.q_dtype, at, valid);
 }
 
 /// Keys or values of one tile, token by token, as boxes of kLargeBox would leave them; zeros for tokens that no row
 /// sees. `direct`: elements are stored as they are in shared memory, and every head of a token begins at a multiple of
 /// 16 bytes.
-template <typename T, int32_t Dim, Codes kCodes>
+template <typename T, int32_t Dim, Fp8 kFp8>
 __device__ __forceinline__ void copy_tokens(uint32_t tile, const TokenPlace* places, const void* data, DType dtype,
                                             const KvStrides& strides, int32_t head, bool direct, int32_t lane) {
-  constexpr int32_t kBytes = element_bytes(kCodes);
+  constexpr int32_t kBytes = element_bytes(kFp8);
   constexpr int32_t kElements = 16 / kBytes;
   constexpr int32_t kPieces = Dim / kElements;
   const int64_t of_head = head * strides.head;
@@ -100,12 +65,12 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const TokenPlace* pla
     const bool valid = place.in_page >= 0;
     const int64_t at = place.page * strides.page + place.in_page * strides.token + of_head + piece * kElements;
     const uint32_t to = tile + static_cast<uint32_t>(piece_offset(Dim, kBytes, kLargeBox, token, piece));
-    if constexpr (kCodes == Codes::kNone) {
-      copy_any<T>(to, data, dtype, at, valid);
+    if constexpr (kFp8 == Fp8::kNone) {
+      copy_upcast_16B<T>(to, data, dtype, at, valid);
     } else {
-      copy_codes(to, static_cast<const uint8_t*>(data) + at, valid);
+      copy_fp8_16B(to, static_cast<const uint8_t*>(data) + at, valid);
     }
   }
 }
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

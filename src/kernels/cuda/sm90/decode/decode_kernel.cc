@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "core/error.hpp"
-#include "kernels/cuda/common/merge.hpp"
+#include "kernels/cuda/common/combine.hpp"
 #include "kernels/cuda/sm90/decode/launch.hpp"
 #include "kernels/cuda/sm90/decode/shape.hpp"
 
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 namespace {
 
 bool is_16_bit(DType dtype) {
@@ -106,7 +106,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   // As many CTAs as wait beside this kernel's, and more where a merge has more rows than a block has warps.
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t rows = shape.max_rows <= kFewRows ? group_size : shape.max_rows;
-  if (shape.merge) launch_merge(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
+  if (shape.merge) launch_combine(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
 }
 
 }  // namespace
@@ -124,4 +124,4 @@ const AttentionKernel kSm90DecodeKernel{.name = "cuda-sm90-decode",
                                         .wide_rows = kMaxRows,
                                         .launch = launch};
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/attention_kernel.hpp"
 
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// The kernel of one element type of keys and values in shared memory and its head dimensions:
 /// class_<type>_<keys>_<values>.cu.
@@ -24,4 +24,4 @@ void launch_float16_256_256(const AttentionParams& params, const LaunchShape& sh
 void launch_e4m3_256_256(const AttentionParams& params, const LaunchShape& shape, Stream stream);
 void launch_e5m2_256_256(const AttentionParams& params, const LaunchShape& shape, Stream stream);
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -7,11 +7,11 @@
 /// A math warp: takes its tiles of every entry, keeps a state of its own, and joins it with the others' at the item's
 /// end. Products have keys and values as their first operand and rows as columns: S^T = K Q^T, O^T = V^T P^T, so that
 /// few rows waste little.
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
+template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8, int32_t kRows>
 class MathWarp {
-  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   static constexpr int32_t kSteps = DimQk / 16;
   static constexpr int32_t kWarps = math_warps(kDims);
@@ -141,7 +141,7 @@ class MathWarp {
         const bool unseen = has_unseen(sight, first);
         const bool mixed = custom || is_mixed(sight, first);
         written = written || unseen || mixed;
-        const ValueTile<T, DimV, kCodes> tile_values{values, box, lane_};
+        const ValueTile<T, DimV, kFp8> tile_values{values, box, lane_};
         if (unseen) tile_values.clear_unseen(sight.any_begin - first, sight.any_end - first);
         if (mixed && tile_values.has_special()) {
           tile_values.template add_special<Columns>(params_, context, first, scratch(), o);
@@ -174,7 +174,7 @@ class MathWarp {
   __device__ __forceinline__ Place place_in_tile(int32_t box) const {
     const int32_t matrix = lane_ / 8;
     const int32_t row = lane_ % 8;
-    const bool codes = kCodes != Codes::kNone;
+    const bool codes = kFp8 != Fp8::kNone;
     const int32_t tokens = row + (codes ? matrix % 2 : matrix / 2) * 8;
     const int32_t rows = box == kSmallBox ? kSmallBox : kTileTokens;
     return {static_cast<uint32_t>(piece_offset(DimQk, kDims.bytes, box, row + matrix % 2 * 8, matrix / 2)),
@@ -192,7 +192,7 @@ class MathWarp {
   template <int32_t Columns>
   __device__ __forceinline__ void load_queries(uint32_t queries, int32_t step, uint32_t (&b)[Columns][2]) const {
     const auto row = static_cast<uint32_t>(query_stride(kDims));
-    if constexpr (kCodes != Codes::kNone) {  // in the order of widen_keys
+    if constexpr (kFp8 != Fp8::kNone) {  // in the order of widen_keys
 #pragma unroll
       for (int32_t n = 0; n < Columns; ++n) {
         const uint32_t at = queries + static_cast<uint32_t>(8 * n + lane_ / 4) * row +
@@ -241,7 +241,7 @@ class MathWarp {
         }
       }
     };
-    if constexpr (kCodes == Codes::kNone) {
+    if constexpr (kFp8 == Fp8::kNone) {
 #pragma unroll
       for (int32_t step = 0; step < kSteps; ++step) {
         uint32_t a[4];
@@ -254,7 +254,7 @@ class MathWarp {
         uint32_t codes[4];
         uint32_t a[2][4];
         ptx::ldmatrix_x4(codes, advance<kKeyWidth>(keys, place.key_step, step / 2));
-        widen_keys<kCodes>(codes, a);
+        widen_keys<kFp8>(codes, a);
         multiply(step, a[0]);
         multiply(step + 1, a[1]);
       }
@@ -275,7 +275,7 @@ class MathWarp {
       p[n][0] = ptx::movmatrix_trans(ptx::pack_two<T>(s[n][0], s[n][1]));
       p[n][1] = ptx::movmatrix_trans(ptx::pack_two<T>(s[n][2], s[n][3]));
     }
-    if constexpr (kCodes == Codes::kNone) {
+    if constexpr (kFp8 == Fp8::kNone) {
 #pragma unroll
       for (int32_t m = 0; m < DimV / 16; ++m) {
         uint32_t a[4];
@@ -289,7 +289,7 @@ class MathWarp {
         uint32_t codes[4];
         uint32_t a[2][4];
         ptx::ldmatrix_x4_trans(codes, advance<kValueWidth>(values, place.value_step, m / 2));
-        widen_values<kCodes>(codes, a);
+        widen_values<kFp8>(codes, a);
 #pragma unroll
         for (int32_t n = 0; n < Columns; ++n) {
           ptx::mma_m16n8k16<T>(o[m][n], a[0], p[n][0], p[n][1]);
@@ -321,11 +321,11 @@ class MathWarp {
             state_.top[row][warp_] = state.top[n][j];
             state_.sum[row][warp_] = sum;
           }
-          float* const to = results_ + (warp_ * kResultRows + row) * kStride + first_component<kCodes>(lane_);
+          float* const to = results_ + (warp_ * kResultRows + row) * kStride + first_component<kFp8>(lane_);
 #pragma unroll
           for (int32_t m = 0; m < DimV / 16; ++m) {
             to[16 * m] = o[m][n][j];
-            to[16 * m + kSecondComponent<kCodes>] = o[m][n][2 + j];
+            to[16 * m + kSecondComponent<kFp8>] = o[m][n][2 + j];
           }
         }
       }
@@ -348,8 +348,8 @@ class MathWarp {
   const uint32_t empty_;
   const int32_t warp_;
   const int32_t lane_;
-  Ring<T, DimQk, DimV, kCodes> ring_;
+  Ring<T, DimQk, DimV, kFp8> ring_;
   int32_t num_entries_ = 0;
 };
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

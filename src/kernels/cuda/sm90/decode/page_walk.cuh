@@ -1,10 +1,10 @@
 #pragma once
 
 #include "kernels/cuda/sm90/decode/shared_state.cuh"
-#include "ptx/global_load.cuh"
+#include "ptx/memory.cuh"
 
 /// Where the tokens of a segment's row lie, looked up by whoever needs it.
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 struct PageWalk {
   const int32_t* pages;  ///< null: ragged
@@ -72,4 +72,4 @@ __device__ __forceinline__ PageWalk page_walk(const AttentionParams& params, con
   return walk;
 }
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -5,7 +5,7 @@
 #include "kernels/cuda/attention_kernel.hpp"
 #include "kernels/cuda/sm90/decode/shape.hpp"
 
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// What the kernel is launched with: tensor maps stand in the parameters, so that a captured graph holds them.
 struct DecodeParams {
@@ -22,4 +22,4 @@ struct DecodeParams {
 /// Fills `maps`, `box` and `direct`. Of a segment that no tensor map can describe, the box is kSingles.
 void describe_segments(DecodeParams& params, const HeadDims& dims);
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -2,16 +2,16 @@
 
 #include "kernels/cuda/sm90/decode/ahead.cuh"
 #include "kernels/cuda/sm90/decode/copies.cuh"
+#include "ptx/control.cuh"
 #include "ptx/tma.cuh"
-#include "ptx/warpgroup.cuh"
 
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// A math warp's own ring of tiles, which it refills itself: it runs ahead of what the warp computes, across the ends
 /// of entries and items, as far as the scheduler has published and stages are free.
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes>
+template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8>
 class Ring {
-  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   static constexpr int32_t kStages = stages(kDims);
   static constexpr int32_t kStageBytes = stage_bytes(kDims);
@@ -123,9 +123,9 @@ class Ring {
       const uint32_t barrier = arrived_ + 8 * static_cast<uint32_t>(filled_);
       const SegmentParams& segment = params_.attention.segments[segment_];
       const bool direct = params_.direct[segment_];
-      copy_tokens<T, DimQk, kCodes>(to, place_, segment.k, segment.dtype, segment.k_strides, head_, direct, lane_);
-      copy_tokens<T, DimV, kCodes>(to + kKeyBytes, place_, segment.v, segment.dtype, segment.v_strides, head_, direct,
-                                   lane_);
+      copy_tokens<T, DimQk, kFp8>(to, place_, segment.k, segment.dtype, segment.k_strides, head_, direct, lane_);
+      copy_tokens<T, DimV, kFp8>(to + kKeyBytes, place_, segment.v, segment.dtype, segment.v_strides, head_, direct,
+                                 lane_);
       ptx::cp_async_mbarrier_arrive(barrier);
       ptx::mbarrier_arrive(barrier);
       return;
@@ -186,4 +186,4 @@ class Ring {
   bool ended_ = false;
 };
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -1,10 +1,11 @@
 #pragma once
 
+#include "kernels/cuda/sm90/common/epilogue.cuh"
 #include "kernels/cuda/sm90/decode/scores.cuh"
 #include "scheduler/partition_rule.hpp"
 
 /// How a row of an item ends: a warp joins the math warps' states of it, folds them into the chain's and writes them.
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// A lane's components of a row: kRuns runs of kRun neighbours, 32 * kRun apart. The last run may lie beyond the row.
 template <int32_t DimV>
@@ -48,48 +49,6 @@ class RunningRow {
   float* const mine_;
   const int32_t lane_;
 };
-
-/// For states in local memory: the address is hidden from the compiler.
-template <typename Running>
-__device__ __forceinline__ Running& hidden(Running& state) {
-  Running* address = &state;
-  asm volatile("" : "+l"(address)::"memory");
-  return *address;
-}
-
-/// Two neighbouring components of a row that ends here, in any type and at any address. Called: one of its many ways is
-/// taken, and instructions that are jumped over have to be fetched all the same.
-__device__ FOLIO_CALLED inline void write_any_two(const AttentionParams& params, int64_t at, float x, float y) {
-  if (is_fp8(params.out_dtype)) {
-    auto* const to = static_cast<uint8_t*>(params.out) + at;
-    const float scale = scale_at(params.out_scale, 0, 0);
-    const bool e4m3 = params.out_dtype == DType::kFloat8E4M3;
-    to[0] = e4m3 ? float_to_fp8_e4m3(x / scale) : float_to_fp8_e5m2(x / scale);
-    to[1] = e4m3 ? float_to_fp8_e4m3(y / scale) : float_to_fp8_e5m2(y / scale);
-    return;
-  }
-  if (params.out_dtype == DType::kFloat32) {
-    auto* const to = static_cast<float*>(params.out) + at;
-    to[0] = x;
-    to[1] = y;
-    return;
-  }
-  auto* const to = static_cast<uint16_t*>(params.out) + at;
-  const uint32_t pair =
-      params.out_dtype == DType::kFloat16 ? ptx::pack_two<__half>(x, y) : ptx::pack_two<__nv_bfloat16>(x, y);
-  to[0] = static_cast<uint16_t>(pair);
-  to[1] = static_cast<uint16_t>(pair >> 16);
-}
-
-/// The same, of 16-bit pairs without a call.
-__device__ __forceinline__ void write_two(const AttentionParams& params, int64_t at, float x, float y) {
-  const bool is_half = params.out_dtype == DType::kFloat16;
-  if (!params.out_pairs || (!is_half && params.out_dtype != DType::kBFloat16)) {
-    return write_any_two(params, at, x, y);
-  }
-  const uint32_t pair = is_half ? ptx::pack_two<__half>(x, y) : ptx::pack_two<__nv_bfloat16>(x, y);
-  *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out) + at) = pair;
-}
 
 /// Neighbouring floats of shared memory, which begin at a multiple of their size, at once.
 template <int32_t Count>
@@ -184,8 +143,8 @@ __device__ __forceinline__ void end_row_of_item(const AttentionParams& params, c
   if (lane == 0) write_lse(params, target.token, target.q_head, end);
   const int64_t at = target.token * params.out_token_stride + target.q_head * params.out_head_stride;
   for_pairs([&](int32_t d, float x, float y) {
-    write_two(params, at + d, end.empty ? 0.0f : x * end.factor + 0.0f, end.empty ? 0.0f : y * end.factor + 0.0f);
+    write_pair(params, at + d, end.empty ? 0.0f : x * end.factor + 0.0f, end.empty ? 0.0f : y * end.factor + 0.0f);
   });
 }
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -1,17 +1,17 @@
 #pragma once
 
+#include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/decode/copies.cuh"
-#include "kernels/cuda/sm90/decode/item_queue.cuh"
 #include "kernels/cuda/sm90/decode/page_walk.cuh"
 #include "scheduler/partition_rule.hpp"
 
 /// The scheduler's warp: takes items, finds out what their rows see and where their tokens lie, and hands both over
 /// with the queries, an entry ahead of the math warps. So those never wait for lengths, page tables or queries.
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
+template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8, int32_t kRows>
 class Scheduler {
-  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8)};
   static constexpr SharedLayout kLayout = shared_layout(kDims);
   using State = SharedState<math_warps(kDims), stages(kDims)>;
 
@@ -31,14 +31,14 @@ class Scheduler {
   }
 
   __device__ __forceinline__ void run() {
-    const ItemQueue queue(plan_, params_.tile_counters);
+    const DynamicTileScheduler queue(plan_, params_.tile_counters);
     // What comes next is claimed when an item has been handed over: the way from a claim to its pages is hidden behind
     // the entries that the math warps still have, and nobody holds more than it will soon compute.
-    for (int32_t index = queue.first(); index >= 0;) {
+    for (int32_t index = queue.initial_work_tile(); index >= 0;) {
       const scheduler::WorkTile item = plan_.work_tiles[index];
       publish(item);
       ++num_items_;
-      index = queue.next(item);
+      index = queue.next_work_tile(item);
     }
     queue.finish();
     const int32_t slot = await_slot();
@@ -155,7 +155,7 @@ class Scheduler {
       const RowPlace place = row_place(params_, item, lane_);
       row.query = place.token * params_.q_token_stride + place.q_head * params_.q_head_stride;
     }
-    const bool early = kCodes == Codes::kNone && directly() && num_entries_ < kEntries;
+    const bool early = kFp8 == Fp8::kNone && directly() && num_entries_ < kEntries;
     if (early) ask_for_queries(context, row);
     if (has_keys) bind_row(row, item, kv_row, asked, custom);
     const Sight sight = sight_of(row, num_rows);
@@ -165,7 +165,7 @@ class Scheduler {
     do {
       const int32_t slot = await_slot();
       if (done == 0) {
-        if constexpr (kCodes == Codes::kNone) {
+        if constexpr (kFp8 == Fp8::kNone) {
           if (!early) copy_queries(context, row);
         } else {
           convert_queries(context, row);
@@ -297,8 +297,8 @@ class Scheduler {
   __device__ __forceinline__ uint32_t load_pair(int64_t at) const {
     if (is_fp8(params_.q_dtype)) {
       const auto* const from = static_cast<const uint8_t*>(params_.q) + at;
-      return widen_two<__half>(from[0] | uint32_t{from[1]} << 8,
-                               params_.q_dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3);
+      return upcast_fp8x2<__half>(from[0] | uint32_t{from[1]} << 8,
+                                  params_.q_dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3);
     }
     const auto* const from = static_cast<const uint16_t*>(params_.q) + at;
     if (params_.q_wide) return *reinterpret_cast<const uint32_t*>(from);
@@ -340,4 +340,4 @@ class Scheduler {
   int32_t num_entries_ = 0;
 };
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -1,11 +1,13 @@
 #pragma once
 
+#include "kernels/cuda/common/mask.cuh"
+#include "kernels/cuda/sm90/common/softmax.cuh"
 #include "kernels/cuda/sm90/decode/shared_state.cuh"
 
 /// Scores of a tile's 16 tokens against columns of eight rows, as S^T = K Q^T leaves them: with g = lane / 4 and
 /// t = lane % 4, a lane's four of column tile n belong to tokens g (two) and g + 8 and to rows 8n + 2t and 8n + 2t + 1.
 /// Arithmetic is written out, so that a row's bits do not depend on how many columns there are.
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// Weights are 2^(logit - top): their maximum is 2^kWeightShift, which keeps float16 weights of keys that matter little
 /// above its subnormal numbers.
@@ -29,26 +31,12 @@ struct RowState {
   float scale[Columns][2];
 };
 
-__device__ __forceinline__ bool sees(const AttentionParams& params, const ItemContext& context, int32_t row,
-                                     int32_t token) {
-  if (token < context.visible_begin[row] || token >= context.visible_end[row]) return false;
-  if (token < context.mask_begin[row]) return true;
-  const int64_t bit = context.mask_bit[row] + token;
-  return (params.custom_mask[bit >> 3] >> (bit & 7) & 1) != 0;
-}
-
-/// c * tanh(x / c) of natural logits, within a few units of c's last place.
-__device__ __forceinline__ float capped(float logit, float cap) {
-  const float e = ptx::ex2_approx(__fmul_rn(logit, 2.0f * kLog2E / cap));
-  return __fmul_rn(cap, __fmaf_rn(-2.0f, ptx::rcp_approx(__fadd_rn(e, 1.0f)), 1.0f));
-}
-
 /// One product as a logit in base-2 units, with what few batches have: soft cap, ALiBi, custom mask.
 __device__ __forceinline__ float general_logit(const AttentionParams& params, const ItemContext& context, int32_t row,
                                                int32_t token, float product) {
   float x = __fmul_rn(product, context.scale[row]);
   if (has_bias(params)) {
-    if (params.soft_cap != 0.0f) x = capped(x, params.soft_cap);
+    if (params.soft_cap != 0.0f) x = soft_capped(x, params.soft_cap, 2.0f * kLog2E / params.soft_cap);
     if (params.alibi_slopes != nullptr) {
       const int64_t key = context.first_pos + position_offset(context.shard, static_cast<uint32_t>(token));
       const int64_t apart = context.position[row] - key;
@@ -56,7 +44,7 @@ __device__ __forceinline__ float general_logit(const AttentionParams& params, co
     }
     x = __fmul_rn(x, kLog2E);
   }
-  return context.custom && !sees(params, context, row, token) ? -INFINITY : x;
+  return context.custom && !is_visible(params, context, row, token) ? -INFINITY : x;
 }
 
 /// All of a lane's products, one after the other in shared memory: a loop instead of as many copies of its body. There
@@ -139,4 +127,4 @@ __device__ __forceinline__ bool to_weights(RowState<Columns>& state, float (&s)[
   return any;
 }
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -5,7 +5,7 @@
 #include "folio/types/export.hpp"
 
 /// Sizes of the kernel's parts and where things stand in shared memory. Plain integers, for host and device.
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 constexpr int32_t kTileTokens = 16;  ///< tokens that a warp takes at a time
 constexpr int32_t kFewRows = 8;      ///< most packed rows of an item of the launch for few
@@ -156,4 +156,4 @@ FOLIO_HOST_DEVICE constexpr bool is_mixed(const Sight& sight, int32_t first) {
   return begin < end && (begin < sight.all_begin || end > sight.all_end);
 }
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -5,7 +5,7 @@
 
 #include <set>
 
-namespace folio::kernels::cuda::sm90 {
+namespace folio::kernels::cuda::sm90::decode {
 namespace {
 
 constexpr HeadDims kAll[] = {{64, 64, 2}, {96, 96, 2}, {128, 128, 2}, {192, 128, 2}, {64, 64, 1}, {128, 128, 1}};
@@ -99,4 +99,4 @@ TEST(Sm90Shape, TilesAreMaskedWhereRowsDiffer) {
 }
 
 }  // namespace
-}  // namespace folio::kernels::cuda::sm90
+}  // namespace folio::kernels::cuda::sm90::decode

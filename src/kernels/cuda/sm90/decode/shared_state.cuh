@@ -1,27 +1,16 @@
 #pragma once
 
-#include "kernels/cuda/common/row_state.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/sm90/common/config.hpp"
 #include "kernels/cuda/sm90/decode/params.hpp"
-#include "ptx/cp_async.cuh"
-#include "ptx/mbarrier.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 
 /// What the scheduler's warp tells the math warps, in shared memory.
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
-
-template <typename T>
-constexpr bool kIsHalf = false;
-template <>
-inline constexpr bool kIsHalf<__half> = true;
-
-/// Where a box of tokens lies. Ragged: page 0 and the token of the tensor.
-struct alignas(8) TokenPlace {
-  int32_t page;
-  int32_t in_page;  ///< negative: no row sees any of the tokens, which are not read
-};
-static_assert(sizeof(TokenPlace) == 8);
 
 /// What is known of an item and its rows.
 struct ItemContext {
@@ -86,8 +75,4 @@ __device__ __forceinline__ RowPlace row_place(const AttentionParams& params, con
   return {packed / group_size, item.kv_head * group_size + packed % group_size};
 }
 
-__device__ __forceinline__ bool has_bias(const AttentionParams& params) {
-  return params.soft_cap != 0.0f || params.alibi_slopes != nullptr;
-}
-
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -6,18 +6,18 @@
 /// What a tile's values hold that must not be multiplied. A weight of 0 times an infinity or a NaN is NaN: so tokens
 /// that no row sees become zeros, and of tokens that some rows see and others do not, such values are added to the rows
 /// that see them and become zeros too. Looked for only in tiles where that can be.
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// Of the 16 components of a product of values a lane has two: rows g and g + 8 of the product, see widen_values.
-template <Codes kCodes>
+template <Fp8 kFp8>
 __device__ __forceinline__ int32_t first_component(int32_t lane) {
-  return kCodes == Codes::kNone ? lane / 4 : lane / 4 * 2;
+  return kFp8 == Fp8::kNone ? lane / 4 : lane / 4 * 2;
 }
-template <Codes kCodes>
-constexpr int32_t kSecondComponent = kCodes == Codes::kNone ? 8 : 1;
+template <Fp8 kFp8>
+constexpr int32_t kSecondComponent = kFp8 == Fp8::kNone ? 8 : 1;
 
 /// Values of one tile in shared memory, by a warp.
-template <typename T, int32_t Dim, Codes kCodes>
+template <typename T, int32_t Dim, Fp8 kFp8>
 struct ValueTile {
   uint32_t address;
   int32_t box;
@@ -38,7 +38,7 @@ struct ValueTile {
     bool found = false;
 #pragma unroll 1
     for (int32_t i = lane; i < kWords; i += 32)
-      found = found || special_bits<T, kCodes>(ptx::ld_shared_4(word(i))) != 0;
+      found = found || nonfinite_mask<T, kFp8>(ptx::ld_shared_4(word(i))) != 0;
     return __any_sync(kAllLanes, found);
   }
 
@@ -48,7 +48,7 @@ struct ValueTile {
 #pragma unroll 1
     for (int32_t i = lane; i < kWords; i += 32) {
       const uint32_t all = ptx::ld_shared_4(word(i));
-      const uint32_t special = special_bits<T, kCodes>(all);
+      const uint32_t special = nonfinite_mask<T, kFp8>(all);
       if (special != 0) ptx::st_shared_4(word(i), all & ~special);
     }
     __syncwarp();
@@ -71,14 +71,14 @@ struct ValueTile {
         const int32_t token = i / (Dim / 8);
         const int32_t m = i % (Dim / 8) / 2;  // of 16 components, of which two are this lane's
         const int32_t h = i % 2;
-        const int32_t byte = kBytes * (16 * m + first_component<kCodes>(lane) + h * kSecondComponent<kCodes>);
+        const int32_t byte = kBytes * (16 * m + first_component<kFp8>(lane) + h * kSecondComponent<kFp8>);
         const uint32_t all = ptx::ld_shared_4(piece(token, byte / 16) + static_cast<uint32_t>(byte % 16 / 4 * 4));
         const int32_t index = byte % 4 / kBytes;
-        if ((special_bits<T, kCodes>(all) >> (8 * kBytes * index) & 1) == 0) continue;
-        const float value = element_of<T, kCodes>(all, index);
+        if ((nonfinite_mask<T, kFp8>(all) >> (8 * kBytes * index) & 1) == 0) continue;
+        const float value = element_of<T, kFp8>(all, index);
 #pragma unroll 1
         for (int32_t r = 0; r < 2; ++r) {
-          if (!sees(params, context, column * 8 + lane % 4 * 2 + r, first + token)) continue;
+          if (!is_visible(params, context, column * 8 + lane % 4 * 2 + r, first + token)) continue;
           sums[(4 * m + 2 * h + r) * 32] += value;
         }
       }
@@ -90,7 +90,7 @@ struct ValueTile {
   }
 
  private:
-  static constexpr int32_t kBytes = element_bytes(kCodes);
+  static constexpr int32_t kBytes = element_bytes(kFp8);
   static constexpr int32_t kPieces = Dim * kBytes / 16;
   static constexpr int32_t kWords = kTileTokens * Dim * kBytes / 4;
 
@@ -103,4 +103,4 @@ struct ValueTile {
   }
 };
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

@@ -2,25 +2,25 @@
 
 #include "kernels/cuda/sm90/decode/math_warp.cuh"
 #include "kernels/cuda/sm90/decode/scheduler.cuh"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 
 /// One CTA an SM: its last warp schedules, the others compute.
-namespace folio::inline v0::kernels::cuda::sm90 {
+namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// Bytes of shared memory, with what it takes to begin at a multiple of 1024.
-template <int32_t DimQk, int32_t DimV, Codes kCodes>
+template <int32_t DimQk, int32_t DimV, Fp8 kFp8>
 constexpr int32_t shared_bytes() {
-  constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
+  constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8)};
   return 1024 + shared_layout(kDims).rest + static_cast<int32_t>(sizeof(SharedState<math_warps(kDims), stages(kDims)>));
 }
 
 /// What each thread does. `memory`: shared, from a multiple of 1024 on. `kRows`: most rows of an item.
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes, int32_t kRows>
+template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8, int32_t kRows>
 __device__ __forceinline__ void run_thread_block(const DecodeParams& params, unsigned char* memory) {
-  constexpr HeadDims kDims{DimQk, DimV, element_bytes(kCodes)};
+  constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8)};
   using State = SharedState<math_warps(kDims), stages(kDims)>;
   static_assert(shared_layout(kDims).rest % alignof(State) == 0);
-  static_assert(DimQk % 16 == 0 && DimV % 16 == 0 && (kCodes == Codes::kNone || (DimQk % 64 == 0 && DimV % 64 == 0)));
+  static_assert(DimQk % 16 == 0 && DimV % 16 == 0 && (kFp8 == Fp8::kNone || (DimQk % 64 == 0 && DimV % 64 == 0)));
   State& state = *reinterpret_cast<State*>(memory + shared_layout(kDims).rest);
   prefetch_table(params.attention, threads(kDims));
   touch_parameters(params.attention);
@@ -47,10 +47,10 @@ __device__ __forceinline__ void run_thread_block(const DecodeParams& params, uns
   ptx::griddep_wait();
   ptx::griddep_launch_dependents();
   if (threadIdx.x >= math_threads(kDims)) {
-    Scheduler<T, DimQk, DimV, kCodes, kRows>(params, memory, state).run();
+    Scheduler<T, DimQk, DimV, kFp8, kRows>(params, memory, state).run();
   } else {
-    MathWarp<T, DimQk, DimV, kCodes, kRows>(params, memory, state).run();
+    MathWarp<T, DimQk, DimV, kFp8, kRows>(params, memory, state).run();
   }
 }
 
-}  // namespace folio::inline v0::kernels::cuda::sm90
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode

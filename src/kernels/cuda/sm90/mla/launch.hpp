@@ -1,12 +1,44 @@
 #pragma once
 
-#include "kernels/cuda/attention_kernel.hpp"
+#include <cuda.h>
 
+#include "kernels/cuda/attention_kernel.hpp"
+#include "kernels/cuda/common/division.hpp"
+#include "kernels/cuda/sm90/mla/config.hpp"
+
+/// Parameters of the kernel and its host side.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
-/// The kernels of one element type: class_<type>.cu. `general`: there is a soft cap, ALiBi or a custom mask.
-using LaunchClass = void (*)(const AttentionParams& params, bool general, int32_t num_workers, Stream stream);
-void launch_bfloat16(const AttentionParams& params, bool general, int32_t num_workers, Stream stream);
-void launch_float16(const AttentionParams& params, bool general, int32_t num_workers, Stream stream);
+/// "cuda-sm90-mla": multi-head latent attention on Hopper, head dimensions 576/512; docs/kernels/cuda_sm90_mla.md.
+extern const AttentionKernel kSm90MlaKernel;
+
+/// How a segment's keys and values are loaded.
+struct KvCopy {
+  int32_t tma_tokens;      ///< tokens of a TMA tile; 0: copied by threads, and the tensor maps are not to be used
+  int32_t log2_tma_tiles;  ///< a column block has 2^log2_tma_tiles TMA tiles
+  FastDiv page_size;
+  bool v_in_k;   ///< values are the first components of their keys: one KV tile holds both
+  bool aligned;  ///< copied by threads: 16-byte cp.async may be used
+};
+
+/// The kernel's parameters. Tensor maps are among them, so that a captured graph holds them.
+struct MlaParams {
+  struct TensorMaps {
+    CUtensorMap k;
+    CUtensorMap v;  ///< not set if v_in_k
+  };
+  TensorMaps maps[kMaxSegments];
+  AttentionParams attention;
+  KvCopy copies[kMaxSegments];
+};
+static_assert(sizeof(MlaParams) <= 32764, "the limit of kernel parameters on Volta and newer, from CUDA 12.1 on");
+
+/// The parameters with `maps` and `copies` filled.
+MlaParams make_params(const AttentionParams& attention);
+
+/// Launches the instantiation of one element type, explicitly instantiated for float16 and bfloat16 by
+/// instantiation.cu.in. `general`: there is a soft cap, ALiBi or a custom mask.
+template <DType kDType>
+void launch_instantiation(const AttentionParams& params, bool general, int32_t num_workers, Stream stream);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

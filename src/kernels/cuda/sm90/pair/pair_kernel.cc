@@ -1,14 +1,14 @@
 #include "kernels/cuda/sm90/pair/pair_kernel.hpp"
 
 #include "core/error.hpp"
-#include "kernels/cuda/sm80/attention/sm80_kernel.hpp"
+#include "kernels/cuda/sm80/sm80_kernel.hpp"
 #include "kernels/cuda/sm90/decode/decode_kernel.hpp"
 #include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90 {
 namespace {
 
-constexpr const AttentionKernel* kFew = &kSm90DecodeKernel;
+constexpr const AttentionKernel* kFew = &decode::kSm90DecodeKernel;
 /// The preferred first.
 constexpr const AttentionKernel* kMany[] = {&prefill::kSm90PrefillKernel, &sm80::kSm80Kernel};
 

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads, 1) native_prefill_kernel(const __gri
 void launch_native_e4m3_128_128(const AttentionParams& attention, Variant, int32_t num_workers, Stream stream) {
   PrefillParams params{};
   params.attention = attention;
-  describe(params, kNativeDims, element_bytes(Codes::kE4M3));
+  describe(params, kNativeDims, element_bytes(Fp8::kE4M3));
   launch_kernel<native_prefill_kernel>(params, num_workers, kNativeSharedBytes, stream);
 }
 

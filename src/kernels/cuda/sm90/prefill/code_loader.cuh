@@ -11,7 +11,7 @@ namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 /// A box of codes comes to the second half of the place that its float16 take, and the warp that has issued it widens
 /// it there: so a tile needs no other place, and loading warps do not wait for each other.
-template <Codes kCodes, Variant kVariant>
+template <Fp8 kFp8, Variant kVariant>
 class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
   using Base = Loader<__half, kCodeDim, kCodeDim, kVariant>;
   friend Base;
@@ -228,14 +228,14 @@ class CodeLoader : public Loader<__half, kCodeDim, kCodeDim, kVariant> {
         const int32_t eight = (begin + i) / 2;
         const int32_t token = first + (kGroupWarps * (eight / kEights) * kEights + eight % kEights) * kEight;
         if (token < tiles.sight.any_begin || token >= tiles.sight.any_end) codes[i] = uint4{};
-        special = special || has_special<kCodes>(codes[i]);
+        special = special || has_special<kFp8>(codes[i]);
       }
     }
     const uint32_t mine = stage.tile + static_cast<uint32_t>(warp_ * kEights * eight_bytes(kCodeDim));
 #pragma unroll
     for (int32_t i = 0; i < Count; ++i) {
       const int32_t eight = (begin + i) / 2;
-      store_widened<kCodes>(
+      store_widened<kFp8>(
           mine + box_offset<Mine>(eight / kEights) + static_cast<uint32_t>(eight % kEights * eight_bytes(kCodeDim)),
           place_, i % 2, codes[i]);
     }

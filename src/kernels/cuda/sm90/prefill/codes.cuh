@@ -1,6 +1,7 @@
 #pragma once
 
-#include "kernels/cuda/sm90/decode/copies.cuh"
+#include "kernels/cuda/sm90/common/copy.cuh"
+#include "kernels/cuda/sm90/common/nonfinite.cuh"
 #include "kernels/cuda/sm90/prefill/shared_state.cuh"
 
 /// fp8 codes on their way to tiles of float16, by one loading warp: widening is exact. A warp has 32 tokens of a tile
@@ -30,22 +31,22 @@ __device__ __forceinline__ uint32_t code_offset(const CodePlace& place, int32_t 
   return static_cast<uint32_t>(place.token * 128 + ((4 * half + place.piece) ^ place.token) * 16);
 }
 
-template <Codes kCodes>
+template <Fp8 kFp8>
 __device__ __forceinline__ bool has_special(const uint4& codes) {
-  return (special_bits<__half, kCodes>(codes.x) | special_bits<__half, kCodes>(codes.y) |
-          special_bits<__half, kCodes>(codes.z) | special_bits<__half, kCodes>(codes.w)) != 0;
+  return (nonfinite_mask<__half, kFp8>(codes.x) | nonfinite_mask<__half, kFp8>(codes.y) |
+          nonfinite_mask<__half, kFp8>(codes.z) | nonfinite_mask<__half, kFp8>(codes.w)) != 0;
 }
 
 /// Writes a lane's piece, widened, among the eight tokens of a tile that begin at `eight`: see tile_offset.
-template <Codes kCodes>
+template <Fp8 kFp8>
 __device__ __forceinline__ void store_widened(uint32_t eight, const CodePlace& place, int32_t half,
                                               const uint4& codes) {
   uint4 first;
   uint4 second;
-  widen_four<kCodes>(codes.x, first.x, first.y);
-  widen_four<kCodes>(codes.y, first.z, first.w);
-  widen_four<kCodes>(codes.z, second.x, second.y);
-  widen_four<kCodes>(codes.w, second.z, second.w);
+  upcast_fp8x4<kFp8>(codes.x, first.x, first.y);
+  upcast_fp8x4<kFp8>(codes.y, first.z, first.w);
+  upcast_fp8x4<kFp8>(codes.z, second.x, second.y);
+  upcast_fp8x4<kFp8>(codes.w, second.z, second.w);
   const uint32_t row = eight + static_cast<uint32_t>(half * span_step(kCodeDim) + place.token * 128);
   const auto at = static_cast<uint32_t>(((2 * place.piece) ^ place.token) * 16);
   ptx::st_shared_16(row + at, first);
@@ -57,8 +58,8 @@ template <typename T>
 __device__ __forceinline__ void copy_eight_codes(uint32_t shared, const uint8_t* from, DType dtype, bool valid) {
   const uint2 codes = valid ? *reinterpret_cast<const uint2*>(from) : uint2{};
   const __nv_fp8_interpretation_t kind = dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3;
-  ptx::st_shared_16(shared, uint4{widen_two<T>(codes.x & 0xffffu, kind), widen_two<T>(codes.x >> 16, kind),
-                                  widen_two<T>(codes.y & 0xffffu, kind), widen_two<T>(codes.y >> 16, kind)});
+  ptx::st_shared_16(shared, uint4{upcast_fp8x2<T>(codes.x & 0xffffu, kind), upcast_fp8x2<T>(codes.x >> 16, kind),
+                                  upcast_fp8x2<T>(codes.y & 0xffffu, kind), upcast_fp8x2<T>(codes.y >> 16, kind)});
 }
 
 /// Queries of a bfloat16 row as float16: its largest power of two becomes 2^14, so that what is 2^-28 of it or more

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "kernels/cuda/common/mask.cuh"
+#include "kernels/cuda/sm90/common/nonfinite.cuh"
 #include "kernels/cuda/sm90/prefill/shared_state.cuh"
 
 /// Values that must not be multiplied: a weight of 0 times an infinity or a NaN is NaN. Of tiles at which an item's
@@ -7,31 +9,6 @@
 /// the others. Where there are any, the math warpgroups add them to the rows that see them, make them zeros and only
 /// then multiply.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
-
-template <typename T>
-constexpr uint32_t kExponent = 0x7f80u;
-template <>
-inline constexpr uint32_t kExponent<__half> = 0x7c00u;
-
-/// Bits 15 and 31 of the result are set where the half of that bit is infinite or NaN; other bits mean nothing.
-template <typename T>
-__device__ __forceinline__ uint32_t special_halves(uint32_t pair) {
-  constexpr uint32_t kBoth = kExponent<T> | kExponent<T> << 16;
-  constexpr uint32_t kOne = (0x8000u - kExponent<T>) | (0x8000u - kExponent<T>) << 16;
-  return (pair & kBoth) + kOne;
-}
-constexpr uint32_t kSpecialLow = 0x8000u;
-constexpr uint32_t kSpecialHigh = 0x80000000u;
-
-template <typename T>
-__device__ __forceinline__ float half_of(uint32_t pair, bool high) {
-  const auto bits = static_cast<uint16_t>(high ? pair >> 16 : pair);
-  if constexpr (kExponent<T> == 0x7c00u) {
-    return __half2float(__ushort_as_half(bits));
-  } else {
-    return __bfloat162float(__ushort_as_bfloat16(bits));
-  }
-}
 
 /// By the loading warpgroup's thread `thread`: its pieces of a tile that is there, whose first token is `first`.
 /// Returns whether it has found any among tokens that some rows see and others do not. `Ranges`: rows see ranges of
@@ -48,20 +25,11 @@ __device__ __forceinline__ bool look_through(uint32_t tile, const Sight& sight, 
       ptx::st_shared_16(at, uint4{});
     } else if (!Ranges || token < sight.all_begin || token >= sight.all_end) {
       const uint4 piece = ptx::ld_shared_16(at);
-      found |= special_halves<T>(piece.x) | special_halves<T>(piece.y) | special_halves<T>(piece.z) |
-               special_halves<T>(piece.w);
+      found |= nonfinite_signs<T>(piece.x) | nonfinite_signs<T>(piece.y) | nonfinite_signs<T>(piece.z) |
+               nonfinite_signs<T>(piece.w);
     }
   }
-  return (found & (kSpecialLow | kSpecialHigh)) != 0;
-}
-
-/// `Rows`: this kernel's RowInfo, or another's that has the same fields.
-template <typename Rows>
-__device__ __forceinline__ bool sees(const AttentionParams& params, const Rows& rows, int32_t row, int32_t token) {
-  if (token < rows.visible_begin[row] || token >= rows.visible_end[row]) return false;
-  if (token < rows.mask_begin[row]) return true;
-  const int64_t bit = rows.mask_bit[row] + token;
-  return (params.custom_mask[bit >> 3] >> (bit & 7) & 1) != 0;
+  return (found & (kNonfiniteLow | kNonfiniteHigh)) != 0;
 }
 
 /// Bits [0, count) for a count of 0 to 32.
@@ -109,14 +77,14 @@ __device__ __forceinline__ void add_special(const AttentionParams& params, const
     const int32_t token = i / (Dim / 8);
     const int32_t column = i % (Dim / 8);
     const uint32_t pair = ptx::ld_shared_4(mine + static_cast<uint32_t>(tile_offset(Dim, token, column)));
-    const uint32_t special = special_halves<T>(pair);
-    if ((special & (kSpecialLow | kSpecialHigh)) == 0) continue;
+    const uint32_t special = nonfinite_signs<T>(pair);
+    if ((special & (kNonfiniteLow | kNonfiniteHigh)) == 0) continue;
 #pragma unroll 1
     for (int32_t h = 0; h < 2; ++h) {
-      if (!sees(params, rows, first_row + 8 * h, first_token + token)) continue;
+      if (!is_visible(params, rows, first_row + 8 * h, first_token + token)) continue;
       float* const two = &sums->x[4 * column + 2 * h];
-      if ((special & kSpecialLow) != 0) two[0] += half_of<T>(pair, false);
-      if ((special & kSpecialHigh) != 0) two[1] += half_of<T>(pair, true);
+      if ((special & kNonfiniteLow) != 0) two[0] += element_of_pair<T>(pair, false);
+      if ((special & kNonfiniteHigh) != 0) two[1] += element_of_pair<T>(pair, true);
     }
   }
   asm volatile("" ::: "memory");
@@ -131,10 +99,10 @@ __device__ __forceinline__ void clear_special(uint32_t tile, int32_t thread) {
   for (int32_t i = thread; i < Tokens * Dim / 2; i += kMathGroups * kGroupThreads) {
     const uint32_t at = tile + 4 * static_cast<uint32_t>(i);
     const uint32_t pair = ptx::ld_shared_4(at);
-    const uint32_t special = special_halves<T>(pair);
-    if ((special & (kSpecialLow | kSpecialHigh)) == 0) continue;
-    ptx::st_shared_4(at, pair & ((special & kSpecialLow) != 0 ? 0xffff0000u : ~0u) &
-                             ((special & kSpecialHigh) != 0 ? 0xffffu : ~0u));
+    const uint32_t special = nonfinite_signs<T>(pair);
+    if ((special & (kNonfiniteLow | kNonfiniteHigh)) == 0) continue;
+    ptx::st_shared_4(at, pair & ((special & kNonfiniteLow) != 0 ? 0xffff0000u : ~0u) &
+                             ((special & kNonfiniteHigh) != 0 ? 0xffffu : ~0u));
   }
 }
 

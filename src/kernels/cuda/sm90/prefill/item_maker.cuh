@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/sm90/decode/item_queue.cuh"
+#include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/prefill/codes.cuh"
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
@@ -306,7 +306,7 @@ class ItemMaker {
       } else if (params.q_wide) {
         copy_eight_codes<T>(target, static_cast<const uint8_t*>(params.q) + from, params.q_dtype, at >= 0);
       } else {
-        copy_any<T>(target, params.q, params.q_dtype, from, at >= 0);
+        copy_upcast_16B<T>(target, params.q, params.q_dtype, from, at >= 0);
       }
     }
   }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/item_maker.cuh"
-#include "ptx/warpgroup.cuh"
+#include "ptx/control.cuh"
 
 /// The loading warpgroup: takes items, finds out what their rows see, and brings queries, keys and values to shared
 /// memory, as far ahead of the math warpgroups as the ring has room. Keys and values of the type that products take;
@@ -47,7 +47,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
     } while (index_ >= 0);
     if (num_items_ > 0) this->store_results(num_items_ - 1);
     ptx::tma_store_wait();
-    if (warp_ == 0) ItemQueue(params_.attention.plan->view, params_.attention.tile_counters).finish();
+    if (warp_ == 0) DynamicTileScheduler(params_.attention.plan->view, params_.attention.tile_counters).finish();
   }
 
   /// The next part of what makes the next item ready.
@@ -396,7 +396,7 @@ class Loader : protected ItemMaker<T, DimQk, DimV, kVariant> {
       if (copy.direct) {
         ptx::cp_async_16(target, static_cast<const T*>(data) + from, at >= 0);
       } else {
-        copy_any<T>(target, data, dtype, from, at >= 0);
+        copy_upcast_16B<T>(target, data, dtype, from, at >= 0);
       }
     }
   }

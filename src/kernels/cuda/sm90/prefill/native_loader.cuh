@@ -43,7 +43,7 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, Varian
       if (direct) {
         ptx::cp_async_16(target, from, at >= 0);
       } else {
-        copy_codes(target, from, at >= 0);
+        copy_fp8_16B(target, from, at >= 0);
       }
     }
     hand_over(slot);
@@ -216,7 +216,7 @@ class NativeLoader : public Loader<__half, kNativeDims.qk, kNativeDims.v, Varian
       if (copy.direct) {
         ptx::cp_async_16(target, from, at >= 0);
       } else {
-        copy_codes(target, from, at >= 0);
+        copy_fp8_16B(target, from, at >= 0);
       }
     }
   }

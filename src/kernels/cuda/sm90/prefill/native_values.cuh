@@ -3,7 +3,7 @@
 #include "kernels/cuda/sm90/prefill/codes.cuh"
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 #include "kernels/cuda/sm90/prefill/native_shape.hpp"
-#include "ptx/wgmma_fp8.cuh"
+#include "ptx/wgmma.cuh"
 
 /// Values as products of codes want them: a row for each component, a tile's tokens along it (see native_column).
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
@@ -53,7 +53,7 @@ class NativeTransposer {
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
           words[i] &= keep[i % 2];
-          special |= special_bits<__half, Codes::kE4M3>(words[i]);
+          special |= nonfinite_mask<__half, Fp8::kE4M3>(words[i]);
         }
         store(to, 2 * warp + m, n, words);
       }
@@ -102,7 +102,7 @@ __device__ __forceinline__ void add_special_codes(const AttentionParams& params,
 #pragma unroll 1
     for (int32_t at = 0; at < kNativeTokens; at += 4) {
       const uint32_t word = ptx::ld_shared_4(tile + static_cast<uint32_t>(native_offset(component, at / 16) + at % 16));
-      const uint32_t special = special_bits<__half, Codes::kE4M3>(word);
+      const uint32_t special = nonfinite_mask<__half, Fp8::kE4M3>(word);
       if (special == 0) continue;
 #pragma unroll 1
       for (int32_t n = 0; n < 4; ++n) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void add_special_codes(const AttentionParams& params,
         const int32_t token = first_token + at / 16 * 16 + at % 16 / 2 + n % 2 + n / 2 * 8;
 #pragma unroll 1
         for (int32_t h = 0; h < 2; ++h) {
-          if (sees(params, rows, first_row + 8 * h, token)) sums->x[i / 2 * 4 + 2 * h + i % 2] += NAN;
+          if (is_visible(params, rows, first_row + 8 * h, token)) sums->x[i / 2 * 4 + 2 * h + i % 2] += NAN;
         }
       }
     }
@@ -126,7 +126,7 @@ __device__ __forceinline__ void clear_special_codes(uint32_t tile, int32_t threa
   for (int32_t i = thread; i < kNativeTile / 4; i += kMathGroups * kGroupThreads) {
     const uint32_t at = tile + 4 * static_cast<uint32_t>(i);
     const uint32_t word = ptx::ld_shared_4(at);
-    const uint32_t special = special_bits<__half, Codes::kE4M3>(word);
+    const uint32_t special = nonfinite_mask<__half, Fp8::kE4M3>(word);
     if (special != 0) ptx::st_shared_4(at, word & ~special);
   }
 }

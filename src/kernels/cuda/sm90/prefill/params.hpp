@@ -3,7 +3,7 @@
 #include <cuda.h>
 
 #include "kernels/cuda/attention_kernel.hpp"
-#include "kernels/cuda/common/fast_div.hpp"
+#include "kernels/cuda/common/division.hpp"
 #include "kernels/cuda/sm90/prefill/shape.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::prefill {

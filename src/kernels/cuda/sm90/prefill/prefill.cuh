@@ -3,20 +3,20 @@
 #include <cuda_runtime.h>
 
 #include "core/error.hpp"
-#include "kernels/cuda/common/allow_shared_memory.hpp"
+#include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
 #include "kernels/cuda/sm90/prefill/thread_block.cuh"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 
 /// The kernel and its launch.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, Codes kCodes>
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, Fp8 kFp8>
 __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ PrefillParams params) {
   static_assert(shared_bytes<DimQk, DimV>() <= kSharedLimit);
   extern __shared__ __align__(16) unsigned char raw[];
   ptx::griddep_launch_dependents();
-  run_thread_block<T, DimQk, DimV, kVariant, kCodes>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
+  run_thread_block<T, DimQk, DimV, kVariant, kFp8>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
 }
 
 /// Enqueues a kernel. See allow_shared_memory.
@@ -33,24 +33,24 @@ void launch_kernel(const PrefillParams& params, int32_t num_workers, int32_t byt
 }
 
 /// Enqueues the kernel of one element type and head dimensions; see run_thread_block.
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes = Codes::kNone>
+template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8 = Fp8::kNone>
 void launch_class(const AttentionParams& attention, Variant variant, int32_t num_workers, Stream stream) {
   PrefillParams params{};
   params.attention = attention;
-  describe(params, {DimQk, DimV}, element_bytes(kCodes));
+  describe(params, {DimQk, DimV}, element_bytes(kFp8));
   constexpr int32_t kBytes = shared_bytes<DimQk, DimV>();
   switch (variant) {
     case Variant::kPlain:
-      launch_kernel<prefill_kernel<T, DimQk, DimV, Variant::kPlain, kCodes>>(params, num_workers, kBytes, stream);
+      launch_kernel<prefill_kernel<T, DimQk, DimV, Variant::kPlain, kFp8>>(params, num_workers, kBytes, stream);
       break;
     case Variant::kCap:
-      launch_kernel<prefill_kernel<T, DimQk, DimV, Variant::kCap, kCodes>>(params, num_workers, kBytes, stream);
+      launch_kernel<prefill_kernel<T, DimQk, DimV, Variant::kCap, kFp8>>(params, num_workers, kBytes, stream);
       break;
     case Variant::kAlibi:
-      launch_kernel<prefill_kernel<T, DimQk, DimV, Variant::kAlibi, kCodes>>(params, num_workers, kBytes, stream);
+      launch_kernel<prefill_kernel<T, DimQk, DimV, Variant::kAlibi, kFp8>>(params, num_workers, kBytes, stream);
       break;
     case Variant::kAny:
-      launch_kernel<prefill_kernel<T, DimQk, DimV, Variant::kAny, kCodes>>(params, num_workers, kBytes, stream);
+      launch_kernel<prefill_kernel<T, DimQk, DimV, Variant::kAny, kFp8>>(params, num_workers, kBytes, stream);
       break;
   }
 }

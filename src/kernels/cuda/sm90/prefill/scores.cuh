@@ -2,17 +2,11 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/sm90/common/softmax.cuh"
 #include "kernels/cuda/sm90/prefill/logits.cuh"
 
 /// How scores of a tile's tokens become weights of two of a lane's rows.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
-
-/// Weights are 2^(logit - top): their maximum is 2^kWeightShift, which keeps float16 weights of keys that matter little
-/// above its subnormal numbers.
-template <typename T>
-constexpr float kWeightShift = 0.0f;
-template <>
-inline constexpr float kWeightShift<__half> = 6.0f;
 
 /// Running state of a lane's rows g and g + 8. Sums are this lane's share until they are joined.
 struct RowState {
@@ -34,7 +28,7 @@ constexpr bool has_scale(Variant variant) {
 
 /// Whether a row's top stays as long as its logits grow by no more than kSlack beyond it. Then a tile whose weights,
 /// made by the top as it is, have sums of kMostSum at most needs no maximum: each weight is kMostSum at most, and the
-/// maximum less than kSlack above what the top was made of, however logits are rounded. Weights are 2^(kWeightShift +
+/// maximum less than kSlack above what the top was made of, however logits are rounded. Weights are 2^(kPExponentBias +
 /// kSlack) at most, which float16 holds; a lane's 32 of a tile, all as they were when the top was new, sum up to less
 /// than kMostSum.
 constexpr bool keeps_top(Variant variant) {
@@ -117,9 +111,9 @@ requires(!has_fixed_top<T>(kVariant)) __device__ __forceinline__
     if constexpr (kBiased) max = __fmaf_rn(max, state.scale[h], bias[h]);
     max = larger<kVariant>(max, __shfl_xor_sync(kAllLanes, max, 1));
     max = larger<kVariant>(max, __shfl_xor_sync(kAllLanes, max, 2));
-    const float top =
-        next_top<T, kVariant>(state.top[h], kBiased ? __fadd_rn(max, -kWeightShift<T>)
-                                                    : logit_and<kVariant>(-kWeightShift<T>, max, state.scale[h], cap));
+    const float top = next_top<T, kVariant>(
+        state.top[h], kBiased ? __fadd_rn(max, -kPExponentBias<T>)
+                              : logit_and<kVariant>(-kPExponentBias<T>, max, state.scale[h], cap));
     const float base = top == -INFINITY ? 0.0f : top;
     const float add = added<kVariant>(bias[h], base);
     factor[h] = ptx::ex2_approx(__fadd_rn(state.top[h], -base));

@@ -105,7 +105,7 @@ TEST(Sm90PrefillShape, BoxesLieInOnePageAndTileAndAreSharedByWarps) {
 
 TEST(Sm90PrefillShape, ProductsOfCodesFindWeightsWhereTheirScoresWere) {
   // Of a product's scores, lane group member t has columns 8j + 2t and the next; of its weights, of each 32, words 4t
-  // to 4t + 3 and the same 16 further on. See ptx/wgmma.cuh, ptx/wgmma_fp8.cuh.
+  // to 4t + 3 and the same 16 further on. See ptx/wgmma.cuh.
   std::set<int32_t> columns;
   for (int32_t token = 0; token < kNativeTokens; ++token) {
     const int32_t column = native_column(token);

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "kernels/cuda/common/row_state.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/sm90/prefill/params.hpp"
-#include "ptx/cp_async.cuh"
-#include "ptx/named_barrier.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/wgmma.cuh"
 
 /// What the loading warpgroup tells the math warpgroups, in shared memory.

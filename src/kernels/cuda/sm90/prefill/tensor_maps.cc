@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "folio/types/dtype.hpp"
-#include "kernels/cuda/sm90/decode/tensor_map_encoder.hpp"
+#include "kernels/cuda/sm90/common/tensor_map.hpp"
 #include "kernels/cuda/sm90/prefill/params.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::prefill {

@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/sm90/prefill/code_loader.cuh"
 #include "kernels/cuda/sm90/prefill/math_group.cuh"
-#include "ptx/warpgroup.cuh"
+#include "ptx/control.cuh"
 
 /// One CTA an SM: its first warpgroup loads, the others compute.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
@@ -37,24 +37,24 @@ __device__ __forceinline__ void init_barriers(SharedState& state, uint32_t keys_
   __syncthreads();
 }
 
-/// What each thread does. `memory`: shared, from a multiple of 1024 on. `kCodes`: those that keys and values are; of
+/// What each thread does. `memory`: shared, from a multiple of 1024 on. `kFp8`: those that keys and values are; of
 /// kNone, they are of type T, as products take them.
-template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, Codes kCodes = Codes::kNone>
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, Fp8 kFp8 = Fp8::kNone>
 __device__ __forceinline__ void run_thread_block(const PrefillParams& params, unsigned char* memory) {
   static_assert(DimQk % 32 == 0 && DimV % 32 == 0 && DimQk >= DimV && stages({DimQk, DimV}) <= kMaxStages);
   SharedState& state = *reinterpret_cast<SharedState*>(memory + shared_layout({DimQk, DimV}).rest);
   static_assert(shared_layout({DimQk, DimV}).rest % alignof(SharedState) == 0);
   init_barriers(state, kVariant == Variant::kAny ? kMathWarps * 32 : kMathWarps);  // see release_keys
   if (threadIdx.x < kGroupThreads) {
-    ptx::warpgroup_reg_dealloc<kCodes == Codes::kNone ? kLoadRegisters : kCodeLoadRegisters>();
-    if constexpr (kCodes == Codes::kNone) {
+    ptx::warpgroup_reg_dealloc<kFp8 == Fp8::kNone ? kLoadRegisters : kCodeLoadRegisters>();
+    if constexpr (kFp8 == Fp8::kNone) {
       Loader<T, DimQk, DimV, kVariant>(params, memory, state).run();
     } else {
       static_assert(std::is_same_v<T, __half> && DimQk == kCodeDim && DimV == kCodeDim);
-      CodeLoader<kCodes, kVariant>(params, memory, state).run();
+      CodeLoader<kFp8, kVariant>(params, memory, state).run();
     }
   } else {
-    ptx::warpgroup_reg_alloc<kCodes == Codes::kNone ? kMathRegisters : kCodeMathRegisters>();
+    ptx::warpgroup_reg_alloc<kFp8 == Fp8::kNone ? kMathRegisters : kCodeMathRegisters>();
     MathGroup<T, DimQk, DimV, kVariant>(params, memory, state).run();
   }
 }

@@ -1,0 +1,57 @@
+#pragma once
+
+#include "kernels/cuda/common/nonfinite.cuh"
+#include "kernels/cuda/sm90/common/fp8.cuh"
+
+/// Scan of values for NaN and Inf. A masked key has p = 0, and 0 * NaN and 0 * Inf are NaN: such values must not enter
+/// GEMM1 for rows that do not see their token.
+namespace folio::inline v0::kernels::cuda::sm90 {
+
+template <typename T>
+constexpr bool kIsHalf = false;
+template <>
+inline constexpr bool kIsHalf<__half> = true;
+
+/// A mask of the bits of `word` that belong to NaN or Inf elements.
+template <typename T, Fp8 kFp8>
+__device__ __forceinline__ uint32_t nonfinite_mask(uint32_t word) {
+  if constexpr (kFp8 == Fp8::kNone) {
+    return ((word & kExponentBits<T>) == kExponentBits<T> ? 0xffffu : 0u) |
+           ((word >> 16 & kExponentBits<T>) == kExponentBits<T> ? 0xffff0000u : 0u);
+  } else if constexpr (kFp8 == Fp8::kE4M3) {
+    return (((word & 0x7f7f7f7fu) + 0x01010101u) >> 7 & 0x01010101u) * 0xffu;
+  } else {
+    return (((word & 0x7c7c7c7cu) + 0x04040404u) >> 7 & 0x01010101u) * 0xffu;
+  }
+}
+
+/// A cheaper scan of two 16-bit elements: bits kNonfiniteLow and kNonfiniteHigh are set where the lower and the upper
+/// one is NaN or Inf. The other bits mean nothing.
+template <typename T>
+__device__ __forceinline__ uint32_t nonfinite_signs(uint32_t pair) {
+  constexpr uint32_t kBoth = kExponentBits<T> | kExponentBits<T> << 16;
+  constexpr uint32_t kOne = (0x8000u - kExponentBits<T>) | (0x8000u - kExponentBits<T>) << 16;
+  return (pair & kBoth) + kOne;
+}
+constexpr uint32_t kNonfiniteLow = 0x8000u;
+constexpr uint32_t kNonfiniteHigh = 0x80000000u;
+
+/// Element `index` of a word of four fp8 values or two 16-bit ones.
+template <typename T, Fp8 kFp8>
+__device__ __forceinline__ float element_of(uint32_t word, int32_t index) {
+  if constexpr (kFp8 != Fp8::kNone) {
+    uint32_t low;
+    uint32_t high;
+    upcast_fp8x4<kFp8>(word >> 8 * index & 0xffu, low, high);
+    return __half2float(__ushort_as_half(static_cast<uint16_t>(low)));
+  } else {
+    const auto bits = static_cast<uint16_t>(word >> 16 * index);
+    if constexpr (kIsHalf<T>) {
+      return __half2float(__ushort_as_half(bits));
+    } else {
+      return __bfloat162float(__ushort_as_bfloat16(bits));
+    }
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm90

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+
+#include "folio/types/export.hpp"
+#include "kernels/cuda/sm90/common/config.hpp"
+
+/// Tile shapes, stages, registers and the layout of shared memory. Plain integers, for host and device.
+namespace folio::inline v0::kernels::cuda::sm90::mla {
+
+constexpr int32_t kHeadDimQk = 576;
+constexpr int32_t kHeadDimV = 512;
+constexpr int32_t kBlockM = 64;  ///< packed rows (query tokens x heads) of a work tile, at most
+constexpr int32_t kBlockN = 64;  ///< tokens of a KV tile
+constexpr int32_t kStages = 2;   ///< KV tiles in the pipeline
+
+constexpr int32_t kWarpgroupThreads = 128;
+constexpr int32_t kWarpgroupWarps = 4;
+constexpr int32_t kConsumers = 2;                                   ///< consumer warpgroups
+constexpr int32_t kThreads = kWarpgroupThreads * (1 + kConsumers);  ///< the first warpgroup is the producer
+constexpr uint32_t kConsumerThreads = kWarpgroupThreads * kConsumers;
+constexpr int32_t kProducerRegisters = 72;
+constexpr int32_t kConsumerRegisters = 216;
+constexpr int32_t kWorkTileSlots = 2;  ///< work tiles whose rows are described in shared memory
+
+/// A KV tile, and the queries, are column blocks of 64 components: 64 tokens (rows) of 128 bytes each.
+constexpr int32_t kColumnBlockBytes = 128 * kBlockN;
+constexpr int32_t kColumnBlocks = kHeadDimQk / 64;
+constexpr int32_t kValueColumnBlocks = kHeadDimV / 64;
+constexpr int32_t kTileBytes = kColumnBlocks * kColumnBlockBytes;
+static_assert(kBlockM == kBlockN, "queries are laid out as KV tiles are");
+
+/// Parts of a KV tile that are loaded and released on their own: the half of V of either consumer, and the RoPE part,
+/// which only keys have.
+enum KvPart : int32_t { kVLeft = 0, kVRight = 1, kRope = 2 };
+constexpr int32_t kKvParts = 3;
+constexpr int32_t kHalfColumnBlocks = kValueColumnBlocks / kConsumers;
+constexpr int32_t part_begin(int32_t part) {  ///< in column blocks
+  return part * kHalfColumnBlocks;
+}
+constexpr int32_t part_size(int32_t part) {  ///< in column blocks
+  return part == kRope ? kColumnBlocks - kValueColumnBlocks : kHalfColumnBlocks;
+}
+static_assert(kHalfColumnBlocks == kWarpgroupWarps, "each producer warp loads one column block of each half");
+
+/// P of a KV tile overwrites the tile's RoPE part, which nothing reads after GEMM0. A thread writes 16 registers.
+constexpr int32_t kPOffset = kValueColumnBlocks * kColumnBlockBytes;
+static_assert(kTileBytes - kPOffset == 2 * kBlockM * kBlockN);
+
+/// Byte offset of 16-byte chunk `chunk` of token (row) `token` in a KV tile (in the queries), in the 128-byte swizzle.
+FOLIO_HOST_DEVICE constexpr int32_t tile_offset(int32_t token, int32_t chunk) {
+  return chunk / 8 * kColumnBlockBytes + token * 128 + ((chunk ^ token) & 7) * 16;
+}
+
+/// Byte offsets in shared memory, from an address that is a multiple of 1024. The KV stages come first.
+constexpr int32_t kQOffset = kStages * kTileBytes;
+constexpr int32_t kStorageOffset = kQOffset + kTileBytes;  ///< struct SharedStorage
+
+/// A TMA tile holds 64 components of some tokens of one page: a power of two, from kMinTmaTokens to kBlockN. 0 where
+/// pages are no multiples of eight tokens.
+constexpr int32_t kMinTmaTokens = 8;
+constexpr int32_t tma_tokens(int32_t page_size) {
+  if (page_size % kMinTmaTokens != 0) return 0;
+  int32_t tokens = kMinTmaTokens;
+  while (tokens < kBlockN && page_size % (2 * tokens) == 0) tokens *= 2;
+  return tokens;
+}
+
+/// The TMA tiles of a column block that have a visible token: [begin, end).
+struct TmaTileRange {
+  int32_t begin;
+  int32_t end;
+  /// How many of them have a number that is `warp` modulo four.
+  FOLIO_HOST_DEVICE constexpr int32_t count_of(int32_t warp) const {
+    return (end - warp + 3) / 4 - (begin - warp + 3) / 4;
+  }
+};
+/// Those of the KV tile that begins at local token `first`, with TMA tiles of `tokens` tokens.
+FOLIO_HOST_DEVICE constexpr TmaTileRange visible_tma_tiles(const VisibleRange& visible, int32_t first, int32_t tokens) {
+  const int32_t begin = visible.any_begin > first ? visible.any_begin - first : 0;
+  const int32_t end = visible.any_end < first + kBlockN ? visible.any_end - first : kBlockN;
+  if (begin >= end) return {0, 0};
+  return {begin / tokens, (end + tokens - 1) / tokens};
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::mla

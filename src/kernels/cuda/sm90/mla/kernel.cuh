@@ -1,0 +1,116 @@
+#pragma once
+
+#include "kernels/cuda/sm90/mla/consumer.cuh"
+#include "kernels/cuda/sm90/mla/producer.cuh"
+#include "ptx/control.cuh"
+#if defined(__CUDACC__)  // the emulator takes run_cta alone
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include "core/error.hpp"
+#include "kernels/cuda/common/launch.hpp"
+#endif
+
+/// One persistent CTA per SM, three warpgroups:
+///
+///   warps 0-3   producer    72 registers   fetches work tiles; loads Q, K and V
+///   warps 4-7   consumer 0  216 registers  P of even KV tiles; O[:, 0:256]   of all rows
+///   warps 8-11  consumer 1  216 registers  P of odd KV tiles;  O[:, 256:512] of all rows
+///
+/// Shared memory. A KV tile is 64 tokens: V left, V right (256 components each, keys too) and the RoPE part:
+///
+///   | stage 0: V left | V right | RoPE, then P | stage 1: V left | V right | RoPE, then P | Q | SharedStorage |
+///   |      32 KiB     |  32 KiB |     8 KiB    |                72 KiB                    | 72 KiB | 8 KiB   |
+///
+/// Barriers. Arrows point from those who arrive to those who wait:
+///
+///   work_tile_full [2 slots]     producer -> consumers   the rows are described, Q is loaded
+///   work_tile_empty[2 slots]     consumers -> producer   the epilogue is done
+///   q_empty                      consumers -> producer   GEMM0 has read Q for the last time
+///   kv_full [2 stages][3 parts]  producer -> consumers   TMA bytes, cp.async or committed after a scan
+///   kv_empty[2 stages][3 parts]  consumers -> producer   a half of V: from its consumer; RoPE: from both, P is read
+///   v_landed[2 stages]           TMA -> producer         V of boundary tiles, to be zeroed and scanned
+///   stats_full[even, odd][4]     warp <-> warp           row_max and scores_scale, between warps of the same rows
+///   p_full    [even, odd][4]     warp <-> warp           P of the KV tile
+///   row_sum_full[4]              warp <-> warp           row_sum of the work tile
+///
+/// Mainloop. Where nothing is masked, consumer 1 overlaps its softmax with its GEMM1 of consumer 0's tile:
+///
+///   consumer 0 | GEMM0(0) softmax(0) GEMM1(0)     | GEMM1(1) | GEMM0(2) softmax(2) GEMM1(2)     | GEMM1(3) | ...
+///   consumer 1 | GEMM0(1) GEMM1(0) and softmax(1) | GEMM1(1) | GEMM0(3) GEMM1(2) and softmax(3) | GEMM1(3) | ...
+///
+/// softmax(1) starts from the row_max of softmax(0), and GEMM1(1) of consumer 0 waits for P of consumer 1.
+namespace folio::inline v0::kernels::cuda::sm90::mla {
+
+/// What each thread does. `smem`: shared memory, from a multiple of 1024 on.
+template <typename T, bool General>
+__device__ __forceinline__ void run_cta(const MlaParams& params, unsigned char* smem) {
+  SharedStorage& storage = *reinterpret_cast<SharedStorage*>(smem + kStorageOffset);
+  if (threadIdx.x == 0) {
+    for (int32_t i = 0; i < kWorkTileSlots; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&storage.work_tile_full[i]), kFullArrivals);
+      ptx::mbarrier_init(ptx::shared_address(&storage.work_tile_empty[i]), kConsumerThreads);
+    }
+    ptx::mbarrier_init(ptx::shared_address(&storage.q_empty), kConsumerThreads);
+    for (int32_t i = 0; i < kStages; ++i) {
+      for (int32_t part = 0; part < kKvParts; ++part) {
+        ptx::mbarrier_init(ptx::shared_address(&storage.kv_full[i][part]), kFullArrivals);
+        ptx::mbarrier_init(ptx::shared_address(&storage.kv_empty[i][part]),
+                           part == kRope ? kConsumerThreads : kWarpgroupThreads);
+      }
+      ptx::mbarrier_init(ptx::shared_address(&storage.v_landed[i]), kLandedArrivals);
+    }
+    for (int32_t i = 0; i < 2; ++i) {
+      for (int32_t warp = 0; warp < kWarpgroupWarps; ++warp) {
+        ptx::mbarrier_init(ptx::shared_address(&storage.stats_full[i][warp]), 32);
+        ptx::mbarrier_init(ptx::shared_address(&storage.p_full[i][warp]), 32);
+      }
+    }
+    for (uint64_t& full : storage.row_sum_full) ptx::mbarrier_init(ptx::shared_address(&full), 2 * 32);
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroupThreads) {
+    ptx::warpgroup_reg_dealloc<kProducerRegisters>();
+    Producer<T>(params, smem, storage).run();
+  } else {
+    ptx::warpgroup_reg_alloc<kConsumerRegisters>();
+    ConsumerWarpgroup<T, General>(params, smem, storage).run();
+  }
+}
+
+#if defined(__CUDACC__)
+template <typename T, bool General>
+__global__ void __launch_bounds__(kThreads, 1) mla_kernel(const __grid_constant__ MlaParams params) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  ptx::griddep_launch_dependents();
+  run_cta<T, General>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
+}
+
+/// Enqueues a kernel. See allow_shared_memory.
+template <auto Kernel>
+void launch_kernel(const MlaParams& params, int32_t num_workers, Stream stream) {
+  cudaError_t status = allow_shared_memory<Kernel>(kSmemBytes, false);
+  if (status == cudaSuccess) {
+    Kernel<<<num_workers, kThreads, kSmemBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
+    status = cudaGetLastError();
+  }
+  if (status != cudaSuccess) {
+    core::fail(ErrorCode::kDeviceError, "launching cuda-sm90-mla: ", cudaGetErrorString(status));
+  }
+}
+
+template <DType kDType>
+void launch_instantiation(const AttentionParams& attention, bool general, int32_t num_workers, Stream stream) {
+  using T = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
+  const MlaParams params = make_params(attention);
+  if (general) {
+    launch_kernel<mla_kernel<T, true>>(params, num_workers, stream);
+  } else {
+    launch_kernel<mla_kernel<T, false>>(params, num_workers, stream);
+  }
+}
+#endif
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::mla

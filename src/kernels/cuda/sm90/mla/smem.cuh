@@ -1,0 +1,107 @@
+#pragma once
+
+#include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/sm90/mla/launch.hpp"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/wgmma.cuh"
+
+/// Shared storage and barriers.
+namespace folio::inline v0::kernels::cuda::sm90::mla {
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+/// Named barriers.
+constexpr int32_t kProducerBarrier = 1;
+constexpr int32_t kConsumerBarrier = 2;  ///< of the first consumer; the second's follows
+
+/// The rows of a work tile. Rows beyond the work tile's see nothing.
+struct RowInfo {
+  int64_t mask_bit[kBlockM];    ///< custom mask: local token j is bit mask_bit + j of the mask's bytes,
+  int32_t mask_begin[kBlockM];  ///< if j >= mask_begin; earlier tokens are visible
+  int32_t position[kBlockM];
+  int32_t visible_begin[kBlockM];  ///< local tokens
+  int32_t visible_end[kBlockM];
+  int32_t token[kBlockM];
+  int32_t q_head[kBlockM];
+  float scale[kBlockM];  ///< of scores: to base-2 logits, but to natural logits where there is a soft cap or a bias
+  float v_scale[kBlockM];
+};
+
+/// A work tile, as the producer describes it to the consumers.
+struct WorkTileContext {
+  scheduler::WorkTile work_tile;
+  VisibleRange visible;
+  KvShard shard;
+  int64_t first_pos;
+  int32_t num_rows;
+  int32_t last_kv_tile;  ///< of kBlockN local tokens, from local token 0. The mainloop goes from the last to the first
+  int32_t num_kv_tiles;
+  bool custom_mask;    ///< the custom mask's bits apply
+  bool negate_scores;  ///< some row's scale is not positive
+  bool v_in_k;         ///< values are inside keys; otherwise a tile of V follows each tile of K in the pipeline
+  bool by_threads;     ///< keys and values are copied by threads, not by TMA
+  bool done;           ///< no work tile: the CTA has no more work
+};
+
+/// What the consumer that computed a KV tile's scores tells the other one. One each for even and odd KV tiles.
+struct TileStats {
+  float row_max[kBlockM];       ///< running maximum, including this tile
+  float scores_scale[kBlockM];  ///< rescales what was accumulated before this tile
+};
+
+/// The part of shared memory of fixed size. "Phase n" is the barrier's phase.
+struct SharedStorage {
+  RowInfo rows[kWorkTileSlots];
+  WorkTileContext contexts[kWorkTileSlots];
+  VisibleRange visible[2];  ///< of either half of the rows
+  bool negate_scores[2];
+  int32_t next_work_tile;  ///< claimed by the first producer warp; -1: none
+  TileStats tile_stats[2];
+  float row_sum[kWorkTileSlots][kConsumers][kBlockM];  ///< of a work tile, before the cross-warp reduction
+  /// For mixed KV tiles: not 0 if a producer warp has found NaN or Inf in V.
+  uint8_t nonfinite[kStages][kWarpgroupWarps];
+  uint64_t work_tile_full[kWorkTileSlots];   ///< phase n: the slot's work tile number n is described, its Q loaded
+  uint64_t work_tile_empty[kWorkTileSlots];  ///< phase n: the consumers have finished it
+  uint64_t q_empty;                          ///< phase n: the consumers have read Q of work tile n
+  uint64_t kv_full[kStages][kKvParts];
+  uint64_t kv_empty[kStages][kKvParts];
+  uint64_t v_landed[kStages];  ///< V that the producer scans or zeroes before it commits
+  /// Between the two warps, one of each consumer, that have the same rows. For even and for odd KV tiles, phase n, of
+  /// KV tile 2n (+ 1): TileStats are written; P is written. For row_sum_full, phase n: row_sum of work tile n is
+  /// written.
+  uint64_t stats_full[2][kWarpgroupWarps];
+  uint64_t p_full[2][kWarpgroupWarps];
+  uint64_t row_sum_full[kWarpgroupWarps];
+};
+
+/// Bytes of dynamic shared memory, including what aligns it to 1024.
+constexpr int32_t kSmemBytes = 1024 + kStorageOffset + static_cast<int32_t>(sizeof(SharedStorage));
+static_assert(kSmemBytes <= kMaxSmemBytes && kStorageOffset % alignof(SharedStorage) == 0);
+
+/// Arrivals of a phase. Every thread that has read or written shared memory arrives for itself, even where its warp has
+/// synchronised before: racecheck and synccheck follow no other order. One lane arrives for its warp's TMA loads and
+/// MMAs.
+///  - kv_full, work_tile_full: two of each producer thread, one of them when its cp.async are complete.
+///  - kv_empty of a half of V: the threads of the consumer that multiplies it.
+///  - kv_empty of the RoPE part: all consumer threads, which read P there.
+constexpr uint32_t kLaneArrivals = 2;
+constexpr uint32_t kFullArrivals = kLaneArrivals * kWarpgroupThreads;
+constexpr uint32_t kLandedArrivals = 2 * kFullArrivals;  ///< of both halves of V
+/// Of a warp whose one lane issues TMA loads, except for the arrival that expects their bytes.
+constexpr uint32_t kTmaWarpArrivals = kLaneArrivals * 32 - 1;
+
+/// Stage and phase parity of a tile in the KV pipeline: CUTLASS's PipelineState.
+struct PipelineState {
+  uint32_t stage;
+  uint32_t parity;
+};
+__device__ __forceinline__ PipelineState pipeline_state(uint32_t number) {
+  return {number % kStages, number / kStages & 1};
+}
+/// Byte offset of a part's barrier in kv_full and kv_empty.
+__device__ __forceinline__ uint32_t kv_barrier_offset(const PipelineState& at, int32_t part) {
+  return 8 * (at.stage * kKvParts + static_cast<uint32_t>(part));
+}
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::mla

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "warp_emulator.hpp"
+
+/// src/ptx/barrier.cuh, emulated.
+namespace folio::inline v0::ptx {
+
+inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  emulation::mbarrier_init(barrier, arrivals);
+}
+inline void mbarrier_init_fence() {}
+inline void mbarrier_arrive(uint32_t barrier) {
+  emulation::mbarrier_arrive(barrier, 1);
+}
+inline void mbarrier_arrive(uint32_t barrier, uint32_t count) {
+  emulation::mbarrier_arrive(barrier, count);
+}
+inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+  emulation::expect(barrier, bytes);
+  emulation::mbarrier_arrive(barrier, 1);
+}
+inline void cp_async_mbarrier_arrive(uint32_t barrier) {
+  emulation::cp_async_mbarrier_arrive(barrier);
+}
+inline bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+  return emulation::mbarrier_test_wait(barrier, parity);
+}
+inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  while (!emulation::mbarrier_test_wait(barrier, parity)) emulation::yield();
+}
+inline void mbarrier_wait_warp(uint32_t barrier, uint32_t parity) {
+  mbarrier_wait(barrier, parity);
+}
+inline void named_barrier_sync(int32_t id, int32_t threads) {
+  emulation::named_barrier_sync(id, threads);
+}
+inline void named_barrier_arrive(int32_t id, int32_t threads) {
+  emulation::named_barrier_arrive(id, threads);
+}
+inline void fence_view_async_shared() {}
+
+}  // namespace folio::inline v0::ptx
