@@ -91,11 +91,11 @@ void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& ar
   for (const SegmentArgs& segment : args.segments) check_segment_aligned(segment, config.ragged_kv);
 }
 
-bool combines_in_kernel(const detail::PlanBufferState& plan) {
-  if (!plan.op->gpu_launched->combines_in_kernel) return false;
-  if (may_be_captured(plan)) return plan.op->scheduler.bounds->max_shared_levels == 0;
-  const scheduler::SegmentLengths* const segments = plan.view.segments;
-  return std::none_of(segments, segments + plan.view.num_segments,
+bool combines_in_kernel(const detail::PlanBufferState& plan, size_t pass) {
+  if (!plan.op->passes[pass].gpu_kernel->combines_in_kernel) return false;
+  if (may_be_captured(plan)) return plan.op->options.bounds->max_shared_levels == 0;
+  const scheduler::SegmentLengths* const segments = plan.view().segments;
+  return std::none_of(segments, segments + plan.view().num_segments,
                       [](const scheduler::SegmentLengths& segment) { return segment.shared; });
 }
 
@@ -103,9 +103,8 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
                                  const WorkspaceLayout& layout, std::byte* workspace) {
   const AttentionConfig& config = plan.op->config;
   cuda::AttentionParams params;
-  params.plan = plan.gpu->image();
   for (size_t i = 0; i < args.segments.size(); ++i) {
-    const bool paged = plan.view.segments[i].source == KvSource::kPaged;
+    const bool paged = plan.view().segments[i].source == KvSource::kPaged;
     params.segments[i] = segment_params(args.segments[i], paged, paged ? config.kv : config.ragged_kv);
   }
   params.num_q_heads = config.num_q_heads;
@@ -139,12 +138,17 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   params.sinks = args.sinks;
   params.custom_mask = args.custom_mask;
   params.determinism = config.determinism;
-  params.tile_counters = plan.gpu->tile_counters();
-  if (combines_in_kernel(plan)) params.combine_counters = plan.gpu->combine_counters();
   params.partial_acc = reinterpret_cast<float*>(workspace + layout.partial_acc);
   params.partial_row_max = reinterpret_cast<float*>(workspace + layout.partial_row_max);
   params.partial_row_sum = reinterpret_cast<float*>(workspace + layout.partial_row_sum);
   return params;
+}
+
+void set_pass(const detail::PlanBufferState& plan, size_t pass, cuda::AttentionParams& params) {
+  const GpuPlanMemory& memory = *plan.passes[pass].gpu;
+  params.plan = memory.image();
+  params.tile_counters = memory.tile_counters();
+  params.combine_counters = combines_in_kernel(plan, pass) ? memory.combine_counters() : nullptr;
 }
 
 }  // namespace folio::inline v0::attention

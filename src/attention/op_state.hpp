@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,50 +13,51 @@
 
 namespace folio::inline v0::detail {
 
+/// One kernel of an op and the scheduler of its work tiles. Most ops have one pass. cuda-sm90 has two: the prefill
+/// pass, which is launched first, and the decode pass. Each plans the same batch and takes the requests whose packed
+/// rows are within its scheduler's min_rows and max_rows.
+struct Pass {
+  const kernels::AttentionKernel* cpu_kernel = nullptr;        ///< null on a GPU
+  const kernels::cuda::AttentionKernel* gpu_kernel = nullptr;  ///< null on a CPU
+  scheduler::SchedulerConfig scheduler{};
+  bool fp8_mma = false;
+};
+
 /// What an AttentionOp is: immutable once `prepare` has made it.
 struct OpState {
   Context context;
   AttentionConfig config;  ///< dtypes resolved
   PrepareOptions options;
-  const kernels::AttentionKernel* kernel = nullptr;            ///< null on a GPU
-  const kernels::cuda::AttentionKernel* gpu_kernel = nullptr;  ///< null on a CPU
-  /// What runs the items that `scheduler` makes: `gpu_kernel`, or of a pair the kernel of many rows, or that of few
-  /// where no request can have more.
-  const kernels::cuda::AttentionKernel* gpu_launched = nullptr;
-  bool fp8_mma = false;  ///< of `gpu_launched`
-  scheduler::SchedulerConfig scheduler{};
-  std::optional<scheduler::SchedulerConfig>
-      few_rows{};             ///< of `gpu_kernel->few_rows`, where each kernel has some requests
-  size_t scratch_stride = 0;  ///< bytes of one worker's scratch, rounded up to 256; 0 on a GPU
+  const char* kernel_name = nullptr;  ///< of the kernel that `prepare` chose, whatever its passes are
+  std::vector<Pass> passes{};         ///< in the order of their launches: one, or up to kMaxPasses on a GPU
+  size_t scratch_stride = 0;          ///< bytes of one worker's scratch, rounded up to 256; 0 on a GPU
   const attention::GpuBackend* gpu() const noexcept;  ///< null on a CPU
 };
 
-/// The plan of the requests that go to the kernel of few rows.
-struct FewRowsPlan {
-  scheduler::PlanStorage storage;
-  std::unique_ptr<attention::GpuPlanMemory> gpu;
-  scheduler::PlanView view;
-  int32_t most_item_rows = 0;  ///< no item has more packed rows
-  std::unique_ptr<attention::GpuSideStream> stream;
+/// The plan of one pass.
+struct PassPlan {
+  scheduler::PlanStorage storage{};
+  scheduler::PlanView view{};                        ///< what the host knows of it
+  std::unique_ptr<attention::GpuPlanMemory> gpu{};   ///< null on a CPU
+  int32_t most_tile_rows = 0;                        ///< on a GPU: no work tile has more packed rows
+  std::unique_ptr<attention::GpuSideStream> side{};  ///< null of the first pass, whose work is on the caller's stream
 };
 
 struct PlanBufferState {
   std::shared_ptr<const OpState> op;
-  scheduler::PlanStorage storage;
-  std::unique_ptr<attention::GpuPlanMemory> gpu;  ///< null on a CPU
-  /// What the host knows of the plan. Of one that was made on the device only the counts of requests and segments, and
-  /// of each segment its source and rows.
-  scheduler::PlanView view;
-  int32_t most_item_rows = 0;                              ///< no item has more packed rows; of a GPU's plan
-  std::unique_ptr<FewRowsPlan> few_rows;                   ///< null where one kernel takes all
-  std::vector<scheduler::SegmentLengths> device_segments;  ///< what `view` then points to
+  std::vector<PassPlan> passes;                            ///< of each of the op's passes
+  std::vector<scheduler::SegmentLengths> device_segments;  ///< planned on the device: what `view().segments` points to
   bool planned_on_device = false;
   int32_t num_tokens = 0;                            ///< rows of q and out, padding included
   uint64_t generation = 0;                           ///< counts calls of plan(), failed ones too
   bool planned = false;                              ///< the last call succeeded
-  bool sealed = false;                               ///< a SealedPlan's; on a CPU `view` lies in its memory
+  bool sealed = false;                               ///< a SealedPlan's; on a CPU the views lie in its memory
   const attention::GpuSchedule* schedule = nullptr;  ///< sealed on a GPU: what kernels read
   std::span<const int32_t> sealed_into;              ///< the schedule's memory there
+
+  /// The first pass's plan, which knows the batch's requests and segments. If it was made on the device, the host knows
+  /// only their numbers, and of each segment its source and rows.
+  const scheduler::PlanView& view() const { return passes.front().view; }
 };
 
 /// The state behind a plan. Throws kStalePlan.

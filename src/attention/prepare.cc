@@ -113,6 +113,11 @@ scheduler::SchedulerConfig scheduler_config(const AttentionConfig& config, const
   return scheduler;
 }
 
+/// Packed rows of a request within the bounds, at most.
+int64_t most_request_rows(const AttentionConfig& config, const GraphBounds& bounds) {
+  return bounds.max_q_len * (int64_t{config.num_q_heads} / config.num_kv_heads);
+}
+
 scheduler::SchedulerConfig gpu_scheduler_config(const detail::OpState& state,
                                                 const kernels::cuda::AttentionKernel& kernel, int32_t num_workers) {
   const int32_t workers = state.options.num_workers > 0 ? num_workers : num_workers * kernel.workers_per_sm;
@@ -123,33 +128,44 @@ scheduler::SchedulerConfig gpu_scheduler_config(const detail::OpState& state,
   scheduler.min_split_tokens = kernel.min_split_tokens;
   const int64_t token_bytes = int64_t{state.config.head_dim_qk + state.config.head_dim_v} * size_of(state.config.kv);
   scheduler.l2_swizzle_tokens = kernel.l2_swizzle_bytes / token_bytes;
-  // A graph keeps its launch: there the wider items have to be what it is for. Above kRunToRun a request's kernel,
-  // hence its bits, must not depend on whether the op is a graph's.
+  // A graph keeps its launch: it has double-height work tiles only if its requests need them. Above kRunToRun a
+  // request's kernel, hence its bits, must not depend on whether the op is a graph's.
   if (state.config.determinism > Determinism::kRunToRun) return scheduler;
   const std::optional<GraphBounds>& bounds = state.options.bounds;
-  const int64_t group_size = state.config.num_q_heads / state.config.num_kv_heads;
-  const int64_t max_rows = bounds ? bounds->max_q_len * group_size : kernel.wide_rows;
-  if (max_rows > scheduler.tile.rows && max_rows <= kernel.wide_rows) scheduler.tile.rows = kernel.wide_rows;
+  const int64_t max_rows = bounds ? most_request_rows(state.config, *bounds) : kernel.double_rows;
+  if (max_rows > scheduler.tile.rows && max_rows <= kernel.double_rows) scheduler.tile.rows = kernel.double_rows;
   return scheduler;
 }
 
-/// Who plans and runs which requests.
-void choose_gpu_plans(detail::OpState& state, const kernels::cuda::AttentionKernel& kernel, int32_t num_workers) {
-  state.gpu_kernel = &kernel;
-  state.gpu_launched = kernel.many_rows != nullptr ? kernel.many_rows(state.config) : &kernel;
-  state.scheduler = gpu_scheduler_config(state, *state.gpu_launched, num_workers);
+detail::Pass gpu_pass(const detail::OpState& state, const kernels::cuda::AttentionKernel& kernel, int32_t num_workers) {
+  const bool allowed = state.options.allow_fp8_mma || state.context.state().allow_fp8_mma;
+  return {.gpu_kernel = &kernel,
+          .scheduler = gpu_scheduler_config(state, kernel, num_workers),
+          .fp8_mma = allowed && kernel.fp8_mma != nullptr && kernel.fp8_mma(state.config)};
+}
+
+/// The passes of a kernel, and which requests each takes (see AttentionKernel::passes).
+std::vector<detail::Pass> gpu_passes(const detail::OpState& state, const kernels::cuda::AttentionKernel& kernel,
+                                     int32_t num_workers) {
+  if (kernel.passes == nullptr) return {gpu_pass(state, kernel, num_workers)};
+  std::span<const kernels::cuda::AttentionKernel* const> kernels = kernel.passes(state.config);
   // Where a row's bits may not depend on how tokens are chunked, one kernel takes all.
-  if (kernel.few_rows == nullptr || state.config.determinism >= Determinism::kScheduleInvariant) return;
-  scheduler::SchedulerConfig few = gpu_scheduler_config(state, *kernel.few_rows, num_workers);
-  const int64_t group_size = state.config.num_q_heads / state.config.num_kv_heads;
-  if (state.options.bounds && state.options.bounds->max_q_len * group_size <= few.tile.rows) {
-    state.gpu_launched = kernel.few_rows;
-    state.scheduler = few;
-    return;
+  if (state.config.determinism >= Determinism::kScheduleInvariant) kernels = kernels.first(1);
+  std::vector<detail::Pass> passes;
+  int32_t min_rows = 0;
+  for (size_t i = kernels.size(); i-- > 0;) {
+    detail::Pass pass = gpu_pass(state, *kernels[i], num_workers);
+    const int32_t tile_rows = pass.scheduler.tile.rows;
+    pass.scheduler.min_rows = min_rows;
+    // Within such bounds no request is left for the passes before: a graph of decodes has no empty launch.
+    const bool takes_rest =
+        i == 0 || (state.options.bounds && most_request_rows(state.config, *state.options.bounds) <= tile_rows);
+    if (!takes_rest) pass.scheduler.max_rows = tile_rows;
+    passes.insert(passes.begin(), std::move(pass));
+    if (takes_rest) break;
+    min_rows = tile_rows + 1;
   }
-  few.max_rows = few.tile.rows;
-  state.scheduler.min_rows = few.max_rows + 1;
-  state.few_rows = few;
+  return passes;
 }
 
 void check_options(const PrepareOptions& options) {
@@ -174,13 +190,14 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
   const int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();
   detail::OpState state{.context = context, .config = resolved, .options = options};
   if (chosen.gpu != nullptr) {
-    choose_gpu_plans(state, *chosen.gpu, num_workers);
-    state.fp8_mma = (options.allow_fp8_mma || context.state().allow_fp8_mma) &&
-                    state.gpu_launched->fp8_mma != nullptr && state.gpu_launched->fp8_mma(resolved);
+    state.kernel_name = chosen.gpu->name;
+    state.passes = gpu_passes(state, *chosen.gpu, num_workers);
   } else {
-    state.kernel = chosen.cpu;
-    state.scheduler = scheduler_config(resolved, *chosen.cpu, options, num_workers);
-    state.scratch_stride = attention::round_up_to_alignment(chosen.cpu->scratch_bytes(resolved, state.scheduler.tile));
+    state.kernel_name = chosen.cpu->name;
+    state.passes.push_back(
+        {.cpu_kernel = chosen.cpu, .scheduler = scheduler_config(resolved, *chosen.cpu, options, num_workers)});
+    const scheduler::TileShape& tile = state.passes.front().scheduler.tile;
+    state.scratch_stride = attention::round_up_to_alignment(chosen.cpu->scratch_bytes(resolved, tile));
   }
   return AttentionOp(std::make_shared<const detail::OpState>(std::move(state)));
 }
@@ -211,14 +228,15 @@ const AttentionConfig& AttentionOp::config() const noexcept {
   return state_->config;
 }
 std::string AttentionOp::kernel_name() const {
-  return state_->gpu_kernel != nullptr ? state_->gpu_kernel->name : state_->kernel->name;
+  return state_->kernel_name;
 }
 bool AttentionOp::fp8_mma() const noexcept {
-  return state_->fp8_mma;
+  return state_->passes.front().fp8_mma;
 }
 DType AttentionOp::p_dtype() const noexcept {
-  if (state_->fp8_mma) return DType::kFloat8E4M3;
-  return state_->gpu_kernel != nullptr ? state_->gpu_kernel->p_dtype(state_->config) : state_->kernel->weights;
+  const detail::Pass& pass = state_->passes.front();
+  if (pass.fp8_mma) return DType::kFloat8E4M3;
+  return pass.gpu_kernel != nullptr ? pass.gpu_kernel->p_dtype(state_->config) : pass.cpu_kernel->weights;
 }
 const attention::GpuBackend* detail::OpState::gpu() const noexcept {
   return context.state().gpu.get();

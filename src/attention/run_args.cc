@@ -213,7 +213,7 @@ void check_args(const PlanBufferState& plan, const AttentionArgs& args) {
   require(args.out_scale.data != nullptr || args.out_scale.value > 0.0f, "out_scale.value is ", args.out_scale.value,
           "; it must be positive");
 
-  const scheduler::PlanView& view = plan.view;
+  const scheduler::PlanView& view = plan.view();
   require(args.segments.size() == static_cast<size_t>(view.num_segments), "args has ", args.segments.size(),
           " segments; the plan has ", view.num_segments);
   for (size_t i = 0; i < args.segments.size(); ++i) {

@@ -27,11 +27,14 @@ struct WorkspaceLayout {
 /// lengths or the host's: what such a run enqueues may not depend on this one plan.
 bool may_be_captured(const detail::PlanBufferState& plan);
 
-/// Partial rows of a plan; of one that may be captured, the most that its op's plans can have.
-int64_t partial_rows(const detail::PlanBufferState& plan);
+/// Whether a run launches this pass on a GPU: it has work tiles, or may have some in a graph's replay. Where no pass
+/// has, the first is launched.
+bool is_launched(const detail::PlanBufferState& plan, size_t pass);
 
-/// How many of them come before those of the kernel of few rows.
-int64_t first_few_rows(const detail::PlanBufferState& plan);
+/// Partial rows of a plan, or of one of its passes; of a plan that may be captured, the most that its op's plans can
+/// have. The workspace holds the passes' rows one after the other.
+int64_t partial_rows(const detail::PlanBufferState& plan);
+int64_t partial_rows(const detail::PlanBufferState& plan, size_t pass);
 
 /// Throws kInvalidArgument if the sizes overflow.
 WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows);

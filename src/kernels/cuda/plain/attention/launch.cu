@@ -33,7 +33,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   }
   kernel<<<shape.num_workers, kThreads, bytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
   check(cudaGetLastError());
-  if (shape.merge) launch_merge(params, shape.num_workers, stream);
+  if (shape.combine) launch_merge(params, shape.num_workers, stream);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::plain

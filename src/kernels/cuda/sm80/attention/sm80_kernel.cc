@@ -44,7 +44,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   const auto* const classes =
       index != kLargeClass && takes_codes(params) ? kCodes : (type == DType::kFloat16 ? kFloat16 : kBFloat16);
   classes[index](params, shape.num_workers, stream);
-  if (shape.merge) launch_merge(params, shape.num_workers, stream);
+  if (shape.combine) launch_merge(params, shape.num_workers, stream);
 }
 
 const AttentionKernel kSm80Kernel{.name = "cuda-sm80",

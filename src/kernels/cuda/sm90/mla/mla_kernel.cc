@@ -54,7 +54,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   const bool general = params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
   const LaunchClass launch_class = shape.q == DType::kFloat16 ? launch_float16 : launch_bfloat16;
   launch_class(params, general, shape.num_workers, stream);
-  if (shape.merge) launch_merge(params, shape.num_workers, stream, true);
+  if (shape.combine) launch_merge(params, shape.num_workers, stream, true);
 }
 
 }  // namespace

@@ -116,7 +116,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   const bool any = params.mask == MaskKind::kCustom || (cap && alibi) || params.soft_cap > kLargestCap;
   const Variant variant = any ? Variant::kAny : cap ? Variant::kCap : alibi ? Variant::kAlibi : Variant::kPlain;
   choose(params, shape)(params, variant, shape.num_workers, stream);
-  if (shape.merge) launch_merge(params, shape.num_workers, stream, true, 16);
+  if (shape.combine) launch_merge(params, shape.num_workers, stream, true, 16);
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
-// A pair of kernels under one op: who runs which requests, and that together they compute what one kernel does. The
-// pair's two are both cuda-sm90-decode, on the emulated GPU.
+// An op of two passes: which pass runs which requests, and that together they compute what one kernel does. The kernels
+// of both passes are cuda-sm90-decode, on the emulated GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,8 +25,8 @@ constexpr int32_t kPageSize = 16;
 constexpr int32_t kKvHeads = 2;
 constexpr int32_t kQHeads = 4;
 constexpr const char* kAlone = "cuda-sm90-decode";
-constexpr const char* kPair = "a pair";
-constexpr const char* kWidePair = "a pair whose half for few rows takes wide items";
+constexpr const char* kTwoPasses = "two passes";
+constexpr const char* kDoubleRows = "two passes, the decode pass with double-height work tiles";
 
 /// What a launch may write besides outputs, for it runs beside the other's.
 struct Owned {
@@ -35,10 +37,10 @@ struct Owned {
   const uint32_t* counters;
 };
 
-/// What has been launched since the last look: "few 3" for three items.
+/// What has been launched since the last look: "decode 3" for three work tiles.
 std::vector<std::string> launched;
 std::vector<Owned> owned;
-std::vector<int32_t> max_rows;  ///< what launches were told of their items
+std::vector<int32_t> max_rows;  ///< what launches were told of their work tiles
 
 void note_and_launch(const char* who, const cuda::AttentionParams& params, const cuda::LaunchShape& shape,
                      Stream stream) {
@@ -63,7 +65,7 @@ DType p_dtype(const AttentionConfig& config) {
   return cuda::sm90::kSm90DecodeKernel.p_dtype(config);
 }
 
-cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::launch) launch, int32_t wide_rows = 0) {
+cuda::AttentionKernel pass(const char* name, decltype(cuda::AttentionKernel::launch) launch, int32_t double_rows = 0) {
   return {.name = name,
           .min_compute_capability = 90,
           .refusal = refusal,
@@ -72,30 +74,37 @@ cuda::AttentionKernel half(const char* name, decltype(cuda::AttentionKernel::lau
           .tile_cost = 96,
           .row_cost = 1,
           .start_cost = 48,
-          .wide_rows = wide_rows,
+          .double_rows = double_rows,
           .launch = launch};
 }
-const cuda::AttentionKernel kFew = half(
-    "few", [](const auto& params, const auto& shape, Stream stream) { note_and_launch("few", params, shape, stream); });
+const cuda::AttentionKernel kDecode = pass("decode", [](const auto& params, const auto& shape, Stream stream) {
+  note_and_launch("decode", params, shape, stream);
+});
+const cuda::AttentionKernel kDoubleDecode = pass("decode", kDecode.launch, 16);
 cuda::AttentionKernel with_fp8_mma(cuda::AttentionKernel kernel) {
   kernel.fp8_mma = [](const AttentionConfig&) { return true; };
   return kernel;
 }
-const cuda::AttentionKernel kMany = with_fp8_mma(half("many", [](const auto& params, const auto& shape, Stream stream) {
-  note_and_launch("many", params, shape, stream);
-}));
-const cuda::AttentionKernel kFewWide = half("few", kFew.launch, 16);
-cuda::AttentionKernel pair(const char* name, const cuda::AttentionKernel& few) {
+const cuda::AttentionKernel kPrefill =
+    with_fp8_mma(pass("prefill", [](const auto& params, const auto& shape, Stream stream) {
+      note_and_launch("prefill", params, shape, stream);
+    }));
+
+template <const cuda::AttentionKernel& Decode>
+std::span<const cuda::AttentionKernel* const> passes(const AttentionConfig&) {
+  static constexpr std::array<const cuda::AttentionKernel*, 2> kPasses{&kPrefill, &Decode};
+  return kPasses;
+}
+cuda::AttentionKernel op_of(const char* name, decltype(cuda::AttentionKernel::passes) passes) {
   return {.name = name,
           .min_compute_capability = 90,
           .refusal = refusal,
           .tile = tile,
           .p_dtype = p_dtype,
-          .few_rows = &few,
-          .many_rows = [](const AttentionConfig&) { return &kMany; }};
+          .passes = passes};
 }
-const cuda::AttentionKernel kBoth = pair(kPair, kFew);
-const cuda::AttentionKernel kBothWide = pair(kWidePair, kFewWide);
+const cuda::AttentionKernel kBoth = op_of(kTwoPasses, passes<kDecode>);
+const cuda::AttentionKernel kBothDouble = op_of(kDoubleRows, passes<kDoubleDecode>);
 
 struct Asked {
   std::vector<int32_t> q_len;
@@ -116,11 +125,11 @@ struct Got {
   std::string report;  ///< what the next seal threw
 };
 
-class TwoKernels : public ::testing::Test {
+class TwoPasses : public ::testing::Test {
  protected:
   void SetUp() override {
     attention::emulation::kernels().push_back(&kBoth);
-    attention::emulation::kernels().push_back(&kBothWide);
+    attention::emulation::kernels().push_back(&kBothDouble);
   }
   void TearDown() override {
     attention::emulation::kernels().pop_back();
@@ -253,24 +262,24 @@ class TwoKernels : public ::testing::Test {
 
 using Names = std::vector<std::string>;
 
-/// Up to four tokens fill a row tile of 8 rows: requests 0, 3 and 5 are few.
+/// Up to four tokens fit a row tile of 8 rows: requests 0, 3 and 5 go to the decode pass.
 const Asked kMixed{.q_len = {1, 5, 0, 4, 9, 1}, .kv_len = {900, 40, 0, 30, 700, 1}};
 
 GraphBounds bounds(int32_t max_q_len) {
   return {.max_requests = 6, .max_tokens = 40, .max_q_len = max_q_len, .max_kv_len = 1000, .max_shared_levels = 0};
 }
 
-TEST_F(TwoKernels, ComputeWhatOneComputes) {
-  const Got got = run_with(kMixed, kPair);
+TEST_F(TwoPasses, MixedBatch_EqualsOneKernel) {
+  const Got got = run_with(kMixed, kTwoPasses);
   expect_near(got, run_with(kMixed, kAlone));
-  EXPECT_EQ(who(got), (Names{"many", "few"}));
+  EXPECT_EQ(who(got), (Names{"prefill", "decode"}));
 }
 
-TEST_F(TwoKernels, WriteNothingOfEachOthers) {
+TEST_F(TwoPasses, PartialsAndCounters_AreApart) {
   for (const bool captured : {false, true}) {
     Asked asked = kMixed;
     if (captured) asked.bounds = bounds(12);
-    run_with(asked, kPair);
+    run_with(asked, kTwoPasses);
     ASSERT_EQ(owned.size(), 2u);
     EXPECT_GT(owned[0].sum_end, owned[0].sum);  // each of the two has cut something
     EXPECT_GT(owned[1].sum_end, owned[1].sum);
@@ -281,142 +290,142 @@ TEST_F(TwoKernels, WriteNothingOfEachOthers) {
   }
 }
 
-TEST_F(TwoKernels, KeepTheBitsOfBatchInvariance) {
+TEST_F(TwoPasses, BatchInvariant_KeepsBits) {
   Asked asked = kMixed;
   asked.determinism = Determinism::kBatchInvariant;
-  const Got got = run_with(asked, kPair);
+  const Got got = run_with(asked, kTwoPasses);
   const Got alone = run_with(asked, kAlone);
   EXPECT_EQ(got.out, alone.out);
   EXPECT_EQ(got.lse, alone.lse);
-  EXPECT_EQ(who(got), (Names{"many", "few"}));
+  EXPECT_EQ(who(got), (Names{"prefill", "decode"}));
 }
 
-TEST_F(TwoKernels, LaunchOnlyWhatHasItems) {
+TEST_F(TwoPasses, WithoutBounds_OnlyPassesWithWorkAreLaunched) {
   const Asked decodes{.q_len = {1, 1, 4}, .kv_len = {300, 20, 40}};
-  const Got few = run_with(decodes, kPair);
-  EXPECT_EQ(who(few), (Names{"few"}));
-  expect_near(few, run_with(decodes, kAlone));
+  const Got decode = run_with(decodes, kTwoPasses);
+  EXPECT_EQ(who(decode), (Names{"decode"}));
+  expect_near(decode, run_with(decodes, kAlone));
   const Asked prefills{.q_len = {9, 12}, .kv_len = {300, 20}};
-  const Got many = run_with(prefills, kPair);
-  EXPECT_EQ(who(many), (Names{"many"}));
-  expect_near(many, run_with(prefills, kAlone));
-  EXPECT_EQ(who(run_with({.q_len = {0}, .kv_len = {5}}, kPair)), (Names{"many"}));
+  const Got prefill = run_with(prefills, kTwoPasses);
+  EXPECT_EQ(who(prefill), (Names{"prefill"}));
+  expect_near(prefill, run_with(prefills, kAlone));
+  EXPECT_EQ(who(run_with({.q_len = {0}, .kv_len = {5}}, kTwoPasses)), (Names{"prefill"}));
 }
 
-TEST_F(TwoKernels, BothAreLaunchedWhereAGraphMayReplayOtherLengths) {
+TEST_F(TwoPasses, WithBounds_BothAreLaunched) {
   for (const bool on_device : {false, true}) {
     Asked decodes{.q_len = {1, 1}, .kv_len = {300, 20}};
     decodes.bounds = bounds(12);
     decodes.on_device = on_device;
-    const Got got = run_with(decodes, kPair);
-    EXPECT_EQ(who(got), (Names{"many", "few"}));
-    EXPECT_EQ(got.launched[0], "many 0");
+    const Got got = run_with(decodes, kTwoPasses);
+    EXPECT_EQ(who(got), (Names{"prefill", "decode"}));
+    EXPECT_EQ(got.launched[0], "prefill 0");
     expect_near(got, run_with(decodes, kAlone));
     Asked mixed = kMixed;
     mixed.bounds = bounds(12);
     mixed.on_device = on_device;
-    expect_near(run_with(mixed, kPair), run_with(mixed, kAlone));
+    expect_near(run_with(mixed, kTwoPasses), run_with(mixed, kAlone));
   }
 }
 
-TEST_F(TwoKernels, AGraphOfDecodesHasOneLaunch) {
+TEST_F(TwoPasses, BoundsOfDecodes_DecodePassAlone) {
   Asked decodes{.q_len = {1, 4}, .kv_len = {300, 20}};
   decodes.bounds = bounds(4);
-  const Got got = run_with(decodes, kPair);
-  EXPECT_EQ(who(got), (Names{"few"}));
+  const Got got = run_with(decodes, kTwoPasses);
+  EXPECT_EQ(who(got), (Names{"decode"}));
   expect_near(got, run_with(decodes, kAlone));
 }
 
-/// Who asks whether a request's rows come of FP8 MMA prepares for requests of as many queries.
-TEST_F(TwoKernels, ProductsOfFp8AreThoseOfTheKernelOfManyRows) {
+/// To ask whether a request's rows come of FP8 MMA, one prepares for requests of as many queries.
+TEST_F(TwoPasses, Fp8Mma_IsThePrefillPasss) {
   AttentionConfig config;
   config.num_q_heads = kQHeads;
   config.num_kv_heads = kKvHeads;
   config.head_dim_qk = config.head_dim_v = kHeadDim;
-  const auto products = [&config](const char* kernel, std::optional<GraphBounds> bounds, bool allowed = true) {
+  const auto fp8_mma = [&config](const char* kernel, std::optional<GraphBounds> bounds, bool allowed = true) {
     PrepareOptions options;
     options.force_kernel = kernel;
     options.bounds = bounds;
     options.allow_fp8_mma = allowed;
     return prepare(Context::cuda(0), config, options).fp8_mma();
   };
-  EXPECT_TRUE(products(kPair, std::nullopt));
-  EXPECT_FALSE(products(kPair, std::nullopt, false));
-  EXPECT_FALSE(products(kPair, bounds(4)));
-  EXPECT_TRUE(products(kPair, bounds(5)));
-  EXPECT_FALSE(products(kWidePair, bounds(8)));
-  EXPECT_TRUE(products(kWidePair, bounds(9)));
-  EXPECT_FALSE(products(kAlone, std::nullopt));
-  config.determinism = Determinism::kScheduleInvariant;  // one kernel takes all
-  EXPECT_TRUE(products(kPair, bounds(1)));
+  EXPECT_TRUE(fp8_mma(kTwoPasses, std::nullopt));
+  EXPECT_FALSE(fp8_mma(kTwoPasses, std::nullopt, false));
+  EXPECT_FALSE(fp8_mma(kTwoPasses, bounds(4)));
+  EXPECT_TRUE(fp8_mma(kTwoPasses, bounds(5)));
+  EXPECT_FALSE(fp8_mma(kDoubleRows, bounds(8)));
+  EXPECT_TRUE(fp8_mma(kDoubleRows, bounds(9)));
+  EXPECT_FALSE(fp8_mma(kAlone, std::nullopt));
+  config.determinism = Determinism::kScheduleInvariant;  // one pass takes all
+  EXPECT_TRUE(fp8_mma(kTwoPasses, bounds(1)));
 }
 
 /// With groups of two heads, 8 tokens are 16 rows.
 const Asked kVerifies{.q_len = {1, 8, 5, 0, 3}, .kv_len = {900, 40, 300, 0, 3}};
 
-TEST_F(TwoKernels, WideItemsGoToTheKernelOfFewRowsWhereALaunchKnowsOfThem) {
+TEST_F(TwoPasses, DoubleRows_WhereALaunchKnows_GoToDecodePass) {
   Asked verifies = kVerifies;
-  const Got got = run_with(verifies, kWidePair);
-  EXPECT_EQ(who(got), (Names{"few"}));
+  const Got got = run_with(verifies, kDoubleRows);
+  EXPECT_EQ(who(got), (Names{"decode"}));
   EXPECT_EQ(max_rows, std::vector<int32_t>{16});
-  const Got narrow = run_with(verifies, kPair);
-  EXPECT_EQ(who(narrow), (Names{"many", "few"}));
+  const Got narrow = run_with(verifies, kTwoPasses);
+  EXPECT_EQ(who(narrow), (Names{"prefill", "decode"}));
   expect_near(got, narrow);
   verifies.bounds = bounds(8);  // a graph of such batches
   for (const bool on_device : {false, true}) {
     verifies.on_device = on_device;
-    expect_near(run_with(verifies, kWidePair), narrow);
+    expect_near(run_with(verifies, kDoubleRows), narrow);
     EXPECT_EQ(launched.size(), 1u);
     EXPECT_EQ(max_rows, std::vector<int32_t>{16});
   }
   verifies.on_device = false;
-  verifies.bounds = bounds(12);  // of any: the launch for few rows stays that of eight
-  expect_near(run_with(verifies, kWidePair), narrow);
+  verifies.bounds = bounds(12);  // of any requests: work tiles of the decode pass have 8 rows
+  expect_near(run_with(verifies, kDoubleRows), narrow);
   EXPECT_EQ(launched.size(), 2u);
   EXPECT_EQ(max_rows[1], 8);
 }
 
-TEST_F(TwoKernels, GraphsHaveTheKernelsOfEagerStepsWhereBitsMayNotDependOnThat) {
+TEST_F(TwoPasses, BatchInvariant_GraphsHaveEagerStepsPasses) {
   Asked verifies = kVerifies;
   verifies.determinism = Determinism::kBatchInvariant;
-  const Got eager = run_with(verifies, kWidePair);
-  EXPECT_EQ(who(eager), (Names{"many", "few"}));
+  const Got eager = run_with(verifies, kDoubleRows);
+  EXPECT_EQ(who(eager), (Names{"prefill", "decode"}));
   for (const int32_t most_tokens : {8, 12}) {
     verifies.bounds = bounds(most_tokens);
-    const Got captured = run_with(verifies, kWidePair);
+    const Got captured = run_with(verifies, kDoubleRows);
     EXPECT_EQ(captured.out, eager.out);
     EXPECT_EQ(captured.lse, eager.lse);
   }
 }
 
-TEST_F(TwoKernels, ALaunchOfFewRowsIsToldWhatItsItemsHave) {
-  run_with({.q_len = {1, 4}, .kv_len = {300, 20}}, kWidePair);
+TEST_F(TwoPasses, DecodePass_IsToldItsTilesRows) {
+  run_with({.q_len = {1, 4}, .kv_len = {300, 20}}, kDoubleRows);
   EXPECT_EQ(max_rows, std::vector<int32_t>{8});
-  EXPECT_EQ(who(run_with({.q_len = {9, 1}, .kv_len = {300, 20}}, kWidePair)), (Names{"many", "few"}));
+  EXPECT_EQ(who(run_with({.q_len = {9, 1}, .kv_len = {300, 20}}, kDoubleRows)), (Names{"prefill", "decode"}));
   EXPECT_EQ(max_rows[1], 2);
   Asked sealed{.q_len = {1, 8}, .kv_len = {300, 20}};
   sealed.sealed = true;
-  run_with(sealed, kWidePair);
+  run_with(sealed, kDoubleRows);
   EXPECT_EQ(max_rows, std::vector<int32_t>{16});
-  run_with({.q_len = {1, 1}, .kv_len = {300, 20}, .shared = 100}, kWidePair);
+  run_with({.q_len = {1, 1}, .kv_len = {300, 20}, .shared = 100}, kDoubleRows);
   EXPECT_EQ(max_rows.size(), 1u);
 }
 
-TEST_F(TwoKernels, OneTakesAllWhereBitsMayNotDependOnChunks) {
+TEST_F(TwoPasses, ScheduleInvariant_PrefillPassTakesAll) {
   Asked asked = kMixed;
   asked.determinism = Determinism::kScheduleInvariant;
-  const Got got = run_with(asked, kPair);
-  EXPECT_EQ(who(got), (Names{"many"}));
+  const Got got = run_with(asked, kTwoPasses);
+  EXPECT_EQ(who(got), (Names{"prefill"}));
   EXPECT_EQ(got.out, run_with(asked, kAlone).out);
 }
 
-TEST_F(TwoKernels, RunFromOneSchedule) {
+TEST_F(TwoPasses, SealedPlan_HoldsBothPasses) {
   for (const bool captured : {false, true}) {
     Asked asked = kMixed;
     if (captured) asked.bounds = bounds(12);
-    const Got expected = run_with(asked, kPair);
+    const Got expected = run_with(asked, kTwoPasses);
     asked.sealed = true;
-    const Got got = run_with(asked, kPair);
+    const Got got = run_with(asked, kTwoPasses);
     EXPECT_EQ(got.report, "");
     EXPECT_EQ(got.launched, expected.launched);
     EXPECT_EQ(got.out, expected.out);
@@ -424,8 +433,8 @@ TEST_F(TwoKernels, RunFromOneSchedule) {
   }
 }
 
-TEST_F(TwoKernels, ComputeNothingFromAChangedSchedule) {
-  for (const char* kernel : {kPair, kAlone}) {
+TEST_F(TwoPasses, SealedPlanChanged_NothingIsComputed) {
+  for (const char* kernel : {kTwoPasses, kAlone}) {
     for (const int64_t changed : {0, 66, 400, 900, 1999}) {  // in front, in a header, in the work
       Asked asked = kMixed;
       asked.sealed = true;
@@ -438,16 +447,16 @@ TEST_F(TwoKernels, ComputeNothingFromAChangedSchedule) {
   }
 }
 
-TEST_F(TwoKernels, ABatchThatSharesGoesToOne) {
+TEST_F(TwoPasses, SharedSegments_OnePassTakesAll) {
   Asked asked{.q_len = {1, 9, 1}, .kv_len = {30, 40, 20}};
   asked.shared = 100;
-  EXPECT_EQ(who(run_with(asked, kPair)), (Names{"many"}));
+  EXPECT_EQ(who(run_with(asked, kTwoPasses)), (Names{"prefill"}));
   asked.q_len[1] = 2;
-  const Got got = run_with(asked, kPair);
-  EXPECT_EQ(who(got), (Names{"few"}));
+  const Got got = run_with(asked, kTwoPasses);
+  EXPECT_EQ(who(got), (Names{"decode"}));
   expect_near(got, run_with(asked, kAlone));
-  asked.determinism = Determinism::kBatchInvariant;  // whoever the others are
-  EXPECT_EQ(who(run_with(asked, kPair)), (Names{"many"}));
+  asked.determinism = Determinism::kBatchInvariant;  // whatever the others are
+  EXPECT_EQ(who(run_with(asked, kTwoPasses)), (Names{"prefill"}));
 }
 
 }  // namespace
