@@ -3,9 +3,8 @@
 #include <vector>
 
 #include "attention/cache_args.hpp"
-#include "attention/context.hpp"
-#include "attention/gpu_cache.hpp"
 #include "attention/split_work.hpp"
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/kv_cache.hpp"
 
@@ -13,6 +12,7 @@ namespace folio::inline v0 {
 namespace {
 
 using core::require;
+namespace cuda = kernels::cuda;
 namespace generic = kernels::generic;
 
 enum class Sharing { kNone, kSameCache };
@@ -110,6 +110,31 @@ generic::PageHalf page_half(const KvCacheView& from, const KvCacheView& to, bool
           generic::scale_table(to_scale)};
 }
 
+void gpu_convert_pages(const attention::GpuBackend& gpu, const KvCacheView& from, const KvCacheView& to,
+                       std::span<const int32_t> source, std::span<const int32_t> destination,
+                       const CacheConvertScales& scales, Stream stream, int32_t* status) {
+  attention::check_gpu_aligned("source", source.data(), sizeof(int32_t));
+  attention::check_gpu_aligned("destination", destination.data(), sizeof(int32_t));
+  const auto bitwise = [&](const Scale& from_scale, const Scale& to_scale) {
+    return from.dtype == to.dtype && attention::same_scale(from_scale, to_scale);
+  };
+  cuda::PagesParams params;
+  params.move = attention::move_of(from, status);
+  params.move.halves[0] =
+      attention::move_half(attention::move_side(from, true), attention::move_side(to, true), from.head_dim_qk,
+                           scales.from_k, scales.to_k, bitwise(scales.from_k, scales.to_k));
+  params.move.halves[1] =
+      attention::move_half(attention::move_side(from, false), attention::move_side(to, false), from.head_dim_v,
+                           scales.from_v, scales.to_v, bitwise(scales.from_v, scales.to_v));
+  params.move.num_halves = kvcache::v_aliases_k(to) ? 1 : 2;
+  params.source = source.data();
+  params.destination = destination.data();
+  params.num_pairs = core::checked_cast<int64_t>(source.size());
+  params.from_pages = from.num_pages;
+  params.to_pages = to.num_pages;
+  gpu.enqueue(params, stream);
+}
+
 void move_pages(const Context& context, const KvCacheView& from, const KvCacheView& to, std::span<const int32_t> source,
                 std::span<const int32_t> destination, const CacheConvertScales& scales, Stream stream,
                 int32_t* status) {
@@ -119,7 +144,7 @@ void move_pages(const Context& context, const KvCacheView& from, const KvCacheVi
   attention::check_status(status, gpu != nullptr);
   if (gpu != nullptr) {
     check_sharing(from, to);
-    attention::gpu_convert_pages(*gpu, {from, to, source, destination, scales, status}, stream);
+    gpu_convert_pages(*gpu, from, to, source, destination, scales, stream, status);
     return;
   }
   check_ids("source", source, from.num_pages);

@@ -1,8 +1,6 @@
 #include <algorithm>
 
 #include "attention/cache_args.hpp"
-#include "attention/context.hpp"
-#include "attention/gpu_cache.hpp"
 #include "attention/split_work.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -12,6 +10,7 @@ namespace folio::inline v0 {
 namespace {
 
 using core::require;
+namespace cuda = kernels::cuda;
 namespace generic = kernels::generic;
 
 constexpr int64_t kMinSlotsPerGroup = 64;
@@ -61,6 +60,24 @@ generic::WriteHalf write_half(const ConstTensorView& input, const KvCacheView& c
           generic::scale_table(scale)};
 }
 
+void gpu_write(const attention::GpuBackend& gpu, const CacheWriteArgs& args, bool v_aliases_k, Stream stream) {
+  const KvCacheView& cache = args.cache;
+  attention::check_gpu_aligned("slot_mapping", args.slot_mapping, sizeof(int64_t));
+  cuda::WriteParams params;
+  params.move = attention::move_of(cache, args.status);
+  params.move.halves[0] = attention::move_half(attention::move_side(args.k), attention::move_side(cache, true),
+                                               cache.head_dim_qk, {}, args.k_scale, args.k.dtype == cache.dtype);
+  params.move.num_halves = v_aliases_k ? 1 : 2;
+  if (!v_aliases_k) {
+    params.move.halves[1] = attention::move_half(attention::move_side(args.v), attention::move_side(cache, false),
+                                                 cache.head_dim_v, {}, args.v_scale, args.v.dtype == cache.dtype);
+  }
+  params.slots = args.slot_mapping;
+  params.num_slots = args.num_slots;
+  params.slot_limit = core::checked_mul(cache.num_pages, int64_t{cache.page_size});
+  gpu.enqueue(params, stream);
+}
+
 }  // namespace
 
 void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream stream) {
@@ -78,7 +95,7 @@ void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream s
   }
   if (args.num_slots == 0) return;
   if (gpu != nullptr) {
-    attention::gpu_write(*gpu, args, aliased, stream);
+    gpu_write(*gpu, args, aliased, stream);
     return;
   }
 

@@ -1,8 +1,7 @@
-#include "attention/context.hpp"
-
 #include <algorithm>
 #include <utility>
 
+#include "attention/op_state.hpp"
 #include "core/error.hpp"
 #include "platform/cpu_count.hpp"
 #include "platform/cpu_features.hpp"
@@ -30,6 +29,13 @@ void validate(const ContextOptions& options) {
 }
 
 }  // namespace
+
+#ifdef FOLIO_WITHOUT_CUDA
+std::shared_ptr<const attention::GpuBackend> attention::open_gpu(int32_t index) {
+  core::fail(ErrorCode::kUnavailable, "CUDA device ", index,
+             ": this build has no CUDA kernels; Context::cpu is offered");
+}
+#endif
 
 Context Context::cpu(const ContextOptions& options) {
   validate(options);

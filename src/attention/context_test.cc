@@ -1,4 +1,4 @@
-#include "attention/context.hpp"
+#include "attention/op_state.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,8 +5,7 @@
 #include <cmath>
 #include <string>
 
-#include "attention/context.hpp"
-#include "attention/gpu_combine.hpp"
+#include "attention/op_state.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "kernels/cpu/generic/combine/combine.hpp"
@@ -218,13 +217,48 @@ CombineParams make_params(std::span<const CombineSource> sources, const Sizes& s
   return params;
 }
 
+kernels::cuda::CombineSource device_source(const CombineSource& source) {
+  kernels::cuda::CombineSource device;
+  device.out = source.out;
+  device.dtype = source.dtype;
+  device.num_states = source.num_states;
+  device.state_stride = source.state_stride;
+  device.token_stride = source.token_stride;
+  device.head_stride = source.head_stride;
+  device.lse = source.lse;
+  device.lse_state_stride = source.lse_state_stride;
+  device.lse_token_stride = source.lse_token_stride;
+  device.lse_head_stride = source.lse_head_stride;
+  device.base = source.base;
+  return device;
+}
+
+/// Arguments are checked before. `out_scale` stands for the params' own, and is read on the device where it is an
+/// array.
+void gpu_combine(const attention::GpuBackend& gpu, const CombineParams& params, int64_t num_tokens,
+                 const Scale& out_scale, Stream stream) {
+  kernels::cuda::CombineParams device;
+  for (size_t i = 0; i < params.sources.size(); ++i) device.sources[i] = device_source(params.sources[i]);
+  device.num_tokens = num_tokens;
+  device.num_heads = params.num_heads;
+  device.head_dim = params.head_dim;
+  device.out = params.out;
+  device.out_dtype = params.out_dtype;
+  device.out_scale = out_scale;
+  device.out_token_stride = params.out_token_stride;
+  device.out_head_stride = params.out_head_stride;
+  device.lse = params.lse;
+  device.mask = params.mask;
+  gpu.enqueue(device, stream);
+}
+
 /// Elements below which a region costs more than it saves.
 constexpr int64_t kMinElementsPerItem = 16384;
 
 void execute(const Context& context, const CombineParams& params, const Sizes& sizes, const Scale& out_scale,
              Stream stream) {
   if (context.state().gpu != nullptr) {
-    attention::gpu_combine(*context.state().gpu, params, sizes.tokens, out_scale, stream);
+    gpu_combine(*context.state().gpu, params, sizes.tokens, out_scale, stream);
     return;
   }
   struct Work {

@@ -4,14 +4,29 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "attention/gpu_backend.hpp"
 #include "folio/attention.hpp"
+#include "folio/context.hpp"
 #include "kernels/attention_kernel.hpp"
+#include "platform/thread_pool.hpp"
 #include "scheduler/scheduler.hpp"
 
-namespace folio::inline v0::detail {
+/// The states behind the public handles: contexts, ops and plans.
+namespace folio::inline v0 {
+namespace detail {
+
+/// What a Context stands for. Immutable once made; the pool it owns, if any, is thread-safe.
+struct ContextState {
+  Device device;
+  Executor executor;                                 ///< the engine's, or that of `pool`; a GPU has none
+  std::string force_kernel;                          ///< empty: none
+  bool allow_fp8_mma = false;                        ///< of every op
+  std::unique_ptr<platform::ThreadPool> pool;        ///< null with an engine's executor
+  std::shared_ptr<const attention::GpuBackend> gpu;  ///< null on a CPU
+};
 
 /// One kernel of an op and the scheduler of its work tiles. Most ops have one pass. cuda-sm90 has two: the prefill
 /// pass, which is launched first, and the decode pass. Each plans the same batch and takes the requests whose packed
@@ -63,4 +78,25 @@ struct PlanBufferState {
 /// The state behind a plan. Throws kStalePlan.
 const PlanBufferState& checked(const AttentionPlan& plan);
 
-}  // namespace folio::inline v0::detail
+}  // namespace detail
+
+namespace attention {
+
+/// Whether a run of the plan may be in a graph that is replayed with later plans of its buffer, from the device's
+/// lengths or the host's: what such a run enqueues may not depend on this one plan.
+bool may_be_captured(const detail::PlanBufferState& plan);
+
+/// Whether a run launches this pass on a GPU: it has work tiles, or may have some in a graph's replay. Where no pass
+/// has, the first is launched.
+bool is_launched(const detail::PlanBufferState& plan, size_t pass);
+
+/// Partial rows of a plan, or of one of its passes; of a plan that may be captured, the most that its op's plans can
+/// have. The workspace holds the passes' rows one after the other.
+int64_t partial_rows(const detail::PlanBufferState& plan);
+int64_t partial_rows(const detail::PlanBufferState& plan, size_t pass);
+
+/// A CPU has no streams. Throws kInvalidArgument for one other than the default.
+void check_stream(const detail::OpState& op, Stream stream);
+
+}  // namespace attention
+}  // namespace folio::inline v0

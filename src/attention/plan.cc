@@ -3,9 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "attention/fork.hpp"
-#include "attention/op_state.hpp"
-#include "attention/workspace.hpp"
+#include "attention/run_args.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/context.hpp"
-#include "attention/gpu_cache.hpp"
+#include "attention/cache_args.hpp"
 #include "attention/split_work.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"

@@ -1,13 +1,7 @@
-#include <array>
 #include <cmath>
-#include <optional>
 #include <vector>
 
-#include "attention/fork.hpp"
-#include "attention/gpu_params.hpp"
-#include "attention/op_state.hpp"
 #include "attention/run_args.hpp"
-#include "attention/workspace.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
 #include "folio/page_table.hpp"
@@ -50,45 +44,6 @@ void run_on_cpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   if (plan.num_combine_tiles > 0) op.context.parallel_for(plan.num_combine_tiles, combine_body, &launch);
 }
 
-void run_on_gpu(const detail::PlanBufferState& state, const AttentionArgs& args,
-                const attention::WorkspaceLayout& layout, std::byte* workspace, Stream stream) {
-  const detail::OpState& op = *state.op;
-  attention::check_gpu_args(state, args);
-  const bool captured = attention::may_be_captured(state);
-  // The first pass that is launched is on the caller's stream; side streams fork before it.
-  std::array<std::optional<attention::Fork>, kernels::cuda::kMaxPasses> forks;
-  bool first = true;
-  for (size_t i = 0; i < state.passes.size(); ++i) {
-    if (!attention::is_launched(state, i)) continue;
-    if (!first) forks[i].emplace(*state.passes[i].side, stream);
-    first = false;
-  }
-  kernels::cuda::AttentionParams params = attention::gpu_params(state, args, layout, workspace);
-  for (size_t i = 0; i < state.passes.size(); ++i) {
-    const detail::Pass& pass = op.passes[i];
-    const detail::PassPlan& plan = state.passes[i];
-    if (attention::is_launched(state, i)) {
-      attention::set_pass(state, i, params);
-      const kernels::cuda::LaunchShape shape{
-          .q = op.config.q,
-          .kv = op.config.kv,
-          .ragged_kv = op.config.ragged_kv,
-          .num_workers = pass.scheduler.num_workers,
-          .combine = (captured || plan.view.num_combine_tiles > 0) && params.combine_counters == nullptr,
-          .max_rows = plan.most_tile_rows,
-          .fp8_mma = pass.fp8_mma};
-      op.gpu()->launch(*pass.gpu_kernel, params, shape, forks[i] ? forks[i]->stream() : stream);
-    }
-    const int64_t partial_rows = attention::partial_rows(state, i);
-    params.partial_acc += partial_rows * op.config.head_dim_v;
-    params.partial_row_max += partial_rows;
-    params.partial_row_sum += partial_rows;
-  }
-  for (std::optional<attention::Fork>& fork : forks) {
-    if (fork) fork->join();
-  }
-}
-
 /// A GPU's table, in host memory.
 struct HostTable {
   std::vector<int32_t> indices;
@@ -123,7 +78,7 @@ void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspa
   if (resolved.sm_scale == 0.0f) resolved.sm_scale = 1.0f / std::sqrt(static_cast<float>(op.config.head_dim_qk));
   auto* bytes = static_cast<std::byte*>(workspace.data);
   if (op.gpu() != nullptr) {
-    run_on_gpu(state, resolved, layout, bytes, stream);
+    attention::run_on_gpu(state, resolved, layout, bytes, stream);
   } else {
     run_on_cpu(state, resolved, layout, bytes);
   }

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstring>
 
-#include "attention/workspace.hpp"
+#include "attention/op_state.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "scheduler/plan_image.hpp"
@@ -13,7 +13,8 @@
 namespace folio::inline v0::attention {
 namespace {
 
-constexpr uint64_t kMagic = 0x31304c4145534f46;  // "FOSEAL01"
+constexpr uint64_t kMagic = 0x31304c4145534f46;     // "FOSEAL01"
+constexpr uint64_t kGpuMagic = 0x3155504745534f46;  // "FOSEGPU1"
 
 /// What stands before the image.
 struct SealHeader {
@@ -77,6 +78,23 @@ class SealedImage final : public GpuPlanMemory {
   uint32_t* combine_counters_ = nullptr;
 };
 
+/// Graphs know where an image's header lies, whatever the plans' sizes: headers have places of their own in front.
+constexpr size_t kHeadBytes = 512;
+constexpr size_t kFrontBytes = ScheduleLayout::kHeaderBytes + scheduler::SealRecord::kMostImages * kHeadBytes;
+static_assert(sizeof(scheduler::PlanImageHeader) <= kHeadBytes && kFrontBytes % scheduler::kPlanImageAlignment == 0);
+
+/// `image_bytes`: of each pass's image.
+ScheduleLayout lay_out_schedule(std::span<const size_t> image_bytes) {
+  ScheduleLayout layout;
+  layout.bytes = kFrontBytes;
+  for (size_t i = 0; i < image_bytes.size(); ++i) {
+    layout.images[i] = ScheduleLayout::kHeaderBytes + i * kHeadBytes;
+    layout.bytes = core::checked_round_up(layout.bytes, scheduler::kPlanImageAlignment) + image_bytes[i];
+  }
+  layout.bytes = core::checked_round_up(layout.bytes, sizeof(uint64_t));
+  return layout;
+}
+
 /// `passes`: an op's, or a plan's. `plan_of`: what scheduler::plan_image_bytes takes of one.
 template <typename Passes, typename PlanOf>
 ScheduleLayout layout_of(const Passes& passes, const PlanOf& plan_of) {
@@ -91,6 +109,46 @@ ScheduleLayout layout_of(const detail::PlanBufferState& planned) {
 }
 
 }  // namespace
+
+void fill_schedule(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout, std::byte* stage,
+                   const std::byte* memory) {
+  const uint64_t front[] = {kGpuMagic, layout.bytes / sizeof(int32_t)};
+  std::memset(stage, 0, kFrontBytes);
+  std::memcpy(stage, front, sizeof(front));
+  size_t begin = kFrontBytes;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    begin = core::checked_round_up(begin, scheduler::kPlanImageAlignment);
+    const size_t bytes = scheduler::pack_plan(*plans[i], stage + begin, layout.bytes - begin, memory + begin);
+    std::memcpy(stage + layout.images[i], stage + begin, sizeof(scheduler::PlanImageHeader));
+    begin += bytes;
+  }
+}
+
+scheduler::SealRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
+                                  std::byte* memory, const int32_t* no_work) {
+  scheduler::SealRecord record;
+  record.num_words = layout.bytes / sizeof(uint64_t);
+  for (uint64_t i = 0; i < record.num_words; ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, stage + i * sizeof(word), sizeof(word));
+    record.checksum += scheduler::seal_share(word, i);
+  }
+  record.num_images = static_cast<int32_t>(num_plans);
+  for (size_t i = 0; i < num_plans; ++i) {
+    record.images[i] = reinterpret_cast<scheduler::PlanImageHeader*>(memory + layout.images[i]);
+    scheduler::PlanImageHeader& emptied = record.emptied[i];
+    std::memcpy(&emptied, stage + layout.images[i], sizeof(emptied));
+    emptied.view.num_work_tiles = emptied.view.num_dynamic_tiles = emptied.view.num_combine_tiles = 0;
+    if (emptied.view.worker_indptr != nullptr) emptied.view.worker_indptr = no_work;
+  }
+  return record;
+}
+
+void fail_changed() {
+  core::fail(ErrorCode::kInvalidArgument,
+             "an earlier schedule's checksum does not match; it was changed after it had been planned, and nothing was "
+             "computed from it");
+}
 
 SealedPlan::SealedPlan(const AttentionOp& op) {
   state_.op = op.shared_state();

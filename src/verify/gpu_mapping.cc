@@ -1,6 +1,6 @@
 #include "verify/gpu_mapping.hpp"
 
-#include "attention/context.hpp"
+#include "attention/op_state.hpp"
 
 namespace folio::inline v0::verify {
 

@@ -3,8 +3,7 @@
 #include <cmath>
 
 #include "attention/cache_args.hpp"
-#include "attention/context.hpp"
-#include "attention/gpu_cache.hpp"
+#include "attention/op_state.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/types/float_convert.hpp"

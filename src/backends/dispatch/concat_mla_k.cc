@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "attention/cache_args.hpp"
-#include "attention/context.hpp"
+#include "attention/op_state.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/backends/dispatch.hpp"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "attention/context.hpp"
+#include "attention/op_state.hpp"
 #include "backends/common/context_memory.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numbers>
 
-#include "attention/context.hpp"
+#include "attention/op_state.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/page_table.hpp"

@@ -1,8 +1,9 @@
-#include "attention/gpu_params.hpp"
-
 #include <algorithm>
+#include <array>
 #include <initializer_list>
+#include <optional>
 
+#include "attention/run_args.hpp"
 #include "core/error.hpp"
 
 namespace folio::inline v0::attention {
@@ -75,8 +76,6 @@ cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged, DType dt
   return params;
 }
 
-}  // namespace
-
 void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& args) {
   const AttentionConfig& config = plan.op->config;
   if (args.segments.size() > cuda::kMaxSegments) {
@@ -91,6 +90,8 @@ void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& ar
   for (const SegmentArgs& segment : args.segments) check_segment_aligned(segment, config.ragged_kv);
 }
 
+/// Whether a pass's kernel combines its own splits, in this plan and, where a run may be captured, in every later one:
+/// the splits of shared segments are combined by a second kernel.
 bool combines_in_kernel(const detail::PlanBufferState& plan, size_t pass) {
   if (!plan.op->passes[pass].gpu_kernel->combines_in_kernel) return false;
   if (may_be_captured(plan)) return plan.op->options.bounds->max_shared_levels == 0;
@@ -99,6 +100,7 @@ bool combines_in_kernel(const detail::PlanBufferState& plan, size_t pass) {
                       [](const scheduler::SegmentLengths& segment) { return segment.shared; });
 }
 
+/// One layer's arguments as kernels on a GPU take them, but for what set_pass adds.
 cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const AttentionArgs& args,
                                  const WorkspaceLayout& layout, std::byte* workspace) {
   const AttentionConfig& config = plan.op->config;
@@ -144,11 +146,55 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   return params;
 }
 
+/// Adds what a pass's kernel takes of that pass's plan.
 void set_pass(const detail::PlanBufferState& plan, size_t pass, cuda::AttentionParams& params) {
   const GpuPlanMemory& memory = *plan.passes[pass].gpu;
   params.plan = memory.image();
   params.tile_counters = memory.tile_counters();
   params.combine_counters = combines_in_kernel(plan, pass) ? memory.combine_counters() : nullptr;
+}
+
+/// Enqueues one pass. `params`: set_pass has been called for it.
+void launch_pass(const detail::PlanBufferState& plan, size_t pass, const cuda::AttentionParams& params, Stream stream) {
+  const detail::OpState& op = *plan.op;
+  const bool may_combine = may_be_captured(plan) || plan.passes[pass].view.num_combine_tiles > 0;
+  const cuda::LaunchShape shape{.q = op.config.q,
+                                .kv = op.config.kv,
+                                .ragged_kv = op.config.ragged_kv,
+                                .num_workers = op.passes[pass].scheduler.num_workers,
+                                .combine = may_combine && params.combine_counters == nullptr,
+                                .max_rows = plan.passes[pass].most_tile_rows,
+                                .fp8_mma = op.passes[pass].fp8_mma};
+  op.gpu()->launch(*op.passes[pass].gpu_kernel, params, shape, stream);
+}
+
+}  // namespace
+
+void run_on_gpu(const detail::PlanBufferState& plan, const AttentionArgs& args, const WorkspaceLayout& layout,
+                std::byte* workspace, Stream stream) {
+  check_gpu_args(plan, args);
+  cuda::AttentionParams params = gpu_params(plan, args, layout, workspace);
+  // The first pass that is launched is on the caller's stream. The others' streams fork before it.
+  std::array<std::optional<Fork>, cuda::kMaxPasses> forks;
+  bool first = true;
+  for (size_t pass = 0; pass < plan.passes.size(); ++pass) {
+    if (!is_launched(plan, pass)) continue;
+    if (!first) forks[pass].emplace(*plan.passes[pass].side, stream);
+    first = false;
+  }
+  for (size_t pass = 0; pass < plan.passes.size(); ++pass) {
+    if (is_launched(plan, pass)) {
+      set_pass(plan, pass, params);
+      launch_pass(plan, pass, params, forks[pass] ? forks[pass]->stream() : stream);
+    }
+    const int64_t rows = partial_rows(plan, pass);  // the next pass's lie behind them
+    params.partial_acc += rows * plan.op->config.head_dim_v;
+    params.partial_row_max += rows;
+    params.partial_row_sum += rows;
+  }
+  for (std::optional<Fork>& fork : forks) {
+    if (fork) fork->join();
+  }
 }
 
 }  // namespace folio::inline v0::attention
