@@ -1,10 +1,11 @@
-#include "attention/sealed_plan.hpp"
+#include "folio/sealed_plan.hpp"
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 
+#include "attention/op_state.hpp"
 #include "attention/workspace.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -88,8 +89,13 @@ ScheduleLayout layout_of(const detail::PlanBufferState& planned) {
 }
 
 }  // namespace
+}  // namespace folio::inline v0::attention
 
-SealedPlan::SealedPlan(const AttentionOp& op) {
+namespace folio::inline v0 {
+
+using namespace attention;  // what stands above, and the modules' own
+
+SealedPlan::SealedPlan(const AttentionOp& op) : owned_(std::make_unique<detail::PlanBufferState>()), state_(*owned_) {
   state_.op = op.shared_state();
   state_.sealed = true;
   const GpuBackend* const gpu = op.state().gpu();
@@ -108,6 +114,18 @@ SealedPlan::SealedPlan(const AttentionOp& op) {
 
 SealedPlan::SealedPlan(SealedPlan&&) noexcept = default;
 SealedPlan::~SealedPlan() = default;
+
+void SealedPlan::report() const {
+  if (schedule_ != nullptr) schedule_->report();
+}
+
+AttentionPlan SealedPlan::plan() const {
+  return AttentionPlan(&state_, state_.generation);
+}
+
+bool is_sealed(const AttentionPlan& plan) {
+  return plan.buffer().sealed;
+}
 
 int64_t SealedPlan::size(const AttentionPlan& plan) {
   const detail::PlanBufferState& planned = detail::checked(plan);
@@ -206,4 +224,4 @@ void check_sealed(const AttentionPlan& plan, std::span<const int32_t> handed, St
                 "the schedule's checksum does not match; it was changed after it had been planned");
 }
 
-}  // namespace folio::inline v0::attention
+}  // namespace folio::inline v0
