@@ -13,6 +13,7 @@
 #include "folio/backends/engine_config.hpp"
 #include "folio/backends/once_log.hpp"
 #include "folio/context.hpp"
+#include "folio/kv_cache.hpp"
 #include "folio/types/device.hpp"
 #include "folio/types/dtype.hpp"
 #include "folio/types/export.hpp"
