@@ -17,7 +17,6 @@
 #include "folio/types/device.hpp"
 #include "folio/types/dtype.hpp"
 #include "folio/types/export.hpp"
-#include "folio/types/tensor_view.hpp"
 
 namespace folio::inline v0::backends {
 
