@@ -5,7 +5,7 @@
 #include <random>
 #include <sstream>
 
-#include "kernels/reference/reference_attention.hpp"
+#include "testing/reference_attention.hpp"
 
 namespace folio::inline v0::attention {
 namespace {

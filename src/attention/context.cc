@@ -84,6 +84,20 @@ void Context::parallel_for(int64_t n, ParallelBody body, void* body_context) con
   state_->executor.parallel_for(state_->executor.self, n, body, body_context);
 }
 
+void synchronize(const Context& context, Stream stream) {
+  if (const attention::GpuBackend* gpu = context.state().gpu.get()) gpu->synchronize(stream);
+}
+
+void map_host_memory(const Context& context, void* data, size_t bytes) {
+  const attention::GpuBackend* const gpu = context.state().gpu.get();
+  if (gpu == nullptr) core::fail(ErrorCode::kUnsupported, "map_host_memory on a CPU context, which has no GPU");
+  gpu->map_host_memory(data, bytes);
+}
+
+void unmap_host_memory(const Context& context, void* data) noexcept {
+  if (const attention::GpuBackend* gpu = context.state().gpu.get()) gpu->unmap_host_memory(data);
+}
+
 std::vector<std::string> cpu_features() {
   return platform::feature_names(platform::cpu_features());
 }

@@ -134,6 +134,9 @@ class GpuSchedule {
   virtual void report() = 0;
 };
 
+/// `image_bytes`: of each pass's image.
+ScheduleLayout lay_out_schedule(std::span<const size_t> image_bytes);
+
 /// For implementations of GpuSchedule. Writes a schedule to `stage`, as it is to lie at `memory`.
 void fill_schedule(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout, std::byte* stage,
                    const std::byte* memory);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numbers>
 #include <string>
 
 #include "attention/op_state.hpp"
@@ -336,6 +337,33 @@ void merge_states(const Context& context, const AttentionStatesView& states, Ten
   source.state_stride = values.strides[1];
   source.lse_state_stride = states.lse_state_stride;
   execute(context, make_params(std::span(&source, 1), sizes, out, scale, lse), sizes, out_scale, stream);
+}
+
+void shift_alibi_lse(const Context& context, float* lse, std::span<const int32_t> cu_q,
+                     std::span<const int32_t> first_pos, std::span<const float> slopes, Stream stream) {
+  require(cu_q.size() == first_pos.size() + 1, "shift_alibi_lse: cu_q has ", cu_q.size(), " entries, first_pos ",
+          first_pos.size(), "; the first needs one more than the second");
+  if (const attention::GpuBackend* gpu = context.state().gpu.get()) {
+    kernels::cuda::ShiftLseParams params;
+    params.lse = lse;
+    params.cu_q = cu_q.data();
+    params.first_pos = first_pos.data();
+    params.slopes = slopes.data();
+    params.num_requests = core::checked_cast<int32_t>(first_pos.size());
+    params.num_heads = core::checked_cast<int32_t>(slopes.size());
+    gpu->enqueue(params, stream);
+    return;
+  }
+  const auto num_heads = static_cast<int64_t>(slopes.size());
+  for (size_t r = 0; r < first_pos.size(); ++r) {
+    const double before = first_pos[r];
+    for (int64_t token = cu_q[r]; token < cu_q[r + 1]; ++token) {
+      for (size_t head = 0; head < slopes.size(); ++head) {
+        float& value = lse[token * num_heads + static_cast<int64_t>(head)];
+        value = static_cast<float>(value + static_cast<double>(slopes[head]) * before * std::numbers::log2e);
+      }
+    }
+  }
 }
 
 }  // namespace folio::inline v0

@@ -1,4 +1,4 @@
-#include "attention/sealed_plan.hpp"
+#include "folio/sealed_plan.hpp"
 
 #include <algorithm>
 #include <array>
@@ -15,6 +15,11 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31304c4145534f46;     // "FOSEAL01"
 constexpr uint64_t kGpuMagic = 0x3155504745534f46;  // "FOSEGPU1"
+
+/// Graphs know where an image's header lies, whatever the plans' sizes: headers have places of their own in front.
+constexpr size_t kHeadBytes = 512;
+constexpr size_t kFrontBytes = ScheduleLayout::kHeaderBytes + scheduler::SealRecord::kMostImages * kHeadBytes;
+static_assert(sizeof(scheduler::PlanImageHeader) <= kHeadBytes && kFrontBytes % scheduler::kPlanImageAlignment == 0);
 
 /// What stands before the image.
 struct SealHeader {
@@ -78,23 +83,6 @@ class SealedImage final : public GpuPlanMemory {
   uint32_t* combine_counters_ = nullptr;
 };
 
-/// Graphs know where an image's header lies, whatever the plans' sizes: headers have places of their own in front.
-constexpr size_t kHeadBytes = 512;
-constexpr size_t kFrontBytes = ScheduleLayout::kHeaderBytes + scheduler::SealRecord::kMostImages * kHeadBytes;
-static_assert(sizeof(scheduler::PlanImageHeader) <= kHeadBytes && kFrontBytes % scheduler::kPlanImageAlignment == 0);
-
-/// `image_bytes`: of each pass's image.
-ScheduleLayout lay_out_schedule(std::span<const size_t> image_bytes) {
-  ScheduleLayout layout;
-  layout.bytes = kFrontBytes;
-  for (size_t i = 0; i < image_bytes.size(); ++i) {
-    layout.images[i] = ScheduleLayout::kHeaderBytes + i * kHeadBytes;
-    layout.bytes = core::checked_round_up(layout.bytes, scheduler::kPlanImageAlignment) + image_bytes[i];
-  }
-  layout.bytes = core::checked_round_up(layout.bytes, sizeof(uint64_t));
-  return layout;
-}
-
 /// `passes`: an op's, or a plan's. `plan_of`: what scheduler::plan_image_bytes takes of one.
 template <typename Passes, typename PlanOf>
 ScheduleLayout layout_of(const Passes& passes, const PlanOf& plan_of) {
@@ -109,6 +97,17 @@ ScheduleLayout layout_of(const detail::PlanBufferState& planned) {
 }
 
 }  // namespace
+
+ScheduleLayout lay_out_schedule(std::span<const size_t> image_bytes) {
+  ScheduleLayout layout;
+  layout.bytes = kFrontBytes;
+  for (size_t i = 0; i < image_bytes.size(); ++i) {
+    layout.images[i] = ScheduleLayout::kHeaderBytes + i * kHeadBytes;
+    layout.bytes = core::checked_round_up(layout.bytes, scheduler::kPlanImageAlignment) + image_bytes[i];
+  }
+  layout.bytes = core::checked_round_up(layout.bytes, sizeof(uint64_t));
+  return layout;
+}
 
 void fill_schedule(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout, std::byte* stage,
                    const std::byte* memory) {
@@ -150,7 +149,13 @@ void fail_changed() {
              "computed from it");
 }
 
-SealedPlan::SealedPlan(const AttentionOp& op) {
+}  // namespace folio::inline v0::attention
+
+namespace folio::inline v0 {
+
+using namespace attention;  // what stands above, and the modules' own
+
+SealedPlan::SealedPlan(const AttentionOp& op) : owned_(std::make_unique<detail::PlanBufferState>()), state_(*owned_) {
   state_.op = op.shared_state();
   state_.sealed = true;
   const GpuBackend* const gpu = op.state().gpu();
@@ -170,6 +175,18 @@ SealedPlan::SealedPlan(const AttentionOp& op) {
 
 SealedPlan::SealedPlan(SealedPlan&&) noexcept = default;
 SealedPlan::~SealedPlan() = default;
+
+void SealedPlan::report() const {
+  if (schedule_ != nullptr) schedule_->report();
+}
+
+AttentionPlan SealedPlan::plan() const {
+  return AttentionPlan(&state_, state_.generation);
+}
+
+bool is_sealed(const AttentionPlan& plan) {
+  return plan.buffer().sealed;
+}
 
 int64_t SealedPlan::size(const AttentionPlan& plan) {
   const detail::PlanBufferState& planned = detail::checked(plan);
@@ -267,4 +284,4 @@ void check_sealed(const AttentionPlan& plan, std::span<const int32_t> handed, St
                 "the schedule's checksum does not match; it was changed after it had been planned");
 }
 
-}  // namespace folio::inline v0::attention
+}  // namespace folio::inline v0

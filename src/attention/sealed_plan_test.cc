@@ -1,4 +1,4 @@
-#include "attention/sealed_plan.hpp"
+#include "folio/sealed_plan.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "attention/attention_test_util.hpp"
+#include "attention/gpu_backend.hpp"
+#include "attention/op_state.hpp"
 #include "folio/types/error.hpp"
 #include "scheduler/plan_image.hpp"
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/sealed_plan.hpp"
 #include "core/aligned_buffer.hpp"
 #include "emulated_gpu.hpp"
 #include "folio/folio.hpp"
+#include "folio/sealed_plan.hpp"
 #include "folio/types/float_convert.hpp"
 #include "kernels/cuda/sm90/decode/decode_kernel.hpp"
 
@@ -228,17 +228,17 @@ class TwoPasses : public ::testing::Test {
 
   static void run_sealed(const Asked& asked, const AttentionOp& op, const AttentionPlan& plan,
                          const AttentionArgs& args, Workspace workspace, Got& got) {
-    attention::SealedPlan seal(op);
-    core::AlignedBuffer memory(static_cast<size_t>(attention::SealedPlan::size(plan)) * sizeof(int32_t), 256);
+    SealedPlan seal(op);
+    core::AlignedBuffer memory(static_cast<size_t>(SealedPlan::size(plan)) * sizeof(int32_t), 256);
     const std::span<int32_t> ints(memory.as<int32_t>(), memory.bytes() / sizeof(int32_t));
     if (asked.bounds) {
-      EXPECT_LE(static_cast<int64_t>(ints.size()), attention::SealedPlan::max_size(op));
+      EXPECT_LE(static_cast<int64_t>(ints.size()), SealedPlan::max_size(op));
     }
     const std::span<const int32_t> schedule = seal.seal(plan, ints);
-    EXPECT_THROW(attention::check_sealed(seal.plan(), schedule.first(schedule.size() - 1), {}), Error);
-    EXPECT_THROW(attention::check_sealed(seal.plan(), schedule.subspan(1), {}), Error);
+    EXPECT_THROW(check_sealed(seal.plan(), schedule.first(schedule.size() - 1), {}), Error);
+    EXPECT_THROW(check_sealed(seal.plan(), schedule.subspan(1), {}), Error);
     if (asked.changed >= 0) ints[static_cast<size_t>(asked.changed) % ints.size()] ^= 1 << 7;
-    attention::check_sealed(seal.plan(), schedule, {});
+    check_sealed(seal.plan(), schedule, {});
     run(seal.plan(), args, workspace);
     try {
       seal.seal(plan, ints);

@@ -11,8 +11,8 @@
 #if defined(__x86_64__)
 #include "kernels/cpu/avx512/attention/arithmetic.hpp"
 #endif
-#include "kernels/reference/rotation.hpp"
 #include "platform/cpu_features.hpp"
+#include "testing/rotation.hpp"
 
 /// The arithmetic of each instruction set on its own: conversions of every code, the exponential, tanh, the fold.
 namespace folio::inline v0::kernels::cpu {
