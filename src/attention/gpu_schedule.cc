@@ -12,7 +12,7 @@ constexpr uint64_t kMagic = 0x3155504745534f46;  // "FOSEGPU1"
 
 /// Graphs know where an image's header lies, whatever the plans' sizes: headers have places of their own in front.
 constexpr size_t kHeadBytes = 512;
-constexpr size_t kFrontBytes = ScheduleLayout::kHeaderBytes + scheduler::SealRecord::kMostImages * kHeadBytes;
+constexpr size_t kFrontBytes = ScheduleLayout::kHeaderBytes + scheduler::ChecksumRecord::kMaxImages * kHeadBytes;
 static_assert(sizeof(scheduler::PlanImageHeader) <= kHeadBytes && kFrontBytes % scheduler::kPlanImageAlignment == 0);
 
 }  // namespace
@@ -42,14 +42,14 @@ void fill_schedule(std::span<const scheduler::PlanView* const> plans, const Sche
   }
 }
 
-scheduler::SealRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
-                                  std::byte* memory, const int32_t* no_work) {
-  scheduler::SealRecord record;
+scheduler::ChecksumRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
+                                      std::byte* memory, const int32_t* no_work) {
+  scheduler::ChecksumRecord record;
   record.num_words = layout.bytes / sizeof(uint64_t);
   for (uint64_t i = 0; i < record.num_words; ++i) {
     uint64_t word = 0;
     std::memcpy(&word, stage + i * sizeof(word), sizeof(word));
-    record.checksum += scheduler::seal_share(word, i);
+    record.checksum += scheduler::checksum_term(word, i);
   }
   record.num_images = static_cast<int32_t>(num_plans);
   for (size_t i = 0; i < num_plans; ++i) {

@@ -137,7 +137,7 @@ std::span<const int32_t> SealedPlan::seal_on_gpu(const detail::PlanBufferState& 
   }
   const ScheduleLayout layout = layout_of(planned);
   auto* const begin = reinterpret_cast<std::byte*>(memory.data());
-  std::array<const scheduler::PlanView*, scheduler::SealRecord::kMostImages> plans{&planned.view};
+  std::array<const scheduler::PlanView*, scheduler::ChecksumRecord::kMaxImages> plans{&planned.view};
   if (planned.few_rows != nullptr) plans[1] = &planned.few_rows->view;
   const size_t count = planned.few_rows != nullptr ? 2 : 1;
   schedule_->seal(std::span(plans).first(count), layout, begin, stream);
