@@ -116,7 +116,7 @@ class Fork {
 struct ScheduleLayout {
   static constexpr size_t kHeaderBytes = 256;
 
-  std::array<size_t, scheduler::SealRecord::kMostImages> images{};
+  std::array<size_t, scheduler::ChecksumRecord::kMaxImages> images{};
   size_t bytes = 0;  ///< a multiple of 8
 };
 
@@ -142,8 +142,8 @@ void fill_schedule(std::span<const scheduler::PlanView* const> plans, const Sche
                    const std::byte* memory);
 
 /// What is kept of the schedule in `stage`. `no_work`: as many zeros as any worker_indptr has entries, for kernels.
-scheduler::SealRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
-                                  std::byte* memory, const int32_t* no_work);
+scheduler::ChecksumRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
+                                      std::byte* memory, const int32_t* no_work);
 
 [[noreturn]] void fail_changed();
 

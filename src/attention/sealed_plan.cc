@@ -18,7 +18,7 @@ constexpr uint64_t kGpuMagic = 0x3155504745534f46;  // "FOSEGPU1"
 
 /// Graphs know where an image's header lies, whatever the plans' sizes: headers have places of their own in front.
 constexpr size_t kHeadBytes = 512;
-constexpr size_t kFrontBytes = ScheduleLayout::kHeaderBytes + scheduler::SealRecord::kMostImages * kHeadBytes;
+constexpr size_t kFrontBytes = ScheduleLayout::kHeaderBytes + scheduler::ChecksumRecord::kMaxImages * kHeadBytes;
 static_assert(sizeof(scheduler::PlanImageHeader) <= kHeadBytes && kFrontBytes % scheduler::kPlanImageAlignment == 0);
 
 /// What stands before the image.
@@ -56,7 +56,7 @@ size_t sealed_bytes(const Plan& plan) {
   return kHeaderBytes + core::checked_round_up(scheduler::plan_image_bytes(plan), sizeof(int32_t));
 }
 
-static_assert(kernels::cuda::kMaxPasses <= scheduler::SealRecord::kMostImages);
+static_assert(kernels::cuda::kMaxPasses <= scheduler::ChecksumRecord::kMaxImages);
 
 /// The image of a plan that lies in a schedule; counters are those of the plan's own buffer.
 class SealedImage final : public GpuPlanMemory {
@@ -86,7 +86,7 @@ class SealedImage final : public GpuPlanMemory {
 /// `passes`: an op's, or a plan's. `plan_of`: what scheduler::plan_image_bytes takes of one.
 template <typename Passes, typename PlanOf>
 ScheduleLayout layout_of(const Passes& passes, const PlanOf& plan_of) {
-  std::array<size_t, scheduler::SealRecord::kMostImages> images{};
+  std::array<size_t, scheduler::ChecksumRecord::kMaxImages> images{};
   for (size_t i = 0; i < passes.size(); ++i) images[i] = scheduler::plan_image_bytes(plan_of(passes[i]));
   return lay_out_schedule(std::span(images).first(passes.size()));
 }
@@ -123,14 +123,14 @@ void fill_schedule(std::span<const scheduler::PlanView* const> plans, const Sche
   }
 }
 
-scheduler::SealRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
-                                  std::byte* memory, const int32_t* no_work) {
-  scheduler::SealRecord record;
+scheduler::ChecksumRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
+                                      std::byte* memory, const int32_t* no_work) {
+  scheduler::ChecksumRecord record;
   record.num_words = layout.bytes / sizeof(uint64_t);
   for (uint64_t i = 0; i < record.num_words; ++i) {
     uint64_t word = 0;
     std::memcpy(&word, stage + i * sizeof(word), sizeof(word));
-    record.checksum += scheduler::seal_share(word, i);
+    record.checksum += scheduler::checksum_term(word, i);
   }
   record.num_images = static_cast<int32_t>(num_plans);
   for (size_t i = 0; i < num_plans; ++i) {
@@ -218,7 +218,7 @@ std::span<const int32_t> SealedPlan::seal_on_gpu(const detail::PlanBufferState& 
   }
   const ScheduleLayout layout = layout_of(planned);
   auto* const begin = reinterpret_cast<std::byte*>(memory.data());
-  std::array<const scheduler::PlanView*, scheduler::SealRecord::kMostImages> plans{};
+  std::array<const scheduler::PlanView*, scheduler::ChecksumRecord::kMaxImages> plans{};
   for (size_t i = 0; i < planned.passes.size(); ++i) plans[i] = &planned.passes[i].view;
   schedule_->seal(std::span(plans).first(planned.passes.size()), layout, begin, stream);
   for (size_t i = 0; i < planned.passes.size(); ++i) {

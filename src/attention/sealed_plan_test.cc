@@ -117,7 +117,7 @@ TEST(GpuSchedule, HasItsHeadersAtPlacesOfTheirOwn) {
   const ScheduleLayout both = lay_out_schedule(bytes);
   core::AlignedBuffer memory(both.bytes, SealedPlan::kSealAlignment);
   fill_schedule(plans, both, memory.data(), memory.data());
-  const scheduler::SealRecord record = make_record(2, both, memory.data(), memory.data(), nullptr);
+  const scheduler::ChecksumRecord record = make_record(2, both, memory.data(), memory.data(), nullptr);
   EXPECT_EQ(record.num_words * sizeof(uint64_t), both.bytes);
   const scheduler::WorkTile* items[2];
   for (size_t i = 0; i < 2; ++i) {

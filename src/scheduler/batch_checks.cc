@@ -30,16 +30,16 @@ void check_query_lengths(const SchedulerConfig& config, const BatchView& batch) 
     refuse("cu_q[num_requests] is ", cu_q[num_requests], ", more than num_tokens, ", batch.num_tokens);
   }
   if (batch.max_q_len != 0 && longest > batch.max_q_len) {
-    refuse_request(longest_request, "q_len is ", longest, ", but max_q_len says at most ", batch.max_q_len);
+    refuse_request(longest_request, "q_len is ", longest, ", but max_q_len says at max ", batch.max_q_len);
   }
   if (config.bounds && longest > config.bounds->max_q_len) {
-    refuse_request(longest_request, "q_len is ", longest, "; the op was prepared for at most ",
+    refuse_request(longest_request, "q_len is ", longest, "; the op was prepared for at max ",
                    config.bounds->max_q_len);
   }
   const int64_t group_size = config.num_q_heads / config.num_kv_heads;
   if (cu_q[num_requests] * group_size > kMaxInt32) {
     refuse("the batch has ", cu_q[num_requests], " query tokens in groups of ", group_size,
-           " heads; at most 2^31 - 1 packed rows are offered");
+           " heads; at max 2^31 - 1 packed rows are offered");
   }
 }
 
@@ -48,9 +48,9 @@ void check_bounds(const SchedulerConfig& config, const BatchView& batch) {
   const GraphBounds& bounds = *config.bounds;
   int32_t shared_levels = 0;
   for (const KvSegment& segment : batch.segments) shared_levels += segment.group_indptr != nullptr ? 1 : 0;
-  const auto within = [](const char* what, int32_t given, int32_t most) {
-    if (given > most) {
-      refuse(what, " is ", given, "; the op was prepared for at most ", most);
+  const auto within = [](const char* what, int32_t given, int32_t max) {
+    if (given > max) {
+      refuse(what, " is ", given, "; the op was prepared for at max ", max);
     }
   };
   within("num_requests", batch.num_requests, bounds.max_requests);
@@ -72,16 +72,16 @@ void check_config(const SchedulerConfig& config) {
     refuse("the tile is ", config.tile.rows, " rows by ", config.tile.kv_tokens, " tokens; both are 1 or more");
   }
   if (config.num_workers < 1) refuse("num_workers is ", config.num_workers, "; it is 1 or more");
-  const int64_t dearest = int64_t{config.tile_cost} + int64_t{config.tile.rows} * config.row_cost;
+  const int64_t longest = int64_t{config.tile_cost} + int64_t{config.tile.rows} * config.row_cost;
   if (config.tile_cost < 0 || config.row_cost < 0 || int64_t{config.tile_cost} + config.row_cost < 1 ||
-      dearest > kMaxInt32) {
+      longest > kMaxInt32) {
     refuse("tile_cost is ", config.tile_cost, " and row_cost ", config.row_cost,
-           "; they are 0 or more, not both 0, and a whole tile costs at most 2^31 - 1");
+           "; they are 0 or more, not both 0, and a whole tile costs at max 2^31 - 1");
   }
   if (config.start_cost < 0 || config.start_row_cost < 0 || config.start_free_rows < 0 ||
       config.start_cost + int64_t{config.tile.rows} * config.start_row_cost > kMaxInt32) {
     refuse("start_cost is ", config.start_cost, ", start_row_cost ", config.start_row_cost, " and start_free_rows ",
-           config.start_free_rows, "; they are 0 or more, and a whole tile's start costs at most 2^31 - 1");
+           config.start_free_rows, "; they are 0 or more, and a whole tile's start costs at max 2^31 - 1");
   }
   if (config.min_split_tokens < 1) refuse("min_split_tokens is ", config.min_split_tokens, "; 1 or more is offered");
   if (config.min_rows < 0 || config.min_rows > config.max_rows) {
@@ -89,9 +89,8 @@ void check_config(const SchedulerConfig& config) {
            " packed rows; the first is 0 or more and no more than the second");
   }
   if (config.l2_swizzle_tokens < 0) refuse("l2_swizzle_tokens is ", config.l2_swizzle_tokens, "; 0 or more is offered");
-  const bool dearest_first = config.tile.order == TileOrder::kLpt;
-  if ((config.tile.order != TileOrder::kRequestOrder && !dearest_first) ||
-      (dearest_first && config.tile.schedule != Schedule::kDynamic)) {
+  const bool lpt = config.tile.order == TileOrder::kLpt;
+  if ((config.tile.order != TileOrder::kRequestOrder && !lpt) || (lpt && config.tile.schedule != Schedule::kDynamic)) {
     refuse("the tile's order is ", static_cast<int32_t>(config.tile.order),
            "; kRequestOrder is offered, and kLpt with kDynamic");
   }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-/// Gives out pieces of one array whose size is known beforehand.
+/// Gives out splits of one array whose size is known beforehand.
 class Carver {
  public:
   explicit Carver(int32_t* next) : next_(next) {}
@@ -110,10 +110,10 @@ void count_keys(const SchedulerConfig& config, const BatchView& batch, SegmentLe
       if (keys > kMaxInt32) refuse_request(r, "its segments hold more than 2^31 - 1 keys");
     }
     if (batch.max_kv_len != 0 && keys > batch.max_kv_len) {
-      refuse_request(r, "it has ", keys, " keys, but max_kv_len says at most ", batch.max_kv_len);
+      refuse_request(r, "it has ", keys, " keys, but max_kv_len says at max ", batch.max_kv_len);
     }
     if (config.bounds && keys > config.bounds->max_kv_len) {
-      refuse_request(r, "it has ", keys, " keys; the op was prepared for at most ", config.bounds->max_kv_len);
+      refuse_request(r, "it has ", keys, " keys; the op was prepared for at max ", config.bounds->max_kv_len);
     }
     if (!custom) continue;
     const int64_t given = tail ? batch.custom_mask.tail_len[r] : keys;

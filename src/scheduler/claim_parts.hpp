@@ -7,13 +7,13 @@
 #include "scheduler/claim_rule.hpp"
 #include "scheduler/partition_rule.hpp"
 
-/// The parts that a row tile's keys are claimed in. Host and device.
+/// The splits that a row tile's keys are claimed in. Host and device.
 namespace folio::inline v0::scheduler {
 
-/// What one accumulation visits, by one KV head, in the line of work. Its keys are a list of ranges, one a segment, of
+/// What one accumulation visits, by one KV head, in the tile space. Its keys are a list of ranges, one a segment, of
 /// which some may be empty: `ranges(i)` for i in [0, num_ranges).
-struct ClaimChain {
-  int64_t begin = 0;     ///< place in the line
+struct OutputTile {
+  int64_t begin = 0;     ///< place in the tile space
   int64_t kv_tiles = 0;  ///< of all ranges
   int64_t tile_cost = 1;
   int32_t kv_tokens = 1;     ///< of a KV tile
@@ -22,36 +22,38 @@ struct ClaimChain {
 };
 
 /// Some keys of one range.
-struct ClaimPart {
+struct KvSplit {
   int32_t range = 0;
   TokenRange keys;
 };
 
-/// How many parts a chain is to be cut into: 1 is one claim of all its ranges; more are one item each, every range on
-/// its own, at fixed splits every split.
+/// How many splits an output tile is to be cut into: 1 is one claim of all its ranges; more are one work tile each,
+/// every range on its own, at fixed splits every split.
 template <typename Ranges>
-FOLIO_HOST_DEVICE constexpr int32_t count_parts(const ClaimRule& rule, const ClaimChain& chain, const Ranges& ranges) {
-  if (chain.kv_tiles < 2 * rule.least_tiles) return 1;
-  if (!is_to_be_cut(rule, chain.begin, chain.kv_tiles * chain.tile_cost)) return 1;
-  int32_t parts = 0;
+FOLIO_HOST_DEVICE constexpr int32_t count_kv_splits(const SplitRule& rule, const OutputTile& output_tile,
+                                                    const Ranges& ranges) {
+  if (output_tile.kv_tiles < 2 * rule.min_split_tiles) return 1;
+  if (!needs_split(rule, output_tile.begin, output_tile.kv_tiles * output_tile.tile_cost)) return 1;
+  int32_t splits = 0;
   int64_t before = 0;
-  for (int32_t i = 0; i < chain.num_ranges; ++i) {
+  for (int32_t i = 0; i < output_tile.num_ranges; ++i) {
     const TokenRange range = ranges(i);
     if (range.empty()) continue;
-    const int64_t tiles = tiles_touched(range, chain.kv_tokens);
-    parts += chain.split_tokens > 0
-                 ? static_cast<int32_t>(tiles_touched(range, chain.split_tokens))
-                 : count_pieces(rule, {chain.begin + before * chain.tile_cost, tiles, chain.tile_cost});
+    const int64_t tiles = tiles_touched(range, output_tile.kv_tokens);
+    splits +=
+        output_tile.split_tokens > 0
+            ? static_cast<int32_t>(tiles_touched(range, output_tile.split_tokens))
+            : count_splits(rule, {output_tile.begin + before * output_tile.tile_cost, tiles, output_tile.tile_cost});
     before += tiles;
   }
-  return parts;
+  return splits;
 }
 
-/// Part number `index` of fixed splits: of a chain that is cut, or the work tiles of one that is not.
+/// Split number `index` of fixed splits: of an output tile that is cut, or the work tiles of one that is not.
 template <typename Ranges>
-FOLIO_HOST_DEVICE constexpr ClaimPart split_at(const ClaimChain& chain, const Ranges& ranges, int32_t index) {
-  const int64_t split = chain.split_tokens;
-  for (int32_t i = 0; i < chain.num_ranges; ++i) {
+FOLIO_HOST_DEVICE constexpr KvSplit fixed_split_at(const OutputTile& output_tile, const Ranges& ranges, int32_t index) {
+  const int64_t split = output_tile.split_tokens;
+  for (int32_t i = 0; i < output_tile.num_ranges; ++i) {
     const TokenRange range = ranges(i);
     if (range.empty()) continue;
     const auto count = static_cast<int32_t>(tiles_touched(range, split));
@@ -65,46 +67,47 @@ FOLIO_HOST_DEVICE constexpr ClaimPart split_at(const ClaimChain& chain, const Ra
   return {};
 }
 
-/// Part number `index` of a chain that is cut.
+/// Split number `index` of an output tile that is cut.
 template <typename Ranges>
-FOLIO_HOST_DEVICE constexpr ClaimPart part_at(const ClaimRule& rule, const ClaimChain& chain, const Ranges& ranges,
-                                              int32_t index) {
-  if (chain.split_tokens > 0) return split_at(chain, ranges, index);
-  const int64_t width = chain.kv_tokens;
+FOLIO_HOST_DEVICE constexpr KvSplit kv_split_at(const SplitRule& rule, const OutputTile& output_tile,
+                                                const Ranges& ranges, int32_t index) {
+  if (output_tile.split_tokens > 0) return fixed_split_at(output_tile, ranges, index);
+  const int64_t width = output_tile.kv_tokens;
   int64_t before = 0;
-  for (int32_t i = 0; i < chain.num_ranges; ++i) {
+  for (int32_t i = 0; i < output_tile.num_ranges; ++i) {
     const TokenRange range = ranges(i);
     if (range.empty()) continue;
     const int64_t tiles = tiles_touched(range, width);
-    const ClaimSpan span{chain.begin + before * chain.tile_cost, tiles, chain.tile_cost};
-    const int32_t pieces = count_pieces(rule, span);
-    if (index < pieces) {
-      const TokenRange piece = piece_of(rule, span, index);
+    const KvSpan span{output_tile.begin + before * output_tile.tile_cost, tiles, output_tile.tile_cost};
+    const int32_t num_splits = count_splits(rule, span);
+    if (index < num_splits) {
+      const TokenRange split = split_of(rule, span, index);
       const int64_t first = narrow_div(range.begin, width);
-      const int64_t begin = (first + piece.begin) * width;
-      const int64_t end = (first + piece.end) * width;
+      const int64_t begin = (first + split.begin) * width;
+      const int64_t end = (first + split.end) * width;
       return {i, {begin > range.begin ? begin : range.begin, end < range.end ? end : range.end}};
     }
-    index -= pieces;
+    index -= num_splits;
     before += tiles;
   }
   return {};
 }
 
-/// Calls visit(ClaimPart) for every part of a chain that is cut, in order. part_at finds one of them; all at once cost
-/// little more.
+/// Calls visit(KvSplit) for every split of an output tile that is cut, in order. kv_split_at finds one of them; all at
+/// once cost little more.
 template <typename Ranges, typename Visit>
-constexpr void for_each_part(const ClaimRule& rule, const ClaimChain& chain, const Ranges& ranges, const Visit& visit) {
-  const int64_t width = chain.kv_tokens;
+constexpr void for_each_kv_split(const SplitRule& rule, const OutputTile& output_tile, const Ranges& ranges,
+                                 const Visit& visit) {
+  const int64_t width = output_tile.kv_tokens;
   int64_t before = 0;
-  for (int32_t i = 0; i < chain.num_ranges; ++i) {
+  for (int32_t i = 0; i < output_tile.num_ranges; ++i) {
     const TokenRange range = ranges(i);
     if (range.empty()) continue;
-    if (chain.split_tokens > 0) {
-      const int64_t split = chain.split_tokens;
+    if (output_tile.split_tokens > 0) {
+      const int64_t split = output_tile.split_tokens;
       for (int64_t begin = range.begin; begin < range.end;) {
         const int64_t end = std::min(range.end, (narrow_div(begin, split) + 1) * split);
-        visit(ClaimPart{i, {begin, end}});
+        visit(KvSplit{i, {begin, end}});
         begin = end;
       }
       continue;
@@ -112,13 +115,13 @@ constexpr void for_each_part(const ClaimRule& rule, const ClaimChain& chain, con
     const int64_t tiles = tiles_touched(range, width);
     const int64_t first = narrow_div(range.begin, width);
     int64_t begin = range.begin;
-    const ClaimSpan span{chain.begin + before * chain.tile_cost, tiles, chain.tile_cost};
-    for_each_claim_run(rule, span, [&](const ClaimRunOf<int64_t>& run) {
+    const KvSpan span{output_tile.begin + before * output_tile.tile_cost, tiles, output_tile.tile_cost};
+    for_each_split_run(rule, span, [&](const SplitRunOf<int64_t>& run) {
       const int64_t count = run.end - run.begin;
-      for (int32_t piece = 1; piece <= run.pieces; ++piece) {
-        const int64_t tile = piece == run.pieces ? run.end : run.begin + count * piece / run.pieces;
+      for (int32_t number = 1; number <= run.num_splits; ++number) {
+        const int64_t tile = number == run.num_splits ? run.end : run.begin + count * number / run.num_splits;
         const int64_t end = std::min(range.end, (first + tile) * width);
-        visit(ClaimPart{i, {begin, end}});
+        visit(KvSplit{i, {begin, end}});
         begin = end;
       }
     });
@@ -126,11 +129,12 @@ constexpr void for_each_part(const ClaimRule& rule, const ClaimChain& chain, con
   }
 }
 
-/// Item number `index` of a chain that is not cut: one a range, or one a fixed split.
+/// Work tile number `index` of an output tile that is not cut: one a range, or one a fixed split.
 template <typename Ranges>
-FOLIO_HOST_DEVICE constexpr ClaimPart whole_item_at(const ClaimChain& chain, const Ranges& ranges, int32_t index) {
-  if (chain.split_tokens > 0) return split_at(chain, ranges, index);
-  for (int32_t i = 0; i < chain.num_ranges; ++i) {
+FOLIO_HOST_DEVICE constexpr KvSplit unsplit_tile_at(const OutputTile& output_tile, const Ranges& ranges,
+                                                    int32_t index) {
+  if (output_tile.split_tokens > 0) return fixed_split_at(output_tile, ranges, index);
+  for (int32_t i = 0; i < output_tile.num_ranges; ++i) {
     const TokenRange range = ranges(i);
     if (range.empty()) continue;
     if (index-- == 0) return {i, range};

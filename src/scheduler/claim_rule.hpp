@@ -6,43 +6,43 @@
 #include "scheduler/divisor32.hpp"
 #include "scheduler/partition_rule.hpp"
 
-/// How finely work is cut that workers claim piece by piece (Schedule::kDynamic). Pure functions of integers, which the
+/// How finely work is cut that workers claim split by split (Schedule::kDynamic). Pure functions of integers, which the
 /// host's scheduler and the device's both run.
 ///
 /// The work stands in one line, a KV head's worth of it (all heads have the same), in order of claiming. It is cut in
-/// rounds, each of half of what is left, in pieces of about half a worker's share of that ("factoring": Hummel,
-/// Schonberg and Flynn, 1992). Units that are no dearer stay whole. So workers that differ in speed end at about the
-/// same time, and the number of pieces grows with the workers and the logarithm of the work, not with the work. Where a
-/// worker's share is short, what a second piece costs to begin is more than any balance gains: then every worker gets
-/// one piece, if equal pieces can be had.
+/// split waves, each of half of what is left, in splits of about half a worker's share of that ("factoring": Hummel,
+/// Schonberg and Flynn, 1992). Units that are no longer stay whole. So workers that differ in speed end at about the
+/// same time, and the number of splits grows with the workers and the logarithm of the work, not with the work. Where a
+/// worker's share is short, what a second split costs to begin is more than any balance gains: then every worker gets
+/// one split, if equal splits can be had.
 namespace folio::inline v0::scheduler {
 
-/// Work from the line's last boundary up to `end`, in pieces of up to `piece`: cost of one KV head.
+/// Work from the tile space's last boundary up to `end`, in splits of up to `split`: cost of one KV head.
 template <typename Int>
-struct ClaimRoundOf {
+struct SplitWaveOf {
   Int end = 0;
-  DivisorOf<Int> piece = 0;
+  DivisorOf<Int> split_cost = 0;
 };
 
-inline constexpr int32_t kMostClaimRounds = 7;
+inline constexpr int32_t kMaxSplitWaves = 7;
 
 template <typename Int>
-struct ClaimRuleOf {
-  ClaimRoundOf<Int> rounds[kMostClaimRounds];
-  int32_t num_rounds = 0;
-  DivisorOf<Int> least_tiles = 1;  ///< KV tiles of a piece at least, unless there are no more
-  int32_t heads_together = 1;      ///< KV heads whose claims of the same keys are neighbours
+struct SplitRuleOf {
+  SplitWaveOf<Int> split_waves[kMaxSplitWaves];
+  int32_t num_split_waves = 0;
+  DivisorOf<Int> min_split_tiles = 1;  ///< KV tiles of a split at least, unless there are no more
+  int32_t swizzle_heads = 1;           ///< KV heads whose claims of the same keys are neighbours
 };
 
 /// What the rule depends on.
 template <typename Int>
-struct ClaimLineOf {
+struct HeadTileSpaceOf {
   Int total = 0;  ///< cost of one KV head's work
   int32_t num_kv_heads = 1;
   DivisorOf<Int> num_workers = 1;
-  DivisorOf<Int> least_tiles = 1;  ///< KV tiles that are worth a piece of their own
-  Int least_tile_cost = 1;         ///< cost of the cheapest KV tile
-  FOLIO_HOST_DEVICE constexpr Int least_piece() const { return least_tiles * least_tile_cost; }
+  DivisorOf<Int> min_split_tiles = 1;  ///< KV tiles that are worth a split of their own
+  Int min_tile_cost = 1;               ///< cost of the cheapest KV tile
+  FOLIO_HOST_DEVICE constexpr Int min_split_cost() const { return min_split_tiles * min_tile_cost; }
   /// A worker's share of what is left from `begin` on.
   FOLIO_HOST_DEVICE constexpr Int share(Int begin) const {
     return (total - begin) * static_cast<Int>(num_kv_heads) / num_workers;
@@ -50,89 +50,89 @@ struct ClaimLineOf {
 };
 
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr ClaimRuleOf<Int> one_round(const ClaimLineOf<Int>& line, Int piece) {
-  ClaimRuleOf<Int> rule;
-  rule.rounds[0] = {line.total, piece};
-  rule.num_rounds = 1;
-  rule.least_tiles = line.least_tiles;
+FOLIO_HOST_DEVICE constexpr SplitRuleOf<Int> one_split_wave(const HeadTileSpaceOf<Int>& space, Int split_cost) {
+  SplitRuleOf<Int> rule;
+  rule.split_waves[0] = {space.total, split_cost};
+  rule.num_split_waves = 1;
+  rule.min_split_tiles = space.min_split_tiles;
   return rule;
 }
 
-/// Half a worker's share of what is left when round `index` begins.
+/// Half a worker's share of what is left when split wave `index` begins.
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr Int half_share(const ClaimLineOf<Int>& line, int32_t index) {
-  return line.share(line.total - (line.total >> index)) / 2;
+FOLIO_HOST_DEVICE constexpr Int half_share(const HeadTileSpaceOf<Int>& space, int32_t index) {
+  return space.share(space.total - (space.total >> index)) / 2;
 }
 
-/// Whether round `index`, which all before it leave something to, is the last.
+/// Whether split wave `index`, which all before it leave something to, is the last.
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr bool is_last_round(const ClaimLineOf<Int>& line, int32_t index) {
-  return index + 1 == kMostClaimRounds || half_share(line, index) <= line.least_piece();
-}
-
-template <typename Int>
-FOLIO_HOST_DEVICE constexpr ClaimRoundOf<Int> claim_round(const ClaimLineOf<Int>& line, int32_t index) {
-  const Int piece = half_share(line, index);
-  const Int least = line.least_piece();
-  const Int end = is_last_round(line, index) ? line.total : line.total - (line.total >> index) / 2;
-  // A quarter more: what is a little dearer than a piece is not worth two of little more than half.
-  return {end, piece < least ? least : piece + piece / 4};
+FOLIO_HOST_DEVICE constexpr bool is_last_split_wave(const HeadTileSpaceOf<Int>& space, int32_t index) {
+  return index + 1 == kMaxSplitWaves || half_share(space, index) <= space.min_split_cost();
 }
 
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr ClaimRuleOf<Int> claim_rounds(const ClaimLineOf<Int>& line) {
-  if (line.num_workers == 1) return one_round(line, line.total);
-  ClaimRuleOf<Int> rule;
-  rule.least_tiles = line.least_tiles;
+FOLIO_HOST_DEVICE constexpr SplitWaveOf<Int> split_wave(const HeadTileSpaceOf<Int>& space, int32_t index) {
+  const Int split_cost = half_share(space, index);
+  const Int least = space.min_split_cost();
+  const Int end = is_last_split_wave(space, index) ? space.total : space.total - (space.total >> index) / 2;
+  // A quarter more: what is a little longer than a split is not worth two of little more than half.
+  return {end, split_cost < least ? least : split_cost + split_cost / 4};
+}
+
+template <typename Int>
+FOLIO_HOST_DEVICE constexpr SplitRuleOf<Int> factoring_rule(const HeadTileSpaceOf<Int>& space) {
+  if (space.num_workers == 1) return one_split_wave(space, space.total);
+  SplitRuleOf<Int> rule;
+  rule.min_split_tiles = space.min_split_tiles;
   bool last = false;
   while (!last) {
-    last = is_last_round(line, rule.num_rounds);
-    rule.rounds[rule.num_rounds] = claim_round(line, rule.num_rounds);
-    ++rule.num_rounds;
+    last = is_last_split_wave(space, rule.num_split_waves);
+    rule.split_waves[rule.num_split_waves] = split_wave(space, rule.num_split_waves);
+    ++rule.num_split_waves;
   }
   return rule;
 }
 
-/// Sizes that are tried for one equal piece a worker: sixteenths of a worker's share.
-inline constexpr int32_t kPieceTrials = 5;
+/// Sizes that are tried for one equal split a worker: sixteenths of a worker's share.
+inline constexpr int32_t kSplitTrials = 5;
 
-/// Whether one piece a worker is to be tried at all.
+/// Whether one split a worker is to be tried at all.
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr bool is_short(const ClaimLineOf<Int>& line) {
-  return line.num_workers > 1 && line.share(0) <= 4 * line.least_piece();
+FOLIO_HOST_DEVICE constexpr bool is_short(const HeadTileSpaceOf<Int>& space) {
+  return space.num_workers > 1 && space.share(0) <= 4 * space.min_split_cost();
 }
 
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr Int trial_piece(const ClaimLineOf<Int>& line, int32_t trial) {
-  const Int share = line.share(0);
-  const Int piece = share + share * static_cast<Int>(trial) / 16;
-  const Int least = line.least_piece();
-  return piece < least ? least : piece;
+FOLIO_HOST_DEVICE constexpr Int trial_split_cost(const HeadTileSpaceOf<Int>& space, int32_t trial) {
+  const Int share = space.share(0);
+  const Int split_cost = share + share * static_cast<Int>(trial) / 16;
+  const Int least = space.min_split_cost();
+  return split_cost < least ? least : split_cost;
 }
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr ClaimRuleOf<Int> piece_trial(const ClaimLineOf<Int>& line, int32_t trial) {
-  return one_round(line, trial_piece(line, trial));
+FOLIO_HOST_DEVICE constexpr SplitRuleOf<Int> trial_rule(const HeadTileSpaceOf<Int>& space, int32_t trial) {
+  return one_split_wave(space, trial_split_cost(space, trial));
 }
 
-/// Pieces of a unit at one trial, whatever its ranges are.
+/// Splits of a unit at one trial, whatever its ranges are.
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr Int trial_parts(const DivisorOf<Int>& piece, const DivisorOf<Int>& least_tiles,
-                                            Int kv_tiles, Int tile_cost) {
-  const Int wanted = ceil_div(kv_tiles * tile_cost, piece);
-  const Int most = kv_tiles / least_tiles;
-  const Int parts = wanted < most ? wanted : most;
-  return parts < 1 ? 1 : parts;
+FOLIO_HOST_DEVICE constexpr Int trial_splits(const DivisorOf<Int>& split_cost, const DivisorOf<Int>& min_split_tiles,
+                                             Int kv_tiles, Int tile_cost) {
+  const Int wanted = ceil_div(kv_tiles * tile_cost, split_cost);
+  const Int max = kv_tiles / min_split_tiles;
+  const Int splits = wanted < max ? wanted : max;
+  return splits < 1 ? 1 : splits;
 }
 
-/// Pieces that the whole batch makes of one KV head's work, for each trial.
-struct TrialPieces {
-  int32_t of[kPieceTrials] = {};
+/// Splits that the whole batch makes of one KV head's work, for each trial.
+struct TrialSplits {
+  int32_t of[kSplitTrials] = {};
 };
 
 struct AddTrials {
-  FOLIO_HOST_DEVICE constexpr TrialPieces operator()(const TrialPieces& a, const TrialPieces& b) const {
-    TrialPieces both;
-    for (int32_t i = 0; i < kPieceTrials; ++i) {
+  FOLIO_HOST_DEVICE constexpr TrialSplits operator()(const TrialSplits& a, const TrialSplits& b) const {
+    TrialSplits both;
+    for (int32_t i = 0; i < kSplitTrials; ++i) {
       const int64_t sum = int64_t{a.of[i]} + b.of[i];
       both.of[i] = static_cast<int32_t>(sum < 0x7fffffff ? sum : 0x7fffffff);
     }
@@ -140,21 +140,21 @@ struct AddTrials {
   }
 };
 
-/// The rule, given what the trials came to; they are not looked at where the line is not short.
+/// The rule, given what the trials came to; they are not looked at where the tile space is not short.
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr ClaimRuleOf<Int> claim_rule(const ClaimLineOf<Int>& line, const TrialPieces& trials) {
-  if (is_short(line)) {
-    for (int32_t i = 0; i < kPieceTrials; ++i) {
-      if (int64_t{trials.of[i]} * line.num_kv_heads <= line.num_workers) return piece_trial(line, i);
+FOLIO_HOST_DEVICE constexpr SplitRuleOf<Int> split_rule(const HeadTileSpaceOf<Int>& space, const TrialSplits& trials) {
+  if (is_short(space)) {
+    for (int32_t i = 0; i < kSplitTrials; ++i) {
+      if (int64_t{trials.of[i]} * space.num_kv_heads <= space.num_workers) return trial_rule(space, i);
     }
   }
-  return claim_rounds(line);
+  return factoring_rule(space);
 }
 
-/// A row tile's keys in one segment, or all of its keys, in the line.
+/// A row tile's keys in one segment, or all of its keys, in the tile space.
 template <typename Int>
-struct ClaimSpanOf {
-  Int begin = 0;     ///< place in the line
+struct KvSpanOf {
+  Int begin = 0;     ///< place in the tile space
   Int kv_tiles = 0;  ///< at least 1
   DivisorOf<Int> tile_cost = 1;
 };
@@ -175,93 +175,92 @@ FOLIO_HOST_DEVICE constexpr int32_t leading_zeros(int64_t number) {
 #endif
 }
 
-/// The round that a place of the line is in. Every round leaves half, rounded down, of what it finds: round r lies
-/// where at most total >> r is left, but more than total >> (r + 1).
+/// The split wave that a place of the tile space is in. Every split wave leaves half, rounded down, of what it finds:
+/// split wave r lies where at most total >> r is left, but more than total >> (r + 1).
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr int32_t claim_round_at(const ClaimRuleOf<Int>& rule, Int place) {
-  const int32_t last = rule.num_rounds - 1;
-  const Int total = rule.rounds[last].end;
+FOLIO_HOST_DEVICE constexpr int32_t split_wave_at(const SplitRuleOf<Int>& rule, Int place) {
+  const int32_t last = rule.num_split_waves - 1;
+  const Int total = rule.split_waves[last].end;
   if (last == 0 || place >= total) return last;
   const Int left = total - place;
-  int32_t round = leading_zeros(left) - leading_zeros(total);
-  if ((total >> round) < left) --round;
-  return round < last ? round : last;
+  int32_t wave = leading_zeros(left) - leading_zeros(total);
+  if ((total >> wave) < left) --wave;
+  return wave < last ? wave : last;
 }
 
 /// Whether a unit of this cost, which begins at `place`, is to be cut at all.
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr bool is_to_be_cut(const ClaimRuleOf<Int>& rule, Int place, Int cost) {
-  return cost > rule.rounds[claim_round_at(rule, place)].piece;
+FOLIO_HOST_DEVICE constexpr bool needs_split(const SplitRuleOf<Int>& rule, Int place, Int cost) {
+  return cost > rule.split_waves[split_wave_at(rule, place)].split_cost;
 }
 
-/// Some neighbouring pieces of a span, of about the same size: those of one round.
+/// Some neighbouring splits of a span, of about the same size: those of one split wave.
 template <typename Int>
-struct ClaimRunOf {
+struct SplitRunOf {
   Int begin = 0;  ///< KV tiles of the span
   Int end = 0;
-  int32_t pieces = 0;
+  int32_t num_splits = 0;
 };
 
-/// Calls visit(ClaimRunOf) for the rounds that a span that is to be cut lies in, in order.
+/// Calls visit(SplitRunOf) for the split waves that a span that is to be cut lies in, in order.
 template <typename Int, typename Visit>
-FOLIO_HOST_DEVICE constexpr void for_each_claim_run(const ClaimRuleOf<Int>& rule, const ClaimSpanOf<Int>& span,
+FOLIO_HOST_DEVICE constexpr void for_each_split_run(const SplitRuleOf<Int>& rule, const KvSpanOf<Int>& span,
                                                     const Visit& visit) {
   Int begin = 0;
-  for (int32_t round = claim_round_at(rule, span.begin); begin < span.kv_tiles; ++round) {
-    const ClaimRoundOf<Int>& here = rule.rounds[round];
+  for (int32_t wave = split_wave_at(rule, span.begin); begin < span.kv_tiles; ++wave) {
+    const SplitWaveOf<Int>& here = rule.split_waves[wave];
     Int end = span.kv_tiles;
-    if (round + 1 < rule.num_rounds) {
+    if (wave + 1 < rule.num_split_waves) {
       const Int up_to = ceil_div(here.end - span.begin, span.tile_cost);
       if (up_to < end) end = up_to;
-      // A remnant of less than half a piece is not worth one.
-      if ((span.kv_tiles - end) * span.tile_cost * 2 < rule.rounds[round + 1].piece) end = span.kv_tiles;
-      if (end < span.kv_tiles && (end - begin) * span.tile_cost * 2 < here.piece) continue;
+      // A remnant of less than half a split is not worth one.
+      if ((span.kv_tiles - end) * span.tile_cost * 2 < rule.split_waves[wave + 1].split_cost) end = span.kv_tiles;
+      if (end < span.kv_tiles && (end - begin) * span.tile_cost * 2 < here.split_cost) continue;
     }
     const Int tiles = end - begin;
-    const Int wanted = ceil_div(tiles * span.tile_cost, here.piece);
-    const Int most = tiles / rule.least_tiles;
-    const Int pieces = wanted < most ? wanted : most;
-    visit(ClaimRunOf<Int>{begin, end, static_cast<int32_t>(pieces < 1 ? 1 : pieces)});
+    const Int wanted = ceil_div(tiles * span.tile_cost, here.split_cost);
+    const Int max = tiles / rule.min_split_tiles;
+    const Int num_splits = wanted < max ? wanted : max;
+    visit(SplitRunOf<Int>{begin, end, static_cast<int32_t>(num_splits < 1 ? 1 : num_splits)});
     begin = end;
   }
 }
 
-/// How many pieces a span that is to be cut makes.
+/// How many splits a span that is to be cut makes.
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr int32_t count_pieces(const ClaimRuleOf<Int>& rule, const ClaimSpanOf<Int>& span) {
+FOLIO_HOST_DEVICE constexpr int32_t count_splits(const SplitRuleOf<Int>& rule, const KvSpanOf<Int>& span) {
   int32_t count = 0;
-  for_each_claim_run(rule, span, [&count](const ClaimRunOf<Int>& run) { count += run.pieces; });
+  for_each_split_run(rule, span, [&count](const SplitRunOf<Int>& run) { count += run.num_splits; });
   return count;
 }
 
-/// KV tiles of piece number `index` of a span that is to be cut.
+/// KV tiles of split number `index` of a span that is to be cut.
 template <typename Int>
-FOLIO_HOST_DEVICE constexpr TokenRange piece_of(const ClaimRuleOf<Int>& rule, const ClaimSpanOf<Int>& span,
+FOLIO_HOST_DEVICE constexpr TokenRange split_of(const SplitRuleOf<Int>& rule, const KvSpanOf<Int>& span,
                                                 int32_t index) {
   TokenRange tiles;
-  for_each_claim_run(rule, span, [&tiles, &index](const ClaimRunOf<Int>& run) {
-    if (index >= 0 && index < run.pieces) {
+  for_each_split_run(rule, span, [&tiles, &index](const SplitRunOf<Int>& run) {
+    if (index >= 0 && index < run.num_splits) {
       const Int count = run.end - run.begin;
       const auto place = static_cast<Int>(index);
-      const DivisorOf<Int> pieces = static_cast<Int>(run.pieces);
-      tiles = {run.begin + count * place / pieces, run.begin + count * (place + 1) / pieces};
+      const DivisorOf<Int> num_splits = static_cast<Int>(run.num_splits);
+      tiles = {run.begin + count * place / num_splits, run.begin + count * (place + 1) / num_splits};
     }
-    index -= run.pieces;
+    index -= run.num_splits;
   });
   return tiles;
 }
 
-using ClaimRound = ClaimRoundOf<int64_t>;
-using ClaimRule = ClaimRuleOf<int64_t>;
-using ClaimLine = ClaimLineOf<int64_t>;
-using ClaimSpan = ClaimSpanOf<int64_t>;
+using SplitWave = SplitWaveOf<int64_t>;
+using SplitRule = SplitRuleOf<int64_t>;
+using HeadTileSpace = HeadTileSpaceOf<int64_t>;
+using KvSpan = KvSpanOf<int64_t>;
 
-FOLIO_HOST_DEVICE FOLIO_CALLED constexpr int32_t count_pieces(const ClaimRule& rule, const ClaimSpan& span) {
-  return count_pieces<int64_t>(rule, span);
+FOLIO_HOST_DEVICE FOLIO_CALLED constexpr int32_t count_splits(const SplitRule& rule, const KvSpan& span) {
+  return count_splits<int64_t>(rule, span);
 }
-FOLIO_HOST_DEVICE FOLIO_CALLED constexpr TokenRange piece_of(const ClaimRule& rule, const ClaimSpan& span,
-                                                             int32_t index) {
-  return piece_of<int64_t>(rule, span, index);
+FOLIO_HOST_DEVICE FOLIO_CALLED constexpr TokenRange split_of(const SplitRule& rule, const KvSpan& span, int32_t index) {
+  return split_of<int64_t>(rule, span, index);
 }
 
 }  // namespace folio::inline v0::scheduler

@@ -13,47 +13,47 @@
 namespace folio::inline v0::scheduler {
 namespace {
 
-constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 
-class Claimer {
+class DynamicScheduler {
  public:
-  Claimer(const SchedulerConfig& config, const LineTotals& totals, PlanStorage::Arrays& arrays)
+  DynamicScheduler(const SchedulerConfig& config, const TileSpaceTotals& totals, PlanStorage::Arrays& arrays)
       : config_(config),
         arrays_(arrays),
         heads_(config.num_kv_heads),
         order_(config.tile.order),
         fixed_splits_(config.determinism >= Determinism::kBatchInvariant),
-        line_{.total = totals.line.total / config.num_kv_heads,
-              .num_kv_heads = config.num_kv_heads,
-              .num_workers = config.num_workers,
-              .least_tiles = ceil_div(config.min_split_tokens, config.tile.kv_tokens),
-              .least_tile_cost = int64_t{config.tile_cost} + config.row_cost} {}
+        space_{.total = totals.space.total / config.num_kv_heads,
+               .num_kv_heads = config.num_kv_heads,
+               .num_workers = config.num_workers,
+               .min_split_tiles = ceil_div(config.min_split_tokens, config.tile.kv_tokens),
+               .min_tile_cost = int64_t{config.tile_cost} + config.row_cost} {}
 
-  void claim(int64_t num_chains) {
-    arrays_.merges.clear();
+  void dynamic_tile(int64_t num_output_tiles) {
+    arrays_.combine_tiles.clear();
     arrays_.combine_sources.clear();
-    arrays_.parts.clear();
-    if (arrays_.shared.size() > 0) arrays_.chain_parts.resize(num_chains);
+    arrays_.splits.clear();
+    if (arrays_.shared.size() > 0) arrays_.output_partials.resize(num_output_tiles);
     choose_rule();
     count();
-    const int64_t num_work_tiles = heads_ * (claims_ + followers_);
-    if (num_work_tiles > kMost || heads_ * partial_rows_ > kMost) {
+    const int64_t num_work_tiles = heads_ * (dynamic_tiles_ + continuations_);
+    if (num_work_tiles > kMax || heads_ * partial_rows_ > kMax) {
       core::fail(ErrorCode::kInvalidArgument, "the batch needs ", num_work_tiles, " work_tiles and ",
-                 heads_ * partial_rows_, " partial rows; a plan has at most 2^31 - 1 of each");
+                 heads_ * partial_rows_, " partial rows; a plan has at max 2^31 - 1 of each");
     }
-    items_ = arrays_.work_tiles.resize(num_work_tiles);
-    next_follower_ = heads_ * claims_;
-    all_claims_ = claims_;
-    claims_ = partial_rows_ = line_begin_ = 0;
-    for_each_claimed_tile(arrays_, order_, [this](const Block& block, int32_t t) { emit(block, t); });
-    if (arrays_.shared.size() > 0) merge_shared(config_, arrays_);
+    work_tiles_ = arrays_.work_tiles.resize(num_work_tiles);
+    next_continuation_ = heads_ * dynamic_tiles_;
+    all_dynamic_tiles_ = dynamic_tiles_;
+    dynamic_tiles_ = partial_rows_ = space_begin_ = 0;
+    for_each_dynamic_tile(arrays_, order_, [this](const Block& block, int32_t t) { emit(block, t); });
+    if (arrays_.shared.size() > 0) combine_shared(config_, arrays_);
     PlanView& view = arrays_.view;
     view.num_work_tiles = static_cast<int32_t>(num_work_tiles);
-    view.num_dynamic_tiles = static_cast<int32_t>(heads_ * all_claims_);
-    view.num_combine_tiles = static_cast<int32_t>(arrays_.merges.size());
+    view.num_dynamic_tiles = static_cast<int32_t>(heads_ * all_dynamic_tiles_);
+    view.num_combine_tiles = static_cast<int32_t>(arrays_.combine_tiles.size());
     view.num_partial_rows = static_cast<int32_t>(heads_ * partial_rows_);
-    view.work_tiles = items_;
-    view.merges = arrays_.merges.data();
+    view.work_tiles = work_tiles_;
+    view.combine_tiles = arrays_.combine_tiles.data();
     view.combine_sources = arrays_.combine_sources.data();
   }
 
@@ -66,9 +66,9 @@ class Claimer {
     };
   }
 
-  /// Of the row tile that comes next in the line.
-  ClaimChain chain_of(const RowTile& tile) const {
-    return {.begin = line_begin_,
+  /// Of the row tile that comes next in the tile space.
+  OutputTile output_tile_of(const RowTile& tile) const {
+    return {.begin = space_begin_,
             .kv_tiles = tile.num_kv_tiles,
             .tile_cost = tile.kv_tile_cost,
             .kv_tokens = config_.tile.kv_tokens,
@@ -76,8 +76,8 @@ class Claimer {
             .num_ranges = tile.range_end - tile.range_begin};
   }
 
-  /// Items of a row tile that is not cut.
-  int32_t whole_items(const RowTile& tile) const {
+  /// Work tiles of a row tile that is not cut.
+  int32_t unsplit_tiles(const RowTile& tile) const {
     if (!fixed_splits_) return tile.range_end - tile.range_begin;
     int64_t work_tiles = 0;
     for (int32_t i = tile.range_begin; i < tile.range_end; ++i) {
@@ -89,167 +89,171 @@ class Claimer {
 
   void choose_rule() {
     if (order_ == TileOrder::kRequestOrder) {
-      rule_ = claim_rule(line_, is_short(line_) ? try_pieces() : TrialPieces{});
-      rule_.heads_together = heads_;
+      rule_ = split_rule(space_, is_short(space_) ? try_splits() : TrialSplits{});
+      rule_.swizzle_heads = heads_;
       return;
     }
-    const Dearest dearest = order_blocks(arrays_);
+    const LongestTile longest = lpt_order(arrays_);
     const Waves waves = find_waves();
-    rule_ = dearest_first_rule(line_, waves, ends_evenly(line_, waves) ? TrialPieces{} : try_pieces());
-    rule_.heads_together = heads_of_section(line_, dearest, config_.l2_swizzle_tokens / config_.tile.kv_tokens);
+    rule_ = lpt_rule(space_, waves, ends_evenly(space_, waves) ? TrialSplits{} : try_splits());
+    rule_.swizzle_heads = choose_swizzle_heads(space_, longest, config_.l2_swizzle_tokens / config_.tile.kv_tokens);
   }
 
   Waves find_waves() const {
     Waves waves;
     int32_t wave = 0;
     int64_t place = 0;
-    for_each_claimed_tile(arrays_, order_, [&](const Block&, int32_t t) {
-      while (wave < kWavesLookedAt && first_of_wave(line_, wave) == place) waves.cost[wave++] = arrays_.tiles[t].cost();
+    for_each_dynamic_tile(arrays_, order_, [&](const Block&, int32_t t) {
+      while (wave < kMaxWaves && first_of_wave(space_, wave) == place) waves.cost[wave++] = arrays_.tiles[t].cost();
       ++place;
     });
     return waves;
   }
 
-  /// How many parts each size of pieces would make.
-  TrialPieces try_pieces() const {
-    TrialPieces trials;
-    for (int32_t i = 0; i < kPieceTrials; ++i) {
-      const int64_t piece = trial_piece(line_, i);
-      int64_t parts = 0;
+  /// How many splits each size of splits would make.
+  TrialSplits try_splits() const {
+    TrialSplits trials;
+    for (int32_t i = 0; i < kSplitTrials; ++i) {
+      const int64_t split_cost = trial_split_cost(space_, i);
+      int64_t splits = 0;
       for (int64_t t = 0; t < arrays_.tiles.size(); ++t) {
         const RowTile& tile = arrays_.tiles[t];
-        parts +=
-            tile.num_kv_tiles == 0 ? 0 : trial_parts(piece, line_.least_tiles, tile.num_kv_tiles, tile.kv_tile_cost);
+        splits += tile.num_kv_tiles == 0
+                      ? 0
+                      : trial_splits(split_cost, space_.min_split_tiles, tile.num_kv_tiles, tile.kv_tile_cost);
       }
-      trials.of[i] = static_cast<int32_t>(std::min(parts, kMost));
+      trials.of[i] = static_cast<int32_t>(std::min(splits, kMax));
     }
     return trials;
   }
 
-  /// Parts of every row tile, and how much of everything they make, per KV head.
+  /// Splits of every row tile, and how much of everything they make, per KV head.
   void count() {
-    int32_t* const parts = arrays_.tile_parts.resize(arrays_.tiles.size());
-    const int64_t budget = claim_budget(config_) / heads_;
+    int32_t* const splits = arrays_.tile_splits.resize(arrays_.tiles.size());
+    const int64_t budget = split_budget(config_) / heads_;
     int64_t spent = 0;
-    for_each_claimed_tile(arrays_, order_, [&](const Block&, int32_t t) {
+    for_each_dynamic_tile(arrays_, order_, [&](const Block&, int32_t t) {
       const RowTile& tile = arrays_.tiles[t];
-      parts[t] = tile.divisible ? count_parts(rule_, chain_of(tile), ranges_of(tile)) : 1;
-      if (parts[t] > 1) spent += fixed_splits_ ? int64_t{parts[t]} * (tile.row_end - tile.row_begin) : parts[t];
-      if (parts[t] > 1 && spent > budget) parts[t] = 1;
-      claims_ += parts[t];
-      if (parts[t] == 1) followers_ += whole_items(tile) - 1;
-      if (parts[t] > 1 || tile.to_partial) partial_rows_ += int64_t{parts[t]} * (tile.row_end - tile.row_begin);
-      line_begin_ += tile.cost();
+      splits[t] = tile.divisible ? count_kv_splits(rule_, output_tile_of(tile), ranges_of(tile)) : 1;
+      if (splits[t] > 1) spent += fixed_splits_ ? int64_t{splits[t]} * (tile.row_end - tile.row_begin) : splits[t];
+      if (splits[t] > 1 && spent > budget) splits[t] = 1;
+      dynamic_tiles_ += splits[t];
+      if (splits[t] == 1) continuations_ += unsplit_tiles(tile) - 1;
+      if (splits[t] > 1 || tile.to_partial) partial_rows_ += int64_t{splits[t]} * (tile.row_end - tile.row_begin);
+      space_begin_ += tile.cost();
     });
   }
 
-  /// Calls visit(claim, head) for every KV head: where the claim of its part number `part` of the next row tile stands.
+  /// Calls visit(claim, head) for every KV head: where the claim of its split number `split` of the next row tile
+  /// stands.
   template <typename Visit>
-  void for_each_head(int32_t part, const Visit& visit) const {
-    const int32_t together = rule_.heads_together;
+  void for_each_head(int32_t split, const Visit& visit) const {
+    const int32_t together = rule_.swizzle_heads;
     for (int32_t first = 0; first < heads_; first += together) {
       const int32_t count = std::min(together, heads_ - first);
-      const int64_t claim = first * all_claims_ + (claims_ + part) * count;
-      for (int32_t i = 0; i < count; ++i) visit(claim + i, first + i);
+      const int64_t dynamic_tile = first * all_dynamic_tiles_ + (dynamic_tiles_ + split) * count;
+      for (int32_t i = 0; i < count; ++i) visit(dynamic_tile + i, first + i);
     }
   }
 
-  /// The claims of one row tile: part by part, all KV heads of a part side by side.
+  /// The claims of one row tile: split by split, all KV heads of a split side by side.
   void emit(const Block& block, int32_t t) {
     const RowTile& tile = arrays_.tiles[t];
-    const int32_t parts = arrays_.tile_parts[t];
-    const bool partial = parts > 1 || tile.to_partial;
+    const int32_t splits = arrays_.tile_splits[t];
+    const bool partial = splits > 1 || tile.to_partial;
     if (!partial && !fixed_splits_ && tile.range_end - tile.range_begin == 1) {
-      emit_one_item(tile);
+      emit_one_work_tile(tile);
       return;
     }
-    const ClaimChain chain = chain_of(tile);
+    const OutputTile output_tile = output_tile_of(tile);
     const auto ranges = ranges_of(tile);
-    if (parts == 1) {
-      emit_whole(tile, chain, ranges, partial);
+    if (splits == 1) {
+      emit_whole(tile, output_tile, ranges, partial);
     } else {
       int32_t i = 0;
-      for_each_part(rule_, chain, ranges, [&](const ClaimPart& part) {
-        const ItemForHeads item = item_of(tile, part, kStart | kFinish);
-        const int32_t first = partial_row(tile, parts, 0, i);
-        const int32_t a_head = partial_row(tile, parts, 1, i) - first;
-        for_each_head(i++,
-                      [&](int64_t claim, int32_t head) { item.write(items_ + claim, head, first + head * a_head); });
+      for_each_kv_split(rule_, output_tile, ranges, [&](const KvSplit& split) {
+        const WorkTileWriter work_tile = work_tile_of(tile, split, kStart | kFinish);
+        const int32_t first = partial_row(tile, splits, 0, i);
+        const int32_t a_head = partial_row(tile, splits, 1, i) - first;
+        for_each_head(i++, [&](int64_t dynamic_tile, int32_t head) {
+          work_tile.write(work_tiles_ + dynamic_tile, head, first + head * a_head);
+        });
       });
     }
-    if (partial) note_parts(block, t, parts);
-    claims_ += parts;
-    line_begin_ += tile.cost();
-    if (partial) partial_rows_ += int64_t{parts} * (tile.row_end - tile.row_begin);
+    if (partial) note_partials(block, t, splits);
+    dynamic_tiles_ += splits;
+    space_begin_ += tile.cost();
+    if (partial) partial_rows_ += int64_t{splits} * (tile.row_end - tile.row_begin);
   }
 
-  /// Most row tiles of most batches: one item a KV head.
-  void emit_one_item(const RowTile& tile) {
+  /// Most row tiles of most batches: one work tile a KV head.
+  void emit_one_work_tile(const RowTile& tile) {
     const KeyRange& range = arrays_.ranges[tile.range_begin];
-    const ItemForHeads item = item_of(tile, {0, {range.begin, range.end}}, kStart | kFinish);
-    for_each_head(0, [&](int64_t claim, int32_t head) { item.write(items_ + claim, head); });
-    ++claims_;
-    line_begin_ += tile.cost();
+    const WorkTileWriter work_tile = work_tile_of(tile, {0, {range.begin, range.end}}, kStart | kFinish);
+    for_each_head(0, [&](int64_t dynamic_tile, int32_t head) { work_tile.write(work_tiles_ + dynamic_tile, head); });
+    ++dynamic_tiles_;
+    space_begin_ += tile.cost();
   }
 
   template <typename Ranges>
-  void emit_whole(const RowTile& tile, const ClaimChain& chain, const Ranges& ranges, bool partial) {
-    const int32_t count = whole_items(tile);
+  void emit_whole(const RowTile& tile, const OutputTile& output_tile, const Ranges& ranges, bool partial) {
+    const int32_t count = unsplit_tiles(tile);
     const bool sees_nothing = arrays_.ranges[tile.range_begin].begin == arrays_.ranges[tile.range_begin].end;
     for (int32_t k = 0; k < count; ++k) {
-      const ClaimPart part = sees_nothing ? ClaimPart{} : whole_item_at(chain, ranges, k);
+      const KvSplit split = sees_nothing ? KvSplit{} : unsplit_tile_at(output_tile, ranges, k);
       const bool last = k + 1 == count;
-      const ItemForHeads item = item_of(tile, part, (k == 0 ? kStart : 0u) | (last ? kFinish : 0u));
-      for_each_head(0, [&](int64_t claim, int32_t head) {
+      const WorkTileWriter work_tile = work_tile_of(tile, split, (k == 0 ? kStart : 0u) | (last ? kFinish : 0u));
+      for_each_head(0, [&](int64_t dynamic_tile, int32_t head) {
         // Those that follow a claim's first lie behind all claims, one claim's after the other's.
-        const int64_t follower = next_follower_ + int64_t{head} * (count - 1) + k - 1;
+        const int64_t continuation = next_continuation_ + int64_t{head} * (count - 1) + k - 1;
         const int32_t at_end = partial ? partial_row(tile, 1, head, 0) : -1;
-        item.write(items_ + (k == 0 ? claim : follower), head, last ? at_end : static_cast<int32_t>(follower + 1));
+        work_tile.write(work_tiles_ + (k == 0 ? dynamic_tile : continuation), head,
+                        last ? at_end : static_cast<int32_t>(continuation + 1));
       });
     }
-    next_follower_ += int64_t{heads_} * (count - 1);
+    next_continuation_ += int64_t{heads_} * (count - 1);
   }
 
-  /// Partial rows are numbered row tile by row tile, head by head, part by part.
-  int32_t partial_row(const RowTile& tile, int32_t parts, int32_t head, int32_t part) const {
+  /// Partial rows are numbered row tile by row tile, head by head, split by split.
+  int32_t partial_row(const RowTile& tile, int32_t splits, int32_t head, int32_t split) const {
     return static_cast<int32_t>(partial_rows_ * heads_ +
-                                (int64_t{head} * parts + part) * (tile.row_end - tile.row_begin));
+                                (int64_t{head} * splits + split) * (tile.row_end - tile.row_begin));
   }
 
-  /// Merges a row tile's parts, or notes them for the merge with a shared segment's.
-  void note_parts(const Block& block, int32_t t, int32_t parts) {
+  /// Combines a row tile's splits, or notes them for the combine tile with a shared segment's.
+  void note_partials(const Block& block, int32_t t, int32_t splits) {
     const RowTile& tile = arrays_.tiles[t];
     for (int32_t head = 0; head < heads_; ++head) {
-      GrowBuffer<int32_t>& list = tile.to_partial ? arrays_.parts : arrays_.combine_sources;
+      GrowBuffer<int32_t>& list = tile.to_partial ? arrays_.splits : arrays_.combine_sources;
       const int64_t begin = list.size();
-      for (int32_t i = 0; i < parts; ++i) list.push_back(partial_row(tile, parts, head, i));
+      for (int32_t i = 0; i < splits; ++i) list.push_back(partial_row(tile, splits, head, i));
       if (tile.to_partial) {
-        arrays_.chain_parts[block.chain(head, t)] = {begin, list.size()};
+        arrays_.output_partials[block.output_tile(head, t)] = {begin, list.size()};
       } else {
-        arrays_.merges.push_back({.kv_head = head,
-                                  .request = tile.request,
-                                  .row_begin = tile.row_begin,
-                                  .row_end = tile.row_end,
-                                  .source_begin = static_cast<int32_t>(begin),
-                                  .source_end = static_cast<int32_t>(list.size())});
+        arrays_.combine_tiles.push_back({.kv_head = head,
+                                         .request = tile.request,
+                                         .row_begin = tile.row_begin,
+                                         .row_end = tile.row_end,
+                                         .source_begin = static_cast<int32_t>(begin),
+                                         .source_end = static_cast<int32_t>(list.size())});
       }
     }
   }
 
-  /// An item of a row tile, for all KV heads.
-  ItemForHeads item_of(const RowTile& tile, const ClaimPart& part, uint32_t flags) const {
-    const KeyRange& range = arrays_.ranges[tile.range_begin + part.range];
-    return ItemForHeads({.segment = range.segment,
-                         .kv_row = range.kv_row,
-                         .kv_head = 0,
-                         .request = tile.request,
-                         .row_begin = tile.row_begin,
-                         .row_end = tile.row_end,
-                         .kv_begin = static_cast<int32_t>(part.keys.begin),
-                         .kv_end = static_cast<int32_t>(part.keys.end),
-                         .partial = -1,
-                         .flags = flags | (fixed_splits_ ? kFold : 0u),
-                         .merge = -1});
+  /// A work tile of a row tile, for all KV heads.
+  WorkTileWriter work_tile_of(const RowTile& tile, const KvSplit& split, uint32_t flags) const {
+    const KeyRange& range = arrays_.ranges[tile.range_begin + split.range];
+    return WorkTileWriter({.segment = range.segment,
+                           .kv_row = range.kv_row,
+                           .kv_head = 0,
+                           .request = tile.request,
+                           .row_begin = tile.row_begin,
+                           .row_end = tile.row_end,
+                           .kv_begin = static_cast<int32_t>(split.keys.begin),
+                           .kv_end = static_cast<int32_t>(split.keys.end),
+                           .partial = -1,
+                           .flags = flags | (fixed_splits_ ? kFold : 0u),
+                           .combine_tile = -1});
   }
 
   const SchedulerConfig& config_;
@@ -257,29 +261,29 @@ class Claimer {
   const int32_t heads_;
   const TileOrder order_;
   const bool fixed_splits_;
-  const ClaimLine line_;
-  ClaimRule rule_;
-  WorkTile* items_ = nullptr;
-  int64_t next_follower_ = 0;
-  int64_t line_begin_ = 0;  ///< cost of the row tiles before
-  int64_t all_claims_ = 0;  ///< per KV head, as the next three
-  int64_t claims_ = 0;
-  int64_t followers_ = 0;
+  const HeadTileSpace space_;
+  SplitRule rule_;
+  WorkTile* work_tiles_ = nullptr;
+  int64_t next_continuation_ = 0;
+  int64_t space_begin_ = 0;        ///< cost of the row tiles before
+  int64_t all_dynamic_tiles_ = 0;  ///< per KV head, as the next three
+  int64_t dynamic_tiles_ = 0;
+  int64_t continuations_ = 0;
   int64_t partial_rows_ = 0;
 };
 
 }  // namespace
 
-int64_t claim_budget(const SchedulerConfig& config) {
+int64_t split_budget(const SchedulerConfig& config) {
   if (config.determinism >= Determinism::kBatchInvariant) return fixed_split_budget(config);
-  // At most two pieces a worker in each of four rounds, seldom half as many.
+  // At most two splits a worker in each of four split waves, seldom half as many.
   if (config.tile.order == TileOrder::kLpt) return int64_t{6} * config.num_workers;
-  // The rule asks for two or three pieces a worker of the bulk and one or two a round of the rest.
+  // The rule asks for two or three splits a worker of the bulk and one or two a split wave of the rest.
   return int64_t{16} * config.num_workers;
 }
 
-void claim_work(const SchedulerConfig& config, const LineTotals& totals, PlanStorage::Arrays& arrays) {
-  Claimer(config, totals, arrays).claim(totals.num_chains);
+void schedule_dynamic(const SchedulerConfig& config, const TileSpaceTotals& totals, PlanStorage::Arrays& arrays) {
+  DynamicScheduler(config, totals, arrays).dynamic_tile(totals.num_output_tiles);
 }
 
 }  // namespace folio::inline v0::scheduler

@@ -5,11 +5,12 @@
 
 namespace folio::inline v0::scheduler {
 
-/// What cutting may cost at most in a claimed plan: parts of chains that are cut, or at kBatchInvariant and above their
-/// partial rows. Chains that come later in the line than it lasts are claimed whole.
-int64_t claim_budget(const SchedulerConfig& config);
+/// What cutting may cost at most in a dynamic schedule: splits of output tiles that are cut, or at kBatchInvariant and
+/// above their partial rows. Output tiles that come later in the tile space than it lasts are claimed whole.
+int64_t split_budget(const SchedulerConfig& config);
 
-/// Cuts the line into claims (Schedule::kDynamic) and emits them, partial rows and merges: completes `arrays.view`.
-void claim_work(const SchedulerConfig& config, const LineTotals& totals, PlanStorage::Arrays& arrays);
+/// Cuts the tile space into claims (Schedule::kDynamic) and emits them, partial rows and combine tiles: completes
+/// `arrays.view`.
+void schedule_dynamic(const SchedulerConfig& config, const TileSpaceTotals& totals, PlanStorage::Arrays& arrays);
 
 }  // namespace folio::inline v0::scheduler

@@ -5,55 +5,55 @@
 namespace folio::inline v0::scheduler {
 namespace {
 
-class LineCutter {
+class TileSpaceCutter {
  public:
-  LineCutter(const SchedulerConfig& config, const WorkLine& line, PlanStorage::Arrays& arrays)
+  TileSpaceCutter(const SchedulerConfig& config, const TileSpace& space, PlanStorage::Arrays& arrays)
       : config_(config),
-        line_(line),
+        space_(space),
         arrays_(arrays),
         fixed_splits_(config.determinism >= Determinism::kBatchInvariant),
         budget_(fixed_split_budget(config)) {}
 
   void cut() {
-    LinePlace* cuts = arrays_.cuts.resize(int64_t{config_.num_workers} + 1);
-    cuts[0] = LinePlace{};
-    cuts[config_.num_workers] = end_of_line();
+    TileCoord* cuts = arrays_.cuts.resize(int64_t{config_.num_workers} + 1);
+    cuts[0] = TileCoord{};
+    cuts[config_.num_workers] = end_of_space();
     Cut previous;
-    // ideal_cut(line_, w) without a division each: its whole part and what is left over, step by step.
-    const int64_t step = line_.total / line_.num_workers;
-    const int64_t step_left = line_.total % line_.num_workers;
+    // ideal_cut(space_, w) without a division each: its whole split and what is left over, step by step.
+    const int64_t step = space_.total / space_.num_workers;
+    const int64_t step_left = space_.total % space_.num_workers;
     int64_t ideal = 0;
     int64_t left = 0;
     for (int32_t w = 1; w < config_.num_workers; ++w) {
       ideal += step;
       left += step_left;
-      if (left >= line_.num_workers) {
-        left -= line_.num_workers;
+      if (left >= space_.num_workers) {
+        left -= space_.num_workers;
         ++ideal;
       }
-      if (ideal >= line_.total) {
-        cuts[w] = end_of_line();
+      if (ideal >= space_.total) {
+        cuts[w] = end_of_space();
         continue;
       }
-      LinePlace place = find(ideal);
+      TileCoord place = find(ideal);
       const CutChoices choices = choices_at(place);
-      const Cut chosen = choose_cut(line_, w, previous, choices);
-      // The previous cut, which may be chosen again, lies in this chain, at its end, or before it.
-      if (chosen.position == choices.chain_end) {
-        place = next_chain(place);
+      const Cut chosen = choose_cut(space_, w, previous, choices);
+      // The previous cut, which may be chosen again, lies in this output tile, at its end, or before it.
+      if (chosen.position == choices.output_end) {
+        place = next_output_tile(place);
       } else {
-        if (chosen.position != choices.chain_begin) pay(place);
+        if (chosen.position != choices.output_begin) pay(place);
         // Most stay where the ideal place is, or go one KV tile on: nothing to divide.
-        const int64_t in_chain = chosen.position - choices.chain_begin;
+        const int64_t in_output_tile = chosen.position - choices.output_begin;
         const RowTile& tile = arrays_.tiles[place.tile];
-        if (in_chain == tile.offset_of(place.kv_tile + 1)) {
+        if (in_output_tile == tile.offset_of(place.kv_tile + 1)) {
           ++place.kv_tile;
-        } else if (in_chain != tile.offset_of(place.kv_tile)) {
-          place.kv_tile = tile.kv_tile_at(in_chain);
+        } else if (in_output_tile != tile.offset_of(place.kv_tile)) {
+          place.kv_tile = tile.kv_tile_at(in_output_tile);
         }
       }
-      LinePlace& cut = cuts[w];  // value by value: a wide read of what was just written narrowly would have to wait
-      cut.chain = place.chain;
+      TileCoord& cut = cuts[w];  // value by value: a wide read of what was just written narrowly would have to wait
+      cut.output_tile = place.output_tile;
       cut.kv_tile = place.kv_tile;
       cut.block = place.block;
       cut.head = place.head;
@@ -63,33 +63,33 @@ class LineCutter {
   }
 
  private:
-  LinePlace end_of_line() const {
+  TileCoord end_of_space() const {
     const int64_t blocks = arrays_.blocks.size();
-    LinePlace end{};
+    TileCoord end{};
     end.block = static_cast<int32_t>(blocks);
     end.tile = static_cast<int32_t>(arrays_.tiles.size());
     if (blocks > 0) {
       const Block& last = arrays_.blocks[blocks - 1];
-      end.chain = last.chain(config_.num_kv_heads, last.tile_begin);
+      end.output_tile = last.output_tile(config_.num_kv_heads, last.tile_begin);
     }
     return end;
   }
 
-  /// The chain that contains `position`, which is before the line's end. Positions come in ascending order.
-  LinePlace find(int64_t position) {
-    while (position >= arrays_.blocks[block_].line_begin + arrays_.blocks[block_].head_cost * config_.num_kv_heads)
+  /// The output tile that contains `position`, which is before the tile space's end. Positions come in ascending order.
+  TileCoord find(int64_t position) {
+    while (position >= arrays_.blocks[block_].space_begin + arrays_.blocks[block_].head_cost * config_.num_kv_heads)
       ++block_;
     const Block& block = arrays_.blocks[block_];
-    const int64_t in_block = position - block.line_begin;
+    const int64_t in_block = position - block.space_begin;
     const int64_t head = quotient(in_block, block.head_cost);
     const int64_t in_head = in_block - head * block.head_cost;
-    LinePlace place{};
+    TileCoord place{};
     place.block = block_;
     place.head = static_cast<int32_t>(head);
     place.tile = block.tile_end - block.tile_begin == 1 ? block.tile_begin : tile_at(block, in_head);
-    place.chain = block.chain(place.head, place.tile);
+    place.output_tile = block.output_tile(place.head, place.tile);
     const RowTile& tile = arrays_.tiles[place.tile];
-    place.kv_tile = tile.kv_tile_at(in_head - tile.line_offset);
+    place.kv_tile = tile.kv_tile_at(in_head - tile.block_offset);
     return place;
   }
 
@@ -98,13 +98,13 @@ class LineCutter {
     const RowTile* const tiles = arrays_.tiles.data();
     const RowTile* after =
         std::upper_bound(tiles + block.tile_begin, tiles + block.tile_end, in_head,
-                         [](int64_t offset, const RowTile& tile) { return offset < tile.line_offset; });
+                         [](int64_t offset, const RowTile& tile) { return offset < tile.block_offset; });
     return static_cast<int32_t>(after - 1 - tiles);
   }
 
-  LinePlace next_chain(LinePlace place) const {
+  TileCoord next_output_tile(TileCoord place) const {
     const Block& block = arrays_.blocks[place.block];
-    ++place.chain;
+    ++place.output_tile;
     place.kv_tile = 0;
     if (++place.tile < block.tile_end) return place;
     if (++place.head < config_.num_kv_heads) {
@@ -116,12 +116,12 @@ class LineCutter {
     return place;
   }
 
-  CutChoices choices_at(const LinePlace& place) const {
+  CutChoices choices_at(const TileCoord& place) const {
     const Block& block = arrays_.blocks[place.block];
     const RowTile& tile = arrays_.tiles[place.tile];
     CutChoices choices;
-    choices.chain_begin = block.line_begin + place.head * block.head_cost + tile.line_offset;
-    choices.chain_end = choices.chain_begin + tile.cost();
+    choices.output_begin = block.space_begin + place.head * block.head_cost + tile.block_offset;
+    choices.output_end = choices.output_begin + tile.cost();
     choices.divisible = tile.divisible;
     int64_t below = place.kv_tile;
     int64_t above = place.kv_tile + 1;
@@ -129,12 +129,12 @@ class LineCutter {
       split_around(tile, place.kv_tile, below, above);
       choices.divisible = choices.divisible && (is_cut(place) || price(tile, place.kv_tile) <= budget_);
     }
-    choices.below = choices.chain_begin + tile.offset_of(below);
-    choices.above = choices.chain_begin + tile.offset_of(above);
+    choices.below = choices.output_begin + tile.offset_of(below);
+    choices.above = choices.output_begin + tile.offset_of(above);
     return choices;
   }
 
-  /// The bounds, in KV tiles from the chain's begin, of the fixed split that contains a KV tile.
+  /// The bounds, in KV tiles from the output tile's begin, of the fixed split that contains a KV tile.
   void split_around(const RowTile& tile, int64_t kv_tile, int64_t& below, int64_t& above) const {
     const int64_t split = config_.fixed_split_tokens / config_.tile.kv_tokens;
     int64_t before = 0;  // KV tiles of earlier ranges
@@ -168,21 +168,21 @@ class LineCutter {
     return (later_splits + 1) * (tile.row_end - tile.row_begin);
   }
 
-  bool is_cut(const LinePlace& place) const { return place.chain == paid_chain_; }
+  bool is_cut(const TileCoord& place) const { return place.output_tile == paid_output_tile_; }
 
-  void pay(const LinePlace& place) {
+  void pay(const TileCoord& place) {
     if (!fixed_splits_ || is_cut(place)) return;
     budget_ -= price(arrays_.tiles[place.tile], place.kv_tile);
-    paid_chain_ = place.chain;
+    paid_output_tile_ = place.output_tile;
   }
 
   const SchedulerConfig& config_;
-  const WorkLine& line_;
+  const TileSpace& space_;
   PlanStorage::Arrays& arrays_;
   const bool fixed_splits_;
   int64_t budget_;
   int32_t block_ = 0;
-  int64_t paid_chain_ = -1;
+  int64_t paid_output_tile_ = -1;
 };
 
 }  // namespace
@@ -193,8 +193,8 @@ int64_t fixed_split_budget(const SchedulerConfig& config) {
   return config.num_workers * std::max<int64_t>(int64_t{16} * config.tile.rows, 1024);
 }
 
-void cut_work_line(const SchedulerConfig& config, const WorkLine& line, PlanStorage::Arrays& arrays) {
-  LineCutter(config, line, arrays).cut();
+void cut_tile_space(const SchedulerConfig& config, const TileSpace& space, PlanStorage::Arrays& arrays) {
+  TileSpaceCutter(config, space, arrays).cut();
 }
 
 }  // namespace folio::inline v0::scheduler

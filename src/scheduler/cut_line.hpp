@@ -5,11 +5,11 @@
 
 namespace folio::inline v0::scheduler {
 
-/// Partial rows that cutting may cost at kBatchInvariant and above, where a cut makes every later split of its chain a
-/// partial result.
+/// Partial rows that cutting may cost at kBatchInvariant and above, where a cut makes every later split of its output
+/// tile a partial result.
 int64_t fixed_split_budget(const SchedulerConfig& config);
 
-/// Cuts the line into one part a worker: fills `arrays.cuts`.
-void cut_work_line(const SchedulerConfig& config, const WorkLine& line, PlanStorage::Arrays& arrays);
+/// Cuts the tile space into one split a worker: fills `arrays.cuts`.
+void cut_tile_space(const SchedulerConfig& config, const TileSpace& space, PlanStorage::Arrays& arrays);
 
 }  // namespace folio::inline v0::scheduler

@@ -6,10 +6,10 @@
 
 namespace folio::inline v0::scheduler {
 
-/// A plan as text, one line per item and merge, for tests and debugging:
+/// A plan as text, one line per work tile and combine tile, for tests and debugging:
 ///   worker 0
 ///     request 0 head 0 rows 0-4 segment 0 row 0 keys 0-64 start finish -> out
-///   merge request 1 head 0 rows 4-8 <- 0 4
+///   combine tile request 1 head 0 rows 4-8 <- 0 4
 std::string describe(const PlanView& plan);
 
 }  // namespace folio::inline v0::scheduler

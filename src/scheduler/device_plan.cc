@@ -17,17 +17,17 @@ int32_t bound_of(int32_t batch_bound, int32_t op_bound) {
   return batch_bound == 0 ? op_bound : std::min(batch_bound, op_bound);
 }
 
-/// Whether the work line's cost stays exact however long the requests are.
-bool line_fits(const SchedulerConfig& config) {
+/// Whether the tile space's cost stays exact however long the requests are.
+bool tile_space_fits(const SchedulerConfig& config) {
   const double kv_tiles =
       static_cast<double>(config.bounds->max_kv_len) / config.tile.kv_tokens + 2 * kMaxImageSegments;
-  const double dearest =
+  const double longest =
       static_cast<double>(config.tile_cost) + static_cast<double>(config.tile.rows) * config.row_cost;
   const double total =
-      static_cast<double>(most_row_tiles(config, config.bounds->max_requests, config.bounds->max_tokens)) *
+      static_cast<double>(max_row_tiles(config, config.bounds->max_requests, config.bounds->max_tokens)) *
       config.num_kv_heads *
-      (kv_tiles * dearest + config.start_cost + static_cast<double>(config.tile.rows) * config.start_row_cost);
-  return total * config.num_workers < static_cast<double>(kMaxScaledLine);
+      (kv_tiles * longest + config.start_cost + static_cast<double>(config.tile.rows) * config.start_row_cost);
+  return total * config.num_workers < static_cast<double>(kMaxScaledCost);
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ std::string device_plan_refusal(const SchedulerConfig& config, const BatchView& 
     return core::message("the batch has ", num_segments, " segments; with lengths on the device, up to ",
                          kMaxImageSegments, " are offered");
   }
-  if (!line_fits(config)) return "the op's bounds are so large that a batch's work might not fit in 64-bit sums";
+  if (!tile_space_fits(config)) return "the op's bounds are so large that a batch's work might not fit in 64-bit sums";
   return {};
 }
 
@@ -88,15 +88,15 @@ device::PlanInput device_plan_input(const SchedulerConfig& config, const BatchVi
   input.start_row_cost = config.start_row_cost;
   input.start_free_rows = config.start_free_rows;
   input.fixed_split_budget = fixed_split_budget(config);
-  const bool claimed = config.tile.schedule == Schedule::kDynamic;
-  input.least_claim_tiles = ceil_div(config.min_split_tokens, config.tile.kv_tokens);
-  input.section_tiles = config.l2_swizzle_tokens / config.tile.kv_tokens;
-  input.claim_budget = claim_budget(config) / config.num_kv_heads;
+  const bool dynamic = config.tile.schedule == Schedule::kDynamic;
+  input.min_split_tiles = ceil_div(config.min_split_tokens, config.tile.kv_tokens);
+  input.swizzle_tiles = config.l2_swizzle_tokens / config.tile.kv_tokens;
+  input.split_budget = split_budget(config) / config.num_kv_heads;
   input.scratch = {.requests = batch.num_requests,
-                   .row_tiles = most_row_tiles(config, batch.num_requests, batch.num_tokens),
+                   .row_tiles = max_row_tiles(config, batch.num_requests, batch.num_tokens),
                    .workers = config.num_workers,
-                   .claimed = claimed,
-                   .dearest_first = config.tile.order == TileOrder::kLpt};
+                   .dynamic = dynamic,
+                   .lpt = config.tile.order == TileOrder::kLpt};
   input.layout = carve_plan_image(counts_within_bounds(config));
   return input;
 }
@@ -108,16 +108,16 @@ std::optional<device::SingleInput> single_tiles_input(const device::PlanInput& i
       input.fixed_split_tokens > 0 || input.num_segments != 1 || input.segments[0].shard.world > 1) {
     return std::nullopt;
   }
-  // All sums of costs, times the heads, stay below 2^31, and KV tiles times pieces below 2^32.
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  // All sums of costs, times the heads, stay below 2^31, and KV tiles times splits below 2^32.
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   const int64_t tile_cost = input.tile_cost + int64_t{input.tile.rows} * input.row_cost;
   const int64_t start_cost = input.start_cost + int64_t{input.tile.rows} * input.start_row_cost;
-  const int64_t of_request = kMost / (std::max(input.num_requests, 1) * int64_t{input.num_kv_heads});
-  const int64_t most_kv_tiles = std::min((of_request - start_cost) / tile_cost, kMost / (input.claim_budget + 1));
-  const int64_t least_piece = input.least_claim_tiles * (int64_t{input.tile_cost} + input.row_cost);
-  if (of_request <= start_cost || most_kv_tiles < 1 || least_piece > kMost / 32) return std::nullopt;
+  const int64_t of_request = kMax / (std::max(input.num_requests, 1) * int64_t{input.num_kv_heads});
+  const int64_t max_kv_tiles = std::min((of_request - start_cost) / tile_cost, kMax / (input.split_budget + 1));
+  const int64_t min_split_cost = input.min_split_tiles * (int64_t{input.tile_cost} + input.row_cost);
+  if (of_request <= start_cost || max_kv_tiles < 1 || min_split_cost > kMax / 32) return std::nullopt;
   // Most batches have as many tokens a request as they may have.
-  const int64_t usual_rows = std::min(int64_t{input.max_q_len} * input.group_size, int64_t{input.tile.rows});
+  const int64_t common_rows = std::min(int64_t{input.max_q_len} * input.group_size, int64_t{input.tile.rows});
   return device::SingleInput{.cu_q = input.cu_q,
                              .q_first_pos = input.q_first_pos,
                              .kv_len = input.segments[0].kv_len,
@@ -125,7 +125,7 @@ std::optional<device::SingleInput> single_tiles_input(const device::PlanInput& i
                              .lengths = reinterpret_cast<int32_t*>(image + input.layout.lengths),
                              .header = reinterpret_cast<PlanImageHeader*>(image),
                              .work_tiles = reinterpret_cast<WorkTile*>(image + input.layout.work_tiles),
-                             .merges = reinterpret_cast<CombineTile*>(image + input.layout.merges),
+                             .combine_tiles = reinterpret_cast<CombineTile*>(image + input.layout.combine_tiles),
                              .combine_sources = reinterpret_cast<int32_t*>(image + input.layout.combine_sources),
                              .bounds = input.segments[0].bounds,
                              .num_requests = input.num_requests,
@@ -142,13 +142,13 @@ std::optional<device::SingleInput> single_tiles_input(const device::PlanInput& i
                              .start_cost = static_cast<uint32_t>(input.start_cost),
                              .start_row_cost = static_cast<uint32_t>(input.start_row_cost),
                              .start_free_rows = input.start_free_rows,
-                             .most_kv_tiles = static_cast<uint32_t>(most_kv_tiles),
+                             .max_kv_tiles = static_cast<uint32_t>(max_kv_tiles),
                              .num_kv_heads = static_cast<uint32_t>(input.num_kv_heads),
                              .num_workers = static_cast<uint32_t>(input.num_workers),
-                             .least_claim_tiles = static_cast<uint32_t>(input.least_claim_tiles),
-                             .claim_budget = static_cast<int32_t>(input.claim_budget),
-                             .usual_rows = static_cast<int32_t>(usual_rows),
-                             .usual_tile_cost = static_cast<uint32_t>(input.tile_cost + usual_rows * input.row_cost)};
+                             .min_split_tiles = static_cast<uint32_t>(input.min_split_tiles),
+                             .split_budget = static_cast<int32_t>(input.split_budget),
+                             .common_rows = static_cast<int32_t>(common_rows),
+                             .common_tile_cost = static_cast<uint32_t>(input.tile_cost + common_rows * input.row_cost)};
 }
 
 }  // namespace folio::inline v0::scheduler

@@ -14,8 +14,8 @@
 /// (scheduler/cuda/plan_kernel.hpp) enqueues it.
 ///
 /// The host knows the counts, the addresses and the op's bounds; the lengths are whatever the device finds. A request
-/// whose lengths are wrong or beyond the bounds is planned as one without keys: the rows it has get an item that writes
-/// out = 0 and LSE = -inf, its lengths in the image are 0, and the lowest such request ends up in
+/// whose lengths are wrong or beyond the bounds is planned as one without keys: the rows it has get a work tile that
+/// writes out = 0 and LSE = -inf, its lengths in the image are 0, and the lowest such request ends up in
 /// PlanImageHeader::status. The other requests are planned as if its lengths had been 0 from the start. Where cu_q does
 /// not ascend from 0 to at most num_tokens, each entry counts as the largest so far; entries outside [0, num_tokens]
 /// count as 0, but the last as num_tokens where it is larger; a request of which either entry had to be changed is at

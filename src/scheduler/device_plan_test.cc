@@ -61,15 +61,15 @@ void make_device_plan(const device::Job& job, std::byte* tiles, PlanStatus* stic
       job.segments[0] = device::segment_lengths(job, 0);
     }
     group.sync();
-    const int32_t num_work_tiles = device::plan_single_tiles(*single, memory, index == 0, group);
+    const int32_t num_work_tiles = device::schedule_single_tiles(*single, memory, index == 0, group);
     for (int32_t i = index * group.size() + group.rank(); i < num_work_tiles; i += count * group.size()) {
-      job.work_tiles[i] = device::make_single_item(*single, memory, i);
+      job.work_tiles[i] = device::make_single_work_tile(*single, memory, i);
     }
     if (num_work_tiles >= 0) return;
   }
   if (index > 0) return;
-  device::divide_batch(job, sticky, group);
-  device::emit_items(job, group.rank(), group.size());
+  device::schedule_batch(job, sticky, group);
+  device::emit_work_tiles(job, group.rank(), group.size());
 }
 
 std::vector<std::byte> memory_of_tiles(const device::PlanInput& input) {
@@ -188,9 +188,9 @@ TEST(DevicePlan, LeavesWhatDoesNotFit32BitsToTheGeneralWay) {
     OwnedBatch any = testing::paged_batch({1, 1}, {1, 1});
     const auto input = single_tiles_input(device_plan_input(config, any.view()), nullptr);
     ASSERT_TRUE(input.has_value());
-    const auto most = static_cast<int32_t>(input->most_kv_tiles * input->kv_tokens);
+    const auto max = static_cast<int32_t>(input->max_kv_tiles * input->kv_tokens);
     for (const int32_t longer : {0, 1}) {
-      OwnedBatch batch = testing::paged_batch({1, 1}, {most, most + longer});
+      OwnedBatch batch = testing::paged_batch({1, 1}, {max, max + longer});
       RawBatch given = testing::raw(batch);
       const device::PlanInput plan_input = device_plan_input(config, given.view());
       std::byte* const image = memory.prepare(config);
@@ -198,7 +198,7 @@ TEST(DevicePlan, LeavesWhatDoesNotFit32BitsToTheGeneralWay) {
       std::vector<std::byte> tiles = memory_of_tiles(plan_input);
       Alone alone;
       const int32_t num_work_tiles =
-          device::plan_single_tiles(*single, *reinterpret_cast<device::SingleTiles*>(tiles.data()), false, alone);
+          device::schedule_single_tiles(*single, *reinterpret_cast<device::SingleTiles*>(tiles.data()), false, alone);
       EXPECT_EQ(num_work_tiles<0, longer> 0) << heads << " heads";
       EXPECT_EQ(device_plan(memory, config, given.view()), host_plan(config, batch, storage)) << heads << " heads";
     }

@@ -10,16 +10,16 @@ namespace folio::inline v0::scheduler {
 
 /// A number of 32 bits to divide by more than once: a multiplication and a correction, where a GPU's division is twenty
 /// instructions, one waiting for the other. With r = floor((2^32 - 1) / d) >= 2^32 / d - 1, n * r / 2^32 > n / d - 1
-/// for every n below 2^32: its whole part is the quotient or one less.
-class Divisor32 {
+/// for every n below 2^32: its whole split is the quotient or one less.
+class FastDivisor {
  public:
-  Divisor32() = default;
+  FastDivisor() = default;
   /// Implicit, as the number is one: what divides in 64 bits has plain numbers in its place (DivisorOf). 0 divides
   /// nothing.
-  FOLIO_HOST_DEVICE constexpr Divisor32(uint32_t value)  // NOLINT(google-explicit-constructor)
+  FOLIO_HOST_DEVICE constexpr FastDivisor(uint32_t value)  // NOLINT(google-explicit-constructor)
       : value_(value), reciprocal_(value == 0 ? 0 : 0xffffffffu / value) {}
   FOLIO_HOST_DEVICE constexpr operator uint32_t() const { return value_; }  // NOLINT(google-explicit-constructor)
-  FOLIO_HOST_DEVICE friend constexpr uint32_t operator/(uint32_t number, const Divisor32& divisor) {
+  FOLIO_HOST_DEVICE friend constexpr uint32_t operator/(uint32_t number, const FastDivisor& divisor) {
     const auto near = static_cast<uint32_t>(uint64_t{number} * divisor.reciprocal_ >> 32);
     return number - near * divisor.value_ >= divisor.value_ ? near + 1 : near;
   }
@@ -31,10 +31,10 @@ class Divisor32 {
 
 /// A divisor of numbers of type Int.
 template <typename Int>
-using DivisorOf = std::conditional_t<std::is_same_v<Int, uint32_t>, Divisor32, Int>;
+using DivisorOf = std::conditional_t<std::is_same_v<Int, uint32_t>, FastDivisor, Int>;
 
 /// ceil_div of numbers whose sum fits.
-FOLIO_HOST_DEVICE constexpr uint32_t ceil_div(uint32_t value, const Divisor32& divisor) {
+FOLIO_HOST_DEVICE constexpr uint32_t ceil_div(uint32_t value, const FastDivisor& divisor) {
   return (value + static_cast<uint32_t>(divisor) - 1) / divisor;
 }
 

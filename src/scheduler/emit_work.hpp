@@ -5,7 +5,7 @@
 
 namespace folio::inline v0::scheduler {
 
-/// Turns the cut line into work tiles, partial rows and merges: completes `arrays.view`.
-void emit_work(const SchedulerConfig& config, const LineTotals& totals, PlanStorage::Arrays& arrays);
+/// Turns the cut line into work tiles, partial rows and combine tiles: completes `arrays.view`.
+void emit_tiles(const SchedulerConfig& config, const TileSpaceTotals& totals, PlanStorage::Arrays& arrays);
 
 }  // namespace folio::inline v0::scheduler

@@ -8,19 +8,19 @@
 
 namespace folio::inline v0::scheduler {
 
-/// An item as it is written for one KV head after the other. Its values stand in vectors as they lie in memory: a
+/// A work tile as it is written for one KV head after the other. Its values stand in vectors as they lie in memory: a
 /// plan's work tiles are most of what planning writes, and two wide stores take the place of eight narrow ones. (An
-/// item that is copied whole has to be in memory first, where a wide read of what was just written narrowly waits until
-/// all earlier writes are done.)
-class ItemForHeads {
+/// work tile that is copied whole has to be in memory first, where a wide read of what was just written narrowly waits
+/// until all earlier writes are done.)
+class WorkTileWriter {
  public:
   /// But for its kv_head.
-  explicit ItemForHeads(const WorkTile& item)
-      : keys_{item.segment, item.kv_row, 0, item.request},
-        rows_{item.row_begin, item.row_end, item.kv_begin, item.kv_end},
-        partial_(item.partial),
-        flags_(item.flags),
-        merge_(item.merge) {}
+  explicit WorkTileWriter(const WorkTile& work_tile)
+      : keys_{work_tile.segment, work_tile.kv_row, 0, work_tile.request},
+        rows_{work_tile.row_begin, work_tile.row_end, work_tile.kv_begin, work_tile.kv_end},
+        partial_(work_tile.partial),
+        flags_(work_tile.flags),
+        combine_tile_(work_tile.combine_tile) {}
 
   void write(WorkTile* to, int32_t head) const { write(to, head, partial_); }
   void write(WorkTile* to, int32_t head, int32_t partial) const {
@@ -29,7 +29,7 @@ class ItemForHeads {
     std::memcpy(&to->row_begin, &rows_, sizeof(Four));
     to->partial = partial;
     to->flags = flags_;
-    to->merge = merge_;
+    to->combine_tile = combine_tile_;
   }
 
  private:
@@ -43,7 +43,7 @@ class ItemForHeads {
   Four rows_;
   int32_t partial_;
   uint32_t flags_;
-  int32_t merge_;
+  int32_t combine_tile_;
 };
 
 }  // namespace folio::inline v0::scheduler

@@ -5,18 +5,18 @@
 namespace folio::inline v0::scheduler {
 namespace {
 
-class SharedMerger {
+class SharedCombiner {
  public:
-  SharedMerger(const SchedulerConfig& config, PlanStorage::Arrays& arrays) : config_(config), arrays_(arrays) {}
+  SharedCombiner(const SchedulerConfig& config, PlanStorage::Arrays& arrays) : config_(config), arrays_(arrays) {}
 
-  void merge() {
+  void combine_tile() {
     for (int64_t b = 0; b < arrays_.blocks.size(); ++b) {
       const Block& block = arrays_.blocks[b];
       for (int32_t t = block.tile_begin; t < block.tile_end; ++t) {
         const RowTile& tile = arrays_.tiles[t];
         // Blocks of groups are left out: every row has a tile of its request, even where that has no work.
         if (!tile.to_partial || is_group_block(b, tile)) continue;
-        for (int32_t row = tile.row_begin; row < tile.row_end;) row = merge_stretch(b, tile, row);
+        for (int32_t row = tile.row_begin; row < tile.row_end;) row = combine_stretch(b, tile, row);
       }
     }
   }
@@ -31,8 +31,8 @@ class SharedMerger {
     return false;
   }
 
-  /// Merges the stretch of rows from `row` on, for every KV head; returns its end.
-  int32_t merge_stretch(int64_t own_block, const RowTile& own, int32_t row) {
+  /// Combines the stretch of rows from `row` on, for every KV head; returns its end.
+  int32_t combine_stretch(int64_t own_block, const RowTile& own, int32_t row) {
     int32_t end = own.row_end;
     for (int64_t i = 0; i < arrays_.shared.size(); ++i) shared_tile(arrays_, arrays_.shared[i], own.request, row, &end);
     for (int32_t head = 0; head < config_.num_kv_heads; ++head) {
@@ -45,22 +45,23 @@ class SharedMerger {
         add_sources(arrays_.group_blocks[shared.first_group_block + group], *tile, head, row);
       }
       if (own.num_kv_tiles > 0) add_sources(own_block, own, head, row);
-      arrays_.merges.push_back({.kv_head = head,
-                                .request = own.request,
-                                .row_begin = row,
-                                .row_end = end,
-                                .source_begin = source_begin,
-                                .source_end = static_cast<int32_t>(arrays_.combine_sources.size())});
+      arrays_.combine_tiles.push_back({.kv_head = head,
+                                       .request = own.request,
+                                       .row_begin = row,
+                                       .row_end = end,
+                                       .source_begin = source_begin,
+                                       .source_end = static_cast<int32_t>(arrays_.combine_sources.size())});
     }
     return end;
   }
 
-  /// The partial results of one chain as sources of a merge that begins at `row`.
+  /// The partial results of one output tile as sources of a combine tile that begins at `row`.
   void add_sources(int64_t block_index, const RowTile& tile, int32_t head, int32_t row) {
     const Block& block = arrays_.blocks[block_index];
-    const ChainParts parts = arrays_.chain_parts[block.chain(head, static_cast<int32_t>(&tile - arrays_.tiles.data()))];
-    for (int64_t i = parts.begin; i < parts.end; ++i) {
-      arrays_.combine_sources.push_back(arrays_.parts[i] + (row - tile.row_begin));
+    const PartialRange splits =
+        arrays_.output_partials[block.output_tile(head, static_cast<int32_t>(&tile - arrays_.tiles.data()))];
+    for (int64_t i = splits.begin; i < splits.end; ++i) {
+      arrays_.combine_sources.push_back(arrays_.splits[i] + (row - tile.row_begin));
     }
   }
 
@@ -70,8 +71,8 @@ class SharedMerger {
 
 }  // namespace
 
-void merge_shared(const SchedulerConfig& config, PlanStorage::Arrays& arrays) {
-  SharedMerger(config, arrays).merge();
+void combine_shared(const SchedulerConfig& config, PlanStorage::Arrays& arrays) {
+  SharedCombiner(config, arrays).combine_tile();
 }
 
 }  // namespace folio::inline v0::scheduler

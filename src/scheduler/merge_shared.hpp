@@ -5,9 +5,9 @@
 
 namespace folio::inline v0::scheduler {
 
-/// Merges of the row tiles that shared segments contribute to: per stretch of a request's rows with the same
-/// contributors. Appends to `arrays.merges` and `arrays.combine_sources`; needs `arrays.parts` and
-/// `arrays.chain_parts`.
-void merge_shared(const SchedulerConfig& config, PlanStorage::Arrays& arrays);
+/// Combines of the row tiles that shared segments contribute to: per stretch of a request's rows with the same
+/// contributors. Appends to `arrays.combine_tiles` and `arrays.combine_sources`; needs `arrays.splits` and
+/// `arrays.output_partials`.
+void combine_shared(const SchedulerConfig& config, PlanStorage::Arrays& arrays);
 
 }  // namespace folio::inline v0::scheduler

@@ -2,14 +2,14 @@
 
 namespace folio::inline v0::scheduler {
 
-Dearest order_blocks(PlanStorage::Arrays& arrays) {
+LongestTile lpt_order(PlanStorage::Arrays& arrays) {
   const int64_t count = arrays.blocks.size();
   const auto last_tile = [&arrays](int64_t b) -> const RowTile& { return arrays.tiles[arrays.blocks[b].tile_end - 1]; };
-  Dearest dearest;
+  LongestTile longest;
   for (int64_t b = 0; b < count; ++b) {
-    dearest = dearer(dearest, {last_tile(b).cost(), last_tile(b).num_kv_tiles});
+    longest = longer(longest, {last_tile(b).cost(), last_tile(b).num_kv_tiles});
   }
-  const int32_t octave = half_octave(dearest.cost);
+  const int32_t octave = half_octave(longest.cost);
   const auto class_of = [&](int64_t b) { return cost_class(half_octave(last_tile(b).cost()), octave); };
   ClassCounts next;  // first the counts, then where each class's next block goes
   for (int64_t b = 0; b < count; ++b) ++next.of[class_of(b)];
@@ -19,9 +19,9 @@ Dearest order_blocks(PlanStorage::Arrays& arrays) {
     of = before;
     before += here;
   }
-  int32_t* const order = arrays.claim_blocks.resize(count);
+  int32_t* const order = arrays.block_order.resize(count);
   for (int64_t b = 0; b < count; ++b) order[next.of[class_of(b)]++] = static_cast<int32_t>(b);
-  return dearest;
+  return longest;
 }
 
 }  // namespace folio::inline v0::scheduler

@@ -109,29 +109,30 @@ FOLIO_HOST_DEVICE constexpr int64_t tiles_touched(const TokenRange& range, int64
   return range.empty() ? 0 : narrow_div(range.end + width - 1, width) - narrow_div(range.begin, width);
 }
 
-/// All work of a batch in one line, measured in cost. It consists of chains (what one accumulation covers), each of
-/// grains: the pieces between which it may be cut.
-struct WorkLine {
+/// All work of a batch in one line, measured in cost. It consists of output tiles (what one accumulation covers), each
+/// of split granules: the splits between which it may be cut.
+struct TileSpace {
   int64_t total = 0;
-  int64_t grain = 0;  ///< cost of the dearest grain
+  int64_t granularity = 0;  ///< cost of the longest split granule
   int32_t num_workers = 1;
 };
 
 /// total * num_workers must stay below this for cut arithmetic to be exact.
-inline constexpr int64_t kMaxScaledLine = int64_t{1} << 61;
+inline constexpr int64_t kMaxScaledCost = int64_t{1} << 61;
 
-/// Where the part of worker `worker` ideally begins, rounded down.
-FOLIO_HOST_DEVICE constexpr int64_t ideal_cut(const WorkLine& line, int32_t worker) {
-  return line.total * worker / line.num_workers;
+/// Where the split of worker `worker` ideally begins, rounded down.
+FOLIO_HOST_DEVICE constexpr int64_t ideal_cut(const TileSpace& space, int32_t worker) {
+  return space.total * worker / space.num_workers;
 }
 
-/// Where the line may be cut near an ideal position: the chain that contains it, and the grain boundaries around it.
+/// Where the tile space may be cut near an ideal position: the output tile that contains it, and the split granule
+/// boundaries around it.
 struct CutChoices {
-  int64_t chain_begin = 0;
-  int64_t chain_end = 0;
-  int64_t below = 0;      ///< the last grain boundary at or before the ideal position
+  int64_t output_begin = 0;
+  int64_t output_end = 0;
+  int64_t below = 0;      ///< the last split granule boundary at or before the ideal position
   int64_t above = 0;      ///< the first one after it
-  bool divisible = true;  ///< false: only the chain's ends
+  bool divisible = true;  ///< false: only the output tile's ends
 };
 
 /// A cut and its distance from the ideal, times num_workers.
@@ -140,19 +141,21 @@ struct Cut {
   int64_t deviation = 0;
 };
 
-/// Chooses where the part of worker `worker` begins, given where its predecessor's does. An end of a chain is taken
-/// where one lies less than a grain away, so that nothing is split needlessly, else the nearer grain boundary; but
-/// always such that |deviation| and the change of deviation from cut to cut stay below one grain. A worker's load is
-/// the mean plus that change, hence: every load is less than one grain (the dearest) away from the mean, and where all
-/// grains cost the same, loads differ by at most one grain. Indivisible chains are exempt: they go to the nearer end.
-FOLIO_HOST_DEVICE constexpr Cut choose_cut(const WorkLine& line, int32_t worker, const Cut& previous,
+/// Chooses where the split of worker `worker` begins, given where its predecessor's does. An end of an output tile is
+/// taken where one lies less than a split granule away, so that nothing is split needlessly, else the nearer split
+/// granule boundary; but always such that |deviation| and the change of deviation from cut to cut stay below one split
+/// granule. A worker's load is the mean plus that change, hence: every load is less than one split granule (the
+/// longest) away from the mean, and where all split granules cost the same, loads differ by at most one split granule.
+/// Indivisible output tiles are exempt: they go to the nearer end.
+FOLIO_HOST_DEVICE constexpr Cut choose_cut(const TileSpace& space, int32_t worker, const Cut& previous,
                                            const CutChoices& choices) {
-  const int64_t limit = line.grain * line.num_workers;
-  // Where indivisible chains have thrown the line out of its bounds, it continues as if it stood at the bound.
+  const int64_t limit = space.granularity * space.num_workers;
+  // Where indivisible output tiles have thrown the tile space out of its bounds, it continues as if it stood at the
+  // bound.
   const int64_t reference = clamp_to(previous.deviation, 1 - limit, limit - 1);
-  const int64_t positions[4] = {choices.chain_begin, choices.chain_end, choices.below, choices.above};
-  const int64_t ideal = line.total * worker;  // times num_workers, as deviations are
-  const int64_t staying = previous.position * line.num_workers - ideal;
+  const int64_t positions[4] = {choices.output_begin, choices.output_end, choices.below, choices.above};
+  const int64_t ideal = space.total * worker;  // times num_workers, as deviations are
+  const int64_t staying = previous.position * space.num_workers - ideal;
   Cut best;
   int best_rank = 3;
   int64_t best_distance = 0;
@@ -160,7 +163,7 @@ FOLIO_HOST_DEVICE constexpr Cut choose_cut(const WorkLine& line, int32_t worker,
     if (i >= 2 && !choices.divisible) continue;
     const bool passed = positions[i] < previous.position;
     const int64_t position = passed ? previous.position : positions[i];
-    const int64_t deviation = passed ? staying : positions[i] * line.num_workers - ideal;
+    const int64_t deviation = passed ? staying : positions[i] * space.num_workers - ideal;
     const int64_t distance = deviation < 0 ? -deviation : deviation;
     const int64_t change = deviation - reference;
     const bool within = distance < limit && change < limit && -change < limit;

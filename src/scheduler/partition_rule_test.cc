@@ -139,20 +139,22 @@ static_assert(shard_count_below({.world = 2147483647, .rank = 0, .interleave = 2
 
 static_assert(tiles_touched({3, 9}, 4) == 3 && tiles_touched({4, 8}, 4) == 1 && tiles_touched({}, 4) == 0);
 
-// 10 grains of 1 over 4 workers: ideal cuts at 2.5, 5 and 7.5. The chain is [0, 10).
-constexpr WorkLine kLine{.total = 10, .grain = 1, .num_workers = 4};
+// 10 split granules of 1 over 4 workers: ideal cuts at 2.5, 5 and 7.5. The output tile is [0, 10).
+constexpr TileSpace kLine{.total = 10, .granularity = 1, .num_workers = 4};
 static_assert(ideal_cut(kLine, 1) == 2 && ideal_cut(kLine, 2) == 5 && ideal_cut(kLine, 3) == 7);
-static_assert(choose_cut(kLine, 1, {}, {.chain_begin = 0, .chain_end = 10, .below = 2, .above = 3}).position == 2);
-// A chain that ends less than a grain away is not split.
-static_assert(choose_cut(kLine, 1, {}, {.chain_begin = 0, .chain_end = 3, .below = 2, .above = 3}).position == 3);
-// ... unless the previous cut stands so that a worker would get less than a grain below the mean.
-static_assert(choose_cut({.total = 32, .grain = 10, .num_workers = 4}, 2, {.position = 15, .deviation = 28},
-                         {.chain_begin = 6, .chain_end = 40, .below = 16, .above = 26})
+static_assert(choose_cut(kLine, 1, {}, {.output_begin = 0, .output_end = 10, .below = 2, .above = 3}).position == 2);
+// An output tile that ends less than a split granule away is not split.
+static_assert(choose_cut(kLine, 1, {}, {.output_begin = 0, .output_end = 3, .below = 2, .above = 3}).position == 3);
+// ... unless the previous cut stands so that a worker would get less than a split granule below the mean.
+static_assert(choose_cut({.total = 32, .granularity = 10, .num_workers = 4}, 2, {.position = 15, .deviation = 28},
+                         {.output_begin = 6, .output_end = 40, .below = 16, .above = 26})
                   .position == 16);
-// Indivisible chains are not split at all.
-static_assert(choose_cut(kLine, 1, {}, {.chain_begin = 0, .chain_end = 10, .below = 2, .above = 3, .divisible = false})
+// Indivisible output tiles are not split at all.
+static_assert(choose_cut(kLine, 1, {},
+                         {.output_begin = 0, .output_end = 10, .below = 2, .above = 3, .divisible = false})
                   .position == 0);
-static_assert(choose_cut(kLine, 3, {}, {.chain_begin = 0, .chain_end = 10, .below = 7, .above = 8, .divisible = false})
+static_assert(choose_cut(kLine, 3, {},
+                         {.output_begin = 0, .output_end = 10, .below = 7, .above = 8, .divisible = false})
                   .position == 10);
 
 }  // namespace

@@ -11,7 +11,7 @@
 /// What tests compare of plans.
 namespace folio::inline v0::scheduler::testing {
 
-/// Cost of every worker's work tiles. An empty item counts as one tile.
+/// Cost of every worker's work tiles. An empty work tile counts as one tile.
 std::vector<int64_t> worker_loads(const SchedulerConfig& config, const PlanView& plan);
 
 /// The indices of a plan's work tiles in an order in which they may be run: worker after worker, or claim after claim,

@@ -47,7 +47,7 @@ std::string describe(const PlanStatus& status) {
     case PlanProblem::kNone: return {};
     case PlanProblem::kIndptr:
       return core::message("request ", status.request,
-                           ": cu_q does not ascend from 0 to at most num_tokens; it ends at ", status.value);
+                           ": cu_q does not ascend from 0 to at max num_tokens; it ends at ", status.value);
     case PlanProblem::kQueries:
       return core::message("request ", status.request, ": q_len is ", status.value,
                            ", more than the op was prepared for");
@@ -105,7 +105,7 @@ size_t pack_plan(const PlanView& plan, void* stage, size_t stage_bytes, const vo
   if (plan.worker_indptr != nullptr) {
     view.worker_indptr = packer.copy(layout.worker_indptr, plan.worker_indptr, counts.workers + 1);
   }
-  view.merges = packer.copy(layout.merges, plan.merges, counts.merges);
+  view.combine_tiles = packer.copy(layout.combine_tiles, plan.combine_tiles, counts.combine_tiles);
   view.combine_sources = packer.copy(layout.combine_sources, plan.combine_sources, counts.combine_sources);
   view.work_tiles = packer.copy(layout.work_tiles, plan.work_tiles, counts.work_tiles);
   return bytes;

@@ -8,7 +8,7 @@
 #include "scheduler/plan_view.hpp"
 #include "scheduler/scheduler.hpp"
 
-/// The image of a plan: one contiguous piece of memory with everything of a PlanView that a device's kernels read. It
+/// The image of a plan: one contiguous split of memory with everything of a PlanView that a device's kernels read. It
 /// begins with a PlanImageHeader, whose `view` says where the rest lies, as addresses of the device; so kernels take
 /// one address, which a captured graph keeps, and the host uploads a plan with one copy of what it uses.
 namespace folio::inline v0::scheduler {

@@ -14,7 +14,7 @@ struct PlanImageCounts {
   int64_t mask_blocks = 0;  ///< entries of mask_byte_indptr
   int64_t workers = 0;
   int64_t work_tiles = 0;
-  int64_t merges = 0;
+  int64_t combine_tiles = 0;
   int64_t combine_sources = 0;
   int64_t scratch_bytes = 0;
 };
@@ -25,7 +25,7 @@ struct PlanImageLayout {
   int64_t lengths = 0;
   int64_t mask_byte_indptr = 0;
   int64_t worker_indptr = 0;
-  int64_t merges = 0;
+  int64_t combine_tiles = 0;
   int64_t combine_sources = 0;
   int64_t work_tiles = 0;
   int64_t scratch = 0;
@@ -48,7 +48,7 @@ constexpr PlanImageLayout carve_plan_image(const PlanImageCounts& counts) {
   layout.lengths = take(counts.lengths * int64_t{sizeof(int32_t)});
   layout.mask_byte_indptr = take(counts.mask_blocks * int64_t{sizeof(int64_t)});
   layout.worker_indptr = take((counts.workers + 1) * int64_t{sizeof(int32_t)});
-  layout.merges = take(counts.merges * int64_t{sizeof(CombineTile)});
+  layout.combine_tiles = take(counts.combine_tiles * int64_t{sizeof(CombineTile)});
   layout.combine_sources = take(counts.combine_sources * int64_t{sizeof(int32_t)});
   layout.work_tiles = take(counts.work_tiles * int64_t{sizeof(WorkTile)});
   layout.scratch = take(counts.scratch_bytes);
@@ -56,7 +56,7 @@ constexpr PlanImageLayout carve_plan_image(const PlanImageCounts& counts) {
 }
 
 /// Row tiles that this many requests with this many tokens make at most, per KV head.
-int64_t most_row_tiles(const SchedulerConfig& config, int64_t requests, int64_t tokens);
+int64_t max_row_tiles(const SchedulerConfig& config, int64_t requests, int64_t tokens);
 
 /// What suffices for every plan within config.bounds. Throws as plan_image_bytes(config) does.
 PlanImageCounts counts_within_bounds(const SchedulerConfig& config);

@@ -15,13 +15,13 @@ enum class Schedule : int32_t {
 
 /// In which order row tiles are claimed.
 enum class TileOrder : int32_t {
-  kRequestOrder = 0,  ///< in the order of their requests, for work whose pieces may be cut anywhere
+  kRequestOrder = 0,  ///< in the order of their requests, for work whose splits may be cut anywhere
   kLpt = 1,           ///< see claim_order.hpp: for row tiles that had better stay whole
 };
 
 /// The tile a kernel works in: published by the kernel, read by the scheduler.
 struct TileShape {
-  int32_t rows = 0;  ///< most packed rows (query tokens x heads of a group) an item has
+  int32_t rows = 0;  ///< most packed rows (query tokens x heads of a group) a work tile has
   int32_t kv_tokens =
       0;  ///< tokens of K and V the kernel takes at a time; work is cut at multiples, from local token 0
   Schedule schedule = Schedule::kStatic;
@@ -42,24 +42,24 @@ struct SegmentLengths {
       key_offset;  ///< [R], the request's keys in earlier segments: its column base in a custom mask, or null
 };
 
-/// What a worker does at an item, besides accumulating its keys. In a claimed plan every item of a unit that is split
-/// has kStart and kFinish, and so has the one item of a unit that is whole; only whole units of several segments, or at
-/// fixed splits, are accumulated over several work tiles.
+/// What a worker does at a work tile, besides accumulating its keys. In a dynamic schedule every work tile of a unit
+/// that is split has kStart and kFinish, and so has the one work tile of a unit that is whole; only whole units of
+/// several segments, or at fixed splits, are accumulated over several work tiles.
 enum WorkTileFlags : uint32_t {
   kStart = 1u << 0,   ///< a new accumulation begins: the running state is empty
   kFinish = 1u << 1,  ///< the accumulation ends: write the output (partial < 0) or the state (partial >= 0)
-  kFold = 1u << 2,    ///< fixed splits: accumulate this item on its own, then fold it into the running state
+  kFold = 1u << 2,    ///< fixed splits: accumulate this work tile on its own, then fold it into the running state
 };
 
-/// One piece of work: some packed rows against a range of one segment's keys, for one KV head. Packed row
+/// One split of work: some packed rows against a range of one segment's keys, for one KV head. Packed row
 /// r = token * group_size + g stands for query token r / group_size (counted over the whole batch) and q head
-/// kv_head * group_size + g. Items of a worker's list run in order, those of a claim from one to its `partial`; from
-/// kStart to kFinish they have equal rows and kv_head.
+/// kv_head * group_size + g. Work tiles of a worker's list run in order, those of a claim from one to its `partial`;
+/// from kStart to kFinish they have equal rows and kv_head.
 struct WorkTile {
   int32_t segment;
   int32_t kv_row;  ///< row of the segment: index of kv_len, of the page table, of the ragged indptr
   int32_t kv_head;
-  int32_t request;    ///< the request of the first row; later rows of a shared item may belong to later requests
+  int32_t request;    ///< the request of the first row; later rows of a shared work tile may belong to later requests
   int32_t row_begin;  ///< packed rows [row_begin, row_end), at most TileShape::rows
   int32_t row_end;
   /// Local tokens [kv_begin, kv_end). Cuts between work tiles are at multiples of TileShape::kv_tokens; the first and
@@ -69,12 +69,13 @@ struct WorkTile {
   int32_t kv_begin;
   int32_t kv_end;
   /// With kFinish: the first of row_end - row_begin partial rows, or -1 to write the output. Without it: in a claimed
-  /// plan the index of the item that comes next, else -1 (the next in the worker's list).
+  /// plan the index of the work tile that comes next, else -1 (the next in the worker's list).
   int32_t partial;
   uint32_t flags;  ///< WorkTileFlags
-  /// Worker lists without shared segments: with kFinish and partial >= 0, the merge that takes all rows of the result,
-  /// which no other does, so that who finishes its last source can fold it. Numbers are below num_workers. Else -1.
-  int32_t merge;
+  /// static schedule without shared segments: with kFinish and partial >= 0, the combine tile that takes all rows of
+  /// the result, which no other does, so that who finishes its last source can fold it. Numbers are below num_workers.
+  /// Else -1.
+  int32_t combine_tile;
 };
 
 /// Rows of one request whose result is folded from partial states, in order: those of shared segments in the order of
@@ -99,17 +100,18 @@ struct PlanView {
   /// that its `partial` leads to, which lie behind num_dynamic_tiles. Worker w begins with claim w; who has finished
   /// takes the lowest that nobody has, from num_workers on. Neighbours are KV heads of the same rows and keys, so that
   /// these are read at about the same time: all of them or, at TileOrder::kLpt, those whose keys the workers' common
-  /// cache holds. Results do not depend on who claims what. 0 with worker lists.
+  /// cache holds. Results do not depend on who claims what. 0 with static schedule.
   int32_t num_dynamic_tiles = 0;
   int32_t num_combine_tiles = 0;
   int32_t num_partial_rows = 0;
   const int32_t* cu_q = nullptr;         ///< [R + 1]
   const int32_t* q_first_pos = nullptr;  ///< [R], never null
   const SegmentLengths* segments = nullptr;
-  const int32_t* worker_indptr = nullptr;  ///< [num_workers + 1], work tiles; null in a claimed plan
+  const int32_t* worker_indptr = nullptr;  ///< [num_workers + 1], work tiles; null in a dynamic schedule
   const WorkTile* work_tiles = nullptr;
-  const CombineTile* merges = nullptr;
-  const int32_t* combine_sources = nullptr;  ///< partial row that holds the merge's first row; its next rows follow
+  const CombineTile* combine_tiles = nullptr;
+  const int32_t* combine_sources =
+      nullptr;  ///< partial row that holds the combine tile's first row; its next rows follow
   CustomMaskScope custom_mask_scope = CustomMaskScope::kAll;
   const int32_t* mask_columns = nullptr;       ///< [R] columns of each request's custom mask; null without one
   const int32_t* mask_first_column = nullptr;  ///< [R] key that column 0 stands for (kTail: total - tail_len)

@@ -32,10 +32,10 @@ int64_t max_rows(const SchedulerConfig& config) {
 
 int64_t max_partial_rows(const SchedulerConfig& config) {
   check_config(config);
-  const bool claimed = config.tile.schedule == Schedule::kDynamic;
+  const bool dynamic = config.tile.schedule == Schedule::kDynamic;
   int64_t cut_rows = 0;
-  if (claimed) {
-    cut_rows = claim_budget(config) * (config.determinism >= Determinism::kBatchInvariant ? 1 : max_rows(config));
+  if (dynamic) {
+    cut_rows = split_budget(config) * (config.determinism >= Determinism::kBatchInvariant ? 1 : max_rows(config));
   } else if (config.determinism >= Determinism::kBatchInvariant) {
     cut_rows = fixed_split_budget(config);
   } else {
@@ -47,8 +47,8 @@ int64_t max_partial_rows(const SchedulerConfig& config) {
   // One result a row at each shared level and one of the request's own segments, besides what cuts add.
   const int64_t levels = int64_t{config.bounds->max_shared_levels} + 1;
   const int64_t rows = int64_t{config.bounds->max_tokens} * config.num_q_heads;
-  const int64_t most = std::numeric_limits<int32_t>::max();
-  return std::min(most, rows > most / levels ? most : rows * levels + cut_rows);
+  const int64_t max = std::numeric_limits<int32_t>::max();
+  return std::min(max, rows > max / levels ? max : rows * levels + cut_rows);
 }
 
 PlanView make_plan(const SchedulerConfig& config, const BatchView& batch, PlanStorage& storage) {
@@ -57,12 +57,12 @@ PlanView make_plan(const SchedulerConfig& config, const BatchView& batch, PlanSt
   try {
     check_config(config);
     read_batch(config, batch, arrays);
-    const LineTotals totals = build_work_line(config, arrays);
+    const TileSpaceTotals totals = build_tile_space(config, arrays);
     if (config.tile.schedule == Schedule::kDynamic) {
-      claim_work(config, totals, arrays);
+      schedule_dynamic(config, totals, arrays);
     } else {
-      cut_work_line(config, totals.line, arrays);
-      emit_work(config, totals, arrays);
+      cut_tile_space(config, totals.space, arrays);
+      emit_tiles(config, totals, arrays);
     }
   } catch (...) {
     arrays.view = PlanView{};

@@ -26,16 +26,16 @@ SchedulerConfig serving_config(int32_t num_workers) {
 }
 
 int64_t spread(const std::vector<int64_t>& loads) {
-  const auto [least, most] = std::minmax_element(loads.begin(), loads.end());
-  return *most - *least;
+  const auto [least, max] = std::minmax_element(loads.begin(), loads.end());
+  return *max - *least;
 }
 
-/// Whether every load is less than `grain` away from the mean.
-bool near_mean(const std::vector<int64_t>& loads, int64_t grain) {
+/// Whether every load is less than `split granule` away from the mean.
+bool near_mean(const std::vector<int64_t>& loads, int64_t granularity) {
   const auto workers = static_cast<int64_t>(loads.size());
   const int64_t total = std::accumulate(loads.begin(), loads.end(), int64_t{0});
   return std::all_of(loads.begin(), loads.end(),
-                     [=](int64_t load) { return std::abs(load * workers - total) < grain * workers; });
+                     [=](int64_t load) { return std::abs(load * workers - total) < granularity * workers; });
 }
 
 int64_t tile_cost(const SchedulerConfig& config, int32_t rows) {
@@ -154,13 +154,15 @@ TEST(Balance, CutsMoveToAnOutputsEndWithinATile) {
   EXPECT_EQ(plan.num_partial_rows, 0);
 }
 
-/// What a plan costs the busiest worker, beside the mean: every part of a chain, cut or not, begins and ends once.
+/// What a plan costs the busiest worker, beside the mean: every split of an output tile, cut or not, begins and ends
+/// once.
 double makespan_over_mean(const SchedulerConfig& config, const PlanView& plan, int64_t start_row_cost) {
   std::vector<int64_t> loads = worker_loads(config, plan);
   for (int32_t w = 0; w < plan.num_workers; ++w) {
     for (int32_t i = plan.worker_indptr[w]; i < plan.worker_indptr[w + 1]; ++i) {
-      const WorkTile& item = plan.work_tiles[i];
-      if ((item.flags & kStart) != 0) loads[static_cast<size_t>(w)] += (item.row_end - item.row_begin) * start_row_cost;
+      const WorkTile& work_tile = plan.work_tiles[i];
+      if ((work_tile.flags & kStart) != 0)
+        loads[static_cast<size_t>(w)] += (work_tile.row_end - work_tile.row_begin) * start_row_cost;
     }
   }
   const int64_t total = std::accumulate(loads.begin(), loads.end(), int64_t{0});
@@ -168,8 +170,8 @@ double makespan_over_mean(const SchedulerConfig& config, const PlanView& plan, i
          static_cast<double>(total);
 }
 
-/// Causal prefill: row tiles see from one tile of keys to all of them, so that some workers have dozens of short chains
-/// and others a few long ones.
+/// Causal prefill: row tiles see from one tile of keys to all of them, so that some workers have dozens of short output
+/// tiles and others a few long ones.
 TEST(Balance, PricedStartsEvenOutShortChainsAndLongOnes) {
   SchedulerConfig config = serving_config(264);
   config.tile = {.rows = 128, .kv_tokens = 64};
@@ -201,9 +203,9 @@ TEST(Balance, WithPricedStartsLoadsStayWithinAGrainOfTheMean) {
     const PlanView plan = make_plan(config, batch.view(), storage);
     std::vector<int64_t> loads = worker_loads(config, plan);
     for (int32_t w = 0; w < plan.num_workers; ++w) {
-      for (int32_t item = plan.worker_indptr[w]; item < plan.worker_indptr[w + 1]; ++item) {
-        const WorkTile& first = plan.work_tiles[item];
-        // One segment, so a chain begins where its keys do: causal ranges begin at 0.
+      for (int32_t work_tile = plan.worker_indptr[w]; work_tile < plan.worker_indptr[w + 1]; ++work_tile) {
+        const WorkTile& first = plan.work_tiles[work_tile];
+        // One segment, so an output tile begins where its keys do: causal ranges begin at 0.
         if (first.kv_begin != 0) continue;
         loads[static_cast<size_t>(w)] += int64_t{first.row_end - first.row_begin} * config.start_row_cost;
       }

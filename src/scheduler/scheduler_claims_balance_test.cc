@@ -13,13 +13,13 @@
 #include "core/instrumented_test_util.hpp"
 #include "scheduler/plan_test_util.hpp"
 
-/// How long claimed plans take, by a model of decode on an H200: 132 workers that read at speeds up to 15% off their
-/// mean (which is what one launch shows there: some SMs end after 170 us of equal work, some after 245).
+/// How long dynamic schedules take, by a model of decode on an H200: 132 workers that read at speeds up to 15% off
+/// their mean (which is what one launch shows there: some SMs end after 170 us of equal work, some after 245).
 ///
 /// A key of one KV head (128 components of K and V in 16 bits, 512 bytes) takes a worker 1/65 us: 4.4 TB/s together.
-/// Beginning and ending an item takes 1 us of a worker, a partial result of four rows 0.13 us more (its bytes, written
-/// and read again). What comes before and after, the same for every plan, is left out. The bound is that all workers
-/// end at once, with no item more than there are units, or one a worker.
+/// Beginning and ending a work tile takes 1 us of a worker, a partial result of four rows 0.13 us more (its bytes,
+/// written and read again). What comes before and after, the same for every plan, is left out. The bound is that all
+/// workers end at once, with no work tile more than there are units, or one a worker.
 namespace folio::inline v0::scheduler {
 namespace {
 
@@ -42,8 +42,9 @@ SchedulerConfig decode_config(Schedule schedule) {
   return config;
 }
 
-double microseconds(const WorkTile& item) {
-  return (item.kv_end - item.kv_begin) / kKeysPerMicrosecond + kItem + (item.partial >= 0 ? kPartial : 0.0);
+double microseconds(const WorkTile& work_tile) {
+  return (work_tile.kv_end - work_tile.kv_begin) / kKeysPerMicrosecond + kItem +
+         (work_tile.partial >= 0 ? kPartial : 0.0);
 }
 
 std::vector<double> speeds(uint32_t seed) {
@@ -64,10 +65,10 @@ double claimed_end(const PlanView& plan, const std::vector<double>& speed) {
   std::priority_queue<Free, std::vector<Free>, std::greater<>> workers;
   for (size_t w = 0; w < speed.size(); ++w) workers.emplace(0.0, w);
   double end = 0;
-  for (int32_t claim = 0; claim < plan.num_dynamic_tiles; ++claim) {
+  for (int32_t dynamic_tile = 0; dynamic_tile < plan.num_dynamic_tiles; ++dynamic_tile) {
     const auto [time, worker] = workers.top();
     workers.pop();
-    const double done = time + microseconds(plan.work_tiles[claim]) / speed[worker];
+    const double done = time + microseconds(plan.work_tiles[dynamic_tile]) / speed[worker];
     end = std::max(end, done);
     workers.emplace(done, worker);
   }
@@ -87,15 +88,15 @@ double lists_end(const PlanView& plan, const std::vector<double>& speed) {
 
 struct Times {
   double bound = 0;
-  double claimed = 0;
+  double dynamic = 0;
   double lists = 0;
 };
 
 Times times_of(const std::vector<int32_t>& kv_len) {
   testing::OwnedBatch batch = testing::paged_batch(std::vector<int32_t>(kv_len.size(), 1), kv_len);
-  PlanStorage claims;
+  PlanStorage dynamic_tiles;
   PlanStorage lists;
-  const PlanView claimed = make_plan(decode_config(Schedule::kDynamic), batch.view(), claims);
+  const PlanView dynamic = make_plan(decode_config(Schedule::kDynamic), batch.view(), dynamic_tiles);
   const PlanView listed = make_plan(decode_config(Schedule::kStatic), batch.view(), lists);
   Times times;
   double keys = 0;
@@ -104,7 +105,7 @@ Times times_of(const std::vector<int32_t>& kv_len) {
   times.bound = (keys * kHeads / kKeysPerMicrosecond + work_tiles * kItem) / kWorkers;
   constexpr uint32_t kCards = 20;
   for (uint32_t card = 0; card < kCards; ++card) {
-    times.claimed += claimed_end(claimed, speeds(card)) / kCards;
+    times.dynamic += claimed_end(dynamic, speeds(card)) / kCards;
     times.lists += lists_end(listed, speeds(card)) / kCards;
   }
   return times;
@@ -132,7 +133,7 @@ TEST(ClaimBalance, ComesNearTheBoundWhereListsCannot) {
   const struct {
     std::string name;
     std::vector<int32_t> kv_len;
-    double most;  ///< of the bound
+    double max;  ///< of the bound
   } shapes[] = {{"64 x 4096", std::vector<int32_t>(64, 4096), 1.04},
                 {"8 x 32768", std::vector<int32_t>(8, 32768), 1.05},
                 {"1 x 131072", {131072}, 1.075},
@@ -149,10 +150,10 @@ TEST(ClaimBalance, ComesNearTheBoundWhereListsCannot) {
                 {"1 x 4096", {4096}, 1.25}};
   for (const auto& shape : shapes) {
     const Times times = times_of(shape.kv_len);
-    std::printf("%-34s bound %7.1f us, claimed %7.1f (%.3f), lists %7.1f (%.3f)\n", shape.name.c_str(), times.bound,
-                times.claimed, times.claimed / times.bound, times.lists, times.lists / times.bound);
-    EXPECT_LE(times.claimed, times.bound * shape.most) << shape.name;
-    EXPECT_LE(times.claimed, times.lists * 1.005) << shape.name;
+    std::printf("%-34s bound %7.1f us, dynamic %7.1f (%.3f), lists %7.1f (%.3f)\n", shape.name.c_str(), times.bound,
+                times.dynamic, times.dynamic / times.bound, times.lists, times.lists / times.bound);
+    EXPECT_LE(times.dynamic, times.bound * shape.max) << shape.name;
+    EXPECT_LE(times.dynamic, times.lists * 1.005) << shape.name;
   }
 }
 
@@ -165,8 +166,8 @@ TEST(ClaimBalance, NoBatchIsMuchWorseThanItsBound) {
       kv_len.push_back(1 + static_cast<int32_t>(random() % (random() % 8 == 0 ? longest : longest / 16)));
     }
     const Times times = times_of(kv_len);
-    // A second piece at the slowest worker, at worst, and a tenth.
-    EXPECT_LE(times.claimed, times.bound * 1.1 + 2 * (256 / kKeysPerMicrosecond + kItem)) << "case " << i;
+    // A second split at the slowest worker, at worst, and a tenth.
+    EXPECT_LE(times.dynamic, times.bound * 1.1 + 2 * (256 / kKeysPerMicrosecond + kItem)) << "case " << i;
   }
 }
 

@@ -132,10 +132,10 @@ TEST(ClaimedPlan, FoldsAtFixedSplitsWhatListsFold) {
     one.config.determinism = i % 2 == 0 ? Determinism::kBatchInvariant : Determinism::kScheduleInvariant;
     const PlanView plan = make_plan(one.config, one.batch.view(), storage);
     merged += plan.num_combine_tiles > 0 ? 1 : 0;
-    const auto claimed = fold_orders(plan);
+    const auto dynamic = fold_orders(plan);
     one.config.tile.schedule = Schedule::kStatic;
     one.config.tile.order = TileOrder::kRequestOrder;
-    ASSERT_EQ(fold_orders(make_plan(one.config, one.batch.view(), storage)), claimed) << "case " << i;
+    ASSERT_EQ(fold_orders(make_plan(one.config, one.batch.view(), storage)), dynamic) << "case " << i;
   }
   EXPECT_GT(merged, cases / 5);
 }
@@ -147,7 +147,7 @@ TEST(ClaimedPlan, ShortWorkMakesOneEqualPieceAWorker) {
     int32_t kv_len;
     std::map<int32_t, int32_t> sizes;
   } shapes[] = {{1, 4096, {{256, 128}}}, {8, 1024, {{512, 128}}}, {1, 8192, {{512, 128}}},
-                {4, 2048, {{512, 128}}}, {1, 1024, {{256, 32}}},  // pieces of less are not worth it
+                {4, 2048, {{512, 128}}}, {1, 1024, {{256, 32}}},  // splits of less are not worth it
                 {16, 256, {{256, 128}}},                          // whole
                 {1, 200, {{200, 8}}}};
   for (const auto& shape : shapes) {
@@ -164,7 +164,7 @@ TEST(ClaimedPlan, WholeUnitsComeFirstAndAreCutOnlyAtTheEnd) {
   OwnedBatch batch = decodes(64, 4096);
   const SchedulerConfig config = decode_config();
   const PlanView plan = make_plan(config, batch.view(), storage);
-  // Three rounds, of a half, a quarter and an eighth of the work, have pieces of 4096 keys and more.
+  // Three split waves, of a half, a quarter and an eighth of the work, have splits of 4096 keys and more.
   for (int32_t i = 0; i < 48 * 8; ++i) {
     ASSERT_EQ(plan.work_tiles[i].kv_end - plan.work_tiles[i].kv_begin, 4096) << "claim " << i;
     ASSERT_EQ(plan.work_tiles[i].partial, -1);
@@ -181,11 +181,11 @@ TEST(ClaimedPlan, PiecesOfOneLongRequestShrink) {
   int32_t previous = 131072;
   for (int32_t i = 0; i < plan.num_dynamic_tiles; i += 8) {
     const int32_t keys = plan.work_tiles[i].kv_end - plan.work_tiles[i].kv_begin;
-    ASSERT_LE(keys, previous + 16) << "claim " << i;  // pieces of one round differ by a tile
+    ASSERT_LE(keys, previous + 16) << "claim " << i;  // splits of one split wave differ by a tile
     previous = keys;
   }
   EXPECT_EQ(plan.num_combine_tiles, 8);
-  // Half of the work in pieces of up to five eighths of a worker's share.
+  // Half of the work in splits of up to five eighths of a worker's share.
   EXPECT_LE(plan.work_tiles[0].kv_end, 131072 * 8 / 132 * 5 / 8 + 16);
   EXPECT_LE(previous, 2 * 256);
 }

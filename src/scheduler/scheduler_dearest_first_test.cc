@@ -15,9 +15,9 @@
 #include "scheduler/plan_check_test_util.hpp"
 #include "scheduler/plan_test_util.hpp"
 
-/// Plans for prefill, whose row tiles are claimed the dearest first, by a model of an H200: 132 workers of one speed,
-/// 1.6 us for 128 rows by 128 keys (700 TFLOP/s), 2 us for an item, 0.7 us more where its result is partial (64 KB that
-/// are written and read again). The bound is that all end at once, with no more work tiles than row tiles.
+/// Plans for prefill, whose row tiles are claimed longest first, by a model of an H200: 132 workers of one speed,
+/// 1.6 us for 128 rows by 128 keys (700 TFLOP/s), 2 us for a work tile, 0.7 us more where its result is partial (64 KB
+/// that are written and read again). The bound is that all end at once, with no more work tiles than row tiles.
 namespace folio::inline v0::scheduler {
 namespace {
 
@@ -44,12 +44,12 @@ SchedulerConfig prefill_config() {
   return config;
 }
 
-int32_t kv_tiles(const WorkTile& item) {
-  return (item.kv_end + 127) / 128 - item.kv_begin / 128;
+int32_t kv_tiles(const WorkTile& work_tile) {
+  return (work_tile.kv_end + 127) / 128 - work_tile.kv_begin / 128;
 }
 
-double microseconds(const WorkTile& item) {
-  return kv_tiles(item) * kTile + kItem + (item.partial >= 0 ? kPartial : 0.0);
+double microseconds(const WorkTile& work_tile) {
+  return kv_tiles(work_tile) * kTile + kItem + (work_tile.partial >= 0 ? kPartial : 0.0);
 }
 
 struct Times {
@@ -65,14 +65,14 @@ Times times_of(const SchedulerConfig& config, const PlanView& plan) {
   double tiles = 0;
   double whole = 0;
   for (int32_t i = 0; i < plan.num_dynamic_tiles; ++i) {
-    const WorkTile& item = plan.work_tiles[i];
-    const double done = free.top() + microseconds(item);
+    const WorkTile& work_tile = plan.work_tiles[i];
+    const double done = free.top() + microseconds(work_tile);
     free.pop();
     free.push(done);
     times.end = std::max(times.end, done);
-    times.cut += item.partial >= 0 ? 1 : 0;
-    tiles += kv_tiles(item);
-    whole += item.partial < 0 ? 1 : 0;
+    times.cut += work_tile.partial >= 0 ? 1 : 0;
+    tiles += kv_tiles(work_tile);
+    whole += work_tile.partial < 0 ? 1 : 0;
   }
   times.bound =
       (tiles * kTile + std::max(whole + plan.num_combine_tiles, 1.0 * config.num_workers) * kItem) / config.num_workers;
@@ -121,7 +121,7 @@ TEST(DearestFirst, EndsNearTheBound) {
   const struct {
     std::string name;
     OwnedBatch batch;
-    double most;  ///< of the bound
+    double max;  ///< of the bound
     bool cut = false;
   } shapes[] = {{"8 x 4096", append(8, 4096, 4096), 1.005},
                 {"1 x 16384", append(1, 16384, 16384), 1.005},
@@ -145,9 +145,9 @@ TEST(DearestFirst, EndsNearTheBound) {
                 {"512 of 131072, 128 decodes", mixed(512, 131072, 128), 1.02}};
   for (const auto& shape : shapes) {
     const Times times = times_of(shape.batch);
-    std::printf("%-28s bound %8.1f us, ends %8.1f (%.3f), %d claims of units that are cut\n", shape.name.c_str(),
+    std::printf("%-28s bound %8.1f us, ends %8.1f (%.3f), %d dynamic_tiles of units that are cut\n", shape.name.c_str(),
                 times.bound, times.end, times.end / times.bound, times.cut);
-    EXPECT_LE(times.end, times.bound * shape.most) << shape.name;
+    EXPECT_LE(times.end, times.bound * shape.max) << shape.name;
     EXPECT_EQ(times.cut > 0, shape.cut) << shape.name;
   }
 }
@@ -206,8 +206,8 @@ TEST(DearestFirst, DearRequestsStandBeforeCheapOnesAndEqualOnesKeepTheirOrder) {
   const PlanView plan = make_plan(prefill_config(), batch.view(), storage);
   std::vector<int32_t> requests;
   for (int32_t i = 0; i < plan.num_dynamic_tiles; ++i) {
-    const WorkTile& item = plan.work_tiles[i];
-    if (item.kv_head == 0 && item.kv_begin == 0) requests.push_back(item.request);
+    const WorkTile& work_tile = plan.work_tiles[i];
+    if (work_tile.kv_head == 0 && work_tile.kv_begin == 0) requests.push_back(work_tile.request);
   }
   EXPECT_EQ(requests, (std::vector<int32_t>{1, 2, 4, 3, 0}));
 }
@@ -228,7 +228,7 @@ TEST(DearestFirst, HeadsAreClaimedInSectionsThatFitTheCache) {
     int32_t together = 0;
     while (plan.work_tiles[together].row_begin == plan.work_tiles[0].row_begin) ++together;
     EXPECT_EQ(together, shape.heads) << shape.length << " tokens";
-    // Every section has all row tiles before the next begins.
+    // Every swizzle group has all row tiles before the next begins.
     const int32_t a_head = plan.num_dynamic_tiles / 8;
     EXPECT_EQ(plan.work_tiles[a_head * together - 1].kv_head, together - 1);
     if (together < 8) {

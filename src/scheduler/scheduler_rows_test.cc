@@ -68,9 +68,9 @@ TEST(PlannedRows, LeftOutRequestsCostAnImageNothing) {
   config.tile = {.rows = 16, .kv_tokens = 16, .schedule = Schedule::kDynamic};
   config.bounds = GraphBounds{
       .max_requests = 256, .max_tokens = 8192, .max_q_len = 8192, .max_kv_len = 131072, .max_shared_levels = 0};
-  EXPECT_EQ(most_row_tiles(config, 256, 8192), 8192 / 4 + 256);
+  EXPECT_EQ(max_row_tiles(config, 256, 8192), 8192 / 4 + 256);
   config.max_rows = 16;
-  EXPECT_EQ(most_row_tiles(config, 256, 8192), 256);
+  EXPECT_EQ(max_row_tiles(config, 256, 8192), 256);
 }
 
 TEST(PlannedRows, RefusesRowsThatNoRequestCanHave) {

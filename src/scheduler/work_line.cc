@@ -16,16 +16,16 @@ constexpr int32_t kNoBlock = -1;
              "for one plan");
 }
 
-class LineBuilder {
+class TileSpaceBuilder {
  public:
-  LineBuilder(const SchedulerConfig& config, PlanStorage::Arrays& arrays)
+  TileSpaceBuilder(const SchedulerConfig& config, PlanStorage::Arrays& arrays)
       : config_(config),
         arrays_(arrays),
         view_(arrays.view),
         group_size_(config.num_q_heads / config.num_kv_heads),
         fixed_splits_(config.determinism >= Determinism::kBatchInvariant) {}
 
-  LineTotals build() {
+  TileSpaceTotals build() {
     arrays_.ranges.clear();
     arrays_.tiles.clear();
     arrays_.blocks.clear();
@@ -46,8 +46,8 @@ class LineBuilder {
         }
       }
     }
-    totals_.line.num_workers = config_.num_workers;
-    if (totals_.line.total > kMaxScaledLine / config_.num_workers) refuse_size();
+    totals_.space.num_workers = config_.num_workers;
+    if (totals_.space.total > kMaxScaledCost / config_.num_workers) refuse_size();
     if (totals_.max_work_tiles > std::numeric_limits<int32_t>::max() - config_.num_workers) refuse_size();
     totals_.max_work_tiles += config_.num_workers;
     return totals_;
@@ -124,18 +124,18 @@ class LineBuilder {
                               .end = static_cast<int32_t>(range.end)});
     if (fixed_splits_) {
       const int64_t split = config_.fixed_split_tokens;
-      tile_items_ += tiles_touched(range, split);
-      largest_grain_tiles_ = std::max(largest_grain_tiles_, std::min(kv_tiles, split / config_.tile.kv_tokens));
+      tile_work_tiles_ += tiles_touched(range, split);
+      granularity_tiles_ = std::max(granularity_tiles_, std::min(kv_tiles, split / config_.tile.kv_tokens));
     } else {
-      tile_items_ += 1;
-      largest_grain_tiles_ = 1;
+      tile_work_tiles_ += 1;
+      granularity_tiles_ = 1;
     }
   }
 
   /// Filled where it lies: a copy would read widely what was just written narrowly, and wait for it.
   RowTile& begin_tile(int32_t request, int32_t row_begin, int32_t row_end) {
-    tile_items_ = 0;
-    largest_grain_tiles_ = 0;
+    tile_work_tiles_ = 0;
+    granularity_tiles_ = 0;
     const int32_t begin = static_cast<int32_t>(arrays_.ranges.size());
     return arrays_.tiles.add() = RowTile{.request = request,
                                          .row_begin = row_begin,
@@ -147,13 +147,13 @@ class LineBuilder {
                                          .num_kv_tiles = 0,
                                          .kv_tile_cost = cost_of_kv_tile(row_end - row_begin),
                                          .start_cost = cost_of_start(row_end - row_begin),
-                                         .line_offset = 0};
+                                         .block_offset = 0};
   }
 
   void end_tile(RowTile& tile, Block& block) {
     if (arrays_.ranges.size() > std::numeric_limits<int32_t>::max()) refuse_size();
     tile.range_end = static_cast<int32_t>(arrays_.ranges.size());
-    tile.line_offset = block.head_cost;
+    tile.block_offset = block.head_cost;
     block.tile_end = static_cast<int32_t>(arrays_.tiles.size());
     block.direct = block.direct && !tile.to_partial;
     int64_t cost = 0;
@@ -162,18 +162,18 @@ class LineBuilder {
         __builtin_add_overflow(block.head_cost, cost, &block.head_cost)) {
       refuse_size();
     }
-    block_items_ += tile_items_;
-    totals_.line.grain = std::max(totals_.line.grain, tile.offset_of(largest_grain_tiles_));
+    block_work_tiles_ += tile_work_tiles_;
+    totals_.space.granularity = std::max(totals_.space.granularity, tile.offset_of(granularity_tiles_));
   }
 
   Block& begin_block() {
-    block_items_ = 0;
+    block_work_tiles_ = 0;
     const int32_t begin = static_cast<int32_t>(arrays_.tiles.size());
     return arrays_.blocks.add() = Block{.tile_begin = begin,
                                         .tile_end = begin,
                                         .direct = true,
-                                        .first_chain = totals_.num_chains,
-                                        .line_begin = totals_.line.total,
+                                        .first_output_tile = totals_.num_output_tiles,
+                                        .space_begin = totals_.space.total,
                                         .head_cost = 0};
   }
 
@@ -181,12 +181,12 @@ class LineBuilder {
     int64_t cost = 0;
     int64_t work_tiles = 0;
     if (__builtin_mul_overflow(block.head_cost, int64_t{config_.num_kv_heads}, &cost) ||
-        __builtin_add_overflow(totals_.line.total, cost, &totals_.line.total) ||
-        __builtin_mul_overflow(block_items_, int64_t{config_.num_kv_heads}, &work_tiles) ||
+        __builtin_add_overflow(totals_.space.total, cost, &totals_.space.total) ||
+        __builtin_mul_overflow(block_work_tiles_, int64_t{config_.num_kv_heads}, &work_tiles) ||
         __builtin_add_overflow(totals_.max_work_tiles, work_tiles, &totals_.max_work_tiles)) {
       refuse_size();
     }
-    totals_.num_chains += int64_t{block.tile_end - block.tile_begin} * config_.num_kv_heads;
+    totals_.num_output_tiles += int64_t{block.tile_end - block.tile_begin} * config_.num_kv_heads;
   }
 
   /// Adds the groups of a shared segment whose first request with rows is `request`.
@@ -232,8 +232,8 @@ class LineBuilder {
     return all;
   }
 
-  /// At fixed splits a chain may be cut only if its result is the first that is folded for each of its rows: what is
-  /// folded later must be folded as one, wherever the line is cut.
+  /// At fixed splits an output tile may be cut only if its result is the first that is folded for each of its rows:
+  /// what is folded later must be folded as one, wherever the tile space is cut.
   bool has_earlier_shared(int64_t shared_index, int32_t request_begin, int32_t request_end) const {
     for (int64_t i = 0; i < shared_index; ++i) {
       const int32_t* group = view_.segments[arrays_.shared[i].segment].row_of_request;
@@ -271,20 +271,20 @@ class LineBuilder {
                            .num_kv_tiles = kv_tiles,
                            .kv_tile_cost = kv_tile_cost,
                            .start_cost = start_cost,
-                           .line_offset = 0};
+                           .block_offset = 0};
     const int64_t head_cost = start_cost + kv_tiles * kv_tile_cost;  // below 2^62: three numbers of 31 bits
     arrays_.blocks.add() = {.tile_begin = place,
                             .tile_end = place + 1,
                             .direct = true,
-                            .first_chain = totals_.num_chains,
-                            .line_begin = totals_.line.total,
+                            .first_output_tile = totals_.num_output_tiles,
+                            .space_begin = totals_.space.total,
                             .head_cost = head_cost};
-    totals_.line.grain = std::max(totals_.line.grain, start_cost + kv_tile_cost);
-    totals_.num_chains += config_.num_kv_heads;
+    totals_.space.granularity = std::max(totals_.space.granularity, start_cost + kv_tile_cost);
+    totals_.num_output_tiles += config_.num_kv_heads;
     totals_.max_work_tiles += config_.num_kv_heads;  // no more than 2^62
     int64_t cost = 0;
     if (__builtin_mul_overflow(head_cost, int64_t{config_.num_kv_heads}, &cost) ||
-        __builtin_add_overflow(totals_.line.total, cost, &totals_.line.total)) {
+        __builtin_add_overflow(totals_.space.total, cost, &totals_.space.total)) {
       refuse_size();
     }
   }
@@ -310,14 +310,14 @@ class LineBuilder {
     end_block(block);
   }
 
-  /// Rows that see nothing still need an item that writes their zeros.
+  /// Rows that see nothing still need a work tile that writes their zeros.
   void add_empty_range(RowTile& tile, int32_t request) {
     const SegmentLengths& first = view_.segments[0];
     const int32_t kv_row = first.shared ? std::max(0, first.row_of_request[request]) : request;
     arrays_.ranges.push_back({.segment = 0, .kv_row = kv_row, .begin = 0, .end = 0});
     tile.num_kv_tiles = 1;
-    tile_items_ = 1;
-    largest_grain_tiles_ = 1;
+    tile_work_tiles_ = 1;
+    granularity_tiles_ = 1;
   }
 
   /// Whether a shared segment contributes to any of a request's rows [row_begin, row_end), and whether to each.
@@ -342,16 +342,16 @@ class LineBuilder {
   const PlanView& view_;
   const int32_t group_size_;
   const bool fixed_splits_;
-  LineTotals totals_;
-  int64_t tile_items_ = 0;
-  int64_t block_items_ = 0;
-  int64_t largest_grain_tiles_ = 0;
+  TileSpaceTotals totals_;
+  int64_t tile_work_tiles_ = 0;
+  int64_t block_work_tiles_ = 0;
+  int64_t granularity_tiles_ = 0;
 };
 
 }  // namespace
 
-LineTotals build_work_line(const SchedulerConfig& config, PlanStorage::Arrays& arrays) {
-  return LineBuilder(config, arrays).build();
+TileSpaceTotals build_tile_space(const SchedulerConfig& config, PlanStorage::Arrays& arrays) {
+  return TileSpaceBuilder(config, arrays).build();
 }
 
 const RowTile* shared_tile(const PlanStorage::Arrays& arrays, const SharedSegment& shared, int32_t request, int32_t row,

@@ -4,16 +4,16 @@
 
 namespace folio::inline v0::scheduler {
 
-/// The line and how many work tiles it makes at most, however it is cut.
-struct LineTotals {
-  WorkLine line;
+/// The tile space and how many work tiles it makes at most, however it is cut.
+struct TileSpaceTotals {
+  TileSpace space;
   int64_t max_work_tiles = 0;
-  int64_t num_chains = 0;
+  int64_t num_output_tiles = 0;
 };
 
-/// Builds the work line of the batch in the storage: blocks, row tiles, key ranges. Request by request; groups of
+/// Builds the tile space of the batch in the storage: blocks, row tiles, key ranges. Request by request; groups of
 /// shared segments before their first request. Throws Error(kInvalidArgument) where sums overflow.
-LineTotals build_work_line(const SchedulerConfig& config, PlanStorage::Arrays& arrays);
+TileSpaceTotals build_tile_space(const SchedulerConfig& config, PlanStorage::Arrays& arrays);
 
 /// The row tile that works on packed row `row` of `request` at a shared segment, or null: no group, or nothing visible.
 /// With `next_row`, lowers it to the end of that row tile.

@@ -61,9 +61,9 @@ plant(rule, "device-takes-all-rows", SCHEDULER + "device/lengths.hpp",
 
 rule = "merges that items name"
 plant(rule, "parts-name-the-merge-before", SCHEDULER + "emit_work.cc",
-      "item.merge = static_cast<int32_t>(arrays_.merges.size());",
-      "item.merge = static_cast<int32_t>(arrays_.merges.size()) - 1;")
+      "item.combine_tile = static_cast<int32_t>(arrays_.combine_tiles.size());",
+      "item.combine_tile = static_cast<int32_t>(arrays_.combine_tiles.size()) - 1;")
 plant(rule, "parts-of-shared-segments-name-merges", SCHEDULER + "emit_work.cc",
-      "if (chain_parts_ == nullptr) item.merge", "item.merge")
+      "if (chain_parts_ == nullptr) item.combine_tile", "item.combine_tile")
 plant(rule, "device-tails-name-the-merge-before", SCHEDULER + "device/emit.hpp",
       "cut.tail_merge = before.merges + (work.head_ends ? 1 : 0);", "cut.tail_merge = before.merges;")

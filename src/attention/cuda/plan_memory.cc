@@ -88,7 +88,7 @@ uint32_t* CudaPlanMemory::combine_counters() const {
 }
 
 /// Memory for a record, at the head of a stage: the schedule behind it keeps its alignment.
-constexpr size_t kRecordBytes = round_up_to_alignment(sizeof(scheduler::SealRecord));
+constexpr size_t kRecordBytes = round_up_to_alignment(sizeof(scheduler::ChecksumRecord));
 
 CudaSchedule::CudaSchedule(int32_t device, int32_t most_workers) : device_(device) {
   const gpu::DeviceScope scope(device_);
@@ -108,23 +108,23 @@ void CudaSchedule::seal(std::span<const scheduler::PlanView* const> plans, const
   std::byte* const stage = stages_.take(kRecordBytes + layout.bytes, 2 * (kRecordBytes + layout.bytes));
   std::byte* const schedule = stage + kRecordBytes;
   fill_schedule(plans, layout, schedule, memory);
-  new (stage) scheduler::SealRecord(
+  new (stage) scheduler::ChecksumRecord(
       make_record(plans.size(), layout, schedule, memory, static_cast<const int32_t*>(no_work_.data())));
   const auto copy = [&](void* to, const void* from, size_t bytes) {
     gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, gpu::native(stream)),
                "copying a schedule to the device");
   };
   copy(memory, schedule, layout.bytes);
-  copy(record_.data(), stage, sizeof(scheduler::SealRecord));
+  copy(record_.data(), stage, sizeof(scheduler::ChecksumRecord));
   stages_.copied(stream);
   memory_ = memory;
 }
 
 void CudaSchedule::check(Stream stream) const {
   const gpu::DeviceScope scope(device_);
-  scheduler::launch_seal_check(reinterpret_cast<const uint64_t*>(memory_),
-                               static_cast<const scheduler::SealRecord*>(record_.data()),
-                               static_cast<int32_t*>(changed_.data()), stream);
+  scheduler::launch_checksum_check(reinterpret_cast<const uint64_t*>(memory_),
+                                   static_cast<const scheduler::ChecksumRecord*>(record_.data()),
+                                   static_cast<int32_t*>(changed_.data()), stream);
 }
 
 void CudaSchedule::report() {

@@ -79,7 +79,7 @@ class CudaSchedule final : public GpuSchedule {
  private:
   int32_t device_;
   Stages stages_;
-  platform::cuda::DeviceMemory record_;   ///< a scheduler::SealRecord
+  platform::cuda::DeviceMemory record_;   ///< a scheduler::ChecksumRecord
   platform::cuda::DeviceMemory no_work_;  ///< the worker lists of a plan without work tiles
   platform::cuda::PinnedMemory changed_;  ///< an int32_t, which the comparison sets
   const std::byte* memory_ = nullptr;     ///< what was sealed last

@@ -16,12 +16,12 @@ __device__ uint64_t sum_of_warp(uint64_t value) {
 
 /// One CTA: schedules are a few hundred KB, and a second block would have to be waited for.
 __global__ void __launch_bounds__(kThreads)
-    seal_kernel(const uint64_t* schedule, const SealRecord* record, int32_t* changed) {
+    checksum_kernel(const uint64_t* schedule, const ChecksumRecord* record, int32_t* changed) {
   __shared__ uint64_t sums[kWarps];
   const uint64_t num_words = record->num_words;
   uint64_t sum = 0;
 #pragma unroll 8
-  for (uint64_t i = threadIdx.x; i < num_words; i += kThreads) sum += seal_share(schedule[i], i);
+  for (uint64_t i = threadIdx.x; i < num_words; i += kThreads) sum += checksum_term(schedule[i], i);
   sum = sum_of_warp(sum);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_seal_check(const uint64_t* schedule, const SealRecord* record, int32_t* changed, Stream stream) {
-  seal_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(schedule, record, changed);
+void launch_checksum_check(const uint64_t* schedule, const ChecksumRecord* record, int32_t* changed, Stream stream) {
+  checksum_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(schedule, record, changed);
   const cudaError_t status = cudaGetLastError();
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching the comparison of a schedule: ", cudaGetErrorString(status));

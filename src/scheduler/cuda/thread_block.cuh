@@ -6,19 +6,19 @@
 namespace folio::inline v0::scheduler::cuda {
 
 /// A CTA as the group that runs the device scheduler. One dimension, whole warps.
-class ThreadBlock {
+class CtaGroup {
  public:
   static constexpr int32_t kMaxWarps = 32;
   static constexpr size_t kSlotBytes = 32;  ///< the largest type that is scanned
-  static constexpr size_t kMostSums = 5;
+  static constexpr size_t kMaxSums = 5;
 
   /// What scans need of shared memory: two sets, so that one scan need not wait for the readers of the one before.
   struct Shared {
     alignas(16) std::byte slots[2][kMaxWarps][kSlotBytes];
-    int32_t sums[2][kMostSums][kMaxWarps];
+    int32_t sums[2][kMaxSums][kMaxWarps];
   };
 
-  __device__ explicit ThreadBlock(Shared& shared) : shared_(shared) {}
+  __device__ explicit CtaGroup(Shared& shared) : shared_(shared) {}
   __device__ int32_t rank() const { return static_cast<int32_t>(threadIdx.x); }
   __device__ int32_t size() const { return static_cast<int32_t>(blockDim.x); }
   __device__ void sync() { __syncthreads(); }
@@ -51,7 +51,7 @@ class ThreadBlock {
   /// values[i] = the sum of of(i)(j) for j in [0, count): a warp an i.
   template <size_t N, typename Of>
   __device__ void sum_each(int32_t (&values)[N], int32_t count, const Of& of) {
-    static_assert(N <= kMostSums);
+    static_assert(N <= kMaxSums);
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     auto& sums = next_sums();
 #pragma unroll 1
@@ -71,7 +71,7 @@ class ThreadBlock {
   /// Makes of every value the sum of the lower ranks'; `total`: of all ranks'.
   template <size_t N>
   __device__ void sum_before(int32_t (&values)[N], int32_t (&total)[N]) {
-    static_assert(N <= kMostSums);
+    static_assert(N <= kMaxSums);
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t warp = threadIdx.x / 32;
     auto& sums = next_sums();
@@ -100,7 +100,7 @@ class ThreadBlock {
   }
 
  private:
-  __device__ int32_t (&next_sums())[kMostSums][kMaxWarps] {
+  __device__ int32_t (&next_sums())[kMaxSums][kMaxWarps] {
     parity_ ^= 1;
     return shared_.sums[parity_];
   }

@@ -58,9 +58,9 @@ struct PlanInput {
   int32_t start_row_cost;
   int32_t start_free_rows;
   int64_t fixed_split_budget;
-  int64_t least_claim_tiles;
-  int64_t claim_budget;        ///< per KV head
-  int64_t section_tiles;       ///< KV tiles of one head; 0 is any number
+  int64_t min_split_tiles;
+  int64_t split_budget;        ///< per KV head
+  int64_t swizzle_tiles;       ///< KV tiles of one head; 0 is any number
   DeviceScratchSizes scratch;  ///< for a batch with these counts
   PlanImageLayout layout;
 };
@@ -76,7 +76,7 @@ struct Job {
   int32_t* kv_len;       ///< [segments, R]
   int32_t* first_pos;    ///< [segments, R]
   int32_t* worker_indptr;
-  CombineTile* merges;
+  CombineTile* combine_tiles;
   int32_t* combine_sources;
   WorkTile* work_tiles;
 
@@ -90,16 +90,14 @@ struct Job {
         kv_len(q_first_pos + input.num_requests),
         first_pos(kv_len + int64_t{input.num_segments} * input.num_requests),
         worker_indptr(reinterpret_cast<int32_t*>(image + input.layout.worker_indptr)),
-        merges(reinterpret_cast<CombineTile*>(image + input.layout.merges)),
+        combine_tiles(reinterpret_cast<CombineTile*>(image + input.layout.combine_tiles)),
         combine_sources(reinterpret_cast<int32_t*>(image + input.layout.combine_sources)),
         work_tiles(reinterpret_cast<WorkTile*>(image + input.layout.work_tiles)) {}
 
-  FOLIO_HOST_DEVICE bool claimed() const { return in.tile.schedule == Schedule::kDynamic; }
-  FOLIO_HOST_DEVICE bool dearest_first() const { return in.tile.order == TileOrder::kLpt; }
-  /// The request at a place of the line.
-  FOLIO_HOST_DEVICE int32_t request_at(int32_t place) const {
-    return dearest_first() ? scratch.request_at[place] : place;
-  }
+  FOLIO_HOST_DEVICE bool dynamic() const { return in.tile.schedule == Schedule::kDynamic; }
+  FOLIO_HOST_DEVICE bool lpt() const { return in.tile.order == TileOrder::kLpt; }
+  /// The request at a place of the tile space.
+  FOLIO_HOST_DEVICE int32_t request_at(int32_t place) const { return lpt() ? scratch.request_at[place] : place; }
   FOLIO_HOST_DEVICE bool fixed_splits() const { return in.fixed_split_tokens > 0; }
   FOLIO_HOST_DEVICE int32_t num_row_tiles() const { return scratch.tile_begin[in.num_requests]; }
 };

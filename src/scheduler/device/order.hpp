@@ -7,11 +7,11 @@
 #include "scheduler/device/lengths.hpp"
 #include "scheduler/device/row_tile.hpp"
 
-/// Which request's row tiles come first where the dearest do: what order_blocks computes, for requests alone.
+/// Which request's row tiles come first where the longest do: what lpt_order computes, for requests alone.
 namespace folio::inline v0::scheduler::device {
 
-struct Dearer {
-  FOLIO_HOST_DEVICE Dearest operator()(const Dearest& a, const Dearest& b) const { return dearer(a, b); }
+struct Longer {
+  FOLIO_HOST_DEVICE LongestTile operator()(const LongestTile& a, const LongestTile& b) const { return longer(a, b); }
 };
 
 struct AddClasses {
@@ -24,12 +24,12 @@ struct AddClasses {
 };
 
 /// Puts requests into the order of their claims: from then on DeviceScratch::tile_begin is by place in that order.
-/// Returns what the dearest last row tile is.
+/// Returns what the longest last row tile is.
 template <typename Group>
-FOLIO_HOST_DEVICE Dearest order_requests(const Job& job, Group& group) {
+FOLIO_HOST_DEVICE LongestTile lpt_order(const Job& job, Group& group) {
   const DeviceScratch& scratch = job.scratch;
   const Share share = share_of(group, job.in.num_requests);
-  Dearest mine;
+  LongestTile mine;
   FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
     scratch.request_octave[r] = -1;
@@ -37,13 +37,13 @@ FOLIO_HOST_DEVICE Dearest order_requests(const Job& job, Group& group) {
     if (tiles == 0) continue;
     const RowTile last = make_row_tile(job, r, (tiles - 1) * job.in.tile.rows);
     const int64_t kv_tiles = tile_work(job, last).num_kv_tiles;
-    const Dearest here{offset_in_chain(job, last, kv_tiles), kv_tiles};
+    const LongestTile here{offset_in_output_tile(job, last, kv_tiles), kv_tiles};
     scratch.request_octave[r] = half_octave(here.cost);
-    mine = dearer(mine, here);
+    mine = longer(mine, here);
   }
-  Dearest dearest;
-  group.exclusive_scan(mine, Dearest{}, Dearer(), dearest);
-  const int32_t octave = half_octave(dearest.cost);
+  LongestTile longest;
+  group.exclusive_scan(mine, LongestTile{}, Longer(), longest);
+  const int32_t octave = half_octave(longest.cost);
   // Requests without rows may stand anywhere: last, in the last class.
   const auto class_of = [&scratch, octave](int32_t r) { return cost_class(scratch.request_octave[r], octave); };
   ClassCounts counts;
@@ -51,11 +51,11 @@ FOLIO_HOST_DEVICE Dearest order_requests(const Job& job, Group& group) {
   for (int32_t r = share.begin; r < share.end; ++r) ++counts.of[class_of(r)];
   ClassCounts all;
   ClassCounts next = group.exclusive_scan(counts, ClassCounts{}, AddClasses(), all);
-  int32_t of_dearer = 0;
+  int32_t of_longer = 0;
   FOLIO_KEEP_LOOP
   for (int32_t i = 0; i < kCostClasses; ++i) {
-    next.of[i] += of_dearer;
-    of_dearer += all.of[i];
+    next.of[i] += of_longer;
+    of_longer += all.of[i];
   }
   FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) scratch.request_at[next.of[class_of(r)]++] = r;
@@ -71,7 +71,7 @@ FOLIO_HOST_DEVICE Dearest order_requests(const Job& job, Group& group) {
     before += row_tiles_of(job, scratch.request_at[place]);
   }
   group.sync();
-  return dearest;
+  return longest;
 }
 
 }  // namespace folio::inline v0::scheduler::device

@@ -17,33 +17,33 @@ namespace folio::inline v0::scheduler::device {
 /// outside the image and the job's scratch is written, whatever the lengths are, except `sticky`, if it is not null,
 /// where a request could not be planned.
 template <typename Group>
-FOLIO_HOST_DEVICE void divide_batch(const Job& job, PlanStatus* sticky, Group& group) {
+FOLIO_HOST_DEVICE void schedule_batch(const Job& job, PlanStatus* sticky, Group& group) {
   read_query_indptr(job, group);
   read_requests(job, group, sticky);
-  const Dearest dearest = job.dearest_first() ? order_requests(job, group) : Dearest{};
-  const WorkLine line = sum_row_tiles(job, group);
-  if (job.claimed()) {
-    const ClaimSums a_head = divide_claims(job, line, dearest, group);
+  const LongestTile longest = job.lpt() ? lpt_order(job, group) : LongestTile{};
+  const TileSpace space = sum_row_tiles(job, group);
+  if (job.dynamic()) {
+    const DynamicSums a_head = split_row_tiles(job, space, longest, group);
     const int32_t heads = job.in.num_kv_heads;
-    const WorkSums total{.work_tiles = (a_head.claims + a_head.followers) * heads,
+    const WorkSums total{.work_tiles = (a_head.dynamic_tiles + a_head.continuations) * heads,
                          .partial_rows = static_cast<int32_t>(a_head.partial_rows) * heads,
                          .sources = a_head.sources * heads,
-                         .merges = a_head.merges * heads};
-    write_view(job, total, a_head.claims * heads, group);
+                         .combine_tiles = a_head.combine_tiles * heads};
+    write_view(job, total, a_head.dynamic_tiles * heads, group);
     return;
   }
-  choose_cuts(job, line, group);
-  write_view(job, number_work(job, line, group), 0, group);
+  choose_cuts(job, space, group);
+  write_view(job, number_work(job, space, group), 0, group);
 }
 
-/// Makes the work tiles of a batch that divide_batch has divided, whose scratch the job has (and the merges, where work
-/// tiles are claimed): every member of the group, or of several, one in `step`.
-FOLIO_HOST_DEVICE inline void emit_items(const Job& job, int32_t first, int32_t step) {
-  if (job.claimed()) {
-    const ClaimPlace& all = job.scratch.claims[job.num_row_tiles()];
-    const int64_t num_work_tiles = int64_t{all.claims + all.followers} * job.in.num_kv_heads;
+/// Makes the work tiles of a batch that schedule_batch has divided, whose scratch the job has (and the combine tiles,
+/// where work tiles are claimed): every member of the group, or of several, one in `step`.
+FOLIO_HOST_DEVICE inline void emit_work_tiles(const Job& job, int32_t first, int32_t step) {
+  if (job.dynamic()) {
+    const RowTileSplits& all = job.scratch.dynamic_tiles[job.num_row_tiles()];
+    const int64_t num_work_tiles = int64_t{all.dynamic_tiles + all.continuations} * job.in.num_kv_heads;
     FOLIO_KEEP_LOOP
-    for (int64_t i = first; i < num_work_tiles; i += step) emit_claimed_item(job, static_cast<int32_t>(i));
+    for (int64_t i = first; i < num_work_tiles; i += step) emit_dynamic_tile(job, static_cast<int32_t>(i));
     return;
   }
   const int64_t num_work_tiles = job.worker_indptr[job.in.num_workers];

@@ -20,12 +20,12 @@ struct RowTile {
 struct TileWork {
   int64_t num_kv_tiles = 0;
   int32_t num_work_tiles = 0;
-  int64_t grain = 0;  ///< cost of the dearest grain
+  int64_t granularity = 0;  ///< cost of the longest split granule
 };
 
-/// The grain of a chain that contains a KV tile, and where among the chain's work tiles it begins.
-struct Grain {
-  int64_t below = 0;  ///< KV tiles of the chain before it
+/// The split granule of an output tile that contains a KV tile, and where among the output tile's work tiles it begins.
+struct SplitBounds {
+  int64_t below = 0;  ///< KV tiles of the output tile before it
   int64_t above = 0;  ///< ... and before its end
 };
 
@@ -43,10 +43,10 @@ FOLIO_HOST_DEVICE inline RowTile make_row_tile(const Job& job, int32_t request, 
   return rows;
 }
 
-/// Row tile number `tile` of the line, whose request stands at `place`.
+/// Row tile number `tile` of the tile space, whose request stands at `place`.
 FOLIO_HOST_DEVICE inline RowTile row_tile(const Job& job, int32_t place, int32_t tile) {
   const int32_t* const begin = job.scratch.tile_begin + place;
-  const int32_t in_request = job.dearest_first() ? begin[1] - 1 - tile : tile - begin[0];
+  const int32_t in_request = job.lpt() ? begin[1] - 1 - tile : tile - begin[0];
   return make_row_tile(job, job.request_at(place), in_request * job.in.tile.rows);
 }
 
@@ -59,7 +59,7 @@ FOLIO_HOST_DEVICE inline int64_t start_cost(const Job& job, const RowTile& tile)
   const int64_t priced = int64_t{tile.rows()} - job.in.start_free_rows;
   return job.in.start_cost + (priced > 0 ? priced * job.in.start_row_cost : 0);
 }
-FOLIO_HOST_DEVICE inline int64_t offset_in_chain(const Job& job, const RowTile& tile, int64_t kv_tile) {
+FOLIO_HOST_DEVICE inline int64_t offset_in_output_tile(const Job& job, const RowTile& tile, int64_t kv_tile) {
   return kv_tile == 0 ? 0 : start_cost(job, tile) + kv_tile * kv_tile_cost(job, tile);
 }
 
@@ -77,7 +77,7 @@ FOLIO_HOST_DEVICE inline TileWork tile_work(const Job& job, const RowTile& tile)
   const int64_t width = job.in.tile.kv_tokens;
   const int64_t split = job.in.fixed_split_tokens;
   TileWork work;
-  int64_t grain_tiles = 1;
+  int64_t granularity_tiles = 1;
   FOLIO_KEEP_LOOP
   for (int32_t s = 0; s < job.in.num_segments; ++s) {
     const TokenRange range = key_range(job, tile, s);
@@ -90,16 +90,16 @@ FOLIO_HOST_DEVICE inline TileWork tile_work(const Job& job, const RowTile& tile)
       work.num_work_tiles += static_cast<int32_t>(tiles_touched(range, split));
       const int64_t of_split = narrow_div(split, width);
       const int64_t tiles = kv_tiles < of_split ? kv_tiles : of_split;
-      grain_tiles = tiles > grain_tiles ? tiles : grain_tiles;
+      granularity_tiles = tiles > granularity_tiles ? tiles : granularity_tiles;
     }
   }
   if (work.num_work_tiles == 0) work = TileWork{.num_kv_tiles = 1, .num_work_tiles = 1};  // writes zeros
-  work.grain = offset_in_chain(job, tile, grain_tiles);
+  work.granularity = offset_in_output_tile(job, tile, granularity_tiles);
   return work;
 }
 
-/// The bounds of the fixed split that contains KV tile `kv_tile` of a row tile's chain.
-FOLIO_HOST_DEVICE inline Grain split_around(const Job& job, const RowTile& tile, int64_t kv_tile) {
+/// The bounds of the fixed split that contains KV tile `kv_tile` of a row tile's output tile.
+FOLIO_HOST_DEVICE inline SplitBounds split_around(const Job& job, const RowTile& tile, int64_t kv_tile) {
   const int64_t width = job.in.tile.kv_tokens;
   const int64_t split = narrow_div(job.in.fixed_split_tokens, width);
   int64_t before = 0;
@@ -137,15 +137,15 @@ FOLIO_HOST_DEVICE inline int64_t price_of_cut(const Job& job, const RowTile& til
   return (later_splits + 1) * tile.rows();
 }
 
-/// A place between KV tiles of a chain, among its uncut work tiles.
-struct PlaceInChain {
-  int32_t item = 0;    ///< the item that contains it or begins there, of the chain
-  int32_t token = -1;  ///< the local token at which it cuts that item, or -1 at the item's begin
+/// A place between KV tiles of an output tile, among its uncut work tiles.
+struct PlaceInOutputTile {
+  int32_t work_tile = 0;  ///< the work tile that contains it or begins there, of the output tile
+  int32_t token = -1;     ///< the local token at which it cuts that work tile, or -1 at the work tile's begin
 };
 
-FOLIO_HOST_DEVICE inline PlaceInChain place_in_chain(const Job& job, const RowTile& tile, int64_t kv_tile) {
+FOLIO_HOST_DEVICE inline PlaceInOutputTile place_in_output_tile(const Job& job, const RowTile& tile, int64_t kv_tile) {
   const int64_t width = job.in.tile.kv_tokens;
-  PlaceInChain place;
+  PlaceInOutputTile place;
   int64_t before = 0;
   FOLIO_KEEP_LOOP
   for (int32_t s = 0; s < job.in.num_segments; ++s) {
@@ -156,7 +156,7 @@ FOLIO_HOST_DEVICE inline PlaceInChain place_in_chain(const Job& job, const RowTi
       const int64_t token = (narrow_div(range.begin, width) + kv_tile - before) * width;
       if (job.fixed_splits()) {  // cuts are where splits begin
         const int64_t split = job.in.fixed_split_tokens;
-        place.item +=
+        place.work_tile +=
             kv_tile == before ? 0 : static_cast<int32_t>(narrow_div(token, split) - narrow_div(range.begin, split));
       } else if (kv_tile > before) {
         place.token = static_cast<int32_t>(token);
@@ -164,30 +164,31 @@ FOLIO_HOST_DEVICE inline PlaceInChain place_in_chain(const Job& job, const RowTi
       return place;
     }
     before += count;
-    place.item += job.fixed_splits() ? static_cast<int32_t>(tiles_touched(range, job.in.fixed_split_tokens)) : 1;
+    place.work_tile += job.fixed_splits() ? static_cast<int32_t>(tiles_touched(range, job.in.fixed_split_tokens)) : 1;
   }
   return place;
 }
 
-/// Segment and keys of the item number `item` of a chain, uncut.
-FOLIO_HOST_DEVICE inline TokenRange item_keys(const Job& job, const RowTile& tile, int32_t item, int32_t& segment) {
+/// Segment and keys of the work tile number `work tile` of an output tile, uncut.
+FOLIO_HOST_DEVICE inline TokenRange work_tile_keys(const Job& job, const RowTile& tile, int32_t work_tile,
+                                                   int32_t& segment) {
   FOLIO_KEEP_LOOP
   for (int32_t s = 0; s < job.in.num_segments; ++s) {
     const TokenRange range = key_range(job, tile, s);
     if (range.empty()) continue;
     segment = s;
     if (!job.fixed_splits()) {
-      if (item == 0) return range;
-      --item;
+      if (work_tile == 0) return range;
+      --work_tile;
       continue;
     }
     const int64_t split = job.in.fixed_split_tokens;
     const auto count = static_cast<int32_t>(tiles_touched(range, split));
-    if (item < count) {
-      const int64_t first = (narrow_div(range.begin, split) + item) * split;
-      return {item == 0 ? range.begin : first, first + split < range.end ? first + split : range.end};
+    if (work_tile < count) {
+      const int64_t first = (narrow_div(range.begin, split) + work_tile) * split;
+      return {work_tile == 0 ? range.begin : first, first + split < range.end ? first + split : range.end};
     }
-    item -= count;
+    work_tile -= count;
   }
   segment = 0;
   return {};

@@ -29,9 +29,9 @@ FOLIO_HOST_DEVICE inline PlanView outline(const Job& job) {
   view.cu_q = job.cu_q;
   view.q_first_pos = job.q_first_pos;
   view.segments = job.segments;
-  view.worker_indptr = job.claimed() ? nullptr : job.worker_indptr;
+  view.worker_indptr = job.dynamic() ? nullptr : job.worker_indptr;
   view.work_tiles = job.work_tiles;
-  view.merges = job.merges;
+  view.combine_tiles = job.combine_tiles;
   view.combine_sources = job.combine_sources;
   return view;
 }
@@ -46,7 +46,7 @@ FOLIO_HOST_DEVICE void write_view(const Job& job, const WorkSums& total, int32_t
   view.num_tokens = job.cu_q[job.in.num_requests];
   view.num_work_tiles = total.work_tiles;
   view.num_dynamic_tiles = num_dynamic_tiles;
-  view.num_combine_tiles = total.merges;
+  view.num_combine_tiles = total.combine_tiles;
   view.num_partial_rows = total.partial_rows;
   job.header->view = view;
   job.header->num_combine_sources = total.sources;

@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 4) weigh_kernel(const __grid_constan
   bool waited = false;
   for (auto place = static_cast<int32_t>(blockIdx.x); place < num_combine_tiles * blocks; place += grid) {
     const int32_t mine = place / num_combine_tiles;
-    const scheduler::CombineTile item = plan.merges[place - mine * num_combine_tiles];
+    const scheduler::CombineTile item = plan.combine_tiles[place - mine * num_combine_tiles];
     const int32_t rows = item.row_end - item.row_begin;
     const int32_t count = item.source_end - item.source_begin;
     const int32_t of_merge = min(blocks, ceil_div(rows * warps_of_row(count, 1), kWarps));
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kFoldThreads) merge_kernel(const __grid_consta
       plan.num_combine_tiles;  // the plan was there before the kernel whose results are merged
   ptx::griddep_wait();         // by all: a graph's next kernel waits for this one alone
   for (int32_t m = blockIdx.x; m < num_combine_tiles; m += gridDim.x) {
-    const scheduler::CombineTile item = plan.merges[m];
+    const scheduler::CombineTile item = plan.combine_tiles[m];
     merge_item<Parts>(params, plan, item, static_cast<int32_t>(threadIdx.x) / 32, kFoldThreads / 32, lane);
   }
 }

@@ -247,7 +247,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
     planning.min_split_tokens = 32;
   }
   scheduler::PlanStorage storage;
-  scheduler::testing::DealtClaims dealt;
+  scheduler::testing::DealtTiles dealt;
   const BatchView batch = batch_.view();
 
   Result result;
@@ -264,7 +264,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   params.config = &config_;
   params.args = &args;
   params.plan = scheduler::make_plan(planning, batch, storage);
-  if (claim_seed_) scheduler::testing::deal_claims(params.plan, *claim_seed_, dealt);
+  if (claim_seed_) scheduler::testing::deal_dynamic_tiles(params.plan, *claim_seed_, dealt);
   params.tile = planning.tile;
   params.group_size = config_.num_q_heads / config_.num_kv_heads;
   const float nan = std::numeric_limits<float>::quiet_NaN();

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_kernel(const __grid_consta
     }
     __syncthreads();
     finish_rows<DimV>(params, rows, results, goes_narrow ? kWarps : 1, running);
-    const int32_t merge = context.item.merge;
+    const int32_t merge = context.item.combine_tile;
     __syncthreads();
     if (merge >= 0 && params.combine_counters != nullptr) merge_if_last<DimV>(params, merge);
   }

@@ -251,7 +251,7 @@ __device__ __forceinline__ void run_large_block(const AttentionParams& params, u
     LargeWay<T, kLargeRows>(params, rows.context, rows, shared, scores).run(results);
     __syncthreads();
     finish_rows<kLargeDims.v>(params, rows, results, 1, running);
-    const int32_t merge = rows.context.item.merge;
+    const int32_t merge = rows.context.item.combine_tile;
     __syncthreads();
     if (merge >= 0 && params.combine_counters != nullptr) merge_if_last<kLargeDims.v>(params, merge);
   }

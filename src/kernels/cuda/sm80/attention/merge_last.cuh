@@ -13,7 +13,7 @@ __device__ __noinline__ void merge_if_last(const AttentionParams& params, int32_
   constexpr int32_t kParts = DimV <= kMergePart ? 1 : (DimV <= 2 * kMergePart ? 2 : 4);
   static_assert(DimV <= kParts * kMergePart);
   const scheduler::PlanView& plan = params.plan->view;
-  const scheduler::CombineTile item = plan.merges[merge];
+  const scheduler::CombineTile item = plan.combine_tiles[merge];
   const auto thread = static_cast<int32_t>(threadIdx.x);
   bool last = false;
   if (thread == 0) {
