@@ -94,7 +94,7 @@ void gather_kv(const Context& context, const KvCacheView& cache, const PageTable
   const double token_bytes = static_cast<double>(cache.num_kv_heads) *
                              (static_cast<double>(cache.head_dim_qk) + cache.head_dim_v) *
                              (size_of(cache.dtype) + size_of(k_out.dtype));
-  attention::for_ranges(context, tokens, attention::wanted_items(context, static_cast<double>(tokens) * token_bytes),
+  attention::for_ranges(context, tokens, attention::wanted_ranges(context, static_cast<double>(tokens) * token_bytes),
                         [&](int64_t begin, int64_t end) noexcept { generic::gather_tokens(params, begin, end); });
 }
 

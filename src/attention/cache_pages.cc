@@ -163,7 +163,7 @@ void move_pages(const Context& context, const KvCacheView& from, const KvCacheVi
   const double unit_bytes = static_cast<double>(from.page_size) *
                             (static_cast<double>(from.head_dim_qk) + from.head_dim_v) *
                             (size_of(from.dtype) + size_of(to.dtype));
-  attention::for_ranges(context, units, attention::wanted_items(context, static_cast<double>(units) * unit_bytes),
+  attention::for_ranges(context, units, attention::wanted_ranges(context, static_cast<double>(units) * unit_bytes),
                         [&](int64_t begin, int64_t end) noexcept {
                           for (int64_t unit = begin; unit < end; ++unit) {
                             generic::convert_page_head(params, unit / heads, unit % heads);

@@ -113,15 +113,16 @@ void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream s
   const double token_bytes = static_cast<double>(cache.num_kv_heads) *
                              (static_cast<double>(cache.head_dim_qk) + cache.head_dim_v) *
                              (size_of(args.k.dtype) + size_of(cache.dtype));
-  const int64_t items = attention::wanted_items(context, static_cast<double>(args.num_slots) * token_bytes);
-  params.num_groups = std::clamp<int64_t>(args.num_slots / kMinSlotsPerGroup, 1, items);
-  const int64_t head_items = std::min<int64_t>(core::ceil_div(items, params.num_groups), cache.num_kv_heads);
-  attention::for_ranges(context, head_items * params.num_groups, head_items * params.num_groups,
+  const int64_t ranges = attention::wanted_ranges(context, static_cast<double>(args.num_slots) * token_bytes);
+  params.num_groups = std::clamp<int64_t>(args.num_slots / kMinSlotsPerGroup, 1, ranges);
+  const int64_t head_ranges = std::min<int64_t>(core::ceil_div(ranges, params.num_groups), cache.num_kv_heads);
+  attention::for_ranges(context, head_ranges * params.num_groups, head_ranges * params.num_groups,
                         [&](int64_t begin, int64_t end) noexcept {
-                          for (int64_t item = begin; item < end; ++item) {
-                            const int64_t part = item % head_items;
-                            generic::write_slots(params, item / head_items, cache.num_kv_heads * part / head_items,
-                                                 cache.num_kv_heads * (part + 1) / head_items);
+                          for (int64_t range = begin; range < end; ++range) {
+                            const int64_t head_range = range % head_ranges;
+                            generic::write_slots(params, range / head_ranges,
+                                                 cache.num_kv_heads * head_range / head_ranges,
+                                                 cache.num_kv_heads * (head_range + 1) / head_ranges);
                           }
                         });
 }

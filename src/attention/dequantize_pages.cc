@@ -132,7 +132,7 @@ void dequantize_on_cpu(const Context& context, const Dequantize& job) {
   const auto entries = static_cast<int64_t>(job.new_table.size());
   const double bytes =
       static_cast<double>(num_pages) * from.page_size * from.num_kv_heads * (from.head_dim_qk + from.head_dim_v);
-  attention::for_ranges(context, entries, attention::wanted_items(context, bytes), [&](int64_t begin, int64_t end) {
+  attention::for_ranges(context, entries, attention::wanted_ranges(context, bytes), [&](int64_t begin, int64_t end) {
     for (int64_t entry = begin; entry < end; ++entry) {
       const int64_t new_page = job.new_table[static_cast<size_t>(entry)];
       if (new_page == 0) continue;

@@ -254,7 +254,7 @@ void gpu_combine(const attention::GpuBackend& gpu, const CombineParams& params, 
 }
 
 /// Elements below which a region costs more than it saves.
-constexpr int64_t kMinElementsPerItem = 16384;
+constexpr int64_t kMinElementsPerTask = 16384;
 
 void execute(const Context& context, const CombineParams& params, const Sizes& sizes, const Scale& out_scale,
              Stream stream) {
@@ -265,20 +265,20 @@ void execute(const Context& context, const CombineParams& params, const Sizes& s
   struct Work {
     const CombineParams* params;
     int64_t rows;
-    int64_t rows_per_item;
+    int64_t rows_per_task;
   };
   Work work{&params, sizes.tokens * sizes.heads, 0};
   const int64_t row_elements = core::checked_mul(std::max<int64_t>(1, sizes.states), int64_t{sizes.head_dim});
-  // Rows are alike, so a few items per thread even out what the machine does besides.
-  const int64_t most_items = int64_t{4} * context.concurrency();
-  work.rows_per_item =
-      std::max({int64_t{1}, core::ceil_div(kMinElementsPerItem, row_elements), core::ceil_div(work.rows, most_items)});
+  // Rows are alike, so a few tasks per thread even out what the machine does besides.
+  const int64_t most_tasks = int64_t{4} * context.concurrency();
+  work.rows_per_task =
+      std::max({int64_t{1}, core::ceil_div(kMinElementsPerTask, row_elements), core::ceil_div(work.rows, most_tasks)});
   context.parallel_for(
-      core::ceil_div(work.rows, work.rows_per_item),
-      [](void* self, int64_t item) noexcept {
+      core::ceil_div(work.rows, work.rows_per_task),
+      [](void* self, int64_t task) noexcept {
         const Work& w = *static_cast<const Work*>(self);
-        const int64_t begin = item * w.rows_per_item;
-        combine_rows(*w.params, begin, std::min(w.rows, begin + w.rows_per_item));
+        const int64_t begin = task * w.rows_per_task;
+        combine_rows(*w.params, begin, std::min(w.rows, begin + w.rows_per_task));
       },
       &work);
 }

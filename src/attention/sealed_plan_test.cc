@@ -111,7 +111,7 @@ TEST(GpuSchedule, HasItsHeadersAtPlacesOfTheirOwn) {
   EXPECT_GE(layout.bytes, 70300u);
 
   Sealed sealed;
-  const scheduler::PlanView& view = sealed.planned.buffer().view;
+  const scheduler::PlanView& view = sealed.planned.buffer().view();
   const std::array<const scheduler::PlanView*, 2> plans{&view, &view};
   const std::array<size_t, 2> bytes{scheduler::plan_image_bytes(view), scheduler::plan_image_bytes(view)};
   const ScheduleLayout both = lay_out_schedule(bytes);

@@ -249,9 +249,9 @@ plant(rule, "out-strides-packed", WORKER, "token * args.out.strides[0] + q_head 
 plant(rule, "lengths-borrowed", LENGTHS, ".kv_len = kv_len,", ".kv_len = segment.kv_len,")
 plant(rule, "states-not-cleared", WORKER, "clear(scratch.running, call.num_rows, call.v_stride);", "")
 plant(rule, "workspace-parts-overlap", ATTENTION + "run.cc", "workspace + layout.partial_row_sum", "workspace + layout.partial_row_max")
-plant(rule, "workspace-scratch-not-counted", ATTENTION + "plan.cc",
-      "take(op.scheduler.num_workers, static_cast<int64_t>(op.scratch_stride))",
-      "take(op.scheduler.num_workers - 1, static_cast<int64_t>(op.scratch_stride))")
+plant(rule, "workspace-scratch-not-counted", ATTENTION + "run_args.cc",
+      "take(op.passes.front().scheduler.num_workers, static_cast<int64_t>(op.scratch_stride))",
+      "take(op.passes.front().scheduler.num_workers - 1, static_cast<int64_t>(op.scratch_stride))")
 
 rule = "heads and rows"
 plant(rule, "group-heads-strided", BIND, "item.kv_head * params.group_size + r % params.group_size",
@@ -298,7 +298,7 @@ plant(rule, "cut-splits-folded-as-one", EMIT, "if (fixed_splits_ && !first) {", 
 rule = "refusals"
 plant(rule, "stale-plan-runs", ATTENTION + "plan.cc", "!buffer.planned || buffer.generation != plan.generation()", "!buffer.planned")
 plant(rule, "undeclared-feature-runs", ATTENTION + "run_args.cc", "require(!given || config.features.has(feature),", "require(true,")
-plant(rule, "small-workspace-runs", ATTENTION + "plan.cc", "if (workspace.bytes < needed) {", "if (workspace.bytes + 256 < needed) {")
+plant(rule, "small-workspace-runs", ATTENTION + "run_args.cc", "if (workspace.bytes < needed) {", "if (workspace.bytes + 256 < needed) {")
 
 rule = "page tables"
 plant(rule, "last-page-len-of-full-page", TABLE, "return static_cast<int32_t>(length - static_cast<int64_t>(pages - 1) * page_size);",
