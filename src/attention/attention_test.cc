@@ -53,7 +53,7 @@ TEST(Prepare, RefusesWhatNoKernelTakes) {
               HasSubstr("head_dim_qk is 100"));
 }
 
-TEST(Prepare, RefusesPackedPagesThatTheFormatDoesNotHave) {
+TEST(Prepare, UnknownPackedPages_AreRefused) {
   SmallDecode small;
   small.config.kv_format = KvFormat::kCpuPacked;
   small.config.q = small.config.kv = DType::kBFloat16;

@@ -92,7 +92,7 @@ TEST(Context, RefusesAbsurdOptions) {
   }
 }
 
-TEST(Context, RefusesWhatItWouldIgnore) {
+TEST(Context, IgnoredOptions_AreRefused) {
   ReverseExecutor engine;
   ContextOptions both;
   both.executor = engine.executor(2);

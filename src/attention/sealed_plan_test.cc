@@ -34,7 +34,7 @@ struct Sealed : SmallDecode {
   }
 };
 
-TEST(SealedPlan, RunsFromItsMemoryWhateverBecomesOfTheBuffer) {
+TEST(SealedPlan, BufferReplanned_RunsFromSealedMemory) {
   Sealed sealed;
   const std::vector<float> expected = sealed.outputs(sealed.planned);
   const std::vector<int32_t> other{1, 1};
@@ -103,7 +103,7 @@ TEST(SealedPlan, FitsItsBoundWhereTheOpHasOne) {
 }
 
 /// Graphs know where the headers of a GPU's schedule lie, and where they lead to is in the headers.
-TEST(GpuSchedule, HasItsHeadersAtPlacesOfTheirOwn) {
+TEST(GpuSchedule, Layout_HeaderPlacesDoNotDependOnSizes) {
   const std::array<size_t, 2> large{70000, 300}, small{512, 90000};
   const ScheduleLayout layout = lay_out_schedule(large);
   EXPECT_EQ(layout.images, lay_out_schedule(small).images);
