@@ -214,9 +214,9 @@ std::string CascadeScene::wrong_result() const {
   args.segments = {&segment_args, 1};
   std::vector<double> expected(out.size()), expected_lse(lse.size()), magnitude(out.size()), unused(lse.size());
   segment_args.cache = cache_;
-  kernels::reference_attention(op_.config(), view, args, expected, expected_lse);
+  verify::reference_attention(op_.config(), view, args, expected, expected_lse);
   segment_args.cache = magnitude_cache_;
-  kernels::reference_attention(op_.config(), view, args, magnitude, unused);
+  verify::reference_attention(op_.config(), view, args, magnitude, unused);
   // Kernels may round p, once, to p_dtype; the rest is float32: logits, exponentials and sums of at
   // most 2^8 roundings each.
   const double p_unit = op_.p_dtype() == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;

@@ -10,7 +10,7 @@
 #include "testing/reference_attention.hpp"
 
 /// The oracle against the results of an independent program: tests/golden/attention/make_cases.py.
-namespace folio::inline v0::kernels {
+namespace folio::inline v0::verify {
 namespace {
 
 using Arrays = std::map<std::string, std::vector<double>>;
@@ -218,4 +218,4 @@ TEST(GoldenAttention, TheOracleAgreesWithAnIndependentProgram) {
 }
 
 }  // namespace
-}  // namespace folio::inline v0::kernels
+}  // namespace folio::inline v0::verify

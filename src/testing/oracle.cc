@@ -12,7 +12,7 @@ AttentionResult<double> oracle_attention(const Problem& problem, const BatchMemo
   AttentionResult<double> result;
   result.out.resize(padded_rows * dim);
   result.lse.resize(padded_rows);
-  kernels::reference_attention(problem.config, batch.view(), batch.args(), result.out, result.lse);
+  reference_attention(problem.config, batch.view(), batch.args(), result.out, result.lse);
   result.out.resize(rows * dim);
   result.lse.resize(rows);
   return result;

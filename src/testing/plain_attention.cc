@@ -45,7 +45,7 @@ bool sees(const Problem& problem, const RequestModel& request, int32_t i, const 
 template <typename Real>
 class PlainRow {
  public:
-  PlainRow(const Problem& problem, size_t request, kernels::Rotation<Real>& rotation)
+  PlainRow(const Problem& problem, size_t request, Rotation<Real>& rotation)
       : problem_(problem), request_(request), keys_(keys_of(problem, request)), rotation_(rotation) {}
 
   void run(int32_t token, int32_t head, AttentionResult<Real>& result) {
@@ -131,7 +131,7 @@ class PlainRow {
   const Problem& problem_;
   size_t request_;
   std::vector<Key> keys_;
-  kernels::Rotation<Real>& rotation_;
+  Rotation<Real>& rotation_;
   std::vector<Real> q_, k_;
   std::vector<size_t> visible_;
   std::vector<Real> logits_, sum_, absolute_;
@@ -140,7 +140,7 @@ class PlainRow {
 template <typename Real>
 AttentionResult<Real> attention_of(const Problem& problem) {
   AttentionResult<Real> result;
-  kernels::Rotation<Real> rotation(problem.rope, problem.config.head_dim_qk);
+  Rotation<Real> rotation(problem.rope, problem.config.head_dim_qk);
   for (size_t r = 0; r < problem.requests.size(); ++r) {
     PlainRow<Real> row(problem, r, rotation);
     result.most_keys = std::max(result.most_keys, problem.num_keys(r));

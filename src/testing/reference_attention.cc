@@ -8,7 +8,7 @@
 #include "folio/types/float_convert.hpp"
 #include "testing/rotation.hpp"
 
-namespace folio::inline v0::kernels {
+namespace folio::inline v0::verify {
 namespace {
 
 template <typename Real>
@@ -261,4 +261,4 @@ void plain_attention(const AttentionConfig& config, const BatchView& batch, cons
   attend_all<float>(config, batch, args, out, lse);
 }
 
-}  // namespace folio::inline v0::kernels
+}  // namespace folio::inline v0::verify

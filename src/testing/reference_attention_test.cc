@@ -9,7 +9,7 @@
 #include "folio/types/error.hpp"
 #include "folio/types/float_convert.hpp"
 
-namespace folio::inline v0::kernels {
+namespace folio::inline v0::verify {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -239,4 +239,4 @@ TEST(PlainAttention, DiffersFromTheOracleByFloatRounding) {
 }
 
 }  // namespace
-}  // namespace folio::inline v0::kernels
+}  // namespace folio::inline v0::verify

@@ -8,7 +8,7 @@
 
 #include "folio/types/attention.hpp"
 
-namespace folio::inline v0::kernels {
+namespace folio::inline v0::verify {
 
 /// The rotary embedding of Feature::kRopeLlama, from its definition: components d and d + head_dim / 2 are the two
 /// coordinates of a point that is turned by position / scale * theta^(-2 d / head_dim). Angles are float64 whatever
@@ -52,4 +52,4 @@ class Rotation {
   std::unordered_map<int64_t, std::vector<Real>> known_;
 };
 
-}  // namespace folio::inline v0::kernels
+}  // namespace folio::inline v0::verify

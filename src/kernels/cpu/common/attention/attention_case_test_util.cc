@@ -312,7 +312,7 @@ std::vector<double> AttentionCase::weighted_sizes() {
   args.segments = segments;
   std::vector<double> sizes(want_.size());
   std::vector<double> lse(want_lse_.size());
-  reference_attention(config_, batch_.view(), args, sizes, lse);
+  verify::reference_attention(config_, batch_.view(), args, sizes, lse);
   return sizes;
 }
 
@@ -325,8 +325,8 @@ std::string AttentionCase::compare(const Result& result) {
     want_lse_.resize(rows);
     plain_.resize(rows * dim);
     plain_lse_.resize(rows);
-    reference_attention(config_, batch, args_, want_, want_lse_);
-    plain_attention(config_, batch, args_, plain_, plain_lse_);
+    verify::reference_attention(config_, batch, args_, want_, want_lse_);
+    verify::plain_attention(config_, batch, args_, plain_, plain_lse_);
   }
   const double weight_rounding = rounding(result.weights, 1.0);
   if (result.weights != DType::kFloat32 && sizes_.empty()) sizes_ = weighted_sizes();
