@@ -5,8 +5,8 @@
 #include <span>
 
 #include "folio/types/device.hpp"
+#include "scheduler/plan_image.hpp"
 #include "scheduler/plan_view.hpp"
-#include "scheduler/seal.hpp"
 
 namespace folio::inline v0::attention {
 

@@ -6,7 +6,7 @@
 #include "attention/workspace.hpp"
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
-#include "scheduler/cuda/seal_kernel.hpp"
+#include "scheduler/cuda/plan_kernel.hpp"
 
 namespace folio::inline v0::attention::cuda {
 
