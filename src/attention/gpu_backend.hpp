@@ -19,7 +19,6 @@
 #include "scheduler/plan_image.hpp"
 #include "scheduler/plan_view.hpp"
 #include "scheduler/scheduler.hpp"
-#include "scheduler/seal.hpp"
 
 /// What attention asks of a GPU: interfaces without a CUDA toolkit's types. attention/cuda implements them; builds
 /// without a toolkit have no object of them.

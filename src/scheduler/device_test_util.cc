@@ -4,7 +4,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "scheduler/plan_layout.hpp"
+#include "scheduler/plan_image.hpp"
 
 namespace folio::inline v0::scheduler::testing {
 namespace {

@@ -30,7 +30,7 @@ std::vector<int32_t> running_order(const PlanView& plan) {
     order.push_back(i);
     while ((plan.work_tiles[i].flags & kFinish) == 0) {
       i = plan.work_tiles[i].partial;
-      // An output tile that leads back among the claims, or in a circle, would never end.
+      // Continuations that lead back to a dynamic tile, or in a circle, would never end.
       if (i < plan.num_dynamic_tiles || i >= plan.num_work_tiles ||
           order.size() > static_cast<size_t>(plan.num_work_tiles))
         return {};

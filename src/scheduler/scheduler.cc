@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <limits>
 
-#include "scheduler/batch_checks.hpp"
-#include "scheduler/batch_lengths.hpp"
-#include "scheduler/claim_work.hpp"
-#include "scheduler/cut_line.hpp"
-#include "scheduler/emit_work.hpp"
+#include "scheduler/batch.hpp"
+#include "scheduler/dynamic_scheduler.hpp"
 #include "scheduler/plan_storage.hpp"
-#include "scheduler/work_line.hpp"
+#include "scheduler/static_scheduler.hpp"
+#include "scheduler/tile_space.hpp"
 
 namespace folio::inline v0::scheduler {
 
@@ -20,7 +18,8 @@ PlanStorage& PlanStorage::operator=(PlanStorage&&) noexcept = default;
 
 namespace {
 
-/// Rows of any row tile. Row tiles of requests are no longer than a request's rows; those of groups may be.
+/// Upper bound of the rows of a row tile. Row tiles of requests are no longer than a request; row tiles of groups may
+/// be.
 int64_t max_rows(const SchedulerConfig& config) {
   const int64_t rows = config.tile.rows;
   if (!config.bounds) return rows;
@@ -39,12 +38,12 @@ int64_t max_partial_rows(const SchedulerConfig& config) {
   } else if (config.determinism >= Determinism::kBatchInvariant) {
     cut_rows = fixed_split_budget(config);
   } else {
-    // A cut leaves two partial results, each of at most a row tile.
+    // A cut makes two partial results, each of at most a row tile.
     cut_rows = int64_t{2} * config.num_workers * config.tile.rows;
   }
   if (config.num_workers == 1) cut_rows = 0;
   if (!config.bounds || config.bounds->max_shared_levels == 0) return cut_rows;
-  // One result a row at each shared level and one of the request's own segments, besides what cuts add.
+  // Each row has one result per shared level and one of its own segments, besides what cuts add.
   const int64_t levels = int64_t{config.bounds->max_shared_levels} + 1;
   const int64_t rows = int64_t{config.bounds->max_tokens} * config.num_q_heads;
   const int64_t max = std::numeric_limits<int32_t>::max();
@@ -61,8 +60,7 @@ PlanView make_plan(const SchedulerConfig& config, const BatchView& batch, PlanSt
     if (config.tile.schedule == Schedule::kDynamic) {
       schedule_dynamic(config, totals, arrays);
     } else {
-      cut_tile_space(config, totals.space, arrays);
-      emit_tiles(config, totals, arrays);
+      schedule_static(config, totals, arrays);
     }
   } catch (...) {
     arrays.view = PlanView{};

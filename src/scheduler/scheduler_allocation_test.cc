@@ -8,7 +8,7 @@
 namespace folio::inline v0::scheduler {
 namespace {
 
-TEST(Allocation, AWarmPlanAllocatesNothing) {
+TEST(Allocation, MakePlan_WarmStorage_AllocatesNothing) {
   std::mt19937 random(5);
   std::vector<testing::Case> cases;
   for (int i = 0; i < 200; ++i) cases.push_back(testing::random_case(random));

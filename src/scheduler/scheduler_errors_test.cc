@@ -76,9 +76,9 @@ TEST(Refusals, Queries) {
   expect_view_refusal([](BatchView& b) { b.segments = {}; }, "no segments");
   expect_view_refusal([](BatchView& b) { b.max_q_len = -2; }, "max_q_len is -2");
   expect_view_refusal([](BatchView& b) { b.max_kv_len = -2; }, "max_kv_len is -2");
-  expect_view_refusal([](BatchView& b) { b.max_q_len = 2; }, "request 2: q_len is 3, but max_q_len says at max 2");
+  expect_view_refusal([](BatchView& b) { b.max_q_len = 2; }, "request 2: q_len is 3, but max_q_len says at most 2");
   expect_view_refusal([](BatchView& b) { b.max_kv_len = 19; },
-                      "request 1: it has 20 keys, but max_kv_len says at max 19");
+                      "request 1: it has 20 keys, but max_kv_len says at most 19");
   const int32_t late[] = {1, 2, 3, 6};
   expect_view_refusal([&](BatchView& b) { b.cu_q = late; }, "cu_q[0] is 1");
   const int32_t falling[] = {0, 4, 3, 6};
@@ -201,16 +201,16 @@ TEST(Refusals, BeyondTheBounds) {
     --(*config.bounds.*field);
     expect_refusal(config, owned.view(), text);
   };
-  expect_beyond(&GraphBounds::max_requests, "num_requests is 3; the op was prepared for at max 2");
-  expect_beyond(&GraphBounds::max_tokens, "num_tokens is 6; the op was prepared for at max 5");
-  expect_beyond(&GraphBounds::max_q_len, "request 2: q_len is 3; the op was prepared for at max 2");
-  expect_beyond(&GraphBounds::max_kv_len, "request 2: it has 30 keys; the op was prepared for at max 29");
+  expect_beyond(&GraphBounds::max_requests, "num_requests is 3; the op was prepared for at most 2");
+  expect_beyond(&GraphBounds::max_tokens, "num_tokens is 6; the op was prepared for at most 5");
+  expect_beyond(&GraphBounds::max_q_len, "request 2: q_len is 3; the op was prepared for at most 2");
+  expect_beyond(&GraphBounds::max_kv_len, "request 2: it has 30 keys; the op was prepared for at most 29");
   OwnedSegment shared;
   shared.kv_len = {0};
   shared.group_indptr = {0, 3};
   owned.segments.push_back(shared);
   config.bounds = enough;
-  expect_refusal(config, owned.view(), "shared segments is 1; the op was prepared for at max 0");
+  expect_refusal(config, owned.view(), "shared segments is 1; the op was prepared for at most 0");
 }
 
 TEST(Refusals, Configs) {
@@ -223,10 +223,10 @@ TEST(Refusals, Configs) {
   expect_config_refusal([](SchedulerConfig& c) { c.num_workers = 0; }, "num_workers is 0");
   expect_config_refusal([](SchedulerConfig& c) { c.tile_cost = -1; }, "tile_cost is -1");
   expect_config_refusal([](SchedulerConfig& c) { c.tile_cost = c.row_cost = 0; }, "tile_cost is 0");
-  expect_config_refusal([](SchedulerConfig& c) { c.row_cost = kMax; }, "a whole tile costs at max 2^31 - 1");
+  expect_config_refusal([](SchedulerConfig& c) { c.row_cost = kMax; }, "a whole tile costs at most 2^31 - 1");
   expect_config_refusal([](SchedulerConfig& c) { c.start_row_cost = -1; }, "start_row_cost -1");
   expect_config_refusal([](SchedulerConfig& c) { c.start_row_cost = kMax; },
-                        "a whole tile's start costs at max 2^31 - 1");
+                        "a whole tile's start costs at most 2^31 - 1");
   expect_config_refusal([](SchedulerConfig& c) { c.start_free_rows = -1; }, "start_free_rows -1");
   expect_config_refusal([](SchedulerConfig& c) { c.page_size = 0; }, "segment 0: it is paged, but");
   expect_config_refusal([](SchedulerConfig& c) { c.start_cost = -1; }, "start_cost is -1");

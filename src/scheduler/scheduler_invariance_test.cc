@@ -22,7 +22,7 @@ Case random_invariant_case(std::mt19937& random) {
   return one;
 }
 
-TEST(Invariance, FoldingDoesNotDependOnTheCuts) {
+TEST(Invariance, FoldOrder_AnyCuts_IsTheSame) {
   std::mt19937 random(31);
   PlanStorage storage;
   int merged = 0;
@@ -53,7 +53,7 @@ OwnedBatch alone(const OwnedBatch& batch, size_t request) {
   return one;
 }
 
-TEST(Invariance, FoldingDoesNotDependOnTheOtherRequests) {
+TEST(Invariance, FoldOrder_AnyOtherRequests_IsTheSame) {
   std::mt19937 random(32);
   PlanStorage storage;
   int compared = 0;
@@ -80,7 +80,7 @@ std::string keys_in_order(std::string fold_order) {
   return fold_order;
 }
 
-TEST(Invariance, SplitsStandAtMultiplesOfTheSplitHoweverTokensAreChunked) {
+TEST(Invariance, FixedSplits_AnyChunking_StandAtMultiples) {
   SchedulerConfig config;
   config.num_q_heads = config.num_kv_heads = 1;
   config.page_size = 4;

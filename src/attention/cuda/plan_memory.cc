@@ -7,8 +7,7 @@
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
 #include "scheduler/cuda/plan_kernel.hpp"
-#include "scheduler/cuda/seal_kernel.hpp"
-#include "scheduler/device_plan.hpp"
+#include "scheduler/device_scheduler.hpp"
 
 namespace folio::inline v0::attention::cuda {
 

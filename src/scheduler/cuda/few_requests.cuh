@@ -6,20 +6,20 @@
 
 namespace folio::inline v0::scheduler::cuda {
 
-/// Batches of single_tiles.hpp with at most 32 requests, by a warp: a lane has a request, and what lanes tell each
-/// other goes through registers. The same plan as schedule_single_tiles and make_single_work_tile make, in a shorter
-/// output tile of instructions: where the work is short, the sizes of splits are tried side by side, and a row tile's
-/// splits are those that its trial has counted.
+/// The fast path (single_tiles.hpp) for at most 32 requests, by one warp with one request per lane. Lanes exchange
+/// data through registers. It makes the same plan as schedule_single_tiles and make_single_work_tile, with a shorter
+/// dependency chain: for short work all trial sizes are tried side by side, and a row tile's splits are those its
+/// trial counted.
 class FewRequests {
  public:
   static constexpr int32_t kMax = 32;
 
-  /// `rule`: shared memory of this warp alone.
+  /// `rule`: shared memory of this warp only.
   __device__ __forceinline__ FewRequests(const device::SingleInput& in, device::SingleRule& rule)
       : in_(in), rule_(rule), lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
 
-  /// Divides the batch; with `writes`, the image gets its lengths and counts. The number of work tiles, or -1 where the
-  /// batch is to be left to schedule_batch.
+  /// Divides the batch. With `writes`, writes the image's lengths and counts. Returns the number of work tiles, or -1
+  /// where the batch is left to schedule_batch.
   __device__ __forceinline__ int32_t divide(bool writes) {
     const bool well = lane_ >= in_.num_requests || device::read_single_tile(in_, lane_, writes, tile_);
     if (__all_sync(kAll, well ? 1 : 0) == 0) return -1;
@@ -36,8 +36,8 @@ class FewRequests {
     return num_work_tiles;
   }
 
-  /// Work tile number `index` of a lane's own; its combine tile, if it is one of several sources, goes to the image. By
-  /// all lanes; what a lane gets whose `index` is no work tile's means nothing.
+  /// Work tile `index`, chosen per lane; its source and combine tile go to the image. All lanes call it. The result
+  /// is meaningless for an `index` beyond the last work tile.
   __device__ __forceinline__ WorkTile work_tile(int32_t index, int32_t num_work_tiles) const {
     const auto heads = static_cast<int32_t>(in_.num_kv_heads);
     const auto dynamic_tile = static_cast<int32_t>(static_cast<uint32_t>(index) / in_.num_kv_heads);
@@ -66,7 +66,7 @@ class FewRequests {
  private:
   static constexpr uint32_t kAll = 0xffffffffu;
 
-  /// What lane `lane` has, by all lanes.
+  /// Lane `lane`'s value. All lanes call it.
   template <typename T>
   __device__ __forceinline__ static T of_lane(const T& mine, int32_t lane) {
     static_assert(sizeof(T) % sizeof(uint32_t) == 0);
@@ -79,7 +79,7 @@ class FewRequests {
     return other;
   }
 
-  /// Prefix sums over the lanes: what those before have, and all.
+  /// Exclusive prefix sums over the lanes, and the totals.
   template <typename Int, size_t N>
   __device__ __forceinline__ void sum_before(Int (&values)[N], Int (&total)[N]) const {
     Int up_to[N];
@@ -100,10 +100,10 @@ class FewRequests {
     }
   }
 
-  /// The row tiles' splits. `total`: the cost of one KV head's work.
+  /// Counts the row tiles' KV splits. `total`: cost of one KV head's work.
   __device__ __forceinline__ void cut(uint32_t total) {
     const device::SingleTileSpace space = device::tile_space_of(in_, total);
-    equal_ = in_.num_workers == 1u;  // all stays whole
+    equal_ = in_.num_workers == 1u;  // nothing is split
     if (is_short(space)) {
       const FastDivisor mine(trial_split_cost(space, min(lane_, kSplitTrials - 1)));
       const uint32_t tile_cost = device::kv_tile_cost(in_, tile_);
@@ -135,13 +135,13 @@ class FewRequests {
     device::split_single_tile(in_, rule_, tile_);
   }
 
-  /// Numbers claims, sources, combine tiles and partial rows.
+  /// Numbers dynamic tiles, sources, combine tiles and partial rows.
   __device__ __forceinline__ void number(int32_t (&totals)[device::kSingleCounts]) {
     int32_t before[device::kSingleCounts] = {};
     device::add_counts(before, tile_);
     sum_before(before, totals);
     if (totals[device::kSourceCount] > in_.split_budget) {
-      // What comes later in the tile space than the budget lasts stays whole.
+      // Row tiles beyond the budget, in claim order, stay whole.
       if (tile_.splits > 1 && before[device::kSourceCount] + tile_.splits > in_.split_budget) tile_.splits = 1;
 #pragma unroll
       for (int32_t& count : before) count = 0;
@@ -155,11 +155,11 @@ class FewRequests {
   }
 
   const device::SingleInput& in_;
-  device::SingleRule& rule_;  ///< where splits are not equal
+  device::SingleRule& rule_;  ///< where splits have different sizes
   const int32_t lane_;
   device::SingleTile tile_{};
-  FastDivisor splits_ = 1;  ///< of this lane's row tile, where splits are equal
-  bool equal_ = false;      ///< a row tile's splits are equal
+  FastDivisor splits_ = 1;  ///< of this lane's row tile, where equal_
+  bool equal_ = false;      ///< all splits of a row tile have the same size
 };
 
 }  // namespace folio::inline v0::scheduler::cuda

@@ -6,11 +6,11 @@
 
 #include "core/error.hpp"
 #include "ptx/griddepcontrol.cuh"
+#include "scheduler/cuda/cta_group.cuh"
 #include "scheduler/cuda/few_requests.cuh"
-#include "scheduler/cuda/thread_block.cuh"
-#include "scheduler/device/planning.hpp"
+#include "scheduler/device/scheduler.hpp"
 #include "scheduler/device/single_tiles.hpp"
-#include "scheduler/device_plan.hpp"
+#include "scheduler/device_scheduler.hpp"
 
 namespace folio::inline v0::scheduler {
 namespace {
@@ -20,7 +20,7 @@ constexpr int32_t kSingleThreads = 256;
 constexpr int32_t kMaxSingleCtas = 16;
 constexpr int32_t kEmitThreads = 128;
 constexpr int32_t kMaxEmitCtas = 132;
-/// Shared memory that every supported GPU grants a CTA; scratch that is larger lies in the image.
+/// Shared memory that every supported GPU grants a CTA. Larger scratch lies in the image.
 constexpr int64_t kSharedScratchBytes = 96 * 1024;
 constexpr int64_t kSharedWithoutAsking = 40 * 1024;
 
@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kEmitThreads)
 
 constexpr int32_t kWorkTileWords = sizeof(WorkTile) / sizeof(uint32_t);
 
-/// Work tiles [first, first + 32) of a plan, of which there are `num_work_tiles`, by a warp of which each lane has made
-/// one: side by side in shared memory, so that whole sectors are stored.
+/// Stores work tiles [first, first + 32) of `num_work_tiles`, one per lane of the calling warp. They are staged in
+/// shared memory, so that stores fill whole sectors.
 __device__ __forceinline__ void store_work_tiles(const device::SingleInput& in, const WorkTile& work_tile,
                                                  int32_t first, int32_t num_work_tiles, uint32_t* stage) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
@@ -65,8 +65,8 @@ __device__ __forceinline__ void store_work_tiles(const device::SingleInput& in, 
   __syncwarp();
 }
 
-/// The batches of single_tiles.hpp, whole. kFew: every warp divides the batch for itself (few_requests.cuh) instead of
-/// every CTA. The bound of registers is for the next kernel's CTAs, some of which come beside these.
+/// The fast path (single_tiles.hpp) in one kernel. kFew: every warp divides the batch for itself (few_requests.cuh)
+/// instead of every CTA. Registers are bounded so that CTAs of the next kernel fit beside these.
 template <bool kFew>
 __global__ void __launch_bounds__(kSingleThreads, kFew ? 4 : 1)
     single_tile_kernel(const __grid_constant__ device::SingleInput in, const __grid_constant__ device::PlanInput input,
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kSingleThreads, kFew ? 4 : 1)
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   cuda::CtaGroup block(scans);
-  // By a warp that has few work tiles to make, or none.
+  // A warp with few work tiles to make, or none, writes the header.
   const bool writes = blockIdx.x == 0 && (!kFew || warp == kWarps - 1);
   if (writes && threadIdx.x == kSingleThreads - 1) {
     const device::Job job(input, image, nullptr);
@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kSingleThreads, kFew ? 4 : 1)
     __shared__ __align__(8) std::byte rules[kWarps][sizeof(device::SingleRule)];
     cuda::FewRequests requests(in, reinterpret_cast<device::SingleRule&>(rules[warp]));
     num_work_tiles = requests.divide(writes);
-    // What the next kernel has to do before it needs the plan, it may do from here on. Let begin with this kernel's
-    // first instruction, it takes a step 2 microseconds more than it saves.
+    // Programmatic dependent launch: from here on the next kernel runs its prologue. Triggered at this kernel's first
+    // instruction, a step would take 2 us more.
     ptx::griddep_launch_dependents();
     for (int32_t i = first_work_tile; i < num_work_tiles; i += step) {
       store_work_tiles(in, requests.work_tile(i + lane, num_work_tiles), i, num_work_tiles, stages[warp]);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kSingleThreads, kFew ? 4 : 1)
     }
   }
   if (num_work_tiles >= 0 || blockIdx.x > 0) return;
-  __syncthreads();  // all have written what they write before it is written again
+  __syncthreads();  // the fast path's writes come before those of schedule_batch
   const device::Job job(input, image, image + input.layout.scratch);
   device::schedule_batch(job, sticky, block);
   device::emit_work_tiles(job, block.rank(), block.size());
@@ -133,7 +133,7 @@ void launch_plan(const SchedulerConfig& config, const BatchView& batch, void* im
   const auto single = single_tiles_input(input, bytes);
   if (single && single_bytes <= kSharedScratchBytes) {
     auto* const kernel = few ? single_tile_kernel<true> : single_tile_kernel<false>;
-    // As much shared memory is set aside as attention kernels have, so that their CTAs fit beside these.
+    // The same carveout as attention kernels use, so that their CTAs fit beside these.
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
     if (single_bytes > kSharedWithoutAsking / 2) {
       check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedScratchBytes));

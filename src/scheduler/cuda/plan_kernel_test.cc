@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "scheduler/device_plan.hpp"
+#include "scheduler/device_scheduler.hpp"
 #include "scheduler/device_test_util.hpp"
 #include "scheduler/plan_digest_test_util.hpp"
 
@@ -267,7 +267,7 @@ TEST_F(PlanKernel, TakesMicroseconds) {
       one.config.tile.schedule = schedule;
       const double microseconds = device_microseconds(one, arena_);
       std::printf("device plan, 256 requests of %s, %s: %.2f us\n", load.name,
-                  schedule == Schedule::kDynamic ? "claimed" : "lists", microseconds);
+                  schedule == Schedule::kDynamic ? "dynamic" : "static", microseconds);
       // Far from what is measured, and far below what it takes if only one thread works.
       EXPECT_LT(microseconds, 100.0);
     }

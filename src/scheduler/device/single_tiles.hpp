@@ -3,22 +3,23 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "scheduler/claim_rule.hpp"
-#include "scheduler/device/job.hpp"
+#include "scheduler/device/inputs.hpp"
+#include "scheduler/split_rule.hpp"
 
-/// Dynamic schedules of batches whose requests have one segment and at most one row tile each, as decode's: the same
-/// plan as schedule_batch and emit_work_tiles make, in fewer and shorter steps, in 32 bits. Row tiles are the requests,
-/// some without work. Every CTA divides the whole batch for itself and makes a share of the work tiles, so that one
-/// launch does. Batches in which anything is wrong, or too large for 32 bits, are left to schedule_batch.
+/// The fast path of the device scheduler: dynamic schedules where every request has one segment and at most one row
+/// tile, as in decode. It makes the same plan as schedule_batch and emit_work_tiles, in fewer and shorter steps and
+/// in 32 bits. Row tiles are the requests, some without work. Every CTA divides the whole batch for itself and emits
+/// a share of the work tiles, so one launch suffices. Batches with faults, or too large for 32 bits, are left to
+/// schedule_batch.
 namespace folio::inline v0::scheduler::device {
 
-/// What is read of the host's knowledge, close together: every line of it that is touched has to be fetched.
+/// The host's input, kept compact: every cache line of it that is read has to be fetched.
 struct SingleInput {
   const int32_t* cu_q;
-  const int32_t* q_first_pos;  ///< or null, as the next but one
+  const int32_t* q_first_pos;  ///< or null
   const int32_t* kv_len;
-  const int32_t* first_pos;
-  int32_t* lengths;  ///< of the image, as the next four
+  const int32_t* first_pos;  ///< or null
+  int32_t* lengths;          ///< of the image, as the next four
   PlanImageHeader* header;
   WorkTile* work_tiles;
   CombineTile* combine_tiles;
@@ -30,7 +31,7 @@ struct SingleInput {
   int32_t max_kv_len;
   int32_t group_size;
   int32_t min_rows;
-  int32_t max_rows;  ///< of the plan's requests, and of a row tile
+  int32_t max_rows;
   int32_t tile_rows;
   FastDivisor kv_tokens;
   uint32_t tile_cost;
@@ -38,20 +39,20 @@ struct SingleInput {
   uint32_t start_cost;
   uint32_t start_row_cost;
   int32_t start_free_rows;
-  uint32_t max_kv_tiles;  ///< of a request, so that nothing overflows 32 bits
+  uint32_t max_kv_tiles;  ///< of a request: beyond it 32 bits might overflow
   FastDivisor num_kv_heads;
   FastDivisor num_workers;
   FastDivisor min_split_tiles;
   int32_t split_budget;
-  int32_t common_rows;  ///< of a row tile
+  int32_t common_rows;  ///< rows of most row tiles
   FastDivisor common_tile_cost;
 };
 
-/// One request's row tile, and what the row tiles before it have, per KV head.
+/// One request's row tile, and the sums over the row tiles before it, per KV head.
 struct SingleTile {
   uint32_t cost_before;
   int32_t row_begin;
-  int32_t rows;  ///< 0: there is none
+  int32_t rows;  ///< 0: no row tile
   int32_t kv_begin;
   int32_t kv_end;
   uint32_t kv_tiles;
@@ -66,7 +67,7 @@ using SingleTileSpace = HeadTileSpaceOf<uint32_t>;
 using SingleRule = SplitRuleOf<uint32_t>;
 using SingleSpan = KvSpanOf<uint32_t>;
 
-/// What one CTA needs besides the image.
+/// What one CTA keeps besides the image.
 struct SingleTiles {
   SingleRule rule;
   SingleTile of[1];  ///< [requests]
@@ -84,8 +85,8 @@ FOLIO_HOST_DEVICE inline SingleSpan span_of(const SingleInput& in, const SingleT
           tile.rows == in.common_rows ? in.common_tile_cost : FastDivisor(kv_tile_cost(in, tile))};
 }
 
-/// Reads a request's lengths, writes them to the image where `writes` says so, and makes its row tile without what lies
-/// before it. Whether all is well; if not, schedule_batch writes everything again.
+/// Reads a request's lengths and makes its row tile, without the sums before it. With `writes`, writes the lengths to
+/// the image. Returns whether the batch can stay on this path; otherwise schedule_batch writes everything again.
 FOLIO_HOST_DEVICE inline bool read_single_tile(const SingleInput& in, int32_t r, bool writes, SingleTile& tile) {
   const int32_t q_begin = in.cu_q[r];
   const int32_t q_end = in.cu_q[r + 1];
@@ -129,7 +130,7 @@ FOLIO_HOST_DEVICE inline uint32_t cost_of(const SingleInput& in, const SingleTil
          tile.kv_tiles * kv_tile_cost(in, tile);
 }
 
-/// All of one KV head's work, of cost `total`.
+/// One KV head's tile space of cost `total`.
 FOLIO_HOST_DEVICE inline SingleTileSpace tile_space_of(const SingleInput& in, uint32_t total) {
   return {.total = total,
           .num_kv_heads = static_cast<int32_t>(in.num_kv_heads),
@@ -138,7 +139,7 @@ FOLIO_HOST_DEVICE inline SingleTileSpace tile_space_of(const SingleInput& in, ui
           .min_tile_cost = in.tile_cost + in.row_cost};
 }
 
-/// The rule that split_rule() gives, a split wave a thread.
+/// The rule that split_rule() gives, one split wave per thread.
 template <typename Group>
 FOLIO_HOST_DEVICE void choose_single_rule(const SingleInput& in, SingleTiles& tiles, uint32_t total, Group& group) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);
@@ -148,11 +149,11 @@ FOLIO_HOST_DEVICE void choose_single_rule(const SingleInput& in, SingleTiles& ti
   if (is_short(space)) {
     int32_t splits[kSplitTrials];
     group.sum_each(splits, in.num_requests, [&](int32_t trial) {
-      return [&in, &tiles, &space, piece_cost = FastDivisor(trial_split_cost(space, trial))](int32_t r) {
+      return [&in, &tiles, &space, split_cost = FastDivisor(trial_split_cost(space, trial))](int32_t r) {
         const SingleTile& tile = tiles.of[r];
         if (tile.rows == 0) return 0;
         const uint32_t tile_cost = kv_tile_cost(in, tile);
-        return static_cast<int32_t>(trial_splits(piece_cost, space.min_split_tiles, tile.kv_tiles, tile_cost));
+        return static_cast<int32_t>(trial_splits(split_cost, space.min_split_tiles, tile.kv_tiles, tile_cost));
       };
     });
     FOLIO_UNROLL
@@ -178,7 +179,7 @@ FOLIO_HOST_DEVICE void choose_single_rule(const SingleInput& in, SingleTiles& ti
   group.sync();
 }
 
-/// Counts that are added up over row tiles, per KV head.
+/// Counts that are summed over row tiles, per KV head.
 enum SingleCount { kDynamicTileCount, kSourceCount, kCombineTileCount, kRowCount, kSingleCounts };
 
 FOLIO_HOST_DEVICE inline void add_counts(int32_t (&counts)[kSingleCounts], const SingleTile& tile) {
@@ -189,7 +190,7 @@ FOLIO_HOST_DEVICE inline void add_counts(int32_t (&counts)[kSingleCounts], const
   counts[kRowCount] += cut ? tile.splits * tile.rows : 0;
 }
 
-/// A row tile's splits.
+/// Counts a row tile's KV splits.
 FOLIO_HOST_DEVICE inline void split_single_tile(const SingleInput& in, const SingleRule& rule, SingleTile& tile) {
   const SingleSpan span = span_of(in, tile);
   if (tile.rows > 0 && span.kv_tiles >= 2 * rule.min_split_tiles &&
@@ -198,7 +199,7 @@ FOLIO_HOST_DEVICE inline void split_single_tile(const SingleInput& in, const Sin
   }
 }
 
-/// Splits of every row tile, and what the row tiles before it have. `total`: what all have.
+/// Counts every row tile's KV splits, and the sums before it. `total`: the sums of all.
 template <typename Group>
 FOLIO_HOST_DEVICE void split_single_tiles(const SingleInput& in, SingleTiles& tiles, int32_t (&total)[kSingleCounts],
                                           Group& group) {
@@ -211,7 +212,7 @@ FOLIO_HOST_DEVICE void split_single_tiles(const SingleInput& in, SingleTiles& ti
   }
   group.sum_before(before, total);
   if (total[kSourceCount] > in.split_budget) {
-    // What comes later in the tile space than the budget lasts stays whole.
+    // Row tiles beyond the budget, in claim order, stay whole.
     int32_t spent = before[kSourceCount];
     FOLIO_UNROLL
     for (int32_t& count : before) count = 0;
@@ -236,7 +237,7 @@ FOLIO_HOST_DEVICE void split_single_tiles(const SingleInput& in, SingleTiles& ti
   group.sync();
 }
 
-/// What the image says of the whole plan, apart from what is known before it is made.
+/// Writes what depends on the whole batch to the image's header.
 FOLIO_HOST_DEVICE inline void write_counts(const SingleInput& in, const int32_t (&total)[kSingleCounts]) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);
   in.lengths[0] = 0;
@@ -249,8 +250,8 @@ FOLIO_HOST_DEVICE inline void write_counts(const SingleInput& in, const int32_t 
   in.header->status = PlanStatus{};
 }
 
-/// Divides the batch: tiles, and with `writes` the image's lengths and counts. The number of work tiles, or -1 where
-/// the batch is to be left to schedule_batch.
+/// Divides the batch: fills `tiles` and, with `writes`, the image's lengths and counts. Returns the number of work
+/// tiles, or -1 where the batch is left to schedule_batch.
 template <typename Group>
 FOLIO_HOST_DEVICE int32_t schedule_single_tiles(const SingleInput& in, SingleTiles& tiles, bool writes, Group& group) {
   const Share share = share_of(group, in.num_requests);
@@ -272,12 +273,13 @@ FOLIO_HOST_DEVICE int32_t schedule_single_tiles(const SingleInput& in, SingleTil
   choose_single_rule(in, tiles, static_cast<uint32_t>(cost[0]), group);
   int32_t total[kSingleCounts];
   split_single_tiles(in, tiles, total, group);
-  if (writes && group.rank() == group.size() - 1) write_counts(in, total);  // who has the fewest work tiles to make
+  if (writes && group.rank() == group.size() - 1)
+    write_counts(in, total);  // the thread with the fewest work tiles to make
   return total[kDynamicTileCount] * static_cast<int32_t>(in.num_kv_heads);
 }
 
-/// The work tile of split number `split` of request r's row tile, which is `split` of its KV tiles where there are
-/// several; its combine tile, if it is one of several sources, goes to the image.
+/// The work tile of KV split `split` of request r's row tile: KV tiles `split_tiles`, if the row tile is split.
+/// Writes its source and combine tile to the image.
 FOLIO_HOST_DEVICE inline WorkTile make_work_tile(const SingleInput& in, const SingleTile& tile, int32_t r, int32_t head,
                                                  int32_t split, const TokenRange& split_tiles) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);
@@ -311,7 +313,7 @@ FOLIO_HOST_DEVICE inline WorkTile make_work_tile(const SingleInput& in, const Si
   return work_tile;
 }
 
-/// Work tile number `index`.
+/// Work tile `index`.
 FOLIO_HOST_DEVICE inline WorkTile make_single_work_tile(const SingleInput& in, const SingleTiles& tiles,
                                                         int32_t index) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);

@@ -9,7 +9,7 @@
 
 #include "core/aligned_buffer.hpp"
 #include "folio/types/float_convert.hpp"
-#include "scheduler/deal_claims_test_util.hpp"
+#include "scheduler/deal_tiles_test_util.hpp"
 #include "testing/reference_attention.hpp"
 
 namespace folio::inline v0::kernels::testing {

@@ -3,7 +3,7 @@
 #include "kernels/cuda/common/nvfp4_row.cuh"
 #include "kernels/cuda/common/rotation.cuh"
 #include "kernels/cuda/plain/attention/tile.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// One worker's items. A warp owns a row's scores, a thread owns components of the output for some of the rows.
 /// Everything about a row depends on the row and on tiles of 32 keys at absolute local positions alone.

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// Sizes of the kernel's tiles and where things stand in shared memory. Plain integers, for host and device.
 namespace folio::inline v0::kernels::cuda::sm80 {

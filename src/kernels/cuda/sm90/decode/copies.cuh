@@ -3,7 +3,7 @@
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/sm90/decode/stored.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// Copies of eight elements by a warp's threads, for what no tensor map describes or what has to be widened.
 namespace folio::inline v0::kernels::cuda::sm90 {

@@ -5,7 +5,7 @@
 #include "kernels/cuda/sm90/mla/edge_values.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// The loading warpgroup: takes items, finds out what their rows see, and brings queries, keys and values to shared
 /// memory, as far ahead of the math warpgroups as the ring has room.
