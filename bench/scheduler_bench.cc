@@ -43,7 +43,7 @@ void plan_batch(benchmark::State& state, Determinism determinism, int32_t reques
   const AttentionOp op = serving_op(determinism);
   PlanBuffer buffer = make_plan_buffer(op);
   for (auto _ : state) benchmark::DoNotOptimize(plan(op, batch, buffer));
-  state.counters["items"] = summary(plan(op, batch, buffer)).num_work_tiles;
+  state.counters["work_tiles"] = summary(plan(op, batch, buffer)).num_work_tiles;
 }
 
 void BM_Decode(benchmark::State& state) {
@@ -51,7 +51,7 @@ void BM_Decode(benchmark::State& state) {
 }
 BENCHMARK(BM_Decode)->Arg(100)->Arg(1000)->Arg(4096)->Arg(131072)->Arg(1 << 20)->Unit(benchmark::kMicrosecond);
 
-/// Fixed splits of 2048 tokens: as many items as splits.
+/// Fixed splits of 2048 tokens: as many work tiles as splits.
 void BM_DecodeBatchInvariant(benchmark::State& state) {
   plan_batch(state, Determinism::kBatchInvariant, 256, 1, static_cast<int32_t>(state.range(0)));
 }

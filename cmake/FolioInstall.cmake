@@ -1,32 +1,41 @@
-# Installs the library as the CMake package `folio` (target folio::folio) and the pkg-config module `folio`.
+# Installs the libraries as the CMake package `folio` (targets folio::folio, folio::backends, folio::testing) and the
+# pkg-config modules `folio`, `folio-backends` and `folio-testing`.
 #
-# Install components, for packagers: `shared` (libfolio.so and its links), `static` (libfolio.a), `development` (headers,
-# CMake package, pkg-config), `mpi` (libfolio_mpi.a, where MPI was found) and `tools` (the program folio). Without --component everything is installed.
+# Install components, for packagers: `shared` (libfolio.so and its links), `static` (libfolio.a), of the other two libraries
+# `backends-shared`, `backends-static`, `testing-shared`, `testing-static`; `development` (headers, CMake package,
+# pkg-config), `mpi` (libfolio_mpi.a, where MPI was found) and `tools` (the program folio). Without --component everything
+# is installed.
 include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
 set(folio_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/folio)
 
-# folio_install_library(TARGET KIND): KIND is `shared` or `static`. Each kind is an export set of its own, so that one
-# installation can hold both; folioConfig.cmake loads the one that is asked for.
-function(folio_install_library target kind)
-  set_target_properties(${target} PROPERTIES EXPORT_NAME folio)
-  install(TARGETS ${target} EXPORT folio-${kind}
-    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${kind}
-    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${kind})
-  install(EXPORT folio-${kind} FILE folio-${kind}-targets.cmake NAMESPACE folio:: DESTINATION ${folio_package_dir}
-    COMPONENT ${kind})
+# folio_install_library(TARGET NAME KIND): KIND is `shared` or `static`; NAME is empty for the core, else `backends-` or
+# `testing-`. Each is an export set of its own, so that one installation can hold any of them; folioConfig.cmake loads
+# those that are asked for.
+function(folio_install_library target name kind)
+  install(TARGETS ${target} EXPORT folio-${name}${kind}
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${name}${kind}
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${name}${kind})
+  install(EXPORT folio-${name}${kind} FILE folio-${name}${kind}-targets.cmake NAMESPACE folio::
+    DESTINATION ${folio_package_dir} COMPONENT ${name}${kind})
 endfunction()
 
-if(BUILD_SHARED_LIBS)
-  folio_install_library(folio shared)
-  if(TARGET folio_static)
-    folio_install_library(folio_static static)
+foreach(library IN ITEMS folio folio_backends folio_testing)
+  string(REGEX REPLACE "^folio_?(.*)$" "\\1" name ${library})
+  if(name)
+    string(APPEND name "-")
   endif()
-else()
-  folio_install_library(folio static)
-endif()
+  if(BUILD_SHARED_LIBS)
+    folio_install_library(${library} "${name}" shared)
+    if(TARGET ${library}_static)
+      folio_install_library(${library}_static "${name}" static)
+    endif()
+  else()
+    folio_install_library(${library} "${name}" static)
+  endif()
+endforeach()
 
 if(TARGET folio_mpi)
   # Always static, whichever libfolio it goes with.
@@ -52,11 +61,20 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/folioConfig.cmake.in $
 install(FILES ${PROJECT_BINARY_DIR}/folioConfig.cmake ${PROJECT_BINARY_DIR}/folioConfigVersion.cmake
   DESTINATION ${folio_package_dir} COMPONENT development)
 
-# The .pc file finds its prefix from its own place, so that an installation can be moved.
+# The .pc files find their prefix from their own place, so that an installation can be moved.
 file(RELATIVE_PATH folio_pc_to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 set(folio_pc_libs_private "-pthread -lstdc++ -lm")
 if(FOLIO_HAS_CUDA)
   string(APPEND folio_pc_libs_private " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lrt -ldl")
 endif()
-configure_file(${PROJECT_SOURCE_DIR}/cmake/folio.pc.in ${PROJECT_BINARY_DIR}/folio.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/folio.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)
+function(folio_install_pc name library description requires)
+  set(folio_pc_name ${name})
+  set(folio_pc_library ${library})
+  set(folio_pc_description ${description})
+  set(folio_pc_requires ${requires})
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/folio.pc.in ${PROJECT_BINARY_DIR}/${name}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)
+endfunction()
+folio_install_pc(folio folio "${PROJECT_DESCRIPTION}" "")
+folio_install_pc(folio-backends folio_backends "Engine backends of Folio" "folio = ${PROJECT_VERSION}")
+folio_install_pc(folio-testing folio_testing "Conformance cases and float64 oracle of Folio" "folio = ${PROJECT_VERSION}")

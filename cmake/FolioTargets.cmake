@@ -1,7 +1,7 @@
 # folio_module(NAME dir_target SOURCES a.cc ... DEPENDS core ... [TESTS a_test.cc ...] [TEST_DEPENDS ...])
 #
-# One target per directory: an object library folio_<NAME> that goes into libfolio, and, with TESTS, one test program
-# folio_<NAME>_test. DEPENDS names other modules (without the folio_ prefix); a directory may depend only on what stands
+# One target per directory: an object library folio_<NAME> that goes into the library FOLIO_LIBRARY (default: folio), and,
+# with TESTS, one test program folio_<NAME>_test. DEPENDS names other modules (without the folio_ prefix); a directory may depend only on what stands
 # below it (docs/architecture.md), which scripts/checks/check_includes.py enforces.
 include_guard(GLOBAL)
 find_package(Threads REQUIRED)
@@ -24,7 +24,7 @@ target_compile_options(folio_options INTERFACE
 target_include_directories(folio_options INTERFACE
   ${CMAKE_CURRENT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR}/src)
 
-# What linking Folio's objects takes: programs of objects (tests) and libfolio.
+# What linking Folio's objects takes: programs of objects (tests) and the libraries.
 set(FOLIO_LINK_LIBRARIES Threads::Threads)
 if(FOLIO_HAS_CUDA)
   # 554: of a view of const elements, the conversion that adds const is never called. As intended.
@@ -47,7 +47,12 @@ function(folio_module)
   set(target folio_${M_NAME})
   add_library(${target} OBJECT ${M_SOURCES})
   target_link_libraries(${target} PRIVATE folio_options Threads::Threads)
+  set(library folio)
+  if(FOLIO_LIBRARY)
+    set(library ${FOLIO_LIBRARY})
+  endif()
   set_property(GLOBAL APPEND PROPERTY FOLIO_MODULES ${target})
+  set_property(GLOBAL APPEND PROPERTY FOLIO_MODULES_OF_${library} ${target})
   set_property(TARGET ${target} PROPERTY FOLIO_DEPENDS "${M_DEPENDS}")
   if(FOLIO_BUILD_TESTS AND M_TESTS)
     folio_test(NAME ${target}_test SOURCES ${M_TESTS} MODULES ${M_NAME} ${M_DEPENDS} ${M_TEST_DEPENDS}
@@ -115,7 +120,7 @@ endfunction()
 # folio_test(NAME t SOURCES ... [MODULES core ...] [LIBRARIES ...] [LABELS ...]): a GoogleTest program. Labels: `unit` (given
 # by folio_module) and `quick` run under AddressSanitizer in continuous integration, `slow` does not; `threads` under
 # ThreadSanitizer; `cuda` needs a GPU. MODULES links the objects of those modules directly (white-box tests); tests of the
-# public API link the library `folio` instead. GPU_FILTER: the tests, as GoogleTest's filters name them, that a GPU must pass
+# public API link the libraries (LIBRARIES folio, folio_backends, folio_testing) instead. GPU_FILTER: the tests, as GoogleTest's filters name them, that a GPU must pass
 # too. In builds with CUDA the program then has one more test, <name>.cuda, which runs them there
 # (src/attention/device_test_util.hpp, or what the program has of its own for FOLIO_TEST_DEVICE); sources that use the former must
 # include ${FOLIO_DEVICE_FOR_TEST}. APART: its sources have names in common, and are compiled one by one.
@@ -154,6 +159,9 @@ function(folio_test)
     add_dependencies(folio_cuda_tests ${T_NAME})
   endif()
 endfunction()
+
+# The operators new and delete of programs that count allocations (core/allocation_test_util.hpp).
+set(FOLIO_COUNTING_NEW ${PROJECT_SOURCE_DIR}/src/core/allocation_test_util.cc)
 
 # What makes a program's suites run on either device.
 set(FOLIO_DEVICE_FOR_TEST ${PROJECT_SOURCE_DIR}/src/attention/device_test_util.cc)

@@ -30,7 +30,7 @@ void bind_enums(nb::module_& m) {
   nb::enum_<KvSource>(m, "KvSource", "Where a segment's keys and values lie.")
       .value("kPaged", KvSource::kPaged)
       .value("kRagged", KvSource::kRagged);
-  nb::enum_<MaskKind>(m, "MaskKind", "Which keys a query sees, before the window.")
+  nb::enum_<MaskKind>(m, "MaskKind", "Which keys are visible to a query, before the window.")
       .value("kNone", MaskKind::kNone)
       .value("kCausal", MaskKind::kCausal)
       .value("kCustom", MaskKind::kCustom);
@@ -102,7 +102,7 @@ void bind_attention_config(nb::module_& m) {
 }
 
 void bind_options(nb::module_& m) {
-  nb::class_<GraphBounds>(m, "GraphBounds", "Upper bounds of every batch an op will see.")
+  nb::class_<GraphBounds>(m, "GraphBounds", "Upper bounds of every batch of an op.")
       .def(
           "__init__",
           [](GraphBounds* self, int32_t max_requests, int32_t max_tokens, int32_t max_q_len, int32_t max_kv_len,

@@ -22,12 +22,12 @@ class FOLIO_API AttentionOp {
  public:
   const AttentionConfig& config() const noexcept;  ///< with the defaults (kUnset dtypes) resolved
   std::string kernel_name() const;                 ///< which kernel runs, e.g. "generic-v4"
-  /// What the kernel rounds softmax weights to before they multiply values (their sum, hence the LSE, is float32):
-  /// kFloat32, the 16-bit type of a matrix unit, or kFloat8E4M3 where fp8_mma. Moves an output by up to half a
-  /// unit in the last place of that type, relative to the weighted mean of |v|.
+  /// What the kernel rounds p, the probabilities of a row, to before it multiplies them by V: kFloat32, the 16-bit type
+  /// of a matrix unit, or kFloat8E4M3 where fp8_mma. Their sum, hence the LSE, is float32. Rounding moves an output by
+  /// up to half a unit in the last place of that type, relative to the mean of |v| weighted by p.
   DType p_dtype() const noexcept;
-  /// Whether fp8 is multiplied as it is: PrepareOptions::allow_fp8_mma, of which the errors are told there. Of a
-  /// kernel pair, requests of few rows are still computed without.
+  /// Whether the op uses FP8 MMA; see PrepareOptions::allow_fp8_mma for its errors. Of an op with a prefill pass and a
+  /// decode pass (cuda-sm90), the prefill pass uses it.
   bool fp8_mma() const noexcept;
   const Context& context() const noexcept;
   const detail::OpState& state() const noexcept { return *state_; }
@@ -72,14 +72,14 @@ class FOLIO_API AttentionPlan {
   uint64_t generation_;
 };
 
-/// What a plan holds, for benchmarks, tests and curious engineers. O(items).
+/// What a plan holds, for benchmarks, tests and curious engineers. O(work tiles).
 struct PlanSummary {
   int32_t num_workers = 0;        ///< work lists
-  int32_t num_work_tiles = 0;     ///< pieces of work over all lists
-  int32_t num_partial_rows = 0;   ///< packed rows whose partial results are merged afterwards; 0 = nothing was split
-  int32_t num_combine_tiles = 0;  ///< row ranges that are merged
-  int64_t kv_tokens_read = 0;     ///< KV tokens of one KV head, over all items: what is shared counts once per row tile
-  int64_t qk_pairs = 0;           ///< (packed row, KV token) pairs in visited tiles, over all items
+  int32_t num_work_tiles = 0;     ///< over all lists
+  int32_t num_partial_rows = 0;   ///< packed rows of splits, which are combined afterwards; 0 = nothing was split
+  int32_t num_combine_tiles = 0;  ///< row ranges whose splits are combined
+  int64_t kv_tokens_read = 0;     ///< of one KV head, over all work tiles: what is shared counts once per row tile
+  int64_t qk_pairs = 0;           ///< (packed row, KV token) pairs, over all work tiles
 };
 
 /// Picks the kernel for a configuration. Slow (microseconds to milliseconds); once per group of layers.
@@ -90,7 +90,7 @@ FOLIO_API AttentionOp prepare(const Context& context, const AttentionConfig& con
 /// A buffer for plans of this op.
 FOLIO_API PlanBuffer make_plan_buffer(const AttentionOp& op);
 
-/// Plans one step: O(requests x segments + work items), whatever the context's length; reads lengths only.
+/// Plans one step: O(requests x segments + work tiles), whatever the context's length; reads lengths only.
 /// Throws kInvalidArgument with the request's number; the buffer then holds no plan.
 ///
 /// On a GPU, host lengths (BatchView::where) are planned on the host and copied on `stream`; the arrays are free when

@@ -18,7 +18,7 @@ inline constexpr int32_t kMaxCascadeLevels = 8;
 /// A request of q tokens reads its keys ceil(q * group_size / tile_rows) times. A shared prefix that n requests read
 /// together is read ceil(their packed rows / tile_rows) times, over whole tiles of tile_tokens. In return every packed
 /// row reads its query once more (q_row_bytes), and what it computed there is one more partial result, written once and
-/// read once when results are merged (2 * partial_row_bytes); a row that had no shared prefix so far wrote its output
+/// read once when results are combined (2 * partial_row_bytes); a row that had no shared prefix so far wrote its output
 /// directly, so the rest of its keys becomes a second one.
 struct CascadeCosts {
   int32_t tile_rows = 0;          ///< most packed rows that read keys together; >= 1

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -49,6 +50,16 @@ class FOLIO_API Context {
   explicit Context(std::shared_ptr<const detail::ContextState> state) : state_(std::move(state)) {}
   std::shared_ptr<const detail::ContextState> state_;
 };
+
+/// Waits until everything that is enqueued on `stream` so far is done. A CPU enqueues nothing. Throws kDeviceError for
+/// what went wrong there.
+FOLIO_API void synchronize(const Context& context, Stream stream = {});
+
+/// Lets the context's GPU use `bytes` of ordinary host memory at the host's address, and takes that back: for keys and
+/// values that are kept off the device, and for tests. Such memory is slow. `data` begins a page of the operating
+/// system. Throws kUnsupported on a CPU, kDeviceError for memory that cannot be mapped.
+FOLIO_API void map_host_memory(const Context& context, void* data, size_t bytes);
+FOLIO_API void unmap_host_memory(const Context& context, void* data) noexcept;
 
 /// The instruction sets that both the CPU and the OS grant this process, "avx2", "avx512f", "amx_bf16" and so on,
 /// sorted.

@@ -95,4 +95,38 @@ FOLIO_API void gather_kv(const Context& context, const KvCacheView& cache, const
                          std::span<const int32_t> kv_len, TensorView k_out, TensorView v_out, const Scale& k_scale = {},
                          const Scale& v_scale = {}, Stream stream = {}, int32_t* status = nullptr);
 
+/// Pages of a cache that dequantize_pages fills: one for every page in use, and page 0, which stays unwritten. O(R).
+FOLIO_API int64_t num_dequantized_pages(std::span<const int32_t> seq_lens, int32_t page_size);
+
+/// Copies the pages of an fp8 cache that some requests use into a 16-bit cache, for kernels of others that do not read
+/// fp8: every token in use becomes stored * scale, rounded to the other cache's dtype. The scales are then part of the
+/// keys and values and must not be applied again.
+/// - from: fp8, any strides. table: dense, a row a request (it may have more); seq_lens: [R]. Entries beyond a
+/// request's
+///   length are not looked at.
+/// - to: float16 or bfloat16, the same sizes but for num_pages >= num_dequantized_pages.
+/// - new_table: [R * columns], row-major: pages numbered from 1, request after request; 0 beyond their pages.
+/// Tokens beyond a request's length are neither read nor written. O(tokens in use). Throws kInvalidArgument naming the
+/// request, before anything is written.
+/// On a GPU everything, lengths and tables included, lies in device memory, the call is enqueued on `stream` and may be
+/// captured. Pages are looked at when the kernel runs: one that the cache does not have is not copied, one that finds
+/// no room in `to` is 0 in the table, a length beyond the columns ends with them; each makes `status`, if given, 1, and
+/// nothing sets it back.
+FOLIO_API void dequantize_pages(const Context& context, const KvCacheView& from, const PageTableView& table,
+                                int32_t columns, std::span<const int32_t> seq_lens, float k_scale, float v_scale,
+                                const KvCacheView& to, std::span<int32_t> new_table, Stream stream = {},
+                                int32_t* status = nullptr);
+
+/// Puts together the keys of multi-head latent attention in host memory: k[t, h] = k_nope[t, h] followed by k_pe[t, 0],
+/// the rotary part that all heads share. k [tokens, heads, nope + rope], k_nope [tokens, heads, nope], k_pe [tokens, 1,
+/// rope]: one dtype of 8, 16 or 32 bits, any token and head strides, innermost contiguous; rows of k must not overlap.
+/// k_nope may be the part of k where it is copied to. O(elements of k). Throws kInvalidArgument before anything is
+/// written.
+FOLIO_API void concat_mla_k(const TensorView& k, const ConstTensorView& k_nope, const ConstTensorView& k_pe);
+
+/// The same on a context's device: on a GPU the memory is the device's, and the call is enqueued on `stream` and may be
+/// captured. There, a k_nope that overlaps k must be the part of it where it would be copied to.
+FOLIO_API void concat_mla_k(const Context& context, const TensorView& k, const ConstTensorView& k_nope,
+                            const ConstTensorView& k_pe, Stream stream = {});
+
 }  // namespace folio::inline v0

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "folio/context.hpp"
 #include "folio/types/attention.hpp"
 #include "folio/types/tensor_view.hpp"
@@ -42,5 +45,13 @@ struct AttentionStatesView {
 };
 FOLIO_API void merge_states(const Context& context, const AttentionStatesView& states, TensorView out, LseView lse,
                             const Scale& out_scale = {}, Stream stream = {});
+
+/// Log-sum-exps of attention with ALiBi as FlashInfer has them. Folio's bias of a logit is -slope * (position - key);
+/// FlashInfer's is slope * (key - row), where rows count from the request's first query. `lse` [cu_q[R], heads], base
+/// 2, packed, gets slopes[head] * first_pos[request] * log2(e) added, in place and in double. cu_q: [R + 1]; first_pos:
+/// [R], the position of a request's first query; slopes: [heads]. Throws kInvalidArgument for arrays of other sizes. On
+/// a GPU all arrays lie in device memory, and the call is enqueued on `stream` and may be captured.
+FOLIO_API void shift_alibi_lse(const Context& context, float* lse, std::span<const int32_t> cu_q,
+                               std::span<const int32_t> first_pos, std::span<const float> slopes, Stream stream = {});
 
 }  // namespace folio::inline v0

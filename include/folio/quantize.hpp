@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "folio/context.hpp"
 #include "folio/types/attention.hpp"
@@ -31,5 +32,23 @@ FOLIO_API void quantize_nvfp4(const Context& context, const ConstTensorView& in,
 /// The inverse; `out` is float32 [tokens, heads, head_dim].
 FOLIO_API void dequantize_nvfp4(const Context& context, const ConstTensorView& in, const BlockScaleArgs& block_scale,
                                 float global_scale, const TensorView& out, Stream stream = {});
+
+/// What the largest magnitudes of queries, keys and values are divided by: vLLM's Q_SCALE_CONSTANT, K_SCALE_CONSTANT
+/// and V_SCALE_CONSTANT. Smaller than fp8's range (448), so that later tokens may be larger than those of the first
+/// batch.
+struct KvScaleConstants {
+  float q = 200.0f;
+  float k = 200.0f;
+  float v = 100.0f;
+};
+
+/// A layer's fp8 scales from its first batch, where a checkpoint brings none: per tensor, max |x| / constant, into
+/// `scales` [3], those of q, k and v, for Scale::data of writes and attention. A tensor without values or of zeros only
+/// keeps 1, because nothing can be divided by 0; a NaN stays visible as a NaN. q, k, v: float32, float16 or bfloat16,
+/// any shape of up to kMaxRank dimensions and any strides. O(elements). Throws kInvalidArgument for other dtypes, null
+/// memory and constants that are not positive.
+FOLIO_API void calculate_kv_scales(const Context& context, const ConstTensorView& q, const ConstTensorView& k,
+                                   const ConstTensorView& v, std::span<float> scales,
+                                   const KvScaleConstants& constants = {}, Stream stream = {});
 
 }  // namespace folio::inline v0

@@ -14,9 +14,9 @@ namespace folio::inline v0::verify {
 /// of the request.
 ///
 /// Writes the output, before any rounding to `config.out`, to out[head_dim_v]; returns the log-sum-exp in base e,
-/// -infinity where the row sees no key and has no sink. Dtypes come from the views in `args`, of which `out` and `lse`
-/// are not used. Host memory only. It checks little: give it what `run` accepts. Throws kInvalidArgument for a token
-/// without a request or a head out of range, kUnsupported for what it does not know.
+/// -infinity where no key is visible to the row and it has no sink. Dtypes come from the views in `args`, of which
+/// `out` and `lse` are not used. Host memory only. It checks little: give it what `run` accepts. Throws
+/// kInvalidArgument for a token without a request or a head out of range, kUnsupported for what it does not know.
 FOLIO_API double reference_row(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args,
                                int32_t token, int32_t q_head, std::span<double> out);
 

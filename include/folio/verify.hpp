@@ -12,6 +12,7 @@
 
 /// Conformance: generated attention problems, run through the public API and compared with a float64 oracle. A case is
 /// a level of every factor (dtypes, page size, mask ...) and a seed for everything else; its string reproduces it.
+/// Library: folio_testing.
 namespace folio::inline v0::verify {
 
 inline constexpr int32_t kNumFactors = 21;

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Includes follow the order of docs/architecture.md: a directory includes only what stands below it.
 
-Public headers include public headers only; tools, examples and bindings see public headers only; the library uses the
+src/testing and src/backends are libraries of their own, which see public headers of the others only; all see src/core and
+src/platform/cuda, which each compiles in. Public headers include public headers only; tools, examples and bindings see public headers only; the library uses the
 standard library and the operating system, nothing else.
 """
 
@@ -12,7 +13,7 @@ import sys
 from sources import ROOT, cpp_files, is_test, read, report
 
 # From the bottom up.
-LAYERS = ["core", "platform", "simd", "ptx", "kvcache", "scheduler", "kernels", "attention", "verify", "distributed", "backends", "capi"]
+LAYERS = ["core", "platform", "simd", "ptx", "kvcache", "scheduler", "kernels", "attention", "testing", "distributed", "backends", "capi"]
 
 # The layer that implements a public header: lower layers may not include it. include/folio/types belongs to nobody.
 PUBLIC_LAYER = {
@@ -28,9 +29,14 @@ PUBLIC_LAYER = {
     "folio/table_ops.hpp": "attention",
     "folio/attention.hpp": "attention",
     "folio/folio.hpp": "attention",
-    "folio/reference.hpp": "verify",
-    "folio/verify.hpp": "verify",
+    "folio/sealed_plan.hpp": "attention",
+    "folio/reference.hpp": "testing",
+    "folio/verify.hpp": "testing",
 }
+
+# The libraries beside the core see of it what its users see, and the helpers that every library compiles in.
+OTHER_LIBRARIES = ["testing", "backends"]
+HELPERS = re.compile(r"^(core|platform/cuda)/")
 
 # System headers, besides those of the C++ standard library, that src/ may use.
 SYSTEM_HEADERS = re.compile(
@@ -105,6 +111,8 @@ def check_source(path, quote, header):
         owner = public_layer(header)
         if owner is None:
             return f"{header} has no layer (scripts/checks/check_includes.py, PUBLIC_LAYER)"
+        if owner in OTHER_LIBRARIES and owner != layer:
+            return None if is_test(path) else f"{header} belongs to the library {owner}, which the others do not link"
         if not below(layer, owner):
             return f"{header} belongs to {owner}, which stands above {layer}"
         return check_adapter(path, header) if owner == "backends" and layer == "backends" else None
@@ -112,8 +120,12 @@ def check_source(path, quote, header):
         if not (ROOT / "src" / header).exists():
             return "own headers are included by their path from src/ or include/"
         owner = header.split("/")[0]
+        if owner == "testing" and is_test(path):  # the oracle
+            return None
         if not below(layer, owner):
             return f"{owner} stands above {layer}"
+        if owner != layer and {owner, layer} & set(OTHER_LIBRARIES) and not (HELPERS.match(header) or is_test(path)):
+            return f"{owner} and {layer} are in different libraries, which see public headers of each other only"
         return check_adapter(path, header) if owner == "backends" and layer == "backends" else None
     if STANDARD_HEADER.match(header) or SYSTEM_HEADERS.match(header) or (is_test(path) and TEST_HEADER.match(header)):
         return None

@@ -1,36 +1,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <functional>
 #include <limits>
-#include <new>
 #include <string>
 
 #include "attention/attention_test_util.hpp"
+#include "core/allocation_test_util.hpp"
 #include "core/error_test_util.hpp"
-
-namespace {
-
-std::atomic<bool> counting = false;
-std::atomic<int64_t> allocations = 0;
-
-}  // namespace
-
-// noinline: otherwise gcc sees malloc and operator delete as a mismatched pair.
-__attribute__((noinline)) void* operator new(size_t bytes) {
-  if (counting) ++allocations;
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
 
 namespace folio::inline v0::attention {
 namespace {
@@ -75,7 +53,7 @@ TEST(Prepare, RefusesWhatNoKernelTakes) {
               HasSubstr("head_dim_qk is 100"));
 }
 
-TEST(Prepare, RefusesPackedPagesThatTheFormatDoesNotHave) {
+TEST(Prepare, UnknownPackedPages_AreRefused) {
   SmallDecode small;
   small.config.kv_format = KvFormat::kCpuPacked;
   small.config.q = small.config.kv = DType::kBFloat16;
@@ -232,11 +210,9 @@ TEST(Run, WarmStepsAllocateNothing) {
   PlanBuffer buffer = make_plan_buffer(op);
   const Workspace workspace = small.workspace(workspace_size(op));
   run(plan(op, small.batch, buffer), small.args, workspace);
-  counting = true;
-  allocations = 0;
+  const int64_t before = folio::testing::num_allocations();
   run(plan(op, small.batch, buffer), small.args, workspace);
-  counting = false;
-  EXPECT_EQ(allocations, 0);
+  EXPECT_EQ(folio::testing::num_allocations(), before);
 }
 
 TEST(Run, UniformKeysGiveTheMeanOfTheValues) {

@@ -1,30 +1,7 @@
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "attention/cache_test_util.hpp"
-
-namespace {
-
-std::atomic<bool> counting = false;
-std::atomic<int64_t> allocations = 0;
-
-}  // namespace
-
-// noinline: otherwise gcc sees malloc and operator delete as a mismatched pair.
-__attribute__((noinline)) void* operator new(size_t bytes) {
-  if (counting) ++allocations;
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
+#include "core/allocation_test_util.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
@@ -44,11 +21,9 @@ TEST(WriteKvCache, AllocatesNothing) {
     args.num_slots = 400;
     args.cache = pool.view();
     const auto before = pool.memory;
-    allocations = 0;
-    counting = true;
+    const int64_t allocations = folio::testing::num_allocations();
     write_kv_cache(context, args);
-    counting = false;
-    EXPECT_EQ(allocations, 0);
+    EXPECT_EQ(folio::testing::num_allocations(), allocations);
     EXPECT_NE(pool.memory, before);
   }
 }

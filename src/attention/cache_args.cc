@@ -7,6 +7,16 @@
 namespace folio::inline v0::attention {
 
 using core::require;
+namespace cuda = kernels::cuda;
+
+namespace {
+
+/// Data that kernels do not write is const in the views that come in, and not in MoveSide, which is both.
+std::byte* bytes_of(const void* data) {
+  return static_cast<std::byte*>(const_cast<void*>(data));
+}
+
+}  // namespace
 
 void check_device(const char* function, const Context& context, Stream stream) {
   if (context.device().type != DeviceType::kCpu) {
@@ -78,6 +88,52 @@ void check_scale(const char* name, const Scale& scale, bool used, const char* wh
               "; it must be finite and above 0");
     }
   }
+}
+
+void check_gpu_aligned(const char* name, const void* data, int32_t bytes) {
+  require(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0, name,
+          " is not aligned to its elements of ", bytes, " bytes");
+}
+
+cuda::MoveSide move_side(const KvCacheView& cache, bool is_k) {
+  const KvStrides& strides = is_k ? cache.k_strides : cache.v_strides;
+  cuda::MoveSide side;
+  side.data = bytes_of(is_k ? cache.k : cache.v);
+  side.dtype = cache.dtype;
+  side.page_stride = strides.page;
+  side.token_stride = strides.token;
+  side.head_stride = strides.head;
+  side.step = !is_k && cache.format == KvFormat::kCpuPacked ? 2 : 1;
+  return side;
+}
+
+cuda::MoveSide move_side(const ConstTensorView& tensor) {
+  cuda::MoveSide side;
+  side.data = bytes_of(tensor.data);
+  side.dtype = tensor.dtype;
+  side.token_stride = tensor.strides[0];
+  side.head_stride = tensor.strides[1];
+  return side;
+}
+
+cuda::MoveHalf move_half(const cuda::MoveSide& from, const cuda::MoveSide& to, int32_t head_dim,
+                         const Scale& from_scale, const Scale& to_scale, bool bitwise) {
+  cuda::MoveHalf half;
+  half.from = from;
+  half.to = to;
+  half.head_dim = head_dim;
+  half.from_scale = from_scale;
+  half.to_scale = to_scale;
+  half.bitwise = bitwise;
+  return half;
+}
+
+cuda::MoveParams move_of(const KvCacheView& cache, int32_t* status) {
+  cuda::MoveParams move;
+  move.num_heads = cache.num_kv_heads;
+  move.page_size = cache.page_size;
+  move.status = status;
+  return move;
 }
 
 }  // namespace folio::inline v0::attention

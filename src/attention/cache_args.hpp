@@ -2,12 +2,14 @@
 
 #include <cstdint>
 
+#include "attention/op_state.hpp"
 #include "folio/context.hpp"
 #include "folio/kv_cache.hpp"
 #include "kernels/cpu/generic/cache/cache_kernels.hpp"
 #include "kvcache/strided_set.hpp"
 
-/// Checks that the cache functions share. All throw kInvalidArgument unless they say otherwise; names are for messages.
+/// What the cache functions share: checks, and the parameters of their kernels. All checks throw kInvalidArgument
+/// unless they say otherwise; names are for messages.
 namespace folio::inline v0::attention {
 
 /// The context is a CPU's and the stream the default one. kUnsupported for other devices.
@@ -35,5 +37,16 @@ kernels::generic::TensorRows<Byte> tensor_rows(const BasicTensorView<Void>& tens
   const int64_t bytes = size_of(tensor.dtype);
   return {static_cast<Byte*>(tensor.data), tensor.strides[0] * bytes, tensor.strides[1] * bytes};
 }
+
+/// A misaligned address is an error that takes the whole CUDA context with it; so all are looked at.
+void check_gpu_aligned(const char* name, const void* data, int32_t bytes);
+
+/// One half of a move on a GPU: keys, or values, of a cache or a tensor.
+kernels::cuda::MoveSide move_side(const KvCacheView& cache, bool is_k);
+kernels::cuda::MoveSide move_side(const ConstTensorView& tensor);
+kernels::cuda::MoveHalf move_half(const kernels::cuda::MoveSide& from, const kernels::cuda::MoveSide& to,
+                                  int32_t head_dim, const Scale& from_scale, const Scale& to_scale, bool bitwise);
+/// A move of some of a cache's tokens, without its halves.
+kernels::cuda::MoveParams move_of(const KvCacheView& cache, int32_t* status);
 
 }  // namespace folio::inline v0::attention

@@ -1,7 +1,6 @@
 #include "attention/cache_args.hpp"
-#include "attention/context.hpp"
-#include "attention/gpu_cache.hpp"
 #include "attention/split_work.hpp"
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/kv_cache.hpp"
 #include "folio/page_table.hpp"
@@ -11,6 +10,7 @@ namespace folio::inline v0 {
 namespace {
 
 using core::require;
+namespace cuda = kernels::cuda;
 namespace generic = kernels::generic;
 
 void check_output(const char* name, const TensorView& out, const KvCacheView& cache, int64_t dim, int64_t tokens,
@@ -33,6 +33,26 @@ generic::GatherHalf gather_half(const kvcache::CacheHalf& half, const TensorView
                                 const Scale& scale) {
   return {half, attention::tensor_rows<std::byte>(out), dim,
           generic::row_conversion(cache_dtype, out.dtype, cache_dtype == out.dtype), generic::scale_table(scale)};
+}
+
+void gpu_gather(const attention::GpuBackend& gpu, const KvCacheView& cache, const PageTableView& table,
+                std::span<const int32_t> kv_len, const TensorView& k_out, const TensorView& v_out, const Scale& k_scale,
+                const Scale& v_scale, Stream stream, int32_t* status) {
+  attention::check_gpu_aligned("kv_len", kv_len.data(), sizeof(int32_t));
+  attention::check_gpu_aligned("table.indices", table.indices, sizeof(int32_t));
+  attention::check_gpu_aligned("table.indptr", table.indptr, sizeof(int32_t));
+  cuda::GatherParams params;
+  params.move = attention::move_of(cache, status);
+  params.move.halves[0] = attention::move_half(attention::move_side(cache, true), attention::move_side(k_out),
+                                               cache.head_dim_qk, k_scale, {}, k_out.dtype == cache.dtype);
+  params.move.halves[1] = attention::move_half(attention::move_side(cache, false), attention::move_side(v_out),
+                                               cache.head_dim_v, v_scale, {}, v_out.dtype == cache.dtype);
+  params.table = table;
+  params.kv_len = kv_len.data();
+  params.num_rows = core::checked_cast<int32_t>(kv_len.size());
+  params.num_pages = cache.num_pages;
+  params.num_tokens = k_out.shape[0];
+  gpu.enqueue(params, stream);
 }
 
 }  // namespace
@@ -59,7 +79,7 @@ void gather_kv(const Context& context, const KvCacheView& cache, const PageTable
   require(kvcache::lie_apart(kvcache::rows_set("k_out", k_out, tokens), kvcache::rows_set("v_out", v_out, tokens)),
           "k_out and v_out overlap");
   if (gpu != nullptr) {
-    attention::gpu_gather(*gpu, {cache, table, kv_len, k_out, v_out, k_scale, v_scale, status}, stream);
+    gpu_gather(*gpu, cache, table, kv_len, k_out, v_out, k_scale, v_scale, stream, status);
     return;
   }
 
@@ -74,7 +94,7 @@ void gather_kv(const Context& context, const KvCacheView& cache, const PageTable
   const double token_bytes = static_cast<double>(cache.num_kv_heads) *
                              (static_cast<double>(cache.head_dim_qk) + cache.head_dim_v) *
                              (size_of(cache.dtype) + size_of(k_out.dtype));
-  attention::for_ranges(context, tokens, attention::wanted_items(context, static_cast<double>(tokens) * token_bytes),
+  attention::for_ranges(context, tokens, attention::wanted_ranges(context, static_cast<double>(tokens) * token_bytes),
                         [&](int64_t begin, int64_t end) noexcept { generic::gather_tokens(params, begin, end); });
 }
 

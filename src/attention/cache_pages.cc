@@ -3,9 +3,8 @@
 #include <vector>
 
 #include "attention/cache_args.hpp"
-#include "attention/context.hpp"
-#include "attention/gpu_cache.hpp"
 #include "attention/split_work.hpp"
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/kv_cache.hpp"
 
@@ -13,6 +12,7 @@ namespace folio::inline v0 {
 namespace {
 
 using core::require;
+namespace cuda = kernels::cuda;
 namespace generic = kernels::generic;
 
 enum class Sharing { kNone, kSameCache };
@@ -110,6 +110,31 @@ generic::PageHalf page_half(const KvCacheView& from, const KvCacheView& to, bool
           generic::scale_table(to_scale)};
 }
 
+void gpu_convert_pages(const attention::GpuBackend& gpu, const KvCacheView& from, const KvCacheView& to,
+                       std::span<const int32_t> source, std::span<const int32_t> destination,
+                       const CacheConvertScales& scales, Stream stream, int32_t* status) {
+  attention::check_gpu_aligned("source", source.data(), sizeof(int32_t));
+  attention::check_gpu_aligned("destination", destination.data(), sizeof(int32_t));
+  const auto bitwise = [&](const Scale& from_scale, const Scale& to_scale) {
+    return from.dtype == to.dtype && attention::same_scale(from_scale, to_scale);
+  };
+  cuda::PagesParams params;
+  params.move = attention::move_of(from, status);
+  params.move.halves[0] =
+      attention::move_half(attention::move_side(from, true), attention::move_side(to, true), from.head_dim_qk,
+                           scales.from_k, scales.to_k, bitwise(scales.from_k, scales.to_k));
+  params.move.halves[1] =
+      attention::move_half(attention::move_side(from, false), attention::move_side(to, false), from.head_dim_v,
+                           scales.from_v, scales.to_v, bitwise(scales.from_v, scales.to_v));
+  params.move.num_halves = kvcache::v_aliases_k(to) ? 1 : 2;
+  params.source = source.data();
+  params.destination = destination.data();
+  params.num_pairs = core::checked_cast<int64_t>(source.size());
+  params.from_pages = from.num_pages;
+  params.to_pages = to.num_pages;
+  gpu.enqueue(params, stream);
+}
+
 void move_pages(const Context& context, const KvCacheView& from, const KvCacheView& to, std::span<const int32_t> source,
                 std::span<const int32_t> destination, const CacheConvertScales& scales, Stream stream,
                 int32_t* status) {
@@ -119,7 +144,7 @@ void move_pages(const Context& context, const KvCacheView& from, const KvCacheVi
   attention::check_status(status, gpu != nullptr);
   if (gpu != nullptr) {
     check_sharing(from, to);
-    attention::gpu_convert_pages(*gpu, {from, to, source, destination, scales, status}, stream);
+    gpu_convert_pages(*gpu, from, to, source, destination, scales, stream, status);
     return;
   }
   check_ids("source", source, from.num_pages);
@@ -138,7 +163,7 @@ void move_pages(const Context& context, const KvCacheView& from, const KvCacheVi
   const double unit_bytes = static_cast<double>(from.page_size) *
                             (static_cast<double>(from.head_dim_qk) + from.head_dim_v) *
                             (size_of(from.dtype) + size_of(to.dtype));
-  attention::for_ranges(context, units, attention::wanted_items(context, static_cast<double>(units) * unit_bytes),
+  attention::for_ranges(context, units, attention::wanted_ranges(context, static_cast<double>(units) * unit_bytes),
                         [&](int64_t begin, int64_t end) noexcept {
                           for (int64_t unit = begin; unit < end; ++unit) {
                             generic::convert_page_head(params, unit / heads, unit % heads);

@@ -1,8 +1,6 @@
 #include <algorithm>
 
 #include "attention/cache_args.hpp"
-#include "attention/context.hpp"
-#include "attention/gpu_cache.hpp"
 #include "attention/split_work.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -12,6 +10,7 @@ namespace folio::inline v0 {
 namespace {
 
 using core::require;
+namespace cuda = kernels::cuda;
 namespace generic = kernels::generic;
 
 constexpr int64_t kMinSlotsPerGroup = 64;
@@ -61,6 +60,24 @@ generic::WriteHalf write_half(const ConstTensorView& input, const KvCacheView& c
           generic::scale_table(scale)};
 }
 
+void gpu_write(const attention::GpuBackend& gpu, const CacheWriteArgs& args, bool v_aliases_k, Stream stream) {
+  const KvCacheView& cache = args.cache;
+  attention::check_gpu_aligned("slot_mapping", args.slot_mapping, sizeof(int64_t));
+  cuda::WriteParams params;
+  params.move = attention::move_of(cache, args.status);
+  params.move.halves[0] = attention::move_half(attention::move_side(args.k), attention::move_side(cache, true),
+                                               cache.head_dim_qk, {}, args.k_scale, args.k.dtype == cache.dtype);
+  params.move.num_halves = v_aliases_k ? 1 : 2;
+  if (!v_aliases_k) {
+    params.move.halves[1] = attention::move_half(attention::move_side(args.v), attention::move_side(cache, false),
+                                                 cache.head_dim_v, {}, args.v_scale, args.v.dtype == cache.dtype);
+  }
+  params.slots = args.slot_mapping;
+  params.num_slots = args.num_slots;
+  params.slot_limit = core::checked_mul(cache.num_pages, int64_t{cache.page_size});
+  gpu.enqueue(params, stream);
+}
+
 }  // namespace
 
 void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream stream) {
@@ -78,7 +95,7 @@ void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream s
   }
   if (args.num_slots == 0) return;
   if (gpu != nullptr) {
-    attention::gpu_write(*gpu, args, aliased, stream);
+    gpu_write(*gpu, args, aliased, stream);
     return;
   }
 
@@ -96,15 +113,16 @@ void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream s
   const double token_bytes = static_cast<double>(cache.num_kv_heads) *
                              (static_cast<double>(cache.head_dim_qk) + cache.head_dim_v) *
                              (size_of(args.k.dtype) + size_of(cache.dtype));
-  const int64_t items = attention::wanted_items(context, static_cast<double>(args.num_slots) * token_bytes);
-  params.num_groups = std::clamp<int64_t>(args.num_slots / kMinSlotsPerGroup, 1, items);
-  const int64_t head_items = std::min<int64_t>(core::ceil_div(items, params.num_groups), cache.num_kv_heads);
-  attention::for_ranges(context, head_items * params.num_groups, head_items * params.num_groups,
+  const int64_t ranges = attention::wanted_ranges(context, static_cast<double>(args.num_slots) * token_bytes);
+  params.num_groups = std::clamp<int64_t>(args.num_slots / kMinSlotsPerGroup, 1, ranges);
+  const int64_t head_ranges = std::min<int64_t>(core::ceil_div(ranges, params.num_groups), cache.num_kv_heads);
+  attention::for_ranges(context, head_ranges * params.num_groups, head_ranges * params.num_groups,
                         [&](int64_t begin, int64_t end) noexcept {
-                          for (int64_t item = begin; item < end; ++item) {
-                            const int64_t part = item % head_items;
-                            generic::write_slots(params, item / head_items, cache.num_kv_heads * part / head_items,
-                                                 cache.num_kv_heads * (part + 1) / head_items);
+                          for (int64_t range = begin; range < end; ++range) {
+                            const int64_t head_range = range % head_ranges;
+                            generic::write_slots(params, range / head_ranges,
+                                                 cache.num_kv_heads * head_range / head_ranges,
+                                                 cache.num_kv_heads * (head_range + 1) / head_ranges);
                           }
                         });
 }

@@ -40,7 +40,7 @@ int32_t levels_offered(const AttentionOp& op, int32_t max_levels) {
 
 CascadeCosts cascade_costs(const AttentionOp& op) {
   const AttentionConfig& config = op.config();
-  const scheduler::TileShape& tile = op.state().scheduler.tile;
+  const scheduler::TileShape& tile = op.state().passes.front().scheduler.tile;
   CascadeCosts costs;
   costs.tile_rows = tile.rows;
   costs.tile_tokens = tile.kv_tokens;

@@ -1,30 +1,7 @@
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "attention/cascade_test_util.hpp"
-
-namespace {
-
-std::atomic<bool> counting = false;
-std::atomic<int64_t> allocations = 0;
-
-}  // namespace
-
-// noinline: otherwise gcc sees malloc and operator delete as a mismatched pair.
-__attribute__((noinline)) void* operator new(size_t bytes) {
-  if (counting) ++allocations;
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
+#include "core/allocation_test_util.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
@@ -42,15 +19,13 @@ TEST(Cascade, AllocatesNothingWhenWarm) {
   finder.order(batch.table, pages, order);
   planner.discover(batch);
   planner.share(smaller, 16);
-  allocations = 0;
-  counting = true;
+  const int64_t before = folio::testing::num_allocations();
   const int32_t levels = planner.discover(batch).num_levels();
   planner.discover(smaller);
   planner.share(smaller, 16);
   finder.order(batch.table, pages, order);
-  counting = false;
+  EXPECT_EQ(folio::testing::num_allocations(), before);
   EXPECT_EQ(levels, 2);
-  EXPECT_EQ(allocations, 0);
 }
 
 }  // namespace

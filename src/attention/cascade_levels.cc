@@ -7,7 +7,7 @@ namespace {
 
 constexpr int32_t kMaxDepth = 16;
 /// What may have been taken last around a candidate, counted from outside: nothing, or one of the candidates around it;
-/// one more stands for the candidate itself, as those inside it see it.
+/// one more stands for the candidate itself, for those inside it.
 constexpr int32_t kPlaces = kMaxDepth + 1;
 
 constexpr int64_t ceil_div(int64_t value, int64_t divisor) {
@@ -33,7 +33,7 @@ void CascadeLevels::count_rows() {
 }
 
 /// Tokens from `first_page` on to the end of the prefix that its requests read, each on its own. Under a window what
-/// the last query still sees: the least of what is read.
+/// is still visible to the last query: the least of what is read.
 int64_t CascadeLevels::own_tokens(const SharedPrefix& prefix, int32_t first_page) const {
   const int64_t begin = int64_t{first_page} * costs_->page_size;
   const int64_t end = int64_t{prefix.pages} * costs_->page_size;
@@ -48,7 +48,8 @@ int64_t CascadeLevels::own_tokens(const SharedPrefix& prefix, int32_t first_page
   return tokens;
 }
 
-/// The same tokens read by the group, in whole tiles. Under a window from the first that any query sees: the most.
+/// The same tokens read by the group, in whole tiles. Under a window from the first that is visible to any query: the
+/// most.
 int64_t CascadeLevels::group_tokens(const SharedPrefix& prefix, int32_t first_page) const {
   const int64_t begin = int64_t{first_page} * costs_->page_size;
   const int64_t end = int64_t{prefix.pages} * costs_->page_size;

@@ -46,7 +46,7 @@ struct Batch {
   CascadeBatch batch;
 };
 
-TEST(CascadeLevels, AreTheBestChoiceOfAll) {
+TEST(CascadeLevels, Choice_SavesMostOfAll) {
   const json golden = folio::testing::golden("cascade/levels");
   CascadeLevels levels;  // one for all cases: nothing may be left of the one before
   SharedPrefixFinder finder;
@@ -69,7 +69,7 @@ TEST(CascadeLevels, AreTheBestChoiceOfAll) {
 }
 
 /// A staircase: every request shares one page more with its successor than with its predecessor.
-TEST(CascadeLevels, DeepNestingIsBoundedAndStaysWithinItsLevels) {
+TEST(CascadeLevels, DeepNesting_StaysWithinItsLevels) {
   constexpr int32_t kRequests = 40;
   json given;
   for (int32_t r = 0; r < kRequests; ++r) {

@@ -80,7 +80,7 @@ TEST(Cascade, SegmentsAreViewsOfTheEnginesOwnTable) {
   for (size_t r = 0; r < 9; ++r) EXPECT_EQ(own.first_pos[r] + own.kv_len[r], scene.kv_len[r]) << r;
 }
 
-TEST(Cascade, OnlyTokensComputedBeforeTheStepAreShared) {
+TEST(Cascade, TokensOfTheStep_AreNotShared) {
   // Two requests compute the same 40 tokens in this step, after 33 that they had.
   const std::vector<int32_t> cu_q{0, 40, 80}, kv_len{73, 73}, entries{5, 6, 7, 8, 9, 5, 6, 7, 8, 9};
   CascadeScene scene({});
@@ -114,7 +114,7 @@ TEST(Cascade, EqualBatchesGetEqualBits) {
   EXPECT_EQ(scene.out, first);
 }
 
-TEST(Cascade, AskedForOneLevelForAll) {
+TEST(Cascade, Share_OneLevelForAllRequests) {
   // The batch without its first chat's padding neighbour and the request that shares nothing.
   CascadeScene scene({});
   CascadePlanner planner(scene.op());
@@ -163,7 +163,7 @@ TEST(Cascade, RefusesWhatContradictsItself) {
   EXPECT_THAT(folio::testing::message_of([&] { CascadePlanner{costs}; }), HasSubstr("the tile is 0 rows"));
 }
 
-TEST(Cascade, TablesThatNoIndptrCanSayAreLeftAlone) {
+TEST(Cascade, DenseTableOfOneRow_IsNotShared) {
   // One row for all requests.
   const std::vector<int32_t> cu_q{0, 1, 2}, kv_len{40, 40}, entries{5, 6, 7};
   CascadeScene scene({});

@@ -5,7 +5,7 @@
 #include <random>
 #include <sstream>
 
-#include "kernels/reference/reference_attention.hpp"
+#include "testing/reference_attention.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
@@ -214,13 +214,13 @@ std::string CascadeScene::wrong_result() const {
   args.segments = {&segment_args, 1};
   std::vector<double> expected(out.size()), expected_lse(lse.size()), magnitude(out.size()), unused(lse.size());
   segment_args.cache = cache_;
-  kernels::reference_attention(op_.config(), view, args, expected, expected_lse);
+  verify::reference_attention(op_.config(), view, args, expected, expected_lse);
   segment_args.cache = magnitude_cache_;
-  kernels::reference_attention(op_.config(), view, args, magnitude, unused);
-  // Kernels may round softmax weights, once, to p_dtype; the rest is float32: logits, exponentials and sums of at
+  verify::reference_attention(op_.config(), view, args, magnitude, unused);
+  // Kernels may round p, once, to p_dtype; the rest is float32: logits, exponentials and sums of at
   // most 2^8 roundings each.
-  const double weight_unit = op_.p_dtype() == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
-  const double unit = (op_.p_dtype() == DType::kFloat32 ? 0.0 : weight_unit) + 0x1p-24 * 256;
+  const double p_unit = op_.p_dtype() == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
+  const double unit = (op_.p_dtype() == DType::kFloat32 ? 0.0 : p_unit) + 0x1p-24 * 256;
   std::ostringstream text;
   for (size_t i = 0; i < out.size(); ++i) {
     if (!(std::abs(out[i] - expected[i]) <= unit * magnitude[i])) {  // NaN is wrong too

@@ -1,8 +1,7 @@
-#include "attention/context.hpp"
-
 #include <algorithm>
 #include <utility>
 
+#include "attention/op_state.hpp"
 #include "core/error.hpp"
 #include "platform/cpu_count.hpp"
 #include "platform/cpu_features.hpp"
@@ -30,6 +29,13 @@ void validate(const ContextOptions& options) {
 }
 
 }  // namespace
+
+#ifdef FOLIO_WITHOUT_CUDA
+std::shared_ptr<const attention::GpuBackend> attention::open_gpu(int32_t index) {
+  core::fail(ErrorCode::kUnavailable, "CUDA device ", index,
+             ": this build has no CUDA kernels; Context::cpu is offered");
+}
+#endif
 
 Context Context::cpu(const ContextOptions& options) {
   validate(options);
@@ -76,6 +82,20 @@ void Context::parallel_for(int64_t n, ParallelBody body, void* body_context) con
   }
   if (n == 0) return;
   state_->executor.parallel_for(state_->executor.self, n, body, body_context);
+}
+
+void synchronize(const Context& context, Stream stream) {
+  if (const attention::GpuBackend* gpu = context.state().gpu.get()) gpu->synchronize(stream);
+}
+
+void map_host_memory(const Context& context, void* data, size_t bytes) {
+  const attention::GpuBackend* const gpu = context.state().gpu.get();
+  if (gpu == nullptr) core::fail(ErrorCode::kUnsupported, "map_host_memory on a CPU context, which has no GPU");
+  gpu->map_host_memory(data, bytes);
+}
+
+void unmap_host_memory(const Context& context, void* data) noexcept {
+  if (const attention::GpuBackend* gpu = context.state().gpu.get()) gpu->unmap_host_memory(data);
 }
 
 std::vector<std::string> cpu_features() {

@@ -1,4 +1,4 @@
-#include "attention/context.hpp"
+#include "attention/op_state.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -92,7 +92,7 @@ TEST(Context, RefusesAbsurdOptions) {
   }
 }
 
-TEST(Context, RefusesWhatItWouldIgnore) {
+TEST(Context, IgnoredOptions_AreRefused) {
   ReverseExecutor engine;
   ContextOptions both;
   both.executor = engine.executor(2);

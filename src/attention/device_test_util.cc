@@ -3,7 +3,18 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "core/allocation_test_util.hpp"
+
 namespace folio::testing {
+namespace {
+
+/// Ahead of other static objects: what these allocate may be for kernels to read.
+struct HookedMemory {
+  HookedMemory() { memory_hook = {device_memory, free_device_memory}; }
+};
+[[gnu::init_priority(101)]] HookedMemory hooked_memory;
+
+}  // namespace
 
 bool on_gpu() {
   static const bool on_gpu = [] {

@@ -1,19 +1,59 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 
-#include "attention/gpu_kernels.hpp"
-#include "attention/gpu_schedule.hpp"
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
+#include "kernels/cuda/common/cache/move.hpp"
+#include "kernels/cuda/common/combine/arrange.hpp"
+#include "kernels/cuda/common/combine/combine.hpp"
+#include "kernels/cuda/common/combine/ranks.hpp"
+#include "kernels/cuda/common/combine/shift_lse.hpp"
+#include "kernels/cuda/common/quantize/quantize.hpp"
+#include "kernels/cuda/common/tables/tables.hpp"
 #include "scheduler/plan_image.hpp"
+#include "scheduler/plan_view.hpp"
 #include "scheduler/scheduler.hpp"
 
+/// What attention asks of a GPU: interfaces without a CUDA toolkit's types. attention/cuda implements them; builds
+/// without a toolkit have no object of them.
 namespace folio::inline v0::attention {
+
+/// The kernels of one GPU besides attention's. Each call enqueues, on that GPU, what the parameters' comment says,
+/// waits for nothing and may be captured.
+class GpuKernels {
+ public:
+  virtual ~GpuKernels() = default;
+  virtual void enqueue(const kernels::cuda::WriteParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::GatherParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::PagesParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::RenumberParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::CombineParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::CleanLseParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ShiftLseParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::MaskRowsParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::WeighParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::PackParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::SumParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ArrangeParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::QuantizeFp8Params& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::Nvfp4Params& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::MaxScaleParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::IndptrParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::LensParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ListParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::DenseParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ValidateParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::SlotParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ExpandParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ShardLensParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ConcatParams& params, Stream stream) const = 0;
+};
 
 /// A plan's memory on a GPU: one image, which kernels read, and what it takes to fill it.
 class GpuPlanMemory {
@@ -26,9 +66,9 @@ class GpuPlanMemory {
   /// Throws kInvalidArgument if a plan made on the device since the last call met a request it could not plan.
   virtual void report() = 0;
   virtual const scheduler::PlanImageHeader* image() const = 0;
-  /// See kernels::cuda::kTileCounters; null where items are not claimed. The address never changes.
+  /// See kernels::cuda::kTileCounters; null where the schedule is static. The address never changes.
   virtual uint32_t* tile_counters() const = 0;
-  /// See AttentionParams::combine_counters; null where items are claimed. The address never changes.
+  /// See AttentionParams::combine_counters; null where the schedule is dynamic. The address never changes.
   virtual uint32_t* combine_counters() const = 0;
 };
 
@@ -43,7 +83,70 @@ class GpuSideStream {
   virtual void join(Stream stream) = 0;
 };
 
-/// What attention asks of one GPU. Implemented in attention/cuda, absent from builds without a toolkit.
+/// A side stream while it is forked from the caller's. It is joined even where enqueueing throws: a capture that is
+/// left with a fork could not be ended.
+class Fork {
+ public:
+  Fork(GpuSideStream& side, Stream main) : side_(side), main_(main), stream_(side.fork(main)) {}
+  ~Fork() {
+    if (joined_) return;
+    try {
+      side_.join(main_);
+    } catch (...) {  // whoever unwinds has an error to report already
+    }
+  }
+  Fork(const Fork&) = delete;
+  Fork& operator=(const Fork&) = delete;
+  Stream stream() const noexcept { return stream_; }
+  void join() {
+    joined_ = true;
+    side_.join(main_);
+  }
+
+ private:
+  GpuSideStream& side_;
+  Stream main_;
+  Stream stream_;
+  bool joined_ = false;
+};
+
+/// Where a GPU's schedule has the headers that kernels begin at, one for each pass. The places do not depend on the
+/// plans' sizes, since graphs know them.
+struct ScheduleLayout {
+  static constexpr size_t kHeaderBytes = 256;
+
+  std::array<size_t, scheduler::ChecksumRecord::kMaxImages> images{};
+  size_t bytes = 0;  ///< a multiple of 8
+};
+
+/// Memory of a GPU that holds a schedule, in the engine's hands once it is made: written by `seal`, compared by
+/// `check`.
+class GpuSchedule {
+ public:
+  virtual ~GpuSchedule() = default;
+  /// Enqueues the writing of those plans to `memory`, aligned to 256 bytes, and of what `check` compares it with.
+  virtual void seal(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout, std::byte* memory,
+                    Stream stream) = 0;
+  /// Enqueues the comparison: a schedule that was changed loses its work.
+  virtual void check(Stream stream) const = 0;
+  /// Throws kInvalidArgument if a comparison since the last call has found a change.
+  virtual void report() = 0;
+};
+
+/// `image_bytes`: of each pass's image.
+ScheduleLayout lay_out_schedule(std::span<const size_t> image_bytes);
+
+/// For implementations of GpuSchedule. Writes a schedule to `stage`, as it is to lie at `memory`.
+void fill_schedule(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout, std::byte* stage,
+                   const std::byte* memory);
+
+/// What is kept of the schedule in `stage`. `no_work`: as many zeros as any worker_indptr has entries, for kernels.
+scheduler::ChecksumRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
+                                      std::byte* memory, const int32_t* no_work);
+
+[[noreturn]] void fail_changed();
+
+/// One GPU.
 class GpuBackend : public GpuKernels {
  public:
   virtual int32_t num_sms() const = 0;

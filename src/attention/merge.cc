@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numbers>
 #include <string>
 
-#include "attention/context.hpp"
-#include "attention/gpu_combine.hpp"
+#include "attention/op_state.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "kernels/cpu/generic/combine/combine.hpp"
@@ -218,32 +218,67 @@ CombineParams make_params(std::span<const CombineSource> sources, const Sizes& s
   return params;
 }
 
+kernels::cuda::CombineSource device_source(const CombineSource& source) {
+  kernels::cuda::CombineSource device;
+  device.out = source.out;
+  device.dtype = source.dtype;
+  device.num_states = source.num_states;
+  device.state_stride = source.state_stride;
+  device.token_stride = source.token_stride;
+  device.head_stride = source.head_stride;
+  device.lse = source.lse;
+  device.lse_state_stride = source.lse_state_stride;
+  device.lse_token_stride = source.lse_token_stride;
+  device.lse_head_stride = source.lse_head_stride;
+  device.base = source.base;
+  return device;
+}
+
+/// Arguments are checked before. `out_scale` stands for the params' own, and is read on the device where it is an
+/// array.
+void gpu_combine(const attention::GpuBackend& gpu, const CombineParams& params, int64_t num_tokens,
+                 const Scale& out_scale, Stream stream) {
+  kernels::cuda::CombineParams device;
+  for (size_t i = 0; i < params.sources.size(); ++i) device.sources[i] = device_source(params.sources[i]);
+  device.num_tokens = num_tokens;
+  device.num_heads = params.num_heads;
+  device.head_dim = params.head_dim;
+  device.out = params.out;
+  device.out_dtype = params.out_dtype;
+  device.out_scale = out_scale;
+  device.out_token_stride = params.out_token_stride;
+  device.out_head_stride = params.out_head_stride;
+  device.lse = params.lse;
+  device.mask = params.mask;
+  gpu.enqueue(device, stream);
+}
+
 /// Elements below which a region costs more than it saves.
-constexpr int64_t kMinElementsPerItem = 16384;
+constexpr int64_t kMinElementsPerTask = 16384;
 
 void execute(const Context& context, const CombineParams& params, const Sizes& sizes, const Scale& out_scale,
              Stream stream) {
   if (context.state().gpu != nullptr) {
-    attention::gpu_combine(*context.state().gpu, params, sizes.tokens, out_scale, stream);
+    gpu_combine(*context.state().gpu, params, sizes.tokens, out_scale, stream);
     return;
   }
   struct Work {
     const CombineParams* params;
     int64_t rows;
-    int64_t rows_per_item;
+    int64_t rows_per_task;
   };
   Work work{&params, sizes.tokens * sizes.heads, 0};
   const int64_t row_elements = core::checked_mul(std::max<int64_t>(1, sizes.states), int64_t{sizes.head_dim});
-  // Rows are alike, so a few items per thread even out what the machine does besides.
-  const int64_t most_items = int64_t{4} * context.concurrency();
-  work.rows_per_item =
-      std::max({int64_t{1}, core::ceil_div(kMinElementsPerItem, row_elements), core::ceil_div(work.rows, most_items)});
+  // Rows are alike, so a few tasks per thread even out what the machine does besides.
+  const int64_t most_tasks = int64_t{4} * context.concurrency();
+  work.rows_per_task =
+      std::max({int64_t{1}, core::ceil_div(kMinElementsPerTask, row_elements), core::ceil_div(work.rows, most_tasks)});
   context.parallel_for(
-      core::ceil_div(work.rows, work.rows_per_item),
-      [](void* self, int64_t item) noexcept {
+      core::ceil_div(work.rows, work.rows_per_task),
+      [](void* self, int64_t task) noexcept {
         const Work& w = *static_cast<const Work*>(self);
-        const int64_t begin = item * w.rows_per_item;
-        combine_rows(*w.params, begin, std::min(w.rows, begin + w.rows_per_item));
+        const int64_t begin = task * w.rows_per_task;
+        combine_rows(*w.params, begin, std::min(w.rows, begin + w.rows_per_task));
       },
       &work);
 }
@@ -302,6 +337,33 @@ void merge_states(const Context& context, const AttentionStatesView& states, Ten
   source.state_stride = values.strides[1];
   source.lse_state_stride = states.lse_state_stride;
   execute(context, make_params(std::span(&source, 1), sizes, out, scale, lse), sizes, out_scale, stream);
+}
+
+void shift_alibi_lse(const Context& context, float* lse, std::span<const int32_t> cu_q,
+                     std::span<const int32_t> first_pos, std::span<const float> slopes, Stream stream) {
+  require(cu_q.size() == first_pos.size() + 1, "shift_alibi_lse: cu_q has ", cu_q.size(), " entries, first_pos ",
+          first_pos.size(), "; the first needs one more than the second");
+  if (const attention::GpuBackend* gpu = context.state().gpu.get()) {
+    kernels::cuda::ShiftLseParams params;
+    params.lse = lse;
+    params.cu_q = cu_q.data();
+    params.first_pos = first_pos.data();
+    params.slopes = slopes.data();
+    params.num_requests = core::checked_cast<int32_t>(first_pos.size());
+    params.num_heads = core::checked_cast<int32_t>(slopes.size());
+    gpu->enqueue(params, stream);
+    return;
+  }
+  const auto num_heads = static_cast<int64_t>(slopes.size());
+  for (size_t r = 0; r < first_pos.size(); ++r) {
+    const double before = first_pos[r];
+    for (int64_t token = cu_q[r]; token < cu_q[r + 1]; ++token) {
+      for (size_t head = 0; head < slopes.size(); ++head) {
+        float& value = lse[token * num_heads + static_cast<int64_t>(head)];
+        value = static_cast<float>(value + static_cast<double>(slopes[head]) * before * std::numbers::log2e);
+      }
+    }
+  }
 }
 
 }  // namespace folio::inline v0

@@ -210,7 +210,7 @@ Part attend(const std::vector<double>& logits, const std::vector<std::vector<dou
   return part;
 }
 
-TEST(Merge, SplitAttentionIsWholeAttentionHoweverItIsSplit) {
+TEST(Merge, AnySplit_EqualsTheWhole) {
   constexpr int64_t kDim = 64;
   constexpr size_t kKeys = 50;
   std::mt19937 random(5);

@@ -109,7 +109,7 @@ TEST(Merge, MaskedTokensStayAsTheyAre) {
   for (size_t i = 0; i < 6; ++i) EXPECT_EQ(a_lse[i], i / 2 == 1 ? 0.0f : std::numbers::ln2_v<float>) << i;
 }
 
-TEST(Merge, OutputMayBeAnInputAndTheLseMayBeLeftOut) {
+TEST(Merge, InPlaceOrWithoutLse_SameResult) {
   Tensor a(DType::kBFloat16, {1, 1, 8});
   Tensor b(DType::kBFloat16, {1, 1, 8});
   for (int64_t i = 0; i < 8; ++i) {
@@ -160,7 +160,7 @@ TEST(Merge, ZeroTokensAreFine) {
   EXPECT_NO_THROW(merge_states(context(), {no_states, nullptr, 6, 2, 1}, out, {}));
 }
 
-TEST(Merge, NoStatesAreAllEmpty) {
+TEST(Merge, NoStates_GiveEmptyRows) {
   Tensor out(DType::kFloat16, {2, 1, 8});
   std::array<float, 2> lse = {1, 1};
   merge_states(context(), {ConstTensorView(nullptr, DType::kFloat16, {2, 0, 1, 8}), nullptr, 0, 0, 1}, out.view(),

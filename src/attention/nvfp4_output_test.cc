@@ -76,7 +76,7 @@ TEST(Nvfp4Output, IsTheFloat32OutputQuantised) {
   EXPECT_EQ(written, 2 * 4) << "the factors of the two tokens' blocks and no others";
 }
 
-TEST(Nvfp4Output, OfMergedPartsIsThatOfTheWhole) {
+TEST(Nvfp4Output, MergedSplits_EqualTheWhole) {
   Nvfp4Decode whole, split;
   whole.config.determinism = split.config.determinism = Determinism::kNone;
   EXPECT_EQ(whole.execute(1).num_combine_tiles, 0);
@@ -97,7 +97,7 @@ TEST(Nvfp4Output, OfMergedPartsIsThatOfTheWhole) {
   for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 0.26f * std::abs(expected[i]) + 0.02f) << i;
 }
 
-TEST(Nvfp4Output, OfAnEmptyRequestIsZeroWithAScaleOfZero) {
+TEST(Nvfp4Output, EmptyRequest_IsZeroWithScaleZero) {
   Nvfp4Decode decode;
   decode.kv_len[0] = 0;
   decode.execute();

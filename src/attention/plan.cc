@@ -1,9 +1,9 @@
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <utility>
 
-#include "attention/fork.hpp"
-#include "attention/op_state.hpp"
-#include "attention/workspace.hpp"
+#include "attention/run_args.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -33,64 +33,43 @@ namespace attention {
 
 namespace {
 
-/// Partial rows that one scheduler's plan has, or may have in a graph's replay.
-int64_t rows_of(const detail::PlanBufferState& plan, const scheduler::SchedulerConfig& config,
-                const scheduler::PlanView& view) {
-  if (!may_be_captured(plan)) return view.num_partial_rows;
-  const int64_t most = scheduler::max_partial_rows(config);
-  return plan.planned_on_device ? most : std::max<int64_t>(most, view.num_partial_rows);
-}
-
-/// The most that any plan of an op has.
-int64_t most_rows_of(const detail::OpState& op) {
-  const int64_t of_few = op.few_rows ? scheduler::max_partial_rows(*op.few_rows) : 0;
-  return core::checked_add(scheduler::max_partial_rows(op.scheduler), of_few);
+/// The most partial rows that any plan of an op has.
+int64_t max_partial_rows(const detail::OpState& op) {
+  int64_t rows = 0;
+  for (const detail::Pass& pass : op.passes)
+    rows = core::checked_add(rows, scheduler::max_partial_rows(pass.scheduler));
+  return rows;
 }
 
 }  // namespace
 
 bool may_be_captured(const detail::PlanBufferState& plan) {
-  return plan.gpu != nullptr && plan.op->scheduler.bounds.has_value();
+  return plan.op->gpu() != nullptr && plan.op->options.bounds.has_value();
 }
 
-int64_t first_few_rows(const detail::PlanBufferState& plan) {
-  return rows_of(plan, plan.op->scheduler, plan.view);
+bool is_launched(const detail::PlanBufferState& plan, size_t pass) {
+  const auto has_work = [captured = may_be_captured(plan)](const detail::PassPlan& p) {
+    return captured || p.view.num_work_tiles > 0;
+  };
+  return has_work(plan.passes[pass]) || (pass == 0 && std::none_of(plan.passes.begin(), plan.passes.end(), has_work));
+}
+
+int64_t partial_rows(const detail::PlanBufferState& plan, size_t pass) {
+  const scheduler::PlanView& view = plan.passes[pass].view;
+  if (!may_be_captured(plan)) return view.num_partial_rows;
+  const int64_t most = scheduler::max_partial_rows(plan.op->passes[pass].scheduler);
+  return plan.planned_on_device ? most : std::max<int64_t>(most, view.num_partial_rows);
 }
 
 int64_t partial_rows(const detail::PlanBufferState& plan) {
-  const int64_t of_few = plan.few_rows ? rows_of(plan, *plan.op->few_rows, plan.few_rows->view) : 0;
-  return core::checked_add(first_few_rows(plan), of_few);
-}
-
-WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows) {
-  WorkspaceLayout layout;
-  const auto take = [&layout](int64_t count, int64_t bytes_each) {
-    const size_t begin = layout.total;
-    const auto bytes = static_cast<size_t>(core::checked_mul(count, bytes_each));
-    layout.total = core::checked_add(begin, round_up_to_alignment(bytes));
-    return begin;
-  };
-  constexpr int64_t kFloat = sizeof(float);
-  layout.partial_acc = take(core::checked_mul(partial_rows, int64_t{op.config.head_dim_v}), kFloat);
-  layout.partial_row_max = take(partial_rows, kFloat);
-  layout.partial_row_sum = take(partial_rows, kFloat);
-  layout.scratch = take(op.scheduler.num_workers, static_cast<int64_t>(op.scratch_stride));
-  return layout;
+  int64_t rows = 0;
+  for (size_t i = 0; i < plan.passes.size(); ++i) rows = core::checked_add(rows, partial_rows(plan, i));
+  return rows;
 }
 
 void check_stream(const detail::OpState& op, Stream stream) {
   if (op.gpu() == nullptr && stream.handle != nullptr) {
     core::fail(ErrorCode::kInvalidArgument, "a CPU op takes no stream; pass a default-constructed Stream");
-  }
-}
-
-void check_workspace(const Workspace& workspace, size_t needed) {
-  if (workspace.bytes < needed) {
-    core::fail(ErrorCode::kWorkspaceTooSmall, "the workspace has ", workspace.bytes, " bytes; ", needed, " are needed");
-  }
-  if (needed > 0 && workspace.data == nullptr) core::fail(ErrorCode::kInvalidArgument, "workspace.data is null");
-  if (reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
-    core::fail(ErrorCode::kInvalidArgument, "workspace.data must be aligned to ", kWorkspaceAlignment, " bytes");
   }
 }
 
@@ -112,8 +91,8 @@ const detail::PlanBufferState& detail::checked(const AttentionPlan& plan) {
 
 namespace {
 
-/// Packed rows that an item has at most. Who plans for a graph says what it may have: its launch stays what it is.
-int32_t most_item_rows(const scheduler::SchedulerConfig& config, const scheduler::PlanView& plan) {
+/// Packed rows that a work tile has at most. With bounds, what any plan may have: a graph keeps its launch.
+int32_t most_tile_rows(const scheduler::SchedulerConfig& config, const scheduler::PlanView& plan) {
   const auto is_shared = [](const scheduler::SegmentLengths& lengths) { return lengths.shared; };
   if (config.bounds || std::any_of(plan.segments, plan.segments + plan.num_segments, is_shared)) {
     return config.tile.rows;
@@ -126,18 +105,34 @@ int32_t most_item_rows(const scheduler::SchedulerConfig& config, const scheduler
   return static_cast<int32_t>(std::min<int64_t>(most, config.tile.rows));
 }
 
-/// Plans for every kernel, then uploads what has items, or may have some in a graph's replay.
-void plan_on_host(const detail::OpState& op, const BatchView& batch, detail::PlanBufferState& state, Stream stream) {
-  state.view = scheduler::make_plan(op.scheduler, batch, state.storage);
-  if (state.few_rows != nullptr)
-    state.few_rows->view = scheduler::make_plan(*op.few_rows, batch, state.few_rows->storage);
-  if (state.gpu == nullptr) return;
-  state.most_item_rows = most_item_rows(op.scheduler, state.view);
-  if (state.few_rows != nullptr) state.few_rows->most_item_rows = most_item_rows(*op.few_rows, state.few_rows->view);
-  const bool all = attention::may_be_captured(state);
-  const bool few = state.few_rows != nullptr && (all || state.few_rows->view.num_work_tiles > 0);
-  if (few) state.few_rows->gpu->upload(state.few_rows->view, stream);
-  if (!few || all || state.view.num_work_tiles > 0) state.gpu->upload(state.view, stream);
+/// Plans every pass, then uploads those that a run launches, the first pass last.
+void plan_on_host(const BatchView& batch, detail::PlanBufferState& state, Stream stream) {
+  for (size_t i = 0; i < state.passes.size(); ++i) {
+    detail::PassPlan& pass = state.passes[i];
+    pass.view = scheduler::make_plan(state.op->passes[i].scheduler, batch, pass.storage);
+  }
+  if (state.op->gpu() == nullptr) return;
+  for (size_t i = state.passes.size(); i-- > 0;) {
+    detail::PassPlan& pass = state.passes[i];
+    pass.most_tile_rows = most_tile_rows(state.op->passes[i].scheduler, pass.view);
+    if (attention::is_launched(state, i)) pass.gpu->upload(pass.view, stream);
+  }
+}
+
+/// Plans the passes side by side, because each plan is a chain of small kernels; the first pass on the caller's stream.
+void plan_on_device(const BatchView& batch, detail::PlanBufferState& state, Stream stream) {
+  std::array<std::optional<attention::Fork>, kernels::cuda::kMaxPasses> forks;
+  for (size_t i = state.passes.size(); i-- > 0;) {
+    detail::PassPlan& pass = state.passes[i];
+    if (i > 0) forks[i].emplace(*pass.side, stream);
+    pass.gpu->plan_on_device(batch, i > 0 ? forks[i]->stream() : stream);
+    pass.view = scheduler::PlanView{};
+    pass.most_tile_rows = state.op->passes[i].scheduler.tile.rows;
+  }
+  for (std::optional<attention::Fork>& fork : forks) {
+    if (fork) fork->join();
+  }
+  state.passes.front().view = outline(batch, state.device_segments);
 }
 
 void add_to(PlanSummary& summary, const scheduler::PlanView& view) {
@@ -146,10 +141,10 @@ void add_to(PlanSummary& summary, const scheduler::PlanView& view) {
   summary.num_partial_rows += view.num_partial_rows;
   summary.num_combine_tiles += view.num_combine_tiles;
   for (int32_t i = 0; i < view.num_work_tiles; ++i) {
-    const scheduler::WorkTile& item = view.work_tiles[i];
-    const int64_t kv_tokens = item.kv_end - item.kv_begin;
+    const scheduler::WorkTile& tile = view.work_tiles[i];
+    const int64_t kv_tokens = tile.kv_end - tile.kv_begin;
     summary.kv_tokens_read += kv_tokens;
-    summary.qk_pairs += kv_tokens * (item.row_end - item.row_begin);
+    summary.qk_pairs += kv_tokens * (tile.row_end - tile.row_begin);
   }
 }
 
@@ -163,14 +158,13 @@ PlanBuffer::~PlanBuffer() = default;
 PlanBuffer make_plan_buffer(const AttentionOp& op) {
   auto state = std::make_unique<detail::PlanBufferState>();
   state->op = op.shared_state();
-  if (const attention::GpuBackend* gpu = op.state().gpu()) {
-    state->gpu = gpu->make_plan_memory(op.state().scheduler, true);
-    if (op.state().few_rows) {
-      state->few_rows = std::make_unique<detail::FewRowsPlan>();
-      // Both plans meet the same lengths; one report of them is enough.
-      state->few_rows->gpu = gpu->make_plan_memory(*op.state().few_rows, false);
-      state->few_rows->stream = gpu->make_side_stream();
-    }
+  const attention::GpuBackend* const gpu = op.state().gpu();
+  for (const detail::Pass& pass : op.state().passes) {
+    const bool first = state->passes.empty();
+    detail::PassPlan& plan = state->passes.emplace_back();
+    if (gpu == nullptr) continue;
+    plan.gpu = gpu->make_plan_memory(pass.scheduler, first);  // all passes meet the same lengths: one report is enough
+    if (!first) plan.side = gpu->make_side_stream();
   }
   return PlanBuffer(std::move(state));
 }
@@ -183,24 +177,13 @@ AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& bu
   attention::check_stream(op.state(), stream);
   ++state.generation;
   state.planned = false;
-  if (state.gpu != nullptr) state.gpu->report();
-  state.planned_on_device = state.gpu != nullptr && batch.where == Where::kDevice;
+  const bool on_gpu = op.state().gpu() != nullptr;
+  if (on_gpu) state.passes.front().gpu->report();
+  state.planned_on_device = on_gpu && batch.where == Where::kDevice;
   if (state.planned_on_device) {
-    if (detail::FewRowsPlan* const few = state.few_rows.get()) {
-      // Side by side: each is a chain of small steps.
-      attention::Fork fork(*few->stream, stream);
-      few->gpu->plan_on_device(batch, fork.stream());
-      state.gpu->plan_on_device(batch, stream);
-      fork.join();
-      few->view = scheduler::PlanView{};
-      few->most_item_rows = op.state().few_rows->tile.rows;
-    } else {
-      state.gpu->plan_on_device(batch, stream);
-    }
-    state.view = outline(batch, state.device_segments);
-    state.most_item_rows = op.state().scheduler.tile.rows;
+    plan_on_device(batch, state, stream);
   } else {
-    plan_on_host(op.state(), batch, state, stream);
+    plan_on_host(batch, state, stream);
   }
   state.num_tokens = batch.num_tokens;
   state.planned = true;
@@ -208,7 +191,8 @@ AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& bu
 }
 
 void check_plans(PlanBuffer& buffer) {
-  if (buffer.state().gpu != nullptr) buffer.state().gpu->report();
+  const detail::PassPlan& first = buffer.state().passes.front();
+  if (first.gpu != nullptr) first.gpu->report();
 }
 
 PlanSummary summary(const AttentionPlan& plan) {
@@ -218,13 +202,12 @@ PlanSummary summary(const AttentionPlan& plan) {
                "the plan was made on the device, where its lists are; plan host lengths to see them");
   }
   PlanSummary summary;
-  add_to(summary, state.view);
-  if (state.few_rows != nullptr) add_to(summary, state.few_rows->view);
+  for (const detail::PassPlan& pass : state.passes) add_to(summary, pass.view);
   return summary;
 }
 
 size_t workspace_size(const AttentionOp& op) {
-  return attention::carve(op.state(), attention::most_rows_of(op.state())).total;
+  return attention::carve(op.state(), attention::max_partial_rows(op.state())).total;
 }
 
 size_t workspace_size(const AttentionPlan& plan) {

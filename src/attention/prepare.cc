@@ -4,10 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "attention/config.hpp"
-#include "attention/context.hpp"
-#include "attention/op_state.hpp"
-#include "attention/workspace.hpp"
+#include "attention/run_args.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
 
@@ -15,6 +12,61 @@ namespace folio::inline v0 {
 namespace {
 
 constexpr int32_t kMaxWorkers = 1 << 16;
+constexpr int32_t kMaxHeads = 1 << 16;    // keeps packed row numbers (tokens x heads of a group) far from overflow
+constexpr int32_t kMaxHeadDim = 1 << 16;  // likewise for offsets inside a head; kernels offer far less
+constexpr int32_t kMaxPageSize = 1 << 24;
+
+void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) {
+    core::fail(ErrorCode::kInvalidArgument, name, " is ", value, "; it must be from ", low, " to ", high);
+  }
+}
+
+void check_dtype(const char* name, DType dtype) {
+  if (size_of(dtype) == 0)
+    core::fail(ErrorCode::kInvalidArgument, name, " is no dtype (value ", static_cast<int32_t>(dtype), ")");
+}
+
+/// Fills in the dtypes left at kUnset and checks what no kernel could make sense of: enum values, head counts, page
+/// size, windows. Throws kInvalidArgument; kUnsupported for packed pages of a size or dtype that the format does not
+/// have.
+AttentionConfig resolve(const AttentionConfig& config) {
+  AttentionConfig out = config;
+  check_range("num_kv_heads", config.num_kv_heads, 1, kMaxHeads);
+  check_range("num_q_heads", config.num_q_heads, 1, kMaxHeads);
+  if (config.num_q_heads % config.num_kv_heads != 0) {
+    core::fail(ErrorCode::kInvalidArgument, "num_q_heads is ", config.num_q_heads,
+               ", which is no multiple of num_kv_heads (", config.num_kv_heads, ")");
+  }
+  check_range("head_dim_qk", config.head_dim_qk, 1, kMaxHeadDim);
+  check_range("head_dim_v", config.head_dim_v, 1, kMaxHeadDim);
+  check_range("page_size", config.page_size, 1, kMaxPageSize);
+  check_range("window_left", config.window_left, -1, INT32_MAX);
+  check_range("window_right", config.window_right, -1, INT32_MAX);
+  check_range("kv_format", static_cast<int64_t>(config.kv_format), 0, static_cast<int64_t>(KvFormat::kCpuPacked));
+  check_range("mask", static_cast<int64_t>(config.mask), 0, static_cast<int64_t>(MaskKind::kCustom));
+  check_range("determinism", static_cast<int64_t>(config.determinism), 0,
+              static_cast<int64_t>(Determinism::kScheduleInvariant));
+  const Features known = Feature::kSoftCap | Feature::kAlibi | Features(Feature::kSinks) | Feature::kRopeLlama;
+  if ((config.features.bits & ~known.bits) != 0) {
+    core::fail(ErrorCode::kInvalidArgument, "features has unknown bits: ", config.features.bits & ~known.bits);
+  }
+  if (out.ragged_kv == DType::kUnset) out.ragged_kv = is_fp8(config.kv) ? config.q : config.kv;
+  if (out.out == DType::kUnset) out.out = is_fp8(config.q) ? DType::kBFloat16 : config.q;
+  check_dtype("q", out.q);
+  check_dtype("kv", out.kv);
+  check_dtype("ragged_kv", out.ragged_kv);
+  check_dtype("out", out.out);
+  if (out.kv_format == KvFormat::kCpuPacked) {
+    const bool packable = out.kv != DType::kFloat32 && out.page_size >= 16 && out.page_size % 2 == 0;
+    if (!packable) {
+      core::fail(ErrorCode::kUnsupported, "packed pages of ", out.page_size, " tokens in ", out.kv,
+                 "; packed pages are even, 16 tokens or more, float16, bfloat16 or fp8. Strided pages take ",
+                 "any size and dtype");
+    }
+  }
+  return out;
+}
 
 /// The one environment variable Folio reads: a debugging aid, below what the code asks for.
 std::string forced_kernel(const Context& context, const PrepareOptions& options) {
@@ -113,6 +165,11 @@ scheduler::SchedulerConfig scheduler_config(const AttentionConfig& config, const
   return scheduler;
 }
 
+/// Packed rows of a request within the bounds, at most.
+int64_t most_request_rows(const AttentionConfig& config, const GraphBounds& bounds) {
+  return bounds.max_q_len * (int64_t{config.num_q_heads} / config.num_kv_heads);
+}
+
 scheduler::SchedulerConfig gpu_scheduler_config(const detail::OpState& state,
                                                 const kernels::cuda::AttentionKernel& kernel, int32_t num_workers) {
   const int32_t workers = state.options.num_workers > 0 ? num_workers : num_workers * kernel.workers_per_sm;
@@ -123,33 +180,44 @@ scheduler::SchedulerConfig gpu_scheduler_config(const detail::OpState& state,
   scheduler.min_split_tokens = kernel.min_split_tokens;
   const int64_t token_bytes = int64_t{state.config.head_dim_qk + state.config.head_dim_v} * size_of(state.config.kv);
   scheduler.l2_swizzle_tokens = kernel.l2_swizzle_bytes / token_bytes;
-  // A graph keeps its launch: there the wider items have to be what it is for. Above kRunToRun a request's kernel,
-  // hence its bits, must not depend on whether the op is a graph's.
+  // A graph keeps its launch: it has double-height work tiles only if its requests need them. Above kRunToRun a
+  // request's kernel, hence its bits, must not depend on whether the op is a graph's.
   if (state.config.determinism > Determinism::kRunToRun) return scheduler;
   const std::optional<GraphBounds>& bounds = state.options.bounds;
-  const int64_t group_size = state.config.num_q_heads / state.config.num_kv_heads;
-  const int64_t max_rows = bounds ? bounds->max_q_len * group_size : kernel.wide_rows;
-  if (max_rows > scheduler.tile.rows && max_rows <= kernel.wide_rows) scheduler.tile.rows = kernel.wide_rows;
+  const int64_t max_rows = bounds ? most_request_rows(state.config, *bounds) : kernel.double_rows;
+  if (max_rows > scheduler.tile.rows && max_rows <= kernel.double_rows) scheduler.tile.rows = kernel.double_rows;
   return scheduler;
 }
 
-/// Who plans and runs which requests.
-void choose_gpu_plans(detail::OpState& state, const kernels::cuda::AttentionKernel& kernel, int32_t num_workers) {
-  state.gpu_kernel = &kernel;
-  state.gpu_launched = kernel.many_rows != nullptr ? kernel.many_rows(state.config) : &kernel;
-  state.scheduler = gpu_scheduler_config(state, *state.gpu_launched, num_workers);
+detail::Pass gpu_pass(const detail::OpState& state, const kernels::cuda::AttentionKernel& kernel, int32_t num_workers) {
+  const bool allowed = state.options.allow_fp8_mma || state.context.state().allow_fp8_mma;
+  return {.gpu_kernel = &kernel,
+          .scheduler = gpu_scheduler_config(state, kernel, num_workers),
+          .fp8_mma = allowed && kernel.fp8_mma != nullptr && kernel.fp8_mma(state.config)};
+}
+
+/// The passes of a kernel, and which requests each takes (see AttentionKernel::passes).
+std::vector<detail::Pass> gpu_passes(const detail::OpState& state, const kernels::cuda::AttentionKernel& kernel,
+                                     int32_t num_workers) {
+  if (kernel.passes == nullptr) return {gpu_pass(state, kernel, num_workers)};
+  std::span<const kernels::cuda::AttentionKernel* const> kernels = kernel.passes(state.config);
   // Where a row's bits may not depend on how tokens are chunked, one kernel takes all.
-  if (kernel.few_rows == nullptr || state.config.determinism >= Determinism::kScheduleInvariant) return;
-  scheduler::SchedulerConfig few = gpu_scheduler_config(state, *kernel.few_rows, num_workers);
-  const int64_t group_size = state.config.num_q_heads / state.config.num_kv_heads;
-  if (state.options.bounds && state.options.bounds->max_q_len * group_size <= few.tile.rows) {
-    state.gpu_launched = kernel.few_rows;
-    state.scheduler = few;
-    return;
+  if (state.config.determinism >= Determinism::kScheduleInvariant) kernels = kernels.first(1);
+  std::vector<detail::Pass> passes;
+  int32_t min_rows = 0;
+  for (size_t i = kernels.size(); i-- > 0;) {
+    detail::Pass pass = gpu_pass(state, *kernels[i], num_workers);
+    const int32_t tile_rows = pass.scheduler.tile.rows;
+    pass.scheduler.min_rows = min_rows;
+    // Within such bounds no request is left for the passes before: a graph of decodes has no empty launch.
+    const bool takes_rest =
+        i == 0 || (state.options.bounds && most_request_rows(state.config, *state.options.bounds) <= tile_rows);
+    if (!takes_rest) pass.scheduler.max_rows = tile_rows;
+    passes.insert(passes.begin(), std::move(pass));
+    if (takes_rest) break;
+    min_rows = tile_rows + 1;
   }
-  few.max_rows = few.tile.rows;
-  state.scheduler.min_rows = few.max_rows + 1;
-  state.few_rows = few;
+  return passes;
 }
 
 void check_options(const PrepareOptions& options) {
@@ -169,32 +237,33 @@ void check_options(const PrepareOptions& options) {
 
 AttentionOp prepare(const Context& context, const AttentionConfig& config, const PrepareOptions& options) {
   check_options(options);
-  const AttentionConfig resolved = attention::resolve(config);
+  const AttentionConfig resolved = resolve(config);
   const Candidate chosen = choose(context, resolved, forced_kernel(context, options));
   const int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();
   detail::OpState state{.context = context, .config = resolved, .options = options};
   if (chosen.gpu != nullptr) {
-    choose_gpu_plans(state, *chosen.gpu, num_workers);
-    state.fp8_mma = (options.allow_fp8_mma || context.state().allow_fp8_mma) &&
-                    state.gpu_launched->fp8_mma != nullptr && state.gpu_launched->fp8_mma(resolved);
+    state.kernel_name = chosen.gpu->name;
+    state.passes = gpu_passes(state, *chosen.gpu, num_workers);
   } else {
-    state.kernel = chosen.cpu;
-    state.scheduler = scheduler_config(resolved, *chosen.cpu, options, num_workers);
-    state.scratch_stride = attention::round_up_to_alignment(chosen.cpu->scratch_bytes(resolved, state.scheduler.tile));
+    state.kernel_name = chosen.cpu->name;
+    state.passes.push_back(
+        {.cpu_kernel = chosen.cpu, .scheduler = scheduler_config(resolved, *chosen.cpu, options, num_workers)});
+    const scheduler::TileShape& tile = state.passes.front().scheduler.tile;
+    state.scratch_stride = attention::round_up_to_alignment(chosen.cpu->scratch_bytes(resolved, tile));
   }
   return AttentionOp(std::make_shared<const detail::OpState>(std::move(state)));
 }
 
 std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig& config) {
   std::vector<KernelAnswer> answers;
-  for (const Candidate& candidate : candidates(context, attention::resolve(config))) {
+  for (const Candidate& candidate : candidates(context, resolve(config))) {
     answers.push_back(candidate.answer);
   }
   return answers;
 }
 
 KvFormatAdvice recommended_kv_format(const AttentionConfig& config, const Context& context) {
-  AttentionConfig resolved = attention::resolve(config);
+  AttentionConfig resolved = resolve(config);
   if (context.device().type == DeviceType::kCuda) return {KvFormat::kStrided, 16};
   // The first kernel that takes the configuration in the format that it likes best: kernels stand in order of speed.
   for (const kernels::AttentionKernel* kernel : kernels::cpu_attention_kernels()) {
@@ -211,14 +280,15 @@ const AttentionConfig& AttentionOp::config() const noexcept {
   return state_->config;
 }
 std::string AttentionOp::kernel_name() const {
-  return state_->gpu_kernel != nullptr ? state_->gpu_kernel->name : state_->kernel->name;
+  return state_->kernel_name;
 }
 bool AttentionOp::fp8_mma() const noexcept {
-  return state_->fp8_mma;
+  return state_->passes.front().fp8_mma;
 }
 DType AttentionOp::p_dtype() const noexcept {
-  if (state_->fp8_mma) return DType::kFloat8E4M3;
-  return state_->gpu_kernel != nullptr ? state_->gpu_kernel->p_dtype(state_->config) : state_->kernel->weights;
+  const detail::Pass& pass = state_->passes.front();
+  if (pass.fp8_mma) return DType::kFloat8E4M3;
+  return pass.gpu_kernel != nullptr ? pass.gpu_kernel->p_dtype(state_->config) : pass.cpu_kernel->weights;
 }
 const attention::GpuBackend* detail::OpState::gpu() const noexcept {
   return context.state().gpu.get();

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/context.hpp"
-#include "attention/gpu_cache.hpp"
+#include "attention/cache_args.hpp"
 #include "attention/split_work.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -43,12 +42,12 @@ kernels::cuda::QuantizeSizes gpu_sizes(const ConstTensorView& wide) {
   return sizes;
 }
 
-void gpu_nvfp4(const attention::GpuKernels& gpu, const ConstTensorView& wide, const ConstTensorView& codes,
+void gpu_nvfp4(const attention::GpuKernels& gpu, const ConstTensorView& wide, const ConstTensorView& fp4,
                const BlockScaleArgs& block_scale, float global_scale, bool inverse, Stream stream) {
-  check_gpu_tensors(wide, codes);
+  check_gpu_tensors(wide, fp4);
   kernels::cuda::Nvfp4Params params;
   params.wide = gpu_rows(wide);
-  params.codes = gpu_rows(codes);
+  params.codes = gpu_rows(fp4);
   params.sizes = gpu_sizes(wide);
   params.scales = static_cast<uint8_t*>(block_scale.data);
   params.first_row = block_scale.first_row;
@@ -80,12 +79,12 @@ void check_wide(const char* name, DType dtype) {
           "; float32, float16 and bfloat16 are taken");
 }
 
-void check_nvfp4(const ConstTensorView& wide, const ConstTensorView& codes, const char* codes_name,
+void check_nvfp4(const ConstTensorView& wide, const ConstTensorView& fp4, const char* fp4_name,
                  const BlockScaleArgs& block_scale, float global_scale) {
   require(wide.shape[2] % kNvfp4BlockSize == 0, "head_dim is ", wide.shape[2], "; NVFP4 takes multiples of ",
           kNvfp4BlockSize);
-  require(codes.dtype == DType::kFloat4E2M1x2, codes_name, " is ", codes.dtype, "; it must be fp4_e2m1x2");
-  check_shape(codes_name, codes, wide.shape[0], wide.shape[1], wide.shape[2] / 2);
+  require(fp4.dtype == DType::kFloat4E2M1x2, fp4_name, " is ", fp4.dtype, "; it must be fp4_e2m1x2");
+  check_shape(fp4_name, fp4, wide.shape[0], wide.shape[1], wide.shape[2] / 2);
   require(block_scale.data != nullptr || wide.shape[0] == 0, "block_scale.data is null");
   require(block_scale.first_row >= 0, "block_scale.first_row is ", block_scale.first_row, "; it must not be negative");
   require(std::isfinite(global_scale) && global_scale > 0.0f, "global_scale is ", global_scale,
@@ -111,7 +110,7 @@ void for_pieces(const Context& context, const ConstTensorView& wide, const Body&
   const int64_t dim = wide.shape[2];
   const int64_t rows = wide.shape[0] * heads;
   const auto bytes = static_cast<double>(rows * dim * 2);
-  attention::for_ranges(context, rows, attention::wanted_items(context, bytes), [&](int64_t begin, int64_t end) {
+  attention::for_ranges(context, rows, attention::wanted_ranges(context, bytes), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t first = 0; first < dim; first += kChunk) {
         body(row / heads, row % heads, first, static_cast<int32_t>(std::min<int64_t>(kChunk, dim - first)));

@@ -213,7 +213,7 @@ void check_args(const PlanBufferState& plan, const AttentionArgs& args) {
   require(args.out_scale.data != nullptr || args.out_scale.value > 0.0f, "out_scale.value is ", args.out_scale.value,
           "; it must be positive");
 
-  const scheduler::PlanView& view = plan.view;
+  const scheduler::PlanView& view = plan.view();
   require(args.segments.size() == static_cast<size_t>(view.num_segments), "args has ", args.segments.size(),
           " segments; the plan has ", view.num_segments);
   for (size_t i = 0; i < args.segments.size(); ++i) {
@@ -231,6 +231,32 @@ void check_args(const PlanBufferState& plan, const AttentionArgs& args) {
     require(args.custom_mask_bytes >= bytes, "custom_mask has ", args.custom_mask_bytes, " bytes; the batch needs ",
             bytes);
     require(args.custom_mask != nullptr || bytes == 0, "custom_mask is null");
+  }
+}
+
+WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows) {
+  WorkspaceLayout layout;
+  const auto take = [&layout](int64_t count, int64_t bytes_each) {
+    const size_t begin = layout.total;
+    const auto bytes = static_cast<size_t>(core::checked_mul(count, bytes_each));
+    layout.total = core::checked_add(begin, round_up_to_alignment(bytes));
+    return begin;
+  };
+  constexpr int64_t kFloat = sizeof(float);
+  layout.partial_acc = take(core::checked_mul(partial_rows, int64_t{op.config.head_dim_v}), kFloat);
+  layout.partial_row_max = take(partial_rows, kFloat);
+  layout.partial_row_sum = take(partial_rows, kFloat);
+  layout.scratch = take(op.passes.front().scheduler.num_workers, static_cast<int64_t>(op.scratch_stride));
+  return layout;
+}
+
+void check_workspace(const Workspace& workspace, size_t needed) {
+  if (workspace.bytes < needed) {
+    core::fail(ErrorCode::kWorkspaceTooSmall, "the workspace has ", workspace.bytes, " bytes; ", needed, " are needed");
+  }
+  if (needed > 0 && workspace.data == nullptr) core::fail(ErrorCode::kInvalidArgument, "workspace.data is null");
+  if (reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
+    core::fail(ErrorCode::kInvalidArgument, "workspace.data must be aligned to ", kWorkspaceAlignment, " bytes");
   }
 }
 

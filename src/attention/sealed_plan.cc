@@ -1,11 +1,11 @@
-#include "attention/sealed_plan.hpp"
+#include "folio/sealed_plan.hpp"
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 
-#include "attention/workspace.hpp"
+#include "attention/op_state.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "scheduler/plan_image.hpp"
@@ -13,7 +13,13 @@
 namespace folio::inline v0::attention {
 namespace {
 
-constexpr uint64_t kMagic = 0x31304c4145534f46;  // "FOSEAL01"
+constexpr uint64_t kMagic = 0x31304c4145534f46;     // "FOSEAL01"
+constexpr uint64_t kGpuMagic = 0x3155504745534f46;  // "FOSEGPU1"
+
+/// Graphs know where an image's header lies, whatever the plans' sizes: headers have places of their own in front.
+constexpr size_t kHeadBytes = 512;
+constexpr size_t kFrontBytes = ScheduleLayout::kHeaderBytes + scheduler::ChecksumRecord::kMaxImages * kHeadBytes;
+static_assert(sizeof(scheduler::PlanImageHeader) <= kHeadBytes && kFrontBytes % scheduler::kPlanImageAlignment == 0);
 
 /// What stands before the image.
 struct SealHeader {
@@ -26,7 +32,7 @@ constexpr size_t kHeaderBytes = SealedPlan::kSealAlignment;
 static_assert(sizeof(SealHeader) <= kHeaderBytes && kHeaderBytes % scheduler::kPlanImageAlignment == 0);
 
 /// Every multiplication is a bijection, so that no change of a single word goes unseen; four lanes, because one would
-/// wait for its own products.
+/// wait for its own multiplications.
 uint64_t checksum(const SealHeader& header, const std::byte* data, size_t bytes) {
   constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
   std::array<uint64_t, 4> lanes{header.magic, static_cast<uint64_t>(header.ints), header.generation, ~header.magic};
@@ -50,20 +56,22 @@ size_t sealed_bytes(const Plan& plan) {
   return kHeaderBytes + core::checked_round_up(scheduler::plan_image_bytes(plan), sizeof(int32_t));
 }
 
+static_assert(kernels::cuda::kMaxPasses <= scheduler::ChecksumRecord::kMaxImages);
+
 /// The image of a plan that lies in a schedule; counters are those of the plan's own buffer.
 class SealedImage final : public GpuPlanMemory {
  public:
   void set(const std::byte* image, const GpuPlanMemory& own) {
     image_ = reinterpret_cast<const scheduler::PlanImageHeader*>(image);
-    claim_counters_ = own.tile_counters();
-    merge_counters_ = own.combine_counters();
+    tile_counters_ = own.tile_counters();
+    combine_counters_ = own.combine_counters();
   }
   void upload(const scheduler::PlanView&, Stream) override { fail_planned(); }
   void plan_on_device(const BatchView&, Stream) override { fail_planned(); }
   void report() override {}
   const scheduler::PlanImageHeader* image() const override { return image_; }
-  uint32_t* tile_counters() const override { return claim_counters_; }
-  uint32_t* combine_counters() const override { return merge_counters_; }
+  uint32_t* tile_counters() const override { return tile_counters_; }
+  uint32_t* combine_counters() const override { return combine_counters_; }
 
  private:
   [[noreturn]] static void fail_planned() {
@@ -71,37 +79,96 @@ class SealedImage final : public GpuPlanMemory {
   }
 
   const scheduler::PlanImageHeader* image_ = nullptr;
-  uint32_t* claim_counters_ = nullptr;
-  uint32_t* merge_counters_ = nullptr;
+  uint32_t* tile_counters_ = nullptr;
+  uint32_t* combine_counters_ = nullptr;
 };
 
-/// Of a pair of kernels both plans; `few_rows` is null otherwise.
-template <typename Plan>
-ScheduleLayout layout_of(const Plan& plan, const Plan* few_rows) {
-  std::array<size_t, 2> images{scheduler::plan_image_bytes(plan)};
-  if (few_rows != nullptr) images[1] = scheduler::plan_image_bytes(*few_rows);
-  return lay_out_schedule(std::span(images).first(few_rows != nullptr ? 2 : 1));
+/// `passes`: an op's, or a plan's. `plan_of`: what scheduler::plan_image_bytes takes of one.
+template <typename Passes, typename PlanOf>
+ScheduleLayout layout_of(const Passes& passes, const PlanOf& plan_of) {
+  std::array<size_t, scheduler::ChecksumRecord::kMaxImages> images{};
+  for (size_t i = 0; i < passes.size(); ++i) images[i] = scheduler::plan_image_bytes(plan_of(passes[i]));
+  return lay_out_schedule(std::span(images).first(passes.size()));
 }
 
 ScheduleLayout layout_of(const detail::PlanBufferState& planned) {
-  return layout_of(planned.view, planned.few_rows != nullptr ? &planned.few_rows->view : nullptr);
+  return layout_of(
+      planned.passes, [](const detail::PassPlan& pass) -> const auto& { return pass.view; });
 }
 
 }  // namespace
 
-SealedPlan::SealedPlan(const AttentionOp& op) {
+ScheduleLayout lay_out_schedule(std::span<const size_t> image_bytes) {
+  ScheduleLayout layout;
+  layout.bytes = kFrontBytes;
+  for (size_t i = 0; i < image_bytes.size(); ++i) {
+    layout.images[i] = ScheduleLayout::kHeaderBytes + i * kHeadBytes;
+    layout.bytes = core::checked_round_up(layout.bytes, scheduler::kPlanImageAlignment) + image_bytes[i];
+  }
+  layout.bytes = core::checked_round_up(layout.bytes, sizeof(uint64_t));
+  return layout;
+}
+
+void fill_schedule(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout, std::byte* stage,
+                   const std::byte* memory) {
+  const uint64_t front[] = {kGpuMagic, layout.bytes / sizeof(int32_t)};
+  std::memset(stage, 0, kFrontBytes);
+  std::memcpy(stage, front, sizeof(front));
+  size_t begin = kFrontBytes;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    begin = core::checked_round_up(begin, scheduler::kPlanImageAlignment);
+    const size_t bytes = scheduler::pack_plan(*plans[i], stage + begin, layout.bytes - begin, memory + begin);
+    std::memcpy(stage + layout.images[i], stage + begin, sizeof(scheduler::PlanImageHeader));
+    begin += bytes;
+  }
+}
+
+scheduler::ChecksumRecord make_record(size_t num_plans, const ScheduleLayout& layout, const std::byte* stage,
+                                      std::byte* memory, const int32_t* no_work) {
+  scheduler::ChecksumRecord record;
+  record.num_words = layout.bytes / sizeof(uint64_t);
+  for (uint64_t i = 0; i < record.num_words; ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, stage + i * sizeof(word), sizeof(word));
+    record.checksum += scheduler::checksum_term(word, i);
+  }
+  record.num_images = static_cast<int32_t>(num_plans);
+  for (size_t i = 0; i < num_plans; ++i) {
+    record.images[i] = reinterpret_cast<scheduler::PlanImageHeader*>(memory + layout.images[i]);
+    scheduler::PlanImageHeader& emptied = record.emptied[i];
+    std::memcpy(&emptied, stage + layout.images[i], sizeof(emptied));
+    emptied.view.num_work_tiles = emptied.view.num_dynamic_tiles = emptied.view.num_combine_tiles = 0;
+    if (emptied.view.worker_indptr != nullptr) emptied.view.worker_indptr = no_work;
+  }
+  return record;
+}
+
+void fail_changed() {
+  core::fail(ErrorCode::kInvalidArgument,
+             "an earlier schedule's checksum does not match; it was changed after it had been planned, and nothing was "
+             "computed from it");
+}
+
+}  // namespace folio::inline v0::attention
+
+namespace folio::inline v0 {
+
+using namespace attention;  // what stands above, and the modules' own
+
+SealedPlan::SealedPlan(const AttentionOp& op) : owned_(std::make_unique<detail::PlanBufferState>()), state_(*owned_) {
   state_.op = op.shared_state();
   state_.sealed = true;
   const GpuBackend* const gpu = op.state().gpu();
-  if (gpu == nullptr) return;
-  int32_t most_workers = op.state().scheduler.num_workers;
-  state_.gpu = std::make_unique<SealedImage>();
-  if (op.state().few_rows) {
-    most_workers = std::max(most_workers, op.state().few_rows->num_workers);
-    state_.few_rows = std::make_unique<detail::FewRowsPlan>();
-    state_.few_rows->gpu = std::make_unique<SealedImage>();
-    state_.few_rows->stream = gpu->make_side_stream();
+  int32_t most_workers = 0;
+  for (const detail::Pass& pass : op.state().passes) {
+    const bool first = state_.passes.empty();
+    detail::PassPlan& sealed = state_.passes.emplace_back();
+    if (gpu == nullptr) continue;
+    most_workers = std::max(most_workers, pass.scheduler.num_workers);
+    sealed.gpu = std::make_unique<SealedImage>();
+    if (!first) sealed.side = gpu->make_side_stream();
   }
+  if (gpu == nullptr) return;
   schedule_ = gpu->make_schedule(most_workers);
   state_.schedule = schedule_.get();
 }
@@ -109,17 +176,31 @@ SealedPlan::SealedPlan(const AttentionOp& op) {
 SealedPlan::SealedPlan(SealedPlan&&) noexcept = default;
 SealedPlan::~SealedPlan() = default;
 
+void SealedPlan::report() const {
+  if (schedule_ != nullptr) schedule_->report();
+}
+
+AttentionPlan SealedPlan::plan() const {
+  return AttentionPlan(&state_, state_.generation);
+}
+
+bool is_sealed(const AttentionPlan& plan) {
+  return plan.buffer().sealed;
+}
+
 int64_t SealedPlan::size(const AttentionPlan& plan) {
   const detail::PlanBufferState& planned = detail::checked(plan);
-  const size_t bytes = planned.gpu != nullptr ? layout_of(planned).bytes : sealed_bytes(planned.view);
+  const size_t bytes = planned.op->gpu() != nullptr ? layout_of(planned).bytes : sealed_bytes(planned.view());
   return static_cast<int64_t>(bytes / sizeof(int32_t));
 }
 
 int64_t SealedPlan::max_size(const AttentionOp& op) {
   const detail::OpState& state = op.state();
-  const scheduler::SchedulerConfig* const few_rows = state.few_rows ? &*state.few_rows : nullptr;
-  const size_t bytes =
-      state.gpu() != nullptr ? layout_of(state.scheduler, few_rows).bytes : sealed_bytes(state.scheduler);
+  const auto scheduler_of = [](const detail::Pass& pass) -> const auto& {
+    return pass.scheduler;
+  };
+  const size_t bytes = state.gpu() != nullptr ? layout_of(state.passes, scheduler_of).bytes
+                                              : sealed_bytes(state.passes.front().scheduler);
   return static_cast<int64_t>(bytes / sizeof(int32_t));
 }
 
@@ -137,18 +218,15 @@ std::span<const int32_t> SealedPlan::seal_on_gpu(const detail::PlanBufferState& 
   }
   const ScheduleLayout layout = layout_of(planned);
   auto* const begin = reinterpret_cast<std::byte*>(memory.data());
-  std::array<const scheduler::PlanView*, scheduler::SealRecord::kMostImages> plans{&planned.view};
-  if (planned.few_rows != nullptr) plans[1] = &planned.few_rows->view;
-  const size_t count = planned.few_rows != nullptr ? 2 : 1;
-  schedule_->seal(std::span(plans).first(count), layout, begin, stream);
-  static_cast<SealedImage&>(*state_.gpu).set(begin + layout.images[0], *planned.gpu);
-  if (planned.few_rows != nullptr) {
-    static_cast<SealedImage&>(*state_.few_rows->gpu).set(begin + layout.images[1], *planned.few_rows->gpu);
-    state_.few_rows->view = planned.few_rows->view;
-    state_.few_rows->most_item_rows = planned.few_rows->most_item_rows;
+  std::array<const scheduler::PlanView*, scheduler::ChecksumRecord::kMaxImages> plans{};
+  for (size_t i = 0; i < planned.passes.size(); ++i) plans[i] = &planned.passes[i].view;
+  schedule_->seal(std::span(plans).first(planned.passes.size()), layout, begin, stream);
+  for (size_t i = 0; i < planned.passes.size(); ++i) {
+    detail::PassPlan& sealed = state_.passes[i];
+    static_cast<SealedImage&>(*sealed.gpu).set(begin + layout.images[i], *planned.passes[i].gpu);
+    sealed.view = planned.passes[i].view;
+    sealed.most_tile_rows = planned.passes[i].most_tile_rows;
   }
-  state_.view = planned.view;
-  state_.most_item_rows = planned.most_item_rows;
   state_.num_tokens = planned.num_tokens;
   state_.sealed_into = memory.first(layout.bytes / sizeof(int32_t));
   state_.planned = true;
@@ -161,18 +239,18 @@ std::span<const int32_t> SealedPlan::seal(const AttentionPlan& plan, std::span<i
   core::require(planned.op.get() == state_.op.get(), "the plan was made by another op than the seal is for");
   core::require(reinterpret_cast<uintptr_t>(memory.data()) % kSealAlignment == 0,
                 "the schedule's memory must begin at ", "a multiple of ", kSealAlignment, " bytes");
-  const size_t bytes = schedule_ != nullptr ? layout_of(planned).bytes : sealed_bytes(planned.view);
+  const size_t bytes = schedule_ != nullptr ? layout_of(planned).bytes : sealed_bytes(planned.view());
   core::require(memory.size_bytes() >= bytes, "the schedule takes ", bytes / sizeof(int32_t),
                 " integers; its memory has ", memory.size());
   invalidate();
   if (schedule_ != nullptr) return seal_on_gpu(planned, memory, stream);
   auto* begin = reinterpret_cast<std::byte*>(memory.data());
   std::byte* image = begin + kHeaderBytes;
-  scheduler::pack_plan(planned.view, image, bytes - kHeaderBytes, image);
+  scheduler::pack_plan(planned.view(), image, bytes - kHeaderBytes, image);
   SealHeader header{kMagic, static_cast<int64_t>(bytes / sizeof(int32_t)), state_.generation, 0};
   header.checksum = checksum(header, image, bytes - kHeaderBytes);
   std::memcpy(begin, &header, sizeof(header));
-  state_.view = reinterpret_cast<const scheduler::PlanImageHeader*>(image)->view;
+  state_.passes.front().view = reinterpret_cast<const scheduler::PlanImageHeader*>(image)->view;
   state_.num_tokens = planned.num_tokens;
   state_.planned = true;
   return memory.first(bytes / sizeof(int32_t));
@@ -198,12 +276,12 @@ void check_sealed(const AttentionPlan& plan, std::span<const int32_t> handed, St
   core::require(header.ints == static_cast<int64_t>(handed.size()), "the schedule has ", handed.size(),
                 " integers, but was made with ", header.ints, "; it is truncated or padded");
   const auto* image = reinterpret_cast<const std::byte*>(handed.data()) + kHeaderBytes;
-  const auto* items = reinterpret_cast<const std::byte*>(state.view.work_tiles);
-  const bool is_this_plan = items >= image && items <= image + handed.size_bytes() - kHeaderBytes;
+  const auto* tiles = reinterpret_cast<const std::byte*>(state.view().work_tiles);
+  const bool is_this_plan = tiles >= image && tiles <= image + handed.size_bytes() - kHeaderBytes;
   core::require(is_this_plan && header.generation == plan.generation(),
                 "the schedule is not the one that this step was planned into");
   core::require(header.checksum == checksum(header, image, handed.size_bytes() - kHeaderBytes),
                 "the schedule's checksum does not match; it was changed after it had been planned");
 }
 
-}  // namespace folio::inline v0::attention
+}  // namespace folio::inline v0

@@ -1,4 +1,4 @@
-#include "attention/sealed_plan.hpp"
+#include "folio/sealed_plan.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "attention/attention_test_util.hpp"
+#include "attention/gpu_backend.hpp"
+#include "attention/op_state.hpp"
 #include "folio/types/error.hpp"
 #include "scheduler/plan_image.hpp"
 
@@ -32,7 +34,7 @@ struct Sealed : SmallDecode {
   }
 };
 
-TEST(SealedPlan, RunsFromItsMemoryWhateverBecomesOfTheBuffer) {
+TEST(SealedPlan, BufferReplanned_RunsFromSealedMemory) {
   Sealed sealed;
   const std::vector<float> expected = sealed.outputs(sealed.planned);
   const std::vector<int32_t> other{1, 1};
@@ -101,7 +103,7 @@ TEST(SealedPlan, FitsItsBoundWhereTheOpHasOne) {
 }
 
 /// Graphs know where the headers of a GPU's schedule lie, and where they lead to is in the headers.
-TEST(GpuSchedule, HasItsHeadersAtPlacesOfTheirOwn) {
+TEST(GpuSchedule, Layout_HeaderPlacesDoNotDependOnSizes) {
   const std::array<size_t, 2> large{70000, 300}, small{512, 90000};
   const ScheduleLayout layout = lay_out_schedule(large);
   EXPECT_EQ(layout.images, lay_out_schedule(small).images);
@@ -109,13 +111,13 @@ TEST(GpuSchedule, HasItsHeadersAtPlacesOfTheirOwn) {
   EXPECT_GE(layout.bytes, 70300u);
 
   Sealed sealed;
-  const scheduler::PlanView& view = sealed.planned.buffer().view;
+  const scheduler::PlanView& view = sealed.planned.buffer().view();
   const std::array<const scheduler::PlanView*, 2> plans{&view, &view};
   const std::array<size_t, 2> bytes{scheduler::plan_image_bytes(view), scheduler::plan_image_bytes(view)};
   const ScheduleLayout both = lay_out_schedule(bytes);
   core::AlignedBuffer memory(both.bytes, SealedPlan::kSealAlignment);
   fill_schedule(plans, both, memory.data(), memory.data());
-  const scheduler::SealRecord record = make_record(2, both, memory.data(), memory.data(), nullptr);
+  const scheduler::ChecksumRecord record = make_record(2, both, memory.data(), memory.data(), nullptr);
   EXPECT_EQ(record.num_words * sizeof(uint64_t), both.bytes);
   const scheduler::WorkTile* items[2];
   for (size_t i = 0; i < 2; ++i) {

@@ -4,8 +4,6 @@
 #include <limits>
 
 #include "attention/cache_args.hpp"
-#include "attention/context.hpp"
-#include "attention/gpu_cache.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/page_table.hpp"

@@ -50,7 +50,7 @@ TEST(TableOps, ListsPagesAndTokens) {
   EXPECT_THAT(expanded, ElementsAre(14, 15, 6, 7, 2, 3, 0, 1, 18, 19));
 }
 
-TEST(TableOps, AnIndexAToken) {
+TEST(TableOps, TokenIndices_OneForEachToken) {
   const Batch batch;
   Ints indptr(4), indices(19, -9);
   token_indices(cpu(), batch.table(), batch.lens, 4, indptr, indices);

@@ -2,7 +2,6 @@
 
 #include "capi/convert.hpp"
 #include "capi/guard.hpp"
-#include "capi/handles.hpp"
 
 using folio::AttentionPlan;
 using folio::Stream;

@@ -2,7 +2,6 @@
 
 #include "capi/convert.hpp"
 #include "capi/guard.hpp"
-#include "capi/handles.hpp"
 #include "folio/c/folio.h"
 #include "folio/version.hpp"
 

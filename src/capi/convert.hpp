@@ -10,7 +10,23 @@
 #include "core/error.hpp"
 #include "folio/attention.hpp"
 #include "folio/c/folio.h"
+#include "folio/context.hpp"
 #include "folio/kv_cache.hpp"
+
+/// The C handles. Each keeps what it needs alive through the shared states behind the C++ handles.
+
+struct folio_context {
+  folio::Context context;
+};
+
+struct folio_op {
+  folio::AttentionOp op;
+  std::string kernel_name;
+};
+
+struct folio_plan_buffer {
+  folio::PlanBuffer buffer;
+};
 
 /// C structures to the C++ ones: sizes and enumerations are checked here, everything else by the functions themselves.
 namespace folio::inline v0::capi {

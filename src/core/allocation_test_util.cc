@@ -4,19 +4,19 @@
 #include <cstdlib>
 #include <new>
 
-#include "attention/device_test_util.hpp"
-
 // A file of its own: where gcc inlines only one of a pair of replaced operators, it warns that they do not match.
 namespace {
 std::atomic<int64_t> allocations{0};
 
 void release(void* memory) noexcept {
-  if (!folio::testing::free_device_memory(memory)) std::free(memory);
+  const auto hook = folio::testing::memory_hook.release;
+  if (hook == nullptr || !hook(memory)) std::free(memory);
 }
 
 void* counted(std::size_t bytes, std::size_t alignment) {
   ++allocations;
-  if (void* const visible = folio::testing::device_memory(bytes, alignment)) return visible;
+  const auto hook = folio::testing::memory_hook.allocate;
+  if (void* const hooked = hook != nullptr ? hook(bytes, alignment) : nullptr) return hooked;
   void* memory = nullptr;
   if (posix_memalign(&memory, alignment, bytes == 0 ? 1 : bytes) != 0) throw std::bad_alloc();
   return memory;
@@ -50,10 +50,10 @@ void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
   release(memory);
 }
 
-namespace folio::inline v0::backends::testing {
+namespace folio::testing {
 
 int64_t num_allocations() {
   return allocations;
 }
 
-}  // namespace folio::inline v0::backends::testing
+}  // namespace folio::testing

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/context.hpp"
+#include "attention/op_state.hpp"
 #include "folio/distributed/lse_combine.hpp"
 
 namespace folio::inline v0::distributed {

@@ -1,36 +1,13 @@
-// A program of its own, because it replaces operator new: a warm step allocates nothing.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "core/aligned_buffer.hpp"
+#include "core/allocation_test_util.hpp"
 #include "distributed/dcp_case_test_util.hpp"
-
-namespace {
-
-std::atomic<bool> counting = false;
-std::atomic<int64_t> allocations = 0;
-
-}  // namespace
-
-// noinline: otherwise gcc sees malloc and operator delete as a mismatched pair.
-__attribute__((noinline)) void* operator new(size_t bytes) {
-  if (counting) ++allocations;
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
 
 namespace folio::distributed::testing {
 namespace {
 
+/// Counted between barriers, when no rank does anything else.
 TEST(DcpAttention, AllocatesNothingOnceWarm) {
   for (const DcpCombine combine : {DcpCombine::kAllGatherReduceScatter, DcpCombine::kAllToAll}) {
     DcpSetup setup;
@@ -48,13 +25,13 @@ TEST(DcpAttention, AllocatesNothingOnceWarm) {
       const DcpArgs args = whole.args(group.rank());
       attention.run(attention.plan(batch), args, {workspace.data(), workspace.bytes()});
       group.barrier();
-      if (group.rank() == 0) counting = true;
+      const int64_t before = folio::testing::num_allocations();
       group.barrier();
       attention.run(attention.plan(batch), args, {workspace.data(), workspace.bytes()});
       group.barrier();
-      if (group.rank() == 0) counting = false;
+      const int64_t after = folio::testing::num_allocations();
       group.barrier();
-      EXPECT_EQ(allocations, 0);
+      EXPECT_EQ(after, before);
     });
   }
 }

@@ -14,7 +14,7 @@
 #include "folio/page_table.hpp"
 #include "folio/reference.hpp"
 #include "folio/types/float_convert.hpp"
-#include "verify/random.hpp"
+#include "testing/random.hpp"
 
 namespace folio::inline v0::distributed::testing {
 namespace {

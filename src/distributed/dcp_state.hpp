@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/context.hpp"
+#include "attention/op_state.hpp"
 #include "folio/distributed/dcp_attention.hpp"
 
 namespace folio::inline v0::distributed {

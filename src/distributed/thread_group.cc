@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "attention/context.hpp"
+#include "attention/op_state.hpp"
 #include "core/error.hpp"
 #include "distributed/operation_checks.hpp"
 

@@ -1,38 +1,16 @@
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
+#include "core/allocation_test_util.hpp"
 #include "folio/kvcache/kv_pool.hpp"
 #include "folio/kvcache/req_to_token_pool.hpp"
 #include "folio/kvcache/window_token_allocator.hpp"
 
-/// A program of its own, because it replaces operator new: pools and allocators allocate nothing once they are there.
-namespace {
-
-std::atomic<bool> counting = false;
-std::atomic<int64_t> allocations = 0;
-
-}  // namespace
-
-// noinline: otherwise gcc sees malloc and operator delete as a mismatched pair.
-__attribute__((noinline)) void* operator new(size_t bytes) {
-  if (counting) ++allocations;
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
-
 namespace folio {
 namespace {
 
+/// Pools and allocators allocate nothing once they are there.
 TEST(PoolAllocation, StepsAllocateNothing) {
   WindowTokenAllocator allocator(4096, 2048, 4);
   TokenAllocator plain(4096, 4);
@@ -48,7 +26,7 @@ TEST(PoolAllocation, StepsAllocateNothing) {
   const std::vector<int64_t> locations(3);
   const std::vector<uint16_t> values(3 * 2 * 8);
 
-  counting = true;
+  const int64_t before = folio::testing::num_allocations();
   for (int step = 0; step < 20; ++step) {
     EXPECT_TRUE(allocator.alloc_extend(prefix, grown, none, slots));
     last = {slots[5], slots[8]};
@@ -69,8 +47,7 @@ TEST(PoolAllocation, StepsAllocateNothing) {
     const ConstTensorView k(values.data(), DType::kFloat16, {1, 3, 2, 8});
     EXPECT_EQ(pool.write_args(0, k, k, locations).num_slots, 3);
   }
-  counting = false;
-  EXPECT_EQ(allocations, 0);
+  EXPECT_EQ(folio::testing::num_allocations(), before);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "scheduler/plan_layout.hpp"
+#include "scheduler/plan_image.hpp"
 
 namespace folio::inline v0::scheduler::testing {
 namespace {
@@ -215,7 +215,7 @@ OwnedBatch repaired(const RawBatch& batch, const SchedulerConfig& config, int32_
 const PlanView& view_of_image(const SchedulerConfig& config, const std::byte* image) {
   const auto& header = *reinterpret_cast<const PlanImageHeader*>(image);
   const PlanImageCounts counts = counts_within_bounds(config);
-  if (header.view.num_work_tiles > counts.work_tiles || header.view.num_combine_tiles > counts.merges ||
+  if (header.view.num_work_tiles > counts.work_tiles || header.view.num_combine_tiles > counts.combine_tiles ||
       header.num_combine_sources > counts.combine_sources || header.view.num_partial_rows > max_partial_rows(config)) {
     throw std::logic_error("the plan has more of something than its image has room for");
   }

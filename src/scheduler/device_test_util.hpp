@@ -35,8 +35,8 @@ RawBatch raw(OwnedBatch batch);
 /// Overwrites a few lengths, or many, with others: large, negative, slightly wrong.
 void spoil(RawBatch& batch, const SchedulerConfig& config, std::mt19937& random);
 
-/// The batch that device_plan.hpp promises to plan: requests at fault without keys. `at_fault` gets the lowest of them,
-/// or -1.
+/// The batch that device_scheduler.hpp promises to plan: requests at fault without keys. `at_fault` gets the lowest of
+/// them, or -1.
 OwnedBatch repaired(const RawBatch& batch, const SchedulerConfig& config, int32_t& at_fault);
 
 /// A host plan's counterpart of device image in host memory: the view of the header, checked for its counts to be

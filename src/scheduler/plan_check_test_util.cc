@@ -37,28 +37,29 @@ class Checker {
 
  private:
   template <typename... Parts>
-  void fail(const Parts&... parts) {
+  void fail(const Parts&... splits) {
     if (problem_.tellp() > 2000) return;
-    (problem_ << ... << parts) << '\n';
+    (problem_ << ... << splits) << '\n';
   }
 
   bool fixed() const { return config_.determinism >= Determinism::kBatchInvariant; }
 
   void check_items() {
     if (config_.tile.schedule == Schedule::kDynamic) {
-      check_claims();
+      check_dynamic_tiles();
       return;
     }
-    if (plan_.num_dynamic_tiles != 0) fail("a plan of lists has claims");
+    if (plan_.num_dynamic_tiles != 0) fail("a plan of lists has dynamic tiles");
     if (plan_.worker_indptr[0] != 0 || plan_.worker_indptr[plan_.num_workers] != plan_.num_work_tiles) {
-      fail("worker_indptr does not cover the work_tiles");
+      fail("worker_indptr does not cover the work tiles");
       return;
     }
     for (int32_t w = 0; w < plan_.num_workers; ++w) {
       for (int32_t i = plan_.worker_indptr[w]; i < plan_.worker_indptr[w + 1]; ++i) {
-        run_item(i);
-        const WorkTile& item = plan_.work_tiles[i];
-        if ((item.flags & kFinish) == 0 && item.partial != -1) fail("item ", i, ": a partial row without kFinish");
+        run_work_tile(i);
+        const WorkTile& work_tile = plan_.work_tiles[i];
+        if ((work_tile.flags & kFinish) == 0 && work_tile.partial != -1)
+          fail("work tile ", i, ": a partial row without kFinish");
       }
       if (open_) fail("worker ", w, " ends within an accumulation");
       open_.reset();
@@ -66,68 +67,72 @@ class Checker {
     if (static_cast<int32_t>(partials_.size()) != plan_.num_partial_rows) fail("some partial rows are never written");
   }
 
-  /// Claims alone begin accumulations, every item belongs to exactly one, and the heads of a part are neighbours.
-  void check_claims() {
-    if (plan_.worker_indptr != nullptr) fail("a claimed plan has worker lists");
+  /// Only dynamic tiles begin accumulations, every work tile belongs to exactly one, and a split's heads are
+  /// neighbours.
+  void check_dynamic_tiles() {
+    if (plan_.worker_indptr != nullptr) fail("a dynamic plan has worker lists");
     const std::vector<int32_t> order = running_order(plan_);
     if (order.size() != static_cast<size_t>(plan_.num_work_tiles)) {
-      fail("the claims lead to ", order.size(), " work_tiles of ", plan_.num_work_tiles);
+      fail("the dynamic tiles lead to ", order.size(), " work tiles of ", plan_.num_work_tiles);
       return;
     }
     int32_t starts = 0;
     for (const int32_t i : order) {
       if (((plan_.work_tiles[i].flags & kStart) != 0) != (i < plan_.num_dynamic_tiles))
-        fail("item ", i, " of the claims: kStart");
+        fail("work tile ", i, " of the dynamic tiles: kStart");
       starts += i < plan_.num_dynamic_tiles ? 1 : 0;
-      run_item(i);
+      run_work_tile(i);
     }
-    if (open_ || starts != plan_.num_dynamic_tiles) fail("a claim ends within an accumulation");
+    if (open_ || starts != plan_.num_dynamic_tiles) fail("a dynamic tile ends within an accumulation");
     check_neighbours();
     if (static_cast<int32_t>(partials_.size()) != plan_.num_partial_rows) fail("some partial rows are never written");
   }
 
-  /// Claims for the same rows and keys are neighbours: those of all heads, or of the heads of a section, after which
-  /// come the same claims for the next heads.
+  /// Dynamic tiles of the same rows and keys are neighbours: those of all heads, or of a swizzle group. Then come the
+  /// dynamic tiles of the next group.
   void check_neighbours() {
     const int32_t heads = config_.num_kv_heads;
-    if (plan_.num_dynamic_tiles % heads != 0) fail("claims are not as many for every head");
+    if (plan_.num_dynamic_tiles % heads != 0) fail("heads have different numbers of dynamic tiles");
     int32_t together = 1;
     while (together < heads && together < plan_.num_dynamic_tiles && plan_.work_tiles[together].kv_head == together)
       ++together;
     if (config_.tile.order == TileOrder::kRequestOrder && plan_.num_dynamic_tiles > 0 && together != heads) {
-      fail("claims of only ", together, " heads are neighbours");
+      fail("dynamic tiles of only ", together, " heads are neighbours");
     }
     const int32_t a_head = plan_.num_dynamic_tiles / heads;
     for (int32_t first = 0; first < heads; first += together) {
       const int32_t here = std::min(together, heads - first);
       for (int32_t i = 0; i < a_head * here; ++i) {
-        const WorkTile& item = plan_.work_tiles[a_head * first + i];
+        const WorkTile& work_tile = plan_.work_tiles[a_head * first + i];
         const WorkTile& same = plan_.work_tiles[i / here * together];
-        if (item.kv_head != first + i % here || item.kv_begin != same.kv_begin || item.row_begin != same.row_begin ||
-            item.segment != same.segment || item.kv_end != same.kv_end) {
-          fail("claim ", a_head * first + i, " is no neighbour of the other heads' for the same keys");
+        if (work_tile.kv_head != first + i % here || work_tile.kv_begin != same.kv_begin ||
+            work_tile.row_begin != same.row_begin || work_tile.segment != same.segment ||
+            work_tile.kv_end != same.kv_end) {
+          fail("dynamic tile ", a_head * first + i, " is no neighbour of the other heads' for the same keys");
         }
       }
     }
   }
 
-  /// The next item of a worker.
-  void run_item(int32_t i) {
-    const WorkTile& item = plan_.work_tiles[i];
-    check_item_alone(i, item);
-    if (((item.flags & kStart) != 0) == open_.has_value()) fail("item ", i, ": kStart is wrong");
-    if ((item.flags & kStart) != 0 || !open_) open_ = Finished{item.kv_head, item.row_begin, item.row_end, {}};
-    if (open_->kv_head != item.kv_head || open_->row_begin != item.row_begin || open_->row_end != item.row_end) {
-      fail("item ", i, ": rows or head differ from those of its kStart");
+  /// The next work tile of a worker.
+  void run_work_tile(int32_t i) {
+    const WorkTile& work_tile = plan_.work_tiles[i];
+    check_item_alone(i, work_tile);
+    if (((work_tile.flags & kStart) != 0) == open_.has_value()) fail("work tile ", i, ": kStart is wrong");
+    if ((work_tile.flags & kStart) != 0 || !open_)
+      open_ = Finished{work_tile.kv_head, work_tile.row_begin, work_tile.row_end, {}};
+    if (open_->kv_head != work_tile.kv_head || open_->row_begin != work_tile.row_begin ||
+        open_->row_end != work_tile.row_end) {
+      fail("work tile ", i, ": rows or head differ from those of its kStart");
     }
-    open_->work_tiles.push_back(&item);
-    if ((item.flags & kFinish) == 0) return;
-    if (item.partial < 0) {
+    open_->work_tiles.push_back(&work_tile);
+    if ((work_tile.flags & kFinish) == 0) return;
+    if (work_tile.partial < 0) {
       direct_.push_back(*open_);
     } else {
-      for (int32_t row = item.row_begin; row < item.row_end; ++row) {
-        const int32_t partial = item.partial + row - item.row_begin;
-        if (partial >= plan_.num_partial_rows) fail("item ", i, ": partial row ", partial, " is out of range");
+      for (int32_t row = work_tile.row_begin; row < work_tile.row_end; ++row) {
+        const int32_t partial = work_tile.partial + row - work_tile.row_begin;
+        if (partial >= plan_.num_partial_rows) fail("work tile ", i, ": partial row ", partial, " is out of range");
         if (!partials_.emplace(partial, std::pair{row, *open_}).second)
           fail("partial row ", partial, " is written twice");
       }
@@ -135,88 +140,95 @@ class Checker {
     open_.reset();
   }
 
-  void check_item_alone(int32_t i, const WorkTile& item) {
+  void check_item_alone(int32_t i, const WorkTile& work_tile) {
     const auto rows = static_cast<int32_t>(request_of_row_.size());
-    if (item.row_begin < 0 || item.row_begin >= item.row_end || item.row_end > rows) {
-      fail("item ", i, ": rows [", item.row_begin, ", ", item.row_end, ") of ", rows);
+    if (work_tile.row_begin < 0 || work_tile.row_begin >= work_tile.row_end || work_tile.row_end > rows) {
+      fail("work tile ", i, ": rows [", work_tile.row_begin, ", ", work_tile.row_end, ") of ", rows);
       return;
     }
-    if (item.row_end - item.row_begin > config_.tile.rows) fail("item ", i, " has too many rows");
-    if (item.request != request_of_row_[static_cast<size_t>(item.row_begin)]) fail("item ", i, ": request is wrong");
-    if (item.kv_head < 0 || item.kv_head >= config_.num_kv_heads) fail("item ", i, ": kv_head is wrong");
-    if (item.segment < 0 || item.segment >= plan_.num_segments) fail("item ", i, ": segment is wrong");
-    if (((item.flags & kFold) != 0) != fixed()) fail("item ", i, ": kFold is wrong");
-    check_merge_of(i, item);
-    if (item.kv_begin == item.kv_end) return;
-    const SegmentLengths& segment = plan_.segments[item.segment];
-    if (item.kv_row < 0 || item.kv_row >= segment.num_rows) {
-      fail("item ", i, ": kv_row is wrong");
+    if (work_tile.row_end - work_tile.row_begin > config_.tile.rows) fail("work tile ", i, " has too many rows");
+    if (work_tile.request != request_of_row_[static_cast<size_t>(work_tile.row_begin)])
+      fail("work tile ", i, ": request is wrong");
+    if (work_tile.kv_head < 0 || work_tile.kv_head >= config_.num_kv_heads) fail("work tile ", i, ": kv_head is wrong");
+    if (work_tile.segment < 0 || work_tile.segment >= plan_.num_segments) fail("work tile ", i, ": segment is wrong");
+    if (((work_tile.flags & kFold) != 0) != fixed()) fail("work tile ", i, ": kFold is wrong");
+    check_merge_of(i, work_tile);
+    if (work_tile.kv_begin == work_tile.kv_end) return;
+    const SegmentLengths& segment = plan_.segments[work_tile.segment];
+    if (work_tile.kv_row < 0 || work_tile.kv_row >= segment.num_rows) {
+      fail("work tile ", i, ": kv_row is wrong");
       return;
     }
-    if (item.kv_begin < 0 || item.kv_begin > item.kv_end || item.kv_end > segment.kv_len[item.kv_row]) {
-      fail("item ", i, ": keys [", item.kv_begin, ", ", item.kv_end, ") of ", segment.kv_len[item.kv_row]);
+    if (work_tile.kv_begin < 0 || work_tile.kv_begin > work_tile.kv_end ||
+        work_tile.kv_end > segment.kv_len[work_tile.kv_row]) {
+      fail("work tile ", i, ": keys [", work_tile.kv_begin, ", ", work_tile.kv_end, ") of ",
+           segment.kv_len[work_tile.kv_row]);
     }
     if (fixed()) {
       const int32_t split = config_.fixed_split_tokens;
-      if (item.kv_begin / split != (item.kv_end - 1) / split) fail("item ", i, " spans two fixed splits");
-      if (item.kv_begin % config_.tile.kv_tokens != 0) fail("item ", i, " does not begin at a tile");
+      if (work_tile.kv_begin / split != (work_tile.kv_end - 1) / split)
+        fail("work tile ", i, " spans two fixed splits");
+      if (work_tile.kv_begin % config_.tile.kv_tokens != 0) fail("work tile ", i, " does not begin at a tile");
     }
   }
 
-  /// Who finishes a result of a list knows the merge it goes to.
-  void check_merge_of(int32_t i, const WorkTile& item) {
-    const bool known =
-        config_.tile.schedule == Schedule::kStatic && !shares() && (item.flags & kFinish) != 0 && item.partial >= 0;
+  /// A work tile of a list that finishes a partial result names its combine tile.
+  void check_merge_of(int32_t i, const WorkTile& work_tile) {
+    const bool known = config_.tile.schedule == Schedule::kStatic && !shares() && (work_tile.flags & kFinish) != 0 &&
+                       work_tile.partial >= 0;
     if (!known) {
-      if (item.merge != -1) fail("item ", i, " names merge ", item.merge);
+      if (work_tile.combine_tile != -1) fail("work tile ", i, " names combine tile ", work_tile.combine_tile);
       return;
     }
-    if (item.merge < 0 || item.merge >= plan_.num_combine_tiles || item.merge >= plan_.num_workers) {
-      fail("item ", i, " names merge ", item.merge, " of ", plan_.num_combine_tiles);
+    if (work_tile.combine_tile < 0 || work_tile.combine_tile >= plan_.num_combine_tiles ||
+        work_tile.combine_tile >= plan_.num_workers) {
+      fail("work tile ", i, " names combine tile ", work_tile.combine_tile, " of ", plan_.num_combine_tiles);
       return;
     }
-    const CombineTile& merge = plan_.merges[item.merge];
-    const int32_t* const begin = plan_.combine_sources + merge.source_begin;
-    const int32_t* const end = plan_.combine_sources + merge.source_end;
-    if (std::count(begin, end, item.partial) != 1 || merge.row_begin != item.row_begin ||
-        merge.row_end != item.row_end || merge.kv_head != item.kv_head) {
-      fail("item ", i, " is no source of merge ", item.merge);
+    const CombineTile& combine_tile = plan_.combine_tiles[work_tile.combine_tile];
+    const int32_t* const begin = plan_.combine_sources + combine_tile.source_begin;
+    const int32_t* const end = plan_.combine_sources + combine_tile.source_end;
+    if (std::count(begin, end, work_tile.partial) != 1 || combine_tile.row_begin != work_tile.row_begin ||
+        combine_tile.row_end != work_tile.row_end || combine_tile.kv_head != work_tile.kv_head) {
+      fail("work tile ", i, " is no source of combine tile ", work_tile.combine_tile);
     }
   }
 
   void check_merges() {
     std::set<int32_t> used;
     for (int32_t m = 0; m < plan_.num_combine_tiles; ++m) {
-      const CombineTile& merge = plan_.merges[m];
-      if (merge.row_begin >= merge.row_end || merge.row_end - merge.row_begin > config_.tile.rows) {
-        fail("merge ", m, ": rows [", merge.row_begin, ", ", merge.row_end, ")");
+      const CombineTile& combine_tile = plan_.combine_tiles[m];
+      if (combine_tile.row_begin >= combine_tile.row_end ||
+          combine_tile.row_end - combine_tile.row_begin > config_.tile.rows) {
+        fail("combine tile ", m, ": rows [", combine_tile.row_begin, ", ", combine_tile.row_end, ")");
         continue;
       }
-      if (merge.source_begin >= merge.source_end) fail("merge ", m, " has no sources");
-      if (!shares() && merge.source_begin + 1 == merge.source_end) fail("merge ", m, " is of one result alone");
-      for (int32_t row = merge.row_begin; row < merge.row_end; ++row) {
-        if (request_of_row_[static_cast<size_t>(row)] != merge.request)
-          fail("merge ", m, ": request of row ", row, " is wrong");
-        auto& pieces = pieces_[{merge.kv_head, row}];
-        if (!pieces.empty()) fail("row ", row, " of head ", merge.kv_head, " is merged twice");
-        for (int32_t i = merge.source_begin; i < merge.source_end; ++i) {
-          const int32_t partial = plan_.combine_sources[i] + row - merge.row_begin;
+      if (combine_tile.source_begin >= combine_tile.source_end) fail("combine tile ", m, " has no sources");
+      if (!shares() && combine_tile.source_begin + 1 == combine_tile.source_end)
+        fail("combine tile ", m, " is of one result alone");
+      for (int32_t row = combine_tile.row_begin; row < combine_tile.row_end; ++row) {
+        if (request_of_row_[static_cast<size_t>(row)] != combine_tile.request)
+          fail("combine tile ", m, ": request of row ", row, " is wrong");
+        auto& splits = splits_[{combine_tile.kv_head, row}];
+        if (!splits.empty()) fail("row ", row, " of head ", combine_tile.kv_head, " is combined twice");
+        for (int32_t i = combine_tile.source_begin; i < combine_tile.source_end; ++i) {
+          const int32_t partial = plan_.combine_sources[i] + row - combine_tile.row_begin;
           const auto found = partials_.find(partial);
           if (found == partials_.end()) {
-            fail("merge ", m, ": source ", partial, " is written by nobody");
+            fail("combine tile ", m, ": source ", partial, " is written by nobody");
             continue;
           }
           if (!used.insert(partial).second) fail("partial row ", partial, " is used twice");
           const auto& [partial_row, finished] = found->second;
-          if (partial_row != row || finished.kv_head != merge.kv_head) {
-            fail("merge ", m, ": source ", partial, " is of row ", partial_row, " head ", finished.kv_head);
+          if (partial_row != row || finished.kv_head != combine_tile.kv_head) {
+            fail("combine tile ", m, ": source ", partial, " is of row ", partial_row, " head ", finished.kv_head);
           }
-          pieces.push_back(&finished);
+          splits.push_back(&finished);
         }
-        check_order(m, pieces);
+        check_order(m, splits);
       }
     }
-    if (used.size() != partials_.size()) fail("some partial rows are used by no merge");
+    if (used.size() != partials_.size()) fail("some partial rows are used by no combine tile");
   }
 
   bool shares() const {
@@ -228,15 +240,15 @@ class Checker {
 
   /// Sources follow the keys: shared segments in order, then the request's own segments in order, each from its first
   /// key.
-  void check_order(int32_t m, const std::vector<const Finished*>& pieces) {
+  void check_order(int32_t m, const std::vector<const Finished*>& splits) {
     std::tuple<bool, int32_t, int32_t> previous{false, -1, 0};
-    for (const Finished* piece : pieces) {
-      for (const WorkTile* item : piece->work_tiles) {
-        if (item->kv_begin == item->kv_end) continue;
-        const std::tuple<bool, int32_t, int32_t> here{!plan_.segments[item->segment].shared, item->segment,
-                                                      item->kv_begin};
-        if (here < previous) fail("merge ", m, ": sources are out of order");
-        previous = {std::get<0>(here), item->segment, item->kv_end};
+    for (const Finished* split : splits) {
+      for (const WorkTile* work_tile : split->work_tiles) {
+        if (work_tile->kv_begin == work_tile->kv_end) continue;
+        const std::tuple<bool, int32_t, int32_t> here{!plan_.segments[work_tile->segment].shared, work_tile->segment,
+                                                      work_tile->kv_begin};
+        if (here < previous) fail("combine tile ", m, ": sources are out of order");
+        previous = {std::get<0>(here), work_tile->segment, work_tile->kv_end};
       }
     }
   }
@@ -283,36 +295,38 @@ class Checker {
   void check_coverage() {
     for (const Finished& finished : direct_) {
       for (int32_t row = finished.row_begin; row < finished.row_end; ++row) {
-        auto& pieces = pieces_[{finished.kv_head, row}];
-        if (!pieces.empty()) fail("row ", row, " of head ", finished.kv_head, " is written twice");
-        pieces.push_back(&finished);
+        auto& splits = splits_[{finished.kv_head, row}];
+        if (!splits.empty()) fail("row ", row, " of head ", finished.kv_head, " is written twice");
+        splits.push_back(&finished);
       }
     }
     int64_t rows = 0;
     for (size_t r = 0; r < batch_.q_len.size(); ++r) rows += takes(r) ? batch_.q_len[r] * group_size_ : 0;
-    if (static_cast<int64_t>(pieces_.size()) != rows * config_.num_kv_heads) {
-      fail(pieces_.size(), " (row, head) pairs are written of ", rows * config_.num_kv_heads);
+    if (static_cast<int64_t>(splits_.size()) != rows * config_.num_kv_heads) {
+      fail(splits_.size(), " (row, head) pairs are written of ", rows * config_.num_kv_heads);
     }
-    for (const auto& [key, pieces] : pieces_) {
+    for (const auto& [key, splits] : splits_) {
       const int32_t request = request_of_row_[static_cast<size_t>(key.second)];
       if (!takes(static_cast<size_t>(request))) fail("request ", request, " is another plan's");
     }
     std::map<const WorkTile*, bool> empty_needed;  // of work tiles without keys, whether any row has no other
-    for (const auto& [key, pieces] : pieces_) {
-      check_keys_of_row(key.first, key.second, pieces);
-      const bool sees_nothing = std::all_of(pieces.begin(), pieces.end(), is_empty);
-      for (const Finished* piece : pieces) {
-        if (is_empty(piece)) empty_needed[piece->work_tiles[0]] |= sees_nothing;
+    for (const auto& [key, splits] : splits_) {
+      check_keys_of_row(key.first, key.second, splits);
+      const bool sees_nothing = std::all_of(splits.begin(), splits.end(), is_empty);
+      for (const Finished* split : splits) {
+        if (is_empty(split)) empty_needed[split->work_tiles[0]] |= sees_nothing;
       }
     }
-    for (const auto& [item, needed] : empty_needed) {
-      if (!needed) fail("rows [", item->row_begin, ", ", item->row_end, ") have an empty item that none of them needs");
+    for (const auto& [work_tile, needed] : empty_needed) {
+      if (!needed)
+        fail("rows [", work_tile->row_begin, ", ", work_tile->row_end,
+             ") have an empty work tile that none of them needs");
     }
   }
 
-  static bool is_empty(const Finished* piece) { return piece->work_tiles[0]->kv_begin == piece->work_tiles[0]->kv_end; }
+  static bool is_empty(const Finished* split) { return split->work_tiles[0]->kv_begin == split->work_tiles[0]->kv_end; }
 
-  void check_keys_of_row(int32_t head, int32_t row, const std::vector<const Finished*>& pieces) {
+  void check_keys_of_row(int32_t head, int32_t row, const std::vector<const Finished*>& splits) {
     const int32_t request = request_of_row_[static_cast<size_t>(row)];
     const int64_t query = position(request, row);
     for (size_t s = 0; s < batch_.segments.size(); ++s) {
@@ -320,11 +334,12 @@ class Checker {
       const int32_t kv_row = row_of(segment, request);
       const int32_t kv_len = kv_row < 0 ? 0 : segment.kv_len[static_cast<size_t>(kv_row)];
       std::vector<int32_t> visits(static_cast<size_t>(kv_len));
-      for (const Finished* piece : pieces) {
-        for (const WorkTile* item : piece->work_tiles) {
-          if (item->segment != static_cast<int32_t>(s) || item->kv_begin == item->kv_end) continue;
-          if (item->kv_row != kv_row) fail("row ", row, " visits row ", item->kv_row, " of segment ", s);
-          for (int32_t j = item->kv_begin; j < std::min(item->kv_end, kv_len); ++j) ++visits[static_cast<size_t>(j)];
+      for (const Finished* split : splits) {
+        for (const WorkTile* work_tile : split->work_tiles) {
+          if (work_tile->segment != static_cast<int32_t>(s) || work_tile->kv_begin == work_tile->kv_end) continue;
+          if (work_tile->kv_row != kv_row) fail("row ", row, " visits row ", work_tile->kv_row, " of segment ", s);
+          for (int32_t j = work_tile->kv_begin; j < std::min(work_tile->kv_end, kv_len); ++j)
+            ++visits[static_cast<size_t>(j)];
         }
       }
       int64_t offset = -1;
@@ -346,10 +361,10 @@ class Checker {
   const PlanView& plan_;
   const int32_t group_size_;
   std::vector<int32_t> request_of_row_;
-  std::optional<Finished> open_;  ///< the accumulation that the last item has not finished
+  std::optional<Finished> open_;  ///< the accumulation that the last work tile has not finished
   std::vector<Finished> direct_;
   std::map<int32_t, std::pair<int32_t, Finished>> partials_;                    ///< partial row -> packed row, content
-  std::map<std::pair<int32_t, int32_t>, std::vector<const Finished*>> pieces_;  ///< (head, row) -> what is folded
+  std::map<std::pair<int32_t, int32_t>, std::vector<const Finished*>> splits_;  ///< (head, row) -> what is folded
   std::ostringstream problem_;
 };
 

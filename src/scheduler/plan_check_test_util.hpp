@@ -9,7 +9,7 @@
 namespace folio::inline v0::scheduler::testing {
 
 /// Empty if the plan does what plan_view.hpp says for the batch, else what is wrong: coverage of (row, key) pairs,
-/// work tiles' and merges' structure, partial rows, bounds.
+/// work tiles' and combine tiles' structure, partial rows, bounds.
 std::string check_plan(const SchedulerConfig& config, const OwnedBatch& batch, const PlanView& plan);
 
 }  // namespace folio::inline v0::scheduler::testing

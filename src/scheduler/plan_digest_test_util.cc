@@ -9,10 +9,10 @@ std::vector<int64_t> worker_loads(const SchedulerConfig& config, const PlanView&
   for (int32_t w = 0; w < plan.num_workers; ++w) {
     int64_t load = 0;
     for (int32_t i = plan.worker_indptr[w]; i < plan.worker_indptr[w + 1]; ++i) {
-      const WorkTile& item = plan.work_tiles[i];
+      const WorkTile& work_tile = plan.work_tiles[i];
       const int64_t width = config.tile.kv_tokens;
-      const int64_t tiles = std::max<int64_t>(1, (item.kv_end + width - 1) / width - item.kv_begin / width);
-      load += tiles * (config.tile_cost + int64_t{item.row_end - item.row_begin} * config.row_cost);
+      const int64_t tiles = std::max<int64_t>(1, (work_tile.kv_end + width - 1) / width - work_tile.kv_begin / width);
+      load += tiles * (config.tile_cost + int64_t{work_tile.row_end - work_tile.row_begin} * config.row_cost);
     }
     loads.push_back(load);
   }
@@ -25,12 +25,12 @@ std::vector<int32_t> running_order(const PlanView& plan) {
     for (int32_t i = 0; i < plan.num_work_tiles; ++i) order.push_back(i);
     return order;
   }
-  for (int32_t claim = 0; claim < plan.num_dynamic_tiles; ++claim) {
-    int32_t i = claim;
+  for (int32_t dynamic_tile = 0; dynamic_tile < plan.num_dynamic_tiles; ++dynamic_tile) {
+    int32_t i = dynamic_tile;
     order.push_back(i);
     while ((plan.work_tiles[i].flags & kFinish) == 0) {
       i = plan.work_tiles[i].partial;
-      // A chain that leads back among the claims, or in a circle, would never end.
+      // Continuations that lead back to a dynamic tile, or in a circle, would never end.
       if (i < plan.num_dynamic_tiles || i >= plan.num_work_tiles ||
           order.size() > static_cast<size_t>(plan.num_work_tiles))
         return {};
@@ -48,25 +48,25 @@ std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& p
     return left.empty() ? right : "(" + left + "+" + right + ")";
   };
   for (const int32_t i : running_order(plan)) {
-    const WorkTile& item = plan.work_tiles[i];
-    if ((item.flags & kStart) != 0) state.clear();
-    state = fold(
-        state, std::to_string(item.segment) + ":" + std::to_string(item.kv_begin) + "-" + std::to_string(item.kv_end));
-    if ((item.flags & kFinish) == 0) continue;
-    for (int32_t row = item.row_begin; row < item.row_end; ++row) {
-      if (item.partial < 0) {
-        orders[{item.kv_head, row}] = state;
+    const WorkTile& work_tile = plan.work_tiles[i];
+    if ((work_tile.flags & kStart) != 0) state.clear();
+    state = fold(state, std::to_string(work_tile.segment) + ":" + std::to_string(work_tile.kv_begin) + "-" +
+                            std::to_string(work_tile.kv_end));
+    if ((work_tile.flags & kFinish) == 0) continue;
+    for (int32_t row = work_tile.row_begin; row < work_tile.row_end; ++row) {
+      if (work_tile.partial < 0) {
+        orders[{work_tile.kv_head, row}] = state;
       } else {
-        partials[item.partial + row - item.row_begin] = state;
+        partials[work_tile.partial + row - work_tile.row_begin] = state;
       }
     }
   }
   for (int32_t m = 0; m < plan.num_combine_tiles; ++m) {
-    const CombineTile& merge = plan.merges[m];
-    for (int32_t row = merge.row_begin; row < merge.row_end; ++row) {
-      std::string& merged = orders[{merge.kv_head, row}];
-      for (int32_t i = merge.source_begin; i < merge.source_end; ++i) {
-        merged = fold(merged, partials[plan.combine_sources[i] + row - merge.row_begin]);
+    const CombineTile& combine_tile = plan.combine_tiles[m];
+    for (int32_t row = combine_tile.row_begin; row < combine_tile.row_end; ++row) {
+      std::string& merged = orders[{combine_tile.kv_head, row}];
+      for (int32_t i = combine_tile.source_begin; i < combine_tile.source_end; ++i) {
+        merged = fold(merged, partials[plan.combine_sources[i] + row - combine_tile.row_begin]);
       }
     }
   }
@@ -95,16 +95,18 @@ std::vector<int64_t> serialise(const PlanView& plan) {
   }
   if (plan.num_dynamic_tiles == 0) add(plan.worker_indptr, plan.num_workers + 1);
   for (int32_t i = 0; i < plan.num_work_tiles; ++i) {
-    const WorkTile& item = plan.work_tiles[i];
-    all.insert(all.end(), {item.segment, item.kv_row, item.kv_head, item.request, item.row_begin, item.row_end,
-                           item.kv_begin, item.kv_end, item.partial, item.flags, item.merge});
+    const WorkTile& work_tile = plan.work_tiles[i];
+    all.insert(all.end(), {work_tile.segment, work_tile.kv_row, work_tile.kv_head, work_tile.request,
+                           work_tile.row_begin, work_tile.row_end, work_tile.kv_begin, work_tile.kv_end,
+                           work_tile.partial, work_tile.flags, work_tile.combine_tile});
   }
   for (int32_t m = 0; m < plan.num_combine_tiles; ++m) {
-    const CombineTile& merge = plan.merges[m];
-    all.insert(all.end(),
-               {merge.kv_head, merge.request, merge.row_begin, merge.row_end, merge.source_begin, merge.source_end});
+    const CombineTile& combine_tile = plan.combine_tiles[m];
+    all.insert(all.end(), {combine_tile.kv_head, combine_tile.request, combine_tile.row_begin, combine_tile.row_end,
+                           combine_tile.source_begin, combine_tile.source_end});
   }
-  add(plan.combine_sources, plan.num_combine_tiles == 0 ? 0 : plan.merges[plan.num_combine_tiles - 1].source_end);
+  add(plan.combine_sources,
+      plan.num_combine_tiles == 0 ? 0 : plan.combine_tiles[plan.num_combine_tiles - 1].source_end);
   add(plan.mask_columns, plan.num_requests);
   add(plan.mask_first_column, plan.num_requests);
   add(plan.mask_byte_indptr, plan.num_requests + 1);

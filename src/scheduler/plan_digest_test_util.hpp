@@ -11,11 +11,11 @@
 /// What tests compare of plans.
 namespace folio::inline v0::scheduler::testing {
 
-/// Cost of every worker's work tiles. An empty item counts as one tile.
+/// Cost of every worker's work tiles. An empty work tile counts as one tile.
 std::vector<int64_t> worker_loads(const SchedulerConfig& config, const PlanView& plan);
 
-/// The indices of a plan's work tiles in an order in which they may be run: worker after worker, or claim after claim,
-/// each with the work tiles that it leads to. Empty where a claim leads nowhere.
+/// The indices of a plan's work tiles in an order in which they may run: worker after worker, or dynamic tile after
+/// dynamic tile, each with its continuations. Empty where a continuation leads nowhere.
 std::vector<int32_t> running_order(const PlanView& plan);
 
 /// How each row's result is folded, by (KV head, packed row): "((a+b)+c)" over its work tiles' keys. Two plans with

@@ -1,21 +1,26 @@
 #include "scheduler/plan_image.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <new>
 
 #include "core/error.hpp"
-#include "scheduler/plan_layout.hpp"
+#include "scheduler/batch.hpp"
+#include "scheduler/device/inputs.hpp"
+#include "scheduler/dynamic_scheduler.hpp"
 
 namespace folio::inline v0::scheduler {
+
 namespace {
 
-/// Copies arrays into an image's bytes and knows the addresses they will have.
+/// Copies arrays into an image's staging memory and computes their device addresses.
 class Packer {
  public:
   Packer(void* stage, const void* image)
       : stage_(static_cast<std::byte*>(stage)), image_(static_cast<const std::byte*>(image)) {}
 
-  /// Where `offset` will lie on the device.
+  /// The device address of `offset`.
   template <typename T>
   const T* address(int64_t offset) const {
     return reinterpret_cast<const T*>(image_ + offset);
@@ -27,7 +32,7 @@ class Packer {
     return address<T>(offset);
   }
 
-  /// One of the arrays of lengths, which lie side by side from `next` on. Null stays null.
+  /// Copies one of the arrays of lengths, which lie side by side from `next` on. Null stays null.
   const int32_t* copy_lengths(int64_t& next, const int32_t* from, int64_t count) {
     if (from == nullptr) return nullptr;
     const int32_t* there = copy(next, from, count);
@@ -41,6 +46,81 @@ class Packer {
 };
 
 }  // namespace
+
+int64_t max_row_tiles(const SchedulerConfig& config, int64_t requests, int64_t tokens) {
+  const bool shares = config.bounds && config.bounds->max_shared_levels > 0;
+  if (config.max_rows <= config.tile.rows && !shares) return std::min(requests, tokens);  // one each
+  const int64_t rows = tokens * (config.num_q_heads / config.num_kv_heads);
+  // A request's last row tile may be short; there are no more requests with tokens than tokens.
+  return rows / config.tile.rows + std::min(requests, tokens);
+}
+
+PlanImageCounts counts_within_bounds(const SchedulerConfig& config) {
+  check_config(config);
+  if (!config.bounds)
+    core::fail(ErrorCode::kInvalidArgument,
+               "the op was prepared without GraphBounds; a plan image of fixed size needs them");
+  const GraphBounds& bounds = *config.bounds;
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  const int64_t rows = int64_t{bounds.max_tokens} * (config.num_q_heads / config.num_kv_heads);
+  const int64_t requests = bounds.max_requests;
+  const int64_t levels = bounds.max_shared_levels;
+  const int64_t tiles = max_row_tiles(config, requests, bounds.max_tokens);
+  const bool fixed_splits = config.determinism >= Determinism::kBatchInvariant;
+  // Work tiles of an uncut output tile: one per segment, or one per fixed split. All segments' keys together are
+  // bounded, and each segment may begin and end within a fixed split.
+  const int64_t splits = fixed_splits ? bounds.max_kv_len / config.fixed_split_tokens + 1 : 0;
+  const int64_t work_tiles_a_tile = splits + (fixed_splits ? 2 : 1) * kMaxImageSegments;
+  const int64_t work_tiles_a_shared_tile = splits + 1;
+  // A cut adds one work tile. A dynamic schedule's fixed splits are counted already.
+  const bool dynamic = config.tile.schedule == Schedule::kDynamic;
+  const int64_t cuts = !dynamic ? config.num_workers : fixed_splits ? 0 : split_budget(config);
+  // Row tiles of groups come on top of those of requests, as in max_partial_rows.
+  const double max_work_tiles = static_cast<double>(tiles) * config.num_kv_heads *
+                                    static_cast<double>(work_tiles_a_tile + levels * work_tiles_a_shared_tile) +
+                                static_cast<double>(cuts);
+  const double most_lengths = static_cast<double>(requests) * static_cast<double>(kMaxImageSegments + levels) * 4;
+  if (rows > kMax || max_work_tiles > static_cast<double>(kMax) || most_lengths > static_cast<double>(kMax)) {
+    core::fail(ErrorCode::kInvalidArgument, "the op's bounds allow for ", rows, " packed rows and about ",
+               max_work_tiles,
+               " work tiles in a plan; at most 2^31 - 1 are offered: lower max_tokens, max_requests or max_kv_len");
+  }
+  const int64_t stretches = config.num_kv_heads * (levels + 1) * tiles;  // rows with the same contributors
+  const int64_t partial_rows = max_partial_rows(config);
+  PlanImageCounts counts;
+  counts.segments = kMaxImageSegments + levels;
+  counts.lengths = 2 * requests + 1 + counts.segments * 4 * requests + 2 * requests;
+  counts.mask_blocks = config.mask == MaskKind::kCustom ? requests + 1 : 0;
+  counts.workers = dynamic ? 0 : config.num_workers;
+  counts.work_tiles = config.num_kv_heads * tiles * (work_tiles_a_tile + levels * work_tiles_a_shared_tile) + cuts;
+  // A split output tile has at least two splits.
+  const int64_t split_output_tiles = dynamic ? split_budget(config) / 2 : config.num_workers;
+  counts.combine_tiles = split_output_tiles + (levels > 0 ? std::min(partial_rows, stretches) : 0);
+  // Every source has at least one partial row of its own.
+  const int64_t kv_splits = dynamic ? split_budget(config) : int64_t{2} * config.num_workers;
+  counts.combine_sources = levels == 0 && !fixed_splits ? kv_splits : partial_rows;
+  const bool lpt = config.tile.order == TileOrder::kLpt;
+  counts.scratch_bytes = DeviceScratchSizes{requests, tiles, config.num_workers, dynamic, lpt}.bytes();
+  return counts;
+}
+
+PlanImageCounts counts_of(const PlanView& plan) {
+  const int64_t requests = plan.num_requests;
+  PlanImageCounts counts;
+  counts.segments = plan.num_segments;
+  counts.lengths = 2 * requests + 1 + (plan.mask_columns != nullptr ? 2 * requests : 0);
+  for (int32_t s = 0; s < plan.num_segments; ++s) {
+    const SegmentLengths& segment = plan.segments[s];
+    counts.lengths += int64_t{2} * segment.num_rows + (segment.row_of_request != nullptr ? requests : 0) +
+                      (segment.key_offset != nullptr ? requests : 0);
+  }
+  counts.mask_blocks = plan.mask_byte_indptr != nullptr ? requests + 1 : 0;
+  counts.workers = plan.worker_indptr == nullptr ? 0 : plan.num_workers;
+  counts.work_tiles = plan.num_work_tiles;
+  counts.combine_tiles = plan.num_combine_tiles;
+  counts.combine_sources = plan.num_combine_tiles == 0 ? 0 : plan.combine_tiles[plan.num_combine_tiles - 1].source_end;
+  return counts;
+}
 
 std::string describe(const PlanStatus& status) {
   switch (status.problem) {
@@ -105,7 +185,7 @@ size_t pack_plan(const PlanView& plan, void* stage, size_t stage_bytes, const vo
   if (plan.worker_indptr != nullptr) {
     view.worker_indptr = packer.copy(layout.worker_indptr, plan.worker_indptr, counts.workers + 1);
   }
-  view.merges = packer.copy(layout.merges, plan.merges, counts.merges);
+  view.combine_tiles = packer.copy(layout.combine_tiles, plan.combine_tiles, counts.combine_tiles);
   view.combine_sources = packer.copy(layout.combine_sources, plan.combine_sources, counts.combine_sources);
   view.work_tiles = packer.copy(layout.work_tiles, plan.work_tiles, counts.work_tiles);
   return bytes;

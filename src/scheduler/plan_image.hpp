@@ -5,15 +5,16 @@
 #include <string>
 
 #include "folio/types/attention.hpp"
+#include "folio/types/export.hpp"
 #include "scheduler/plan_view.hpp"
 #include "scheduler/scheduler.hpp"
 
-/// The image of a plan: one contiguous piece of memory with everything of a PlanView that a device's kernels read. It
-/// begins with a PlanImageHeader, whose `view` says where the rest lies, as addresses of the device; so kernels take
-/// one address, which a captured graph keeps, and the host uploads a plan with one copy of what it uses.
+/// The image of a plan: one contiguous block of memory with everything of a PlanView that kernels on a device read.
+/// It begins with a PlanImageHeader, whose `view` holds device addresses of the rest. So kernels take one address,
+/// which a captured graph keeps, and the host uploads a plan with one copy.
 namespace folio::inline v0::scheduler {
 
-/// What kept a request from being planned on a device. The host scheduler throws instead.
+/// Why a request could not be planned on a device. The host scheduler throws instead.
 enum class PlanProblem : int32_t {
   kNone = 0,
   kIndptr = 1,     ///< cu_q does not ascend from 0 to at most num_tokens
@@ -22,7 +23,7 @@ enum class PlanProblem : int32_t {
   kPositions = 4,  ///< keys or queries beyond the positions of 32 bits
 };
 
-/// The first request that was not planned (of several, the lowest), and why.
+/// The lowest request that was not planned, and why.
 struct PlanStatus {
   PlanProblem problem = PlanProblem::kNone;
   int32_t request = 0;
@@ -33,7 +34,7 @@ struct PlanStatus {
 /// A sentence for an error message; empty for kNone.
 std::string describe(const PlanStatus& status);
 
-/// What an image begins with.
+/// The begin of an image.
 struct PlanImageHeader {
   /// Counts, and addresses valid on the device (those inside view.segments too).
   PlanView view;
@@ -59,5 +60,81 @@ size_t plan_image_bytes(const PlanView& plan);
 /// the addresses it has once copied to `image`. Returns how many bytes are to be copied: plan_image_bytes(plan).
 /// Allocates nothing. Throws Error(kInvalidArgument) where it does not fit.
 size_t pack_plan(const PlanView& plan, void* stage, size_t stage_bytes, const void* image);
+
+/// Capacity of an image.
+struct PlanImageCounts {
+  int64_t segments = 0;
+  int64_t lengths = 0;      ///< entries of all int32 arrays of lengths together
+  int64_t mask_blocks = 0;  ///< entries of mask_byte_indptr
+  int64_t workers = 0;
+  int64_t work_tiles = 0;
+  int64_t combine_tiles = 0;
+  int64_t combine_sources = 0;
+  int64_t scratch_bytes = 0;
+};
+
+/// Byte offsets from the image's begin.
+struct PlanImageLayout {
+  int64_t segments = 0;
+  int64_t lengths = 0;
+  int64_t mask_byte_indptr = 0;
+  int64_t worker_indptr = 0;
+  int64_t combine_tiles = 0;
+  int64_t combine_sources = 0;
+  int64_t work_tiles = 0;
+  int64_t scratch = 0;
+  int64_t total = 0;
+};
+
+/// Divides an image: for sizes, for packing and for the device scheduler. Arrays of fixed size come first, those that
+/// grow with the work last. Every array begins at a multiple of kPlanImageAlignment. Counts are below 2^32 each, so
+/// nothing overflows.
+constexpr PlanImageLayout carve_plan_image(const PlanImageCounts& counts) {
+  PlanImageLayout layout;
+  const auto take = [&layout](int64_t bytes) {
+    constexpr int64_t kAlignment = kPlanImageAlignment;
+    const int64_t begin = layout.total;
+    layout.total += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return begin;
+  };
+  take(sizeof(PlanImageHeader));
+  layout.segments = take(counts.segments * int64_t{sizeof(SegmentLengths)});
+  layout.lengths = take(counts.lengths * int64_t{sizeof(int32_t)});
+  layout.mask_byte_indptr = take(counts.mask_blocks * int64_t{sizeof(int64_t)});
+  layout.worker_indptr = take((counts.workers + 1) * int64_t{sizeof(int32_t)});
+  layout.combine_tiles = take(counts.combine_tiles * int64_t{sizeof(CombineTile)});
+  layout.combine_sources = take(counts.combine_sources * int64_t{sizeof(int32_t)});
+  layout.work_tiles = take(counts.work_tiles * int64_t{sizeof(WorkTile)});
+  layout.scratch = take(counts.scratch_bytes);
+  return layout;
+}
+
+/// Upper bound of the row tiles, per KV head, of this many requests and tokens.
+int64_t max_row_tiles(const SchedulerConfig& config, int64_t requests, int64_t tokens);
+
+/// Capacity for every plan within config.bounds. Throws as plan_image_bytes(config) does.
+PlanImageCounts counts_within_bounds(const SchedulerConfig& config);
+
+/// Capacity that this plan needs.
+PlanImageCounts counts_of(const PlanView& plan);
+
+/// Term of word `index` in a schedule's checksum. The checksum is a sum, so threads add terms in any order. For every
+/// index the term is a bijection of the word: a change of any single word changes the checksum.
+FOLIO_HOST_DEVICE constexpr uint64_t checksum_term(uint64_t word, uint64_t index) {
+  uint64_t mixed = (word ^ (index * 0x9e3779b97f4a7c15)) * 0xbf58476d1ce4e5b9;
+  mixed = (mixed ^ (mixed >> 31)) * 0x94d049bb133111eb;
+  return mixed ^ (mixed >> 29);
+}
+
+/// The expected checksum of a schedule in a caller's memory, kept apart from it, and how to disable the schedule.
+struct ChecksumRecord {
+  static constexpr int32_t kMaxImages = 2;
+
+  uint64_t num_words = 0;
+  uint64_t checksum = 0;
+  int32_t num_images = 0;
+  PlanImageHeader* images[kMaxImages] = {};  ///< where the schedule's images begin
+  PlanImageHeader emptied[kMaxImages] = {};  ///< the same plans without work: replace a changed schedule's headers
+};
 
 }  // namespace folio::inline v0::scheduler

@@ -44,7 +44,7 @@ GraphBounds tight_bounds(const BatchView& batch, const PlanView& plan) {
   return bounds;
 }
 
-/// Every other one is to be claimed.
+/// Every other plan is a dynamic schedule.
 Case random_case_of(int index, std::mt19937& random) {
   Case one = testing::random_case(random);
   if (index % 2 == 0) return one;
@@ -53,7 +53,7 @@ Case random_case_of(int index, std::mt19937& random) {
   return one;
 }
 
-TEST(PlanImage, HoldsThePlanAtItsDevicesAddresses) {
+TEST(PlanImage, Pack_AnyPlan_HoldsDeviceAddresses) {
   std::mt19937 random(41);
   PlanStorage storage;
   for (int i = 0; i < 3000; ++i) {
@@ -72,7 +72,7 @@ TEST(PlanImage, HoldsThePlanAtItsDevicesAddresses) {
   }
 }
 
-TEST(PlanImage, OfTheBoundsHasRoomForEveryBatchWithinThem) {
+TEST(PlanImage, Size_FromBounds_FitsEveryBatchWithinThem) {
   std::mt19937 random(42);
   PlanStorage storage;
   int shared = 0;
@@ -91,7 +91,7 @@ TEST(PlanImage, OfTheBoundsHasRoomForEveryBatchWithinThem) {
   EXPECT_GT(shared, 1000);
 }
 
-TEST(PlanImage, RefusesWhatDoesNotFit) {
+TEST(PlanImage, Pack_TooLargeAPlan_IsRefused) {
   SchedulerConfig config;
   config.num_q_heads = config.num_kv_heads = 1;
   config.page_size = 16;
@@ -110,7 +110,7 @@ TEST(PlanImage, RefusesWhatDoesNotFit) {
   EXPECT_THROW(pack_plan(plan, stage.data(), stage.size(), nullptr), Error);
 }
 
-TEST(PlanImage, StatusesReadAsSentences) {
+TEST(PlanImage, Describe_EveryStatus_IsASentence) {
   EXPECT_EQ(describe(PlanStatus{}), "");
   EXPECT_EQ(describe({PlanProblem::kQueries, 3, -1, 9}), "request 3: q_len is 9, more than the op was prepared for");
   EXPECT_EQ(describe({PlanProblem::kKeys, 3, 1, -9}), "request 3, segment 1: kv_len is -9; it is 0 or more");

@@ -1,80 +1,82 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <utility>
 
-#include "scheduler/grow_buffer.hpp"
-#include "scheduler/partition_rule.hpp"
+#include "core/error.hpp"
 #include "scheduler/plan_view.hpp"
 #include "scheduler/scheduler.hpp"
+#include "scheduler/tile_space.hpp"
 
 namespace folio::inline v0::scheduler {
 
-/// value / divisor of positive numbers: of 32 bits, as nearly all are, in half the time.
-inline int64_t quotient(int64_t value, int64_t divisor) noexcept {
-  return ((value | divisor) >> 32) == 0 ? narrow_div(value, divisor) : value / divisor;
-}
+/// An array that only grows, so that planning allocates nothing once it has seen its largest batch. Unlike std::vector
+/// it never initialises elements.
+template <typename T>
+class GrowBuffer {
+  static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
 
-/// Keys that a row tile visits in one segment.
-struct KeyRange {
-  int32_t segment;
-  int32_t kv_row;
-  int32_t begin;  ///< local tokens [begin, end); begin == end only in the one range of a tile that sees nothing
-  int32_t end;
-};
-
-/// Some packed rows and all keys that one accumulation visits for them: a chain, once per KV head.
-struct RowTile {
-  int32_t request;  ///< of the first row
-  int32_t row_begin;
-  int32_t row_end;
-  int32_t range_begin;  ///< ranges [range_begin, range_end)
-  int32_t range_end;
-  bool to_partial;       ///< its result is merged with a shared segment's (or is one): it always goes to partial rows
-  bool divisible;        ///< may be cut between workers
-  int64_t num_kv_tiles;  ///< over all ranges; 1 where nothing is visible; 0: there is no such chain
-  int64_t kv_tile_cost;
-  int64_t start_cost;   ///< before the first KV tile
-  int64_t line_offset;  ///< cost of the block's earlier row tiles
-  int64_t cost() const noexcept { return offset_of(num_kv_tiles); }
-  /// Cost of what lies before KV tile `kv_tile` of the chain. The start belongs to the first.
-  int64_t offset_of(int64_t kv_tile) const noexcept { return kv_tile == 0 ? 0 : start_cost + kv_tile * kv_tile_cost; }
-  /// The KV tile at an offset inside the chain.
-  int64_t kv_tile_at(int64_t offset) const noexcept {
-    return offset <= start_cost ? 0 : quotient(offset - start_cost, kv_tile_cost);
+ public:
+  /// Room for `count` elements; the first `size()` keep their values.
+  void reserve(int64_t count) {
+    if (count <= capacity_) return;
+    const int64_t grown = capacity_ + capacity_ / 2 > count ? capacity_ + capacity_ / 2 : count;
+    try {
+      auto larger = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(grown));
+      if (size_ > 0) std::memcpy(larger.get(), data_.get(), static_cast<size_t>(size_) * sizeof(T));
+      data_ = std::move(larger);
+    } catch (const std::bad_alloc&) {
+      core::fail(ErrorCode::kOutOfMemory, "a plan needs an array of ", grown, " elements of ", sizeof(T),
+                 " bytes, which the system does not have");
+    }
+    capacity_ = grown;
   }
-};
 
-/// Row tiles of one request, or of one group at a shared segment, repeated for every KV head.
-struct Block {
-  int32_t tile_begin;
-  int32_t tile_end;
-  bool direct;          ///< no tile has to_partial: uncut chains write the output
-  int64_t first_chain;  ///< number of the chain (head 0, first tile)
-  int64_t line_begin;
-  int64_t head_cost;
-  int64_t chain(int32_t head, int32_t tile) const noexcept {
-    return first_chain + int64_t{head} * (tile_end - tile_begin) + (tile - tile_begin);
+  /// Forgets the elements, keeps the memory.
+  void clear() noexcept { size_ = 0; }
+
+  /// `count` elements with any values.
+  T* resize(int64_t count) {
+    reserve(count);
+    size_ = count;
+    return data_.get();
   }
+
+  void push_back(const T& value) {
+    if (size_ == capacity_) [[unlikely]] {
+      const T copy = value;
+      reserve(size_ + 1);
+      data_[static_cast<size_t>(size_++)] = copy;
+      return;
+    }
+    data_[static_cast<size_t>(size_++)] = value;
+  }
+
+  /// One more element, of any value, to be filled where it lies.
+  T& add() {
+    reserve(size_ + 1);
+    return data_[static_cast<size_t>(size_++)];
+  }
+
+  int64_t size() const noexcept { return size_; }
+  T* data() noexcept { return data_.get(); }
+  const T* data() const noexcept { return data_.get(); }
+  T& operator[](int64_t i) noexcept { return data_[static_cast<size_t>(i)]; }
+  const T& operator[](int64_t i) const noexcept { return data_[static_cast<size_t>(i)]; }
+
+ private:
+  std::unique_ptr<T[]> data_;
+  int64_t size_ = 0;
+  int64_t capacity_ = 0;
 };
 
-/// A place in the work line: a chain and how many of its KV tiles lie before the place. The line's end is the chain
-/// after the last.
-struct LinePlace {
-  int64_t chain;
-  int64_t kv_tile;
-  int32_t block;
-  int32_t head;
-  int32_t tile;  ///< index of the row tile
-};
-
-/// A shared segment's groups: which block works on each.
-struct SharedSegment {
-  int32_t segment;
-  int64_t first_group_block;  ///< of group_blocks
-};
-
-/// Partial results of one chain: [begin, end) of Arrays::parts.
-struct ChainParts {
+/// Partial results of one output tile: [begin, end) of Arrays::partials.
+struct PartialRange {
   int64_t begin;
   int64_t end;
 };
@@ -88,7 +90,7 @@ struct PlanStorage::Arrays {
   GrowBuffer<SegmentLengths> segments;
   GrowBuffer<int32_t> worker_indptr;
   GrowBuffer<WorkTile> work_tiles;
-  GrowBuffer<CombineTile> merges;
+  GrowBuffer<CombineTile> combine_tiles;
   GrowBuffer<int32_t> combine_sources;
 
   GrowBuffer<MaskBounds> mask_bounds;  ///< of each segment
@@ -97,11 +99,48 @@ struct PlanStorage::Arrays {
   GrowBuffer<KeyRange> ranges;
   GrowBuffer<RowTile> tiles;
   GrowBuffer<Block> blocks;
-  GrowBuffer<LinePlace> cuts;          ///< [num_workers + 1]; worker lists only
-  GrowBuffer<int32_t> claim_blocks;    ///< blocks in the order of their claims; TileOrder::kLpt only
-  GrowBuffer<int32_t> tile_parts;      ///< of each row tile: claims per KV head; claimed plans only
-  GrowBuffer<int32_t> parts;           ///< partial rows of the chains with to_partial, chain by chain
-  GrowBuffer<ChainParts> chain_parts;  ///< of each chain with to_partial; only with shared segments
+  GrowBuffer<TileCoord> cuts;       ///< [num_workers + 1]; static schedule only
+  GrowBuffer<int32_t> block_order;  ///< blocks in claim order; TileOrder::kLpt only
+  GrowBuffer<int32_t> tile_splits;  ///< of each row tile: KV splits; dynamic schedule only
+  GrowBuffer<int32_t> partials;     ///< partial rows of the output tiles with to_partial, one tile after the other
+  GrowBuffer<PartialRange> output_partials;  ///< of each output tile with to_partial; only with shared segments
+};
+
+/// Writes one work tile for one KV head after the other. Work tiles are most of what planning writes, so the values
+/// stand in vectors as they lie in memory: two wide stores replace eight narrow ones. Copying a WorkTile instead
+/// would read widely what was just written narrowly, and stall on store forwarding.
+class WorkTileWriter {
+ public:
+  /// Everything but kv_head comes from `work_tile`.
+  explicit WorkTileWriter(const WorkTile& work_tile)
+      : keys_{work_tile.segment, work_tile.kv_row, 0, work_tile.request},
+        rows_{work_tile.row_begin, work_tile.row_end, work_tile.kv_begin, work_tile.kv_end},
+        partial_(work_tile.partial),
+        flags_(work_tile.flags),
+        combine_tile_(work_tile.combine_tile) {}
+
+  void write(WorkTile* to, int32_t head) const { write(to, head, partial_); }
+  void write(WorkTile* to, int32_t head, int32_t partial) const {
+    const Four keys = keys_ | Four{0, 0, head, 0};
+    std::memcpy(&to->segment, &keys, sizeof(Four));
+    std::memcpy(&to->row_begin, &rows_, sizeof(Four));
+    to->partial = partial;
+    to->flags = flags_;
+    to->combine_tile = combine_tile_;
+  }
+
+ private:
+  using Four = int32_t __attribute__((vector_size(16)));
+  static_assert(offsetof(WorkTile, segment) == 0 && offsetof(WorkTile, kv_row) == 4 &&
+                offsetof(WorkTile, kv_head) == 8 && offsetof(WorkTile, request) == 12 &&
+                offsetof(WorkTile, row_begin) == 16 && offsetof(WorkTile, row_end) == 20 &&
+                offsetof(WorkTile, kv_begin) == 24 && offsetof(WorkTile, kv_end) == 28);
+
+  Four keys_;
+  Four rows_;
+  int32_t partial_;
+  uint32_t flags_;
+  int32_t combine_tile_;
 };
 
 }  // namespace folio::inline v0::scheduler

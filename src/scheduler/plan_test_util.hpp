@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "scheduler/scheduler.hpp"
@@ -46,5 +47,11 @@ struct Case {
 
 /// A small random case: every kind of segment, shard, group, mask, window, level and number of workers comes up.
 Case random_case(std::mt19937& random);
+
+/// A plan as text, one line per work tile and combine tile, for tests and debugging:
+///   worker 0
+///     request 0 head 0 rows 0-4 segment 0 row 0 keys 0-64 start finish -> out
+///   combine request 1 head 0 rows 4-8 <- 0 4
+std::string describe(const PlanView& plan);
 
 }  // namespace folio::inline v0::scheduler::testing

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <limits>
 
-#include "scheduler/batch_checks.hpp"
-#include "scheduler/batch_lengths.hpp"
-#include "scheduler/claim_work.hpp"
-#include "scheduler/cut_line.hpp"
-#include "scheduler/emit_work.hpp"
+#include "scheduler/batch.hpp"
+#include "scheduler/dynamic_scheduler.hpp"
 #include "scheduler/plan_storage.hpp"
-#include "scheduler/work_line.hpp"
+#include "scheduler/static_scheduler.hpp"
+#include "scheduler/tile_space.hpp"
 
 namespace folio::inline v0::scheduler {
 
@@ -20,7 +18,8 @@ PlanStorage& PlanStorage::operator=(PlanStorage&&) noexcept = default;
 
 namespace {
 
-/// Rows of any row tile. Row tiles of requests are no longer than a request's rows; those of groups may be.
+/// Upper bound of the rows of a row tile. Row tiles of requests are no longer than a request; row tiles of groups may
+/// be.
 int64_t max_rows(const SchedulerConfig& config) {
   const int64_t rows = config.tile.rows;
   if (!config.bounds) return rows;
@@ -32,23 +31,23 @@ int64_t max_rows(const SchedulerConfig& config) {
 
 int64_t max_partial_rows(const SchedulerConfig& config) {
   check_config(config);
-  const bool claimed = config.tile.schedule == Schedule::kDynamic;
+  const bool dynamic = config.tile.schedule == Schedule::kDynamic;
   int64_t cut_rows = 0;
-  if (claimed) {
-    cut_rows = claim_budget(config) * (config.determinism >= Determinism::kBatchInvariant ? 1 : max_rows(config));
+  if (dynamic) {
+    cut_rows = split_budget(config) * (config.determinism >= Determinism::kBatchInvariant ? 1 : max_rows(config));
   } else if (config.determinism >= Determinism::kBatchInvariant) {
     cut_rows = fixed_split_budget(config);
   } else {
-    // A cut leaves two partial results, each of at most a row tile.
+    // A cut makes two partial results, each of at most a row tile.
     cut_rows = int64_t{2} * config.num_workers * config.tile.rows;
   }
   if (config.num_workers == 1) cut_rows = 0;
   if (!config.bounds || config.bounds->max_shared_levels == 0) return cut_rows;
-  // One result a row at each shared level and one of the request's own segments, besides what cuts add.
+  // Each row has one result per shared level and one of its own segments, besides what cuts add.
   const int64_t levels = int64_t{config.bounds->max_shared_levels} + 1;
   const int64_t rows = int64_t{config.bounds->max_tokens} * config.num_q_heads;
-  const int64_t most = std::numeric_limits<int32_t>::max();
-  return std::min(most, rows > most / levels ? most : rows * levels + cut_rows);
+  const int64_t max = std::numeric_limits<int32_t>::max();
+  return std::min(max, rows > max / levels ? max : rows * levels + cut_rows);
 }
 
 PlanView make_plan(const SchedulerConfig& config, const BatchView& batch, PlanStorage& storage) {
@@ -57,12 +56,11 @@ PlanView make_plan(const SchedulerConfig& config, const BatchView& batch, PlanSt
   try {
     check_config(config);
     read_batch(config, batch, arrays);
-    const LineTotals totals = build_work_line(config, arrays);
+    const TileSpaceTotals totals = build_tile_space(config, arrays);
     if (config.tile.schedule == Schedule::kDynamic) {
-      claim_work(config, totals, arrays);
+      schedule_dynamic(config, totals, arrays);
     } else {
-      cut_work_line(config, totals.line, arrays);
-      emit_work(config, totals, arrays);
+      schedule_static(config, totals, arrays);
     }
   } catch (...) {
     arrays.view = PlanView{};

@@ -9,7 +9,7 @@
 
 namespace folio::inline v0::scheduler {
 
-/// What the scheduler knows of an op: the parts of its config that change the work, the kernel's tile, the machine's
+/// What the scheduler knows of an op: the fields of its config that change the work, the kernel's tile, the machine's
 /// width.
 struct SchedulerConfig {
   int32_t num_q_heads = 0;
@@ -26,20 +26,20 @@ struct SchedulerConfig {
   /// Cost of visiting one tile of keys with n rows: tile_cost + n * row_cost (any unit; loads are balanced in it).
   int32_t tile_cost = 16;
   int32_t row_cost = 1;
-  /// Cost of beginning and ending a chain, in the same unit: start_cost, and start_row_cost for each of its rows beyond
-  /// start_free_rows. Counted once a chain, even if it is cut.
+  /// Cost of prologue and epilogue of an output tile, in the same unit: start_cost, and start_row_cost for each row
+  /// beyond start_free_rows. Counted once per output tile, even if it is split.
   int32_t start_cost = 0;
   int32_t start_row_cost = 0;
   int32_t start_free_rows = 0;
-  /// Schedule::kDynamic: keys that are worth an item of their own.
+  /// Schedule::kDynamic: fewest keys of a KV split.
   int32_t min_split_tokens = 256;
-  /// TileOrder::kLpt: keys of one KV head, K and V, that the cache has room for which all workers share; 0 is
-  /// any number.
+  /// TileOrder::kLpt: keys of one KV head, K and V, that the L2 has room for; 0: any number. Decides the L2 head
+  /// swizzle.
   int64_t l2_swizzle_tokens = 0;
   std::optional<GraphBounds> bounds;
-  /// Packed rows of the requests that the plan takes; others get no work tiles, as if they had no queries. A batch with
-  /// shared segments is taken as a whole, or not, by its longest request's; at kBatchInvariant and above by the plan
-  /// whose rows have no end.
+  /// Requests of [min_rows, max_rows] packed rows belong to this plan; others get no work tiles, as if they had no
+  /// queries. A batch with shared segments is not divided: its longest request decides. At kBatchInvariant and above
+  /// such a batch belongs to the plan with unlimited max_rows.
   int32_t min_rows = 0;
   int32_t max_rows = INT32_MAX;
 };
@@ -58,23 +58,26 @@ class PlanStorage {
   std::unique_ptr<Arrays> arrays_;
 };
 
-/// Most partial rows of any batch without shared segments; with bounds, of any batch within them. The scheduler keeps
-/// to it: where finer splitting would need more, it splits less. Up to kRunToRun that is two row tiles a worker; above,
-/// where every fixed split after a cut is a result of its own, 16 row tiles or 1024 rows a worker, whichever is more.
-/// Claimed plans: up to kRunToRun 16 row tiles a worker, the dearest first 6 (with bounds, of no more rows than a
-/// request may have), above as many as with lists.
+/// Upper bound of the partial rows of any batch without shared segments; with config.bounds, of any batch within
+/// them. The scheduler keeps to it by splitting less.
+///
+/// Static schedule: up to kRunToRun two row tiles a worker. Above, every fixed split after a cut is a partial result:
+/// 16 row tiles or 1024 rows a worker, whichever is more. Dynamic schedule: up to kRunToRun 16 row tiles a worker, 6
+/// in LPT order (with bounds, of no more rows than a request may have); above, the same as static.
 int64_t max_partial_rows(const SchedulerConfig& config);
 
-/// Divides a batch over workers. Pure: equal inputs give equal plans. Host lengths only. The view is valid until the
-/// storage is used again. Throws Error(kInvalidArgument) naming the request and segment at fault; the storage then
-/// holds no plan. O(requests x segments + row tiles x segments + work tiles), whatever the number of keys.
+/// Divides a batch over workers. Pure: equal inputs give equal plans. Takes host lengths only. The view is valid
+/// until the storage is used again. Throws Error(kInvalidArgument) naming the request and segment at fault; the
+/// storage then holds no plan. O(requests x segments + row tiles x segments + work tiles), whatever the number of
+/// keys.
 ///
-/// Loads (cost of a worker's work tiles; one that sees nothing counts as a tile) are less than one grain away from
-/// their mean, and so differ by less than two; where all grains cost the same, they differ by at most one. A grain is
-/// the dearest KV tile of the batch, or at kBatchInvariant and above its dearest fixed split, with what it costs to
-/// begin its chain. Chains that may not be cut are exempt there: those beyond the budget of max_partial_rows, and those
-/// whose result is folded after a shared segment's. That is so with worker lists; claimed plans leave the balance to
-/// the claiming (claim_rule.hpp).
+/// Static schedule: a load is the cost of a worker's work tiles; a work tile without visible keys counts as one KV
+/// tile. Loads are less than one split granule away from their mean, so they differ by less than two. Where all
+/// granules cost the same, loads differ by at most one. A granule is the batch's costliest KV tile with its start
+/// cost; at kBatchInvariant and above it is the costliest fixed split. Output tiles that may not be cut are exempt:
+/// those beyond the budget of max_partial_rows, and those whose result is folded after a shared segment's.
+///
+/// Dynamic schedule: workers balance themselves by claiming (split_rule.hpp).
 PlanView make_plan(const SchedulerConfig& config, const BatchView& batch, PlanStorage& storage);
 
 }  // namespace folio::inline v0::scheduler

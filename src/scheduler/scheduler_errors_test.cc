@@ -16,7 +16,7 @@ using testing::OwnedBatch;
 using testing::OwnedSegment;
 using testing::paged_batch;
 
-constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
 
 SchedulerConfig valid_config() {
   SchedulerConfig config;
@@ -83,16 +83,16 @@ TEST(Refusals, Queries) {
   expect_view_refusal([&](BatchView& b) { b.cu_q = late; }, "cu_q[0] is 1");
   const int32_t falling[] = {0, 4, 3, 6};
   expect_view_refusal([&](BatchView& b) { b.cu_q = falling; }, "request 1: cu_q falls from 4 to 3");
-  const int32_t many[] = {0, 1, 2, kMost / 2 + 1};
+  const int32_t many[] = {0, 1, 2, kMax / 2 + 1};
   expect_view_refusal(
       [&](BatchView& b) {
         b.cu_q = many;
-        b.num_tokens = kMost;
+        b.num_tokens = kMax;
       },
       "packed rows");
   expect_batch_refusal(
       [](OwnedBatch& b) {
-        b.q_first_pos = {0, 0, kMost - 2};
+        b.q_first_pos = {0, 0, kMax - 2};
       },
       "request 2: its 3 queries from position");
   expect_batch_refusal(
@@ -107,13 +107,13 @@ TEST(Refusals, Segments) {
   expect_batch_refusal([](OwnedBatch& b) { b.segments[0].kv_len[1] = -5; }, "segment 0, row 1: kv_len is -5");
   expect_batch_refusal(
       [](OwnedBatch& b) {
-        b.segments[0].first_pos = {0, kMost - 19, 0};
+        b.segments[0].first_pos = {0, kMax - 19, 0};
       },
       "segment 0, row 1: first_pos");
   expect_batch_refusal(
       [](OwnedBatch& b) {
         b.segments[0].shard = {.world = 4, .rank = 0, .interleave = 1};
-        b.segments[0].kv_len[2] = kMost / 4 + 2;
+        b.segments[0].kv_len[2] = kMax / 4 + 2;
         b.q_first_pos = {0, 0, 0};
       },
       "segment 0, row 2: first_pos 0 with 536870913 tokens goes beyond");
@@ -133,7 +133,7 @@ TEST(Refusals, Segments) {
   expect_batch_refusal(
       [](OwnedBatch& b) {
         b.segments.push_back(b.segments[0]);
-        b.segments[0].kv_len[1] = b.segments[1].kv_len[1] = kMost / 2 + 1;
+        b.segments[0].kv_len[1] = b.segments[1].kv_len[1] = kMax / 2 + 1;
       },
       "request 1: its segments hold more than 2^31 - 1 keys");
   OwnedBatch owned = paged_batch({1, 2, 3}, {10, 20, 30});
@@ -223,9 +223,9 @@ TEST(Refusals, Configs) {
   expect_config_refusal([](SchedulerConfig& c) { c.num_workers = 0; }, "num_workers is 0");
   expect_config_refusal([](SchedulerConfig& c) { c.tile_cost = -1; }, "tile_cost is -1");
   expect_config_refusal([](SchedulerConfig& c) { c.tile_cost = c.row_cost = 0; }, "tile_cost is 0");
-  expect_config_refusal([](SchedulerConfig& c) { c.row_cost = kMost; }, "a whole tile costs at most 2^31 - 1");
+  expect_config_refusal([](SchedulerConfig& c) { c.row_cost = kMax; }, "a whole tile costs at most 2^31 - 1");
   expect_config_refusal([](SchedulerConfig& c) { c.start_row_cost = -1; }, "start_row_cost -1");
-  expect_config_refusal([](SchedulerConfig& c) { c.start_row_cost = kMost; },
+  expect_config_refusal([](SchedulerConfig& c) { c.start_row_cost = kMax; },
                         "a whole tile's start costs at most 2^31 - 1");
   expect_config_refusal([](SchedulerConfig& c) { c.start_free_rows = -1; }, "start_free_rows -1");
   expect_config_refusal([](SchedulerConfig& c) { c.page_size = 0; }, "segment 0: it is paged, but");
@@ -244,9 +244,9 @@ TEST(Refusals, Configs) {
 TEST(Refusals, WorkThatDoesNotFit) {
   SchedulerConfig config = valid_config();
   config.tile = {.rows = 1, .kv_tokens = 1};
-  config.tile_cost = kMost - 1;
+  config.tile_cost = kMax - 1;
   config.mask = MaskKind::kNone;
-  OwnedBatch owned = paged_batch({1, 2, 3}, {kMost - 1, kMost - 1, kMost - 1});
+  OwnedBatch owned = paged_batch({1, 2, 3}, {kMax - 1, kMax - 1, kMax - 1});
   expect_refusal(config, owned.view(), "too large for one plan");
   config.tile_cost = 1;  // the sums fit, but the work tiles do not
   config.determinism = Determinism::kBatchInvariant;

@@ -6,8 +6,8 @@
 #include "scheduler/plan_digest_test_util.hpp"
 #include "scheduler/plan_test_util.hpp"
 
-/// At the fixed-split levels, what a row's result is folded from depends neither on how the line was cut, nor on the
-/// other requests of the batch.
+/// At the fixed-split levels, what a row's result is folded from depends neither on how the tile space was cut, nor on
+/// the other requests of the batch.
 namespace folio::inline v0::scheduler {
 namespace {
 
@@ -22,7 +22,7 @@ Case random_invariant_case(std::mt19937& random) {
   return one;
 }
 
-TEST(Invariance, FoldingDoesNotDependOnTheCuts) {
+TEST(Invariance, FoldOrder_AnyCuts_IsTheSame) {
   std::mt19937 random(31);
   PlanStorage storage;
   int merged = 0;
@@ -53,7 +53,7 @@ OwnedBatch alone(const OwnedBatch& batch, size_t request) {
   return one;
 }
 
-TEST(Invariance, FoldingDoesNotDependOnTheOtherRequests) {
+TEST(Invariance, FoldOrder_AnyOtherRequests_IsTheSame) {
   std::mt19937 random(32);
   PlanStorage storage;
   int compared = 0;
@@ -80,7 +80,7 @@ std::string keys_in_order(std::string fold_order) {
   return fold_order;
 }
 
-TEST(Invariance, SplitsStandAtMultiplesOfTheSplitHoweverTokensAreChunked) {
+TEST(Invariance, FixedSplits_AnyChunking_StandAtMultiples) {
   SchedulerConfig config;
   config.num_q_heads = config.num_kv_heads = 1;
   config.page_size = 4;
@@ -94,7 +94,7 @@ TEST(Invariance, SplitsStandAtMultiplesOfTheSplitHoweverTokensAreChunked) {
   for (int32_t token = 90; token < 100; ++token) {  // and one after the other
     OwnedBatch decode = testing::paged_batch({1}, {token + 1});
     const std::string single = keys_in_order(fold_orders(make_plan(config, decode.view(), storage)).at({0, 0}));
-    // The last item ends with the last token that any of its rows sees, so up to there the two are equal.
+    // The last work tile ends with the last token that any of its rows sees, so up to there the two are equal.
     const std::string shared = single.substr(0, single.rfind('-'));
     EXPECT_EQ(keys_in_order(chunked.at({0, token - 90})).substr(0, shared.size()), shared);
   }

@@ -7,10 +7,10 @@
 #include "folio/types/error.hpp"
 #include "scheduler/plan_check_test_util.hpp"
 #include "scheduler/plan_digest_test_util.hpp"
-#include "scheduler/plan_layout.hpp"
+#include "scheduler/plan_image.hpp"
 #include "scheduler/plan_test_util.hpp"
 
-/// Plans that take the requests of few rows, or of many.
+/// Plans of the decode pass, which take requests of few rows, and of the prefill pass.
 namespace folio::inline v0::scheduler {
 namespace {
 
@@ -20,7 +20,7 @@ using testing::OwnedBatch;
 
 constexpr int kRandomCases = folio::testing::random_cases(3000);
 
-TEST(PlannedRows, TwoPlansShareABatchAndEveryRequestIsOnesAlone) {
+TEST(PlannedRows, Rows_TwoPlansOfABatch_TakeEveryRequestOnce) {
   std::mt19937 random(81);
   PlanStorage few_storage;
   PlanStorage many_storage;
@@ -41,7 +41,7 @@ TEST(PlannedRows, TwoPlansShareABatchAndEveryRequestIsOnesAlone) {
   EXPECT_GT(both, kRandomCases / 20);
 }
 
-TEST(PlannedRows, ABatchThatSharesGoesToThePlanOfItsLongestRequest) {
+TEST(PlannedRows, Rows_SharedSegments_LongestRequestDecides) {
   OwnedBatch batch = testing::paged_batch({1, 3, 1}, {20, 30, 40});
   testing::OwnedSegment prefix;
   prefix.kv_len = {50};
@@ -60,7 +60,7 @@ TEST(PlannedRows, ABatchThatSharesGoesToThePlanOfItsLongestRequest) {
   EXPECT_GE(plan.num_work_tiles, 4);
 }
 
-TEST(PlannedRows, LeftOutRequestsCostAnImageNothing) {
+TEST(PlannedRows, ImageSize_LeftOutRequests_CostNothing) {
   SchedulerConfig config;
   config.num_q_heads = 32;
   config.num_kv_heads = 8;
@@ -68,12 +68,12 @@ TEST(PlannedRows, LeftOutRequestsCostAnImageNothing) {
   config.tile = {.rows = 16, .kv_tokens = 16, .schedule = Schedule::kDynamic};
   config.bounds = GraphBounds{
       .max_requests = 256, .max_tokens = 8192, .max_q_len = 8192, .max_kv_len = 131072, .max_shared_levels = 0};
-  EXPECT_EQ(most_row_tiles(config, 256, 8192), 8192 / 4 + 256);
+  EXPECT_EQ(max_row_tiles(config, 256, 8192), 8192 / 4 + 256);
   config.max_rows = 16;
-  EXPECT_EQ(most_row_tiles(config, 256, 8192), 256);
+  EXPECT_EQ(max_row_tiles(config, 256, 8192), 256);
 }
 
-TEST(PlannedRows, RefusesRowsThatNoRequestCanHave) {
+TEST(PlannedRows, Rows_EmptyInterval_IsRefused) {
   SchedulerConfig config;
   config.num_q_heads = config.num_kv_heads = 1;
   config.page_size = 16;

@@ -32,7 +32,7 @@ SchedulerConfig tiny_config() {
   return config;
 }
 
-TEST(MakePlan, VisitsEveryVisiblePairOnceInRandomBatches) {
+TEST(MakePlan, Coverage_RandomBatches_EveryVisiblePairOnce) {
   std::mt19937 random(20260101);
   PlanStorage storage;
   int with_merges = 0;
@@ -48,7 +48,7 @@ TEST(MakePlan, VisitsEveryVisiblePairOnceInRandomBatches) {
   EXPECT_GT(with_shared, kRandomCases / 4);
 }
 
-TEST(MakePlan, VisitsEveryVisiblePairOnceAtServingSizes) {
+TEST(MakePlan, Coverage_ServingSizes_EveryVisiblePairOnce) {
   SchedulerConfig config;
   config.num_q_heads = 8;
   config.num_kv_heads = 2;
@@ -70,7 +70,7 @@ TEST(MakePlan, VisitsEveryVisiblePairOnceAtServingSizes) {
   }
 }
 
-TEST(MakePlan, EqualInputsGiveEqualPlans) {
+TEST(MakePlan, Plan_EqualInputs_IsEqual) {
   std::mt19937 random(7);
   PlanStorage used;
   for (int i = 0; i < 300; ++i) {
@@ -81,7 +81,7 @@ TEST(MakePlan, EqualInputsGiveEqualPlans) {
   }
 }
 
-TEST(MakePlan, KeepsToItsBoundOfPartialRows) {
+TEST(MakePlan, PartialRows_RandomBatches_KeepToTheBound) {
   std::mt19937 random(11);
   PlanStorage storage;
   for (int i = 0; i < kRandomCases; ++i) {
@@ -95,7 +95,7 @@ TEST(MakePlan, KeepsToItsBoundOfPartialRows) {
   }
 }
 
-TEST(MakePlan, PutsQueriesAtTheEndOfTheLastSegmentWithARow) {
+TEST(MakePlan, QueryPositions_NotGiven_EndWithTheLastSegment) {
   OwnedBatch batch = paged_batch({3, 1, 5, 0}, {10, 4, 2, 0});
   batch.segments[0].first_pos = {0, 6, 0, 0};
   OwnedSegment shared;  // of the first request only
@@ -112,7 +112,7 @@ TEST(MakePlan, PutsQueriesAtTheEndOfTheLastSegmentWithARow) {
   EXPECT_EQ(std::vector<int32_t>(rest.q_first_pos, rest.q_first_pos + 4), (std::vector<int32_t>{24, -1, -5, 0}));
 }
 
-TEST(MakePlan, CopiesTheLengths) {
+TEST(MakePlan, Lengths_Changed_DoNotChangeThePlan) {
   OwnedBatch batch = paged_batch({1, 2}, {5, 9});
   batch.segments[0].first_pos = {3, 4};
   PlanStorage storage;
@@ -129,7 +129,7 @@ TEST(MakePlan, CopiesTheLengths) {
   EXPECT_EQ(plan.mask_columns, nullptr);
 }
 
-TEST(MakePlan, LaysOutCustomMasks) {
+TEST(MakePlan, CustomMask_EveryScope_IsLaidOut) {
   SchedulerConfig config = tiny_config();
   config.mask = MaskKind::kCustom;
   OwnedBatch batch = paged_batch({3, 2}, {10, 4});
@@ -155,7 +155,7 @@ TEST(MakePlan, LaysOutCustomMasks) {
   EXPECT_EQ(std::vector<int64_t>(plan.mask_byte_indptr, plan.mask_byte_indptr + 3), (std::vector<int64_t>{0, 2, 2}));
 }
 
-TEST(MakePlan, TakesEmptyBatches) {
+TEST(MakePlan, Batch_Empty_IsPlanned) {
   PlanStorage storage;
   OwnedBatch none = paged_batch({}, {});
   EXPECT_EQ(make_plan(tiny_config(), none.view(), storage).num_work_tiles, 0);
@@ -169,7 +169,7 @@ TEST(MakePlan, TakesEmptyBatches) {
   EXPECT_EQ(plan.worker_indptr[plan.num_workers], 0);
 }
 
-TEST(MakePlan, GivesRowsThatSeeNothingAnItem) {
+TEST(MakePlan, Rows_WithoutVisibleKeys_GetAWorkTile) {
   PlanStorage storage;
   OwnedBatch batch = paged_batch({2, 1}, {0, 3});
   const PlanView plan = make_plan(tiny_config(), batch.view(), storage);
@@ -180,7 +180,7 @@ TEST(MakePlan, GivesRowsThatSeeNothingAnItem) {
   EXPECT_EQ(plan.work_tiles[0].partial, -1);
 }
 
-TEST(MakePlan, SkipsWhatTheWindowHides) {
+TEST(MakePlan, Keys_OutsideTheWindow_AreSkipped) {
   SchedulerConfig config = tiny_config();
   config.num_workers = 1;
   config.window_left = 5;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "verify/random.hpp"
+#include "testing/random.hpp"
 
 namespace folio::backends::testing {
 

@@ -9,7 +9,7 @@
 #include "backend_step.hpp"
 #include "core/golden_test.hpp"
 #include "core/instrumented_test_util.hpp"
-#include "verify/random.hpp"
+#include "testing/random.hpp"
 
 namespace folio::backends::testing {
 namespace {

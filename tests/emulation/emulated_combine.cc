@@ -17,7 +17,7 @@ void launch_combine(const AttentionParams& params, int32_t, Stream, bool, int32_
   const scheduler::PlanView& plan = params.plan->view;
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   for (int32_t m = 0; m < plan.num_combine_tiles; ++m) {
-    const scheduler::CombineTile& item = plan.merges[m];
+    const scheduler::CombineTile& item = plan.combine_tiles[m];
     for (int32_t row = item.row_begin; row < item.row_end; ++row) {
       for (int32_t d = 0; d < params.head_dim_v; ++d) {
         float max = -INFINITY;

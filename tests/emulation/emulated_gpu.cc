@@ -50,7 +50,7 @@ class EmulatedSchedule final : public GpuSchedule {
     for (uint64_t i = 0; i < record_.num_words; ++i) {
       uint64_t word = 0;
       std::memcpy(&word, memory_ + i * sizeof(word), sizeof(word));
-      sum += scheduler::seal_share(word, i);
+      sum += scheduler::checksum_term(word, i);
     }
     if (sum == record_.checksum) return;
     for (int32_t i = 0; i < record_.num_images; ++i) {
@@ -64,7 +64,7 @@ class EmulatedSchedule final : public GpuSchedule {
 
  private:
   std::vector<int32_t> no_work_;
-  scheduler::SealRecord record_;
+  scheduler::ChecksumRecord record_;
   const std::byte* memory_ = nullptr;
   mutable bool changed_ = false;
 };

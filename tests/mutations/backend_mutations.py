@@ -53,7 +53,7 @@ plant(RULE, "batch-invariance-ignored", DISPATCH + "families.cc", "if (facts.bat
 plant(RULE, "answers-not-remembered", DISPATCH + "families.cc",
       "std::call_once(looked_up[at], [&] { answers[at] = look_up(family); });", "answers[at] = look_up(family);")
 plant(RULE, "lines-repeated", COMMON + "once_log.cc", "if (!state_->said.emplace(level, text).second) return;", "")
-plant(RULE, "rope-of-each-head", DISPATCH + "concat_mla_k.cc", "row_of<const std::byte>(k_pe, token, 0)",
+plant(RULE, "rope-of-each-head", "src/attention/concat_mla_k.cc", "row_of<const std::byte>(k_pe, token, 0)",
       "row_of<const std::byte>(k_pe, token, head)")
 
 RULE = "backends: batches"
@@ -61,4 +61,4 @@ plant(RULE, "slice-keeps-the-longest-query", COMMON + "attention_metadata.cc", "
 plant(RULE, "slice-not-rebased", COMMON + "attention_metadata.cc", "return start - first;", "return start;")
 plant(RULE, "graph-padding-off-by-one", COMMON + "graph_padding.cc", "static_cast<size_t>(size) + 1, size)", "static_cast<size_t>(size), size)")
 plant(RULE, "schedule-not-rounded", COMMON + "graph_padding.cc", "(int64_t{num_reqs} + 3) / 4 * 4 * 4", "int64_t{num_reqs} * 4")
-plant(RULE, "scale-of-zeros-is-zero", COMMON + "kv_scales.cc", "if (largest != 0.0f) scale", "scale")
+plant(RULE, "scale-of-zeros-is-zero", "src/attention/kv_scales.cc", "if (largest != 0.0f) scale", "scale")

@@ -35,11 +35,12 @@ plant(rule, "captured-batches-discover", FLASH + "build.cc", "build_step(0, batc
 plant(rule, "vllm-discovers-under-alibi", FLASH + "metadata_builder.cc", "state.has_alibi || state.aot_window", "state.aot_window")
 
 rule = "schedules"
-plant(rule, "schedule-not-checked", FLASH + "forward.cc", "attention::check_sealed(*plan, metadata->scheduler_metadata, stream);",
+plant(rule, "schedule-not-checked", FLASH + "forward.cc", "check_sealed(*plan, metadata->scheduler_metadata, stream);",
       "static_cast<void>(workspace_size(*plan));")
 plant(rule, "checksum-not-compared", SEALED, "core::require(header.checksum == checksum(", "core::require(true || header.checksum == checksum(")
 plant(rule, "sealed-plan-runs-from-its-buffer", SEALED,
-      "state_.view = reinterpret_cast<const scheduler::PlanImageHeader*>(image)->view;", "state_.view = planned.view;")
+      "state_.passes.front().view = reinterpret_cast<const scheduler::PlanImageHeader*>(image)->view;",
+      "state_.passes.front().view = planned.view();")
 plant(rule, "stale-tail-of-a-schedule", FLASH + "schedule_memory.cc", "if (schedule.size() < used_) clear(", "if (false) clear(")
 plant(rule, "old-schedule-not-stale", FLASH + "build.cc", "if (step.schedule) step.schedule->invalidate();", "")
 plant(rule, "fast-build-schedules", FLASH + "build.cc", "state.aot_schedule && !fast_build", "state.aot_schedule")

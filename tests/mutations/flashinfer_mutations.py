@@ -7,7 +7,7 @@ BUILD = FLASHINFER + "build.cc"
 CHECKS = FLASHINFER + "builder_checks.cc"
 PATHS = FLASHINFER + "forward_paths.cc"
 TABLES = FLASHINFER + "block_table.cc"
-DEQUANT = FLASHINFER + "kv_dequant.cc"
+DEQUANT = "src/attention/dequantize_pages.cc"
 WRAPPERS = FLASHINFER + "wrappers.cc"
 WRAPPER_STATE = FLASHINFER + "wrapper_state.cc"
 
@@ -56,15 +56,15 @@ plant(rule, "dequantised-k-scale-twice", PATHS, "args.bmm1_scale = scale_;", "")
 plant(rule, "dequantised-v-scale-twice", PATHS, "1.0f / *call.quantization.scale : 1.0f;", "1.0f / *call.quantization.scale : args.bmm2_scale;")
 plant(rule, "q-scale-of-16-bit-queries", FLASHINFER + "impl.cc", "is_fp8(query_dtype) ? host_value(layer.q, \"q\") : 1.0f;",
       "host_value(layer.q, \"q\") * (size_of(query_dtype) > 0 ? 1.0f : 0.0f);")
-plant(rule, "page-0-skipped", DEQUANT, "if (mock_page == 0) continue;",
-      "if (mock_page == 0 || block_tables.data[entry / columns * block_tables.row_stride + entry % columns] <= 0) continue;")
+plant(rule, "page-0-skipped", DEQUANT, "if (new_page == 0) continue;",
+      "if (new_page == 0 || job.first_row()[entry / job.columns * job.table.row_stride + entry % job.columns] <= 0) continue;")
 plant(rule, "dequant-without-validation", DEQUANT,
-      "validate(to_page_table(block_tables, num_requests), seq_lens, kv_cache.page_size, kv_cache.num_pages);", "")
+      "validate(job.table, job.seq_lens, from.page_size, from.num_pages);", "")
 
 rule = "wrappers"
 plant(rule, "wrapper-lse-in-base-e", WRAPPER_STATE, "options_.num_qo_heads, 1, LseBase::k2}", "options_.num_qo_heads, 1, LseBase::kE}")
 plant(rule, "wrapper-drops-sinks", WRAPPER_STATE, "attention.sinks = args.sinks;", "")
-plant(rule, "wrapper-alibi-lse-unshifted", WRAPPER_STATE, "shift_lse(args.lse, stream);", "{}")
+plant(rule, "wrapper-alibi-lse-unshifted", WRAPPER_STATE, "if (args.lse != nullptr && !slopes_.empty()) {", "if (false) {")
 plant(rule, "wrapper-takes-device-indices-on-a-cpu", WRAPPER_STATE, "require(!device_indices || ", "require(true || ")
 plant(rule, "wrapper-levels-at-position-0", WRAPPERS, "level.first_pos[row] = before;", "level.first_pos[row] = 0;")
 plant(rule, "fixed-batch-size-unchecked", WRAPPERS, "require(batch_size == static_cast<size_t>(*fixed_batch_size_),", "require(true,")

@@ -18,11 +18,11 @@ CONVERT = SHARED + "convert.hpp"
 VALUES = KERNEL + "values.hpp"
 FOLD = SHARED + "fold.hpp"
 WORKER = SHARED + "worker.cc"
-RULE = SCHEDULER + "partition_rule.hpp"
-LENGTHS = SCHEDULER + "batch_lengths.cc"
-LINE = SCHEDULER + "work_line.cc"
-STORAGE = SCHEDULER + "plan_storage.hpp"
-EMIT = SCHEDULER + "emit_work.cc"
+MASK_BOUNDS = SCHEDULER + "mask_bounds.hpp"
+BATCH = SCHEDULER + "batch.cc"
+TILE_SPACE = SCHEDULER + "tile_space.cc"
+TILES = SCHEDULER + "tile_space.hpp"
+STATIC = SCHEDULER + "static_scheduler.cc"
 TABLE = KVCACHE + "page_table.cc"
 
 
@@ -104,60 +104,60 @@ plant(rule, "queries-of-a-chain-without-keys-at-0", BIND, "    row.position = in
       "    if (has_keys) row.position = int64_t{plan.q_first_pos[request]} + index;\n")
 
 rule = "positions"
-plant(rule, "default-q-pos-one-late", LENGTHS, "first = end - q_len;", "first = end - q_len + 1;")
-plant(rule, "default-q-pos-zero", LENGTHS, "first = end - q_len;", "first = 0;")
-plant(rule, "default-q-pos-without-first-pos", LENGTHS, "end = int64_t{segments[s].first_pos[row]} + segments[s].kv_len[row];",
+plant(rule, "default-q-pos-one-late", BATCH, "first = end - q_len;", "first = end - q_len + 1;")
+plant(rule, "default-q-pos-zero", BATCH, "first = end - q_len;", "first = 0;")
+plant(rule, "default-q-pos-without-first-pos", BATCH, "end = int64_t{segments[s].first_pos[row]} + segments[s].kv_len[row];",
       "end = segments[s].kv_len[row];")
-plant(rule, "default-q-pos-of-first-segment", LENGTHS,
+plant(rule, "default-q-pos-of-first-segment", BATCH,
       "for (int64_t s = static_cast<int64_t>(batch.segments.size()) - 1; s >= 0; --s) {",
       "for (int64_t s = 0; s < static_cast<int64_t>(batch.segments.size()); ++s) {")
 plant(rule, "q-pos-of-first-token", BIND, "int64_t{plan.q_first_pos[request]} + index", "int64_t{plan.q_first_pos[request]}")
 plant(rule, "first-pos-ignored-by-kernel", BIND, "{lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}",
       "{0, lengths.kv_len[item.kv_row], lengths.shard}")
-plant(rule, "first-pos-ignored-by-scheduler", LINE, "visible_range({lengths.first_pos[kv_row], ", "visible_range({0, ")
-plant(rule, "first-pos-dropped", LENGTHS, "segment.first_pos != nullptr ? segment.first_pos[row] : 0", "0")
+plant(rule, "first-pos-ignored-by-scheduler", TILE_SPACE, "visible_range({lengths.first_pos[kv_row], ", "visible_range({0, ")
+plant(rule, "first-pos-dropped", BATCH, "segment.first_pos != nullptr ? segment.first_pos[row] : 0", "0")
 
 rule = "causal"
-plant(rule, "causal-strict", RULE, "p_hi + sight.right + 1 - segment.first_pos", "p_hi + sight.right - segment.first_pos")
-plant(rule, "causal-one-further", RULE, "p_hi + sight.right + 1 - segment.first_pos",
-      "p_hi + sight.right + 2 - segment.first_pos")
-plant(rule, "causal-of-first-row", LINE, "position(request, row_begin), position(request, row_end - 1))",
+plant(rule, "causal-strict", MASK_BOUNDS, "p_hi + bounds.right + 1 - segment.first_pos", "p_hi + bounds.right - segment.first_pos")
+plant(rule, "causal-one-further", MASK_BOUNDS, "p_hi + bounds.right + 1 - segment.first_pos",
+      "p_hi + bounds.right + 2 - segment.first_pos")
+plant(rule, "causal-of-first-row", TILE_SPACE, "position(request, row_begin), position(request, row_end - 1))",
       "position(request, row_begin), position(request, row_begin))")
-plant(rule, "all-visible-ignored", RULE, "if (segment_mask == SegmentMask::kAllVisible) return sight;", "")
+plant(rule, "all-visible-ignored", MASK_BOUNDS, "if (segment_mask == SegmentMask::kAllVisible) return bounds;", "")
 
 rule = "window"
-plant(rule, "window-left-one-less", RULE, "p_lo - sight.left - segment.first_pos", "p_lo - sight.left + 1 - segment.first_pos")
-plant(rule, "window-left-one-more", RULE, "p_lo - sight.left - segment.first_pos", "p_lo - sight.left - 1 - segment.first_pos")
-plant(rule, "window-left-ignored", RULE, "sight.left_bounded = window_left >= 0;", "sight.left_bounded = false;")
-plant(rule, "window-of-zero-unbounded", RULE, "sight.left_bounded = window_left >= 0;", "sight.left_bounded = window_left > 0;")
-plant(rule, "window-right-ignored", RULE, "window_right >= 0 || mask == MaskKind::kCausal;", "mask == MaskKind::kCausal;")
-plant(rule, "window-right-beyond-causal", RULE, "mask == MaskKind::kCausal || window_right < 0 ? 0 : window_right",
+plant(rule, "window-left-one-less", MASK_BOUNDS, "p_lo - bounds.left - segment.first_pos", "p_lo - bounds.left + 1 - segment.first_pos")
+plant(rule, "window-left-one-more", MASK_BOUNDS, "p_lo - bounds.left - segment.first_pos", "p_lo - bounds.left - 1 - segment.first_pos")
+plant(rule, "window-left-ignored", MASK_BOUNDS, "bounds.left_bounded = window_left >= 0;", "bounds.left_bounded = false;")
+plant(rule, "window-of-zero-unbounded", MASK_BOUNDS, "bounds.left_bounded = window_left >= 0;", "bounds.left_bounded = window_left > 0;")
+plant(rule, "window-right-ignored", MASK_BOUNDS, "window_right >= 0 || mask == MaskKind::kCausal;", "mask == MaskKind::kCausal;")
+plant(rule, "window-right-beyond-causal", MASK_BOUNDS, "mask == MaskKind::kCausal || window_right < 0 ? 0 : window_right",
       "window_right < 0 ? 0 : window_right")
-plant(rule, "window-start-of-last-row", LINE, "position(request, row_begin), position(request, row_end - 1))",
+plant(rule, "window-start-of-last-row", TILE_SPACE, "position(request, row_begin), position(request, row_end - 1))",
       "position(request, row_end - 1), position(request, row_end - 1))")
-plant(rule, "window-dropped-by-custom-mask", RULE, "sight.left_bounded = window_left >= 0;",
-      "sight.left_bounded = window_left >= 0 && mask != MaskKind::kCustom;")
-plant(rule, "window-start-of-first-request", LINE, "TokenRange{std::min(all.begin, one.begin), std::max(all.end, one.end)}",
+plant(rule, "window-dropped-by-custom-mask", MASK_BOUNDS, "bounds.left_bounded = window_left >= 0;",
+      "bounds.left_bounded = window_left >= 0 && mask != MaskKind::kCustom;")
+plant(rule, "window-start-of-first-request", TILE_SPACE, "TokenRange{std::min(all.begin, one.begin), std::max(all.end, one.end)}",
       "TokenRange{all.begin, std::max(all.end, one.end)}")
 
 rule = "prices of starts"
-plant(rule, "start-not-priced", STORAGE, "kv_tile == 0 ? 0 : start_cost + kv_tile * kv_tile_cost", "kv_tile * kv_tile_cost")
-plant(rule, "start-forgotten-at-a-cut", STORAGE, "offset <= start_cost ? 0 : quotient(offset - start_cost, kv_tile_cost)",
+plant(rule, "start-not-priced", TILES, "kv_tile == 0 ? 0 : start_cost + kv_tile * kv_tile_cost", "kv_tile * kv_tile_cost")
+plant(rule, "start-forgotten-at-a-cut", TILES, "offset <= start_cost ? 0 : quotient(offset - start_cost, kv_tile_cost)",
       "quotient(offset, kv_tile_cost)")
 
 rule = "custom mask"
 plant(rule, "mask-bit-order", LOCATE, "static_cast<uint64_t>(bytes[i]) << (8 * (i - first))",
       "((bytes[i] * 0x0202020202ull & 0x010884422010ull) % 1023) << (8 * (i - first))")
-plant(rule, "mask-blocks-not-byte-aligned", LENGTHS, "ceil_div((batch.cu_q[r + 1] - batch.cu_q[r]) * given, 8)",
+plant(rule, "mask-blocks-not-byte-aligned", BATCH, "ceil_div((batch.cu_q[r + 1] - batch.cu_q[r]) * given, 8)",
       "(batch.cu_q[r + 1] - batch.cu_q[r]) * given / 8")
 plant(rule, "mask-rows-byte-aligned", BIND, "int64_t{index} * plan.mask_columns[request]",
       "int64_t{index} * ((plan.mask_columns[request] + 7) / 8 * 8)")
-plant(rule, "mask-and-causal", RULE, "window_right >= 0 || mask == MaskKind::kCausal;",
+plant(rule, "mask-and-causal", MASK_BOUNDS, "window_right >= 0 || mask == MaskKind::kCausal;",
       "window_right >= 0 || mask != MaskKind::kNone;")
 plant(rule, "mask-over-all-visible", BIND, "config.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig",
       "config.mask == MaskKind::kCustom")
-plant(rule, "mask-tail-one-late", LENGTHS, "static_cast<int32_t>(keys - given)", "static_cast<int32_t>(keys - given + 1)")
-plant(rule, "mask-tail-from-the-front", LENGTHS, "static_cast<int32_t>(keys - given)", "0")
+plant(rule, "mask-tail-one-late", BATCH, "static_cast<int32_t>(keys - given)", "static_cast<int32_t>(keys - given + 1)")
+plant(rule, "mask-tail-from-the-front", BATCH, "static_cast<int32_t>(keys - given)", "0")
 plant(rule, "mask-ignores-earlier-segments", BIND, "int64_t{plan.mask_first_column[request]} - lengths.key_offset[request]",
       "int64_t{plan.mask_first_column[request]}")
 plant(rule, "mask-hides-before-the-tail", LOCATE, "word & (masked | bit_range(0, begin))", "word & masked")
@@ -187,7 +187,7 @@ plant(rule, "lse-is-the-maximum", WORKER, "static_cast<double>(max) + std::log2(
 rule = "rows without keys"
 plant(rule, "empty-row-nan", WORKER, "acc[d] = empty ? 0.0f : ", "acc[d] = ")
 plant(rule, "empty-row-lse-zero", WORKER, "empty ? static_cast<double>(max) : ", "empty ? 0.0 : ")
-plant(rule, "empty-row-not-written", LINE, "if (tile.num_kv_tiles == 0 && !everywhere) add_empty_range(tile, request);", "")
+plant(rule, "empty-row-not-written", TILE_SPACE, "if (tile.num_kv_tiles == 0 && !everywhere) add_empty_range(tile, request);", "")
 
 rule = "scales"
 plant(rule, "k-scale-omitted", BIND, "scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale", "args.sm_scale")
@@ -224,9 +224,9 @@ plant(rule, "page-one-token-longer", LOCATE, "smaller(count, keys.page_size - sl
 plant(rule, "table-indptr-shifted", BIND, "? table.indptr[row] :", "? table.indptr[row] + 1 :")
 plant(rule, "table-first-column-ignored", BIND, "row * table.row_stride + table.first_column", "row * table.row_stride")
 plant(rule, "table-row-of-request", BIND, "const int64_t row = item.kv_row;", "const int64_t row = item.request;")
-plant(rule, "kv-tail-one-short", RULE, "TokenRange range{0, segment.kv_len};",
+plant(rule, "kv-tail-one-short", MASK_BOUNDS, "TokenRange range{0, segment.kv_len};",
       "TokenRange range{0, segment.kv_len - (segment.kv_len > 0)};")
-plant(rule, "kv-tail-one-long", RULE, "TokenRange range{0, segment.kv_len};",
+plant(rule, "kv-tail-one-long", MASK_BOUNDS, "TokenRange range{0, segment.kv_len};",
       "TokenRange range{0, segment.kv_len + (segment.kv_len > 0)};")
 plant(rule, "page-offsets-32-bit", LOCATE, "k += keys.pages[number] * keys.k_page;",
       "k += static_cast<int32_t>(keys.pages[number] * keys.k_page);")
@@ -246,30 +246,30 @@ plant(rule, "q-strides-packed", BIND, "token * args.q.strides[0] + q_head * args
       "(int64_t{token} * config.num_q_heads + q_head) * config.head_dim_qk")
 plant(rule, "out-strides-packed", WORKER, "token * args.out.strides[0] + q_head * args.out.strides[1]",
       "(int64_t{token} * config.num_q_heads + q_head) * config.head_dim_v")
-plant(rule, "lengths-borrowed", LENGTHS, ".kv_len = kv_len,", ".kv_len = segment.kv_len,")
+plant(rule, "lengths-borrowed", BATCH, ".kv_len = kv_len,", ".kv_len = segment.kv_len,")
 plant(rule, "states-not-cleared", WORKER, "clear(scratch.running, call.num_rows, call.v_stride);", "")
 plant(rule, "workspace-parts-overlap", ATTENTION + "run.cc", "workspace + layout.partial_row_sum", "workspace + layout.partial_row_max")
-plant(rule, "workspace-scratch-not-counted", ATTENTION + "plan.cc",
-      "take(op.scheduler.num_workers, static_cast<int64_t>(op.scratch_stride))",
-      "take(op.scheduler.num_workers - 1, static_cast<int64_t>(op.scratch_stride))")
+plant(rule, "workspace-scratch-not-counted", ATTENTION + "run_args.cc",
+      "take(op.passes.front().scheduler.num_workers, static_cast<int64_t>(op.scratch_stride))",
+      "take(op.passes.front().scheduler.num_workers - 1, static_cast<int64_t>(op.scratch_stride))")
 
 rule = "heads and rows"
 plant(rule, "group-heads-strided", BIND, "item.kv_head * params.group_size + r % params.group_size",
       "item.kv_head + r % params.group_size * config.num_kv_heads")
 plant(rule, "group-heads-strided-in-output", WORKER, "kv_head * params.group_size + packed_row % params.group_size",
       "kv_head + packed_row % params.group_size * config.num_kv_heads")
-plant(rule, "padding-rows-written", LINE, "const int32_t end = first_row(request + 1);",
+plant(rule, "padding-rows-written", TILE_SPACE, "const int32_t end = first_row(request + 1);",
       "const int32_t end = first_row(request + 1) + (request + 1 == view_.num_requests ? group_size_ : 0);")
-plant(rule, "last-rows-not-written", LINE, "const int32_t end = first_row(request + 1);",
+plant(rule, "last-rows-not-written", TILE_SPACE, "const int32_t end = first_row(request + 1);",
       "const int32_t end = first_row(request + 1) - (first_row(request + 1) - first_row(request) > 64);")
 
 rule = "shards"
-plant(rule, "shard-interleave-ignored", RULE, "const int64_t interleave = shard.interleave;\n  return (local",
+plant(rule, "shard-interleave-ignored", MASK_BOUNDS, "const int64_t interleave = shard.interleave;\n  return (local",
       "const int64_t interleave = 1;\n  return (local",
-      RULE, "const int64_t interleave = shard.interleave;\n  const int64_t stripe", "const int64_t interleave = 1;\n  const int64_t stripe")
-plant(rule, "shard-rank-ignored", RULE, "offset % stripe - shard.rank * interleave", "offset % stripe")
-plant(rule, "shard-rank-not-interleaved", RULE, "offset % stripe - shard.rank * interleave", "offset % stripe - shard.rank")
-plant(rule, "shard-ignored", RULE, "return shard.world == 1 ? offset : stripes_below(shard, offset);", "return offset;")
+      MASK_BOUNDS, "const int64_t interleave = shard.interleave;\n  const int64_t stripe", "const int64_t interleave = 1;\n  const int64_t stripe")
+plant(rule, "shard-rank-ignored", MASK_BOUNDS, "offset % stripe - shard.rank * interleave", "offset % stripe")
+plant(rule, "shard-rank-not-interleaved", MASK_BOUNDS, "offset % stripe - shard.rank * interleave", "offset % stripe - shard.rank")
+plant(rule, "shard-ignored", MASK_BOUNDS, "return shard.world == 1 ? offset : stripes_below(shard, offset);", "return offset;")
 
 rule = "merging"
 plant(rule, "merge-of-empty-states", FOLD, "if (other_max == -__builtin_inff()) return;", "",
@@ -281,8 +281,9 @@ plant(rule, "merge-order", WORKER, "const int64_t partial = int64_t{params.plan.
 plant(rule, "merge-last-source-lost", WORKER, "i < item.source_end; ++i", "i < item.source_end - (item.source_end > 2); ++i")
 plant(rule, "merge-row-offset", WORKER, "int64_t{params.plan.combine_sources[i]} + row - item.row_begin",
       "int64_t{params.plan.combine_sources[i]}")
-plant(rule, "merge-source-offset", SCHEDULER + "merge_shared.cc", "arrays_.parts[i] + (row - tile.row_begin)", "arrays_.parts[i]")
-plant(rule, "group-shifted-by-one", LENGTHS, "for (int32_t r = segment.group_indptr[g]; r < segment.group_indptr[g + 1]; ++r)",
+plant(rule, "combine-source-offset", SCHEDULER + "combine_tiles.cc", "arrays_.partials[i] + (row - tile.row_begin)",
+      "arrays_.partials[i]")
+plant(rule, "group-shifted-by-one", BATCH, "for (int32_t r = segment.group_indptr[g]; r < segment.group_indptr[g + 1]; ++r)",
       "for (int32_t r = segment.group_indptr[g] + 1; r < segment.group_indptr[g + 1]; ++r)")
 plant(rule, "merge-state-takes-infinite-lse", COMBINE + "combine.cc", "if (std::isinf(value)) continue;", "")
 plant(rule, "merge-state-hides-nan", COMBINE + "combine.cc", "if (std::isinf(value)) continue;",
@@ -292,13 +293,13 @@ plant(rule, "merge-state-base-ignored", COMBINE + "combine.cc", "source.base == 
 
 rule = "determinism"
 plant(rule, "splits-not-folded", WORKER, "(item.flags & scheduler::kFold) != 0 && !start", "false")
-plant(rule, "splits-at-relative-positions", EMIT, "std::min(end, (begin / split + 1) * split)", "std::min(end, begin + split)")
-plant(rule, "cut-splits-folded-as-one", EMIT, "if (fixed_splits_ && !first) {", "if (false) {")
+plant(rule, "splits-at-relative-positions", STATIC, "std::min(end, (begin / split + 1) * split)", "std::min(end, begin + split)")
+plant(rule, "cut-splits-folded-as-one", STATIC, "if (fixed_splits_ && !first) {", "if (false) {")
 
 rule = "refusals"
 plant(rule, "stale-plan-runs", ATTENTION + "plan.cc", "!buffer.planned || buffer.generation != plan.generation()", "!buffer.planned")
 plant(rule, "undeclared-feature-runs", ATTENTION + "run_args.cc", "require(!given || config.features.has(feature),", "require(true,")
-plant(rule, "small-workspace-runs", ATTENTION + "plan.cc", "if (workspace.bytes < needed) {", "if (workspace.bytes + 256 < needed) {")
+plant(rule, "small-workspace-runs", ATTENTION + "run_args.cc", "if (workspace.bytes < needed) {", "if (workspace.bytes + 256 < needed) {")
 
 rule = "page tables"
 plant(rule, "last-page-len-of-full-page", TABLE, "return static_cast<int32_t>(length - static_cast<int64_t>(pages - 1) * page_size);",

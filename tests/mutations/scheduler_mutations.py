@@ -1,69 +1,68 @@
-"""Mistakes in plans whose items are claimed, and in the merges that items name; see mutations.py."""
+"""Mistakes in dynamic schedules, and in the combine tiles that work tiles name; see mutations.py."""
 
 from mutations import SCHEDULER, plant
 
-RULE = SCHEDULER + "claim_rule.hpp"
-PARTS = SCHEDULER + "claim_parts.hpp"
-WORK = SCHEDULER + "claim_work.cc"
-DEVICE = SCHEDULER + "device/claims.hpp"
-ORDER = SCHEDULER + "claim_order.hpp"
-SORT = SCHEDULER + "order_claims."
-LINE = SCHEDULER + "work_line.cc"
+RULE = SCHEDULER + "split_rule.hpp"
+LPT = SCHEDULER + "dynamic_scheduler.hpp"
+DYNAMIC = SCHEDULER + "dynamic_scheduler.cc"
+STATIC = SCHEDULER + "static_scheduler.cc"
+TILE_SPACE = SCHEDULER + "tile_space.cc"
+DEVICE = SCHEDULER + "device/dynamic_scheduler.hpp"
 
-rule = "claimed plans"
-plant(rule, "claims-of-heads-in-any-order", WORK, "visit(claim + i, first + i);", "visit(claim + count - 1 - i, first + i);")
-plant(rule, "claims-share-partial-rows", WORK, "(int64_t{head} * parts + part) * (tile.row_end - tile.row_begin)",
-      "int64_t{part} * (tile.row_end - tile.row_begin)")
-plant(rule, "claim-budget-ignored", WORK, "if (parts[t] > 1 && spent > budget) parts[t] = 1;", "")
-plant(rule, "claims-cut-what-is-folded-later", WORK, "tile.divisible ? count_parts(", "true ? count_parts(")
-plant(rule, "claims-followed-by-another", WORK, "last ? at_end : static_cast<int32_t>(follower + 1)",
-      "last ? at_end : static_cast<int32_t>(follower + 2)")
-plant(rule, "claimed-remainder-lost", RULE, "run.begin + count * (place + 1) / pieces}",
-      "run.begin + count / pieces * (place + 1)}")
-plant(rule, "claims-do-not-shrink", RULE, "return line.share(line.total - (line.total >> index)) / 2;",
-      "return line.share(0) / 2;")
-plant(rule, "claims-of-one-head-fill-the-workers", RULE,
-      "int64_t{trials.of[i]} * line.num_kv_heads <= line.num_workers", "trials.of[i] <= line.num_workers")
-plant(rule, "claimed-splits-at-relative-positions", PARTS,
+rule = "dynamic schedules"
+plant(rule, "dynamic-tiles-of-heads-in-any-order", DYNAMIC, "visit(dynamic_tile + i, first + i);", "visit(dynamic_tile + count - 1 - i, first + i);")
+plant(rule, "splits-share-partial-rows", DYNAMIC, "(int64_t{head} * splits + split) * (tile.row_end - tile.row_begin)",
+      "int64_t{split} * (tile.row_end - tile.row_begin)")
+plant(rule, "split-budget-ignored", DYNAMIC, "if (splits[t] > 1 && spent > budget) splits[t] = 1;", "")
+plant(rule, "splits-cut-what-is-folded-later", DYNAMIC, "tile.divisible ? count_kv_splits(", "true ? count_kv_splits(")
+plant(rule, "continuation-of-another-tile", DYNAMIC, "last ? at_end : static_cast<int32_t>(continuation + 1)",
+      "last ? at_end : static_cast<int32_t>(continuation + 2)")
+plant(rule, "split-remainder-lost", RULE, "run.begin + count * (place + 1) / num_splits}",
+      "run.begin + count / num_splits * (place + 1)}")
+plant(rule, "splits-do-not-shrink", RULE, "return space.share(space.total - (space.total >> index)) / 2;",
+      "return space.share(0) / 2;")
+plant(rule, "splits-of-one-head-fill-the-workers", RULE,
+      "int64_t{trials.of[i]} * space.num_kv_heads <= space.num_workers", "trials.of[i] <= space.num_workers")
+plant(rule, "dynamic-splits-at-relative-positions", RULE,
       "const int64_t begin = (narrow_div(range.begin, split) + index) * split;",
       "const int64_t begin = range.begin + index * split;")
-plant(rule, "sections-of-heads-overlap", WORK, "const int64_t claim = first * all_claims_ + (claims_ + part) * count;",
-      "const int64_t claim = first + (claims_ + part) * heads_;")
-plant(rule, "device-claims-forget-the-budget", DEVICE,
-      "if (claim_price(job, total) > job.in.claim_budget) {", "if (false) {")
-plant(rule, "device-claims-cost-nothing-to-begin", SCHEDULER + "device/row_tile.hpp",
+plant(rule, "swizzle-groups-overlap", DYNAMIC, "const int64_t dynamic_tile = first * all_dynamic_tiles_ + (dynamic_tiles_ + split) * count;",
+      "const int64_t dynamic_tile = first + (dynamic_tiles_ + split) * heads_;")
+plant(rule, "device-splits-forget-the-budget", DEVICE,
+      "if (split_price(job, total) > job.in.split_budget) {", "if (false) {")
+plant(rule, "device-tiles-cost-nothing-to-begin", SCHEDULER + "device/tile_space.hpp",
       "return job.in.start_cost + (priced", "return (priced")
-plant(rule, "device-merges-lose-sources", DEVICE, ".source_end = source_begin + place.parts}",
-      ".source_end = source_begin + place.parts - (place.parts > 3)}")
+plant(rule, "device-combine-tiles-lose-sources", DEVICE, ".source_end = source_begin + place.splits}",
+      ".source_end = source_begin + place.splits - (place.splits > 3)}")
 
-rule = "claimed plans: the dearest first"
-plant(rule, "dearest-row-tiles-last", SORT + "hpp", "for (int32_t t = block.tile_end - 1; t >= block.tile_begin; --t) {",
+rule = "dynamic schedules: longest first"
+plant(rule, "longest-row-tiles-last", DYNAMIC, "for (int32_t t = block.tile_end - 1; t >= block.tile_begin; --t) {",
       "for (int32_t t = block.tile_begin; t < block.tile_end; ++t) {")
-plant(rule, "dear-requests-last", SORT + "cc", "order[next.of[class_of(b)]++]", "order[count - 1 - next.of[class_of(b)]++]")
-plant(rule, "dear-requests-as-they-come", SORT + "cc", "return cost_class(half_octave(last_tile(b).cost()), octave);",
+plant(rule, "longest-requests-last", DYNAMIC, "order[next.of[class_of(b)]++]", "order[count - 1 - next.of[class_of(b)]++]")
+plant(rule, "lpt-in-request-order", DYNAMIC, "return cost_class(half_octave(last_tile(b).cost()), octave);",
       "return cost_class(octave, octave);")
-plant(rule, "row-tiles-cut-without-need", ORDER, "return end <= line.share(0) + line.share(0) / 8;",
-      "return end <= line.share(0);")
-plant(rule, "long-appends-stay-whole", ORDER, "if (line.num_workers == 1 || ends_evenly(line, waves))",
-      "if (line.num_workers >= 1)")
-plant(rule, "sections-end-late", ORDER, "return long_enough ? heads_each : heads;", "return heads_each;")
-plant(rule, "no-sections", ORDER, "if (wanted <= 1) return heads;", "if (wanted <= 100) return heads;")
-plant(rule, "device-order-of-one-class", SCHEDULER + "device/order.hpp", "scratch.request_octave[r] = half_octave(here.cost);",
+plant(rule, "row-tiles-split-without-need", LPT, "return end <= space.share(0) + space.share(0) / 8;",
+      "return end <= space.share(0);")
+plant(rule, "long-appends-stay-whole", LPT, "if (space.num_workers == 1 || ends_evenly(space, waves))",
+      "if (space.num_workers >= 1)")
+plant(rule, "swizzle-groups-end-late", LPT, "return long_enough ? heads_each : heads;", "return heads_each;")
+plant(rule, "no-head-swizzle", LPT, "if (wanted <= 1) return heads;", "if (wanted <= 100) return heads;")
+plant(rule, "device-lpt-of-one-class", DEVICE, "scratch.request_octave[r] = half_octave(here.cost);",
       "scratch.request_octave[r] = 1;")
 
-rule = "plans of few and of many rows"
-plant(rule, "few-rows-taken-twice", LINE, "return rows >= config_.min_rows && rows <= config_.max_rows;",
+rule = "plans of the decode and the prefill pass"
+plant(rule, "decode-rows-taken-twice", TILE_SPACE, "return rows >= config_.min_rows && rows <= config_.max_rows;",
       "return rows <= config_.max_rows;")
-plant(rule, "shared-batches-divided", LINE, "if (divided || takes_all) {", "if (divided || !takes_all || takes_all) {")
-plant(rule, "shared-batches-by-length-at-fixed-splits", LINE, "fixed_splits_ ? config_.max_rows == INT32_MAX :", "")
-plant(rule, "device-takes-all-rows", SCHEDULER + "device/lengths.hpp",
+plant(rule, "shared-batches-divided", TILE_SPACE, "if (divided || takes_all) {", "if (divided || !takes_all || takes_all) {")
+plant(rule, "shared-batches-by-length-at-fixed-splits", TILE_SPACE, "fixed_splits_ ? config_.max_rows == INT32_MAX :", "")
+plant(rule, "device-takes-all-rows", SCHEDULER + "device/batch.hpp",
       "if (rows < job.in.min_rows || rows > job.in.max_rows) return 0;", "")
 
-rule = "merges that items name"
-plant(rule, "parts-name-the-merge-before", SCHEDULER + "emit_work.cc",
-      "item.merge = static_cast<int32_t>(arrays_.merges.size());",
-      "item.merge = static_cast<int32_t>(arrays_.merges.size()) - 1;")
-plant(rule, "parts-of-shared-segments-name-merges", SCHEDULER + "emit_work.cc",
-      "if (chain_parts_ == nullptr) item.merge", "item.merge")
-plant(rule, "device-tails-name-the-merge-before", SCHEDULER + "device/emit.hpp",
-      "cut.tail_merge = before.merges + (work.head_ends ? 1 : 0);", "cut.tail_merge = before.merges;")
+rule = "combine tiles that work tiles name"
+plant(rule, "splits-name-the-combine-tile-before", STATIC,
+      "work_tile.combine_tile = static_cast<int32_t>(arrays_.combine_tiles.size());",
+      "work_tile.combine_tile = static_cast<int32_t>(arrays_.combine_tiles.size()) - 1;")
+plant(rule, "splits-of-shared-segments-name-combine-tiles", STATIC,
+      "if (output_partials_ == nullptr) work_tile.combine_tile", "work_tile.combine_tile")
+plant(rule, "device-tails-name-the-combine-tile-before", SCHEDULER + "device/static_scheduler.hpp",
+      "cut.tail_combine_tile = before.combine_tiles + (work.head_ends ? 1 : 0);", "cut.tail_combine_tile = before.combine_tiles;")

@@ -9,7 +9,7 @@ install_package() {
   local kind component
   for kind in "$@"; do
     rm -rf "$WORK/staged" "$(prefix "$kind")"
-    for component in "$kind" development; do
+    for component in "$kind" "backends-$kind" "testing-$kind" development; do
       "$CMAKE" --install "$BUILD" --prefix "$WORK/staged" --component "$component" >/dev/null
     done
     mv "$WORK/staged" "$(prefix "$kind")"
@@ -35,17 +35,25 @@ headers_alone() {
   echo "$(wc -l < "$WORK/headers") headers compile alone"
 }
 
-# exports: libfolio.so has a versioned SONAME and exports nothing but Folio's own symbols.
-exports() {
+# exports_of LIBRARY SYMBOL NAMES: LIBRARY.so has a versioned SONAME and exports SYMBOL, and nothing but what matches NAMES.
+exports_of() {
   local library foreign
-  library=$(prefix shared)/$LIBDIR/libfolio.so
-  readelf -d "$library" | grep -qE 'SONAME.*libfolio\.so\.[0-9]+\.[0-9]+\]' || { echo "no versioned SONAME"; exit 1; }
+  library=$(prefix shared)/$LIBDIR/$1.so
+  readelf -d "$library" | grep -qE "SONAME.*$1\.so\.[0-9]+\.[0-9]+\]" || { echo "$1: no versioned SONAME"; exit 1; }
   "$NM" -D --defined-only --demangle "$library" | awk '{$1 = ""; $2 = ""; print}' > "$WORK/exports"
-  grep -q 'folio::v0::version()' "$WORK/exports" || { echo "folio::version is not exported"; exit 1; }
-  foreign=$(grep -vE '^ *((typeinfo|typeinfo name|vtable|VTT|guard variable) for |non-virtual thunk to )?folio(::|_)' \
+  grep -q "$2" "$WORK/exports" || { echo "$1: $2 is not exported"; exit 1; }
+  foreign=$(grep -vE "^ *((typeinfo|typeinfo name|vtable|VTT|guard variable) for |non-virtual thunk to )?$3" \
     "$WORK/exports" || true)
-  if [ -n "$foreign" ]; then echo "exported, but not Folio's:"; echo "$foreign"; exit 1; fi
-  echo "$(wc -l < "$WORK/exports") symbols are exported"
+  if [ -n "$foreign" ]; then echo "$1 exports, but should not:"; echo "$foreign"; exit 1; fi
+  echo "$1: $(wc -l < "$WORK/exports") symbols are exported"
+}
+
+# exports: each library exports its own part of Folio; the core has no word of the other two.
+exports() {
+  exports_of libfolio 'folio::v0::version()' 'folio(::|_)'
+  if grep -E 'folio::v0::(backends|verify)::' "$WORK/exports"; then echo "libfolio exports other libraries' symbols"; exit 1; fi
+  exports_of libfolio_backends 'folio::v0::backends::' 'folio::v0::(backends::|Error$)'
+  exports_of libfolio_testing 'folio::v0::verify::reference_row' 'folio::v0::(verify::|Error$)'
 }
 
 # configure KIND DIRECTORY [ARGUMENTS...]: configures the consumer against the installation of that kind.
@@ -94,12 +102,16 @@ pkg_config() {
   # shellcheck disable=SC2046  # flags are words
   "$CXX" -std=c++20 "$CONSUMER/consumer.cc" -o "$program" $(pkg-config "${mode[@]}" --cflags --libs folio)
   LD_LIBRARY_PATH="$root/$LIBDIR" "$program"
+  # shellcheck disable=SC2046
+  "$CXX" -std=c++20 "$CONSUMER/backends_consumer.cc" -o "$program-backends" \
+    $(pkg-config "${mode[@]}" --cflags --libs folio-backends folio-testing)
+  LD_LIBRARY_PATH="$root/$LIBDIR" "$program-backends"
   if [ -f "$root/include/folio/c/folio.h" ]; then
     # shellcheck disable=SC2046
     "$CC" -std=c11 "$CONSUMER/consumer.c" -o "$program-c" $(pkg-config "${mode[@]}" --cflags --libs folio)
     LD_LIBRARY_PATH="$root/$LIBDIR" "$program-c"
   fi
-  if [ "$kind" = static ] && readelf -d "$program" | grep -q 'NEEDED.*libfolio'; then
+  if [ "$kind" = static ] && readelf -d "$program" "$program-backends" | grep -q 'NEEDED.*libfolio'; then
     echo "the static consumer needs the shared library"
     exit 1
   fi

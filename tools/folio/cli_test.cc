@@ -295,8 +295,7 @@ TEST(Cli, InfoExplains) {
 }
 
 TEST(Cli, InfoTellsOfProductsOfFp8) {
-  const Outcome outcome =
-      folio({"info", "--allow-fp8-mma", "--q-dtype", "e4m3", "--kv-dtype", "e4m3", "--json", "-"});
+  const Outcome outcome = folio({"info", "--allow-fp8-mma", "--q-dtype", "e4m3", "--kv-dtype", "e4m3", "--json", "-"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(nlohmann::json::parse(outcome.out)["fp8_mma"], false);  // no kernel of a CPU has them
 }

@@ -13,10 +13,10 @@
 #include "folio/backends/engine_config.hpp"
 #include "folio/backends/once_log.hpp"
 #include "folio/context.hpp"
+#include "folio/kv_cache.hpp"
 #include "folio/types/device.hpp"
 #include "folio/types/dtype.hpp"
 #include "folio/types/export.hpp"
-#include "folio/types/tensor_view.hpp"
 
 namespace folio::inline v0::backends {
 
@@ -167,16 +167,7 @@ class LazyEntryPoint<Result(Args...)> {
   mutable Function function_;
 };
 
-/// Puts together the keys of multi-head latent attention in host memory: k[t, h] = k_nope[t, h] followed by k_pe[t, 0],
-/// the rotary part that all heads share. k [tokens, heads, nope + rope], k_nope [tokens, heads, nope], k_pe [tokens, 1,
-/// rope]: one dtype of 8, 16 or 32 bits, any token and head strides, innermost contiguous; rows of k must not overlap.
-/// k_nope may be the part of k where it is copied to. O(elements of k). Throws kInvalidArgument before anything is
-/// written.
-FOLIO_API void concat_mla_k(const TensorView& k, const ConstTensorView& k_nope, const ConstTensorView& k_pe);
-
-/// The same on a context's device: on a GPU the memory is the device's, and the call is enqueued on `stream` and may be
-/// captured. There, a k_nope that overlaps k must be the part of it where it would be copied to.
-FOLIO_API void concat_mla_k(const Context& context, const TensorView& k, const ConstTensorView& k_nope,
-                            const ConstTensorView& k_pe, Stream stream = {});
+/// flashinfer.concat_mla_k: Folio's own (folio/kv_cache.hpp).
+using folio::concat_mla_k;
 
 }  // namespace folio::inline v0::backends

@@ -13,7 +13,7 @@
 
 namespace folio::inline v0 {
 
-/// Which keys a query sees, before the window. Positions are global: those of the request's whole sequence.
+/// Which keys are visible to a query, before the window. Positions are global: those of the request's whole sequence.
 enum class MaskKind : int32_t {
   kNone = 0,    ///< all keys
   kCausal = 1,  ///< keys at or before the query's position
@@ -66,13 +66,14 @@ struct AttentionConfig {
   KvFormat kv_format = KvFormat::kStrided;
   int32_t page_size = 16;  ///< tokens per page of paged segments
   MaskKind mask = MaskKind::kCausal;
-  int32_t window_left = -1;   ///< a query at p sees keys at >= p - window_left (w + 1 keys with itself); -1: unbounded
+  int32_t window_left =
+      -1;  ///< visible to a query at p: keys at >= p - window_left (w + 1 with its own); -1: unbounded
   int32_t window_right = -1;  ///< ... and at <= p + window_right; -1: unbounded. Under kCausal nothing beyond p anyway
   Features features;
   Determinism determinism = Determinism::kRunToRun;
 };
 
-/// Upper bounds of every batch an op will see, so that its grid and plan image can be fixed (CUDA graphs).
+/// Upper bounds of every batch of an op, so that its grid and plan image can be fixed (CUDA graphs).
 struct GraphBounds {
   int32_t max_requests = 0;
   int32_t max_tokens = 0;
@@ -87,12 +88,12 @@ struct PrepareOptions {
       bounds;                ///< given: larger batches are refused by `plan`; on a GPU the op is graph-capturable
   std::string force_kernel;  ///< a kernel's name: it runs or `prepare` fails. Empty: the cheapest that can
   int32_t num_workers = 0;   ///< work lists to plan for; 0 = the executor's concurrency (CPU), the grid (GPU)
-  /// A permission, for speed before accuracy: kernels that can may multiply fp8 queries and keys, and softmax weights
-  /// and fp8 values, as they are (AttentionOp::fp8_mma says whether the op does; others compute as without it).
-  /// Such products keep 13 bits below the largest of 32 terms and what they are added to: a logit errs by up to 34 *
-  /// 2^-13 of the sum, over each 32 components, of the largest product or partial sum (of normal q and k at head_dim
-  /// 128: 6e-4 measured), and an LSE by as much as its logits. Weights are rounded to e4m3: an output moves by up to
-  /// 2^-4 of the weighted mean of |v| for that and 2^-6 for its sums, typically by 2 % of its own size.
+  /// A permission, for speed before accuracy: a kernel may multiply fp8 q by fp8 k, and p by fp8 v, with FP8 MMA, which
+  /// does not dequantize them. AttentionOp::fp8_mma says whether the op does; other ops compute as without it.
+  /// FP8 MMA keeps 13 bits below the largest of 32 terms and their accumulator. A logit errs by up to 34 * 2^-13 of the
+  /// sum, over each 32 components, of the largest term or partial sum (normal q and k at head_dim 128: 6e-4 measured),
+  /// and an LSE by as much as its logits. p is rounded to e4m3: an output moves by up to 2^-4 of the mean of |v|
+  /// weighted by p for that, and by 2^-6 of it for its sums; typically by 2 % of its own size.
   bool allow_fp8_mma = false;
 };
 

@@ -27,11 +27,11 @@ FOLIO_HOST_DEVICE constexpr uint16_t float_to_bfloat16(float value) noexcept {
 
 namespace detail {
 
-/// Widens a sign-exponent-mantissa code. Exact for every code of a format narrower than float.
+/// Upcasts a sign-exponent-mantissa code to float. Exact for every code of a format narrower than float.
 /// The shifted code, read as a float, is the value times 2^(bias - 127): one multiplication puts normals and subnormals
 /// right.
 template <int kExponentBits, int kMantissaBits>
-FOLIO_HOST_DEVICE constexpr float widen(uint32_t magnitude, bool negative) noexcept {
+FOLIO_HOST_DEVICE constexpr float upcast(uint32_t magnitude, bool negative) noexcept {
   constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
   const float value = std::bit_cast<float>(magnitude << (23 - kMantissaBits)) *
                       std::bit_cast<float>(static_cast<uint32_t>(127 + 127 - kBias) << 23);
@@ -63,7 +63,7 @@ FOLIO_HOST_DEVICE constexpr float float16_to_float(uint16_t bits) noexcept {
     return std::bit_cast<float>((static_cast<uint32_t>(bits & 0x8000u) << 16) | 0x7f800000u |
                                 ((magnitude & 0x3ffu) << 13));
   }
-  return detail::widen<5, 10>(magnitude, (bits & 0x8000u) != 0);
+  return detail::upcast<5, 10>(magnitude, (bits & 0x8000u) != 0);
 }
 
 FOLIO_HOST_DEVICE constexpr uint16_t float_to_float16(float value) noexcept {
@@ -78,7 +78,7 @@ FOLIO_HOST_DEVICE constexpr uint16_t float_to_float16(float value) noexcept {
 FOLIO_HOST_DEVICE constexpr float fp8_e4m3_to_float(uint8_t bits) noexcept {
   const uint32_t magnitude = bits & 0x7fu;
   if (magnitude == 0x7fu) return std::bit_cast<float>((static_cast<uint32_t>(bits & 0x80u) << 24) | 0x7fc00000u);
-  return detail::widen<4, 3>(magnitude, (bits & 0x80u) != 0);
+  return detail::upcast<4, 3>(magnitude, (bits & 0x80u) != 0);
 }
 
 FOLIO_HOST_DEVICE constexpr uint8_t float_to_fp8_e4m3(float value) noexcept {
@@ -105,7 +105,7 @@ FOLIO_HOST_DEVICE constexpr uint8_t float_to_fp8_e5m2(float value) noexcept {
 
 /// The lower four bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6 with a sign. Upper bits are ignored.
 FOLIO_HOST_DEVICE constexpr float fp4_e2m1_to_float(uint8_t bits) noexcept {
-  return detail::widen<2, 1>(bits & 0x7u, (bits & 0x8u) != 0);
+  return detail::upcast<2, 1>(bits & 0x7u, (bits & 0x8u) != 0);
 }
 
 FOLIO_HOST_DEVICE constexpr uint8_t float_to_fp4_e2m1(float value) noexcept {

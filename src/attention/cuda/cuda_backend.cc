@@ -1,8 +1,7 @@
 #include <algorithm>
 
-#include "attention/cuda/cuda_kernels.hpp"
 #include "attention/cuda/plan_memory.hpp"
-#include "attention/cuda/schedule.hpp"
+#include "attention/gpu_backend.hpp"
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
 #include "platform/cuda/stream.hpp"
@@ -12,9 +11,48 @@ namespace {
 
 namespace gpu = platform::cuda;
 
-class CudaBackend final : public cuda::CudaKernels {
+/// Calls kernels' own functions with their device made the current one.
+class CudaKernels : public GpuBackend {
  public:
-  explicit CudaBackend(const gpu::DeviceInfo& info) : cuda::CudaKernels(info.index), info_(info) {}
+  explicit CudaKernels(int32_t device) : device_(device) {}
+  void enqueue(const kernels::cuda::WriteParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::GatherParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::PagesParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::RenumberParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::CombineParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::CleanLseParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::ShiftLseParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::MaskRowsParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::WeighParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::PackParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::SumParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::ArrangeParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::QuantizeFp8Params& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::Nvfp4Params& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::MaxScaleParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::IndptrParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::LensParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::ListParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::DenseParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::ValidateParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::SlotParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::ExpandParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::ShardLensParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::ConcatParams& params, Stream stream) const final { on_device(params, stream); }
+
+ private:
+  template <typename Params>
+  void on_device(const Params& params, Stream stream) const {
+    const gpu::DeviceScope scope(device_);
+    kernels::cuda::enqueue(params, stream);
+  }
+
+  int32_t device_;
+};
+
+class CudaBackend final : public CudaKernels {
+ public:
+  explicit CudaBackend(const gpu::DeviceInfo& info) : CudaKernels(info.index), info_(info) {}
   int32_t num_sms() const override { return info_.num_sms; }
   int32_t compute_capability() const override { return info_.compute_capability; }
   std::span<const kernels::cuda::AttentionKernel* const> kernels() const override {

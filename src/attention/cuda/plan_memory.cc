@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <new>
 
+#include "attention/run_args.hpp"
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
 #include "scheduler/cuda/plan_kernel.hpp"
-#include "scheduler/device_plan.hpp"
+#include "scheduler/device_scheduler.hpp"
 
 namespace folio::inline v0::attention::cuda {
 
@@ -18,7 +19,7 @@ CudaPlanMemory::CudaPlanMemory(int32_t device, const scheduler::SchedulerConfig&
   status_ = gpu::PinnedMemory(sizeof(scheduler::PlanStatus));
   new (status_.data()) scheduler::PlanStatus{};
   counters_ = gpu::DeviceMemory(sizeof(uint32_t) *
-                                static_cast<size_t>(claims() ? kernels::cuda::kTileCounters : config_.num_workers));
+                                static_cast<size_t>(is_dynamic() ? kernels::cuda::kTileCounters : config_.num_workers));
   const gpu::OwnedStream stream;  // of its own: it waits for nobody's work
   gpu::check(cudaMemsetAsync(counters_.data(), 0, counters_.size(), gpu::native(stream.get())),
              "clearing a plan buffer's counters");
@@ -77,6 +78,61 @@ const scheduler::PlanImageHeader* CudaPlanMemory::image() const {
   return static_cast<const scheduler::PlanImageHeader*>(image_.data());
 }
 
+uint32_t* CudaPlanMemory::tile_counters() const {
+  return is_dynamic() ? static_cast<uint32_t*>(counters_.data()) : nullptr;
+}
+
+uint32_t* CudaPlanMemory::combine_counters() const {
+  return is_dynamic() ? nullptr : static_cast<uint32_t*>(counters_.data());
+}
+
+/// Memory for a record, at the head of a stage: the schedule behind it keeps its alignment.
+constexpr size_t kRecordBytes = round_up_to_alignment(sizeof(scheduler::ChecksumRecord));
+
+CudaSchedule::CudaSchedule(int32_t device, int32_t most_workers) : device_(device) {
+  const gpu::DeviceScope scope(device_);
+  record_ = gpu::DeviceMemory(kRecordBytes);
+  no_work_ = gpu::DeviceMemory((static_cast<size_t>(most_workers) + 1) * sizeof(int32_t));
+  changed_ = gpu::PinnedMemory(sizeof(int32_t));
+  new (changed_.data()) int32_t(0);
+  const gpu::OwnedStream stream;  // of its own: it waits for nobody's work
+  gpu::check(cudaMemsetAsync(no_work_.data(), 0, no_work_.size(), gpu::native(stream.get())), "clearing worker lists");
+  gpu::check(cudaMemsetAsync(record_.data(), 0, record_.size(), gpu::native(stream.get())), "clearing a record");
+  gpu::synchronize(stream.get());
+}
+
+void CudaSchedule::seal(std::span<const scheduler::PlanView* const> plans, const ScheduleLayout& layout,
+                        std::byte* memory, Stream stream) {
+  const gpu::DeviceScope scope(device_);
+  std::byte* const stage = stages_.take(kRecordBytes + layout.bytes, 2 * (kRecordBytes + layout.bytes));
+  std::byte* const schedule = stage + kRecordBytes;
+  fill_schedule(plans, layout, schedule, memory);
+  new (stage) scheduler::ChecksumRecord(
+      make_record(plans.size(), layout, schedule, memory, static_cast<const int32_t*>(no_work_.data())));
+  const auto copy = [&](void* to, const void* from, size_t bytes) {
+    gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, gpu::native(stream)),
+               "copying a schedule to the device");
+  };
+  copy(memory, schedule, layout.bytes);
+  copy(record_.data(), stage, sizeof(scheduler::ChecksumRecord));
+  stages_.copied(stream);
+  memory_ = memory;
+}
+
+void CudaSchedule::check(Stream stream) const {
+  const gpu::DeviceScope scope(device_);
+  scheduler::launch_checksum_check(reinterpret_cast<const uint64_t*>(memory_),
+                                   static_cast<const scheduler::ChecksumRecord*>(record_.data()),
+                                   static_cast<int32_t*>(changed_.data()), stream);
+}
+
+void CudaSchedule::report() {
+  auto& changed = *static_cast<volatile int32_t*>(changed_.data());
+  if (changed == 0) return;
+  changed = 0;
+  fail_changed();
+}
+
 Stream CudaSideStream::fork(Stream stream) {
   const gpu::DeviceScope scope(device_);
   forked_.record(stream);
@@ -88,14 +144,6 @@ void CudaSideStream::join(Stream stream) {
   const gpu::DeviceScope scope(device_);
   done_.record(side_.get());
   done_.hold(stream);
-}
-
-uint32_t* CudaPlanMemory::tile_counters() const {
-  return claims() ? static_cast<uint32_t*>(counters_.data()) : nullptr;
-}
-
-uint32_t* CudaPlanMemory::combine_counters() const {
-  return claims() ? nullptr : static_cast<uint32_t*>(counters_.data());
 }
 
 }  // namespace folio::inline v0::attention::cuda

@@ -5,12 +5,12 @@
 #include <optional>
 #include <vector>
 
-#include "attention/sealed_plan.hpp"
 #include "backends/common/context_memory.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "backends/common/step_levels.hpp"
 #include "folio/backends/flash_attn/metadata_builder.hpp"
+#include "folio/sealed_plan.hpp"
 
 namespace folio::inline v0::backends {
 
@@ -36,7 +36,7 @@ class ScheduleMemory {
   void clear(size_t from, size_t to, Stream stream);
 
   Device device_;
-  attention::SealedPlan sealed_;
+  SealedPlan sealed_;
   ContextMemory memory_;
   size_t used_ = 0;
   bool fixed_;

@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "attention/context.hpp"
 #include "backends/common/context_memory.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -101,7 +100,7 @@ void cascade_attention(const Context& context, const TensorView& output, const C
   init_workspace(op, {memory.data(), memory.bytes()}, stream);
   run(planned, layer, {memory.data(), memory.bytes()}, stream);
   // The plan, the workspace and the copies end with this call.
-  if (const attention::GpuBackend* gpu = context.state().gpu.get()) gpu->synchronize(stream);
+  synchronize(context, stream);
 }
 
 }  // namespace folio::inline v0::backends

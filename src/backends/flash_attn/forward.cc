@@ -1,6 +1,5 @@
 #include <cmath>
 
-#include "attention/sealed_plan.hpp"
 #include "backends/common/context_memory.hpp"
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/layer_plans.hpp"
@@ -11,6 +10,7 @@
 #include "folio/backends/flash_attn/impl.hpp"
 #include "folio/backends/flash_attn/metadata_builder.hpp"
 #include "folio/kv_cache.hpp"
+#include "folio/sealed_plan.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -152,8 +152,8 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   const DcpWindowPlan* dcp_plan = divided ? &dcp_plan_for_window(metadata->dcp_plans, window_.left) : nullptr;
   const AttentionPlan* plan = divided ? nullptr : &plan_for_window(metadata->plans, window_.left);
   // Throws for a stale plan or a damaged schedule while the cache is still untouched.
-  if (!divided && attention::is_sealed(*plan)) {
-    attention::check_sealed(*plan, metadata->scheduler_metadata, stream);
+  if (!divided && is_sealed(*plan)) {
+    check_sealed(*plan, metadata->scheduler_metadata, stream);
   } else {
     if (!divided) static_cast<void>(workspace_size(*plan));
     core::require(metadata->scheduler_metadata.empty(), "scheduler_metadata is given for a step planned without one");

@@ -7,7 +7,7 @@
 
 namespace folio::inline v0::backends {
 
-static_assert(core::AlignedBuffer::kWorkspaceAlignment % attention::SealedPlan::kSealAlignment == 0);
+static_assert(core::AlignedBuffer::kWorkspaceAlignment % SealedPlan::kSealAlignment == 0);
 
 ScheduleMemory::ScheduleMemory(const AttentionOp& op, int64_t fixed_ints)
     : device_(op.context().device()), sealed_(op), memory_(device_), fixed_(fixed_ints > 0) {
@@ -32,7 +32,7 @@ void ScheduleMemory::clear(size_t from, size_t to, Stream stream) {
 }
 
 std::span<const int32_t> ScheduleMemory::seal(const AttentionPlan& plan, Stream stream) {
-  const int64_t needed = attention::SealedPlan::size(plan);
+  const int64_t needed = SealedPlan::size(plan);
   if (needed > capacity()) {
     core::require(!fixed_, "the schedule takes ", needed, " integers; the captured batches' memory has ", capacity());
     reserve(needed + needed / 2);

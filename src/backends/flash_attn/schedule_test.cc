@@ -189,7 +189,7 @@ TEST(FlashAttnSchedule, CutsNoQuerysKeysIntoMoreThanTheMostSplits) {
     const scheduler::PlanView& work = work_of(metadata.scheduler_metadata);
     int32_t most_sources = 1;
     for (int32_t i = 0; i < work.num_combine_tiles; ++i) {
-      most_sources = std::max(most_sources, work.merges[i].source_end - work.merges[i].source_begin);
+      most_sources = std::max(most_sources, work.combine_tiles[i].source_end - work.combine_tiles[i].source_begin);
     }
     EXPECT_LE(most_sources, most);
     if (most == 32) {

@@ -105,12 +105,12 @@ TEST(FlashAttnAllocations, AreNoneOnceWarm) {
     const FlashAttentionMetadata metadata = encoder_builder.build(0, encoder.batch);
     encoder_impl.forward({}, encoder.query, encoder.key, encoder.value, {}, &metadata, encoder.output);
   };
-  const int64_t cold = testing::num_allocations();
+  const int64_t cold = folio::testing::num_allocations();
   for (int round = 0; round < 3; ++round) steps();  // every step in flight meets every batch
-  EXPECT_GT(testing::num_allocations(), cold) << "the counter works";
-  const int64_t warm = testing::num_allocations();
+  EXPECT_GT(folio::testing::num_allocations(), cold) << "the counter works";
+  const int64_t warm = folio::testing::num_allocations();
   for (int round = 0; round < 3; ++round) steps();
-  EXPECT_EQ(testing::num_allocations(), warm);
+  EXPECT_EQ(folio::testing::num_allocations(), warm);
 }
 
 }  // namespace

@@ -29,16 +29,16 @@ TEST(FlashInferAllocations, AreNoneOnceWarm) {
     impl.forward(batch.scales(), batch.query, batch.key, batch.value, batch.kv_cache, &metadata, batch.output);
     builder.paged_kv_arrays(metadata);
   };
-  const int64_t cold = testing::num_allocations();
+  const int64_t cold = folio::testing::num_allocations();
   step(mixed);
   step(decodes);
-  EXPECT_GT(testing::num_allocations(), cold) << "the counter works";
-  const int64_t warm = testing::num_allocations();
+  EXPECT_GT(folio::testing::num_allocations(), cold) << "the counter works";
+  const int64_t warm = folio::testing::num_allocations();
   for (int round = 0; round < 3; ++round) {
     step(decodes);
     step(mixed);
   }
-  EXPECT_EQ(testing::num_allocations(), warm);
+  EXPECT_EQ(folio::testing::num_allocations(), warm);
 }
 
 }  // namespace

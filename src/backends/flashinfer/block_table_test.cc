@@ -185,12 +185,12 @@ TEST(BlockTables, PlanOnceForAStepsLayers) {
   Call call(setup, {"decode", {100, 40, 7}, {1, 1, 1}});
   for (int layer = 0; layer < 4; ++layer) call.decode();
   EXPECT_EQ(call.workspace.num_plans(), 1);
-  const int64_t warm = testing::num_allocations();
+  const int64_t warm = folio::testing::num_allocations();
   for (int step = 0; step < 3; ++step) {
     call.seq_lens[0] -= 1;
     for (int layer = 0; layer < 4; ++layer) call.decode();
   }
-  EXPECT_EQ(testing::num_allocations(), warm) << "warm calls allocate nothing";
+  EXPECT_EQ(folio::testing::num_allocations(), warm) << "warm calls allocate nothing";
   EXPECT_EQ(call.workspace.num_plans(), 4);
   EXPECT_GT(call.workspace.workspace_size(), 0u);
 }

@@ -119,9 +119,9 @@ TEST(FlashInferCascade, AllocatesNothingOnceWarm) {
   Group group(setup, kShared);
   FlashInferMetadataBuilder builder = group.make();
   for (const int32_t prefix : {64, 0}) builder.build(prefix, group.fixture.batch);
-  const int64_t warm = testing::num_allocations();
+  const int64_t warm = folio::testing::num_allocations();
   for (int i = 0; i < 3; ++i) builder.build(i % 2 * 64, group.fixture.batch);
-  EXPECT_EQ(testing::num_allocations(), warm);
+  EXPECT_EQ(folio::testing::num_allocations(), warm);
 }
 
 TEST(FlashInferCascade, IsNoneUnderBatchInvariance) {

@@ -76,13 +76,13 @@ TEST(FlashInferGraphs, HavePlansOfAFixedShapeForEverySize) {
   EXPECT_NE(plan_buffer(builder.build(0, five.fixture.batch)), buffer_of_four);
   Group four({}, decodes({100, 6, 7, 8}));
   EXPECT_EQ(plan_buffer(builder.build(0, four.fixture.batch)), buffer_of_four) << "4 requests and 3 use one";
-  const int64_t warm = testing::num_allocations();
+  const int64_t warm = folio::testing::num_allocations();
   for (int i = 0; i < 3; ++i) {
     builder.build(0, five.fixture.batch);
     const FlashInferMetadata metadata = builder.build(0, group.fixture.batch);
     builder.paged_kv_arrays(metadata);
   }
-  EXPECT_EQ(testing::num_allocations(), warm);
+  EXPECT_EQ(folio::testing::num_allocations(), warm);
 }
 
 TEST(FlashInferGraphs, LeaveMixedAndLargeBatchesAndCascadesAlone) {
@@ -138,9 +138,9 @@ TEST(FlashInferBuilderArrays, AreHadAtConstructionWhereTheConfigurationBoundsThe
   GraphGroup group({}, decodes({17, 16, 1}));
   FlashInferMetadataBuilder builder = group.make();
   const FlashInferMetadata metadata = builder.build(0, group.fixture.batch);
-  const int64_t before = testing::num_allocations();
+  const int64_t before = folio::testing::num_allocations();
   builder.paged_kv_arrays(metadata);
-  EXPECT_EQ(testing::num_allocations(), before) << "the first time, too";
+  EXPECT_EQ(folio::testing::num_allocations(), before) << "the first time, too";
 }
 
 }  // namespace

@@ -102,9 +102,9 @@ TEST(BlockTablePath, AllocatesNothingOnceWarm) {
                                 group.fixture.kv_cache, &metadata, group.fixture.output);
   };
   step();
-  const int64_t warm = testing::num_allocations();
+  const int64_t warm = folio::testing::num_allocations();
   for (int i = 0; i < 3; ++i) step();
-  EXPECT_EQ(testing::num_allocations(), warm);
+  EXPECT_EQ(folio::testing::num_allocations(), warm);
 }
 
 TEST(BlockTablePath, MetadataGoesStaleToo) {

@@ -146,9 +146,9 @@ TEST(FlashInferStepCascade, AllocatesNothingOnceWarm) {
     builder.build(0, other.fixture.batch);
   };
   round();
-  const int64_t warm = testing::num_allocations();
+  const int64_t warm = folio::testing::num_allocations();
   for (int i = 0; i < 3; ++i) round();
-  EXPECT_EQ(testing::num_allocations(), warm);
+  EXPECT_EQ(folio::testing::num_allocations(), warm);
 }
 
 // Who shares depends on the other requests, and so would a request's bits.

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 
-#include "attention/context.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
+#include "folio/merge.hpp"
 #include "folio/page_table.hpp"
 
 namespace folio::inline v0::backends::detail {
@@ -308,31 +307,9 @@ void WrapperState::run(const ConstTensorView& q, std::span<const SegmentArgs> se
     attention.custom_mask_bytes = static_cast<int64_t>(mask_.size());
   }
   folio::run(*plan_, attention, {workspace_.data(), workspace_.bytes()}, stream);
-  if (args.lse != nullptr && !slopes_.empty()) shift_lse(args.lse, stream);
-}
-
-/// FlashInfer's bias is slope * (key - row), rows counted from the request's first query; Folio's is
-/// -slope * (position - key). They differ by slope * (kv_len - q_len) in every logit of a row, hence in its LSE.
-void WrapperState::shift_lse(float* lse, Stream stream) {
-  if (const attention::GpuBackend* gpu = context_.state().gpu.get()) {
-    kernels::cuda::ShiftLseParams params;
-    params.lse = lse;
-    params.cu_q = cu_q_at_;
-    params.first_pos = first_pos_at_;
-    params.slopes = slopes_at_;
-    params.num_requests = static_cast<int32_t>(first_pos_.size());
-    params.num_heads = options_.num_qo_heads;
-    gpu->enqueue(params, stream);
-    return;
-  }
-  for (size_t r = 0; r + 1 < cu_q_.size(); ++r) {
-    const double before = first_pos_[r];
-    for (int64_t token = cu_q_[r]; token < cu_q_[r + 1]; ++token) {
-      for (size_t head = 0; head < slopes_.size(); ++head) {
-        float& value = lse[token * options_.num_qo_heads + static_cast<int64_t>(head)];
-        value = static_cast<float>(value + static_cast<double>(slopes_[head]) * before * std::numbers::log2e);
-      }
-    }
+  if (args.lse != nullptr && !slopes_.empty()) {
+    shift_alibi_lse(context_, args.lse, {cu_q_at_, cu_q_.size()}, {first_pos_at_, first_pos_.size()},
+                    {slopes_at_, slopes_.size()}, stream);
   }
 }
 

@@ -64,7 +64,6 @@ class WrapperState {
   KvCacheView cache_view(const WrapperKvCache& kv_cache) const;
   void run(const ConstTensorView& q, std::span<const SegmentArgs> segments, const TensorView& out,
            const WrapperRunArgs& args, Stream stream);
-  void shift_lse(float* lse, Stream stream);
 
   Context context_;
   KvCacheLayout layout_;

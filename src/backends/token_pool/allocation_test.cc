@@ -33,12 +33,12 @@ TEST(TokenPoolAllocations, AreNoneOnceWarm) {
           layer.forward(backend, fixture.q, {}, {}, fixture.batch, fixture.out);
         }
       };
-      const int64_t cold = testing::num_allocations();
+      const int64_t cold = folio::testing::num_allocations();
       step();
-      EXPECT_GT(testing::num_allocations(), cold) << "the counter works";
-      const int64_t warm = testing::num_allocations();
+      EXPECT_GT(folio::testing::num_allocations(), cold) << "the counter works";
+      const int64_t warm = folio::testing::num_allocations();
       for (int round = 0; round < 3; ++round) step();
-      EXPECT_EQ(testing::num_allocations(), warm) << to_string(lengths.mode);
+      EXPECT_EQ(folio::testing::num_allocations(), warm) << to_string(lengths.mode);
     }
   }
 }
@@ -58,9 +58,9 @@ TEST(TokenPoolAllocations, ReplaysMakeNone) {
     fixture.forward(backend, fixture.layer());
   };
   replay();
-  const int64_t warm = testing::num_allocations();
+  const int64_t warm = folio::testing::num_allocations();
   for (int round = 0; round < 3; ++round) replay();
-  EXPECT_EQ(testing::num_allocations(), warm);
+  EXPECT_EQ(folio::testing::num_allocations(), warm);
   EXPECT_EQ(fixture.wrong_output(fixture.layer(), false), "");
 }
 

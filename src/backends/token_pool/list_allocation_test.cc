@@ -26,7 +26,7 @@ TEST(TokenPoolListsTest, AllocateNothing) {
   const std::span<const int32_t> one_len(lens.data(), 1);
   std::vector<uint8_t> mask(static_cast<size_t>(tree_mask_bytes(TreeMaskForm::kFullMask, one_len, 4)));
 
-  const int64_t before = testing::num_allocations();
+  const int64_t before = folio::testing::num_allocations();
   window_kv_ranges(lens, {}, 2, 1, list_lens, starts);
   window_prefix_ranges(lens, 2, 1, list_lens, starts);
   kv_indptr_from_lens(list_lens, 1, indptr);
@@ -40,7 +40,7 @@ TEST(TokenPoolListsTest, AllocateNothing) {
   for (int32_t form = 0; form < 5; ++form) {
     fill_tree_mask(static_cast<TreeMaskForm>(form), parents, one_len, 4, mask);
   }
-  EXPECT_EQ(testing::num_allocations(), before);
+  EXPECT_EQ(folio::testing::num_allocations(), before);
   EXPECT_EQ(draft_indptr[9], 20);
   EXPECT_EQ(positions, (Ints{5, 6, 6, 7}));
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "attention/op_state.hpp"
 #include "backends/common/gpu_memory.hpp"
 #include "backends/token_pool/tree_window.hpp"
 #include "core/checked_math.hpp"
@@ -10,6 +9,16 @@
 
 namespace folio::inline v0::backends::token_pool {
 namespace {
+
+GraphBounds bounds_of(const TokenPoolConfig& config, const FixedShape& shape) {
+  GraphBounds bounds;
+  bounds.max_requests = shape.max_requests;
+  bounds.max_tokens = shape.max_tokens;
+  bounds.max_q_len = shape.max_q_len;
+  const auto columns = static_cast<int32_t>(std::min<int64_t>(config.req_to_token.row_stride, INT32_MAX));
+  bounds.max_kv_len = std::max(config.max_context_len, columns);
+  return bounds;
+}
 
 AttentionOp prepare_op(const Context& context, const TokenPoolConfig& config, const ReadingKind& kind,
                        const std::optional<FixedShape>& shape) {
@@ -31,15 +40,7 @@ AttentionOp prepare_op(const Context& context, const TokenPoolConfig& config, co
   if (config.logit_cap) attention.features = Feature::kSoftCap;
   attention.determinism = config.determinism;
   PrepareOptions options;
-  if (shape) {
-    GraphBounds bounds;
-    bounds.max_requests = shape->max_requests;
-    bounds.max_tokens = shape->max_tokens;
-    bounds.max_q_len = shape->max_q_len;
-    const auto columns = static_cast<int32_t>(std::min<int64_t>(config.req_to_token.row_stride, INT32_MAX));
-    bounds.max_kv_len = std::max(config.max_context_len, columns);
-    options.bounds = bounds;
-  }
+  if (shape) options.bounds = bounds_of(config, *shape);
   return prepare(context, attention, options);
 }
 
@@ -58,7 +59,7 @@ KvReading::KvReading(const Context& context, const TokenPoolConfig& config, cons
   if (!shape || on_host_ || !is_windowed_tree()) return;
   // Captured graphs know the address, so that it must not grow.
   const int64_t row_bytes =
-      core::ceil_div(int64_t{shape->max_q_len} * op_.state().options.bounds->max_kv_len, int64_t{8});
+      core::ceil_div(int64_t{shape->max_q_len} * bounds_of(config, *shape).max_kv_len, int64_t{8});
   gpu_mask_.reserve(static_cast<size_t>(core::checked_mul(int64_t{shape->max_requests}, row_bytes)));
 }
 

@@ -2,7 +2,7 @@
 
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
-#include "kvcache/page_rows.hpp"
+#include "folio/page_table.hpp"
 
 namespace folio::inline v0::backends::token_pool {
 
@@ -11,7 +11,7 @@ using core::require;
 
 SlotTable slot_table(const PageTableView& req_to_token) {
   require(req_to_token.kind == PageTableKind::kDense, "req_to_token is not a dense table; it has a slot per position");
-  kvcache::check_table(req_to_token);
+  validate(req_to_token, {}, /*page_size=*/1, /*num_pages=*/0);  // no rows: the view alone
   const int64_t entries = req_to_token.num_indices - req_to_token.first_column;
   SlotTable table;
   table.slots = req_to_token.indices + (entries > 0 ? req_to_token.first_column : 0);

@@ -15,10 +15,13 @@ namespace folio::inline v0::kernels::cuda {
 /// Most segments of a batch on a GPU: they travel in the kernel's parameters.
 inline constexpr int32_t kMaxSegments = 8;
 
-/// Counters of launches that claim their items; those of merges are like them. They belong to the plan's buffer, whose
-/// plans and runs are all in one stream; they are made zero, and every launch leaves them so. The first two are the
-/// number of claims given out beyond the workers' first, and the number of CTAs that have finished, whose last
-/// resets both; the others are the kernel's to use in the same way. Each lies in a line of its own.
+/// Most passes of an op.
+inline constexpr int32_t kMaxPasses = 2;
+
+/// Counters of the dynamic tile scheduler. They belong to the plan's buffer, whose plans and runs are all in one
+/// stream. They are zero when a launch begins, and the launch leaves them so. The first counts the work tiles claimed
+/// beyond the workers' first ones. The second counts the CTAs that have finished; the last CTA resets both. The kernel
+/// may use the others in the same way. Each counter has a cache line of its own.
 inline constexpr int32_t kTileCounterStride = 32;  ///< uint32_t
 inline constexpr int32_t kTileCounters = 4 * kTileCounterStride;
 
@@ -86,10 +89,11 @@ struct AttentionParams {
   float* partial_acc = nullptr;      ///< [partial rows, head_dim_v]
   float* partial_row_max = nullptr;  ///< [partial rows], base-2 units
   float* partial_row_sum = nullptr;
-  /// Schedule::kDynamic: [kTileCounters], all zero when a launch begins; the launch leaves them so. Null with lists.
+  /// Schedule::kDynamic: [kTileCounters], all zero when a launch begins; the launch leaves them so. Null if kStatic.
   uint32_t* tile_counters = nullptr;
-  /// Of a kernel that merges itself: [workers], all zero when a launch begins; the launch leaves them so, having folded
-  /// the results of items that name a merge (WorkTile::merge). Null: a second kernel is asked for (LaunchShape::merge).
+  /// Of a kernel that combines splits itself: [workers], all zero when a launch begins; the launch leaves them so. It
+  /// combines the partials of the work tiles that name a combine tile. Null: a second kernel does it
+  /// (LaunchShape::combine).
   uint32_t* combine_counters = nullptr;
 };
 
@@ -99,8 +103,8 @@ struct LaunchShape {
   DType kv = DType::kUnset;
   DType ragged_kv = DType::kUnset;
   int32_t num_workers = 0;
-  bool merge = true;             ///< false: nothing was split, or the kernel merges itself
-  int32_t max_rows = INT32_MAX;  ///< no item has more packed rows
+  bool combine = true;           ///< false: nothing was split, or the kernel combines splits itself
+  int32_t max_rows = INT32_MAX;  ///< no work tile has more packed rows
   bool fp8_mma = false;          ///< see AttentionKernel::fp8_mma
 };
 
@@ -111,7 +115,7 @@ struct AttentionKernel {
   /// Empty if it takes the configuration (dtypes resolved), else why not: what was given and what it takes.
   std::string (*refusal)(const AttentionConfig& config);
   scheduler::TileShape (*tile)(const AttentionConfig& config);
-  /// What weights are rounded to before they multiply values: kFloat32 (not at all), kFloat16 or kBFloat16.
+  /// What p is rounded to before GEMM1 multiplies it by V: kFloat32 (not at all), kFloat16 or kBFloat16.
   DType (*p_dtype)(const AttentionConfig& config);
   /// Of what it takes: where it is better than the kernels behind it, by measurement. Null: everywhere.
   bool (*preferred)(const AttentionConfig& config) = nullptr;
@@ -119,30 +123,31 @@ struct AttentionKernel {
   /// The scheduler's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost = 0;
   int32_t row_cost = 1;
-  /// ... and of beginning and ending a chain of them (Schedule::kDynamic: an item): start_cost, and start_row_cost for
-  /// each row beyond start_free_rows.
+  /// The scheduler's cost of beginning and ending an output tile (Schedule::kDynamic: a work tile): start_cost, and
+  /// start_row_cost for each row beyond start_free_rows.
   int32_t start_cost = 0;
   int32_t start_row_cost = 0;
   int32_t start_free_rows = 0;
-  /// Schedule::kDynamic: keys that are worth an item of their own.
+  /// Schedule::kDynamic: the smallest KV split, in tokens.
   int32_t min_split_tokens = 256;
   /// TileOrder::kLpt: bytes of K and V that stay in the L2 cache while row tiles read them; 0 is any number.
   int64_t l2_swizzle_bytes = 0;
-  /// Of what it takes: where fp8 queries, keys and values are multiplied as they are, and weights rounded to e4m3, if
-  /// that is permitted (PrepareOptions::allow_fp8_mma). Null: nowhere.
+  /// Of what it takes: where it multiplies fp8 q, k and v by FP8 MMA and rounds p to e4m3, if that is permitted
+  /// (PrepareOptions::allow_fp8_mma). Null: nowhere.
   bool (*fp8_mma)(const AttentionConfig& config) = nullptr;
-  /// Takes AttentionParams::combine_counters: the launch folds what it has split itself.
+  /// Takes AttentionParams::combine_counters: the launch combines its own splits.
   bool combines_in_kernel = false;
-  /// Packed rows of an item that it takes too, though TileShape::rows are fewer, by a launch of its own for them
-  /// (LaunchShape::max_rows). For ops whose launches know what their items have; 0: there is no such launch.
-  int32_t wide_rows = 0;
-  /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError).
+  /// Packed rows of a double-height work tile: more than TileShape::rows, by a launch of its own
+  /// (LaunchShape::max_rows). For ops whose launches know what their work tiles have (decision 0038). 0: there is no
+  /// such launch.
+  int32_t double_rows = 0;
+  /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError). Null where there are `passes`.
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;
-  /// A pair (decision 0032) launches nothing itself: requests whose packed rows fit one row tile of `few_rows` go to
-  /// that kernel, the others to `many_rows`, of a configuration that `refusal` has nothing against. Of the fields
-  /// above, a pair has those up to `preferred`. Otherwise both are null.
-  const AttentionKernel* few_rows = nullptr;
-  const AttentionKernel* (*many_rows)(const AttentionConfig& config) = nullptr;
+  /// Of an op of several passes (decision 0032): the kernel of each, in the order of their launches, at most
+  /// kMaxPasses, for a configuration that `refusal` has nothing against. A pass takes the requests whose packed rows
+  /// fit one of its row tiles, unless a later pass takes them; the first pass takes every request that is left. Such an
+  /// op uses the fields up to `preferred` alone. Null: this kernel is the op's only pass.
+  std::span<const AttentionKernel* const> (*passes)(const AttentionConfig& config) = nullptr;
 };
 
 /// Every CUDA attention kernel of this build, the preferred first.

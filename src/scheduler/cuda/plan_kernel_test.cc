@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "scheduler/device_plan.hpp"
+#include "scheduler/device_scheduler.hpp"
 #include "scheduler/device_test_util.hpp"
 #include "scheduler/plan_digest_test_util.hpp"
 
@@ -110,8 +110,8 @@ class Downloaded {
       fetch(view.worker_indptr, int64_t{view.num_workers} + 1, lengths_.emplace_back());
     }
     fetch(view.combine_sources, header.num_combine_sources, lengths_.emplace_back());
-    fetch(view.work_tiles, view.num_work_tiles, items_);
-    fetch(view.merges, view.num_combine_tiles, merges_);
+    fetch(view.work_tiles, view.num_work_tiles, work_tiles_);
+    fetch(view.combine_tiles, view.num_combine_tiles, merges_);
   }
   std::vector<int64_t> numbers() const { return testing::serialise(header.view); }
 
@@ -127,7 +127,7 @@ class Downloaded {
   }
 
   std::vector<SegmentLengths> segments_;
-  std::vector<WorkTile> items_;
+  std::vector<WorkTile> work_tiles_;
   std::vector<CombineTile> merges_;
   std::vector<std::vector<int32_t>> lengths_;
 };
@@ -267,7 +267,7 @@ TEST_F(PlanKernel, TakesMicroseconds) {
       one.config.tile.schedule = schedule;
       const double microseconds = device_microseconds(one, arena_);
       std::printf("device plan, 256 requests of %s, %s: %.2f us\n", load.name,
-                  schedule == Schedule::kDynamic ? "claimed" : "lists", microseconds);
+                  schedule == Schedule::kDynamic ? "dynamic" : "static", microseconds);
       // Far from what is measured, and far below what it takes if only one thread works.
       EXPECT_LT(microseconds, 100.0);
     }
@@ -277,7 +277,7 @@ TEST_F(PlanKernel, TakesMicroseconds) {
     one.config.tile.schedule = Schedule::kDynamic;
     one.batch = testing::paged_batch(std::vector<int32_t>(static_cast<size_t>(requests), 1),
                                      std::vector<int32_t>(static_cast<size_t>(requests), 4096 / requests));
-    std::printf("device plan, %d requests of %d keys, claimed: %.2f us\n", requests, 4096 / requests,
+    std::printf("device plan, %d requests of %d keys, dynamic: %.2f us\n", requests, 4096 / requests,
                 device_microseconds(one, arena_));
   }
 }
@@ -301,7 +301,7 @@ TEST_F(PlanKernel, TakesMicrosecondsForPrefill) {
     const auto count = static_cast<size_t>(load.requests);
     one.batch = testing::paged_batch(std::vector<int32_t>(count, load.tokens), std::vector<int32_t>(count, load.keys));
     const double microseconds = device_microseconds(one, arena_);
-    std::printf("device plan, %d x %d tokens on %d keys, dearest first: %.2f us\n", load.requests, load.tokens,
+    std::printf("device plan, %d x %d tokens on %d keys, longest first: %.2f us\n", load.requests, load.tokens,
                 load.keys, microseconds);
     EXPECT_LT(microseconds, 400.0);
   }

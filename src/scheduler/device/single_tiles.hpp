@@ -3,25 +3,26 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "scheduler/claim_rule.hpp"
-#include "scheduler/device/job.hpp"
+#include "scheduler/device/inputs.hpp"
+#include "scheduler/split_rule.hpp"
 
-/// Claimed plans of batches whose requests have one segment and at most one row tile each, as decode's: the same plan
-/// as divide_batch and emit_items make, in fewer and shorter steps, in 32 bits. Row tiles are the requests, some
-/// without work. Every CTA divides the whole batch for itself and makes a share of the work tiles, so that one
-/// launch does. Batches in which anything is wrong, or too large for 32 bits, are left to divide_batch.
+/// The fast path of the device scheduler: dynamic schedules where every request has one segment and at most one row
+/// tile, as in decode. It makes the same plan as schedule_batch and emit_work_tiles, in fewer and shorter steps and
+/// in 32 bits. Row tiles are the requests, some without work. Every CTA divides the whole batch for itself and emits
+/// a share of the work tiles, so one launch suffices. Batches with faults, or too large for 32 bits, are left to
+/// schedule_batch.
 namespace folio::inline v0::scheduler::device {
 
-/// What is read of the host's knowledge, close together: every line of it that is touched has to be fetched.
+/// The host's input, kept compact: every cache line of it that is read has to be fetched.
 struct SingleInput {
   const int32_t* cu_q;
-  const int32_t* q_first_pos;  ///< or null, as the next but one
+  const int32_t* q_first_pos;  ///< or null
   const int32_t* kv_len;
-  const int32_t* first_pos;
-  int32_t* lengths;  ///< of the image, as the next four
+  const int32_t* first_pos;  ///< or null
+  int32_t* lengths;          ///< of the image, as the next four
   PlanImageHeader* header;
   WorkTile* work_tiles;
-  CombineTile* merges;
+  CombineTile* combine_tiles;
   int32_t* combine_sources;
   MaskBounds bounds;
   int32_t num_requests;
@@ -30,43 +31,43 @@ struct SingleInput {
   int32_t max_kv_len;
   int32_t group_size;
   int32_t min_rows;
-  int32_t max_rows;  ///< of the plan's requests, and of a row tile
+  int32_t max_rows;
   int32_t tile_rows;
-  Divisor32 kv_tokens;
+  FastDivisor kv_tokens;
   uint32_t tile_cost;
   uint32_t row_cost;
   uint32_t start_cost;
   uint32_t start_row_cost;
   int32_t start_free_rows;
-  uint32_t most_kv_tiles;  ///< of a request, so that nothing overflows 32 bits
-  Divisor32 num_kv_heads;
-  Divisor32 num_workers;
-  Divisor32 least_claim_tiles;
-  int32_t claim_budget;
-  int32_t usual_rows;  ///< of a row tile
-  Divisor32 usual_tile_cost;
+  uint32_t max_kv_tiles;  ///< of a request: beyond it 32 bits might overflow
+  FastDivisor num_kv_heads;
+  FastDivisor num_workers;
+  FastDivisor min_split_tiles;
+  int32_t split_budget;
+  int32_t common_rows;  ///< rows of most row tiles
+  FastDivisor common_tile_cost;
 };
 
-/// One request's row tile, and what the row tiles before it have, per KV head.
+/// One request's row tile, and the sums over the row tiles before it, per KV head.
 struct SingleTile {
   uint32_t cost_before;
   int32_t row_begin;
-  int32_t rows;  ///< 0: there is none
+  int32_t rows;  ///< 0: no row tile
   int32_t kv_begin;
   int32_t kv_end;
   uint32_t kv_tiles;
-  int32_t parts;
-  int32_t claims;
+  int32_t splits;
+  int32_t dynamic_tiles;
   int32_t sources;
-  int32_t merges;
+  int32_t combine_tiles;
   int32_t partial_rows;
 };
 
-using SingleLine = ClaimLineOf<uint32_t>;
-using SingleRule = ClaimRuleOf<uint32_t>;
-using SingleSpan = ClaimSpanOf<uint32_t>;
+using SingleTileSpace = HeadTileSpaceOf<uint32_t>;
+using SingleRule = SplitRuleOf<uint32_t>;
+using SingleSpan = KvSpanOf<uint32_t>;
 
-/// What one CTA needs besides the image.
+/// What one CTA keeps besides the image.
 struct SingleTiles {
   SingleRule rule;
   SingleTile of[1];  ///< [requests]
@@ -81,11 +82,11 @@ FOLIO_HOST_DEVICE inline uint32_t kv_tile_cost(const SingleInput& in, const Sing
 
 FOLIO_HOST_DEVICE inline SingleSpan span_of(const SingleInput& in, const SingleTile& tile) {
   return {tile.cost_before, tile.kv_tiles,
-          tile.rows == in.usual_rows ? in.usual_tile_cost : Divisor32(kv_tile_cost(in, tile))};
+          tile.rows == in.common_rows ? in.common_tile_cost : FastDivisor(kv_tile_cost(in, tile))};
 }
 
-/// Reads a request's lengths, writes them to the image where `writes` says so, and makes its row tile without what lies
-/// before it. Whether all is well; if not, divide_batch writes everything again.
+/// Reads a request's lengths and makes its row tile, without the sums before it. With `writes`, writes the lengths to
+/// the image. Returns whether the batch can stay on this path; otherwise schedule_batch writes everything again.
 FOLIO_HOST_DEVICE inline bool read_single_tile(const SingleInput& in, int32_t r, bool writes, SingleTile& tile) {
   const int32_t q_begin = in.cu_q[r];
   const int32_t q_end = in.cu_q[r + 1];
@@ -118,8 +119,8 @@ FOLIO_HOST_DEVICE inline bool read_single_tile(const SingleInput& in, int32_t r,
   tile.kv_begin = static_cast<int32_t>(kv_begin);
   tile.kv_end = static_cast<int32_t>(kv_end);
   tile.kv_tiles = kv_end == 0 ? 1 : (kv_end + in.kv_tokens - 1) / in.kv_tokens - kv_begin / in.kv_tokens;
-  tile.parts = 1;
-  return rows <= in.tile_rows && tile.kv_tiles <= in.most_kv_tiles;
+  tile.splits = 1;
+  return rows <= in.tile_rows && tile.kv_tiles <= in.max_kv_tiles;
 }
 
 FOLIO_HOST_DEVICE inline uint32_t cost_of(const SingleInput& in, const SingleTile& tile) {
@@ -129,97 +130,97 @@ FOLIO_HOST_DEVICE inline uint32_t cost_of(const SingleInput& in, const SingleTil
          tile.kv_tiles * kv_tile_cost(in, tile);
 }
 
-/// All of one KV head's work, of cost `total`.
-FOLIO_HOST_DEVICE inline SingleLine line_of(const SingleInput& in, uint32_t total) {
+/// One KV head's tile space of cost `total`.
+FOLIO_HOST_DEVICE inline SingleTileSpace tile_space_of(const SingleInput& in, uint32_t total) {
   return {.total = total,
           .num_kv_heads = static_cast<int32_t>(in.num_kv_heads),
           .num_workers = in.num_workers,
-          .least_tiles = in.least_claim_tiles,
-          .least_tile_cost = in.tile_cost + in.row_cost};
+          .min_split_tiles = in.min_split_tiles,
+          .min_tile_cost = in.tile_cost + in.row_cost};
 }
 
-/// The rule that claim_rule() gives, a round a thread.
+/// The rule that split_rule() gives, one split wave per thread.
 template <typename Group>
 FOLIO_HOST_DEVICE void choose_single_rule(const SingleInput& in, SingleTiles& tiles, uint32_t total, Group& group) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);
-  const SingleLine line = line_of(in, total);
+  const SingleTileSpace space = tile_space_of(in, total);
   SingleRule& rule = tiles.rule;
-  uint32_t piece = in.num_workers == 1u ? total : 0;  // of a single round
-  if (is_short(line)) {
-    int32_t parts[kPieceTrials];
-    group.sum_each(parts, in.num_requests, [&](int32_t trial) {
-      return [&in, &tiles, &line, piece_cost = Divisor32(trial_piece(line, trial))](int32_t r) {
+  uint32_t split_cost = in.num_workers == 1u ? total : 0;  // of a single split wave
+  if (is_short(space)) {
+    int32_t splits[kSplitTrials];
+    group.sum_each(splits, in.num_requests, [&](int32_t trial) {
+      return [&in, &tiles, &space, split_cost = FastDivisor(trial_split_cost(space, trial))](int32_t r) {
         const SingleTile& tile = tiles.of[r];
         if (tile.rows == 0) return 0;
         const uint32_t tile_cost = kv_tile_cost(in, tile);
-        return static_cast<int32_t>(trial_parts(piece_cost, line.least_tiles, tile.kv_tiles, tile_cost));
+        return static_cast<int32_t>(trial_splits(split_cost, space.min_split_tiles, tile.kv_tiles, tile_cost));
       };
     });
     FOLIO_UNROLL
-    for (int32_t i = kPieceTrials - 1; i >= 0; --i) {
-      if (static_cast<uint32_t>(parts[i] * heads) <= in.num_workers) piece = trial_piece(line, i);
+    for (int32_t i = kSplitTrials - 1; i >= 0; --i) {
+      if (static_cast<uint32_t>(splits[i] * heads) <= in.num_workers) split_cost = trial_split_cost(space, i);
     }
   }
   if (group.rank() == 0) {
-    rule.least_tiles = line.least_tiles;
-    rule.heads_together = heads;
-    if (piece > 0) {
-      rule.rounds[0] = {total, piece};
-      rule.num_rounds = 1;
+    rule.min_split_tiles = space.min_split_tiles;
+    rule.swizzle_heads = heads;
+    if (split_cost > 0) {
+      rule.split_waves[0] = {total, split_cost};
+      rule.num_split_waves = 1;
     }
   }
-  if (piece == 0) {
+  if (split_cost == 0) {
     FOLIO_KEEP_LOOP
-    for (int32_t i = group.rank(); i < kMostClaimRounds; i += group.size()) {
-      rule.rounds[i] = claim_round(line, i);
-      if (is_last_round(line, i) && (i == 0 || !is_last_round(line, i - 1))) rule.num_rounds = i + 1;
+    for (int32_t i = group.rank(); i < kMaxSplitWaves; i += group.size()) {
+      rule.split_waves[i] = split_wave(space, i);
+      if (is_last_split_wave(space, i) && (i == 0 || !is_last_split_wave(space, i - 1))) rule.num_split_waves = i + 1;
     }
   }
   group.sync();
 }
 
-/// Counts that are added up over row tiles, per KV head.
-enum SingleCount { kClaimCount, kSourceCount, kMergeCount, kRowCount, kSingleCounts };
+/// Counts that are summed over row tiles, per KV head.
+enum SingleCount { kDynamicTileCount, kSourceCount, kCombineTileCount, kRowCount, kSingleCounts };
 
 FOLIO_HOST_DEVICE inline void add_counts(int32_t (&counts)[kSingleCounts], const SingleTile& tile) {
-  const bool cut = tile.parts > 1;
-  counts[kClaimCount] += tile.parts;
-  counts[kSourceCount] += cut ? tile.parts : 0;
-  counts[kMergeCount] += cut ? 1 : 0;
-  counts[kRowCount] += cut ? tile.parts * tile.rows : 0;
+  const bool cut = tile.splits > 1;
+  counts[kDynamicTileCount] += tile.splits;
+  counts[kSourceCount] += cut ? tile.splits : 0;
+  counts[kCombineTileCount] += cut ? 1 : 0;
+  counts[kRowCount] += cut ? tile.splits * tile.rows : 0;
 }
 
-/// A row tile's parts.
-FOLIO_HOST_DEVICE inline void cut_single_tile(const SingleInput& in, const SingleRule& rule, SingleTile& tile) {
+/// Counts a row tile's KV splits.
+FOLIO_HOST_DEVICE inline void split_single_tile(const SingleInput& in, const SingleRule& rule, SingleTile& tile) {
   const SingleSpan span = span_of(in, tile);
-  if (tile.rows > 0 && span.kv_tiles >= 2 * rule.least_tiles &&
-      is_to_be_cut(rule, span.begin, span.kv_tiles * span.tile_cost)) {
-    tile.parts = count_pieces(rule, span);
+  if (tile.rows > 0 && span.kv_tiles >= 2 * rule.min_split_tiles &&
+      needs_split(rule, span.begin, span.kv_tiles * span.tile_cost)) {
+    tile.splits = count_splits(rule, span);
   }
 }
 
-/// Parts of every row tile, and what the row tiles before it have. `total`: what all have.
+/// Counts every row tile's KV splits, and the sums before it. `total`: the sums of all.
 template <typename Group>
-FOLIO_HOST_DEVICE void divide_single_tiles(const SingleInput& in, SingleTiles& tiles, int32_t (&total)[kSingleCounts],
-                                           Group& group) {
+FOLIO_HOST_DEVICE void split_single_tiles(const SingleInput& in, SingleTiles& tiles, int32_t (&total)[kSingleCounts],
+                                          Group& group) {
   const Share share = share_of(group, in.num_requests);
   int32_t before[kSingleCounts] = {};
   FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
-    cut_single_tile(in, tiles.rule, tiles.of[r]);
+    split_single_tile(in, tiles.rule, tiles.of[r]);
     add_counts(before, tiles.of[r]);
   }
   group.sum_before(before, total);
-  if (total[kSourceCount] > in.claim_budget) {
-    // What comes later in the line than the budget lasts stays whole.
+  if (total[kSourceCount] > in.split_budget) {
+    // Row tiles beyond the budget, in claim order, stay whole.
     int32_t spent = before[kSourceCount];
     FOLIO_UNROLL
     for (int32_t& count : before) count = 0;
     FOLIO_KEEP_LOOP
     for (int32_t r = share.begin; r < share.end; ++r) {
       SingleTile& tile = tiles.of[r];
-      if (tile.parts > 1) spent += tile.parts;
-      if (tile.parts > 1 && spent > in.claim_budget) tile.parts = 1;
+      if (tile.splits > 1) spent += tile.splits;
+      if (tile.splits > 1 && spent > in.split_budget) tile.splits = 1;
       add_counts(before, tile);
     }
     group.sum_before(before, total);
@@ -227,32 +228,32 @@ FOLIO_HOST_DEVICE void divide_single_tiles(const SingleInput& in, SingleTiles& t
   FOLIO_KEEP_LOOP
   for (int32_t r = share.begin; r < share.end; ++r) {
     SingleTile& tile = tiles.of[r];
-    tile.claims = before[kClaimCount];
+    tile.dynamic_tiles = before[kDynamicTileCount];
     tile.sources = before[kSourceCount];
-    tile.merges = before[kMergeCount];
+    tile.combine_tiles = before[kCombineTileCount];
     tile.partial_rows = before[kRowCount];
     add_counts(before, tile);
   }
   group.sync();
 }
 
-/// What the image says of the whole plan, apart from what is known before it is made.
+/// Writes what depends on the whole batch to the image's header.
 FOLIO_HOST_DEVICE inline void write_counts(const SingleInput& in, const int32_t (&total)[kSingleCounts]) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);
   in.lengths[0] = 0;
   PlanView& view = in.header->view;
   view.num_tokens = in.num_requests > 0 ? in.cu_q[in.num_requests] : 0;
-  view.num_work_tiles = view.num_dynamic_tiles = total[kClaimCount] * heads;
-  view.num_combine_tiles = total[kMergeCount] * heads;
+  view.num_work_tiles = view.num_dynamic_tiles = total[kDynamicTileCount] * heads;
+  view.num_combine_tiles = total[kCombineTileCount] * heads;
   view.num_partial_rows = total[kRowCount] * heads;
   in.header->num_combine_sources = total[kSourceCount] * heads;
   in.header->status = PlanStatus{};
 }
 
-/// Divides the batch: tiles, and with `writes` the image's lengths and counts. The number of work tiles, or -1 where
-/// the batch is to be left to divide_batch.
+/// Divides the batch: fills `tiles` and, with `writes`, the image's lengths and counts. Returns the number of work
+/// tiles, or -1 where the batch is left to schedule_batch.
 template <typename Group>
-FOLIO_HOST_DEVICE int32_t plan_single_tiles(const SingleInput& in, SingleTiles& tiles, bool writes, Group& group) {
+FOLIO_HOST_DEVICE int32_t schedule_single_tiles(const SingleInput& in, SingleTiles& tiles, bool writes, Group& group) {
   const Share share = share_of(group, in.num_requests);
   bool well = true;
   int32_t cost_before[1] = {};
@@ -271,56 +272,58 @@ FOLIO_HOST_DEVICE int32_t plan_single_tiles(const SingleInput& in, SingleTiles& 
   for (int32_t r = share.begin; r < share.end; ++r) tiles.of[r].cost_before += static_cast<uint32_t>(cost_before[0]);
   choose_single_rule(in, tiles, static_cast<uint32_t>(cost[0]), group);
   int32_t total[kSingleCounts];
-  divide_single_tiles(in, tiles, total, group);
-  if (writes && group.rank() == group.size() - 1) write_counts(in, total);  // who has the fewest work tiles to make
-  return total[kClaimCount] * static_cast<int32_t>(in.num_kv_heads);
+  split_single_tiles(in, tiles, total, group);
+  if (writes && group.rank() == group.size() - 1)
+    write_counts(in, total);  // the thread with the fewest work tiles to make
+  return total[kDynamicTileCount] * static_cast<int32_t>(in.num_kv_heads);
 }
 
-/// The item of part number `part` of request r's row tile, which is `piece` of its KV tiles where there are several;
-/// its merge, if it is one of several sources, goes to the image.
-FOLIO_HOST_DEVICE inline WorkTile make_item_of(const SingleInput& in, const SingleTile& tile, int32_t r, int32_t head,
-                                               int32_t part, const TokenRange& piece) {
+/// The work tile of KV split `split` of request r's row tile: KV tiles `split_tiles`, if the row tile is split.
+/// Writes its source and combine tile to the image.
+FOLIO_HOST_DEVICE inline WorkTile make_work_tile(const SingleInput& in, const SingleTile& tile, int32_t r, int32_t head,
+                                                 int32_t split, const TokenRange& split_tiles) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);
-  WorkTile item{.segment = 0,
-                .kv_row = r,
-                .kv_head = head,
-                .request = r,
-                .row_begin = tile.row_begin,
-                .row_end = tile.row_begin + tile.rows,
-                .kv_begin = tile.kv_begin,
-                .kv_end = tile.kv_end,
-                .partial = -1,
-                .flags = kStart | kFinish,
-                .merge = -1};
-  if (tile.parts == 1) return item;
+  WorkTile work_tile{.segment = 0,
+                     .kv_row = r,
+                     .kv_head = head,
+                     .request = r,
+                     .row_begin = tile.row_begin,
+                     .row_end = tile.row_begin + tile.rows,
+                     .kv_begin = tile.kv_begin,
+                     .kv_end = tile.kv_end,
+                     .partial = -1,
+                     .flags = kStart | kFinish,
+                     .combine_tile = -1};
+  if (tile.splits == 1) return work_tile;
   const uint32_t first = static_cast<uint32_t>(tile.kv_begin) / in.kv_tokens;
-  const auto begin = static_cast<int32_t>((first + static_cast<uint32_t>(piece.begin)) * in.kv_tokens);
-  const uint32_t end = (first + static_cast<uint32_t>(piece.end)) * in.kv_tokens;
-  if (begin > tile.kv_begin) item.kv_begin = begin;
-  if (end < static_cast<uint32_t>(tile.kv_end)) item.kv_end = static_cast<int32_t>(end);
-  item.partial = tile.partial_rows * heads + (head * tile.parts + part) * tile.rows;
-  const int32_t source_begin = tile.sources * heads + head * tile.parts;
-  in.combine_sources[source_begin + part] = item.partial;
-  if (part != 0) return item;
-  in.merges[tile.merges * heads + head] = {.kv_head = head,
-                                           .request = r,
-                                           .row_begin = tile.row_begin,
-                                           .row_end = tile.row_begin + tile.rows,
-                                           .source_begin = source_begin,
-                                           .source_end = source_begin + tile.parts};
-  return item;
+  const auto begin = static_cast<int32_t>((first + static_cast<uint32_t>(split_tiles.begin)) * in.kv_tokens);
+  const uint32_t end = (first + static_cast<uint32_t>(split_tiles.end)) * in.kv_tokens;
+  if (begin > tile.kv_begin) work_tile.kv_begin = begin;
+  if (end < static_cast<uint32_t>(tile.kv_end)) work_tile.kv_end = static_cast<int32_t>(end);
+  work_tile.partial = tile.partial_rows * heads + (head * tile.splits + split) * tile.rows;
+  const int32_t source_begin = tile.sources * heads + head * tile.splits;
+  in.combine_sources[source_begin + split] = work_tile.partial;
+  if (split != 0) return work_tile;
+  in.combine_tiles[tile.combine_tiles * heads + head] = {.kv_head = head,
+                                                         .request = r,
+                                                         .row_begin = tile.row_begin,
+                                                         .row_end = tile.row_begin + tile.rows,
+                                                         .source_begin = source_begin,
+                                                         .source_end = source_begin + tile.splits};
+  return work_tile;
 }
 
-/// Item number `index`.
-FOLIO_HOST_DEVICE inline WorkTile make_single_item(const SingleInput& in, const SingleTiles& tiles, int32_t index) {
+/// Work tile `index`.
+FOLIO_HOST_DEVICE inline WorkTile make_single_work_tile(const SingleInput& in, const SingleTiles& tiles,
+                                                        int32_t index) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);
-  const auto claim = static_cast<int32_t>(static_cast<uint32_t>(index) / in.num_kv_heads);
+  const auto dynamic_tile = static_cast<int32_t>(static_cast<uint32_t>(index) / in.num_kv_heads);
   const SingleTile* const of = tiles.of;
-  const int32_t r = last_at_or_below(in.num_requests, claim, [of](int32_t i) { return of[i].claims; });
+  const int32_t r = last_at_or_below(in.num_requests, dynamic_tile, [of](int32_t i) { return of[i].dynamic_tiles; });
   const SingleTile& tile = of[r];
-  const int32_t part = claim - tile.claims;
-  const TokenRange piece = tile.parts > 1 ? piece_of(tiles.rule, span_of(in, tile), part) : TokenRange{};
-  return make_item_of(in, tile, r, index - claim * heads, part, piece);
+  const int32_t split = dynamic_tile - tile.dynamic_tiles;
+  const TokenRange split_tiles = tile.splits > 1 ? split_of(tiles.rule, span_of(in, tile), split) : TokenRange{};
+  return make_work_tile(in, tile, r, index - dynamic_tile * heads, split, split_tiles);
 }
 
 }  // namespace folio::inline v0::scheduler::device

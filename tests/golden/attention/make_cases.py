@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes cases.txt: small attention problems and their results, for src/kernels/reference/.
+"""Writes cases.txt: small attention problems and their results, for src/testing/.
 
 An independent computation: dense matrices per request, no pages, masks as boolean arrays over explicit position arrays.
 Needs numpy. Usage: make_cases.py > cases.txt

@@ -11,8 +11,8 @@
 #if defined(__x86_64__)
 #include "kernels/cpu/avx512/attention/arithmetic.hpp"
 #endif
-#include "kernels/reference/rotation.hpp"
 #include "platform/cpu_features.hpp"
+#include "testing/rotation.hpp"
 
 /// The arithmetic of each instruction set on its own: conversions of every code, the exponential, tanh, the fold.
 namespace folio::inline v0::kernels::cpu {
@@ -144,7 +144,7 @@ TEST_P(ArithmeticTest, TurnsQueriesAtFarPositions) {
     std::vector<double> turns(static_cast<size_t>(padded(dim / 2, kDimPadding)), 0.0);
     set_rope(rope, dim, turns.data());
     one.call.rope = turns.data();
-    kernels::Rotation<double> rotation(rope, dim);
+    verify::Rotation<double> rotation(rope, dim);
     for (const int64_t position : {0, 1, 3, 100, 65537, 1000003, 2147483647, -5}) {
       one.scratch.rows[0].position = position;
       arithmetic().load_queries(one.call);

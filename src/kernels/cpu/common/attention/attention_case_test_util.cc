@@ -9,8 +9,8 @@
 
 #include "core/aligned_buffer.hpp"
 #include "folio/types/float_convert.hpp"
-#include "kernels/reference/reference_attention.hpp"
-#include "scheduler/deal_claims_test_util.hpp"
+#include "scheduler/deal_tiles_test_util.hpp"
+#include "testing/reference_attention.hpp"
 
 namespace folio::inline v0::kernels::testing {
 namespace {
@@ -247,7 +247,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
     planning.min_split_tokens = 32;
   }
   scheduler::PlanStorage storage;
-  scheduler::testing::DealtClaims dealt;
+  scheduler::testing::DealtTiles dealt;
   const BatchView batch = batch_.view();
 
   Result result;
@@ -264,7 +264,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   params.config = &config_;
   params.args = &args;
   params.plan = scheduler::make_plan(planning, batch, storage);
-  if (claim_seed_) scheduler::testing::deal_claims(params.plan, *claim_seed_, dealt);
+  if (claim_seed_) scheduler::testing::deal_dynamic_tiles(params.plan, *claim_seed_, dealt);
   params.tile = planning.tile;
   params.group_size = config_.num_q_heads / config_.num_kv_heads;
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -312,7 +312,7 @@ std::vector<double> AttentionCase::weighted_sizes() {
   args.segments = segments;
   std::vector<double> sizes(want_.size());
   std::vector<double> lse(want_lse_.size());
-  reference_attention(config_, batch_.view(), args, sizes, lse);
+  verify::reference_attention(config_, batch_.view(), args, sizes, lse);
   return sizes;
 }
 
@@ -325,8 +325,8 @@ std::string AttentionCase::compare(const Result& result) {
     want_lse_.resize(rows);
     plain_.resize(rows * dim);
     plain_lse_.resize(rows);
-    reference_attention(config_, batch, args_, want_, want_lse_);
-    plain_attention(config_, batch, args_, plain_, plain_lse_);
+    verify::reference_attention(config_, batch, args_, want_, want_lse_);
+    verify::plain_attention(config_, batch, args_, plain_, plain_lse_);
   }
   const double weight_rounding = rounding(result.weights, 1.0);
   if (result.weights != DType::kFloat32 && sizes_.empty()) sizes_ = weighted_sizes();

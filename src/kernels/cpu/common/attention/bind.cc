@@ -1,6 +1,6 @@
 #include "kernels/cpu/common/attention/bind.hpp"
 
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 namespace folio::inline v0::kernels::cpu {
 namespace {

@@ -142,7 +142,7 @@ void run_worker(const Arithmetic& arithmetic, const AttentionParams& params, int
 }
 
 void run_merge(const Arithmetic& arithmetic, const AttentionParams& params, int32_t merge) noexcept {
-  const scheduler::CombineTile& item = params.plan.merges[merge];
+  const scheduler::CombineTile& item = params.plan.combine_tiles[merge];
   const int32_t dim = params.config->head_dim_v;
   alignas(64) float acc[kMaxHeadDimV];
   for (int32_t row = item.row_begin; row < item.row_end; ++row) {

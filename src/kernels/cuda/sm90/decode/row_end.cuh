@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/sm90/common/epilogue.cuh"
 #include "kernels/cuda/sm90/decode/scores.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// How a row of an item ends: a warp joins the math warps' states of it, folds them into the chain's and writes them.
 namespace folio::inline v0::kernels::cuda::sm90::decode {

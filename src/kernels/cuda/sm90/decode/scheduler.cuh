@@ -3,7 +3,7 @@
 #include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/decode/copies.cuh"
 #include "kernels/cuda/sm90/decode/page_walk.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// The scheduler's warp: takes items, finds out what their rows see and where their tokens lie, and hands both over
 /// with the queries, an entry ahead of the math warps. So those never wait for lengths, page tables or queries.

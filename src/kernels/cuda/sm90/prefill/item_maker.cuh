@@ -5,7 +5,7 @@
 #include "kernels/cuda/sm90/prefill/edge_values.cuh"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
 #include "ptx/tma.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// How the loading warpgroup makes an item ready: which one it is, what its rows see, its queries. It takes 8,000 to
 /// 10,000 cycles, hence is done in parts while tiles of the item before are on their way: what a part fetches from

@@ -1,0 +1,264 @@
+#include "testing/reference_attention.hpp"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/error.hpp"
+#include "folio/types/float_convert.hpp"
+#include "testing/rotation.hpp"
+
+namespace folio::inline v0::verify {
+namespace {
+
+template <typename Real>
+constexpr Real kNothing = -std::numeric_limits<Real>::infinity();
+
+float scale_of(const Scale& scale, int32_t request, int32_t kv_head) {
+  if (scale.data == nullptr) return scale.value;
+  switch (scale.granularity) {
+    case ScaleGranularity::kPerTensor: return scale.data[0];
+    case ScaleGranularity::kPerHead: return scale.data[kv_head];
+    case ScaleGranularity::kPerRequest: return scale.data[request];
+    case ScaleGranularity::kPerRequestAndHead: return scale.data[request * scale.request_stride + kv_head];
+  }
+  core::fail(ErrorCode::kInvalidArgument, "scale granularity is ", static_cast<int32_t>(scale.granularity));
+}
+
+/// Row of the segment that holds the request's keys, or -1.
+int32_t segment_row(const KvSegment& segment, int32_t request) {
+  if (segment.group_indptr == nullptr) return request;
+  for (int32_t group = 0; group < segment.num_groups; ++group) {
+    if (request >= segment.group_indptr[group] && request < segment.group_indptr[group + 1]) return group;
+  }
+  return -1;
+}
+
+int64_t first_position(const KvSegment& segment, int32_t row) {
+  return segment.first_pos == nullptr ? 0 : segment.first_pos[row];
+}
+
+/// Where local token `local` stands in the request's sequence.
+int64_t key_position(const KvSegment& segment, int32_t row, int64_t local) {
+  const int64_t interleave = segment.shard.interleave;
+  const int64_t stripe = local / interleave * interleave * segment.shard.world;
+  return first_position(segment, row) + stripe + segment.shard.rank * interleave + local % interleave;
+}
+
+/// One row of the attention matrix: who asks, where it stands, what it sees. `Real` is what it computes in.
+template <typename Real>
+class Row {
+ public:
+  Row(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args, Rotation<Real>& rotation,
+      int32_t token, int32_t q_head)
+      : config_(config), batch_(batch), args_(args), rotation_(rotation), token_(token), q_head_(q_head) {
+    core::require(token >= 0 && batch.num_requests > 0 && token < batch.cu_q[batch.num_requests], "token ", token,
+                  " belongs to no request");
+    core::require(q_head >= 0 && q_head < config.num_q_heads, "q_head is ", q_head, " of ", config.num_q_heads);
+    while (batch.cu_q[request_ + 1] <= token) ++request_;
+    kv_head_ = q_head / (config.num_q_heads / config.num_kv_heads);
+    find_position();
+    const Vector q{args.q.data, args.q.dtype, token * args.q.strides[0] + q_head * args.q.strides[1], 1};
+    read(q, scale_of(args.q_scale, request_, kv_head_), position_, query_);
+  }
+
+  Real attend(std::span<Real> out) {
+    std::vector<Key> keys;
+    int64_t keys_before = 0;  // the request's keys in earlier segments: columns of a custom mask
+    for (size_t s = 0; s < batch_.segments.size(); ++s) {
+      const KvSegment& segment = batch_.segments[s];
+      const int32_t row = segment_row(segment, request_);
+      if (row < 0) continue;
+      for (int32_t local = 0; local < segment.kv_len[row]; ++local) {
+        const int64_t position = key_position(segment, row, local);
+        if (!visible(segment, position, keys_before + local)) continue;
+        keys.push_back({s, row, local, logit(args_.segments[s], segment.source, row, local, position)});
+      }
+      keys_before += segment.kv_len[row];
+    }
+    return softmax(keys, out);
+  }
+
+ private:
+  struct Key {
+    size_t segment;
+    int32_t row;
+    int32_t local;
+    Real logit;
+  };
+
+  void find_position() {
+    const int64_t index = token_ - batch_.cu_q[request_];
+    if (batch_.q_first_pos != nullptr) {
+      position_ = batch_.q_first_pos[request_] + index;
+      return;
+    }
+    int64_t end = 0;  // of the last segment that the request has
+    for (const KvSegment& segment : batch_.segments) {
+      const int32_t row = segment_row(segment, request_);
+      if (row >= 0) end = first_position(segment, row) + segment.kv_len[row];
+    }
+    const int64_t q_len = batch_.cu_q[request_ + 1] - batch_.cu_q[request_];
+    position_ = end - q_len + index;
+  }
+
+  bool visible(const KvSegment& segment, int64_t position, int64_t column) const {
+    if (segment.mask == SegmentMask::kAllVisible) return true;
+    if (config_.window_left >= 0 && position < position_ - config_.window_left) return false;
+    if (config_.window_right >= 0 && position > position_ + config_.window_right) return false;
+    switch (config_.mask) {
+      case MaskKind::kNone: return true;
+      case MaskKind::kCausal: return position <= position_;
+      case MaskKind::kCustom: return mask_bit(column);
+    }
+    core::fail(ErrorCode::kInvalidArgument, "mask is ", static_cast<int32_t>(config_.mask));
+  }
+
+  int64_t total_keys(int32_t request) const {
+    int64_t keys = 0;
+    for (const KvSegment& segment : batch_.segments) {
+      const int32_t row = segment_row(segment, request);
+      if (row >= 0) keys += segment.kv_len[row];
+    }
+    return keys;
+  }
+
+  int64_t mask_columns(int32_t request) const {
+    const bool tail = batch_.custom_mask.scope == CustomMaskScope::kTail;
+    return tail ? batch_.custom_mask.tail_len[request] : total_keys(request);
+  }
+
+  bool mask_bit(int64_t key) const {
+    const int64_t columns = mask_columns(request_);
+    const int64_t column = key - (total_keys(request_) - columns);
+    if (column < 0) return true;
+    int64_t block = 0;
+    for (int32_t r = 0; r < request_; ++r) {
+      block += ((batch_.cu_q[r + 1] - batch_.cu_q[r]) * mask_columns(r) + 7) / 8;
+    }
+    const int64_t bit = (token_ - batch_.cu_q[request_]) * columns + column;
+    return ((args_.custom_mask[block + bit / 8] >> (bit % 8)) & 1) != 0;
+  }
+
+  /// Address of one token's head: data, dtype, index of component 0 and the distance between components.
+  struct Vector {
+    const void* data;
+    DType dtype;
+    int64_t index;
+    int64_t step;
+    Real operator[](int64_t d) const { return static_cast<Real>(load_as_float(data, dtype, index + d * step)); }
+  };
+
+  Vector locate(const SegmentArgs& args, KvSource source, int32_t row, int32_t local, bool value) const {
+    if (source == KvSource::kRagged) {
+      const ConstTensorView& tensor = value ? args.ragged.v : args.ragged.k;
+      const int64_t token = args.ragged.indptr[row] + local;
+      return {tensor.data, tensor.dtype, token * tensor.strides[0] + kv_head_ * tensor.strides[1], 1};
+    }
+    const PageTableView& table = args.table;
+    const int64_t first =
+        table.kind == PageTableKind::kCsr ? table.indptr[row] : row * table.row_stride + table.first_column;
+    const int64_t page = table.indices[first + local / args.cache.page_size];
+    const int64_t slot = local % args.cache.page_size;
+    const KvStrides& strides = value ? args.cache.v_strides : args.cache.k_strides;
+    const int64_t head = page * strides.page + kv_head_ * strides.head;
+    const void* data = value ? args.cache.v : args.cache.k;
+    if (value && args.cache.format == KvFormat::kCpuPacked) {
+      return {data, args.cache.dtype, head + slot / 2 * strides.token + slot % 2, 2};
+    }
+    return {data, args.cache.dtype, head + slot * strides.token, 1};
+  }
+
+  /// A query or key as the logits take it: scaled, and rotated where the op asks for it.
+  void read(const Vector& stored, Real scale, int64_t position, std::vector<Real>& vector) const {
+    vector.resize(static_cast<size_t>(config_.head_dim_qk));
+    for (size_t d = 0; d < vector.size(); ++d) vector[d] = stored[static_cast<int64_t>(d)] * scale;
+    if (config_.features.has(Feature::kRopeLlama)) rotation_.turn(position, vector);
+  }
+
+  Real logit(const SegmentArgs& segment, KvSource source, int32_t row, int32_t local, int64_t position) {
+    read(locate(segment, source, row, local, false), scale_of(segment.k_scale, request_, kv_head_), position, key_);
+    Real dot = 0;
+    for (size_t d = 0; d < query_.size(); ++d) dot += query_[d] * key_[d];
+    const Real sm_scale = args_.sm_scale != 0.0f ? static_cast<Real>(args_.sm_scale)
+                                                 : Real{1} / std::sqrt(static_cast<Real>(config_.head_dim_qk));
+    Real logit = dot * sm_scale;
+    if (args_.logits_soft_cap != 0.0f) {
+      const Real cap = args_.logits_soft_cap;
+      logit = cap * std::tanh(logit / cap);
+    }
+    if (args_.alibi_slopes != nullptr) {
+      logit -= static_cast<Real>(args_.alibi_slopes[q_head_]) *
+               static_cast<Real>(position > position_ ? position - position_ : position_ - position);
+    }
+    return logit;
+  }
+
+  Real softmax(const std::vector<Key>& keys, std::span<Real> out) const {
+    for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] = 0;
+    const Real sink = args_.sinks == nullptr ? kNothing<Real> : static_cast<Real>(args_.sinks[q_head_]);
+    Real most = sink;
+    for (const Key& key : keys) {
+      if (!std::isnan(most) && !(key.logit <= most)) most = key.logit;  // the largest; a NaN, once seen, stays
+    }
+    if (most == kNothing<Real>) return kNothing<Real>;
+    Real sum = std::exp(sink - most);
+    for (const Key& key : keys) {
+      const Real weight = std::exp(key.logit - most);
+      sum += weight;
+      const SegmentArgs& segment = args_.segments[key.segment];
+      const Vector v = locate(segment, batch_.segments[key.segment].source, key.row, key.local, true);
+      const Real v_scale = scale_of(segment.v_scale, request_, kv_head_);
+      for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] += weight * (v[d] * v_scale);
+    }
+    for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] /= sum;
+    return most + std::log(sum);
+  }
+
+  const AttentionConfig& config_;
+  const BatchView& batch_;
+  const AttentionArgs& args_;
+  Rotation<Real>& rotation_;
+  int32_t token_;
+  int32_t q_head_;
+  int32_t kv_head_ = 0;
+  int32_t request_ = 0;
+  int64_t position_ = 0;  ///< of the query in the request's sequence
+  std::vector<Real> query_;
+  std::vector<Real> key_;  ///< the one that is being looked at
+};
+
+template <typename Real>
+void attend_all(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args, std::span<Real> out,
+                std::span<Real> lse) {
+  const int32_t tokens = batch.num_requests > 0 ? batch.cu_q[batch.num_requests] : 0;
+  const auto dim = static_cast<size_t>(config.head_dim_v);
+  Rotation<Real> rotation(args.rope, config.head_dim_qk);
+  size_t row = 0;
+  for (int32_t token = 0; token < tokens; ++token) {
+    for (int32_t head = 0; head < config.num_q_heads; ++head, ++row) {
+      const Real value = Row<Real>(config, batch, args, rotation, token, head).attend(out.subspan(row * dim, dim));
+      if (!lse.empty()) lse[row] = value;
+    }
+  }
+}
+
+}  // namespace
+
+double reference_row(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args, int32_t token,
+                     int32_t q_head, std::span<double> out) {
+  Rotation<double> rotation(args.rope, config.head_dim_qk);
+  return Row<double>(config, batch, args, rotation, token, q_head).attend(out);
+}
+
+void reference_attention(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args,
+                         std::span<double> out, std::span<double> lse) {
+  attend_all<double>(config, batch, args, out, lse);
+}
+
+void plain_attention(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args,
+                     std::span<float> out, std::span<float> lse) {
+  attend_all<float>(config, batch, args, out, lse);
+}
+
+}  // namespace folio::inline v0::verify
