@@ -11,7 +11,7 @@
 #include "emulated_gpu.hpp"
 #include "folio/folio.hpp"
 #include "folio/types/float_convert.hpp"
-#include "kernels/cuda/sm90/decode/decode_kernel.hpp"
+#include "kernels/cuda/sm90/decode/launch.hpp"
 
 namespace folio::inline v0 {
 namespace {
