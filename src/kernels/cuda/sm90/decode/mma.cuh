@@ -3,7 +3,7 @@
 #include "kernels/cuda/sm90/decode/smem.cuh"
 
 /// The MMAs of one KV tile by one warp: GEMM0, S^T = K Q^T, and GEMM1, O^T = V^T P^T. Keys and values are the first
-/// operand (m16) and rows the second (n8), so that few rows waste little.
+/// operand (m16) and rows the second (n8): eight rows fill it.
 namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// First operands of two MMAs from the fp8 keys of 16 tokens and 32 components. `m` is what ldmatrix loads: tokens and
