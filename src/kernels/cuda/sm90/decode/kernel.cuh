@@ -10,10 +10,10 @@
 ///   +--------------------------------------+         +---------------------------------------------------------+
 ///   | DynamicTileScheduler -> work tile    |         | consumer_wait: tile batch                               |
 ///   | mask bounds of its rows (a lane each)|         | mainloop over every 8th KV tile (16 tokens) of it:      |
-///   | places of its tokens (page table)    |         |   KvPipeline::produce        TMA or cp.async, own ring   |
-///   | queries (cp.async)                   |         |   gemm0  S^T = K Q^T         mma.sync.m16n8k16           |
-///   | producer_acquire                     |<-empty--|   mask, online softmax       lazy rescaling              |
-///   | write context, batch, places         |         |   gemm1  O^T = V^T P^T                                   |
+///   | places of its tokens (page table)    |         |   KvPipeline::produce        TMA or cp.async, its own   |
+///   | queries (cp.async)                   |         |   gemm0  S^T = K Q^T         mma.sync.m16n8k16          |
+///   | producer_acquire                     |<-empty--|   mask, online softmax       lazy rescaling             |
+///   | write context, batch, places         |         |   gemm1  O^T = V^T P^T                                  |
 ///   | producer_commit                      |--full-->| consumer_release                                        |
 ///   +--------------------------------------+         | epilogue: cross-warp reduction, output or partial       |
 ///                                                    +---------------------------------------------------------+
@@ -26,9 +26,9 @@
 ///   stages       2 tile batches of up to 64 KV tiles (32 at 192/128), with as many contexts and queries
 ///                S KV tiles per warp: 16 KiB of each warp's own, 2 of bfloat16 at 128, 4 of fp8; at least 2
 ///   registers    128 per thread for 8 rows (a CTA of the combine kernel fits beside this one), 168 for 16; no
-///                setmaxnreg; at head_dim 256 what 160 threads may have
+///                setmaxnreg; up to 255 at head_dim 256, with five warps
 ///
-/// No wgmma: arithmetic is a few percent of the time, and eight rows would fill an eighth of its 64.
+/// No wgmma: arithmetic is about 1 % of the time, and eight rows would fill an eighth of its 64.
 namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// Shared memory, with what aligns it to 1024 bytes.
