@@ -8,81 +8,33 @@
 #include <array>
 
 #include "emulated_kernels.hpp"
-#include "kernels/cuda/sm90/decode/decode_kernel.hpp"
-#include "kernels/cuda/sm90/decode/launch.hpp"
-#include "kernels/cuda/sm90/decode/thread_block.cuh"
+#include "kernels/cuda/sm90/decode/kernel.cuh"
 
-/// "cuda-sm90-decode" on the host: the launches of its .cu files, run by the emulator.
+/// "cuda-sm90-decode" on the host: its instantiations, run by the emulator.
 namespace folio::inline v0::kernels::cuda {
 namespace sm90::decode {
 
-namespace {
-
-template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8 = Fp8::kNone>
-void emulate(const AttentionParams& attention, const LaunchShape& shape) {
+template <DType kType, int32_t kDimQk, int32_t kDimV>
+void launch_instantiation(const AttentionParams& attention, const LaunchShape& shape, Stream) {
+  using T = typename ElementOf<kType>::Type;
+  constexpr Fp8 kFp8 = ElementOf<kType>::kFp8;
   static uint64_t seed = 0;
   DecodeParams params{};
   params.attention = attention;
-  describe_segments(params, {DimQk, DimV, element_bytes(kFp8)});
-  emulation::run_grid(shape.num_workers, threads({DimQk, DimV}), shared_bytes<DimQk, DimV, kFp8>(), ++seed, [&] {
-    if (shape.max_rows <= kFewRows) {
-      run_thread_block<T, DimQk, DimV, kFp8, kFewRows>(params, emulation::shared_memory());
+  set_copies(params, {kDimQk, kDimV, element_bytes(kFp8)});
+  emulation::run_grid(shape.num_workers, cta_threads({kDimQk, kDimV}), smem_bytes<kDimQk, kDimV, kFp8>(), ++seed, [&] {
+    if (shape.max_rows <= kTileRows) {
+      run_cta<T, kDimQk, kDimV, kFp8, kTileRows>(params, emulation::shared_memory());
     } else {
-      run_thread_block<T, DimQk, DimV, kFp8, kMaxRows>(params, emulation::shared_memory());
+      run_cta<T, kDimQk, kDimV, kFp8, kMaxRows>(params, emulation::shared_memory());
     }
   });
 }
 
-}  // namespace
-
-void launch_bfloat16_64_64(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__nv_bfloat16, 64, 64>(params, shape);
-}
-void launch_float16_64_64(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 64, 64>(params, shape);
-}
-void launch_e4m3_64_64(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 64, 64, Fp8::kE4M3>(params, shape);
-}
-void launch_e5m2_64_64(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 64, 64, Fp8::kE5M2>(params, shape);
-}
-void launch_bfloat16_96_96(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__nv_bfloat16, 96, 96>(params, shape);
-}
-void launch_float16_96_96(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 96, 96>(params, shape);
-}
-void launch_bfloat16_128_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__nv_bfloat16, 128, 128>(params, shape);
-}
-void launch_float16_128_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 128, 128>(params, shape);
-}
-void launch_e4m3_128_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 128, 128, Fp8::kE4M3>(params, shape);
-}
-void launch_e5m2_128_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 128, 128, Fp8::kE5M2>(params, shape);
-}
-void launch_bfloat16_192_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__nv_bfloat16, 192, 128>(params, shape);
-}
-void launch_float16_192_128(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 192, 128>(params, shape);
-}
-void launch_bfloat16_256_256(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__nv_bfloat16, 256, 256>(params, shape);
-}
-void launch_float16_256_256(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 256, 256>(params, shape);
-}
-void launch_e4m3_256_256(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 256, 256, Fp8::kE4M3>(params, shape);
-}
-void launch_e5m2_256_256(const AttentionParams& params, const LaunchShape& shape, Stream) {
-  emulate<__half, 256, 256, Fp8::kE5M2>(params, shape);
-}
+#define FOLIO_INSTANTIATE(type, dim_qk, dim_v) \
+  template void launch_instantiation<type, dim_qk, dim_v>(const AttentionParams&, const LaunchShape&, Stream);
+FOLIO_SM90_DECODE_INSTANTIATIONS(FOLIO_INSTANTIATE)
+#undef FOLIO_INSTANTIATE
 
 }  // namespace sm90::decode
 

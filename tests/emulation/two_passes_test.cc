@@ -13,7 +13,7 @@
 #include "folio/folio.hpp"
 #include "folio/sealed_plan.hpp"
 #include "folio/types/float_convert.hpp"
-#include "kernels/cuda/sm90/decode/decode_kernel.hpp"
+#include "kernels/cuda/sm90/decode/launch.hpp"
 
 namespace folio::inline v0 {
 namespace {

@@ -7,6 +7,8 @@ CUDA = "src/kernels/cuda/"
 PLAIN = CUDA + "plain/attention/takes.cc"
 SM80 = CUDA + "sm80/attention/takes.cc"
 SHAPE = CUDA + "sm80/attention/shape.hpp"
+DECODE_CONFIG = CUDA + "sm90/decode/config.hpp"
+HOPPER_CONFIG = CUDA + "sm90/common/config.hpp"
 PREFILL_SHAPE = CUDA + "sm90/prefill/shape.hpp"
 MLA_CONFIG = CUDA + "sm90/mla/config.hpp"
 
@@ -27,6 +29,9 @@ plant(rule, "codes-not-exchanged", SHAPE, "piece ^ (dim % 128 == 0 ? row & 7 : r
 plant(rule, "large-tiles-beyond-the-least-memory", SHAPE, "kLargeStages = 3", "kLargeStages = 4")
 plant(rule, "last-token-not-masked", SHAPE, "first + count > sight.all_end;", "first + count > sight.all_end + 1;")
 plant(rule, "mixed-tokens-overlooked", SHAPE, "(begin < sight.all_begin || end > sight.all_end)", "begin < sight.all_begin")
+plant(rule, "decode-chunks-not-exchanged", DECODE_CONFIG, "(chunk % chunks ^ exchange) * 16", "(chunk % chunks ^ exchange / 8) * 16")
+plant(rule, "decode-mixed-tokens-overlooked", HOPPER_CONFIG, "(begin < range.all_begin || end > range.all_end)",
+      "begin < range.all_begin")
 plant(rule, "prefill-pieces-not-exchanged", PREFILL_SHAPE, "span(dim) == 128 ? ((piece ^ token) & 7) * 16",
       "span(dim) == 128 ? (piece & 7) * 16")
 plant(rule, "prefill-last-token-not-masked", PREFILL_SHAPE, "first + tokens > sight.all_end;",

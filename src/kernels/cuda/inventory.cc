@@ -4,7 +4,7 @@
 #include "kernels/cuda/attention_kernel.hpp"
 #include "kernels/cuda/plain/attention/plain_kernel.hpp"
 #include "kernels/cuda/sm80/attention/sm80_kernel.hpp"
-#include "kernels/cuda/sm90/decode/decode_kernel.hpp"
+#include "kernels/cuda/sm90/decode/launch.hpp"
 #include "kernels/cuda/sm90/mla/mla_kernel.hpp"
 #include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
 

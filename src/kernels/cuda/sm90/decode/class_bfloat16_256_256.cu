@@ -1,9 +1,0 @@
-#include "kernels/cuda/sm90/decode/decode.cuh"
-
-namespace folio::inline v0::kernels::cuda::sm90::decode {
-
-void launch_bfloat16_256_256(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
-  launch_class<__nv_bfloat16, 256, 256>(params, shape, stream);
-}
-
-}  // namespace folio::inline v0::kernels::cuda::sm90::decode

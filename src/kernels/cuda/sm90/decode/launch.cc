@@ -1,0 +1,159 @@
+#include "kernels/cuda/sm90/decode/launch.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "kernels/cuda/common/merge.hpp"
+#include "kernels/cuda/sm90/common/tensor_map.hpp"
+
+namespace folio::inline v0::kernels::cuda::sm90::decode {
+namespace {
+
+bool is_16_bit(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+struct Instantiation {
+  DType type;
+  int32_t dim_qk;
+  int32_t dim_v;
+  void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream);
+};
+constexpr Instantiation kInstantiations[] = {
+#define FOLIO_ENTRY(type, dim_qk, dim_v) {type, dim_qk, dim_v, launch_instantiation<type, dim_qk, dim_v>},
+    FOLIO_SM90_DECODE_INSTANTIATIONS(FOLIO_ENTRY)
+#undef FOLIO_ENTRY
+};
+
+/// Null where there is none.
+const Instantiation* find_instantiation(DType type, int32_t dim_qk, int32_t dim_v) {
+  for (const Instantiation& one : kInstantiations) {
+    if (one.type == type && one.dim_qk == dim_qk && one.dim_v == dim_v) return &one;
+  }
+  return nullptr;
+}
+
+/// The 16-bit type that the MMA takes: that of the inputs, or bfloat16 where all of them are fp8. kUnset where inputs
+/// have two 16-bit types, or others.
+DType compute_type(DType q, DType kv, DType ragged_kv) {
+  DType type = DType::kUnset;
+  for (const DType input : {q, kv, ragged_kv}) {
+    if (is_fp8(input)) continue;
+    if (!is_16_bit(input) || (type != DType::kUnset && type != input)) return DType::kUnset;
+    type = input;
+  }
+  return type == DType::kUnset ? DType::kBFloat16 : type;
+}
+
+std::string refusal(const AttentionConfig& config) {
+  if (find_instantiation(DType::kBFloat16, config.head_dim_qk, config.head_dim_v) == nullptr) {
+    return core::message("head_dim_qk is ", config.head_dim_qk, ", head_dim_v ", config.head_dim_v,
+                         "; cuda-sm90-decode takes 64/64, 96/96, 128/128, 192/128 and 256/256");
+  }
+  if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
+    return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
+                         "; cuda-sm90-decode takes fp8 and one of float16 and bfloat16");
+  }
+  if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
+    return core::message("out is ", config.out, "; cuda-sm90-decode writes float16, bfloat16, float32 and fp8");
+  }
+  if (config.kv_format != KvFormat::kStrided) return "kv_format is kCpuPacked; kernels on a GPU take kStrided";
+  if (config.features.has(Feature::kRopeLlama)) {
+    return "Feature::kRopeLlama is asked for; cuda-sm90-decode applies no rotary embedding: rotate q and K before the "
+           "call";
+  }
+  return {};
+}
+
+scheduler::TileShape tile(const AttentionConfig& config) {
+  const HeadDims dims{config.head_dim_qk, config.head_dim_v};
+  return {.rows = work_tile_rows(config.num_q_heads / config.num_kv_heads),
+          .kv_tokens = schedule_tokens(dims),
+          .schedule = scheduler::Schedule::kDynamic};
+}
+
+DType p_dtype(const AttentionConfig& config) {
+  return compute_type(config.q, config.kv, config.ragged_kv);
+}
+
+/// The fp8 type of all keys and values; kUnset where segments differ. Above kRunToRun it is kUnset, too: a request's
+/// bits must not depend on the segments of other requests, so that the configuration alone picks the instantiation.
+DType common_fp8_type(const AttentionParams& params) {
+  if (params.determinism > Determinism::kRunToRun) return DType::kUnset;
+  DType common = DType::kUnset;
+  for (const SegmentParams& segment : params.segments) {
+    if (segment.dtype == DType::kUnset) continue;
+    if (!is_fp8(segment.dtype) || (common != DType::kUnset && common != segment.dtype)) return DType::kUnset;
+    common = segment.dtype;
+  }
+  return common;
+}
+
+/// Where no instantiation keeps fp8 data in shared memory, the producer upcasts it on the way there.
+const Instantiation& choose(const AttentionParams& params, const LaunchShape& shape) {
+  const Instantiation* const fp8 = find_instantiation(common_fp8_type(params), params.head_dim_qk, params.head_dim_v);
+  if (fp8 != nullptr) return *fp8;
+  return *find_instantiation(compute_type(shape.q, shape.kv, shape.ragged_kv), params.head_dim_qk, params.head_dim_v);
+}
+
+void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  choose(params, shape).launch(params, shape, stream);
+  // As many CTAs as wait beside this kernel's, and more where a combine has more rows than a CTA has warps.
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+  const int32_t rows = shape.max_rows <= kTileRows ? group_size : shape.max_rows;
+  if (shape.merge) launch_merge(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
+}
+
+/// Dimensions, innermost first: a swizzle row's components, tokens of a page, a token's swizzle rows, heads, pages. A
+/// box is all components of one head of `copy_tokens` tokens.
+bool make_map(CUtensorMap& map, const SegmentParams& segment, const void* data, const KvStrides& strides,
+              int32_t head_dim, int32_t bytes, int32_t num_heads, int32_t copy_tokens) {
+  const int32_t width = swizzle_bytes(head_dim, bytes);
+  const int32_t columns = width / bytes;
+  return is_aligned_16B(data, strides, bytes) &&
+         encode_tensor_map(map, {.data = data,
+                                 .element_bytes = bytes,
+                                 .dims = {columns, segment.page_size, head_dim / columns, num_heads,
+                                          std::max<int64_t>(segment.num_pages, 1)},
+                                 .strides = {bytes * strides.token, width, bytes * strides.head, bytes * strides.page},
+                                 .box = {columns, copy_tokens, head_dim / columns, 1, 1},
+                                 .swizzle_bytes = width,
+                                 // Promotion fetches more than the box: 5 % of the bandwidth.
+                                 .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_NONE});
+}
+
+}  // namespace
+
+void set_copies(DecodeParams& params, const HeadDims& dims) {
+  const AttentionParams& attention = params.attention;
+  for (int32_t i = 0; i < kMaxSegments; ++i) {
+    const SegmentParams& segment = attention.segments[i];
+    params.copy_tokens[i] = kCpAsync;
+    params.cp_async_16B[i] = false;
+    if (segment.dtype == DType::kUnset || size_of(segment.dtype) != dims.bytes) continue;
+    params.cp_async_16B[i] = is_aligned_16B(segment.k, segment.k_strides, dims.bytes) &&
+                             is_aligned_16B(segment.v, segment.v_strides, dims.bytes);
+    if (!segment.paged || segment.page_size % kTmaHalfTile != 0) continue;
+    const int32_t copy_tokens = segment.page_size % kTmaWholeTile == 0 ? kTmaWholeTile : kTmaHalfTile;
+    const int32_t heads = attention.num_kv_heads;
+    if (make_map(params.maps[i].k, segment, segment.k, segment.k_strides, dims.qk, dims.bytes, heads, copy_tokens) &&
+        make_map(params.maps[i].v, segment, segment.v, segment.v_strides, dims.v, dims.bytes, heads, copy_tokens)) {
+      params.copy_tokens[i] = copy_tokens;
+    }
+  }
+}
+
+const AttentionKernel kSm90DecodeKernel{.name = "cuda-sm90-decode",
+                                        .min_compute_capability = 90,
+                                        .max_compute_capability = 90,
+                                        .refusal = refusal,
+                                        .tile = tile,
+                                        .p_dtype = p_dtype,
+                                        .workers_per_sm = 1,
+                                        .tile_cost = 96,
+                                        .row_cost = 1,
+                                        .start_cost = 48,
+                                        .wide_rows = kMaxRows,
+                                        .launch = launch};
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::decode
