@@ -6,7 +6,7 @@
 #include "kernels/cuda/sm90/decode/decode_kernel.hpp"
 #include "kernels/cuda/sm90/mla/mla_kernel.hpp"
 #include "kernels/cuda/sm90/pair/pair_kernel.hpp"
-#include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
+#include "kernels/cuda/sm90/prefill/launch.hpp"
 
 namespace folio::inline v0::kernels::cuda {
 

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/common/row_state.cuh"
 #include "ptx/mma.cuh"
+#include "scheduler/partition_rule.hpp"
 
 /// How an epilogue writes finished rows.
 namespace folio::inline v0::kernels::cuda::sm90 {

@@ -3,7 +3,7 @@
 #include "core/error.hpp"
 #include "kernels/cuda/sm80/attention/sm80_kernel.hpp"
 #include "kernels/cuda/sm90/decode/decode_kernel.hpp"
-#include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
+#include "kernels/cuda/sm90/prefill/launch.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90 {
 namespace {
