@@ -7,7 +7,8 @@ CUDA = "src/kernels/cuda/"
 PLAIN = CUDA + "plain/attention/takes.cc"
 SM80 = CUDA + "sm80/attention/takes.cc"
 SHAPE = CUDA + "sm80/attention/shape.hpp"
-PREFILL_SHAPE = CUDA + "sm90/prefill/shape.hpp"
+PREFILL_CONFIG = CUDA + "sm90/prefill/config.hpp"
+SM90_CONFIG = CUDA + "sm90/common/config.hpp"
 LATENT_SHAPE = CUDA + "sm90/mla/shape.hpp"
 
 rule = "kernels of a GPU: what they take"
@@ -27,12 +28,13 @@ plant(rule, "codes-not-exchanged", SHAPE, "piece ^ (dim % 128 == 0 ? row & 7 : r
 plant(rule, "large-tiles-beyond-the-least-memory", SHAPE, "kLargeStages = 3", "kLargeStages = 4")
 plant(rule, "last-token-not-masked", SHAPE, "first + count > sight.all_end;", "first + count > sight.all_end + 1;")
 plant(rule, "mixed-tokens-overlooked", SHAPE, "(begin < sight.all_begin || end > sight.all_end)", "begin < sight.all_begin")
-plant(rule, "prefill-pieces-not-exchanged", PREFILL_SHAPE, "span(dim) == 128 ? ((piece ^ token) & 7) * 16",
-      "span(dim) == 128 ? (piece & 7) * 16")
-plant(rule, "prefill-last-token-not-masked", PREFILL_SHAPE, "first + tokens > sight.all_end;",
-      "first + tokens > sight.all_end + 1;")
-plant(rule, "prefill-boxes-across-pages", PREFILL_SHAPE, "page_size % (2 * box) == 0", "page_size >= 2 * box")
-plant(rule, "prefill-tiles-with-boxes-left-out", PREFILL_SHAPE, "tokens / kGroupWarps / box", "tokens / kGroupWarps / box / 2")
+plant(rule, "prefill-chunks-not-swizzled", PREFILL_CONFIG, "swizzle_bytes(dim) == 128 ? ((chunk ^ row) & 7) * 16",
+      "swizzle_bytes(dim) == 128 ? (chunk & 7) * 16")
+plant(rule, "prefill-last-token-not-masked", SM90_CONFIG, "first + tokens > range.all_end;",
+      "first + tokens > range.all_end + 1;")
+plant(rule, "prefill-tma-tiles-across-pages", PREFILL_CONFIG, "page_size % (2 * tile) == 0", "page_size >= 2 * tile")
+plant(rule, "prefill-tma-tiles-left-out", PREFILL_CONFIG, "tokens / kWarpgroupWarps / tma_tokens",
+      "tokens / kWarpgroupWarps / tma_tokens / 2")
 plant(rule, "latent-pieces-not-exchanged", LATENT_SHAPE, "((piece ^ token) & 7) * 16", "(piece & 7) * 16")
 plant(rule, "latent-last-token-not-masked", LATENT_SHAPE, "first + kTokens > sight.all_end;",
       "first + kTokens > sight.all_end + 1;")

@@ -395,7 +395,7 @@ class ConsumerWarpgroup {
       }
     } else if constexpr (kVariant == Variant::kAny) {
       to_any_logits(params_.attention, cap_, context, rows, first_row_, column, softmax_.scale, softmax_.slope, s);
-      mask_by_bits(loop.visible, lane_, s);
+      mask_by_bits(loop.visible_bits, lane_, s);
     }
     if constexpr (Masked && kVariant != Variant::kAny) {
       if (kVariant == Variant::kAlibi && context.visible.all_begin <= first) {
