@@ -1,5 +1,5 @@
-// "cuda-sm90-prefill" has an instantiation for each dtype of K and V, pair of head dimensions and variant of logits. One
-// conformance case for every pair of these that differ in code, on the emulated GPU: the few random cases that an
+// "cuda-sm90-prefill" has an instantiation for each dtype of K and V, pair of head dimensions and variant of logits.
+// One conformance case for every pair of these that differ in code, on the emulated GPU: the few random cases that an
 // emulation has time for miss some.
 #include <gtest/gtest.h>
 
