@@ -60,14 +60,15 @@ class ConsumerWarpgroup {
       ptx::named_barrier_arrive(kPingPongBarrier,
                                 kConsumerWarpgroups * kWarpgroupThreads);  // the first one has the first turn
     for (int32_t number = 0;; ++number) {
-      const int32_t slot = number % kTileBuffers;
-      ptx::mbarrier_wait_warp(ptx::shared_address(storage_.tile_full) + 8 * slot, number / kTileBuffers & 1);
-      const TileContext& context = storage_.contexts[slot];
+      const int32_t tile_buffer = number % kTileBuffers;
+      ptx::mbarrier_wait_warp(ptx::shared_address(storage_.tile_full) + 8 * tile_buffer, number / kTileBuffers & 1);
+      const TileContext& context = storage_.contexts[tile_buffer];
       if (context.all_done) return;
-      const RowInfo& rows = storage_.rows[slot];
+      const RowInfo& rows = storage_.rows[tile_buffer];
       const EpilogueContext ctx{
-          q_smem_ + static_cast<uint32_t>(slot % q_buffers(kDims) * kConsumerWarpgroups * q_bytes(DimQk)),
-          ptx::shared_address(storage_.tile_empty) + 8 * static_cast<uint32_t>(slot), warpgroup_, first_row_, lane_};
+          q_smem_ + static_cast<uint32_t>(tile_buffer % q_buffers(kDims) * kConsumerWarpgroups * q_bytes(DimQk)),
+          ptx::shared_address(storage_.tile_empty) + 8 * static_cast<uint32_t>(tile_buffer), warpgroup_, first_row_,
+          lane_};
       begin_tile(context, rows);
       if (context.num_tiles > 0) {
         typename Self::MainloopState loop{{context, rows}};
@@ -449,7 +450,7 @@ class ConsumerWarpgroup {
   const int32_t warpgroup_;
   const SoftCap cap_;
   const uint32_t memory_;
-  /// Addresses of PipelineBarriers: arrivals are so short that a warp does not branch around them.
+  /// Addresses of the pipelines: arrivals are so short that a warp does not branch around them.
   const uint32_t k_pipeline_;
   const uint32_t v_pipeline_;
   const uint32_t q_smem_;  ///< of the warpgroup, first buffer

@@ -110,7 +110,7 @@ class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk,
     ptx::named_barrier_sync(kConsumerWarpgroupBarrier + warpgroup_, kWarpgroupThreads);
     ptx::wgmma_wait<0>(s);
     consumer_release(v_pipeline_, v_stage, lane_);
-    add<0>(loop.factor, s);
+    accumulate<0>(loop.factor, s);
     return end;
   }
 
@@ -135,20 +135,20 @@ class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk,
     ptx::named_barrier_sync(kPingPongBarrier + warpgroup_, kConsumerWarpgroups * kWarpgroupThreads);
     gemm0(loop.q, k_stage, s);
     const uint32_t v_stage = consumer_wait(v_pipeline_, vt_state_);
-    float part[kHalf];
-    gemm1(v_stage, 0, loop.p, part);
+    float tile_o[kHalf];
+    gemm1(v_stage, 0, loop.p, tile_o);
     ptx::named_barrier_arrive(kPingPongBarrier + 1 - warpgroup_, kConsumerWarpgroups * kWarpgroupThreads);
     ptx::wgmma_wait<1>(s);
     consumer_release(k_pipeline_, k_stage, lane_);
     mask<Masked>(loop, s);
     update_row_max(s, factor, base);
-    ptx::wgmma_wait<0>(part);
-    add<0>(loop.factor, part);
-    gemm1(v_stage, kHalf, loop.p, part);
+    ptx::wgmma_wait<0>(tile_o);
+    accumulate<0>(loop.factor, tile_o);
+    gemm1(v_stage, kHalf, loop.p, tile_o);
     exponentiate(s, base, factor);
-    ptx::wgmma_wait<0>(part);
+    ptx::wgmma_wait<0>(tile_o);
     consumer_release(v_pipeline_, v_stage, lane_);
-    add<kHalf>(loop.factor, part);
+    accumulate<kHalf>(loop.factor, tile_o);
     loop.factor[0] = factor[0];
     loop.factor[1] = factor[1];
     pack_p(s, loop.p);
@@ -215,9 +215,9 @@ class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk,
 
   /// Adds a tile's output, components from First on, to O.
   template <int32_t First, int32_t Count>
-  __device__ __forceinline__ void add(const float (&factor)[2], const float (&part)[Count]) {
+  __device__ __forceinline__ void accumulate(const float (&factor)[2], const float (&tile_o)[Count]) {
 #pragma unroll
-    for (int32_t i = 0; i < Count; ++i) o_[First + i] = __fmaf_rn(o_[First + i], factor[i / 2 % 2], part[i]);
+    for (int32_t i = 0; i < Count; ++i) o_[First + i] = __fmaf_rn(o_[First + i], factor[i / 2 % 2], tile_o[i]);
   }
 
   /// See ConsumerWarpgroup::isolate_nonfinite.
@@ -255,15 +255,15 @@ class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk,
   /// Issues P V of components from 2 * `first` on.
   template <int32_t Count>
   __device__ __forceinline__ void gemm1(uint32_t stage, int32_t first, const uint32_t (&p)[kScores / 4],
-                                        float (&part)[Count]) {
+                                        float (&tile_o)[Count]) {
     const uint64_t v = ptx::make_smem_desc<kFp8RowBytes>(
         v_tile(stage) + static_cast<uint32_t>(2 * first * kFp8RowBytes), 0, kFp8AtomBytes);
     ptx::wgmma_fence();
-    ptx::wgmma_fp8_rs<ptx::ScaleOut::kZero>(part, {p[0], p[1], p[2], p[3]}, v);
+    ptx::wgmma_fp8_rs<ptx::ScaleOut::kZero>(tile_o, {p[0], p[1], p[2], p[3]}, v);
 #pragma unroll
     for (uint32_t step = 1; step < kBlockN / 32; ++step) {
       const uint32_t a[4] = {p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3]};
-      ptx::wgmma_fp8_rs<ptx::ScaleOut::kOne>(part, a, ptx::advance_desc(v, 32 * step));
+      ptx::wgmma_fp8_rs<ptx::ScaleOut::kOne>(tile_o, a, ptx::advance_desc(v, 32 * step));
     }
     ptx::wgmma_commit();
   }

@@ -28,7 +28,7 @@ struct EpilogueContext {
 };
 
 /// Writes two neighbouring components of a finished row.
-__device__ __forceinline__ void write_pair_of_any(const AttentionParams& params, int64_t at, float x, float y) {
+__device__ __forceinline__ void store_pair(const AttentionParams& params, int64_t at, float x, float y) {
   if (is_fp8(params.out_dtype)) {
     auto* const to = static_cast<uint8_t*>(params.out) + at;
     const float scale = scale_at(params.out_scale, 0, 0);
@@ -293,9 +293,9 @@ __device__ __forceinline__ void epilogue(const PrefillParams& all, const TileCon
     store_chunks<DimV>(params.out, params.out_dtype == DType::kFloat16, o, find_chunks<DimV>(context, rows, ctx), ctx);
     return;
   }
-  CarriedState<kCount>& results = in_local_memory(carried);  // its output tile ends here
+  CarriedState<kCount>& finished = in_local_memory(carried);  // its output tile ends here
 #pragma unroll
-  for (int32_t i = 0; i < kCount; ++i) results.o[i] = o[i];
+  for (int32_t i = 0; i < kCount; ++i) finished.o[i] = o[i];
 #pragma unroll 1
   for (int32_t h = 0; h < 2; ++h) {
     const int32_t row = ctx.first_row + 8 * h;
@@ -303,7 +303,7 @@ __device__ __forceinline__ void epilogue(const PrefillParams& all, const TileCon
     const int64_t at = rows.out[row] + column;
 #pragma unroll 1
     for (int32_t i = 0; i < kCount; i += 4) {
-      write_pair_of_any(params, at + 2 * i, results.o[i + 2 * h], results.o[i + 2 * h + 1]);
+      store_pair(params, at + 2 * i, finished.o[i + 2 * h], finished.o[i + 2 * h + 1]);
     }
   }
   release_work_tile(ctx);

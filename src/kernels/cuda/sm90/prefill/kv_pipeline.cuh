@@ -17,8 +17,8 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr uint32_t kLaneArrivals = 2;
 constexpr uint32_t kFullArrivals = kLaneArrivals * kWarpgroupThreads;
 
-/// Barriers of one pipeline.
-struct PipelineBarriers {
+/// The K or the V pipeline: its barriers.
+struct KvPipeline {
   uint64_t full[kMaxStages];   ///< phase n: the stage's tile number n is complete
   uint64_t empty[kMaxStages];  ///< phase n: the consumers have released it
 };
@@ -48,7 +48,7 @@ struct PipelineStage {
 
 /// The next stage of the producer. Tiles of `bytes` begin at `tiles`.
 template <int32_t Stages>
-__device__ __forceinline__ PipelineStage next_stage(const PipelineBarriers& pipeline, PipelineState<Stages>& state,
+__device__ __forceinline__ PipelineStage next_stage(const KvPipeline& pipeline, PipelineState<Stages>& state,
                                                     uint32_t tiles, uint32_t bytes) {
   // The empty barrier of a stage never used counts as past the phase before its first.
   const PipelineStage stage{state.stage, tiles + state.stage * bytes,

@@ -132,19 +132,19 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
   static constexpr bool kLateQ = q_buffers(kDims) < kTileBuffers;
 
   /// Loads Q and commits the work tile.
-  __device__ __forceinline__ void load_q(int32_t slot) const {
+  __device__ __forceinline__ void load_q(int32_t tile_buffer) const {
     if (kLateQ && tile_number_ > 0) {
       const int32_t before = tile_number_ - 1;
       ptx::mbarrier_wait_warp(
           ptx::shared_address(storage_.tile_empty) + 8 * static_cast<uint32_t>(before % kTileBuffers),
           static_cast<uint32_t>(before / kTileBuffers) & 1);
     }
-    const int32_t buffer = slot % q_buffers(kDims);
-    const scheduler::WorkTile& work_tile = storage_.contexts[slot].work_tile;
+    const int32_t buffer = tile_buffer % q_buffers(kDims);
+    const scheduler::WorkTile& work_tile = storage_.contexts[tile_buffer].work_tile;
     const auto group_size = static_cast<int32_t>(params_.group.divisor());
     const bool by_tma = params_.q_by_tma && this->has_whole_rows(work_tile);
     if (!by_tma) copy_q(q_offset_, buffer);
-    const uint32_t barrier = ptx::shared_address(storage_.tile_full) + 8 * static_cast<uint32_t>(slot);
+    const uint32_t barrier = ptx::shared_address(storage_.tile_full) + 8 * static_cast<uint32_t>(tile_buffer);
     if (by_tma && threadIdx.x == 0) {
       ptx::mbarrier_arrive(barrier, kLaneArrivals - 1);
       ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(kConsumerWarpgroups * q_bytes(DimQk)));
@@ -157,7 +157,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
                          work_tile.kv_head * group_size, static_cast<int32_t>(token), 0, 0, policy);
       }
     } else {
-      commit_work_tile(slot);
+      commit_work_tile(tile_buffer);
     }
     __syncwarp();
   }

@@ -110,18 +110,19 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
   static constexpr bool kLateQ = true;  ///< behind the first K tiles, whose TMA is in flight meanwhile
 
   /// Loads Q and commits the work tile.
-  __device__ __forceinline__ void load_q(int32_t slot) const {
-    copy_q(q_offset_, slot);
-    if (params_.attention.q_dtype == DType::kBFloat16) convert_queries(slot);
-    commit_work_tile(slot);
+  __device__ __forceinline__ void load_q(int32_t tile_buffer) const {
+    copy_q(q_offset_, tile_buffer);
+    if (params_.attention.q_dtype == DType::kBFloat16) convert_q(tile_buffer);
+    commit_work_tile(tile_buffer);
   }
 
   /// Converts bfloat16 Q to float16 in place.
-  __device__ __forceinline__ void convert_queries(int32_t slot) const {
+  __device__ __forceinline__ void convert_q(int32_t tile_buffer) const {
     constexpr int32_t kChunks = kFp8Dim / kElementsPer16B;
     ptx::cp_async_wait_all();
     __syncwarp();
-    const uint32_t q = memory_ + static_cast<uint32_t>(kLayout.q + slot * kConsumerWarpgroups * q_bytes(kFp8Dim));
+    const uint32_t q =
+        memory_ + static_cast<uint32_t>(kLayout.q + tile_buffer * kConsumerWarpgroups * q_bytes(kFp8Dim));
 #pragma unroll 4
     for (int32_t i = lane_; i < 32 * kChunks; i += 32) {
       const int32_t row = 32 * warp_ + i / kChunks;
@@ -129,7 +130,7 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
       uint4 chunk = ptx::ld_shared_16(at);
       const float scale = scale_to_float16(chunk);
       ptx::st_shared_16(at, chunk);
-      if (i % kChunks == 0) storage_.rows[slot].scale[row] *= scale;
+      if (i % kChunks == 0) storage_.rows[tile_buffer].scale[row] *= scale;
     }
     ptx::fence_view_async_shared();
   }
@@ -177,8 +178,8 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
     return {index,
             memory_ + static_cast<uint32_t>(step.is_k ? kLayout.k : kLayout.v) +
                 index * static_cast<uint32_t>(tile_bytes(kDims, kFp8Dim)),
-            pipeline + static_cast<uint32_t>(offsetof(PipelineBarriers, full)) + 8 * index,
-            pipeline + static_cast<uint32_t>(offsetof(PipelineBarriers, empty)) + 8 * index,
+            pipeline + static_cast<uint32_t>(offsetof(KvPipeline, full)) + 8 * index,
+            pipeline + static_cast<uint32_t>(offsetof(KvPipeline, empty)) + 8 * index,
             ptx::shared_address(storage_.fp8_landed) +
                 8 * (((step.is_k ? 0 : kMaxStages) + index) * kWarpgroupWarps + static_cast<uint32_t>(warp_)),
             use / kStages & 1};

@@ -102,7 +102,7 @@ class Fp8MmaProducer : public Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Va
   static constexpr bool kLateQ = false;
 
   /// Loads Q and commits the work tile.
-  __device__ __forceinline__ void load_q(int32_t slot) const {
+  __device__ __forceinline__ void load_q(int32_t tile_buffer) const {
     constexpr int32_t kChunks = kFp8RowBytes / 16;
     const AttentionParams& params = params_.attention;
     const auto* const data = static_cast<const uint8_t*>(params.q);
@@ -110,7 +110,7 @@ class Fp8MmaProducer : public Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Va
                                  static_cast<uintptr_t>(params.q_head_stride)) %
                                     16 ==
                                 0;
-    const uint32_t to = q_buffer(slot) + static_cast<uint32_t>(warp_ / 2 * q_bytes(kFp8MmaDims.qk));
+    const uint32_t to = q_buffer(tile_buffer) + static_cast<uint32_t>(warp_ / 2 * q_bytes(kFp8MmaDims.qk));
 #pragma unroll 2
     for (int32_t i = lane_; i < 32 * kChunks; i += 32) {
       const int64_t at = __shfl_sync(kAllLanes, q_offset_, i / kChunks);
@@ -123,7 +123,7 @@ class Fp8MmaProducer : public Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Va
         copy_fp8_16B(target, from, at >= 0);
       }
     }
-    commit_work_tile(slot);
+    commit_work_tile(tile_buffer);
   }
 
   __device__ __forceinline__ void load_tiles(const KvTiles& tiles, const SegmentParams& segment,

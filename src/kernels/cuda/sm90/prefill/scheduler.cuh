@@ -56,8 +56,8 @@ class TileFetcher {
 
   /// Step 2: the work tile and its rows. Waits until the consumers have released the buffer's last work tile.
   __device__ __forceinline__ void receive_tile(int32_t number) {
-    const int32_t slot = number % kTileBuffers;
-    TileContext& context = storage_.contexts[slot];
+    const int32_t tile_buffer = number % kTileBuffers;
+    TileContext& context = storage_.contexts[tile_buffer];
     if (number >= kTileBuffers) store_output(number - kTileBuffers);
     if (warp_ == 0) {
       __syncwarp();
@@ -74,27 +74,27 @@ class TileFetcher {
       if (continuation_ < 0) ticket_ = atomicAdd(params_.attention.tile_counters, 1u);  // completes before it is used
     }
     fetch_lengths(params_.attention.plan->view, work_tile);
-    q_offset_ = locate_row(work_tile, storage_.rows[slot]);
+    q_offset_ = locate_row(work_tile, storage_.rows[tile_buffer]);
   }
 
   /// Step 3: the visible range of each row.
   __device__ __forceinline__ void bind_rows(int32_t number) {
     if (index_ < 0) return;
-    const int32_t slot = number % kTileBuffers;
-    bind_row(params_.attention.plan->view, storage_.contexts[slot], storage_.rows[slot]);
+    const int32_t tile_buffer = number % kTileBuffers;
+    bind_row(params_.attention.plan->view, storage_.contexts[tile_buffer], storage_.rows[tile_buffer]);
   }
 
   /// Step 4: what the consumers need to know of the work tile as a whole.
   __device__ __forceinline__ void publish_tile(int32_t number) {
-    const int32_t slot = number % kTileBuffers;
+    const int32_t tile_buffer = number % kTileBuffers;
     if (index_ < 0) {
-      if (threadIdx.x == 0) storage_.contexts[slot].all_done = true;
-      commit_work_tile(slot);
+      if (threadIdx.x == 0) storage_.contexts[tile_buffer].all_done = true;
+      commit_work_tile(tile_buffer);
       return;
     }
     ptx::tma_store_wait_read();
     ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);  // TMA no longer reads Q's memory
-    if (threadIdx.x == 0) describe_tile(storage_.contexts[slot]);
+    if (threadIdx.x == 0) describe_tile(storage_.contexts[tile_buffer]);
   }
 
  private:
@@ -293,18 +293,18 @@ class TileFetcher {
   /// Waits until the consumers have released work tile `number`; the first thread then begins to store its output, if
   /// TMA does that.
   __device__ __forceinline__ void store_output(int32_t number) const {
-    const int32_t slot = number % kTileBuffers;
-    ptx::mbarrier_wait_warp(ptx::shared_address(storage_.tile_empty) + 8 * static_cast<uint32_t>(slot),
+    const int32_t tile_buffer = number % kTileBuffers;
+    ptx::mbarrier_wait_warp(ptx::shared_address(storage_.tile_empty) + 8 * static_cast<uint32_t>(tile_buffer),
                             static_cast<uint32_t>(number / kTileBuffers) & 1);
-    if (threadIdx.x != 0 || !storage_.contexts[slot].out_by_tma) return;
-    const scheduler::WorkTile& work_tile = storage_.contexts[slot].work_tile;
+    if (threadIdx.x != 0 || !storage_.contexts[tile_buffer].out_by_tma) return;
+    const scheduler::WorkTile& work_tile = storage_.contexts[tile_buffer].work_tile;
 #pragma unroll
     for (int32_t warpgroup = 0; warpgroup < kConsumerWarpgroups; ++warpgroup) {
       const uint32_t token =
           params_.group.quotient(static_cast<uint32_t>(work_tile.row_begin + warpgroup * kWarpgroupRows));
       ptx::tma_store_5d(
-          &params_.output, q_buffer(slot % q_buffers(kDims)) + static_cast<uint32_t>(warpgroup * q_bytes(DimQk)), 0,
-          work_tile.kv_head * static_cast<int32_t>(params_.group.divisor()), static_cast<int32_t>(token), 0, 0);
+          &params_.output, q_buffer(tile_buffer % q_buffers(kDims)) + static_cast<uint32_t>(warpgroup * q_bytes(DimQk)),
+          0, work_tile.kv_head * static_cast<int32_t>(params_.group.divisor()), static_cast<int32_t>(token), 0, 0);
     }
   }
 
@@ -334,8 +334,8 @@ class TileFetcher {
   }
 
   /// Commits what this thread has written and copied for the work tile.
-  __device__ __forceinline__ void commit_work_tile(int32_t slot) const {
-    const uint32_t barrier = ptx::shared_address(storage_.tile_full) + 8 * static_cast<uint32_t>(slot);
+  __device__ __forceinline__ void commit_work_tile(int32_t tile_buffer) const {
+    const uint32_t barrier = ptx::shared_address(storage_.tile_full) + 8 * static_cast<uint32_t>(tile_buffer);
     ptx::cp_async_mbarrier_arrive(barrier);
     ptx::mbarrier_arrive(barrier);
   }

@@ -69,8 +69,8 @@ struct SharedStorage {
   uint8_t nonfinite[kMaxStages][kWarpgroupWarps];
   uint64_t tile_full[kTileBuffers];   ///< phase n: the buffer's work tile number n is complete, with its Q
   uint64_t tile_empty[kTileBuffers];  ///< phase n: the consumers have released it
-  PipelineBarriers k_pipeline;
-  PipelineBarriers v_pipeline;
+  KvPipeline k_pipeline;
+  KvPipeline v_pipeline;
   uint64_t v_landed;  ///< V tiles that the producer scans for NaN and Inf: TMA is complete
   /// Phase n: TMA has brought a producer warp's fp8 data of the stage's tile number n; of K and of V.
   uint64_t fp8_landed[2][kMaxStages][kWarpgroupWarps];

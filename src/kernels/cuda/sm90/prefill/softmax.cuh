@@ -27,7 +27,7 @@ struct SoftCap {
   /// (2^(a x) + 1) * kUnit, at most 1: beyond, r is nothing to a logit. Saturation makes 0 of NaN. `zero` orders
   /// instructions: see capped_softmax.
   template <bool Saturate>
-  __device__ __forceinline__ float part(float score, float by, float zero = 0.0f) const {
+  __device__ __forceinline__ float denominator(float score, float by, float zero = 0.0f) const {
     const float x = __fmaf_rn(score, by, zero);
     if constexpr (Saturate) {
       return ptx::fma_sat(ptx::ex2_approx(x), kUnit, kUnit);
@@ -47,18 +47,18 @@ __device__ __forceinline__ void cap_scores(const SoftCap& cap, const float (&sca
 #pragma unroll
   for (int32_t n = 0; n < Count / 4; ++n) {
     const int32_t i = n / 2 * 8 + n % 2 * 2;
-    float parts[4];
+    float denominators[4];
 #pragma unroll
-    for (int32_t j = 0; j < 4; ++j) parts[j] = cap.part<!Masked>(s[i + j / 2 * 4 + j % 2], by[n % 2]);
-    const float low = __fmul_rn(parts[0], parts[1]);
-    const float high = __fmul_rn(parts[2], parts[3]);
+    for (int32_t j = 0; j < 4; ++j) denominators[j] = cap.denominator<!Masked>(s[i + j / 2 * 4 + j % 2], by[n % 2]);
+    const float low = __fmul_rn(denominators[0], denominators[1]);
+    const float high = __fmul_rn(denominators[2], denominators[3]);
     const float all = ptx::rcp_approx(__fmul_rn(low, high));
     const float of_low = __fmul_rn(all, high);
     const float of_high = __fmul_rn(all, low);
-    s[i] = __fmul_rn(of_low, parts[1]);
-    s[i + 1] = __fmul_rn(of_low, parts[0]);
-    s[i + 4] = __fmul_rn(of_high, parts[3]);
-    s[i + 5] = __fmul_rn(of_high, parts[2]);
+    s[i] = __fmul_rn(of_low, denominators[1]);
+    s[i + 1] = __fmul_rn(of_low, denominators[0]);
+    s[i + 4] = __fmul_rn(of_high, denominators[3]);
+    s[i + 5] = __fmul_rn(of_high, denominators[2]);
   }
 }
 
@@ -272,21 +272,21 @@ __device__ __forceinline__ void capped_softmax(SoftmaxState& state, const SoftCa
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       const int32_t first_of_four = 8 * n + 2 * h;
-      float parts[4];
+      float denominators[4];
 #pragma unroll
       for (int32_t j = 0; j < 4; ++j) {
         const bool waits = !Masked && n >= kGroupsInFlight;
         const float zero = waits ? fminf(sums[n + 1 - kGroupsInFlight][h][j % 2], 0.0f) : 0.0f;
-        parts[j] = cap.part<!Masked>(s[first_of_four + j / 2 * 4 + j % 2], by[h], zero);
+        denominators[j] = cap.denominator<!Masked>(s[first_of_four + j / 2 * 4 + j % 2], by[h], zero);
       }
-      const float low = __fmul_rn(parts[0], parts[1]);
-      const float high = __fmul_rn(parts[2], parts[3]);
+      const float low = __fmul_rn(denominators[0], denominators[1]);
+      const float high = __fmul_rn(denominators[2], denominators[3]);
       const float all = __fmul_rn(ptx::rcp_approx(__fmul_rn(low, high)), to_logits);
       const float of[2] = {__fmul_rn(all, high), __fmul_rn(all, low)};
 #pragma unroll
       for (int32_t j = 0; j < 4; ++j) {
         float& x = s[first_of_four + j / 2 * 4 + j % 2];
-        x = ptx::ex2_approx(__fmaf_rn(of[j / 2], parts[j ^ 1], above));
+        x = ptx::ex2_approx(__fmaf_rn(of[j / 2], denominators[j ^ 1], above));
         if constexpr (!Masked) sums[n + 1][h][j % 2] = __fadd_rn(sums[n + j / 2][h][j % 2], x);
       }
     }
