@@ -218,8 +218,8 @@ class ConsumerWarpgroup {
     gemm0(loop.q, k_stage, s);
     const uint32_t v_stage = consumer_wait(v_pipeline_, v_state_);
     gemm1(v_stage, loop.p);
-    // kPlain, kAlibi: a turn ends when S is complete. The others' softmax takes longer than the MMAs, so their turn ends
-    // when these are issued: behind the wait, the compiler would schedule the arrival after the whole softmax.
+    // kPlain, kAlibi: a turn ends when S is complete. The others' softmax takes longer than the MMAs, so their turn
+    // ends when these are issued: behind the wait, the compiler would schedule the arrival after the whole softmax.
     constexpr bool kWaitsForScores = has_scale(kVariant);
     if constexpr (!kWaitsForScores)
       ptx::named_barrier_arrive(kPingPongBarrier + 1 - warpgroup_, kConsumerWarpgroups * kWarpgroupThreads);
