@@ -4,8 +4,8 @@
 
 #include <stdexcept>
 
-#include "ptx/cp_async.cuh"
-#include "ptx/mbarrier.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 
 namespace folio_bench {

@@ -5,81 +5,82 @@
 
 #include <cstdint>
 
-#include "ptx/mbarrier.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/mma.cuh"
 
-/// Matrix products of a warpgroup, four warps whose first has a number that is a multiple of 4 (compute capability 9.0
-/// alone): PTX `wgmma`. A product of 64 rows is begun by all four warps and runs behind the compiler's back, until
-/// wgmma_wait: until then nobody touches its accumulators, nor what it reads. Warp w has rows 16w to 16w + 15; with
-/// g = lane / 4 and t = lane % 4, element 4j + i of a lane stands at row g + 8 (i / 2), column 8j + 2t + i % 2.
+/// Warpgroup MMA (sm_90a only): PTX `wgmma`. A warpgroup is four consecutive warps, the first a multiple of 4. All four
+/// issue an MMA of 64 rows. It runs asynchronously: until wgmma_wait, nobody may touch its accumulators or write its
+/// operands. Warp w has rows 16w to 16w + 15. With g = lane / 4 and t = lane % 4, accumulator 4j + i of a lane is the
+/// element at row g + 8 (i / 2), column 8j + 2t + i % 2.
 namespace folio::inline v0::ptx {
 
-/// Where a tile stands in shared memory, for a product: rows of `Span` bytes, 128 or 64, that begin at a multiple of
-/// 1024, eight of them one after the other, their pieces of 16 bytes exchanged by the row's number (TMA's
-/// swizzle of so many bytes). `groups`: bytes from eight rows to the next eight. `columns`: of a transposed tile, bytes
-/// from a span's columns to the next span's; not used otherwise. Steps along a row are added to the address: see
-/// advance.
+/// Matrix descriptor of a tile in shared memory. Its rows have `Span` bytes, 128 or 64, in the swizzle mode of so many
+/// bytes (as TMA writes them). Eight rows are contiguous and begin at a multiple of 1024. `groups` is the stride in
+/// bytes between groups of eight rows (the stride byte offset). `columns` is used for transposed (MN-major) tiles only:
+/// the stride in bytes from one span of columns to the next (the leading byte offset). advance_desc steps along a row.
 template <int32_t Span>
 __device__ __forceinline__ uint64_t make_smem_desc(uint32_t shared, uint32_t columns, uint32_t groups) {
   return uint64_t{(shared & 0x3ffffu) >> 4} | uint64_t{columns >> 4} << 16 | uint64_t{groups >> 4} << 32 |
          uint64_t{Span == 128 ? 1 : 2} << 62;
 }
 
-/// The tile `bytes` further on, a multiple of 16.
+/// The descriptor of what lies `bytes` further on, a multiple of 16.
 __device__ __forceinline__ uint64_t advance_desc(uint64_t tile, uint32_t bytes) {
   return tile + (bytes >> 4);
 }
 
-/// Before the first product after registers that products take were written: they are written then.
+/// Orders earlier writes of registers before the wgmma that follow and read them: accumulators and A operands.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-/// Ends a group of products.
+/// Commits the wgmma issued so far as one group.
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/// Tells the compiler that accumulators have changed.
+/// CUTLASS's fence of the same name: the compiler must assume that the accumulators have changed.
 template <int32_t Count>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&d)[Count]) {
 #pragma unroll
   for (int32_t i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i]));
 }
 
-/// Waits until at most the last `Pending` groups are under way; those of `d` are through.
+/// Waits until at most the last `Pending` groups are in flight. The group that writes `d` must not be one of them.
 template <int32_t Pending, int32_t Count>
 __device__ __forceinline__ void wgmma_wait(float (&d)[Count]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
   warpgroup_fence_operand(d);
 }
 
-/// The inverse of ldmatrix_x4: matrix i of word i of all lanes, to the rows of 16 bytes whose addresses lanes 8i to
-/// 8i + 7 give.
-__device__ __forceinline__ void stmatrix_x4(uint32_t shared, const uint32_t (&in)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(in[0]), "r"(in[1]),
-               "r"(in[2]), "r"(in[3])
-               : "memory");
-}
-
-/// Keeps waits for products that come later in the program behind the computation of `x`, which is never less than 0:
-/// ptxas moves such a wait to the front of all arithmetic that does not touch what it waits for, but not over a store.
-/// This one, to `shared`, is never executed.
+/// Keeps a later wgmma_wait behind the computation of `x`, which is never negative. ptxas hoists such a wait above all
+/// arithmetic that does not use the accumulators, but not above a store. The store here, to `shared`, never executes.
 __device__ __forceinline__ void order_wait_after(float x, uint32_t shared) {
   asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(x), "r"(shared));
 }
 
-/// Whether a product is added to the accumulators or takes their place.
+/// Whether an MMA overwrites the accumulators (kZero) or adds to them (kOne): D = A B + scale_out D.
 enum class ScaleOut : int32_t { kZero = 0, kOne = 1 };
 
-/// One step of 16 of a product of 64 rows and 2 * Count columns: d (+)= A B^T, both tiles row by row in shared memory.
+/// GEMM0 step, K = 16: d (+)= A B^T for 64 rows and 2 * Count columns. Both tiles are K-major in shared memory.
 template <typename T, ScaleOut kScaleOut, int32_t Count>
 __device__ __forceinline__ void wgmma_ss(float (&d)[Count], uint64_t a, uint64_t b);
 
-/// The same, d += A B: A's 16 columns in registers, as an accumulator of 16 columns packed in pairs, B's 16 rows in
-/// shared memory.
+/// GEMM1 step, K = 16: d += A B. A's 16 columns come from registers, laid out as accumulators of 16 columns packed in
+/// pairs. B's 16 rows are MN-major (transposed) in shared memory.
 template <typename T, int32_t Count>
 __device__ __forceinline__ void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b);
+
+/// FP8 GEMM0 step, K = 32, with e4m3 operands: d (+)= A B^T for 64 rows and 128 columns. Both tiles are K-major in
+/// shared memory: fp8 operands cannot be transposed, so V must be stored transposed. The tensor core keeps 13 bits
+/// below the largest of 32 products, or below the accumulator that they are added to.
+template <ScaleOut kScaleOut>
+__device__ __forceinline__ void wgmma_fp8_ss(float (&d)[64], uint64_t a, uint64_t b);
+
+/// FP8 GEMM1 step: A's 32 columns come from registers, for 64 columns (32 accumulators) or 128. With g = lane / 4 and
+/// t = lane % 4, a word holds columns 4t to 4t + 3 of one row: rows g and g + 8, then both rows 16 columns further on.
+template <ScaleOut kScaleOut, int32_t Count>
+__device__ __forceinline__ void wgmma_fp8_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b);
 
 #define FOLIO_WGMMA_REGISTERS_32                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
@@ -158,6 +159,38 @@ FOLIO_WGMMA(__half, "f16", 64, "128", "%64", "%65", "%66", "%67", "%68")
 FOLIO_WGMMA(__nv_bfloat16, "bf16", 128, "256", "%128", "%129", "%130", "%131", "%132")
 FOLIO_WGMMA(__half, "f16", 128, "256", "%128", "%129", "%130", "%131", "%132")
 #undef FOLIO_WGMMA
+
+#define FOLIO_WGMMA_FP8_SS(scale_out, adds)                                                              \
+  template <>                                                                                            \
+  __device__ __forceinline__ void wgmma_fp8_ss<scale_out>(float(&d)[64], uint64_t a, uint64_t b) {       \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " adds                                                   \
+                 ", 0; wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" FOLIO_WGMMA_REGISTERS_64 \
+                 "}, %64, %65, p, "                                                                      \
+                 "1, 1;}"                                                                                \
+                 : FOLIO_WGMMA_ACCUMULATORS_64                                                           \
+                 : "l"(a), "l"(b));                                                                      \
+  }
+FOLIO_WGMMA_FP8_SS(ScaleOut::kZero, "0")
+FOLIO_WGMMA_FP8_SS(ScaleOut::kOne, "1")
+#undef FOLIO_WGMMA_FP8_SS
+
+#define FOLIO_WGMMA_FP8_RS(scale_out, adds, count, columns, i0, i1, i2, i3, i4)                                 \
+  template <>                                                                                                   \
+  __device__ __forceinline__ void wgmma_fp8_rs<scale_out, count>(float(&d)[count], const uint32_t(&a)[4],       \
+                                                                 uint64_t b) {                                  \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " adds ", 0; wgmma.mma_async.sync.aligned.m64n" columns         \
+                 "k32.f32.e4m3.e4m3 {" FOLIO_WGMMA_REGISTERS_##count "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 \
+                                                                     ", p, 1, "                                 \
+                                                                     "1;}"                                      \
+                 : FOLIO_WGMMA_ACCUMULATORS_##count                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                         \
+  }
+FOLIO_WGMMA_FP8_RS(ScaleOut::kZero, "0", 32, "64", "%32", "%33", "%34", "%35", "%36")
+FOLIO_WGMMA_FP8_RS(ScaleOut::kOne, "1", 32, "64", "%32", "%33", "%34", "%35", "%36")
+FOLIO_WGMMA_FP8_RS(ScaleOut::kZero, "0", 64, "128", "%64", "%65", "%66", "%67", "%68")
+FOLIO_WGMMA_FP8_RS(ScaleOut::kOne, "1", 64, "128", "%64", "%65", "%66", "%67", "%68")
+#undef FOLIO_WGMMA_FP8_RS
+
 #undef FOLIO_WGMMA_ACCUMULATORS_128
 #undef FOLIO_WGMMA_REGISTERS_128
 #undef FOLIO_WGMMA_ACCUMULATORS_48

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/error.hpp"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 #include "scheduler/cuda/few_requests.cuh"
 #include "scheduler/cuda/thread_block.cuh"
 #include "scheduler/device/planning.hpp"

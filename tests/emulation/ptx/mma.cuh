@@ -3,6 +3,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <stdexcept>
+
+#include "ptx/math.cuh"
 #include "warp_emulator.hpp"
 
 /// src/ptx/mma.cuh, emulated.
@@ -35,6 +38,16 @@ inline void ldmatrix_x4_trans(uint32_t (&out)[4], uint32_t shared) {
              uint32_t{matrix_element(lanes, i, lane % 4 * 2 + 1, lane / 4)} << 16;
   }
 }
+inline void stmatrix_x4(uint32_t shared, const uint32_t (&in)[4]) {
+  const auto* lanes = emulation::exchange({shared});
+  const int32_t lane = emulation::thread_index().x % 32;
+  for (int32_t i = 0; i < 4; ++i) {
+    const uint32_t row = lanes[8 * i + lane / 4][0];
+    if (row % 16 != 0) throw std::runtime_error("a matrix row is not aligned");
+    std::memcpy(emulation::shared_memory() + row + lane % 4 * 4, &in[i], 4);
+  }
+  __syncwarp();
+}
 inline uint32_t movmatrix_trans(uint32_t two) {
   const auto* lanes = emulation::exchange({two});
   const int32_t lane = emulation::thread_index().x % 32;
@@ -45,15 +58,15 @@ inline uint32_t movmatrix_trans(uint32_t two) {
 }
 
 template <typename T>
-float widened(uint16_t bits);
+float upcast(uint16_t bits);
 template <>
-inline float widened<__nv_bfloat16>(uint16_t bits) {
+inline float upcast<__nv_bfloat16>(uint16_t bits) {
   __nv_bfloat16_raw raw;
   raw.x = bits;
   return __bfloat162float(__nv_bfloat16(raw));
 }
 template <>
-inline float widened<__half>(uint16_t bits) {
+inline float upcast<__half>(uint16_t bits) {
   __half_raw raw;
   raw.x = bits;
   return __half2float(__half(raw));
@@ -64,10 +77,10 @@ void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
   const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3], b0, b1});
   const int32_t lane = emulation::thread_index().x % 32;
   const auto element_a = [&](int32_t row, int32_t k) {
-    return widened<T>(half_word(lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2));
+    return upcast<T>(half_word(lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2));
   };
   const auto element_b = [&](int32_t k, int32_t column) {
-    return widened<T>(half_word(lanes[column * 4 + k % 8 / 2][4 + k / 8], k % 2));
+    return upcast<T>(half_word(lanes[column * 4 + k % 8 / 2][4 + k / 8], k % 2));
   };
   for (int32_t i = 0; i < 4; ++i) {
     double sum = 0.0;
@@ -76,25 +89,6 @@ void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
     }
     acc[i] = static_cast<float>(acc[i] + sum);
   }
-}
-
-template <typename T>
-uint32_t pack_two(float low, float high);
-template <>
-inline uint32_t pack_two<__nv_bfloat16>(float low, float high) {
-  const auto bits = [](float x) { return static_cast<__nv_bfloat16_raw>(__float2bfloat16_rn(x)).x; };
-  return bits(low) | static_cast<uint32_t>(bits(high)) << 16;
-}
-template <>
-inline uint32_t pack_two<__half>(float low, float high) {
-  const auto bits = [](float x) { return static_cast<__half_raw>(__float2half_rn(x)).x; };
-  return bits(low) | static_cast<uint32_t>(bits(high)) << 16;
-}
-inline float ex2_approx(float x) {
-  return std::exp2(x);
-}
-inline float rcp_approx(float x) {
-  return 1.0f / x;
 }
 
 }  // namespace folio::inline v0::ptx

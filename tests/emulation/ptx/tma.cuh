@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ptx/mbarrier.cuh"
+#include "ptx/barrier.cuh"
 #include "warp_emulator.hpp"
 
 /// src/ptx/tma.cuh, emulated.

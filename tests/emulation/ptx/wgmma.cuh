@@ -1,17 +1,19 @@
 #pragma once
 
+#include <cuda_fp8.h>
+
 #include <stdexcept>
 #include <type_traits>
 
-#include "ptx/mbarrier.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/mma.cuh"
 
-/// src/ptx/wgmma.cuh, emulated: a product is computed when it is begun.
+/// src/ptx/wgmma.cuh, emulated: an MMA is computed when it is issued.
 namespace folio::inline v0::ptx {
 
 template <int32_t Span>
 uint64_t make_smem_desc(uint32_t shared, uint32_t columns, uint32_t groups) {
-  if (shared % 1024 != 0) throw std::runtime_error("a tile of a product begins at no multiple of 1024");
+  if (shared % 1024 != 0) throw std::runtime_error("an MMA tile begins at no multiple of 1024");
   return shared | uint64_t{columns} << 20 | uint64_t{groups} << 40 | uint64_t{Span == 128} << 60;
 }
 inline uint64_t advance_desc(uint64_t tile, uint32_t bytes) {
@@ -30,7 +32,7 @@ void warpgroup_fence_operand(float (&)[Count]) {}
 inline void order_wait_after(float, uint32_t) {}
 enum class ScaleOut : int32_t { kZero = 0, kOne = 1 };
 
-/// Where a tile's element stands, as make_smem_desc says: `row` and `column` of what lies in rows of a span.
+/// Address of a tile's element (row, column), as its descriptor says: see make_smem_desc.
 inline uint32_t element_address(uint64_t tile, int32_t row, int32_t column) {
   const auto begin = static_cast<uint32_t>(tile & 0xfffff);
   const auto columns = static_cast<uint32_t>(tile >> 20 & 0xfffff);
@@ -48,13 +50,13 @@ float element_at(uint32_t address) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     return __uint_as_float(uint32_t{bits} << 16);
   } else {
-    return widened<T>(bits);
+    return upcast<T>(bits);
   }
 }
 
-/// A lane's sums of the product of two rows' 16 components with columns whose components `column(n, k)` gives.
+/// A lane's accumulators of two rows of 16 columns with B, whose element (n, k) is `column(n, k)`.
 template <bool kAdds, int32_t Count, typename Column>
-void multiply_lane(float (&d)[Count], const float (&rows)[2][16], const Column& column) {
+void mma_lane(float (&d)[Count], const float (&rows)[2][16], const Column& column) {
   for (int32_t n = 0; n < Count / 2; ++n) {  // 8j + 2t + n % 2
     double sums[2] = {};
     const int32_t number = n / 2 * 8 + emulation::thread_index().x % 4 * 2 + n % 2;
@@ -77,8 +79,8 @@ void wgmma_ss(float (&d)[Count], uint64_t a, uint64_t b) {
   for (int32_t h = 0; h < 2; ++h) {
     for (int32_t k = 0; k < 16; ++k) rows[h][k] = element_at<T>(element_address(a, first + 8 * h, k));
   }
-  multiply_lane<kScaleOut == ScaleOut::kOne>(
-      d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
+  mma_lane<kScaleOut == ScaleOut::kOne>(d, rows,
+                                        [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
   __syncwarp();
 }
 
@@ -89,22 +91,67 @@ void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
   float rows[2][16];
   for (int32_t h = 0; h < 2; ++h) {
     for (int32_t k = 0; k < 16; ++k) {
-      rows[h][k] = widened<T>(half_word(lanes[lane / 4 * 4 + k % 8 / 2][h + k / 8 * 2], k % 2));
+      rows[h][k] = upcast<T>(half_word(lanes[lane / 4 * 4 + k % 8 / 2][h + k / 8 * 2], k % 2));
     }
   }
-  multiply_lane<true>(d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, k, n)); });
+  mma_lane<true>(d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, k, n)); });
   __syncwarp();
 }
 
-inline void stmatrix_x4(uint32_t shared, const uint32_t (&in)[4]) {
-  const auto* lanes = emulation::exchange({shared});
-  const int32_t lane = emulation::thread_index().x % 32;
-  for (int32_t i = 0; i < 4; ++i) {
-    const uint32_t row = lanes[8 * i + lane / 4][0];
-    if (row % 16 != 0) throw std::runtime_error("a matrix row is not aligned");
-    std::memcpy(emulation::shared_memory() + row + lane % 4 * 4, &in[i], 4);
+inline float upcast_e4m3(uint32_t bits) {
+  const __half_raw half = __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(bits), __NV_E4M3);
+  return __half2float(__half(half));
+}
+/// Element `column` of row `row` of a tile whose rows are 128 bytes: see make_smem_desc.
+inline float fp8_at(uint64_t tile, int32_t row, int32_t column) {
+  const auto begin = static_cast<uint32_t>(tile & 0xfffff);
+  const auto groups = static_cast<uint32_t>(tile >> 40 & 0xfffff);
+  const auto r = static_cast<uint32_t>(row);
+  if (tile >> 60 == 0) throw std::runtime_error("an fp8 tile has spans of 64 bytes");
+  const uint32_t linear = begin + r / 8 * groups + r % 8 * 128 + static_cast<uint32_t>(column);
+  return upcast_e4m3(emulation::shared_memory()[linear ^ (linear >> 7 & 7) << 4]);
+}
+
+/// A lane's accumulators of two rows of 32 columns with a tile's rows: they keep all bits.
+template <bool kAdds, int32_t Count>
+void mma_lane_fp8(float (&d)[Count], const float (&rows)[2][32], uint64_t b) {
+  for (int32_t n = 0; n < Count / 2; ++n) {
+    const int32_t number = n / 2 * 8 + emulation::thread_index().x % 4 * 2 + n % 2;
+    double sums[2] = {};
+    for (int32_t k = 0; k < 32; ++k) {
+      const auto x = static_cast<double>(fp8_at(b, number, k));
+      sums[0] += rows[0][k] * x;
+      sums[1] += rows[1][k] * x;
+    }
+    for (int32_t h = 0; h < 2; ++h) {
+      float& to = d[n / 2 * 4 + 2 * h + n % 2];
+      to = static_cast<float>((kAdds ? to : 0.0f) + sums[h]);
+    }
   }
   __syncwarp();
+}
+
+template <ScaleOut kScaleOut>
+void wgmma_fp8_ss(float (&d)[64], uint64_t a, uint64_t b) {
+  const int32_t first = emulation::thread_index().x % 128 / 32 * 16 + emulation::thread_index().x % 32 / 4;
+  float rows[2][32];
+  for (int32_t h = 0; h < 2; ++h) {
+    for (int32_t k = 0; k < 32; ++k) rows[h][k] = fp8_at(a, first + 8 * h, k);
+  }
+  mma_lane_fp8<kScaleOut == ScaleOut::kOne>(d, rows, b);
+}
+
+template <ScaleOut kScaleOut, int32_t Count>
+void wgmma_fp8_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
+  const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3]});
+  const int32_t lane = emulation::thread_index().x % 32;
+  float rows[2][32];
+  for (int32_t h = 0; h < 2; ++h) {
+    for (int32_t k = 0; k < 32; ++k) {
+      rows[h][k] = upcast_e4m3(lanes[lane / 4 * 4 + k % 16 / 4][h + k / 16 * 2] >> k % 4 * 8 & 0xff);
+    }
+  }
+  mma_lane_fp8<kScaleOut == ScaleOut::kOne>(d, rows, b);
 }
 
 }  // namespace folio::inline v0::ptx

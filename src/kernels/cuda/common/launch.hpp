@@ -23,7 +23,7 @@ inline void check_launch(const char* what) {
   if (status != cudaSuccess) core::fail(ErrorCode::kDeviceError, "launching ", what, ": ", cudaGetErrorString(status));
 }
 
-/// Whether the current device offers cudaLaunchAttributeProgrammaticStreamSerialization (ptx/griddepcontrol.cuh).
+/// Whether the current device offers cudaLaunchAttributeProgrammaticStreamSerialization (ptx/control.cuh).
 inline bool kernels_overlap() {
   int32_t device = 0;
   int32_t major = 0;

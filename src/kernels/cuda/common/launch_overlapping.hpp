@@ -9,7 +9,7 @@
 namespace folio::inline v0::kernels::cuda {
 
 /// Enqueues a kernel. `overlaps`: it may begin under the end of the kernel before it in the stream, for which it waits
-/// by itself (ptx/griddepcontrol.cuh); of use, and allowed, from compute capability 9.0 on.
+/// by itself (ptx/control.cuh); of use, and allowed, from compute capability 9.0 on.
 template <typename Params>
 cudaError_t launch_overlapping(void (*kernel)(Params), const dim3& grid, int32_t threads, int32_t shared_bytes,
                                Stream stream, bool overlaps, const Params& params) {

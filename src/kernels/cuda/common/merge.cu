@@ -6,8 +6,8 @@
 #include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/common/launch_overlapping.hpp"
 #include "kernels/cuda/common/merge_row.cuh"
-#include "ptx/global_load.cuh"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 
 namespace folio::inline v0::kernels::cuda {

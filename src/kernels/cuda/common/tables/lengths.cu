@@ -4,7 +4,7 @@
 #include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/tables/report.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include "kernels/cuda/common/table_entry.cuh"
 #include "kernels/cuda/common/tables/report.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {

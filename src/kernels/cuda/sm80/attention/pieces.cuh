@@ -3,7 +3,7 @@
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/sm80/attention/shape.hpp"
-#include "ptx/cp_async.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 
 /// Eight elements of a query, key or value on their way to shared memory, where all are of the 16-bit type `T`.

@@ -3,7 +3,7 @@
 #include "kernels/cuda/attention_kernel.hpp"
 #include "kernels/cuda/sm90/common/config.hpp"
 #include "kernels/cuda/sm90/common/fp8.cuh"
-#include "ptx/cp_async.cuh"
+#include "ptx/memory.cuh"
 #include "scheduler/partition_rule.hpp"
 
 /// Copies to shared memory by threads, for data that no tensor map describes or that must be upcast on the way.

@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/sm90/common/config.hpp"
+#include "ptx/math.cuh"
 #include "ptx/mma.cuh"
-#include "ptx/upcast_fp8.cuh"
 
 /// Elements of keys and values in shared memory: the 16-bit type `T` of the MMA, or fp8 data that is dequantized to
 /// float16 in front of it.

@@ -3,7 +3,7 @@
 #include <cstddef>
 
 #include "kernels/cuda/sm90/decode/page_walk.cuh"
-#include "ptx/global_load.cuh"
+#include "ptx/memory.cuh"
 
 /// What a math warp finds out by itself of its CTA's first item, from the item's range alone, so that its
 /// first copies begin before the scheduler's warp knows which rows see what: 5 microseconds of a short batch's 15

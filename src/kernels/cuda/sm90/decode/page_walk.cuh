@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/decode/shared_state.cuh"
-#include "ptx/global_load.cuh"
+#include "ptx/memory.cuh"
 
 /// Where the tokens of a segment's row lie, looked up by whoever needs it.
 namespace folio::inline v0::kernels::cuda::sm90::decode {

@@ -2,8 +2,8 @@
 
 #include "kernels/cuda/sm90/decode/ahead.cuh"
 #include "kernels/cuda/sm90/decode/copies.cuh"
+#include "ptx/control.cuh"
 #include "ptx/tma.cuh"
-#include "ptx/warpgroup.cuh"
 
 namespace folio::inline v0::kernels::cuda::sm90::decode {
 

@@ -3,8 +3,8 @@
 #include "kernels/cuda/common/row_state.cuh"
 #include "kernels/cuda/sm90/common/config.hpp"
 #include "kernels/cuda/sm90/decode/params.hpp"
-#include "ptx/cp_async.cuh"
-#include "ptx/mbarrier.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 
 /// What the scheduler's warp tells the math warps, in shared memory.

@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/sm90/decode/math_warp.cuh"
 #include "kernels/cuda/sm90/decode/scheduler.cuh"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 
 /// One CTA an SM: its last warp schedules, the others compute.
 namespace folio::inline v0::kernels::cuda::sm90::decode {

@@ -4,8 +4,8 @@
 #include "kernels/cuda/sm90/common/softmax.cuh"
 #include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/mla/edge_values.cuh"
+#include "ptx/control.cuh"
 #include "ptx/tma.cuh"
-#include "ptx/warpgroup.cuh"
 #include "scheduler/partition_rule.hpp"
 
 /// The loading warpgroup: takes items, finds out what their rows see, and brings queries, keys and values to shared

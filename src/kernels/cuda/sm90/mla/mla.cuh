@@ -6,7 +6,7 @@
 #include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/sm90/mla/launch.hpp"
 #include "kernels/cuda/sm90/mla/thread_block.cuh"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 
 /// The kernel and its launch.
 namespace folio::inline v0::kernels::cuda::sm90::mla {

@@ -2,8 +2,8 @@
 
 #include "kernels/cuda/common/row_state.cuh"
 #include "kernels/cuda/sm90/mla/params.hpp"
-#include "ptx/cp_async.cuh"
-#include "ptx/mbarrier.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/wgmma.cuh"
 
 /// What the loading warpgroup tells the math warpgroups, and they each other, in shared memory.

@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/sm90/mla/loader.cuh"
 #include "kernels/cuda/sm90/mla/math_group.cuh"
-#include "ptx/warpgroup.cuh"
+#include "ptx/control.cuh"
 
 /// One CTA an SM: its first warpgroup loads, the others compute.
 namespace folio::inline v0::kernels::cuda::sm90::mla {

@@ -106,7 +106,7 @@ TEST(Sm90PrefillConfig, TmaTilesLieInOnePageAndKvTileAndWarpsShareThem) {
 
 TEST(Sm90PrefillConfig, Fp8MmaFindsPWhereScoresWere) {
   // Of GEMM0's scores, member t of a lane group has columns 8j + 2t and the next; of p, of each 32, words 4t
-  // to 4t + 3 and the same 16 further on. See ptx/wgmma.cuh, ptx/wgmma_fp8.cuh.
+  // to 4t + 3 and the same 16 further on. See ptx/wgmma.cuh.
   std::set<int32_t> columns;
   for (int32_t token = 0; token < kFp8MmaBlockN; ++token) {
     const int32_t column = vt_column(token);

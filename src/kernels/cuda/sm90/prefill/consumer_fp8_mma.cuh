@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/consumer.cuh"
-#include "ptx/wgmma_fp8.cuh"
+#include "ptx/wgmma.cuh"
 
 /// The consumer warpgroups of FP8 MMA: Q, K and V are operands as they are, and p becomes e4m3 in the order in which a
 /// lane has it (see vt_column).

@@ -5,7 +5,7 @@
 #include "kernels/cuda/sm90/prefill/consumer_fp8_mma.cuh"
 #include "kernels/cuda/sm90/prefill/producer_fp8.cuh"
 #include "kernels/cuda/sm90/prefill/producer_fp8_mma.cuh"
-#include "ptx/warpgroup.cuh"
+#include "ptx/control.cuh"
 
 /// The roles of a persistent CTA's warps. One CTA an SM, 384 threads:
 ///

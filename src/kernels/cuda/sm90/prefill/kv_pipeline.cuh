@@ -1,9 +1,8 @@
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/config.hpp"
-#include "ptx/cp_async.cuh"
-#include "ptx/mbarrier.cuh"
-#include "ptx/named_barrier.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
 
 /// The K and V pipelines between the producer warpgroup and the consumer warpgroups: stages of shared memory, with a
 /// full and an empty barrier each.

@@ -5,7 +5,7 @@
 #include "core/error.hpp"
 #include "kernels/cuda/common/allow_shared_memory.hpp"
 #include "kernels/cuda/sm90/prefill/kernel.cuh"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 
 /// The kernel and its launch, for the generated instantiations.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {

@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/sm90/prefill/mask.cuh"
 #include "kernels/cuda/sm90/prefill/scheduler.cuh"
-#include "ptx/warpgroup.cuh"
+#include "ptx/control.cuh"
 
 /// The producer warpgroup: fetches work tiles and loads Q, K and V into shared memory, as far ahead of the consumers as
 /// the pipelines have stages. See producer_fp8.cuh and producer_fp8_mma.cuh for fp8 data.

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/producer.cuh"
-#include "ptx/wgmma_fp8.cuh"
+#include "ptx/wgmma.cuh"
 
 /// The producer warpgroup of FP8 MMA. K lands where GEMM0 reads it. GEMM1 wants V with tokens along its rows: V lands
 /// beside, and the warp that has loaded it transposes it (see vt_column).

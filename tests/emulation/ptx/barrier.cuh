@@ -2,7 +2,7 @@
 
 #include "warp_emulator.hpp"
 
-/// src/ptx/mbarrier.cuh, emulated.
+/// src/ptx/barrier.cuh, emulated.
 namespace folio::inline v0::ptx {
 
 inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
@@ -28,8 +28,14 @@ inline bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   while (!emulation::mbarrier_test_wait(barrier, parity)) emulation::yield();
 }
+inline void mbarrier_wait_warp(uint32_t barrier, uint32_t parity) {
+  mbarrier_wait(barrier, parity);
+}
 inline void named_barrier_sync(int32_t id, int32_t threads) {
   emulation::named_barrier_sync(id, threads);
+}
+inline void named_barrier_arrive(int32_t id, int32_t threads) {
+  emulation::named_barrier_arrive(id, threads);
 }
 inline void fence_view_async_shared() {}
 

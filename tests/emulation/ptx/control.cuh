@@ -2,8 +2,11 @@
 
 #include "warp_emulator.hpp"
 
-/// src/ptx/warpgroup.cuh, emulated: fibers have registers of their own.
+/// src/ptx/control.cuh, emulated: kernels run one after the other, and fibers have registers of their own.
 namespace folio::inline v0::ptx {
+
+inline void griddep_launch_dependents() {}
+inline void griddep_wait() {}
 
 template <int32_t Count>
 void warpgroup_reg_dealloc() {}
