@@ -1,7 +1,7 @@
 #include <array>
 
 #include "emulated_kernels.hpp"
-#include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
+#include "kernels/cuda/sm90/prefill/launch.hpp"
 
 namespace folio::inline v0::kernels::cuda {
 

@@ -7,33 +7,26 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/sm90/prefill/launch.hpp"
-#include "kernels/cuda/sm90/prefill/thread_block.cuh"
+#include "kernels/cuda/sm90/prefill/kernel.cuh"
 
-/// "cuda-sm90-prefill" on the host: the launch of one of its .cu files, run by the emulator. The sources that use it
-/// have a type each, since each takes a while to compile.
+/// "cuda-sm90-prefill" on the host: launch_prefill, run by the emulator. Its instantiations take a while to compile, so
+/// they are spread over several sources.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-template <typename T, int32_t DimQk, int32_t DimV, Codes kCodes = Codes::kNone>
-void emulate(const AttentionParams& attention, Variant variant, int32_t num_workers) {
+template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8, bool kFp8Mma>
+void launch_prefill(const AttentionParams& attention, Variant variant, int32_t num_workers, Stream) {
   static uint64_t seed = 0;
-  PrefillParams params{};
-  params.attention = attention;
-  describe(params, {DimQk, DimV}, element_bytes(kCodes));
-  emulation::run_grid(num_workers, kThreads, shared_bytes<DimQk, DimV>(), ++seed, [&] {
-    switch (variant) {
-      case Variant::kPlain:
-        run_thread_block<T, DimQk, DimV, Variant::kPlain, kCodes>(params, emulation::shared_memory());
-        break;
-      case Variant::kCap:
-        run_thread_block<T, DimQk, DimV, Variant::kCap, kCodes>(params, emulation::shared_memory());
-        break;
-      case Variant::kAlibi:
-        run_thread_block<T, DimQk, DimV, Variant::kAlibi, kCodes>(params, emulation::shared_memory());
-        break;
-      case Variant::kAny:
-        run_thread_block<T, DimQk, DimV, Variant::kAny, kCodes>(params, emulation::shared_memory());
-        break;
+  const PrefillParams params = make_params(attention, {DimQk, DimV}, element_bytes(kFp8));
+  emulation::run_grid(num_workers, kThreads, smem_bytes<DimQk, DimV>(), ++seed, [&] {
+    if constexpr (kFp8Mma) {
+      run_cta<T, DimQk, DimV, Variant::kPlain, kFp8, true>(params, emulation::shared_memory());
+    } else {
+      switch (variant) {
+        case Variant::kPlain: run_cta<T, DimQk, DimV, Variant::kPlain, kFp8>(params, emulation::shared_memory()); break;
+        case Variant::kCap: run_cta<T, DimQk, DimV, Variant::kCap, kFp8>(params, emulation::shared_memory()); break;
+        case Variant::kAlibi: run_cta<T, DimQk, DimV, Variant::kAlibi, kFp8>(params, emulation::shared_memory()); break;
+        case Variant::kAny: run_cta<T, DimQk, DimV, Variant::kAny, kFp8>(params, emulation::shared_memory()); break;
+      }
     }
   });
 }

@@ -2,20 +2,10 @@
 
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-void launch_bfloat16_64_64(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 64, 64>(params, variant, num_workers);
-}
-void launch_bfloat16_96_96(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 96, 96>(params, variant, num_workers);
-}
-void launch_bfloat16_128_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 128, 128>(params, variant, num_workers);
-}
-void launch_bfloat16_192_128(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 192, 128>(params, variant, num_workers);
-}
-void launch_bfloat16_256_256(const AttentionParams& params, Variant variant, int32_t num_workers, Stream) {
-  emulate<__nv_bfloat16, 256, 256>(params, variant, num_workers);
-}
+template void launch_prefill<__nv_bfloat16, 64, 64>(const AttentionParams&, Variant, int32_t, Stream);
+template void launch_prefill<__nv_bfloat16, 96, 96>(const AttentionParams&, Variant, int32_t, Stream);
+template void launch_prefill<__nv_bfloat16, 128, 128>(const AttentionParams&, Variant, int32_t, Stream);
+template void launch_prefill<__nv_bfloat16, 192, 128>(const AttentionParams&, Variant, int32_t, Stream);
+template void launch_prefill<__nv_bfloat16, 256, 256>(const AttentionParams&, Variant, int32_t, Stream);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -1,5 +1,5 @@
-// "cuda-sm90-prefill" is a kernel for each type of keys and values, pair of head dimensions and kind of logits: one
-// case of conformance for every pair of these that differ in code, on the emulated GPU. The few random cases that an
+// "cuda-sm90-prefill" has an instantiation for each dtype of K and V, pair of head dimensions and variant of logits.
+// One conformance case for every pair of these that differ in code, on the emulated GPU: the few random cases that an
 // emulation has time for miss some.
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 struct Kind {
   const char* name;
   const char* levels;
-  bool with_all = false;  ///< tried with all others; else with those that are
+  bool with_all = false;  ///< tested with all others; else only with those that are
 };
 
 constexpr Kind kLogits[] = {{"plain", "", true},
@@ -23,7 +23,7 @@ constexpr Kind kLogits[] = {{"plain", "", true},
                             {"custom", " mask=custom-all", true},
                             {"all", " mask=custom-tail cap=on alibi=on"}};
 
-/// Pages that boxes bring and, of codes, others: these have a way of their own to shared memory.
+/// Pages that TMA loads and, of fp8 data, others: these take a path of their own to shared memory.
 constexpr Kind kInputs[] = {{"bfloat16", "", true},
                             {"e4m3", " dtypes=bf16/e4m3/bf16", true},
                             {"float16", " dtypes=f16/f16/f16"},
@@ -58,7 +58,7 @@ TEST_P(PrefillVariants, OfOtherHeadDimensions) {
   }
 }
 
-/// Tiles of keys before rows, around them and behind them: ALiBi has a way for the first and one for the others.
+/// KV tiles before rows, around them and behind them: ALiBi has a path for the first and one for the others.
 TEST(PrefillAlibi, OfKeysOnBothSides) {
   for (const char* levels : {"group=4 determinism=none", "group=4 determinism=none window=both",
                              "group=1 determinism=none segments=prefix+new", "group=4 determinism=batch workers=5"}) {
@@ -68,8 +68,8 @@ TEST(PrefillAlibi, OfKeysOnBothSides) {
   }
 }
 
-/// Products of codes as they are have a loader and math warpgroups of their own.
-TEST(PrefillProducts, OfFp8) {
+/// FP8 MMA has a producer and consumers of its own.
+TEST(PrefillFp8Mma, Conforms) {
   for (const char* levels :
        {"", " mask=none window=both", " page=8 dtypes=e4m3/e4m3/e4m3", " page=64 segments=prefix+new", " page=1",
         " segments=ragged", " lengths=medium scales=request+head"}) {
@@ -79,8 +79,8 @@ TEST(PrefillProducts, OfFp8) {
   }
 }
 
-/// What cannot be multiplied so is computed as without the permission.
-TEST(PrefillProducts, AreAPermission) {
+/// Where FP8 MMA is impossible, the permission changes nothing.
+TEST(PrefillFp8Mma, IsAPermission) {
   AttentionConfig config;
   config.num_q_heads = config.num_kv_heads = 1;
   config.head_dim_qk = config.head_dim_v = 128;

@@ -9,7 +9,7 @@ SM80 = CUDA + "sm80/attention/takes.cc"
 SHAPE = CUDA + "sm80/attention/shape.hpp"
 DECODE_CONFIG = CUDA + "sm90/decode/config.hpp"
 HOPPER_CONFIG = CUDA + "sm90/common/config.hpp"
-PREFILL_SHAPE = CUDA + "sm90/prefill/shape.hpp"
+PREFILL_CONFIG = CUDA + "sm90/prefill/config.hpp"
 MLA_CONFIG = CUDA + "sm90/mla/config.hpp"
 
 rule = "kernels of a GPU: what they take"
@@ -32,12 +32,13 @@ plant(rule, "mixed-tokens-overlooked", SHAPE, "(begin < sight.all_begin || end >
 plant(rule, "decode-chunks-not-exchanged", DECODE_CONFIG, "(chunk % chunks ^ exchange) * 16", "(chunk % chunks ^ exchange / 8) * 16")
 plant(rule, "decode-mixed-tokens-overlooked", HOPPER_CONFIG, "(begin < range.all_begin || end > range.all_end)",
       "begin < range.all_begin")
-plant(rule, "prefill-pieces-not-exchanged", PREFILL_SHAPE, "span(dim) == 128 ? ((piece ^ token) & 7) * 16",
-      "span(dim) == 128 ? (piece & 7) * 16")
-plant(rule, "prefill-last-token-not-masked", PREFILL_SHAPE, "first + tokens > sight.all_end;",
-      "first + tokens > sight.all_end + 1;")
-plant(rule, "prefill-boxes-across-pages", PREFILL_SHAPE, "page_size % (2 * box) == 0", "page_size >= 2 * box")
-plant(rule, "prefill-tiles-with-boxes-left-out", PREFILL_SHAPE, "tokens / kGroupWarps / box", "tokens / kGroupWarps / box / 2")
+plant(rule, "prefill-chunks-not-swizzled", PREFILL_CONFIG, "swizzle_bytes(dim) == 128 ? ((chunk ^ row) & 7) * 16",
+      "swizzle_bytes(dim) == 128 ? (chunk & 7) * 16")
+plant(rule, "prefill-last-token-not-masked", HOPPER_CONFIG, "first + tokens > range.all_end;",
+      "first + tokens > range.all_end + 1;")
+plant(rule, "prefill-tma-tiles-across-pages", PREFILL_CONFIG, "page_size % (2 * tile) == 0", "page_size >= 2 * tile")
+plant(rule, "prefill-tma-tiles-left-out", PREFILL_CONFIG, "tokens / kWarpgroupWarps / tma_tokens",
+      "tokens / kWarpgroupWarps / tma_tokens / 2")
 plant(rule, "mla-chunks-not-swizzled", MLA_CONFIG, "((chunk ^ token) & 7) * 16", "(chunk & 7) * 16")
 plant(rule, "mla-tma-tiles-across-pages", MLA_CONFIG, "page_size % (2 * tokens) == 0", "page_size >= 2 * tokens")
 plant(rule, "mla-last-tma-tile-left-out", MLA_CONFIG, "(end + tokens - 1) / tokens", "end / tokens")

@@ -17,6 +17,13 @@ struct alignas(8) TokenPlace {
 };
 static_assert(sizeof(TokenPlace) == 8);
 
+/// Elements of keys and values in shared memory: a 16-bit type, or fp8 data.
+enum class Fp8 : int32_t { kNone, kE4M3, kE5M2 };
+
+constexpr int32_t element_bytes(Fp8 fp8) {
+  return fp8 == Fp8::kNone ? 2 : 1;
+}
+
 /// Which local tokens of a segment the rows of a work tile attend to.
 struct alignas(16) VisibleRange {
   int32_t any_begin;  ///< all tokens that at least one row sees lie in [any_begin, any_end)

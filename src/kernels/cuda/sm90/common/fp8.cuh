@@ -6,18 +6,13 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/sm90/common/config.hpp"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
 
 /// Elements of keys and values in shared memory: the 16-bit type `T` of the MMA, or fp8 data that is dequantized to
 /// float16 in front of it.
 namespace folio::inline v0::kernels::cuda::sm90 {
-
-enum class Fp8 : int32_t { kNone, kE4M3, kE5M2 };
-
-constexpr int32_t element_bytes(Fp8 fp8) {
-  return fp8 == Fp8::kNone ? 2 : 1;
-}
 
 /// Upcasts the four fp8 values of `word` to two pairs of float16. Exact.
 template <Fp8 kFp8>

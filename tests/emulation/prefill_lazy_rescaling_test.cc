@@ -1,5 +1,5 @@
-// Rows whose logits grow from tile to tile, and rows beside them whose logits do not: "cuda-sm90-prefill" makes weights
-// by the maximum of the tiles before where that does, and the tile that a row sees whole may be one that others do not.
+// Rows whose logits grow from tile to tile, beside rows whose logits do not. Lazy rescaling keeps row_max of the tiles
+// before where it can, and a tile that one row sees whole may be masked for another.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -87,8 +87,8 @@ const std::vector<float> kSizes[] = {{12.0f, 8.0f, 4.0f, 0.0f},      {40.0f, 40.
                                      {200.0f, 80.0f, 60.0f, 0.0f},   {4000.0f, 1000.0f, 300.0f, 8.0f},
                                      {8.0f, 2000.0f, 0.0f, 1000.0f}, {0.0f, -90.0f, 30.0f, -4.0f}};
 
-TEST(PrefillTops, FollowLogitsThatGrow) {
-  constexpr int32_t kRows = 33;  // the second item has four rows
+TEST(PrefillLazyRescaling, FollowsLogitsThatGrow) {
+  constexpr int32_t kRows = 33;  // the second work tile has four rows
   for (const std::vector<float>& sizes : kSizes) {
     const std::vector<float> got = run_with(sizes, kTokens - kRows, kTokens, -1);
     for (int32_t row = 0; row < kRows * kGroup; ++row) {
@@ -102,7 +102,7 @@ TEST(PrefillTops, FollowLogitsThatGrow) {
 }
 
 /// The last of 32 tokens begin to see a tile in its middle, which the first sees whole: alone, that has it unmasked.
-TEST(PrefillTops, AreTheSameWithAndWithoutMasks) {
+TEST(PrefillLazyRescaling, GivesTheSameBitsWithAndWithoutMasks) {
   constexpr int32_t kFirst = kTokens - 32;
   constexpr int32_t kWindow = kFirst - kTile + 30;
   for (const std::vector<float>& sizes : kSizes) {

@@ -1,9 +1,0 @@
-#include "kernels/cuda/sm90/prefill/prefill.cuh"
-
-namespace folio::inline v0::kernels::cuda::sm90::prefill {
-
-void launch_bfloat16_96_96(const AttentionParams& params, Variant variant, int32_t num_workers, Stream stream) {
-  launch_class<__nv_bfloat16, 96, 96>(params, variant, num_workers, stream);
-}
-
-}  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -1,0 +1,361 @@
+#pragma once
+
+#include "kernels/cuda/sm90/common/copy.cuh"
+#include "kernels/cuda/sm90/common/tile_scheduler.cuh"
+#include "kernels/cuda/sm90/prefill/smem.cuh"
+#include "ptx/tma.cuh"
+#include "scheduler/partition_rule.hpp"
+
+/// The tile scheduler's part in the kernel: how the producer warpgroup fetches the next work tile, binds its rows and
+/// loads its Q. That takes 8,000 to 10,000 cycles. So it is done in steps between KV tiles of the work tile before: a
+/// step uses what the one before has loaded from global memory, and no step takes longer than the pipeline has tiles
+/// for.
+namespace folio::inline v0::kernels::cuda::sm90::prefill {
+
+/// Upcasts eight fp8 values at a multiple of eight bytes to shared memory; zeros where not valid.
+template <typename T>
+__device__ __forceinline__ void copy_upcast_fp8x8(uint32_t smem, const uint8_t* from, DType dtype, bool valid) {
+  const uint2 fp8 = valid ? *reinterpret_cast<const uint2*>(from) : uint2{};
+  const __nv_fp8_interpretation_t kind = dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3;
+  ptx::st_shared_16(smem, uint4{upcast_fp8x2<T>(fp8.x & 0xffffu, kind), upcast_fp8x2<T>(fp8.x >> 16, kind),
+                                upcast_fp8x2<T>(fp8.y & 0xffffu, kind), upcast_fp8x2<T>(fp8.y >> 16, kind)});
+}
+
+/// The producer warpgroup's base: fetches work tiles. A thread of it has the row of its number. See
+/// Producer::prefetch_next_tile for the order of the steps.
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
+class TileFetcher {
+ protected:
+  static constexpr HeadDims kDims{DimQk, DimV};
+  static constexpr SmemLayout kLayout = smem_layout(kDims);
+  static constexpr int32_t kBlockN = block_n(kDims);
+  static constexpr int32_t kWorkTileWords = sizeof(scheduler::WorkTile) / 4;
+  static_assert(kWorkTileWords <= 32);
+
+  __device__ __forceinline__ TileFetcher(const PrefillParams& params, unsigned char* memory, SharedStorage& storage)
+      : params_(params),
+        storage_(storage),
+        memory_(ptx::shared_address(memory)),
+        warp_(__shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / 32, 0)),
+        lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
+
+  /// Step 1: the first warp requests work tile `number` of this CTA from the plan.
+  __device__ __forceinline__ void request_tile(int32_t number) {
+    if (warp_ != 0) return;
+    const scheduler::PlanView& plan = params_.attention.plan->view;
+    int32_t index = continuation_;
+    if (index < 0) {
+      const uint32_t tile = number == 0 ? blockIdx.x : static_cast<uint32_t>(plan.num_workers) + ticket_;
+      index = tile < static_cast<uint32_t>(plan.num_dynamic_tiles) ? static_cast<int32_t>(tile) : -1;
+    }
+    index_ = __shfl_sync(kAllLanes, index, 0);
+    // The load completes before step 2.
+    if (index_ >= 0 && lane_ < kWorkTileWords)
+      word_ = reinterpret_cast<const int32_t*>(plan.work_tiles + index_)[lane_];
+  }
+
+  /// Step 2: the work tile and its rows. Waits until the consumers have released the buffer's last work tile.
+  __device__ __forceinline__ void receive_tile(int32_t number) {
+    const int32_t tile_buffer = number % kTileBuffers;
+    TileContext& context = storage_.contexts[tile_buffer];
+    if (number >= kTileBuffers) store_output(number - kTileBuffers);
+    if (warp_ == 0) {
+      __syncwarp();
+      if (lane_ < kWorkTileWords) reinterpret_cast<int32_t*>(&context.work_tile)[lane_] = word_;
+      if (lane_ == 0) storage_.next = index_;
+      __syncwarp();
+    }
+    ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);
+    index_ = storage_.next;
+    if (index_ < 0) return;
+    const scheduler::WorkTile& work_tile = context.work_tile;
+    if (threadIdx.x == 0) {
+      continuation_ = (work_tile.flags & scheduler::kFinish) == 0 ? work_tile.partial : -1;  // of the same output tile
+      if (continuation_ < 0) ticket_ = atomicAdd(params_.attention.tile_counters, 1u);  // completes before it is used
+    }
+    fetch_lengths(params_.attention.plan->view, work_tile);
+    q_offset_ = locate_row(work_tile, storage_.rows[tile_buffer]);
+  }
+
+  /// Step 3: the visible range of each row.
+  __device__ __forceinline__ void bind_rows(int32_t number) {
+    if (index_ < 0) return;
+    const int32_t tile_buffer = number % kTileBuffers;
+    bind_row(params_.attention.plan->view, storage_.contexts[tile_buffer], storage_.rows[tile_buffer]);
+  }
+
+  /// Step 4: what the consumers need to know of the work tile as a whole.
+  __device__ __forceinline__ void publish_tile(int32_t number) {
+    const int32_t tile_buffer = number % kTileBuffers;
+    if (index_ < 0) {
+      if (threadIdx.x == 0) storage_.contexts[tile_buffer].all_done = true;
+      commit_work_tile(tile_buffer);
+      return;
+    }
+    ptx::tma_store_wait_read();
+    ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);  // TMA no longer reads Q's memory
+    if (threadIdx.x == 0) describe_tile(storage_.contexts[tile_buffer]);
+  }
+
+ private:
+  __device__ __forceinline__ static bool has_keys(const scheduler::WorkTile& work_tile) {
+    return work_tile.kv_begin < work_tile.kv_end;
+  }
+  /// Whether the bits of the custom mask apply.
+  __device__ __forceinline__ bool has_custom_mask(const scheduler::PlanView& plan,
+                                                  const scheduler::WorkTile& work_tile) const {
+    return params_.attention.mask == MaskKind::kCustom && has_keys(work_tile) &&
+           plan.segments[work_tile.segment].mask == SegmentMask::kAsConfig;
+  }
+
+  /// Loads what bind_row needs to know of the work tile's first request and of its segment, a word a lane. The loads
+  /// complete before step 3.
+  __device__ __forceinline__ void fetch_lengths(const scheduler::PlanView& plan, const scheduler::WorkTile& work_tile) {
+    if (!has_keys(work_tile)) return;
+    const scheduler::SegmentLengths& lengths = plan.segments[work_tile.segment];
+    static_assert(sizeof(KvShard) == 12 && sizeof(SegmentMask) == 4);
+    const auto* const shard = reinterpret_cast<const int32_t*>(&lengths.shard);
+    const int32_t* const indptr = params_.attention.segments[work_tile.segment].indptr;
+    if (lane_ >= kLengths || (lane_ == kFirstPage && indptr == nullptr)) return;
+    const int32_t* const from[kLengths] = {plan.cu_q + work_tile.request,
+                                           plan.cu_q + work_tile.request + 1,
+                                           plan.q_first_pos + work_tile.request,
+                                           lengths.kv_len + work_tile.kv_row,
+                                           lengths.first_pos + work_tile.kv_row,
+                                           indptr == nullptr ? nullptr : indptr + work_tile.kv_row,
+                                           reinterpret_cast<const int32_t*>(&lengths.mask),
+                                           shard,
+                                           shard + 1,
+                                           shard + 2};
+    const int32_t* at = from[0];
+#pragma unroll
+    for (int32_t i = 1; i < kLengths; ++i) at = lane_ == i ? from[i] : at;
+    length_ = *at;
+  }
+
+  /// By one thread, once all rows are bound.
+  __device__ __forceinline__ void describe_tile(TileContext& context) const {
+    const scheduler::WorkTile& work_tile = context.work_tile;
+    const bool any_keys = has_keys(work_tile);
+    VisibleRange visible = storage_.visible_of_warp[0];
+#pragma unroll
+    for (int32_t w = 1; w < kWarpgroupWarps; ++w) {
+      const VisibleRange other = storage_.visible_of_warp[w];
+      visible.any_begin = min(visible.any_begin, other.any_begin);
+      visible.any_end = max(visible.any_end, other.any_end);
+      visible.all_begin = max(visible.all_begin, other.all_begin);
+      visible.all_end = min(visible.all_end, other.all_end);
+    }
+    context.visible = visible;
+    if constexpr (kVariant == Variant::kAlibi) {
+      context.unmasked_end = min(min(storage_.unmasked_end[0], storage_.unmasked_end[1]),
+                                 min(storage_.unmasked_end[2], storage_.unmasked_end[3]));
+    }
+    context.num_rows = work_tile.row_end - work_tile.row_begin;
+    context.first_tile = any_keys ? work_tile.kv_begin / kBlockN : 0;
+    context.num_tiles = any_keys ? (work_tile.kv_end + kBlockN - 1) / kBlockN - context.first_tile : 0;
+    context.negate_scores = storage_.negate_scores[0] || storage_.negate_scores[1] || storage_.negate_scores[2] ||
+                            storage_.negate_scores[3];
+    context.by_threads = any_keys && params_.loads[work_tile.segment].tma_tokens == 0;
+    context.q_by_tma = params_.q_by_tma && has_whole_rows(work_tile);
+    const AttentionParams& params = params_.attention;
+    context.is_half = params.out_dtype == DType::kFloat16;
+    context.fast_epilogue = context.num_tiles > 0 && work_tile.flags == (scheduler::kStart | scheduler::kFinish) &&
+                            work_tile.partial < 0 && params_.out_16B_aligned &&
+                            (context.is_half || params.out_dtype == DType::kBFloat16) && params.sinks == nullptr &&
+                            params.lse.data == nullptr;
+    context.out_by_tma = context.fast_epilogue && params_.out_by_tma && has_whole_rows(work_tile);
+    context.out = params.out;
+    context.all_done = false;
+  }
+
+  /// Stores which row this thread has; kAlibi: also loads its slope. Returns where its Q begins, or -1 where the work
+  /// tile has no such row.
+  __device__ __forceinline__ int64_t locate_row(const scheduler::WorkTile& work_tile, RowInfo& rows) {
+    const int32_t thread = 32 * warp_ + lane_;
+    const AttentionParams& params = params_.attention;
+    if (thread >= work_tile.row_end - work_tile.row_begin) return -1;
+    const auto group_size = static_cast<int32_t>(params_.group.divisor());
+    const int32_t packed = work_tile.row_begin + thread;
+    const auto token = static_cast<int32_t>(params_.group.quotient(static_cast<uint32_t>(packed)));
+    const int32_t q_head = work_tile.kv_head * group_size + (packed - token * group_size);
+    rows.token[thread] = token;
+    rows.q_head[thread] = q_head;
+    rows.out[thread] = token * params.out_token_stride + q_head * params.out_head_stride;
+    if constexpr (kVariant == Variant::kAlibi) {
+      slope_ = params.alibi_slopes[q_head];
+    } else {
+      rows.slope[thread] = params.alibi_slopes == nullptr ? 0.0f : __fmul_rn(params.alibi_slopes[q_head], kLog2E);
+    }
+    return token * params.q_token_stride + q_head * params.q_head_stride;
+  }
+
+  /// Stores the visible range of this thread's row, and by the first thread what all rows share.
+  __device__ __forceinline__ void bind_row(const scheduler::PlanView& plan, TileContext& context, RowInfo& rows) const {
+    const scheduler::WorkTile& work_tile = context.work_tile;
+    const int32_t thread = 32 * warp_ + lane_;
+    const AttentionParams& params = params_.attention;
+    const bool uses_custom_mask = has_custom_mask(plan, work_tile);
+    if (thread == 0) context.uses_custom_mask = uses_custom_mask;
+    int32_t lengths_of[kLengths];
+#pragma unroll
+    for (int32_t i = 0; i < kLengths; ++i) lengths_of[i] = __shfl_sync(kAllLanes, length_, i);
+    VisibleRange visible{INT32_MAX, 0, 0, INT32_MAX};
+    int32_t begin = 0;
+    int32_t end = 0;
+    int32_t unmasked_end = INT32_MAX;
+    bool negate_scores = false;
+    if (thread < work_tile.row_end - work_tile.row_begin) {
+      float scale = 0.0f;
+      float v_scale = 1.0f;
+      if (has_keys(work_tile)) {
+        const SegmentParams& segment = params.segments[work_tile.segment];
+        auto [first_row, row_end, first_query, kv_len, first_pos, first_page, mask, world, rank, interleave] =
+            lengths_of;
+        const KvShard shard{world, rank, interleave};
+        const int32_t token = rows.token[thread];
+        int32_t request = work_tile.request;
+        while (row_end <= token) {
+          first_row = row_end;
+          ++request;
+          row_end = plan.cu_q[request + 1];
+          first_query = plan.q_first_pos[request];
+        }
+        const int32_t number = token - first_row;
+        const int64_t position = int64_t{first_query} + number;
+        const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params.mask, static_cast<SegmentMask>(mask),
+                                                                         params.window_left, params.window_right);
+        const scheduler::TokenRange range = scheduler::visible_range({first_pos, kv_len, shard}, mask_bounds, position);
+        if (thread == 0) {
+          context.shard = shard;
+          context.first_pos = first_pos;
+          context.pages = !segment.paged
+                              ? nullptr
+                              : segment.indices + (segment.indptr != nullptr
+                                                       ? int64_t{first_page}
+                                                       : work_tile.kv_row * segment.row_stride + segment.first_column);
+        }
+        begin = static_cast<int32_t>(range.begin < work_tile.kv_begin ? work_tile.kv_begin : range.begin);
+        end = static_cast<int32_t>(range.end > work_tile.kv_end ? work_tile.kv_end : range.end);
+        if (begin >= end) begin = end = 0;
+        rows.position[thread] = static_cast<int32_t>(position);
+        if (kVariant == Variant::kAlibi && position - first_pos < end) {  // see add_bias
+          unmasked_end = max(static_cast<int32_t>(position - first_pos) + 1, 0);
+        }
+        rows.mask_begin[thread] = INT32_MAX;
+        if (uses_custom_mask) {
+          const int32_t mask_begin =
+              plan.mask_first_column[request] - plan.segments[work_tile.segment].key_offset[request];
+          rows.mask_begin[thread] = mask_begin;
+          rows.mask_bit[thread] =
+              8 * plan.mask_byte_indptr[request] + int64_t{number} * plan.mask_columns[request] - mask_begin;
+        }
+        scale = __fmul_rn(__fmul_rn(scale_at(params.q_scale, request, work_tile.kv_head),
+                                    scale_at(segment.k_scale, request, work_tile.kv_head)),
+                          params.sm_scale);
+        scale = __fmul_rn(scale, kLog2E);
+        v_scale = scale_at(segment.v_scale, request, work_tile.kv_head);
+      }
+      rows.scale[thread] = scale;
+      if constexpr (kVariant == Variant::kAlibi) rows.slope[thread] = __fmul_rn(slope_, kLog2E);
+      negate_scores = !(scale >= kMinScaleAsIs);
+      rows.v_scale[thread] = v_scale;
+      if (begin < end) {
+        visible.any_begin = begin;
+        visible.any_end = end;
+      }
+      visible.all_begin = begin;
+      visible.all_end = end;
+      unmasked_end = min(unmasked_end, end);
+    }
+    rows.visible_begin[thread] = begin;
+    rows.visible_end[thread] = end;
+    visible.any_begin = __reduce_min_sync(kAllLanes, visible.any_begin);
+    visible.any_end = __reduce_max_sync(kAllLanes, visible.any_end);
+    visible.all_begin = __reduce_max_sync(kAllLanes, visible.all_begin);
+    visible.all_end = __reduce_min_sync(kAllLanes, visible.all_end);
+    if constexpr (kVariant == Variant::kAlibi) unmasked_end = __reduce_min_sync(kAllLanes, unmasked_end);
+    negate_scores = __any_sync(kAllLanes, negate_scores);
+    if (lane_ == 0) {
+      storage_.visible_of_warp[warp_] = visible;
+      storage_.negate_scores[warp_] = negate_scores;
+      if constexpr (kVariant == Variant::kAlibi) storage_.unmasked_end[warp_] = unmasked_end;
+    }
+  }
+
+ protected:
+  /// Whether all rows are there and the first is a token's first head: TMA may copy them.
+  __device__ __forceinline__ bool has_whole_rows(const scheduler::WorkTile& work_tile) const {
+    return work_tile.row_end - work_tile.row_begin == kBlockM &&
+           params_.group.remainder(static_cast<uint32_t>(work_tile.row_begin)) == 0;
+  }
+
+  /// Waits until the consumers have released work tile `number`; the first thread then begins to store its output, if
+  /// TMA does that.
+  __device__ __forceinline__ void store_output(int32_t number) const {
+    const int32_t tile_buffer = number % kTileBuffers;
+    ptx::mbarrier_wait_warp(ptx::shared_address(storage_.tile_empty) + 8 * static_cast<uint32_t>(tile_buffer),
+                            static_cast<uint32_t>(number / kTileBuffers) & 1);
+    if (threadIdx.x != 0 || !storage_.contexts[tile_buffer].out_by_tma) return;
+    const scheduler::WorkTile& work_tile = storage_.contexts[tile_buffer].work_tile;
+#pragma unroll
+    for (int32_t warpgroup = 0; warpgroup < kConsumerWarpgroups; ++warpgroup) {
+      const uint32_t token =
+          params_.group.quotient(static_cast<uint32_t>(work_tile.row_begin + warpgroup * kWarpgroupRows));
+      ptx::tma_store_5d(
+          &params_.output, q_buffer(tile_buffer % q_buffers(kDims)) + static_cast<uint32_t>(warpgroup * q_bytes(DimQk)),
+          0, work_tile.kv_head * static_cast<int32_t>(params_.group.divisor()), static_cast<int32_t>(token), 0, 0);
+    }
+  }
+
+  /// Copies Q of a warp's rows. `query`: where the lane's row begins; -1 for rows that the work tile does not have,
+  /// which become zeros.
+  __device__ __forceinline__ void copy_q(int64_t query, int32_t buffer) const {
+    constexpr int32_t kChunks = DimQk / kElementsPer16B;
+    const uint32_t to = q_buffer(buffer);
+    const AttentionParams& params = params_.attention;
+#pragma unroll 2
+    for (int32_t i = lane_; i < 32 * kChunks; i += 32) {
+      const int64_t at = __shfl_sync(kAllLanes, query, i / kChunks);
+      const uint32_t target = to + static_cast<uint32_t>(q_tile_offset(DimQk, 32 * warp_ + i / kChunks, i % kChunks));
+      const int64_t from = at < 0 ? 0 : at + i % kChunks * kElementsPer16B;
+      if (params.q_wide && !is_fp8(params.q_dtype)) {
+        ptx::cp_async_16(target, static_cast<const uint16_t*>(params.q) + from, at >= 0);
+      } else if (params.q_wide) {
+        copy_upcast_fp8x8<T>(target, static_cast<const uint8_t*>(params.q) + from, params.q_dtype, at >= 0);
+      } else {
+        copy_upcast_16B<T>(target, params.q, params.q_dtype, from, at >= 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ uint32_t q_buffer(int32_t buffer) const {
+    return memory_ + static_cast<uint32_t>(kLayout.q + buffer * kConsumerWarpgroups * q_bytes(DimQk));
+  }
+
+  /// Commits what this thread has written and copied for the work tile.
+  __device__ __forceinline__ void commit_work_tile(int32_t tile_buffer) const {
+    const uint32_t barrier = ptx::shared_address(storage_.tile_full) + 8 * static_cast<uint32_t>(tile_buffer);
+    ptx::cp_async_mbarrier_arrive(barrier);
+    ptx::mbarrier_arrive(barrier);
+  }
+
+  const PrefillParams& params_;
+  SharedStorage& storage_;
+  const uint32_t memory_;
+  const int32_t warp_;
+  const int32_t lane_;
+  int32_t index_ = -1;     ///< of the work tile that is prefetched; -1: there is none
+  int64_t q_offset_ = -1;  ///< where Q of this thread's row begins; -1: there is no such row
+
+ private:
+  int32_t continuation_ = -1;  ///< first thread: the next work tile of the same output tile, or -1
+  uint32_t ticket_ = 0;        ///< first thread: from the counter of dynamic work tiles
+  int32_t word_ = 0;           ///< first warp: of the work tile
+  int32_t length_ = 0;         ///< see fetch_lengths
+  float slope_ = 0.0f;         ///< kAlibi: of this thread's row
+  static constexpr int32_t kLengths = 10;
+  static constexpr int32_t kFirstPage = 5;  ///< one of them, which only segments with an indptr have
+};
+
+}  // namespace folio::inline v0::kernels::cuda::sm90::prefill
