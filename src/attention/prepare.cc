@@ -218,7 +218,7 @@ bool AttentionOp::fp8_mma() const noexcept {
 }
 DType AttentionOp::p_dtype() const noexcept {
   if (state_->fp8_mma) return DType::kFloat8E4M3;
-  return state_->gpu_kernel != nullptr ? state_->gpu_kernel->p_dtype(state_->config) : state_->kernel->weights;
+  return state_->gpu_kernel != nullptr ? state_->gpu_kernel->p_dtype(state_->config) : state_->kernel->p_dtype;
 }
 const attention::GpuBackend* detail::OpState::gpu() const noexcept {
   return context.state().gpu.get();
