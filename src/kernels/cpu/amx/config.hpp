@@ -10,7 +10,7 @@ static_assert(kLanes == 16, "a tile has 16 rows");
 inline constexpr int32_t kRowBlock = 16;     ///< rows of Q in the lanes of a vector, or in the rows of a tile register
 inline constexpr int32_t kGroupTokens = 16;  ///< keys in one tile register
 inline constexpr int32_t kHalfTokens = 32;   ///< V rows in one tile register, as 16 pairs (VNNI layout)
-inline constexpr int32_t kBlockTiles = 8;    ///< KV tiles that a pair of row blocks takes before the next pair
+inline constexpr int32_t kBatchTiles = 8;    ///< KV tiles that a pair of row blocks takes before the next pair
 inline constexpr int32_t kBf16Bytes = 2;     ///< of a bfloat16
 inline constexpr int32_t kMmaDims = 32;      ///< components of Q and K that one TDPBF16PS takes
 inline constexpr int32_t kDimTile = 16;      ///< components of V in one tile register
@@ -41,11 +41,11 @@ struct TileOperands {
 
 /// TileScratch::collective, carved.
 struct AmxScratch {
-  unsigned char* visible;      ///< [2, kBlockTiles, padded rows] words
-  unsigned char* keys;         ///< [kBlockTiles] packed copies; in the fp8 pipeline its stages
-  unsigned char* values;       ///< [kBlockTiles] packed copies
+  unsigned char* visible;      ///< [2, kBatchTiles, padded rows] words
+  unsigned char* keys;         ///< [kBatchTiles] packed copies; in the fp8 pipeline its stages
+  unsigned char* values;       ///< [kBatchTiles] packed copies
   float* scores;               ///< [2, 2, kTileTokens, kRowBlock]: S^T of two KV tiles, for two row blocks
-  uint16_t* p;                 ///< [kBlockTiles, 2, 2, kRowBlock, kHalfTokens] bfloat16
+  uint16_t* p;                 ///< [kBatchTiles, 2, 2, kRowBlock, kHalfTokens] bfloat16
   float* logit_scale;          ///< [padded rows]
   float* value_scale;          ///< [padded rows]
   int64_t visible_tile_bytes;  ///< of one tile's words
@@ -67,20 +67,20 @@ FOLIO_INLINE AmxScratch carve_amx_scratch(unsigned char* memory, int32_t tile_ro
     used += (bytes + 63) / 64 * 64;
     return part;
   };
-  scratch.visible = take(2 * kBlockTiles * scratch.visible_tile_bytes);
-  scratch.keys = take(kBlockTiles * scratch.key_tile_bytes);
-  scratch.values = take(kBlockTiles * scratch.value_tile_bytes);
+  scratch.visible = take(2 * kBatchTiles * scratch.visible_tile_bytes);
+  scratch.keys = take(kBatchTiles * scratch.key_tile_bytes);
+  scratch.values = take(kBatchTiles * scratch.value_tile_bytes);
   scratch.scores = reinterpret_cast<float*>(take(4 * kTileTokens * kRowBlock * 4));
-  scratch.p = reinterpret_cast<uint16_t*>(take(kBlockTiles * 4 * kTileBytes));
+  scratch.p = reinterpret_cast<uint16_t*>(take(kBatchTiles * 4 * kTileBytes));
   scratch.logit_scale = reinterpret_cast<float*>(take(rows * 4));
   scratch.value_scale = reinterpret_cast<float*>(take(rows * 4));
   scratch.bytes = static_cast<size_t>(used);
   return scratch;
 }
 
-/// Up to kBlockTiles KV tiles.
-struct KvBlock {
-  TileOperands tiles[kBlockTiles];
+/// Up to kBatchTiles KV tiles.
+struct TileBatch {
+  TileOperands tiles[kBatchTiles];
   int32_t count;
 };
 

@@ -69,10 +69,10 @@ FOLIO_INLINE void gemm_qk(const unsigned char* q, int32_t qk_steps, const TileOp
   }
 }
 
-/// KV tiles of a block whose P is ready and whose GEMM1 is still to be issued.
+/// KV tiles of a batch whose P is ready and whose GEMM1 is still to be issued.
 struct PendingPv {
-  const TileOperands* tiles[kBlockTiles];
-  const uint16_t* p[kBlockTiles];  ///< [row block][half][kRowBlock][kHalfTokens]
+  const TileOperands* tiles[kBatchTiles];
+  const uint16_t* p[kBatchTiles];  ///< [row block][half][kRowBlock][kHalfTokens]
   int32_t count = 0;
 };
 

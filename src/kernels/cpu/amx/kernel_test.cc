@@ -10,7 +10,9 @@
 #include "core/instrumented_test_util.hpp"
 #include "folio/types/float_convert.hpp"
 #include "kernels/cpu/amx/emulated_kernel_test_util.hpp"
+#include "kernels/cpu/common/kernel_fixture_test_util.hpp"
 #include "kernels/cpu/common/random_case_test_util.hpp"
+#include "kernels/cpu/common/softmax_cases_test_util.hpp"
 
 /// The AMX kernel on tiles in hardware, where the machine has them, and in software.
 namespace folio::inline v0::kernels {
@@ -18,29 +20,23 @@ namespace {
 
 using scheduler::testing::OwnedBatch;
 using scheduler::testing::paged_batch;
+using testing::all_features;
 using testing::AttentionCase;
 using testing::CaseOptions;
+using testing::kInfinity;
+using testing::kNan;
+using testing::mask_without;
+using testing::overwrite;
+using testing::overwrite_kv;
 using testing::random_case;
 using testing::RandomCase;
+using testing::run_step;
 using Result = AttentionCase::Result;
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-class AmxKernels : public ::testing::TestWithParam<const AttentionKernel*> {
- protected:
-  void SetUp() override {
-    const std::string missing = GetParam()->unavailable(platform::cpu_features());
-    if (!missing.empty()) GTEST_SKIP() << missing;
-  }
-};
+class AmxKernels : public CpuKernels {};
 
 INSTANTIATE_TEST_SUITE_P(Tiles, AmxKernels, ::testing::Values(&amx::attention_kernel(), &amx::emulated_kernel()),
-                         [](const auto& kernel) {
-                           std::string name = kernel.param->name;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         kernel_test_name);
 
 /// bfloat16 over packed pages of 32, float32 out, causal, 4 query heads over 2 KV heads.
 AttentionConfig amx_config(int32_t head_dim = 64) {
@@ -55,7 +51,7 @@ AttentionConfig amx_config(int32_t head_dim = 64) {
   return config;
 }
 
-TEST_P(AmxKernels, MatchTheOracleOnRandomCases) {
+TEST_P(AmxKernels, Output_RandomCases_MatchesReference) {
   std::mt19937 random(20260202);
   for (int i = 0; i < folio::testing::random_cases(300); ++i) {
     RandomCase one = random_case(random);
@@ -98,7 +94,7 @@ TEST_P(AmxKernels, TakeEveryGroupSize) {
   }
 }
 
-TEST_P(AmxKernels, Fp8IsExactHoweverItIsWidened) {
+TEST_P(AmxKernels, Fp8Kv_EveryDequantizationPath_IsExact) {
   constexpr int32_t kDims[][2] = {{64, 64}, {128, 128}, {192, 64}, {64, 256}, {128, 64}, {96, 64}, {64, 80}};
   uint32_t seed = 0;
   for (const auto& dims : kDims) {
@@ -118,7 +114,7 @@ TEST_P(AmxKernels, Fp8IsExactHoweverItIsWidened) {
   }
 }
 
-TEST_P(AmxKernels, LargeAndNegativeLogits) {
+TEST_P(AmxKernels, Softmax_LargeAndNegativeLogits_IsFinite) {
   for (const float sign : {1.0f, -1.0f}) {
     for (const float magnitude : {30.0f, 10.0f}) {  // logits of thousands
       if (folio::testing::kInstrumented && magnitude < 30.0f) break;
@@ -150,13 +146,7 @@ TEST_P(AmxKernels, SayWhatTheyRefuseAndWhatTheyTake) {
   expect([](AttentionConfig& c) { c.features = Feature::kRopeLlama; }, "kRopeLlama", "before the call");
 }
 
-CaseOptions all_features() {
-  CaseOptions options;
-  options.soft_cap = options.alibi = options.sinks = true;
-  return options;
-}
-
-TEST_P(AmxKernels, FoldingPartialResultsGivesTheBitsOfOneWorker) {
+TEST_P(AmxKernels, CombinedPartials_FixedSplits_HaveBitsOfOneWorker) {
   AttentionConfig config = amx_config();
   config.determinism = Determinism::kBatchInvariant;
   AttentionCase subject(config, paged_batch({1, 7, 1}, {1500, 700, 64}), all_features(), 1);
@@ -169,7 +159,7 @@ TEST_P(AmxKernels, FoldingPartialResultsGivesTheBitsOfOneWorker) {
   }
 }
 
-TEST_P(AmxKernels, ARowsBitsDoNotDependOnTheRowsBesideIt) {
+TEST_P(AmxKernels, RowBits_NeighbourRowsChange_StayEqual) {
   for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3}) {
     for (const bool features : {false, true}) {
       for (const int32_t page_size : {32, 18}) {
@@ -192,31 +182,21 @@ TEST_P(AmxKernels, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   }
 }
 
-TEST_P(AmxKernels, ChunksOfAPromptGiveTheBitsOfTheWhole) {
+TEST_P(AmxKernels, PromptBits_SplitIntoChunks_StayEqual) {
   AttentionConfig config = amx_config();
   config.determinism = Determinism::kScheduleInvariant;
   for (const int32_t window : {-1, 75}) {
     config.window_left = window;
     const int32_t length = 300;
     AttentionCase subject(config, paged_batch({length}, {length}), {}, 3);
-    const auto run_step = [&](int32_t begin, int32_t end, int32_t workers) {
-      subject.batch().q_len = {end - begin};
-      subject.batch().q_first_pos = {begin};
-      subject.batch().segments[0].kv_len = {end};
-      const ConstTensorView q = subject.args().q;
-      subject.mutable_args().q.data = static_cast<const char*>(q.data) + begin * q.strides[0] * size_of(q.dtype);
-      Result result = subject.run(*GetParam(), workers);
-      subject.mutable_args().q.data = q.data;
-      return result;
-    };
-    const Result whole = run_step(0, length, 1);
+    const Result whole = run_step(subject, *GetParam(), 0, length, 1);
     const auto width = static_cast<size_t>(config.num_q_heads * config.head_dim_v);
     for (const int32_t chunk : {1, 3, 17, 64, 100}) {
       if (folio::testing::kInstrumented && (chunk == 3 || chunk == 64)) continue;
       const int32_t decode_steps = folio::testing::kInstrumented ? 41 : 7;  // a sample of them: every so many tokens
       for (int32_t begin = 0; begin < length; begin += chunk == 1 ? decode_steps : chunk) {
         const int32_t end = std::min(begin + chunk, length);
-        const Result part = run_step(begin, end, 3);
+        const Result part = run_step(subject, *GetParam(), begin, end, 3);
         for (size_t i = 0; i < static_cast<size_t>(end - begin) * width; ++i) {
           ASSERT_EQ(part.out[i], whole.out[static_cast<size_t>(begin) * width + i]) << "chunk of " << chunk;
         }
@@ -225,23 +205,7 @@ TEST_P(AmxKernels, ChunksOfAPromptGiveTheBitsOfTheWhole) {
   }
 }
 
-/// Overwrites one token's keys or values, all heads.
-void overwrite(AttentionCase& subject, int32_t token, bool values, float value) {
-  const SegmentArgs& args = subject.args().segments[0];
-  const KvCacheView& cache = args.cache;
-  const int64_t page = args.table.indices[args.table.indptr[0] + token / cache.page_size];
-  const int64_t slot = token % cache.page_size;
-  const KvStrides& strides = values ? cache.v_strides : cache.k_strides;
-  for (int32_t h = 0; h < cache.num_kv_heads; ++h) {
-    for (int32_t d = 0; d < (values ? cache.head_dim_v : cache.head_dim_qk); ++d) {
-      const int64_t at = page * strides.page + h * strides.head +
-                         (values ? slot / 2 * strides.token + 2 * d + slot % 2 : slot * strides.token + d);
-      store_from_float(values ? cache.v : cache.k, cache.dtype, at, value);
-    }
-  }
-}
-
-TEST_P(AmxKernels, ATokenBeyondTheDiagonalDoesNotReachEarlierRows) {
+TEST_P(AmxKernels, Kv_NonFiniteBeyondDiagonal_EarlierRowsUnchanged) {
   for (const int32_t head_dim : {64, 72}) {
     for (const int32_t q_len : {2, 4, 40}) {
       for (const float poison : {kNan, kInfinity, -kInfinity}) {
@@ -250,7 +214,7 @@ TEST_P(AmxKernels, ATokenBeyondTheDiagonalDoesNotReachEarlierRows) {
           AttentionCase subject(config, paged_batch({q_len}, {320}), {}, 1);
           const Result clean = subject.run(*GetParam(), 1);
           const int32_t token = 320 - q_len / 2 - 1;
-          overwrite(subject, token, values, poison);
+          overwrite(subject, 0, token, values, poison);
           const Result result = subject.run(*GetParam(), 1);
           const int64_t width = int64_t{config.num_q_heads} * head_dim;
           const int64_t seeing = (token - (320 - q_len)) * width;
@@ -268,15 +232,14 @@ TEST_P(AmxKernels, ATokenBeyondTheDiagonalDoesNotReachEarlierRows) {
   }
 }
 
-TEST_P(AmxKernels, MemoryThatNoRowSeesMayHoldAnything) {
+TEST_P(AmxKernels, Cache_NanBeforeWindow_OutputUnchanged) {
   for (const int32_t q_len : {1, 12, 40}) {
     for (const int32_t window : {20, 21}) {  // it begins within a pair of tokens, and between two
       AttentionConfig config = amx_config();
       config.window_left = window;
       AttentionCase subject(config, paged_batch({q_len}, {350}), {}, 8);
       for (int32_t token = 0; token < 350 - q_len - window; ++token) {
-        overwrite(subject, token, false, kNan);
-        overwrite(subject, token, true, kNan);
+        overwrite_kv(subject, token, kNan);
       }
       EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
       // Pages before the window are not even looked up.
@@ -287,26 +250,20 @@ TEST_P(AmxKernels, MemoryThatNoRowSeesMayHoldAnything) {
   }
 }
 
-TEST_P(AmxKernels, TokensThatACustomMaskHidesFromEveryRowMayHoldAnything) {
+TEST_P(AmxKernels, Cache_NanUnderCustomMask_OutputUnchanged) {
   AttentionConfig config = amx_config();
   config.mask = MaskKind::kCustom;
+  const std::vector<int32_t> hidden{30, 31, 89, 130, 189};
   for (const int32_t q_len : {1, 12, 40}) {
     AttentionCase subject(config, paged_batch({q_len}, {190}), {}, 7);
-    std::vector<uint8_t> bits(static_cast<size_t>((q_len * 190 + 7) / 8), 0xff);
-    for (const int32_t hidden : {30, 31, 89, 130, 189}) {
-      for (int32_t row = 0; row < q_len; ++row) {
-        const int32_t bit = row * 190 + hidden;
-        bits[static_cast<size_t>(bit / 8)] &= static_cast<uint8_t>(~(1 << (bit % 8)));
-      }
-      overwrite(subject, hidden, false, kNan);
-      overwrite(subject, hidden, true, kNan);
-    }
+    const std::vector<uint8_t> bits = mask_without(q_len, 190, hidden);
+    for (const int32_t token : hidden) overwrite_kv(subject, token, kNan);
     subject.mutable_args().custom_mask = bits.data();
     EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
   }
 }
 
-TEST_P(AmxKernels, AVisibleNanStaysVisible) {
+TEST_P(AmxKernels, Output_VisibleNan_IsNan) {
   for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
     for (const Determinism level : {Determinism::kRunToRun, Determinism::kBatchInvariant}) {
       for (const bool values : {false, true}) {
@@ -315,7 +272,7 @@ TEST_P(AmxKernels, AVisibleNanStaysVisible) {
           config.kv = type;
           config.determinism = level;
           AttentionCase subject(config, paged_batch({1}, {length}), {}, 3);
-          overwrite(subject, length / 2, values, kNan);
+          overwrite(subject, 0, length / 2, values, kNan);
           const Result result = subject.run(*GetParam(), 3);
           EXPECT_TRUE(std::all_of(result.out.begin(), result.out.end(), [](float x) { return std::isnan(x); }));
           EXPECT_EQ(std::isnan(result.lse[0]), !values);

@@ -131,13 +131,13 @@ FOLIO_INLINE const unsigned char* packed_q(const AmxWork& amx, int32_t r) {
          int64_t{r / kRowBlock} * amx.qk_steps * kTileBytes;
 }
 
-/// One KV block for kRowBlocks row blocks from row r on: GEMM0, softmax, GEMM1, one after the other.
+/// One batch for kRowBlocks row blocks from row r on: GEMM0, softmax, GEMM1, one after the other.
 template <class Tiles, int kRowBlocks, class Pipeline>
-static void consume_row_blocks(const AmxWork& amx, const KvBlock& block, int32_t r, Pipeline& pipeline) {
+static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32_t r, Pipeline& pipeline) {
   const WorkTileParams& work = amx.work;
   PendingPv pending;
-  for (int32_t i = 0; i < block.count; ++i) {
-    const TileOperands& operands = block.tiles[i];
+  for (int32_t i = 0; i < batch.count; ++i) {
+    const TileOperands& operands = batch.tiles[i];
     RowBlockState blocks[kRowBlocks];
     if (!mask_row_blocks<kRowBlocks>(work, operands, r, blocks)) continue;
     gemm_qk<Tiles, kRowBlocks>(packed_q(amx, r), amx.qk_steps, operands, amx.scratch.scores, pipeline);
@@ -157,10 +157,10 @@ static void consume_row_blocks(const AmxWork& amx, const KvBlock& block, int32_t
   gemm_pv<Tiles, kRowBlocks>(work, r, 0, pending, pipeline);
 }
 
-/// One KV block for a pair of row blocks from row r on. During a tile's softmax: GEMM0 of the next tile and GEMM1 of
+/// One batch for a pair of row blocks from row r on. During a tile's softmax: GEMM0 of the next tile and GEMM1 of
 /// the last one. A row's numbers go through the same operations in the same order as in consume_row_blocks.
 template <class Tiles>
-static void consume_row_block_pair(const AmxWork& amx, const KvBlock& block, int32_t r) {
+static void consume_row_block_pair(const AmxWork& amx, const TileBatch& batch, int32_t r) {
   constexpr int kRowBlocks = 2;
   constexpr int32_t kBuffer = kRowBlocks * kTileTokens * kRowBlock;
   const WorkTileParams& work = amx.work;
@@ -170,15 +170,15 @@ static void consume_row_block_pair(const AmxWork& amx, const KvBlock& block, int
   NoPrefetch no_prefetch;
   RowBlockState blocks[2][kRowBlocks];
   const auto next_visible = [&](int32_t i, RowBlockState * masked) __attribute__((always_inline)) {
-    while (i < block.count && !mask_row_blocks<kRowBlocks>(work, block.tiles[i], r, masked)) ++i;
+    while (i < batch.count && !mask_row_blocks<kRowBlocks>(work, batch.tiles[i], r, masked)) ++i;
     return i;
   };
   int32_t i = next_visible(0, blocks[0]);
-  if (i >= block.count) return;
-  gemm_qk<Tiles, kRowBlocks>(q, amx.qk_steps, block.tiles[i], amx.scratch.scores, no_prefetch);
+  if (i >= batch.count) return;
+  gemm_qk<Tiles, kRowBlocks>(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores, no_prefetch);
   PendingPv pending;  // at most the last tile
-  for (int buffer_index = 0; i < block.count; buffer_index ^= 1) {
-    const TileOperands& operands = block.tiles[i];
+  for (int buffer_index = 0; i < batch.count; buffer_index ^= 1) {
+    const TileOperands& operands = batch.tiles[i];
     float* const scores = amx.scratch.scores + buffer_index * kBuffer;
     GemmOverlap<Tiles> overlap;
     if (update_row_max<kRowBlocks>(amx, operands, r, scores, blocks[buffer_index])) {
@@ -186,8 +186,8 @@ static void consume_row_block_pair(const AmxWork& amx, const KvBlock& block, int
       rescale_acc<kRowBlocks>(work, r, blocks[buffer_index]);
     }
     i = next_visible(i + 1, blocks[buffer_index ^ 1]);
-    if (i < block.count) {
-      overlap.begin_qk(q, amx.qk_steps, block.tiles[i], amx.scratch.scores + (buffer_index ^ 1) * kBuffer);
+    if (i < batch.count) {
+      overlap.begin_qk(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores + (buffer_index ^ 1) * kBuffer);
     }
     if (pending.count > 0) overlap.begin_pv(acc, work.v_stride, *pending.tiles[0], pending.p[0]);
     uint16_t* const p = amx.scratch.p + buffer_index * kRowBlocks * kRowBlockP;
@@ -206,25 +206,25 @@ static void consume_row_block_pair(const AmxWork& amx, const KvBlock& block, int
 }
 
 template <class Tiles>
-static void consume_many_rows(const AmxWork& amx, const KvBlock& block) {
+static void consume_many_rows(const AmxWork& amx, const TileBatch& batch) {
   int32_t r = 0;
-  for (; r + kRowBlock < amx.work.num_rows; r += 2 * kRowBlock) consume_row_block_pair<Tiles>(amx, block, r);
+  for (; r + kRowBlock < amx.work.num_rows; r += 2 * kRowBlock) consume_row_block_pair<Tiles>(amx, batch, r);
   NoPrefetch no_prefetch;
-  if (r < amx.work.num_rows) consume_row_blocks<Tiles, 1>(amx, block, r, no_prefetch);
+  if (r < amx.work.num_rows) consume_row_blocks<Tiles, 1>(amx, batch, r, no_prefetch);
 }
 
 template <class Tiles, class Pipeline>
-static void consume_few_rows(const AmxWork& amx, const KvBlock& block, Pipeline& pipeline) {
+static void consume_few_rows(const AmxWork& amx, const TileBatch& batch, Pipeline& pipeline) {
   if (amx.work.num_rows > kRowBlock) {
-    consume_row_blocks<Tiles, 2>(amx, block, 0, pipeline);
+    consume_row_blocks<Tiles, 2>(amx, batch, 0, pipeline);
   } else {
-    consume_row_blocks<Tiles, 1>(amx, block, 0, pipeline);
+    consume_row_blocks<Tiles, 1>(amx, batch, 0, pipeline);
   }
 }
 
-static inline void produce_block(const AmxWork& amx, KvBlock& block) {
-  for (int32_t i = 0; i < block.count; ++i) {
-    TileOperands& operands = block.tiles[i];
+static inline void produce_batch(const AmxWork& amx, TileBatch& batch) {
+  for (int32_t i = 0; i < batch.count; ++i) {
+    TileOperands& operands = batch.tiles[i];
     operands.k_buffer = amx.scratch.keys + i * amx.scratch.key_tile_bytes;
     operands.v_buffer = amx.scratch.values + i * amx.scratch.value_tile_bytes;
     produce_k(amx.work, operands);
@@ -232,16 +232,16 @@ static inline void produce_block(const AmxWork& amx, KvBlock& block) {
   }
 }
 
-/// Few rows (decode, verification), bound by memory: blocks of one KV tile, the next one prefetched beside the MMAs.
+/// Few rows (decode, verification), bound by memory: batches of one KV tile, the next one prefetched beside the MMAs.
 template <class Tiles>
-static void mainloop_decode(const AmxWork& amx, const VisibleRange& range, KvBlock* kv_blocks) {
+static void mainloop_decode(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
   const WorkTileParams& work = amx.work;
-  int32_t first = find_block(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, kv_blocks[0]);
-  for (int current = 0; kv_blocks[current].count > 0; current ^= 1) {
-    KvBlock& now = kv_blocks[current];
-    KvBlock& next = kv_blocks[current ^ 1];
-    first = find_block(work, range, first, 1, next);
-    produce_block(amx, now);
+  int32_t first = find_batch(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, batches[0]);
+  for (int current = 0; batches[current].count > 0; current ^= 1) {
+    TileBatch& now = batches[current];
+    TileBatch& next = batches[current ^ 1];
+    first = find_batch(work, range, first, 1, next);
+    produce_batch(amx, now);
     PrefetchPipeline pipeline =
         prefetch_pipeline(work, now.tiles[0].tile, next.count > 0 ? &next.tiles[0].tile : nullptr);
     consume_few_rows<Tiles>(amx, now, pipeline);
@@ -251,21 +251,21 @@ static void mainloop_decode(const AmxWork& amx, const VisibleRange& range, KvBlo
 
 /// The same for fp8: full tiles are dequantized beside the MMAs.
 template <class Tiles, DType kType>
-static void mainloop_decode_fp8(const AmxWork& amx, const VisibleRange& range, KvBlock* kv_blocks) {
+static void mainloop_decode_fp8(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
   const WorkTileParams& work = amx.work;
-  int32_t first = find_block(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, kv_blocks[0]);
+  int32_t first = find_batch(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, batches[0]);
   Fp8Pipeline<kType> dequantize(work, amx.scratch.keys);
-  for (int current = 0; kv_blocks[current].count > 0; current ^= 1) {
-    KvBlock& now = kv_blocks[current];
-    KvBlock& next = kv_blocks[current ^ 1];
-    first = find_block(work, range, first, 1, next);
+  for (int current = 0; batches[current].count > 0; current ^= 1) {
+    TileBatch& now = batches[current];
+    TileBatch& next = batches[current ^ 1];
+    first = find_batch(work, range, first, 1, next);
     const KvTile* const next_tile = next.count > 0 ? &next.tiles[0].tile : nullptr;
     if (is_full_tile(now.tiles[0])) {
       dequantize.begin_tile(now.tiles[0], next.count > 0 && is_full_tile(next.tiles[0]) ? next_tile : nullptr);
       consume_row_blocks<Tiles, 1>(amx, now, 0, dequantize);
       dequantize.end_tile();
     } else {
-      produce_block(amx, now);
+      produce_batch(amx, now);
       PrefetchPipeline pipeline = prefetch_pipeline(work, now.tiles[0].tile, next_tile);
       consume_row_blocks<Tiles, 1>(amx, now, 0, pipeline);
       pipeline.drain();
@@ -273,15 +273,15 @@ static void mainloop_decode_fp8(const AmxWork& amx, const VisibleRange& range, K
   }
 }
 
-/// Many rows (prefill): blocks of kBlockTiles KV tiles, which all pairs of row blocks take in turn.
+/// Many rows (prefill): batches of kBatchTiles KV tiles, which all pairs of row blocks take in turn.
 template <class Tiles>
-static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, KvBlock* kv_blocks) {
+static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
   int32_t first = amx.work.kv.kv_begin / kTileTokens * kTileTokens;
   for (;;) {
-    first = find_block(amx.work, range, first, kBlockTiles, kv_blocks[0]);
-    if (kv_blocks[0].count == 0) return;
-    produce_block(amx, kv_blocks[0]);
-    consume_many_rows<Tiles>(amx, kv_blocks[0]);
+    first = find_batch(amx.work, range, first, kBatchTiles, batches[0]);
+    if (batches[0].count == 0) return;
+    produce_batch(amx, batches[0]);
+    consume_many_rows<Tiles>(amx, batches[0]);
   }
 }
 
@@ -289,19 +289,19 @@ template <class Tiles>
 static void mainloop_amx(const WorkTileParams& work) noexcept {
   const AmxWork amx = begin_work(work);
   const VisibleRange range = common_visible_range(work);
-  KvBlock kv_blocks[2];
-  for (int32_t i = 0; i < 2 * kBlockTiles; ++i) {
-    kv_blocks[i / kBlockTiles].tiles[i % kBlockTiles].visible =
+  TileBatch batches[2];
+  for (int32_t i = 0; i < 2 * kBatchTiles; ++i) {
+    batches[i / kBatchTiles].tiles[i % kBatchTiles].visible =
         reinterpret_cast<uint64_t*>(amx.scratch.visible + i * amx.scratch.visible_tile_bytes);
   }
   if (work.num_rows > kMaxDecodeRows) {
-    mainloop_prefill<Tiles>(amx, range, kv_blocks);
+    mainloop_prefill<Tiles>(amx, range, batches);
   } else if (!can_pipeline_fp8(work)) {
-    mainloop_decode<Tiles>(amx, range, kv_blocks);
+    mainloop_decode<Tiles>(amx, range, batches);
   } else if (work.kv.dtype == DType::kFloat8E4M3) {
-    mainloop_decode_fp8<Tiles, DType::kFloat8E4M3>(amx, range, kv_blocks);
+    mainloop_decode_fp8<Tiles, DType::kFloat8E4M3>(amx, range, batches);
   } else {
-    mainloop_decode_fp8<Tiles, DType::kFloat8E5M2>(amx, range, kv_blocks);
+    mainloop_decode_fp8<Tiles, DType::kFloat8E5M2>(amx, range, batches);
   }
 }
 

@@ -50,12 +50,12 @@ static inline bool find_tile(const WorkTileParams& work, const VisibleRange& ran
   return false;
 }
 
-/// Fills the block with KV tiles from token `first` on, at most `most`. Returns where the next block begins.
-static inline int32_t find_block(const WorkTileParams& work, const VisibleRange& range, int32_t first, int32_t most,
-                                 KvBlock& block) {
-  block.count = 0;
-  while (block.count < most && find_tile(work, range, first, block.tiles[block.count])) {
-    first = block.tiles[block.count++].tile.first + kTileTokens;
+/// Fills the batch with KV tiles from token `first` on, at most `most`. Returns where the next batch begins.
+static inline int32_t find_batch(const WorkTileParams& work, const VisibleRange& range, int32_t first, int32_t most,
+                                 TileBatch& batch) {
+  batch.count = 0;
+  while (batch.count < most && find_tile(work, range, first, batch.tiles[batch.count])) {
+    first = batch.tiles[batch.count++].tile.first + kTileTokens;
   }
   return first;
 }

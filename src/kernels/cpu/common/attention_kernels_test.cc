@@ -16,7 +16,7 @@ using testing::RandomCase;
 
 INSTANTIATE_TEST_SUITE_P(Isa, CpuKernels, ::testing::ValuesIn(every_cpu_kernel()), kernel_test_name);
 
-TEST_P(CpuKernels, MatchTheOracleOnRandomCases) {
+TEST_P(CpuKernels, Output_RandomCases_MatchesReference) {
   std::mt19937 random(20260101);
   for (int i = 0; i < folio::testing::random_cases(300); ++i) {
     const RandomCase one = random_case(random);
@@ -37,7 +37,7 @@ OwnedBatch mixed_batch() {
   return paged_batch({1, 5, 40}, {150, 70, 129});
 }
 
-TEST_P(CpuKernels, TakeTheHeadDimensionsOfLatentAttention) {
+TEST_P(CpuKernels, TakeTheHeadDimensionsOfMla) {
   AttentionConfig config = plain_config(576);
   config.head_dim_v = 512;
   config.num_q_heads = 16;
@@ -79,7 +79,7 @@ TEST_P(CpuKernels, TakeEveryGroupSize) {
   }
 }
 
-TEST_P(CpuKernels, LargeLogitsNeitherOverflowNorVanish) {
+TEST_P(CpuKernels, Softmax_LargeLogits_IsFinite) {
   AttentionConfig config = plain_config();
   CaseOptions options;
   options.magnitude = 30.0f;  // logits of thousands

@@ -14,7 +14,8 @@
 #include "kernels/reference/rotation.hpp"
 #include "platform/cpu_features.hpp"
 
-/// The arithmetic of each instruction set on its own: conversions of every code, the exponential, tanh, the fold.
+/// The collective of each instruction set on its own: upcasts of every stored value, exp2, tanh, RoPE, combination of
+/// states.
 namespace folio::inline v0::kernels::cpu {
 namespace {
 
@@ -103,7 +104,7 @@ void expect_same(float got, float want, uint32_t code) {
   }
 }
 
-/// Every code of the type as a query and as the value of an only key, whose weight is 1.
+/// Every stored value of the type as a component of Q, and of the V of an only token, whose p is 1.
 void check_all_codes(const Collective& collective, DType dtype, bool pairs) {
   const int32_t dim = 256;
   const int32_t element = size_of(dtype);
@@ -132,8 +133,8 @@ void check_all_codes(const Collective& collective, DType dtype, bool pairs) {
   }
 }
 
-/// Queries turned at near and far positions, whole registers and tails of them, against the definition in float64.
-TEST_P(CollectiveTest, TurnsQueriesAtFarPositions) {
+/// Queries rotated at near and far positions, whole registers and tails of them, against the definition in float64.
+TEST_P(CollectiveTest, Rope_FarPositions_MatchesFloat64) {
   if (!collective().applies_rope) GTEST_SKIP() << "applies no rotary embedding";
   const RopeArgs rope{1e4f, 1.5f};
   for (const int32_t dim : {8, 40, 128, 256}) {
@@ -141,9 +142,9 @@ TEST_P(CollectiveTest, TurnsQueriesAtFarPositions) {
     std::vector<float> query(static_cast<size_t>(dim));
     for (size_t d = 0; d < query.size(); ++d) query[d] = 0.25f * static_cast<float>(d % 7) - 0.5f;
     std::memcpy(one.q.data(), query.data(), one.q.size());
-    std::vector<double> turns(static_cast<size_t>(padded(dim / 2, kDimPadding)), 0.0);
-    set_rope_frequencies(rope, dim, turns.data());
-    one.work.rope = turns.data();
+    std::vector<double> frequencies(static_cast<size_t>(padded(dim / 2, kDimPadding)), 0.0);
+    set_rope_frequencies(rope, dim, frequencies.data());
+    one.work.rope = frequencies.data();
     kernels::Rotation<double> rotation(rope, dim);
     for (const int64_t position : {0, 1, 3, 100, 65537, 1000003, 2147483647, -5}) {
       one.scratch.rows[0].position = position;
@@ -157,7 +158,7 @@ TEST_P(CollectiveTest, TurnsQueriesAtFarPositions) {
   }
 }
 
-TEST_P(CollectiveTest, ConvertsEveryCode) {
+TEST_P(CollectiveTest, Upcast_EveryStoredValue_IsExact) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
     for (const bool pairs : {false, true}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + (pairs ? " in pairs" : ""));
@@ -166,7 +167,7 @@ TEST_P(CollectiveTest, ConvertsEveryCode) {
   }
 }
 
-/// 2^x, seen as what a fold multiplies an older sum by.
+/// 2^x, seen as the factor by which combine_states rescales the older state.
 float exp2_of(const Collective& collective, float x) {
   float max = x;
   float sum = 1.0f;
@@ -177,7 +178,7 @@ float exp2_of(const Collective& collective, float x) {
   return sum;
 }
 
-TEST_P(CollectiveTest, TheExponentialIsWithinTwoUnitsInTheLastPlace) {
+TEST_P(CollectiveTest, Exp2_WholeRange_WithinTwoUlp) {
   double worst = 0.0;
   for (float x = 0.0f; x > -125.0f; x -= 0.000997f) {
     const double want = std::exp2(static_cast<double>(x));
@@ -191,7 +192,7 @@ TEST_P(CollectiveTest, TheExponentialIsWithinTwoUnitsInTheLastPlace) {
   EXPECT_EQ(exp2_of(collective(), -std::numeric_limits<float>::max()), 0.0f);
 }
 
-TEST_P(CollectiveTest, TheSoftCapsTanhIsAccurateAtEverySize) {
+TEST_P(CollectiveTest, SoftCapTanh_EverySize_IsAccurate) {
   // One key: the state's maximum is cap * tanh(q * k / cap) in base-2 units. cap = 1 / log2(e) would leave tanh alone;
   // 1 leaves one more rounding, by log2(e).
   OneKey one(8, DType::kFloat32, false);
@@ -210,7 +211,7 @@ TEST_P(CollectiveTest, TheSoftCapsTanhIsAccurateAtEverySize) {
   EXPECT_LT(worst, 0x1p-21 + 0x1p-23);
 }
 
-TEST_P(CollectiveTest, FoldingKeepsEmptyStatesOutOfTheSums) {
+TEST_P(CollectiveTest, CombineStates_EmptyState_ChangesNothing) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   float max = 1.5f;
   float sum = 2.0f;
@@ -229,12 +230,12 @@ TEST_P(CollectiveTest, FoldingKeepsEmptyStatesOutOfTheSums) {
   EXPECT_EQ(std::memcmp(empty_acc, acc, sizeof(acc)), 0);
 }
 
-TEST_P(CollectiveTest, FoldingWeighsByTheMaxima) {
+TEST_P(CollectiveTest, CombineStates_TwoStates_RescalesByRowMax) {
   float max = 3.0f;
   float sum = 2.0f;
   float acc[4] = {8, 16, 0, -4};
   const float other[4] = {1, 1, 1, 1};
-  collective().combine_states(&max, &sum, acc, 5.0f, 1.0f, other, 4);  // the first state weighs 2^-2
+  collective().combine_states(&max, &sum, acc, 5.0f, 1.0f, other, 4);  // the first state is rescaled by 2^-2
   EXPECT_EQ(max, 5.0f);
   EXPECT_EQ(sum, 1.5f);
   EXPECT_EQ(acc[0], 3.0f);

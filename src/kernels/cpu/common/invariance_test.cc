@@ -1,14 +1,16 @@
 #include "core/instrumented_test_util.hpp"
 #include "kernels/cpu/common/kernel_fixture_test_util.hpp"
+#include "kernels/cpu/common/softmax_cases_test_util.hpp"
 
-/// Which bits may depend on what: the levels of Determinism, and the order in which partial results are folded.
+/// Which bits may depend on what: the levels of Determinism, and the order in which partials are combined.
 namespace folio::inline v0::kernels {
 namespace {
 
 using scheduler::testing::OwnedBatch;
 using scheduler::testing::paged_batch;
+using testing::all_features;
 using testing::AttentionCase;
-using testing::CaseOptions;
+using testing::run_step;
 using Result = AttentionCase::Result;
 
 class InvarianceOfCpuKernels : public CpuKernels {};
@@ -36,12 +38,6 @@ AttentionConfig config_of(const Layout& layout, Determinism determinism) {
   return config;
 }
 
-CaseOptions all_features() {
-  CaseOptions options;
-  options.soft_cap = options.alibi = options.sinks = true;
-  return options;
-}
-
 /// Outputs and LSE of tokens [begin, end) of one result and as many of another from `other_begin` on have equal bits.
 void expect_equal_tokens(const AttentionConfig& config, const Result& a, int32_t begin, int32_t end, const Result& b,
                          int32_t other_begin) {
@@ -56,7 +52,7 @@ void expect_equal_tokens(const AttentionConfig& config, const Result& a, int32_t
   }
 }
 
-TEST_P(InvarianceOfCpuKernels, FoldingPartialResultsGivesTheBitsOfOneWorker) {
+TEST_P(InvarianceOfCpuKernels, CombinedPartials_FixedSplits_HaveBitsOfOneWorker) {
   for (const Layout& layout : kLayouts) {
     const AttentionConfig config = config_of(layout, Determinism::kBatchInvariant);
     AttentionCase subject(config, paged_batch({1, 7, 1}, {1500, 700, 64}), all_features(), 1);
@@ -71,7 +67,7 @@ TEST_P(InvarianceOfCpuKernels, FoldingPartialResultsGivesTheBitsOfOneWorker) {
   }
 }
 
-TEST_P(InvarianceOfCpuKernels, ARowsBitsDoNotDependOnTheRowsBesideIt) {
+TEST_P(InvarianceOfCpuKernels, RowBits_NeighbourRowsChange_StayEqual) {
   for (const Layout& layout : kLayouts) {
     for (const Determinism level : {Determinism::kRunToRun, Determinism::kScheduleInvariant}) {
       const AttentionConfig config = config_of(layout, level);
@@ -86,19 +82,7 @@ TEST_P(InvarianceOfCpuKernels, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   }
 }
 
-/// Runs tokens [begin, end) of the only request as a step of their own, over the keys up to `end`.
-Result run_step(AttentionCase& subject, const AttentionKernel& kernel, int32_t begin, int32_t end, int32_t workers) {
-  subject.batch().q_len = {end - begin};
-  subject.batch().q_first_pos = {begin};
-  subject.batch().segments[0].kv_len = {end};
-  const ConstTensorView q = subject.args().q;
-  subject.mutable_args().q.data = static_cast<const char*>(q.data) + begin * q.strides[0] * size_of(q.dtype);
-  Result result = subject.run(kernel, workers);
-  subject.mutable_args().q.data = q.data;
-  return result;
-}
-
-TEST_P(InvarianceOfCpuKernels, ChunksOfAPromptGiveTheBitsOfTheWhole) {
+TEST_P(InvarianceOfCpuKernels, PromptBits_SplitIntoChunks_StayEqual) {
   for (const Layout& layout : kLayouts) {
     const int32_t length = 200;
     AttentionCase subject(config_of(layout, Determinism::kScheduleInvariant), paged_batch({length}, {length}),
@@ -117,7 +101,7 @@ TEST_P(InvarianceOfCpuKernels, ChunksOfAPromptGiveTheBitsOfTheWhole) {
   }
 }
 
-TEST_P(InvarianceOfCpuKernels, AWindowKeepsTheBitsOfChunks) {
+TEST_P(InvarianceOfCpuKernels, PromptBits_ChunksWithWindow_StayEqual) {
   AttentionConfig config = config_of(kLayouts[1], Determinism::kScheduleInvariant);
   config.window_left = 75;
   const int32_t length = 200;
@@ -129,7 +113,7 @@ TEST_P(InvarianceOfCpuKernels, AWindowKeepsTheBitsOfChunks) {
   }
 }
 
-TEST_P(InvarianceOfCpuKernels, OtherRequestsDoNotChangeARequestsBits) {
+TEST_P(InvarianceOfCpuKernels, RequestBits_OtherRequestsRemoved_StayEqual) {
   for (const Layout& layout : kLayouts) {
     const AttentionConfig config = config_of(layout, Determinism::kBatchInvariant);
     AttentionCase subject(config, paged_batch({3, 20, 1}, {500, 90, 260}), all_features(), 5);

@@ -3,6 +3,7 @@
 
 #include "folio/types/float_convert.hpp"
 #include "kernels/cpu/common/kernel_fixture_test_util.hpp"
+#include "kernels/cpu/common/softmax_cases_test_util.hpp"
 
 /// Infinities and NaN: they stay where they are visible and reach nobody else.
 namespace folio::inline v0::kernels {
@@ -11,31 +12,15 @@ namespace {
 using scheduler::testing::OwnedBatch;
 using scheduler::testing::paged_batch;
 using testing::AttentionCase;
-using testing::CaseOptions;
+using testing::kInfinity;
+using testing::kNan;
+using testing::mask_without;
+using testing::overwrite;
+using testing::overwrite_kv;
 using Result = AttentionCase::Result;
 
 class SpecialValuesInCpuKernels : public CpuKernels {};
 INSTANTIATE_TEST_SUITE_P(Isa, SpecialValuesInCpuKernels, ::testing::ValuesIn(every_cpu_kernel()), kernel_test_name);
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-/// Overwrites one token's keys or values, all heads.
-void overwrite(AttentionCase& subject, int32_t request, int32_t token, bool values, float value) {
-  const SegmentArgs& args = subject.args().segments[0];
-  const KvCacheView& cache = args.cache;
-  const int64_t page = args.table.indices[args.table.indptr[request] + token / cache.page_size];
-  const int64_t slot = token % cache.page_size;
-  const KvStrides& strides = values ? cache.v_strides : cache.k_strides;
-  const bool pairs = values && cache.format == KvFormat::kCpuPacked;
-  for (int32_t h = 0; h < cache.num_kv_heads; ++h) {
-    for (int32_t d = 0; d < (values ? cache.head_dim_v : cache.head_dim_qk); ++d) {
-      const int64_t at = page * strides.page + h * strides.head +
-                         (pairs ? slot / 2 * strides.token + 2 * d + slot % 2 : slot * strides.token + d);
-      store_from_float(values ? cache.v : cache.k, cache.dtype, at, value);
-    }
-  }
-}
 
 void expect_tokens(const AttentionConfig& config, const Result& result, int32_t begin, int32_t end,
                    const Result& clean) {
@@ -52,7 +37,7 @@ void expect_nan_tokens(const AttentionConfig& config, const Result& result, int3
   }
 }
 
-TEST_P(SpecialValuesInCpuKernels, ValuesBeyondTheDiagonalDoNotReachEarlierRows) {
+TEST_P(SpecialValuesInCpuKernels, V_NonFiniteBeyondDiagonal_EarlierRowsUnchanged) {
   for (const KvFormat format : {KvFormat::kStrided, KvFormat::kCpuPacked}) {
     for (const int32_t q_len : {2, 4, 20}) {  // few rows and many
       for (const float poison : {kNan, kInfinity}) {
@@ -71,7 +56,7 @@ TEST_P(SpecialValuesInCpuKernels, ValuesBeyondTheDiagonalDoNotReachEarlierRows) 
   }
 }
 
-TEST_P(SpecialValuesInCpuKernels, KeysBeyondTheDiagonalDoNotReachEarlierRows) {
+TEST_P(SpecialValuesInCpuKernels, K_NonFiniteBeyondDiagonal_EarlierRowsUnchanged) {
   for (const int32_t q_len : {2, 20}) {
     for (const float poison : {kNan, kInfinity, -kInfinity}) {
       const AttentionConfig config = plain_config();
@@ -83,7 +68,7 @@ TEST_P(SpecialValuesInCpuKernels, KeysBeyondTheDiagonalDoNotReachEarlierRows) {
   }
 }
 
-TEST_P(SpecialValuesInCpuKernels, AVisibleNanStaysVisible) {
+TEST_P(SpecialValuesInCpuKernels, Output_VisibleNan_IsNan) {
   for (const bool in_values : {false, true}) {
     for (const int32_t workers : {1, 4}) {
       const AttentionConfig config = plain_config();
@@ -98,7 +83,7 @@ TEST_P(SpecialValuesInCpuKernels, AVisibleNanStaysVisible) {
   }
 }
 
-TEST_P(SpecialValuesInCpuKernels, ARowWithNothingButNanIsNotEmpty) {
+TEST_P(SpecialValuesInCpuKernels, SoftmaxState_OnlyNanVisible_IsNotEmpty) {
   for (const Determinism level : {Determinism::kRunToRun, Determinism::kBatchInvariant}) {
     AttentionConfig config = plain_config();
     config.determinism = level;
@@ -110,7 +95,7 @@ TEST_P(SpecialValuesInCpuKernels, ARowWithNothingButNanIsNotEmpty) {
   }
 }
 
-TEST_P(SpecialValuesInCpuKernels, NanInAFixedSplitSurvivesTheFold) {
+TEST_P(SpecialValuesInCpuKernels, Combine_NanInFixedSplit_IsNan) {
   AttentionConfig config = plain_config();
   config.determinism = Determinism::kBatchInvariant;
   for (const int32_t token : {0, 200, 399}) {
@@ -120,7 +105,7 @@ TEST_P(SpecialValuesInCpuKernels, NanInAFixedSplitSurvivesTheFold) {
   }
 }
 
-TEST_P(SpecialValuesInCpuKernels, PageIdsThatNoRowNeedsAreNotRead) {
+TEST_P(SpecialValuesInCpuKernels, PageTable_PagesBeforeWindow_AreNotRead) {
   for (const Determinism level : {Determinism::kRunToRun, Determinism::kScheduleInvariant}) {
     AttentionConfig config = plain_config();
     config.window_left = 20;
@@ -135,7 +120,7 @@ TEST_P(SpecialValuesInCpuKernels, PageIdsThatNoRowNeedsAreNotRead) {
   }
 }
 
-TEST_P(SpecialValuesInCpuKernels, TokensBeforeTheWindowMayHoldAnything) {
+TEST_P(SpecialValuesInCpuKernels, Cache_NanBeforeWindow_OutputUnchanged) {
   for (const KvFormat format : {KvFormat::kStrided, KvFormat::kCpuPacked}) {
     for (const int32_t q_len : {1, 12}) {
       for (const int32_t window : {20, 21}) {  // it begins within a pair of tokens, and between two
@@ -145,8 +130,7 @@ TEST_P(SpecialValuesInCpuKernels, TokensBeforeTheWindowMayHoldAnything) {
         config.window_left = window;
         AttentionCase subject(config, paged_batch({q_len}, {150}), {}, 8);
         for (int32_t token = 0; token < 150 - q_len - window; ++token) {
-          overwrite(subject, 0, token, false, kNan);
-          overwrite(subject, 0, token, true, kNan);
+          overwrite_kv(subject, token, kNan);
         }
         EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
       }
@@ -154,23 +138,15 @@ TEST_P(SpecialValuesInCpuKernels, TokensBeforeTheWindowMayHoldAnything) {
   }
 }
 
-TEST_P(SpecialValuesInCpuKernels, TokensThatACustomMaskHidesFromEveryRowMayHoldAnything) {
+TEST_P(SpecialValuesInCpuKernels, Cache_NanUnderCustomMask_OutputUnchanged) {
   AttentionConfig config = plain_config();
   config.mask = MaskKind::kCustom;
+  const std::vector<int32_t> hidden{30, 31, 89};
   for (const int32_t q_len : {1, 12}) {
     AttentionCase subject(config, paged_batch({q_len}, {90}), {}, 7);
-    std::vector<uint8_t> bits(static_cast<size_t>((q_len * 90 + 7) / 8), 0xff);
-    for (int32_t row = 0; row < q_len; ++row) {
-      for (const int32_t hidden : {30, 31, 89}) {
-        const int32_t bit = row * 90 + hidden;
-        bits[static_cast<size_t>(bit / 8)] &= static_cast<uint8_t>(~(1 << (bit % 8)));
-      }
-    }
+    const std::vector<uint8_t> bits = mask_without(q_len, 90, hidden);
     subject.mutable_args().custom_mask = bits.data();
-    for (const int32_t hidden : {30, 31, 89}) {
-      overwrite(subject, 0, hidden, false, kNan);
-      overwrite(subject, 0, hidden, true, kNan);
-    }
+    for (const int32_t token : hidden) overwrite_kv(subject, token, kNan);
     EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
   }
 }
