@@ -12,7 +12,7 @@ namespace folio::inline v0::kernels {
 namespace {
 
 template <typename Real>
-constexpr Real kNothing = -std::numeric_limits<Real>::infinity();
+constexpr Real kNegInf = -std::numeric_limits<Real>::infinity();
 
 float scale_of(const Scale& scale, int32_t request, int32_t kv_head) {
   if (scale.data == nullptr) return scale.value;
@@ -45,7 +45,7 @@ int64_t key_position(const KvSegment& segment, int32_t row, int64_t local) {
   return first_position(segment, row) + stripe + segment.shard.rank * interleave + local % interleave;
 }
 
-/// One row of the attention matrix: who asks, where it stands, what it sees. `Real` is what it computes in.
+/// One row of the attention matrix: its query, its position, its visible keys. `Real` is the type of all arithmetic.
 template <typename Real>
 class Row {
  public:
@@ -173,7 +173,7 @@ class Row {
   void read(const Vector& stored, Real scale, int64_t position, std::vector<Real>& vector) const {
     vector.resize(static_cast<size_t>(config_.head_dim_qk));
     for (size_t d = 0; d < vector.size(); ++d) vector[d] = stored[static_cast<int64_t>(d)] * scale;
-    if (config_.features.has(Feature::kRopeLlama)) rotation_.turn(position, vector);
+    if (config_.features.has(Feature::kRopeLlama)) rotation_.rotate(position, vector);
   }
 
   Real logit(const SegmentArgs& segment, KvSource source, int32_t row, int32_t local, int64_t position) {
@@ -196,23 +196,23 @@ class Row {
 
   Real softmax(const std::vector<Key>& keys, std::span<Real> out) const {
     for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] = 0;
-    const Real sink = args_.sinks == nullptr ? kNothing<Real> : static_cast<Real>(args_.sinks[q_head_]);
-    Real most = sink;
+    const Real sink = args_.sinks == nullptr ? kNegInf<Real> : static_cast<Real>(args_.sinks[q_head_]);
+    Real row_max = sink;
     for (const Key& key : keys) {
-      if (!std::isnan(most) && !(key.logit <= most)) most = key.logit;  // the largest; a NaN, once seen, stays
+      if (!std::isnan(row_max) && !(key.logit <= row_max)) row_max = key.logit;  // the largest; a NaN, once seen, stays
     }
-    if (most == kNothing<Real>) return kNothing<Real>;
-    Real sum = std::exp(sink - most);
+    if (row_max == kNegInf<Real>) return kNegInf<Real>;
+    Real row_sum = std::exp(sink - row_max);
     for (const Key& key : keys) {
-      const Real weight = std::exp(key.logit - most);
-      sum += weight;
+      const Real p = std::exp(key.logit - row_max);
+      row_sum += p;
       const SegmentArgs& segment = args_.segments[key.segment];
       const Vector v = locate(segment, batch_.segments[key.segment].source, key.row, key.local, true);
       const Real v_scale = scale_of(segment.v_scale, request_, kv_head_);
-      for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] += weight * (v[d] * v_scale);
+      for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] += p * (v[d] * v_scale);
     }
-    for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] /= sum;
-    return most + std::log(sum);
+    for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] /= row_sum;
+    return row_max + std::log(row_sum);
   }
 
   const AttentionConfig& config_;
@@ -225,7 +225,7 @@ class Row {
   int32_t request_ = 0;
   int64_t position_ = 0;  ///< of the query in the request's sequence
   std::vector<Real> query_;
-  std::vector<Real> key_;  ///< the one that is being looked at
+  std::vector<Real> key_;  ///< of the current token
 };
 
 template <typename Real>

@@ -6,7 +6,7 @@
 #include "folio/types/attention.hpp"
 
 /// The oracle: attention in float64, straight from the definitions, without the scheduler's or the kernels' arithmetic.
-/// Slow (every row walks every key of its request) and meant for reading; it checks nothing that `run` checks.
+/// Slow: every row visits every key of its request. Meant for reading; it checks nothing that `run` checks.
 namespace folio::inline v0::kernels {
 
 /// One query token and q head. Writes the output, before any rounding to `config.out` and without `out_scale`, to
@@ -23,8 +23,8 @@ double reference_row(const AttentionConfig& config, const BatchView& batch, cons
 void reference_attention(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args,
                          std::span<double> out, std::span<double> lse);
 
-/// The same walk with every operation in float32, one after the other: what a plain computation in that precision
-/// achieves. Its distance from the oracle is the yardstick for a kernel's error; it is no oracle itself.
+/// The same loop with every operation in float32. Its distance from the oracle is the yardstick for a kernel's error;
+/// it is no oracle itself.
 void plain_attention(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args,
                      std::span<float> out, std::span<float> lse);
 

@@ -11,7 +11,7 @@
 namespace folio::inline v0::kernels {
 
 /// The rotary embedding of Feature::kRopeLlama, from its definition: components d and d + head_dim / 2 are the two
-/// coordinates of a point that is turned by position / scale * theta^(-2 d / head_dim). Angles are float64 whatever
+/// coordinates of a point that is rotated by position / scale * theta^(-2 d / head_dim). Angles are float64 whatever
 /// `Real` is, as a table of them would be. Remembers the angles of every position that it was asked for.
 template <typename Real>
 class Rotation {
@@ -23,8 +23,8 @@ class Rotation {
     }
   }
 
-  /// Turns a head's vector to where it stands at `position`.
-  void turn(int64_t position, std::span<Real> vector) {
+  /// Rotates a head's vector by the angles of `position`.
+  void rotate(int64_t position, std::span<Real> vector) {
     const std::vector<Real>& angles = at(position);
     for (size_t d = 0; d < half_; ++d) {
       const Real x = vector[d];

@@ -150,7 +150,7 @@ TEST_P(CollectiveTest, Rope_FarPositions_MatchesFloat64) {
       one.scratch.rows[0].position = position;
       collective().load_q(one.work);
       std::vector<double> want(query.begin(), query.end());
-      rotation.turn(position, want);
+      rotation.rotate(position, want);
       for (size_t d = 0; d < want.size(); ++d) {
         EXPECT_NEAR(one.scratch.tile.q[d], want[d], 0x1p-21) << dim << ", " << position << ", " << d;
       }
