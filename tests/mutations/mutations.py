@@ -165,7 +165,7 @@ plant(rule, "mask-of-first-request", TILE_LOOP, "args.custom_mask + plan.mask_by
 
 rule = "sinks"
 plant(rule, "sink-omitted", EPILOGUE, "if (args.sinks != nullptr) {", "if (false) {")
-plant(rule, "sink-counted-twice", EPILOGUE, "std::exp2(sink - most)", "2.0f * std::exp2(sink - most)")
+plant(rule, "sink-counted-twice", EPILOGUE, "std::exp2(sink - new_max)", "2.0f * std::exp2(sink - new_max)")
 plant(rule, "sink-scaled-by-sm-scale", EPILOGUE, "args.sinks[q_head] * kLog2E", "args.sinks[q_head] * kLog2E * args.sm_scale")
 plant(rule, "sink-in-base-2", EPILOGUE, "args.sinks[q_head] * kLog2E", "args.sinks[q_head]")
 plant(rule, "sink-of-kv-head", EPILOGUE, "args.sinks[q_head] * kLog2E", "args.sinks[kv_head] * kLog2E")

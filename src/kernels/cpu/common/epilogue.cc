@@ -5,7 +5,6 @@
 
 #include "folio/types/nvfp4.hpp"
 #include "kernels/cpu/common/kernel.hpp"
-#include "kernels/cpu/generic/combine/nvfp4.hpp"
 #include "kernels/cpu/generic/combine/row_convert.hpp"
 
 namespace folio::inline v0::kernels::cpu {
@@ -41,10 +40,10 @@ void write_row(const Collective& collective, const AttentionParams& params, int3
   if (args.sinks != nullptr) {
     // Where both are -infinity the row is empty: factor and row_sum are NaN, and nobody reads them.
     const float sink = args.sinks[q_head] * kLog2E;
-    const float most = row_max < sink ? sink : row_max;  // a NaN maximum stays
-    factor = std::exp2(row_max - most);
-    row_sum = row_sum * factor + std::exp2(sink - most);
-    row_max = most;
+    const float new_max = row_max < sink ? sink : row_max;  // a NaN maximum stays
+    factor = std::exp2(row_max - new_max);
+    row_sum = row_sum * factor + std::exp2(sink - new_max);
+    row_max = new_max;
   }
   const bool empty = row_max == kNegInf;
   auto* const out = static_cast<unsigned char*>(args.out.data) +
