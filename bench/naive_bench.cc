@@ -38,32 +38,32 @@ void naive_loops(benchmark::State& state) {
   const std::vector<float> k = random_values(size_t{kTokens} * kKvHeads * kDim);
   const std::vector<float>& v = k;
   std::vector<float> out(q.size());
-  std::vector<float> weights(kTokens);
+  std::vector<float> p(kTokens);
   const float scale = 1.0f / std::sqrt(static_cast<float>(kDim));
   for (auto _ : state) {
     for (int32_t t = 0; t < kTokens; ++t) {
       for (int32_t h = 0; h < kHeads; ++h) {
         const float* query = &q[static_cast<size_t>((t * kHeads + h) * kDim)];
         const int32_t kv_head = h / (kHeads / kKvHeads);
-        float largest = -INFINITY;
+        float row_max = -INFINITY;
         for (int32_t j = 0; j <= t; ++j) {
           float sum = 0.0f;
           for (int32_t d = 0; d < kDim; ++d)
             sum += query[d] * k[static_cast<size_t>((j * kKvHeads + kv_head) * kDim + d)];
-          weights[static_cast<size_t>(j)] = sum * scale;
-          largest = std::fmax(largest, sum * scale);
+          p[static_cast<size_t>(j)] = sum * scale;
+          row_max = std::fmax(row_max, sum * scale);
         }
-        float total = 0.0f;
+        float row_sum = 0.0f;
         for (int32_t j = 0; j <= t; ++j) {
-          weights[static_cast<size_t>(j)] = std::exp(weights[static_cast<size_t>(j)] - largest);
-          total += weights[static_cast<size_t>(j)];
+          p[static_cast<size_t>(j)] = std::exp(p[static_cast<size_t>(j)] - row_max);
+          row_sum += p[static_cast<size_t>(j)];
         }
         for (int32_t d = 0; d < kDim; ++d) {
           float sum = 0.0f;
           for (int32_t j = 0; j <= t; ++j) {
-            sum += weights[static_cast<size_t>(j)] * v[static_cast<size_t>((j * kKvHeads + kv_head) * kDim + d)];
+            sum += p[static_cast<size_t>(j)] * v[static_cast<size_t>((j * kKvHeads + kv_head) * kDim + d)];
           }
-          out[static_cast<size_t>((t * kHeads + h) * kDim + d)] = sum / total;
+          out[static_cast<size_t>((t * kHeads + h) * kDim + d)] = sum / row_sum;
         }
       }
     }

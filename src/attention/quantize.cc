@@ -7,7 +7,6 @@
 #include "attention/split_work.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
-#include "kernels/cpu/generic/combine/nvfp4.hpp"
 #include "kernels/cpu/generic/combine/row_convert.hpp"
 
 namespace folio::inline v0 {

@@ -21,7 +21,7 @@ void worker_body(void* context, int64_t index) noexcept {
 
 void combine_body(void* context, int64_t index) noexcept {
   const auto& launch = *static_cast<const Launch*>(context);
-  launch.kernel->run_merge(launch.params, static_cast<int32_t>(index));
+  launch.kernel->run_combine(launch.params, static_cast<int32_t>(index));
 }
 
 void run_on_cpu(const detail::PlanBufferState& state, const AttentionArgs& args,

@@ -11,17 +11,16 @@
 
 namespace folio::inline v0::kernels {
 
-/// All that a CPU attention kernel is given. Pointers are valid for the call; `args` has its defaults resolved
-/// (sm_scale).
+/// What a CPU attention kernel is given. Pointers are valid for the call; `args` has its defaults resolved (sm_scale).
 struct AttentionParams {
   const AttentionConfig* config = nullptr;  ///< dtypes resolved
   const AttentionArgs* args = nullptr;
   scheduler::PlanView plan;
   scheduler::TileShape tile;
   int32_t group_size = 1;            ///< num_q_heads / num_kv_heads
-  float* partial_acc = nullptr;      ///< [partial rows, head_dim_v]: unnormalised accumulators
-  float* partial_row_max = nullptr;  ///< [partial rows]: running maximum, in the kernel's own logarithmic unit
-  float* partial_row_sum = nullptr;  ///< [partial rows]: running sum of exponentials
+  float* partial_acc = nullptr;      ///< [partial rows, head_dim_v]: unnormalized accumulators
+  float* partial_row_max = nullptr;  ///< [partial rows]: in the kernel's own logarithmic unit
+  float* partial_row_sum = nullptr;  ///< [partial rows]: sum of exponentials relative to row_max
   std::byte* scratch = nullptr;      ///< [num_workers, scratch_stride], 64-byte aligned
   size_t scratch_stride = 0;
 };
@@ -36,22 +35,39 @@ struct AttentionKernel {
   scheduler::TileShape (*tile)(const AttentionConfig& config);
   /// Scratch bytes of one worker.
   size_t (*scratch_bytes)(const AttentionConfig& config, const scheduler::TileShape& tile);
-  /// Runs one worker's items in order. Different workers may run at once.
+  /// Runs one worker's work tiles in order. Different workers may run at once.
   void (*run_worker)(const AttentionParams& params, int32_t worker) noexcept;
-  /// Folds one merge item; after all workers are done.
-  void (*run_merge)(const AttentionParams& params, int32_t merge) noexcept;
+  /// Combines the partials of one combine tile (split-KV); after all workers are done.
+  void (*run_combine)(const AttentionParams& params, int32_t combine_tile) noexcept;
   /// The scheduler's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost;
   int32_t row_cost;
   /// The cache that it reads fastest (KvFormatAdvice).
   KvFormat best_format = KvFormat::kStrided;
   int32_t best_page_size = 32;
-  /// What softmax weights are rounded to before they multiply values; sums of weights stay float32.
-  DType weights = DType::kFloat32;
+  /// What P is rounded to before GEMM1; row_sum stays the float32 sum of the unrounded exponentials.
+  DType p_dtype = DType::kFloat32;
 };
 
 /// Every CPU attention kernel of this build, the preferred first. `prepare` takes the first that is available and does
 /// not refuse.
 std::span<const AttentionKernel* const> cpu_attention_kernels();
+
+namespace amx {
+/// "amx" (x86 only): bfloat16 MMAs in AMX's tile registers, over packed pages. Linked on any machine; `unavailable`
+/// says what this one lacks.
+const AttentionKernel& attention_kernel();
+}  // namespace amx
+
+namespace avx512 {
+/// x86 only, the preferred first: "avx512-bf16", whose GEMM0 takes bfloat16 pairs and which is offered where that is
+/// faster; "avx512", for every CPU that has AVX-512 with VBMI (servers from Ice Lake and Zen 4 on).
+std::span<const AttentionKernel* const> attention_kernels();
+}  // namespace avx512
+
+namespace generic {
+/// The portable kernel, once per instruction set, the widest first: "generic-v4", "generic-v3" (x86 only), "generic".
+std::span<const AttentionKernel* const> attention_kernels();
+}  // namespace generic
 
 }  // namespace folio::inline v0::kernels

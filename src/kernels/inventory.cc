@@ -1,11 +1,6 @@
 #include <vector>
 
 #include "kernels/attention_kernel.hpp"
-#include "kernels/cpu/generic/attention/generic_kernels.hpp"
-#if defined(__x86_64__)
-#include "kernels/cpu/amx/attention/amx_kernel.hpp"
-#include "kernels/cpu/avx512/attention/avx512_kernels.hpp"
-#endif
 
 namespace folio::inline v0::kernels {
 namespace {

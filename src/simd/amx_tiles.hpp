@@ -2,13 +2,13 @@
 
 #include <cstdint>
 
-/// Intel AMX's tile registers. The instructions are written as inline assembly with a memory clobber: the intrinsics of
-/// gcc 12 name no memory operand, so that stores which only a tile load reads are deleted.
+/// Intel AMX's tile registers. The instructions are inline assembly with a memory clobber: the intrinsics of gcc 12
+/// name no memory operand, so that the compiler deletes stores which only a tile load reads.
 ///
 /// Everything is forced inline: an object compiled for AMX leaves no function behind that another could pick up.
 namespace folio::inline v0::simd {
 
-/// What LDTILECFG reads.
+/// Tile configuration: the operand of LDTILECFG.
 struct alignas(64) AmxTileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -18,9 +18,9 @@ struct alignas(64) AmxTileConfig {
 };
 static_assert(sizeof(AmxTileConfig) == 64);
 
-/// The eight registers, each of 16 rows of 64 bytes. Tile numbers are template arguments because the instructions have
-/// them as immediates. To be used between configure() and release(), on one thread; other threads have registers of
-/// their own. The process must have been granted tile data (platform/cpu_features.hpp).
+/// Palette 1: eight tile registers TMM0 to TMM7, each of 16 rows of 64 bytes. Tile numbers are template arguments
+/// because the instructions have them as immediates. Use between configure() and release(), on one thread; other
+/// threads have registers of their own. The process must have been granted tile data (platform/cpu_features.hpp).
 struct AmxTiles {
   static constexpr int32_t kRows = 16;
   static constexpr int32_t kRowBytes = 64;
@@ -36,7 +36,7 @@ struct AmxTiles {
     __asm__ volatile("ldtilecfg %0" ::"m"(config));
   }
 
-  /// Gives the registers up: a thread switch no longer saves them.
+  /// TILERELEASE: a thread switch no longer saves the registers.
   __attribute__((always_inline)) static inline void release() { __asm__ volatile("tilerelease" ::: "memory"); }
 
   template <int kTile>
@@ -44,7 +44,7 @@ struct AmxTiles {
     __asm__ volatile("tilezero %%tmm%c0" ::"i"(kTile));
   }
 
-  /// 16 rows of 64 bytes, `stride` bytes apart.
+  /// TILELOADD: 16 rows of 64 bytes, `stride` bytes apart.
   template <int kTile>
   __attribute__((always_inline)) static inline void load(const void* from, int64_t stride) {
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
@@ -55,8 +55,8 @@ struct AmxTiles {
     __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kTile) : "memory");
   }
 
-  /// kSum[m][n] += sum over pairs j of kLeft[m][2j] kRight[j][2n] + kLeft[m][2j + 1] kRight[j][2n + 1]: bfloat16
-  /// factors, float32 sums, round to nearest even, denormals taken as 0 and flushed to 0, no exceptions.
+  /// TDPBF16PS: kSum[m][n] += sum over pairs j of kLeft[m][2j] kRight[j][2n] + kLeft[m][2j + 1] kRight[j][2n + 1]:
+  /// bfloat16 factors, float32 sums, round to nearest even, denormals taken as 0 and flushed to 0, no exceptions.
   template <int kSum, int kLeft, int kRight>
   __attribute__((always_inline)) static inline void multiply_add() {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kLeft), "i"(kRight));

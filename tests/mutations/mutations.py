@@ -3,26 +3,26 @@ implementations. Each is one or more textual edits; every old text occurs exactl
 
 import dataclasses
 
-SHARED = "src/kernels/cpu/common/attention/"
-KERNEL = "src/kernels/cpu/generic/attention/"
+SHARED = "src/kernels/cpu/common/"
+KERNEL = "src/kernels/cpu/generic/"
 COMBINE = "src/kernels/cpu/generic/combine/"
 SCHEDULER = "src/scheduler/"
 ATTENTION = "src/attention/"
 KVCACHE = "src/kvcache/"
 CACHE = "src/kernels/cpu/generic/cache/"
 
-BIND = SHARED + "bind.cc"
-LOCATE = SHARED + "locate.hpp"
+TILE_LOOP = SHARED + "scheduler.cc"
+EPILOGUE = SHARED + "epilogue.cc"
+PRODUCER = SHARED + "producer.hpp"
+MASK = SHARED + "mask.hpp"
 SOFTMAX = SHARED + "softmax.hpp"
 CONVERT = SHARED + "convert.hpp"
-VALUES = KERNEL + "values.hpp"
-FOLD = SHARED + "fold.hpp"
-WORKER = SHARED + "worker.cc"
 MASK_BOUNDS = SCHEDULER + "mask_bounds.hpp"
 BATCH = SCHEDULER + "batch.cc"
 TILE_SPACE = SCHEDULER + "tile_space.cc"
 TILES = SCHEDULER + "tile_space.hpp"
 STATIC = SCHEDULER + "static_scheduler.cc"
+GEMM = KERNEL + "gemm.hpp"
 TABLE = KVCACHE + "page_table.cc"
 
 
@@ -43,11 +43,10 @@ class Mutation:
 # Not mistakes: what the copies leave out, so that a changed header recompiles once and not once per instruction set.
 PREPARATIONS = (
     Edit("src/kernels/CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
-    Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n#include', '#if 0\n#include'),
     Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n  kernels', '#if 0\n  kernels'),
     Edit(KERNEL + "CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
-    Edit(KERNEL + "generic_kernels.cc", '#if defined(__x86_64__)\n  static', '#if 0\n  static'),
-    Edit(KERNEL + "generic_kernels.cc", '#if defined(__x86_64__)\nstd::string', '#if 0\nstd::string'),
+    Edit(KERNEL + "kernel.cc", '#if defined(__x86_64__)\n  static', '#if 0\n  static'),
+    Edit(KERNEL + "kernel.cc", '#if defined(__x86_64__)\nstd::string', '#if 0\nstd::string'),
 )
 
 MUTATIONS = []
@@ -61,47 +60,47 @@ def plant(rule, name, file, old, new, *more):
 
 
 rule = "logits: scale"
-plant(rule, "sm-scale-omitted", BIND, "scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale",
-      "scale_of(segment.k_scale, request, item.kv_head)")
+plant(rule, "sm-scale-omitted", TILE_LOOP, "scale_of(segment.k_scale, request, tile.kv_head) * args.sm_scale",
+      "scale_of(segment.k_scale, request, tile.kv_head)")
 plant(rule, "sm-scale-default-of-v", ATTENTION + "run.cc", "static_cast<float>(op.config.head_dim_qk)",
       "static_cast<float>(op.config.head_dim_v)")
 
 rule = "logits: soft cap"
-plant(rule, "cap-omitted", SOFTMAX, "if (call.soft_cap != 0.0f) {", "if (false) {")
-plant(rule, "cap-before-scale", SOFTMAX, "splat(row.logit_scale / call.soft_cap)", "splat(1.0f / call.soft_cap)",
-      SOFTMAX, "splat(call.soft_cap * kLog2E)", "splat(call.soft_cap * kLog2E * row.logit_scale)")
-plant(rule, "cap-not-multiplied-back", SOFTMAX, "splat(call.soft_cap * kLog2E)", "splat(kLog2E)")
+plant(rule, "cap-omitted", SOFTMAX, "if (work.soft_cap != 0.0f) {", "if (false) {")
+plant(rule, "cap-before-scale", SOFTMAX, "splat(row.logit_scale / work.soft_cap)", "splat(1.0f / work.soft_cap)",
+      SOFTMAX, "splat(work.soft_cap * kLog2E)", "splat(work.soft_cap * kLog2E * row.logit_scale)")
+plant(rule, "cap-not-multiplied-back", SOFTMAX, "splat(work.soft_cap * kLog2E)", "splat(kLog2E)")
 plant(rule, "cap-over-alibi", SOFTMAX, "s[i] = multiply_add(slope, load<Vec>(distances + i * kLanes), s[i]);",
-      "s[i] = call.soft_cap == 0.0f ? multiply_add(slope, load<Vec>(distances + i * kLanes), s[i])\n"
+      "s[i] = work.soft_cap == 0.0f ? multiply_add(slope, load<Vec>(distances + i * kLanes), s[i])\n"
       "           : tanh(multiply_add(slope, load<Vec>(distances + i * kLanes),\n"
       "                               load<Vec>(scores + i * kLanes) * splat(row.logit_scale * kLog2E)) *\n"
-      "                  splat(1.0f / (call.soft_cap * kLog2E))) * splat(call.soft_cap * kLog2E);")
+      "                  splat(1.0f / (work.soft_cap * kLog2E))) * splat(work.soft_cap * kLog2E);")
 
 rule = "logits: ALiBi"
-plant(rule, "alibi-omitted", SOFTMAX, "if (call.alibi) {", "if (false) {")
+plant(rule, "alibi-omitted", SOFTMAX, "if (work.alibi) {", "if (false) {")
 plant(rule, "alibi-sign", SOFTMAX, "row.alibi_slope * -kLog2E", "row.alibi_slope * kLog2E")
 plant(rule, "alibi-base", SOFTMAX, "row.alibi_slope * -kLog2E", "row.alibi_slope * -1.0f")
 plant(rule, "alibi-one-further", SOFTMAX, "(distance < 0 ? -distance : distance)",
       "((distance < 0 ? -distance : distance) + 1)")
 plant(rule, "alibi-signed-distance", SOFTMAX, "(distance < 0 ? -distance : distance)", "(distance)")
-plant(rule, "alibi-ignores-first-pos", LOCATE, "return keys.first_pos + local;", "return local;")
-plant(rule, "alibi-ignores-shard", LOCATE, "if (keys.shard_world == 1) return", "return")
-plant(rule, "alibi-slope-of-kv-head", BIND, "args.alibi_slopes[q_head]", "args.alibi_slopes[item.kv_head]")
+plant(rule, "alibi-ignores-first-pos", MASK, "return kv.first_pos + local;", "return local;")
+plant(rule, "alibi-ignores-shard", MASK, "if (kv.shard_world == 1) return", "return")
+plant(rule, "alibi-slope-of-kv-head", TILE_LOOP, "args.alibi_slopes[q_head]", "args.alibi_slopes[tile.kv_head]")
 
 rule = "logits: rotary embedding"
-ROTATE = KERNEL + "rotate.hpp"
-plant(rule, "rope-of-few-rows-omitted", KERNEL + "accumulate.hpp", " || call.rope != nullptr", "")
-plant(rule, "rope-turns-keys-by-local-tokens", KERNEL + "scores.hpp", "key_position(call.keys, int64_t{first} + t + j)",
+ROTATE = KERNEL + "producer.hpp"
+plant(rule, "rope-of-few-rows-omitted", GEMM, " || work.rope != nullptr", "")
+plant(rule, "rope-rotates-keys-by-local-tokens", GEMM, "key_position(work.kv, int64_t{first} + t + j)",
       "int64_t{first} + t + j")
-plant(rule, "rope-counts-from-the-tile", KERNEL + "scores.hpp", "int64_t{first} + t + j", "int64_t{0} + t + j")
-plant(rule, "rope-turns-back", ROTATE, "multiply_add(x, turn.cosine, -(y * turn.sine))", "multiply_add(x, turn.cosine, y * turn.sine)",
-      ROTATE, "multiply_add(y, turn.cosine, x * turn.sine)", "multiply_add(y, turn.cosine, -(x * turn.sine))")
+plant(rule, "rope-counts-from-the-tile", GEMM, "int64_t{first} + t + j", "int64_t{0} + t + j")
+plant(rule, "rope-rotates-back", ROTATE, "multiply_add(x, rotation.cosine, -(y * rotation.sine))", "multiply_add(x, rotation.cosine, y * rotation.sine)",
+      ROTATE, "multiply_add(y, rotation.cosine, x * rotation.sine)", "multiply_add(y, rotation.cosine, -(x * rotation.sine))")
 plant(rule, "rope-quarter-forgotten", ROTATE, "(quarter + splat_int(1)) & splat_int(2)", "quarter & splat_int(2)")
-plant(rule, "rope-scale-multiplies", SHARED + "scratch.cc", "head_dim) / static_cast<double>(rope.scale)",
+plant(rule, "rope-scale-multiplies", SHARED + "kernel.cc", "head_dim) / static_cast<double>(rope.scale)",
       "head_dim) * static_cast<double>(rope.scale)")
-plant(rule, "rope-neighbours-for-halves", SHARED + "scratch.cc", "-2.0 * d / head_dim", "-1.0 * d / head_dim")
-plant(rule, "queries-of-a-chain-without-keys-at-0", BIND, "    row.position = int64_t{plan.q_first_pos[request]} + index;\n",
-      "    if (has_keys) row.position = int64_t{plan.q_first_pos[request]} + index;\n")
+plant(rule, "rope-neighbours-for-halves", SHARED + "kernel.cc", "-2.0 * d / head_dim", "-1.0 * d / head_dim")
+plant(rule, "queries-of-an-output-tile-without-kv-at-0", TILE_LOOP, "    row.position = int64_t{plan.q_first_pos[request]} + index;\n",
+      "    if (has_kv) row.position = int64_t{plan.q_first_pos[request]} + index;\n")
 
 rule = "positions"
 plant(rule, "default-q-pos-one-late", BATCH, "first = end - q_len;", "first = end - q_len + 1;")
@@ -111,9 +110,9 @@ plant(rule, "default-q-pos-without-first-pos", BATCH, "end = int64_t{segments[s]
 plant(rule, "default-q-pos-of-first-segment", BATCH,
       "for (int64_t s = static_cast<int64_t>(batch.segments.size()) - 1; s >= 0; --s) {",
       "for (int64_t s = 0; s < static_cast<int64_t>(batch.segments.size()); ++s) {")
-plant(rule, "q-pos-of-first-token", BIND, "int64_t{plan.q_first_pos[request]} + index", "int64_t{plan.q_first_pos[request]}")
-plant(rule, "first-pos-ignored-by-kernel", BIND, "{lengths.first_pos[item.kv_row], lengths.kv_len[item.kv_row], lengths.shard}",
-      "{0, lengths.kv_len[item.kv_row], lengths.shard}")
+plant(rule, "q-pos-of-first-token", TILE_LOOP, "int64_t{plan.q_first_pos[request]} + index", "int64_t{plan.q_first_pos[request]}")
+plant(rule, "first-pos-ignored-by-kernel", TILE_LOOP, "{lengths.first_pos[tile.kv_row], lengths.kv_len[tile.kv_row], lengths.shard}",
+      "{0, lengths.kv_len[tile.kv_row], lengths.shard}")
 plant(rule, "first-pos-ignored-by-scheduler", TILE_SPACE, "visible_range({lengths.first_pos[kv_row], ", "visible_range({0, ")
 plant(rule, "first-pos-dropped", BATCH, "segment.first_pos != nullptr ? segment.first_pos[row] : 0", "0")
 
@@ -146,68 +145,68 @@ plant(rule, "start-forgotten-at-a-cut", TILES, "offset <= start_cost ? 0 : quoti
       "quotient(offset, kv_tile_cost)")
 
 rule = "custom mask"
-plant(rule, "mask-bit-order", LOCATE, "static_cast<uint64_t>(bytes[i]) << (8 * (i - first))",
+plant(rule, "mask-bit-order", MASK, "static_cast<uint64_t>(bytes[i]) << (8 * (i - first))",
       "((bytes[i] * 0x0202020202ull & 0x010884422010ull) % 1023) << (8 * (i - first))")
 plant(rule, "mask-blocks-not-byte-aligned", BATCH, "ceil_div((batch.cu_q[r + 1] - batch.cu_q[r]) * given, 8)",
       "(batch.cu_q[r + 1] - batch.cu_q[r]) * given / 8")
-plant(rule, "mask-rows-byte-aligned", BIND, "int64_t{index} * plan.mask_columns[request]",
+plant(rule, "mask-rows-byte-aligned", TILE_LOOP, "int64_t{index} * plan.mask_columns[request]",
       "int64_t{index} * ((plan.mask_columns[request] + 7) / 8 * 8)")
 plant(rule, "mask-and-causal", MASK_BOUNDS, "window_right >= 0 || mask == MaskKind::kCausal;",
       "window_right >= 0 || mask != MaskKind::kNone;")
-plant(rule, "mask-over-all-visible", BIND, "config.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig",
+plant(rule, "mask-over-all-visible", TILE_LOOP, "config.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig",
       "config.mask == MaskKind::kCustom")
 plant(rule, "mask-tail-one-late", BATCH, "static_cast<int32_t>(keys - given)", "static_cast<int32_t>(keys - given + 1)")
 plant(rule, "mask-tail-from-the-front", BATCH, "static_cast<int32_t>(keys - given)", "0")
-plant(rule, "mask-ignores-earlier-segments", BIND, "int64_t{plan.mask_first_column[request]} - lengths.key_offset[request]",
+plant(rule, "mask-ignores-earlier-segments", TILE_LOOP, "int64_t{plan.mask_first_column[request]} - lengths.key_offset[request]",
       "int64_t{plan.mask_first_column[request]}")
-plant(rule, "mask-hides-before-the-tail", LOCATE, "word & (masked | bit_range(0, begin))", "word & masked")
-plant(rule, "mask-loses-the-ninth-byte", LOCATE, "if (last == first + 8)", "if (false)")
-plant(rule, "mask-of-first-request", BIND, "args.custom_mask + plan.mask_byte_indptr[request]", "args.custom_mask")
+plant(rule, "mask-hides-before-the-tail", MASK, "word & (masked | bit_range(0, begin))", "word & masked")
+plant(rule, "mask-loses-the-ninth-byte", MASK, "if (last == first + 8)", "if (false)")
+plant(rule, "mask-of-first-request", TILE_LOOP, "args.custom_mask + plan.mask_byte_indptr[request]", "args.custom_mask")
 
 rule = "sinks"
-plant(rule, "sink-omitted", WORKER, "if (args.sinks != nullptr) {", "if (false) {")
-plant(rule, "sink-counted-twice", WORKER, "std::exp2(sink - most)", "2.0f * std::exp2(sink - most)")
-plant(rule, "sink-scaled-by-sm-scale", WORKER, "args.sinks[q_head] * kLog2E", "args.sinks[q_head] * kLog2E * args.sm_scale")
-plant(rule, "sink-in-base-2", WORKER, "args.sinks[q_head] * kLog2E", "args.sinks[q_head]")
-plant(rule, "sink-of-kv-head", WORKER, "args.sinks[q_head] * kLog2E", "args.sinks[kv_head] * kLog2E")
-plant(rule, "sink-not-in-lse", WORKER, "float factor = 1.0f;", "float factor = 1.0f;\n  const float max0 = max, sum0 = sum;",
-      WORKER, "static_cast<double>(max) + std::log2(static_cast<double>(sum));",
+plant(rule, "sink-omitted", EPILOGUE, "if (args.sinks != nullptr) {", "if (false) {")
+plant(rule, "sink-counted-twice", EPILOGUE, "std::exp2(sink - new_max)", "2.0f * std::exp2(sink - new_max)")
+plant(rule, "sink-scaled-by-sm-scale", EPILOGUE, "args.sinks[q_head] * kLog2E", "args.sinks[q_head] * kLog2E * args.sm_scale")
+plant(rule, "sink-in-base-2", EPILOGUE, "args.sinks[q_head] * kLog2E", "args.sinks[q_head]")
+plant(rule, "sink-of-kv-head", EPILOGUE, "args.sinks[q_head] * kLog2E", "args.sinks[kv_head] * kLog2E")
+plant(rule, "sink-not-in-lse", EPILOGUE, "float factor = 1.0f;", "float factor = 1.0f;\n  const float max0 = row_max, sum0 = row_sum;",
+      EPILOGUE, "static_cast<double>(row_max) + std::log2(static_cast<double>(row_sum));",
       "static_cast<double>(max0) + std::log2(static_cast<double>(sum0));")
-plant(rule, "sink-does-not-rescale-values", WORKER, "acc[d] * factor / sum", "acc[d] / sum")
+plant(rule, "sink-does-not-rescale-values", EPILOGUE, "acc[d] * factor / row_sum", "acc[d] / row_sum")
 
 rule = "LSE"
-plant(rule, "lse-bases-swapped", WORKER, "args.lse.base == LseBase::k2 ? lse2 : lse2 * kLn2",
+plant(rule, "lse-bases-swapped", EPILOGUE, "args.lse.base == LseBase::k2 ? lse2 : lse2 * kLn2",
       "args.lse.base == LseBase::kE ? lse2 : lse2 * kLn2")
-plant(rule, "lse-base-ignored", WORKER, "args.lse.base == LseBase::k2 ? lse2 : lse2 * kLn2", "lse2 * kLn2")
-plant(rule, "lse-strides-swapped", WORKER, "token * args.lse.token_stride + q_head * args.lse.head_stride",
+plant(rule, "lse-base-ignored", EPILOGUE, "args.lse.base == LseBase::k2 ? lse2 : lse2 * kLn2", "lse2 * kLn2")
+plant(rule, "lse-strides-swapped", EPILOGUE, "token * args.lse.token_stride + q_head * args.lse.head_stride",
       "token * args.lse.head_stride + q_head * args.lse.token_stride")
-plant(rule, "lse-is-the-maximum", WORKER, "static_cast<double>(max) + std::log2(static_cast<double>(sum));",
-      "static_cast<double>(max);")
+plant(rule, "lse-is-the-maximum", EPILOGUE, "static_cast<double>(row_max) + std::log2(static_cast<double>(row_sum));",
+      "static_cast<double>(row_max);")
 
 rule = "rows without keys"
-plant(rule, "empty-row-nan", WORKER, "acc[d] = empty ? 0.0f : ", "acc[d] = ")
-plant(rule, "empty-row-lse-zero", WORKER, "empty ? static_cast<double>(max) : ", "empty ? 0.0 : ")
+plant(rule, "empty-row-nan", EPILOGUE, "acc[d] = empty ? 0.0f : ", "acc[d] = ")
+plant(rule, "empty-row-lse-zero", EPILOGUE, "empty ? static_cast<double>(row_max) : ", "empty ? 0.0 : ")
 plant(rule, "empty-row-not-written", TILE_SPACE, "if (tile.num_kv_tiles == 0 && !everywhere) add_empty_range(tile, request);", "")
 
 rule = "scales"
-plant(rule, "k-scale-omitted", BIND, "scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale", "args.sm_scale")
-plant(rule, "k-scale-twice", BIND, "scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale",
-      "scale_of(segment.k_scale, request, item.kv_head) * scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale")
-plant(rule, "v-scale-omitted", BIND, "row.value_scale = scale_of(segment.v_scale, request, item.kv_head);", "")
+plant(rule, "k-scale-omitted", TILE_LOOP, "scale_of(segment.k_scale, request, tile.kv_head) * args.sm_scale", "args.sm_scale")
+plant(rule, "k-scale-twice", TILE_LOOP, "scale_of(segment.k_scale, request, tile.kv_head) * args.sm_scale",
+      "scale_of(segment.k_scale, request, tile.kv_head) * scale_of(segment.k_scale, request, tile.kv_head) * args.sm_scale")
+plant(rule, "v-scale-omitted", TILE_LOOP, "row.value_scale = scale_of(segment.v_scale, request, tile.kv_head);", "")
 plant(rule, "v-scale-twice", SOFTMAX, "store(scores + i * kLanes, s[i] * value_scale);",
       "store(scores + i * kLanes, s[i] * value_scale * value_scale);")
-plant(rule, "k-and-v-scale-swapped", BIND, "row.value_scale = scale_of(segment.v_scale,", "row.value_scale = scale_of(segment.k_scale,",
-      BIND, "scale_of(segment.k_scale, request, item.kv_head) * args.sm_scale",
-      "scale_of(segment.v_scale, request, item.kv_head) * args.sm_scale")
-plant(rule, "q-scale-omitted", BIND, "scale_of(args.q_scale, request, item.kv_head) * ", "")
-plant(rule, "scale-of-first-head", BIND, "return scale.data[kv_head];", "return scale.data[0];")
-plant(rule, "scale-of-first-request", BIND, "return scale.data[request];", "return scale.data[0];")
-plant(rule, "scale-stride-ignored", BIND, "scale.data[request * scale.request_stride + kv_head]", "scale.data[kv_head]")
-plant(rule, "scale-of-first-request-of-item", BIND, "row.value_scale = scale_of(segment.v_scale, request,",
-      "row.value_scale = scale_of(segment.v_scale, item.request,")
-plant(rule, "out-scale-multiplied", WORKER, "store_row(acc, out_scale,", "store_row(acc, 1.0f / out_scale,")
-plant(rule, "out-scale-omitted", WORKER, "store_row(acc, out_scale,", "store_row(acc, 1.0f,")
-plant(rule, "out-scale-in-memory-ignored", WORKER,
+plant(rule, "k-and-v-scale-swapped", TILE_LOOP, "row.value_scale = scale_of(segment.v_scale,", "row.value_scale = scale_of(segment.k_scale,",
+      TILE_LOOP, "scale_of(segment.k_scale, request, tile.kv_head) * args.sm_scale",
+      "scale_of(segment.v_scale, request, tile.kv_head) * args.sm_scale")
+plant(rule, "q-scale-omitted", TILE_LOOP, "scale_of(args.q_scale, request, tile.kv_head) * ", "")
+plant(rule, "scale-of-first-head", TILE_LOOP, "return scale.data[kv_head];", "return scale.data[0];")
+plant(rule, "scale-of-first-request", TILE_LOOP, "return scale.data[request];", "return scale.data[0];")
+plant(rule, "scale-stride-ignored", TILE_LOOP, "scale.data[request * scale.request_stride + kv_head]", "scale.data[kv_head]")
+plant(rule, "scale-of-first-request-of-work-tile", TILE_LOOP, "row.value_scale = scale_of(segment.v_scale, request,",
+      "row.value_scale = scale_of(segment.v_scale, tile.request,")
+plant(rule, "out-scale-multiplied", EPILOGUE, "store_row(acc, out_scale,", "store_row(acc, 1.0f / out_scale,")
+plant(rule, "out-scale-omitted", EPILOGUE, "store_row(acc, out_scale,", "store_row(acc, 1.0f,")
+plant(rule, "out-scale-in-memory-ignored", EPILOGUE,
       "args.out_scale.data == nullptr ? args.out_scale.value : args.out_scale.data[0]", "args.out_scale.value")
 
 rule = "element types"
@@ -218,45 +217,45 @@ plant(rule, "bf16-output-ties-up", COMBINE + "row_convert.cc", "(bits + 0x7fffu 
 plant(rule, "e4m3-output-saturates-early", COMBINE + "row_convert.cc", "0x43e00000);  // 448", "0x43d00000);")
 
 rule = "pages and memory"
-plant(rule, "page-of-next-token", LOCATE, "const int32_t number = local / keys.page_size;",
-      "const int32_t number = (local + 1) / keys.page_size;")
-plant(rule, "page-one-token-longer", LOCATE, "smaller(count, keys.page_size - slot)", "smaller(count, keys.page_size - slot + 1)")
-plant(rule, "table-indptr-shifted", BIND, "? table.indptr[row] :", "? table.indptr[row] + 1 :")
-plant(rule, "table-first-column-ignored", BIND, "row * table.row_stride + table.first_column", "row * table.row_stride")
-plant(rule, "table-row-of-request", BIND, "const int64_t row = item.kv_row;", "const int64_t row = item.request;")
+plant(rule, "page-of-next-token", PRODUCER, "const int32_t number = local / kv.page_size;",
+      "const int32_t number = (local + 1) / kv.page_size;")
+plant(rule, "page-one-token-longer", PRODUCER, "smaller(count, kv.page_size - slot)", "smaller(count, kv.page_size - slot + 1)")
+plant(rule, "table-indptr-shifted", TILE_LOOP, "? table.indptr[row] :", "? table.indptr[row] + 1 :")
+plant(rule, "table-first-column-ignored", TILE_LOOP, "row * table.row_stride + table.first_column", "row * table.row_stride")
+plant(rule, "table-row-of-request", TILE_LOOP, "const int64_t row = tile.kv_row;", "const int64_t row = tile.request;")
 plant(rule, "kv-tail-one-short", MASK_BOUNDS, "TokenRange range{0, segment.kv_len};",
       "TokenRange range{0, segment.kv_len - (segment.kv_len > 0)};")
 plant(rule, "kv-tail-one-long", MASK_BOUNDS, "TokenRange range{0, segment.kv_len};",
       "TokenRange range{0, segment.kv_len + (segment.kv_len > 0)};")
-plant(rule, "page-offsets-32-bit", LOCATE, "k += keys.pages[number] * keys.k_page;",
-      "k += static_cast<int32_t>(keys.pages[number] * keys.k_page);")
-plant(rule, "element-offsets-32-bit", LOCATE, "v += keys.pages[number] * keys.v_page;",
-      "v += static_cast<uint32_t>(keys.pages[number] * keys.v_page);")
-plant(rule, "v-page-stride-of-k", BIND, "cache.v_strides.page * element", "cache.k_strides.page * element")
-plant(rule, "v-head-stride-of-k", BIND, "item.kv_head * cache.v_strides.head", "item.kv_head * cache.k_strides.head")
-plant(rule, "ragged-row-shifted", BIND, "args.ragged.indptr[item.kv_row]", "args.ragged.indptr[item.kv_row + 1]")
-plant(rule, "ragged-begins-at-zero", BIND, "args.ragged.indptr[item.kv_row]",
-      "args.ragged.indptr[item.kv_row] - args.ragged.indptr[0]")
+plant(rule, "page-offsets-32-bit", PRODUCER, "k += kv.pages[number] * kv.k_page;",
+      "k += static_cast<int32_t>(kv.pages[number] * kv.k_page);")
+plant(rule, "element-offsets-32-bit", PRODUCER, "v += kv.pages[number] * kv.v_page;",
+      "v += static_cast<uint32_t>(kv.pages[number] * kv.v_page);")
+plant(rule, "v-page-stride-of-k", TILE_LOOP, "cache.v_strides.page * element", "cache.k_strides.page * element")
+plant(rule, "v-head-stride-of-k", TILE_LOOP, "tile.kv_head * cache.v_strides.head", "tile.kv_head * cache.k_strides.head")
+plant(rule, "ragged-row-shifted", TILE_LOOP, "args.ragged.indptr[tile.kv_row]", "args.ragged.indptr[tile.kv_row + 1]")
+plant(rule, "ragged-begins-at-zero", TILE_LOOP, "args.ragged.indptr[tile.kv_row]",
+      "args.ragged.indptr[tile.kv_row] - args.ragged.indptr[0]")
 plant(rule, "packed-v-pairs-swapped", CONVERT, "load_of_pairs<kType, kOdd>(from", "load_of_pairs<kType, 1 - kOdd>(from",
-      VALUES, ": load_of_pairs<kType, 0>(at);", ": load_of_pairs<kType, 1>(at);")
-plant(rule, "packed-v-pair-is-a-token", LOCATE, "(slot + i) / 2 * keys.v_token", "(slot + i) * keys.v_token")
-plant(rule, "head-dim-v-is-qk", WORKER, "call.head_dim_v = config.head_dim_v;",
-      "call.head_dim_v = config.head_dim_qk < config.head_dim_v ? config.head_dim_qk : config.head_dim_v;")
-plant(rule, "q-strides-packed", BIND, "token * args.q.strides[0] + q_head * args.q.strides[1]",
+      GEMM, ": load_of_pairs<kType, 0>(at);", ": load_of_pairs<kType, 1>(at);")
+plant(rule, "packed-v-pair-is-a-token", PRODUCER, "(slot + i) / 2 * kv.v_token", "(slot + i) * kv.v_token")
+plant(rule, "head-dim-v-is-qk", TILE_LOOP, "work.head_dim_v = config.head_dim_v;",
+      "work.head_dim_v = config.head_dim_qk < config.head_dim_v ? config.head_dim_qk : config.head_dim_v;")
+plant(rule, "q-strides-packed", TILE_LOOP, "token * args.q.strides[0] + q_head * args.q.strides[1]",
       "(int64_t{token} * config.num_q_heads + q_head) * config.head_dim_qk")
-plant(rule, "out-strides-packed", WORKER, "token * args.out.strides[0] + q_head * args.out.strides[1]",
+plant(rule, "out-strides-packed", EPILOGUE, "token * args.out.strides[0] + q_head * args.out.strides[1]",
       "(int64_t{token} * config.num_q_heads + q_head) * config.head_dim_v")
 plant(rule, "lengths-borrowed", BATCH, ".kv_len = kv_len,", ".kv_len = segment.kv_len,")
-plant(rule, "states-not-cleared", WORKER, "clear(scratch.running, call.num_rows, call.v_stride);", "")
+plant(rule, "states-not-cleared", TILE_LOOP, "clear(scratch.running, work.num_rows, work.v_stride);", "")
 plant(rule, "workspace-parts-overlap", ATTENTION + "run.cc", "workspace + layout.partial_row_sum", "workspace + layout.partial_row_max")
 plant(rule, "workspace-scratch-not-counted", ATTENTION + "run_args.cc",
       "take(op.passes.front().scheduler.num_workers, static_cast<int64_t>(op.scratch_stride))",
       "take(op.passes.front().scheduler.num_workers - 1, static_cast<int64_t>(op.scratch_stride))")
 
 rule = "heads and rows"
-plant(rule, "group-heads-strided", BIND, "item.kv_head * params.group_size + r % params.group_size",
-      "item.kv_head + r % params.group_size * config.num_kv_heads")
-plant(rule, "group-heads-strided-in-output", WORKER, "kv_head * params.group_size + packed_row % params.group_size",
+plant(rule, "group-heads-strided", TILE_LOOP, "tile.kv_head * params.group_size + r % params.group_size",
+      "tile.kv_head + r % params.group_size * config.num_kv_heads")
+plant(rule, "group-heads-strided-in-output", EPILOGUE, "kv_head * params.group_size + packed_row % params.group_size",
       "kv_head + packed_row % params.group_size * config.num_kv_heads")
 plant(rule, "padding-rows-written", TILE_SPACE, "const int32_t end = first_row(request + 1);",
       "const int32_t end = first_row(request + 1) + (request + 1 == view_.num_requests ? group_size_ : 0);")
@@ -272,14 +271,14 @@ plant(rule, "shard-rank-not-interleaved", MASK_BOUNDS, "offset % stripe - shard.
 plant(rule, "shard-ignored", MASK_BOUNDS, "return shard.world == 1 ? offset : stripes_below(shard, offset);", "return offset;")
 
 rule = "merging"
-plant(rule, "merge-of-empty-states", FOLD, "if (other_max == -__builtin_inff()) return;", "",
-      FOLD, "if (*max == -__builtin_inff()) {", "if (false) {")
-plant(rule, "merge-weight-of-first", FOLD, "*sum = *sum * mine + other_sum * others;", "*sum = *sum + other_sum * others;")
-plant(rule, "merge-values-unweighted", FOLD, "load<Quad>(other_acc + d) * others", "load<Quad>(other_acc + d)")
-plant(rule, "merge-order", WORKER, "const int64_t partial = int64_t{params.plan.combine_sources[i]} + row - item.row_begin;",
-      "const int64_t partial = int64_t{params.plan.combine_sources[item.source_end - 1 - (i - item.source_begin)]} + row - item.row_begin;")
-plant(rule, "merge-last-source-lost", WORKER, "i < item.source_end; ++i", "i < item.source_end - (item.source_end > 2); ++i")
-plant(rule, "merge-row-offset", WORKER, "int64_t{params.plan.combine_sources[i]} + row - item.row_begin",
+plant(rule, "merge-of-empty-states", SOFTMAX, "if (other_max == -__builtin_inff()) return;", "",
+      SOFTMAX, "if (*row_max == -__builtin_inff()) {", "if (false) {")
+plant(rule, "merge-weight-of-first", SOFTMAX, "*row_sum = *row_sum * scale + other_sum * other_scale;", "*row_sum = *row_sum + other_sum * other_scale;")
+plant(rule, "merge-values-unweighted", SOFTMAX, "load<Quad>(other_acc + d) * other_scale", "load<Quad>(other_acc + d)")
+plant(rule, "merge-order", EPILOGUE, "const int64_t partial = int64_t{params.plan.combine_sources[i]} + row - tile.row_begin;",
+      "const int64_t partial = int64_t{params.plan.combine_sources[tile.source_end - 1 - (i - tile.source_begin)]} + row - tile.row_begin;")
+plant(rule, "merge-last-source-lost", EPILOGUE, "i < tile.source_end; ++i", "i < tile.source_end - (tile.source_end > 2); ++i")
+plant(rule, "merge-row-offset", EPILOGUE, "int64_t{params.plan.combine_sources[i]} + row - tile.row_begin",
       "int64_t{params.plan.combine_sources[i]}")
 plant(rule, "combine-source-offset", SCHEDULER + "combine_tiles.cc", "arrays_.partials[i] + (row - tile.row_begin)",
       "arrays_.partials[i]")
@@ -292,7 +291,7 @@ plant(rule, "merge-state-base-ignored", COMBINE + "combine.cc", "source.base == 
       "value")
 
 rule = "determinism"
-plant(rule, "splits-not-folded", WORKER, "(item.flags & scheduler::kFold) != 0 && !start", "false")
+plant(rule, "splits-not-combined", TILE_LOOP, "(tile.flags & scheduler::kFold) != 0 && !start", "false")
 plant(rule, "splits-at-relative-positions", STATIC, "std::min(end, (begin / split + 1) * split)", "std::min(end, begin + split)")
 plant(rule, "cut-splits-folded-as-one", STATIC, "if (fixed_splits_ && !first) {", "if (false) {")
 
@@ -320,14 +319,15 @@ plant(rule, "nvfp4-nibbles-swapped", NVFP4, "static_cast<uint8_t>(low | (high <<
 plant(rule, "nvfp4-scale-of-the-real-not-the-stored", NVFP4, "fp8_e4m3_to_float(stored);",
       "global_scale * largest_magnitude(x) / kLargestE2m1;")
 plant(rule, "nvfp4-global-scale-divides", NVFP4, "float_to_fp8_e4m3(global_scale * largest", "float_to_fp8_e4m3(1 / global_scale * largest")
-plant(rule, "nvfp4-heads-share-blocks", WORKER, "q_head * blocks_per_head, config", "0, config")
-plant(rule, "nvfp4-first-row-ignored", WORKER, "args.out_block_scale.first_row + token", "token")
+plant(rule, "nvfp4-heads-share-blocks", EPILOGUE, "q_head * blocks_per_head, config", "0, config")
+plant(rule, "nvfp4-first-row-ignored", EPILOGUE, "args.out_block_scale.first_row + token", "token")
 plant(rule, "nvfp4-tiles-column-major", "include/folio/types/nvfp4.hpp", "in_tile % 32 * 16 + in_tile / 32 * 4", "in_tile * 4")
 
-rule = "fp8 widened beside the products"
-RING = "src/kernels/cpu/amx/attention/widening_ring.hpp"
-plant(rule, "piece-in-use-overwritten", RING, "smaller(taken_ + kPieceSlots, first_", "smaller(taken_ + kPieceSlots + 1, first_")
-plant(rule, "piece-taken-before-it-is-whole", RING, "while (widened_ <= taken_) widen();", "while (widened_ < taken_) widen();")
+rule = "fp8 dequantized beside the MMAs"
+PIPELINE = "src/kernels/cpu/amx/kv_pipeline.hpp"
+plant(rule, "stage-in-use-overwritten", PIPELINE, "smaller(consumer_chunk_ + kStages, first_", "smaller(consumer_chunk_ + kStages + 1, first_")
+plant(rule, "stage-consumed-before-it-is-full", PIPELINE, "while (producer_chunk_ <= consumer_chunk_) produce();",
+      "while (producer_chunk_ < consumer_chunk_) produce();")
 rule = "pools and allocators"
 ALLOCATOR = KVCACHE + "token_allocator.cc"
 WINDOW_ALLOCATOR = KVCACHE + "window_token_allocator.cc"

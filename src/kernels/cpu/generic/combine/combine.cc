@@ -21,42 +21,42 @@ std::byte* at(void* data, DType dtype, int64_t offset) noexcept {
   return static_cast<std::byte*>(data) + offset * size_of(dtype);
 }
 
-/// One row of the batch: which states it has and what they weigh.
+/// One row of the batch: its states and their scales, exp(lse - max_lse) / sum.
 class Row {
  public:
   Row(const CombineParams& params, int64_t token, int64_t head) noexcept : params_(params), token_(token), head_(head) {
     for_each_state([this](const CombineSource&, int64_t, double lse) {
-      if (lse > top_ || std::isnan(lse)) top_ = lse;  // nothing is greater than a NaN: it stays
+      if (lse > max_lse_ || std::isnan(lse)) max_lse_ = lse;  // nothing is greater than a NaN: it stays
     });
-    for_each_state([this](const CombineSource&, int64_t, double lse) { sum_ += relative(lse); });
+    for_each_state([this](const CombineSource&, int64_t, double lse) { sum_ += scale_of(lse); });
   }
 
-  bool empty() const noexcept { return top_ == -std::numeric_limits<double>::infinity(); }
+  bool empty() const noexcept { return max_lse_ == -std::numeric_limits<double>::infinity(); }
 
   /// In natural units; -inf where all states are empty.
-  double lse() const noexcept { return empty() ? top_ : top_ + static_cast<double>(std::log(sum_)); }
+  double lse() const noexcept { return empty() ? max_lse_ : max_lse_ + static_cast<double>(std::log(sum_)); }
 
-  /// acc[i] = sum over states of weight * element first + i.
+  /// acc[i] = sum over states of scale * element first + i.
   void accumulate(int32_t first, int32_t n, float* acc) const noexcept {
     const float inverse = 1.0f / sum_;
     bool first_state = true;
     for_each_state([&](const CombineSource& source, int64_t state, double lse) {
-      const float weight = relative(lse) * inverse;
+      const float scale = scale_of(lse) * inverse;
       const int64_t offset =
           state * source.state_stride + token_ * source.token_stride + head_ * source.head_stride + first;
       alignas(64) float values[kChunk];
       load_row(at(source.out, source.dtype, offset), source.dtype, n, values);
       if (first_state) {  // no sum from 0, which would turn a single state's -0 into 0
-        for (int32_t i = 0; i < n; ++i) acc[i] = weight * values[i];
+        for (int32_t i = 0; i < n; ++i) acc[i] = scale * values[i];
         first_state = false;
       } else {
-        for (int32_t i = 0; i < n; ++i) acc[i] += weight * values[i];
+        for (int32_t i = 0; i < n; ++i) acc[i] += scale * values[i];
       }
     });
   }
 
  private:
-  float relative(double lse) const noexcept { return std::exp(static_cast<float>(lse - top_)); }
+  float scale_of(double lse) const noexcept { return std::exp(static_cast<float>(lse - max_lse_)); }
 
   /// Calls visit(source, state, lse in natural units) for the states that are not empty.
   template <typename Visit>
@@ -74,7 +74,7 @@ class Row {
   const CombineParams& params_;
   int64_t token_;
   int64_t head_;
-  double top_ = -std::numeric_limits<double>::infinity();
+  double max_lse_ = -std::numeric_limits<double>::infinity();
   float sum_ = 0.0f;
 };
 

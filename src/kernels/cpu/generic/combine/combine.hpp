@@ -26,7 +26,7 @@ struct CombineSource {
 };
 
 struct CombineParams {
-  std::span<const CombineSource> sources;  ///< folded in order
+  std::span<const CombineSource> sources;  ///< combined in order
   int32_t num_heads = 0;
   int32_t head_dim = 0;
   void* out = nullptr;  ///< may be a source's memory if element for element at the same place
@@ -38,8 +38,8 @@ struct CombineParams {
   const uint8_t* mask = nullptr;  ///< [tokens]; rows of tokens whose byte is 0 stay as they are. Null: all are written
 };
 
-/// Merges rows [begin, end); row r is token r / num_heads, head r % num_heads. A row's result does not depend on the
-/// range. Weights are e^(lse - max), summed and applied in float32; differences of LSEs and changes of base are taken
+/// Combines rows [begin, end); row r is token r / num_heads, head r % num_heads. A row's result does not depend on the
+/// range. Scales are e^(lse - max), summed and applied in float32; differences of LSEs and changes of base are taken
 /// in double, so that large LSEs lose nothing. A row with one state that is not empty gets that state's values
 /// unchanged.
 void combine_rows(const CombineParams& params, int64_t begin, int64_t end) noexcept;

@@ -1,4 +1,4 @@
-#include "kernels/cpu/generic/combine/nvfp4.hpp"
+#include "kernels/cpu/generic/combine/row_convert.hpp"
 
 #include <gtest/gtest.h>
 

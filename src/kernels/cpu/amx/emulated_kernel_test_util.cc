@@ -1,0 +1,33 @@
+#include "kernels/cpu/amx/emulated_kernel_test_util.hpp"
+
+#include "kernels/cpu/amx/kernel.hpp"
+#include "kernels/cpu/common/kernel.hpp"
+
+namespace folio::inline v0::kernels::amx {
+namespace {
+
+std::string unavailable(const platform::CpuFeatures& features) {
+  return features.x86_64_v4() && features.avx512vbmi ? "" : "the CPU or the OS lacks x86-64-v4 or AVX512-VBMI";
+}
+
+size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape) {
+  return cpu::carve_scratch(config, shape, nullptr, cpu::collective_scratch_bytes(kEmulatedCollective, config, shape))
+      .bytes;
+}
+
+void run_worker(const AttentionParams& params, int32_t worker) noexcept {
+  cpu::run_worker(kEmulatedCollective, params, worker);
+}
+
+void run_combine(const AttentionParams& params, int32_t combine_tile) noexcept {
+  cpu::run_combine(kEmulatedCollective, params, combine_tile);
+}
+
+}  // namespace
+
+const AttentionKernel& emulated_kernel() {
+  static const AttentionKernel kernel = describe("amx-emulated", unavailable, scratch_bytes, run_worker, run_combine);
+  return kernel;
+}
+
+}  // namespace folio::inline v0::kernels::amx

@@ -1,0 +1,332 @@
+#pragma once
+
+#include "kernels/cpu/amx/kv_pipeline.hpp"
+
+/// GEMM0 (S^T = K Q^T), GEMM1 (O += P V), and both in small steps beside another tile's softmax.
+///
+/// GEMM0 is transposed: K as stored is the left operand, packed Q the right one. So a token's scores stand side by
+/// side, a row in each lane. In GEMM1, P is the left operand, and V in pairs of tokens (VNNI layout, as packed pages
+/// store it) the right one.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+/// scores[token][lane] of the row blocks whose packed Q begins at `q`; row block b at scores + b * kTileTokens *
+/// kRowBlock.
+template <class Tiles, int kRowBlocks, class Pipeline>
+FOLIO_INLINE void gemm_qk(const unsigned char* q, int32_t qk_steps, const TileOperands& operands, float* scores,
+                          Pipeline& pipeline) {
+  const TileSource* const k = operands.keys;
+  if constexpr (kRowBlocks == 1) {
+    Tiles::template zero<0>();
+    Tiles::template zero<1>();
+    Tiles::template zero<2>();
+    Tiles::template zero<3>();
+    for (int32_t i = 0; i < qk_steps; ++i) {
+      pipeline.consumer_wait_k(i);
+      Tiles::template load<5>(q + i * kTileBytes, kTileRowBytes);
+      Tiles::template load<4>(pipeline.k_operand(k, 0, i), k[0].stride);
+      Tiles::template multiply_add<0, 4, 5>();
+      pipeline.at_mma();
+      Tiles::template load<6>(pipeline.k_operand(k, 1, i), k[1].stride);
+      Tiles::template multiply_add<1, 6, 5>();
+      pipeline.at_mma();
+      Tiles::template load<7>(pipeline.k_operand(k, 2, i), k[2].stride);
+      Tiles::template multiply_add<2, 7, 5>();
+      pipeline.at_mma();
+      Tiles::template load<4>(pipeline.k_operand(k, 3, i), k[3].stride);
+      Tiles::template multiply_add<3, 4, 5>();
+      pipeline.at_mma();
+    }
+    Tiles::template store<0>(scores, kTileRowBytes);
+    Tiles::template store<1>(scores + 16 * kRowBlock, kTileRowBytes);
+    Tiles::template store<2>(scores + 32 * kRowBlock, kTileRowBytes);
+    Tiles::template store<3>(scores + 48 * kRowBlock, kTileRowBytes);
+  } else {
+    const unsigned char* const other_q = q + qk_steps * kTileBytes;
+    float* const other_scores = scores + kTileTokens * kRowBlock;
+    for (int32_t g = 0; g < kTileTokens / kGroupTokens; g += 2) {
+      Tiles::template zero<0>();
+      Tiles::template zero<1>();
+      Tiles::template zero<2>();
+      Tiles::template zero<3>();
+      for (int32_t i = 0; i < qk_steps; ++i) {
+        Tiles::template load<4>(k[g].at + i * kTileRowBytes, k[g].stride);
+        Tiles::template load<6>(q + i * kTileBytes, kTileRowBytes);
+        Tiles::template multiply_add<0, 4, 6>();
+        Tiles::template load<7>(other_q + i * kTileBytes, kTileRowBytes);
+        Tiles::template multiply_add<1, 4, 7>();
+        pipeline.at_mma();
+        Tiles::template load<5>(k[g + 1].at + i * kTileRowBytes, k[g + 1].stride);
+        Tiles::template multiply_add<2, 5, 6>();
+        Tiles::template multiply_add<3, 5, 7>();
+        pipeline.at_mma();
+      }
+      const int32_t first = g * kGroupTokens * kRowBlock;
+      Tiles::template store<0>(scores + first, kTileRowBytes);
+      Tiles::template store<1>(other_scores + first, kTileRowBytes);
+      Tiles::template store<2>(scores + first + kGroupTokens * kRowBlock, kTileRowBytes);
+      Tiles::template store<3>(other_scores + first + kGroupTokens * kRowBlock, kTileRowBytes);
+    }
+  }
+}
+
+/// KV tiles of a batch whose P is ready and whose GEMM1 is still to be issued.
+struct PendingPv {
+  const TileOperands* tiles[kBatchTiles];
+  const uint16_t* p[kBatchTiles];  ///< [row block][half][kRowBlock][kHalfTokens]
+  int32_t count = 0;
+};
+
+inline constexpr int32_t kHalfP = kRowBlock * kHalfTokens;
+inline constexpr int32_t kRowBlockP = 2 * kHalfP;
+
+template <class Tiles, int kFrom, int kCount>
+FOLIO_INLINE void load_acc(const float* acc, int64_t stride) {
+  if constexpr (kCount > 0) {
+    Tiles::template load<kFrom>(acc, stride);
+    load_acc<Tiles, kFrom + 1, kCount - 1>(acc + kDimTile, stride);
+  }
+}
+
+template <class Tiles, int kFrom, int kCount>
+FOLIO_INLINE void store_acc(float* acc, int64_t stride) {
+  if constexpr (kCount > 0) {
+    Tiles::template store<kFrom>(acc, stride);
+    store_acc<Tiles, kFrom + 1, kCount - 1>(acc + kDimTile, stride);
+  }
+}
+
+template <class Tiles, int kRowBlocks, int kDims, int kDim, class Pipeline>
+FOLIO_INLINE void mma_dim_tiles(const unsigned char* values, int64_t stride, Pipeline& pipeline) {
+  if constexpr (kDim < kDims) {
+    constexpr int kValues = 6 + kDim % 2;
+    Tiles::template load<kValues>(values + kDim * kTileRowBytes, stride);
+    Tiles::template multiply_add<kDim, 4, kValues>();
+    if constexpr (kRowBlocks == 2) Tiles::template multiply_add<kDims + kDim, 5, kValues>();
+    pipeline.at_mma();
+    mma_dim_tiles<Tiles, kRowBlocks, kDims, kDim + 1>(values, stride, pipeline);
+  }
+}
+
+/// GEMM1 of kDims dimension tiles, from tile `d` on: acc stays in TMM0 to TMM3 over all pending KV tiles.
+template <class Tiles, int kRowBlocks, int kDims, class Pipeline>
+FOLIO_INLINE void pv_dim_tiles(float* acc, int32_t v_stride, int32_t d, const PendingPv& pending, Pipeline& pipeline) {
+  const int64_t stride = int64_t{v_stride} * 4;
+  float* const acc_tile = acc + d * kDimTile;
+  pipeline.consumer_wait_v(d);
+  load_acc<Tiles, 0, kDims>(acc_tile, stride);
+  if constexpr (kRowBlocks == 2) load_acc<Tiles, kDims, kDims>(acc_tile + kRowBlock * v_stride, stride);
+  for (int32_t i = 0; i < pending.count; ++i) {
+    for (int32_t h = 0; h < kTileTokens / kHalfTokens; ++h) {
+      const TileSource& values = pending.tiles[i]->values[h];
+      if (values.at == nullptr) continue;
+      const uint16_t* const p = pending.p[i] + h * kHalfP;
+      Tiles::template load<4>(p, kTileRowBytes);
+      if constexpr (kRowBlocks == 2) Tiles::template load<5>(p + kRowBlockP, kTileRowBytes);
+      mma_dim_tiles<Tiles, kRowBlocks, kDims, 0>(pipeline.v_operand(pending.tiles[i]->values, h, d), values.stride,
+                                                 pipeline);
+    }
+  }
+  store_acc<Tiles, 0, kDims>(acc_tile, stride);
+  if constexpr (kRowBlocks == 2) store_acc<Tiles, kDims, kDims>(acc_tile + kRowBlock * v_stride, stride);
+}
+
+FOLIO_INLINE float bfloat16_value(uint16_t code) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(code) << 16);
+}
+
+/// Adds the non-finite components, which GEMM1 had as zeros, to the rows that they are visible to. The sum is infinite
+/// or NaN in any order.
+static inline void add_non_finite(const WorkTileParams& work, int32_t r, int32_t rows, const TileOperands& operands,
+                                  const uint16_t* p) {
+  const KvOperand& kv = work.kv;
+  const int32_t step = kv.packed_v ? 2 : 1;
+  for (uint64_t left = operands.non_finite; left != 0; left &= left - 1) {
+    const int32_t t = __builtin_ctzll(left);
+    const int32_t local = operands.tile.first + t;
+    const unsigned char* const from = value_at(kv, local) + (kv.packed_v ? local % 2 * element_bytes(kv) : 0);
+    for (int32_t i = 0; i < rows; ++i) {
+      if ((operands.visible[r + i] >> t & 1) == 0) continue;
+      const int32_t b = i / kRowBlock;
+      const uint16_t p_t = p[b * kRowBlockP + t / kHalfTokens * kHalfP + i % kRowBlock * kHalfTokens + t % kHalfTokens];
+      float* const acc = work.state.acc + (r + i) * work.v_stride;
+      for (int32_t d = 0; d < work.head_dim_v; ++d) {
+        const uint16_t code = bfloat16_element(kv, from, d * step);
+        if ((code & 0x7f80) == 0x7f80) acc[d] += bfloat16_value(p_t) * bfloat16_value(code);
+      }
+    }
+  }
+}
+
+/// GEMM1 of all pending KV tiles, for the row blocks from row `r` on and the dimension tiles from `d` on (those before
+/// are done). Clears `pending`.
+template <class Tiles, int kRowBlocks, class Pipeline>
+static void gemm_pv(const WorkTileParams& work, int32_t r, int32_t d, PendingPv& pending, Pipeline& pipeline) {
+  if (pending.count == 0) return;
+  float* const acc = work.state.acc + r * work.v_stride;
+  const int32_t dims = work.v_stride / kDimTile;
+  constexpr int kAtOnce = 4 / kRowBlocks;
+  for (; d + kAtOnce <= dims; d += kAtOnce)
+    pv_dim_tiles<Tiles, kRowBlocks, kAtOnce>(acc, work.v_stride, d, pending, pipeline);
+  for (; d < dims; ++d) pv_dim_tiles<Tiles, kRowBlocks, 1>(acc, work.v_stride, d, pending, pipeline);
+  const int32_t rows = smaller(work.num_rows - r, kRowBlocks * kRowBlock);
+  for (int32_t i = 0; i < pending.count; ++i) {
+    if (pending.tiles[i]->non_finite != 0) add_non_finite(work, r, rows, *pending.tiles[i], pending.p[i]);
+  }
+  pending.count = 0;
+}
+
+/// Rescales acc of those rows of a row block whose row_max moved.
+FOLIO_INLINE void rescale_acc_rows(const WorkTileParams& work, int32_t r, __mmask16 raised, Vec rescale) {
+  for (uint32_t left = raised; left != 0; left &= left - 1) {
+    const int32_t i = __builtin_ctz(left);
+    float* const acc = work.state.acc + (r + i) * work.v_stride;
+    const Vec factor = splat(rescale[i]);
+    for (int32_t d = 0; d < work.v_stride; d += kLanes) store(acc + d, load<Vec>(acc + d) * factor);
+  }
+}
+
+/// GEMM0 of the next KV tile, then GEMM1 of the last one, for a pair of row blocks, in steps of two MMAs. The steps
+/// stand between the vector instructions of another tile's softmax. So the tile unit and the vector units work at the
+/// same time, which out-of-order execution, over some hundred instructions, would not reach.
+template <class Tiles>
+class GemmOverlap {
+ public:
+  /// Adds GEMM0 of `operands`, with the results of gemm_qk.
+  FOLIO_INLINE_MEMBER void begin_qk(const unsigned char* q, int32_t qk_steps, const TileOperands& operands,
+                                    float* scores) {
+    q_ = q;
+    qk_steps_ = qk_steps;
+    keys_ = operands.keys;
+    scores_ = scores;
+    groups_left_ = kTileTokens / kGroupTokens;
+    qk_step_ = 0;
+    second_half_ = false;
+  }
+
+  /// Adds GEMM1 of `operands`, with the results of gemm_pv, for whole pairs of dimension tiles.
+  FOLIO_INLINE_MEMBER void begin_pv(float* acc, int32_t v_stride, const TileOperands& operands, const uint16_t* p) {
+    acc_ = acc;
+    acc_stride_ = int64_t{v_stride} * 4;
+    v_stride_ = v_stride;
+    p_ = p;
+    values_ = operands.values;
+    last_half_ = operands.values[1].at != nullptr ? 1 : 0;
+    first_half_ = operands.values[0].at != nullptr ? 0 : 1;
+    half_ = first_half_;
+    dims_left_ = v_stride / kDimTile / 2;
+    dim_ = 0;
+    right_column_ = false;
+  }
+
+  FOLIO_INLINE_MEMBER bool done() const { return groups_left_ == 0 && dims_left_ == 0; }
+  FOLIO_INLINE_MEMBER void drain() {
+    while (!done()) issue();
+  }
+
+  /// Called with every pair of tokens; every second call issues a step.
+  FOLIO_INLINE_MEMBER void at_softmax_step() {
+    odd_step_ ^= 1;
+    if (odd_step_ == 0) issue();
+  }
+
+ private:
+  FOLIO_INLINE_MEMBER void issue() {
+    if (groups_left_ != 0) {
+      issue_qk();
+    } else if (dims_left_ != 0) {
+      issue_pv();
+    }
+  }
+
+  FOLIO_INLINE_MEMBER void issue_qk() {
+    const int64_t at = qk_step_ * kTileRowBytes;
+    if (!second_half_) {
+      if (qk_step_ == 0) {
+        Tiles::template zero<0>();
+        Tiles::template zero<1>();
+        Tiles::template zero<2>();
+        Tiles::template zero<3>();
+      }
+      Tiles::template load<4>(keys_[0].at + at, keys_[0].stride);
+      Tiles::template load<6>(q_ + qk_step_ * kTileBytes, kTileRowBytes);
+      Tiles::template multiply_add<0, 4, 6>();
+      Tiles::template load<7>(q_ + (qk_steps_ + qk_step_) * kTileBytes, kTileRowBytes);
+      Tiles::template multiply_add<1, 4, 7>();
+      second_half_ = true;
+      return;
+    }
+    Tiles::template load<5>(keys_[1].at + at, keys_[1].stride);
+    Tiles::template multiply_add<2, 5, 6>();
+    Tiles::template multiply_add<3, 5, 7>();
+    second_half_ = false;
+    if (++qk_step_ < qk_steps_) return;
+    constexpr int32_t kGroup = kGroupTokens * kRowBlock;
+    constexpr int32_t kBlock = kTileTokens * kRowBlock;
+    Tiles::template store<0>(scores_, kTileRowBytes);
+    Tiles::template store<1>(scores_ + kBlock, kTileRowBytes);
+    Tiles::template store<2>(scores_ + kGroup, kTileRowBytes);
+    Tiles::template store<3>(scores_ + kBlock + kGroup, kTileRowBytes);
+    scores_ += 2 * kGroup;
+    keys_ += 2;
+    groups_left_ -= 2;
+    qk_step_ = 0;
+  }
+
+  FOLIO_INLINE_MEMBER void issue_pv() {
+    const TileSource& values = values_[half_];
+    float* const acc_tile = acc_ + dim_;
+    float* const other_acc = acc_tile + kRowBlock * v_stride_;
+    const unsigned char* const from = values.at + dim_ * 2 * kBf16Bytes;
+    if (!right_column_) {
+      if (half_ == first_half_) {
+        Tiles::template load<0>(acc_tile, acc_stride_);
+        Tiles::template load<1>(acc_tile + kDimTile, acc_stride_);
+        Tiles::template load<2>(other_acc, acc_stride_);
+        Tiles::template load<3>(other_acc + kDimTile, acc_stride_);
+      }
+      const uint16_t* const p = p_ + half_ * kHalfP;
+      Tiles::template load<4>(p, kTileRowBytes);
+      Tiles::template load<6>(from, values.stride);
+      Tiles::template multiply_add<0, 4, 6>();
+      Tiles::template load<5>(p + kRowBlockP, kTileRowBytes);
+      Tiles::template multiply_add<2, 5, 6>();
+      right_column_ = true;
+      return;
+    }
+    Tiles::template load<7>(from + kTileRowBytes, values.stride);
+    Tiles::template multiply_add<1, 4, 7>();
+    Tiles::template multiply_add<3, 5, 7>();
+    right_column_ = false;
+    if (++half_ <= last_half_) return;
+    Tiles::template store<0>(acc_tile, acc_stride_);
+    Tiles::template store<1>(acc_tile + kDimTile, acc_stride_);
+    Tiles::template store<2>(other_acc, acc_stride_);
+    Tiles::template store<3>(other_acc + kDimTile, acc_stride_);
+    half_ = first_half_;
+    dim_ += 2 * kDimTile;
+    --dims_left_;
+  }
+
+  const unsigned char* q_ = nullptr;
+  const TileSource* keys_ = nullptr;
+  float* scores_ = nullptr;
+  int32_t qk_steps_ = 0;
+  int32_t groups_left_ = 0;
+  int32_t qk_step_ = 0;
+  bool second_half_ = false;
+
+  float* acc_ = nullptr;
+  const uint16_t* p_ = nullptr;
+  const TileSource* values_ = nullptr;
+  int64_t acc_stride_ = 0;
+  int32_t v_stride_ = 0;
+  int32_t dims_left_ = 0;
+  int32_t dim_ = 0;
+  int32_t first_half_ = 0;
+  int32_t last_half_ = 0;
+  int32_t half_ = 0;
+  bool right_column_ = false;
+  uint32_t odd_step_ = 0;
+};
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

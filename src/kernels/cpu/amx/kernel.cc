@@ -1,0 +1,82 @@
+#include "kernels/cpu/amx/kernel.hpp"
+
+#include "core/error.hpp"
+#include "kernels/cpu/amx/collective.hpp"
+#include "kernels/cpu/common/kernel.hpp"
+
+namespace folio::inline v0::kernels::amx {
+namespace {
+
+constexpr int32_t kMaxHeadDim = 256;
+constexpr int32_t kTileRows = 256;  // K and V come from L2 once for so many rows
+
+std::string unavailable(const platform::CpuFeatures& features) {
+  if (!features.x86_64_v4() || !features.avx512vbmi) {
+    return "the CPU or the OS lacks x86-64-v4 (AVX-512 F, BW, DQ, VL) or AVX512-VBMI";
+  }
+  if (!features.amx_tile || !features.amx_bf16) {
+    return "the CPU lacks AMX (tile, bf16), or the OS has not granted this process its tile registers";
+  }
+  return {};
+}
+
+std::string refusal(const AttentionConfig& config) {
+  if (config.q != DType::kBFloat16) return core::message("q is ", config.q, "; the AMX kernel takes bfloat16");
+  for (const auto& [name, dtype] : {std::pair{"kv", config.kv}, {"ragged_kv", config.ragged_kv}}) {
+    if (dtype != DType::kBFloat16 && !is_fp8(dtype)) {
+      return core::message(name, " is ", dtype, "; the AMX kernel takes bfloat16, fp8_e4m3 and fp8_e5m2");
+    }
+  }
+  if (config.kv_format != KvFormat::kCpuPacked) return "kv_format is kStrided; the AMX kernel takes kCpuPacked";
+  for (const auto& [name, dim] : {std::pair{"head_dim_qk", config.head_dim_qk}, {"head_dim_v", config.head_dim_v}}) {
+    if (dim > kMaxHeadDim) {
+      return core::message(name, " is ", dim, "; the AMX kernel takes multiples of 8 up to ", kMaxHeadDim);
+    }
+  }
+  return cpu::refusal(config, false);
+}
+
+scheduler::TileShape tile(const AttentionConfig&) {
+  return {.rows = kTileRows, .kv_tokens = cpu::kTileTokens};
+}
+
+size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape) {
+  return cpu::carve_scratch(config, shape, nullptr, cpu::collective_scratch_bytes(kCollective, config, shape)).bytes;
+}
+
+void run_worker(const AttentionParams& params, int32_t worker) noexcept {
+  configure_tiles();
+  cpu::run_worker(kCollective, params, worker);
+  release_tiles();
+}
+
+void run_combine(const AttentionParams& params, int32_t combine_tile) noexcept {
+  cpu::run_combine(kCollective, params, combine_tile);
+}
+
+}  // namespace
+
+AttentionKernel describe(const char* name, std::string (*is_unavailable)(const platform::CpuFeatures&),
+                         size_t (*scratch)(const AttentionConfig&, const scheduler::TileShape&),
+                         void (*worker)(const AttentionParams&, int32_t) noexcept,
+                         void (*combine)(const AttentionParams&, int32_t) noexcept) {
+  return {.name = name,
+          .unavailable = is_unavailable,
+          .refusal = refusal,
+          .tile = tile,
+          .scratch_bytes = scratch,
+          .run_worker = worker,
+          .run_combine = combine,
+          .tile_cost = 64,  // a KV tile of a few rows waits for memory as long as so many rows compute
+          .row_cost = 1,
+          .best_format = KvFormat::kCpuPacked,
+          .best_page_size = 32,  // 32 tokens of V fill a tile register
+          .p_dtype = DType::kBFloat16};
+}
+
+const AttentionKernel& attention_kernel() {
+  static const AttentionKernel kernel = describe("amx", unavailable, scratch_bytes, run_worker, run_combine);
+  return kernel;
+}
+
+}  // namespace folio::inline v0::kernels::amx

@@ -1,0 +1,299 @@
+#include "kernels/cpu/amx/kernel.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "core/instrumented_test_util.hpp"
+#include "folio/types/float_convert.hpp"
+#include "kernels/cpu/amx/emulated_kernel_test_util.hpp"
+#include "kernels/cpu/common/kernel_fixture_test_util.hpp"
+#include "kernels/cpu/common/random_case_test_util.hpp"
+#include "kernels/cpu/common/softmax_cases_test_util.hpp"
+
+/// The AMX kernel on tiles in hardware, where the machine has them, and in software.
+namespace folio::inline v0::kernels {
+namespace {
+
+using scheduler::testing::OwnedBatch;
+using scheduler::testing::paged_batch;
+using testing::all_features;
+using testing::AttentionCase;
+using testing::CaseOptions;
+using testing::kInfinity;
+using testing::kNan;
+using testing::mask_without;
+using testing::overwrite;
+using testing::overwrite_kv;
+using testing::random_case;
+using testing::RandomCase;
+using testing::run_step;
+using Result = AttentionCase::Result;
+
+class AmxKernels : public CpuKernels {};
+
+INSTANTIATE_TEST_SUITE_P(Tiles, AmxKernels, ::testing::Values(&amx::attention_kernel(), &amx::emulated_kernel()),
+                         kernel_test_name);
+
+/// bfloat16 over packed pages of 32, float32 out, causal, 4 query heads over 2 KV heads.
+AttentionConfig amx_config(int32_t head_dim = 64) {
+  AttentionConfig config;
+  config.num_q_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim_qk = config.head_dim_v = head_dim;
+  config.q = config.kv = config.ragged_kv = DType::kBFloat16;
+  config.out = DType::kFloat32;
+  config.kv_format = KvFormat::kCpuPacked;
+  config.page_size = 32;
+  return config;
+}
+
+TEST_P(AmxKernels, Output_RandomCases_MatchesReference) {
+  std::mt19937 random(20260202);
+  for (int i = 0; i < folio::testing::random_cases(300); ++i) {
+    RandomCase one = random_case(random);
+    const AttentionConfig taken = amx_config();
+    one.config.q = taken.q;
+    constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
+    one.config.kv = kTypes[i % 3];
+    one.config.ragged_kv = taken.ragged_kv;
+    one.config.kv_format = taken.kv_format;
+    one.config.page_size = i % 4 == 0 ? 32 : 16 + 2 * (i % 25);
+    one.options.v_aliases_k = false;
+    AttentionCase subject(one.config, one.batch, one.options, static_cast<uint32_t>(i));
+    ASSERT_EQ(GetParam()->refusal(one.config), "");
+    ASSERT_EQ(subject.compare(subject.run(*GetParam(), one.num_workers, one.tile_rows)), "")
+        << "case " << i << ": out " << to_string(one.config.out) << " dims " << one.config.head_dim_qk << "/"
+        << one.config.head_dim_v << " page " << one.config.page_size << " mask " << static_cast<int>(one.config.mask)
+        << " determinism " << static_cast<int>(one.config.determinism);
+  }
+}
+
+TEST_P(AmxKernels, TakeEveryHeadDimension) {
+  for (int32_t dim = 8; dim <= 256; dim += folio::testing::kInstrumented ? 40 : 8) {
+    AttentionConfig config = amx_config(dim);
+    config.head_dim_v = 264 - dim;
+    const auto batch =
+        folio::testing::kInstrumented ? paged_batch({1, 9}, {70, 129}) : paged_batch({1, 3, 20}, {70, 65, 129});
+    AttentionCase subject(config, batch, {}, static_cast<uint32_t>(dim));
+    ASSERT_EQ(subject.compare(subject.run(*GetParam(), 1)), "") << dim;
+  }
+}
+
+TEST_P(AmxKernels, TakeEveryGroupSize) {
+  for (const int32_t group : {1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 33, 71, 200}) {
+    if (folio::testing::kInstrumented && group > 33) break;
+    AttentionConfig config = amx_config();
+    config.num_kv_heads = 1;
+    config.num_q_heads = group;
+    AttentionCase subject(config, paged_batch({1, 2}, {100, 330}), {}, static_cast<uint32_t>(group));
+    ASSERT_EQ(subject.compare(subject.run(*GetParam(), 2)), "") << group;
+  }
+}
+
+TEST_P(AmxKernels, Fp8Kv_EveryDequantizationPath_IsExact) {
+  constexpr int32_t kDims[][2] = {{64, 64}, {128, 128}, {192, 64}, {64, 256}, {128, 64}, {96, 64}, {64, 80}};
+  uint32_t seed = 0;
+  for (const auto& dims : kDims) {
+    for (const int32_t page_size : {16, 32, 34}) {
+      if (folio::testing::kInstrumented && page_size == 32) continue;
+      if (folio::testing::kInstrumented && page_size == (dims[1] > 64 ? 16 : 34)) continue;
+      AttentionConfig config = amx_config(dims[0]);
+      config.head_dim_v = dims[1];
+      config.kv = seed++ % 2 == 0 ? DType::kFloat8E4M3 : DType::kFloat8E5M2;
+      config.page_size = page_size;
+      config.window_left = seed % 3 == 0 ? 150 : -1;
+      const int32_t longest = folio::testing::kInstrumented ? 200 : 700;
+      AttentionCase subject(config, paged_batch({1, 2, 8, 1}, {longest, 64, longest / 2 - 17, 129}), {}, seed);
+      ASSERT_EQ(subject.compare(subject.run(*GetParam(), 2)), "")
+          << to_string(config.kv) << " " << dims[0] << "/" << dims[1] << " page " << page_size;
+    }
+  }
+}
+
+TEST_P(AmxKernels, Softmax_LargeAndNegativeLogits_IsFinite) {
+  for (const float sign : {1.0f, -1.0f}) {
+    for (const float magnitude : {30.0f, 10.0f}) {  // logits of thousands
+      if (folio::testing::kInstrumented && magnitude < 30.0f) break;
+      CaseOptions options;
+      options.magnitude = magnitude;
+      AttentionCase subject(amx_config(), paged_batch({1, 5, 40}, {150, 70, 529}), options, 3);
+      subject.mutable_args().sm_scale *= sign;
+      EXPECT_EQ(subject.compare(subject.run(*GetParam(), 3)), "") << sign << " " << magnitude;
+    }
+  }
+}
+
+TEST_P(AmxKernels, SayWhatTheyRefuseAndWhatTheyTake) {
+  const auto expect = [&](auto change, const char* given, const char* offered) {
+    AttentionConfig config = amx_config();
+    change(config);
+    const std::string text = GetParam()->refusal(config);
+    EXPECT_NE(text.find(given), std::string::npos) << text;
+    EXPECT_NE(text.find(offered), std::string::npos) << text;
+  };
+  EXPECT_EQ(GetParam()->refusal(amx_config()), "");
+  expect([](AttentionConfig& c) { c.q = DType::kFloat16; }, "q is float16", "bfloat16");
+  expect([](AttentionConfig& c) { c.kv = DType::kFloat16; }, "kv is float16", "fp8_e4m3");
+  expect([](AttentionConfig& c) { c.ragged_kv = DType::kFloat32; }, "ragged_kv is float32", "bfloat16");
+  expect([](AttentionConfig& c) { c.kv_format = KvFormat::kStrided; }, "kStrided", "kCpuPacked");
+  expect([](AttentionConfig& c) { c.head_dim_qk = 264; }, "head_dim_qk is 264", "up to 256");
+  expect([](AttentionConfig& c) { c.head_dim_v = 100; }, "head_dim_v is 100", "multiples of 8");
+  expect([](AttentionConfig& c) { c.page_size = 14; }, "page_size 14", "16 or more");
+  expect([](AttentionConfig& c) { c.features = Feature::kRopeLlama; }, "kRopeLlama", "before the call");
+}
+
+TEST_P(AmxKernels, CombinedPartials_FixedSplits_HaveBitsOfOneWorker) {
+  AttentionConfig config = amx_config();
+  config.determinism = Determinism::kBatchInvariant;
+  AttentionCase subject(config, paged_batch({1, 7, 1}, {1500, 700, 64}), all_features(), 1);
+  const Result one = subject.run(*GetParam(), 1);
+  for (const int32_t workers : {2, 5, 16}) {
+    const Result many = subject.run(*GetParam(), workers);
+    EXPECT_GT(many.plan.num_combine_tiles, 0);
+    EXPECT_EQ(one.bytes, many.bytes) << workers << " workers";
+    EXPECT_EQ(one.lse, many.lse) << workers << " workers";
+  }
+}
+
+TEST_P(AmxKernels, RowBits_NeighbourRowsChange_StayEqual) {
+  for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3}) {
+    for (const bool features : {false, true}) {
+      for (const int32_t page_size : {32, 18}) {
+        if (folio::testing::kInstrumented && (page_size == 32 || features != (type == DType::kBFloat16))) continue;
+        AttentionConfig config = amx_config();
+        config.kv = type;
+        config.page_size = page_size;
+        config.determinism = Determinism::kScheduleInvariant;
+        const std::vector<int32_t> kv_len{130, folio::testing::kInstrumented ? 201 : 601};
+        AttentionCase subject(config, paged_batch({1, 90}, kv_len), features ? all_features() : CaseOptions{}, 2);
+        const Result whole = subject.run(*GetParam(), 1);
+        for (const int32_t rows : {1, 17, 33, 3, 8, 13, 16, 31, 32, 100}) {
+          if (folio::testing::kInstrumented && rows == 3) break;
+          const Result tiled = subject.run(*GetParam(), 1, rows);
+          EXPECT_EQ(whole.bytes, tiled.bytes) << rows << " rows";
+          EXPECT_EQ(whole.lse, tiled.lse) << rows << " rows";
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AmxKernels, PromptBits_SplitIntoChunks_StayEqual) {
+  AttentionConfig config = amx_config();
+  config.determinism = Determinism::kScheduleInvariant;
+  for (const int32_t window : {-1, 75}) {
+    config.window_left = window;
+    const int32_t length = 300;
+    AttentionCase subject(config, paged_batch({length}, {length}), {}, 3);
+    const Result whole = run_step(subject, *GetParam(), 0, length, 1);
+    const auto width = static_cast<size_t>(config.num_q_heads * config.head_dim_v);
+    for (const int32_t chunk : {1, 3, 17, 64, 100}) {
+      if (folio::testing::kInstrumented && (chunk == 3 || chunk == 64)) continue;
+      const int32_t decode_steps = folio::testing::kInstrumented ? 41 : 7;  // a sample of them: every so many tokens
+      for (int32_t begin = 0; begin < length; begin += chunk == 1 ? decode_steps : chunk) {
+        const int32_t end = std::min(begin + chunk, length);
+        const Result part = run_step(subject, *GetParam(), begin, end, 3);
+        for (size_t i = 0; i < static_cast<size_t>(end - begin) * width; ++i) {
+          ASSERT_EQ(part.out[i], whole.out[static_cast<size_t>(begin) * width + i]) << "chunk of " << chunk;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AmxKernels, Kv_NonFiniteBeyondDiagonal_EarlierRowsUnchanged) {
+  for (const int32_t head_dim : {64, 72}) {
+    for (const int32_t q_len : {2, 4, 40}) {
+      for (const float poison : {kNan, kInfinity, -kInfinity}) {
+        for (const bool values : {false, true}) {
+          const AttentionConfig config = amx_config(head_dim);
+          AttentionCase subject(config, paged_batch({q_len}, {320}), {}, 1);
+          const Result clean = subject.run(*GetParam(), 1);
+          const int32_t token = 320 - q_len / 2 - 1;
+          overwrite(subject, 0, token, values, poison);
+          const Result result = subject.run(*GetParam(), 1);
+          const int64_t width = int64_t{config.num_q_heads} * head_dim;
+          const int64_t seeing = (token - (320 - q_len)) * width;
+          for (int64_t i = 0; i < static_cast<int64_t>(result.out.size()); ++i) {
+            const float got = result.out[static_cast<size_t>(i)];
+            if (i < seeing) {
+              ASSERT_EQ(got, clean.out[static_cast<size_t>(i)]) << "token " << i / width;
+            } else if (values || std::isnan(poison)) {
+              ASSERT_FALSE(std::isfinite(got)) << "token " << i / width;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AmxKernels, Cache_NanBeforeWindow_OutputUnchanged) {
+  for (const int32_t q_len : {1, 12, 40}) {
+    for (const int32_t window : {20, 21}) {  // it begins within a pair of tokens, and between two
+      AttentionConfig config = amx_config();
+      config.window_left = window;
+      AttentionCase subject(config, paged_batch({q_len}, {350}), {}, 8);
+      for (int32_t token = 0; token < 350 - q_len - window; ++token) {
+        overwrite_kv(subject, token, kNan);
+      }
+      EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
+      // Pages before the window are not even looked up.
+      std::fill_n(subject.memory()[0].indices.begin(), (350 - q_len - window) / 32,
+                  std::numeric_limits<int32_t>::max());
+      EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
+    }
+  }
+}
+
+TEST_P(AmxKernels, Cache_NanUnderCustomMask_OutputUnchanged) {
+  AttentionConfig config = amx_config();
+  config.mask = MaskKind::kCustom;
+  const std::vector<int32_t> hidden{30, 31, 89, 130, 189};
+  for (const int32_t q_len : {1, 12, 40}) {
+    AttentionCase subject(config, paged_batch({q_len}, {190}), {}, 7);
+    const std::vector<uint8_t> bits = mask_without(q_len, 190, hidden);
+    for (const int32_t token : hidden) overwrite_kv(subject, token, kNan);
+    subject.mutable_args().custom_mask = bits.data();
+    EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
+  }
+}
+
+TEST_P(AmxKernels, Output_VisibleNan_IsNan) {
+  for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+    for (const Determinism level : {Determinism::kRunToRun, Determinism::kBatchInvariant}) {
+      for (const bool values : {false, true}) {
+        for (const int32_t length : {1, 400}) {
+          AttentionConfig config = amx_config();
+          config.kv = type;
+          config.determinism = level;
+          AttentionCase subject(config, paged_batch({1}, {length}), {}, 3);
+          overwrite(subject, 0, length / 2, values, kNan);
+          const Result result = subject.run(*GetParam(), 3);
+          EXPECT_TRUE(std::all_of(result.out.begin(), result.out.end(), [](float x) { return std::isnan(x); }));
+          EXPECT_EQ(std::isnan(result.lse[0]), !values);
+        }
+      }
+    }
+  }
+}
+
+TEST(AmxKernel, IsUnavailableWhereTheOsRefusesTiles) {
+  platform::CpuFeatures features;
+  features.avx2 = features.fma = features.f16c = features.bmi1 = features.bmi2 = features.lzcnt = features.movbe = true;
+  features.avx512f = features.avx512bw = features.avx512cd = features.avx512dq = features.avx512vl =
+      features.avx512vbmi = true;
+  const AttentionKernel& kernel = amx::attention_kernel();
+  EXPECT_NE(kernel.unavailable(features).find("granted"), std::string::npos);
+  features.amx_tile = features.amx_bf16 = true;
+  EXPECT_EQ(kernel.unavailable(features), "");
+  features.avx512vl = false;
+  EXPECT_NE(kernel.unavailable(features).find("x86-64-v4"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace folio::inline v0::kernels

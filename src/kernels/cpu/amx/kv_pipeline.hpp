@@ -1,0 +1,276 @@
+#pragma once
+
+#include "kernels/cpu/amx/producer.hpp"
+
+/// Producers that run beside the MMAs of the calling thread: prefetch, and dequantization of fp8.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+/// The interface of all pipelines. The consumer calls at_mma() with every MMA and at_softmax_step() with every pair of
+/// tokens: there a pipeline does a share of its work. consumer_wait_* and consumer_release_k say how far the MMAs have
+/// come; k_operand and v_operand say where the next operand lies. Here: where TileOperands says.
+struct InPlaceOperands {
+  FOLIO_INLINE_MEMBER void consumer_wait_k(int32_t /*step*/) {}
+  FOLIO_INLINE_MEMBER void consumer_release_k() {}
+  FOLIO_INLINE_MEMBER void consumer_wait_v(int32_t /*dim_tile*/) {}
+  /// 16 keys, 32 of their components: the left operand of GEMM0.
+  FOLIO_INLINE_MEMBER const unsigned char* k_operand(const TileSource* keys, int32_t group, int32_t step) const {
+    return keys[group].at + step * kTileRowBytes;
+  }
+  /// 16 pairs of V rows, 16 components: the right operand of GEMM1.
+  FOLIO_INLINE_MEMBER const unsigned char* v_operand(const TileSource* values, int32_t half, int32_t dim_tile) const {
+    return values[half].at + dim_tile * kTileRowBytes;
+  }
+};
+
+/// Prefetches to L1: a KV tile's V during its GEMM0, then the next tile's K, evenly spread over MMAs and softmax steps.
+/// Two lines of four groups at a time; a group is the K or V of 16 tokens. In this order L1 holds at most one tile: its
+/// K is no longer needed when its V is, and the other way round.
+struct PrefetchPipeline : InPlaceOperands {
+  static constexpr int32_t kGroups = kTileTokens / kGroupTokens;
+  static constexpr int32_t kLine = 64;
+  static constexpr int32_t kAtOnce = 2;     ///< lines of each group at a time
+  const unsigned char* groups[2][kGroups];  ///< of V, of K
+  int32_t ends[2] = {};                     ///< bytes of a group
+  int32_t phase = 0;                        ///< 0: V, 1: K
+  int32_t at = 0;
+
+  FOLIO_INLINE_MEMBER void prefetch() {
+    if (at >= ends[phase]) {
+      if (phase == 1) return;
+      phase = 1;
+      at = 0;
+      if (ends[1] == 0) return;
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kGroups; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kAtOnce; ++j) __builtin_prefetch(groups[phase][i] + at + j * kLine, 0, 3);
+    }
+    at += kAtOnce * kLine;
+  }
+  FOLIO_INLINE_MEMBER void at_mma() {
+    prefetch();
+  }
+  FOLIO_INLINE_MEMBER void at_softmax_step() {
+    prefetch();
+  }
+  FOLIO_INLINE_MEMBER void drain() {
+    while (phase == 0 || at < ends[1]) prefetch();
+  }
+};
+
+/// Work tiles of many rows are bound by arithmetic: prefetching costs more there than it gains.
+struct NoPrefetch : InPlaceOperands {
+  FOLIO_INLINE_MEMBER void at_mma() {}
+  FOLIO_INLINE_MEMBER void at_softmax_step() {}
+};
+
+/// A token of group g, or the nearest, that is visible to some row: its address finds the group.
+FOLIO_INLINE int32_t group_token(const KvTile& tile, int32_t g) {
+  return tile.first + larger(smaller(g * kGroupTokens, tile.end - 1), tile.begin);
+}
+
+/// Prefetches the V of `tile` and the K of `next` (null: no tile follows). fp8 is dequantized before its tile begins:
+/// then both K and V are the next tile's.
+static inline PrefetchPipeline prefetch_pipeline(const WorkTileParams& work, const KvTile& tile, const KvTile* next) {
+  PrefetchPipeline pipeline;
+  const bool dequantized = holds_fp8(work.kv);
+  const KvTile* const values = dequantized ? next : &tile;
+  for (int32_t g = 0; g < PrefetchPipeline::kGroups; ++g) {
+    if (values != nullptr) pipeline.groups[0][g] = value_at(work.kv, group_token(*values, g));
+    if (next != nullptr) pipeline.groups[1][g] = key_at(work.kv, group_token(*next, g));
+  }
+  const int32_t group_bytes = kGroupTokens * element_bytes(work.kv);
+  pipeline.ends[0] = values == nullptr ? 0 : group_bytes * work.head_dim_v;
+  pipeline.ends[1] = next == nullptr ? 0 : group_bytes * work.head_dim_qk;
+  return pipeline;
+}
+
+inline constexpr int32_t kChunkDims = 64;
+inline constexpr int32_t kStageBytes = kTileTokens * kChunkDims * kBf16Bytes;  ///< 8 KB
+inline constexpr int32_t kStages = 2;
+
+/// At most one row block, pages that hold groups of 16 tokens, head dims in whole chunks.
+FOLIO_INLINE bool can_pipeline_fp8(const WorkTileParams& work) {
+  const KvOperand& kv = work.kv;
+  return holds_fp8(kv) && work.num_rows <= kRowBlock && kv.pages != nullptr && kv.packed_v &&
+         kv.page_size % kGroupTokens == 0 && work.head_dim_qk % kChunkDims == 0 && work.head_dim_v % kChunkDims == 0;
+}
+
+/// All 64 tokens are visible to every row: no zeros are needed in the dequantization buffer.
+FOLIO_INLINE bool is_full_tile(const TileOperands& operands) {
+  return operands.uniform && operands.tile.begin == 0 && operands.tile.end == kTileTokens;
+}
+
+/// Dequantizes fp8 K and V to bfloat16 in small batches, between the MMAs on earlier data.
+///
+/// A chunk is 64 components of all 64 tokens: [token][component] of K, [pair][component][2] of V (VNNI layout). A KV
+/// tile is its K chunks, then its V chunks. A stage holds one chunk. There are kStages = 2: while the MMAs consume one
+/// stage, the producer fills the other. Chunks are numbered across tiles. The cache is prefetched to L2 one tile before
+/// it is dequantized.
+///
+/// A tile dequantized as a whole would wait three times: for memory, for the conversion, and for stores that tile loads
+/// cannot be forwarded from. And its copies, 32 KB at head_dim 128, would push everything else out of L1.
+template <DType kType>
+class Fp8Pipeline {
+ public:
+  /// `stages`: memory for kStages chunks.
+  FOLIO_INLINE_MEMBER Fp8Pipeline(const WorkTileParams& work, unsigned char* stages)
+      : work_(work),
+        stages_(stages),
+        k_chunks_(work.head_dim_qk / kChunkDims),
+        chunks_(k_chunks_ + work.head_dim_v / kChunkDims) {}
+
+  /// To be called for full tiles. `next`: the full tile that the next call is for; null if none follows, or another
+  /// tile.
+  FOLIO_INLINE_MEMBER void begin_tile(TileOperands& operands, const KvTile* next) {
+    if (has_next_) {
+      for (int32_t i = 0; i < 2 * kGroups; ++i) groups_[0][i] = groups_[1][i];
+    } else {
+      find_groups(operands.tile, groups_[0]);
+      producer_chunk_ = consumer_chunk_;
+      batch_ = 0;
+    }
+    first_ = consumer_chunk_;
+    has_next_ = next != nullptr;
+    num_prefetch_ = prefetch_group_ = prefetch_at_ = 0;
+    if (has_next_) {
+      find_groups(*next, groups_[1]);
+      find_prefetch_groups(next->first + kTileTokens);
+    }
+    set_producer_end();
+    set_producer_source();
+    for (TileSource& group : operands.keys) group = {stages_, kKeyStride};
+    for (TileSource& half : operands.values) half = {stages_, kPairStride};
+  }
+  FOLIO_INLINE_MEMBER void end_tile() {
+    while (prefetch_group_ < num_prefetch_) prefetch();
+    consumer_chunk_ = first_ + chunks_;
+  }
+
+  FOLIO_INLINE_MEMBER void consumer_wait_k(int32_t step) {
+    if (step % kKeySteps == 0) consumer_wait(step / kKeySteps);
+  }
+  FOLIO_INLINE_MEMBER void consumer_release_k() {
+    consumer_chunk_ = first_ + k_chunks_;
+    set_producer_end();
+  }
+  FOLIO_INLINE_MEMBER void consumer_wait_v(int32_t dim_tile) {
+    if (dim_tile % kValueTiles == 0) consumer_wait(k_chunks_ + dim_tile / kValueTiles);
+  }
+  FOLIO_INLINE_MEMBER const unsigned char* k_operand(const TileSource*, int32_t group, int32_t step) const {
+    return stage_ + group * kGroupTokens * kKeyStride + step % kKeySteps * kTileRowBytes;
+  }
+  FOLIO_INLINE_MEMBER const unsigned char* v_operand(const TileSource*, int32_t half, int32_t dim_tile) const {
+    return stage_ + half * (kHalfTokens / 2) * kPairStride + dim_tile % kValueTiles * kTileRowBytes;
+  }
+  FOLIO_INLINE_MEMBER void at_mma() {
+    prefetch();
+    produce();
+    produce();
+  }
+  FOLIO_INLINE_MEMBER void at_softmax_step() {
+    prefetch();
+    produce();
+  }
+
+ private:
+  static constexpr int32_t kGroups = kTileTokens / kGroupTokens;
+  static constexpr int32_t kLine = 64;
+  static constexpr int32_t kBatchLines = 4;  ///< of fp8 data, dequantized at a time
+  static constexpr int32_t kGroupBatches = kGroupTokens * kChunkDims / (kBatchLines * kLine);
+  static constexpr int32_t kChunkBatches = kGroups * kGroupBatches;
+  static constexpr int32_t kKeySteps = kChunkDims / kMmaDims;
+  static constexpr int32_t kValueTiles = kChunkDims / kDimTile;
+  static constexpr int64_t kKeyStride = kChunkDims * kBf16Bytes;
+  static constexpr int64_t kPairStride = 2 * kChunkDims * kBf16Bytes;
+
+  FOLIO_INLINE_MEMBER void find_groups(const KvTile& tile, const unsigned char** groups) const {
+    for (int32_t g = 0; g < kGroups; ++g) {
+      groups[g] = key_at(work_.kv, tile.first + g * kGroupTokens);
+      groups[kGroups + g] = value_at(work_.kv, tile.first + g * kGroupTokens);
+    }
+  }
+  /// The next tile's V, and K from token `after` on: the K in between has been prefetched.
+  FOLIO_INLINE_MEMBER void find_prefetch_groups(int32_t after) {
+    for (int32_t g = 0; g < kGroups; ++g) prefetch_groups_[num_prefetch_++] = groups_[1][kGroups + g];
+    const int32_t end = smaller(after + kTileTokens, work_.kv.kv_end - kGroupTokens + 1);
+    for (int32_t t = after; t < end; t += kGroupTokens) prefetch_groups_[num_prefetch_++] = key_at(work_.kv, t);
+  }
+  FOLIO_INLINE_MEMBER void prefetch() {
+    if (prefetch_group_ >= num_prefetch_) return;
+#pragma GCC unroll 4
+    for (int i = 0; i < kBatchLines; ++i)
+      __builtin_prefetch(prefetch_groups_[prefetch_group_] + prefetch_at_ + i * kLine, 0, 2);
+    prefetch_at_ += kBatchLines * kLine;
+    if (prefetch_at_ < kGroupTokens * (prefetch_group_ < kGroups ? work_.head_dim_v : work_.head_dim_qk)) return;
+    prefetch_at_ = 0;
+    ++prefetch_group_;
+  }
+
+  /// Makes chunk `chunk` of the tile full and releases those before it.
+  FOLIO_INLINE_MEMBER void consumer_wait(int32_t chunk) {
+    consumer_chunk_ = first_ + chunk;
+    set_producer_end();
+    while (producer_chunk_ <= consumer_chunk_) produce();
+    stage_ = stage(consumer_chunk_);
+  }
+  FOLIO_INLINE_MEMBER unsigned char* stage(int32_t number) const {
+    return stages_ + number % kStages * kStageBytes;
+  }
+  FOLIO_INLINE_MEMBER void set_producer_end() {
+    producer_end_ = smaller(consumer_chunk_ + kStages, first_ + (has_next_ ? 2 : 1) * chunks_);
+  }
+  /// Where producer_chunk_ lies in the cache: two rows of K, or one row of V pairs, are two lines of it.
+  FOLIO_INLINE_MEMBER void set_producer_source() {
+    const bool of_next = producer_chunk_ - first_ >= chunks_;
+    const int32_t chunk = producer_chunk_ - first_ - (of_next ? chunks_ : 0);
+    const bool keys = chunk < k_chunks_;
+    group_ = groups_[of_next ? 1 : 0] + (keys ? 0 : kGroups);
+    offset_ = keys ? chunk * kChunkDims : (chunk - k_chunks_) * 2 * kChunkDims;
+    two_lines_ = keys ? 2 * work_.kv.k_token : work_.kv.v_token;
+    one_line_ = keys ? work_.kv.k_token : kLine;
+  }
+  FOLIO_INLINE_MEMBER void produce() {
+    if (producer_chunk_ >= producer_end_) return;
+    const Fp8Lookup lookup = Fp8Lookup::of<kType>();
+    const unsigned char* const from =
+        group_[batch_ / kGroupBatches] + offset_ + batch_ % kGroupBatches * (kBatchLines / 2) * two_lines_;
+    unsigned char* const to = stage(producer_chunk_) + batch_ * kBatchLines * 2 * kLine;
+#pragma GCC unroll 4
+    for (int i = 0; i < kBatchLines; ++i) {
+      __m512i first;
+      __m512i second;
+      upcast_fp8_in_order(lookup, _mm512_loadu_si512(from + i / 2 * two_lines_ + i % 2 * one_line_), first, second);
+      store(to + 2 * kLine * i, first);
+      store(to + 2 * kLine * i + kLine, second);
+    }
+    if (++batch_ < kChunkBatches) return;
+    batch_ = 0;
+    ++producer_chunk_;
+    set_producer_source();
+  }
+
+  const WorkTileParams& work_;
+  unsigned char* const stages_;
+  const int32_t k_chunks_;
+  const int32_t chunks_;                               ///< of a tile
+  const unsigned char* groups_[2][2 * kGroups];        ///< K, then V, of 16 tokens each: of the tile, of the next
+  const unsigned char* prefetch_groups_[2 * kGroups];  ///< to be prefetched
+  const unsigned char* const* group_ = nullptr;        ///< of producer_chunk_
+  const unsigned char* stage_ = nullptr;               ///< of consumer_chunk_
+  int64_t offset_ = 0;                                 ///< of the chunk in a row
+  int64_t two_lines_ = 0;                              ///< bytes to the line after the next
+  int64_t one_line_ = 0;                               ///< bytes from an even line to the next
+  bool has_next_ = false;
+  int32_t first_ = 0;           ///< number of the tile's first chunk
+  int32_t consumer_chunk_ = 0;  ///< that MMAs read
+  int32_t producer_chunk_ = 0;  ///< that is being dequantized
+  int32_t batch_ = 0;           ///< its next lines
+  int32_t producer_end_ = 0;    ///< the first chunk whose stage is not free
+  int32_t num_prefetch_ = 0;
+  int32_t prefetch_group_ = 0;
+  int32_t prefetch_at_ = 0;
+};
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

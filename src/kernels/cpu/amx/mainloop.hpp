@@ -1,0 +1,316 @@
+#pragma once
+
+#include "kernels/cpu/amx/epilogue.hpp"
+#include "kernels/cpu/amx/gemm.hpp"
+#include "kernels/cpu/amx/softmax.hpp"
+
+/// The mainloop of the AMX kernel. `Tiles` is simd::AmxTiles, or its software twin in tests. One thread is producer and
+/// consumer: the producer's work stands between the consumer's instructions.
+///
+///   tile registers (palette 1: 8 TMM of 16 rows x 64 bytes; MMA = TDPBF16PS)
+///
+///               | one row block (16 rows)        | two row blocks (32 rows)
+///     GEMM0     | TMM0-3  S^T, 4 x 16 keys       | TMM0-3  S^T, 2 x 16 keys x 2 row blocks
+///     S^T = KQ^T| TMM5    Q step                 | TMM6-7  Q step of each row block
+///               | TMM4,6,7  K, 16 keys x 32 dims | TMM4-5  K, 16 keys x 32 dims
+///     GEMM1     | TMM0-3  O, 4 x 16 dims         | TMM0-3  O, 2 x 16 dims x 2 row blocks
+///     O += PV   | TMM4    P, 16 rows x 32 tokens | TMM4-5  P of each row block
+///               | TMM6-7  V, 16 pairs x 16 dims  | TMM6-7  V, 16 pairs x 16 dims
+///
+///   memory, for each KV tile of 64 tokens
+///
+///     cache pages --(in place, or packed: producer.hpp)--> K operands --GEMM0--> scores [64][16] float32
+///        |                                                                           | mask, update_row_max
+///        |                                                                           v
+///        |                                          acc [rows][dims] float32      exponentiate: P bfloat16, row_sum
+///        |                                                   ^                       |
+///        +-----(in place, or packed)--> V operands --GEMM1---+<----------------------+
+///
+///   pipelines (kv_pipeline.hpp)
+///
+///     up to 32 rows     PrefetchPipeline: V of this tile during GEMM0, K of the next one during GEMM1, to L1
+///     up to 16 rows fp8 Fp8Pipeline: 2 stages of 8 KB, 64 tokens x 64 dims in bfloat16
+///                       chunk   0 1 2 3 ...  (K chunks, V chunks, next tile's K chunks)
+///                       stage   0 1 0 1 ...  MMAs consume one, the producer dequantizes into the other
+///     more rows         GemmOverlap (gemm.hpp): softmax of tile i beside GEMM0 of tile i + 1 and GEMM1 of tile i - 1;
+///                       two buffers of scores and of P
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+/// Work tiles of up to so many rows are bound by memory, not by arithmetic.
+inline constexpr int32_t kMaxDecodeRows = 2 * kRowBlock;
+
+/// What is the same for all of a work tile.
+struct AmxWork {
+  const WorkTileParams& work;
+  AmxScratch scratch;
+  int32_t qk_steps;
+  bool scaled;     ///< some row has a value scale
+  bool transform;  ///< soft cap or ALiBi: logits are more than scaled scores
+};
+
+FOLIO_INLINE AmxWork begin_work(const WorkTileParams& work) {
+  AmxWork amx{work, carve_amx_scratch(work.scratch.collective, work.tile_rows, work.head_dim_qk, work.head_dim_v),
+              rounded_up(work.head_dim_qk, kMmaDims) / kMmaDims, false, work.soft_cap != 0.0f || work.alibi};
+  const int32_t rows = rounded_up(work.num_rows, kRowBlock);
+  for (int32_t r = 0; r < rows; ++r) {
+    const bool real = r < work.num_rows;
+    const float value_scale = real ? work.rows[r].value_scale : 1.0f;
+    amx.scratch.logit_scale[r] = real ? work.rows[r].logit_scale : 0.0f;
+    amx.scratch.value_scale[r] = value_scale != value_scale ? __builtin_nanf("") : value_scale;  // see pack_bfloat16
+    amx.scaled |= value_scale != 1.0f;
+  }
+  return amx;
+}
+
+template <class Pipeline>
+FOLIO_INLINE void exponentiate_row_block(const AmxWork& amx, const TileOperands& operands, const RowBlockMask& mask,
+                                         int32_t r, const RowBlockMax& max, const float* scores, uint16_t* p,
+                                         Pipeline& pipeline) {
+  const float* const value_scales = amx.scratch.value_scale + r;
+  if (mask.masked) {
+    exponentiate<true, true>(amx.work, operands, mask, r, max, scores, value_scales, p, pipeline);
+  } else if (amx.scaled) {
+    exponentiate<false, true>(amx.work, operands, mask, r, max, scores, value_scales, p, pipeline);
+  } else {
+    exponentiate<false, false>(amx.work, operands, mask, r, max, scores, value_scales, p, pipeline);
+  }
+}
+
+/// The mask of a row block and a KV tile, and row_max after it.
+struct RowBlockState {
+  RowBlockMask mask;
+  RowBlockMax max;
+};
+
+/// Finishes the scores of kRowBlocks row blocks and updates row_max; true if acc must be rescaled.
+template <int kRowBlocks>
+FOLIO_INLINE bool update_row_max(const AmxWork& amx, const TileOperands& operands, int32_t r, float* scores,
+                                 RowBlockState* blocks) {
+  const WorkTileParams& work = amx.work;
+  uint32_t raised = 0;
+  for (int s = 0; s < kRowBlocks; ++s) {
+    const int32_t first = r + s * kRowBlock;
+    const int32_t rows = smaller(work.num_rows - first, kRowBlock);
+    float* const block_scores = scores + s * kTileTokens * kRowBlock;
+    Vec logit_scale = load<Vec>(amx.scratch.logit_scale + first);
+    if (amx.transform) {
+      finish_logits(work, operands.tile, first, rows, logit_scale, block_scores);
+      logit_scale = splat(1.0f);
+    } else {
+      logit_scale *= splat(kLog2E);
+    }
+    blocks[s].max = update_block_row_max(work, operands, blocks[s].mask, first, logit_scale, block_scores);
+    blocks[s].max.raised &= static_cast<__mmask16>(bit_range(0, rows));
+    raised |= blocks[s].max.raised;
+  }
+  return raised != 0;
+}
+
+/// Masks kRowBlocks row blocks; false if nothing is visible to them.
+template <int kRowBlocks>
+FOLIO_INLINE bool mask_row_blocks(const WorkTileParams& work, const TileOperands& operands, int32_t r,
+                                  RowBlockState* blocks) {
+  bool any = false;
+  for (int s = 0; s < kRowBlocks; ++s) {
+    const int32_t first = r + s * kRowBlock;
+    blocks[s].mask = row_block_mask(operands, first, smaller(work.num_rows - first, kRowBlock));
+    any |= blocks[s].mask.any;
+  }
+  return any;
+}
+
+template <int kRowBlocks>
+FOLIO_INLINE void rescale_acc(const WorkTileParams& work, int32_t r, const RowBlockState* blocks) {
+  for (int s = 0; s < kRowBlocks; ++s) {
+    rescale_acc_rows(work, r + s * kRowBlock, blocks[s].max.raised, blocks[s].max.rescale);
+  }
+}
+
+FOLIO_INLINE const unsigned char* packed_q(const AmxWork& amx, int32_t r) {
+  return reinterpret_cast<const unsigned char*>(amx.work.scratch.q) +
+         int64_t{r / kRowBlock} * amx.qk_steps * kTileBytes;
+}
+
+/// One batch for kRowBlocks row blocks from row r on: GEMM0, softmax, GEMM1, one after the other.
+template <class Tiles, int kRowBlocks, class Pipeline>
+static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32_t r, Pipeline& pipeline) {
+  const WorkTileParams& work = amx.work;
+  PendingPv pending;
+  for (int32_t i = 0; i < batch.count; ++i) {
+    const TileOperands& operands = batch.tiles[i];
+    RowBlockState blocks[kRowBlocks];
+    if (!mask_row_blocks<kRowBlocks>(work, operands, r, blocks)) continue;
+    gemm_qk<Tiles, kRowBlocks>(packed_q(amx, r), amx.qk_steps, operands, amx.scratch.scores, pipeline);
+    pipeline.consumer_release_k();
+    if (update_row_max<kRowBlocks>(amx, operands, r, amx.scratch.scores, blocks)) {
+      gemm_pv<Tiles, kRowBlocks>(work, r, 0, pending, pipeline);
+      rescale_acc<kRowBlocks>(work, r, blocks);
+    }
+    uint16_t* const p = amx.scratch.p + i * 2 * kRowBlockP;
+    for (int s = 0; s < kRowBlocks; ++s) {
+      exponentiate_row_block(amx, operands, blocks[s].mask, r + s * kRowBlock, blocks[s].max,
+                             amx.scratch.scores + s * kTileTokens * kRowBlock, p + s * kRowBlockP, pipeline);
+    }
+    pending.tiles[pending.count] = &operands;
+    pending.p[pending.count++] = p;
+  }
+  gemm_pv<Tiles, kRowBlocks>(work, r, 0, pending, pipeline);
+}
+
+/// One batch for a pair of row blocks from row r on. During a tile's softmax: GEMM0 of the next tile and GEMM1 of
+/// the last one. A row's numbers go through the same operations in the same order as in consume_row_blocks.
+template <class Tiles>
+static void consume_row_block_pair(const AmxWork& amx, const TileBatch& batch, int32_t r) {
+  constexpr int kRowBlocks = 2;
+  constexpr int32_t kBuffer = kRowBlocks * kTileTokens * kRowBlock;
+  const WorkTileParams& work = amx.work;
+  const unsigned char* const q = packed_q(amx, r);
+  float* const acc = work.state.acc + int64_t{r} * work.v_stride;
+  const int32_t whole_pairs = work.v_stride / kDimTile / 2 * 2;
+  NoPrefetch no_prefetch;
+  RowBlockState blocks[2][kRowBlocks];
+  const auto next_visible = [&](int32_t i, RowBlockState * masked) __attribute__((always_inline)) {
+    while (i < batch.count && !mask_row_blocks<kRowBlocks>(work, batch.tiles[i], r, masked)) ++i;
+    return i;
+  };
+  int32_t i = next_visible(0, blocks[0]);
+  if (i >= batch.count) return;
+  gemm_qk<Tiles, kRowBlocks>(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores, no_prefetch);
+  PendingPv pending;  // at most the last tile
+  for (int buffer_index = 0; i < batch.count; buffer_index ^= 1) {
+    const TileOperands& operands = batch.tiles[i];
+    float* const scores = amx.scratch.scores + buffer_index * kBuffer;
+    GemmOverlap<Tiles> overlap;
+    if (update_row_max<kRowBlocks>(amx, operands, r, scores, blocks[buffer_index])) {
+      gemm_pv<Tiles, kRowBlocks>(work, r, 0, pending, no_prefetch);
+      rescale_acc<kRowBlocks>(work, r, blocks[buffer_index]);
+    }
+    i = next_visible(i + 1, blocks[buffer_index ^ 1]);
+    if (i < batch.count) {
+      overlap.begin_qk(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores + (buffer_index ^ 1) * kBuffer);
+    }
+    if (pending.count > 0) overlap.begin_pv(acc, work.v_stride, *pending.tiles[0], pending.p[0]);
+    uint16_t* const p = amx.scratch.p + buffer_index * kRowBlocks * kRowBlockP;
+    for (int s = 0; s < kRowBlocks; ++s) {
+      exponentiate_row_block(amx, operands, blocks[buffer_index][s].mask, r + s * kRowBlock,
+                             blocks[buffer_index][s].max, scores + s * kTileTokens * kRowBlock, p + s * kRowBlockP,
+                             overlap);
+    }
+    overlap.drain();
+    gemm_pv<Tiles, kRowBlocks>(work, r, whole_pairs, pending, no_prefetch);
+    pending.tiles[0] = &operands;
+    pending.p[0] = p;
+    pending.count = 1;
+  }
+  gemm_pv<Tiles, kRowBlocks>(work, r, 0, pending, no_prefetch);
+}
+
+template <class Tiles>
+static void consume_many_rows(const AmxWork& amx, const TileBatch& batch) {
+  int32_t r = 0;
+  for (; r + kRowBlock < amx.work.num_rows; r += 2 * kRowBlock) consume_row_block_pair<Tiles>(amx, batch, r);
+  NoPrefetch no_prefetch;
+  if (r < amx.work.num_rows) consume_row_blocks<Tiles, 1>(amx, batch, r, no_prefetch);
+}
+
+template <class Tiles, class Pipeline>
+static void consume_few_rows(const AmxWork& amx, const TileBatch& batch, Pipeline& pipeline) {
+  if (amx.work.num_rows > kRowBlock) {
+    consume_row_blocks<Tiles, 2>(amx, batch, 0, pipeline);
+  } else {
+    consume_row_blocks<Tiles, 1>(amx, batch, 0, pipeline);
+  }
+}
+
+static inline void produce_batch(const AmxWork& amx, TileBatch& batch) {
+  for (int32_t i = 0; i < batch.count; ++i) {
+    TileOperands& operands = batch.tiles[i];
+    operands.k_buffer = amx.scratch.keys + i * amx.scratch.key_tile_bytes;
+    operands.v_buffer = amx.scratch.values + i * amx.scratch.value_tile_bytes;
+    produce_k(amx.work, operands);
+    produce_v(amx.work, operands);
+  }
+}
+
+/// Few rows (decode, verification), bound by memory: batches of one KV tile, the next one prefetched beside the MMAs.
+template <class Tiles>
+static void mainloop_decode(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
+  const WorkTileParams& work = amx.work;
+  int32_t first = find_batch(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, batches[0]);
+  for (int current = 0; batches[current].count > 0; current ^= 1) {
+    TileBatch& now = batches[current];
+    TileBatch& next = batches[current ^ 1];
+    first = find_batch(work, range, first, 1, next);
+    produce_batch(amx, now);
+    PrefetchPipeline pipeline =
+        prefetch_pipeline(work, now.tiles[0].tile, next.count > 0 ? &next.tiles[0].tile : nullptr);
+    consume_few_rows<Tiles>(amx, now, pipeline);
+    pipeline.drain();
+  }
+}
+
+/// The same for fp8: full tiles are dequantized beside the MMAs.
+template <class Tiles, DType kType>
+static void mainloop_decode_fp8(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
+  const WorkTileParams& work = amx.work;
+  int32_t first = find_batch(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, batches[0]);
+  Fp8Pipeline<kType> dequantize(work, amx.scratch.keys);
+  for (int current = 0; batches[current].count > 0; current ^= 1) {
+    TileBatch& now = batches[current];
+    TileBatch& next = batches[current ^ 1];
+    first = find_batch(work, range, first, 1, next);
+    const KvTile* const next_tile = next.count > 0 ? &next.tiles[0].tile : nullptr;
+    if (is_full_tile(now.tiles[0])) {
+      dequantize.begin_tile(now.tiles[0], next.count > 0 && is_full_tile(next.tiles[0]) ? next_tile : nullptr);
+      consume_row_blocks<Tiles, 1>(amx, now, 0, dequantize);
+      dequantize.end_tile();
+    } else {
+      produce_batch(amx, now);
+      PrefetchPipeline pipeline = prefetch_pipeline(work, now.tiles[0].tile, next_tile);
+      consume_row_blocks<Tiles, 1>(amx, now, 0, pipeline);
+      pipeline.drain();
+    }
+  }
+}
+
+/// Many rows (prefill): batches of kBatchTiles KV tiles, which all pairs of row blocks take in turn.
+template <class Tiles>
+static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
+  int32_t first = amx.work.kv.kv_begin / kTileTokens * kTileTokens;
+  for (;;) {
+    first = find_batch(amx.work, range, first, kBatchTiles, batches[0]);
+    if (batches[0].count == 0) return;
+    produce_batch(amx, batches[0]);
+    consume_many_rows<Tiles>(amx, batches[0]);
+  }
+}
+
+template <class Tiles>
+static void mainloop_amx(const WorkTileParams& work) noexcept {
+  const AmxWork amx = begin_work(work);
+  const VisibleRange range = common_visible_range(work);
+  TileBatch batches[2];
+  for (int32_t i = 0; i < 2 * kBatchTiles; ++i) {
+    batches[i / kBatchTiles].tiles[i % kBatchTiles].visible =
+        reinterpret_cast<uint64_t*>(amx.scratch.visible + i * amx.scratch.visible_tile_bytes);
+  }
+  if (work.num_rows > kMaxDecodeRows) {
+    mainloop_prefill<Tiles>(amx, range, batches);
+  } else if (!can_pipeline_fp8(work)) {
+    mainloop_decode<Tiles>(amx, range, batches);
+  } else if (work.kv.dtype == DType::kFloat8E4M3) {
+    mainloop_decode_fp8<Tiles, DType::kFloat8E4M3>(amx, range, batches);
+  } else {
+    mainloop_decode_fp8<Tiles, DType::kFloat8E5M2>(amx, range, batches);
+  }
+}
+
+static void load_q_amx(const WorkTileParams& work) noexcept {
+  pack_q(work, reinterpret_cast<unsigned char*>(work.scratch.q));
+}
+
+static size_t scratch_bytes_amx(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v) noexcept {
+  return carve_amx_scratch(nullptr, tile_rows, head_dim_qk, head_dim_v).bytes;
+}
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -1,0 +1,256 @@
+#pragma once
+
+#include "kernels/cpu/amx/config.hpp"
+#include "kernels/cpu/common/convert.hpp"
+
+/// Makes the operands of tile loads ready. K and V are loaded straight from the cache where 16 keys or 16 pairs of
+/// values lie in one page and are whole tile rows of bfloat16. Else they are packed into scratch memory. A packed copy
+/// has zeros for tokens outside the work tile, and for non-finite values that some row must not attend to: 0 * NaN
+/// would be NaN.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+FOLIO_INLINE bool holds_fp8(const KvOperand& kv) {
+  return kv.dtype != DType::kBFloat16;
+}
+
+FOLIO_INLINE int32_t element_bytes(const KvOperand& kv) {
+  return holds_fp8(kv) ? 1 : kBf16Bytes;
+}
+
+/// Element `i` of a row as bfloat16.
+FOLIO_INLINE uint16_t bfloat16_element(const KvOperand& kv, const unsigned char* from, int32_t i) {
+  if (!holds_fp8(kv)) return load<uint16_t>(from + i * kBf16Bytes);
+  const Fp8Table& table = kv.dtype == DType::kFloat8E4M3 ? kE4M3Table : kE5M2Table;
+  const uint32_t fp8 = from[i];
+  const uint32_t magnitude = uint32_t{table.high[fp8 & 0x7f]} << 8 | table.low[fp8 & 0x7f];
+  return static_cast<uint16_t>(magnitude | (fp8 & 0x80) << 8);
+}
+
+/// 64 fp8 values as bfloat16, in order.
+FOLIO_INLINE void upcast_fp8_in_order(const Fp8Lookup& lookup, __m512i fp8, __m512i& first, __m512i& second) {
+  // vpunpck takes the lower half of each 128 bits, then the upper: the permutation brings the quarters there.
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  lookup.upcast(_mm512_permutexvar_epi64(order, fp8), first, second);
+}
+
+/// Dequantizes n fp8 values (a multiple of 8) to bfloat16, in order. Writes whole lines of 32, with zeros beyond n.
+template <DType kType>
+static inline void upcast_fp8_row(const unsigned char* from, int32_t n, unsigned char* to) {
+  const Fp8Lookup lookup = Fp8Lookup::of<kType>();
+  for (int32_t i = 0; i < n; i += 64, from += 64, to += 128) {
+    const int32_t left = n - i;
+    const __m512i line =
+        left >= 64 ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - left), from);
+    __m512i first;
+    __m512i second;
+    upcast_fp8_in_order(lookup, line, first, second);
+    store(to, first);
+    if (left > 32) store(to + 64, second);
+  }
+}
+
+/// n elements of a row (a multiple of 8) as bfloat16, and zeros up to the next whole line of 32.
+static inline void copy_elements(const KvOperand& kv, const unsigned char* from, int32_t n, unsigned char* to) {
+  if (kv.dtype == DType::kFloat8E4M3) {
+    upcast_fp8_row<DType::kFloat8E4M3>(from, n, to);
+  } else if (kv.dtype == DType::kFloat8E5M2) {
+    upcast_fp8_row<DType::kFloat8E5M2>(from, n, to);
+  } else {
+    const int32_t bytes = n * kBf16Bytes;
+    __builtin_memcpy(to, from, static_cast<size_t>(bytes));
+    __builtin_memset(to + bytes, 0, static_cast<size_t>(rounded_up(bytes, 64) - bytes));
+  }
+}
+
+/// A token's page and its slot there. Without pages: page 0 and the token itself.
+struct Place {
+  int64_t page;
+  int32_t slot;
+};
+
+FOLIO_INLINE Place place_of(const KvOperand& kv, int32_t local) {
+  if (kv.pages == nullptr) return {0, local};
+  const int32_t number = local / kv.page_size;
+  return {kv.pages[number], local - number * kv.page_size};
+}
+
+FOLIO_INLINE const unsigned char* key_at(const KvOperand& kv, int32_t local) {
+  const Place place = place_of(kv, local);
+  return kv.k + place.page * kv.k_page + place.slot * kv.k_token;
+}
+
+/// The V row of a token. Packed: the row of its pair, where the token's components are every second one from local % 2
+/// on.
+FOLIO_INLINE const unsigned char* value_at(const KvOperand& kv, int32_t local) {
+  const Place place = place_of(kv, local);
+  return kv.v + place.page * kv.v_page + (kv.packed_v ? place.slot / 2 : place.slot) * kv.v_token;
+}
+
+FOLIO_INLINE bool in_one_page(const KvOperand& kv, int32_t local, int32_t count) {
+  return kv.pages != nullptr && local / kv.page_size == (local + count - 1) / kv.page_size;
+}
+
+static inline void pack_k(const WorkTileParams& work, int32_t first, int32_t begin, int32_t end, unsigned char* copy) {
+  const int32_t stride = rounded_up(work.head_dim_qk, kMmaDims) * kBf16Bytes;
+  for (int32_t t = begin; t < end; ++t) {
+    copy_elements(work.kv, key_at(work.kv, first + t), work.head_dim_qk, copy + t * stride);
+  }
+}
+
+/// Masked keys need neither a copy nor zeros: nobody reads their scores.
+static inline void produce_k(const WorkTileParams& work, TileOperands& operands) {
+  const KvOperand& kv = work.kv;
+  const bool whole_rows = work.head_dim_qk % kMmaDims == 0 && !holds_fp8(kv);
+  const int64_t copy_stride = int64_t{rounded_up(work.head_dim_qk, kMmaDims)} * kBf16Bytes;
+  TileSource some{};
+  for (int32_t g = 0; g < kTileTokens / kGroupTokens; ++g) {
+    const int32_t first = g * kGroupTokens;
+    const int32_t begin = larger(operands.tile.begin, first);
+    const int32_t end = smaller(operands.tile.end, first + kGroupTokens);
+    operands.keys[g] = {nullptr, 0};
+    if (begin >= end) continue;
+    const int32_t local = operands.tile.first + first;
+    const bool all = end - begin == kGroupTokens;
+    if (whole_rows && (kv.pages == nullptr ? all : in_one_page(kv, local, kGroupTokens))) {
+      operands.keys[g] = {key_at(kv, local), kv.k_token};
+    } else {
+      pack_k(work, operands.tile.first, begin, end, operands.k_buffer);
+      operands.keys[g] = {operands.k_buffer + first * copy_stride, copy_stride};
+    }
+    some = operands.keys[g];
+  }
+  for (TileSource& group : operands.keys) {
+    if (group.at == nullptr) group = some;  // any readable memory
+  }
+}
+
+/// Packs tokens [begin, end) of a half as pairs (VNNI layout), with zeros for all others.
+static inline void pack_v(const WorkTileParams& work, int32_t first, int32_t begin, int32_t end, unsigned char* copy) {
+  const KvOperand& kv = work.kv;
+  const int64_t stride = int64_t{rounded_up(work.head_dim_v, kDimTile)} * 2 * kBf16Bytes;
+  __builtin_memset(copy, 0, static_cast<size_t>(stride * kHalfTokens / 2));
+  for (int32_t t = begin; t < end; ++t) {
+    const unsigned char* const from = value_at(kv, first + t);
+    unsigned char* const to = copy + t / 2 * stride;
+    if (kv.packed_v && t % 2 == 0 && t + 1 < end) {
+      copy_elements(kv, from, work.head_dim_v * 2, to);
+      ++t;
+      continue;
+    }
+    const int32_t step = kv.packed_v ? 2 : 1;
+    const int32_t offset = kv.packed_v ? (first + t) % 2 : 0;
+    for (int32_t d = 0; d < work.head_dim_v; ++d) {
+      store(to + (2 * d + t % 2) * kBf16Bytes, bfloat16_element(kv, from, d * step + offset));
+    }
+  }
+}
+
+/// Replaces NaN and infinity in a packed copy of 16 pairs by zeros. Returns a bit for each token that had any.
+static inline uint32_t zero_non_finite(const WorkTileParams& work, unsigned char* copy) {
+  const int32_t words = rounded_up(work.head_dim_v, kDimTile);
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);
+  uint32_t tokens = 0;
+  for (int32_t pair = 0; pair < kHalfTokens / 2; ++pair) {
+    for (int32_t d = 0; d < words; d += kDimTile) {
+      unsigned char* const at = copy + (pair * words + d) * 2 * kBf16Bytes;
+      const __m512i value = load<__m512i>(at);
+      const __mmask32 non_finite = _mm512_cmpeq_epi16_mask(_mm512_and_si512(value, exponent), exponent);
+      if (non_finite == 0) continue;
+      store(at, _mm512_mask_mov_epi16(value, non_finite, _mm512_setzero_si512()));
+      if ((non_finite & 0x55555555u) != 0) tokens |= uint32_t{1} << (2 * pair);
+      if ((non_finite & 0xaaaaaaaau) != 0) tokens |= uint32_t{2} << (2 * pair);
+    }
+  }
+  return tokens;
+}
+
+static inline bool has_non_finite(const WorkTileParams& work, const TileSource& rows) {
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);
+  __mmask32 non_finite = 0;
+  for (int32_t pair = 0; pair < kHalfTokens / 2; ++pair) {
+    for (int32_t d = 0; d < work.head_dim_v; d += kDimTile) {
+      const __m512i value = load<__m512i>(rows.at + pair * rows.stride + d * 2 * kBf16Bytes);
+      non_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(value, exponent), exponent);
+    }
+  }
+  return non_finite != 0;
+}
+
+static inline void produce_v(const WorkTileParams& work, TileOperands& operands) {
+  const KvOperand& kv = work.kv;
+  const int64_t copy_stride = int64_t{rounded_up(work.head_dim_v, kDimTile)} * 2 * kBf16Bytes;
+  for (int32_t h = 0; h < kTileTokens / kHalfTokens; ++h) {
+    const int32_t first = h * kHalfTokens;
+    const int32_t begin = larger(operands.tile.begin, first);
+    const int32_t end = smaller(operands.tile.end, first + kHalfTokens);
+    operands.values[h] = {nullptr, 0};
+    if (begin >= end) continue;
+    const int32_t local = operands.tile.first + first;
+    unsigned char* const copy = operands.v_buffer + first / 2 * copy_stride;
+    const bool direct = kv.packed_v && !holds_fp8(kv) && work.head_dim_v % kDimTile == 0 &&
+                        end - begin == kHalfTokens && in_one_page(kv, local, kHalfTokens);
+    if (direct) {
+      operands.values[h] = {value_at(kv, local), kv.v_token};
+      if (operands.uniform || !has_non_finite(work, operands.values[h])) continue;
+    }
+    pack_v(work, local, begin - first, end - first, copy);
+    operands.values[h] = {copy, copy_stride};
+    if (!operands.uniform) operands.non_finite |= uint64_t{zero_non_finite(work, copy)} << first;
+  }
+}
+
+/// Transposes 16 x 16 words: out[i] lane j = in[j] lane i.
+FOLIO_INLINE void transpose(IntVec* r) {
+  IntVec t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = FOLIO_SHUFFLE(r[2 * i], r[2 * i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    t[2 * i + 1] = FOLIO_SHUFFLE(r[2 * i], r[2 * i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const IntVec* const a = t + 4 * i;
+    r[4 * i] = FOLIO_SHUFFLE(a[0], a[2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    r[4 * i + 1] = FOLIO_SHUFFLE(a[0], a[2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    r[4 * i + 2] = FOLIO_SHUFFLE(a[1], a[3], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    r[4 * i + 3] = FOLIO_SHUFFLE(a[1], a[3], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = FOLIO_SHUFFLE(r[i], r[4 + i], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    t[4 + i] = FOLIO_SHUFFLE(r[i], r[4 + i], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    t[8 + i] = FOLIO_SHUFFLE(r[8 + i], r[12 + i], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    t[12 + i] = FOLIO_SHUFFLE(r[8 + i], r[12 + i], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[i] = FOLIO_SHUFFLE(t[i], t[8 + i], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    r[8 + i] = FOLIO_SHUFFLE(t[i], t[8 + i], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    r[4 + i] = FOLIO_SHUFFLE(t[4 + i], t[12 + i], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    r[12 + i] = FOLIO_SHUFFLE(t[4 + i], t[12 + i], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  }
+}
+
+/// Packs Q as the right operand of GEMM0: [row block][MMA step][dim / 2][row][2] (VNNI layout), with zeros for missing
+/// rows and dimensions.
+static inline void pack_q(const WorkTileParams& work, unsigned char* packed) {
+  for (int32_t r = 0; r < work.num_rows; r += kRowBlock) {
+    for (int32_t d = 0; d < work.head_dim_qk; d += kMmaDims, packed += kTileBytes) {
+      const int32_t dims = smaller(work.head_dim_qk - d, kMmaDims);
+      const auto taken = static_cast<__mmask32>(bit_range(0, dims));
+      IntVec words[kRowBlock];
+#pragma GCC unroll 16
+      for (int i = 0; i < kRowBlock; ++i) {
+        words[i] = IntVec{};
+        if (r + i < work.num_rows) {
+          words[i] = reinterpret_cast<IntVec>(_mm512_maskz_loadu_epi16(taken, work.rows[r + i].q + d * kBf16Bytes));
+        }
+      }
+      transpose(words);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRowBlock; ++i) store(packed + i * 64, words[i]);
+    }
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

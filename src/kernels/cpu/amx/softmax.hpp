@@ -1,0 +1,159 @@
+#pragma once
+
+#include "kernels/cpu/amx/mask.hpp"
+#include "kernels/cpu/amx/producer.hpp"
+#include "kernels/cpu/common/vec.hpp"
+
+/// Online softmax of a row block: a row in each lane. No operation goes across lanes, so a row's bits do not depend on
+/// its lane.
+///
+/// Lazy rescaling (FlashAttention-4): row_max follows the true maximum only when that has risen by more than
+/// kRescaleThreshold. Then acc needs rescaling rarely. P is at most 2^kRescaleThreshold, which loses no precision.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+/// 2^x for x <= 128, 0 in lanes that `lanes` leaves out: relative error below 2^-22.5, exactly 1 at 0, exactly 0 below
+/// -126.5; NaN stays. As exp2_nonpositive (vec.hpp), with a polynomial of degree 5 (2^-23.3 before rounding, fitted in
+/// the same way), and the exponent's bias added with the constant that rounds.
+FOLIO_INLINE Vec exp2_lanes(Vec x, __mmask16 lanes) {
+  x = max_or_second(splat(-127.0f), x);
+  const Vec magic = splat(12582912.0f + 127.0f);
+  const Vec shifted = x + magic;
+  const Vec fraction = x - (shifted - magic);
+  Vec y = splat(0x1.5bba14p-10f);
+  y = multiply_add(y, fraction, splat(0x1.3cea88p-7f));
+  y = multiply_add(y, fraction, splat(0x1.c6b752p-5f));
+  y = multiply_add(y, fraction, splat(0x1.ebf9bcp-3f));
+  y = multiply_add(y, fraction, splat(0x1.62e42ap-1f));
+  y = multiply_add(y, fraction, splat(1.0f));
+  return _mm512_maskz_mul_ps(lanes, y, from_bits(bits(shifted) << 23));
+}
+
+/// Integer sums that may wrap around, as the bits of a NaN do.
+FOLIO_INLINE IntVec wrapping_sum(IntVec a, IntVec b) {
+  return reinterpret_cast<IntVec>(_mm512_add_epi32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+}
+
+/// Rounds both vectors to bfloat16, ties upwards: `even` into the low halves of the lanes, `odd` into the high ones. A
+/// NaN stays one unless the low half of its bits carries; callers have no such NaN.
+FOLIO_INLINE IntVec pack_bfloat16(Vec even, Vec odd) {
+  const IntVec half = splat_int(0x8000);
+  const IntVec low = reinterpret_cast<IntVec>(
+      _mm512_maskz_srli_epi32(0xffff, reinterpret_cast<__m512i>(wrapping_sum(bits(even), half)), 16));
+  return low | (wrapping_sum(bits(odd), half) & splat_int(-65536));
+}
+
+inline constexpr float kRescaleThreshold = 8.0f;
+
+/// S to logits in base-2 units, in place: soft cap and ALiBi, which need more than a factor.
+static inline void finish_logits(const WorkTileParams& work, const KvTile& tile, int32_t r, int32_t rows,
+                                 Vec logit_scale, float* scores) {
+  const Vec cap = splat(work.soft_cap);
+  float slopes[kRowBlock] = {};
+  int64_t positions[kRowBlock] = {};
+  for (int32_t i = 0; i < rows; ++i) {
+    slopes[i] = work.rows[r + i].alibi_slope;
+    positions[i] = work.rows[r + i].position;
+  }
+  const Vec slope = load<Vec>(slopes) * splat(-kLog2E);
+  const Vec to_cap = logit_scale / cap;
+  for (int32_t t = tile.begin; t < tile.end; ++t) {
+    Vec logit = load<Vec>(scores + t * kRowBlock);
+    logit =
+        work.soft_cap != 0.0f ? tanh(logit * to_cap) * (cap * splat(kLog2E)) : logit * (logit_scale * splat(kLog2E));
+    if (work.alibi) {
+      const int64_t key = key_position(work.kv, int64_t{tile.first} + t);
+      float distances[kRowBlock];
+      for (int32_t i = 0; i < kRowBlock; ++i) {
+        const int64_t distance = positions[i] - key;
+        distances[i] = static_cast<float>(distance < 0 ? -distance : distance);
+      }
+      logit = multiply_add(slope, load<Vec>(distances), logit);
+    }
+    store(scores + t * kRowBlock, logit);
+  }
+}
+
+/// row_max of a row block after a KV tile.
+struct RowBlockMax {
+  Vec logit_scale;   ///< factor that the scores still need
+  Vec row_max;       ///< 0 where no token has been visible yet
+  Vec rescale;       ///< factor of row_sum and acc
+  __mmask16 raised;  ///< rows whose row_max moved: rescale is not 1
+};
+
+/// Lazy rescaling: row_max moves only when the tile's maximum exceeds it by more than kRescaleThreshold.
+
+static inline RowBlockMax update_block_row_max(const WorkTileParams& work, const TileOperands& operands,
+                                               const RowBlockMask& mask, int32_t r, Vec logit_scale,
+                                               const float* scores) {
+  const Vec nothing = splat(-__builtin_inff());
+  Vec most[4] = {nothing, nothing, nothing, nothing};
+  if (!mask.masked) {
+    for (int32_t t = 0; t < kTileTokens; t += 4) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        most[i] = max_or_second(load<Vec>(scores + (t + i) * kRowBlock) * logit_scale, most[i]);  // passes over NaN
+      }
+    }
+  } else {
+    for (int32_t t = operands.tile.begin; t < operands.tile.end; ++t) {
+      const Vec logit = load<Vec>(scores + t * kRowBlock) * logit_scale;
+      most[0] = _mm512_mask_max_ps(most[0], visible_lanes(mask, t), logit, most[0]);
+    }
+  }
+  const Vec tile_max = max_or_second(max_or_second(most[0], most[1]), max_or_second(most[2], most[3]));
+  const Vec before = load<Vec>(work.state.row_max + r);
+  RowBlockMax max;
+  max.logit_scale = logit_scale;
+  max.raised = _mm512_cmp_ps_mask(tile_max, before + splat(kRescaleThreshold), _CMP_GT_OQ);
+  const Vec after = _mm512_mask_mov_ps(before, max.raised, tile_max);
+  max.row_max = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(after, nothing, _CMP_NEQ_UQ), after);
+  max.rescale = _mm512_mask_mov_ps(splat(1.0f), max.raised, exp2_lanes(before - after, 0xffff));
+  store(work.state.row_max + r, after);
+  return max;
+}
+
+/// p[half][row][token] = exp2(logit - row_max) * value scale in bfloat16, 0 for masked tokens; halves that no row of
+/// the work tile attends to are left out. Adds the unrounded float32 exponentials to row_sum.
+template <bool kMasked, bool kScaled, class Pipeline>
+static void exponentiate(const WorkTileParams& work, const TileOperands& operands, const RowBlockMask& mask, int32_t r,
+                         const RowBlockMax& max, const float* scores, const float* value_scales, uint16_t* p,
+                         Pipeline& pipeline) {
+  const Vec value_scale = kScaled ? load<Vec>(value_scales) : splat(1.0f);
+  const Vec base = -max.row_max;
+  Vec even_sum{};
+  Vec odd_sum{};
+  for (int32_t h = 0; h < kTileTokens / kHalfTokens; ++h) {
+    if (operands.values[h].at == nullptr) continue;
+    const float* const from = scores + h * kHalfTokens * kRowBlock;
+    IntVec pairs[kHalfTokens / 2];
+#pragma GCC unroll 16
+    for (int j = 0; j < kHalfTokens / 2; ++j) {
+      const int32_t t = h * kHalfTokens + 2 * j;
+      const __mmask16 visible_even = kMasked ? visible_lanes(mask, t) : __mmask16{0xffff};
+      const __mmask16 visible_odd = kMasked ? visible_lanes(mask, t + 1) : __mmask16{0xffff};
+      Vec even = multiply_add(load<Vec>(from + 2 * j * kRowBlock), max.logit_scale, base);
+      Vec odd = multiply_add(load<Vec>(from + (2 * j + 1) * kRowBlock), max.logit_scale, base);
+      even = exp2_lanes(even, visible_even);
+      odd = exp2_lanes(odd, visible_odd);
+      even_sum += even;
+      odd_sum += odd;
+      if constexpr (kScaled) {
+        even *= value_scale;
+        odd *= value_scale;
+      }
+      pairs[j] = pack_bfloat16(even, odd);
+      pipeline.at_softmax_step();
+    }
+    transpose(pairs);
+#pragma GCC unroll 16
+    for (int i = 0; i < kRowBlock; ++i) store(p + (h * kRowBlock + i) * kHalfTokens, pairs[i]);
+  }
+  const Vec sum = multiply_add(load<Vec>(work.state.row_sum + r), max.rescale, even_sum + odd_sum);
+  store(work.state.row_sum + r, sum);
+  // All visible scores NaN: the state must not look empty.
+  const Vec row_max = load<Vec>(work.state.row_max + r);
+  store(work.state.row_max + r, Vec(_mm512_mask_mov_ps(row_max, _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q), sum)));
+}
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

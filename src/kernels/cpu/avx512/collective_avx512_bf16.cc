@@ -1,0 +1,11 @@
+#define FOLIO_ISA isa_avx512_bf16
+#include "kernels/cpu/avx512/collective.hpp"
+#include "kernels/cpu/avx512/mainloop.hpp"
+
+namespace folio::inline v0::kernels::avx512 {
+
+const cpu::Collective kBf16Collective{.load_q = cpu::FOLIO_ISA::load_q,
+                                      .mainloop = cpu::FOLIO_ISA::mainloop,
+                                      .combine_states = cpu::FOLIO_ISA::combine_states};
+
+}  // namespace folio::inline v0::kernels::avx512

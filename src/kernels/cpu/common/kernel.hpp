@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "kernels/attention_kernel.hpp"
+#include "kernels/cpu/common/config.hpp"
+#include "scheduler/plan_view.hpp"
+
+/// The host side that all CPU kernels share. A kernel is a Collective (config.hpp), compiled for one instruction set,
+/// under the tile scheduler's loop:
+///
+///   kernel.cc     what the kernel takes, its tile shape, its scratch memory
+///   scheduler.cc  run_worker: a worker's loop over its work tiles
+///   epilogue.cc   normalizes and stores finished rows; stores and combines partials
+namespace folio::inline v0::kernels::cpu {
+
+/// Empty if the common loop takes the configuration. `applies_rope`: Collective::applies_rope.
+std::string refusal(const AttentionConfig& config, bool applies_rope);
+scheduler::TileShape tile(const AttentionConfig& config);
+size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape);
+
+/// Scratch bytes of a collective beyond the common ones.
+size_t collective_scratch_bytes(const Collective& collective, const AttentionConfig& config,
+                                const scheduler::TileShape& tile);
+
+/// A worker's scratch memory, carved.
+struct WorkerScratch {
+  TileScratch tile;
+  QueryRow* rows = nullptr;  ///< [tile rows]
+  SoftmaxState running;      ///< of the output tile
+  SoftmaxState split;        ///< of one fixed split, until it is combined into the running state
+  size_t bytes = 0;          ///< of all parts
+};
+
+int32_t padded(int32_t value, int32_t to);
+
+/// Carves `memory`; with null, only counts. One function for both, so that they agree.
+WorkerScratch carve_scratch(const AttentionConfig& config, const scheduler::TileShape& tile, std::byte* memory,
+                            size_t collective_scratch_bytes = 0);
+
+/// Fills WorkTileParams::rope.
+void set_rope_frequencies(const RopeArgs& rope, int32_t head_dim, double* frequencies);
+
+/// AttentionKernel::run_worker and run_combine with the given collective.
+void run_worker(const Collective& collective, const AttentionParams& params, int32_t worker) noexcept;
+void run_combine(const Collective& collective, const AttentionParams& params, int32_t combine_tile) noexcept;
+
+/// Makes states empty.
+void clear(const SoftmaxState& state, int32_t rows, int32_t v_stride);
+
+/// The epilogue of a finished work tile: output rows, or partials where other work tiles share the rows.
+void run_epilogue(const Collective& collective, const AttentionParams& params, const scheduler::WorkTile& tile,
+                  const SoftmaxState& state, int32_t v_stride);
+
+template <const Collective& kCollective>
+AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(const platform::CpuFeatures&),
+                                 KvFormat best_format) {
+  return {.name = name,
+          .unavailable = unavailable,
+          .refusal = [](const AttentionConfig& config) { return refusal(config, kCollective.applies_rope); },
+          .tile = tile,
+          .scratch_bytes = scratch_bytes,
+          .run_worker = [](const AttentionParams& params,
+                           int32_t worker) noexcept { cpu::run_worker(kCollective, params, worker); },
+          .run_combine = [](const AttentionParams& params,
+                            int32_t combine_tile) noexcept { cpu::run_combine(kCollective, params, combine_tile); },
+          .tile_cost = 4,  // a KV tile of a few rows waits for memory as long as four rows compute
+          .row_cost = 1,
+          .best_format = best_format};
+}
+
+}  // namespace folio::inline v0::kernels::cpu

@@ -1,0 +1,119 @@
+#pragma once
+
+#include "kernels/cpu/common/convert.hpp"
+#include "kernels/cpu/common/mask.hpp"
+
+/// Loads Q, and finds the K and V of each tile that some row attends to.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+/// Copies one half of a pair of V rows, with zeros for the other. The other token is not the work tile's: its memory
+/// may hold NaN.
+FOLIO_INLINE void copy_half_pair(const unsigned char* pair, int odd, int64_t element, int32_t dim,
+                                 unsigned char* copy) {
+  for (int32_t d = 0; d < dim; ++d) {
+    for (int64_t b = 0; b < element; ++b) {
+      copy[(2 * d + odd) * element + b] = pair[(2 * d + odd) * element + b];
+      copy[(2 * d + 1 - odd) * element + b] = 0;
+    }
+  }
+}
+
+/// Where the K and V rows of a KV tile lie.
+struct TilePointers {
+  const unsigned char** k;  ///< [kTileTokens]
+  const unsigned char** v;  ///< [kTileTokens], or [kTileTokens / 2] pairs
+  unsigned char* pairs;     ///< memory for copies of two pairs
+};
+
+/// Replaces a pair of which one token lies outside the tile's range by a copy with zeros for that token.
+FOLIO_INLINE void replace_half_pair(const WorkTileParams& work, int32_t token, unsigned char* copy,
+                                    const TilePointers& rows) {
+  copy_half_pair(rows.v[token / 2], token & 1, element_bytes(work.kv.dtype), work.head_dim_v, copy);
+  rows.v[token / 2] = copy;
+}
+
+/// Fills `rows` for the tokens of a KV tile; there is at least one. Tokens outside [begin, end) point to zeros.
+static inline void locate_tile(const WorkTileParams& work, const KvTile& tile, const TilePointers& rows) {
+  const KvOperand& kv = work.kv;
+  if (tile.end - tile.begin < kTileTokens) {
+    for (int32_t t = 0; t < kTileTokens; ++t) rows.k[t] = rows.v[t] = work.scratch.zeros;
+  }
+  for (int32_t t = tile.begin; t < tile.end;) {
+    const int32_t local = tile.first + t;
+    const unsigned char* k = kv.k;
+    const unsigned char* v = kv.v;
+    int32_t slot = local;
+    int32_t count = tile.end - t;
+    if (kv.pages != nullptr) {
+      const int32_t number = local / kv.page_size;
+      slot = local - number * kv.page_size;
+      count = smaller(count, kv.page_size - slot);
+      k += kv.pages[number] * kv.k_page;
+      v += kv.pages[number] * kv.v_page;
+    }
+    for (int32_t i = 0; i < count; ++i) rows.k[t + i] = k + (slot + i) * kv.k_token;
+    if (kv.packed_v) {
+      for (int32_t i = 0; i < count; ++i) rows.v[(t + i) / 2] = v + (slot + i) / 2 * kv.v_token;
+    } else {
+      for (int32_t i = 0; i < count; ++i) rows.v[t + i] = v + (slot + i) * kv.v_token;
+    }
+    t += count;
+  }
+  if (!kv.packed_v) return;
+  if ((tile.begin & 1) != 0) replace_half_pair(work, tile.begin, rows.pairs, rows);
+  if ((tile.end & 1) != 0) replace_half_pair(work, tile.end - 1, rows.pairs + 4 * work.v_stride, rows);
+}
+
+/// A KV tile with its masks and the addresses of its rows.
+struct LocatedTile {
+  KvTile tile;        ///< [begin, end): from the first to the last token that is visible to some row
+  bool uniform;       ///< all of [begin, end) is visible to every row
+  uint64_t* visible;  ///< [rows]
+  TilePointers rows;
+};
+
+/// Finds the first KV tile from token `first` on with a token visible to some row; false if there is none.
+static inline bool find_tile(const WorkTileParams& work, int32_t first, LocatedTile& located) {
+  const KvOperand& kv = work.kv;
+  for (; first < kv.kv_end; first += kTileTokens) {
+    const KvTile part{first, larger(kv.kv_begin - first, 0), smaller(kv.kv_end - first, kTileTokens)};
+    uint64_t any = 0;
+    uint64_t all = ~uint64_t{0};
+    for (int32_t r = 0; r < work.num_rows; ++r) {
+      located.visible[r] = visible_tokens(work.rows[r], part);
+      any |= located.visible[r];
+      all &= located.visible[r];
+    }
+    if (any == 0) continue;
+    located.tile = {first, __builtin_ctzll(any), 64 - __builtin_clzll(any)};
+    located.uniform = all == bit_range(located.tile.begin, located.tile.end);
+    locate_tile(work, located.tile, located.rows);
+    return true;
+  }
+  return false;
+}
+
+template <DType kType>
+static void load_q_as(const WorkTileParams& work) {
+  for (int32_t r = 0; r < work.num_rows; ++r) {
+    convert_row<kType>(work.rows[r].q, work.head_dim_qk, work.scratch.q + r * work.qk_stride);
+  }
+}
+
+static void load_q(const WorkTileParams& work) noexcept {
+  switch (work.q_dtype) {
+    case DType::kFloat32: load_q_as<DType::kFloat32>(work); break;
+    case DType::kFloat16: load_q_as<DType::kFloat16>(work); break;
+    case DType::kBFloat16: load_q_as<DType::kBFloat16>(work); break;
+    case DType::kFloat8E4M3: load_q_as<DType::kFloat8E4M3>(work); break;
+    case DType::kFloat8E5M2: load_q_as<DType::kFloat8E5M2>(work); break;
+    case DType::kFloat4E2M1x2:
+    case DType::kUnset: break;
+  }
+  // Blocks of scores take whole groups of rows; those beyond the last are computed and never read.
+  for (int32_t r = work.num_rows; r < padded_rows(work.num_rows); ++r) {
+    __builtin_memset(work.scratch.q + r * work.qk_stride, 0, static_cast<size_t>(work.qk_stride) * sizeof(float));
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

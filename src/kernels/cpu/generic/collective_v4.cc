@@ -1,0 +1,12 @@
+#define FOLIO_ISA isa_v4
+#include "kernels/cpu/generic/collective.hpp"
+#include "kernels/cpu/generic/mainloop.hpp"
+
+namespace folio::inline v0::kernels::generic {
+
+const cpu::Collective kV4Collective{.load_q = cpu::FOLIO_ISA::load_rotated_q,
+                                    .mainloop = cpu::FOLIO_ISA::mainloop,
+                                    .combine_states = cpu::FOLIO_ISA::combine_states,
+                                    .applies_rope = true};
+
+}  // namespace folio::inline v0::kernels::generic

@@ -1,0 +1,306 @@
+#pragma once
+
+#include "kernels/cpu/generic/producer.hpp"
+
+/// GEMM0 (S = Q K^T) and GEMM1 (O += P V).
+///
+/// A score is the sum over registers of the dimension, in order, and then over the lanes, always by halves. GEMM1
+/// rescales acc, then adds the tokens in order, each by a multiply-add. Blocks of every shape do the same operations: a
+/// row's bits do not depend on the rows beside it. A masked token has p = 0 and changes nothing, so that rows may share
+/// loops over more than their own tokens.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+/// Work tiles of up to so many rows read K and V straight from the cache; more rows share upcast copies.
+inline constexpr int32_t kMaxDirectRows = 8;
+
+/// A block is kRows rows and kLanes / kRows tokens: one register of scores.
+template <int kRows>
+inline constexpr int kScoreTokens = kLanes / kRows;
+
+/// One block of GEMM0. key(token, d) gives kLanes components of a key from d on, upcast; `dim` is the padded dimension.
+/// scores[i * kTileTokens + j] is row i's with token j.
+template <int kRows, typename Key>
+FOLIO_INLINE void qk_block(const float* q, int32_t q_stride, int32_t dim, Key key, float* scores) {
+  constexpr int kTokens = kScoreTokens<kRows>;
+  constexpr int kStep = kTokens < 4 ? kTokens : 4;  // tokens in registers together
+  Vec acc_regs[kLanes];
+#pragma GCC unroll 16
+  for (int first = 0; first < kTokens; first += kStep) {
+    Vec part[kRows][kStep] = {};
+    for (int32_t d = 0; d < dim; d += kLanes) {
+      Vec rows[kRows];
+#pragma GCC unroll 4
+      for (int i = 0; i < kRows; ++i) rows[i] = load<Vec>(q + i * q_stride + d);
+#pragma GCC unroll 4
+      for (int j = 0; j < kStep; ++j) {
+        const Vec token = key(first + j, d);
+#pragma GCC unroll 4
+        for (int i = 0; i < kRows; ++i) part[i][j] = multiply_add(rows[i], token, part[i][j]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kStep; ++j) {
+        const int lane = i * kTokens + first + j;
+        acc_regs[kLanes / 4 * (lane % 4) + lane / 4] = part[i][j];
+      }
+    }
+  }
+  const Vec block = sum_lanes(acc_regs);
+#pragma GCC unroll 4
+  for (int i = 0; i < kRows; ++i) {
+    __builtin_memcpy(scores + i * kTileTokens, reinterpret_cast<const char*>(&block) + i * kTokens * 4, kTokens * 4);
+  }
+}
+
+/// Rows [r, r + kRows) with every token of a KV tile; K is upcast on load.
+template <DType kType, int kRows>
+static void qk_block_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* k_rows,
+                                const Prefetch& prefetch) {
+  constexpr int kTokens = kScoreTokens<kRows>;
+  const int32_t whole = work.head_dim_qk / kLanes * kLanes;
+  const int32_t padded = (work.head_dim_qk + kLanes - 1) / kLanes * kLanes;
+  for (int32_t t = 0; t < kTileTokens; t += kTokens) {
+    for (int32_t j = 0; j < kTokens; ++j) prefetch.issue(t + j, 0, 1);
+    const unsigned char* const* const rows = k_rows + t;
+    const float* const q = work.scratch.q + r * work.qk_stride;
+    float* const scores = work.scratch.p + r * kTileTokens + t;
+    if (whole == padded) {
+      qk_block<kRows>(
+          q, work.qk_stride, padded,
+          [&](int j, int32_t d)
+              __attribute__((always_inline)) { return load_elements<kType>(rows[j] + d * element_bytes(kType)); },
+          scores);
+    } else {
+      qk_block<kRows>(
+          q, work.qk_stride, padded,
+          [&](int j, int32_t d) __attribute__((always_inline)) {
+            const unsigned char* const at = rows[j] + d * element_bytes(kType);
+            return d < whole ? load_elements<kType>(at) : load_some<kType>(at, work.head_dim_qk - d);
+          },
+          scores);
+    }
+  }
+}
+
+inline constexpr int kBlockRows = kLanes / 4;  ///< rows of a block of 4 tokens
+
+/// All rows with every token of the KV tile from local token `first` on. K is upcast, and rotated where there is a
+/// rotary embedding, once for all rows, four keys at a time.
+template <DType kType>
+static void qk_from_upcast(const WorkTileParams& work, int32_t first, const unsigned char* const* k_rows,
+                           const Prefetch& prefetch) {
+  float* const k = work.scratch.k;
+  const int32_t stride = work.qk_stride;
+  for (int32_t t = 0; t < kTileTokens; t += 4) {
+    for (int32_t j = 0; j < 4; ++j) {
+      prefetch.issue(t + j, 0, 1);
+      convert_row<kType>(k_rows[t + j], work.head_dim_qk, k + j * stride);
+      if (work.rope != nullptr) rotate(work, key_position(work.kv, int64_t{first} + t + j), k + j * stride);
+    }
+    for (int32_t r = 0; r < work.num_rows; r += kBlockRows) {
+      qk_block<kBlockRows>(
+          work.scratch.q + r * stride, stride,
+          stride, [&](int j, int32_t d) __attribute__((always_inline)) { return load<Vec>(k + j * stride + d); },
+          work.scratch.p + r * kTileTokens + t);
+    }
+  }
+}
+
+/// Registers of V's components that a block of kRows rows keeps at a time: what the register file holds.
+template <int kRows>
+inline constexpr int kValueVecs = (kLanes == 16 ? 8 : 4) / (kRows <= 2 ? 1 : 2);
+
+/// Tokens of a KV tile.
+struct TokenSpan {
+  int32_t begin;
+  int32_t end;
+};
+
+/// acc of kRows rows and kVecs registers.
+template <int kRows, int kVecs>
+struct PvAccumulator {
+  Vec acc_regs[kRows][kVecs];
+
+  FOLIO_INLINE_MEMBER void load_rescaled(const float* acc, int32_t stride, const float* rescale) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+      for (int c = 0; c < kVecs; ++c) acc_regs[i][c] = load<Vec>(acc + i * stride + c * kLanes) * splat(rescale[i]);
+    }
+  }
+  FOLIO_INLINE_MEMBER void fma(const float* p, const Vec* values) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) {
+      const Vec p_i = splat(p[i * kTileTokens]);
+#pragma GCC unroll 8
+      for (int c = 0; c < kVecs; ++c) acc_regs[i][c] = multiply_add(p_i, values[c], acc_regs[i][c]);
+    }
+  }
+  FOLIO_INLINE_MEMBER void store_acc(float* acc, int32_t stride) const {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+      for (int c = 0; c < kVecs; ++c) store(acc + i * stride + c * kLanes, acc_regs[i][c]);
+    }
+  }
+};
+
+/// One block of GEMM1 from upcast V.
+template <int kRows, int kVecs>
+FOLIO_INLINE void pv_block_from_upcast(const WorkTileParams& work, int32_t r, int32_t d, TokenSpan span) {
+  float* const acc = work.state.acc + r * work.v_stride + d;
+  const float* const p = work.scratch.p + r * kTileTokens;
+  PvAccumulator<kRows, kVecs> block;
+  block.load_rescaled(acc, work.v_stride, work.scratch.rescale + r);
+  for (int32_t t = span.begin; t < span.end; ++t) {
+    Vec values[kVecs];
+#pragma GCC unroll 8
+    for (int c = 0; c < kVecs; ++c) values[c] = load<Vec>(work.scratch.v + t * work.v_stride + d + c * kLanes);
+    block.fma(p + t, values);
+  }
+  block.store_acc(acc, work.v_stride);
+}
+
+/// Components [d, v_stride) of rows [r, r + kRows), from upcast V.
+template <int kRows, int kVecs>
+FOLIO_INLINE void pv_blocks_from_upcast(const WorkTileParams& work, int32_t r, int32_t d, TokenSpan span) {
+  for (; d + kVecs * kLanes <= work.v_stride; d += kVecs * kLanes) pv_block_from_upcast<kRows, kVecs>(work, r, d, span);
+  if constexpr (kVecs > 1) pv_blocks_from_upcast<kRows, kVecs / 2>(work, r, d, span);
+}
+
+/// Rows [r, r + kRows) from upcast V.
+template <int kRows>
+static void pv_rows_from_upcast(const WorkTileParams& work, const uint64_t* visible, int32_t r) {
+  uint64_t any = 0;
+  for (int i = 0; i < kRows; ++i) any |= visible[r + i];
+  if (any == 0) return;
+  pv_blocks_from_upcast<kRows, kValueVecs<kRows>>(work, r, 0, {__builtin_ctzll(any), 64 - __builtin_clzll(any)});
+}
+
+/// One block of GEMM1 straight from the cache; V is upcast on load. Issues its share of `prefetch`: one of as many
+/// parts as the dimension has blocks.
+template <DType kType, bool kPairs, int kRows, int kVecs>
+FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
+                                      int32_t d, TokenSpan span, const Prefetch& prefetch) {
+  constexpr int64_t kElement = element_bytes(kType);
+  const int32_t count = work.head_dim_v - d;  // fewer than kVecs * kLanes only where kVecs is 1
+  const float* const p = work.scratch.p + r * kTileTokens;
+  float* const acc = work.state.acc + r * work.v_stride + d;
+  const int32_t part = d / (kVecs * kLanes);
+  const int32_t parts = (work.head_dim_v + kVecs * kLanes - 1) / (kVecs * kLanes);
+  PvAccumulator<kRows, kVecs> block;
+  block.load_rescaled(acc, work.v_stride, work.scratch.rescale + r);
+  if constexpr (kPairs) {
+    for (int32_t pair = span.begin / 2; pair < (span.end + 1) / 2; ++pair) {
+      prefetch.issue(2 * pair, part, parts);
+      prefetch.issue(2 * pair + 1, part, parts);
+      const unsigned char* const row = v_rows[pair] + 2 * d * kElement;
+      Vec even[kVecs];
+      Vec odd[kVecs];
+#pragma GCC unroll 8
+      for (int c = 0; c < kVecs; ++c) {
+        const unsigned char* const at = row + 2 * c * kLanes * kElement;
+        const bool some = kVecs == 1 && count < kLanes;
+        even[c] = some ? load_some_of_pairs<kType, 0>(at, count) : load_of_pairs<kType, 0>(at);
+        odd[c] = some ? load_some_of_pairs<kType, 1>(at, count) : load_of_pairs<kType, 1>(at);
+      }
+      block.fma(p + 2 * pair, even);
+      block.fma(p + 2 * pair + 1, odd);
+    }
+  } else {
+    for (int32_t t = span.begin; t < span.end; ++t) {
+      prefetch.issue(t, part, parts);
+      const unsigned char* const row = v_rows[t] + d * kElement;
+      Vec values[kVecs];
+#pragma GCC unroll 8
+      for (int c = 0; c < kVecs; ++c) {
+        const unsigned char* const at = row + c * kLanes * kElement;
+        values[c] = kVecs == 1 && count < kLanes ? load_some<kType>(at, count) : load_elements<kType>(at);
+      }
+      block.fma(p + t, values);
+    }
+  }
+  block.store_acc(acc, work.v_stride);
+}
+
+template <DType kType, bool kPairs, int kRows, int kVecs>
+FOLIO_INLINE void pv_blocks_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
+                                       int32_t d, TokenSpan span, const Prefetch& prefetch) {
+  for (; kVecs == 1 ? d < work.head_dim_v : d + kVecs * kLanes <= work.head_dim_v; d += kVecs * kLanes) {
+    pv_block_from_cache<kType, kPairs, kRows, kVecs>(work, r, v_rows, d, span, prefetch);
+  }
+  if constexpr (kVecs > 1) pv_blocks_from_cache<kType, kPairs, kRows, kVecs / 2>(work, r, v_rows, d, span, prefetch);
+}
+
+/// Rows [r, r + kRows) straight from the cache: for KV tiles of which exactly the tokens of `span` are visible to every
+/// row.
+template <DType kType, bool kPairs, int kRows>
+static void pv_rows_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
+                               TokenSpan span, const Prefetch& prefetch) {
+  pv_blocks_from_cache<kType, kPairs, kRows, kValueVecs<kRows>>(work, r, v_rows, 0, span, prefetch);
+}
+
+template <DType kType>
+static void upcast_v(const WorkTileParams& work, const LocatedTile& located, const Prefetch& prefetch) {
+  float* const v = work.scratch.v;
+  for (int32_t t = 0; t < kTileTokens; ++t) {
+    prefetch.issue(t, 0, 1);
+    if (!work.kv.packed_v) {
+      convert_row<kType>(located.rows.v[t], work.head_dim_v, v + t * work.v_stride);
+    } else if constexpr (kType != DType::kFloat32) {
+      float* const row = v + t * work.v_stride;
+      if (t % 2 == 0) {
+        convert_row_of_pairs<kType, 0>(located.rows.v[t / 2], work.head_dim_v, row);
+      } else {
+        convert_row_of_pairs<kType, 1>(located.rows.v[t / 2], work.head_dim_v, row);
+      }
+    }
+  }
+}
+
+template <DType kType>
+FOLIO_INLINE void gemm_qk(const WorkTileParams& work, const LocatedTile& located, const Prefetch& prefetch) {
+  const unsigned char* const* const k = located.rows.k;
+  if (work.num_rows > kMaxDirectRows || work.rope != nullptr)
+    return qk_from_upcast<kType>(work, located.tile.first, k, prefetch);
+  int32_t r = 0;
+  Prefetch once = prefetch;
+  for (; work.num_rows - r > 2; r += 4, once = {}) qk_block_from_cache<kType, 4>(work, r, k, once);
+  if (work.num_rows - r == 2) qk_block_from_cache<kType, 2>(work, r, k, once);
+  if (work.num_rows - r == 1) qk_block_from_cache<kType, 1>(work, r, k, once);
+}
+
+template <DType kType, bool kPairs>
+FOLIO_INLINE void pv_from_cache(const WorkTileParams& work, const LocatedTile& located, const Prefetch& prefetch) {
+  const unsigned char* const* const v = located.rows.v;
+  const TokenSpan span{located.tile.begin, located.tile.end};
+  int32_t r = 0;
+  Prefetch once = prefetch;
+  for (; work.num_rows - r >= 4; r += 4, once = {}) pv_rows_from_cache<kType, kPairs, 4>(work, r, v, span, once);
+  if (work.num_rows - r == 3) pv_rows_from_cache<kType, kPairs, 3>(work, r, v, span, once);
+  if (work.num_rows - r == 2) pv_rows_from_cache<kType, kPairs, 2>(work, r, v, span, once);
+  if (work.num_rows - r == 1) pv_rows_from_cache<kType, kPairs, 1>(work, r, v, span, once);
+}
+
+template <DType kType>
+FOLIO_INLINE void gemm_pv(const WorkTileParams& work, const LocatedTile& located, const Prefetch& prefetch) {
+  if (work.num_rows <= kMaxDirectRows && located.uniform) {
+    if (!work.kv.packed_v) {
+      pv_from_cache<kType, false>(work, located, prefetch);
+    } else if constexpr (kType != DType::kFloat32) {
+      pv_from_cache<kType, true>(work, located, prefetch);
+    }
+    return;
+  }
+  upcast_v<kType>(work, located, prefetch);
+  int32_t r = 0;
+  if (!located.uniform && has_non_finite_v(work)) {
+    for (; r < work.num_rows; ++r) pv_row_visible_only(work, located.visible[r], r);
+  }
+  for (; r + 4 <= work.num_rows; r += 4) pv_rows_from_upcast<4>(work, located.visible, r);
+  for (; r < work.num_rows; ++r) pv_rows_from_upcast<1>(work, located.visible, r);
+}
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

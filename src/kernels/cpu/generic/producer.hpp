@@ -1,0 +1,99 @@
+#pragma once
+
+#include "kernels/cpu/common/producer.hpp"
+
+/// Prefetch, and the rotary embedding of Q and K.
+namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+inline constexpr int32_t kCacheLine = 64;
+
+/// Prefetches the K or V rows of a KV tile to L2, one token at a time.
+struct Prefetch {
+  const unsigned char* const* rows =
+      nullptr;        ///< [kTileTokens], or [kTileTokens / 2] pairs; null = nothing to prefetch
+  int32_t bytes = 0;  ///< of a token's vector
+  bool pairs = false;
+
+  /// Prefetches part `part` of `parts` of one row. `step` counts the tokens of the tile at work; steps visit the four
+  /// quarters of the prefetched tile in turn: different pages, where pages have 16 tokens.
+  FOLIO_INLINE_MEMBER void issue(int32_t step, int32_t part, int32_t parts) const {
+    if (rows == nullptr) return;
+    const unsigned char* row;
+    if (pairs) {
+      row = rows[(step >> 1 & 3) * (kTileTokens / 8) + (step >> 3)] + (step & 1) * bytes;
+    } else {
+      row = rows[(step & 3) * (kTileTokens / 4) + (step >> 2)];
+    }
+    const int32_t end = bytes * (part + 1) / parts;
+    for (int32_t at = bytes * part / parts; at < end; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
+  }
+};
+
+/// Cosine and sine of a position's angles, each within 2^-22 of the exact value.
+struct Rotation {
+  Vec cosine;
+  Vec sine;
+};
+
+/// The angles are position * rope_frequencies[0, kLanes), in quarter turns: float64 keeps what is left of them after
+/// whole turns, however far the position. The rest, at most an eighth of a turn, goes through the Taylor polynomials of
+/// sine and cosine of degrees 9 and 10 (2^-29 and 2^-33 of truncation at pi / 4).
+FOLIO_INLINE Rotation rotation_at(int64_t position, const double* rope_frequencies) {
+  constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52: a float64 near it has its integer in the low bits
+  float rest[kLanes];
+  int32_t quarters[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    const double angle = static_cast<double>(position) * rope_frequencies[i];
+    const double shifted = angle + kMagic;
+    int64_t word = 0;
+    __builtin_memcpy(&word, &shifted, sizeof(word));
+    quarters[i] = static_cast<int32_t>(word & 3);
+    rest[i] = static_cast<float>(angle - (shifted - kMagic));
+  }
+  const Vec x = load<Vec>(rest) * splat(1.57079632679489662f);
+  const Vec square = x * x;
+  Vec sine = splat(2.75573192e-6f);
+  sine = multiply_add(sine, square, splat(-1.98412698e-4f));
+  sine = multiply_add(sine, square, splat(8.33333333e-3f));
+  sine = multiply_add(sine, square, splat(-1.66666667e-1f));
+  sine = multiply_add(sine * square, x, x);
+  Vec cosine = splat(-2.75573192e-7f);
+  cosine = multiply_add(cosine, square, splat(2.48015873e-5f));
+  cosine = multiply_add(cosine, square, splat(-1.38888889e-3f));
+  cosine = multiply_add(cosine, square, splat(4.16666667e-2f));
+  cosine = multiply_add(cosine, square, splat(-0.5f));
+  cosine = multiply_add(cosine, square, splat(1.0f));
+  // A quarter turn makes the cosine the sine and the sine the negative cosine; half a turn changes both signs.
+  const IntVec quarter = load<IntVec>(quarters);
+  const IntVec odd = (quarter & splat_int(1)) != 0;
+  const IntVec sine_sign = (quarter & splat_int(2)) << 30;
+  const IntVec cosine_sign = ((quarter + splat_int(1)) & splat_int(2)) << 30;
+  return {from_bits(bits(select(odd, sine, cosine)) ^ cosine_sign),
+          from_bits(bits(select(odd, cosine, sine)) ^ sine_sign)};
+}
+
+/// Rotates one upcast query or key, head_dim_qk floats, by its position's angles.
+static inline void rotate(const WorkTileParams& work, int64_t position, float* vector) {
+  const int32_t half = work.head_dim_qk / 2;
+  for (int32_t d = 0; d < half; d += kLanes) {
+    const Rotation rotation = rotation_at(position, work.rope + d);
+    const auto bytes = static_cast<size_t>(smaller(half - d, kLanes)) * sizeof(float);
+    Vec x{};
+    Vec y{};
+    __builtin_memcpy(&x, vector + d, bytes);
+    __builtin_memcpy(&y, vector + half + d, bytes);
+    const Vec rotated_x = multiply_add(x, rotation.cosine, -(y * rotation.sine));
+    const Vec rotated_y = multiply_add(y, rotation.cosine, x * rotation.sine);
+    __builtin_memcpy(vector + d, &rotated_x, bytes);
+    __builtin_memcpy(vector + half + d, &rotated_y, bytes);
+  }
+}
+
+static void load_rotated_q(const WorkTileParams& work) noexcept {
+  load_q(work);
+  for (int32_t r = 0; work.rope != nullptr && r < work.num_rows; ++r) {
+    rotate(work, work.rows[r].position, work.scratch.q + r * work.qk_stride);
+  }
+}
+
+}  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA
