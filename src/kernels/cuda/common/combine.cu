@@ -3,8 +3,8 @@
 #include <cuda_runtime.h>
 
 #include "core/error.hpp"
-#include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/combine_row.cuh"
+#include "kernels/cuda/common/launch.hpp"
 #include "ptx/global_load.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/mma.cuh"
@@ -48,8 +48,8 @@ struct SplitTable {
 /// first values are asked for at once; `waited`: the kernels before this one are known to have ended.
 template <int32_t Chunks>
 __device__ __forceinline__ Share<Chunks> reduce_share(const AttentionParams& params, const int32_t* sources,
-                                                    int32_t count, int32_t offset, int32_t lane, SplitTable& table,
-                                                    bool& waited) {
+                                                      int32_t count, int32_t offset, int32_t lane, SplitTable& table,
+                                                      bool& waited) {
   constexpr int32_t kAhead = kSplitsOfWarp / Chunks;
   const int32_t d = kCombineLaneDims * lane;
   const auto* const column = reinterpret_cast<const unsigned char*>(params.partial_acc + d);
@@ -85,7 +85,8 @@ __device__ __forceinline__ Share<Chunks> reduce_share(const AttentionParams& par
       if (s == 0) {
         float new_max = fmaxf(share.max, lane_max);
 #pragma unroll
-        for (int32_t step = 1; step < 32; step *= 2) new_max = fmaxf(new_max, __shfl_xor_sync(kCombineLanes, new_max, step));
+        for (int32_t step = 1; step < 32; step *= 2)
+          new_max = fmaxf(new_max, __shfl_xor_sync(kCombineLanes, new_max, step));
         const float factor = rescale_factor(lane_max, lane_sum, new_max);
         table.factor[lane] = factor;
         const float before = share.max == new_max ? 1.0f : exp2f(share.max - new_max);
@@ -243,7 +244,8 @@ __global__ void __launch_bounds__(kThreads, 4) combine_kernel(const __grid_const
 
 /// Folds partial results. A warp takes a row, its lanes the components.
 template <int32_t Chunks>
-__global__ void __launch_bounds__(kInOrderThreads) combine_in_order_kernel(const __grid_constant__ AttentionParams params) {
+__global__ void __launch_bounds__(kInOrderThreads)
+    combine_in_order_kernel(const __grid_constant__ AttentionParams params) {
   ptx::griddep_launch_dependents();
   const scheduler::PlanView& plan = params.plan->view;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
@@ -267,15 +269,18 @@ cudaError_t launch_kernel(const AttentionParams& params, int32_t grid, Stream st
 }  // namespace
 
 void launch_combine(const AttentionParams& params, int32_t num_workers, Stream stream, bool overlaps,
-                  int32_t blocks_per_worker) {
+                    int32_t blocks_per_worker) {
   // Above kRunToRun a row's bits are those that a worker would have who computed its items one after the other; with
   // lists they are those that a kernel gives that merges itself.
   const bool in_order = params.determinism > Determinism::kRunToRun || params.tile_counters == nullptr;
-  auto launch = in_order ? launch_kernel<combine_in_order_kernel<1>, kInOrderThreads> : launch_kernel<combine_kernel<1>, kThreads>;
+  auto launch = in_order ? launch_kernel<combine_in_order_kernel<1>, kInOrderThreads>
+                         : launch_kernel<combine_kernel<1>, kThreads>;
   if (params.head_dim_v > kCombineDims)
-    launch = in_order ? launch_kernel<combine_in_order_kernel<2>, kInOrderThreads> : launch_kernel<combine_kernel<2>, kThreads>;
+    launch = in_order ? launch_kernel<combine_in_order_kernel<2>, kInOrderThreads>
+                      : launch_kernel<combine_kernel<2>, kThreads>;
   if (params.head_dim_v > 2 * kCombineDims) {
-    launch = in_order ? launch_kernel<combine_in_order_kernel<4>, kInOrderThreads> : launch_kernel<combine_kernel<4>, kThreads>;
+    launch = in_order ? launch_kernel<combine_in_order_kernel<4>, kInOrderThreads>
+                      : launch_kernel<combine_kernel<4>, kThreads>;
   }
   const cudaError_t status = launch(params, num_workers * (in_order ? 1 : blocks_per_worker), stream, overlaps);
   if (status != cudaSuccess) {

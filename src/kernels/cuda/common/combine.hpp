@@ -9,6 +9,6 @@ namespace folio::inline v0::kernels::cuda {
 /// this one's start is hidden behind its end. `blocks_per_worker`: CTAs, for kernels whose merges have many rows; one
 /// is as many as can wait beside the kernel before. Throws Error(kDeviceError).
 void launch_combine(const AttentionParams& params, int32_t num_workers, Stream stream, bool overlaps = false,
-                  int32_t blocks_per_worker = 1);
+                    int32_t blocks_per_worker = 1);
 
 }  // namespace folio::inline v0::kernels::cuda

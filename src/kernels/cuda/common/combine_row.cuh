@@ -1,14 +1,14 @@
 #pragma once
 
-#include "kernels/cuda/common/nvfp4.cuh"
 #include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/common/nvfp4.cuh"
 
-/// How a warp in_order the partial results of a row, wherever that happens: in a kernel of its own, or where the last of
-/// them was finished. Same bits in both. Partial results are read past the L1, as other SMs
-/// may have written them while this kernel ran.
+/// How a warp in_order the partial results of a row, wherever that happens: in a kernel of its own, or where the last
+/// of them was finished. Same bits in both. Partial results are read past the L1, as other SMs may have written them
+/// while this kernel ran.
 namespace folio::inline v0::kernels::cuda {
 
-constexpr int32_t kCombineLaneDims = 4;                ///< neighbouring components of a lane
+constexpr int32_t kCombineLaneDims = 4;                  ///< neighbouring components of a lane
 constexpr int32_t kCombineDims = 32 * kCombineLaneDims;  ///< components of a warp; rows of up to four times as many
 /// Partial results whose values are read at once, for rows of so many parts: registers.
 template <int32_t Chunks>
@@ -27,7 +27,7 @@ __device__ __forceinline__ float4 load_four(const AttentionParams& params, int32
 
 /// A lane's share of the components from `d` on.
 __device__ __forceinline__ void write_chunk(const AttentionParams& params, int32_t token, int32_t q_head, int32_t d,
-                                           const float (&acc)[kCombineLaneDims], const RowEnd& end) {
+                                            const float (&acc)[kCombineLaneDims], const RowEnd& end) {
   if (d >= params.head_dim_v) return;
   if (params.out_dtype != DType::kFloat4E2M1x2) {
 #pragma unroll
@@ -45,8 +45,8 @@ __device__ __forceinline__ void write_chunk(const AttentionParams& params, int32
 /// The end of a row whose partial results are folded. Called, as each type of output has code of its own.
 template <int32_t Chunks>
 __device__ __noinline__ void finish_combined_row(const AttentionParams& params, const scheduler::CombineTile& tile,
-                                            int32_t row, int32_t lane, float max, float sum,
-                                            const float4 (&acc)[Chunks]) {
+                                                 int32_t row, int32_t lane, float max, float sum,
+                                                 const float4 (&acc)[Chunks]) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t token = row / group_size;
   const int32_t q_head = tile.kv_head * group_size + row % group_size;
@@ -63,7 +63,7 @@ __device__ __noinline__ void finish_combined_row(const AttentionParams& params, 
 /// sums of 32 are read by the lanes at once, values of kAhead.
 template <int32_t Chunks>
 __device__ __forceinline__ void combine_row(const AttentionParams& params, const scheduler::PlanView& plan,
-                                          const scheduler::CombineTile& tile, int32_t row, int32_t lane) {
+                                            const scheduler::CombineTile& tile, int32_t row, int32_t lane) {
   constexpr int32_t kAhead = kCombineAhead<Chunks>;
   const int32_t d = kCombineLaneDims * lane;
   float4 acc[Chunks] = {};
@@ -109,8 +109,8 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params, const
 /// few. Same bits, as each row's are folded in the same order.
 template <int32_t Chunks>
 __device__ __forceinline__ void combine_rows(const AttentionParams& params, const scheduler::PlanView& plan,
-                                           const scheduler::CombineTile& tile, int32_t row, int32_t step,
-                                           int32_t lane) {
+                                             const scheduler::CombineTile& tile, int32_t row, int32_t step,
+                                             int32_t lane) {
   constexpr int32_t kRows = 4 / Chunks;
   const int32_t d = kCombineLaneDims * lane;
   float4 acc[kRows][Chunks] = {};
@@ -153,8 +153,8 @@ __device__ __forceinline__ void combine_rows(const AttentionParams& params, cons
 /// A merge by `warps` warps, of which this is number `warp`.
 template <int32_t Chunks>
 __device__ __forceinline__ void run_combine(const AttentionParams& params, const scheduler::PlanView& plan,
-                                           const scheduler::CombineTile& tile, int32_t warp, int32_t warps,
-                                           int32_t lane) {
+                                            const scheduler::CombineTile& tile, int32_t warp, int32_t warps,
+                                            int32_t lane) {
   constexpr int32_t kRows = 4 / Chunks;
   constexpr int32_t kManyRows = 32;
   if (tile.row_end - tile.row_begin < kManyRows) {

@@ -52,8 +52,9 @@ inline bool is_wide(const void* data, DType dtype, std::initializer_list<int64_t
   return all % 8 == 0 && reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
-/// Lets a kernel's launches on the current device use `bytes` of dynamic shared memory. `largest`: the largest carve-out,
-/// so that several CTAs share an SM. Set once a device: `Kernel` is a template parameter, so each kernel has its flag.
+/// Lets a kernel's launches on the current device use `bytes` of dynamic shared memory. `largest`: the largest
+/// carve-out, so that several CTAs share an SM. Set once a device: `Kernel` is a template parameter, so each kernel has
+/// its flag.
 template <auto Kernel>
 cudaError_t allow_shared_memory(int32_t bytes, bool largest) {
   static std::atomic<uint64_t> allowed{0};  // a bit for each of the first 64 devices
@@ -70,8 +71,8 @@ cudaError_t allow_shared_memory(int32_t bytes, bool largest) {
   return status;
 }
 
-/// Enqueues a kernel. `overlaps`: programmatic dependent launch (PDL). The kernel may begin before its predecessor in the
-/// stream ends, and waits for it with ptx::griddep_wait. Allowed from compute capability 9.0 on.
+/// Enqueues a kernel. `overlaps`: programmatic dependent launch (PDL). The kernel may begin before its predecessor in
+/// the stream ends, and waits for it with ptx::griddep_wait. Allowed from compute capability 9.0 on.
 template <typename Params>
 cudaError_t launch_overlapping(void (*kernel)(Params), const dim3& grid, int32_t threads, int32_t shared_bytes,
                                Stream stream, bool overlaps, const Params& params) {

@@ -47,9 +47,9 @@ struct E2m1Limits {
 };
 
 /// Codes of 16-bit values, two at a time: what E2m1Limits finds by arithmetic for each value, found by comparing the
-/// values' bits with limits that depend on the scale factor alone. For every scale factor, the least magnitude of a 16-bit type, as bits, that each code from 1 on is for, in both
-/// halves of a word: a value's product with the global scale grows with the value, so that there is one. Row 0 and the
-/// row of NaN have none.
+/// values' bits with limits that depend on the scale factor alone. For every scale factor, the least magnitude of a
+/// 16-bit type, as bits, that each code from 1 on is for, in both halves of a word: a value's product with the global
+/// scale grows with the value, so that there is one. Row 0 and the row of NaN have none.
 struct E2m1Table {
   static constexpr int32_t kRows = 128;
   uint4 limits[kRows][2];  ///< codes 0 (nothing) to 3, 4 to 7

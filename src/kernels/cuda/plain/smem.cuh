@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/common/numeric_conversion.cuh"
 #include "kernels/cuda/common/epilogue.cuh"
+#include "kernels/cuda/common/numeric_conversion.cuh"
 
 /// Sizes, and what shared memory holds.
 namespace folio::inline v0::kernels::cuda::plain {

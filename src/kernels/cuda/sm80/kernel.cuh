@@ -11,8 +11,8 @@
 #include "kernels/cuda/sm80/mainloop_prefill.cuh"
 #include "kernels/cuda/sm80/sm80_kernel.hpp"
 
-/// "cuda-sm80": a CTA of four warps computes the work tiles of one list of the plan, one after the other. All warps have
-/// the same role: each issues its share of the copies (cp.async) and its MMAs (mma.sync.m16n8k16).
+/// "cuda-sm80": a CTA of four warps computes the work tiles of one list of the plan, one after the other. All warps
+/// have the same role: each issues its share of the copies (cp.async) and its MMAs (mma.sync.m16n8k16).
 ///
 ///                 decode (up to 16 rows)           prefill (up to 128 rows)          large head (> 256, up to 32 rows)
 ///   warp w        tokens 16w..16w+15 of 64         16 or 32 rows, all tokens         GEMM0: 16 rows x 8 tokens
@@ -31,12 +31,12 @@
 ///     other      | row max, lazy rescaling      | P of the next 16 tokens; addresses of tile i + 2, page ids of i + 3
 ///                ^ wait K(i), barrier           ^ wait V(i), barrier
 ///
-///   shared memory: Q | stages of K and V | SharedStorage. After the mainloop O takes the place of Q and the stages, for
-///   the epilogue.
+///   shared memory: Q | stages of K and V | SharedStorage. After the mainloop O takes the place of Q and the stages,
+///   for the epilogue.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-/// The path of a row must not depend on other requests (kBatchInvariant: rows of a shared segment's work tile do), nor on
-/// how many rows of its request are computed at once (kScheduleInvariant).
+/// The path of a row must not depend on other requests (kBatchInvariant: rows of a shared segment's work tile do), nor
+/// on how many rows of its request are computed at once (kScheduleInvariant).
 __device__ __forceinline__ bool may_take_decode_path(const AttentionParams& params, const scheduler::PlanView& plan) {
   if (params.determinism <= Determinism::kRunToRun) return true;
   if (params.determinism >= Determinism::kScheduleInvariant) return false;

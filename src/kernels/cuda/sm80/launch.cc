@@ -42,8 +42,9 @@ bool is_aligned_e4m3(const SegmentParams& segment) {
 /// segments of other requests, so the configuration alone chooses the instantiation.
 bool takes_fp8(const AttentionParams& params) {
   if (params.determinism > Determinism::kRunToRun) return false;
-  return std::all_of(std::begin(params.segments), std::end(params.segments),
-                     [](const SegmentParams& segment) { return segment.dtype == DType::kUnset || is_aligned_e4m3(segment); });
+  return std::all_of(std::begin(params.segments), std::end(params.segments), [](const SegmentParams& segment) {
+    return segment.dtype == DType::kUnset || is_aligned_e4m3(segment);
+  });
 }
 
 Launcher select_launcher(const AttentionParams& params, const LaunchShape& shape) {

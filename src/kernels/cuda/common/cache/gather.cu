@@ -1,8 +1,8 @@
-#include "kernels/cuda/common/tables/tables.cuh"
 #include "kernels/cuda/common/cache/move.cuh"
 #include "kernels/cuda/common/cache/shape.hpp"
-#include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/kv_cache_views.cuh"
+#include "kernels/cuda/common/launch.hpp"
+#include "kernels/cuda/common/tables/tables.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {

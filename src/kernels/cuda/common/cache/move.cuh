@@ -3,8 +3,8 @@
 #include "kernels/cuda/common/cache/move.hpp"
 #include "kernels/cuda/common/cache/shape.hpp"
 #include "kernels/cuda/common/division.hpp"
-#include "kernels/cuda/common/numeric_conversion.cuh"
 #include "kernels/cuda/common/kv_cache_views.cuh"
+#include "kernels/cuda/common/numeric_conversion.cuh"
 
 /// What kernels that move tokens share. A CTA takes one half of some tokens: it resolves where they come from
 /// and go to into shared memory, and then its threads move the pieces of all of them, several loads in flight a thread.

@@ -1,7 +1,7 @@
-#include "kernels/cuda/common/tables/tables.cuh"
 #include "kernels/cuda/common/cache/move.cuh"
 #include "kernels/cuda/common/cache/shape.hpp"
 #include "kernels/cuda/common/launch.hpp"
+#include "kernels/cuda/common/tables/tables.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {

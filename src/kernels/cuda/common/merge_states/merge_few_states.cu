@@ -1,9 +1,9 @@
 #include "kernels/cuda/common/merge_states/merge_states.hpp"
 
 #include "kernels/cuda/common/division.hpp"
-#include "kernels/cuda/common/numeric_conversion.cuh"
 #include "kernels/cuda/common/kv_cache_views.cuh"
 #include "kernels/cuda/common/launch.hpp"
+#include "kernels/cuda/common/numeric_conversion.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/common/numeric_conversion.cuh"
 #include "kernels/cuda/common/launch.hpp"
+#include "kernels/cuda/common/numeric_conversion.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 

@@ -6,9 +6,9 @@
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
 
-/// What runs on a GPU around the exchanges of a group of ranks: queries side by side, LSEs, and the weighing, packing and
-/// adding of partial results. All addresses are the device's. Every `enqueue` throws Error(kDeviceError) where the launch
-/// fails.
+/// What runs on a GPU around the exchanges of a group of ranks: queries side by side, LSEs, and the weighing, packing
+/// and adding of partial results. All addresses are the device's. Every `enqueue` throws Error(kDeviceError) where the
+/// launch fails.
 namespace folio::inline v0::kernels::cuda {
 
 /// Whose head stands at a place where the heads of each KV head are rank 0's, then rank 1's and so on.

@@ -1,7 +1,7 @@
 #include "kernels/cuda/common/division.hpp"
-#include "kernels/cuda/common/numeric_conversion.cuh"
 #include "kernels/cuda/common/kv_cache_views.cuh"
 #include "kernels/cuda/common/launch.hpp"
+#include "kernels/cuda/common/numeric_conversion.cuh"
 #include "kernels/cuda/common/quantize/quantize.hpp"
 
 namespace folio::inline v0::kernels::cuda {

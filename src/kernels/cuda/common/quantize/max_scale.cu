@@ -1,5 +1,5 @@
-#include "kernels/cuda/common/numeric_conversion.cuh"
 #include "kernels/cuda/common/launch.hpp"
+#include "kernels/cuda/common/numeric_conversion.cuh"
 #include "kernels/cuda/common/quantize/quantize.hpp"
 
 namespace folio::inline v0::kernels::cuda {

@@ -1,5 +1,5 @@
-#include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/kv_cache_views.cuh"
+#include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/tables/tables.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
 

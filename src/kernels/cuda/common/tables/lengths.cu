@@ -1,7 +1,7 @@
 #include <climits>
 
-#include "kernels/cuda/common/tables/tables.cuh"
 #include "kernels/cuda/common/launch.hpp"
+#include "kernels/cuda/common/tables/tables.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
 #include "ptx/griddepcontrol.cuh"
 

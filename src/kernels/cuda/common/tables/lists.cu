@@ -2,8 +2,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/kv_cache_views.cuh"
+#include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/tables/tables.cuh"
 #include "kernels/cuda/common/tables/tables.hpp"
 #include "ptx/griddepcontrol.cuh"
