@@ -6,7 +6,7 @@
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/sm90/common/tensor_map.hpp"
 
-/// What the kernels of Hopper need of others, on the host: the merge kernel and the driver's tensor maps.
+/// What the kernels of Hopper need of others, on the host: the combine kernel and the driver's tensor maps.
 namespace folio::inline v0::kernels::cuda {
 
 sm90::TensorMapEncoder sm90::tensor_map_encoder() {

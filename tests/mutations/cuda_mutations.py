@@ -4,9 +4,9 @@ GPU can catch."""
 from mutations import plant
 
 CUDA = "src/kernels/cuda/"
-PLAIN = CUDA + "plain/attention/takes.cc"
-SM80 = CUDA + "sm80/attention/takes.cc"
-SHAPE = CUDA + "sm80/attention/shape.hpp"
+PLAIN = CUDA + "plain/refusal.cc"
+SM80 = CUDA + "sm80/refusal.cc"
+CONFIG = CUDA + "sm80/config.hpp"
 DECODE_CONFIG = CUDA + "sm90/decode/config.hpp"
 HOPPER_CONFIG = CUDA + "sm90/common/config.hpp"
 PREFILL_CONFIG = CUDA + "sm90/prefill/config.hpp"
@@ -14,7 +14,7 @@ MLA_CONFIG = CUDA + "sm90/mla/config.hpp"
 
 rule = "kernels of a GPU: what they take"
 plant(rule, "gpu-refuses-large-keys", PLAIN, "kMaxHeadDimQk = 576", "kMaxHeadDimQk = 256",
-      SM80, '"head_dim_qk", config.head_dim_qk, kLargeDims.qk', '"head_dim_qk", config.head_dim_qk, 256')
+      SM80, '"head_dim_qk", config.head_dim_qk, kLargeHeadDims.qk', '"head_dim_qk", config.head_dim_qk, 256')
 plant(rule, "gpu-refuses-float32", PLAIN, "is_wide_float(input) || is_fp8(input)", "is_fp8(input) || input == DType::kBFloat16")
 plant(rule, "gpu-refuses-two-16-bit-types", PLAIN, "  const bool nvfp4 =",
       '  if (config.q != config.kv && !is_fp8(config.kv)) return "two types";\n  const bool nvfp4 =')
@@ -24,11 +24,11 @@ plant(rule, "tensor-cores-refuse-nvfp4", SM80, "config.out != DType::kFloat32 &&
 plant(rule, "nvfp4-of-begun-blocks", PLAIN, "nvfp4 && config.head_dim_v % kNvfp4BlockSize != 0", "false")
 
 rule = "kernels of a GPU: tiles in shared memory"
-plant(rule, "pieces-not-exchanged", SHAPE, "row * dim * 2 + ((piece ^ (row & 7)) << 4)", "row * dim * 2 + (piece << 4)")
-plant(rule, "codes-not-exchanged", SHAPE, "piece ^ (dim % 128 == 0 ? row & 7 : row >> 1 & 3)", "piece")
-plant(rule, "large-tiles-beyond-the-least-memory", SHAPE, "kLargeStages = 3", "kLargeStages = 4")
-plant(rule, "last-token-not-masked", SHAPE, "first + count > sight.all_end;", "first + count > sight.all_end + 1;")
-plant(rule, "mixed-tokens-overlooked", SHAPE, "(begin < sight.all_begin || end > sight.all_end)", "begin < sight.all_begin")
+plant(rule, "chunks-not-swizzled", CONFIG, "row * dim * 2 + ((chunk ^ (row & 7)) << 4)", "row * dim * 2 + (chunk << 4)")
+plant(rule, "fp8-chunks-not-swizzled", CONFIG, "chunk ^ (dim % 128 == 0 ? row & 7 : row >> 1 & 3)", "chunk")
+plant(rule, "large-head-stages-beyond-the-least-memory", CONFIG, "kLargeHeadStages = 3", "kLargeHeadStages = 4")
+plant(rule, "last-token-not-masked", CONFIG, "first + count > range.all_end;", "first + count > range.all_end + 1;")
+plant(rule, "mixed-tokens-overlooked", CONFIG, "(begin < range.all_begin || end > range.all_end)", "begin < range.all_begin")
 plant(rule, "decode-chunks-not-exchanged", DECODE_CONFIG, "(chunk % chunks ^ exchange) * 16", "(chunk % chunks ^ exchange / 8) * 16")
 plant(rule, "decode-mixed-tokens-overlooked", HOPPER_CONFIG, "(begin < range.all_begin || end > range.all_end)",
       "begin < range.all_begin")

@@ -38,7 +38,7 @@ plant(rule, "local-positions", PLAN, "segment.shard = {state.group->size(), stat
       "segment.shard = {};")
 plant(rule, "new-tokens-at-position-0", PLAN, "    segment.first_pos = state.first_pos.data();\n", "")
 plant(rule, "new-tokens-read-twice", PLAN, "const int32_t whole = from_cache ? seq_len : older;", "const int32_t whole = seq_len;")
-ORDER = "src/kernels/cuda/common/combine/head_order.hpp"
+ORDER = "src/kernels/cuda/common/merge_states/ranks.hpp"
 plant(rule, "heads-by-rank-not-by-kv-head", ORDER, "return {place / per_group % ranks, place / (per_group * ranks) * per_group + place % per_group};",
       "return {place / heads, place % heads + 0 * (ranks + per_group)};")
 plant(rule, "slopes-of-one-rank", RUN, "params.slopes + rank * params.slopes_rank_stride", "params.slopes")

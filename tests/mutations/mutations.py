@@ -414,14 +414,14 @@ plant(rule, "token-indices-of-pages-alone", OPS, "const int64_t index = int64_t{
       "const int64_t index = int64_t{page} * page_size;")
 plant(rule, "token-list-without-room", OPS, "require(total <= std::ssize(out)", "require(total <= std::ssize(out) + 1")
 plant(rule, "gpu-tiles-of-pairs-in-wide-pieces", "src/kernels/cuda/common/cache/shape.cc", "if (side->step != 1) return 1;", "")
-plant(rule, "gpu-quotients-uncorrected", "src/kernels/cuda/common/divisor.hpp",
+plant(rule, "gpu-quotients-uncorrected", "src/kernels/cuda/common/division.hpp",
       "values[i] = fmaf(fmaf(quotient, divisor_, -values[i]), -inverse_, quotient);", "values[i] = quotient;")
-plant(rule, "gpu-quotients-lose-the-sign-of-zeros", "src/kernels/cuda/common/divisor.hpp",
+plant(rule, "gpu-quotients-lose-the-sign-of-zeros", "src/kernels/cuda/common/division.hpp",
       "fmaf(fmaf(quotient, divisor_, -values[i]), -inverse_, quotient)",
       "fmaf(fmaf(-quotient, divisor_, values[i]), inverse_, quotient)")
-plant(rule, "gpu-quotients-of-infinities-by-products", "src/kernels/cuda/common/divisor.hpp",
+plant(rule, "gpu-quotients-of-infinities-by-products", "src/kernels/cuda/common/division.hpp",
       "if (largest <= largest_) {", "if (divisor_ > 0) {")
 plant(rule, "gpu-moves-more-tokens-than-threads", "src/kernels/cuda/common/cache/shape.cc",
       "static_cast<uint32_t>(kMoveThreads / columns)", "static_cast<uint32_t>(kMoveThreads / columns + 1)")
-plant(rule, "gpu-quotients-one-too-large", "src/kernels/cuda/common/fast_div.hpp",
+plant(rule, "gpu-quotients-one-too-large", "src/kernels/cuda/common/division.hpp",
       "((uint64_t{1} << shift_) + divisor_ - 1) / divisor_", "((uint64_t{1} << shift_) + divisor_ - 1) / divisor_ + 1")

@@ -5,8 +5,8 @@
 #include "core/error.hpp"
 #include "kernels/cuda/common/combine_row.cuh"
 #include "kernels/cuda/common/launch.hpp"
-#include "ptx/control.cuh"
-#include "ptx/memory.cuh"
+#include "ptx/global_load.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/mma.cuh"
 
 namespace folio::inline v0::kernels::cuda {
@@ -16,7 +16,7 @@ constexpr int32_t kInOrderThreads = 256;
 constexpr int32_t kThreads = 128;
 constexpr int32_t kWarps = kThreads / 32;
 
-/// A share of a row's partial results, at the share's largest maximum.
+/// One warp's share of a row's partial results, at the share's row max.
 template <int32_t Chunks>
 struct Share {
   float4 acc[Chunks];
@@ -24,7 +24,7 @@ struct Share {
   float max;
 };
 
-/// What brings a state to a larger maximum; negative for what is empty and is not to be looked at.
+/// What brings a state to a larger row max; negative for an empty one, which is skipped.
 __device__ __forceinline__ float rescale_factor(float max, float sum, float new_max) {
   if (is_empty(max, sum)) return -1.0f;
   return max == new_max ? 1.0f : exp2f(max - new_max);
@@ -34,18 +34,18 @@ __device__ __forceinline__ float4 fma_four(const float4& acc, float factor, cons
           fmaf(value.w, factor, acc.w)};
 }
 
-/// Partial results that one warp reads at once, of rows of up to kCombineDims components, and beyond which a row gets
-/// more warps, if there are.
+/// Partial results that a warp reads at once, of rows of up to kCombineDims components. A row with more gets more
+/// warps, if there are.
 constexpr int32_t kSplitsOfWarp = 16;
 
-/// What a warp's lanes tell each other of 32 partial results: in shared memory, as every lane needs every one.
+/// What the lanes of a warp share about 32 partial results.
 struct SplitTable {
   int32_t partial[32];
   float factor[32];
 };
 
-/// `count` partial results of a row, by a warp. Where they stand is known from the plan, so that maxima, sums and the
-/// first values are asked for at once; `waited`: the kernels before this one are known to have ended.
+/// Reduces `count` partial results of a row, by a warp. The plan says where they lie, so row maxima, row sums and the
+/// first values are requested at once. `waited`: griddep_wait has been called.
 template <int32_t Chunks>
 __device__ __forceinline__ Share<Chunks> reduce_share(const AttentionParams& params, const int32_t* sources,
                                                       int32_t count, int32_t offset, int32_t lane, SplitTable& table,
@@ -111,14 +111,14 @@ __device__ __forceinline__ Share<Chunks> reduce_share(const AttentionParams& par
   return share;
 }
 
-/// A lane's components of a row, handed on in registers.
+/// A lane's components of a row, passed in registers.
 template <int32_t Chunks>
 struct RowValues {
   float4 four[Chunks];
 };
 
-/// A row's components in any type, and its LSE. Called: one of its many ways is taken, and instructions that are jumped
-/// over have to be fetched all the same.
+/// Writes a row of any dtype, and its LSE. A call, not inlined: one of its many paths is taken, and the instruction
+/// cache would still fetch the others.
 template <int32_t Chunks>
 __device__ __noinline__ void write_any_row(const AttentionParams& params, int32_t token, int32_t q_head, int32_t lane,
                                            RowEnd end, RowValues<Chunks> values) {
@@ -131,7 +131,7 @@ __device__ __noinline__ void write_any_row(const AttentionParams& params, int32_
   if (lane == 0) write_lse(params, token, q_head, end);
 }
 
-/// The same of what new_max batches have: pairs of a 16-bit type and no LSE.
+/// The same, with a short path for most batches: aligned pairs of a 16-bit type and no LSE.
 template <int32_t Chunks>
 __device__ __forceinline__ void write_row(const AttentionParams& params, int32_t token, int32_t q_head, int32_t lane,
                                           const RowEnd& end, const float4 (&acc)[Chunks]) {
@@ -160,7 +160,7 @@ __device__ __forceinline__ void write_row(const AttentionParams& params, int32_t
   }
 }
 
-/// Shares brought together.
+/// Cross-warp reduction of shares.
 template <int32_t Chunks>
 __device__ __forceinline__ Share<Chunks> reduce_shares(const Share<Chunks> (*shares)[32], int32_t count, int32_t lane) {
   Share<Chunks> all{};
@@ -177,7 +177,7 @@ __device__ __forceinline__ Share<Chunks> reduce_shares(const Share<Chunks> (*sha
   return all;
 }
 
-/// Warps that a row of `count` partial results gets, of the CTA's, which has `rows` rows: a power of two.
+/// Warps for each row of `count` partial results, in a CTA that has `rows` rows: a power of two.
 __device__ __forceinline__ int32_t warps_per_row(int32_t count, int32_t rows) {
   int32_t warps = 1;
   while (warps * kSplitsOfWarp < count && 2 * warps * rows <= kWarps) warps *= 2;
@@ -188,10 +188,9 @@ __device__ __forceinline__ int32_t ceil_div(int32_t a, int32_t b) {
   return (a + b - 1) / b;
 }
 
-/// Merges without the order of a fold: a row's bits depend on the plan, not on who is faster, but are not those of a
-/// worker who computes its items one after the other. Where there are fewer merges than CTAs, a merge has as
-/// many blocks as its rows need, the lowest numbers first: these are the ones that wait beside the kernel before, as
-/// few registers allow.
+/// Split-KV combine without an order of folding: a row's bits depend on the plan alone, but differ from those of a CTA
+/// that computes the work tiles one after the other. With fewer output tiles than CTAs, each gets as many CTAs as its
+/// rows need, the lowest numbers first: few registers let these wait beside the kernel before (PDL).
 template <int32_t Chunks>
 __global__ void __launch_bounds__(kThreads, 4) combine_kernel(const __grid_constant__ AttentionParams params) {
   __shared__ Share<Chunks> shares[kWarps][32];
@@ -203,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, 4) combine_kernel(const __grid_const
   const auto grid = static_cast<int32_t>(gridDim.x);
   const int32_t num_combine_tiles = plan.num_combine_tiles;
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  const int32_t blocks = num_combine_tiles < grid ? grid / max(num_combine_tiles, 1) : 1;  // of a merge
+  const int32_t blocks = num_combine_tiles < grid ? grid / max(num_combine_tiles, 1) : 1;  // CTAs of an output tile
   bool waited = false;
   for (auto place = static_cast<int32_t>(blockIdx.x); place < num_combine_tiles * blocks; place += grid) {
     const int32_t mine = place / num_combine_tiles;
@@ -223,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, 4) combine_kernel(const __grid_const
       const int32_t row = first + warp / warps;
       const int32_t token = row / group_size;
       const int32_t q_head = tile.kv_head * group_size + row % group_size;
-      asm volatile("" ::"r"(token), "r"(q_head));  // divisions, while nothing else is to be done
+      asm volatile("" ::"r"(token), "r"(q_head));  // divisions here, while loads are in flight
       Share<Chunks> state{};
       if (row < row_end) {
         state = reduce_share<Chunks>(params, sources, end - begin, row - tile.row_begin, lane, tables[warp], waited);
@@ -239,19 +238,18 @@ __global__ void __launch_bounds__(kThreads, 4) combine_kernel(const __grid_const
       }
     }
   }
-  if (!waited) ptx::griddep_wait();  // by all: a graph's next kernel waits for this one alone
+  if (!waited) ptx::griddep_wait();  // by every thread: the next kernel of a graph waits for this one alone
 }
 
-/// Folds partial results. A warp takes a row, its lanes the components.
+/// Split-KV combine that folds in the order of the splits. A warp takes a row, its lanes the components.
 template <int32_t Chunks>
 __global__ void __launch_bounds__(kInOrderThreads)
     combine_in_order_kernel(const __grid_constant__ AttentionParams params) {
   ptx::griddep_launch_dependents();
   const scheduler::PlanView& plan = params.plan->view;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-  const int32_t num_combine_tiles =
-      plan.num_combine_tiles;  // the plan was there before the kernel whose results are merged
-  ptx::griddep_wait();         // by all: a graph's next kernel waits for this one alone
+  const int32_t num_combine_tiles = plan.num_combine_tiles;  // written before the attention kernel began
+  ptx::griddep_wait();  // by every thread: the next kernel of a graph waits for this one alone
   for (int32_t m = blockIdx.x; m < num_combine_tiles; m += gridDim.x) {
     const scheduler::CombineTile tile = plan.merges[m];
     run_combine<Chunks>(params, plan, tile, static_cast<int32_t>(threadIdx.x) / 32, kInOrderThreads / 32, lane);
@@ -260,7 +258,7 @@ __global__ void __launch_bounds__(kInOrderThreads)
 
 template <auto Kernel, int32_t Threads>
 cudaError_t launch_kernel(const AttentionParams& params, int32_t grid, Stream stream, bool overlaps) {
-  // As much shared memory is set aside as for the kernel before, so that both fit an SM.
+  // The same carve-out as the kernel before, so that both fit an SM.
   const cudaError_t status = allow_shared_memory<Kernel>(0, true);
   if (status != cudaSuccess) return status;
   return launch_overlapping(Kernel, dim3(static_cast<unsigned>(grid)), Threads, 0, stream, overlaps, params);
@@ -270,8 +268,8 @@ cudaError_t launch_kernel(const AttentionParams& params, int32_t grid, Stream st
 
 void launch_combine(const AttentionParams& params, int32_t num_workers, Stream stream, bool overlaps,
                     int32_t blocks_per_worker) {
-  // Above kRunToRun a row's bits are those that a worker would have who computed its items one after the other; with
-  // lists they are those that a kernel gives that merges itself.
+  // In order above kRunToRun: a row's bits are those of a CTA that computes its work tiles one after the other. With
+  // the static scheduler too: they are those of a kernel that combines itself.
   const bool in_order = params.determinism > Determinism::kRunToRun || params.tile_counters == nullptr;
   auto launch = in_order ? launch_kernel<combine_in_order_kernel<1>, kInOrderThreads>
                          : launch_kernel<combine_kernel<1>, kThreads>;
@@ -284,7 +282,7 @@ void launch_combine(const AttentionParams& params, int32_t num_workers, Stream s
   }
   const cudaError_t status = launch(params, num_workers * (in_order ? 1 : blocks_per_worker), stream, overlaps);
   if (status != cudaSuccess) {
-    core::fail(ErrorCode::kDeviceError, "launching the merge of partial results: ", cudaGetErrorString(status));
+    core::fail(ErrorCode::kDeviceError, "launching the split-KV combine: ", cudaGetErrorString(status));
   }
 }
 

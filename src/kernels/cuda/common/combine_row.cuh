@@ -3,14 +3,15 @@
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/common/nvfp4.cuh"
 
-/// How a warp in_order the partial results of a row, wherever that happens: in a kernel of its own, or where the last
-/// of them was finished. Same bits in both. Partial results are read past the L1, as other SMs may have written them
-/// while this kernel ran.
+/// Split-KV combine of a row by a warp, in the order of the splits: for the combine kernel and for kernels that combine
+/// themselves, with the same bits. Partial results are read past L1, as other SMs may have written them while this
+/// kernel ran.
 namespace folio::inline v0::kernels::cuda {
 
-constexpr int32_t kCombineLaneDims = 4;                  ///< neighbouring components of a lane
-constexpr int32_t kCombineDims = 32 * kCombineLaneDims;  ///< components of a warp; rows of up to four times as many
-/// Partial results whose values are read at once, for rows of so many parts: registers.
+constexpr int32_t kCombineLaneDims = 4;  ///< neighbouring components of a lane
+constexpr int32_t kCombineDims =
+    32 * kCombineLaneDims;  ///< components that a warp takes at once; a row has up to four times as many
+/// Partial results whose values are read at once, by chunks of kCombineDims components: limited by registers.
 template <int32_t Chunks>
 constexpr int32_t kCombineAhead = Chunks > 2 ? 4 : 8;
 constexpr uint32_t kCombineLanes = 0xffffffffu;
@@ -25,7 +26,7 @@ __device__ __forceinline__ float4 load_four(const AttentionParams& params, int32
   return __ldcg(reinterpret_cast<const float4*>(params.partial_acc + int64_t{partial} * params.head_dim_v + d));
 }
 
-/// A lane's share of the components from `d` on.
+/// Writes a lane's components from `d` on.
 __device__ __forceinline__ void write_chunk(const AttentionParams& params, int32_t token, int32_t q_head, int32_t d,
                                             const float (&acc)[kCombineLaneDims], const RowEnd& end) {
   if (d >= params.head_dim_v) return;
@@ -42,7 +43,7 @@ __device__ __forceinline__ void write_chunk(const AttentionParams& params, int32
   store_nvfp4(params, token, q_head, d, values);
 }
 
-/// The end of a row whose partial results are folded. Called, as each type of output has code of its own.
+/// The epilogue of a combined row. A call, not inlined: each output type has code of its own.
 template <int32_t Chunks>
 __device__ __noinline__ void finish_combined_row(const AttentionParams& params, const scheduler::CombineTile& tile,
                                                  int32_t row, int32_t lane, float max, float sum,
@@ -59,8 +60,8 @@ __device__ __noinline__ void finish_combined_row(const AttentionParams& params, 
   if (lane == 0) write_lse(params, token, q_head, end);
 }
 
-/// A row's partial results folded in their order by a warp. What is read does not wait for what is folded: maxima and
-/// sums of 32 are read by the lanes at once, values of kAhead.
+/// Folds the partial results of a row. Reads do not wait for folds: row maxima and sums of 32 are read at once, values
+/// of kAhead.
 template <int32_t Chunks>
 __device__ __forceinline__ void combine_row(const AttentionParams& params, const scheduler::PlanView& plan,
                                             const scheduler::CombineTile& tile, int32_t row, int32_t lane) {
@@ -105,8 +106,7 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params, const
   finish_combined_row(params, tile, row, lane, max, sum, acc);
 }
 
-/// The same of several rows, `row` and those each `step` further, at once: for merges of many rows, whose sources are
-/// few. Same bits, as each row's are folded in the same order.
+/// The same for rows `row`, `row + step`, ... at once: for output tiles of many rows, which have few splits. Same bits.
 template <int32_t Chunks>
 __device__ __forceinline__ void combine_rows(const AttentionParams& params, const scheduler::PlanView& plan,
                                              const scheduler::CombineTile& tile, int32_t row, int32_t step,
@@ -150,7 +150,7 @@ __device__ __forceinline__ void combine_rows(const AttentionParams& params, cons
   }
 }
 
-/// A merge by `warps` warps, of which this is number `warp`.
+/// Combines an output tile by `warps` warps, of which this is `warp`.
 template <int32_t Chunks>
 __device__ __forceinline__ void run_combine(const AttentionParams& params, const scheduler::PlanView& plan,
                                             const scheduler::CombineTile& tile, int32_t warp, int32_t warps,

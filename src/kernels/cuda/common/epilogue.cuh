@@ -13,8 +13,7 @@
 /// The end of a row: the sink, the division by the row sum, the LSE and the output.
 namespace folio::inline v0::kernels::cuda {
 
-/// How a row ends: the sink joins the denominator, the accumulated values are multiplied with `factor`, the LSE is
-/// written by the caller's first thread.
+/// How a row ends: the sink joins row_sum, `factor` is 1 / row_sum.
 struct RowEnd {
   float factor;
   float sum;
@@ -47,7 +46,7 @@ __device__ inline float row_value(const RowEnd& end, float acc) {
   return end.empty ? 0.0f : acc * end.factor + 0.0f;
 }
 
-/// A component of a row, of any type but NVFP4.
+/// Writes a component of a row, of any dtype but NVFP4.
 __device__ inline void write_out(const AttentionParams& params, int32_t token, int32_t q_head, int32_t d, float acc,
                                  const RowEnd& end) {
   const float value = row_value(end, acc);

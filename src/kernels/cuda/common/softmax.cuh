@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
-#include "kernels/cuda/attention_kernel.hpp"
 #include "ptx/mma.cuh"
 
 /// Arithmetic of the online softmax that CUDA kernels share: states of a row in base-2 units and how two become one.
@@ -11,12 +13,12 @@ namespace folio::inline v0::kernels::cuda {
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr double kLn2 = 0.693147180559945309417;
 
-/// Nothing was seen: a NaN in a sum stays visible even where every logit was NaN.
+/// No key was visible. The row sum decides too, so that NaN shows even where every logit was NaN.
 __device__ inline bool is_empty(float max, float sum) {
   return max == -INFINITY && sum == 0.0f;
 }
 
-/// What both states are to be multiplied with when they are brought to one maximum.
+/// The factors that bring two states of a row to one row max.
 struct Fold {
   float max;
   float mine;
@@ -29,14 +31,16 @@ __device__ inline Fold fold_factors(float max, float sum, float other_max, float
   return {most, max == most ? 1.0f : exp2f(max - most), other_max == most ? 1.0f : exp2f(other_max - most)};
 }
 
-/// Both states' values or sums at one maximum. Workers and merges fold alike, bit for bit, which the compiler's own
-/// choice of what to contract would not promise.
+/// Values or row sums of both states at one row max. All kernels fold with this function, bit for bit; the compiler
+/// might contract each expression differently.
 __device__ inline float fold(const Fold& factors, float mine, float other) {
   return fmaf(mine, factors.mine, __fmul_rn(other, factors.other));
 }
 
-/// Whether logits go through natural units, because they have a soft cap or an ALiBi bias.
-__device__ __forceinline__ bool has_bias(const AttentionParams& params) {
+/// Whether logits go through natural units, because they have a soft cap or an ALiBi bias. `Params` has
+/// AttentionParams' fields of these names.
+template <typename Params>
+__device__ __forceinline__ bool has_bias(const Params& params) {
   return params.soft_cap != 0.0f || params.alibi_slopes != nullptr;
 }
 

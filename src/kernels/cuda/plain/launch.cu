@@ -12,8 +12,8 @@ namespace {
 template <int32_t Parts>
 __global__ void __launch_bounds__(kThreads, 2) attention_kernel(const __grid_constant__ AttentionParams params) {
   extern __shared__ __align__(16) unsigned char dynamic[];
-  __shared__ RowInfo rows;
-  Worker<Parts>(params, DynamicMemory(dynamic, params), rows).run(static_cast<int32_t>(blockIdx.x));
+  __shared__ SharedStorage storage;
+  PlainCta<Parts>(params, DynamicMemory(dynamic, params), storage).run(static_cast<int32_t>(blockIdx.x));
 }
 
 void check(cudaError_t status) {
@@ -26,7 +26,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   auto* const kernel = params.head_dim_v <= kThreads ? attention_kernel<1> : attention_kernel<2>;
   const int32_t bytes = dynamic_bytes(params);
   constexpr int32_t kAlwaysGranted = 48 * 1024;
-  if (bytes + static_cast<int32_t>(sizeof(RowInfo)) > kAlwaysGranted) {
+  if (bytes + static_cast<int32_t>(sizeof(SharedStorage)) > kAlwaysGranted) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   }
   kernel<<<shape.num_workers, kThreads, bytes, native(stream)>>>(params);

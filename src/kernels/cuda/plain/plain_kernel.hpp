@@ -6,7 +6,7 @@
 
 namespace folio::inline v0::kernels::cuda::plain {
 
-/// "cuda-plain": correct before fast, without tensor cores; docs/kernels/cuda_plain.md.
+/// "cuda-plain": the reference kernel of the GPU; docs/kernels/cuda_plain.md.
 extern const AttentionKernel kPlainKernel;
 
 // The parts of kPlainKernel that need no CUDA toolkit: see AttentionKernel.

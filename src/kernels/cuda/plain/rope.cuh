@@ -6,24 +6,24 @@
 
 #include "kernels/cuda/attention_kernel.hpp"
 
-/// The rotary embedding of Feature::kRopeLlama (RopeArgs): components d and d + head_dim_qk / 2 are turned.
-namespace folio::inline v0::kernels::cuda {
+/// Rotary embedding of Feature::kRopeLlama (RopeArgs): rotates components d and d + head_dim_qk / 2.
+namespace folio::inline v0::kernels::cuda::plain {
 
-/// Quarter turns that a position makes of pair d. In float64, as in the next function: what is left of an angle after
-/// whole turns must be exact however far the position.
+/// Quarter turns of pair d for each position. In float64, as in rotate: what is left of an angle after whole turns must
+/// be exact at every position.
 __device__ inline double quarter_turns_of(const RopeParams& rope, int32_t head_dim, int32_t d) {
   constexpr double kQuartersPerRadian = 0.636619772367581343;
   return pow(double{rope.theta}, -2.0 * d / head_dim) / double{rope.scale} * kQuartersPerRadian;
 }
 
-/// Turns a pair to where it stands at `position`.
+/// Rotates a pair to `position`.
 __device__ inline void rotate(double quarter_turns, int64_t position, float& x, float& y) {
   const double angle = static_cast<double>(position) * quarter_turns;
   const double whole = rint(angle);
   float sine;
   float cosine;
   sincospif(0.5f * static_cast<float>(angle - whole), &sine, &cosine);
-  // Quarter turns taken off before are put back: one makes (x, y) what (-y, x) was.
+  // Puts the whole quarter turns back: one turns (x, y) into (-y, x).
   const auto quarters = static_cast<int64_t>(whole);
   if ((quarters & 1) != 0) {
     const float kept = cosine;
@@ -39,4 +39,4 @@ __device__ inline void rotate(double quarter_turns, int64_t position, float& x, 
   x = turned_x;
 }
 
-}  // namespace folio::inline v0::kernels::cuda
+}  // namespace folio::inline v0::kernels::cuda::plain

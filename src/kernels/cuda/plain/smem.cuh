@@ -5,19 +5,19 @@
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/common/numeric_conversion.cuh"
 
-/// Sizes, and what shared memory holds.
+/// Tile shapes, and what shared memory holds.
 namespace folio::inline v0::kernels::cuda::plain {
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kWarps = kThreads / 32;
-constexpr int32_t kRows = 16;    ///< most packed rows of an item
-constexpr int32_t kTokens = 32;  ///< keys of a tile: one for each lane
-constexpr int32_t kPairs = 32;   ///< components d and d + head_dim_qk / 2 of a tile's keys that are there at a time
-constexpr int32_t kKeyStride = 2 * kPairs + 1;  ///< one more, so that lanes meet different banks
+constexpr int32_t kRows = 16;                   ///< most packed rows of a work tile
+constexpr int32_t kKvTile = 32;                 ///< tokens of a KV tile: one for each lane
+constexpr int32_t kPairs = 32;                  ///< pairs d and d + head_dim_qk / 2 of K in shared memory at a time
+constexpr int32_t kKeyStride = 2 * kPairs + 1;  ///< padded: lanes read different banks
 constexpr int64_t kUnread = INT64_MIN;          ///< a token that no row sees: its memory may hold anything
 
-/// What is known of each row of an item and of each token of a tile.
-struct RowInfo {
+/// The rows of a work tile and the tokens of a KV tile.
+struct SharedStorage {
   int64_t position[kRows];
   int64_t mask_bit[kRows];       ///< custom mask: local token j stands at bit mask_bit + j,
   int32_t mask_begin[kRows];     ///< if j >= mask_begin; earlier tokens are visible
@@ -30,17 +30,17 @@ struct RowInfo {
   float sum[kRows];
   float saved_max[kRows];
   float saved_sum[kRows];
-  float rescale[kRows];     ///< what was accumulated before the tile; folding: before the item
-  float here[kRows];        ///< folding: what the item has accumulated
-  uint32_t visible[kRows];  ///< of this tile's keys
-  float p[kRows][kTokens];
-  int64_t key[kTokens];  ///< element, or kUnread
-  int64_t value[kTokens];
+  float rescale[kRows];     ///< of O before the KV tile; in fold: before the work tile
+  float here[kRows];        ///< fold: factor of the work tile
+  uint32_t visible[kRows];  ///< a bit for each token of the KV tile
+  float p[kRows][kKvTile];
+  int64_t key[kKvTile];  ///< element, or kUnread
+  int64_t value[kKvTile];
 };
 
-/// What depends on the head dimensions: float32 queries [kRows][head_dim_qk], turned where that is asked for, which
-/// give way to results [kRows][head_dim_v]; pairs of the tile's keys [kTokens][kKeyStride]; and, for the turning,
-/// quarter turns a position of each pair.
+/// What depends on the head dimensions: Q as float32 [kRows][head_dim_qk], rotated if asked for, which gives way to O
+/// [kRows][head_dim_v]; pairs of K [kKvTile][kKeyStride]; for rotary embeddings, the quarter turns of each pair by
+/// position.
 struct DynamicMemory {
   double* quarter_turns;
   float* q;
@@ -52,7 +52,7 @@ struct DynamicMemory {
         k(q + kRows * max(params.head_dim_qk, params.head_dim_v)) {}
 };
 inline int32_t dynamic_bytes(const AttentionParams& params) {
-  const int32_t floats = kRows * std::max(params.head_dim_qk, params.head_dim_v) + kTokens * kKeyStride;
+  const int32_t floats = kRows * std::max(params.head_dim_qk, params.head_dim_v) + kKvTile * kKeyStride;
   return 4 * floats + (params.rope.on ? 8 * (params.head_dim_qk / 2) : 0);
 }
 
@@ -72,7 +72,7 @@ __device__ inline Place locate(const SegmentParams& segment, const scheduler::Wo
   return {segment.indices[begin + column], token - column * segment.page_size};
 }
 
-/// The bits of an element of any type, and what they mean. Apart, so that several loads can be under way.
+/// The bits of an element of any type. Apart from decode_bits, so that several loads can be in flight.
 __device__ __forceinline__ uint32_t load_bits(const void* data, DType dtype, int64_t index) {
   switch (size_of(dtype)) {
     case 1: return static_cast<const uint8_t*>(data)[index];

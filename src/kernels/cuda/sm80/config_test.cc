@@ -12,7 +12,7 @@
 namespace folio::kernels::cuda::sm80 {
 namespace {
 
-TEST(Sm80Shape, EveryDimensionUpTo256HasTheSmallestClassThatHoldsIt) {
+TEST(Sm80Config, EveryDimensionUpTo256HasTheSmallestInstantiationThatHoldsIt) {
   for (int32_t qk = 8; qk <= 256; qk += 8) {
     for (int32_t v = 8; v <= 256; v += 8) {
       const int32_t index = head_dims_index(qk, v);
@@ -20,7 +20,7 @@ TEST(Sm80Shape, EveryDimensionUpTo256HasTheSmallestClassThatHoldsIt) {
       EXPECT_GE(kHeadDims[index].qk, qk);
       EXPECT_GE(kHeadDims[index].v, v);
       for (int32_t i = 0; i < index; ++i) {
-        EXPECT_TRUE(kHeadDims[i].qk < qk || kHeadDims[i].v < v) << qk << '/' << v << " fits class " << i;
+        EXPECT_TRUE(kHeadDims[i].qk < qk || kHeadDims[i].v < v) << qk << '/' << v << " fits " << i;
       }
     }
   }
@@ -33,24 +33,24 @@ TEST(Sm80Shape, EveryDimensionUpTo256HasTheSmallestClassThatHoldsIt) {
   EXPECT_EQ(head_dims_index(192, 192), 3);
 }
 
-/// ldmatrix reads eight rows' equal pieces at once: they must stand in eight different groups of four banks.
-TEST(Sm80Shape, PiecesOfATileStandApartAndReadWithoutConflicts) {
-  std::vector<HeadDims> classes(std::begin(kHeadDims), std::end(kHeadDims));
-  classes.push_back(kLargeHeadDims);
-  for (const HeadDims& dims : classes) {
+/// ldmatrix reads the same chunk of eight rows at once: these must lie in eight different groups of four banks.
+TEST(Sm80Config, ChunksOfATileStandApartAndReadWithoutConflicts) {
+  std::vector<HeadDims> all_dims(std::begin(kHeadDims), std::end(kHeadDims));
+  all_dims.push_back(kLargeHeadDims);
+  for (const HeadDims& dims : all_dims) {
     for (const int32_t dim : {dims.qk, dims.v}) {
-      const int32_t pieces = dim / kChunk;
+      const int32_t chunks = dim / kChunk;
       std::set<int32_t> offsets;
       for (int32_t row = 0; row < kKvTile; ++row) {
-        for (int32_t piece = 0; piece < pieces; ++piece) offsets.insert(swizzled_offset(dim, row, piece));
+        for (int32_t chunk = 0; chunk < chunks; ++chunk) offsets.insert(swizzled_offset(dim, row, chunk));
       }
-      EXPECT_EQ(offsets.size(), static_cast<size_t>(kKvTile * pieces));
+      EXPECT_EQ(offsets.size(), static_cast<size_t>(kKvTile * chunks));
       EXPECT_EQ(*offsets.begin(), 0);
-      EXPECT_EQ(*offsets.rbegin(), (kKvTile * pieces - 1) * 16);
+      EXPECT_EQ(*offsets.rbegin(), (kKvTile * chunks - 1) * 16);
       for (int32_t first = 0; first < kKvTile; first += 8) {
-        for (int32_t piece = 0; piece < pieces; ++piece) {
+        for (int32_t chunk = 0; chunk < chunks; ++chunk) {
           std::set<int32_t> banks;
-          for (int32_t row = first; row < first + 8; ++row) banks.insert(swizzled_offset(dim, row, piece) / 16 % 8);
+          for (int32_t row = first; row < first + 8; ++row) banks.insert(swizzled_offset(dim, row, chunk) / 16 % 8);
           EXPECT_EQ(banks.size(), 8u);
         }
       }
@@ -58,27 +58,27 @@ TEST(Sm80Shape, PiecesOfATileStandApartAndReadWithoutConflicts) {
   }
 }
 
-TEST(Sm80Shape, PiecesOfCodesStandApartAndReadWithoutConflicts) {
+TEST(Sm80Config, ChunksOfFp8TilesStandApartAndReadWithoutConflicts) {
   for (const int32_t dim : {64, 128, 192, 256}) {
-    const int32_t pieces = dim / 16;
+    const int32_t chunks = dim / 16;
     std::set<int32_t> offsets;
     for (int32_t row = 0; row < 16; ++row) {
-      for (int32_t piece = 0; piece < pieces; ++piece) offsets.insert(swizzled_offset_fp8(dim, row, piece));
+      for (int32_t chunk = 0; chunk < chunks; ++chunk) offsets.insert(swizzled_offset_fp8(dim, row, chunk));
     }
-    EXPECT_EQ(offsets.size(), static_cast<size_t>(16 * pieces));
+    EXPECT_EQ(offsets.size(), static_cast<size_t>(16 * chunks));
     EXPECT_EQ(*offsets.begin(), 0);
-    EXPECT_EQ(*offsets.rbegin(), (16 * pieces - 1) * 16);
+    EXPECT_EQ(*offsets.rbegin(), (16 * chunks - 1) * 16);
     for (int32_t first = 0; first < 16; first += 8) {
-      for (int32_t piece = 0; piece < pieces; ++piece) {
+      for (int32_t chunk = 0; chunk < chunks; ++chunk) {
         std::set<int32_t> banks;
-        for (int32_t row = first; row < first + 8; ++row) banks.insert(swizzled_offset_fp8(dim, row, piece) / 16 % 8);
+        for (int32_t row = first; row < first + 8; ++row) banks.insert(swizzled_offset_fp8(dim, row, chunk) / 16 % 8);
         EXPECT_EQ(banks.size(), 8u) << dim;
       }
     }
   }
 }
 
-TEST(Sm80Shape, QueriesForCodesArePermutedWithinAStep) {
+TEST(Sm80Config, QueriesForFp8KeysArePermutedWithinAStep) {
   std::set<int32_t> places;
   for (int32_t pair = 0; pair < 8; ++pair) places.insert(fp8_query_pair(pair));
   EXPECT_EQ(places.size(), 8u);
@@ -88,7 +88,7 @@ TEST(Sm80Shape, QueriesForCodesArePermutedWithinAStep) {
   }
 }
 
-TEST(Sm80Shape, ThePlannersTilesAreWholeTilesOfBothWays) {
+TEST(Sm80Config, TheSchedulersKvTilesAreWholeTilesOfBothPaths) {
   EXPECT_EQ(kKvTile, kWarps * 16);
   for (const HeadDims& dims : kHeadDims) {
     EXPECT_EQ(kKvTile % prefill_kv_tile(dims), 0);
@@ -96,12 +96,12 @@ TEST(Sm80Shape, ThePlannersTilesAreWholeTilesOfBothWays) {
     EXPECT_GE(rows_per_tile(dims), kDecodeRows);
     EXPECT_LE(rows_per_tile(dims), kThreads);  // a thread binds a row
     EXPECT_LE(tile_bytes(dims), kMaxSmemBytes);
-    EXPECT_GE(rows_per_tile(dims), kWarps * kDecodeRows);  // a result of each warp has its place
+    EXPECT_GE(rows_per_tile(dims), kWarps * kDecodeRows);  // each warp has room for its O
     EXPECT_EQ(epilogue_stride(dims) % 32, 8);              // and rows of a quad's columns lie in different banks
   }
 }
 
-TEST(Sm80Shape, LargeDimensionsFitTheLeastSharedMemory) {
+TEST(Sm80Config, LargeHeadDimensionsFitTheLeastSharedMemory) {
   EXPECT_EQ(kKvTile % kLargeHeadKvTile, 0);
   EXPECT_LE(kLargeHeadBytes, kMaxSmemBytes);
   EXPECT_LE(4 * kLargeHeadRows * epilogue_stride(kLargeHeadDims), kLargeHeadBytes);
@@ -134,7 +134,7 @@ struct Ranges {
   }
 };
 
-TEST(Sm80Shape, MasksAreAppliedWhereSomeRowDoesNotSeeSomeToken) {
+TEST(Sm80Config, MasksAreAppliedWhereSomeRowDoesNotSeeSomeToken) {
   const std::vector<Ranges> cases{
       {{{0, 100}}},                      // decode
       {{{37, 100}}},                     // decode with a window
@@ -147,7 +147,7 @@ TEST(Sm80Shape, MasksAreAppliedWhereSomeRowDoesNotSeeSomeToken) {
       {{{0, 10}, {90, 100}}},            // ranges apart
   };
   for (const Ranges& ranges : cases) {
-    const VisibleRange visible_range = ranges.visible_range();
+    const VisibleRange range = ranges.visible_range();
     const auto rows = static_cast<int64_t>(ranges.rows.size());
     for (const int32_t count : {16, 32, 64}) {
       for (int32_t first = 0; first < 128; first += count) {
@@ -158,15 +158,15 @@ TEST(Sm80Shape, MasksAreAppliedWhereSomeRowDoesNotSeeSomeToken) {
           unseen = unseen || seen < rows;
           mixed = mixed || (seen > 0 && seen < rows);
         }
-        EXPECT_EQ(needs_mask(visible_range, first, count), unseen) << first;
-        // Tokens that are copied although no row is_visible them may be counted as mixed, never the other way round.
-        EXPECT_TRUE(!mixed || is_mixed(visible_range, first, count)) << first;
+        EXPECT_EQ(needs_mask(range, first, count), unseen) << first;
+        // Tokens that are copied although no row sees them may be counted as mixed, never the other way round.
+        EXPECT_TRUE(!mixed || is_mixed(range, first, count)) << first;
       }
     }
   }
 }
 
-TEST(Sm80Shape, ADecodeStepNeverLooksForSpecialValues) {
+TEST(Sm80Config, ADecodeStepNeverScansForNanAndInf) {
   for (const Ranges& ranges : {Ranges{{{0, 100}}}, Ranges{{{37, 100}}}, Ranges{{{37, 100}, {37, 100}}}}) {
     for (int32_t first = 0; first < 128; first += 16)
       EXPECT_FALSE(is_mixed(ranges.visible_range(), first, 16)) << first;

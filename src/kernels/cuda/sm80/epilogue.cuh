@@ -3,16 +3,17 @@
 #include "kernels/cuda/common/combine_row.cuh"
 #include "kernels/cuda/sm80/softmax.cuh"
 
-/// The epilogue of a work tile: accumulators go from registers to shared memory, states of warps are reduced, folded
-/// into the output tile's state and written. The last CTA of an output tile with KV splits combines them.
+/// The epilogue of a work tile. O goes from registers to shared memory; the states of warps are reduced (cross-warp
+/// reduction), folded into the output tile's state, and written as output or as a partial result. Whoever writes the
+/// last partial result of an output tile combines them.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-/// What a chain of work tiles has accumulated before the present one. Touched at the ends of work tiles only, hence
-/// kept where it takes no registers: the address is opaque_ref from the compiler.
+/// What earlier work tiles of the same output tile have accumulated. Only the epilogue uses it, so it stays in local
+/// memory: its address is hidden from the compiler.
 template <int32_t Places>
 struct OutputTileState {
   float4 acc[Places];
-  float max;  ///< of the row of this thread's number
+  float max;  ///< of row threadIdx.x
   float row_sum;
 };
 template <int32_t Places>
@@ -22,7 +23,7 @@ __device__ __forceinline__ OutputTileState<Places>& opaque_ref(OutputTileState<P
   return *address;
 }
 
-/// Four neighbouring components of a row that ends here, multiplied with what ends it.
+/// Writes four neighbouring components of a finished row, of any dtype but NVFP4.
 __device__ __forceinline__ void store_quad(const AttentionParams& params, int64_t at, const float4& out) {
   if (is_fp8(params.out_dtype)) {
     auto* const to = static_cast<uint8_t*>(params.out) + at;
@@ -62,8 +63,8 @@ __device__ __forceinline__ void store_quad(const AttentionParams& params, int64_
   }
 }
 
-/// A warp's rows to `results` [result][stride] and rows.result. Nobody uses the tiles any more. `column` is the lane's
-/// first.
+/// O and the states of a warp go to `results` [row][epilogue_stride] and storage.result, in place of the tiles.
+/// `column`: the lane's first.
 template <int32_t DimV, int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
 __device__ __forceinline__ void store_acc_to_smem(const RowState<RowTiles>& state,
                                                   const float (&acc)[RowTiles][ColumnTiles][4], int32_t first_row,
@@ -86,7 +87,7 @@ __device__ __forceinline__ void store_acc_to_smem(const RowState<RowTiles>& stat
   }
 }
 
-/// The same of the narrow way's products with codes, whose lanes have components 16j + 4t to 16j + 4t + 3.
+/// The same for the decode path on fp8, whose lanes have components 16j + 4t to 16j + 4t + 3.
 template <int32_t DimV, int32_t Rows>
 __device__ __forceinline__ void store_fp8_acc_to_smem(const RowState<1>& state, const float (&acc)[1][DimV / 8][4],
                                                       int32_t first_row, int32_t t, float* results,
@@ -106,8 +107,8 @@ __device__ __forceinline__ void store_fp8_acc_to_smem(const RowState<1>& state, 
   }
 }
 
-/// By the thread of a row's number: joins the maxima and sums of its states (`num_states`, kDecodeRows results apart),
-/// folds them into the chain's, and says what the row's values are to be multiplied with.
+/// Cross-warp reduction of a row, by thread `row`: `num_states` states, kDecodeRows rows of `results` apart, become
+/// one. Folds it into the output tile's state and sets the factors of the row's values.
 template <int32_t Rows, int32_t Places>
 __device__ __forceinline__ void reduce_row_states(const AttentionParams& params, SharedStorage<Rows>& storage,
                                                   int32_t row, int32_t num_states, OutputTileState<Places>& before) {
@@ -158,8 +159,8 @@ __device__ __forceinline__ float4 scaled(const float4& value, float factor) {
           __fmul_rn(value.w, factor)};
 }
 
-/// Rows of one state whose chain is this work tile alone, to an output of 16 bits: what most rows of a prefill are. As
-/// run_epilogue would write them, but several at once. `d` is the thread's first component.
+/// Rows of one state, whose output tile is this work tile alone, with a 16-bit output: most rows of a prefill. Same
+/// results as run_epilogue, but four rows are in flight. `d`: the thread's first component.
 template <int32_t DimV, int32_t Rows>
 __device__ __forceinline__ void store_complete_rows(const AttentionParams& params, const SharedStorage<Rows>& storage,
                                                     const float* results, int32_t first_row, int32_t d) {
@@ -176,7 +177,7 @@ __device__ __forceinline__ void store_complete_rows(const AttentionParams& param
     int64_t at[kAtOnce];
 #pragma unroll
     for (int32_t i = 0; i < kAtOnce; ++i) {
-      const int32_t r = row + i * kRowStep;  // rows behind the work tile's last have places too
+      const int32_t r = row + i * kRowStep;  // rows behind the last have memory too
       const RowEpilogue epilogue = storage.epilogue[r];
       const float4 part = *reinterpret_cast<const float4*>(results + r * kStride + d);
       const float here = storage.result.row_max[r];
@@ -197,8 +198,8 @@ __device__ __forceinline__ void store_complete_rows(const AttentionParams& param
   }
 }
 
-/// The end of an work tile whose results are there: see reduce_row_states. Then values are joined, folded and written;
-/// a thread has four neighbouring components of every kRowStep-th row. Passes a barrier.
+/// By all threads, with O and the states in shared memory. A thread has four neighbouring components of every
+/// kRowStep-th row. Passes a barrier.
 template <int32_t DimV, int32_t Rows, int32_t Places>
 __device__ __forceinline__ void run_epilogue(const AttentionParams& params, SharedStorage<Rows>& storage,
                                              const float* results, int32_t num_states,
@@ -262,26 +263,26 @@ __device__ __forceinline__ void run_epilogue(const AttentionParams& params, Shar
   }
 }
 
-/// By all threads, once the CTA has written a partial result, a barrier ago: counts it among its merge's, and
-/// folds them where it is the last. Which CTA that is changes from run to run; the order of folding does not.
-/// The counter ends as it began, for the next launch. Not inlined, as it is seldom called and needs registers.
+/// Split-KV combine in the kernel, by all threads, a barrier behind the write of a partial result. Counts the result;
+/// the CTA that counts the last one combines them all. Which CTA that is varies, the order of folding does not. The
+/// counter is zero again at the end, for the next launch. Not inlined: it is called seldom and takes registers.
 template <int32_t DimV>
-__device__ __noinline__ void combine_if_last(const AttentionParams& params, int32_t merge) {
+__device__ __noinline__ void combine_if_last(const AttentionParams& params, int32_t index) {
   constexpr int32_t kParts = DimV <= kCombineDims ? 1 : (DimV <= 2 * kCombineDims ? 2 : 4);
   static_assert(DimV <= kParts * kCombineDims);
   const scheduler::PlanView& plan = params.plan->view;
-  const scheduler::CombineTile work_tile = plan.merges[merge];
+  const scheduler::CombineTile tile = plan.merges[index];
   const auto thread = static_cast<int32_t>(threadIdx.x);
   bool last = false;
   if (thread == 0) {
     __threadfence();  // what the CTA wrote comes before the count
-    uint32_t* const finished = params.combine_counters + merge;
-    last = atomicAdd(finished, 1u) + 1 == static_cast<uint32_t>(work_tile.source_end - work_tile.source_begin);
+    uint32_t* const finished = params.combine_counters + index;
+    last = atomicAdd(finished, 1u) + 1 == static_cast<uint32_t>(tile.source_end - tile.source_begin);
     if (last) *finished = 0;
     __threadfence();  // what the others wrote comes after it
   }
   if (__syncthreads_or(static_cast<int>(last)) == 0) return;
-  run_combine<kParts>(params, plan, work_tile, thread / 32, kWarps, thread % 32);
+  run_combine<kParts>(params, plan, tile, thread / 32, kWarps, thread % 32);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

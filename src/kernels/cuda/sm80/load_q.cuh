@@ -2,20 +2,20 @@
 
 #include "kernels/cuda/sm80/fp8.cuh"
 
-/// Loads Q of a work tile to shared memory.
+/// Q of a work tile to shared memory: as it is (cp.async), upcast, or as float16 for fp8 keys.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-/// Where pieces come from.
+/// Where 16-byte chunks, eight elements of the 16-bit type, come from.
 struct ChunkSource {
   const void* data;
   DType dtype;   ///< T's, or fp8
   bool aligned;  ///< every row begins at a multiple of eight elements' size
 
-  /// Pieces may be copied as they are, asynchronously.
+  /// cp.async can copy chunks.
   __device__ __forceinline__ bool direct() const { return aligned && !is_fp8(dtype); }
 };
 
-/// Eight fp8 codes as they are stored.
+/// Eight fp8 values as they are stored.
 __device__ __forceinline__ uint2 load_fp8x8(const ChunkSource& source, int64_t at, bool valid) {
   const auto* const from = static_cast<const uint8_t*>(source.data) + at;
   uint2 fp8{};
@@ -29,7 +29,8 @@ __device__ __forceinline__ uint2 load_fp8x8(const ChunkSource& source, int64_t a
   return fp8;
 }
 
-/// The piece that begins at element `at`, whatever its type and address; zeros where not valid. Not for inner loops.
+/// Copies the chunk that begins at element `at`, whatever its type and address; zeros where not valid. Slow: not for
+/// inner loops.
 template <typename T>
 __device__ __forceinline__ void copy_any_chunk(uint32_t shared, const ChunkSource& source, int64_t at, bool valid) {
   if (is_fp8(source.dtype)) {
@@ -50,8 +51,8 @@ __device__ __forceinline__ void copy_any_chunk(uint32_t shared, const ChunkSourc
   ptx::st_shared_16(shared, uint4{parts[0], parts[1], parts[2], parts[3]});
 }
 
-/// Where each of `num_rows` rows' queries begin, in elements, to rows.query; kNotVisible for rows that the work tile
-/// has not.
+/// Writes where Q of each of `num_rows` rows begins, in elements, to storage.query; kNotVisible for rows that the work
+/// tile does not have.
 template <int32_t Rows>
 __device__ __forceinline__ void locate_queries(const AttentionParams& params, SharedStorage<Rows>& storage,
                                                int32_t num_rows) {
@@ -63,7 +64,7 @@ __device__ __forceinline__ void locate_queries(const AttentionParams& params, Sh
                            : kNotVisible;
 }
 
-/// The queries to a tile of `num_rows` rows; zeros for rows that the work tile has not.
+/// Copies Q to a tile of `num_rows` rows; zeros for rows that the work tile does not have.
 template <typename T, int32_t Dim, int32_t Rows>
 __device__ __forceinline__ void copy_queries(const AttentionParams& params, const SharedStorage<Rows>& storage,
                                              uint32_t tile, int32_t num_rows) {
@@ -90,10 +91,11 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& params, cons
   }
 }
 
-/// The largest power of two in a row of bfloat16 queries becomes this; what is 2^-28 of it or more stays exact.
+/// Exponent of the largest element of a row of bfloat16 queries after scaling. Elements of 2^-28 of it or more stay
+/// exact.
 constexpr int32_t kTopExponent = 14;
 
-/// Eight queries in the 16-bit type they have; fp8 ones as float16. Zeros where not valid.
+/// Eight elements of Q in their 16-bit type, fp8 ones as float16; zeros where not valid.
 __device__ __forceinline__ uint4 load_queries(const ChunkSource& source, int64_t at, bool valid) {
   if (!valid) return uint4{};
   if (is_fp8(source.dtype)) return upcast_fp8x8<__half>(load_fp8x8(source, at, valid), source.dtype);
@@ -105,7 +107,7 @@ __device__ __forceinline__ uint4 load_queries(const ChunkSource& source, int64_t
   return {parts[0], parts[1], parts[2], parts[3]};
 }
 
-/// Magnitude bits of the larger of two bfloat16; infinities and NaN count as 0.
+/// Magnitude bits of the larger of two bfloat16; Inf and NaN count as 0.
 __device__ __forceinline__ uint32_t magnitude(uint32_t pair) {
   const uint32_t low = pair & 0x7fffu;
   const uint32_t high = pair >> 16 & 0x7fffu;
@@ -115,13 +117,13 @@ __device__ __forceinline__ uint32_t scaled_pair(uint32_t pair, float scale) {
   return ptx::pack_two<__half>(__uint_as_float(pair << 16) * scale, __uint_as_float(pair & 0xffff0000u) * scale);
 }
 
-/// The queries of the work tile's rows as float16, to a tile of `num_rows` rows, for keys that are codes (`permuted`,
-/// see fp8_query_pair) or of 16 bits. Eight threads have a row. Writes rows.query_exponent.
+/// Converts Q to float16, to a tile of `num_rows` rows. `permuted`: in the order of fp8_query_pair, for keys that are
+/// fp8 in shared memory. Eight threads have a row. Writes storage.query_exponent.
 template <int32_t Dim, int32_t Rows>
 __device__ __forceinline__ void convert_queries(const AttentionParams& params, SharedStorage<Rows>& storage,
                                                 uint32_t tile, int32_t num_rows, bool permuted) {
   constexpr int32_t kLanes = 8;
-  constexpr int32_t kMine = Dim / kChunk / kLanes;  // pieces of a thread
+  constexpr int32_t kMine = Dim / kChunk / kLanes;  // chunks of a thread
   const ChunkSource source{params.q, params.q_dtype, params.q_wide};
   const int32_t thread = thread_index();
   const int32_t lane = thread % kLanes;

@@ -4,28 +4,29 @@
 #include "kernels/cuda/sm80/nonfinite.cuh"
 #include "kernels/cuda/sm80/producer.cuh"
 
-/// The narrow way, for work tiles of up to 16 rows: each warp has a quarter of every tile's tokens for itself, copies
-/// them, and keeps a state of its own; the work tile's end joins the four in one order. Warps meet nowhere in between.
+/// Decode path: work tiles of up to 16 rows. Each warp has 16 of the 64 tokens of every KV tile: it looks them up,
+/// copies them to its own stages and keeps its own row states. Warps do not meet in the mainloop; the epilogue reduces
+/// their states in a fixed order.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-/// Where a lane's pieces of keys or of values come from.
+/// Where a lane's chunks of K or V come from.
 struct LaneSource {
   const char* head;   ///< the KV head of page 0's first token
   int64_t page_step;  ///< bytes
   int64_t token_step;
 };
 
-/// `Fp8`: keys and values are e4m3 and stay so in shared memory; `T` is float16.
+/// `Fp8`: K and V are e4m3 and stay so in shared memory; T is float16.
 template <typename T, int32_t DimQk, int32_t DimV, bool Fp8, int32_t Rows>
 class DecodeMainloop {
   static constexpr HeadDims kDims{DimQk, DimV};
   static constexpr int32_t kStages = Fp8 ? decode_fp8_stages(kDims) : decode_stages(kDims);
-  static constexpr int32_t kWarpTokens = kKvTile / kWarps;  ///< tokens of a tile that are a warp's
+  static constexpr int32_t kWarpTokens = kKvTile / kWarps;  ///< tokens of a KV tile for each warp
   static constexpr int32_t kBytes = Fp8 ? 1 : 2;            ///< of an element
   static constexpr int32_t kChunkElements = 16 / kBytes;
   static constexpr int32_t kKeyBytes = kBytes * kWarpTokens * DimQk;
   static constexpr int32_t kStageBytes = kBytes * kWarpTokens * (DimQk + DimV);
-  static constexpr bool kQueriesInRegisters = DimQk <= 128;  ///< in registers
+  static constexpr bool kQueriesInRegisters = DimQk <= 128;
   static constexpr int32_t kQuerySteps = kQueriesInRegisters ? DimQk / 16 : 1;
   static constexpr uint32_t kAll = 0xffffffffu;
   static_assert(kWarpTokens == 16);
@@ -42,7 +43,8 @@ class DecodeMainloop {
         q_(shared),
         pipeline_(q_ + 2 * kDecodeRows * DimQk + static_cast<uint32_t>(warp_ * kStages * kStageBytes)) {}
 
-  /// One work tile. The queries' copy has been committed. Leaves the warps' states in `results` and rows.result.
+  /// Computes one work tile. The copy of Q has been committed. Leaves the states of the warps in `results` and
+  /// storage.result.
   __device__ __forceinline__ void run(float* results) {
 #pragma unroll
     for (int32_t n = 0; n < DimV / 8; ++n) {
@@ -53,7 +55,7 @@ class DecodeMainloop {
     if (context_.num_tiles > 0) mainloop();
     ptx::cp_async_wait<0>();
     quad_reduce_row_sum(state_);
-    __syncthreads();  // the rings become the place of results
+    __syncthreads();  // the stages become the place of results
     const int32_t first_row = warp_ * kDecodeRows + lane_ / 4;
     if constexpr (Fp8) {
       store_fp8_acc_to_smem<DimV>(state_, acc_, first_row, lane_ % 4, results, storage_);
@@ -68,10 +70,10 @@ class DecodeMainloop {
             element_ * strides.page, element_ * strides.token};
   }
 
-  /// What is known of this warp's 16 tokens of a tile before they are copied.
+  /// Where this warp's tokens of a KV tile lie.
   struct WarpTokens {
-    TokenPlace place;  ///< of the lane's token; where they are whole, of the first
-    bool whole;        ///< all are seen and lie one token step apart
+    TokenPlace place;  ///< of the lane's token; where whole, of the first token
+    bool whole;        ///< some row sees each token, and they lie one stride apart
   };
   __device__ __forceinline__ WarpTokens look_up(int32_t tile) const {
     const int32_t first = first_ + tile * kKvTile;
@@ -82,8 +84,7 @@ class DecodeMainloop {
     return {{pages_[token >> page_shift_], token & ((1 << page_shift_) - 1)}, whole};
   }
 
-  /// Keys or values of this warp's share of a tile, whose places the lanes hold; of tokens that no row is_visible,
-  /// zeros.
+  /// Copies K or V of this warp's tokens, whose places the lanes hold; zeros for tokens that no row sees.
   template <int32_t Dim>
   __device__ __forceinline__ void copy_tokens(uint32_t to, const WarpTokens& share, const LaneSource& from,
                                               int32_t head_dim) const {
@@ -165,7 +166,7 @@ class DecodeMainloop {
       share = next;
     }
     ptx::cp_async_wait<2 * kStages>();
-    __syncthreads();  // the queries are there
+    __syncthreads();  // Q has arrived
     uint32_t q_fragment[kQuerySteps][4];
     const uint32_t q = q_ + swizzled_offset(DimQk, lane_ % 16, lane_ / 16);
     if constexpr (kQueriesInRegisters) {
@@ -180,7 +181,7 @@ class DecodeMainloop {
       const WarpTokens next = look_up(tile + kStages + 1);
       const bool more = tile + kStages < num_tiles;
       const uint32_t keys = pipeline_ + stage * kStageBytes;
-      // Groups end in the order K, V, K, V; each wait leaves those under way that were begun after the one awaited.
+      // cp.async groups complete in the order K, V, K, V: each wait leaves all but the oldest in flight.
       ptx::cp_async_wait<2 * kStages - 1>();
       __syncwarp();
       float s[1][2][4];
@@ -206,7 +207,8 @@ class DecodeMainloop {
     }
   }
 
-  /// Products of the queries with 16 keys. Even and odd steps are summed apart: half as long a chain.
+  /// S = Q K^T for 16 tokens. Even and odd k-steps have accumulators of their own, so that the chain of MMAs is half as
+  /// long.
   __device__ __forceinline__ void gemm0(uint32_t keys, uint32_t q, const uint32_t (&q_fragment)[kQuerySteps][4],
                                         float (&s)[1][2][4]) const {
     float odd[2][4];
@@ -256,6 +258,7 @@ class DecodeMainloop {
     }
   }
 
+  /// O += P V.
   __device__ __forceinline__ void gemm1(uint32_t values, const float (&s)[1][2][4]) {
     const uint32_t p[4] = {ptx::pack_two<T>(s[0][0][0], s[0][0][1]), ptx::pack_two<T>(s[0][0][2], s[0][0][3]),
                            ptx::pack_two<T>(s[0][1][0], s[0][1][1]), ptx::pack_two<T>(s[0][1][2], s[0][1][3])};
@@ -267,7 +270,7 @@ class DecodeMainloop {
         ptx::ldmatrix_x4_trans(b, advance_swizzled_fp8<DimV>(v, j));
 #pragma unroll
         for (int32_t i = 0; i < 2; ++i) {
-          // A word has two neighbouring components of two tokens; a product wants two tokens of one component.
+          // A word has two components of two tokens; an MMA takes two tokens of one component.
           uint32_t even[2];
           uint32_t odd[2];
           upcast_e4m3x4(__byte_perm(b[2 * i], 0, 0x3120), even[0], odd[0]);
@@ -288,6 +291,7 @@ class DecodeMainloop {
     }
   }
 
+  /// Keeps NaN and Inf of V out of GEMM1: see nonfinite.cuh.
   __device__ __forceinline__ void isolate_nonfinite(uint32_t values, int32_t first) {
     if constexpr (Fp8) {
       if (!__any_sync(kAll, scan_nan_fp8<DimV>(values, kWarpTokens, lane_, false))) return;
@@ -311,16 +315,16 @@ class DecodeMainloop {
   const int32_t warp_;
   const uint32_t q_;
   const uint32_t pipeline_;
-  int32_t element_;  ///< bytes of one where it is stored
+  int32_t element_;  ///< bytes of an element in global memory
   LaneSource keys_;
   LaneSource values_;
-  int32_t first_;  ///< this warp's first token of the first tile
+  int32_t first_;  ///< this warp's first token of the first KV tile
   int32_t any_begin_;
   int32_t any_end_;
   const int32_t* pages_;
   int32_t page_shift_;
   bool even_;
-  bool direct_;  ///< 16-byte pieces may be copied as they are
+  bool direct_;  ///< cp.async can copy chunks
   RowState<1> state_;
   float acc_[1][DimV / 8][4];
 };

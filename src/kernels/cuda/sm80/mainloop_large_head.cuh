@@ -4,18 +4,18 @@
 #include "kernels/cuda/sm80/nonfinite.cuh"
 #include "kernels/cuda/sm80/producer.cuh"
 
-/// Head dimensions above 256, as of values that lie inside keys (576/512: latent attention). All warps share the rows
-/// and tiles of 16 tokens; a warp has an eighth of a tile's scores (16 rows, 8 tokens), gets the others through shared
-/// memory, repeats the softmax for itself, and has a quarter of the values' components. Where values are their keys'
-/// first components, they are copied once and three tiles are under way; else both are copied, and waited for.
+/// Head dimensions above 256, foremost MLA's 576/512, where V lies inside K. All warps share the rows and KV tiles of
+/// 16 tokens. GEMM0: a warp computes 16 rows x 8 tokens of S; the warps exchange S through shared memory, and each
+/// repeats the softmax of all rows. GEMM1: a warp has a quarter of the components of O. Where V is the first part of K,
+/// a KV tile is copied once and three stages are in flight; else K and V of one tile are copied and awaited.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
 template <typename T, int32_t Rows>
 class LargeHeadMainloop {
   static constexpr int32_t kQk = kLargeHeadDims.qk;
   static constexpr int32_t kRowTiles = Rows / 16;
-  static constexpr int32_t kColumns = kLargeHeadKvTile / 8;        ///< of scores, in tiles of 8
-  static constexpr int32_t kMine = kLargeHeadDims.v / 8 / kWarps;  ///< of values
+  static constexpr int32_t kColumns = kLargeHeadKvTile / 8;        ///< column tiles of S
+  static constexpr int32_t kMine = kLargeHeadDims.v / 8 / kWarps;  ///< column tiles of O
   static constexpr int32_t kTileBytes = 2 * kLargeHeadKvTile * kQk;
   static_assert(kRowTiles * kColumns == kWarps);
 
@@ -32,7 +32,8 @@ class LargeHeadMainloop {
         lane_(thread_ % 32),
         warp_(thread_ / 32) {}
 
-  /// One work tile. The queries' copy has been committed. Leaves the rows' states in `results` and rows.result.
+  /// Computes one work tile. The copy of Q has been committed. Leaves O and the row states in `results` and
+  /// storage.result.
   __device__ __forceinline__ void run(float* results) {
 #pragma unroll
     for (int32_t m = 0; m < kRowTiles; ++m) {
@@ -74,7 +75,7 @@ class LargeHeadMainloop {
         load_unpipelined(tile);
       }
       gemm0(keys);
-      __syncthreads();  // the other warps' scores are there
+      __syncthreads();  // the scores of all warps are there
       float s[kRowTiles][kColumns][4];
       load_scores(s);
       const bool masked = needs_mask(context_.visible_range, first, kLargeHeadKvTile);
@@ -94,7 +95,7 @@ class LargeHeadMainloop {
     }
   }
 
-  /// Keys of a tile that was looked up; of tokens that no row is_visible, zeros.
+  /// Copies K of a KV tile whose tokens were looked up; zeros for tokens that no row sees.
   __device__ __forceinline__ void copy_keys(int32_t stage, int32_t tile, uint32_t to) const {
     const SegmentParams& segment = *context_.segment;
     const ChunkSource k{segment.k, segment.dtype, segment.wide};
@@ -118,11 +119,11 @@ class LargeHeadMainloop {
     look_up((kLargeHeadStages - 1) & 1, begin + kLargeHeadStages - 1);
   }
 
-  /// Waits for the tile and begins the copy of one that takes the place of the tile before; looks up the one after.
+  /// Waits for the KV tile, issues the copy of the one that takes the stage of its predecessor, looks up the one after.
   __device__ __forceinline__ void advance_pipeline(int32_t begin, int32_t tile, int32_t end) {
     const int32_t ahead = tile - begin + kLargeHeadStages - 1;
     ptx::cp_async_wait<kLargeHeadStages - 2>();
-    __syncthreads();  // this tile is there, the one before was used, the one ahead was looked up
+    __syncthreads();  // this tile has arrived, the one before is consumed, the one ahead is looked up
     if (begin + ahead < end) copy_keys(ahead & 1, begin + ahead, pipeline_ + ahead % kLargeHeadStages * kTileBytes);
     ptx::cp_async_commit();
     look_up((ahead + 1) & 1, begin + ahead + 1);
@@ -130,7 +131,7 @@ class LargeHeadMainloop {
 
   __device__ __forceinline__ void load_unpipelined(int32_t tile) {
     look_up(0, tile);
-    __syncthreads();  // the tile before was used
+    __syncthreads();  // the tile before is consumed
     copy_keys(0, tile, pipeline_);
     const SegmentParams& segment = *context_.segment;
     const ChunkSource v{segment.v, segment.dtype, segment.wide};
@@ -141,7 +142,7 @@ class LargeHeadMainloop {
     __syncthreads();
   }
 
-  /// This warp's products of 16 rows with 8 keys, to shared memory. Four sums: a quarter as long a chain.
+  /// This warp's part of S = Q K^T, to shared memory. Four accumulators make the chain of MMAs a quarter as long.
   __device__ __forceinline__ void gemm0(uint32_t keys) const {
     constexpr int32_t kSteps = kQk / 16;
     static_assert(kSteps % 4 == 0);
@@ -186,6 +187,7 @@ class LargeHeadMainloop {
     }
   }
 
+  /// O += P V for this warp's components.
   __device__ __forceinline__ void gemm1(uint32_t values, const float (&s)[kRowTiles][kColumns][4]) {
     const uint32_t v = opaque(values + swizzled_offset(kQk, lane_ % 16, lane_ / 16));
     uint32_t a[kRowTiles][4];
@@ -206,7 +208,7 @@ class LargeHeadMainloop {
     }
   }
 
-  /// The tile's rows are searched whole: where values lie inside keys, these have been used.
+  /// Scans whole rows of the KV tile: where V lies inside K, K has been consumed.
   __device__ __forceinline__ void isolate_nonfinite(uint32_t values, int32_t first) {
     if (__syncthreads_or(scan_nonfinite<T, kQk>(values, kLargeHeadKvTile, thread_, kThreads, false)) == 0) return;
     add_nonfinite<T, kQk>(params_, storage_, values, first, kLargeHeadKvTile, lane_ / 4, acc_, warp_ * kMine);

@@ -4,42 +4,43 @@
 #include "kernels/cuda/sm80/nonfinite.cuh"
 #include "kernels/cuda/sm80/producer.cuh"
 
-/// The wide way: each warp has `RowTiles` tiles of 16 rows of its own, all warps share the tile's keys and values.
+/// Prefill path: each warp has `RowTiles` row tiles of 16, all warps share the KV tile.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
 template <typename T, int32_t DimQk, int32_t DimV, bool Fp8, int32_t RowTiles, int32_t Rows>
 class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
-  using Copies = PrefillProducer<T, DimQk, DimV, Fp8, Rows>;
-  using Copies::choose_copies;
-  using Copies::context_;
-  using Copies::context_field;
-  using Copies::copy_keys;
-  using Copies::copy_values;
-  using Copies::direct_;
-  using Copies::kTile;
-  using Copies::lane_and_warp;
-  using Copies::load_address_terms;
-  using Copies::look_up;
-  using Copies::params_;
-  using Copies::prefetch_page_id_of_token;
-  using Copies::prologue;
-  using Copies::q_;
-  using Copies::stages;
-  using Copies::storage_;
-  using Copies::store_addresses;
-  using Copies::store_offsets;
-  using Copies::thread_;
-  using Copies::unconverted_;
-  using typename Copies::AddressTerms;
+  using Producer = PrefillProducer<T, DimQk, DimV, Fp8, Rows>;
+  using Producer::choose_copies;
+  using Producer::context_;
+  using Producer::context_field;
+  using Producer::copy_keys;
+  using Producer::copy_values;
+  using Producer::direct_;
+  using Producer::kTile;
+  using Producer::lane_and_warp;
+  using Producer::load_address_terms;
+  using Producer::params_;
+  using Producer::prefetch_page_id;
+  using Producer::prefetch_page_id_of_token;
+  using Producer::prologue;
+  using Producer::q_;
+  using Producer::stages;
+  using Producer::storage_;
+  using Producer::store_addresses;
+  using Producer::store_offsets;
+  using Producer::thread_;
+  using Producer::unconverted_;
+  using typename Producer::AddressTerms;
   static constexpr int32_t kColumns = kTile / 8;
   static constexpr int32_t kStageBytes = stage_bytes({DimQk, DimV});
 
  public:
   __device__ __forceinline__ PrefillMainloop(const AttentionParams& params, const WorkTileContext& context,
                                              SharedStorage<Rows>& storage, uint32_t shared)
-      : Copies(params, context, storage, shared) {}
+      : Producer(params, context, storage, shared) {}
 
-  /// One work tile. The queries' copy has been committed. Leaves the rows' states in `results` and rows.result.
+  /// Computes one work tile. The copy of Q has been committed. Leaves O and the row states in `results` and
+  /// storage.result.
   __device__ __forceinline__ void run(float* results) {
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
@@ -58,8 +59,8 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
   }
 
  private:
-  /// Tiles of keys and values take turns in the stages: keys, values, the next keys, the next values, ... While one is
-  /// used, the next is there or on its way, and the one after next is asked for: two barriers a tile of tokens.
+  /// Iterates over KV tiles. K and V tiles rotate through the stages: K, V, next K, next V, ... While one stage is
+  /// consumed, the next has arrived or is in flight and the copy of the one after is issued: two barriers a KV tile.
   __device__ __forceinline__ void mainloop() {
     const bool general = context_.custom || has_bias(params_);
     init_scales(general);
@@ -80,16 +81,16 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
       if (!direct_) store_offsets(first + kTile);
       ptx::cp_async_wait<1>();
       if (staged) {
-        Fp8Stage<DimQk, kTile>::widen(key_stage(), keys, thread_);
-        __syncwarp();  // what was noted before the last products
+        Fp8Stage<DimQk, kTile>::dequantize(key_stage(), keys, thread_);
+        __syncwarp();  // addresses stored during the last GEMM1
         if (more) copy_keys(first + kTile, key_stage());
       }
-      __syncthreads();  // the keys are there, the values before them were used
+      __syncthreads();  // K has arrived; V of the tile before is consumed
       const uint32_t values = next_stage(keys);
       float s[RowTiles][kColumns][4];
       gemm0(keys, s);
       const uint4 visible_range = ptx::ld_shared_16(context_field(offsetof(WorkTileContext, visible_range)));
-      if (more && !staged) copy_keys(first + kTile, next_stage(values));  // while products are under way
+      if (more && !staged) copy_keys(first + kTile, next_stage(values));  // while MMAs run
       ptx::cp_async_commit();
       const bool masked =
           static_cast<int32_t>(visible_range.z) > first || static_cast<int32_t>(visible_range.w) < first + kTile;
@@ -104,10 +105,10 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
       update_row_max_lazily<T>(state_, scale, s, acc_);
       ptx::cp_async_wait<1>();
       if (staged) {
-        Fp8Stage<DimV, kTile>::widen(value_stage(), values, thread_);
+        Fp8Stage<DimV, kTile>::dequantize(value_stage(), values, thread_);
         if (more) copy_values(first + kTile, value_stage());
       }
-      __syncthreads();  // the values are there, the keys before them were used
+      __syncthreads();  // V has arrived; K is consumed
       if ((prepares || masked) && (context_.custom || is_mixed(context_.visible_range, first, kTile))) {
         isolate_nonfinite(values, first);
       }
@@ -124,7 +125,7 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
     return thread / 32 * RowTiles * 16 + thread % 32 / 4;
   }
 
-  /// Fp8 stand where the third slot would be: what is widened needs no slot to wait in.
+  /// fp8 data is staged where the third stage would be: dequantized tiles need no stage to wait in.
   __device__ __forceinline__ uint32_t key_stage() const {
     return stages() + 2 * kStageBytes;
   }
@@ -137,9 +138,9 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
     return stage == stages() + (kPrefillStages - 1) * kStageBytes ? stages() : stage + kStageBytes;
   }
 
-  /// Scales are made positive, so that the largest score is the largest logit: see prepare_scores.
+  /// Makes scales positive, so that the largest score is the largest logit: see prepare_scores.
   __device__ __forceinline__ void init_scales(bool general) {
-    bool turned = false;
+    bool negate = false;
     const int32_t first_row = first_row_of(lane_and_warp());
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
@@ -148,11 +149,11 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
         const float scale = state_.logit_scale[m][h];
         const int32_t row = first_row + 16 * m + 8 * h;
         if (thread_ % 4 == 0) storage_.logit_scale[row] = scale;
-        turned = turned || (row < context_.num_rows && !(scale > 0.0f));
+        negate = negate || (row < context_.num_rows && !(scale > 0.0f));
         if (thread_ % 4 == 0) storage_.score_scale[row] = general || !(fabsf(scale) > 0.0f) ? 1.0f : fabsf(scale);
       }
     }
-    negate_scores_ = __any_sync(kAllLanes, turned);
+    negate_scores_ = __any_sync(kAllLanes, negate);
     __syncwarp();
   }
 
@@ -164,8 +165,8 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
     for (int32_t r = 0; r < 2 * RowTiles; ++r) scale[r / 2][r % 2] = __uint_as_float(ptx::ld_shared_4(at + 32 * r));
   }
 
-  /// What few batches need before scores are multiplied with their scales. Rows whose scale is negative: scores change
-  /// their sign; is 0 or NaN: they are scaled here.
+  /// What few batches need before scores are scaled. Rows with a negative scale: scores are negated. With a scale of 0
+  /// or NaN: scores are scaled here.
   __device__ __forceinline__ void prepare_scores(bool general, int32_t first_row, int32_t column,
                                                  float (&s)[RowTiles][kColumns][4]) const {
     RowState<RowTiles> state;
@@ -186,6 +187,7 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
     }
   }
 
+  /// S = Q K^T. Fragments are loaded one step ahead of the MMAs.
   __device__ __forceinline__ void gemm0(uint32_t keys, float (&s)[RowTiles][kColumns][4]) const {
 #pragma unroll
     for (int32_t m = 0; m < RowTiles; ++m) {
@@ -207,7 +209,7 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
     for (int32_t i = 0; i < kSteps; ++i) {
 #pragma unroll
       for (int32_t n = 0; n < kColumns / 2; ++n) {
-        const int32_t next = i * (kColumns / 2) + n + 1;  // what is read ahead of products
+        const int32_t next = i * (kColumns / 2) + n + 1;  // loaded ahead of the MMAs
         if (next < kSteps * (kColumns / 2)) {
           ptx::ldmatrix_x4(b[next % 2], advance_swizzled(k, 2 * key_step(next / (kColumns / 2))) +
                                             2 * 16 * (next % (kColumns / 2)) * DimQk);
@@ -223,8 +225,8 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
     }
   }
 
-  /// Steps of 16 components go through the product of queries and keys in an order in which those follow each other
-  /// whose addresses differ by an addition: few addresses are known at a time.
+  /// Order of the k-steps of GEMM0: neighbours in it differ by an addition to the address, so that few addresses are
+  /// live.
   static constexpr int32_t kSteps = DimQk / 16;
   __device__ __forceinline__ static constexpr int32_t key_step(int32_t i) {
     return i % (kSteps / 4) * 4 + i / (kSteps / 4);
@@ -236,8 +238,8 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
     }
   }
 
-  /// Scores become weights of the product with values while the product of the weights before them is under way: a
-  /// sixteenth of a step's rows and tokens is a pair of weights of a lane.
+  /// P is computed during GEMM1: the p of the next 16 tokens among the MMAs of these 16. A k-step has so many pairs of
+  /// p for each lane.
   static constexpr int32_t kPairs = RowTiles * 4;
   __device__ __forceinline__ void exponentiate(int32_t step, int32_t pair, const float (&scale)[RowTiles][2],
                                                const float (&s)[RowTiles][kColumns][4], uint32_t (&p)[RowTiles][4]) {
@@ -248,6 +250,8 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
         exponentiate_pair<T>(state_, scale, m, h, s[m][2 * step + column][2 * h], s[m][2 * step + column][2 * h + 1]);
   }
 
+  /// O += P V, with the p of the next k-step, and the addresses and page ids of later KV tiles, computed among the
+  /// MMAs.
   __device__ __forceinline__ void gemm1(uint32_t values, int32_t first, const float (&scale)[RowTiles][2],
                                         const float (&s)[RowTiles][kColumns][4]) {
     constexpr int32_t kParts = DimV / 16;
@@ -283,11 +287,12 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
         }
         if (step == kValueSteps - 1 && n == 0) facts = load_address_terms(first + 2 * kTile);
         if (step == kValueSteps - 1 && n == 2) store_addresses(first + 2 * kTile, facts);
-        if (step == kValueSteps - 1 && n == 3) look_up(first + 3 * kTile, facts.common);
+        if (step == kValueSteps - 1 && n == 3) prefetch_page_id(first + 3 * kTile, facts.common);
       }
     }
   }
 
+  /// Keeps NaN and Inf of V out of GEMM1: see nonfinite.cuh.
   __device__ __forceinline__ void isolate_nonfinite(uint32_t values, int32_t first) {
     if (__syncthreads_or(scan_nonfinite<T, DimV>(values, kTile, thread_, kThreads, false)) == 0) return;
     add_nonfinite<T, DimV>(params_, storage_, values, first, kTile, first_row_of(lane_and_warp()), acc_);
@@ -299,7 +304,7 @@ class PrefillMainloop : PrefillProducer<T, DimQk, DimV, Fp8, Rows> {
   static constexpr uint32_t kAllLanes = 0xffffffffu;
 
   RowState<RowTiles> state_;
-  bool negate_scores_;  ///< some row of the warp has a scale that is not positive
+  bool negate_scores_;  ///< prepare_scores is needed: a row of the warp has a scale that is not positive
   float acc_[RowTiles][DimV / 8][4];
 };
 

@@ -3,10 +3,11 @@
 #include "kernels/cuda/common/mask.cuh"
 #include "kernels/cuda/sm80/smem.cuh"
 
-/// Which keys the rows of a work tile see, and the mask of their logits.
+/// The mask bounds of a work tile's rows, and the mask of their logits.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-/// Binds the work tile's rows to requests, positions and visible tokens. Passes barriers.
+/// Binds rows to requests, positions and visible tokens, a thread a row, and reduces the ranges of all rows to
+/// context.visible_range. All threads call; passes barriers.
 template <int32_t Rows>
 __device__ __forceinline__ void bind_rows(const AttentionParams& params, const scheduler::PlanView& plan,
                                           SharedStorage<Rows>& storage) {
@@ -71,7 +72,8 @@ __device__ __forceinline__ void bind_rows(const AttentionParams& params, const s
   __syncthreads();
 }
 
-/// -infinity where the row does not see the key.
+/// Logits of tokens that a row does not see become -infinity. A lane's rows are `first_row` and those 8, 16, ...
+/// further; `first` is the token of its first column.
 template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
 __device__ __forceinline__ void apply_mask(const SharedStorage<Rows>& storage, int32_t first_row, int32_t first,
                                            float (&s)[RowTiles][ColumnTiles][4]) {

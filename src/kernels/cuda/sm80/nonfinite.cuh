@@ -8,15 +8,15 @@
 /// GEMM1. Rare: only tiles that rows see differently are scanned.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-/// Bits of the halves of `pair` that are infinite or NaN: 1 the lower, 2 the upper.
+/// Which halves of `pair` are NaN or Inf: bit 0 the lower, bit 1 the upper.
 template <typename T>
 __device__ __forceinline__ uint32_t nonfinite_halves(uint32_t pair) {
   constexpr uint32_t kLow = kExponentBits<T>;
   return ((pair & kLow) == kLow ? 1u : 0u) | ((pair >> 16 & kLow) == kLow ? 2u : 0u);
 }
 
-/// Whether the tile's rows [row_begin, row_begin + count) have such a value in what this thread of `threads` looks at;
-/// with `clear`, they become zeros.
+/// Scans the first `count` rows of a tile, this thread of `threads` its share of the words. Returns whether it found
+/// NaN or Inf; with `clear` they become zeros.
 template <typename T, int32_t Dim>
 __device__ __forceinline__ bool scan_nonfinite(uint32_t tile, int32_t count, int32_t thread, int32_t threads,
                                                bool clear) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ bool scan_nonfinite(uint32_t tile, int32_t count, int
   return found;
 }
 
-/// Accumulators in local memory, so that a loop over them is one loop: for what is rarely done.
+/// Accumulators in local memory, so that rare code is a loop over them and not unrolled.
 template <int32_t RowTiles, int32_t ColumnTiles>
 struct LocalAcc {
   float x[RowTiles * ColumnTiles * 4];
@@ -60,7 +60,8 @@ __device__ __forceinline__ void from_local(const LocalAcc<RowTiles, ColumnTiles>
   }
 }
 
-/// Adds them to the rows that see them. Tiles of 8 columns from `first_column_tile` on are the warp's.
+/// Adds the NaN and Inf of a tile to the rows that see their tokens. The warp has column tiles of 8 from
+/// `first_column_tile` on.
 template <typename T, int32_t Dim, int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
 __device__ __forceinline__ void add_nonfinite(const AttentionParams& params, const SharedStorage<Rows>& storage,
                                               uint32_t tile, int32_t first_token, int32_t count, int32_t first_row,
@@ -87,13 +88,12 @@ __device__ __forceinline__ void add_nonfinite(const AttentionParams& params, con
   from_local(sums, acc);
 }
 
-/// Bits of the bytes of a word that are NaN: byte i's is bit 8i + 7.
+/// The e4m3 NaN of a word: bit 8i + 7 for byte i.
 __device__ __forceinline__ uint32_t nan_bytes(uint32_t word) {
   return ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
 }
 
-/// scan_nonfinite of a warp for codes: whether the rows have a NaN in what this lane looks at; with `clear`, they
-/// become zeros.
+/// scan_nonfinite for fp8, by a warp.
 template <int32_t Dim>
 __device__ __forceinline__ bool scan_nan_fp8(uint32_t tile, int32_t count, int32_t lane, bool clear) {
   bool found = false;
@@ -109,7 +109,7 @@ __device__ __forceinline__ bool scan_nan_fp8(uint32_t tile, int32_t count, int32
   return found;
 }
 
-/// add_nonfinite for codes: a lane has components 16j + 4t to 16j + 4t + 3 of its rows.
+/// add_nonfinite for fp8, where a lane has components 16j + 4t to 16j + 4t + 3 of its rows.
 template <int32_t Dim, int32_t Rows>
 __device__ __forceinline__ void add_nan_fp8(const AttentionParams& params, const SharedStorage<Rows>& storage,
                                             uint32_t tile, int32_t first_token, int32_t count, int32_t first_row,

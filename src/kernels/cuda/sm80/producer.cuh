@@ -2,11 +2,11 @@
 
 #include "kernels/cuda/sm80/load_q.cuh"
 
-/// The producer side. There are no producer warps: every thread issues cp.async for its share of K and V, one or more
-/// KV tiles ahead of the MMA.
+/// The producer side: work tiles, page ids, K and V. There are no producer warps: every thread issues cp.async for its
+/// share, one or more KV tiles ahead of the MMA.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-/// The work tile's constants but for its sight, by one thread.
+/// Sets the constants of a work tile, but for its visible range. By one thread.
 __device__ __forceinline__ void init_work_tile(const AttentionParams& params, const scheduler::PlanView& plan,
                                                const scheduler::WorkTile& work_tile, WorkTileContext& context) {
   const scheduler::SegmentLengths& lengths = plan.segments[work_tile.segment];
@@ -45,7 +45,7 @@ __device__ __forceinline__ void init_work_tile(const AttentionParams& params, co
   }
 }
 
-/// Begins the copy of an work tile to rows.next.
+/// Begins the copy of the next work tile to storage.next.
 template <int32_t Rows>
 __device__ __forceinline__ void prefetch_work_tile(const scheduler::WorkTile& work_tile, SharedStorage<Rows>& storage) {
   constexpr auto kWords = static_cast<int32_t>(sizeof(scheduler::WorkTile) / 4);
@@ -56,7 +56,7 @@ __device__ __forceinline__ void prefetch_work_tile(const scheduler::WorkTile& wo
                   reinterpret_cast<const int32_t*>(&work_tile) + thread);
 }
 
-/// Where to look a token of the work tile up. Ragged: where it lies.
+/// Where to look up a token. Ragged: where it lies.
 __device__ __forceinline__ TokenColumn column_of(const WorkTileContext& context, int32_t token) {
   if (token < context.visible_range.any_begin || token >= context.visible_range.any_end) return {0, -1};
   if (context.pages == nullptr) return {0, context.first_token + token};
@@ -66,7 +66,7 @@ __device__ __forceinline__ TokenColumn column_of(const WorkTileContext& context,
   return {column, token - column * static_cast<int32_t>(page_size)};
 }
 
-/// The place of a token of the work tile. The one read that precedes a token's own.
+/// Looks up a token: the one read that must precede the read of its K and V.
 __device__ __forceinline__ TokenPlace place_of(const WorkTileContext& context, int32_t token) {
   const TokenColumn at = column_of(context, token);
   return {at.in_page >= 0 && context.pages != nullptr ? context.pages[at.column] : 0, at.in_page};
@@ -82,8 +82,8 @@ __device__ __forceinline__ TokenOffsets offsets_of(const WorkTileContext& contex
           offset_of(place, segment.v_strides, context.work_tile.kv_head)};
 }
 
-/// Keys or values of a tile that warps share, by the CTA, to rows of `Pitch` elements; of those that no row
-/// is_visible, zeros. `whole`: all tokens are seen, and pieces may be copied as they are.
+/// Copies a K or V tile that all warps share, to rows of `Pitch` elements; zeros for tokens that no row sees. `whole`:
+/// some row sees each token, and cp.async can copy all chunks.
 template <typename T, int32_t Dim, int32_t Tokens, int32_t Pitch = Dim>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenOffsets* tokens, int64_t TokenOffsets::*half,
                                           const ChunkSource& source, int32_t head_dim, bool whole, int32_t thread) {
@@ -110,44 +110,47 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const TokenOffsets* tok
   }
 }
 
-/// Bit 4 to 6 of an address inside 128 bytes change by XOR, the others by addition.
+/// Moves a swizzled address by chunks: bits 4 to 6 change by XOR, the bits above by addition.
 __device__ __forceinline__ uint32_t advance_swizzled(uint32_t address, int32_t chunk) {
   return (address ^ static_cast<uint32_t>((chunk & 7) << 4)) + static_cast<uint32_t>((chunk >> 3) << 7);
 }
 
-/// The same in rows of codes: in those of 64 or 192 bytes, only bits 4 and 5 change by XOR.
+/// The same in rows of fp8: where these have 64 or 192 bytes, only bits 4 and 5 change by XOR.
 template <int32_t Dim>
 __device__ __forceinline__ uint32_t advance_swizzled_fp8(uint32_t address, int32_t chunk) {
   if constexpr (Dim % 128 == 0) return advance_swizzled(address, chunk);
   return (address ^ static_cast<uint32_t>((chunk & 3) << 4)) + static_cast<uint32_t>((chunk >> 2) << 6);
 }
 
+/// The producer of the prefill path. Page ids are looked up three KV tiles ahead, addresses are computed two tiles
+/// ahead, K and V are copied one tile ahead. Each warp computes the addresses of the tokens that it copies: four of
+/// each 16 of a KV tile, eight threads a token. Elsewhere (page sizes that are no power of two, padded head dimensions)
+/// the CTA looks up tokens one by one. KV tiles are named by their first token.
 template <typename T, int32_t DimQk, int32_t DimV, bool Fp8, int32_t Rows>
 class PrefillProducer {
  protected:
   static constexpr int32_t kTile = prefill_kv_tile({DimQk, DimV});
   static constexpr int32_t kGroups = kTile / 16;
-  static constexpr int32_t kTokenThreads = 8;  ///< that copy one token's pieces
+  static constexpr int32_t kTokenThreads = 8;  ///< threads that copy a token
   static_assert(kThreads == 16 * kTokenThreads && DimQk % (8 * kChunk) == 0 && DimV % (8 * kChunk) == 0);
 
   __device__ __forceinline__ PrefillProducer(const AttentionParams& params, const WorkTileContext& context,
                                              SharedStorage<Rows>& storage, uint32_t shared)
       : params_(params), context_(context), storage_(storage), q_(opaque(shared)), thread_(thread_index()) {}
 
-  /// What stands elsewhere in shared memory is found from where queries stand: an address that the compiler does not
-  /// know is not computed opaque from the CTA's number at every use.
+  /// Places in shared memory are derived from the address of Q, which the compiler does not know. Else it would compute
+  /// a reference to shared memory anew from a special register at every use.
   __device__ __forceinline__ uint32_t stages() const { return q_ + 2 * Rows * DimQk; }
   __device__ __forceinline__ uint32_t context_field(size_t offset) const {
     constexpr auto kContext = static_cast<uint32_t>(offsetof(SharedStorage<Rows>, context));
     return q_ + tile_bytes({DimQk, DimV}) + kContext + static_cast<uint32_t>(offset);
   }
 
-  /// This thread's number, for what is to be derived from it opaque: see opaque.
+  /// This thread's number; what is derived from it is computed anew: see opaque.
   __device__ __forceinline__ int32_t lane_and_warp() const {
     return static_cast<int32_t>(opaque(static_cast<uint32_t>(thread_)));
   }
-  /// Most tokens can be copied as they are, from addresses that each warp finds for the tokens that it copies: four of
-  /// each 16 of a tile, by eight threads each.
+  /// Whether tokens are copied by address, and without a conversion.
   __device__ __forceinline__ void choose_copies() {
     const SegmentParams& segment = params_.segments[context_.work_tile.segment];
     direct_ = segment.wide && params_.head_dim_qk == DimQk && params_.head_dim_v == DimV &&
@@ -155,13 +158,12 @@ class PrefillProducer {
     unconverted_ = direct_ && !is_fp8(segment.dtype);
   }
 
-  /// Finds the places of the first two tiles, and begins to look up those of the third. Tiles are named by their first
-  /// token.
+  /// Fills the pipeline: addresses of the first two KV tiles, page ids of the third.
   __device__ __forceinline__ void prologue(int32_t begin) {
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
       if (direct_) {
-        look_up(begin + i * kTile, load_range_and_pages());
+        prefetch_page_id(begin + i * kTile, load_range_and_pages());
       } else {
         prefetch_page_id_of_token(begin + i * kTile);
       }
@@ -172,7 +174,7 @@ class PrefillProducer {
       store_addresses(begin, load_address_terms(begin));
       store_addresses(begin + kTile, load_address_terms(begin + kTile));
       __syncwarp();
-      look_up(begin + 2 * kTile, load_range_and_pages());
+      prefetch_page_id(begin + 2 * kTile, load_range_and_pages());
     } else {
       store_offsets(begin);
       prefetch_page_id_of_token(begin + 2 * kTile);
@@ -180,10 +182,10 @@ class PrefillProducer {
     }
   }
 
-  /// What looking up needs to know, read ahead of its use.
+  /// What a look-up reads from shared memory, ahead of its use.
   struct RangeAndPages {
     uint4 visible_range;
-    uint4 pages;  ///< an address, shift and mask
+    uint4 pages;  ///< address, shift, mask
   };
   struct AddressTerms {
     RangeAndPages common;
@@ -210,7 +212,7 @@ class PrefillProducer {
     return static_cast<int64_t>(uint64_t{high} << 32 | low);
   }
 
-  /// This lane's token of those that its warp copies of a tile; -1 where no row is_visible it.
+  /// The token of a KV tile whose address this lane computes; -1 where no row sees it.
   __device__ __forceinline__ static int32_t own_token(int32_t first, int32_t thread, const uint4& visible_range) {
     const int32_t token = first + thread % 4 * 16 + thread / 32 * 4 + thread / 4 % 4;
     const bool seen = thread % 4 < kGroups && token >= static_cast<int32_t>(visible_range.x) &&
@@ -218,17 +220,16 @@ class PrefillProducer {
     return seen ? token : -1;
   }
 
-  /// Begins to look up the page of own_token. As store_addresses, without branches and without registers that wait, so
-  /// that both are done among products.
-  __device__ __forceinline__ void look_up(int32_t first, const RangeAndPages& known) const {
+  /// Begins to look up the page id of own_token. Like store_addresses it has no branches and keeps no registers, so
+  /// that both can stand among MMAs.
+  __device__ __forceinline__ void prefetch_page_id(int32_t first, const RangeAndPages& known) const {
     const int32_t token = own_token(first, lane_and_warp(), known.visible_range);
     const int64_t pages = make_int64(known.pages.x, known.pages.y);
     ptx::cp_async_4(page_id(first), reinterpret_cast<const int32_t*>(pages) + (token >> (known.pages.z & 31u)),
                     direct_ && token >= 0 && pages != 0);
   }
 
-  /// Notes where own_token lies, for the copies behind the next barrier: keys by half of the lanes, values by the
-  /// others.
+  /// Stores the address of own_token, for copies behind the next barrier: K by half of the lanes, V by the others.
   __device__ __forceinline__ void store_addresses(int32_t first, const AddressTerms& facts) const {
     const int32_t thread = lane_and_warp();
     const int32_t token = own_token(first, thread, facts.common.visible_range);
@@ -241,14 +242,14 @@ class PrefillProducer {
         addresses(first) + 8 * (((thread / 32 * 2 + thread / 16 % 2) * 4 + thread / 4 % 4) * 4 + thread % 4);
     ptx::st_shared_8(place, token >= 0 ? static_cast<uint64_t>(at) : 0);
   }
-  /// Where the places of a tile are noted.
+  /// Where the addresses of a KV tile are stored.
   __device__ __forceinline__ uint32_t addresses(int32_t first) const {
     constexpr auto kPlaces = static_cast<uint32_t>(offsetof(SharedStorage<Rows>, addresses));
     return q_ + tile_bytes({DimQk, DimV}) + kPlaces +
            parity(first) * static_cast<uint32_t>(sizeof(SharedStorage<Rows>::addresses) / 2);
   }
 
-  /// Where this thread's page id of a tile is copied to.
+  /// Where this thread's page id of a KV tile is copied to.
   __device__ __forceinline__ uint32_t page_id(int32_t first) const {
     constexpr auto kPageIds = static_cast<uint32_t>(offsetof(SharedStorage<Rows>, page_ids));
     return q_ + tile_bytes({DimQk, DimV}) + kPageIds + 4 * (parity(first) * kThreads + static_cast<uint32_t>(thread_));
@@ -257,14 +258,14 @@ class PrefillProducer {
     return static_cast<uint32_t>(first) / kTile & 1u;
   }
 
-  /// The same where tokens are looked up one by one.
+  /// The look-up of the generic path: a thread a token.
   __device__ __forceinline__ void prefetch_page_id_of_token(int32_t first) const {
     if (thread_ >= kTile) return;
     const TokenColumn at = column_of(context_, first + thread_);
     ptx::cp_async_4(page_id(first), context_.pages + at.column, at.in_page >= 0 && context_.pages != nullptr);
   }
 
-  /// What was looked up token by token, for the copies of a tile.
+  /// Stores the offsets of the tokens that were looked up one by one.
   __device__ __forceinline__ void store_offsets(int32_t first) const {
     if (thread_ >= kTile) return;
     const TokenColumn at = column_of(context_, first + thread_);
@@ -289,8 +290,8 @@ class PrefillProducer {
     }
   }
 
-  /// Begins the copy of a tile's keys (0) or values (1), this thread's share of the tokens that its warp noted; of
-  /// those that no row is_visible, zeros. fp8 is widened on the way, or, where all keys and values are codes, later.
+  /// Copies the K (0) or V (1) of a KV tile, this thread's share of the tokens that its warp found; zeros for tokens
+  /// that no row sees. fp8 is upcast on the way, or, in fp8 instantiations, staged.
   template <int32_t Dim>
   __device__ __forceinline__ void copy_by_address(int32_t half, int32_t first, uint32_t stage) const {
     const int32_t thread = lane_and_warp();
@@ -302,12 +303,12 @@ class PrefillProducer {
       const uint32_t to = stage + swizzled_offset(Dim, thread / kTokenThreads, thread % kTokenThreads);
       const int32_t in_token = 16 * (thread % kTokenThreads);
       if (unconverted_) {
-        const std::byte* from[kGroups];  // read at once, not one behind each copy
-        const uint32_t noted =
+        const std::byte* from[kGroups];  // all read before the first copy, which is a compiler barrier
+        const uint32_t stored =
             addresses(first) + 8 * (((static_cast<uint32_t>(thread) / 32 * 2 + half) * 4 + thread % 32 / 8) * 4);
 #pragma unroll
         for (int32_t i = 0; i < kGroups; i += 2) {
-          const uint4 two = ptx::ld_shared_16(noted + 8 * i);
+          const uint4 two = ptx::ld_shared_16(stored + 8 * i);
           from[i] = reinterpret_cast<const std::byte*>(make_int64(two.x, two.y));
           from[i + 1] = reinterpret_cast<const std::byte*>(make_int64(two.z, two.w));
         }
@@ -321,11 +322,11 @@ class PrefillProducer {
         }
         return;
       }
-      const auto& noted = storage_.addresses[parity(first)][thread / 32][half][thread % 32 / 8];
+      const auto& stored = storage_.addresses[parity(first)][thread / 32][half][thread % 32 / 8];
       const DType dtype = params_.segments[context_.work_tile.segment].dtype;
 #pragma unroll 1
       for (int32_t i = 0; i < kGroups; ++i) {
-        const std::byte* const from = noted[i];
+        const std::byte* const from = stored[i];
         uint2 fp8[kChunks];
 #pragma unroll
         for (int32_t j = 0; j < kChunks; ++j) {
@@ -339,7 +340,7 @@ class PrefillProducer {
     }
   }
 
-  /// The same of tokens whose places were looked up one by one.
+  /// The same for tokens that were looked up one by one.
   template <int32_t Dim>
   __device__ __forceinline__ void copy_tokens(const ChunkSource& source, int64_t TokenOffsets::*half, int32_t head_dim,
                                               int32_t first, uint32_t stage) const {
@@ -351,10 +352,10 @@ class PrefillProducer {
   const AttentionParams& params_;
   const WorkTileContext& context_;
   SharedStorage<Rows>& storage_;
-  const uint32_t q_;  ///< where shared memory begins, and queries in it
+  const uint32_t q_;  ///< where shared memory begins, with Q
   const int32_t thread_;
-  bool direct_;       ///< whole rows are copied, from addresses noted by warps
-  bool unconverted_;  ///< and they are of the 16-bit type
+  bool direct_;       ///< tokens are copied by address
+  bool unconverted_;  ///< and without a conversion
 };
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

@@ -8,28 +8,29 @@
 /// Every operation is one intrinsic, so that a row's bits do not depend on how many tiles a warp has.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-/// Weights are 2^(logit - top): their maximum is 2^kPExponentBias, which keeps float16 weights of keys that matter
-/// little above its subnormal numbers.
+/// p is 2^(logit - row_max + kPExponentBias): the largest p of a row is 2^kPExponentBias. The bias keeps float16
+/// probabilities of unimportant keys out of the subnormal numbers.
 template <typename T>
 constexpr float kPExponentBias = 0.0f;
 template <>
 inline constexpr float kPExponentBias<__half> = 12.0f;
 
-/// By how much a logit may exceed its row's top before the top follows: weights stay numbers of the 16-bit type.
+/// Lazy rescaling: row_max stays until a logit exceeds it by more than this. p then stays in the range of its type.
 template <typename T>
 constexpr float kRescaleThreshold = 8.0f;
 template <>
 inline constexpr float kRescaleThreshold<__half> = 3.0f;
 
-/// Running state of a lane's rows. Sums are this lane's share until quad_reduce_row_sum.
+/// The online softmax state of a lane's rows. row_max includes -kPExponentBias; row_sum is this lane's share until
+/// quad_reduce_row_sum.
 template <int32_t RowTiles>
 struct RowState {
   float row_max[RowTiles][2];
   float row_sum[RowTiles][2];
-  float logit_scale[RowTiles][2];  ///< to base-2 units, but to natural ones where there is a cap or a bias
+  float logit_scale[RowTiles][2];  ///< of scores: to base-2 units, to natural ones where has_bias
 };
 
-/// One product as a logit in base-2 units, with what few batches have: soft cap, ALiBi, custom mask.
+/// A score as a logit in base-2 units, with soft cap, ALiBi and custom mask.
 template <int32_t Rows>
 __device__ __forceinline__ float biased_logit(const AttentionParams& params, const WorkTileContext& context,
                                               const SharedStorage<Rows>& storage, int32_t row, int32_t token,
@@ -47,7 +48,7 @@ __device__ __forceinline__ float biased_logit(const AttentionParams& params, con
   return context.custom && !is_visible(params, storage, row, token) ? -INFINITY : x;
 }
 
-/// All of a lane's products, one after the other in local memory: a loop instead of as many copies of its body.
+/// All of a lane's scores, one after the other in local memory: a rare path, so a loop instead of unrolled code.
 template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
 __device__ __forceinline__ void scores_to_biased_logits(const AttentionParams& params, const WorkTileContext& context,
                                                         const SharedStorage<Rows>& storage,
@@ -81,9 +82,8 @@ __device__ __forceinline__ void scores_to_biased_logits(const AttentionParams& p
     s[i / 4 / ColumnTiles][i / 4 % ColumnTiles][i % 4] = address->x[i];
 }
 
-/// Products become logits in base-2 units; -infinity where the row does not see the key. A lane's rows are `first_row`
-/// and those 8, 16, ... further, `first` is the token of its first column. Without `upper`, rows g + 8 are no rows of
-/// the work tile.
+/// Scores become logits in base-2 units; -infinity where masked. Rows and `first` as in apply_mask. Without `upper`
+/// rows g + 8 are not rows of the work tile.
 template <int32_t RowTiles, int32_t ColumnTiles, int32_t Rows>
 __device__ __forceinline__ void scores_to_logits(const AttentionParams& params, const WorkTileContext& context,
                                                  const SharedStorage<Rows>& storage, const RowState<RowTiles>& state,
@@ -108,8 +108,8 @@ __device__ __forceinline__ void scores_to_logits(const AttentionParams& params, 
   if (masked) apply_mask(storage, first_row, first, s);
 }
 
-/// Logits become weights, the state takes them in. Returns in `factor` what the values accumulated so far are to be
-/// multiplied with, and whether any of the warp's factors is not 1.
+/// One step of the online softmax: logits become p; row_max and row_sum are updated. Sets `factor`, which rescales what
+/// O has accumulated. Returns whether some factor of the warp is not 1.
 template <typename T, int32_t RowTiles, int32_t ColumnTiles>
 __device__ __forceinline__ bool online_softmax(RowState<RowTiles>& state, bool upper,
                                                float (&s)[RowTiles][ColumnTiles][4], float (&factor)[RowTiles][2]) {
@@ -148,6 +148,7 @@ __device__ __forceinline__ bool online_softmax(RowState<RowTiles>& state, bool u
   return __any_sync(0xffffffffu, changed);
 }
 
+/// Multiplies the rows of O.
 template <int32_t RowTiles, int32_t ColumnTiles>
 __device__ __forceinline__ void rescale(float (&acc)[RowTiles][ColumnTiles][4], const float (&factor)[RowTiles][2]) {
 #pragma unroll
@@ -160,15 +161,14 @@ __device__ __forceinline__ void rescale(float (&acc)[RowTiles][ColumnTiles][4], 
   }
 }
 
-/// The wide way's: tops follow a tile's scores, and sums and accumulated values with them. Logits are the scores scaled
-/// `scale`, which is positive. A row's top stays as it is while logits are less than kRescaleThreshold above it: in
-/// most tiles of a warp, none moves.
+/// Prefill path: updates row_max by a KV tile's scores, and rescales row_sum and O. Logits are scores times `scale`,
+/// which is positive. Lazy rescaling: in most KV tiles no row_max of a warp moves, and lanes exchange nothing.
 template <typename T, int32_t RowTiles, int32_t ColumnTiles, int32_t ValueTiles>
 __device__ __forceinline__ void update_row_max_lazily(RowState<RowTiles>& state, const float (&scale)[RowTiles][2],
                                                       const float (&s)[RowTiles][ColumnTiles][4],
                                                       float (&acc)[RowTiles][ValueTiles][4]) {
   float tile_max[RowTiles][2];
-  bool exceeds = false;  // if a row's largest logit does, then that of the lane that has it
+  bool exceeds = false;  // the lane that has the row's largest logit finds it
 #pragma unroll
   for (int32_t m = 0; m < RowTiles; ++m) {
 #pragma unroll
@@ -201,7 +201,7 @@ __device__ __forceinline__ void update_row_max_lazily(RowState<RowTiles>& state,
   rescale(acc, factor);
 }
 
-/// Two scores of a row become weights, which its sum takes in.
+/// Two scores of a row become p, packed; row_sum takes them in.
 template <typename T, int32_t RowTiles>
 __device__ __forceinline__ uint32_t exponentiate_pair(RowState<RowTiles>& state, const float (&scale)[RowTiles][2],
                                                       int32_t m, int32_t h, float low, float high) {
@@ -210,12 +210,12 @@ __device__ __forceinline__ uint32_t exponentiate_pair(RowState<RowTiles>& state,
   high = ptx::ex2_approx(__fmaf_rn(high, scale[m][h], -base));
   float row_sum = __fadd_rn(__fadd_rn(state.row_sum[m][h], low), high);
   uint32_t p = ptx::pack_two<T>(low, high);
-  asm volatile("" : "+f"(row_sum), "+r"(p));  // here, and not when the next product wants them
+  asm volatile("" : "+f"(row_sum), "+r"(p));  // pinned here: the compiler would delay it to the next MMA
   state.row_sum[m][h] = row_sum;
   return p;
 }
 
-/// A new state for an work tile. `Fp8`: queries were scaled.
+/// A new state for a work tile. `Fp8`: convert_queries has scaled Q.
 template <bool Fp8, int32_t RowTiles, int32_t Rows>
 __device__ __forceinline__ void init_row_state(const AttentionParams& params, const WorkTileContext& context,
                                                const SharedStorage<Rows>& storage, int32_t first_row,
@@ -240,7 +240,7 @@ __device__ __forceinline__ void init_row_state(const AttentionParams& params, co
   }
 }
 
-/// The lanes' shares of the sums become the rows' sums, in every lane of a row.
+/// Adds up row_sum over the four lanes of a row.
 template <int32_t RowTiles>
 __device__ __forceinline__ void quad_reduce_row_sum(RowState<RowTiles>& state) {
 #pragma unroll

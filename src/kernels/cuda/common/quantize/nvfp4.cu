@@ -187,7 +187,7 @@ void enqueue(const Nvfp4Params& whole, Stream stream) {
     params.codes.data = whole.codes.data + first * whole.codes.token_stride;
     params.first_row = whole.first_row + first;
     auto* const kernel = params.inverse ? inverse : quantise;
-    const int64_t work_tiles = count * per_token * (params.inverse ? 2 : 1);
+    const int64_t items = count * per_token * (params.inverse ? 2 : 1);
     const int64_t most = narrow ? kBlocks : int64_t{1} << 20;
     kernel<<<grid_for(items, kThreads, most), kThreads, 0, native(stream)>>>(params);
     check_launch("NVFP4's quantisation or its inverse");
