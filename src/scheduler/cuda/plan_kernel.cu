@@ -10,7 +10,7 @@
 #include "scheduler/cuda/thread_block.cuh"
 #include "scheduler/device/planning.hpp"
 #include "scheduler/device/single_tiles.hpp"
-#include "scheduler/device_plan.hpp"
+#include "scheduler/device_scheduler.hpp"
 
 namespace folio::inline v0::scheduler {
 namespace {

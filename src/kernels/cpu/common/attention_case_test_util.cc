@@ -10,7 +10,7 @@
 #include "core/aligned_buffer.hpp"
 #include "folio/types/float_convert.hpp"
 #include "kernels/reference/reference_attention.hpp"
-#include "scheduler/deal_claims_test_util.hpp"
+#include "scheduler/deal_tiles_test_util.hpp"
 
 namespace folio::inline v0::kernels::testing {
 namespace {
@@ -247,7 +247,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
     planning.min_split_tokens = 32;
   }
   scheduler::PlanStorage storage;
-  scheduler::testing::DealtClaims dealt;
+  scheduler::testing::DealtTiles dealt;
   const BatchView batch = batch_.view();
 
   Result result;
@@ -264,7 +264,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   params.config = &config_;
   params.args = &args;
   params.plan = scheduler::make_plan(planning, batch, storage);
-  if (dynamic_seed_) scheduler::testing::deal_claims(params.plan, *dynamic_seed_, dealt);
+  if (dynamic_seed_) scheduler::testing::deal_dynamic_tiles(params.plan, *dynamic_seed_, dealt);
   params.tile = planning.tile;
   params.group_size = config_.num_q_heads / config_.num_kv_heads;
   const float nan = std::numeric_limits<float>::quiet_NaN();

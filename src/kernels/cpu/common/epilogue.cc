@@ -88,7 +88,7 @@ void run_epilogue(const Collective& collective, const AttentionParams& params, c
 }
 
 void run_combine(const Collective& collective, const AttentionParams& params, int32_t combine_tile) noexcept {
-  const scheduler::CombineTile& tile = params.plan.merges[combine_tile];
+  const scheduler::CombineTile& tile = params.plan.combine_tiles[combine_tile];
   const int32_t dim = params.config->head_dim_v;
   alignas(64) float acc[kMaxHeadDimV];
   for (int32_t row = tile.row_begin; row < tile.row_end; ++row) {

@@ -1,5 +1,5 @@
 #include "kernels/cpu/common/kernel.hpp"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 namespace folio::inline v0::kernels::cpu {
 namespace {

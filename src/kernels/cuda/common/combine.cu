@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kThreads, 4) combine_kernel(const __grid_const
   bool waited = false;
   for (auto place = static_cast<int32_t>(blockIdx.x); place < num_combine_tiles * blocks; place += grid) {
     const int32_t mine = place / num_combine_tiles;
-    const scheduler::CombineTile tile = plan.merges[place - mine * num_combine_tiles];
+    const scheduler::CombineTile tile = plan.combine_tiles[place - mine * num_combine_tiles];
     const int32_t rows = tile.row_end - tile.row_begin;
     const int32_t count = tile.source_end - tile.source_begin;
     const int32_t of_tile = min(blocks, ceil_div(rows * warps_per_row(count, 1), kWarps));
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kInOrderThreads)
   const int32_t num_combine_tiles = plan.num_combine_tiles;  // written before the attention kernel began
   ptx::griddep_wait();  // by every thread: the next kernel of a graph waits for this one alone
   for (int32_t m = blockIdx.x; m < num_combine_tiles; m += gridDim.x) {
-    const scheduler::CombineTile tile = plan.merges[m];
+    const scheduler::CombineTile tile = plan.combine_tiles[m];
     run_combine<Chunks>(params, plan, tile, static_cast<int32_t>(threadIdx.x) / 32, kInOrderThreads / 32, lane);
   }
 }

@@ -3,7 +3,7 @@
 #include "kernels/cuda/common/nvfp4.cuh"
 #include "kernels/cuda/plain/rope.cuh"
 #include "kernels/cuda/plain/smem.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// "cuda-plain", the reference kernel of the GPU: short, float32, no tensor cores. A CTA computes the work tiles of one
 /// list.

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// Tile shapes, stages and the layout of shared memory. Plain integers, for host and device.
 namespace folio::inline v0::kernels::cuda::sm80 {

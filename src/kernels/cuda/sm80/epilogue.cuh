@@ -271,7 +271,7 @@ __device__ __noinline__ void combine_if_last(const AttentionParams& params, int3
   constexpr int32_t kParts = DimV <= kCombineDims ? 1 : (DimV <= 2 * kCombineDims ? 2 : 4);
   static_assert(DimV <= kParts * kCombineDims);
   const scheduler::PlanView& plan = params.plan->view;
-  const scheduler::CombineTile tile = plan.merges[index];
+  const scheduler::CombineTile tile = plan.combine_tiles[index];
   const auto thread = static_cast<int32_t>(threadIdx.x);
   bool last = false;
   if (thread == 0) {

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_kernel(const __grid_con
     }
     __syncthreads();
     run_epilogue<DimV>(params, storage, results, takes_decode_path ? kWarps : 1, running);
-    const int32_t merge = context.work_tile.merge;
+    const int32_t merge = context.work_tile.combine_tile;
     __syncthreads();
     if (merge >= 0 && params.combine_counters != nullptr) combine_if_last<DimV>(params, merge);
   }
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     LargeHeadMainloop<T, kLargeHeadRows>(params, storage.context, storage, shared, scores).run(results);
     __syncthreads();
     run_epilogue<kLargeHeadDims.v>(params, storage, results, 1, running);
-    const int32_t merge = storage.context.work_tile.merge;
+    const int32_t merge = storage.context.work_tile.combine_tile;
     __syncthreads();
     if (merge >= 0 && params.combine_counters != nullptr) combine_if_last<kLargeHeadDims.v>(params, merge);
   }

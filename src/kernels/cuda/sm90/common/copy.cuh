@@ -4,7 +4,7 @@
 #include "kernels/cuda/sm90/common/config.hpp"
 #include "kernels/cuda/sm90/common/fp8.cuh"
 #include "ptx/memory.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// Copies to shared memory by threads, for data that no tensor map describes or that must be upcast on the way.
 namespace folio::inline v0::kernels::cuda::sm90 {

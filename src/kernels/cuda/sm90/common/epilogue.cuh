@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/common/epilogue.cuh"
 #include "ptx/mma.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// How an epilogue writes finished rows.
 namespace folio::inline v0::kernels::cuda::sm90 {

@@ -3,7 +3,7 @@
 #include "kernels/cuda/sm90/common/softmax.cuh"
 #include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/decode/producer.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// The scheduler warp. It fetches work tiles, computes the mask bounds of their rows, locates their tokens and copies
 /// their queries, one tile batch ahead of the consumer warps. So these never wait for lengths, page tables or queries.

@@ -5,7 +5,7 @@
 #include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/mla/mask.cuh"
 #include "ptx/tma.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// The producer warpgroup. It fetches work tiles, finds the visible KV range of each row, and loads Q, K and V as far
 /// ahead of the consumers as the KV pipeline has stages.

@@ -4,7 +4,7 @@
 #include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/prefill/smem.cuh"
 #include "ptx/tma.cuh"
-#include "scheduler/partition_rule.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 /// The tile scheduler's part in the kernel: how the producer warpgroup fetches the next work tile, binds its rows and
 /// loads its Q. That takes 8,000 to 10,000 cycles. So it is done in steps between KV tiles of the work tile before: a
