@@ -149,7 +149,7 @@ void bind_answers(nb::module_& m) {
       .def("__repr__", [](const Device& self) { return "<folio.Device: " + describe(self) + ">"; });
   nb::class_<PlanSummary>(m, "PlanSummary", "What a plan holds.")
       .def_ro("num_workers", &PlanSummary::num_workers)
-      .def_ro("num_items", &PlanSummary::num_items)
+      .def_ro("num_work_tiles", &PlanSummary::num_work_tiles)
       .def_ro("num_partial_rows", &PlanSummary::num_partial_rows)
       .def_ro("num_combine_tiles", &PlanSummary::num_combine_tiles)
       .def_ro("kv_tokens_read", &PlanSummary::kv_tokens_read)

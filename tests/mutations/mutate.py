@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants one mistake at a time in a copy of the sources and checks that a test fails.
 
-    tests/mutations/mutate.py [--list] [--only NAME ...] [--test PROGRAM ...] [--jobs N] [--keep DIR]
+    tests/mutations/mutate.py [--list | --applies] [--only NAME ...] [--tenth [N]] [--test PROGRAM ...] [--jobs N] [--keep DIR]
 
 The mistakes stand in mutations.py: in which file, the exact text to replace (it must occur exactly once: when sources
 move, this fails loudly), the new text. A mistake is caught if one of the test programs below fails,
@@ -12,6 +12,7 @@ sources fail.
 import argparse
 import collections
 import concurrent.futures
+import datetime
 import os
 import pathlib
 import queue
@@ -32,24 +33,42 @@ import token_list_mutations  # noqa: F401
 from mutations import MUTATIONS, PREPARATIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What the copy needs; in the order in which they are run: the quickest first. The last needs a CPU with AVX-512 VBMI.
-TESTS = [
-    "folio_backends_dispatch_test", "folio_backends_flashinfer_test", "folio_backends_flash_attn_test",
-    "folio_backends_common_test", "folio_backends_token_pool_test", "backend_selection_test", "folio_scheduler_test",
-    "folio_kvcache_test",
-    "folio_kvcache_model_quick_test", "folio_kernels_generic_cache_test", "folio_kernels_cuda_common_test",
-    "folio_kernels_cuda_coverage_test", "folio_kernels_cuda_sm80_test", "folio_kernels_cuda_sm90_test",
-    "folio_kernels_generic_combine_test", "folio_attention_test", "conformance_quick_test",
-    "folio_kernels_amx_test", "folio_flash_attn_batches_test", "folio_distributed_test", "folio_backends_dcp_test",
-    "folio_token_pool_backend_test",
-    "folio_backends_invariance_test", "folio_backends_batches_test",
-]
+# The test programs and the directories that they test. A mistake is tried on those nearest to its file first; then in this
+# order, the quickest first. The AMX kernel's needs a CPU with AVX-512 VBMI.
+TESTS = {
+    "folio_backends_dispatch_test": "src/backends/dispatch",
+    "folio_backends_flashinfer_test": "src/backends/flashinfer",
+    "folio_backends_flash_attn_test": "src/backends/flash_attn",
+    "folio_backends_common_test": "src/backends/common",
+    "folio_backends_token_pool_test": "src/backends/token_pool",
+    "backend_selection_test": "tests/backends",
+    "folio_scheduler_test": "src/scheduler",
+    "folio_kvcache_test": "src/kvcache",
+    "folio_kvcache_model_quick_test": "src/kvcache",
+    "folio_kernels_generic_cache_test": "src/kernels/cpu/generic/cache",
+    "folio_kernels_cuda_common_test": "src/kernels/cuda/common",
+    "folio_kernels_cuda_coverage_test": "src/kernels/cuda",
+    "folio_kernels_cuda_sm80_test": "src/kernels/cuda/sm80",
+    "folio_kernels_cuda_sm90_test": "src/kernels/cuda/sm90",
+    "folio_kernels_generic_combine_test": "src/kernels/cpu/generic/combine",
+    "folio_attention_test": "src/attention",
+    "conformance_quick_test": "src/kernels/cpu",
+    "folio_kernels_amx_test": "src/kernels/cpu/amx",
+    "folio_flash_attn_batches_test": "tests/backends",
+    "folio_distributed_test": "src/distributed",
+    "folio_backends_dcp_test": "tests/backends",
+    "folio_token_pool_backend_test": "src/backends/token_pool",
+    "folio_backends_invariance_test": "tests/backends",
+    "folio_backends_batches_test": "tests/backends",
+}
 NOT_COPIED = shutil.ignore_patterns("build", "build-*", ".git", ".cache", "__pycache__", "_skbuild")
 CMAKE_OPTIONS = [
     "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1", "-DBUILD_SHARED_LIBS=OFF", "-DFOLIO_BUILD_STATIC_TOO=OFF",
     "-DFOLIO_BUILD_TOOLS=OFF", "-DFOLIO_BUILD_EXAMPLES=OFF", "-DFOLIO_BUILD_BENCHMARKS=OFF",
-    "-DFOLIO_BUILD_PACKAGE_TESTS=OFF", "-DFOLIO_INSTALL=OFF", "-DFOLIO_CUDA=OFF",
+    "-DFOLIO_BUILD_PACKAGE_TESTS=OFF", "-DFOLIO_INSTALL=OFF", "-DFOLIO_CUDA=OFF", "-DFOLIO_BUILD_PYTHON=OFF",
+    "-DFOLIO_TEST_SOURCES_TOGETHER=8",
 ]
+TENTHS = 10  # of all mutations, for --tenth
 TEST_TIMEOUT_S = 120  # a planted mistake may loop for ever
 
 Result = collections.namedtuple("Result", "mutation verdict by seconds")
@@ -67,6 +86,7 @@ class Copy:
         for edit in PREPARATIONS:
             apply(self.source, edit)
         options = list(CMAKE_OPTIONS)
+        os.environ.setdefault("CCACHE_BASEDIR", str(directory.parent))  # the copies share what they compile
         if shutil.which("ccache"):
             options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
@@ -79,27 +99,26 @@ class Copy:
             print(done.stdout, file=sys.stderr)
             sys.exit(2)
 
-    def compile(self, threads):
-        """None if the tests build, else the compiler's last words."""
-        done = subprocess.run(["cmake", "--build", self.build, "-j", str(threads), "--target", *self.tests],
+    def compile(self, program):
+        """None if the program builds, else the compiler's last words."""
+        done = subprocess.run(["cmake", "--build", self.build, "-j", "1", "--target", program],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         return None if done.returncode == 0 else done.stdout[-3000:]
 
-    def failing_test(self):
-        """The first test program that fails, with the first test in it; None if all pass."""
-        for name in self.tests:
-            program = next(path for path in self.build.rglob(name) if path.is_file() and os.access(path, os.X_OK))
-            try:
-                done = subprocess.run([program, "--gtest_fail_fast", "--gtest_brief=1"],
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-                                      errors="replace", timeout=TEST_TIMEOUT_S, cwd=self.build)
-            except subprocess.TimeoutExpired:
-                return f"{name} (hangs)"
-            if done.returncode != 0:
-                failed = [line.split("]")[1].split("(")[0].split(",")[0].strip()
-                          for line in done.stdout.splitlines() if line.startswith("[  FAILED  ]")]
-                return f"{name} {failed[0] if failed else '(crashes)'}"
-        return None
+    def failing_test(self, name):
+        """The first test that fails in a test program; None if all pass."""
+        program = next(path for path in self.build.rglob(name) if path.is_file() and os.access(path, os.X_OK))
+        try:
+            done = subprocess.run([program, "--gtest_fail_fast", "--gtest_brief=1"],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                                  errors="replace", timeout=TEST_TIMEOUT_S, cwd=self.build)
+        except subprocess.TimeoutExpired:
+            return f"{name} (hangs)"
+        if done.returncode == 0:
+            return None
+        failed = [line.split("]")[1].split("(")[0].split(",")[0].strip()
+                  for line in done.stdout.splitlines() if line.startswith("[  FAILED  ]")]
+        return f"{name} {failed[0] if failed else '(crashes)'}"
 
     def try_mutation(self, mutation):
         start = time.monotonic()
@@ -107,16 +126,30 @@ class Copy:
         for edit in mutation.edits:
             apply(self.source, edit)
         try:
-            errors = self.compile(1)
-            if errors and "static assertion failed" in errors:
-                return Result(mutation, "caught", "a static assertion", time.monotonic() - start)
-            if errors:
-                return Result(mutation, "does not build", errors, time.monotonic() - start)
-            by = self.failing_test()
+            for program in nearest_first(mutation, self.tests):
+                errors = self.compile(program)
+                if errors and "static assertion failed" in errors:
+                    return Result(mutation, "caught", "a static assertion", time.monotonic() - start)
+                if errors:
+                    return Result(mutation, "does not build", errors, time.monotonic() - start)
+                if by := self.failing_test(program):
+                    return Result(mutation, "caught", by, time.monotonic() - start)
         finally:
             for file, text in originals.items():
                 (self.source / file).write_text(text)
-        return Result(mutation, "caught" if by else "MISSED", by or "", time.monotonic() - start)
+        return Result(mutation, "MISSED", "", time.monotonic() - start)
+
+
+def nearest_first(mutation, tests):
+    """The programs whose directory has most in common with the mutated file's first."""
+    parts = mutation.edits[0].file.split("/")
+
+    def distance(program):
+        mine = TESTS[program].split("/")
+        common = len(os.path.commonprefix([mine, parts]))
+        return len(mine) - 2 * common
+
+    return sorted(tests, key=distance)
 
 
 def apply(root, edit):
@@ -145,8 +178,11 @@ def inapplicable():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="print the mistakes and check that they apply; build nothing")
+    parser.add_argument("--applies", action="store_true", help="only check that every mistake applies; takes a second")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these (a name, or the beginning of one)")
-    parser.add_argument("--test", nargs="+", metavar="PROGRAM", choices=TESTS, default=TESTS,
+    parser.add_argument("--tenth", nargs="?", type=int, const=datetime.date.today().toordinal() % TENTHS, metavar="N",
+                        choices=range(TENTHS), help="only a tenth of them: number N, or today's, so that ten days take all")
+    parser.add_argument("--test", nargs="+", metavar="PROGRAM", choices=TESTS, default=list(TESTS),
                         help="only these test programs: " + ", ".join(TESTS))
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies built and tested at once (default: cores)")
     parser.add_argument("--keep", type=pathlib.Path, metavar="DIR", help="keep the copies there and build on what is there")
@@ -159,10 +195,14 @@ def main():
         print(f"{len(MUTATIONS)} mutations")
     for problem in problems:
         print(problem, file=sys.stderr)
-    if problems or arguments.list:
+    if arguments.applies and not problems:
+        print(f"mutations: {len(MUTATIONS)} apply")
+    if problems or arguments.list or arguments.applies:
         return 1 if problems else 0
 
     chosen = [m for m in MUTATIONS if not arguments.only or any(m.name.startswith(name) for name in arguments.only)]
+    if arguments.tenth is not None:
+        chosen = chosen[arguments.tenth::TENTHS]
     if not chosen:
         parser.error("no mutation has such a name; see --list")
     directory = arguments.keep or pathlib.Path(tempfile.mkdtemp(prefix="folio-mutations-"))
@@ -178,13 +218,8 @@ def main():
 def run_all(chosen, directory, jobs, tests):
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         copies = list(pool.map(lambda number: Copy(directory / str(number), tests), range(jobs)))
-        for errors in pool.map(lambda copy: copy.compile(1), copies):
-            if errors:
-                print("the unchanged sources do not build:\n" + errors, file=sys.stderr)
-                sys.exit(2)
-        if by := copies[0].failing_test():
-            print(f"the unchanged sources fail: {by}", file=sys.stderr)
-            sys.exit(2)
+        sound = sorted({nearest_first(mutation, tests)[0] for mutation in chosen}, key=list(TESTS).index)
+        check_unchanged(copies[0], sound)
         free = queue.Queue()
         for copy in copies:
             free.put(copy)
@@ -199,7 +234,21 @@ def run_all(chosen, directory, jobs, tests):
                   flush=True)
             return result
 
-        return list(pool.map(one, chosen))
+        results = list(pool.map(one, chosen))
+        # What caught a mistake must pass without it; the nearest programs have shown that already.
+        check_unchanged(copies[0], sorted({r.by.split()[0] for r in results if r.verdict == "caught"} & (set(TESTS) - set(sound))))
+        return results
+
+
+def check_unchanged(copy, programs):
+    """Ends with status 2 where a program does not build or fails with the unchanged sources."""
+    for program in programs:
+        if errors := copy.compile(program):
+            print(f"the unchanged {program} does not build:\n{errors}", file=sys.stderr)
+            sys.exit(2)
+        if by := copy.failing_test(program):
+            print(f"the unchanged sources fail: {by}", file=sys.stderr)
+            sys.exit(2)
 
 
 def report(results, seconds):

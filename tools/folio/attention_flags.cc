@@ -82,8 +82,8 @@ void AttentionFlags::add_to(CLI::App& app, bool with_layers) {
       ->capture_default_str();
   app.add_option("--kernel", kernel,
                  "the attention kernel to use, by name (see folio info --explain); refused if it cannot");
-  app.add_flag("--allow-fp8-products", allow_fp8_mma,
-               "speed before accuracy: kernels that can multiply fp8 queries, keys, weights and values as they are");
+  app.add_flag("--allow-fp8-mma", allow_fp8_mma,
+               "speed before accuracy: kernels that can multiply fp8 queries, keys, values and p as they are");
 }
 
 replay::StackConfig AttentionFlags::stack(int32_t scale) const {

@@ -296,7 +296,7 @@ TEST(Cli, InfoExplains) {
 
 TEST(Cli, InfoTellsOfProductsOfFp8) {
   const Outcome outcome =
-      folio({"info", "--allow-fp8-products", "--q-dtype", "e4m3", "--kv-dtype", "e4m3", "--json", "-"});
+      folio({"info", "--allow-fp8-mma", "--q-dtype", "e4m3", "--kv-dtype", "e4m3", "--json", "-"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(nlohmann::json::parse(outcome.out)["fp8_mma"], false);  // no kernel of a CPU has them
 }

@@ -176,7 +176,7 @@ Command add_verify_command(CLI::App& app) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command
-      ->add_flag("--allow-fp8-products", flags->allow_fp8_mma,
+      ->add_flag("--allow-fp8-mma", flags->allow_fp8_mma,
                  "allow FP8 MMA in every random case and every one of the covering array, changed to have them")
       ->excludes(cases);
   command->add_flag("--list", flags->list, "list the kernels, the factors and their levels");

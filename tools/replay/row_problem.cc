@@ -118,7 +118,7 @@ RowTolerance row_tolerance(const RowProblem& problem, std::span<const double> ex
   const double roundings = logit_size * std::sqrt(static_cast<double>(problem.head_dim_qk)) +
                            std::sqrt(static_cast<double>(problem.kv_len)) + 8.0;  // 8: exp, tanh, scaling, division
   tolerance.floor = unit * roundings * static_cast<double>(largest_v);
-  // The plain computation's largest weight is exactly 1; a kernel whose weights are relative to another number rounds
+  // The plain computation's largest p is exactly 1; a kernel whose p is relative to another number rounds
   // that one too.
   if (compute != DType::kFloat32) {
     tolerance.floor += rounding_of(compute).relative * largest_probability * static_cast<double>(largest_v);

@@ -34,7 +34,7 @@ TEST(RowProblem, OracleOnAHandComputedRow) {
   problem.kv_len = 2;
   problem.q = {1, 0, 0, 0, 0, 0, 0, 0};
   problem.k.resize(16, 0.0f);
-  problem.k[0] = static_cast<float>(std::sqrt(8.0) * std::log(3.0));  // a logit of ln 3 against 0: weights 3/4 and 1/4
+  problem.k[0] = static_cast<float>(std::sqrt(8.0) * std::log(3.0));  // a logit of ln 3 against 0: p of 3/4 and 1/4
   problem.v.resize(16, 0.0f);
   problem.v[0] = 4.0f;
   problem.v[8] = 8.0f;
@@ -68,9 +68,9 @@ TEST(RowProblem, AFloat32ComputationStaysWithinTheTolerance) {
   }
 }
 
-/// A row whose weights are `base` times the plain computation's before they are rounded to bfloat16, as those of
+/// A row whose p is `base` times the plain computation's before it is rounded to bfloat16, as those of
 /// kernels that do not wait for the largest logit.
-std::vector<float> row_of_scaled_weights(const RowProblem& problem, double base) {
+std::vector<float> row_of_scaled_p(const RowProblem& problem, double base) {
   const auto keys = static_cast<size_t>(problem.kv_len);
   std::vector<double> logits(keys);
   for (size_t key = 0; key < keys; ++key) {
@@ -100,7 +100,7 @@ TEST(RowProblem, WeightsRelativeToAnotherNumberStayWithinTheTolerance) {
       oracle_row(problem, exact);
       const RowTolerance tolerance = row_tolerance(problem, exact, DType::kBFloat16);
       for (const double base : {0.502, 0.61, 0.73, 0.998}) {
-        const std::vector<float> out = row_of_scaled_weights(problem, base);
+        const std::vector<float> out = row_of_scaled_p(problem, base);
         for (size_t d = 0; d < exact.size(); ++d) {
           const double stored = bfloat16_to_float(float_to_bfloat16(out[d]));
           EXPECT_LE(std::abs(stored - exact[d]), tolerance.allowed(exact[d], DType::kBFloat16))
