@@ -30,7 +30,7 @@ struct TileSource {
 /// A KV tile as operands of tile loads.
 struct TileOperands {
   KvTile tile;          ///< [begin, end): from the first to the last token that is visible to some row
-  bool uniform;         ///< all of [begin, end) is visible to every row; `visible` may not be written
+  bool uniform;         ///< all of [begin, end) is visible to every row; `visible` may be unset
   uint64_t non_finite;  ///< tokens whose NaN or infinite components are zeros in `values`
   uint64_t* visible;    ///< [rows, padded]: the tokens visible to each row
   TileSource keys[kTileTokens / kGroupTokens];
