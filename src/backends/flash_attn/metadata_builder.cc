@@ -146,7 +146,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
 
   const AttentionOp& first = state.windows.front().op;
   const bool graphs = config.compilation.decode_graph_mode == DecodeGraphMode::kFull;
-  const int64_t fixed_ints = state.aot_schedule && graphs ? attention::SealedPlan::max_size(first) : 0;
+  const int64_t fixed_ints = state.aot_schedule && graphs ? SealedPlan::max_size(first) : 0;
   // As its original, vLLM's profile has no cascade with windows or ALiBi.
   const bool may_discover =
       may_cascade && !divided &&
