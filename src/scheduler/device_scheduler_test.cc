@@ -98,7 +98,7 @@ TEST(DeviceScheduler, Plan_RandomBatches_EqualsTheHostPlan) {
   std::mt19937 random(51);
   PlanStorage storage;
   DeviceMemory memory;
-  int merged = 0;
+  int combined = 0;
   int split_plans = 0;
   int followed = 0;
   int many_workers = 0;
@@ -110,7 +110,7 @@ TEST(DeviceScheduler, Plan_RandomBatches_EqualsTheHostPlan) {
     ASSERT_EQ(device_plan_refusal(one.config, batch.view()), "") << "case " << i;
     ASSERT_EQ(device_plan(memory, one.config, batch.view()), host_plan(one.config, one.batch, storage)) << "case " << i;
     ASSERT_EQ(memory.header().status.problem, PlanProblem::kNone) << "case " << i;
-    merged += memory.header().view.num_combine_tiles > 0 ? 1 : 0;
+    combined += memory.header().view.num_combine_tiles > 0 ? 1 : 0;
     const PlanView& plan = memory.header().view;
     split_plans += plan.num_dynamic_tiles > 0 && plan.num_combine_tiles > 0 ? 1 : 0;
     followed += plan.num_dynamic_tiles > 0 && plan.num_work_tiles > plan.num_dynamic_tiles ? 1 : 0;
@@ -121,7 +121,7 @@ TEST(DeviceScheduler, Plan_RandomBatches_EqualsTheHostPlan) {
   }
   EXPECT_GT(split_plans, kBatches / 10);
   EXPECT_GT(followed, kBatches / 20);
-  EXPECT_GT(merged, kBatches / 5);
+  EXPECT_GT(combined, kBatches / 5);
   EXPECT_GT(single, kBatches / 50);
   EXPECT_GT(single_merged, kBatches / 200);
   EXPECT_GT(many_workers, kBatches / 100);

@@ -39,7 +39,7 @@ LongestTile lpt_order(PlanStorage::Arrays& arrays) {
 
 /// Visits every row tile that has work, in claim order: visit(block, index of the row tile).
 template <typename Visit>
-void for_each_dynamic_tile(const PlanStorage::Arrays& arrays, TileOrder order, const Visit& visit) {
+void for_each_row_tile(const PlanStorage::Arrays& arrays, TileOrder order, const Visit& visit) {
   const int64_t count = arrays.blocks.size();
   if (order == TileOrder::kRequestOrder) {
     for (int64_t b = 0; b < count; ++b) {
@@ -73,7 +73,7 @@ class DynamicScheduler {
                .min_split_tiles = ceil_div(config.min_split_tokens, config.tile.kv_tokens),
                .min_tile_cost = int64_t{config.tile_cost} + config.row_cost} {}
 
-  void dynamic_tile(int64_t num_output_tiles) {
+  void schedule(int64_t num_output_tiles) {
     arrays_.combine_tiles.clear();
     arrays_.combine_sources.clear();
     arrays_.partials.clear();
@@ -89,7 +89,7 @@ class DynamicScheduler {
     next_continuation_ = heads_ * dynamic_tiles_;
     all_dynamic_tiles_ = dynamic_tiles_;
     dynamic_tiles_ = partial_rows_ = space_begin_ = 0;
-    for_each_dynamic_tile(arrays_, order_, [this](const Block& block, int32_t t) { emit(block, t); });
+    for_each_row_tile(arrays_, order_, [this](const Block& block, int32_t t) { emit(block, t); });
     if (arrays_.shared.size() > 0) combine_shared(config_, arrays_);
     PlanView& view = arrays_.view;
     view.num_work_tiles = static_cast<int32_t>(num_work_tiles);
@@ -147,7 +147,7 @@ class DynamicScheduler {
     Waves waves;
     int32_t wave = 0;
     int64_t place = 0;
-    for_each_dynamic_tile(arrays_, order_, [&](const Block&, int32_t t) {
+    for_each_row_tile(arrays_, order_, [&](const Block&, int32_t t) {
       while (wave < kMaxWaves && first_of_wave(space_, wave) == place) waves.cost[wave++] = arrays_.tiles[t].cost();
       ++place;
     });
@@ -176,7 +176,7 @@ class DynamicScheduler {
     int32_t* const splits = arrays_.tile_splits.resize(arrays_.tiles.size());
     const int64_t budget = split_budget(config_) / heads_;
     int64_t spent = 0;
-    for_each_dynamic_tile(arrays_, order_, [&](const Block&, int32_t t) {
+    for_each_row_tile(arrays_, order_, [&](const Block&, int32_t t) {
       const RowTile& tile = arrays_.tiles[t];
       splits[t] = tile.divisible ? count_kv_splits(rule_, output_tile_of(tile), ranges_of(tile)) : 1;
       if (splits[t] > 1) spent += fixed_splits_ ? int64_t{splits[t]} * (tile.row_end - tile.row_begin) : splits[t];
@@ -212,7 +212,7 @@ class DynamicScheduler {
     const OutputTile output_tile = output_tile_of(tile);
     const auto ranges = ranges_of(tile);
     if (splits == 1) {
-      emit_whole(tile, output_tile, ranges, partial);
+      emit_unsplit(tile, output_tile, ranges, partial);
     } else {
       int32_t i = 0;
       for_each_kv_split(rule_, output_tile, ranges, [&](const KvSplit& split) {
@@ -224,7 +224,7 @@ class DynamicScheduler {
         });
       });
     }
-    if (partial) note_partials(block, t, splits);
+    if (partial) record_partials(block, t, splits);
     dynamic_tiles_ += splits;
     space_begin_ += tile.cost();
     if (partial) partial_rows_ += int64_t{splits} * (tile.row_end - tile.row_begin);
@@ -240,11 +240,11 @@ class DynamicScheduler {
   }
 
   template <typename Ranges>
-  void emit_whole(const RowTile& tile, const OutputTile& output_tile, const Ranges& ranges, bool partial) {
+  void emit_unsplit(const RowTile& tile, const OutputTile& output_tile, const Ranges& ranges, bool partial) {
     const int32_t count = unsplit_tiles(tile);
-    const bool sees_nothing = arrays_.ranges[tile.range_begin].begin == arrays_.ranges[tile.range_begin].end;
+    const bool nothing_visible = arrays_.ranges[tile.range_begin].begin == arrays_.ranges[tile.range_begin].end;
     for (int32_t k = 0; k < count; ++k) {
-      const KvSplit split = sees_nothing ? KvSplit{} : unsplit_tile_at(output_tile, ranges, k);
+      const KvSplit split = nothing_visible ? KvSplit{} : unsplit_tile_at(output_tile, ranges, k);
       const bool last = k + 1 == count;
       const WorkTileWriter work_tile = work_tile_of(tile, split, (k == 0 ? kStart : 0u) | (last ? kFinish : 0u));
       for_each_head(0, [&](int64_t dynamic_tile, int32_t head) {
@@ -265,7 +265,7 @@ class DynamicScheduler {
   }
 
   /// Combines a row tile's splits, or lists them for combine_shared.
-  void note_partials(const Block& block, int32_t t, int32_t splits) {
+  void record_partials(const Block& block, int32_t t, int32_t splits) {
     const RowTile& tile = arrays_.tiles[t];
     for (int32_t head = 0; head < heads_; ++head) {
       GrowBuffer<int32_t>& list = tile.to_partial ? arrays_.partials : arrays_.combine_sources;
@@ -327,7 +327,7 @@ int64_t split_budget(const SchedulerConfig& config) {
 }
 
 void schedule_dynamic(const SchedulerConfig& config, const TileSpaceTotals& totals, PlanStorage::Arrays& arrays) {
-  DynamicScheduler(config, totals, arrays).dynamic_tile(totals.num_output_tiles);
+  DynamicScheduler(config, totals, arrays).schedule(totals.num_output_tiles);
 }
 
 }  // namespace folio::inline v0::scheduler

@@ -125,19 +125,19 @@ TEST(DynamicScheduler, Plan_EqualInputs_IsEqual) {
 TEST(DynamicScheduler, FoldOrder_FixedSplits_EqualsTheStaticSchedules) {
   std::mt19937 random(63);
   PlanStorage storage;
-  int merged = 0;
+  int combined = 0;
   const int cases = folio::testing::random_cases(2000);
   for (int i = 0; i < cases; ++i) {
     Case one = random_dynamic_case(random);
     one.config.determinism = i % 2 == 0 ? Determinism::kBatchInvariant : Determinism::kScheduleInvariant;
     const PlanView plan = make_plan(one.config, one.batch.view(), storage);
-    merged += plan.num_combine_tiles > 0 ? 1 : 0;
+    combined += plan.num_combine_tiles > 0 ? 1 : 0;
     const auto dynamic = fold_orders(plan);
     one.config.tile.schedule = Schedule::kStatic;
     one.config.tile.order = TileOrder::kRequestOrder;
     ASSERT_EQ(fold_orders(make_plan(one.config, one.batch.view(), storage)), dynamic) << "case " << i;
   }
-  EXPECT_GT(merged, cases / 5);
+  EXPECT_GT(combined, cases / 5);
 }
 
 TEST(DynamicScheduler, KvSplits_ShortWork_OneEqualSplitPerWorker) {

@@ -17,7 +17,7 @@ static_assert(shard_count_below(kMiddle, 2) == 0 && shard_count_below(kMiddle, 3
               shard_count_below(kMiddle, 8) == 2);
 static_assert(shard_count_below(kMiddle, -5) == 0 && shard_count_below(kWhole, 7) == 7);
 
-// A query at 9 with a left window of 2 sees keys 7, 8, 9 and no more: w + 1 keys with itself.
+// A query at 9 with a left window of 2: keys 7, 8, 9 are visible: w + 1 keys with itself.
 static_assert(visible_range({0, 20, kWhole}, mask_bounds(MaskKind::kCausal, SegmentMask::kAsConfig, 2, -1), 9) ==
               TokenRange{7, 10});
 
@@ -90,8 +90,8 @@ TEST(MaskBounds, ShardLengths_VllmsCases_AreEqual) {
   }
 }
 
-/// Whether a query at `query` sees a key at `key`, by the definition.
-bool sees(MaskKind mask, SegmentMask segment_mask, int32_t left, int32_t right, int64_t query, int64_t key) {
+/// Whether a key at `key` is visible to a query at `query`, by the definition.
+bool is_visible(MaskKind mask, SegmentMask segment_mask, int32_t left, int32_t right, int64_t query, int64_t key) {
   if (segment_mask == SegmentMask::kAllVisible) return true;
   if (mask == MaskKind::kCausal && key > query) return false;
   return (left < 0 || key >= query - left) && (right < 0 || key <= query + right);
@@ -116,7 +116,7 @@ TEST(MaskBounds, VisibleRange_RandomMasks_MatchesTheDefinition) {
     for (int64_t j = 0; j < segment.kv_len; ++j) {
       bool seen = false;
       for (int64_t p = p_lo; p <= p_hi; ++p) {
-        seen |= sees(mask, segment_mask, left, right, p, segment.first_pos + shard_offset(shard, j));
+        seen |= is_visible(mask, segment_mask, left, right, p, segment.first_pos + shard_offset(shard, j));
       }
       if (!seen) continue;
       if (expected.empty()) expected.begin = j;

@@ -29,7 +29,7 @@ class Checker {
     for (size_t r = 0; r < batch_.q_len.size(); ++r) {
       for (int32_t i = 0; i < batch_.q_len[r] * group_size_; ++i) request_of_row_.push_back(static_cast<int32_t>(r));
     }
-    check_items();
+    check_work_tiles();
     check_merges();
     check_coverage();
     return problem_.str();
@@ -44,12 +44,12 @@ class Checker {
 
   bool fixed() const { return config_.determinism >= Determinism::kBatchInvariant; }
 
-  void check_items() {
+  void check_work_tiles() {
     if (config_.tile.schedule == Schedule::kDynamic) {
       check_dynamic_tiles();
       return;
     }
-    if (plan_.num_dynamic_tiles != 0) fail("a plan of lists has dynamic tiles");
+    if (plan_.num_dynamic_tiles != 0) fail("a static schedule has dynamic tiles");
     if (plan_.worker_indptr[0] != 0 || plan_.worker_indptr[plan_.num_workers] != plan_.num_work_tiles) {
       fail("worker_indptr does not cover the work tiles");
       return;
@@ -70,7 +70,7 @@ class Checker {
   /// Only dynamic tiles begin accumulations, every work tile belongs to exactly one, and a split's heads are
   /// neighbours.
   void check_dynamic_tiles() {
-    if (plan_.worker_indptr != nullptr) fail("a dynamic plan has worker lists");
+    if (plan_.worker_indptr != nullptr) fail("a dynamic schedule has worker lists");
     const std::vector<int32_t> order = running_order(plan_);
     if (order.size() != static_cast<size_t>(plan_.num_work_tiles)) {
       fail("the dynamic tiles lead to ", order.size(), " work tiles of ", plan_.num_work_tiles);
@@ -117,7 +117,7 @@ class Checker {
   /// The next work tile of a worker.
   void run_work_tile(int32_t i) {
     const WorkTile& work_tile = plan_.work_tiles[i];
-    check_item_alone(i, work_tile);
+    check_work_tile_alone(i, work_tile);
     if (((work_tile.flags & kStart) != 0) == open_.has_value()) fail("work tile ", i, ": kStart is wrong");
     if ((work_tile.flags & kStart) != 0 || !open_)
       open_ = Finished{work_tile.kv_head, work_tile.row_begin, work_tile.row_end, {}};
@@ -140,7 +140,7 @@ class Checker {
     open_.reset();
   }
 
-  void check_item_alone(int32_t i, const WorkTile& work_tile) {
+  void check_work_tile_alone(int32_t i, const WorkTile& work_tile) {
     const auto rows = static_cast<int32_t>(request_of_row_.size());
     if (work_tile.row_begin < 0 || work_tile.row_begin >= work_tile.row_end || work_tile.row_end > rows) {
       fail("work tile ", i, ": rows [", work_tile.row_begin, ", ", work_tile.row_end, ") of ", rows);
@@ -285,7 +285,7 @@ class Checker {
     return end - batch_.q_len[static_cast<size_t>(request)] + index;
   }
 
-  bool sees(const OwnedSegment& segment, int64_t query, int64_t key) const {
+  bool is_visible(const OwnedSegment& segment, int64_t query, int64_t key) const {
     if (segment.mask == SegmentMask::kAllVisible) return true;
     if (config_.mask == MaskKind::kCausal && key > query) return false;
     if (config_.window_left >= 0 && key < query - config_.window_left) return false;
@@ -312,9 +312,9 @@ class Checker {
     std::map<const WorkTile*, bool> empty_needed;  // of work tiles without keys, whether any row has no other
     for (const auto& [key, splits] : splits_) {
       check_keys_of_row(key.first, key.second, splits);
-      const bool sees_nothing = std::all_of(splits.begin(), splits.end(), is_empty);
+      const bool nothing_visible = std::all_of(splits.begin(), splits.end(), is_empty);
       for (const Finished* split : splits) {
-        if (is_empty(split)) empty_needed[split->work_tiles[0]] |= sees_nothing;
+        if (is_empty(split)) empty_needed[split->work_tiles[0]] |= nothing_visible;
       }
     }
     for (const auto& [work_tile, needed] : empty_needed) {
@@ -348,7 +348,7 @@ class Checker {
         while ((offset / segment.shard.interleave) % segment.shard.world != segment.shard.rank);
         const int64_t key = offset + (segment.first_pos.empty() ? 0 : segment.first_pos[static_cast<size_t>(kv_row)]);
         const int32_t visited = visits[static_cast<size_t>(j)];
-        if (visited > 1 || (visited == 0 && sees(segment, query, key))) {
+        if (visited > 1 || (visited == 0 && is_visible(segment, query, key))) {
           fail("row ", row, " (request ", request, ", position ", query, "), head ", head, " visits token ", j,
                " (position ", key, ") of segment ", s, " ", visited, " times");
         }

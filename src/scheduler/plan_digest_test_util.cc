@@ -64,9 +64,9 @@ std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& p
   for (int32_t m = 0; m < plan.num_combine_tiles; ++m) {
     const CombineTile& combine_tile = plan.combine_tiles[m];
     for (int32_t row = combine_tile.row_begin; row < combine_tile.row_end; ++row) {
-      std::string& merged = orders[{combine_tile.kv_head, row}];
+      std::string& combined = orders[{combine_tile.kv_head, row}];
       for (int32_t i = combine_tile.source_begin; i < combine_tile.source_end; ++i) {
-        merged = fold(merged, partials[plan.combine_sources[i] + row - combine_tile.row_begin]);
+        combined = fold(combined, partials[plan.combine_sources[i] + row - combine_tile.row_begin]);
       }
     }
   }

@@ -49,7 +49,7 @@ worker 1
   request 0 head 1 rows 0-2 segment 0 row 0 keys 8-30 start finish -> partial 2
   request 1 head 0 rows 2-4 segment 0 row 1 keys 0-6 start finish -> out
   request 1 head 1 rows 2-4 segment 0 row 1 keys 0-6 start finish -> out
-combine_tile request 0 head 1 rows 0-2 <- 0 2
+combine request 0 head 1 rows 0-2 <- 0 2
 )");
 }
 
@@ -65,7 +65,7 @@ worker 1
   request 0 head 0 rows 0-1 segment 0 row 0 keys 16-24 start fold finish -> partial 1
   request 0 head 0 rows 0-1 segment 0 row 0 keys 24-30 start fold finish -> partial 2
   request 1 head 0 rows 1-2 segment 0 row 1 keys 0-6 start fold finish -> out
-combine_tile request 0 head 0 rows 0-1 <- 0 1 2
+combine request 0 head 0 rows 0-1 <- 0 1 2
 )");
 }
 
@@ -86,8 +86,8 @@ TEST(PlanText, SharedPrefix_SeveralRequests_IsReadOncePerRowTile) {
 worker 1
   request 1 head 0 rows 2-4 segment 1 row 1 keys 0-5 start finish -> partial 6
   request 2 head 0 rows 4-6 segment 1 row 2 keys 0-2 start finish -> out
-combine_tile request 0 head 0 rows 0-2 <- 0 4
-combine_tile request 1 head 0 rows 2-4 <- 2 6
+combine request 0 head 0 rows 0-2 <- 0 4
+combine request 1 head 0 rows 2-4 <- 2 6
 )");
 }
 

@@ -25,17 +25,17 @@ Case random_invariant_case(std::mt19937& random) {
 TEST(Invariance, FoldOrder_AnyCuts_IsTheSame) {
   std::mt19937 random(31);
   PlanStorage storage;
-  int merged = 0;
+  int combined = 0;
   for (int i = 0; i < (folio::testing::kInstrumented ? 150 : 3000); ++i) {
     Case one = random_invariant_case(random);
     one.config.num_workers = 1;
     const auto uncut = fold_orders(make_plan(one.config, one.batch.view(), storage));
     one.config.num_workers = 2 + static_cast<int32_t>(random() % 9);
     const PlanView plan = make_plan(one.config, one.batch.view(), storage);
-    merged += plan.num_combine_tiles > 0 ? 1 : 0;
+    combined += plan.num_combine_tiles > 0 ? 1 : 0;
     ASSERT_EQ(fold_orders(plan), uncut) << "case " << i;
   }
-  EXPECT_GT(merged, folio::testing::kInstrumented ? 25 : 500);
+  EXPECT_GT(combined, folio::testing::kInstrumented ? 25 : 500);
 }
 
 /// The batch with only one of its requests.
@@ -94,7 +94,7 @@ TEST(Invariance, FixedSplits_AnyChunking_StandAtMultiples) {
   for (int32_t token = 90; token < 100; ++token) {  // and one after the other
     OwnedBatch decode = testing::paged_batch({1}, {token + 1});
     const std::string single = keys_in_order(fold_orders(make_plan(config, decode.view(), storage)).at({0, 0}));
-    // The last work tile ends with the last token that any of its rows sees, so up to there the two are equal.
+    // The last work tile ends with the last token that any of its rows may see, so up to there the two are equal.
     const std::string shared = single.substr(0, single.rfind('-'));
     EXPECT_EQ(keys_in_order(chunked.at({0, token - 90})).substr(0, shared.size()), shared);
   }

@@ -339,8 +339,8 @@ class StaticEmitter {
     const bool first = place.kv_tile == 0;
     const bool last = kv_tile_end == tile.num_kv_tiles;
     if (tile.num_kv_tiles == 0) return;
-    PartialRange* const splits = tile.to_partial ? &output_partials_[place.output_tile] : nullptr;
-    if (splits != nullptr && first) splits->begin = arrays_.partials.size();
+    PartialRange* const partials = tile.to_partial ? &output_partials_[place.output_tile] : nullptr;
+    if (partials != nullptr && first) partials->begin = arrays_.partials.size();
     if (first && last && !tile.to_partial) {
       emit_unsplit(tile, place.head);
       return;
@@ -359,8 +359,8 @@ class StaticEmitter {
       next_[-1].flags |= kFinish;
       finish_in_partial(tile, next_[-1]);
     }
-    if (splits != nullptr) {
-      splits->end = arrays_.partials.size();
+    if (partials != nullptr) {
+      partials->end = arrays_.partials.size();
     } else if (last) {
       arrays_.combine_tiles.push_back(
           combine_tile_of(tile, place.head, static_cast<int32_t>(arrays_.combine_sources.size())));
@@ -417,7 +417,7 @@ class StaticEmitter {
       if (fixed_splits_) {
         emit_fixed_splits(tile, head, range, begin, end);
       } else {
-        emit_item(tile, head, range, begin, end);
+        emit_work_tile(tile, head, range, begin, end);
       }
     }
   }
@@ -426,12 +426,12 @@ class StaticEmitter {
     const int64_t split = config_.fixed_split_tokens;
     do {
       const int64_t split_end = std::min(end, (begin / split + 1) * split);
-      emit_item(tile, head, range, begin, split_end);
+      emit_work_tile(tile, head, range, begin, split_end);
       begin = split_end;
     } while (begin < end);
   }
 
-  void emit_item(const RowTile& tile, int32_t head, const KeyRange& range, int64_t begin, int64_t end) {
+  void emit_work_tile(const RowTile& tile, int32_t head, const KeyRange& range, int64_t begin, int64_t end) {
     *next_++ = work_tile_of(tile, head, range, begin, end, fold_);
   }
 

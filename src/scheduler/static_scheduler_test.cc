@@ -191,7 +191,7 @@ double makespan_over_mean(const SchedulerConfig& config, const PlanView& plan, i
          static_cast<double>(total);
 }
 
-/// Causal prefill: row tiles see from one tile of keys to all of them, so that some workers have dozens of short output
+/// Causal prefill: one to all KV tiles are visible to a row tile, so that some workers have dozens of short output
 /// tiles and others a few long ones.
 TEST(StaticScheduler, Loads_WithStartCosts_EvenOutShortAndLongOutputTiles) {
   SchedulerConfig config = serving_config(264);

@@ -99,7 +99,7 @@ struct RangesOfTile {
 
 FOLIO_HOST_DEVICE inline OutputTile output_tile_of(const Job& job, const RowTile& tile, int32_t index) {
   return {.begin = job.scratch.cost_before[index],
-          .kv_tiles = job.scratch.dynamic_tiles[index].kv_tiles,
+          .kv_tiles = job.scratch.tile_splits[index].kv_tiles,
           .tile_cost = kv_tile_cost(job, tile),
           .kv_tokens = job.in.tile.kv_tokens,
           .split_tokens = job.in.fixed_split_tokens,
@@ -124,7 +124,7 @@ FOLIO_HOST_DEVICE inline int64_t split_price(const Job& job, const DynamicSums& 
 
 FOLIO_HOST_DEVICE inline DynamicSums sums_of_tile(const Job& job, int32_t t) {
   const DeviceScratch& scratch = job.scratch;
-  return dynamic_sums(scratch.dynamic_tiles[t].splits, scratch.work_tiles_before[t + 1] - scratch.work_tiles_before[t],
+  return dynamic_sums(scratch.tile_splits[t].splits, scratch.work_tiles_before[t + 1] - scratch.work_tiles_before[t],
                       row_tile(job, scratch.tile_request[t], t).rows());
 }
 
@@ -162,7 +162,7 @@ FOLIO_HOST_DEVICE void choose_rule(const Job& job, const TileSpace& work, const 
       FOLIO_KEEP_LOOP
       for (int32_t t = share.begin; t < share.end; ++t) {
         const RowTile tile = row_tile(job, job.scratch.tile_request[t], t);
-        splits += trial_splits(split_cost, space.min_split_tiles, int64_t{job.scratch.dynamic_tiles[t].kv_tiles},
+        splits += trial_splits(split_cost, space.min_split_tiles, int64_t{job.scratch.tile_splits[t].kv_tiles},
                                kv_tile_cost(job, tile));
       }
       trials.of[i] = static_cast<int32_t>(splits < 0x7fffffff ? splits : 0x7fffffff);
@@ -184,7 +184,7 @@ FOLIO_HOST_DEVICE DynamicSums split_row_tiles(const Job& job, const TileSpace& s
                                               Group& group) {
   const int32_t count = job.num_row_tiles();
   const Share share = share_of(group, count);
-  RowTileSplits* const places = job.scratch.dynamic_tiles;
+  RowTileSplits* const places = job.scratch.tile_splits;
   choose_rule(job, space, longest, group);
   DynamicSums sums;
   FOLIO_KEEP_LOOP
@@ -234,7 +234,7 @@ struct WorkTileCoord {
 FOLIO_HOST_DEVICE inline WorkTileCoord find_work_tile(const Job& job, int32_t index) {
   const int32_t heads = job.in.num_kv_heads;
   const int32_t count = job.num_row_tiles();
-  const RowTileSplits* const places = job.scratch.dynamic_tiles;
+  const RowTileSplits* const places = job.scratch.tile_splits;
   const int32_t num_dynamic_tiles = places[count].dynamic_tiles * heads;
   if (index < num_dynamic_tiles) {
     // Swizzle groups follow one another, each with all dynamic tiles of its heads.
@@ -258,7 +258,7 @@ FOLIO_HOST_DEVICE inline WorkTileCoord find_work_tile(const Job& job, int32_t in
 /// Emits one source of an output tile that is split; split 0 also emits the combine tile.
 FOLIO_HOST_DEVICE inline void emit_combine_tile(const Job& job, const WorkTileCoord& at, const RowTile& tile,
                                                 int32_t partial) {
-  const RowTileSplits& place = job.scratch.dynamic_tiles[at.tile];
+  const RowTileSplits& place = job.scratch.tile_splits[at.tile];
   const int32_t heads = job.in.num_kv_heads;
   const int32_t source_begin = place.sources * heads + at.head * place.splits;
   job.combine_sources[source_begin + at.split] = partial;
@@ -274,7 +274,7 @@ FOLIO_HOST_DEVICE inline void emit_combine_tile(const Job& job, const WorkTileCo
 /// Emits work tile `index` of a dynamic schedule, with its source and combine tile.
 FOLIO_HOST_DEVICE inline void emit_dynamic_tile(const Job& job, int32_t index) {
   const WorkTileCoord at = find_work_tile(job, index);
-  const RowTileSplits& place = job.scratch.dynamic_tiles[at.tile];
+  const RowTileSplits& place = job.scratch.tile_splits[at.tile];
   const RowTile tile = row_tile(job, job.scratch.tile_request[at.tile], at.tile);
   const OutputTile output_tile = output_tile_of(job, tile, at.tile);
   const RangesOfTile ranges{job, tile};
@@ -293,7 +293,7 @@ FOLIO_HOST_DEVICE inline void emit_dynamic_tile(const Job& job, int32_t index) {
     starts = at.in_output_tile == 0;
     finishes = at.in_output_tile + 1 == work_tiles;
     if (!finishes) {
-      const int32_t first = job.scratch.dynamic_tiles[job.num_row_tiles()].dynamic_tiles + place.continuations;
+      const int32_t first = job.scratch.tile_splits[job.num_row_tiles()].dynamic_tiles + place.continuations;
       partial = first * job.in.num_kv_heads + at.head * (work_tiles - 1) + at.in_output_tile;
     }
   }

@@ -73,18 +73,18 @@ struct RowTileSplits {
 /// Scratch memory of one planning on the device, besides the image. If it fits, it lies in shared memory until the
 /// work is divided. Then its first `kept_bytes` go to the image, for the kernel that emits work tiles.
 struct DeviceScratch {
-  CutPlace* places = nullptr;              ///< [workers + 1]; static schedule
-  SplitRule* rule = nullptr;               ///< dynamic schedule
-  int64_t* cost_before = nullptr;          ///< [row tiles + 1], cost of the row tiles before, per KV head
-  RowTileSplits* dynamic_tiles = nullptr;  ///< [row tiles + 1]; dynamic schedule
-  int32_t* tile_begin = nullptr;           ///< [requests + 1], row tiles before the request at a place, per KV head
-  int32_t* tile_request = nullptr;         ///< [row tiles], the place of the request whose row tile it is
-  int32_t* work_tiles_before = nullptr;    ///< [row tiles + 1], work tiles of the row tiles before, uncut, per KV head
-  CutSearch* searches = nullptr;           ///< [workers + 1]; static schedule
+  CutPlace* places = nullptr;            ///< [workers + 1]; static schedule
+  SplitRule* rule = nullptr;             ///< dynamic schedule
+  int64_t* cost_before = nullptr;        ///< [row tiles + 1], cost of the row tiles before, per KV head
+  RowTileSplits* tile_splits = nullptr;  ///< [row tiles + 1]; dynamic schedule
+  int32_t* tile_begin = nullptr;         ///< [requests + 1], row tiles before the request at a place, per KV head
+  int32_t* tile_request = nullptr;       ///< [row tiles], the place of the request whose row tile it is
+  int32_t* work_tiles_before = nullptr;  ///< [row tiles + 1], work tiles of the row tiles before, uncut, per KV head
+  CutSearch* searches = nullptr;         ///< [workers + 1]; static schedule
   /// TileOrder::kLpt: [requests], the request at each place of the order. Otherwise a request's number is its place.
   int32_t* request_at = nullptr;
-  int32_t* request_octave =
-      nullptr;  ///< TileOrder::kLpt: [requests], half_octave of its last row tile's cost; -1 without rows
+  /// TileOrder::kLpt: [requests], half_octave of the cost of a request's last row tile; -1 without rows.
+  int32_t* request_octave = nullptr;
 };
 
 struct DeviceScratchSizes {
@@ -115,8 +115,8 @@ FOLIO_HOST_DEVICE inline DeviceScratch carve_device_scratch(std::byte* memory, c
   if (sizes.dynamic) {
     scratch.rule = reinterpret_cast<SplitRule*>(next);
     scratch.cost_before = reinterpret_cast<int64_t*>(scratch.rule + 1);
-    scratch.dynamic_tiles = reinterpret_cast<RowTileSplits*>(scratch.cost_before + sizes.row_tiles + 1);
-    next = reinterpret_cast<std::byte*>(scratch.dynamic_tiles + sizes.row_tiles + 1);
+    scratch.tile_splits = reinterpret_cast<RowTileSplits*>(scratch.cost_before + sizes.row_tiles + 1);
+    next = reinterpret_cast<std::byte*>(scratch.tile_splits + sizes.row_tiles + 1);
   } else {
     scratch.places = reinterpret_cast<CutPlace*>(next);
     scratch.cost_before = reinterpret_cast<int64_t*>(memory + sizes.kept_bytes());

@@ -84,7 +84,7 @@ FOLIO_HOST_DEVICE void schedule_batch(const Job& job, PlanStatus* sticky, Group&
 /// combine tiles. The calling threads take every `step`-th work tile, from `first` on.
 FOLIO_HOST_DEVICE inline void emit_work_tiles(const Job& job, int32_t first, int32_t step) {
   if (job.dynamic()) {
-    const RowTileSplits& all = job.scratch.dynamic_tiles[job.num_row_tiles()];
+    const RowTileSplits& all = job.scratch.tile_splits[job.num_row_tiles()];
     const int64_t num_work_tiles = int64_t{all.dynamic_tiles + all.continuations} * job.in.num_kv_heads;
     FOLIO_KEEP_LOOP
     for (int64_t i = first; i < num_work_tiles; i += step) emit_dynamic_tile(job, static_cast<int32_t>(i));
@@ -92,7 +92,7 @@ FOLIO_HOST_DEVICE inline void emit_work_tiles(const Job& job, int32_t first, int
   }
   const int64_t num_work_tiles = job.worker_indptr[job.in.num_workers];
   FOLIO_KEEP_LOOP
-  for (int64_t i = first; i < num_work_tiles; i += step) emit_item(job, static_cast<int32_t>(i));
+  for (int64_t i = first; i < num_work_tiles; i += step) emit_static_tile(job, static_cast<int32_t>(i));
 }
 
 }  // namespace folio::inline v0::scheduler::device

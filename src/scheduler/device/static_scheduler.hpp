@@ -48,8 +48,8 @@ FOLIO_HOST_DEVICE inline void find_choices(const Job& job, const TileSpace& spac
 
 FOLIO_HOST_DEVICE inline int64_t choice(const CutChoices& choices, uint32_t index) {
   const int64_t ends = index == 0 ? choices.output_begin : choices.output_end;
-  const int64_t grains = index == 2 ? choices.below : choices.above;
-  return index < 2 ? ends : grains;
+  const int64_t granules = index == 2 ? choices.below : choices.above;
+  return index < 2 ? ends : granules;
 }
 
 /// Which choice choose_cut took, by its position. It is always one of the worker's own choices. The previous cut lies
@@ -336,7 +336,7 @@ FOLIO_HOST_DEVICE WorkSums number_work(const Job& job, const TileSpace& space, G
 }
 
 /// Work tile number `index` of the plan.
-FOLIO_HOST_DEVICE inline void emit_item(const Job& job, int32_t index) {
+FOLIO_HOST_DEVICE inline void emit_static_tile(const Job& job, int32_t index) {
   const int32_t* const worker_indptr = job.worker_indptr;
   const int32_t worker =
       last_at_or_below(job.in.num_workers, index, [worker_indptr](int32_t w) { return worker_indptr[w]; });

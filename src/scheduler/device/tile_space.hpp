@@ -228,7 +228,7 @@ FOLIO_HOST_DEVICE TileSpace sum_row_tiles(const Job& job, Group& group) {
     const TileWork work = tile_work(job, tile);
     job.scratch.cost_before[t] = sums.cost;
     job.scratch.work_tiles_before[t] = static_cast<int32_t>(sums.work_tiles);
-    if (job.dynamic()) job.scratch.dynamic_tiles[t].kv_tiles = static_cast<int32_t>(work.num_kv_tiles);
+    if (job.dynamic()) job.scratch.tile_splits[t].kv_tiles = static_cast<int32_t>(work.num_kv_tiles);
     sums = AddTileSpaceSums()(
         sums, {offset_in_output_tile(job, tile, work.num_kv_tiles), work.granularity, work.num_work_tiles});
   }
