@@ -288,7 +288,7 @@ bool AttentionOp::fp8_mma() const noexcept {
 DType AttentionOp::p_dtype() const noexcept {
   const detail::Pass& pass = state_->passes.front();
   if (pass.fp8_mma) return DType::kFloat8E4M3;
-  return pass.gpu_kernel != nullptr ? pass.gpu_kernel->p_dtype(state_->config) : pass.cpu_kernel->weights;
+  return pass.gpu_kernel != nullptr ? pass.gpu_kernel->p_dtype(state_->config) : pass.cpu_kernel->p_dtype;
 }
 const attention::GpuBackend* detail::OpState::gpu() const noexcept {
   return context.state().gpu.get();

@@ -31,7 +31,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   }
   kernel<<<shape.num_workers, kThreads, bytes, native(stream)>>>(params);
   check(cudaGetLastError());
-  if (shape.merge) launch_combine(params, shape.num_workers, stream);
+  if (shape.combine) launch_combine(params, shape.num_workers, stream);
 }
 
 }  // namespace

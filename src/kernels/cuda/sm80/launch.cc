@@ -56,7 +56,7 @@ Launcher select_launcher(const AttentionParams& params, const LaunchShape& shape
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   select_launcher(params, shape)(params, shape.num_workers, stream);
-  if (shape.merge) launch_combine(params, shape.num_workers, stream);
+  if (shape.combine) launch_combine(params, shape.num_workers, stream);
 }
 
 }  // namespace

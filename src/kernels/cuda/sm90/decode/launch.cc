@@ -101,7 +101,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   // As many CTAs as wait beside this kernel's, and more where a combine has more rows than a CTA has warps.
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t rows = shape.max_rows <= kTileRows ? group_size : shape.max_rows;
-  if (shape.merge) launch_merge(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
+  if (shape.combine) launch_merge(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
 }
 
 /// Dimensions, innermost first: a swizzle row's components, tokens of a page, a token's swizzle rows, heads, pages. A
@@ -153,7 +153,7 @@ const AttentionKernel kSm90DecodeKernel{.name = "cuda-sm90-decode",
                                         .tile_cost = 96,
                                         .row_cost = 1,
                                         .start_cost = 48,
-                                        .wide_rows = kMaxRows,
+                                        .double_rows = kMaxRows,
                                         .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::decode

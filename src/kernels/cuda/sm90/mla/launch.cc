@@ -80,7 +80,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   const auto launch_dtype =
       shape.q == DType::kFloat16 ? launch_instantiation<DType::kFloat16> : launch_instantiation<DType::kBFloat16>;
   launch_dtype(params, general, shape.num_workers, stream);
-  if (shape.merge) launch_combine(params, shape.num_workers, stream, true);
+  if (shape.combine) launch_combine(params, shape.num_workers, stream, true);
 }
 
 }  // namespace

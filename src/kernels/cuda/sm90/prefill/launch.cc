@@ -223,7 +223,7 @@ Variant choose_variant(const AttentionParams& params) {
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   choose_launch(params, shape)(params, choose_variant(params), shape.num_workers, stream);
-  if (shape.merge) launch_merge(params, shape.num_workers, stream, true, 16);
+  if (shape.combine) launch_merge(params, shape.num_workers, stream, true, 16);
 }
 
 }  // namespace
