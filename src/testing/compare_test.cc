@@ -10,7 +10,7 @@
 
 #include "folio/types/float_convert.hpp"
 #include "folio/types/nvfp4.hpp"
-#include "kernels/cpu/generic/combine/nvfp4.hpp"
+#include "kernels/cpu/generic/combine/row_convert.hpp"
 
 namespace folio::verify {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/instrumented_test_util.hpp"
-#include "kernels/cpu/generic/attention/generic_kernels.hpp"
+#include "kernels/attention_kernel.hpp"
 #include "kernels/cuda/plain/plain_kernel.hpp"
 #include "kernels/cuda/sm80/sm80_kernel.hpp"
 

@@ -2,11 +2,11 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
-#include "kernels/cuda/plain/attention/plain_kernel.hpp"
-#include "kernels/cuda/sm80/attention/sm80_kernel.hpp"
+#include "kernels/cuda/plain/plain_kernel.hpp"
+#include "kernels/cuda/sm80/sm80_kernel.hpp"
 #include "kernels/cuda/sm90/decode/launch.hpp"
-#include "kernels/cuda/sm90/mla/mla_kernel.hpp"
-#include "kernels/cuda/sm90/prefill/prefill_kernel.hpp"
+#include "kernels/cuda/sm90/mla/launch.hpp"
+#include "kernels/cuda/sm90/prefill/launch.hpp"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {

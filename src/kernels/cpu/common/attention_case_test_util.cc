@@ -9,7 +9,7 @@
 
 #include "core/aligned_buffer.hpp"
 #include "folio/types/float_convert.hpp"
-#include "kernels/reference/reference_attention.hpp"
+#include "testing/reference_attention.hpp"
 #include "scheduler/deal_tiles_test_util.hpp"
 
 namespace folio::inline v0::kernels::testing {

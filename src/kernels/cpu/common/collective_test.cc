@@ -11,7 +11,7 @@
 #if defined(__x86_64__)
 #include "kernels/cpu/avx512/collective.hpp"
 #endif
-#include "kernels/reference/rotation.hpp"
+#include "testing/rotation.hpp"
 #include "platform/cpu_features.hpp"
 
 /// The collective of each instruction set on its own: upcasts of every stored value, exp2, tanh, RoPE, combination of

@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/sm80/config.hpp"
-#include "ptx/cp_async.cuh"
+#include "ptx/memory.cuh"
 
 /// What shared memory holds besides tiles: the work tile's constants, and what is known of its rows and tokens.
 namespace folio::inline v0::kernels::cuda::sm80 {

@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/sm90/decode/consumer.cuh"
 #include "kernels/cuda/sm90/decode/scheduler.cuh"
-#include "ptx/griddepcontrol.cuh"
+#include "ptx/control.cuh"
 
 /// The persistent kernel, one CTA per SM.
 ///

@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/sm90/decode/producer.cuh"
 #include "ptx/tma.cuh"
-#include "ptx/warpgroup.cuh"
+#include "ptx/control.cuh"
 
 namespace folio::inline v0::kernels::cuda::sm90::decode {
 

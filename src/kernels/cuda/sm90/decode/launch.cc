@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/error.hpp"
-#include "kernels/cuda/common/merge.hpp"
+#include "kernels/cuda/common/combine.hpp"
 #include "kernels/cuda/sm90/common/tensor_map.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::decode {
@@ -101,7 +101,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   // As many CTAs as wait beside this kernel's, and more where a combine has more rows than a CTA has warps.
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t rows = shape.max_rows <= kTileRows ? group_size : shape.max_rows;
-  if (shape.combine) launch_merge(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
+  if (shape.combine) launch_combine(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
 }
 
 /// Dimensions, innermost first: a swizzle row's components, tokens of a page, a token's swizzle rows, heads, pages. A

@@ -3,8 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "core/error.hpp"
-#include "kernels/cuda/common/allow_shared_memory.hpp"
-#include "kernels/cuda/common/launch_overlapping.hpp"
+#include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/sm90/decode/kernel.cuh"
 
 /// The __global__ function and its launch, for the generated instantiations.

@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/sm90/common/copy.cuh"
 #include "kernels/cuda/sm90/decode/smem.cuh"
-#include "ptx/global_load.cuh"
+#include "ptx/memory.cuh"
 
 /// From global to shared memory: places of tokens in the page table, KV tiles without TMA, and queries.
 namespace folio::inline v0::kernels::cuda::sm90::decode {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/sm90/common/mask.cuh"
+#include "kernels/cuda/common/mask.cuh"
 #include "kernels/cuda/sm90/common/softmax.cuh"
 #include "kernels/cuda/sm90/decode/smem.cuh"
 

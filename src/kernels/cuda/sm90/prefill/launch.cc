@@ -4,7 +4,7 @@
 
 #include "core/error.hpp"
 #include "folio/types/dtype.hpp"
-#include "kernels/cuda/common/merge.hpp"
+#include "kernels/cuda/common/combine.hpp"
 #include "kernels/cuda/sm90/common/tensor_map.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
@@ -223,7 +223,7 @@ Variant choose_variant(const AttentionParams& params) {
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   choose_launch(params, shape)(params, choose_variant(params), shape.num_workers, stream);
-  if (shape.combine) launch_merge(params, shape.num_workers, stream, true, 16);
+  if (shape.combine) launch_combine(params, shape.num_workers, stream, true, 16);
 }
 
 }  // namespace

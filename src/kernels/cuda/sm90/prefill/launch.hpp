@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/attention_kernel.hpp"
-#include "kernels/cuda/common/fast_div.hpp"
+#include "kernels/cuda/common/division.hpp"
 #include "kernels/cuda/sm90/prefill/config.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::prefill {

@@ -3,7 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "core/error.hpp"
-#include "kernels/cuda/common/allow_shared_memory.hpp"
+#include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/sm90/prefill/kernel.cuh"
 #include "ptx/control.cuh"
 

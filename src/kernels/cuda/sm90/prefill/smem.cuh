@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/common/row_state.cuh"
+#include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/sm90/prefill/kv_pipeline.cuh"
 #include "kernels/cuda/sm90/prefill/launch.hpp"
 #include "ptx/wgmma.cuh"
