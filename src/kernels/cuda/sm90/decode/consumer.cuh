@@ -30,6 +30,7 @@ class ConsumerWarp {
         batch_empty_(ptx::shared_address(storage.batch_empty)),
         warp_(__shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / 32, 0)),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
+        mma_(lane_),
         pipeline_(params, smem, storage, warp_, lane_) {}
 
   __device__ __forceinline__ void run() {
@@ -58,11 +59,10 @@ class ConsumerWarp {
 
   /// Mainloop and epilogue of a work tile whose first batch is committed.
   __device__ __forceinline__ void compute_work_tile(int32_t index) {
-    const Mma mma(lane_);
     const WorkTileContext& context = storage_.contexts[index];
     const uint32_t queries = queries_ + static_cast<uint32_t>(index * kMaxRows * query_stride(kDims));
     typename Mma::Queries q;
-    mma.load_queries(queries, q);
+    mma_.load_queries(queries, q);
     SoftmaxState<kColumns> state;
     float o[DimV / 16][kColumns][4];
 #pragma unroll
@@ -82,7 +82,7 @@ class ConsumerWarp {
     const bool custom = context.custom;
     const bool general = custom || has_bias(params_);
     const int32_t copy_tokens = context.copy_tokens;
-    const typename Mma::Addresses addresses = mma.addresses(copy_tokens);
+    const typename Mma::Addresses addresses = mma_.addresses(copy_tokens);
     const TileBatch* batch = &storage_.batches[num_batches_ % kBatchStages];
     int32_t left = batch->num_tiles - warp_;
     int32_t next = batch->first + warp_ * kTileTokens;
@@ -104,7 +104,7 @@ class ConsumerWarp {
       const uint32_t keys = pipeline_.consumer_wait();
       const uint32_t values = keys + tile_bytes(DimQk, kDims.bytes);
       float s[kColumns][4];
-      mma.gemm0(keys + addresses.key, addresses, queries, q, s);
+      mma_.gemm0(keys + addresses.key, addresses, queries, q, s);
       if (general) {
         to_general_logits<kColumns>(params_, context, first, lane_, scratch(), s);
       } else {
@@ -139,7 +139,7 @@ class ConsumerWarp {
           value_tile.zero_nonfinite();
         }
       }
-      mma.gemm1(values + addresses.value, addresses, s, o);
+      mma_.gemm1(values + addresses.value, addresses, s, o);
       pipeline_.consumer_release(written);
     }
     epilogue<DimV, kFp8, kColumns>(params_, storage_, context, state, o, reduce_, running_, warp_, lane_);
@@ -161,6 +161,7 @@ class ConsumerWarp {
   const uint32_t batch_empty_;
   const int32_t warp_;
   const int32_t lane_;
+  const Mma mma_;
   KvPipeline<T, DimQk, DimV, kFp8> pipeline_;
   int32_t num_batches_ = 0;
 };
