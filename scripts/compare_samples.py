@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares two files of `folio replay --dump-samples`: the same trace, seed and checks on two devices or backends.
 
-Both runs round outputs and, in some kernels, softmax weights to bfloat16 by themselves, so that bits differ. What may
+Both runs round outputs and, in some kernels, probabilities p to bfloat16 by themselves, so that bits differ. What may
 lie between them is derived: each output is off by at most u |x| for its own rounding and u (|x| <= 2: all synthetic values
 lie in (-2, 2), and an output is their mean) for its weights', u = 2^-8, besides float32 sums. Exit code 1 beyond that, or
 where rows are missing.

@@ -23,7 +23,7 @@ struct Format {
   int mantissa_bits;
   uint32_t largest_finite;  ///< code
   bool saturates;           ///< else overflows to infinity, the code after the largest finite one
-  float (*widen)(uint32_t code);
+  float (*upcast)(uint32_t code);
   uint32_t (*narrow)(float value);
 
   uint32_t sign_bit() const { return 1u << (exponent_bits + mantissa_bits); }
@@ -84,7 +84,7 @@ TEST_P(FloatConvert, EveryFiniteCodeWidensToItsDefinitionAndBack) {
   const Format& format = GetParam();
   for (uint32_t code = 0; code <= format.largest_finite; ++code) {
     for (const uint32_t sign : {0u, format.sign_bit()}) {
-      const float wide = format.widen(code | sign);
+      const float wide = format.upcast(code | sign);
       const double expected = defined_value(format, code) * (sign != 0 ? -1.0 : 1.0);
       ASSERT_EQ(static_cast<double>(wide), expected) << "code " << (code | sign);
       ASSERT_EQ(std::signbit(wide), sign != 0) << "code " << (code | sign);
@@ -98,14 +98,14 @@ TEST_P(FloatConvert, EveryOtherCodeIsInfinityOrNan) {
   const bool has_infinity = std::string(format.name) != "fp8_e4m3";
   for (uint32_t code = format.largest_finite + 1; code < format.sign_bit(); ++code) {
     for (const uint32_t sign : {0u, format.sign_bit()}) {
-      const float wide = format.widen(code | sign);
+      const float wide = format.upcast(code | sign);
       ASSERT_EQ(std::signbit(wide), sign != 0) << "code " << (code | sign);
       if (has_infinity && code == format.largest_finite + 1) {
         ASSERT_TRUE(std::isinf(wide)) << "code " << (code | sign);
         ASSERT_EQ(format.narrow(wide), (format.saturates ? format.largest_finite : code) | sign);
       } else {
         ASSERT_TRUE(std::isnan(wide)) << "code " << (code | sign);
-        ASSERT_TRUE(std::isnan(format.widen(format.narrow(wide)))) << "code " << (code | sign);
+        ASSERT_TRUE(std::isnan(format.upcast(format.narrow(wide)))) << "code " << (code | sign);
         ASSERT_EQ(format.narrow(wide) & format.sign_bit(), sign) << "code " << (code | sign);
       }
     }
@@ -176,7 +176,7 @@ TEST_P(FloatConvert, NanStaysNanWithItsSignWhateverItsPayload) {
   for (const uint32_t payload : {1u, 0x2000u, 0x10000u, 0x200000u, 0x3fffffu, 0x400000u, 0x7fffffu}) {
     for (const uint32_t sign : {0u, 0x80000000u}) {
       const uint32_t code = format.narrow(std::bit_cast<float>(sign | 0x7f800000u | payload));
-      EXPECT_TRUE(std::isnan(format.widen(code))) << payload;
+      EXPECT_TRUE(std::isnan(format.upcast(code))) << payload;
       EXPECT_EQ((code & format.sign_bit()) != 0, sign != 0) << payload;
     }
   }

@@ -292,7 +292,7 @@ void DcpCase::run(DcpAttention& attention) {
   core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
   std::fill_n(workspace.as<float>(), workspace.bytes() / sizeof(float), kNan);
   attention.run(plan, args(r), {workspace.data(), workspace.bytes()});
-  ranks[static_cast<size_t>(r)].weights = attention.cached_op().p_dtype() == DType::kFloat32
+  ranks[static_cast<size_t>(r)].p_dtype = attention.cached_op().p_dtype() == DType::kFloat32
                                               ? attention.fresh_op().p_dtype()
                                               : attention.cached_op().p_dtype();
 }
@@ -354,7 +354,7 @@ std::string DcpCase::wrong_output(int32_t r) const {
     args.sinks = setup.sinks ? rank.sinks.data() : nullptr;
     return verify::reference_row(config, view, args, token, head, out);
   };
-  // Output and, in some kernels, softmax weights are rounded once; the rest is float32: logits, exponentials, sums and
+  // Output and, in some kernels, probabilities p are rounded once; the rest is float32: logits, exponentials, sums and
   // the factors of two merges, of at most 2^6 roundings each, those of a logit relative to its size.
   constexpr double kFloat32Work = 0x1p-24 * 64;
   const double farthest = setup.window_left < 0 ? std::ranges::max(seq_lens) : setup.window_left;
@@ -379,7 +379,7 @@ std::string DcpCase::wrong_output(int32_t r) const {
     }
     for (size_t d = 0; d < expected.size(); ++d) {
       const double allowed = std::max(unit_roundoff(setup.model) * std::abs(expected[d]), half_of_least(setup.model)) +
-                             (unit_roundoff(rank.weights) + work) * magnitude[d];
+                             (unit_roundoff(rank.p_dtype) + work) * magnitude[d];
       const float actual =
           load_as_float(rank.out.data(), setup.model, int64_t{row} * setup.dim_v + static_cast<int64_t>(d));
       if (!(std::abs(actual - expected[d]) <= allowed)) {

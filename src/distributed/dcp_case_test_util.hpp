@@ -97,7 +97,7 @@ class DcpCase {
     int32_t columns = 0;
     std::vector<int64_t> new_slots;  ///< [T]: where the new tokens belong, -1 = on another rank
     std::vector<float> slopes, sinks;
-    DType weights = DType::kFloat32;  ///< what the kernels round softmax weights to
+    DType p_dtype = DType::kFloat32;  ///< what the kernels round probabilities p to
   };
   std::vector<Rank> ranks;
 

@@ -21,7 +21,7 @@ using testing::OwnedBatch;
 using testing::paged_batch;
 using testing::serialise;
 
-constexpr int kClaimedCases = folio::testing::random_cases(6000);
+constexpr int kDynamicCases = folio::testing::random_cases(6000);
 
 Case random_dynamic_case(std::mt19937& random) {
   Case one = testing::random_case(random);
@@ -69,7 +69,7 @@ TEST(DynamicScheduler, Coverage_RandomBatches_EveryVisiblePairOnce) {
   int cut = 0;
   int followed = 0;
   int shared = 0;
-  for (int i = 0; i < kClaimedCases; ++i) {
+  for (int i = 0; i < kDynamicCases; ++i) {
     Case one = random_dynamic_case(random);
     const PlanView plan = make_plan(one.config, one.batch.view(), storage);
     ASSERT_EQ(check_plan(one.config, one.batch, plan), "") << "case " << i;
@@ -81,9 +81,9 @@ TEST(DynamicScheduler, Coverage_RandomBatches_EveryVisiblePairOnce) {
     ASSERT_LE(plan.num_partial_rows, max_partial_rows(one.config)) << "case " << i;
     cut += plan.num_combine_tiles > 0 ? 1 : 0;
   }
-  EXPECT_GT(cut, kClaimedCases / 20);
-  EXPECT_GT(followed, kClaimedCases / 20);
-  EXPECT_GT(shared, kClaimedCases / 4);
+  EXPECT_GT(cut, kDynamicCases / 20);
+  EXPECT_GT(followed, kDynamicCases / 20);
+  EXPECT_GT(shared, kDynamicCases / 4);
 }
 
 TEST(DynamicScheduler, Coverage_ServingSizes_EveryVisiblePairOnce) {

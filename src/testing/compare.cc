@@ -15,15 +15,15 @@ namespace {
 
 constexpr double kUnit = 0x1p-24;  // half a unit in the last place of a float32, relative
 
-// Products of fp8 (compare.hpp): of what a step adds up, each of 32 products and of the sum before, and of what becomes
+// FP8 MMA (compare.hpp): of what a step adds up, each of 32 products and of the sum before, and of what becomes
 // of it, less than 2^-13 of the largest is cut off.
 constexpr double kStepCut = 34 * 0x1p-13;
 constexpr double kStepsOfTile = 4;            // of 32 keys, whose products with values are summed so
-constexpr double kSubnormalWeight = 0x1p-18;  // half of e4m3's least step, of the largest weight, which is 2^8
+constexpr double kSubnormalP = 0x1p-18;  // half of e4m3's least step, of the largest p, which is 2^8
 
 /// u_w; 0 for float32, whose roundings the plain computation has too.
-double weight_rounding(DType weights) {
-  switch (weights) {
+double p_rounding(DType p_dtype) {
+  switch (p_dtype) {
     case DType::kFloat16: return 0x1p-11;
     case DType::kBFloat16: return 0x1p-8;
     case DType::kFloat8E4M3: return 0x1p-4;
@@ -160,16 +160,16 @@ std::string place(const Problem& problem, size_t row, int64_t component) {
 }
 
 Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain,
-                     DType weights) {
+                     DType p_dtype) {
   const double floor = 4.0 * kUnit * (1.0 + double{plain.largest_logit} + double{problem.logits_soft_cap});
   double relative =
-      kFactor * std::max(floor, largest_relative_error(problem, oracle, plain)) + weight_rounding(weights);
+      kFactor * std::max(floor, largest_relative_error(problem, oracle, plain)) + p_rounding(p_dtype);
   lse = kFactor * std::max(floor, largest_error(oracle.lse, plain.lse));
   double absolute = 0.0;
-  if (weights == DType::kFloat8E4M3) {
+  if (p_dtype == DType::kFloat8E4M3) {
     const double logit = kStepCut * double{plain.largest_steps};
     relative += kStepsOfTile * kStepCut + std::expm1(2.0 * logit);
-    absolute = kSubnormalWeight * plain.most_keys * double{plain.largest_value};
+    absolute = kSubnormalP * plain.most_keys * double{plain.largest_value};
     lse += logit;
   }
   for (size_t row = 0; row < plain.weight.size(); ++row) {

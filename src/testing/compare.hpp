@@ -18,19 +18,19 @@ namespace folio::inline v0::verify {
 ///   E_lse = max over rows of |plain - oracle|,
 /// maxima over the whole case, so that no row's lucky rounding makes its limit small. Neither is taken below
 ///   floor = 4u (1 + X + c): a logit passes a few roundings (product, scales, bias), each of u times its size, and its
-///   weight's relative error is its own absolute one; X is the largest |logit|, c the soft cap (0 without: a tanh made
+///   probability's relative error is its own absolute one; X is the largest |logit|, c the soft cap (0 without: a tanh made
 ///   of exponentials errs by u absolutely, so a capped logit by u c).
-/// Where a kernel rounds its softmax weights to a narrower type, with half a unit in the last place of u_w relative to
-/// a value (AttentionOp::p_dtype), every weight moves by at most u_w of itself and an output by at most u_w times
+/// Where a kernel rounds its probabilities p to a narrower type, with half a unit in the last place of u_w relative to
+/// a value (AttentionOp::p_dtype), every p moves by at most u_w of itself and an output by at most u_w times
 /// the row's weighted mean of |v|: that is added to its tolerance, without a factor. The LSE has no part in it.
 ///
 /// Where fp8 is multiplied as it is (AttentionOp::fp8_mma, u_w = 2^-4), what is 2^-13 below the largest of 32
 /// products and the sum that they are added to is cut off (measured: decision 0039): of each of these 33 and of the
 /// new sum less than that, 34 * 2^-13 of the largest together. Over each 32 components of a logit this comes to d = 34
-/// * 2^-13 * AttentionResult::largest_steps; the LSE may move by d, weights over their sum by exp(2d) - 1 of
+/// * 2^-13 * AttentionResult::largest_steps; the LSE may move by d, p over row_sum by exp(2d) - 1 of
 /// themselves. Values are summed so over a tile of 128 keys, in four steps whose largest is no more than the tile's sum
-/// of |w v|: 4 * 34 * 2^-13 of the weighted mean of |v|. Weights that are subnormal in e4m3 move by up to 2^-18 of the
-/// largest weight: that, the number of keys and the largest |v| are multiplied. All of it is added, without a factor.
+/// of |p v|: 4 * 34 * 2^-13 of the weighted mean of |v|. A p that is subnormal in e4m3 moves by up to 2^-18 of the
+/// largest p: that, the number of keys and the largest |v| are multiplied. All of it is added, without a factor.
 ///
 /// A kernel sums in another order and has its own exp, so it gets kFactor times that. The output's rounding is exact: a
 /// stored value must lie between the oracle's value minus and plus the tolerance, each rounded to the output's dtype.
@@ -40,7 +40,7 @@ struct Tolerance {
   double lse = 0.0;         ///< absolute, natural logarithm; the rounding of the float32 LSE is added
 
   Tolerance(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain,
-            DType weights = DType::kFloat32);
+            DType p_dtype = DType::kFloat32);
 };
 
 /// Compares the two references with each other. They read a problem by different ways, so a mistake in building or

@@ -137,8 +137,8 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
   batch.slot_mapping = home.move_in(mine.new_slots);
   if (group.size() > 1) batch.dcp_local_seq_lens = local;
   if (change) change(engine, batch);
-  // Results may be rounded as the model is: kernels of some machines multiply softmax weights in its dtype.
-  if (setup.model != DType::kFloat32) mine.weights = setup.model;
+  // Results may be rounded as the model is: kernels of some machines multiply probabilities p in its dtype.
+  if (setup.model != DType::kFloat32) mine.p_dtype = setup.model;
   if (setup.encoder) {
     run_encoder(whole, args, group.rank(), engine, spec, context, batch);
     home.finish();

@@ -37,7 +37,7 @@ struct WorkCounts {
 inline constexpr int32_t kNoQueries = std::numeric_limits<int32_t>::max();
 
 /// Which rows of a step an op computes by FP8 MMA (AttentionOp::fp8_mma): those of requests with so many
-/// queries in it, or more. Not all, since a pair's kernel for few rows has no such products.
+/// queries in it, or more. Not all, since a decode pass computes without it.
 class Fp8Rows {
  public:
   /// kNoQueries: none. `shares_keys`: the plan has shared segments, so that one kernel, the longest request's, computes

@@ -94,7 +94,7 @@ class FOLIO_API DcpAttention {
   DcpAttention& operator=(DcpAttention&&) noexcept;
   ~DcpAttention();
 
-  /// Plans one step; not collective. O(R + work items). Throws kInvalidArgument with the request's number.
+  /// Plans one step; not collective. O(R + work tiles). Throws kInvalidArgument with the request's number.
   DcpPlan plan(const DcpBatch& batch, Stream stream = {});
 
   /// Bytes of workspace (256-byte aligned) that a run of this plan needs. Contents never carry over.

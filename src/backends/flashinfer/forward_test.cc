@@ -139,7 +139,7 @@ TEST(FlashInferScales, AreRefusedForCachesThatAreNotFp8) {
 // Queries, keys, values and outputs may be slices of larger tensors, such as one fused QKV projection.
 TEST(FlashInferForward, TakesStridedInputs) {
   BatchFixture fixture({}, backend_batch("mixed_small"));
-  const auto widen = [](std::vector<std::byte>& memory, auto& view) {
+  const auto make_wide = [](std::vector<std::byte>& memory, auto& view) {
     const auto row_bytes = static_cast<size_t>(view.strides[0] * size_of(view.dtype));
     std::vector<std::byte> wide(memory.size() * 2, testing::kUnwritten);
     for (size_t at = 0; at < memory.size(); at += row_bytes) {
@@ -150,10 +150,10 @@ TEST(FlashInferForward, TakesStridedInputs) {
     view.data = memory.data();
     view.strides[0] *= 2;
   };
-  widen(fixture.q_memory, fixture.query);
-  widen(fixture.k_memory, fixture.key);
-  widen(fixture.v_memory, fixture.value);
-  widen(fixture.out_memory, fixture.output);
+  make_wide(fixture.q_memory, fixture.query);
+  make_wide(fixture.k_memory, fixture.key);
+  make_wide(fixture.v_memory, fixture.value);
+  make_wide(fixture.out_memory, fixture.output);
   fixture.run();
   // Back to packed rows for the comparison.
   const auto row_bytes = static_cast<size_t>(fixture.output.strides[0]);  // half a row's stride in 2-byte elements

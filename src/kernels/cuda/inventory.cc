@@ -14,7 +14,7 @@ namespace {
 /// "cuda-sm90": a prefill pass and a decode pass, of one op; docs/decisions/0032-two-kernels-of-one-op.md.
 namespace two_passes {
 
-constexpr const AttentionKernel* kDecode = &sm90::kSm90DecodeKernel;
+constexpr const AttentionKernel* kDecode = &sm90::decode::kSm90DecodeKernel;
 
 /// What may be the prefill pass, the preferred first; each with the passes of such an op.
 constexpr std::array<std::array<const AttentionKernel*, 2>, 2> kPasses{
@@ -74,7 +74,7 @@ std::span<const AttentionKernel* const> attention_kernels() {
   // The kernels of cuda-sm90's passes come last, to be asked for by name.
   static constexpr std::array<const AttentionKernel*, 6> kAll{
       &two_passes::kSm90Kernel, &sm90::mla::kSm90MlaKernel, &sm80::kSm80Kernel,
-      &plain::kPlainKernel,     &sm90::kSm90DecodeKernel,   &sm90::prefill::kSm90PrefillKernel};
+      &plain::kPlainKernel,     &sm90::decode::kSm90DecodeKernel,   &sm90::prefill::kSm90PrefillKernel};
   return kAll;
 }
 

@@ -106,7 +106,7 @@ class FOLIO_API FlashAttentionMetadataBuilder {
   FlashAttentionMetadataBuilder& operator=(FlashAttentionMetadataBuilder&&) noexcept;
   ~FlashAttentionMetadataBuilder();
 
-  /// Plans a step. The batch is only read, in any order of requests. O(R + work items) whatever the contexts' lengths,
+  /// Plans a step. The batch is only read, in any order of requests. O(R + work tiles) whatever the contexts' lengths,
   /// and under kAuto the table entries that requests share; allocates nothing once warm.
   ///
   /// FlashAttentionOptions::cascade says whose business shared prefixes are. Under kOff, common_prefix_len is not used.

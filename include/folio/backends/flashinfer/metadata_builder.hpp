@@ -122,7 +122,7 @@ class FOLIO_API FlashInferMetadataBuilder {
   FlashInferMetadataBuilder& operator=(FlashInferMetadataBuilder&&) noexcept;
   ~FlashInferMetadataBuilder();
 
-  /// Plans a step. The batch is only read. O(R + work items) whatever the contexts' lengths, and under kAuto the table
+  /// Plans a step. The batch is only read. O(R + work tiles) whatever the contexts' lengths, and under kAuto the table
   /// entries that requests share; allocates nothing once warm. Throws kInvalidArgument for a batch that contradicts
   /// itself or the configuration, naming the field; kUnsupported.
   ///

@@ -42,9 +42,9 @@ inline int32_t narrow_magnitude(int32_t magnitude) noexcept {
   return select(magnitude < kMinNormal, subnormal, normal);
 }
 
-/// Widens a finite code.
+/// Upcasts a finite encoding.
 template <int kExponentBits, int kMantissaBits>
-inline int32_t widen_magnitude(int32_t code) noexcept {
+inline int32_t upcast_magnitude(int32_t code) noexcept {
   constexpr int32_t kBias = (1 << (kExponentBits - 1)) - 1;
   constexpr int32_t kMinNormal = (127 + 1 - kBias) << 23;
   const int32_t shifted = code << (23 - kMantissaBits);
@@ -65,9 +65,9 @@ inline uint8_t narrow_fp8(float value) noexcept {
   return static_cast<uint8_t>(code | ((bits >> 24) & 0x80));
 }
 
-inline float widen_float16(int32_t code) noexcept {
+inline float upcast_float16(int32_t code) noexcept {
   const int32_t magnitude = code & 0x7fff;
-  const int32_t finite = widen_magnitude<5, 10>(magnitude);
+  const int32_t finite = upcast_magnitude<5, 10>(magnitude);
   const int32_t special = kInfinity | (magnitude << 13);  // the exponent's bits fall inside infinity's
   const int32_t wide = select(magnitude >= 0x7c00, special, finite);
   return std::bit_cast<float>(wide | static_cast<int32_t>((static_cast<uint32_t>(code) & 0x8000u) << 16));
@@ -98,7 +98,7 @@ struct Codec<DType::kBFloat16> {
 template <>
 struct Codec<DType::kFloat16> {
   using Storage = uint16_t;
-  static float decode(uint16_t code) noexcept { return codec_detail::widen_float16(code); }
+  static float decode(uint16_t code) noexcept { return codec_detail::upcast_float16(code); }
   static uint16_t encode(float value) noexcept {
     const auto bits = std::bit_cast<int32_t>(value);
     const int32_t magnitude = bits & codec_detail::kMagnitude;
@@ -115,7 +115,7 @@ struct Codec<DType::kFloat8E4M3> {
   using Storage = uint8_t;
   static float decode(uint8_t code) noexcept {
     const int32_t magnitude = code & 0x7f;
-    const int32_t finite = codec_detail::widen_magnitude<4, 3>(magnitude);
+    const int32_t finite = codec_detail::upcast_magnitude<4, 3>(magnitude);
     const int32_t wide = codec_detail::select(magnitude == 0x7f, 0x7fc00000, finite);
     return std::bit_cast<float>(wide | static_cast<int32_t>((static_cast<uint32_t>(code) & 0x80u) << 24));
   }
@@ -127,7 +127,7 @@ struct Codec<DType::kFloat8E4M3> {
 template <>
 struct Codec<DType::kFloat8E5M2> {
   using Storage = uint8_t;
-  static float decode(uint8_t code) noexcept { return codec_detail::widen_float16(code << 8); }
+  static float decode(uint8_t code) noexcept { return codec_detail::upcast_float16(code << 8); }
   static uint8_t encode(float value) noexcept {
     return codec_detail::narrow_fp8<5, 2, 0x7b, 0x47600000>(value);  // 57344
   }

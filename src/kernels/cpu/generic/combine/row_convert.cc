@@ -25,7 +25,7 @@ int32_t select(bool condition, int32_t a, int32_t b) noexcept {
   return (a & mask) | (b & ~mask);
 }
 
-float widen_float16(uint16_t code) noexcept {
+float upcast_float16(uint16_t code) noexcept {
   constexpr int32_t kRebias = (127 - 15) << 23;
   const int32_t magnitude = (code & 0x7fff) << 13;
   const int32_t sign = static_cast<int32_t>(static_cast<uint32_t>(code & 0x8000) << 16);
@@ -38,7 +38,7 @@ float widen_float16(uint16_t code) noexcept {
   return bits_float(sign | select(magnitude >= (31 << 23), special, finite));
 }
 
-float widen_bfloat16(uint16_t code) noexcept {
+float upcast_bfloat16(uint16_t code) noexcept {
   return bits_float(static_cast<int32_t>(static_cast<uint32_t>(code) << 16));
 }
 
@@ -87,10 +87,10 @@ void load_row(const void* data, DType dtype, int32_t n, float* out) noexcept {
   switch (dtype) {
     case DType::kFloat32: std::memcpy(out, data, static_cast<size_t>(n) * sizeof(float)); return;
     case DType::kFloat16:
-      for (int32_t i = 0; i < n; ++i) out[i] = widen_float16(codes[i]);
+      for (int32_t i = 0; i < n; ++i) out[i] = upcast_float16(codes[i]);
       return;
     case DType::kBFloat16:
-      for (int32_t i = 0; i < n; ++i) out[i] = widen_bfloat16(codes[i]);
+      for (int32_t i = 0; i < n; ++i) out[i] = upcast_bfloat16(codes[i]);
       return;
     default: return;
   }
