@@ -11,7 +11,7 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-/// "cuda-sm90": a prefill pass and a decode pass, of one op; docs/decisions/0032-two-kernels-of-one-op.md.
+/// "cuda-sm90": a prefill pass and a decode pass, of one op; docs/decisions/0032-an-op-is-a-list-of-passes.md.
 namespace two_passes {
 
 constexpr const AttentionKernel* kDecode = &sm90::decode::kSm90DecodeKernel;
