@@ -18,7 +18,7 @@ constexpr double kUnit = 0x1p-24;  // half a unit in the last place of a float32
 // FP8 MMA (compare.hpp): of what a step adds up, each of 32 products and of the sum before, and of what becomes
 // of it, less than 2^-13 of the largest is cut off.
 constexpr double kStepCut = 34 * 0x1p-13;
-constexpr double kStepsOfTile = 4;            // of 32 keys, whose products with values are summed so
+constexpr double kStepsOfTile = 4;       // of 32 keys, whose products with values are summed so
 constexpr double kSubnormalP = 0x1p-18;  // half of e4m3's least step, of the largest p, which is 2^8
 
 /// u_w; 0 for float32, whose roundings the plain computation has too.
@@ -162,8 +162,7 @@ std::string place(const Problem& problem, size_t row, int64_t component) {
 Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain,
                      DType p_dtype) {
   const double floor = 4.0 * kUnit * (1.0 + double{plain.largest_logit} + double{problem.logits_soft_cap});
-  double relative =
-      kFactor * std::max(floor, largest_relative_error(problem, oracle, plain)) + p_rounding(p_dtype);
+  double relative = kFactor * std::max(floor, largest_relative_error(problem, oracle, plain)) + p_rounding(p_dtype);
   lse = kFactor * std::max(floor, largest_error(oracle.lse, plain.lse));
   double absolute = 0.0;
   if (p_dtype == DType::kFloat8E4M3) {

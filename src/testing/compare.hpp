@@ -18,8 +18,8 @@ namespace folio::inline v0::verify {
 ///   E_lse = max over rows of |plain - oracle|,
 /// maxima over the whole case, so that no row's lucky rounding makes its limit small. Neither is taken below
 ///   floor = 4u (1 + X + c): a logit passes a few roundings (product, scales, bias), each of u times its size, and its
-///   probability's relative error is its own absolute one; X is the largest |logit|, c the soft cap (0 without: a tanh made
-///   of exponentials errs by u absolutely, so a capped logit by u c).
+///   probability's relative error is its own absolute one; X is the largest |logit|, c the soft cap (0 without: a tanh
+///   made of exponentials errs by u absolutely, so a capped logit by u c).
 /// Where a kernel rounds its probabilities p to a narrower type, with half a unit in the last place of u_w relative to
 /// a value (AttentionOp::p_dtype), every p moves by at most u_w of itself and an output by at most u_w times
 /// the row's weighted mean of |v|: that is added to its tolerance, without a factor. The LSE has no part in it.

@@ -125,7 +125,7 @@ class PlainRow {
  private:
   void read(const float* stored, int64_t position, std::vector<Real>& vector) const {
     vector.assign(stored, stored + problem_.config.head_dim_qk);
-    if (problem_.config.features.has(Feature::kRopeLlama)) rotation_.turn(position, vector);
+    if (problem_.config.features.has(Feature::kRopeLlama)) rotation_.rotate(position, vector);
   }
 
   const Problem& problem_;

@@ -173,7 +173,7 @@ class Row {
   void read(const Vector& stored, Real scale, int64_t position, std::vector<Real>& vector) const {
     vector.resize(static_cast<size_t>(config_.head_dim_qk));
     for (size_t d = 0; d < vector.size(); ++d) vector[d] = stored[static_cast<int64_t>(d)] * scale;
-    if (config_.features.has(Feature::kRopeLlama)) rotation_.turn(position, vector);
+    if (config_.features.has(Feature::kRopeLlama)) rotation_.rotate(position, vector);
   }
 
   Real logit(const SegmentArgs& segment, KvSource source, int32_t row, int32_t local, int64_t position) {

@@ -24,7 +24,7 @@ class Rotation {
   }
 
   /// Turns a head's vector to where it stands at `position`.
-  void turn(int64_t position, std::span<Real> vector) {
+  void rotate(int64_t position, std::span<Real> vector) {
     const std::vector<Real>& angles = at(position);
     for (size_t d = 0; d < half_; ++d) {
       const Real x = vector[d];

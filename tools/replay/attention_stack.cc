@@ -25,7 +25,8 @@ void WorkCounts::add_writes(const StackConfig& config, int32_t num_tokens) {
   kv_bytes_written += token_bytes * config.num_kv_heads * num_tokens * config.num_layers;
 }
 
-/// An op whose bounds allow only decodes has the decode pass alone: the first bound with a second pass says where it ends.
+/// An op whose bounds allow only decodes has the decode pass alone: the first bound with a second pass says where it
+/// ends.
 int32_t Fp8Rows::least_queries(const AttentionOp& op) {
   if (!op.fp8_mma()) return kNoQueries;
   const auto [known, is_new] = known_.try_emplace(op.shared_state(), 1);

@@ -73,8 +73,8 @@ constexpr AttentionKernel kSm90Kernel{.name = "cuda-sm90",
 std::span<const AttentionKernel* const> attention_kernels() {
   // The kernels of cuda-sm90's passes come last, to be asked for by name.
   static constexpr std::array<const AttentionKernel*, 6> kAll{
-      &two_passes::kSm90Kernel, &sm90::mla::kSm90MlaKernel, &sm80::kSm80Kernel,
-      &plain::kPlainKernel,     &sm90::decode::kSm90DecodeKernel,   &sm90::prefill::kSm90PrefillKernel};
+      &two_passes::kSm90Kernel, &sm90::mla::kSm90MlaKernel,       &sm80::kSm80Kernel,
+      &plain::kPlainKernel,     &sm90::decode::kSm90DecodeKernel, &sm90::prefill::kSm90PrefillKernel};
   return kAll;
 }
 

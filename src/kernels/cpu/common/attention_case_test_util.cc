@@ -9,8 +9,8 @@
 
 #include "core/aligned_buffer.hpp"
 #include "folio/types/float_convert.hpp"
-#include "testing/reference_attention.hpp"
 #include "scheduler/deal_tiles_test_util.hpp"
+#include "testing/reference_attention.hpp"
 
 namespace folio::inline v0::kernels::testing {
 namespace {
@@ -312,7 +312,7 @@ std::vector<double> AttentionCase::mean_abs_v() {
   args.segments = segments;
   std::vector<double> sizes(want_.size());
   std::vector<double> lse(want_lse_.size());
-  reference_attention(config_, batch_.view(), args, sizes, lse);
+  verify::reference_attention(config_, batch_.view(), args, sizes, lse);
   return sizes;
 }
 
@@ -325,8 +325,8 @@ std::string AttentionCase::compare(const Result& result) {
     want_lse_.resize(rows);
     plain_.resize(rows * dim);
     plain_lse_.resize(rows);
-    reference_attention(config_, batch, args_, want_, want_lse_);
-    plain_attention(config_, batch, args_, plain_, plain_lse_);
+    verify::reference_attention(config_, batch, args_, want_, want_lse_);
+    verify::plain_attention(config_, batch, args_, plain_, plain_lse_);
   }
   const double p_rounding = rounding(result.p_dtype, 1.0);
   if (result.p_dtype != DType::kFloat32 && sizes_.empty()) sizes_ = mean_abs_v();

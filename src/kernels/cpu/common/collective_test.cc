@@ -11,8 +11,8 @@
 #if defined(__x86_64__)
 #include "kernels/cpu/avx512/collective.hpp"
 #endif
-#include "testing/rotation.hpp"
 #include "platform/cpu_features.hpp"
+#include "testing/rotation.hpp"
 
 /// The collective of each instruction set on its own: upcasts of every stored value, exp2, tanh, RoPE, combination of
 /// states.
@@ -145,7 +145,7 @@ TEST_P(CollectiveTest, Rope_FarPositions_MatchesFloat64) {
     std::vector<double> frequencies(static_cast<size_t>(padded(dim / 2, kDimPadding)), 0.0);
     set_rope_frequencies(rope, dim, frequencies.data());
     one.work.rope = frequencies.data();
-    kernels::Rotation<double> rotation(rope, dim);
+    verify::Rotation<double> rotation(rope, dim);
     for (const int64_t position : {0, 1, 3, 100, 65537, 1000003, 2147483647, -5}) {
       one.scratch.rows[0].position = position;
       collective().load_q(one.work);

@@ -5,8 +5,8 @@
 #include "core/error.hpp"
 #include "kernels/cuda/common/combine_row.cuh"
 #include "kernels/cuda/common/launch.hpp"
-#include "ptx/memory.cuh"
 #include "ptx/control.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 
 namespace folio::inline v0::kernels::cuda {

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "kernels/cuda/sm90/decode/producer.cuh"
-#include "ptx/tma.cuh"
 #include "ptx/control.cuh"
+#include "ptx/tma.cuh"
 
 namespace folio::inline v0::kernels::cuda::sm90::decode {
 

@@ -3,8 +3,8 @@
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/sm90/common/fp8.cuh"
 #include "kernels/cuda/sm90/decode/launch.hpp"
-#include "ptx/memory.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 
 /// What the scheduler warp and the consumer warps share in shared memory, and its barriers.
