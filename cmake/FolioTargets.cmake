@@ -18,6 +18,9 @@ set(flow_warnings array-bounds free-nonheap-object maybe-uninitialized nonnull r
 if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12)
   list(APPEND flow_warnings dangling-pointer use-after-free)
 endif()
+if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  list(APPEND flow_warnings dangling-reference)
+endif()
 list(TRANSFORM flow_warnings PREPEND -Wno-error=)
 target_compile_options(folio_options INTERFACE
   "$<$<AND:$<CXX_COMPILER_ID:GNU>,$<COMPILE_LANGUAGE:CXX>>:${flow_warnings}>")

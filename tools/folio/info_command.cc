@@ -73,7 +73,7 @@ int show_info(const InfoFlags& flags) {
              replay::to_string(config.kv_format), config.page_size, replay::to_string(config.determinism));
   fmt::print("  recommended {} pages of {} tokens\n", replay::to_string(advice.format), advice.page_size);
   fmt::print("  kernel      {}{}\n", chosen.empty() ? "none takes this" : chosen,
-             fp8_mma ? ", FP8 MMA as they are" : "");
+             fp8_mma ? ", FP8 MMA" : "");
   if (flags.explain) {
     for (const KernelAnswer& answer : answers) {
       fmt::print("    {:<20}{}{}\n", answer.name, answer.available ? "" : "(not on this machine) ",

@@ -32,7 +32,7 @@ enum class KernelFamily : int32_t {
   kTrtllmFusedMoe = 6,      ///< of those, TensorRT-LLM's
   kCuteDsl = 7,             ///< kernels written in CuTe's Python language
   kCuteDslGroupedGemm = 8,  ///< of those, the masked grouped product of matrices
-  kFp8BlockscaleGemm = 9,   ///< FP8 MMA matrices with scales per block
+  kFp8BlockscaleGemm = 9,   ///< GEMM of fp8 matrices with scales per block
   kArtifactory = 10,        ///< NVIDIA's server of compiled kernels, or kCubin
   kTrtllmAttention = 11,    ///< attention over block tables (TensorRT-LLM's)
 };

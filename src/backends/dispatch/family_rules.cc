@@ -45,7 +45,7 @@ constexpr std::array<FamilyRule, 8> kRules{{
        {"flashinfer", "scaled_fp4_grouped_quantize"},
        {"flashinfer", "silu_and_scaled_nvfp4_experts_quantize"}}}},
     {KernelFamily::kFp8BlockscaleGemm,
-     "FP8 MMA matrices with scales per block",
+     "GEMM of fp8 matrices with scales per block",
      KernelFamily::kFlashInfer,
      DeviceCapability{9, 0},
      {{{"flashinfer.gemm", "fp8_blockscale_gemm_sm90"}}}},

@@ -61,7 +61,7 @@ std::string refusal(const AttentionConfig& config, bool applies_rope) {
                          kNvfp4BlockSize);
   }
   if (config.features.has(Feature::kRopeLlama) && !applies_rope) {
-    return "Feature::kRopeLlama is asked for; this kernel applies no rotary embedding: rotate q and K before the work, "
+    return "Feature::kRopeLlama is asked for; this kernel applies no rotary embedding: rotate q and K before the call, "
            "or "
            "use the generic kernels";
   }
