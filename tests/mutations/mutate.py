@@ -99,9 +99,9 @@ class Copy:
             print(done.stdout, file=sys.stderr)
             sys.exit(2)
 
-    def compile(self, program):
+    def compile(self, program, threads=1):
         """None if the program builds, else the compiler's last words."""
-        done = subprocess.run(["cmake", "--build", self.build, "-j", "1", "--target", program],
+        done = subprocess.run(["cmake", "--build", self.build, "-j", str(threads), "--target", program],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         return None if done.returncode == 0 else done.stdout[-3000:]
 
@@ -219,7 +219,7 @@ def run_all(chosen, directory, jobs, tests):
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         copies = list(pool.map(lambda number: Copy(directory / str(number), tests), range(jobs)))
         sound = sorted({nearest_first(mutation, tests)[0] for mutation in chosen}, key=list(TESTS).index)
-        check_unchanged(copies[0], sound)
+        check_unchanged(copies[0], sound, jobs)  # the others then find most objects in the compiler cache
         free = queue.Queue()
         for copy in copies:
             free.put(copy)
@@ -240,10 +240,10 @@ def run_all(chosen, directory, jobs, tests):
         return results
 
 
-def check_unchanged(copy, programs):
+def check_unchanged(copy, programs, threads=1):
     """Ends with status 2 where a program does not build or fails with the unchanged sources."""
     for program in programs:
-        if errors := copy.compile(program):
+        if errors := copy.compile(program, threads):
             print(f"the unchanged {program} does not build:\n{errors}", file=sys.stderr)
             sys.exit(2)
         if by := copy.failing_test(program):

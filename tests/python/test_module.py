@@ -56,4 +56,4 @@ def test_bounds():
     op = folio.prepare(folio.Context.cpu(num_threads=2), problem.config, folio.PrepareOptions(bounds=bounds))
     plan = folio.plan(op, problem.batch_view(), folio.make_plan_buffer(op))
     assert folio.workspace_size(plan) <= folio.workspace_size(op)
-    assert folio.summary(plan).num_items > 0 and (plan.num_requests, plan.num_tokens) == (4, 9)
+    assert folio.summary(plan).num_work_tiles > 0 and (plan.num_requests, plan.num_tokens) == (4, 9)
