@@ -72,8 +72,7 @@ int show_info(const InfoFlags& flags) {
              config.num_kv_heads, config.head_dim_qk, config.head_dim_v, to_string(config.q), to_string(config.kv),
              replay::to_string(config.kv_format), config.page_size, replay::to_string(config.determinism));
   fmt::print("  recommended {} pages of {} tokens\n", replay::to_string(advice.format), advice.page_size);
-  fmt::print("  kernel      {}{}\n", chosen.empty() ? "none takes this" : chosen,
-             fp8_mma ? ", FP8 MMA" : "");
+  fmt::print("  kernel      {}{}\n", chosen.empty() ? "none takes this" : chosen, fp8_mma ? ", FP8 MMA" : "");
   if (flags.explain) {
     for (const KernelAnswer& answer : answers) {
       fmt::print("    {:<20}{}{}\n", answer.name, answer.available ? "" : "(not on this machine) ",
