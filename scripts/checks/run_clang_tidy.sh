@@ -17,10 +17,10 @@ if [ ! -f "$build/compile_commands.json" ]; then
 fi
 
 if $all; then
-  mapfile -t files < <(git ls-files 'src/*.cc' 'tools/*.cc' | grep -v '_test\.cc$')
+  mapfile -t files < <(git ls-files 'src/*.cc' 'tools/*.cc' | grep -vE '_test(_util)?\.cc$')
 else
   mapfile -t files < <(git log --pretty=format: --name-only -m --first-parent -n 100 -- 'src/*.cc' 'tools/*.cc' |
-    awk 'NF && !/_test\.cc$/ && !seen[$0]++' |
+    awk 'NF && !/_test(_util)?\.cc$/ && !seen[$0]++' |
     while read -r file; do if [ -f "$file" ]; then echo "$file"; fi; done | head -n "${TIDY_LIMIT:-6}")
 fi
 # Only what the build compiles can be analysed.
