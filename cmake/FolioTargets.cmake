@@ -106,17 +106,23 @@ endfunction()
 # by side, instead of test by test.
 set(FOLIO_TEST_PARTS 0 CACHE STRING "Parts in which ctest runs each test program; 0: test by test")
 
-# folio_discover_tests(PROGRAM LABEL): tells ctest of a program's tests.
+# folio_discover_tests(PROGRAM LABEL): tells ctest of a program's tests. Those of a GPU run with ContextOptions::validate_tables.
 function(folio_discover_tests program label)
+  set(checks_tables 0)
+  if(label MATCHES "cuda")
+    set(checks_tables 1)
+  endif()
   if(FOLIO_TEST_PARTS EQUAL 0)
-    gtest_discover_tests(${program} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${label}")
+    gtest_discover_tests(${program} DISCOVERY_TIMEOUT 60
+                         PROPERTIES TIMEOUT 300 LABELS "${label}" ENVIRONMENT "FOLIO_VALIDATE_TABLES=${checks_tables}")
     return()
   endif()
   foreach(part RANGE 1 ${FOLIO_TEST_PARTS})
     math(EXPR index "${part} - 1")
     add_test(NAME ${program}.${part} COMMAND ${program})
     set_tests_properties(${program}.${part} PROPERTIES TIMEOUT 900 LABELS "${label}"
-                         ENVIRONMENT "GTEST_TOTAL_SHARDS=${FOLIO_TEST_PARTS};GTEST_SHARD_INDEX=${index};GTEST_BRIEF=1")
+                         ENVIRONMENT
+                         "FOLIO_VALIDATE_TABLES=${checks_tables};GTEST_TOTAL_SHARDS=${FOLIO_TEST_PARTS};GTEST_SHARD_INDEX=${index};GTEST_BRIEF=1")
   endforeach()
 endfunction()
 
@@ -157,7 +163,8 @@ function(folio_test)
     list(JOIN T_GPU_FILTER ":" filter)
     string(REPLACE ":-" "-" filter "${filter}")
     add_test(NAME ${T_NAME}.cuda COMMAND ${T_NAME} --gtest_filter=${filter})
-    set_tests_properties(${T_NAME}.cuda PROPERTIES TIMEOUT 600 LABELS cuda ENVIRONMENT FOLIO_TEST_DEVICE=cuda
+    set_tests_properties(${T_NAME}.cuda PROPERTIES TIMEOUT 600 LABELS cuda
+                         ENVIRONMENT "FOLIO_TEST_DEVICE=cuda;FOLIO_VALIDATE_TABLES=1"
                          SKIP_REGULAR_EXPRESSION "FOLIO_TEST_DEVICE: no GPU")
     add_dependencies(folio_cuda_tests ${T_NAME})
   endif()

@@ -1,5 +1,6 @@
 #include "array.hpp"
 
+#include <cstring>
 #include <utility>
 
 #include "folio/types/error.hpp"
@@ -50,6 +51,34 @@ DType ml_dtype(nb::handle source, const char** integers) {
   if (name == "float8_e4m3fn") return DType::kFloat8E4M3;
   if (name == "float8_e5m2") return DType::kFloat8E5M2;
   return DType::kUnset;
+}
+
+/// Whether a subclass of numpy's array hides elements, as numpy.ma's does: the memory says nothing of that.
+bool is_masked(nb::handle source) {
+  const PyTypeObject* type = Py_TYPE(source.ptr());
+  const nb::handle bases(type->tp_mro);
+  constexpr const char* kNumpyArray = "numpy.ndarray";
+  if (!bases.is_valid() || std::strcmp(type->tp_name, kNumpyArray) == 0) return false;
+  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
+    const auto* base_type = reinterpret_cast<const PyTypeObject*>(base.ptr());
+    if (std::strcmp(base_type->tp_name, kNumpyArray) == 0) return nb::hasattr(source, "mask");
+  }
+  return false;
+}
+
+/// By the name of the package that the array's class, or one it is derived from, comes from.
+Library library_of(nb::handle source) {
+  const nb::handle bases(Py_TYPE(source.ptr())->tp_mro);
+  if (!bases.is_valid()) return Library::kNone;
+  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
+    const nb::object module = nb::getattr(base, "__module__", nb::none());
+    if (!nb::isinstance<nb::str>(module)) continue;
+    const std::string name = nb::cast<std::string>(module);
+    const std::string package = name.substr(0, name.find('.'));
+    if (package == "torch") return Library::kTorch;
+    if (package == "cupy") return Library::kCupy;
+  }
+  return Library::kNone;
 }
 
 /// Why the array's own `__dlpack__` failed ("Can't export tensors that require gradient"), for the message.
@@ -104,6 +133,7 @@ Array borrow(nb::handle source, const std::string& name, Access access) {
   if (nb::hasattr(source, "requires_grad") && nb::cast<bool>(source.attr("requires_grad"))) {
     refuse(name + " requires a gradient, which Folio does not compute; detach it");
   }
+  if (is_masked(source)) refuse(name + " is a masked array, and Folio would not see its mask; give its data");
   if (!take(source, access, array)) {
     const char* integers = nullptr;
     array.dtype = ml_dtype(source, &integers);
@@ -114,6 +144,7 @@ Array borrow(nb::handle source, const std::string& name, Access access) {
   array.element = array.memory.dtype();
   if (array.dtype == DType::kUnset) array.dtype = float_type(array.element);
   array.place = place_of(array.memory);
+  if (array.place.cuda) array.library = library_of(source);
   if (access == Access::kWrite && !array.writable) refuse(name + " is read-only, and Folio would write to it");
   const auto bytes = static_cast<uintptr_t>(array.element.bits) / 8;
   if (bytes != 0 && reinterpret_cast<uintptr_t>(array.data) % bytes != 0) {

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -29,6 +30,9 @@ struct Place {
   int32_t dlpack_type = 0;
 };
 
+/// The array libraries that have a current stream.
+enum class Library : uint8_t { kNone, kTorch, kCupy };
+
 /// An array of numpy, torch or whoever else speaks DLPack or the buffer protocol: borrowed, never copied. It keeps the
 /// array's memory alive and where it is. The GIL must be held to copy or destroy one.
 struct Array {
@@ -39,13 +43,20 @@ struct Array {
   DType dtype = DType::kUnset;
   Place place;
   bool writable = false;
+  Library library = Library::kNone;  ///< of arrays on a GPU; host arrays have no stream to follow
 
   int64_t rank() const { return static_cast<int64_t>(memory.ndim()); }
   int64_t size(int64_t dimension) const { return static_cast<int64_t>(memory.shape(static_cast<size_t>(dimension))); }
-  int64_t stride(int64_t dimension) const { return memory.stride(static_cast<size_t>(dimension)); }
+  /// In elements. An array without elements has those of a packed one: what numpy says there (0) means nothing.
+  int64_t stride(int64_t dimension) const {
+    if (memory.size() != 0) return memory.stride(static_cast<size_t>(dimension));
+    int64_t packed = 1;
+    for (int64_t i = dimension + 1; i < rank(); ++i) packed *= std::max<int64_t>(size(i), 1);
+    return packed;
+  }
 };
 
-/// Throws Error(kInvalidArgument) where `source` is no array, or read-only where it would be written.
+/// Throws Error(kInvalidArgument) where `source` is no array, has a mask, or is read-only where it would be written.
 Array borrow(nb::handle source, const std::string& name, Access access = Access::kRead);
 
 /// A vector of plain numbers, packed: [n] of exactly this type. Throws Error(kInvalidArgument).

@@ -6,6 +6,9 @@
 #include <string>
 
 #include "folio/reference.hpp"
+#include "folio/types/error.hpp"
+#include "gil.hpp"
+#include "host_copies.hpp"
 #include "views.hpp"
 
 namespace folio::python {
@@ -20,12 +23,11 @@ struct Buffer {
   std::shared_mutex mutex;
 };
 
-/// AttentionPlan. Keeps its buffer, and on a GPU the lengths that the stream may still have to read.
+/// AttentionPlan. Keeps its buffer, its batch, and on a GPU the lengths that the stream may still have to read.
 struct Plan {
   AttentionPlan plan;
   std::shared_ptr<Buffer> buffer;
-  int32_t num_requests;
-  int32_t num_tokens;
+  BatchCopy batch;
   std::vector<Array> lengths;
 };
 
@@ -45,9 +47,12 @@ constexpr size_t kWorkspaceAlignment = 256;
 Scratch make_scratch(size_t bytes) {
   Scratch scratch;
   const size_t rounded = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  if (rounded < bytes) throw std::bad_alloc();
-  scratch.owned.reset(std::aligned_alloc(kWorkspaceAlignment, std::max(rounded, kWorkspaceAlignment)));
-  if (scratch.owned == nullptr) throw std::bad_alloc();
+  if (rounded >= bytes) {
+    scratch.owned.reset(std::aligned_alloc(kWorkspaceAlignment, std::max(rounded, kWorkspaceAlignment)));
+  }
+  if (scratch.owned == nullptr) {
+    throw Error(ErrorCode::kOutOfMemory, "no host memory for a workspace of " + std::to_string(bytes) + " bytes");
+  }
   scratch.view = {scratch.owned.get(), bytes};
   return scratch;
 }
@@ -78,21 +83,24 @@ void require_reachable(const Device& device, const Batch& batch) {
 Plan make_plan(const AttentionOp& op, const Batch& batch, std::shared_ptr<Buffer> buffer, nb::handle stream) {
   const Device device = op.context().device();
   require_reachable(device, batch);
-  const Stream queue = to_stream(stream);
-  const BatchView view = batch.with_segments();
+  const Stream queue = to_stream(stream, device, {&batch.arrays});
+  BatchCopy copy(batch);
   const AttentionPlan plan = [&] {
-    nb::gil_scoped_release released;
+    const ReleasedGil released;
     const std::unique_lock<std::shared_mutex> lock(buffer->mutex);
-    return folio::plan(op, view, buffer->buffer, queue);
+    return folio::plan(op, copy.view(), buffer->buffer, queue);
   }();
   std::vector<Array> lengths;
   if (device.type != DeviceType::kCpu) lengths = batch.arrays;
-  return {plan, std::move(buffer), view.num_requests, view.num_tokens, std::move(lengths)};
+  return {plan, std::move(buffer), std::move(copy), std::move(lengths)};
 }
 
 /// What views without sizes cannot say: the C++ API takes these arrays by their address.
-void check_extents(const AttentionConfig& config, int32_t num_requests, int32_t num_tokens, const Args& args) {
+void check_extents(const AttentionConfig& config, const BatchCopy& batch, const Args& args) {
   const auto heads = int64_t{config.num_q_heads};
+  const int32_t num_tokens = batch.view().num_tokens;
+  const int32_t num_requests = batch.view().num_requests;
+  require_offsets(batch, args);
   if (args.lse && (args.lse->size(0) != num_tokens || args.lse->size(1) != heads)) {
     refuse("lse is " + shape_text(*args.lse) + "; it must be [" + std::to_string(num_tokens) + ", " +
            std::to_string(heads) + "]");
@@ -115,44 +123,59 @@ void check_run(const Plan& plan, const Args& args) {
   const AttentionOp& op = plan.buffer->op;
   if (args.view.out.rank == 0) refuse("out is None; only reference_attention goes without");
   python::require_on(op.context().device(), args.arrays);
-  check_extents(op.config(), plan.num_requests, plan.num_tokens, args);
+  check_extents(op.config(), plan.batch, args);
 }
 
 void run_plan(const Plan& plan, const Args& args, const Scratch& workspace, nb::handle stream) {
   check_run(plan, args);
   const Device device = plan.buffer->op.context().device();
   require_on(device, workspace);
-  const Stream queue = to_stream(stream);
-  const AttentionArgs view = args.with_segments();
-  nb::gil_scoped_release released;
+  const Stream queue = to_stream(stream, device, {&args.arrays, &workspace.arrays});
+  const ReleasedGil released;
   const std::shared_lock<std::shared_mutex> lock(plan.buffer->mutex);
-  // Next to reading the pages, looking at their ids costs nothing, and a bad one must not end a Python process.
-  if (device.type == DeviceType::kCpu) folio::validate(plan.plan, view);
-  folio::run(plan.plan, view, workspace.view, queue);
+  if (device.type != DeviceType::kCpu) {
+    folio::run(plan.plan, args.with_segments(), workspace.view, queue);
+    return;
+  }
+  // Next to reading the pages, copying their ids costs nothing, and a bad one must not end a Python process.
+  thread_local TableCopies tables;
+  const AttentionArgs& checked = tables.copy(plan.batch, plan.buffer->op.config().page_size, args);
+  if (!tables.ids_are_pages()) folio::validate(plan.plan, checked);
+  folio::run(plan.plan, checked, workspace.view, queue);
 }
 
 void validate_run(const Plan& plan, const Args& args) {
   check_run(plan, args);
-  const AttentionArgs view = args.with_segments();
-  nb::gil_scoped_release released;
+  const AttentionOp& op = plan.buffer->op;
+  const ReleasedGil released;
   const std::shared_lock<std::shared_mutex> lock(plan.buffer->mutex);
-  folio::validate(plan.plan, view);
+  if (op.context().device().type != DeviceType::kCpu) {
+    folio::validate(plan.plan, args.with_segments());
+    return;
+  }
+  TableCopies tables;
+  folio::validate(plan.plan, tables.copy(plan.batch, op.config().page_size, args));
 }
 
 template <typename Function>
 auto with_plan(const Plan& plan, Function function) {
-  nb::gil_scoped_release released;
+  const ReleasedGil released;
   const std::shared_lock<std::shared_mutex> lock(plan.buffer->mutex);
   return function(plan.plan);
 }
 
-/// The oracle trusts its arguments, so they are first planned and checked as for `run`.
-void check_reference(const AttentionConfig& config, const BatchView& batch, AttentionArgs args) {
+/// The oracle trusts its arguments, so they are first planned and checked as for `run`. Returns the checked copy, which
+/// `tables` holds.
+AttentionArgs check_reference(const AttentionConfig& config, const BatchCopy& copy, const Args& given,
+                              TableCopies& tables) {
   ContextOptions one_thread;
   one_thread.num_threads = 1;
   const AttentionOp op = prepare(Context::cpu(one_thread), config);
   PlanBuffer buffer = make_plan_buffer(op);
+  const BatchView batch = copy.view();
   const AttentionPlan plan = folio::plan(op, batch, buffer);
+  const AttentionArgs& checked = tables.copy(copy, op.config().page_size, given);
+  AttentionArgs args = checked;
   std::vector<std::byte> out;
   if (args.out.rank == 0) {
     const DType dtype = op.config().out;
@@ -161,6 +184,7 @@ void check_reference(const AttentionConfig& config, const BatchView& batch, Atte
     args.out = TensorView(out.data(), dtype, {batch.num_tokens, config.num_q_heads, config.head_dim_v});
   }
   folio::validate(plan, args);
+  return checked;
 }
 
 using HostArray = nb::ndarray<nb::numpy, double>;
@@ -174,13 +198,14 @@ HostArray to_numpy(std::vector<double>&& values, std::initializer_list<size_t> s
 nb::tuple reference_attention(const AttentionConfig& config, const Batch& batch, const Args& args) {
   python::require_on(Device{}, batch.arrays);
   python::require_on(Device{}, args.arrays);
-  check_extents(config, batch.view.num_requests, batch.view.num_tokens, args);
-  const BatchView lengths = batch.with_segments();
-  const AttentionArgs view = args.with_segments();
+  const BatchCopy copy(batch);
+  check_extents(config, copy, args);
+  const BatchView lengths = copy.view();
   std::vector<double> out, lse;
   {
-    nb::gil_scoped_release released;
-    check_reference(config, lengths, view);
+    const ReleasedGil released;
+    TableCopies tables;
+    const AttentionArgs view = check_reference(config, copy, args, tables);
     const auto rows = static_cast<size_t>(lengths.num_tokens) * static_cast<size_t>(config.num_q_heads);
     const auto width = static_cast<size_t>(config.head_dim_v);
     out.assign(rows * width, 0.0);
@@ -199,11 +224,13 @@ nb::tuple reference_attention(const AttentionConfig& config, const Batch& batch,
                         to_numpy(std::move(lse), {tokens, heads}));
 }
 
-ContextOptions context_options(int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma) {
+ContextOptions context_options(int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma,
+                               bool validate_tables) {
   ContextOptions options;
   options.num_threads = num_threads;
   options.force_kernel = force_kernel;
   options.allow_fp8_mma = allow_fp8_mma;
+  options.validate_tables = validate_tables;
   return options;
 }
 
@@ -211,19 +238,22 @@ void bind_handles(nb::module_& m) {
   nb::class_<Context>(m, "Context", "A device with its threads. Immutable; safe to use from several threads at once.")
       .def_static(
           "cpu",
-          [](int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma) {
-            nb::gil_scoped_release released;
-            return Context::cpu(context_options(num_threads, force_kernel, allow_fp8_mma));
+          [](int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma, bool validate_tables) {
+            const ReleasedGil released;
+            return Context::cpu(context_options(num_threads, force_kernel, allow_fp8_mma, validate_tables));
           },
-          nb::kw_only(), nb::arg("num_threads") = 0, nb::arg("force_kernel") = "", nb::arg("allow_fp8_mma") = false)
+          nb::kw_only(), nb::arg("num_threads") = 0, nb::arg("force_kernel") = "", nb::arg("allow_fp8_mma") = false,
+          nb::arg("validate_tables") = false)
       .def_static(
           "cuda",
-          [](int32_t index, int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma) {
-            nb::gil_scoped_release released;
-            return Context::cuda(index, context_options(num_threads, force_kernel, allow_fp8_mma));
+          [](int32_t index, int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma,
+             bool validate_tables) {
+            const ReleasedGil released;
+            return Context::cuda(index, context_options(num_threads, force_kernel, allow_fp8_mma, validate_tables));
           },
           nb::arg("index"), nb::kw_only(), nb::arg("num_threads") = 0, nb::arg("force_kernel") = "",
-          nb::arg("allow_fp8_mma") = false)
+          nb::arg("allow_fp8_mma") = false, nb::arg("validate_tables") = false,
+          "validate_tables: every run first checks, on the device, the page ids that it will read, and waits for that.")
       .def_prop_ro("device", &Context::device)
       .def_prop_ro("concurrency", &Context::concurrency);
   nb::class_<AttentionOp>(m, "AttentionOp", "A kernel chosen for a configuration; made by prepare.")
@@ -233,8 +263,8 @@ void bind_handles(nb::module_& m) {
       .def_prop_ro("context", [](const AttentionOp& op) { return Context(op.context()); });
   nb::class_<Buffer>(m, "PlanBuffer", "Memory that plans are made into: one per op and plan in flight.");
   nb::class_<Plan>(m, "AttentionPlan", "One step's work, valid until its buffer is planned into again.")
-      .def_prop_ro("num_requests", [](const Plan& plan) { return plan.num_requests; })
-      .def_prop_ro("num_tokens", [](const Plan& plan) { return plan.num_tokens; });
+      .def_prop_ro("num_requests", [](const Plan& plan) { return plan.batch.view().num_requests; })
+      .def_prop_ro("num_tokens", [](const Plan& plan) { return plan.batch.view().num_tokens; });
   nb::class_<Scratch>(m, "Workspace",
                       "Scratch memory of run, 256-byte aligned: a number of bytes allocates it on the host; a uint8 "
                       "array is borrowed. Runs that may overlap need one each.")
@@ -269,7 +299,22 @@ void bind_attention(nb::module_& m) {
   m.def(
       "make_plan_buffer", [](const AttentionOp& op) { return std::make_shared<Buffer>(op); }, nb::arg("op"));
   m.def("plan", &make_plan, nb::arg("op"), nb::arg("batch"), nb::arg("buffer"), nb::arg("stream") = nb::none(),
-        "Plans one step; reads lengths only. Plans made into the buffer before become stale.");
+        "Plans one step; reads lengths only. Plans made into the buffer before become stale. On a GPU a plan and its "
+        "runs belong to one stream: see current_stream for the one that is left out.");
+  m.def(
+      "check_plans",
+      [](Buffer& buffer) {
+        const ReleasedGil released;
+        const std::unique_lock<std::shared_mutex> lock(buffer.mutex);
+        check_plans(buffer.buffer);
+      },
+      nb::arg("buffer"),
+      "Raises InvalidArgument if a plan of device lengths met a request that it could not plan: wrong lengths, or "
+      "beyond "
+      "the op's bounds. Its results are zeros. The error names the request and is raised once; the next plan raises it "
+      "too. Waits for nothing: it knows what the GPU has done so far, so synchronise first to know about a replay. On "
+      "a "
+      "CPU there is nothing to report.");
   m.def(
       "summary", [](const Plan& plan) { return with_plan(plan, [](const AttentionPlan& p) { return summary(p); }); },
       nb::arg("plan"));
@@ -284,15 +329,18 @@ void bind_attention(nb::module_& m) {
       "init_workspace",
       [](const AttentionOp& op, const Scratch& workspace, nb::object stream) {
         require_on(op.context().device(), workspace);
-        init_workspace(op, workspace.view, to_stream(stream));
+        init_workspace(op, workspace.view, to_stream(stream, op.context().device(), {&workspace.arrays}));
       },
       nb::arg("op"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
       "To be called once on fresh workspace memory.");
-  m.def("run", &run_plan, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
-        "Attention of one layer, into args.out. On a CPU page ids are checked too; on a GPU they are trusted, and the "
-        "arrays must stay as they are until the stream has passed.");
+  m.def(
+      "run", &run_plan, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
+      "Attention of one layer, into args.out. On a CPU page ids are checked too, and the ids that were checked are "
+      "used, whatever other threads write meanwhile. On a GPU tables and offsets (ragged.indptr) are trusted, and the "
+      "arrays must stay as they are until the stream has passed; a stream left out is current_stream's.");
   m.def("validate", &validate_run, nb::arg("plan"), nb::arg("args"),
-        "Checks every page id that run would read. Host memory only.");
+        "Checks every page id that run would read, and that tables and offsets are long enough. On a GPU it copies the "
+        "tables to the host and waits; plans of device lengths are refused.");
   m.def("reference_attention", &reference_attention, nb::arg("config"), nb::arg("batch"), nb::arg("args"),
         "The float64 oracle: (out [tokens, q heads, head_dim_v], lse [tokens, q heads] in base e) as numpy arrays; 0 "
         "and -inf for padding. For checking results; slow. Takes what prepare and run take.");

@@ -122,10 +122,12 @@ SegmentArg make_segment_arg(const Cache* cache, const Table* table, const Ragged
   }
   if (table != nullptr) {
     segment.view.table = table->view;
+    segment.table_columns = table->columns;
     keep(table->arrays, "");
   }
   if (ragged != nullptr) {
     segment.view.ragged = ragged->view;
+    segment.ragged_offsets = ragged->arrays.back().size(0);
     keep(ragged->arrays, "");
   }
   segment.k_scale = to_scale(k_scale, "k_scale");
@@ -194,7 +196,8 @@ Args make_args(nb::handle q, nb::handle out, const std::vector<SegmentArg>& segm
 void bind_lengths(nb::module_& m) {
   nb::class_<Segment>(m, "KvSegment",
                       "One part of every request's keys: int32 lengths, one a request or, with group_indptr, one a "
-                      "group of requests that share it.")
+                      "group of requests that share it. A first_pos left out begins each row where the request's "
+                      "segment before ends.")
       .def(
           "__init__",
           [](Segment* self, nb::object kv_len, KvSource source, nb::object first_pos, nb::object group_indptr,

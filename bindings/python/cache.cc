@@ -1,6 +1,7 @@
 #include <limits>
 #include <string>
 
+#include "gil.hpp"
 #include "views.hpp"
 
 namespace folio::python {
@@ -100,8 +101,10 @@ Table make_dense(nb::handle source, int32_t first_column) {
   table.view.kind = PageTableKind::kDense;
   table.view.indices = static_cast<const int32_t*>(entries.data);
   table.view.num_rows = to_int32(entries.size(0), "the table's number of rows");
+  table.columns = entries.size(1);
   table.view.row_stride = entries.size(0) > 1 ? entries.stride(0) : entries.size(1);
-  table.view.num_indices = entries.size(0) == 0 ? 0 : (entries.size(0) - 1) * table.view.row_stride + entries.size(1);
+  const bool empty = entries.size(0) == 0 || entries.size(1) == 0;
+  table.view.num_indices = empty ? 0 : (entries.size(0) - 1) * table.view.row_stride + entries.size(1);
   table.view.first_column = first_column;
   table.arrays = {std::move(entries)};
   return table;
@@ -214,11 +217,21 @@ void bind_cache(nb::module_& m) {
       "write_kv_cache",
       [](const Context& context, const WriteArgs& args, nb::object stream) {
         require_on(context.device(), args.arrays);
-        const Stream queue = to_stream(stream);
-        nb::gil_scoped_release released;
-        write_kv_cache(context, args.view, queue);
+        const Stream queue = to_stream(stream, context.device(), {&args.arrays});
+        const ReleasedGil released;
+        if (context.device().type != DeviceType::kCpu) {
+          write_kv_cache(context, args.view, queue);
+          return;
+        }
+        // Other threads may rewrite the slots: those that are checked are those that are written.
+        thread_local std::vector<int64_t> slots;
+        slots.assign(args.view.slot_mapping, args.view.slot_mapping + std::max<int64_t>(args.view.num_slots, 0));
+        folio::CacheWriteArgs view = args.view;
+        view.slot_mapping = slots.data();
+        write_kv_cache(context, view, queue);
       },
-      nb::arg("context"), nb::arg("args"), nb::arg("stream") = nb::none(), "Writes tokens into their slots.");
+      nb::arg("context"), nb::arg("args"), nb::arg("stream") = nb::none(),
+      "Writes tokens into their slots; a negative slot is left out. On a GPU a stream left out is current_stream's.");
 }
 
 }  // namespace folio::python

@@ -1,5 +1,6 @@
 #include <string>
 
+#include "gil.hpp"
 #include "views.hpp"
 
 namespace folio::python {
@@ -42,29 +43,31 @@ States make_states(nb::handle out, nb::handle lse, LseBase base) {
   return states;
 }
 
-/// Where a merge's results go.
+/// Where a merge's results go, with the arrays: held until the merge has returned, when the GIL is there again.
 struct Target {
   TensorView out;
   LseView lse;
   ScaleArg scale;
+  std::vector<Array> arrays;
 };
 
 Target make_target(const Device& device, nb::handle out, nb::handle lse, nb::handle out_scale) {
   Target target;
   const Tensor outputs = to_tensor(out, "out", Access::kWrite);
   require_rank(outputs.array, 3, "[tokens, heads, head_dim]");
-  require_on(device, outputs.array);
   target.out = outputs.view;
+  target.arrays.push_back(outputs.array);
   const Lse sums = to_lse(lse, "lse");
   if (sums.array) {
-    require_on(device, *sums.array);
+    target.arrays.push_back(*sums.array);
     if (sums.array->size(0) != outputs.array.size(0) || sums.array->size(1) != outputs.array.size(1)) {
       refuse("lse is " + shape_text(*sums.array) + ", out " + shape_text(outputs.array));
     }
     target.lse = sums.view;
   }
   target.scale = to_scale(out_scale, "out_scale");
-  if (target.scale.array) require_on(device, *target.scale.array);
+  if (target.scale.array) target.arrays.push_back(*target.scale.array);
+  require_on(device, target.arrays);
   return target;
 }
 
@@ -95,8 +98,8 @@ void bind_merge(nb::module_& m) {
         require_on(context.device(), a.arrays);
         require_on(context.device(), b.arrays);
         const Target target = make_target(context.device(), out, lse, out_scale);
-        const Stream queue = to_stream(stream);
-        nb::gil_scoped_release released;
+        const Stream queue = to_stream(stream, context.device(), {&a.arrays, &b.arrays, &target.arrays});
+        const ReleasedGil released;
         merge_state(context, a.view, b.view, target.out, target.lse, target.scale.scale, queue);
       },
       nb::arg("context"), nb::arg("a"), nb::arg("b"), nb::arg("out"), nb::arg("lse") = nb::none(),
@@ -108,8 +111,8 @@ void bind_merge(nb::module_& m) {
          nb::object stream) {
         require_on(context.device(), states.arrays);
         const Target target = make_target(context.device(), out, lse, out_scale);
-        const Stream queue = to_stream(stream);
-        nb::gil_scoped_release released;
+        const Stream queue = to_stream(stream, context.device(), {&states.arrays, &target.arrays});
+        const ReleasedGil released;
         merge_states(context, states.view, target.out, target.lse, target.scale.scale, queue);
       },
       nb::arg("context"), nb::arg("states"), nb::arg("out"), nb::arg("lse") = nb::none(), nb::arg("out_scale") = 1.0f,

@@ -1,3 +1,4 @@
+#include <new>
 #include <string>
 
 #include "folio/types/error.hpp"
@@ -42,6 +43,8 @@ void bind_errors(nb::module_& m) {
       std::rethrow_exception(thrown);
     } catch (const Error& error) {
       raise(error);
+    } catch (const std::bad_alloc&) {
+      raise(Error(ErrorCode::kOutOfMemory, "out of host memory"));
     }
   });
 }
@@ -59,5 +62,6 @@ NB_MODULE(_folio, m) {
   folio::python::bind_batch(m);
   folio::python::bind_attention(m);
   folio::python::bind_merge(m);
+  folio::python::bind_stream(m);
   m.def("version", &folio::version);
 }

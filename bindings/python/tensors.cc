@@ -132,16 +132,6 @@ void require_extent(const ScaleArg& scale, const std::string& name, int64_t head
   }
 }
 
-Stream to_stream(nb::handle source) {
-  if (source.is_none()) return {};
-  uintptr_t handle = 0;
-  nb::object number = nb::hasattr(source, "cuda_stream") ? nb::object(source.attr("cuda_stream")) : nb::borrow(source);
-  if (!nb::try_cast(number, handle, false)) {
-    refuse("stream must be None, a cudaStream_t as an integer, or an object with cuda_stream, such as a torch stream");
-  }
-  return {reinterpret_cast<void*>(handle)};
-}
-
 void bind_tensors(nb::module_& m) {
   nb::class_<Tensor>(m, "TensorView",
                      "A borrowed array with its float type. Arrays of uint16 and uint8 say none, so `dtype` names it; "

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -48,6 +49,7 @@ struct Cache {
 
 struct Table {
   PageTableView view;
+  int64_t columns = 0;  ///< of a dense one
   std::vector<Array> arrays;
 };
 
@@ -76,6 +78,8 @@ struct Batch {
 
 struct SegmentArg {
   SegmentArgs view;
+  int64_t table_columns = 0;   ///< of a dense table
+  int64_t ragged_offsets = 0;  ///< entries of ragged.indptr
   ScaleArg k_scale, v_scale;
   std::vector<Array> arrays;
 };
@@ -111,8 +115,14 @@ struct States {
   std::vector<Array> arrays;
 };
 
-/// A stream: None, an integer (cudaStream_t) or an object with `cuda_stream` (torch.cuda.Stream).
-Stream to_stream(nb::handle source);
+using ArrayLists = std::initializer_list<const std::vector<Array>*>;
+
+/// What a stream left out is on CUDA device `index`: the current stream of the library that the arrays come from.
+Stream current_stream(int32_t index, ArrayLists lists);
+
+/// A stream: None (the current one of `lists`), an integer (cudaStream_t) or an object with `cuda_stream`
+/// (torch.cuda.Stream).
+Stream to_stream(nb::handle source, const Device& device, ArrayLists lists);
 
 void bind_enums(nb::module_& m);
 void bind_config(nb::module_& m);
@@ -122,5 +132,6 @@ void bind_batch(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_merge(nb::module_& m);
 void bind_errors(nb::module_& m);
+void bind_stream(nb::module_& m);
 
 }  // namespace folio::python

@@ -91,7 +91,8 @@ FOLIO_API AttentionOp prepare(const Context& context, const AttentionConfig& con
 FOLIO_API PlanBuffer make_plan_buffer(const AttentionOp& op);
 
 /// Plans one step: O(requests x segments + work tiles), whatever the context's length; reads lengths only.
-/// Throws kInvalidArgument with the request's number; the buffer then holds no plan.
+/// Throws kInvalidArgument with the request's number; the buffer then holds no plan. An op or a stream that is not the
+/// buffer's is refused before that, and the buffer keeps its plan.
 ///
 /// On a GPU, host lengths (BatchView::where) are planned on the host and copied on `stream`; the arrays are free when
 /// `plan` returns, which waits only where four copies of this buffer have not been made yet. Refused under capture: a
@@ -103,8 +104,9 @@ FOLIO_API PlanBuffer make_plan_buffer(const AttentionOp& op);
 FOLIO_API AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& buffer, Stream stream = {});
 
 /// Throws kInvalidArgument if a plan made on the device since the last report met a request that it could not plan (the
-/// lowest, and what was wrong), and forgets it. Waits for nothing: it knows what the device has done so far. For
-/// engines that replay graphs; `plan` begins with it. On a CPU there is never anything to report.
+/// lowest of the first such plan, and what was wrong), and forgets it; likewise for what
+/// ContextOptions::validate_tables found in replays of captured runs. Waits for nothing: it knows what the device has
+/// done so far. For engines that replay graphs; `plan` begins with it. On a CPU there is never anything to report.
 FOLIO_API void check_plans(PlanBuffer& buffer);
 
 /// See PlanSummary. Throws kStalePlan; kUnsupported for a plan made on the device, whose lists are there.
@@ -117,14 +119,14 @@ FOLIO_API size_t workspace_size(const AttentionOp& op);
 /// Bytes of workspace that this plan needs; never more than workspace_size(op) where that promises to suffice.
 FOLIO_API size_t workspace_size(const AttentionPlan& plan);
 
-/// To be called once on fresh workspace memory (zeroes what kernels count in; nothing on a CPU).
-/// Throws kWorkspaceTooSmall, kInvalidArgument (alignment).
+/// To be called once on fresh workspace memory, which has the bytes that the op's smallest plan needs or more; `run`
+/// checks it against its plan. Throws kWorkspaceTooSmall, kInvalidArgument (alignment).
 FOLIO_API void init_workspace(const AttentionOp& op, Workspace workspace, Stream stream = {});
 
 /// Attention of one layer. Nothing is allocated or synchronised. Arguments are checked before anything is enqueued:
-/// shapes, dtypes, features; page ids are not (see validate), nor on a GPU anything that lies in device memory: tables,
-/// indptrs. Throws kInvalidArgument, kStalePlan, kWorkspaceTooSmall; kUnsupported for more segments than a GPU's
-/// kernels take.
+/// shapes, dtypes, features; page ids are not (see validate, ContextOptions::validate_tables), nor on a GPU anything
+/// that lies in device memory: tables, indptrs, scales. Throws kInvalidArgument, kStalePlan, kWorkspaceTooSmall;
+/// kUnsupported for more segments than a GPU's kernels take.
 FOLIO_API void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspace, Stream stream = {});
 
 /// Checks that every page id that `run` would read is in [0, num_pages), and that tables and indptrs are long enough.

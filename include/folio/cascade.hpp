@@ -75,7 +75,7 @@ class FOLIO_API CascadePlanner {
   /// `max_levels` in [0, kMaxCascadeLevels]; of an op with GraphBounds at most its max_shared_levels are used, on a GPU
   /// at most 7. Throws kInvalidArgument.
   explicit CascadePlanner(const AttentionOp& op, int32_t max_levels = 4);
-  /// Throws kInvalidArgument for costs out of range.
+  /// Throws kInvalidArgument for costs out of range. `discover` throws it where they and the batch overflow 64 bits.
   explicit CascadePlanner(const CascadeCosts& costs, int32_t max_levels = 4);
   CascadePlanner(CascadePlanner&&) noexcept;
   CascadePlanner& operator=(CascadePlanner&&) noexcept;

@@ -26,15 +26,26 @@ struct ContextOptions {
   std::string force_kernel;
   /// As PrepareOptions::allow_fp8_mma, for every op of the context; either permits.
   bool allow_fp8_mma = false;
+  /// For finding mistakes: every `run` first checks what attention will read of page tables and indptrs, page ids
+  /// included. A fault throws kInvalidArgument naming segment, request, row, column, value and bound, and nothing is
+  /// launched. On a GPU the check is a kernel of one CTA, and `run` waits for it. Under capture it does not: a replay's
+  /// fault is thrown by `check_plans` and the next `plan` of the buffer, once. There the sizes of tables are not held
+  /// against, as a replay may have more rows and pages than the batch that was captured. A GPU's write_kv_cache without
+  /// CacheWriteArgs::status checks its slots too, except under capture. The environment variable
+  /// FOLIO_VALIDATE_TABLES=1 turns it on for contexts that are made afterwards; 0 or empty leaves it to this field.
+  bool validate_tables = false;
 };
 
 /// A device with its executor. A small shared handle; immutable and safe to use from several threads at once.
 class FOLIO_API Context {
  public:
-  /// The CPU. Starts the pool's threads. Throws kInvalidArgument for absurd options, kOutOfMemory.
+  /// The CPU. Starts the pool's threads. Throws kInvalidArgument for absurd options, kOutOfMemory. A forked child has
+  /// none of these threads: there the context computes on the calling thread alone. Make a new one in the child.
   static Context cpu(const ContextOptions& options = {});
   /// CUDA device `index`, as the runtime counts them. No executor and no num_threads are taken. Throws kUnavailable:
-  /// this build has no CUDA kernels, the machine no driver or no such device, or the device is older than any kernel.
+  /// this build has no CUDA kernels, the machine no driver or no such device, or the device is older than any kernel;
+  /// kDeviceError: an earlier kernel of this process has failed, and the device computes nothing any more. Calls with
+  /// the context may be made whatever device is the thread's current one, which stays so.
   static Context cuda(int32_t index, const ContextOptions& options = {});
 
   Device device() const noexcept;

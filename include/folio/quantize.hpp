@@ -13,7 +13,8 @@
 /// memory is the device's, calls are enqueued on `stream` and may be captured, scales in memory are not checked, and
 /// the results are those of a CPU but for the sign and payload of NaNs. Tensors are [tokens, heads, head_dim] of any
 /// token and head strides, innermost contiguous. All functions throw kInvalidArgument for shapes, dtypes and scales
-/// that do not fit, before anything is written.
+/// that do not fit, outputs whose rows overlap, and outputs that overlap inputs or each other, before anything is
+/// written.
 namespace folio::inline v0 {
 
 /// out = fp8(in / scale), rounded to nearest even, saturated. `in`: float32, float16, bfloat16; `out`: fp8_e4m3 or

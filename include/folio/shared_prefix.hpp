@@ -31,7 +31,8 @@ class FOLIO_API SharedPrefixFinder {
   /// Page ids are compared from the first on until they differ: nothing is assumed about how an engine shares pages.
   /// O(rows + shared entries); rows that share nothing cost one comparison each, however long they are.
   ///
-  /// The result is valid until the next call. Throws kInvalidArgument naming a row whose pages do not lie in the table.
+  /// The result is valid until the next call. Throws kInvalidArgument naming a row whose pages do not lie in the table
+  /// or are fewer than 0.
   std::span<const SharedPrefix> find(const PageTableView& table, std::span<const int32_t> full_pages);
 
   /// Reorders row numbers of the table so that rows with common prefixes become neighbours, the longer ones nearer: a

@@ -15,12 +15,16 @@ check() {
 check scripts/checks/check_includes.py
 check scripts/checks/check_file_length.py
 check scripts/checks/check_wording.py
-check scripts/checks/check_seed_map.py
 check scripts/checks/check_doc_paths.py
 check scripts/checks/check_format.sh
 check tests/mutations/mutate.py --applies
 if [ -n "$build" ] && [ -f "$build/compile_commands.json" ]; then
   check scripts/checks/check_weak_symbols.py "$build"
+  check scripts/checks/check_abi.py "$build"
+  check scripts/checks/check_hardening.py "$build"
+  check scripts/checks/check_seed_map.py "$build"
+else
+  check scripts/checks/check_seed_map.py
 fi
 echo "checks: $passed passed, $failed failed"
 [ "$failed" -eq 0 ]

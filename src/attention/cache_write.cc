@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <vector>
 
 #include "attention/cache_args.hpp"
 #include "attention/split_work.hpp"
@@ -42,15 +43,27 @@ void check_aliased_v(const CacheWriteArgs& args) {
           "v_scale differs from k_scale, but the cache's V is a part of its K; leave it at its default");
 }
 
+void check_slot_values(const int64_t* slots, const CacheWriteArgs& args) {
+  const int64_t limit = core::checked_mul(args.cache.num_pages, int64_t{args.cache.page_size});
+  for (int64_t token = 0; token < args.num_slots; ++token) {
+    require(slots[token] < limit, "slot_mapping[", token, "] is ", slots[token], "; the cache has ", limit, " slots (",
+            args.cache.num_pages, " pages of ", args.cache.page_size, ")");
+  }
+}
+
+/// ContextOptions::validate_tables of a GPU's write without a status. A captured one cannot be looked at.
+void check_device_slots(const attention::GpuBackend& gpu, const CacheWriteArgs& args, Stream stream) {
+  if (gpu.is_capturing(stream)) return;
+  std::vector<int64_t> slots(static_cast<size_t>(args.num_slots));
+  gpu.download(slots.data(), args.slot_mapping, slots.size() * sizeof(int64_t), stream);
+  check_slot_values(slots.data(), args);
+}
+
 void check_slots(const CacheWriteArgs& args, bool readable) {
   require(args.num_slots >= 0, "num_slots is ", args.num_slots, "; it must not be negative");
   require(args.slot_mapping != nullptr || args.num_slots == 0, "slot_mapping is null");
   attention::check_status(args.status, !readable);
-  const int64_t limit = core::checked_mul(args.cache.num_pages, int64_t{args.cache.page_size});
-  for (int64_t token = 0; readable && token < args.num_slots; ++token) {
-    require(args.slot_mapping[token] < limit, "slot_mapping[", token, "] is ", args.slot_mapping[token],
-            "; the cache has ", limit, " slots (", args.cache.num_pages, " pages of ", args.cache.page_size, ")");
-  }
+  if (readable) check_slot_values(args.slot_mapping, args);
 }
 
 generic::WriteHalf write_half(const ConstTensorView& input, const KvCacheView& cache, const kvcache::CacheHalf& half,
@@ -95,6 +108,7 @@ void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream s
   }
   if (args.num_slots == 0) return;
   if (gpu != nullptr) {
+    if (context.state().validate_tables && args.status == nullptr) check_device_slots(*gpu, args, stream);
     gpu_write(*gpu, args, aliased, stream);
     return;
   }

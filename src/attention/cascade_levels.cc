@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/error.hpp"
+
 namespace folio::inline v0::attention {
 namespace {
 
@@ -12,6 +14,25 @@ constexpr int32_t kPlaces = kMaxDepth + 1;
 
 constexpr int64_t ceil_div(int64_t value, int64_t divisor) {
   return (value + divisor - 1) / divisor;
+}
+
+[[noreturn]] void refuse_overflow() {
+  core::fail(
+      ErrorCode::kInvalidArgument,
+      "the bytes that a cascade reads or saves do not fit in 64 bits: the costs of a token or row, or the batch, "
+      "are too large");
+}
+
+int64_t product(int64_t a, int64_t b) {
+  int64_t value = 0;
+  if (__builtin_mul_overflow(a, b, &value)) refuse_overflow();
+  return value;
+}
+
+int64_t sum(int64_t a, int64_t b) {
+  int64_t value = 0;
+  if (__builtin_add_overflow(a, b, &value)) refuse_overflow();
+  return value;
 }
 
 }  // namespace
@@ -39,11 +60,12 @@ int64_t CascadeLevels::own_tokens(const SharedPrefix& prefix, int32_t first_page
   const int64_t end = int64_t{prefix.pages} * costs_->page_size;
   const auto first = static_cast<size_t>(prefix.begin);
   const auto last = static_cast<size_t>(prefix.end);
-  if (costs_->window_left < 0) return (reads_before_[last] - reads_before_[first]) * (end - begin);
+  if (costs_->window_left < 0) return product(reads_before_[last] - reads_before_[first], end - begin);
   int64_t tokens = 0;
   for (size_t r = first; r < last; ++r) {
     const int64_t seen_from = std::max(begin, int64_t{batch_->kv_len[r]} - 1 - costs_->window_left);
-    tokens += (reads_before_[r + 1] - reads_before_[r]) * std::max<int64_t>(0, end - seen_from);
+    const int64_t reads = reads_before_[r + 1] - reads_before_[r];
+    tokens = sum(tokens, product(reads, std::max<int64_t>(0, end - seen_from)));
   }
   return tokens;
 }
@@ -62,7 +84,7 @@ int64_t CascadeLevels::group_tokens(const SharedPrefix& prefix, int32_t first_pa
     }
     seen_from = std::max(begin, seen_from);
   }
-  return group_reads(prefix) * ceil_div(end - seen_from, costs_->tile_tokens) * costs_->tile_tokens;
+  return product(group_reads(prefix), ceil_div(end - seen_from, costs_->tile_tokens) * costs_->tile_tokens);
 }
 
 int64_t CascadeLevels::group_reads(const SharedPrefix& prefix) const {
@@ -73,19 +95,19 @@ int64_t CascadeLevels::group_reads(const SharedPrefix& prefix) const {
 /// What the rows pay for one more partial result, and the outermost time for their own becoming one.
 int64_t CascadeLevels::row_cost(const SharedPrefix& prefix, bool outermost) const {
   const int64_t rows = rows_before_[static_cast<size_t>(prefix.end)] - rows_before_[static_cast<size_t>(prefix.begin)];
-  return rows * (costs_->q_row_bytes + (outermost ? 4 : 2) * costs_->partial_row_bytes);
+  return product(rows, sum(costs_->q_row_bytes, product(outermost ? 4 : 2, costs_->partial_row_bytes)));
 }
 
 int64_t CascadeLevels::saving(const SharedPrefix& prefix, int32_t first_page, bool outermost) const {
   const int64_t tokens = own_tokens(prefix, first_page) - group_tokens(prefix, first_page);
-  return tokens * costs_->kv_token_bytes - row_cost(prefix, outermost);
+  return sum(product(tokens, costs_->kv_token_bytes), -row_cost(prefix, outermost));
 }
 
 /// At least what the prefix saves under any other that is taken around it.
 int64_t CascadeLevels::most_saving(const SharedPrefix& prefix) const {
   int64_t tokens = own_tokens(prefix, 0);
-  if (costs_->window_left < 0) tokens -= group_reads(prefix) * prefix.pages * costs_->page_size;
-  return tokens * costs_->kv_token_bytes - row_cost(prefix, false);
+  if (costs_->window_left < 0) tokens -= product(group_reads(prefix), int64_t{prefix.pages} * costs_->page_size);
+  return sum(product(tokens, costs_->kv_token_bytes), -row_cost(prefix, false));
 }
 
 void CascadeLevels::collect(std::span<const SharedPrefix> prefixes) {
@@ -124,12 +146,14 @@ void CascadeLevels::weigh() {
       for (int32_t levels = 0; levels <= max_levels_; ++levels) {
         Best best{inside_[cell(c, around, levels)], false};
         if (levels > 0) {
-          const int64_t taken = own + inside_[cell(c, candidate.depth + 1, levels - 1)];
+          const int64_t taken = sum(own, inside_[cell(c, candidate.depth + 1, levels - 1)]);
           if (taken > best.saved) best = {taken, true};
         }
         best_[cell(c, around, levels)] = best;
         const int32_t parent = candidate.prefix.parent;
-        if (parent >= 0) inside_[cell(parent, around, levels)] += best.saved;
+        if (parent < 0) continue;
+        int64_t& inside = inside_[cell(parent, around, levels)];
+        inside = sum(inside, best.saved);
       }
     }
   }
@@ -145,7 +169,7 @@ void CascadeLevels::take() {
     int32_t around = outermost ? 0 : decisions_[2 * parent];
     int32_t levels = outermost ? max_levels_ : decisions_[2 * parent + 1];
     const Best& best = best_[cell(static_cast<int32_t>(c), around, levels)];
-    if (outermost) saved_ += best.saved;
+    if (outermost) saved_ = sum(saved_, best.saved);
     if (best.taken) {
       groups_.push_back({.level = max_levels_ - levels,
                          .begin = candidate.prefix.begin,

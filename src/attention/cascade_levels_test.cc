@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/expect_refused_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
 
@@ -100,6 +101,26 @@ TEST(CascadeLevels, DeepNesting_StaysWithinItsLevels) {
     }
     EXPECT_GT(levels.saved(), most == 0 ? -1 : saved);
     saved = levels.saved();
+  }
+}
+
+TEST(CascadeLevels, CostsBeyond64Bits_AreRefused) {
+  constexpr int64_t kHuge = int64_t{1} << 60;
+  const json batch_of = {{"q_len", {1, 1}}, {"kv_len", {65, 65}}, {"pages", {{1, 2, 3, 4, 5}, {1, 2, 3, 4, 6}}}};
+  const Batch batch(batch_of, 16);
+  CascadeCosts costs;
+  costs.tile_rows = costs.tile_tokens = 16;
+  costs.group_size = 4;
+  costs.page_size = 16;
+  costs.kv_token_bytes = 256;
+  CascadePlanner planner(costs, 2);
+  EXPECT_EQ(planner.discover(batch.batch).num_levels(), 1);
+  for (int64_t CascadeCosts::*cost :
+       {&CascadeCosts::kv_token_bytes, &CascadeCosts::q_row_bytes, &CascadeCosts::partial_row_bytes}) {
+    CascadeCosts huge = costs;
+    huge.*cost = kHuge;
+    CascadePlanner refusing(huge, 2);
+    folio::testing::expect_refused("do not fit in 64 bits", [&] { refusing.discover(batch.batch); });
   }
 }
 

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "attention/op_state.hpp"
@@ -28,6 +30,15 @@ void validate(const ContextOptions& options) {
   }
 }
 
+/// The second environment variable that Folio reads (decision 0053): it turns the check on where the code does not.
+bool validates_tables(const ContextOptions& options) {
+  const char* const given = std::getenv("FOLIO_VALIDATE_TABLES");
+  const std::string_view text = given == nullptr ? "" : given;
+  core::require(text.empty() || text == "0" || text == "1", "the environment variable FOLIO_VALIDATE_TABLES is '", text,
+                "'; 0 and 1 are taken");
+  return options.validate_tables || text == "1";
+}
+
 }  // namespace
 
 #ifdef FOLIO_WITHOUT_CUDA
@@ -42,6 +53,7 @@ Context Context::cpu(const ContextOptions& options) {
   auto state = std::make_shared<detail::ContextState>();
   state->force_kernel = options.force_kernel;
   state->allow_fp8_mma = options.allow_fp8_mma;
+  state->validate_tables = validates_tables(options);
   if (options.executor.parallel_for != nullptr) {
     state->executor = options.executor;
   } else {
@@ -62,6 +74,7 @@ Context Context::cuda(int32_t index, const ContextOptions& options) {
   state->device = {DeviceType::kCuda, index};
   state->force_kernel = options.force_kernel;
   state->allow_fp8_mma = options.allow_fp8_mma;
+  state->validate_tables = validates_tables(options);
   state->gpu = attention::open_gpu(index);
   return Context(std::move(state));
 }

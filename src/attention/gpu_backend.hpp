@@ -13,6 +13,7 @@
 #include "kernels/cuda/common/merge_states/merge_states.hpp"
 #include "kernels/cuda/common/merge_states/ranks.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
+#include "kernels/cuda/common/tables/table_check.hpp"
 #include "kernels/cuda/common/tables/tables.hpp"
 #include "scheduler/plan_image.hpp"
 #include "scheduler/plan_view.hpp"
@@ -51,6 +52,7 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::ExpandParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ShardLensParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ConcatParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::TableCheckParams& params, Stream stream) const = 0;
 };
 
 /// A plan's memory on a GPU: one image, which kernels read, and what it takes to fill it.
@@ -61,14 +63,20 @@ class GpuPlanMemory {
   virtual void upload(const scheduler::PlanView& plan, Stream stream) = 0;
   /// Enqueues the planning of a batch with device lengths.
   virtual void plan_on_device(const BatchView& batch, Stream stream) = 0;
-  /// Throws kInvalidArgument if a plan made on the device since the last call met a request it could not plan.
+  /// Throws kInvalidArgument if a plan made on the device since the last call met a request it could not plan, or if a
+  /// check of tables in a captured graph found a fault.
   virtual void report() = 0;
+  /// Where checks of tables report; see TableCheckParams::fault.
+  virtual kernels::cuda::TableFault* table_fault() const = 0;
   virtual const scheduler::PlanImageHeader* image() const = 0;
   /// See kernels::cuda::kTileCounters; null where the schedule is static. The address never changes.
   virtual uint32_t* tile_counters() const = 0;
   /// See AttentionParams::combine_counters; null where the schedule is dynamic. The address never changes.
   virtual uint32_t* combine_counters() const = 0;
 };
+
+/// Throws kInvalidArgument for a fault that a check of tables has written, and forgets it. `what` begins the message.
+void report_tables(kernels::cuda::TableFault& fault, const char* what);
 
 /// A stream beside the caller's, for work that needs nothing of what is enqueued there in the meantime.
 class GpuSideStream {
@@ -159,6 +167,7 @@ class GpuBackend : public GpuKernels {
   virtual void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
                       const kernels::cuda::LaunchShape& shape, Stream stream) const = 0;
   virtual void synchronize(Stream stream) const = 0;
+  virtual bool is_capturing(Stream stream) const = 0;
   /// Device memory, aligned to 256 bytes. Freeing it waits for what is enqueued. Throws kOutOfMemory.
   virtual std::shared_ptr<void> allocate(size_t bytes) const = 0;
   /// Enqueues a copy within this GPU's memory.

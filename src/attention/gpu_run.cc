@@ -173,6 +173,7 @@ void launch_pass(const detail::PlanBufferState& plan, size_t pass, const cuda::A
 void run_on_gpu(const detail::PlanBufferState& plan, const AttentionArgs& args, const WorkspaceLayout& layout,
                 std::byte* workspace, Stream stream) {
   check_gpu_args(plan, args);
+  if (plan.op->context.state().validate_tables) check_tables(plan, args, stream);
   cuda::AttentionParams params = gpu_params(plan, args, layout, workspace);
   // The first pass that is launched is on the caller's stream. The others' streams fork before it.
   std::array<std::optional<Fork>, cuda::kMaxPasses> forks;

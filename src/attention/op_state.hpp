@@ -21,9 +21,10 @@ namespace detail {
 /// What a Context stands for. Immutable once made; the pool it owns, if any, is thread-safe.
 struct ContextState {
   Device device;
-  Executor executor;                                 ///< the engine's, or that of `pool`; a GPU has none
-  std::string force_kernel;                          ///< empty: none
-  bool allow_fp8_mma = false;                        ///< of every op
+  Executor executor;           ///< the engine's, or that of `pool`; a GPU has none
+  std::string force_kernel;    ///< empty: none
+  bool allow_fp8_mma = false;  ///< of every op
+  bool validate_tables = false;
   std::unique_ptr<platform::ThreadPool> pool;        ///< null with an engine's executor
   std::shared_ptr<const attention::GpuBackend> gpu;  ///< null on a CPU
 };

@@ -81,6 +81,10 @@ AttentionOp AttentionPlan::op() const {
 
 const detail::PlanBufferState& detail::checked(const AttentionPlan& plan) {
   const detail::PlanBufferState& buffer = plan.buffer();
+  if (plan.generation() > buffer.generation) {
+    core::fail(ErrorCode::kStalePlan, "this plan is number ", plan.generation(), " of its buffer, which has made ",
+               buffer.generation, " so far: the plan is another buffer's, perhaps of one that stood here before");
+  }
   if (!buffer.planned || buffer.generation != plan.generation()) {
     core::fail(ErrorCode::kStalePlan, "this plan is number ", plan.generation(),
                " of its buffer, which has since been planned into ", buffer.generation - plan.generation(),
@@ -217,7 +221,7 @@ size_t workspace_size(const AttentionPlan& plan) {
 
 void init_workspace(const AttentionOp& op, Workspace workspace, Stream stream) {
   attention::check_stream(op.state(), stream);
-  attention::check_workspace(workspace, workspace_size(op));
+  attention::check_workspace(workspace, attention::carve(op.state(), 0).total);
 }
 
 }  // namespace folio::inline v0

@@ -68,7 +68,7 @@ AttentionConfig resolve(const AttentionConfig& config) {
   return out;
 }
 
-/// The one environment variable Folio reads: a debugging aid, below what the code asks for.
+/// An environment variable: a debugging aid, below what the code asks for.
 std::string forced_kernel(const Context& context, const PrepareOptions& options) {
   if (!options.force_kernel.empty()) return options.force_kernel;
   if (!context.state().force_kernel.empty()) return context.state().force_kernel;
@@ -114,6 +114,9 @@ std::vector<Candidate> candidates(const Context& context, const AttentionConfig&
     const std::string missing = kernel->unavailable(platform::cpu_features());
     all.push_back({.answer = ask(*kernel, missing, config), .cpu = kernel, .gpu = nullptr});
   }
+  std::stable_partition(all.begin(), all.end(), [](const Candidate& candidate) {
+    return candidate.cpu->preferred == nullptr || candidate.cpu->preferred(platform::cpu_features());
+  });
   return all;
 }
 
@@ -162,6 +165,7 @@ scheduler::SchedulerConfig scheduler_config(const AttentionConfig& config, const
   scheduler.tile_cost = kernel.tile_cost;
   scheduler.row_cost = kernel.row_cost;
   scheduler.bounds = options.bounds;
+  scheduler.max_splits = options.max_kv_splits;
   return scheduler;
 }
 
@@ -220,7 +224,15 @@ std::vector<detail::Pass> gpu_passes(const detail::OpState& state, const kernels
   return passes;
 }
 
-void check_options(const PrepareOptions& options) {
+void check_options(const PrepareOptions& options, Determinism determinism) {
+  if (options.max_kv_splits < 0) {
+    core::fail(ErrorCode::kInvalidArgument, "max_kv_splits is ", options.max_kv_splits,
+               "; it is 0 (no bound) or the most splits");
+  }
+  if (options.max_kv_splits > 0 && determinism >= Determinism::kBatchInvariant) {
+    core::fail(ErrorCode::kInvalidArgument, "max_kv_splits is ", options.max_kv_splits,
+               " at a determinism whose splits are fixed; it must be 0 there");
+  }
   if (options.num_workers < 0 || options.num_workers > kMaxWorkers) {
     core::fail(ErrorCode::kInvalidArgument, "num_workers is ", options.num_workers, "; it must be from 0 to ",
                kMaxWorkers);
@@ -236,7 +248,7 @@ void check_options(const PrepareOptions& options) {
 }  // namespace
 
 AttentionOp prepare(const Context& context, const AttentionConfig& config, const PrepareOptions& options) {
-  check_options(options);
+  check_options(options, config.determinism);
   const AttentionConfig resolved = resolve(config);
   const Candidate chosen = choose(context, resolved, forced_kernel(context, options));
   const int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();

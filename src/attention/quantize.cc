@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/aliasing.hpp"
 #include "attention/cache_args.hpp"
 #include "attention/split_work.hpp"
 #include "core/checked_math.hpp"
@@ -73,6 +74,24 @@ void check_shape(const char* name, const ConstTensorView& tensor, int64_t tokens
           dim, "]");
 }
 
+/// Several threads write rows at once: every one lies apart from every other.
+kvcache::StridedSet output_set(const char* name, const ConstTensorView& out) {
+  const kvcache::StridedSet set = attention::tensor_set(name, out);
+  require(set.distinct, name, "'s rows overlap: token stride ", out.strides[0], ", head stride ", out.strides[1]);
+  return set;
+}
+
+void check_apart(const char* out_name, const kvcache::StridedSet& out, const char* in_name,
+                 const kvcache::StridedSet& in) {
+  require(kvcache::lie_apart(out, in), out_name, " overlaps ", in_name);
+}
+
+/// The block scales of a matrix whose rows are the tokens of a tensor of values.
+kvcache::StridedSet block_scales_of(const BlockScaleArgs& block_scale, const ConstTensorView& wide) {
+  const int64_t blocks = core::checked_mul(wide.shape[1], wide.shape[2] / kNvfp4BlockSize);
+  return attention::block_scale_set(block_scale, wide.shape[0], blocks);
+}
+
 void check_wide(const char* name, DType dtype) {
   require(dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16, name, " is ", dtype,
           "; float32, float16 and bfloat16 are taken");
@@ -134,7 +153,9 @@ void quantize_fp8(const Context& context, const ConstTensorView& in, const Tenso
   check_wide("in", in.dtype);
   require(is_fp8(out.dtype), "out is ", out.dtype, "; it must be fp8_e4m3 or fp8_e5m2");
   check_shape("out", out, in.shape[0], in.shape[1], in.shape[2]);
+  check_apart("out", output_set("out", out), "in", attention::tensor_set("in", in));
   require(scale.granularity == ScaleGranularity::kPerTensor, "scale must be per tensor");
+  require(scale.request_stride == 0, "scale.request_stride is ", scale.request_stride, ", but the scale is per tensor");
   require(scale.data == nullptr || scale.value == 1.0f, "scale has data and a value of ", scale.value,
           "; leave one of them");
   const attention::GpuBackend* const gpu = context.state().gpu.get();
@@ -161,6 +182,12 @@ void quantize_nvfp4(const Context& context, const ConstTensorView& in, const Ten
   check_rows("in", in);
   check_wide("in", in.dtype);
   check_nvfp4(in, out, "out", block_scale, global_scale);
+  const kvcache::StridedSet to = output_set("out", out);
+  const kvcache::StridedSet from = attention::tensor_set("in", in);
+  const kvcache::StridedSet scales = block_scales_of(block_scale, in);
+  check_apart("out", to, "in", from);
+  check_apart("block_scale", scales, "in", from);
+  check_apart("block_scale", scales, "out", to);
   if (context.state().gpu != nullptr) {
     gpu_nvfp4(*context.state().gpu, in, out, block_scale, global_scale, false, stream);
     return;
@@ -180,6 +207,9 @@ void dequantize_nvfp4(const Context& context, const ConstTensorView& in, const B
   check_rows("out", out);
   require(out.dtype == DType::kFloat32, "out is ", out.dtype, "; it must be float32");
   check_nvfp4(out, in, "in", block_scale, global_scale);
+  const kvcache::StridedSet to = output_set("out", out);
+  check_apart("out", to, "in", attention::tensor_set("in", in));
+  check_apart("out", to, "block_scale", block_scales_of(block_scale, out));
   if (context.state().gpu != nullptr) {
     gpu_nvfp4(*context.state().gpu, out, in, block_scale, global_scale, true, stream);
     return;

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "core/golden_test.hpp"
@@ -126,6 +127,69 @@ TEST(Quantize, RefusesWhatDoesNotFit) {
               HasSubstr("must be fp8"));
   EXPECT_EQ(out, std::vector<uint8_t>(48, 0xee));
   EXPECT_EQ(scales, std::vector<uint8_t>(512, 0xee));
+}
+
+TEST(Quantize, OutputsThatOverlap_AreRefused) {
+  const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  std::vector<float> in(128);
+  std::vector<uint8_t> out(128, 0xee), scales(1024, 0xee);
+  const ConstTensorView wide(in.data(), DType::kFloat32, {2, 1, 32});
+  const auto refused = folio::testing::message_of<std::function<void()>>;
+  const auto fp8 = [&](void* data, int64_t token_stride) {
+    TensorView view(data, DType::kFloat8E4M3, {2, 1, 32});
+    view.strides[0] = token_stride;
+    return refused([&, view] { quantize_fp8(context, wide, view, {}); }, ErrorCode::kInvalidArgument);
+  };
+  EXPECT_THAT(fp8(in.data() + 3, 32), HasSubstr("out overlaps in"));
+  EXPECT_THAT(fp8(out.data(), 31), HasSubstr("out's rows overlap"));
+  EXPECT_THAT(fp8(out.data(), 0), HasSubstr("out's rows overlap"));
+  EXPECT_THAT(fp8(out.data(), std::numeric_limits<int64_t>::max()), HasSubstr("beyond the address space"));
+  const auto nvfp4 = [&](void* codes, int64_t token_stride, void* scale_data) {
+    TensorView view(codes, DType::kFloat4E2M1x2, {2, 1, 16});
+    view.strides[0] = token_stride;
+    return refused(
+        [&, view] {
+          quantize_nvfp4(context, wide, view, {scale_data, 0}, 1.0f);
+        },
+        ErrorCode::kInvalidArgument);
+  };
+  EXPECT_THAT(nvfp4(in.data(), 16, scales.data()), HasSubstr("out overlaps in"));
+  EXPECT_THAT(nvfp4(out.data(), 15, scales.data()), HasSubstr("out's rows overlap"));
+  EXPECT_THAT(nvfp4(scales.data() + 500, 16, scales.data()), HasSubstr("block_scale overlaps out"));
+  EXPECT_THAT(nvfp4(out.data(), 16, in.data()), HasSubstr("block_scale overlaps in"));
+  const auto back = [&](void* data, int64_t token_stride, void* scale_data) {
+    TensorView view(data, DType::kFloat32, {2, 1, 32});
+    view.strides[0] = token_stride;
+    const ConstTensorView codes(out.data(), DType::kFloat4E2M1x2, {2, 1, 16});
+    return refused(
+        [&, view] {
+          dequantize_nvfp4(context, codes, {scale_data, 0}, 1.0f, view);
+        },
+        ErrorCode::kInvalidArgument);
+  };
+  EXPECT_THAT(back(out.data() + 8, 32, scales.data()), HasSubstr("out overlaps in"));
+  EXPECT_THAT(back(in.data(), 31, scales.data()), HasSubstr("out's rows overlap"));
+  EXPECT_THAT(back(in.data(), 32, in.data()), HasSubstr("out overlaps block_scale"));
+  EXPECT_EQ(in, std::vector<float>(128));
+  EXPECT_EQ(out, std::vector<uint8_t>(128, 0xee));
+  EXPECT_EQ(scales, std::vector<uint8_t>(1024, 0xee));
+}
+
+/// Input and output as columns of one buffer; rows from the last to the first.
+TEST(Quantize, OutputsBetweenInputs_AreTaken) {
+  const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  constexpr int64_t kRow = 24;  // floats: 16 of input, then 16 bytes of output, then a gap
+  std::vector<float> buffer(3 * kRow);
+  for (size_t i = 0; i < buffer.size(); ++i) buffer[i] = static_cast<float>(i % 7) - 3.0f;
+  ConstTensorView in(buffer.data() + 2 * kRow, DType::kFloat32, {3, 1, 16});
+  TensorView out(buffer.data() + 2 * kRow + 16, DType::kFloat8E4M3, {3, 1, 16});
+  in.strides[0] = -kRow;
+  out.strides[0] = -kRow * 4;
+  quantize_fp8(context, in, out, {});
+  for (size_t row = 0; row < 3; ++row) {
+    const auto* stored = reinterpret_cast<const uint8_t*>(&buffer[row * kRow + 16]);
+    for (size_t d = 0; d < 16; ++d) EXPECT_EQ(fp8_e4m3_to_float(stored[d]), buffer[row * kRow + d]) << row << ", " << d;
+  }
 }
 
 }  // namespace

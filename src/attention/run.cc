@@ -1,6 +1,7 @@
 #include <cmath>
 #include <vector>
 
+#include "attention/aliasing.hpp"
 #include "attention/run_args.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -73,10 +74,12 @@ void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspa
   attention::check_args(state, args);
   const attention::WorkspaceLayout layout = attention::carve(op, attention::partial_rows(state));
   attention::check_workspace(workspace, layout.total);
+  attention::check_outputs_apart(state, args, {workspace.data, layout.total});
 
   AttentionArgs resolved = args;
   if (resolved.sm_scale == 0.0f) resolved.sm_scale = 1.0f / std::sqrt(static_cast<float>(op.config.head_dim_qk));
   auto* bytes = static_cast<std::byte*>(workspace.data);
+  if (op.gpu() == nullptr && op.context.state().validate_tables) attention::check_tables(state, args, stream);
   if (op.gpu() != nullptr) {
     attention::run_on_gpu(state, resolved, layout, bytes, stream);
   } else {
@@ -92,6 +95,7 @@ void validate(const AttentionPlan& plan, const AttentionArgs& args) {
                "validate, or check tables by `validate` of folio/table_ops.hpp");
   }
   attention::check_args(state, args);
+  attention::check_outputs_apart(state, args, {});
   for (size_t i = 0; i < args.segments.size(); ++i) {
     const scheduler::SegmentLengths& lengths = state.view().segments[i];
     if (lengths.source != KvSource::kPaged) continue;

@@ -2,9 +2,11 @@
 
 #include <cmath>
 
+#include "attention/cache_args.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/kv_cache.hpp"
+#include "kvcache/page_rows.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
@@ -35,55 +37,31 @@ void check_rows_apart(const char* name, int64_t tokens, int64_t token_stride, in
   const int64_t far_count = heads_inside ? tokens : heads;
   const bool near_apart = near_count <= 1 || near_stride >= row_length;
   const int64_t near_extent =
-      near_count <= 1 ? row_length : core::checked_mul(near_count - 1, near_stride) + row_length;
+      near_count <= 1 ? row_length : core::checked_add(core::checked_mul(near_count - 1, near_stride), row_length);
   const bool far_apart = far_count <= 1 || far_stride >= near_extent;
   require(near_apart && far_apart, name, "'s rows overlap: token stride ", token_stride, ", head stride ", head_stride);
 }
 
-/// The bytes between a view's first and last element.
-struct Extent {
-  uintptr_t begin;
-  uintptr_t end;
-};
-
-Extent extent_of(const ConstTensorView& view) {
-  int64_t last = 0;
-  int64_t first = 0;
-  for (size_t i = 0; i < static_cast<size_t>(view.rank); ++i) {
-    (view.strides[i] < 0 ? first : last) += core::checked_mul(view.shape[i] - 1, view.strides[i]);
+/// A scale of the op. `readable`: its values lie in host memory. They are checked for the requests that have queries.
+void check_scale(const char* name, const Scale& scale, bool allowed, const char* why_not,
+                 const detail::PlanBufferState& plan, bool readable) {
+  const scheduler::PlanView& view = plan.view();
+  const int32_t heads = plan.op->config.num_kv_heads;
+  attention::check_scale(name, scale, allowed, why_not, heads, view.num_requests, false);
+  if (scale.data == nullptr || !readable) return;
+  const auto check = [&](int64_t index, int64_t count) {
+    for (int64_t i = index; i < index + count; ++i) {
+      require(std::isfinite(scale.data[i]) && scale.data[i] > 0.0f, name, ".data[", i, "] is ", scale.data[i],
+              "; it must be finite and above 0");
+    }
+  };
+  if (scale.granularity == ScaleGranularity::kPerTensor) return check(0, 1);
+  if (scale.granularity == ScaleGranularity::kPerHead) return check(0, heads);
+  const bool per_head = scale.granularity == ScaleGranularity::kPerRequestAndHead;
+  for (int32_t r = 0; r < view.num_requests; ++r) {
+    if (view.cu_q[r] == view.cu_q[r + 1]) continue;
+    check(per_head ? r * scale.request_stride : r, per_head ? heads : 1);
   }
-  const auto base = reinterpret_cast<uintptr_t>(view.data);
-  return {base + static_cast<uintptr_t>(first * size_of(view.dtype)),
-          base + static_cast<uintptr_t>((last + 1) * size_of(view.dtype))};
-}
-
-/// True if q and out surely lie apart: disjoint extents, or columns of one fused buffer with one token stride.
-bool lie_apart(const ConstTensorView& q, const ConstTensorView& out) {
-  const Extent a = extent_of(q);
-  const Extent b = extent_of(out);
-  if (a.end <= b.begin || b.end <= a.begin) return true;
-  const int64_t stride = q.strides[0] * size_of(q.dtype);
-  if (stride <= 0 || stride != out.strides[0] * size_of(out.dtype)) return false;
-  ConstTensorView q_token = q;
-  ConstTensorView out_token = out;
-  q_token.shape[0] = out_token.shape[0] = 1;
-  const Extent x = extent_of(q_token);
-  const Extent y = extent_of(out_token);
-  const auto row = static_cast<uintptr_t>(stride);
-  const uintptr_t offset = ((y.begin - x.begin) % row + row) % row;
-  return offset >= x.end - x.begin && offset + (y.end - y.begin) <= row;
-}
-
-void check_scale(const char* name, const Scale& scale, bool allowed, const char* why_not) {
-  require(allowed || (scale.data == nullptr && scale.value == 1.0f), name, " is given, but ", why_not);
-  require(std::isfinite(scale.value), name, ".value is ", scale.value, "; it must be finite");
-  require(scale.data == nullptr || scale.value == 1.0f, name, " has data and a value of ", scale.value,
-          "; leave one of them");
-  const auto granularity = static_cast<int32_t>(scale.granularity);
-  require(granularity >= 0 && granularity <= static_cast<int32_t>(ScaleGranularity::kPerRequestAndHead), name,
-          ".granularity is ", granularity);
-  require(scale.data != nullptr || scale.granularity == ScaleGranularity::kPerTensor, name,
-          " is per head or request, but has no data");
 }
 
 void check_optional_features(const AttentionConfig& config, const AttentionArgs& args) {
@@ -142,8 +120,10 @@ void check_paged(const AttentionConfig& config, const SegmentLengths& lengths, c
   require(table.num_rows >= lengths.num_rows, "the table has ", table.num_rows, " rows; the plan has ",
           lengths.num_rows);
   require(!csr || table.indptr != nullptr, "table.indptr is null");
-  require(csr || (table.first_column >= 0 && table.row_stride >= 0), "table.first_column is ", table.first_column,
-          ", row_stride ", table.row_stride, "; neither may be negative");
+  kvcache::check_fields_of_kind(table);
+  for (int32_t row = 0; cache.num_pages == 0 && lengths.kv_len != nullptr && row < lengths.num_rows; ++row) {
+    require(lengths.kv_len[row] == 0, "row ", row, " has ", lengths.kv_len[row], " keys, but cache.num_pages is 0");
+  }
   if (!readable) {
     require(table.indices != nullptr || lengths.num_rows == 0, "table.indices is null");
     return;
@@ -155,7 +135,8 @@ void check_paged(const AttentionConfig& config, const SegmentLengths& lengths, c
     if (csr) {
       check_span("table.indptr", table.indptr, row, pages, table.num_indices);
     } else {
-      const int64_t end = core::checked_mul(int64_t{row}, table.row_stride) + table.first_column + pages;
+      const int64_t end =
+          core::checked_add(core::checked_mul(int64_t{row}, table.row_stride), table.first_column + pages);
       require(end <= table.num_indices, "row ", row, " of the table ends at entry ", end, " of ", table.num_indices);
       require(lengths.num_rows == 1 || table.first_column + pages <= table.row_stride || table.row_stride == 0, "row ",
               row, " needs ", pages, " pages from column ", table.first_column, "; a row has ", table.row_stride);
@@ -179,10 +160,10 @@ void check_ragged(const AttentionConfig& config, const SegmentLengths& lengths, 
   }
 }
 
-void check_segment(const AttentionConfig& config, const SegmentLengths& lengths, const SegmentArgs& args,
-                   bool readable) {
-  check_scale("k_scale", args.k_scale, true, "");
-  check_scale("v_scale", args.v_scale, true, "");
+void check_segment(const PlanBufferState& plan, const SegmentLengths& lengths, const SegmentArgs& args, bool readable) {
+  const AttentionConfig& config = plan.op->config;
+  check_scale("k_scale", args.k_scale, true, "", plan, readable);
+  check_scale("v_scale", args.v_scale, true, "", plan, readable);
   if (lengths.source == KvSource::kPaged) {
     check_paged(config, lengths, args, readable);
   } else {
@@ -199,26 +180,23 @@ void check_args(const PlanBufferState& plan, const AttentionArgs& args) {
   const int32_t out_elements = nvfp4 ? config.head_dim_v / 2 : config.head_dim_v;  // of two values each
   check_rows("out", args.out, config.out, plan.num_tokens, config.num_q_heads, out_elements);
   check_rows_apart("out", plan.num_tokens, args.out.strides[0], config.num_q_heads, args.out.strides[1], out_elements);
-  require(plan.num_tokens == 0 || lie_apart(args.q, args.out), "out overlaps q");
-
   const auto base = static_cast<int32_t>(args.lse.base);
   require(base == static_cast<int32_t>(LseBase::kE) || base == static_cast<int32_t>(LseBase::k2), "lse.base is ", base);
   if (args.lse.data != nullptr) {
     check_rows_apart("lse", plan.num_tokens, args.lse.token_stride, config.num_q_heads, args.lse.head_stride, 1);
   }
   check_optional_features(config, args);
-  check_scale("q_scale", args.q_scale, is_fp8(config.q), "q is not fp8");
-  check_scale("out_scale", args.out_scale, is_fp8(config.out) || nvfp4, "out is not fp8");
+  const bool readable = plan.op->gpu() == nullptr;
+  check_scale("q_scale", args.q_scale, is_fp8(config.q), "q is not fp8", plan, readable);
   require(args.out_scale.granularity == ScaleGranularity::kPerTensor, "out_scale must be per tensor");
-  require(args.out_scale.data != nullptr || args.out_scale.value > 0.0f, "out_scale.value is ", args.out_scale.value,
-          "; it must be positive");
+  check_scale("out_scale", args.out_scale, is_fp8(config.out) || nvfp4, "out is not fp8", plan, readable);
 
   const scheduler::PlanView& view = plan.view();
   require(args.segments.size() == static_cast<size_t>(view.num_segments), "args has ", args.segments.size(),
           " segments; the plan has ", view.num_segments);
   for (size_t i = 0; i < args.segments.size(); ++i) {
     try {
-      check_segment(config, view.segments[i], args.segments[i], plan.op->gpu() == nullptr);
+      check_segment(plan, view.segments[i], args.segments[i], readable);
     } catch (const Error& error) {
       core::fail(error.code(), "segment ", i, ": ", error.what());
     }
@@ -226,6 +204,8 @@ void check_args(const PlanBufferState& plan, const AttentionArgs& args) {
 
   const bool custom = config.mask == MaskKind::kCustom;
   require(custom || args.custom_mask == nullptr, "custom_mask is given, but config.mask is not kCustom");
+  require(args.custom_mask != nullptr || args.custom_mask_bytes == 0, "custom_mask_bytes is ", args.custom_mask_bytes,
+          ", but custom_mask is null");
   if (custom) {
     const int64_t bytes = view.mask_byte_indptr[view.num_requests];
     require(args.custom_mask_bytes >= bytes, "custom_mask has ", args.custom_mask_bytes, " bytes; the batch needs ",

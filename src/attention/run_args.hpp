@@ -35,6 +35,11 @@ WorkspaceLayout carve(const detail::OpState& op, int64_t partial_rows);
 /// Throws kWorkspaceTooSmall, or kInvalidArgument if it is null or not aligned.
 void check_workspace(const Workspace& workspace, size_t needed);
 
+/// ContextOptions::validate_tables: checks what a run will read of tables and indptrs, with args that check_args has
+/// passed. Throws kInvalidArgument. Where `stream` is being captured it enqueues the check instead, which reports
+/// through the plan's buffer.
+void check_tables(const detail::PlanBufferState& plan, const AttentionArgs& args, Stream stream);
+
 /// Enqueues the passes of one layer. `args` is checked but for what a GPU asks besides, and has its defaults resolved.
 /// Throws for what a GPU cannot take although a CPU can: more segments than a launch carries, addresses that are not
 /// aligned to elements.

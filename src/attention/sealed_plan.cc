@@ -65,10 +65,12 @@ class SealedImage final : public GpuPlanMemory {
     image_ = reinterpret_cast<const scheduler::PlanImageHeader*>(image);
     tile_counters_ = own.tile_counters();
     combine_counters_ = own.combine_counters();
+    table_fault_ = own.table_fault();
   }
   void upload(const scheduler::PlanView&, Stream) override { fail_planned(); }
   void plan_on_device(const BatchView&, Stream) override { fail_planned(); }
   void report() override {}
+  kernels::cuda::TableFault* table_fault() const override { return table_fault_; }
   const scheduler::PlanImageHeader* image() const override { return image_; }
   uint32_t* tile_counters() const override { return tile_counters_; }
   uint32_t* combine_counters() const override { return combine_counters_; }
@@ -81,6 +83,7 @@ class SealedImage final : public GpuPlanMemory {
   const scheduler::PlanImageHeader* image_ = nullptr;
   uint32_t* tile_counters_ = nullptr;
   uint32_t* combine_counters_ = nullptr;
+  kernels::cuda::TableFault* table_fault_ = nullptr;
 };
 
 /// `passes`: an op's, or a plan's. `plan_of`: what scheduler::plan_image_bytes takes of one.

@@ -36,16 +36,34 @@ KvCacheView to_cache(const folio_kv_cache_view& cache) {
   return std::bit_cast<KvCacheView>(cache);
 }
 
+/// A value of 0, as in memory of zeros, is the default.
 Scale to_scale(const folio_scale& scale, const char* name) {
   to_enum(scale.granularity, ScaleGranularity::kPerRequestAndHead, name);
-  return std::bit_cast<Scale>(scale);
+  Scale converted = std::bit_cast<Scale>(scale);
+  if (converted.value == 0.0f) converted.value = Scale{}.value;
+  return converted;
+}
+
+/// All zeros are the default.
+KvShard to_shard(const folio_kv_shard& shard) {
+  const bool zero = shard.world == 0 && shard.rank == 0 && shard.interleave == 0;
+  return zero ? KvShard{} : std::bit_cast<KvShard>(shard);
+}
+
+RopeArgs to_rope(float theta, float scale) {
+  const RopeArgs defaults;
+  return {theta == 0.0f ? defaults.theta : theta, scale == 0.0f ? defaults.scale : scale};
 }
 
 }  // namespace
 
-void check_struct(const void* data, uint32_t size, size_t known, const char* name) {
+void check_struct_size(uint64_t size, size_t known, const char* name, const char* init_function) {
   core::require(size >= known && size <= kLargestStruct, name, ".struct_size is ", size, "; it has ", known,
-                " bytes in this version (start from the structure's ..._INIT)");
+                " bytes in this version (", init_function, " or the ..._INIT macro sets it, with every default)");
+}
+
+void check_struct(const void* data, uint32_t size, size_t known, const char* name, const char* init_function) {
+  check_struct_size(size, known, name, init_function);
   const auto* bytes = static_cast<const unsigned char*>(data);
   const bool known_only = std::all_of(bytes + known, bytes + size, [](unsigned char byte) { return byte == 0; });
   if (!known_only) {
@@ -65,6 +83,7 @@ ContextOptions to_options(const folio_context_options* options) {
   converted.num_threads = given.num_threads;
   converted.force_kernel = to_string(given.force_kernel);
   converted.allow_fp8_mma = given.allow_fp8_mma != 0;
+  converted.validate_tables = given.validate_tables != 0;
   converted.executor.self = given.executor.self;
   converted.executor.parallel_for = given.executor.parallel_for;
   const bool none = given.executor.parallel_for == nullptr && given.executor.concurrency == 0;
@@ -86,6 +105,10 @@ AttentionConfig to_config(const folio_attention_config* config, const char* name
   converted.kv_format = to_enum(given.kv_format, KvFormat::kCpuPacked, "config.kv_format");
   converted.page_size = given.page_size;
   converted.mask = to_enum(given.mask, MaskKind::kCustom, "config.mask");
+  core::require(given.window_left != 0 || given.window_right != 0,
+                "config.window_left and window_right are both 0, as in memory of zeros; -1 is unbounded "
+                "(folio_attention_config_init sets it), and a window of the query's own key is FOLIO_MASK_CAUSAL with "
+                "window_left 0 and window_right -1");
   converted.window_left = given.window_left;
   converted.window_right = given.window_right;
   constexpr uint32_t kKnown =
@@ -123,7 +146,7 @@ KvSegment to_segment(const folio_kv_segment& segment) {
   converted.group_indptr = segment.group_indptr;
   converted.num_groups = segment.num_groups;
   converted.mask = to_enum(segment.mask, SegmentMask::kAllVisible, "segment.mask");
-  converted.shard = std::bit_cast<KvShard>(segment.shard);
+  converted.shard = to_shard(segment.shard);
   return converted;
 }
 
@@ -168,7 +191,7 @@ AttentionArgs to_args(const folio_attention_args& args, std::span<const SegmentA
   converted.sinks = args.sinks;
   converted.q_scale = to_scale(args.q_scale, "q_scale.granularity");
   converted.out_scale = to_scale(args.out_scale, "out_scale.granularity");
-  converted.rope = {args.rope_theta, args.rope_scale};
+  converted.rope = to_rope(args.rope_theta, args.rope_scale);
   converted.custom_mask = args.custom_mask;
   converted.custom_mask_bytes = args.custom_mask_bytes;
   return converted;

@@ -34,15 +34,38 @@ namespace folio::inline v0::capi {
 /// A structure larger than any that will be: what an uninitialised struct_size looks like.
 inline constexpr uint32_t kLargestStruct = 4096;
 
+/// The function that fills a growing structure with its defaults; for messages.
+template <typename Struct>
+inline constexpr const char* kInitFunction = nullptr;
+template <>
+inline constexpr const char* kInitFunction<folio_context_options> = "folio_context_options_init";
+template <>
+inline constexpr const char* kInitFunction<folio_attention_config> = "folio_attention_config_init";
+template <>
+inline constexpr const char* kInitFunction<folio_prepare_options> = "folio_prepare_options_init";
+template <>
+inline constexpr const char* kInitFunction<folio_kv_segment> = "folio_kv_segment_init";
+template <>
+inline constexpr const char* kInitFunction<folio_batch> = "folio_batch_init";
+template <>
+inline constexpr const char* kInitFunction<folio_segment_args> = "folio_segment_args_init";
+template <>
+inline constexpr const char* kInitFunction<folio_attention_args> = "folio_attention_args_init";
+template <>
+inline constexpr const char* kInitFunction<folio_cache_write_args> = "folio_cache_write_args_init";
+
+/// Throws unless a structure may have `size` bytes, of which this version knows `known`.
+void check_struct_size(uint64_t size, size_t known, const char* name, const char* init_function);
+
 /// Throws unless a structure of `size` bytes at `data` can be read as the first `known` bytes: a shorter one lacks
 /// fields that every version has, a longer one may only have zeros in fields that this version does not know.
-void check_struct(const void* data, uint32_t size, size_t known, const char* name);
+void check_struct(const void* data, uint32_t size, size_t known, const char* name, const char* init_function);
 
 /// A copy of a growing structure, cut to what this version knows.
 template <typename Struct>
 Struct read_struct(const Struct* given, const char* name) {
   core::require(given != nullptr, name, " is null");
-  check_struct(given, given->struct_size, sizeof(Struct), name);
+  check_struct(given, given->struct_size, sizeof(Struct), name, kInitFunction<Struct>);
   Struct copy;
   std::memcpy(&copy, given, sizeof(Struct));
   return copy;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -49,9 +50,9 @@ class Meeting {
       return;
     }
     const uint64_t mine = round_;
-    if (!changed_.wait_for(lock, timeout_, [&] { return round_ != mine || !failure_.empty(); })) {
-      set_failure(core::message("rank ", rank, " waited ", static_cast<int64_t>(timeout_.count()), " ms in ", call.name,
-                                " for ", world() - arrived_, " of ", world(), " ranks"));
+    if (!changed_.wait_for(lock, timeout_, [&] { return round_ != mine || failed_; })) {
+      set_failure("rank ", rank, " waited ", static_cast<int64_t>(timeout_.count()), " ms in ", call.name, " for ",
+                  world() - arrived_, " of ", world(), " ranks");
     }
     if (round_ == mine) throw_if_failed();
   }
@@ -71,30 +72,38 @@ class Meeting {
     changed_.wait(lock, [&] { return round_ != mine; });
   }
 
-  void fail(std::string_view reason) noexcept {
-    try {
-      const std::lock_guard lock(mutex_);
-      set_failure(std::string(reason.empty() ? "a rank gave up" : reason));
-    } catch (...) {  // no memory for the text: waiting ranks still end by their timeout
-    }
+  /// Ends the group; for want of memory without `reason`.
+  template <typename... Parts>
+  void fail(const Parts&... reason) noexcept {
+    const std::lock_guard lock(mutex_);
+    set_failure(reason...);
   }
 
  private:
-  void set_failure(std::string reason) {
-    if (failure_.empty()) failure_ = std::move(reason);
+  template <typename... Parts>
+  void set_failure(const Parts&... reason) noexcept {
+    if (!failed_) {
+      failed_ = true;
+      try {
+        failure_ = core::message(reason...);
+      } catch (const std::bad_alloc&) {  // the text stays empty
+      }
+    }
     changed_.notify_all();
   }
 
   void throw_if_failed() const {
-    if (!failure_.empty()) core::fail(ErrorCode::kUnavailable, "the group of threads has failed: ", failure_);
+    if (!failed_) return;
+    core::fail(ErrorCode::kUnavailable,
+               "the group of threads has failed: ", failure_.empty() ? "a rank gave up" : failure_.c_str());
   }
 
   void check_same_calls() {
     for (size_t r = 1; r < calls_.size(); ++r) {
       if (calls_[r].same(calls_[0])) continue;
-      set_failure(core::message("rank 0 calls ", calls_[0].name, " of ", static_cast<uint64_t>(calls_[0].bytes),
-                                " bytes, rank ", static_cast<uint64_t>(r), " ", calls_[r].name, " of ",
-                                static_cast<uint64_t>(calls_[r].bytes), " bytes"));
+      set_failure("rank 0 calls ", calls_[0].name, " of ", static_cast<uint64_t>(calls_[0].bytes), " bytes, rank ",
+                  static_cast<uint64_t>(r), " ", calls_[r].name, " of ", static_cast<uint64_t>(calls_[r].bytes),
+                  " bytes");
       throw_if_failed();
     }
   }
@@ -105,7 +114,8 @@ class Meeting {
   std::vector<Call> calls_;  ///< [world]
   int32_t arrived_ = 0;
   uint64_t round_ = 0;
-  std::string failure_;  ///< empty while the group works
+  bool failed_ = false;
+  std::string failure_;  ///< why; empty where there was no memory for it
 };
 
 class ThreadGroup final : public ProcessGroup {
@@ -116,7 +126,7 @@ class ThreadGroup final : public ProcessGroup {
     device_ = context->device();
     gpu_ = context->state().gpu;
   }
-  ~ThreadGroup() override { meeting_->fail(core::message("rank ", rank_, " has left it")); }
+  ~ThreadGroup() override { meeting_->fail("rank ", rank_, " has left it"); }
 
   int32_t rank() const noexcept override { return rank_; }
   int32_t size() const noexcept override { return meeting_->world(); }
@@ -178,7 +188,7 @@ class ThreadGroup final : public ProcessGroup {
     arrive(stream, {"barrier", 0, nullptr});
   }
 
-  void fail(std::string_view reason) noexcept override { meeting_->fail(reason); }
+  void fail(std::string_view reason) noexcept override { meeting_->fail(reason); }  // empty: as without memory
 
  private:
   void check(Stream stream) const {
@@ -265,29 +275,53 @@ std::vector<std::unique_ptr<ProcessGroup>> make_thread_groups(int32_t world, con
   return groups;
 }
 
+namespace {
+
+/// How a rank's body ended, for the others. Throws std::bad_alloc.
+std::string end_of(int32_t rank, const std::exception_ptr& thrown) {
+  if (thrown == nullptr) return core::message("rank ", rank, " has left it");
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::exception& error) {
+    return core::message("rank ", rank, " threw: ", error.what());
+  } catch (...) {
+    return core::message("rank ", rank, " threw");
+  }
+}
+
+}  // namespace
+
 void run_ranks(int32_t world, const std::function<void(ProcessGroup&)>& body, const ThreadGroupOptions& options) {
   std::vector<std::unique_ptr<ProcessGroup>> groups = make_thread_groups(world, options);
   std::mutex mutex;
   std::exception_ptr first;
   const auto guarded = [&](ProcessGroup& group) noexcept {
-    std::string reason = core::message("rank ", group.rank(), " threw");
+    std::exception_ptr thrown;
     try {
       body(group);
-      reason = core::message("rank ", group.rank(), " has left it");
-    } catch (const std::exception& error) {
-      reason = core::message("rank ", group.rank(), " threw: ", error.what());
-      const std::lock_guard lock(mutex);
-      if (first == nullptr) first = std::current_exception();
     } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (first == nullptr) first = std::current_exception();
+      thrown = std::current_exception();
     }
-    group.fail(reason);
+    {
+      const std::lock_guard lock(mutex);
+      if (first == nullptr) first = thrown;
+    }
+    try {
+      group.fail(end_of(group.rank(), thrown));
+    } catch (const std::bad_alloc&) {
+      group.fail({});
+    }
   };
   {
     std::vector<std::jthread> threads;
-    for (size_t r = 1; r < groups.size(); ++r) {
-      threads.emplace_back([&guarded, group = groups[r].get()] { guarded(*group); });
+    try {
+      for (size_t r = 1; r < groups.size(); ++r) {
+        threads.emplace_back([&guarded, group = groups[r].get()] { guarded(*group); });
+      }
+    } catch (const std::exception&) {                  // std::system_error from the OS, std::bad_alloc
+      groups[0]->fail("not every rank has a thread");  // the ranks that run wait for those that never will
+      core::fail(ErrorCode::kOutOfMemory, "the OS gave ", static_cast<int64_t>(threads.size()) + 1, " of ", world,
+                 " threads");
     }
     guarded(*groups[0]);
   }

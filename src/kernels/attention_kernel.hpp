@@ -47,10 +47,12 @@ struct AttentionKernel {
   int32_t best_page_size = 32;
   /// What P is rounded to before GEMM1; row_sum stays the float32 sum of the unrounded exponentials.
   DType p_dtype = DType::kFloat32;
+  /// False where another kernel is faster on a CPU with these features: it then comes behind all others. Null = true.
+  bool (*preferred)(const platform::CpuFeatures& features) = nullptr;
 };
 
 /// Every CPU attention kernel of this build, the preferred first. `prepare` takes the first that is available and does
-/// not refuse.
+/// not refuse; those that are not `preferred` on this CPU come last.
 std::span<const AttentionKernel* const> cpu_attention_kernels();
 
 namespace amx {
@@ -60,8 +62,8 @@ const AttentionKernel& attention_kernel();
 }  // namespace amx
 
 namespace avx512 {
-/// x86 only, the preferred first: "avx512-bf16", whose GEMM0 takes bfloat16 pairs and which is offered where that is
-/// faster; "avx512", for every CPU that has AVX-512 with VBMI (servers from Ice Lake and Zen 4 on).
+/// x86 only: "avx512-bf16", whose GEMM0 takes bfloat16 pairs and which is preferred where that is faster; "avx512", for
+/// every CPU that has AVX-512 with VBMI (servers from Ice Lake and Zen 4 on).
 std::span<const AttentionKernel* const> attention_kernels();
 }  // namespace avx512
 

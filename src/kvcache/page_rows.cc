@@ -14,12 +14,20 @@ void check_table(const PageTableView& table) {
   require(table.num_indices >= 0, "table.num_indices is ", table.num_indices, "; it must not be negative");
   require(table.indices != nullptr || table.num_indices == 0, "table.indices is null, but num_indices is ",
           table.num_indices);
-  if (csr) {
-    require(table.indptr != nullptr || table.num_rows == 0, "table.indptr is null, but num_rows is ", table.num_rows);
-  } else {
-    require(table.row_stride >= 0, "table.row_stride is ", table.row_stride, "; it must not be negative");
-    require(table.first_column >= 0, "table.first_column is ", table.first_column, "; it must not be negative");
+  require(!csr || table.indptr != nullptr || table.num_rows == 0, "table.indptr is null, but num_rows is ",
+          table.num_rows);
+  check_fields_of_kind(table);
+}
+
+void check_fields_of_kind(const PageTableView& table) {
+  if (table.kind == PageTableKind::kCsr) {
+    require(table.row_stride == 0 && table.first_column == 0, "table.row_stride is ", table.row_stride,
+            " and first_column ", table.first_column, "; a CSR table has neither");
+    return;
   }
+  require(table.indptr == nullptr, "table.indptr is given; a dense table has none");
+  require(table.row_stride >= 0, "table.row_stride is ", table.row_stride, "; it must not be negative");
+  require(table.first_column >= 0, "table.first_column is ", table.first_column, "; it must not be negative");
 }
 
 void check_table(const PageTableView& table, int64_t num_rows) {
@@ -28,6 +36,7 @@ void check_table(const PageTableView& table, int64_t num_rows) {
 }
 
 std::span<const int32_t> row_pages(const PageTableView& table, int32_t row, int64_t pages) {
+  require(pages >= 0, "row ", row, " is to have ", pages, " pages; 0 or more are offered");
   if (pages == 0) return {};
   int64_t begin = 0;
   if (table.kind == PageTableKind::kCsr) {

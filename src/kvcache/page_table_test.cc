@@ -224,10 +224,14 @@ TEST(Views, HandMadeHostileTablesAreRefused) {
   const auto dense = [](int64_t stride, int32_t column) {
     return [=](PageTableView& t) {
       t.kind = PageTableKind::kDense;
+      t.indptr = nullptr;
       t.row_stride = stride;
       t.first_column = column;
     };
   };
+  refused("row_stride is 2 and first_column 0; a CSR table has neither", [](PageTableView& t) { t.row_stride = 2; });
+  refused("row_stride is 0 and first_column 1; a CSR table has neither", [](PageTableView& t) { t.first_column = 1; });
+  refused("a dense table has none", [](PageTableView& t) { t.kind = PageTableKind::kDense; });
   refused("beyond the table's 3 entries", dense(std::numeric_limits<int64_t>::max(), 0));
   refused("needs 1 pages from column 2147483647", dense(2, std::numeric_limits<int32_t>::max()));
   refused("needs 1 pages from column 2", dense(2, 2));

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/expect_refused_test_util.hpp"
 #include "folio/page_table.hpp"
 #include "folio/types/error.hpp"
 
@@ -76,6 +77,19 @@ TEST(SharedPrefix, OnlyFullPagesCount) {
   EXPECT_THAT(finder.find(tables.as_dense(), full_pages), ElementsAre(SharedPrefix{0, 3, 2, -1}));
   EXPECT_THAT(finder.find(tables.as_dense(), std::vector<int32_t>{4, 0, 3}), IsEmpty());
   EXPECT_THAT(finder.find(tables.as_dense(), std::vector<int32_t>{4, 4}), ElementsAre(SharedPrefix{0, 2, 4, -1}));
+}
+
+TEST(SharedPrefix, NegativePageCounts_AreRefused) {
+  const Tables tables({{1, 2, 3, 4}, {1, 2, 3, 4}});
+  SharedPrefixFinder finder;
+  std::vector<int32_t> rows{0, 1};
+  for (const PageTableView& table : {tables.as_dense(), tables.as_csr()}) {
+    for (const std::vector<int32_t>& full_pages : {std::vector<int32_t>{-1, 3}, {3, -1}, {-1, -1}}) {
+      const std::string text = std::string("row ") + (full_pages[0] < 0 ? "0" : "1") + " is to have -1 pages";
+      folio::testing::expect_refused(text, [&] { finder.find(table, full_pages); });
+      folio::testing::expect_refused(text, [&] { finder.order(table, full_pages, rows); });
+    }
+  }
 }
 
 Rows random_rows(std::mt19937& random) {

@@ -1,7 +1,10 @@
 #include "platform/thread_pool.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <new>
 #include <system_error>
 
@@ -16,6 +19,16 @@ namespace {
 constexpr std::chrono::microseconds kSpinTime{50};
 /// The clock is read once per this many looks: reading it costs as much as a pause.
 constexpr int kLooksPerClock = 32;
+
+/// Forks between this process and the first one that made a pool. Written in a new child only, by its only thread.
+std::atomic<uint32_t> forks{0};
+
+/// Counts forks from the first call on. False where the system has no memory for the handler.
+bool count_forks() noexcept {
+  static const bool counted =
+      pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); }) == 0;
+  return counted;
+}
 
 void pause_cpu() noexcept {
 #if defined(__x86_64__)
@@ -44,6 +57,8 @@ ThreadPool::ThreadPool(int32_t num_threads) {
   core::require(num_threads >= 1, "a thread pool of ", num_threads, " threads; at least 1 is needed");
   // With more threads than CPUs, a spinning thread keeps from running the very thread that it waits for.
   may_spin_ = num_threads <= available_cpus();
+  if (!count_forks()) core::fail(ErrorCode::kOutOfMemory, "no memory to notice forks of a process with a thread pool");
+  fork_depth_ = forks.load(std::memory_order_relaxed);
   try {
     threads_.reserve(static_cast<size_t>(num_threads) - 1);
     for (int32_t i = 1; i < num_threads; ++i) threads_.emplace_back([this] { worker(); });
@@ -58,7 +73,16 @@ ThreadPool::~ThreadPool() {
   stop();
 }
 
+bool ThreadPool::in_forked_child() const noexcept {
+  return forks.load(std::memory_order_relaxed) != fork_depth_;
+}
+
 void ThreadPool::stop() noexcept {
+  if (in_forked_child()) {
+    // The objects name threads that do not exist here: there is nothing to join, and they may not be asked.
+    for (std::thread& thread : threads_) std::construct_at(&thread);
+    return;
+  }
   stopping_.store(true);
   alarm_.fetch_add(1);
   alarm_.notify_all();
@@ -76,7 +100,7 @@ Executor ThreadPool::executor() noexcept {
 }
 
 void ThreadPool::parallel_for(int64_t n, ParallelBody body, void* context) noexcept {
-  if (n <= 1 || threads_.empty() || busy_.exchange(true, std::memory_order_acquire)) {
+  if (n <= 1 || threads_.empty() || in_forked_child() || busy_.exchange(true, std::memory_order_acquire)) {
     for (int64_t i = 0; i < n; ++i) body(context, i);
     return;
   }

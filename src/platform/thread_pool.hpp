@@ -14,6 +14,9 @@ namespace folio::inline v0::platform {
 /// time, in order. A region never waits for a thread that has not joined it: on a busy machine the caller does the work
 /// itself. One region runs at a time. A second caller, and a body that calls back, run their region alone on their own
 /// thread: both are correct under the executor's contract and neither can deadlock. A region allocates nothing.
+///
+/// A forked child has none of the pool's threads: there every region runs on the calling thread alone. The fork must
+/// not be made from inside a body.
 class ThreadPool {
  public:
   /// `num_threads` >= 1, the caller included. Throws Error(kOutOfMemory) if the OS gives fewer threads.
@@ -36,6 +39,7 @@ class ThreadPool {
   // state_: whether a region may be joined, and how many workers have joined it.
   static constexpr uint32_t kOpen = 1u << 31;
 
+  bool in_forked_child() const noexcept;
   void worker() noexcept;
   void stop() noexcept;
   bool wait_for_region() noexcept;
@@ -59,6 +63,7 @@ class ThreadPool {
   std::atomic<bool> stopping_{false};
 
   bool may_spin_ = true;
+  uint32_t fork_depth_ = 0;  ///< of the process that has the threads
   std::vector<std::thread> threads_;
 };
 

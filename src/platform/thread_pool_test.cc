@@ -1,10 +1,13 @@
 #include "platform/thread_pool.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -182,6 +185,83 @@ TEST(ThreadPool, StartsAndStopsQuickly) {
       EXPECT_TRUE(calls.each_is(1));
     }
   }
+}
+
+/// Forks, and returns whether the child got through `body` in time and found it true.
+template <typename Body>
+bool holds_in_forked_child(const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(30);  // ends a child that hangs
+    _exit(body() ? 0 : 1);
+  }
+  int status = -1;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST_P(ThreadPoolOf, ForkedChild_RunsRegionsAndDestroysThePool) {
+  auto pool = std::make_unique<ThreadPool>(GetParam());
+  Calls calls(64);
+  pool->parallel_for(64, Calls::body, &calls);
+  EXPECT_TRUE(holds_in_forked_child([&] {
+    pool->parallel_for(64, Calls::body, &calls);
+    const bool each_twice = calls.each_is(2);
+    const auto grandchild = [&] {
+      pool.reset();
+      return true;
+    };
+    const bool grandchild_ends = holds_in_forked_child(grandchild);
+    pool.reset();
+    return each_twice && grandchild_ends;
+  }));
+  pool->parallel_for(64, Calls::body, &calls);
+  EXPECT_TRUE(calls.each_is(2)) << "the parent's pool has its threads";
+}
+
+/// The child inherits a pool whose owner, a thread that does not exist there, never comes back.
+TEST(ThreadPool, ForkedChildOfABusyPool_RunsRegions) {
+  auto pool = std::make_unique<ThreadPool>(4);
+  struct Gate {
+    std::atomic<int32_t> inside{0};
+    std::atomic<bool> open{false};
+  } gate;
+  std::thread owner([&] {
+    pool->parallel_for(
+        2,
+        [](void* self, int64_t) noexcept {
+          auto& at = *static_cast<Gate*>(self);
+          ++at.inside;
+          while (!at.open.load()) std::this_thread::yield();
+        },
+        &gate);
+  });
+  while (gate.inside.load() == 0) std::this_thread::yield();
+  EXPECT_TRUE(holds_in_forked_child([&] {
+    Calls calls(16);
+    pool->parallel_for(16, Calls::body, &calls);
+    pool.reset();
+    return calls.each_is(1);
+  }));
+  gate.open.store(true);
+  owner.join();
+}
+
+/// Threads that a child makes itself are its own: its child has none of them either.
+TEST(ThreadPool, PoolMadeInAForkedChild_HasThreads) {
+  const auto pool = std::make_unique<ThreadPool>(4);
+#if !defined(__SANITIZE_THREAD__)  // ThreadSanitizer refuses new threads in the child of a process with several
+  EXPECT_TRUE(holds_in_forked_child([] {
+    auto own = std::make_unique<ThreadPool>(4);
+    Calls calls(16);
+    own->parallel_for(16, Calls::body, &calls);
+    const auto grandchild = [&] {
+      own->parallel_for(16, Calls::body, &calls);
+      own.reset();
+      return calls.each_is(2);
+    };
+    return calls.each_is(1) && holds_in_forked_child(grandchild);
+  }));
+#endif
 }
 
 }  // namespace

@@ -94,16 +94,41 @@ class Carver {
   int32_t* next_;
 };
 
-void copy_segment(const BatchView& batch, int64_t s, Carver& carver, SegmentLengths& out) {
+/// Where the row of a group begins without a first_pos: where the keys before it end. All requests of the group that
+/// have queries must say the same.
+int32_t end_before_group(const BatchView& batch, int64_t s, int32_t group, const int32_t* ends) {
+  const int32_t* indptr = batch.segments[static_cast<size_t>(s)].group_indptr;
+  int32_t first = -1;
+  for (int32_t r = indptr[group]; r < indptr[group + 1]; ++r) {
+    if (batch.cu_q[r] == batch.cu_q[r + 1]) continue;
+    if (first < 0) first = r;
+    if (ends[r] != ends[first]) {
+      refuse_row(s, group, "first_pos is left out, but the keys before it end at position ", ends[first],
+                 " in request ", first, " and at ", ends[r], " in request ", r, "; give first_pos");
+    }
+  }
+  return first < 0 ? 0 : ends[first];
+}
+
+/// `ends`: where each request's keys in earlier segments end; then, where they end with this one.
+void copy_segment(const BatchView& batch, int64_t s, Carver& carver, int32_t* ends, SegmentLengths& out) {
   const KvSegment& segment = batch.segments[static_cast<size_t>(s)];
   const int64_t rows = segment_rows(batch, segment);
+  const bool shared = segment.group_indptr != nullptr;
   int32_t* kv_len = carver.take(rows);
   int32_t* first_pos = carver.take(rows);
   for (int64_t row = 0; row < rows; ++row) {
     kv_len[row] = segment.kv_len[row];
-    first_pos[row] = segment.first_pos != nullptr ? segment.first_pos[row] : 0;
+    if (segment.first_pos != nullptr) {
+      first_pos[row] = segment.first_pos[row];
+    } else {
+      first_pos[row] = shared ? end_before_group(batch, s, static_cast<int32_t>(row), ends) : ends[row];
+    }
     if (kv_len[row] < 0) {
       refuse_row(s, row, "kv_len is ", kv_len[row], "; it is 0 or more");
+    }
+    if (kv_len[row] > kMaxKvLen) {
+      refuse_row(s, row, "kv_len is ", kv_len[row], "; at most ", kMaxKvLen, " keys are offered");
     }
     // Cannot overflow 64 bits: both of a shard offset's terms are products of two 31-bit numbers.
     const int64_t last = kv_len[row] == 0 ? 0 : shard_offset(segment.shard, kv_len[row] - 1);
@@ -111,18 +136,23 @@ void copy_segment(const BatchView& batch, int64_t s, Carver& carver, SegmentLeng
       refuse_row(s, row, "first_pos ", first_pos[row], " with ", kv_len[row], " tokens goes beyond position 2^31 - 2");
     }
   }
+  // Fits: no key stands beyond position 2^31 - 2.
+  for (int64_t r = 0; !shared && r < rows; ++r) ends[r] = first_pos[r] + kv_len[r];
   int32_t* row_of_request = nullptr;
-  if (segment.group_indptr != nullptr) {
+  if (shared) {
     row_of_request = carver.take(batch.num_requests);
     for (int32_t r = 0; r < batch.num_requests; ++r) row_of_request[r] = -1;
     for (int32_t g = 0; g < segment.num_groups; ++g) {
-      for (int32_t r = segment.group_indptr[g]; r < segment.group_indptr[g + 1]; ++r) row_of_request[r] = g;
+      for (int32_t r = segment.group_indptr[g]; r < segment.group_indptr[g + 1]; ++r) {
+        row_of_request[r] = g;
+        ends[r] = first_pos[g] + kv_len[g];
+      }
     }
   }
   out = SegmentLengths{.source = segment.source,
                        .mask = segment.mask,
                        .shard = segment.shard,
-                       .shared = segment.group_indptr != nullptr,
+                       .shared = shared,
                        .num_rows = static_cast<int32_t>(rows),
                        .kv_len = kv_len,
                        .first_pos = first_pos,
@@ -134,29 +164,31 @@ int32_t row_of(const SegmentLengths& segment, int32_t request) {
   return segment.shared ? segment.row_of_request[request] : request;
 }
 
-/// Positions of the first queries: given, or such that the last query stands at the end of the request's last
-/// segment.
-void set_query_positions(const BatchView& batch, const SegmentLengths* segments, const int32_t* cu_q,
-                         int32_t* q_first_pos) {
+/// Positions of the first queries: given, or such that the last query stands at the end of the request's keys. `ends`
+/// becomes these positions.
+void set_query_positions(const BatchView& batch, const int32_t* cu_q, int32_t* ends) {
+  int32_t* const q_first_pos = ends;
   for (int32_t r = 0; r < batch.num_requests; ++r) {
     const int64_t q_len = cu_q[r + 1] - cu_q[r];
-    int64_t first = 0;
-    if (batch.q_first_pos != nullptr) {
-      first = batch.q_first_pos[r];
-    } else {
-      int64_t end = 0;
-      for (int64_t s = static_cast<int64_t>(batch.segments.size()) - 1; s >= 0; --s) {
-        const int32_t row = row_of(segments[s], r);
-        if (row < 0) continue;
-        end = int64_t{segments[s].first_pos[row]} + segments[s].kv_len[row];
-        break;
-      }
-      first = end - q_len;
-    }
+    const int64_t first = batch.q_first_pos != nullptr ? int64_t{batch.q_first_pos[r]} : ends[r] - q_len;
     if (first + q_len > kMaxInt32 || first < std::numeric_limits<int32_t>::min()) {
       refuse_request(r, "its ", q_len, " queries from position ", first, " do not fit in 32-bit positions");
     }
     q_first_pos[r] = static_cast<int32_t>(first);
+  }
+}
+
+/// Without a first_pos a segment begins where the one before it ends, which is not known of a shard.
+void check_follows_whole_segments(const BatchView& batch, int64_t s) {
+  const KvSegment& given = batch.segments[static_cast<size_t>(s)];
+  if (given.first_pos != nullptr || segment_rows(batch, given) == 0) return;
+  for (int64_t before = s; before-- > 0;) {
+    const KvSegment& segment = batch.segments[static_cast<size_t>(before)];
+    if (segment.shard.world > 1) {
+      refuse_segment(s, "first_pos is left out behind segment ", before, ", a shard (world ", segment.shard.world,
+                     ") whose whole length is not known here; give first_pos");
+    }
+    if (segment.group_indptr == nullptr) return;  // every request has a row of it
   }
 }
 
@@ -303,6 +335,7 @@ void check_segment_fields(const SchedulerConfig& config, const BatchView& batch,
     refuse_segment(s, "it is sharded (world ", shard.world,
                    "), so q_first_pos must be given: the whole length is not known here");
   }
+  check_follows_whole_segments(batch, s);
   if (segment.group_indptr == nullptr) {
     if (segment.num_groups != 0) {
       refuse_segment(s, "num_groups is ", segment.num_groups, " without a group_indptr");
@@ -336,12 +369,13 @@ void read_batch(const SchedulerConfig& config, const BatchView& batch, PlanStora
   for (int64_t r = 0; r < num_requests; ++r) cu_q[r + 1] = batch.cu_q[r + 1];
   SegmentLengths* segments = arrays.segments.resize(num_segments);
   MaskBounds* bounds = arrays.mask_bounds.resize(num_segments);
+  int32_t* q_first_pos = carver.take(num_requests);
+  for (int64_t r = 0; r < num_requests; ++r) q_first_pos[r] = 0;
   for (int64_t s = 0; s < num_segments; ++s) {
-    copy_segment(batch, s, carver, segments[s]);
+    copy_segment(batch, s, carver, q_first_pos, segments[s]);
     bounds[s] = mask_bounds(config.mask, segments[s].mask, config.window_left, config.window_right);
   }
-  int32_t* q_first_pos = carver.take(num_requests);
-  set_query_positions(batch, segments, cu_q, q_first_pos);
+  set_query_positions(batch, cu_q, q_first_pos);
   PlanView& view = arrays.view;
   view.num_requests = batch.num_requests;
   view.num_tokens = cu_q[num_requests];

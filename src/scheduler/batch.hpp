@@ -7,6 +7,9 @@
 /// Checks and reads a batch. All functions throw Error(kInvalidArgument).
 namespace folio::inline v0::scheduler {
 
+/// Most keys of a segment's row. Kernels step over keys in 32-bit numbers and end up to a few tiles beyond the last.
+inline constexpr int32_t kMaxKvLen = INT32_MAX - 4095;
+
 /// Refuses a config that no kernel has.
 void check_config(const SchedulerConfig& config);
 

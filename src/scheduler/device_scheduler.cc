@@ -63,7 +63,7 @@ device::PlanInput device_plan_input(const SchedulerConfig& config, const BatchVi
   input.num_requests = batch.num_requests;
   input.num_tokens = batch.num_tokens;
   input.max_q_len = bound_of(batch.max_q_len, config.bounds->max_q_len);
-  input.max_kv_len = bound_of(batch.max_kv_len, config.bounds->max_kv_len);
+  input.max_kv_len = std::min(bound_of(batch.max_kv_len, config.bounds->max_kv_len), kMaxKvLen);
   input.num_segments = static_cast<int32_t>(batch.segments.size());
   for (size_t s = 0; s < batch.segments.size(); ++s) {
     const KvSegment& segment = batch.segments[s];
@@ -92,6 +92,7 @@ device::PlanInput device_plan_input(const SchedulerConfig& config, const BatchVi
   input.min_split_tiles = ceil_div(config.min_split_tokens, config.tile.kv_tokens);
   input.swizzle_tiles = config.l2_swizzle_tokens / config.tile.kv_tokens;
   input.split_budget = split_budget(config) / config.num_kv_heads;
+  input.max_splits = config.max_splits;
   input.scratch = {.requests = batch.num_requests,
                    .row_tiles = max_row_tiles(config, batch.num_requests, batch.num_tokens),
                    .workers = config.num_workers,
@@ -105,7 +106,8 @@ std::optional<device::SingleInput> single_tiles_input(const device::PlanInput& i
   const bool one_tile =
       input.max_rows <= input.tile.rows || int64_t{input.max_q_len} * input.group_size <= int64_t{input.tile.rows};
   if (input.tile.schedule != Schedule::kDynamic || input.tile.order != TileOrder::kRequestOrder || !one_tile ||
-      input.fixed_split_tokens > 0 || input.num_segments != 1 || input.segments[0].shard.world > 1) {
+      input.fixed_split_tokens > 0 || input.max_splits > 0 || input.num_segments != 1 ||
+      input.segments[0].shard.world > 1) {
     return std::nullopt;
   }
   // Limits, so that sums of costs times heads stay below 2^31, and KV tiles times splits below 2^32.

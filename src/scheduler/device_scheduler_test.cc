@@ -122,9 +122,27 @@ TEST(DeviceScheduler, Plan_RandomBatches_EqualsTheHostPlan) {
   EXPECT_GT(split_plans, kBatches / 10);
   EXPECT_GT(followed, kBatches / 20);
   EXPECT_GT(combined, kBatches / 5);
-  EXPECT_GT(single, kBatches / 50);
+  EXPECT_GT(single, kBatches / 100);
   EXPECT_GT(single_merged, kBatches / 200);
   EXPECT_GT(many_workers, kBatches / 100);
+}
+
+TEST(DeviceScheduler, Plan_WithAMostOfSplits_EqualsTheHostPlan) {
+  std::mt19937 random(54);
+  PlanStorage storage;
+  DeviceMemory memory;
+  int bounded = 0;
+  for (int i = 0; i < kBatches / 4; ++i) {
+    Case one = testing::random_device_case(random);
+    if (one.config.determinism >= Determinism::kBatchInvariant) continue;
+    RawBatch batch = testing::raw(one.batch);
+    const std::vector<int64_t> as_needed = device_plan(memory, one.config, batch.view());
+    one.config.max_splits = 1 + static_cast<int32_t>(random() % 5);
+    const std::vector<int64_t> planned = device_plan(memory, one.config, batch.view());
+    ASSERT_EQ(planned, host_plan(one.config, one.batch, storage)) << "case " << i;
+    bounded += planned != as_needed ? 1 : 0;
+  }
+  EXPECT_GT(bounded, kBatches / 40);
 }
 
 TEST(DeviceScheduler, Plan_AnyNumberOfThreads_EqualsTheHostPlan) {
@@ -170,6 +188,48 @@ TEST(DeviceScheduler, Plan_WrongLengths_CoversTheOtherRequests) {
     ++at_faults;
   }
   EXPECT_GT(at_faults, kBatches / 2);
+}
+
+/// One thread, which finds the caller's arrays changed behind the first barrier.
+class AloneWhileTheyChange : public Alone {
+ public:
+  explicit AloneWhileTheyChange(RawBatch& batch) : batch_(batch) {}
+  template <typename T, typename Combine>
+  T exclusive_scan(const T& value, const T& identity, const Combine& combine, T& total) {
+    std::fill(batch_.cu_q.begin(), batch_.cu_q.end(), -7);
+    return Alone::exclusive_scan(value, identity, combine, total);
+  }
+
+ private:
+  RawBatch& batch_;
+};
+
+TEST(DeviceScheduler, Plan_CuQThatChangesMeanwhile_IsReadOnce) {
+  std::mt19937 random(54);
+  PlanStorage storage;
+  DeviceMemory memory;
+  for (int i = 0; i < 200; ++i) {
+    Case one = testing::random_device_case(random);
+    RawBatch batch = testing::raw(one.batch);
+    const device::PlanInput input = device_plan_input(one.config, batch.view());
+    std::byte* const image = memory.prepare(one.config);
+    const device::Job job(input, image, image + input.layout.scratch);
+    AloneWhileTheyChange group(batch);
+    device::schedule_batch(job, &memory.sticky, group);
+    device::emit_work_tiles(job, 0, 1);
+    ASSERT_EQ(memory.sticky.problem, PlanProblem::kNone) << "case " << i;
+    ASSERT_EQ(testing::serialise(testing::view_of_image(one.config, image)), host_plan(one.config, one.batch, storage))
+        << "case " << i;
+  }
+}
+
+TEST(DeviceScheduler, Status_NotReadYet_Stays) {
+  PlanStatus sticky{PlanProblem::kKeys, 3, 1, -5};
+  device::publish({PlanProblem::kQueries, 8, -1, 900}, &sticky);
+  EXPECT_EQ(describe(sticky), "request 3, segment 1: kv_len is -5; it is 0 or more");
+  sticky.problem = PlanProblem::kNone;
+  device::publish({PlanProblem::kQueries, 8, -1, 900}, &sticky);
+  EXPECT_EQ(describe(sticky), "request 8: q_len is 900, more than the op was prepared for");
 }
 
 /// Two decodes as long as 32 bits take, and a KV tile longer.

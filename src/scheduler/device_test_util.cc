@@ -84,7 +84,7 @@ bool is_sound(const RawBatch& batch, const SchedulerConfig& config, size_t r, in
   int64_t end = 0;
   for (const OwnedSegment& segment : batch.segments) {
     const int64_t kv_len = segment.kv_len[r];
-    const int64_t first_pos = segment.first_pos.empty() ? 0 : segment.first_pos[r];
+    const int64_t first_pos = segment.first_pos.empty() ? end : segment.first_pos[r];
     if (kv_len < 0) return false;
     int64_t last = kv_len > 0 ? kv_len - 1 : 0;
     const KvShard& shard = segment.shard;
@@ -202,7 +202,7 @@ OwnedBatch repaired(const RawBatch& batch, const SchedulerConfig& config, int32_
         segment.kv_len[i] = 0;
         if (!segment.first_pos.empty()) segment.first_pos[i] = 0;
       }
-      keys_end = (segment.first_pos.empty() ? 0 : segment.first_pos[i]) + segment.kv_len[i];
+      keys_end = (segment.first_pos.empty() ? keys_end : segment.first_pos[i]) + segment.kv_len[i];
     }
     const int32_t first_query = batch.q_first_pos.empty() ? keys_end - (end - begin) : batch.q_first_pos[i];
     sound.q_first_pos.push_back(planned ? first_query : 0);

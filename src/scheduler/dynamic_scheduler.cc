@@ -117,7 +117,8 @@ class DynamicScheduler {
             .tile_cost = tile.kv_tile_cost,
             .kv_tokens = config_.tile.kv_tokens,
             .split_tokens = fixed_splits_ ? config_.fixed_split_tokens : 0,
-            .num_ranges = tile.range_end - tile.range_begin};
+            .num_ranges = tile.range_end - tile.range_begin,
+            .max_splits = config_.max_splits};
   }
 
   /// Work tiles of a row tile that is not split.

@@ -275,14 +275,21 @@ class Checker {
     for (int32_t r = 0; r < request; ++r) first_token += batch_.q_len[static_cast<size_t>(r)];
     const int64_t index = row / group_size_ - first_token;
     if (!batch_.q_first_pos.empty()) return batch_.q_first_pos[static_cast<size_t>(request)] + index;
-    int64_t end = 0;
-    for (const OwnedSegment& segment : batch_.segments) {
+    return key_span(batch_.segments.size() - 1, request).second - batch_.q_len[static_cast<size_t>(request)] + index;
+  }
+
+  /// Positions at which a request's keys in segment `s` begin, or would, and end.
+  std::pair<int64_t, int64_t> key_span(size_t s, int32_t request) const {
+    std::pair<int64_t, int64_t> span{0, 0};
+    for (size_t i = 0; i <= s; ++i) {
+      const OwnedSegment& segment = batch_.segments[i];
       const int32_t kv_row = row_of(segment, request);
       if (kv_row < 0) continue;
-      end = segment.kv_len[static_cast<size_t>(kv_row)] +
-            (segment.first_pos.empty() ? 0 : segment.first_pos[static_cast<size_t>(kv_row)]);
+      const auto row = static_cast<size_t>(kv_row);
+      span.first = segment.first_pos.empty() ? span.second : segment.first_pos[row];
+      span.second = span.first + segment.kv_len[row];
     }
-    return end - batch_.q_len[static_cast<size_t>(request)] + index;
+    return span;
   }
 
   bool is_visible(const OwnedSegment& segment, int64_t query, int64_t key) const {
@@ -346,7 +353,7 @@ class Checker {
       for (int32_t j = 0; j < kv_len; ++j) {
         do ++offset;
         while ((offset / segment.shard.interleave) % segment.shard.world != segment.shard.rank);
-        const int64_t key = offset + (segment.first_pos.empty() ? 0 : segment.first_pos[static_cast<size_t>(kv_row)]);
+        const int64_t key = offset + key_span(s, request).first;
         const int32_t visited = visits[static_cast<size_t>(j)];
         if (visited > 1 || (visited == 0 && is_visible(segment, query, key))) {
           fail("row ", row, " (request ", request, ", position ", query, "), head ", head, " visits token ", j,

@@ -53,6 +53,7 @@ class RandomCase {
     const int32_t count = pick(1, 3);
     const int32_t longest = chance(20) ? 90 : 25;
     bool sharded = false;
+    bool after_shard = false;
     for (int32_t s = 0; s < count; ++s) {
       OwnedSegment segment;
       segment.source = chance(30) ? KvSource::kRagged : KvSource::kPaged;
@@ -71,9 +72,11 @@ class RandomCase {
         rows = static_cast<int32_t>(segment.group_indptr.size()) - 1;
       }
       for (int32_t row = 0; row < rows; ++row) segment.kv_len.push_back(chance(15) ? 0 : pick(1, longest));
-      if (chance(50)) {
+      // Behind a shard, and for groups whose requests differ, positions cannot be left out.
+      if (chance(50) || (s > 0 && (after_shard || !segment.group_indptr.empty()))) {
         for (int32_t row = 0; row < rows; ++row) segment.first_pos.push_back(pick(0, 30));
       }
+      after_shard = after_shard || segment.shard.world > 1;
       case_.batch.segments.push_back(segment);
     }
     if (sharded || chance(40)) {

@@ -14,7 +14,7 @@ namespace folio::inline v0::scheduler::testing {
 struct OwnedSegment {
   KvSource source = KvSource::kPaged;
   std::vector<int32_t> kv_len;
-  std::vector<int32_t> first_pos;     ///< empty = null
+  std::vector<int32_t> first_pos;     ///< empty = null (without rows, too)
   std::vector<int32_t> group_indptr;  ///< empty = one row a request
   SegmentMask mask = SegmentMask::kAsConfig;
   KvShard shard;

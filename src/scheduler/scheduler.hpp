@@ -36,6 +36,9 @@ struct SchedulerConfig {
   /// TileOrder::kLpt: keys of one KV head, K and V, that the L2 has room for; 0: any number. Decides the L2 head
   /// swizzle.
   int64_t l2_swizzle_tokens = 0;
+  /// Most KV splits of an output tile: of a query's keys, in all of a plan. 0: no bound. Below kBatchInvariant only,
+  /// whose splits are fixed.
+  int32_t max_splits = 0;
   std::optional<GraphBounds> bounds;
   /// Requests of [min_rows, max_rows] packed rows belong to this plan; others get no work tiles, as if they had no
   /// queries. A batch with shared segments is not divided: its longest request decides. At kBatchInvariant and above
@@ -75,7 +78,8 @@ int64_t max_partial_rows(const SchedulerConfig& config);
 /// tile. Loads are less than one split granule away from their mean, so they differ by less than two. Where all
 /// granules cost the same, loads differ by at most one. A granule is the batch's costliest KV tile with its start
 /// cost; at kBatchInvariant and above it is the costliest fixed split. Output tiles that may not be cut are exempt:
-/// those beyond the budget of max_partial_rows, and those whose result is folded after a shared segment's.
+/// those beyond the budget of max_partial_rows, and those whose result is folded after a shared segment's. Where
+/// max_splits would be exceeded, fewer workers get work, all about as much as one another.
 ///
 /// Dynamic schedule: workers balance themselves by claiming (split_rule.hpp).
 PlanView make_plan(const SchedulerConfig& config, const BatchView& batch, PlanStorage& storage);

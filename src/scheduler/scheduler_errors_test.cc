@@ -4,7 +4,9 @@
 #include <functional>
 #include <limits>
 
+#include "core/error_test_util.hpp"
 #include "folio/types/error.hpp"
+#include "scheduler/batch.hpp"
 #include "scheduler/plan_storage.hpp"
 #include "scheduler/plan_test_util.hpp"
 
@@ -105,6 +107,8 @@ TEST(Refusals, Queries) {
 
 TEST(Refusals, Segments) {
   expect_batch_refusal([](OwnedBatch& b) { b.segments[0].kv_len[1] = -5; }, "segment 0, row 1: kv_len is -5");
+  expect_batch_refusal([](OwnedBatch& b) { b.segments[0].kv_len[1] = kMaxKvLen + 1; },
+                       "segment 0, row 1: kv_len is 2147479553; at most 2147479552 keys are offered");
   expect_batch_refusal(
       [](OwnedBatch& b) {
         b.segments[0].first_pos = {0, kMax - 19, 0};
@@ -134,6 +138,7 @@ TEST(Refusals, Segments) {
       [](OwnedBatch& b) {
         b.segments.push_back(b.segments[0]);
         b.segments[0].kv_len[1] = b.segments[1].kv_len[1] = kMax / 2 + 1;
+        b.segments[1].first_pos = {0, 0, 0};
       },
       "request 1: its segments hold more than 2^31 - 1 keys");
   OwnedBatch owned = paged_batch({1, 2, 3}, {10, 20, 30});
@@ -145,6 +150,53 @@ TEST(Refusals, Segments) {
   segment.num_groups = 0;
   segment.kv_len = nullptr;
   expect_refusal(valid_config(), batch, "segment 0: kv_len is null");
+}
+
+TEST(Refusals, FirstPos_LeftOutWhereItIsNotKnown_IsRefused) {
+  const auto add = [](OwnedBatch& b, std::vector<int32_t> kv_len, std::vector<int32_t> group_indptr) {
+    OwnedSegment segment;
+    segment.kv_len = std::move(kv_len);
+    segment.group_indptr = std::move(group_indptr);
+    b.segments.push_back(segment);
+  };
+  expect_batch_refusal(
+      [&](OwnedBatch& b) {
+        add(b, {7, 8}, {0, 1, 3});
+      },
+      "segment 1, row 1: first_pos is left out, but the keys before it end at position 20 in request "
+      "1 and at 30 in request 2");
+  const auto sharded = [&](OwnedBatch& b) {
+    b.q_first_pos = {40, 40, 40};
+    b.segments[0].shard = {.world = 2, .rank = 1, .interleave = 1};
+    add(b, {7}, {0, 1});  // the others have no row here: it does not say where they stand
+    b.segments[1].first_pos = {20};
+    add(b, {1, 2, 3}, {});
+  };
+  expect_batch_refusal(sharded, "segment 2: first_pos is left out behind segment 0, a shard (world 2)");
+  expect_batch_refusal(
+      [](OwnedBatch& b) {
+        b.segments[0].first_pos = {0, 0, kMax - 40};
+        b.segments.push_back(b.segments[0]);
+        b.segments[1].first_pos.clear();
+      },
+      "segment 1, row 2: first_pos 2147483637 with 30 tokens goes beyond");
+}
+
+TEST(Refusals, HugeBatches_AreRefusedBeforeMemoryIsTaken) {
+  SchedulerConfig config = valid_config();
+  config.num_q_heads = config.num_kv_heads = 8;
+  config.num_workers = 64;
+  config.tile = {.rows = 64, .kv_tokens = 64};
+  constexpr int32_t kTokens = 1 << 30;
+  OwnedBatch owned = paged_batch({3, kTokens}, {3, kTokens});
+  PlanStorage storage;
+  EXPECT_THAT(folio::testing::message_of([&] { make_plan(config, owned.view(), storage); }),
+              ::testing::HasSubstr("too large for one plan"));
+  config.num_q_heads = config.num_kv_heads = 1024;  // too many work tiles, however little each costs
+  owned.segments[0].kv_len = {3, 3};
+  EXPECT_THAT(folio::testing::message_of([&] { make_plan(config, owned.view(), storage); }),
+              ::testing::HasSubstr("too large for one plan"));
+  EXPECT_EQ(storage.arrays().tiles.data(), nullptr);
 }
 
 TEST(Refusals, Groups) {
@@ -246,7 +298,7 @@ TEST(Refusals, WorkThatDoesNotFit) {
   config.tile = {.rows = 1, .kv_tokens = 1};
   config.tile_cost = kMax - 1;
   config.mask = MaskKind::kNone;
-  OwnedBatch owned = paged_batch({1, 2, 3}, {kMax - 1, kMax - 1, kMax - 1});
+  OwnedBatch owned = paged_batch({1, 2, 3}, {kMaxKvLen, kMaxKvLen, kMaxKvLen});
   expect_refusal(config, owned.view(), "too large for one plan");
   config.tile_cost = 1;  // the sums fit, but the work tiles do not
   config.determinism = Determinism::kBatchInvariant;

@@ -112,6 +112,24 @@ TEST(MakePlan, QueryPositions_NotGiven_EndWithTheLastSegment) {
   EXPECT_EQ(std::vector<int32_t>(rest.q_first_pos, rest.q_first_pos + 4), (std::vector<int32_t>{24, -1, -5, 0}));
 }
 
+TEST(MakePlan, FirstPos_LeftOut_FollowsTheSegmentBefore) {
+  OwnedBatch batch = paged_batch({1, 1, 0, 2}, {8, 8, 0, 5});
+  batch.segments[0].first_pos = {2, 2, 0, 0};
+  OwnedSegment shared;  // of the first three requests, of which the third has no queries to disagree with
+  shared.kv_len = {6};
+  shared.group_indptr = {0, 3};
+  batch.segments.push_back(shared);
+  OwnedSegment own;
+  own.kv_len = {1, 2, 0, 3};
+  batch.segments.push_back(own);
+  PlanStorage storage;
+  const PlanView plan = make_plan(tiny_config(), batch.view(), storage);
+  EXPECT_EQ(plan.segments[1].first_pos[0], 10);
+  const int32_t* first_pos = plan.segments[2].first_pos;
+  EXPECT_EQ(std::vector<int32_t>(first_pos, first_pos + 4), (std::vector<int32_t>{16, 16, 16, 5}));
+  EXPECT_EQ(std::vector<int32_t>(plan.q_first_pos, plan.q_first_pos + 4), (std::vector<int32_t>{16, 17, 16, 6}));
+}
+
 TEST(MakePlan, Lengths_Changed_DoNotChangeThePlan) {
   OwnedBatch batch = paged_batch({1, 2}, {5, 9});
   batch.segments[0].first_pos = {3, 4};

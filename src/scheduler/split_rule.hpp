@@ -308,6 +308,7 @@ struct OutputTile {
   int32_t kv_tokens = 1;     ///< of a KV tile
   int32_t split_tokens = 0;  ///< of a fixed split; 0: splits are not fixed
   int32_t num_ranges = 0;
+  int32_t max_splits = 0;  ///< most KV splits; 0: as many as the rule makes
 };
 
 /// One KV split: some keys of one range.
@@ -316,6 +317,27 @@ struct KvSplit {
   TokenRange keys;
 };
 
+/// Most KV splits of each range of an output tile: equal shares of its max_splits. 0: it has more ranges than splits.
+template <typename Ranges>
+FOLIO_HOST_DEVICE constexpr int32_t max_range_splits(const OutputTile& output_tile, const Ranges& ranges) {
+  if (output_tile.max_splits == 0) return 0x7fffffff;
+  int32_t used = 0;
+  for (int32_t i = 0; i < output_tile.num_ranges; ++i) used += ranges(i).empty() ? 0 : 1;
+  return used == 0 ? output_tile.max_splits : output_tile.max_splits / used;
+}
+
+/// The runs of a span in at most `max_splits` splits: the rule's, or where those are more, that many equal ones.
+template <typename Visit>
+FOLIO_HOST_DEVICE constexpr void for_each_split_run(const SplitRule& rule, const KvSpan& span, int32_t max_splits,
+                                                    const Visit& visit) {
+  const bool bounded = max_splits < 0x7fffffff && count_splits(rule, span) > max_splits;
+  if (bounded) {
+    visit(SplitRunOf<int64_t>{0, span.kv_tiles, max_splits});
+  } else {
+    for_each_split_run(rule, span, visit);
+  }
+}
+
 /// Number of KV splits of an output tile. 1: it is not split, and one claim covers all its ranges. More: each split
 /// is one work tile, within one range, and at fixed splits within one fixed split.
 template <typename Ranges>
@@ -323,16 +345,19 @@ FOLIO_HOST_DEVICE constexpr int32_t count_kv_splits(const SplitRule& rule, const
                                                     const Ranges& ranges) {
   if (output_tile.kv_tiles < 2 * rule.min_split_tiles) return 1;
   if (!needs_split(rule, output_tile.begin, output_tile.kv_tiles * output_tile.tile_cost)) return 1;
+  const int32_t most = max_range_splits(output_tile, ranges);
+  if (most == 0) return 1;
   int32_t splits = 0;
   int64_t before = 0;
   for (int32_t i = 0; i < output_tile.num_ranges; ++i) {
     const TokenRange range = ranges(i);
     if (range.empty()) continue;
     const int64_t tiles = tiles_touched(range, output_tile.kv_tokens);
-    splits +=
+    const int32_t by_rule =
         output_tile.split_tokens > 0
             ? static_cast<int32_t>(tiles_touched(range, output_tile.split_tokens))
             : count_splits(rule, {output_tile.begin + before * output_tile.tile_cost, tiles, output_tile.tile_cost});
+    splits += by_rule < most ? by_rule : most;
     before += tiles;
   }
   return splits;
@@ -362,15 +387,19 @@ FOLIO_HOST_DEVICE constexpr KvSplit kv_split_at(const SplitRule& rule, const Out
                                                 const Ranges& ranges, int32_t index) {
   if (output_tile.split_tokens > 0) return fixed_split_at(output_tile, ranges, index);
   const int64_t width = output_tile.kv_tokens;
+  const int32_t most = max_range_splits(output_tile, ranges);
   int64_t before = 0;
   for (int32_t i = 0; i < output_tile.num_ranges; ++i) {
     const TokenRange range = ranges(i);
     if (range.empty()) continue;
     const int64_t tiles = tiles_touched(range, width);
     const KvSpan span{output_tile.begin + before * output_tile.tile_cost, tiles, output_tile.tile_cost};
-    const int32_t num_splits = count_splits(rule, span);
+    const int32_t by_rule = count_splits(rule, span);
+    const int32_t num_splits = by_rule < most ? by_rule : most;
     if (index < num_splits) {
-      const TokenRange split = split_of(rule, span, index);
+      const TokenRange split = by_rule > most
+                                   ? TokenRange{narrow_div(tiles * index, most), narrow_div(tiles * (index + 1), most)}
+                                   : split_of(rule, span, index);
       const int64_t first = narrow_div(range.begin, width);
       const int64_t begin = (first + split.begin) * width;
       const int64_t end = (first + split.end) * width;
@@ -388,6 +417,7 @@ template <typename Ranges, typename Visit>
 constexpr void for_each_kv_split(const SplitRule& rule, const OutputTile& output_tile, const Ranges& ranges,
                                  const Visit& visit) {
   const int64_t width = output_tile.kv_tokens;
+  const int32_t most = max_range_splits(output_tile, ranges);
   int64_t before = 0;
   for (int32_t i = 0; i < output_tile.num_ranges; ++i) {
     const TokenRange range = ranges(i);
@@ -405,7 +435,7 @@ constexpr void for_each_kv_split(const SplitRule& rule, const OutputTile& output
     const int64_t first = narrow_div(range.begin, width);
     int64_t begin = range.begin;
     const KvSpan span{output_tile.begin + before * output_tile.tile_cost, tiles, output_tile.tile_cost};
-    for_each_split_run(rule, span, [&](const SplitRunOf<int64_t>& run) {
+    for_each_split_run(rule, span, most, [&](const SplitRunOf<int64_t>& run) {
       const int64_t count = run.end - run.begin;
       for (int32_t number = 1; number <= run.num_splits; ++number) {
         const int64_t tile = number == run.num_splits ? run.end : run.begin + count * number / run.num_splits;

@@ -131,7 +131,7 @@ class TileSpaceCutter {
     CutChoices choices;
     choices.output_begin = block.space_begin + place.head * block.head_cost + tile.block_offset;
     choices.output_end = choices.output_begin + tile.cost();
-    choices.divisible = tile.divisible;
+    choices.divisible = tile.divisible && config_.max_splits != 1;
     int64_t below = place.kv_tile;
     int64_t above = place.kv_tile + 1;
     if (fixed_splits_) {

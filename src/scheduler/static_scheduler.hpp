@@ -13,6 +13,18 @@ FOLIO_HOST_DEVICE constexpr int64_t ideal_cut(const TileSpace& space, int32_t wo
   return space.total * worker / space.num_workers;
 }
 
+/// Workers that divide a tile space so that no output tile is in more than `max_splits` of their ranges; `longest` is
+/// the costliest one's cost. Every cut inside an output tile comes of an ideal cut inside it (or of the cut before,
+/// again). Of those it has at most cost / share, rounded up, so a share is at least longest / (max_splits - 1). Without
+/// any split cuts stay at output tiles' ends, and all workers take part.
+FOLIO_HOST_DEVICE constexpr int32_t workers_within_splits(int32_t num_workers, int64_t total, int64_t longest,
+                                                          int32_t max_splits) {
+  // An output tile is in no more ranges than there are workers.
+  if (max_splits < 2 || max_splits >= num_workers || longest == 0) return num_workers;
+  const int64_t most = total * (max_splits - 1) / longest;
+  return most < num_workers ? static_cast<int32_t>(most) : num_workers;
+}
+
 /// Where the tile space may be cut near an ideal position: the ends of the output tile that contains it, and the
 /// split granule boundaries around it.
 struct CutChoices {

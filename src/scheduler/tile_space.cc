@@ -6,6 +6,7 @@
 #include "core/error.hpp"
 #include "scheduler/combine_tiles.hpp"
 #include "scheduler/plan_storage.hpp"
+#include "scheduler/static_scheduler.hpp"
 
 namespace folio::inline v0::scheduler {
 
@@ -31,6 +32,7 @@ class TileSpaceBuilder {
     arrays_.tiles.clear();
     arrays_.blocks.clear();
     find_shared_segments();
+    refuse_huge_batches();
     const bool divided = arrays_.shared.size() == 0;
     // At fixed splits a request's bits must not depend on the length of others.
     const bool takes_all = fixed_splits_ ? config_.max_rows == INT32_MAX : takes(longest_request());
@@ -51,14 +53,68 @@ class TileSpaceBuilder {
     if (totals_.space.total > kMaxScaledCost / config_.num_workers) refuse_size();
     if (totals_.max_work_tiles > std::numeric_limits<int32_t>::max() - config_.num_workers) refuse_size();
     totals_.max_work_tiles += config_.num_workers;
+    if (config_.max_splits > 0) {
+      totals_.space.num_workers =
+          workers_within_splits(config_.num_workers, totals_.space.total, longest_tile(), config_.max_splits);
+    }
     return totals_;
   }
 
  private:
+  /// Refuses what the sums at the end would refuse, before memory is taken for millions of row tiles: by a number of
+  /// work tiles and a cost that the batch has at the least. Ordinary batches are not looked at.
+  void refuse_huge_batches() const {
+    constexpr int64_t kManyRowTiles = int64_t{1} << 20;
+    if (int64_t{view_.num_tokens} * group_size_ / config_.tile.rows < kManyRowTiles || arrays_.shared.size() > 0)
+      return;
+    int64_t row_tiles = 0;
+    double cost = 0;
+    for (int32_t r = 0; r < view_.num_requests; ++r) {
+      const int32_t tokens = view_.cu_q[r + 1] - view_.cu_q[r];
+      if (!takes(tokens)) continue;
+      row_tiles += int64_t{tokens} * group_size_ / config_.tile.rows;
+      cost += least_cost(r);
+    }
+    // Room for the rounding of the sum.
+    const double most = static_cast<double>(kMaxScaledCost) / config_.num_workers / config_.num_kv_heads * 1.0001;
+    if (row_tiles > std::numeric_limits<int32_t>::max() / config_.num_kv_heads || cost > most) refuse_size();
+  }
+
+  /// What a request's whole row tiles cost at the least, for one KV head. In a run of row tiles the fewest keys are
+  /// visible to the first or the last: masks slide over a segment's keys, so their number rises, stays and falls.
+  double least_cost(int32_t request) const {
+    constexpr int64_t kRuns = 256;
+    const int32_t rows = config_.tile.rows;
+    const int64_t row_tiles = (first_row(request + 1) - first_row(request)) / rows;
+    double kv_tiles = 0;
+    for (int32_t s = 0; s < view_.num_segments; ++s) {
+      const auto keys_of = [&](int64_t row_tile) {
+        const auto row = static_cast<int32_t>(first_row(request) + row_tile * rows);
+        const TokenRange keys = visible(s, request, request, row, row + rows);
+        return keys.end - keys.begin;
+      };
+      if (view_.segments[s].shard.world > 1) continue;  // the number wavers with the stripes
+      for (int64_t run = 0; run < kRuns; ++run) {
+        const int64_t begin = row_tiles * run / kRuns;
+        const int64_t end = row_tiles * (run + 1) / kRuns;
+        if (begin == end) continue;
+        const auto fewest = static_cast<int64_t>(std::min(keys_of(begin), keys_of(end - 1)));
+        kv_tiles += static_cast<double>(end - begin) * static_cast<double>(fewest / config_.tile.kv_tokens);
+      }
+    }
+    return kv_tiles * static_cast<double>(cost_of_kv_tile(rows));
+  }
+
   /// Whether the plan takes requests of so many tokens.
   bool takes(int32_t tokens) const {
     const int32_t rows = tokens * group_size_;
     return rows >= config_.min_rows && rows <= config_.max_rows;
+  }
+
+  int64_t longest_tile() const {
+    int64_t longest = 0;
+    for (int64_t t = 0; t < arrays_.tiles.size(); ++t) longest = std::max(longest, arrays_.tiles[t].cost());
+    return longest;
   }
 
   int32_t longest_request() const {

@@ -147,6 +147,30 @@ void BatchMemory::add_block_scales(const Problem& problem, Random& random) {
   args_.out_block_scale.data = block_scale_memory_.data();
 }
 
+/// Whether the last segment of the batch stands at the positions that leaving first_pos out means: for each of its
+/// requests, where the keys of the segments before it end.
+bool BatchMemory::follows_earlier_segments(const std::vector<int32_t>& first_pos) const {
+  const auto row_of = [](const KvSegment& segment, int32_t request) {
+    if (segment.group_indptr == nullptr) return request;
+    for (int32_t g = 0; g < segment.num_groups; ++g) {
+      if (segment.group_indptr[g] <= request && request < segment.group_indptr[g + 1]) return g;
+    }
+    return -1;
+  };
+  for (int32_t r = 0; r < view_.num_requests; ++r) {
+    int32_t end = 0;
+    for (size_t s = 0; s + 1 < segments_.size(); ++s) {
+      const KvSegment& segment = segments_[s];
+      if (segment.shard.world > 1) return false;
+      const int32_t row = row_of(segment, r);
+      if (row >= 0) end = (segment.first_pos == nullptr ? end : segment.first_pos[row]) + segment.kv_len[row];
+    }
+    const int32_t row = row_of(segments_.back(), r);
+    if (row >= 0 && first_pos[static_cast<size_t>(row)] != end) return false;
+  }
+  return true;
+}
+
 void BatchMemory::add_segment(const ConformanceCase& c, const Problem& problem, const KvMemory& kv, const Slice& slice,
                               size_t index, Random& random) {
   const SegmentModel& model = problem.segments[index];
@@ -191,12 +215,11 @@ void BatchMemory::add_segment(const ConformanceCase& c, const Problem& problem, 
   segment.mask = model.mask;
   segment.shard = model.shard;
   segment.kv_len = keep_length(kv_len);
-  const bool all_zero = std::all_of(first_pos.begin(), first_pos.end(), [](int32_t p) { return p == 0; });
-  if (!all_zero || random.one_in(2)) segment.first_pos = keep_length(first_pos);
   if (model.shared) {
     segment.group_indptr = keep_length(group_indptr);
     segment.num_groups = static_cast<int32_t>(model.rows.size());
   }
+  if (!follows_earlier_segments(first_pos) || random.one_in(2)) segment.first_pos = keep_length(first_pos);
 
   SegmentArgs& args = segment_args_[index];
   args.k_scale = scale_of(model.k_scale, slice);

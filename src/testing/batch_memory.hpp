@@ -64,6 +64,7 @@ class BatchMemory {
   void add_block_scales(const Problem& problem, Random& random);
   void add_segment(const ConformanceCase& conformance_case, const Problem& problem, const KvMemory& kv,
                    const Slice& slice, size_t segment, Random& random);
+  bool follows_earlier_segments(const std::vector<int32_t>& first_pos) const;
   void add_table(const ConformanceCase& conformance_case, const std::vector<const KvRowModel*>& rows,
                  const std::vector<int32_t>& kv_len, int32_t page_size, SegmentArgs& args, Random& random);
   void add_mask(const Problem& problem, const Slice& slice, Random& random);

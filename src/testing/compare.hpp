@@ -16,7 +16,9 @@ namespace folio::inline v0::verify {
 /// against the oracle. With u = 2^-24:
 ///   E_out = max over rows and components of |plain - oracle| / (the row's weighted mean of |v|),
 ///   E_lse = max over rows of |plain - oracle|,
-/// maxima over the whole case, so that no row's lucky rounding makes its limit small. Neither is taken below
+/// maxima over the whole case, so that no row's lucky rounding makes its limit small. The plain computation's sums over
+/// keys do not drift (nested_sum.hpp), so the limits do not grow with the number of keys: a kernel that adds every key
+/// to one accumulator exceeds them over long contexts. Neither is taken below
 ///   floor = 4u (1 + X + c): a logit passes a few roundings (product, scales, bias), each of u times its size, and its
 ///   probability's relative error is its own absolute one; X is the largest |logit|, c the soft cap (0 without: a tanh
 ///   made of exponentials errs by u absolutely, so a capped logit by u c).

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "testing/nested_sum.hpp"
 #include "testing/rotation.hpp"
 
 namespace folio::inline v0::verify {
@@ -100,25 +101,29 @@ class PlainRow {
       largest = std::max(largest, logit);
     }
 
-    sum_.assign(dim_v, 0);
-    absolute_.assign(dim_v, 0);
-    Real denominator = sink == -kInfinity ? Real(0) : std::exp(sink - largest);
+    sums_.reset(2 * dim_v + 1);  // of p v, of |p v|, of p
     for (size_t i = 0; i < visible_.size(); ++i) {
       const Key& key = keys_[visible_[i]];
       const Real weight = std::exp(logits_[i] - largest);
-      denominator += weight;
       const float* v = key.row->v.data() + (int64_t{key.token} * config.num_kv_heads + kv_head) * config.head_dim_v;
       const Real v_scale = Real(key.segment->v_scale.at(r, kv_head));
       const Real scaled = weight * v_scale;
+      const std::span<Real> sums = sums_.next_term();
       for (size_t d = 0; d < dim_v; ++d) {
         result.largest_value = std::max(result.largest_value, std::abs(v_scale * Real(v[d])));
-        sum_[d] += scaled * Real(v[d]);
-        absolute_[d] += std::abs(scaled * Real(v[d]));
+        sums[d] += scaled * Real(v[d]);
+        sums[dim_v + d] += std::abs(scaled * Real(v[d]));
       }
+      sums[2 * dim_v] += weight;
     }
+    const Real denominator = (sink == -kInfinity ? Real(0) : std::exp(sink - largest)) + sums_.total(2 * dim_v);
     const bool empty = visible_.empty();
-    for (const Real value : sum_) result.out.push_back(empty ? Real(0) : value / denominator);
-    result.weight.push_back(empty ? Real(0) : *std::max_element(absolute_.begin(), absolute_.end()) / denominator);
+    Real most = 0;
+    for (size_t d = 0; d < dim_v; ++d) {
+      result.out.push_back(empty ? Real(0) : sums_.total(d) / denominator);
+      most = std::max(most, sums_.total(dim_v + d));
+    }
+    result.weight.push_back(empty ? Real(0) : most / denominator);
     result.lse.push_back(denominator == 0 ? -kInfinity : largest + std::log(denominator));
   }
 
@@ -134,7 +139,8 @@ class PlainRow {
   Rotation<Real>& rotation_;
   std::vector<Real> q_, k_;
   std::vector<size_t> visible_;
-  std::vector<Real> logits_, sum_, absolute_;
+  std::vector<Real> logits_;
+  NestedSum<Real> sums_;
 };
 
 template <typename Real>

@@ -21,9 +21,10 @@ struct AttentionResult {
   Real largest_value = 0;  ///< of all visible keys' |v|, scaled
 };
 
-/// What a careful programmer writes first: float32 throughout, one key after the other in order, the standard library's
-/// exp and tanh. Its error is the yardstick of every kernel's (compare.hpp). It reads the problem's numbers, not the
-/// memory and views that kernels and the oracle read: so it also checks those who build and read the views.
+/// What a careful programmer writes: float32 throughout, keys in order, the standard library's exp and tanh, and sums
+/// over keys that do not drift with their number (nested_sum.hpp). Its error is the yardstick of every kernel's
+/// (compare.hpp). It reads the problem's numbers, not the memory and views that kernels and the oracle read: so it also
+/// checks those who build and read the views.
 AttentionResult<float> plain_attention(const Problem& problem);
 
 /// The same in float64, for the oracle's own check.

@@ -43,6 +43,15 @@ TEST(PlainAttention, WeighsByTheExponential) {
   EXPECT_NEAR(result.weight[0], 5.0f, 5.0f * kTight);
 }
 
+TEST(PlainAttention, Sums_LongContext_DoNotDrift) {
+  constexpr size_t kKeys = 200'000;
+  const AttentionResult<float> result =
+      plain_attention(tiny(std::vector<float>(kKeys, 0.0f), std::vector<float>(kKeys, 0.3f)));
+  const double bound = double{0.3f} * (4 * 64 + 8) * 0x1p-24;  // four levels of 64 terms
+  EXPECT_NEAR(result.out[0], 0.3f, bound);
+  EXPECT_NEAR(result.weight[0], 0.3f, bound);
+}
+
 TEST(PlainAttention, TellsTheLargestOfEachStepOfALogit) {
   Problem problem = tiny({1.0f, -3.0f}, {2.0f, -6.0f});
   const AttentionResult<float> one_step = plain_attention(problem);

@@ -1,11 +1,13 @@
 #include "testing/reference_attention.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "core/error.hpp"
 #include "folio/types/float_convert.hpp"
+#include "testing/nested_sum.hpp"
 #include "testing/rotation.hpp"
 
 namespace folio::inline v0::verify {
@@ -34,15 +36,29 @@ int32_t segment_row(const KvSegment& segment, int32_t request) {
   return -1;
 }
 
-int64_t first_position(const KvSegment& segment, int32_t row) {
-  return segment.first_pos == nullptr ? 0 : segment.first_pos[row];
+int64_t first_position(const BatchView& batch, size_t s, int32_t request);
+
+/// Where the request's keys in the first `count` segments end.
+int64_t end_position(const BatchView& batch, size_t count, int32_t request) {
+  for (size_t s = count; s-- > 0;) {
+    const int32_t row = segment_row(batch.segments[s], request);
+    if (row >= 0) return first_position(batch, s, request) + batch.segments[s].kv_len[row];
+  }
+  return 0;
 }
 
-/// Where local token `local` stands in the request's sequence.
-int64_t key_position(const KvSegment& segment, int32_t row, int64_t local) {
-  const int64_t interleave = segment.shard.interleave;
-  const int64_t stripe = local / interleave * interleave * segment.shard.world;
-  return first_position(segment, row) + stripe + segment.shard.rank * interleave + local % interleave;
+/// Of a segment that has the request.
+int64_t first_position(const BatchView& batch, size_t s, int32_t request) {
+  const KvSegment& segment = batch.segments[s];
+  if (segment.first_pos == nullptr) return end_position(batch, s, request);
+  return segment.first_pos[segment_row(segment, request)];
+}
+
+/// Where local token `local` stands in the request's sequence, whose keys in the segment begin at `first`.
+int64_t key_position(const KvShard& shard, int64_t first, int64_t local) {
+  const int64_t interleave = shard.interleave;
+  const int64_t stripe = local / interleave * interleave * shard.world;
+  return first + stripe + shard.rank * interleave + local % interleave;
 }
 
 /// One row of the attention matrix: who asks, where it stands, what it sees. `Real` is what it computes in.
@@ -69,8 +85,9 @@ class Row {
       const KvSegment& segment = batch_.segments[s];
       const int32_t row = segment_row(segment, request_);
       if (row < 0) continue;
+      const int64_t first = first_position(batch_, s, request_);
       for (int32_t local = 0; local < segment.kv_len[row]; ++local) {
-        const int64_t position = key_position(segment, row, local);
+        const int64_t position = key_position(segment.shard, first, local);
         if (!visible(segment, position, keys_before + local)) continue;
         keys.push_back({s, row, local, logit(args_.segments[s], segment.source, row, local, position)});
       }
@@ -93,13 +110,8 @@ class Row {
       position_ = batch_.q_first_pos[request_] + index;
       return;
     }
-    int64_t end = 0;  // of the last segment that the request has
-    for (const KvSegment& segment : batch_.segments) {
-      const int32_t row = segment_row(segment, request_);
-      if (row >= 0) end = first_position(segment, row) + segment.kv_len[row];
-    }
     const int64_t q_len = batch_.cu_q[request_ + 1] - batch_.cu_q[request_];
-    position_ = end - q_len + index;
+    position_ = end_position(batch_, batch_.segments.size(), request_) - q_len + index;
   }
 
   bool visible(const KvSegment& segment, int64_t position, int64_t column) const {
@@ -195,23 +207,27 @@ class Row {
   }
 
   Real softmax(const std::vector<Key>& keys, std::span<Real> out) const {
-    for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] = 0;
+    const auto dim_v = static_cast<size_t>(config_.head_dim_v);
+    std::fill_n(out.begin(), dim_v, Real{0});
     const Real sink = args_.sinks == nullptr ? kNothing<Real> : static_cast<Real>(args_.sinks[q_head_]);
     Real most = sink;
     for (const Key& key : keys) {
       if (!std::isnan(most) && !(key.logit <= most)) most = key.logit;  // the largest; a NaN, once seen, stays
     }
     if (most == kNothing<Real>) return kNothing<Real>;
-    Real sum = std::exp(sink - most);
+    NestedSum<Real> sums;
+    sums.reset(dim_v + 1);  // of p v, of p
     for (const Key& key : keys) {
       const Real weight = std::exp(key.logit - most);
-      sum += weight;
+      const std::span<Real> term = sums.next_term();
+      term[dim_v] += weight;
       const SegmentArgs& segment = args_.segments[key.segment];
       const Vector v = locate(segment, batch_.segments[key.segment].source, key.row, key.local, true);
       const Real v_scale = scale_of(segment.v_scale, request_, kv_head_);
-      for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] += weight * (v[d] * v_scale);
+      for (size_t d = 0; d < dim_v; ++d) term[d] += weight * (v[static_cast<int64_t>(d)] * v_scale);
     }
-    for (int64_t d = 0; d < config_.head_dim_v; ++d) out[static_cast<size_t>(d)] /= sum;
+    const Real sum = std::exp(sink - most) + sums.total(dim_v);
+    for (size_t d = 0; d < dim_v; ++d) out[d] = sums.total(d) / sum;
     return most + std::log(sum);
   }
 

@@ -16,8 +16,8 @@ namespace folio::inline v0::verify {
 void reference_attention(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args,
                          std::span<double> out, std::span<double> lse);
 
-/// The same walk with every operation in float32, one after the other: what a plain computation in that precision
-/// achieves. Its distance from the oracle is the yardstick for a kernel's error; it is no oracle itself.
+/// The same walk with every operation in float32: what a plain computation in that precision achieves, with sums over
+/// keys that do not drift. Its distance from the oracle is the yardstick for a kernel's error; it is no oracle itself.
 void plain_attention(const AttentionConfig& config, const BatchView& batch, const AttentionArgs& args,
                      std::span<float> out, std::span<float> lse);
 

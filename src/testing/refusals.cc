@@ -256,6 +256,13 @@ void run_refusals(Refusals& refusals) {
   invalid("out whose rows overlap", [](Args& a, Segments&) { a.out.strides[0] = 0; });
   invalid("an LSE whose rows overlap", [](Args& a, Segments&) { a.lse.token_stride = 0; });
   invalid("out over q", [](Args& a, Segments&) { a.q.data = a.out.data; });
+  invalid("out over a cache", [](Args& a, Segments& s) { a.out.data = s[0].cache.k; });
+  invalid("an LSE over out", [](Args& a, Segments&) {
+    a.lse = {static_cast<float*>(a.out.data), a.q.shape[1], 1, LseBase::kE};
+  });
+  invalid("a custom mask's size without its bits", [](Args& a, Segments&) { a.custom_mask_bytes = 1; });
+  invalid("a negative k_scale", [](Args&, Segments& s) { s[0].k_scale.value = -1.0f; });
+  invalid("a cache without pages", [](Args&, Segments& s) { s[0].cache.num_pages = 0; });
   invalid("no segments", [](Args&, Segments& s) { s.clear(); });
   invalid("a segment too many", [](Args&, Segments& s) { s.push_back(s[0]); });
   invalid("a cache of another dtype", [](Args&, Segments& s) { s[0].cache.dtype = DType::kFloat16; });

@@ -1,5 +1,6 @@
 // The token pool's case matrix with the device switched: the fixture's arrays on a GPU, the same expectations in
 // float64. Besides, what the matrix has not: encoders, fp8 pools, caps, rows of draft models.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -7,6 +8,7 @@
 #include "backends/token_pool/pool_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "device_home.hpp"
+#include "folio/page_table.hpp"
 #include "folio/types/error.hpp"
 
 namespace folio::inline v0::backends {
@@ -212,6 +214,86 @@ TEST_F(TokenPoolStepsOnGpu, EncodersAndCapsGiveAttention) {
     }
   }
   EXPECT_EQ(computed_, 4);
+}
+
+/// Whisper-like encoders: no request reads another's keys, or the encoder's.
+TEST_F(TokenPoolStepsOnGpu, EncodersThatEndInsideAPage_GiveAttention) {
+  for (const ForwardMode mode : {ForwardMode::kExtend, ForwardMode::kDecode}) {
+    for (const bool joint : {false, true}) {
+      PoolSetup setup;
+      setup.q_dtype = setup.kv_dtype = DType::kBFloat16;
+      setup.page_size = 16;
+      setup.encoder_decoder = true;
+      setup.joint_pages = joint;
+      run(setup, {mode, {5, 9, 17, 3}, {1, 1, 1, 1}, {20, 48, 100, 0}});
+    }
+  }
+  EXPECT_EQ(computed_, 4);
+}
+
+std::string fault_of(TokenPoolBackend& backend) {
+  try {
+    backend.check_plans();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was reported";
+}
+
+/// A row that the table does not have: the other requests are served, and the fault is told once.
+TEST_F(TokenPoolStepsOnGpu, RowsThatAreNotThere_AreReported) {
+  for (const int32_t page_size : {1, 16}) {
+    PoolSetup setup;
+    setup.q_dtype = setup.kv_dtype = DType::kBFloat16;
+    setup.page_size = page_size;
+    PoolFixture fixture(setup, {ForwardMode::kDecode, {5, 9, 40}, {1, 1, 1}});
+    DeviceStep step(fixture, context());
+    Ints rows = fixture.rows;
+    rows[2] = 77;
+    step.batch().req_pool_indices = step.place(rows);
+    step.init();
+    EXPECT_THAT(step.wrong_forward(fixture.layer()), ::testing::StartsWith("request 2")) << "the first two are right";
+    EXPECT_THAT(fault_of(step.backend()), ::testing::HasSubstr("request 2 has row 77"));
+    EXPECT_EQ(fault_of(step.backend()), "nothing was reported");
+  }
+}
+
+/// A plan from the host's lengths reads what it counts with, and says that the device's are others.
+TEST_F(TokenPoolStepsOnGpu, HostLengthsThatAreOthers_AreReported) {
+  PoolSetup setup;
+  setup.q_dtype = setup.kv_dtype = DType::kBFloat16;
+  PoolFixture fixture(setup, {ForwardMode::kDecode, {5, 9, 40}, {1, 1, 1}});
+  DeviceStep step(fixture, context());
+  Ints stale = fixture.seq_lens;
+  stale[1] = 3;
+  step.batch().seq_lens = step.place(stale);
+  step.init();
+  EXPECT_EQ(step.wrong_forward(fixture.layer()), "");
+  EXPECT_THAT(fault_of(step.backend()), ::testing::HasSubstr("request 1 has 3 tokens to read by the device's lengths"));
+}
+
+TEST_F(TokenPoolStepsOnGpu, KvIndices_AreMadeOnTheDevice) {
+  DeviceHome home;
+  Ints table(3 * 8), rows{1, 2, 9}, lens{5, 8, 4}, indptr{0, 2, 4, 5}, indices(5, -1);
+  for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i);
+  KvIndicesArgs args;
+  args.req_to_token = dense_table(table, 3, 8);
+  args.req_to_token.indices = home.move_in(table).data();
+  args.req_pool_indices = home.move_in(rows);
+  args.paged_kernel_lens = home.move_in(lens);
+  args.kv_indptr = home.move_in(indptr);
+  args.page_size = 4;
+  KvIndicesFaults faults(context());
+  create_kv_indices(args, home.move_in(indices), faults);
+  home.finish();
+  EXPECT_EQ(indices, (Ints{2, 3, 4, 5, 0}));
+  try {
+    faults.check();
+    ADD_FAILURE() << "nothing was reported";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("request 2 has row 9; req_to_token has rows 0 to 2"));
+  }
+  EXPECT_NO_THROW(faults.check());
 }
 
 /// Lists that the engine has built, one row a branch: with one branch a plain decode.

@@ -32,9 +32,10 @@ inline folio_const_tensor_view rows(const float* data, int64_t tokens, int64_t h
 struct Decode {
   static constexpr int32_t kPages = 4, kPageSize = 8, kKvHeads = 2, kHeads = 4, kDim = 16;
 
-  Decode() {
+  explicit Decode(int32_t validate_tables = 0) {
     folio_context_options options = FOLIO_CONTEXT_OPTIONS_INIT;
     options.num_threads = 2;
+    options.validate_tables = validate_tables;
     folio_context* raw_context = nullptr;
     EXPECT_EQ(folio_create_cpu_context(&options, &raw_context), FOLIO_OK) << folio_last_error();
     context.reset(raw_context);

@@ -57,6 +57,15 @@ TEST(CApi, ProductsOfFp8ArePermittedAndToldOf) {
   folio_free_op(op);
 }
 
+TEST(CApi, ValidateTables_PageBeyondTheCache_IsRefused) {
+  Decode d(1);
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  ASSERT_EQ(d.run(), FOLIO_OK) << folio_last_error();
+  d.expect_result();
+  d.pages[2] = 1000000000;
+  expect_refusal(d.run(), FOLIO_INVALID_ARGUMENT, "column 1 of row 1 of the table is page 1000000000");
+}
+
 TEST(CApi, WorkspaceSizesSuffice) {
   Decode d;
   ASSERT_EQ(d.plan_batch(), FOLIO_OK);

@@ -266,6 +266,18 @@ TEST_F(CudaTest, BlockTablesAndFp8OutputsGiveTheSame) {
     // Half a step of three bits of significand, or of the least numbers; and both computations' own roundings.
     ASSERT_LE(error, 0x1p-4f * std::abs(real) + 0x1p-10f * scale + 0x1p-6f) << i;
   }
+  DeviceArray<float> device_scale(1);
+  device_scale.set({scale});
+  quantization.scale = device_scale.data();
+  quantization.scale_where = Where::kDevice;
+  quantised.fill(0xff);
+  model.impls[1].forward({}, layers.query(1), layers.key(1), layers.value(1),
+                         FlashInferSide::cache(layers.cache.data() + DeviceLayers::kCache), &metadata,
+                         TensorView(quantised.data(), DType::kFloat8E4M3,
+                                    {DeviceLayers::kTokens, DeviceLayers::kHeads, DeviceLayers::kDim}),
+                         quantization, stream.get());
+  stream.wait();
+  EXPECT_EQ(quantised.get(), codes) << "a scale in device memory is the same scale";
 }
 
 /// The vLLM profiles prefill over 16-bit copies of fp8 pages; the native one reads the pages.
@@ -298,7 +310,7 @@ TEST_F(CudaTest, CopiesOfFp8PagesGiveWhatThePagesGive) {
     if (profile != BackendProfile::kNative) {
       options.dispatch = KernelDispatch(facts);
       config.dispatch = options.dispatch;
-      options.disable_q_quantization = true;
+      config.disable_q_quantization = options.disable_q_quantization = true;
       engine.use_block_table_kernels = true;
     }
     const FlashInferImpl impl(context, config);

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "folio/folio.hpp"
@@ -61,6 +63,23 @@ class TestStream {
 
  private:
   cudaStream_t stream_ = nullptr;
+};
+
+/// Whether contexts that are made while it lives check tables, whatever the environment says.
+class TableChecks {
+ public:
+  explicit TableChecks(bool on) {
+    const char* const given = std::getenv(kName);
+    before_ = given == nullptr ? "" : given;
+    setenv(kName, on ? "1" : "0", 1);
+  }
+  ~TableChecks() { setenv(kName, before_.c_str(), 1); }
+  TableChecks(const TableChecks&) = delete;
+  TableChecks& operator=(const TableChecks&) = delete;
+
+ private:
+  static constexpr const char* kName = "FOLIO_VALIDATE_TABLES";
+  std::string before_;
 };
 
 /// Skips where there is no GPU, and says so.

@@ -55,7 +55,9 @@ class Prefill {
                      .row_stride = 0,
                      .first_column = 0,
                      .num_rows = 1};
-    segment.k_scale.value = k_scale;
+    // In device memory: there `run` cannot refuse what no engine means.
+    const DeviceArray<float> scale(std::vector<float>{k_scale});
+    segment.k_scale.data = scale.data();
     AttentionArgs args;
     args.q = ConstTensorView(q_.data(), DType::kBFloat16, {kTokens, kQHeads, kHeadDim});
     args.out = TensorView(out_.data(), DType::kBFloat16, {kTokens, kQHeads, kHeadDim});

@@ -38,8 +38,9 @@ std::vector<uint16_t> random_bfloat16(size_t count, std::mt19937& random) {
 }  // namespace
 
 ServingStep::ServingStep(Determinism determinism, const std::string& kernel, int32_t shared_levels,
-                         const ServingSizes& sizes)
+                         const ServingSizes& sizes, int32_t device)
     : sizes_(sizes),
+      context_(Context::cuda(device)),
       op_(make_op(context_, determinism, kernel, shared_levels, sizes)),
       table_(static_cast<size_t>(kRequests * pages_per_request())),
       slots_(static_cast<size_t>(sizes.tokens)),

@@ -44,8 +44,9 @@ class ServingStep {
   static constexpr int32_t kLayers = 2;
 
   /// `kernel`: forced; empty = whichever `prepare` picks. `shared_levels`: of the op's bounds; steps have none.
+  /// `device`: the thread's current one too, here and in `set`.
   explicit ServingStep(Determinism determinism = Determinism::kRunToRun, const std::string& kernel = "",
-                       int32_t shared_levels = 0, const ServingSizes& sizes = kSizes);
+                       int32_t shared_levels = 0, const ServingSizes& sizes = kSizes, int32_t device = 0);
 
   const AttentionOp& op() const { return op_; }
   /// Lengths within the bounds, with any number of requests and tokens.
@@ -99,7 +100,7 @@ class ServingStep {
   size_t kv_elements() const;
 
   ServingSizes sizes_;
-  Context context_ = Context::cuda(0);
+  Context context_;
   AttentionOp op_;
   DeviceArray<int32_t> cu_q_{kRequests + 1}, kv_len_{kRequests};
   DeviceArray<int32_t> table_;

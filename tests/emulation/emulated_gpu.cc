@@ -24,7 +24,8 @@ class EmulatedPlanMemory final : public GpuPlanMemory {
     host.where = Where::kHost;
     header_.view = scheduler::make_plan(config_, host, storage_);
   }
-  void report() override {}
+  void report() override { report_tables(fault_, "an earlier run of a captured graph: "); }
+  cuda::TableFault* table_fault() const override { return &fault_; }
   const scheduler::PlanImageHeader* image() const override { return &header_; }
   uint32_t* tile_counters() const override { return counters_.get(); }
   uint32_t* combine_counters() const override { return nullptr; }
@@ -33,6 +34,7 @@ class EmulatedPlanMemory final : public GpuPlanMemory {
   scheduler::SchedulerConfig config_;
   scheduler::PlanStorage storage_;
   scheduler::PlanImageHeader header_{};
+  mutable cuda::TableFault fault_;
   std::unique_ptr<uint32_t[]> counters_ = std::make_unique<uint32_t[]>(cuda::kTileCounters);
 };
 
@@ -92,6 +94,7 @@ class EmulatedGpu final : public GpuBackend {
     kernel.launch(params, shape, stream);
   }
   void synchronize(Stream) const override {}
+  bool is_capturing(Stream) const override { return false; }
   std::shared_ptr<void> allocate(size_t bytes) const override {
     return std::shared_ptr<std::byte[]>(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(256))),
                                         [](std::byte* data) { ::operator delete[](data, std::align_val_t(256)); });
@@ -126,6 +129,10 @@ class EmulatedGpu final : public GpuBackend {
   void enqueue(const cuda::ShardLensParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ValidateParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ConcatParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::TableCheckParams& params, Stream) const override {
+    const cuda::TableFault fault = cuda::check_tiles(params.segments, params.plan->view, 0, 1, 0, 1);
+    if (params.fault->problem == cuda::TableProblem::kNone) *params.fault = fault;
+  }
 
  private:
   [[noreturn]] static void refuse() { core::fail(ErrorCode::kUnsupported, "the emulated GPU computes attention only"); }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <string_view>
 #include <type_traits>
@@ -58,8 +59,11 @@ class FuzzInput {
   size_t size_;
 };
 
-/// Stops the process, as a crash does: what a fuzz target calls when a result is wrong.
-#define FUZZ_CHECK(condition)           \
-  do {                                  \
-    if (!(condition)) __builtin_trap(); \
+/// Says what is not so, and stops the process as a crash does: what a fuzz target calls when a result is wrong.
+#define FUZZ_CHECK(condition)                                              \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      __builtin_trap();                                                    \
+    }                                                                      \
   } while (false)

@@ -50,6 +50,10 @@ plant(RULE, "drafts-in-prefill", DISPATCH + "trtllm_attention.cc", "query.has_sp
 plant(RULE, "decode-limit-off-by-one", DISPATCH + "trtllm_attention.cc", "query.num_tokens <= kMostDecodeTokens",
       "query.num_tokens < kMostDecodeTokens")
 plant(RULE, "batch-invariance-ignored", DISPATCH + "families.cc", "if (facts.batch_invariant) return", "if (false) return")
+plant(RULE, "another-profile-than-the-builders", DISPATCH + "families.cc", "core::require(profile == this->profile(),",
+      "core::require(true,")
+plant(RULE, "batch-invariance-not-compared", DISPATCH + "families.cc",
+      "core::require(state_->native() || invariant == batch_invariant(),", "core::require(true,")
 plant(RULE, "answers-not-remembered", DISPATCH + "families.cc",
       "std::call_once(looked_up[at], [&] { answers[at] = look_up(family); });", "answers[at] = look_up(family);")
 plant(RULE, "lines-repeated", COMMON + "once_log.cc", "if (!state_->said.emplace(level, text).second) return;", "")

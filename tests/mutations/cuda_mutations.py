@@ -42,3 +42,14 @@ plant(rule, "prefill-tma-tiles-left-out", PREFILL_CONFIG, "tokens / kWarpgroupWa
 plant(rule, "mla-chunks-not-swizzled", MLA_CONFIG, "((chunk ^ token) & 7) * 16", "(chunk & 7) * 16")
 plant(rule, "mla-tma-tiles-across-pages", MLA_CONFIG, "page_size % (2 * tokens) == 0", "page_size >= 2 * tokens")
 plant(rule, "mla-last-tma-tile-left-out", MLA_CONFIG, "(end + tokens - 1) / tokens", "end / tokens")
+
+CHECK = CUDA + "common/tables/table_check.hpp"
+
+rule = "validate_tables: what a run reads is checked"
+plant(rule, "last-page-is-one-too-many", CHECK, "page >= segment.num_pages", "page > segment.num_pages")
+plant(rule, "negative-pages-pass", CHECK, "if (page < 0 || page", "if (page")
+plant(rule, "begun-page-not-checked", CHECK, "(int64_t{tile.kv_end} + unit - 1) / unit", "int64_t{tile.kv_end} / unit")
+plant(rule, "pages-before-the-window-checked", CHECK, "column = tile.kv_begin / unit + lane", "column = lane")
+plant(rule, "dense-row-runs-into-the-next", CHECK, "end = one_row ? all : (tile.kv_row + 1) * table.row_stride;", "end = all;")
+plant(rule, "row-ends-not-checked", CHECK, "if (begin < 0 || begin > end || end > all)", "if (begin < 0)")
+plant(rule, "tables-not-checked-on-a-cpu", "src/attention/run.cc", "if (op.gpu() == nullptr && op.context.state().validate_tables)", "if (false)")

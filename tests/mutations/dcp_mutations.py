@@ -49,9 +49,13 @@ plant(rule, "partials-in-the-models-dtype", PLAN, "  fresh.out = DType::kFloat32
 
 rule = "groups of threads"
 plant(rule, "buffers-left-too-early", THREADS, "    meeting_->meet_inside();\n    if (gpu_failure_", "    if (gpu_failure_")
-plant(rule, "leaving-not-noticed", THREADS, '{ meeting_->fail(core::message("rank ", rank_, " has left it")); }', "= default;")
+plant(rule, "leaving-not-noticed", THREADS, '{ meeting_->fail("rank ", rank_, " has left it"); }', "= default;")
 plant(rule, "sums-in-another-order", THREADS, "std::copy_n(sent(0), length, sums.data());\n      for (int32_t r = 1; r < size(); ++r) {\n        const float* values = sent(r);",
       "std::copy_n(sent(size() - 1), length, sums.data());\n      for (int32_t r = size() - 1; r-- > 0;) {\n        const float* values = sent(r);")
+plant(rule, "missing-thread-not-told", THREADS, 'groups[0]->fail("not every rank has a thread");', "")
+
+rule = "threads in a forked child"
+plant(rule, "fork-not-noticed", "src/platform/thread_pool.cc", "return forks.load(std::memory_order_relaxed) != fork_depth_;", "return false;")
 
 rule = "backends over a divided cache"
 plant(rule, "dcp-sinks-not-handed-on", STEP, "  dcp.sinks = args.sinks;\n", "")

@@ -23,6 +23,7 @@ import tempfile
 import time
 
 import backend_mutations  # noqa: F401: importing these plants more mistakes in MUTATIONS
+import core_mutations  # noqa: F401
 import cuda_mutations  # noqa: F401
 import dcp_mutations  # noqa: F401
 import flash_attn_mutations  # noqa: F401
@@ -55,7 +56,7 @@ TESTS = {
     "folio_attention_test": "src/attention",
     "conformance_quick_test": "src/kernels/cpu",
     "folio_kernels_amx_test": "src/kernels/cpu/amx",
-    "folio_flash_attn_batches_test": "tests/backends",
+    "folio_flash_attn_batches_test": "src/backends/flash_attn",
     "folio_distributed_test": "src/distributed",
     "folio_backends_dcp_test": "tests/backends",
     "folio_token_pool_backend_test": "src/backends/token_pool",
@@ -83,7 +84,8 @@ class Copy:
         self.source = directory / "source"
         self.build = directory / "build"
         shutil.rmtree(self.source, ignore_errors=True)
-        shutil.copytree(ROOT, self.source, ignore=NOT_COPIED, symlinks=True)
+        # With new times: an object that a planted mistake left in a kept build directory is older.
+        shutil.copytree(ROOT, self.source, ignore=NOT_COPIED, symlinks=True, copy_function=shutil.copy)
         for edit in PREPARATIONS:
             apply(self.source, edit)
         options = list(CMAKE_OPTIONS)

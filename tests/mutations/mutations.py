@@ -100,22 +100,18 @@ plant(rule, "rope-quarter-forgotten", ROTATE, "(quarter + splat_int(1)) & splat_
 plant(rule, "rope-scale-multiplies", SHARED + "kernel.cc", "head_dim) / static_cast<double>(rope.scale)",
       "head_dim) * static_cast<double>(rope.scale)")
 plant(rule, "rope-neighbours-for-halves", SHARED + "kernel.cc", "-2.0 * d / head_dim", "-1.0 * d / head_dim")
-plant(rule, "queries-of-an-output-tile-without-kv-at-0", TILE_LOOP, "    row.position = int64_t{plan.q_first_pos[request]} + index;\n",
-      "    if (has_kv) row.position = int64_t{plan.q_first_pos[request]} + index;\n")
 
 rule = "positions"
-plant(rule, "default-q-pos-one-late", BATCH, "first = end - q_len;", "first = end - q_len + 1;")
-plant(rule, "default-q-pos-zero", BATCH, "first = end - q_len;", "first = 0;")
-plant(rule, "default-q-pos-without-first-pos", BATCH, "end = int64_t{segments[s].first_pos[row]} + segments[s].kv_len[row];",
-      "end = segments[s].kv_len[row];")
-plant(rule, "default-q-pos-of-first-segment", BATCH,
-      "for (int64_t s = static_cast<int64_t>(batch.segments.size()) - 1; s >= 0; --s) {",
-      "for (int64_t s = 0; s < static_cast<int64_t>(batch.segments.size()); ++s) {")
+plant(rule, "default-q-pos-one-late", BATCH, ": ends[r] - q_len;", ": ends[r] - q_len + 1;")
+plant(rule, "default-q-pos-zero", BATCH, ": ends[r] - q_len;", ": 0;")
+plant(rule, "default-q-pos-without-first-pos", BATCH, "ends[r] = first_pos[r] + kv_len[r];", "ends[r] = kv_len[r];")
+plant(rule, "default-q-pos-of-first-segment", BATCH, "ends[r] = first_pos[r] + kv_len[r];",
+      "if (s == 0) ends[r] = first_pos[r] + kv_len[r];")
 plant(rule, "q-pos-of-first-token", TILE_LOOP, "int64_t{plan.q_first_pos[request]} + index", "int64_t{plan.q_first_pos[request]}")
 plant(rule, "first-pos-ignored-by-kernel", TILE_LOOP, "{lengths.first_pos[tile.kv_row], lengths.kv_len[tile.kv_row], lengths.shard}",
       "{0, lengths.kv_len[tile.kv_row], lengths.shard}")
 plant(rule, "first-pos-ignored-by-scheduler", TILE_SPACE, "visible_range({lengths.first_pos[kv_row], ", "visible_range({0, ")
-plant(rule, "first-pos-dropped", BATCH, "segment.first_pos != nullptr ? segment.first_pos[row] : 0", "0")
+plant(rule, "first-pos-dropped", BATCH, "first_pos[row] = segment.first_pos[row];", "first_pos[row] = 0;")
 
 rule = "causal"
 plant(rule, "causal-strict", MASK_BOUNDS, "p_hi + bounds.right + 1 - segment.first_pos", "p_hi + bounds.right - segment.first_pos")
@@ -292,11 +288,16 @@ plant(rule, "merge-state-base-ignored", COMBINE + "combine.cc", "source.base == 
       "value")
 
 rule = "determinism"
-plant(rule, "splits-not-combined", TILE_LOOP, "(tile.flags & scheduler::kFold) != 0 && !start", "false")
+plant(rule, "splits-not-combined", TILE_LOOP, "fold = (tile.flags & scheduler::kFold) != 0;", "fold = false;")
 plant(rule, "splits-at-relative-positions", STATIC, "std::min(end, (begin / split + 1) * split)", "std::min(end, begin + split)")
 plant(rule, "cut-splits-folded-as-one", STATIC, "if (fixed_splits_ && !first) {", "if (false) {")
 
+rule = "sums over long contexts"
+plant(rule, "states-of-any-length", SHARED + "config.hpp", "kMaxStateTokens = 16384;", "kMaxStateTokens = 1 << 30;")
+plant(rule, "yardstick-of-one-sum", "src/testing/nested_sum.hpp", "kTerms = 64;", "kTerms = 1 << 30;")
+
 rule = "refusals"
+plant(rule, "keys-up-to-the-last-integer", BATCH, "if (kv_len[row] > kMaxKvLen) {", "if (false) {")
 plant(rule, "stale-plan-runs", ATTENTION + "plan.cc", "!buffer.planned || buffer.generation != plan.generation()", "!buffer.planned")
 plant(rule, "undeclared-feature-runs", ATTENTION + "run_args.cc", "require(!given || config.features.has(feature),", "require(true,")
 plant(rule, "small-workspace-runs", ATTENTION + "run_args.cc", "if (workspace.bytes < needed) {", "if (workspace.bytes + 256 < needed) {")
@@ -323,6 +324,10 @@ plant(rule, "nvfp4-global-scale-divides", NVFP4, "float_to_fp8_e4m3(global_scale
 plant(rule, "nvfp4-heads-share-blocks", EPILOGUE, "q_head * blocks_per_head, config", "0, config")
 plant(rule, "nvfp4-first-row-ignored", EPILOGUE, "args.out_block_scale.first_row + token", "token")
 plant(rule, "nvfp4-tiles-column-major", "include/folio/types/nvfp4.hpp", "in_tile % 32 * 16 + in_tile / 32 * 4", "in_tile * 4")
+
+rule = "logits of billions"
+plant(rule, "exponents-of-unrounded-logits", "src/kernels/cpu/amx/mainloop.hpp",
+      "round_large_logits(blocks[s].max, block_scores);", "")
 
 rule = "fp8 dequantized beside the MMAs"
 PIPELINE = "src/kernels/cpu/amx/kv_pipeline.hpp"
@@ -404,7 +409,7 @@ plant(rule, "claimed-prefixes-are-believed", CASCADE, "state.check_common(batch,
 plant(rule, "rows-of-one-stride-zero-table", CASCADE, "addressable = addressable && begin >= row_begin[r];", "")
 plant(rule, "deeper-levels-read-from-the-start", LEVELS, "const int64_t own = saving(candidate.prefix, page_taken_before(c, around), around == 0);",
       "const int64_t own = saving(candidate.prefix, 0, around == 0);")
-plant(rule, "first-partial-result-is-free", LEVELS, "(outermost ? 4 : 2)", "(outermost ? 2 : 2)")
+plant(rule, "first-partial-result-is-free", LEVELS, "product(outermost ? 4 : 2, ", "product(outermost ? 2 : 2, ")
 plant(rule, "group-reads-by-request", LEVELS, "return ceil_div(rows, costs_->tile_rows);", "return rows;")
 plant(rule, "prefixes-compared-at-the-last-page", PREFIX, "while (same < most && a[same] == b[same]) ++same;",
       "for (size_t i = most; i > same; --i) if (a[i - 1] == b[i - 1]) return static_cast<int32_t>(i);")

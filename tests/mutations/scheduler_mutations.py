@@ -15,6 +15,13 @@ plant(rule, "splits-share-partial-rows", DYNAMIC, "(int64_t{head} * splits + spl
       "int64_t{split} * (tile.row_end - tile.row_begin)")
 plant(rule, "split-budget-ignored", DYNAMIC, "if (splits[t] > 1 && spent > budget) splits[t] = 1;", "")
 plant(rule, "splits-cut-what-is-folded-later", DYNAMIC, "tile.divisible ? count_kv_splits(", "true ? count_kv_splits(")
+plant(rule, "more-splits-than-the-most", RULE, "splits += by_rule < most ? by_rule : most;", "splits += by_rule;")
+plant(rule, "most-splits-of-each-segment", RULE, "output_tile.max_splits / used;", "output_tile.max_splits;")
+plant(rule, "workers-for-one-split-too-many", SCHEDULER + "static_scheduler.hpp",
+      "const int64_t most = total * (max_splits - 1) / longest;", "const int64_t most = total * max_splits / longest;")
+plant(rule, "one-split-is-cut", STATIC, "tile.divisible && config_.max_splits != 1;", "tile.divisible;")
+plant(rule, "most-splits-unknown-to-the-device", DEVICE, ".max_splits = job.in.max_splits};", ".max_splits = 0};")
+plant(rule, "most-splits-and-single-tiles", SCHEDULER + "device_scheduler.cc", "input.max_splits > 0 || ", "")
 plant(rule, "continuation-of-another-tile", DYNAMIC, "last ? at_end : static_cast<int32_t>(continuation + 1)",
       "last ? at_end : static_cast<int32_t>(continuation + 2)")
 plant(rule, "split-remainder-lost", RULE, "run.begin + count * (place + 1) / num_splits}",
@@ -66,3 +73,6 @@ plant(rule, "splits-of-shared-segments-name-combine-tiles", STATIC,
       "if (output_partials_ == nullptr) work_tile.combine_tile", "work_tile.combine_tile")
 plant(rule, "device-tails-name-the-combine-tile-before", SCHEDULER + "device/static_scheduler.hpp",
       "cut.tail_combine_tile = before.combine_tiles + (work.head_ends ? 1 : 0);", "cut.tail_combine_tile = before.combine_tiles;")
+
+rule = "device scheduler: lengths are read once"
+plant(rule, "unread-fault-overwritten", SCHEDULER + "device/batch.hpp", "if (out.problem != PlanProblem::kNone) return;", "")

@@ -21,6 +21,7 @@ plant(rule, "list-window-of-the-last-query", LISTS, ": prefix_lens[r];", ": int6
 plant(rule, "prefix-slice-one-long", LISTS, "Range{window_start(prefix_lens[r], ", "Range{window_start(int64_t{prefix_lens[r]} - 1, ")
 
 rule = "slot lists"
+plant(rule, "list-padding-pages-refused", LIST_RULE, "row == kPaddingRow && slot == kDummySlot", "row < kPaddingRow && slot == kDummySlot")
 plant(rule, "list-indptr-from-1", LISTS, "indptr[0] = 0;", "indptr[0] = 1;")
 plant(rule, "list-indptr-shifted", LISTS, "indptr[r + 1] = indptr[r] + core::ceil_div(lens[r], page_size)",
       "indptr[r + 1] = (r == 0 ? 0 : indptr[r]) + (r == 0 ? 0 : core::ceil_div(lens[r - 1], page_size))")

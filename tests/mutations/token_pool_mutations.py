@@ -13,6 +13,8 @@ GRAPHS = POOL + "graphs.cc"
 INPUTS = POOL + "graph_inputs.cc"
 TREE = POOL + "tree_window.cc"
 BACKEND = POOL + "backend.cc"
+DEVICE_LISTS = POOL + "device/kv_lists_rule.hpp"
+LIST_RULE = POOL + "device/kv_indices_rule.hpp"
 
 rule = "which keys the token-pool backend reads"
 plant(rule, "pool-window-one-key-short", RANGE, "window_start(first_query, window_left, job.page_size)",
@@ -31,7 +33,8 @@ plant(rule, "pool-prefix-slice-one-short", RANGE, "(job.ragged ? first_query : e
       "(job.ragged && first_query > 0 ? first_query - 1 : end)")
 plant(rule, "pool-extend-not-causal", BACKEND, "cross ? MaskKind::kNone : choice.mask",
       "cross || choice.ragged ? MaskKind::kNone : choice.mask")
-plant(rule, "pool-ragged-at-position-0", READING, "segments_[1].first_pos = step.prefix_lens.data();", "")
+plant(rule, "pool-ragged-at-position-0", READING, "segments_[1].first_pos = step.prefix_lens.data();",
+      "segments_[1].first_pos = segments_[0].first_pos;")
 plant(rule, "pool-schedule-in-window-starts", LISTS, "job.window_left = whole ? -1 : ", "job.window_left = whole && config.page_size < 0 ? -1 : ")
 plant(rule, "pool-indptr-shifted", LISTS, "create_kv_indices(args, indices);",
       "create_kv_indices(args, indices);\n  for (size_t r = count; r > 0; --r) indptr[r] = indptr[r - 1];")
@@ -46,7 +49,19 @@ plant(rule, "pool-decode-one-key-short", RANGE, "(job.ragged ? first_query : end
       "(job.ragged || job.drafts == 0 ? first_query : end) - range.first_pos;")
 plant(rule, "pool-shared-indptr-ignored", BACKEND, "wrapper.memory.kv_indptr = config.kv_indptr_buf;", "")
 
+rule = "what the token-pool backend cannot read"
+plant(rule, "pool-encoders-by-pages", BACKEND, "set.self_by_slots && roles[wrapper] == WrapperRole::kSelf ? 1 : config.page_size;", "config.page_size;")
+plant(rule, "pool-positions-beyond-the-row", LISTS, "require(end <= table.num_columns,", "require(true,")
+plant(rule, "pool-device-row-ends-unchecked", DEVICE_LISTS, "return end > columns ? fault", "return end > columns + end ? fault")
+plant(rule, "pool-unserved-requests-keep-their-row", DEVICE_LISTS, "range.table_start = kNoRow;", "{}")
+plant(rule, "pool-device-plans-of-unserved-requests", DEVICE_LISTS, "range.len = range.first_pos = range.table_start = 0;", "{}")
+plant(rule, "pool-lists-by-the-device-lengths", DEVICE_LISTS, "range.len = job.planned.lens[r];", "{}")
+plant(rule, "pool-host-lengths-unreported", DEVICE_LISTS, "listed.found.fault = KvRangeFault::kHostLengths;", "{}")
+plant(rule, "pool-slots-of-no-page-read", LIST_RULE, "out[j] = fault == KvRangeFault::kNone ? slot / job.page_size : kDummySlot;", "out[j] = slot / job.page_size;")
+
 rule = "trees of drafts in the token-pool backend"
+plant(rule, "pool-trees-of-no-ancestors", STEP, 'require(differ == 0, "tree_mask of request ",', 'require(true, "tree_mask of request ",')
+plant(rule, "pool-trees-of-later-drafts", STEP, 'require(later == 0, "tree_mask of request ",', 'require(true, "tree_mask of request ",')
 plant(rule, "pool-tree-as-chain", METADATA, "choice.mask = MaskKind::kCustom;", "{}")
 plant(rule, "pool-tree-window-by-row", TREE, "seq_lens[r] + depth - window_left;", "seq_lens[r] + row - window_left;")
 plant(rule, "pool-tree-window-one-short", TREE, "seq_lens[r] + depth - window_left;", "seq_lens[r] + depth - window_left + 1;")
@@ -56,6 +71,8 @@ plant(rule, "pool-tree-blocks-not-on-bytes", TREE, "block += core::ceil_div(int6
 plant(rule, "pool-tree-keys-at-position-0", TREE, "oldest - first_pos[r]", "oldest - 0 * first_pos[r]")
 
 rule = "forwards of the token-pool backend"
+plant(rule, "pool-tokens-beside-their-row", STEP, "require(slot == table.at(rows[r], column), name,", "require(true, name,")
+plant(rule, "pool-slots-checked-once-for-any-array", FORWARD, "checked.slots.data() == slots.data() && ", "")
 plant(rule, "pool-cap-not-planned", READING, "if (config.logit_cap) attention.features = Feature::kSoftCap;", "")
 plant(rule, "pool-cap-dropped", READING, "args.logits_soft_cap = call.logit_cap;", "")
 plant(rule, "pool-k-scale-dropped", READING, "args_[0].k_scale = call.k_scale;", "")

@@ -40,7 +40,9 @@ exports_of() {
   local library foreign
   library=$(prefix shared)/$LIBDIR/$1.so
   readelf -d "$library" | grep -qE "SONAME.*$1\.so\.[0-9]+\.[0-9]+\]" || { echo "$1: no versioned SONAME"; exit 1; }
-  "$NM" -D --defined-only --demangle "$library" | awk '{$1 = ""; $2 = ""; print}' > "$WORK/exports"
+  "$NM" -D --defined-only --demangle "$library" | awk '$2 != "A" {$1 = ""; $2 = ""; print}' > "$WORK/versioned"
+  if grep -vE '@@FOLIO_[0-9]+\.[0-9]+$' "$WORK/versioned"; then echo "$1: symbols without a version"; exit 1; fi
+  sed 's/@@FOLIO_[0-9.]*$//' "$WORK/versioned" > "$WORK/exports"
   grep -q "$2" "$WORK/exports" || { echo "$1: $2 is not exported"; exit 1; }
   foreign=$(grep -vE "^ *((typeinfo|typeinfo name|vtable|VTT|guard variable) for |non-virtual thunk to )?$3" \
     "$WORK/exports" || true)

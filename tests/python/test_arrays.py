@@ -61,6 +61,22 @@ def test_foreign_arrays_are_held_and_let_go():
     assert array.releases == 1
 
 
+def test_merges_hold_their_outputs_until_they_have_written_them():
+    class Out(ForeignArray):
+        def _release(self, pointer):
+            self.seen = self.array.copy()
+            super()._release(pointer)
+
+    context, lse = folio.Context.cpu(num_threads=1), np.zeros((2, 3), np.float32)
+    ones = np.ones((2, 3, 8), np.float32)
+    state, out = folio.AttentionStateView(ones, lse), Out(np.zeros_like(ones), count_releases=True)
+    folio.merge_state(context, state, state, out)
+    assert out.releases == 1 and np.all(out.seen == 1)
+    states, out = folio.AttentionStatesView(ones[:, None], lse[:, None]), Out(np.zeros_like(ones), count_releases=True)
+    folio.merge_states(context, states, out)
+    assert out.releases == 1 and np.all(out.seen == 1)
+
+
 def test_objects_keep_the_memory_they_point_into():
     lengths = np.array([3], np.int32)
     before = sys.getrefcount(lengths)
@@ -99,6 +115,52 @@ def test_strided_inputs_and_outputs_are_used_in_place():
     problems.run(problem, out=out[:, :, :dim_v], lse=lse)
     problems.assert_close(problem, out[:, :, :dim_v], lse, exact)
     assert np.all(out[:, :, dim_v:] == 7) and np.all(lse.base[:, tokens] == 7)
+
+
+class TestEmptyArrays:
+    """Idle steps. numpy gives an array without elements strides of 0."""
+
+    def test_strides_are_those_of_a_packed_array(self):
+        for shape, strides in (((0, 4, 32), (128, 32, 1)), ((3, 0, 2), (2, 2, 1)), ((2, 3, 0), (3, 1, 1))):
+            assert folio.TensorView(np.zeros(shape, np.float32)).strides == strides
+
+    @pytest.mark.parametrize("table", ["csr", "dense", "no columns"])
+    def test_no_tokens(self, table):
+        problem = problems.make("float32", "decode")
+        requests = 0 if table == "dense" else 3
+        problem.batch.q_len, problem.batch.kv_len = [0] * requests, [0] * requests
+        problem.batch.pages = [[] for _ in range(requests)]
+        problem.q = problem.q[:0].copy()
+        problem.k, problem.v = problem.k[:0].copy(), problem.v[:0].copy()
+        if table != "csr":
+            entries = np.zeros((requests, 0 if table == "no columns" else 4), np.int32)
+            problem.segment = lambda: folio.SegmentArgs(folio.make_nhd_view(problem.k, problem.v),
+                                                        folio.dense_table(entries))
+        out, lse = problems.run(problem)
+        assert out.shape == (0, 4, 24) and lse.shape == (0, 4)
+        oracle = folio.reference_attention(problem.config, problem.batch_view(), problem.args(None))
+        assert [part.shape for part in oracle] == [(0, 4, 24), (0, 4)]
+
+    def test_nothing_in_the_cache(self):
+        problem = problems.make("float32", "decode")
+        problem.batch.kv_len, problem.batch.pages = [0] * 3, [[]] * 3
+        problem.k, problem.v = problem.k[:0].copy(), problem.v[:0].copy()
+        out, lse = problems.run(problem)
+        assert not out.any() and np.isneginf(lse).all()
+
+    def test_scales_writes_and_merges(self):
+        granularity = folio.ScaleGranularity
+        for shape, kind in (((0,), granularity.kPerRequest), ((0, 2), granularity.kPerRequestAndHead)):
+            folio.Scale(data=np.zeros(shape, np.float32), granularity=kind)
+        with refused("data is empty; a scale per tensor is one number"):
+            folio.Scale(data=np.zeros(0, np.float32))
+        context, tokens = folio.Context.cpu(num_threads=1), np.zeros((0, 2, 32), np.float32)
+        cache = folio.make_nhd_view(*(np.zeros((1, 16, 2, 32), np.float32) for _ in range(2)))
+        folio.write_kv_cache(context, folio.CacheWriteArgs(tokens, tokens, np.zeros(0, np.int64), cache))
+        state = folio.AttentionStateView(tokens, np.zeros((0, 2), np.float32))
+        folio.merge_state(context, state, state, tokens.copy(), np.zeros((0, 2), np.float32))
+        states = folio.AttentionStatesView(np.zeros((0, 3, 2, 32), np.float32), np.zeros((0, 3, 2), np.float32))
+        folio.merge_states(context, states, tokens.copy(), np.zeros((0, 2), np.float32))
 
 
 @pytest.fixture(name="problem")
@@ -156,6 +218,16 @@ class TestRefusals:
         with refused("rows overlap"):
             problem = problems.make("float32", "mixed")
             problems.run(problem, out=np.lib.stride_tricks.as_strided(problem.outputs()[0], (9, 4, 24), (0, 96, 4)))
+
+    @pytest.mark.parametrize("mask", [False, [True, False, False]])
+    def test_masked(self, problem, mask):
+        masked = np.ma.array(np.zeros(3, np.float32), mask=mask)
+        with refused("array is a masked array, and Folio would not see its mask"):
+            folio.TensorView(masked)
+        with refused("kv_len is a masked array"):
+            folio.KvSegment(masked.astype(np.int32))
+        assert folio.TensorView(masked.data).shape == (3,)
+        assert folio.TensorView(np.zeros(3, np.float32).view(np.recarray)).shape == (3,)
 
     def test_read_only(self, problem):
         out, lse = problem.outputs()

@@ -57,3 +57,11 @@ def test_bounds():
     plan = folio.plan(op, problem.batch_view(), folio.make_plan_buffer(op))
     assert folio.workspace_size(plan) <= folio.workspace_size(op)
     assert folio.summary(plan).num_work_tiles > 0 and (plan.num_requests, plan.num_tokens) == (4, 9)
+
+
+def test_plans_on_a_cpu_have_nothing_to_report():
+    problem = problems.make()
+    op = folio.prepare(folio.Context.cpu(num_threads=1), problem.config)
+    buffer = folio.make_plan_buffer(op)
+    folio.plan(op, problem.batch_view(), buffer)
+    assert folio.check_plans(buffer) is None

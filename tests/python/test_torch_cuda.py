@@ -82,6 +82,136 @@ def test_streams_are_taken_as_they_come():
         problems.assert_close(problem, *run(problem, problem.batch_view(), stream=given), exact)
 
 
+def prepared(problem, bounds=None):
+    """(plan from a batch, arguments, q, out, lse, workspace) with everything of a layer on the GPU."""
+    op = folio.prepare(CONTEXT, problem.config, folio.PrepareOptions(bounds=bounds))
+    like, like_lse = problem.outputs()
+    q, out, lse = to_gpu(problem.q), to_gpu(like), to_gpu(like_lse)
+    table = folio.csr_table(to_gpu(problem.batch.page_ids), to_gpu(problem.batch.page_indptr))
+    args = folio.AttentionArgs(q, out, [folio.SegmentArgs(make_cache(problem), table)], lse=lse,
+                               sm_scale=problem.rules.sm_scale)
+    workspace = folio.Workspace(torch.zeros(max(folio.workspace_size(op), 256), dtype=torch.uint8, device=DEVICE))
+    folio.init_workspace(op, workspace)
+    torch.cuda.synchronize()
+    return op, args, (q, out, lse), workspace
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_stream_left_out_is_torchs_current_one(where):
+    """q, and on the device the lengths, are right only after the side stream has slept."""
+    problem = problems.make("bfloat16", "mixed", dim_qk=64, dim_v=64)
+    bounds = folio.GraphBounds(max_requests=8, max_tokens=64, max_q_len=32, max_kv_len=64)
+    op, args, (q, out, lse), workspace = prepared(problem, bounds)
+    right, lengths = q.clone(), to_gpu(problem.batch.lengths)
+    late = torch.zeros_like(lengths)
+    q.zero_()
+    batch = problem.batch_view()
+    if where == "device":
+        batch = folio.BatchView(to_gpu(problem.batch.cu_q), [folio.KvSegment(late)],
+                                num_tokens=int(problem.batch.cu_q[-1]), max_q_len=max(problem.batch.q_len),
+                                max_kv_len=max(problem.batch.kv_len))
+    buffer = folio.make_plan_buffer(op)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        assert folio.current_stream([q]) == side.cuda_stream
+        assert folio.current_stream() == side.cuda_stream  # of the process
+        torch.cuda._sleep(200_000_000)  # about a tenth of a second
+        q.copy_(right)
+        late.copy_(lengths)
+        folio.run(folio.plan(op, batch, buffer), args, workspace)
+        result, result_lse = out.clone(), lse.clone()
+    side.synchronize()
+    problems.assert_close(problem, to_numpy(result, problem.outputs()[0]), result_lse.cpu().numpy(), problem.exact())
+
+
+def test_a_graph_of_torchs_captures_plan_write_and_run():
+    problem = problems.make("bfloat16", "decode", dim_qk=64, dim_v=64)
+    bounds = folio.GraphBounds(max_requests=8, max_tokens=64, max_q_len=32, max_kv_len=64)
+    op, args, (q, out, lse), workspace = prepared(problem, bounds)
+    batch, buffer = device_batch(problem), folio.make_plan_buffer(op)
+    folio.run(folio.plan(op, batch, buffer), args, workspace)  # warm
+    torch.cuda.synchronize()
+    new = torch.randn(1, 2, 64, device=DEVICE).to(torch.bfloat16)
+    cache = torch.zeros(1, 16, 2, 64, dtype=torch.bfloat16, device=DEVICE)
+    write = folio.CacheWriteArgs(new, new, torch.tensor([5], device=DEVICE), folio.make_nhd_view(cache, cache.clone()))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        folio.write_kv_cache(CONTEXT, write)
+        folio.run(folio.plan(op, batch, buffer), args, workspace)
+    like, _ = problem.outputs()
+    for _ in range(2):
+        out.fill_(float("nan"))
+        lse.fill_(float("nan"))
+        cache.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        problems.assert_close(problem, to_numpy(out, like), lse.cpu().numpy(), problem.exact())
+        assert torch.equal(cache[0, 5], new[0])
+
+
+def test_merges_follow_the_current_stream():
+    a, b = (torch.zeros(64, 8, 64, device=DEVICE) for _ in range(2))
+    lse, out = torch.zeros(64, 8, device=DEVICE), torch.empty(64, 8, 64, device=DEVICE)
+    states = torch.zeros(64, 2, 8, 64, device=DEVICE)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        a.fill_(1)
+        b.fill_(3)
+        folio.merge_state(CONTEXT, folio.AttentionStateView(a, lse), folio.AttentionStateView(b, lse), out)
+        first = out.clone()
+        states.fill_(5)
+        view = folio.AttentionStatesView(states, torch.zeros(64, 2, 8, device=DEVICE))
+        folio.merge_states(CONTEXT, view, out)
+        second = out.clone()
+    side.synchronize()
+    assert torch.all(first == 2) and torch.all(second == 5)
+
+
+def test_arrays_of_cupy_have_its_stream():
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    side = torch.cuda.Stream()
+    array, tensor = cupy.zeros((2, 3), cupy.float32), torch.zeros(2, 3, device=DEVICE)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        assert folio.current_stream([array]) == stream.ptr
+        with torch.cuda.stream(side), pytest.raises(folio.InvalidArgument, match="give the one that is meant"):
+            folio.current_stream([array, tensor])
+    with torch.cuda.stream(side):
+        assert folio.current_stream([array]) == cupy.cuda.get_current_stream(0).ptr
+
+
+def test_a_request_beyond_the_bounds_is_reported():
+    problem = problems.make("bfloat16", "decode", dim_qk=64, dim_v=64)
+    bounds = folio.GraphBounds(max_requests=8, max_tokens=64, max_q_len=32, max_kv_len=40)
+    op, args, (_, out, _), workspace = prepared(problem, bounds)
+    lengths, buffer = to_gpu(problem.batch.lengths), folio.make_plan_buffer(op)
+    batch = folio.BatchView(to_gpu(problem.batch.cu_q), [folio.KvSegment(lengths)], num_tokens=3, max_q_len=1,
+                            max_kv_len=40)
+    folio.check_plans(buffer)
+    lengths[1] = 41
+    folio.run(folio.plan(op, batch, buffer), args, workspace)
+    torch.cuda.synchronize()
+    assert not out[1].any()
+    with pytest.raises(folio.InvalidArgument, match="request 1"):
+        folio.check_plans(buffer)
+    folio.check_plans(buffer)  # said once
+
+
+def test_sizes_of_ragged_offsets_are_checked():
+    problem = problems.make("bfloat16", "prefill", dim_qk=64, dim_v=64)
+    op = folio.prepare(CONTEXT, problem.config)
+    segment = folio.KvSegment(problem.batch.lengths, source=folio.KvSource.kRagged)
+    plan = folio.plan(op, folio.BatchView(problem.batch.cu_q, [segment]), folio.make_plan_buffer(op))
+    q, out = to_gpu(problem.q), to_gpu(problem.outputs()[0])
+    keys = torch.zeros(23, 2, 64, dtype=torch.bfloat16, device=DEVICE)
+    ragged = folio.RaggedKvView(keys, keys.clone(), torch.tensor([0, 7], dtype=torch.int32, device=DEVICE))
+    workspace = folio.Workspace(torch.zeros(folio.workspace_size(op) + 256, dtype=torch.uint8, device=DEVICE))
+    with pytest.raises(folio.InvalidArgument, match="has 2 entries; the plan's 2 rows need one more"):
+        folio.run(plan, folio.AttentionArgs(q, out, [folio.SegmentArgs(ragged=ragged)]), workspace)
+
+
 def test_cache_write():
     keys, values = (torch.randn(20, 2, 64, device=DEVICE).to(torch.bfloat16) for _ in range(2))
     k, v = (torch.zeros(5, 16, 2, 64, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <map>
 
 #include "replay/model_shape.hpp"
@@ -112,7 +113,10 @@ replay::StackConfig AttentionFlags::stack(int32_t scale) const {
   } else {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("--window is {}; expected -1 (none) or more", window));
   }
-  stack.logits_soft_cap = soft_cap >= 0.0f ? soft_cap : shape.logits_soft_cap;
+  if (soft_cap && !(*soft_cap >= 0.0f && std::isfinite(*soft_cap))) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("--soft-cap is {}; expected 0 (none) or above", *soft_cap));
+  }
+  stack.logits_soft_cap = soft_cap.value_or(shape.logits_soft_cap);
   stack.q = q;
   stack.kv = kv;
   stack.layout = layout;

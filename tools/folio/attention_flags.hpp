@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "folio/context.hpp"
@@ -16,8 +17,8 @@ struct AttentionFlags {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t head_dim_v = 0;
-  int32_t window = -2;     ///< -2 = the model's, -1 = none
-  float soft_cap = -1.0f;  ///< < 0 = the model's
+  int32_t window = -2;            ///< -2 = the model's, -1 = none
+  std::optional<float> soft_cap;  ///< none = the model's
   int32_t layers = 2;
   int32_t page_size = 16;
   DType q = DType::kBFloat16;

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "attention_flags.hpp"
 #include "bench_case.hpp"
@@ -106,9 +108,11 @@ void print_row(std::FILE* out, const BenchResult& r) {
 }
 
 int bench(const BenchFlags& flags) {
+  if (std::isnan(flags.min_ms)) throw Error(ErrorCode::kInvalidArgument, "--min-ms is nan; expected milliseconds");
   const std::vector<BenchShape> shapes = shapes_of(flags);
   const Context context = flags.attention.context();
   const std::atomic<bool>& stop = interrupted_by_user();
+  std::optional<replay::OutputFile> json_file = replay::output_file(flags.json);
   std::FILE* out = flags.json == "-" ? stderr : stdout;
   if (!flags.quiet) print_header(out, flags, context);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -119,13 +123,13 @@ int bench(const BenchFlags& flags) {
     if (!flags.quiet) print_row(out, result);
     rows.push_back(json_of(result));
   }
-  if (!flags.json.empty()) {
+  if (json_file) {
     write_json({{"device", flags.attention.device},
                 {"threads", context.concurrency()},
                 {"yardstick_isa", replay::yardstick_isa()},
                 {"rounds", flags.rounds},
                 {"cases", rows}},
-               flags.json);
+               *json_file);
   }
   return stop.load() ? kInterrupted : kSuccess;
 }
@@ -154,7 +158,7 @@ Command add_bench_command(CLI::App& app) {
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   command->add_option("--min-ms", flags->min_ms, "repeat a measurement within a round until it took so long")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(0.001, 60000.0))
       ->capture_default_str();
   flags->attention.add_to(*command, false);
   command->add_option("--json", flags->json, "write the figures as JSON; '-' = standard output");

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,20 +41,24 @@ std::string read_file(const std::filesystem::path& path) {
 /// A run of the program with its streams in files: pipes' usual case, not a terminal.
 class Process {
  public:
-  explicit Process(std::vector<std::string> arguments, const std::string& input = "/dev/null") {
+  /// `other_out`: where standard output goes instead of a file; `most_memory`: bytes of address space, 0 = no limit.
+  explicit Process(std::vector<std::string> arguments, const std::string& input = "/dev/null",
+                   const std::string& other_out = {}, size_t most_memory = 0) {
     static int count = 0;
     base_ = ::testing::TempDir() + "folio_cli_" + std::to_string(getpid()) + "_" + std::to_string(count++);
     arguments.insert(arguments.begin(), FOLIO_PROGRAM);
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
-    const std::string out = base_ + ".out";
+    const std::string out = other_out.empty() ? base_ + ".out" : other_out;
     const std::string err = base_ + ".err";
     pid_ = fork();
     if (pid_ == 0) {
       dup2(open(input.c_str(), O_RDONLY), STDIN_FILENO);
       dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
       dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+      const rlimit memory = {most_memory, most_memory};
+      if (most_memory > 0) setrlimit(RLIMIT_AS, &memory);
       execv(argv[0], argv.data());
       _exit(127);
     }
@@ -254,6 +259,17 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {small_replay({"--backend", "token_pool", "--window-pages", "9"}), "models with a sliding window"},
       {small_replay({"--timeline", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {small_replay({"--json", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
+      {small_replay({"--json", "x", "--timeline", "x"}), "--json and --timeline both write x"},
+      {small_replay({"--soft-cap", "-5"}), "--soft-cap is -5"},
+      {small_replay({"--soft-cap", "nan"}), "--soft-cap is nan"},
+      {small_replay({"--soft-cap", "inf"}), "--soft-cap is inf"},
+      {{"info", "--soft-cap", "-5"}, "--soft-cap is -5"},
+      {{"replay", trace, "--scale", "0"}, "not in range 1 to 16777216"},
+      {{"replay", trace, "--requests", "99999999999999999999"}, "not in range 0 to 2147483647"},
+      {{"replay", trace, "--pool-mb", "9223372036854775807"}, "not in range 1 to 1073741824"},
+      {{"replay", trace, "--pool-pages", "4294967297"}, "not in range 1 to 2147483647"},
+      {{"replay", trace, "--page-size", "1048576"}, "a page of 1048576 tokens takes 8192.0 MiB over 2 layers"},
+      {{"bench", "--min-ms", "nan"}, "--min-ms is nan"},
       {{"verify", "--case", "kernel=nosuch"}, "nosuch"},
       {{"verify", "--case", "kernel=generic mask=purple"}, "purple"},
       {{"verify", "--kernel", "nosuch"}, "here run"},
@@ -265,6 +281,73 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
     EXPECT_THAT(outcome.err, HasSubstr(misuse.says)) << ::testing::PrintToString(misuse.arguments);
   }
   std::filesystem::remove(bad_trace);
+}
+
+/// Sanitizers' shadows need more address space than a limit leaves.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr size_t kLittleMemory = 0;
+#else
+constexpr size_t kLittleMemory = size_t{256} << 20;
+#endif
+
+TEST(Cli, OutputFiles_OpenedBeforeTheRun_CostNoWork) {
+  const std::string timeline = ::testing::TempDir() + "folio_cli_" + std::to_string(getpid()) + ".timeline";
+  for (const char* option : {"--json", "--dump-samples"}) {
+    const Outcome outcome = folio(small_replay({option, "/nonexistent/x", "--timeline", timeline}));
+    EXPECT_EQ(outcome.code, 2) << option;
+    EXPECT_THAT(outcome.err, HasSubstr("/nonexistent/x: cannot be written")) << option;
+    EXPECT_FALSE(std::filesystem::exists(timeline)) << option;  // no step was recorded
+    std::filesystem::remove(timeline);
+  }
+  const Outcome bench = folio({"bench", "--json", "/nonexistent/x"});
+  EXPECT_EQ(bench.code, 2);
+  EXPECT_THAT(bench.out, IsEmpty());  // no table was begun
+}
+
+TEST(Cli, OutputFile_OfARunThatIsRefused_KeepsWhatItHeld) {
+  const std::string path = ::testing::TempDir() + "folio_cli_" + std::to_string(getpid()) + ".json";
+  std::ofstream(path) << "an older result";
+  EXPECT_EQ(folio(small_replay({"--pool-pages", "5", "--json", path})).code, 2);
+  EXPECT_EQ(read_file(path), "an older result");
+  EXPECT_EQ(folio(small_replay({"--json", path})).code, 0);
+  EXPECT_TRUE(nlohmann::json::accept(read_file(path)));
+  std::filesystem::remove(path);
+}
+
+TEST(Cli, FullDisk_UnderAnyOutput_ExitsWithTwoAfterTheRest) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "this system has no /dev/full";
+  for (const char* option : {"--json", "--dump-samples", "--timeline"}) {
+    const Outcome outcome = folio(small_replay({"--check-rate", "1", option, "/dev/full"}));
+    EXPECT_EQ(outcome.code, 2) << option;
+    EXPECT_THAT(outcome.err, HasSubstr("/dev/full: cannot be written")) << option;
+  }
+  EXPECT_THAT(folio(small_replay({"--timeline", "/dev/full"})).out, HasSubstr("replay finished"));
+  for (const std::vector<std::string>& arguments : {small_replay(), {"info"}, {"--help"}, {"verify", "--list"}}) {
+    const Outcome outcome = Process(arguments, "/dev/null", "/dev/full").wait();
+    EXPECT_EQ(outcome.code, 2) << arguments[0];
+    EXPECT_THAT(outcome.err, HasSubstr("standard output: cannot be written")) << arguments[0];
+  }
+}
+
+TEST(Cli, EndlessTrace_IsRefusedWithinBounds) {
+  for (const char* path : {"/dev/zero", "-"}) {
+    const Outcome outcome = Process({"replay", path}, "/dev/zero", {}, kLittleMemory).wait();
+    EXPECT_EQ(outcome.code, 2) << path;
+    EXPECT_THAT(outcome.err, HasSubstr("a line of more than 4 MiB")) << path;
+  }
+}
+
+TEST(Cli, OutOfMemory_IsSaidInPlainWords) {
+  if (kLittleMemory == 0) GTEST_SKIP() << "sanitizers need the address space";
+  const std::string path = ::testing::TempDir() + "folio_cli_" + std::to_string(getpid()) + ".csv";
+  std::ofstream file(path);
+  file << "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+  for (int i = 0; i < 4000000; ++i) file << "2023-11-16 18:15:46,1,1\n";
+  file.close();
+  const Outcome outcome = Process({"replay", path}, "/dev/null", {}, kLittleMemory).wait();
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("out of memory"), Not(HasSubstr("bad_alloc"))));
+  std::filesystem::remove(path);
 }
 
 TEST(Cli, InterruptEndsWithTheSummarySoFar) {

@@ -10,7 +10,7 @@ namespace folio::cli {
 enum ExitCode : int {
   kSuccess = 0,
   kCheckFailed = 1,   ///< a result was wrong, or pages leaked
-  kUsage = 2,         ///< options or input that cannot be used; standard error says why
+  kUsage = 2,         ///< options, input or output that cannot be used; standard error says why
   kInterrupted = 130  ///< SIGINT; what was done so far has been reported
 };
 

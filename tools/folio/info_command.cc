@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 
 #include "attention_flags.hpp"
 #include "commands.hpp"
@@ -45,7 +46,7 @@ int show_info(const InfoFlags& flags) {
     if (chosen.empty() && answer.available && answer.refusal.empty()) chosen = answer.name;
   }
   const bool fp8_mma = !chosen.empty() && prepare(context, config).fp8_mma();
-  if (!flags.json.empty()) {
+  if (std::optional<replay::OutputFile> json_file = replay::output_file(flags.json)) {
     nlohmann::ordered_json json = {
         {"version", version()},
         {"cpu_features", cpu_features()},
@@ -58,7 +59,7 @@ int show_info(const InfoFlags& flags) {
     for (const KernelAnswer& answer : answers) {
       json["kernels"].push_back({{"name", answer.name}, {"available", answer.available}, {"refusal", answer.refusal}});
     }
-    write_json(json, flags.json);
+    write_json(json, *json_file);
     if (flags.json == "-") return kSuccess;
   }
   fmt::print("folio {}\n", version());

@@ -1,12 +1,12 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <string>
+
+#include "replay/output_file.hpp"
 
 namespace folio::cli {
 
-/// Writes `json` to a file, or to standard output for "-". Throws folio::Error(kInvalidArgument) if it cannot be
-/// written.
-void write_json(const nlohmann::ordered_json& json, const std::string& path);
+/// Writes `json` and closes the file. Throws folio::Error(kInvalidArgument) if it could not be written.
+void write_json(const nlohmann::ordered_json& json, replay::OutputFile& file);
 
 }  // namespace folio::cli

@@ -1,8 +1,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <iostream>
+#include <new>
 
 #include "commands.hpp"
 #include "folio/types/error.hpp"
@@ -17,9 +21,9 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", std::string("folio ") + folio::version());
   app.require_subcommand(1);
   app.footer(
-      "'folio SUBCOMMAND --help' tells more. Exit codes: 0 all well; 1 a check failed; 2 options or input that cannot "
-      "be\n"
-      "used; 130 interrupted.");
+      "'folio SUBCOMMAND --help' tells more. Exit codes: 0 all well; 1 a check failed; 2 options, input or output that "
+      "cannot\n"
+      "be used; 130 interrupted.");
   const std::vector<Command> commands = {folio::cli::add_replay_command(app), folio::cli::add_info_command(app),
                                          folio::cli::add_bench_command(app), folio::cli::add_verify_command(app)};
   try {
@@ -36,12 +40,20 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  int code = folio::cli::kUsage;
   try {
-    return run(argc, argv);
+    code = run(argc, argv);
   } catch (const folio::Error& error) {
     fmt::print(stderr, "folio: {}\n", error.what());
+  } catch (const std::bad_alloc&) {
+    std::fputs("folio: out of memory: ask for less (--pool-mb, --requests, --threads) or free some\n", stderr);
   } catch (const std::exception& error) {
     fmt::print(stderr, "folio: unexpected: {}\n", error.what());
   }
-  return folio::cli::kUsage;
+  std::cout.flush();  // CLI11 writes there
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fmt::print(stderr, "folio: standard output: cannot be written: {}\n", std::strerror(errno));
+    return folio::cli::kUsage;
+  }
+  return code;
 }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <map>
 #include <memory>
+#include <optional>
 
 #include "attention_flags.hpp"
 #include "commands.hpp"
@@ -18,6 +20,9 @@ namespace folio::cli {
 namespace {
 
 using replay::TraceFormat;
+
+constexpr int64_t kMostIds = std::numeric_limits<int32_t>::max();  // requests and pages are numbered by int32
+constexpr int64_t kMostPoolMb = int64_t{1} << 30;
 
 struct ReplayFlags {
   std::string trace;
@@ -62,10 +67,10 @@ void add_workload_options(CLI::App& app, ReplayFlags& flags) {
          "the trace's format: mooncake (JSON lines), azure (CSV); found out by itself if not given")
       ->check(CLI::IsMember({"mooncake", "azure", "detect"}));
   app.add_option("--scale", flags.scale, "divide all lengths by this; with prefix hashes it must divide 512")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, replay::kMaxTraceTokens))
       ->capture_default_str();
   app.add_option("--requests", flags.requests, "only the first so many requests; 0 = all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, kMostIds));
   app.add_option("--seed", flags.seed, "seed of keys, values, queries and of the choice of checked rows")
       ->capture_default_str();
 }
@@ -111,7 +116,7 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_option("--dcp-interleave", flags.dcp_interleave, "neighbouring tokens that stay on one rank")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, replay::kMaxTraceTokens))
       ->capture_default_str();
   app.add_option("--dcp-comm", flags.dcp_comm, "how ranks combine their results: ag_rs or a2a")
       ->check(CLI::IsMember({"ag_rs", "a2a"}))
@@ -133,15 +138,16 @@ void add_serving_options(CLI::App& app, ReplayFlags& flags) {
       ->capture_default_str();
   app.add_flag("--serial", flags.serial, "one request after the other");
   app.add_flag("--no-prefix-reuse", flags.no_prefix_reuse, "compute every prefix anew");
-  auto* pages = app.add_option("--pool-pages", flags.pool_pages, "pages in the KV pool")->check(CLI::PositiveNumber);
+  auto* pages =
+      app.add_option("--pool-pages", flags.pool_pages, "pages in the KV pool")->check(CLI::Range(int64_t{1}, kMostIds));
   auto* mb = app.add_option("--pool-mb", flags.pool_mb, "size of the KV pool over all layers, MiB")
-                 ->check(CLI::PositiveNumber)
+                 ->check(CLI::Range(int64_t{1}, kMostPoolMb))
                  ->capture_default_str();
   auto* unlimited = app.add_flag("--unlimited-pool", flags.unlimited_pool, "a pool in which nothing is ever evicted");
   app.add_option("--window-pages", flags.window_pages,
                  "token_pool, models with a sliding window: pages in the pool of the layers that have it; as many as "
                  "the others' if not given")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, kMostIds));
   pages->excludes(mb)->excludes(unlimited);
   mb->excludes(unlimited);
   app.add_option("--step-ms", flags.clock.step_ms,
@@ -157,10 +163,11 @@ void add_output_options(CLI::App& app, ReplayFlags& flags) {
   app.add_option("--check-rate", flags.checks.rate, "share of computed rows to compare with the float64 oracle")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--dump-samples", flags.samples, "write the sampled rows' bits to a file, to compare runs");
+  app.add_option("--dump-samples", flags.samples,
+                 "write the sampled rows' bits to a file, to compare runs; '-' = standard output");
   app.add_option("--json", flags.json,
                  "write the summary as JSON; '-' = standard output (the text then goes to standard error)");
-  app.add_option("--timeline", flags.timeline, "write a timeline in Chrome trace format");
+  app.add_option("--timeline", flags.timeline, "write a timeline in Chrome trace format; '-' = standard output");
   app.add_flag("-q,--quiet", flags.quiet, "no progress and no summary; --json still writes");
   app.add_flag("--count-prefix-hits", flags.count_prefix_hits,
                "no attention: only count the prefix hits of the trace served one request after the other with an "
@@ -168,6 +175,7 @@ void add_output_options(CLI::App& app, ReplayFlags& flags) {
 }
 
 int count_hits(const ReplayFlags& flags, const replay::Trace& trace, const replay::Workload& workload) {
+  std::optional<replay::OutputFile> json_file = replay::output_file(flags.json);
   // A hash's worth of tokens is the natural page, unless another is asked for.
   const bool by_hash = flags.page_size->count() == 0 && workload.tokens_per_hash > 0;
   const int32_t page_size = by_hash ? workload.tokens_per_hash : flags.attention.page_size;
@@ -188,7 +196,7 @@ int count_hits(const ReplayFlags& flags, const replay::Trace& trace, const repla
                blocks.input_tokens, percent(blocks.full_blocks, blocks.input_tokens), blocks.with_partial,
                percent(blocks.with_partial, blocks.input_tokens));
   }
-  if (!flags.json.empty()) {
+  if (json_file) {
     write_json({{"requests", workload.requests.size()},
                 {"scale", flags.scale},
                 {"page_size", page_size},
@@ -200,9 +208,28 @@ int count_hits(const ReplayFlags& flags, const replay::Trace& trace, const repla
                  {{"input_tokens", blocks.input_tokens},
                   {"full_blocks", blocks.full_blocks},
                   {"with_partial", blocks.with_partial}}}},
-               flags.json);
+               *json_file);
   }
   return count.leaked_pages == 0 ? kSuccess : kCheckFailed;
+}
+
+/// The files that the run's results go to.
+struct ReplayOutputs {
+  std::optional<replay::OutputFile> json, samples, timeline;
+};
+
+ReplayOutputs open_outputs(const ReplayFlags& flags) {
+  std::map<std::string, std::string> options;  // by path
+  for (const auto& [option, path] : {std::pair{"--json", flags.json}, std::pair{"--dump-samples", flags.samples},
+                                     std::pair{"--timeline", flags.timeline}}) {
+    if (path.empty()) continue;
+    const auto [other, is_new] = options.emplace(path, option);
+    if (!is_new) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} and {} both write {}: give each its own file", other->second, option, path));
+    }
+  }
+  return {replay::output_file(flags.json), replay::output_file(flags.samples), replay::output_file(flags.timeline)};
 }
 
 /// Pages that the pool options come to.
@@ -214,6 +241,13 @@ int64_t pool_pages(const ReplayFlags& flags, const replay::Workload& workload, c
     const double page_bytes = static_cast<double>(stack.num_layers) * stack.tokens_per_page_id() * stack.num_kv_heads *
                               (stack.head_dim_qk + stack.head_dim_v) * size_of(stack.kv);
     pages = std::min(for_all, static_cast<int64_t>(static_cast<double>(flags.pool_mb) * (1 << 20) / page_bytes));
+    if (pages == 0) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("a page of {} tokens takes {:.1f} MiB over {} layers, more than the whole pool of {} MiB: "
+                      "enlarge it (--pool-mb) or make pages smaller (--page-size)",
+                      stack.tokens_per_page_id(), page_bytes / (1 << 20), stack.num_layers, flags.pool_mb));
+    }
   }
   if (pages > std::numeric_limits<int32_t>::max()) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("a pool of {} pages is more than page ids can number", pages));
@@ -253,8 +287,6 @@ int replay_trace(ReplayFlags& flags) {
   options.checks = flags.checks;
   options.checks.keep_samples = !flags.samples.empty();
   options.prefix_reuse = !flags.no_prefix_reuse;
-  options.samples_path = flags.samples;
-  options.timeline_path = flags.timeline;
 
   const MpiSession mpi;
   if (mpi.group() != nullptr) {
@@ -265,6 +297,11 @@ int replay_trace(ReplayFlags& flags) {
   }
   flags.quiet = flags.quiet || !mpi.prints();
 
+  ReplayOutputs outputs;
+  if (mpi.prints()) outputs = open_outputs(flags);
+  options.samples = outputs.samples ? &*outputs.samples : nullptr;
+  options.timeline = outputs.timeline ? &*outputs.timeline : nullptr;
+
   Progress progress(flags.quiet);
   const replay::ReplayResult result = replay::run_replay(flags.attention.context(), workload, options,
                                                          interrupted_by_user(), [&](const replay::ReplayProgress& now) {
@@ -272,8 +309,12 @@ int replay_trace(ReplayFlags& flags) {
                                                              progress.show(replay::progress_line(now));
                                                          });
   progress.finish();
-  if (!flags.quiet) fmt::print(flags.json == "-" ? stderr : stdout, "{}", replay::summary_text(result));
-  if (!flags.json.empty() && mpi.prints()) write_json(replay::summary_json(result), flags.json);
+  // The summaries come first: a full disk under the larger files does not take them along.
+  if (outputs.json) write_json(replay::summary_json(result), *outputs.json);
+  const bool stdout_taken = flags.json == "-" || flags.samples == "-" || flags.timeline == "-";
+  if (!flags.quiet) fmt::print(stdout_taken ? stderr : stdout, "{}", replay::summary_text(result));
+  if (outputs.samples) outputs.samples->close();
+  if (outputs.timeline) outputs.timeline->close();
   if (result.failed()) {
     fmt::print(
         stderr,

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iterator>
 #include <memory>
+#include <optional>
 
 #include "commands.hpp"
 #include "folio/context.hpp"
@@ -129,6 +130,7 @@ int run_verify(const VerifyFlags& flags) {
   const std::vector<std::string> kernels = flags.kernels.empty() ? runnable : flags.kernels;
   for (const std::string& kernel : kernels) check_kernel(kernel, runnable);
   const std::vector<verify::ConformanceCase> cases = cases_of(flags, kernels, runnable);
+  std::optional<replay::OutputFile> json_file = replay::output_file(flags.json);
   Totals totals = run_cases(flags, cases, stop);
   // Calls that must be refused give host memory, which a GPU cannot use where it does not refuse.
   if (flags.cases.empty() && !on_gpu(flags) && !stop.load()) {
@@ -137,6 +139,7 @@ int run_verify(const VerifyFlags& flags) {
     }
   }
   const bool interrupted = stop.load();
+  if (json_file) write_json(json_of(totals, cases.size(), interrupted), *json_file);
   std::FILE* out = flags.json == "-" ? stderr : stdout;
   for (const auto& [what, why] : totals.failures) fmt::print(out, "FAILED {}\n  {}\n", what, why);
   if (!flags.quiet) {
@@ -147,7 +150,6 @@ int run_verify(const VerifyFlags& flags) {
         interrupted ? "interrupted: " : "", totals.run, cases.size(), totals.failed, totals.values,
         100.0 * totals.worst_share);
   }
-  if (!flags.json.empty()) write_json(json_of(totals, cases.size(), interrupted), flags.json);
   if (totals.failed > 0) return kCheckFailed;
   return interrupted ? kInterrupted : kSuccess;
 }
@@ -159,7 +161,7 @@ Command add_verify_command(CLI::App& app) {
   auto flags = std::make_shared<VerifyFlags>();
   auto* random =
       command->add_option("--random", flags->random, "so many random cases (default 200, none beside --covering)")
-          ->check(CLI::NonNegativeNumber);
+          ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   auto* covering =
       command
           ->add_option("--covering", flags->strength, "cases that cover all combinations of so many factors: 1, 2 or 3")

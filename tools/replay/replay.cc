@@ -71,7 +71,7 @@ void measure_limits(const Context& context, const AttentionStack& stack, int32_t
       result.read_limit = best_read_rate(context, {pages, stack.k_page_bytes()});
     }
   }
-  result.multiply_limit = multiply_rate(context);
+  result.multiply_limit = product_rate(context, result.kernel);
 }
 
 ReplayProgress progress_of(const Workload& workload, const Scheduler& scheduler) {
@@ -195,7 +195,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   RowChecker checker(workload, options.stack, options.checks);
   AttentionStack* const stack = serving->stack.get();
   std::unique_ptr<TimelineWriter> timeline;
-  if (!options.timeline_path.empty()) timeline = std::make_unique<TimelineWriter>(options.timeline_path);
+  if (options.timeline != nullptr) timeline = std::make_unique<TimelineWriter>(*options.timeline);
 
   ReplayResult result;
   PhaseClock phases(timeline.get());
@@ -277,7 +277,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.cascade = options.stack.cascade;
   result.threads = context.concurrency();
   result.on_gpu = gpu::is_gpu(context);
-  if (!options.samples_path.empty()) checker.write_samples(options.samples_path);
+  if (options.samples != nullptr) checker.write_samples(*options.samples);
   if (!options.stack.plan_only && !gpu::is_gpu(context)) measure_limits(context, *stack, highest_page + 1, result);
   result.touched_bytes = stack->resident_bytes();
   result.peak_resident_bytes = peak_resident_bytes();

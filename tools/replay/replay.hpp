@@ -28,8 +28,8 @@ struct ReplayOptions {
   bool prefix_reuse = true;
   /// Ranks of decode context parallelism in other processes, which run the same replay; null = threads. Borrowed.
   distributed::ProcessGroup* processes = nullptr;
-  std::string samples_path;   ///< empty = none
-  std::string timeline_path;  ///< empty = none
+  OutputFile* samples = nullptr;   ///< null = none. Borrowed, and the caller closes it
+  OutputFile* timeline = nullptr;  ///< the same
 };
 
 /// Where a replay stands.
@@ -74,8 +74,9 @@ struct ReplayResult {
   backends::CascadeMode cascade = backends::CascadeMode::kOff;
   int32_t threads = 0;  ///< of a GPU its SMs
   bool on_gpu = false;
-  double read_limit = 0.0;      ///< bytes a second, the best plain read of the pool's used pages; 0 = not measured
-  double multiply_limit = 0.0;  ///< float32 operations a second in registers; 0 = not measured
+  double read_limit = 0.0;  ///< bytes a second, the best plain read of the pool's used pages; 0 = not measured
+  /// Operations a second, with operands in registers, of the unit that computes `kernel`'s products; 0 = not measured.
+  double multiply_limit = 0.0;
 
   /// True if a check failed, pages leaked, or rows that must agree did not.
   bool failed() const;

@@ -156,17 +156,21 @@ TEST(Replay, TimelineAndSamplesAreWritten) {
   scene.options.checks.keep_samples = true;
   scene.options.checks.rate = 1.0;
   const std::string base = ::testing::TempDir() + "folio_replay_test";
-  scene.options.timeline_path = base + ".timeline";
-  scene.options.samples_path = base + ".samples";
+  const std::string timeline_path = base + ".timeline", samples_path = base + ".samples";
+  OutputFile timeline_file(timeline_path), samples_file(samples_path);
+  scene.options.timeline = &timeline_file;
+  scene.options.samples = &samples_file;
   const ReplayResult result = replay(scene);
+  timeline_file.close();
+  samples_file.close();
 
-  std::ifstream timeline(scene.options.timeline_path);
+  std::ifstream timeline(timeline_path);
   const nlohmann::json events = nlohmann::json::parse(timeline);
   int64_t runs = 0;
   for (const nlohmann::json& event : events) runs += event["name"] == "run 0" ? 1 : 0;
   EXPECT_EQ(runs, result.progress.steps);
 
-  std::ifstream samples(scene.options.samples_path);
+  std::ifstream samples(samples_path);
   int64_t lines = 0;
   for (std::string line; std::getline(samples, line); ++lines) {
     std::istringstream fields(line);
@@ -176,8 +180,8 @@ TEST(Replay, TimelineAndSamplesAreWritten) {
     EXPECT_EQ(bits.size(), 2u * 4u * 24u * 2u);  // hexadecimal digits of 4 heads of 24 bfloat16
   }
   EXPECT_EQ(lines, result.checks.digested_rows);
-  std::remove(scene.options.timeline_path.c_str());
-  std::remove(scene.options.samples_path.c_str());
+  std::remove(timeline_path.c_str());
+  std::remove(samples_path.c_str());
 }
 
 TEST(Replay, JsonHoldsTheSummary) {

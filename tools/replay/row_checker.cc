@@ -148,11 +148,7 @@ uint64_t RowChecker::digest() const {
   return digest;
 }
 
-void RowChecker::write_samples(const std::string& path) const {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "w"), &std::fclose);
-  if (file == nullptr) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
-  }
+void RowChecker::write_samples(OutputFile& file) const {
   std::vector<const Sample*> ordered;
   for (const Sample& sample : samples_) ordered.push_back(&sample);
   std::sort(ordered.begin(), ordered.end(), [](const Sample* a, const Sample* b) {
@@ -162,9 +158,7 @@ void RowChecker::write_samples(const std::string& path) const {
     std::string line = fmt::format("{} {} {} ", sample->request, sample->position, sample->layer);
     for (const unsigned char byte : sample->bits) fmt::format_to(std::back_inserter(line), "{:02x}", byte);
     line += '\n';
-    if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size()) {
-      throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
-    }
+    file.write(line);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "replay/attention_stack.hpp"
+#include "replay/output_file.hpp"
 #include "replay/row_problem.hpp"
 #include "replay/workload.hpp"
 
@@ -48,8 +49,7 @@ class RowChecker {
   uint64_t digest() const;
 
   /// Writes the sampled rows that give tokens, one line each: request, position, layer, the row's bits in hexadecimal.
-  /// Throws folio::Error(kInvalidArgument) if the file cannot be written.
-  void write_samples(const std::string& path) const;
+  void write_samples(OutputFile& file) const;
 
  private:
   struct Sample {

@@ -2,27 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstring>
-
-#include "folio/types/error.hpp"
-
 namespace folio::replay {
 
-TimelineWriter::TimelineWriter(const std::string& path) : file_(std::fopen(path.c_str(), "w"), &std::fclose) {
-  if (file_ == nullptr) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
-  }
-  std::fputs("[", file_.get());
+TimelineWriter::TimelineWriter(OutputFile& file) : file_(file) {
+  file_.write("[");
 }
 
 TimelineWriter::~TimelineWriter() {
-  std::fputs("\n]\n", file_.get());
+  file_.write("\n]\n");
 }
 
 void TimelineWriter::write(const std::string& event) {
-  std::fputs(first_ ? "\n" : ",\n", file_.get());
-  std::fputs(event.c_str(), file_.get());
+  file_.write(first_ ? "\n" : ",\n");
+  file_.write(event);
   first_ = false;
 }
 

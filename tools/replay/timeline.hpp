@@ -1,11 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <string>
 #include <string_view>
 
+#include "replay/output_file.hpp"
 #include "replay/stopwatch.hpp"
 
 namespace folio::replay {
@@ -14,8 +13,8 @@ namespace folio::replay {
 /// memory, and a file that was not closed can still be opened. Format: 'Trace Event Format', the JSON array form.
 class TimelineWriter {
  public:
-  /// Throws folio::Error(kInvalidArgument) if the file cannot be written.
-  explicit TimelineWriter(const std::string& path);
+  /// The file outlives the writer, which leaves it to the caller to close.
+  explicit TimelineWriter(OutputFile& file);
   ~TimelineWriter();
 
   /// A phase of `seconds` that ends now; layer -1 = none.
@@ -30,7 +29,7 @@ class TimelineWriter {
  private:
   void write(const std::string& event);
   Stopwatch since_start_;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+  OutputFile& file_;
   bool first_ = true;
 };
 

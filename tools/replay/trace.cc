@@ -20,7 +20,20 @@ std::string read_all(std::FILE* file, const std::string& path) {
   std::string text;
   char chunk[1 << 16];
   size_t got = 0;
-  while ((got = std::fread(chunk, 1, sizeof chunk, file)) > 0) text.append(chunk, got);
+  size_t line_begin = 0;
+  while ((got = std::fread(chunk, 1, sizeof chunk, file)) > 0) {
+    text.append(chunk, got);
+    const size_t end = std::string_view(chunk, got).rfind('\n');
+    if (end != std::string_view::npos) line_begin = text.size() - got + end + 1;
+    if (text.size() - line_begin > kMaxTraceLineBytes) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: a line of more than {} MiB: this is no trace", path, kMaxTraceLineBytes >> 20));
+    }
+    if (text.size() > kMaxTraceBytes) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: more than {} MiB: cut the trace", path, kMaxTraceBytes >> 20));
+    }
+  }
   if (std::ferror(file) != 0) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: cannot be read: {}", path, std::strerror(errno)));
   }

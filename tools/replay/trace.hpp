@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -12,6 +13,11 @@ inline constexpr int32_t kTokensPerHash = 512;
 
 /// The longest prompt or answer a reader accepts: beyond any model's context, small enough that sums never overflow.
 inline constexpr int32_t kMaxTraceTokens = 1 << 24;
+
+/// The longest line and the longest trace that read_trace takes: beyond any that is known, and what keeps an endless
+/// input from taking all memory.
+inline constexpr size_t kMaxTraceLineBytes = size_t{4} << 20;
+inline constexpr size_t kMaxTraceBytes = size_t{1} << 30;
 
 enum class TraceFormat { kDetect, kMooncake, kAzure };
 
@@ -42,7 +48,8 @@ struct Trace {
 /// ('Splitwise', Patel et al., ISCA 2024).
 Trace parse_trace(std::string_view text, TraceFormat format, std::string_view name);
 
-/// The same from a file; "-" is standard input. Throws folio::Error(kInvalidArgument) if it cannot be read.
+/// The same from a file; "-" is standard input. Throws folio::Error(kInvalidArgument) if it cannot be read,
+/// or is longer than the bounds above.
 Trace read_trace(const std::string& path, TraceFormat format);
 
 /// Which format the text is in, by its first line that is not blank. Throws if it is neither.

@@ -50,5 +50,20 @@ TEST(Yardstick, RatesArePositive) {
   EXPECT_FALSE(yardstick_isa().empty());
 }
 
+TEST(Yardstick, ProductRate_OfAKernel_IsThatOfTheUnitItComputesOn) {
+  const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  for (const char* kernel : {"generic", "generic-v3", "generic-v4", "avx512"}) {
+    EXPECT_GT(product_rate(context, kernel, 0.001), 0.0) << kernel;
+  }
+  EXPECT_EQ(product_rate(context, "avx512-bf16", 0.001), 0.0);  // pairs of bfloat16: nothing measures them
+  const bool tiles = matrix_rate(context, 0.001) > 0.0;
+  const double in_tiles = product_rate(context, "amx", 0.001);
+  if (tiles) {
+    EXPECT_GT(in_tiles, product_rate(context, "avx512", 0.001));
+  } else {
+    EXPECT_EQ(in_tiles, 0.0);
+  }
+}
+
 }  // namespace
 }  // namespace folio::replay

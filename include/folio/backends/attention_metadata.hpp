@@ -58,7 +58,8 @@ struct CommonAttentionMetadata {
   std::span<const int32_t> seq_lens_host;         ///< [R], likewise
   BlockTableView block_table_host;  ///< likewise, where what requests share is to be found in it (CascadeMode::kAuto)
   /// [R], on the host: no less than seq_lens, and equal to it for requests whose prompt is being computed. For planning
-  /// ahead of drafts that may yet be rejected.
+  /// ahead of drafts that may yet be rejected: what is known where seq_lens_host is empty, of builders that plan from
+  /// device lengths. Checked against seq_lens where those are known.
   std::span<const int32_t> seq_lens_host_upper_bound;
   /// [R], on the host: this rank's share of seq_lens under decode context parallelism.
   std::span<const int32_t> dcp_local_seq_lens;
@@ -66,8 +67,10 @@ struct CommonAttentionMetadata {
   std::span<const int32_t> encoder_seq_lens_host;  ///< [R], a copy as those above
   std::span<const int32_t> logits_indices_padded;  ///< tokens whose logits are wanted, for layers that skip the others
   int32_t num_logits_indices = 0;                  ///< of those, how many are not padding
-  std::span<const int64_t> positions;              ///< [T], global positions of the new tokens
-  std::span<const uint8_t> is_prefilling;          ///< [R], 1 while a request's prompt is being computed
+  /// [T], global positions of the new tokens. Attention's follow from the lengths: of decoders' batches on the host
+  /// each request's first and last must be those; on a device they are not read.
+  std::span<const int64_t> positions;
+  std::span<const uint8_t> is_prefilling;  ///< [R], on the host: 1 while a request's prompt is being computed, else 0
   std::span<const BidirectionalRange> mm_req_doc_ranges;  ///< ascending by request
 
   /// Requests of the batch, padding included.

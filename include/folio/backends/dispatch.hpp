@@ -84,6 +84,12 @@ class FOLIO_API KernelDispatch {
   /// Throws kInvalidArgument where the native profile is given probes, which it would not ask.
   explicit KernelDispatch(DispatchFacts facts = {});
 
+  BackendProfile profile() const noexcept;  ///< DispatchFacts::profile
+  bool batch_invariant() const noexcept;    ///< DispatchFacts::batch_invariant
+  /// Throws kInvalidArgument, with both values, where a builder's profile and configuration say otherwise than these
+  /// facts: the profile, and of vLLM's profiles batch invariance.
+  void check_agrees(BackendProfile profile, const EngineConfig& config) const;
+
   /// Whether a family can be used, and if not, why. O(1) after the first time.
   const FamilyAnswer& query(KernelFamily family) const;
 
@@ -106,6 +112,7 @@ class FOLIO_API KernelDispatch {
   /// vLLM: on 10.x with NVIDIA's server or compiled kernels, outside batch-invariant mode. Native: on every device.
   bool supports_trtllm_attention() const { return query(KernelFamily::kTrtllmAttention).available; }
   std::optional<bool> force_use_trtllm_attention() const;
+  const ComputeDevice& device() const noexcept;  ///< DispatchFacts::device
   /// Supported, not forced off, and query heads a multiple of KV heads. Throws kInvalidArgument for num_kv_heads < 1.
   bool can_use_trtllm_attention(int32_t num_qo_heads, int32_t num_kv_heads) const;
   /// Whether a batch goes to the kernels that take block tables. First rule that applies: forced off; context

@@ -59,8 +59,8 @@ struct ModelConfig {
 };
 
 struct CacheConfig {
-  std::string cache_dtype = "auto";  ///< see kv_cache_dtype_from_name
-  KvCacheLayout layout = KvCacheLayout::kNhd;
+  std::string cache_dtype = "auto";            ///< see kv_cache_dtype_from_name
+  KvCacheLayout layout = KvCacheLayout::kNhd;  ///< of the caches that layers are given; others are refused
 };
 
 struct SchedulerConfig {

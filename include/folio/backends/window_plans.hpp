@@ -16,7 +16,7 @@ struct WindowPlan {
 };
 
 /// Most different windows that the layers of one group may have.
-inline constexpr size_t kMaxWindows = 8;
+inline constexpr size_t kMaxWindows = 32;
 
 /// One for each window of a group's layers, in front.
 using WindowPlans = std::array<std::optional<WindowPlan>, kMaxWindows>;

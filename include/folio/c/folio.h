@@ -4,9 +4,10 @@
  * to NULL and other outputs are left as they are. No exception crosses this interface. Null is refused for every
  * pointer unless its comment says otherwise.
  *
- * Structures that may grow start with struct_size, which the ..._INIT macros set, with every default; fields of a later
- * version have 0 as their default. A library older than the header refuses fields it does not know, unless they are 0.
- * Structures without struct_size never change.
+ * Structures that may grow start with struct_size. The FOLIO_..._INIT macros set it, with every default; so do the
+ * folio_..._init functions, for languages without macros. Memory of zeros is no such structure: struct_size 0 is
+ * refused. Fields of a later version have 0 as their default. A library older than the header refuses fields it does
+ * not know, unless they are 0. Structures without struct_size never change; in them zero is the default or is refused.
  *
  * Handles are freed once each, in any order. Contexts and ops may be used from several threads at once; a plan buffer
  * from one at a time. Memory given to a call is borrowed: on a CPU until the call returns. */
@@ -173,12 +174,12 @@ typedef struct folio_page_table_view {
   int32_t num_rows;
 } folio_page_table_view;
 
-/* Stored values times the scale are the real ones: `value`, or the array `data` where given (then value is 1). */
+/* Stored values times the scale are the real ones: `value`, or the array `data` where given (then value is 1 or 0). */
 typedef struct folio_scale {
-  float value;
+  float value; /* 0 = 1 */
   const float* data;
   folio_scale_granularity granularity;
-  int64_t request_stride;
+  int64_t request_stride; /* FOLIO_SCALE_PER_REQUEST_AND_HEAD only */
 } folio_scale;
 #define FOLIO_SCALE_INIT \
   { 1.0f, NULL, FOLIO_SCALE_PER_TENSOR, 0 }
@@ -191,7 +192,7 @@ typedef struct folio_lse_view {
   folio_lse_base base;
 } folio_lse_view;
 
-/* A shard of a segment over ranks: token g lies on rank (g / interleave) % world. */
+/* A shard of a segment over ranks: token g lies on rank (g / interleave) % world. All zero: not divided. */
 typedef struct folio_kv_shard {
   int32_t world;
   int32_t rank;
@@ -225,9 +226,10 @@ typedef struct folio_context_options {
   folio_executor executor;  /* must outlive the context and everything made with it */
   const char* force_kernel; /* NULL or "": none */
   int32_t allow_fp8_mma;    /* not 0: of every op; as folio_prepare_options.allow_fp8_mma, either permits */
+  int32_t validate_tables;  /* not 0: runs check page tables first; see folio::ContextOptions::validate_tables */
 } folio_context_options;
 #define FOLIO_CONTEXT_OPTIONS_INIT \
-  { (uint32_t)sizeof(folio_context_options), 0, {NULL, 0, NULL}, NULL, 0 }
+  { (uint32_t)sizeof(folio_context_options), 0, {NULL, 0, NULL}, NULL, 0, 0 }
 
 typedef struct folio_attention_config {
   uint32_t struct_size;
@@ -242,9 +244,11 @@ typedef struct folio_attention_config {
   folio_kv_format kv_format;
   int32_t page_size;
   folio_mask_kind mask;
-  int32_t window_left;  /* keys at >= p - window_left; -1 = unbounded */
-  int32_t window_right; /* keys at <= p + window_right; -1 = unbounded */
-  uint32_t features;    /* FOLIO_FEATURE_... */
+  /* Keys at >= p - window_left and <= p + window_right; -1 = unbounded. Both 0 is refused, because memory of zeros is
+   * like that: a query that sees its own key alone is FOLIO_MASK_CAUSAL with window_left 0, window_right -1. */
+  int32_t window_left;
+  int32_t window_right;
+  uint32_t features; /* FOLIO_FEATURE_... */
   folio_determinism determinism;
 } folio_attention_config;
 /* Causal, bfloat16, strided pages of 16 tokens, no window; heads and dims are left to fill in. */
@@ -274,8 +278,10 @@ typedef struct folio_prepare_options {
 typedef struct folio_kv_segment {
   uint32_t struct_size;
   folio_kv_source source;
-  const int32_t* kv_len;    /* [rows], tokens held here */
-  const int32_t* first_pos; /* [rows], global position of the first token; NULL = 0 */
+  const int32_t* kv_len; /* [rows], tokens held here: 0 to 2^31 - 4096 */
+  /* [rows], global position of the first token; NULL = where the keys of the segment before end (the first segment: 0).
+   * Refused behind a shard, and where requests of one group disagree. */
+  const int32_t* first_pos;
   const int32_t*
       group_indptr;   /* [num_groups + 1]: row g belongs to requests [indptr[g], indptr[g+1]); NULL = one a request */
   int32_t num_groups; /* 0 without group_indptr */
@@ -297,7 +303,7 @@ typedef struct folio_batch {
   int32_t max_q_len;                /* 0 on the host = computed */
   int32_t max_kv_len;               /* likewise */
   const int32_t* cu_q;              /* [R + 1] */
-  const int32_t* q_first_pos;       /* [R]; NULL = end of the last segment - q_len */
+  const int32_t* q_first_pos;       /* [R]; NULL = end of the last segment - q_len, below 0 with fewer keys than q */
   const folio_kv_segment* segments; /* [num_segments], in the order of the keys, all of one struct_size */
   int32_t num_segments;
   folio_custom_mask_scope custom_mask_scope;
@@ -341,8 +347,8 @@ typedef struct folio_attention_args {
   folio_scale out_scale;      /* fp8 out */
   const uint8_t* custom_mask; /* bits, rows of requests one after the other, each request on a byte */
   int64_t custom_mask_bytes;
-  float rope_theta; /* FOLIO_FEATURE_ROPE_LLAMA */
-  float rope_scale;
+  float rope_theta; /* FOLIO_FEATURE_ROPE_LLAMA; 0 = 1e4 */
+  float rope_scale; /* 0 = 1 */
 } folio_attention_args;
 #define FOLIO_ATTENTION_ARGS_INIT                                                                       \
   {                                                                                                     \
@@ -378,6 +384,23 @@ typedef struct folio_plan_buffer folio_plan_buffer; /* memory that plans are mad
 
 /* ---- Functions ---- */
 
+/* Every default of a structure, as its ..._INIT macro has them, into memory with any content. struct_size: its size
+ * where the caller was compiled, sizeof(folio_...). */
+FOLIO_C_API folio_status folio_context_options_init(folio_context_options* options,
+                                                    size_t struct_size) FOLIO_C_NOEXCEPT;
+FOLIO_C_API folio_status folio_attention_config_init(folio_attention_config* config,
+                                                     size_t struct_size) FOLIO_C_NOEXCEPT;
+FOLIO_C_API folio_status folio_prepare_options_init(folio_prepare_options* options,
+                                                    size_t struct_size) FOLIO_C_NOEXCEPT;
+FOLIO_C_API folio_status folio_kv_segment_init(folio_kv_segment* segment, size_t struct_size) FOLIO_C_NOEXCEPT;
+FOLIO_C_API folio_status folio_batch_init(folio_batch* batch, size_t struct_size) FOLIO_C_NOEXCEPT;
+FOLIO_C_API folio_status folio_segment_args_init(folio_segment_args* args, size_t struct_size) FOLIO_C_NOEXCEPT;
+FOLIO_C_API folio_status folio_attention_args_init(folio_attention_args* args, size_t struct_size) FOLIO_C_NOEXCEPT;
+FOLIO_C_API folio_status folio_cache_write_args_init(folio_cache_write_args* args, size_t struct_size) FOLIO_C_NOEXCEPT;
+/* These two never grow. */
+FOLIO_C_API folio_status folio_scale_init(folio_scale* scale) FOLIO_C_NOEXCEPT;
+FOLIO_C_API folio_status folio_kv_shard_init(folio_kv_shard* shard) FOLIO_C_NOEXCEPT;
+
 /* The linked library's version, "major.minor.patch". Static storage. */
 FOLIO_C_API const char* folio_version(void) FOLIO_C_NOEXCEPT;
 
@@ -405,14 +428,16 @@ FOLIO_C_API folio_status folio_fp8_mma(const folio_op* op, int32_t* fp8_mma) FOL
 
 FOLIO_C_API folio_status folio_create_plan_buffer(const folio_op* op, folio_plan_buffer** buffer) FOLIO_C_NOEXCEPT;
 
-/* Plans one step; lengths only. On failure the buffer holds no plan, and *plan none that would run. */
+/* Plans one step; lengths only. On failure *plan holds none that would run. Nor does the buffer, unless the call is
+ * refused before planning begins: for NULL, a struct_size, an enumeration, another op's buffer, a stream on a CPU. */
 FOLIO_C_API folio_status folio_make_plan(const folio_op* op, const folio_batch* batch, folio_plan_buffer* buffer,
                                          void* stream, folio_plan* plan) FOLIO_C_NOEXCEPT;
 
 /* Bytes of workspace for every plan of the op without shared segments, and for one plan; multiples of 256. */
 FOLIO_C_API folio_status folio_workspace_size(const folio_op* op, size_t* bytes) FOLIO_C_NOEXCEPT;
 FOLIO_C_API folio_status folio_plan_workspace_size(const folio_plan* plan, size_t* bytes) FOLIO_C_NOEXCEPT;
-/* Once on fresh workspace memory. workspace: 256-byte aligned; NULL only with 0 bytes. */
+/* Once on fresh workspace memory, of folio_plan_workspace_size bytes of any plan or more; folio_run asks for its own
+ * plan's. workspace: 256-byte aligned; NULL only with 0 bytes. */
 FOLIO_C_API folio_status folio_init_workspace(const folio_op* op, void* workspace, size_t workspace_bytes,
                                               void* stream) FOLIO_C_NOEXCEPT;
 

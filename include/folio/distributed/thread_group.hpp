@@ -31,7 +31,7 @@ FOLIO_API std::vector<std::unique_ptr<ProcessGroup>> make_thread_groups(int32_t 
 
 /// Runs body(group) on `world` threads, one a rank, and returns when all have ended. A body that ends, by throwing or
 /// otherwise, has left the group, so that no other waits for it for long. The first error that was thrown is thrown
-/// then.
+/// then. Throws kOutOfMemory if the OS gives fewer threads; the ranks that already run then fail at once.
 FOLIO_API void run_ranks(int32_t world, const std::function<void(ProcessGroup& group)>& body,
                          const ThreadGroupOptions& options = {});
 

@@ -95,6 +95,9 @@ struct PrepareOptions {
   /// and an LSE by as much as its logits. p is rounded to e4m3: an output moves by up to 2^-4 of the mean of |v|
   /// weighted by p for that, and by 2^-6 of it for its sums; typically by 2 % of its own size.
   bool allow_fp8_mma = false;
+  /// Most KV splits of a query in a plan, those of a shared segment apart. 0: as many as the work
+  /// needs. Work lists stay as many. Refused at kBatchInvariant and above, whose splits are fixed.
+  int32_t max_kv_splits = 0;
 };
 
 /// Where a segment's keys and values lie.
@@ -116,8 +119,12 @@ struct KvShard {
 /// Rows of a segment are the requests, or, with `group_indptr`, groups of neighbouring requests that share the row.
 struct KvSegment {
   KvSource source = KvSource::kPaged;
-  const int32_t* kv_len = nullptr;     ///< [rows], tokens held here (of a shard: local tokens); >= 0
-  const int32_t* first_pos = nullptr;  ///< [rows], global position of the segment's first token; null = 0
+  const int32_t* kv_len = nullptr;  ///< [rows], tokens held here (of a shard: local): 0 to 2^31 - 4096
+  /// [rows], global position of the segment's first token (of a shard: of the whole segment's). Null: a request's keys
+  /// begin where those of its segment before end, the first segment's at 0. `plan` refuses null where that is not
+  /// known: behind a shard, and for a row whose requests' keys before it end at different positions (requests without
+  /// queries do not count).
+  const int32_t* first_pos = nullptr;
   const int32_t* group_indptr =
       nullptr;             ///< [num_groups + 1], requests of row g: [indptr[g], indptr[g+1]); null = one a request
   int32_t num_groups = 0;  ///< rows when group_indptr is given; ranges must ascend, not overlap, may leave gaps
@@ -142,6 +149,9 @@ struct CustomMask {
 /// One step's batch: lengths only. Every array is borrowed until `plan` returns (CPU) or the stream has passed (GPU).
 /// R = num_requests. Requests may be empty (q_len 0 and kv_len 0): padding. Tokens from cu_q[R] on are padding: they
 /// are neither read nor written.
+///
+/// More queries than keys are taken, and positions decide: without q_first_pos the last query stands at the last key,
+/// so the first ones stand below position 0. Under kCausal they see nothing (out = 0, LSE = -infinity).
 struct BatchView {
   Where where = Where::kHost;
   int32_t num_requests = 0;
@@ -167,7 +177,8 @@ struct LseView {
 };
 
 /// Where one segment's keys and values lie in this layer: `cache` and `table` for a paged one, `ragged` for a ragged
-/// one; the others stay empty. Real keys and values are the stored ones times the scales, whatever their dtype.
+/// one; the others stay empty. Real keys and values are the stored ones times the scales, whatever their dtype. Scales
+/// are finite and above 0; on a GPU those in memory are not checked.
 struct SegmentArgs {
   KvCacheView cache;
   PageTableView table;
@@ -196,8 +207,10 @@ struct BlockScaleArgs {
 /// One layer's arguments. Element types and head counts must be the config's; the innermost dimension contiguous.
 struct AttentionArgs {
   ConstTensorView q;  ///< [num_tokens, num_q_heads, head_dim_qk]
-  TensorView out;  ///< [num_tokens, num_q_heads, head_dim_v], NVFP4: head_dim_v / 2 bytes; must not overlap any input
-  LseView lse;     ///< [num_tokens, num_q_heads]
+  /// [num_tokens, num_q_heads, head_dim_v], NVFP4: head_dim_v / 2 bytes. out, lse, out_block_scale and the workspace
+  /// lie apart from one another and from every input; rows of one fused buffer may alternate.
+  TensorView out;
+  LseView lse;                            ///< [num_tokens, num_q_heads]
   std::span<const SegmentArgs> segments;  ///< as many as the plan has
   float sm_scale = 0.0f;                  ///< multiplies q . k; finite. 0 = 1 / sqrt(head_dim_qk)
   float logits_soft_cap = 0.0f;           ///< c: logits become c * tanh(logits / c); 0 = off
@@ -208,13 +221,13 @@ struct AttentionArgs {
   Scale out_scale;
   BlockScaleArgs out_block_scale;
   RopeArgs rope;
-  const uint8_t* custom_mask = nullptr;  ///< bits, laid out as CustomMask says
-  int64_t custom_mask_bytes = 0;         ///< their size, checked against the plan
+  const uint8_t* custom_mask = nullptr;  ///< bits, laid out as CustomMask says; MaskKind::kCustom only
+  int64_t custom_mask_bytes = 0;         ///< their size, checked against the plan; 0 without them
 };
 
-/// Scratch memory of `run`: at least workspace_size(op) bytes, 256-byte aligned, on the context's device, passed
-/// through init_workspace once. Contents never carry over; runs that may overlap (two streams, two threads) need one
-/// each.
+/// Scratch memory of `run`: workspace_size(plan) bytes or more, for every plan it is run with, 256-byte aligned, on the
+/// context's device, passed through init_workspace once. Contents never carry over; runs that may overlap (two streams,
+/// two threads) need one each.
 struct Workspace {
   void* data = nullptr;
   size_t bytes = 0;

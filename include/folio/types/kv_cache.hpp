@@ -54,7 +54,7 @@ struct RaggedKvView {
 enum class PageTableKind : int32_t { kCsr = 0, kDense = 1 };
 
 /// Which pages a row's tokens lie in, in order. Page ids are in [0, cache.num_pages). Entries beyond a row's length are
-/// never read. Rows are requests, or the groups of a shared segment.
+/// never read. Rows are requests, or the groups of a shared segment. Fields of the other kind stay at their defaults.
 struct PageTableView {
   PageTableKind kind = PageTableKind::kCsr;
   const int32_t* indices = nullptr;  ///< CSR: [num_indices]; dense: [num_rows, row_stride]
@@ -79,7 +79,7 @@ struct Scale {
   float value = 1.0f;
   const float* data = nullptr;
   ScaleGranularity granularity = ScaleGranularity::kPerTensor;
-  int64_t request_stride = 0;
+  int64_t request_stride = 0;  ///< kPerRequestAndHead only, >= 0
 };
 
 }  // namespace folio::inline v0

@@ -11,6 +11,19 @@ namespace {
 
 namespace gpu = platform::cuda;
 
+/// Launches with that device as the current one. A launch fails too where the device is dead; that is then said.
+template <typename Launch>
+void launch_on(int32_t device, const Launch& launch) {
+  const gpu::DeviceScope scope(device);
+  gpu::check_nothing_failed_before();
+  try {
+    launch();
+  } catch (const Error&) {
+    gpu::check_alive("launching a kernel");
+    throw;
+  }
+}
+
 /// Calls kernels' own functions with their device made the current one.
 class CudaKernels : public GpuBackend {
  public:
@@ -39,12 +52,12 @@ class CudaKernels : public GpuBackend {
   void enqueue(const kernels::cuda::ExpandParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::ShardLensParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::ConcatParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::TableCheckParams& params, Stream stream) const final { on_device(params, stream); }
 
  private:
   template <typename Params>
   void on_device(const Params& params, Stream stream) const {
-    const gpu::DeviceScope scope(device_);
-    kernels::cuda::enqueue(params, stream);
+    launch_on(device_, [&] { kernels::cuda::enqueue(params, stream); });
   }
 
   int32_t device_;
@@ -60,6 +73,7 @@ class CudaBackend final : public CudaKernels {
   }
   std::unique_ptr<GpuPlanMemory> make_plan_memory(const scheduler::SchedulerConfig& config,
                                                   bool reports) const override {
+    const gpu::DeviceScope scope(info_.index);  // around its members' construction too
     return std::make_unique<cuda::CudaPlanMemory>(info_.index, config, reports);
   }
   std::unique_ptr<GpuSideStream> make_side_stream() const override {
@@ -67,12 +81,12 @@ class CudaBackend final : public CudaKernels {
     return std::make_unique<cuda::CudaSideStream>(info_.index);
   }
   std::unique_ptr<GpuSchedule> make_schedule(int32_t most_workers) const override {
+    const gpu::DeviceScope scope(info_.index);
     return std::make_unique<cuda::CudaSchedule>(info_.index, most_workers);
   }
   void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
               const kernels::cuda::LaunchShape& shape, Stream stream) const override {
-    const gpu::DeviceScope scope(info_.index);
-    kernel.launch(params, shape, stream);
+    launch_on(info_.index, [&] { kernel.launch(params, shape, stream); });
   }
   std::shared_ptr<void> allocate(size_t bytes) const override {
     const gpu::DeviceScope scope(info_.index);
@@ -85,10 +99,12 @@ class CudaBackend final : public CudaKernels {
   }
   void upload(void* to, const void* from, size_t bytes, Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);
+    const gpu::RelaxedCapture relaxed;
     gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, gpu::native(stream)), "copying to the device");
   }
   void download(void* to, const void* from, size_t bytes, Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);
+    const gpu::RelaxedCapture relaxed;
     gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, gpu::native(stream)),
                "copying from the device");
     gpu::synchronize(stream);
@@ -97,11 +113,19 @@ class CudaBackend final : public CudaKernels {
     const gpu::DeviceScope scope(info_.index);
     gpu::synchronize(stream);
   }
+  bool is_capturing(Stream stream) const override {
+    const gpu::DeviceScope scope(info_.index);
+    return gpu::is_capturing(stream);
+  }
   void map_host_memory(void* data, size_t bytes) const override {
     const gpu::DeviceScope scope(info_.index);
+    const gpu::RelaxedCapture relaxed;
     gpu::check(cudaHostRegister(data, bytes, cudaHostRegisterMapped), "mapping host memory");
   }
-  void unmap_host_memory(void* data) const noexcept override { static_cast<void>(cudaHostUnregister(data)); }
+  void unmap_host_memory(void* data) const noexcept override {
+    const gpu::RelaxedCapture relaxed;
+    static_cast<void>(cudaHostUnregister(data));
+  }
 
  private:
   gpu::DeviceInfo info_;
@@ -115,6 +139,8 @@ std::shared_ptr<const GpuBackend> open_gpu(int32_t index) {
   for (const kernels::cuda::AttentionKernel* kernel : kernels::cuda::attention_kernels()) {
     const int32_t given = info.compute_capability;
     if (given >= kernel->min_compute_capability && given <= kernel->max_compute_capability) {
+      const gpu::DeviceScope scope(index);
+      gpu::check_alive("making a context of a CUDA device");
       return std::make_shared<CudaBackend>(info);
     }
     oldest = std::min(oldest, kernel->min_compute_capability);

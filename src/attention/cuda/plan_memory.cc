@@ -1,6 +1,7 @@
 #include "attention/cuda/plan_memory.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <new>
 
 #include "attention/run_args.hpp"
@@ -16,8 +17,8 @@ namespace gpu = platform::cuda;
 CudaPlanMemory::CudaPlanMemory(int32_t device, const scheduler::SchedulerConfig& config, bool reports)
     : device_(device), config_(config), reports_(reports) {
   const gpu::DeviceScope scope(device_);
-  status_ = gpu::PinnedMemory(sizeof(scheduler::PlanStatus));
-  new (status_.data()) scheduler::PlanStatus{};
+  status_ = gpu::PinnedMemory(sizeof(Status));
+  new (status_.data()) Status{};
   counters_ = gpu::DeviceMemory(sizeof(uint32_t) *
                                 static_cast<size_t>(is_dynamic() ? kernels::cuda::kTileCounters : config_.num_workers));
   const gpu::OwnedStream stream;  // of its own: it waits for nobody's work
@@ -60,18 +61,20 @@ void CudaPlanMemory::plan_on_device(const BatchView& batch, Stream stream) {
   const gpu::DeviceScope scope(device_);
   const std::string refusal = scheduler::device_plan_refusal(config_, batch);
   if (!refusal.empty()) core::fail(ErrorCode::kUnsupported, refusal);
-  auto* const sticky = reports_ ? static_cast<scheduler::PlanStatus*>(status_.data()) : nullptr;
+  gpu::check_nothing_failed_before();
+  auto* const sticky = reports_ ? &status()->plan : nullptr;
   scheduler::launch_plan(config_, batch, image_.data(), sticky, stream);
 }
 
 void CudaPlanMemory::report() {
-  auto& status = *static_cast<volatile scheduler::PlanStatus*>(status_.data());
-  if (status.problem == scheduler::PlanProblem::kNone) [[likely]] {
-    return;
+  scheduler::PlanStatus& status = this->status()->plan;
+  const std::atomic_ref problem(status.problem);
+  if (problem.load(std::memory_order_acquire) != scheduler::PlanProblem::kNone) [[unlikely]] {
+    const scheduler::PlanStatus found = status;  // the device writes it again only once it is forgotten
+    problem.store(scheduler::PlanProblem::kNone, std::memory_order_release);
+    core::fail(ErrorCode::kInvalidArgument, "an earlier plan from device lengths: ", scheduler::describe(found));
   }
-  const scheduler::PlanStatus found{status.problem, status.request, status.segment, status.value};
-  status.problem = scheduler::PlanProblem::kNone;
-  core::fail(ErrorCode::kInvalidArgument, "an earlier plan from device lengths: ", scheduler::describe(found));
+  report_tables(this->status()->tables, "an earlier run of a captured graph: ");
 }
 
 const scheduler::PlanImageHeader* CudaPlanMemory::image() const {
@@ -121,6 +124,7 @@ void CudaSchedule::seal(std::span<const scheduler::PlanView* const> plans, const
 
 void CudaSchedule::check(Stream stream) const {
   const gpu::DeviceScope scope(device_);
+  gpu::check_nothing_failed_before();
   scheduler::launch_checksum_check(reinterpret_cast<const uint64_t*>(memory_),
                                    static_cast<const scheduler::ChecksumRecord*>(record_.data()),
                                    static_cast<int32_t*>(changed_.data()), stream);

@@ -51,11 +51,19 @@ class CudaPlanMemory final : public GpuPlanMemory {
   void upload(const scheduler::PlanView& plan, Stream stream) override;
   void plan_on_device(const BatchView& batch, Stream stream) override;
   void report() override;
+  kernels::cuda::TableFault* table_fault() const override { return &status()->tables; }
   const scheduler::PlanImageHeader* image() const override;
   uint32_t* tile_counters() const override;
   uint32_t* combine_counters() const override;
 
  private:
+  /// What the device reports to the host: in page-locked memory, which the device writes at the host's address.
+  struct Status {
+    scheduler::PlanStatus plan;  ///< by the device scheduler
+    kernels::cuda::TableFault tables;
+  };
+
+  Status* status() const { return static_cast<Status*>(status_.data()); }
   void grow(size_t bytes);
   bool is_dynamic() const { return config_.tile.schedule == scheduler::Schedule::kDynamic; }
 
@@ -65,7 +73,7 @@ class CudaPlanMemory final : public GpuPlanMemory {
   platform::cuda::DeviceMemory image_;
   platform::cuda::DeviceMemory counters_;  ///< beside the image, which every plan overwrites
   Stages stages_;
-  platform::cuda::PinnedMemory status_;  ///< one PlanStatus, written by the device scheduler
+  platform::cuda::PinnedMemory status_;  ///< a Status
 };
 
 class CudaSchedule final : public GpuSchedule {

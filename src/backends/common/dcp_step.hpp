@@ -34,6 +34,9 @@ class DcpStepPlans {
   DcpStepPlans(const Context& context, const EngineConfig& config, std::span<const WindowOp> windows, bool all_cached,
                const std::string& force_kernel);
 
+  /// A workspace of so many bytes at least, before there are plans.
+  void reserve(size_t bytes) { workspace_.reserve(bytes); }
+
   /// Plans a step for every window; earlier plans go stale. The new tokens of the first `num_decodes` requests are read
   /// from the cache. Allocates nothing once warm.
   DcpWindowPlans plan(const CommonAttentionMetadata& batch, int32_t num_decodes, Stream stream);

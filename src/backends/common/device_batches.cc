@@ -71,6 +71,7 @@ CommonAttentionMetadata make_kv_sharing_fast_prefill_common_attn_metadata(const 
   result.seq_lens_host = batch.seq_lens_host;
   result.query_start_loc_host = host.query_start_loc;
   result.query_start_loc = batch.query_start_loc;
+  result.positions = made ? std::span<const int64_t>() : batch.positions;
   if (made) {
     DeviceArrays arrays(context, storage, storage.query_start_loc.size(), stream);
     result.query_start_loc_host = storage.query_start_loc;

@@ -45,6 +45,17 @@ KvCacheView view_of_cache_tensor(const TensorView& kv_cache, DType dtype, int32_
   return view;
 }
 
+void require_configured_layout(const TensorView& kv_cache, KvCacheLayout layout) {
+  constexpr size_t kTokens = 2, kHeads = 3;
+  // With one token or one head a page lies alike in both.
+  if (kv_cache.rank != 5 || kv_cache.shape[kTokens] <= 1 || kv_cache.shape[kHeads] <= 1) return;
+  const bool nhd = kv_cache.strides[kTokens] > kv_cache.strides[kHeads];
+  const KvCacheLayout found = nhd ? KvCacheLayout::kNhd : KvCacheLayout::kHnd;
+  core::require(found == layout, "kv_cache lies in memory as ", to_string(found), ", with strides ",
+                kv_cache.strides[kTokens], " between tokens and ", kv_cache.strides[kHeads],
+                " between heads; CacheConfig::layout is ", to_string(layout));
+}
+
 void require_layout(KvCacheLayout layout) {
   core::require(layout == KvCacheLayout::kNhd || layout == KvCacheLayout::kHnd, "Unknown cache layout format ",
                 static_cast<int32_t>(layout), ".");

@@ -29,6 +29,10 @@ TensorView permuted_tensor(void* data, DType dtype, const std::array<int64_t, 5>
 /// Throws kInvalidArgument naming what does not fit.
 KvCacheView view_of_cache_tensor(const TensorView& kv_cache, DType dtype, int32_t kv_dim, const char* shape_text);
 
+/// Throws kInvalidArgument where a cache of rank 5, whose last dimensions are tokens, heads and components, lies
+/// otherwise than the engine's configuration says.
+void require_configured_layout(const TensorView& kv_cache, KvCacheLayout layout);
+
 /// Throws kInvalidArgument for a value that is no layout.
 void require_layout(KvCacheLayout layout);
 

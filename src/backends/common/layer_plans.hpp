@@ -37,6 +37,11 @@ class StepPlans {
   /// The ops are copied (they are handles). At least one.
   explicit StepPlans(std::span<const WindowOp> windows);
 
+  /// A workspace of so many bytes at least, before there are plans.
+  void reserve(size_t bytes) {
+    if (bytes > workspace_.bytes()) reserve_workspace(bytes);
+  }
+
   /// Plans a step for every window; earlier plans go stale. Allocates nothing once warm. Throws what `plan` throws.
   WindowPlans plan(const BatchView& batch, Stream stream) { return plan(batch, batch, stream); }
   /// The same, of layers without window another batch.

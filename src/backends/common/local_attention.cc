@@ -78,6 +78,8 @@ CommonAttentionMetadata make_local_attention_virtual_batches(int32_t chunk, cons
   local.causal = true;
   local.query_start_loc_host = local.seq_lens_host = {};
   local.is_prefilling = {};
+  local.seq_lens_host_upper_bound = {};
+  local.positions = {};
   return local;
 }
 

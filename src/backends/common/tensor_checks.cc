@@ -47,7 +47,8 @@ BlockScaleArgs nvfp4_block_scale(const char* name, const TensorView& scale, int6
 }
 
 void fill_with_zeros(const Context& context, const TensorView& output, Stream stream) {
-  const auto element_bytes = static_cast<size_t>(size_of(output.dtype));
+  // An engine's bytes are a quantised output's.
+  const auto element_bytes = output.dtype == DType::kUnset ? size_t{1} : static_cast<size_t>(size_of(output.dtype));
   core::require(output.rank == 3 && output.strides[2] == 1 && element_bytes > 0,
                 "output must be a tensor [tokens, num_heads, head_size] with contiguous heads");
   auto* bytes = static_cast<std::byte*>(output.data);

@@ -26,8 +26,8 @@ void require_no_scale(const char* name, const Scale& scale, DType dtype);
 BlockScaleArgs nvfp4_block_scale(const char* name, const TensorView& scale, int64_t first_row, int64_t num_tokens,
                                  int64_t heads, int64_t head_size);
 
-/// Sets [tokens, heads, head_size] with contiguous heads, padding included, to zero (in every dtype, all bits zero).
-/// On a GPU enqueued.
+/// Sets [tokens, heads, head_size] with contiguous heads, padding included, to zero (in every dtype, all bits zero;
+/// kUnset: bytes). On a GPU enqueued.
 void fill_with_zeros(const Context& context, const TensorView& output, Stream stream);
 
 /// A layer's sinks, [num_heads] float32, float16 or bfloat16 on the host, as float32. `wrong_count` is what is said of

@@ -128,6 +128,23 @@ const FamilyAnswer& KernelDispatch::query(KernelFamily family) const {
   return state_->query(family);
 }
 
+BackendProfile KernelDispatch::profile() const noexcept {
+  return state_->facts.profile;
+}
+
+bool KernelDispatch::batch_invariant() const noexcept {
+  return state_->facts.batch_invariant;
+}
+
+void KernelDispatch::check_agrees(BackendProfile profile, const EngineConfig& config) const {
+  core::require(profile == this->profile(), "the dispatch was made for the profile ", to_string(this->profile()),
+                "; the builder's is ", to_string(profile));
+  const bool invariant = config.determinism >= Determinism::kBatchInvariant;
+  const auto text = [](bool value) { return value ? "batch-invariant" : "not batch-invariant"; };
+  core::require(state_->native() || invariant == batch_invariant(), "the engine's configuration is ", text(invariant),
+                "; the dispatch is ", text(batch_invariant()));
+}
+
 bool KernelDispatch::is_flashinfer_fp8_blockscale_gemm_supported() const {
   return state_->facts.use_flashinfer_fp8_blockscale_gemm && has_flashinfer_fp8_blockscale_gemm();
 }

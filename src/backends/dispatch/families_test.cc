@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "folio/backends/dispatch.hpp"
 #include "folio/types/error.hpp"
@@ -147,6 +148,32 @@ TEST(KernelDispatchTest, NativeAnswersFromFoliosOwnRegistry) {
   EXPECT_FALSE(dispatch.has_submodule("flashinfer.fused_moe"));
   EXPECT_TRUE(dispatch.has_entry_point("flashinfer.concat_ops", "concat_mla_k"));
   EXPECT_FALSE(dispatch.has_entry_point("flashinfer.concat_ops", "other"));
+}
+
+// An engine and its dispatch are told the same facts, each by itself.
+TEST(KernelDispatchTest, Facts_OtherThanTheBuilders_AreRefusedWithBothValues) {
+  const auto refusal = [](BackendProfile profile, Determinism determinism, bool told) {
+    DispatchFacts facts;
+    facts.profile = BackendProfile::kVllm2025_12;
+    facts.batch_invariant = told;
+    EngineConfig config;
+    config.determinism = determinism;
+    return folio::testing::message_of([&] { KernelDispatch(facts).check_agrees(profile, config); });
+  };
+  const BackendProfile december = BackendProfile::kVllm2025_12;
+  EXPECT_EQ(refusal(december, Determinism::kBatchInvariant, false),
+            "the engine's configuration is batch-invariant; the dispatch is not batch-invariant");
+  EXPECT_EQ(refusal(december, Determinism::kRunToRun, true),
+            "the engine's configuration is not batch-invariant; the dispatch is batch-invariant");
+  EXPECT_EQ(refusal(BackendProfile::kNative, Determinism::kRunToRun, false),
+            "the dispatch was made for the profile vllm-2025-12; the builder's is native");
+  EngineConfig invariant;
+  invariant.determinism = Determinism::kScheduleInvariant;
+  DispatchFacts facts;
+  facts.profile = december;
+  facts.batch_invariant = true;
+  EXPECT_NO_THROW(KernelDispatch(facts).check_agrees(december, invariant));
+  EXPECT_NO_THROW(KernelDispatch().check_agrees(BackendProfile::kNative, invariant)) << "native reads no such fact";
 }
 
 TEST(KernelDispatchTest, NativeTakesNoProbes) {

@@ -18,6 +18,10 @@ std::optional<bool> KernelDispatch::force_use_trtllm_attention() const {
   return state_->facts.use_block_table_kernels;
 }
 
+const ComputeDevice& KernelDispatch::device() const noexcept {
+  return state_->facts.device;
+}
+
 bool KernelDispatch::can_use_trtllm_attention(int32_t num_qo_heads, int32_t num_kv_heads) const {
   const bool divide = heads_divide(num_qo_heads, num_kv_heads);
   return force_use_trtllm_attention().value_or(true) && supports_trtllm_attention() && divide;

@@ -75,6 +75,21 @@ TEST(FlashAttnEncoder, WindowsReachAsFarToBothSides) {
   EXPECT_EQ(window_of(AttentionType::kEncoder), (SlidingWindow{-1, -1}));
 }
 
+TEST(FlashAttnEncoder, Windows_InVllmsProfile_ReachToBothSidesOfEncoderOnlyLayersAlone) {
+  for (const AttentionType type : {AttentionType::kEncoder, AttentionType::kEncoderOnly}) {
+    const bool both_sides = type == AttentionType::kEncoderOnly;
+    LayerSetup setup;
+    setup.sliding_window = 8;
+    EncoderFixture fixture(setup, {"few", {40, 9}, {40, 9}}, type);
+    fixture.setup.window_both_sides = both_sides;
+    if (!both_sides) fixture.setup.mask = MaskKind::kCausal;  // what such a window leaves
+    fixture.options.facts = testing::vllm_on_hopper();
+    EXPECT_EQ(fixture.make_impl().sliding_window(), (SlidingWindow{7, both_sides ? 7 : 0}));
+    fixture.step();
+    EXPECT_EQ(fixture.wrong_output(), "");
+  }
+}
+
 TEST(FlashAttnEncoder, HasNoCacheToWrite) {
   EncoderFixture fixture({}, {"few", {5, 9}, {5, 9}}, AttentionType::kEncoder);
   const std::vector<std::byte> before = fixture.cache_memory;

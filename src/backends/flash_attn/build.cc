@@ -82,6 +82,8 @@ WindowPlans plan_step(const CommonAttentionMetadata& batch, bool all_visible, co
     if (all_visible) segment.mask = SegmentMask::kAllVisible;
   }
   BatchView view;
+  view.where = batch.where;
+  view.max_kv_len = batch.where == Where::kDevice ? batch.max_seq_len : 0;
   view.num_requests = batch.num_reqs;
   view.num_tokens = batch.num_actual_tokens;
   view.max_q_len = batch.max_query_len;
@@ -104,10 +106,11 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
                                                                  const CommonAttentionMetadata& given, bool fast_build,
                                                                  bool may_discover, Stream stream) {
   State& state = *state_;
-  const CommonAttentionMetadata batch = host_batch(state.context, given);
+  const bool from_device = state.options.plan_from_device_lengths;
+  const CommonAttentionMetadata batch = from_device ? given : host_batch(state.context, given);
   StepState& step = state.steps[state.next_step];
   const CommonAttentionMetadata checked = with_key_lengths(state.attn_type, batch, step);
-  check_flash_attn_batch(state.spec, state.config, state.attn_type, checked);
+  (from_device ? check_device_lengths : check_flash_attn_batch)(state.spec, state.config, state.attn_type, checked);
   const bool aot = state.aot_schedule && !fast_build;
   if (aot && is_fp8(state.kv_cache_dtype)) {
     // Raises for e5m2 in vLLM's profile, whose capabilities take it.
@@ -117,8 +120,8 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   if (common_prefix_len != 0) {
     core::require(state.attn_type == AttentionType::kDecoder, "common_prefix_len is ", common_prefix_len,
                   " for layers of ", to_string(state.attn_type), " attention; decoders share prefixes");
-    prefix = usable_prefix(common_prefix_len, state.spec.page_size, checked);
-    if (state.options.cascade != CascadeMode::kHeuristic) {
+    prefix = from_device ? 0 : usable_prefix(common_prefix_len, state.spec.page_size, checked);
+    if (state.options.cascade != CascadeMode::kHeuristic || from_device) {
       prefix = 0;
     } else if (state.is_compatible()) {
       core::require(!state.has_alibi, "Cascade attention does not support ALiBi.");
@@ -142,6 +145,8 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
     keys = cascade_keys(prefix, checked, step);
     metadata.use_cascade = true;
     metadata.common_prefix_len = prefix;
+    metadata.prefix_request =
+        first_with_queries(checked.query_start_loc.first(static_cast<size_t>(checked.num_reqs) + 1));
     metadata.cu_prefix_query_lens = step.cu_prefix_query_lens;
     metadata.prefix_kv_lens = step.prefix_kv_lens;
     metadata.suffix_kv_lens = step.kv_lens;
@@ -184,8 +189,10 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   metadata.max_query_len = batch.max_query_len;
   metadata.max_seq_len = checked.max_seq_len;
   metadata.query_start_loc = given.query_start_loc.first(num_reqs + 1);
-  metadata.seq_lens = checked.seq_lens.first(num_reqs);
-  metadata.query_start_loc_host = checked.query_start_loc.first(num_reqs + 1);
+  if (!from_device) {
+    metadata.seq_lens = checked.seq_lens.first(num_reqs);
+    metadata.query_start_loc_host = checked.query_start_loc.first(num_reqs + 1);
+  }
   metadata.block_table = batch.block_table;
   metadata.slot_mapping = batch.slot_mapping;
   metadata.causal = batch.causal;
@@ -194,6 +201,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   metadata.data_type = state.kv_cache_dtype;
   metadata.output_data_type = state.output_data_type;
   metadata.page_size = state.spec.page_size;
+  metadata.kv_cache_layout = state.config.cache.layout;
   metadata.workspace = step.dcp ? step.dcp->workspace() : step.plans.workspace();
   return metadata;
 }
@@ -218,6 +226,9 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const F
                 " columns and a row stride of ", block_table.row_stride);
   const int64_t table_tokens =
       int64_t{block_table.num_columns} * metadata.page_size * state_->config.parallel.decode_context_parallel_size;
+  core::require(!metadata.seq_lens.empty() || metadata.num_reqs == 0 || metadata.max_seq_len <= table_tokens,
+                "max_seq_len is ", metadata.max_seq_len, "; a row of the block table has ", block_table.num_columns,
+                " pages of ", metadata.page_size, " tokens");
   for (size_t i = 0; i < metadata.seq_lens.size(); ++i) {
     core::require(metadata.seq_lens[i] <= table_tokens, "request ", i, " has a seq_len of ", metadata.seq_lens[i],
                   "; a row of the block table has ", block_table.num_columns, " pages of ", metadata.page_size,

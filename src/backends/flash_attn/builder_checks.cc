@@ -11,6 +11,11 @@ namespace folio::inline v0::backends {
 
 void check_flash_attn_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
                              const FlashAttentionOptions& options) {
+  const int32_t ranks = config.parallel.decode_context_parallel_size;
+  if (ranks > 1 && options.aot_schedule.value_or(false)) {
+    core::fail(ErrorCode::kUnsupported, "aot_schedule is true with a decode_context_parallel_size of ", ranks,
+               "; steps of divided KV have no schedule ahead of time");
+  }
   check_dcp_config(context, config, spec);
   if (config.use_block_table_kernels.value_or(false)) {
     core::fail(ErrorCode::kUnsupported,
@@ -21,10 +26,22 @@ void check_flash_attn_config(const Context& context, const AttentionSpec& spec, 
   core::require(options.steps_in_flight >= 1, "steps_in_flight is ", options.steps_in_flight, "; it is 1 or more");
   core::require(options.max_num_splits_for_graphs.value_or(1) >= 1, "max_num_splits_for_graphs is ",
                 options.max_num_splits_for_graphs.value_or(0), "; it is 1 or more");
-  if (config.compilation.decode_graph_mode != DecodeGraphMode::kFull) return;
-  core::require(config.scheduler.max_num_seqs > 0 && config.scheduler.max_num_batched_tokens > 0 &&
-                    config.model.max_model_len > 0,
-                "decode_graph_mode is kFull; max_num_seqs, max_num_batched_tokens and max_model_len must be given");
+  const bool graphs = config.compilation.decode_graph_mode == DecodeGraphMode::kFull;
+  core::require(!options.plan_from_device_lengths || on_gpu(context),
+                "plan_from_device_lengths is set; the context is a CPU's, whose lengths are the host's");
+  core::require((!graphs && !options.plan_from_device_lengths) ||
+                    (config.scheduler.max_num_seqs > 0 && config.scheduler.max_num_batched_tokens > 0 &&
+                     config.model.max_model_len > 0),
+                graphs ? "decode_graph_mode is kFull" : "plan_from_device_lengths is set",
+                "; max_num_seqs, max_num_batched_tokens and max_model_len must be given");
+  if (options.plan_from_device_lengths &&
+      (ranks > 1 || options.aot_schedule.value_or(false) || options.cascade == CascadeMode::kAuto)) {
+    core::fail(ErrorCode::kUnsupported, "plan_from_device_lengths is set with a decode_context_parallel_size of ",
+               ranks, ", aot_schedule ", options.aot_schedule.value_or(false) ? "true" : "false", " and cascade ",
+               to_string(options.cascade),
+               "; 1, false, and off or heuristic are offered: the others are planned from host lengths");
+  }
+  if (!graphs) return;
   core::require(!on_gpu(context) || options.steps_in_flight == 1, "steps_in_flight is ", options.steps_in_flight,
                 " under decode_graph_mode kFull; captured graphs read one step's plan: on a GPU it must be 1");
 }
@@ -50,8 +67,10 @@ void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& con
   }
 }
 
-void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
-                            const CommonAttentionMetadata& batch) {
+namespace {
+
+/// What this backend does not take, and for whose keys the rest is.
+BatchRules rules_of(AttentionType attn_type, const CommonAttentionMetadata& batch) {
   if (!batch.logits_indices_padded.empty()) {
     core::fail(ErrorCode::kUnsupported,
                "logits_indices_padded is not taken by the FlashAttention backend; leave it empty "
@@ -67,9 +86,42 @@ void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& confi
                 "encoder_seq_lens is given to layers of ", to_string(attn_type), " attention");
   const bool decodes = attn_type == AttentionType::kDecoder;
   const bool crosses = attn_type == AttentionType::kEncoderDecoder;
-  check_batch_lengths(
-      spec, config, batch,
-      {.keys_in_pages = decodes || crosses, .queries_are_keys = decodes, .slots_are_for_queries = decodes});
+  return {.keys_in_pages = decodes || crosses, .queries_are_keys = decodes, .slots_are_for_queries = decodes};
+}
+
+}  // namespace
+
+void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
+                            const CommonAttentionMetadata& batch) {
+  check_batch_lengths(spec, config, batch, rules_of(attn_type, batch));
+  check_dcp_lengths(config, batch);
+}
+
+void check_device_lengths(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
+                          const CommonAttentionMetadata& batch) {
+  core::require(batch.where == Where::kDevice, "the batch's arrays are on the host; plan_from_device_lengths is set");
+  const BatchRules rules = rules_of(attn_type, batch);
+  check_batch_sizes(config, batch, rules);
+  const auto require_within = [](const char* name, int32_t value, const char* bound_name, int64_t bound) {
+    core::require(value >= 0 && value <= bound, name, " is ", value, "; it must be in [0, ", bound, "], ", bound_name);
+  };
+  require_within("max_query_len", batch.max_query_len, "max_num_batched_tokens",
+                 config.scheduler.max_num_batched_tokens);
+  require_within("max_seq_len", batch.max_seq_len, "max_model_len", config.model.max_model_len);
+  // The lengths are not known here: whatever they are within the bound must be in the table.
+  require_within("max_seq_len", batch.max_seq_len, "the tokens of a row of the block table",
+                 int64_t{batch.block_table.num_columns} * spec.page_size);
+  const auto check_bounds = [&batch](const char* name, std::span<const int32_t> lens) {
+    core::require(lens.empty() || lens.size() >= static_cast<size_t>(batch.num_reqs), name, " has ", lens.size(),
+                  " entries; num_reqs is ", batch.num_reqs);
+    for (int32_t i = 0; i < batch.num_reqs && !lens.empty(); ++i) {
+      const int32_t len = lens[static_cast<size_t>(i)];
+      core::require(len >= 0 && len <= batch.max_seq_len, "request ", i, " has a ", name, " of ", len,
+                    "; max_seq_len is ", batch.max_seq_len);
+    }
+  };
+  check_bounds("seq_lens_host_upper_bound", batch.seq_lens_host_upper_bound);
+  check_bounds("seq_lens_host", batch.seq_lens_host);
   check_dcp_lengths(config, batch);
 }
 

@@ -93,5 +93,8 @@ void check_flash_attn_profile(const AttentionSpec& spec, const EngineConfig& con
 /// What every build checks, in O(R).
 void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
                             const CommonAttentionMetadata& batch);
+/// Of a batch whose lengths the host does not know: sizes and bounds.
+void check_device_lengths(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
+                          const CommonAttentionMetadata& batch);
 
 }  // namespace folio::inline v0::backends

@@ -80,14 +80,95 @@ TEST(FlashAttnBuilder, RefusesWindowsItWasNotMadeFor) {
   const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
   EXPECT_EQ(message_of([&] { fixture.forward(stranger, metadata); }),
             "the layer's window_left is 4; the metadata was planned for -1");
+}
+
+TEST(FlashAttnBuilder, Windows_UpToTheMost_AreServedInOneGroup) {
+  FlashAttnFixture fixture;
   std::vector<FlashAttentionImpl> many;
-  std::vector<const FlashAttentionImpl*> all;
-  for (int32_t window = 1; window <= 9; ++window) {
+  for (int32_t window = 1; window <= 33; ++window) {
     fixture.layer.sliding_window = window;
     many.push_back(fixture.make_impl());
   }
+  std::vector<const FlashAttentionImpl*> all;
   for (const FlashAttentionImpl& one : many) all.push_back(&one);
-  EXPECT_THROW(fixture.make_builder(all), Error);
+  EXPECT_EQ(message_of([&] { fixture.make_builder(all); }, ErrorCode::kUnsupported),
+            "layer layer32 has another window than 32 layers before it; a group may have up to 32 different ones");
+  all.pop_back();
+  FlashAttentionMetadataBuilder builder = fixture.make_builder(all);
+  const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
+  fixture.setup.sliding_window = 32;
+  fixture.forward(many[31], metadata);
+  EXPECT_EQ(fixture.wrong_output(), "");
+}
+
+TEST(FlashAttnBuilder, Schedules_OfDividedKv_AreRefused) {
+  FlashAttnFixture fixture;
+  fixture.config.parallel.decode_context_parallel_size = 2;
+  fixture.options.aot_schedule = true;
+  const FlashAttentionImpl impl = fixture.make_impl();
+  EXPECT_EQ(message_of([&] { fixture.make_builder({&impl}); }, ErrorCode::kUnsupported),
+            "aot_schedule is true with a decode_context_parallel_size of 2; steps of divided KV have no schedule ahead "
+            "of time");
+}
+
+// The fields that repeat what the lengths say.
+TEST(FlashAttnBuilder, Batches_WhoseFieldsSayOtherwiseThanTheLengths_AreRefused) {
+  FOLIO_CPU_ONLY("positions on a GPU are not read");
+  FlashAttnFixture fixture({}, {"mixed", {40, 17, 64}, {7, 1, 30}});
+  const FlashAttentionImpl impl = fixture.make_impl();
+  FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
+  std::vector<int64_t> positions;
+  for (int64_t position = 33; position < 40; ++position) positions.push_back(position);
+  positions.push_back(16);
+  for (int64_t position = 34; position < 64; ++position) positions.push_back(position);
+  std::vector<uint8_t> prefilling{1, 0, 0};
+  std::vector<int32_t> bounds{40, 20, 64};
+  fixture.batch.positions = positions;
+  fixture.batch.is_prefilling = prefilling;
+  fixture.batch.seq_lens_host_upper_bound = bounds;
+  fixture.forward(impl, builder.build(0, fixture.batch));
+  EXPECT_EQ(fixture.wrong_output(), "");
+
+  const auto refusal = [&](auto& value, auto wrong) {
+    const auto right = value;
+    value = static_cast<std::decay_t<decltype(value)>>(wrong);
+    const std::string message = message_of([&] { builder.build(0, fixture.batch); });
+    value = right;
+    return message;
+  };
+  EXPECT_EQ(refusal(positions[7], 1 << 30),
+            "request 1 has positions 1073741824 to 1073741824; its lengths say 16 to 16");
+  EXPECT_EQ(refusal(positions[37], 7), "request 2 has positions 34 to 7; its lengths say 34 to 63");
+  EXPECT_EQ(refusal(prefilling[2], 7), "request 2 has an is_prefilling of 7; it is 0 or 1");
+  EXPECT_EQ(refusal(bounds[2], 63),
+            "request 2 has a seq_lens_host_upper_bound of 63; its seq_len is 64, which it must not be below");
+  EXPECT_EQ(refusal(bounds[0], 41),
+            "request 0 has a seq_lens_host_upper_bound of 41; its seq_len is 40, which it must be while the prompt is "
+            "computed");
+  fixture.batch.is_prefilling = std::span(prefilling).first(2);
+  EXPECT_EQ(message_of([&] { builder.build(0, fixture.batch); }), "is_prefilling has 2 entries; num_reqs is 3");
+}
+
+TEST(FlashAttnBuilder, Caches_OfAnotherLayoutThanTheConfigurations_AreRefused) {
+  LayerSetup setup;
+  setup.layout = KvCacheLayout::kHnd;
+  FlashAttnFixture fixture(setup);
+  fixture.config.cache.layout = KvCacheLayout::kNhd;
+  const FlashAttentionImpl impl = fixture.make_impl();
+  FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
+  const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
+  EXPECT_EQ(message_of([&] { fixture.forward(impl, metadata); }),
+            "kv_cache lies in memory as HND, with strides 32 between tokens and 512 between heads; CacheConfig::layout "
+            "is NHD");
+}
+
+TEST(FlashAttnBuilder, Layers_MadeForAnotherVersion_AreRefused) {
+  FlashAttnFixture fixture;
+  fixture.options.facts = testing::vllm_on_hopper();
+  const FlashAttentionImpl impl = fixture.make_impl();
+  fixture.options.facts = testing::vllm_on_ampere();
+  EXPECT_EQ(message_of([&] { fixture.make_builder({&impl}); }),
+            "layer layer0 was made for FlashAttention version 3; the builder's platform has 2");
 }
 
 TEST(FlashAttnBuilder, RefusesWhatContradictsItself) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "backends/common/batch_checks.hpp"
 #include "backends/common/context_memory.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -82,7 +83,9 @@ void cascade_attention(const Context& context, const TensorView& output, const C
     part.k_scale = args.k_descale;
     part.v_scale = args.v_descale;
   }
-  parts[0].table = to_page_table(args.block_table, std::min(num_reqs, 1));
+  BlockTableView shared = args.block_table;
+  shared.data += first_with_queries(args.cu_query_lens) * shared.row_stride;
+  parts[0].table = to_page_table(shared, std::min(num_reqs, 1));
   parts[1].table.first_column = args.common_prefix_len / kv_cache.page_size;
   AttentionArgs layer;
   layer.q = query;

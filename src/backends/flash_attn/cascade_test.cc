@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -78,6 +79,33 @@ TEST(FlashAttnCascade, LeavesPaddingAlone) {
   setup.padding_slots = 2;
   setup.padding_requests = 3;
   cascade_and_compare(setup, kFew, 32);
+}
+
+// Padding may stand anywhere, and its row of the block table holds anything: the prefix is that of the first request
+// with queries.
+TEST(FlashAttnCascade, Prefix_WithPaddingInRowZero_IsThatOfTheRequestsWithQueries) {
+  LayerSetup setup;
+  setup.starts = {{0, 0}, {0, 0}, {1, 32}, {1, 32}};
+  FlashAttnFixture fixture(setup, {"padding in front", {48, 64, 50, 80}, {0, 4, 1, 7}});
+  const FlashAttentionImpl impl = fixture.make_impl();
+  FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
+  const FlashAttentionMetadata metadata = builder.build(32, fixture.batch);
+  ASSERT_EQ(metadata.common_prefix_len, 32);
+  EXPECT_EQ(metadata.prefix_request, 1);
+  fixture.forward(impl, metadata);
+  EXPECT_EQ(fixture.wrong_output(), "");
+
+  const std::vector<int32_t> suffix_kv_lens{16, 32, 18, 48};
+  CascadeAttentionArgs args;
+  args.cu_query_lens = fixture.query_start_loc;
+  args.suffix_kv_lens = suffix_kv_lens;
+  args.block_table = fixture.batch.block_table;
+  args.common_prefix_len = 32;
+  args.softmax_scale = fixture.layer.scale;
+  std::ranges::fill(fixture.out_memory, testing::kUnwritten);
+  const KvCacheView cache = FlashAttentionBackend::kv_cache_view(fixture.kv, DType::kBFloat16);
+  cascade_attention(fixture.context, fixture.output, fixture.query, cache, args);
+  EXPECT_EQ(fixture.wrong_output(), "");
 }
 
 class GoldenCascade : public ::testing::TestWithParam<GoldenCase> {};

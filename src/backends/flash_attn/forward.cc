@@ -1,7 +1,9 @@
 #include <cmath>
 
+#include "backends/common/batch_checks.hpp"
 #include "backends/common/context_memory.hpp"
 #include "backends/common/dcp_step.hpp"
+#include "backends/common/kv_cache_tensor.hpp"
 #include "backends/common/layer_plans.hpp"
 #include "backends/common/step_levels.hpp"
 #include "backends/common/tensor_checks.hpp"
@@ -15,7 +17,7 @@
 namespace folio::inline v0::backends {
 namespace {
 
-void check_output_quantization(const OutputQuantization& wanted, BackendProfile profile,
+void check_output_quantization(const Context& context, const OutputQuantization& wanted, BackendProfile profile,
                                const FlashAttentionMetadata* metadata) {
   if (profile == BackendProfile::kNative && metadata == nullptr) return;
   const DType dtype = metadata != nullptr ? metadata->output_data_type : DType::kUnset;
@@ -29,8 +31,12 @@ void check_output_quantization(const OutputQuantization& wanted, BackendProfile 
   }
   if (!offered) return;
   core::require(wanted.scale != nullptr, "the output is ", dtype, "; output_quantization.scale must be given");
-  const float scale = *wanted.scale;
-  core::require(std::isfinite(scale) && scale > 0.0f, "output_scale is ", scale, "; it must be finite and positive");
+  if (wanted.scale_where == Where::kHost) {
+    const float scale = *wanted.scale;
+    core::require(std::isfinite(scale) && scale > 0.0f, "output_scale is ", scale, "; it must be finite and positive");
+  } else {
+    core::require(on_gpu(context), "output_quantization.scale_where is kDevice; the context is a CPU's");
+  }
   const bool has_block_scale = wanted.block_scale.data != nullptr;
   core::require(fp4 || !has_block_scale, "output_block_scale should not be provided for fp8 output");
   core::require(!fp4 || has_block_scale, "output_block_scale is required for nvfp4 output");
@@ -65,7 +71,9 @@ StepSegments paged_segments(const FlashAttentionMetadata& metadata, const KvCach
   }
   if (!metadata.use_cascade) return segments;
   segments.count = 2;
-  segments.all[0].table = to_page_table(metadata.block_table, 1);
+  BlockTableView shared = metadata.block_table;
+  shared.data += metadata.prefix_request * shared.row_stride;
+  segments.all[0].table = to_page_table(shared, 1);
   segments.all[1] = segment;
   segments.all[1].table.first_column = metadata.common_prefix_len / metadata.page_size;
   return segments;
@@ -115,7 +123,7 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   const bool is_empty = output.rank == 3 && output.shape[0] == 0;  // an empty allocation may have no address
   core::require(output.data != nullptr || is_empty, "Output tensor must be provided.");
   core::require(version_.has_value(), "FlashAttention version not detected.");
-  check_output_quantization(output_quantization, profile_, metadata);
+  check_output_quantization(context_, output_quantization, profile_, metadata);
   if (metadata == nullptr) {
     fill_with_zeros(context_, output, stream);
     return output;
@@ -146,6 +154,7 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
     segments.all[0].ragged = {first_tokens(key, num_tokens), first_tokens(value, num_tokens),
                               metadata->query_start_loc.data()};
   } else {
+    require_configured_layout(kv_cache, metadata->kv_cache_layout);
     segments = paged_segments(*metadata, cache_view(kv_cache), layer);
   }
   const bool divided = metadata->dcp_plans.front().has_value();
@@ -168,7 +177,11 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   args.sinks = kernel_values(sinks_, gpu_sinks_);
   // A checkpoint's q scale describes quantised queries; 16-bit ones are what they are.
   if (is_fp8(query.dtype)) args.q_scale = layer.q;
-  if (output_quantization.scale != nullptr) args.out_scale.value = *output_quantization.scale;
+  if (output_quantization.scale != nullptr && output_quantization.scale_where == Where::kHost) {
+    args.out_scale.value = *output_quantization.scale;
+  } else {
+    args.out_scale.data = output_quantization.scale;
+  }
   if (divided) {
     run_dcp(*dcp_plan, args, key, value, metadata->workspace, stream);
   } else {

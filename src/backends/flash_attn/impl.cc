@@ -9,11 +9,12 @@
 namespace folio::inline v0::backends {
 namespace {
 
-SlidingWindow window_of(const FlashAttentionLayerConfig& config) {
+/// vLLM's windows reach to both sides of encoder-only layers alone; an encoder's end at the query.
+SlidingWindow window_of(const FlashAttentionLayerConfig& config, BackendProfile profile) {
   if (!config.sliding_window) return {};
   const int32_t left = *config.sliding_window - 1;
-  const bool both_sides =
-      config.attn_type == AttentionType::kEncoder || config.attn_type == AttentionType::kEncoderOnly;
+  const bool native_encoder = profile == BackendProfile::kNative && config.attn_type == AttentionType::kEncoder;
+  const bool both_sides = native_encoder || config.attn_type == AttentionType::kEncoderOnly;
   return {left, both_sides ? left : 0};
 }
 
@@ -37,7 +38,7 @@ FlashAttentionImpl::FlashAttentionImpl(const Context& context, const FlashAttent
       scale_(config.scale),
       num_kv_heads_(config.num_kv_heads),
       alibi_slopes_(config.alibi_slopes.begin(), config.alibi_slopes.end()),
-      window_(window_of(config)),
+      window_(window_of(config, facts.profile)),
       kv_cache_dtype_name_(config.kv_cache_dtype),
       kv_cache_dtype_(kv_cache_dtype_from_name(config.kv_cache_dtype, config.model_dtype)),
       logits_soft_cap_(config.logits_soft_cap.value_or(0.0f)),

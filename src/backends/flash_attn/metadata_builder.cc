@@ -1,6 +1,7 @@
 #include "folio/backends/flash_attn/metadata_builder.hpp"
 
 #include <algorithm>
+#include <string>
 
 #include "backends/common/batch_checks.hpp"
 #include "backends/common/layer_group.hpp"
@@ -39,6 +40,17 @@ AttentionType common_attn_type(FlashAttentionLayers layers) {
   return type;
 }
 
+/// The layer's facts and the builder's say the same version; each was given its own.
+void check_version(const AttentionLayer<FlashAttentionImpl>& layer, const FlashAttentionFacts& facts) {
+  if (facts.profile == BackendProfile::kNative) return;
+  const auto text = [](std::optional<int32_t> version) { return version ? std::to_string(*version) : "none"; };
+  const FlashAttentionImpl& impl = *layer.impl;
+  const std::optional<int32_t> mine =
+      get_flash_attn_version(facts.platform, !impl.alibi_slopes().empty(), impl.head_size());
+  core::require(impl.flash_attn_version() == mine, "layer ", layer.name, " was made for FlashAttention version ",
+                text(impl.flash_attn_version()), "; the builder's platform has ", text(mine));
+}
+
 bool makes_schedules(const Context& context, const FlashAttentionOptions& options, const EngineConfig& config,
                      size_t num_windows) {
   const bool compatible = options.facts.profile != BackendProfile::kNative;
@@ -57,18 +69,18 @@ int32_t max_shared_levels(const FlashAttentionOptions& options) {
   return options.max_cascade_levels;
 }
 
-/// None: as many as the op has work lists.
-std::optional<int32_t> max_splits(const Context& context, const FlashAttentionOptions& options) {
+/// 0: as many as the work needs.
+int32_t max_splits(const FlashAttentionOptions& options) {
   constexpr int32_t kVllmsDefault = 32;
-  if (options.max_num_splits_for_graphs || on_gpu(context)) return options.max_num_splits_for_graphs;
-  return kVllmsDefault;
+  const bool native = options.facts.profile == BackendProfile::kNative;
+  return options.max_num_splits_for_graphs.value_or(native ? 0 : kVllmsDefault);
 }
 
-PrepareOptions prepare_options(const Context& context, const EngineConfig& config, const FlashAttentionOptions& options,
-                               bool may_cascade) {
+PrepareOptions prepare_options(const EngineConfig& config, const FlashAttentionOptions& options, bool may_cascade) {
   PrepareOptions prepare;
   prepare.force_kernel = options.force_kernel;
-  if (config.compilation.decode_graph_mode == DecodeGraphMode::kFull) {
+  const bool graphs = config.compilation.decode_graph_mode == DecodeGraphMode::kFull;
+  if (graphs || options.plan_from_device_lengths) {
     GraphBounds bounds;
     bounds.max_requests = config.scheduler.max_num_seqs;
     bounds.max_tokens = config.scheduler.max_num_batched_tokens;
@@ -76,10 +88,9 @@ PrepareOptions prepare_options(const Context& context, const EngineConfig& confi
     bounds.max_kv_len = config.model.max_model_len;
     bounds.max_shared_levels = may_cascade ? max_shared_levels(options) : 0;
     prepare.bounds = bounds;
-    // A query's keys are divided over work lists, each of which has at most one piece of them.
-    const std::optional<int32_t> most_splits = max_splits(context, options);
-    if (most_splits) prepare.num_workers = std::min(context.concurrency(), *most_splits);
   }
+  // Batch-invariant splits are fixed.
+  if (graphs && config.determinism < Determinism::kBatchInvariant) prepare.max_kv_splits = max_splits(options);
   return prepare;
 }
 
@@ -92,7 +103,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
   check_flash_attn_config(context, spec, config, options);
   State& state = *state_;
   state.config = config;
-  state.max_num_splits = max_splits(context, options).value_or(0);
+  state.max_num_splits = max_splits(options);
   state.spec = spec;
   state.options = options;
   state.kv_cache_dtype = resolve_kv_cache_dtype(spec, config);
@@ -103,6 +114,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
   for (const AttentionLayer<FlashAttentionImpl>& layer : layers) {
     core::require(layer.impl->profile() == options.facts.profile, "layer ", layer.name, " was made for the profile ",
                   to_string(layer.impl->profile()), "; the builder's is ", to_string(options.facts.profile));
+    check_version(layer, options.facts);
     state.has_alibi = state.has_alibi || !layer.impl->alibi_slopes().empty();
   }
   if (state.is_compatible()) check_flash_attn_profile(spec, config, layers, options.facts);
@@ -129,13 +141,18 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
     const SlidingWindow window = layer.impl->sliding_window();
     windows.push_back({layer.name, window.left, window.right});
   }
-  const bool may_cascade = state.attn_type == AttentionType::kDecoder;
-  state.windows = prepare_windows(context, attention, windows, prepare_options(context, config, options, may_cascade));
+  // Shared segments are planned from host lengths.
+  const bool may_cascade = state.attn_type == AttentionType::kDecoder && !options.plan_from_device_lengths;
+  state.windows = prepare_windows(context, attention, windows, prepare_options(config, options, may_cascade));
   const bool divided = uses_dcp(config) && !state.is_encoder();
   if (divided && state.attn_type != AttentionType::kDecoder) {
     core::fail(ErrorCode::kUnsupported, "decode_context_parallel_size is ",
                config.parallel.decode_context_parallel_size, "; layers of ", to_string(state.attn_type),
                " attention take 1");
+  }
+  if (options.plan_from_device_lengths && state.is_encoder()) {
+    core::fail(ErrorCode::kUnsupported, "plan_from_device_lengths is set for layers of ", to_string(state.attn_type),
+               " attention; decoder and encoder_decoder are offered");
   }
   if (divided && state.output_data_type == DType::kFloat4E2M1x2) {
     core::fail(ErrorCode::kUnsupported, "output_dtype is fp4_e2m1x2 under decode context parallelism; ",
@@ -148,6 +165,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
   const bool graphs = config.compilation.decode_graph_mode == DecodeGraphMode::kFull;
   const int64_t fixed_ints = state.aot_schedule && graphs ? SealedPlan::max_size(first) : 0;
   // As its original, vLLM's profile has no cascade with windows or ALiBi.
+  // may_cascade is false for plans from device lengths.
   const bool may_discover =
       may_cascade && !divided &&
       !(state.is_compatible() && (state.has_alibi || state.aot_window != SlidingWindow{} || state.windows.size() > 1));

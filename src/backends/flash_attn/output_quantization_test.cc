@@ -131,6 +131,23 @@ TEST(FlashAttnOutput, IsTheFp8OfTheStandAloneFunction) {
   }
 }
 
+TEST(FlashAttnOutput, Scale_InDeviceMemory_IsTheHostsOfTheSameValue) {
+  QuantisedStep step({});
+  const std::vector<float> scale{0.125f};
+  std::vector<uint8_t> expected(static_cast<size_t>(step.shape[0] * step.shape[1] * step.shape[2]), 0xee);
+  std::vector<uint8_t> stored = expected;
+  step.forward(DType::kFloat8E4M3, step.packed(expected, DType::kFloat8E4M3), {scale.data(), {}});
+  const auto forward = [&] {
+    step.forward(DType::kFloat8E4M3, step.packed(stored, DType::kFloat8E4M3), {scale.data(), {}, Where::kDevice});
+  };
+  if (folio::testing::on_gpu()) {
+    forward();
+    EXPECT_EQ(stored, expected);
+  } else {
+    EXPECT_EQ(message_of(forward), "output_quantization.scale_where is kDevice; the context is a CPU's");
+  }
+}
+
 // In decodes and prefills, and nothing behind the tokens.
 TEST(FlashAttnOutput, IsTheNvfp4OfTheStandAloneFunction) {
   LayerSetup plain;

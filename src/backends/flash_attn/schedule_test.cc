@@ -200,8 +200,38 @@ TEST(FlashAttnSchedule, CutsNoQuerysKeysIntoMoreThanTheMostSplits) {
   }
 }
 
+TEST(FlashAttnSchedule, MostSplits_OfManyDecodes_LeaveNoWorkerWithoutWork) {
+  LayerSetup setup;
+  setup.head_size = 16;
+  FlashAttnFixture fixture(setup, {"decodes", std::vector<int32_t>(32, 200), std::vector<int32_t>(32, 1)});
+  fixture.context = Context::cpu({.executor = {}, .num_threads = 8, .force_kernel = {}});
+  capture(fixture);
+  for (const int32_t most : {1, 2, 32}) {
+    fixture.options.max_num_splits_for_graphs = most;
+    const FlashAttentionImpl impl = fixture.make_impl();
+    FlashAttentionMetadataBuilder builder = fixture.make_builder({&impl});
+    const FlashAttentionMetadata metadata = builder.build(0, fixture.batch);
+    const scheduler::PlanView& work = work_of(metadata.scheduler_metadata);
+    ASSERT_EQ(work.num_workers, 8);
+    for (int32_t w = 0; w < 8; ++w) EXPECT_LT(work.worker_indptr[w], work.worker_indptr[w + 1]) << "worker " << w;
+    fixture.forward(impl, metadata);
+    EXPECT_EQ(fixture.wrong_output(), "");
+  }
+}
+
+TEST(FlashAttnSchedule, MostSplits_LeftOut_AreVllmsInItsProfileAlone) {
+  FlashAttnFixture fixture({}, backend_batch("mixed_small"));
+  capture(fixture);
+  const FlashAttentionImpl native = fixture.make_impl();
+  EXPECT_EQ(fixture.make_builder({&native}).build(0, fixture.batch).max_num_splits, 0);
+  fixture.options.facts = testing::vllm_on_hopper();
+  const FlashAttentionImpl vllm = fixture.make_impl();
+  EXPECT_EQ(fixture.make_builder({&vllm}).build(0, fixture.batch).max_num_splits, 32);
+}
+
 TEST(FlashAttnSchedule, ReportsSplitsForCapturedSizesOnly) {
   FlashAttnFixture fixture({}, backend_batch("mixed_small"));  // 12 tokens
+  fixture.options.max_num_splits_for_graphs = 32;
   const FlashAttentionImpl impl = fixture.make_impl();
   EXPECT_EQ(fixture.make_builder({&impl}).build(0, fixture.batch).max_num_splits, 0) << "no graphs";
   capture(fixture);

@@ -248,6 +248,7 @@ FlashInferLayerConfig BatchFixture::layer_config() const {
   config.kv_cache_dtype = setup.cache_dtype;
   config.model_dtype = setup.model_dtype;
   config.logits_soft_cap = setup.logits_soft_cap;
+  config.profile = setup.profile;
   if (setup.share_kv) config.kv_sharing_target_layer_name = "model.layers.0.attn";
   if (setup.sinks) config.sinks = ConstTensorView(sinks.data(), DType::kFloat32, {setup.num_heads});
   return config;
@@ -275,6 +276,9 @@ FlashInferMetadataBuilder BatchFixture::make_builder(const FlashInferImpl& impl)
 
 TensorView BatchFixture::run(const FlashInferImpl& impl, FlashInferMetadataBuilder& builder) {
   const FlashInferMetadata metadata = builder.build(0, batch);
+  if (!FlashInferBackend::forward_includes_kv_cache_update(impl.profile())) {
+    impl.do_kv_cache_update(scales(), key, value, kv_cache, metadata.slot_mapping);
+  }
   return impl.forward(scales(), query, key, value, kv_cache, &metadata, output);
 }
 

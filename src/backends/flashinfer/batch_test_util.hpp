@@ -37,8 +37,8 @@ struct LayerSetup {
   KvCacheLayout layout = KvCacheLayout::kNhd;
   DType model_dtype = DType::kBFloat16;  ///< float32 is float16 on a GPU, whose kernels take 16 bits
   std::string cache_dtype = "auto";
-  bool quantize_query = false;
-  float scale = 0.0f;  ///< 0 = 1 / sqrt(head_size)
+  bool quantize_query = false;  ///< queries are fp8
+  float scale = 0.0f;           ///< 0 = 1 / sqrt(head_size)
   std::optional<int32_t> sliding_window;
   std::optional<float> logits_soft_cap;
   bool sinks = false;

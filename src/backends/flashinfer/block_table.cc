@@ -65,11 +65,18 @@ void check(const BlockTableArgs& args, std::span<const int32_t> cu_q) {
   require(std::isfinite(args.bmm2_scale), "bmm2_scale is ", args.bmm2_scale, "; it must be finite");
   const bool fp4 = std::holds_alternative<FP4Tensor>(args.out);
   require(fp4 || args.o_sf_scale == 0.0f, "o_sf_scale is ", args.o_sf_scale, ", but out is no FP4Tensor");
-  require(!fp4 || (std::isfinite(args.o_sf_scale) && args.o_sf_scale > 0.0f), "o_sf_scale is ", args.o_sf_scale,
-          "; an FP4Tensor needs a finite, positive one");
+  const bool sf_array = fp4 && args.out_scale.data != nullptr;
+  require(!fp4 || sf_array || (std::isfinite(args.o_sf_scale) && args.o_sf_scale > 0.0f), "o_sf_scale is ",
+          args.o_sf_scale, "; an FP4Tensor needs a finite, positive one");
+  require(!sf_array || args.o_sf_scale == 0.0f, "o_sf_scale is ", args.o_sf_scale,
+          ", and out_scale is an array; give one");
+  require(args.v_scale.data == nullptr || args.bmm2_scale == 1.0f, "bmm2_scale is ", args.bmm2_scale,
+          ", and v_scale is an array; with one bmm2_scale is 1");
   const auto batch_size = core::checked_cast<int32_t>(args.seq_lens.size());
   require(args.block_tables.num_rows >= batch_size, "block_tables has ", args.block_tables.num_rows,
           " rows; seq_lens has ", batch_size, " entries");
+  const bool has_keys = std::ranges::any_of(args.seq_lens, [](int32_t seq_len) { return seq_len > 0; });
+  require(args.block_tables.data != nullptr || !has_keys, "block_tables has no data; seq_lens has keys");
   const int64_t capacity = int64_t{args.block_tables.num_columns} * args.kv_cache.page_size;
   for (int32_t r = 0; r < batch_size; ++r) {
     const int32_t seq_len = args.seq_lens[static_cast<size_t>(r)];
@@ -106,9 +113,11 @@ void set_output(const BlockTableArgs& args, AttentionArgs& attention) {
     attention.out_block_scale = check_fp4(*fp4, args.query, args.kv_cache.head_dim_v);
     attention.out = fp4->data;
     attention.out.dtype = DType::kFloat4E2M1x2;
-    attention.out_scale.value = args.o_sf_scale;
+    attention.out_scale = args.out_scale;
+    if (args.out_scale.data == nullptr) attention.out_scale.value = args.o_sf_scale;
   } else {
     attention.out = std::get<TensorView>(args.out);
+    attention.out_scale = args.out_scale;
   }
 }
 
@@ -122,11 +131,14 @@ void run_call(BlockTableWorkspace::State& state, const BlockTableArgs& args, std
   SegmentArgs segment;
   segment.cache = args.kv_cache;
   segment.table = to_page_table(args.block_tables, core::checked_cast<int32_t>(args.seq_lens.size()));
-  segment.v_scale.value = args.bmm2_scale;
+  segment.k_scale = args.k_scale;
+  segment.v_scale = args.v_scale;
+  if (args.v_scale.data == nullptr) segment.v_scale.value *= args.bmm2_scale;
   attention.q = args.query;
   attention.lse = args.lse;
   attention.segments = {&segment, 1};
-  attention.sm_scale = args.bmm1_scale;  // with every scale of the queries and keys in it
+  attention.q_scale = args.q_scale;
+  attention.sm_scale = args.bmm1_scale;
   attention.logits_soft_cap = args.logits_soft_cap;
   attention.alibi_slopes = args.alibi_slopes;
   attention.sinks = args.sinks;
@@ -199,6 +211,12 @@ BlockTableWorkspace::BlockTableWorkspace(const Context& context, Determinism det
 BlockTableWorkspace::BlockTableWorkspace(BlockTableWorkspace&&) noexcept = default;
 BlockTableWorkspace& BlockTableWorkspace::operator=(BlockTableWorkspace&&) noexcept = default;
 BlockTableWorkspace::~BlockTableWorkspace() = default;
+
+size_t BlockTableWorkspace::State::held_bytes() const {
+  size_t bytes = own.bytes() + dequantized.bytes() + dequantized_table.bytes();
+  for (const auto& kernel : graph_kernels) bytes += kernel->memory ? kernel->memory->bytes() : 0;
+  return bytes;
+}
 
 size_t BlockTableWorkspace::workspace_size() const {
   return state_->most_bytes;

@@ -48,6 +48,8 @@ struct BlockTableWorkspace::State {
   /// Plans a step of a captured shape for every kernel that graphs may know. cu_q [B + 1] from 0, seq_lens [B]. What a
   /// graph then replays, or `forward` captures, finds its plan.
   void plan_for_graphs(std::span<const int32_t> cu_q, std::span<const int32_t> seq_lens, Stream stream);
+  /// Bytes of memory had here, graphs' and copies of pages included.
+  size_t held_bytes() const;
   /// Memory for that plan; throws kWorkspaceTooSmall where it was given and is too small.
   Workspace memory_for(BlockTableKernel& kernel);
 };

@@ -131,6 +131,7 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   if (state.options.cascade != CascadeMode::kHeuristic) metadata.common_prefix_len = 0;
   if (state.dcp) metadata.common_prefix_len = 0;  // what requests share is not divided over ranks as well
   metadata.use_cascade = metadata.common_prefix_len > 0;
+  metadata.prefix_request = first_with_queries(batch.query_start_loc.first(static_cast<size_t>(batch.num_reqs) + 1));
   metadata.profile = state.profile;
   metadata.num_reqs = batch.num_reqs;
   metadata.num_actual_tokens = batch.num_actual_tokens;
@@ -150,7 +151,8 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
     plan_part(state, batch, plans, metadata, stream);
   }
   metadata.block_table_workspace = &state.block_tables;
-  if (metadata.num_padded_reqs > 0 && metadata.decode_use_trtllm) plan_block_tables(state, batch, stream);
+  if (metadata.num_padded_reqs > 0) plan_block_tables(state, batch, stream);
+  metadata.log = &state.options.log;
 
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
   metadata.max_q_len = batch.max_query_len;
@@ -165,6 +167,7 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   metadata.block_table = batch.block_table;
   metadata.slot_mapping = batch.slot_mapping;
   metadata.data_type = state.kv_cache_dtype;
+  metadata.output_data_type = state.attention.out;
   metadata.num_qo_heads = state.num_qo_heads;
   metadata.num_kv_heads = state.spec.num_kv_heads;
   metadata.head_dim = state.spec.head_size;

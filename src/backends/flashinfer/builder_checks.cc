@@ -5,6 +5,7 @@
 #include "backends/flashinfer/builder_state.hpp"
 #include "core/error.hpp"
 #include "folio/backends/flashinfer/backend.hpp"
+#include "folio/types/nvfp4.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -21,10 +22,6 @@ namespace {
 void check_engine_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
                          BackendProfile profile) {
   check_dcp_config(context, config, spec);
-  if (uses_dcp(config) && config.use_block_table_kernels.value_or(false)) {
-    core::fail(ErrorCode::kUnsupported,
-               "use_block_table_kernels is true; under decode context parallelism planned kernels are offered");
-  }
   if (config.compilation.decode_graph_mode == DecodeGraphMode::kFull) {
     core::require(config.scheduler.max_num_seqs > 0 && config.model.max_model_len > 0,
                   "decode_graph_mode is kFull, which fixes shapes: max_num_seqs and max_model_len must be given");
@@ -35,8 +32,53 @@ void check_engine_config(const Context& context, const AttentionSpec& spec, cons
   }
 }
 
-void check_profile(const AttentionSpec& spec, const EngineConfig& config, const GlobalHyperparameters& hyperparameters,
-                   BackendProfile profile, bool use_block_tables) {
+void check_options(const AttentionSpec& spec, const EngineConfig& config, const FlashInferOptions& options) {
+  const bool native = options.profile == BackendProfile::kNative;
+  const bool july = options.profile == BackendProfile::kVllm2025_07;
+  const DType out = options.output_dtype;
+  core::require(native || out == DType::kUnset, "output_dtype is ", out, "; the profile ", to_string(options.profile),
+                " takes quantised outputs from forward to forward");
+  const bool fp4 = out == DType::kFloat4E2M1x2;
+  core::require(out == DType::kUnset || out == DType::kFloat8E4M3 || fp4, "output_dtype is ", out,
+                "; fp8_e4m3 and fp4_e2m1x2 are offered");
+  core::require(!fp4 || spec.head_size % kNvfp4BlockSize == 0, "output_dtype is fp4_e2m1x2 with a head_size of ",
+                spec.head_size, "; it needs a multiple of ", kNvfp4BlockSize);
+  if (fp4 && uses_dcp(config)) {
+    core::fail(ErrorCode::kUnsupported, "output_dtype is fp4_e2m1x2 under decode context parallelism; ",
+               config.model.dtype, " and fp8_e4m3 are offered");
+  }
+  core::require(!native || !options.quantize_query || !options.disable_q_quantization,
+                "quantize_query and disable_q_quantization are both set");
+  core::require(july || !options.force_tensor_cores, "force_tensor_cores is set; only the profile vllm-2025-07 has it");
+  core::require(options.capture_sizes.empty() || config.compilation.decode_graph_mode == DecodeGraphMode::kFull,
+                "capture_sizes has ", options.capture_sizes.size(), " entries; decode_graph_mode is kNone");
+  const bool invariant = config.determinism >= Determinism::kBatchInvariant;
+  core::require(options.workspace_buffer_size == 0 || !(july || (!native && invariant)), "workspace_buffer_size is ",
+                options.workspace_buffer_size, "; the profile ", to_string(options.profile),
+                invariant && !july ? " has 2 GiB under batch invariance" : " has 256 MiB");
+}
+
+void check_layer_facts(const FlashInferMetadataBuilder::State& state,
+                       std::span<const AttentionLayer<FlashInferImpl>> layers) {
+  const auto text = [](bool value) { return value ? "true" : "false"; };
+  for (const AttentionLayer<FlashInferImpl>& layer : layers) {
+    const FlashInferImpl& impl = *layer.impl;
+    core::require(impl.profile() == state.profile, "layer ", layer.name, " has the profile ", to_string(impl.profile()),
+                  "; its builder's is ", to_string(state.profile));
+    core::require(impl.disable_q_quantization() == state.options.disable_q_quantization, "layer ", layer.name,
+                  " has a disable_q_quantization of ", text(impl.disable_q_quantization()), "; its builder's is ",
+                  text(state.options.disable_q_quantization));
+    const bool served = impl.support_trtllm_attn();
+    core::require(state.profile == BackendProfile::kNative || served == state.use_block_tables, "layer ", layer.name,
+                  " has a support_trtllm_attn of ", text(served), "; its builder's dispatch says ",
+                  text(state.use_block_tables), ": both are to be given one dispatch");
+  }
+}
+
+void check_profile(const FlashInferMetadataBuilder::State& state) {
+  const BackendProfile profile = state.profile;
+  const AttentionSpec& spec = state.spec;
+  const EngineConfig& config = state.config;
   if (profile == BackendProfile::kNative) return;
   const auto refuse = [&](const char* name, const auto& value) {
     core::fail(ErrorCode::kUnsupported, name, " ", value, " is not supported by ", FlashInferBackend::get_name(profile),
@@ -51,7 +93,11 @@ void check_profile(const AttentionSpec& spec, const EngineConfig& config, const 
   if (std::ranges::count(kv_cache_dtypes, std::string_view(config.cache.cache_dtype)) == 0) {
     refuse("cache_dtype", config.cache.cache_dtype);
   }
-  if (hyperparameters.first.has_sinks && !use_block_tables) refuse_sinks();
+  if (state.hyperparameters.first.has_sinks && !state.use_block_tables) refuse_sinks();
+  const bool has_bug = profile != BackendProfile::kVllm2025_07 && spec.head_size == 256 && spec.page_size == 16;
+  core::require(!has_bug || state.dispatch.device().capability != DeviceCapability{10, 0},
+                "There is a bug in FlashInfer block_size 16 head size 256 support. Please avoid this combination by "
+                "passing --block-size 32 or --block-size 64.");
 }
 
 void check_same_hyperparameters(const GlobalHyperparameters& hyperparameters, BackendProfile profile) {
@@ -122,6 +168,9 @@ void check_batch(const AttentionSpec& spec, const EngineConfig& config, const Co
                "encoder_seq_lens and logits_indices_padded are not taken by the FlashInfer backend; leave them empty");
   }
   check_batch_lengths(spec, config, batch);
+  const std::span<const int32_t> seq_lens = batch.seq_lens.first(static_cast<size_t>(batch.num_reqs));
+  const bool has_keys = std::ranges::any_of(seq_lens, [](int32_t seq_len) { return seq_len > 0; });
+  core::require(batch.block_table.data != nullptr || !has_keys, "the block table has no data; seq_lens has keys");
   check_dcp_lengths(config, batch);
 }
 

@@ -42,6 +42,12 @@ TEST(FlashInferMetadataBuilderTest, RefusesConfigurationsItCannotHonour) {
               g.options.dispatch = KernelDispatch();
             }).find("use_block_table_kernels is true in the engine's configuration and not given in the dispatch"),
             std::string::npos);
+  EXPECT_NE(construction_refusal([](Group& g) {
+              DispatchFacts facts;
+              facts.profile = BackendProfile::kVllm2026_03;
+              g.options.dispatch = KernelDispatch(facts);
+            }).find("the dispatch was made for the profile vllm-2026-03; the builder's is native"),
+            std::string::npos);
   LayerSetup december;
   december.profile = BackendProfile::kVllm2025_12;
   december.head_size = 64;
@@ -52,15 +58,116 @@ TEST(FlashInferMetadataBuilderTest, RefusesConfigurationsItCannotHonour) {
   EXPECT_NE(construction_refusal([](Group& g) { g.options.force_kernel = "no-such-kernel"; }).find("no-such-kernel"),
             std::string::npos);
   EXPECT_NE(unsupported([](Group& g) {
-              for (int32_t window = 1; window <= 9; ++window) {
+              for (int32_t window = 1; window <= 33; ++window) {
                 g.layer.sliding_window = window;
                 g.add_layer();
               }
-            }).find("a group may have up to 8 different ones"),
+            }).find("a group may have up to 32 different ones"),
             std::string::npos);
   Group group;
   group.config.use_block_table_kernels = false;
   group.make();
+}
+
+TEST(FlashInferOptions, ThatNothingUses_AreRefused) {
+  using Profile = BackendProfile;
+  const auto refusal = [](Profile profile, const std::function<void(Group&)>& change) {
+    LayerSetup setup;
+    setup.profile = profile;
+    setup.head_size = 64;
+    Group group(setup);
+    change(group);
+    return message_of([&] { group.make(); });
+  };
+  EXPECT_EQ(refusal(Profile::kVllm2025_12, [](Group& g) { g.options.output_dtype = DType::kFloat8E4M3; }),
+            "output_dtype is fp8_e4m3; the profile vllm-2025-12 takes quantised outputs from forward to forward");
+  EXPECT_EQ(refusal(Profile::kNative, [](Group& g) { g.options.output_dtype = DType::kFloat8E5M2; }),
+            "output_dtype is fp8_e5m2; fp8_e4m3 and fp4_e2m1x2 are offered");
+  EXPECT_EQ(refusal(Profile::kVllm2025_12, [](Group& g) { g.options.force_tensor_cores = true; }),
+            "force_tensor_cores is set; only the profile vllm-2025-07 has it");
+  EXPECT_EQ(refusal(Profile::kNative,
+                    [](Group& g) {
+                      g.options.capture_sizes = {1, 2};
+                    }),
+            "capture_sizes has 2 entries; decode_graph_mode is kNone");
+  EXPECT_EQ(
+      refusal(Profile::kNative, [](Group& g) { g.options.quantize_query = g.options.disable_q_quantization = true; }),
+      "quantize_query and disable_q_quantization are both set");
+  EXPECT_EQ(refusal(Profile::kVllm2025_07, [](Group& g) { g.options.workspace_buffer_size = 1 << 20; }),
+            "workspace_buffer_size is 1048576; the profile vllm-2025-07 has 256 MiB");
+  EXPECT_EQ(refusal(Profile::kVllm2025_12,
+                    [](Group& g) {
+                      g.options.workspace_buffer_size = 1 << 20;
+                      g.config.determinism = Determinism::kBatchInvariant;
+                    }),
+            "workspace_buffer_size is 1048576; the profile vllm-2025-12 has 2 GiB under batch invariance");
+}
+
+/// Facts that layers, builder, dispatch and engine hold are compared, with both values in the message.
+TEST(FlashInferGroupFacts, OfLayerBuilderAndDispatch_AreCompared) {
+  constexpr BackendProfile kDecember = BackendProfile::kVllm2025_12;
+  const auto dispatch = [](BackendProfile profile, bool batch_invariant) {
+    DispatchFacts facts;
+    facts.profile = profile;
+    facts.batch_invariant = batch_invariant;
+    facts.device = {Platform::kCuda, DeviceCapability{10, 0}};
+    facts.has_flashinfer_cubin = true;
+    return KernelDispatch(facts);
+  };
+  const auto refusal = [&](const std::function<void(Group&)>& change) {
+    LayerSetup setup;
+    setup.profile = kDecember;
+    setup.head_size = 64;
+    Group group(setup);
+    group.layer.dispatch = group.options.dispatch = dispatch(kDecember, false);
+    change(group);
+    return message_of([&] { group.make(); });
+  };
+  EXPECT_EQ(refusal([](Group& g) {
+              g.layer.profile = BackendProfile::kNative;
+              g.layer.dispatch.reset();
+            }),
+            "layer layer0 has the profile native; its builder's is vllm-2025-12");
+  EXPECT_EQ(refusal([](Group& g) { g.layer.profile = BackendProfile::kNative; }),
+            "the layer's profile is native; its dispatch was made for vllm-2025-12");
+  EXPECT_EQ(refusal([](Group& g) { g.layer.disable_q_quantization = true; }),
+            "layer layer0 has a disable_q_quantization of true; its builder's is false");
+  EXPECT_EQ(refusal([](Group& g) { g.options.disable_q_quantization = true; }),
+            "layer layer0 has a disable_q_quantization of false; its builder's is true");
+  EXPECT_EQ(
+      refusal([](Group& g) { g.layer.dispatch.reset(); }),
+      "layer layer0 has a support_trtllm_attn of false; its builder's dispatch says true: both are to be given one "
+      "dispatch");
+  EXPECT_EQ(refusal([&](Group& g) { g.options.dispatch = dispatch(BackendProfile::kVllm2026_03, false); }),
+            "the dispatch was made for the profile vllm-2026-03; the builder's is vllm-2025-12");
+  EXPECT_EQ(refusal([](Group& g) { g.config.determinism = Determinism::kBatchInvariant; }),
+            "the engine's configuration is batch-invariant; the dispatch is not batch-invariant");
+  EXPECT_EQ(refusal([&](Group& g) { g.options.dispatch = dispatch(kDecember, true); }),
+            "the engine's configuration is not batch-invariant; the dispatch is batch-invariant");
+}
+
+TEST(FlashInferProfiles, Head256WithPages16_OnBlackwell_IsRefused) {
+  const auto make = [](BackendProfile profile, int32_t minor, int32_t page_size) {
+    DispatchFacts facts;
+    facts.profile = profile;
+    facts.device = {Platform::kCuda, DeviceCapability{10, minor}};
+    LayerSetup setup;
+    setup.profile = profile;
+    setup.head_size = 256;
+    setup.page_size = page_size;
+    Group group(setup);
+    group.layer.dispatch = group.options.dispatch = KernelDispatch(facts);
+    group.make();
+  };
+  EXPECT_EQ(
+      message_of([&] { make(BackendProfile::kVllm2025_12, 0, 16); }),
+      "There is a bug in FlashInfer block_size 16 head size 256 support. Please avoid this combination by passing "
+      "--block-size 32 or --block-size 64.");
+  message_of([&] { make(BackendProfile::kVllm2026_03, 0, 16); });
+  make(BackendProfile::kVllm2025_12, 0, 32);
+  make(BackendProfile::kVllm2025_12, 3, 16);
+  make(BackendProfile::kVllm2025_07, 0, 16);
+  make(BackendProfile::kNative, 0, 16);
 }
 
 TEST(FlashInferMetadataBuilderTest, RefusesConfigurationsThatContradictThemselves) {
@@ -125,6 +232,12 @@ TEST(FlashInferMetadataBuilderTest, RefusesBatchesThatContradictThemselves) {
        "the requests have 12 query tokens; num_actual_tokens is 11"},
       {[](Group&, auto& b) { b.block_table.num_rows = 3; }, "the block table has 3 rows"},
       {[](Group&, auto& b) { b.block_table.row_stride = 1; }, "row stride of 1"},
+      {[](Group&, auto& b) { b.block_table.data = nullptr; }, "the block table has no data"},
+      {[](Group& g, auto& b) {
+         g.config.use_block_table_kernels = true;
+         b.block_table.data = nullptr;
+       },
+       "the block table has no data"},
       {[](Group&, auto& b) { b.block_table.num_columns = 3; },
        "request 3 has a seq_len of 56; a row of the block table has 3 pages of 16 tokens"},
       {[](Group&, auto& b) { b.max_query_len = 4; }, "request 2 has 5 query tokens; max_query_len is 4"},

@@ -66,13 +66,20 @@ struct FlashInferMetadataBuilder::State {
 
   /// The plans for a captured batch of that many rows.
   StepPlans& graph_plans_for(int32_t padded);
+  /// Bytes of workspace that plans and block tables have now.
+  size_t held_bytes();
 };
 
 /// What every construction checks: throws for what this backend, or the profile's original, does not take.
 void check_engine_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
                          BackendProfile profile);
-void check_profile(const AttentionSpec& spec, const EngineConfig& config, const GlobalHyperparameters& hyperparameters,
-                   BackendProfile profile, bool use_block_tables);
+void check_profile(const FlashInferMetadataBuilder::State& state);
+void check_options(const AttentionSpec& spec, const EngineConfig& config, const FlashInferOptions& options);
+
+/// Throws where a layer says otherwise of the group than its builder: the profile, disable_q_quantization, whether the
+/// dispatch serves block tables.
+void check_layer_facts(const FlashInferMetadataBuilder::State& state,
+                       std::span<const AttentionLayer<FlashInferImpl>> layers);
 
 /// What every build checks of a host batch, in O(R).
 void check_batch(const AttentionSpec& spec, const EngineConfig& config, const CommonAttentionMetadata& batch);

@@ -94,6 +94,20 @@ TEST(FlashInferCascade, PaddingRequestsDoNotShortenThePrefix) {
   EXPECT_EQ(group.fixture.wrong_output(), "") << "the padded output is what was given";
 }
 
+TEST(FlashInferCascade, Forward_RowZeroIsPadding_ReadsARowWithQueries) {
+  LayerSetup setup;
+  setup.starts = {{}, {}, {1, 64}, {1, 64}};
+  Group group(setup, {"padding first", {0, 130, 65, 81}, {0, 1, 1, 9}});
+  build_and_run(group, 64);
+  EXPECT_EQ(group.fixture.wrong_output(), "");
+  FlashInferMetadataBuilder builder = group.make();
+  const FlashInferMetadata metadata = builder.build(64, group.fixture.batch);
+  EXPECT_EQ(metadata.prefix_request, 1);
+  const auto row = group.fixture.block_table.begin() + group.fixture.batch.block_table.row_stride;
+  EXPECT_EQ(folio::testing::on_host(builder.paged_kv_arrays(metadata).shared_kv_page_indices),
+            std::vector<int32_t>(row, row + 4));
+}
+
 TEST(FlashInferCascade, DescribesBothLevelsAsCsrArrays) {
   LayerSetup setup;
   setup.shared_prefix = 64;

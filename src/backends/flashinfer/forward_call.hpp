@@ -17,6 +17,7 @@ struct FlashInferImpl::Call {
   const OutputQuantization& quantization;
   const FlashInferMetadata& metadata;
   KvCacheView cache;
+  bool as_planned;  ///< queries and output are of the types that the step's plans are for
 };
 
 }  // namespace folio::inline v0::backends

@@ -1,5 +1,5 @@
 #include <array>
-#include <cmath>
+#include <utility>
 
 #include "backends/common/context_memory.hpp"
 #include "backends/common/dcp_step.hpp"
@@ -22,9 +22,8 @@ template <typename Tensor>
 Tensor tokens_of(Tensor tensor, int64_t first, int64_t count) {
   using Bytes =
       std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(tensor.data)>>, const std::byte, std::byte>;
-  const DType dtype = tensor.dtype == DType::kUnset ? DType::kFloat4E2M1x2 : tensor.dtype;  // an engine's bytes
   if (tensor.data != nullptr)
-    tensor.data = static_cast<Bytes*>(tensor.data) + first * tensor.strides[0] * size_of(dtype);
+    tensor.data = static_cast<Bytes*>(tensor.data) + first * tensor.strides[0] * size_of(tensor.dtype);
   tensor.shape[0] = count;
   return tensor;
 }
@@ -37,9 +36,28 @@ struct Section {
 
 BlockTableView rows_of(const BlockTableView& table, const Section& section) {
   BlockTableView rows = table;
-  rows.data += section.first_request * table.row_stride;
+  if (table.data != nullptr) rows.data += section.first_request * table.row_stride;
   rows.num_rows = section.num_requests;
   return rows;
+}
+
+/// A layer's scale for the requests from `first` on.
+Scale scale_from(Scale scale, int32_t first) {
+  if (scale.data == nullptr) return scale;
+  if (scale.granularity == ScaleGranularity::kPerRequest) scale.data += first;
+  if (scale.granularity == ScaleGranularity::kPerRequestAndHead) scale.data += first * scale.request_stride;
+  return scale;
+}
+
+/// What quantised outputs are divided by, or multiplied with.
+Scale output_scale(const OutputQuantization& quantization) {
+  Scale scale;
+  if (quantization.scale_where == Where::kDevice) {
+    scale.data = quantization.scale;
+  } else if (quantization.scale != nullptr) {
+    scale.value = *quantization.scale;
+  }
+  return scale;
 }
 
 /// Without the requests of padding behind the others: they have no queries.
@@ -80,23 +98,36 @@ void dequantize(const Context& context, BlockTableWorkspace::State& state, const
 
 void FlashInferImpl::check_paths(const Call& call) const {
   const FlashInferMetadata& metadata = call.metadata;
-  const bool quantised = call.quantization.wanted();
   if (metadata.dcp_plans.front()) {
+    if (!call.as_planned) {
+      core::fail(ErrorCode::kUnsupported, "queries of ", call.query.dtype, " and outputs of ", call.output.dtype,
+                 " are given under decode context parallelism; the step was planned for ", metadata.q_data_type,
+                 " and ", metadata.output_data_type,
+                 " (FlashInferOptions::quantize_query and output_dtype, of which fp8 is offered there)");
+    }
     static_cast<void>(dcp_plan_for_window(metadata.dcp_plans, window_left_));
     return;
   }
-  if (metadata.planned.num_requests > 0 && !quantised) {
+  if (metadata.planned.num_requests > 0 && call.as_planned) {
     static_cast<void>(workspace_size(plan_for_window(metadata.plans, window_left_)));
   }
-  if (!quantised && metadata.planned.num_requests == metadata.num_reqs) return;
-  static_cast<void>(bmm1_scale(call.layer, call.query.dtype));  // one host value each
-  static_cast<void>(bmm2_scale(call.layer));
+  if (call.as_planned && metadata.planned.num_requests == metadata.num_reqs) {
+    if (call.output.dtype == DType::kFloat4E2M1x2) static_cast<void>(planned_block_scale(call));
+    return;
+  }
   core::require(metadata.block_table_workspace != nullptr, "the metadata has no block_table_workspace");
-  if (quantised) {
-    const float scale = *call.quantization.scale;
-    core::require(std::isfinite(scale) && scale > 0.0f, "output_scale is ", scale, "; it must be finite and positive");
+  if (!call.as_planned && metadata.use_cascade && metadata.log != nullptr) {
+    (*metadata.log)(LogLevel::kWarning,
+                    "queries or outputs are of other types than the step was planned for: prefixes that requests share "
+                    "are read once for each; FlashInferOptions::quantize_query and output_dtype plan for them");
   }
   run_block_tables(call, /*check_only=*/true, {});
+}
+
+BlockScaleArgs FlashInferImpl::planned_block_scale(const Call& call) const {
+  const PlannedPart& part = call.metadata.planned;
+  return nvfp4_block_scale("output_block_scale", call.quantization.block_scale, part.first_token, part.num_tokens,
+                           num_heads_, head_size_);
 }
 
 void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
@@ -104,8 +135,8 @@ void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
   const PlannedPart& part = metadata.planned;
   SegmentArgs segment;
   segment.cache = call.cache;
-  segment.k_scale = call.layer.k;
-  segment.v_scale = call.layer.v;
+  segment.k_scale = scale_from(call.layer.k, part.first_request);
+  segment.v_scale = scale_from(call.layer.v, part.first_request);
   const BlockTableView table = rows_of(metadata.block_table, {part.first_request, part.num_requests});
   segment.table = to_page_table(table, part.num_requests);
   LevelArgs room;
@@ -114,7 +145,7 @@ void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
     segments = segment_args(metadata.cascade, segment, room);
   } else if (metadata.use_cascade) {
     room[0] = room[1] = segment;
-    room[0].table = to_page_table(table, 1);  // the first request's pages are everyone's
+    room[0].table = to_page_table(rows_of(metadata.block_table, {metadata.prefix_request, 1}), 1);
     room[1].table.first_column = metadata.common_prefix_len / metadata.page_size;
     segments = std::span(room).first(2);
   }
@@ -127,7 +158,9 @@ void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
   args.alibi_slopes = kernel_values(alibi_slopes_, gpu_alibi_slopes_);
   args.sinks = kernel_values(sinks_, gpu_sinks_);
   // A checkpoint's q scale describes quantised queries; 16-bit ones are what they are.
-  if (is_fp8(call.query.dtype)) args.q_scale = call.layer.q;
+  if (is_fp8(call.query.dtype)) args.q_scale = scale_from(call.layer.q, part.first_request);
+  if (call.quantization.wanted()) args.out_scale = output_scale(call.quantization);
+  if (call.output.dtype == DType::kFloat4E2M1x2) args.out_block_scale = planned_block_scale(call);
   if (metadata.dcp_plans.front()) {
     const DcpWindowPlan& plan = dcp_plan_for_window(metadata.dcp_plans, window_left_);
     run_dcp(plan, args, call.key, call.value, metadata.workspace, stream);
@@ -138,7 +171,6 @@ void FlashInferImpl::run_planned(const Call& call, Stream stream) const {
 
 void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream stream) const {
   const FlashInferMetadata& metadata = call.metadata;
-  const bool quantised = call.quantization.wanted();
   const std::span<const int32_t> qo_indptr = metadata.qo_indptr_host;
   const auto run_section = [&](Section section, bool decode) {
     section = without_padding(section, qo_indptr);
@@ -153,49 +185,53 @@ void FlashInferImpl::run_block_tables(const Call& call, bool check_only, Stream 
     args.block_tables = rows_of(metadata.block_table, section);
     args.seq_lens = metadata.seq_lens_host.subspan(first, count);
     args.max_seq_len = metadata.max_seq_len;
-    args.bmm1_scale = bmm1_scale(call.layer, call.query.dtype);
-    args.bmm2_scale = bmm2_scale(call.layer);
+    args.bmm1_scale = scale_;
+    if (is_fp8(call.query.dtype)) args.q_scale = scale_from(call.layer.q, section.first_request);
+    args.k_scale = scale_from(call.layer.k, section.first_request);
+    args.v_scale = scale_from(call.layer.v, section.first_request);
     args.window_left = window_left_;
     args.sinks = kernel_values(sinks_, gpu_sinks_);
     args.logits_soft_cap = logits_soft_cap_;
     args.alibi_slopes = kernel_values(alibi_slopes_, gpu_alibi_slopes_);
     const TensorView out = tokens_of(call.output, first_token, num_tokens);
     args.out = out;
-    if (quantised && out.dtype == DType::kFloat8E4M3) {
-      args.bmm2_scale /= *call.quantization.scale;
-    } else if (quantised) {
+    if (call.quantization.wanted()) args.out_scale = output_scale(call.quantization);
+    if (out.dtype == DType::kFloat4E2M1x2) {
       args.out = FP4Tensor{out, call.quantization.block_scale, first_token, {num_tokens, num_heads_, head_size_}};
-      args.o_sf_scale = *call.quantization.scale;
+      if (args.out_scale.data == nullptr) args.o_sf_scale = std::exchange(args.out_scale.value, 1.0f);
     }
+    // Decodes with empty requests among them have lengths like prefills.
+    const int32_t q_len = qo_indptr[first + 1] - qo_indptr[first];
+    const bool even = decode && int64_t{q_len} * section.num_requests == num_tokens;
     // The originals' prefill kernels cannot mix 16-bit queries with fp8 keys. The copy has the k and v scales in it.
-    const bool mixed = is_fp8(kv_cache_dtype_) && !is_fp8(call.query.dtype);
+    const bool native = metadata.profile == BackendProfile::kNative;
+    const bool copied = !decode && !native && is_fp8(kv_cache_dtype_) && !is_fp8(call.query.dtype);
     BlockTableWorkspace::State& state = metadata.block_table_workspace->state();
     state.of_captured_shape = metadata.num_padded_reqs > 0;
     if (check_only) {
-      if (decode) {
-        set_decode_lengths(state, args, qo_indptr[first + 1] - qo_indptr[first]);
-      } else {
-        set_context_lengths(state, args, qo_indptr.subspan(first, count + 1), 0);
+      if (copied) {  // one host value each
+        static_cast<void>(bmm1_scale(call.layer, call.query.dtype));
+        static_cast<void>(bmm2_scale(call.layer));
       }
+      set_context_lengths(state, args, qo_indptr.subspan(first, count + 1), 0);
       check_block_table_call(state, args);
       return;
     }
-    if (!decode && mixed && metadata.profile != BackendProfile::kNative) {
+    if (copied) {
       dequantize(context_, state, call.layer, call.query.dtype, metadata.seq_lens.subspan(first, count), args, stream);
-      args.bmm1_scale = scale_;
-      args.bmm2_scale = quantised && out.dtype == DType::kFloat8E4M3 ? 1.0f / *call.quantization.scale : 1.0f;
+      args.k_scale = args.v_scale = {};
     }
-    if (decode) {
-      trtllm_batch_decode_with_kv_cache(*metadata.block_table_workspace, args, qo_indptr[first + 1] - qo_indptr[first],
-                                        stream);
+    if (even) {
+      trtllm_batch_decode_with_kv_cache(*metadata.block_table_workspace, args, q_len, stream);
     } else {
       trtllm_batch_context_with_kv_cache(*metadata.block_table_workspace, args, qo_indptr.subspan(first, count + 1), 0,
                                          stream);
     }
   };
   const BatchSplit& split = metadata.split;
-  if (metadata.prefill_use_trtllm || quantised) run_section({split.num_decodes, split.num_prefills}, false);
-  if (metadata.decode_use_trtllm || quantised) run_section({0, split.num_decodes}, true);
+  const bool all = !call.as_planned;
+  if (metadata.prefill_use_trtllm || all) run_section({split.num_decodes, split.num_prefills}, false);
+  if (metadata.decode_use_trtllm || all) run_section({0, split.num_decodes}, true);
 }
 
 }  // namespace folio::inline v0::backends

@@ -103,6 +103,54 @@ TEST(FlashInferGraphs, LeaveMixedAndLargeBatchesAndCascadesAlone) {
   EXPECT_EQ(eager.make().build(0, eager.fixture.batch).num_padded_reqs, 0);
 }
 
+TEST(FlashInferGraphs, BatchOfExactlyTheLargestSize_IsPadded) {
+  GraphGroup group({}, decodes(std::vector<int32_t>(16, 20)));
+  FlashInferMetadataBuilder builder = group.make();
+  EXPECT_EQ(builder.decode_cudagraph_max_bs(), 16);
+  EXPECT_EQ(builder.build(0, group.fixture.batch).num_padded_reqs, 16);
+}
+
+TEST(FlashInferGraphs, CaptureSizes_AsGiven_AreWhatBatchesArePaddedTo) {
+  GraphGroup group({}, decodes({17, 16}));
+  group.options.capture_sizes = {3, 7, 12};
+  FlashInferMetadataBuilder builder = group.make();
+  EXPECT_EQ(builder.decode_cudagraph_max_bs(), 12);
+  EXPECT_EQ(builder.build(0, group.fixture.batch).num_padded_reqs, 3);
+  Group four({}, decodes({5, 6, 7, 8}));
+  EXPECT_EQ(builder.build(0, four.fixture.batch).num_padded_reqs, 7);
+  group.config.compilation.max_capture_size = 16;
+  EXPECT_EQ(message_of([&] { group.make(); }), "max_capture_size is 16; the largest of capture_sizes is 12");
+}
+
+/// Workspaces are counted as they are held: of captured sizes, of block tables, and what the engine asks for.
+TEST(FlashInferWorkspace, Size_IsWhatIsHeld) {
+  GraphGroup group({}, decodes({17, 16, 1}));
+  FlashInferMetadataBuilder builder = group.make();
+  const size_t before = builder.workspace_buffer_size();
+  const size_t of_graph = builder.build(0, group.fixture.batch).workspace.bytes;
+  ASSERT_GT(of_graph, 0u);
+  EXPECT_EQ(builder.workspace_buffer_size(), before + of_graph);
+
+  Group tables;
+  tables.config.use_block_table_kernels = true;
+  FlashInferMetadataBuilder of_tables = tables.make();
+  const size_t planned = of_tables.workspace_buffer_size();
+  tables.fixture.run(tables.impls.front(), of_tables);
+  EXPECT_GT(of_tables.workspace_buffer_size(), planned);
+
+  Group given;
+  given.options.workspace_buffer_size = size_t{64} << 20;
+  FlashInferMetadataBuilder of_given = given.make();
+  EXPECT_GE(of_given.workspace_buffer_size(), size_t{64} << 20);
+  EXPECT_GE(of_given.build(0, given.fixture.batch).workspace.bytes, size_t{64} << 20);
+  LayerSetup december;
+  december.profile = BackendProfile::kVllm2025_12;
+  december.head_size = 64;
+  Group reported(december);
+  reported.options.workspace_buffer_size = size_t{5} << 20;
+  EXPECT_EQ(reported.make().workspace_buffer_size(), size_t{5} << 20);
+}
+
 TEST(FlashInferGraphs, CountDraftsIntoTheLargestBatch) {
   GraphGroup group({}, {"drafts", {20, 30, 40}, {4, 4, 4}});
   group.config.speculative = SpeculativeConfig{3, false};

@@ -29,10 +29,9 @@ void check_july_2025(const FlashInferLayerConfig& config) {
   const bool july = config.profile == BackendProfile::kVllm2025_07;
   core::require(july || !config.use_irope, "use_irope is set; only the profile vllm-2025-07 has it");
   if (config.use_irope) {
-    OnceLog(config.log)(
-        LogLevel::kWarning,
-        "Using irope in FlashInfer is not supported yet, it will fall back to global attention for long "
-        "context.");
+    config.log(LogLevel::kWarning,
+               "Using irope in FlashInfer is not supported yet, it will fall back to global attention for long "
+               "context.");
   }
   if (config.blocksparse_params) {
     core::fail(ErrorCode::kUnsupported, "blocksparse_params are given; FlashInferImpl computes dense attention only");
@@ -62,6 +61,9 @@ FlashInferImpl::FlashInferImpl(const Context& context, const FlashInferLayerConf
       support_trtllm_attn_(false),
       disable_q_quantization_(config.disable_q_quantization) {
   check_july_2025(config);
+  core::require(!config.dispatch || config.dispatch->profile() == profile_, "the layer's profile is ",
+                to_string(profile_), "; its dispatch was made for ",
+                to_string(config.dispatch ? config.dispatch->profile() : profile_));
   if (config.attn_type != AttentionType::kDecoder) {
     core::fail(ErrorCode::kUnsupported,
                "Encoder self-attention and encoder/decoder cross-attention are not implemented for FlashInferImpl");
@@ -104,7 +106,8 @@ bool FlashInferImpl::fused_output_quant_supported(QuantKey key) const noexcept {
 }
 
 bool FlashInferImpl::supports_quant_query_input() const noexcept {
-  return support_trtllm_attn_ && !disable_q_quantization_;
+  const bool native = profile_ == BackendProfile::kNative;
+  return (native ? kv_cache_dtype_ == DType::kFloat8E4M3 : support_trtllm_attn_) && !disable_q_quantization_;
 }
 
 float FlashInferImpl::bmm1_scale(const AttentionLayerScales& layer, DType query_dtype) const {

@@ -23,14 +23,27 @@ KernelDispatch dispatch_of(const EngineConfig& config, const FlashInferOptions& 
     facts.profile = options.profile;
     facts.batch_invariant = config.determinism >= Determinism::kBatchInvariant;
     facts.use_block_table_kernels = config.use_block_table_kernels;
+    facts.log = [log = options.log](LogLevel level, std::string_view line) { log(level, line); };
     return KernelDispatch(facts);
   }
+  options.dispatch->check_agrees(options.profile, config);
   const std::optional<bool> forced = options.dispatch->force_use_trtllm_attention();
   const auto text = [](std::optional<bool> choice) { return choice ? (*choice ? "true" : "false") : "not given"; };
   core::require(!config.use_block_table_kernels || config.use_block_table_kernels == forced,
                 "use_block_table_kernels is ", text(config.use_block_table_kernels),
                 " in the engine's configuration and ", text(forced), " in the dispatch");
   return *options.dispatch;
+}
+
+/// Native: block tables serve the group where they are forced on. Decode context parallelism has planned kernels only:
+/// the dispatch says so to the log.
+bool serves_forced_block_tables(const State& state) {
+  TrtllmAttentionQuery query;
+  query.num_qo_heads = state.num_qo_heads;
+  query.num_kv_heads = state.spec.num_kv_heads;
+  query.dcp_world_size = state.config.parallel.decode_context_parallel_size;
+  query.force_use_trtllm = state.dispatch.force_use_trtllm_attention();
+  return query.force_use_trtllm.value_or(false) && state.dispatch.use_trtllm_attention(query);
 }
 
 /// Queries come quantised where the group's kernels take them so: native, as asked for; vLLM, where block tables serve
@@ -55,22 +68,29 @@ void set_up_graphs(State& state) {
   const int32_t per_decode = 1 + (state.config.speculative ? state.config.speculative->num_speculative_tokens : 0);
   const int32_t max_num_seqs = state.config.scheduler.max_num_seqs;
   const int32_t given = state.config.compilation.max_capture_size;
-  const int32_t largest = given > 0 ? given : default_max_capture_size(max_num_seqs, per_decode);
-  const std::vector<int32_t> sizes = default_capture_sizes(largest);
-  state.padding.emplace(sizes);
+  const std::vector<int32_t>& sizes = state.options.capture_sizes;
+  if (sizes.empty()) {
+    state.padding.emplace(
+        default_capture_sizes(given > 0 ? given : default_max_capture_size(max_num_seqs, per_decode)));
+  } else {
+    core::require(given == 0 || given == sizes.back(), "max_capture_size is ", given,
+                  "; the largest of capture_sizes is ", sizes.back());
+    state.padding.emplace(sizes);
+  }
   state.graph_max_bs =
       static_cast<int32_t>(std::min<int64_t>(int64_t{per_decode} * max_num_seqs, state.padding->max_capture_size()));
 }
 
 /// On a GPU graphs of block-table kernels have theirs from now on: one for every window and set of features.
 void set_up_block_table_graphs(State& state, Layers layers) {
-  if (!state.padding || !state.use_block_tables || !on_gpu(state.context)) return;
+  if (!state.padding || !on_gpu(state.context)) return;
   GraphBounds bounds;
   bounds.max_requests = bounds.max_tokens = state.graph_max_bs;
   bounds.max_q_len = std::min(state.graph_max_bs, state.reorder_threshold);
   bounds.max_kv_len = state.config.model.max_model_len;
   BlockTableWorkspace::State& tables = state.block_tables.state();
-  tables.graph_bounds = bounds;
+  tables.graph_bounds = bounds;  // queries and outputs that are not as planned have theirs at their first forward
+  if (!state.use_block_tables) return;
   AttentionConfig config = state.attention;
   for (const AttentionLayer<FlashInferImpl>& layer : layers) {
     config.window_left = layer.impl->window_left();
@@ -116,6 +136,14 @@ FlashInferMetadataBuilder::State::State(const Context& given_context, const Engi
       gpu_paged_kv_seq_lens(given_context.device()),
       gpu_paged_kv_arrays(given_context.device()) {}
 
+size_t FlashInferMetadataBuilder::State::held_bytes() {
+  size_t bytes = block_tables.state().held_bytes();
+  if (plans) bytes += plans->workspace().bytes;
+  if (dcp) bytes += dcp->workspace().bytes;
+  for (auto& [padded, graph] : graph_plans) bytes += graph.workspace().bytes;
+  return bytes;
+}
+
 StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
   const auto found = graph_plans.find(padded);
   if (found != graph_plans.end()) return found->second;
@@ -144,17 +172,23 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
   state.num_qo_heads = config.model.get_num_attention_heads(config.parallel);
   state.kv_cache_dtype = resolve_kv_cache_dtype(spec, config);
   check_layers(layers, spec, state.num_qo_heads, state.kv_cache_dtype);
+  check_options(spec, config, options);
   state.hyperparameters = infer_global_hyperparameters(get_per_layer_parameters<FlashInferImpl>(layers));
   const bool native = state.profile == BackendProfile::kNative;
   if (native) {
-    state.use_block_tables = state.dispatch.force_use_trtllm_attention().value_or(false);
+    state.use_block_tables = serves_forced_block_tables(state);
   } else if (state.profile != BackendProfile::kVllm2025_07) {
     state.use_block_tables = state.dispatch.can_use_trtllm_attention(state.num_qo_heads, spec.num_kv_heads);
   }
-  check_profile(spec, config, state.hyperparameters, state.profile, state.use_block_tables);
+  check_layer_facts(state, layers);
+  check_profile(state);
   choose_query_types(state);
   // Drafts are verified in the one plan like any other tokens; the originals need the block-table kernels for that.
-  state.reorder_threshold = backends::reorder_batch_threshold(config, 1, native || state.use_block_tables, native);
+  EngineConfig counted = config;
+  // December 2025 counts the drafts, parallel or not.
+  if (state.profile == BackendProfile::kVllm2025_12 && counted.speculative)
+    counted.speculative->parallel_drafting = false;
+  state.reorder_threshold = backends::reorder_batch_threshold(counted, 1, native || state.use_block_tables, native);
 
   AttentionConfig& attention = state.attention;
   attention.num_q_heads = state.num_qo_heads;
@@ -163,7 +197,7 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
   attention.head_dim_v = spec.head_size;
   attention.q = state.planned_q_type;
   attention.kv = state.kv_cache_dtype;
-  attention.out = config.model.dtype;
+  attention.out = options.output_dtype == DType::kUnset ? config.model.dtype : options.output_dtype;
   attention.page_size = spec.page_size;
   attention.mask = MaskKind::kCausal;
   attention.features = features_of(layers);
@@ -181,8 +215,10 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
                               return layer.impl->kv_sharing_target_layer_name().has_value();
                             });
     state.dcp.emplace(context, config, state.windows, all_cached, options.force_kernel);
+    state.dcp->reserve(options.workspace_buffer_size);
   } else {
     state.plans.emplace(state.windows);
+    state.plans->reserve(options.workspace_buffer_size);
     state.step_cascade = make_step_levels(options.cascade, options.max_cascade_levels, state.windows);
   }
   set_up_graphs(state);
@@ -254,12 +290,13 @@ size_t FlashInferMetadataBuilder::workspace_buffer_size() const noexcept {
   constexpr size_t kMebibyte = size_t{1} << 20;
   const bool invariant = state_->config.determinism >= Determinism::kBatchInvariant;
   switch (state_->profile) {
-    case BackendProfile::kNative: return state_->plans->workspace().bytes + state_->block_tables.workspace_size();
+    case BackendProfile::kNative: return state_->held_bytes();
     case BackendProfile::kVllm2025_07: return 256 * kMebibyte;
     case BackendProfile::kVllm2025_12:
     case BackendProfile::kVllm2026_03: break;
   }
-  return (invariant ? 2048 : 394) * kMebibyte;
+  const size_t given = state_->options.workspace_buffer_size;
+  return given > 0 ? given : (invariant ? 2048 : 394) * kMebibyte;
 }
 bool FlashInferMetadataBuilder::use_tensor_cores() const noexcept {
   if (state_->profile != BackendProfile::kVllm2025_07 || state_->options.force_tensor_cores) return true;

@@ -17,11 +17,13 @@ void copy_page_indices(const PageTableView& table, std::span<const int32_t> indp
                 indptr.back(), " are needed");
   for (size_t row = 0; row + 1 < indptr.size(); ++row) {
     const int32_t count = indptr[row + 1] - indptr[row];
-    const int64_t begin = table.kind == PageTableKind::kDense
-                              ? static_cast<int64_t>(row) * table.row_stride + table.first_column
-                              : table.indptr[row];
-    core::require(count >= 0 && begin + count <= table.num_indices, "row ", row, " needs ", count, " pages from entry ",
-                  begin, " on; the table has ", table.num_indices, " entries");
+    const bool dense = table.kind == PageTableKind::kDense;
+    const int64_t row_begin = dense ? static_cast<int64_t>(row) * table.row_stride : table.indptr[row];
+    const int64_t row_end = dense ? row_begin + table.row_stride : table.indptr[row + 1];
+    const int64_t begin = dense ? row_begin + table.first_column : row_begin;
+    const int64_t end = std::min(row_end, table.num_indices);
+    core::require(count >= 0 && begin + count <= end, "row ", row, " needs ", count, " pages from entry ", begin,
+                  " on; its entries end at ", end);
     std::copy_n(table.indices + begin, count, indices.data() + indptr[row]);
   }
 }
@@ -49,9 +51,15 @@ PagedKvArrays FlashInferMetadataBuilder::paged_kv_arrays(const FlashInferMetadat
   const auto num_reqs = static_cast<size_t>(metadata.num_reqs);
   const int32_t prefix = metadata.common_prefix_len;
   const int32_t prefix_pages = prefix / metadata.page_size;
+  const ParallelConfig& parallel = state.config.parallel;
   state.paged_kv_seq_lens.resize(num_reqs);
-  std::ranges::transform(metadata.seq_lens_host, state.paged_kv_seq_lens.begin(),
-                         [&](int32_t seq_len) { return std::max(0, seq_len - prefix); });
+  std::ranges::transform(metadata.seq_lens_host, state.paged_kv_seq_lens.begin(), [&](int32_t seq_len) {
+    const int32_t own = std::max(0, seq_len - prefix);
+    if (!uses_dcp(state.config)) return own;
+    // A row's pages hold this rank's share of the tokens.
+    return shard_len(own, parallel.decode_context_parallel_size, parallel.decode_context_parallel_rank,
+                     parallel.cp_kv_cache_interleave_size);
+  });
   state.paged_kv_indptr.resize(num_reqs + 1);
   state.paged_kv_last_page_len.resize(num_reqs);
   paged_indptr(state.paged_kv_seq_lens, metadata.page_size, state.paged_kv_indptr, state.paged_kv_last_page_len);
@@ -78,7 +86,9 @@ PagedKvArrays FlashInferMetadataBuilder::paged_kv_arrays(const FlashInferMetadat
   if (prefix > 0) {
     arrays.shared_qo_indptr = {0, metadata.num_actual_tokens};
     arrays.shared_kv_page_indptr = {0, prefix_pages};
-    arrays.shared_kv_page_indices = {metadata.block_table.data, static_cast<size_t>(prefix_pages)};
+    arrays.shared_kv_page_indices = {
+        metadata.block_table.data + metadata.prefix_request * metadata.block_table.row_stride,
+        static_cast<size_t>(prefix_pages)};
     arrays.shared_kv_last_page_len = metadata.page_size;
   }
   return arrays;

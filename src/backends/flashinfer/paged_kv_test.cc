@@ -74,5 +74,14 @@ TEST(CopyPageIndices, ChecksEveryLength) {
   EXPECT_THROW(copy({0, 2, 1}, 4), Error) << "falling";
 }
 
+TEST(CopyPageIndices, RowLongerThanTheTables_IsRefused) {
+  const std::vector<int32_t> table{1, 2, 3, 4}, offsets{0, 2, 4}, three_and_one{0, 3, 4};
+  std::vector<int32_t> indices(4);
+  EXPECT_THROW(copy_page_indices(dense_table(table, 2, 2), three_and_one, indices), Error);
+  EXPECT_THROW(copy_page_indices(dense_table(table, 2, 2, 1), std::vector<int32_t>{0, 2, 3}, indices), Error);
+  EXPECT_THROW(copy_page_indices(csr_table(table, offsets), three_and_one, indices), Error);
+  EXPECT_EQ(indices, std::vector<int32_t>(4)) << "nothing is written before";
+}
+
 }  // namespace
 }  // namespace folio::inline v0::backends

@@ -24,13 +24,15 @@ constexpr BackendProfile k2025_12 = BackendProfile::kVllm2025_12;
 constexpr BackendProfile k2026_03 = BackendProfile::kVllm2026_03;
 
 /// A dispatch on a GPU that has, or has not, block-table kernels.
-KernelDispatch dispatch_of(BackendProfile profile, bool blackwell, std::optional<bool> force = std::nullopt) {
+KernelDispatch dispatch_of(BackendProfile profile, bool blackwell, std::optional<bool> force = std::nullopt,
+                           bool batch_invariant = false) {
   DispatchFacts facts;
   facts.profile = profile;
   facts.device = {Platform::kCuda, DeviceCapability{blackwell ? 10 : 9, 0}};
   facts.has_flashinfer_cubin = true;
   facts.has_module = [](std::string_view) { return true; };
   facts.use_block_table_kernels = force;
+  facts.batch_invariant = batch_invariant;
   return KernelDispatch(facts);
 }
 
@@ -45,7 +47,7 @@ Group vllm_group(BackendProfile profile, bool blackwell, const std::string& cach
     setup.v_scale = 2.0f;
   }
   Group group(setup, lengths);
-  group.options.dispatch = dispatch_of(profile, blackwell, force);
+  group.layer.dispatch = group.options.dispatch = dispatch_of(profile, blackwell, force);
   group.config.use_block_table_kernels = force;
   return group;
 }
@@ -176,7 +178,7 @@ TEST(VllmPaths, MayServeABatchInTwoParts) {
 TEST(VllmPaths, DequantiseForPrefillsWithSixteenBitQueries) {
   for (const BackendProfile profile : {k2025_12, k2026_03}) {
     Group group = vllm_group(profile, true, "fp8", backend_batch("mixed_small"), true);
-    group.options.disable_q_quantization = true;
+    group.layer.disable_q_quantization = group.options.disable_q_quantization = true;
     FlashInferMetadataBuilder builder = group.make();
     const FlashInferMetadata metadata = builder.build(0, group.fixture.batch);
     EXPECT_TRUE(metadata.prefill_use_trtllm);
@@ -230,8 +232,112 @@ TEST(VllmPaths, SinksAndDifferentLayersNeedBlockTablesThroughout) {
   }
 }
 
+TEST(BlockTablePath, EmptyRequestAmongDecodes_IsServed) {
+  for (const std::vector<int32_t>& query_lens : {std::vector<int32_t>{1, 0, 1}, {0, 1, 1}, {1, 1, 0}}) {
+    std::vector<int32_t> seq_lens{20, 40, 33};
+    for (size_t i = 0; i < 3; ++i) seq_lens[i] *= query_lens[i];
+    Group group({}, {"decodes", seq_lens, query_lens});
+    group.config.use_block_table_kernels = true;
+    FlashInferMetadataBuilder builder = group.make();
+    EXPECT_EQ(builder.build(0, group.fixture.batch).split.num_decodes, 3);
+    group.fixture.run(group.impls.front(), builder);
+    EXPECT_EQ(group.fixture.wrong_output(), "");
+  }
+}
+
+TEST(BlockTablePath, TableWithoutData_IsRefused) {
+  Group group;
+  group.config.use_block_table_kernels = true;
+  FlashInferMetadataBuilder builder = group.make();
+  FlashInferMetadata metadata = builder.build(0, group.fixture.batch);
+  metadata.block_table.data = nullptr;  // the prefills' rows begin behind the decodes'
+  const auto& fixture = group.fixture;
+  EXPECT_EQ(message_of([&] {
+              group.impls.front().forward(fixture.scales(), fixture.query, fixture.key, fixture.value, fixture.kv_cache,
+                                          &metadata, fixture.output);
+            }),
+            "block_tables has no data; seq_lens has keys");
+}
+
+/// A layer that says that it takes fp8 queries takes them, whatever its builder planned for.
+TEST(FlashInferForward, Fp8QueriesOfADefaultBuilder_GiveTheOraclesOutput) {
+  for (const bool per_head : {false, true}) {
+    LayerSetup setup;
+    setup.cache_dtype = "fp8";
+    setup.quantize_query = true;
+    setup.q_scale = 0.25f;
+    setup.k_scale = 0.5f;
+    setup.v_scale = 2.0f;
+    setup.scales_per_head = per_head;
+    setup.sliding_window = 30;
+    setup.sinks = true;
+    Group group(setup);
+    group.options.quantize_query = false;
+    FlashInferMetadataBuilder builder = group.make();
+    EXPECT_TRUE(group.impls.front().supports_quant_query_input());
+    EXPECT_EQ(builder.q_data_type(), DType::kBFloat16);
+    group.fixture.run(group.impls.front(), builder);
+    EXPECT_EQ(group.fixture.wrong_output(), "");
+    group.impls.clear();
+    group.layer.disable_q_quantization = group.options.disable_q_quantization = true;
+    FlashInferMetadataBuilder disabled = group.make();
+    EXPECT_EQ(message_of([&] { group.fixture.run(group.impls.front(), disabled); }),
+              "Query dtype mismatch: expected bfloat16, got fp8_e4m3");
+  }
+}
+
+/// The vLLM profiles with fp8 queries, in their block-table kernels.
+TEST(VllmPaths, Fp8Queries_GiveTheOraclesOutput) {
+  for (const BackendProfile profile : {k2025_12, k2026_03}) {
+    for (const std::string name : {"small_decode", "mixed_small", "small_prefill"}) {
+      LayerSetup setup;
+      setup.profile = profile;
+      setup.head_size = 64;
+      setup.cache_dtype = "fp8";
+      setup.quantize_query = true;
+      setup.q_scale = 0.25f;
+      setup.k_scale = 0.5f;
+      setup.v_scale = 2.0f;
+      Group group(setup, backend_batch(name));
+      group.options.quantize_query = false;  // the profile decides
+      group.layer.dispatch = group.options.dispatch = dispatch_of(profile, true);
+      FlashInferMetadataBuilder builder = group.make();
+      EXPECT_EQ(builder.build(0, group.fixture.batch).q_data_type, DType::kFloat8E4M3);
+      group.fixture.run(group.impls.front(), builder);
+      EXPECT_EQ(group.fixture.wrong_output(), "") << to_string(profile) << ' ' << name;
+      EXPECT_EQ(group.fixture.wrong_cache(), "");
+    }
+  }
+}
+
+/// March 2026 writes the cache by a call of its own: `forward` leaves it as it is.
+TEST(VllmPaths, CacheOfMarch2026_IsWrittenByItsOwnCall) {
+  Group group = vllm_group(k2026_03, true, "auto", backend_batch("mixed_small"));
+  FlashInferMetadataBuilder builder = group.make();
+  const auto& fixture = group.fixture;
+  const FlashInferImpl& impl = group.impls.front();
+  const std::vector<std::byte> before = fixture.cache_memory;
+  const FlashInferMetadata metadata = builder.build(0, fixture.batch);
+  impl.forward(fixture.scales(), fixture.query, fixture.key, fixture.value, fixture.kv_cache, &metadata,
+               fixture.output);
+  EXPECT_EQ(fixture.cache_memory, before);
+  ConstTensorView short_key = fixture.key;
+  short_key.shape[0] = 3;
+  EXPECT_THAT(message_of([&] {
+                impl.do_kv_cache_update(fixture.scales(), short_key, fixture.value, fixture.kv_cache,
+                                        metadata.slot_mapping);
+              }),
+              HasSubstr("key has shape [3, 2, 64]"));
+  impl.do_kv_cache_update(fixture.scales(), fixture.key, fixture.value, fixture.kv_cache, metadata.slot_mapping);
+  EXPECT_EQ(fixture.wrong_cache(), "");
+  impl.forward(fixture.scales(), fixture.query, fixture.key, fixture.value, fixture.kv_cache, &metadata,
+               fixture.output);
+  EXPECT_EQ(fixture.wrong_output(), "");
+}
+
 TEST(VllmProfiles, ReportWhatTheirOriginalsHad) {
-  const auto make = [](BackendProfile profile, bool blackwell, Determinism determinism, int32_t heads = 4) {
+  const auto make = [](BackendProfile profile, bool blackwell, Determinism determinism, int32_t heads = 4,
+                       bool force_tensor_cores = false) {
     LayerSetup setup;
     setup.profile = profile;
     setup.head_size = 64;
@@ -239,7 +345,11 @@ TEST(VllmProfiles, ReportWhatTheirOriginalsHad) {
     setup.num_heads = heads;
     Group group(setup);
     const bool asks = profile != BackendProfile::kVllm2025_07 && profile != BackendProfile::kNative;
-    if (asks) group.options.dispatch = dispatch_of(profile, blackwell);
+    if (asks) {
+      const bool invariant = determinism >= Determinism::kBatchInvariant;
+      group.layer.dispatch = group.options.dispatch = dispatch_of(profile, blackwell, std::nullopt, invariant);
+    }
+    group.options.force_tensor_cores = force_tensor_cores;
     group.config.speculative = SpeculativeConfig{3, true};
     return group.make();
   };
@@ -255,9 +365,12 @@ TEST(VllmProfiles, ReportWhatTheirOriginalsHad) {
   EXPECT_EQ(make(k2026_03, true, kInvariant).workspace_buffer_size(), 2147483648u);
   EXPECT_GT(make(BackendProfile::kNative, true, kNone).workspace_buffer_size(), 0u);
   EXPECT_FALSE(make(k2025_07, true, kNone).use_tensor_cores()) << "2 q heads a KV head";
-  EXPECT_TRUE(make(k2025_07, true, kNone, 10).use_tensor_cores());
+  EXPECT_FALSE(make(k2025_07, true, kNone, 8).use_tensor_cores()) << "4";
+  EXPECT_TRUE(make(k2025_07, true, kNone, 10).use_tensor_cores()) << "5";
+  EXPECT_TRUE(make(k2025_07, true, kNone, 4, true).use_tensor_cores()) << "forced";
   EXPECT_TRUE(make(k2025_12, true, kNone).use_tensor_cores());
-  EXPECT_EQ(make(k2025_12, true, kNone).reorder_batch_threshold(), 1 + 2 * 3);
+  EXPECT_EQ(make(k2025_12, true, kNone).reorder_batch_threshold(), 1 + 3) << "parallel drafting counts since 2026";
+  EXPECT_EQ(make(k2026_03, true, kNone).reorder_batch_threshold(), 1 + 2 * 3);
   EXPECT_EQ(make(k2025_12, false, kNone).reorder_batch_threshold(), 1);
   EXPECT_EQ(make(BackendProfile::kNative, false, kNone).reorder_batch_threshold(), 1 + 2 * 3);
 }
@@ -286,6 +399,8 @@ TEST(LayerQuestions, AnswerByProfile) {
   EXPECT_FALSE(layer(k2025_12, true, "fp8", true).supports_quant_query_input());
   EXPECT_FALSE(layer(k2025_12, false, "fp8").supports_quant_query_input());
   EXPECT_TRUE(layer(BackendProfile::kNative, false, "fp8").supports_quant_query_input());
+  EXPECT_FALSE(layer(BackendProfile::kNative, false, "fp8", true).supports_quant_query_input());
+  EXPECT_FALSE(layer(BackendProfile::kNative, false, "auto").supports_quant_query_input()) << "no kernel takes them";
 }
 
 TEST(LayerQuestions, SinksAreReadAgainAfterLoading) {
@@ -311,13 +426,14 @@ TEST(LayerQuestions, JulysParametersAreJulys) {
   std::vector<std::string> lines;
   FlashInferLayerConfig config = fixture.layer_config();
   config.use_irope = true;
-  config.log = [&](LogLevel level, std::string_view line) {
+  config.log = OnceLog([&](LogLevel level, std::string_view line) {
     EXPECT_EQ(level, LogLevel::kWarning);
     lines.emplace_back(line);
-  };
+  });
   EXPECT_THAT(message_of([&] { FlashInferImpl(fixture.context, config); }), HasSubstr("use_irope is set"));
   config.profile = BackendProfile::kVllm2025_07;
   const FlashInferImpl july(fixture.context, config);
+  const FlashInferImpl second_layer(fixture.context, config);
   EXPECT_EQ(lines,
             std::vector<std::string>{"Using irope in FlashInfer is not supported yet, it will fall back to global "
                                      "attention for long context."});
@@ -328,6 +444,14 @@ TEST(LayerQuestions, JulysParametersAreJulys) {
   const TensorView output(memory.data(), DType::kBFloat16, {1, 4, 8});
   july.forward({}, {}, {}, {}, {}, nullptr, output);
   EXPECT_EQ(memory, std::vector<std::byte>(64, std::byte{7})) << "July left the output of a profiling run alone";
+  const float scale = 1.0f;
+  EXPECT_EQ(message_of(
+                [&] {
+                  july.forward({}, {}, {}, {}, {}, nullptr, output, {&scale, {}});
+                },
+                ErrorCode::kUnsupported),
+            "fused output quantization is not yet supported for FlashInferImpl")
+      << "asked before it is known to be a profiling run";
 }
 
 }  // namespace

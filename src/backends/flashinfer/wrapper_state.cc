@@ -204,7 +204,6 @@ void WrapperState::reserve_workspace(const AttentionPlan& plan, Stream stream) {
 
 void WrapperState::plan(KvSource source, const WrapperPlanOptions& options, const WrapperMask& mask, Stream stream) {
   check_options(options);
-  plan_.reset();
   const bool custom = !mask.bools.empty() || !mask.packed.empty();
   if (custom) pack_mask(mask);
   prepare_for(config_of(options, custom));

@@ -37,6 +37,11 @@ class WrapperState {
   /// know keeps its address. `q_len`: of every request. Nothing on a CPU.
   void fix_shape(int32_t requests, int64_t pages, int32_t q_len, int32_t page_size);
 
+  /// Drops the plan there is: it reads the copies that are filled next. So many levels.
+  void begin_plan(size_t levels) {
+    plan_.reset();
+    levels_.resize(levels);
+  }
   /// The copies to fill before `plan`. Sizes only grow.
   std::vector<WrapperLevel>& levels() { return levels_; }
   std::vector<int32_t>& cu_q() { return cu_q_; }

@@ -20,6 +20,10 @@ using detail::WrapperState;
 void copy_qo_indptr(std::span<const int32_t> qo_indptr, size_t rows, std::vector<int32_t>& cu_q) {
   require(!qo_indptr.empty() && qo_indptr[0] == 0, "qo_indptr must begin with 0");
   require(qo_indptr.size() == rows + 1, "qo_indptr has ", qo_indptr.size(), " entries; the KV has ", rows, " rows");
+  for (size_t r = 0; r < rows; ++r) {
+    require(qo_indptr[r] <= qo_indptr[r + 1], "qo_indptr descends from ", qo_indptr[r], " to ", qo_indptr[r + 1],
+            " at request ", r);
+  }
   cu_q.assign(qo_indptr.begin(), qo_indptr.end());
 }
 
@@ -64,7 +68,7 @@ void BatchPrefillWithPagedKVCacheWrapper::plan(std::span<const int32_t> qo_indpt
                                                const WrapperPlanOptions& options, const WrapperMask& custom_mask,
                                                Stream stream) {
   WrapperState& s = state();
-  s.levels().resize(1);
+  s.begin_plan(1);
   s.copy_pages(pages, options.page_size, s.levels()[0]);
   copy_qo_indptr(qo_indptr, s.levels()[0].kv_len.size(), s.cu_q());
   s.plan(KvSource::kPaged, options, custom_mask, stream);
@@ -82,12 +86,13 @@ void BatchPrefillWithRaggedKVCacheWrapper::plan(std::span<const int32_t> qo_indp
                                                 const WrapperPlanOptions& options, const WrapperMask& custom_mask,
                                                 Stream stream) {
   WrapperState& s = state();
-  s.levels().resize(1);
+  s.begin_plan(1);
   WrapperLevel& level = s.levels()[0];
   require(!kv_indptr.empty() && kv_indptr[0] >= 0, "kv_indptr must begin with 0 or more");
   level.kv_len.resize(kv_indptr.size() - 1);
   for (size_t r = 0; r + 1 < kv_indptr.size(); ++r) {
-    require(kv_indptr[r] <= kv_indptr[r + 1], "kv_indptr descends at request ", r);
+    require(kv_indptr[r] <= kv_indptr[r + 1], "kv_indptr descends from ", kv_indptr[r], " to ", kv_indptr[r + 1],
+            " at request ", r);
     level.kv_len[r] = kv_indptr[r + 1] - kv_indptr[r];
   }
   level.indptr.assign(kv_indptr.begin(), kv_indptr.end());
@@ -128,7 +133,7 @@ void BatchDecodeWithPagedKVCacheWrapper::plan(const WrapperPages& pages, const W
   check_fixed_shape(pages);
   require(q_len_per_req >= 1, "q_len_per_req is ", q_len_per_req, "; it must be at least 1");
   WrapperState& s = state();
-  s.levels().resize(1);
+  s.begin_plan(1);
   WrapperLevel& level = s.levels()[0];
   s.copy_pages(pages, options.page_size, level);
   if (fixed_batch_size_) s.fix_shape(*fixed_batch_size_, max_num_pages_, q_len_per_req, options.page_size);
@@ -182,7 +187,7 @@ void MultiLevelCascadeAttentionWrapper::plan(std::span<const std::span<const int
     core::fail(ErrorCode::kUnsupported, "pos_encoding_mode is ALIBI; cascades are offered with NONE");
   }
   WrapperState& s = state();
-  s.levels().resize(levels);
+  s.begin_plan(levels);
   for (size_t l = 0; l < levels; ++l) s.copy_pages(pages_arr[l], options.page_size, s.levels()[l]);
   const std::span<const int32_t> requests = qo_indptr_arr[levels - 1];
   copy_qo_indptr(requests, s.levels()[levels - 1].kv_len.size(), s.cu_q());

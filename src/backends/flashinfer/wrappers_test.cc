@@ -426,5 +426,58 @@ TEST(Wrappers, RefuseWhatTheyCannotDo) {
               HasSubstr("qo_indptr_arr[0][1] is 3, which is within a request"));
 }
 
+// A mask of bools is packed by the lengths that the indptrs give: they are checked first.
+TEST(Wrappers, Plan_FallingIndptr_IsRefused) {
+  ZeroKeys zero;
+  const std::vector<int32_t> falling{0, 1, 0}, rising{0, 1, 1};
+  const std::vector<uint8_t> bools(1, 1);
+  BatchPrefillWithRaggedKVCacheWrapper ragged(zero.context);
+  EXPECT_THAT(message_of([&] {
+                ragged.plan(falling, rising, zero.options, {bools, {}});
+              }),
+              HasSubstr("qo_indptr descends from 1 to 0 at request 1"));
+  EXPECT_THAT(message_of([&] {
+                ragged.plan(rising, falling, zero.options, {bools, {}});
+              }),
+              HasSubstr("kv_indptr descends from 1 to 0 at request 1"));
+
+  WrapperPlanOptions options = zero.options;
+  options.page_size = 1;
+  const std::vector<int32_t> indices{0}, last{1, 1}, last_of_one{1, 0};
+  const WrapperPages pages{rising, indices, last_of_one};
+  BatchPrefillWithPagedKVCacheWrapper paged(zero.context);
+  EXPECT_THAT(message_of([&] {
+                paged.plan(falling, pages, options, {bools, {}});
+              }),
+              HasSubstr("qo_indptr descends from 1 to 0 at request 1"));
+  EXPECT_THAT(message_of([&] {
+                paged.plan(rising, {falling, indices, last}, options, {bools, {}});
+              }),
+              HasSubstr("indptr descends from 1 to 0 at request 1"));
+
+  BatchDecodeWithPagedKVCacheWrapper decode(zero.context);
+  EXPECT_THAT(message_of([&] {
+                decode.plan({falling, indices, last}, options);
+              }),
+              HasSubstr("indptr descends from 1 to 0 at request 1"));
+  MultiLevelCascadeAttentionWrapper cascade(zero.context, 2);
+  const std::vector<std::span<const int32_t>> last_falls{rising, falling}, first_falls{falling, rising};
+  const std::vector<WrapperPages> both{pages, pages};
+  EXPECT_THAT(message_of([&] { cascade.plan(last_falls, both, options); }),
+              HasSubstr("qo_indptr descends from 1 to 0 at request 1"));
+  EXPECT_THAT(message_of([&] { cascade.plan(first_falls, both, options); }), HasSubstr("qo_indptr_arr[0] is from 0"));
+}
+
+TEST(Wrappers, Run_AfterAPlanThatFailed_IsRefused) {
+  Serving serving({});
+  BatchPrefillWithPagedKVCacheWrapper wrapper(serving.fixture.context);
+  wrapper.plan(serving.fixture.query_start_loc, serving.pages(), serving.options());
+  std::vector<int32_t> falling = serving.fixture.query_start_loc;
+  falling.back() = 0;
+  message_of([&] { wrapper.plan(falling, serving.pages(), serving.options()); });
+  EXPECT_EQ(message_of([&] { wrapper.run(serving.fixture.query, serving.kv_cache(), serving.fixture.output); }),
+            "plan has not been called");
+}
+
 }  // namespace
 }  // namespace folio::inline v0::backends

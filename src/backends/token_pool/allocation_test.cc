@@ -47,12 +47,12 @@ TEST(TokenPoolAllocations, ReplaysMakeNone) {
   PoolFixture fixture({}, {.mode = ForwardMode::kDecode, .prefix = {50, 3, 700}, .fresh = {1, 1, 1}});
   TokenPoolBackend backend(fixture.context, fixture.config());
   GraphInputs inputs(3);
+  testing::OwnBatch own;
   backend.init_cuda_graph_state(3, 3);
-  const std::vector<int32_t> ones(3, 1);
-  backend.init_forward_metadata_capture_cuda_graph(3, 3, fixture.rows, ones, ForwardMode::kDecode);
+  backend.init_forward_metadata_capture_cuda_graph(3, 3, fixture.rows, fixture.seq_lens, ForwardMode::kDecode);
   fixture.forward(backend, fixture.layer());
   const auto replay = [&] {
-    const ForwardBatch padded = inputs.pad(fixture.batch, 3);
+    const ForwardBatch padded = own.copy(inputs.pad(fixture.batch, 3));
     backend.init_forward_metadata_replay_cuda_graph(3, padded.req_pool_indices, padded.seq_lens, padded.seq_lens_sum,
                                                     ForwardMode::kDecode, padded.seq_lens_cpu);
     fixture.forward(backend, fixture.layer());

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "backends/token_pool/backend_state.hpp"
+#include "backends/token_pool/gpu.hpp"
+#include "backends/token_pool/list_report.hpp"
 #include "backends/token_pool/request_table.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -82,6 +84,7 @@ TokenPoolBackend::State::State(const Context& context_, const TokenPoolConfig& c
   } else {
     roles = {WrapperRole::kFull};
   }
+  if (!on_host) report = token_pool::gpu::make_report(context.device().index);
   workspace = config.workspace ? config.workspace : std::make_shared<TokenPoolWorkspace>(context);
   add_wrappers(eager, false);
   wrappers.resize(roles.size());
@@ -95,6 +98,7 @@ void TokenPoolBackend::State::add_wrappers(token_pool::StepSet& set, bool graph)
     wrapper.memory.kv_indptr = config.kv_indptr_buf;
     wrapper.memory.kv_last_page_len = config.kv_last_page_len_buf;
     wrapper.memory.fixed = graph;
+    wrapper.memory.report = report.get();
     if (graph) wrapper.memory.kv_indices = graphs->kv_indices[w];
     set.wrappers.push_back(std::move(wrapper));
   }
@@ -104,11 +108,14 @@ token_pool::KvReading& TokenPoolBackend::State::reading(token_pool::StepSet& set
                                                         const ReadingChoice& choice) {
   token_pool::Wrapper& w = set.wrappers[wrapper];
   const bool cross = w.role == WrapperRole::kCross;
-  const token_pool::ReadingKind kind{w.role, choice.ragged && !cross, cross ? MaskKind::kNone : choice.mask};
+  const token_pool::ReadingKind kind{w.role, choice.ragged && !cross, cross ? MaskKind::kNone : choice.mask,
+                                     page_size_of(set, wrapper)};
   for (const token_pool::Wrapper::Entry& entry : w.readings) {
     if (entry.choice.primary == choice.primary && entry.reading->kind() == kind) return *entry.reading;
   }
-  const token_pool::ListMemory memory = choice.primary ? w.memory : token_pool::ListMemory();
+  token_pool::ListMemory memory;
+  memory.report = report.get();
+  if (choice.primary) memory = w.memory;
   auto made = std::make_unique<token_pool::KvReading>(context, config, kind, memory, set.shape);
   if (!set.shape) {  // a captured shape's memory is its own
     workspace->state().memory.reserve(made->workspace_bytes());
@@ -124,6 +131,14 @@ token_pool::KvReading& TokenPoolBackend::State::planned(token_pool::StepSet& set
   return chosen;
 }
 
+int32_t TokenPoolBackend::State::page_size_of(const token_pool::StepSet& set, size_t wrapper) const {
+  return set.self_by_slots && roles[wrapper] == WrapperRole::kSelf ? 1 : config.page_size;
+}
+
+void TokenPoolBackend::State::check_reports() {
+  if (report != nullptr) token_pool::throw_fault(*report);
+}
+
 Workspace TokenPoolBackend::State::workspace_of(const token_pool::StepSet& set) const {
   ContextMemory& memory = set.workspace ? *set.workspace : workspace->state().memory;
   return {memory.data(), memory.bytes()};
@@ -134,6 +149,18 @@ TokenPoolBackend::TokenPoolBackend(const Context& context, const TokenPoolConfig
 TokenPoolBackend::~TokenPoolBackend() = default;
 TokenPoolBackend::TokenPoolBackend(TokenPoolBackend&&) noexcept = default;
 TokenPoolBackend& TokenPoolBackend::operator=(TokenPoolBackend&&) noexcept = default;
+
+void TokenPoolBackend::check_plans() {
+  state_->check_reports();
+  const auto check_set = [](token_pool::StepSet& set) {
+    for (token_pool::Wrapper& wrapper : set.wrappers) {
+      for (token_pool::Wrapper::Entry& entry : wrapper.readings) entry.reading->check_plans();
+    }
+  };
+  check_set(state_->eager);
+  if (!state_->graphs) return;
+  for (const std::unique_ptr<token_pool::GraphSet>& captured : state_->graphs->captured) check_set(captured->set);
+}
 
 const std::variant<std::monostate, DecodeMetadata, PrefillMetadata>& TokenPoolBackend::forward_metadata()
     const noexcept {

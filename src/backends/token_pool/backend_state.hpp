@@ -33,12 +33,21 @@ struct Wrapper {
   std::vector<Entry> readings;
 };
 
+/// An array of new tokens' slots that has been held against the request table.
+struct CheckedSlots {
+  uint64_t step = 0;  ///< its number; 0 = none
+  std::span<const int64_t> slots;
+};
+
 /// Steps that share memory: all eager ones, or those of one captured shape.
 struct StepSet {
   Step step;
   uint64_t number = 0;   ///< of the present step
   ReadingChoice choice;  ///< of the present step's metadata
   std::vector<Wrapper> wrappers;
+  CheckedSlots checked, checked_window;  ///< of either pool
+  /// Self-attention behind encoders reads slots, not pages: what stands behind an encoder need not begin with a page.
+  bool self_by_slots = false;
   std::optional<FixedShape> shape;
   std::shared_ptr<ContextMemory> workspace;  ///< of captured shapes: never moves; null: the backend's
 };
@@ -53,6 +62,19 @@ struct GraphSet {
   StepSet set;
 };
 
+/// What init_cuda_graph_state has taken, and the shapes captured since.
+struct Graphs {
+  int32_t max_bs = 0;
+  int32_t max_num_tokens = 0;
+  std::vector<ContextMemory> own_indices;      ///< per wrapper
+  std::vector<std::span<int32_t>> kv_indices;  ///< per wrapper
+  std::vector<std::shared_ptr<ContextMemory>> workspaces;
+  std::vector<std::unique_ptr<GraphSet>> captured;
+};
+
+/// Whether a pool's slots can be read one by one, whatever its pages are; a null pool's are taken to be.
+bool may_read_slots(const TokenPoolConfig& config, const KvPool* pool);
+
 }  // namespace token_pool
 
 struct TokenPoolBackend::State {
@@ -66,15 +88,8 @@ struct TokenPoolBackend::State {
   std::shared_ptr<TokenPoolWorkspace> workspace;
   token_pool::StepSet eager;
 
-  struct Graphs {
-    int32_t max_bs = 0;
-    int32_t max_num_tokens = 0;
-    std::vector<ContextMemory> own_indices;      ///< per wrapper
-    std::vector<std::span<int32_t>> kv_indices;  ///< per wrapper
-    std::vector<std::shared_ptr<ContextMemory>> workspaces;
-    std::vector<std::unique_ptr<token_pool::GraphSet>> captured;
-  };
-  std::optional<Graphs> graphs;
+  std::optional<token_pool::Graphs> graphs;
+  std::shared_ptr<token_pool::ListReport> report;  ///< of a GPU's lists; null on a CPU
 
   token_pool::StepSet* current = nullptr;  ///< whose step the forwards belong to
   std::vector<KvWrapper> wrappers;         ///< what the metadata shows
@@ -87,6 +102,9 @@ struct TokenPoolBackend::State {
                                  Stream stream);
   /// Plans every wrapper for a step that set.step has been read into, and makes it the present one.
   void plan_step(token_pool::StepSet& set, Stream stream);
+  int32_t page_size_of(const token_pool::StepSet& set, size_t wrapper) const;
+  /// Throws what kernels have reported.
+  void check_reports();
   Workspace workspace_of(const token_pool::StepSet& set) const;
 };
 

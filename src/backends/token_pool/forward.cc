@@ -3,6 +3,7 @@
 
 #include "backends/common/gpu_memory.hpp"
 #include "backends/token_pool/backend_state.hpp"
+#include "backends/token_pool/request_table.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/kv_cache.hpp"
@@ -92,6 +93,21 @@ ReadingChoice choose_reading(const State& state, const RadixAttention& layer, bo
   return choice;
 }
 
+/// Once per step and array: a token that is stored elsewhere than its row says would be lost.
+void check_new_slots(State& state, std::span<const int64_t> slots, bool window_pool) {
+  if (!state.on_host) return;
+  token_pool::StepSet& set = *state.current;
+  token_pool::CheckedSlots& checked = window_pool ? set.checked_window : set.checked;
+  if (checked.step == set.number && checked.slots.data() == slots.data() && checked.slots.size() == slots.size()) {
+    return;
+  }
+  const TokenPoolConfig& config = state.config;
+  const PageTableView& table = window_pool ? config.window_req_to_token : config.req_to_token;
+  set.step.check_new_slots(token_pool::slot_table(table), slots,
+                           window_pool ? "window_out_cache_loc" : "out_cache_loc");
+  checked = {set.number, slots};
+}
+
 void forward_step(State& state, const TokenPoolBackend& backend, const ConstTensorView& q, const ConstTensorView& k,
                   const ConstTensorView& v, const RadixAttention& layer, const ForwardBatch& batch,
                   const TensorView& out, bool save_kv_cache, Stream stream) {
@@ -112,8 +128,8 @@ void forward_step(State& state, const TokenPoolBackend& backend, const ConstTens
           "; the configuration's q_dtype is ", config.q_dtype);
   call.sm_scale = layer.scaling;
   call.logit_cap = layer.logit_cap;
-  call.cache = config.page_size == pool.config().page_size ? pool.view(layer.layer_id)
-                                                           : pool.view(layer.layer_id, config.page_size);
+  const int32_t page_size = state.page_size_of(*state.current, wrapper);
+  call.cache = page_size == pool.config().page_size ? pool.view(layer.layer_id) : pool.view(layer.layer_id, page_size);
   check_pool(config, call.cache);
   call.k_scale = pool.k_scale(layer.layer_id);
   call.v_scale = pool.v_scale(layer.layer_id);
@@ -130,6 +146,7 @@ void forward_step(State& state, const TokenPoolBackend& backend, const ConstTens
   if (has_kv && save_kv_cache && !encoder_only) {
     const std::span<const int64_t> own_slots = window_pool ? batch.window_out_cache_loc : batch.out_cache_loc;
     const std::span<const int64_t> slots = layer.is_cross_attention ? batch.encoder_out_cache_loc : own_slots;
+    if (!layer.is_cross_attention) check_new_slots(state, slots, window_pool);
     write_kv_cache(state.context, pool.write_args(layer.layer_id, k, v, slots), stream);
   }
   reading.run(call, state.workspace_of(*state.current), stream);

@@ -1,17 +1,21 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "backends/token_pool/pool_test_util.hpp"
+#include "backends/token_pool/refusal_test_util.hpp"
 #include "core/instrumented_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::PoolFixture;
 using testing::PoolLengths;
 using testing::PoolSetup;
+using testing::refusal;
 using Ints = std::vector<int32_t>;
 
 const PoolLengths kExtends{.mode = ForwardMode::kExtend, .prefix = {2, 4, 0, 9}, .fresh = {3, 1, 5, 7}};
@@ -230,6 +234,60 @@ TEST(TokenPoolCrossAttention, SeesTheEncoderAndSelfAttentionDoesNot) {
       }
     }
   }
+}
+
+/// Whisper's 1500 tokens are 93 pages of 16 and 12 tokens: what stands behind begins inside a page, or with one of its
+/// own inside a page of columns.
+TEST(TokenPoolCrossAttention, EncodersThatEndInsideAPage_GiveAttention) {
+  for (PoolSetup setup : by_path({})) {
+    setup.encoder_decoder = true;
+    setup.page_size = 16;
+    for (const bool joint : {false, true}) {
+      setup.joint_pages = joint;
+      for (PoolLengths lengths : {kExtends, kDecodes}) {
+        lengths.encoder = {20, 48, 100, 0};
+        PoolFixture fixture(setup, lengths);
+        TokenPoolBackend backend(fixture.context, fixture.config());
+        backend.init_forward_metadata(fixture.batch);
+        const bool ragged = lengths.mode == ForwardMode::kExtend && setup.extend_path == ExtendPath::kRagged;
+        fixture.forward(backend, fixture.layer());
+        EXPECT_EQ(fixture.wrong_output(fixture.layer(), ragged), "");
+        const RadixAttention cross = fixture.cross_layer();
+        fixture.clear_output();
+        fixture.forward(backend, cross);
+        EXPECT_EQ(fixture.wrong_output(cross, false), "");
+      }
+    }
+  }
+}
+
+/// Pages that cannot be read slot by slot: refused, not misread.
+TEST(TokenPoolCrossAttention, EncodersThatEndInsideAPageOfHeadMajorPools_AreRefused) {
+  PoolSetup setup;
+  setup.encoder_decoder = true;
+  setup.page_size = 16;
+  setup.pool_layout = KvPoolLayout::kHeadMajor;
+  PoolLengths lengths{.mode = ForwardMode::kDecode, .prefix = {5, 9}, .fresh = {1, 1}, .encoder = {16, 20}};
+  PoolFixture fixture(setup, lengths);
+  TokenPoolBackend backend(fixture.context, fixture.config());
+  EXPECT_THAT(refusal([&] { backend.init_forward_metadata(fixture.batch); }),
+              HasSubstr("request 1 starts at position 20; pages of 16 tokens start at its multiples"));
+  lengths.encoder = {16, 32};
+  PoolFixture whole(setup, lengths);
+  EXPECT_EQ(whole.wrong_step(), "");
+}
+
+/// What the host knows is refused on the host, on a GPU too.
+TEST(TokenPoolForward, PositionsBeyondTheRow_AreRefused) {
+  PoolSetup setup;
+  setup.encoder_decoder = true;
+  PoolFixture fixture(setup, {.mode = ForwardMode::kDecode, .prefix = {5, 9}, .fresh = {1, 1}, .encoder = {3, 2}});
+  TokenPoolBackend backend(fixture.context, fixture.config());
+  const std::vector<int32_t> encoders{3, 6};
+  fixture.batch.encoder_lens = encoders;
+  if (folio::testing::on_gpu()) fixture.batch.encoder_lens_cpu = encoders;
+  EXPECT_THAT(refusal([&] { backend.init_forward_metadata(fixture.batch); }),
+              HasSubstr("request 1 reads positions up to 16 of its row; rows have 15"));
 }
 
 TEST(TokenPoolAttentionTypes, BidirectionalLayersSeeWhatIsBehindThem) {

@@ -8,6 +8,7 @@ namespace folio::inline v0::backends {
 namespace {
 
 using core::require;
+using token_pool::Graphs;
 using token_pool::GraphSet;
 using State = TokenPoolBackend::State;
 
@@ -31,10 +32,12 @@ ForwardBatch batch_of(int32_t bs, std::span<const int32_t> req_pool_indices, std
   batch.encoder_lens = first(extras.encoder_lens);
   batch.encoder_lens_cpu = first(extras.encoder_lens_cpu);
   batch.spec_info = extras.spec_info;
+  batch.token_to_kv_pool = extras.token_to_kv_pool;
+  batch.window_token_to_kv_pool = extras.window_token_to_kv_pool;
   return batch;
 }
 
-GraphSet* find(State::Graphs& graphs, const ForwardBatch& batch) {
+GraphSet* find(Graphs& graphs, const ForwardBatch& batch) {
   const SpecInfo& spec = batch.spec_info;
   for (const std::unique_ptr<GraphSet>& captured : graphs.captured) {
     const bool same_tokens = !is_target_verify(batch.forward_mode) ||
@@ -63,7 +66,7 @@ void TokenPoolBackend::init_cuda_graph_state(int32_t max_bs, int32_t max_num_tok
     state.metadata = std::monostate();
     state.current = nullptr;
   }
-  State::Graphs& graphs = state.graphs.emplace();
+  Graphs& graphs = state.graphs.emplace();
   graphs.max_bs = max_bs;
   graphs.max_num_tokens = max_num_tokens;
   for (size_t w = 0; w < state.roles.size(); ++w) {
@@ -85,14 +88,14 @@ void TokenPoolBackend::init_forward_metadata_capture_cuda_graph(
   State& state = *state_;
   check_mode("capture", forward_mode);
   require(state.graphs.has_value(), "init_cuda_graph_state has not been called");
-  State::Graphs& graphs = *state.graphs;
+  Graphs& graphs = *state.graphs;
   require(bs >= 1 && bs <= graphs.max_bs && num_tokens >= bs && num_tokens <= graphs.max_num_tokens, "bs is ", bs,
           " and num_tokens ", num_tokens, "; init_cuda_graph_state was given up to ", graphs.max_bs, " and ",
           graphs.max_num_tokens);
   ForwardBatch batch = batch_of(bs, req_pool_indices, seq_lens, seq_lens_cpu, forward_mode, extras);
-  // Lengths are the device's there: what the host takes for them only has to be possible.
+  // Trees are planned from the host's lengths, and replays plan anew: these only have to be possible.
   std::vector<int32_t> fill;
-  if (!state.on_host && seq_lens_cpu.empty()) {
+  if (!state.on_host && seq_lens_cpu.empty() && !extras.spec_info.tree_mask.empty()) {
     fill.assign(static_cast<size_t>(bs), get_cuda_graph_seq_len_fill_value());
     batch.seq_lens_cpu = fill;
   }
@@ -104,8 +107,11 @@ void TokenPoolBackend::init_forward_metadata_capture_cuda_graph(
   made->draft_rows = !extras.spec_info.kv_indptr.empty();
   state.metadata = std::monostate();
   state.current = nullptr;
+  state.check_reports();
   token_pool::StepSet& set = made->set;
-  set.step.read(state.config, batch, state.on_host);
+  set.step.read(state.config, batch, state.on_host, /*captured=*/true);
+  // A replay's encoders may end anywhere, and what is captured reads either pages or slots.
+  set.self_by_slots = token_pool::may_read_slots(state.config, extras.token_to_kv_pool);
   require(set.step.num_tokens == num_tokens, "num_tokens is ", num_tokens, "; ", to_string(batch.forward_mode), " of ",
           bs, " requests has ", set.step.num_tokens);
   set.shape = token_pool::FixedShape{set.step.num_requests, num_tokens, set.step.queries()};
@@ -147,7 +153,8 @@ void TokenPoolBackend::init_forward_metadata_replay_cuda_graph(int32_t bs, std::
           " with such a spec_info");
   state.metadata = std::monostate();
   state.current = nullptr;
-  captured->set.step.read(state.config, batch, state.on_host);
+  state.check_reports();
+  captured->set.step.read(state.config, batch, state.on_host, /*captured=*/true);
   state.plan_step(captured->set, stream);
 }
 

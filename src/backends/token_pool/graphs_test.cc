@@ -46,7 +46,7 @@ struct Replayed {
     nothing.encoder_lens = nothing.encoder_lens_cpu = {};
     nothing.out_cache_loc = {};
     const bool tree = !nothing.spec_info.tree_mask.empty();
-    ForwardBatch padding = tree ? inputs.pad(fixture.batch, bs) : inputs.pad(nothing, bs);
+    ForwardBatch padding = own.copy(tree ? inputs.pad(fixture.batch, bs) : inputs.pad(nothing, bs));
     const Ints encoders(static_cast<size_t>(bs), 0), ones(static_cast<size_t>(bs), 1), rows(static_cast<size_t>(bs), 0);
     if (fixture.setup.encoder_decoder) padding.encoder_lens = padding.encoder_lens_cpu = encoders;
     backend.init_forward_metadata_capture_cuda_graph(bs, bs * drafts, rows, ones, fixture.lengths.mode,
@@ -54,9 +54,12 @@ struct Replayed {
   }
 
   std::string replay(const RadixAttention& layer) {
-    const ForwardBatch padded = inputs.pad(fixture.batch, bs);
+    const ForwardBatch padded = own.copy(inputs.pad(fixture.batch, bs));
+    GraphBatchExtras more = extras(padded);
+    std::span<const int32_t> seq_lens_cpu = padded.seq_lens_cpu;
+    if (!host_lengths) seq_lens_cpu = more.encoder_lens_cpu = {};
     backend.init_forward_metadata_replay_cuda_graph(bs, padded.req_pool_indices, padded.seq_lens, padded.seq_lens_sum,
-                                                    padded.forward_mode, padded.seq_lens_cpu, extras(padded));
+                                                    padded.forward_mode, seq_lens_cpu, more);
     const int64_t tokens = int64_t{bs} * drafts;
     const auto view = [&](const std::vector<std::byte>& memory, const ConstTensorView& like) {
       return ConstTensorView(memory.data(), like.dtype, {tokens, like.shape[1]});
@@ -69,10 +72,12 @@ struct Replayed {
     return fixture.wrong_output(layer, false);
   }
 
+  bool host_lengths = true;  ///< replays are given them
   PoolFixture& fixture;
   int32_t drafts;
   int32_t bs;
   GraphInputs inputs;
+  testing::OwnBatch own;
   TokenPoolBackend& backend;
   std::vector<std::byte> q_memory, k_memory, v_memory, out_memory;
 };
@@ -94,6 +99,12 @@ void expect_replays_give_attention(const PoolSetup& setup, const PoolLengths& le
     replayed.capture();
     EXPECT_EQ(replayed.replay(fixture.layer()), "") << bs;
     EXPECT_EQ(replayed.replay(fixture.full_layer()), "") << bs;
+    if (lengths.parents.empty()) {  // trees are planned from the host's
+      replayed.host_lengths = false;
+      EXPECT_EQ(replayed.replay(fixture.layer()), "") << bs << ", lengths on the device only";
+      replayed.host_lengths = true;
+    }
+    backend.check_plans();
     if (setup.encoder_decoder) {
       PoolFixture& f = fixture;
       write_kv_cache(f.context, f.pool->write_args(1, f.encoder_k, f.encoder_v, f.encoder_out_cache_loc));
@@ -114,6 +125,10 @@ TEST(TokenPoolGraphs, ReplayedDecodesGiveAttention) {
   PoolSetup encoder_decoder;
   encoder_decoder.encoder_decoder = true;
   expect_replays_give_attention(encoder_decoder, encoded);
+  encoder_decoder.page_size = 4;
+  expect_replays_give_attention(encoder_decoder, encoded);
+  encoder_decoder.joint_pages = true;
+  expect_replays_give_attention(encoder_decoder, encoded);
 }
 
 TEST(TokenPoolGraphs, ReplayedVerificationsGiveAttention) {
@@ -124,6 +139,21 @@ TEST(TokenPoolGraphs, ReplayedVerificationsGiveAttention) {
   trees.parents = {-1, 0, 0, 1};
   expect_replays_give_attention({}, trees);
   expect_replays_give_attention(windowed(), trees);
+}
+
+/// Padding requests verify drafts too: 1 + n positions of row 0, all in the dummy slot, whatever the page size.
+TEST(TokenPoolGraphs, VerificationsWithPages_PaddedBatches_GiveAttention) {
+  PoolLengths lengths{.mode = ForwardMode::kTargetVerify, .prefix = {3, 17, 30}, .fresh = {4, 4, 4}};
+  for (const bool tree : {false, true}) {
+    if (tree) lengths.parents = {-1, 0, 0, 1};
+    for (const int32_t page_size : {1, 4, 16}) {
+      for (PoolSetup setup : {PoolSetup(), windowed()}) {
+        SCOPED_TRACE("pages of " + std::to_string(page_size) + (tree ? ", trees" : ""));
+        setup.page_size = page_size;
+        expect_replays_give_attention(setup, lengths);
+      }
+    }
+  }
 }
 
 /// Shapes of different sizes and modes stand beside each other, and the larger leave nothing behind in the smaller.

@@ -3,6 +3,8 @@
 #include <limits>
 
 #include "backends/token_pool/device/kv_indices_rule.hpp"
+#include "backends/token_pool/gpu.hpp"
+#include "backends/token_pool/list_report.hpp"
 #include "backends/token_pool/request_table.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -95,7 +97,10 @@ void fill_ranges(size_t num_requests, int32_t window_left, int32_t page_size, st
 
 }  // namespace
 
-void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices) {
+namespace {
+
+/// What sizes say is checked.
+KvIndicesJob indices_job(const KvIndicesArgs& args, std::span<int32_t> kv_indices) {
   check_page_size(args.page_size);
   require(args.num_slots >= 0, "num_slots is ", args.num_slots, "; it must not be negative");
   const auto num_requests = core::checked_cast<int32_t>(args.req_pool_indices.size());
@@ -115,6 +120,14 @@ void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices)
   job.num_slots = args.num_slots;
   job.out = kv_indices.data();
   job.capacity = static_cast<int64_t>(kv_indices.size());
+  return job;
+}
+
+}  // namespace
+
+void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices) {
+  const KvIndicesJob job = indices_job(args, kv_indices);
+  const auto num_requests = static_cast<int32_t>(args.req_pool_indices.size());
   for (int32_t r = 0; r < num_requests; ++r) {
     const KvRangeFault fault = range_fault(job, r);
     if (fault != KvRangeFault::kNone) [[unlikely]] {
@@ -123,6 +136,25 @@ void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices)
     check_slots(job, r);
   }
   for (int32_t r = 0; r < num_requests; ++r) write_entries(job, r, 0, 1);
+}
+
+KvIndicesFaults::KvIndicesFaults(const Context& context) : device_(context.device()) {
+  if (device_.type != DeviceType::kCpu) report_ = token_pool::gpu::make_report(device_.index);
+}
+
+void KvIndicesFaults::check() {
+  if (report_ != nullptr) token_pool::throw_fault(*report_);
+}
+
+void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices, KvIndicesFaults& faults,
+                       Stream stream) {
+  if (faults.device_.type == DeviceType::kCpu) {
+    create_kv_indices(args, kv_indices);
+    return;
+  }
+  const KvIndicesJob job = indices_job(args, kv_indices);
+  token_pool::gpu::create_kv_indices(faults.device_.index, job, static_cast<int32_t>(args.req_pool_indices.size()),
+                                     faults.report_.get(), stream);
 }
 
 int32_t kv_indptr_from_lens(std::span<const int32_t> lens, int32_t page_size, std::span<int32_t> indptr) {

@@ -1,5 +1,9 @@
 #include "backends/token_pool/kv_lists.hpp"
 
+#include <algorithm>
+#include <utility>
+
+#include "backends/common/gpu_memory.hpp"
 #include "backends/token_pool/gpu.hpp"
 #include "backends/token_pool/request_table.hpp"
 #include "core/checked_math.hpp"
@@ -25,7 +29,7 @@ KvRangeJob range_job(const Step& step, const TokenPoolConfig& config, const Read
   // sequence's, and the plan leaves out what no window reaches.
   const bool whole = config.determinism == Determinism::kScheduleInvariant;
   job.window_left = whole ? -1 : config.sliding_window_size.value_or(-1);
-  job.page_size = config.page_size;
+  job.page_size = kind.page_size;
   return job;
 }
 
@@ -51,8 +55,9 @@ const PageTableView& KvLists::request_table() const {
   return own ? config_->window_req_to_token : config_->req_to_token;
 }
 
-void KvLists::build(const Step& step, Stream stream) {
-  const auto count = static_cast<size_t>(step.num_requests);
+void KvLists::build(const Step& step, bool device_lengths, Stream stream) {
+  num_rows_ = step.num_requests;
+  const size_t count = step.lengths_known ? static_cast<size_t>(step.num_requests) : 0;
   lens_.resize(count);
   first_pos_.resize(count);
   table_starts_.resize(count);
@@ -68,10 +73,24 @@ void KvLists::build(const Step& step, Stream stream) {
     first_pos_[r] = range.first_pos;
     table_starts_[r] = range.table_start;
   }
+  check_places(step);
   if (where_.type == DeviceType::kCpu) {
     build_on_host(step);
   } else {
-    build_on_gpu(step, job, stream);
+    build_on_gpu(step, job, device_lengths, stream);
+  }
+}
+
+/// What create_kv_indices refuses that does not need the table: which row a request has, only its device may know.
+void KvLists::check_places(const Step& step) const {
+  if (step.has_draft_rows()) return;
+  const SlotTable table = slot_table(request_table());
+  for (size_t r = 0; r < lens_.size(); ++r) {
+    require(table_starts_[r] % kind_.page_size == 0, "request ", r, " starts at position ", table_starts_[r],
+            "; pages of ", kind_.page_size, " tokens start at its multiples");
+    const int64_t end = int64_t{table_starts_[r]} + lens_[r];
+    require(end <= table.num_columns, "request ", r, " reads positions up to ", end, " of its row; rows have ",
+            table.num_columns);
   }
 }
 
@@ -85,8 +104,8 @@ void KvLists::build_on_host(const Step& step) {
   const std::span<int32_t> last_page =
       memory_.kv_last_page_len.empty() ? std::span(own_last_page_len_) : memory_.kv_last_page_len.first(count);
   // With pages of one token all are 1, and a shared buffer holds that already.
-  if (config_->page_size > 1 || memory_.kv_last_page_len.empty()) {
-    for (size_t r = 0; r < count; ++r) last_page[r] = last_page_len(lens_[r], config_->page_size);
+  if (kind_.page_size > 1 || memory_.kv_last_page_len.empty()) {
+    for (size_t r = 0; r < count; ++r) last_page[r] = last_page_len(lens_[r], kind_.page_size);
   }
   kv_last_page_len_ = last_page;
   if (step.has_draft_rows()) {
@@ -97,7 +116,7 @@ void KvLists::build_on_host(const Step& step) {
   if (memory_.kv_indptr.empty()) own_indptr_.resize(count + 1);
   const std::span<int32_t> indptr =
       memory_.kv_indptr.empty() ? std::span(own_indptr_) : memory_.kv_indptr.first(count + 1);
-  const auto total = static_cast<size_t>(kv_indptr_from_lens(lens_, config_->page_size, indptr));
+  const auto total = static_cast<size_t>(kv_indptr_from_lens(lens_, kind_.page_size, indptr));
   if (!memory_.fixed && own_indices_.size() < total) own_indices_.resize(total);
   const std::span<int32_t> indices = memory_.fixed ? memory_.kv_indices : std::span(own_indices_);
   KvIndicesArgs args;
@@ -106,41 +125,60 @@ void KvLists::build_on_host(const Step& step) {
   args.paged_kernel_lens = lens_;
   args.kv_indptr = indptr;
   args.kv_start_idx = table_starts_;
-  args.page_size = config_->page_size;
+  args.page_size = kind_.page_size;
   args.num_slots = kind_.role == WrapperRole::kWindow ? step.num_window_slots : step.num_slots;
   create_kv_indices(args, indices);
   kv_indptr_ = indptr;
   kv_indices_ = indices.first(total);
 }
 
-void KvLists::build_on_gpu(const Step& step, const KvRangeJob& ranges, Stream stream) {
-  const size_t count = lens_.size();
-  const auto rows = static_cast<size_t>(memory_.fixed ? config_->max_req_pool_size : step.num_requests);
-  gpu_lists_.reserve(6 * (rows + 1) * sizeof(int32_t));
+void KvLists::build_on_gpu(const Step& step, const KvRangeJob& ranges, bool device_lengths, Stream stream) {
+  const auto count = static_cast<size_t>(num_rows_);
+  const size_t rows = 1 + (memory_.fixed ? static_cast<size_t>(config_->max_req_pool_size) : count);
+  gpu_lists_.reserve(10 * rows * sizeof(int32_t));
   auto* next = gpu_lists_.as<int32_t>();
-  const auto take = [&next, rows] { return std::exchange(next, next + rows + 1); };
-  gpu::ListsJob job;
+  const auto take = [&next, rows] { return std::exchange(next, next + rows); };
+  ListsJob job;
   job.ranges = ranges;
   job.ranges.seq_lens = step.device_seq_lens;
   job.ranges.prefix_lens = step.extend ? step.device_prefix_lens : nullptr;
   job.ranges.encoder_lens = step.device_encoder_lens;
   job.table = slot_table(request_table());
   job.rows = step.rows.data();
+  job.num_slots = kind_.role == WrapperRole::kWindow ? step.num_window_slots : step.num_slots;
+  job.report = memory_.report;
+  if (!step.lengths_known && !step.has_draft_rows()) job.seq_lens_sum = step.seq_lens_sum;
+  if (!device_lengths) {
+    int32_t* const planned = next;
+    job.planned = {take(), take(), take(), take()};
+    upload_.assign(4 * rows, 0);
+    auto to = upload_.begin();
+    for (const std::span<const int32_t> list :
+         {std::span(step.cu_q), std::span<const int32_t>(lens_), std::span<const int32_t>(first_pos_),
+          std::span<const int32_t>(table_starts_)}) {
+      std::ranges::copy(list, to);
+      to += static_cast<std::ptrdiff_t>(rows);
+    }
+    backends::gpu::upload(where_.index, planned, upload_.data(), upload_.size() * sizeof(int32_t), stream);
+  }
   job.cu_q = take();
   job.kv_lens = take();
   job.first_pos = take();
   job.table_starts = take();
   int32_t* const own_indptr = take();
   int32_t* const own_last_page = take();
-  job.kv_indptr = memory_.kv_indptr.empty() ? own_indptr : memory_.kv_indptr.data();
+  job.kv_indptr = memory_.kv_indptr.empty() || step.has_draft_rows() ? own_indptr : memory_.kv_indptr.data();
   job.kv_last_page_len = memory_.kv_last_page_len.empty() ? own_last_page : memory_.kv_last_page_len.data();
   kv_last_page_len_ = {job.kv_last_page_len, count};
-  if (config_->page_size == 1 && !memory_.kv_last_page_len.empty()) job.kv_last_page_len = nullptr;
+  if (kind_.page_size == 1 && !memory_.kv_last_page_len.empty()) job.kv_last_page_len = nullptr;
   int64_t total = 0;
-  for (const int32_t len : lens_) total += core::ceil_div(len, config_->page_size);
+  for (const int32_t len : lens_) total += core::ceil_div(len, kind_.page_size);
   if (step.has_draft_rows()) {
     job.given_kv_indptr = step.spec_info.kv_indptr.data();
-    kv_indptr_ = step.spec_info.kv_indptr;
+    job.capacity = static_cast<int64_t>(step.spec_info.kv_indices.size());
+    // Offsets that a plan on the host counts with are the host's.
+    if (device_lengths) job.kv_indptr = nullptr;
+    kv_indptr_ = device_lengths ? step.spec_info.kv_indptr : std::span<const int32_t>(job.kv_indptr, count + 1);
     kv_indices_ = step.spec_info.kv_indices;
   } else {
     // A batch without cached keys has a list all the same, of no entries.
@@ -163,7 +201,7 @@ PageTableView KvLists::table() const {
   table.indices = kv_indices_.data();
   table.num_indices = static_cast<int64_t>(kv_indices_.size());
   table.indptr = kv_indptr_.data();
-  table.num_rows = static_cast<int32_t>(lens_.size());
+  table.num_rows = num_rows_;
   return table;
 }
 
@@ -176,6 +214,7 @@ KvWrapper KvLists::wrapper() const {
   wrapper.kv_last_page_len = kv_last_page_len_;
   wrapper.kv_lens = lens_;
   wrapper.kv_starts = first_pos_;
+  wrapper.page_size = kind_.page_size;
   return wrapper;
 }
 

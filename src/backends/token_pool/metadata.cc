@@ -1,6 +1,9 @@
+#include <algorithm>
+
 #include "backends/token_pool/backend_state.hpp"
 #include "backends/token_pool/extend_path.hpp"
 #include "core/error.hpp"
+#include "folio/pools.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
@@ -22,6 +25,11 @@ bool read_new_tokens_ragged(const TokenPoolConfig& config, const Step& step) {
 
 }  // namespace
 
+bool token_pool::may_read_slots(const TokenPoolConfig& config, const KvPool* pool) {
+  return config.kv_format == KvFormat::kStrided &&
+         (pool == nullptr || pool->config().layout == KvPoolLayout::kTokenMajor);
+}
+
 void TokenPoolBackend::State::plan_step(token_pool::StepSet& set, Stream stream) {
   const Step& step = set.step;
   ReadingChoice& choice = set.choice;
@@ -41,8 +49,13 @@ void TokenPoolBackend::init_forward_metadata(const ForwardBatch& batch, Stream s
   State& state = *state_;
   state.metadata = std::monostate();
   state.current = nullptr;
-  state.eager.step.read(state.config, batch, state.on_host);
-  state.plan_step(state.eager, stream);
+  state.check_reports();
+  token_pool::StepSet& set = state.eager;
+  set.step.read(state.config, batch, state.on_host, /*captured=*/false);
+  const bool pages =
+      std::ranges::all_of(set.step.encoder_lens, [&](int32_t len) { return len % state.config.page_size == 0; });
+  set.self_by_slots = !pages && token_pool::may_read_slots(state.config, batch.token_to_kv_pool);
+  state.plan_step(set, stream);
 }
 
 }  // namespace folio::inline v0::backends

@@ -124,7 +124,11 @@ void PoolFixture::lay_out(uint32_t seed) {
     ++next_page;
   };
   const auto total_of = [&](size_t r) { return lengths.prefix[r] + lengths.fresh[r]; };
-  for (size_t r = 0; r < count; ++r) {
+  for (size_t r = 0; setup.joint_pages && r < count; ++r) {
+    const int32_t end = lengths.encoder[r] + total_of(r);
+    for (int32_t begin = 0; begin < end; begin += page) take(r, 0, begin, std::min(begin + page, end));
+  }
+  for (size_t r = 0; !setup.joint_pages && r < count; ++r) {
     for (int32_t begin = 0; begin < lengths.encoder[r]; begin += page) {
       take(r, 0, begin, std::min(begin + page, lengths.encoder[r]));
     }
@@ -310,6 +314,21 @@ std::string PoolFixture::wrong_step(const RadixAttention& layer) {
   std::string wrong = wrong_output(layer, prefill != nullptr && prefill->use_ragged);
   if (wrong.empty() && !layer.is_cross_attention) wrong = wrong_cache(layer.layer_id);
   return wrong;
+}
+
+ForwardBatch OwnBatch::copy(const ForwardBatch& padded) {
+  ForwardBatch own = padded;
+  const auto take = [](auto& list, auto& memory) {
+    memory.assign(list.begin(), list.end());
+    list = memory;
+  };
+  take(own.req_pool_indices, rows_);
+  take(own.seq_lens, seq_lens_);
+  take(own.encoder_lens, encoder_lens_);
+  take(own.out_cache_loc, slots_);
+  take(own.window_out_cache_loc, window_slots_);
+  take(own.spec_info.tree_mask, tree_mask_);
+  return own;
 }
 
 }  // namespace folio::inline v0::backends::testing

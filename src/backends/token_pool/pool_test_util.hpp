@@ -32,6 +32,7 @@ struct PoolSetup {
   float logit_cap = 0.0f;
   bool logit_caps = false;  ///< the configuration has logit_cap though this layer has none
   bool encoder_decoder = false;
+  bool joint_pages = false;  ///< a request's encoder and decoder tokens are one run of pages; else each has its own
   ExtendPath extend_path = ExtendPath::kAuto;
   Determinism determinism = Determinism::kRunToRun;
   float k_scale = 1.0f;
@@ -105,6 +106,18 @@ class PoolFixture {
   int32_t depth(int32_t draft) const;
 
   std::vector<History> history_, encoder_history_;
+};
+
+/// Batches that GraphInputs has padded, in the test's own memory: a GPU need not reach what the library allocates.
+class OwnBatch {
+ public:
+  /// Valid until the next call. Allocates nothing once warm.
+  ForwardBatch copy(const ForwardBatch& padded);
+
+ private:
+  std::vector<int32_t> rows_, seq_lens_, encoder_lens_;
+  std::vector<int64_t> slots_, window_slots_;
+  std::vector<uint8_t> tree_mask_;
 };
 
 }  // namespace folio::inline v0::backends::testing

@@ -31,7 +31,7 @@ AttentionOp prepare_op(const Context& context, const TokenPoolConfig& config, co
   attention.kv = config.kv_cache_dtype;
   if (kind.ragged) attention.ragged_kv = config.q_dtype;
   attention.kv_format = config.kv_format;
-  attention.page_size = config.page_size;
+  attention.page_size = kind.page_size;
   attention.mask = kind.mask;
   // A tree's window counts depths, not rows: it is in the mask's bits.
   if (kind.role == WrapperRole::kWindow && kind.mask != MaskKind::kCustom) {
@@ -65,10 +65,10 @@ KvReading::KvReading(const Context& context, const TokenPoolConfig& config, cons
 
 void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
   plan_.reset();
-  lists_.build(step, stream);
   // What is captured beside such a plan holds for whatever lengths a replay finds on the device. Trees are planned from
   // the host's lengths, into the same image.
   const bool device_lengths = fixed_ && !on_host_ && kind_.mask != MaskKind::kCustom;
+  lists_.build(step, device_lengths, stream);
   BatchView view;
   view.where = device_lengths ? Where::kDevice : Where::kHost;
   view.num_requests = step.num_requests;
@@ -93,13 +93,13 @@ void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
   plan_.emplace(folio::plan(op_, view, buffer_, stream));
   number_ = number;
   const int64_t slots = kind_.role == WrapperRole::kWindow ? step.num_window_slots : step.num_slots;
-  checked_pages_ = core::ceil_div(slots, int64_t{config_->page_size});
+  checked_pages_ = core::ceil_div(slots, int64_t{kind_.page_size});
 }
 
 void KvReading::check_pages(int64_t num_pages) {
   if (!on_host_ || (checked_pages_ > 0 && checked_pages_ <= num_pages)) return;
   for (const int32_t page : lists_.wrapper().kv_indices) {
-    core::require(page >= 0 && page < num_pages, "the step's lists have ", config_->page_size == 1 ? "slot " : "page ",
+    core::require(page >= 0 && page < num_pages, "the step's lists have ", kind_.page_size == 1 ? "slot " : "page ",
                   page, "; the pool has ", num_pages);
   }
   checked_pages_ = num_pages;

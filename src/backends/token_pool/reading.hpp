@@ -44,6 +44,9 @@ class KvReading {
   /// where the batch named a pool of that size or a smaller one, else O(entries), once.
   void check_pages(int64_t num_pages);
 
+  /// Throws what plans on the device have reported since they were last looked at.
+  void check_plans() { folio::check_plans(buffer_); }
+
   size_t workspace_bytes() const { return workspace_size(op_); }  ///< of every plan
   void run(const LayerCall& call, Workspace workspace, Stream stream);
 

@@ -146,6 +146,79 @@ TEST(TokenPoolBatches, TreesAreChecked) {
   EXPECT_THAT(refusal([&] { backend.init_forward_metadata(fixture.batch); }), HasSubstr("draft_token_num is 0"));
 }
 
+/// Bits of n x n from the drafts that each row sees.
+std::vector<uint8_t> tree_bits(const std::vector<Ints>& rows) {
+  const size_t n = rows.size();
+  std::vector<uint8_t> bits((n * n + 7) / 8, 0);
+  for (size_t row = 0; row < n; ++row) {
+    for (const int32_t column : rows[row]) {
+      const size_t bit = row * n + static_cast<size_t>(column);
+      bits[bit / 8] = static_cast<uint8_t>(bits[bit / 8] | 1u << bit % 8);
+    }
+  }
+  return bits;
+}
+
+TEST(TokenPoolBatches, TreesWhoseRowsAreNotAncestors_AreRefused) {
+  struct Case {
+    std::vector<Ints> rows;
+    const char* text;  ///< empty: a tree
+  };
+  const std::vector<Case> cases = {
+      {{{0}, {0, 1}, {0, 1, 2}, {0, 3}}, ""},
+      {{{0}, {0, 1}, {0, 2}, {0, 2, 3}}, ""},
+      {{{0}, {0, 1}, {1, 2}, {0, 3}}, "draft 2 and its parent, draft 1, do not both see draft 0"},
+      {{{0}, {0, 1}, {0, 2}, {0, 1, 2, 3}}, "draft 3 and its parent, draft 2, do not both see draft 1"},
+      {{{0}, {0, 1}, {2}, {0, 3}}, "draft 2 does not see draft 0, the root"},
+      {{{0}, {0, 1, 3}, {0, 2}, {0, 3}}, "draft 1 sees draft 3"},
+      {{{0}, {0}, {0, 2}, {0, 3}}, "draft 1 does not see itself"},
+  };
+  for (const Case& c : cases) {
+    PoolFixture fixture({},
+                        {.mode = ForwardMode::kTargetVerify, .prefix = {5}, .fresh = {4}, .parents = {-1, 0, 0, 0}});
+    TokenPoolBackend backend(fixture.context, fixture.config());
+    const std::vector<uint8_t> bits = tree_bits(c.rows);
+    fixture.batch.spec_info.tree_mask = bits;
+    if (folio::testing::on_gpu()) fixture.batch.spec_info.tree_mask_cpu = bits;
+    const auto init = [&] { backend.init_forward_metadata(fixture.batch); };
+    if (*c.text == '\0') {
+      EXPECT_NO_THROW(init());
+    } else {
+      EXPECT_THAT(refusal(init), HasSubstr(c.text));
+    }
+  }
+}
+
+/// Rows of more than one word: a comb of 70 drafts, with one bit too few and one too many.
+TEST(TokenPoolBatches, LargeTrees_AreCheckedToTheLastDraft) {
+  constexpr int32_t kDrafts = 70;
+  Ints parents{-1};
+  std::vector<Ints> rows{{0}};
+  for (int32_t draft = 1; draft < kDrafts; ++draft) {
+    parents.push_back(draft < 3 ? 0 : draft - 2);
+    rows.push_back(rows[static_cast<size_t>(parents.back())]);
+    rows.back().push_back(draft);
+  }
+  PoolFixture fixture({}, {.mode = ForwardMode::kTargetVerify, .prefix = {5}, .fresh = {kDrafts}, .parents = parents});
+  EXPECT_EQ(fixture.wrong_step(), "");
+  TokenPoolBackend backend(fixture.context, fixture.config());
+  const auto message = [&](const std::vector<Ints>& changed) {
+    const std::vector<uint8_t> bits = tree_bits(changed);
+    fixture.batch.spec_info.tree_mask = bits;
+    if (folio::testing::on_gpu()) fixture.batch.spec_info.tree_mask_cpu = bits;
+    return refusal([&] { backend.init_forward_metadata(fixture.batch); });
+  };
+  std::vector<Ints> changed = rows;
+  changed[69].push_back(66);
+  EXPECT_THAT(message(changed), HasSubstr("draft 69 and its parent, draft 67, do not both see draft 66"));
+  changed = rows;
+  std::erase(changed[69], 65);
+  EXPECT_THAT(message(changed), HasSubstr("draft 69 and its parent, draft 67, do not both see draft 65"));
+  changed = rows;
+  changed[2].push_back(69);
+  EXPECT_THAT(message(changed), HasSubstr("draft 2 sees draft 69"));
+}
+
 TEST(TokenPoolBatches, OnlyDecodesWithoutPrefill) {
   PoolFixture fixture({}, {.mode = ForwardMode::kExtend, .prefix = {2}, .fresh = {3}});
   TokenPoolConfig config = fixture.config();
@@ -200,6 +273,36 @@ TEST(TokenPoolForwards, AreRefusedBeforeAnythingIsWritten) {
     EXPECT_THAT(refusal([&] { fixture.forward(backend, layer); }), HasSubstr(c.text));
     EXPECT_EQ(before, std::vector<std::byte>(k, k + k_bytes)) << c.text;
     EXPECT_EQ(out, fixture.out_memory);
+  }
+}
+
+/// A token that is stored where its row does not say is lost. Negative slots are not stored.
+TEST(TokenPoolForwards, SlotsThatAreNotTheRows_AreRefusedBeforeAnythingIsWritten) {
+  FOLIO_CPU_ONLY("the slots are the device's there");
+  const PoolLengths extend{.mode = ForwardMode::kExtend, .prefix = {2, 4}, .fresh = {3, 2}};
+  const PoolLengths decode{.mode = ForwardMode::kDecode, .prefix = {2, 4}, .fresh = {1, 1}};
+  const PoolLengths verify{.mode = ForwardMode::kTargetVerify, .prefix = {2, 4}, .fresh = {3, 3}};
+  for (const PoolLengths& lengths : {extend, decode, verify}) {
+    PoolFixture fixture({}, lengths);
+    TokenPoolBackend backend(fixture.context, fixture.config());
+    backend.init_forward_metadata(fixture.batch);
+    std::vector<int64_t> other(fixture.out_cache_loc);
+    std::swap(other.front(), other.back());
+    const std::span<const int64_t> right = fixture.batch.out_cache_loc;
+    fixture.batch.out_cache_loc = other;
+    EXPECT_THAT(refusal([&] { fixture.forward(backend, fixture.layer()); }),
+                HasSubstr("out_cache_loc has slot " + std::to_string(other.front()) +
+                          " for token 0; request 0 has slot " + std::to_string(right.front())));
+    EXPECT_EQ(fixture.out_memory.front(), std::byte{0xff});
+    fixture.batch.out_cache_loc = right;
+    fixture.forward(backend, fixture.layer());
+    EXPECT_EQ(fixture.wrong_output(fixture.layer(), false), "");
+    EXPECT_EQ(fixture.wrong_cache(), "");
+    const std::vector<int64_t> nowhere(right.size(), -1);
+    fixture.batch.out_cache_loc = nowhere;
+    EXPECT_NO_THROW(fixture.forward(backend, fixture.layer()));
+    fixture.batch.out_cache_loc = other;  // the step was checked with other slots
+    EXPECT_THAT(refusal([&] { fixture.forward(backend, fixture.layer()); }), HasSubstr("out_cache_loc has slot"));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "platform/cuda/device.hpp"
 
 #include "core/error.hpp"
+#include "platform/cuda/stream.hpp"
 
 namespace folio::inline v0::platform::cuda {
 
@@ -9,8 +10,41 @@ void check(cudaError_t status, const char* doing) {
     return;
   }
   static_cast<void>(cudaGetLastError());
-  core::fail(status == cudaErrorMemoryAllocation ? ErrorCode::kOutOfMemory : ErrorCode::kDeviceError, doing, ": ",
+  core::fail(status == cudaErrorMemoryAllocation ? ErrorCode::kOutOfMemory : ErrorCode::kDeviceError,
+             is_asynchronous(status) ? "work enqueued before has failed, noticed while " : "", doing, ": ",
              cudaGetErrorString(status), " (", cudaGetErrorName(status), ")");
+}
+
+bool is_asynchronous(cudaError_t status) noexcept {
+  switch (status) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable: return true;
+    default: return false;
+  }
+}
+
+void check_nothing_failed_before() {
+  const cudaError_t status = cudaPeekAtLastError();
+  if (status == cudaSuccess) [[likely]] {
+    return;
+  }
+  static_cast<void>(cudaGetLastError());
+  core::fail(ErrorCode::kDeviceError,
+             "an earlier CUDA call or kernel of this process has failed: ", cudaGetErrorString(status), " (",
+             cudaGetErrorName(status), "); this call has enqueued nothing");
+}
+
+void check_alive(const char* doing) {
+  const RelaxedCapture relaxed;
+  check(cudaFree(nullptr), doing);  // the cheapest call that a dead device refuses
 }
 
 int32_t device_count() noexcept {

@@ -8,8 +8,20 @@
 namespace folio::inline v0::platform::cuda {
 
 /// Throws unless `status` is cudaSuccess: Error(kOutOfMemory) for cudaErrorMemoryAllocation, else Error(kDeviceError),
-/// saying what was being done. The error is not left behind for the next call of the runtime to find.
+/// saying what was being done; of a failed kernel that it was enqueued before. The error is not left behind for the
+/// next call of the runtime to find.
 void check(cudaError_t status, const char* doing);
+
+/// Whether `status` is the failure of work on the device. It comes from any later call of the process, which is then
+/// not what failed.
+bool is_asynchronous(cudaError_t status) noexcept;
+
+/// Throws Error(kDeviceError) where an earlier CUDA call of this thread, whoever made it, has left a failure that the
+/// next launch would be blamed for. Forgets it.
+void check_nothing_failed_before();
+
+/// Throws Error(kDeviceError) where the current device computes nothing any more, as after a kernel's illegal address.
+void check_alive(const char* doing);
 
 /// What Folio asks of a device.
 struct DeviceInfo {

@@ -5,14 +5,18 @@
 #include <utility>
 
 #include "platform/cuda/device.hpp"
+#include "platform/cuda/stream.hpp"
 
 namespace folio::inline v0::platform::cuda {
 
 DeviceMemory::DeviceMemory(size_t bytes) : bytes_(bytes) {
+  const RelaxedCapture relaxed;
   if (bytes > 0) check(cudaMalloc(&data_, bytes), "allocating device memory");
 }
 
 DeviceMemory::~DeviceMemory() {
+  if (data_ == nullptr) return;
+  const RelaxedCapture relaxed;
   static_cast<void>(cudaFree(data_));
 }
 
@@ -26,10 +30,13 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
 }
 
 PinnedMemory::PinnedMemory(size_t bytes) : bytes_(bytes) {
+  const RelaxedCapture relaxed;
   if (bytes > 0) check(cudaHostAlloc(&data_, bytes, cudaHostAllocDefault), "allocating page-locked memory");
 }
 
 PinnedMemory::~PinnedMemory() {
+  if (data_ == nullptr) return;
+  const RelaxedCapture relaxed;
   static_cast<void>(cudaFreeHost(data_));
 }
 

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-/// Memory that the GPU reads and writes. Owned, move-only, freed with its object.
+/// Memory that the GPU reads and writes. Owned, move-only, freed with its object. Captures of other streams go on.
 namespace folio::inline v0::platform::cuda {
 
 /// Device memory, aligned to 256 bytes. Freeing waits for the device.

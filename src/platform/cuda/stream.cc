@@ -15,6 +15,7 @@ OwnedStream::~OwnedStream() {
 }
 
 void synchronize(Stream stream) {
+  const RelaxedCapture relaxed;
   check(cudaStreamSynchronize(native(stream)), "waiting for a stream");
 }
 
@@ -44,6 +45,7 @@ void Event::record(Stream stream) {
 }
 
 void Event::wait() const {
+  const RelaxedCapture relaxed;
   check(cudaEventSynchronize(event_), "waiting for an event");
 }
 

@@ -24,6 +24,21 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// While it lives, this thread may wait for, allocate and free what no capture holds, although somebody captures a
+/// stream in global mode. Without it such a call invalidates that capture.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() noexcept { exchange(); }
+  ~RelaxedCapture() { exchange(); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  void exchange() noexcept { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&other_)); }
+
+  cudaStreamCaptureMode other_ = cudaStreamCaptureModeRelaxed;  ///< while it lives, the thread's own
+};
+
 /// Waits until everything enqueued on `stream` so far is done.
 void synchronize(Stream stream);
 

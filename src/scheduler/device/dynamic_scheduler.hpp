@@ -103,7 +103,8 @@ FOLIO_HOST_DEVICE inline OutputTile output_tile_of(const Job& job, const RowTile
           .tile_cost = kv_tile_cost(job, tile),
           .kv_tokens = job.in.tile.kv_tokens,
           .split_tokens = job.in.fixed_split_tokens,
-          .num_ranges = job.in.num_segments};
+          .num_ranges = job.in.num_segments,
+          .max_splits = job.in.max_splits};
 }
 
 /// Sums of one row tile: with `splits` KV splits, or unsplit with `work_tiles` work tiles.

@@ -142,7 +142,7 @@ namespace folio::inline v0::scheduler::device {
 /// A segment of requests: device addresses of its lengths, and what the host knows.
 struct Segment {
   const int32_t* kv_len;
-  const int32_t* first_pos;  ///< or null
+  const int32_t* first_pos;  ///< null: where the segment before ends
   KvSource source;
   SegmentMask mask;
   KvShard shard;
@@ -174,6 +174,7 @@ struct PlanInput {
   int64_t fixed_split_budget;
   int64_t min_split_tiles;
   int64_t split_budget;        ///< per KV head
+  int32_t max_splits;          ///< as in SchedulerConfig
   int64_t swizzle_tiles;       ///< KV tiles of one head that the L2 has room for; 0: any number
   DeviceScratchSizes scratch;  ///< for a batch with these counts
   PlanImageLayout layout;

@@ -43,7 +43,7 @@ FOLIO_HOST_DEVICE inline void find_choices(const Job& job, const TileSpace& spac
                  .output_end = output_begin + scratch.cost_before[cut.tile + 1] - scratch.cost_before[cut.tile],
                  .below = output_begin + offset_in_output_tile(job, tile, granularity.below),
                  .above = output_begin + offset_in_output_tile(job, tile, granularity.above),
-                 .divisible = true};
+                 .divisible = job.in.max_splits != 1};
 }
 
 FOLIO_HOST_DEVICE inline int64_t choice(const CutChoices& choices, uint32_t index) {
@@ -330,7 +330,11 @@ FOLIO_HOST_DEVICE WorkSums number_work(const Job& job, const TileSpace& space, G
     emit_combine_tiles(job, w, work, total);
     before = AddWork()(before, work.sums());
   }
-  if (group.rank() == 0) job.worker_indptr[space.num_workers] = total.work_tiles;
+  // Workers that max_splits leaves without work end where the others do.
+  FOLIO_KEEP_LOOP
+  for (int32_t w = space.num_workers + group.rank(); w <= job.in.num_workers; w += group.size()) {
+    job.worker_indptr[w] = total.work_tiles;
+  }
   group.sync();
   return total;
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "scheduler/device/inputs.hpp"
+#include "scheduler/static_scheduler.hpp"
 
 /// Row tiles and their costs, computed where they are needed instead of being stored: tile_space.cc's arithmetic.
 namespace folio::inline v0::scheduler::device {
@@ -213,6 +214,23 @@ FOLIO_HOST_DEVICE inline int32_t request_of_tile(const Job& job, int32_t tile) {
   return last_at_or_below(job.in.num_requests, tile, [tile_begin](int32_t r) { return tile_begin[r]; });
 }
 
+struct LongerTile {
+  FOLIO_HOST_DEVICE int64_t operator()(int64_t a, int64_t b) const { return a > b ? a : b; }
+};
+
+/// Cost of the costliest row tile of one KV head.
+template <typename Group>
+FOLIO_HOST_DEVICE int64_t longest_tile(const Job& job, Group& group) {
+  const Share share = share_of(group, job.num_row_tiles());
+  const int64_t* const cost_before = job.scratch.cost_before;
+  int64_t mine = 0;
+  FOLIO_KEEP_LOOP
+  for (int32_t t = share.begin; t < share.end; ++t) mine = LongerTile()(mine, cost_before[t + 1] - cost_before[t]);
+  int64_t longest = 0;
+  group.exclusive_scan(mine, int64_t{0}, LongerTile(), longest);
+  return longest;
+}
+
 /// Sums cost and work tiles before every row tile. Returns the tile space. Its order is request, head, row tile: KV
 /// heads follow one another within a request only.
 template <typename Group>
@@ -244,8 +262,13 @@ FOLIO_HOST_DEVICE TileSpace sum_row_tiles(const Job& job, Group& group) {
     job.scratch.work_tiles_before[count] = static_cast<int32_t>(total.work_tiles);
   }
   group.sync();
-  return {
+  TileSpace space{
       .total = total.cost * job.in.num_kv_heads, .granularity = total.granularity, .num_workers = job.in.num_workers};
+  if (job.in.max_splits > 0 && !job.dynamic()) {
+    space.num_workers =
+        workers_within_splits(space.num_workers, space.total, longest_tile(job, group), job.in.max_splits);
+  }
+  return space;
 }
 
 FOLIO_HOST_DEVICE FOLIO_CALLED inline int64_t divide(int64_t value, int64_t divisor) {

@@ -18,7 +18,8 @@ namespace folio::inline v0::backends {
 struct CascadeAttentionArgs {
   std::span<const int32_t> cu_query_lens;   ///< [R + 1]
   std::span<const int32_t> suffix_kv_lens;  ///< [R], keys behind the prefix, the new ones included
-  BlockTableView block_table;               ///< the requests' tables from position 0 on; the prefix is read off row 0
+  BlockTableView block_table;               ///< the requests' tables from position 0 on; the prefix is read off
+                                            ///< the first row that has queries
   int32_t common_prefix_len = 0;            ///< a multiple of the page size, at least one page
   float softmax_scale = 0.0f;               ///< finite and above 0
   std::span<const float> alibi_slopes;      ///< [num_heads]; empty = none

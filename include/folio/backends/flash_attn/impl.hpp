@@ -26,7 +26,8 @@ struct FlashAttentionLayerConfig {
   float scale = 0.0f;  ///< multiplies q . k; finite and above 0
   int32_t num_kv_heads = 0;
   std::span<const float> alibi_slopes;  ///< [num_heads]; empty = none. Copied
-  /// Keys a query sees, its own included: >= 1. Encoders see as many to the right as to the left.
+  /// Keys a query sees, its own included: >= 1. Encoders see as many to the right as to the left, in vLLM's profile
+  /// only encoder-only layers.
   std::optional<int32_t> sliding_window;
   std::string kv_cache_dtype = "auto";   ///< see kv_cache_dtype_from_name
   DType model_dtype = DType::kBFloat16;  ///< what "auto" means
@@ -73,8 +74,8 @@ class FOLIO_API FlashAttentionImpl {
   /// - key and value [>= T, num_kv_heads, head_size] are attended to by encoders; other types read the cache (and look
   ///   at them only under update_kv_cache_in_forward).
   /// - Without metadata (a profiling run) the whole output is set to zero and nothing else is looked at.
-  /// - output_quantization is for builders with an fp8 or NVFP4 output_dtype, which need its scale (finite, positive);
-  ///   NVFP4 its block_scale too, whose row 0 is token 0's: fp8_e4m3 or kUnset, packed
+  /// - output_quantization is for builders with an fp8 or NVFP4 output_dtype, which need its scale (finite, positive;
+  ///   on a GPU it may lie there); NVFP4 its block_scale too, whose row 0 is token 0's: fp8_e4m3 or kUnset, packed
   ///   [>= round_up(T, 128), round_up(num_heads * head_size / 16, 4)]. An NVFP4 output is [>= T, num_heads,
   ///   head_size / 2] bytes, kFloat4E2M1x2 or kUnset.
   /// Returns `output`, as long as it was given. Allocates nothing.
@@ -91,7 +92,8 @@ class FOLIO_API FlashAttentionImpl {
   int32_t num_queries_per_kv() const noexcept { return num_heads_ / num_kv_heads_; }
   int32_t head_size() const noexcept { return head_size_; }
   float scale() const noexcept { return scale_; }
-  /// Decoders and cross attention: (w - 1, 0); encoders: (w - 1, w - 1); without a window (-1, -1).
+  /// Decoders and cross attention: (w - 1, 0); encoders: (w - 1, w - 1), in vLLM's profile only kEncoderOnly ones;
+  /// without a window (-1, -1).
   SlidingWindow sliding_window() const noexcept { return window_; }
   int32_t window_left() const noexcept { return window_.left; }
   float logits_soft_cap() const noexcept { return logits_soft_cap_; }

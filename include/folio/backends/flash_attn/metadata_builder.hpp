@@ -30,16 +30,23 @@ struct FlashAttentionOptions {
   std::optional<DType> output_dtype;
   /// Whether schedules are made ahead of time and handed out. None: as the profile has it, with version 3 and always in
   /// the native one; on a GPU where they are asked for, since every layer's comparison is a launch. Either way off
-  /// in batch-invariant mode and for groups with several windows.
+  /// in batch-invariant mode and for groups with several windows; true is refused under decode context parallelism.
   std::optional<bool> aot_schedule;
-  /// Most pieces that a query's keys are cut into under decode_graph_mode kFull; vLLM's
-  /// flash_attn_max_num_splits_for_cuda_graph. >= 1. Bounds the work lists, hence the threads that can be busy.
-  /// None: 32 on a CPU; on a GPU as many as the work needs.
+  /// Most KV splits of a query under decode_graph_mode kFull, those of a shared prefix apart; vLLM's
+  /// flash_attn_max_num_splits_for_cuda_graph. >= 1. All workers take part whatever it is (PrepareOptions::
+  /// max_kv_splits). None: as the profile has it, 32 in vLLM's and as many as the work needs in the native one. Not
+  /// looked at in batch-invariant mode, whose splits are fixed.
   std::optional<int32_t> max_num_splits_for_graphs;
   /// Steps whose metadata is valid at a time, each with plan memory and a workspace of its own. >= 1; on a GPU under
   /// decode_graph_mode kFull 1, whose memory all captured graphs read.
   int32_t steps_in_flight = 2;
   std::string force_kernel;  ///< as PrepareOptions::force_kernel
+  /// On a GPU: `build` plans on the device, from query_start_loc and seq_lens (cross attention: encoder_seq_lens) as
+  /// the stream's earlier work leaves them, and may be captured. No seq_lens_host is needed, only max_query_len and
+  /// max_seq_len; max_num_seqs, max_num_batched_tokens and max_model_len must be configured. Prefixes are not shared
+  /// then and schedules not handed out. A request beyond a bound is reported by the next build, see `plan` of
+  /// folio/attention.hpp. For decoders and cross attention on one rank.
+  bool plan_from_device_lengths = false;
   /// Who decides which requests of a step read the pages they begin with together; see `build`.
   CascadeMode cascade = CascadeMode::kHeuristic;
   int32_t max_cascade_levels = 4;  ///< kAuto: most shared prefixes inside each other, in [1, kMaxCascadeLevels]
@@ -56,7 +63,7 @@ struct FlashAttentionMetadata {
   int32_t max_seq_len = 0;
   std::span<const int32_t> query_start_loc;  ///< [R + 1], as the batch has it: on a GPU there, like table and slots
   /// [R], on the host: keys that each request's queries attend among. Of encoders their own tokens, of cross attention
-  /// the encoder's.
+  /// the encoder's. Empty where the step was planned from device lengths.
   std::span<const int32_t> seq_lens;
   std::span<const int32_t> query_start_loc_host;  ///< [R + 1], on the host: what was planned from
   BlockTableView block_table;
@@ -65,6 +72,7 @@ struct FlashAttentionMetadata {
 
   bool use_cascade = false;       ///< some keys are read once for several requests
   int32_t common_prefix_len = 0;  ///< kHeuristic: tokens that all requests share; 0 without a cascade and under kAuto
+  int32_t prefix_request = 0;     ///< whose row of the block table that prefix is read off: the first with queries
   std::span<const int32_t> cu_prefix_query_lens;  ///< [2]: 0, T. Empty without such a prefix, like the next two
   std::span<const int32_t> prefix_kv_lens;        ///< [1]
   std::span<const int32_t> suffix_kv_lens;        ///< [R]: seq_lens less the prefix; 0 for padding requests
@@ -77,16 +85,17 @@ struct FlashAttentionMetadata {
   /// changed (on a GPU the next build does). Prefix and suffix of a cascade are one schedule, which both fields show.
   std::span<const int32_t> scheduler_metadata;
   std::span<const int32_t> prefix_scheduler_metadata;
-  int32_t max_num_splits = 0;  ///< no query's keys are cut into more pieces; 0 = as the work needs
+  int32_t max_num_splits = 0;  ///< most KV splits of a query; 0 = as the work needs
 
   AttentionType attn_type = AttentionType::kDecoder;  ///< of the group's layers
   DType q_data_type = DType::kUnset;                  ///< what forward expects queries to be
   DType data_type = DType::kUnset;                    ///< of the KV cache
   DType output_data_type = DType::kUnset;             ///< what forward expects the output to be
   int32_t page_size = 0;
-  WindowPlans plans;         ///< one for each window of the group's layers, in front
-  DcpWindowPlans dcp_plans;  ///< instead of `plans`, under decode context parallelism
-  Workspace workspace;       ///< this step's: one forward at a time
+  KvCacheLayout kv_cache_layout = KvCacheLayout::kNhd;  ///< CacheConfig::layout: what forward's cache must lie as
+  WindowPlans plans;                                    ///< one for each window of the group's layers, in front
+  DcpWindowPlans dcp_plans;                             ///< instead of `plans`, under decode context parallelism
+  Workspace workspace;                                  ///< this step's: one forward at a time
 };
 
 /// Plans every step for one group of layers that share a KV cache format, page tables and kind of attention. Owns the
@@ -116,17 +125,18 @@ class FOLIO_API FlashAttentionMetadataBuilder {
   /// kinds than decoders', drafts and captured batches, steps in batch-invariant mode or under decode context
   /// parallelism, and under kVllm2026_03 groups with windows or ALiBi are planned without.
   ///
-  /// Under kHeuristic, with common_prefix_len > 0, a multiple of the page size, requests share the first row's first
-  /// pages: their keys are read once for all. The prefix is cut to whole pages that every request had computed before
-  /// this step (so that no query sees too much, and none is left without a suffix); where that leaves nothing, and in
-  /// batch-invariant mode, where a request's bits may not depend on its neighbours, the step is planned without.
-  /// Windows, ALiBi, soft caps and scales apply as ever, sinks once; kVllm2026_03 refuses windows and ALiBi there, as
-  /// its original does in `forward`.
+  /// Under kHeuristic, with common_prefix_len > 0, a multiple of the page size, requests share their rows' first
+  /// pages: their keys are read once for all, off the first row that has queries. The prefix is cut to whole pages that
+  /// every request had computed before this step (so that no query sees too much, and none is left without a suffix);
+  /// where that leaves nothing, and in batch-invariant mode, where a request's bits may not depend on its neighbours,
+  /// the step is planned without. Windows, ALiBi, soft caps and scales apply as ever, sinks once; kVllm2026_03 refuses
+  /// windows and ALiBi there, as its original does in `forward`.
   ///
   /// `causal` counts for decoders only: encoders and cross attention never are. Not causal, a layer without window sees
   /// all keys; one with a window of w still sees the w last keys only, as the original's windows end at the query.
   ///
-  /// On a GPU the plans' upload is enqueued on `stream`, from the host's copies of the lengths; nothing waits, unless
+  /// On a GPU the plans' upload is enqueued on `stream`, from the host's copies of the lengths, or with
+  /// plan_from_device_lengths kernels that plan from those there; nothing waits, unless
   /// more than four builds are still to be copied. Under decode_graph_mode kFull all plans go into the same memory,
   /// which any batch within the configuration's sizes fits: an engine captures `forward` once for each padded size, and
   /// replays it after a build.

@@ -39,8 +39,8 @@ struct FOLIO_API FlashInferBackend {
 
   /// The backend writes into an output that the engine allocates.
   static constexpr bool accept_output_buffer = true;
-  /// Whether the new keys and values are written inside `forward`: in Folio's and in the vLLM of 2025; by a call of
-  /// their own in March 2026.
+  /// Whether the new keys and values are written inside `forward`: in Folio's and in the vLLM of 2025; in March 2026 by
+  /// a call of their own before it, FlashInferImpl::do_kv_cache_update.
   static constexpr bool forward_includes_kv_cache_update(BackendProfile profile = BackendProfile::kNative) noexcept {
     return profile != BackendProfile::kVllm2026_03;
   }
@@ -87,8 +87,8 @@ struct FOLIO_API FlashInferBackend {
   /// vLLM: HND on 10.x (not in July 2025); native: none, every kernel takes both.
   static std::optional<KvCacheLayout> get_required_kv_cache_layout(const FlashInferFacts& facts);
   /// vLLM: kUniformBatch where the kernels that take block tables can serve these heads, in March 2026 those of every
-  /// group of layers, otherwise kUniformSingleTokenDecode; July 2025: kNever. Native: kAlways; plans have a fixed shape
-  /// for any batch. `num_kv_heads` has an entry for each group of layers.
+  /// group of layers, otherwise kUniformSingleTokenDecode; July 2025: kNever. Native: kUniformBatch on a GPU, where
+  /// decodes have plans whose memory stays; kAlways elsewhere. `num_kv_heads` has an entry for each group of layers.
   static GraphSupport get_cudagraph_support(const FlashInferFacts& facts, int32_t num_qo_heads,
                                             std::span<const int32_t> num_kv_heads);
 

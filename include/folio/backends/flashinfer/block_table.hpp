@@ -66,6 +66,13 @@ struct BlockTableArgs {
   std::variant<TensorView, FP4Tensor> out;  ///< [tokens, num_qo_heads, head_dim]; fp8 saturates
   float o_sf_scale = 0.0f;                  ///< an FP4Tensor's global scale factor, positive; 0 for other outputs
   LseView lse;                              ///< [tokens, num_qo_heads]; with its base
+  /// Scales apart from those factors, for arrays on the context's device and scales per head or request: they multiply
+  /// stored values (out_scale divides fp8 outputs, and is an FP4Tensor's global scale factor where it is an array and
+  /// o_sf_scale is 0). What is given here is left out of the factors; with a v_scale array bmm2_scale is 1.
+  Scale q_scale;  ///< fp8 queries
+  Scale k_scale;
+  Scale v_scale;
+  Scale out_scale;
 };
 
 /// Decodes of `q_len_per_req` tokens a request, the last of its tokens, causal among them; 0 = tokens / B.

@@ -45,12 +45,13 @@ struct FlashInferLayerConfig {
   /// process_weights_after_loading reads it again.
   ConstTensorView sinks;
 
-  BackendProfile profile = BackendProfile::kNative;  ///< of the answers below; the group's builder has its own
-  std::optional<KernelDispatch> dispatch;            ///< what the vLLM profiles ask; none: block tables are not served
-  bool disable_q_quantization = false;               ///< VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION
-  bool use_irope = false;           ///< kVllm2025_07: taken with a warning. Elsewhere no parameter: refused
-  bool blocksparse_params = false;  ///< kVllm2025_07 took and ignored them: refused
-  LogCallback log;                  ///< takes that warning
+  /// The next three are facts of the whole group: its builder refuses layers that say otherwise than its own options.
+  BackendProfile profile = BackendProfile::kNative;
+  std::optional<KernelDispatch> dispatch;  ///< what the vLLM profiles ask; none: block tables are not served
+  bool disable_q_quantization = false;     ///< VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION
+  bool use_irope = false;                  ///< kVllm2025_07: taken with a warning. Elsewhere no parameter: refused
+  bool blocksparse_params = false;         ///< kVllm2025_07 took and ignored them: refused
+  OnceLog log;                             ///< takes that warning: once for all layers that are given copies of one log
 };
 
 /// One layer's attention. Immutable but for its sinks; `forward` keeps no state, so that layers may share an
@@ -59,8 +60,8 @@ class FOLIO_API FlashInferImpl {
  public:
   static constexpr bool can_return_lse_for_decode = true;
 
-  /// Throws kInvalidArgument for sizes and lengths that contradict each other, kUnsupported for attention types other
-  /// than decoder self-attention.
+  /// Throws kInvalidArgument for sizes and lengths that contradict each other and for a dispatch of another profile,
+  /// kUnsupported for attention types other than decoder self-attention.
   FlashInferImpl(const Context& context, const FlashInferLayerConfig& config);
 
   /// Replaces the sinks, on the host, after their weights have been loaded: [num_heads], converted to float32. Only for
@@ -74,26 +75,36 @@ class FOLIO_API FlashInferImpl {
 
   /// Whether `forward` takes outputs quantised like that. vLLM: static fp8 and NVFP4, over fp8 caches where kernels
   /// that take block tables can serve these heads; July 2025: none. Native: static fp8, and NVFP4 where head_size is a
-  /// multiple of 16, over any cache. On a GPU no NVFP4.
+  /// multiple of 16, over any cache.
   bool fused_output_quant_supported(QuantKey key) const noexcept;
-  /// Whether queries may come as fp8. vLLM: where kernels that take block tables can serve these heads; native: always.
-  /// Not where disable_q_quantization is set.
+  /// Whether queries may come as fp8 e4m3. vLLM: where kernels that take block tables can serve these heads; native:
+  /// over e4m3 caches, whatever type the builder plans for. Not where disable_q_quantization is set.
   bool supports_quant_query_input() const noexcept;
   /// Whether kernels that take block tables can serve these heads.
   bool support_trtllm_attn() const noexcept { return support_trtllm_attn_; }
 
-  /// Attention of one layer: writes the new keys and values into the cache (not where another layer's cache is shared),
-  /// then attends. T = metadata->num_actual_tokens.
-  /// - query [>= T, num_heads, head_size], of the metadata's q dtype; key and value [>= slots, num_kv_heads,
-  /// head_size];
-  ///   output [>= T, num_heads, head_size], of the model's dtype: any token and head strides. Rows from T on are
-  ///   padding: neither read nor written.
+  /// Writes the keys and values of `slot_mapping.size()` tokens into the cache, those with a negative slot nowhere: key
+  /// and value [>= slots, num_kv_heads, head_size], kv_cache as in `forward`. Does nothing for a layer that shares
+  /// another's cache. For profiles whose `forward` leaves the cache as it is, see
+  /// FlashInferBackend::forward_includes_kv_cache_update. Throws kInvalidArgument before anything is written.
+  void do_kv_cache_update(const AttentionLayerScales& layer, const ConstTensorView& key, const ConstTensorView& value,
+                          const TensorView& kv_cache, std::span<const int64_t> slot_mapping, Stream stream = {}) const;
+
+  /// Attention of one layer: writes the new keys and values into the cache (not where another layer's cache is shared,
+  /// nor under kVllm2026_03), then attends. T = metadata->num_actual_tokens.
+  /// - query [>= T, num_heads, head_size], of the metadata's q dtype (native: or e4m3 where
+  /// supports_quant_query_input);
+  ///   key and value [>= slots, num_kv_heads, head_size]; output [>= T, num_heads, head_size], of the metadata's output
+  ///   dtype: any token and head strides. Rows from T on are padding: neither read nor written.
   /// - output_quantization: output is fp8 e4m3 (stored = real / scale) or NVFP4 [>= T, num_heads, head_size / 2]
   ///   (kFloat4E2M1x2 or kUnset; `scale` is the global scale factor, `block_scale` as FP4Tensor::scale). It happens in
   ///   the kernel. The vLLM profiles take it for fp8 queries in batches that their block-table kernels serve.
+  /// - Native, queries and outputs of other types than the builder planned for (FlashInferOptions::quantize_query and
+  ///   output_dtype) are computed by block-table kernels, planned at the step's first such layer. These read shared
+  ///   prefixes once a request, which FlashInferOptions::log is told, and are refused under decode context parallelism.
   /// - kv_cache is the logical tensor of FlashInferBackend with any strides; its dtype may be kUnset.
   /// - Without metadata (a profiling run) the whole output is set to zero and nothing else is looked at; under
-  ///   kVllm2025_07 it is left as it is.
+  ///   kVllm2025_07, which refuses output_quantization here too, it is left as it is.
   /// Returns `output`, as long as it was given. Allocates nothing.
   /// Throws kInvalidArgument and kUnsupported before anything is written.
   TensorView forward(const AttentionLayerScales& layer, const ConstTensorView& query, const ConstTensorView& key,
@@ -116,6 +127,8 @@ class FOLIO_API FlashInferImpl {
   int32_t window_left() const noexcept { return window_left_; }  ///< sliding_window - 1, or -1
   float logits_soft_cap() const noexcept { return logits_soft_cap_; }
   DType kv_cache_dtype() const noexcept { return kv_cache_dtype_; }
+  BackendProfile profile() const noexcept { return profile_; }
+  bool disable_q_quantization() const noexcept { return disable_q_quantization_; }
   std::span<const float> alibi_slopes() const noexcept { return alibi_slopes_; }
   std::span<const float> sinks() const noexcept { return sinks_; }
   const std::optional<std::string>& kv_sharing_target_layer_name() const noexcept {
@@ -126,8 +139,11 @@ class FOLIO_API FlashInferImpl {
   struct Call;
   void check_output_quantization(const OutputQuantization& quantization, const FlashInferMetadata& metadata,
                                  const TensorView& output) const;
+  void check_cache_scales(const AttentionLayerScales& layer) const;
   void check_paths(const Call& call) const;
-  void write_cache(const Call& call, Stream stream) const;
+  void write_cache(const AttentionLayerScales& layer, const ConstTensorView& key, const ConstTensorView& value,
+                   const KvCacheView& cache, std::span<const int64_t> slot_mapping, Stream stream) const;
+  BlockScaleArgs planned_block_scale(const Call& call) const;
   void run_planned(const Call& call, Stream stream) const;
   void run_block_tables(const Call& call, bool check_only, Stream stream) const;
 

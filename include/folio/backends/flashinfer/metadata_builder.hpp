@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "folio/attention.hpp"
 #include "folio/backends/attention_layer.hpp"
@@ -16,6 +17,7 @@
 #include "folio/backends/engine_config.hpp"
 #include "folio/backends/flashinfer/block_table.hpp"
 #include "folio/backends/flashinfer/impl.hpp"
+#include "folio/backends/once_log.hpp"
 #include "folio/backends/window_plans.hpp"
 #include "folio/context.hpp"
 #include "folio/types/attention.hpp"
@@ -24,13 +26,26 @@ namespace folio::inline v0::backends {
 
 struct FlashInferOptions {
   BackendProfile profile = BackendProfile::kNative;
-  /// Native: queries come as fp8 e4m3 with a q scale; needs an e4m3 cache. The vLLM profiles decide by themselves.
+  /// Native: the step is planned for fp8 e4m3 queries with a q scale; needs an e4m3 cache. The vLLM profiles decide by
+  /// themselves.
   bool quantize_query = false;
+  /// Native: what steps are planned to write, kFloat8E4M3 or kFloat4E2M1x2 by the OutputQuantization that every
+  /// `forward` then gets: with shared prefixes and scales per head as ever, under decode context parallelism fp8 only.
+  /// kUnset: the model's dtype.
+  DType output_dtype = DType::kUnset;
   /// What the vLLM profiles ask which kernels there are. None: one without probes, which has no block-table kernels.
   std::optional<KernelDispatch> dispatch;
-  bool disable_q_quantization = false;  ///< VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION; vLLM profiles
-  bool force_tensor_cores = false;      ///< VLLM_FLASHINFER_FORCE_TENSOR_CORES; kVllm2025_07
+  bool disable_q_quantization = false;  ///< VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION; the layers' are to be the same
+  bool force_tensor_cores = false;      ///< VLLM_FLASHINFER_FORCE_TENSOR_CORES; kVllm2025_07, elsewhere refused
   std::string force_kernel;             ///< as PrepareOptions::force_kernel
+  /// Under DecodeGraphMode::kFull: tokens of the batches that are captured, ascending. The largest is
+  /// max_capture_size, where that is given. Empty: vLLM's default_capture_sizes.
+  std::vector<int32_t> capture_sizes;
+  /// Bytes, VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE: the workspace that plans begin with; it grows where a step needs
+  /// more. 0: what ordinary steps need. Refused where the original has a size of its own: kVllm2025_07, and vLLM's
+  /// profiles under batch invariance.
+  size_t workspace_buffer_size = 0;
+  OnceLog log;  ///< takes warnings, each once: what was asked for is not done here, and what is done instead
   /// Who decides which requests of a step read the pages they begin with together; see `build`.
   CascadeMode cascade = CascadeMode::kHeuristic;
   int32_t max_cascade_levels = 4;  ///< kAuto: most shared prefixes inside each other, in [1, kMaxCascadeLevels]
@@ -62,6 +77,7 @@ struct FlashInferMetadata {
   std::span<const int32_t> seq_lens_host;   ///< [R], likewise
   DType q_data_type = DType::kUnset;        ///< what forward expects queries to be
   DType data_type = DType::kUnset;          ///< of the KV cache
+  DType output_data_type = DType::kUnset;   ///< what `plans` write; outputs of other types do without shared prefixes
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
@@ -70,6 +86,7 @@ struct FlashInferMetadata {
   bool decode_use_trtllm = false;   ///< the decodes do
   bool use_cascade = false;         ///< some keys are read once for several requests
   int32_t common_prefix_len = 0;    ///< kHeuristic: tokens that all share, whole pages that every request has computed
+  int32_t prefix_request = 0;       ///< whose row of the block table these are read off: the first with queries
   StepCascadeLevels cascade;        ///< kAuto: what requests share
   int32_t num_padded_reqs = 0;      ///< rows of a captured batch that this one is padded to; 0 = no graph
   WindowPlans plans;                ///< one for each window of the group's layers, in front
@@ -77,6 +94,7 @@ struct FlashInferMetadata {
   PlannedPart planned;              ///< what they cover: all, or what the block-table family does not serve
   Workspace workspace;              ///< the builder's: one forward at a time
   BlockTableWorkspace* block_table_workspace = nullptr;  ///< likewise
+  const OnceLog* log = nullptr;                          ///< the builder's
   BackendProfile profile = BackendProfile::kNative;
   const uint64_t* current_generation = nullptr;  ///< the builder's count of builds, and which this is
   uint64_t generation = 0;
@@ -87,7 +105,7 @@ struct PagedKvArrays {
   std::span<const int32_t> indptr;         ///< [R + 1], pages
   std::span<const int32_t> indices;        ///< [indptr[R]]
   std::span<const int32_t> last_page_len;  ///< [R]: 1..page_size, 0 for an empty request
-  std::span<const int32_t> seq_lens;       ///< [R]
+  std::span<const int32_t> seq_lens;       ///< [R]; under decode context parallelism this rank's share, as all here
   /// With a common_prefix_len, the arrays above are of what follows the shared prefix; these are the prefix's.
   std::array<int32_t, 2> shared_qo_indptr{};
   std::array<int32_t, 2> shared_kv_page_indptr{};
@@ -104,7 +122,7 @@ struct SplitSizes {
 };
 
 /// Copies the pages of every row, of which row r has indptr[r + 1] - indptr[r], one row after the other. O(pages).
-/// Throws kInvalidArgument where `indices` or the table is too short.
+/// Throws kInvalidArgument where `indices` or a row of the table is too short.
 FOLIO_API void copy_page_indices(const PageTableView& table, std::span<const int32_t> indptr,
                                  std::span<int32_t> indices);
 
@@ -133,8 +151,10 @@ class FOLIO_API FlashInferMetadataBuilder {
   ///   several levels, and what saves more bytes than it costs is read once for them (StepCascade). Neighbours matter:
   ///   SharedPrefixFinder::order, asked before reorder_batch, brings sharers together. Batches padded for a graph,
   ///   those of which a part goes to the block-table family, and those under batch invariance or decode context
-  ///   parallelism are planned without. Quantised outputs are computed without, whatever was planned.
+  ///   parallelism are planned without.
   /// - kOff: it is not used.
+  /// Outputs of another type than FlashInferOptions::output_dtype are computed without shared prefixes, whatever was
+  /// planned; the log is told.
   ///
   /// On a GPU the plans' upload is enqueued on `stream`, from the host's copies of the lengths; nothing waits, unless
   /// more than four builds are still to be copied. Under decode_graph_mode kFull, batches of decodes up to
@@ -164,7 +184,8 @@ class FOLIO_API FlashInferMetadataBuilder {
   const GlobalHyperparameters& global_hyperparameters() const noexcept;
   std::string kernel_name() const;  ///< which kernel runs
 
-  /// Whether the block-table family can serve this group: the dispatch's answer; native: only where it is forced on.
+  /// Whether the block-table family can serve this group: the dispatch's answer; native: only where it is forced on,
+  /// and not under decode context parallelism, where the log is told and planned kernels are used.
   bool use_trtllm_decode_attention() const noexcept;
   /// Whether a batch's shared prefix should go to `build`. July 2025: FlashAttention's heuristic where cache and model
   /// have one dtype; later vLLM: never; native: the heuristic, over any cache. Throws as
@@ -173,7 +194,9 @@ class FOLIO_API FlashInferMetadataBuilder {
   /// vLLM under batch invariance: 2048, 4096 and no further division (July 2025: none). Native: what kBatchInvariant
   /// does.
   SplitSizes split_sizes() const noexcept;
-  /// Bytes: native, what plans have needed so far; vLLM: 256 MiB (July 2025), 394 MiB, 2 GiB under batch invariance.
+  /// Bytes: native, what workspaces hold now, those of captured sizes, block tables and ranks included; vLLM: what the
+  /// original has: 256 MiB (July 2025), FlashInferOptions::workspace_buffer_size or 394 MiB, 2 GiB under batch
+  /// invariance.
   size_t workspace_buffer_size() const noexcept;
   /// Whether the original would decode on tensor cores: July 2025: forced, or more than 4 q heads a KV head; else
   /// always.

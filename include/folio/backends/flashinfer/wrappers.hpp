@@ -24,7 +24,7 @@
 ///   for graphs may be captured, and replayed after every later `plan` of the same q_len_per_req and options.
 /// - LSE: float32 [tokens, num_qo_heads], base 2. A query without keys: out 0, LSE -infinity.
 /// - All functions throw kInvalidArgument for contradictions, naming the argument, before anything is written;
-///   kUnsupported for what no kernel takes.
+///   kUnsupported for what no kernel takes. After a `plan` that failed there is no plan.
 namespace folio::inline v0::backends {
 
 enum class PosEncodingMode : int32_t {

@@ -82,6 +82,10 @@ struct GraphBatchExtras {
   std::span<const int32_t> encoder_lens;      ///< [bs], of encoder-decoder models
   std::span<const int32_t> encoder_lens_cpu;  ///< (host)
   SpecInfo spec_info;
+  /// The pools that forwards will read, where the caller knows them: slots are then held against their sizes. Capturing
+  /// an encoder-decoder with pages over a pool that is not token-major needs token_to_kv_pool.
+  const KvPool* token_to_kv_pool = nullptr;
+  const KvPool* window_token_to_kv_pool = nullptr;
 };
 
 /// pymllm's and SGLang's FlashInfer attention backend: a step's metadata is made once from lengths and the request
@@ -95,9 +99,13 @@ struct GraphBatchExtras {
 /// table must name the new tokens' slots before init_forward_metadata. With a sliding window there are two groups of
 /// layers (WrapperDispatch), both exact: with soft caps, prefixes and extends of one token, whichever path is taken.
 ///
-/// On a GPU, lists are built and attention runs on `stream`; plans come from the (host) lengths, so that nothing waits.
-/// Within captured graphs only forwards may run: capture's and replay's metadata are enqueued before them.
-/// Not thread-safe; a step's forwards run one after the other.
+/// On a GPU, lists are built and attention runs on `stream`; eager plans and trees' come from the (host) lengths, those
+/// of captured decodes and chains from the device's, so that nothing waits. What the host knows is checked there before
+/// anything is enqueued: lengths, rows' ends, pages. The device checks the rest: rows, slots, its own lengths. A
+/// request that it cannot serve reads nothing of another's: it has no keys, or keys of the dummy page where the plan
+/// was made on the host; and check_plans, or the next metadata, throws kInvalidArgument naming it, once. Within
+/// captured graphs only forwards may run: capture's and replay's metadata are enqueued before them. Not thread-safe; a
+/// step's forwards run one after the other.
 class FOLIO_API TokenPoolBackend {
  public:
   /// Chooses kernels. Throws kInvalidArgument for contradictions, naming the field; kUnsupported for what no kernel
@@ -127,6 +135,10 @@ class FOLIO_API TokenPoolBackend {
                const RadixAttention& layer, const ForwardBatch& batch, const TensorView& out, bool save_kv_cache = true,
                Stream stream = {});
 
+  /// Throws what kernels of earlier steps have reported, as far as they have run: kInvalidArgument naming the request,
+  /// once. The next metadata throw it too. O(captured shapes); waits for nothing. Nothing is ever reported on a CPU.
+  void check_plans();
+
   /// None before the first step, and after one that was refused.
   const std::variant<std::monostate, DecodeMetadata, PrefillMetadata>& forward_metadata() const noexcept;
 
@@ -141,8 +153,9 @@ class FOLIO_API TokenPoolBackend {
   /// Metadata for capturing batches of bs requests: decodes (num_tokens == bs, or a row for each of spec_info's), or
   /// target-verify (num_tokens == bs * draft_token_num). Fixes their plans' shape and memory; forwards that follow are
   /// those to capture. On a CPU they just run. Throws kInvalidArgument for other modes, besides what
-  /// init_forward_metadata throws; kUnsupported for trees on a GPU. On a GPU the arrays lie there, and plans are made
-  /// there from what they hold; seq_lens_cpu may be left out.
+  /// init_forward_metadata throws. On a GPU the arrays lie there, and plans are made there from what they hold, those
+  /// of trees from seq_lens_cpu; captures may leave it out. With pages, self-attention of an encoder-decoder is
+  /// captured reading slots (KvWrapper::page_size), because encoders may end inside a page.
   void init_forward_metadata_capture_cuda_graph(int32_t bs, int32_t num_tokens,
                                                 std::span<const int32_t> req_pool_indices,
                                                 std::span<const int32_t> seq_lens, ForwardMode forward_mode,
@@ -151,8 +164,9 @@ class FOLIO_API TokenPoolBackend {
 
   /// Metadata for replaying a captured batch: the same shape, other lengths and slots; padding requests have length 1
   /// (or 0) and a row of their own, best row 0. Call it before the graph is launched; on a CPU, forwards follow. Throws
-  /// kInvalidArgument for a batch that was not captured, lengths beyond max_context_len, a seq_lens_sum that is not the
-  /// sum with padding, and missing seq_lens_cpu (on a GPU).
+  /// kInvalidArgument for a batch that was not captured, lengths beyond max_context_len, and a seq_lens_sum that is not
+  /// the sum with padding. On a GPU seq_lens_cpu, and with it encoder_lens_cpu and kv_indptr_cpu, may be left empty:
+  /// the device then checks what the host cannot (check_plans). Trees need it.
   void init_forward_metadata_replay_cuda_graph(int32_t bs, std::span<const int32_t> req_pool_indices,
                                                std::span<const int32_t> seq_lens, int64_t seq_lens_sum,
                                                ForwardMode forward_mode, std::span<const int32_t> seq_lens_cpu,

@@ -63,9 +63,11 @@ struct SpecInfo {
   int32_t draft_token_num = 0;
   /// Target verify of trees: for each request draft_token_num x draft_token_num bits, row-major, little-endian, from a
   /// byte of its own: bit (row, column) says that draft `row` sees draft `column`, which must be so for itself and its
-  /// ancestors, and no others. Tokens of the sequence are seen by all. Empty: chains, every draft sees those before it.
+  /// ancestors, and no others: a draft sees what its parent sees, and itself; all see draft 0, the root. Checked where
+  /// the host has the bits. Tokens of the sequence are seen by all. Empty: chains, every draft sees those before it.
   std::span<const uint8_t> tree_mask;
-  std::span<const uint8_t> tree_mask_cpu;  ///< (host) the same; needed on a GPU with a sliding window only
+  std::span<const uint8_t>
+      tree_mask_cpu;  ///< (host) the same; on a GPU needed with a sliding window, else to be checked
   /// Decodes of a draft model with several branches a request (SGLang's multi-step draft): rows of slots that the
   /// engine has built, one a branch, in place of the request table. [rows + 1] and [kv_indptr[rows]]; both empty: none.
   std::span<const int32_t> kv_indptr;
@@ -84,7 +86,8 @@ struct ForwardBatch {
   std::span<const int32_t> seq_lens;
   std::span<const int32_t> seq_lens_cpu;  ///< (host) the same: what is planned from, so that nothing waits for a GPU
   int64_t seq_lens_sum = -1;  ///< their sum, padding included, where the engine knows it: checked. -1: unknown
-  /// [tokens], where each new token is stored; negative: not stored. Of the engine's allocator, decoder tokens.
+  /// [tokens], where each new token is stored: the slot that its row of the request table has at its position, on a CPU
+  /// checked by the step's first forward that stores; negative: not stored. Decoder tokens.
   std::span<const int64_t> out_cache_loc;
 
   std::span<const int32_t> extend_prefix_lens;      ///< extends: [batch_size], tokens that were cached before

@@ -22,11 +22,14 @@ struct KvWrapper {
   int32_t window_left = -1;             ///< keys left of a query that it sees; -1 = all
   std::span<const int32_t> qo_indptr;   ///< [R + 1], tokens
   std::span<const int32_t> kv_indptr;   ///< [R + 1], entries of kv_indices
-  std::span<const int32_t> kv_indices;  ///< slots, or pages where the page size is above 1
+  std::span<const int32_t> kv_indices;  ///< slots, or pages where page_size is above 1
   /// [R], tokens of the last page: 1 to page_size; 1 where there are no pages, as FlashInfer's padding has it.
   std::span<const int32_t> kv_last_page_len;
-  std::span<const int32_t> kv_lens;    ///< (host) [R], tokens behind kv_indices
-  std::span<const int32_t> kv_starts;  ///< (host) [R], position in the sequence of the first of them
+  std::span<const int32_t> kv_lens;    ///< (host) [R], tokens behind kv_indices; empty: only the device knows
+  std::span<const int32_t> kv_starts;  ///< (host) [R], position in the sequence of the first of them; likewise
+  /// Tokens of an entry of kv_indices: the configuration's page_size; or 1, for self-attention behind encoders that do
+  /// not end with a page, and in captured shapes behind any.
+  int32_t page_size = 1;
 };
 
 /// A step of decodes.

@@ -1,10 +1,12 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <new>
 
 #include "backends/token_pool/gpu.hpp"
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
+#include "platform/cuda/memory.hpp"
 
 namespace folio::inline v0::backends::token_pool::gpu {
 namespace {
@@ -28,12 +30,15 @@ __device__ int64_t inclusive_sum(int64_t value, int64_t* shared) {
   return shared[thread];
 }
 
-/// A request whose rows, positions or entries do not exist is left without keys: nothing is read or written for it.
-__device__ bool is_possible(const ListsJob& job, int32_t request, const KvRange& range) {
-  if (range.len < 0 || range.first_pos < 0 || range.table_start < 0) return false;
-  if (range.table_start % job.ranges.page_size != 0) return false;
-  const int32_t row = job.rows[request];
-  return job.table.has_row(row) && int64_t{range.table_start} + range.len <= job.table.columns_of(row);
+/// The first thread to find a fault writes it; the host reads `fault` before the rest.
+__device__ void report(ListReport* to, const ListReport& found) {
+  if (to == nullptr || atomicCAS(&to->claimed, 0, 1) != 0) return;
+  to->request = found.request;
+  to->row = found.row;
+  to->value = found.value;
+  to->bound = found.bound;
+  __threadfence_system();
+  *const_cast<volatile KvRangeFault*>(&to->fault) = found.fault;
 }
 
 /// One CTA: lengths, positions and both indptrs.
@@ -41,70 +46,81 @@ __global__ void __launch_bounds__(kRangeThreads) ranges_kernel(const __grid_cons
   __shared__ int64_t sums[kRangeThreads];
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t num_requests = job.ranges.num_requests;
-  const bool given = job.given_kv_indptr != nullptr;
+  const bool bounded = job.given_kv_indptr == nullptr;
   int64_t queries_before = 0;
   int64_t entries_before = 0;
+  int64_t seq_lens_before = 0;
   if (thread == 0) {
     job.cu_q[0] = 0;
-    if (!given) job.kv_indptr[0] = 0;
+    if (job.kv_indptr != nullptr) job.kv_indptr[0] = 0;
   }
+  // All threads: the sum up to and including each, and that of all.
+  const auto sum_up = [&](int64_t value, int64_t& before) {
+    const int64_t to = before + inclusive_sum(value, sums);
+    __syncthreads();
+    before += sums[kRangeThreads - 1];
+    __syncthreads();
+    return to;
+  };
   for (int32_t first = 0; first < num_requests; first += kRangeThreads) {
     const int32_t r = first + thread;
-    KvRange range;
-    if (r < num_requests) {
-      if (given) {
-        range.q_len = 1;
-        range.len = max(0, job.given_kv_indptr[r + 1] - job.given_kv_indptr[r]);
-      } else {
-        range = kv_range(job.ranges, r);
-        if (range.q_len < 0) range.q_len = 0;
-        if (!is_possible(job, r, range)) range.len = range.first_pos = range.table_start = 0;
+    ListedRange listed;
+    if (r < num_requests) listed = listed_range(job, r);
+    KvRange& range = listed.range;
+    const int64_t queries_to = sum_up(range.q_len, queries_before);
+    int64_t entries_to = sum_up((int64_t{range.len} + job.ranges.page_size - 1) / job.ranges.page_size, entries_before);
+    if (job.seq_lens_sum >= 0) sum_up(r < num_requests ? job.ranges.seq_lens[r] : 0, seq_lens_before);
+    if (r >= num_requests) continue;
+    if (bounded && entries_to > job.capacity) {  // what does not fit is not read either
+      if (range.len > 0) {
+        listed.found = {0, KvRangeFault::kCapacity, r, 0, entries_to, job.capacity};
       }
-    }
-    int64_t entries = (int64_t{range.len} + job.ranges.page_size - 1) / job.ranges.page_size;
-    const int64_t queries_to = queries_before + inclusive_sum(range.q_len, sums);
-    __syncthreads();
-    const int64_t queries_all = sums[kRangeThreads - 1];
-    __syncthreads();
-    int64_t entries_to = entries_before + inclusive_sum(entries, sums);
-    __syncthreads();
-    const int64_t entries_all = sums[kRangeThreads - 1];
-    __syncthreads();
-    if (!given && entries_to > job.capacity) {  // what does not fit is not read either
       range.len = 0;
       entries_to = job.capacity;
     }
-    if (r < num_requests) {
-      job.cu_q[r + 1] = static_cast<int32_t>(queries_to);
-      if (!given) job.kv_indptr[r + 1] = static_cast<int32_t>(entries_to);
-      job.kv_lens[r] = range.len;
-      job.first_pos[r] = range.first_pos;
-      job.table_starts[r] = range.table_start;
-      if (job.kv_last_page_len != nullptr) job.kv_last_page_len[r] = last_page_len(range.len, job.ranges.page_size);
-    }
-    queries_before += queries_all;
-    entries_before += entries_all;
+    if (listed.found.fault != KvRangeFault::kNone) report(job.report, listed.found);
+    job.cu_q[r + 1] = static_cast<int32_t>(queries_to);
+    if (job.kv_indptr != nullptr) job.kv_indptr[r + 1] = static_cast<int32_t>(entries_to);
+    job.kv_lens[r] = range.len;
+    job.first_pos[r] = range.first_pos;
+    job.table_starts[r] = range.table_start;
+    if (job.kv_last_page_len != nullptr) job.kv_last_page_len[r] = last_page_len(range.len, job.ranges.page_size);
+  }
+  if (thread == 0 && job.seq_lens_sum >= 0 && seq_lens_before != job.seq_lens_sum) {
+    report(job.report, {0, KvRangeFault::kSum, 0, 0, seq_lens_before, job.seq_lens_sum});
   }
 }
 
 /// A column of CTAs a request: its entries.
 __global__ void __launch_bounds__(kGatherThreads) gather_kernel(const __grid_constant__ ListsJob job) {
   const auto request = static_cast<int32_t>(blockIdx.x);
-  KvIndicesJob entries;
-  entries.table = job.table;
-  entries.rows = job.rows;
-  entries.lens = job.kv_lens;
-  entries.indptr = job.kv_indptr;
-  entries.starts = job.table_starts;
-  entries.page_size = job.ranges.page_size;
-  entries.out = job.kv_indices;
-  entries.capacity = job.capacity;
-  if (job.kv_lens[request] == 0) return;
   const auto lane = static_cast<int32_t>(blockIdx.y * blockDim.x + threadIdx.x);
-  write_entries(entries, request, lane, static_cast<int32_t>(gridDim.y * blockDim.x));
+  write_listed(job, request, lane, static_cast<int32_t>(gridDim.y * blockDim.x),
+               [&](const ListReport& found) { report(job.report, found); });
+}
+
+/// Likewise, where offsets are given.
+__global__ void __launch_bounds__(kGatherThreads)
+    create_kernel(const __grid_constant__ KvIndicesJob job, ListReport* const to) {
+  const auto request = static_cast<int32_t>(blockIdx.x);
+  const auto lane = static_cast<int32_t>(blockIdx.y * blockDim.x + threadIdx.x);
+  create_entries(job, request, lane, static_cast<int32_t>(gridDim.y * blockDim.x),
+                 [&](const ListReport& found) { report(to, found); });
+}
+
+dim3 gather_grid(int32_t num_requests, int64_t num_columns, int32_t page_size) {
+  const int64_t columns = num_columns / page_size;
+  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(columns / kEntriesPerBlock, 1, kMostGatherBlocks));
+  return {static_cast<unsigned>(num_requests), blocks};
 }
 
 }  // namespace
+
+std::shared_ptr<ListReport> make_report(int32_t device) {
+  const platform::cuda::DeviceScope scope(device);
+  auto memory = std::make_shared<platform::cuda::PinnedMemory>(sizeof(ListReport));
+  return {memory, new (memory->data()) ListReport()};
+}
 
 void build_lists(int32_t device, const ListsJob& job, Stream stream) {
   const platform::cuda::DeviceScope scope(device);
@@ -112,10 +128,17 @@ void build_lists(int32_t device, const ListsJob& job, Stream stream) {
   ranges_kernel<<<1, kRangeThreads, 0, cuda_stream>>>(job);
   platform::cuda::check(cudaGetLastError(), "launching the lengths' kernel");
   if (job.given_kv_indptr != nullptr || job.ranges.num_requests == 0) return;
-  const int64_t columns = job.table.num_columns / job.ranges.page_size;
-  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(columns / kEntriesPerBlock, 1, kMostGatherBlocks));
-  const dim3 grid(static_cast<unsigned>(job.ranges.num_requests), blocks);
+  const dim3 grid = gather_grid(job.ranges.num_requests, job.table.num_columns, job.ranges.page_size);
   gather_kernel<<<grid, kGatherThreads, 0, cuda_stream>>>(job);
+  platform::cuda::check(cudaGetLastError(), "launching the gathering of slots");
+}
+
+void create_kv_indices(int32_t device, const KvIndicesJob& job, int32_t num_requests, ListReport* report,
+                       Stream stream) {
+  if (num_requests == 0) return;
+  const platform::cuda::DeviceScope scope(device);
+  const dim3 grid = gather_grid(num_requests, job.table.num_columns, job.page_size);
+  create_kernel<<<grid, kGatherThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(job, report);
   platform::cuda::check(cudaGetLastError(), "launching the gathering of slots");
 }
 

@@ -9,6 +9,11 @@
 /// share of a request's entries.
 namespace folio::inline v0::backends::token_pool {
 
+/// Padding requests read this row, whose positions all have the dummy slot (ReqToTokenPool): with pages, the dummy
+/// page.
+inline constexpr int32_t kPaddingRow = 0;
+inline constexpr int32_t kDummySlot = 0;
+
 /// A dense table of slots. 64-bit addressing: a table may have more than 2^31 entries.
 struct SlotTable {
   const int32_t* slots = nullptr;  ///< of row 0
@@ -31,15 +36,27 @@ struct SlotTable {
 /// What is wrong with a request.
 enum class KvRangeFault : int32_t {
   kNone = 0,
-  kRow,        ///< not a row of the table
-  kLength,     ///< negative
-  kStart,      ///< negative
-  kAlignment,  ///< the start is not that of a page
-  kEnd,        ///< beyond the row
-  kOffset,     ///< indptr is not as lengths say
-  kCapacity,   ///< beyond the output
-  kSlot,       ///< a slot outside the pool
-  kPage,       ///< slots that are not a page
+  kRow,          ///< not a row of the table
+  kLength,       ///< negative
+  kStart,        ///< negative
+  kAlignment,    ///< the start is not that of a page
+  kEnd,          ///< beyond the row
+  kOffset,       ///< indptr is not as lengths say
+  kCapacity,     ///< beyond the output
+  kSlot,         ///< a slot outside the pool
+  kPage,         ///< slots that are not a page
+  kHostLengths,  ///< the host's copy of a length is another
+  kSum,          ///< lengths do not add up to what was given
+};
+
+/// The first fault that a device has found since the host last looked, in memory that both reach.
+struct ListReport {
+  int32_t claimed = 0;                       ///< by the thread that writes
+  KvRangeFault fault = KvRangeFault::kNone;  ///< written last
+  int32_t request = 0;
+  int32_t row = 0;
+  int64_t value = 0;  ///< what was found; faults of entries: the position
+  int64_t bound = 0;  ///< what it is held against
 };
 
 /// Building one list of entries per request.
@@ -85,9 +102,10 @@ FOLIO_HOST_DEVICE constexpr KvRangeFault entry_fault(const KvIndicesJob& job, in
   if (job.num_slots > 0 && (slot < 0 || slot >= job.num_slots || last_slot < 0 || last_slot >= job.num_slots)) {
     return KvRangeFault::kSlot;
   }
-  if (job.page_size > 1 && (slot < 0 || slot % job.page_size != 0 || last_slot - slot != past - 1 - first)) {
-    return KvRangeFault::kPage;
-  }
+  if (job.page_size == 1) return KvRangeFault::kNone;
+  if (row == kPaddingRow && slot == kDummySlot && last_slot == kDummySlot)
+    return KvRangeFault::kNone;  // the dummy page
+  if (slot < 0 || slot % job.page_size != 0 || last_slot - slot != past - 1 - first) return KvRangeFault::kPage;
   return KvRangeFault::kNone;
 }
 
@@ -102,6 +120,62 @@ FOLIO_HOST_DEVICE constexpr void write_entries(const KvIndicesJob& job, int32_t 
   } else {
     for (int64_t j = lane; j < count; j += lanes) out[j] = job.table.at(row, start + j * job.page_size) / job.page_size;
   }
+}
+
+/// Threads' share of entries [begin, end): the dummy page.
+FOLIO_HOST_DEVICE constexpr void write_dummy_page(const KvIndicesJob& job, int64_t begin, int64_t end, int32_t lane,
+                                                  int32_t lanes) {
+  for (int64_t j = begin + lane; j < end; j += lanes) job.out[j] = kDummySlot;
+}
+
+/// As write_entries. What is no page of the pool becomes the dummy page, and is told `report`.
+template <typename Report>
+FOLIO_HOST_DEVICE constexpr void write_checked_entries(const KvIndicesJob& job, int32_t request, int32_t lane,
+                                                       int32_t lanes, Report&& report) {
+  const int32_t row = job.rows[request];
+  const int64_t count = job.num_entries(request);
+  int32_t* const out = job.out + job.indptr[request];
+  for (int64_t j = lane; j < count; j += lanes) {
+    const KvRangeFault fault = entry_fault(job, request, j);
+    const int64_t position = job.start(request) + j * job.page_size;
+    const int32_t slot = job.table.at(row, position);
+    if (fault != KvRangeFault::kNone) report(ListReport{0, fault, request, row, position, slot});
+    out[j] = fault == KvRangeFault::kNone ? slot / job.page_size : kDummySlot;
+  }
+}
+
+/// What is wrong with a request, and with which numbers. range_fault's.
+FOLIO_HOST_DEVICE constexpr ListReport range_report(const KvIndicesJob& job, int32_t request, KvRangeFault fault) {
+  ListReport found{0, fault, request, job.rows[request], 0, 0};
+  switch (fault) {
+    case KvRangeFault::kRow: found.value = found.row, found.bound = job.table.num_rows; break;
+    case KvRangeFault::kLength: found.value = job.lens[request]; break;
+    case KvRangeFault::kStart: found.value = job.start(request); break;
+    case KvRangeFault::kAlignment: found.value = job.start(request), found.bound = job.page_size; break;
+    case KvRangeFault::kEnd: found.value = job.end(request), found.bound = job.table.columns_of(found.row); break;
+    case KvRangeFault::kOffset:
+      found.value = int64_t{job.indptr[request + 1]} - job.indptr[request], found.bound = job.num_entries(request);
+      break;
+    case KvRangeFault::kCapacity: found.value = job.indptr[request + 1], found.bound = job.capacity; break;
+    default: break;
+  }
+  return found;
+}
+
+/// One request of create_kv_indices where nothing can be thrown: a request that cannot be served has the dummy page
+/// wherever its entries would be, as far as the output goes.
+template <typename Report>
+FOLIO_HOST_DEVICE constexpr void create_entries(const KvIndicesJob& job, int32_t request, int32_t lane, int32_t lanes,
+                                                Report&& report) {
+  const KvRangeFault fault = range_fault(job, request);
+  if (fault == KvRangeFault::kNone) {
+    write_checked_entries(job, request, lane, lanes, report);
+    return;
+  }
+  if (lane == 0) report(range_report(job, request, fault));
+  const int64_t begin = job.indptr[request] < 0 ? 0 : job.indptr[request];
+  const int64_t end = job.indptr[request + 1] < job.capacity ? job.indptr[request + 1] : job.capacity;
+  write_dummy_page(job, begin, end, lane, lanes);
 }
 
 /// The first position that a query at `position` sees, at a page's begin.

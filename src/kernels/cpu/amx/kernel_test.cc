@@ -13,6 +13,7 @@
 #include "kernels/cpu/common/kernel_fixture_test_util.hpp"
 #include "kernels/cpu/common/random_case_test_util.hpp"
 #include "kernels/cpu/common/softmax_cases_test_util.hpp"
+#include "scheduler/batch.hpp"
 
 /// The AMX kernel on tiles in hardware, where the machine has them, and in software.
 namespace folio::inline v0::kernels {
@@ -25,6 +26,7 @@ using testing::AttentionCase;
 using testing::CaseOptions;
 using testing::kInfinity;
 using testing::kNan;
+using testing::lengthen_row;
 using testing::mask_without;
 using testing::overwrite;
 using testing::overwrite_kv;
@@ -123,6 +125,36 @@ TEST_P(AmxKernels, Softmax_LargeAndNegativeLogits_IsFinite) {
       AttentionCase subject(amx_config(), paged_batch({1, 5, 40}, {150, 70, 529}), options, 3);
       subject.mutable_args().sm_scale *= sign;
       EXPECT_EQ(subject.compare(subject.run(*GetParam(), 3)), "") << sign << " " << magnitude;
+    }
+  }
+}
+
+TEST_P(AmxKernels, Softmax_LogitsOfBillions_FollowTheLargest) {
+  for (const float sign : {1.0f, -1.0f}) {
+    for (const float magnitude : {3e4f, 1e5f}) {  // logits of 1e9 and of 1e10
+      CaseOptions options;
+      options.magnitude = magnitude;
+      AttentionCase subject(amx_config(), paged_batch({1, 5, 40}, {150, 70, 229}), options, 3);
+      subject.mutable_args().sm_scale *= sign;
+      EXPECT_EQ(subject.compare(subject.run(*GetParam(), 3)), "") << sign << " " << magnitude;
+    }
+  }
+}
+
+TEST_P(AmxKernels, LongestRow_WindowAtItsEnd_HasBitsOfShortRow) {
+  for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3}) {
+    for (const int32_t q_len : {1, 40}) {
+      AttentionConfig config = amx_config();
+      config.kv = type;
+      config.page_size = 8192;
+      config.window_left = 200;
+      const int32_t length = scheduler::kMaxKvLen % config.page_size;
+      AttentionCase subject(config, paged_batch({q_len}, {length}), {}, 1);
+      const Result expected = subject.run(*GetParam(), 1);
+      ASSERT_EQ(subject.compare(expected), "");
+      std::vector<SegmentArgs> args;
+      lengthen_row(subject, scheduler::kMaxKvLen, args);
+      EXPECT_EQ(subject.run(*GetParam(), 1).bytes, expected.bytes) << to_string(type) << " " << q_len;
     }
   }
 }

@@ -100,6 +100,7 @@ FOLIO_INLINE bool update_row_max(const AmxWork& amx, const TileOperands& operand
       logit_scale *= splat(kLog2E);
     }
     blocks[s].max = update_block_row_max(work, operands, blocks[s].mask, first, logit_scale, block_scores);
+    round_large_logits(blocks[s].max, block_scores);
     blocks[s].max.raised &= static_cast<__mmask16>(bit_range(0, rows));
     raised |= blocks[s].max.raised;
   }

@@ -8,7 +8,15 @@
 /// its lane.
 ///
 /// Lazy rescaling (FlashAttention-4): row_max follows the true maximum only when that has risen by more than
-/// kRescaleThreshold. Then acc needs rescaling rarely. P is at most 2^kRescaleThreshold, which loses no precision.
+/// kRescaleThreshold. Then acc needs rescaling rarely.
+///
+/// P is at most 2^kRescaleThreshold. Its rounding to bfloat16 is relative, so every p errs by at most 2^-8 of itself
+/// and an output by at most 2^-8 of the row's weighted mean of |v|, whatever the threshold. Within this bound lazy
+/// rescaling costs accuracy. The true maximum has p = 1, which is not rounded: where one key outweighs the others, the
+/// output errs by 2^-8 of their share alone. Relative to an older maximum that key's p is rounded too, and the output
+/// errs by up to 2^-8 of |v|. Every positive threshold does so, and a threshold of 0 rescales acc, and empties the
+/// pipeline of GEMMs, with every new maximum of any of 16 rows. row_sum, and with it the LSE, takes p before its
+/// rounding.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// 2^x for x <= 128, 0 in lanes that `lanes` leaves out: relative error below 2^-22.5, exactly 1 at 0, exactly 0 below
@@ -43,6 +51,9 @@ FOLIO_INLINE IntVec pack_bfloat16(Vec even, Vec odd) {
 }
 
 inline constexpr float kRescaleThreshold = 8.0f;
+
+/// Up to so large a |row_max|, exponents may come of a fused multiply-add: a logit and its rounding differ by 2^-5.
+inline constexpr float kMaxFusedRowMax = 0x1p20f;
 
 /// S to logits in base-2 units, in place: soft cap and ALiBi, which need more than a factor.
 static inline void finish_logits(const WorkTileParams& work, const KvTile& tile, int32_t r, int32_t rows,
@@ -82,7 +93,6 @@ struct RowBlockMax {
 };
 
 /// Lazy rescaling: row_max moves only when the tile's maximum exceeds it by more than kRescaleThreshold.
-
 static inline RowBlockMax update_block_row_max(const WorkTileParams& work, const TileOperands& operands,
                                                const RowBlockMask& mask, int32_t r, Vec logit_scale,
                                                const float* scores) {
@@ -111,6 +121,20 @@ static inline RowBlockMax update_block_row_max(const WorkTileParams& work, const
   max.rescale = _mm512_mask_mov_ps(splat(1.0f), max.raised, exp2_lanes(before - after, 0xffff));
   store(work.state.row_max + r, after);
   return max;
+}
+
+/// Makes logits of scores, in rows whose |row_max| is large. row_max is a rounded product. There its rounding is no
+/// longer small beside an exponent: the exponent of the maximum itself would be far from 0 if it came of the product
+/// before rounding.
+FOLIO_INLINE void round_large_logits(RowBlockMax& max, float* scores) {
+  const Vec magnitude = from_bits(bits(max.row_max) & splat_int(0x7fffffff));
+  const __mmask16 large = _mm512_cmp_ps_mask(magnitude, splat(kMaxFusedRowMax), _CMP_GT_OQ);
+  if (large == 0) return;
+  for (int32_t t = 0; t < kTileTokens; ++t) {
+    const Vec score = load<Vec>(scores + t * kRowBlock);
+    store(scores + t * kRowBlock, Vec(_mm512_mask_mul_ps(score, large, score, max.logit_scale)));
+  }
+  max.logit_scale = _mm512_mask_mov_ps(max.logit_scale, large, splat(1.0f));
 }
 
 /// p[half][row][token] = exp2(logit - row_max) * value scale in bfloat16, 0 for masked tokens; halves that no row of

@@ -4,10 +4,11 @@
 
 /// GEMM0 (S = Q K^T) and GEMM1 (O += P V).
 ///
-/// A score is the sum over the registers of a key, in order, and then over the lanes, always by halves. GEMM1 rescales
-/// acc, then adds the tokens in order, each by a multiply-add. Blocks of every shape do the same operations: a row's
-/// bits do not depend on the rows beside it. A masked token has p = 0 and changes nothing, so that rows may share loops
-/// over more than their own tokens.
+/// A score is the sum over the registers of a key, in order, and then over the lanes, always by halves. GEMM1 adds up a
+/// KV tile's tokens in order, each by a multiply-add, from 0; acc takes the tile's sum at once. A sum that took every
+/// token one by one would drift over long contexts. Blocks of every shape do the same operations: a row's bits do not
+/// depend on the rows beside it. A masked token has p = 0 and changes nothing, so that rows may share loops over more
+/// than their own tokens.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// Work tiles of up to so many rows read K and V straight from the cache; more rows share upcast copies.
@@ -239,7 +240,8 @@ inline constexpr int kBlockUnits = kRows == 8   ? 1
                                    : kRows == 4 ? 2
                                                 : 4;
 
-/// acc of kRows rows and kUnits units, in registers. With kPart: the first `count` components of the only unit.
+/// The sum over a KV tile, of kRows rows and kUnits units, in registers. With kPart: the first `count` components of
+/// the only unit.
 template <int kRows, int kUnits, bool kPart>
 struct PvAccumulator {
   static constexpr int kVecs = kUnits * kUnitVecs;
@@ -249,16 +251,11 @@ struct PvAccumulator {
     const int32_t left = count - c * kLanes;
     return static_cast<__mmask16>(left >= kLanes ? 0xffff : left <= 0 ? 0 : 0xffff >> (kLanes - left));
   }
-  FOLIO_INLINE_MEMBER void load_rescaled(const float* acc, int32_t stride, const float* rescale, int32_t count) {
+  FOLIO_INLINE_MEMBER void clear() {
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
-      const __m512 factor = _mm512_set1_ps(rescale[i]);
 #pragma GCC unroll 8
-      for (int c = 0; c < kVecs; ++c) {
-        const float* const at = acc + i * stride + c * kLanes;
-        acc_regs[i][c] =
-            _mm512_mul_ps(kPart ? _mm512_maskz_loadu_ps(lanes(c, count), at) : _mm512_loadu_ps(at), factor);
-      }
+      for (int c = 0; c < kVecs; ++c) acc_regs[i][c] = _mm512_setzero_ps();
     }
   }
   /// Adds a token's V, one unit of it.
@@ -273,16 +270,19 @@ struct PvAccumulator {
       }
     }
   }
-  FOLIO_INLINE_MEMBER void store_acc(float* acc, int32_t stride, int32_t count) const {
+  /// acc = acc * rescale + the sum.
+  FOLIO_INLINE_MEMBER void add_to_acc(float* acc, int32_t stride, const float* rescale, int32_t count) const {
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
+      const __m512 factor = _mm512_set1_ps(rescale[i]);
 #pragma GCC unroll 8
       for (int c = 0; c < kVecs; ++c) {
         float* const at = acc + i * stride + c * kLanes;
         if constexpr (kPart) {
-          _mm512_mask_storeu_ps(at, lanes(c, count), acc_regs[i][c]);
+          const __m512 before = _mm512_maskz_loadu_ps(lanes(c, count), at);
+          _mm512_mask_storeu_ps(at, lanes(c, count), _mm512_fmadd_ps(before, factor, acc_regs[i][c]));
         } else {
-          _mm512_storeu_ps(at, acc_regs[i][c]);
+          _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_loadu_ps(at), factor, acc_regs[i][c]));
         }
       }
     }
@@ -300,7 +300,7 @@ FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, con
   const float* const p = work.scratch.p + r * kTileTokens;
   float* const acc = work.state.acc + r * work.v_stride + d;
   PvAccumulator<kRows, kUnits, kPart> block;
-  block.load_rescaled(acc, work.v_stride, work.scratch.rescale + r, count);
+  block.clear();
   if constexpr (kPairs) {
     for (int32_t t = span.begin & ~1; t < span.end; t += 2) {
       prefetch.issue(t);
@@ -327,7 +327,7 @@ FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, con
       }
     }
   }
-  block.store_acc(acc, work.v_stride, count);
+  block.add_to_acc(acc, work.v_stride, work.scratch.rescale + r, count);
 }
 
 /// Components [d, head_dim_v), in blocks of kUnits units, then smaller ones. Each issues its share of `prefetch`.
@@ -371,7 +371,7 @@ static void pv_rows_from_upcast(const WorkTileParams& work, const uint64_t* visi
   const auto block_of = [&]<int kUnits, bool kPart>(int32_t d) __attribute__((always_inline)) {
     PvAccumulator<kRows, kUnits, kPart> block;
     const int32_t count = work.head_dim_v - d;
-    block.load_rescaled(acc + d, work.v_stride, work.scratch.rescale + r, count);
+    block.clear();
     for (int32_t t = span.begin; t < span.end; ++t) {
       const float* const from = work.scratch.v + t * work.v_stride + d;
 #pragma GCC unroll 4
@@ -385,7 +385,7 @@ static void pv_rows_from_upcast(const WorkTileParams& work, const uint64_t* visi
         block.fma(u, p + t, values);
       }
     }
-    block.store_acc(acc + d, work.v_stride, count);
+    block.add_to_acc(acc + d, work.v_stride, work.scratch.rescale + r, count);
   };
   constexpr int kUnits = kBlockUnits<kRows>;
   int32_t d = 0;

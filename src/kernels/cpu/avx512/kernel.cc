@@ -12,22 +12,26 @@ std::string needs_vbmi(const platform::CpuFeatures& features) {
                                                      : "the CPU or the OS lacks AVX-512 (F, BW, CD, DQ, VL) with VBMI";
 }
 
-/// Cores with AVX512-FP16 (Golden Cove and its successors) issue a dot product of bfloat16 pairs every second to third
-/// cycle, slower than the two float32 multiply-adds that it replaces; Zen 4 and 5 issue it like one of them.
-std::string needs_fast_bf16(const platform::CpuFeatures& features) {
+std::string needs_bf16(const platform::CpuFeatures& features) {
   std::string why = needs_vbmi(features);
   if (why.empty() && !features.avx512_bf16) why = "the CPU or the OS lacks AVX512_BF16";
-  if (why.empty() && features.avx512_fp16) {
-    why = "the CPU has AVX512-FP16, and with it slow products of bfloat16; the kernel avx512 is faster there";
-  }
   return why;
+}
+
+/// Cores with AVX512-FP16 (Golden Cove and its successors) issue a dot product of bfloat16 pairs every second to third
+/// cycle, slower than the two float32 multiply-adds that it replaces; Zen 4 and 5 issue it like one of them.
+bool has_fast_bf16(const platform::CpuFeatures& features) {
+  return !features.avx512_fp16;
 }
 
 }  // namespace
 
 std::span<const AttentionKernel* const> attention_kernels() {
-  static const AttentionKernel bf16 =
-      cpu::attention_kernel<kBf16Collective>("avx512-bf16", needs_fast_bf16, KvFormat::kCpuPacked);
+  static const AttentionKernel bf16 = [] {
+    AttentionKernel kernel = cpu::attention_kernel<kBf16Collective>("avx512-bf16", needs_bf16, KvFormat::kCpuPacked);
+    kernel.preferred = has_fast_bf16;
+    return kernel;
+  }();
   static const AttentionKernel plain = cpu::attention_kernel<kCollective>("avx512", needs_vbmi, KvFormat::kCpuPacked);
   static const std::array<const AttentionKernel*, 2> all{&bf16, &plain};
   return all;

@@ -1,8 +1,12 @@
+#include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "core/instrumented_test_util.hpp"
 #include "kernels/cpu/common/kernel_fixture_test_util.hpp"
 #include "kernels/cpu/common/random_case_test_util.hpp"
+#include "kernels/cpu/common/softmax_cases_test_util.hpp"
+#include "scheduler/batch.hpp"
 
 namespace folio::inline v0::kernels {
 namespace {
@@ -11,8 +15,10 @@ using scheduler::testing::OwnedBatch;
 using scheduler::testing::paged_batch;
 using testing::AttentionCase;
 using testing::CaseOptions;
+using testing::lengthen_row;
 using testing::random_case;
 using testing::RandomCase;
+using Result = AttentionCase::Result;
 
 INSTANTIATE_TEST_SUITE_P(Isa, CpuKernels, ::testing::ValuesIn(every_cpu_kernel()), kernel_test_name);
 
@@ -35,6 +41,45 @@ TEST_P(CpuKernels, Output_RandomCases_MatchesReference) {
 /// One decode, one verification and one prefill request, each over several tiles.
 OwnedBatch mixed_batch() {
   return paged_batch({1, 5, 40}, {150, 70, 129});
+}
+
+/// Every key counts the same and every value is equal, so the result is known, and errors of sums add up.
+TEST_P(CpuKernels, Output_EqualValuesOverLongContext_DoesNotDrift) {
+  constexpr float kValue = 0.3f;
+  constexpr int32_t kKeys = folio::testing::kInstrumented ? 1 << 17 : 1 << 20;
+  // Additions that a key's share passes: of 64 in its KV tile, of 256 tiles in its state, and of states.
+  constexpr double kAdditions = 64 + 256 + kKeys / 16384;
+  constexpr double kBound = (kAdditions + 8) * 0x1p-24;
+  for (const int32_t q_len : {1, 9}) {  // V straight from the cache, and upcast
+    AttentionConfig config = plain_config(16);
+    config.num_q_heads = config.num_kv_heads = 1;
+    config.mask = MaskKind::kNone;
+    config.page_size = 8192;
+    AttentionCase subject(config, paged_batch({q_len}, {config.page_size}), {}, 1);
+    subject.mutable_args().sm_scale = 1e-30f;
+    std::vector<SegmentArgs> args;
+    lengthen_row(subject, kKeys, args);
+    std::fill_n(static_cast<float*>(args[0].cache.v), args[0].cache.num_pages * args[0].cache.v_strides.page, kValue);
+    const double expected = double{kValue} * double{args[0].v_scale.value};
+    const Result result = subject.run(*GetParam(), 1);
+    for (const float value : result.out) ASSERT_NEAR(value, expected, kBound * expected) << q_len;
+    for (const float lse : result.lse) ASSERT_NEAR(lse, std::log(double{kKeys}), kBound + 16 * 0x1p-24) << q_len;
+  }
+}
+
+TEST_P(CpuKernels, LongestRow_WindowAtItsEnd_HasBitsOfShortRow) {
+  for (const int32_t q_len : {1, 20}) {
+    AttentionConfig config = plain_config(16);
+    config.page_size = 8192;
+    config.window_left = 100;
+    const int32_t length = scheduler::kMaxKvLen % config.page_size;
+    AttentionCase subject(config, paged_batch({q_len}, {length}), {}, 1);
+    const Result expected = subject.run(*GetParam(), 1);
+    ASSERT_EQ(subject.compare(expected), "");
+    std::vector<SegmentArgs> args;
+    lengthen_row(subject, scheduler::kMaxKvLen, args);
+    EXPECT_EQ(subject.run(*GetParam(), 1).bytes, expected.bytes) << q_len;
+  }
 }
 
 TEST_P(CpuKernels, TakeTheHeadDimensionsOfMla) {
@@ -100,7 +145,7 @@ TEST_P(CpuKernels, SayWhatTheyRefuseAndWhatTheyTake) {
   EXPECT_EQ(refusal([](AttentionConfig&) {}), "");
   expect(refusal([](AttentionConfig& c) { c.head_dim_qk = 100; }), "head_dim_qk is 100", "multiples of 8 up to 576");
   expect(refusal([](AttentionConfig& c) { c.head_dim_v = 520; }), "head_dim_v is 520", "multiples of 8 up to 512");
-  expect(refusal([](AttentionConfig& c) { c.q = DType::kFloat8E5M2; }), "q is fp8_e5m2", "fp8_e4m3");
+  expect(refusal([](AttentionConfig& c) { c.q = DType::kFloat4E2M1x2; }), "q is fp4_e2m1x2", "fp8_e5m2");
   expect(refusal([](AttentionConfig& c) { c.kv = DType::kFloat4E2M1x2; }), "kv is fp4_e2m1x2", "fp8_e5m2");
   expect(refusal([](AttentionConfig& c) { c.ragged_kv = DType::kFloat4E2M1x2; }), "ragged_kv is", "fp8_e5m2");
   expect(refusal([](AttentionConfig& c) { c.out = DType::kUnset; }), "out is unset", "fp4_e2m1x2");

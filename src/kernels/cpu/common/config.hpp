@@ -13,6 +13,8 @@
 namespace folio::inline v0::kernels::cpu {
 
 inline constexpr int32_t kTileTokens = 64;  ///< of a KV tile: a row's mask of a tile is one 64-bit word
+/// Most keys that one state takes; states of more keys are combined. A power of two of KV tiles.
+inline constexpr int32_t kMaxStateTokens = 16384;
 inline constexpr int32_t kMaxHeadDimQk = 576;
 inline constexpr int32_t kMaxHeadDimV = 512;
 /// Rows and dimensions in scratch memory are padded with zeros to multiples of these, which every vector width divides.

@@ -43,8 +43,8 @@ std::string refusal(const AttentionConfig& config, bool applies_rope) {
   std::string why = refuse_head_dim("head_dim_qk", config.head_dim_qk, kMaxHeadDimQk);
   if (why.empty()) why = refuse_head_dim("head_dim_v", config.head_dim_v, kMaxHeadDimV);
   if (!why.empty()) return why;
-  if (!is_wide_float(config.q) && config.q != DType::kFloat8E4M3) {
-    return core::message("q is ", config.q, "; kernels here take float32, float16, bfloat16 and fp8_e4m3");
+  if (!is_wide_float(config.q) && !is_fp8(config.q)) {
+    return core::message("q is ", config.q, "; kernels here take float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
   }
   for (const DType kv : {config.kv, config.ragged_kv}) {
     if (!is_wide_float(kv) && !is_fp8(kv)) {

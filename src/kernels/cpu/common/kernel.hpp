@@ -29,7 +29,7 @@ struct WorkerScratch {
   TileScratch tile;
   QueryRow* rows = nullptr;  ///< [tile rows]
   SoftmaxState running;      ///< of the output tile
-  SoftmaxState split;        ///< of one fixed split, until it is combined into the running state
+  SoftmaxState split;        ///< of a fixed split, or of kMaxStateTokens, until combined into the running state
   size_t bytes = 0;          ///< of all parts
 };
 

@@ -87,12 +87,12 @@ static inline void pv_row_visible_only(const WorkTileParams& work, uint64_t visi
   float* const acc = work.state.acc + r * work.v_stride;
   const Vec rescale = splat(work.scratch.rescale[r]);
   for (int32_t d = 0; d < work.v_stride; d += kLanes) {
-    Vec sum = load<Vec>(acc + d) * rescale;
+    Vec sum{};
     for (uint64_t left = visible; left != 0; left &= left - 1) {
       const int t = __builtin_ctzll(left);
       sum = multiply_add(splat(p[t]), load<Vec>(work.scratch.v + t * work.v_stride + d), sum);
     }
-    store(acc + d, sum);
+    store(acc + d, multiply_add(load<Vec>(acc + d), rescale, sum));
   }
 }
 

@@ -47,7 +47,7 @@ RandomCase random_case(std::mt19937& random) {
   if (config.window_right > 0) config.window_right *= stretch;
   const DType wide[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
   const DType all[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
-  config.q = all[pick(0, 3)];
+  config.q = all[pick(0, 4)];
   config.kv = all[pick(0, 4)];
   config.ragged_kv = all[pick(0, 4)];
   config.out = chance(50) ? wide[pick(0, 2)] : all[pick(0, 4)];

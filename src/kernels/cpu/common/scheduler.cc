@@ -105,6 +105,26 @@ void bind_rows(const AttentionParams& params, const scheduler::WorkTile& tile, Q
   }
 }
 
+/// Adds the work tile's KV to the running state. A fixed split is a state of its own, which is then combined into the
+/// running one; only the first accumulates in place. Long ranges are divided in the same way: float32 sums of more keys
+/// would drift.
+void accumulate(const Collective& collective, const WorkerScratch& scratch, bool in_place, WorkTileParams& work) {
+  const int32_t end = work.kv.kv_end;
+  for (int32_t begin = work.kv.kv_begin; begin < end; begin = work.kv.kv_end, in_place = false) {
+    const int32_t first = begin / kMaxStateTokens * kMaxStateTokens;
+    work.kv.kv_begin = begin;
+    work.kv.kv_end = end - first > kMaxStateTokens ? first + kMaxStateTokens : end;
+    work.state = in_place ? scratch.running : scratch.split;
+    if (!in_place) clear(scratch.split, work.num_rows, work.v_stride);
+    collective.mainloop(work);
+    for (int32_t r = 0; !in_place && r < work.num_rows; ++r) {
+      collective.combine_states(scratch.running.row_max + r, scratch.running.row_sum + r,
+                                scratch.running.acc + r * work.v_stride, scratch.split.row_max[r],
+                                scratch.split.row_sum[r], scratch.split.acc + r * work.v_stride, work.head_dim_v);
+    }
+  }
+}
+
 }  // namespace
 
 void run_worker(const Collective& collective, const AttentionParams& params, int32_t worker) noexcept {
@@ -132,7 +152,7 @@ void run_worker(const Collective& collective, const AttentionParams& params, int
   for (int32_t i = begin; i < end; ++i) {
     const scheduler::WorkTile& tile = plan.work_tiles[i];
     const bool start = (tile.flags & scheduler::kStart) != 0;
-    const bool split = (tile.flags & scheduler::kFold) != 0 && !start;  // the first split accumulates in place
+    const bool fold = (tile.flags & scheduler::kFold) != 0;
     work.kv = bind_kv(params, tile);
     work.num_rows = tile.row_end - tile.row_begin;
     bind_rows(params, tile, scratch.rows);
@@ -140,16 +160,7 @@ void run_worker(const Collective& collective, const AttentionParams& params, int
       collective.load_q(work);
       clear(scratch.running, work.num_rows, work.v_stride);
     }
-    if (tile.kv_begin < tile.kv_end) {
-      work.state = split ? scratch.split : scratch.running;
-      if (split) clear(scratch.split, work.num_rows, work.v_stride);
-      collective.mainloop(work);
-      for (int32_t r = 0; split && r < work.num_rows; ++r) {
-        collective.combine_states(scratch.running.row_max + r, scratch.running.row_sum + r,
-                                  scratch.running.acc + r * work.v_stride, scratch.split.row_max[r],
-                                  scratch.split.row_sum[r], scratch.split.acc + r * work.v_stride, config.head_dim_v);
-      }
-    }
+    if (tile.kv_begin < tile.kv_end) accumulate(collective, scratch, start || !fold, work);
     if ((tile.flags & scheduler::kFinish) != 0) run_epilogue(collective, params, tile, scratch.running, work.v_stride);
   }
 }

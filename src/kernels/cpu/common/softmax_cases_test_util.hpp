@@ -71,4 +71,19 @@ inline AttentionCase::Result run_step(AttentionCase& subject, const AttentionKer
   return result;
 }
 
+/// Makes the only request's row `length` tokens long, a multiple of its pages longer than it is: its one page, over and
+/// over. The last tokens keep their places in pages and tiles.
+inline void lengthen_row(AttentionCase& subject, int32_t length, std::vector<SegmentArgs>& args) {
+  OwnedArgs& memory = subject.memory()[0];
+  const int64_t pages = (int64_t{length} + subject.config().page_size - 1) / subject.config().page_size;
+  memory.indices.assign(static_cast<size_t>(pages), memory.indices[0]);
+  memory.indptr = {0, static_cast<int32_t>(pages)};
+  subject.batch().segments[0].kv_len = {length};
+  args.assign(subject.args().segments.begin(), subject.args().segments.end());
+  args[0].table.indices = memory.indices.data();
+  args[0].table.indptr = memory.indptr.data();
+  args[0].table.num_indices = pages;
+  subject.mutable_args().segments = args;
+}
+
 }  // namespace folio::inline v0::kernels::testing

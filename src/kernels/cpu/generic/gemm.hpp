@@ -4,10 +4,11 @@
 
 /// GEMM0 (S = Q K^T) and GEMM1 (O += P V).
 ///
-/// A score is the sum over registers of the dimension, in order, and then over the lanes, always by halves. GEMM1
-/// rescales acc, then adds the tokens in order, each by a multiply-add. Blocks of every shape do the same operations: a
-/// row's bits do not depend on the rows beside it. A masked token has p = 0 and changes nothing, so that rows may share
-/// loops over more than their own tokens.
+/// A score is the sum over registers of the dimension, in order, and then over the lanes, always by halves. GEMM1 adds
+/// up a KV tile's tokens in order, each by a multiply-add, from 0; acc takes the tile's sum at once. A sum that took
+/// every token one by one would drift over long contexts. Blocks of every shape do the same operations: a row's bits do
+/// not depend on the rows beside it. A masked token has p = 0 and changes nothing, so that rows may share loops over
+/// more than their own tokens.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// Work tiles of up to so many rows read K and V straight from the cache; more rows share upcast copies.
@@ -118,18 +119,11 @@ struct TokenSpan {
   int32_t end;
 };
 
-/// acc of kRows rows and kVecs registers.
+/// The sum over a KV tile, of kRows rows and kVecs registers.
 template <int kRows, int kVecs>
 struct PvAccumulator {
-  Vec acc_regs[kRows][kVecs];
+  Vec acc_regs[kRows][kVecs] = {};
 
-  FOLIO_INLINE_MEMBER void load_rescaled(const float* acc, int32_t stride, const float* rescale) {
-#pragma GCC unroll 4
-    for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 8
-      for (int c = 0; c < kVecs; ++c) acc_regs[i][c] = load<Vec>(acc + i * stride + c * kLanes) * splat(rescale[i]);
-    }
-  }
   FOLIO_INLINE_MEMBER void fma(const float* p, const Vec* values) {
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
@@ -138,11 +132,15 @@ struct PvAccumulator {
       for (int c = 0; c < kVecs; ++c) acc_regs[i][c] = multiply_add(p_i, values[c], acc_regs[i][c]);
     }
   }
-  FOLIO_INLINE_MEMBER void store_acc(float* acc, int32_t stride) const {
+  /// acc = acc * rescale + the sum.
+  FOLIO_INLINE_MEMBER void add_to_acc(float* acc, int32_t stride, const float* rescale) const {
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 8
-      for (int c = 0; c < kVecs; ++c) store(acc + i * stride + c * kLanes, acc_regs[i][c]);
+      for (int c = 0; c < kVecs; ++c) {
+        float* const at = acc + i * stride + c * kLanes;
+        store(at, multiply_add(load<Vec>(at), splat(rescale[i]), acc_regs[i][c]));
+      }
     }
   }
 };
@@ -153,14 +151,13 @@ FOLIO_INLINE void pv_block_from_upcast(const WorkTileParams& work, int32_t r, in
   float* const acc = work.state.acc + r * work.v_stride + d;
   const float* const p = work.scratch.p + r * kTileTokens;
   PvAccumulator<kRows, kVecs> block;
-  block.load_rescaled(acc, work.v_stride, work.scratch.rescale + r);
   for (int32_t t = span.begin; t < span.end; ++t) {
     Vec values[kVecs];
 #pragma GCC unroll 8
     for (int c = 0; c < kVecs; ++c) values[c] = load<Vec>(work.scratch.v + t * work.v_stride + d + c * kLanes);
     block.fma(p + t, values);
   }
-  block.store_acc(acc, work.v_stride);
+  block.add_to_acc(acc, work.v_stride, work.scratch.rescale + r);
 }
 
 /// Components [d, v_stride) of rows [r, r + kRows), from upcast V.
@@ -191,7 +188,6 @@ FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, con
   const int32_t part = d / (kVecs * kLanes);
   const int32_t parts = (work.head_dim_v + kVecs * kLanes - 1) / (kVecs * kLanes);
   PvAccumulator<kRows, kVecs> block;
-  block.load_rescaled(acc, work.v_stride, work.scratch.rescale + r);
   if constexpr (kPairs) {
     for (int32_t pair = span.begin / 2; pair < (span.end + 1) / 2; ++pair) {
       prefetch.issue(2 * pair, part, parts);
@@ -222,7 +218,7 @@ FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, con
       block.fma(p + t, values);
     }
   }
-  block.store_acc(acc, work.v_stride);
+  block.add_to_acc(acc, work.v_stride, work.scratch.rescale + r);
 }
 
 template <DType kType, bool kPairs, int kRows, int kVecs>

@@ -17,9 +17,10 @@ __device__ __forceinline__ uint32_t position_offset(const KvShard& shard, uint32
 }
 
 /// Whether row `row` sees local token `token`: its range, and from rows.mask_begin on the custom mask's bit. `Rows` has
-/// visible_begin, visible_end, mask_begin and mask_bit, by row; `Params` has AttentionParams' custom_mask.
-template <typename Params, typename Rows>
-__device__ __forceinline__ bool is_visible(const Params& params, const Rows& rows, int32_t row, int32_t token) {
+/// visible_begin, visible_end, mask_begin and mask_bit, by row.
+template <typename Rows>
+__device__ __forceinline__ bool is_visible(const AttentionParams& params, const Rows& rows, int32_t row,
+                                           int32_t token) {
   if (token < rows.visible_begin[row] || token >= rows.visible_end[row]) return false;
   if (token < rows.mask_begin[row]) return true;
   const int64_t bit = rows.mask_bit[row] + token;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attention_kernel.hpp"
 #include "ptx/mma.cuh"
 
 /// Arithmetic of the online softmax that CUDA kernels share: states of a row in base-2 units and how two become one.
@@ -37,10 +38,8 @@ __device__ inline float fold(const Fold& factors, float mine, float other) {
   return fmaf(mine, factors.mine, __fmul_rn(other, factors.other));
 }
 
-/// Whether logits go through natural units, because they have a soft cap or an ALiBi bias. `Params` has
-/// AttentionParams' fields of these names.
-template <typename Params>
-__device__ __forceinline__ bool has_bias(const Params& params) {
+/// Whether logits go through natural units, because they have a soft cap or an ALiBi bias.
+__device__ __forceinline__ bool has_bias(const AttentionParams& params) {
   return params.soft_cap != 0.0f || params.alibi_slopes != nullptr;
 }
 

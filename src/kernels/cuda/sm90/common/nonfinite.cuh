@@ -54,4 +54,19 @@ __device__ __forceinline__ float element_of(uint32_t word, int32_t index) {
   }
 }
 
+/// Zeroes the NaN and Inf among `NumWords` words of 16-bit pairs in shared memory; called by threads 0 to NumThreads
+/// - 1.
+template <typename T, int32_t NumWords, int32_t NumThreads>
+__device__ __forceinline__ void zero_nonfinite(uint32_t smem, int32_t thread) {
+#pragma unroll 1
+  for (int32_t i = thread; i < NumWords; i += NumThreads) {
+    const uint32_t at = smem + 4 * static_cast<uint32_t>(i);
+    const uint32_t pair = ptx::ld_shared_4(at);
+    const uint32_t signs = nonfinite_signs<T>(pair);
+    if ((signs & (kNonfiniteLow | kNonfiniteHigh)) == 0) continue;
+    ptx::st_shared_4(at, pair & ((signs & kNonfiniteLow) != 0 ? 0xffff0000u : ~0u) &
+                             ((signs & kNonfiniteHigh) != 0 ? 0xffffu : ~0u));
+  }
+}
+
 }  // namespace folio::inline v0::kernels::cuda::sm90

@@ -336,7 +336,8 @@ class ConsumerWarpgroup {
     if (*reinterpret_cast<const uint32_t*>(storage_.nonfinite[tile.v.stage]) == 0) return;
     add_nonfinite<T>(params_, rows, half, tile.first, first_row_, o_);
     ptx::named_barrier_sync(kConsumerBarrier + consumer_, kWarpgroupThreads);
-    zero_nonfinite<T>(half, static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads);
+    constexpr int32_t kWords = kHalfColumnBlocks * kColumnBlockBytes / 4;
+    zero_nonfinite<T, kWords, kWarpgroupThreads>(half, static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads);
     ptx::fence_view_async_shared();
     ptx::named_barrier_sync(kConsumerBarrier + consumer_, kWarpgroupThreads);
     ptx::fence_view_async_shared();

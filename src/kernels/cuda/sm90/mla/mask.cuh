@@ -83,18 +83,4 @@ __device__ __forceinline__ void add_nonfinite(const AttentionParams& params, con
   }
 }
 
-/// By thread `thread` of a consumer: zeroes the NaN and Inf of its half of V.
-template <typename T>
-__device__ __forceinline__ void zero_nonfinite(uint32_t half, int32_t thread) {
-#pragma unroll 1
-  for (int32_t i = thread; i < kHalfColumnBlocks * kColumnBlockBytes / 4; i += kWarpgroupThreads) {
-    const uint32_t at = half + 4 * static_cast<uint32_t>(i);
-    const uint32_t pair = ptx::ld_shared_4(at);
-    const uint32_t signs = nonfinite_signs<T>(pair);
-    if ((signs & (kNonfiniteLow | kNonfiniteHigh)) == 0) continue;
-    ptx::st_shared_4(at, pair & ((signs & kNonfiniteLow) != 0 ? 0xffff0000u : ~0u) &
-                             ((signs & kNonfiniteHigh) != 0 ? 0xffffu : ~0u));
-  }
-}
-
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

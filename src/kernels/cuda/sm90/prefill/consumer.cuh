@@ -58,7 +58,7 @@ class ConsumerWarpgroup {
     CarriedState<kOutputs> carried;
     if (warpgroup_ == 1)
       ptx::named_barrier_arrive(kPingPongBarrier,
-                                kConsumerWarpgroups * kWarpgroupThreads);  // the first one has the first turn
+                                kConsumerWarpgroups * kWarpgroupThreads);  // warpgroup 0 issues first
     for (int32_t number = 0;; ++number) {
       const int32_t tile_buffer = number % kTileBuffers;
       ptx::mbarrier_wait_warp(ptx::shared_address(storage_.tile_full) + 8 * tile_buffer, number / kTileBuffers & 1);
@@ -198,8 +198,8 @@ class ConsumerWarpgroup {
     return end;
   }
 
-  /// GEMM0 and softmax of the next KV tile; GEMM1 of the one before overlaps the softmax. The two warpgroups take turns
-  /// to issue MMAs (ping-pong scheduling), so that one's softmax overlaps the other's MMAs.
+  /// GEMM0 and softmax of the next KV tile; GEMM1 of the one before overlaps the softmax. Ping-pong
+  /// scheduling: only one warpgroup issues MMAs at a time, and its MMAs overlap the other's softmax.
   template <bool Masked>
   __device__ __forceinline__ void step(MainloopState& loop) {
     float s[kScores];
@@ -218,8 +218,9 @@ class ConsumerWarpgroup {
     gemm0(loop.q, k_stage, s);
     const uint32_t v_stage = consumer_wait(v_pipeline_, v_state_);
     gemm1(v_stage, loop.p);
-    // kPlain, kAlibi: a turn ends when S is complete. The others' softmax takes longer than the MMAs, so their turn
-    // ends when these are issued: behind the wait, the compiler would schedule the arrival after the whole softmax.
+    // kPlain, kAlibi: the other warpgroup may issue when S is complete. In the other variants softmax takes longer than
+    // the MMAs, so it may issue as soon as these are issued: behind the wait, the compiler would schedule the arrival
+    // after the whole softmax.
     constexpr bool kWaitsForScores = has_scale(kVariant);
     if constexpr (!kWaitsForScores)
       ptx::named_barrier_arrive(kPingPongBarrier + 1 - warpgroup_, kConsumerWarpgroups * kWarpgroupThreads);
@@ -439,7 +440,8 @@ class ConsumerWarpgroup {
     const uint32_t tile = v_tile(v_state_.stage);
     add_nonfinite<T, DimV, kBlockN>(params_.attention, rows, tile, first, first_row_, o_);
     ptx::named_barrier_sync(kConsumersBarrier, kConsumerWarpgroups * kWarpgroupThreads);
-    clear_nonfinite<T, DimV, kBlockN>(tile, static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads);
+    zero_nonfinite<T, kBlockN * DimV / 2, kConsumerWarpgroups * kWarpgroupThreads>(
+        tile, static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads);
     ptx::fence_view_async_shared();
     ptx::named_barrier_sync(kConsumersBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     ptx::fence_view_async_shared();

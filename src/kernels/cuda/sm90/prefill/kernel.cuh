@@ -23,8 +23,8 @@
 ///   V tiles (TMA)    full [stages]  ---------------->   O += P V    GEMM1, P from registers; it overlaps the
 ///                    empty[stages]  <----------------   softmax of the next KV tile
 ///
-///   order of loads:  K0, K1, V0, K2, V1, ...          kPingPongBarrier: the consumers take turns to issue MMAs, so
-///   between them, the next work tile in 6 steps       that one's softmax overlaps the other's MMAs
+///   order of loads:  K0, K1, V0, K2, V1, ...          kPingPongBarrier: one consumer at a time issues MMAs;
+///   between them, the next work tile in 6 steps       they overlap the other's softmax
 ///
 /// Stages and shared memory by head dimensions: docs/kernels/cuda_sm90_prefill.md. FP8 MMA has K, raw V and transposed
 /// V in 3 + 2 + 3 stages; its producer transposes V between the last two.

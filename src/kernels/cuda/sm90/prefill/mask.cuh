@@ -139,18 +139,4 @@ __device__ __forceinline__ void add_nonfinite(const AttentionParams& params, con
   for (int32_t i = 0; i < Dim / 2; ++i) o[i] = out->x[i];
 }
 
-/// Thread `thread` of all consumers: NaN and Inf of the tile become zeros.
-template <typename T, int32_t Dim, int32_t BlockN>
-__device__ __forceinline__ void clear_nonfinite(uint32_t tile, int32_t thread) {
-#pragma unroll 1
-  for (int32_t i = thread; i < BlockN * Dim / 2; i += kConsumerWarpgroups * kWarpgroupThreads) {
-    const uint32_t at = tile + 4 * static_cast<uint32_t>(i);
-    const uint32_t pair = ptx::ld_shared_4(at);
-    const uint32_t nonfinite = nonfinite_signs<T>(pair);
-    if ((nonfinite & (kNonfiniteLow | kNonfiniteHigh)) == 0) continue;
-    ptx::st_shared_4(at, pair & ((nonfinite & kNonfiniteLow) != 0 ? 0xffff0000u : ~0u) &
-                             ((nonfinite & kNonfiniteHigh) != 0 ? 0xffffu : ~0u));
-  }
-}
-
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -1,0 +1,104 @@
+#pragma once
+
+// What a serving engine's requests hold, by its own book-keeping: tokens, the slots that they lie in, and the values
+// that attention over them must give. Nothing here asks the library but its float64 oracle, which is given the values
+// themselves and no cache, table or plan.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "folio/folio.hpp"
+#include "folio/pools.hpp"
+#include "folio/reference.hpp"
+#include "input.hpp"
+
+namespace serving {
+
+constexpr int32_t kMostRequests = 6;
+constexpr int32_t kMostTokens = 48;  // of a request
+constexpr int32_t kPoolTokens = 128;
+
+/// A value in [-1, 1) that follows from what it belongs to.
+inline float value_of(uint32_t token, uint32_t position, uint32_t place) {
+  uint64_t x = (uint64_t{token} << 40) ^ (uint64_t{position} << 20) ^ place;
+  x = (x ^ (x >> 31)) * 0x7fb5d329728ea185u;
+  x = (x ^ (x >> 27)) * 0x81dadef4bc2dd44du;
+  return static_cast<float>(static_cast<int32_t>((x >> 33) & 0xffff) - 0x8000) / 32768.0f;
+}
+
+/// One request: token i is `tokens[i]` and lies in `slots[i]`. The first `lock->length()` slots are the prefix cache's.
+struct Request {
+  std::vector<int32_t> tokens, slots;
+  std::optional<folio::PrefixLock> lock;
+  int32_t length() const { return static_cast<int32_t>(tokens.size()); }
+};
+
+/// Places of the values that belong to a token: its keys, its values, its query.
+enum Part : uint32_t { kKey = 0, kValue = 1 << 12, kQuery = 2 << 12 };
+
+/// A token's row of `heads` times `dim` values.
+inline void append_row(std::vector<float>& rows, int32_t token, int32_t position, Part part, int32_t heads,
+                       int32_t dim) {
+  for (int32_t i = 0; i < heads * dim; ++i) {
+    rows.push_back(value_of(static_cast<uint32_t>(token), static_cast<uint32_t>(position),
+                            static_cast<uint32_t>(part) + static_cast<uint32_t>(i)));
+  }
+}
+
+inline bool near(double got, double expected) {
+  if (std::isinf(expected)) return got == expected;
+  return std::abs(got - expected) <= 2e-5 + 2e-5 * std::abs(expected);
+}
+
+/// The results of a step, packed: [tokens, heads, head_dim_v] and [tokens, heads].
+struct StepOutput {
+  std::vector<float> out, lse;
+};
+
+/// Compares rows of the last `q_len` tokens of a request with the oracle: `first_row` is their first row of `output`.
+/// Only keys [first_key, last_key) count.
+inline void check_rows(const folio::AttentionConfig& config, const Request& request, int32_t q_len, int32_t first_key,
+                       int32_t last_key, const StepOutput& output, size_t first_row) {
+  std::vector<float> q, k, v;
+  const int32_t length = request.length();
+  for (int32_t p = length - q_len; p < length; ++p) {
+    append_row(q, request.tokens[static_cast<size_t>(p)], p, kQuery, config.num_q_heads, config.head_dim_qk);
+  }
+  for (int32_t p = first_key; p < last_key; ++p) {
+    append_row(k, request.tokens[static_cast<size_t>(p)], p, kKey, config.num_kv_heads, config.head_dim_qk);
+    append_row(v, request.tokens[static_cast<size_t>(p)], p, kValue, config.num_kv_heads, config.head_dim_v);
+  }
+  const int32_t cu_q[] = {0, q_len}, kv_len[] = {last_key - first_key}, first_pos[] = {first_key};
+  const int32_t indptr[] = {0, last_key - first_key}, q_first_pos[] = {length - q_len};
+  folio::KvSegment segment;
+  segment.source = folio::KvSource::kRagged;
+  segment.kv_len = kv_len;
+  segment.first_pos = first_pos;
+  folio::BatchView batch;
+  batch.num_requests = 1;
+  batch.num_tokens = q_len;
+  batch.cu_q = cu_q;
+  batch.q_first_pos = q_first_pos;
+  batch.segments = {&segment, 1};
+  folio::SegmentArgs keys;
+  keys.ragged.k = {k.data(), folio::DType::kFloat32, {kv_len[0], config.num_kv_heads, config.head_dim_qk}};
+  keys.ragged.v = {v.data(), folio::DType::kFloat32, {kv_len[0], config.num_kv_heads, config.head_dim_v}};
+  keys.ragged.indptr = indptr;
+  folio::AttentionArgs args;
+  args.q = {q.data(), folio::DType::kFloat32, {q_len, config.num_q_heads, config.head_dim_qk}};
+  args.segments = {&keys, 1};
+  std::vector<double> exact(static_cast<size_t>(config.head_dim_v));
+  for (int32_t t = 0; t < q_len; ++t) {
+    for (int32_t h = 0; h < config.num_q_heads; ++h) {
+      const double lse = folio::verify::reference_row(config, batch, args, t, h, exact);
+      const size_t row =
+          (first_row + static_cast<size_t>(t)) * static_cast<size_t>(config.num_q_heads) + static_cast<size_t>(h);
+      FUZZ_CHECK(near(output.lse[row], lse));
+      for (size_t d = 0; d < exact.size(); ++d) FUZZ_CHECK(near(output.out[row * exact.size() + d], exact[d]));
+    }
+  }
+}
+
+}  // namespace serving

@@ -1,0 +1,51 @@
+"""Mistakes about what is left out of a batch or given for nothing, about memory that overlaps, and in the C API's
+defaults; see mutations.py."""
+
+from mutations import ATTENTION, BATCH, KVCACHE, SCHEDULER, TILE_SPACE, plant
+
+ORACLE = "src/testing/reference_attention.cc"
+DEVICE_BATCH = SCHEDULER + "device/batch.hpp"
+ARGS = ATTENTION + "run_args.cc"
+ALIASING = ATTENTION + "aliasing.cc"
+QUANTIZE = ATTENTION + "quantize.cc"
+ROWS = KVCACHE + "page_rows.cc"
+CONVERT = "src/capi/convert.cc"
+
+rule = "positions left out"
+plant(rule, "left-out-first-pos-is-zero", BATCH, "static_cast<int32_t>(row), ends) : ends[row];", "static_cast<int32_t>(row), ends) : 0;")
+plant(rule, "left-out-first-pos-of-groups-is-zero", BATCH, "return first < 0 ? 0 : ends[first];", "return 0;")
+plant(rule, "groups-may-disagree", BATCH, "if (ends[r] != ends[first]) {", "if (false) {")
+plant(rule, "requests-without-queries-disagree", BATCH, "if (batch.cu_q[r] == batch.cu_q[r + 1]) continue;", "")
+plant(rule, "shards-end-where-their-keys-do", BATCH, "if (segment.shard.world > 1) {", "if (false) {")
+plant(rule, "device-first-pos-left-out-is-zero", DEVICE_BATCH,
+      "segment.first_pos != nullptr ? segment.first_pos[r] : to_int32(end);",
+      "segment.first_pos != nullptr ? segment.first_pos[r] : 0;")
+plant(rule, "oracle-first-pos-left-out-is-zero", ORACLE, "return end_position(batch, s, request);", "return 0;")
+
+rule = "arguments of run"
+plant(rule, "table-sum-wraps", ARGS, "core::checked_add(core::checked_mul(int64_t{row}, table.row_stride), table.first_column + pages);",
+      "int64_t(uint64_t(row) * uint64_t(table.row_stride) + uint64_t(table.first_column + pages));")
+plant(rule, "csr-strides-ignored", ROWS, "require(table.row_stride == 0 && table.first_column == 0,", "require(true,")
+plant(rule, "mask-bytes-without-a-mask", ARGS, "args.custom_mask != nullptr || args.custom_mask_bytes == 0,", "true,")
+plant(rule, "keys-without-pages", ARGS, "cache.num_pages == 0 && lengths.kv_len", "cache.num_pages < 0 && lengths.kv_len")
+plant(rule, "scales-in-memory-unchecked", ARGS, "if (scale.data == nullptr || !readable) return;",
+      "if (scale.data == nullptr || readable) return;")
+plant(rule, "negative-page-counts", ROWS, "require(pages >= 0,", "require(true,")
+
+rule = "outputs lie apart"
+plant(rule, "caches-may-be-written", ALIASING, 'outputs.apart_from("the K cache", kvcache::k_set(args.cache));', "")
+plant(rule, "inputs-in-the-workspace", ALIASING, 'outputs.add("the workspace", bytes_set(workspace.data', 'outputs.add("the workspace", bytes_set(nullptr')
+plant(rule, "outputs-over-each-other", ALIASING, "    apart_from(name, set);\n", "")
+plant(rule, "quantised-over-its-input", QUANTIZE, 'check_apart("out", output_set("out", out), "in", attention::tensor_set("in", in));', "")
+plant(rule, "quantised-rows-overlap", QUANTIZE, "require(set.distinct,", "require(true,")
+
+rule = "huge batches"
+plant(rule, "huge-batches-are-built-first", TILE_SPACE, "    refuse_huge_batches();\n", "")
+
+rule = "zeros in C"
+plant(rule, "zero-windows-are-windows", CONVERT, "given.window_left != 0 || given.window_right != 0,", "true,")
+plant(rule, "zero-scale-is-zero", CONVERT, "if (converted.value == 0.0f) converted.value = Scale{}.value;", "")
+plant(rule, "zero-shard-is-refused", CONVERT, "return zero ? KvShard{}", "return zero && shard.world != 0 ? KvShard{}")
+
+rule = "memory runs out"
+plant(rule, "array-counts-memory-it-did-not-get", SCHEDULER + "plan_storage.hpp", "    try {\n      auto larger", "    capacity_ = grown;\n    try {\n      auto larger")

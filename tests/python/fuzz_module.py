@@ -1,0 +1,389 @@
+"""Calls every function of the module with random arguments, right and wrong ones, on the CPU.
+
+Nothing may end the process, and nothing but Error, TypeError and ValueError may be raised. What attention, writes and
+merges accept is compared with the oracle, or with numpy. A case depends on the seed, its number, and, for
+calls of anything, on the cases before it:
+
+    fuzz_module.py --seed 7 --first 1234 --cases 1 --verbose
+"""
+
+import argparse
+import enum
+import faulthandler
+import random as randoms
+import re
+import sys
+import time
+import warnings
+
+import folio
+import ml_dtypes
+import numpy as np
+
+import fuzz_values
+
+REFUSALS = (folio.Error, TypeError, ValueError)
+CONTEXTS = [folio.Context.cpu(num_threads=n) for n in (1, 3)]
+EPS32 = float(np.finfo(np.float32).eps)
+ELEMENTS = {
+    folio.DType.kFloat32: np.float32, folio.DType.kFloat16: np.float16, folio.DType.kBFloat16: ml_dtypes.bfloat16,
+    folio.DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, folio.DType.kFloat8E5M2: ml_dtypes.float8_e5m2,
+}
+
+
+FP8 = [folio.DType.kFloat8E4M3, folio.DType.kFloat8E5M2]
+
+
+class Mismatch(Exception):
+    """A result that the oracle denies."""
+
+
+class Maker:
+    """Makes the arguments of one case. Each goes through `give`, which spoils it now and then."""
+
+    def __init__(self, random):
+        self.random = random
+        self.numpy = np.random.default_rng(random.getrandbits(64))
+        self.odds = random.choice([0, 0, 0.02, 0.05, 0.3])
+        self.longest = {"k": 0.0, "v": 0.0}  # of a key's vector, of a value: as they are attended over
+
+    def give(self, value):
+        return fuzz_values.spoil(value, self.random) if self.random.random() < self.odds else value
+
+    def kept(self, arguments):
+        return {name: self.give(value) for name, value in arguments.items()}
+
+    def values(self, *shape, element=np.float32):
+        return self.numpy.standard_normal(shape).astype(np.float32).astype(element)
+
+    def measure(self, k, v, k_scale, v_scale):
+        scales = [abs(scale) if isinstance(scale, float) else 6.0 for scale in (k_scale, v_scale)]  # arrays: below 6
+        longest_k = np.linalg.norm(k.astype(np.float64), axis=-1).max(initial=0) * scales[0]
+        longest_v = np.abs(v.astype(np.float64)).max(initial=0) * scales[1]
+        self.longest = {"k": max(self.longest["k"], longest_k), "v": max(self.longest["v"], longest_v)}
+
+    def indptr(self, lengths):
+        return np.cumsum([0, *lengths]).astype(np.int32)
+
+    def some(self, *choices):
+        return self.random.choice(choices)
+
+
+def make_config(maker):
+    some = maker.some
+    kv_heads, q = some(1, 2, 3), some(*list(ELEMENTS)[:3])
+    features = None
+    for feature in (folio.Feature.kSoftCap, folio.Feature.kAlibi, folio.Feature.kSinks):
+        if some(True, False, False):
+            features = feature if features is None else features | feature
+    packed = some(True, False, False, False) and q != folio.DType.kFloat32
+    return {
+        "num_q_heads": kv_heads * some(1, 2, 5), "num_kv_heads": kv_heads, "head_dim_qk": some(8, 32, 64, 72),
+        "head_dim_v": some(8, 24, 64), "q": q, "kv": some(q, q, folio.DType.kFloat8E4M3, folio.DType.kFloat8E5M2),
+        "out": some(folio.DType.kUnset, folio.DType.kUnset, q, *ELEMENTS),
+        "page_size": 16 if packed else some(1, 3, 16, 64),
+        "kv_format": folio.KvFormat.kCpuPacked if packed else folio.KvFormat.kStrided,
+        "mask": some(folio.MaskKind.kNone, folio.MaskKind.kCausal, folio.MaskKind.kCausal, folio.MaskKind.kCustom),
+        "window_left": some(-1, -1, 0, 5, 40), "window_right": some(-1, -1, 0, 3), "features": features,
+        "determinism": some(*folio.Determinism.__members__.values()),
+    }
+
+
+def make_cache(maker, config, pages):
+    element = ELEMENTS[config["kv"]]
+    heads, size, dims = config["num_kv_heads"], config["page_size"], (config["head_dim_qk"], config["head_dim_v"])
+    if config["kv_format"] == folio.KvFormat.kCpuPacked:
+        k = maker.values(pages, heads, size, dims[0], element=element)
+        return k, maker.values(pages, heads, size // 2, dims[1], 2, element=element), folio.make_cpu_packed_view
+    if maker.some(True, False):
+        k, v = (maker.values(pages, size, heads, dim, element=element) for dim in dims)
+        return k, v, folio.make_nhd_view
+    k, v = (maker.values(pages, heads, size, dim, element=element) for dim in dims)
+    return k, v, folio.make_hnd_view
+
+
+def make_table(maker, config, lengths, pages):
+    counts = [-(-length // config["page_size"]) for length in lengths]
+    rows = [maker.numpy.integers(0, pages, count).astype(np.int32) for count in counts]
+    if maker.some(True, False):
+        ids = np.concatenate([*rows, np.zeros(0, np.int32)]).astype(np.int32)
+        return folio.csr_table(maker.give(ids), maker.give(maker.indptr(counts)))
+    first, spare = maker.some(0, 0, 2), maker.some(0, 0, 3)
+    entries = np.full((len(rows), first + max([*counts, 0]) + spare), -1, np.int32)
+    for entry, row in zip(entries, rows):
+        entry[first:first + len(row)] = row
+    return folio.dense_table(maker.give(entries), maker.give(first))
+
+
+def make_scale(maker, heads, requests):
+    kinds = folio.ScaleGranularity
+    shape, kind = maker.some(((1,), kinds.kPerTensor), ((heads,), kinds.kPerHead), ((requests,), kinds.kPerRequest),
+                             ((requests, heads), kinds.kPerRequestAndHead))
+    if maker.some(True, True, False):
+        return maker.give(maker.some(1.0, 0.5, 2.0))
+    return folio.Scale(data=maker.give(np.abs(maker.values(*shape)) + np.float32(0.5)), granularity=maker.give(kind))
+
+
+def make_segments(maker, config, q_len, sharded):
+    """(KvSegment, SegmentArgs, keys of every request) of each part: a prefix that neighbours share, pages, and ragged
+    keys of their own."""
+    requests, heads, parts = len(q_len), config["num_kv_heads"], []
+    before = np.zeros(requests, np.int32)  # keys of the parts so far
+    shard = folio.KvShard(world=2, rank=1, interleave=3) if sharded else folio.KvShard()
+    kinds = maker.some(["paged"], ["paged"], ["ragged"], ["paged", "ragged"], ["shared", "paged"], ["shared", "ragged"])
+    for kind in kinds:
+        groups, given = [1] * requests, {"first_pos": maker.give(before) if before.any() else None, "shard": shard}
+        if kind == "shared" and requests > 1:
+            cut = maker.random.randrange(1, requests)
+            groups = [cut, requests - cut]
+            given["group_indptr"] = maker.give(maker.indptr(groups))
+        lengths = [maker.some(0, 1, 15, 16, 17, 40, 130) for _ in groups]
+        own = np.repeat(lengths, groups).astype(np.int32)
+        before = before + own
+        scales = {"k_scale": make_scale(maker, heads, requests), "v_scale": make_scale(maker, heads, requests)}
+        source = folio.KvSource.kRagged if kind == "ragged" else folio.KvSource.kPaged
+        if kind == "ragged":
+            element = ELEMENTS[config["q"] if config["kv"] in FP8 else config["kv"]]
+            k, v = (maker.values(sum(lengths), heads, config[dim], element=element)
+                    for dim in ("head_dim_qk", "head_dim_v"))
+            where = {"ragged": folio.RaggedKvView(maker.give(k), maker.give(v), maker.give(maker.indptr(lengths)))}
+        else:
+            pages = maker.some(1, 5, 40)
+            k, v, view = make_cache(maker, config, pages)
+            where = {"cache": view(maker.give(k), maker.give(v)), "table": make_table(maker, config, lengths, pages)}
+        maker.measure(k, v, *scales.values())
+        segment = folio.KvSegment(maker.give(np.array(lengths, np.int32)), source=maker.give(source), **given)
+        parts.append((segment, folio.SegmentArgs(**where, **scales), own))
+    return parts
+
+
+def make_custom_mask(maker, config, q_len, parts):
+    """(its shape, its bits)"""
+    if config["mask"] != folio.MaskKind.kCustom:
+        return None, None
+    columns = sum(own for _, _, own in parts)
+    shape = folio.CustomMask()
+    if maker.some(True, False):
+        columns = np.array([maker.random.randint(0, int(keys)) for keys in columns], np.int32)
+        shape = folio.CustomMask(scope=folio.CustomMaskScope.kTail, tail_len=maker.give(columns))
+    size = sum(-(-length * int(count) // 8) for length, count in zip(q_len, columns))
+    return shape, maker.numpy.integers(0, 256, size).astype(np.uint8)
+
+
+def make_args(maker, config, op, q_len, parts, mask_bits):
+    tokens, heads = sum(q_len), config["num_q_heads"]
+    q = maker.values(tokens, heads, config["head_dim_qk"], element=ELEMENTS[config["q"]])
+    out = np.zeros((tokens, heads, config["head_dim_v"]), ELEMENTS[op.config.out])
+    lse = np.zeros((tokens, heads), np.float32)
+    features = config["features"] or folio.Feature(0)
+    given = {
+        "lse": maker.some(lse, lse, None), "sm_scale": maker.some(0.0, 0.3),
+        "logits_soft_cap": 4.0 if folio.Feature.kSoftCap in features else 0.0,
+        "alibi_slopes": np.abs(maker.values(heads)) / 8 if folio.Feature.kAlibi in features else None,
+        "sinks": maker.values(heads) if folio.Feature.kSinks in features else None, "q_scale": 1.0,
+        "out_scale": maker.some(1.0, 0.5) if op.config.out in FP8 else 1.0, "custom_mask": mask_bits,
+    }
+    given = maker.kept(given)
+    q, out = maker.give(q), maker.give(out)
+    return folio.AttentionArgs(q, out, maker.give([part[1] for part in parts]), **given), q, out, given
+
+
+def attention(random):
+    """A whole step: prepared, planned, run, and compared with the oracle."""
+    maker = Maker(random)
+    wanted = make_config(maker)
+    config = folio.AttentionConfig(**maker.kept(wanted))
+    context = random.choice(CONTEXTS)
+    options = folio.PrepareOptions(num_workers=maker.give(maker.some(0, 1, 4)))
+    op = folio.prepare(context, config, options)
+    q_len = [maker.some(0, 1, 1, 2, 17) for _ in range(maker.some(0, 1, 2, 4))]
+    sharded = wanted["mask"] != folio.MaskKind.kCustom and maker.some(True, False, False)
+    parts = make_segments(maker, wanted, q_len, sharded)
+    mask, mask_bits = make_custom_mask(maker, wanted, q_len, parts)
+    positions = None  # of a shard they must be said
+    if sharded or maker.some(True, False, False, False):
+        positions = maker.numpy.integers(0, 300, len(q_len)).astype(np.int32)
+    batch = folio.BatchView(maker.give(maker.indptr(q_len)), [part[0] for part in parts], num_tokens=maker.give(None),
+                            q_first_pos=maker.give(positions), custom_mask=mask)
+    buffer = folio.make_plan_buffer(op)
+    plan = folio.plan(op, batch, buffer, stream=maker.give(None))
+    folio.summary(plan)
+    folio.check_plans(buffer)
+    args, q, out, given = make_args(maker, wanted, op, q_len, parts, mask_bits)
+    workspace = folio.Workspace(maker.give(max(folio.workspace_size(plan), folio.workspace_size(op))))
+    folio.init_workspace(op, workspace)
+    keep(random, config, context, options, op, *parts[0][:2], batch, buffer, plan, args, workspace)
+    folio.run(plan, args, workspace)
+    folio.validate(plan, args)
+    compare(maker, config, op, batch, args, q, out, given)
+
+
+def compare(maker, config, op, batch, args, q, out, given):
+    try:
+        exact, exact_lse = folio.reference_attention(config, batch, args)
+    except REFUSALS as error:
+        raise Mismatch(f"run takes what the oracle refuses: {error}") from error
+    if maker.odds or not isinstance(out, np.ndarray):
+        return  # of spoiled arguments a bound is not known
+    scale = given["out_scale"]
+    # As problems.assert_close, with the largest value for the mean of the values. A position is below 1024, a slope 1.
+    # Probabilities and queries may be rounded to the 16-bit type.
+    exactly = op.config.q == op.config.kv == folio.DType.kFloat32
+    coarse, keys = EPS32 if exactly else 2.0**-8, 512
+    length = np.linalg.norm(q.astype(np.float64), axis=2).max(initial=0)
+    sm_scale = given["sm_scale"] or config.head_dim_qk**-0.5
+    logit = EPS32 * ((config.head_dim_qk + 4) * length * maker.longest["k"] * sm_scale + 4 * 1024)
+    eps = float(ml_dtypes.finfo(out.dtype).eps)
+    allowed = maker.longest["v"] * (2 * logit + 2 * keys * EPS32 + coarse) / scale + np.abs(exact) / scale * eps
+    allowed = allowed + float(ml_dtypes.finfo(out.dtype).smallest_subnormal)
+    limit = float(ml_dtypes.finfo(out.dtype).max)
+    error = np.abs(out.astype(np.float64) - np.clip(exact / scale, -limit, limit))
+    if not np.all(error <= allowed):
+        raise Mismatch(f"{op.kernel_name}: an output is off by {error.max()}; {allowed.max()} is allowed")
+    lse = given["lse"]
+    if lse is None:
+        return
+    if not np.array_equal(np.isneginf(lse), np.isneginf(exact_lse)):
+        raise Mismatch(f"{op.kernel_name}: other rows are empty")
+    finite = np.isfinite(exact_lse)
+    error = np.abs(lse[finite] - exact_lse[finite])
+    if not np.all(error <= logit + keys * EPS32 + 2 * EPS32 * np.abs(exact_lse[finite])):
+        raise Mismatch(f"{op.kernel_name}: an LSE is off by {error.max()}")
+
+
+def write(random):
+    """New tokens into a cache: those that were taken are there, and nothing else changed."""
+    maker = Maker(random)
+    pages, size, heads, dim, tokens = 4, maker.some(1, 4, 16), maker.some(1, 3), maker.some(8, 40), maker.some(0, 1, 9)
+    element = maker.some(*list(ELEMENTS.values())[:3])
+    k, v = (maker.values(tokens, heads, dim, element=element) for _ in range(2))
+    caches = [np.zeros((pages, size, heads, dim), element) for _ in range(2)]
+    slots = maker.numpy.permutation(pages * size)[:tokens].astype(np.int64)
+    k, v = k[:len(slots)], v[:len(slots)]
+    taken = maker.kept({"k": k, "v": v, "slot_mapping": slots})
+    args = folio.CacheWriteArgs(**taken, cache=folio.make_nhd_view(*map(maker.give, caches)),
+                                **maker.kept({"num_slots": None, "k_scale": 1.0, "v_scale": 1.0}))
+    folio.write_kv_cache(random.choice(CONTEXTS), args)
+    if maker.odds:
+        return
+    for cache, new in zip(caches, (k, v)):
+        expected = np.zeros((pages * size, heads, dim), element)
+        expected[slots] = new
+        if not np.array_equal(cache.reshape(expected.shape), expected):
+            raise Mismatch("a cache holds something else")
+
+
+def merge(random):
+    """States of a row, merged; against numpy."""
+    maker = Maker(random)
+    tokens, states, heads, dim = maker.some(0, 1, 5), maker.some(1, 2, 3), maker.some(1, 4), maker.some(8, 24)
+    out = maker.values(tokens, states, heads, dim)
+    lse = maker.values(tokens, states, heads)
+    merged, merged_lse = np.zeros((tokens, heads, dim), np.float32), np.zeros((tokens, heads), np.float32)
+    target = maker.kept({"out": merged, "lse": merged_lse, "out_scale": 1.0, "stream": None})
+    context = random.choice(CONTEXTS)
+    if states == 2:
+        parts = [folio.AttentionStateView(maker.give(out[:, i]), maker.give(lse[:, i])) for i in range(2)]
+        folio.merge_state(context, *parts, **target)
+    else:
+        folio.merge_states(context, folio.AttentionStatesView(maker.give(out), maker.give(lse)), **target)
+    if maker.odds:
+        return
+    weights = np.exp(lse.astype(np.float64))
+    exact = (weights[..., None] * out).sum(1) / weights.sum(1)[..., None]
+    if not np.all(np.abs(merged - exact) <= 64 * EPS32 * 6 * (1 + np.abs(lse).max(initial=0))):
+        raise Mismatch("a merged state is off")
+
+
+OBJECTS = []  # what was made, for later calls
+
+
+def keep(random, *objects):
+    OBJECTS.extend(objects)
+    while len(OBJECTS) > 200:
+        del OBJECTS[random.randrange(len(OBJECTS))]
+
+
+def parameters_of(function):
+    """{name: names of the classes that it takes}, for each overload of a nanobind signature."""
+    if not hasattr(function, "__nb_signature__"):
+        return [{}]
+    overloads = [re.findall(r"(\w+): ([\w.\[\]| ]+)", entry[0]) for entry in function.__nb_signature__]
+    return [{name: re.findall(r"_folio\.(\w+)", kind) for name, kind in entries if name != "self"}
+            for entries in overloads]
+
+
+PUBLIC = {name: getattr(folio, name) for name in dir(folio) if not name.startswith("_")}
+ENUMS = [value for value in PUBLIC.values() if isinstance(value, type) and issubclass(value, enum.Enum)]
+CLASSES = [value for value in PUBLIC.values()
+           if isinstance(value, type) and value not in ENUMS and not issubclass(value, Exception)]
+CALLS = [*(value for value in PUBLIC.values() if hasattr(value, "__nb_signature__")), *CLASSES, folio.Context.cpu,
+         folio.Context.cuda]
+ENUMERATORS = [member for kind in ENUMS for member in kind]
+
+
+def any_value(random, classes):
+    """Of the classes that a parameter takes, where there is one; or else anything."""
+    fitting = [value for value in [*OBJECTS, *ENUMERATORS] if type(value).__name__ in classes]
+    if fitting and random.random() < 0.9:
+        return random.choice(fitting)
+    if random.random() < 0.5:
+        return fuzz_values.array(random)
+    return random.choice([fuzz_values.scalar(random), random.choice(ENUMERATORS), OBJECTS[-3:],
+                          OBJECTS[-1] if OBJECTS else None])
+
+
+def anything(random):
+    """Any function or class, with arguments of any kind; results serve as arguments again."""
+    function = random.choice(CALLS)
+    parameters = random.choice(parameters_of(function.__init__ if function in CLASSES else function))
+    given = {name: any_value(random, classes) for name, classes in parameters.items() if random.random() < 0.8}
+    if isinstance(given.get("num_threads"), int):
+        given["num_threads"] = min(given["num_threads"], 3)  # more are threads, not errors
+    result = function(**given) if random.random() < 0.9 else function(*given.values())
+    for attribute in dir(result):
+        if not attribute.startswith("__"):
+            getattr(result, attribute)
+    repr(result)
+    if type(result) in CLASSES:
+        keep(random, result)
+
+
+KINDS = [attention, attention, attention, attention, write, merge, anything, anything]
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seconds", type=float, default=20, help="how long; without --cases")
+    options.add_argument("--cases", type=int, help="how many, however long it takes")
+    options.add_argument("--first", type=int, default=0, help="the number of the first case")
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--verbose", action="store_true", help="say each case and its refusal")
+    given = options.parse_args()
+    faulthandler.enable()
+    warnings.simplefilter("ignore")  # numpy's, about casts of what is to be refused
+    taken, refused, number = {}, {}, given.first
+    deadline = time.monotonic() + given.seconds
+    while number < given.first + given.cases if given.cases is not None else time.monotonic() < deadline:
+        random = randoms.Random(f"{given.seed}/{number}")
+        kind = random.choice(KINDS)
+        if given.verbose:
+            print(f"case {number}: {kind.__name__}", file=sys.stderr, flush=True)
+        try:
+            kind(random)
+            taken[kind.__name__] = taken.get(kind.__name__, 0) + 1
+        except REFUSALS as error:
+            refused[kind.__name__] = refused.get(kind.__name__, 0) + 1
+            if given.verbose:
+                print(f"  {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        except BaseException:
+            print(f"failed: --seed {given.seed} --first {number} --cases 1", file=sys.stderr, flush=True)
+            raise
+        number += 1
+    print(f"{number - given.first} cases; taken: {taken}; refused: {refused}")
+    if given.cases is None and not all(taken.get(kind.__name__) and refused.get(kind.__name__) for kind in KINDS):
+        sys.exit("some kind of case was always or never refused: the driver tests nothing")
+
+
+if __name__ == "__main__":
+    main()
