@@ -83,5 +83,5 @@ def attention(
 
 def _mask_kind(visible):
     if visible.bits is not None:
-        return folio.MaskKind.kCustom
-    return folio.MaskKind.kCausal if visible.causal else folio.MaskKind.kNone
+        return folio.MaskKind.CUSTOM
+    return folio.MaskKind.CAUSAL if visible.causal else folio.MaskKind.NONE

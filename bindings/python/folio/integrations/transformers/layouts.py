@@ -13,8 +13,8 @@ class Layout:
     """
 
     page_size = 16
-    kv_format = folio.KvFormat.kStrided
-    source = folio.KvSource.kRagged
+    kv_format = folio.KvFormat.STRIDED
+    source = folio.KvSource.RAGGED
 
     def __init__(self, visible, folds, rows):
         self.visible = visible

@@ -70,7 +70,7 @@ def paged_attention(
             head_dim_v=v.shape[2],
             q=q.dtype,
             kv=layer.dtype,
-            mask=folio.MaskKind.kCausal,
+            mask=folio.MaskKind.CAUSAL,
             window_left=layer.window_left,
             soft_cap=bool(softcap),
             sinks=s_aux is not None,

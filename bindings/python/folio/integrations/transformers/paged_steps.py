@@ -37,7 +37,7 @@ class HostStep:
     def batch(self):
         segments = [folio.KvSegment(self._lengths)]
         if not self.writes_first:
-            segments.append(folio.KvSegment(self._q_len, source=folio.KvSource.kRagged))
+            segments.append(folio.KvSegment(self._q_len, source=folio.KvSource.RAGGED))
         return folio.BatchView(self.cu_q, segments, num_tokens=self._tokens)
 
 
@@ -100,7 +100,7 @@ class DeviceStep:
     def batch(self):
         segments = [folio.KvSegment(self._lengths)]
         if not self.writes_first:
-            segments.append(folio.KvSegment(self._q_len, source=folio.KvSource.kRagged))
+            segments.append(folio.KvSegment(self._q_len, source=folio.KvSource.RAGGED))
         max_q, max_k = self._longest
         return folio.BatchView(self.cu_q, segments, num_tokens=self._tokens, max_q_len=max_q, max_kv_len=max_k)
 

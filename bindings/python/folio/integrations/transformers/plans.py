@@ -7,11 +7,7 @@ from dataclasses import dataclass
 import folio
 import torch
 
-DTYPES = {
-    torch.float32: folio.DType.kFloat32,
-    torch.float16: folio.DType.kFloat16,
-    torch.bfloat16: folio.DType.kBFloat16,
-}
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _counts = Counter()
 _counts_lock = threading.Lock()
@@ -57,27 +53,24 @@ class OpKey:
     soft_cap: bool = False
     sinks: bool = False
     page_size: int = 16
-    kv_format: folio.KvFormat = folio.KvFormat.kStrided
+    kv_format: folio.KvFormat = folio.KvFormat.STRIDED
     bounds: tuple | None = None  # of GraphBounds: max_requests, max_tokens, max_q_len, max_kv_len
 
     def config(self):
         for name in ("q", "kv"):
-            if getattr(self, name) not in DTYPES:
+            if getattr(self, name) not in _DTYPES:
                 raise ValueError(f"{name} is {getattr(self, name)}; Folio takes float32, float16 and bfloat16 models")
-        features = None
-        for wanted, feature in ((self.soft_cap, folio.Feature.kSoftCap), (self.sinks, folio.Feature.kSinks)):
-            if wanted:
-                features = feature if features is None else features | feature
+        wanted = {"soft_cap": self.soft_cap, "sinks": self.sinks}
         return folio.AttentionConfig(
             num_q_heads=self.num_q_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim_qk=self.head_dim_qk,
             head_dim_v=self.head_dim_v,
-            q=DTYPES[self.q],
-            kv=DTYPES[self.kv],
+            q=self.q,
+            kv=self.kv,
             mask=self.mask,
             window_left=self.window_left,
-            features=features,
+            features=[name for name, is_wanted in wanted.items() if is_wanted],
             page_size=self.page_size,
             kv_format=self.kv_format,
         )

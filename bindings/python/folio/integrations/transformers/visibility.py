@@ -54,6 +54,20 @@ class Visibility:
         arrays = (self.q_start, self.q_len, self.kv_start, self.kv_len, self.q_first_pos)
         return self.q_length, self.kv_length, b"".join(array.tobytes() for array in arrays), self.bits is not None
 
+    def with_bits(self):
+        """The same visibility said by bits alone."""
+        if self.bits is not None:
+            return self
+        query = np.arange(self.q_length)[None, :, None] - self.q_start[:, None, None]
+        key = np.arange(self.kv_length)[None, None, :] - self.kv_start[:, None, None]
+        stand = query + self.q_first_pos[:, None, None]
+        visible = (query >= 0) & (query < self.q_len[:, None, None]) & (key >= 0) & (key < self.kv_len[:, None, None])
+        if self.causal:
+            visible &= key <= stand
+        if self.window_left >= 0:
+            visible &= key >= stand - self.window_left
+        return _with_bits(visible)
+
 
 def make_ranges(batch, q_length, kv_length, *, q_offset=0, kv_offset=0, causal, window=None, padding=None):
     """Visible ranges as int64 [batch, queries, 2], or None where a request's keys have holes.
