@@ -164,20 +164,3 @@ def test_sequences_packed_into_one_row():
         packed = model(ids, position_ids=positions, use_cache=False).logits[0]
         alone = torch.cat([model(torch.tensor([part])).logits[0] for part in parts])
     assert torch.allclose(packed, alone, atol=1e-5)
-
-
-def test_steps_are_told_apart_by_what_they_hold():
-    """Buffers that are written in place between two calls of one layer: no plan or table is used again."""
-    from folio.integrations.transformers.paged_steps import HostStep
-
-    def given(past, first):
-        slots = torch.arange(first, first + past + 1)
-        return [torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0, past + 1], dtype=torch.int32), slots, slots[-1:]]
-
-    arrays = given(15, 32)
-    step = HostStep(arrays, (1, 16), 1, 16, windowed=False)
-    assert step.writes_first and step.page_size == 16 and step.is_that_of(arrays, again=True)
-    arrays[2] += 16
-    assert not step.is_that_of(arrays, again=False)
-    scattered = given(15, 33)  # not whole blocks: slots are pages of one token
-    assert HostStep(scattered, (1, 16), 1, 16, windowed=False).page_size == 1

@@ -70,6 +70,11 @@ class PagedLayer(CacheLayerMixin):
         keys.folio_pages = self
         return keys, value_states
 
+    @property
+    def num_pages(self):
+        """Pages of all sequences, used or not."""
+        return self.view.num_pages if self.capacity else 0
+
     def layout(self, query, visible):
         return PageLayout(self, query, visible)
 
