@@ -29,7 +29,8 @@ def bound(model, expected, run):
 
     A logit of attention is a sum of D products, wrong by at most (D + 2) u times its terms; p is then wrong by as much
     relatively, and an output, a sum of K terms, by (2 (D + 2) S + 2 K + 16) u of the largest |v|: for Folio and for
-    eager. What an error of the outputs becomes in the logits is measured: outputs are moved by 2^-12 of the largest |v|.
+    eager. What an error of the outputs becomes in the logits is measured: outputs are moved by 2^-12 of the largest
+    |v|.
     """
     moved = tiny_models.Perturbed("perturbed", 2.0**-12)
     amplification = (run("perturbed") - expected).abs().max().item() / moved.epsilon
@@ -59,15 +60,16 @@ def test_generate(model, cache):
 
 
 def test_generate_batch_equals_sequential_generation(model):
-    """Chunked prefill (32 tokens a step, a prompt of 70), prefix sharing, rolling windows, requests coming and going."""
+    """Chunked prefill (32 tokens a step, a prompt of 70), shared prefixes, rolling windows, requests coming and going."""
     shared = tiny_models.prompts([40], seed=5)[0]
     sequences = [*tiny_models.prompts([3, 70, 18, 7]), *(shared + tail for tail in tiny_models.prompts([4, 9], seed=6))]
     alone = [tiny_models.greedy(model, "eager", prompt, 16) for prompt in sequences]
     model.set_attn_implementation("folio")
     integration.reset_statistics()
+    rules = transformers.GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=127, pad_token_id=0)
     answers = model.generate_batch(
         inputs=sequences,
-        generation_config=transformers.GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=127, pad_token_id=0),
+        generation_config=rules,
         continuous_batching_config=transformers.ContinuousBatchingConfig(
             block_size=16, num_blocks=96, max_batch_tokens=32
         ),

@@ -93,10 +93,11 @@ def test_holes_and_chunks_need_bits():
     assert found.bits is not None and np.array_equal(visible_pairs(found)[0], chunks[0, 0].numpy())
 
 
-@pytest.mark.parametrize("make", [lambda w: masking_utils.causal_mask_function, masking_utils.sliding_window_causal_mask_function])
+@pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("sizes", [(6, 6, 0, 0), (1, 9, 8, 0), (3, 9, 9, 3), (4, 20, 5, 0)])
-def test_mask_functions_become_ranges(make, sizes):
+def test_mask_functions_become_ranges(window, sizes):
     q_length, kv_length, q_offset, kv_offset = sizes
+    causal, sliding = masking_utils.causal_mask_function, masking_utils.sliding_window_causal_mask_function
     padding = torch.ones(2, q_offset + q_length, dtype=torch.bool)
     padding[1, :2] = False
     arguments = dict(
@@ -105,7 +106,7 @@ def test_mask_functions_become_ranges(make, sizes):
         kv_length=kv_length,
         q_offset=q_offset,
         kv_offset=kv_offset,
-        mask_function=make(4),
+        mask_function=sliding(window) if window else causal,
         attention_mask=padding,
     )
     mask = ranges_mask(**arguments)
@@ -132,7 +133,7 @@ def test_what_is_no_visibility_is_refused():
         read(mask - 0.5, 1, 2, 3)
     with pytest.raises(ValueError, match="differs from head to head"):
         read(torch.tensor([[[[True] * 3] * 2, [[True, True, False]] * 2]]), 1, 2, 3)
-    with pytest.raises(ValueError, match="of four dimensions it is bool"):
+    with pytest.raises(ValueError, match="of four dimensions it is bool or additive"):
         read(mask.int(), 1, 2, 3)
     with pytest.raises(ValueError, match=r"has shape \[1, 1, 2, 3\]; the layer has 1 x 2 queries and 4 keys"):
         read(mask, 1, 2, 4)
@@ -189,3 +190,19 @@ def test_padding_is_zero():
     mask = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
     out = call(batch=2, q_length=5, attention_mask=mask, value=1.0)
     assert not out[1].any() and not out[0, :3].any() and (out[0, 3:] == 1).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_keys_from_the_beginning_of_a_page(seed):
+    random = np.random.default_rng(seed)
+    q_length, window = int(random.integers(1, 4)), int(random.integers(1, 9))
+    pairs = box(2, q_length, 20, True, window, np.ones((2, 20), bool))
+    found = read(torch.from_numpy(pairs)[:, None], 2, q_length, 20)
+    moved = found.from_multiples_of(4)
+    assert moved.bits is None and not (moved.kv_start % 4).any()
+    assert np.array_equal(visible_pairs(moved), pairs)
+    padded = np.ones((2, 20), bool)
+    padded[1, :5] = False
+    for pairs in (box(2, q_length, 20, True, None, padded), box(2, q_length, 20, True, window, padded)):
+        moved = read(torch.from_numpy(pairs)[:, None], 2, q_length, 20).from_multiples_of(4)
+        assert not (moved.kv_start % 4).any() and np.array_equal(visible_pairs(moved), pairs)

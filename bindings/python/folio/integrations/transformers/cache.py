@@ -136,13 +136,16 @@ class PagedLayer(CacheLayerMixin):
 
 
 class PageLayout(Layout):
-    """Requests over the pages of a PagedLayer. Left padding that ends inside a page is hidden by mask bits."""
+    """Requests over the pages of a PagedLayer.
+
+    Requests begin with a page. Keys that a window hides at the beginning of a page are hidden by Folio's window; left
+    padding that ends inside a page is hidden by mask bits.
+    """
 
     source = folio.KvSource.PAGED
 
     def __init__(self, layer, query, visible):
-        if (visible.kv_start % layer.page_size).any():
-            visible = visible.with_bits()
+        visible = visible.from_multiples_of(layer.page_size)
         super().__init__(visible, 1, layer.capacity)
         self.layer = layer
         self.page_size, self.kv_format = layer.page_size, layer.kv_format

@@ -9,7 +9,7 @@ class Layout:
     """Requests of a Visibility, in the order of the query rows.
 
     Queries that see nothing are requests without keys: their output is 0, and nothing is computed for them. With
-    `folds`, each KV head of each sequence is a request of its own, so that keys are read as [batch, KV heads, keys] lie.
+    `folds`, each KV head of each sequence is a request of its own: [batch, KV heads, keys] is then read in place.
     """
 
     page_size = 16
@@ -23,7 +23,7 @@ class Layout:
         self.key = (visible.key, folds, rows)
 
     def describe(self):
-        """(BatchView, facts) to plan from; facts["start"] is where each request's keys begin, and where the last end."""
+        """(BatchView, facts) to plan from; facts() is told where each request's keys begin, and where the last end."""
         seen = self.visible
         before, after = seen.q_start, seen.q_length - seen.q_start - seen.q_len
         none = np.zeros_like(before)

@@ -22,7 +22,8 @@ def statistics():
     """What the integration did since reset_statistics(), as a dict of numbers.
 
     layer_calls: attention of one layer. plans: plans made; shared_plans: layer calls that took a plan made before.
-    tokens_written: tokens that Folio wrote into caches, a layer each. kernels: layer calls by kernel name.
+    tokens_written: tokens that Folio wrote into caches, a layer each. kernels: layer calls by kernel name. Of a CUDA
+    graph its capture is counted, its replays are not.
     """
     with _counts_lock:
         totals = {name: _counts[name] for name in ("layer_calls", "plans", "shared_plans", "tokens_written")}
@@ -132,7 +133,7 @@ def op_of(key):
     ops = _prepared.ops
     if (key, stream) not in ops:
         if key.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("a step must run once on its stream before it is captured, so that Folio can prepare for it")
+            raise RuntimeError("folio: a step must run once on its stream before it is captured: ops are prepared then")
         ops[key, stream] = Op(key)
     return ops[key, stream]
 

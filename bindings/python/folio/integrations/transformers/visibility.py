@@ -5,9 +5,9 @@ window and, where those are not enough, bits. `find_visibility` translates, exac
 only where they say the same of every (query, key) pair.
 """
 
+import dataclasses
 import functools
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ class VisibleRanges(torch.Tensor):
     """
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Visibility:
     """One step's visibility. Arrays are int64 [batch]; key indices count from the first key of the padded box.
 
@@ -54,6 +54,25 @@ class Visibility:
         arrays = (self.q_start, self.q_len, self.kv_start, self.kv_len, self.q_first_pos)
         return self.q_length, self.kv_length, b"".join(array.tobytes() for array in arrays), self.bits is not None
 
+    def from_multiples_of(self, size):
+        """The same with every kv_start a multiple of `size`: a window hides the keys before, or bits do."""
+        before = self.kv_start % size
+        if not before.any():
+            return self
+        window = self.window_left
+        if window < 0 and self.causal and (self.q_len <= 1).all():
+            window = int(self.q_first_pos.max())  # one query a request, that sees them all
+        hidden = self.q_first_pos - window >= 0
+        if self.bits is not None or window < 0 or not self.causal or not (hidden | (before == 0)).all():
+            return self.with_bits()
+        return dataclasses.replace(
+            self,
+            kv_start=self.kv_start - before,
+            kv_len=np.where(self.kv_len > 0, self.kv_len + before, 0),
+            q_first_pos=self.q_first_pos + before,
+            window_left=window,
+        )
+
     def with_bits(self):
         """The same visibility said by bits alone."""
         if self.bits is not None:
@@ -72,9 +91,9 @@ class Visibility:
 def make_ranges(batch, q_length, kv_length, *, q_offset=0, kv_offset=0, causal, window=None, padding=None):
     """Visible ranges as int64 [batch, queries, 2], or None where a request's keys have holes.
 
-    Queries stand at q_offset on, keys at kv_offset on. `padding` is bool [batch or 1, positions], true for tokens; beyond
-    its end there are no keys. Under `causal` queries that are padding themselves see nothing: nobody reads their
-    output. `window` counts the query itself.
+    Queries stand at q_offset on, keys at kv_offset on. `padding` is bool [batch or 1, positions], true for tokens;
+    beyond its end there are no keys. Under `causal` queries that are padding themselves see nothing: nobody reads
+    their output. `window` counts the query itself.
     """
     keys = np.zeros((batch, 2), np.int64)
     keys[:, 1] = kv_length
@@ -111,8 +130,10 @@ def find_visibility(mask, batch, q_length, kv_length, *, causal, window):
     if isinstance(mask, VisibleRanges):
         ranges = mask.as_subclass(torch.Tensor).cpu().numpy()[:, 0].astype(np.int64)
         if ranges.shape[:2] != (batch, q_length) or (ranges[..., 2] != kv_length).any():
-            _refuse_shape(f"{ranges.shape[0]} x {ranges.shape[1]} queries and {ranges[0, 0, 2]} keys", batch, q_length, kv_length)
-        return _remembered(("ranges", ranges.tobytes(), batch, q_length), lambda: _from_ranges(ranges[..., :2], kv_length))
+            given = f"{ranges.shape[0]} x {ranges.shape[1]} queries and {ranges[..., 2].max()} keys"
+            _refuse_shape(given, batch, q_length, kv_length)
+        key = ("ranges", batch, q_length, ranges.tobytes())
+        return _remembered(key, lambda: _from_ranges(ranges[..., :2], kv_length))
     if mask is None or mask.dim() == 2:
         padding = None if mask is None else mask.cpu().numpy().astype(bool)
         if padding is not None and padding.shape != (batch, kv_length):
@@ -170,7 +191,7 @@ def _to_bool(mask, batch, q_length, kv_length):
         _refuse_shape(f"shape {list(mask.shape)}", batch, q_length, kv_length)
     if mask.dtype != torch.bool:
         if not mask.is_floating_point():
-            raise ValueError(f"attention_mask is {mask.dtype}; of four dimensions it is bool (True: visible) or additive")
+            raise ValueError(f"attention_mask is {mask.dtype}; of four dimensions it is bool or additive")
         visible = mask == 0
         if not (visible | (mask <= HIDDEN_BELOW)).all():
             raise ValueError(
