@@ -210,6 +210,20 @@ DType float_type(nb::dlpack::dtype element) {
   return DType::kUnset;
 }
 
+nb::dlpack::dtype element_of(DType dtype) {
+  const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat16: return {kDlFloat, bits, 1};
+    case DType::kBFloat16: return {kDlBfloat, bits, 1};
+    case DType::kFloat8E4M3: return {kDlFloat8E4M3Fn, bits, 1};
+    case DType::kFloat8E5M2: return {kDlFloat8E5M2, bits, 1};
+    case DType::kFloat4E2M1x2:
+    case DType::kUnset: break;
+  }
+  return {kDlUInt, 8, 1};
+}
+
 std::string element_text(nb::dlpack::dtype element) {
   const DType dtype = float_type(element);
   if (dtype != DType::kUnset) return std::string(to_string(dtype));

@@ -82,6 +82,9 @@ std::string shape_text(const Array& array);
 /// The float type of an element as DLPack names it; kUnset for those that are none of Folio's.
 DType float_type(nb::dlpack::dtype element);
 
+/// The inverse; two 4-bit values are a byte.
+nb::dlpack::dtype element_of(DType dtype);
+
 /// "float32", "uint16" and so on.
 std::string element_text(nb::dlpack::dtype element);
 
