@@ -63,5 +63,10 @@ NB_MODULE(_folio, m) {
   folio::python::bind_attention(m);
   folio::python::bind_merge(m);
   folio::python::bind_stream(m);
+  folio::python::bind_kv_cache(m);
+  folio::python::bind_tables(m);
+  folio::python::bind_pools(m);
+  folio::python::bind_prefix_cache(m);
+  folio::python::bind_quantize(m);
   m.def("version", &folio::version);
 }

@@ -10,6 +10,17 @@
 #include "int_lists.hpp"
 #include "views.hpp"
 
+template <>
+struct folio::python::Names<folio::KvPoolLayout> {
+  static constexpr const char* kName = "KvPoolLayout";
+  static constexpr const char* kDoc = "How a layer's slots lie in a KvPool.";
+  static constexpr Enumerator<KvPoolLayout> kAll[] = {
+      {"TOKEN_MAJOR", KvPoolLayout::kTokenMajor, "NHD: pages of any size that divides the slots are views of it."},
+      {"HEAD_MAJOR", KvPoolLayout::kHeadMajor, "HND: pages of page_size only."},
+      {"CPU_PACKED", KvPoolLayout::kCpuPacked, "As KvFormat.CPU_PACKED: pages of page_size only."}};
+};
+FOLIO_PYTHON_ENUM(folio::KvPoolLayout);
+
 /// Bookkeeping of slots. It takes a microsecond or a few and keeps the GIL, which makes its objects safe to share
 /// between Python's threads.
 namespace folio::python {
@@ -172,10 +183,7 @@ ScaleArg scale_of(const Pool& self, int32_t layer, const std::vector<ScaleArg>& 
 }
 
 void bind_kv_pool(nb::module_& m) {
-  nb::enum_<KvPoolLayout>(m, "KvPoolLayout", "How a layer's slots lie in a KvPool.")
-      .value("kTokenMajor", KvPoolLayout::kTokenMajor)
-      .value("kHeadMajor", KvPoolLayout::kHeadMajor)
-      .value("kCpuPacked", KvPoolLayout::kCpuPacked);
+  bind_enum<KvPoolLayout>(m);
   const KvPoolConfig standard;
   nb::class_<KvPoolConfig>(m, "KvPoolConfig", "The sizes of a KvPool.")
       .def(

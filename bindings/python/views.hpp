@@ -133,5 +133,10 @@ void bind_attention(nb::module_& m);
 void bind_merge(nb::module_& m);
 void bind_errors(nb::module_& m);
 void bind_stream(nb::module_& m);
+void bind_kv_cache(nb::module_& m);
+void bind_tables(nb::module_& m);
+void bind_pools(nb::module_& m);
+void bind_prefix_cache(nb::module_& m);
+void bind_quantize(nb::module_& m);
 
 }  // namespace folio::python
