@@ -26,8 +26,8 @@ Scale keep_scale(DeviceCall& call, const ScaleArg& scale, const std::string& nam
   return scale.scale;
 }
 
-/// The first rows of a table, one for each length, with page ids of their own on a CPU: those that are checked are those
-/// that are read.
+/// The first rows of a table, one for each length, with page ids of their own on a CPU: those that are checked are
+/// those that are read.
 struct OwnTable {
   OwnTable(DeviceCall& call, const Table& table, std::span<const int32_t> lens, int32_t page_size)
       : view(call.table(table)) {
@@ -151,22 +151,24 @@ void bind_shape(nb::module_& m) {
 
 void bind_kv_cache(nb::module_& m) {
   bind_shape(m);
-  m.def("copy_pages", &copy, nb::arg("context"), nb::arg("from_cache"), nb::arg("to_cache"), nb::arg("source"),
-        nb::arg("destination"), nb::arg("stream") = nb::none(), nb::arg("status") = nb::none(),
-        "Copies page source[i] of a cache to page destination[i] of another, or of the same, of equal sizes, format and "
-        "dtype. Destinations are distinct, and no sources of the same cache. Raises InvalidArgument before anything is "
-        "written. A GPU leaves out pairs with a page out of range, and makes `status`, an int32 [1] there, 1.");
+  m.def(
+      "copy_pages", &copy, nb::arg("context"), nb::arg("from_cache"), nb::arg("to_cache"), nb::arg("source"),
+      nb::arg("destination"), nb::arg("stream") = nb::none(), nb::arg("status") = nb::none(),
+      "Copies page source[i] of a cache to page destination[i] of another, or of the same, of equal sizes, format and "
+      "dtype. Destinations are distinct, and no sources of the same cache. Raises InvalidArgument before anything is "
+      "written. A GPU leaves out pairs with a page out of range, and makes `status`, an int32 [1] there, 1.");
   m.def("convert_pages", &convert, nb::arg("context"), nb::arg("from_cache"), nb::arg("to_cache"), nb::arg("source"),
         nb::arg("destination"), nb::arg("scales") = ConvertScales{}, nb::arg("stream") = nb::none(),
         nb::arg("status") = nb::none(),
         "copy_pages between caches of different formats or dtypes. Equal dtypes with equal scales keep every bit.");
-  m.def("gather_kv", &gather, nb::arg("context"), nb::arg("cache"), nb::arg("table"), nb::arg("kv_len"),
-        nb::arg("k_out"), nb::arg("v_out"), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f,
-        nb::arg("stream") = nb::none(), nb::arg("status") = nb::none(),
-        "Row r's first kv_len[r] tokens, one row after the other, into k_out [tokens, num_kv_heads, head_dim_qk] and "
-        "v_out [tokens, num_kv_heads, head_dim_v]: float32, float16 or bfloat16, fp8 values times the scales; or the "
-        "cache's fp8 type, copied as it is. Raises InvalidArgument before anything is written; a GPU leaves out what is "
-        "out of range, and makes `status`, an int32 [1] there, 1.");
+  m.def(
+      "gather_kv", &gather, nb::arg("context"), nb::arg("cache"), nb::arg("table"), nb::arg("kv_len"), nb::arg("k_out"),
+      nb::arg("v_out"), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f, nb::arg("stream") = nb::none(),
+      nb::arg("status") = nb::none(),
+      "Row r's first kv_len[r] tokens, one row after the other, into k_out [tokens, num_kv_heads, head_dim_qk] and "
+      "v_out [tokens, num_kv_heads, head_dim_v]: float32, float16 or bfloat16, fp8 values times the scales; or the "
+      "cache's fp8 type, copied as it is. Raises InvalidArgument before anything is written; a GPU leaves out what is "
+      "out of range, and makes `status`, an int32 [1] there, 1.");
   m.def(
       "num_dequantized_pages",
       [](nb::object seq_lens, int32_t page_size) {

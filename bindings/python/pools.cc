@@ -190,8 +190,8 @@ void bind_kv_pool(nb::module_& m) {
           "__init__",
           [](KvPoolConfig* self, int32_t num_slots, int32_t page_size, int32_t num_layers, int32_t num_kv_heads,
              int32_t head_dim_qk, int32_t head_dim_v, DType dtype, KvPoolLayout layout) {
-            new (self) KvPoolConfig{num_slots,   page_size,  num_layers, num_kv_heads,
-                                    head_dim_qk, head_dim_v, dtype,      layout};
+            new (self)
+                KvPoolConfig{num_slots, page_size, num_layers, num_kv_heads, head_dim_qk, head_dim_v, dtype, layout};
           },
           nb::kw_only(), nb::arg("num_slots"), nb::arg("page_size") = standard.page_size, nb::arg("num_layers"),
           nb::arg("num_kv_heads"), nb::arg("head_dim_qk"), nb::arg("head_dim_v"), nb::arg("dtype") = standard.dtype,
@@ -272,9 +272,9 @@ Array table_array(const Rows& rows) {
   array.name = "table.entries";
   array.data = const_cast<int32_t*>(view.indices);
   array.element = nb::dtype<int32_t>();
-  array.memory = nb::ndarray<nb::ro>(
-      view.indices, {static_cast<size_t>(view.num_rows), static_cast<size_t>(rows->max_context_len())}, keeper_of(rows),
-      {}, array.element, nb::device::cpu::value);
+  array.memory = nb::ndarray<nb::ro>(view.indices,
+                                     {static_cast<size_t>(view.num_rows), static_cast<size_t>(rows->max_context_len())},
+                                     keeper_of(rows), {}, array.element, nb::device::cpu::value);
   array.place.host = true;
   array.place.dlpack_type = nb::device::cpu::value;
   return array;
@@ -310,7 +310,8 @@ void bind_req_to_token_pool(nb::module_& m) {
             if (!self.alloc(rows)) return std::nullopt;
             return to_numpy(std::move(rows));
           },
-          nb::arg("count"), "So many rows, int32 [count], all or nothing: None, and nothing changed, if fewer are free.")
+          nb::arg("count"),
+          "So many rows, int32 [count], all or nothing: None, and nothing changed, if fewer are free.")
       .def(
           "free", [](ReqToTokenPool& self, int32_t row) { self.free(row); }, nb::arg("row"),
           "Gives a row back. Raises InvalidArgument for a row that is not held.")
@@ -331,7 +332,8 @@ void bind_req_to_token_pool(nb::module_& m) {
                 view.indices, {static_cast<size_t>(view.num_rows), static_cast<size_t>(self->max_context_len())},
                 keeper_of(self));
           },
-          "The whole table: int32 [size + 1, max_context_len], live, read-only. What is copied to a GPU.")
+          "The whole table: int32 [size + 1, max_context_len], live, read-only. What is copied to a GPU.",
+          nb::rv_policy::automatic)
       .def(
           "table",
           [](const Rows& self) {
@@ -455,8 +457,7 @@ void bind_token_allocator(nb::module_& m) {
             const Growth growth = read_growth(prefix_lens, seq_lens, last_slots);
             const int64_t added =
                 prefix_lens.is_none() ? static_cast<int64_t>(growth.seq_lens.size()) : added_by(growth);
-            return self.fresh_pages(growth.prefix_lens, growth.seq_lens, growth.last_slots,
-                                    static_cast<size_t>(added));
+            return self.fresh_pages(growth.prefix_lens, growth.seq_lens, growth.last_slots, static_cast<size_t>(added));
           },
           nb::arg("prefix_lens").none(), nb::arg("seq_lens"), nb::arg("last_slots"),
           "Fresh pages that alloc_extend would take, or, with prefix_lens None, alloc_decode. Changes nothing.")
@@ -538,13 +539,14 @@ void bind_slot_changes(nb::module_& m) {
           },
           nb::arg("freed") = nb::tuple(), nb::arg("window_freed") = nb::tuple())
       .def_prop_ro("moved", &moves_of,
-                   "int32 [n, 2], windowed caches only: the window copy of the first slot becomes that of the second.")
+                   "int32 [n, 2], windowed caches only: the window copy of the first slot becomes that of the second.",
+                   nb::rv_policy::automatic)
       .def_prop_ro(
           "window_freed", [](const SlotChanges& self) { return to_numpy(self.window_freed); },
-          "int32 [n]: slots that lose their window copies and stay held.")
+          "int32 [n]: slots that lose their window copies and stay held.", nb::rv_policy::automatic)
       .def_prop_ro(
           "freed", [](const SlotChanges& self) { return to_numpy(self.freed); },
-          "int32 [n]: slots that are nobody's any more: for the allocator's free.")
+          "int32 [n]: slots that are nobody's any more: for the allocator's free.", nb::rv_policy::automatic)
       .def_prop_ro("empty", &SlotChanges::empty)
       .def("clear", &SlotChanges::clear)
       .def("__repr__", [](const SlotChanges& self) {

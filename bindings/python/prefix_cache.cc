@@ -93,10 +93,11 @@ void bind_key_and_lock(nb::module_& m) {
           },
           nb::arg("tokens"), nb::arg("extra_key") = "")
       .def_prop_ro(
-          "tokens", [](const Key& self) { return to_numpy(self.tokens); }, "int32 [n], a copy.")
+          "tokens", [](const Key& self) { return to_numpy(self.tokens); }, "int32 [n], a copy.",
+          nb::rv_policy::automatic)
       .def_prop_ro(
-          "extra_key",
-          [](const Key& self) { return nb::bytes(self.extra_key.data(), self.extra_key.size()); }, "As bytes.")
+          "extra_key", [](const Key& self) { return nb::bytes(self.extra_key.data(), self.extra_key.size()); },
+          "As bytes.")
       .def("__len__", [](const Key& self) { return self.tokens.size(); })
       .def("__repr__", [](const Key& self) {
         return "<folio.PrefixKey: " + std::to_string(self.tokens.size()) + " tokens" +
@@ -106,9 +107,8 @@ void bind_key_and_lock(nb::module_& m) {
                          "Keeps a path of a PrefixCache from being evicted until it is reset or gone. Made by acquire.")
       .def_prop_ro("length", &PrefixLock::length, "Tokens from the beginning on that it keeps.")
       .def("reset", &PrefixLock::reset, "Gives the path up.")
-      .def("__repr__", [](const PrefixLock& self) {
-        return "<folio.PrefixLock: " + std::to_string(self.length()) + " tokens>";
-      });
+      .def("__repr__",
+           [](const PrefixLock& self) { return "<folio.PrefixLock: " + std::to_string(self.length()) + " tokens>"; });
   const PrefixCacheOptions standard;
   nb::class_<PrefixCacheOptions>(m, "PrefixCacheOptions")
       .def(
@@ -130,11 +130,14 @@ void bind_amounts(nb::class_<PrefixCache>& type) {
   nb::class_<Amount>(type, "Amount", "Slots, and in windowed caches window copies.")
       .def(
           "__init__",
-          [](Amount* self, int64_t slots, int64_t window_copies) { new (self) Amount{slots, window_copies}; },
+          [](Amount* self, int64_t slots, int64_t window_copies) {
+            new (self) Amount{slots, window_copies};
+          },
           nb::arg("slots") = 0, nb::arg("window_copies") = 0)
       .def_ro("slots", &Amount::slots)
       .def_ro("window_copies", &Amount::window_copies)
-      .def("__eq__", [](const Amount& a, const Amount& b) { return a == b; }, nb::is_operator())
+      .def(
+          "__eq__", [](const Amount& a, const Amount& b) { return a == b; }, nb::is_operator())
       .def("__hash__", [](const Amount& self) { return self.slots ^ (self.window_copies << 32); })
       .def("__repr__", [](const Amount& self) {
         return "PrefixCache.Amount(slots=" + std::to_string(self.slots) +
@@ -143,7 +146,8 @@ void bind_amounts(nb::class_<PrefixCache>& type) {
   nb::class_<Inserted>(type, "Inserted", "What insert did.")
       .def_ro("present", &Inserted::present, "Leading tokens that were there: their slots stay the caller's.")
       .def_ro("inserted", &Inserted::inserted, "Tokens after these whose slots are now the tree's.")
-      .def("__eq__", [](const Inserted& a, const Inserted& b) { return a == b; }, nb::is_operator())
+      .def(
+          "__eq__", [](const Inserted& a, const Inserted& b) { return a == b; }, nb::is_operator())
       .def("__hash__", [](const Inserted& self) { return self.present ^ (self.inserted << 32); })
       .def("__repr__", [](const Inserted& self) {
         return "PrefixCache.Inserted(present=" + std::to_string(self.present) +
@@ -192,14 +196,16 @@ void bind_prefix_cache(nb::module_& m) {
             return self.insert(to_key(key).view(), to_int32s(slots, "slots"), changes, window_begin);
           },
           nb::arg("key"), nb::arg("slots"), nb::arg("changes"), nb::arg("window_begin") = 0,
-          "Hands over slots[i] of token i, in whole pages, where the tree has none. Raises InvalidArgument, and changes "
+          "Hands over slots[i] of token i, in whole pages, where the tree has none. Raises InvalidArgument, and "
+          "changes "
           "nothing, for numbers of tokens and slots that differ, negative slots, and a window_begin out of range.")
-      .def("extend", &extend, nb::arg("lock"), nb::arg("key"), nb::arg("slots"), nb::arg("changes"),
-           nb::arg("window_begin") = 0,
-           "A running request's tokens so far: hands over its whole pages from lock.length on. Where another request "
-           "has done so meanwhile, the tree's slots replace the request's in `slots`, a writable int32 or int64 array, "
-           "and the request's go to changes.freed. Raises InvalidArgument, and changes nothing, as insert does, and for "
-           "tokens or slots that are not the lock's.")
+      .def(
+          "extend", &extend, nb::arg("lock"), nb::arg("key"), nb::arg("slots"), nb::arg("changes"),
+          nb::arg("window_begin") = 0,
+          "A running request's tokens so far: hands over its whole pages from lock.length on. Where another request "
+          "has done so meanwhile, the tree's slots replace the request's in `slots`, a writable int32 or int64 array, "
+          "and the request's go to changes.freed. Raises InvalidArgument, and changes nothing, as insert does, and for "
+          "tokens or slots that are not the lock's.")
       .def("finish", &finish, nb::arg("lock"), nb::arg("key"), nb::arg("slots"), nb::arg("changes"),
            nb::arg("window_begin") = 0,
            "The end of a request: as extend, then gives up the lock; all slots that are not the tree's go to "
@@ -210,7 +216,8 @@ void bind_prefix_cache(nb::module_& m) {
             return self.evict(to_amount(wanted), changes);
           },
           nb::arg("wanted"), nb::arg("changes"),
-          "Evicts at least so many slots, an int or a PrefixCache.Amount, or all that no lock keeps; the least recently "
+          "Evicts at least so many slots, an int or a PrefixCache.Amount, or all that no lock keeps; the least "
+          "recently "
           "used first. Returns the Amount that went.")
       .def("clear", &PrefixCache::clear,
            "Forgets everything; slots are not given back. Raises InvalidArgument while locks live.")

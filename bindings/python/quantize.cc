@@ -156,7 +156,9 @@ void bind_quantize(nb::module_& m) {
                                "Q_SCALE_CONSTANT, K_SCALE_CONSTANT and V_SCALE_CONSTANT.")
       .def(
           "__init__",
-          [](KvScaleConstants* self, float q, float k, float v) { new (self) KvScaleConstants{q, k, v}; },
+          [](KvScaleConstants* self, float q, float k, float v) {
+            new (self) KvScaleConstants{q, k, v};
+          },
           nb::kw_only(), nb::arg("q") = standard.q, nb::arg("k") = standard.k, nb::arg("v") = standard.v)
       .def_ro("q", &KvScaleConstants::q)
       .def_ro("k", &KvScaleConstants::k)

@@ -53,8 +53,7 @@ Int32s make_dense(const Table& table, nb::handle seq_lens, int32_t page_size, st
   int32_t width = 0;
   for (size_t r = 0; r < lens.size(); ++r) width = std::max(width, csr.indptr[r + 1] - csr.indptr[r]);
   width = columns.value_or(width);
-  std::vector<int32_t> dense =
-      to_dense(csr_table(csr.indices, csr.indptr), lens, page_size, width, fill);
+  std::vector<int32_t> dense = to_dense(csr_table(csr.indices, csr.indptr), lens, page_size, width, fill);
   return to_numpy(std::move(dense), {lens.size(), static_cast<size_t>(width)});
 }
 
@@ -106,7 +105,8 @@ Int64s make_slot_mapping(const Table& table, nb::handle token_row, nb::handle po
 }
 
 constexpr const char* kOnDevice =
-    "The same on a context's device, into arrays of the caller's there. A GPU reads values when the kernel runs: what is "
+    "The same on a context's device, into arrays of the caller's there. A GPU reads values when the kernel runs: what "
+    "is "
     "wrong leaves a harmless entry and makes `status`, an int32 [1] on the GPU, 1, which nothing sets back.";
 
 void bind_lengths(nb::module_& m) {
@@ -174,12 +174,14 @@ void bind_lengths(nb::module_& m) {
 void bind_forms(nb::module_& m) {
   nb::class_<PagedMetadata>(m, "PagedMetadata", "The CSR form of a batch's page tables; int32 numpy arrays, copies.")
       .def_prop_ro(
-          "indptr", [](const PagedMetadata& self) { return to_numpy(self.indptr); }, "[requests + 1], in pages.")
+          "indptr", [](const PagedMetadata& self) { return to_numpy(self.indptr); }, "[requests + 1], in pages.",
+          nb::rv_policy::automatic)
       .def_prop_ro(
-          "indices", [](const PagedMetadata& self) { return to_numpy(self.indices); }, "[indptr[-1]] page ids.")
+          "indices", [](const PagedMetadata& self) { return to_numpy(self.indices); }, "[indptr[-1]] page ids.",
+          nb::rv_policy::automatic)
       .def_prop_ro(
           "last_page_len", [](const PagedMetadata& self) { return to_numpy(self.last_page_len); },
-          "[requests]: 1 to page_size, 0 where the length is 0.")
+          "[requests]: 1 to page_size, 0 where the length is 0.", nb::rv_policy::automatic)
       .def("__repr__", [](const PagedMetadata& self) {
         return "<folio.PagedMetadata: " + std::to_string(self.last_page_len.size()) + " requests, " +
                std::to_string(self.indices.size()) + " pages>";
@@ -236,11 +238,10 @@ void bind_token_lists(nb::module_& m) {
   m.def(
       "token_indices",
       [](const Table& table, nb::object seq_lens, int32_t page_size) {
-        return list_tokens<int32_t>(table, seq_lens, page_size,
-                                    [&](const PageTableView& view, const std::vector<int32_t>& lens,
-                                        std::vector<int32_t>& indptr, std::vector<int32_t>& out) {
-                                      token_indices(host(), view, lens, page_size, indptr, out);
-                                    });
+        return list_tokens<int32_t>(
+            table, seq_lens, page_size,
+            [&](const PageTableView& view, const std::vector<int32_t>& lens, std::vector<int32_t>& indptr,
+                std::vector<int32_t>& out) { token_indices(host(), view, lens, page_size, indptr, out); });
       },
       nb::arg("table"), nb::arg("seq_lens"), nb::arg("page_size"),
       "(indptr [requests + 1] in tokens, indices [tokens]): page * page_size + place in the page, int32: the table for "
@@ -265,12 +266,12 @@ void bind_token_lists(nb::module_& m) {
   m.def(
       "token_offsets",
       [](const Table& table, nb::object seq_lens, int32_t page_size, int64_t page_stride, int64_t token_stride) {
-        return list_tokens<int64_t>(
-            table, seq_lens, page_size,
-            [&](const PageTableView& view, const std::vector<int32_t>& lens, std::vector<int32_t>& indptr,
-                std::vector<int64_t>& out) {
-              token_offsets(host(), view, lens, page_size, page_stride, token_stride, indptr, out);
-            });
+        return list_tokens<int64_t>(table, seq_lens, page_size,
+                                    [&](const PageTableView& view, const std::vector<int32_t>& lens,
+                                        std::vector<int32_t>& indptr, std::vector<int64_t>& out) {
+                                      token_offsets(host(), view, lens, page_size, page_stride, token_stride, indptr,
+                                                    out);
+                                    });
       },
       nb::arg("table"), nb::arg("seq_lens"), nb::arg("page_size"), nb::arg("page_stride"), nb::arg("token_stride"),
       "(indptr [requests + 1] in tokens, offsets [tokens] int64): page * page_stride + place in the page * "

@@ -201,9 +201,7 @@ void bind_tensors(nb::module_& m) {
           },
           nb::arg("how"), "For torch.from_dlpack(view) and its like; no copy.")
       .def("__dlpack_device__",
-           [](const Tensor& self) {
-             return nb::make_tuple(self.array.place.dlpack_type, self.array.place.cuda_index);
-           })
+           [](const Tensor& self) { return nb::make_tuple(self.array.place.dlpack_type, self.array.place.cuda_index); })
       .def_prop_ro(
           "data", [](const Tensor& self) { return reinterpret_cast<uintptr_t>(self.view.data); },
           "The address of the first element: that of the array itself.")
