@@ -61,6 +61,8 @@ NB_MODULE(_folio, m) {
   folio::python::bind_cache(m);
   folio::python::bind_batch(m);
   folio::python::bind_attention(m);
+  folio::python::bind_step(m);
+  folio::python::bind_layer(m);
   folio::python::bind_merge(m);
   folio::python::bind_stream(m);
   m.def("version", &folio::version);
