@@ -15,6 +15,7 @@
 #include "exchange.hpp"
 #include "folio/context.hpp"
 #include "folio/types/tensor_view.hpp"
+#include "names.hpp"
 
 namespace folio::python {
 
