@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "folio/page_table.hpp"
 #include "int_lists.hpp"
 #include "views.hpp"
 
@@ -57,6 +58,22 @@ class DeviceCall {
   std::vector<Array> arrays_;
   std::vector<Memory> lists_;
   std::deque<std::vector<int32_t>> copies_;
+};
+
+/// The first rows of a table, one for each length, with page ids of their own on a CPU: those that are checked are those
+/// that are read.
+struct OwnTable {
+  OwnTable(DeviceCall& call, const Table& table, std::span<const int32_t> lens, int32_t page_size)
+      : view(call.table(table)) {
+    if (!call.on_cpu()) return;
+    csr = to_csr(view, lens, page_size);
+    view = csr_table(csr.indices, csr.indptr);
+  }
+  OwnTable(const OwnTable&) = delete;
+  OwnTable& operator=(const OwnTable&) = delete;
+
+  PageTableView view;
+  PagedMetadata csr;
 };
 
 }  // namespace folio::python

@@ -26,19 +26,6 @@ Scale keep_scale(DeviceCall& call, const ScaleArg& scale, const std::string& nam
   return scale.scale;
 }
 
-/// The first rows of a table, one for each length, with page ids of their own on a CPU: those that are checked are
-/// those that are read.
-struct OwnTable {
-  OwnTable(DeviceCall& call, const Table& table, std::span<const int32_t> lens, int32_t page_size)
-      : view(call.table(table)) {
-    if (!call.on_cpu()) return;
-    csr = to_csr(view, lens, page_size);
-    view = csr_table(csr.indices, csr.indptr);
-  }
-  PageTableView view;
-  PagedMetadata csr;
-};
-
 void copy(const Context& context, const Cache& from, const Cache& to, nb::handle source, nb::handle destination,
           nb::handle stream, nb::handle status) {
   DeviceCall call(context);

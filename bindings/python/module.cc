@@ -1,6 +1,7 @@
 #include <new>
 #include <string>
 
+#include "executor.hpp"
 #include "folio/types/error.hpp"
 #include "folio/version.hpp"
 #include "views.hpp"
@@ -61,6 +62,8 @@ NB_MODULE(_folio, m) {
   folio::python::bind_cache(m);
   folio::python::bind_batch(m);
   folio::python::bind_attention(m);
+  folio::python::bind_step(m);
+  folio::python::bind_layer(m);
   folio::python::bind_merge(m);
   folio::python::bind_stream(m);
   folio::python::bind_kv_cache(m);
@@ -68,5 +71,10 @@ NB_MODULE(_folio, m) {
   folio::python::bind_pools(m);
   folio::python::bind_prefix_cache(m);
   folio::python::bind_quantize(m);
+  folio::python::bind_cascade(m);
+  folio::python::bind_sealed_plan(m);
+  folio::python::bind_executor(m);
+  folio::python::bind_context_calls(m);
+  folio::python::bind_distributed(m);
   m.def("version", &folio::version);
 }

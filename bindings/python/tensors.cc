@@ -106,6 +106,20 @@ Lse to_lse(nb::handle source, const std::string& name) {
   return lse;
 }
 
+void require_lse(const std::optional<Array>& lse, int64_t num_tokens, int64_t heads) {
+  if (lse && (lse->size(0) != num_tokens || lse->size(1) != heads)) {
+    refuse("lse is " + shape_text(*lse) + "; it must be [" + std::to_string(num_tokens) + ", " + std::to_string(heads) +
+           "]");
+  }
+}
+
+void require_heads(const std::optional<Array>& vector, int64_t heads) {
+  if (vector && vector->size(0) != heads) {
+    refuse(vector->name + " has " + std::to_string(vector->size(0)) + " entries; there are " + std::to_string(heads) +
+           " q heads");
+  }
+}
+
 ScaleArg to_scale(nb::handle source, const std::string& name) {
   ScaleArg scale;
   const ScaleArg* given = nullptr;
