@@ -114,7 +114,8 @@ def quantized(maker, context):
     out = np.zeros((tokens, heads, dim), ml_dtypes.float8_e4m3fn)
     scale = maker.some(1.0, 0.25)
     folio.quantize_fp8(context, give(given), give(out), give(scale))
-    memory = np.zeros(folio.nvfp4_scale_bytes(give(tokens + 3), give(heads * dim // 16)), np.uint8)
+    folio.nvfp4_scale_bytes(give(tokens + 3), give(heads * dim // 16))
+    memory = np.zeros(folio.nvfp4_scale_bytes(tokens + 3, heads * dim // 16), np.uint8)
     factors, packed = folio.BlockScaleArgs(give(memory), give(3)), np.zeros((tokens, heads, dim // 2), np.uint8)
     folio.quantize_nvfp4(context, give(given), give(packed), factors, give(64.0))
     back = np.zeros((tokens, heads, dim), np.float32)
@@ -162,7 +163,7 @@ def ranks(maker, context):
     arguments = [(maker.give(mine.copy()), maker.give(np.zeros(count, np.float32))) for mine in everybody]
 
     def body(group):
-        mine, part = arguments[group.rank]
+        mine, part = arguments[group.rank % world]
         group.all_reduce_sum(mine)
         group.reduce_scatter_sum(mine, part)
         group.barrier()
