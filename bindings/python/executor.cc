@@ -185,7 +185,8 @@ void bind_context_calls(nb::module_& m) {
       [](const Context& context, nb::object stream) {
         const std::vector<Array> none;
         const Stream queue = to_stream(stream, context.device(), {&none});
-        if (queue.handle != nullptr && context.device().type == DeviceType::kCpu) refuse("stream is given; a CPU has none");
+        if (queue.handle != nullptr && context.device().type == DeviceType::kCpu)
+          refuse("stream is given; a CPU has none");
         const ReleasedGil released;
         synchronize(context, queue);
       },

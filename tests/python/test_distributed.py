@@ -281,3 +281,70 @@ def test_refusals_of_divided_attention():
         other.run(again, args, workspace)
     lent = folio.run_ranks(1, lambda lent: folio.DcpAttention(CONTEXT, lent, attention.config))[0]
     assert code_of(lambda: lent.plan(folio.DcpBatch([0, 1], [1]))) == folio.ErrorCode.UNAVAILABLE
+
+
+class Mailbox:
+    """A group of two threads in Python: what each sends is kept in a list, between two barriers."""
+
+    def __init__(self, rank, sent, barrier):
+        self.rank, self.sent, self.meet = rank, sent, barrier
+
+    def exchange(self, data, take):
+        self.sent[self.rank] = data.copy()
+        self.meet.wait(10)
+        taken = take([self.sent[0], self.sent[1]])
+        self.meet.wait(10)
+        return taken
+
+    def all_gather(self, send, recv):
+        recv[:] = self.exchange(send, np.concatenate)
+
+    def all_to_all(self, send, recv):
+        half = len(send) // 2
+        recv[:] = self.exchange(send, lambda all: np.concatenate([one[self.rank * half:][:half] for one in all]))
+
+    def all_reduce_sum(self, data):
+        data[:] = self.exchange(data, lambda all: all[0] + all[1])
+
+    def reduce_scatter_sum(self, send, recv):
+        recv[:] = self.exchange(send, lambda all: (all[0] + all[1])[self.rank * len(recv):][:len(recv)])
+
+    def barrier(self):
+        self.meet.wait(10)
+
+
+@pytest.mark.parametrize("combine", ["all_gather_reduce_scatter", "all_to_all"])
+def test_a_group_that_python_implements(combine):
+    divided, sent_by, meet = Divided(2, 1, "float32"), [None, None], threading.Barrier(2)
+    results = [None, None]
+
+    def serve(rank):
+        group = folio.make_process_group(Mailbox(rank, sent_by, meet), rank, 2)
+        data = np.array([rank, 3], np.float32)
+        group.all_reduce_sum(data)
+        results[rank] = (*divided.run(group, combine)[:2], data)
+
+    threads = [threading.Thread(target=serve, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    same = folio.run_ranks(2, lambda group: divided.run(group, combine)[:2])
+    for (out, lse, data), (wanted, wanted_lse) in zip(results, same):
+        assert np.array_equal(out, wanted) and np.array_equal(lse, wanted_lse) and data.tolist() == [1, 6]
+
+
+def test_what_an_implementation_raises_ends_its_group():
+    class Broken(Mailbox):
+        def barrier(self):
+            raise OSError("the cable")
+
+    group = folio.make_process_group(Broken(0, [None, None], None), 0, 2)
+    for call in (group.barrier, lambda: group.all_reduce_sum(np.zeros(1, np.float32))):
+        with pytest.raises(folio.Error, match="barrier of rank 0 raised.*the cable") as caught:
+            call()
+        assert caught.value.code == folio.ErrorCode.UNAVAILABLE
+    with pytest.raises(TypeError, match="no method all_gather"):
+        folio.make_process_group(object(), 0, 2)
+    with pytest.raises(folio.InvalidArgument, match="rank 2 of 2"):
+        folio.make_process_group(Broken(0, [], None), 2, 2)
