@@ -152,8 +152,8 @@ nb::object call_layer(const Layer& layer, const Step& step, nb::handle q, nb::ha
   if (plan.buffer->op.shared_state() != layer.op.shared_state()) {
     refuse("the step's plan was made by another op than the layer's");
   }
-  const Tensor queries = to_tensor(q, "q", Access::kRead);
-  const Tensor outputs = to_tensor(out, "out", Access::kWrite);
+  Tensor queries = to_tensor(q, "q", Access::kRead);
+  Tensor outputs = to_tensor(out, "out", Access::kWrite);
   const Lse sums = to_lse(lse, "lse");
   RaggedPairs pairs(ragged);
   require_on(layer.device, queries.array);
@@ -172,12 +172,14 @@ nb::object call_layer(const Layer& layer, const Step& step, nb::handle q, nb::ha
   args.segments = layer_segments(layer, step, pairs, &checked);
   args.custom_mask = step.custom_mask;
   args.custom_mask_bytes = step.custom_mask_bytes;
+  const std::vector<Array> arrays = {std::move(queries.array), std::move(outputs.array)};
+  const Stream stream = step.stream_of(arrays);
   {
     const ReleasedGil released;
     const std::shared_lock<std::shared_mutex> lock(plan.buffer->mutex);
     const std::lock_guard<std::mutex> one_run(plan.buffer->workspace_mutex);
     if (!checked) folio::validate(plan.plan, args);
-    folio::run(plan.plan, args, step.workspace->view, step.stream);
+    folio::run(plan.plan, args, step.workspace->view, stream);
   }
   return nb::borrow(out);
 }
@@ -189,7 +191,7 @@ void write_layer(const Layer& layer, nb::handle target, nb::handle k, nb::handle
   }
   const Cache& cache = layer.caches.front();
   require_writable(cache);
-  const Tensor keys = to_tensor(k, "k", Access::kRead);
+  Tensor keys = to_tensor(k, "k", Access::kRead);
   Tensor values;
   if (!v.is_none()) values = to_tensor(v, "v", Access::kRead);
   require_on(layer.device, keys.array);
@@ -202,16 +204,17 @@ void write_layer(const Layer& layer, nb::handle target, nb::handle k, nb::handle
   args.v_scale = layer.v_scale.scale;
   Slots given;
   const Slots* slots = &given;
+  std::vector<Array> arrays;
+  arrays.push_back(std::move(keys.array));
   Stream stream;
   const Step* step = nullptr;
   if (nb::try_cast(target, step, false)) {
     if (!step->slots) refuse("the step has no slot_mapping: give one to folio.Step, or slots to write");
     if (step->device() != layer.device) refuse("the step and the layer are of different devices");
     slots = &*step->slots;
-    stream = step->stream;
+    stream = step->stream_of(arrays);
   } else {
     given = Slots(target, layer.device);
-    const std::vector<Array> arrays = {keys.array, given.array()};
     stream = to_stream(nb::none(), layer.device, {&arrays});
   }
   args.slot_mapping = slots->data();
@@ -270,15 +273,18 @@ void bind_layer(nb::module_& m) {
            nb::arg("sinks") = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f,
            nb::arg("q_scale") = 1.0f, nb::arg("out_scale") = 1.0f, nb::arg("ragged_k_scale") = 1.0f,
            nb::arg("ragged_v_scale") = 1.0f)
-      .def("__call__", &call_layer, nb::arg("step"), nb::arg("q"), nb::arg("out"), nb::arg("lse") = nb::none(),
-           nb::arg("ragged") = nb::none(),
+      .def("__call__", &call_layer, nb::arg("step"), nb::arg("q").none(), nb::arg("out").none(),
+           nb::arg("lse") = nb::none(), nb::arg("ragged") = nb::none(),
+           nb::sig("def __call__(self, step: Step, q: object, out: object, lse: object | None = None, "
+                   "ragged: tuple[object, object] | list[tuple[object, object]] | None = None) -> object"),
            "Attention of this layer in this step, written into `out`, which is returned.\n\n"
            "q: [tokens, q heads, head_dim_qk]; out: [tokens, q heads, head_dim_v]; lse: float32 [tokens, q heads] or "
            "an LseView. ragged: (k, v), each [kv tokens, kv heads, head_dim], where the plan has a ragged segment; a "
            "list of such pairs where it has several. Calls with plans of one buffer take turns.\n\n"
            "Raises InvalidArgument for wrong arguments, a step of another op, and on a CPU a page id that the cache "
            "does not have; Error with STALE_PLAN once the step's buffer has been planned into again.")
-      .def("write", &write_layer, nb::arg("slots"), nb::arg("k"), nb::arg("v").none(),
+      .def("write", &write_layer, nb::arg("slots").none(), nb::arg("k").none(), nb::arg("v").none(),
+           nb::sig("def write(self, slots: Step | object, k: object, v: object | None) -> None"),
            "Writes new tokens into the layer's cache, before the call that reads them.\n\n"
            "slots: a Step with a slot_mapping, or an int64 array [tokens]: token i goes to page slot / page_size, "
            "offset slot % page_size; a negative one is left out. k: [tokens or more, kv heads, head_dim_qk]; v "

@@ -102,7 +102,7 @@ void make_step(Step* self, nb::object plan_object, nb::handle tables, nb::handle
   if (!slot_mapping.is_none()) step->slots.emplace(slot_mapping, device);
   step->workspace = workspace.is_none() ? own_workspace(plan) : given_workspace(workspace);
   require_on(device, *step->workspace);
-  step->stream = to_stream(stream, device, {&step->arrays, &plan.lengths, &step->workspace->arrays});
+  if (!stream.is_none()) step->stream = to_stream(stream, device, {});
   if (device.type == DeviceType::kCpu) {
     step->segments = step->copies.copy(plan.batch, plan.buffer->op.config().page_size,
                                        std::span<const SegmentArg>(step->segment_args));
@@ -139,7 +139,7 @@ void bind_step(nb::module_& m) {
       "of page ids; a ragged one takes int32 offsets [rows + 1] into the keys and values that each layer's call gives. "
       "A plan of one segment takes its entry without a list. workspace: None on a CPU is memory of the plan's buffer. "
       "slot_mapping: int64 [tokens], for Layer.write. custom_mask: the bits, uint8, where the op's mask is CUSTOM. "
-      "stream: of all layers; None is the one that current_stream says now.\n\n"
+      "stream: of all layers' calls; None is each call's own, as current_stream says it.\n\n"
       "On a CPU page ids, offsets and slots are copied here: what the caller writes into those arrays afterwards does "
       "not matter to this step. On a GPU they are read when the kernels run: what the stream writes before is seen, "
       "and "
@@ -151,9 +151,6 @@ void bind_step(nb::module_& m) {
       .def_prop_ro("op", [](const Step& self) { return AttentionOp(self.plan().buffer->op); })
       .def_prop_ro("num_requests", [](const Step& self) { return self.plan().batch.view().num_requests; })
       .def_prop_ro("num_tokens", [](const Step& self) { return self.plan().batch.view().num_tokens; })
-      .def_prop_ro(
-          "stream", [](const Step& self) { return reinterpret_cast<uintptr_t>(self.stream.handle); },
-          "The cudaStream_t of its layers' calls, as an integer; 0 on a CPU.")
       .def("__repr__", &step_text);
 }
 
