@@ -125,8 +125,8 @@ def make_scale(maker, heads, requests):
 
 
 def make_segments(maker, config, q_len, sharded):
-    """(KvSegment, SegmentArgs, keys of every request) of each part: a prefix that neighbours share, pages, and ragged
-    keys of their own."""
+    """(KvSegment, SegmentArgs, keys of every request, memory for a layer and a step) of each part: a prefix that
+    neighbours share, pages, and ragged keys of their own."""
     requests, heads, parts = len(q_len), config["num_kv_heads"], []
     before = np.zeros(requests, np.int32)  # keys of the parts so far
     shard = folio.KvShard(world=2, rank=1, interleave=3) if sharded else folio.KvShard()
@@ -146,14 +146,16 @@ def make_segments(maker, config, q_len, sharded):
             element = ELEMENTS[config["q"] if config["kv"] in FP8 else config["kv"]]
             k, v = (maker.values(sum(lengths), heads, config[dim], element=element)
                     for dim in ("head_dim_qk", "head_dim_v"))
-            where = {"ragged": folio.RaggedKvView(maker.give(k), maker.give(v), maker.give(maker.indptr(lengths)))}
+            memory = {"ragged": (maker.give(k), maker.give(v)), "table": maker.give(maker.indptr(lengths))}
+            where = {"ragged": folio.RaggedKvView(*memory["ragged"], memory["table"])}
         else:
             pages = maker.some(1, 5, 40)
             k, v, view = make_cache(maker, config, pages)
-            where = {"cache": view(maker.give(k), maker.give(v)), "table": make_table(maker, config, lengths, pages)}
+            memory = where = {"cache": view(maker.give(k), maker.give(v)),
+                              "table": make_table(maker, config, lengths, pages)}
         maker.measure(k, v, *scales.values())
         segment = folio.KvSegment(maker.give(np.array(lengths, np.int32)), source=maker.give(source), **given)
-        parts.append((segment, folio.SegmentArgs(**where, **scales), own))
+        parts.append((segment, folio.SegmentArgs(**where, **scales), own, {**memory, **scales}))
     return parts
 
 
@@ -161,7 +163,7 @@ def make_custom_mask(maker, config, q_len, parts):
     """(its shape, its bits)"""
     if config["mask"] != folio.MaskKind.CUSTOM:
         return None, None
-    columns = sum(own for _, _, own in parts)
+    columns = sum(own for _, _, own, _ in parts)
     shape = folio.CustomMask()
     if maker.some(True, False):
         columns = np.array([maker.random.randint(0, int(keys)) for keys in columns], np.int32)
@@ -215,7 +217,28 @@ def attention(random):
     keep(random, config, context, options, op, *parts[0][:2], batch, buffer, plan, args, workspace)
     folio.run(plan, args, workspace)
     folio.validate(plan, args)
+    by_layer(op, plan, [part[3] for part in parts], q, out, given)
     compare(maker, config, op, batch, args, q, out, given)
+
+
+def by_layer(op, plan, parts, q, out, given):
+    """A layer in a step takes what run takes, and gives the same bits."""
+    paged, ragged = ([part for part in parts if kind in part] for kind in ("cache", "ragged"))
+    if len(paged) > 1 or len(ragged) > 1 or not isinstance(out, np.ndarray):
+        return  # a layer has one scale for all of its paged segments
+    bound = {name: value for name, value in given.items() if name not in ("lse", "custom_mask")}
+    for kind, prefix in ((paged, ""), (ragged, "ragged_")):
+        bound.update({prefix + name: part[name] for part in kind for name in ("k_scale", "v_scale")})
+    again = np.zeros_like(out)
+    try:
+        layer = folio.Layer(op, paged[0]["cache"] if paged else None, **bound)
+        step = folio.Step(plan, [part["table"] for part in parts], custom_mask=given["custom_mask"])
+        layer(step, q, again, ragged=[part["ragged"] for part in ragged] or None)
+    except REFUSALS as error:
+        raise Mismatch(f"run takes what a layer refuses: {error}") from error
+    if again.tobytes() != out.tobytes():
+        raise Mismatch(f"{op.kernel_name}: a layer's result has other bits than run's")
+    keep(randoms.Random(0), layer, step)
 
 
 def compare(maker, config, op, batch, args, q, out, given):

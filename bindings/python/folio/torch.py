@@ -72,12 +72,21 @@ def _find(name):
 
 
 def _refuse_gradients(**tensors):
-    if not torch.is_grad_enabled():
-        return
     for name, tensor in tensors.items():
         if tensor is not None and tensor.requires_grad:
             raise RuntimeError(f"{name} requires a gradient, which Folio does not compute: "
                                "run under torch.no_grad() or torch.inference_mode(), or detach it")
+
+
+def _check_write(k, v, token, layer):
+    """All that is done with fake tensors: nothing is returned, hence no shape to say."""
+    if torch.is_grad_enabled():
+        _refuse_gradients(k=k, v=v)
+
+
+def _check_attention(q, out, token, layer, *, lse=None, ragged=None):
+    if torch.is_grad_enabled():
+        _refuse_gradients(q=q, out=out, lse=lse, **{f"ragged[{i}]": tensor for i, tensor in enumerate(ragged or ())})
 
 
 def _plain(tensor):
@@ -85,27 +94,19 @@ def _plain(tensor):
 
 
 def _write(k, v, token, layer):
-    _refuse_gradients(k=k, v=v)
+    _check_write(k, v, token, layer)
     bound, step = _find(layer)
     bound.write(step, _plain(k), _plain(v))
 
 
 def _attention(q, out, token, layer, *, lse=None, ragged=None):
-    pairs = ragged or ()
-    _refuse_gradients(q=q, out=out, lse=lse, **{f"ragged[{i}]": tensor for i, tensor in enumerate(pairs)})
+    _check_attention(q, out, token, layer, lse=lse, ragged=ragged)
     bound, step = _find(layer)
-    if len(pairs) % 2:
-        raise ValueError(f"ragged has {len(pairs)} tensors; it is k, v of one ragged segment after the other")
-    pairs = [(_plain(pairs[i]), _plain(pairs[i + 1])) for i in range(0, len(pairs), 2)]
-    bound(step, _plain(q), _plain(out), _plain(lse), pairs or None)
-
-
-def _fake_write(k, v, token, layer):
-    _refuse_gradients(k=k, v=v)
-
-
-def _fake_attention(q, out, token, layer, *, lse=None, ragged=None):
-    _refuse_gradients(q=q, out=out, lse=lse, **{f"ragged[{i}]": tensor for i, tensor in enumerate(ragged or ())})
+    if ragged is not None:
+        if len(ragged) % 2:
+            raise ValueError(f"ragged has {len(ragged)} tensors; it is k, v of one ragged segment after the other")
+        ragged = [(_plain(k), _plain(v)) for k, v in zip(ragged[::2], ragged[1::2])]
+    bound(step, _plain(q), _plain(out), _plain(lse), ragged)
 
 
 def _define():
@@ -114,9 +115,9 @@ def _define():
     tags = [torch.Tag.pt2_compliant_tag]
     tags.append(getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
     for schema, function, fake in (
-            ("write(Tensor k, Tensor? v, Tensor(a!) token, str layer) -> ()", _write, _fake_write),
+            ("write(Tensor k, Tensor? v, Tensor(a!) token, str layer) -> ()", _write, _check_write),
             ("attention(Tensor q, Tensor(a!) out, Tensor token, str layer, *, Tensor(b!)? lse=None, "
-             "Tensor[]? ragged=None) -> ()", _attention, _fake_attention)):
+             "Tensor[]? ragged=None) -> ()", _attention, _check_attention)):
         name = schema.partition("(")[0]
         library.define(schema, tags=tuple(tags))
         library.impl(name, function, "CompositeExplicitAutograd")
