@@ -63,21 +63,6 @@ bool is_masked(nb::handle source) {
   return false;
 }
 
-/// By the name of the package that the array's class, or one it is derived from, comes from.
-Library library_of(nb::handle source) {
-  const nb::handle bases(Py_TYPE(source.ptr())->tp_mro);
-  if (!bases.is_valid()) return Library::kNone;
-  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
-    const nb::object module = nb::getattr(base, "__module__", nb::none());
-    if (!nb::isinstance<nb::str>(module)) continue;
-    const std::string name = nb::cast<std::string>(module);
-    const std::string package = name.substr(0, name.find('.'));
-    if (package == "torch") return Library::kTorch;
-    if (package == "cupy") return Library::kCupy;
-  }
-  return Library::kNone;
-}
-
 /// Why the array's own `__dlpack__` failed ("Can't export tensors that require gradient"), for the message.
 std::string export_failure(nb::handle source) {
   if (!nb::hasattr(source, "__dlpack__")) return "it has neither __dlpack__ nor a buffer";
@@ -118,6 +103,20 @@ Array borrow_vector(nb::handle source, const std::string& name, nb::dlpack::dtyp
 
 }  // namespace
 
+Library library_of(nb::handle source) {
+  const nb::handle bases(Py_TYPE(source.ptr())->tp_mro);
+  if (!bases.is_valid()) return Library::kNone;
+  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
+    const nb::object module = nb::getattr(base, "__module__", nb::none());
+    if (!nb::isinstance<nb::str>(module)) continue;
+    const std::string name = nb::cast<std::string>(module);
+    const std::string package = name.substr(0, name.find('.'));
+    if (package == "torch") return Library::kTorch;
+    if (package == "cupy") return Library::kCupy;
+  }
+  return Library::kNone;
+}
+
 void refuse(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
@@ -148,14 +147,6 @@ Array borrow(nb::handle source, const std::string& name, Access access) {
     refuse(name + " is not aligned to its elements of " + std::to_string(bytes) + " bytes");
   }
   return array;
-}
-
-Array borrow_int32(nb::handle source, const std::string& name) {
-  return borrow_vector(source, name, nb::dtype<int32_t>());
-}
-
-Array borrow_int64(nb::handle source, const std::string& name) {
-  return borrow_vector(source, name, nb::dtype<int64_t>());
 }
 
 Array borrow_bytes(nb::handle source, const std::string& name) {

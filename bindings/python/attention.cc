@@ -9,6 +9,7 @@
 #include "folio/types/error.hpp"
 #include "gil.hpp"
 #include "host_copies.hpp"
+#include "masks.hpp"
 #include "views.hpp"
 
 namespace folio::python {
@@ -110,6 +111,9 @@ void check_extents(const AttentionConfig& config, const BatchCopy& batch, const 
       refuse((*vector)->name + " has " + std::to_string((*vector)->size(0)) + " entries; there are " +
              std::to_string(heads) + " q heads");
     }
+  }
+  if (!args.mask_shapes.empty() && batch.view().where == Where::kHost) {
+    require_equal_shapes(mask_shapes(batch.view()), args.mask_shapes, "custom_mask");
   }
   require_extent(args.q_scale, "q_scale", config.num_kv_heads, num_requests);
   require_extent(args.out_scale, "out_scale", config.num_kv_heads, num_requests);

@@ -61,6 +61,7 @@ NB_MODULE(_folio, m) {
   folio::python::bind_cache(m);
   folio::python::bind_batch(m);
   folio::python::bind_attention(m);
+  folio::python::bind_masks(m);
   folio::python::bind_merge(m);
   folio::python::bind_stream(m);
   m.def("version", &folio::version, "Folio's version, as \"0.1.0\".");
