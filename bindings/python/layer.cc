@@ -44,7 +44,7 @@ std::vector<Cache> to_caches(nb::handle source) {
   const Cache* one = nullptr;
   if (source.is_none()) return caches;
   if (nb::try_cast(source, one, false)) return {*one};
-  if (!nb::try_cast(source, caches, false)) refuse("cache must be a KvCacheView, a list of them, or None");
+  if (!nb::try_cast(source, caches, false)) refuse_kind("cache", "a folio.KvCacheView, a list of them or None", source);
   return caches;
 }
 
@@ -83,7 +83,7 @@ class RaggedPairs {
     } else if (nb::isinstance<nb::list>(source)) {
       for (const nb::handle pair : nb::borrow<nb::list>(source)) add(pair);
     } else {
-      refuse("ragged must be a pair (k, v), or a list of pairs where the plan has several ragged segments");
+      refuse_kind("ragged", "a tuple (k, v) or a list of them", source);
     }
   }
 
@@ -107,7 +107,8 @@ class RaggedPairs {
 
  private:
   void add(nb::handle pair) {
-    if (!nb::isinstance<nb::tuple>(pair) || nb::len(pair) != 2) refuse("ragged must be made of pairs (k, v)");
+    if (!nb::isinstance<nb::tuple>(pair) || nb::len(pair) != 2)
+      refuse_kind("ragged", "a tuple (k, v) or a list of them", pair);
     const auto both = nb::borrow<nb::tuple>(pair);
     tensors_.push_back(to_tensor(both[0], "ragged k", Access::kRead));
     tensors_.push_back(to_tensor(both[1], "ragged v", Access::kRead));
@@ -272,7 +273,12 @@ void bind_layer(nb::module_& m) {
            nb::arg("sm_scale") = 0.0f, nb::arg("logits_soft_cap") = 0.0f, nb::arg("alibi_slopes") = nb::none(),
            nb::arg("sinks") = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f,
            nb::arg("q_scale") = 1.0f, nb::arg("out_scale") = 1.0f, nb::arg("ragged_k_scale") = 1.0f,
-           nb::arg("ragged_v_scale") = 1.0f)
+           nb::arg("ragged_v_scale") = 1.0f,
+           nb::sig("def __init__(self, op: AttentionOp, cache: KvCacheView | list[KvCacheView] | None = None, *, "
+                   "sm_scale: float = 0.0, logits_soft_cap: float = 0.0, alibi_slopes: object | None = None, "
+                   "sinks: object | None = None, k_scale: float | Scale = 1.0, v_scale: float | Scale = 1.0, "
+                   "q_scale: float | Scale = 1.0, out_scale: float | Scale = 1.0, "
+                   "ragged_k_scale: float | Scale = 1.0, ragged_v_scale: float | Scale = 1.0) -> None"))
       .def("__call__", &call_layer, nb::arg("step"), nb::arg("q").none(), nb::arg("out").none(),
            nb::arg("lse") = nb::none(), nb::arg("ragged") = nb::none(),
            nb::sig("def __call__(self, step: Step, q: object, out: object, lse: object | None = None, "
@@ -290,7 +296,8 @@ void bind_layer(nb::module_& m) {
            "offset slot % page_size; a negative one is left out. k: [tokens or more, kv heads, head_dim_qk]; v "
            "likewise, None where the cache's V is a part of its K. fp8 caches divide by k_scale and v_scale.\n\n"
            "Raises InvalidArgument, on a CPU also for a slot that the cache does not have; nothing is then written.")
-      .def_prop_ro("op", [](const Layer& self) { return AttentionOp(self.op); })
+      .def_prop_ro(
+          "op", [](const Layer& self) { return AttentionOp(self.op); }, "The op that it was made of.")
       .def("__repr__", &layer_text);
 }
 

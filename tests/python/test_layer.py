@@ -81,10 +81,11 @@ class TestResults:
         layer(step, problem.q, out)
         assert np.array_equal(out, expected)
 
-    def test_tables_of_rows_and_columns(self, problem):
-        """An engine's block table as it is: an int32 array, wider than the requests need."""
+    @pytest.mark.parametrize("element", [np.int32, np.int64])
+    def test_tables_of_rows_and_columns(self, problem, element):
+        """An engine's block table as it is, wider than the requests need."""
         layer, step = bind(problem)
-        rows = np.full((len(problem.batch.pages), 7), 10**6, np.int32)
+        rows = np.full((len(problem.batch.pages), 7), 10**6, element)
         for row, pages in enumerate(problem.batch.pages):
             rows[row, :len(pages)] = pages
         out, lse = problem.outputs()
@@ -188,9 +189,9 @@ class TestRagged:
             layer(step, problem.q, out)
         with refused("ragged has 2 pairs .*the plan has 1"):
             layer(step, problem.q, out, ragged=[(k, v), (k, v)])
-        with refused("made of pairs"):
+        with pytest.raises(TypeError, match="ragged: expected a tuple"):
             layer(step, problem.q, out, ragged=[k, v])
-        with refused("must be a pair"):
+        with pytest.raises(TypeError, match="ragged: expected a tuple"):
             layer(step, problem.q, out, ragged=k)
         with refused(r"tables\[0\] has 1 entries; the plan's 2 rows"):
             folio.Step(plan, offsets[:1])
@@ -275,8 +276,8 @@ class TestWrite:
         k, v = np.zeros((1, 2, 32), np.float32), np.zeros((1, 2, 24), np.float32)
         with refused("the step has no slot_mapping"):
             layer.write(step, k, v)
-        with refused("slot_mapping is int32; it must be int64"):
-            layer.write(np.zeros(1, np.int32), k, v)
+        with refused("slot_mapping is float32; int32 and int64 are taken"):
+            layer.write(np.zeros(1, np.float32), k, v)
         with refused("1000000"):
             layer.write(np.array([1000000]), k, v)
         with refused("k"):
@@ -312,7 +313,7 @@ class TestRefusals:
         with refused(r"cache\[1\] has num_kv_heads 1; the op was prepared for 2"):
             folio.Layer(op, [folio.make_nhd_view(problem.k, problem.v),
                              folio.make_nhd_view(problem.k[:, :, :1], problem.v[:, :, :1])])
-        with refused("cache must be a KvCacheView"):
+        with pytest.raises(TypeError, match="cache: expected a folio.KvCacheView, .* got a numpy.ndarray"):
             folio.Layer(op, problem.k)
 
     def test_of_a_call(self, problem, bound):
@@ -369,11 +370,11 @@ class TestRefusals:
         _, step = bound
         with refused("tables has 2 entries; the plan has 1 segments"):
             folio.Step(step.plan, [table_of(problem)] * 2)
-        with refused(r"tables\[0\] is int16; it must be int32"):
+        with refused(r"tables\[0\] is int16; int32 and int64 are taken"):
             folio.Step(step.plan, np.zeros((4, 3), np.int16))
-        with refused("plan must be a folio.AttentionPlan"):
+        with pytest.raises(TypeError, match="plan: expected a folio.AttentionPlan, got a folio.*Step"):
             folio.Step(step, table_of(problem))
-        with refused("workspace must be a folio.Workspace or None"):
+        with pytest.raises(TypeError, match="workspace: expected a folio.Workspace or None, got 1024"):
             folio.Step(step.plan, table_of(problem), 1024)
         with refused("stream must be"):
             folio.Step(step.plan, table_of(problem), stream="x")
@@ -389,8 +390,12 @@ class TestRefusals:
         layer = folio.Layer(op, folio.make_nhd_view(problem.k, problem.v), sm_scale=problem.rules.sm_scale)
         all_visible = np.full(sum(-(-length // 8) for length in problem.batch.kv_len), 255, np.uint8)
         out, lse = problem.outputs()
-        layer(folio.Step(plan, table_of(problem), custom_mask=all_visible), problem.q, out, lse)
-        problems.assert_close(problem, out, lse, problem.exact())  # a decode's query sees all keys
+        for mask in (all_visible, [np.ones((1, length), bool) for length in problem.batch.kv_len]):
+            out, lse = problem.outputs()
+            layer(folio.Step(plan, table_of(problem), custom_mask=mask), problem.q, out, lse)
+            problems.assert_close(problem, out, lse, problem.exact())  # a decode's query sees all keys
+        with refused("custom_mask"):
+            folio.Step(plan, table_of(problem), custom_mask=[np.ones((1, 5), bool)] * 3)
         with refused("custom_mask has 1 bytes"):
             layer(folio.Step(plan, table_of(problem), custom_mask=all_visible[:1]), problem.q, out)
 
