@@ -2,9 +2,10 @@
 """Host time of a layer's calls from Python, in microseconds: what the Python module adds to the C++ calls.
 
 The heads are tiny, so that attention costs little. An empty batch does no attention at all: its calls are what Python,
-the borrowed arrays and the checks cost. Each figure is the least of many repetitions, on one thread.
+the borrowed arrays and the checks cost. Each figure is the least of many repetitions, on one thread. On a GPU calls are
+enqueued: the figures are the host's, whatever the GPU does meanwhile.
 
-    python_call.py [--library torch] [--requests 0 1 32] [--context-length 16]
+    python_call.py [--library torch] [--device cuda] [--requests 0 1 32] [--context-length 16]
 """
 
 import argparse
@@ -16,10 +17,11 @@ import numpy as np
 PAGE_SIZE, DIM = 16, 8
 
 
-def least(function, repetitions, calls=500):
-    """The least time of one call, in microseconds."""
+def least(function, repetitions, finish, calls=200):
+    """The least time of one call, in microseconds. `finish` waits for what the calls have enqueued."""
     best = float("inf")
     for _ in range(repetitions):
+        finish()
         start = time.perf_counter_ns()
         for _ in range(calls):
             function()
@@ -28,24 +30,26 @@ def least(function, repetitions, calls=500):
 
 
 class Problem:
-    """A decode batch of one layer, with arrays of one library."""
+    """A decode batch of one layer. `array` makes arrays of numpy's where calls take theirs."""
 
-    def __init__(self, requests, length, library):
-        self.array = library
+    def __init__(self, requests, length, array, context):
+        self.array = array
+        self.context = context
         pages = -(-length // PAGE_SIZE)
-        self.context = folio.Context.cpu(num_threads=1)
         config = folio.AttentionConfig(num_q_heads=1, num_kv_heads=1, head_dim_qk=DIM, head_dim_v=DIM, q="float32",
                                        kv="float32", page_size=PAGE_SIZE)
         self.op = folio.prepare(self.context, config)
         self.buffer = folio.make_plan_buffer(self.op)
         self.k_cache, self.v_cache = (self.zeros(max(requests * pages, 1), PAGE_SIZE, 1, DIM) for _ in range(2))
         self.q, self.out, self.k, self.v = (self.zeros(requests, 1, DIM) for _ in range(4))
-        self.ids = library(np.arange(requests * pages, dtype=np.int32))
-        self.offsets = library(np.arange(requests + 1, dtype=np.int32) * np.int32(pages))
-        self.slots = library(np.arange(requests, dtype=np.int64) * pages * PAGE_SIZE)
-        self.cu_q = library(np.arange(requests + 1, dtype=np.int32))
-        self.lengths = library(np.full(requests, length, np.int32))
-        self.workspace = folio.Workspace(max(folio.workspace_size(self.op), 256))
+        self.ids = array(np.arange(requests * pages, dtype=np.int32))
+        self.offsets = array(np.arange(requests + 1, dtype=np.int32) * np.int32(pages))
+        self.slots = array(np.arange(requests, dtype=np.int64) * pages * PAGE_SIZE)
+        self.cu_q = np.arange(requests + 1, dtype=np.int32)
+        self.lengths = np.full(requests, length, np.int32)
+        size = folio.workspace_size(self.op) + 256
+        on_host = context.device.type == folio.DeviceType.CPU
+        self.workspace = folio.Workspace(size if on_host else array(np.zeros(size, np.uint8)))
         folio.init_workspace(self.op, self.workspace)
         self.plan = self.make_plan()
         self.layer = folio.Layer(self.op, self.make_cache())
@@ -58,7 +62,8 @@ class Problem:
         return folio.plan(self.op, folio.BatchView(self.cu_q, [folio.KvSegment(self.lengths)]), self.buffer)
 
     def make_step(self):
-        return folio.Step(self.plan, folio.csr_table(self.ids, self.offsets), slot_mapping=self.slots)
+        table = folio.csr_table(self.ids, self.offsets)
+        return folio.Step(self.plan, table, self.workspace, slot_mapping=self.slots)
 
     def make_cache(self):
         return folio.make_nhd_view(self.k_cache, self.v_cache)
@@ -80,7 +85,7 @@ class Problem:
         yield "layer.write(step, k, v)", lambda: self.layer.write(self.step, self.k, self.v)
         yield "once a step: folio.Step", self.make_step
         yield "once a step: batch and plan", self.replan
-        if self.array is not np.asarray:
+        if not isinstance(self.q, np.ndarray):
             yield from self.operators()
 
     def replan(self):
@@ -91,8 +96,8 @@ class Problem:
 
         import folio.torch
 
-        plan = self.make_plan()
-        step = folio.Step(plan, folio.csr_table(self.ids, self.offsets), slot_mapping=self.slots)
+        self.replan()
+        step = self.make_step()
         module = folio.torch.Attention()
         module.bind(self.layer)
         with torch.inference_mode(), folio.torch.use(step):
@@ -105,20 +110,28 @@ class Problem:
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--library", choices=["numpy", "torch"], default="numpy", help="whose arrays")
+    options.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda needs torch")
     options.add_argument("--requests", type=int, nargs="+", default=[0, 1, 32])
     options.add_argument("--context-length", type=int, default=PAGE_SIZE, help="keys of a request")
     options.add_argument("--repetitions", type=int, default=20)
     given = options.parse_args()
-    library = np.asarray
+    array, finish, context = np.asarray, lambda: None, folio.Context.cpu(num_threads=1)
     if given.library == "torch":
         import torch
 
-        library = torch.from_numpy
+        def array(values):
+            return torch.from_numpy(values).to(given.device)
+
+    if given.device == "cuda":
+        if given.library != "torch":
+            options.error("--device cuda needs --library torch")
+        finish, context = torch.cuda.synchronize, folio.Context.cuda(0)
     columns = []
     for requests in given.requests:
-        problem = Problem(requests, given.context_length, library)
-        columns.append({what: least(function, given.repetitions) for what, function in problem.calls()})
-    print(f"{given.library}, {given.context_length} keys a request; us a call, least of {given.repetitions}")
+        problem = Problem(requests, given.context_length, array, context)
+        columns.append({what: least(function, given.repetitions, finish) for what, function in problem.calls()})
+    print(f"{given.library} on {given.device}, {given.context_length} keys a request; us a call, least of "
+          f"{given.repetitions}")
     print("| requests | " + " | ".join(map(str, given.requests)) + " |")
     print("|---|" + "---:|" * len(columns))
     for what in columns[0]:

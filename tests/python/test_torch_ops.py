@@ -10,8 +10,19 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import folio.torch  # noqa: E402: needs torch
 
 HIDDEN, Q_HEADS, KV_HEADS, DIM, PAGE_SIZE, PAGES = 32, 4, 2, 16, 16, 8
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-CONTEXT = folio.Context.cuda(0) if DEVICE == "cuda" else folio.Context.cpu(num_threads=2)
+
+
+def pick_device():
+    """(where tensors lie, context): a GPU if torch and this build of Folio have it."""
+    if torch.cuda.is_available():
+        try:
+            return "cuda", folio.Context.cuda(0)
+        except folio.Error:
+            pass
+    return "cpu", folio.Context.cpu(num_threads=2)
+
+
+DEVICE, CONTEXT = pick_device()
 TABLE = [[5, 2], [7, 0]]  # pages of two requests
 
 CONFIG = folio.AttentionConfig(num_q_heads=Q_HEADS, num_kv_heads=KV_HEADS, head_dim_qk=DIM, head_dim_v=DIM,
@@ -25,8 +36,8 @@ def int32(values):
 class Engine:
     """What an engine has for one group of layers: an op, its plan buffer, and each layer's cache."""
 
-    def __init__(self, names=()):
-        self.op = folio.prepare(CONTEXT, CONFIG)
+    def __init__(self, names=(), bounds=None):
+        self.op = folio.prepare(CONTEXT, CONFIG, folio.PrepareOptions(bounds=bounds))
         self.buffer = folio.make_plan_buffer(self.op)
         self.workspace = None
         if DEVICE == "cuda":
@@ -67,12 +78,12 @@ class Block(torch.nn.Module):
 class Decoder(torch.nn.Module):
     """Two layers, with caches that each forward writes to."""
 
-    def __init__(self, prefix):
+    def __init__(self, prefix, bounds=None):
         super().__init__()
         torch.manual_seed(7)
         self.blocks = torch.nn.ModuleList(Block(f"{prefix}.{i}") for i in range(2))
         self.to(DEVICE)
-        self.engine = Engine([block.attention.name for block in self.blocks])
+        self.engine = Engine([block.attention.name for block in self.blocks], bounds)
         for block in self.blocks:
             block.attention.bind(self.engine.layer(block.attention.name))
 
@@ -151,6 +162,43 @@ def test_one_graph_serves_many_steps_and_layers_rebound():
         expected = [result[0] for result in eager_decoder(decoder, [request[:1] for request in requests])]
     assert counter.frame_count == 1
     torch.testing.assert_close(first, torch.stack(expected))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_cuda_graph_replays_new_lengths(compiled):
+    """Plan, writes and attention are captured once; each replay reads the lengths and slots of its step."""
+    bounds = folio.GraphBounds(max_requests=2, max_tokens=2, max_q_len=1, max_kv_len=32)
+    decoder = Decoder(f"decoder.graph.{compiled}", bounds).eval()
+    engine = decoder.engine
+    torch._dynamo.reset()
+    model = torch.compile(decoder, fullgraph=True) if compiled else decoder
+    x, lengths = torch.zeros(2, HIDDEN, device=DEVICE), int32([1, 1])
+    slots = torch.tensor([0, PAGE_SIZE], device=DEVICE)
+    batch = folio.BatchView(int32([0, 1, 2]), [folio.KvSegment(lengths)], num_tokens=2, max_q_len=1, max_kv_len=32)
+    table = int32(TABLE)
+
+    def run():
+        plan = folio.plan(engine.op, batch, engine.buffer)
+        with folio.torch.use(folio.Step(plan, table, engine.workspace, slot_mapping=slots)):
+            return model(x)
+
+    requests = [torch.randn(5, HIDDEN, device=DEVICE) for _ in range(2)]
+    results = []
+    with torch.no_grad():
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run()
+        for t in range(5):
+            x.copy_(torch.stack([request[t] for request in requests]))
+            lengths.fill_(t + 1)
+            slots.copy_(torch.tensor([own[0] * PAGE_SIZE + t for own in TABLE]))
+            graph.replay()
+            results.append(out.clone())
+        expected = torch.stack(eager_decoder(decoder, requests), dim=1)
+    torch.testing.assert_close(torch.stack(results), expected, rtol=0, atol=64 * 8 * torch.finfo(torch.float32).eps)
 
 
 def bound_module(**given):

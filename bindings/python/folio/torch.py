@@ -45,7 +45,8 @@ _numbers = itertools.count()
 def use(*steps):
     """Within the block, layers run in these steps: one for each op, which serves all layers of that op.
 
-    An inner block's step replaces the outer one's of the same op. The steps belong to this thread or asyncio task.
+    To be entered outside of what is compiled. An inner block's step replaces the outer one's of the same op. The steps
+    belong to this thread or asyncio task.
     Raises ValueError for two steps of one op.
     """
     given = {hash(step.op): step for step in steps}
