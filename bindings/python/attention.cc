@@ -7,6 +7,7 @@
 #include "folio/reference.hpp"
 #include "folio/types/error.hpp"
 #include "gil.hpp"
+#include "masks.hpp"
 #include "plan.hpp"
 
 namespace folio::python {
@@ -51,6 +52,9 @@ void check_extents(const AttentionConfig& config, const BatchCopy& batch, const 
   require_lse(args.lse, batch.view().num_tokens, heads);
   require_heads(args.alibi_slopes, heads);
   require_heads(args.sinks, heads);
+  if (!args.mask_shapes.empty() && batch.view().where == Where::kHost) {
+    require_equal_shapes(mask_shapes(batch.view()), args.mask_shapes, "custom_mask");
+  }
   require_extent(args.q_scale, "q_scale", config.num_kv_heads, num_requests);
   require_extent(args.out_scale, "out_scale", config.num_kv_heads, num_requests);
   for (const SegmentArg& segment : args.segments) {

@@ -1,5 +1,6 @@
 #include <string>
 
+#include "masks.hpp"
 #include "views.hpp"
 
 namespace folio::python {
@@ -177,7 +178,13 @@ Args make_args(nb::handle q, nb::handle out, const std::vector<SegmentArg>& segm
     if (scale->array) keep(*scale->array);
   }
   if (!custom_mask.is_none()) {
-    Array bits = borrow_bytes(custom_mask, "custom_mask");
+    nb::object given = nb::borrow(custom_mask);
+    if (is_unpacked_mask(custom_mask)) {
+      PackedMask packed = pack_mask(custom_mask, "custom_mask");
+      given = std::move(packed.bits);
+      args.mask_shapes = std::move(packed.shapes);
+    }
+    Array bits = borrow_bytes(given, "custom_mask");
     args.view.custom_mask = static_cast<const uint8_t*>(bits.data);
     args.view.custom_mask_bytes = bits.size(0);
     keep(std::move(bits));

@@ -91,11 +91,7 @@ Table make_csr(nb::handle indices, nb::handle indptr) {
 
 Table make_dense(nb::handle source, int32_t first_column, const std::string& name = "table.entries") {
   Table table;
-  Array entries = borrow(source, name);
-  if (entries.element != nb::dtype<int32_t>()) {
-    refuse(name + " is " + element_text(entries.element) + "; it must be int32");
-  }
-  if (entries.rank() != 2) refuse(name + " has shape " + shape_text(entries) + "; it must be [rows, columns]");
+  Array entries = borrow_int32(source, name, 2);
   if (entries.size(1) > 1 && entries.stride(1) != 1) refuse(name + "' columns must be contiguous");
   if (entries.size(0) > 1 && entries.stride(0) < 0) refuse(name + "' row stride is negative");
   table.view.kind = PageTableKind::kDense;

@@ -114,7 +114,7 @@ std::string expected_of(std::string_view type) {
   if (type == "bytes") return "bytes";
   if (type == "None") return "None";
   if (type == "dict") return "a dict";
-  if (type == "object" || type == "typing.Any") return "any object";
+  if (type == "object" || type == "typing.Any") return "a value";
   if (is_sequence_type(type)) return "a sequence of them";
   const size_t dot = type.rfind('.');
   return "a folio." + std::string(dot == std::string_view::npos ? type : type.substr(dot + 1));
@@ -132,6 +132,7 @@ Match match(std::string_view type, nb::handle value) {
   if (type == "bytes") return is(PyBytes_Check(value.ptr()));
   if (type == "dict") return is(PyDict_Check(value.ptr()));
   if (type == "None") return is(value.is_none());
+  if (type == "object" && value.is_none()) return Match::kNo;  // taken where the type says so too
   const nb::object cls = find_class(type);
   if (cls.is_none()) return Match::kUnknown;
   const int found = PyObject_IsInstance(value.ptr(), cls.ptr());

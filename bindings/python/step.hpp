@@ -28,7 +28,7 @@ class Slots {
 struct Step {
   nb::object plan_object;  ///< keeps the plan
   std::shared_ptr<Scratch> workspace;
-  Stream stream;
+  std::optional<Stream> stream;  ///< none: each call takes the current one of its arrays
   std::optional<Slots> slots;
   const uint8_t* custom_mask = nullptr;
   int64_t custom_mask_bytes = 0;
@@ -39,6 +39,10 @@ struct Step {
   std::vector<Array> arrays;
 
   const Plan& plan() const { return *nb::inst_ptr<Plan>(plan_object); }
+  /// Of a call with these arrays.
+  Stream stream_of(const std::vector<Array>& call_arrays) const {
+    return stream ? *stream : to_stream(nb::none(), device(), {&call_arrays});
+  }
   Device device() const { return plan().buffer->op.context().device(); }
   bool is_ragged(size_t segment) const { return plan().batch.segments()[segment].source == KvSource::kRagged; }
   /// Whether a segment's page ids are those of a cache. On a GPU they are trusted.
