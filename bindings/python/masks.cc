@@ -67,7 +67,8 @@ nb::object pack_with_torch(const std::vector<nb::object>& blocks) {
     const nb::object flat = block.attr("reshape")(-1);
     const auto entries = static_cast<int64_t>(nb::len(flat));
     const int64_t bytes = (entries + kByte - 1) / kByte;
-    const nb::object padded = torch.attr("nn").attr("functional").attr("pad")(flat, nb::make_tuple(0, bytes * kByte - entries));
+    const nb::object padded =
+        torch.attr("nn").attr("functional").attr("pad")(flat, nb::make_tuple(0, bytes * kByte - entries));
     const nb::object bits = padded.attr("view")(bytes, kByte).attr("to")(uint8);
     const nb::object places = torch.attr("arange")(kByte, "dtype"_a = uint8, "device"_a = block.attr("device"));
     parts.append(torch.attr("bitwise_left_shift")(bits, places).attr("sum")(-1, "dtype"_a = uint8));

@@ -162,6 +162,9 @@ struct Names<ScaleGranularity> {
       {"PER_REQUEST_AND_HEAD", ScaleGranularity::kPerRequestAndHead, "[requests, heads]"}};
 };
 
+/// ASCII alone.
+std::string to_lower(std::string text);
+
 /// Whether a Python string is an enumerator's name in lower case.
 bool names(nb::handle source, const char* enumerator) noexcept;
 
@@ -182,6 +185,15 @@ std::string enumerator_text(Enum value) {
     set += (set.empty() ? "" : " | ") + prefix + one.name;
   }
   return set.empty() ? std::string("folio.") + Names<Enum>::kName + "(0)" : set;
+}
+
+/// "causal": what a string says for an enumerator; "invalid" for a value that is none.
+template <typename Enum>
+std::string lower_name(Enum value) {
+  for (const Enumerator<Enum>& one : Names<Enum>::kAll) {
+    if (value == one.value) return to_lower(one.name);
+  }
+  return "invalid";
 }
 
 /// Binds one enum as its Names say.

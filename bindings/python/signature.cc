@@ -1,7 +1,6 @@
 #include "signature.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <limits>
 #include <utility>
 
@@ -85,9 +84,7 @@ std::vector<std::string> enumerator_names(nb::handle cls) {
   std::vector<std::string> found;
   if (cls.is_none() || !nb::hasattr(cls, "__members__")) return found;
   for (const nb::handle name : nb::iter(cls.attr("__members__"))) {
-    std::string text = nb::cast<std::string>(nb::str(name));
-    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-    found.push_back(std::move(text));
+    found.push_back(to_lower(nb::cast<std::string>(nb::str(name))));
   }
   return found;
 }
