@@ -16,8 +16,8 @@ class Parameter:
 
 def parse(text):
     """The parameters of "def f(self, a: int, *, b: _folio.X | None = \\\\0) -> None", self apart."""
-    source = re.sub(r"\\\d+", "...", text)
-    source = re.sub(r"^def *\(", "def f(", source) + ": ..."
+    source = re.sub(r"\\\d+", "...", text.rpartition(") -> ")[0])
+    source = re.sub(r"^def *\(", "def f(", re.sub(r"ndarray\[.*?\]", "ndarray", source)) + "): ..."
     arguments = ast.parse(source).body[0].args
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(plain) - len(arguments.defaults)) + arguments.defaults
@@ -32,12 +32,12 @@ def overloads(function):
 
 
 def public_names():
-    """What folio offers of the extension module."""
+    """What the extension module offers."""
     return sorted(name for name in dir(folio._folio) if not name.startswith("_"))
 
 
 def public_classes():
-    values = (getattr(folio, name) for name in public_names())
+    values = (getattr(folio._folio, name) for name in public_names())
     return [value for value in values if isinstance(value, type)]
 
 
@@ -45,7 +45,7 @@ def public_callables():
     """{how it is written: (what to call, overloads)}: functions, constructors, and static functions."""
     found = {}
     for name in public_names():
-        value = getattr(folio, name)
+        value = getattr(folio._folio, name)
         if hasattr(value, "__nb_signature__"):
             found[name] = (value, overloads(value))
         elif isinstance(value, type):

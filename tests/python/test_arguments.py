@@ -45,8 +45,9 @@ class Samples:
             for value in self.made:
                 if type(value).__name__ == name:
                     return value
-            if hasattr(folio, name) and hasattr(getattr(folio, name), "__members__"):
-                return next(iter(getattr(folio, name)))
+            members = getattr(getattr(folio._folio, name, None), "__members__", {})
+            if members:
+                return next(iter(members.values()))
         return WRONG
 
 
