@@ -318,9 +318,8 @@ void bind_attention(nb::module_& m) {
       nb::arg("buffer"),
       "Raises InvalidArgument if a plan of device lengths met a request that it could not plan: wrong lengths, or "
       "beyond the op's bounds. Its results are zeros. The error names the request and is raised once; the next plan "
-      "raises it "
-      "too. Waits for nothing: it knows what the GPU has done so far, so synchronise first to know about a replay. On "
-      "a CPU there is nothing to report.");
+      "raises it too. Waits for nothing: it knows what the GPU has done so far, so synchronise first to know about a "
+      "replay. On a CPU there is nothing to report.");
   m.def(
       "summary", [](const Plan& plan) { return with_plan(plan, [](const AttentionPlan& p) { return summary(p); }); },
       nb::arg("plan"),
@@ -340,13 +339,12 @@ void bind_attention(nb::module_& m) {
       },
       nb::arg("op"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
       "To be called once on fresh workspace memory, before the first run.");
-  m.def(
-      "run", &run_plan, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
-      "Attention of one layer: AttentionArgs, into their out and lse. Nothing is allocated. On a CPU page ids are "
-      "checked too, and the ids that were checked are "
-      "used, whatever other threads write meanwhile. On a GPU tables and offsets (ragged.indptr) are trusted, and the "
-      "arrays must stay as they are until the stream has passed; a stream left out is current_stream's. Raises "
-      "InvalidArgument naming the argument, folio.Error (STALE_PLAN, WORKSPACE_TOO_SMALL).");
+  m.def("run", &run_plan, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
+        "Attention of one layer: AttentionArgs, into their out and lse. Nothing is allocated. On a CPU page ids are "
+        "checked too, and the ids that were checked are used, whatever other threads write meanwhile. On a GPU tables "
+        "and offsets (ragged.indptr) are trusted, and the arrays must stay as they are until the stream has passed; a "
+        "stream left out is current_stream's. Raises InvalidArgument naming the argument, folio.Error (STALE_PLAN, "
+        "WORKSPACE_TOO_SMALL).");
   m.def(
       "validate", &validate_run, nb::arg("plan"), nb::arg("args"),
       "Checks every page id that run would read, and that tables and offsets are long enough. On a GPU it copies the "

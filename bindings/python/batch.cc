@@ -143,8 +143,9 @@ SegmentArg make_segment_arg(const Cache* cache, const Table* table, const Ragged
 
 Args make_args(nb::handle q, nb::handle out, const std::vector<SegmentArg>& segments, nb::handle lse, float sm_scale,
                float logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks, nb::handle q_scale,
-               nb::handle out_scale, nb::handle custom_mask) {
+               nb::handle out_scale, nb::handle custom_mask, const RopeArgs& rope) {
   Args args;
+  args.view.rope = rope;
   const auto keep = [&args](Array array) { args.arrays.push_back(std::move(array)); };
   Tensor queries = to_tensor(q, "q", Access::kRead);
   args.view.q = queries.view;
@@ -205,10 +206,8 @@ void bind_lengths(nb::module_& m) {
       m, "KvSegment",
       "One part of every request's keys: `kv_len` [rows] tokens, one row a request or, with `group_indptr` [rows + 1], "
       "one a group of neighbouring requests that share it. `first_pos` [rows] is the position of each row's first "
-      "token; "
-      "left out, a row begins where the request's segment before ends. Integers are int32, or int64 or lists, which "
-      "are "
-      "copied once.");
+      "token; left out, a row begins where the request's segment before ends. Integers are int32, or int64 or lists, "
+      "which are copied once.");
   bind_repr(segment);
   segment.def(
       "__init__",
@@ -241,12 +240,10 @@ void bind_lengths(nb::module_& m) {
   nb::class_<Batch> batch_class(
       m, "BatchView",
       "One step's batch: lengths only, all on the host or all on one GPU. `cu_q` [requests + 1] has the offsets of "
-      "each "
-      "request's queries, `segments` are KvSegments in the order of the keys, `q_first_pos` [requests] the position of "
-      "each first query (left out: the last query stands at the last key). `num_tokens`, rows of q, is by default "
-      "cu_q's "
-      "last entry; with lengths on a GPU it must be given, and max_q_len and max_kv_len too. Integers are int32, which "
-      "are read when plan runs, or int64 or lists, which are copied once, here.");
+      "each request's queries, `segments` are KvSegments in the order of the keys, `q_first_pos` [requests] the "
+      "position of each first query (left out: the last query stands at the last key). `num_tokens`, rows of q, is by "
+      "default cu_q's last entry; with lengths on a GPU it must be given, and max_q_len and max_kv_len too. Integers "
+      "are int32, which are read when plan runs, or int64 or lists, which are copied once, here.");
   bind_repr(batch_class);
   batch_class
       .def(
@@ -289,20 +286,21 @@ void bind_batch(nb::module_& m) {
       "sm_scale, which multiplies q . k (0: 1 / sqrt(head_dim_qk)); logits_soft_cap (0: off); alibi_slopes and sinks, "
       "float32 [q heads]; q_scale and out_scale, numbers or folio.Scale, for fp8; custom_mask for a mask of kind "
       "CUSTOM: a list of one bool array [queries, columns] a request, which is packed here, or bits, as "
-      "pack_custom_mask makes them. Everything else is borrowed and read when run runs.");
+      "pack_custom_mask makes them; rope, RopeArgs, for Feature.ROPE_LLAMA. Everything else is borrowed and read when "
+      "run runs.");
   bind_repr(args_class);
   args_class.def(
       "__init__",
       [](Args* self, nb::object q, nb::object out, const std::vector<SegmentArg>& segments, nb::object lse,
          float sm_scale, float logits_soft_cap, nb::object alibi_slopes, nb::object sinks, nb::object q_scale,
-         nb::object out_scale, nb::object custom_mask) {
+         nb::object out_scale, nb::object custom_mask, const RopeArgs& rope) {
         new (self) Args(make_args(q, out, segments, lse, sm_scale, logits_soft_cap, alibi_slopes, sinks, q_scale,
-                                  out_scale, custom_mask));
+                                  out_scale, custom_mask, rope));
       },
       nb::arg("q"), nb::arg("out").none(), nb::arg("segments"), nb::kw_only(), nb::arg("lse") = nb::none(),
       nb::arg("sm_scale") = 0.0f, nb::arg("logits_soft_cap") = 0.0f, nb::arg("alibi_slopes") = nb::none(),
       nb::arg("sinks") = nb::none(), nb::arg("q_scale") = 1.0f, nb::arg("out_scale") = 1.0f,
-      nb::arg("custom_mask") = nb::none());
+      nb::arg("custom_mask") = nb::none(), nb::arg("rope") = RopeArgs{});
 }
 
 }  // namespace folio::python

@@ -193,8 +193,7 @@ void bind_cache(nb::module_& m) {
       "make_cpu_packed_view", [](nb::object k, nb::object v, DType dtype) { return make_packed(k, v, dtype); },
       nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
       "A KvCacheView of format CPU_PACKED: k is [pages, heads, page_size, head_dim_qk], v [pages, heads, page_size / "
-      "2, "
-      "head_dim_v, 2], two tokens side by side. Page sizes are even, 16 or more; element types have 8 or 16 bits.");
+      "2, head_dim_v, 2], two tokens side by side. Page sizes are even, 16 or more; element types have 8 or 16 bits.");
   nb::class_<Table> table(m, "PageTableView",
                           "Which pages each row's tokens lie in, in order; made by csr_table and dense_table.");
   table.def_prop_ro(
@@ -212,8 +211,8 @@ void bind_cache(nb::module_& m) {
       "Integers are int32, or int64 or lists of lists, which are copied once.");
   nb::class_<Ragged> ragged_class(
       m, "RaggedKvView",
-      "Keys and values that do not lie in pages: k and v [tokens, heads, head_dim], row r's tokens being "
-      "[indptr[r], indptr[r + 1]); indptr is [rows + 1], int32, or int64 or a list, which are copied once.");
+      "Keys and values that do not lie in pages: k and v [tokens, heads, head_dim], row r's tokens being [indptr[r], "
+      "indptr[r + 1]); indptr is [rows + 1], int32, or int64 or a list, which are copied once.");
   bind_repr(ragged_class);
   ragged_class.def(
       "__init__",

@@ -197,11 +197,11 @@ void bind_masks(nb::module_& m) {
       },
       nb::arg("mask"), nb::arg("batch").none() = nb::none(),
       "Packs bools (True: visible) into the bits that AttentionArgs.custom_mask takes: a uint8 vector, of torch on the "
-      "masks' device where they are torch's, of numpy otherwise.\n\n"
-      "`mask` is a list of one bool array [queries, columns] a request, or one array [requests, queries, columns], or, "
-      "with `batch`, a vector of all entries, request after request. Columns are the request's keys, or its last "
-      "tail_len ones (CustomMask). With a `batch` of host lengths shapes are checked. Every request's bits begin on a "
-      "byte, lowest bit first. Raises InvalidArgument for other shapes and types.");
+      "masks' device where they are torch's, of numpy otherwise.\n\n`mask` is a list of one bool array [queries, "
+      "columns] a request, or one array [requests, queries, columns], or, with `batch`, a vector of all entries, "
+      "request after request. Columns are the request's keys, or its last tail_len ones (CustomMask). With a `batch` "
+      "of host lengths shapes are checked. Every request's bits begin on a byte, lowest bit first. Raises "
+      "InvalidArgument for other shapes and types.");
 }
 
 }  // namespace folio::python

@@ -76,8 +76,8 @@ Target make_target(const Device& device, nb::handle out, nb::handle lse, nb::han
 void bind_merge(nb::module_& m) {
   nb::class_<State> state(
       m, "AttentionStateView",
-      "A partial attention result: normalised outputs [tokens, heads, head_dim], float32, float16 or "
-      "bfloat16, and their float32 LSE [tokens, heads] in `base`.");
+      "A partial attention result: normalised outputs [tokens, heads, head_dim], float32, float16 or bfloat16, and "
+      "their float32 LSE [tokens, heads] in `base`.");
   bind_repr(state);
   state.def(
       "__init__",

@@ -66,8 +66,7 @@ struct Names<DType> {
   static constexpr const char* kName = "DType";
   static constexpr const char* kDoc =
       "Element types: folio.float32, folio.bfloat16 and so on. Where one is taken, so is torch's, numpy's or "
-      "ml_dtypes' "
-      "dtype of the same name, and that name as a string.";
+      "ml_dtypes' dtype of the same name, and that name as a string.";
   static constexpr Enumerator<DType> kAll[] = {
       {"float32", DType::kFloat32, "IEEE binary32"},
       {"float16", DType::kFloat16, "IEEE binary16"},

@@ -172,8 +172,8 @@ void bind_tensors(nb::module_& m) {
           "Elements from one entry of each dimension to the next.");
   nb::class_<Lse> lse(
       m, "LseView",
-      "Log-sum-exp of every row: a writable float32 array [tokens, heads] of any strides. An array where "
-      "one is taken has base e.");
+      "Log-sum-exp of every row: a writable float32 array [tokens, heads] of any strides. An array where one is taken "
+      "has base e.");
   bind_repr(lse);
   lse.def(
          "__init__", [](Lse* self, nb::object data, LseBase base) { new (self) Lse(make_lse(data, base, "data")); },
@@ -183,9 +183,8 @@ void bind_tensors(nb::module_& m) {
   nb::class_<ScaleArg> scale_class(
       m, "Scale",
       "A quantisation scale: stored values times the scale are the real ones. `value` for everything, or float32 "
-      "`data` "
-      "of a ScaleGranularity: [1], [heads], [requests] or [requests, heads]. A plain number wherever a Scale is taken "
-      "is one per tensor.");
+      "`data` of a ScaleGranularity: [1], [heads], [requests] or [requests, heads]. A plain number wherever a Scale is "
+      "taken is one per tensor.");
   bind_repr(scale_class);
   scale_class
       .def(

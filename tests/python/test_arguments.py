@@ -28,7 +28,7 @@ class Samples:
         self.made = [
             context, op, buffer, plan, cache, state, states, problem.config, problem.batch_view(), problem.args(out),
             problem.segment(), folio.Workspace(0), folio.csr_table([], [0]), folio.RaggedKvView(problem.q, problem.q, [0]),
-            folio.KvSegment([1]), folio.CustomMask(), folio.KvShard(), folio.PrepareOptions(), folio.Scale(1.0),
+            folio.KvSegment([1]), folio.CustomMask(), folio.KvShard(), folio.PrepareOptions(), folio.RopeArgs(), folio.Scale(1.0),
             folio.GraphBounds(max_requests=1, max_tokens=1, max_q_len=1, max_kv_len=1),
             folio.CacheWriteArgs(problem.q[:, :2].copy(), None, [1], cache), *folio.MaskKind, folio.float32,
         ]
@@ -106,7 +106,7 @@ def test_names_and_numbers_of_arguments(samples, name):
 
 def test_every_setter_names_its_field():
     tried = 0
-    for cls in (folio.AttentionConfig, folio.GraphBounds, folio.PrepareOptions, folio.KvShard):
+    for cls in (folio.AttentionConfig, folio.GraphBounds, folio.PrepareOptions, folio.KvShard, folio.RopeArgs):
         sizes = {one.name: 8 for one in signatures.overloads(cls.__init__)[0] if one.required}
         made = cls(**sizes)
         before = cls(**sizes)
@@ -117,7 +117,7 @@ def test_every_setter_names_its_field():
                 setattr(made, field, WRONG)
             tried += 1
         assert made == before
-    assert tried == 28
+    assert tried == 30
 
 
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim_qk": 8, "head_dim_v": 8}

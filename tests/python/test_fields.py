@@ -22,6 +22,7 @@ STRUCTS = {
     folio.PrepareOptions: ({}, {"bounds": folio.GraphBounds(**BOUNDS), "force_kernel": "generic", "num_workers": 3,
                                 "allow_fp8_mma": True, "max_kv_splits": 2}),
     folio.KvShard: ({}, {"world": 4, "rank": 3, "interleave": 16}),
+    folio.RopeArgs: ({}, {"theta": 5e5, "scale": 2.0}),
 }
 each = pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
 
