@@ -211,8 +211,8 @@ class PythonGroup final : public ProcessGroup {
         method(*arrays, nb::arg("stream") = reinterpret_cast<uintptr_t>(stream.handle));
       }
     } catch (nb::python_error& error) {
-      failure_ = std::string(operation) + " of rank " + std::to_string(rank_) + " raised " +
-                 nb::repr(error.value()).c_str();
+      failure_ =
+          std::string(operation) + " of rank " + std::to_string(rank_) + " raised " + nb::repr(error.value()).c_str();
       throw Error(ErrorCode::kUnavailable, "the group has failed: " + failure_);
     }
     if (device_.type != DeviceType::kCpu) return;
