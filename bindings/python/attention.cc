@@ -168,21 +168,6 @@ nb::tuple reference_attention(const AttentionConfig& config, const Batch& batch,
                         to_numpy(std::move(lse), {tokens, heads}));
 }
 
-std::string text_of(const Buffer& buffer) {
-  return "plans of " + python::text_of(buffer.op);
-}
-
-std::string text_of(const Plan& plan) {
-  const BatchView batch = plan.batch.view();
-  return count_of(batch.num_requests, "request") + ", " + count_of(batch.num_tokens, "token") + ", " +
-         count_of(static_cast<int64_t>(batch.segments.size()), "segment") + ", of " + python::text_of(plan.buffer->op);
-}
-
-std::string text_of(const Scratch& scratch) {
-  return count_of(static_cast<int64_t>(scratch.view.bytes), "byte") +
-         (scratch.owned != nullptr ? " of its own, on the CPU" : ", on " + describe(scratch.arrays.front().place));
-}
-
 void bind_handles(nb::module_& m) {
   nb::class_<AttentionOp> op(m, "AttentionOp", "A kernel chosen for a configuration; made by prepare. Immutable.");
   op.def_prop_ro(
@@ -245,6 +230,21 @@ void bind_choice(nb::module_& m) {
 }
 
 }  // namespace
+
+std::string text_of(const Buffer& buffer) {
+  return "plans of " + python::text_of(buffer.op);
+}
+
+std::string text_of(const Plan& plan) {
+  const BatchView batch = plan.batch.view();
+  return count_of(batch.num_requests, "request") + ", " + count_of(batch.num_tokens, "token") + ", " +
+         count_of(static_cast<int64_t>(batch.segments.size()), "segment") + ", of " + python::text_of(plan.buffer->op);
+}
+
+std::string text_of(const Scratch& scratch) {
+  return count_of(static_cast<int64_t>(scratch.view.bytes), "byte") +
+         (scratch.owned != nullptr ? " of its own, on the CPU" : ", on " + describe(scratch.arrays.front().place));
+}
 
 Scratch make_scratch(size_t bytes) {
   constexpr size_t kWorkspaceAlignment = 256;

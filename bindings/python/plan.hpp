@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <string>
 #include <vector>
 
 #include "host_copies.hpp"
@@ -40,6 +41,11 @@ struct Plan {
   BatchCopy batch;
   std::vector<Array> lengths;
 };
+
+/// As repr.hpp's.
+std::string text_of(const Buffer& buffer);
+std::string text_of(const Plan& plan);
+std::string text_of(const Scratch& scratch);
 
 /// Host memory of at least so many bytes, 256-byte aligned; not yet passed through init_workspace.
 Scratch make_scratch(size_t bytes);
