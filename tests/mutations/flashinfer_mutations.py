@@ -77,6 +77,11 @@ plant(rule, "failed-plan-leaves-the-one-before", FLASHINFER + "wrapper_state.hpp
 
 FORWARD = FLASHINFER + "forward.cc"
 BUILDER = FLASHINFER + "metadata_builder.cc"
+rule = "the layout of the FlashInfer backend's caches"
+plant(rule, "flashinfer-layout-not-compared", FORWARD, "require_configured_layout(kv_cache, metadata->kv_cache_layout);", "")
+plant(rule, "flashinfer-layout-not-carried", BUILD, "metadata.kv_cache_layout = state.config.cache.layout;", "")
+plant(rule, "flashinfer-required-layout-not-compared", CHECKS, "core::require(config.cache.layout == required,", "core::require(true,")
+
 rule = "queries and outputs of the FlashInfer backend"
 plant(rule, "july-takes-fused-outputs", FORWARD, "if (quantised && profile_ == BackendProfile::kVllm2025_07) {", "if (false) {")
 plant(rule, "fp8-queries-refused-by-default-builders", FORWARD, "planned_query || (quantised_query && supports_quant_query_input())",
