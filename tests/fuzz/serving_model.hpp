@@ -13,20 +13,13 @@
 #include "folio/pools.hpp"
 #include "folio/reference.hpp"
 #include "input.hpp"
+#include "values.hpp"
 
 namespace serving {
 
 constexpr int32_t kMostRequests = 6;
 constexpr int32_t kMostTokens = 48;  // of a request
 constexpr int32_t kPoolTokens = 128;
-
-/// A value in [-1, 1) that follows from what it belongs to.
-inline float value_of(uint32_t token, uint32_t position, uint32_t place) {
-  uint64_t x = (uint64_t{token} << 40) ^ (uint64_t{position} << 20) ^ place;
-  x = (x ^ (x >> 31)) * 0x7fb5d329728ea185u;
-  x = (x ^ (x >> 27)) * 0x81dadef4bc2dd44du;
-  return static_cast<float>(static_cast<int32_t>((x >> 33) & 0xffff) - 0x8000) / 32768.0f;
-}
 
 /// One request: token i is `tokens[i]` and lies in `slots[i]`. The first `lock->length()` slots are the prefix cache's.
 struct Request {
@@ -45,11 +38,6 @@ inline void append_row(std::vector<float>& rows, int32_t token, int32_t position
     rows.push_back(value_of(static_cast<uint32_t>(token), static_cast<uint32_t>(position),
                             static_cast<uint32_t>(part) + static_cast<uint32_t>(i)));
   }
-}
-
-inline bool near(double got, double expected) {
-  if (std::isinf(expected)) return got == expected;
-  return std::abs(got - expected) <= 2e-5 + 2e-5 * std::abs(expected);
 }
 
 /// The results of a step, packed: [tokens, heads, head_dim_v] and [tokens, heads]; without lse where nothing returns

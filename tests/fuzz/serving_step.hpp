@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "calls.hpp"
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/engine_config.hpp"
 #include "serving_model.hpp"
@@ -18,17 +19,6 @@ constexpr float kUntouched = -12345.0f;
 inline const folio::Context& shared_context() {
   static const folio::Context context = folio::Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
   return context;
-}
-
-template <typename Call>
-bool refused(folio::ErrorCode code, Call&& call) {
-  try {
-    call();
-    return false;
-  } catch (const folio::Error& error) {
-    FUZZ_CHECK(error.code() == code);
-    return true;
-  }
 }
 
 /// The last `q_len` tokens of a request, by its number.

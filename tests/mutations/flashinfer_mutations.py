@@ -71,6 +71,7 @@ plant(rule, "wrapper-drops-sinks", WRAPPER_STATE, "attention.sinks = args.sinks;
 plant(rule, "wrapper-alibi-lse-unshifted", WRAPPER_STATE, "if (args.lse != nullptr && !slopes_.empty()) {", "if (false) {")
 plant(rule, "wrapper-takes-device-indices-on-a-cpu", WRAPPER_STATE, "require(!device_indices || ", "require(true || ")
 plant(rule, "wrapper-levels-at-position-0", WRAPPERS, "level.first_pos[row] = before;", "level.first_pos[row] = 0;")
+plant(rule, "wrapper-level-without-rows", WRAPPERS, "require(tokens.size() > 1 || requests.size() == 1,", "require(true,")
 plant(rule, "fixed-batch-size-unchecked", WRAPPERS, "require(batch_size == static_cast<size_t>(*fixed_batch_size_),", "require(true,")
 plant(rule, "falling-qo-indptr", WRAPPERS, "require(qo_indptr[r] <= qo_indptr[r + 1],", "require(true,")
 plant(rule, "failed-plan-leaves-the-one-before", FLASHINFER + "wrapper_state.hpp", "plan_.reset();", "")
