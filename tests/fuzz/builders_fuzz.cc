@@ -65,7 +65,7 @@ struct Model {
     if (limits >= 240) engine.compilation.max_capture_size = take_usual(input, 1, 8);
     if (limits % 32 == 3) engine.speculative = SpeculativeConfig{take_usual(input, 1, 3), false};
     if (limits % 64 == 5) engine.use_block_table_kernels = true;
-    sensible = small && spec.head_size <= 16 && spec.page_size >= 1 && spec.page_size <= 4;
+    sensible = small && spec.head_size >= 8 && spec.head_size <= 16 && spec.page_size >= 1 && spec.page_size <= 4;
     if (!sensible) return;
     elements = num_pages * spec.page_size * spec.num_kv_heads * spec.head_size;
     strides = hnd ? folio::KvStrides{spec.page_size * spec.num_kv_heads * spec.head_size, spec.head_size,

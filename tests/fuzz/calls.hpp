@@ -1,7 +1,9 @@
 #pragma once
 
-// How a call of the library ended. It may refuse what it is given, with folio::Error; that its own work failed
-// (kInternal) is a mistake wherever it is found.
+// How a call of the library ended. It may refuse what it is given, with folio::Error, or find no memory for it; that its
+// own work failed (kInternal) is a mistake wherever it is found.
+#include <new>
+
 #include "folio/types/error.hpp"
 #include "input.hpp"
 
@@ -13,6 +15,8 @@ bool accepted(Call&& call) {
     return true;
   } catch (const folio::Error& error) {
     FUZZ_CHECK(error.code() != folio::ErrorCode::kInternal);
+    return false;
+  } catch (const std::bad_alloc&) {
     return false;
   }
 }

@@ -134,9 +134,7 @@ void check_allocator(FuzzInput& input, Allocator& allocator) {
 void check_allocators(FuzzInput& input) {
   const int32_t page_size = take_usual(input, 1, 4), pages = input.take_between(0, 9);
   const int64_t slots = int64_t{pages} * page_size + (input.take<uint8_t>() == 255 ? 1 : 0);
-  if (slots > 100 || slots < -100) {
-    if (page_size > 0) return;  // more than this target's sets are for
-  }
+  if (page_size > 100 || (page_size > 0 && slots > 100)) return;  // more than this target's sets are for
   const auto num_slots = static_cast<int32_t>(std::clamp<int64_t>(slots, -100, 100));
   if (input.take<uint8_t>() % 2 == 0) {
     std::optional<folio::TokenAllocator> allocator;

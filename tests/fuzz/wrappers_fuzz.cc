@@ -42,8 +42,8 @@ WrapperPlanOptions take_options(FuzzInput& input) {
   WrapperPlanOptions options;
   options.num_kv_heads = take_usual(input, 1, 2);
   const int32_t group = input.take_between(1, 3);
-  options.num_qo_heads = options.num_kv_heads <= 2 ? options.num_kv_heads * group : group;
-  options.head_dim_qk = 8 * take_usual(input, 1, 2) % 1024;
+  options.num_qo_heads = options.num_kv_heads >= 1 && options.num_kv_heads <= 2 ? options.num_kv_heads * group : group;
+  options.head_dim_qk = input.take<uint8_t>() < 250 ? 8 * input.take_between(1, 2) : input.take<int32_t>();
   if (input.take<uint8_t>() % 4 == 0) options.head_dim_vo = 8 * input.take_between(1, 3);
   options.page_size = take_usual(input, 1, 5);
   options.q_data_type = DType::kFloat32;
@@ -131,7 +131,9 @@ class Layer {
 
   /// Tokens of more values than are worth computing, or sizes that no memory has, are not run.
   bool is_small(int64_t tokens) const {
-    return config_.num_q_heads <= 64 && config_.head_dim_qk <= 512 && config_.head_dim_v <= 512 && tokens >= 0 &&
+    const auto within = [](int32_t value, int32_t most) { return value >= 1 && value <= most; };
+    return within(config_.num_q_heads, 64) && within(config_.head_dim_qk, 512) && within(config_.head_dim_v, 512) &&
+           tokens >= 0 &&
            tokens <= kMostValues / (int64_t{config_.num_q_heads} * (config_.head_dim_qk + config_.head_dim_v));
   }
 
