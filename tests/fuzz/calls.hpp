@@ -1,7 +1,7 @@
 #pragma once
 
-// How a call of the library ended. It may refuse what it is given, with folio::Error, or find no memory for it; that its
-// own work failed (kInternal) is a mistake wherever it is found.
+// How a call of the library ended. It may refuse what it is given, with folio::Error, or find no memory for it; that
+// its own work failed (kInternal) is a mistake wherever it is found.
 #include <new>
 
 #include "folio/types/error.hpp"

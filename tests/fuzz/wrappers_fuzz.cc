@@ -197,7 +197,8 @@ struct Cache {
   Cache(const WrapperPlanOptions& options, KvCacheLayout layout) {
     const int64_t page = options.page_size, heads = options.num_kv_heads;
     const int64_t dim_v = options.head_dim_vo == 0 ? options.head_dim_qk : options.head_dim_vo;
-    if (page < 1 || page > 8 || heads < 1 || heads > 2 || dim_v < 1 || options.head_dim_qk < 1) return;
+    if (page < 1 || page > 8 || heads < 1 || heads > 2 || dim_v < 1 || dim_v > 512) return;
+    if (options.head_dim_qk < 1 || options.head_dim_qk > 512) return;
     k = fill(oracle::kKey, page, heads, options.head_dim_qk, layout, k_values);
     v = fill(oracle::kValue, page, heads, dim_v, layout, v_values);
   }
@@ -274,9 +275,9 @@ void check_prefill(FuzzInput& input) {
     Ints kv_lens;
     for (size_t r = 0; r < std::min(pages.last_page_len.size(), rows) && r + 1 < pages.indptr.size(); ++r) {
       const int64_t full = int64_t{pages.indptr[r + 1]} - pages.indptr[r] - 1;
-      kv_lens.push_back(full < 0 || full > 8 || options.page_size > 8
+      kv_lens.push_back(full < 0 || full > 8 || options.page_size < 1 || options.page_size > 8
                             ? 0
-                            : static_cast<int32_t>(full * options.page_size) + std::min(pages.last_page_len[r], 8));
+                            : static_cast<int32_t>(full * options.page_size) + std::clamp(pages.last_page_len[r], 0, 8));
     }
     const Mask mask = take_mask(input, qo_indptr, kv_lens);
     const bool planned = accepted([&] { wrapper.plan(qo_indptr, pages.view(), options, mask.view()); });
