@@ -1,9 +1,9 @@
 #include "array.hpp"
 
-#include <cstring>
 #include <utility>
 
 #include "folio/types/error.hpp"
+#include "signature.hpp"
 
 namespace folio::python {
 namespace {
@@ -32,10 +32,6 @@ Place place_of(const nb::ndarray<nb::ro>& memory) {
   return place;
 }
 
-std::string python_type(nb::handle source) {
-  return nb::cast<std::string>(nb::str(source.type().attr("__name__")));
-}
-
 /// numpy has no bfloat16 and no fp8; ml_dtypes adds them, but such arrays export neither DLPack nor a buffer. A view of
 /// the same memory as integers does.
 DType ml_dtype(nb::handle source, const char** integers) {
@@ -53,32 +49,22 @@ DType ml_dtype(nb::handle source, const char** integers) {
   return DType::kUnset;
 }
 
-/// Whether a subclass of numpy's array hides elements, as numpy.ma's does: the memory says nothing of that.
-bool is_masked(nb::handle source) {
-  const PyTypeObject* type = Py_TYPE(source.ptr());
-  const nb::handle bases(type->tp_mro);
-  constexpr const char* kNumpyArray = "numpy.ndarray";
-  if (!bases.is_valid() || std::strcmp(type->tp_name, kNumpyArray) == 0) return false;
-  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
-    const auto* base_type = reinterpret_cast<const PyTypeObject*>(base.ptr());
-    if (std::strcmp(base_type->tp_name, kNumpyArray) == 0) return nb::hasattr(source, "mask");
+/// numpy's array type; null where the process has not imported numpy.
+PyTypeObject* numpy_array_type() {
+  static PyObject* type = nullptr;  // kept for good, as numpy itself is
+  if (type == nullptr) {
+    const nb::object numpy = nb::steal(PyImport_GetModule(nb::str("numpy").ptr()));
+    if (numpy.is_valid() && nb::hasattr(numpy, "ndarray")) type = nb::object(numpy.attr("ndarray")).release().ptr();
   }
-  return false;
+  return reinterpret_cast<PyTypeObject*>(type);
 }
 
-/// By the name of the package that the array's class, or one it is derived from, comes from.
-Library library_of(nb::handle source) {
-  const nb::handle bases(Py_TYPE(source.ptr())->tp_mro);
-  if (!bases.is_valid()) return Library::kNone;
-  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
-    const nb::object module = nb::getattr(base, "__module__", nb::none());
-    if (!nb::isinstance<nb::str>(module)) continue;
-    const std::string name = nb::cast<std::string>(module);
-    const std::string package = name.substr(0, name.find('.'));
-    if (package == "torch") return Library::kTorch;
-    if (package == "cupy") return Library::kCupy;
-  }
-  return Library::kNone;
+/// Whether a subclass of numpy's array hides elements, as numpy.ma's does: the memory says nothing of that.
+bool is_masked(nb::handle source) {
+  PyTypeObject* const type = Py_TYPE(source.ptr());
+  PyTypeObject* const numpy = numpy_array_type();
+  if (numpy == nullptr || type == numpy || PyType_IsSubtype(type, numpy) == 0) return false;
+  return nb::hasattr(source, "mask");
 }
 
 /// Why the array's own `__dlpack__` failed ("Can't export tensors that require gradient"), for the message.
@@ -121,6 +107,18 @@ Array borrow_vector(nb::handle source, const std::string& name, nb::dlpack::dtyp
 
 }  // namespace
 
+Library library_of(nb::handle source) {
+  for (const nb::handle base : nb::borrow<nb::tuple>(source.type().attr("__mro__"))) {
+    const nb::object module = nb::getattr(base, "__module__", nb::none());
+    if (!nb::isinstance<nb::str>(module)) continue;
+    const std::string name = nb::cast<std::string>(module);
+    const std::string package = name.substr(0, name.find('.'));
+    if (package == "torch") return Library::kTorch;
+    if (package == "cupy") return Library::kCupy;
+  }
+  return Library::kNone;
+}
+
 void refuse(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
@@ -138,7 +136,7 @@ Array borrow(nb::handle source, const std::string& name, Access access) {
     const char* integers = nullptr;
     array.dtype = ml_dtype(source, &integers);
     if (array.dtype == DType::kUnset || !take(source.attr("view")(integers), access, array)) {
-      refuse(name + " is a " + python_type(source) + " that cannot be borrowed: " + export_failure(source));
+      refuse(name + ": expected an array, got " + describe_value(source) + ": " + export_failure(source));
     }
   }
   array.element = array.memory.dtype();
@@ -151,14 +149,6 @@ Array borrow(nb::handle source, const std::string& name, Access access) {
     refuse(name + " is not aligned to its elements of " + std::to_string(bytes) + " bytes");
   }
   return array;
-}
-
-Array borrow_int32(nb::handle source, const std::string& name) {
-  return borrow_vector(source, name, nb::dtype<int32_t>());
-}
-
-Array borrow_int64(nb::handle source, const std::string& name) {
-  return borrow_vector(source, name, nb::dtype<int64_t>());
 }
 
 Array borrow_bytes(nb::handle source, const std::string& name) {

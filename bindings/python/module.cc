@@ -1,6 +1,7 @@
 #include <new>
 #include <string>
 
+#include "argument_errors.hpp"
 #include "folio/types/error.hpp"
 #include "folio/version.hpp"
 #include "views.hpp"
@@ -20,15 +21,14 @@ PyObject* make_exception(nb::module_& m, const char* name, const char* doc, nb::
   return type;
 }
 
-/// Raises what a call threw, with its code.
-void raise(const Error& error) {
+}  // namespace
+
+void set_python_error(const Error& error) {
   PyObject* type = error.code() == ErrorCode::kInvalidArgument ? invalid_argument_type : error_type;
   nb::object instance = nb::handle(type)(error.what());
   instance.attr("code") = error.code();
   PyErr_SetObject(type, instance.ptr());
 }
-
-}  // namespace
 
 void bind_errors(nb::module_& m) {
   error_type = make_exception(m, "Error",
@@ -42,9 +42,9 @@ void bind_errors(nb::module_& m) {
     try {
       std::rethrow_exception(thrown);
     } catch (const Error& error) {
-      raise(error);
+      set_python_error(error);
     } catch (const std::bad_alloc&) {
-      raise(Error(ErrorCode::kOutOfMemory, "out of host memory"));
+      set_python_error(Error(ErrorCode::kOutOfMemory, "out of host memory"));
     }
   });
 }
@@ -57,11 +57,14 @@ NB_MODULE(_folio, m) {
   folio::python::bind_enums(m);
   folio::python::bind_errors(m);
   folio::python::bind_config(m);
+  folio::python::bind_context(m);
   folio::python::bind_tensors(m);
   folio::python::bind_cache(m);
   folio::python::bind_batch(m);
   folio::python::bind_attention(m);
+  folio::python::bind_masks(m);
   folio::python::bind_merge(m);
   folio::python::bind_stream(m);
-  m.def("version", &folio::version);
+  m.def("version", &folio::version, "Folio's version, as \"0.1.0\".");
+  folio::python::name_arguments_in_errors(m);
 }

@@ -8,6 +8,7 @@
 #include "folio/attention.hpp"
 #include "folio/kv_cache.hpp"
 #include "folio/merge.hpp"
+#include "folio/types/error.hpp"
 
 /// What Python's objects are made of: the C++ views, with the arrays they point into. Immutable once made, so that they
 /// can be read without the GIL.
@@ -84,13 +85,21 @@ struct SegmentArg {
   std::vector<Array> arrays;
 };
 
+/// What one request's custom mask says: a bool for each query and column.
+struct MaskShape {
+  int64_t queries = 0;
+  int64_t columns = 0;
+  friend bool operator==(const MaskShape&, const MaskShape&) = default;
+};
+
 struct Args {
   AttentionArgs view;
   std::vector<SegmentArg> segments;
   std::vector<SegmentArgs> segment_views;
   ScaleArg q_scale, out_scale;
   std::optional<Array> alibi_slopes, sinks, lse;
-  std::vector<Array> arrays;  ///< all of them, the segments' too
+  std::vector<MaskShape> mask_shapes;  ///< of masks that were packed here; none where the caller gave bits
+  std::vector<Array> arrays;           ///< all of them, the segments' too
 
   AttentionArgs with_segments() const {
     AttentionArgs whole = view;
@@ -124,12 +133,17 @@ Stream current_stream(int32_t index, ArrayLists lists);
 /// (torch.cuda.Stream).
 Stream to_stream(nb::handle source, const Device& device, ArrayLists lists);
 
+/// Sets what Folio's own errors are in Python: folio.Error or folio.InvalidArgument, with the code.
+void set_python_error(const Error& error);
+
 void bind_enums(nb::module_& m);
 void bind_config(nb::module_& m);
+void bind_context(nb::module_& m);
 void bind_tensors(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_batch(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_masks(nb::module_& m);
 void bind_merge(nb::module_& m);
 void bind_errors(nb::module_& m);
 void bind_stream(nb::module_& m);
