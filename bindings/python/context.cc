@@ -1,5 +1,6 @@
 #include <nanobind/stl/vector.h>
 
+#include "executor.hpp"
 #include "fields.hpp"
 #include "folio/context.hpp"
 #include "gil.hpp"
@@ -19,6 +20,8 @@ void bind_context(nb::module_& m) {
   using O = ContextOptions;
   const auto options = fields_of<O>(
       "ContextOptions", "",
+      field("executor", &O::executor,
+            "an Executor, to compute on the engine's threads; None: Folio's own, num_threads"),
       field("num_threads", &O::num_threads,
             "a CPU's, the caller's included, at most 1024; 0: all that the process has"),
       field("force_kernel", &O::force_kernel, "the kernel that every op must use, by name; empty: the cheapest"),

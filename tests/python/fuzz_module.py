@@ -20,7 +20,9 @@ import folio
 import ml_dtypes
 import numpy as np
 
+import fuzz_serving
 import fuzz_values
+from fuzz_serving import Mismatch
 
 REFUSALS = (folio.Error, TypeError, ValueError)
 CONTEXTS = [folio.Context.cpu(num_threads=n) for n in (1, 3)]
@@ -32,10 +34,6 @@ ELEMENTS = {
 
 
 FP8 = [folio.float8_e4m3fn, folio.float8_e5m2]
-
-
-class Mismatch(Exception):
-    """A result that the oracle denies."""
 
 
 class Maker:
@@ -129,8 +127,8 @@ def make_scale(maker, heads, requests):
 
 
 def make_segments(maker, config, q_len, sharded):
-    """(KvSegment, SegmentArgs, keys of every request) of each part: a prefix that neighbours share, pages, and ragged
-    keys of their own."""
+    """(KvSegment, SegmentArgs, keys of every request, memory for a layer and a step) of each part: a prefix that
+    neighbours share, pages, and ragged keys of their own."""
     requests, heads, parts = len(q_len), config["num_kv_heads"], []
     before = np.zeros(requests, np.int32)  # keys of the parts so far
     shard = folio.KvShard(world=2, rank=1, interleave=3) if sharded else folio.KvShard()
@@ -150,14 +148,16 @@ def make_segments(maker, config, q_len, sharded):
             element = ELEMENTS[config["q"] if config["kv"] in FP8 else config["kv"]]
             k, v = (maker.values(sum(lengths), heads, config[dim], element=element)
                     for dim in ("head_dim_qk", "head_dim_v"))
-            where = {"ragged": folio.RaggedKvView(maker.give(k), maker.give(v), maker.ints(maker.indptr(lengths)))}
+            memory = {"ragged": (maker.give(k), maker.give(v)), "table": maker.ints(maker.indptr(lengths))}
+            where = {"ragged": folio.RaggedKvView(*memory["ragged"], memory["table"])}
         else:
             pages = maker.some(1, 5, 40)
             k, v, view = make_cache(maker, config, pages)
-            where = {"cache": view(maker.give(k), maker.give(v)), "table": make_table(maker, config, lengths, pages)}
+            memory = where = {"cache": view(maker.give(k), maker.give(v)),
+                              "table": make_table(maker, config, lengths, pages)}
         maker.measure(k, v, *scales.values())
         segment = folio.KvSegment(maker.ints(np.array(lengths, np.int32)), source=maker.give(source), **given)
-        parts.append((segment, folio.SegmentArgs(**where, **scales), own))
+        parts.append((segment, folio.SegmentArgs(**where, **scales), own, {**memory, **scales}))
     return parts
 
 
@@ -165,7 +165,7 @@ def make_custom_mask(maker, config, q_len, parts):
     """(its shape, its bits, or bools that are packed)"""
     if config["mask"] != folio.MaskKind.CUSTOM:
         return None, None
-    columns = sum(own for _, _, own in parts)
+    columns = sum(own for _, _, own, _ in parts)
     shape = folio.CustomMask()
     if maker.some(True, False):
         columns = np.array([maker.random.randint(0, int(keys)) for keys in columns], np.int32)
@@ -221,7 +221,28 @@ def attention(random):
     keep(random, config, context, options, op, *parts[0][:2], batch, buffer, plan, args, workspace)
     folio.run(plan, args, workspace)
     folio.validate(plan, args)
+    by_layer(op, plan, [part[3] for part in parts], q, out, given)
     compare(maker, config, op, batch, args, q, out, given)
+
+
+def by_layer(op, plan, parts, q, out, given):
+    """A layer in a step takes what run takes, and gives the same bits."""
+    paged, ragged = ([part for part in parts if kind in part] for kind in ("cache", "ragged"))
+    if len(paged) > 1 or len(ragged) > 1 or not isinstance(out, np.ndarray):
+        return  # a layer has one scale for all of its paged segments
+    bound = {name: value for name, value in given.items() if name not in ("lse", "custom_mask")}
+    for kind, prefix in ((paged, ""), (ragged, "ragged_")):
+        bound.update({prefix + name: part[name] for part in kind for name in ("k_scale", "v_scale")})
+    again = np.zeros_like(out)
+    try:
+        layer = folio.Layer(op, paged[0]["cache"] if paged else None, **bound)
+        step = folio.Step(plan, [part["table"] for part in parts], custom_mask=given["custom_mask"])
+        layer(step, q, again, ragged=[part["ragged"] for part in ragged] or None)
+    except REFUSALS as error:
+        raise Mismatch(f"run takes what a layer refuses: {error}") from error
+    if again.tobytes() != out.tobytes():
+        raise Mismatch(f"{op.kernel_name}: a layer's result has other bits than run's")
+    keep(randoms.Random(0), layer, step)
 
 
 def compare(maker, config, op, batch, args, q, out, given):
@@ -323,9 +344,17 @@ PUBLIC = {name: getattr(folio, name) for name in dir(folio) if not name.startswi
 ENUMS = [value for value in PUBLIC.values() if isinstance(value, type) and issubclass(value, enum.Enum)]
 CLASSES = [value for value in PUBLIC.values()
            if isinstance(value, type) and value not in ENUMS and not issubclass(value, Exception)]
+METHODS = [(kind, name) for kind in CLASSES for name, value in vars(kind).items()
+           if hasattr(value, "__nb_signature__") and (not name.startswith("__") or name == "__enter__")]
 CALLS = [*(value for value in PUBLIC.values() if hasattr(value, "__nb_signature__")), *CLASSES, folio.Context.cpu,
          folio.Context.cuda]
 ENUMERATORS = [member for kind in ENUMS for member in kind]
+
+
+# What costs memory, threads or time in proportion: more of it is no error.
+LIMITS = {"num_threads": 3, "world": 3, "n": 50, "concurrency": 4, "count": 10_000, "num_slots": 10_000,
+          "num_window_slots": 10_000, "num_layers": 3, "num_kv_heads": 64, "head_dim_qk": 640, "head_dim_v": 640,
+          "max_reqs": 100, "max_context_len": 10_000, "columns": 10_000, "bytes": 10**7}
 
 
 def any_value(random, classes):
@@ -342,11 +371,19 @@ def any_value(random, classes):
 def anything(random):
     """Any function or class, with arguments of any kind; results serve as arguments again."""
     function = random.choice(CALLS)
+    if random.random() < 0.4:
+        kind, name = random.choice(METHODS)
+        selves = [value for value in OBJECTS if type(value) is kind]
+        function = getattr(random.choice(selves), name) if selves else kind
     parameters = random.choice(parameters_of(function.__init__ if function in CLASSES else function))
     given = {name: any_value(random, classes) for name, classes in parameters.items() if random.random() < 0.8}
-    if isinstance(given.get("num_threads"), int):
-        given["num_threads"] = min(given["num_threads"], 3)  # more are threads, not errors
-    result = function(**given) if random.random() < 0.9 else function(*given.values())
+    for name, most in LIMITS.items():
+        if isinstance(given.get(name), (int, float)):
+            given[name] = min(given[name], most)
+    if "timeout" in parameters:
+        given["timeout"] = 0.01  # other ranks may never come
+    positional = not given.keys() & {"timeout", *LIMITS} and random.random() < 0.1
+    result = function(*given.values()) if positional else function(**given)
     for attribute in dir(result):
         if not attribute.startswith("__"):
             getattr(result, attribute)
@@ -355,7 +392,16 @@ def anything(random):
         keep(random, result)
 
 
-KINDS = [attention, attention, attention, attention, write, merge, anything, anything]
+def serving(kind):
+    """A case of fuzz_serving.py."""
+    def case(random):
+        kind(Maker(random), random.choice(CONTEXTS))
+    case.__name__ = kind.__name__
+    return case
+
+
+KINDS = [attention, attention, attention, attention, write, merge, anything, anything,
+         *map(serving, fuzz_serving.KINDS)]
 
 
 def main():
@@ -368,6 +414,7 @@ def main():
     given = options.parse_args()
     faulthandler.enable()
     warnings.simplefilter("ignore")  # numpy's, about casts of what is to be refused
+    sys.unraisablehook = lambda _: None  # of executors that are no executors
     taken, refused, number = {}, {}, given.first
     deadline = time.monotonic() + given.seconds
     while number < given.first + given.cases if given.cases is not None else time.monotonic() < deadline:
