@@ -1,6 +1,7 @@
 #include <new>
 #include <string>
 
+#include "backends.hpp"
 #include "folio/types/error.hpp"
 #include "folio/version.hpp"
 #include "views.hpp"
@@ -49,6 +50,15 @@ void bind_errors(nb::module_& m) {
   });
 }
 
+/// What `import *` takes: the names so far, which are folio's own. Those that follow are folio.backends'.
+void end_public_names(nb::module_& m) {
+  nb::list names;
+  for (const nb::handle name : m.attr("__dict__").attr("keys")()) {
+    if (!nb::cast<std::string>(name).starts_with('_')) names.append(name);
+  }
+  m.attr("__all__") = names;
+}
+
 }  // namespace folio::python
 
 NB_MODULE(_folio, m) {
@@ -64,4 +74,11 @@ NB_MODULE(_folio, m) {
   folio::python::bind_merge(m);
   folio::python::bind_stream(m);
   m.def("version", &folio::version);
+  folio::python::end_public_names(m);
+  folio::python::bind_backends_config(m);
+  folio::python::bind_backends_capability(m);
+  folio::python::bind_backends_batch(m);
+  folio::python::bind_backends_dispatch(m);
+  folio::python::bind_flash_attn(m);
+  folio::python::bind_flashinfer(m);
 }
