@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "exchange.hpp"
 #include "folio/context.hpp"
 #include "folio/types/tensor_view.hpp"
 #include "names.hpp"
@@ -31,9 +32,6 @@ struct Place {
   int32_t dlpack_type = 0;
 };
 
-/// The array libraries that have a current stream.
-enum class Library : uint8_t { kNone, kTorch, kCupy };
-
 /// An array of numpy, torch or whoever else speaks DLPack or the buffer protocol: borrowed, never copied. It keeps the
 /// array's memory alive and where it is. The GIL must be held to copy or destroy one.
 struct Array {
@@ -44,7 +42,8 @@ struct Array {
   DType dtype = DType::kUnset;
   Place place;
   bool writable = false;
-  Library library = Library::kNone;  ///< of arrays on a GPU; host arrays have no stream to follow
+  Library library = Library::kNone;       ///< of arrays on a GPU; host arrays have no stream to follow
+  const ExchangeApi* exchange = nullptr;  ///< likewise: its library's, where it has one
 
   int64_t rank() const { return static_cast<int64_t>(memory.ndim()); }
   int64_t size(int64_t dimension) const { return static_cast<int64_t>(memory.shape(static_cast<size_t>(dimension))); }
@@ -82,6 +81,9 @@ std::string shape_text(const Array& array);
 
 /// The float type of an element as DLPack names it; kUnset for those that are none of Folio's.
 DType float_type(nb::dlpack::dtype element);
+
+/// The inverse; two 4-bit values are a byte.
+nb::dlpack::dtype element_of(DType dtype);
 
 /// "float32", "uint16" and so on.
 std::string element_text(nb::dlpack::dtype element);

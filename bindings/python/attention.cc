@@ -1,61 +1,15 @@
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <shared_mutex>
 #include <string>
 
 #include "folio/reference.hpp"
 #include "folio/types/error.hpp"
 #include "gil.hpp"
-#include "host_copies.hpp"
-#include "views.hpp"
+#include "plan.hpp"
 
 namespace folio::python {
 namespace {
-
-/// PlanBuffer, safe to share between Python's threads: planning waits for the runs that read its plans, and they for
-/// it.
-struct Buffer {
-  explicit Buffer(const AttentionOp& made_for) : op(made_for), buffer(make_plan_buffer(made_for)) {}
-  AttentionOp op;
-  PlanBuffer buffer;
-  std::shared_mutex mutex;
-};
-
-/// AttentionPlan. Keeps its buffer, its batch, and on a GPU the lengths that the stream may still have to read.
-struct Plan {
-  AttentionPlan plan;
-  std::shared_ptr<Buffer> buffer;
-  BatchCopy batch;
-  std::vector<Array> lengths;
-};
-
-struct FreeMemory {
-  void operator()(void* memory) const noexcept { std::free(memory); }
-};
-
-/// Workspace: memory of its own on the host, or an array's.
-struct Scratch {
-  Workspace view;
-  std::unique_ptr<void, FreeMemory> owned;
-  std::vector<Array> arrays;
-};
-
-constexpr size_t kWorkspaceAlignment = 256;
-
-Scratch make_scratch(size_t bytes) {
-  Scratch scratch;
-  const size_t rounded = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  if (rounded >= bytes) {
-    scratch.owned.reset(std::aligned_alloc(kWorkspaceAlignment, std::max(rounded, kWorkspaceAlignment)));
-  }
-  if (scratch.owned == nullptr) {
-    throw Error(ErrorCode::kOutOfMemory, "no host memory for a workspace of " + std::to_string(bytes) + " bytes");
-  }
-  scratch.view = {scratch.owned.get(), bytes};
-  return scratch;
-}
 
 Scratch borrow_scratch(nb::handle memory) {
   Scratch scratch;
@@ -66,13 +20,6 @@ Scratch borrow_scratch(nb::handle memory) {
   scratch.view = {array.data, static_cast<size_t>(array.size(0))};
   scratch.arrays = {std::move(array)};
   return scratch;
-}
-
-void require_on(const Device& device, const Scratch& scratch) {
-  if (scratch.owned != nullptr && device.type != DeviceType::kCpu) {
-    refuse("workspace is host memory; the context is " + describe(device) + ": give an array that lies there");
-  }
-  python::require_on(device, scratch.arrays);
 }
 
 /// Lengths may lie on the host for a GPU too; what lies on a device must lie on this one.
@@ -98,19 +45,11 @@ Plan make_plan(const AttentionOp& op, const Batch& batch, std::shared_ptr<Buffer
 /// What views without sizes cannot say: the C++ API takes these arrays by their address.
 void check_extents(const AttentionConfig& config, const BatchCopy& batch, const Args& args) {
   const auto heads = int64_t{config.num_q_heads};
-  const int32_t num_tokens = batch.view().num_tokens;
   const int32_t num_requests = batch.view().num_requests;
   require_offsets(batch, args);
-  if (args.lse && (args.lse->size(0) != num_tokens || args.lse->size(1) != heads)) {
-    refuse("lse is " + shape_text(*args.lse) + "; it must be [" + std::to_string(num_tokens) + ", " +
-           std::to_string(heads) + "]");
-  }
-  for (const auto* vector : {&args.alibi_slopes, &args.sinks}) {
-    if (*vector && (*vector)->size(0) != heads) {
-      refuse((*vector)->name + " has " + std::to_string((*vector)->size(0)) + " entries; there are " +
-             std::to_string(heads) + " q heads");
-    }
-  }
+  require_lse(args.lse, batch.view().num_tokens, heads);
+  require_heads(args.alibi_slopes, heads);
+  require_heads(args.sinks, heads);
   require_extent(args.q_scale, "q_scale", config.num_kv_heads, num_requests);
   require_extent(args.out_scale, "out_scale", config.num_kv_heads, num_requests);
   for (const SegmentArg& segment : args.segments) {
@@ -260,7 +199,16 @@ void bind_handles(nb::module_& m) {
       .def_prop_ro("config", [](const AttentionOp& op) { return AttentionConfig(op.config()); })
       .def_prop_ro("kernel_name", &AttentionOp::kernel_name)
       .def_prop_ro("fp8_mma", &AttentionOp::fp8_mma, "Whether fp8 is multiplied as it is.")
-      .def_prop_ro("context", [](const AttentionOp& op) { return Context(op.context()); });
+      .def_prop_ro("context", [](const AttentionOp& op) { return Context(op.context()); })
+      .def(
+          "__eq__",
+          [](const AttentionOp& op, const nb::object& other) {
+            const AttentionOp* second = nullptr;
+            return nb::try_cast(other, second, false) && second != nullptr &&
+                   op.shared_state() == second->shared_state();
+          },
+          nb::arg("other").none(), "Whether both are of one call of prepare.")
+      .def("__hash__", [](const AttentionOp& op) { return reinterpret_cast<intptr_t>(op.shared_state().get()) >> 4; });
   nb::class_<Buffer>(m, "PlanBuffer", "Memory that plans are made into: one per op and plan in flight.");
   nb::class_<Plan>(m, "AttentionPlan", "One step's work, valid until its buffer is planned into again.")
       .def_prop_ro("num_requests", [](const Plan& plan) { return plan.batch.view().num_requests; })
@@ -292,6 +240,27 @@ void bind_choice(nb::module_& m) {
 }
 
 }  // namespace
+
+Scratch make_scratch(size_t bytes) {
+  constexpr size_t kWorkspaceAlignment = 256;
+  Scratch scratch;
+  const size_t rounded = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  if (rounded >= bytes) {
+    scratch.owned.reset(std::aligned_alloc(kWorkspaceAlignment, std::max(rounded, kWorkspaceAlignment)));
+  }
+  if (scratch.owned == nullptr) {
+    throw Error(ErrorCode::kOutOfMemory, "no host memory for a workspace of " + std::to_string(bytes) + " bytes");
+  }
+  scratch.view = {scratch.owned.get(), bytes};
+  return scratch;
+}
+
+void require_on(const Device& device, const Scratch& scratch) {
+  if (scratch.owned != nullptr && device.type != DeviceType::kCpu) {
+    refuse("workspace is host memory; the context is " + describe(device) + ": give an array that lies there");
+  }
+  require_on(device, scratch.arrays);
+}
 
 void bind_attention(nb::module_& m) {
   bind_handles(m);

@@ -41,9 +41,9 @@ class Numbers {
 
 /// None (empty), a list of ints, or an array of int32 or int64, bool and uint8 for flags. Throws
 /// Error(kInvalidArgument), naming the argument.
-Numbers<int32_t> to_int32s(nb::handle source, const std::string& name);
-Numbers<int64_t> to_int64s(nb::handle source, const std::string& name);
-Numbers<uint8_t> to_flags(nb::handle source, const std::string& name);
+Numbers<int32_t> int32_numbers(nb::handle source, const std::string& name);
+Numbers<int64_t> int64_numbers(nb::handle source, const std::string& name);
+Numbers<uint8_t> flag_numbers(nb::handle source, const std::string& name);
 
 /// Memory whose elements are `stored`, whether the array says so or has bits of that size (an engine's uint8).
 Tensor to_stored_tensor(nb::handle source, DType stored, const std::string& name, Access access);
@@ -153,9 +153,6 @@ ForwardTensors to_profiling_output(const Context& context, nb::handle output);
 /// key, value and the cache of a write.
 ForwardTensors to_write_tensors(const Context& context, nb::handle layer, nb::handle key, nb::handle value,
                                 nb::handle kv_cache, DType stored, DType model, int32_t num_kv_heads);
-
-/// numpy arrays of their own.
-nb::object to_int32_array(std::span<const int32_t> values);
 
 /// Ends the names that `from folio._folio import *` takes.
 void end_public_names(nb::module_& m);

@@ -132,15 +132,15 @@ bool layer_scale(nb::handle layer, const std::string& field, ScaleArg& scale) {
 
 }  // namespace
 
-Numbers<int32_t> to_int32s(nb::handle source, const std::string& name) {
+Numbers<int32_t> int32_numbers(nb::handle source, const std::string& name) {
   return to_numbers<int32_t>(source, name);
 }
 
-Numbers<int64_t> to_int64s(nb::handle source, const std::string& name) {
+Numbers<int64_t> int64_numbers(nb::handle source, const std::string& name) {
   return to_numbers<int64_t>(source, name);
 }
 
-Numbers<uint8_t> to_flags(nb::handle source, const std::string& name) {
+Numbers<uint8_t> flag_numbers(nb::handle source, const std::string& name) {
   return to_numbers<uint8_t>(source, name);
 }
 
@@ -332,12 +332,6 @@ ForwardTensors to_write_tensors(const Context& context, nb::handle layer, nb::ha
   tensors.arrays.insert(tensors.arrays.end(), tensors.scales.arrays.begin(), tensors.scales.arrays.end());
   require_on(context.device(), tensors.arrays);
   return tensors;
-}
-
-nb::object to_int32_array(std::span<const int32_t> values) {
-  auto* const kept = new std::vector<int32_t>(values.begin(), values.end());
-  const nb::capsule owner(kept, [](void* memory) noexcept { delete static_cast<std::vector<int32_t>*>(memory); });
-  return nb::cast(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(kept->data(), {kept->size()}, owner));
 }
 
 bk::BlockTableView table_view(const std::optional<Array>& table) {

@@ -115,18 +115,18 @@ std::vector<bk::BidirectionalRange> to_ranges(nb::handle source) {
 
 CommonBatch make_batch(const BatchArguments& given) {
   CommonBatch batch;
-  batch.query_start_loc = to_int32s(given.query_start_loc, "query_start_loc");
-  batch.seq_lens = to_int32s(given.seq_lens, "seq_lens");
-  batch.slot_mapping = to_int64s(given.slot_mapping, "slot_mapping");
-  batch.query_start_loc_host = to_int32s(given.query_start_loc_host, "query_start_loc_host");
-  batch.seq_lens_host = to_int32s(given.seq_lens_host, "seq_lens_host");
-  batch.upper_bound = to_int32s(given.seq_lens_host_upper_bound, "seq_lens_host_upper_bound");
-  batch.encoder_seq_lens = to_int32s(given.encoder_seq_lens, "encoder_seq_lens");
-  batch.encoder_seq_lens_host = to_int32s(given.encoder_seq_lens_host, "encoder_seq_lens_host");
-  batch.logits_indices = to_int32s(given.logits_indices_padded, "logits_indices_padded");
-  batch.positions = to_int64s(given.positions, "positions");
-  batch.causal_per_request = to_flags(given.causal_per_request, "causal_per_request");
-  batch.is_prefilling = to_flags(given.is_prefilling, "is_prefilling");
+  batch.query_start_loc = int32_numbers(given.query_start_loc, "query_start_loc");
+  batch.seq_lens = int32_numbers(given.seq_lens, "seq_lens");
+  batch.slot_mapping = int64_numbers(given.slot_mapping, "slot_mapping");
+  batch.query_start_loc_host = int32_numbers(given.query_start_loc_host, "query_start_loc_host");
+  batch.seq_lens_host = int32_numbers(given.seq_lens_host, "seq_lens_host");
+  batch.upper_bound = int32_numbers(given.seq_lens_host_upper_bound, "seq_lens_host_upper_bound");
+  batch.encoder_seq_lens = int32_numbers(given.encoder_seq_lens, "encoder_seq_lens");
+  batch.encoder_seq_lens_host = int32_numbers(given.encoder_seq_lens_host, "encoder_seq_lens_host");
+  batch.logits_indices = int32_numbers(given.logits_indices_padded, "logits_indices_padded");
+  batch.positions = int64_numbers(given.positions, "positions");
+  batch.causal_per_request = flag_numbers(given.causal_per_request, "causal_per_request");
+  batch.is_prefilling = flag_numbers(given.is_prefilling, "is_prefilling");
   batch.ranges = to_ranges(given.mm_req_doc_ranges);
   if (!given.block_table.is_none()) batch.block_table = borrow_block_table(given.block_table, "block_table");
   if (!given.block_table_host.is_none()) {
@@ -290,8 +290,8 @@ void bind_order(nb::module_& m) {
       "reorder_batch_to_split_decodes_and_prefills",
       [](nb::object num_scheduled_tokens, nb::object num_computed_tokens, const nb::callable& swap_states,
          int32_t decode_threshold) {
-        const Numbers<int32_t> scheduled = to_int32s(num_scheduled_tokens, "num_scheduled_tokens");
-        const Numbers<int32_t> computed = to_int32s(num_computed_tokens, "num_computed_tokens");
+        const Numbers<int32_t> scheduled = int32_numbers(num_scheduled_tokens, "num_scheduled_tokens");
+        const Numbers<int32_t> computed = int32_numbers(num_computed_tokens, "num_computed_tokens");
         require_host("num_scheduled_tokens", scheduled.on_device());
         require_host("num_computed_tokens", computed.on_device());
         return bk::reorder_batch_to_split_decodes_and_prefills(scheduled.view(), computed.view(), decode_threshold,
@@ -305,7 +305,7 @@ void bind_order(nb::module_& m) {
       "use_cascade_attention",
       [](int32_t common_prefix_len, nb::object query_lens, int32_t num_query_heads, int32_t num_kv_heads,
          bool use_alibi, bool use_sliding_window, bool use_local_attention, int32_t num_sms, int32_t dcp_world_size) {
-        const Numbers<int32_t> lens = to_int32s(query_lens, "query_lens");
+        const Numbers<int32_t> lens = int32_numbers(query_lens, "query_lens");
         require_host("query_lens", lens.on_device());
         return bk::use_cascade_attention({common_prefix_len, lens.view(), num_query_heads, num_kv_heads, use_alibi,
                                           use_sliding_window, use_local_attention, num_sms, dcp_world_size});
@@ -324,7 +324,7 @@ void bind_padding(nb::module_& m) {
       .def(
           "__init__",
           [](bk::GraphPadding* self, nb::object capture_sizes) {
-            const Numbers<int32_t> sizes = to_int32s(capture_sizes, "capture_sizes");
+            const Numbers<int32_t> sizes = int32_numbers(capture_sizes, "capture_sizes");
             require_host("capture_sizes", sizes.on_device());
             new (self) bk::GraphPadding(sizes.view());
           },

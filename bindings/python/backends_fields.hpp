@@ -102,7 +102,7 @@ void assign(Struct& target, nb::handle given, const std::string& type, const Fie
 }  // namespace fields
 
 template <typename Struct, typename... Members>
-void bind_struct(nb::module_& m, const char* name, const char* doc, const Field<Struct, Members>&... all) {
+nb::class_<Struct> bind_struct(nb::module_& m, const char* name, const char* doc, const Field<Struct, Members>&... all) {
   const std::string type = name;
   std::string signature = "def __init__(self, *";
   ((signature += std::string(", ") + all.name + ": " + fields::type_text<Members>() + " = ..."), ...);
@@ -160,6 +160,7 @@ void bind_struct(nb::module_& m, const char* name, const char* doc, const Field<
         return type + "(" + text + ")";
       });
   bound.attr("__hash__") = nb::none();
+  return bound;
 }
 
 }  // namespace folio::python

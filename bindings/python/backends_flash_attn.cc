@@ -8,8 +8,10 @@
 #include "backends.hpp"
 #include "backends_names.hpp"
 #include "gil.hpp"
+#include "int_lists.hpp"
 
 namespace folio::python {
+namespace flash_attn {
 namespace {
 
 using bk::AttentionType;
@@ -155,7 +157,7 @@ Metadata update_block_table(const std::shared_ptr<Builder>& builder, const Metad
   const Array table = borrow_block_table(block_table, "blk_table");
   bk::BlockTableView view = table_view(table);
   bk::BlockTableView host;
-  metadata.slots = to_int64s(slot_mapping, "slot_mapping");
+  metadata.slots = int64_numbers(slot_mapping, "slot_mapping");
   metadata.arrays = {table};
   if (!block_table_host.is_none()) {
     Array copy = borrow_block_table(block_table_host, "block_table_host");
@@ -228,7 +230,7 @@ void do_kv_cache_update(const Impl& self, nb::handle layer, nb::handle key, nb::
   const ForwardTensors tensors =
       to_write_tensors(self.context, layer, key, value, kv_cache, self.impl.kv_cache_dtype(), self.model_dtype,
                        self.impl.num_kv_heads());
-  const Numbers<int64_t> slots = to_int64s(slot_mapping, "slot_mapping");
+  const Numbers<int64_t> slots = int64_numbers(slot_mapping, "slot_mapping");
   if (slots.on_device()) python::require_on(self.context.device(), *slots.array());
   const Stream queue = to_stream(stream, self.context.device(), {&tensors.arrays});
   const ReleasedGil released;
@@ -338,7 +340,7 @@ void bind_metadata(nb::module_& m) {
               const std::lock_guard<std::mutex> lock(self.builder->mutex);
               schedule.assign(self.view.scheduler_metadata.begin(), self.view.scheduler_metadata.end());
             }
-            return to_int32_array(schedule);
+            return nb::cast(to_numpy(std::move(schedule)));
           },
           "A copy of the schedule that was made ahead of time; None without one, and on a GPU.")
       .def_prop_ro("attn_type", [](const Metadata& self) { return self.view.attn_type; })
@@ -484,12 +486,13 @@ void bind_backend(nb::module_& m) {
 }
 
 }  // namespace
+}  // namespace flash_attn
 
 void bind_flash_attn(nb::module_& m) {
-  bind_impl(m);
-  bind_metadata(m);
-  bind_builder(m);
-  bind_backend(m);
+  flash_attn::bind_impl(m);
+  flash_attn::bind_metadata(m);
+  flash_attn::bind_builder(m);
+  flash_attn::bind_backend(m);
 }
 
 }  // namespace folio::python

@@ -9,8 +9,10 @@
 #include "backends_fields.hpp"
 #include "backends_names.hpp"
 #include "gil.hpp"
+#include "int_lists.hpp"
 
 namespace folio::python {
+namespace flashinfer {
 namespace {
 
 using bk::BackendProfile;
@@ -198,7 +200,7 @@ void do_kv_cache_update(const Impl& self, nb::handle layer, nb::handle key, nb::
   const ForwardTensors tensors =
       to_write_tensors(self.context, layer, key, value, kv_cache, self.impl.kv_cache_dtype(), self.model_dtype,
                        self.impl.num_kv_heads());
-  const Numbers<int64_t> slots = to_int64s(slot_mapping, "slot_mapping");
+  const Numbers<int64_t> slots = int64_numbers(slot_mapping, "slot_mapping");
   if (slots.on_device()) python::require_on(self.context.device(), *slots.array());
   const Stream queue = to_stream(stream, self.context.device(), {&tensors.arrays});
   const ReleasedGil released;
@@ -304,8 +306,8 @@ nb::tuple paged_kv_arrays(const std::shared_ptr<Builder>& self, const Metadata& 
     last_page_len.assign(arrays.last_page_len.begin(), arrays.last_page_len.end());
     seq_lens.assign(arrays.seq_lens.begin(), arrays.seq_lens.end());
   }
-  return nb::make_tuple(to_int32_array(indptr), to_int32_array(indices), to_int32_array(last_page_len),
-                        to_int32_array(seq_lens));
+  return nb::make_tuple(to_numpy(std::move(indptr)), to_numpy(std::move(indices)), to_numpy(std::move(last_page_len)),
+                        to_numpy(std::move(seq_lens)));
 }
 
 void bind_metadata(nb::module_& m) {
@@ -369,8 +371,8 @@ void bind_builder(nb::module_& m) {
           "reorder_batch",
           [](const std::shared_ptr<Builder>& self, nb::object num_scheduled_tokens, nb::object num_computed_tokens,
              const nb::callable& swap_states) {
-            const Numbers<int32_t> scheduled = to_int32s(num_scheduled_tokens, "num_scheduled_tokens");
-            const Numbers<int32_t> computed = to_int32s(num_computed_tokens, "num_computed_tokens");
+            const Numbers<int32_t> scheduled = int32_numbers(num_scheduled_tokens, "num_scheduled_tokens");
+            const Numbers<int32_t> computed = int32_numbers(num_computed_tokens, "num_computed_tokens");
             if (scheduled.on_device() || computed.on_device()) refuse("the numbers of tokens are read on the host");
             const bk::SwapStates swap = to_swap(swap_states);
             const ReleasedGil released;
@@ -389,7 +391,7 @@ void bind_builder(nb::module_& m) {
            [](const Builder& self, int32_t common_prefix_len, nb::object query_lens, int32_t num_query_heads,
               int32_t num_kv_heads, bool use_alibi, bool use_sliding_window, bool use_local_attention, int32_t num_sms,
               int32_t dcp_world_size) {
-             const Numbers<int32_t> lens = to_int32s(query_lens, "query_lens");
+             const Numbers<int32_t> lens = int32_numbers(query_lens, "query_lens");
              if (lens.on_device()) refuse("query_lens lies on a GPU; it is read on the host");
              return self.builder.use_cascade_attention({common_prefix_len, lens.view(), num_query_heads, num_kv_heads,
                                                         use_alibi, use_sliding_window, use_local_attention, num_sms,
@@ -523,14 +525,15 @@ void bind_options(nb::module_& m) {
 }
 
 }  // namespace
+}  // namespace flashinfer
 
 void bind_flashinfer(nb::module_& m) {
   bind_enum<bk::QuantKey>(m);
-  bind_options(m);
-  bind_impl(m);
-  bind_metadata(m);
-  bind_builder(m);
-  bind_backend(m);
+  flashinfer::bind_options(m);
+  flashinfer::bind_impl(m);
+  flashinfer::bind_metadata(m);
+  flashinfer::bind_builder(m);
+  flashinfer::bind_backend(m);
 }
 
 }  // namespace folio::python

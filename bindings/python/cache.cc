@@ -89,15 +89,15 @@ Table make_csr(nb::handle indices, nb::handle indptr) {
   return table;
 }
 
-Table make_dense(nb::handle source, int32_t first_column) {
+Table make_dense(nb::handle source, int32_t first_column, const std::string& name = "table.entries") {
   Table table;
-  Array entries = borrow(source, "table.entries");
+  Array entries = borrow(source, name);
   if (entries.element != nb::dtype<int32_t>()) {
-    refuse("table.entries is " + element_text(entries.element) + "; it must be int32");
+    refuse(name + " is " + element_text(entries.element) + "; it must be int32");
   }
-  if (entries.rank() != 2) refuse("table.entries has shape " + shape_text(entries) + "; it must be [rows, columns]");
-  if (entries.size(1) > 1 && entries.stride(1) != 1) refuse("table.entries' columns must be contiguous");
-  if (entries.size(0) > 1 && entries.stride(0) < 0) refuse("table.entries' row stride is negative");
+  if (entries.rank() != 2) refuse(name + " has shape " + shape_text(entries) + "; it must be [rows, columns]");
+  if (entries.size(1) > 1 && entries.stride(1) != 1) refuse(name + "' columns must be contiguous");
+  if (entries.size(0) > 1 && entries.stride(0) < 0) refuse(name + "' row stride is negative");
   table.view.kind = PageTableKind::kDense;
   table.view.indices = static_cast<const int32_t*>(entries.data);
   table.view.num_rows = to_int32(entries.size(0), "the table's number of rows");
@@ -124,10 +124,8 @@ Ragged make_ragged(nb::handle k, nb::handle v, nb::handle indptr) {
 WriteArgs make_write_args(nb::handle k, nb::handle v, nb::handle slot_mapping, const Cache& cache,
                           std::optional<int64_t> num_slots, nb::handle k_scale, nb::handle v_scale) {
   WriteArgs args;
-  for (const Array& array : cache.arrays) {
-    if (!array.writable) refuse("the cache's " + array.name + " is read-only, and Folio would write to it");
-    args.arrays.push_back(array);
-  }
+  require_writable(cache);
+  args.arrays = cache.arrays;
   Tensor keys = to_tensor(k, "k", Access::kRead);
   args.view.k = keys.view;
   args.arrays.push_back(std::move(keys.array));
@@ -157,6 +155,22 @@ WriteArgs make_write_args(nb::handle k, nb::handle v, nb::handle slot_mapping, c
 }
 
 }  // namespace
+
+void require_writable(const Cache& cache) {
+  for (const Array& array : cache.arrays) {
+    if (!array.writable) refuse("the cache's " + array.name + " is read-only, and Folio would write to it");
+  }
+}
+
+Table to_table(nb::handle source, const std::string& name) {
+  const Table* given = nullptr;
+  if (nb::try_cast(source, given, false) && given != nullptr) {
+    Table table = *given;
+    for (Array& array : table.arrays) array.name = name + "." + array.name;
+    return table;
+  }
+  return make_dense(source, 0, name);
+}
 
 void bind_cache(nb::module_& m) {
   nb::class_<Cache>(m, "KvCacheView", "A borrowed paged KV cache of one layer; made by the make_*_view functions.")

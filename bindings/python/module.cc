@@ -2,6 +2,7 @@
 #include <string>
 
 #include "backends.hpp"
+#include "executor.hpp"
 #include "folio/types/error.hpp"
 #include "folio/version.hpp"
 #include "views.hpp"
@@ -71,8 +72,20 @@ NB_MODULE(_folio, m) {
   folio::python::bind_cache(m);
   folio::python::bind_batch(m);
   folio::python::bind_attention(m);
+  folio::python::bind_step(m);
+  folio::python::bind_layer(m);
   folio::python::bind_merge(m);
   folio::python::bind_stream(m);
+  folio::python::bind_kv_cache(m);
+  folio::python::bind_tables(m);
+  folio::python::bind_pools(m);
+  folio::python::bind_prefix_cache(m);
+  folio::python::bind_quantize(m);
+  folio::python::bind_cascade(m);
+  folio::python::bind_sealed_plan(m);
+  folio::python::bind_executor(m);
+  folio::python::bind_context_calls(m);
+  folio::python::bind_distributed(m);
   m.def("version", &folio::version);
   folio::python::end_public_names(m);
   folio::python::bind_backends_config(m);

@@ -29,6 +29,10 @@ struct Lse {
   std::optional<Array> array;
 };
 Lse to_lse(nb::handle source, const std::string& name);
+/// Throws Error(kInvalidArgument) unless the LSE, if there is one, is [num_tokens, heads].
+void require_lse(const std::optional<Array>& lse, int64_t num_tokens, int64_t heads);
+/// Throws Error(kInvalidArgument) unless the vector, if there is one, has an entry a q head.
+void require_heads(const std::optional<Array>& vector, int64_t heads);
 
 /// Scale, with how many heads and requests its data has; 1 where it has one for all.
 struct ScaleArg {
@@ -46,12 +50,16 @@ struct Cache {
   KvCacheView view;
   std::vector<Array> arrays;
 };
+/// Throws Error(kInvalidArgument) where the cache's memory is read-only.
+void require_writable(const Cache& cache);
 
 struct Table {
   PageTableView view;
   int64_t columns = 0;  ///< of a dense one
   std::vector<Array> arrays;
 };
+/// A PageTableView, or an array [rows, columns] of page ids.
+Table to_table(nb::handle source, const std::string& name);
 
 struct Ragged {
   RaggedKvView view;
@@ -130,8 +138,18 @@ void bind_tensors(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_batch(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_step(nb::module_& m);
+void bind_layer(nb::module_& m);
 void bind_merge(nb::module_& m);
 void bind_errors(nb::module_& m);
 void bind_stream(nb::module_& m);
+void bind_kv_cache(nb::module_& m);
+void bind_tables(nb::module_& m);
+void bind_pools(nb::module_& m);
+void bind_prefix_cache(nb::module_& m);
+void bind_quantize(nb::module_& m);
+void bind_cascade(nb::module_& m);
+void bind_sealed_plan(nb::module_& m);
+void bind_distributed(nb::module_& m);
 
 }  // namespace folio::python
