@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "folio/types/error.hpp"
+#include "signature.hpp"
 
 namespace folio::python {
 namespace {
@@ -30,10 +31,6 @@ Place place_of(const nb::ndarray<nb::ro>& memory) {
   place.cuda = place.dlpack_type == kDlCuda || place.dlpack_type == kDlCudaManaged;
   place.cuda_index = place.cuda ? memory.device_id() : 0;
   return place;
-}
-
-std::string python_type(nb::handle source) {
-  return nb::cast<std::string>(nb::str(source.type().attr("__name__")));
 }
 
 /// numpy has no bfloat16 and no fp8; ml_dtypes adds them, but such arrays export neither DLPack nor a buffer. A view of
@@ -152,7 +149,7 @@ Array borrow(nb::handle source, const std::string& name, Access access) {
     const char* integers = nullptr;
     array.dtype = ml_dtype(source, &integers);
     if (array.dtype == DType::kUnset || !take(source.attr("view")(integers), type, access, array)) {
-      refuse(name + " is a " + python_type(source) + " that cannot be borrowed: " + export_failure(source));
+      refuse(name + ": expected an array, got " + describe_value(source) + ": " + export_failure(source));
     }
   }
   array.element = array.memory.dtype();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <nanobind/stl/pair.h>
+
 #include <mutex>
 #include <optional>
 #include <span>
@@ -109,18 +111,24 @@ struct CommonBatch {
 bk::BlockTableView table_view(const std::optional<Array>& table);
 Array borrow_block_table(nb::handle source, const std::string& name);
 
-/// The pages that a step reads, on a CPU copied out of the engine's block table, so that what was checked is what is
-/// read. On a GPU the engine's table.
+/// The pages that a step reads, copied out of the engine's block table on a CPU, so that what was checked is what is
+/// read. Entries before a window may hold anything: engines give those pages away.
 struct StepTable {
   bk::BlockTableView view;
   std::vector<int32_t> pages;
-  int32_t largest = -1, row = 0, column = 0;  ///< the largest page id, and where it stands
+  std::vector<int32_t> lens;         ///< keys of each row
+  std::vector<int32_t> first_query;  ///< position of each row's first query
+  int32_t page_size = 0;
+  int32_t smallest = 0, largest = -1;  ///< page ids
 
-  /// Throws Error(kInvalidArgument) where the cache has not that many pages.
-  void require_pages(int64_t num_pages) const;
+  /// Throws Error(kInvalidArgument) where a page that a layer with this window reads is none of the cache's. O(1) where
+  /// all entries are pages.
+  void require_pages(int64_t num_pages, int32_t window_left) const;
 };
-/// `lens`: keys of each row. Throws Error(kInvalidArgument) for negative ids and rows that are too short.
-StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens, int32_t page_size);
+/// `lens`: keys of each row; `cu_q` [rows + 1]: its queries, the last ones. Throws Error(kInvalidArgument) for rows that
+/// are too short.
+StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens,
+                          std::span<const int32_t> cu_q, int32_t page_size);
 
 /// One layer's tensors, as both backends' `forward` takes them.
 struct ForwardTensors {

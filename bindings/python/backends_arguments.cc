@@ -361,43 +361,48 @@ Array borrow_block_table(nb::handle source, const std::string& name) {
   return table;
 }
 
-void StepTable::require_pages(int64_t num_pages) const {
-  if (largest < num_pages) return;
-  refuse("block_table[" + std::to_string(row) + ", " + std::to_string(column) + "] is " + std::to_string(largest) +
-         "; the cache has " + std::to_string(num_pages) + " pages");
+void StepTable::require_pages(int64_t num_pages, int32_t window_left) const {
+  if (smallest >= 0 && largest < num_pages) return;
+  for (size_t row = 0; row < lens.size(); ++row) {
+    const int32_t first_key = window_left < 0 ? 0 : std::max(0, first_query[row] - window_left);
+    const int32_t* const entries = pages.data() + row * static_cast<size_t>(view.row_stride);
+    for (int32_t column = first_key / page_size; int64_t{column} * page_size < lens[row]; ++column) {
+      if (entries[column] >= 0 && entries[column] < num_pages) continue;
+      refuse("block_table[" + std::to_string(row) + ", " + std::to_string(column) + "] is " +
+             std::to_string(entries[column]) + "; the cache has " + std::to_string(num_pages) + " pages");
+    }
+  }
 }
 
-StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens, int32_t page_size) {
+StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens,
+                          std::span<const int32_t> cu_q, int32_t page_size) {
   StepTable step;
+  step.page_size = page_size;
   const auto pages_of = [page_size](int32_t len) { return (int64_t{len} + page_size - 1) / page_size; };
+  if (table.num_rows < static_cast<int64_t>(lens.size())) {
+    refuse("block_table has " + std::to_string(table.num_rows) + " rows; there are " + std::to_string(lens.size()) +
+           " requests");
+  }
   int64_t columns = 0;
   for (size_t row = 0; row < lens.size(); ++row) {
-    const int64_t pages = pages_of(std::max(lens[row], 0));
+    step.lens.push_back(std::max(lens[row], 0));  // negative ones are refused by the builder
+    step.first_query.push_back(lens[row] - (cu_q[row + 1] - cu_q[row]));
+    const int64_t pages = pages_of(step.lens[row]);
     if (pages > table.num_columns) {
       refuse("seq_lens[" + std::to_string(row) + "] is " + std::to_string(lens[row]) + "; a row of block_table has " +
              std::to_string(table.num_columns) + " pages of " + std::to_string(page_size) + " tokens");
     }
     columns = std::max(columns, pages);
   }
-  if (table.num_rows < static_cast<int64_t>(lens.size())) {
-    refuse("block_table has " + std::to_string(table.num_rows) + " rows; there are " + std::to_string(lens.size()) +
-           " requests");
-  }
   step.pages.assign(lens.size() * static_cast<size_t>(columns), 0);
   for (size_t row = 0; row < lens.size(); ++row) {
     const int32_t* const given = table.data + static_cast<int64_t>(row) * table.row_stride;
     int32_t* const copy = step.pages.data() + row * static_cast<size_t>(columns);
-    const int64_t pages = pages_of(std::max(lens[row], 0));
+    const int64_t pages = pages_of(step.lens[row]);
+    std::copy(given, given + pages, copy);
     for (int64_t column = 0; column < pages; ++column) {
-      const int32_t page = given[column];
-      copy[column] = page;
-      if (page < 0) {
-        refuse("block_table[" + std::to_string(row) + ", " + std::to_string(column) + "] is " + std::to_string(page));
-      }
-      if (page <= step.largest) continue;
-      step.largest = page;
-      step.row = static_cast<int32_t>(row);
-      step.column = static_cast<int32_t>(column);
+      step.smallest = std::min(step.smallest, copy[column]);
+      step.largest = std::max(step.largest, copy[column]);
     }
   }
   step.view = {step.pages.data(), static_cast<int32_t>(lens.size()), static_cast<int32_t>(columns), columns};

@@ -1,8 +1,8 @@
 #include <string>
 
 #include "backends.hpp"
-#include "backends_fields.hpp"
 #include "backends_names.hpp"
+#include "fields.hpp"
 #include "folio/backends/flash_attn.hpp"
 #include "folio/backends/flashinfer.hpp"
 #include "folio/backends/selection.hpp"
@@ -40,36 +40,36 @@ void bind_devices(nb::module_& m) {
       .def("__repr__", [](const bk::DeviceCapability& self) {
         return "DeviceCapability(" + std::to_string(self.major) + ", " + std::to_string(self.minor) + ")";
       });
-  bind_struct(m, "ComputeDevice",
+  fields_of<bk::ComputeDevice>("ComputeDevice",
               "The device that attention is to run on, as a fact that the caller states: nothing looks at the machine.",
-              field("platform", &bk::ComputeDevice::platform),
-              field("capability", &bk::ComputeDevice::capability, "None where the platform has no such number."));
+              field("platform", &bk::ComputeDevice::platform, "Where it is."),
+              field("capability", &bk::ComputeDevice::capability, "None where the platform has no such number.")).bind(m);
 }
 
 void bind_facts(nb::module_& m) {
-  bind_struct(m, "FlashAttentionPlatform", "What decides which FlashAttention an engine of a profile would run.",
-              field("device", &bk::FlashAttentionPlatform::device),
+  fields_of<bk::FlashAttentionPlatform>("FlashAttentionPlatform", "What decides which FlashAttention an engine of a profile would run.",
+              field("device", &bk::FlashAttentionPlatform::device, "Where attention is to run."),
               field("flash_attn_version", &bk::FlashAttentionPlatform::flash_attn_version,
                     "The configuration's choice; None: the device's default."),
-              field("has_version_2", &bk::FlashAttentionPlatform::has_version_2),
-              field("has_version_3", &bk::FlashAttentionPlatform::has_version_3),
-              field("has_version_4", &bk::FlashAttentionPlatform::has_version_4));
-  bind_struct(m, "FlashAttentionFacts", "What the FlashAttention backend's answers depend on.",
-              field("profile", &bk::FlashAttentionFacts::profile),
-              field("platform", &bk::FlashAttentionFacts::platform),
-              field("is_varlen_func_available", &bk::FlashAttentionFacts::is_varlen_func_available),
+              field("has_version_2", &bk::FlashAttentionPlatform::has_version_2, "Whether the engine was built with it."),
+              field("has_version_3", &bk::FlashAttentionPlatform::has_version_3, "Likewise."),
+              field("has_version_4", &bk::FlashAttentionPlatform::has_version_4, "Likewise.")).bind(m);
+  fields_of<bk::FlashAttentionFacts>("FlashAttentionFacts", "What the FlashAttention backend's answers depend on.",
+              field("profile", &bk::FlashAttentionFacts::profile, "Whose answers are wanted."),
+              field("platform", &bk::FlashAttentionFacts::platform, "Where it is."),
+              field("is_varlen_func_available", &bk::FlashAttentionFacts::is_varlen_func_available, "As vLLM finds it."),
               field("is_hybrid_model", &bk::FlashAttentionFacts::is_hybrid_model,
                     "Attention layers and state-space layers share pages."),
-              field("mamba_cache_dtype", &bk::FlashAttentionFacts::mamba_cache_dtype),
-              field("mamba_ssm_cache_dtype", &bk::FlashAttentionFacts::mamba_ssm_cache_dtype));
-  bind_struct(m, "FlashInferFacts", "What the FlashInfer backend's answers depend on.",
-              field("profile", &bk::FlashInferFacts::profile),
-              field("device", &bk::FlashInferFacts::device),
+              field("mamba_cache_dtype", &bk::FlashAttentionFacts::mamba_cache_dtype, "Of state-space layers."),
+              field("mamba_ssm_cache_dtype", &bk::FlashAttentionFacts::mamba_ssm_cache_dtype, "Likewise.")).bind(m);
+  fields_of<bk::FlashInferFacts>("FlashInferFacts", "What the FlashInfer backend's answers depend on.",
+              field("profile", &bk::FlashInferFacts::profile, "Whose answers are wanted."),
+              field("device", &bk::FlashInferFacts::device, "Where attention is to run."),
               field("supports_block_table_kernels", &bk::FlashInferFacts::supports_block_table_kernels,
                     "What supports_trtllm_attention answers."),
-              field("use_block_table_kernels", &bk::FlashInferFacts::use_block_table_kernels, "Forced on or off."));
-  bind_struct(m, "FlashAttentionOptions", "How FlashAttentionMetadataBuilder plans.",
-              field("facts", &bk::FlashAttentionOptions::facts),
+              field("use_block_table_kernels", &bk::FlashInferFacts::use_block_table_kernels, "Forced on or off.")).bind(m);
+  fields_of<bk::FlashAttentionOptions>("FlashAttentionOptions", "How FlashAttentionMetadataBuilder plans.",
+              field("facts", &bk::FlashAttentionOptions::facts, "What the backend answers by."),
               field("quantize_query", &bk::FlashAttentionOptions::quantize_query,
                     "Queries come as fp8 e4m3 with a q scale; needs an e4m3 cache."),
               field("output_dtype", &bk::FlashAttentionOptions::output_dtype,
@@ -80,31 +80,31 @@ void bind_facts(nb::module_& m) {
                     "Most KV splits of a query under DecodeGraphMode.FULL."),
               field("steps_in_flight", &bk::FlashAttentionOptions::steps_in_flight,
                     "Steps whose metadata is valid at a time; >= 1."),
-              field("force_kernel", &bk::FlashAttentionOptions::force_kernel),
+              field("force_kernel", &bk::FlashAttentionOptions::force_kernel, "A kernel by name; empty: the best."),
               field("plan_from_device_lengths", &bk::FlashAttentionOptions::plan_from_device_lengths,
                     "On a GPU: build plans on the device and may be captured."),
               field("cascade", &bk::FlashAttentionOptions::cascade, "Who decides what shared prefixes are."),
               field("max_cascade_levels", &bk::FlashAttentionOptions::max_cascade_levels,
-                    "CascadeMode.AUTO: most shared prefixes inside each other."));
+                    "CascadeMode.AUTO: most shared prefixes inside each other.")).bind(m);
 }
 
 void bind_capability(nb::module_& m) {
-  bind_struct(m, "AttentionRequirements", "What an engine asks of a backend for one group of layers.",
-              field("head_size", &bk::AttentionRequirements::head_size),
-              field("dtype", &bk::AttentionRequirements::dtype),
+  fields_of<bk::AttentionRequirements>("AttentionRequirements", "What an engine asks of a backend for one group of layers.",
+              field("head_size", &bk::AttentionRequirements::head_size, "Elements of a head."),
+              field("dtype", &bk::AttentionRequirements::dtype, "The model's."),
               field("kv_cache_dtype", &bk::AttentionRequirements::kv_cache_dtype, "None: not asked."),
               field("page_size", &bk::AttentionRequirements::page_size, "Where the user chose it."),
-              field("use_mla", &bk::AttentionRequirements::use_mla),
-              field("has_sinks", &bk::AttentionRequirements::has_sinks),
-              field("use_sparse", &bk::AttentionRequirements::use_sparse),
+              field("use_mla", &bk::AttentionRequirements::use_mla, "Multi-head latent attention."),
+              field("has_sinks", &bk::AttentionRequirements::has_sinks, "Layers have attention sinks."),
+              field("use_sparse", &bk::AttentionRequirements::use_sparse, "Sparse attention."),
               field("use_mm_prefix", &bk::AttentionRequirements::use_mm_prefix,
                     "Full attention among the tokens of an image in a causal prompt."),
-              field("use_per_head_quant_scales", &bk::AttentionRequirements::use_per_head_quant_scales),
-              field("device", &bk::AttentionRequirements::device),
-              field("attn_type", &bk::AttentionRequirements::attn_type),
-              field("use_non_causal", &bk::AttentionRequirements::use_non_causal),
-              field("use_batch_invariant", &bk::AttentionRequirements::use_batch_invariant),
-              field("use_kv_connector", &bk::AttentionRequirements::use_kv_connector));
+              field("use_per_head_quant_scales", &bk::AttentionRequirements::use_per_head_quant_scales, "Scales per head."),
+              field("device", &bk::AttentionRequirements::device, "Where attention is to run."),
+              field("attn_type", &bk::AttentionRequirements::attn_type, "What attention is for."),
+              field("use_non_causal", &bk::AttentionRequirements::use_non_causal, "Non-causal attention over a paged cache in a decoder."),
+              field("use_batch_invariant", &bk::AttentionRequirements::use_batch_invariant, "Bits may not depend on other requests."),
+              field("use_kv_connector", &bk::AttentionRequirements::use_kv_connector, "Caches are moved between machines.")).bind(m);
   nb::class_<bk::BackendCapability>(m, "BackendCapability", "What one backend takes, as values.")
       .def_prop_ro("name", [](const bk::BackendCapability& self) { return std::string(self.name); })
       .def_prop_ro("dtypes", [](const bk::BackendCapability& self) { return listed(self.dtypes); })

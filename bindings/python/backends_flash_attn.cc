@@ -127,7 +127,8 @@ Metadata build(std::shared_ptr<Builder> builder, int32_t common_prefix_len, nb::
   bk::CommonAttentionMetadata view = batch->with_spans();
   if (view.where == Where::kHost && batch->block_table && reads_pages(builder->attn_type)) {
     auto table = std::make_shared<StepTable>(
-        copy_step_table(view.block_table, lengths_in_pages(view, builder->attn_type), builder->page_size));
+        copy_step_table(view.block_table, lengths_in_pages(view, builder->attn_type), view.query_start_loc,
+                        builder->page_size));
     view.block_table = table->view;
     metadata.table = std::move(table);
   }
@@ -168,7 +169,8 @@ Metadata update_block_table(const std::shared_ptr<Builder>& builder, const Metad
   python::require_on(builder->context.device(), table);
   if (table.place.host && metadata.table) {
     auto copy = std::make_shared<StepTable>(copy_step_table(
-        view, given.view.seq_lens.first(static_cast<size_t>(given.view.num_reqs)), builder->page_size));
+        view, given.view.seq_lens.first(static_cast<size_t>(given.view.num_reqs)), given.view.query_start_loc_host,
+        builder->page_size));
     view = copy->view;
     metadata.table = std::move(copy);
   }
@@ -180,10 +182,6 @@ Metadata update_block_table(const std::shared_ptr<Builder>& builder, const Metad
   metadata.block_table = nb::borrow(block_table);
   metadata.slot_mapping = nb::borrow(slot_mapping);
   return metadata;
-}
-
-void check_pages(const Metadata& metadata, const ForwardTensors& tensors) {
-  if (metadata.table && tensors.kv_cache.rank == 5) metadata.table->require_pages(tensors.kv_cache.shape[1]);
 }
 
 nb::object forward(const Impl& self, nb::handle layer, nb::handle query, nb::handle key, nb::handle value,
@@ -213,7 +211,9 @@ nb::object forward(const Impl& self, nb::handle layer, nb::handle query, nb::han
     types.writes_cache = self.updates_in_forward && !self.impl.is_encoder() && !self.impl.kv_sharing_target_layer_name();
     const ForwardTensors tensors = to_forward_tensors(
         self.context, {layer, query, key, value, kv_cache, output, output_scale, output_block_scale}, types);
-    check_pages(*metadata, tensors);
+    if (metadata->table && tensors.kv_cache.rank == 5) {
+      metadata->table->require_pages(tensors.kv_cache.shape[1], self.impl.window_left());
+    }
     const Stream queue = to_stream(stream, self.context.device(), {&tensors.arrays});
     const ReleasedGil released;
     const std::lock_guard<std::mutex> lock(metadata->builder->mutex);

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "backends.hpp"
-#include "backends_fields.hpp"
 #include "backends_names.hpp"
+#include "fields.hpp"
 #include "gil.hpp"
 #include "int_lists.hpp"
 
@@ -128,7 +128,7 @@ Metadata build(std::shared_ptr<Builder> builder, int32_t common_prefix_len, nb::
   bk::CommonAttentionMetadata view = batch->with_spans();
   if (view.where == Where::kHost && batch->block_table) {
     auto table = std::make_shared<StepTable>(
-        copy_step_table(view.block_table, view.seq_lens.first(static_cast<size_t>(view.num_reqs)),
+        copy_step_table(view.block_table, view.seq_lens.first(static_cast<size_t>(view.num_reqs)), view.query_start_loc,
                         builder->builder.page_size()));
     view.block_table = table->view;
     metadata.table = std::move(table);
@@ -184,7 +184,9 @@ nb::object forward(const Impl& self, nb::handle layer, nb::handle query, nb::han
     const ForwardTensors tensors =
         to_forward_tensors(self.context, {layer, query, key, value, kv_cache, output, output_scale, output_block_scale},
                            types_of(self, metadata->view, output_scale, output_block_scale));
-    if (metadata->table && tensors.kv_cache.rank == 5) metadata->table->require_pages(tensors.kv_cache.shape[0]);
+    if (metadata->table && tensors.kv_cache.rank == 5) {
+      metadata->table->require_pages(tensors.kv_cache.shape[0], self.impl.window_left());
+    }
     const Stream queue = to_stream(stream, self.context.device(), {&tensors.arrays});
     const ReleasedGil released;
     const std::lock_guard<std::mutex> lock(metadata->builder->mutex);
@@ -506,22 +508,22 @@ void bind_backend(nb::module_& m) {
 }
 
 void bind_options(nb::module_& m) {
-  bind_struct(m, "FlashInferOptions", "How FlashInferMetadataBuilder plans.",
+  fields_of<bk::FlashInferOptions>("FlashInferOptions", "How FlashInferMetadataBuilder plans.",
               field("profile", &bk::FlashInferOptions::profile, "Whose limits apply."),
               field("quantize_query", &bk::FlashInferOptions::quantize_query,
                     "Native: queries come as fp8 e4m3 with a q scale; needs an e4m3 cache."),
-              field("output_dtype", &bk::FlashInferOptions::output_dtype,
+              optional_dtype("output_dtype", &bk::FlashInferOptions::output_dtype,
                     "Native: float8_e4m3fn or float4_e2m1fn_x2, which every forward then writes. None: the model's."),
-              field("disable_q_quantization", &bk::FlashInferOptions::disable_q_quantization),
+              field("disable_q_quantization", &bk::FlashInferOptions::disable_q_quantization, "As the layers'."),
               field("force_tensor_cores", &bk::FlashInferOptions::force_tensor_cores, "VLLM_2025_07 only."),
-              field("force_kernel", &bk::FlashInferOptions::force_kernel),
+              field("force_kernel", &bk::FlashInferOptions::force_kernel, "A kernel by name; empty: the best."),
               field("capture_sizes", &bk::FlashInferOptions::capture_sizes,
                     "DecodeGraphMode.FULL: tokens of the captured batches, ascending; empty: vLLM's."),
               field("workspace_buffer_size", &bk::FlashInferOptions::workspace_buffer_size,
                     "Bytes that plans begin with; 0: what ordinary steps need."),
               field("cascade", &bk::FlashInferOptions::cascade, "Who decides what shared prefixes are."),
               field("max_cascade_levels", &bk::FlashInferOptions::max_cascade_levels,
-                    "CascadeMode.AUTO: most shared prefixes inside each other."));
+                    "CascadeMode.AUTO: most shared prefixes inside each other.")).bind(m);
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 #include <variant>
 
 #include "backends.hpp"
-#include "backends_fields.hpp"
 #include "backends_names.hpp"
+#include "fields.hpp"
 #include "gil.hpp"
 #include "int_lists.hpp"
 #include "pools.hpp"
@@ -544,15 +544,15 @@ void bind_batch(nb::module_& m) {
 
 void bind_layer(nb::module_& m) {
   using Layer = bk::RadixAttention;
-  bind_struct(m, "RadixAttention", "One attention layer of a model.", field("num_heads", &Layer::num_heads),
+  fields_of<Layer>("RadixAttention", "One attention layer of a model.", field("num_heads", &Layer::num_heads, "Query heads."),
               field("head_dim", &Layer::head_dim, "Of queries and keys."),
               field("scaling", &Layer::scaling, "Multiplies q . k; 0: 1 / sqrt(head_dim)."),
-              field("num_kv_heads", &Layer::num_kv_heads), field("layer_id", &Layer::layer_id, "The pool's layer."),
+              field("num_kv_heads", &Layer::num_kv_heads, "KV heads of one rank."), field("layer_id", &Layer::layer_id, "The pool's layer."),
               field("logit_cap", &Layer::logit_cap, "c: logits become c * tanh(logits / c); 0: off."),
               field("v_head_dim", &Layer::v_head_dim, "-1: head_dim."),
               field("sliding_window_size", &Layer::sliding_window_size,
                     "Keys left of the query that it sees, itself not counted; -1: all."),
-              field("is_cross_attention", &Layer::is_cross_attention), field("attn_type", &Layer::attn_type))
+              field("is_cross_attention", &Layer::is_cross_attention, "Over an encoder's keys."), field("attn_type", &Layer::attn_type, "What attention is for.")).bind(m)
       .def(
           "forward",
           [](const Layer& self, nb::object backend, nb::object q, nb::object k, nb::object v, nb::object forward_batch,

@@ -80,9 +80,10 @@ void bind_shared_prefixes(nb::module_& m) {
            "All shared prefixes of neighbouring rows among the first full_pages[r] pages of each row r, a SharedPrefix "
            "each; those inside another stand before it. Raises InvalidArgument naming a row whose pages do not lie in "
            "the table.")
-      .def("order", &order, nb::arg("table"), nb::arg("full_pages"), nb::arg("rows"),
-           "The row numbers, int32 [n], reordered so that rows with common prefixes become neighbours. full_pages[r] is "
-           "row r's, not that of rows[r].");
+      .def(
+          "order", &order, nb::arg("table"), nb::arg("full_pages"), nb::arg("rows"),
+          "The row numbers, int32 [n], reordered so that rows with common prefixes become neighbours. full_pages[r] is "
+          "row r's, not that of rows[r].");
 }
 
 /// Cascade, with arrays of its own: it outlives the planner's next call. On a GPU where rows begin stays the planner's.
@@ -219,8 +220,7 @@ OwnCascade discover(nb::object planner, nb::object cu_q, nb::object kv_len, cons
   Planner& self = nb::cast<Planner&>(planner);
   const CascadeInput input = read_batch(self, cu_q, kv_len, table, device_indices);
   return make_cascade(
-      self, planner, input, table, stream,
-      [](CascadePlanner& made, const CascadeBatch& batch, Stream queue) -> auto& {
+      self, planner, input, table, stream, [](CascadePlanner & made, const CascadeBatch& batch, Stream queue) -> auto& {
         return made.discover(batch, queue);
       });
 }
@@ -230,26 +230,27 @@ OwnCascade share(nb::object planner, nb::object cu_q, nb::object kv_len, const T
   Planner& self = nb::cast<Planner&>(planner);
   const CascadeInput input = read_batch(self, cu_q, kv_len, table, device_indices);
   return make_cascade(
-      self, planner, input, table, stream,
-      [prefix_tokens](CascadePlanner& made, const CascadeBatch& batch, Stream queue) -> auto& {
+      self, planner, input, table,
+      stream, [prefix_tokens](CascadePlanner & made, const CascadeBatch& batch, Stream queue) -> auto& {
         return made.share(batch, prefix_tokens, queue);
       });
 }
 
 void bind_costs(nb::module_& m) {
   using C = CascadeCosts;
-  fields_of<C>("CascadeCosts",
-               "What the choice of shared prefixes is weighed with, for one KV head; cascade_costs gives an op's. Its "
-               "fields:",
-               required("tile_rows", &C::tile_rows, "most packed rows (query token, head of a group) that read keys together"),
-               required("tile_tokens", &C::tile_tokens, "keys that are visited at a time"),
-               required("group_size", &C::group_size, "q heads of a KV head"),
-               required("page_size", &C::page_size, "tokens a page"),
-               field("window_left", &C::window_left, "keys further left of a query are not read; -1: all are"),
-               required("kv_token_bytes", &C::kv_token_bytes, "bytes of K and V of one token"),
-               field("q_row_bytes", &C::q_row_bytes, "bytes of a packed row's query"),
-               field("partial_row_bytes", &C::partial_row_bytes, "bytes of a packed row's partial result"),
-               field("determinism", &C::determinism, "from BATCH_INVARIANT on nothing is shared"))
+  fields_of<C>(
+      "CascadeCosts",
+      "What the choice of shared prefixes is weighed with, for one KV head; cascade_costs gives an op's. Its "
+      "fields:",
+      required("tile_rows", &C::tile_rows, "most packed rows (query token, head of a group) that read keys together"),
+      required("tile_tokens", &C::tile_tokens, "keys that are visited at a time"),
+      required("group_size", &C::group_size, "q heads of a KV head"),
+      required("page_size", &C::page_size, "tokens a page"),
+      field("window_left", &C::window_left, "keys further left of a query are not read; -1: all are"),
+      required("kv_token_bytes", &C::kv_token_bytes, "bytes of K and V of one token"),
+      field("q_row_bytes", &C::q_row_bytes, "bytes of a packed row's query"),
+      field("partial_row_bytes", &C::partial_row_bytes, "bytes of a packed row's partial result"),
+      field("determinism", &C::determinism, "from BATCH_INVARIANT on nothing is shared"))
       .bind(m);
   m.def("cascade_costs", &cascade_costs, nb::arg("op"), "The costs of an op's kernel.");
 }
@@ -271,7 +272,8 @@ void bind_cascade(nb::module_& m) {
           "A PageTableView each, for SegmentArgs. On a GPU they are good until the planner's next call.")
       .def_ro("bytes_saved", &OwnCascade::bytes_saved, "What discover expects, over one KV head; 0 of share.")
       .def_ro("levels_shared", &OwnCascade::levels_shared, "Segments that share something, the first ones.")
-      .def_prop_ro("num_levels", [](const OwnCascade& self) { return self.levels_shared; }, "levels_shared.")
+      .def_prop_ro(
+          "num_levels", [](const OwnCascade& self) { return self.levels_shared; }, "levels_shared.")
       .def("__repr__", [](const OwnCascade& self) {
         return "<folio.Cascade: " + std::to_string(self.segments.size()) + " segments, " +
                std::to_string(self.levels_shared) + " of them shared>";

@@ -60,8 +60,8 @@ class DeviceCall {
   std::deque<std::vector<int32_t>> copies_;
 };
 
-/// The first rows of a table, one for each length, with page ids of their own on a CPU: those that are checked are those
-/// that are read.
+/// The first rows of a table, one for each length, with page ids of their own on a CPU: those that are checked are
+/// those that are read.
 struct OwnTable {
   OwnTable(DeviceCall& call, const Table& table, std::span<const int32_t> lens, int32_t page_size)
       : view(call.table(table)) {

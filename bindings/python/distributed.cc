@@ -41,8 +41,7 @@ struct Group {
   Device device;
   std::mutex mutex;  ///< held by operations
 
-  explicit Group(ProcessGroup& lent)
-      : group(&lent), rank(lent.rank()), size(lent.size()), device(lent.device()) {}
+  explicit Group(ProcessGroup& lent) : group(&lent), rank(lent.rank()), size(lent.size()), device(lent.device()) {}
   explicit Group(std::unique_ptr<ProcessGroup> made) : Group(*made) { owned = std::move(made); }
 };
 
@@ -202,8 +201,8 @@ void bind_groups(nb::module_& m) {
            "recv: from every rank the part of its `send` that is this rank's. Both have a part for every rank.")
       .def("all_reduce_sum", &all_reduce_sum, nb::arg("data"), nb::arg("stream") = nb::none(),
            "data, float32, becomes the sum over all ranks.")
-      .def("reduce_scatter_sum", &reduce_scatter_sum, nb::arg("send"), nb::arg("recv"),
-           nb::arg("stream") = nb::none(), "recv, float32: the sum over all ranks of their `send`'s part of this rank.")
+      .def("reduce_scatter_sum", &reduce_scatter_sum, nb::arg("send"), nb::arg("recv"), nb::arg("stream") = nb::none(),
+           "recv, float32: the sum over all ranks of their `send`'s part of this rank.")
       .def(
           "barrier",
           [](Group& self, nb::object stream) {
@@ -234,8 +233,10 @@ void bind_groups(nb::module_& m) {
         return groups;
       },
       nb::arg("world"), nb::arg("timeout") = 300.0, nb::arg("context") = nb::none(),
-      "A group inside this process: handle r is rank r's and is given to one thread. timeout: seconds that a rank waits "
-      "for the others in one operation before the group fails. context: a GPU's, whose memory buffers lie in; None: the "
+      "A group inside this process: handle r is rank r's and is given to one thread. timeout: seconds that a rank "
+      "waits "
+      "for the others in one operation before the group fails. context: a GPU's, whose memory buffers lie in; None: "
+      "the "
       "host's.");
   m.def("run_ranks", &run_ranks, nb::arg("world"), nb::arg("body"), nb::arg("timeout") = 300.0,
         nb::arg("context") = nb::none(),
@@ -492,11 +493,12 @@ void bind_dcp_values(nb::module_& m) {
                field("force_kernel", &C::force_kernel, "as PrepareOptions.force_kernel"),
                field("num_workers", &C::num_workers, "as PrepareOptions.num_workers"))
       .bind(m);
-  nb::class_<DcpLengths>(m, "DcpBatch",
-                         "One step's batch, the same on all ranks: cu_q [requests + 1], and seq_lens [requests], tokens "
-                         "over all ranks, the new ones included; lists or int arrays of the host, copied. The new tokens "
-                         "of the first num_cached requests are read from the cache, the others' from DcpArgs' k and v. "
-                         "all_visible: this batch has neither mask nor window.")
+  nb::class_<DcpLengths>(
+      m, "DcpBatch",
+      "One step's batch, the same on all ranks: cu_q [requests + 1], and seq_lens [requests], tokens "
+      "over all ranks, the new ones included; lists or int arrays of the host, copied. The new tokens "
+      "of the first num_cached requests are read from the cache, the others' from DcpArgs' k and v. "
+      "all_visible: this batch has neither mask nor window.")
       .def(
           "__init__",
           [](DcpLengths* self, nb::object cu_q, nb::object seq_lens, int32_t num_cached, bool all_visible) {
@@ -523,7 +525,8 @@ void bind_dcp_values(nb::module_& m) {
           "reads_new_tokens", [](const DcpStep& self) { return self.plan.reads_new_tokens; },
           "Some request's new tokens are read from k and v.")
       .def_prop_ro(
-          "digest", [](const DcpStep& self) { return self.plan.digest; }, "Of batch and configuration; run compares it.")
+          "digest", [](const DcpStep& self) { return self.plan.digest; },
+          "Of batch and configuration; run compares it.")
       .def("__repr__", [](const DcpStep& self) {
         return "<folio.DcpPlan: " + std::to_string(self.plan.num_requests) + " requests, " +
                std::to_string(self.plan.num_tokens) + " tokens>";
@@ -531,11 +534,12 @@ void bind_dcp_values(nb::module_& m) {
 }
 
 void bind_dcp_args(nb::module_& m) {
-  nb::class_<DcpArguments>(
-      m, "DcpArgs",
-      "One layer's arguments on this rank. q [tokens.., num_q_heads, head_dim_qk], replicated: all ranks' heads; out and "
-      "lse [tokens.., num_q_heads, ...]; cache and table of this rank's shard; k and v [tokens.., num_kv_heads, ...], the "
-      "new tokens, where DcpPlan.reads_new_tokens; the rest as AttentionArgs.")
+  nb::class_<DcpArguments>(m, "DcpArgs",
+                           "One layer's arguments on this rank. q [tokens.., num_q_heads, head_dim_qk], replicated: "
+                           "all ranks' heads; out and "
+                           "lse [tokens.., num_q_heads, ...]; cache and table of this rank's shard; k and v [tokens.., "
+                           "num_kv_heads, ...], the "
+                           "new tokens, where DcpPlan.reads_new_tokens; the rest as AttentionArgs.")
       .def(
           "__init__",
           [](DcpArguments* self, nb::object q, nb::object out, const Cache& cache, const Table& table, nb::object k,
@@ -569,9 +573,10 @@ void bind_dcp_args(nb::module_& m) {
 }
 
 void bind_dcp(nb::module_& m) {
-  nb::class_<Dcp>(m, "DcpAttention",
-                  "Attention of this rank's heads over the KV of all ranks of a group (decode context parallelism); one "
-                  "for each group of layers with one window. For one thread at a time: another is refused.")
+  nb::class_<Dcp>(
+      m, "DcpAttention",
+      "Attention of this rank's heads over the KV of all ranks of a group (decode context parallelism); one "
+      "for each group of layers with one window. For one thread at a time: another is refused.")
       .def(
           "__init__",
           [](Dcp* self, const Context& context, const std::shared_ptr<Group>& group, const DcpConfig& config) {
@@ -591,8 +596,10 @@ void bind_dcp(nb::module_& m) {
           },
           nb::arg("plan"), "Bytes of workspace that a run of this plan needs.")
       .def("run", &run, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
-           "One layer. Collective where the group has more than one rank and any request has keys in the cache. On a CPU "
-           "page ids are checked too. Raises InvalidArgument before anything is sent or written, and where the ranks run "
+           "One layer. Collective where the group has more than one rank and any request has keys in the cache. On a "
+           "CPU "
+           "page ids are checked too. Raises InvalidArgument before anything is sent or written, and where the ranks "
+           "run "
            "different batches; Error with STALE_PLAN, WORKSPACE_TOO_SMALL, and UNAVAILABLE where the group fails.")
       .def_prop_ro(
           "config", [](const Dcp& self) { return DcpConfig(self.attention.config()); }, nb::rv_policy::move)

@@ -22,8 +22,8 @@ class ParallelWork {
 
   /// The call for `index`, on this thread, without the GIL. Throws where there is no such call to make any more.
   void call(int64_t index) {
-    if (index < 0 || index >= n_) refuse("index is " + std::to_string(index) + "; it must be in [0, " +
-                                         std::to_string(n_) + ")");
+    if (index < 0 || index >= n_)
+      refuse("index is " + std::to_string(index) + "; it must be in [0, " + std::to_string(n_) + ")");
     if (!take(static_cast<size_t>(index))) refuse("body(" + std::to_string(index) + ") has been called before");
     {
       const ReleasedGil released;
@@ -152,9 +152,11 @@ void bind_executor(nb::module_& m) {
   nb::class_<PythonExecutor>(
       m, "Executor",
       "Threads of the engine's that a CPU context computes on: a concurrent.futures.Executor, or a function that is "
-      "called with (n, body) and calls body(i) for every i in range(n), on any threads, before it returns. body lets go "
+      "called with (n, body) and calls body(i) for every i in range(n), on any threads, before it returns. body lets "
+      "go "
       "of the interpreter. concurrency: how many calls make progress at once. Calls that were not made, and those of a "
-      "function that raises, are made on the calling thread. A context keeps its executor as long as the process lives.")
+      "function that raises, are made on the calling thread. A context keeps its executor as long as the process "
+      "lives.")
       .def(
           "__init__",
           [](PythonExecutor* self, nb::object threads, int32_t concurrency) {
@@ -169,10 +171,10 @@ void bind_executor(nb::module_& m) {
 
 void bind_context_calls(nb::module_& m) {
   const nb::handle type = nb::type<Context>();
-  nb::cpp_function_def(&run_on_context, nb::scope(type), nb::name("parallel_for"), nb::is_method(), nb::arg("n"),
-                       nb::arg("body"),
-                       "Calls body(i) for every i in range(n) on the context's threads. Raises the first exception that "
-                       "a call raised, when all have ended; Error with UNSUPPORTED on a GPU.");
+  nb::cpp_function_def(
+      &run_on_context, nb::scope(type), nb::name("parallel_for"), nb::is_method(), nb::arg("n"), nb::arg("body"),
+      "Calls body(i) for every i in range(n) on the context's threads. Raises the first exception that "
+      "a call raised, when all have ended; Error with UNSUPPORTED on a GPU.");
   m.def(
       "synchronize",
       [](const Context& context, nb::object stream) {

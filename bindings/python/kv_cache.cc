@@ -4,6 +4,7 @@
 #include <string>
 
 #include "device_call.hpp"
+#include "fields.hpp"
 #include "folio/page_table.hpp"
 #include "gil.hpp"
 
@@ -100,21 +101,14 @@ void dequantize(const Context& context, const Cache& from, const Table& table, n
 }
 
 void bind_shape(nb::module_& m) {
-  nb::class_<KvCacheShape>(m, "KvCacheShape", "The sizes of one layer's paged KV cache.")
-      .def(
-          "__init__",
-          [](KvCacheShape* self, int64_t num_pages, int32_t page_size, int32_t num_kv_heads, int32_t head_dim_qk,
-             int32_t head_dim_v, DType dtype) {
-            new (self) KvCacheShape{num_pages, page_size, num_kv_heads, head_dim_qk, head_dim_v, dtype};
-          },
-          nb::kw_only(), nb::arg("num_pages"), nb::arg("page_size"), nb::arg("num_kv_heads"), nb::arg("head_dim_qk"),
-          nb::arg("head_dim_v"), nb::arg("dtype") = KvCacheShape{}.dtype)
-      .def_ro("num_pages", &KvCacheShape::num_pages)
-      .def_ro("page_size", &KvCacheShape::page_size)
-      .def_ro("num_kv_heads", &KvCacheShape::num_kv_heads)
-      .def_ro("head_dim_qk", &KvCacheShape::head_dim_qk)
-      .def_ro("head_dim_v", &KvCacheShape::head_dim_v)
-      .def_ro("dtype", &KvCacheShape::dtype);
+  using S = KvCacheShape;
+  fields_of<S>(
+      "KvCacheShape",
+      "The sizes of one layer's paged KV cache. Its fields:", required("num_pages", &S::num_pages, "pages"),
+      required("page_size", &S::page_size, "tokens a page"), required("num_kv_heads", &S::num_kv_heads, "KV heads"),
+      required("head_dim_qk", &S::head_dim_qk, "components of a key"),
+      required("head_dim_v", &S::head_dim_v, "components of a value"), field("dtype", &S::dtype, "element type"))
+      .bind(m);
   m.def("k_elements", &k_elements, nb::arg("shape"), "Elements of the K half of such a cache, packed.");
   m.def("v_elements", &v_elements, nb::arg("shape"), "Elements of the V half of such a cache, packed.");
   nb::class_<ConvertScales>(m, "CacheConvertScales",

@@ -158,7 +158,8 @@ void bind_merge(nb::module_& m) {
         DeviceCall call(context);
         const Array sums = borrow(lse, "lse", Access::kWrite);
         if (sums.dtype != DType::kFloat32 || sums.rank() != 2) {
-          refuse("lse is " + element_text(sums.element) + " " + shape_text(sums) + "; it must be float32 [tokens, heads]");
+          refuse("lse is " + element_text(sums.element) + " " + shape_text(sums) +
+                 "; it must be float32 [tokens, heads]");
         }
         if ((sums.size(1) > 1 && sums.stride(1) != 1) || (sums.size(0) > 1 && sums.stride(0) != sums.size(1))) {
           refuse("lse is not contiguous");

@@ -1,6 +1,7 @@
 #include <new>
 #include <string>
 
+#include "argument_errors.hpp"
 #include "backends.hpp"
 #include "executor.hpp"
 #include "folio/types/error.hpp"
@@ -22,15 +23,14 @@ PyObject* make_exception(nb::module_& m, const char* name, const char* doc, nb::
   return type;
 }
 
-/// Raises what a call threw, with its code.
-void raise(const Error& error) {
+}  // namespace
+
+void set_python_error(const Error& error) {
   PyObject* type = error.code() == ErrorCode::kInvalidArgument ? invalid_argument_type : error_type;
   nb::object instance = nb::handle(type)(error.what());
   instance.attr("code") = error.code();
   PyErr_SetObject(type, instance.ptr());
 }
-
-}  // namespace
 
 void bind_errors(nb::module_& m) {
   error_type = make_exception(m, "Error",
@@ -44,9 +44,9 @@ void bind_errors(nb::module_& m) {
     try {
       std::rethrow_exception(thrown);
     } catch (const Error& error) {
-      raise(error);
+      set_python_error(error);
     } catch (const std::bad_alloc&) {
-      raise(Error(ErrorCode::kOutOfMemory, "out of host memory"));
+      set_python_error(Error(ErrorCode::kOutOfMemory, "out of host memory"));
     }
   });
 }
@@ -86,7 +86,7 @@ NB_MODULE(_folio, m) {
   folio::python::bind_executor(m);
   folio::python::bind_context_calls(m);
   folio::python::bind_distributed(m);
-  m.def("version", &folio::version);
+  m.def("version", &folio::version, "Folio's version, as \"0.1.0\".");
   folio::python::end_public_names(m);
   folio::python::bind_backends_config(m);
   folio::python::bind_backends_capability(m);
@@ -94,4 +94,7 @@ NB_MODULE(_folio, m) {
   folio::python::bind_backends_dispatch(m);
   folio::python::bind_flash_attn(m);
   folio::python::bind_flashinfer(m);
+  folio::python::bind_token_pool(m);
+  folio::python::bind_draft_trees(m);
+  folio::python::name_arguments_in_errors(m);
 }

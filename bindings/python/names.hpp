@@ -3,6 +3,8 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <string>
+#include <type_traits>
 
 #include "folio/attention.hpp"
 #include "folio/kv_cache.hpp"
@@ -169,11 +171,25 @@ bool find_dtype(nb::handle source, DType& dtype) noexcept;
 /// A Feature, a string, an iterable of either, or None. False where it is none of these.
 bool to_features(nb::handle source, Features& features) noexcept;
 
+/// "folio.MaskKind.CAUSAL", "folio.Feature.SOFT_CAP | folio.Feature.SINKS", "folio.float32": Python that makes it.
+template <typename Enum>
+std::string enumerator_text(Enum value) {
+  const std::string prefix = std::is_same_v<Enum, DType> ? "folio." : std::string("folio.") + Names<Enum>::kName + ".";
+  std::string set;
+  for (const Enumerator<Enum>& one : Names<Enum>::kAll) {
+    if (value == one.value) return prefix + one.name;
+    if ((static_cast<int64_t>(value) & static_cast<int64_t>(one.value)) == 0) continue;
+    set += (set.empty() ? "" : " | ") + prefix + one.name;
+  }
+  return set.empty() ? std::string("folio.") + Names<Enum>::kName + "(0)" : set;
+}
+
 /// Binds one enum as its Names say.
 template <typename Enum, typename... Extra>
 nb::enum_<Enum> bind_enum(nb::module_& m, const Extra&... extra) {
   nb::enum_<Enum> bound(m, Names<Enum>::kName, Names<Enum>::kDoc, extra...);
   for (const Enumerator<Enum>& one : Names<Enum>::kAll) bound.value(one.name, one.value, one.doc);
+  bound.def("__repr__", [](Enum self) { return enumerator_text(self); });
   return bound;
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "fields.hpp"
 #include "folio/pools.hpp"
 #include "gil.hpp"
 #include "int_lists.hpp"
@@ -178,26 +179,17 @@ ScaleArg scale_of(const Pool& self, int32_t layer, const std::vector<ScaleArg>& 
 
 void bind_kv_pool(nb::module_& m) {
   bind_enum<KvPoolLayout>(m);
-  const KvPoolConfig standard;
-  nb::class_<KvPoolConfig>(m, "KvPoolConfig", "The sizes of a KvPool.")
-      .def(
-          "__init__",
-          [](KvPoolConfig* self, int32_t num_slots, int32_t page_size, int32_t num_layers, int32_t num_kv_heads,
-             int32_t head_dim_qk, int32_t head_dim_v, DType dtype, KvPoolLayout layout) {
-            new (self)
-                KvPoolConfig{num_slots, page_size, num_layers, num_kv_heads, head_dim_qk, head_dim_v, dtype, layout};
-          },
-          nb::kw_only(), nb::arg("num_slots"), nb::arg("page_size") = standard.page_size, nb::arg("num_layers"),
-          nb::arg("num_kv_heads"), nb::arg("head_dim_qk"), nb::arg("head_dim_v"), nb::arg("dtype") = standard.dtype,
-          nb::arg("layout") = standard.layout)
-      .def_ro("num_slots", &KvPoolConfig::num_slots, "Tokens that the pool is for, without the dummy page.")
-      .def_ro("page_size", &KvPoolConfig::page_size)
-      .def_ro("num_layers", &KvPoolConfig::num_layers)
-      .def_ro("num_kv_heads", &KvPoolConfig::num_kv_heads)
-      .def_ro("head_dim_qk", &KvPoolConfig::head_dim_qk)
-      .def_ro("head_dim_v", &KvPoolConfig::head_dim_v)
-      .def_ro("dtype", &KvPoolConfig::dtype)
-      .def_ro("layout", &KvPoolConfig::layout);
+  using C = KvPoolConfig;
+  fields_of<C>("KvPoolConfig", "The sizes of a KvPool. Its fields:",
+               required("num_slots", &C::num_slots, "tokens that it is for, without the dummy page"),
+               field("page_size", &C::page_size, "tokens a page; divides num_slots"),
+               required("num_layers", &C::num_layers, "layers"),
+               required("num_kv_heads", &C::num_kv_heads, "KV heads of a layer"),
+               required("head_dim_qk", &C::head_dim_qk, "components of a key"),
+               required("head_dim_v", &C::head_dim_v, "components of a value"),
+               field("dtype", &C::dtype, "float32, float16, bfloat16 or fp8"),
+               field("layout", &C::layout, "how a layer's slots lie in memory, a KvPoolLayout"))
+      .bind(m);
   nb::class_<Pool>(m, "KvPool",
                    "The keys and values of every layer, as slots that a TokenAllocator of the same num_slots and "
                    "page_size hands out. Slots 0 to page_size - 1 are the dummy page, which takes the writes of "

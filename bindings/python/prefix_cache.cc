@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "fields.hpp"
 #include "folio/types/error.hpp"
 #include "int_lists.hpp"
 #include "views.hpp"
@@ -109,19 +110,14 @@ void bind_key_and_lock(nb::module_& m) {
       .def("reset", &PrefixLock::reset, "Gives the path up.")
       .def("__repr__",
            [](const PrefixLock& self) { return "<folio.PrefixLock: " + std::to_string(self.length()) + " tokens>"; });
-  const PrefixCacheOptions standard;
-  nb::class_<PrefixCacheOptions>(m, "PrefixCacheOptions")
-      .def(
-          "__init__",
-          [](PrefixCacheOptions* self, int32_t page_size, int32_t window_left, bool whole_leaves) {
-            new (self) PrefixCacheOptions{page_size, window_left, whole_leaves};
-          },
-          nb::kw_only(), nb::arg("page_size") = standard.page_size, nb::arg("window_left") = standard.window_left,
-          nb::arg("whole_leaves") = standard.whole_leaves)
-      .def_ro("page_size", &PrefixCacheOptions::page_size, "Prefixes are kept and matched in whole pages of so many.")
-      .def_ro("window_left", &PrefixCacheOptions::window_left, "-1: no layer has a window.")
-      .def_ro("whole_leaves", &PrefixCacheOptions::whole_leaves,
-              "False: of the last leaf that has to go for its slots, only the end goes.");
+  using O = PrefixCacheOptions;
+  fields_of<O>(
+      "PrefixCacheOptions", "What a PrefixCache is for. Its fields:",
+      field("page_size", &O::page_size, "prefixes are kept and matched in whole pages of so many tokens"),
+      field("window_left", &O::window_left, "the window of layers with copies of their own; -1: there are none"),
+      field("whole_leaves", &O::whole_leaves,
+            "False: of the last leaf that has to go for its slots, only the end goes"))
+      .bind(m);
 }
 
 void bind_amounts(nb::class_<PrefixCache>& type) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "device_call.hpp"
+#include "fields.hpp"
 #include "folio/types/nvfp4.hpp"
 #include "gil.hpp"
 
@@ -150,19 +151,12 @@ void bind_quantize(nb::module_& m) {
       "out = fp8(input / scale), rounded to nearest even, saturated. input [tokens, heads, head_dim]: float32, float16 "
       "or bfloat16; out fp8_e4m3 or fp8_e5m2 of the same shape; scale positive, per tensor. Raises InvalidArgument "
       "before anything is written.");
-  const KvScaleConstants standard;
-  nb::class_<KvScaleConstants>(m, "KvScaleConstants",
-                               "What the largest magnitudes of queries, keys and values are divided by: vLLM's "
-                               "Q_SCALE_CONSTANT, K_SCALE_CONSTANT and V_SCALE_CONSTANT.")
-      .def(
-          "__init__",
-          [](KvScaleConstants* self, float q, float k, float v) {
-            new (self) KvScaleConstants{q, k, v};
-          },
-          nb::kw_only(), nb::arg("q") = standard.q, nb::arg("k") = standard.k, nb::arg("v") = standard.v)
-      .def_ro("q", &KvScaleConstants::q)
-      .def_ro("k", &KvScaleConstants::k)
-      .def_ro("v", &KvScaleConstants::v);
+  using K = KvScaleConstants;
+  fields_of<K>("KvScaleConstants",
+               "What the largest magnitudes are divided by: vLLM's Q_SCALE_CONSTANT, K_SCALE_CONSTANT and "
+               "V_SCALE_CONSTANT. Its fields:",
+               field("q", &K::q, "of queries"), field("k", &K::k, "of keys"), field("v", &K::v, "of values"))
+      .bind(m);
   m.def(
       "calculate_kv_scales",
       [](const Context& context, nb::object q, nb::object k, nb::object v, nb::object scales,

@@ -117,16 +117,17 @@ void check(const Plan& plan, nb::handle handed, nb::handle stream) {
 
 void bind_sealed_plan(nb::module_& m) {
   nb::class_<Sealed>(m, "SealedPlan",
-                             "A plan of host lengths written out as integers, for engines that hold the schedule in an "
-                             "array of their own, as FlashAttention-3's scheduler_metadata.")
+                     "A plan of host lengths written out as integers, for engines that hold the schedule in an "
+                     "array of their own, as FlashAttention-3's scheduler_metadata.")
       .def(nb::init<const AttentionOp&>(), nb::arg("op"))
       .def_static("size", &sealed_size, nb::arg("plan"), "Integers that this plan takes sealed.")
       .def_static("max_size", &SealedPlan::max_size, nb::arg("op"),
                   "Integers that suffice for any plan of the op, which must have bounds.")
-      .def("seal", &seal, nb::arg("plan"), nb::arg("memory"), nb::arg("stream") = nb::none(),
-           "Writes a plan of the op to memory, int32 [n], and returns how many of its entries were used. The plan's own "
-           "buffer is free afterwards. On a GPU memory begins at a multiple of 256 bytes and is what run executes. "
-           "Raises InvalidArgument where the plan does not fit, and where a GPU found an earlier schedule changed.")
+      .def(
+          "seal", &seal, nb::arg("plan"), nb::arg("memory"), nb::arg("stream") = nb::none(),
+          "Writes a plan of the op to memory, int32 [n], and returns how many of its entries were used. The plan's own "
+          "buffer is free afterwards. On a GPU memory begins at a multiple of 256 bytes and is what run executes. "
+          "Raises InvalidArgument where the plan does not fit, and where a GPU found an earlier schedule changed.")
       .def("plan", &sealed_plan, "What was sealed last, as run takes it; stale with the next seal.")
       .def(
           "report",
@@ -144,15 +145,16 @@ void bind_sealed_plan(nb::module_& m) {
             self.sealed.invalidate();
           },
           "Makes the plan stale without sealing another.")
-      .def("__repr__", [](const Sealed& self) {
-        return "<folio.SealedPlan: " + std::to_string(self.used.size()) + " integers>";
-      });
+      .def("__repr__",
+           [](const Sealed& self) { return "<folio.SealedPlan: " + std::to_string(self.used.size()) + " integers>"; });
   m.def(
-      "is_sealed", [](const Plan& plan) { return is_sealed(plan.plan); }, nb::arg("plan"), "Whether the plan is a SealedPlan's.");
-  m.def("check_sealed", &check, nb::arg("plan"), nb::arg("handed"), nb::arg("stream") = nb::none(),
-        "Raises InvalidArgument unless `handed` is the memory that the plan was sealed into, its used part whole and as "
-        "it was then. On a GPU that is found out there: runs behind it compute nothing from a changed schedule, and the "
-        "next seal raises.");
+      "is_sealed", [](const Plan& plan) { return is_sealed(plan.plan); }, nb::arg("plan"),
+      "Whether the plan is a SealedPlan's.");
+  m.def(
+      "check_sealed", &check, nb::arg("plan"), nb::arg("handed"), nb::arg("stream") = nb::none(),
+      "Raises InvalidArgument unless `handed` is the memory that the plan was sealed into, its used part whole and as "
+      "it was then. On a GPU that is found out there: runs behind it compute nothing from a changed schedule, and the "
+      "next seal raises.");
 }
 
 }  // namespace folio::python

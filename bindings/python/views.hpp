@@ -8,6 +8,7 @@
 #include "folio/attention.hpp"
 #include "folio/kv_cache.hpp"
 #include "folio/merge.hpp"
+#include "folio/types/error.hpp"
 
 /// What Python's objects are made of: the C++ views, with the arrays they point into. Immutable once made, so that they
 /// can be read without the GIL.
@@ -131,6 +132,9 @@ Stream current_stream(int32_t index, ArrayLists lists);
 /// A stream: None (the current one of `lists`), an integer (cudaStream_t) or an object with `cuda_stream`
 /// (torch.cuda.Stream).
 Stream to_stream(nb::handle source, const Device& device, ArrayLists lists);
+
+/// Sets what Folio's own errors are in Python: folio.Error or folio.InvalidArgument, with the code.
+void set_python_error(const Error& error);
 
 void bind_enums(nb::module_& m);
 void bind_config(nb::module_& m);

@@ -261,7 +261,7 @@ class TestRefusals:
 
     def test_what_is_no_array(self, problem):
         out, _ = problem.outputs()
-        with refused("q is a list that cannot be borrowed: it has neither __dlpack__ nor a buffer"):
+        with refused("q: expected an array, got a list: it has neither __dlpack__ nor a buffer"):
             folio.AttentionArgs([1.0], out, [])
         differentiable = ForeignArray(problem.q)
         differentiable.requires_grad = True
