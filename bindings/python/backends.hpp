@@ -21,6 +21,9 @@ namespace folio::python {
 
 namespace bk = folio::backends;
 
+/// Throws nb::type_error: an argument of the wrong kind.
+[[noreturn]] void refuse_kind(const std::string& name, const std::string& expected, nb::handle given);
+
 /// A vector of integers that a step is described by. One on the host is copied, so that nothing changes between its
 /// check and its use; one on a GPU is borrowed.
 template <typename Element>
@@ -125,10 +128,10 @@ struct StepTable {
   /// all entries are pages.
   void require_pages(int64_t num_pages, int32_t window_left) const;
 };
-/// `lens`: keys of each row; `cu_q` [rows + 1]: its queries, the last ones. Throws Error(kInvalidArgument) for rows that
-/// are too short.
-StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens,
-                          std::span<const int32_t> cu_q, int32_t page_size);
+/// `lens`: keys of each row; `cu_q` [rows + 1]: its queries, the last ones. Throws Error(kInvalidArgument) for rows
+/// that are too short.
+StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens, std::span<const int32_t> cu_q,
+                          int32_t page_size);
 
 /// One layer's tensors, as both backends' `forward` takes them.
 struct ForwardTensors {
@@ -149,8 +152,8 @@ struct ForwardTypes {
   DType model = DType::kUnset;  ///< of key and value
   int32_t num_kv_heads = 0;
   int32_t num_reqs = 0;
-  bool reads_keys = false;   ///< key and value are looked at
-  bool reads_cache = true;   ///< kv_cache is
+  bool reads_keys = false;  ///< key and value are looked at
+  bool reads_cache = true;  ///< kv_cache is
   bool writes_cache = false;
 };
 ForwardTensors to_forward_tensors(const Context& context, const ForwardArguments& given, const ForwardTypes& types);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backends.hpp"
+#include "int_lists.hpp"
 
 namespace folio::python {
 namespace {
@@ -52,15 +53,21 @@ std::vector<Element> host_values(const Array& array) {
 
 template <typename Element>
 std::vector<Element> list_values(nb::handle source, const std::string& name) {
-  std::vector<Element> values;
-  for (const nb::handle item : nb::iter(source)) {
-    int64_t value = 0;
-    if (!nb::try_cast(item, value, false)) {
-      refuse(name + "[" + std::to_string(values.size()) + "] is no integer: " + nb::cast<std::string>(nb::repr(item)));
+  if constexpr (std::is_same_v<Element, int32_t>) {
+    return to_int32s(source, name);
+  } else if constexpr (std::is_same_v<Element, int64_t>) {
+    return to_int64s(source, name);
+  } else {
+    std::vector<Element> flags;
+    for (const nb::handle item : nb::tuple(nb::borrow(source))) {
+      int64_t value = 0;
+      if (!nb::try_cast(item, value, false)) {
+        refuse_kind(name + "[" + std::to_string(flags.size()) + "]", "a flag", item);
+      }
+      flags.push_back(narrow<Element>(value, name, flags.size()));
     }
-    values.push_back(narrow<Element>(value, name, values.size()));
+    return flags;
   }
-  return values;
 }
 
 /// An int64 array on a GPU as int32, or the other way round: by its own library, on its current stream.
@@ -116,7 +123,8 @@ bool layer_scale(nb::handle layer, const std::string& field, ScaleArg& scale) {
   }
   Array array = borrow(given, "layer." + as_array);
   if (array.dtype != DType::kFloat32) refuse_element(array.name, array, "float32 scales");
-  if (array.rank() > 1) refuse(array.name + " has shape " + shape_text(array) + "; it must be one scale, or one a head");
+  if (array.rank() > 1)
+    refuse(array.name + " has shape " + shape_text(array) + "; it must be one scale, or one a head");
   const bool single = array.rank() == 0 || array.size(0) == 1;
   if (!single && array.stride(0) != 1) refuse(array.name + " must be contiguous");
   if (single && array.place.host) {
@@ -131,6 +139,11 @@ bool layer_scale(nb::handle layer, const std::string& field, ScaleArg& scale) {
 }
 
 }  // namespace
+
+void refuse_kind(const std::string& name, const std::string& expected, nb::handle given) {
+  const std::string kind = nb::cast<std::string>(nb::str(given.type().attr("__name__")));
+  throw nb::type_error((name + ": expected " + expected + ", got " + kind).c_str());
+}
 
 Numbers<int32_t> int32_numbers(nb::handle source, const std::string& name) {
   return to_numbers<int32_t>(source, name);
@@ -180,10 +193,11 @@ LayerScales to_layer_scales(nb::handle layer, int64_t num_kv_heads, int64_t num_
     found = layer_scale(layer, "k_scale", scales.k) || found;
     found = layer_scale(layer, "v_scale", scales.v) || found;
     if (!found) {
-      refuse(
-          "layer: expected None, a folio.backends.AttentionLayerScales or an object with _k_scale_float or _k_scale (an "
-          "engine's layer), got " +
-          nb::cast<std::string>(nb::str(layer.type().attr("__name__"))));
+      refuse_kind(
+          "layer",
+          "None, a folio.backends.AttentionLayerScales or an object with _k_scale_float or _k_scale (an engine's "
+          "layer)",
+          layer);
     }
   }
   for (const auto& [scale, name] : {std::pair(&scales.q, "layer.q"), {&scales.k, "layer.k"}, {&scales.v, "layer.v"}}) {
@@ -234,7 +248,7 @@ std::vector<float> to_slopes(nb::handle source, const std::string& name) {
   std::vector<float> slopes;
   if (source.is_none()) return slopes;
   const nb::object host = nb::hasattr(source, "tolist") ? source.attr("tolist")() : nb::borrow(source);
-  if (!nb::try_cast(host, slopes, true)) refuse(name + ": expected a list or an array of floats, one a head");
+  if (!nb::try_cast(host, slopes, true)) refuse_kind(name, "a list or an array of floats, one a head", source);
   return slopes;
 }
 
@@ -260,7 +274,7 @@ Context context_or_default(const std::optional<Context>& context) {
 
 bk::OnceLog to_log(nb::handle callable) {
   if (callable.is_none()) return {};
-  if (!nb::isinstance<nb::callable>(callable)) refuse("log: expected a function of (level, text) or None");
+  if (!nb::isinstance<nb::callable>(callable)) refuse_kind("log", "a function of (level, text) or None", callable);
   const auto release = [](PyObject* object) {
     const nb::gil_scoped_acquire gil;
     Py_DECREF(object);
@@ -347,8 +361,8 @@ bk::BlockTableView table_view(const std::optional<Array>& table) {
 Array borrow_block_table(nb::handle source, const std::string& name) {
   Array table = borrow(source, name);
   if (table.element == nb::dtype<int64_t>()) {
-    const nb::object narrow = nb::hasattr(source, "to") ? converted_on_device(source, "int32")
-                                                        : nb::object(source.attr("astype")("int32"));
+    const nb::object narrow =
+        nb::hasattr(source, "to") ? converted_on_device(source, "int32") : nb::object(source.attr("astype")("int32"));
     table = borrow(narrow, name);
   }
   if (table.element != nb::dtype<int32_t>()) refuse_element(name, table, "int32 and int64");
@@ -374,8 +388,8 @@ void StepTable::require_pages(int64_t num_pages, int32_t window_left) const {
   }
 }
 
-StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens,
-                          std::span<const int32_t> cu_q, int32_t page_size) {
+StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens, std::span<const int32_t> cu_q,
+                          int32_t page_size) {
   StepTable step;
   step.page_size = page_size;
   const auto pages_of = [page_size](int32_t len) { return (int64_t{len} + page_size - 1) / page_size; };

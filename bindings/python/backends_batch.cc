@@ -106,7 +106,7 @@ std::vector<bk::BidirectionalRange> to_ranges(nb::handle source) {
   for (const nb::handle item : nb::iter(source)) {
     std::vector<int32_t> range;
     if (!nb::try_cast(item, range, true) || range.size() != 3) {
-      refuse("mm_req_doc_ranges: expected (request, begin, end) each");
+      refuse_kind("mm_req_doc_ranges", "(request, begin, end) each", item);
     }
     ranges.push_back({range[0], range[1], range[2]});
   }
@@ -202,14 +202,27 @@ void bind_common_metadata(nb::module_& m) {
              nb::object positions, nb::object is_prefilling, nb::object mm_req_doc_ranges,
              nb::object query_start_loc_cpu, nb::object seq_lens_cpu, nb::object block_table_tensor) {
             new (self) CommonBatch(make_batch(
-                {std::move(query_start_loc), std::move(seq_lens),
-                 either(block_table, block_table_tensor, "block_table", "block_table_tensor"), std::move(slot_mapping),
-                 num_reqs, num_actual_tokens, max_query_len, max_seq_len, causal,
+                {std::move(query_start_loc),
+                 std::move(seq_lens),
+                 either(block_table, block_table_tensor, "block_table", "block_table_tensor"),
+                 std::move(slot_mapping),
+                 num_reqs,
+                 num_actual_tokens,
+                 max_query_len,
+                 max_seq_len,
+                 causal,
                  either(query_start_loc_host, query_start_loc_cpu, "query_start_loc_host", "query_start_loc_cpu"),
-                 either(seq_lens_host, seq_lens_cpu, "seq_lens_host", "seq_lens_cpu"), std::move(block_table_host),
-                 std::move(seq_lens_host_upper_bound), std::move(encoder_seq_lens), std::move(encoder_seq_lens_host),
-                 std::move(causal_per_request), std::move(logits_indices_padded), num_logits_indices,
-                 std::move(positions), std::move(is_prefilling), std::move(mm_req_doc_ranges)}));
+                 either(seq_lens_host, seq_lens_cpu, "seq_lens_host", "seq_lens_cpu"),
+                 std::move(block_table_host),
+                 std::move(seq_lens_host_upper_bound),
+                 std::move(encoder_seq_lens),
+                 std::move(encoder_seq_lens_host),
+                 std::move(causal_per_request),
+                 std::move(logits_indices_padded),
+                 num_logits_indices,
+                 std::move(positions),
+                 std::move(is_prefilling),
+                 std::move(mm_req_doc_ranges)}));
           },
           nb::kw_only(), nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table") = nb::none(),
           nb::arg("slot_mapping") = nb::none(), nb::arg("num_reqs") = nb::none(),
@@ -244,9 +257,10 @@ void bind_common_metadata(nb::module_& m) {
 }
 
 void bind_layer_scales(nb::module_& m) {
-  nb::class_<LayerScales>(m, "AttentionLayerScales",
-                          "A layer's quantisation scales, numbers or folio.Scale: real value = stored value * scale. `q` "
-                          "matters where queries are fp8, `k` and `v` where the cache is.")
+  nb::class_<LayerScales>(
+      m, "AttentionLayerScales",
+      "A layer's quantisation scales, numbers or folio.Scale: real value = stored value * scale. `q` "
+      "matters where queries are fp8, `k` and `v` where the cache is.")
       .def(
           "__init__",
           [](LayerScales* self, nb::object q, nb::object k, nb::object v) {
@@ -255,7 +269,8 @@ void bind_layer_scales(nb::module_& m) {
           nb::kw_only(), nb::arg("q") = 1.0f, nb::arg("k") = 1.0f, nb::arg("v") = 1.0f)
       .def("__repr__", [](const LayerScales& self) {
         const auto text = [](const ScaleArg& scale) {
-          return scale.array ? "<" + shape_text(*scale.array) + ">" : nb::cast<std::string>(nb::repr(nb::cast(scale.scale.value)));
+          return scale.array ? "<" + shape_text(*scale.array) + ">"
+                             : nb::cast<std::string>(nb::repr(nb::cast(scale.scale.value)));
         };
         return "AttentionLayerScales(q=" + text(self.q) + ", k=" + text(self.k) + ", v=" + text(self.v) + ")";
       });
@@ -267,12 +282,12 @@ void bind_order(nb::module_& m) {
       [](const CommonBatch& batch, int32_t decode_threshold, bool require_uniform) {
         const bk::BatchSplit split =
             bk::split_decodes_and_prefills(host_view(batch), decode_threshold, require_uniform);
-        return nb::make_tuple(split.num_decodes, split.num_prefills, split.num_decode_tokens,
-                              split.num_prefill_tokens);
+        return nb::make_tuple(split.num_decodes, split.num_prefills, split.num_decode_tokens, split.num_prefill_tokens);
       },
       nb::arg("common_attn_metadata"), nb::arg("decode_threshold") = 1, nb::arg("require_uniform") = false,
-      nb::sig("def split_decodes_and_prefills(common_attn_metadata: CommonAttentionMetadata, decode_threshold: int = 1, "
-              "require_uniform: bool = False) -> tuple[int, int, int, int]"),
+      nb::sig(
+          "def split_decodes_and_prefills(common_attn_metadata: CommonAttentionMetadata, decode_threshold: int = 1, "
+          "require_uniform: bool = False) -> tuple[int, int, int, int]"),
       "(num_decodes, num_prefills, num_decode_tokens, num_prefill_tokens) of a batch with its decodes in front.");
   m.def(
       "split_decodes_prefills_and_extends",

@@ -22,7 +22,9 @@ void bind_devices(nb::module_& m) {
   nb::class_<bk::DeviceCapability>(m, "DeviceCapability", "A GPU's compute capability; 9.0 is a Hopper.")
       .def(
           "__init__",
-          [](bk::DeviceCapability* self, int32_t major, int32_t minor) { new (self) bk::DeviceCapability{major, minor}; },
+          [](bk::DeviceCapability* self, int32_t major, int32_t minor) {
+            new (self) bk::DeviceCapability{major, minor};
+          },
           nb::arg("major"), nb::arg("minor") = 0)
       .def_ro("major", &bk::DeviceCapability::major)
       .def_ro("minor", &bk::DeviceCapability::minor)
@@ -40,71 +42,85 @@ void bind_devices(nb::module_& m) {
       .def("__repr__", [](const bk::DeviceCapability& self) {
         return "DeviceCapability(" + std::to_string(self.major) + ", " + std::to_string(self.minor) + ")";
       });
-  fields_of<bk::ComputeDevice>("ComputeDevice",
-              "The device that attention is to run on, as a fact that the caller states: nothing looks at the machine.",
-              field("platform", &bk::ComputeDevice::platform, "Where it is."),
-              field("capability", &bk::ComputeDevice::capability, "None where the platform has no such number.")).bind(m);
+  fields_of<bk::ComputeDevice>(
+      "ComputeDevice",
+      "The device that attention is to run on, as a fact that the caller states: nothing looks at the machine.",
+      field("platform", &bk::ComputeDevice::platform, "Where it is."),
+      field("capability", &bk::ComputeDevice::capability, "None where the platform has no such number."))
+      .bind(m);
 }
 
 void bind_facts(nb::module_& m) {
-  fields_of<bk::FlashAttentionPlatform>("FlashAttentionPlatform", "What decides which FlashAttention an engine of a profile would run.",
-              field("device", &bk::FlashAttentionPlatform::device, "Where attention is to run."),
-              field("flash_attn_version", &bk::FlashAttentionPlatform::flash_attn_version,
-                    "The configuration's choice; None: the device's default."),
-              field("has_version_2", &bk::FlashAttentionPlatform::has_version_2, "Whether the engine was built with it."),
-              field("has_version_3", &bk::FlashAttentionPlatform::has_version_3, "Likewise."),
-              field("has_version_4", &bk::FlashAttentionPlatform::has_version_4, "Likewise.")).bind(m);
-  fields_of<bk::FlashAttentionFacts>("FlashAttentionFacts", "What the FlashAttention backend's answers depend on.",
-              field("profile", &bk::FlashAttentionFacts::profile, "Whose answers are wanted."),
-              field("platform", &bk::FlashAttentionFacts::platform, "Where it is."),
-              field("is_varlen_func_available", &bk::FlashAttentionFacts::is_varlen_func_available, "As vLLM finds it."),
-              field("is_hybrid_model", &bk::FlashAttentionFacts::is_hybrid_model,
-                    "Attention layers and state-space layers share pages."),
-              field("mamba_cache_dtype", &bk::FlashAttentionFacts::mamba_cache_dtype, "Of state-space layers."),
-              field("mamba_ssm_cache_dtype", &bk::FlashAttentionFacts::mamba_ssm_cache_dtype, "Likewise.")).bind(m);
-  fields_of<bk::FlashInferFacts>("FlashInferFacts", "What the FlashInfer backend's answers depend on.",
-              field("profile", &bk::FlashInferFacts::profile, "Whose answers are wanted."),
-              field("device", &bk::FlashInferFacts::device, "Where attention is to run."),
-              field("supports_block_table_kernels", &bk::FlashInferFacts::supports_block_table_kernels,
-                    "What supports_trtllm_attention answers."),
-              field("use_block_table_kernels", &bk::FlashInferFacts::use_block_table_kernels, "Forced on or off.")).bind(m);
-  fields_of<bk::FlashAttentionOptions>("FlashAttentionOptions", "How FlashAttentionMetadataBuilder plans.",
-              field("facts", &bk::FlashAttentionOptions::facts, "What the backend answers by."),
-              field("quantize_query", &bk::FlashAttentionOptions::quantize_query,
-                    "Queries come as fp8 e4m3 with a q scale; needs an e4m3 cache."),
-              field("output_dtype", &bk::FlashAttentionOptions::output_dtype,
-                    "fp8 or float4_e2m1fn_x2 (NVFP4): outputs are quantised in the kernel. None: the model's dtype."),
-              field("aot_schedule", &bk::FlashAttentionOptions::aot_schedule,
-                    "Whether schedules are made ahead of time and handed out. None: as the profile has it."),
-              field("max_num_splits_for_graphs", &bk::FlashAttentionOptions::max_num_splits_for_graphs,
-                    "Most KV splits of a query under DecodeGraphMode.FULL."),
-              field("steps_in_flight", &bk::FlashAttentionOptions::steps_in_flight,
-                    "Steps whose metadata is valid at a time; >= 1."),
-              field("force_kernel", &bk::FlashAttentionOptions::force_kernel, "A kernel by name; empty: the best."),
-              field("plan_from_device_lengths", &bk::FlashAttentionOptions::plan_from_device_lengths,
-                    "On a GPU: build plans on the device and may be captured."),
-              field("cascade", &bk::FlashAttentionOptions::cascade, "Who decides what shared prefixes are."),
-              field("max_cascade_levels", &bk::FlashAttentionOptions::max_cascade_levels,
-                    "CascadeMode.AUTO: most shared prefixes inside each other.")).bind(m);
+  fields_of<bk::FlashAttentionPlatform>(
+      "FlashAttentionPlatform", "What decides which FlashAttention an engine of a profile would run.",
+      field("device", &bk::FlashAttentionPlatform::device, "Where attention is to run."),
+      field("flash_attn_version", &bk::FlashAttentionPlatform::flash_attn_version,
+            "The configuration's choice; None: the device's default."),
+      field("has_version_2", &bk::FlashAttentionPlatform::has_version_2, "Whether the engine was built with it."),
+      field("has_version_3", &bk::FlashAttentionPlatform::has_version_3, "Likewise."),
+      field("has_version_4", &bk::FlashAttentionPlatform::has_version_4, "Likewise."))
+      .bind(m);
+  fields_of<bk::FlashAttentionFacts>(
+      "FlashAttentionFacts", "What the FlashAttention backend's answers depend on.",
+      field("profile", &bk::FlashAttentionFacts::profile, "Whose answers are wanted."),
+      field("platform", &bk::FlashAttentionFacts::platform, "Where it is."),
+      field("is_varlen_func_available", &bk::FlashAttentionFacts::is_varlen_func_available, "As vLLM finds it."),
+      field("is_hybrid_model", &bk::FlashAttentionFacts::is_hybrid_model,
+            "Attention layers and state-space layers share pages."),
+      field("mamba_cache_dtype", &bk::FlashAttentionFacts::mamba_cache_dtype, "Of state-space layers."),
+      field("mamba_ssm_cache_dtype", &bk::FlashAttentionFacts::mamba_ssm_cache_dtype, "Likewise."))
+      .bind(m);
+  fields_of<bk::FlashInferFacts>(
+      "FlashInferFacts", "What the FlashInfer backend's answers depend on.",
+      field("profile", &bk::FlashInferFacts::profile, "Whose answers are wanted."),
+      field("device", &bk::FlashInferFacts::device, "Where attention is to run."),
+      field("supports_block_table_kernels", &bk::FlashInferFacts::supports_block_table_kernels,
+            "What supports_trtllm_attention answers."),
+      field("use_block_table_kernels", &bk::FlashInferFacts::use_block_table_kernels, "Forced on or off."))
+      .bind(m);
+  fields_of<bk::FlashAttentionOptions>(
+      "FlashAttentionOptions", "How FlashAttentionMetadataBuilder plans.",
+      field("facts", &bk::FlashAttentionOptions::facts, "What the backend answers by."),
+      field("quantize_query", &bk::FlashAttentionOptions::quantize_query,
+            "Queries come as fp8 e4m3 with a q scale; needs an e4m3 cache."),
+      field("output_dtype", &bk::FlashAttentionOptions::output_dtype,
+            "fp8 or float4_e2m1fn_x2 (NVFP4): outputs are quantised in the kernel. None: the model's dtype."),
+      field("aot_schedule", &bk::FlashAttentionOptions::aot_schedule,
+            "Whether schedules are made ahead of time and handed out. None: as the profile has it."),
+      field("max_num_splits_for_graphs", &bk::FlashAttentionOptions::max_num_splits_for_graphs,
+            "Most KV splits of a query under DecodeGraphMode.FULL."),
+      field("steps_in_flight", &bk::FlashAttentionOptions::steps_in_flight,
+            "Steps whose metadata is valid at a time; >= 1."),
+      field("force_kernel", &bk::FlashAttentionOptions::force_kernel, "A kernel by name; empty: the best."),
+      field("plan_from_device_lengths", &bk::FlashAttentionOptions::plan_from_device_lengths,
+            "On a GPU: build plans on the device and may be captured."),
+      field("cascade", &bk::FlashAttentionOptions::cascade, "Who decides what shared prefixes are."),
+      field("max_cascade_levels", &bk::FlashAttentionOptions::max_cascade_levels,
+            "CascadeMode.AUTO: most shared prefixes inside each other."))
+      .bind(m);
 }
 
 void bind_capability(nb::module_& m) {
-  fields_of<bk::AttentionRequirements>("AttentionRequirements", "What an engine asks of a backend for one group of layers.",
-              field("head_size", &bk::AttentionRequirements::head_size, "Elements of a head."),
-              field("dtype", &bk::AttentionRequirements::dtype, "The model's."),
-              field("kv_cache_dtype", &bk::AttentionRequirements::kv_cache_dtype, "None: not asked."),
-              field("page_size", &bk::AttentionRequirements::page_size, "Where the user chose it."),
-              field("use_mla", &bk::AttentionRequirements::use_mla, "Multi-head latent attention."),
-              field("has_sinks", &bk::AttentionRequirements::has_sinks, "Layers have attention sinks."),
-              field("use_sparse", &bk::AttentionRequirements::use_sparse, "Sparse attention."),
-              field("use_mm_prefix", &bk::AttentionRequirements::use_mm_prefix,
-                    "Full attention among the tokens of an image in a causal prompt."),
-              field("use_per_head_quant_scales", &bk::AttentionRequirements::use_per_head_quant_scales, "Scales per head."),
-              field("device", &bk::AttentionRequirements::device, "Where attention is to run."),
-              field("attn_type", &bk::AttentionRequirements::attn_type, "What attention is for."),
-              field("use_non_causal", &bk::AttentionRequirements::use_non_causal, "Non-causal attention over a paged cache in a decoder."),
-              field("use_batch_invariant", &bk::AttentionRequirements::use_batch_invariant, "Bits may not depend on other requests."),
-              field("use_kv_connector", &bk::AttentionRequirements::use_kv_connector, "Caches are moved between machines.")).bind(m);
+  fields_of<bk::AttentionRequirements>(
+      "AttentionRequirements", "What an engine asks of a backend for one group of layers.",
+      field("head_size", &bk::AttentionRequirements::head_size, "Elements of a head."),
+      field("dtype", &bk::AttentionRequirements::dtype, "The model's."),
+      field("kv_cache_dtype", &bk::AttentionRequirements::kv_cache_dtype, "None: not asked."),
+      field("page_size", &bk::AttentionRequirements::page_size, "Where the user chose it."),
+      field("use_mla", &bk::AttentionRequirements::use_mla, "Multi-head latent attention."),
+      field("has_sinks", &bk::AttentionRequirements::has_sinks, "Layers have attention sinks."),
+      field("use_sparse", &bk::AttentionRequirements::use_sparse, "Sparse attention."),
+      field("use_mm_prefix", &bk::AttentionRequirements::use_mm_prefix,
+            "Full attention among the tokens of an image in a causal prompt."),
+      field("use_per_head_quant_scales", &bk::AttentionRequirements::use_per_head_quant_scales, "Scales per head."),
+      field("device", &bk::AttentionRequirements::device, "Where attention is to run."),
+      field("attn_type", &bk::AttentionRequirements::attn_type, "What attention is for."),
+      field("use_non_causal", &bk::AttentionRequirements::use_non_causal,
+            "Non-causal attention over a paged cache in a decoder."),
+      field("use_batch_invariant", &bk::AttentionRequirements::use_batch_invariant,
+            "Bits may not depend on other requests."),
+      field("use_kv_connector", &bk::AttentionRequirements::use_kv_connector, "Caches are moved between machines."))
+      .bind(m);
   nb::class_<bk::BackendCapability>(m, "BackendCapability", "What one backend takes, as values.")
       .def_prop_ro("name", [](const bk::BackendCapability& self) { return std::string(self.name); })
       .def_prop_ro("dtypes", [](const bk::BackendCapability& self) { return listed(self.dtypes); })
@@ -173,16 +189,16 @@ void bind_selection(nb::module_& m) {
         return bk::select_backend(requirements, given, chosen);
       },
       nb::arg("requirements"), nb::arg("candidates"), nb::arg("chosen") = nb::none(),
-      nb::sig("def select_backend(requirements: AttentionRequirements, candidates: dict[str, BackendCapability | None], "
-              "chosen: str | None = None) -> SelectedBackend"),
+      nb::sig(
+          "def select_backend(requirements: AttentionRequirements, candidates: dict[str, BackendCapability | None], "
+          "chosen: str | None = None) -> SelectedBackend"),
       "The first backend in order of priority that has no reason against the requirements. `candidates`: names and "
       "their capability, None for what is not installed. Raises InvalidArgument with every reason where none is left.");
   m.def(
       "resolve_kv_cache_layout",
       [](std::optional<bk::KvCacheLayout> required, std::optional<bk::KvCacheLayout> configured,
          std::optional<bk::KvCacheLayout> kv_connector) {
-        const bk::ResolvedKvCacheLayout resolved =
-            bk::resolve_kv_cache_layout({required, configured, kv_connector});
+        const bk::ResolvedKvCacheLayout resolved = bk::resolve_kv_cache_layout({required, configured, kv_connector});
         return nb::make_tuple(resolved.layout, resolved.source, resolved.overrules_configured);
       },
       nb::kw_only(), nb::arg("required") = nb::none(), nb::arg("configured") = nb::none(),

@@ -16,9 +16,11 @@ void bind_backends_dispatch(nb::module_& m) {
   bind_enum<bk::KernelFamily>(m);
   nb::class_<KernelDispatch>(
       m, "KernelDispatch",
-      "Which optional kernels there are, and which a batch uses. Every family is looked up once. The native profile asks "
+      "Which optional kernels there are, and which a batch uses. Every family is looked up once. The native profile "
+      "asks "
       "Folio's own table and takes no probes; vLLM's follow their original's rules over what the probes say: "
-      "has_module(name), has_attribute(module, name), has_nvcc(), probe_artifactory(timeout_s) -> HTTP status. `log` is "
+      "has_module(name), has_attribute(module, name), has_nvcc(), probe_artifactory(timeout_s) -> HTTP status. `log` "
+      "is "
       "called with (LogLevel, text), each text once.")
       .def(
           "__init__",

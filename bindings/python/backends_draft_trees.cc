@@ -176,10 +176,9 @@ void bind_branches(nb::module_& m) {
         for (const int32_t len : lens.view()) sum += len;
         const auto batch = static_cast<int32_t>(rows.view().size());
         const auto steps = static_cast<size_t>(num_iterations);
-        const auto entries =
-            num_iterations == 0
-                ? size_t{0}
-                : static_cast<size_t>(bk::draft_kv_indices_len(sum, batch, branches, num_iterations));
+        const auto entries = num_iterations == 0
+                                 ? size_t{0}
+                                 : static_cast<size_t>(bk::draft_kv_indices_len(sum, batch, branches, num_iterations));
         const size_t offsets = static_cast<size_t>(batch) * static_cast<size_t>(branches.topk) + 1;
         std::vector<int32_t> indptr(steps * offsets), indices(steps * entries);
         bk::generate_draft_decode_kv_indices(
@@ -201,8 +200,7 @@ void bind_trees(nb::module_& m) {
                    field("draft_token_num", &Shape::draft_token_num, "Nodes of a tree, the root included."))
       .bind(m);
   m.def("draft_candidates", &bk::draft_candidates, nb::arg("shape"), "topk + (spec_steps - 1) * topk ** 2.");
-  m.def("draft_parent_list_len", &bk::draft_parent_list_len, nb::arg("shape"),
-        "Entries of a request's parent_list.");
+  m.def("draft_parent_list_len", &bk::draft_parent_list_len, nb::arg("shape"), "Entries of a request's parent_list.");
   m.def(
       "select_draft_tokens",
       [](nb::object scores, nb::object tokens, nb::object bonus_tokens, const Shape& shape) {
@@ -232,7 +230,8 @@ void bind_trees(nb::module_& m) {
         return to_numpy(std::move(parents), {requests, nodes});
       },
       nb::arg("parent_list"), nb::arg("selected_index"), nb::arg("shape"),
-      "parents [B, n] of the selected candidates, -1 for the root. A candidate whose parent is not selected is refused.");
+      "parents [B, n] of the selected candidates, -1 for the root. A candidate whose parent is not selected is "
+      "refused.");
   m.def(
       "draft_tree_positions",
       [](nb::object parents, nb::object seq_lens) {
@@ -270,8 +269,8 @@ void bind_trees(nb::module_& m) {
         bk::fill_tree_mask(form, given, lens, draft_token_num, mask, window_left);
         return to_numpy(std::move(mask));
       },
-      nb::arg("form"), nb::arg("parents"), nb::arg("seq_lens"), nb::arg("draft_token_num"),
-      nb::arg("window_left") = -1, "The mask of a batch of trees: uint8 [tree_mask_bytes].");
+      nb::arg("form"), nb::arg("parents"), nb::arg("seq_lens"), nb::arg("draft_token_num"), nb::arg("window_left") = -1,
+      "The mask of a batch of trees: uint8 [tree_mask_bytes].");
 }
 
 }  // namespace

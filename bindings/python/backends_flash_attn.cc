@@ -82,7 +82,7 @@ Layers to_layers(nb::handle source) {
     const bool is_pair = nb::isinstance<nb::tuple>(item) && nb::len(nb::borrow<nb::tuple>(item)) == 2;
     if (!is_pair || !nb::try_cast(item[0], layer.first, false) || !nb::try_cast(item[1], layer.second, false) ||
         layer.second == nullptr) {
-      refuse("layers: expected a dict of names and FlashAttentionImpl, or pairs of them");
+      refuse_kind("layers", "a dict of names and FlashAttentionImpl, or pairs of them", item);
     }
     layers.push_back(std::move(layer));
   }
@@ -120,15 +120,13 @@ Metadata build(std::shared_ptr<Builder> builder, int32_t common_prefix_len, nb::
                Purpose purpose, nb::handle stream) {
   const CommonBatch* batch = nullptr;
   if (!nb::try_cast(common_attn_metadata, batch, false) || batch == nullptr) {
-    refuse("common_attn_metadata: expected a folio.backends.CommonAttentionMetadata, got " +
-           nb::cast<std::string>(nb::str(common_attn_metadata.type().attr("__name__"))));
+    refuse_kind("common_attn_metadata", "a folio.backends.CommonAttentionMetadata", common_attn_metadata);
   }
   Metadata metadata;
   bk::CommonAttentionMetadata view = batch->with_spans();
   if (view.where == Where::kHost && batch->block_table && reads_pages(builder->attn_type)) {
-    auto table = std::make_shared<StepTable>(
-        copy_step_table(view.block_table, lengths_in_pages(view, builder->attn_type), view.query_start_loc,
-                        builder->page_size));
+    auto table = std::make_shared<StepTable>(copy_step_table(
+        view.block_table, lengths_in_pages(view, builder->attn_type), view.query_start_loc, builder->page_size));
     view.block_table = table->view;
     metadata.table = std::move(table);
   }
@@ -140,8 +138,7 @@ Metadata build(std::shared_ptr<Builder> builder, int32_t common_prefix_len, nb::
     switch (purpose) {
       case Purpose::kDrafting: metadata.view = builder->builder.build_for_drafting(view, queue); break;
       case Purpose::kCapture: metadata.view = builder->builder.build_for_cudagraph_capture(view, queue); break;
-      default:
-        metadata.view = builder->builder.build(common_prefix_len, view, purpose == Purpose::kFastStep, queue);
+      default: metadata.view = builder->builder.build(common_prefix_len, view, purpose == Purpose::kFastStep, queue);
     }
   }
   metadata.builder = std::move(builder);
@@ -168,9 +165,9 @@ Metadata update_block_table(const std::shared_ptr<Builder>& builder, const Metad
   }
   python::require_on(builder->context.device(), table);
   if (table.place.host && metadata.table) {
-    auto copy = std::make_shared<StepTable>(copy_step_table(
-        view, given.view.seq_lens.first(static_cast<size_t>(given.view.num_reqs)), given.view.query_start_loc_host,
-        builder->page_size));
+    auto copy = std::make_shared<StepTable>(
+        copy_step_table(view, given.view.seq_lens.first(static_cast<size_t>(given.view.num_reqs)),
+                        given.view.query_start_loc_host, builder->page_size));
     view = copy->view;
     metadata.table = std::move(copy);
   }
@@ -196,8 +193,7 @@ nb::object forward(const Impl& self, nb::handle layer, nb::handle query, nb::han
   } else {
     const Metadata* metadata = nullptr;
     if (!nb::try_cast(attn_metadata, metadata, false) || metadata == nullptr) {
-      refuse("attn_metadata: expected None or what FlashAttentionMetadataBuilder.build returns, got " +
-             nb::cast<std::string>(nb::str(attn_metadata.type().attr("__name__"))));
+      refuse_kind("attn_metadata", "None or what FlashAttentionMetadataBuilder.build returns", attn_metadata);
     }
     ForwardTypes types;
     types.query = metadata->view.q_data_type;
@@ -208,7 +204,8 @@ nb::object forward(const Impl& self, nb::handle layer, nb::handle query, nb::han
     types.num_reqs = metadata->view.num_reqs;
     types.reads_cache = !self.impl.is_encoder();
     types.reads_keys = self.impl.is_encoder() || self.updates_in_forward;
-    types.writes_cache = self.updates_in_forward && !self.impl.is_encoder() && !self.impl.kv_sharing_target_layer_name();
+    types.writes_cache =
+        self.updates_in_forward && !self.impl.is_encoder() && !self.impl.kv_sharing_target_layer_name();
     const ForwardTensors tensors = to_forward_tensors(
         self.context, {layer, query, key, value, kv_cache, output, output_scale, output_block_scale}, types);
     if (metadata->table && tensors.kv_cache.rank == 5) {
@@ -227,9 +224,8 @@ void do_kv_cache_update(const Impl& self, nb::handle layer, nb::handle key, nb::
                         nb::handle slot_mapping, nb::handle stream) {
   if (self.impl.is_encoder() || self.impl.kv_sharing_target_layer_name()) return;
   if (key.is_none() && value.is_none()) return;
-  const ForwardTensors tensors =
-      to_write_tensors(self.context, layer, key, value, kv_cache, self.impl.kv_cache_dtype(), self.model_dtype,
-                       self.impl.num_kv_heads());
+  const ForwardTensors tensors = to_write_tensors(self.context, layer, key, value, kv_cache, self.impl.kv_cache_dtype(),
+                                                  self.model_dtype, self.impl.num_kv_heads());
   const Numbers<int64_t> slots = int64_numbers(slot_mapping, "slot_mapping");
   if (slots.on_device()) python::require_on(self.context.device(), *slots.array());
   const Stream queue = to_stream(stream, self.context.device(), {&tensors.arrays});
@@ -239,13 +235,16 @@ void do_kv_cache_update(const Impl& self, nb::handle layer, nb::handle key, nb::
 }
 
 void bind_impl(nb::module_& m) {
-  nb::class_<Impl>(m, "FlashAttentionImpl",
-                   "One layer's attention. The arguments are vLLM's: sizes of one rank; sliding_window counts the "
-                   "query; alibi_slopes and sinks have num_heads values (sinks are read here, on a GPU copied to the "
-                   "host by their library). kv_cache_dtype is 'auto' (model_dtype), 'float32', 'float16', 'bfloat16', "
-                   "'fp8', 'fp8_e4m3' or 'fp8_e5m2'. Without a context the process's CPU context is used. `log` is "
-                   "called with (LogLevel, text). Raises InvalidArgument and Error for what is not offered.")
-      .def(
+  nb::class_<Impl> type(
+      m, "FlashAttentionImpl",
+      "One layer's attention. The arguments are vLLM's: sizes of one rank; sliding_window counts the "
+      "query; alibi_slopes and sinks have num_heads values (sinks are read here, on a GPU copied to the "
+      "host by their library). kv_cache_dtype is 'auto' (model_dtype), 'float32', 'float16', 'bfloat16', "
+      "'fp8', 'fp8_e4m3' or 'fp8_e5m2'. Without a context the process's CPU context is used. `log` is "
+      "called with (LogLevel, text). Raises InvalidArgument and Error for what is not offered.");
+  type.attr("can_return_lse_for_decode") = bk::FlashAttentionImpl::can_return_lse_for_decode;
+  type.attr("supports_quant_query_input") = bk::FlashAttentionImpl::supports_quant_query_input;
+  type.def(
           "__init__",
           [](Impl* self, int32_t num_heads, int32_t head_size, float scale, int32_t num_kv_heads,
              nb::object alibi_slopes, std::optional<int32_t> sliding_window, const std::string& kv_cache_dtype,
@@ -264,18 +263,19 @@ void bind_impl(nb::module_& m) {
           nb::arg("sinks") = nb::none(), nb::kw_only(), nb::arg("model_dtype") = DType::kBFloat16,
           nb::arg("update_kv_cache_in_forward") = false, nb::arg("facts") = bk::FlashAttentionFacts{},
           nb::arg("log") = nb::none(), nb::arg("context") = nb::none())
-      .def("forward", &forward, nb::arg("layer").none(), nb::arg("query"), nb::arg("key").none(),
-           nb::arg("value").none(), nb::arg("kv_cache").none(), nb::arg("attn_metadata").none(),
-           nb::arg("output") = nb::none(), nb::arg("output_scale") = nb::none(),
-           nb::arg("output_block_scale") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
-           "Attention of one layer into `output`, which is returned. query and output are [tokens, num_heads, "
-           "head_size]; rows from attn_metadata.num_actual_tokens on are padding, neither read nor written. kv_cache is "
-           "[2, pages, page_size, num_kv_heads, head_size] of any strides; uint8 where the cache is fp8. key and value "
-           "are attended to by encoders; other types read the cache, which do_kv_cache_update writes. `layer` is None, "
-           "an AttentionLayerScales, or an engine's layer with _k_scale_float or _k_scale. Without metadata the output "
-           "is set to zero. output_scale (and output_block_scale, uint8, for NVFP4) are for builders with an "
-           "output_dtype. Raises InvalidArgument before anything is written, Error STALE_PLAN for metadata whose "
-           "memory was built into again.")
+      .def(
+          "forward", &forward, nb::arg("layer").none(), nb::arg("query"), nb::arg("key").none(),
+          nb::arg("value").none(), nb::arg("kv_cache").none(), nb::arg("attn_metadata").none(),
+          nb::arg("output") = nb::none(), nb::arg("output_scale") = nb::none(),
+          nb::arg("output_block_scale") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
+          "Attention of one layer into `output`, which is returned. query and output are [tokens, num_heads, "
+          "head_size]; rows from attn_metadata.num_actual_tokens on are padding, neither read nor written. kv_cache is "
+          "[2, pages, page_size, num_kv_heads, head_size] of any strides; uint8 where the cache is fp8. key and value "
+          "are attended to by encoders; other types read the cache, which do_kv_cache_update writes. `layer` is None, "
+          "an AttentionLayerScales, or an engine's layer with _k_scale_float or _k_scale. Without metadata the output "
+          "is set to zero. output_scale (and output_block_scale, uint8, for NVFP4) are for builders with an "
+          "output_dtype. Raises InvalidArgument before anything is written, Error STALE_PLAN for metadata whose "
+          "memory was built into again.")
       .def("do_kv_cache_update", &do_kv_cache_update, nb::arg("layer").none(), nb::arg("key").none(),
            nb::arg("value").none(), nb::arg("kv_cache").none(), nb::arg("slot_mapping"), nb::kw_only(),
            nb::arg("stream") = nb::none(),
@@ -297,10 +297,6 @@ void bind_impl(nb::module_& m) {
       .def_prop_ro("kv_cache_dtype", [](const Impl& self) { return self.impl.kv_cache_dtype(); })
       .def_prop_ro("attn_type", [](const Impl& self) { return self.impl.attn_type(); })
       .def_prop_ro("context", [](const Impl& self) { return Context(self.context); })
-      .def_prop_ro_static("can_return_lse_for_decode",
-                          [](nb::handle) { return bk::FlashAttentionImpl::can_return_lse_for_decode; })
-      .def_prop_ro_static("supports_quant_query_input",
-                          [](nb::handle) { return bk::FlashAttentionImpl::supports_quant_query_input; })
       .def("__repr__", [](const Impl& self) {
         return "<folio.backends.FlashAttentionImpl: " + std::to_string(self.impl.num_heads()) + " heads over " +
                std::to_string(self.impl.num_kv_heads()) + " KV heads of " + std::to_string(self.impl.head_size()) +
@@ -316,18 +312,20 @@ void bind_metadata(nb::module_& m) {
       .def_prop_ro("num_actual_tokens", [](const Metadata& self) { return self.view.num_actual_tokens; })
       .def_prop_ro("max_query_len", [](const Metadata& self) { return self.view.max_query_len; })
       .def_prop_ro("max_seq_len", [](const Metadata& self) { return self.view.max_seq_len; })
-      .def_prop_ro("query_start_loc",
-                   [](const Metadata& self) { return nb::getattr(self.batch, "query_start_loc"); })
+      .def_prop_ro("query_start_loc", [](const Metadata& self) { return nb::getattr(self.batch, "query_start_loc"); })
       .def_prop_ro("seq_lens", [](const Metadata& self) { return nb::getattr(self.batch, "seq_lens"); })
       .def_prop_ro("block_table", [](const Metadata& self) { return self.block_table; })
       .def_prop_ro("slot_mapping", [](const Metadata& self) { return self.slot_mapping; })
       .def_prop_ro("causal", [](const Metadata& self) { return self.view.causal; })
-      .def_prop_ro("use_cascade", [](const Metadata& self) { return self.view.use_cascade; },
-                   "Whether some keys are read once for several requests.")
-      .def_prop_ro("common_prefix_len", [](const Metadata& self) { return self.view.common_prefix_len; },
-                   "CascadeMode.HEURISTIC: tokens that all requests share.")
-      .def_prop_ro("num_cascade_levels", [](const Metadata& self) { return self.view.cascade.num_levels; },
-                   "CascadeMode.AUTO: shared prefixes that were found, inside each other.")
+      .def_prop_ro(
+          "use_cascade", [](const Metadata& self) { return self.view.use_cascade; },
+          "Whether some keys are read once for several requests.")
+      .def_prop_ro(
+          "common_prefix_len", [](const Metadata& self) { return self.view.common_prefix_len; },
+          "CascadeMode.HEURISTIC: tokens that all requests share.")
+      .def_prop_ro(
+          "num_cascade_levels", [](const Metadata& self) { return self.view.cascade.num_levels; },
+          "CascadeMode.AUTO: shared prefixes that were found, inside each other.")
       .def_prop_ro("max_num_splits", [](const Metadata& self) { return self.view.max_num_splits; })
       .def_prop_ro(
           "scheduler_metadata",
@@ -345,7 +343,8 @@ void bind_metadata(nb::module_& m) {
           "A copy of the schedule that was made ahead of time; None without one, and on a GPU.")
       .def_prop_ro("attn_type", [](const Metadata& self) { return self.view.attn_type; })
       .def_prop_ro("q_data_type", [](const Metadata& self) { return self.view.q_data_type; })
-      .def_prop_ro("data_type", [](const Metadata& self) { return self.view.data_type; }, "Of the KV cache.")
+      .def_prop_ro(
+          "data_type", [](const Metadata& self) { return self.view.data_type; }, "Of the KV cache.")
       .def_prop_ro("output_data_type", [](const Metadata& self) { return self.view.output_data_type; })
       .def_prop_ro("page_size", [](const Metadata& self) { return self.view.page_size; })
       .def("__repr__", [](const Metadata& self) {
@@ -355,11 +354,13 @@ void bind_metadata(nb::module_& m) {
 }
 
 void bind_builder(nb::module_& m) {
-  nb::class_<Builder>(m, "FlashAttentionMetadataBuilder",
-                      "Plans every step for one group of layers that share a KV cache format, page tables and kind of "
-                      "attention. `layers` is a dict of names and FlashAttentionImpl, whose context it runs on. Calls "
-                      "from several threads wait for each other.")
-      .def(
+  nb::class_<Builder> type(
+      m, "FlashAttentionMetadataBuilder",
+      "Plans every step for one group of layers that share a KV cache format, page tables and kind of "
+      "attention. `layers` is a dict of names and FlashAttentionImpl, whose context it runs on. Calls "
+      "from several threads wait for each other.");
+  type.attr("supports_update_block_table") = bk::FlashAttentionMetadataBuilder::supports_update_block_table;
+  type.def(
           "__init__",
           [](Builder* self, const bk::AttentionSpec& kv_cache_spec, nb::object layers, const bk::EngineConfig& config,
              const bk::FlashAttentionOptions& options) { make_builder(self, kv_cache_spec, layers, config, options); },
@@ -395,16 +396,14 @@ void bind_builder(nb::module_& m) {
            nb::arg("slot_mapping"), nb::arg("block_table_host") = nb::none(),
            "The same step for another KV cache group, whose layers differ in nothing but where their pages are.")
       .def("get_cudagraph_support", [](const Builder& self) { return self.builder.get_cudagraph_support(); })
-      .def_prop_ro("reorder_batch_threshold",
-                   [](const Builder& self) { return self.builder.reorder_batch_threshold(); },
-                   "None: requests may stand in any order.")
+      .def_prop_ro(
+          "reorder_batch_threshold", [](const Builder& self) { return self.builder.reorder_batch_threshold(); },
+          "None: requests may stand in any order.")
       .def_prop_ro("aot_schedule", [](const Builder& self) { return self.builder.aot_schedule(); })
       .def_prop_ro("kv_cache_dtype", [](const Builder& self) { return self.builder.kv_cache_dtype(); })
       .def_prop_ro("q_data_type", [](const Builder& self) { return self.builder.q_data_type(); })
       .def_prop_ro("output_data_type", [](const Builder& self) { return self.builder.output_data_type(); })
-      .def_prop_ro("kernel_name", [](const Builder& self) { return self.builder.kernel_name(); })
-      .def_prop_ro_static("supports_update_block_table",
-                          [](nb::handle) { return bk::FlashAttentionMetadataBuilder::supports_update_block_table; });
+      .def_prop_ro("kernel_name", [](const Builder& self) { return self.builder.kernel_name(); });
 }
 
 void bind_backend(nb::module_& m) {
@@ -415,13 +414,12 @@ void bind_backend(nb::module_& m) {
   nb::class_<Backend> backend(m, "FlashAttentionBackend",
                               "vLLM's FlashAttention backend: its name, what it takes and how its KV cache lies in "
                               "memory. Stateless; `facts` says whose answers are wanted (native: Folio's own).");
+  backend.attr("accept_output_buffer") = Backend::accept_output_buffer;
+  backend.attr("forward_includes_kv_cache_update") = Backend::forward_includes_kv_cache_update;
   backend.def(nb::init<>())
       .def_static("get_name", [] { return std::string(Backend::get_name()); })
       .def_static("get_impl_cls", [impl] { return impl; })
       .def_static("get_builder_cls", [builder] { return builder; })
-      .def_prop_ro_static("accept_output_buffer", [](nb::handle) { return Backend::accept_output_buffer; })
-      .def_prop_ro_static("forward_includes_kv_cache_update",
-                          [](nb::handle) { return Backend::forward_includes_kv_cache_update; })
       .def_static("capability", &Backend::capability, nb::arg("facts") = Facts{})
       .def_static("validate_configuration", &Backend::validate_configuration, nb::arg("requirements"),
                   nb::arg("facts") = Facts{},
@@ -460,8 +458,9 @@ void bind_backend(nb::module_& m) {
           },
           nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("num_kv_heads"), nb::arg("head_size"),
           nb::arg("profile") = bk::BackendProfile::kNative,
-          nb::sig("def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, profile: "
-                  "BackendProfile | str = BackendProfile.NATIVE) -> tuple[int, int, int, int, int]"),
+          nb::sig(
+              "def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, profile: "
+              "BackendProfile | str = ...) -> tuple[int, int, int, int, int]"),
           "(2, num_blocks, block_size, num_kv_heads, head_size): K at index 0, V at 1; tokens of a page are a block.")
       .def_static("get_kv_cache_page_dim", &Backend::get_kv_cache_page_dim)
       .def_static(
@@ -469,7 +468,8 @@ void bind_backend(nb::module_& m) {
           [](bk::KvCacheLayout layout, bool include_num_layers_dimension) {
             nb::list order;
             if (include_num_layers_dimension) {
-              for (const int32_t dimension : Backend::get_layered_kv_cache_stride_order(layout)) order.append(dimension);
+              for (const int32_t dimension : Backend::get_layered_kv_cache_stride_order(layout))
+                order.append(dimension);
             } else {
               for (const int32_t dimension : Backend::get_kv_cache_stride_order(layout)) order.append(dimension);
             }

@@ -92,7 +92,7 @@ Layers to_layers(nb::handle source) {
     const bool is_pair = nb::isinstance<nb::tuple>(item) && nb::len(nb::borrow<nb::tuple>(item)) == 2;
     if (!is_pair || !nb::try_cast(item[0], layer.first, false) || !nb::try_cast(item[1], layer.second, false) ||
         layer.second == nullptr) {
-      refuse("layers: expected a dict of names and FlashInferImpl, or pairs of them");
+      refuse_kind("layers", "a dict of names and FlashInferImpl, or pairs of them", item);
     }
     layers.push_back(std::move(layer));
   }
@@ -121,15 +121,14 @@ Metadata build(std::shared_ptr<Builder> builder, int32_t common_prefix_len, nb::
                nb::handle stream) {
   const CommonBatch* batch = nullptr;
   if (!nb::try_cast(common_attn_metadata, batch, false) || batch == nullptr) {
-    refuse("common_attn_metadata: expected a folio.backends.CommonAttentionMetadata, got " +
-           nb::cast<std::string>(nb::str(common_attn_metadata.type().attr("__name__"))));
+    refuse_kind("common_attn_metadata", "a folio.backends.CommonAttentionMetadata", common_attn_metadata);
   }
   Metadata metadata;
   bk::CommonAttentionMetadata view = batch->with_spans();
   if (view.where == Where::kHost && batch->block_table) {
-    auto table = std::make_shared<StepTable>(
-        copy_step_table(view.block_table, view.seq_lens.first(static_cast<size_t>(view.num_reqs)), view.query_start_loc,
-                        builder->builder.page_size()));
+    auto table = std::make_shared<StepTable>(copy_step_table(view.block_table,
+                                                             view.seq_lens.first(static_cast<size_t>(view.num_reqs)),
+                                                             view.query_start_loc, builder->builder.page_size()));
     view.block_table = table->view;
     metadata.table = std::move(table);
   }
@@ -178,8 +177,7 @@ nb::object forward(const Impl& self, nb::handle layer, nb::handle query, nb::han
   } else {
     const Metadata* metadata = nullptr;
     if (!nb::try_cast(attn_metadata, metadata, false) || metadata == nullptr) {
-      refuse("attn_metadata: expected None or what FlashInferMetadataBuilder.build returns, got " +
-             nb::cast<std::string>(nb::str(attn_metadata.type().attr("__name__"))));
+      refuse_kind("attn_metadata", "None or what FlashInferMetadataBuilder.build returns", attn_metadata);
     }
     const ForwardTensors tensors =
         to_forward_tensors(self.context, {layer, query, key, value, kv_cache, output, output_scale, output_block_scale},
@@ -199,9 +197,8 @@ nb::object forward(const Impl& self, nb::handle layer, nb::handle query, nb::han
 void do_kv_cache_update(const Impl& self, nb::handle layer, nb::handle key, nb::handle value, nb::handle kv_cache,
                         nb::handle slot_mapping, nb::handle stream) {
   if (self.impl.kv_sharing_target_layer_name()) return;
-  const ForwardTensors tensors =
-      to_write_tensors(self.context, layer, key, value, kv_cache, self.impl.kv_cache_dtype(), self.model_dtype,
-                       self.impl.num_kv_heads());
+  const ForwardTensors tensors = to_write_tensors(self.context, layer, key, value, kv_cache, self.impl.kv_cache_dtype(),
+                                                  self.model_dtype, self.impl.num_kv_heads());
   const Numbers<int64_t> slots = int64_numbers(slot_mapping, "slot_mapping");
   if (slots.on_device()) python::require_on(self.context.device(), *slots.array());
   const Stream queue = to_stream(stream, self.context.device(), {&tensors.arrays});
@@ -211,13 +208,15 @@ void do_kv_cache_update(const Impl& self, nb::handle layer, nb::handle key, nb::
 }
 
 void bind_impl(nb::module_& m) {
-  nb::class_<Impl>(m, "FlashInferImpl",
-                   "One layer's attention, for decoders. The arguments are vLLM's: sizes of one rank; sliding_window "
-                   "counts the query; alibi_slopes and sinks have num_heads values (sinks are read here, on a GPU "
-                   "copied to the host by their library). kv_cache_dtype is 'auto' (model_dtype), 'float32', 'float16', "
-                   "'bfloat16', 'fp8', 'fp8_e4m3' or 'fp8_e5m2'. Without a context the process's CPU context is used. "
-                   "Raises InvalidArgument, and Error for what is not offered.")
-      .def(
+  nb::class_<Impl> type(
+      m, "FlashInferImpl",
+      "One layer's attention, for decoders. The arguments are vLLM's: sizes of one rank; sliding_window "
+      "counts the query; alibi_slopes and sinks have num_heads values (sinks are read here, on a GPU "
+      "copied to the host by their library). kv_cache_dtype is 'auto' (model_dtype), 'float32', 'float16', "
+      "'bfloat16', 'fp8', 'fp8_e4m3' or 'fp8_e5m2'. Without a context the process's CPU context is used. "
+      "Raises InvalidArgument, and Error for what is not offered.");
+  type.attr("can_return_lse_for_decode") = bk::FlashInferImpl::can_return_lse_for_decode;
+  type.def(
           "__init__",
           [](Impl* self, int32_t num_heads, int32_t head_size, float scale, int32_t num_kv_heads,
              nb::object alibi_slopes, std::optional<int32_t> sliding_window, const std::string& kv_cache_dtype,
@@ -265,9 +264,10 @@ void bind_impl(nb::module_& m) {
       .def(
           "process_weights_after_loading", [](Impl& self) { self.impl.process_weights_after_loading(); },
           "Reads the sinks given before again: their weights may have been loaded since.")
-      .def("fused_output_quant_supported",
-           [](const Impl& self, bk::QuantKey quant_key) { return self.impl.fused_output_quant_supported(quant_key); },
-           nb::arg("quant_key"))
+      .def(
+          "fused_output_quant_supported",
+          [](const Impl& self, bk::QuantKey quant_key) { return self.impl.fused_output_quant_supported(quant_key); },
+          nb::arg("quant_key"))
       .def("supports_quant_query_input", [](const Impl& self) { return self.impl.supports_quant_query_input(); })
       .def_prop_ro("support_trtllm_attn", [](const Impl& self) { return self.impl.support_trtllm_attn(); })
       .def_prop_ro("num_heads", [](const Impl& self) { return self.impl.num_heads(); })
@@ -275,14 +275,13 @@ void bind_impl(nb::module_& m) {
       .def_prop_ro("num_queries_per_kv", [](const Impl& self) { return self.impl.num_queries_per_kv(); })
       .def_prop_ro("head_size", [](const Impl& self) { return self.impl.head_size(); })
       .def_prop_ro("scale", [](const Impl& self) { return self.impl.scale(); })
-      .def_prop_ro("window_left", [](const Impl& self) { return self.impl.window_left(); },
-                   "Keys left of a query that it sees, itself not counted; -1 is all.")
+      .def_prop_ro(
+          "window_left", [](const Impl& self) { return self.impl.window_left(); },
+          "Keys left of a query that it sees, itself not counted; -1 is all.")
       .def_prop_ro("logits_soft_cap", [](const Impl& self) { return self.impl.logits_soft_cap(); })
       .def_prop_ro("kv_cache_dtype", [](const Impl& self) { return self.impl.kv_cache_dtype(); })
       .def_prop_ro("profile", [](const Impl& self) { return self.impl.profile(); })
       .def_prop_ro("context", [](const Impl& self) { return Context(self.context); })
-      .def_prop_ro_static("can_return_lse_for_decode",
-                          [](nb::handle) { return bk::FlashInferImpl::can_return_lse_for_decode; })
       .def("__repr__", [](const Impl& self) {
         return "<folio.backends.FlashInferImpl: " + std::to_string(self.impl.num_heads()) + " heads over " +
                std::to_string(self.impl.num_kv_heads()) + " KV heads of " + std::to_string(self.impl.head_size()) +
@@ -323,26 +322,32 @@ void bind_metadata(nb::module_& m) {
       .def_prop_ro("num_decode_tokens", [](const Metadata& self) { return self.view.split.num_decode_tokens; })
       .def_prop_ro("num_prefill_tokens", [](const Metadata& self) { return self.view.split.num_prefill_tokens; })
       .def_prop_ro("max_q_len", [](const Metadata& self) { return self.view.max_q_len; })
-      .def_prop_ro("max_q_len_prefill", [](const Metadata& self) { return self.view.max_q_len_prefill; },
-                   "The longest query among the prefills.")
+      .def_prop_ro(
+          "max_q_len_prefill", [](const Metadata& self) { return self.view.max_q_len_prefill; },
+          "The longest query among the prefills.")
       .def_prop_ro("max_seq_len", [](const Metadata& self) { return self.view.max_seq_len; })
       .def_prop_ro("seq_lens", [](const Metadata& self) { return nb::getattr(self.batch, "seq_lens"); })
       .def_prop_ro("block_table", [](const Metadata& self) { return nb::getattr(self.batch, "block_table"); })
       .def_prop_ro("slot_mapping", [](const Metadata& self) { return nb::getattr(self.batch, "slot_mapping"); })
       .def_prop_ro("q_data_type", [](const Metadata& self) { return self.view.q_data_type; })
-      .def_prop_ro("data_type", [](const Metadata& self) { return self.view.data_type; }, "Of the KV cache.")
+      .def_prop_ro(
+          "data_type", [](const Metadata& self) { return self.view.data_type; }, "Of the KV cache.")
       .def_prop_ro("output_data_type", [](const Metadata& self) { return self.view.output_data_type; })
       .def_prop_ro("page_size", [](const Metadata& self) { return self.view.page_size; })
       .def_prop_ro("prefill_use_trtllm", [](const Metadata& self) { return self.view.prefill_use_trtllm; })
       .def_prop_ro("decode_use_trtllm", [](const Metadata& self) { return self.view.decode_use_trtllm; })
-      .def_prop_ro("use_cascade", [](const Metadata& self) { return self.view.use_cascade; },
-                   "Whether some keys are read once for several requests.")
-      .def_prop_ro("common_prefix_len", [](const Metadata& self) { return self.view.common_prefix_len; },
-                   "CascadeMode.HEURISTIC: tokens that all share, whole pages that every request has computed.")
-      .def_prop_ro("num_cascade_levels", [](const Metadata& self) { return self.view.cascade.num_levels; },
-                   "CascadeMode.AUTO: shared prefixes that were found, inside each other.")
-      .def_prop_ro("num_padded_reqs", [](const Metadata& self) { return self.view.num_padded_reqs; },
-                   "Rows of the captured batch that this one is padded to; 0: no graph.")
+      .def_prop_ro(
+          "use_cascade", [](const Metadata& self) { return self.view.use_cascade; },
+          "Whether some keys are read once for several requests.")
+      .def_prop_ro(
+          "common_prefix_len", [](const Metadata& self) { return self.view.common_prefix_len; },
+          "CascadeMode.HEURISTIC: tokens that all share, whole pages that every request has computed.")
+      .def_prop_ro(
+          "num_cascade_levels", [](const Metadata& self) { return self.view.cascade.num_levels; },
+          "CascadeMode.AUTO: shared prefixes that were found, inside each other.")
+      .def_prop_ro(
+          "num_padded_reqs", [](const Metadata& self) { return self.view.num_padded_reqs; },
+          "Rows of the captured batch that this one is padded to; 0: no graph.")
       .def("__repr__", [](const Metadata& self) {
         return "<folio.backends.FlashInferMetadata: " + std::to_string(self.view.num_reqs) + " requests (" +
                std::to_string(self.view.split.num_decodes) + " decodes), " +
@@ -351,17 +356,17 @@ void bind_metadata(nb::module_& m) {
 }
 
 void bind_builder(nb::module_& m) {
-  nb::class_<Builder>(m, "FlashInferMetadataBuilder",
-                      "Plans every step for one group of layers that share a KV cache format and page tables. `layers` "
-                      "is a dict of names and FlashInferImpl, whose context it runs on. `dispatch` is what vLLM's profiles ask "
-                      "which kernels there are. `log` is called with (LogLevel, "
-                      "text), each text once. Calls from several threads wait for each other.")
+  nb::class_<Builder>(
+      m, "FlashInferMetadataBuilder",
+      "Plans every step for one group of layers that share a KV cache format and page tables. `layers` "
+      "is a dict of names and FlashInferImpl, whose context it runs on. `dispatch` is what vLLM's profiles ask "
+      "which kernels there are. `log` is called with (LogLevel, "
+      "text), each text once. Calls from several threads wait for each other.")
       .def(
           "__init__",
           [](Builder* self, const bk::AttentionSpec& kv_cache_spec, nb::object layers, const bk::EngineConfig& config,
-             const bk::FlashInferOptions& options, const std::optional<bk::KernelDispatch>& dispatch, nb::object log) {
-            make_builder(self, kv_cache_spec, layers, config, options, dispatch, log);
-          },
+             const bk::FlashInferOptions& options, const std::optional<bk::KernelDispatch>& dispatch,
+             nb::object log) { make_builder(self, kv_cache_spec, layers, config, options, dispatch, log); },
           nb::arg("kv_cache_spec"), nb::arg("layers"), nb::arg("config"), nb::arg("options") = bk::FlashInferOptions{},
           nb::kw_only(), nb::arg("dispatch") = nb::none(), nb::arg("log") = nb::none())
       .def("build", &build, nb::arg("common_prefix_len"), nb::arg("common_attn_metadata"), nb::kw_only(),
@@ -389,21 +394,23 @@ void bind_builder(nb::module_& m) {
                    "tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray, numpy.ndarray]"),
            "The page tables of a step as FlashInfer has them: int32 arrays (indptr, indices, last_page_len, seq_lens). "
            "Copies; on a CPU.")
-      .def("use_cascade_attention",
-           [](const Builder& self, int32_t common_prefix_len, nb::object query_lens, int32_t num_query_heads,
-              int32_t num_kv_heads, bool use_alibi, bool use_sliding_window, bool use_local_attention, int32_t num_sms,
-              int32_t dcp_world_size) {
-             const Numbers<int32_t> lens = int32_numbers(query_lens, "query_lens");
-             if (lens.on_device()) refuse("query_lens lies on a GPU; it is read on the host");
-             return self.builder.use_cascade_attention({common_prefix_len, lens.view(), num_query_heads, num_kv_heads,
-                                                        use_alibi, use_sliding_window, use_local_attention, num_sms,
-                                                        dcp_world_size});
-           },
-           nb::arg("common_prefix_len"), nb::arg("query_lens"), nb::arg("num_query_heads"), nb::arg("num_kv_heads"),
-           nb::arg("use_alibi"), nb::arg("use_sliding_window"), nb::arg("use_local_attention"), nb::arg("num_sms"),
-           nb::arg("dcp_world_size") = 1, "Whether a batch's shared prefix should go to build, by the profile's rule.")
-      .def_prop_ro("reorder_batch_threshold", [](const Builder& self) { return self.builder.reorder_batch_threshold(); },
-                   "Requests of at most this many tokens are decodes.")
+      .def(
+          "use_cascade_attention",
+          [](const Builder& self, int32_t common_prefix_len, nb::object query_lens, int32_t num_query_heads,
+             int32_t num_kv_heads, bool use_alibi, bool use_sliding_window, bool use_local_attention, int32_t num_sms,
+             int32_t dcp_world_size) {
+            const Numbers<int32_t> lens = int32_numbers(query_lens, "query_lens");
+            if (lens.on_device()) refuse("query_lens lies on a GPU; it is read on the host");
+            return self.builder.use_cascade_attention({common_prefix_len, lens.view(), num_query_heads, num_kv_heads,
+                                                       use_alibi, use_sliding_window, use_local_attention, num_sms,
+                                                       dcp_world_size});
+          },
+          nb::arg("common_prefix_len"), nb::arg("query_lens"), nb::arg("num_query_heads"), nb::arg("num_kv_heads"),
+          nb::arg("use_alibi"), nb::arg("use_sliding_window"), nb::arg("use_local_attention"), nb::arg("num_sms"),
+          nb::arg("dcp_world_size") = 1, "Whether a batch's shared prefix should go to build, by the profile's rule.")
+      .def_prop_ro(
+          "reorder_batch_threshold", [](const Builder& self) { return self.builder.reorder_batch_threshold(); },
+          "Requests of at most this many tokens are decodes.")
       .def_prop_ro("num_qo_heads", [](const Builder& self) { return self.builder.num_qo_heads(); })
       .def_prop_ro("num_kv_heads", [](const Builder& self) { return self.builder.num_kv_heads(); })
       .def_prop_ro("head_dim", [](const Builder& self) { return self.builder.head_dim(); })
@@ -413,8 +420,9 @@ void bind_builder(nb::module_& m) {
       .def_prop_ro("kernel_name", [](const Builder& self) { return self.builder.kernel_name(); })
       .def_prop_ro("use_trtllm_decode_attention",
                    [](const Builder& self) { return self.builder.use_trtllm_decode_attention(); })
-      .def_prop_ro("decode_cudagraph_max_bs", [](const Builder& self) { return self.builder.decode_cudagraph_max_bs(); },
-                   "The largest batch that is padded for a graph; 0: no graphs.")
+      .def_prop_ro(
+          "decode_cudagraph_max_bs", [](const Builder& self) { return self.builder.decode_cudagraph_max_bs(); },
+          "The largest batch that is padded for a graph; 0: no graphs.")
       .def_prop_ro("workspace_buffer_size", [](const Builder& self) { return self.builder.workspace_buffer_size(); });
 }
 
@@ -423,16 +431,16 @@ void bind_backend(nb::module_& m) {
   using Facts = bk::FlashInferFacts;
   const nb::object impl = m.attr("FlashInferImpl");
   const nb::object builder = m.attr("FlashInferMetadataBuilder");
-  nb::class_<Backend>(m, "FlashInferBackend",
-                      "vLLM's FlashInfer backend: its name, what it takes and how its KV cache lies in memory. "
-                      "Stateless; `profile` and `facts` say whose answers are wanted (native: Folio's own).")
-      .def(nb::init<>())
+  nb::class_<Backend> type(m, "FlashInferBackend",
+                           "vLLM's FlashInfer backend: its name, what it takes and how its KV cache lies in memory. "
+                           "Stateless; `profile` and `facts` say whose answers are wanted (native: Folio's own).");
+  type.attr("accept_output_buffer") = Backend::accept_output_buffer;
+  type.def(nb::init<>())
       .def_static(
           "get_name", [](BackendProfile profile) { return std::string(Backend::get_name(profile)); },
           nb::arg("profile") = BackendProfile::kNative)
       .def_static("get_impl_cls", [impl] { return impl; })
       .def_static("get_builder_cls", [builder] { return builder; })
-      .def_prop_ro_static("accept_output_buffer", [](nb::handle) { return Backend::accept_output_buffer; })
       .def_static("forward_includes_kv_cache_update", &Backend::forward_includes_kv_cache_update,
                   nb::arg("profile") = BackendProfile::kNative)
       .def_static("capability", &Backend::capability, nb::arg("facts") = Facts{})
@@ -493,7 +501,8 @@ void bind_backend(nb::module_& m) {
           [](bk::KvCacheLayout layout, bool include_num_layers_dimension) {
             nb::list order;
             if (include_num_layers_dimension) {
-              for (const int32_t dimension : Backend::get_layered_kv_cache_stride_order(layout)) order.append(dimension);
+              for (const int32_t dimension : Backend::get_layered_kv_cache_stride_order(layout))
+                order.append(dimension);
             } else {
               for (const int32_t dimension : Backend::get_kv_cache_stride_order(layout)) order.append(dimension);
             }
@@ -508,22 +517,24 @@ void bind_backend(nb::module_& m) {
 }
 
 void bind_options(nb::module_& m) {
-  fields_of<bk::FlashInferOptions>("FlashInferOptions", "How FlashInferMetadataBuilder plans.",
-              field("profile", &bk::FlashInferOptions::profile, "Whose limits apply."),
-              field("quantize_query", &bk::FlashInferOptions::quantize_query,
-                    "Native: queries come as fp8 e4m3 with a q scale; needs an e4m3 cache."),
-              optional_dtype("output_dtype", &bk::FlashInferOptions::output_dtype,
-                    "Native: float8_e4m3fn or float4_e2m1fn_x2, which every forward then writes. None: the model's."),
-              field("disable_q_quantization", &bk::FlashInferOptions::disable_q_quantization, "As the layers'."),
-              field("force_tensor_cores", &bk::FlashInferOptions::force_tensor_cores, "VLLM_2025_07 only."),
-              field("force_kernel", &bk::FlashInferOptions::force_kernel, "A kernel by name; empty: the best."),
-              field("capture_sizes", &bk::FlashInferOptions::capture_sizes,
-                    "DecodeGraphMode.FULL: tokens of the captured batches, ascending; empty: vLLM's."),
-              field("workspace_buffer_size", &bk::FlashInferOptions::workspace_buffer_size,
-                    "Bytes that plans begin with; 0: what ordinary steps need."),
-              field("cascade", &bk::FlashInferOptions::cascade, "Who decides what shared prefixes are."),
-              field("max_cascade_levels", &bk::FlashInferOptions::max_cascade_levels,
-                    "CascadeMode.AUTO: most shared prefixes inside each other.")).bind(m);
+  fields_of<bk::FlashInferOptions>(
+      "FlashInferOptions", "How FlashInferMetadataBuilder plans.",
+      field("profile", &bk::FlashInferOptions::profile, "Whose limits apply."),
+      field("quantize_query", &bk::FlashInferOptions::quantize_query,
+            "Native: queries come as fp8 e4m3 with a q scale; needs an e4m3 cache."),
+      optional_dtype("output_dtype", &bk::FlashInferOptions::output_dtype,
+                     "Native: float8_e4m3fn or float4_e2m1fn_x2, which every forward then writes. None: the model's."),
+      field("disable_q_quantization", &bk::FlashInferOptions::disable_q_quantization, "As the layers'."),
+      field("force_tensor_cores", &bk::FlashInferOptions::force_tensor_cores, "VLLM_2025_07 only."),
+      field("force_kernel", &bk::FlashInferOptions::force_kernel, "A kernel by name; empty: the best."),
+      field("capture_sizes", &bk::FlashInferOptions::capture_sizes,
+            "DecodeGraphMode.FULL: tokens of the captured batches, ascending; empty: vLLM's."),
+      field("workspace_buffer_size", &bk::FlashInferOptions::workspace_buffer_size,
+            "Bytes that plans begin with; 0: what ordinary steps need."),
+      field("cascade", &bk::FlashInferOptions::cascade, "Who decides what shared prefixes are."),
+      field("max_cascade_levels", &bk::FlashInferOptions::max_cascade_levels,
+            "CascadeMode.AUTO: most shared prefixes inside each other."))
+      .bind(m);
 }
 
 }  // namespace

@@ -48,8 +48,8 @@ template <>
 struct Names<backends::DecodeGraphMode> {
   static constexpr const char* kName = "DecodeGraphMode";
   static constexpr const char* kDoc = "Which batches the engine replays from captured graphs.";
-  static constexpr Enumerator<backends::DecodeGraphMode> kAll[] = {
-      {"NONE", backends::DecodeGraphMode::kNone, nullptr}, {"FULL", backends::DecodeGraphMode::kFull, nullptr}};
+  static constexpr Enumerator<backends::DecodeGraphMode> kAll[] = {{"NONE", backends::DecodeGraphMode::kNone, nullptr},
+                                                                   {"FULL", backends::DecodeGraphMode::kFull, nullptr}};
 };
 
 template <>
@@ -75,7 +75,8 @@ struct Names<backends::Platform> {
 template <>
 struct Names<backends::GraphSupport> {
   static constexpr const char* kName = "GraphSupport";
-  static constexpr const char* kDoc = "Which batches a backend's metadata can be replayed for. Each includes those above.";
+  static constexpr const char* kDoc =
+      "Which batches a backend's metadata can be replayed for. Each includes those above.";
   static constexpr Enumerator<backends::GraphSupport> kAll[] = {
       {"NEVER", backends::GraphSupport::kNever, nullptr},
       {"UNIFORM_SINGLE_TOKEN_DECODE", backends::GraphSupport::kUniformSingleTokenDecode, "One query a request."},

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "backends.hpp"
+#include "backends_forward_batch.hpp"
 #include "backends_names.hpp"
 #include "fields.hpp"
 #include "gil.hpp"
@@ -17,14 +18,10 @@ namespace folio::python {
 namespace token_pool {
 namespace {
 
-using bk::ForwardMode;
-
 /// Memory for lists and offsets that several backends share: int32 [n], written.
 struct Buffer {
   Array array;
-  std::span<int32_t> view() const {
-    return {static_cast<int32_t*>(array.data), static_cast<size_t>(array.size(0))};
-  }
+  std::span<int32_t> view() const { return {static_cast<int32_t*>(array.data), static_cast<size_t>(array.size(0))}; }
 };
 
 std::optional<Buffer> to_buffer(nb::handle source, const std::string& name) {
@@ -60,125 +57,6 @@ Table to_request_table(nb::handle source, const std::string& name) {
   table.columns = array.size(1);
   table.arrays = {std::move(array)};
   return table;
-}
-
-/// SpecInfo, with its arrays.
-struct Spec {
-  int32_t draft_token_num = 0;
-  Numbers<uint8_t> tree_mask, tree_mask_cpu;
-  Numbers<int32_t> kv_indptr, kv_indices, kv_indptr_cpu;
-
-  bk::SpecInfo view() const {
-    return {draft_token_num, tree_mask.view(), tree_mask_cpu.view(), kv_indptr.view(), kv_indices.view(),
-            kv_indptr_cpu.view()};
-  }
-};
-
-/// Where an array of a batch lies, and must lie.
-struct Placed {
-  const char* name;
-  const std::optional<Array>* array;
-  bool given;
-  bool host;  ///< whatever the context
-};
-
-template <typename Element>
-Placed placed(const char* name, const Numbers<Element>& numbers, bool host = false) {
-  return {name, &numbers.array(), !numbers.view().empty(), host};
-}
-
-void require_places(const Device& device, std::initializer_list<Placed> all) {
-  for (const Placed& one : all) {
-    if (!one.given) continue;
-    const bool wants_host = one.host || device.type == DeviceType::kCpu;
-    if (one.array->has_value() && wants_host) {
-      refuse(std::string(one.name) + " lies on " + describe((*one.array)->place) + "; it is read on the host");
-    }
-    if (!one.array->has_value() && !wants_host) {
-      refuse(std::string(one.name) + " lies on the host; the context is " + describe(device));
-    }
-    if (one.array->has_value()) python::require_on(device, **one.array);
-  }
-}
-
-void require_spec_places(const Device& device, const Spec& spec) {
-  require_places(device, {placed("spec_info.tree_mask", spec.tree_mask),
-                          placed("spec_info.tree_mask_cpu", spec.tree_mask_cpu, true),
-                          placed("spec_info.kv_indptr", spec.kv_indptr),
-                          placed("spec_info.kv_indices", spec.kv_indices),
-                          placed("spec_info.kv_indptr_cpu", spec.kv_indptr_cpu, true)});
-}
-
-const Pool* to_pool(nb::handle source, const std::string& name) {
-  if (source.is_none()) return nullptr;
-  const Pool* pool = nullptr;
-  if (!nb::try_cast(source, pool, false) || pool == nullptr) {
-    refuse(name + ": expected a folio.KvPool, got " +
-           nb::cast<std::string>(nb::str(source.type().attr("__name__"))));
-  }
-  return pool;
-}
-
-void require_pool_on(const Device& device, const Pool* pool, const char* name) {
-  if (pool == nullptr) return;
-  Array first = pool->k.front();
-  first.name = name;
-  python::require_on(device, first);
-}
-
-/// ForwardBatch, with its arrays.
-struct Batch {
-  ForwardMode forward_mode = ForwardMode::kIdle;
-  int32_t batch_size = 0;
-  int64_t seq_lens_sum = -1;
-  Numbers<int32_t> req_pool_indices, seq_lens, seq_lens_cpu;
-  Numbers<int32_t> extend_prefix_lens, extend_prefix_lens_cpu, extend_seq_lens, extend_seq_lens_cpu;
-  Numbers<int32_t> encoder_lens, encoder_lens_cpu;
-  Numbers<int64_t> out_cache_loc, encoder_out_cache_loc, window_out_cache_loc;
-  Spec spec_info;
-  nb::object pool_object, window_pool_object;
-  const Pool* pool = nullptr;
-  const Pool* window_pool = nullptr;
-
-  bk::ForwardBatch view() const {
-    bk::ForwardBatch batch;
-    batch.forward_mode = forward_mode;
-    batch.batch_size = batch_size;
-    batch.req_pool_indices = req_pool_indices.view();
-    batch.seq_lens = seq_lens.view();
-    batch.seq_lens_cpu = seq_lens_cpu.view();
-    batch.seq_lens_sum = seq_lens_sum;
-    batch.out_cache_loc = out_cache_loc.view();
-    batch.extend_prefix_lens = extend_prefix_lens.view();
-    batch.extend_prefix_lens_cpu = extend_prefix_lens_cpu.view();
-    batch.extend_seq_lens = extend_seq_lens.view();
-    batch.extend_seq_lens_cpu = extend_seq_lens_cpu.view();
-    batch.encoder_lens = encoder_lens.view();
-    batch.encoder_lens_cpu = encoder_lens_cpu.view();
-    batch.encoder_out_cache_loc = encoder_out_cache_loc.view();
-    batch.spec_info = spec_info.view();
-    batch.token_to_kv_pool = pool == nullptr ? nullptr : pool->pool.get();
-    batch.window_token_to_kv_pool = window_pool == nullptr ? nullptr : window_pool->pool.get();
-    batch.window_out_cache_loc = window_out_cache_loc.view();
-    return batch;
-  }
-};
-
-void require_batch_places(const Device& device, const Batch& batch) {
-  require_places(device, {placed("req_pool_indices", batch.req_pool_indices), placed("seq_lens", batch.seq_lens),
-                          placed("seq_lens_cpu", batch.seq_lens_cpu, true),
-                          placed("extend_prefix_lens", batch.extend_prefix_lens),
-                          placed("extend_prefix_lens_cpu", batch.extend_prefix_lens_cpu, true),
-                          placed("extend_seq_lens", batch.extend_seq_lens),
-                          placed("extend_seq_lens_cpu", batch.extend_seq_lens_cpu, true),
-                          placed("encoder_lens", batch.encoder_lens),
-                          placed("encoder_lens_cpu", batch.encoder_lens_cpu, true),
-                          placed("out_cache_loc", batch.out_cache_loc),
-                          placed("encoder_out_cache_loc", batch.encoder_out_cache_loc),
-                          placed("window_out_cache_loc", batch.window_out_cache_loc)});
-  require_spec_places(device, batch.spec_info);
-  require_pool_on(device, batch.pool, "token_to_kv_pool");
-  require_pool_on(device, batch.window_pool, "window_token_to_kv_pool");
 }
 
 /// Arrays of a batch on a GPU, whose current stream is meant where none is given.
@@ -287,8 +165,7 @@ void make_backend(Backend* self, const BackendArguments& given, const std::optio
 const Batch& to_batch(nb::handle source) {
   const Batch* batch = nullptr;
   if (!nb::try_cast(source, batch, false) || batch == nullptr) {
-    refuse("forward_batch: expected a folio.backends.token_pool.ForwardBatch, got " +
-           nb::cast<std::string>(nb::str(source.type().attr("__name__"))));
+    refuse_kind("forward_batch", "a folio.backends.token_pool.ForwardBatch", source);
   }
   return *batch;
 }
@@ -348,8 +225,7 @@ nb::object forward(Backend& self, nb::handle q, nb::handle k, nb::handle v, cons
       case Forward::kDecode:
         self.backend.forward_decode(queries, keys, values, layer, view, output, save_kv_cache, queue);
         break;
-      case Forward::kByMode:
-        self.backend.forward(queries, keys, values, layer, view, output, save_kv_cache, queue);
+      case Forward::kByMode: self.backend.forward(queries, keys, values, layer, view, output, save_kv_cache, queue);
     }
   }
   return target;
@@ -368,10 +244,9 @@ std::shared_ptr<GraphStep> make_graph_step(const Device& device, nb::handle req_
   if (spec_info != nullptr) step->spec_info = *spec_info;
   step->pool_object = nb::borrow(pool);
   step->window_pool_object = nb::borrow(window_pool);
-  require_places(device,
-                 {placed("req_pool_indices", step->req_pool_indices), placed("seq_lens", step->seq_lens),
-                  placed("seq_lens_cpu", step->seq_lens_cpu, true), placed("encoder_lens", step->encoder_lens),
-                  placed("encoder_lens_cpu", step->encoder_lens_cpu, true)});
+  require_places(device, {placed("req_pool_indices", step->req_pool_indices), placed("seq_lens", step->seq_lens),
+                          placed("seq_lens_cpu", step->seq_lens_cpu, true), placed("encoder_lens", step->encoder_lens),
+                          placed("encoder_lens_cpu", step->encoder_lens_cpu, true)});
   require_spec_places(device, step->spec_info);
   require_pool(device, to_pool(pool, "token_to_kv_pool"));
   require_pool_on(device, to_pool(pool, "token_to_kv_pool"), "token_to_kv_pool");
@@ -463,96 +338,21 @@ nb::object forward_metadata(const Backend& self) {
   return said;
 }
 
-void bind_batch(nb::module_& m) {
-  nb::class_<Spec>(m, "SpecInfo",
-                   "What speculative decoding adds to a batch. Target verify: draft_token_num tokens a request, the "
-                   "last accepted one included, and for trees tree_mask, draft_token_num x draft_token_num bits a "
-                   "request, row-major, little-endian, from a byte of its own (tree_mask_cpu: the same on the host). "
-                   "Decodes of a draft model with several branches: rows of slots, kv_indptr [rows + 1] and kv_indices.")
-      .def(
-          "__init__",
-          [](Spec* self, int32_t draft_token_num, nb::object tree_mask, nb::object tree_mask_cpu, nb::object kv_indptr,
-             nb::object kv_indices, nb::object kv_indptr_cpu) {
-            new (self) Spec{draft_token_num,
-                            flag_numbers(tree_mask, "tree_mask"),
-                            flag_numbers(tree_mask_cpu, "tree_mask_cpu"),
-                            int32_numbers(kv_indptr, "kv_indptr"),
-                            int32_numbers(kv_indices, "kv_indices"),
-                            int32_numbers(kv_indptr_cpu, "kv_indptr_cpu")};
-          },
-          nb::kw_only(), nb::arg("draft_token_num") = 0, nb::arg("tree_mask") = nb::none(),
-          nb::arg("tree_mask_cpu") = nb::none(), nb::arg("kv_indptr") = nb::none(), nb::arg("kv_indices") = nb::none(),
-          nb::arg("kv_indptr_cpu") = nb::none())
-      .def_ro("draft_token_num", &Spec::draft_token_num);
-  nb::class_<Batch>(
-      m, "ForwardBatch",
-      "One step's batch. req_pool_indices [R]: rows of the request table. seq_lens [R]: tokens of each request in the "
-      "cache after this step (target verify: before its drafts). out_cache_loc [tokens]: the slot of each new token, "
-      "int64 or int32; negative is not stored. Extends: extend_prefix_lens, tokens cached before; extend_seq_lens, new "
-      "tokens. Encoder-decoders: encoder_lens and encoder_out_cache_loc. Those that end with _cpu are copies on the "
-      "host, from which steps of a GPU are planned; on a CPU they may be left out. Arrays on the host are read when this "
-      "object is made, those on a GPU are borrowed. The pools are folio.KvPool.")
-      .def(
-          "__init__",
-          [](Batch* self, ForwardMode forward_mode, nb::object req_pool_indices, nb::object seq_lens,
-             nb::object out_cache_loc, nb::object token_to_kv_pool, std::optional<int32_t> batch_size,
-             std::optional<int64_t> seq_lens_sum, nb::object seq_lens_cpu, nb::object extend_prefix_lens,
-             nb::object extend_prefix_lens_cpu, nb::object extend_seq_lens, nb::object extend_seq_lens_cpu,
-             nb::object encoder_lens, nb::object encoder_lens_cpu, nb::object encoder_out_cache_loc,
-             const Spec* spec_info, nb::object window_token_to_kv_pool, nb::object window_out_cache_loc) {
-            Batch batch;
-            batch.forward_mode = forward_mode;
-            batch.req_pool_indices = int32_numbers(req_pool_indices, "req_pool_indices");
-            batch.seq_lens = int32_numbers(seq_lens, "seq_lens");
-            batch.batch_size = batch_size.value_or(
-                static_cast<int32_t>(std::max(batch.req_pool_indices.view().size(), batch.seq_lens.view().size())));
-            batch.seq_lens_sum = seq_lens_sum.value_or(-1);
-            batch.seq_lens_cpu = int32_numbers(seq_lens_cpu, "seq_lens_cpu");
-            batch.out_cache_loc = int64_numbers(out_cache_loc, "out_cache_loc");
-            batch.extend_prefix_lens = int32_numbers(extend_prefix_lens, "extend_prefix_lens");
-            batch.extend_prefix_lens_cpu = int32_numbers(extend_prefix_lens_cpu, "extend_prefix_lens_cpu");
-            batch.extend_seq_lens = int32_numbers(extend_seq_lens, "extend_seq_lens");
-            batch.extend_seq_lens_cpu = int32_numbers(extend_seq_lens_cpu, "extend_seq_lens_cpu");
-            batch.encoder_lens = int32_numbers(encoder_lens, "encoder_lens");
-            batch.encoder_lens_cpu = int32_numbers(encoder_lens_cpu, "encoder_lens_cpu");
-            batch.encoder_out_cache_loc = int64_numbers(encoder_out_cache_loc, "encoder_out_cache_loc");
-            batch.window_out_cache_loc = int64_numbers(window_out_cache_loc, "window_out_cache_loc");
-            if (spec_info != nullptr) batch.spec_info = *spec_info;
-            batch.pool = to_pool(token_to_kv_pool, "token_to_kv_pool");
-            batch.window_pool = to_pool(window_token_to_kv_pool, "window_token_to_kv_pool");
-            batch.pool_object = std::move(token_to_kv_pool);
-            batch.window_pool_object = std::move(window_token_to_kv_pool);
-            new (self) Batch(std::move(batch));
-          },
-          nb::kw_only(), nb::arg("forward_mode"), nb::arg("req_pool_indices") = nb::none(),
-          nb::arg("seq_lens") = nb::none(), nb::arg("out_cache_loc") = nb::none(),
-          nb::arg("token_to_kv_pool") = nb::none(), nb::arg("batch_size") = nb::none(),
-          nb::arg("seq_lens_sum") = nb::none(), nb::arg("seq_lens_cpu") = nb::none(),
-          nb::arg("extend_prefix_lens") = nb::none(), nb::arg("extend_prefix_lens_cpu") = nb::none(),
-          nb::arg("extend_seq_lens") = nb::none(), nb::arg("extend_seq_lens_cpu") = nb::none(),
-          nb::arg("encoder_lens") = nb::none(), nb::arg("encoder_lens_cpu") = nb::none(),
-          nb::arg("encoder_out_cache_loc") = nb::none(), nb::arg("spec_info").none() = nb::none(),
-          nb::arg("window_token_to_kv_pool") = nb::none(), nb::arg("window_out_cache_loc") = nb::none())
-      .def_ro("forward_mode", &Batch::forward_mode)
-      .def_ro("batch_size", &Batch::batch_size)
-      .def_prop_ro("token_to_kv_pool", [](const Batch& self) { return self.pool_object; })
-      .def("__repr__", [](const Batch& self) {
-        return "<folio.backends.token_pool.ForwardBatch: " + std::string(to_string(self.forward_mode)) + " of " +
-               std::to_string(self.batch_size) + " requests>";
-      });
-}
-
 void bind_layer(nb::module_& m) {
   using Layer = bk::RadixAttention;
-  fields_of<Layer>("RadixAttention", "One attention layer of a model.", field("num_heads", &Layer::num_heads, "Query heads."),
-              field("head_dim", &Layer::head_dim, "Of queries and keys."),
-              field("scaling", &Layer::scaling, "Multiplies q . k; 0: 1 / sqrt(head_dim)."),
-              field("num_kv_heads", &Layer::num_kv_heads, "KV heads of one rank."), field("layer_id", &Layer::layer_id, "The pool's layer."),
-              field("logit_cap", &Layer::logit_cap, "c: logits become c * tanh(logits / c); 0: off."),
-              field("v_head_dim", &Layer::v_head_dim, "-1: head_dim."),
-              field("sliding_window_size", &Layer::sliding_window_size,
-                    "Keys left of the query that it sees, itself not counted; -1: all."),
-              field("is_cross_attention", &Layer::is_cross_attention, "Over an encoder's keys."), field("attn_type", &Layer::attn_type, "What attention is for.")).bind(m)
+  fields_of<Layer>("RadixAttention", "One attention layer of a model.",
+                   field("num_heads", &Layer::num_heads, "Query heads."),
+                   field("head_dim", &Layer::head_dim, "Of queries and keys."),
+                   field("scaling", &Layer::scaling, "Multiplies q . k; 0: 1 / sqrt(head_dim)."),
+                   field("num_kv_heads", &Layer::num_kv_heads, "KV heads of one rank."),
+                   field("layer_id", &Layer::layer_id, "The pool's layer."),
+                   field("logit_cap", &Layer::logit_cap, "c: logits become c * tanh(logits / c); 0: off."),
+                   field("v_head_dim", &Layer::v_head_dim, "-1: head_dim."),
+                   field("sliding_window_size", &Layer::sliding_window_size,
+                         "Keys left of the query that it sees, itself not counted; -1: all."),
+                   field("is_cross_attention", &Layer::is_cross_attention, "Over an encoder's keys."),
+                   field("attn_type", &Layer::attn_type, "What attention is for."))
+      .bind(m)
       .def(
           "forward",
           [](const Layer& self, nb::object backend, nb::object q, nb::object k, nb::object v, nb::object forward_batch,
@@ -561,8 +361,8 @@ void bind_layer(nb::module_& m) {
                                            nb::arg("stream") = stream);
           },
           nb::arg("backend"), nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("forward_batch"),
-          nb::arg("save_kv_cache") = true, nb::arg("out") = nb::none(), nb::kw_only(),
-          nb::arg("stream") = nb::none(), "backend.forward with this layer.");
+          nb::arg("save_kv_cache") = true, nb::arg("out") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
+          "backend.forward with this layer.");
 }
 
 void bind_backend(nb::module_& m) {
@@ -584,9 +384,12 @@ void bind_backend(nb::module_& m) {
   nb::class_<Backend> type(
       m, "TokenPoolBackend",
       "pymllm's and SGLang's attention backend: a step's metadata is made once from lengths and the request table, and "
-      "used by every layer's forward, which stores new keys and values in their slots and then attends. req_to_token is "
-      "an int32 array [rows, positions], a ReqToTokenPool or a PageTableView; it is borrowed, and rows must name the new "
-      "tokens' slots before init_forward_metadata. max_context_len and max_req_pool_size are the table's where they are "
+      "used by every layer's forward, which stores new keys and values in their slots and then attends. req_to_token "
+      "is "
+      "an int32 array [rows, positions], a ReqToTokenPool or a PageTableView; it is borrowed, and rows must name the "
+      "new "
+      "tokens' slots before init_forward_metadata. max_context_len and max_req_pool_size are the table's where they "
+      "are "
       "left out. With sliding_window_size W, wrapper 0 serves layers with that window (W keys left of the query), "
       "wrapper 1 the others. Without a context the process's CPU context is used. Calls from several threads wait for "
       "each other, but a step's calls must come in order.");
@@ -600,28 +403,46 @@ void bind_backend(nb::module_& m) {
              std::shared_ptr<bk::TokenPoolWorkspace> workspace, bool logit_cap, bk::ExtendPath extend_path,
              Determinism determinism, std::optional<bool> force_tensor_core, const std::optional<Context>& context) {
             make_backend(self,
-                         {num_heads, num_kv_heads, head_dim, kv_cache_dtype, q_dtype, max_context_len, req_to_token,
-                          max_req_pool_size, v_head_dim, kv_format, page_size, sliding_window_size, window_req_to_token,
-                          is_encoder_decoder, skip_prefill, kv_indptr_buf, kv_last_page_len_buf, std::move(workspace),
-                          logit_cap, extend_path, determinism, force_tensor_core},
+                         {num_heads,
+                          num_kv_heads,
+                          head_dim,
+                          kv_cache_dtype,
+                          q_dtype,
+                          max_context_len,
+                          req_to_token,
+                          max_req_pool_size,
+                          v_head_dim,
+                          kv_format,
+                          page_size,
+                          sliding_window_size,
+                          window_req_to_token,
+                          is_encoder_decoder,
+                          skip_prefill,
+                          kv_indptr_buf,
+                          kv_last_page_len_buf,
+                          std::move(workspace),
+                          logit_cap,
+                          extend_path,
+                          determinism,
+                          force_tensor_core},
                          context);
           },
           nb::kw_only(), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
           nb::arg("kv_cache_dtype") = DType::kFloat16, nb::arg("q_dtype") = DType::kFloat16,
-          nb::arg("max_context_len") = nb::none(), nb::arg("req_to_token"),
-          nb::arg("max_req_pool_size") = nb::none(), nb::arg("v_head_dim") = -1,
-          nb::arg("kv_format") = KvFormat::kStrided, nb::arg("page_size") = 1,
+          nb::arg("max_context_len") = nb::none(), nb::arg("req_to_token"), nb::arg("max_req_pool_size") = nb::none(),
+          nb::arg("v_head_dim") = -1, nb::arg("kv_format") = KvFormat::kStrided, nb::arg("page_size") = 1,
           nb::arg("sliding_window_size") = nb::none(), nb::arg("window_req_to_token") = nb::none(),
-          nb::arg("is_encoder_decoder") = false, nb::arg("skip_prefill") = false,
-          nb::arg("kv_indptr_buf") = nb::none(), nb::arg("kv_last_page_len_buf") = nb::none(),
-          nb::arg("workspace").none() = nb::none(), nb::arg("logit_cap") = false,
-          nb::arg("extend_path") = bk::ExtendPath::kAuto, nb::arg("determinism") = Determinism::kRunToRun,
-          nb::arg("force_tensor_core") = nb::none(), nb::arg("context") = nb::none())
+          nb::arg("is_encoder_decoder") = false, nb::arg("skip_prefill") = false, nb::arg("kv_indptr_buf") = nb::none(),
+          nb::arg("kv_last_page_len_buf") = nb::none(), nb::arg("workspace").none() = nb::none(),
+          nb::arg("logit_cap") = false, nb::arg("extend_path") = bk::ExtendPath::kAuto,
+          nb::arg("determinism") = Determinism::kRunToRun, nb::arg("force_tensor_core") = nb::none(),
+          nb::arg("context") = nb::none())
       .def("init_forward_metadata", &init_forward_metadata, nb::arg("forward_batch"), nb::kw_only(),
            nb::arg("stream") = nb::none(),
            "Builds the step's lists and plans. Raises InvalidArgument for a batch that contradicts itself or the "
            "configuration; there is then no metadata.");
-  for (const auto& [name, which] : {std::pair("forward", Forward::kByMode), {"forward_extend", Forward::kExtend},
+  for (const auto& [name, which] : {std::pair("forward", Forward::kByMode),
+                                    {"forward_extend", Forward::kExtend},
                                     {"forward_decode", Forward::kDecode}}) {
     type.def(
         name,
@@ -634,7 +455,8 @@ void bind_backend(nb::module_& m) {
         kForward);
   }
   type.def(
-          "check_plans", [](Backend& self) {
+          "check_plans",
+          [](Backend& self) {
             const ReleasedGil released;
             const std::lock_guard<std::mutex> lock(self.mutex);
             self.backend.check_plans();
@@ -643,7 +465,8 @@ void bind_backend(nb::module_& m) {
       .def_prop_ro(
           "forward_metadata", &forward_metadata,
           "The present step, None before the first: a dict with decode_wrappers, or with prefill_wrappers, use_ragged "
-          "and extend_no_prefix. A wrapper is a dict of copies: window_left, page_size, kv_lens, kv_starts, and on a CPU "
+          "and extend_no_prefix. A wrapper is a dict of copies: window_left, page_size, kv_lens, kv_starts, and on a "
+          "CPU "
           "qo_indptr, kv_indptr, kv_indices, kv_last_page_len.")
       .def("get_cuda_graph_seq_len_fill_value",
            [](const Backend& self) { return self.backend.get_cuda_graph_seq_len_fill_value(); })
@@ -678,10 +501,12 @@ void bind_backend(nb::module_& m) {
            "is launched. On a CPU forwards follow. seq_lens_sum counts padding; -1: not checked.")
       .def_prop_ro("dispatch_reason", [](const Backend& self) { return self.backend.dispatch_reason(); })
       .def_prop_ro("num_wrappers", [](const Backend& self) { return self.backend.num_wrappers(); })
-      .def("wrapper_index",
-           [](const Backend& self, const bk::RadixAttention& layer) { return self.backend.wrapper_index(layer); },
-           nb::arg("layer"), "Which wrapper serves the layer.")
-      .def_prop_ro("decode_use_tensor_cores", [](const Backend& self) { return self.backend.decode_use_tensor_cores(); })
+      .def(
+          "wrapper_index",
+          [](const Backend& self, const bk::RadixAttention& layer) { return self.backend.wrapper_index(layer); },
+          nb::arg("layer"), "Which wrapper serves the layer.")
+      .def_prop_ro("decode_use_tensor_cores",
+                   [](const Backend& self) { return self.backend.decode_use_tensor_cores(); })
       .def_prop_ro("kernel_name", [](const Backend& self) { return self.backend.kernel_name(); })
       .def_prop_ro("context", [](const Backend& self) { return Context(self.context); });
   m.def("should_use_tensor_core", &bk::should_use_tensor_core, nb::arg("kv_cache_dtype"),
@@ -699,7 +524,7 @@ void bind_token_pool(nb::module_& m) {
   bind_enum<bk::ExtendPath>(m);
   bind_enum<bk::WrapperDispatch>(m);
   bind_enum<bk::RadixAttentionType>(m);
-  token_pool::bind_batch(m);
+  token_pool::bind_forward_batch(m);
   token_pool::bind_layer(m);
   token_pool::bind_backend(m);
 }

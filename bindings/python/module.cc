@@ -94,6 +94,7 @@ NB_MODULE(_folio, m) {
   folio::python::bind_backends_dispatch(m);
   folio::python::bind_flash_attn(m);
   folio::python::bind_flashinfer(m);
+  folio::python::bind_flashinfer_wrappers(m);
   folio::python::bind_token_pool(m);
   folio::python::bind_draft_trees(m);
   folio::python::name_arguments_in_errors(m);

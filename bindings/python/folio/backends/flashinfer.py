@@ -1,6 +1,9 @@
-"""vLLM's FlashInfer backend on Folio's kernels (docs/backends.md)."""
+"""vLLM's FlashInfer backend on Folio's kernels, and FlashInfer's wrappers as C++ has them (docs/backends.md)."""
 
 from .._folio import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
     FlashInferBackend,
     FlashInferFacts,
     FlashInferImpl,
@@ -9,10 +12,18 @@ from .._folio import (
     FlashInferOptions,
     KernelDispatch,
     KernelFamily,
+    MultiLevelCascadeAttentionWrapper,
+    PosEncodingMode,
     QuantKey,
+    WrapperPages,
+    WrapperPlanOptions,
+    fast_plan_decode,
 )
 
 __all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
     "FlashInferBackend",
     "FlashInferFacts",
     "FlashInferImpl",
@@ -21,5 +32,10 @@ __all__ = [
     "FlashInferOptions",
     "KernelDispatch",
     "KernelFamily",
+    "MultiLevelCascadeAttentionWrapper",
+    "PosEncodingMode",
     "QuantKey",
+    "WrapperPages",
+    "WrapperPlanOptions",
+    "fast_plan_decode",
 ]
