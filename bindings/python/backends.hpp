@@ -170,6 +170,8 @@ void end_public_names(nb::module_& m);
 
 void bind_backends_batch(nb::module_& m);
 void bind_backends_config(nb::module_& m);
+void bind_virtual_batches(nb::module_& m);
+void bind_merge_attn_states(nb::module_& m);
 void bind_backends_capability(nb::module_& m);
 void bind_backends_dispatch(nb::module_& m);
 void bind_flash_attn(nb::module_& m);

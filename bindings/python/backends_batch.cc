@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "backends.hpp"
+#include "backends_batch.hpp"
 #include "backends_names.hpp"
 #include "folio/backends/batch_order.hpp"
 #include "folio/backends/cascade_heuristic.hpp"
@@ -90,16 +91,6 @@ void require_sizes(const CommonBatch& batch) {
   }
 }
 
-struct BatchArguments {
-  nb::object query_start_loc, seq_lens, block_table, slot_mapping;
-  std::optional<int32_t> num_reqs, num_actual_tokens, max_query_len, max_seq_len;
-  bool causal;
-  nb::object query_start_loc_host, seq_lens_host, block_table_host, seq_lens_host_upper_bound;
-  nb::object encoder_seq_lens, encoder_seq_lens_host, causal_per_request, logits_indices_padded;
-  int32_t num_logits_indices;
-  nb::object positions, is_prefilling, mm_req_doc_ranges;
-};
-
 std::vector<bk::BidirectionalRange> to_ranges(nb::handle source) {
   std::vector<bk::BidirectionalRange> ranges;
   if (source.is_none()) return ranges;
@@ -111,59 +102,6 @@ std::vector<bk::BidirectionalRange> to_ranges(nb::handle source) {
     ranges.push_back({range[0], range[1], range[2]});
   }
   return ranges;
-}
-
-CommonBatch make_batch(const BatchArguments& given) {
-  CommonBatch batch;
-  batch.query_start_loc = int32_numbers(given.query_start_loc, "query_start_loc");
-  batch.seq_lens = int32_numbers(given.seq_lens, "seq_lens");
-  batch.slot_mapping = int64_numbers(given.slot_mapping, "slot_mapping");
-  batch.query_start_loc_host = int32_numbers(given.query_start_loc_host, "query_start_loc_host");
-  batch.seq_lens_host = int32_numbers(given.seq_lens_host, "seq_lens_host");
-  batch.upper_bound = int32_numbers(given.seq_lens_host_upper_bound, "seq_lens_host_upper_bound");
-  batch.encoder_seq_lens = int32_numbers(given.encoder_seq_lens, "encoder_seq_lens");
-  batch.encoder_seq_lens_host = int32_numbers(given.encoder_seq_lens_host, "encoder_seq_lens_host");
-  batch.logits_indices = int32_numbers(given.logits_indices_padded, "logits_indices_padded");
-  batch.positions = int64_numbers(given.positions, "positions");
-  batch.causal_per_request = flag_numbers(given.causal_per_request, "causal_per_request");
-  batch.is_prefilling = flag_numbers(given.is_prefilling, "is_prefilling");
-  batch.ranges = to_ranges(given.mm_req_doc_ranges);
-  if (!given.block_table.is_none()) batch.block_table = borrow_block_table(given.block_table, "block_table");
-  if (!given.block_table_host.is_none()) {
-    batch.block_table_host = borrow_block_table(given.block_table_host, "block_table_host");
-  }
-  place(batch);
-  const std::span<const int32_t> starts =
-      batch.view.where == Where::kHost ? batch.query_start_loc.view() : batch.query_start_loc_host.view();
-  const std::span<const int32_t> lens =
-      batch.view.where == Where::kHost ? batch.seq_lens.view() : batch.seq_lens_host.view();
-  if (batch.query_start_loc.view().empty()) {
-    refuse("query_start_loc is empty; it has one entry more than there are requests");
-  }
-  const auto requests = static_cast<int64_t>(batch.query_start_loc.view().size()) - 1;
-  batch.view.num_reqs = given.num_reqs.value_or(static_cast<int32_t>(requests));
-  if (batch.view.num_reqs < 0) refuse("num_reqs is " + std::to_string(batch.view.num_reqs));
-  require_sizes(batch);
-  const auto num_reqs = static_cast<size_t>(batch.view.num_reqs);
-  const bool known = starts.size() > num_reqs;
-  batch.view.num_actual_tokens =
-      value_or(given.num_actual_tokens, known, known ? starts[num_reqs] : 0, "num_actual_tokens");
-  batch.view.max_query_len =
-      value_or(given.max_query_len, known, known ? longest_query(starts.first(num_reqs + 1)) : 0, "max_query_len");
-  int32_t longest = 0;
-  for (const int32_t len : lens) longest = std::max(longest, len);
-  for (const int32_t len : batch.encoder_seq_lens_host.view()) longest = std::max(longest, len);
-  if (batch.view.where == Where::kHost) {
-    for (const int32_t len : batch.encoder_seq_lens.view()) longest = std::max(longest, len);
-  }
-  batch.view.max_seq_len = value_or(given.max_seq_len, lens.size() >= num_reqs, longest, "max_seq_len");
-  batch.view.causal = given.causal;
-  batch.view.num_logits_indices = given.num_logits_indices;
-  batch.query_start_loc_object = given.query_start_loc;
-  batch.seq_lens_object = given.seq_lens;
-  batch.block_table_object = given.block_table;
-  batch.slot_mapping_object = given.slot_mapping;
-  return batch;
 }
 
 /// A batch whose lengths the host knows, for the functions that divide it.
@@ -201,7 +139,7 @@ void bind_common_metadata(nb::module_& m) {
              nb::object causal_per_request, nb::object logits_indices_padded, int32_t num_logits_indices,
              nb::object positions, nb::object is_prefilling, nb::object mm_req_doc_ranges,
              nb::object query_start_loc_cpu, nb::object seq_lens_cpu, nb::object block_table_tensor) {
-            new (self) CommonBatch(make_batch(
+            new (self) CommonBatch(make_common_batch(
                 {std::move(query_start_loc),
                  std::move(seq_lens),
                  either(block_table, block_table_tensor, "block_table", "block_table_tensor"),
@@ -350,6 +288,59 @@ void bind_padding(nb::module_& m) {
 }
 
 }  // namespace
+
+CommonBatch make_common_batch(const BatchArguments& given) {
+  CommonBatch batch;
+  batch.query_start_loc = int32_numbers(given.query_start_loc, "query_start_loc");
+  batch.seq_lens = int32_numbers(given.seq_lens, "seq_lens");
+  batch.slot_mapping = int64_numbers(given.slot_mapping, "slot_mapping");
+  batch.query_start_loc_host = int32_numbers(given.query_start_loc_host, "query_start_loc_host");
+  batch.seq_lens_host = int32_numbers(given.seq_lens_host, "seq_lens_host");
+  batch.upper_bound = int32_numbers(given.seq_lens_host_upper_bound, "seq_lens_host_upper_bound");
+  batch.encoder_seq_lens = int32_numbers(given.encoder_seq_lens, "encoder_seq_lens");
+  batch.encoder_seq_lens_host = int32_numbers(given.encoder_seq_lens_host, "encoder_seq_lens_host");
+  batch.logits_indices = int32_numbers(given.logits_indices_padded, "logits_indices_padded");
+  batch.positions = int64_numbers(given.positions, "positions");
+  batch.causal_per_request = flag_numbers(given.causal_per_request, "causal_per_request");
+  batch.is_prefilling = flag_numbers(given.is_prefilling, "is_prefilling");
+  batch.ranges = to_ranges(given.mm_req_doc_ranges);
+  if (!given.block_table.is_none()) batch.block_table = borrow_block_table(given.block_table, "block_table");
+  if (!given.block_table_host.is_none()) {
+    batch.block_table_host = borrow_block_table(given.block_table_host, "block_table_host");
+  }
+  place(batch);
+  const std::span<const int32_t> starts =
+      batch.view.where == Where::kHost ? batch.query_start_loc.view() : batch.query_start_loc_host.view();
+  const std::span<const int32_t> lens =
+      batch.view.where == Where::kHost ? batch.seq_lens.view() : batch.seq_lens_host.view();
+  if (batch.query_start_loc.view().empty()) {
+    refuse("query_start_loc is empty; it has one entry more than there are requests");
+  }
+  const auto requests = static_cast<int64_t>(batch.query_start_loc.view().size()) - 1;
+  batch.view.num_reqs = given.num_reqs.value_or(static_cast<int32_t>(requests));
+  if (batch.view.num_reqs < 0) refuse("num_reqs is " + std::to_string(batch.view.num_reqs));
+  require_sizes(batch);
+  const auto num_reqs = static_cast<size_t>(batch.view.num_reqs);
+  const bool known = starts.size() > num_reqs;
+  batch.view.num_actual_tokens =
+      value_or(given.num_actual_tokens, known, known ? starts[num_reqs] : 0, "num_actual_tokens");
+  batch.view.max_query_len =
+      value_or(given.max_query_len, known, known ? longest_query(starts.first(num_reqs + 1)) : 0, "max_query_len");
+  int32_t longest = 0;
+  for (const int32_t len : lens) longest = std::max(longest, len);
+  for (const int32_t len : batch.encoder_seq_lens_host.view()) longest = std::max(longest, len);
+  if (batch.view.where == Where::kHost) {
+    for (const int32_t len : batch.encoder_seq_lens.view()) longest = std::max(longest, len);
+  }
+  batch.view.max_seq_len = value_or(given.max_seq_len, lens.size() >= num_reqs, longest, "max_seq_len");
+  batch.view.causal = given.causal;
+  batch.view.num_logits_indices = given.num_logits_indices;
+  batch.query_start_loc_object = given.query_start_loc;
+  batch.seq_lens_object = given.seq_lens;
+  batch.block_table_object = given.block_table;
+  batch.slot_mapping_object = given.slot_mapping;
+  return batch;
+}
 
 bk::SwapStates to_swap(nb::handle swap_states) {
   return [swap_states](int32_t a, int32_t b) {

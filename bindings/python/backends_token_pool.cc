@@ -177,7 +177,7 @@ void init_forward_metadata(Backend& self, nb::handle forward_batch, nb::handle s
   if (!bk::is_idle(batch.forward_mode)) require_pool(device, batch.pool);
   const std::vector<Array> arrays = device_arrays(batch);
   const Stream queue = to_stream(stream, device, {&arrays});
-  self.batch = nb::borrow(forward_batch);
+  const nb::object earlier = std::exchange(self.batch, nb::borrow(forward_batch));  // until nobody reads it any more
   const ReleasedGil released;
   const std::lock_guard<std::mutex> lock(self.mutex);
   self.backend.init_forward_metadata(batch.view(), queue);

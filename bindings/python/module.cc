@@ -91,6 +91,8 @@ NB_MODULE(_folio, m) {
   folio::python::bind_backends_config(m);
   folio::python::bind_backends_capability(m);
   folio::python::bind_backends_batch(m);
+  folio::python::bind_virtual_batches(m);
+  folio::python::bind_merge_attn_states(m);
   folio::python::bind_backends_dispatch(m);
   folio::python::bind_flash_attn(m);
   folio::python::bind_flashinfer(m);

@@ -76,7 +76,8 @@ def test_a_wrong_rule_is_noticed():
     engine = Engine()
     layer = make_layer(engine, "float32", engine.rules(left=6))
     step = engine.step(SCHEDULES[0])
-    _, (out,) = run_step(engine, step, make_builder(engine, "float32", [layer]), [layer], [make_cache(engine, np.float32)])
+    builder = make_builder(engine, "float32", [layer])
+    _, (out,) = run_step(engine, step, builder, [layer], [make_cache(engine, np.float32)])
     with pytest.raises(AssertionError):
         engine.assert_close(step, out, engine.rules(left=7))
 
@@ -104,7 +105,8 @@ def test_tensors_of_torch():
     cache = torch.zeros(shape, dtype=torch.bfloat16)
     for schedule in SCHEDULES:
         step = engine.step(schedule)
-        q, k, v = (torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16) for values in (step.q, step.k, step.v))
+        q, k, v = (torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16)
+                   for values in (step.q, step.k, step.v))
         arguments = {name: torch.from_numpy(values) for name, values in step.batch_arguments().items()}
         metadata = builder.build(0, backends.CommonAttentionMetadata(**arguments))
         layer.do_kv_cache_update(None, k, v, cache, metadata.slot_mapping)
@@ -164,7 +166,8 @@ class EngineLayer:
 @pytest.mark.parametrize("layer", [EngineLayer(), backends.AttentionLayerScales(k=0.5, v=0.25)])
 def test_fp8_caches_with_scales(layer):
     def stored(scale):
-        return lambda value: (value.astype(np.float32) / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+        fp8 = ml_dtypes.float8_e4m3fn
+        return lambda value: (value.astype(np.float32) / scale).astype(fp8).astype(np.float32) * scale
 
     engine = Engine("bfloat16")
     rules = engine.rules()
@@ -451,20 +454,3 @@ def test_configurations_are_plain_values():
         FlashAttentionOptions(cascade="sometimes")
     assert FlashAttentionOptions(output_dtype="float8_e4m3fn").output_dtype == folio.float8_e4m3fn
     assert FlashAttentionOptions().output_dtype is None
-
-
-def test_the_order_of_requests():
-    batch = backends.CommonAttentionMetadata(query_start_loc=[0, 1, 2, 9], seq_lens=[5, 4, 7])
-    assert backends.split_decodes_and_prefills(batch) == (2, 1, 2, 7)
-    assert backends.split_decodes_prefills_and_extends(batch) == (2, 0, 1, 2, 0, 7)
-    order = ["prefill", "decode", "extend"]
-
-    def swap(i, j):
-        order[i], order[j] = order[j], order[i]
-
-    assert backends.reorder_batch_to_split_decodes_and_prefills([9, 1, 4], [0, 8, 3], swap)
-    assert order == ["decode", "extend", "prefill"]
-    with pytest.raises(ZeroDivisionError):
-        backends.reorder_batch_to_split_decodes_and_prefills([9, 1, 4], [0, 8, 3], lambda i, j: 1 // 0)
-    padding = backends.GraphPadding(backends.default_capture_sizes(16))
-    assert [padding.pad_for_cudagraph(n) for n in (0, 1, 3, 9)] == [0, 1, 4, 16]

@@ -106,7 +106,8 @@ def test_tensors_of_torch():
     cache = torch.zeros(FlashInferBackend.get_kv_cache_shape(64, 16, 2, 64), dtype=torch.bfloat16)
     for schedule in SCHEDULES:
         step = engine.step(schedule)
-        q, k, v = (torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16) for values in (step.q, step.k, step.v))
+        q, k, v = (torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16)
+                   for values in (step.q, step.k, step.v))
         arguments = {name: torch.from_numpy(values) for name, values in step.batch_arguments().items()}
         metadata = builder.build(0, backends.CommonAttentionMetadata(**arguments))
         out = torch.empty_like(q)

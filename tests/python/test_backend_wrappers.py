@@ -37,8 +37,12 @@ def cache_of(engine):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("changes,rules", [({}, {}), ({"window_left": 6}, {"left": 6}),
-                                           ({"logits_soft_cap": 3.0}, {"cap": 3.0}), ({"causal": False}, {"causal": False})])
+@pytest.mark.parametrize("changes,rules", [
+    ({}, {}),
+    ({"window_left": 6}, {"left": 6}),
+    ({"logits_soft_cap": 3.0}, {"cap": 3.0}),
+    ({"causal": False}, {"causal": False}),
+])
 def test_paged_prefills(dtype, changes, rules):
     engine = Engine(dtype)
     engine.step({"a": 40, "b": 3})

@@ -1,9 +1,9 @@
 """Folio behind an engine's attention layer: what the backends share.
 
-`folio.backends.flash_attn` and `folio.backends.flashinfer` are vLLM's backends on Folio's kernels, `folio.backends.token_pool`
-is pymllm's and SGLang's. A backend says what it takes and how its KV cache lies; a metadata builder is called once a step, an
-implementation once a layer and step. Here are the configuration, one step's batch (CommonAttentionMetadata), the order of
-requests, padding for graphs, and the selection of a backend.
+`folio.backends.flash_attn` and `folio.backends.flashinfer` are vLLM's backends on Folio's kernels,
+`folio.backends.token_pool` is pymllm's and SGLang's. A backend says what it takes and how its KV cache lies; a metadata
+builder is called once a step, an implementation once a layer and step. Here are the configuration, one step's batch
+(CommonAttentionMetadata), the order of requests, padding for graphs, and the selection of a backend.
 """
 
 from .._folio import (
@@ -35,6 +35,9 @@ from .._folio import (
     backend_priorities,
     default_capture_sizes,
     default_max_capture_size,
+    make_kv_sharing_fast_prefill_common_attn_metadata,
+    make_local_attention_virtual_batches,
+    merge_attn_states,
     reorder_batch_threshold,
     reorder_batch_to_split_decodes_and_prefills,
     resolve_kv_cache_layout,
