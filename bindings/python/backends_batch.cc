@@ -186,7 +186,9 @@ void bind_common_metadata(nb::module_& m) {
           "block_table_tensor", [](const CommonBatch& self) { return self.block_table_object; },
           "vLLM's name for block_table.")
       .def_prop_ro("slot_mapping", [](const CommonBatch& self) { return self.slot_mapping_object; })
-      .def("batch_size", [](const CommonBatch& self) { return self.view.num_reqs; })
+      .def(
+          "batch_size", [](const CommonBatch& self) { return self.view.num_reqs; },
+          "Requests of the batch, padding included.")
       .def("__repr__", [](const CommonBatch& self) {
         return "<folio.backends.CommonAttentionMetadata: " + std::to_string(self.view.num_reqs) + " requests, " +
                std::to_string(self.view.num_actual_tokens) + " tokens, on the " +

@@ -29,7 +29,8 @@ void bind_devices(nb::module_& m) {
       .def_ro("major", &bk::DeviceCapability::major)
       .def_ro("minor", &bk::DeviceCapability::minor)
       .def("to_int", &bk::DeviceCapability::to_int, "90 for 9.0, 103 for 10.3.")
-      .def("is_family", &bk::DeviceCapability::is_family, nb::arg("family"))
+      .def("is_family", &bk::DeviceCapability::is_family, nb::arg("family"),
+           "Whether it has the major number that `family` (90, 100, ...) begins with.")
       .def("__eq__", [](const bk::DeviceCapability& a, const bk::DeviceCapability& b) { return a == b; })
       .def("__lt__", [](const bk::DeviceCapability& a, const bk::DeviceCapability& b) { return a < b; })
       .def("__le__", [](const bk::DeviceCapability& a, const bk::DeviceCapability& b) { return a <= b; })
@@ -139,13 +140,20 @@ void bind_capability(nb::module_& m) {
           "(value, whether its multiples are taken too); empty: any.")
       .def_prop_ro("attn_types", [](const bk::BackendCapability& self) { return listed(self.attn_types); })
       .def_ro("required_layout", &bk::BackendCapability::required_layout)
-      .def("supports_head_size", &bk::BackendCapability::supports_head_size, nb::arg("head_size"))
-      .def("supports_dtype", &bk::BackendCapability::supports_dtype, nb::arg("dtype"))
-      .def("supports_kv_cache_dtype", &bk::BackendCapability::supports_kv_cache_dtype, nb::arg("name").none())
-      .def("supports_page_size", &bk::BackendCapability::supports_page_size, nb::arg("page_size").none())
-      .def("supports_attn_type", &bk::BackendCapability::supports_attn_type, nb::arg("attn_type"))
-      .def("supports_compute_capability", &bk::BackendCapability::supports_compute_capability, nb::arg("device"))
-      .def("get_preferred_page_size", &bk::BackendCapability::get_preferred_page_size, nb::arg("default_page_size"))
+      .def("supports_head_size", &bk::BackendCapability::supports_head_size, nb::arg("head_size"),
+           "Whether heads of that size are taken.")
+      .def("supports_dtype", &bk::BackendCapability::supports_dtype, nb::arg("dtype"),
+           "Whether models of that type are taken.")
+      .def("supports_kv_cache_dtype", &bk::BackendCapability::supports_kv_cache_dtype, nb::arg("name").none(),
+           "Whether caches of that name are taken; None: not asked.")
+      .def("supports_page_size", &bk::BackendCapability::supports_page_size, nb::arg("page_size").none(),
+           "Whether it is a multiple of any of the kernels' sizes.")
+      .def("supports_attn_type", &bk::BackendCapability::supports_attn_type, nb::arg("attn_type"),
+           "Whether layers of that kind are taken.")
+      .def("supports_compute_capability", &bk::BackendCapability::supports_compute_capability, nb::arg("device"),
+           "Whether the device is.")
+      .def("get_preferred_page_size", &bk::BackendCapability::get_preferred_page_size, nb::arg("default_page_size"),
+           "The default where it is supported, otherwise the smallest of the kernels' sizes.")
       .def("__repr__", [](const bk::BackendCapability& self) {
         return "<folio.backends.BackendCapability: " + std::string(self.name) + ">";
       });

@@ -59,11 +59,13 @@ void bind_backends_dispatch(nb::module_& m) {
             return std::pair(answer.available, answer.reason);
           },
           nb::arg("family"), "(whether the family can be used, and if not, why).")
-      .def("has_flashinfer", &KernelDispatch::has_flashinfer)
-      .def("supports_trtllm_attention", &KernelDispatch::supports_trtllm_attention)
-      .def("force_use_trtllm_attention", &KernelDispatch::force_use_trtllm_attention)
+      .def("has_flashinfer", &KernelDispatch::has_flashinfer, "Whether the library is there.")
+      .def("supports_trtllm_attention", &KernelDispatch::supports_trtllm_attention,
+           "Whether kernels that take block tables are there.")
+      .def("force_use_trtllm_attention", &KernelDispatch::force_use_trtllm_attention,
+           "What the configuration forces; None: nothing.")
       .def("can_use_trtllm_attention", &KernelDispatch::can_use_trtllm_attention, nb::arg("num_qo_heads"),
-           nb::arg("num_kv_heads"))
+           nb::arg("num_kv_heads"), "Supported, not forced off, and query heads a multiple of KV heads.")
       .def(
           "use_trtllm_attention",
           [](const KernelDispatch& self, int32_t num_qo_heads, int32_t num_kv_heads, int32_t num_tokens,
@@ -77,8 +79,10 @@ void bind_backends_dispatch(nb::module_& m) {
           nb::arg("dcp_world_size") = 1, nb::arg("kv_cache_dtype") = "auto", nb::arg("q_dtype") = DType::kBFloat16,
           nb::arg("is_prefill") = false, nb::arg("force_use_trtllm") = nb::none(), nb::arg("has_sinks") = false,
           nb::arg("has_spec") = false, "Whether a batch goes to the kernels that take block tables.")
-      .def("has_submodule", &KernelDispatch::has_submodule, nb::arg("module"))
-      .def("has_entry_point", &KernelDispatch::has_entry_point, nb::arg("module"), nb::arg("attribute"));
+      .def("has_submodule", &KernelDispatch::has_submodule, nb::arg("module"),
+           "Whether that module of the library is there.")
+      .def("has_entry_point", &KernelDispatch::has_entry_point, nb::arg("module"), nb::arg("attribute"),
+           "Whether the library, that module and that function of it are there.");
 }
 
 }  // namespace folio::python

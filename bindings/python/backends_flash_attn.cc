@@ -395,7 +395,9 @@ void bind_builder(nb::module_& m) {
       .def("update_block_table", &update_block_table, nb::arg("metadata"), nb::arg("blk_table"),
            nb::arg("slot_mapping"), nb::arg("block_table_host") = nb::none(),
            "The same step for another KV cache group, whose layers differ in nothing but where their pages are.")
-      .def("get_cudagraph_support", [](const Builder& self) { return self.builder.get_cudagraph_support(); })
+      .def(
+          "get_cudagraph_support", [](const Builder& self) { return self.builder.get_cudagraph_support(); },
+          "Which batches can be replayed from captured graphs.")
       .def_prop_ro(
           "reorder_batch_threshold", [](const Builder& self) { return self.builder.reorder_batch_threshold(); },
           "None: requests may stand in any order.")
@@ -417,10 +419,14 @@ void bind_backend(nb::module_& m) {
   backend.attr("accept_output_buffer") = Backend::accept_output_buffer;
   backend.attr("forward_includes_kv_cache_update") = Backend::forward_includes_kv_cache_update;
   backend.def(nb::init<>())
-      .def_static("get_name", [] { return std::string(Backend::get_name()); })
-      .def_static("get_impl_cls", [impl] { return impl; })
-      .def_static("get_builder_cls", [builder] { return builder; })
-      .def_static("capability", &Backend::capability, nb::arg("facts") = Facts{})
+      .def_static(
+          "get_name", [] { return std::string(Backend::get_name()); }, "'FLASH_ATTN'.")
+      .def_static(
+          "get_impl_cls", [impl] { return impl; }, "FlashAttentionImpl.")
+      .def_static(
+          "get_builder_cls", [builder] { return builder; }, "FlashAttentionMetadataBuilder.")
+      .def_static("capability", &Backend::capability, nb::arg("facts") = Facts{},
+                  "Everything that the backend takes, as values.")
       .def_static("validate_configuration", &Backend::validate_configuration, nb::arg("requirements"),
                   nb::arg("facts") = Facts{},
                   "Every reason why the requirements cannot be met, in vLLM's words; empty: they can.")
@@ -430,25 +436,27 @@ void bind_backend(nb::module_& m) {
             const auto all = Backend::supported_dtypes(profile);
             return std::vector<DType>(all.begin(), all.end());
           },
-          nb::arg("profile") = bk::BackendProfile::kNative)
+          nb::arg("profile") = bk::BackendProfile::kNative, "Model dtypes.")
       .def_static(
           "supported_kv_cache_dtypes",
           [](bk::BackendProfile profile) {
             const auto all = Backend::supported_kv_cache_dtypes(profile);
             return std::vector<std::string>(all.begin(), all.end());
           },
-          nb::arg("profile") = bk::BackendProfile::kNative)
+          nb::arg("profile") = bk::BackendProfile::kNative, "Names of cache dtypes that do not depend on the device.")
       .def_static("supports_kv_cache_dtype", &Backend::supports_kv_cache_dtype, nb::arg("kv_cache_dtype").none(),
-                  nb::arg("facts") = Facts{})
+                  nb::arg("facts") = Facts{}, "Whether caches of that name are taken; None: not asked.")
       .def_static("get_preferred_page_size", &Backend::get_preferred_page_size, nb::arg("default_page_size"),
-                  nb::arg("facts") = Facts{})
-      .def_static("supports_head_size", &Backend::supports_head_size, nb::arg("head_size"))
-      .def_static("supports_attn_type", &Backend::supports_attn_type, nb::arg("attn_type"))
-      .def_static("supports_non_causal", &Backend::supports_non_causal)
+                  nb::arg("facts") = Facts{}, "The default where it is supported; at least 64 on XPU.")
+      .def_static("supports_head_size", &Backend::supports_head_size, nb::arg("head_size"), "Multiples of 8 up to 256.")
+      .def_static("supports_attn_type", &Backend::supports_attn_type, nb::arg("attn_type"), "True: all four.")
+      .def_static("supports_non_causal", &Backend::supports_non_causal, "True.")
       .def_static("supports_per_head_quant_scales", &Backend::supports_per_head_quant_scales,
-                  nb::arg("facts") = Facts{})
-      .def_static("supports_sink", &Backend::supports_sink, nb::arg("facts") = Facts{})
-      .def_static("get_cudagraph_support", &Backend::get_cudagraph_support, nb::arg("facts") = Facts{})
+                  nb::arg("facts") = Facts{}, "Whether scales per head are taken.")
+      .def_static("supports_sink", &Backend::supports_sink, nb::arg("facts") = Facts{},
+                  "Whether attention sinks are taken.")
+      .def_static("get_cudagraph_support", &Backend::get_cudagraph_support, nb::arg("facts") = Facts{},
+                  "Which batches can be replayed from captured graphs.")
       .def_static(
           "get_kv_cache_shape",
           [](int64_t num_blocks, int32_t block_size, int32_t num_kv_heads, int32_t head_size,
@@ -462,7 +470,8 @@ void bind_backend(nb::module_& m) {
               "def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, profile: "
               "BackendProfile | str = ...) -> tuple[int, int, int, int, int]"),
           "(2, num_blocks, block_size, num_kv_heads, head_size): K at index 0, V at 1; tokens of a page are a block.")
-      .def_static("get_kv_cache_page_dim", &Backend::get_kv_cache_page_dim)
+      .def_static("get_kv_cache_page_dim", &Backend::get_kv_cache_page_dim,
+                  "1: which dimension of the shape counts pages.")
       .def_static(
           "get_kv_cache_stride_order",
           [](bk::KvCacheLayout layout, bool include_num_layers_dimension) {
@@ -482,7 +491,8 @@ void bind_backend(nb::module_& m) {
           [](const std::string& name, bk::BackendProfile profile) {
             return Backend::get_fp8_dtype_for_flashattn(name, profile);
           },
-          nb::arg("kv_cache_dtype"), nb::arg("profile") = bk::BackendProfile::kNative);
+          nb::arg("kv_cache_dtype"), nb::arg("profile") = bk::BackendProfile::kNative,
+          "The element type of an fp8 cache's name. Raises InvalidArgument for other names.");
 }
 
 }  // namespace

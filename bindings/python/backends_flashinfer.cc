@@ -267,8 +267,10 @@ void bind_impl(nb::module_& m) {
       .def(
           "fused_output_quant_supported",
           [](const Impl& self, bk::QuantKey quant_key) { return self.impl.fused_output_quant_supported(quant_key); },
-          nb::arg("quant_key"))
-      .def("supports_quant_query_input", [](const Impl& self) { return self.impl.supports_quant_query_input(); })
+          nb::arg("quant_key"), "Whether forward takes outputs quantised like that.")
+      .def(
+          "supports_quant_query_input", [](const Impl& self) { return self.impl.supports_quant_query_input(); },
+          "Whether queries may come as fp8 e4m3.")
       .def_prop_ro("support_trtllm_attn", [](const Impl& self) { return self.impl.support_trtllm_attn(); })
       .def_prop_ro("num_heads", [](const Impl& self) { return self.impl.num_heads(); })
       .def_prop_ro("num_kv_heads", [](const Impl& self) { return self.impl.num_kv_heads(); })
@@ -438,12 +440,16 @@ void bind_backend(nb::module_& m) {
   type.def(nb::init<>())
       .def_static(
           "get_name", [](BackendProfile profile) { return std::string(Backend::get_name(profile)); },
-          nb::arg("profile") = BackendProfile::kNative)
-      .def_static("get_impl_cls", [impl] { return impl; })
-      .def_static("get_builder_cls", [builder] { return builder; })
+          nb::arg("profile") = BackendProfile::kNative, "'FLASHINFER'; 'FLASHINFER_VLLM_V1' in July 2025.")
+      .def_static(
+          "get_impl_cls", [impl] { return impl; }, "FlashInferImpl.")
+      .def_static(
+          "get_builder_cls", [builder] { return builder; }, "FlashInferMetadataBuilder.")
       .def_static("forward_includes_kv_cache_update", &Backend::forward_includes_kv_cache_update,
-                  nb::arg("profile") = BackendProfile::kNative)
-      .def_static("capability", &Backend::capability, nb::arg("facts") = Facts{})
+                  nb::arg("profile") = BackendProfile::kNative,
+                  "Whether forward writes the new keys and values; VLLM_2026_03: a call of its own.")
+      .def_static("capability", &Backend::capability, nb::arg("facts") = Facts{},
+                  "Everything that the backend takes, as values.")
       .def_static("validate_configuration", &Backend::validate_configuration, nb::arg("requirements"),
                   nb::arg("facts") = Facts{},
                   "Every reason why the requirements cannot be met, in vLLM's words; empty: they can.")
@@ -453,38 +459,43 @@ void bind_backend(nb::module_& m) {
             const auto all = Backend::supported_dtypes(profile);
             return std::vector<DType>(all.begin(), all.end());
           },
-          nb::arg("profile") = BackendProfile::kNative)
+          nb::arg("profile") = BackendProfile::kNative, "Model dtypes.")
       .def_static(
           "supported_kv_cache_dtypes",
           [](BackendProfile profile) {
             const auto all = Backend::supported_kv_cache_dtypes(profile);
             return std::vector<std::string>(all.begin(), all.end());
           },
-          nb::arg("profile") = BackendProfile::kNative)
+          nb::arg("profile") = BackendProfile::kNative, "Names of cache dtypes.")
       .def_static(
           "get_supported_head_sizes",
           [](BackendProfile profile) {
             const auto all = Backend::get_supported_head_sizes(profile);
             return std::vector<int32_t>(all.begin(), all.end());
           },
-          nb::arg("profile") = BackendProfile::kNative)
+          nb::arg("profile") = BackendProfile::kNative, "Head sizes that are taken.")
       .def_static("supports_head_size", &Backend::supports_head_size, nb::arg("head_size"),
-                  nb::arg("profile") = BackendProfile::kNative)
+                  nb::arg("profile") = BackendProfile::kNative, "Whether heads of that size are taken.")
       .def_static("supports_page_size", &Backend::supports_page_size, nb::arg("page_size"),
-                  nb::arg("profile") = BackendProfile::kNative)
+                  nb::arg("profile") = BackendProfile::kNative, "Whether it is a multiple of a kernel page.")
       .def_static("get_preferred_page_size", &Backend::get_preferred_page_size, nb::arg("default_page_size"),
-                  nb::arg("profile") = BackendProfile::kNative)
-      .def_static("supports_sink", &Backend::supports_sink, nb::arg("facts") = Facts{})
-      .def_static("supports_attn_type", &Backend::supports_attn_type, nb::arg("attn_type"))
-      .def_static("get_required_kv_cache_layout", &Backend::get_required_kv_cache_layout, nb::arg("facts") = Facts{})
+                  nb::arg("profile") = BackendProfile::kNative,
+                  "The default where it is supported, otherwise the smallest kernel page.")
+      .def_static("supports_sink", &Backend::supports_sink, nb::arg("facts") = Facts{},
+                  "Whether attention sinks are taken.")
+      .def_static("supports_attn_type", &Backend::supports_attn_type, nb::arg("attn_type"), "Decoders only.")
+      .def_static("get_required_kv_cache_layout", &Backend::get_required_kv_cache_layout, nb::arg("facts") = Facts{},
+                  "What the layout must be; None: any.")
       .def_static(
           "get_cudagraph_support",
           [](const Facts& facts, int32_t num_qo_heads, const std::vector<int32_t>& num_kv_heads) {
             return Backend::get_cudagraph_support(facts, num_qo_heads, num_kv_heads);
           },
-          nb::arg("facts"), nb::arg("num_qo_heads"), nb::arg("num_kv_heads"))
+          nb::arg("facts"), nb::arg("num_qo_heads"), nb::arg("num_kv_heads"),
+          "Which batches can be replayed; num_kv_heads has an entry for each group of layers.")
       .def_static("validate_head_size", &Backend::validate_head_size, nb::arg("head_size"),
-                  nb::arg("profile") = BackendProfile::kNative)
+                  nb::arg("profile") = BackendProfile::kNative,
+                  "Raises InvalidArgument for a head size that is not taken.")
       .def_static(
           "get_kv_cache_shape",
           [](int64_t num_blocks, int32_t block_size, int32_t num_kv_heads, int32_t head_size) {
@@ -495,7 +506,8 @@ void bind_backend(nb::module_& m) {
           nb::sig("def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> "
                   "tuple[int, int, int, int, int]"),
           "(num_blocks, 2, block_size, num_kv_heads, head_size): K at index 0, V at 1 of the second dimension.")
-      .def_static("get_kv_cache_page_dim", &Backend::get_kv_cache_page_dim)
+      .def_static("get_kv_cache_page_dim", &Backend::get_kv_cache_page_dim,
+                  "0: which dimension of the shape counts pages.")
       .def_static(
           "get_kv_cache_stride_order",
           [](bk::KvCacheLayout layout, bool include_num_layers_dimension) {
@@ -513,7 +525,8 @@ void bind_backend(nb::module_& m) {
       .def_static(
           "get_fp8_dtype_for_flashinfer",
           [](const std::string& name) { return Backend::get_fp8_dtype_for_flashinfer(name); },
-          nb::arg("kv_cache_dtype"));
+          nb::arg("kv_cache_dtype"),
+          "The element type of an fp8 cache's name. Raises InvalidArgument for other names.");
 }
 
 void bind_options(nb::module_& m) {

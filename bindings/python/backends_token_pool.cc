@@ -468,8 +468,10 @@ void bind_backend(nb::module_& m) {
           "and extend_no_prefix. A wrapper is a dict of copies: window_left, page_size, kv_lens, kv_starts, and on a "
           "CPU "
           "qo_indptr, kv_indptr, kv_indices, kv_last_page_len.")
-      .def("get_cuda_graph_seq_len_fill_value",
-           [](const Backend& self) { return self.backend.get_cuda_graph_seq_len_fill_value(); })
+      .def(
+          "get_cuda_graph_seq_len_fill_value",
+          [](const Backend& self) { return self.backend.get_cuda_graph_seq_len_fill_value(); },
+          "The length that padding requests of captured batches get: 1.")
       .def(
           "init_cuda_graph_state",
           [](Backend& self, int32_t max_bs, int32_t max_num_tokens, nb::object kv_indices_buf) {
