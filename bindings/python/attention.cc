@@ -3,6 +3,7 @@
 #include <new>
 #include <string>
 
+#include "executor.hpp"
 #include "folio/reference.hpp"
 #include "folio/types/error.hpp"
 #include "gil.hpp"
@@ -177,12 +178,16 @@ void bind_handles(nb::module_& m) {
   nb::class_<Context>(m, "Context", "A device with its threads. Immutable; safe to use from several threads at once.")
       .def_static(
           "cpu",
-          [](int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma, bool validate_tables) {
+          [](const Executor& executor, int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma,
+             bool validate_tables) {
+            ContextOptions options = context_options(num_threads, force_kernel, allow_fp8_mma, validate_tables);
+            options.executor = executor;
             const ReleasedGil released;
-            return Context::cpu(context_options(num_threads, force_kernel, allow_fp8_mma, validate_tables));
+            return Context::cpu(options);
           },
-          nb::kw_only(), nb::arg("num_threads") = 0, nb::arg("force_kernel") = "", nb::arg("allow_fp8_mma") = false,
-          nb::arg("validate_tables") = false)
+          nb::kw_only(), nb::arg("executor").none() = nb::none(), nb::arg("num_threads") = 0,
+          nb::arg("force_kernel") = "", nb::arg("allow_fp8_mma") = false, nb::arg("validate_tables") = false,
+          "executor: an Executor, to run on the engine's threads; without one, a pool of num_threads.")
       .def_static(
           "cuda",
           [](int32_t index, int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma,

@@ -165,9 +165,18 @@ class Lending {
   std::shared_ptr<Group> group_;
 };
 
+/// Every rank is a thread.
+void require_world(int32_t world) {
+  constexpr int32_t kMostRanks = 1024;
+  if (world < 1 || world > kMostRanks) {
+    refuse("world is " + std::to_string(world) + "; it must be in [1, " + std::to_string(kMostRanks) + "]");
+  }
+}
+
 nb::list run_ranks(int32_t world, nb::callable body, double timeout, const std::optional<Context>& context) {
+  require_world(world);
   const distributed::ThreadGroupOptions options = thread_options(timeout, context);
-  std::vector<nb::object> results(static_cast<size_t>(std::max(world, 0)));
+  std::vector<nb::object> results(static_cast<size_t>(world));
   {
     const ReleasedGil released;
     distributed::run_ranks(
@@ -226,6 +235,7 @@ void bind_groups(nb::module_& m) {
   m.def(
       "make_thread_groups",
       [](int32_t world, double timeout, const std::optional<Context>& context) {
+        require_world(world);
         std::vector<std::shared_ptr<Group>> groups;
         for (auto& made : distributed::make_thread_groups(world, thread_options(timeout, context))) {
           groups.push_back(std::make_shared<Group>(std::move(made)));

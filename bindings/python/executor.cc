@@ -66,6 +66,7 @@ struct PythonExecutor {
   nb::object parallel_for;  ///< (n, body)
   nb::object pool;          ///< or something with concurrent.futures' map
   int32_t concurrency = 1;
+  bool kept = false;  ///< for the process' life
 
   void run(int64_t n, const nb::object& body) const {
     const nb::object range = nb::handle(reinterpret_cast<PyObject*>(&PyRange_Type))(n);
@@ -141,11 +142,15 @@ void run_on_context(const Context& context, int64_t n, nb::callable body) {
 
 }  // namespace
 
-Executor executor_for_life(nb::handle source) {
-  if (!nb::isinstance<PythonExecutor>(source)) throw nb::type_error("executor: expected a folio.Executor");
-  source.inc_ref();  // contexts and ops may outlive every handle that Python has
+bool executor_for_life(nb::handle source, Executor& executor) noexcept {
+  executor = {};
+  if (source.is_none()) return true;
+  if (!nb::isinstance<PythonExecutor>(source)) return false;
   PythonExecutor* const self = nb::inst_ptr<PythonExecutor>(source);
-  return {self, self->concurrency, &parallel_for};
+  if (!self->kept) source.inc_ref();  // contexts and ops may outlive every handle that Python has
+  self->kept = true;
+  executor = {self, self->concurrency, &parallel_for};
+  return true;
 }
 
 void bind_executor(nb::module_& m) {
@@ -180,6 +185,7 @@ void bind_context_calls(nb::module_& m) {
       [](const Context& context, nb::object stream) {
         const std::vector<Array> none;
         const Stream queue = to_stream(stream, context.device(), {&none});
+        if (queue.handle != nullptr && context.device().type == DeviceType::kCpu) refuse("stream is given; a CPU has none");
         const ReleasedGil released;
         synchronize(context, queue);
       },

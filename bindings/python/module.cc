@@ -71,6 +71,7 @@ NB_MODULE(_folio, m) {
   folio::python::bind_tensors(m);
   folio::python::bind_cache(m);
   folio::python::bind_batch(m);
+  folio::python::bind_executor(m);
   folio::python::bind_attention(m);
   folio::python::bind_step(m);
   folio::python::bind_layer(m);
@@ -83,7 +84,6 @@ NB_MODULE(_folio, m) {
   folio::python::bind_quantize(m);
   folio::python::bind_cascade(m);
   folio::python::bind_sealed_plan(m);
-  folio::python::bind_executor(m);
   folio::python::bind_context_calls(m);
   folio::python::bind_distributed(m);
   m.def("version", &folio::version, "Folio's version, as \"0.1.0\".");

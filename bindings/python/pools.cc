@@ -450,7 +450,7 @@ void bind_token_allocator(nb::module_& m) {
       .def(
           "free_group",
           [](const std::shared_ptr<TokenAllocator>& self) {
-            return std::make_unique<FreeGroup>(self, self->free_group());
+            return FreeGroup{self, self->free_group()};
           },
           "Opens a FreeGroup. Raises InvalidArgument if one is open.")
       .def("__repr__", [](const TokenAllocator& self) {

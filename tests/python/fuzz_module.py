@@ -20,7 +20,9 @@ import folio
 import ml_dtypes
 import numpy as np
 
+import fuzz_serving
 import fuzz_values
+from fuzz_serving import Mismatch
 
 REFUSALS = (folio.Error, TypeError, ValueError)
 CONTEXTS = [folio.Context.cpu(num_threads=n) for n in (1, 3)]
@@ -32,10 +34,6 @@ ELEMENTS = {
 
 
 FP8 = [folio.float8_e4m3fn, folio.float8_e5m2]
-
-
-class Mismatch(Exception):
-    """A result that the oracle denies."""
 
 
 class Maker:
@@ -317,9 +315,17 @@ PUBLIC = {name: getattr(folio, name) for name in dir(folio) if not name.startswi
 ENUMS = [value for value in PUBLIC.values() if isinstance(value, type) and issubclass(value, enum.Enum)]
 CLASSES = [value for value in PUBLIC.values()
            if isinstance(value, type) and value not in ENUMS and not issubclass(value, Exception)]
+METHODS = [(kind, name) for kind in CLASSES for name, value in vars(kind).items()
+           if hasattr(value, "__nb_signature__") and (not name.startswith("__") or name == "__enter__")]
 CALLS = [*(value for value in PUBLIC.values() if hasattr(value, "__nb_signature__")), *CLASSES, folio.Context.cpu,
          folio.Context.cuda]
 ENUMERATORS = [member for kind in ENUMS for member in kind]
+
+
+# What costs memory, threads or time in proportion: more of it is no error.
+LIMITS = {"num_threads": 3, "world": 3, "n": 50, "concurrency": 4, "count": 10_000, "num_slots": 10_000,
+          "num_window_slots": 10_000, "num_layers": 3, "num_kv_heads": 64, "head_dim_qk": 640, "head_dim_v": 640,
+          "max_reqs": 100, "max_context_len": 10_000, "columns": 10_000, "bytes": 10**7}
 
 
 def any_value(random, classes):
@@ -336,11 +342,19 @@ def any_value(random, classes):
 def anything(random):
     """Any function or class, with arguments of any kind; results serve as arguments again."""
     function = random.choice(CALLS)
+    if random.random() < 0.4:
+        kind, name = random.choice(METHODS)
+        selves = [value for value in OBJECTS if type(value) is kind]
+        function = getattr(random.choice(selves), name) if selves else kind
     parameters = random.choice(parameters_of(function.__init__ if function in CLASSES else function))
     given = {name: any_value(random, classes) for name, classes in parameters.items() if random.random() < 0.8}
-    if isinstance(given.get("num_threads"), int):
-        given["num_threads"] = min(given["num_threads"], 3)  # more are threads, not errors
-    result = function(**given) if random.random() < 0.9 else function(*given.values())
+    for name, most in LIMITS.items():
+        if isinstance(given.get(name), (int, float)):
+            given[name] = min(given[name], most)
+    if "timeout" in parameters:
+        given["timeout"] = 0.01  # other ranks may never come
+    positional = not given.keys() & {"timeout", *LIMITS} and random.random() < 0.1
+    result = function(*given.values()) if positional else function(**given)
     for attribute in dir(result):
         if not attribute.startswith("__"):
             getattr(result, attribute)
@@ -349,7 +363,16 @@ def anything(random):
         keep(random, result)
 
 
-KINDS = [attention, attention, attention, attention, write, merge, anything, anything]
+def serving(kind):
+    """A case of fuzz_serving.py."""
+    def case(random):
+        kind(Maker(random), random.choice(CONTEXTS))
+    case.__name__ = kind.__name__
+    return case
+
+
+KINDS = [attention, attention, attention, attention, write, merge, anything, anything,
+         *map(serving, fuzz_serving.KINDS)]
 
 
 def main():
@@ -362,6 +385,7 @@ def main():
     given = options.parse_args()
     faulthandler.enable()
     warnings.simplefilter("ignore")  # numpy's, about casts of what is to be refused
+    sys.unraisablehook = lambda _: None  # of executors that are no executors
     taken, refused, number = {}, {}, given.first
     deadline = time.monotonic() + given.seconds
     while number < given.first + given.cases if given.cases is not None else time.monotonic() < deadline:

@@ -7,7 +7,7 @@ from foreign_array import BFLOAT, CUDA, ForeignArray
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 16, 33, -1, -2, 2**15, 2**31 - 1, -2**31, 2**31, 2**32, 2**63 - 1, -2**63, 2**64, 10**30]
 FLOATS = [0.0, -0.0, 1.0, 0.5, -1.0, 1e-30, 1e30, 1e39, float("nan"), float("inf"), -float("inf")]
-OTHERS = [None, True, "", "generic", b"", (), [], {}, [1, 2], object(), print]
+OTHERS = [None, True, "", "generic", b"", (), [], {}, [1, 2], object(), repr]
 DTYPES = [np.float32, np.float64, np.float16, np.int32, np.int64, np.uint8, np.uint16, np.int8, np.bool_, np.complex64,
           np.dtype(">f4"), np.dtype(">i4"), ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
           ml_dtypes.int4]
