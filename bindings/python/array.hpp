@@ -14,6 +14,7 @@
 
 #include "folio/context.hpp"
 #include "folio/types/tensor_view.hpp"
+#include "names.hpp"
 
 namespace folio::python {
 

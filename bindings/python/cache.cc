@@ -172,7 +172,7 @@ void bind_cache(nb::module_& m) {
       [](nb::object k, nb::object v, DType dtype) {
         return make_strided(k, v, dtype, "[pages, page_size, heads, head_dim]", 1, 2);
       },
-      nb::arg("k"), nb::arg("v"), nb::arg("dtype") = DType::kUnset,
+      nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
       "A cache whose arrays are [pages, page_size, heads, head_dim], of any strides but the innermost. `dtype` for "
       "arrays of uint16 and uint8.");
   m.def(
@@ -180,12 +180,12 @@ void bind_cache(nb::module_& m) {
       [](nb::object k, nb::object v, DType dtype) {
         return make_strided(k, v, dtype, "[pages, heads, page_size, head_dim]", 2, 1);
       },
-      nb::arg("k"), nb::arg("v"), nb::arg("dtype") = DType::kUnset,
+      nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
       "A cache whose arrays are [pages, heads, page_size, head_dim], of any strides but the innermost.");
   m.def(
       "make_cpu_packed_view", [](nb::object k, nb::object v, DType dtype) { return make_packed(k, v, dtype); },
-      nb::arg("k"), nb::arg("v"), nb::arg("dtype") = DType::kUnset,
-      "A kCpuPacked cache: k is [pages, heads, page_size, head_dim_qk], v [pages, heads, page_size / 2, head_dim_v, "
+      nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
+      "A CPU_PACKED cache: k is [pages, heads, page_size, head_dim_qk], v [pages, heads, page_size / 2, head_dim_v, "
       "2].");
   nb::class_<Table>(m, "PageTableView", "Which pages each row's tokens lie in; made by csr_table and dense_table.")
       .def_prop_ro("num_rows", [](const Table& self) { return self.view.num_rows; });

@@ -36,7 +36,7 @@ void bind_errors(nb::module_& m) {
                               "was given and what is offered.",
                               PyExc_RuntimeError);
   invalid_argument_type =
-      make_exception(m, "InvalidArgument", "An Error whose code is kInvalidArgument; a ValueError too.",
+      make_exception(m, "InvalidArgument", "An Error whose code is INVALID_ARGUMENT; a ValueError too.",
                      nb::make_tuple(nb::handle(error_type), nb::handle(PyExc_ValueError)));
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     try {

@@ -25,7 +25,7 @@ DType agreed_type(const Array& array, DType said) {
   }
   if (said == DType::kUnset) {
     refuse(array.name + " is " + element +
-           ", which says no float type; name it: folio.TensorView(array, folio.DType.kBFloat16)");
+           ", which says no float type; name it: folio.TensorView(array, folio.bfloat16)");
   }
   if (size_of(said) * 8 != array.element.bits) {
     refuse(array.name + " is " + element + "; " + std::string(to_string(said)) + " takes elements of " +
@@ -141,7 +141,7 @@ void bind_tensors(nb::module_& m) {
           [](Tensor* self, nb::object array, DType dtype) {
             new (self) Tensor(make_tensor(array, dtype, "array", Access::kWriteIfPossible));
           },
-          nb::arg("array"), nb::arg("dtype") = DType::kUnset)
+          nb::arg("array"), nb::arg("dtype").none() = DType::kUnset)
       .def_prop_ro("dtype", [](const Tensor& self) { return self.view.dtype; })
       .def_prop_ro("writable", [](const Tensor& self) { return self.array.writable; })
       .def_prop_ro(

@@ -2,64 +2,6 @@
 
 namespace folio::python {
 
-void bind_enums(nb::module_& m) {
-  nb::enum_<ErrorCode>(m, "ErrorCode", "Why a call failed: Error.code.")
-      .value("kInvalidArgument", ErrorCode::kInvalidArgument)
-      .value("kUnsupported", ErrorCode::kUnsupported)
-      .value("kUnavailable", ErrorCode::kUnavailable)
-      .value("kOutOfMemory", ErrorCode::kOutOfMemory)
-      .value("kWorkspaceTooSmall", ErrorCode::kWorkspaceTooSmall)
-      .value("kStalePlan", ErrorCode::kStalePlan)
-      .value("kDeviceError", ErrorCode::kDeviceError)
-      .value("kInternal", ErrorCode::kInternal);
-  nb::enum_<DeviceType>(m, "DeviceType").value("kCpu", DeviceType::kCpu).value("kCuda", DeviceType::kCuda);
-  nb::enum_<Where>(m, "Where", "Where a batch's lengths lie.")
-      .value("kHost", Where::kHost)
-      .value("kDevice", Where::kDevice);
-  nb::enum_<DType>(m, "DType", "Element types.")
-      .value("kUnset", DType::kUnset)
-      .value("kFloat32", DType::kFloat32)
-      .value("kFloat16", DType::kFloat16)
-      .value("kBFloat16", DType::kBFloat16)
-      .value("kFloat8E4M3", DType::kFloat8E4M3)
-      .value("kFloat8E5M2", DType::kFloat8E5M2)
-      .value("kFloat4E2M1x2", DType::kFloat4E2M1x2);
-  nb::enum_<KvFormat>(m, "KvFormat", "How a page's keys and values lie in memory.")
-      .value("kStrided", KvFormat::kStrided)
-      .value("kCpuPacked", KvFormat::kCpuPacked);
-  nb::enum_<KvSource>(m, "KvSource", "Where a segment's keys and values lie.")
-      .value("kPaged", KvSource::kPaged)
-      .value("kRagged", KvSource::kRagged);
-  nb::enum_<MaskKind>(m, "MaskKind", "Which keys are visible to a query, before the window.")
-      .value("kNone", MaskKind::kNone)
-      .value("kCausal", MaskKind::kCausal)
-      .value("kCustom", MaskKind::kCustom);
-  nb::enum_<SegmentMask>(m, "SegmentMask", "Whether the config's mask and window apply to a segment.")
-      .value("kAsConfig", SegmentMask::kAsConfig)
-      .value("kAllVisible", SegmentMask::kAllVisible);
-  nb::enum_<CustomMaskScope>(m, "CustomMaskScope", "Which keys a custom mask's columns stand for.")
-      .value("kAll", CustomMaskScope::kAll)
-      .value("kTail", CustomMaskScope::kTail);
-  nb::enum_<Determinism>(m, "Determinism", "What must not change a result's bits.")
-      .value("kNone", Determinism::kNone)
-      .value("kRunToRun", Determinism::kRunToRun)
-      .value("kBatchInvariant", Determinism::kBatchInvariant)
-      .value("kScheduleInvariant", Determinism::kScheduleInvariant);
-  nb::enum_<Feature>(m, "Feature", nb::is_flag(), "Per-layer features that an op must be prepared for.")
-      .value("kSoftCap", Feature::kSoftCap)
-      .value("kAlibi", Feature::kAlibi)
-      .value("kSinks", Feature::kSinks)
-      .value("kRopeLlama", Feature::kRopeLlama);
-  nb::enum_<LseBase>(m, "LseBase", "The logarithm's base of LSE values.")
-      .value("kE", LseBase::kE)
-      .value("k2", LseBase::k2);
-  nb::enum_<ScaleGranularity>(m, "ScaleGranularity", "How a scale array is indexed.")
-      .value("kPerTensor", ScaleGranularity::kPerTensor)
-      .value("kPerHead", ScaleGranularity::kPerHead)
-      .value("kPerRequest", ScaleGranularity::kPerRequest)
-      .value("kPerRequestAndHead", ScaleGranularity::kPerRequestAndHead);
-}
-
 namespace {
 
 void bind_attention_config(nb::module_& m) {
@@ -70,34 +12,34 @@ void bind_attention_config(nb::module_& m) {
           "__init__",
           [](AttentionConfig* self, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim_qk, int32_t head_dim_v,
              DType q, DType kv, DType ragged_kv, DType out, KvFormat kv_format, int32_t page_size, MaskKind mask,
-             int32_t window_left, int32_t window_right, std::optional<Feature> features, Determinism determinism) {
-            const Features declared = features ? Features(*features) : Features();
+             int32_t window_left, int32_t window_right, const Features& features, Determinism determinism) {
             new (self) AttentionConfig{num_q_heads, num_kv_heads, head_dim_qk,  head_dim_v, q,
                                        kv,          ragged_kv,    out,          kv_format,  page_size,
-                                       mask,        window_left,  window_right, declared,   determinism};
+                                       mask,        window_left,  window_right, features,   determinism};
           },
           nb::kw_only(), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim_qk"), nb::arg("head_dim_v"),
-          nb::arg("q") = standard.q, nb::arg("kv") = standard.kv, nb::arg("ragged_kv") = standard.ragged_kv,
-          nb::arg("out") = standard.out, nb::arg("kv_format") = standard.kv_format,
+          nb::arg("q") = standard.q, nb::arg("kv") = standard.kv, nb::arg("ragged_kv").none() = standard.ragged_kv,
+          nb::arg("out").none() = standard.out, nb::arg("kv_format") = standard.kv_format,
           nb::arg("page_size") = standard.page_size, nb::arg("mask") = standard.mask,
           nb::arg("window_left") = standard.window_left, nb::arg("window_right") = standard.window_right,
-          nb::arg("features") = nb::none(), nb::arg("determinism") = standard.determinism)
+          nb::arg("features").none() = nb::none(), nb::arg("determinism") = standard.determinism)
       .def_rw("num_q_heads", &AttentionConfig::num_q_heads)
       .def_rw("num_kv_heads", &AttentionConfig::num_kv_heads)
       .def_rw("head_dim_qk", &AttentionConfig::head_dim_qk)
       .def_rw("head_dim_v", &AttentionConfig::head_dim_v)
       .def_rw("q", &AttentionConfig::q)
       .def_rw("kv", &AttentionConfig::kv)
-      .def_rw("ragged_kv", &AttentionConfig::ragged_kv)
-      .def_rw("out", &AttentionConfig::out)
+      .def_rw("ragged_kv", &AttentionConfig::ragged_kv, nb::for_setter(nb::arg("ragged_kv").none()))
+      .def_rw("out", &AttentionConfig::out, nb::for_setter(nb::arg("out").none()))
       .def_rw("kv_format", &AttentionConfig::kv_format)
       .def_rw("page_size", &AttentionConfig::page_size)
       .def_rw("mask", &AttentionConfig::mask)
       .def_rw("window_left", &AttentionConfig::window_left)
       .def_rw("window_right", &AttentionConfig::window_right)
       .def_prop_rw(
-          "features", [](const AttentionConfig& self) { return static_cast<Feature>(self.features.bits); },
-          [](AttentionConfig& self, Feature features) { self.features = features; })
+          "features", [](const AttentionConfig& self) { return self.features; },
+          [](AttentionConfig& self, const Features& features) { self.features = features; },
+          nb::for_setter(nb::arg("features").none()))
       .def_rw("determinism", &AttentionConfig::determinism);
 }
 

@@ -20,7 +20,7 @@ def main():
     folio.write_kv_cache(context, folio.CacheWriteArgs(k, v, slots, cache))
 
     config = folio.AttentionConfig(num_q_heads=Q_HEADS, num_kv_heads=KV_HEADS, head_dim_qk=DIM, head_dim_v=DIM,
-                                   q=folio.DType.kFloat32, kv=folio.DType.kFloat32, page_size=PAGE_SIZE)
+                                   q=folio.float32, kv=folio.float32, page_size=PAGE_SIZE)
     op = folio.prepare(context, config)  # once per group of layers
     buffer = folio.make_plan_buffer(op)
     workspace = folio.Workspace(folio.workspace_size(op))

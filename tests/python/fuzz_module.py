@@ -26,12 +26,12 @@ REFUSALS = (folio.Error, TypeError, ValueError)
 CONTEXTS = [folio.Context.cpu(num_threads=n) for n in (1, 3)]
 EPS32 = float(np.finfo(np.float32).eps)
 ELEMENTS = {
-    folio.DType.kFloat32: np.float32, folio.DType.kFloat16: np.float16, folio.DType.kBFloat16: ml_dtypes.bfloat16,
-    folio.DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, folio.DType.kFloat8E5M2: ml_dtypes.float8_e5m2,
+    folio.float32: np.float32, folio.float16: np.float16, folio.bfloat16: ml_dtypes.bfloat16,
+    folio.float8_e4m3fn: ml_dtypes.float8_e4m3fn, folio.float8_e5m2: ml_dtypes.float8_e5m2,
 }
 
 
-FP8 = [folio.DType.kFloat8E4M3, folio.DType.kFloat8E5M2]
+FP8 = [folio.float8_e4m3fn, folio.float8_e5m2]
 
 
 class Mismatch(Exception):
@@ -73,17 +73,17 @@ def make_config(maker):
     some = maker.some
     kv_heads, q = some(1, 2, 3), some(*list(ELEMENTS)[:3])
     features = None
-    for feature in (folio.Feature.kSoftCap, folio.Feature.kAlibi, folio.Feature.kSinks):
+    for feature in (folio.Feature.SOFT_CAP, folio.Feature.ALIBI, folio.Feature.SINKS):
         if some(True, False, False):
             features = feature if features is None else features | feature
-    packed = some(True, False, False, False) and q != folio.DType.kFloat32
+    packed = some(True, False, False, False) and q != folio.float32
     return {
         "num_q_heads": kv_heads * some(1, 2, 5), "num_kv_heads": kv_heads, "head_dim_qk": some(8, 32, 64, 72),
-        "head_dim_v": some(8, 24, 64), "q": q, "kv": some(q, q, folio.DType.kFloat8E4M3, folio.DType.kFloat8E5M2),
-        "out": some(folio.DType.kUnset, folio.DType.kUnset, q, *ELEMENTS),
+        "head_dim_v": some(8, 24, 64), "q": q, "kv": some(q, q, folio.float8_e4m3fn, folio.float8_e5m2),
+        "out": some(None, None, q, *ELEMENTS),
         "page_size": 16 if packed else some(1, 3, 16, 64),
-        "kv_format": folio.KvFormat.kCpuPacked if packed else folio.KvFormat.kStrided,
-        "mask": some(folio.MaskKind.kNone, folio.MaskKind.kCausal, folio.MaskKind.kCausal, folio.MaskKind.kCustom),
+        "kv_format": folio.KvFormat.CPU_PACKED if packed else folio.KvFormat.STRIDED,
+        "mask": some(folio.MaskKind.NONE, folio.MaskKind.CAUSAL, folio.MaskKind.CAUSAL, folio.MaskKind.CUSTOM),
         "window_left": some(-1, -1, 0, 5, 40), "window_right": some(-1, -1, 0, 3), "features": features,
         "determinism": some(*folio.Determinism.__members__.values()),
     }
@@ -92,7 +92,7 @@ def make_config(maker):
 def make_cache(maker, config, pages):
     element = ELEMENTS[config["kv"]]
     heads, size, dims = config["num_kv_heads"], config["page_size"], (config["head_dim_qk"], config["head_dim_v"])
-    if config["kv_format"] == folio.KvFormat.kCpuPacked:
+    if config["kv_format"] == folio.KvFormat.CPU_PACKED:
         k = maker.values(pages, heads, size, dims[0], element=element)
         return k, maker.values(pages, heads, size // 2, dims[1], 2, element=element), folio.make_cpu_packed_view
     if maker.some(True, False):
@@ -117,8 +117,8 @@ def make_table(maker, config, lengths, pages):
 
 def make_scale(maker, heads, requests):
     kinds = folio.ScaleGranularity
-    shape, kind = maker.some(((1,), kinds.kPerTensor), ((heads,), kinds.kPerHead), ((requests,), kinds.kPerRequest),
-                             ((requests, heads), kinds.kPerRequestAndHead))
+    shape, kind = maker.some(((1,), kinds.PER_TENSOR), ((heads,), kinds.PER_HEAD), ((requests,), kinds.PER_REQUEST),
+                             ((requests, heads), kinds.PER_REQUEST_AND_HEAD))
     if maker.some(True, True, False):
         return maker.give(maker.some(1.0, 0.5, 2.0))
     return folio.Scale(data=maker.give(np.abs(maker.values(*shape)) + np.float32(0.5)), granularity=maker.give(kind))
@@ -141,7 +141,7 @@ def make_segments(maker, config, q_len, sharded):
         own = np.repeat(lengths, groups).astype(np.int32)
         before = before + own
         scales = {"k_scale": make_scale(maker, heads, requests), "v_scale": make_scale(maker, heads, requests)}
-        source = folio.KvSource.kRagged if kind == "ragged" else folio.KvSource.kPaged
+        source = folio.KvSource.RAGGED if kind == "ragged" else folio.KvSource.PAGED
         if kind == "ragged":
             element = ELEMENTS[config["q"] if config["kv"] in FP8 else config["kv"]]
             k, v = (maker.values(sum(lengths), heads, config[dim], element=element)
@@ -159,13 +159,13 @@ def make_segments(maker, config, q_len, sharded):
 
 def make_custom_mask(maker, config, q_len, parts):
     """(its shape, its bits)"""
-    if config["mask"] != folio.MaskKind.kCustom:
+    if config["mask"] != folio.MaskKind.CUSTOM:
         return None, None
     columns = sum(own for _, _, own in parts)
     shape = folio.CustomMask()
     if maker.some(True, False):
         columns = np.array([maker.random.randint(0, int(keys)) for keys in columns], np.int32)
-        shape = folio.CustomMask(scope=folio.CustomMaskScope.kTail, tail_len=maker.give(columns))
+        shape = folio.CustomMask(scope=folio.CustomMaskScope.TAIL, tail_len=maker.give(columns))
     size = sum(-(-length * int(count) // 8) for length, count in zip(q_len, columns))
     return shape, maker.numpy.integers(0, 256, size).astype(np.uint8)
 
@@ -178,9 +178,9 @@ def make_args(maker, config, op, q_len, parts, mask_bits):
     features = config["features"] or folio.Feature(0)
     given = {
         "lse": maker.some(lse, lse, None), "sm_scale": maker.some(0.0, 0.3),
-        "logits_soft_cap": 4.0 if folio.Feature.kSoftCap in features else 0.0,
-        "alibi_slopes": np.abs(maker.values(heads)) / 8 if folio.Feature.kAlibi in features else None,
-        "sinks": maker.values(heads) if folio.Feature.kSinks in features else None, "q_scale": 1.0,
+        "logits_soft_cap": 4.0 if folio.Feature.SOFT_CAP in features else 0.0,
+        "alibi_slopes": np.abs(maker.values(heads)) / 8 if folio.Feature.ALIBI in features else None,
+        "sinks": maker.values(heads) if folio.Feature.SINKS in features else None, "q_scale": 1.0,
         "out_scale": maker.some(1.0, 0.5) if op.config.out in FP8 else 1.0, "custom_mask": mask_bits,
     }
     given = maker.kept(given)
@@ -197,7 +197,7 @@ def attention(random):
     options = folio.PrepareOptions(num_workers=maker.give(maker.some(0, 1, 4)))
     op = folio.prepare(context, config, options)
     q_len = [maker.some(0, 1, 1, 2, 17) for _ in range(maker.some(0, 1, 2, 4))]
-    sharded = wanted["mask"] != folio.MaskKind.kCustom and maker.some(True, False, False)
+    sharded = wanted["mask"] != folio.MaskKind.CUSTOM and maker.some(True, False, False)
     parts = make_segments(maker, wanted, q_len, sharded)
     mask, mask_bits = make_custom_mask(maker, wanted, q_len, parts)
     positions = None  # of a shard they must be said
@@ -228,7 +228,7 @@ def compare(maker, config, op, batch, args, q, out, given):
     scale = given["out_scale"]
     # As problems.assert_close, with the largest value for the mean of the values. A position is below 1024, a slope 1.
     # Probabilities and queries may be rounded to the 16-bit type.
-    exactly = op.config.q == op.config.kv == folio.DType.kFloat32
+    exactly = op.config.q == op.config.kv == folio.float32
     coarse, keys = EPS32 if exactly else 2.0**-8, 512
     length = np.linalg.norm(q.astype(np.float64), axis=2).max(initial=0)
     sm_scale = given["sm_scale"] or config.head_dim_qk**-0.5

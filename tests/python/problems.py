@@ -9,9 +9,9 @@ import numpy as np
 import paged_attention
 
 DTYPES = {
-    "float32": (np.float32, folio.DType.kFloat32),
-    "float16": (np.float16, folio.DType.kFloat16),
-    "bfloat16": (ml_dtypes.bfloat16, folio.DType.kBFloat16),
+    "float32": (np.float32, folio.float32),
+    "float16": (np.float16, folio.float16),
+    "bfloat16": (ml_dtypes.bfloat16, folio.bfloat16),
 }
 
 BATCHES = {
@@ -74,13 +74,13 @@ def make(dtype="float32", batch="mixed", q_heads=4, kv_heads=2, dim_qk=32, dim_v
             place = own[token // PAGE_SIZE], token % PAGE_SIZE
             k[place] = random.standard_normal((kv_heads, dim_qk))
             v[place] = random.standard_normal((kv_heads, dim_v))
-    declared = [folio.Feature.kSoftCap] * (cap != 0) + [folio.Feature.kAlibi] * slopes + [folio.Feature.kSinks] * sinks
+    declared = [folio.Feature.SOFT_CAP] * (cap != 0) + [folio.Feature.ALIBI] * slopes + [folio.Feature.SINKS] * sinks
     features = None
     for feature in declared:
         features = feature if features is None else features | feature
     config = folio.AttentionConfig(
         num_q_heads=q_heads, num_kv_heads=kv_heads, head_dim_qk=dim_qk, head_dim_v=dim_v, q=name, kv=name,
-        page_size=PAGE_SIZE, mask=folio.MaskKind.kCausal if causal else folio.MaskKind.kNone, window_left=window[0],
+        page_size=PAGE_SIZE, mask=folio.MaskKind.CAUSAL if causal else folio.MaskKind.NONE, window_left=window[0],
         window_right=window[1], features=features)
     rules = paged_attention.Rules(
         1.0 / np.sqrt(dim_qk), causal, *window, cap,

@@ -21,13 +21,13 @@ def test_a_view_is_the_array_itself():
     part = array[:, 1::2, :3]
     view = folio.TensorView(part)
     assert view.data == part.ctypes.data
-    assert (view.shape, view.strides, view.dtype) == ((2, 2, 3), (24, 12, 1), folio.DType.kFloat32)
+    assert (view.shape, view.strides, view.dtype) == ((2, 2, 3), (24, 12, 1), folio.float32)
 
 
 @pytest.mark.parametrize("element,integers,dtype", [
-    (ml_dtypes.bfloat16, np.uint16, folio.DType.kBFloat16),
-    (ml_dtypes.float8_e4m3fn, np.uint8, folio.DType.kFloat8E4M3),
-    (ml_dtypes.float8_e5m2, np.uint8, folio.DType.kFloat8E5M2),
+    (ml_dtypes.bfloat16, np.uint16, folio.bfloat16),
+    (ml_dtypes.float8_e4m3fn, np.uint8, folio.float8_e4m3fn),
+    (ml_dtypes.float8_e5m2, np.uint8, folio.float8_e5m2),
 ])
 def test_types_that_numpy_lacks(element, integers, dtype):
     array = np.ones((4, 6), element)[:, ::2]
@@ -38,15 +38,15 @@ def test_types_that_numpy_lacks(element, integers, dtype):
     with refused("says no float type; name it"):
         folio.TensorView(bits)
     with refused("cannot be taken as"):
-        folio.TensorView(array, folio.DType.kFloat32)
+        folio.TensorView(array, folio.float32)
     with refused("takes elements of"):
-        folio.TensorView(bits, folio.DType.kFloat32)
+        folio.TensorView(bits, folio.float32)
 
 
 @pytest.mark.parametrize("code,integers,dtype", [
-    (BFLOAT, np.uint16, folio.DType.kBFloat16),
-    (FLOAT8_E4M3FN, np.uint8, folio.DType.kFloat8E4M3),
-    (FLOAT8_E5M2, np.uint8, folio.DType.kFloat8E5M2),
+    (BFLOAT, np.uint16, folio.bfloat16),
+    (FLOAT8_E4M3FN, np.uint8, folio.float8_e4m3fn),
+    (FLOAT8_E5M2, np.uint8, folio.float8_e5m2),
 ])
 def test_types_as_dlpack_names_them(code, integers, dtype):
     assert folio.TensorView(ForeignArray(np.zeros((2, 3), integers), code)).dtype == dtype
@@ -150,7 +150,7 @@ class TestEmptyArrays:
 
     def test_scales_writes_and_merges(self):
         granularity = folio.ScaleGranularity
-        for shape, kind in (((0,), granularity.kPerRequest), ((0, 2), granularity.kPerRequestAndHead)):
+        for shape, kind in (((0,), granularity.PER_REQUEST), ((0, 2), granularity.PER_REQUEST_AND_HEAD)):
             folio.Scale(data=np.zeros(shape, np.float32), granularity=kind)
         with refused("data is empty; a scale per tensor is one number"):
             folio.Scale(data=np.zeros(0, np.float32))
@@ -252,7 +252,7 @@ class TestRefusals:
         with refused("num_tokens must be given where cu_q lies on a GPU"):
             folio.BatchView(lengths[0], [folio.KvSegment(lengths[1])])
         batch = folio.BatchView(lengths[0], [folio.KvSegment(lengths[1])], num_tokens=9)
-        assert batch.where == folio.Where.kDevice
+        assert batch.where == folio.Where.DEVICE
         op = folio.prepare(folio.Context.cpu(num_threads=1), problem.config)
         with refused("cu_q lies on CUDA device 0; the context is the CPU"):
             folio.plan(op, batch, folio.make_plan_buffer(op))

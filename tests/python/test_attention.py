@@ -72,7 +72,7 @@ def test_no_visible_key_gives_zero_and_minus_infinity_or_the_sink():
 def test_lse_in_base_two():
     problem = problems.make("float32", "mixed")
     out, lse = problem.outputs()
-    problems.run(problem, out=out, lse=folio.LseView(lse, folio.LseBase.k2))
+    problems.run(problem, out=out, lse=folio.LseView(lse, folio.LseBase.TWO))
     lse *= np.float32(np.log(2.0))
     problems.assert_close(problem, out, lse, problem.exact())
 
@@ -98,7 +98,7 @@ def test_packed_caches():
     table = folio.csr_table(problem.batch.page_ids, problem.batch.page_indptr)
     segment = folio.SegmentArgs(folio.make_cpu_packed_view(k, v), table)
     problem.segment = lambda: segment
-    problem.config.kv_format = folio.KvFormat.kCpuPacked
+    problem.config.kv_format = folio.KvFormat.CPU_PACKED
     problems.assert_close(problem, *problems.run(problem), problem.exact())
 
 
@@ -113,7 +113,7 @@ def test_prefix_and_ragged_tokens_in_two_segments():
     indptr = np.cumsum([0, *rest]).astype(np.int32)
     segments = [
         folio.KvSegment(np.array(prefix, np.int32)),
-        folio.KvSegment(np.array(rest, np.int32), source=folio.KvSource.kRagged, first_pos=np.array(prefix, np.int32)),
+        folio.KvSegment(np.array(rest, np.int32), source=folio.KvSource.RAGGED, first_pos=np.array(prefix, np.int32)),
     ]
     op = folio.prepare(folio.Context.cpu(num_threads=1), problem.config)
     plan = folio.plan(op, folio.BatchView(problem.batch.cu_q, segments), folio.make_plan_buffer(op))

@@ -35,11 +35,11 @@ def test_fp8_caches_hold_rounded_quotients(element, largest):
     k[0, 0, 0] = 1e9
     cache = folio.make_nhd_view(*(np.zeros((1, PAGE_SIZE, HEADS, DIM), element) for _ in range(2)))
     stored = [np.zeros((1, PAGE_SIZE, HEADS, DIM), np.uint8) for _ in range(2)]
-    named = folio.DType.kFloat8E4M3 if element == ml_dtypes.float8_e4m3fn else folio.DType.kFloat8E5M2
+    named = folio.float8_e4m3fn if element == ml_dtypes.float8_e4m3fn else folio.float8_e5m2
     cache = folio.make_nhd_view(*stored, dtype=named)
     assert cache.dtype == named
     scale = np.array([0.5, 0.25], np.float32)
-    per_head = folio.Scale(data=scale, granularity=folio.ScaleGranularity.kPerHead)
+    per_head = folio.Scale(data=scale, granularity=folio.ScaleGranularity.PER_HEAD)
     args = folio.CacheWriteArgs(k, v, np.arange(16, dtype=np.int64), cache, k_scale=per_head, v_scale=2.0)
     folio.write_kv_cache(folio.Context.cpu(num_threads=1), args)
     for half, quotient in zip(stored, (k / scale[:, None], v / np.float32(2.0))):
@@ -84,6 +84,6 @@ def test_refusals():
         folio.CacheWriteArgs(k, v, np.arange(4), cache, num_slots=5)
     with pytest.raises(folio.InvalidArgument, match="the cache is not fp8"):
         folio.write_kv_cache(context, folio.CacheWriteArgs(k, v, np.arange(3), cache, k_scale=2.0))
-    short = folio.Scale(data=np.ones(1, np.float32), granularity=folio.ScaleGranularity.kPerHead)
+    short = folio.Scale(data=np.ones(1, np.float32), granularity=folio.ScaleGranularity.PER_HEAD)
     with pytest.raises(folio.InvalidArgument, match="k_scale.data has 1 heads; there are 2"):
         folio.CacheWriteArgs(k, v, np.arange(3), cache, k_scale=short)

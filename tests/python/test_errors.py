@@ -18,20 +18,20 @@ def test_codes_and_types():
     with pytest.raises(folio.Error) as caught:
         folio.Context.cpu(num_threads=-1)
     assert isinstance(caught.value, folio.InvalidArgument) and isinstance(caught.value, ValueError)
-    assert caught.value.code == folio.ErrorCode.kInvalidArgument
+    assert caught.value.code == folio.ErrorCode.INVALID_ARGUMENT
     assert str(caught.value).startswith("num_threads is -1")
     config = problems.make().config
-    config.kv_format = folio.KvFormat.kCpuPacked
+    config.kv_format = folio.KvFormat.CPU_PACKED
     config.page_size = 7
     with pytest.raises(folio.Error) as caught:
         folio.prepare(folio.Context.cpu(num_threads=1), config)
-    assert isinstance(caught.value, RuntimeError) and caught.value.code != folio.ErrorCode.kInternal
+    assert isinstance(caught.value, RuntimeError) and caught.value.code != folio.ErrorCode.INTERNAL
 
 
 def test_no_such_gpu():
     with pytest.raises(folio.Error) as caught:
         folio.Context.cuda(1000)
-    assert caught.value.code == folio.ErrorCode.kUnavailable
+    assert caught.value.code == folio.ErrorCode.UNAVAILABLE
 
 
 def test_a_stale_plan_is_refused():
@@ -46,7 +46,7 @@ def test_a_stale_plan_is_refused():
                 lambda: folio.workspace_size(stale)):
         with pytest.raises(folio.Error) as caught:
             use()
-        assert caught.value.code == folio.ErrorCode.kStalePlan
+        assert caught.value.code == folio.ErrorCode.STALE_PLAN
     assert np.all(np.isnan(out))
 
 
@@ -60,7 +60,7 @@ def test_a_failed_plan_leaves_none_behind():
         folio.plan(op, bad, buffer)
     with pytest.raises(folio.Error) as caught:
         folio.summary(plan)
-    assert caught.value.code == folio.ErrorCode.kStalePlan
+    assert caught.value.code == folio.ErrorCode.STALE_PLAN
 
 
 @pytest.mark.parametrize("page", [-1, 10_000, 2**31 - 1])
@@ -84,7 +84,7 @@ def test_offsets_of_ragged_keys_are_checked(indptr, message):
     problem = problems.make(batch="prefill")
     keys, values = (np.zeros((23, 2, dim), np.float32) for dim in (32, 24))
     ragged = folio.RaggedKvView(keys, values, np.array(indptr, np.int32))
-    batch = folio.BatchView(problem.batch.cu_q, [folio.KvSegment(problem.batch.lengths, source=folio.KvSource.kRagged)])
+    batch = folio.BatchView(problem.batch.cu_q, [folio.KvSegment(problem.batch.lengths, source=folio.KvSource.RAGGED)])
     op = folio.prepare(folio.Context.cpu(num_threads=1), problem.config)
     plan = folio.plan(op, batch, folio.make_plan_buffer(op))
     out, _ = problem.outputs()
@@ -188,14 +188,14 @@ def test_a_small_workspace_is_refused():
     plan = folio.plan(op, problem.batch_view(), folio.make_plan_buffer(op))
     with pytest.raises(folio.Error) as caught:
         folio.run(plan, problem.args(*problem.outputs()), folio.Workspace(0))
-    assert caught.value.code == folio.ErrorCode.kWorkspaceTooSmall
+    assert caught.value.code == folio.ErrorCode.WORKSPACE_TOO_SMALL
 
 
 @pytest.mark.parametrize("size", [2**62, 2**64 - 1])
 def test_a_workspace_beyond_memory_is_refused(size):
     with pytest.raises(folio.Error, match=f"no host memory for a workspace of {size} bytes") as caught:
         folio.Workspace(size)
-    assert caught.value.code == folio.ErrorCode.kOutOfMemory
+    assert caught.value.code == folio.ErrorCode.OUT_OF_MEMORY
 
 
 def test_other_threads_run_meanwhile():
@@ -247,7 +247,7 @@ def test_threads_may_share_an_op_and_a_buffer():
             try:
                 folio.run(folio.plan(op, problem.batch_view(), shared), problem.args(out, lse), workspace)
             except folio.Error as error:
-                if error.code != folio.ErrorCode.kStalePlan:
+                if error.code != folio.ErrorCode.STALE_PLAN:
                     failures.append(str(error))
 
     threads = [threading.Thread(target=serve) for _ in range(4)]

@@ -15,6 +15,19 @@ def test_version():
     assert folio.__version__ == folio.version() == re.search(r'VERSION_STRING "(.*)"', header).group(1)
 
 
+DTYPES = {"kFloat32": "float32", "kFloat16": "float16", "kBFloat16": "bfloat16", "kFloat8E4M3": "float8_e4m3fn",
+          "kFloat8E5M2": "float8_e5m2", "kFloat4E2M1x2": "float4_e2m1fn_x2"}
+
+
+def python_name(enum, enumerator):
+    """kAsConfig is AS_CONFIG; element types have torch's names; what no constant is named, such as kUnset, is None."""
+    if enumerator in ("kOk", "kUnset"):
+        return None
+    if enum == "DType":
+        return DTYPES[enumerator]
+    return "TWO" if enumerator == "k2" else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enumerator[1:]).upper()
+
+
 def test_every_public_enumerator_is_there():
     made_by_functions = {"PageTableKind"}  # csr_table, dense_table
     text = "".join(path.read_text() for path in (ROOT / "include/folio/types").glob("*.hpp"))
@@ -22,7 +35,7 @@ def test_every_public_enumerator_is_there():
         wanted = set(re.findall(r"^\s*(k\w+) =|[{,]\s*(k\w+) =", body, re.MULTILINE))
         if name in made_by_functions:
             continue
-        wanted = {first or second for first, second in wanted} - ({"kOk"} if name == "ErrorCode" else set())
+        wanted = {python_name(name, first or second) for first, second in wanted} - {None}
         assert wanted == set(getattr(folio, name).__members__), name
 
 
@@ -37,7 +50,7 @@ def test_choice_of_kernels():
     permitted = folio.prepare(context, config, folio.PrepareOptions(allow_fp8_mma=True))
     assert not permitted.fp8_mma  # no kernel of a CPU has them
     assert not folio.prepare(folio.Context.cpu(allow_fp8_mma=True), config).fp8_mma
-    assert (context.concurrency, context.device.type) == (3, folio.DeviceType.kCpu)
+    assert (context.concurrency, context.device.type) == (3, folio.DeviceType.CPU)
     advice = folio.recommended_kv_format(config, context)
     assert advice.page_size > 0 and isinstance(advice.format, folio.KvFormat)
     assert folio.cpu_features() == sorted(folio.cpu_features())
@@ -45,9 +58,9 @@ def test_choice_of_kernels():
 
 def test_configurations():
     config = problems.make(cap=2.0, sinks=True).config
-    assert config.features == folio.Feature.kSoftCap | folio.Feature.kSinks
+    assert config.features == folio.Feature.SOFT_CAP | folio.Feature.SINKS
     op = folio.prepare(folio.Context.cpu(num_threads=1), config)
-    assert op.config.out == folio.DType.kFloat32 and config.out == folio.DType.kUnset
+    assert op.config.out == folio.float32 and config.out == None
 
 
 def test_bounds():

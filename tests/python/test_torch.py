@@ -29,10 +29,10 @@ def test_run_over_tensors(dtype):
 
 
 def test_types():
-    for name, dtype in (("bfloat16", folio.DType.kBFloat16), ("float16", folio.DType.kFloat16)):
+    for name, dtype in (("bfloat16", folio.bfloat16), ("float16", folio.float16)):
         assert folio.TensorView(torch.zeros(3, dtype=getattr(torch, name))).dtype == dtype
     bits = torch.zeros(3, dtype=torch.float8_e4m3fn).view(torch.uint8)
-    assert folio.TensorView(bits, folio.DType.kFloat8E4M3).dtype == folio.DType.kFloat8E4M3
+    assert folio.TensorView(bits, folio.float8_e4m3fn).dtype == folio.float8_e4m3fn
 
 
 def test_gradients_are_refused():

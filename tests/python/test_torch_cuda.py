@@ -70,7 +70,7 @@ def test_lengths_on_the_device(batch):
     problem = problems.make("bfloat16", batch, dim_qk=64, dim_v=64)
     bounds = folio.GraphBounds(max_requests=8, max_tokens=64, max_q_len=32, max_kv_len=64)
     view = device_batch(problem)
-    assert view.where == folio.Where.kDevice
+    assert view.where == folio.Where.DEVICE
     problems.assert_close(problem, *run(problem, view, bounds=bounds), problem.exact())
 
 
@@ -202,7 +202,7 @@ def test_a_request_beyond_the_bounds_is_reported():
 def test_sizes_of_ragged_offsets_are_checked():
     problem = problems.make("bfloat16", "prefill", dim_qk=64, dim_v=64)
     op = folio.prepare(CONTEXT, problem.config)
-    segment = folio.KvSegment(problem.batch.lengths, source=folio.KvSource.kRagged)
+    segment = folio.KvSegment(problem.batch.lengths, source=folio.KvSource.RAGGED)
     plan = folio.plan(op, folio.BatchView(problem.batch.cu_q, [segment]), folio.make_plan_buffer(op))
     q, out = to_gpu(problem.q), to_gpu(problem.outputs()[0])
     keys = torch.zeros(23, 2, 64, dtype=torch.bfloat16, device=DEVICE)
