@@ -22,7 +22,8 @@ from sources import project_files, report
 NAMES = {"cpu": "folio-attention", "cu13": "folio-attention-cu13"}
 LIMITS = {"cpu": 10, "cu13": 40}  # MB of 10^6 bytes
 # What every Linux with a Python has. The unwinder is shared, so that a process has one; libstdc++ is inside.
-SYSTEM = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2", "libgcc_s.so.1"}
+SYSTEM = {"ld-linux-x86-64.so.2", "libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0",
+          "librt.so.1"}
 PACKAGE = pathlib.Path("bindings/python/folio")
 SDIST_ROOTS = ("bindings/python", "cmake", "include", "src")
 SDIST_FILES = {"CMakeLists.txt", "LICENSE", "docs/python.md", "pyproject.toml"}
@@ -82,7 +83,7 @@ def wheel_problems(variant, path):
     if int(python.removeprefix("cp3")) >= 12 and (python, abi) != ("cp312", "abi3"):
         problems.append(f"tag {python}-{abi}: from Python 3.12 on it must be cp312-abi3")
     with zipfile.ZipFile(path) as wheel:
-        names = set(wheel.namelist())
+        names = {name for name in wheel.namelist() if not name.endswith("/")}
         info = f"{name}-{version}.dist-info"
         metadata = email.message_from_bytes(wheel.read(f"{info}/METADATA"))
         modules = [name for name in names if re.fullmatch(r"folio/_folio\.[\w.-]*so", name)]

@@ -52,7 +52,7 @@ def _copy(source, output, terminal):
 
 @contextlib.contextmanager
 def _shown_on_terminal():
-    """While it is open, standard output also goes through a _Terminal, unless it is a terminal itself or none is there."""
+    """Standard output also goes to a _Terminal meanwhile, unless it is a terminal itself or there is none."""
     try:
         tty = os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY) if not os.isatty(1) else -1
     except OSError:
