@@ -1,6 +1,5 @@
 #include "array.hpp"
 
-#include <cstring>
 #include <utility>
 
 #include "folio/types/error.hpp"
@@ -53,24 +52,27 @@ DType ml_dtype(nb::handle source, const char** integers) {
   return DType::kUnset;
 }
 
+/// numpy's array type; null where the process has not imported numpy.
+PyTypeObject* numpy_array_type() {
+  static PyObject* type = nullptr;  // kept for good, as numpy itself is
+  if (type == nullptr) {
+    const nb::object numpy = nb::steal(PyImport_GetModule(nb::str("numpy").ptr()));
+    if (numpy.is_valid() && nb::hasattr(numpy, "ndarray")) type = nb::object(numpy.attr("ndarray")).release().ptr();
+  }
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
 /// Whether a subclass of numpy's array hides elements, as numpy.ma's does: the memory says nothing of that.
 bool is_masked(nb::handle source) {
-  const PyTypeObject* type = Py_TYPE(source.ptr());
-  const nb::handle bases(type->tp_mro);
-  constexpr const char* kNumpyArray = "numpy.ndarray";
-  if (!bases.is_valid() || std::strcmp(type->tp_name, kNumpyArray) == 0) return false;
-  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
-    const auto* base_type = reinterpret_cast<const PyTypeObject*>(base.ptr());
-    if (std::strcmp(base_type->tp_name, kNumpyArray) == 0) return nb::hasattr(source, "mask");
-  }
-  return false;
+  PyTypeObject* const type = Py_TYPE(source.ptr());
+  PyTypeObject* const numpy = numpy_array_type();
+  if (numpy == nullptr || type == numpy || PyType_IsSubtype(type, numpy) == 0) return false;
+  return nb::hasattr(source, "mask");
 }
 
 /// By the name of the package that the array's class, or one it is derived from, comes from.
 Library library_of(nb::handle source) {
-  const nb::handle bases(Py_TYPE(source.ptr())->tp_mro);
-  if (!bases.is_valid()) return Library::kNone;
-  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
+  for (const nb::handle base : nb::borrow<nb::tuple>(source.type().attr("__mro__"))) {
     const nb::object module = nb::getattr(base, "__module__", nb::none());
     if (!nb::isinstance<nb::str>(module)) continue;
     const std::string name = nb::cast<std::string>(module);

@@ -45,14 +45,28 @@ class Block:
         # As many empty lines before it as there are before it in the page, so that tracebacks say the page's lines.
         tree = ast.parse("\n" * self.line + self.source, str(page))
         self.code = compile(tree, str(page), "exec")
-        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-        self.uses = {node.id for node in names if isinstance(node.ctx, ast.Load)}
-        self.makes = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                self.makes |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                self.makes.add(node.name)
+        self.uses, self.makes = set(), set()
+        for statement in tree.body:
+            self.uses |= used(statement) - self.makes
+            self.makes |= made(statement)
+
+
+def used(statement):
+    nodes = list(ast.walk(statement))
+    return ({node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} |
+            {node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)})
+
+
+def made(statement):
+    names = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+    return names
 
 
 class Page:
@@ -122,7 +136,7 @@ def test_what_is_skipped_and_what_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "OPTIONAL", {"no_such_option"})
     page = tmp_path / "page.md"
     page.write_text("\n".join(f"```python\n{block}\n```" for block in (
-        "a = 1", "import no_such_option.part\nb = 2", "c = b", "d = a", "import no_such_library")))
+        "a = 1", "import no_such_option.part\nb = 2", "c = b", "b = a\nd = b", "import no_such_library")))
     read = Page(page)
     lost = "no_such_option is not installed"
     assert [read.outcome(index) for index in range(4)] == [None, lost, lost, None]
