@@ -19,15 +19,15 @@ python=${2:-}
 if [ -z "$python" ]; then
   if [ -x build/python/bin/python ]; then python=build/python/bin/python; else python=python3; fi
 fi
-options=(-C cmake.define.FOLIO_PYTHON_STATIC_LIBSTDCXX=ON -C cmake.define.FOLIO_WARNINGS_AS_ERRORS=ON)
+defines=(FOLIO_PYTHON_STATIC_LIBSTDCXX=ON FOLIO_WARNINGS_AS_ERRORS=ON)
 case "$variant" in
   cpu)
     name=folio-attention
-    options+=(-C cmake.define.FOLIO_CUDA=OFF)
+    defines+=(FOLIO_CUDA=OFF)
     ;;
   cu13)
     name=folio-attention-cu13
-    options+=(-C cmake.define.FOLIO_CUDA=ON -C "cmake.define.CMAKE_CUDA_ARCHITECTURES=80;90a-real")
+    defines+=(FOLIO_CUDA=ON "CMAKE_CUDA_ARCHITECTURES=80;90a-real")
     release=$("${CUDACXX:-nvcc}" --version | sed -nE 's/.*release ([0-9]+)\..*/\1/p')
     if [ "$release" != 13 ]; then
       echo "build_wheel.sh: variant cu13 takes nvcc of CUDA 13; there is ${release:-none}" >&2
@@ -82,8 +82,8 @@ if [ -f "$environment/pyvenv.cfg" ]; then
 fi
 
 echo "build_wheel.sh: $name for $tag, from $sdist; the compiler's lines are in ${work#"$root"/}/wheel.log"
-if ! (cd "$source" && "$python" -m pip wheel -v --no-deps --no-build-isolation --disable-pip-version-check "${options[@]}" \
-  -w "$work/linux" .) >"$work/wheel.log" 2>&1; then
+if ! (cd "$source" && "$python" -m pip wheel -v --no-deps --no-build-isolation --disable-pip-version-check \
+  "${defines[@]/#/--config-settings=cmake.define.}" -w "$work/linux" .) >"$work/wheel.log" 2>&1; then
   tail -n 40 "$work/wheel.log" >&2
   exit 1
 fi

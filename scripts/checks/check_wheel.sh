@@ -15,9 +15,8 @@ check() {
 environment=build/wheel/empty
 inside() { env -u PYTHONPATH "$environment/bin/python" "$@"; }
 
-rm -f build/dist/folio_attention-*.whl
 check scripts/build_wheel.sh cpu "$@"
-wheel=$(echo build/dist/folio_attention-*.whl)
+wheel=$(ls -t build/dist/folio_attention-*.whl | head -n 1)
 check "${1:-build/python/bin/python}" -m venv --clear "$environment"
 # --no-index: a dependency would have to be fetched, and would be named.
 check inside -m pip install -q --disable-pip-version-check --no-index "$wheel"

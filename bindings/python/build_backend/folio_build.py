@@ -24,6 +24,7 @@ class _Terminal:
     def __init__(self, fd):
         self.fd = fd
         self.shown = 0
+        self.begin = b"\n"  # pip's line with its spinner is left alone; later lines take the place of the spinner
 
     def read(self, line):
         announced = ANNOUNCED.match(line)
@@ -40,7 +41,8 @@ class _Terminal:
 
     def _say(self, text):
         with contextlib.suppress(OSError):  # a terminal that went away is no reason to stop
-            os.write(self.fd, b"\r  " + text + b"\n")
+            os.write(self.fd, self.begin + b"  " + text + b"\n")
+        self.begin = b"\r"
 
 
 def _copy(source, output, terminal):
