@@ -9,7 +9,7 @@ endfunction()
 
 # How to ask for CUDA kernels here. CMake looks for nvcc in PATH and in CUDACXX.
 function(folio_say_how_to_get_cuda)
-  find_program(in_path nvcc NO_CACHE)
+  find_program(in_path nvcc PATHS ENV PATH NO_DEFAULT_PATH NO_CACHE)
   find_program(elsewhere nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin NO_CACHE)
   if(in_path)
     folio_say("For NVIDIA GPUs too: FOLIO_CUDA=ON pip install . (nvcc is at ${in_path}).")
