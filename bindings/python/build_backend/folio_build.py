@@ -8,6 +8,7 @@ terminal, where there is one. Everything goes where it went before, too.
 import contextlib
 import os
 import re
+import sys
 import threading
 
 from scikit_build_core import build as _backend
@@ -48,7 +49,8 @@ class _Terminal:
 def _copy(source, output, terminal):
     with open(source, "rb") as lines:
         for line in lines:
-            os.write(output, line)
+            with contextlib.suppress(OSError):  # whatever becomes of the output, the build must not wait for a reader
+                os.write(output, line)
             terminal.read(line)
 
 
@@ -62,6 +64,7 @@ def _shown_on_terminal():
     if tty < 0:
         yield
         return
+    sys.stdout.flush()
     output = os.dup(1)
     source, sink = os.pipe()
     os.dup2(sink, 1)
@@ -72,8 +75,12 @@ def _shown_on_terminal():
     try:
         yield
     finally:
+        sys.stdout.flush()
         os.dup2(output, 1)
         copier.join(timeout=5)
+        if not copier.is_alive():
+            os.close(output)
+            os.close(tty)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
