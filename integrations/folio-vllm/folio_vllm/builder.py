@@ -50,7 +50,7 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
             refuse("cascade on a GPU, where page tables are not on the host")
         self._impls = self._layer_impls()
         self.page_size = kv_cache_spec.block_size
-        self._bounds = graph_bounds(vllm_config)
+        self._bounds = graph_bounds(vllm_config) if torch.device(device).type == "cuda" else None
         self._prepared = {}
         self._bind()
         for kind in self._kinds(causal=True):

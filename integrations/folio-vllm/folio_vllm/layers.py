@@ -56,13 +56,13 @@ def graph_bounds(vllm_config):
 
 
 class PreparedKind:
-    """An op with its plan buffer and its workspace. On CUDA it has bounds: plans are made on the device, and neither
-    the plan's image nor the workspace ever moves, so that captured graphs read what later steps plan."""
+    """An op with its plan buffer and its workspace. With bounds, which CUDA needs, neither the plan's image nor the
+    workspace ever moves: plans are made on the device, and captured graphs read what later steps plan."""
 
     def __init__(self, kind, options, device, bounds):
         self.device = torch.device(device)
-        self.bounds = bounds if self.device.type == "cuda" else None
-        choice = folio.PrepareOptions(bounds=self.bounds, force_kernel=options.force_kernel)
+        self.bounds = bounds
+        choice = folio.PrepareOptions(bounds=bounds, force_kernel=options.force_kernel)
         self.op = folio.prepare(context_of(device, options.num_threads), kind.config(options.determinism), choice)
         self.kernel_name = self.op.kernel_name
         self.buffer = folio.make_plan_buffer(self.op)
