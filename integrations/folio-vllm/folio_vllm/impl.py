@@ -98,12 +98,13 @@ class FolioAttentionImpl(AttentionImpl):
         if self.alibi_slopes is not None:
             self.alibi_slopes = self.alibi_slopes.to(device)
         if self.sinks is not None and self._sinks32 is None:
-            self._sinks32 = self.sinks.detach().to(device=device, dtype=torch.float32, copy=True)
+            self._sinks32 = torch.empty(self.num_heads, dtype=torch.float32, device=device)
 
-    def process_weights_after_loading(self, act_dtype):
-        """Weights that are loaded again replace the sinks in place: captured graphs keep the address."""
-        if self._sinks32 is not None:
-            self._sinks32.copy_(self.sinks.detach())
+    def _float_sinks(self):
+        """At an address that captured graphs keep. Copied each time, also in a graph: weights may be loaded again."""
+        if self.sinks is None or self.sinks.dtype == torch.float32:
+            return None if self.sinks is None else self.sinks.detach()
+        return self._sinks32.copy_(self.sinks.detach())
 
     def _view(self, kv_cache):
         key = (kv_cache.data_ptr(), kv_cache.shape[0])
@@ -148,6 +149,6 @@ class FolioAttentionImpl(AttentionImpl):
             segments = [folio.SegmentArgs(view, table, **scales) for table in attn_metadata.tables]
         args = folio.AttentionArgs(query[:tokens], heads[:tokens], segments, sm_scale=self.scale,
                                    logits_soft_cap=self.logits_soft_cap, alibi_slopes=self.alibi_slopes,
-                                   sinks=self._sinks32)
+                                   sinks=self._float_sinks())
         folio.run(step.plan, args, step.workspace)
         return output

@@ -209,14 +209,16 @@ def test_slots_that_are_left_out():
     assert cache.count_nonzero() == 2 * KV_HEADS * DIM
 
 
-def test_weights_that_are_loaded_again():
-    step, sinks = Step(), torch.zeros(HEADS, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_that_are_loaded_again(dtype):
+    step, sinks = Step(), torch.zeros(HEADS, dtype=dtype)
     layer = layer_of(sinks=sinks)
     builder, cache = builder_of([layer]), step.cache(torch.float32)
     step.write(layer, cache)
-    sinks.fill_(2.0)
-    layer.impl.process_weights_after_loading(torch.float32)
-    assert_close(step, step.run(layer, cache, builder.build(0, step.common())), layer.impl)
+    metadata = builder.build(0, step.common())
+    for value in (0.0, 2.0):
+        sinks.fill_(value)
+        assert_close(step, step.run(layer, cache, metadata), layer.impl)
 
 
 def test_the_profiling_run_gives_zeros():
