@@ -11,7 +11,7 @@ CACHE_DTYPES = ("auto", "float16", "bfloat16", *FP8)
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """How Folio uses the cache that vLLM allocates for a layer: [blocks, KV heads, block_size, head_size + head_size_v].
+    """How Folio uses a layer's cache in vLLM: [blocks, KV heads, block_size, head_size + head_size_v].
 
     vLLM's other parts move whole blocks, so a block's inside belongs to the backend. "strided": each token's K, then
     its V, in whatever order of dimensions vLLM chose. "cpu_packed": a head's K of the whole block, then its V in pairs

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-TOKENS_A_STEP, PAGE_SIZE, MAX_LEN, LAYERS = 32, 32, 512, 30
+TOKENS_A_STEP, PAGE_SIZE, MAX_LEN = 32, 32, 512
 # Two runs of one model differ by rounding. float32: sums of 576 terms in 30 layers, in another order. 16 bits: two
 # units in the last place of a bfloat16 logit between 16 and 32. An fp8 cache: its keys and values are rounded to 3 bits
 # once the 16-bit values before them differ, so a unit in the last place becomes 1/16 of a component.
@@ -97,7 +97,8 @@ def compare(stock, ours, limit):
         agreed = len(one["tokens"]) if parted is None else parted
         apart = max((abs(one["logprobs"][i][str(token)] - two["logprobs"][i][str(token)])
                      for i, token in enumerate(one["tokens"][:agreed])), default=0.0)
-        text = f"request {number}: {agreed} of {len(one['tokens'])} tokens equal, their log-probabilities within {apart:.2g}"
+        text = (f"request {number}: {agreed} of {len(one['tokens'])} tokens equal, their log-probabilities within "
+                f"{apart:.2g}")
         right = right and apart <= limit
         if parted is not None:
             a, b = str(one["tokens"][parted]), str(two["tokens"][parted])
@@ -111,7 +112,7 @@ def compare(stock, ours, limit):
     return right
 
 
-def report(stock, ours, limit):
+def report(stock, ours, limit, layers):
     failures = []
     for number, (theirs, mine) in enumerate(zip(stock["rounds"], ours["rounds"])):
         requests = mine["requests"]
@@ -127,8 +128,8 @@ def report(stock, ours, limit):
             failures.append("the second round found no cached pages")
     counts = ours["counts"]
     print("Folio did:", counts)
-    if counts.get("plans") != counts.get("builds") or counts.get("layers") != LAYERS * counts.get("builds", 0):
-        failures.append(f"not one plan a step for all {LAYERS} layers")
+    if counts.get("plans") != counts.get("builds") or counts.get("layers") != layers * counts.get("builds", 0):
+        failures.append(f"not one plan a step for all {layers} layers")
     if stock["counts"].get("layers"):
         failures.append("the stock run was Folio's")
     return failures
@@ -153,7 +154,8 @@ def main():
             convert(model)
         stock = run(options, model, "none", pathlib.Path(scratch) / "stock.json")
         ours = run(options, model, "folio", pathlib.Path(scratch) / "folio.json")
-    failures = report(stock, ours, NEAR_TIE["fp8" if options.kv_cache_dtype != "auto" else options.dtype])
+        layers = json.loads((pathlib.Path(model) / "config.json").read_text())["num_hidden_layers"]
+    failures = report(stock, ours, NEAR_TIE["fp8" if options.kv_cache_dtype != "auto" else options.dtype], layers)
     print("\n".join(failures) or "equal up to near-ties")
     return 1 if failures else 0
 
