@@ -24,8 +24,8 @@ def create_backend(runner):
 
 
 def register():
-    """Adds `folio` to the names that `--attention-backend` takes, for deterministic inference too. May be called several
-    times."""
+    """Adds `folio` to the names that `--attention-backend` takes, for deterministic inference too. May be called
+    several times."""
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 

@@ -45,8 +45,8 @@ class FolioAttentionBackend(AttentionBackend):
 
     def __init__(self, model_runner, *, determinism="run_to_run", draft_tree_width=0, context_parallel_size=1,
                  cpus=()):
-        """Prepares the model's layers. Raises NotImplementedError for what is not offered, and what folio.prepare raises
-        where no kernel takes a layer.
+        """Prepares the model's layers. Raises NotImplementedError for what is not offered, and what folio.prepare
+        raises where no kernel takes a layer.
 
         determinism: folio.Determinism in lower case. draft_tree_width: speculative_eagle_topk; 0 is no speculation.
         cpus: those of Folio's threads, where SGLang bound a CPU worker's threads to some.
