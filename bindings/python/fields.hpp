@@ -27,12 +27,13 @@ template <typename Struct, typename Value, typename GivenType = Value, bool kIsR
 struct Field {
   using Given = GivenType;
   static constexpr bool kRequired = kIsRequired;
+  static constexpr bool kUnsetIsNone = std::is_same_v<Value, DType> && std::is_same_v<Given, std::optional<DType>>;
   const char* name;
   Value Struct::*member;
   const char* doc;
 
   static Value from_given(const Given& given) {
-    if constexpr (std::is_same_v<Value, DType> && std::is_same_v<Given, std::optional<DType>>) {
+    if constexpr (kUnsetIsNone) {
       return given.value_or(DType::kUnset);
     } else {
       return given;
@@ -113,7 +114,7 @@ class Fields {
 
   template <typename One>
   static nb::object value_of(const One& field, const Struct& self) {
-    if constexpr (std::is_same_v<typename One::Given, std::optional<DType>>) {
+    if constexpr (One::kUnsetIsNone) {
       const DType dtype = self.*field.member;
       return dtype == DType::kUnset ? nb::object(nb::none()) : nb::cast(dtype);
     } else {
@@ -168,7 +169,7 @@ class Fields {
         return nb::arg(field.name);
       }
     }();
-    if constexpr (std::is_same_v<Given, std::optional<DType>>) {
+    if constexpr (One::kUnsetIsNone) {
       const auto get = [member = field.member](const Struct& self) -> Given {
         return self.*member == DType::kUnset ? Given() : Given(self.*member);
       };

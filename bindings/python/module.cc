@@ -2,6 +2,7 @@
 #include <string>
 
 #include "argument_errors.hpp"
+#include "backends.hpp"
 #include "executor.hpp"
 #include "folio/types/error.hpp"
 #include "folio/version.hpp"
@@ -50,6 +51,15 @@ void bind_errors(nb::module_& m) {
   });
 }
 
+/// What `import *` takes: the names so far, which are folio's own. Those that follow are folio.backends'.
+void end_public_names(nb::module_& m) {
+  nb::list names;
+  for (const nb::handle name : m.attr("__dict__").attr("keys")()) {
+    if (!nb::cast<std::string>(name).starts_with('_')) names.append(name);
+  }
+  m.attr("__all__") = names;
+}
+
 }  // namespace folio::python
 
 NB_MODULE(_folio, m) {
@@ -81,5 +91,17 @@ NB_MODULE(_folio, m) {
   folio::python::bind_distributed(m);
   folio::python::bind_verify(m);
   m.def("version", &folio::version, "Folio's version, as \"0.1.0\".");
+  folio::python::end_public_names(m);
+  folio::python::bind_backends_config(m);
+  folio::python::bind_backends_capability(m);
+  folio::python::bind_backends_batch(m);
+  folio::python::bind_virtual_batches(m);
+  folio::python::bind_merge_attn_states(m);
+  folio::python::bind_backends_dispatch(m);
+  folio::python::bind_flash_attn(m);
+  folio::python::bind_flashinfer(m);
+  folio::python::bind_flashinfer_wrappers(m);
+  folio::python::bind_token_pool(m);
+  folio::python::bind_draft_trees(m);
   folio::python::name_arguments_in_errors(m);
 }

@@ -9,6 +9,7 @@
 #include "folio/pools.hpp"
 #include "gil.hpp"
 #include "int_lists.hpp"
+#include "pools.hpp"
 #include "views.hpp"
 
 template <>
@@ -26,13 +27,6 @@ FOLIO_PYTHON_ENUM(folio::KvPoolLayout);
 /// between Python's threads.
 namespace folio::python {
 namespace {
-
-/// KvPool, with what keeps its memory alive: itself, or the arrays that it borrows.
-struct Pool {
-  std::shared_ptr<KvPool> pool;
-  std::vector<Array> k, v;  ///< one a layer
-  std::vector<ScaleArg> k_scales, v_scales;
-};
 
 /// A layer of a pool's own memory.
 Array own_layer(const std::shared_ptr<KvPool>& pool, void* data, size_t bytes, const char* name) {
