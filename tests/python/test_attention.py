@@ -209,7 +209,8 @@ def test_log_sum_exps_with_flashinfers_alibi():
     np.testing.assert_array_almost_equal_nulp(lse[:4], expected.astype(np.float32), 1)
     assert np.array_equal(lse[4], before[4])
     after = lse.copy()
-    for given, message in [((lse, [0, 6], [1], slopes), r"cu_q\[1\] is 6"), ((lse, [0, 2], [1], slopes[:1]), "slopes has 1"),
+    for given, message in [((lse, [0, 6], [1], slopes), r"cu_q\[1\] is 6"),
+                           ((lse, [0, 2], [1], slopes[:1]), "slopes has 1"),
                            ((lse, [0, 2], [1, 2], slopes), "cu_q has 2 entries, first_pos 2"),
                            ((lse.T, [0, 2], [1], slopes), "contiguous|slopes")]:
         with pytest.raises(folio.InvalidArgument, match=message):
