@@ -130,7 +130,7 @@ def test_refusals_of_pools():
                 refused()
     with pytest.raises(folio.InvalidArgument, match="k has 2 tokens, slots has 3"):
         pool.write_args(0, k, v, [4, 5, 6])
-    with pytest.raises(TypeError, match=r"slots\[1\]: expected an integer, got 1.5"):
+    with pytest.raises(folio.InvalidArgument, match=r"slots\[1\]: expected an integer, got 1.5"):
         pool.write_args(0, k, v, [4, 1.5])
     with pytest.raises(folio.InvalidArgument, match="num_slots is 23"):
         folio.KvPool(config(num_slots=23))
