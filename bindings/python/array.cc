@@ -1,6 +1,5 @@
 #include "array.hpp"
 
-#include <cstring>
 #include <utility>
 
 #include "folio/types/error.hpp"
@@ -50,17 +49,22 @@ DType ml_dtype(nb::handle source, const char** integers) {
   return DType::kUnset;
 }
 
+/// numpy's array type; null where the process has not imported numpy.
+PyTypeObject* numpy_array_type() {
+  static PyObject* type = nullptr;  // kept for good, as numpy itself is
+  if (type == nullptr) {
+    const nb::object numpy = nb::steal(PyImport_GetModule(nb::str("numpy").ptr()));
+    if (numpy.is_valid() && nb::hasattr(numpy, "ndarray")) type = nb::object(numpy.attr("ndarray")).release().ptr();
+  }
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
 /// Whether a subclass of numpy's array hides elements, as numpy.ma's does: the memory says nothing of that.
 bool is_masked(nb::handle source) {
-  const PyTypeObject* type = Py_TYPE(source.ptr());
-  const nb::handle bases(type->tp_mro);
-  constexpr const char* kNumpyArray = "numpy.ndarray";
-  if (!bases.is_valid() || std::strcmp(type->tp_name, kNumpyArray) == 0) return false;
-  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
-    const auto* base_type = reinterpret_cast<const PyTypeObject*>(base.ptr());
-    if (std::strcmp(base_type->tp_name, kNumpyArray) == 0) return nb::hasattr(source, "mask");
-  }
-  return false;
+  PyTypeObject* const type = Py_TYPE(source.ptr());
+  PyTypeObject* const numpy = numpy_array_type();
+  if (numpy == nullptr || type == numpy || PyType_IsSubtype(type, numpy) == 0) return false;
+  return nb::hasattr(source, "mask");
 }
 
 /// Why the array's own `__dlpack__` failed ("Can't export tensors that require gradient"), for the message.

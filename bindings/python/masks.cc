@@ -67,7 +67,8 @@ nb::object pack_with_torch(const std::vector<nb::object>& blocks) {
     const nb::object flat = block.attr("reshape")(-1);
     const auto entries = static_cast<int64_t>(nb::len(flat));
     const int64_t bytes = (entries + kByte - 1) / kByte;
-    const nb::object padded = torch.attr("nn").attr("functional").attr("pad")(flat, nb::make_tuple(0, bytes * kByte - entries));
+    const nb::object padded =
+        torch.attr("nn").attr("functional").attr("pad")(flat, nb::make_tuple(0, bytes * kByte - entries));
     const nb::object bits = padded.attr("view")(bytes, kByte).attr("to")(uint8);
     const nb::object places = torch.attr("arange")(kByte, "dtype"_a = uint8, "device"_a = block.attr("device"));
     parts.append(torch.attr("bitwise_left_shift")(bits, places).attr("sum")(-1, "dtype"_a = uint8));
@@ -196,11 +197,11 @@ void bind_masks(nb::module_& m) {
       },
       nb::arg("mask"), nb::arg("batch").none() = nb::none(),
       "Packs bools (True: visible) into the bits that AttentionArgs.custom_mask takes: a uint8 vector, of torch on the "
-      "masks' device where they are torch's, of numpy otherwise.\n\n"
-      "`mask` is a list of one bool array [queries, columns] a request, or one array [requests, queries, columns], or, "
-      "with `batch`, a vector of all entries, request after request. Columns are the request's keys, or its last "
-      "tail_len ones (CustomMask). With a `batch` of host lengths shapes are checked. Every request's bits begin on a "
-      "byte, lowest bit first. Raises InvalidArgument for other shapes and types.");
+      "masks' device where they are torch's, of numpy otherwise.\n\n`mask` is a list of one bool array [queries, "
+      "columns] a request, or one array [requests, queries, columns], or, with `batch`, a vector of all entries, "
+      "request after request. Columns are the request's keys, or its last tail_len ones (CustomMask). With a `batch` "
+      "of host lengths shapes are checked. Every request's bits begin on a byte, lowest bit first. Raises "
+      "InvalidArgument for other shapes and types.");
 }
 
 }  // namespace folio::python

@@ -57,6 +57,7 @@ NB_MODULE(_folio, m) {
   folio::python::bind_enums(m);
   folio::python::bind_errors(m);
   folio::python::bind_config(m);
+  folio::python::bind_context(m);
   folio::python::bind_tensors(m);
   folio::python::bind_cache(m);
   folio::python::bind_batch(m);

@@ -146,6 +146,7 @@ void set_python_error(const Error& error);
 
 void bind_enums(nb::module_& m);
 void bind_config(nb::module_& m);
+void bind_context(nb::module_& m);
 void bind_tensors(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_batch(nb::module_& m);

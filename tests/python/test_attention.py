@@ -143,3 +143,38 @@ def test_merging_two_states():
     assert np.all(np.abs(a_lse - np.log(weights.sum(0))) <= 16 * np.finfo(np.float32).eps * (1 + np.abs(a_lse)))
     with pytest.raises(folio.InvalidArgument, match="all but their last"):
         folio.AttentionStateView(b, b_lse[:1])
+
+
+def turned(vectors, positions, theta, scale):
+    """Rotary embedding of NeoX halves in float64: vectors [n, heads, dim] at positions [n]."""
+    half = vectors.shape[2] // 2
+    angles = np.asarray(positions)[:, None, None] / scale * theta ** (-np.arange(half) / half)
+    first, second = vectors[..., :half].astype(np.float64), vectors[..., half:].astype(np.float64)
+    return np.concatenate([first * np.cos(angles) - second * np.sin(angles),
+                           first * np.sin(angles) + second * np.cos(angles)], axis=2)
+
+
+def test_rotary_embedding_in_the_kernel():
+    problem = problems.make("float32", "mixed")
+    problem.config.features = "rope_llama"
+    rope = folio.RopeArgs(theta=500.0, scale=2.0)
+    op = folio.prepare(folio.Context.cpu(num_threads=2), problem.config)
+    plan = folio.plan(op, problem.batch_view(), folio.make_plan_buffer(op))
+    out, lse = problem.outputs()
+    folio.run(plan, problem.args(out, lse, rope=rope), folio.Workspace(folio.workspace_size(plan)))
+    batch, q, k = problem.batch, problem.q.astype(np.float64), problem.k.astype(np.float64)
+    positions = np.concatenate([np.arange(kv_len - q_len, kv_len) for q_len, kv_len in zip(batch.q_len, batch.kv_len)])
+    q = turned(q, positions, rope.theta, rope.scale)
+    for kv_len, pages in zip(batch.kv_len, batch.pages):
+        for i, page in enumerate(pages):
+            k[page] = turned(k[page], i * 16 + np.arange(16), rope.theta, rope.scale)
+    exact = paged_attention.attention(q, k, problem.v, batch, problem.rules)
+    # Turning rounds a component of q and of k by about 4 eps of its vector; logit_error counts dim + 4 = 36 of such.
+    problems.assert_close(problem, out, lse, (exact[0], exact[1], exact[2] * (1 + 8 / 36)))
+    with pytest.raises(AssertionError):
+        problems.assert_close(problem, out, lse, problem.exact())
+    problem.config.features = None
+    with pytest.raises(folio.InvalidArgument, match="rope"):
+        plain = folio.prepare(folio.Context.cpu(num_threads=1), problem.config)
+        plan = folio.plan(plain, problem.batch_view(), folio.make_plan_buffer(plain))
+        folio.run(plan, problem.args(out, lse, rope=rope), folio.Workspace(folio.workspace_size(plan)))
