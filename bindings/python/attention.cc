@@ -231,13 +231,13 @@ void bind_choice(nb::module_& m) {
 }  // namespace
 
 std::string text_of(const Buffer& buffer) {
-  return "plans of " + text_of(buffer.op);
+  return "plans of " + python::text_of(buffer.op);
 }
 
 std::string text_of(const Plan& plan) {
   const BatchView batch = plan.batch.view();
   return count_of(batch.num_requests, "request") + ", " + count_of(batch.num_tokens, "token") + ", " +
-         count_of(static_cast<int64_t>(batch.segments.size()), "segment") + ", of " + text_of(plan.buffer->op);
+         count_of(static_cast<int64_t>(batch.segments.size()), "segment") + ", of " + python::text_of(plan.buffer->op);
 }
 
 std::string text_of(const Scratch& scratch) {

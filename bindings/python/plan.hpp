@@ -42,6 +42,11 @@ struct Plan {
   std::vector<Array> lengths;
 };
 
+/// As repr.hpp's.
+std::string text_of(const Buffer& buffer);
+std::string text_of(const Plan& plan);
+std::string text_of(const Scratch& scratch);
+
 /// Host memory of at least so many bytes, 256-byte aligned; not yet passed through init_workspace.
 Scratch make_scratch(size_t bytes);
 
