@@ -15,10 +15,10 @@ PyAnySet_Check PyBool_Check PyBytes_Check PyCallable_Check PyCapsule_GetPointer 
 PyDict_Check PyErr_Clear PyErr_ExceptionMatches PyErr_NewExceptionWithDoc PyErr_Occurred PyErr_SetObject
 PyErr_SetString PyEval_RestoreThread PyEval_SaveThread PyExc_RuntimeError PyExc_TypeError PyExc_ValueError
 PyFloat_Check PyImport_GetModule PyIndex_Check PyList_Check PyLong_AsLongLongAndOverflow PyLong_Check PyModule_GetName
-PyNumber_Index PyObject PyObject_CallNoArgs PyObject_GetAttr PyObject_IsInstance PyRange_Check PyRange_Type
-PySequence_Check PySequence_List PyThreadState PyTuple_Check PyTypeObject PyType_Check PyType_IsSubtype
-PyUnicode_AsUTF8AndSize PyUnicode_Check PyUnicode_InternFromString Py_DECREF Py_INCREF Py_IsInitialized
-Py_NotImplemented Py_TYPE Py_ssize_t
+PyNumber_Index PyObject PyObject_CallMethodObjArgs PyObject_CallNoArgs PyObject_GetAttr PyObject_IsInstance
+PyRange_Check PyRange_Type PySequence_Check PySequence_List PyThreadState PyTuple_Check PyTypeObject PyType_Check
+PyType_IsSubtype PyUnicode_AsUTF8AndSize PyUnicode_Check PyUnicode_InternFromString Py_DECREF Py_INCREF
+Py_IsInitialized Py_NotImplemented Py_TYPE Py_ssize_t
 """.split())
 NAME = re.compile(r"\b_?Py(?:_|[A-Z])\w*")
 FIELD = re.compile(r"->\s*((?:tp|ob|nb|sq|mp|am)_\w+)")
