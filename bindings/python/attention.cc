@@ -168,21 +168,6 @@ nb::tuple reference_attention(const AttentionConfig& config, const Batch& batch,
                         to_numpy(std::move(lse), {tokens, heads}));
 }
 
-std::string text_of(const Buffer& buffer) {
-  return "plans of " + python::text_of(buffer.op);
-}
-
-std::string text_of(const Plan& plan) {
-  const BatchView batch = plan.batch.view();
-  return count_of(batch.num_requests, "request") + ", " + count_of(batch.num_tokens, "token") + ", " +
-         count_of(static_cast<int64_t>(batch.segments.size()), "segment") + ", of " + python::text_of(plan.buffer->op);
-}
-
-std::string text_of(const Scratch& scratch) {
-  return count_of(static_cast<int64_t>(scratch.view.bytes), "byte") +
-         (scratch.owned != nullptr ? " of its own, on the CPU" : ", on " + describe(scratch.arrays.front().place));
-}
-
 void bind_handles(nb::module_& m) {
   nb::class_<AttentionOp> op(m, "AttentionOp", "A kernel chosen for a configuration; made by prepare. Immutable.");
   op.def_prop_ro(
@@ -191,17 +176,16 @@ void bind_handles(nb::module_& m) {
       .def_prop_ro("kernel_name", &AttentionOp::kernel_name, "The kernel's name, as force_kernel takes it.")
       .def_prop_ro("fp8_mma", &AttentionOp::fp8_mma, "Whether fp8 is multiplied as it is.")
       .def_prop_ro(
-          "context", [](const AttentionOp& self) { return Context(self.context()); }, "Its Context.");
-  op.def(
-        "__eq__",
-        [](const AttentionOp& self, const nb::object& other) {
-          const AttentionOp* second = nullptr;
-          return nb::try_cast(other, second, false) && second != nullptr &&
-                 self.shared_state() == second->shared_state();
-        },
-        nb::arg("other").none(), "Whether both are of one call of prepare.")
-      .def("__hash__",
-           [](const AttentionOp& self) { return reinterpret_cast<intptr_t>(self.shared_state().get()) >> 4; });
+          "context", [](const AttentionOp& self) { return Context(self.context()); }, "Its Context.")
+      .def(
+          "__eq__",
+          [](const AttentionOp& op, const nb::object& other) {
+            const AttentionOp* second = nullptr;
+            return nb::try_cast(other, second, false) && second != nullptr &&
+                   op.shared_state() == second->shared_state();
+          },
+          nb::arg("other").none(), "Whether both are of one call of prepare.")
+      .def("__hash__", [](const AttentionOp& op) { return reinterpret_cast<intptr_t>(op.shared_state().get()) >> 4; });
   bind_repr(op);
   nb::class_<Buffer> buffer(
       m, "PlanBuffer", "Memory that plans are made into: one per op and plan in flight; made by make_plan_buffer.");
@@ -245,6 +229,21 @@ void bind_choice(nb::module_& m) {
 }
 
 }  // namespace
+
+std::string text_of(const Buffer& buffer) {
+  return "plans of " + python::text_of(buffer.op);
+}
+
+std::string text_of(const Plan& plan) {
+  const BatchView batch = plan.batch.view();
+  return count_of(batch.num_requests, "request") + ", " + count_of(batch.num_tokens, "token") + ", " +
+         count_of(static_cast<int64_t>(batch.segments.size()), "segment") + ", of " + python::text_of(plan.buffer->op);
+}
+
+std::string text_of(const Scratch& scratch) {
+  return count_of(static_cast<int64_t>(scratch.view.bytes), "byte") +
+         (scratch.owned != nullptr ? " of its own, on the CPU" : ", on " + describe(scratch.arrays.front().place));
+}
 
 Scratch make_scratch(size_t bytes) {
   constexpr size_t kWorkspaceAlignment = 256;

@@ -5,6 +5,7 @@
 
 #include "gil.hpp"
 #include "masks.hpp"
+#include "repr.hpp"
 
 namespace folio::python {
 namespace {
@@ -95,6 +96,7 @@ void make_step(Step* self, nb::object plan_object, nb::handle tables, nb::handle
                nb::handle custom_mask, nb::handle stream) {
   if (!nb::isinstance<Plan>(plan_object)) refuse_kind("plan", "a folio.AttentionPlan", plan_object);
   auto step = std::make_unique<Step>();
+  if (!workspace.is_none()) step->workspace = given_workspace(workspace);
   step->plan_object = std::move(plan_object);
   const Plan& plan = step->plan();
   const Device device = step->device();
@@ -112,7 +114,7 @@ void make_step(Step* self, nb::object plan_object, nb::handle tables, nb::handle
   if (!custom_mask.is_none()) bind_mask(*step, plan, custom_mask);
   require_on(device, step->arrays);
   if (!slot_mapping.is_none()) step->slots.emplace(slot_mapping, device);
-  step->workspace = workspace.is_none() ? own_workspace(plan) : given_workspace(workspace);
+  if (step->workspace == nullptr) step->workspace = own_workspace(plan);
   require_on(device, *step->workspace);
   if (!stream.is_none()) step->stream = to_stream(stream, device, {});
   if (device.type == DeviceType::kCpu) {
@@ -125,13 +127,6 @@ void make_step(Step* self, nb::object plan_object, nb::handle tables, nb::handle
   new (self) Step(std::move(*step));
 }
 
-std::string step_text(const Step& step) {
-  const BatchView batch = step.plan().batch.view();
-  return "folio.Step(num_requests=" + std::to_string(batch.num_requests) +
-         ", num_tokens=" + std::to_string(batch.num_tokens) + ", segments=" + std::to_string(step.segments.size()) +
-         ", device=" + describe(step.device()) + ")";
-}
-
 }  // namespace
 
 Slots::Slots(nb::handle source, const Device& device) : array_(borrow_int64(source, "slot_mapping")) {
@@ -142,8 +137,12 @@ Slots::Slots(nb::handle source, const Device& device) : array_(borrow_int64(sour
   if (copied_) values_.assign(from, from + count_);
 }
 
+std::string text_of(const Step& step) {
+  return text_of(step.plan());
+}
+
 void bind_step(nb::module_& m) {
-  nb::class_<Step>(
+  nb::class_<Step> step(
       m, "Step",
       "One step of a batch: a plan with what all layers of its group share. Make it once a step, after the plan.\n\n"
       "tables: one entry a segment of the plan. A paged segment takes a PageTableView or page ids [rows, columns]; a "
@@ -157,8 +156,9 @@ void bind_step(nb::module_& m) {
       "On a CPU page ids, offsets and slots are copied here: what is written into those arrays afterwards does not "
       "reach this step. On a GPU they are read when the kernels run: what the stream writes before is seen, and they "
       "must stay until it has passed. Lengths are the plan's in both.\n\n"
-      "Raises InvalidArgument for tables that do not fit the plan, and for arrays of another device.")
-      .def("__init__", &make_step, nb::arg("plan"), nb::arg("tables"), nb::arg("workspace") = nb::none(), nb::kw_only(),
+      "Raises InvalidArgument for tables that do not fit the plan, and for arrays of another device.");
+  bind_repr(step);
+  step.def("__init__", &make_step, nb::arg("plan"), nb::arg("tables"), nb::arg("workspace") = nb::none(), nb::kw_only(),
            nb::arg("slot_mapping") = nb::none(), nb::arg("custom_mask") = nb::none(), nb::arg("stream") = nb::none(),
            nb::sig("def __init__(self, plan: AttentionPlan, tables: object, workspace: Workspace | None = None, *, "
                    "slot_mapping: object | None = None, custom_mask: object | None = None, "
@@ -174,8 +174,7 @@ void bind_step(nb::module_& m) {
           "Requests of the plan, padding too.")
       .def_prop_ro(
           "num_tokens", [](const Step& self) { return self.plan().batch.view().num_tokens; },
-          "Rows of q and out, padding too.")
-      .def("__repr__", &step_text);
+          "Rows of q and out, padding too.");
 }
 
 }  // namespace folio::python

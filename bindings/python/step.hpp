@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "plan.hpp"
@@ -50,5 +51,7 @@ struct Step {
     return device().type != DeviceType::kCpu || copies.ids_are_pages(segment, num_pages);
   }
 };
+
+std::string text_of(const Step& step);
 
 }  // namespace folio::python

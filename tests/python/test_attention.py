@@ -178,3 +178,41 @@ def test_rotary_embedding_in_the_kernel():
         plain = folio.prepare(folio.Context.cpu(num_threads=1), problem.config)
         plan = folio.plan(plain, problem.batch_view(), folio.make_plan_buffer(plain))
         folio.run(plan, problem.args(out, lse, rope=rope), folio.Workspace(folio.workspace_size(plan)))
+
+
+def test_merging_in_place_where_a_mask_says_so():
+    first, second = (problems.make("float32", "decode", seed=seed) for seed in (1, 2))
+    (a, a_lse), (b, b_lse) = problems.run(first), problems.run(second)
+    context = folio.Context.cpu(num_threads=1)
+    both, both_lse = np.empty_like(a), np.empty_like(a_lse)
+    folio.merge_state(context, folio.AttentionStateView(a, a_lse), folio.AttentionStateView(b, b_lse), both, both_lse)
+    mask = np.array([0, 3, 0], np.uint8)
+    out, lse = a.copy(), a_lse.copy()
+    folio.merge_state_in_place(context, out, lse, folio.AttentionStateView(b, b_lse), mask)
+    chosen = mask.astype(bool)
+    assert np.array_equal(out, np.where(chosen[:, None, None], both, a))
+    assert np.array_equal(lse, np.where(chosen[:, None], both_lse, a_lse))
+    for bad, message in [(mask[:2], "mask has 2 entries; there are 3 tokens"), (mask.astype(np.int8), "mask is int8")]:
+        with pytest.raises(folio.InvalidArgument, match=message):
+            folio.merge_state_in_place(context, out, lse, folio.AttentionStateView(b, b_lse), bad)
+    with pytest.raises(folio.InvalidArgument, match="lse is None"):
+        folio.merge_state_in_place(context, out, None, folio.AttentionStateView(b, b_lse))
+
+
+def test_log_sum_exps_with_flashinfers_alibi():
+    context = folio.Context.cpu(num_threads=1)
+    lse = np.random.default_rng(1).standard_normal((5, 2)).astype(np.float32)
+    slopes, first_pos, cu_q = np.array([0.5, 0.25], np.float32), [7, 0, 3], [0, 2, 2, 4]
+    before, position = lse.copy(), np.array([7, 7, 3, 3])
+    folio.shift_alibi_lse(context, lse, cu_q, first_pos, slopes)
+    expected = before[:4] + slopes.astype(np.float64) * position[:, None] / np.log(2)
+    np.testing.assert_array_almost_equal_nulp(lse[:4], expected.astype(np.float32), 1)
+    assert np.array_equal(lse[4], before[4])
+    after = lse.copy()
+    for given, message in [((lse, [0, 6], [1], slopes), r"cu_q\[1\] is 6"),
+                           ((lse, [0, 2], [1], slopes[:1]), "slopes has 1"),
+                           ((lse, [0, 2], [1, 2], slopes), "cu_q has 2 entries, first_pos 2"),
+                           ((lse.T, [0, 2], [1], slopes), "contiguous|slopes")]:
+        with pytest.raises(folio.InvalidArgument, match=message):
+            folio.shift_alibi_lse(context, *given)
+    assert np.array_equal(lse, after)

@@ -134,8 +134,8 @@ def test_reprs():
         problem.args(out, lse): "AttentionArgs: q float32 [9, 4, 32], out float32 [9, 4, 24], lse base e, 1 segment, "
                                 "sm_scale 0.176777, sinks, on the CPU",
         problem.segment(): "SegmentArgs: 8 pages of 16 tokens, float32, table of 4 rows, on the CPU",
-        folio.SegmentArgs(ragged=ragged, k_scale=0.5): "SegmentArgs: ragged k float32 [9, 4, 32], v float32 [9, 4, 32], "
-                                                       "k_scale 0.5, on the CPU",
+        folio.SegmentArgs(ragged=ragged, k_scale=0.5):
+            "SegmentArgs: ragged k float32 [9, 4, 32], v float32 [9, 4, 32], k_scale 0.5, on the CPU",
         folio.TensorView(problem.q): "TensorView: float32 [9, 4, 32], on the CPU",
         folio.TensorView(read_only[0, 0, 0]): "TensorView: float32 [], read-only, on the CPU",
         folio.LseView(lse, "two"): "LseView: float32 [9, 4], base two, on the CPU",

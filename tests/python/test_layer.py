@@ -69,6 +69,24 @@ class TestResults:
             run(step, of.q, out, lse)
             problems.assert_close(of, out, lse, of.exact())
 
+    def test_rotary_embedding(self):
+        """Against run, which takes the same arguments."""
+        problem = problems.make()
+        config = folio.AttentionConfig(num_q_heads=4, num_kv_heads=2, head_dim_qk=32, head_dim_v=24, q="float32",
+                                       kv="float32", features="rope_llama")
+        problem.config = config
+        rope = folio.RopeArgs(theta=500.0)
+        layer, step = bind(problem, rope=rope)
+        out, expected = (problem.outputs()[0] for _ in range(2))
+        layer(step, problem.q, out)
+        workspace = folio.Workspace(folio.workspace_size(layer.op))
+        folio.init_workspace(layer.op, workspace)
+        folio.run(step.plan, problem.args(expected, rope=rope), workspace)
+        assert np.array_equal(out, expected)
+        plain = folio.Layer(layer.op, folio.make_nhd_view(problem.k, problem.v), sm_scale=problem.rules.sm_scale)
+        plain(step, problem.q, expected)
+        assert not np.array_equal(out, expected)
+
     def test_scales(self, problem):
         """Stored values are twice as small, and the scales say so; powers of two change no bit."""
         plain, step = bind(problem)
@@ -402,8 +420,9 @@ class TestRefusals:
 
 def test_text(bound):
     layer, step = bound
-    assert repr(layer) == f"folio.Layer(kernel='{layer.op.kernel_name}', caches=1, device=the CPU)"
-    assert repr(step) == "folio.Step(num_requests=4, num_tokens=9, segments=1, device=the CPU)"
+    assert repr(layer).startswith(f"<folio.Layer: {layer.op.kernel_name} on the CPU")
+    assert repr(layer).endswith(", 1 cache>")
+    assert repr(step).startswith("<folio.Step: 4 requests, 9 tokens, 1 segment")
     assert (step.num_requests, step.num_tokens) == (4, 9)
 
 

@@ -90,8 +90,8 @@ def test_every_public_name_is_documented():
 
 
 @pytest.mark.parametrize("name", ["Context", "AttentionConfig", "PrepareOptions", "GraphBounds", "KvShard", "RopeArgs",
-                                  "Device", "PlanSummary", "KvFormatAdvice", "KernelAnswer", "AttentionOp", "PlanBuffer",
-                                  "AttentionPlan", "Workspace", "TensorView", "LseView", "Scale", "KvCacheView",
+                                  "Device", "PlanSummary", "KvFormatAdvice", "KernelAnswer", "AttentionOp",
+                                  "PlanBuffer", "AttentionPlan", "Workspace", "TensorView", "LseView", "Scale", "KvCacheView",
                                   "PageTableView", "KvSegment", "BatchView", "SegmentArgs", "AttentionArgs"])
 def test_members_are_documented(name):
     cls = getattr(folio, name)

@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import folio  # noqa: E402: after the skips
 import folio.integrations.transformers as integration  # noqa: E402
 import tiny_models  # noqa: E402
+from folio.integrations.transformers.cache import PageLayout  # noqa: E402
 
 integration.register()
 transformers.logging.set_verbosity_error()
@@ -60,7 +61,7 @@ def test_generate(model, cache):
 
 
 def test_generate_batch_equals_sequential_generation(model):
-    """Chunked prefill (32 tokens a step, a prompt of 70), shared prefixes, rolling windows, requests coming and going."""
+    """Chunked prefill (32 tokens a step, a prompt of 70), shared prefixes, rolling windows, requests that end."""
     shared = tiny_models.prompts([40], seed=5)[0]
     sequences = [*tiny_models.prompts([3, 70, 18, 7]), *(shared + tail for tail in tiny_models.prompts([4, 9], seed=6))]
     alone = [tiny_models.greedy(model, "eager", prompt, 16) for prompt in sequences]
@@ -89,16 +90,22 @@ def test_generate_batch_equals_sequential_generation(model):
 
 
 @pytest.mark.parametrize("side", ["left", "none"])
-def test_pages_of_folio_as_cache(model, side):
-    """A FolioCache's pages, padded inside a page, against eager over transformers' cache."""
+def test_pages_of_folio_as_cache(model, side, monkeypatch):
+    """Pages against eager over transformers' own cache. Left padding is not stored and needs no mask bits."""
     sequences = tiny_models.prompts(LENGTHS if side == "left" else [23, 23])
+    bits = []
+    monkeypatch.setattr(PageLayout, "custom_mask", lambda self, device: bits.append(self.visible.bits))
+    caches = []
 
     def run(implementation):
         cache = integration.FolioCache() if implementation == "folio" else None
+        caches.append(cache)
         return tiny_models.forced_logits(model, implementation, sequences, "left", 20, cache=cache)
 
     eager = run("eager")
     assert (run("folio") - eager).abs().max() <= bound(model, eager, run) < 0.01 * eager.abs().max()
+    assert len(bits) == 21 * model.config.num_hidden_layers and all(given is None for given in bits)
+    assert [layer.left_padding.tolist() for layer in caches[1].layers] == [[23 - len(row) for row in sequences]] * 2
 
 
 def test_packed_pages_for_16_bit_models():
@@ -135,6 +142,29 @@ def test_caches_are_cropped_reordered_and_refused_elsewhere():
             model(prompt[:1], past_key_values=cache)
         with pytest.raises(NotImplementedError, match="not offloaded"):
             cache.layers[0].offload()
+
+
+@torch.no_grad()
+def test_what_pages_cannot_show_is_refused():
+    model = tiny_models.make("llama")
+    ids, mask = tiny_models.pad(tiny_models.prompts([9, 4]), "left")
+    cache = integration.FolioCache()
+    model.set_attn_implementation("folio")
+    model(ids, attention_mask=mask, past_key_values=cache)
+    with pytest.raises(ValueError, match="shows keys that were padding"):
+        model(ids[:, :1], attention_mask=torch.ones(2, 10), past_key_values=cache)
+    holes = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
+    holes[0, 2] = holes[1, 7] = 0  # bits, over the keys that are stored
+    logits = {}
+    for implementation, cache in (("folio", integration.FolioCache()), ("eager", transformers.DynamicCache())):
+        model.set_attn_implementation(implementation)
+        model(ids, attention_mask=mask, past_key_values=cache)
+        logits[implementation] = model(ids[:, :1], attention_mask=holes, past_key_values=cache).logits
+    assert torch.allclose(logits["folio"], logits["eager"], atol=1e-5)
+    with pytest.raises(RuntimeError, match='a FolioCache needs attn_implementation="folio"'):
+        cache = integration.FolioCache()
+        for _ in range(2):
+            model(ids[:, :1], past_key_values=cache)
 
 
 def test_an_encoder():

@@ -19,20 +19,24 @@ READ_TRASH, SENTINEL, WRITE_TRASH = SLOTS, SLOTS + 1, SLOTS + BLOCK
 
 
 class Cache:
-    """The part of transformers' PagedAttentionCache that attention sees: one group of one layer."""
+    """The part of transformers' PagedAttentionCache that attention sees: one group of two layers."""
 
     def __init__(self, window):
         generator = torch.Generator().manual_seed(1)
         shape = SLOTS + 2 * BLOCK, KV_HEADS, DIM
-        self.key_cache, self.value_cache = ([torch.randn(shape, generator=generator)] for _ in range(2))
-        self.layer_index_to_group_indices = {0: (0, 0)}
-        self.sliding_windows = {0: window or 1}
+        halves = [torch.randn(shape, generator=generator) for _ in range(4)]
+        self.key_cache, self.value_cache = halves[:2], halves[2:]
+        self.layer_index_to_group_indices = {0: (0, 0), 1: (0, 1)}
+        self.sliding_windows = {0: window or 1, 1: window or 1}
         self.block_size = BLOCK
 
 
 class Module(torch.nn.Module):
-    layer_idx = 0
     is_causal = True
+
+    def __init__(self, layer_idx):
+        super().__init__()
+        self.layer_idx = layer_idx
 
 
 class Step:
@@ -77,11 +81,11 @@ class Step:
         blocks = self.order[3 * index : 3 * index + 3]
         return (blocks[:, None] * BLOCK + torch.arange(BLOCK)).reshape(-1)
 
-    def run(self, cache, **changes):
+    def run(self, cache, layer=0, **changes):
         given = {**self.arguments, "cache": cache, "attention_mask": None, "scaling": 0.25, **changes}
-        return paged.paged_attention(Module(), self.q, self.k, self.v, **given)[0]
+        return paged.paged_attention(Module(layer), self.q, self.k, self.v, **given)[0]
 
-    def expected(self, cache):
+    def expected(self, cache, layer=0):
         """Of the cache before the call: one request and head at a time."""
         out, first = [], 0
         for index, (past, new) in enumerate(self.requests):
@@ -90,7 +94,7 @@ class Step:
             rows = slice(first, first + new)
             first += new
             halves = []
-            for store, given in ((cache.key_cache[0], self.k), (cache.value_cache[0], self.v)):
+            for store, given in ((cache.key_cache[layer], self.k), (cache.value_cache[layer], self.v)):
                 whole = torch.cat([store[held], given[0, :, rows].transpose(0, 1)])
                 halves.append(whole.repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1).double())
             at = torch.arange(past + new)
@@ -139,8 +143,9 @@ def test_buffers_written_in_place_are_a_new_step(window):
     for name in ("read_index", "write_index"):
         first.arguments[name][0].copy_(second.arguments[name][0])
     first.q, first.k, first.v = second.q, second.k, second.v
-    expected = second.expected(cache)
-    assert (first.run(cache) - expected).abs().max() < 1e-4
+    for layer in (1, 0):
+        expected = second.expected(cache, layer)
+        assert (first.run(cache, layer) - expected).abs().max() < 1e-4
 
 
 def one_decode():

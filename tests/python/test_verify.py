@@ -28,7 +28,8 @@ def test_a_covering_array_of_pairs_of_nothing():
 def test_refusals():
     kernel = folio.runnable_kernels()[0]
     assert folio.check_refusals(kernel) == []
-    for call, message in [(lambda: folio.run_case("page=banana"), "banana"), (lambda: folio.run_case("colour=red"), "colour"),
+    for call, message in [(lambda: folio.run_case("page=banana"), "banana"),
+                          (lambda: folio.run_case("colour=red"), "colour"),
                           (lambda: folio.covering_array(["no such kernel"]), "no such kernel"),
                           (lambda: folio.covering_array([kernel], strength=4), "strength")]:
         with pytest.raises(folio.InvalidArgument, match=message):

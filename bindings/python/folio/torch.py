@@ -64,7 +64,8 @@ def _find(name):
     try:
         layer, op = _layers[name]
     except KeyError:
-        raise RuntimeError(f"attention layer {name!r} is not bound: call bind(folio.Layer(...)) on its module") from None
+        raise RuntimeError(f"attention layer {name!r} is not bound: call bind(folio.Layer(...)) on its module"
+                           ) from None
     try:
         return layer, _steps.get()[op]
     except KeyError:
@@ -180,4 +181,5 @@ class Attention(torch.nn.Module):
         return f"{self.name!r}, {_layers[self.name][0] if self.name in _layers else 'not bound'}"
 
     def __reduce_ex__(self, protocol):
-        raise TypeError(f"attention layer {self.name!r} cannot be copied or pickled: its layer is memory of this process")
+        raise TypeError(f"attention layer {self.name!r} cannot be copied or pickled: its layer is memory of this "
+                        "process")

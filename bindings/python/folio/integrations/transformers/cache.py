@@ -16,8 +16,8 @@ class FolioCache(Cache):
 
     Each layer's keys and values lie in pages of the format and page size that run fastest on the device
     (folio.recommended_kv_format): on a CPU with 16-bit models packed, as the AMX kernel wants them. New tokens are
-    written in place; memory doubles when it is full. Sliding-window layers keep all tokens. With "eager" or "sdpa" the
-    layers' keys cannot be read: those raise at the first decode.
+    written in place; memory doubles when it is full. Left padding is not stored. Sliding-window layers keep all tokens.
+    Other attention implementations cannot read the pages: update() then raises at the second step.
     """
 
     def __init__(self):
@@ -25,7 +25,10 @@ class FolioCache(Cache):
 
 
 class PagedLayer(CacheLayerMixin):
-    """One layer's pages. Every sequence has the same number of pages, one after the other."""
+    """One layer's pages. Every sequence has the same number of pages, one after the other.
+
+    update() does not know which tokens are padding, the attention function does: it is what writes them.
+    """
 
     is_sliding = False
     is_croppable = True
@@ -35,6 +38,8 @@ class PagedLayer(CacheLayerMixin):
         super().__init__()
         self.length = 0
         self.capacity = 0  # tokens of one sequence
+        self.unwritten = None  # the last keys and values
+        self.left_padding = None  # int64 [batch]: tokens that are not stored
 
     def lazy_initialization(self, key_states, value_states):
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -53,19 +58,15 @@ class PagedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Writes the new tokens; returns them, the keys with this layer as `folio_pages` for the attention function."""
+        """Returns the new tokens, the keys with this layer as `folio_pages` for the attention function."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.unwritten is not None:
+            raise RuntimeError('folio: a FolioCache needs attn_implementation="folio", which stores the last tokens')
         if key_states.shape[0] != self.batch:
             raise ValueError(f"the cache holds {self.batch} sequences; {key_states.shape[0]} were given")
-        tokens = key_states.shape[2]
-        self._reserve(self.length + tokens)
-        first = torch.arange(self.batch, device=self.device)[:, None] * self.capacity + self.length
-        slots = (first + torch.arange(tokens, device=self.device)).reshape(-1)
-        new = (half.detach().transpose(1, 2).flatten(0, 1) for half in (key_states, value_states))
-        folio.write_kv_cache(context_of(self.device), folio.CacheWriteArgs(*new, slots, self.view))
-        count(tokens_written=self.batch * tokens)
-        self.length += tokens
+        self.unwritten = key_states.detach(), value_states.detach()
+        self.length += key_states.shape[2]
         keys = key_states.view_as(key_states)
         keys.folio_pages = self
         return keys, value_states
@@ -76,7 +77,25 @@ class PagedLayer(CacheLayerMixin):
         return self.view.num_pages if self.capacity else 0
 
     def layout(self, query, visible):
-        return PageLayout(self, query, visible)
+        """The step's requests, once its new tokens are written."""
+        if self.unwritten is not None:
+            self._write(visible)
+        return PageLayout(self, query, visible.without_first(self.left_padding))
+
+    def _write(self, visible):
+        tokens = self.unwritten[0].shape[2]
+        begin = self.length - tokens
+        if begin == 0:
+            self.left_padding = visible.kv_start
+        self._reserve(self.length)
+        at = begin + np.arange(tokens) - self.left_padding[:, None]
+        slots = np.where(at < 0, -1, np.arange(self.batch)[:, None] * self.capacity + at).reshape(-1)
+        new = (half.transpose(1, 2).flatten(0, 1) for half in self.unwritten)
+        folio.write_kv_cache(
+            context_of(self.device), folio.CacheWriteArgs(*new, torch.from_numpy(slots).to(self.device), self.view)
+        )
+        self.unwritten = None
+        count(tokens_written=int((at >= 0).sum()))
 
     def _reserve(self, length):
         if length <= self.capacity:
@@ -108,7 +127,7 @@ class PagedLayer(CacheLayerMixin):
         return -1
 
     def reset(self):
-        self.length = 0
+        self.length, self.unwritten = 0, None
 
     def crop(self, tokens_to_remove):
         """Forgets the last tokens; a positive number is transformers' old meaning, the length to keep."""
@@ -120,14 +139,14 @@ class PagedLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices):
         if self.is_initialized:
-            self._replace(lambda half: half[indices.to(half.device)])
+            self._replace(lambda half: half[indices.to(half.device)], self.left_padding[indices.cpu().numpy()])
 
     def batch_repeat_interleave(self, repeats):
         if self.is_initialized:
-            self._replace(lambda half: half.repeat_interleave(repeats, dim=0))
+            self._replace(lambda half: half.repeat_interleave(repeats, dim=0), self.left_padding.repeat(repeats))
 
-    def _replace(self, change):
-        self.keys, self.values = change(self.keys), change(self.values)
+    def _replace(self, change, left_padding):
+        self.keys, self.values, self.left_padding = change(self.keys), change(self.values), left_padding
         self.batch = self.keys.shape[0]
         self._look()
 
@@ -138,8 +157,7 @@ class PagedLayer(CacheLayerMixin):
 class PageLayout(Layout):
     """Requests over the pages of a PagedLayer.
 
-    Requests begin with a page. Keys that a window hides at the beginning of a page are hidden by Folio's window; left
-    padding that ends inside a page is hidden by mask bits.
+    Requests begin with a page: a window hides the keys before the first visible one, or mask bits do.
     """
 
     source = folio.KvSource.PAGED

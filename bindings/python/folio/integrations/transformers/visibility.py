@@ -54,6 +54,22 @@ class Visibility:
         arrays = (self.q_start, self.q_len, self.kv_start, self.kv_len, self.q_first_pos)
         return self.q_length, self.kv_length, b"".join(array.tobytes() for array in arrays), self.bits is not None
 
+    def without_first(self, hidden):
+        """The same over keys of which each request's first `hidden`, int64 [batch], are left out."""
+        if not hidden.any():
+            return self
+        if self.bits is None:
+            shown = (self.kv_len > 0) & (self.kv_start < hidden)
+        else:
+            gone = np.arange(self.kv_length) < hidden[:, None]
+            shown = (self.bits & gone[:, None]).any((1, 2))
+        if shown.any():
+            raise ValueError("attention_mask shows keys that were padding when the FolioCache stored the first tokens")
+        if self.bits is None:
+            return dataclasses.replace(self, kv_start=np.maximum(self.kv_start - hidden, 0))
+        moved = [np.roll(bits & ~gone, -count, axis=1) for bits, gone, count in zip(self.bits, gone, hidden)]
+        return dataclasses.replace(self, bits=np.stack(moved))
+
     def from_multiples_of(self, size):
         """The same with every kv_start a multiple of `size`: a window hides the keys before, or bits do."""
         before = self.kv_start % size
