@@ -140,11 +140,6 @@ bool layer_scale(nb::handle layer, const std::string& field, ScaleArg& scale) {
 
 }  // namespace
 
-void refuse_kind(const std::string& name, const std::string& expected, nb::handle given) {
-  const std::string kind = nb::cast<std::string>(nb::str(given.type().attr("__name__")));
-  throw nb::type_error((name + ": expected " + expected + ", got " + kind).c_str());
-}
-
 Numbers<int32_t> int32_numbers(nb::handle source, const std::string& name) {
   return to_numbers<int32_t>(source, name);
 }
