@@ -20,19 +20,23 @@ void bind_context(nb::module_& m) {
   using O = ContextOptions;
   const auto options = fields_of<O>(
       "ContextOptions", "",
-      field("executor", &O::executor,
-            "an Executor, to compute on the engine's threads; None: Folio's own, num_threads"),
       field("num_threads", &O::num_threads,
             "a CPU's, the caller's included, at most 1024; 0: all that the process has"),
       field("force_kernel", &O::force_kernel, "the kernel that every op must use, by name; empty: the cheapest"),
       field("allow_fp8_mma", &O::allow_fp8_mma, "as PrepareOptions.allow_fp8_mma, for every op"),
       field("validate_tables", &O::validate_tables,
             "every run first checks the page ids that it will read; on a GPU it waits for that"));
-  options.def_static(context, "cpu",
-                     "The CPU. Raises InvalidArgument for absurd numbers of threads. Keywords:", [](const O& given) {
-                       const ReleasedGil released;
-                       return Context::cpu(given);
-                     });
+  options.def_static<Executor>(
+      context, "cpu",
+      "The CPU; executor: an Executor, to compute on the engine's threads instead of num_threads of Folio's own. "
+      "Raises "
+      "InvalidArgument for absurd numbers of threads. Keywords:",
+      [](const Executor& executor, O given) {
+        given.executor = executor;
+        const ReleasedGil released;
+        return Context::cpu(given);
+      },
+      nb::arg("executor") = nb::none());
   options.def_static<int32_t>(
       context, "cuda",
       "CUDA device `index`, as the runtime counts them. Raises folio.Error: UNAVAILABLE without CUDA kernels, a driver "

@@ -40,6 +40,8 @@ class Samples:
         for one in kind.split(" | "):
             if one in plain:
                 return plain[one]
+            if one.startswith("collections.abc.Callable"):
+                return len
             if one.startswith("collections.abc."):
                 return []
             name = one.split(".")[-1]

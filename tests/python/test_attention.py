@@ -195,7 +195,7 @@ def test_merging_in_place_where_a_mask_says_so():
     for bad, message in [(mask[:2], "mask has 2 entries; there are 3 tokens"), (mask.astype(np.int8), "mask is int8")]:
         with pytest.raises(folio.InvalidArgument, match=message):
             folio.merge_state_in_place(context, out, lse, folio.AttentionStateView(b, b_lse), bad)
-    with pytest.raises(folio.InvalidArgument, match="lse is None"):
+    with pytest.raises(TypeError, match="lse: expected a value, got None"):
         folio.merge_state_in_place(context, out, None, folio.AttentionStateView(b, b_lse))
 
 
