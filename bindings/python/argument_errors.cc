@@ -42,7 +42,6 @@ Call read_call(PyObject* const* args, size_t nargs, PyObject* keywords) {
 struct Refusal {
   size_t good = 0;
   std::string argument;  ///< its name; empty where numbers or names of arguments are wrong
-  std::string expected;
   std::string message;
   bool wrong_value = false;  ///< of the right kind
 };
@@ -107,14 +106,13 @@ std::optional<Refusal> check_values(const Signature& signature, const std::vecto
     const Fault fault = find_fault(signature.parameters[i].type, values[i]);
     if (fault.fits) continue;
     const std::string name = signature.parameters[i].name + fault.element;
-    return Refusal{i, name, fault.expected, name + ": expected " + fault.expected + ", got " + fault.given,
-                   fault.wrong_value};
+    return Refusal{i, name, name + ": expected " + fault.expected + ", got " + fault.given, fault.wrong_value};
   }
   // All are of the right kind: an integer must be beyond the C++ type's range.
   for (size_t i = 0; i < values.size(); ++i) {
     if (!values[i].is_valid() || !is_far_integer(signature.parameters[i].type, values[i])) continue;
     const std::string& name = signature.parameters[i].name;
-    return Refusal{i, name, "", name + ": " + nb::repr(values[i]).c_str() + " is out of range", true};
+    return Refusal{i, name, name + ": " + nb::repr(values[i]).c_str() + " is out of range", true};
   }
   return std::nullopt;
 }
@@ -151,18 +149,25 @@ std::optional<Refusal> explain_refusal(nb::handle function, const Call& call) {
   return best;
 }
 
-void improve_error(PyObject* function, PyObject* const* args, size_t nargs, PyObject* keywords) {
+/// Replaces nanobind's error where a better one can be said.
+void improve_error(PyObject* function, PyObject* const* args, size_t nargs, PyObject* keywords) noexcept {
   nb::python_error error;  // takes what was raised
-  const std::string message = nb::cast<std::string>(nb::str(error.value()));
-  if (message.find("(): incompatible function arguments") == std::string::npos) return error.restore();
-  std::optional<Refusal> refusal;
   try {
-    refusal = explain_refusal(function, read_call(args, nargs, keywords));
-  } catch (const std::exception&) {  // of a repr that raises, say: nanobind's message stays
+    const std::string message = nb::cast<std::string>(nb::str(error.value()));
+    std::optional<Refusal> refusal;
+    if (message.find("(): incompatible function arguments") != std::string::npos) {
+      refusal = explain_refusal(function, read_call(args, nargs, keywords));
+    }
+    if (!refusal) {
+      error.restore();
+    } else if (refusal->wrong_value) {
+      set_python_error(Error(ErrorCode::kInvalidArgument, refusal->message));
+    } else {
+      PyErr_SetString(PyExc_TypeError, refusal->message.c_str());
+    }
+  } catch (...) {  // of a repr that raises, say: nanobind's message stays
+    error.restore();
   }
-  if (!refusal) return error.restore();
-  if (refusal->wrong_value) return set_python_error(Error(ErrorCode::kInvalidArgument, refusal->message));
-  PyErr_SetString(PyExc_TypeError, refusal->message.c_str());
 }
 
 template <size_t kIndex>

@@ -1,6 +1,5 @@
 #include "array.hpp"
 
-#include <cstring>
 #include <utility>
 
 #include "folio/types/error.hpp"
@@ -50,16 +49,22 @@ DType ml_dtype(nb::handle source, const char** integers) {
   return DType::kUnset;
 }
 
+/// numpy's array type; null where the process has not imported numpy.
+PyTypeObject* numpy_array_type() {
+  static PyObject* type = nullptr;  // kept for good, as numpy itself is
+  if (type == nullptr) {
+    const nb::object numpy = nb::steal(PyImport_GetModule(nb::str("numpy").ptr()));
+    if (numpy.is_valid() && nb::hasattr(numpy, "ndarray")) type = nb::object(numpy.attr("ndarray")).release().ptr();
+  }
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
 /// Whether a subclass of numpy's array hides elements, as numpy.ma's does: the memory says nothing of that.
 bool is_masked(nb::handle source) {
-  const nb::handle bases(Py_TYPE(source.ptr())->tp_mro);
-  constexpr const char* kNumpyArray = "numpy.ndarray";
-  if (!bases.is_valid()) return false;
-  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
-    const auto* base_type = reinterpret_cast<const PyTypeObject*>(base.ptr());
-    if (std::strcmp(base_type->tp_name, kNumpyArray) == 0) return nb::hasattr(source, "mask");
-  }
-  return false;
+  PyTypeObject* const type = Py_TYPE(source.ptr());
+  PyTypeObject* const numpy = numpy_array_type();
+  if (numpy == nullptr || type == numpy || PyType_IsSubtype(type, numpy) == 0) return false;
+  return nb::hasattr(source, "mask");
 }
 
 /// Why the array's own `__dlpack__` failed ("Can't export tensors that require gradient"), for the message.
@@ -85,7 +90,7 @@ bool requires_grad(nb::handle source) {
 /// torch's lazy negation, as of `x.conj().imag`: the memory holds the other sign.
 bool is_negated(nb::handle source) {
   static PyObject* const kName = PyUnicode_InternFromString("is_neg");
-  const nb::object answer = nb::steal(PyObject_CallMethodNoArgs(source.ptr(), kName));
+  const nb::object answer = nb::steal(PyObject_CallMethodObjArgs(source.ptr(), kName, nullptr));
   if (!answer.is_valid()) PyErr_Clear();
   return answer.is_valid() && nb::cast<bool>(answer);
 }
@@ -129,8 +134,16 @@ Array borrow_vector(nb::handle source, const std::string& name, nb::dlpack::dtyp
 
 }  // namespace
 
+Library library_of(nb::handle source) {
+  return array_type_of(source).library;
+}
+
 void refuse(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+void refuse_kind(const std::string& name, const std::string& expected, nb::handle given) {
+  throw nb::type_error((name + ": expected " + expected + ", got " + describe_value(given)).c_str());
 }
 
 Array borrow(nb::handle source, const std::string& name, Access access) {
@@ -166,14 +179,6 @@ Array borrow(nb::handle source, const std::string& name, Access access) {
     refuse(name + " is not aligned to its elements of " + std::to_string(bytes) + " bytes");
   }
   return array;
-}
-
-Array borrow_int32(nb::handle source, const std::string& name) {
-  return borrow_vector(source, name, nb::dtype<int32_t>());
-}
-
-Array borrow_int64(nb::handle source, const std::string& name) {
-  return borrow_vector(source, name, nb::dtype<int64_t>());
 }
 
 Array borrow_bytes(nb::handle source, const std::string& name) {

@@ -59,11 +59,18 @@ struct Array {
 /// Throws Error(kInvalidArgument) where `source` is no array, has a mask, or is read-only where it would be written.
 Array borrow(nb::handle source, const std::string& name, Access access = Access::kRead);
 
-/// A vector of plain numbers, packed: [n] of exactly this type. Throws Error(kInvalidArgument).
-Array borrow_int32(nb::handle source, const std::string& name);
+/// Integers (integers.cc): a packed vector of this type, or a matrix of it with any strides, is borrowed. An array of
+/// the other of int32 and int64, and a list or tuple, are copied: on the host by Folio, on a GPU by the array's
+/// library. Throws Error(kInvalidArgument), naming the element on the host that 32 bits do not hold.
+Array borrow_int32(nb::handle source, const std::string& name, int32_t rank = 1);
 Array borrow_int64(nb::handle source, const std::string& name);
+
+/// A vector of plain numbers, packed: [n] of exactly this type. Throws Error(kInvalidArgument).
 Array borrow_bytes(nb::handle source, const std::string& name);
 Array borrow_float32(nb::handle source, const std::string& name, int32_t rank = 1);
+
+/// By the name of the package that the array's class, or one it is derived from, comes from.
+Library library_of(nb::handle source);
 
 /// "CPU" or "CUDA device 1".
 std::string describe(const Device& device);
@@ -75,6 +82,8 @@ void require_on(const Device& device, const std::vector<Array>& arrays);
 
 /// Throws Error(kInvalidArgument) with the parts put together as its message.
 [[noreturn]] void refuse(const std::string& message);
+/// Throws a TypeError: "workspace: expected a folio.Workspace or None, got 3".
+[[noreturn]] void refuse_kind(const std::string& name, const std::string& expected, nb::handle given);
 
 /// "[2, 8, 64]"
 std::string shape_text(const Array& array);

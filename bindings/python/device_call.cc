@@ -3,13 +3,6 @@
 namespace folio::python {
 namespace {
 
-/// Ints in the memory of a GPU, as int32.
-Array ints_on_gpu(nb::handle source, const std::string& name) {
-  const Array array = borrow(source, name);
-  if (array.element != nb::dtype<int64_t>() || array.library == Library::kNone) return borrow_int32(source, name);
-  return borrow_int32(array.library == Library::kTorch ? source.attr("int")() : source.attr("astype")("int32"), name);
-}
-
 void require_packed(const Array& array) {
   int64_t packed = 1;
   for (int64_t i = array.rank() - 1; i >= 0; --i) {
@@ -61,7 +54,7 @@ void DeviceCall::keep_apart(const Array& array, bool written) {
 
 std::span<const int32_t> DeviceCall::int32s(nb::handle source, const std::string& name) {
   if (on_cpu()) return copies_.emplace_back(to_int32s(source, name));
-  const Array& array = kept(ints_on_gpu(source, name));
+  const Array& array = kept(borrow_int32(source, name));
   return {static_cast<const int32_t*>(array.data), static_cast<size_t>(array.size(0))};
 }
 

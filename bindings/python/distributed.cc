@@ -1,7 +1,6 @@
 #include "folio/distributed.hpp"
 
-#include <chrono>
-#include <cmath>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,6 +11,7 @@
 #include "folio/types/error.hpp"
 #include "gil.hpp"
 #include "plan.hpp"
+#include "process_group.hpp"
 
 template <>
 struct folio::python::Names<folio::distributed::DcpCombine> {
@@ -24,236 +24,13 @@ struct folio::python::Names<folio::distributed::DcpCombine> {
 };
 FOLIO_PYTHON_ENUM(folio::distributed::DcpCombine);
 
-/// Process groups, and attention over a KV cache that is divided over their ranks.
+/// Attention over a KV cache that is divided over the ranks of a group, and its parts.
 namespace folio::python {
 namespace {
 
 using distributed::DcpCombine;
 using distributed::DcpConfig;
 using distributed::ProcessGroup;
-
-/// A rank's handle. One that run_ranks lent is empty once its body has ended.
-struct Group {
-  std::unique_ptr<ProcessGroup> owned;
-  ProcessGroup* group = nullptr;  ///< set and read with the GIL
-  int32_t rank = 0;
-  int32_t size = 1;
-  Device device;
-  std::mutex mutex;  ///< held by operations
-
-  explicit Group(ProcessGroup& lent) : group(&lent), rank(lent.rank()), size(lent.size()), device(lent.device()) {}
-  explicit Group(std::unique_ptr<ProcessGroup> made) : Group(*made) { owned = std::move(made); }
-};
-
-/// A group while one thread uses it. To be made with the GIL.
-class GroupUse {
- public:
-  explicit GroupUse(Group& group) : lock_(group.mutex, std::try_to_lock) {
-    if (!lock_.owns_lock()) refuse("rank " + std::to_string(group.rank) + "'s group is in use by another thread");
-    if (group.group == nullptr) {
-      throw Error(ErrorCode::kUnavailable,
-                  "rank " + std::to_string(group.rank) + " has left the group: its body has ended");
-    }
-    group_ = group.group;
-  }
-  ProcessGroup& operator*() const { return *group_; }
-  ProcessGroup* operator->() const { return group_; }
-
- private:
-  std::unique_lock<std::mutex> lock_;
-  ProcessGroup* group_ = nullptr;
-};
-
-/// A buffer of an operation: packed, of any type, where the group's buffers lie.
-Array group_buffer(const Group& group, nb::handle source, const std::string& name, Access access) {
-  Array array = borrow(source, name, access);
-  int64_t packed = 1;
-  for (int64_t i = array.rank() - 1; i >= 0; --i) {
-    if (array.size(i) > 1 && array.stride(i) != packed) refuse(name + " is not contiguous");
-    packed *= array.size(i);
-  }
-  require_on(group.device, array);
-  return array;
-}
-
-Array group_floats(const Group& group, nb::handle source, const std::string& name, Access access) {
-  Array array = group_buffer(group, source, name, access);
-  if (array.dtype != DType::kFloat32) refuse(name + " is " + element_text(array.element) + "; it must be float32");
-  return array;
-}
-
-void require_bytes(const Array& array, size_t wanted, const std::string& why) {
-  if (array.memory.nbytes() == wanted) return;
-  refuse(array.name + " has " + std::to_string(array.memory.nbytes()) + " bytes; " + why + " " +
-         std::to_string(wanted));
-}
-
-void all_gather(Group& self, nb::handle send, nb::handle recv, nb::handle stream) {
-  const std::vector<Array> arrays = {group_buffer(self, send, "send", Access::kRead),
-                                     group_buffer(self, recv, "recv", Access::kWrite)};
-  const size_t bytes = arrays[0].memory.nbytes();
-  require_bytes(arrays[1], static_cast<size_t>(self.size) * bytes, "those that all ranks send are");
-  const Stream queue = to_stream(stream, self.device, {&arrays});
-  const GroupUse group(self);
-  const ReleasedGil released;
-  group->all_gather(arrays[0].data, arrays[1].data, bytes, queue);
-}
-
-void all_to_all(Group& self, nb::handle send, nb::handle recv, nb::handle stream) {
-  const std::vector<Array> arrays = {group_buffer(self, send, "send", Access::kRead),
-                                     group_buffer(self, recv, "recv", Access::kWrite)};
-  const size_t bytes = arrays[0].memory.nbytes();
-  const auto size = static_cast<size_t>(self.size);
-  if (bytes % size != 0) {
-    refuse("send has " + std::to_string(bytes) + " bytes; they cannot be divided among " + std::to_string(self.size) +
-           " ranks");
-  }
-  require_bytes(arrays[1], bytes, "as send it must have");
-  const Stream queue = to_stream(stream, self.device, {&arrays});
-  const GroupUse group(self);
-  const ReleasedGil released;
-  group->all_to_all(arrays[0].data, arrays[1].data, bytes / size, queue);
-}
-
-void all_reduce_sum(Group& self, nb::handle data, nb::handle stream) {
-  const std::vector<Array> arrays = {group_floats(self, data, "data", Access::kWrite)};
-  const Stream queue = to_stream(stream, self.device, {&arrays});
-  const GroupUse group(self);
-  const ReleasedGil released;
-  group->all_reduce_sum(static_cast<float*>(arrays[0].data), arrays[0].memory.size(), queue);
-}
-
-void reduce_scatter_sum(Group& self, nb::handle send, nb::handle recv, nb::handle stream) {
-  const std::vector<Array> arrays = {group_floats(self, send, "send", Access::kRead),
-                                     group_floats(self, recv, "recv", Access::kWrite)};
-  const size_t count = arrays[1].memory.size();
-  require_bytes(arrays[0], static_cast<size_t>(self.size) * count * sizeof(float), "a part for every rank is");
-  const Stream queue = to_stream(stream, self.device, {&arrays});
-  const GroupUse group(self);
-  const ReleasedGil released;
-  group->reduce_scatter_sum(static_cast<const float*>(arrays[0].data), static_cast<float*>(arrays[1].data), count,
-                            queue);
-}
-
-distributed::ThreadGroupOptions thread_options(double timeout, const std::optional<Context>& context) {
-  constexpr double kLongest = 1e9;  // seconds, which fit into milliseconds of 64 bits
-  if (!(timeout > 0) || timeout > kLongest) {
-    refuse("timeout is " + std::to_string(timeout) + " seconds; it must be above 0 and at most 1e9");
-  }
-  distributed::ThreadGroupOptions options;
-  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(timeout * 1000)));
-  options.context = context;
-  return options;
-}
-
-/// Takes a lent group back from Python at the end of a body, when no thread uses it any more.
-class Lending {
- public:
-  explicit Lending(std::shared_ptr<Group> group) : group_(std::move(group)) {}
-  Lending(const Lending&) = delete;
-  Lending& operator=(const Lending&) = delete;
-  ~Lending() {
-    std::unique_lock<std::mutex> lock(group_->mutex, std::defer_lock);
-    {
-      const ReleasedGil released;
-      lock.lock();
-    }
-    group_->group = nullptr;
-  }
-
- private:
-  std::shared_ptr<Group> group_;
-};
-
-/// Every rank is a thread.
-void require_world(int32_t world) {
-  constexpr int32_t kMostRanks = 1024;
-  if (world < 1 || world > kMostRanks) {
-    refuse("world is " + std::to_string(world) + "; it must be in [1, " + std::to_string(kMostRanks) + "]");
-  }
-}
-
-nb::list run_ranks(int32_t world, nb::callable body, double timeout, const std::optional<Context>& context) {
-  require_world(world);
-  const distributed::ThreadGroupOptions options = thread_options(timeout, context);
-  std::vector<nb::object> results(static_cast<size_t>(world));
-  {
-    const ReleasedGil released;
-    distributed::run_ranks(
-        world,
-        [&](ProcessGroup& group) {
-          const nb::gil_scoped_acquire gil;
-          const auto lent = std::make_shared<Group>(group);
-          const Lending lending(lent);
-          results[static_cast<size_t>(group.rank())] = body(lent);
-        },
-        options);
-  }
-  nb::list all;
-  for (const nb::object& result : results) all.append(result);
-  return all;
-}
-
-void bind_groups(nb::module_& m) {
-  nb::class_<Group>(m, "ProcessGroup",
-                    "One rank's handle of a group. Every operation is collective: all ranks call the same ones, in the "
-                    "same order, with the same sizes. Arrays are contiguous and lie in the group's memory. Sums are "
-                    "float32 and run in the order of the ranks. Raises InvalidArgument before anything is sent; Error "
-                    "with UNAVAILABLE where the group has failed.")
-      .def_prop_ro("rank", [](const Group& self) { return self.rank; })
-      .def_prop_ro("size", [](const Group& self) { return self.size; })
-      .def_prop_ro(
-          "device", [](const Group& self) { return self.device; }, nb::rv_policy::copy, "Where buffers lie.")
-      .def("all_gather", &all_gather, nb::arg("send"), nb::arg("recv"), nb::arg("stream") = nb::none(),
-           "recv: every rank's `send`, one after the other.")
-      .def("all_to_all", &all_to_all, nb::arg("send"), nb::arg("recv"), nb::arg("stream") = nb::none(),
-           "recv: from every rank the part of its `send` that is this rank's. Both have a part for every rank.")
-      .def("all_reduce_sum", &all_reduce_sum, nb::arg("data"), nb::arg("stream") = nb::none(),
-           "data, float32, becomes the sum over all ranks.")
-      .def("reduce_scatter_sum", &reduce_scatter_sum, nb::arg("send"), nb::arg("recv"), nb::arg("stream") = nb::none(),
-           "recv, float32: the sum over all ranks of their `send`'s part of this rank.")
-      .def(
-          "barrier",
-          [](Group& self, nb::object stream) {
-            const std::vector<Array> none;
-            const Stream queue = to_stream(stream, self.device, {&none});
-            const GroupUse group(self);
-            const ReleasedGil released;
-            group->barrier(queue);
-          },
-          nb::arg("stream") = nb::none(), "Returns when every rank has called it.")
-      .def(
-          "fail",
-          [](Group& self, const std::string& reason) {
-            if (self.group != nullptr) self.group->fail(reason);  // also while another thread waits in an operation
-          },
-          nb::arg("reason"), "Makes the group fail for every rank, also for those that wait in an operation.")
-      .def("__repr__", [](const Group& self) {
-        return "<folio.ProcessGroup: rank " + std::to_string(self.rank) + " of " + std::to_string(self.size) + ", on " +
-               describe(self.device) + ">";
-      });
-  m.def(
-      "make_thread_groups",
-      [](int32_t world, double timeout, const std::optional<Context>& context) {
-        require_world(world);
-        std::vector<std::shared_ptr<Group>> groups;
-        for (auto& made : distributed::make_thread_groups(world, thread_options(timeout, context))) {
-          groups.push_back(std::make_shared<Group>(std::move(made)));
-        }
-        return groups;
-      },
-      nb::arg("world"), nb::arg("timeout") = 300.0, nb::arg("context") = nb::none(),
-      "A group inside this process: handle r is rank r's and is given to one thread. timeout: seconds that a rank "
-      "waits "
-      "for the others in one operation before the group fails. context: a GPU's, whose memory buffers lie in; None: "
-      "the "
-      "host's.");
-  m.def("run_ranks", &run_ranks, nb::arg("world"), nb::arg("body"), nb::arg("timeout") = 300.0,
-        nb::arg("context") = nb::none(),
-        "Calls body(group) on `world` threads, one a rank, and returns their results in the order of the ranks. A body "
-        "that ends has left the group. The first exception that was raised is raised then. The rest as "
-        "make_thread_groups.");
-}
 
 void bind_context_parallel(nb::module_& m) {
   m.def(
@@ -630,7 +407,6 @@ void bind_dcp(nb::module_& m) {
 
 void bind_distributed(nb::module_& m) {
   bind_enum<DcpCombine>(m);
-  bind_groups(m);
   bind_context_parallel(m);
   bind_combines(m);
   bind_dcp_values(m);

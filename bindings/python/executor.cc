@@ -84,23 +84,21 @@ struct PythonExecutor {
 void parallel_for(void* self, int64_t n, ParallelBody body, void* context) {
   const auto& executor = *static_cast<const PythonExecutor*>(self);
   const auto work = std::make_shared<ParallelWork>(n, body, context);
-  if (Py_IsInitialized() != 0) {
-    const nb::gil_scoped_acquire gil;
-    try {
-      executor.run(n, nb::cpp_function([work](int64_t index) { work->call(index); }, nb::arg("index")));
-    } catch (nb::python_error& error) {
-      error.discard_as_unraisable("folio.Executor");
-    } catch (const std::exception& error) {
-      PyErr_SetString(PyExc_RuntimeError, error.what());
-      nb::python_error().discard_as_unraisable("folio.Executor");
-    }
-  }
-  if (PyGILState_Check() != 0) {
-    const ReleasedGil released;
+  if (Py_IsInitialized() == 0) {
     work->finish();
-  } else {
-    work->finish();
+    return;
   }
+  const nb::gil_scoped_acquire gil;
+  try {
+    executor.run(n, nb::cpp_function([work](int64_t index) { work->call(index); }, nb::arg("index")));
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("folio.Executor");
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    nb::python_error().discard_as_unraisable("folio.Executor");
+  }
+  const ReleasedGil released;
+  work->finish();
 }
 
 PythonExecutor make_executor(nb::object threads, int32_t concurrency) {
@@ -185,7 +183,8 @@ void bind_context_calls(nb::module_& m) {
       [](const Context& context, nb::object stream) {
         const std::vector<Array> none;
         const Stream queue = to_stream(stream, context.device(), {&none});
-        if (queue.handle != nullptr && context.device().type == DeviceType::kCpu) refuse("stream is given; a CPU has none");
+        if (queue.handle != nullptr && context.device().type == DeviceType::kCpu)
+          refuse("stream is given; a CPU has none");
         const ReleasedGil released;
         synchronize(context, queue);
       },

@@ -16,7 +16,7 @@ void bind_context_calls(nb::module_& m);
 
 template <>
 struct nanobind::detail::type_caster<folio::Executor> {
-  NB_TYPE_CASTER(folio::Executor, const_name("folio.Executor"))
+  NB_TYPE_CASTER(folio::Executor, const_name("_folio.Executor | None"))
 
   bool from_python(handle source, uint32_t, cleanup_list*) noexcept {
     return folio::python::executor_for_life(source, value);

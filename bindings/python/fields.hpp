@@ -89,7 +89,9 @@ class Fields {
 
   /// A static function whose keyword-only parameters are the fields: function(leading..., struct).
   template <typename... Leading, typename Class, typename Function, typename... Extra>
-  void def_static(Class& cls, const char* name, Function function, const Extra&... extra) const {
+  void def_static(Class& cls, const char* name, const std::string& doc, Function function,
+                  const Extra&... extra) const {
+    const std::string whole = doc + doc_;
     std::apply(
         [&](const F&... field) {
           cls.def_static(
@@ -97,7 +99,7 @@ class Fields {
               [fields = fields_, function](Leading... leading, typename F::Given... given) {
                 return function(leading..., make(fields, given...));
               },
-              extra..., nb::kw_only(), argument(field)...);
+              whole.c_str(), extra..., nb::kw_only(), argument(field)...);
         },
         fields_);
   }

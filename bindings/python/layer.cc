@@ -5,6 +5,7 @@
 
 #include "folio/types/error.hpp"
 #include "gil.hpp"
+#include "repr.hpp"
 #include "step.hpp"
 
 /// A layer's call: everything but q, out and ragged keys and values is bound before, to the layer or to the step.
@@ -44,7 +45,7 @@ std::vector<Cache> to_caches(nb::handle source) {
   const Cache* one = nullptr;
   if (source.is_none()) return caches;
   if (nb::try_cast(source, one, false)) return {*one};
-  if (!nb::try_cast(source, caches, false)) refuse("cache must be a KvCacheView, a list of them, or None");
+  if (!nb::try_cast(source, caches, false)) refuse_kind("cache", "a folio.KvCacheView, a list of them or None", source);
   return caches;
 }
 
@@ -83,7 +84,7 @@ class RaggedPairs {
     } else if (nb::isinstance<nb::list>(source)) {
       for (const nb::handle pair : nb::borrow<nb::list>(source)) add(pair);
     } else {
-      refuse("ragged must be a pair (k, v), or a list of pairs where the plan has several ragged segments");
+      refuse_kind("ragged", "a tuple (k, v) or a list of them", source);
     }
   }
 
@@ -107,7 +108,8 @@ class RaggedPairs {
 
  private:
   void add(nb::handle pair) {
-    if (!nb::isinstance<nb::tuple>(pair) || nb::len(pair) != 2) refuse("ragged must be made of pairs (k, v)");
+    if (!nb::isinstance<nb::tuple>(pair) || nb::len(pair) != 2)
+      refuse_kind("ragged", "a tuple (k, v) or a list of them", pair);
     const auto both = nb::borrow<nb::tuple>(pair);
     tensors_.push_back(to_tensor(both[0], "ragged k", Access::kRead));
     tensors_.push_back(to_tensor(both[1], "ragged v", Access::kRead));
@@ -152,8 +154,8 @@ nb::object call_layer(const Layer& layer, const Step& step, nb::handle q, nb::ha
   if (plan.buffer->op.shared_state() != layer.op.shared_state()) {
     refuse("the step's plan was made by another op than the layer's");
   }
-  const Tensor queries = to_tensor(q, "q", Access::kRead);
-  const Tensor outputs = to_tensor(out, "out", Access::kWrite);
+  Tensor queries = to_tensor(q, "q", Access::kRead);
+  Tensor outputs = to_tensor(out, "out", Access::kWrite);
   const Lse sums = to_lse(lse, "lse");
   RaggedPairs pairs(ragged);
   require_on(layer.device, queries.array);
@@ -172,12 +174,14 @@ nb::object call_layer(const Layer& layer, const Step& step, nb::handle q, nb::ha
   args.segments = layer_segments(layer, step, pairs, &checked);
   args.custom_mask = step.custom_mask;
   args.custom_mask_bytes = step.custom_mask_bytes;
+  const std::vector<Array> arrays = {std::move(queries.array), std::move(outputs.array)};
+  const Stream stream = step.stream_of(arrays);
   {
     const ReleasedGil released;
     const std::shared_lock<std::shared_mutex> lock(plan.buffer->mutex);
     const std::lock_guard<std::mutex> one_run(plan.buffer->workspace_mutex);
     if (!checked) folio::validate(plan.plan, args);
-    folio::run(plan.plan, args, step.workspace->view, step.stream);
+    folio::run(plan.plan, args, step.workspace->view, stream);
   }
   return nb::borrow(out);
 }
@@ -189,7 +193,7 @@ void write_layer(const Layer& layer, nb::handle target, nb::handle k, nb::handle
   }
   const Cache& cache = layer.caches.front();
   require_writable(cache);
-  const Tensor keys = to_tensor(k, "k", Access::kRead);
+  Tensor keys = to_tensor(k, "k", Access::kRead);
   Tensor values;
   if (!v.is_none()) values = to_tensor(v, "v", Access::kRead);
   require_on(layer.device, keys.array);
@@ -202,16 +206,17 @@ void write_layer(const Layer& layer, nb::handle target, nb::handle k, nb::handle
   args.v_scale = layer.v_scale.scale;
   Slots given;
   const Slots* slots = &given;
+  std::vector<Array> arrays;
+  arrays.push_back(std::move(keys.array));
   Stream stream;
   const Step* step = nullptr;
   if (nb::try_cast(target, step, false)) {
     if (!step->slots) refuse("the step has no slot_mapping: give one to folio.Step, or slots to write");
     if (step->device() != layer.device) refuse("the step and the layer are of different devices");
     slots = &*step->slots;
-    stream = step->stream;
+    stream = step->stream_of(arrays);
   } else {
     given = Slots(target, layer.device);
-    const std::vector<Array> arrays = {keys.array, given.array()};
     stream = to_stream(nb::none(), layer.device, {&arrays});
   }
   args.slot_mapping = slots->data();
@@ -222,7 +227,7 @@ void write_layer(const Layer& layer, nb::handle target, nb::handle k, nb::handle
 
 void make_layer(Layer* self, const AttentionOp& op, nb::handle cache, float sm_scale, float logits_soft_cap,
                 nb::handle alibi_slopes, nb::handle sinks, nb::handle k_scale, nb::handle v_scale, nb::handle q_scale,
-                nb::handle out_scale, nb::handle ragged_k_scale, nb::handle ragged_v_scale) {
+                nb::handle out_scale, nb::handle ragged_k_scale, nb::handle ragged_v_scale, const RopeArgs& rope) {
   Layer layer{op, op.context().device(), to_caches(cache), {}, {}, {}, {}, {}, {}, {}, {}};
   for (size_t i = 0; i < layer.caches.size(); ++i) {
     const std::string name = layer.caches.size() == 1 ? "cache" : "cache[" + std::to_string(i) + "]";
@@ -234,6 +239,7 @@ void make_layer(Layer* self, const AttentionOp& op, nb::handle cache, float sm_s
   }
   layer.view.sm_scale = sm_scale;
   layer.view.logits_soft_cap = logits_soft_cap;
+  layer.view.rope = rope;
   layer.view.alibi_slopes = per_head(layer, alibi_slopes, "alibi_slopes");
   layer.view.sinks = per_head(layer, sinks, "sinks");
   layer.k_scale = keep_scale(layer, k_scale, "k_scale");
@@ -248,44 +254,55 @@ void make_layer(Layer* self, const AttentionOp& op, nb::handle cache, float sm_s
   new (self) Layer(std::move(layer));
 }
 
-std::string layer_text(const Layer& layer) {
-  return "folio.Layer(kernel='" + layer.op.kernel_name() + "', caches=" + std::to_string(layer.caches.size()) +
-         ", device=" + describe(layer.device) + ")";
+std::string text_of(const Layer& layer) {
+  return python::text_of(layer.op) + ", " + count_of(static_cast<int64_t>(layer.caches.size()), "cache");
 }
 
 }  // namespace
 
 void bind_layer(nb::module_& m) {
-  nb::class_<Layer>(
+  nb::class_<Layer> layer(
       m, "Layer",
       "One attention layer of a model: an op with the layer's own cache, sinks, slopes and scales, which are borrowed "
       "and checked once. Make it when the cache is made; call it once a step.\n\n"
       "cache: a KvCacheView for every paged segment of a plan, a list of them (one a paged segment, in order), or None "
       "where all segments are ragged. sm_scale: multiplies q . k; 0 is 1 / sqrt(head_dim_qk). logits_soft_cap: 0 is "
       "off. alibi_slopes, sinks: float32 [q heads]. k_scale, v_scale: of paged segments and of write; ragged_k_scale, "
-      "ragged_v_scale: of ragged ones. Scales are numbers or folio.Scale.\n\n"
-      "Raises InvalidArgument for a cache that is not as the op was prepared, and for arrays of another device.")
+      "ragged_v_scale: of ragged ones. Scales are numbers or folio.Scale. rope: for Feature.ROPE_LLAMA.\n\n"
+      "Raises InvalidArgument for a cache that is not as the op was prepared, and for arrays of another device.");
+  bind_repr(layer);
+  layer
       .def("__init__", &make_layer, nb::arg("op"), nb::arg("cache") = nb::none(), nb::kw_only(),
            nb::arg("sm_scale") = 0.0f, nb::arg("logits_soft_cap") = 0.0f, nb::arg("alibi_slopes") = nb::none(),
            nb::arg("sinks") = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f,
            nb::arg("q_scale") = 1.0f, nb::arg("out_scale") = 1.0f, nb::arg("ragged_k_scale") = 1.0f,
-           nb::arg("ragged_v_scale") = 1.0f)
-      .def("__call__", &call_layer, nb::arg("step"), nb::arg("q"), nb::arg("out"), nb::arg("lse") = nb::none(),
-           nb::arg("ragged") = nb::none(),
+           nb::arg("ragged_v_scale") = 1.0f, nb::arg("rope") = RopeArgs{},
+           nb::sig("def __init__(self, op: AttentionOp, cache: KvCacheView | list[KvCacheView] | None = None, *, "
+                   "sm_scale: float = 0.0, logits_soft_cap: float = 0.0, alibi_slopes: object | None = None, "
+                   "sinks: object | None = None, k_scale: object = 1.0, v_scale: object = 1.0, "
+                   "q_scale: object = 1.0, out_scale: object = 1.0, "
+                   "ragged_k_scale: object = 1.0, ragged_v_scale: object = 1.0, rope: RopeArgs = ...) -> "
+                   "None"))
+      .def("__call__", &call_layer, nb::arg("step"), nb::arg("q").none(), nb::arg("out").none(),
+           nb::arg("lse") = nb::none(), nb::arg("ragged") = nb::none(),
+           nb::sig("def __call__(self, step: Step, q: object, out: object, lse: object | None = None, "
+                   "ragged: tuple[object, object] | list[tuple[object, object]] | None = None) -> object"),
            "Attention of this layer in this step, written into `out`, which is returned.\n\n"
            "q: [tokens, q heads, head_dim_qk]; out: [tokens, q heads, head_dim_v]; lse: float32 [tokens, q heads] or "
            "an LseView. ragged: (k, v), each [kv tokens, kv heads, head_dim], where the plan has a ragged segment; a "
            "list of such pairs where it has several. Calls with plans of one buffer take turns.\n\n"
            "Raises InvalidArgument for wrong arguments, a step of another op, and on a CPU a page id that the cache "
            "does not have; Error with STALE_PLAN once the step's buffer has been planned into again.")
-      .def("write", &write_layer, nb::arg("slots"), nb::arg("k"), nb::arg("v").none(),
+      .def("write", &write_layer, nb::arg("slots").none(), nb::arg("k").none(), nb::arg("v").none(),
+           nb::sig("def write(self, slots: Step | object, k: object, v: object | None) -> None"),
            "Writes new tokens into the layer's cache, before the call that reads them.\n\n"
-           "slots: a Step with a slot_mapping, or an int64 array [tokens]: token i goes to page slot / page_size, "
+           "slots: a Step with a slot_mapping, or an array of slots [tokens], int64 or int32: token i goes to page "
+           "slot / page_size, "
            "offset slot % page_size; a negative one is left out. k: [tokens or more, kv heads, head_dim_qk]; v "
            "likewise, None where the cache's V is a part of its K. fp8 caches divide by k_scale and v_scale.\n\n"
            "Raises InvalidArgument, on a CPU also for a slot that the cache does not have; nothing is then written.")
-      .def_prop_ro("op", [](const Layer& self) { return AttentionOp(self.op); })
-      .def("__repr__", &layer_text);
+      .def_prop_ro(
+          "op", [](const Layer& self) { return AttentionOp(self.op); }, "The op that it was made of.");
 }
 
 }  // namespace folio::python

@@ -2,6 +2,7 @@
 
 #include "device_call.hpp"
 #include "gil.hpp"
+#include "repr.hpp"
 
 namespace folio::python {
 namespace {
@@ -84,23 +85,25 @@ void require_rows(std::span<const int32_t> cu_q, int64_t tokens) {
 }  // namespace
 
 void bind_merge(nb::module_& m) {
-  nb::class_<State>(m, "AttentionStateView",
-                    "A partial attention result: outputs [tokens, heads, head_dim] and their LSE [tokens, heads].")
-      .def(
-          "__init__",
-          [](State* self, nb::object out, nb::object lse, LseBase base) {
-            new (self) State(make_state(out, lse, base));
-          },
-          nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
-  nb::class_<States>(
+  nb::class_<State> state(
+      m, "AttentionStateView",
+      "A partial attention result: normalised outputs [tokens, heads, head_dim], float32, float16 or bfloat16, and "
+      "their float32 LSE [tokens, heads] in `base`.");
+  bind_repr(state);
+  state.def(
+      "__init__",
+      [](State* self, nb::object out, nb::object lse, LseBase base) { new (self) State(make_state(out, lse, base)); },
+      nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
+  nb::class_<States> states_class(
       m, "AttentionStatesView",
-      "Several states per token: outputs [tokens, states, heads, head_dim], LSE [tokens, states, heads].")
-      .def(
-          "__init__",
-          [](States* self, nb::object out, nb::object lse, LseBase base) {
-            new (self) States(make_states(out, lse, base));
-          },
-          nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
+      "Several states per token: outputs [tokens, states, heads, head_dim], float32 LSE [tokens, states, heads].");
+  bind_repr(states_class);
+  states_class.def(
+      "__init__",
+      [](States* self, nb::object out, nb::object lse, LseBase base) {
+        new (self) States(make_states(out, lse, base));
+      },
+      nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
   m.def(
       "merge_state",
       [](const Context& context, const State& a, const State& b, nb::object out, nb::object lse, nb::object out_scale,
@@ -114,7 +117,9 @@ void bind_merge(nb::module_& m) {
       },
       nb::arg("context"), nb::arg("a"), nb::arg("b"), nb::arg("out"), nb::arg("lse") = nb::none(),
       nb::arg("out_scale") = 1.0f, nb::arg("stream") = nb::none(),
-      "out, lse = a (+) b; they may be a's own arrays. A state whose LSE is infinite is empty.");
+      "Merges two AttentionStateViews into out [tokens, heads, head_dim] and, if given, lse [tokens, heads]: an array, "
+      "or an LseView. They may be a's own arrays. A state whose LSE is infinite is empty. `out_scale` is for an fp8 "
+      "out.");
   m.def(
       "merge_states",
       [](const Context& context, const States& states, nb::object out, nb::object lse, nb::object out_scale,
@@ -126,7 +131,8 @@ void bind_merge(nb::module_& m) {
         merge_states(context, states.view, target.out, target.lse, target.scale.scale, queue);
       },
       nb::arg("context"), nb::arg("states"), nb::arg("out"), nb::arg("lse") = nb::none(), nb::arg("out_scale") = 1.0f,
-      nb::arg("stream") = nb::none(), "Merges all states of every token, in order.");
+      nb::arg("stream") = nb::none(),
+      "Merges all states of every token of an AttentionStatesView, in order, into out and lse as merge_state's.");
   m.def(
       "merge_state_in_place",
       [](const Context& context, nb::object out, nb::object lse, const State& b, nb::object mask, nb::object stream) {

@@ -68,13 +68,15 @@ NB_MODULE(_folio, m) {
   folio::python::bind_enums(m);
   folio::python::bind_errors(m);
   folio::python::bind_config(m);
+  folio::python::bind_executor(m);
+  folio::python::bind_context(m);
   folio::python::bind_tensors(m);
   folio::python::bind_cache(m);
   folio::python::bind_batch(m);
-  folio::python::bind_executor(m);
   folio::python::bind_attention(m);
   folio::python::bind_step(m);
   folio::python::bind_layer(m);
+  folio::python::bind_masks(m);
   folio::python::bind_merge(m);
   folio::python::bind_stream(m);
   folio::python::bind_kv_cache(m);
@@ -85,7 +87,9 @@ NB_MODULE(_folio, m) {
   folio::python::bind_cascade(m);
   folio::python::bind_sealed_plan(m);
   folio::python::bind_context_calls(m);
+  folio::python::bind_process_groups(m);
   folio::python::bind_distributed(m);
+  folio::python::bind_verify(m);
   m.def("version", &folio::version, "Folio's version, as \"0.1.0\".");
   folio::python::end_public_names(m);
   folio::python::bind_backends_config(m);

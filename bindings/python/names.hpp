@@ -66,8 +66,7 @@ struct Names<DType> {
   static constexpr const char* kName = "DType";
   static constexpr const char* kDoc =
       "Element types: folio.float32, folio.bfloat16 and so on. Where one is taken, so is torch's, numpy's or "
-      "ml_dtypes' "
-      "dtype of the same name, and that name as a string.";
+      "ml_dtypes' dtype of the same name, and that name as a string.";
   static constexpr Enumerator<DType> kAll[] = {
       {"float32", DType::kFloat32, "IEEE binary32"},
       {"float16", DType::kFloat16, "IEEE binary16"},
@@ -162,6 +161,9 @@ struct Names<ScaleGranularity> {
       {"PER_REQUEST_AND_HEAD", ScaleGranularity::kPerRequestAndHead, "[requests, heads]"}};
 };
 
+/// ASCII alone.
+std::string to_lower(std::string text);
+
 /// Whether a Python string is an enumerator's name in lower case.
 bool names(nb::handle source, const char* enumerator) noexcept;
 
@@ -182,6 +184,15 @@ std::string enumerator_text(Enum value) {
     set += (set.empty() ? "" : " | ") + prefix + one.name;
   }
   return set.empty() ? std::string("folio.") + Names<Enum>::kName + "(0)" : set;
+}
+
+/// "causal": what a string says for an enumerator; "invalid" for a value that is none.
+template <typename Enum>
+std::string lower_name(Enum value) {
+  for (const Enumerator<Enum>& one : Names<Enum>::kAll) {
+    if (value == one.value) return to_lower(one.name);
+  }
+  return "invalid";
 }
 
 /// Binds one enum as its Names say.

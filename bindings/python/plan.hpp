@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <string>
 #include <vector>
 
 #include "host_copies.hpp"
@@ -41,8 +42,18 @@ struct Plan {
   std::vector<Array> lengths;
 };
 
+/// As repr.hpp's.
+std::string text_of(const Buffer& buffer);
+std::string text_of(const Plan& plan);
+std::string text_of(const Scratch& scratch);
+
 /// Host memory of at least so many bytes, 256-byte aligned; not yet passed through init_workspace.
 Scratch make_scratch(size_t bytes);
+
+/// What they say of themselves, as in repr.hpp.
+std::string text_of(const Buffer& buffer);
+std::string text_of(const Plan& plan);
+std::string text_of(const Scratch& scratch);
 
 /// Throws Error(kInvalidArgument) unless the workspace lies where a function on `device` can use it.
 void require_on(const Device& device, const Scratch& scratch);

@@ -143,22 +143,13 @@ void set_scales(Pool& self, int32_t layer, nb::handle k, nb::handle v) {
   self.v_scales[static_cast<size_t>(layer)] = std::move(values);
 }
 
-/// Slots where write_kv_cache reads them: int64 arrays as they are, and what the allocators and Python have.
-Array to_slots(nb::handle source, const std::string& name) {
-  const bool list = nb::isinstance<nb::list>(source) || nb::isinstance<nb::tuple>(source);
-  if (list) return own_ints(to_int64s(source, name), name);
-  const Array array = borrow(source, name);
-  const bool narrow = array.element == nb::dtype<int32_t>() && array.place.host;
-  return narrow ? own_ints(to_int64s(source, name), name) : borrow_int64(source, name);
-}
-
 WriteArgs write_args(const Pool& self, int32_t layer, nb::handle k, nb::handle v, nb::handle slots) {
   WriteArgs args;
   const Cache cache = view_of(self, layer, std::nullopt);
   args.arrays = cache.arrays;
   Tensor keys = to_tensor(k, "k", Access::kRead);
   Tensor values = to_tensor(v, "v", Access::kRead);
-  Array mapping = to_slots(slots, "slots");
+  Array mapping = borrow_int64(slots, "slots");
   const std::span<const int64_t> span(static_cast<const int64_t*>(mapping.data), static_cast<size_t>(mapping.size(0)));
   args.view = self.pool->write_args(layer, keys.view, values.view, span);
   args.k_scale = self.k_scales[static_cast<size_t>(layer)];
@@ -240,7 +231,7 @@ void bind_kv_pool(nb::module_& m) {
       .def("write_args", &write_args, nb::arg("layer"), nb::arg("k"), nb::arg("v"), nb::arg("slots"),
            "What write_kv_cache takes to store token t in slots[t] of the layer, with its scales. k is "
            "[..., num_kv_heads, head_dim_qk] or [..., num_kv_heads * head_dim_qk], v likewise; the leading dimensions "
-           "are the tokens. slots: int64 on a GPU, int64, int32 or a list on the host; negative ones are skipped.")
+           "are the tokens. slots: int64, int32 or a list; negative ones are skipped.")
       .def("__repr__", [](const Pool& self) {
         const KvPoolConfig& config = self.pool->config();
         return "<folio.KvPool: " + std::to_string(config.num_layers) + " layers of " +

@@ -1,7 +1,6 @@
 #include "signature.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <limits>
 #include <utility>
 
@@ -41,6 +40,14 @@ size_t closing(std::string_view text, size_t open) {
     if (depth == 0) return i;
   }
   return text.size();
+}
+
+bool is_dict_type(std::string_view type) {
+  return type == "dict" || type.starts_with("dict[") || type.starts_with("collections.abc.Mapping[");
+}
+
+bool is_callable_type(std::string_view type) {
+  return type.starts_with("collections.abc.Callable") || type.starts_with("typing.Callable");
 }
 
 std::string_view element_type(std::string_view type) {
@@ -85,9 +92,7 @@ std::vector<std::string> enumerator_names(nb::handle cls) {
   std::vector<std::string> found;
   if (cls.is_none() || !nb::hasattr(cls, "__members__")) return found;
   for (const nb::handle name : nb::iter(cls.attr("__members__"))) {
-    std::string text = nb::cast<std::string>(nb::str(name));
-    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-    found.push_back(std::move(text));
+    found.push_back(to_lower(nb::cast<std::string>(nb::str(name))));
   }
   return found;
 }
@@ -113,8 +118,9 @@ std::string expected_of(std::string_view type) {
   if (type == "str") return "a string";
   if (type == "bytes") return "bytes";
   if (type == "None") return "None";
-  if (type == "dict") return "a dict";
-  if (type == "object" || type == "typing.Any") return "any object";
+  if (is_dict_type(type)) return "a dict";
+  if (is_callable_type(type)) return "a function";
+  if (type == "object" || type == "typing.Any") return "a value";
   if (is_sequence_type(type)) return "a sequence of them";
   const size_t dot = type.rfind('.');
   return "a folio." + std::string(dot == std::string_view::npos ? type : type.substr(dot + 1));
@@ -130,8 +136,10 @@ Match match(std::string_view type, nb::handle value) {
   if (type == "bool") return is(PyBool_Check(value.ptr()));
   if (type == "str") return is(PyUnicode_Check(value.ptr()));
   if (type == "bytes") return is(PyBytes_Check(value.ptr()));
-  if (type == "dict") return is(PyDict_Check(value.ptr()));
+  if (is_dict_type(type)) return is(PyDict_Check(value.ptr()));
+  if (is_callable_type(type)) return is(PyCallable_Check(value.ptr()) != 0);
   if (type == "None") return is(value.is_none());
+  if (type == "object" && value.is_none()) return Match::kNo;  // taken where the type says so too
   const nb::object cls = find_class(type);
   if (cls.is_none()) return Match::kUnknown;
   const int found = PyObject_IsInstance(value.ptr(), cls.ptr());
@@ -154,7 +162,10 @@ Fault check_enum(nb::handle cls, nb::handle value) {
   fault.wrong_value = text;
   const std::string kind = dtype ? "a dtype of folio, torch, numpy or ml_dtypes: " : "a folio." + name + ": ";
   fault.expected = (text ? "" : kind) + choices(all);
-  if (dtype && !text) fault.given = nb::repr(value).c_str();
+  const bool named =
+      PyType_Check(value.ptr()) ||
+      to_lower(nb::cast<std::string>(nb::str(value.type().attr("__name__")))).find("dtype") != std::string::npos;
+  if (dtype && named) fault.given = nb::repr(value).c_str();
   return fault;
 }
 

@@ -4,6 +4,8 @@
 #include <string>
 
 #include "gil.hpp"
+#include "masks.hpp"
+#include "repr.hpp"
 
 namespace folio::python {
 namespace {
@@ -50,6 +52,22 @@ void require_enough_offsets(const Step& step, const BatchCopy& batch) {
   }
 }
 
+/// The mask's bits, packed where bools are given.
+void bind_mask(Step& step, const Plan& plan, nb::handle source) {
+  nb::object given = nb::borrow(source);
+  if (is_unpacked_mask(source)) {
+    if (plan.batch.view().where != Where::kHost) {
+      refuse("custom_mask has bools, and the plan's lengths lie on a GPU: give the bits of folio.pack_custom_mask");
+    }
+    const std::vector<MaskShape> wanted = mask_shapes(plan.batch.view());
+    given = pack_mask(source, "custom_mask", &wanted).bits;
+  }
+  Array bits = borrow_bytes(given, "custom_mask");
+  step.custom_mask = static_cast<const uint8_t*>(bits.data);
+  step.custom_mask_bytes = bits.size(0);
+  step.arrays.push_back(std::move(bits));
+}
+
 /// The buffer's own workspace, grown to what the plan needs. Its layers' runs take turns with it.
 std::shared_ptr<Scratch> own_workspace(const Plan& plan) {
   Buffer& buffer = *plan.buffer;
@@ -70,14 +88,15 @@ std::shared_ptr<Scratch> own_workspace(const Plan& plan) {
 
 std::shared_ptr<Scratch> given_workspace(nb::handle source) {
   std::shared_ptr<Scratch> scratch;
-  if (!nb::try_cast(source, scratch, false)) refuse("workspace must be a folio.Workspace or None");
+  if (!nb::try_cast(source, scratch, false)) refuse_kind("workspace", "a folio.Workspace or None", source);
   return scratch;
 }
 
 void make_step(Step* self, nb::object plan_object, nb::handle tables, nb::handle workspace, nb::handle slot_mapping,
                nb::handle custom_mask, nb::handle stream) {
-  if (!nb::isinstance<Plan>(plan_object)) refuse("plan must be a folio.AttentionPlan");
+  if (!nb::isinstance<Plan>(plan_object)) refuse_kind("plan", "a folio.AttentionPlan", plan_object);
   auto step = std::make_unique<Step>();
+  if (!workspace.is_none()) step->workspace = given_workspace(workspace);
   step->plan_object = std::move(plan_object);
   const Plan& plan = step->plan();
   const Device device = step->device();
@@ -92,17 +111,12 @@ void make_step(Step* self, nb::object plan_object, nb::handle tables, nb::handle
     for (const Array& array : step->segment_args.back().arrays) step->arrays.push_back(array);
   }
   require_enough_offsets(*step, plan.batch);
-  if (!custom_mask.is_none()) {
-    Array bits = borrow_bytes(custom_mask, "custom_mask");
-    step->custom_mask = static_cast<const uint8_t*>(bits.data);
-    step->custom_mask_bytes = bits.size(0);
-    step->arrays.push_back(std::move(bits));
-  }
+  if (!custom_mask.is_none()) bind_mask(*step, plan, custom_mask);
   require_on(device, step->arrays);
   if (!slot_mapping.is_none()) step->slots.emplace(slot_mapping, device);
-  step->workspace = workspace.is_none() ? own_workspace(plan) : given_workspace(workspace);
+  if (step->workspace == nullptr) step->workspace = own_workspace(plan);
   require_on(device, *step->workspace);
-  step->stream = to_stream(stream, device, {&step->arrays, &plan.lengths, &step->workspace->arrays});
+  if (!stream.is_none()) step->stream = to_stream(stream, device, {});
   if (device.type == DeviceType::kCpu) {
     step->segments = step->copies.copy(plan.batch, plan.buffer->op.config().page_size,
                                        std::span<const SegmentArg>(step->segment_args));
@@ -111,13 +125,6 @@ void make_step(Step* self, nb::object plan_object, nb::handle tables, nb::handle
     step->segments = step->segment_views;
   }
   new (self) Step(std::move(*step));
-}
-
-std::string step_text(const Step& step) {
-  const BatchView batch = step.plan().batch.view();
-  return "folio.Step(num_requests=" + std::to_string(batch.num_requests) +
-         ", num_tokens=" + std::to_string(batch.num_tokens) + ", segments=" + std::to_string(step.segments.size()) +
-         ", device=" + describe(step.device()) + ")";
 }
 
 }  // namespace
@@ -130,31 +137,44 @@ Slots::Slots(nb::handle source, const Device& device) : array_(borrow_int64(sour
   if (copied_) values_.assign(from, from + count_);
 }
 
+std::string text_of(const Step& step) {
+  return text_of(step.plan());
+}
+
 void bind_step(nb::module_& m) {
-  nb::class_<Step>(
+  nb::class_<Step> step(
       m, "Step",
       "One step of a batch: a plan with what all layers of its group share. Make it once a step, after the plan.\n\n"
-      "tables: one entry a segment of the plan. A paged segment takes a PageTableView or an int32 array [rows, "
-      "columns] "
-      "of page ids; a ragged one takes int32 offsets [rows + 1] into the keys and values that each layer's call gives. "
-      "A plan of one segment takes its entry without a list. workspace: None on a CPU is memory of the plan's buffer. "
-      "slot_mapping: int64 [tokens], for Layer.write. custom_mask: the bits, uint8, where the op's mask is CUSTOM. "
-      "stream: of all layers; None is the one that current_stream says now.\n\n"
-      "On a CPU page ids, offsets and slots are copied here: what the caller writes into those arrays afterwards does "
-      "not matter to this step. On a GPU they are read when the kernels run: what the stream writes before is seen, "
-      "and "
-      "they must stay until it has passed. Lengths are the plan's in both.\n\n"
-      "Raises InvalidArgument for tables that do not fit the plan, and for arrays of another device.")
-      .def("__init__", &make_step, nb::arg("plan"), nb::arg("tables"), nb::arg("workspace") = nb::none(), nb::kw_only(),
-           nb::arg("slot_mapping") = nb::none(), nb::arg("custom_mask") = nb::none(), nb::arg("stream") = nb::none())
-      .def_prop_ro("plan", [](const Step& self) { return self.plan_object; })
-      .def_prop_ro("op", [](const Step& self) { return AttentionOp(self.plan().buffer->op); })
-      .def_prop_ro("num_requests", [](const Step& self) { return self.plan().batch.view().num_requests; })
-      .def_prop_ro("num_tokens", [](const Step& self) { return self.plan().batch.view().num_tokens; })
+      "tables: one entry a segment of the plan. A paged segment takes a PageTableView or page ids [rows, columns]; a "
+      "ragged one takes offsets [rows + 1] into the keys and values that each layer's call gives. A plan of one "
+      "segment "
+      "takes an array or PageTableView without a list. Ids, offsets and slots are int32 or int64; those of the width "
+      "that Folio does not read are converted here, once. workspace: None on a CPU is memory of the plan's buffer. "
+      "slot_mapping: [tokens], for Layer.write. custom_mask: where the op's mask is CUSTOM, bools [queries, columns] a "
+      "request, or their bits, uint8. stream: of all layers' calls; None is each call's own, as current_stream "
+      "says.\n\n"
+      "On a CPU page ids, offsets and slots are copied here: what is written into those arrays afterwards does not "
+      "reach this step. On a GPU they are read when the kernels run: what the stream writes before is seen, and they "
+      "must stay until it has passed. Lengths are the plan's in both.\n\n"
+      "Raises InvalidArgument for tables that do not fit the plan, and for arrays of another device.");
+  bind_repr(step);
+  step.def("__init__", &make_step, nb::arg("plan"), nb::arg("tables"), nb::arg("workspace") = nb::none(), nb::kw_only(),
+           nb::arg("slot_mapping") = nb::none(), nb::arg("custom_mask") = nb::none(), nb::arg("stream") = nb::none(),
+           nb::sig("def __init__(self, plan: AttentionPlan, tables: object, workspace: Workspace | None = None, *, "
+                   "slot_mapping: object | None = None, custom_mask: object | None = None, "
+                   "stream: object | None = None) -> None"))
       .def_prop_ro(
-          "stream", [](const Step& self) { return reinterpret_cast<uintptr_t>(self.stream.handle); },
-          "The cudaStream_t of its layers' calls, as an integer; 0 on a CPU.")
-      .def("__repr__", &step_text);
+          "plan", [](const Step& self) { return self.plan_object; }, nb::sig("def plan(self, /) -> AttentionPlan"),
+          "The plan that it was made of.")
+      .def_prop_ro(
+          "op", [](const Step& self) { return AttentionOp(self.plan().buffer->op); },
+          "The op that planned it: its layers are those of this op.")
+      .def_prop_ro(
+          "num_requests", [](const Step& self) { return self.plan().batch.view().num_requests; },
+          "Requests of the plan, padding too.")
+      .def_prop_ro(
+          "num_tokens", [](const Step& self) { return self.plan().batch.view().num_tokens; },
+          "Rows of q and out, padding too.");
 }
 
 }  // namespace folio::python

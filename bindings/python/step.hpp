@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "plan.hpp"
@@ -28,7 +29,7 @@ class Slots {
 struct Step {
   nb::object plan_object;  ///< keeps the plan
   std::shared_ptr<Scratch> workspace;
-  Stream stream;
+  std::optional<Stream> stream;  ///< none: each call takes the current one of its arrays
   std::optional<Slots> slots;
   const uint8_t* custom_mask = nullptr;
   int64_t custom_mask_bytes = 0;
@@ -39,6 +40,10 @@ struct Step {
   std::vector<Array> arrays;
 
   const Plan& plan() const { return *nb::inst_ptr<Plan>(plan_object); }
+  /// Of a call with these arrays.
+  Stream stream_of(const std::vector<Array>& call_arrays) const {
+    return stream ? *stream : to_stream(nb::none(), device(), {&call_arrays});
+  }
   Device device() const { return plan().buffer->op.context().device(); }
   bool is_ragged(size_t segment) const { return plan().batch.segments()[segment].source == KvSource::kRagged; }
   /// Whether a segment's page ids are those of a cache. On a GPU they are trusted.
@@ -46,5 +51,7 @@ struct Step {
     return device().type != DeviceType::kCpu || copies.ids_are_pages(segment, num_pages);
   }
 };
+
+std::string text_of(const Step& step);
 
 }  // namespace folio::python

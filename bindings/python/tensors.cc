@@ -2,7 +2,7 @@
 #include <string>
 
 #include "folio/types/error.hpp"
-#include "views.hpp"
+#include "repr.hpp"
 
 namespace folio::python {
 namespace {
@@ -195,17 +195,22 @@ nb::object to_numpy_array(const Tensor& tensor) {
 }  // namespace
 
 void bind_tensors(nb::module_& m) {
-  nb::class_<Tensor>(m, "TensorView",
-                     "A borrowed array with its float type. Arrays of uint16 and uint8 say none, so `dtype` names it; "
-                     "others know theirs, and every tensor argument takes them as they are.")
+  nb::class_<Tensor> tensor(
+      m, "TensorView",
+      "A borrowed array with its float type, of at most 5 dimensions. Arrays of uint16 and uint8 say none, so `dtype` "
+      "names it; others know theirs, and every tensor argument takes them as they are.");
+  bind_repr(tensor);
+  tensor
       .def(
           "__init__",
           [](Tensor* self, nb::object array, DType dtype) {
             new (self) Tensor(make_tensor(array, dtype, "array", Access::kWriteIfPossible));
           },
           nb::arg("array"), nb::arg("dtype").none() = DType::kUnset)
-      .def_prop_ro("dtype", [](const Tensor& self) { return self.view.dtype; })
-      .def_prop_ro("writable", [](const Tensor& self) { return self.array.writable; })
+      .def_prop_ro(
+          "dtype", [](const Tensor& self) { return self.view.dtype; }, "Its float type.")
+      .def_prop_ro(
+          "writable", [](const Tensor& self) { return self.array.writable; }, "Whether Folio may write to it.")
       .def("numpy", &to_numpy_array,
            "The same memory as a numpy array; of ml_dtypes' type for bfloat16 and fp8, bytes for 4-bit pairs.")
       .def(
@@ -219,12 +224,14 @@ void bind_tensors(nb::module_& m) {
       .def_prop_ro(
           "data", [](const Tensor& self) { return reinterpret_cast<uintptr_t>(self.view.data); },
           "The address of the first element: that of the array itself.")
-      .def_prop_ro("shape",
-                   [](const Tensor& self) {
-                     nb::list shape;
-                     for (int32_t i = 0; i < self.view.rank; ++i) shape.append(self.view.shape[static_cast<size_t>(i)]);
-                     return nb::tuple(shape);
-                   })
+      .def_prop_ro(
+          "shape",
+          [](const Tensor& self) {
+            nb::list shape;
+            for (int32_t i = 0; i < self.view.rank; ++i) shape.append(self.view.shape[static_cast<size_t>(i)]);
+            return nb::tuple(shape);
+          },
+          "Elements of each dimension.")
       .def_prop_ro(
           "strides",
           [](const Tensor& self) {
@@ -234,15 +241,24 @@ void bind_tensors(nb::module_& m) {
             }
             return nb::tuple(strides);
           },
-          "In elements.");
-  nb::class_<Lse>(m, "LseView", "Log-sum-exp of every row: a writable float32 array [tokens, heads] of any strides.")
-      .def(
-          "__init__", [](Lse* self, nb::object data, LseBase base) { new (self) Lse(make_lse(data, base, "data")); },
-          nb::arg("data"), nb::arg("base") = LseBase::kE)
-      .def_prop_ro("base", [](const Lse& self) { return self.view.base; });
-  nb::class_<ScaleArg>(m, "Scale",
-                       "A quantisation scale: stored values times the scale are the real ones. A plain number wherever "
-                       "a Scale is taken is one per tensor.")
+          "Elements from one entry of each dimension to the next.");
+  nb::class_<Lse> lse(
+      m, "LseView",
+      "Log-sum-exp of every row: a writable float32 array [tokens, heads] of any strides. An array where one is taken "
+      "has base e.");
+  bind_repr(lse);
+  lse.def(
+         "__init__", [](Lse* self, nb::object data, LseBase base) { new (self) Lse(make_lse(data, base, "data")); },
+         nb::arg("data"), nb::arg("base") = LseBase::kE)
+      .def_prop_ro(
+          "base", [](const Lse& self) { return self.view.base; }, "The logarithm's base, an LseBase.");
+  nb::class_<ScaleArg> scale_class(
+      m, "Scale",
+      "A quantisation scale: stored values times the scale are the real ones. `value` for everything, or float32 "
+      "`data` of a ScaleGranularity: [1], [heads], [requests] or [requests, heads]. A plain number wherever a Scale is "
+      "taken is one per tensor.");
+  bind_repr(scale_class);
+  scale_class
       .def(
           "__init__",
           [](ScaleArg* self, float value, nb::object data, ScaleGranularity granularity) {
@@ -256,8 +272,10 @@ void bind_tensors(nb::module_& m) {
           },
           nb::arg("value") = 1.0f, nb::kw_only(), nb::arg("data") = nb::none(),
           nb::arg("granularity") = ScaleGranularity::kPerTensor)
-      .def_prop_ro("value", [](const ScaleArg& self) { return self.scale.value; })
-      .def_prop_ro("granularity", [](const ScaleArg& self) { return self.scale.granularity; });
+      .def_prop_ro(
+          "value", [](const ScaleArg& self) { return self.scale.value; }, "1 where there is data.")
+      .def_prop_ro(
+          "granularity", [](const ScaleArg& self) { return self.scale.granularity; }, "How data is indexed.");
 }
 
 }  // namespace folio::python

@@ -45,6 +45,14 @@ void bind_options(nb::module_& m) {
       field("allow_fp8_mma", &P::allow_fp8_mma, "a permission, speed before accuracy: fp8 may be multiplied as it is"),
       field("max_kv_splits", &P::max_kv_splits, "most KV splits of a query; 0: as many as the work needs"))
       .bind(m);
+  using R = RopeArgs;
+  fields_of<R>(
+      "RopeArgs",
+      "Rotary embedding inside the kernel (Feature.ROPE_LLAMA): components d and d + head_dim_qk / 2 of queries "
+      "and keys are turned by position / scale * theta^(-2 d / head_dim_qk). The cache holds keys that are not "
+      "turned. Its fields:",
+      field("theta", &R::theta, "finite, positive"), field("scale", &R::scale, "divides positions; positive"))
+      .bind(m);
   using S = KvShard;
   fields_of<S>("KvShard", "A token-wise shard of a segment: token g lies on rank g // interleave % world. Its fields:",
                field("world", &S::world, "ranks"), field("rank", &S::rank, "this rank, from 0"),

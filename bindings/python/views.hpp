@@ -93,13 +93,21 @@ struct SegmentArg {
   std::vector<Array> arrays;
 };
 
+/// What one request's custom mask says: a bool for each query and column.
+struct MaskShape {
+  int64_t queries = 0;
+  int64_t columns = 0;
+  friend bool operator==(const MaskShape&, const MaskShape&) = default;
+};
+
 struct Args {
   AttentionArgs view;
   std::vector<SegmentArg> segments;
   std::vector<SegmentArgs> segment_views;
   ScaleArg q_scale, out_scale;
   std::optional<Array> alibi_slopes, sinks, lse;
-  std::vector<Array> arrays;  ///< all of them, the segments' too
+  std::vector<MaskShape> mask_shapes;  ///< of masks that were packed here; none where the caller gave bits
+  std::vector<Array> arrays;           ///< all of them, the segments' too
 
   AttentionArgs with_segments() const {
     AttentionArgs whole = view;
@@ -138,12 +146,14 @@ void set_python_error(const Error& error);
 
 void bind_enums(nb::module_& m);
 void bind_config(nb::module_& m);
+void bind_context(nb::module_& m);
 void bind_tensors(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_batch(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_step(nb::module_& m);
 void bind_layer(nb::module_& m);
+void bind_masks(nb::module_& m);
 void bind_merge(nb::module_& m);
 void bind_errors(nb::module_& m);
 void bind_stream(nb::module_& m);
@@ -154,6 +164,8 @@ void bind_prefix_cache(nb::module_& m);
 void bind_quantize(nb::module_& m);
 void bind_cascade(nb::module_& m);
 void bind_sealed_plan(nb::module_& m);
+void bind_process_groups(nb::module_& m);
 void bind_distributed(nb::module_& m);
+void bind_verify(nb::module_& m);
 
 }  // namespace folio::python

@@ -348,6 +348,8 @@ plant(rule, "slots-freed-twice", ALLOCATOR, "state.held_slots[static_cast<size_t
 plant(rule, "slots-of-a-page-stay-held", ALLOCATOR, "      state.forget_page(page);\n", "")
 plant(rule, "slots-continue-at-another-offset", ALLOCATOR, "(last_slot + 1) % page_size == prefix_len % page_size", "true")
 plant(rule, "slots-two-continue-a-page", ALLOCATOR, "      note(r, true);\n", "")
+plant(rule, "slots-of-this-call-as-last-ones", ALLOCATOR,
+      "    }\n    for (size_t r = 0; r < seq_lens_.size(); ++r) {\n      state_.check_continues(r,", "      state_.check_continues(r,")
 plant(rule, "slots-page-rounded-down", ALLOCATOR,
       "core::ceil_div(seq_lens_[r], state_.page_size) - core::ceil_div(prefix_len(r), state_.page_size)",
       "seq_lens_[r] / state_.page_size - prefix_len(r) / state_.page_size")

@@ -63,6 +63,10 @@ class Maker:
     def indptr(self, lengths):
         return np.cumsum([0, *lengths]).astype(np.int32)
 
+    def ints(self, values):
+        """Lengths, offsets, ids: in one of the forms that are taken."""
+        return self.give(self.some(values, values, values, values.astype(np.int64), values.tolist()))
+
     def some(self, *choices):
         return self.random.choice(choices)
 
@@ -105,12 +109,12 @@ def make_table(maker, config, lengths, pages):
     rows = [maker.numpy.integers(0, pages, count).astype(np.int32) for count in counts]
     if maker.some(True, False):
         ids = np.concatenate([*rows, np.zeros(0, np.int32)]).astype(np.int32)
-        return folio.csr_table(maker.give(ids), maker.give(maker.indptr(counts)))
+        return folio.csr_table(maker.ints(ids), maker.ints(maker.indptr(counts)))
     first, spare = maker.some(0, 0, 2), maker.some(0, 0, 3)
     entries = np.full((len(rows), first + max([*counts, 0]) + spare), -1, np.int32)
     for entry, row in zip(entries, rows):
         entry[first:first + len(row)] = row
-    return folio.dense_table(maker.give(entries), maker.give(first))
+    return folio.dense_table(maker.ints(entries), maker.give(first))
 
 
 def make_scale(maker, heads, requests):
@@ -123,18 +127,18 @@ def make_scale(maker, heads, requests):
 
 
 def make_segments(maker, config, q_len, sharded):
-    """(KvSegment, SegmentArgs, keys of every request) of each part: a prefix that neighbours share, pages, and ragged
-    keys of their own."""
+    """(KvSegment, SegmentArgs, keys of every request, memory for a layer and a step) of each part: a prefix that
+    neighbours share, pages, and ragged keys of their own."""
     requests, heads, parts = len(q_len), config["num_kv_heads"], []
     before = np.zeros(requests, np.int32)  # keys of the parts so far
     shard = folio.KvShard(world=2, rank=1, interleave=3) if sharded else folio.KvShard()
     kinds = maker.some(["paged"], ["paged"], ["ragged"], ["paged", "ragged"], ["shared", "paged"], ["shared", "ragged"])
     for kind in kinds:
-        groups, given = [1] * requests, {"first_pos": maker.give(before) if before.any() else None, "shard": shard}
+        groups, given = [1] * requests, {"first_pos": maker.ints(before) if before.any() else None, "shard": shard}
         if kind == "shared" and requests > 1:
             cut = maker.random.randrange(1, requests)
             groups = [cut, requests - cut]
-            given["group_indptr"] = maker.give(maker.indptr(groups))
+            given["group_indptr"] = maker.ints(maker.indptr(groups))
         lengths = [maker.some(0, 1, 15, 16, 17, 40, 130) for _ in groups]
         own = np.repeat(lengths, groups).astype(np.int32)
         before = before + own
@@ -144,28 +148,32 @@ def make_segments(maker, config, q_len, sharded):
             element = ELEMENTS[config["q"] if config["kv"] in FP8 else config["kv"]]
             k, v = (maker.values(sum(lengths), heads, config[dim], element=element)
                     for dim in ("head_dim_qk", "head_dim_v"))
-            where = {"ragged": folio.RaggedKvView(maker.give(k), maker.give(v), maker.give(maker.indptr(lengths)))}
+            memory = {"ragged": (maker.give(k), maker.give(v)), "table": maker.ints(maker.indptr(lengths))}
+            where = {"ragged": folio.RaggedKvView(*memory["ragged"], memory["table"])}
         else:
             pages = maker.some(1, 5, 40)
             k, v, view = make_cache(maker, config, pages)
-            where = {"cache": view(maker.give(k), maker.give(v)), "table": make_table(maker, config, lengths, pages)}
+            memory = where = {"cache": view(maker.give(k), maker.give(v)),
+                              "table": make_table(maker, config, lengths, pages)}
         maker.measure(k, v, *scales.values())
-        segment = folio.KvSegment(maker.give(np.array(lengths, np.int32)), source=maker.give(source), **given)
-        parts.append((segment, folio.SegmentArgs(**where, **scales), own))
+        segment = folio.KvSegment(maker.ints(np.array(lengths, np.int32)), source=maker.give(source), **given)
+        parts.append((segment, folio.SegmentArgs(**where, **scales), own, {**memory, **scales}))
     return parts
 
 
 def make_custom_mask(maker, config, q_len, parts):
-    """(its shape, its bits)"""
+    """(its shape, its bits, or bools that are packed)"""
     if config["mask"] != folio.MaskKind.CUSTOM:
         return None, None
-    columns = sum(own for _, _, own in parts)
+    columns = sum(own for _, _, own, _ in parts)
     shape = folio.CustomMask()
     if maker.some(True, False):
         columns = np.array([maker.random.randint(0, int(keys)) for keys in columns], np.int32)
-        shape = folio.CustomMask(scope=folio.CustomMaskScope.TAIL, tail_len=maker.give(columns))
+        shape = folio.CustomMask(scope=folio.CustomMaskScope.TAIL, tail_len=maker.ints(columns))
     size = sum(-(-length * int(count) // 8) for length, count in zip(q_len, columns))
-    return shape, maker.numpy.integers(0, 256, size).astype(np.uint8)
+    bits = maker.numpy.integers(0, 256, size).astype(np.uint8)
+    bools = [maker.numpy.random((length, int(count))) < 0.5 for length, count in zip(q_len, columns)]
+    return shape, maker.some(bits, bools, folio.pack_custom_mask(bools))
 
 
 def make_args(maker, config, op, q_len, parts, mask_bits):
@@ -201,7 +209,7 @@ def attention(random):
     positions = None  # of a shard they must be said
     if sharded or maker.some(True, False, False, False):
         positions = maker.numpy.integers(0, 300, len(q_len)).astype(np.int32)
-    batch = folio.BatchView(maker.give(maker.indptr(q_len)), [part[0] for part in parts], num_tokens=maker.give(None),
+    batch = folio.BatchView(maker.ints(maker.indptr(q_len)), [part[0] for part in parts], num_tokens=maker.give(None),
                             q_first_pos=maker.give(positions), custom_mask=mask)
     buffer = folio.make_plan_buffer(op)
     plan = folio.plan(op, batch, buffer, stream=maker.give(None))
@@ -213,7 +221,28 @@ def attention(random):
     keep(random, config, context, options, op, *parts[0][:2], batch, buffer, plan, args, workspace)
     folio.run(plan, args, workspace)
     folio.validate(plan, args)
+    by_layer(op, plan, [part[3] for part in parts], q, out, given)
     compare(maker, config, op, batch, args, q, out, given)
+
+
+def by_layer(op, plan, parts, q, out, given):
+    """A layer in a step takes what run takes, and gives the same bits."""
+    paged, ragged = ([part for part in parts if kind in part] for kind in ("cache", "ragged"))
+    if len(paged) > 1 or len(ragged) > 1 or not isinstance(out, np.ndarray):
+        return  # a layer has one scale for all of its paged segments
+    bound = {name: value for name, value in given.items() if name not in ("lse", "custom_mask")}
+    for kind, prefix in ((paged, ""), (ragged, "ragged_")):
+        bound.update({prefix + name: part[name] for part in kind for name in ("k_scale", "v_scale")})
+    again = np.zeros_like(out)
+    try:
+        layer = folio.Layer(op, paged[0]["cache"] if paged else None, **bound)
+        step = folio.Step(plan, [part["table"] for part in parts], custom_mask=given["custom_mask"])
+        layer(step, q, again, ragged=[part["ragged"] for part in ragged] or None)
+    except REFUSALS as error:
+        raise Mismatch(f"run takes what a layer refuses: {error}") from error
+    if again.tobytes() != out.tobytes():
+        raise Mismatch(f"{op.kernel_name}: a layer's result has other bits than run's")
+    keep(randoms.Random(0), layer, step)
 
 
 def compare(maker, config, op, batch, args, q, out, given):
@@ -258,7 +287,7 @@ def write(random):
     caches = [np.zeros((pages, size, heads, dim), element) for _ in range(2)]
     slots = maker.numpy.permutation(pages * size)[:tokens].astype(np.int64)
     k, v = k[:len(slots)], v[:len(slots)]
-    taken = maker.kept({"k": k, "v": v, "slot_mapping": slots})
+    taken = maker.kept({"k": k, "v": v, "slot_mapping": maker.ints(slots) if maker.some(True, False) else slots})
     args = folio.CacheWriteArgs(**taken, cache=folio.make_nhd_view(*map(maker.give, caches)),
                                 **maker.kept({"num_slots": None, "k_scale": 1.0, "v_scale": 1.0}))
     folio.write_kv_cache(random.choice(CONTEXTS), args)

@@ -49,7 +49,8 @@ def slots_of_requests(maker, context):
             else:
                 cache.finish(request["lock"], give(request["tokens"]), give(held), changes)
                 running.remove(request)
-                allocator.free(give([slot for slot in request["slots"][len(held):] if slot // page not in held // page]))
+                allocator.free(give([slot for slot in request["slots"][len(held):]
+                                     if slot // page not in held // page]))
             if page == 1:
                 allocator.free(changes.freed)
             changes.clear()
@@ -143,8 +144,8 @@ def cascades(maker, context):
     lens = [count * page - maker.some(0, 3) for count in counts]
     folio.SharedPrefixFinder().find(table, give(counts))
     order = folio.SharedPrefixFinder().order(table, give(counts), give(np.arange(len(counts))))
-    config = folio.AttentionConfig(num_q_heads=8, num_kv_heads=2, head_dim_qk=16, head_dim_v=16, q="float32", kv="float32",
-                                   page_size=page)
+    config = folio.AttentionConfig(num_q_heads=8, num_kv_heads=2, head_dim_qk=16, head_dim_v=16, q="float32",
+                                   kv="float32", page_size=page)
     planner = folio.CascadePlanner(folio.prepare(context, config), give(maker.some(0, 2, 4)))
     cu_q = maker.indptr([1] * len(counts))
     if maker.some(True, False):

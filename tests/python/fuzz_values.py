@@ -13,6 +13,9 @@ DTYPES = [np.float32, np.float64, np.float16, np.int32, np.int64, np.uint8, np.u
           ml_dtypes.int4]
 
 
+FOREIGN = []  # what is borrowed from them does not keep them alive
+
+
 def scalar(random):
     return random.choice(random.choice([NUMBERS, FLOATS, OTHERS]))
 
@@ -103,7 +106,8 @@ def spoil(value, random):
         if kind == 6:
             return random.choice([np.ma.array(np.zeros(value.shape)), value.tolist(), None, array(random)])
         if value.dtype.kind in "fiu" and value.dtype.itemsize > 1:
-            return ForeignArray(value, *random.choice([(), (2, CUDA, 1), (BFLOAT,), (77,)]))
+            FOREIGN.append(ForeignArray(value, *random.choice([(), (2, CUDA, 1), (BFLOAT,), (77,)])))
+            return FOREIGN[-1]
         return value
     if isinstance(value, float):
         return random.choice([*FLOATS, scalar(random)])

@@ -28,7 +28,7 @@ def random_rows(random):
 
 
 def shared_prefixes(rows, full):
-    """{(begin, end, pages)}: every run of neighbours that is as long, and every prefix that is as long, as it can be."""
+    """{(begin, end, pages)}: every run of neighbours, and every prefix, that is as long as it can be."""
     def common(begin, end):
         first = rows[begin]
         length = min(full[begin:end])
@@ -169,7 +169,7 @@ def test_refusals():
             (lambda: planner.share([0, 1], [4], table, -1), "prefix_tokens is -1"),
             (lambda: planner.discover([0, 1], [4], table, device_indices=np.zeros(3, np.int32)), "device_indices"),
             (lambda: planner.discover([0, 1], [4], table, stream=7), "stream|device"),
-            (lambda: planner.discover([0, 1], [7 * PAGE_SIZE], dense([[1] * 6])), "has 7 columns; row 0 needs 7 pages")]:
+            (lambda: planner.discover([0, 1], [7 * PAGE_SIZE], dense([[1] * 6])), "7 columns; row 0 needs 7 pages")]:
         with pytest.raises(folio.InvalidArgument, match=message):
             refused()
     with pytest.raises(TypeError, match="tile_rows"):

@@ -93,7 +93,8 @@ def test_failures_of_groups():
     assert codes == [folio.ErrorCode.UNAVAILABLE]
 
     def disagree(group):
-        assert code_of(lambda: group.all_reduce_sum(np.zeros(2 + group.rank, np.float32))) == folio.ErrorCode.UNAVAILABLE
+        data = np.zeros(2 + group.rank, np.float32)
+        assert code_of(lambda: group.all_reduce_sum(data)) == folio.ErrorCode.UNAVAILABLE
 
     folio.run_ranks(2, disagree)
 
@@ -121,7 +122,8 @@ def test_refusals_before_anything_is_sent():
 
 def test_shares_of_lengths():
     lens, world, interleave = [0, 1, 7, 40], 3, 2
-    expected = [[sum(p // interleave % world == rank for p in range(length)) for rank in range(world)] for length in lens]
+    expected = [[sum(p // interleave % world == rank for p in range(length)) for rank in range(world)]
+                for length in lens]
     assert folio.get_dcp_local_seq_lens(lens, world, interleave=interleave).tolist() == expected
     for rank in range(world):
         local = folio.get_dcp_local_seq_lens(np.array(lens), world, rank, interleave)
@@ -129,7 +131,8 @@ def test_shares_of_lengths():
     assert folio.max_dcp_context_len(40, world, interleave) == -(-40 // 6) * 2 >= max(map(max, expected))
     assert folio.dcp_combine_from_name("a2a", 2) == folio.DcpCombine.ALL_TO_ALL
     assert folio.dcp_combine_from_name("ag_rs", 1) == folio.DcpCombine.ALL_GATHER_REDUCE_SCATTER
-    assert folio.use_replicated_queries(None, "all_to_all", 2, 1) and not folio.use_replicated_queries(True, "all_to_all", 1, 1)
+    assert folio.use_replicated_queries(None, "all_to_all", 2, 1)
+    assert not folio.use_replicated_queries(True, "all_to_all", 1, 1)
     assert [folio.lse_lanes(dtype) for dtype in ("float32", "bfloat16")] == [1, 2]
     for call in (lambda: folio.get_dcp_local_seq_lens([-1], 2), lambda: folio.get_dcp_local_seq_lens([1], 2, 2),
                  lambda: folio.get_dcp_local_seq_lens([1], 0), lambda: folio.dcp_combine_from_name("ring", 2),
@@ -180,7 +183,8 @@ def test_empty_rows_are_masked():
     assert np.isneginf(lse).tolist() == [[row in (1, 2, 4)] * 3 for row in range(5)] and np.all(lse[[0, 3]] == 1)
     before = lse.copy()
     for rows, message in [(folio.EmptyRows([1], [0, 6]), "ends at 6"), (folio.EmptyRows([1, 0], [0, 2]), "2 entries"),
-                          (folio.EmptyRows([1, 0], [0, 3, 2]), "descends"), (folio.EmptyRows([1], [-1, 2]), "begins at -1")]:
+                          (folio.EmptyRows([1, 0], [0, 3, 2]), "descends"),
+                          (folio.EmptyRows([1], [-1, 2]), "begins at -1")]:
         with pytest.raises(folio.InvalidArgument, match=message):
             folio.mask_empty_rows(CONTEXT, rows, lse)
     assert np.array_equal(lse, before)
@@ -207,7 +211,8 @@ class Divided:
     def shard(self, rank):
         """This rank's cache, NaN where nothing may be read, and its table."""
         size, page, rows, halves = problems.PAGE_SIZE, 1, [], []
-        local = [[p for p in range(length) if p // self.interleave % self.world == rank] for length in self.whole.batch.kv_len]
+        local = [[p for p in range(length) if p // self.interleave % self.world == rank]
+                 for length in self.whole.batch.kv_len]
         for own in local:
             count = -(-len(own) // size)
             rows.append(list(range(page, page + count)))
@@ -242,7 +247,8 @@ class Divided:
 @pytest.mark.parametrize("rules", [{}, {"window": (9, -1), "sinks": True}, {"cap": 4.0, "slopes": True}])
 def test_attention_over_a_divided_cache(combine, world, interleave, rules):
     divided = Divided(world, interleave, "float32", **rules)
-    for problem, (out, lse, *_) in zip(divided.ranks, folio.run_ranks(world, lambda group: divided.run(group, combine))):
+    results = folio.run_ranks(world, lambda group: divided.run(group, combine))
+    for problem, (out, lse, *_) in zip(divided.ranks, results):
         # As one pass, but for the roundings of the merges: a few more eps of each value and of the LSE.
         exact_out, exact_lse, magnitude = problem.exact()
         problems.assert_close(problem, out, lse, (exact_out, exact_lse, 2 * magnitude))
@@ -281,3 +287,70 @@ def test_refusals_of_divided_attention():
         other.run(again, args, workspace)
     lent = folio.run_ranks(1, lambda lent: folio.DcpAttention(CONTEXT, lent, attention.config))[0]
     assert code_of(lambda: lent.plan(folio.DcpBatch([0, 1], [1]))) == folio.ErrorCode.UNAVAILABLE
+
+
+class Mailbox:
+    """A group of two threads in Python: what each sends is kept in a list, between two barriers."""
+
+    def __init__(self, rank, sent, barrier):
+        self.rank, self.sent, self.meet = rank, sent, barrier
+
+    def exchange(self, data, take):
+        self.sent[self.rank] = data.copy()
+        self.meet.wait(10)
+        taken = take([self.sent[0], self.sent[1]])
+        self.meet.wait(10)
+        return taken
+
+    def all_gather(self, send, recv):
+        recv[:] = self.exchange(send, np.concatenate)
+
+    def all_to_all(self, send, recv):
+        half = len(send) // 2
+        recv[:] = self.exchange(send, lambda all: np.concatenate([one[self.rank * half:][:half] for one in all]))
+
+    def all_reduce_sum(self, data):
+        data[:] = self.exchange(data, lambda all: all[0] + all[1])
+
+    def reduce_scatter_sum(self, send, recv):
+        recv[:] = self.exchange(send, lambda all: (all[0] + all[1])[self.rank * len(recv):][:len(recv)])
+
+    def barrier(self):
+        self.meet.wait(10)
+
+
+@pytest.mark.parametrize("combine", ["all_gather_reduce_scatter", "all_to_all"])
+def test_a_group_that_python_implements(combine):
+    divided, sent_by, meet = Divided(2, 1, "float32"), [None, None], threading.Barrier(2)
+    results = [None, None]
+
+    def serve(rank):
+        group = folio.make_process_group(Mailbox(rank, sent_by, meet), rank, 2)
+        data = np.array([rank, 3], np.float32)
+        group.all_reduce_sum(data)
+        results[rank] = (*divided.run(group, combine)[:2], data)
+
+    threads = [threading.Thread(target=serve, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    same = folio.run_ranks(2, lambda group: divided.run(group, combine)[:2])
+    for (out, lse, data), (wanted, wanted_lse) in zip(results, same):
+        assert np.array_equal(out, wanted) and np.array_equal(lse, wanted_lse) and data.tolist() == [1, 6]
+
+
+def test_what_an_implementation_raises_ends_its_group():
+    class Broken(Mailbox):
+        def barrier(self):
+            raise OSError("the cable")
+
+    group = folio.make_process_group(Broken(0, [None, None], None), 0, 2)
+    for call in (group.barrier, lambda: group.all_reduce_sum(np.zeros(1, np.float32))):
+        with pytest.raises(folio.Error, match="barrier of rank 0 raised.*the cable") as caught:
+            call()
+        assert caught.value.code == folio.ErrorCode.UNAVAILABLE
+    with pytest.raises(TypeError, match="no method all_gather"):
+        folio.make_process_group(object(), 0, 2)
+    with pytest.raises(folio.InvalidArgument, match="rank 2 of 2"):
+        folio.make_process_group(Broken(0, [], None), 2, 2)

@@ -104,6 +104,7 @@ def test_refusals():
                           (lambda: folio.synchronize(CONTEXT, stream=5), "stream")]:
         with pytest.raises(folio.InvalidArgument, match=message):
             call()
-    for call in (lambda: folio.Executor(5, 1), lambda: folio.Context.cpu(executor=print), lambda: CONTEXT.parallel_for(3, 5)):
+    for call in (lambda: folio.Executor(5, 1), lambda: folio.Context.cpu(executor=print),
+                 lambda: CONTEXT.parallel_for(3, 5)):
         with pytest.raises(TypeError):
             call()

@@ -12,8 +12,9 @@ CONTEXT = folio.Context.cpu(num_threads=1)
 
 
 def config(dtype="float32", **changes):
-    return folio.KvPoolConfig(**{"num_slots": SLOTS, "page_size": PAGE_SIZE, "num_layers": LAYERS, "num_kv_heads": HEADS,
-                                 "head_dim_qk": DIM_QK, "head_dim_v": DIM_V, "dtype": dtype, **changes})
+    standard = {"num_slots": SLOTS, "page_size": PAGE_SIZE, "num_layers": LAYERS, "num_kv_heads": HEADS,
+                "head_dim_qk": DIM_QK, "head_dim_v": DIM_V}
+    return folio.KvPoolConfig(**{**standard, "dtype": dtype, **changes})
 
 
 def tokens(count, seed=1, element=np.float32):
@@ -129,7 +130,7 @@ def test_refusals_of_pools():
                 refused()
     with pytest.raises(folio.InvalidArgument, match="k has 2 tokens, slots has 3"):
         pool.write_args(0, k, v, [4, 5, 6])
-    with pytest.raises(TypeError, match=r"slots\[1\]: expected an integer, got 1.5"):
+    with pytest.raises(folio.InvalidArgument, match=r"slots\[1\]: expected an integer, got 1.5"):
         pool.write_args(0, k, v, [4, 1.5])
     with pytest.raises(folio.InvalidArgument, match="num_slots is 23"):
         folio.KvPool(config(num_slots=23))
@@ -328,7 +329,8 @@ def test_rows_of_requests():
     for array in (live, rows.entries):
         with pytest.raises(ValueError):
             array[:] = 1
-    for refused, message in [(lambda: rows.write(2, 6, [1, 2, 3]), "position|6"), (lambda: rows.write(0, 0, [1]), "row 0"),
+    for refused, message in [(lambda: rows.write(2, 6, [1, 2, 3]), "position|6"),
+                             (lambda: rows.write(0, 0, [1]), "row 0"),
                              (lambda: rows.free(0), "row 0"), (lambda: rows.row(4), "row 4"),
                              (lambda: rows.alloc(-1), "count is -1"), (lambda: folio.ReqToTokenPool(0, 1), "max_reqs"),
                              (lambda: rows.write(2, 0, [2**40]), r"slots\[0\] is 1099511627776")]:

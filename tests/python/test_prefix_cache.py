@@ -181,7 +181,8 @@ def test_windows():
     lock, _ = cache.acquire([])
     own = fresh.copy()
     cache.extend(lock, tokens[:6], own, changes)
-    assert changes.moved.tolist() == [[int(a), int(b)] for a, b in zip(fresh, slots[:6])] and own.tolist() == slots[:6].tolist()
+    assert changes.moved.tolist() == [[int(a), int(b)] for a, b in zip(fresh, slots[:6])]
+    assert own.tolist() == slots[:6].tolist()
     allocator.apply(changes)
     assert all(allocator.has_window_copy(int(slot)) for slot in slots) and cache.match(tokens[:6]) == 6
     lock.reset()

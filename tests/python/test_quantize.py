@@ -47,7 +47,8 @@ def nvfp4(x, global_scale):
     """(codes [tokens, heads, dim], factors as float32 [tokens, heads * dim / 16])"""
     blocks = x.astype(np.float32).reshape(x.shape[0], -1, 16)
     most = np.abs(blocks).max(axis=-1)
-    factors = np.minimum(np.float32(global_scale) * most / np.float32(6), np.float32(448)).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    factors = np.minimum(np.float32(global_scale) * most / np.float32(6), np.float32(448))
+    factors = factors.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = blocks * np.float32(global_scale) / factors[..., None]
     scaled = np.where(factors[..., None] == 0, 0, scaled)
@@ -68,7 +69,8 @@ def test_nvfp4_is_its_definition(element, first_row):
     global_scale = 448 * 6 / float(np.abs(given.astype(np.float32)).max())
     folio.quantize_nvfp4(CONTEXT, given, packed, folio.BlockScaleArgs(memory, first_row), global_scale)
     codes, factors = nvfp4(given, global_scale)
-    places = np.array([[folio.nvfp4_scale_index(first_row + t, b, per_row) for b in range(per_row)] for t in range(tokens)])
+    places = np.array([[folio.nvfp4_scale_index(first_row + t, b, per_row) for b in range(per_row)]
+                       for t in range(tokens)])
     assert len(set(places.flat)) == places.size and places.max() < size
     stored = memory[places].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     assert np.array_equal(stored, factors)
@@ -101,7 +103,7 @@ def test_refusals_write_nothing():
     given, out = values(3, 2, 32), np.full((3, 2, 32), 7, ml_dtypes.float8_e4m3fn)
     packed, memory = np.full((3, 2, 16), 7, np.uint8), np.full(512, 7, np.uint8)
     scales = np.full(3, 7, np.float32)
-    factors = folio.BlockScaleArgs(memory)
+    factors, zero = folio.BlockScaleArgs(memory), folio.KvScaleConstants(k=0.0)
     frozen = memory.copy()
     frozen.flags.writeable = False
     for refused, message in [
@@ -120,7 +122,7 @@ def test_refusals_write_nothing():
             (lambda: folio.BlockScaleArgs(memory.reshape(2, 256)), r"data has shape \[2, 256\]"),
             (lambda: folio.dequantize_nvfp4(CONTEXT, packed, factors, 1.0, given[:2]), "2|3"),
             (lambda: folio.calculate_kv_scales(CONTEXT, given, given, given, scales[:2]), "scales"),
-            (lambda: folio.calculate_kv_scales(CONTEXT, given, given, given, scales, folio.KvScaleConstants(k=0.0)), "k"),
+            (lambda: folio.calculate_kv_scales(CONTEXT, given, given, given, scales, zero), "k"),
             (lambda: folio.nvfp4_scale_index(0, 4, 4), "block 4 of row 0"),
             (lambda: folio.nvfp4_scale_bytes(-1, 4), "not negative")]:
         with pytest.raises(folio.InvalidArgument, match=message):

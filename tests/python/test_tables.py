@@ -9,7 +9,8 @@ CONTEXT = folio.Context.cpu(num_threads=2)
 PAGE_SIZE = 4
 LENS = [9, 0, 4, 1, 13]
 COUNTS = [-(-length // PAGE_SIZE) for length in LENS]
-ROWS = [row.tolist() for row in np.split(np.random.default_rng(1).permutation(20)[:sum(COUNTS)], np.cumsum(COUNTS)[:-1])]
+PAGE_IDS = np.random.default_rng(1).permutation(20)[:sum(COUNTS)]
+ROWS = [row.tolist() for row in np.split(PAGE_IDS, np.cumsum(COUNTS)[:-1])]
 INDPTR = np.cumsum([0, *COUNTS])
 TOKENS = [[row[t // PAGE_SIZE] * PAGE_SIZE + t % PAGE_SIZE for t in range(length)] for row, length in zip(ROWS, LENS)]
 
@@ -127,7 +128,7 @@ def test_refusals_of_lists(table):
             (lambda: folio.paged_indptr([1], 0), "page_size is 0"),
             (lambda: folio.paged_indptr(np.zeros(2, np.float32), 1), "seq_lens is float32; it must be int32 or int64"),
             (lambda: folio.slot_mapping(table, [5], [0], PAGE_SIZE), "token 0 belongs to row 5"),
-            (lambda: folio.slot_mapping(table, [0, 0], [0], PAGE_SIZE), "token_row, positions and slots have 2, 1 and 1"),
+            (lambda: folio.slot_mapping(table, [0, 0], [0], PAGE_SIZE), "positions and slots have 2, 1 and 1"),
             (lambda: folio.expand_pages([-1], 2), "-1"), (lambda: folio.validate(table, LENS, PAGE_SIZE, 5), "row 0"),
             (lambda: folio.shard_len(3, 2, 2, 1), "rank")]:
         with pytest.raises(folio.InvalidArgument, match=message):
@@ -160,7 +161,7 @@ def test_outputs_that_do_not_fit_stay_as_they_are(table):
             folio.paged_indptr(CONTEXT, LENS, PAGE_SIZE, *arrays)
     for refused, message in [
             (lambda: folio.to_csr(CONTEXT, table, LENS, PAGE_SIZE, indptr, ids[:8], last), "room for 8"),
-            (lambda: folio.token_indices(CONTEXT, table, LENS, PAGE_SIZE, indptr, ids), "27 tokens; the list has room for"),
+            (lambda: folio.token_indices(CONTEXT, table, LENS, PAGE_SIZE, indptr, ids), "27 tokens; the list has"),
             (lambda: folio.to_dense(CONTEXT, table, LENS, PAGE_SIZE, ids.reshape(5, 2)), "2 columns"),
             (lambda: folio.validate(CONTEXT, table, LENS, PAGE_SIZE, 20, status=ids[:1]), "status")]:
         with pytest.raises(folio.InvalidArgument, match=message):
@@ -189,7 +190,8 @@ def test_pages_are_copied(element):
     expected = [half.copy() for half in target]
     for half, new in zip(expected, source):
         half[[6, 0, 3]] = new[[1, 19, 1]]
-    folio.copy_pages(CONTEXT, folio.make_nhd_view(*source), folio.make_nhd_view(*target), [1, 19, 1], np.array([6, 0, 3]))
+    caches = folio.make_nhd_view(*source), folio.make_nhd_view(*target)
+    folio.copy_pages(CONTEXT, *caches, [1, 19, 1], np.array([6, 0, 3]))
     assert all(map(same_bits, target, expected))
 
 
@@ -226,7 +228,8 @@ def test_used_pages_are_dequantized(table):
     assert pages == 1 + sum(COUNTS)
     target = [np.full((pages, PAGE_SIZE, HEADS, dim), 7, ml_dtypes.bfloat16) for dim in (DIM_QK, DIM_V)]
     made = np.full((5, 5), -9, np.int32)
-    folio.dequantize_pages(CONTEXT, folio.make_nhd_view(*source), table, LENS, 0.5, 2.0, folio.make_nhd_view(*target), made)
+    caches = folio.make_nhd_view(*source), folio.make_nhd_view(*target)
+    folio.dequantize_pages(CONTEXT, caches[0], table, LENS, 0.5, 2.0, caches[1], made)
     numbers = iter(range(1, pages))
     assert made.tolist() == [[next(numbers) for _ in row] + [0] * (5 - len(row)) for row in ROWS]
     for half, old, scale in zip(target, source, (0.5, 2.0)):
@@ -239,7 +242,7 @@ def test_used_pages_are_dequantized(table):
 
 def test_latent_keys_are_put_together():
     random = np.random.default_rng(5)
-    nope, pe = random.standard_normal((3, 4, 8)).astype(np.float32), random.standard_normal((3, 1, 5)).astype(np.float32)
+    nope, pe = (random.standard_normal(shape).astype(np.float32) for shape in ((3, 4, 8), (3, 1, 5)))
     k = np.zeros((3, 4, 13), np.float32)
     folio.concat_mla_k(CONTEXT, k, nope, pe)
     assert np.array_equal(k, np.concatenate([nope, np.broadcast_to(pe, (3, 4, 5))], axis=2))
@@ -262,8 +265,10 @@ def test_refusals_of_pages_write_nothing(table):
     frozen = [half.copy() for half in target]
     for half in frozen:
         half.flags.writeable = False
-    read, write, other = (folio.make_nhd_view(*halves) for halves in (source, target, cache(np.float16)))
+    read, write, other, fixed = map(lambda halves: folio.make_nhd_view(*halves),
+                                    (source, target, cache(np.float16), frozen))
     out = [np.full((sum(LENS), HEADS, dim), 7, np.float32) for dim in (DIM_QK, DIM_V)]
+    made, scales = np.zeros((5, 4), np.int32), folio.CacheConvertScales(to_k=2.0)
     spoiled = folio.csr_table(np.array([1, 99, 2], np.int32), np.array([0, 3], np.int32))
     for refused, message in [
             (lambda: folio.copy_pages(CONTEXT, read, write, [0, 20], [0, 1]), "20"),
@@ -271,12 +276,12 @@ def test_refusals_of_pages_write_nothing(table):
             (lambda: folio.copy_pages(CONTEXT, read, write, [0, 1], [2, 2]), "2"),
             (lambda: folio.copy_pages(CONTEXT, read, write, [0], [2, 3]), "1|2"),
             (lambda: folio.copy_pages(CONTEXT, other, write, [0], [2]), "different dtype"),
-            (lambda: folio.copy_pages(CONTEXT, read, folio.make_nhd_view(*frozen), [0], [2]), r"to_cache.k is read-only"),
-            (lambda: folio.convert_pages(CONTEXT, read, write, [0], [2], folio.CacheConvertScales(to_k=2.0)), "fp8|scale"),
+            (lambda: folio.copy_pages(CONTEXT, read, fixed, [0], [2]), "to_cache.k is read-only"),
+            (lambda: folio.convert_pages(CONTEXT, read, write, [0], [2], scales), "fp8|scale"),
             (lambda: folio.gather_kv(CONTEXT, read, spoiled, [12], out[0][:12], out[1][:12]), "99"),
             (lambda: folio.gather_kv(CONTEXT, read, table, LENS, out[0][:5], out[1]), "k_out"),
-            (lambda: folio.dequantize_pages(CONTEXT, read, table, LENS, 1.0, 1.0, write, np.zeros((5, 4), np.int32)), "fp8"),
-            (lambda: folio.dequantize_pages(CONTEXT, read, table, LENS, 1.0, 1.0, write, np.zeros((4, 4), np.int32)),
+            (lambda: folio.dequantize_pages(CONTEXT, read, table, LENS, 1.0, 1.0, write, made), "fp8"),
+            (lambda: folio.dequantize_pages(CONTEXT, read, table, LENS, 1.0, 1.0, write, made[:4]),
              r"new_table has shape \[4, 4\]; there are 5 requests")]:
         with pytest.raises(folio.InvalidArgument, match=message):
             refused()

@@ -82,6 +82,7 @@ struct FlashInferMetadata {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t page_size = 0;
+  KvCacheLayout kv_cache_layout = KvCacheLayout::kNhd;  ///< CacheConfig::layout: what forward's cache must lie as
   bool prefill_use_trtllm = false;  ///< the prefills go to the block-table family
   bool decode_use_trtllm = false;   ///< the decodes do
   bool use_cascade = false;         ///< some keys are read once for several requests
