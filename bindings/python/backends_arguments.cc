@@ -140,13 +140,6 @@ bool layer_scale(nb::handle layer, const std::string& field, ScaleArg& scale) {
 
 }  // namespace
 
-void refuse_kind(const std::string& name, const std::string& expected, nb::handle given) {
-  const std::string kind = nb::cast<std::string>(nb::str(given.type().attr("__name__")));
-  const bool vowel = std::string("aeiouAEIOU").find(kind.front()) != std::string::npos;
-  const std::string got = given.is_none() ? "None" : (vowel ? "an " : "a ") + kind;
-  throw nb::type_error((name + ": expected " + expected + ", got " + got).c_str());
-}
-
 Numbers<int32_t> int32_numbers(nb::handle source, const std::string& name) {
   return to_numbers<int32_t>(source, name);
 }
