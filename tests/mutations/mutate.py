@@ -92,7 +92,7 @@ class Copy:
         for edit in PREPARATIONS:
             apply(self.source, edit)
         options = list(CMAKE_OPTIONS)
-        os.environ.setdefault("CCACHE_BASEDIR", str(directory.parent))  # the copies share what they compile
+        os.environ["CCACHE_BASEDIR"] = str(directory.parent)  # the copies share what they compile
         if shutil.which("ccache"):
             options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
