@@ -21,9 +21,6 @@ namespace folio::python {
 
 namespace bk = folio::backends;
 
-/// Throws nb::type_error: an argument of the wrong kind.
-[[noreturn]] void refuse_kind(const std::string& name, const std::string& expected, nb::handle given);
-
 /// A vector of integers that a step is described by. One on the host is copied, so that nothing changes between its
 /// check and its use; one on a GPU is borrowed.
 template <typename Element>

@@ -243,7 +243,7 @@ void bind_order(nb::module_& m) {
       "prefills.");
   m.def(
       "reorder_batch_to_split_decodes_and_prefills",
-      [](nb::object num_scheduled_tokens, nb::object num_computed_tokens, const nb::callable& swap_states,
+      [](nb::object num_scheduled_tokens, nb::object num_computed_tokens, const nb::object& swap_states,
          int32_t decode_threshold) {
         const Numbers<int32_t> scheduled = int32_numbers(num_scheduled_tokens, "num_scheduled_tokens");
         const Numbers<int32_t> computed = int32_numbers(num_computed_tokens, "num_computed_tokens");
@@ -345,6 +345,7 @@ CommonBatch make_common_batch(const BatchArguments& given) {
 }
 
 bk::SwapStates to_swap(nb::handle swap_states) {
+  if (!nb::isinstance<nb::callable>(swap_states)) refuse_kind("swap_states", "a function of (i, j)", swap_states);
   return [swap_states](int32_t a, int32_t b) {
     const nb::gil_scoped_acquire gil;
     swap_states(a, b);

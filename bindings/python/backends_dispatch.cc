@@ -9,6 +9,16 @@
 #include "folio/backends/dispatch.hpp"
 
 namespace folio::python {
+namespace {
+
+template <typename Function>
+std::function<Function> to_probe(nb::handle source, const char* name) {
+  if (source.is_none()) return {};
+  if (!nb::isinstance<nb::callable>(source)) refuse_kind(name, "a function or None", source);
+  return nb::cast<std::function<Function>>(source);
+}
+
+}  // namespace
 
 void bind_backends_dispatch(nb::module_& m) {
   using bk::DispatchFacts;
@@ -26,9 +36,8 @@ void bind_backends_dispatch(nb::module_& m) {
           "__init__",
           [](KernelDispatch* self, bk::BackendProfile profile, const bk::ComputeDevice& device, bool batch_invariant,
              std::optional<bool> use_block_table_kernels, bool has_flashinfer_cubin,
-             bool use_flashinfer_fp8_blockscale_gemm, std::function<bool(std::string_view)> has_module,
-             std::function<bool(std::string_view, std::string_view)> has_attribute, std::function<bool()> has_nvcc,
-             std::function<int32_t(int32_t)> probe_artifactory, nb::object log) {
+             bool use_flashinfer_fp8_blockscale_gemm, const nb::object& has_module, const nb::object& has_attribute,
+             const nb::object& has_nvcc, const nb::object& probe_artifactory, nb::object log) {
             DispatchFacts facts;
             facts.profile = profile;
             facts.device = device;
@@ -36,19 +45,18 @@ void bind_backends_dispatch(nb::module_& m) {
             facts.use_block_table_kernels = use_block_table_kernels;
             facts.has_flashinfer_cubin = has_flashinfer_cubin;
             facts.use_flashinfer_fp8_blockscale_gemm = use_flashinfer_fp8_blockscale_gemm;
-            facts.has_module = std::move(has_module);
-            facts.has_attribute = std::move(has_attribute);
-            facts.has_nvcc = std::move(has_nvcc);
-            facts.probe_artifactory = std::move(probe_artifactory);
+            facts.has_module = to_probe<bool(std::string_view)>(has_module, "has_module");
+            facts.has_attribute = to_probe<bool(std::string_view, std::string_view)>(has_attribute, "has_attribute");
+            facts.has_nvcc = to_probe<bool()>(has_nvcc, "has_nvcc");
+            facts.probe_artifactory = to_probe<int32_t(int32_t)>(probe_artifactory, "probe_artifactory");
             if (!log.is_none()) facts.log = bk::LogCallback(to_log(log));
             new (self) KernelDispatch(std::move(facts));
           },
           nb::kw_only(), nb::arg("profile") = bk::BackendProfile::kNative, nb::arg("device") = bk::ComputeDevice{},
           nb::arg("batch_invariant") = false, nb::arg("use_block_table_kernels") = nb::none(),
           nb::arg("has_flashinfer_cubin") = false, nb::arg("use_flashinfer_fp8_blockscale_gemm") = true,
-          nb::arg("has_module").none() = nb::none(), nb::arg("has_attribute").none() = nb::none(),
-          nb::arg("has_nvcc").none() = nb::none(), nb::arg("probe_artifactory").none() = nb::none(),
-          nb::arg("log") = nb::none())
+          nb::arg("has_module") = nb::none(), nb::arg("has_attribute") = nb::none(), nb::arg("has_nvcc") = nb::none(),
+          nb::arg("probe_artifactory") = nb::none(), nb::arg("log") = nb::none())
       .def_prop_ro("profile", &KernelDispatch::profile)
       .def_prop_ro("device", [](const KernelDispatch& self) { return bk::ComputeDevice(self.device()); })
       .def_prop_ro("batch_invariant", &KernelDispatch::batch_invariant)

@@ -379,7 +379,7 @@ void bind_builder(nb::module_& m) {
       .def(
           "reorder_batch",
           [](const std::shared_ptr<Builder>& self, nb::object num_scheduled_tokens, nb::object num_computed_tokens,
-             const nb::callable& swap_states) {
+             const nb::object& swap_states) {
             const Numbers<int32_t> scheduled = int32_numbers(num_scheduled_tokens, "num_scheduled_tokens");
             const Numbers<int32_t> computed = int32_numbers(num_computed_tokens, "num_computed_tokens");
             if (scheduled.on_device() || computed.on_device()) refuse("the numbers of tokens are read on the host");

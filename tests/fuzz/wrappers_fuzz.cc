@@ -277,7 +277,8 @@ void check_prefill(FuzzInput& input) {
       const int64_t full = int64_t{pages.indptr[r + 1]} - pages.indptr[r] - 1;
       kv_lens.push_back(full < 0 || full > 8 || options.page_size < 1 || options.page_size > 8
                             ? 0
-                            : static_cast<int32_t>(full * options.page_size) + std::clamp(pages.last_page_len[r], 0, 8));
+                            : static_cast<int32_t>(full * options.page_size) +
+                                  std::clamp(pages.last_page_len[r], 0, 8));
     }
     const Mask mask = take_mask(input, qo_indptr, kv_lens);
     const bool planned = accepted([&] { wrapper.plan(qo_indptr, pages.view(), options, mask.view()); });

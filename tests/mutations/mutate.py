@@ -46,6 +46,7 @@ TESTS = {
     "backend_selection_test": "tests/backends",
     "folio_scheduler_test": "src/scheduler",
     "folio_kvcache_test": "src/kvcache",
+    "folio_pool_allocation_test": "src/kvcache",
     "folio_kvcache_model_quick_test": "src/kvcache",
     "folio_kernels_generic_cache_test": "src/kernels/cpu/generic/cache",
     "folio_kernels_cuda_common_test": "src/kernels/cuda/common",

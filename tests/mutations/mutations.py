@@ -361,6 +361,9 @@ rule = "prefix cache"
 TREE = KVCACHE + "prefix_tree.cc"
 PREFIXES = KVCACHE + "prefix_cache.cc"
 plant(rule, "prefix-page-not-rounded", TREE, "return equal - equal % options.page_size;", "return equal;")
+plant(rule, "prefix-leaf-lost-without-memory", TREE, "  } catch (...) {\n    drop_node(leaf);\n    throw;", "  } catch (...) {\n    throw;")
+plant(rule, "prefix-room-for-one-leaf-only", TREE, "slots += static_cast<size_t>(at(above).size());", "(void)slots;")
+plant(rule, "prefix-root-stands-alone", PREFIXES, "      tree.drop_root(node);\n", "")
 plant(rule, "prefix-extra-key-ignored", TREE, "roots.find(extra_key);", "roots.begin();\n  (void)extra_key;")
 plant(rule, "prefix-window-ends-on-tombstone", TREE, "return with_copies >= window ? at_end : usable;", "return at_end;")
 plant(rule, "prefix-window-one-more", TREE, "return with_copies >= window ? at_end : usable;",

@@ -9,6 +9,17 @@ FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": 
 CACHE_DTYPES = ("auto", "float16", "bfloat16", *FP8)
 
 
+def with_regular_strides(tensor):
+    """The tensor itself, where dimensions of one element stride as if it were contiguous. torch leaves anything there,
+    for instance with one KV head a rank, and kernels that copy 16 bytes at a time look at every stride."""
+    regular, strides = 1, list(tensor.stride())
+    for dimension in reversed(range(tensor.dim())):
+        if tensor.shape[dimension] == 1:
+            strides[dimension] = regular
+        regular *= tensor.shape[dimension]
+    return tensor.as_strided(tensor.shape, strides, tensor.storage_offset())
+
+
 @dataclass(frozen=True)
 class CacheLayout:
     """How Folio uses a layer's cache in vLLM: [blocks, KV heads, block_size, head_size + head_size_v].
@@ -33,6 +44,7 @@ class CacheLayout:
                              f"{self.page_size}, {width}]")
         if kv_cache.dtype != self.dtype:
             kv_cache = kv_cache.view(self.dtype)  # fp8 caches are allocated as bytes
+        kv_cache = with_regular_strides(kv_cache)
         if self.kv_format == "strided":
             return folio.make_hnd_view(kv_cache[..., :self.head_dim_qk], kv_cache[..., self.head_dim_qk:])
         block, head, token, component = kv_cache.stride()

@@ -10,7 +10,7 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 import folio  # noqa: E402
 import folio_vllm  # noqa: E402
 from folio_vllm.backend import FolioCpuBackend, FolioCudaBackend  # noqa: E402
-from folio_vllm.cache import CacheLayout, scale_of  # noqa: E402
+from folio_vllm.cache import CacheLayout, scale_of, with_regular_strides  # noqa: E402
 from folio_vllm.context import worker_cpus  # noqa: E402
 from folio_vllm.layers import graph_bounds  # noqa: E402
 from folio_vllm.options import Options, options_of  # noqa: E402
@@ -117,6 +117,15 @@ def test_packed_pages_need_a_heads_tokens_side_by_side():
     layout = CacheLayout(KV_HEADS, DIM, DIM, PAGE, torch.bfloat16, "cpu_packed")
     with pytest.raises(ValueError, match="packed pages need the layout LBHNC"):
         layout.view(torch.zeros(4, PAGE, KV_HEADS, 2 * DIM, dtype=torch.bfloat16).transpose(1, 2))
+
+
+def test_dimensions_of_one_element_get_regular_strides():
+    memory = torch.arange(8 * 4096)
+    for heads, strides in ((1, (4096, 3, 128, 1)), (2, (8192, 4096, 128, 1))):
+        odd = memory.as_strided((4, heads, 32, 128), strides)
+        regular = with_regular_strides(odd)
+        assert regular.data_ptr() == odd.data_ptr() and torch.equal(regular, odd)
+        assert regular.stride() == (4096 * heads, 4096, 128, 1)
 
 
 def test_vllm_knows_the_backends():

@@ -91,7 +91,7 @@ class DeviceStep:
         self._tokens = tokens
         self._longest = max_q, max_k
         self.bounds = tuple(_round_up(size) for size in (requests, tokens, max_q, max_k))
-        self.key = self  # a plan on the device is this step's alone
+        self.key = object()  # a plan on the device is this step's alone
 
     def is_that_of(self, given, again):
         same = all(held is array for held, array in zip(self._given, given))
