@@ -21,7 +21,7 @@ endif()
 include(CheckLanguage)
 check_language(CUDA)
 if(CMAKE_CUDA_COMPILER)
-  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     # Ampere with its PTX, which every later part compiles, and Hopper.
     set(CMAKE_CUDA_ARCHITECTURES 80 90a-real)
   endif()

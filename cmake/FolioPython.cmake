@@ -20,7 +20,8 @@ set(folio_python_environment ${PROJECT_SOURCE_DIR}/build/python/bin/python)
 if(NOT Python_EXECUTABLE AND EXISTS ${folio_python_environment})
   set(Python_EXECUTABLE ${folio_python_environment})
 endif()
-find_package(Python 3.9 COMPONENTS Interpreter Development.Module QUIET)
+# SKBUILD_SABI_COMPONENT: scikit-build-core asks for the stable ABI (pyproject.toml, wheel.py-api).
+find_package(Python 3.10 COMPONENTS Interpreter Development.Module ${SKBUILD_SABI_COMPONENT} QUIET)
 if(Python_FOUND)
   execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir OUTPUT_VARIABLE nanobind_ROOT
     OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)

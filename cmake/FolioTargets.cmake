@@ -76,13 +76,15 @@ set(FOLIO_ORACLE_COMPILE_OPTIONS "" CACHE STRING "Compiler options for the oracl
 # The test framework's and JSON's headers are compiled once for all test programs. Not beside a compiler cache, which is as
 # quick on its own and sees through precompiled headers only with settings of its user's.
 # A compiler that cannot use them reads the headers themselves: slower, and no reason to fail.
+option(FOLIO_CACHE_TESTS "Where a compiler launcher is set, test programs use it too; OFF is quicker while the cache is empty" ON)
 set(CMAKE_PCH_WARN_INVALID OFF)
-if(FOLIO_BUILD_TESTS AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+if(FOLIO_BUILD_TESTS AND NOT (CMAKE_CXX_COMPILER_LAUNCHER AND FOLIO_CACHE_TESTS))
   file(CONFIGURE OUTPUT test_headers.cc CONTENT "int main() { return 0; }\n")
   add_executable(folio_test_headers EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/test_headers.cc)
   target_compile_options(folio_test_headers PRIVATE ${FOLIO_TEST_COMPILE_OPTIONS})
   target_link_libraries(folio_test_headers PRIVATE folio_options Threads::Threads GTest::gtest GTest::gmock
                         nlohmann_json::nlohmann_json)
+  set_target_properties(folio_test_headers PROPERTIES CXX_COMPILER_LAUNCHER "")
   target_precompile_headers(folio_test_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h> <nlohmann/json.hpp>)
 endif()
 
@@ -98,6 +100,7 @@ function(folio_use_test_options target)
   endif()
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${FOLIO_TEST_COMPILE_OPTIONS}>")
   if(TARGET folio_test_headers)
+    set_target_properties(${target} PROPERTIES CXX_COMPILER_LAUNCHER "")
     target_precompile_headers(${target} REUSE_FROM folio_test_headers)
   endif()
 endfunction()

@@ -101,6 +101,7 @@ need_checks() {
   need_command clang-format clang-format
   need_command clang-tidy clang-tidy
   need_command gcovr gcovr
+  need_command ccache ccache
 }
 
 [ $# -gt 0 ] || set -- build

@@ -1,9 +1,9 @@
 #include "array.hpp"
 
-#include <cstring>
 #include <utility>
 
 #include "folio/types/error.hpp"
+#include "signature.hpp"
 
 namespace folio::python {
 namespace {
@@ -32,10 +32,6 @@ Place place_of(const nb::ndarray<nb::ro>& memory) {
   return place;
 }
 
-std::string python_type(nb::handle source) {
-  return nb::cast<std::string>(nb::str(source.type().attr("__name__")));
-}
-
 /// numpy has no bfloat16 and no fp8; ml_dtypes adds them, but such arrays export neither DLPack nor a buffer. A view of
 /// the same memory as integers does.
 DType ml_dtype(nb::handle source, const char** integers) {
@@ -53,32 +49,22 @@ DType ml_dtype(nb::handle source, const char** integers) {
   return DType::kUnset;
 }
 
-/// Whether a subclass of numpy's array hides elements, as numpy.ma's does: the memory says nothing of that.
-bool is_masked(nb::handle source) {
-  const PyTypeObject* type = Py_TYPE(source.ptr());
-  const nb::handle bases(type->tp_mro);
-  constexpr const char* kNumpyArray = "numpy.ndarray";
-  if (!bases.is_valid() || std::strcmp(type->tp_name, kNumpyArray) == 0) return false;
-  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
-    const auto* base_type = reinterpret_cast<const PyTypeObject*>(base.ptr());
-    if (std::strcmp(base_type->tp_name, kNumpyArray) == 0) return nb::hasattr(source, "mask");
+/// numpy's array type; null where the process has not imported numpy.
+PyTypeObject* numpy_array_type() {
+  static PyObject* type = nullptr;  // kept for good, as numpy itself is
+  if (type == nullptr) {
+    const nb::object numpy = nb::steal(PyImport_GetModule(nb::str("numpy").ptr()));
+    if (numpy.is_valid() && nb::hasattr(numpy, "ndarray")) type = nb::object(numpy.attr("ndarray")).release().ptr();
   }
-  return false;
+  return reinterpret_cast<PyTypeObject*>(type);
 }
 
-/// By the name of the package that the array's class, or one it is derived from, comes from.
-Library library_of(nb::handle source) {
-  const nb::handle bases(Py_TYPE(source.ptr())->tp_mro);
-  if (!bases.is_valid()) return Library::kNone;
-  for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
-    const nb::object module = nb::getattr(base, "__module__", nb::none());
-    if (!nb::isinstance<nb::str>(module)) continue;
-    const std::string name = nb::cast<std::string>(module);
-    const std::string package = name.substr(0, name.find('.'));
-    if (package == "torch") return Library::kTorch;
-    if (package == "cupy") return Library::kCupy;
-  }
-  return Library::kNone;
+/// Whether a subclass of numpy's array hides elements, as numpy.ma's does: the memory says nothing of that.
+bool is_masked(nb::handle source) {
+  PyTypeObject* const type = Py_TYPE(source.ptr());
+  PyTypeObject* const numpy = numpy_array_type();
+  if (numpy == nullptr || type == numpy || PyType_IsSubtype(type, numpy) == 0) return false;
+  return nb::hasattr(source, "mask");
 }
 
 /// Why the array's own `__dlpack__` failed ("Can't export tensors that require gradient"), for the message.
@@ -92,7 +78,34 @@ std::string export_failure(nb::handle source) {
   return "its __dlpack__ gives no tensor that can be read";
 }
 
-bool take(nb::handle source, Access access, Array& array) {
+/// Whether the object says that it requires a gradient. Said here, because some ways of exporting a torch tensor do not
+/// mind.
+bool requires_grad(nb::handle source) {
+  static PyObject* const kName = PyUnicode_InternFromString("requires_grad");
+  const nb::object answer = nb::steal(PyObject_GetAttr(source.ptr(), kName));
+  if (!answer.is_valid()) PyErr_Clear();
+  return answer.is_valid() && nb::cast<bool>(answer);
+}
+
+/// torch's lazy negation, as of `x.conj().imag`: the memory holds the other sign.
+bool is_negated(nb::handle source) {
+  static PyObject* const kName = PyUnicode_InternFromString("is_neg");
+  const nb::object answer = nb::steal(PyObject_CallMethodObjArgs(source.ptr(), kName, nullptr));
+  if (!answer.is_valid()) PyErr_Clear();
+  return answer.is_valid() && nb::cast<bool>(answer);
+}
+
+bool take_exchanged(nb::handle source, const ArrayType& type, Array& array) {
+  Exchanged exchanged;
+  if (type.exchange == nullptr || !export_array(*type.exchange, source, &exchanged)) return false;
+  array.memory = std::move(exchanged.memory);
+  array.data = const_cast<void*>(array.memory.data());  // writes are refused by `writable`
+  array.writable = exchanged.writable;
+  return true;
+}
+
+bool take(nb::handle source, const ArrayType& type, Access access, Array& array) {
+  if (take_exchanged(source, type, array)) return true;
   if (access != Access::kRead) {
     nb::ndarray<> writable;
     if (nb::try_cast(source, writable, false)) {
@@ -121,44 +134,51 @@ Array borrow_vector(nb::handle source, const std::string& name, nb::dlpack::dtyp
 
 }  // namespace
 
+Library library_of(nb::handle source) {
+  return array_type_of(source).library;
+}
+
 void refuse(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+void refuse_kind(const std::string& name, const std::string& expected, nb::handle given) {
+  throw nb::type_error((name + ": expected " + expected + ", got " + describe_value(given)).c_str());
 }
 
 Array borrow(nb::handle source, const std::string& name, Access access) {
   Array array;
   array.name = name;
   if (source.is_none()) refuse(name + " is None; an array is needed");
-  // Said here, because some ways of exporting a torch tensor do not mind.
-  if (nb::hasattr(source, "requires_grad") && nb::cast<bool>(source.attr("requires_grad"))) {
-    refuse(name + " requires a gradient, which Folio does not compute; detach it");
+  const ArrayType type = array_type_of(source);
+  if (!type.plain_numpy) {
+    if (requires_grad(source)) refuse(name + " requires a gradient, which Folio does not compute; detach it");
+    if (is_masked(source)) refuse(name + " is a masked array, and Folio would not see its mask; give its data");
+    if (type.library == Library::kTorch && is_negated(source)) {
+      refuse(name + " is negated lazily, and Folio would not see its sign; give resolve_neg()");
+    }
   }
-  if (is_masked(source)) refuse(name + " is a masked array, and Folio would not see its mask; give its data");
-  if (!take(source, access, array)) {
+  if (!take(source, type, access, array)) {
     const char* integers = nullptr;
     array.dtype = ml_dtype(source, &integers);
-    if (array.dtype == DType::kUnset || !take(source.attr("view")(integers), access, array)) {
-      refuse(name + " is a " + python_type(source) + " that cannot be borrowed: " + export_failure(source));
+    if (array.dtype == DType::kUnset || !take(source.attr("view")(integers), type, access, array)) {
+      refuse(name + ": expected an array, got " + describe_value(source) + ": " + export_failure(source));
     }
   }
   array.element = array.memory.dtype();
   if (array.dtype == DType::kUnset) array.dtype = float_type(array.element);
   array.place = place_of(array.memory);
-  if (array.place.cuda) array.library = library_of(source);
+  if (array.data == nullptr && array.memory.size() != 0) refuse(name + " has a shape but no memory");
+  if (array.place.cuda) {
+    array.library = type.library;
+    array.exchange = type.exchange;
+  }
   if (access == Access::kWrite && !array.writable) refuse(name + " is read-only, and Folio would write to it");
   const auto bytes = static_cast<uintptr_t>(array.element.bits) / 8;
   if (bytes != 0 && reinterpret_cast<uintptr_t>(array.data) % bytes != 0) {
     refuse(name + " is not aligned to its elements of " + std::to_string(bytes) + " bytes");
   }
   return array;
-}
-
-Array borrow_int32(nb::handle source, const std::string& name) {
-  return borrow_vector(source, name, nb::dtype<int32_t>());
-}
-
-Array borrow_int64(nb::handle source, const std::string& name) {
-  return borrow_vector(source, name, nb::dtype<int64_t>());
 }
 
 Array borrow_bytes(nb::handle source, const std::string& name) {
@@ -208,6 +228,20 @@ DType float_type(nb::dlpack::dtype element) {
   if (element.code == kDlFloat8E4M3Fn && element.bits == 8) return DType::kFloat8E4M3;
   if (element.code == kDlFloat8E5M2 && element.bits == 8) return DType::kFloat8E5M2;
   return DType::kUnset;
+}
+
+nb::dlpack::dtype element_of(DType dtype) {
+  const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat16: return {kDlFloat, bits, 1};
+    case DType::kBFloat16: return {kDlBfloat, bits, 1};
+    case DType::kFloat8E4M3: return {kDlFloat8E4M3Fn, bits, 1};
+    case DType::kFloat8E5M2: return {kDlFloat8E5M2, bits, 1};
+    case DType::kFloat4E2M1x2:
+    case DType::kUnset: break;
+  }
+  return {kDlUInt, 8, 1};
 }
 
 std::string element_text(nb::dlpack::dtype element) {

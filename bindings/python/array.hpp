@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "exchange.hpp"
 #include "folio/context.hpp"
 #include "folio/types/tensor_view.hpp"
 #include "names.hpp"
@@ -31,9 +32,6 @@ struct Place {
   int32_t dlpack_type = 0;
 };
 
-/// The array libraries that have a current stream.
-enum class Library : uint8_t { kNone, kTorch, kCupy };
-
 /// An array of numpy, torch or whoever else speaks DLPack or the buffer protocol: borrowed, never copied. It keeps the
 /// array's memory alive and where it is. The GIL must be held to copy or destroy one.
 struct Array {
@@ -44,7 +42,8 @@ struct Array {
   DType dtype = DType::kUnset;
   Place place;
   bool writable = false;
-  Library library = Library::kNone;  ///< of arrays on a GPU; host arrays have no stream to follow
+  Library library = Library::kNone;       ///< of arrays on a GPU; host arrays have no stream to follow
+  const ExchangeApi* exchange = nullptr;  ///< likewise: its library's, where it has one
 
   int64_t rank() const { return static_cast<int64_t>(memory.ndim()); }
   int64_t size(int64_t dimension) const { return static_cast<int64_t>(memory.shape(static_cast<size_t>(dimension))); }
@@ -60,11 +59,18 @@ struct Array {
 /// Throws Error(kInvalidArgument) where `source` is no array, has a mask, or is read-only where it would be written.
 Array borrow(nb::handle source, const std::string& name, Access access = Access::kRead);
 
-/// A vector of plain numbers, packed: [n] of exactly this type. Throws Error(kInvalidArgument).
-Array borrow_int32(nb::handle source, const std::string& name);
+/// Integers (integers.cc): a packed vector of this type, or a matrix of it with any strides, is borrowed. An array of
+/// the other of int32 and int64, and a list or tuple, are copied: on the host by Folio, on a GPU by the array's
+/// library. Throws Error(kInvalidArgument), naming the element on the host that 32 bits do not hold.
+Array borrow_int32(nb::handle source, const std::string& name, int32_t rank = 1);
 Array borrow_int64(nb::handle source, const std::string& name);
+
+/// A vector of plain numbers, packed: [n] of exactly this type. Throws Error(kInvalidArgument).
 Array borrow_bytes(nb::handle source, const std::string& name);
 Array borrow_float32(nb::handle source, const std::string& name, int32_t rank = 1);
+
+/// By the name of the package that the array's class, or one it is derived from, comes from.
+Library library_of(nb::handle source);
 
 /// "CPU" or "CUDA device 1".
 std::string describe(const Device& device);
@@ -76,12 +82,17 @@ void require_on(const Device& device, const std::vector<Array>& arrays);
 
 /// Throws Error(kInvalidArgument) with the parts put together as its message.
 [[noreturn]] void refuse(const std::string& message);
+/// Throws a TypeError: "workspace: expected a folio.Workspace or None, got 3".
+[[noreturn]] void refuse_kind(const std::string& name, const std::string& expected, nb::handle given);
 
 /// "[2, 8, 64]"
 std::string shape_text(const Array& array);
 
 /// The float type of an element as DLPack names it; kUnset for those that are none of Folio's.
 DType float_type(nb::dlpack::dtype element);
+
+/// The inverse; two 4-bit values are a byte.
+nb::dlpack::dtype element_of(DType dtype);
 
 /// "float32", "uint16" and so on.
 std::string element_text(nb::dlpack::dtype element);

@@ -1,61 +1,17 @@
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <shared_mutex>
 #include <string>
 
 #include "folio/reference.hpp"
 #include "folio/types/error.hpp"
 #include "gil.hpp"
-#include "host_copies.hpp"
-#include "views.hpp"
+#include "masks.hpp"
+#include "plan.hpp"
+#include "repr.hpp"
 
 namespace folio::python {
 namespace {
-
-/// PlanBuffer, safe to share between Python's threads: planning waits for the runs that read its plans, and they for
-/// it.
-struct Buffer {
-  explicit Buffer(const AttentionOp& made_for) : op(made_for), buffer(make_plan_buffer(made_for)) {}
-  AttentionOp op;
-  PlanBuffer buffer;
-  std::shared_mutex mutex;
-};
-
-/// AttentionPlan. Keeps its buffer, its batch, and on a GPU the lengths that the stream may still have to read.
-struct Plan {
-  AttentionPlan plan;
-  std::shared_ptr<Buffer> buffer;
-  BatchCopy batch;
-  std::vector<Array> lengths;
-};
-
-struct FreeMemory {
-  void operator()(void* memory) const noexcept { std::free(memory); }
-};
-
-/// Workspace: memory of its own on the host, or an array's.
-struct Scratch {
-  Workspace view;
-  std::unique_ptr<void, FreeMemory> owned;
-  std::vector<Array> arrays;
-};
-
-constexpr size_t kWorkspaceAlignment = 256;
-
-Scratch make_scratch(size_t bytes) {
-  Scratch scratch;
-  const size_t rounded = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  if (rounded >= bytes) {
-    scratch.owned.reset(std::aligned_alloc(kWorkspaceAlignment, std::max(rounded, kWorkspaceAlignment)));
-  }
-  if (scratch.owned == nullptr) {
-    throw Error(ErrorCode::kOutOfMemory, "no host memory for a workspace of " + std::to_string(bytes) + " bytes");
-  }
-  scratch.view = {scratch.owned.get(), bytes};
-  return scratch;
-}
 
 Scratch borrow_scratch(nb::handle memory) {
   Scratch scratch;
@@ -66,13 +22,6 @@ Scratch borrow_scratch(nb::handle memory) {
   scratch.view = {array.data, static_cast<size_t>(array.size(0))};
   scratch.arrays = {std::move(array)};
   return scratch;
-}
-
-void require_on(const Device& device, const Scratch& scratch) {
-  if (scratch.owned != nullptr && device.type != DeviceType::kCpu) {
-    refuse("workspace is host memory; the context is " + describe(device) + ": give an array that lies there");
-  }
-  python::require_on(device, scratch.arrays);
 }
 
 /// Lengths may lie on the host for a GPU too; what lies on a device must lie on this one.
@@ -98,18 +47,13 @@ Plan make_plan(const AttentionOp& op, const Batch& batch, std::shared_ptr<Buffer
 /// What views without sizes cannot say: the C++ API takes these arrays by their address.
 void check_extents(const AttentionConfig& config, const BatchCopy& batch, const Args& args) {
   const auto heads = int64_t{config.num_q_heads};
-  const int32_t num_tokens = batch.view().num_tokens;
   const int32_t num_requests = batch.view().num_requests;
   require_offsets(batch, args);
-  if (args.lse && (args.lse->size(0) != num_tokens || args.lse->size(1) != heads)) {
-    refuse("lse is " + shape_text(*args.lse) + "; it must be [" + std::to_string(num_tokens) + ", " +
-           std::to_string(heads) + "]");
-  }
-  for (const auto* vector : {&args.alibi_slopes, &args.sinks}) {
-    if (*vector && (*vector)->size(0) != heads) {
-      refuse((*vector)->name + " has " + std::to_string((*vector)->size(0)) + " entries; there are " +
-             std::to_string(heads) + " q heads");
-    }
+  require_lse(args.lse, batch.view().num_tokens, heads);
+  require_heads(args.alibi_slopes, heads);
+  require_heads(args.sinks, heads);
+  if (!args.mask_shapes.empty() && batch.view().where == Where::kHost) {
+    require_equal_shapes(mask_shapes(batch.view()), args.mask_shapes, "custom_mask");
   }
   require_extent(args.q_scale, "q_scale", config.num_kv_heads, num_requests);
   require_extent(args.out_scale, "out_scale", config.num_kv_heads, num_requests);
@@ -224,56 +168,47 @@ nb::tuple reference_attention(const AttentionConfig& config, const Batch& batch,
                         to_numpy(std::move(lse), {tokens, heads}));
 }
 
-ContextOptions context_options(int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma,
-                               bool validate_tables) {
-  ContextOptions options;
-  options.num_threads = num_threads;
-  options.force_kernel = force_kernel;
-  options.allow_fp8_mma = allow_fp8_mma;
-  options.validate_tables = validate_tables;
-  return options;
-}
-
 void bind_handles(nb::module_& m) {
-  nb::class_<Context>(m, "Context", "A device with its threads. Immutable; safe to use from several threads at once.")
-      .def_static(
-          "cpu",
-          [](int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma, bool validate_tables) {
-            const ReleasedGil released;
-            return Context::cpu(context_options(num_threads, force_kernel, allow_fp8_mma, validate_tables));
-          },
-          nb::kw_only(), nb::arg("num_threads") = 0, nb::arg("force_kernel") = "", nb::arg("allow_fp8_mma") = false,
-          nb::arg("validate_tables") = false)
-      .def_static(
-          "cuda",
-          [](int32_t index, int32_t num_threads, const std::string& force_kernel, bool allow_fp8_mma,
-             bool validate_tables) {
-            const ReleasedGil released;
-            return Context::cuda(index, context_options(num_threads, force_kernel, allow_fp8_mma, validate_tables));
-          },
-          nb::arg("index"), nb::kw_only(), nb::arg("num_threads") = 0, nb::arg("force_kernel") = "",
-          nb::arg("allow_fp8_mma") = false, nb::arg("validate_tables") = false,
-          "validate_tables: every run first checks, on the device, the page ids that it will read, and waits for that.")
-      .def_prop_ro("device", &Context::device)
-      .def_prop_ro("concurrency", &Context::concurrency);
-  nb::class_<AttentionOp>(m, "AttentionOp", "A kernel chosen for a configuration; made by prepare.")
-      .def_prop_ro("config", [](const AttentionOp& op) { return AttentionConfig(op.config()); })
-      .def_prop_ro("kernel_name", &AttentionOp::kernel_name)
+  nb::class_<AttentionOp> op(m, "AttentionOp", "A kernel chosen for a configuration; made by prepare. Immutable.");
+  op.def_prop_ro(
+        "config", [](const AttentionOp& self) { return AttentionConfig(self.config()); },
+        "A copy of the configuration, with what was left to a default filled in.")
+      .def_prop_ro("kernel_name", &AttentionOp::kernel_name, "The kernel's name, as force_kernel takes it.")
       .def_prop_ro("fp8_mma", &AttentionOp::fp8_mma, "Whether fp8 is multiplied as it is.")
-      .def_prop_ro("context", [](const AttentionOp& op) { return Context(op.context()); });
-  nb::class_<Buffer>(m, "PlanBuffer", "Memory that plans are made into: one per op and plan in flight.");
-  nb::class_<Plan>(m, "AttentionPlan", "One step's work, valid until its buffer is planned into again.")
-      .def_prop_ro("num_requests", [](const Plan& plan) { return plan.batch.view().num_requests; })
-      .def_prop_ro("num_tokens", [](const Plan& plan) { return plan.batch.view().num_tokens; });
-  nb::class_<Scratch>(m, "Workspace",
-                      "Scratch memory of run, 256-byte aligned: a number of bytes allocates it on the host; a uint8 "
-                      "array is borrowed. Runs that may overlap need one each.")
+      .def_prop_ro(
+          "context", [](const AttentionOp& self) { return Context(self.context()); }, "Its Context.")
+      .def(
+          "__eq__",
+          [](const AttentionOp& op, const nb::object& other) {
+            const AttentionOp* second = nullptr;
+            return nb::try_cast(other, second, false) && second != nullptr &&
+                   op.shared_state() == second->shared_state();
+          },
+          nb::arg("other").none(), "Whether both are of one call of prepare.")
+      .def("__hash__", [](const AttentionOp& op) { return reinterpret_cast<intptr_t>(op.shared_state().get()) >> 4; });
+  bind_repr(op);
+  nb::class_<Buffer> buffer(
+      m, "PlanBuffer", "Memory that plans are made into: one per op and plan in flight; made by make_plan_buffer.");
+  bind_repr(buffer);
+  nb::class_<Plan> plan(m, "AttentionPlan", "One step's work, valid until its buffer is planned into again.");
+  plan.def_prop_ro(
+          "num_requests", [](const Plan& self) { return self.batch.view().num_requests; }, "Requests of the batch.")
+      .def_prop_ro(
+          "num_tokens", [](const Plan& self) { return self.batch.view().num_tokens; }, "Rows of q and out.");
+  bind_repr(plan);
+  nb::class_<Scratch> workspace(
+      m, "Workspace",
+      "Scratch memory of run, 256-byte aligned: a number of bytes allocates it on the host; a uint8 array is borrowed. "
+      "On a GPU it must be an array there. Runs that may overlap need one each. See workspace_size.");
+  bind_repr(workspace);
+  workspace
       .def(
           "__init__", [](Scratch* self, size_t bytes) { new (self) Scratch(make_scratch(bytes)); }, nb::arg("bytes"))
       .def(
           "__init__", [](Scratch* self, nb::object memory) { new (self) Scratch(borrow_scratch(memory)); },
           nb::arg("memory"))
-      .def_prop_ro("bytes", [](const Scratch& self) { return self.view.bytes; });
+      .def_prop_ro(
+          "bytes", [](const Scratch& self) { return self.view.bytes; }, "Its size in bytes.");
 }
 
 void bind_choice(nb::module_& m) {
@@ -283,24 +218,65 @@ void bind_choice(nb::module_& m) {
         return prepare(context, config, options);
       },
       nb::arg("context"), nb::arg("config"), nb::arg("options") = PrepareOptions{},
-      "Picks the kernel for a configuration. Slow; once per group of layers.");
+      "Picks the kernel for a configuration. Slow, microseconds to milliseconds; once per group of layers. Raises "
+      "InvalidArgument where no configuration is like this, folio.Error (UNSUPPORTED) with every kernel's reason where "
+      "none takes it.");
   m.def("explain", &explain, nb::arg("context"), nb::arg("config"),
-        "Every kernel, in order of preference, and what it says to the configuration.");
+        "A KernelAnswer of every kernel for the context's device, in order of preference. Raises InvalidArgument for "
+        "invalid configurations.");
   m.def("recommended_kv_format", &recommended_kv_format, nb::arg("config"), nb::arg("context"),
-        "The KV format and page size that run fastest here.");
-  m.def("cpu_features", &cpu_features, "The instruction sets that both the CPU and the OS grant this process.");
+        "The KV format and page size that run fastest here, a KvFormatAdvice: what an engine should allocate.");
 }
 
 }  // namespace
+
+std::string text_of(const Buffer& buffer) {
+  return "plans of " + python::text_of(buffer.op);
+}
+
+std::string text_of(const Plan& plan) {
+  const BatchView batch = plan.batch.view();
+  return count_of(batch.num_requests, "request") + ", " + count_of(batch.num_tokens, "token") + ", " +
+         count_of(static_cast<int64_t>(batch.segments.size()), "segment") + ", of " + python::text_of(plan.buffer->op);
+}
+
+std::string text_of(const Scratch& scratch) {
+  return count_of(static_cast<int64_t>(scratch.view.bytes), "byte") +
+         (scratch.owned != nullptr ? " of its own, on the CPU" : ", on " + describe(scratch.arrays.front().place));
+}
+
+Scratch make_scratch(size_t bytes) {
+  constexpr size_t kWorkspaceAlignment = 256;
+  Scratch scratch;
+  const size_t rounded = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  if (rounded >= bytes) {
+    scratch.owned.reset(std::aligned_alloc(kWorkspaceAlignment, std::max(rounded, kWorkspaceAlignment)));
+  }
+  if (scratch.owned == nullptr) {
+    throw Error(ErrorCode::kOutOfMemory, "no host memory for a workspace of " + std::to_string(bytes) + " bytes");
+  }
+  scratch.view = {scratch.owned.get(), bytes};
+  return scratch;
+}
+
+void require_on(const Device& device, const Scratch& scratch) {
+  if (scratch.owned != nullptr && device.type != DeviceType::kCpu) {
+    refuse("workspace is host memory; the context is " + describe(device) + ": give an array that lies there");
+  }
+  require_on(device, scratch.arrays);
+}
 
 void bind_attention(nb::module_& m) {
   bind_handles(m);
   bind_choice(m);
   m.def(
-      "make_plan_buffer", [](const AttentionOp& op) { return std::make_shared<Buffer>(op); }, nb::arg("op"));
-  m.def("plan", &make_plan, nb::arg("op"), nb::arg("batch"), nb::arg("buffer"), nb::arg("stream") = nb::none(),
-        "Plans one step; reads lengths only. Plans made into the buffer before become stale. On a GPU a plan and its "
-        "runs belong to one stream: see current_stream for the one that is left out.");
+      "make_plan_buffer", [](const AttentionOp& op) { return std::make_shared<Buffer>(op); }, nb::arg("op"),
+      "Memory for plans of this op, a PlanBuffer: it holds one plan at a time.");
+  m.def(
+      "plan", &make_plan, nb::arg("op"), nb::arg("batch"), nb::arg("buffer"), nb::arg("stream") = nb::none(),
+      "Plans one step of a BatchView into `buffer`: an AttentionPlan for all layers. Reads lengths only, O(requests). "
+      "Plans made into the buffer before become stale. On a GPU a plan and its runs belong to one stream: see "
+      "current_stream for the one that is left out. Raises InvalidArgument with the request's number.");
   m.def(
       "check_plans",
       [](Buffer& buffer) {
@@ -310,21 +286,20 @@ void bind_attention(nb::module_& m) {
       },
       nb::arg("buffer"),
       "Raises InvalidArgument if a plan of device lengths met a request that it could not plan: wrong lengths, or "
-      "beyond "
-      "the op's bounds. Its results are zeros. The error names the request and is raised once; the next plan raises it "
-      "too. Waits for nothing: it knows what the GPU has done so far, so synchronise first to know about a replay. On "
-      "a "
-      "CPU there is nothing to report.");
+      "beyond the op's bounds. Its results are zeros. The error names the request and is raised once; the next plan "
+      "raises it too. Waits for nothing: it knows what the GPU has done so far, so synchronise first to know about a "
+      "replay. On a CPU there is nothing to report.");
   m.def(
       "summary", [](const Plan& plan) { return with_plan(plan, [](const AttentionPlan& p) { return summary(p); }); },
-      nb::arg("plan"));
+      nb::arg("plan"),
+      "A PlanSummary of what a plan holds. Raises folio.Error: STALE_PLAN, or UNSUPPORTED for a plan made on a GPU.");
   m.def(
       "workspace_size", [](const AttentionOp& op) { return workspace_size(op); }, nb::arg("op"),
       "Bytes that suffice for every plan of this op without shared segments; with bounds, for every plan within them.");
   m.def(
       "workspace_size",
       [](const Plan& plan) { return with_plan(plan, [](const AttentionPlan& p) { return workspace_size(p); }); },
-      nb::arg("plan"));
+      nb::arg("plan"), "Bytes of workspace that this plan needs.");
   m.def(
       "init_workspace",
       [](const AttentionOp& op, const Scratch& workspace, nb::object stream) {
@@ -332,15 +307,18 @@ void bind_attention(nb::module_& m) {
         init_workspace(op, workspace.view, to_stream(stream, op.context().device(), {&workspace.arrays}));
       },
       nb::arg("op"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
-      "To be called once on fresh workspace memory.");
+      "To be called once on fresh workspace memory, before the first run.");
+  m.def("run", &run_plan, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
+        "Attention of one layer: AttentionArgs, into their out and lse. Nothing is allocated. On a CPU page ids are "
+        "checked too, and the ids that were checked are used, whatever other threads write meanwhile. On a GPU tables "
+        "and offsets (ragged.indptr) are trusted, and the arrays must stay as they are until the stream has passed; a "
+        "stream left out is current_stream's. Raises InvalidArgument naming the argument, folio.Error (STALE_PLAN, "
+        "WORKSPACE_TOO_SMALL).");
   m.def(
-      "run", &run_plan, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
-      "Attention of one layer, into args.out. On a CPU page ids are checked too, and the ids that were checked are "
-      "used, whatever other threads write meanwhile. On a GPU tables and offsets (ragged.indptr) are trusted, and the "
-      "arrays must stay as they are until the stream has passed; a stream left out is current_stream's.");
-  m.def("validate", &validate_run, nb::arg("plan"), nb::arg("args"),
-        "Checks every page id that run would read, and that tables and offsets are long enough. On a GPU it copies the "
-        "tables to the host and waits; plans of device lengths are refused.");
+      "validate", &validate_run, nb::arg("plan"), nb::arg("args"),
+      "Checks every page id that run would read, and that tables and offsets are long enough. On a GPU it copies the "
+      "tables to the host and waits; plans of device lengths are refused. Raises InvalidArgument naming the first bad "
+      "entry.");
   m.def("reference_attention", &reference_attention, nb::arg("config"), nb::arg("batch"), nb::arg("args"),
         "The float64 oracle: (out [tokens, q heads, head_dim_v], lse [tokens, q heads] in base e) as numpy arrays; 0 "
         "and -inf for padding. For checking results; slow. Takes what prepare and run take.");

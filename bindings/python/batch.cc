@@ -1,6 +1,8 @@
 #include <string>
 
-#include "views.hpp"
+#include "block_scale.hpp"
+#include "masks.hpp"
+#include "repr.hpp"
 
 namespace folio::python {
 namespace {
@@ -142,16 +144,24 @@ SegmentArg make_segment_arg(const Cache* cache, const Table* table, const Ragged
 
 Args make_args(nb::handle q, nb::handle out, const std::vector<SegmentArg>& segments, nb::handle lse, float sm_scale,
                float logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks, nb::handle q_scale,
-               nb::handle out_scale, nb::handle custom_mask) {
+               nb::handle out_scale, nb::handle custom_mask, const RopeArgs& rope, const BlockScale* out_block_scale) {
   Args args;
+  args.view.rope = rope;
   const auto keep = [&args](Array array) { args.arrays.push_back(std::move(array)); };
   Tensor queries = to_tensor(q, "q", Access::kRead);
   args.view.q = queries.view;
   keep(std::move(queries.array));
   if (!out.is_none()) {
-    Tensor outputs = to_tensor(out, "out", Access::kWrite);
+    const bool bare = out_block_scale != nullptr && !nb::isinstance<Tensor>(out);
+    Tensor outputs =
+        bare ? make_tensor(out, DType::kFloat4E2M1x2, "out", Access::kWrite) : to_tensor(out, "out", Access::kWrite);
     args.view.out = outputs.view;
     keep(std::move(outputs.array));
+  }
+  if (out_block_scale != nullptr) {
+    const BlockScale factors = block_scale_of(*out_block_scale, args.view.out, "out_block_scale", Access::kWrite);
+    args.view.out_block_scale = {factors.array.data, factors.first_row};
+    keep(factors.array);
   }
   Lse lse_arg = to_lse(lse, "lse");
   args.view.lse = lse_arg.view;
@@ -177,7 +187,13 @@ Args make_args(nb::handle q, nb::handle out, const std::vector<SegmentArg>& segm
     if (scale->array) keep(*scale->array);
   }
   if (!custom_mask.is_none()) {
-    Array bits = borrow_bytes(custom_mask, "custom_mask");
+    nb::object given = nb::borrow(custom_mask);
+    if (is_unpacked_mask(custom_mask)) {
+      PackedMask packed = pack_mask(custom_mask, "custom_mask");
+      given = std::move(packed.bits);
+      args.mask_shapes = std::move(packed.shapes);
+    }
+    Array bits = borrow_bytes(given, "custom_mask");
     args.view.custom_mask = static_cast<const uint8_t*>(bits.data);
     args.view.custom_mask_bytes = bits.size(0);
     keep(std::move(bits));
@@ -194,34 +210,50 @@ Args make_args(nb::handle q, nb::handle out, const std::vector<SegmentArg>& segm
 }
 
 void bind_lengths(nb::module_& m) {
-  nb::class_<Segment>(m, "KvSegment",
-                      "One part of every request's keys: int32 lengths, one a request or, with group_indptr, one a "
-                      "group of requests that share it. A first_pos left out begins each row where the request's "
-                      "segment before ends.")
-      .def(
-          "__init__",
-          [](Segment* self, nb::object kv_len, KvSource source, nb::object first_pos, nb::object group_indptr,
-             SegmentMask mask, const KvShard& shard) {
-            new (self) Segment(make_segment(kv_len, source, first_pos, group_indptr, mask, shard));
-          },
-          nb::arg("kv_len"), nb::kw_only(), nb::arg("source") = KvSource::kPaged, nb::arg("first_pos") = nb::none(),
-          nb::arg("group_indptr") = nb::none(), nb::arg("mask") = SegmentMask::kAsConfig, nb::arg("shard") = KvShard{});
-  nb::class_<CustomMaskArg>(m, "CustomMask", "The shape of a batch's custom masks; the bits are AttentionArgs'.")
-      .def(
-          "__init__",
-          [](CustomMaskArg* self, CustomMaskScope scope, nb::object tail_len) {
-            CustomMaskArg mask;
-            mask.view.scope = scope;
-            if (!tail_len.is_none()) {
-              mask.tail_len = borrow_int32(tail_len, "custom_mask.tail_len");
-              mask.view.tail_len = ints(*mask.tail_len);
-            }
-            new (self) CustomMaskArg(std::move(mask));
-          },
-          nb::kw_only(), nb::arg("scope") = CustomMaskScope::kAll, nb::arg("tail_len") = nb::none());
-  nb::class_<Batch>(m, "BatchView",
-                    "One step's batch: lengths only, all on the host or all on one GPU. num_tokens defaults to "
-                    "cu_q's last entry on the host and must be given on a GPU.")
+  nb::class_<Segment> segment(
+      m, "KvSegment",
+      "One part of every request's keys: `kv_len` [rows] tokens, one row a request or, with `group_indptr` [rows + 1], "
+      "one a group of neighbouring requests that share it. `first_pos` [rows] is the position of each row's first "
+      "token; left out, a row begins where the request's segment before ends. Integers are int32, or int64 or lists, "
+      "which are copied once.");
+  bind_repr(segment);
+  segment.def(
+      "__init__",
+      [](Segment* self, nb::object kv_len, KvSource source, nb::object first_pos, nb::object group_indptr,
+         SegmentMask mask, const KvShard& shard) {
+        new (self) Segment(make_segment(kv_len, source, first_pos, group_indptr, mask, shard));
+      },
+      nb::arg("kv_len"), nb::kw_only(), nb::arg("source") = KvSource::kPaged, nb::arg("first_pos") = nb::none(),
+      nb::arg("group_indptr") = nb::none(), nb::arg("mask") = SegmentMask::kAsConfig, nb::arg("shard") = KvShard{});
+  nb::class_<CustomMaskArg> mask_class(
+      m, "CustomMask",
+      "The shape of a batch's custom masks; the bits are AttentionArgs'. A request's columns are all its keys, or with "
+      "scope \"tail\" its last tail_len[r] ones; earlier keys are then visible. tail_len is [requests].");
+  mask_class.def("__repr__", [](const CustomMaskArg& self) {
+    return "<folio.CustomMask: " + lower_name(self.view.scope) +
+           (self.tail_len ? ", " + count_of(self.tail_len->size(0), "request") : "") + ">";
+  });
+  mask_class.def(
+      "__init__",
+      [](CustomMaskArg* self, CustomMaskScope scope, nb::object tail_len) {
+        CustomMaskArg mask;
+        mask.view.scope = scope;
+        if (!tail_len.is_none()) {
+          mask.tail_len = borrow_int32(tail_len, "custom_mask.tail_len");
+          mask.view.tail_len = ints(*mask.tail_len);
+        }
+        new (self) CustomMaskArg(std::move(mask));
+      },
+      nb::kw_only(), nb::arg("scope") = CustomMaskScope::kAll, nb::arg("tail_len") = nb::none());
+  nb::class_<Batch> batch_class(
+      m, "BatchView",
+      "One step's batch: lengths only, all on the host or all on one GPU. `cu_q` [requests + 1] has the offsets of "
+      "each request's queries, `segments` are KvSegments in the order of the keys, `q_first_pos` [requests] the "
+      "position of each first query (left out: the last query stands at the last key). `num_tokens`, rows of q, is by "
+      "default cu_q's last entry; with lengths on a GPU it must be given, and max_q_len and max_kv_len too. Integers "
+      "are int32, which are read when plan runs, or int64 or lists, which are copied once, here.");
+  bind_repr(batch_class);
+  batch_class
       .def(
           "__init__",
           [](Batch* self, nb::object cu_q, const std::vector<Segment>& segments, std::optional<int32_t> num_tokens,
@@ -232,39 +264,52 @@ void bind_lengths(nb::module_& m) {
           nb::arg("cu_q"), nb::arg("segments"), nb::kw_only(), nb::arg("num_tokens") = nb::none(),
           nb::arg("max_q_len") = 0, nb::arg("max_kv_len") = 0, nb::arg("q_first_pos") = nb::none(),
           nb::arg("custom_mask") = nb::none())
-      .def_prop_ro("where", [](const Batch& self) { return self.view.where; })
-      .def_prop_ro("num_requests", [](const Batch& self) { return self.view.num_requests; })
-      .def_prop_ro("num_tokens", [](const Batch& self) { return self.view.num_tokens; });
+      .def_prop_ro(
+          "where", [](const Batch& self) { return self.view.where; }, "Where lengths lie, a Where.")
+      .def_prop_ro(
+          "num_requests", [](const Batch& self) { return self.view.num_requests; }, "Requests.")
+      .def_prop_ro(
+          "num_tokens", [](const Batch& self) { return self.view.num_tokens; }, "Rows of q and out.");
 }
 
 }  // namespace
 
 void bind_batch(nb::module_& m) {
   bind_lengths(m);
-  nb::class_<SegmentArg>(m, "SegmentArgs",
-                         "Where one segment's keys and values lie in this layer: a cache with its table, or ragged.")
-      .def(
-          "__init__",
-          [](SegmentArg* self, const Cache* cache, const Table* table, const Ragged* ragged, nb::object k_scale,
-             nb::object v_scale) { new (self) SegmentArg(make_segment_arg(cache, table, ragged, k_scale, v_scale)); },
-          nb::arg("cache").none() = nb::none(), nb::arg("table").none() = nb::none(), nb::kw_only(),
-          nb::arg("ragged").none() = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f);
-  nb::class_<Args>(m, "AttentionArgs",
-                   "One layer's arguments; the fields of folio::AttentionArgs. q and out are [tokens, q heads, "
-                   "head_dim], lse is float32 [tokens, q heads] or an LseView. `out` may be None for "
-                   "reference_attention only.")
-      .def(
-          "__init__",
-          [](Args* self, nb::object q, nb::object out, const std::vector<SegmentArg>& segments, nb::object lse,
-             float sm_scale, float logits_soft_cap, nb::object alibi_slopes, nb::object sinks, nb::object q_scale,
-             nb::object out_scale, nb::object custom_mask) {
-            new (self) Args(make_args(q, out, segments, lse, sm_scale, logits_soft_cap, alibi_slopes, sinks, q_scale,
-                                      out_scale, custom_mask));
-          },
-          nb::arg("q"), nb::arg("out").none(), nb::arg("segments"), nb::kw_only(), nb::arg("lse") = nb::none(),
-          nb::arg("sm_scale") = 0.0f, nb::arg("logits_soft_cap") = 0.0f, nb::arg("alibi_slopes") = nb::none(),
-          nb::arg("sinks") = nb::none(), nb::arg("q_scale") = 1.0f, nb::arg("out_scale") = 1.0f,
-          nb::arg("custom_mask") = nb::none());
+  nb::class_<SegmentArg> segment_args(
+      m, "SegmentArgs",
+      "Where one segment's keys and values lie in this layer: a KvCacheView with its PageTableView, or a RaggedKvView. "
+      "Scales are numbers or folio.Scale: real = stored * scale.");
+  bind_repr(segment_args);
+  segment_args.def(
+      "__init__",
+      [](SegmentArg* self, const Cache* cache, const Table* table, const Ragged* ragged, nb::object k_scale,
+         nb::object v_scale) { new (self) SegmentArg(make_segment_arg(cache, table, ragged, k_scale, v_scale)); },
+      nb::arg("cache").none() = nb::none(), nb::arg("table").none() = nb::none(), nb::kw_only(),
+      nb::arg("ragged").none() = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f);
+  nb::class_<Args> args_class(
+      m, "AttentionArgs",
+      "One layer's arguments. q is [tokens, q heads, head_dim_qk], out [tokens, q heads, head_dim_v] (None for "
+      "reference_attention only), segments are SegmentArgs. Optional: lse, float32 [tokens, q heads] or an LseView; "
+      "sm_scale, which multiplies q . k (0: 1 / sqrt(head_dim_qk)); logits_soft_cap (0: off); alibi_slopes and sinks, "
+      "float32 [q heads]; q_scale and out_scale, numbers or folio.Scale, for fp8; custom_mask for a mask of kind "
+      "CUSTOM: a list of one bool array [queries, columns] a request, which is packed here, or bits, as "
+      "pack_custom_mask makes them; rope, RopeArgs, for Feature.ROPE_LLAMA; out_block_scale, BlockScaleArgs, for NVFP4 "
+      "outputs: out is uint8 then. Everything else is borrowed and read when "
+      "run runs.");
+  bind_repr(args_class);
+  args_class.def(
+      "__init__",
+      [](Args* self, nb::object q, nb::object out, const std::vector<SegmentArg>& segments, nb::object lse,
+         float sm_scale, float logits_soft_cap, nb::object alibi_slopes, nb::object sinks, nb::object q_scale,
+         nb::object out_scale, nb::object custom_mask, const RopeArgs& rope, const BlockScale* out_block_scale) {
+        new (self) Args(make_args(q, out, segments, lse, sm_scale, logits_soft_cap, alibi_slopes, sinks, q_scale,
+                                  out_scale, custom_mask, rope, out_block_scale));
+      },
+      nb::arg("q"), nb::arg("out").none(), nb::arg("segments"), nb::kw_only(), nb::arg("lse") = nb::none(),
+      nb::arg("sm_scale") = 0.0f, nb::arg("logits_soft_cap") = 0.0f, nb::arg("alibi_slopes") = nb::none(),
+      nb::arg("sinks") = nb::none(), nb::arg("q_scale") = 1.0f, nb::arg("out_scale") = 1.0f,
+      nb::arg("custom_mask") = nb::none(), nb::arg("rope") = RopeArgs{}, nb::arg("out_block_scale") = nb::none());
 }
 
 }  // namespace folio::python

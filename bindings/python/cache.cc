@@ -2,7 +2,7 @@
 #include <string>
 
 #include "gil.hpp"
-#include "views.hpp"
+#include "repr.hpp"
 
 namespace folio::python {
 namespace {
@@ -89,15 +89,11 @@ Table make_csr(nb::handle indices, nb::handle indptr) {
   return table;
 }
 
-Table make_dense(nb::handle source, int32_t first_column) {
+Table make_dense(nb::handle source, int32_t first_column, const std::string& name = "table.entries") {
   Table table;
-  Array entries = borrow(source, "table.entries");
-  if (entries.element != nb::dtype<int32_t>()) {
-    refuse("table.entries is " + element_text(entries.element) + "; it must be int32");
-  }
-  if (entries.rank() != 2) refuse("table.entries has shape " + shape_text(entries) + "; it must be [rows, columns]");
-  if (entries.size(1) > 1 && entries.stride(1) != 1) refuse("table.entries' columns must be contiguous");
-  if (entries.size(0) > 1 && entries.stride(0) < 0) refuse("table.entries' row stride is negative");
+  Array entries = borrow_int32(source, name, 2);
+  if (entries.size(1) > 1 && entries.stride(1) != 1) refuse(name + "' columns must be contiguous");
+  if (entries.size(0) > 1 && entries.stride(0) < 0) refuse(name + "' row stride is negative");
   table.view.kind = PageTableKind::kDense;
   table.view.indices = static_cast<const int32_t*>(entries.data);
   table.view.num_rows = to_int32(entries.size(0), "the table's number of rows");
@@ -122,12 +118,18 @@ Ragged make_ragged(nb::handle k, nb::handle v, nb::handle indptr) {
 }
 
 WriteArgs make_write_args(nb::handle k, nb::handle v, nb::handle slot_mapping, const Cache& cache,
-                          std::optional<int64_t> num_slots, nb::handle k_scale, nb::handle v_scale) {
+                          std::optional<int64_t> num_slots, nb::handle k_scale, nb::handle v_scale, nb::handle status) {
   WriteArgs args;
-  for (const Array& array : cache.arrays) {
-    if (!array.writable) refuse("the cache's " + array.name + " is read-only, and Folio would write to it");
-    args.arrays.push_back(array);
+  if (!status.is_none()) {
+    Array flag = borrow(status, "status", Access::kWrite);
+    if (flag.element != nb::dtype<int32_t>() || flag.memory.size() != 1) {
+      refuse("status is " + element_text(flag.element) + " " + shape_text(flag) + "; it is one int32");
+    }
+    args.view.status = static_cast<int32_t*>(flag.data);
+    args.arrays.push_back(std::move(flag));
   }
+  require_writable(cache);
+  args.arrays.insert(args.arrays.end(), cache.arrays.begin(), cache.arrays.end());
   Tensor keys = to_tensor(k, "k", Access::kRead);
   args.view.k = keys.view;
   args.arrays.push_back(std::move(keys.array));
@@ -158,61 +160,103 @@ WriteArgs make_write_args(nb::handle k, nb::handle v, nb::handle slot_mapping, c
 
 }  // namespace
 
+void require_writable(const Cache& cache) {
+  for (const Array& array : cache.arrays) {
+    if (!array.writable) refuse("the cache's " + array.name + " is read-only, and Folio would write to it");
+  }
+}
+
+Table to_table(nb::handle source, const std::string& name) {
+  const Table* given = nullptr;
+  if (nb::try_cast(source, given, false) && given != nullptr) {
+    Table table = *given;
+    for (Array& array : table.arrays) array.name = name + "." + array.name;
+    return table;
+  }
+  return make_dense(source, 0, name);
+}
+
 void bind_cache(nb::module_& m) {
-  nb::class_<Cache>(m, "KvCacheView", "A borrowed paged KV cache of one layer; made by the make_*_view functions.")
-      .def_prop_ro("format", [](const Cache& self) { return self.view.format; })
-      .def_prop_ro("dtype", [](const Cache& self) { return self.view.dtype; })
-      .def_prop_ro("num_pages", [](const Cache& self) { return self.view.num_pages; })
-      .def_prop_ro("page_size", [](const Cache& self) { return self.view.page_size; })
-      .def_prop_ro("num_kv_heads", [](const Cache& self) { return self.view.num_kv_heads; })
-      .def_prop_ro("head_dim_qk", [](const Cache& self) { return self.view.head_dim_qk; })
-      .def_prop_ro("head_dim_v", [](const Cache& self) { return self.view.head_dim_v; });
+  nb::class_<Cache> cache(
+      m, "KvCacheView",
+      "A borrowed paged KV cache of one layer; made by make_nhd_view, make_hnd_view, make_cpu_packed_view.");
+  cache
+      .def_prop_ro(
+          "format", [](const Cache& self) { return self.view.format; }, "A KvFormat.")
+      .def_prop_ro(
+          "dtype", [](const Cache& self) { return self.view.dtype; }, "The dtype of keys and values.")
+      .def_prop_ro(
+          "num_pages", [](const Cache& self) { return self.view.num_pages; }, "Pages.")
+      .def_prop_ro(
+          "page_size", [](const Cache& self) { return self.view.page_size; }, "Tokens a page.")
+      .def_prop_ro(
+          "num_kv_heads", [](const Cache& self) { return self.view.num_kv_heads; }, "KV heads.")
+      .def_prop_ro(
+          "head_dim_qk", [](const Cache& self) { return self.view.head_dim_qk; }, "Components of a key.")
+      .def_prop_ro(
+          "head_dim_v", [](const Cache& self) { return self.view.head_dim_v; }, "Components of a value.");
+  bind_repr(cache);
   m.def(
       "make_nhd_view",
       [](nb::object k, nb::object v, DType dtype) {
         return make_strided(k, v, dtype, "[pages, page_size, heads, head_dim]", 1, 2);
       },
       nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
-      "A cache whose arrays are [pages, page_size, heads, head_dim], of any strides but the innermost. `dtype` for "
-      "arrays of uint16 and uint8.");
+      "A KvCacheView of arrays [pages, page_size, heads, head_dim], of any strides but the innermost; v's head_dim may "
+      "differ. `dtype` names the type of arrays of uint16 and uint8. Raises InvalidArgument for other shapes.");
   m.def(
       "make_hnd_view",
       [](nb::object k, nb::object v, DType dtype) {
         return make_strided(k, v, dtype, "[pages, heads, page_size, head_dim]", 2, 1);
       },
       nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
-      "A cache whose arrays are [pages, heads, page_size, head_dim], of any strides but the innermost.");
+      "A KvCacheView of arrays [pages, heads, page_size, head_dim]; otherwise as make_nhd_view.");
   m.def(
       "make_cpu_packed_view", [](nb::object k, nb::object v, DType dtype) { return make_packed(k, v, dtype); },
       nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
-      "A CPU_PACKED cache: k is [pages, heads, page_size, head_dim_qk], v [pages, heads, page_size / 2, head_dim_v, "
-      "2].");
-  nb::class_<Table>(m, "PageTableView", "Which pages each row's tokens lie in; made by csr_table and dense_table.")
-      .def_prop_ro("num_rows", [](const Table& self) { return self.view.num_rows; });
+      "A KvCacheView of format CPU_PACKED: k is [pages, heads, page_size, head_dim_qk], v [pages, heads, page_size / "
+      "2, head_dim_v, 2], two tokens side by side. Page sizes are even, 16 or more; element types have 8 or 16 bits.");
+  nb::class_<Table> table(m, "PageTableView",
+                          "Which pages each row's tokens lie in, in order; made by csr_table and dense_table.");
+  table.def_prop_ro(
+      "num_rows", [](const Table& self) { return self.view.num_rows; }, "Rows: requests, or groups.");
+  bind_repr(table);
   m.def(
       "csr_table", [](nb::object indices, nb::object indptr) { return make_csr(indices, indptr); }, nb::arg("indices"),
-      nb::arg("indptr"), "int32 page ids and [rows + 1] int32 offsets into them.");
+      nb::arg("indptr"),
+      "A PageTableView of page ids one row after the other: row r has indices[indptr[r]:indptr[r + 1]]. `indptr` is "
+      "[rows + 1]. Integers are int32, or int64 or lists, which are copied once.");
   m.def(
       "dense_table", [](nb::object entries, int32_t first_column) { return make_dense(entries, first_column); },
-      nb::arg("entries"), nb::arg("first_column") = 0, "int32 page ids, [rows, columns] of any row stride.");
-  nb::class_<Ragged>(m, "RaggedKvView", "Keys and values that do not lie in pages: [tokens, heads, head_dim].")
-      .def(
-          "__init__",
-          [](Ragged* self, nb::object k, nb::object v, nb::object indptr) {
-            new (self) Ragged(make_ragged(k, v, indptr));
-          },
-          nb::arg("k"), nb::arg("v"), nb::arg("indptr"));
-  nb::class_<WriteArgs>(m, "CacheWriteArgs",
-                        "New tokens for a paged cache: k and v [tokens, heads, head_dim], int64 slots; v is None where "
-                        "the cache's V is a part of its K.")
-      .def(
-          "__init__",
-          [](WriteArgs* self, nb::object k, nb::object v, nb::object slot_mapping, const Cache& cache,
-             std::optional<int64_t> num_slots, nb::object k_scale, nb::object v_scale) {
-            new (self) WriteArgs(make_write_args(k, v, slot_mapping, cache, num_slots, k_scale, v_scale));
-          },
-          nb::arg("k"), nb::arg("v").none(), nb::arg("slot_mapping"), nb::arg("cache"), nb::kw_only(),
-          nb::arg("num_slots") = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f);
+      nb::arg("entries"), nb::arg("first_column") = 0,
+      "A PageTableView of page ids [rows, columns] of any row stride: page j of row r is entries[r, first_column + j]. "
+      "Integers are int32, or int64 or lists of lists, which are copied once.");
+  nb::class_<Ragged> ragged_class(
+      m, "RaggedKvView",
+      "Keys and values that do not lie in pages: k and v [tokens, heads, head_dim], row r's tokens being [indptr[r], "
+      "indptr[r + 1]); indptr is [rows + 1], int32, or int64 or a list, which are copied once.");
+  bind_repr(ragged_class);
+  ragged_class.def(
+      "__init__",
+      [](Ragged* self, nb::object k, nb::object v, nb::object indptr) { new (self) Ragged(make_ragged(k, v, indptr)); },
+      nb::arg("k"), nb::arg("v"), nb::arg("indptr"));
+  nb::class_<WriteArgs> write(
+      m, "CacheWriteArgs",
+      "New tokens for a paged cache: k and v [tokens, heads, head_dim], slot_mapping [tokens]. Token i goes to page "
+      "slot // page_size, offset slot % page_size. Slots are int64, or int32 or a list, which are copied once. "
+      "`num_slots` tokens are written, or all; v is None where the cache's V is a part of its K. Scales are numbers or "
+      "folio.Scale, for fp8 caches: stored = value / scale. status, an int32 [1] on a GPU, becomes 1 if a slot lies "
+      "beyond the cache.");
+  bind_repr(write);
+  write.def(
+      "__init__",
+      [](WriteArgs* self, nb::object k, nb::object v, nb::object slot_mapping, const Cache& cache,
+         std::optional<int64_t> num_slots, nb::object k_scale, nb::object v_scale, nb::object status) {
+        new (self) WriteArgs(make_write_args(k, v, slot_mapping, cache, num_slots, k_scale, v_scale, status));
+      },
+      nb::arg("k"), nb::arg("v").none(), nb::arg("slot_mapping"), nb::arg("cache"), nb::kw_only(),
+      nb::arg("num_slots") = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f,
+      nb::arg("status") = nb::none());
   m.def(
       "write_kv_cache",
       [](const Context& context, const WriteArgs& args, nb::object stream) {
@@ -231,7 +275,9 @@ void bind_cache(nb::module_& m) {
         write_kv_cache(context, view, queue);
       },
       nb::arg("context"), nb::arg("args"), nb::arg("stream") = nb::none(),
-      "Writes tokens into their slots; a negative slot is left out. On a GPU a stream left out is current_stream's.");
+      "Writes the tokens of CacheWriteArgs into their slots; a negative slot is left out. On a CPU a slot beyond the "
+      "cache raises InvalidArgument, and nothing is written. On a GPU it is left out, and a stream left out is "
+      "current_stream's.");
 }
 
 }  // namespace folio::python

@@ -12,15 +12,17 @@ int64_t pages_of(int32_t kv_len, int32_t page_size) {
   return kv_len <= 0 ? 0 : (int64_t{kv_len} + page_size - 1) / page_size;
 }
 
-/// Copies page ids; false if one of them is no page.
-bool copy_ids(const int32_t* from, int64_t count, int64_t num_pages, int32_t* to) {
-  const auto limit = static_cast<uint32_t>(std::clamp<int64_t>(num_pages, 0, int64_t{1} << 31));
-  bool all = true;
+/// Of a table that was not copied.
+constexpr int64_t kUnknownEnd = std::numeric_limits<int64_t>::max();
+
+/// Copies page ids; returns one more than the highest. A negative one is above every page.
+int64_t copy_ids(const int32_t* from, int64_t count, int32_t* to) {
+  uint32_t highest = 0;
   for (int64_t i = 0; i < count; ++i) {
     to[i] = from[i];
-    all &= static_cast<uint32_t>(to[i]) < limit;  // a negative one is above every limit
+    highest = std::max(highest, static_cast<uint32_t>(to[i]));
   }
-  return all;
+  return count > 0 ? int64_t{highest} + 1 : 0;
 }
 
 /// Where a row's page ids begin; null if the table does not hold as many.
@@ -74,30 +76,48 @@ void require_offsets(const BatchCopy& batch, const Args& args) {
 
 const AttentionArgs& TableCopies::copy(const BatchCopy& batch, int32_t page_size, const Args& args) {
   view_ = args.view;
-  segments_.assign(args.segment_views.begin(), args.segment_views.end());
-  view_.segments = segments_;
-  ids_are_pages_ = true;
-  if (batch.view().where != Where::kHost || segments_.size() != batch.segments().size()) return view_;
+  view_.segments = copy(batch, page_size, std::span<const SegmentArg>(args.segments));
+  return view_;
+}
+
+std::span<const SegmentArgs> TableCopies::copy(const BatchCopy& batch, int32_t page_size,
+                                               std::span<const SegmentArg> segments) {
+  segments_.clear();
+  for (const SegmentArg& segment : segments) segments_.push_back(segment.view);
+  id_ends_.assign(segments_.size(), 0);
+  if (batch.view().where != Where::kHost || segments_.size() != batch.segments().size()) return segments_;
   if (indices_.size() < segments_.size()) {
     indices_.resize(segments_.size());
     indptrs_.resize(segments_.size());
   }
   for (size_t i = 0; i < segments_.size(); ++i) {
     if (batch.segments()[i].source == KvSource::kPaged) {
-      copy_table(batch, i, page_size, args.segments[i]);
+      copy_table(batch, i, page_size, segments[i]);
     } else if (segments_[i].ragged.indptr != nullptr) {
       const auto entries = static_cast<size_t>(batch.rows(i)) + 1;
       indptrs_[i].assign(segments_[i].ragged.indptr, segments_[i].ragged.indptr + entries);
       segments_[i].ragged.indptr = indptrs_[i].data();
     }
   }
-  return view_;
+  return segments_;
+}
+
+bool TableCopies::ids_are_pages(size_t segment, int64_t num_pages) const {
+  return id_ends_[segment] <= std::min(num_pages, int64_t{1} << 31);
+}
+
+bool TableCopies::ids_are_pages() const {
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    if (!ids_are_pages(i, segments_[i].cache.num_pages)) return false;
+  }
+  return true;
 }
 
 void TableCopies::copy_table(const BatchCopy& batch, size_t segment, int32_t page_size, const SegmentArg& args) {
   const int32_t rows = batch.rows(segment);
   const int32_t* const kv_len = batch.segments()[segment].kv_len;
   PageTableView table = args.view.table;
+  id_ends_[segment] = kUnknownEnd;
   if (table.indices == nullptr || table.num_rows < rows || table.first_column < 0) return;
   std::vector<int32_t>& offsets = indptrs_[segment];
   if (table.kind == PageTableKind::kCsr) {
@@ -125,16 +145,15 @@ void TableCopies::copy_table(const BatchCopy& batch, size_t segment, int32_t pag
   ids.resize(static_cast<size_t>(total));
   offsets.resize(static_cast<size_t>(rows) + 1);
   int32_t next = 0;
+  int64_t end = 0;
   for (int32_t row = 0; row < rows; ++row) {
     const int64_t pages = pages_of(kv_len[row], page_size);
-    if (pages > 0) {
-      const int32_t* const found = find_row(table, row, pages);
-      ids_are_pages_ &= copy_ids(found, pages, args.view.cache.num_pages, ids.data() + next);
-    }
+    if (pages > 0) end = std::max(end, copy_ids(find_row(table, row, pages), pages, ids.data() + next));
     offsets[static_cast<size_t>(row)] = next;  // read by find_row before
     next += static_cast<int32_t>(pages);
   }
   offsets[static_cast<size_t>(rows)] = next;
+  id_ends_[segment] = end;
   segments_[segment].table = {.kind = PageTableKind::kCsr,
                               .indices = ids.data(),
                               .num_indices = total,

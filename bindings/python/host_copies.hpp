@@ -37,15 +37,19 @@ class BatchCopy {
 /// Throws Error(kInvalidArgument) where a ragged segment has fewer offsets than its rows need.
 void require_offsets(const BatchCopy& batch, const Args& args);
 
-/// The tables and offsets of one layer, as far as its batch uses them: O(pages). To be reused, so that a warm one
-/// allocates nothing. Tables of the wrong shape are left as they are, for `run` to refuse.
+/// The tables and offsets of a batch, as far as it uses them: O(pages). To be reused, so that a warm one allocates
+/// nothing. Tables of the wrong shape are left as they are, for `run` to refuse.
 class TableCopies {
  public:
   /// The arguments with their copies; valid until the next call. Throws Error(kInvalidArgument) where a dense table has
   /// too few columns for a row, kUnsupported for more than 2^31 - 1 pages.
   const AttentionArgs& copy(const BatchCopy& batch, int32_t page_size, const Args& args);
-  /// Whether every page id that was copied is one of its cache's, in which case `validate` has nothing to find.
-  bool ids_are_pages() const { return ids_are_pages_; }
+  /// The same for segments that have tables and offsets, but no caches and no arrays of a layer yet.
+  std::span<const SegmentArgs> copy(const BatchCopy& batch, int32_t page_size, std::span<const SegmentArg> segments);
+  /// Whether every page id of a segment's copy is one of a cache's; not so of a table that was left as it is.
+  bool ids_are_pages(size_t segment, int64_t num_pages) const;
+  /// The same of all segments, each in its own cache: `validate` has nothing to find.
+  bool ids_are_pages() const;
 
  private:
   void copy_table(const BatchCopy& batch, size_t segment, int32_t page_size, const SegmentArg& args);
@@ -53,7 +57,7 @@ class TableCopies {
   AttentionArgs view_;
   std::vector<SegmentArgs> segments_;
   std::vector<std::vector<int32_t>> indices_, indptrs_;  ///< one a segment
-  bool ids_are_pages_ = true;
+  std::vector<int64_t> id_ends_;  ///< one a segment: above every page id; negative ids count as the highest
 };
 
 }  // namespace folio::python

@@ -1,7 +1,8 @@
 #include <string>
 
+#include "device_call.hpp"
 #include "gil.hpp"
-#include "views.hpp"
+#include "repr.hpp"
 
 namespace folio::python {
 namespace {
@@ -71,26 +72,38 @@ Target make_target(const Device& device, nb::handle out, nb::handle lse, nb::han
   return target;
 }
 
+/// That the requests' rows lie among so many, one after the other.
+void require_rows(std::span<const int32_t> cu_q, int64_t tokens) {
+  for (size_t r = 0; r < cu_q.size(); ++r) {
+    if (cu_q[r] < (r == 0 ? 0 : cu_q[r - 1]) || cu_q[r] > tokens) {
+      refuse("cu_q[" + std::to_string(r) + "] is " + std::to_string(cu_q[r]) + "; offsets ascend from 0 to the " +
+             std::to_string(tokens) + " rows of lse");
+    }
+  }
+}
+
 }  // namespace
 
 void bind_merge(nb::module_& m) {
-  nb::class_<State>(m, "AttentionStateView",
-                    "A partial attention result: outputs [tokens, heads, head_dim] and their LSE [tokens, heads].")
-      .def(
-          "__init__",
-          [](State* self, nb::object out, nb::object lse, LseBase base) {
-            new (self) State(make_state(out, lse, base));
-          },
-          nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
-  nb::class_<States>(
+  nb::class_<State> state(
+      m, "AttentionStateView",
+      "A partial attention result: normalised outputs [tokens, heads, head_dim], float32, float16 or bfloat16, and "
+      "their float32 LSE [tokens, heads] in `base`.");
+  bind_repr(state);
+  state.def(
+      "__init__",
+      [](State* self, nb::object out, nb::object lse, LseBase base) { new (self) State(make_state(out, lse, base)); },
+      nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
+  nb::class_<States> states_class(
       m, "AttentionStatesView",
-      "Several states per token: outputs [tokens, states, heads, head_dim], LSE [tokens, states, heads].")
-      .def(
-          "__init__",
-          [](States* self, nb::object out, nb::object lse, LseBase base) {
-            new (self) States(make_states(out, lse, base));
-          },
-          nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
+      "Several states per token: outputs [tokens, states, heads, head_dim], float32 LSE [tokens, states, heads].");
+  bind_repr(states_class);
+  states_class.def(
+      "__init__",
+      [](States* self, nb::object out, nb::object lse, LseBase base) {
+        new (self) States(make_states(out, lse, base));
+      },
+      nb::arg("out"), nb::arg("lse"), nb::arg("base") = LseBase::kE);
   m.def(
       "merge_state",
       [](const Context& context, const State& a, const State& b, nb::object out, nb::object lse, nb::object out_scale,
@@ -104,7 +117,9 @@ void bind_merge(nb::module_& m) {
       },
       nb::arg("context"), nb::arg("a"), nb::arg("b"), nb::arg("out"), nb::arg("lse") = nb::none(),
       nb::arg("out_scale") = 1.0f, nb::arg("stream") = nb::none(),
-      "out, lse = a (+) b; they may be a's own arrays. A state whose LSE is infinite is empty.");
+      "Merges two AttentionStateViews into out [tokens, heads, head_dim] and, if given, lse [tokens, heads]: an array, "
+      "or an LseView. They may be a's own arrays. A state whose LSE is infinite is empty. `out_scale` is for an fp8 "
+      "out.");
   m.def(
       "merge_states",
       [](const Context& context, const States& states, nb::object out, nb::object lse, nb::object out_scale,
@@ -116,7 +131,66 @@ void bind_merge(nb::module_& m) {
         merge_states(context, states.view, target.out, target.lse, target.scale.scale, queue);
       },
       nb::arg("context"), nb::arg("states"), nb::arg("out"), nb::arg("lse") = nb::none(), nb::arg("out_scale") = 1.0f,
-      nb::arg("stream") = nb::none(), "Merges all states of every token, in order.");
+      nb::arg("stream") = nb::none(),
+      "Merges all states of every token of an AttentionStatesView, in order, into out and lse as merge_state's.");
+  m.def(
+      "merge_state_in_place",
+      [](const Context& context, nb::object out, nb::object lse, const State& b, nb::object mask, nb::object stream) {
+        DeviceCall call(context);
+        const Target target = make_target(context.device(), out, lse, nb::float_(1.0));
+        if (target.lse.data == nullptr) refuse("lse is None; a state in place has one");
+        call.keep(target.arrays);
+        call.keep(b.arrays);
+        const uint8_t* chosen = nullptr;
+        if (!mask.is_none()) {
+          const auto bytes = call.bytes(mask, "mask");
+          if (static_cast<int64_t>(bytes.size()) != target.out.shape[0]) {
+            refuse("mask has " + std::to_string(bytes.size()) + " entries; there are " +
+                   std::to_string(target.out.shape[0]) + " tokens");
+          }
+          chosen = bytes.data();
+        }
+        const Stream queue = call.stream(stream);
+        const ReleasedGil released;
+        merge_state_in_place(context, target.out, target.lse, b.view, chosen, queue);
+      },
+      nb::arg("context"), nb::arg("out"), nb::arg("lse"), nb::arg("b"), nb::arg("mask") = nb::none(),
+      nb::arg("stream") = nb::none(),
+      "out, lse = (out, lse) (+) b for the tokens whose mask byte, uint8 [tokens], is not 0; None: all.");
+  m.def(
+      "shift_alibi_lse",
+      [](const Context& context, nb::object lse, nb::object cu_q, nb::object first_pos, nb::object slopes,
+         nb::object stream) {
+        DeviceCall call(context);
+        const Array sums = borrow(lse, "lse", Access::kWrite);
+        if (sums.dtype != DType::kFloat32 || sums.rank() != 2) {
+          refuse("lse is " + element_text(sums.element) + " " + shape_text(sums) +
+                 "; it must be float32 [tokens, heads]");
+        }
+        if ((sums.size(1) > 1 && sums.stride(1) != 1) || (sums.size(0) > 1 && sums.stride(0) != sums.size(1))) {
+          refuse("lse is not contiguous");
+        }
+        call.keep({sums});
+        const auto offsets = call.int32s(cu_q, "cu_q");
+        const auto positions = call.int32s(first_pos, "first_pos");
+        const auto factors = call.floats(slopes, "slopes");
+        if (static_cast<int64_t>(factors.size()) != sums.size(1)) {
+          refuse("slopes has " + std::to_string(factors.size()) + " entries; lse has " + std::to_string(sums.size(1)) +
+                 " heads");
+        }
+        if (offsets.size() != positions.size() + 1) {
+          refuse("cu_q has " + std::to_string(offsets.size()) + " entries, first_pos " +
+                 std::to_string(positions.size()) + "; the first has one more");
+        }
+        if (call.on_cpu()) require_rows(offsets, sums.size(0));
+        const Stream queue = call.stream(stream);
+        const ReleasedGil released;
+        shift_alibi_lse(context, static_cast<float*>(sums.data), offsets, positions, factors, queue);
+      },
+      nb::arg("context"), nb::arg("lse"), nb::arg("cu_q"), nb::arg("first_pos"), nb::arg("slopes"),
+      nb::arg("stream") = nb::none(),
+      "Log-sum-exps of attention with ALiBi as FlashInfer has them: lse [tokens, heads], base 2, contiguous, gets "
+      "slopes[head] * first_pos[request] * log2(e) added, in place.");
 }
 
 }  // namespace folio::python

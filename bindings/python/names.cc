@@ -10,7 +10,7 @@ namespace folio::python {
 namespace {
 
 /// The text of a Python string; empty for anything else.
-std::string_view text_of(nb::handle source) noexcept {
+std::string_view string_of(nb::handle source) noexcept {
   if (!PyUnicode_Check(source.ptr())) return {};
   Py_ssize_t size = 0;
   const char* text = PyUnicode_AsUTF8AndSize(source.ptr(), &size);
@@ -36,10 +36,10 @@ std::string library_name(nb::handle source) {
   const nb::object home = nb::getattr(source.type(), "__module__", nb::none());
   if (PyType_Check(source.ptr())) {  // numpy.float32, ml_dtypes.bfloat16
     const nb::object module = nb::getattr(source, "__module__", nb::none());
-    const std::string_view package = text_of(module);
+    const std::string_view package = string_of(module);
     return package == "numpy" || package == "ml_dtypes" ? nb::cast<std::string>(source.attr("__name__")) : "";
   }
-  if (text_of(home) == "torch") {
+  if (string_of(home) == "torch") {
     const std::string name = nb::cast<std::string>(nb::str(source));
     constexpr std::string_view kPackage = "torch.";
     return name.starts_with(kPackage) ? name.substr(kPackage.size()) : "";
@@ -59,8 +59,13 @@ bool add_feature(nb::handle source, Features& features) noexcept {
 
 }  // namespace
 
+std::string to_lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
 bool names(nb::handle source, const char* enumerator) noexcept {
-  const std::string_view text = text_of(source);
+  const std::string_view text = string_of(source);
   const std::string_view name = enumerator;
   if (text.size() != name.size()) return false;
   for (size_t i = 0; i < name.size(); ++i) {
@@ -70,7 +75,7 @@ bool names(nb::handle source, const char* enumerator) noexcept {
 }
 
 bool find_dtype(nb::handle source, DType& dtype) noexcept {
-  if (PyUnicode_Check(source.ptr())) return find_name(text_of(source), dtype);
+  if (PyUnicode_Check(source.ptr())) return find_name(string_of(source), dtype);
   try {
     return find_name(library_name(source), dtype);
   } catch (...) {  // of attributes that raise

@@ -3,6 +3,8 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <string>
+#include <type_traits>
 
 #include "folio/attention.hpp"
 #include "folio/kv_cache.hpp"
@@ -64,8 +66,7 @@ struct Names<DType> {
   static constexpr const char* kName = "DType";
   static constexpr const char* kDoc =
       "Element types: folio.float32, folio.bfloat16 and so on. Where one is taken, so is torch's, numpy's or "
-      "ml_dtypes' "
-      "dtype of the same name, and that name as a string.";
+      "ml_dtypes' dtype of the same name, and that name as a string.";
   static constexpr Enumerator<DType> kAll[] = {
       {"float32", DType::kFloat32, "IEEE binary32"},
       {"float16", DType::kFloat16, "IEEE binary16"},
@@ -160,6 +161,9 @@ struct Names<ScaleGranularity> {
       {"PER_REQUEST_AND_HEAD", ScaleGranularity::kPerRequestAndHead, "[requests, heads]"}};
 };
 
+/// ASCII alone.
+std::string to_lower(std::string text);
+
 /// Whether a Python string is an enumerator's name in lower case.
 bool names(nb::handle source, const char* enumerator) noexcept;
 
@@ -169,11 +173,34 @@ bool find_dtype(nb::handle source, DType& dtype) noexcept;
 /// A Feature, a string, an iterable of either, or None. False where it is none of these.
 bool to_features(nb::handle source, Features& features) noexcept;
 
+/// "folio.MaskKind.CAUSAL", "folio.Feature.SOFT_CAP | folio.Feature.SINKS", "folio.float32": Python that makes it.
+template <typename Enum>
+std::string enumerator_text(Enum value) {
+  const std::string prefix = std::is_same_v<Enum, DType> ? "folio." : std::string("folio.") + Names<Enum>::kName + ".";
+  std::string set;
+  for (const Enumerator<Enum>& one : Names<Enum>::kAll) {
+    if (value == one.value) return prefix + one.name;
+    if ((static_cast<int64_t>(value) & static_cast<int64_t>(one.value)) == 0) continue;
+    set += (set.empty() ? "" : " | ") + prefix + one.name;
+  }
+  return set.empty() ? std::string("folio.") + Names<Enum>::kName + "(0)" : set;
+}
+
+/// "causal": what a string says for an enumerator; "invalid" for a value that is none.
+template <typename Enum>
+std::string lower_name(Enum value) {
+  for (const Enumerator<Enum>& one : Names<Enum>::kAll) {
+    if (value == one.value) return to_lower(one.name);
+  }
+  return "invalid";
+}
+
 /// Binds one enum as its Names say.
 template <typename Enum, typename... Extra>
 nb::enum_<Enum> bind_enum(nb::module_& m, const Extra&... extra) {
   nb::enum_<Enum> bound(m, Names<Enum>::kName, Names<Enum>::kDoc, extra...);
   for (const Enumerator<Enum>& one : Names<Enum>::kAll) bound.value(one.name, one.value, one.doc);
+  bound.def("__repr__", [](Enum self) { return enumerator_text(self); });
   return bound;
 }
 

@@ -49,17 +49,21 @@ uintptr_t stream_of_process(int32_t index) {
 Stream current_stream(int32_t index, ArrayLists lists) {
   bool has_torch = false;
   bool has_cupy = false;
+  const ExchangeApi* torch_exchange = nullptr;
   for (const std::vector<Array>* arrays : lists) {
     for (const Array& array : *arrays) {
       has_torch |= array.library == Library::kTorch;
       has_cupy |= array.library == Library::kCupy;
+      if (array.library == Library::kTorch && array.exchange != nullptr) torch_exchange = array.exchange;
     }
   }
   uintptr_t handle = 0;
   if (!has_torch && !has_cupy) {
     handle = stream_of_process(index);
   } else {
-    const uintptr_t torch = has_torch ? torch_stream(cuda_part("torch"), index) : 0;
+    const uintptr_t torch = torch_exchange != nullptr ? current_work_stream(*torch_exchange, index)
+                            : has_torch               ? torch_stream(cuda_part("torch"), index)
+                                                      : 0;
     const uintptr_t cupy = has_cupy ? cupy_stream(cuda_part("cupy"), index) : 0;
     if (has_torch && has_cupy && torch != cupy) refuse_two(torch, cupy);
     handle = has_torch ? torch : cupy;

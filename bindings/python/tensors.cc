@@ -1,7 +1,8 @@
+#include <array>
 #include <string>
 
 #include "folio/types/error.hpp"
-#include "views.hpp"
+#include "repr.hpp"
 
 namespace folio::python {
 namespace {
@@ -105,6 +106,20 @@ Lse to_lse(nb::handle source, const std::string& name) {
   return lse;
 }
 
+void require_lse(const std::optional<Array>& lse, int64_t num_tokens, int64_t heads) {
+  if (lse && (lse->size(0) != num_tokens || lse->size(1) != heads)) {
+    refuse("lse is " + shape_text(*lse) + "; it must be [" + std::to_string(num_tokens) + ", " + std::to_string(heads) +
+           "]");
+  }
+}
+
+void require_heads(const std::optional<Array>& vector, int64_t heads) {
+  if (vector && vector->size(0) != heads) {
+    refuse(vector->name + " has " + std::to_string(vector->size(0)) + " entries; there are " + std::to_string(heads) +
+           " q heads");
+  }
+}
+
 ScaleArg to_scale(nb::handle source, const std::string& name) {
   ScaleArg scale;
   const ScaleArg* given = nullptr;
@@ -132,27 +147,91 @@ void require_extent(const ScaleArg& scale, const std::string& name, int64_t head
   }
 }
 
+namespace {
+
+/// The view's memory as another library's array: what nanobind makes of it has DLPack's methods.
+template <typename Framework>
+nb::object export_memory(const Tensor& tensor, nb::dlpack::dtype element) {
+  std::array<size_t, kMaxRank> shape{};
+  for (size_t i = 0; i < shape.size(); ++i) shape[i] = static_cast<size_t>(tensor.view.shape[i]);
+  const Place& place = tensor.array.place;
+  auto* const held = new Array(tensor.array);
+  const nb::capsule owner(held, [](void* array) noexcept { delete static_cast<Array*>(array); });
+  const auto rank = static_cast<size_t>(tensor.view.rank);
+  const int64_t* const strides = tensor.view.strides.data();
+  if (tensor.array.writable) {
+    return nb::cast(nb::ndarray<Framework>(tensor.view.data, rank, shape.data(), owner, strides, element,
+                                           place.dlpack_type, place.cuda_index));
+  }
+  return nb::cast(nb::ndarray<Framework, nb::ro>(tensor.view.data, rank, shape.data(), owner, strides, element,
+                                                 place.dlpack_type, place.cuda_index));
+}
+
+/// numpy knows float32 and float16; ml_dtypes the others, by a view of integers of their size.
+nb::object to_numpy_array(const Tensor& tensor) {
+  if (!tensor.array.place.host) {
+    refuse(tensor.array.name + " lies on " + describe(tensor.array.place) + "; numpy's arrays lie on the host");
+  }
+  const DType dtype = tensor.view.dtype;
+  if (dtype == DType::kFloat32 || dtype == DType::kFloat16) {
+    return export_memory<nb::numpy>(tensor, element_of(dtype));
+  }
+  const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
+  const nb::object integers =
+      export_memory<nb::numpy>(tensor, {static_cast<uint8_t>(nb::dlpack::dtype_code::UInt), bits, 1});
+  if (dtype == DType::kFloat4E2M1x2) return integers;
+  nb::object package;
+  try {
+    package = nb::module_::import_("ml_dtypes");
+  } catch (nb::python_error&) {
+    throw Error(ErrorCode::kUnavailable, "numpy has no " + std::string(to_string(dtype)) + "; ml_dtypes has");
+  }
+  const char* const name = dtype == DType::kBFloat16     ? "bfloat16"
+                           : dtype == DType::kFloat8E4M3 ? "float8_e4m3fn"
+                                                         : "float8_e5m2";
+  return integers.attr("view")(package.attr(name));
+}
+
+}  // namespace
+
 void bind_tensors(nb::module_& m) {
-  nb::class_<Tensor>(m, "TensorView",
-                     "A borrowed array with its float type. Arrays of uint16 and uint8 say none, so `dtype` names it; "
-                     "others know theirs, and every tensor argument takes them as they are.")
+  nb::class_<Tensor> tensor(
+      m, "TensorView",
+      "A borrowed array with its float type, of at most 5 dimensions. Arrays of uint16 and uint8 say none, so `dtype` "
+      "names it; others know theirs, and every tensor argument takes them as they are.");
+  bind_repr(tensor);
+  tensor
       .def(
           "__init__",
           [](Tensor* self, nb::object array, DType dtype) {
             new (self) Tensor(make_tensor(array, dtype, "array", Access::kWriteIfPossible));
           },
           nb::arg("array"), nb::arg("dtype").none() = DType::kUnset)
-      .def_prop_ro("dtype", [](const Tensor& self) { return self.view.dtype; })
-      .def_prop_ro("writable", [](const Tensor& self) { return self.array.writable; })
+      .def_prop_ro(
+          "dtype", [](const Tensor& self) { return self.view.dtype; }, "Its float type.")
+      .def_prop_ro(
+          "writable", [](const Tensor& self) { return self.array.writable; }, "Whether Folio may write to it.")
+      .def("numpy", &to_numpy_array,
+           "The same memory as a numpy array; of ml_dtypes' type for bfloat16 and fp8, bytes for 4-bit pairs.")
+      .def(
+          "__dlpack__",
+          [](const Tensor& self, nb::kwargs how) {
+            return export_memory<nb::array_api>(self, element_of(self.view.dtype)).attr("__dlpack__")(**how);
+          },
+          nb::arg("how"), "For torch.from_dlpack(view) and its like; no copy.")
+      .def("__dlpack_device__",
+           [](const Tensor& self) { return nb::make_tuple(self.array.place.dlpack_type, self.array.place.cuda_index); })
       .def_prop_ro(
           "data", [](const Tensor& self) { return reinterpret_cast<uintptr_t>(self.view.data); },
           "The address of the first element: that of the array itself.")
-      .def_prop_ro("shape",
-                   [](const Tensor& self) {
-                     nb::list shape;
-                     for (int32_t i = 0; i < self.view.rank; ++i) shape.append(self.view.shape[static_cast<size_t>(i)]);
-                     return nb::tuple(shape);
-                   })
+      .def_prop_ro(
+          "shape",
+          [](const Tensor& self) {
+            nb::list shape;
+            for (int32_t i = 0; i < self.view.rank; ++i) shape.append(self.view.shape[static_cast<size_t>(i)]);
+            return nb::tuple(shape);
+          },
+          "Elements of each dimension.")
       .def_prop_ro(
           "strides",
           [](const Tensor& self) {
@@ -162,15 +241,24 @@ void bind_tensors(nb::module_& m) {
             }
             return nb::tuple(strides);
           },
-          "In elements.");
-  nb::class_<Lse>(m, "LseView", "Log-sum-exp of every row: a writable float32 array [tokens, heads] of any strides.")
-      .def(
-          "__init__", [](Lse* self, nb::object data, LseBase base) { new (self) Lse(make_lse(data, base, "data")); },
-          nb::arg("data"), nb::arg("base") = LseBase::kE)
-      .def_prop_ro("base", [](const Lse& self) { return self.view.base; });
-  nb::class_<ScaleArg>(m, "Scale",
-                       "A quantisation scale: stored values times the scale are the real ones. A plain number wherever "
-                       "a Scale is taken is one per tensor.")
+          "Elements from one entry of each dimension to the next.");
+  nb::class_<Lse> lse(
+      m, "LseView",
+      "Log-sum-exp of every row: a writable float32 array [tokens, heads] of any strides. An array where one is taken "
+      "has base e.");
+  bind_repr(lse);
+  lse.def(
+         "__init__", [](Lse* self, nb::object data, LseBase base) { new (self) Lse(make_lse(data, base, "data")); },
+         nb::arg("data"), nb::arg("base") = LseBase::kE)
+      .def_prop_ro(
+          "base", [](const Lse& self) { return self.view.base; }, "The logarithm's base, an LseBase.");
+  nb::class_<ScaleArg> scale_class(
+      m, "Scale",
+      "A quantisation scale: stored values times the scale are the real ones. `value` for everything, or float32 "
+      "`data` of a ScaleGranularity: [1], [heads], [requests] or [requests, heads]. A plain number wherever a Scale is "
+      "taken is one per tensor.");
+  bind_repr(scale_class);
+  scale_class
       .def(
           "__init__",
           [](ScaleArg* self, float value, nb::object data, ScaleGranularity granularity) {
@@ -184,8 +272,10 @@ void bind_tensors(nb::module_& m) {
           },
           nb::arg("value") = 1.0f, nb::kw_only(), nb::arg("data") = nb::none(),
           nb::arg("granularity") = ScaleGranularity::kPerTensor)
-      .def_prop_ro("value", [](const ScaleArg& self) { return self.scale.value; })
-      .def_prop_ro("granularity", [](const ScaleArg& self) { return self.scale.granularity; });
+      .def_prop_ro(
+          "value", [](const ScaleArg& self) { return self.scale.value; }, "1 where there is data.")
+      .def_prop_ro(
+          "granularity", [](const ScaleArg& self) { return self.scale.granularity; }, "How data is indexed.");
 }
 
 }  // namespace folio::python

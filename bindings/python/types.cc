@@ -1,111 +1,88 @@
+#include "fields.hpp"
 #include "views.hpp"
 
 namespace folio::python {
-
 namespace {
 
 void bind_attention_config(nb::module_& m) {
-  const AttentionConfig standard;
-  nb::class_<AttentionConfig>(m, "AttentionConfig",
-                              "What an attention op is prepared for; the fields of folio::AttentionConfig.")
-      .def(
-          "__init__",
-          [](AttentionConfig* self, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim_qk, int32_t head_dim_v,
-             DType q, DType kv, DType ragged_kv, DType out, KvFormat kv_format, int32_t page_size, MaskKind mask,
-             int32_t window_left, int32_t window_right, const Features& features, Determinism determinism) {
-            new (self) AttentionConfig{num_q_heads, num_kv_heads, head_dim_qk,  head_dim_v, q,
-                                       kv,          ragged_kv,    out,          kv_format,  page_size,
-                                       mask,        window_left,  window_right, features,   determinism};
-          },
-          nb::kw_only(), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim_qk"), nb::arg("head_dim_v"),
-          nb::arg("q") = standard.q, nb::arg("kv") = standard.kv, nb::arg("ragged_kv").none() = standard.ragged_kv,
-          nb::arg("out").none() = standard.out, nb::arg("kv_format") = standard.kv_format,
-          nb::arg("page_size") = standard.page_size, nb::arg("mask") = standard.mask,
-          nb::arg("window_left") = standard.window_left, nb::arg("window_right") = standard.window_right,
-          nb::arg("features").none() = nb::none(), nb::arg("determinism") = standard.determinism)
-      .def_rw("num_q_heads", &AttentionConfig::num_q_heads)
-      .def_rw("num_kv_heads", &AttentionConfig::num_kv_heads)
-      .def_rw("head_dim_qk", &AttentionConfig::head_dim_qk)
-      .def_rw("head_dim_v", &AttentionConfig::head_dim_v)
-      .def_rw("q", &AttentionConfig::q)
-      .def_rw("kv", &AttentionConfig::kv)
-      .def_rw("ragged_kv", &AttentionConfig::ragged_kv, nb::for_setter(nb::arg("ragged_kv").none()))
-      .def_rw("out", &AttentionConfig::out, nb::for_setter(nb::arg("out").none()))
-      .def_rw("kv_format", &AttentionConfig::kv_format)
-      .def_rw("page_size", &AttentionConfig::page_size)
-      .def_rw("mask", &AttentionConfig::mask)
-      .def_rw("window_left", &AttentionConfig::window_left)
-      .def_rw("window_right", &AttentionConfig::window_right)
-      .def_prop_rw(
-          "features", [](const AttentionConfig& self) { return self.features; },
-          [](AttentionConfig& self, const Features& features) { self.features = features; },
-          nb::for_setter(nb::arg("features").none()))
-      .def_rw("determinism", &AttentionConfig::determinism);
+  using C = AttentionConfig;
+  fields_of<C>(
+      "AttentionConfig", "What an attention op is prepared for: everything that picks a kernel. Its fields:",
+      required("num_q_heads", &C::num_q_heads, "a multiple of num_kv_heads"),
+      required("num_kv_heads", &C::num_kv_heads, "q head h reads KV head h // (num_q_heads // num_kv_heads)"),
+      required("head_dim_qk", &C::head_dim_qk, "components of a query and of a key; a multiple of 8"),
+      required("head_dim_v", &C::head_dim_v, "components of a value; a multiple of 8"), field("q", &C::q, "dtype of q"),
+      field("kv", &C::kv, "dtype of paged keys and values"),
+      optional_dtype("ragged_kv", &C::ragged_kv,
+                     "dtype of ragged keys and values; None: that of kv, or of q where kv is fp8"),
+      optional_dtype("out", &C::out, "dtype of out; None: that of q, or bfloat16 where q is fp8"),
+      field("kv_format", &C::kv_format, "how pages lie in memory, a KvFormat"),
+      field("page_size", &C::page_size, "tokens a page"),
+      field("mask", &C::mask, "which keys a query sees, before the window: a MaskKind"),
+      field("window_left", &C::window_left, "a query at p sees keys from p - window_left on; -1: all before it"),
+      field("window_right", &C::window_right, "and keys up to p + window_right; -1: all after it"),
+      field("features", &C::features, "what run's arguments may ask for: a Feature, its name, or an iterable of them"),
+      field("determinism", &C::determinism, "what must not change a result's bits, a Determinism"))
+      .bind(m);
 }
 
 void bind_options(nb::module_& m) {
-  nb::class_<GraphBounds>(m, "GraphBounds", "Upper bounds of every batch of an op.")
-      .def(
-          "__init__",
-          [](GraphBounds* self, int32_t max_requests, int32_t max_tokens, int32_t max_q_len, int32_t max_kv_len,
-             int32_t max_shared_levels) {
-            new (self) GraphBounds{max_requests, max_tokens, max_q_len, max_kv_len, max_shared_levels};
-          },
-          nb::kw_only(), nb::arg("max_requests"), nb::arg("max_tokens"), nb::arg("max_q_len"), nb::arg("max_kv_len"),
-          nb::arg("max_shared_levels") = 0)
-      .def_ro("max_requests", &GraphBounds::max_requests)
-      .def_ro("max_tokens", &GraphBounds::max_tokens)
-      .def_ro("max_q_len", &GraphBounds::max_q_len)
-      .def_ro("max_kv_len", &GraphBounds::max_kv_len)
-      .def_ro("max_shared_levels", &GraphBounds::max_shared_levels);
-  nb::class_<PrepareOptions>(m, "PrepareOptions")
-      .def(
-          "__init__",
-          [](PrepareOptions* self, std::optional<GraphBounds> bounds, std::string force_kernel, int32_t num_workers,
-             bool allow_fp8_mma) {
-            new (self) PrepareOptions{bounds, std::move(force_kernel), num_workers, allow_fp8_mma};
-          },
-          nb::kw_only(), nb::arg("bounds") = nb::none(), nb::arg("force_kernel") = "", nb::arg("num_workers") = 0,
-          nb::arg("allow_fp8_mma") = false)
-      .def_ro("bounds", &PrepareOptions::bounds)
-      .def_ro("force_kernel", &PrepareOptions::force_kernel)
-      .def_ro("num_workers", &PrepareOptions::num_workers)
-      .def_ro("allow_fp8_mma", &PrepareOptions::allow_fp8_mma,
-              "A permission, for speed before accuracy: fp8 may be multiplied as it is.");
-  nb::class_<KvShard>(m, "KvShard", "A token-wise shard of a segment over `world` ranks.")
-      .def(
-          "__init__",
-          [](KvShard* self, int32_t world, int32_t rank, int32_t interleave) {
-            new (self) KvShard{world, rank, interleave};
-          },
-          nb::kw_only(), nb::arg("world") = 1, nb::arg("rank") = 0, nb::arg("interleave") = 1)
-      .def_ro("world", &KvShard::world)
-      .def_ro("rank", &KvShard::rank)
-      .def_ro("interleave", &KvShard::interleave);
+  using B = GraphBounds;
+  fields_of<B>("GraphBounds", "Upper bounds of every batch of an op, so that CUDA graphs can capture it. Its fields:",
+               required("max_requests", &B::max_requests, "requests of a batch"),
+               required("max_tokens", &B::max_tokens, "rows of q"),
+               required("max_q_len", &B::max_q_len, "queries of a request"),
+               required("max_kv_len", &B::max_kv_len, "keys of a request"),
+               field("max_shared_levels", &B::max_shared_levels, "shared segments (KvSegment.group_indptr) of a batch"))
+      .bind(m);
+  using P = PrepareOptions;
+  fields_of<P>(
+      "PrepareOptions", "How an op is prepared. Its fields:",
+      field("bounds", &P::bounds,
+            "GraphBounds or None; given: plan refuses larger batches, and a GPU's op is capturable"),
+      field("force_kernel", &P::force_kernel, "the kernel that runs, by name, or prepare fails; empty: the cheapest"),
+      field("num_workers", &P::num_workers, "work lists to plan for; 0: the context's concurrency"),
+      field("allow_fp8_mma", &P::allow_fp8_mma, "a permission, speed before accuracy: fp8 may be multiplied as it is"),
+      field("max_kv_splits", &P::max_kv_splits, "most KV splits of a query; 0: as many as the work needs"))
+      .bind(m);
+  using R = RopeArgs;
+  fields_of<R>(
+      "RopeArgs",
+      "Rotary embedding inside the kernel (Feature.ROPE_LLAMA): components d and d + head_dim_qk / 2 of queries "
+      "and keys are turned by position / scale * theta^(-2 d / head_dim_qk). The cache holds keys that are not "
+      "turned. Its fields:",
+      field("theta", &R::theta, "finite, positive"), field("scale", &R::scale, "divides positions; positive"))
+      .bind(m);
+  using S = KvShard;
+  fields_of<S>("KvShard", "A token-wise shard of a segment: token g lies on rank g // interleave % world. Its fields:",
+               field("world", &S::world, "ranks"), field("rank", &S::rank, "this rank, from 0"),
+               field("interleave", &S::interleave, "tokens that lie together"))
+      .bind(m);
 }
 
 void bind_answers(nb::module_& m) {
-  nb::class_<Device>(m, "Device", "A device: its type and, for GPUs, the CUDA ordinal.")
-      .def_ro("type", &Device::type)
-      .def_ro("index", &Device::index)
-      .def("__repr__", [](const Device& self) { return "<folio.Device: " + describe(self) + ">"; });
-  nb::class_<PlanSummary>(m, "PlanSummary", "What a plan holds.")
-      .def_ro("num_workers", &PlanSummary::num_workers)
-      .def_ro("num_work_tiles", &PlanSummary::num_work_tiles)
-      .def_ro("num_partial_rows", &PlanSummary::num_partial_rows)
-      .def_ro("num_combine_tiles", &PlanSummary::num_combine_tiles)
-      .def_ro("kv_tokens_read", &PlanSummary::kv_tokens_read)
-      .def_ro("qk_pairs", &PlanSummary::qk_pairs);
-  nb::class_<KvFormatAdvice>(m, "KvFormatAdvice", "What an engine should allocate.")
-      .def_ro("format", &KvFormatAdvice::format)
-      .def_ro("page_size", &KvFormatAdvice::page_size);
-  nb::class_<KernelAnswer>(m, "KernelAnswer", "One kernel's answer to a configuration.")
-      .def_ro("name", &KernelAnswer::name)
-      .def_ro("available", &KernelAnswer::available, "This machine can run it.")
-      .def_ro("refusal", &KernelAnswer::refusal, "Why it cannot take the configuration; empty: it can.")
-      .def("__repr__", [](const KernelAnswer& self) {
-        return "<folio.KernelAnswer: " + self.name + ": " + (self.refusal.empty() ? "can" : self.refusal) + ">";
-      });
+  fields_of<Device>("Device", "A device. Its fields:", field("type", &Device::type, "a DeviceType"),
+                    field("index", &Device::index, "the CUDA ordinal; 0 for the CPU"))
+      .bind_answer(m);
+  using P = PlanSummary;
+  fields_of<P>("PlanSummary", "What a plan holds. Its fields:", field("num_workers", &P::num_workers, "work lists"),
+               field("num_work_tiles", &P::num_work_tiles, "tiles of work in them"),
+               field("num_partial_rows", &P::num_partial_rows, "rows of partial results, of split requests"),
+               field("num_combine_tiles", &P::num_combine_tiles, "tiles that put partial results together"),
+               field("kv_tokens_read", &P::kv_tokens_read, "tokens of KV read, per KV head"),
+               field("qk_pairs", &P::qk_pairs, "pairs of a query and a key computed, per q head"))
+      .bind_answer(m);
+  using F = KvFormatAdvice;
+  fields_of<F>("KvFormatAdvice",
+               "What an engine should allocate. Its fields:", field("format", &F::format, "a KvFormat"),
+               field("page_size", &F::page_size, "tokens a page"))
+      .bind_answer(m);
+  using K = KernelAnswer;
+  fields_of<K>("KernelAnswer", "One kernel's answer to a configuration. Its fields:",
+               field("name", &K::name, "the kernel's, as force_kernel takes it"),
+               field("available", &K::available, "whether this machine can run it"),
+               field("refusal", &K::refusal, "why it cannot take the configuration; empty: it can"))
+      .bind_answer(m);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "folio/attention.hpp"
 #include "folio/kv_cache.hpp"
 #include "folio/merge.hpp"
+#include "folio/types/error.hpp"
 
 /// What Python's objects are made of: the C++ views, with the arrays they point into. Immutable once made, so that they
 /// can be read without the GIL.
@@ -29,6 +30,10 @@ struct Lse {
   std::optional<Array> array;
 };
 Lse to_lse(nb::handle source, const std::string& name);
+/// Throws Error(kInvalidArgument) unless the LSE, if there is one, is [num_tokens, heads].
+void require_lse(const std::optional<Array>& lse, int64_t num_tokens, int64_t heads);
+/// Throws Error(kInvalidArgument) unless the vector, if there is one, has an entry a q head.
+void require_heads(const std::optional<Array>& vector, int64_t heads);
 
 /// Scale, with how many heads and requests its data has; 1 where it has one for all.
 struct ScaleArg {
@@ -46,12 +51,16 @@ struct Cache {
   KvCacheView view;
   std::vector<Array> arrays;
 };
+/// Throws Error(kInvalidArgument) where the cache's memory is read-only.
+void require_writable(const Cache& cache);
 
 struct Table {
   PageTableView view;
   int64_t columns = 0;  ///< of a dense one
   std::vector<Array> arrays;
 };
+/// A PageTableView, or an array [rows, columns] of page ids.
+Table to_table(nb::handle source, const std::string& name);
 
 struct Ragged {
   RaggedKvView view;
@@ -84,13 +93,21 @@ struct SegmentArg {
   std::vector<Array> arrays;
 };
 
+/// What one request's custom mask says: a bool for each query and column.
+struct MaskShape {
+  int64_t queries = 0;
+  int64_t columns = 0;
+  friend bool operator==(const MaskShape&, const MaskShape&) = default;
+};
+
 struct Args {
   AttentionArgs view;
   std::vector<SegmentArg> segments;
   std::vector<SegmentArgs> segment_views;
   ScaleArg q_scale, out_scale;
   std::optional<Array> alibi_slopes, sinks, lse;
-  std::vector<Array> arrays;  ///< all of them, the segments' too
+  std::vector<MaskShape> mask_shapes;  ///< of masks that were packed here; none where the caller gave bits
+  std::vector<Array> arrays;           ///< all of them, the segments' too
 
   AttentionArgs with_segments() const {
     AttentionArgs whole = view;
@@ -124,14 +141,31 @@ Stream current_stream(int32_t index, ArrayLists lists);
 /// (torch.cuda.Stream).
 Stream to_stream(nb::handle source, const Device& device, ArrayLists lists);
 
+/// Sets what Folio's own errors are in Python: folio.Error or folio.InvalidArgument, with the code.
+void set_python_error(const Error& error);
+
 void bind_enums(nb::module_& m);
 void bind_config(nb::module_& m);
+void bind_context(nb::module_& m);
 void bind_tensors(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_batch(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_step(nb::module_& m);
+void bind_layer(nb::module_& m);
+void bind_masks(nb::module_& m);
 void bind_merge(nb::module_& m);
 void bind_errors(nb::module_& m);
 void bind_stream(nb::module_& m);
+void bind_kv_cache(nb::module_& m);
+void bind_tables(nb::module_& m);
+void bind_pools(nb::module_& m);
+void bind_prefix_cache(nb::module_& m);
+void bind_quantize(nb::module_& m);
+void bind_cascade(nb::module_& m);
+void bind_sealed_plan(nb::module_& m);
+void bind_process_groups(nb::module_& m);
+void bind_distributed(nb::module_& m);
+void bind_verify(nb::module_& m);
 
 }  // namespace folio::python

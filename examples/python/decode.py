@@ -12,9 +12,9 @@ def main():
     cache = folio.make_nhd_view(k_cache, v_cache)
 
     # Their 20 and 7 keys lie in pages {4, 1} and {2}.
-    kv_len = np.array([20, 7], np.int32)
-    table = folio.csr_table(np.array([4, 1, 2], np.int32), np.array([0, 2, 3], np.int32))
-    slots = np.r_[4 * PAGE_SIZE:5 * PAGE_SIZE, PAGE_SIZE:PAGE_SIZE + 4, 2 * PAGE_SIZE:2 * PAGE_SIZE + 7].astype(np.int64)
+    kv_len = [20, 7]
+    table = folio.csr_table([4, 1, 2], [0, 2, 3])
+    slots = np.r_[4 * PAGE_SIZE:5 * PAGE_SIZE, PAGE_SIZE:PAGE_SIZE + 4, 2 * PAGE_SIZE:2 * PAGE_SIZE + 7]
     k, v = (random.standard_normal((27, KV_HEADS, DIM), dtype=np.float32) for _ in range(2))
     context = folio.Context.cpu()
     folio.write_kv_cache(context, folio.CacheWriteArgs(k, v, slots, cache))
@@ -26,7 +26,7 @@ def main():
     workspace = folio.Workspace(folio.workspace_size(op))
     folio.init_workspace(op, workspace)
 
-    batch = folio.BatchView(np.array([0, 1, 2], np.int32), [folio.KvSegment(kv_len)])
+    batch = folio.BatchView([0, 1, 2], [folio.KvSegment(kv_len)])
     plan = folio.plan(op, batch, buffer)  # once per step: reads lengths only
 
     q = random.standard_normal((2, Q_HEADS, DIM), dtype=np.float32)

@@ -76,20 +76,6 @@ cuda::SegmentParams segment_params(const SegmentArgs& args, bool paged, DType dt
   return params;
 }
 
-void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& args) {
-  const AttentionConfig& config = plan.op->config;
-  if (args.segments.size() > cuda::kMaxSegments) {
-    core::fail(ErrorCode::kUnsupported, "the batch has ", args.segments.size(), " segments; kernels on a GPU take ",
-               cuda::kMaxSegments, " or fewer");
-  }
-  check_aligned("q.data", args.q.data, size_of(config.q));
-  check_aligned("out.data", args.out.data, size_of(config.out));
-  check_aligned("lse.data", args.lse.data, sizeof(float));
-  check_aligned("alibi_slopes", args.alibi_slopes, sizeof(float));
-  check_aligned("sinks", args.sinks, sizeof(float));
-  for (const SegmentArgs& segment : args.segments) check_segment_aligned(segment, config.ragged_kv);
-}
-
 /// Whether a pass's kernel combines its own splits, in this plan and, where a run may be captured, in every later one:
 /// the splits of shared segments are combined by a second kernel.
 bool combines_in_kernel(const detail::PlanBufferState& plan, size_t pass) {
@@ -170,10 +156,22 @@ void launch_pass(const detail::PlanBufferState& plan, size_t pass, const cuda::A
 
 }  // namespace
 
+void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& args) {
+  const AttentionConfig& config = plan.op->config;
+  if (args.segments.size() > cuda::kMaxSegments) {
+    core::fail(ErrorCode::kUnsupported, "the batch has ", args.segments.size(), " segments; kernels on a GPU take ",
+               cuda::kMaxSegments, " or fewer");
+  }
+  check_aligned("q.data", args.q.data, size_of(config.q));
+  check_aligned("out.data", args.out.data, size_of(config.out));
+  check_aligned("lse.data", args.lse.data, sizeof(float));
+  check_aligned("alibi_slopes", args.alibi_slopes, sizeof(float));
+  check_aligned("sinks", args.sinks, sizeof(float));
+  for (const SegmentArgs& segment : args.segments) check_segment_aligned(segment, config.ragged_kv);
+}
+
 void run_on_gpu(const detail::PlanBufferState& plan, const AttentionArgs& args, const WorkspaceLayout& layout,
                 std::byte* workspace, Stream stream) {
-  check_gpu_args(plan, args);
-  if (plan.op->context.state().validate_tables) check_tables(plan, args, stream);
   cuda::AttentionParams params = gpu_params(plan, args, layout, workspace);
   // The first pass that is launched is on the caller's stream. The others' streams fork before it.
   std::array<std::optional<Fork>, cuda::kMaxPasses> forks;

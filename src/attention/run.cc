@@ -79,7 +79,8 @@ void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspa
   AttentionArgs resolved = args;
   if (resolved.sm_scale == 0.0f) resolved.sm_scale = 1.0f / std::sqrt(static_cast<float>(op.config.head_dim_qk));
   auto* bytes = static_cast<std::byte*>(workspace.data);
-  if (op.gpu() == nullptr && op.context.state().validate_tables) attention::check_tables(state, args, stream);
+  if (op.gpu() != nullptr) attention::check_gpu_args(state, args);
+  if (op.context.state().validate_tables) attention::check_tables(state, args, stream);
   if (op.gpu() != nullptr) {
     attention::run_on_gpu(state, resolved, layout, bytes, stream);
   } else {

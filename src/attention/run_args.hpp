@@ -40,9 +40,11 @@ void check_workspace(const Workspace& workspace, size_t needed);
 /// through the plan's buffer.
 void check_tables(const detail::PlanBufferState& plan, const AttentionArgs& args, Stream stream);
 
-/// Enqueues the passes of one layer. `args` is checked but for what a GPU asks besides, and has its defaults resolved.
-/// Throws for what a GPU cannot take although a CPU can: more segments than a launch carries, addresses that are not
-/// aligned to elements.
+/// What a GPU cannot take although a CPU can: more segments than a launch carries, addresses that are not aligned to
+/// elements. Throws kUnsupported or kInvalidArgument.
+void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& args);
+
+/// Enqueues the passes of one layer. `args` is checked and has its defaults resolved.
 void run_on_gpu(const detail::PlanBufferState& plan, const AttentionArgs& args, const WorkspaceLayout& layout,
                 std::byte* workspace, Stream stream);
 

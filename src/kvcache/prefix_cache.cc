@@ -55,7 +55,7 @@ void heal(PrefixTree& tree, int32_t node, int64_t begin, int64_t end, const Hand
   tree.give_window_copies(node);
 }
 
-HandedOver hand_over(PrefixTree& tree, const HandOver& request, SlotChanges& changes) {
+HandedOver walk(PrefixTree& tree, const HandOver& request, SlotChanges& changes) {
   const auto end = static_cast<int64_t>(request.tokens.size());
   tree.touch_path(request.node);
   int32_t node = request.node == kNone ? tree.find_root(request.extra_key) : request.node;
@@ -86,15 +86,42 @@ HandedOver hand_over(PrefixTree& tree, const HandOver& request, SlotChanges& cha
   HandedOver result{node, length, length};
   // A leaf without window copies could never be matched.
   if (length == end || request.window_begin >= end) return result;
-  if (node == kNone) node = tree.add_root(request.extra_key);
-  if (request.window_begin > length) {
-    node = tree.add_leaf(node, part(request.tokens, length, request.window_begin),
-                         part(request.slots, length, request.window_begin), true);
-    length = request.window_begin;
+  const bool new_root = node == kNone;
+  if (new_root) node = tree.add_root(request.extra_key);
+  const int64_t tombstone_end = std::max(length, request.window_begin);
+  SlotChanges undone;
+  int32_t tombstone = kNone;
+  try {
+    if (tombstone_end > length) {
+      undone.freed.reserve(static_cast<size_t>(tombstone_end - length));
+      tombstone = tree.add_leaf(node, part(request.tokens, length, tombstone_end),
+                                part(request.slots, length, tombstone_end), true);
+    }
+    result.node = tree.add_leaf(tombstone == kNone ? node : tombstone, part(request.tokens, tombstone_end, end),
+                                part(request.slots, tombstone_end, end), false);
+  } catch (...) {  // neither a tombstone nor a root stands without what is below it
+    if (tombstone != kNone) {
+      tree.remove_leaf(tombstone, undone);
+    } else if (new_root) {
+      tree.drop_root(node);
+    }
+    throw;
   }
-  result.node = tree.add_leaf(node, part(request.tokens, length, end), part(request.slots, length, end), false);
   result.length = end;
   return result;
+}
+
+/// Where memory runs out the tree keeps what it has, split or healed, and nobody's slots have been freed.
+HandedOver hand_over(PrefixTree& tree, const HandOver& request, SlotChanges& changes) {
+  const size_t freed = changes.freed.size();
+  detail::make_room(changes.freed, request.slots.size());
+  if (tree.windowed()) detail::make_room(changes.moved, request.tokens.size());
+  try {
+    return walk(tree, request, changes);
+  } catch (...) {
+    changes.freed.resize(freed);
+    throw;
+  }
 }
 
 void check_hand_over(const PrefixTree& tree, const PrefixKey& key, std::span<const int32_t> slots,
@@ -221,10 +248,11 @@ PrefixLock PrefixCache::acquire(const PrefixKey& key, std::vector<int32_t>& slot
   if (found.total() == 0) return lock;
   const int64_t length = found.total();
   const size_t old_size = slots.size();
-  slots.resize(old_size + static_cast<size_t>(length));
+  slots.reserve(old_size + static_cast<size_t>(length));
   if (found.inner != kNone) found.node = tree.split(found.inner, found.inner_length);
   tree.touch_path(found.node);
   if (found.inner != kNone) tree.touch(found.inner);
+  slots.resize(old_size + static_cast<size_t>(length));
   copy_slots(tree, found.node, 0, length, std::span(slots).subspan(old_size));
   lock_end(lock, found.node, length);
   tree.check_sometimes();

@@ -84,17 +84,24 @@ PrefixPosition PrefixTree::find(int32_t root, std::span<const int32_t> tokens) c
 
 int32_t PrefixTree::new_node() {
   if (free_nodes.empty()) {
+    if (free_nodes.capacity() <= nodes.size()) free_nodes.reserve(2 * nodes.size() + 1);  // drop_node allocates nothing
     nodes.emplace_back();
-    free_nodes.reserve(nodes.capacity());
     free_nodes.push_back(static_cast<int32_t>(nodes.size()) - 1);
   }
   const int32_t node = free_nodes.back();
+  const auto entry = [] {
+    List made;
+    made.emplace();
+    return made.extract(made.begin());
+  };
+  at(node).leaf_entry = entry();
+  if (windowed()) at(node).window_entry = entry();
   free_nodes.pop_back();
   at(node).live = true;
   return node;
 }
 
-void PrefixTree::drop_node(int32_t node) {
+void PrefixTree::drop_node(int32_t node) noexcept {
   at(node) = PrefixNode();
   free_nodes.push_back(node);
 }
@@ -108,19 +115,22 @@ void PrefixTree::unindex(int32_t node) {
   children.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == node; }));
 }
 
-void PrefixTree::enlist(int32_t node) {
+void PrefixTree::enlist(int32_t node) noexcept {
   PrefixNode& n = at(node);
-  const auto place = [&](List& list, uint64_t& since, bool wanted) {
+  const auto place = [&](List& list, List::node_type& entry, uint64_t& since, bool wanted) {
     if (since == (wanted ? n.used : 0)) return;
-    if (since != 0) list.erase({since, node});
+    if (since != 0) entry = list.extract({since, node});
     since = wanted ? n.used : 0;
-    if (wanted) list.emplace(since, node);
+    if (!wanted) return;
+    entry.value() = {since, node};
+    list.insert(std::move(entry));
   };
   const bool inside = n.parent != kNone;
   const bool free_leaf = n.num_children == 0 && n.locks == 0;
-  place(leaves, n.leaf_since, inside && free_leaf);
+  place(leaves, n.leaf_entry, n.leaf_since, inside && free_leaf);
   const bool has_copies = windowed() && !n.tombstone;
-  place(window_list, n.window_since, inside && has_copies && n.window_locks == 0 && (n.num_children > 0 || free_leaf));
+  place(window_list, n.window_entry, n.window_since,
+        inside && has_copies && n.window_locks == 0 && (n.num_children > 0 || free_leaf));
 }
 
 void PrefixTree::count_window(const PrefixNode& node, int64_t sign) {
@@ -128,7 +138,7 @@ void PrefixTree::count_window(const PrefixNode& node, int64_t sign) {
   (node.window_locks > 0 ? window_locked : window_evictable) += sign * node.size();
 }
 
-void PrefixTree::touch(int32_t node) {
+void PrefixTree::touch(int32_t node) noexcept {
   at(node).used = ++clock;
   enlist(node);
 }
@@ -141,21 +151,39 @@ void PrefixTree::touch_path(int32_t node) {
 }
 
 int32_t PrefixTree::add_root(std::string_view extra_key) {
-  const int32_t root = new_node();
-  const auto entry = roots.emplace(std::string(extra_key), root).first;
+  const auto entry = roots.emplace(std::string(extra_key), kNone).first;
+  int32_t root = kNone;
+  try {
+    root = new_node();
+  } catch (...) {
+    roots.erase(entry);
+    throw;
+  }
+  entry->second = root;
   at(root).extra_key = &entry->first;
   return root;
 }
 
+void PrefixTree::drop_root(int32_t root) noexcept {
+  roots.erase(roots.find(*at(root).extra_key));
+  drop_node(root);
+}
+
 int32_t PrefixTree::add_leaf(int32_t parent, std::span<const int32_t> tokens, std::span<const int32_t> slots,
                              bool tombstone) {
+  std::vector<int32_t> own_tokens(tokens.begin(), tokens.end()), own_slots(slots.begin(), slots.end());
   const int32_t leaf = new_node();
   PrefixNode& n = at(leaf);
-  n.tokens.assign(tokens.begin(), tokens.end());
-  n.slots.assign(slots.begin(), slots.end());
+  n.tokens = std::move(own_tokens);
+  n.slots = std::move(own_slots);
   n.parent = parent;
   n.tombstone = tombstone;
-  index(leaf);
+  try {
+    index(leaf);
+  } catch (...) {
+    drop_node(leaf);
+    throw;
+  }
   ++at(parent).num_children;
   ++num_nodes;
   evictable += n.size();
@@ -166,23 +194,34 @@ int32_t PrefixTree::add_leaf(int32_t parent, std::span<const int32_t> tokens, st
 }
 
 int32_t PrefixTree::split(int32_t node, int64_t length) {
+  const auto& all = at(node);
+  std::vector<int32_t> own_tokens(all.tokens.begin(), all.tokens.begin() + length);
+  std::vector<int32_t> own_slots(all.slots.begin(), all.slots.begin() + length);
   const int32_t upper = new_node();
   PrefixNode& low = at(node);
   PrefixNode& up = at(upper);
-  unindex(node);
-  up.tokens.assign(low.tokens.begin(), low.tokens.begin() + length);
-  up.slots.assign(low.slots.begin(), low.slots.begin() + length);
+  up.tokens = std::move(own_tokens);
+  up.slots = std::move(own_slots);
+  up.parent = low.parent;
+  try {
+    index(upper);
+  } catch (...) {
+    drop_node(upper);
+    throw;
+  }
+  // `node` comes back under another hash: the same entry, and no more of them than now.
+  const auto [first, last] = children.equal_range(child_hash(low.parent, low.tokens.data()));
+  auto entry = children.extract(std::find_if(first, last, [&](const auto& child) { return child.second == node; }));
   low.tokens.erase(low.tokens.begin(), low.tokens.begin() + length);
   low.slots.erase(low.slots.begin(), low.slots.begin() + length);
-  up.parent = low.parent;
   low.parent = upper;
+  entry.key() = child_hash(upper, low.tokens.data());
+  children.insert(std::move(entry));
   up.num_children = 1;
   up.locks = low.locks;
   up.window_locks = low.window_locks;
   up.tombstone = low.tombstone;
   up.used = low.used;
-  index(upper);
-  index(node);
   ++num_nodes;
   enlist(upper);
   return upper;
@@ -190,6 +229,11 @@ int32_t PrefixTree::split(int32_t node, int64_t length) {
 
 PrefixCache::Amount PrefixTree::remove_leaf(int32_t node, SlotChanges& changes) {
   PrefixCache::Amount gone;
+  auto slots = static_cast<size_t>(at(node).size());
+  for (int32_t above = at(node).parent; at(above).tombstone && at(above).num_children == 1; above = at(above).parent) {
+    slots += static_cast<size_t>(at(above).size());
+  }
+  make_room(changes.freed, slots);
   for (bool more = true; more;) {
     const PrefixNode& n = at(node);
     const int32_t parent = n.parent;
@@ -207,8 +251,7 @@ PrefixCache::Amount PrefixTree::remove_leaf(int32_t node, SlotChanges& changes) 
     --above.num_children;
     more = above.num_children == 0 && above.tombstone;
     if (above.num_children == 0 && is_root(parent)) {
-      roots.erase(roots.find(*above.extra_key));
-      drop_node(parent);
+      drop_root(parent);
     } else {
       enlist(parent);
     }
@@ -219,8 +262,8 @@ PrefixCache::Amount PrefixTree::remove_leaf(int32_t node, SlotChanges& changes) 
 
 PrefixCache::Amount PrefixTree::cut_leaf(int32_t node, int64_t slots, SlotChanges& changes) {
   PrefixNode& n = at(node);
-  count_window(n, -1);
   changes.freed.insert(changes.freed.end(), n.slots.end() - slots, n.slots.end());
+  count_window(n, -1);
   const auto kept = static_cast<size_t>(n.size() - slots);
   n.tokens.resize(kept);
   n.slots.resize(kept);
@@ -237,14 +280,14 @@ void PrefixTree::make_tombstone(int32_t node, SlotChanges& changes) {
   enlist(node);
 }
 
-void PrefixTree::give_window_copies(int32_t node) {
+void PrefixTree::give_window_copies(int32_t node) noexcept {
   PrefixNode& n = at(node);
   n.tombstone = false;
   count_window(n, 1);
   enlist(node);
 }
 
-int64_t PrefixTree::lock(int32_t node, int64_t length) {
+int64_t PrefixTree::lock(int32_t node, int64_t length) noexcept {
   ++num_locks;
   int64_t window_begin = length;
   const int64_t window = std::max(options.window_left, 0);

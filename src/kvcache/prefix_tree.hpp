@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -14,6 +16,9 @@
 
 namespace folio::inline v0::detail {
 
+/// (used, node): least recently used first.
+using PrefixList = std::set<std::pair<uint64_t, int32_t>>;
+
 /// A run of tokens that follows its parent's, with one slot a token. Roots (one an extra key) have no tokens.
 struct PrefixNode {
   std::vector<int32_t> tokens;
@@ -25,8 +30,9 @@ struct PrefixNode {
   uint64_t used = 0;         ///< the tree's clock at its last use; later for nodes further from the root
   uint64_t leaf_since = 0;   ///< the time under which it is in `leaves`; 0 = it is not
   uint64_t window_since = 0;
-  const std::string* extra_key = nullptr;  ///< of a root
-  bool tombstone = false;                  ///< its slots have no window copies
+  PrefixList::node_type leaf_entry, window_entry;  ///< of the lists that it is not in: entering one allocates nothing
+  const std::string* extra_key = nullptr;          ///< of a root
+  bool tombstone = false;                          ///< its slots have no window copies
   bool live = false;
 
   int64_t size() const noexcept { return static_cast<int64_t>(tokens.size()); }
@@ -42,11 +48,18 @@ struct PrefixPosition {
   int64_t total() const noexcept { return length + inner_length; }
 };
 
+/// Room for `more` elements, which are then appended without an allocation; grows as push_back does.
+template <typename T>
+void make_room(std::vector<T>& values, size_t more) {
+  if (values.capacity() - values.size() < more) values.reserve(std::max(2 * values.capacity(), values.size() + more));
+}
+
 /// The tree behind PrefixCache and its locks. Nodes are numbers: a split gives the upper part a new one, so that what
-/// points to the end of a node still does. Nothing is checked here; prefix_cache.cc does.
+/// points to the end of a node still does. Nothing is checked here; prefix_cache.cc does. A call for which there is no
+/// memory throws with the tree as it was.
 struct PrefixTree {
   static constexpr int32_t kNone = -1;
-  using List = std::set<std::pair<uint64_t, int32_t>>;  ///< (used, node): least recently used first
+  using List = PrefixList;
 
   explicit PrefixTree(const PrefixCacheOptions& chosen) : options(chosen) {}
 
@@ -67,6 +80,7 @@ struct PrefixTree {
   PrefixPosition find(int32_t root, std::span<const int32_t> tokens) const;
 
   int32_t add_root(std::string_view extra_key);
+  void drop_root(int32_t root) noexcept;  ///< which has no children
   int32_t add_leaf(int32_t parent, std::span<const int32_t> tokens, std::span<const int32_t> slots, bool tombstone);
   /// Cuts a node; returns the new one, which has its first `length` tokens. Both have the same locks.
   int32_t split(int32_t node, int64_t length);
@@ -75,13 +89,13 @@ struct PrefixTree {
   /// Takes the last `slots` of a leaf, whole pages but not all of them.
   PrefixCache::Amount cut_leaf(int32_t node, int64_t slots, SlotChanges& changes);
   void make_tombstone(int32_t node, SlotChanges& changes);
-  void give_window_copies(int32_t node);
+  void give_window_copies(int32_t node) noexcept;
 
-  void touch(int32_t node);
+  void touch(int32_t node) noexcept;
   void touch_path(int32_t node);
 
   /// Locks the path that ends `length` tokens from the beginning at `node`; returns where its window locks begin.
-  int64_t lock(int32_t node, int64_t length);
+  int64_t lock(int32_t node, int64_t length) noexcept;
   void unlock(int32_t node, int64_t length, int64_t window_begin) noexcept;
 
   void check() const;      ///< throws kInternal
@@ -109,8 +123,8 @@ struct PrefixTree {
   void index(int32_t node);
   void unindex(int32_t node);
   int32_t new_node();
-  void drop_node(int32_t node);
-  void enlist(int32_t node);
+  void drop_node(int32_t node) noexcept;
+  void enlist(int32_t node) noexcept;
   void count_window(const PrefixNode& node, int64_t sign);
 };
 

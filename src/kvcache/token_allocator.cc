@@ -70,6 +70,10 @@ struct TokenAllocator::State {
     core::require((last_slot + 1) % page_size == prefix_len % page_size, "the last slot of request ", request, " is ",
                   last_slot, ", offset ", last_slot % page_size, " of its page; token ", prefix_len - 1, " has offset ",
                   (prefix_len - 1) % page_size, " in pages of ", page_size);
+    check_continues(request, prefix_len, seq_len, last_slot);
+  }
+
+  void check_continues(size_t request, int32_t prefix_len, int32_t seq_len, int32_t last_slot) const {
     core::require(!continues(prefix_len, seq_len) || !held(last_slot + 1), "slot ", last_slot + 1,
                   ", the next of request ", request, ", is held already");
   }
@@ -120,8 +124,12 @@ class TokenAllocator::Growth {
         "there are ", prefix_lens_.size(), " prefix_lens, ", seq_lens_.size(), " seq_lens and ", last_slots_.size(),
         " last_slots; one of each a request");
     int64_t tokens = 0;
+    // All before the first note: a slot that another request of this call will get is nobody's last one yet.
     for (size_t r = 0; r < seq_lens_.size(); ++r) {
       state_.check_grows(r, prefix_len(r), seq_lens_[r], last_slots_[r]);
+    }
+    for (size_t r = 0; r < seq_lens_.size(); ++r) {
+      state_.check_continues(r, prefix_len(r), seq_lens_[r], last_slots_[r]);
       note(r, true);
       noted_ = r + 1;
       tokens += seq_lens_[r] - prefix_len(r);

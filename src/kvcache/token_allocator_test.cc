@@ -111,6 +111,19 @@ TEST(TokenAllocatorTest, ChecksTheNumbersOfArguments) {
   EXPECT_EQ(allocator.available(), 8);
 }
 
+/// One request's last slot is the slot that another of the same call is to get: both would get the one behind it.
+TEST(TokenAllocatorTest, ALastSlotThatTheSameCallHandsOut_IsNotHeldYet) {
+  TokenAllocator allocator(8, 4);
+  Slots first(1);
+  ASSERT_TRUE(allocator.alloc(first));
+  const Slots prefix_lens{1, 2}, seq_lens{3, 3}, last_slots{first[0], first[0] + 1};
+  Slots slots(3, -7);
+  EXPECT_EQ(message_of([&] { (void)allocator.alloc_extend(prefix_lens, seq_lens, last_slots, slots); }),
+            "the last slot of request 1 is 5, which is not held");
+  EXPECT_EQ(slots, Slots(3, -7));
+  allocator.check_invariants();
+}
+
 TEST(TokenAllocatorTest, HasOneGroupAtATime) {
   TokenAllocator allocator(4);
   Slots slots(2);

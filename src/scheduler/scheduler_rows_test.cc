@@ -18,14 +18,14 @@ using testing::Case;
 using testing::check_plan;
 using testing::OwnedBatch;
 
-constexpr int kRandomCases = folio::testing::random_cases(3000);
+constexpr int kRandomBatches = folio::testing::random_cases(3000);
 
 TEST(PlannedRows, Rows_TwoPlansOfABatch_TakeEveryRequestOnce) {
   std::mt19937 random(81);
   PlanStorage few_storage;
   PlanStorage many_storage;
   int both = 0;
-  for (int i = 0; i < kRandomCases; ++i) {
+  for (int i = 0; i < kRandomBatches; ++i) {
     Case one = testing::random_case(random);
     SchedulerConfig few = one.config;
     SchedulerConfig many = one.config;
@@ -38,7 +38,7 @@ TEST(PlannedRows, Rows_TwoPlansOfABatch_TakeEveryRequestOnce) {
     ASSERT_EQ(check_plan(many, one.batch, of_many), "") << "case " << i;
     both += of_few.num_work_tiles > 0 && of_many.num_work_tiles > 0 ? 1 : 0;
   }
-  EXPECT_GT(both, kRandomCases / 20);
+  EXPECT_GT(both, kRandomBatches / 20);
 }
 
 TEST(PlannedRows, Rows_SharedSegments_LongestRequestDecides) {

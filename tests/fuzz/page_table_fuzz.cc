@@ -5,29 +5,18 @@
 #include <cstdint>
 #include <vector>
 
+#include "calls.hpp"
 #include "folio/page_table.hpp"
 #include "input.hpp"
 
 namespace {
 
-using folio::Error;
 using folio::PageTableView;
 
 constexpr size_t kMaxRows = 8;
 constexpr int32_t kUsualLength = 96;
 constexpr int32_t kMaxSlots = 64;
 constexpr int32_t kMaxRatio = 1 << 16;  // the expansion is as long as it says: keep it within a fuzzer's memory
-
-/// Runs a call that may refuse its arguments; true if it did not.
-template <typename Call>
-bool accepted(Call&& call) {
-  try {
-    call();
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
 
 /// A page size, usually one that a cache would have.
 int32_t take_page_size(FuzzInput& input) {

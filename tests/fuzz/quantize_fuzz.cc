@@ -5,28 +5,17 @@
 #include <cstdint>
 #include <vector>
 
+#include "calls.hpp"
 #include "folio/context.hpp"
 #include "folio/quantize.hpp"
-#include "folio/types/error.hpp"
 #include "folio/types/nvfp4.hpp"
 #include "input.hpp"
 
 namespace {
 
 using folio::DType;
-using folio::Error;
 
 constexpr uint8_t kGap = 0xa5;
-
-template <typename Call>
-bool accepted(Call&& call) {
-  try {
-    call();
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
 
 const folio::Context& shared_context() {
   static const folio::Context context = folio::Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});

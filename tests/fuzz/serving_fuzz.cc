@@ -1,15 +1,19 @@
 // A random sequence of an engine's calls: requests begin, grow, fork, end and are evicted; steps are planned and run
-// plainly, with shared prefixes and in two parts that are merged; ranks of threads meet, and one of them may fail.
-// After every call the model (serving_model.hpp) knows what must be there: values are compared with the float64 oracle,
-// counts with its own, and what must be refused is refused and changes nothing.
-#include "serving_model.hpp"
-
+// plainly, with shared prefixes, in two parts that are merged, and through the three backends for engines, which write
+// the new keys themselves; ranks of threads meet, and one of them may fail. After every call the model
+// (serving_model.hpp) knows what must be there: values are compared with the float64 oracle, counts with its own, and
+// what must be refused is refused and changes nothing.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
 
 #include "folio/distributed.hpp"
+#include "serving_flash_attn.hpp"
+#include "serving_flashinfer.hpp"
+#include "serving_model.hpp"
+#include "serving_step.hpp"
+#include "serving_token_pool.hpp"
 
 namespace {
 
@@ -17,25 +21,6 @@ using namespace serving;
 using folio::DType;
 using folio::Error;
 using folio::ErrorCode;
-
-constexpr float kUntouched = -12345.0f;
-
-template <typename Call>
-bool refused(ErrorCode code, Call&& call) {
-  try {
-    call();
-    return false;
-  } catch (const Error& error) {
-    FUZZ_CHECK(error.code() == code);
-    return true;
-  }
-}
-
-/// One thread: the order of the calls is what is tried here.
-const folio::Context& shared_context() {
-  static const folio::Context context = folio::Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
-  return context;
-}
 
 folio::AttentionConfig take_config(FuzzInput& input) {
   folio::AttentionConfig config;
@@ -49,17 +34,29 @@ folio::AttentionConfig take_config(FuzzInput& input) {
   return config;
 }
 
-struct FreeMemory {
-  void operator()(void* memory) const { std::free(memory); }
+/// The pool's keys and values in one allocation, so that a backend's cache is one tensor over both.
+struct PoolMemory {
+  PoolMemory(const folio::AttentionConfig& attention, folio::KvPoolLayout layout) {
+    config.num_slots = kPoolTokens;
+    config.page_size = attention.page_size;
+    config.num_layers = 1;
+    config.num_kv_heads = attention.num_kv_heads;
+    config.head_dim_qk = attention.head_dim_qk;
+    config.head_dim_v = attention.head_dim_v;
+    config.dtype = DType::kFloat32;
+    config.layout = layout;
+    const size_t k_floats = folio::KvPool::k_bytes_per_layer(config) / sizeof(float);
+    values.assign(k_floats + folio::KvPool::v_bytes_per_layer(config) / sizeof(float), 0.0f);
+    k = {values.data()};
+    v = {values.data() + k_floats};
+  }
+  folio::KvPoolConfig config;
+  std::vector<float> values;
+  std::array<void*, 1> k{}, v{};
 };
 
-/// Rows of some requests' last tokens, in the order of the batch.
-struct Step {
-  std::vector<size_t> requests;
-  std::vector<int32_t> cu_q = {0}, kv_len, q_first_pos;
-  std::vector<int32_t> indptr = {0}, pages;
-  std::vector<float> q;
-  int32_t rows() const { return cu_q.back(); }
+struct FreeMemory {
+  void operator()(void* memory) const { std::free(memory); }
 };
 
 class Engine {
@@ -70,13 +67,8 @@ class Engine {
         op_(folio::prepare(shared_context(), config_)),
         buffer_(folio::make_plan_buffer(op_)),
         planner_(op_, input.take_between(0, 3)),
-        pool_({.num_slots = kPoolTokens,
-               .page_size = config_.page_size,
-               .num_layers = 1,
-               .num_kv_heads = config_.num_kv_heads,
-               .head_dim_qk = config_.head_dim_qk,
-               .head_dim_v = config_.head_dim_v,
-               .dtype = DType::kFloat32}),
+        memory_(config_, static_cast<folio::KvPoolLayout>(input.take<uint8_t>() % 2)),
+        pool_(memory_.config, memory_.k, memory_.v),
         allocator_(kPoolTokens, config_.page_size),
         cache_({.page_size = config_.page_size}) {}
 
@@ -89,7 +81,8 @@ class Engine {
   }
 
   void call() {
-    switch (input_.take<uint8_t>() % 12) {
+    const auto kind = input_.take<uint8_t>();
+    switch (kind < 168 ? kind % 12 : 12 + kind % 4) {
       case 0:
       case 1: begin_request(); break;
       case 2:
@@ -103,7 +96,11 @@ class Engine {
         break;
       case 9: evict(input_.take_between(0, kPoolTokens)); break;
       case 10: refuse(); break;
-      default: meet(); break;
+      case 11: meet(); break;
+      case 12: run_with_flashinfer(); break;
+      case 13: run_with_flash_attention(); break;
+      case 14: run_with_token_pool(); break;
+      default: refuse_in_backends(); break;
     }
     check_counts();
   }
@@ -229,27 +226,16 @@ class Engine {
     FUZZ_CHECK(allocator_.available() == kPoolTokens - held);
   }
 
-  /// Some requests' last tokens; keys [first_key(r), last_key(r)) by their pages.
-  Step take_step() {
-    Step step;
+  std::vector<StepEntry> take_entries() {
+    std::vector<StepEntry> entries;
     for (size_t r = 0; r < requests_.size(); ++r) {
       if (input_.take<uint8_t>() % 4 == 0) continue;
-      const Request& request = requests_[r];
-      const int32_t q_len = input_.take<uint8_t>() % 2 == 0 ? 1 : input_.take_between(0, request.length());
-      step.requests.push_back(r);
-      step.cu_q.push_back(step.rows() + q_len);
-      step.kv_len.push_back(request.length());
-      step.q_first_pos.push_back(request.length() - q_len);
-      for (int32_t p = 0; p < request.length(); p += config_.page_size) {
-        step.pages.push_back(request.slots[static_cast<size_t>(p)] / config_.page_size);
-      }
-      step.indptr.push_back(static_cast<int32_t>(step.pages.size()));
-      for (int32_t p = request.length() - q_len; p < request.length(); ++p) {
-        append_row(step.q, request.tokens[static_cast<size_t>(p)], p, kQuery, config_.num_q_heads, config_.head_dim_qk);
-      }
+      const int32_t q_len = input_.take<uint8_t>() % 2 == 0 ? 1 : input_.take_between(0, requests_[r].length());
+      entries.push_back({r, q_len});
     }
-    return step;
+    return entries;
   }
+  Step take_step() { return make_step(take_entries(), requests_, config_); }
 
   folio::BatchView batch_of(const Step& step, std::span<const folio::KvSegment> segments) const {
     folio::BatchView batch;
@@ -364,6 +350,39 @@ class Engine {
     check(step, output);
   }
 
+  /// A backend is made when it is first asked for, and now and then anew, with other options.
+  template <typename Serving>
+  Serving& serving(std::optional<Serving>& backend) {
+    if (!backend || input_.take<uint8_t>() % 8 == 0) backend.emplace(input_, config_, pool_);
+    return *backend;
+  }
+
+  void run_with_flashinfer() { serving(flashinfer_).step(input_, take_entries(), requests_); }
+
+  void run_with_flash_attention() {
+    std::vector<std::vector<StepEntry>> steps;
+    for (int32_t i = input_.take_between(1, 3); i > 0; --i) steps.push_back(take_entries());
+    serving(flash_attn_).steps(input_, steps, requests_);
+  }
+
+  void run_with_token_pool() {
+    TokenPoolServing& backend = serving(token_pool_);
+    if (input_.take<uint8_t>() % 4 == 0) {
+      backend.captured(input_, take_entries(), requests_);
+    } else {
+      backend.step(input_, take_entries(), requests_);
+    }
+  }
+
+  void refuse_in_backends() {
+    const std::vector<StepEntry> entries = take_entries();
+    switch (input_.take<uint8_t>() % 3) {
+      case 0: serving(flashinfer_).refuse(input_, entries, requests_); break;
+      case 1: serving(flash_attn_).refuse(input_, entries, requests_); break;
+      default: serving(token_pool_).refuse(input_, entries, requests_);
+    }
+  }
+
   /// Calls that cannot be: each is refused, and what comes after finds everything as it was.
   void refuse() {
     const auto kBad = ErrorCode::kInvalidArgument;
@@ -423,11 +442,15 @@ class Engine {
   folio::AttentionOp op_;
   folio::PlanBuffer buffer_;
   folio::CascadePlanner planner_;
+  PoolMemory memory_;
   folio::KvPool pool_;
   folio::TokenAllocator allocator_;
   folio::PrefixCache cache_;
   std::vector<Request> requests_;
   std::optional<folio::AttentionPlan> last_plan_;
+  std::optional<FlashInferServing> flashinfer_;
+  std::optional<FlashAttentionServing> flash_attn_;
+  std::optional<TokenPoolServing> token_pool_;
 };
 
 }  // namespace

@@ -13,20 +13,13 @@
 #include "folio/pools.hpp"
 #include "folio/reference.hpp"
 #include "input.hpp"
+#include "values.hpp"
 
 namespace serving {
 
 constexpr int32_t kMostRequests = 6;
 constexpr int32_t kMostTokens = 48;  // of a request
 constexpr int32_t kPoolTokens = 128;
-
-/// A value in [-1, 1) that follows from what it belongs to.
-inline float value_of(uint32_t token, uint32_t position, uint32_t place) {
-  uint64_t x = (uint64_t{token} << 40) ^ (uint64_t{position} << 20) ^ place;
-  x = (x ^ (x >> 31)) * 0x7fb5d329728ea185u;
-  x = (x ^ (x >> 27)) * 0x81dadef4bc2dd44du;
-  return static_cast<float>(static_cast<int32_t>((x >> 33) & 0xffff) - 0x8000) / 32768.0f;
-}
 
 /// One request: token i is `tokens[i]` and lies in `slots[i]`. The first `lock->length()` slots are the prefix cache's.
 struct Request {
@@ -47,20 +40,24 @@ inline void append_row(std::vector<float>& rows, int32_t token, int32_t position
   }
 }
 
-inline bool near(double got, double expected) {
-  if (std::isinf(expected)) return got == expected;
-  return std::abs(got - expected) <= 2e-5 + 2e-5 * std::abs(expected);
-}
-
-/// The results of a step, packed: [tokens, heads, head_dim_v] and [tokens, heads].
+/// The results of a step, packed: [tokens, heads, head_dim_v] and [tokens, heads]; without lse where nothing returns
+/// it.
 struct StepOutput {
   std::vector<float> out, lse;
+};
+
+/// What a layer does to its logits besides mask and window.
+struct LayerFeatures {
+  float sm_scale = 0.0f;  ///< 0 = 1 / sqrt(head_dim_qk)
+  float logits_soft_cap = 0.0f;
+  std::vector<float> sinks, alibi_slopes;  ///< [num_q_heads] or empty
 };
 
 /// Compares rows of the last `q_len` tokens of a request with the oracle: `first_row` is their first row of `output`.
 /// Only keys [first_key, last_key) count.
 inline void check_rows(const folio::AttentionConfig& config, const Request& request, int32_t q_len, int32_t first_key,
-                       int32_t last_key, const StepOutput& output, size_t first_row) {
+                       int32_t last_key, const StepOutput& output, size_t first_row,
+                       const LayerFeatures& features = {}) {
   std::vector<float> q, k, v;
   const int32_t length = request.length();
   for (int32_t p = length - q_len; p < length; ++p) {
@@ -89,13 +86,17 @@ inline void check_rows(const folio::AttentionConfig& config, const Request& requ
   folio::AttentionArgs args;
   args.q = {q.data(), folio::DType::kFloat32, {q_len, config.num_q_heads, config.head_dim_qk}};
   args.segments = {&keys, 1};
+  args.sm_scale = features.sm_scale;
+  args.logits_soft_cap = features.logits_soft_cap;
+  if (!features.sinks.empty()) args.sinks = features.sinks.data();
+  if (!features.alibi_slopes.empty()) args.alibi_slopes = features.alibi_slopes.data();
   std::vector<double> exact(static_cast<size_t>(config.head_dim_v));
   for (int32_t t = 0; t < q_len; ++t) {
     for (int32_t h = 0; h < config.num_q_heads; ++h) {
       const double lse = folio::verify::reference_row(config, batch, args, t, h, exact);
       const size_t row =
           (first_row + static_cast<size_t>(t)) * static_cast<size_t>(config.num_q_heads) + static_cast<size_t>(h);
-      FUZZ_CHECK(near(output.lse[row], lse));
+      FUZZ_CHECK(output.lse.empty() || near(output.lse[row], lse));
       for (size_t d = 0; d < exact.size(); ++d) FUZZ_CHECK(near(output.out[row * exact.size() + d], exact[d]));
     }
   }

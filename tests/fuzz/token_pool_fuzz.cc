@@ -5,32 +5,21 @@
 #include <cstdint>
 #include <vector>
 
+#include "calls.hpp"
 #include "folio/backends/token_pool/draft_kv_indices.hpp"
 #include "folio/backends/token_pool/draft_tree.hpp"
 #include "folio/backends/token_pool/kv_indices.hpp"
-#include "folio/types/error.hpp"
 #include "input.hpp"
 
 namespace {
 
 using namespace folio::backends;
-using folio::Error;
 using folio::PageTableKind;
 using folio::PageTableView;
 using Ints = std::vector<int32_t>;
 
 constexpr int32_t kUntouched = -12345;
 constexpr int64_t kMostEntries = 1 << 14;
-
-template <typename Call>
-bool accepted(Call&& call) {
-  try {
-    call();
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
 
 bool untouched(const Ints& values) {
   return std::all_of(values.begin(), values.end(), [](int32_t value) { return value == kUntouched; });

@@ -71,12 +71,18 @@ plant(rule, "wrapper-drops-sinks", WRAPPER_STATE, "attention.sinks = args.sinks;
 plant(rule, "wrapper-alibi-lse-unshifted", WRAPPER_STATE, "if (args.lse != nullptr && !slopes_.empty()) {", "if (false) {")
 plant(rule, "wrapper-takes-device-indices-on-a-cpu", WRAPPER_STATE, "require(!device_indices || ", "require(true || ")
 plant(rule, "wrapper-levels-at-position-0", WRAPPERS, "level.first_pos[row] = before;", "level.first_pos[row] = 0;")
+plant(rule, "wrapper-level-without-rows", WRAPPERS, "require(tokens.size() > 1 || requests.size() == 1,", "require(true,")
 plant(rule, "fixed-batch-size-unchecked", WRAPPERS, "require(batch_size == static_cast<size_t>(*fixed_batch_size_),", "require(true,")
 plant(rule, "falling-qo-indptr", WRAPPERS, "require(qo_indptr[r] <= qo_indptr[r + 1],", "require(true,")
 plant(rule, "failed-plan-leaves-the-one-before", FLASHINFER + "wrapper_state.hpp", "plan_.reset();", "")
 
 FORWARD = FLASHINFER + "forward.cc"
 BUILDER = FLASHINFER + "metadata_builder.cc"
+rule = "the layout of the FlashInfer backend's caches"
+plant(rule, "flashinfer-layout-not-compared", FORWARD, "require_configured_layout(kv_cache, metadata->kv_cache_layout);", "")
+plant(rule, "flashinfer-layout-not-carried", BUILD, "metadata.kv_cache_layout = state.config.cache.layout;", "")
+plant(rule, "flashinfer-required-layout-not-compared", CHECKS, "core::require(config.cache.layout == required,", "core::require(true,")
+
 rule = "queries and outputs of the FlashInfer backend"
 plant(rule, "july-takes-fused-outputs", FORWARD, "if (quantised && profile_ == BackendProfile::kVllm2025_07) {", "if (false) {")
 plant(rule, "fp8-queries-refused-by-default-builders", FORWARD, "planned_query || (quantised_query && supports_quant_query_input())",

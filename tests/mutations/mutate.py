@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants one mistake at a time in a copy of the sources and checks that a test fails.
 
-    tests/mutations/mutate.py [--list | --applies] [--only NAME ...] [--tenth [N]] [--test PROGRAM ...] [--jobs N] [--keep DIR]
+    tests/mutations/mutate.py [--list | --applies] [--only NAME ...] [--part [N]] [--test PROGRAM ...] [--jobs N] [--keep DIR]
 
 The mistakes stand in mutations.py: in which file, the exact text to replace (it must occur exactly once: when sources
 move, this fails loudly), the new text. A mistake is caught if one of the test programs below fails,
@@ -46,6 +46,7 @@ TESTS = {
     "backend_selection_test": "tests/backends",
     "folio_scheduler_test": "src/scheduler",
     "folio_kvcache_test": "src/kvcache",
+    "folio_pool_allocation_test": "src/kvcache",
     "folio_kvcache_model_quick_test": "src/kvcache",
     "folio_kernels_generic_cache_test": "src/kernels/cpu/generic/cache",
     "folio_kernels_cuda_common_test": "src/kernels/cuda/common",
@@ -53,11 +54,14 @@ TESTS = {
     "folio_kernels_cuda_sm80_test": "src/kernels/cuda/sm80",
     "folio_kernels_cuda_sm90_test": "src/kernels/cuda/sm90",
     "folio_kernels_generic_combine_test": "src/kernels/cpu/generic/combine",
+    "folio_capi_test": "src/capi",
+    "folio_testing_test": "src/testing",
     "folio_attention_test": "src/attention",
     "conformance_quick_test": "src/kernels/cpu",
     "folio_kernels_amx_test": "src/kernels/cpu/amx",
     "folio_flash_attn_batches_test": "src/backends/flash_attn",
     "folio_distributed_test": "src/distributed",
+    "folio_distributed_allocation_test": "src/distributed",
     "folio_backends_dcp_test": "tests/backends",
     "folio_token_pool_backend_test": "src/backends/token_pool",
     "folio_backends_invariance_test": "tests/backends",
@@ -68,9 +72,9 @@ CMAKE_OPTIONS = [
     "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1", "-DBUILD_SHARED_LIBS=OFF", "-DFOLIO_BUILD_STATIC_TOO=OFF",
     "-DFOLIO_BUILD_TOOLS=OFF", "-DFOLIO_BUILD_EXAMPLES=OFF", "-DFOLIO_BUILD_BENCHMARKS=OFF",
     "-DFOLIO_BUILD_PACKAGE_TESTS=OFF", "-DFOLIO_INSTALL=OFF", "-DFOLIO_CUDA=OFF", "-DFOLIO_BUILD_PYTHON=OFF",
-    "-DFOLIO_TEST_SOURCES_TOGETHER=8",
+    "-DFOLIO_TEST_SOURCES_TOGETHER=16",
 ]
-TENTHS = 10  # of all mutations, for --tenth
+PARTS = 20  # of all mutations, for --part
 TEST_TIMEOUT_S = 120  # a planted mistake may loop for ever
 
 Result = collections.namedtuple("Result", "mutation verdict by seconds")
@@ -89,7 +93,7 @@ class Copy:
         for edit in PREPARATIONS:
             apply(self.source, edit)
         options = list(CMAKE_OPTIONS)
-        os.environ.setdefault("CCACHE_BASEDIR", str(directory.parent))  # the copies share what they compile
+        os.environ["CCACHE_BASEDIR"] = str(directory.parent)  # the copies share what they compile
         if shutil.which("ccache"):
             options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
@@ -190,8 +194,8 @@ def main():
     parser.add_argument("--list", action="store_true", help="print the mistakes and check that they apply; build nothing")
     parser.add_argument("--applies", action="store_true", help="only check that every mistake applies; takes a second")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these (a name, or the beginning of one)")
-    parser.add_argument("--tenth", nargs="?", type=int, const=datetime.date.today().toordinal() % TENTHS, metavar="N",
-                        choices=range(TENTHS), help="only a tenth of them: number N, or today's, so that ten days take all")
+    parser.add_argument("--part", nargs="?", type=int, const=datetime.date.today().toordinal() % PARTS, metavar="N",
+                        choices=range(PARTS), help="only one of 20 parts: number N, or today's, so that 20 days take all")
     parser.add_argument("--test", nargs="+", metavar="PROGRAM", choices=TESTS, default=list(TESTS),
                         help="only these test programs: " + ", ".join(TESTS))
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies built and tested at once (default: cores)")
@@ -211,8 +215,8 @@ def main():
         return 1 if problems else 0
 
     chosen = [m for m in MUTATIONS if not arguments.only or any(m.name.startswith(name) for name in arguments.only)]
-    if arguments.tenth is not None:
-        chosen = chosen[arguments.tenth::TENTHS]
+    if arguments.part is not None:  # neighbours in the list: mistakes of one subject, found by few programs
+        chosen = chosen[len(chosen) * arguments.part // PARTS : len(chosen) * (arguments.part + 1) // PARTS]
     if not chosen:
         parser.error("no mutation has such a name; see --list")
     directory = arguments.keep or pathlib.Path(tempfile.mkdtemp(prefix="folio-mutations-"))

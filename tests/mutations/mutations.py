@@ -348,6 +348,8 @@ plant(rule, "slots-freed-twice", ALLOCATOR, "state.held_slots[static_cast<size_t
 plant(rule, "slots-of-a-page-stay-held", ALLOCATOR, "      state.forget_page(page);\n", "")
 plant(rule, "slots-continue-at-another-offset", ALLOCATOR, "(last_slot + 1) % page_size == prefix_len % page_size", "true")
 plant(rule, "slots-two-continue-a-page", ALLOCATOR, "      note(r, true);\n", "")
+plant(rule, "slots-of-this-call-as-last-ones", ALLOCATOR,
+      "    }\n    for (size_t r = 0; r < seq_lens_.size(); ++r) {\n      state_.check_continues(r,", "      state_.check_continues(r,")
 plant(rule, "slots-page-rounded-down", ALLOCATOR,
       "core::ceil_div(seq_lens_[r], state_.page_size) - core::ceil_div(prefix_len(r), state_.page_size)",
       "seq_lens_[r] / state_.page_size - prefix_len(r) / state_.page_size")
@@ -359,6 +361,9 @@ rule = "prefix cache"
 TREE = KVCACHE + "prefix_tree.cc"
 PREFIXES = KVCACHE + "prefix_cache.cc"
 plant(rule, "prefix-page-not-rounded", TREE, "return equal - equal % options.page_size;", "return equal;")
+plant(rule, "prefix-leaf-lost-without-memory", TREE, "  } catch (...) {\n    drop_node(leaf);\n    throw;", "  } catch (...) {\n    throw;")
+plant(rule, "prefix-room-for-one-leaf-only", TREE, "slots += static_cast<size_t>(at(above).size());", "(void)slots;")
+plant(rule, "prefix-root-stands-alone", PREFIXES, "      tree.drop_root(node);\n", "")
 plant(rule, "prefix-extra-key-ignored", TREE, "roots.find(extra_key);", "roots.begin();\n  (void)extra_key;")
 plant(rule, "prefix-window-ends-on-tombstone", TREE, "return with_copies >= window ? at_end : usable;", "return at_end;")
 plant(rule, "prefix-window-one-more", TREE, "return with_copies >= window ? at_end : usable;",

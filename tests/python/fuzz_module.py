@@ -20,7 +20,9 @@ import folio
 import ml_dtypes
 import numpy as np
 
+import fuzz_serving
 import fuzz_values
+from fuzz_serving import Mismatch
 
 REFUSALS = (folio.Error, TypeError, ValueError)
 CONTEXTS = [folio.Context.cpu(num_threads=n) for n in (1, 3)]
@@ -32,10 +34,6 @@ ELEMENTS = {
 
 
 FP8 = [folio.float8_e4m3fn, folio.float8_e5m2]
-
-
-class Mismatch(Exception):
-    """A result that the oracle denies."""
 
 
 class Maker:
@@ -64,6 +62,10 @@ class Maker:
 
     def indptr(self, lengths):
         return np.cumsum([0, *lengths]).astype(np.int32)
+
+    def ints(self, values):
+        """Lengths, offsets, ids: in one of the forms that are taken."""
+        return self.give(self.some(values, values, values, values.astype(np.int64), values.tolist()))
 
     def some(self, *choices):
         return self.random.choice(choices)
@@ -107,12 +109,12 @@ def make_table(maker, config, lengths, pages):
     rows = [maker.numpy.integers(0, pages, count).astype(np.int32) for count in counts]
     if maker.some(True, False):
         ids = np.concatenate([*rows, np.zeros(0, np.int32)]).astype(np.int32)
-        return folio.csr_table(maker.give(ids), maker.give(maker.indptr(counts)))
+        return folio.csr_table(maker.ints(ids), maker.ints(maker.indptr(counts)))
     first, spare = maker.some(0, 0, 2), maker.some(0, 0, 3)
     entries = np.full((len(rows), first + max([*counts, 0]) + spare), -1, np.int32)
     for entry, row in zip(entries, rows):
         entry[first:first + len(row)] = row
-    return folio.dense_table(maker.give(entries), maker.give(first))
+    return folio.dense_table(maker.ints(entries), maker.give(first))
 
 
 def make_scale(maker, heads, requests):
@@ -125,18 +127,18 @@ def make_scale(maker, heads, requests):
 
 
 def make_segments(maker, config, q_len, sharded):
-    """(KvSegment, SegmentArgs, keys of every request) of each part: a prefix that neighbours share, pages, and ragged
-    keys of their own."""
+    """(KvSegment, SegmentArgs, keys of every request, memory for a layer and a step) of each part: a prefix that
+    neighbours share, pages, and ragged keys of their own."""
     requests, heads, parts = len(q_len), config["num_kv_heads"], []
     before = np.zeros(requests, np.int32)  # keys of the parts so far
     shard = folio.KvShard(world=2, rank=1, interleave=3) if sharded else folio.KvShard()
     kinds = maker.some(["paged"], ["paged"], ["ragged"], ["paged", "ragged"], ["shared", "paged"], ["shared", "ragged"])
     for kind in kinds:
-        groups, given = [1] * requests, {"first_pos": maker.give(before) if before.any() else None, "shard": shard}
+        groups, given = [1] * requests, {"first_pos": maker.ints(before) if before.any() else None, "shard": shard}
         if kind == "shared" and requests > 1:
             cut = maker.random.randrange(1, requests)
             groups = [cut, requests - cut]
-            given["group_indptr"] = maker.give(maker.indptr(groups))
+            given["group_indptr"] = maker.ints(maker.indptr(groups))
         lengths = [maker.some(0, 1, 15, 16, 17, 40, 130) for _ in groups]
         own = np.repeat(lengths, groups).astype(np.int32)
         before = before + own
@@ -146,28 +148,32 @@ def make_segments(maker, config, q_len, sharded):
             element = ELEMENTS[config["q"] if config["kv"] in FP8 else config["kv"]]
             k, v = (maker.values(sum(lengths), heads, config[dim], element=element)
                     for dim in ("head_dim_qk", "head_dim_v"))
-            where = {"ragged": folio.RaggedKvView(maker.give(k), maker.give(v), maker.give(maker.indptr(lengths)))}
+            memory = {"ragged": (maker.give(k), maker.give(v)), "table": maker.ints(maker.indptr(lengths))}
+            where = {"ragged": folio.RaggedKvView(*memory["ragged"], memory["table"])}
         else:
             pages = maker.some(1, 5, 40)
             k, v, view = make_cache(maker, config, pages)
-            where = {"cache": view(maker.give(k), maker.give(v)), "table": make_table(maker, config, lengths, pages)}
+            memory = where = {"cache": view(maker.give(k), maker.give(v)),
+                              "table": make_table(maker, config, lengths, pages)}
         maker.measure(k, v, *scales.values())
-        segment = folio.KvSegment(maker.give(np.array(lengths, np.int32)), source=maker.give(source), **given)
-        parts.append((segment, folio.SegmentArgs(**where, **scales), own))
+        segment = folio.KvSegment(maker.ints(np.array(lengths, np.int32)), source=maker.give(source), **given)
+        parts.append((segment, folio.SegmentArgs(**where, **scales), own, {**memory, **scales}))
     return parts
 
 
 def make_custom_mask(maker, config, q_len, parts):
-    """(its shape, its bits)"""
+    """(its shape, its bits, or bools that are packed)"""
     if config["mask"] != folio.MaskKind.CUSTOM:
         return None, None
-    columns = sum(own for _, _, own in parts)
+    columns = sum(own for _, _, own, _ in parts)
     shape = folio.CustomMask()
     if maker.some(True, False):
         columns = np.array([maker.random.randint(0, int(keys)) for keys in columns], np.int32)
-        shape = folio.CustomMask(scope=folio.CustomMaskScope.TAIL, tail_len=maker.give(columns))
+        shape = folio.CustomMask(scope=folio.CustomMaskScope.TAIL, tail_len=maker.ints(columns))
     size = sum(-(-length * int(count) // 8) for length, count in zip(q_len, columns))
-    return shape, maker.numpy.integers(0, 256, size).astype(np.uint8)
+    bits = maker.numpy.integers(0, 256, size).astype(np.uint8)
+    bools = [maker.numpy.random((length, int(count))) < 0.5 for length, count in zip(q_len, columns)]
+    return shape, maker.some(bits, bools, folio.pack_custom_mask(bools))
 
 
 def make_args(maker, config, op, q_len, parts, mask_bits):
@@ -203,7 +209,7 @@ def attention(random):
     positions = None  # of a shard they must be said
     if sharded or maker.some(True, False, False, False):
         positions = maker.numpy.integers(0, 300, len(q_len)).astype(np.int32)
-    batch = folio.BatchView(maker.give(maker.indptr(q_len)), [part[0] for part in parts], num_tokens=maker.give(None),
+    batch = folio.BatchView(maker.ints(maker.indptr(q_len)), [part[0] for part in parts], num_tokens=maker.give(None),
                             q_first_pos=maker.give(positions), custom_mask=mask)
     buffer = folio.make_plan_buffer(op)
     plan = folio.plan(op, batch, buffer, stream=maker.give(None))
@@ -215,7 +221,28 @@ def attention(random):
     keep(random, config, context, options, op, *parts[0][:2], batch, buffer, plan, args, workspace)
     folio.run(plan, args, workspace)
     folio.validate(plan, args)
+    by_layer(op, plan, [part[3] for part in parts], q, out, given)
     compare(maker, config, op, batch, args, q, out, given)
+
+
+def by_layer(op, plan, parts, q, out, given):
+    """A layer in a step takes what run takes, and gives the same bits."""
+    paged, ragged = ([part for part in parts if kind in part] for kind in ("cache", "ragged"))
+    if len(paged) > 1 or len(ragged) > 1 or not isinstance(out, np.ndarray):
+        return  # a layer has one scale for all of its paged segments
+    bound = {name: value for name, value in given.items() if name not in ("lse", "custom_mask")}
+    for kind, prefix in ((paged, ""), (ragged, "ragged_")):
+        bound.update({prefix + name: part[name] for part in kind for name in ("k_scale", "v_scale")})
+    again = np.zeros_like(out)
+    try:
+        layer = folio.Layer(op, paged[0]["cache"] if paged else None, **bound)
+        step = folio.Step(plan, [part["table"] for part in parts], custom_mask=given["custom_mask"])
+        layer(step, q, again, ragged=[part["ragged"] for part in ragged] or None)
+    except REFUSALS as error:
+        raise Mismatch(f"run takes what a layer refuses: {error}") from error
+    if again.tobytes() != out.tobytes():
+        raise Mismatch(f"{op.kernel_name}: a layer's result has other bits than run's")
+    keep(randoms.Random(0), layer, step)
 
 
 def compare(maker, config, op, batch, args, q, out, given):
@@ -260,7 +287,7 @@ def write(random):
     caches = [np.zeros((pages, size, heads, dim), element) for _ in range(2)]
     slots = maker.numpy.permutation(pages * size)[:tokens].astype(np.int64)
     k, v = k[:len(slots)], v[:len(slots)]
-    taken = maker.kept({"k": k, "v": v, "slot_mapping": slots})
+    taken = maker.kept({"k": k, "v": v, "slot_mapping": maker.ints(slots) if maker.some(True, False) else slots})
     args = folio.CacheWriteArgs(**taken, cache=folio.make_nhd_view(*map(maker.give, caches)),
                                 **maker.kept({"num_slots": None, "k_scale": 1.0, "v_scale": 1.0}))
     folio.write_kv_cache(random.choice(CONTEXTS), args)
@@ -317,9 +344,17 @@ PUBLIC = {name: getattr(folio, name) for name in dir(folio) if not name.startswi
 ENUMS = [value for value in PUBLIC.values() if isinstance(value, type) and issubclass(value, enum.Enum)]
 CLASSES = [value for value in PUBLIC.values()
            if isinstance(value, type) and value not in ENUMS and not issubclass(value, Exception)]
+METHODS = [(kind, name) for kind in CLASSES for name, value in vars(kind).items()
+           if hasattr(value, "__nb_signature__") and (not name.startswith("__") or name == "__enter__")]
 CALLS = [*(value for value in PUBLIC.values() if hasattr(value, "__nb_signature__")), *CLASSES, folio.Context.cpu,
          folio.Context.cuda]
 ENUMERATORS = [member for kind in ENUMS for member in kind]
+
+
+# What costs memory, threads or time in proportion: more of it is no error.
+LIMITS = {"num_threads": 3, "world": 3, "n": 50, "concurrency": 4, "count": 10_000, "num_slots": 10_000,
+          "num_window_slots": 10_000, "num_layers": 3, "num_kv_heads": 64, "head_dim_qk": 640, "head_dim_v": 640,
+          "max_reqs": 100, "max_context_len": 10_000, "columns": 10_000, "bytes": 10**7}
 
 
 def any_value(random, classes):
@@ -336,11 +371,19 @@ def any_value(random, classes):
 def anything(random):
     """Any function or class, with arguments of any kind; results serve as arguments again."""
     function = random.choice(CALLS)
+    if random.random() < 0.4:
+        kind, name = random.choice(METHODS)
+        selves = [value for value in OBJECTS if type(value) is kind]
+        function = getattr(random.choice(selves), name) if selves else kind
     parameters = random.choice(parameters_of(function.__init__ if function in CLASSES else function))
     given = {name: any_value(random, classes) for name, classes in parameters.items() if random.random() < 0.8}
-    if isinstance(given.get("num_threads"), int):
-        given["num_threads"] = min(given["num_threads"], 3)  # more are threads, not errors
-    result = function(**given) if random.random() < 0.9 else function(*given.values())
+    for name, most in LIMITS.items():
+        if isinstance(given.get(name), (int, float)):
+            given[name] = min(given[name], most)
+    if "timeout" in parameters:
+        given["timeout"] = 0.01  # other ranks may never come
+    positional = not given.keys() & {"timeout", *LIMITS} and random.random() < 0.1
+    result = function(*given.values()) if positional else function(**given)
     for attribute in dir(result):
         if not attribute.startswith("__"):
             getattr(result, attribute)
@@ -349,7 +392,16 @@ def anything(random):
         keep(random, result)
 
 
-KINDS = [attention, attention, attention, attention, write, merge, anything, anything]
+def serving(kind):
+    """A case of fuzz_serving.py."""
+    def case(random):
+        kind(Maker(random), random.choice(CONTEXTS))
+    case.__name__ = kind.__name__
+    return case
+
+
+KINDS = [attention, attention, attention, attention, write, merge, anything, anything,
+         *map(serving, fuzz_serving.KINDS)]
 
 
 def main():
@@ -362,6 +414,7 @@ def main():
     given = options.parse_args()
     faulthandler.enable()
     warnings.simplefilter("ignore")  # numpy's, about casts of what is to be refused
+    sys.unraisablehook = lambda _: None  # of executors that are no executors
     taken, refused, number = {}, {}, given.first
     deadline = time.monotonic() + given.seconds
     while number < given.first + given.cases if given.cases is not None else time.monotonic() < deadline:

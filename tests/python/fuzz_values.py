@@ -7,10 +7,13 @@ from foreign_array import BFLOAT, CUDA, ForeignArray
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 16, 33, -1, -2, 2**15, 2**31 - 1, -2**31, 2**31, 2**32, 2**63 - 1, -2**63, 2**64, 10**30]
 FLOATS = [0.0, -0.0, 1.0, 0.5, -1.0, 1e-30, 1e30, 1e39, float("nan"), float("inf"), -float("inf")]
-OTHERS = [None, True, "", "generic", b"", (), [], {}, [1, 2], object(), print]
+OTHERS = [None, True, "", "generic", b"", (), [], {}, [1, 2], object(), repr]
 DTYPES = [np.float32, np.float64, np.float16, np.int32, np.int64, np.uint8, np.uint16, np.int8, np.bool_, np.complex64,
           np.dtype(">f4"), np.dtype(">i4"), ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
           ml_dtypes.int4]
+
+
+FOREIGN = []  # what is borrowed from them does not keep them alive
 
 
 def scalar(random):
@@ -103,7 +106,8 @@ def spoil(value, random):
         if kind == 6:
             return random.choice([np.ma.array(np.zeros(value.shape)), value.tolist(), None, array(random)])
         if value.dtype.kind in "fiu" and value.dtype.itemsize > 1:
-            return ForeignArray(value, *random.choice([(), (2, CUDA, 1), (BFLOAT,), (77,)]))
+            FOREIGN.append(ForeignArray(value, *random.choice([(), (2, CUDA, 1), (BFLOAT,), (77,)])))
+            return FOREIGN[-1]
         return value
     if isinstance(value, float):
         return random.choice([*FLOATS, scalar(random)])

@@ -184,10 +184,11 @@ class TestRefusals:
             problems.run(fresh, lse=np.zeros(fresh.q.shape[:2]))
 
     def test_integers(self, problem):
-        with refused("kv_len is int64; it must be int32"):
-            folio.KvSegment(np.array([1, 2]))
-        with refused("slot_mapping is int32; it must be int64"):
-            folio.CacheWriteArgs(problem.q, problem.q, np.zeros(3, np.int32), folio.make_nhd_view(problem.k, problem.v))
+        with refused("kv_len is int16; int32 and int64 are taken"):
+            folio.KvSegment(np.array([1, 2], np.int16))
+        with refused("slot_mapping is float32; int32 and int64 are taken"):
+            folio.CacheWriteArgs(problem.q, problem.q, np.zeros(3, np.float32),
+                                 folio.make_nhd_view(problem.k, problem.v))
         with refused("table.indices has a stride of 2"):
             folio.csr_table(np.zeros(8, np.int32)[::2], np.zeros(2, np.int32))
         with refused("cu_q has shape .* one dimension"):
@@ -261,7 +262,7 @@ class TestRefusals:
 
     def test_what_is_no_array(self, problem):
         out, _ = problem.outputs()
-        with refused("q is a list that cannot be borrowed: it has neither __dlpack__ nor a buffer"):
+        with refused("q: expected an array, got a list: it has neither __dlpack__ nor a buffer"):
             folio.AttentionArgs([1.0], out, [])
         differentiable = ForeignArray(problem.q)
         differentiable.requires_grad = True

@@ -143,3 +143,76 @@ def test_merging_two_states():
     assert np.all(np.abs(a_lse - np.log(weights.sum(0))) <= 16 * np.finfo(np.float32).eps * (1 + np.abs(a_lse)))
     with pytest.raises(folio.InvalidArgument, match="all but their last"):
         folio.AttentionStateView(b, b_lse[:1])
+
+
+def turned(vectors, positions, theta, scale):
+    """Rotary embedding of NeoX halves in float64: vectors [n, heads, dim] at positions [n]."""
+    half = vectors.shape[2] // 2
+    angles = np.asarray(positions)[:, None, None] / scale * theta ** (-np.arange(half) / half)
+    first, second = vectors[..., :half].astype(np.float64), vectors[..., half:].astype(np.float64)
+    return np.concatenate([first * np.cos(angles) - second * np.sin(angles),
+                           first * np.sin(angles) + second * np.cos(angles)], axis=2)
+
+
+def test_rotary_embedding_in_the_kernel():
+    problem = problems.make("float32", "mixed")
+    problem.config.features = "rope_llama"
+    rope = folio.RopeArgs(theta=500.0, scale=2.0)
+    op = folio.prepare(folio.Context.cpu(num_threads=2), problem.config)
+    plan = folio.plan(op, problem.batch_view(), folio.make_plan_buffer(op))
+    out, lse = problem.outputs()
+    folio.run(plan, problem.args(out, lse, rope=rope), folio.Workspace(folio.workspace_size(plan)))
+    batch, q, k = problem.batch, problem.q.astype(np.float64), problem.k.astype(np.float64)
+    positions = np.concatenate([np.arange(kv_len - q_len, kv_len) for q_len, kv_len in zip(batch.q_len, batch.kv_len)])
+    q = turned(q, positions, rope.theta, rope.scale)
+    for kv_len, pages in zip(batch.kv_len, batch.pages):
+        for i, page in enumerate(pages):
+            k[page] = turned(k[page], i * 16 + np.arange(16), rope.theta, rope.scale)
+    exact = paged_attention.attention(q, k, problem.v, batch, problem.rules)
+    # Turning rounds a component of q and of k by about 4 eps of its vector; logit_error counts dim + 4 = 36 of such.
+    problems.assert_close(problem, out, lse, (exact[0], exact[1], exact[2] * (1 + 8 / 36)))
+    with pytest.raises(AssertionError):
+        problems.assert_close(problem, out, lse, problem.exact())
+    problem.config.features = None
+    with pytest.raises(folio.InvalidArgument, match="rope"):
+        plain = folio.prepare(folio.Context.cpu(num_threads=1), problem.config)
+        plan = folio.plan(plain, problem.batch_view(), folio.make_plan_buffer(plain))
+        folio.run(plan, problem.args(out, lse, rope=rope), folio.Workspace(folio.workspace_size(plan)))
+
+
+def test_merging_in_place_where_a_mask_says_so():
+    first, second = (problems.make("float32", "decode", seed=seed) for seed in (1, 2))
+    (a, a_lse), (b, b_lse) = problems.run(first), problems.run(second)
+    context = folio.Context.cpu(num_threads=1)
+    both, both_lse = np.empty_like(a), np.empty_like(a_lse)
+    folio.merge_state(context, folio.AttentionStateView(a, a_lse), folio.AttentionStateView(b, b_lse), both, both_lse)
+    mask = np.array([0, 3, 0], np.uint8)
+    out, lse = a.copy(), a_lse.copy()
+    folio.merge_state_in_place(context, out, lse, folio.AttentionStateView(b, b_lse), mask)
+    chosen = mask.astype(bool)
+    assert np.array_equal(out, np.where(chosen[:, None, None], both, a))
+    assert np.array_equal(lse, np.where(chosen[:, None], both_lse, a_lse))
+    for bad, message in [(mask[:2], "mask has 2 entries; there are 3 tokens"), (mask.astype(np.int8), "mask is int8")]:
+        with pytest.raises(folio.InvalidArgument, match=message):
+            folio.merge_state_in_place(context, out, lse, folio.AttentionStateView(b, b_lse), bad)
+    with pytest.raises(TypeError, match="lse: expected a value, got None"):
+        folio.merge_state_in_place(context, out, None, folio.AttentionStateView(b, b_lse))
+
+
+def test_log_sum_exps_with_flashinfers_alibi():
+    context = folio.Context.cpu(num_threads=1)
+    lse = np.random.default_rng(1).standard_normal((5, 2)).astype(np.float32)
+    slopes, first_pos, cu_q = np.array([0.5, 0.25], np.float32), [7, 0, 3], [0, 2, 2, 4]
+    before, position = lse.copy(), np.array([7, 7, 3, 3])
+    folio.shift_alibi_lse(context, lse, cu_q, first_pos, slopes)
+    expected = before[:4] + slopes.astype(np.float64) * position[:, None] / np.log(2)
+    np.testing.assert_array_almost_equal_nulp(lse[:4], expected.astype(np.float32), 1)
+    assert np.array_equal(lse[4], before[4])
+    after = lse.copy()
+    for given, message in [((lse, [0, 6], [1], slopes), r"cu_q\[1\] is 6"),
+                           ((lse, [0, 2], [1], slopes[:1]), "slopes has 1"),
+                           ((lse, [0, 2], [1, 2], slopes), "cu_q has 2 entries, first_pos 2"),
+                           ((lse.T, [0, 2], [1], slopes), "contiguous|slopes")]:
+        with pytest.raises(folio.InvalidArgument, match=message):
+            folio.shift_alibi_lse(context, *given)
+    assert np.array_equal(lse, after)

@@ -51,8 +51,8 @@ def test_a_dtype_left_out_is_none():
     assert changed.out is None and changed.ragged_kv is None
 
 
-@pytest.mark.parametrize("given", ["float64", "FLOAT32", "", "unset", np.float64, np.dtype(">f4"), ml_dtypes.int4, float,
-                                   1, None, np.zeros(3, np.float32), object(), "\udc80"])
+@pytest.mark.parametrize("given", ["float64", "FLOAT32", "", "unset", np.float64, np.dtype(">f4"), ml_dtypes.int4,
+                                   float, 1, None, np.zeros(3, np.float32), object(), "\udc80"])
 def test_what_is_no_dtype(given):
     with pytest.raises((TypeError, folio.InvalidArgument)):
         config(q=given)

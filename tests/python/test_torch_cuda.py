@@ -234,3 +234,37 @@ def test_arrays_of_the_other_device_are_refused():
     problem.q = to_gpu(problem.q)
     with pytest.raises(folio.InvalidArgument, match="q lies on CUDA device 0; the context is the CPU"):
         folio.run(host_plan, problem.args(*outputs), folio.Workspace(folio.workspace_size(host)))
+
+
+def test_int64_tensors_are_converted_on_the_current_stream():
+    problem = problems.make("bfloat16", "mixed", dim_qk=64, dim_v=64)
+    bounds = folio.GraphBounds(max_requests=8, max_tokens=64, max_q_len=32, max_kv_len=64)
+    op, _, (q, out, lse), workspace = prepared(problem, bounds)
+    side = torch.cuda.Stream()
+    late = [torch.zeros(len(array), dtype=torch.int64, device=DEVICE) for array in (
+        problem.batch.cu_q, problem.batch.lengths, problem.batch.page_ids, problem.batch.page_indptr)]
+    right = [to_gpu(array).long() for array in (
+        problem.batch.cu_q, problem.batch.lengths, problem.batch.page_ids, problem.batch.page_indptr)]
+    buffer, cache = folio.make_plan_buffer(op), make_cache(problem)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        for here, there in zip(late, right):
+            here.copy_(there)
+        cu_q, lengths, ids, indptr = late
+        batch = folio.BatchView(cu_q, [folio.KvSegment(lengths)], num_tokens=int(problem.batch.cu_q[-1]),
+                                max_q_len=max(problem.batch.q_len), max_kv_len=max(problem.batch.kv_len))
+        args = folio.AttentionArgs(q, out, [folio.SegmentArgs(cache, folio.csr_table(ids, indptr))], lse=lse,
+                                   sm_scale=problem.rules.sm_scale)
+        folio.run(folio.plan(op, batch, buffer), args, workspace)
+    side.synchronize()
+    problems.assert_close(problem, to_numpy(out, problem.outputs()[0]), lse.cpu().numpy(), problem.exact())
+
+
+def test_bool_masks_are_packed_on_the_gpu():
+    random = torch.Generator(device=DEVICE).manual_seed(1)
+    masks = [torch.rand(shape, generator=random, device=DEVICE) < 0.5 for shape in ((3, 9), (0, 4), (2, 8), (5, 3))]
+    packed = folio.pack_custom_mask(masks)
+    assert packed.device == DEVICE and packed.dtype == torch.uint8
+    wanted = np.concatenate([np.packbits(mask.cpu().numpy(), axis=None, bitorder="little") for mask in masks])
+    assert np.array_equal(packed.cpu().numpy(), wanted)

@@ -81,6 +81,8 @@ class FOLIO_API PrefixLock {
 ///   passed through (not match); the end of a path before its beginning. Whole leaves are taken, so it may take more
 ///   than was asked for; with PrefixCacheOptions::whole_leaves off no page more, which keeps what a cache of pages
 ///   would keep. Paths that a lock keeps stay. The order depends on nothing but the calls.
+/// - **Without memory** a call throws std::bad_alloc, and the tree is whole. Nobody's slots have changed hands but
+///   window copies that SlotChanges::moved names and slots that an eviction has freed. Giving up a lock never fails.
 /// - **Always**: evictable() + protected_slots() == size(). Debug builds check_invariants() every so often.
 ///
 /// With a window, the layers that have one keep copies of their own in a pool of their own (WindowTokenAllocator), and

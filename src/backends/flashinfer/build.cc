@@ -172,6 +172,7 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   metadata.num_kv_heads = state.spec.num_kv_heads;
   metadata.head_dim = state.spec.head_size;
   metadata.page_size = state.spec.page_size;
+  metadata.kv_cache_layout = state.config.cache.layout;
   return metadata;
 }
 

@@ -98,6 +98,12 @@ void check_profile(const FlashInferMetadataBuilder::State& state) {
   core::require(!has_bug || state.dispatch.device().capability != DeviceCapability{10, 0},
                 "There is a bug in FlashInfer block_size 16 head size 256 support. Please avoid this combination by "
                 "passing --block-size 32 or --block-size 64.");
+  FlashInferFacts facts;
+  facts.profile = profile;
+  facts.device = state.dispatch.device();
+  const KvCacheLayout required = FlashInferBackend::get_required_kv_cache_layout(facts).value_or(config.cache.layout);
+  core::require(config.cache.layout == required, "CacheConfig::layout is ", to_string(config.cache.layout), "; ",
+                to_string(profile), " requires ", to_string(required), " on devices of compute capability 10.x");
 }
 
 void check_same_hyperparameters(const GlobalHyperparameters& hyperparameters, BackendProfile profile) {

@@ -118,6 +118,7 @@ TEST(FlashInferGroupFacts, OfLayerBuilderAndDispatch_AreCompared) {
     LayerSetup setup;
     setup.profile = kDecember;
     setup.head_size = 64;
+    setup.layout = KvCacheLayout::kHnd;
     Group group(setup);
     group.layer.dispatch = group.options.dispatch = dispatch(kDecember, false);
     change(group);
@@ -146,12 +147,70 @@ TEST(FlashInferGroupFacts, OfLayerBuilderAndDispatch_AreCompared) {
             "the engine's configuration is not batch-invariant; the dispatch is batch-invariant");
 }
 
+/// Both values are in the message, and the refusal comes before a new key is written.
+TEST(FlashInferCacheLayout, OtherThanTheConfigurations_IsRefusedByForward) {
+  using enum KvCacheLayout;
+  for (const BackendProfile profile : {BackendProfile::kNative, BackendProfile::kVllm2025_07}) {
+    LayerSetup setup;
+    setup.profile = profile;
+    setup.head_size = 64;
+    setup.layout = kHnd;
+    Group group(setup);
+    group.config.cache.layout = kNhd;
+    FlashInferMetadataBuilder builder = group.make();
+    if (profile == BackendProfile::kVllm2025_07) {
+      std::vector<int32_t> scheduled, computed;
+      for (int32_t r = 0; r < group.fixture.batch.num_reqs; ++r) {
+        scheduled.push_back(group.fixture.batch.query_len(r));
+        computed.push_back(group.fixture.batch.num_computed_tokens(r));
+      }
+      builder.reorder_batch(scheduled, computed, [](int32_t, int32_t) { FAIL() << "the batch is in order"; });
+    }
+    const FlashInferMetadata metadata = builder.build(0, group.fixture.batch);
+    const std::vector<std::byte> cache = group.fixture.cache_memory;
+    testing::BatchFixture& step = group.fixture;
+    EXPECT_EQ(message_of([&] {
+                group.impls.front().forward(step.scales(), step.query, step.key, step.value, step.kv_cache, &metadata,
+                                            step.output);
+              }),
+              "kv_cache lies in memory as HND, with strides 64 between tokens and 1024 between heads; "
+              "CacheConfig::layout is NHD");
+    EXPECT_EQ(step.cache_memory, cache);
+  }
+}
+
+TEST(FlashInferCacheLayout, RequiredOnBlackwell_IsComparedWithTheConfigurations) {
+  const auto make = [](BackendProfile profile, int32_t major, KvCacheLayout layout) {
+    DispatchFacts facts;
+    facts.profile = profile;
+    facts.device = {Platform::kCuda, DeviceCapability{major, 0}};
+    LayerSetup setup;
+    setup.profile = profile;
+    setup.head_size = 64;
+    setup.layout = layout;
+    Group group(setup);
+    group.layer.dispatch = group.options.dispatch = KernelDispatch(facts);
+    group.make();
+  };
+  using enum KvCacheLayout;
+  EXPECT_EQ(message_of([&] { make(BackendProfile::kVllm2025_12, 10, kNhd); }),
+            "CacheConfig::layout is NHD; vllm-2025-12 requires HND on devices of compute capability 10.x");
+  EXPECT_EQ(message_of([&] { make(BackendProfile::kVllm2026_03, 10, kNhd); }),
+            "CacheConfig::layout is NHD; vllm-2026-03 requires HND on devices of compute capability 10.x");
+  make(BackendProfile::kVllm2025_12, 10, kHnd);
+  make(BackendProfile::kVllm2026_03, 10, kHnd);
+  make(BackendProfile::kVllm2025_12, 9, kNhd);
+  make(BackendProfile::kVllm2025_07, 10, kNhd);
+  make(BackendProfile::kNative, 10, kNhd);
+}
+
 TEST(FlashInferProfiles, Head256WithPages16_OnBlackwell_IsRefused) {
   const auto make = [](BackendProfile profile, int32_t minor, int32_t page_size) {
     DispatchFacts facts;
     facts.profile = profile;
     facts.device = {Platform::kCuda, DeviceCapability{10, minor}};
     LayerSetup setup;
+    setup.layout = KvCacheLayout::kHnd;
     setup.profile = profile;
     setup.head_size = 256;
     setup.page_size = page_size;

@@ -92,6 +92,7 @@ TEST(FlashInferDcp, ForcedBlockTablesOfDecember_FallBackAndRefuseSinks) {
     LayerSetup setup;
     setup.profile = facts.profile;
     setup.head_size = 64;
+    setup.layout = KvCacheLayout::kHnd;
     setup.sinks = sinks;
     RankGroup group(*groups[0], setup, {"decodes", {41, 17}, {1, 1}});
     group.config.use_block_table_kernels = true;

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "backends/common/batch_checks.hpp"
+#include "backends/common/kv_cache_tensor.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "backends/flashinfer/forward_call.hpp"
 #include "core/error.hpp"
@@ -67,6 +68,7 @@ TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const Cons
   require_shape("query", query, num_tokens, num_heads_, head_size_);
   require_shape("output", output, num_tokens, num_heads_, fp4 ? head_size_ / 2 : head_size_);
   check_cache_scales(layer);
+  require_configured_layout(kv_cache, metadata->kv_cache_layout);
   // The typed view is made for layers that share a cache too: they read the same bytes.
   const Call call{layer,
                   query,

@@ -257,6 +257,7 @@ TEST(OutputQuantisation, OfTheVllmProfiles_IsComputed) {
     LayerSetup setup;
     setup.profile = profile;
     setup.head_size = 64;
+    setup.layout = KvCacheLayout::kHnd;
     setup.cache_dtype = "fp8";
     setup.quantize_query = true;
     setup.q_scale = 0.25f;

@@ -41,6 +41,7 @@ Group vllm_group(BackendProfile profile, bool blackwell, const std::string& cach
   LayerSetup setup;
   setup.profile = profile;
   setup.head_size = 64;
+  if (blackwell) setup.layout = KvCacheLayout::kHnd;  // what the profiles require there
   setup.cache_dtype = cache_dtype;
   if (cache_dtype != "auto") {
     setup.k_scale = 0.5f;
@@ -293,6 +294,7 @@ TEST(VllmPaths, Fp8Queries_GiveTheOraclesOutput) {
       LayerSetup setup;
       setup.profile = profile;
       setup.head_size = 64;
+      setup.layout = KvCacheLayout::kHnd;
       setup.cache_dtype = "fp8";
       setup.quantize_query = true;
       setup.q_scale = 0.25f;
@@ -343,6 +345,7 @@ TEST(VllmProfiles, ReportWhatTheirOriginalsHad) {
     setup.head_size = 64;
     setup.determinism = determinism;
     setup.num_heads = heads;
+    if (blackwell) setup.layout = KvCacheLayout::kHnd;
     Group group(setup);
     const bool asks = profile != BackendProfile::kVllm2025_07 && profile != BackendProfile::kNative;
     if (asks) {

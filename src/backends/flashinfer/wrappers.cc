@@ -196,6 +196,8 @@ void MultiLevelCascadeAttentionWrapper::plan(std::span<const std::span<const int
     WrapperLevel& level = s.levels()[l];
     require(tokens.size() == level.kv_len.size() + 1, "qo_indptr_arr[", l, "] has ", tokens.size(),
             " entries; the level's pages have ", level.kv_len.size(), " rows");
+    require(tokens.size() > 1 || requests.size() == 1, "qo_indptr_arr[", l, "] has no row for the ",
+            requests.size() - 1, " requests of the last level");
     require(tokens.front() == 0 && tokens.back() == requests.back(), "qo_indptr_arr[", l, "] is from ", tokens.front(),
             " to ", tokens.back(), "; the last level's is from 0 to ", requests.back());
     // Token bounds to request bounds. Where empty requests stand at a bound, they go to the later row.

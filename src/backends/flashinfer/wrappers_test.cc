@@ -426,6 +426,17 @@ TEST(Wrappers, RefuseWhatTheyCannotDo) {
               HasSubstr("qo_indptr_arr[0][1] is 3, which is within a request"));
 }
 
+// Without a row there is none that the requests could be of, although both levels end at token 0.
+TEST(CascadeWrapper, ALevelWithoutRows_UnderRequests_IsRefused) {
+  ZeroKeys zero;
+  MultiLevelCascadeAttentionWrapper cascade(zero.context, 2);
+  const std::vector<int32_t> none{0}, two_without_tokens{0, 0, 0}, no_keys{0, 0};
+  const std::vector<std::span<const int32_t>> qo_indptr{none, two_without_tokens};
+  const std::vector<WrapperPages> pages{{none, {}, {}}, {two_without_tokens, {}, no_keys}};
+  EXPECT_EQ(message_of([&] { cascade.plan(qo_indptr, pages, zero.options); }),
+            "qo_indptr_arr[0] has no row for the 2 requests of the last level");
+}
+
 // A mask of bools is packed by the lengths that the indptrs give: they are checked first.
 TEST(Wrappers, Plan_FallingIndptr_IsRefused) {
   ZeroKeys zero;

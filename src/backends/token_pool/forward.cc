@@ -176,6 +176,7 @@ void TokenPoolBackend::forward(const ConstTensorView& q, const ConstTensorView& 
   if (is_idle(batch.forward_mode)) {
     require(q.rank >= 1 && out.rank >= 1 && q.shape[0] == out.shape[0], "q and out have different numbers of tokens");
     const TensorView rows = heads_apart("out", out, out.shape[0], layer.num_heads, layer.value_head_dim());
+    if (rows.shape[0] == 0) return;  // an empty tensor may have no address
     const int64_t element = size_of(rows.dtype);
     const int64_t row_bytes = rows.shape[2] * element;
     for (int64_t head = 0; head < rows.shape[1]; ++head) {

@@ -82,17 +82,18 @@ struct FlashInferMetadata {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t page_size = 0;
-  bool prefill_use_trtllm = false;  ///< the prefills go to the block-table family
-  bool decode_use_trtllm = false;   ///< the decodes do
-  bool use_cascade = false;         ///< some keys are read once for several requests
-  int32_t common_prefix_len = 0;    ///< kHeuristic: tokens that all share, whole pages that every request has computed
-  int32_t prefix_request = 0;       ///< whose row of the block table these are read off: the first with queries
-  StepCascadeLevels cascade;        ///< kAuto: what requests share
-  int32_t num_padded_reqs = 0;      ///< rows of a captured batch that this one is padded to; 0 = no graph
-  WindowPlans plans;                ///< one for each window of the group's layers, in front
-  DcpWindowPlans dcp_plans;         ///< instead of `plans`, under decode context parallelism
-  PlannedPart planned;              ///< what they cover: all, or what the block-table family does not serve
-  Workspace workspace;              ///< the builder's: one forward at a time
+  KvCacheLayout kv_cache_layout = KvCacheLayout::kNhd;  ///< CacheConfig::layout: what forward's cache must lie as
+  bool prefill_use_trtllm = false;                      ///< the prefills go to the block-table family
+  bool decode_use_trtllm = false;                       ///< the decodes do
+  bool use_cascade = false;                             ///< some keys are read once for several requests
+  int32_t common_prefix_len = 0;  ///< kHeuristic: tokens that all share, whole pages that every request has computed
+  int32_t prefix_request = 0;     ///< whose row of the block table these are read off: the first with queries
+  StepCascadeLevels cascade;      ///< kAuto: what requests share
+  int32_t num_padded_reqs = 0;    ///< rows of a captured batch that this one is padded to; 0 = no graph
+  WindowPlans plans;              ///< one for each window of the group's layers, in front
+  DcpWindowPlans dcp_plans;       ///< instead of `plans`, under decode context parallelism
+  PlannedPart planned;            ///< what they cover: all, or what the block-table family does not serve
+  Workspace workspace;            ///< the builder's: one forward at a time
   BlockTableWorkspace* block_table_workspace = nullptr;  ///< likewise
   const OnceLog* log = nullptr;                          ///< the builder's
   BackendProfile profile = BackendProfile::kNative;

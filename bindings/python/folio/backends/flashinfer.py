@@ -1,0 +1,41 @@
+"""vLLM's FlashInfer backend on Folio's kernels, and FlashInfer's wrappers as C++ has them (docs/backends.md)."""
+
+from .._folio import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
+    FlashInferBackend,
+    FlashInferFacts,
+    FlashInferImpl,
+    FlashInferMetadata,
+    FlashInferMetadataBuilder,
+    FlashInferOptions,
+    KernelDispatch,
+    KernelFamily,
+    MultiLevelCascadeAttentionWrapper,
+    PosEncodingMode,
+    QuantKey,
+    WrapperPages,
+    WrapperPlanOptions,
+    fast_plan_decode,
+)
+
+__all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    "FlashInferBackend",
+    "FlashInferFacts",
+    "FlashInferImpl",
+    "FlashInferMetadata",
+    "FlashInferMetadataBuilder",
+    "FlashInferOptions",
+    "KernelDispatch",
+    "KernelFamily",
+    "MultiLevelCascadeAttentionWrapper",
+    "PosEncodingMode",
+    "QuantKey",
+    "WrapperPages",
+    "WrapperPlanOptions",
+    "fast_plan_decode",
+]
