@@ -108,10 +108,7 @@ class Page:
 
 
 PAGES = {path: Page(path) for path in documents() if BLOCK.search(path.read_text())}
-# README.md's block is four lines of a program, and its buffer that of another op. Goes when the block does.
-FRAGMENT = pytest.mark.xfail(strict=True, raises=NameError, reason="README.md's block is no whole program")
-BLOCKS = [pytest.param(path, index, id=f"{path.relative_to(ROOT)}:{block.line}",
-                       marks=[FRAGMENT] if path.name == "README.md" and path.parent == ROOT else [])
+BLOCKS = [pytest.param(path, index, id=f"{path.relative_to(ROOT)}:{block.line}")
           for path, page in PAGES.items() for index, block in enumerate(page.blocks)]
 
 
