@@ -97,8 +97,8 @@ class Step:
             keys, values = (t[r].double().repeat_interleave(group, dim=1) for t in (k, v))
             position = torch.arange(self.kv_lens[r] - length, self.kv_lens[r])[:, None]
             distance = position - torch.arange(len(keys))[None]
-            logits = torch.einsum("qhd,khd->hqk", q, keys) * impl.scale
-            sums = torch.einsum("qhd,khd->hqk", q.abs(), keys.abs()) * impl.scale
+            logits = torch.einsum("qhd,khd->hqk", q, keys) * DIM**-0.5
+            sums = torch.einsum("qhd,khd->hqk", q.abs(), keys.abs()) * DIM**-0.5
             if impl.logits_soft_cap:
                 logits = impl.logits_soft_cap * torch.tanh(logits / impl.logits_soft_cap)
             if slopes is not None:

@@ -170,8 +170,10 @@ def test_a_prefix_that_requests_do_not_have():
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("attn_type", [AttentionType.ENCODER_ONLY, AttentionType.ENCODER])
-def test_encoder_layers(attn_type, window):
-    step = Step(q_lens=[5, 40, 1], kv_lens=[5, 40, 1], padding=0, causal=False)
+@pytest.mark.parametrize("causal", [False, True])
+def test_encoder_layers(attn_type, window, causal):
+    """They see both ways, whatever the step's decoder layers do."""
+    step = Step(q_lens=[5, 40, 1], kv_lens=[5, 40, 1], padding=0, causal=causal)
     layer = layer_of(attn_type=attn_type, sliding_window=window)
     metadata = builder_of([layer]).build(0, step.common())
     out = torch.empty(step.tokens, HEADS, DIM)
