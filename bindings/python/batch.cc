@@ -1,5 +1,6 @@
 #include <string>
 
+#include "block_scale.hpp"
 #include "masks.hpp"
 #include "repr.hpp"
 
@@ -143,7 +144,7 @@ SegmentArg make_segment_arg(const Cache* cache, const Table* table, const Ragged
 
 Args make_args(nb::handle q, nb::handle out, const std::vector<SegmentArg>& segments, nb::handle lse, float sm_scale,
                float logits_soft_cap, nb::handle alibi_slopes, nb::handle sinks, nb::handle q_scale,
-               nb::handle out_scale, nb::handle custom_mask, const RopeArgs& rope) {
+               nb::handle out_scale, nb::handle custom_mask, const RopeArgs& rope, const BlockScale* out_block_scale) {
   Args args;
   args.view.rope = rope;
   const auto keep = [&args](Array array) { args.arrays.push_back(std::move(array)); };
@@ -151,9 +152,16 @@ Args make_args(nb::handle q, nb::handle out, const std::vector<SegmentArg>& segm
   args.view.q = queries.view;
   keep(std::move(queries.array));
   if (!out.is_none()) {
-    Tensor outputs = to_tensor(out, "out", Access::kWrite);
+    const bool bare = out_block_scale != nullptr && !nb::isinstance<Tensor>(out);
+    Tensor outputs =
+        bare ? make_tensor(out, DType::kFloat4E2M1x2, "out", Access::kWrite) : to_tensor(out, "out", Access::kWrite);
     args.view.out = outputs.view;
     keep(std::move(outputs.array));
+  }
+  if (out_block_scale != nullptr) {
+    const BlockScale factors = block_scale_of(*out_block_scale, args.view.out, "out_block_scale", Access::kWrite);
+    args.view.out_block_scale = {factors.array.data, factors.first_row};
+    keep(factors.array);
   }
   Lse lse_arg = to_lse(lse, "lse");
   args.view.lse = lse_arg.view;
@@ -286,21 +294,22 @@ void bind_batch(nb::module_& m) {
       "sm_scale, which multiplies q . k (0: 1 / sqrt(head_dim_qk)); logits_soft_cap (0: off); alibi_slopes and sinks, "
       "float32 [q heads]; q_scale and out_scale, numbers or folio.Scale, for fp8; custom_mask for a mask of kind "
       "CUSTOM: a list of one bool array [queries, columns] a request, which is packed here, or bits, as "
-      "pack_custom_mask makes them; rope, RopeArgs, for Feature.ROPE_LLAMA. Everything else is borrowed and read when "
+      "pack_custom_mask makes them; rope, RopeArgs, for Feature.ROPE_LLAMA; out_block_scale, BlockScaleArgs, for NVFP4 "
+      "outputs: out is uint8 then. Everything else is borrowed and read when "
       "run runs.");
   bind_repr(args_class);
   args_class.def(
       "__init__",
       [](Args* self, nb::object q, nb::object out, const std::vector<SegmentArg>& segments, nb::object lse,
          float sm_scale, float logits_soft_cap, nb::object alibi_slopes, nb::object sinks, nb::object q_scale,
-         nb::object out_scale, nb::object custom_mask, const RopeArgs& rope) {
+         nb::object out_scale, nb::object custom_mask, const RopeArgs& rope, const BlockScale* out_block_scale) {
         new (self) Args(make_args(q, out, segments, lse, sm_scale, logits_soft_cap, alibi_slopes, sinks, q_scale,
-                                  out_scale, custom_mask, rope));
+                                  out_scale, custom_mask, rope, out_block_scale));
       },
       nb::arg("q"), nb::arg("out").none(), nb::arg("segments"), nb::kw_only(), nb::arg("lse") = nb::none(),
       nb::arg("sm_scale") = 0.0f, nb::arg("logits_soft_cap") = 0.0f, nb::arg("alibi_slopes") = nb::none(),
       nb::arg("sinks") = nb::none(), nb::arg("q_scale") = 1.0f, nb::arg("out_scale") = 1.0f,
-      nb::arg("custom_mask") = nb::none(), nb::arg("rope") = RopeArgs{});
+      nb::arg("custom_mask") = nb::none(), nb::arg("rope") = RopeArgs{}, nb::arg("out_block_scale") = nb::none());
 }
 
 }  // namespace folio::python

@@ -118,10 +118,18 @@ Ragged make_ragged(nb::handle k, nb::handle v, nb::handle indptr) {
 }
 
 WriteArgs make_write_args(nb::handle k, nb::handle v, nb::handle slot_mapping, const Cache& cache,
-                          std::optional<int64_t> num_slots, nb::handle k_scale, nb::handle v_scale) {
+                          std::optional<int64_t> num_slots, nb::handle k_scale, nb::handle v_scale, nb::handle status) {
   WriteArgs args;
+  if (!status.is_none()) {
+    Array flag = borrow(status, "status", Access::kWrite);
+    if (flag.element != nb::dtype<int32_t>() || flag.memory.size() != 1) {
+      refuse("status is " + element_text(flag.element) + " " + shape_text(flag) + "; it is one int32");
+    }
+    args.view.status = static_cast<int32_t*>(flag.data);
+    args.arrays.push_back(std::move(flag));
+  }
   require_writable(cache);
-  args.arrays = cache.arrays;
+  args.arrays.insert(args.arrays.end(), cache.arrays.begin(), cache.arrays.end());
   Tensor keys = to_tensor(k, "k", Access::kRead);
   args.view.k = keys.view;
   args.arrays.push_back(std::move(keys.array));
@@ -237,16 +245,18 @@ void bind_cache(nb::module_& m) {
       "New tokens for a paged cache: k and v [tokens, heads, head_dim], slot_mapping [tokens]. Token i goes to page "
       "slot // page_size, offset slot % page_size. Slots are int64, or int32 or a list, which are copied once. "
       "`num_slots` tokens are written, or all; v is None where the cache's V is a part of its K. Scales are numbers or "
-      "folio.Scale, for fp8 caches: stored = value / scale.");
+      "folio.Scale, for fp8 caches: stored = value / scale. status, an int32 [1] on a GPU, becomes 1 if a slot lies "
+      "beyond the cache.");
   bind_repr(write);
   write.def(
       "__init__",
       [](WriteArgs* self, nb::object k, nb::object v, nb::object slot_mapping, const Cache& cache,
-         std::optional<int64_t> num_slots, nb::object k_scale, nb::object v_scale) {
-        new (self) WriteArgs(make_write_args(k, v, slot_mapping, cache, num_slots, k_scale, v_scale));
+         std::optional<int64_t> num_slots, nb::object k_scale, nb::object v_scale, nb::object status) {
+        new (self) WriteArgs(make_write_args(k, v, slot_mapping, cache, num_slots, k_scale, v_scale, status));
       },
       nb::arg("k"), nb::arg("v").none(), nb::arg("slot_mapping"), nb::arg("cache"), nb::kw_only(),
-      nb::arg("num_slots") = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f);
+      nb::arg("num_slots") = nb::none(), nb::arg("k_scale") = 1.0f, nb::arg("v_scale") = 1.0f,
+      nb::arg("status") = nb::none());
   m.def(
       "write_kv_cache",
       [](const Context& context, const WriteArgs& args, nb::object stream) {

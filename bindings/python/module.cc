@@ -6,6 +6,7 @@
 #include "executor.hpp"
 #include "folio/types/error.hpp"
 #include "folio/version.hpp"
+#include "token_allocators.hpp"
 #include "views.hpp"
 
 namespace folio::python {
@@ -82,6 +83,7 @@ NB_MODULE(_folio, m) {
   folio::python::bind_kv_cache(m);
   folio::python::bind_tables(m);
   folio::python::bind_pools(m);
+  folio::python::bind_token_allocators(m);
   folio::python::bind_prefix_cache(m);
   folio::python::bind_quantize(m);
   folio::python::bind_cascade(m);

@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 
+#include "block_scale.hpp"
 #include "device_call.hpp"
 #include "fields.hpp"
 #include "folio/types/nvfp4.hpp"
@@ -11,12 +12,6 @@
 /// Quantisation of whole tensors.
 namespace folio::python {
 namespace {
-
-/// BlockScaleArgs, with its array.
-struct BlockScale {
-  Array array;
-  int64_t first_row = 0;
-};
 
 BlockScale make_block_scale(nb::handle data, int64_t first_row) {
   Array array = borrow(data, "data", Access::kWriteIfPossible);
@@ -40,28 +35,11 @@ TensorView nvfp4_tensor(DeviceCall& call, nb::handle source, const std::string& 
   return tensor.view;
 }
 
-/// The factors of `packed`, [tokens, heads, head_dim / 2] bytes: as many as its rows take.
+/// The factors of `packed`, [tokens, heads, head_dim / 2] bytes.
 BlockScaleArgs keep_block_scale(DeviceCall& call, const BlockScale& given, const TensorView& packed, Access access) {
-  Array array = given.array;
-  array.name = "block_scale.data";
-  if (access == Access::kWrite && !array.writable) refuse(array.name + " is read-only, and Folio would write to it");
-  if (packed.rank != 3) refuse("4-bit values have three dimensions: [tokens, heads, head_dim / 2]");
-  const int64_t limit = std::numeric_limits<int32_t>::max();
-  const auto [tokens, heads, bytes] = std::tuple(packed.shape[0], packed.shape[1], packed.shape[2]);
-  if (tokens > limit || heads > limit || bytes > limit || heads * bytes > limit) {
-    refuse("4-bit values have shape [" + std::to_string(tokens) + ", " + std::to_string(heads) + ", " +
-           std::to_string(bytes) + "]; a row has less than 2^31 bytes, and there are less than 2^31 rows");
-  }
-  const int64_t blocks = heads * (2 * bytes / kNvfp4BlockSize);
-  const int64_t needed = nvfp4_scale_bytes(given.first_row + tokens, blocks);
-  if (array.size(0) < needed) {
-    refuse(array.name + " has " + std::to_string(array.size(0)) + " bytes; " +
-           std::to_string(given.first_row + tokens) + " rows of " + std::to_string(blocks) + " blocks take " +
-           std::to_string(needed));
-  }
-  const BlockScaleArgs args{array.data, given.first_row};
-  call.keep({array});
-  return args;
+  const BlockScale scale = block_scale_of(given, packed, "block_scale", access);
+  call.keep({scale.array});
+  return {scale.array.data, scale.first_row};
 }
 
 void bind_nvfp4(nb::module_& m) {
@@ -133,6 +111,29 @@ void bind_nvfp4(nb::module_& m) {
 }
 
 }  // namespace
+
+BlockScale block_scale_of(const BlockScale& given, const TensorView& packed, const std::string& name, Access access) {
+  BlockScale scale = given;
+  scale.array.name = name + ".data";
+  if (access == Access::kWrite && !scale.array.writable) {
+    refuse(scale.array.name + " is read-only, and Folio would write to it");
+  }
+  if (packed.rank != 3) refuse("4-bit values have three dimensions: [tokens, heads, head_dim / 2]");
+  const int64_t limit = std::numeric_limits<int32_t>::max();
+  const auto [tokens, heads, bytes] = std::tuple(packed.shape[0], packed.shape[1], packed.shape[2]);
+  if (tokens > limit || heads > limit || bytes > limit || heads * bytes > limit) {
+    refuse("4-bit values have shape [" + std::to_string(tokens) + ", " + std::to_string(heads) + ", " +
+           std::to_string(bytes) + "]; a row has less than 2^31 bytes, and there are less than 2^31 rows");
+  }
+  const int64_t blocks = heads * (2 * bytes / kNvfp4BlockSize);
+  const int64_t needed = nvfp4_scale_bytes(scale.first_row + tokens, blocks);
+  if (scale.array.size(0) < needed) {
+    refuse(scale.array.name + " has " + std::to_string(scale.array.size(0)) + " bytes; " +
+           std::to_string(scale.first_row + tokens) + " rows of " + std::to_string(blocks) + " blocks take " +
+           std::to_string(needed));
+  }
+  return scale;
+}
 
 void bind_quantize(nb::module_& m) {
   bind_nvfp4(m);

@@ -87,3 +87,9 @@ def test_refusals():
     short = folio.Scale(data=np.ones(1, np.float32), granularity=folio.ScaleGranularity.PER_HEAD)
     with pytest.raises(folio.InvalidArgument, match="k_scale.data has 1 heads; there are 2"):
         folio.CacheWriteArgs(k, v, np.arange(3), cache, k_scale=short)
+    flag = np.zeros(1, np.int32)
+    with pytest.raises(folio.InvalidArgument, match="status"):  # a CPU raises instead
+        folio.write_kv_cache(context, folio.CacheWriteArgs(k, v, np.arange(3), cache, status=flag))
+    with pytest.raises(folio.InvalidArgument, match=r"status is int64 \[1\]; it is one int32"):
+        folio.CacheWriteArgs(k, v, np.arange(3), cache, status=flag.astype(np.int64))
+    assert not memory[0].any() and not flag.any()

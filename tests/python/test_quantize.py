@@ -5,6 +5,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import problems
+
 CONTEXT = folio.Context.cpu(num_threads=2)
 INPUTS = [np.float32, np.float16, ml_dtypes.bfloat16]
 
@@ -128,3 +130,22 @@ def test_refusals_write_nothing():
         with pytest.raises(folio.InvalidArgument, match=message):
             refused()
     assert np.all(packed == 7) and np.all(memory == 7) and np.all(scales == 7) and np.all(out.astype(np.float32) == 7)
+
+
+def test_attention_writes_nvfp4_as_its_quantiser_does():
+    problem = problems.make("bfloat16", "mixed", dim_v=32)
+    problem.config.out = "float32"
+    wide, _ = problems.run(problem, CONTEXT, out=np.zeros((9, 4, 32), np.float32))
+    scale, size = 448 * 6 / float(np.abs(wide).max()), folio.nvfp4_scale_bytes(2 + 9, 8)
+    packed, memory = [np.zeros((9, 4, 16), np.uint8) for _ in range(2)], [np.zeros(size, np.uint8) for _ in range(2)]
+    folio.quantize_nvfp4(CONTEXT, wide, packed[0], folio.BlockScaleArgs(memory[0], 2), scale)
+    problem.config.out = "float4_e2m1fn_x2"
+    op = folio.prepare(CONTEXT, problem.config)
+    plan = folio.plan(op, problem.batch_view(), folio.make_plan_buffer(op))
+    workspace = folio.Workspace(folio.workspace_size(plan))
+    folio.init_workspace(op, workspace)
+    args = problem.args(packed[1], out_scale=scale, out_block_scale=folio.BlockScaleArgs(memory[1], 2))
+    folio.run(plan, args, workspace)
+    assert packed[0].any() and np.array_equal(*packed) and np.array_equal(*memory)
+    with pytest.raises(folio.InvalidArgument, match="out_block_scale.data has 512 bytes; 137 rows of 8 blocks"):
+        problem.args(packed[1], out_scale=scale, out_block_scale=folio.BlockScaleArgs(memory[1][:512], 128))

@@ -104,6 +104,7 @@ def main(arguments=None):
         )
     warnings.filterwarnings("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     import transformers
     from folio.integrations import transformers as integration
 
