@@ -8,6 +8,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 import folio.integrations.transformers as integration  # noqa: E402: after the skips
 import tiny_models  # noqa: E402
+from folio.integrations.transformers.paged import paged_attention  # noqa: E402
 from folio.integrations.transformers.masks import ranges_mask  # noqa: E402
 from folio.integrations.transformers.visibility import VisibleRanges, find_visibility  # noqa: E402
 from transformers import masking_utils  # noqa: E402
@@ -145,7 +146,7 @@ def test_what_is_no_visibility_is_refused():
 
 def call(module=None, batch=1, q_length=2, dtype=torch.float32, value=0.0, **options):
     q, k = torch.zeros(batch, 4, q_length, 16, dtype=dtype), torch.full((batch, 2, 5, 16), value, dtype=dtype)
-    function = transformers.AttentionInterface()["paged|folio" if "cache" in options else "folio"]
+    function = paged_attention if "cache" in options else transformers.AttentionInterface()["folio"]
     options.setdefault("attention_mask", None)
     return function(module or torch.nn.Module(), q, k, k, **options)[0]
 

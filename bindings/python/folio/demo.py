@@ -125,6 +125,9 @@ def main(arguments=None):
     form = layer.kv_format.name.lower()
     _report(tokens, seconds, {"pages": f"{len(cache)} layers of {layer.num_pages}, {layer.page_size} tokens, {form}"})
 
+    if not integration.CONTINUOUS_BATCHING:
+        print(f"The batch is not served: continuous batching needs transformers 5.17, this is {transformers.__version__}.")
+        return 0
     integration.reset_statistics()
     began = time.perf_counter()
     answers, facts = serve(tokenizer, model, VISITORS, NOTES)
