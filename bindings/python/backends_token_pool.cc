@@ -446,7 +446,7 @@ void bind_backend(nb::module_& m) {
                                     {"forward_decode", Forward::kDecode}}) {
     type.def(
         name,
-        [which](Backend& self, nb::object q, nb::object k, nb::object v, const bk::RadixAttention& layer,
+        [which = which](Backend& self, nb::object q, nb::object k, nb::object v, const bk::RadixAttention& layer,
                 nb::object forward_batch, bool save_kv_cache, nb::object out, nb::object stream) {
           return forward(self, q, k, v, layer, forward_batch, save_kv_cache, out, stream, which);
         },
