@@ -447,7 +447,7 @@ void bind_backend(nb::module_& m) {
     type.def(
         name,
         [which = which](Backend& self, nb::object q, nb::object k, nb::object v, const bk::RadixAttention& layer,
-                nb::object forward_batch, bool save_kv_cache, nb::object out, nb::object stream) {
+                        nb::object forward_batch, bool save_kv_cache, nb::object out, nb::object stream) {
           return forward(self, q, k, v, layer, forward_batch, save_kv_cache, out, stream, which);
         },
         nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("layer"), nb::arg("forward_batch"),
