@@ -35,7 +35,7 @@ class ThreadGroupWithoutMemory : public ::testing::Test {
 };
 
 /// Longer than any of these tests takes.
-constexpr ThreadGroupOptions kPatient{.timeout = std::chrono::seconds(60), .context = std::nullopt};
+const ThreadGroupOptions kPatient{.timeout = std::chrono::seconds(60), .context = std::nullopt};
 
 TEST_F(ThreadGroupWithoutMemory, AThreadThatCannotBeMade_EndsTheRanksThatRun) {
   std::atomic<int32_t> timed_out{0};
