@@ -139,7 +139,8 @@ DcpSetup random_batch(const GoldenCase& golden_case, const Manner& manner, verif
   }
   shuffle(setup.requests, random);
   if (manner.kind == BackendKind::kFlashInfer) {
-    std::ranges::stable_partition(setup.requests, [](const RequestLengths& r) { return r.q_len == 1; });
+    std::stable_partition(setup.requests.begin(), setup.requests.end(),
+                          [](const RequestLengths& r) { return r.q_len == 1; });
   }
   if (manner.padded) {
     for (int32_t empty = random.below(3); empty > 0; --empty) setup.requests.push_back({0, 0, kFirstOtherId});
@@ -266,7 +267,7 @@ std::vector<std::vector<RequestLengths>> random_schedule(const GoldenCase& golde
       step.push_back({request.seq_len, chunk, request.id});
     }
     shuffle(step, random);
-    std::ranges::stable_partition(step, [](const RequestLengths& r) { return r.q_len == 1; });
+    std::stable_partition(step.begin(), step.end(), [](const RequestLengths& r) { return r.q_len == 1; });
     if (!step.empty()) steps.push_back(step);
   }
   return steps;
