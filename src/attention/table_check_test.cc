@@ -48,6 +48,12 @@ TEST(ValidateTables, PageBeyondTheCache_IsNamedAndNothingIsWritten) {
   EXPECT_THAT(small.lse, Each(-1.0f));
 }
 
+TEST(ValidateTables, TheFirstPageBehindTheCache_IsNamed) {
+  SmallDecode small;
+  small.indices[2] = 4;
+  EXPECT_THAT(message_of_run(small), HasSubstr("is page 4; the cache has 4 pages"));
+}
+
 TEST(ValidateTables, NegativePage_IsNamed) {
   SmallDecode small;
   small.indices = {3, 0, -7, 4};
