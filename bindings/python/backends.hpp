@@ -108,6 +108,27 @@ struct CommonBatch {
   bk::CommonAttentionMetadata with_spans() const;
 };
 
+/// A builder's argument common_attn_metadata. Throws nb::type_error for anything else; `source` keeps it alive.
+const CommonBatch* to_common_batch(nb::handle source);
+
+/// A builder's argument layers: a dict from names to implementations, or a sequence of such pairs. `kind`: Impl's name.
+template <typename Impl>
+std::vector<std::pair<std::string, const Impl*>> to_layers(nb::handle source, const std::string& kind) {
+  std::vector<std::pair<std::string, const Impl*>> layers;
+  const nb::object items = nb::isinstance<nb::dict>(source) ? source.attr("items")() : nb::borrow(source);
+  for (const nb::handle item : nb::iter(items)) {
+    std::pair<std::string, const Impl*> layer;
+    const bool is_pair = nb::isinstance<nb::tuple>(item) && nb::len(nb::borrow<nb::tuple>(item)) == 2;
+    if (!is_pair || !nb::try_cast(item[0], layer.first, false) || !nb::try_cast(item[1], layer.second, false) ||
+        layer.second == nullptr) {
+      refuse_kind("layers", "a dict of names and " + kind + ", or pairs of them", item);
+    }
+    layers.push_back(std::move(layer));
+  }
+  if (layers.empty()) refuse("layers is empty; a builder is for a group of layers");
+  return layers;
+}
+
 bk::BlockTableView table_view(const std::optional<Array>& table);
 Array borrow_block_table(nb::handle source, const std::string& name);
 

@@ -352,6 +352,14 @@ bk::SwapStates to_swap(nb::handle swap_states) {
   };
 }
 
+const CommonBatch* to_common_batch(nb::handle source) {
+  const CommonBatch* batch = nullptr;
+  if (!nb::try_cast(source, batch, false) || batch == nullptr) {
+    refuse_kind("common_attn_metadata", "a folio.backends.CommonAttentionMetadata", source);
+  }
+  return batch;
+}
+
 bk::CommonAttentionMetadata CommonBatch::with_spans() const {
   bk::CommonAttentionMetadata whole = view;
   whole.query_start_loc = query_start_loc.view();

@@ -71,28 +71,9 @@ Impl make_impl(int32_t num_heads, int32_t head_size, float scale, int32_t num_kv
           update_kv_cache_in_forward};
 }
 
-using Layers = std::vector<std::pair<std::string, const Impl*>>;
-
-/// A dict from names to implementations, or a sequence of such pairs.
-Layers to_layers(nb::handle source) {
-  Layers layers;
-  const nb::object items = nb::isinstance<nb::dict>(source) ? source.attr("items")() : nb::borrow(source);
-  for (const nb::handle item : nb::iter(items)) {
-    std::pair<std::string, const Impl*> layer;
-    const bool is_pair = nb::isinstance<nb::tuple>(item) && nb::len(nb::borrow<nb::tuple>(item)) == 2;
-    if (!is_pair || !nb::try_cast(item[0], layer.first, false) || !nb::try_cast(item[1], layer.second, false) ||
-        layer.second == nullptr) {
-      refuse_kind("layers", "a dict of names and FlashAttentionImpl, or pairs of them", item);
-    }
-    layers.push_back(std::move(layer));
-  }
-  if (layers.empty()) refuse("layers is empty; a builder is for a group of layers");
-  return layers;
-}
-
 void make_builder(Builder* self, const bk::AttentionSpec& spec, nb::handle layers, const bk::EngineConfig& config,
                   const bk::FlashAttentionOptions& options) {
-  const Layers given = to_layers(layers);
+  const auto given = to_layers<Impl>(layers, "FlashAttentionImpl");
   std::vector<bk::AttentionLayer<bk::FlashAttentionImpl>> group;
   for (const auto& [name, impl] : given) group.push_back({name, &impl->impl});
   const Context context = given.front().second->context;
@@ -118,10 +99,7 @@ enum class Purpose { kStep, kFastStep, kDrafting, kCapture };
 
 Metadata build(std::shared_ptr<Builder> builder, int32_t common_prefix_len, nb::handle common_attn_metadata,
                Purpose purpose, nb::handle stream) {
-  const CommonBatch* batch = nullptr;
-  if (!nb::try_cast(common_attn_metadata, batch, false) || batch == nullptr) {
-    refuse_kind("common_attn_metadata", "a folio.backends.CommonAttentionMetadata", common_attn_metadata);
-  }
+  const CommonBatch* const batch = to_common_batch(common_attn_metadata);
   Metadata metadata;
   bk::CommonAttentionMetadata view = batch->with_spans();
   if (view.where == Where::kHost && batch->block_table && reads_pages(builder->attn_type)) {

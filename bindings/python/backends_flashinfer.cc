@@ -82,28 +82,10 @@ Impl make_impl(const LayerArguments& given, const std::optional<Context>& given_
   return {context, bk::FlashInferImpl(context, config), given.model_dtype, std::move(sinks)};
 }
 
-using Layers = std::vector<std::pair<std::string, const Impl*>>;
-
-Layers to_layers(nb::handle source) {
-  Layers layers;
-  const nb::object items = nb::isinstance<nb::dict>(source) ? source.attr("items")() : nb::borrow(source);
-  for (const nb::handle item : nb::iter(items)) {
-    std::pair<std::string, const Impl*> layer;
-    const bool is_pair = nb::isinstance<nb::tuple>(item) && nb::len(nb::borrow<nb::tuple>(item)) == 2;
-    if (!is_pair || !nb::try_cast(item[0], layer.first, false) || !nb::try_cast(item[1], layer.second, false) ||
-        layer.second == nullptr) {
-      refuse_kind("layers", "a dict of names and FlashInferImpl, or pairs of them", item);
-    }
-    layers.push_back(std::move(layer));
-  }
-  if (layers.empty()) refuse("layers is empty; a builder is for a group of layers");
-  return layers;
-}
-
 void make_builder(Builder* self, const bk::AttentionSpec& spec, nb::handle layers, const bk::EngineConfig& config,
                   const bk::FlashInferOptions& options, const std::optional<bk::KernelDispatch>& dispatch,
                   nb::handle log) {
-  const Layers given = to_layers(layers);
+  const auto given = to_layers<Impl>(layers, "FlashInferImpl");
   std::vector<bk::AttentionLayer<bk::FlashInferImpl>> group;
   for (const auto& [name, impl] : given) group.push_back({name, &impl->impl});
   const Context context = given.front().second->context;
@@ -119,10 +101,7 @@ void make_builder(Builder* self, const bk::AttentionSpec& spec, nb::handle layer
 
 Metadata build(std::shared_ptr<Builder> builder, int32_t common_prefix_len, nb::handle common_attn_metadata,
                nb::handle stream) {
-  const CommonBatch* batch = nullptr;
-  if (!nb::try_cast(common_attn_metadata, batch, false) || batch == nullptr) {
-    refuse_kind("common_attn_metadata", "a folio.backends.CommonAttentionMetadata", common_attn_metadata);
-  }
+  const CommonBatch* const batch = to_common_batch(common_attn_metadata);
   Metadata metadata;
   bk::CommonAttentionMetadata view = batch->with_spans();
   if (view.where == Where::kHost && batch->block_table) {

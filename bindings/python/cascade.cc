@@ -280,7 +280,7 @@ void bind_cascade(nb::module_& m) {
       });
   nb::class_<Planner>(m, "CascadePlanner",
                       "Turns one batch's host page tables into a cascade. For an op on a GPU the table's entries are "
-                      "given once more in its memory, as device_indices. Calls take turns.")
+                      "given once more in its memory, as device_indices. Calls run one at a time.")
       .def(nb::init<const AttentionOp&, int32_t>(), nb::arg("op"), nb::arg("max_levels") = 4)
       .def(nb::init<const CascadeCosts&, int32_t>(), nb::arg("costs"), nb::arg("max_levels") = 4)
       .def("discover", &discover, nb::arg("cu_q"), nb::arg("kv_len"), nb::arg("table"),

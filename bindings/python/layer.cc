@@ -290,7 +290,7 @@ void bind_layer(nb::module_& m) {
            "Attention of this layer in this step, written into `out`, which is returned.\n\n"
            "q: [tokens, q heads, head_dim_qk]; out: [tokens, q heads, head_dim_v]; lse: float32 [tokens, q heads] or "
            "an LseView. ragged: (k, v), each [kv tokens, kv heads, head_dim], where the plan has a ragged segment; a "
-           "list of such pairs where it has several. Calls with plans of one buffer take turns.\n\n"
+           "list of such pairs where it has several. Calls with plans of one buffer run one at a time.\n\n"
            "Raises InvalidArgument for wrong arguments, a step of another op, and on a CPU a page id that the cache "
            "does not have; Error with STALE_PLAN once the step's buffer has been planned into again.")
       .def("write", &write_layer, nb::arg("slots").none(), nb::arg("k").none(), nb::arg("v").none(),

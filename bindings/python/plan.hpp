@@ -30,7 +30,7 @@ struct Buffer {
   AttentionOp op;
   PlanBuffer buffer;
   std::shared_mutex mutex;
-  std::mutex workspace_mutex;          ///< held by runs of layers: they take turns with their workspace
+  std::mutex workspace_mutex;          ///< held by runs of layers: they run one at a time
   std::shared_ptr<Scratch> workspace;  ///< of steps that are given none; made when the first of them is
 };
 

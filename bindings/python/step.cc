@@ -68,7 +68,7 @@ void bind_mask(Step& step, const Plan& plan, nb::handle source) {
   step.arrays.push_back(std::move(bits));
 }
 
-/// The buffer's own workspace, grown to what the plan needs. Its layers' runs take turns with it.
+/// The buffer's own workspace, grown to what the plan needs. Its layers run one at a time.
 std::shared_ptr<Scratch> own_workspace(const Plan& plan) {
   Buffer& buffer = *plan.buffer;
   if (buffer.op.context().device().type != DeviceType::kCpu) {

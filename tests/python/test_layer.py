@@ -427,7 +427,7 @@ def test_text(bound):
 
 
 def test_threads_share_a_step():
-    """Layers of one step from several threads: they take turns, since they share a workspace."""
+    """Layers of one step from several threads: they run one at a time, since they share a workspace."""
     problem = problems.make("float32", "mixed")
     layer, step = bind(problem)
     exact = problem.exact()
