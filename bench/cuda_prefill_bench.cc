@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -33,10 +35,11 @@ struct Case {
   int32_t dim_v = 128;
   MaskKind mask = MaskKind::kCausal;
   int32_t window = -1;
+  int32_t chunk = 0;
   int32_t page_size = 16;
-  Features features = {};
-  bool codes = false;     ///< queries, keys and values are e4m3, not bfloat16
-  bool products = false;  ///< of codes as they are are allowed
+  Features features = {};  ///< kSpans: an image of 256 tokens in each 1024; kKvStart: at 0; kRequestCausal: all are
+  bool codes = false;      ///< queries, keys and values are e4m3, not bfloat16
+  bool products = false;   ///< of codes as they are are allowed
 };
 
 std::vector<int32_t> times(int32_t count, int32_t length) {
@@ -99,6 +102,17 @@ std::vector<Case> all_cases() {
   features("with window 1024", [](Case& one) { one.window = 1023; });
   // The window's work as that of a plain kernel: every row sees about as many keys.
   add("with window, as if full", times(32, 1024), times(32, 1024), [](Case& one) { one.mask = MaskKind::kNone; });
+  // Masks as rules, beside "with nothing".
+  features("with images", [](Case& one) { one.features = Feature::kSpans; });
+  features("with images, window 1024", [](Case& one) {
+    one.features = Feature::kSpans;
+    one.window = 1023;
+  });
+  features("with padding", [](Case& one) { one.features = Feature::kKvStart; });
+  features("with causal flags", [](Case& one) { one.features = Feature::kRequestCausal; });
+  features("with chunks of 2048", [](Case& one) { one.chunk = 2048; });
+  // The chunks' work as that of plain causal.
+  add("with chunks, as if causal", times(16, 2048), times(16, 2048), same);
   add("with mask 8x4096", times(8, 4096), times(8, 4096), [](Case& one) { one.mask = MaskKind::kCustom; });
   for (const int32_t page : {1, 4, 12, 20, 8, 64}) {
     add("page " + std::to_string(page) + " 8x4096", times(8, 4096), times(8, 4096),
@@ -126,13 +140,28 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
+constexpr int32_t kImagePeriod = 1024;
+constexpr int32_t kImageBegin = 256;
+constexpr int32_t kImageEnd = 512;
+
+/// The image around a position: its begin and end; empty outside of images.
+std::array<int32_t, 2> image_at(int32_t position) {
+  const int32_t first = position / kImagePeriod * kImagePeriod;
+  const int32_t place = position - first;
+  if (place < kImageBegin || place >= kImageEnd) return {0, 0};
+  return {first + kImageBegin, first + kImageEnd};
+}
+
 double visible(const Case& one) {
   double sum = 0.0;
   for (size_t r = 0; r < one.q_len.size(); ++r) {
     for (int32_t i = 0; i < one.q_len[r]; ++i) {
-      const int32_t before = one.kv_len[r] - one.q_len[r] + i + 1;
-      const int32_t seen = one.mask == MaskKind::kNone ? one.kv_len[r] : before;
-      sum += one.window < 0 ? seen : std::min(seen, one.window + 1);
+      const int32_t position = one.kv_len[r] - one.q_len[r] + i;
+      const int32_t end = one.mask == MaskKind::kNone ? one.kv_len[r] : position + 1;
+      int32_t begin = one.window < 0 ? 0 : std::max(0, end - 1 - one.window);
+      if (one.chunk > 0) begin = std::max(begin, position / one.chunk * one.chunk);
+      const int32_t image_end = one.features.has(Feature::kSpans) ? image_at(position)[1] : 0;
+      sum += std::min(std::max(end, image_end), one.kv_len[r]) - begin;
     }
   }
   return sum;
@@ -165,6 +194,13 @@ class Layer {
     v_ = values(static_cast<size_t>(v_elements(shape_)), 3, stream);
     q_ = values(q_elements_, 1, stream);
     out_ = std::make_unique<DeviceBytes>(2 * q_elements_);
+    starts_.assign(one.q_len.size(), 0);
+    flags_.assign(one.q_len.size(), 1);
+    for (size_t r = 0; r < one.q_len.size(); ++r) {
+      for (int32_t i = 0; i < one.q_len[r]; ++i) {
+        for (const int32_t bound : image_at(one.kv_len[r] - one.q_len[r] + i)) spans_.push_back(bound);
+      }
+    }
     std::vector<float> slopes;
     for (int32_t head = 0; head < kQHeads; ++head)
       slopes.push_back(std::exp2(-8.0f * static_cast<float>(head + 1) / kQHeads));
@@ -198,6 +234,7 @@ class Layer {
     config.page_size = one_.page_size;
     config.mask = one_.mask;
     config.window_left = one_.window;
+    config.attention_chunk = one_.chunk;
     config.features = one_.features;
     config.q = config.kv = dtype();
     PrepareOptions options;
@@ -214,6 +251,9 @@ class Layer {
     batch.num_tokens = num_tokens_;
     batch.cu_q = cu_q_.data();
     batch.segments = {&lengths, 1};
+    if (one_.features.has(Feature::kKvStart)) batch.kv_start = starts_.data();
+    if (one_.features.has(Feature::kRequestCausal)) batch.causal = flags_.data();
+    if (one_.features.has(Feature::kSpans)) batch.spans = spans_.data();
     SegmentArgs segment;
     segment.cache = make_nhd_view(shape_, k_->as(), v_->as());
     segment.table = {.kind = PageTableKind::kCsr,
@@ -260,7 +300,8 @@ class Layer {
 
   const Case& one_;
   int32_t num_tokens_;
-  std::vector<int32_t> cu_q_, indptr_;
+  std::vector<int32_t> cu_q_, indptr_, starts_, spans_;
+  std::vector<uint8_t> flags_;
   KvCacheShape shape_;
   size_t q_elements_ = 0;
   std::unique_ptr<DeviceBytes> indices_, table_, k_, v_, q_, out_, slopes_, mask_;

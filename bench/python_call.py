@@ -95,9 +95,17 @@ class Problem:
         import torch
 
         import folio.torch
+        from folio.flash_attn import flash_attn_with_kvcache
 
         self.replan()
         step = self.make_step()
+        requests = self.q.shape[0]
+        if requests:
+            q, table = self.q[:, None], self.ids.view(requests, -1)
+            lengths = self.array(self.lengths)
+            yield "layer(step, q, empty_like(q))", lambda: self.layer(step, self.q, torch.empty_like(self.q))
+            yield "flash_attn_with_kvcache", lambda: flash_attn_with_kvcache(
+                q, self.k_cache, self.v_cache, cache_seqlens=lengths, block_table=table, causal=True)
         module = folio.torch.Attention()
         module.bind(self.layer)
         with torch.inference_mode(), folio.torch.use(step):
@@ -134,8 +142,8 @@ def main():
           f"{given.repetitions}")
     print("| requests | " + " | ".join(map(str, given.requests)) + " |")
     print("|---|" + "---:|" * len(columns))
-    for what in columns[0]:
-        print(f"| {what} | " + " | ".join(f"{column[what]:.2f}" for column in columns) + " |")
+    for what in columns[-1]:
+        print(f"| {what} | " + " | ".join(f"{column[what]:.2f}" if what in column else "" for column in columns) + " |")
 
 
 if __name__ == "__main__":

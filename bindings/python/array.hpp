@@ -59,11 +59,9 @@ struct Array {
 /// Throws Error(kInvalidArgument) where `source` is no array, has a mask, or is read-only where it would be written.
 Array borrow(nb::handle source, const std::string& name, Access access = Access::kRead);
 
-/// Integers (integers.cc): a packed vector of this type, or a matrix of it with any strides, is borrowed. An array of
-/// the other of int32 and int64, and a list or tuple, are copied: on the host by Folio, on a GPU by the array's
-/// library. Throws Error(kInvalidArgument), naming the element on the host that 32 bits do not hold.
-Array borrow_int32(nb::handle source, const std::string& name, int32_t rank = 1);
-Array borrow_int64(nb::handle source, const std::string& name);
+/// Flags: a packed vector of bool or uint8 is borrowed, a list or tuple of bools is copied. A wrong kind
+/// of element in a list is a TypeError, anything else Error(kInvalidArgument).
+Array borrow_flags(nb::handle source, const std::string& name);
 
 /// A vector of plain numbers, packed: [n] of exactly this type. Throws Error(kInvalidArgument).
 Array borrow_bytes(nb::handle source, const std::string& name);

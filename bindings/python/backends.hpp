@@ -12,8 +12,11 @@
 #include "folio/backends/attention_layer.hpp"
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/batch_order.hpp"
+#include "folio/backends/engine_config.hpp"
 #include "folio/backends/once_log.hpp"
 #include "folio/backends/output_quantization.hpp"
+#include "integers.hpp"
+#include "process_group.hpp"
 #include "views.hpp"
 
 /// What the bindings of the engine backends share.
@@ -21,30 +24,7 @@ namespace folio::python {
 
 namespace bk = folio::backends;
 
-/// A vector of integers that a step is described by. One on the host is copied, so that nothing changes between its
-/// check and its use; one on a GPU is borrowed.
-template <typename Element>
-class Numbers {
- public:
-  std::span<const Element> view() const {
-    if (array_) return {static_cast<const Element*>(array_->data), static_cast<size_t>(array_->size(0))};
-    return copy_;
-  }
-  bool on_device() const { return array_.has_value(); }
-  const std::optional<Array>& array() const { return array_; }
-
-  void copy(std::vector<Element> values) { copy_ = std::move(values); }
-  void borrow(Array array) { array_ = std::move(array); }
-
- private:
-  std::vector<Element> copy_;
-  std::optional<Array> array_;
-};
-
-/// None (empty), a list of ints, or an array of int32 or int64, bool and uint8 for flags. Throws
-/// Error(kInvalidArgument), naming the argument.
-Numbers<int32_t> int32_numbers(nb::handle source, const std::string& name);
-Numbers<int64_t> int64_numbers(nb::handle source, const std::string& name);
+/// None (empty), a list of flags, or an array of bool or uint8. Throws Error(kInvalidArgument), naming the argument.
 Numbers<uint8_t> flag_numbers(nb::handle source, const std::string& name);
 
 /// Memory whose elements are `stored`, whether the array says so or has bits of that size (an engine's uint8).
@@ -96,7 +76,7 @@ bk::OnceLog to_log(nb::handle callable);
 struct CommonBatch {
   bk::CommonAttentionMetadata view;  ///< all but the spans
   Numbers<int32_t> query_start_loc, seq_lens, query_start_loc_host, seq_lens_host, upper_bound;
-  Numbers<int32_t> encoder_seq_lens, encoder_seq_lens_host, logits_indices;
+  Numbers<int32_t> encoder_seq_lens, encoder_seq_lens_host, logits_indices, dcp_local_seq_lens;
   Numbers<int64_t> slot_mapping, positions;
   Numbers<uint8_t> causal_per_request, is_prefilling;
   std::vector<bk::BidirectionalRange> ranges;
@@ -140,16 +120,28 @@ struct StepTable {
   std::vector<int32_t> lens;         ///< keys of each row
   std::vector<int32_t> first_query;  ///< position of each row's first query
   int32_t page_size = 0;
+  KvShard shard;                       ///< the rank whose pages these are; `lens` and `first_query` are of all ranks
   int32_t smallest = 0, largest = -1;  ///< page ids
 
   /// Throws Error(kInvalidArgument) where a page that a layer with this window reads is none of the cache's. O(1) where
   /// all entries are pages.
   void require_pages(int64_t num_pages, int32_t window_left) const;
 };
-/// `lens`: keys of each row; `cu_q` [rows + 1]: its queries, the last ones. Throws Error(kInvalidArgument) for rows
-/// that are too short.
+/// `lens`: keys of each row, over all ranks; `cu_q` [rows + 1]: its queries, the last ones. Throws
+/// Error(kInvalidArgument) for rows that are too short.
 StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens, std::span<const int32_t> cu_q,
-                          int32_t page_size);
+                          int32_t page_size, const KvShard& shard = {});
+
+/// The ranks that a builder's keys are divided over.
+struct DividedKeys {
+  std::shared_ptr<Group> group;  ///< null: they are not
+  KvShard shard;
+
+  /// `group` is a ProcessGroup or None; it becomes the configuration's.
+  DividedKeys(nb::handle given, bk::EngineConfig& config);
+  /// The group for one call; with the GIL.
+  std::optional<GroupUse> use() const;
+};
 
 /// One layer's tensors, as both backends' `forward` takes them.
 struct ForwardTensors {

@@ -4,11 +4,11 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "backends.hpp"
-#include "int_lists.hpp"
+#include "folio/distributed/context_parallel.hpp"
+#include "folio/page_table.hpp"
 
 namespace folio::python {
 namespace {
@@ -17,94 +17,18 @@ namespace {
   refuse(name + " is " + element_text(array.element) + "; " + taken + " are taken");
 }
 
-template <typename Element>
-Element narrow(int64_t value, const std::string& name, size_t index) {
-  if (value < std::numeric_limits<Element>::min() || value > std::numeric_limits<Element>::max()) {
-    refuse(name + "[" + std::to_string(index) + "] is " + std::to_string(value) + "; it does not fit into " +
-           (sizeof(Element) == 4 ? "int32" : "a flag"));
-  }
-  return static_cast<Element>(value);
-}
-
-template <typename Given, typename Element>
-void append(const Array& array, std::vector<Element>& values) {
-  const auto* const given = static_cast<const Given*>(array.data);
-  const int64_t stride = array.stride(0);
-  for (int64_t i = 0; i < array.size(0); ++i) {
-    values.push_back(narrow<Element>(static_cast<int64_t>(given[i * stride]), array.name, values.size()));
-  }
-}
-
-template <typename Element>
-std::vector<Element> host_values(const Array& array) {
-  std::vector<Element> values;
-  values.reserve(static_cast<size_t>(array.size(0)));
-  if (array.element == nb::dtype<int32_t>()) {
-    append<int32_t>(array, values);
-  } else if (array.element == nb::dtype<int64_t>()) {
-    append<int64_t>(array, values);
-  } else if (array.element == nb::dtype<uint8_t>() || array.element == nb::dtype<bool>()) {
-    append<uint8_t>(array, values);
-  } else {
-    refuse_element(array.name, array, std::is_same_v<Element, uint8_t> ? "bool and uint8" : "int32 and int64");
-  }
-  return values;
-}
-
-template <typename Element>
-std::vector<Element> list_values(nb::handle source, const std::string& name) {
-  if constexpr (std::is_same_v<Element, int32_t>) {
-    return to_int32s(source, name);
-  } else if constexpr (std::is_same_v<Element, int64_t>) {
-    return to_int64s(source, name);
-  } else {
-    std::vector<Element> flags;
-    for (const nb::handle item : nb::tuple(nb::borrow(source))) {
-      int64_t value = 0;
-      if (!nb::try_cast(item, value, false)) {
-        refuse_kind(name + "[" + std::to_string(flags.size()) + "]", "a flag", item);
-      }
-      flags.push_back(narrow<Element>(value, name, flags.size()));
+std::vector<uint8_t> listed_flags(nb::handle source, const std::string& name) {
+  std::vector<uint8_t> flags;
+  for (const nb::handle item : nb::tuple(nb::borrow(source))) {
+    const std::string place = name + "[" + std::to_string(flags.size()) + "]";
+    int64_t value = 0;
+    if (!nb::try_cast(item, value, false)) refuse_kind(place, "a flag", item);
+    if (value < 0 || value > std::numeric_limits<uint8_t>::max()) {
+      refuse(place + " is " + std::to_string(value) + "; it does not fit into a flag");
     }
-    return flags;
+    flags.push_back(static_cast<uint8_t>(value));
   }
-}
-
-/// An int64 array on a GPU as int32, or the other way round: by its own library, on its current stream.
-nb::object converted_on_device(nb::handle source, const char* dtype) {
-  if (nb::hasattr(source, "to")) {
-    return source.attr("to")(nb::module_::import_("torch").attr(dtype));
-  }
-  return source.attr("astype")(dtype);
-}
-
-template <typename Element>
-Numbers<Element> to_numbers(nb::handle source, const std::string& name) {
-  Numbers<Element> numbers;
-  if (!source.is_valid() || source.is_none()) return numbers;
-  if (nb::isinstance<nb::list>(source) || nb::isinstance<nb::tuple>(source)) {
-    numbers.copy(list_values<Element>(source, name));
-    return numbers;
-  }
-  Array array = borrow(source, name);
-  if (array.rank() != 1) refuse(name + " has shape " + shape_text(array) + "; it must have one dimension");
-  if (array.place.host) {
-    numbers.copy(host_values<Element>(array));
-    return numbers;
-  }
-  const bool integers = array.element == nb::dtype<int32_t>() || array.element == nb::dtype<int64_t>();
-  if (!std::is_same_v<Element, uint8_t> && integers && array.element != nb::dtype<Element>()) {
-    array = borrow(converted_on_device(source, std::is_same_v<Element, int32_t> ? "int32" : "int64"), name);
-  }
-  const bool flag = array.element == nb::dtype<uint8_t>() || array.element == nb::dtype<bool>();
-  if (std::is_same_v<Element, uint8_t> ? !flag : array.element != nb::dtype<Element>()) {
-    refuse_element(name, array, std::is_same_v<Element, uint8_t> ? "bool and uint8" : "int32 and int64");
-  }
-  if (array.size(0) > 1 && array.stride(0) != 1) {
-    refuse(name + " has a stride of " + std::to_string(array.stride(0)) + " elements; it must be contiguous");
-  }
-  numbers.borrow(std::move(array));
-  return numbers;
+  return flags;
 }
 
 /// What an engine's layer says of one scale; 1 where it says nothing.
@@ -140,16 +64,30 @@ bool layer_scale(nb::handle layer, const std::string& field, ScaleArg& scale) {
 
 }  // namespace
 
-Numbers<int32_t> int32_numbers(nb::handle source, const std::string& name) {
-  return to_numbers<int32_t>(source, name);
-}
-
-Numbers<int64_t> int64_numbers(nb::handle source, const std::string& name) {
-  return to_numbers<int64_t>(source, name);
-}
-
 Numbers<uint8_t> flag_numbers(nb::handle source, const std::string& name) {
-  return to_numbers<uint8_t>(source, name);
+  Numbers<uint8_t> numbers;
+  if (!source.is_valid() || source.is_none()) return numbers;
+  if (nb::isinstance<nb::list>(source) || nb::isinstance<nb::tuple>(source)) {
+    numbers.copy(listed_flags(source, name));
+    return numbers;
+  }
+  Array array = borrow(source, name);
+  if (array.rank() != 1) refuse(name + " has shape " + shape_text(array) + "; it must have one dimension");
+  if (array.element != nb::dtype<uint8_t>() && array.element != nb::dtype<bool>()) {
+    refuse_element(name, array, "bool and uint8");
+  }
+  if (!array.place.host) {
+    if (array.size(0) > 1 && array.stride(0) != 1) {
+      refuse(name + " has a stride of " + std::to_string(array.stride(0)) + " elements; it must be contiguous");
+    }
+    numbers.borrow(std::move(array));
+    return numbers;
+  }
+  const auto* const given = static_cast<const uint8_t*>(array.data);
+  std::vector<uint8_t> flags;
+  for (int64_t i = 0; i < array.size(0); ++i) flags.push_back(given[i * array.stride(0)]);
+  numbers.copy(std::move(flags));
+  return numbers;
 }
 
 Tensor to_stored_tensor(nb::handle source, DType stored, const std::string& name, Access access) {
@@ -354,14 +292,7 @@ bk::BlockTableView table_view(const std::optional<Array>& table) {
 }
 
 Array borrow_block_table(nb::handle source, const std::string& name) {
-  Array table = borrow(source, name);
-  if (table.element == nb::dtype<int64_t>()) {
-    const nb::object narrow =
-        nb::hasattr(source, "to") ? converted_on_device(source, "int32") : nb::object(source.attr("astype")("int32"));
-    table = borrow(narrow, name);
-  }
-  if (table.element != nb::dtype<int32_t>()) refuse_element(name, table, "int32 and int64");
-  if (table.rank() != 2) refuse(name + " has shape " + shape_text(table) + "; it must be [requests, pages]");
+  Array table = borrow_int32(source, name, 2);
   for (const int64_t dimension : {0, 1}) {
     if (table.size(dimension) > std::numeric_limits<int32_t>::max()) refuse(name + " has shape " + shape_text(table));
   }
@@ -370,12 +301,33 @@ Array borrow_block_table(nb::handle source, const std::string& name) {
   return table;
 }
 
+DividedKeys::DividedKeys(nb::handle given, bk::EngineConfig& config) {
+  if (!given.is_none() && (!nb::try_cast(given, group, false) || group == nullptr)) {
+    refuse_kind("dcp_group", "None or a folio.ProcessGroup", given);
+  }
+  const std::optional<GroupUse> in_use = use();
+  config.parallel.dcp_group = in_use ? &**in_use : nullptr;
+  const bk::ParallelConfig& parallel = config.parallel;
+  if (parallel.decode_context_parallel_size > 1) {
+    shard = {parallel.decode_context_parallel_size, parallel.decode_context_parallel_rank,
+             parallel.cp_kv_cache_interleave_size};
+  }
+}
+
+std::optional<GroupUse> DividedKeys::use() const {
+  std::optional<GroupUse> in_use;
+  if (group) in_use.emplace(*group);
+  return in_use;
+}
+
 void StepTable::require_pages(int64_t num_pages, int32_t window_left) const {
   if (smallest >= 0 && largest < num_pages) return;
   for (size_t row = 0; row < lens.size(); ++row) {
     const int32_t first_key = window_left < 0 ? 0 : std::max(0, first_query[row] - window_left);
+    const int32_t first_here = shard_len(first_key, shard.world, shard.rank, shard.interleave);
+    const int32_t len_here = shard_len(lens[row], shard.world, shard.rank, shard.interleave);
     const int32_t* const entries = pages.data() + row * static_cast<size_t>(view.row_stride);
-    for (int32_t column = first_key / page_size; int64_t{column} * page_size < lens[row]; ++column) {
+    for (int32_t column = first_here / page_size; int64_t{column} * page_size < len_here; ++column) {
       if (entries[column] >= 0 && entries[column] < num_pages) continue;
       refuse("block_table[" + std::to_string(row) + ", " + std::to_string(column) + "] is " +
              std::to_string(entries[column]) + "; the cache has " + std::to_string(num_pages) + " pages");
@@ -384,9 +336,10 @@ void StepTable::require_pages(int64_t num_pages, int32_t window_left) const {
 }
 
 StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens, std::span<const int32_t> cu_q,
-                          int32_t page_size) {
+                          int32_t page_size, const KvShard& shard) {
   StepTable step;
   step.page_size = page_size;
+  step.shard = shard;
   const auto pages_of = [page_size](int32_t len) { return (int64_t{len} + page_size - 1) / page_size; };
   if (table.num_rows < static_cast<int64_t>(lens.size())) {
     refuse("block_table has " + std::to_string(table.num_rows) + " rows; there are " + std::to_string(lens.size()) +
@@ -396,10 +349,12 @@ StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32
   for (size_t row = 0; row < lens.size(); ++row) {
     step.lens.push_back(std::max(lens[row], 0));  // negative ones are refused by the builder
     step.first_query.push_back(lens[row] - (cu_q[row + 1] - cu_q[row]));
-    const int64_t pages = pages_of(step.lens[row]);
+    // A row has the pages of the rank that has most.
+    const int64_t pages = pages_of(distributed::max_dcp_context_len(step.lens[row], shard.world, shard.interleave));
     if (pages > table.num_columns) {
       refuse("seq_lens[" + std::to_string(row) + "] is " + std::to_string(lens[row]) + "; a row of block_table has " +
-             std::to_string(table.num_columns) + " pages of " + std::to_string(page_size) + " tokens");
+             std::to_string(table.num_columns) + " pages of " + std::to_string(page_size) + " tokens" +
+             (shard.world > 1 ? " on each of " + std::to_string(shard.world) + " ranks" : ""));
     }
     columns = std::max(columns, pages);
   }
@@ -407,7 +362,7 @@ StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32
   for (size_t row = 0; row < lens.size(); ++row) {
     const int32_t* const given = table.data + static_cast<int64_t>(row) * table.row_stride;
     int32_t* const copy = step.pages.data() + row * static_cast<size_t>(columns);
-    const int64_t pages = pages_of(step.lens[row]);
+    const int64_t pages = pages_of(shard_len(step.lens[row], shard.world, shard.rank, shard.interleave));
     std::copy(given, given + pages, copy);
     for (int64_t column = 0; column < pages; ++column) {
       step.smallest = std::min(step.smallest, copy[column]);

@@ -60,6 +60,7 @@ void place(CommonBatch& batch) {
   require_host("encoder_seq_lens_host", batch.encoder_seq_lens_host.on_device());
   require_host("seq_lens_host_upper_bound", batch.upper_bound.on_device());
   require_host("is_prefilling", batch.is_prefilling.on_device());
+  require_host("dcp_local_seq_lens", batch.dcp_local_seq_lens.on_device());
   if (batch.block_table_host) require_host("block_table_host", !batch.block_table_host->place.host);
   keep(batch, batch.query_start_loc);
   keep(batch, batch.seq_lens);
@@ -138,7 +139,8 @@ void bind_common_metadata(nb::module_& m) {
              nb::object seq_lens_host_upper_bound, nb::object encoder_seq_lens, nb::object encoder_seq_lens_host,
              nb::object causal_per_request, nb::object logits_indices_padded, int32_t num_logits_indices,
              nb::object positions, nb::object is_prefilling, nb::object mm_req_doc_ranges,
-             nb::object query_start_loc_cpu, nb::object seq_lens_cpu, nb::object block_table_tensor) {
+             nb::object dcp_local_seq_lens, nb::object query_start_loc_cpu, nb::object seq_lens_cpu,
+             nb::object block_table_tensor) {
             new (self) CommonBatch(make_common_batch(
                 {std::move(query_start_loc),
                  std::move(seq_lens),
@@ -160,7 +162,8 @@ void bind_common_metadata(nb::module_& m) {
                  num_logits_indices,
                  std::move(positions),
                  std::move(is_prefilling),
-                 std::move(mm_req_doc_ranges)}));
+                 std::move(mm_req_doc_ranges),
+                 std::move(dcp_local_seq_lens)}));
           },
           nb::kw_only(), nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table") = nb::none(),
           nb::arg("slot_mapping") = nb::none(), nb::arg("num_reqs") = nb::none(),
@@ -171,8 +174,9 @@ void bind_common_metadata(nb::module_& m) {
           nb::arg("encoder_seq_lens_host") = nb::none(), nb::arg("causal_per_request") = nb::none(),
           nb::arg("logits_indices_padded") = nb::none(), nb::arg("num_logits_indices") = 0,
           nb::arg("positions") = nb::none(), nb::arg("is_prefilling") = nb::none(),
-          nb::arg("mm_req_doc_ranges") = nb::none(), nb::arg("query_start_loc_cpu") = nb::none(),
-          nb::arg("seq_lens_cpu") = nb::none(), nb::arg("block_table_tensor") = nb::none())
+          nb::arg("mm_req_doc_ranges") = nb::none(), nb::arg("dcp_local_seq_lens") = nb::none(),
+          nb::arg("query_start_loc_cpu") = nb::none(), nb::arg("seq_lens_cpu") = nb::none(),
+          nb::arg("block_table_tensor") = nb::none())
       .def_prop_ro("num_reqs", [](const CommonBatch& self) { return self.view.num_reqs; })
       .def_prop_ro("num_actual_tokens", [](const CommonBatch& self) { return self.view.num_actual_tokens; })
       .def_prop_ro("max_query_len", [](const CommonBatch& self) { return self.view.max_query_len; })
@@ -305,6 +309,7 @@ CommonBatch make_common_batch(const BatchArguments& given) {
   batch.positions = int64_numbers(given.positions, "positions");
   batch.causal_per_request = flag_numbers(given.causal_per_request, "causal_per_request");
   batch.is_prefilling = flag_numbers(given.is_prefilling, "is_prefilling");
+  batch.dcp_local_seq_lens = int32_numbers(given.dcp_local_seq_lens, "dcp_local_seq_lens");
   batch.ranges = to_ranges(given.mm_req_doc_ranges);
   if (!given.block_table.is_none()) batch.block_table = borrow_block_table(given.block_table, "block_table");
   if (!given.block_table_host.is_none()) {
@@ -374,6 +379,7 @@ bk::CommonAttentionMetadata CommonBatch::with_spans() const {
   whole.positions = positions.view();
   whole.causal_per_request = causal_per_request.view();
   whole.is_prefilling = is_prefilling.view();
+  whole.dcp_local_seq_lens = dcp_local_seq_lens.view();
   whole.mm_req_doc_ranges = ranges;
   whole.block_table = table_view(block_table);
   whole.block_table_host = table_view(block_table_host);

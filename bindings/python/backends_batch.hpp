@@ -17,7 +17,8 @@ struct BatchArguments {
   nb::object encoder_seq_lens = nb::none(), encoder_seq_lens_host = nb::none(), causal_per_request = nb::none(),
              logits_indices_padded = nb::none();
   int32_t num_logits_indices = 0;
-  nb::object positions = nb::none(), is_prefilling = nb::none(), mm_req_doc_ranges = nb::none();
+  nb::object positions = nb::none(), is_prefilling = nb::none(), mm_req_doc_ranges = nb::none(),
+             dcp_local_seq_lens = nb::none();
 };
 
 /// Reads the arrays and fills in what lengths on the host say. Throws Error(kInvalidArgument), nb::type_error.

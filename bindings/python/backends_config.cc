@@ -13,7 +13,19 @@ void bind_backends_config(nb::module_& m) {
   bind_enum<bk::LogLevel>(m);
   fields_of<bk::ParallelConfig>(
       "ParallelConfig", "How a model is divided over ranks.",
-      field("tensor_parallel_size", &bk::ParallelConfig::tensor_parallel_size, "Ranks that divide the heads; >= 1."))
+      field("tensor_parallel_size", &bk::ParallelConfig::tensor_parallel_size, "Ranks that divide the heads; >= 1."),
+      field("decode_context_parallel_size", &bk::ParallelConfig::decode_context_parallel_size,
+            "Ranks that divide a request's KV by tokens; >= 1. Above 1 builders are given their group, dcp_group."),
+      field("decode_context_parallel_rank", &bk::ParallelConfig::decode_context_parallel_rank,
+            "This rank, as in the group."),
+      field("cp_kv_cache_interleave_size", &bk::ParallelConfig::cp_kv_cache_interleave_size,
+            "Neighbouring tokens that stay on one rank; divides the page size."),
+      field("dcp_comm_backend", &bk::ParallelConfig::dcp_comm_backend,
+            "How ranks combine their results: 'ag_rs' or 'a2a'."),
+      field("dcp_replicated_queries", &bk::ParallelConfig::dcp_replicated_queries,
+            "Every rank is given the queries of all ranks' heads; layers have a dcp_query_ranks of as many."),
+      field("dcp_all_heads_out", &bk::ParallelConfig::dcp_all_heads_out,
+            "Outputs have the heads of all ranks. Needs dcp_replicated_queries and 'ag_rs'."))
       .bind(m);
   fields_of<bk::ModelConfig>(
       "ModelConfig", "The model, whole.",

@@ -3,14 +3,15 @@
 
 #include "backends.hpp"
 #include "backends_names.hpp"
+#include "device_call.hpp"
 #include "fields.hpp"
 #include "folio/backends/token_pool.hpp"
 #include "folio/backends/token_pool/draft_kv_indices.hpp"
 #include "folio/backends/token_pool/draft_tree.hpp"
 #include "gil.hpp"
-#include "int_lists.hpp"
+#include "integers.hpp"
 
-/// Lists of slots, and trees of draft tokens: host arrays in, new host arrays out.
+/// Lists of slots, and trees of draft tokens: host arrays in, new host arrays out; or arrays of a device.
 namespace folio::python {
 namespace draft_trees {
 namespace {
@@ -31,6 +32,11 @@ std::vector<Element> flat(nb::handle source, const char* name, const char* dtype
   return {first, first + array.size(0)};
 }
 
+/// What functions on a device's arrays say of themselves.
+constexpr const char* kOnDevice =
+    "The same on the device of `faults`, into contiguous arrays of the caller's there; captured graphs may hold it. "
+    "What only the device knows is told `faults`.";
+
 /// The request table as an int32 array [rows, positions].
 PageTableView to_table(const Array& array) {
   if (array.element != nb::dtype<int32_t>() || array.rank() != 2 || (array.size(1) > 1 && array.stride(1) != 1)) {
@@ -49,7 +55,7 @@ PageTableView to_table(const Array& array) {
 
 void create_kv_indices(nb::handle req_to_token, nb::handle req_pool_indices, nb::handle page_kernel_lens,
                        nb::handle kv_indptr, nb::handle kv_start_idx, nb::handle kv_indices, int32_t page_size,
-                       int64_t num_slots, bk::KvIndicesFaults* faults, nb::handle stream) {
+                       int64_t num_slots, bk::DeviceFaults* faults, nb::handle stream) {
   const Array table = borrow(req_to_token, "req_to_token");
   const Numbers<int32_t> rows = int32_numbers(req_pool_indices, "req_pool_indices");
   const Numbers<int32_t> lens = int32_numbers(page_kernel_lens, "page_kernel_lens");
@@ -93,15 +99,17 @@ void create_kv_indices(nb::handle req_to_token, nb::handle req_pool_indices, nb:
 }
 
 void bind_lists(nb::module_& m) {
-  nb::class_<bk::KvIndicesFaults>(m, "KvIndicesFaults",
-                                  "What kernels that make lists on a GPU have found wrong; for any number of calls.")
+  nb::class_<bk::DeviceFaults>(
+      m, "DeviceFaults",
+      "What kernels have found wrong with the token pool's arrays on a GPU; for any number of calls. "
+      "Functions that take it are enqueued and may be captured into a graph.")
       .def(
           "__init__",
-          [](bk::KvIndicesFaults* self, const std::optional<Context>& context) {
-            new (self) bk::KvIndicesFaults(context_or_default(context));
+          [](bk::DeviceFaults* self, const std::optional<Context>& context) {
+            new (self) bk::DeviceFaults(context_or_default(context));
           },
           nb::arg("context") = nb::none())
-      .def("check", &bk::KvIndicesFaults::check,
+      .def("check", &bk::DeviceFaults::check,
            "Raises InvalidArgument naming the request if a kernel has found a fault, once. Waits for nothing.");
   m.def("create_kv_indices", &create_kv_indices, nb::arg("req_to_token"), nb::arg("req_pool_indices"),
         nb::arg("page_kernel_lens"), nb::arg("kv_indptr"), nb::arg("kv_start_idx").none(), nb::arg("kv_indices"),
@@ -190,6 +198,112 @@ void bind_branches(nb::module_& m) {
       nb::arg("num_iterations"), nb::arg("kv_start_idx") = nb::none(), nb::arg("num_slots") = 0,
       "(kv_indptr [steps, B * topk + 1], kv_indices [steps, entries]): for every step t and branch the slots of the "
       "request's tokens and of the branch's first t draft tokens. Raises InvalidArgument naming the request.");
+}
+
+void generate_on_device(nb::handle req_to_token, nb::handle req_pool_indices, nb::handle paged_kernel_lens,
+                        const bk::DraftBranches& branches, int32_t num_iterations, nb::handle kv_start_idx,
+                        int64_t num_slots, nb::handle kv_indptr, nb::handle kv_indices, bk::DeviceFaults& faults,
+                        nb::handle stream) {
+  DeviceCall call(faults.device());
+  const Array table = borrow(req_to_token, "req_to_token");
+  call.keep({table});
+  bk::DraftKvIndicesArgs args{to_table(table),
+                              call.int32s(req_pool_indices, "req_pool_indices"),
+                              call.int32s(paged_kernel_lens, "paged_kernel_lens"),
+                              {},
+                              branches,
+                              num_iterations,
+                              num_slots};
+  if (!kv_start_idx.is_none()) args.kv_start_idx = call.int32s(kv_start_idx, "kv_start_idx");
+  bk::DraftKvIndices out;
+  out.kv_indptr = call.int32s_out(kv_indptr, "kv_indptr", 2);
+  out.kv_indptr_stride = call.arrays().back().size(1);
+  out.kv_indices = call.int32s_out(kv_indices, "kv_indices", 2);
+  out.kv_indices_stride = call.arrays().back().size(1);
+  const Stream queue = call.stream(stream);
+  const ReleasedGil released;
+  bk::generate_draft_decode_kv_indices(args, out, faults, queue);
+}
+
+void bind_trees_on_device(nb::module_& m) {
+  using Shape = bk::DraftTreeShape;
+  using Faults = bk::DeviceFaults;
+  m.def("generate_draft_decode_kv_indices", &generate_on_device, nb::arg("req_to_token"), nb::arg("req_pool_indices"),
+        nb::arg("paged_kernel_lens"), nb::arg("branches"), nb::arg("num_iterations"),
+        nb::arg("kv_start_idx") = nb::none(), nb::arg("num_slots") = 0, nb::kw_only(), nb::arg("kv_indptr"),
+        nb::arg("kv_indices"), nb::arg("faults"), nb::arg("stream") = nb::none(), kOnDevice);
+  m.def(
+      "select_draft_tokens",
+      [](nb::object scores, nb::object tokens, nb::object bonus_tokens, const Shape& shape, nb::object selected_index,
+         nb::object draft_tokens, Faults& faults, nb::object stream) {
+        DeviceCall call(faults.device());
+        const auto given = call.packed<float>(scores, "scores");
+        const auto candidates = call.packed<int64_t>(tokens, "tokens");
+        const auto roots = call.packed<int64_t>(bonus_tokens, "bonus_tokens");
+        const auto selected = call.packed_out<int64_t>(selected_index, "selected_index");
+        const auto drafts = call.packed_out<int64_t>(draft_tokens, "draft_tokens");
+        const Stream queue = call.stream(stream);
+        const ReleasedGil released;
+        bk::select_draft_tokens(given, candidates, roots, shape, selected, drafts, faults, queue);
+      },
+      nb::arg("scores"), nb::arg("tokens"), nb::arg("bonus_tokens"), nb::arg("shape"), nb::kw_only(),
+      nb::arg("selected_index"), nb::arg("draft_tokens"), nb::arg("faults"), nb::arg("stream") = nb::none(), kOnDevice);
+  m.def(
+      "draft_tree_parents",
+      [](nb::object parent_list, nb::object selected_index, const Shape& shape, nb::object parents, Faults& faults,
+         nb::object stream) {
+        DeviceCall call(faults.device());
+        const auto list = call.packed<int64_t>(parent_list, "parent_list");
+        const auto selected = call.packed<int64_t>(selected_index, "selected_index");
+        const auto out = call.packed_out<int32_t>(parents, "parents");
+        const Stream queue = call.stream(stream);
+        const ReleasedGil released;
+        bk::draft_tree_parents(list, selected, shape, out, faults, queue);
+      },
+      nb::arg("parent_list"), nb::arg("selected_index"), nb::arg("shape"), nb::kw_only(), nb::arg("parents"),
+      nb::arg("faults"), nb::arg("stream") = nb::none(), kOnDevice);
+  m.def(
+      "draft_tree_positions",
+      [](nb::object parents, nb::object seq_lens, nb::object positions, Faults& faults, nb::object stream) {
+        DeviceCall call(faults.device());
+        const auto given = call.packed<int32_t>(parents, "parents");
+        const auto lens = call.packed<int32_t>(seq_lens, "seq_lens");
+        const auto out = call.packed_out<int32_t>(positions, "positions");
+        const Stream queue = call.stream(stream);
+        const ReleasedGil released;
+        bk::draft_tree_positions(given, lens, out, faults, queue);
+      },
+      nb::arg("parents"), nb::arg("seq_lens"), nb::kw_only(), nb::arg("positions"), nb::arg("faults"),
+      nb::arg("stream") = nb::none(), kOnDevice);
+  m.def(
+      "draft_tree_links",
+      [](nb::object parents, int32_t draft_token_num, nb::object retrieve_index, nb::object next_token,
+         nb::object next_sibling, Faults& faults, nb::object stream) {
+        DeviceCall call(faults.device());
+        const auto given = call.packed<int32_t>(parents, "parents");
+        const auto index = call.packed_out<int32_t>(retrieve_index, "retrieve_index");
+        const auto child = call.packed_out<int32_t>(next_token, "next_token");
+        const auto sibling = call.packed_out<int32_t>(next_sibling, "next_sibling");
+        const Stream queue = call.stream(stream);
+        const ReleasedGil released;
+        bk::draft_tree_links(given, draft_token_num, index, child, sibling, faults, queue);
+      },
+      nb::arg("parents"), nb::arg("draft_token_num"), nb::kw_only(), nb::arg("retrieve_index"), nb::arg("next_token"),
+      nb::arg("next_sibling"), nb::arg("faults"), nb::arg("stream") = nb::none(), kOnDevice);
+  m.def(
+      "fill_tree_mask",
+      [](bk::TreeMaskForm form, nb::object parents, nb::object seq_lens, int32_t draft_token_num, int32_t window_left,
+         nb::object mask, Faults& faults, nb::object stream) {
+        DeviceCall call(faults.device());
+        const auto given = call.packed<int32_t>(parents, "parents");
+        const auto lens = call.packed<int32_t>(seq_lens, "seq_lens");
+        const auto out = call.packed_out<uint8_t>(mask, "mask");
+        const Stream queue = call.stream(stream);
+        const ReleasedGil released;
+        bk::fill_tree_mask(form, given, lens, draft_token_num, out, faults, window_left, queue);
+      },
+      nb::arg("form"), nb::arg("parents"), nb::arg("seq_lens"), nb::arg("draft_token_num"), nb::arg("window_left") = -1,
+      nb::kw_only(), nb::arg("mask"), nb::arg("faults"), nb::arg("stream") = nb::none(), kOnDevice);
 }
 
 void bind_trees(nb::module_& m) {
@@ -281,6 +395,7 @@ void bind_draft_trees(nb::module_& m) {
   draft_trees::bind_lists(m);
   draft_trees::bind_branches(m);
   draft_trees::bind_trees(m);
+  draft_trees::bind_trees_on_device(m);
 }
 
 }  // namespace folio::python

@@ -8,7 +8,7 @@
 #include "backends.hpp"
 #include "backends_names.hpp"
 #include "gil.hpp"
-#include "int_lists.hpp"
+#include "integers.hpp"
 
 namespace folio::python {
 namespace flash_attn {
@@ -30,6 +30,7 @@ struct Builder {
   bk::FlashAttentionMetadataBuilder builder;
   AttentionType attn_type;
   int32_t page_size;
+  DividedKeys keys;
   std::mutex mutex;
 };
 
@@ -44,12 +45,24 @@ struct Metadata {
   Numbers<int64_t> slots;     ///< likewise
 };
 
+/// None without a schedule, and on a GPU.
+nb::object copy_of_schedule(const Metadata& metadata, std::span<const int32_t> made) {
+  if (made.empty() || metadata.builder->context.device().type != DeviceType::kCpu) return nb::none();
+  std::vector<int32_t> schedule;
+  {
+    const ReleasedGil released;
+    const std::lock_guard<std::mutex> lock(metadata.builder->mutex);
+    schedule.assign(made.begin(), made.end());
+  }
+  return nb::cast(to_numpy(std::move(schedule)));
+}
+
 Impl make_impl(int32_t num_heads, int32_t head_size, float scale, int32_t num_kv_heads, nb::handle alibi_slopes,
                std::optional<int32_t> sliding_window, const std::string& kv_cache_dtype,
                std::optional<float> logits_soft_cap, AttentionType attn_type,
                const std::optional<std::string>& kv_sharing_target_layer_name, nb::handle sinks, DType model_dtype,
-               bool update_kv_cache_in_forward, const bk::FlashAttentionFacts& facts, nb::handle log,
-               const std::optional<Context>& given_context) {
+               bool update_kv_cache_in_forward, int32_t dcp_query_ranks, const bk::FlashAttentionFacts& facts,
+               nb::handle log, const std::optional<Context>& given_context) {
   const Context context = context_or_default(given_context);
   const std::vector<float> slopes = to_slopes(alibi_slopes, "alibi_slopes");
   const std::optional<Tensor> sink_weights = to_sinks(sinks);
@@ -58,6 +71,7 @@ Impl make_impl(int32_t num_heads, int32_t head_size, float scale, int32_t num_kv
   config.head_size = head_size;
   config.scale = scale;
   config.num_kv_heads = num_kv_heads;
+  config.dcp_query_ranks = dcp_query_ranks;
   config.alibi_slopes = slopes;
   config.sliding_window = sliding_window;
   config.kv_cache_dtype = kv_cache_dtype;
@@ -71,8 +85,11 @@ Impl make_impl(int32_t num_heads, int32_t head_size, float scale, int32_t num_kv
           update_kv_cache_in_forward};
 }
 
-void make_builder(Builder* self, const bk::AttentionSpec& spec, nb::handle layers, const bk::EngineConfig& config,
-                  const bk::FlashAttentionOptions& options) {
+void make_builder(Builder* self, const bk::AttentionSpec& spec, nb::handle layers, const bk::EngineConfig& engine,
+                  const bk::FlashAttentionOptions& options, nb::handle dcp_group) {
+  bk::EngineConfig config = engine;
+  DividedKeys keys(dcp_group, config);
+  const std::optional<GroupUse> in_use = keys.use();
   const auto given = to_layers<Impl>(layers, "FlashAttentionImpl");
   std::vector<bk::AttentionLayer<bk::FlashAttentionImpl>> group;
   for (const auto& [name, impl] : given) group.push_back({name, &impl->impl});
@@ -82,7 +99,7 @@ void make_builder(Builder* self, const bk::AttentionSpec& spec, nb::handle layer
     const ReleasedGil released;
     return bk::FlashAttentionMetadataBuilder(context, spec, group, config, options);
   }();
-  new (self) Builder{context, std::move(builder), attn_type, spec.page_size, {}};
+  new (self) Builder{context, std::move(builder), attn_type, spec.page_size, std::move(keys), {}};
 }
 
 bool reads_pages(AttentionType type) {
@@ -103,14 +120,16 @@ Metadata build(std::shared_ptr<Builder> builder, int32_t common_prefix_len, nb::
   Metadata metadata;
   bk::CommonAttentionMetadata view = batch->with_spans();
   if (view.where == Where::kHost && batch->block_table && reads_pages(builder->attn_type)) {
-    auto table = std::make_shared<StepTable>(copy_step_table(
-        view.block_table, lengths_in_pages(view, builder->attn_type), view.query_start_loc, builder->page_size));
+    auto table =
+        std::make_shared<StepTable>(copy_step_table(view.block_table, lengths_in_pages(view, builder->attn_type),
+                                                    view.query_start_loc, builder->page_size, builder->keys.shard));
     view.block_table = table->view;
     metadata.table = std::move(table);
   }
   python::require_on(builder->context.device(), batch->device_arrays);
   const Stream queue = to_stream(stream, builder->context.device(), {&batch->device_arrays});
   {
+    const std::optional<GroupUse> in_use = builder->keys.use();
     const ReleasedGil released;
     const std::lock_guard<std::mutex> lock(builder->mutex);
     switch (purpose) {
@@ -145,7 +164,7 @@ Metadata update_block_table(const std::shared_ptr<Builder>& builder, const Metad
   if (table.place.host && metadata.table) {
     auto copy = std::make_shared<StepTable>(
         copy_step_table(view, given.view.seq_lens.first(static_cast<size_t>(given.view.num_reqs)),
-                        given.view.query_start_loc_host, builder->page_size));
+                        given.view.query_start_loc_host, builder->page_size, builder->keys.shard));
     view = copy->view;
     metadata.table = std::move(copy);
   }
@@ -181,7 +200,9 @@ nb::object forward(const Impl& self, nb::handle layer, nb::handle query, nb::han
     types.num_kv_heads = self.impl.num_kv_heads();
     types.num_reqs = metadata->view.num_reqs;
     types.reads_cache = !self.impl.is_encoder();
-    types.reads_keys = self.impl.is_encoder() || self.updates_in_forward;
+    const auto& dcp_plan = metadata->view.dcp_plans.front();
+    types.reads_keys =
+        self.impl.is_encoder() || self.updates_in_forward || (dcp_plan && dcp_plan->plan.reads_new_tokens);
     types.writes_cache =
         self.updates_in_forward && !self.impl.is_encoder() && !self.impl.kv_sharing_target_layer_name();
     const ForwardTensors tensors = to_forward_tensors(
@@ -190,6 +211,7 @@ nb::object forward(const Impl& self, nb::handle layer, nb::handle query, nb::han
       metadata->table->require_pages(tensors.kv_cache.shape[1], self.impl.window_left());
     }
     const Stream queue = to_stream(stream, self.context.device(), {&tensors.arrays});
+    const std::optional<GroupUse> in_use = metadata->builder->keys.use();
     const ReleasedGil released;
     const std::lock_guard<std::mutex> lock(metadata->builder->mutex);
     self.impl.forward(tensors.scales.view(), tensors.query, tensors.key, tensors.value, tensors.kv_cache,
@@ -217,7 +239,9 @@ void bind_impl(nb::module_& m) {
       m, "FlashAttentionImpl",
       "One layer's attention. The arguments are vLLM's: sizes of one rank; sliding_window counts the "
       "query; alibi_slopes and sinks have num_heads values (sinks are read here, on a GPU copied to the "
-      "host by their library). kv_cache_dtype is 'auto' (model_dtype), 'float32', 'float16', 'bfloat16', "
+      "host by their library), times dcp_query_ranks, the ranks whose query heads forward is given "
+      "(ParallelConfig.dcp_replicated_queries). kv_cache_dtype is 'auto' (model_dtype), 'float32', 'float16', "
+      "'bfloat16', "
       "'fp8', 'fp8_e4m3' or 'fp8_e5m2'. Without a context the process's CPU context is used. `log` is "
       "called with (LogLevel, text). Raises InvalidArgument and Error for what is not offered.");
   type.attr("can_return_lse_for_decode") = bk::FlashAttentionImpl::can_return_lse_for_decode;
@@ -228,19 +252,19 @@ void bind_impl(nb::module_& m) {
              nb::object alibi_slopes, std::optional<int32_t> sliding_window, const std::string& kv_cache_dtype,
              std::optional<float> logits_soft_cap, AttentionType attn_type,
              const std::optional<std::string>& kv_sharing_target_layer_name, nb::object sinks, DType model_dtype,
-             bool update_kv_cache_in_forward, const bk::FlashAttentionFacts& facts, nb::object log,
-             const std::optional<Context>& context) {
+             bool update_kv_cache_in_forward, int32_t dcp_query_ranks, const bk::FlashAttentionFacts& facts,
+             nb::object log, const std::optional<Context>& context) {
             new (self) Impl(make_impl(num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window,
                                       kv_cache_dtype, logits_soft_cap, attn_type, kv_sharing_target_layer_name, sinks,
-                                      model_dtype, update_kv_cache_in_forward, facts, log, context));
+                                      model_dtype, update_kv_cache_in_forward, dcp_query_ranks, facts, log, context));
           },
           nb::arg("num_heads"), nb::arg("head_size"), nb::arg("scale"), nb::arg("num_kv_heads"),
           nb::arg("alibi_slopes") = nb::none(), nb::arg("sliding_window") = nb::none(),
           nb::arg("kv_cache_dtype") = "auto", nb::arg("logits_soft_cap") = nb::none(),
           nb::arg("attn_type") = AttentionType::kDecoder, nb::arg("kv_sharing_target_layer_name") = nb::none(),
           nb::arg("sinks") = nb::none(), nb::kw_only(), nb::arg("model_dtype") = DType::kBFloat16,
-          nb::arg("update_kv_cache_in_forward") = false, nb::arg("facts") = bk::FlashAttentionFacts{},
-          nb::arg("log") = nb::none(), nb::arg("context") = nb::none())
+          nb::arg("update_kv_cache_in_forward") = false, nb::arg("dcp_query_ranks") = 1,
+          nb::arg("facts") = bk::FlashAttentionFacts{}, nb::arg("log") = nb::none(), nb::arg("context") = nb::none())
       .def(
           "forward", &forward, nb::arg("layer").none(), nb::arg("query"), nb::arg("key").none(),
           nb::arg("value").none(), nb::arg("kv_cache").none(), nb::arg("attn_metadata").none(),
@@ -262,6 +286,7 @@ void bind_impl(nb::module_& m) {
            "cache, and without key and value.")
       .def_prop_ro("num_heads", [](const Impl& self) { return self.impl.num_heads(); })
       .def_prop_ro("num_kv_heads", [](const Impl& self) { return self.impl.num_kv_heads(); })
+      .def_prop_ro("dcp_query_ranks", [](const Impl& self) { return self.impl.dcp_query_ranks(); })
       .def_prop_ro("num_queries_per_kv", [](const Impl& self) { return self.impl.num_queries_per_kv(); })
       .def_prop_ro("head_size", [](const Impl& self) { return self.impl.head_size(); })
       .def_prop_ro("scale", [](const Impl& self) { return self.impl.scale(); })
@@ -307,18 +332,27 @@ void bind_metadata(nb::module_& m) {
       .def_prop_ro("max_num_splits", [](const Metadata& self) { return self.view.max_num_splits; })
       .def_prop_ro(
           "scheduler_metadata",
+          [](const Metadata& self) { return copy_of_schedule(self, self.view.scheduler_metadata); },
+          "A copy of the schedule that was made ahead of time, of a divided cache for the cached keys; None without "
+          "one, and on a GPU.")
+      .def_prop_ro(
+          "new_tokens_scheduler_metadata",
+          [](const Metadata& self) { return copy_of_schedule(self, self.view.new_tokens_scheduler_metadata); },
+          "Likewise, of a divided cache for the keys beside it; None elsewhere.")
+      .def_prop_ro("max_dcp_context_kv_len", [](const Metadata& self) { return self.view.max_dcp_context_kv_len; })
+      .def_prop_ro(
+          "dcp_context_kv_lens",
           [](const Metadata& self) -> nb::object {
-            if (self.view.scheduler_metadata.empty()) return nb::none();
-            if (self.builder->context.device().type != DeviceType::kCpu) return nb::none();
-            std::vector<int32_t> schedule;
+            if (!self.view.dcp_plans.front()) return nb::none();
+            std::vector<int32_t> lens;
             {
               const ReleasedGil released;
               const std::lock_guard<std::mutex> lock(self.builder->mutex);
-              schedule.assign(self.view.scheduler_metadata.begin(), self.view.scheduler_metadata.end());
+              lens.assign(self.view.dcp_context_kv_lens.begin(), self.view.dcp_context_kv_lens.end());
             }
-            return nb::cast(to_numpy(std::move(schedule)));
+            return nb::cast(to_numpy(std::move(lens)));
           },
-          "A copy of the schedule that was made ahead of time; None without one, and on a GPU.")
+          "A copy of this rank's share of each request's older tokens; None without context parallelism.")
       .def_prop_ro("attn_type", [](const Metadata& self) { return self.view.attn_type; })
       .def_prop_ro("q_data_type", [](const Metadata& self) { return self.view.q_data_type; })
       .def_prop_ro(
@@ -336,14 +370,16 @@ void bind_builder(nb::module_& m) {
       m, "FlashAttentionMetadataBuilder",
       "Plans every step for one group of layers that share a KV cache format, page tables and kind of "
       "attention. `layers` is a dict of names and FlashAttentionImpl, whose context it runs on. Calls "
-      "from several threads wait for each other.");
+      "from several threads wait for each other. dcp_group: this rank's ProcessGroup, where the "
+      "configuration's decode_context_parallel_size is above 1; build and forward then belong to one thread.");
   type.attr("supports_update_block_table") = bk::FlashAttentionMetadataBuilder::supports_update_block_table;
   type.def(
           "__init__",
           [](Builder* self, const bk::AttentionSpec& kv_cache_spec, nb::object layers, const bk::EngineConfig& config,
-             const bk::FlashAttentionOptions& options) { make_builder(self, kv_cache_spec, layers, config, options); },
+             const bk::FlashAttentionOptions& options,
+             nb::object dcp_group) { make_builder(self, kv_cache_spec, layers, config, options, dcp_group); },
           nb::arg("kv_cache_spec"), nb::arg("layers"), nb::arg("config"),
-          nb::arg("options") = bk::FlashAttentionOptions{})
+          nb::arg("options") = bk::FlashAttentionOptions{}, nb::kw_only(), nb::arg("dcp_group") = nb::none())
       .def(
           "build",
           [](std::shared_ptr<Builder> self, int32_t common_prefix_len, nb::object common_attn_metadata, bool fast_build,

@@ -9,7 +9,7 @@
 #include "backends_names.hpp"
 #include "fields.hpp"
 #include "gil.hpp"
-#include "int_lists.hpp"
+#include "integers.hpp"
 
 namespace folio::python {
 namespace flashinfer {
@@ -29,6 +29,7 @@ struct Impl {
 struct Builder {
   Context context;
   bk::FlashInferMetadataBuilder builder;
+  DividedKeys keys;
   std::mutex mutex;
 };
 
@@ -55,6 +56,7 @@ struct LayerArguments {
   BackendProfile profile;
   const std::optional<bk::KernelDispatch>& dispatch;
   bool disable_q_quantization;
+  int32_t dcp_query_ranks;
   nb::handle log;
 };
 
@@ -78,13 +80,17 @@ Impl make_impl(const LayerArguments& given, const std::optional<Context>& given_
   config.profile = given.profile;
   config.dispatch = given.dispatch;
   config.disable_q_quantization = given.disable_q_quantization;
+  config.dcp_query_ranks = given.dcp_query_ranks;
   config.log = to_log(given.log);
   return {context, bk::FlashInferImpl(context, config), given.model_dtype, std::move(sinks)};
 }
 
-void make_builder(Builder* self, const bk::AttentionSpec& spec, nb::handle layers, const bk::EngineConfig& config,
+void make_builder(Builder* self, const bk::AttentionSpec& spec, nb::handle layers, const bk::EngineConfig& engine,
                   const bk::FlashInferOptions& options, const std::optional<bk::KernelDispatch>& dispatch,
-                  nb::handle log) {
+                  nb::handle log, nb::handle dcp_group) {
+  bk::EngineConfig config = engine;
+  DividedKeys keys(dcp_group, config);
+  const std::optional<GroupUse> in_use = keys.use();
   const auto given = to_layers<Impl>(layers, "FlashInferImpl");
   std::vector<bk::AttentionLayer<bk::FlashInferImpl>> group;
   for (const auto& [name, impl] : given) group.push_back({name, &impl->impl});
@@ -96,7 +102,7 @@ void make_builder(Builder* self, const bk::AttentionSpec& spec, nb::handle layer
     const ReleasedGil released;
     return bk::FlashInferMetadataBuilder(context, spec, group, config, whole);
   }();
-  new (self) Builder{context, std::move(builder), {}};
+  new (self) Builder{context, std::move(builder), std::move(keys), {}};
 }
 
 Metadata build(std::shared_ptr<Builder> builder, int32_t common_prefix_len, nb::handle common_attn_metadata,
@@ -105,15 +111,16 @@ Metadata build(std::shared_ptr<Builder> builder, int32_t common_prefix_len, nb::
   Metadata metadata;
   bk::CommonAttentionMetadata view = batch->with_spans();
   if (view.where == Where::kHost && batch->block_table) {
-    auto table = std::make_shared<StepTable>(copy_step_table(view.block_table,
-                                                             view.seq_lens.first(static_cast<size_t>(view.num_reqs)),
-                                                             view.query_start_loc, builder->builder.page_size()));
+    auto table = std::make_shared<StepTable>(
+        copy_step_table(view.block_table, view.seq_lens.first(static_cast<size_t>(view.num_reqs)), view.query_start_loc,
+                        builder->builder.page_size(), builder->keys.shard));
     view.block_table = table->view;
     metadata.table = std::move(table);
   }
   python::require_on(builder->context.device(), batch->device_arrays);
   const Stream queue = to_stream(stream, builder->context.device(), {&batch->device_arrays});
   {
+    const std::optional<GroupUse> in_use = builder->keys.use();
     const ReleasedGil released;
     const std::lock_guard<std::mutex> lock(builder->mutex);
     metadata.view = builder->builder.build(common_prefix_len, view, queue);
@@ -139,7 +146,8 @@ ForwardTypes types_of(const Impl& self, const bk::FlashInferMetadata& metadata, 
   types.num_reqs = metadata.num_reqs;
   types.writes_cache = bk::FlashInferBackend::forward_includes_kv_cache_update(self.impl.profile()) &&
                        !self.impl.kv_sharing_target_layer_name();
-  types.reads_keys = types.writes_cache;
+  const auto& dcp_plan = metadata.dcp_plans.front();
+  types.reads_keys = types.writes_cache || (dcp_plan && dcp_plan->plan.reads_new_tokens);
   return types;
 }
 
@@ -165,6 +173,7 @@ nb::object forward(const Impl& self, nb::handle layer, nb::handle query, nb::han
       metadata->table->require_pages(tensors.kv_cache.shape[0], self.impl.window_left());
     }
     const Stream queue = to_stream(stream, self.context.device(), {&tensors.arrays});
+    const std::optional<GroupUse> in_use = metadata->builder->keys.use();
     const ReleasedGil released;
     const std::lock_guard<std::mutex> lock(metadata->builder->mutex);
     self.impl.forward(tensors.scales.view(), tensors.query, tensors.key, tensors.value, tensors.kv_cache,
@@ -191,7 +200,8 @@ void bind_impl(nb::module_& m) {
       m, "FlashInferImpl",
       "One layer's attention, for decoders. The arguments are vLLM's: sizes of one rank; sliding_window "
       "counts the query; alibi_slopes and sinks have num_heads values (sinks are read here, on a GPU "
-      "copied to the host by their library). kv_cache_dtype is 'auto' (model_dtype), 'float32', 'float16', "
+      "copied to the host by their library), times dcp_query_ranks, the ranks whose query heads forward is given "
+      "(ParallelConfig.dcp_replicated_queries). kv_cache_dtype is 'auto' (model_dtype), 'float32', 'float16', "
       "'bfloat16', 'fp8', 'fp8_e4m3' or 'fp8_e5m2'. Without a context the process's CPU context is used. "
       "Raises InvalidArgument, and Error for what is not offered.");
   type.attr("can_return_lse_for_decode") = bk::FlashInferImpl::can_return_lse_for_decode;
@@ -202,10 +212,10 @@ void bind_impl(nb::module_& m) {
              std::optional<float> logits_soft_cap, bk::AttentionType attn_type,
              const std::optional<std::string>& kv_sharing_target_layer_name, nb::object sinks, DType model_dtype,
              BackendProfile profile, const std::optional<bk::KernelDispatch>& dispatch, bool disable_q_quantization,
-             nb::object log, const std::optional<Context>& context) {
+             int32_t dcp_query_ranks, nb::object log, const std::optional<Context>& context) {
             new (self) Impl(make_impl({num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window,
                                        kv_cache_dtype, logits_soft_cap, attn_type, kv_sharing_target_layer_name, sinks,
-                                       model_dtype, profile, dispatch, disable_q_quantization, log},
+                                       model_dtype, profile, dispatch, disable_q_quantization, dcp_query_ranks, log},
                                       context));
           },
           nb::arg("num_heads"), nb::arg("head_size"), nb::arg("scale"), nb::arg("num_kv_heads"),
@@ -214,7 +224,8 @@ void bind_impl(nb::module_& m) {
           nb::arg("attn_type") = bk::AttentionType::kDecoder, nb::arg("kv_sharing_target_layer_name") = nb::none(),
           nb::arg("sinks") = nb::none(), nb::kw_only(), nb::arg("model_dtype") = DType::kBFloat16,
           nb::arg("profile") = BackendProfile::kNative, nb::arg("dispatch") = nb::none(),
-          nb::arg("disable_q_quantization") = false, nb::arg("log") = nb::none(), nb::arg("context") = nb::none())
+          nb::arg("disable_q_quantization") = false, nb::arg("dcp_query_ranks") = 1, nb::arg("log") = nb::none(),
+          nb::arg("context") = nb::none())
       .def("forward", &forward, nb::arg("layer").none(), nb::arg("query"), nb::arg("key").none(),
            nb::arg("value").none(), nb::arg("kv_cache").none(), nb::arg("attn_metadata").none(),
            nb::arg("output") = nb::none(), nb::arg("output_scale") = nb::none(),
@@ -253,6 +264,7 @@ void bind_impl(nb::module_& m) {
       .def_prop_ro("support_trtllm_attn", [](const Impl& self) { return self.impl.support_trtllm_attn(); })
       .def_prop_ro("num_heads", [](const Impl& self) { return self.impl.num_heads(); })
       .def_prop_ro("num_kv_heads", [](const Impl& self) { return self.impl.num_kv_heads(); })
+      .def_prop_ro("dcp_query_ranks", [](const Impl& self) { return self.impl.dcp_query_ranks(); })
       .def_prop_ro("num_queries_per_kv", [](const Impl& self) { return self.impl.num_queries_per_kv(); })
       .def_prop_ro("head_size", [](const Impl& self) { return self.impl.head_size(); })
       .def_prop_ro("scale", [](const Impl& self) { return self.impl.scale(); })
@@ -342,14 +354,18 @@ void bind_builder(nb::module_& m) {
       "Plans every step for one group of layers that share a KV cache format and page tables. `layers` "
       "is a dict of names and FlashInferImpl, whose context it runs on. `dispatch` is what vLLM's profiles ask "
       "which kernels there are. `log` is called with (LogLevel, "
-      "text), each text once. Calls from several threads wait for each other.")
+      "text), each text once. Calls from several threads wait for each other. dcp_group: this rank's ProcessGroup, "
+      "where the configuration's decode_context_parallel_size is above 1; build and forward then belong to one thread.")
       .def(
           "__init__",
           [](Builder* self, const bk::AttentionSpec& kv_cache_spec, nb::object layers, const bk::EngineConfig& config,
-             const bk::FlashInferOptions& options, const std::optional<bk::KernelDispatch>& dispatch,
-             nb::object log) { make_builder(self, kv_cache_spec, layers, config, options, dispatch, log); },
+             const bk::FlashInferOptions& options, const std::optional<bk::KernelDispatch>& dispatch, nb::object log,
+             nb::object dcp_group) {
+            make_builder(self, kv_cache_spec, layers, config, options, dispatch, log, dcp_group);
+          },
           nb::arg("kv_cache_spec"), nb::arg("layers"), nb::arg("config"), nb::arg("options") = bk::FlashInferOptions{},
-          nb::kw_only(), nb::arg("dispatch") = nb::none(), nb::arg("log") = nb::none())
+          nb::kw_only(), nb::arg("dispatch") = nb::none(), nb::arg("log") = nb::none(),
+          nb::arg("dcp_group") = nb::none())
       .def("build", &build, nb::arg("common_prefix_len"), nb::arg("common_attn_metadata"), nb::kw_only(),
            nb::arg("stream") = nb::none(),
            "Plans a step, whose decodes stand in front (reorder_batch). common_prefix_len: tokens, whole pages, that "

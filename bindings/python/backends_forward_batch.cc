@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "integers.hpp"
+
 namespace folio::python::token_pool {
 
 void require_places(const Device& device, std::initializer_list<Placed> all) {
@@ -58,6 +60,18 @@ void require_batch_places(const Device& device, const Batch& batch) {
   require_pool_on(device, batch.pool, "token_to_kv_pool");
   require_pool_on(device, batch.window_pool, "window_token_to_kv_pool");
 }
+
+namespace {
+
+/// A batch's array: a copy where it lies on the host.
+template <typename T>
+nb::object numbers_object(const Numbers<T>& numbers) {
+  const std::span<const T> values = numbers.view();
+  if (!numbers.on_device()) return nb::cast(to_numpy(std::vector<T>(values.begin(), values.end())));
+  return nb::cast(numbers.array()->memory);
+}
+
+}  // namespace
 
 void bind_forward_batch(nb::module_& m) {
   nb::class_<Spec>(
@@ -133,6 +147,14 @@ void bind_forward_batch(nb::module_& m) {
           nb::arg("window_token_to_kv_pool") = nb::none(), nb::arg("window_out_cache_loc") = nb::none())
       .def_ro("forward_mode", &Batch::forward_mode)
       .def_ro("batch_size", &Batch::batch_size)
+      .def_prop_ro(
+          "seq_lens_sum", [](const Batch& self) { return self.seq_lens_sum; }, "-1: unknown.")
+      .def_prop_ro("req_pool_indices", [](const Batch& self) { return numbers_object(self.req_pool_indices); })
+      .def_prop_ro("seq_lens", [](const Batch& self) { return numbers_object(self.seq_lens); })
+      .def_prop_ro("seq_lens_cpu", [](const Batch& self) { return numbers_object(self.seq_lens_cpu); })
+      .def_prop_ro(
+          "out_cache_loc", [](const Batch& self) { return numbers_object(self.out_cache_loc); },
+          "Arrays on the host are copies, those on a GPU for torch.from_dlpack and its like.")
       .def_prop_ro("token_to_kv_pool", [](const Batch& self) { return self.pool_object; })
       .def("__repr__", [](const Batch& self) {
         return "<folio.backends.token_pool.ForwardBatch: " + std::string(to_string(self.forward_mode)) + " of " +

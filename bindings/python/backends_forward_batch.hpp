@@ -88,5 +88,6 @@ const Pool* to_pool(nb::handle source, const std::string& name);
 void require_pool_on(const Device& device, const Pool* pool, const char* name);
 
 void bind_forward_batch(nb::module_& m);
+void bind_step_inputs(nb::module_& m);
 
 }  // namespace folio::python::token_pool

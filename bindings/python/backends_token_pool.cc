@@ -11,7 +11,7 @@
 #include "backends_names.hpp"
 #include "fields.hpp"
 #include "gil.hpp"
-#include "int_lists.hpp"
+#include "integers.hpp"
 #include "pools.hpp"
 
 namespace folio::python {
@@ -35,13 +35,17 @@ std::optional<Buffer> to_buffer(nb::handle source, const std::string& name) {
   return buffer;
 }
 
-/// The request table: a ReqToTokenPool, a PageTableView, or an int32 array [rows, positions]. Borrowed: the engine
-/// writes into it.
+/// The request table: a ReqToTokenPool, a DeviceReqToTokenPool, a PageTableView, or an int32 array [rows, positions].
+/// Borrowed: the engine writes into it.
 Table to_request_table(nb::handle source, const std::string& name) {
   const Table* given = nullptr;
   if (nb::try_cast(source, given, false) && given != nullptr) return *given;
   const ReqToTokenPool* pool = nullptr;
-  if (nb::try_cast(source, pool, false) && pool != nullptr) return nb::cast<Table>(source.attr("table")());
+  const bk::DeviceReqToTokenPool* device_pool = nullptr;
+  if ((nb::try_cast(source, pool, false) && pool != nullptr) ||
+      (nb::try_cast(source, device_pool, false) && device_pool != nullptr)) {
+    return nb::cast<Table>(source.attr("table")());
+  }
   Array array = borrow(source, name);
   if (array.element != nb::dtype<int32_t>()) refuse(name + " is " + element_text(array.element) + "; it must be int32");
   if (array.rank() != 2) refuse(name + " has shape " + shape_text(array) + "; it must be [rows, positions]");
@@ -386,7 +390,8 @@ void bind_backend(nb::module_& m) {
       "pymllm's and SGLang's attention backend: a step's metadata is made once from lengths and the request table, and "
       "used by every layer's forward, which stores new keys and values in their slots and then attends. req_to_token "
       "is "
-      "an int32 array [rows, positions], a ReqToTokenPool or a PageTableView; it is borrowed, and rows must name the "
+      "an int32 array [rows, positions], a ReqToTokenPool, a DeviceReqToTokenPool or a PageTableView; it is borrowed, "
+      "and rows must name the "
       "new "
       "tokens' slots before init_forward_metadata. max_context_len and max_req_pool_size are the table's where they "
       "are "
@@ -529,6 +534,7 @@ void bind_token_pool(nb::module_& m) {
   token_pool::bind_forward_batch(m);
   token_pool::bind_layer(m);
   token_pool::bind_backend(m);
+  token_pool::bind_step_inputs(m);
 }
 
 }  // namespace folio::python

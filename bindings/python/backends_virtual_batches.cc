@@ -5,7 +5,7 @@
 
 #include "backends.hpp"
 #include "backends_batch.hpp"
-#include "int_lists.hpp"
+#include "integers.hpp"
 
 /// Batches that are made from another one, for layers that see only a part of it.
 namespace folio::python {

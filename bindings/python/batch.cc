@@ -1,6 +1,7 @@
 #include <string>
 
 #include "block_scale.hpp"
+#include "integers.hpp"
 #include "masks.hpp"
 #include "repr.hpp"
 
@@ -65,9 +66,43 @@ struct CustomMaskArg {
   std::optional<Array> tail_len;
 };
 
+/// What a batch says of single requests and queries; each may be None.
+struct QueryMaskArgs {
+  nb::object kv_start, causal, spans;
+};
+
+/// By num_tokens, which must be known.
+void add_query_masks(const QueryMaskArgs& given, Batch& batch) {
+  if (!given.kv_start.is_none()) {
+    Array starts = borrow_int32(given.kv_start, "kv_start");
+    require_size(starts, batch.view.num_requests, "cu_q has requests:");
+    batch.view.kv_start = ints(starts);
+    batch.arrays.push_back(std::move(starts));
+  }
+  if (!given.causal.is_none()) {
+    Array flags = borrow_flags(given.causal, "causal");
+    require_size(flags, batch.view.num_requests, "cu_q has requests:");
+    batch.view.causal = static_cast<const uint8_t*>(flags.data);
+    batch.arrays.push_back(std::move(flags));
+  }
+  if (given.spans.is_none()) return;
+  Array spans = borrow_int32(given.spans, "spans", 2);
+  // A list without rows does not say that it has two columns.
+  if (spans.size(0) != batch.view.num_tokens || (spans.size(0) > 0 && spans.size(1) != 2)) {
+    refuse("spans has shape " + shape_text(spans) + "; the batch's tokens need [" +
+           std::to_string(batch.view.num_tokens) + ", 2]");
+  }
+  if (spans.size(0) > 0 && (spans.stride(1) != 1 || (spans.size(0) > 1 && spans.stride(0) != 2))) {
+    refuse("spans has strides of [" + std::to_string(spans.stride(0)) + ", " + std::to_string(spans.stride(1)) +
+           "] elements; it must be contiguous");
+  }
+  batch.view.spans = ints(spans);
+  batch.arrays.push_back(std::move(spans));
+}
+
 Batch make_batch(nb::handle cu_q, const std::vector<Segment>& segments, std::optional<int32_t> num_tokens,
                  int32_t max_q_len, int32_t max_kv_len, nb::handle q_first_pos,
-                 const std::optional<CustomMaskArg>& custom_mask) {
+                 const std::optional<CustomMaskArg>& custom_mask, const QueryMaskArgs& query_masks) {
   Batch batch;
   Array offsets = borrow_int32(cu_q, "cu_q");
   if (offsets.size(0) < 1) refuse("cu_q is empty; it has one entry more than there are requests");
@@ -106,6 +141,8 @@ Batch make_batch(nb::handle cu_q, const std::vector<Segment>& segments, std::opt
   } else {
     refuse("num_tokens must be given where cu_q lies on a GPU");
   }
+  add_query_masks(query_masks, batch);
+  batch.view.where = where_of(batch.arrays);
   return batch;
 }
 
@@ -251,19 +288,27 @@ void bind_lengths(nb::module_& m) {
       "each request's queries, `segments` are KvSegments in the order of the keys, `q_first_pos` [requests] the "
       "position of each first query (left out: the last query stands at the last key). `num_tokens`, rows of q, is by "
       "default cu_q's last entry; with lengths on a GPU it must be given, and max_q_len and max_kv_len too. Integers "
-      "are int32, which are read when plan runs, or int64 or lists, which are copied once, here.");
+      "are int32, which are read when plan runs, or int64 or lists, which are copied once, here.\n\n"
+      "Masks as rules, each with its Feature: keys at positions below `kv_start` [requests] are invisible (left "
+      "padding; "
+      "chunks begin there); a request whose `causal` [requests] is false sees all its keys within the window; `spans` "
+      "[num_tokens, 2] are begin and end of the key positions that a query sees besides, as in an image: none where "
+      "begin >= end.");
   bind_repr(batch_class);
   batch_class
       .def(
           "__init__",
           [](Batch* self, nb::object cu_q, const std::vector<Segment>& segments, std::optional<int32_t> num_tokens,
              int32_t max_q_len, int32_t max_kv_len, nb::object q_first_pos,
-             const std::optional<CustomMaskArg>& custom_mask) {
-            new (self) Batch(make_batch(cu_q, segments, num_tokens, max_q_len, max_kv_len, q_first_pos, custom_mask));
+             const std::optional<CustomMaskArg>& custom_mask, nb::object kv_start, nb::object causal,
+             nb::object spans) {
+            new (self) Batch(make_batch(cu_q, segments, num_tokens, max_q_len, max_kv_len, q_first_pos, custom_mask,
+                                        {std::move(kv_start), std::move(causal), std::move(spans)}));
           },
           nb::arg("cu_q"), nb::arg("segments"), nb::kw_only(), nb::arg("num_tokens") = nb::none(),
           nb::arg("max_q_len") = 0, nb::arg("max_kv_len") = 0, nb::arg("q_first_pos") = nb::none(),
-          nb::arg("custom_mask") = nb::none())
+          nb::arg("custom_mask") = nb::none(), nb::arg("kv_start") = nb::none(), nb::arg("causal") = nb::none(),
+          nb::arg("spans") = nb::none())
       .def_prop_ro(
           "where", [](const Batch& self) { return self.view.where; }, "Where lengths lie, a Where.")
       .def_prop_ro(

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "gil.hpp"
+#include "integers.hpp"
 #include "repr.hpp"
 
 namespace folio::python {

@@ -58,6 +58,16 @@ std::span<const int32_t> DeviceCall::int32s(nb::handle source, const std::string
   return {static_cast<const int32_t*>(array.data), static_cast<size_t>(array.size(0))};
 }
 
+const Array& DeviceCall::packed_array(nb::handle source, const std::string& name, nb::dlpack::dtype element,
+                                      Access access) {
+  const Array& array = kept(borrow(source, name, access));
+  if (array.element != element) {
+    refuse(name + " is " + element_text(array.element) + "; it must be " + element_text(element));
+  }
+  require_packed(array);
+  return array;
+}
+
 template <typename T>
 std::span<T> DeviceCall::out(nb::handle source, const std::string& name, int64_t rank) {
   const Array& array = kept(borrow(source, name, Access::kWrite));

@@ -1,12 +1,15 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <deque>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "folio/page_table.hpp"
-#include "int_lists.hpp"
+#include "integers.hpp"
 #include "views.hpp"
 
 namespace folio::python {
@@ -18,6 +21,7 @@ namespace folio::python {
 class DeviceCall {
  public:
   explicit DeviceCall(const Context& context) : device_(context.device()) {}
+  explicit DeviceCall(const Device& device) : device_(device) {}
 
   bool on_cpu() const { return device_.type == DeviceType::kCpu; }
   std::span<const int32_t> int32s(nb::handle source, const std::string& name);
@@ -28,6 +32,23 @@ class DeviceCall {
   std::span<float> floats_out(nb::handle source, const std::string& name);
   std::span<const float> floats(nb::handle source, const std::string& name);
   std::span<const uint8_t> bytes(nb::handle source, const std::string& name);
+  /// Contiguous, of any rank and of exactly this type, row-major. On a CPU a copy.
+  template <typename T>
+  std::span<const T> packed(nb::handle source, const std::string& name) {
+    const Array& array = packed_array(source, name, nb::dtype<T>(), Access::kRead);
+    const std::span<const T> values(static_cast<const T*>(array.data), array.memory.size());
+    if (!on_cpu()) return values;
+    std::vector<std::byte>& copy = packed_copies_.emplace_back(std::max(values.size_bytes(), sizeof(T)));
+    if (!values.empty()) std::memcpy(copy.data(), values.data(), values.size_bytes());
+    return {reinterpret_cast<const T*>(copy.data()), values.size()};
+  }
+  /// Likewise, written. Refused where it overlaps another output.
+  template <typename T>
+  std::span<T> packed_out(nb::handle source, const std::string& name) {
+    const Array& array = packed_array(source, name, nb::dtype<T>(), Access::kWrite);
+    keep_apart(array, true);
+    return {static_cast<T*>(array.data), array.memory.size()};
+  }
   TensorView tensor(nb::handle source, const std::string& name, Access access);
   LseView lse(nb::handle source, const std::string& name);
   /// `heads` and `requests`: what its data has at least. Negative requests are not counted.
@@ -44,6 +65,7 @@ class DeviceCall {
 
  private:
   const Array& kept(Array array);
+  const Array& packed_array(nb::handle source, const std::string& name, nb::dlpack::dtype element, Access access);
   void keep_apart(const Array& array, bool written);
   template <typename T>
   std::span<T> out(nb::handle source, const std::string& name, int64_t rank);
@@ -58,6 +80,7 @@ class DeviceCall {
   std::vector<Array> arrays_;
   std::vector<Memory> lists_;
   std::deque<std::vector<int32_t>> copies_;
+  std::deque<std::vector<std::byte>> packed_copies_;
 };
 
 /// The first rows of a table, one for each length, with page ids of their own on a CPU: those that are checked are

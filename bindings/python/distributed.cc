@@ -147,6 +147,7 @@ struct DcpLengths {
   std::vector<int32_t> cu_q, seq_lens;
   int32_t num_cached = 0;
   bool all_visible = false;
+  bool cross_attention = false;
 };
 
 /// DcpAttention, for one thread at a time, with its group.
@@ -186,6 +187,7 @@ DcpStep plan(const std::shared_ptr<Dcp>& self, const DcpLengths& lengths, nb::ha
   batch.seq_lens = lengths.seq_lens.data();
   batch.num_cached = lengths.num_cached;
   batch.all_visible = lengths.all_visible;
+  batch.cross_attention = lengths.cross_attention;
   const std::vector<Array> none;
   const Stream queue = to_stream(stream, self->context.device(), {&none});
   const GroupUse use(*self->group);
@@ -220,7 +222,8 @@ void run(const std::shared_ptr<Dcp>& self, const DcpStep& step, const DcpArgumen
          nb::handle stream) {
   if (step.dcp != self) refuse("plan is of another DcpAttention");
   const DcpConfig& config = self->attention.config();
-  const int64_t heads = config.attention.num_q_heads;
+  const int64_t own_heads = config.attention.num_q_heads;
+  const int64_t out_heads = config.all_heads_out ? own_heads * self->group->size : own_heads;
   const int64_t kv_heads = config.attention.num_kv_heads;
   const int64_t requests = step.plan.num_requests;
   DeviceCall call(self->context);
@@ -246,16 +249,16 @@ void run(const std::shared_ptr<Dcp>& self, const DcpStep& step, const DcpArgumen
   args.out_scale = keep_scale(call, given.out_scale, "out_scale", kv_heads, requests);
   if (given.lse.array) {
     call.keep({*given.lse.array});
-    if (given.lse.array->size(0) < step.plan.num_tokens || given.lse.array->size(1) != heads) {
+    if (given.lse.array->size(0) < step.plan.num_tokens || given.lse.array->size(1) != out_heads) {
       refuse("lse is " + shape_text(*given.lse.array) + "; it must have " + std::to_string(step.plan.num_tokens) +
-             " rows or more of " + std::to_string(heads) + " heads");
+             " rows or more of " + std::to_string(out_heads) + " heads");
     }
   }
   args.lse = given.lse.view;
   args.sm_scale = given.sm_scale;
   args.logits_soft_cap = given.logits_soft_cap;
-  require_entries(given.alibi_slopes, config.replicated_queries ? heads * self->group->size : heads);
-  require_entries(given.sinks, heads);
+  require_entries(given.alibi_slopes, config.replicated_queries ? own_heads * self->group->size : own_heads);
+  require_entries(given.sinks, out_heads);
   for (const auto* vector : {&given.alibi_slopes, &given.sinks}) {
     if (*vector) call.keep({**vector});
   }
@@ -277,6 +280,8 @@ void bind_dcp_values(nb::module_& m) {
                field("interleave", &C::interleave, "neighbouring tokens that lie on one rank; divides the page size"),
                field("combine", &C::combine, "how partial results are combined, a DcpCombine"),
                field("replicated_queries", &C::replicated_queries, "every rank has the queries of all ranks' heads"),
+               field("all_heads_out", &C::all_heads_out,
+                     "every rank gets the results of all ranks' heads; needs replicated_queries"),
                field("force_kernel", &C::force_kernel, "as PrepareOptions.force_kernel"),
                field("num_workers", &C::num_workers, "as PrepareOptions.num_workers"))
       .bind(m);
@@ -285,11 +290,14 @@ void bind_dcp_values(nb::module_& m) {
       "One step's batch, the same on all ranks: cu_q [requests + 1], and seq_lens [requests], tokens "
       "over all ranks, the new ones included; lists or int arrays of the host, copied. The new tokens "
       "of the first num_cached requests are read from the cache, the others' from DcpArgs' k and v. "
-      "all_visible: this batch has neither mask nor window.")
+      "all_visible: this batch has neither mask nor window. cross_attention: seq_lens are an encoder's, "
+      "whose keys all lie in the cache; num_cached must count every request.")
       .def(
           "__init__",
-          [](DcpLengths* self, nb::object cu_q, nb::object seq_lens, int32_t num_cached, bool all_visible) {
-            DcpLengths made{to_int32s(cu_q, "cu_q"), to_int32s(seq_lens, "seq_lens"), num_cached, all_visible};
+          [](DcpLengths* self, nb::object cu_q, nb::object seq_lens, int32_t num_cached, bool all_visible,
+             bool cross_attention) {
+            DcpLengths made{to_int32s(cu_q, "cu_q"), to_int32s(seq_lens, "seq_lens"), num_cached, all_visible,
+                            cross_attention};
             if (made.cu_q.size() != made.seq_lens.size() + 1) {
               refuse("cu_q has " + std::to_string(made.cu_q.size()) + " entries, seq_lens " +
                      std::to_string(made.seq_lens.size()) + "; the first has one more");
@@ -297,10 +305,11 @@ void bind_dcp_values(nb::module_& m) {
             new (self) DcpLengths(std::move(made));
           },
           nb::arg("cu_q"), nb::arg("seq_lens"), nb::kw_only(), nb::arg("num_cached") = 0,
-          nb::arg("all_visible") = false)
+          nb::arg("all_visible") = false, nb::arg("cross_attention") = false)
       .def_prop_ro("num_requests", [](const DcpLengths& self) { return self.seq_lens.size(); })
       .def_ro("num_cached", &DcpLengths::num_cached)
       .def_ro("all_visible", &DcpLengths::all_visible)
+      .def_ro("cross_attention", &DcpLengths::cross_attention)
       .def("__repr__", [](const DcpLengths& self) {
         return "<folio.DcpBatch: " + std::to_string(self.seq_lens.size()) + " requests, " +
                std::to_string(self.num_cached) + " of them read from the cache>";
@@ -324,7 +333,8 @@ void bind_dcp_args(nb::module_& m) {
   nb::class_<DcpArguments>(m, "DcpArgs",
                            "One layer's arguments on this rank. q [tokens.., num_q_heads, head_dim_qk], replicated: "
                            "all ranks' heads; out and "
-                           "lse [tokens.., num_q_heads, ...]; cache and table of this rank's shard; k and v [tokens.., "
+                           "lse [tokens.., num_q_heads, ...], all_heads_out: all ranks' heads, and so sinks; cache and "
+                           "table of this rank's shard; k and v [tokens.., "
                            "num_kv_heads, ...], the "
                            "new tokens, where DcpPlan.reads_new_tokens; the rest as AttentionArgs.")
       .def(

@@ -45,6 +45,13 @@ BatchCopy::BatchCopy(const Batch& batch) : view_(batch.view), segments_(batch.se
   };
   std::vector<Part> parts = {{&view_.cu_q, requests + 1}, {&view_.q_first_pos, requests}};
   parts.push_back({&view_.custom_mask.tail_len, requests});
+  parts.push_back({&view_.kv_start, requests});
+  parts.push_back({&view_.spans, 2 * static_cast<size_t>(view_.num_tokens)});
+  if (view_.causal != nullptr) {
+    causal_.reserve(requests + 1);  // an address also where there is nothing
+    causal_.assign(view_.causal, view_.causal + requests);
+    view_.causal = causal_.data();
+  }
   for (size_t i = 0; i < segments_.size(); ++i) {
     const auto count = static_cast<size_t>(rows(i));
     parts.push_back({&segments_[i].kv_len, count});

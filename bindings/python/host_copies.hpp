@@ -31,6 +31,7 @@ class BatchCopy {
  private:
   BatchView view_;
   std::vector<KvSegment> segments_;
+  std::vector<uint8_t> causal_;
   std::vector<int32_t> values_;  ///< moves with the object, and stays where it is
 };
 

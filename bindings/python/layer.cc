@@ -3,6 +3,7 @@
 #include <shared_mutex>
 #include <string>
 
+#include "block_scale.hpp"
 #include "folio/types/error.hpp"
 #include "gil.hpp"
 #include "repr.hpp"
@@ -74,6 +75,28 @@ void require_requests(const Layer& layer, int64_t requests) {
   require_extent(layer.out_scale, "out_scale", heads, requests);
 }
 
+/// Makes [tokens, heads, dim] of [batch, queries, heads, dim] and the like, where one stride covers the leading
+/// dimensions.
+void join_tokens(Tensor& tensor) {
+  TensorView& view = tensor.view;
+  while (view.rank > 3) {
+    const bool joins = view.shape[0] <= 1 || view.shape[1] <= 1 || view.strides[0] == view.shape[1] * view.strides[1];
+    if (!joins) {
+      refuse(tensor.array.name + " has strides " + std::to_string(view.strides[0]) + " and " +
+             std::to_string(view.strides[1]) + " in its leading dimensions; one stride must cover " +
+             shape_text(tensor.array) + " up to its heads");
+    }
+    const int64_t stride = view.shape[1] > 1 ? view.strides[1] : view.strides[0];
+    view.shape[1] *= view.shape[0];
+    view.strides[1] = stride;
+    --view.rank;
+    for (size_t i = 0; i < static_cast<size_t>(view.rank); ++i) {
+      view.shape[i] = view.shape[i + 1];
+      view.strides[i] = view.strides[i + 1];
+    }
+  }
+}
+
 /// The keys and values of one ragged segment after the other, from a pair (k, v) or a list of pairs.
 class RaggedPairs {
  public:
@@ -113,6 +136,8 @@ class RaggedPairs {
     const auto both = nb::borrow<nb::tuple>(pair);
     tensors_.push_back(to_tensor(both[0], "ragged k", Access::kRead));
     tensors_.push_back(to_tensor(both[1], "ragged v", Access::kRead));
+    join_tokens(tensors_[tensors_.size() - 2]);
+    join_tokens(tensors_.back());
   }
 
   std::vector<Tensor> tensors_;
@@ -148,14 +173,22 @@ std::span<const SegmentArgs> layer_segments(const Layer& layer, const Step& step
   return segments;
 }
 
+/// Bytes of bare arrays are 4-bit values where there are block scales.
+Tensor output_of(nb::handle out, bool has_block_scale) {
+  if (!has_block_scale || nb::isinstance<Tensor>(out)) return to_tensor(out, "out", Access::kWrite);
+  return make_tensor(out, DType::kFloat4E2M1x2, "out", Access::kWrite);
+}
+
 nb::object call_layer(const Layer& layer, const Step& step, nb::handle q, nb::handle out, nb::handle lse,
-                      nb::handle ragged) {
+                      nb::handle ragged, const BlockScale* out_block_scale) {
   const Plan& plan = step.plan();
   if (plan.buffer->op.shared_state() != layer.op.shared_state()) {
     refuse("the step's plan was made by another op than the layer's");
   }
   Tensor queries = to_tensor(q, "q", Access::kRead);
-  Tensor outputs = to_tensor(out, "out", Access::kWrite);
+  Tensor outputs = output_of(out, out_block_scale != nullptr);
+  join_tokens(queries);
+  join_tokens(outputs);
   const Lse sums = to_lse(lse, "lse");
   RaggedPairs pairs(ragged);
   require_on(layer.device, queries.array);
@@ -170,6 +203,11 @@ nb::object call_layer(const Layer& layer, const Step& step, nb::handle q, nb::ha
   args.q = queries.view;
   args.out = outputs.view;
   args.lse = sums.view;
+  if (out_block_scale != nullptr) {
+    const BlockScale factors = block_scale_of(*out_block_scale, args.out, "out_block_scale", Access::kWrite);
+    require_on(layer.device, factors.array);
+    args.out_block_scale = {factors.array.data, factors.first_row};
+  }
   bool checked = true;
   args.segments = layer_segments(layer, step, pairs, &checked);
   args.custom_mask = step.custom_mask;
@@ -283,16 +321,20 @@ void bind_layer(nb::module_& m) {
                    "q_scale: object = 1.0, out_scale: object = 1.0, "
                    "ragged_k_scale: object = 1.0, ragged_v_scale: object = 1.0, rope: RopeArgs = ...) -> "
                    "None"))
-      .def("__call__", &call_layer, nb::arg("step"), nb::arg("q").none(), nb::arg("out").none(),
-           nb::arg("lse") = nb::none(), nb::arg("ragged") = nb::none(),
-           nb::sig("def __call__(self, step: Step, q: object, out: object, lse: object | None = None, "
-                   "ragged: tuple[object, object] | list[tuple[object, object]] | None = None) -> object"),
-           "Attention of this layer in this step, written into `out`, which is returned.\n\n"
-           "q: [tokens, q heads, head_dim_qk]; out: [tokens, q heads, head_dim_v]; lse: float32 [tokens, q heads] or "
-           "an LseView. ragged: (k, v), each [kv tokens, kv heads, head_dim], where the plan has a ragged segment; a "
-           "list of such pairs where it has several. Calls with plans of one buffer run one at a time.\n\n"
-           "Raises InvalidArgument for wrong arguments, a step of another op, and on a CPU a page id that the cache "
-           "does not have; Error with STALE_PLAN once the step's buffer has been planned into again.")
+      .def(
+          "__call__", &call_layer, nb::arg("step"), nb::arg("q").none(), nb::arg("out").none(),
+          nb::arg("lse") = nb::none(), nb::arg("ragged") = nb::none(), nb::arg("out_block_scale") = nb::none(),
+          nb::sig("def __call__(self, step: Step, q: object, out: object, lse: object | None = None, "
+                  "ragged: tuple[object, object] | list[tuple[object, object]] | None = None, "
+                  "out_block_scale: BlockScaleArgs | None = None) -> object"),
+          "Attention of this layer in this step, written into `out`, which is returned.\n\n"
+          "q: [tokens, q heads, head_dim_qk]; out: [tokens, q heads, head_dim_v]; lse: float32 [tokens, q heads] or "
+          "an LseView. ragged: (k, v), each [kv tokens, kv heads, head_dim], where the plan has a ragged segment; a "
+          "list of such pairs where it has several. Tokens of q, out and ragged may have two or more dimensions, as in "
+          "[batch, queries, heads, head_dim], where one stride covers them. out_block_scale: where the op's out is "
+          "NVFP4, which packs two values a byte. Calls with plans of one buffer run one at a time.\n\n"
+          "Raises InvalidArgument for wrong arguments, a step of another op, and on a CPU a page id that the cache "
+          "does not have; Error with STALE_PLAN once the step's buffer has been planned into again.")
       .def("write", &write_layer, nb::arg("slots").none(), nb::arg("k").none(), nb::arg("v").none(),
            nb::sig("def write(self, slots: Step | object, k: object, v: object | None) -> None"),
            "Writes new tokens into the layer's cache, before the call that reads them.\n\n"

@@ -140,7 +140,10 @@ struct Names<Feature> {
       {"SOFT_CAP", Feature::kSoftCap, "logits_soft_cap"},
       {"ALIBI", Feature::kAlibi, "alibi_slopes"},
       {"SINKS", Feature::kSinks, "sinks"},
-      {"ROPE_LLAMA", Feature::kRopeLlama, "Rotary embedding inside the kernel."}};
+      {"ROPE_LLAMA", Feature::kRopeLlama, "Rotary embedding inside the kernel."},
+      {"SPANS", Feature::kSpans, "BatchView's spans; a causal mask only."},
+      {"REQUEST_CAUSAL", Feature::kRequestCausal, "BatchView's causal; a causal mask only."},
+      {"KV_START", Feature::kKvStart, "BatchView's kv_start."}};
 };
 
 template <>

@@ -8,7 +8,7 @@
 #include "fields.hpp"
 #include "folio/pools.hpp"
 #include "gil.hpp"
-#include "int_lists.hpp"
+#include "integers.hpp"
 #include "pools.hpp"
 #include "token_allocators.hpp"
 #include "views.hpp"

@@ -5,7 +5,7 @@
 
 #include "fields.hpp"
 #include "folio/types/error.hpp"
-#include "int_lists.hpp"
+#include "integers.hpp"
 #include "views.hpp"
 
 /// The prefix cache. Its calls keep the GIL, which makes caches and their locks safe to share between Python's threads.

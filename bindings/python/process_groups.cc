@@ -9,7 +9,7 @@
 
 #include "folio/distributed/thread_group.hpp"
 #include "gil.hpp"
-#include "int_lists.hpp"
+#include "integers.hpp"
 #include "views.hpp"
 
 /// Process groups: those of threads, and those that Python implements.

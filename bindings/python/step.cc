@@ -4,6 +4,7 @@
 #include <string>
 
 #include "gil.hpp"
+#include "integers.hpp"
 #include "masks.hpp"
 #include "repr.hpp"
 

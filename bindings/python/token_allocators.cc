@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "folio/pools.hpp"
-#include "int_lists.hpp"
+#include "integers.hpp"
 #include "views.hpp"
 
 /// Who owns which slot. As pools.cc's, its calls keep the GIL.

@@ -21,7 +21,11 @@ void bind_attention_config(nb::module_& m) {
       field("mask", &C::mask, "which keys a query sees, before the window: a MaskKind"),
       field("window_left", &C::window_left, "a query at p sees keys from p - window_left on; -1: all before it"),
       field("window_right", &C::window_right, "and keys up to p + window_right; -1: all after it"),
-      field("features", &C::features, "what run's arguments may ask for: a Feature, its name, or an iterable of them"),
+      field("attention_chunk", &C::attention_chunk,
+            "positions of an attention chunk (Llama 4): a query sees keys of its own chunk alone; 0: there are none"),
+      field("span_window_left", &C::span_window_left,
+            "with SPANS, a query sees its span from p - span_window_left on; 0: the window clamps it; -1: all of it"),
+      field("features", &C::features, "what arguments may ask for: a Feature, its name, or an iterable of them"),
       field("determinism", &C::determinism, "what must not change a result's bits, a Determinism"))
       .bind(m);
 }

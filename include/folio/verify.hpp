@@ -15,7 +15,7 @@
 /// Library: folio_testing.
 namespace folio::inline v0::verify {
 
-inline constexpr int32_t kNumFactors = 21;
+inline constexpr int32_t kNumFactors = 25;
 
 /// One dimension of the space of cases. Level 0 is the plain one.
 struct FactorInfo {

@@ -99,9 +99,7 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   params.num_kv_heads = config.num_kv_heads;
   params.head_dim_qk = config.head_dim_qk;
   params.head_dim_v = config.head_dim_v;
-  params.mask = config.mask;
-  params.window_left = config.window_left;
-  params.window_right = config.window_right;
+  params.mask = scheduler::mask_rules(config);
   params.out_dtype = config.out;
   params.q = args.q.data;
   params.q_token_stride = args.q.strides[0];

@@ -27,6 +27,18 @@ void check_dtype(const char* name, DType dtype) {
     core::fail(ErrorCode::kInvalidArgument, name, " is no dtype (value ", static_cast<int32_t>(dtype), ")");
 }
 
+/// Spans and flags of single requests change what causal hides: without it they would say nothing.
+void check_mask_features(const AttentionConfig& config) {
+  const bool causal = config.mask == MaskKind::kCausal;
+  for (const Feature feature : {Feature::kSpans, Feature::kRequestCausal}) {
+    core::require(causal || !config.features.has(feature), "features has ",
+                  feature == Feature::kSpans ? "kSpans" : "kRequestCausal", ", but mask is ",
+                  static_cast<int32_t>(config.mask), "; it needs MaskKind::kCausal");
+  }
+  core::require(config.span_window_left == 0 || config.features.has(Feature::kSpans), "span_window_left is ",
+                config.span_window_left, ", but features lacks kSpans");
+}
+
 /// Fills in the dtypes left at kUnset and checks what no kernel could make sense of: enum values, head counts, page
 /// size, windows. Throws kInvalidArgument; kUnsupported for packed pages of a size or dtype that the format does not
 /// have.
@@ -43,14 +55,18 @@ AttentionConfig resolve(const AttentionConfig& config) {
   check_range("page_size", config.page_size, 1, kMaxPageSize);
   check_range("window_left", config.window_left, -1, INT32_MAX);
   check_range("window_right", config.window_right, -1, INT32_MAX);
+  check_range("attention_chunk", config.attention_chunk, 0, INT32_MAX);
+  check_range("span_window_left", config.span_window_left, -1, INT32_MAX);
   check_range("kv_format", static_cast<int64_t>(config.kv_format), 0, static_cast<int64_t>(KvFormat::kCpuPacked));
   check_range("mask", static_cast<int64_t>(config.mask), 0, static_cast<int64_t>(MaskKind::kCustom));
   check_range("determinism", static_cast<int64_t>(config.determinism), 0,
               static_cast<int64_t>(Determinism::kScheduleInvariant));
-  const Features known = Feature::kSoftCap | Feature::kAlibi | Features(Feature::kSinks) | Feature::kRopeLlama;
+  const Features known = Feature::kSoftCap | Feature::kAlibi | Features(Feature::kSinks) | Feature::kRopeLlama |
+                         Feature::kSpans | Feature::kRequestCausal | Feature::kKvStart;
   if ((config.features.bits & ~known.bits) != 0) {
     core::fail(ErrorCode::kInvalidArgument, "features has unknown bits: ", config.features.bits & ~known.bits);
   }
+  check_mask_features(config);
   if (out.ragged_kv == DType::kUnset) out.ragged_kv = is_fp8(config.kv) ? config.q : config.kv;
   if (out.out == DType::kUnset) out.out = is_fp8(config.q) ? DType::kBFloat16 : config.q;
   check_dtype("q", out.q);
@@ -157,6 +173,9 @@ scheduler::SchedulerConfig scheduler_config(const AttentionConfig& config, const
   scheduler.mask = config.mask;
   scheduler.window_left = config.window_left;
   scheduler.window_right = config.window_right;
+  scheduler.attention_chunk = config.attention_chunk;
+  scheduler.span_window_left = config.span_window_left;
+  scheduler.features = config.features;
   scheduler.determinism = config.determinism;
   scheduler.tile = kernel.tile(config);
   scheduler.num_workers = num_workers;

@@ -80,6 +80,10 @@ folio_status folio_make_plan(const folio_op* op, const folio_batch* batch, folio
   });
 }
 
+folio_status folio_check_plans(folio_plan_buffer* buffer) noexcept {
+  return guarded([&] { folio::check_plans(deref(buffer, "buffer").buffer); });
+}
+
 folio_status folio_workspace_size(const folio_op* op, size_t* bytes) noexcept {
   return guarded([&] {
     deref(bytes, "bytes");

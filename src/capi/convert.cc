@@ -57,17 +57,20 @@ RopeArgs to_rope(float theta, float scale) {
 
 }  // namespace
 
-void check_struct_size(uint64_t size, size_t known, const char* name, const char* init_function) {
-  core::require(size >= known && size <= kLargestStruct, name, ".struct_size is ", size, "; it has ", known,
-                " bytes in this version (", init_function, " or the ..._INIT macro sets it, with every default)");
+void check_struct_size(uint64_t size, const KnownSizes& known, const char* name, const char* init_function) {
+  const bool right = size == known.first || (size >= known.now && size <= kLargestStruct);
+  core::require(right, name, ".struct_size is ", size, "; it has ", known.now, " bytes in this version (",
+                init_function, " or the ..._INIT macro sets it, with every default)");
 }
 
-void check_struct(const void* data, uint32_t size, size_t known, const char* name, const char* init_function) {
+void check_struct(const void* data, uint32_t size, const KnownSizes& known, const char* name,
+                  const char* init_function) {
   check_struct_size(size, known, name, init_function);
   const auto* bytes = static_cast<const unsigned char*>(data);
-  const bool known_only = std::all_of(bytes + known, bytes + size, [](unsigned char byte) { return byte == 0; });
+  if (size <= known.now) return;
+  const bool known_only = std::all_of(bytes + known.now, bytes + size, [](unsigned char byte) { return byte == 0; });
   if (!known_only) {
-    core::fail(ErrorCode::kUnsupported, name, " has fields beyond byte ", known,
+    core::fail(ErrorCode::kUnsupported, name, " has fields beyond byte ", known.now,
                " that are not 0; this version of the library does not know them");
   }
 }
@@ -111,12 +114,15 @@ AttentionConfig to_config(const folio_attention_config* config, const char* name
                 "window_left 0 and window_right -1");
   converted.window_left = given.window_left;
   converted.window_right = given.window_right;
-  constexpr uint32_t kKnown =
-      FOLIO_FEATURE_SOFT_CAP | FOLIO_FEATURE_ALIBI | FOLIO_FEATURE_SINKS | FOLIO_FEATURE_ROPE_LLAMA;
+  constexpr uint32_t kKnown = FOLIO_FEATURE_SOFT_CAP | FOLIO_FEATURE_ALIBI | FOLIO_FEATURE_SINKS |
+                              FOLIO_FEATURE_ROPE_LLAMA | FOLIO_FEATURE_SPANS | FOLIO_FEATURE_REQUEST_CAUSAL |
+                              FOLIO_FEATURE_KV_START;
   core::require((given.features & ~kKnown) == 0, "config.features is ", given.features, "; the bits of ", kKnown,
                 " are known");
   converted.features.bits = given.features;
   converted.determinism = to_enum(given.determinism, Determinism::kScheduleInvariant, "config.determinism");
+  converted.attention_chunk = given.attention_chunk;
+  converted.span_window_left = given.span_window_left;
   return converted;
 }
 
@@ -162,6 +168,9 @@ BatchView to_batch(const folio_batch& batch, std::span<const KvSegment> segments
   converted.segments = segments;
   converted.custom_mask.scope = to_enum(batch.custom_mask_scope, CustomMaskScope::kTail, "batch.custom_mask_scope");
   converted.custom_mask.tail_len = batch.custom_mask_tail_len;
+  converted.kv_start = batch.kv_start;
+  converted.causal = batch.causal;
+  converted.spans = batch.spans;
   return converted;
 }
 

@@ -54,20 +54,39 @@ inline constexpr const char* kInitFunction<folio_attention_args> = "folio_attent
 template <>
 inline constexpr const char* kInitFunction<folio_cache_write_args> = "folio_cache_write_args_init";
 
-/// Throws unless a structure may have `size` bytes, of which this version knows `known`.
-void check_struct_size(uint64_t size, size_t known, const char* name, const char* init_function);
+/// Bytes of a growing structure's first version. What grew since is 0 by default.
+template <typename Struct>
+inline constexpr size_t kFirstSize = sizeof(Struct);
+template <>
+inline constexpr size_t kFirstSize<folio_attention_config> = 64;
+template <>
+inline constexpr size_t kFirstSize<folio_batch> = 64;
 
-/// Throws unless a structure of `size` bytes at `data` can be read as the first `known` bytes: a shorter one lacks
-/// fields that every version has, a longer one may only have zeros in fields that this version does not know.
-void check_struct(const void* data, uint32_t size, size_t known, const char* name, const char* init_function);
+/// Sizes of a structure that this version knows.
+struct KnownSizes {
+  size_t first;  ///< of the first version
+  size_t now;
+};
+template <typename Struct>
+inline constexpr KnownSizes kKnownSizes{kFirstSize<Struct>, sizeof(Struct)};
 
-/// A copy of a growing structure, cut to what this version knows.
+/// Throws unless a structure may have `size` bytes: a known size, or more.
+void check_struct_size(uint64_t size, const KnownSizes& known, const char* name, const char* init_function);
+
+/// Throws unless a structure of `size` bytes at `data` can be read: a longer one than this version knows may only have
+/// zeros in the fields behind.
+void check_struct(const void* data, uint32_t size, const KnownSizes& known, const char* name,
+                  const char* init_function);
+
+/// A copy of a growing structure, cut to what this version knows. Fields that the caller's version lacks are 0.
 template <typename Struct>
 Struct read_struct(const Struct* given, const char* name) {
   core::require(given != nullptr, name, " is null");
-  check_struct(given, given->struct_size, sizeof(Struct), name, kInitFunction<Struct>);
+  check_struct(given, given->struct_size, kKnownSizes<Struct>, name, kInitFunction<Struct>);
   Struct copy;
-  std::memcpy(&copy, given, sizeof(Struct));
+  const size_t size = given->struct_size < sizeof(Struct) ? given->struct_size : sizeof(Struct);
+  std::memset(reinterpret_cast<std::byte*>(&copy) + size, 0, sizeof(Struct) - size);
+  std::memcpy(&copy, given, size);
   return copy;
 }
 

@@ -8,16 +8,18 @@ using folio::capi::guarded;
 
 namespace {
 
-/// Writes the defaults of the version that this library knows, and zeros into the fields behind them. `defaults` is
-/// static, so that its padding is 0 too.
+/// Writes the defaults of the version that this library knows, or of the caller's where that is older, and zeros into
+/// the fields behind them. `defaults` is static, so that its padding is 0 too.
 template <typename Struct>
 folio_status init(Struct* given, size_t struct_size, const Struct& defaults, const char* name) noexcept {
   return guarded([&] {
     folio::capi::deref(given, name);
-    folio::capi::check_struct_size(struct_size, sizeof(Struct), name, folio::capi::kInitFunction<Struct>);
+    folio::capi::check_struct_size(struct_size, folio::capi::kKnownSizes<Struct>, name,
+                                   folio::capi::kInitFunction<Struct>);
     auto* const bytes = reinterpret_cast<unsigned char*>(given);
-    std::memcpy(bytes, &defaults, sizeof(Struct));
-    std::memset(bytes + sizeof(Struct), 0, struct_size - sizeof(Struct));
+    const size_t known = struct_size < sizeof(Struct) ? struct_size : sizeof(Struct);
+    std::memcpy(bytes, &defaults, known);
+    std::memset(bytes + known, 0, struct_size - known);
     given->struct_size = static_cast<uint32_t>(struct_size);
   });
 }

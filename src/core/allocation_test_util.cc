@@ -1,5 +1,7 @@
 #include "core/allocation_test_util.hpp"
 
+#include <dlfcn.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -54,6 +56,11 @@ namespace folio::testing {
 
 int64_t num_allocations() {
   return allocations;
+}
+
+bool counts_shared_libraries() {
+  void* (*const own)(std::size_t) = &operator new;
+  return dlsym(RTLD_DEFAULT, "_Znwm") == reinterpret_cast<void*>(own);
 }
 
 }  // namespace folio::testing

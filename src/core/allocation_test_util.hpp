@@ -9,6 +9,9 @@ namespace folio::testing {
 /// core/allocation_test_util.cc.
 int64_t num_allocations();
 
+/// Whether shared libraries call these operators too: not those into which a compiler linked its standard library.
+bool counts_shared_libraries();
+
 /// Memory for operator new from elsewhere than the host's heap. Set before the program's static objects are made, since
 /// these allocate too.
 struct MemoryHook {

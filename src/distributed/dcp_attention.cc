@@ -10,21 +10,6 @@
 namespace folio::inline v0::distributed {
 namespace {
 
-/// FNV-1a over 32-bit values: tells batches apart that ranks should have in common.
-class Digest {
- public:
-  explicit Digest(uint64_t start = 0xcbf29ce484222325u) : value_(start) {}
-  template <typename Value>
-  Digest& add(Value value) {
-    value_ = (value_ ^ static_cast<uint64_t>(static_cast<int64_t>(value))) * 0x100000001b3u;
-    return *this;
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_;
-};
-
 /// What ranks must agree on.
 uint64_t digest_of(const DcpConfig& config) {
   const AttentionConfig& attention = config.attention;
@@ -37,9 +22,12 @@ uint64_t digest_of(const DcpConfig& config) {
       .add(attention.mask)
       .add(attention.window_left)
       .add(attention.window_right)
+      .add(attention.attention_chunk)
       .add(attention.features.bits)
       .add(config.interleave)
       .add(config.combine)
+      .add(config.replicated_queries)
+      .add(config.all_heads_out)
       .value();
 }
 
@@ -54,11 +42,24 @@ void check_config(const Context& context, const ProcessGroup& group, const DcpCo
   if (attention.features.has(Feature::kRopeLlama)) {
     core::fail(ErrorCode::kUnsupported, "features has kRopeLlama; DcpAttention takes kSoftCap, kAlibi and kSinks");
   }
+  for (const Feature feature : {Feature::kSpans, Feature::kRequestCausal, Feature::kKvStart}) {
+    if (attention.features.has(feature)) {
+      core::fail(ErrorCode::kUnsupported, "features is ", attention.features.bits,
+                 ", with kSpans, kRequestCausal or kKvStart; DcpAttention takes kSoftCap, kAlibi and kSinks");
+    }
+  }
   core::require(config.interleave >= 1, "interleave is ", config.interleave, "; it must be 1 or more");
   core::require(attention.page_size % config.interleave == 0, "interleave is ", config.interleave,
                 ", which does not divide the page size (", attention.page_size, ")");
   core::require(config.combine == DcpCombine::kAllGatherReduceScatter || config.combine == DcpCombine::kAllToAll,
                 "combine is ", static_cast<int32_t>(config.combine));
+  if (!config.all_heads_out) return;
+  core::require(
+      config.replicated_queries,
+      "all_heads_out is set with replicated_queries false; a rank's new tokens need the queries of all heads");
+  core::require(config.combine == DcpCombine::kAllGatherReduceScatter || group.size() == 1,
+                "all_heads_out is set with combine ", to_string(config.combine),
+                ", which leaves every rank its own heads; it needs ", to_string(DcpCombine::kAllGatherReduceScatter));
 }
 
 /// Partial results are float32 whatever the model's dtype, and sinks belong to the new tokens' pass, once.
@@ -108,6 +109,7 @@ DcpAttention::DcpAttention(const Context& context, ProcessGroup& group, const Dc
                                                {},
                                                {},
                                                {},
+                                               {},
                                                {}});
 }
 
@@ -140,6 +142,9 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch, Stream stream) {
       state.config.attention.determinism != Determinism::kScheduleInvariant || batch.num_cached == num_requests,
       "num_cached is ", batch.num_cached, " of ", num_requests,
       "; kScheduleInvariant needs every request's keys read from the cache");
+  core::require(!batch.cross_attention || batch.num_cached == num_requests, "cross_attention is set with a num_cached ",
+                "of ", batch.num_cached, "; an encoder's keys lie in the cache, so that it must be num_requests, ",
+                num_requests);
   const auto count = static_cast<size_t>(num_requests);
   state.first_pos.resize(count);
   state.cached_len.resize(count);
@@ -148,16 +153,17 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch, Stream stream) {
   state.no_tokens.assign(count + 1, 0);
 
   Digest digest(state.config_digest);
-  digest.add(num_requests).add(batch.num_cached).add(batch.all_visible);
+  digest.add(num_requests).add(batch.num_cached).add(batch.all_visible).add(batch.cross_attention);
   bool any_cached = false, any_fresh = false;
   for (int32_t r = 0; r < num_requests; ++r) {
     const auto i = static_cast<size_t>(r);
     const int64_t q_len = int64_t{batch.cu_q[r + 1]} - batch.cu_q[r];
     const int32_t seq_len = batch.seq_lens[r];
     core::require(q_len >= 0, "request ", r, ": cu_q descends");
-    core::require(seq_len >= q_len, "request ", r, ": seq_lens is ", seq_len, "; it has ", q_len, " new tokens");
+    core::require(seq_len >= (batch.cross_attention ? 0 : q_len), "request ", r, ": seq_lens is ", seq_len, "; it has ",
+                  q_len, batch.cross_attention ? " queries" : " new tokens");
     const bool from_cache = r < batch.num_cached;
-    const auto older = static_cast<int32_t>(seq_len - q_len);
+    const auto older = static_cast<int32_t>(seq_len - q_len);  // before the first key, of an encoder shorter than that
     const int32_t whole = from_cache ? seq_len : older;
     state.first_pos[i] = older;
     state.fresh_len[i] = from_cache ? 0 : static_cast<int32_t>(q_len);
@@ -190,7 +196,7 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch, Stream stream) {
     segment.shard = {};
     segment.source = KvSource::kRagged;
     segment.kv_len = state.fresh_len.data();
-    segment.first_pos = state.first_pos.data();
+    if (any_fresh) segment.first_pos = state.first_pos.data();
     planned.fresh = folio::plan(state.fresh_op, view, state.fresh_buffer, stream);
   }
   return planned;

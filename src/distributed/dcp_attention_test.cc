@@ -47,6 +47,41 @@ std::vector<DcpSetup> feature_setups() {
   add("one KV head", [](DcpSetup& s) { s.kv_heads = 1, s.dim_v = 16; });
   add("replicated queries", [](DcpSetup& s) { s.replicated_queries = s.alibi = s.sinks = true; });
   add("replicated queries, one KV head", [](DcpSetup& s) { s.replicated_queries = s.alibi = true, s.kv_heads = 1; });
+  // With a batch whose every request is cached and with one whose none is.
+  add("results of all heads", [](DcpSetup& s) { s.replicated_queries = s.all_heads_out = s.alibi = s.sinks = true; });
+  add("results of all heads, all cached", [](DcpSetup& s) {
+    s.replicated_queries = s.all_heads_out = s.sinks = true, s.window_left = 20, s.num_cached = 8;
+  });
+  add("results of all heads, one KV head",
+      [](DcpSetup& s) { s.replicated_queries = s.all_heads_out = s.sinks = true, s.kv_heads = 1; });
+  const auto fp8_queries = [](DcpSetup& s) {
+    s.model = DType::kBFloat16, s.cache = s.query = DType::kFloat8E4M3;
+    s.num_cached = 8, s.k_scale = 0.5f, s.v_scale = 2.0f;
+  };
+  add("a q scale per head", [&](DcpSetup& s) {
+    fp8_queries(s), s.q_granularity = ScaleGranularity::kPerHead, s.q_scales = {0.5f, 3.0f};
+  });
+  add("a q scale per request", [&](DcpSetup& s) {
+    fp8_queries(s), s.q_granularity = ScaleGranularity::kPerRequest, s.sinks = true;
+    s.q_scales = {1.0f, 0.5f, 2.0f, 3.0f, 0.25f, 1.5f, 4.0f, 0.75f};
+  });
+  add("a q scale per request and head", [&](DcpSetup& s) {
+    fp8_queries(s), s.q_granularity = ScaleGranularity::kPerRequestAndHead, s.replicated_queries = s.alibi = true;
+    for (int32_t i = 0; i < 16; ++i) s.q_scales.push_back(0.25f * static_cast<float>(i + 1));
+  });
+  const auto cross = [](DcpSetup& s) {
+    s.cross = true, s.mask = MaskKind::kNone, s.num_cached = 6;
+    // More queries than keys, no keys and no queries among them.
+    s.requests = {{70, 1}, {3, 9}, {0, 4}, {131, 17}, {40, 0}, {33, 33}};
+  };
+  add("cross attention", [&](DcpSetup& s) { cross(s); });
+  add("cross attention, window", [&](DcpSetup& s) { cross(s), s.window_left = 20, s.window_right = 0; });
+  add("cross attention, everything", [&](DcpSetup& s) {
+    cross(s), s.model = DType::kBFloat16, s.cache = DType::kFloat8E4M3, s.k_scale = 0.5f, s.v_scale = 2.0f;
+    s.alibi = s.sinks = true, s.soft_cap = 2.0f;
+  });
+  add("cross attention, results of all heads",
+      [&](DcpSetup& s) { cross(s), s.replicated_queries = s.all_heads_out = s.sinks = true; });
   add("batch-invariant", [](DcpSetup& s) { s.determinism = Determinism::kBatchInvariant; });
   add("schedule-invariant", [](DcpSetup& s) { s.determinism = Determinism::kScheduleInvariant, s.num_cached = 8; });
   add("new requests only", [](DcpSetup& s) { s.requests = {{3, 3}, {17, 17}}; });
@@ -68,6 +103,7 @@ TEST_P(DcpAttentionOverDivisions, EqualsTheUndividedCache) {
   int32_t number = 0;
   for (DcpSetup setup : feature_setups()) {
     std::tie(setup.world, setup.interleave, setup.combine) = GetParam();
+    if (setup.all_heads_out) setup.combine = DcpCombine::kAllGatherReduceScatter;  // the other leaves each its own
     if (folio::testing::kInstrumented && setup.world == 4 && number++ % 2 == setup.interleave % 2) continue;
     for (const bool hnd : {false, true}) {
       if (folio::testing::kInstrumented && hnd == (setup.interleave > 2)) continue;
@@ -86,7 +122,7 @@ std::string division_name(const ::testing::TestParamInfo<Division>& test) {
 
 // 32 is the page size.
 INSTANTIATE_TEST_SUITE_P(Divisions, DcpAttentionOverDivisions,
-                         ::testing::Combine(::testing::Values(1, 2, 4), ::testing::ValuesIn(interleaves()),
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::ValuesIn(interleaves()),
                                             ::testing::Values(DcpCombine::kAllGatherReduceScatter,
                                                               DcpCombine::kAllToAll)),
                          division_name);

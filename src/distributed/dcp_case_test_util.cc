@@ -85,6 +85,19 @@ uint32_t DcpCase::id_of(size_t request) const {
   return id < 0 ? static_cast<uint32_t>(request) : static_cast<uint32_t>(id);
 }
 
+int32_t DcpCase::num_new(size_t request) const {
+  return setup.cross ? setup.requests[request].seq_len : setup.requests[request].q_len;
+}
+
+Scale DcpCase::q_scale() const {
+  Scale scale;
+  if (setup.q_scales.empty()) return scale;
+  scale.data = setup.q_scales.data();
+  scale.granularity = setup.q_granularity;
+  if (scale.granularity == ScaleGranularity::kPerRequestAndHead) scale.request_stride = setup.kv_heads;
+  return scale;
+}
+
 /// A token's values depend on its request's id and its position alone, so that they are the same in other batches.
 void DcpCase::make_keys(uint32_t seed) {
   const auto k_row = static_cast<size_t>(setup.kv_heads * setup.dim_qk);
@@ -93,7 +106,7 @@ void DcpCase::make_keys(uint32_t seed) {
   values_.reserve(static_cast<size_t>(indptr_.back()) * v_row);
   for (size_t r = 0; r < setup.requests.size(); ++r) {
     const auto seq_len = static_cast<size_t>(setup.requests[r].seq_len);
-    const auto fresh = static_cast<std::ptrdiff_t>(setup.requests[r].q_len);
+    const auto fresh = static_cast<std::ptrdiff_t>(num_new(r));
     add_values(keys_, seq_len * k_row, setup.model, setup.kv_amplitude, seed_of(seed, kKeys, id_of(r)));
     add_values(values_, seq_len * v_row, setup.model, setup.kv_amplitude, seed_of(seed, kValues, id_of(r)));
     new_keys_.insert(new_keys_.end(), keys_.end() - fresh * static_cast<std::ptrdiff_t>(k_row), keys_.end());
@@ -137,7 +150,7 @@ void DcpCase::make_rank(int32_t r, uint32_t seed) {
                setup.page_size, slots, setup.world, r, setup.interleave);
   std::vector<int64_t> later(setup.write_new_tokens ? 0 : slots.size(), -1);
   for (size_t i = 0; i < setup.requests.size(); ++i) {
-    for (int32_t at = indptr_[i + 1] - setup.requests[i].q_len; at < indptr_[i + 1]; ++at) {
+    for (int32_t at = indptr_[i + 1] - num_new(i); at < indptr_[i + 1]; ++at) {
       int64_t& slot = slots[static_cast<size_t>(at)];
       rank.new_slots.push_back(slot);
       if (!setup.write_new_tokens) later[static_cast<size_t>(at)] = std::exchange(slot, -1);
@@ -163,9 +176,9 @@ void DcpCase::make_rank(int32_t r, uint32_t seed) {
 }
 
 void DcpCase::make_queries(uint32_t seed) {
-  const auto rows_with_padding = [&](std::vector<float> values, size_t row) {
-    values.resize(static_cast<size_t>(rows()) * row, kNan);
-    return tensor(values, setup.model);
+  const auto with_padding = [](std::vector<float> values, int32_t num_rows, size_t row, DType dtype) {
+    values.resize(static_cast<size_t>(num_rows) * row, kNan);
+    return tensor(values, dtype);
   };
   const auto q_row = static_cast<size_t>(setup.heads * setup.dim_qk);
   const auto count = static_cast<size_t>(tokens());
@@ -178,16 +191,16 @@ void DcpCase::make_queries(uint32_t seed) {
       const RequestLengths& request = setup.requests[i];
       for (int32_t position = request.seq_len - request.q_len; position < request.seq_len; ++position) {
         const uint64_t token = seed_of(seed, kQueries, id_of(i), static_cast<uint64_t>(position));
-        add_values(own, q_row, setup.model, setup.query_amplitude, token + r);
+        add_values(own, q_row, query_dtype(), setup.query_amplitude, token + r);
       }
     }
-    ranks[r].q = rows_with_padding(own, q_row);
+    ranks[r].q = with_padding(own, rows(), q_row, query_dtype());
     for (size_t t = 0; t < count && setup.replicated_queries; ++t) {
       std::copy_n(own.begin() + static_cast<std::ptrdiff_t>(t * q_row), q_row,
                   all.begin() + static_cast<std::ptrdiff_t>((t * ranks.size() + r) * q_row));
     }
-    ranks[r].k = rows_with_padding(new_keys_, static_cast<size_t>(setup.kv_heads * setup.dim_qk));
-    ranks[r].v = rows_with_padding(new_values_, static_cast<size_t>(setup.kv_heads * setup.dim_v));
+    ranks[r].k = with_padding(new_keys_, key_rows(), static_cast<size_t>(setup.kv_heads * setup.dim_qk), setup.model);
+    ranks[r].v = with_padding(new_values_, key_rows(), static_cast<size_t>(setup.kv_heads * setup.dim_v), setup.model);
     for (int32_t h = 0; h < setup.heads; ++h) {
       slopes.push_back(0.02f * static_cast<float>(slopes.size() + 1));
       const auto place = static_cast<float>(static_cast<int32_t>(r) * setup.heads + h);
@@ -197,10 +210,11 @@ void DcpCase::make_queries(uint32_t seed) {
                                    : 0.3f * static_cast<float>(h) - 0.4f + static_cast<float>(r));
     }
     ranks[r].slopes.assign(slopes.end() - setup.heads, slopes.end());
+    all_sinks_.insert(all_sinks_.end(), ranks[r].sinks.begin(), ranks[r].sinks.end());
   }
   for (Rank& rank : ranks) {
     if (setup.replicated_queries) {
-      rank.q = tensor(all, setup.model);
+      rank.q = tensor(all, query_dtype());
       rank.slopes = slopes;
     }
   }
@@ -242,7 +256,8 @@ DcpConfig DcpCase::config() const {
   attention.num_kv_heads = setup.kv_heads;
   attention.head_dim_qk = setup.dim_qk;
   attention.head_dim_v = setup.dim_v;
-  attention.q = attention.out = setup.model;
+  attention.q = query_dtype();
+  attention.out = setup.model;
   attention.kv = setup.cache;
   attention.page_size = setup.page_size;
   attention.mask = setup.mask;
@@ -255,18 +270,22 @@ DcpConfig DcpCase::config() const {
   config.interleave = setup.interleave;
   config.combine = setup.combine;
   config.replicated_queries = setup.replicated_queries;
+  config.all_heads_out = setup.all_heads_out;
   return config;
 }
 
 DcpBatch DcpCase::batch() const {
-  return {static_cast<int32_t>(setup.requests.size()), cu_q.data(), seq_lens.data(), setup.num_cached};
+  DcpBatch batch{static_cast<int32_t>(setup.requests.size()), cu_q.data(), seq_lens.data(), setup.num_cached};
+  batch.cross_attention = setup.cross;
+  return batch;
 }
 
 DcpArgs DcpCase::args(int32_t r) {
   Rank& rank = ranks[static_cast<size_t>(r)];
   DcpArgs args;
   const int64_t q_heads = setup.heads * (setup.replicated_queries ? setup.world : 1);
-  args.q = ConstTensorView(rank.q.data(), setup.model, {rows(), q_heads, setup.dim_qk});
+  args.q = ConstTensorView(rank.q.data(), query_dtype(), {rows(), q_heads, setup.dim_qk});
+  args.q_scale = q_scale();
   if (setup.num_cached < static_cast<int32_t>(setup.requests.size())) {
     args.k = ConstTensorView(rank.k.data(), setup.model, {rows(), setup.kv_heads, setup.dim_qk});
     args.v = ConstTensorView(rank.v.data(), setup.model, {rows(), setup.kv_heads, setup.dim_v});
@@ -275,14 +294,14 @@ DcpArgs DcpCase::args(int32_t r) {
   args.table = dense_table(rank.table, static_cast<int32_t>(setup.requests.size()), rank.columns);
   args.k_scale.value = setup.k_scale;
   args.v_scale.value = setup.v_scale;
-  const auto row_values = static_cast<size_t>(rows() * setup.heads);
+  const auto row_values = static_cast<size_t>(rows() * out_heads());
   rank.out.assign(row_values * static_cast<size_t>(setup.dim_v * size_of(setup.model)), kUnwritten);
   rank.lse.assign(row_values, -77.0f);
-  args.out = TensorView(rank.out.data(), setup.model, {rows(), setup.heads, setup.dim_v});
-  args.lse = {rank.lse.data(), setup.heads, 1, LseBase::kE};
+  args.out = TensorView(rank.out.data(), setup.model, {rows(), out_heads(), setup.dim_v});
+  args.lse = {rank.lse.data(), out_heads(), 1, LseBase::kE};
   args.logits_soft_cap = setup.soft_cap;
   args.alibi_slopes = setup.alibi ? rank.slopes.data() : nullptr;
-  args.sinks = setup.sinks ? rank.sinks.data() : nullptr;
+  args.sinks = setup.sinks ? (setup.all_heads_out ? all_sinks_ : rank.sinks).data() : nullptr;
   return args;
 }
 
@@ -337,37 +356,41 @@ std::string DcpCase::wrong_output(int32_t r) const {
   view.segments = {&lengths, 1};
   std::vector<float> magnitudes(values_.size());
   std::ranges::transform(values_, magnitudes.begin(), [](float value) { return std::abs(value); });
-  const auto reference = [&](const std::vector<float>& v, int32_t token, int32_t head, std::vector<double>& out) {
+  // Each rank's heads by themselves: they divide the KV heads among them.
+  const auto reference = [&](const std::vector<float>& v, int32_t token, int32_t out_head, std::vector<double>& out) {
+    const int32_t owner = setup.all_heads_out ? out_head / setup.heads : r, head = out_head % setup.heads;
     SegmentArgs segment;
     segment.ragged.k = ConstTensorView(keys_.data(), DType::kFloat32, {indptr_.back(), setup.kv_heads, setup.dim_qk});
     segment.ragged.v = ConstTensorView(v.data(), DType::kFloat32, {indptr_.back(), setup.kv_heads, setup.dim_v});
     segment.ragged.indptr = indptr_.data();
     AttentionArgs args;
-    const int32_t first = setup.replicated_queries ? r * setup.heads : 0;
+    const int32_t first = setup.replicated_queries ? owner * setup.heads : 0;
     const int64_t q_heads = setup.heads * (setup.replicated_queries ? setup.world : 1);
-    args.q = ConstTensorView(rank.q.data() + first * setup.dim_qk * size_of(setup.model), setup.model,
+    args.q = ConstTensorView(rank.q.data() + first * setup.dim_qk * size_of(query_dtype()), query_dtype(),
                              {tokens(), q_heads, setup.dim_qk});
+    args.q_scale = q_scale();
     args.q.shape[1] = setup.heads;
     args.segments = {&segment, 1};
     args.logits_soft_cap = setup.soft_cap;
     args.alibi_slopes = setup.alibi ? rank.slopes.data() + first : nullptr;
-    args.sinks = setup.sinks ? rank.sinks.data() : nullptr;
+    args.sinks = setup.sinks ? ranks[static_cast<size_t>(owner)].sinks.data() : nullptr;
     return verify::reference_row(config, view, args, token, head, out);
   };
   // Output and, in some kernels, probabilities p are rounded once; the rest is float32: logits, exponentials, sums and
   // the factors of two merges, of at most 2^6 roundings each, those of a logit relative to its size.
   constexpr double kFloat32Work = 0x1p-24 * 64;
   const double farthest = setup.window_left < 0 ? std::ranges::max(seq_lens) : setup.window_left;
+  const double largest_q_scale = setup.q_scales.empty() ? 1.0 : std::ranges::max(setup.q_scales);
   const double largest_logit =
-      static_cast<double>(setup.query_amplitude * setup.kv_amplitude) * std::sqrt(setup.dim_qk) +
+      largest_q_scale * static_cast<double>(setup.query_amplitude * setup.kv_amplitude) * std::sqrt(setup.dim_qk) +
       (setup.alibi ? static_cast<double>(rank.slopes.back()) * farthest : 0.0);
   const double work = kFloat32Work * (1.0 + largest_logit);
   std::vector<double> expected(static_cast<size_t>(setup.dim_v)), magnitude(expected.size());
   // Of a large batch a sample: an odd step meets every head.
-  const int32_t num_rows = tokens() * setup.heads;
+  const int32_t num_rows = tokens() * out_heads();
   const int32_t step = setup.sampled_rows == 0 ? 1 : (num_rows / setup.sampled_rows) | 1;
   for (int32_t row = 0; row < num_rows; row += step) {
-    const int32_t token = row / setup.heads, head = row % setup.heads;
+    const int32_t token = row / out_heads(), head = row % out_heads();
     const double lse = reference(values_, token, head, expected);
     reference(magnitudes, token, head, magnitude);
     const float actual_lse = rank.lse[static_cast<size_t>(row)];
@@ -389,11 +412,10 @@ std::string DcpCase::wrong_output(int32_t r) const {
       }
     }
   }
-  const auto written = static_cast<std::ptrdiff_t>(tokens() * setup.heads * setup.dim_v * size_of(setup.model));
+  const auto written = static_cast<std::ptrdiff_t>(num_rows * setup.dim_v * size_of(setup.model));
   const bool untouched =
       std::all_of(rank.out.begin() + written, rank.out.end(), [](std::byte byte) { return byte == kUnwritten; }) &&
-      std::all_of(rank.lse.begin() + static_cast<std::ptrdiff_t>(tokens() * setup.heads), rank.lse.end(),
-                  [](float value) { return value == -77.0f; });
+      std::all_of(rank.lse.begin() + num_rows, rank.lse.end(), [](float value) { return value == -77.0f; });
   return untouched ? "" : "padding rows were written";
 }
 

@@ -11,7 +11,7 @@
 namespace folio::inline v0::distributed::testing {
 
 struct RequestLengths {
-  int32_t seq_len = 0;  ///< new tokens included
+  int32_t seq_len = 0;  ///< new tokens included; of cross attention the encoder's
   int32_t q_len = 0;
   int32_t id = -1;  ///< whose values: the same in every case with that seed. -1 = the request's place in the batch
 };
@@ -23,6 +23,7 @@ struct DcpSetup {
   int32_t interleave = 1;
   DcpCombine combine = DcpCombine::kAllGatherReduceScatter;
   bool replicated_queries = false;
+  bool all_heads_out = false;
   bool hnd = false;
   int32_t page_size = 32;
   int32_t heads = 4;  ///< of one rank
@@ -31,6 +32,9 @@ struct DcpSetup {
   int32_t dim_v = 24;
   DType model = DType::kFloat32;
   DType cache = DType::kFloat32;
+  DType query = DType::kUnset;  ///< fp8; kUnset = the model's
+  ScaleGranularity q_granularity = ScaleGranularity::kPerTensor;
+  std::vector<float> q_scales;  ///< of fp8 queries, as q_granularity has them (packed); empty = 1
   float k_scale = 1.0f;
   float v_scale = 1.0f;
   MaskKind mask = MaskKind::kCausal;
@@ -44,6 +48,7 @@ struct DcpSetup {
   float kv_amplitude = 1.0f;
   Determinism determinism = Determinism::kRunToRun;
   int32_t num_cached = 0;
+  bool cross = false;            ///< cross attention: every key is cached, or written by the step
   bool encoder = false;          ///< of the engine backends: no token is cached, every query sees every key
   bool write_new_tokens = true;  ///< into the caches; otherwise the step does, by Rank::new_slots
   int32_t sampled_rows = 0;      ///< of a rank's results, how many are compared; 0 = all
@@ -85,6 +90,15 @@ class DcpCase {
   int32_t rows() const { return tokens() + setup.padding_rows; }
 
   DcpSetup setup;
+  int32_t out_heads() const { return setup.heads * (setup.all_heads_out ? setup.world : 1); }
+  /// Rows of Rank::k and v.
+  int32_t key_rows() const { return (setup.cross ? indptr_.back() : tokens()) + setup.padding_rows; }
+  DType query_dtype() const { return setup.query == DType::kUnset ? setup.model : setup.query; }
+  /// The scale of fp8 queries; it points into the setup.
+  Scale q_scale() const;
+  /// Sinks of all ranks' heads.
+  const std::vector<float>& all_sinks() const { return all_sinks_; }
+
   std::vector<int32_t> cu_q{0}, seq_lens;
 
   struct Rank {
@@ -95,7 +109,7 @@ class DcpCase {
     std::vector<int32_t> table;
     int64_t num_pages = 0;
     int32_t columns = 0;
-    std::vector<int64_t> new_slots;  ///< [T]: where the new tokens belong, -1 = on another rank
+    std::vector<int64_t> new_slots;  ///< where the tokens that the step writes belong, -1 = on another rank
     std::vector<float> slopes, sinks;
     DType p_dtype = DType::kFloat32;  ///< what the kernels round probabilities p to
   };
@@ -104,6 +118,8 @@ class DcpCase {
  private:
   KvCacheView cache_view(const Rank& rank, std::vector<std::byte>& memory) const;
   uint32_t id_of(size_t request) const;
+  /// Keys of a request that the step brings with it.
+  int32_t num_new(size_t request) const;
   void make_keys(uint32_t seed);
   void make_rank(int32_t rank, uint32_t seed);
   void make_queries(uint32_t seed);
@@ -111,7 +127,8 @@ class DcpCase {
   /// Real keys and values as the step sees them: [all tokens of all requests, kv_heads, dim].
   std::vector<float> keys_, values_;
   std::vector<std::byte> model_keys_, model_values_;  ///< the same in the model's dtype
-  std::vector<float> new_keys_, new_values_;          ///< of new tokens, as the model has them: [T, kv_heads, dim]
+  std::vector<float> new_keys_, new_values_;          ///< of new tokens, as the model has them: [.., kv_heads, dim]
+  std::vector<float> all_sinks_;                      ///< of all ranks
   std::vector<int32_t> indptr_{0};                    ///< rows of keys_ per request
 };
 

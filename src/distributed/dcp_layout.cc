@@ -29,7 +29,8 @@ class Pieces {
 
 RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
   const AttentionConfig& config = state.config.attention;
-  const int64_t tokens = plan.num_tokens, heads = state.heads(), all_heads = state.all_heads();
+  const int64_t tokens = plan.num_tokens, heads = state.heads(), all_heads = state.all_heads(),
+                out_heads = state.out_heads();
   const int64_t float_bytes = sizeof(float), q_bytes = size_of(config.q);
   RunLayout layout;
   Pieces pieces;
@@ -50,8 +51,8 @@ RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
     layout.partial = pieces.take(tokens, all_heads, config.head_dim_v, float_bytes);
     layout.partial_lse = pieces.take(tokens, all_heads, 1, float_bytes);
     if (state.group->size() > 1) {
-      layout.combined = pieces.take(tokens, heads, config.head_dim_v, float_bytes);
-      layout.combined_lse = pieces.take(tokens, heads, 1, float_bytes);
+      layout.combined = pieces.take(tokens, out_heads, config.head_dim_v, float_bytes);
+      layout.combined_lse = pieces.take(tokens, out_heads, 1, float_bytes);
       layout.combine_bytes = combine_workspace_size(state.group->size(), tokens, state.all_heads(), config.head_dim_v);
       layout.combine = pieces.take(layout.combine_bytes);
     } else {
@@ -61,8 +62,8 @@ RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
     layout.attention_bytes = folio::workspace_size(*plan.cached);
   }
   if (plan.fresh) {
-    layout.fresh = pieces.take(tokens, heads, config.head_dim_v, float_bytes);
-    layout.fresh_lse = pieces.take(tokens, heads, 1, float_bytes);
+    layout.fresh = pieces.take(tokens, out_heads, config.head_dim_v, float_bytes);
+    layout.fresh_lse = pieces.take(tokens, out_heads, 1, float_bytes);
     if (state.gpu() != nullptr) layout.indptr = pieces.take(int64_t{plan.num_requests} + 1, 1, 1, sizeof(int32_t));
     layout.attention_bytes = std::max(layout.attention_bytes, folio::workspace_size(*plan.fresh));
   }

@@ -100,6 +100,10 @@ TEST(DcpAttention, RefusesConfigurations) {
           [](DcpConfig& c) { c.attention.features = Features(Feature::kRopeLlama); });
   refused(ErrorCode::kInvalidArgument, "combine is 7", [](DcpConfig& c) { c.combine = static_cast<DcpCombine>(7); });
   refused(ErrorCode::kInvalidArgument, "force_kernel is", [](DcpConfig& c) { c.force_kernel = "none such"; });
+  refused(ErrorCode::kInvalidArgument, "all_heads_out is set with replicated_queries false",
+          [](DcpConfig& c) { c.all_heads_out = true; });
+  refused(ErrorCode::kInvalidArgument, "all_heads_out is set with combine a2a",
+          [](DcpConfig& c) { c.all_heads_out = c.replicated_queries = true, c.combine = DcpCombine::kAllToAll; });
 }
 
 TEST(DcpAttention, RefusesBatches) {
@@ -116,6 +120,14 @@ TEST(DcpAttention, RefusesBatches) {
     attention.plan({2, cu_q.data(), cu_q.data() + 1, 3});
   });
   expect_error(ErrorCode::kInvalidArgument, "cu_q is null", [&] { attention.plan({2, nullptr, seq_lens.data(), 0}); });
+  expect_error(ErrorCode::kInvalidArgument, "cross_attention is set with a num_cached of 1; an encoder's keys lie",
+               [&] {
+                 attention.plan({2, cu_q.data(), seq_lens.data(), 1, false, true});
+               });
+  const std::vector<int32_t> negative{4, -1};
+  expect_error(ErrorCode::kInvalidArgument, "request 1: seq_lens is -1; it has 1 queries", [&] {
+    attention.plan({2, cu_q.data(), negative.data(), 2, false, true});
+  });
   DcpConfig invariant = DcpCase(small_setup()).config();
   invariant.attention.determinism = Determinism::kScheduleInvariant;
   DcpAttention strict(context(), *groups[0], invariant);
@@ -172,6 +184,70 @@ TEST(DcpAttention, RanksOfDifferentBatchesAllThrow) {
     DcpCase windowed(window);
     expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration",
                  [&] { windowed.run(group, context()); });
+    DcpSetup encoder = small_setup();
+    encoder.mask = MaskKind::kNone;
+    encoder.num_cached = 3;
+    encoder.cross = group.rank() == 0;
+    DcpCase crossing(encoder);
+    expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration",
+                 [&] { crossing.run(group, context()); });
+  });
+}
+
+// Each rank attends with the queries of all, by what it has itself.
+TEST(DcpAttention, RanksOfDifferentScalesAllThrow) {
+  DcpSetup setup = small_setup();
+  setup.model = DType::kBFloat16;
+  setup.cache = setup.query = DType::kFloat8E4M3;
+  setup.num_cached = 3;
+  setup.soft_cap = 2.0f;
+  const auto refused = [&](const char* text, const DcpSetup& of_one, auto change) {
+    run_ranks(2, [&](ProcessGroup& group) {
+      DcpCase whole(group.rank() == 0 ? setup : of_one);
+      DcpAttention attention(context(), group, whole.config());
+      const DcpPlan plan = attention.plan(whole.batch());
+      core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
+      DcpArgs args = whole.args(group.rank());
+      if (group.rank() == 1) change(args);
+      const std::vector<std::byte> before = whole.ranks[static_cast<size_t>(group.rank())].out;
+      expect_error(ErrorCode::kInvalidArgument, text, [&] {
+        attention.run(plan, args, {workspace.data(), workspace.bytes()});
+      });
+      EXPECT_EQ(whole.ranks[static_cast<size_t>(group.rank())].out, before);
+    });
+  };
+  const auto same = [](DcpArgs&) {};
+  refused("sm_scale is ", setup, [](DcpArgs& a) { a.sm_scale = 0.5f; });
+  refused("logits_soft_cap is ", setup, [](DcpArgs& a) { a.logits_soft_cap = 1.0f; });
+  refused("q_scale is ", setup, [](DcpArgs& a) { a.q_scale.value = 3.0f; });
+  setup.q_granularity = ScaleGranularity::kPerHead;
+  setup.q_scales = {0.5f, 2.0f};
+  DcpSetup other = setup;
+  other.q_scales[0] = 0.25f;
+  refused("q_scale is ", other, same);
+  other.q_scales = {0.5f, 3.0f};
+  refused("behind the first, which is 0.5 on both", other, same);
+  setup.q_granularity = other.q_granularity = ScaleGranularity::kPerRequest;
+  setup.q_scales = {0.5f, 2.0f, 1.0f};
+  other.q_scales = {0.5f, 2.0f, 4.0f};
+  refused("behind the first", other, same);
+  setup.q_granularity = other.q_granularity = ScaleGranularity::kPerRequestAndHead;
+  setup.q_scales = {0.5f, 2.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+  other.q_scales = {0.5f, 2.0f, 1.0f, 1.0f, 1.0f, 0.5f};
+  refused("behind the first", other, same);
+}
+
+TEST(DcpAttention, ADefaultScaleIsAsGoodAsItsValue) {
+  DcpSetup setup = small_setup();
+  run_ranks(2, [&](ProcessGroup& group) {
+    DcpCase whole(setup);
+    DcpAttention attention(context(), group, whole.config());
+    const DcpPlan plan = attention.plan(whole.batch());
+    core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
+    DcpArgs args = whole.args(group.rank());
+    if (group.rank() == 1) args.sm_scale = 1.0f / std::sqrt(static_cast<float>(setup.dim_qk));
+    attention.run(plan, args, {workspace.data(), workspace.bytes()});
+    EXPECT_EQ(whole.wrong_output(group.rank()), "");
   });
 }
 

@@ -1,5 +1,7 @@
 // One layer: gather the queries, attend to this rank's shard, combine, attend to the new tokens, merge.
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "attention/run_args.hpp"
@@ -55,12 +57,14 @@ class Run {
     CombineCall call{state_.context, *state_.group,
                      state_view(layout_.partial, layout_.partial_lse, state_.all_heads())};
     call.head_groups = config_.num_kv_heads;
-    call.out = TensorView(floats(layout_.combined), DType::kFloat32, {tokens(), heads(), config_.head_dim_v});
-    call.lse = {floats(layout_.combined_lse), heads(), 1, LseBase::kE};
+    call.out = TensorView(floats(layout_.combined), DType::kFloat32, {tokens(), out_heads(), config_.head_dim_v});
+    call.lse = {floats(layout_.combined_lse), out_heads(), 1, LseBase::kE};
     call.workspace = {memory_ + layout_.combine, layout_.combine_bytes};
     call.stream = stream_;
     if (state_.config.combine == DcpCombine::kAllToAll) {
       all_to_all_combine(call);
+    } else if (state_.config.all_heads_out) {
+      all_gather_all_reduce(call);
     } else {
       all_gather_reduce_scatter(call);
     }
@@ -73,22 +77,24 @@ class Run {
     }
     const SegmentArgs segment = fresh_segment();
     const Workspace scratch{memory_ + layout_.attention, layout_.attention_bytes};
-    folio::run(*plan_.fresh, fresh_args(segment), scratch, stream_);
+    for (int32_t part = 0; part < fresh_parts(); ++part) {
+      folio::run(*plan_.fresh, fresh_args(segment, part), scratch, stream_);
+    }
   }
 
   void merge() {
     const TensorView out = first_tokens(args_.out, tokens());
-    const AttentionStateView older = state_view(layout_.combined, layout_.combined_lse, heads());
-    const AttentionStateView newer = state_view(layout_.fresh, layout_.fresh_lse, heads());
+    const AttentionStateView older = state_view(layout_.combined, layout_.combined_lse, out_heads());
+    const AttentionStateView newer = state_view(layout_.fresh, layout_.fresh_lse, out_heads());
     if (plan_.cached && plan_.fresh) {
       merge_state(state_.context, older, newer, out, args_.lse, args_.out_scale, stream_);
       return;
     }
     const AttentionStateView& only = plan_.cached ? older : newer;
     AttentionStatesView states;
-    states.out = ConstTensorView(only.out.data, DType::kFloat32, {tokens(), 1, heads(), config_.head_dim_v});
+    states.out = ConstTensorView(only.out.data, DType::kFloat32, {tokens(), 1, out_heads(), config_.head_dim_v});
     states.lse = only.lse;
-    states.lse_token_stride = states.lse_state_stride = heads();
+    states.lse_token_stride = states.lse_state_stride = out_heads();
     states.lse_head_stride = 1;
     merge_states(state_.context, states, out, args_.lse, args_.out_scale, stream_);
   }
@@ -96,6 +102,9 @@ class Run {
  private:
   int64_t tokens() const { return plan_.num_tokens; }
   int64_t heads() const { return state_.heads(); }
+  int64_t out_heads() const { return state_.out_heads(); }
+  /// The ranks whose heads attend to the new tokens here, one after the other: all, or this one.
+  int32_t fresh_parts() const { return state_.config.all_heads_out ? state_.group->size() : 1; }
   float* floats(size_t offset) const { return reinterpret_cast<float*>(memory_ + offset); }
 
   /// A partial result in the workspace.
@@ -114,9 +123,7 @@ class Run {
     core::require(reinterpret_cast<uintptr_t>(workspace.data) % 256 == 0, "the workspace is not aligned to 256 bytes");
     const bool replicated = state_.config.replicated_queries;
     check_tensor("q", args_.q, config_.q, tokens(), replicated ? state_.all_heads() : heads(), config_.head_dim_qk);
-    check_tensor("out", args_.out, config_.out, tokens(), heads(), config_.head_dim_v);
-    core::require(args_.q_scale.granularity == ScaleGranularity::kPerTensor,
-                  "q_scale is not per tensor; one for all heads of all ranks is taken");
+    check_tensor("out", args_.out, config_.out, tokens(), out_heads(), config_.head_dim_v);
     core::require(args_.out_scale.granularity == ScaleGranularity::kPerTensor, "out_scale is not per tensor");
     if (plan_.cached) {
       const SegmentArgs segment = cached_segment();
@@ -124,7 +131,7 @@ class Run {
     }
     if (plan_.fresh) {
       const SegmentArgs segment = fresh_segment();
-      attention::check_args(detail::checked(*plan_.fresh), fresh_args(segment));
+      attention::check_args(detail::checked(*plan_.fresh), fresh_args(segment, 0));
     }
   }
 
@@ -175,19 +182,24 @@ class Run {
     return args;
   }
 
-  AttentionArgs fresh_args(const SegmentArgs& segment) const {
+  /// One rank's heads: this one's, or under all_heads_out those of rank `part`.
+  AttentionArgs fresh_args(const SegmentArgs& segment, int32_t part) const {
+    const bool all = state_.config.all_heads_out;
     AttentionArgs args = common_args();
     args.q = first_tokens(args_.q, tokens());
     args.alibi_slopes = args_.alibi_slopes;
     if (state_.config.replicated_queries) {
-      const int64_t first = state_.group->rank() * heads();
+      const int64_t first = (all ? part : state_.group->rank()) * heads();
       args.q.data = static_cast<const std::byte*>(args_.q.data) + first * args_.q.strides[1] * size_of(config_.q);
       args.q.shape[1] = heads();
       if (args.alibi_slopes != nullptr) args.alibi_slopes += first;
     }
-    args.sinks = args_.sinks;
-    args.out = TensorView(floats(layout_.fresh), DType::kFloat32, {tokens(), heads(), config_.head_dim_v});
-    args.lse = {floats(layout_.fresh_lse), heads(), 1, LseBase::kE};
+    const int64_t first_out = part * heads();  // 0 but under all_heads_out
+    args.sinks = args_.sinks == nullptr ? nullptr : args_.sinks + first_out;
+    args.out = TensorView(floats(layout_.fresh) + first_out * config_.head_dim_v, DType::kFloat32,
+                          {tokens(), heads(), config_.head_dim_v});
+    args.out.strides[0] = out_heads() * config_.head_dim_v;
+    args.lse = {floats(layout_.fresh_lse) + first_out, out_heads(), 1, LseBase::kE};
     args.segments = {&segment, 1};
     return args;
   }
@@ -231,7 +243,7 @@ class Run {
 
   /// Sends this rank's piece, with what it runs in front, and checks that the others run the same.
   void exchange(std::byte* piece) {
-    const GatherHeader mine{plan_.digest};
+    const GatherHeader mine = header();
     if (gpu_ != nullptr) {
       gpu_->upload(piece, &mine, sizeof(mine), stream_);
     } else {
@@ -241,15 +253,73 @@ class Run {
     state_.group->all_gather(piece, memory_ + layout_.gathered, layout_.piece, stream_);
     for (int32_t r = 0; r < state_.group->size(); ++r) {
       const std::byte* const other = gathered + static_cast<size_t>(r) * layout_.piece;
-      GatherHeader header;
+      GatherHeader theirs;
       if (gpu_ != nullptr) {
-        gpu_->download(&header, other, sizeof(header), stream_);
+        gpu_->download(&theirs, other, sizeof(theirs), stream_);
       } else {
-        std::memcpy(&header, other, sizeof(header));
+        std::memcpy(&theirs, other, sizeof(theirs));
       }
-      core::require(header.digest == plan_.digest, "rank ", r,
-                    " of the group runs another batch or configuration than rank ", state_.group->rank());
+      check_header(mine, theirs, r);
     }
+  }
+
+  void check_header(const GatherHeader& mine, const GatherHeader& theirs, int32_t r) const {
+    const int32_t own = state_.group->rank();
+    core::require(theirs.digest == plan_.digest, "rank ", r,
+                  " of the group runs another batch or configuration than rank ", own);
+    const auto require_same = [&](const char* name, bool same, float other, float value) {
+      core::require(same, name, " is ", other, " on rank ", r, " of the group and ", value, " on rank ", own,
+                    "; all ranks give the same");
+    };
+    require_same("sm_scale", theirs.sm_scale == mine.sm_scale, theirs.sm_scale, mine.sm_scale);
+    require_same("logits_soft_cap", theirs.logits_soft_cap == mine.logits_soft_cap, theirs.logits_soft_cap,
+                 mine.logits_soft_cap);
+    if (theirs.q_scales == mine.q_scales) return;
+    require_same("q_scale", theirs.q_scale == mine.q_scale, theirs.q_scale, mine.q_scale);
+    core::fail(ErrorCode::kInvalidArgument, "q_scale has other values on rank ", r, " of the group than on rank ", own,
+               " behind the first, which is ", mine.q_scale,
+               " on both, or another granularity; all ranks give the same");
+  }
+
+  GatherHeader header() const {
+    GatherHeader header;
+    header.digest = plan_.digest;
+    const float by_default = 1.0f / std::sqrt(static_cast<float>(config_.head_dim_qk));
+    header.sm_scale = args_.sm_scale == 0.0f ? by_default : args_.sm_scale;
+    header.logits_soft_cap = args_.logits_soft_cap;
+    const Scale& scale = args_.q_scale;
+    if (scale.data == nullptr) {
+      header.q_scale = scale.value;
+      header.q_scales = Digest().add(std::bit_cast<uint32_t>(scale.value)).value();
+      return header;
+    }
+    const bool of_requests =
+        scale.granularity == ScaleGranularity::kPerRequest || scale.granularity == ScaleGranularity::kPerRequestAndHead;
+    const bool of_heads =
+        scale.granularity == ScaleGranularity::kPerHead || scale.granularity == ScaleGranularity::kPerRequestAndHead;
+    const int64_t rows = of_requests ? plan_.num_requests : 1;
+    const int64_t columns = of_heads ? config_.num_kv_heads : 1;
+    const int64_t stride = of_requests ? (of_heads ? scale.request_stride : 1) : 0;
+    const float* values = scale.data;
+    if (gpu_ != nullptr) {
+      state_.q_scales.resize(static_cast<size_t>((rows - 1) * stride + columns));
+      gpu_->download(state_.q_scales.data(), values, state_.q_scales.size() * sizeof(float), stream_);
+      values = state_.q_scales.data();
+    }
+    header.q_scale = values[0];
+    Digest digest;
+    // One value is the same as a scalar.
+    if (rows * columns > 1) digest.add(static_cast<int32_t>(scale.granularity));
+    for (int64_t row = 0; row < rows; ++row) {
+      if (of_requests && state_.indptr[static_cast<size_t>(row)] == state_.indptr[static_cast<size_t>(row) + 1]) {
+        continue;  // without queries it has no scale
+      }
+      for (int64_t column = 0; column < columns; ++column) {
+        digest.add(std::bit_cast<uint32_t>(values[row * stride + column]));
+      }
+    }
+    header.q_scales = digest.value();
+    return header;
   }
 
   void arrange(const kernels::cuda::ArrangeParams& params) const {

@@ -109,6 +109,26 @@ void deliver(const CombineCall& call, const float* sums, const float* lses, int6
   merge_states(call.context, {values, lses, heads, heads, 1, LseBase::kE}, call.out, call.lse, {}, call.stream);
 }
 
+/// The sums of all ranks' heads, rank 0's first, whatever their order among each KV head's.
+void deliver_by_rank(const CombineCall& call, const float* sums, const float* lses) {
+  const int64_t heads = call.num_heads();
+  const int32_t local = call.local_heads(), per_group = local / call.head_groups;
+  for (int32_t r = 0; r < call.group.size(); ++r) {
+    for (int32_t h = 0; h < local; h += per_group) {
+      const int64_t from = call.head_of(r, h), to = int64_t{r} * local + h;
+      ConstTensorView values(sums + from * call.head_dim(), DType::kFloat32,
+                             {call.num_tokens(), 1, per_group, call.head_dim()});
+      values.strides[0] = values.strides[1] = heads * call.head_dim();
+      TensorView out = call.out;
+      out.data = static_cast<std::byte*>(out.data) + to * out.strides[1] * size_of(out.dtype);
+      out.shape[1] = per_group;
+      LseView lse = call.lse;
+      if (lse.data != nullptr) lse.data += to * lse.head_stride;
+      merge_states(call.context, {values, lses + from, heads, heads, 1, LseBase::kE}, out, lse, {}, call.stream);
+    }
+  }
+}
+
 }  // namespace
 
 void all_gather_reduce_scatter(const CombineCall& call) {
@@ -160,7 +180,11 @@ void all_gather_all_reduce(const CombineCall& call) {
     for_rows(call.context, all, dim, weigh);
   }
   call.group.all_reduce_sum(memory.send, static_cast<size_t>(all * dim), call.stream);
-  deliver(call, memory.send, memory.lse, heads);
+  if (call.head_groups == 1) {
+    deliver(call, memory.send, memory.lse, heads);
+  } else {
+    deliver_by_rank(call, memory.send, memory.lse);
+  }
 }
 
 }  // namespace folio::inline v0::distributed

@@ -234,6 +234,23 @@ void count_keys(const SchedulerConfig& config, const BatchView& batch, SegmentLe
   arrays.view.mask_byte_indptr = byte_indptr;
 }
 
+/// What every query sees; null where causal and window say it.
+const int32_t* find_visible_positions(const MaskRules& rules, const BatchView& batch, const int32_t* q_first_pos,
+                                      Carver& carver) {
+  if (!rules.has_more()) return nullptr;
+  const QueryMasks masks{batch.kv_start, batch.causal, batch.spans};
+  const int64_t tokens = batch.num_requests == 0 ? 0 : batch.cu_q[batch.num_requests];
+  int32_t* const positions = carver.take(2 * tokens);
+  for (int32_t r = 0; r < batch.num_requests; ++r) {
+    const int32_t begin = batch.cu_q[r];
+    for (int32_t token = begin; token < batch.cu_q[r + 1]; ++token) {
+      store_visible_positions(rules, query_mask(masks, r, token), int64_t{q_first_pos[r]} + (token - begin),
+                              positions + 2 * int64_t{token});
+    }
+  }
+  return positions;
+}
+
 }  // namespace
 
 void check_config(const SchedulerConfig& config) {
@@ -243,6 +260,10 @@ void check_config(const SchedulerConfig& config) {
   }
   if (config.window_left < -1 || config.window_right < -1) {
     refuse("the window is (", config.window_left, ", ", config.window_right, "); sides are -1 (unbounded) or more");
+  }
+  if (config.attention_chunk < 0 || config.span_window_left < -1) {
+    refuse("attention_chunk is ", config.attention_chunk, " and span_window_left ", config.span_window_left,
+           "; the first is 0 (none) or more, the second -1 (unbounded) or more");
   }
   if (config.tile.rows < 1 || config.tile.kv_tokens < 1) {
     refuse("the tile is ", config.tile.rows, " rows by ", config.tile.kv_tokens, " tokens; both are 1 or more");
@@ -315,6 +336,17 @@ void check_mask_fields(const SchedulerConfig& config, const BatchView& batch) {
   }
 }
 
+void check_query_masks(const SchedulerConfig& config, const BatchView& batch) {
+  const auto declared = [&](const char* name, const void* array, Feature feature, const char* feature_name) {
+    if (array != nullptr && !config.features.has(feature)) {
+      refuse(name, " is given, but the op was prepared without Feature::", feature_name);
+    }
+  };
+  declared("kv_start", batch.kv_start, Feature::kKvStart, "kKvStart");
+  declared("causal", batch.causal, Feature::kRequestCausal, "kRequestCausal");
+  declared("spans", batch.spans, Feature::kSpans, "kSpans");
+}
+
 void check_segment_fields(const SchedulerConfig& config, const BatchView& batch, int64_t s) {
   const KvSegment& segment = batch.segments[static_cast<size_t>(s)];
   if (segment.source != KvSource::kPaged && segment.source != KvSource::kRagged) {
@@ -356,6 +388,7 @@ void check_segment_fields(const SchedulerConfig& config, const BatchView& batch,
 void read_batch(const SchedulerConfig& config, const BatchView& batch, PlanStorage::Arrays& arrays) {
   check_queries(config, batch);
   check_mask_fields(config, batch);
+  check_query_masks(config, batch);
   const int64_t num_segments = static_cast<int64_t>(batch.segments.size());
   const int64_t num_requests = batch.num_requests;
   int64_t entries = 4 * num_requests + 1 + num_segments * num_requests;  // cu_q, positions, two of a mask, key offsets
@@ -363,6 +396,8 @@ void read_batch(const SchedulerConfig& config, const BatchView& batch, PlanStora
     check_segment_fields(config, batch, s);
     entries += 2 * segment_rows(batch, batch.segments[static_cast<size_t>(s)]) + num_requests;
   }
+  const MaskRules rules = mask_rules(config);
+  if (rules.has_more() && num_requests > 0) entries += 2 * int64_t{batch.cu_q[num_requests]};
   Carver carver(arrays.lengths.resize(entries));
   int32_t* cu_q = carver.take(num_requests + 1);
   cu_q[0] = 0;
@@ -373,7 +408,7 @@ void read_batch(const SchedulerConfig& config, const BatchView& batch, PlanStora
   for (int64_t r = 0; r < num_requests; ++r) q_first_pos[r] = 0;
   for (int64_t s = 0; s < num_segments; ++s) {
     copy_segment(batch, s, carver, q_first_pos, segments[s]);
-    bounds[s] = mask_bounds(config.mask, segments[s].mask, config.window_left, config.window_right);
+    bounds[s] = mask_bounds(rules, segments[s].mask);
   }
   set_query_positions(batch, cu_q, q_first_pos);
   PlanView& view = arrays.view;
@@ -384,6 +419,7 @@ void read_batch(const SchedulerConfig& config, const BatchView& batch, PlanStora
   view.cu_q = cu_q;
   view.q_first_pos = q_first_pos;
   view.segments = segments;
+  view.visible_positions = find_visible_positions(rules, batch, q_first_pos, carver);
   count_keys(config, batch, segments, carver, arrays);
 }
 

@@ -22,6 +22,9 @@ void check_queries(const SchedulerConfig& config, const BatchView& batch);
 /// A custom mask must be given exactly where the op has one, and whole.
 void check_mask_fields(const SchedulerConfig& config, const BatchView& batch);
 
+/// kv_start, causal and spans are given only where the op was prepared for them.
+void check_query_masks(const SchedulerConfig& config, const BatchView& batch);
+
 /// Segment `s`: source, mask, shard, groups, and the presence of its lengths.
 void check_segment_fields(const SchedulerConfig& config, const BatchView& batch, int64_t s);
 

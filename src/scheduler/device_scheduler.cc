@@ -40,6 +40,7 @@ std::string device_plan_refusal(const SchedulerConfig& config, const BatchView& 
   }
   check_counts(config, batch);
   check_mask_fields(config, batch);
+  check_query_masks(config, batch);
   const auto num_segments = static_cast<int64_t>(batch.segments.size());
   for (int64_t s = 0; s < num_segments; ++s) {
     if (batch.segments[static_cast<size_t>(s)].group_indptr != nullptr) {
@@ -72,8 +73,10 @@ device::PlanInput device_plan_input(const SchedulerConfig& config, const BatchVi
                          .source = segment.source,
                          .mask = segment.mask,
                          .shard = segment.shard,
-                         .bounds = mask_bounds(config.mask, segment.mask, config.window_left, config.window_right)};
+                         .bounds = mask_bounds(mask_rules(config), segment.mask)};
   }
+  input.rules = mask_rules(config);
+  input.masks = {batch.kv_start, batch.causal, batch.spans};
   input.num_kv_heads = config.num_kv_heads;
   input.group_size = config.num_q_heads / config.num_kv_heads;
   input.min_rows = config.min_rows;
@@ -106,7 +109,7 @@ std::optional<device::SingleInput> single_tiles_input(const device::PlanInput& i
   const bool one_tile =
       input.max_rows <= input.tile.rows || int64_t{input.max_q_len} * input.group_size <= int64_t{input.tile.rows};
   if (input.tile.schedule != Schedule::kDynamic || input.tile.order != TileOrder::kRequestOrder || !one_tile ||
-      input.fixed_split_tokens > 0 || input.max_splits > 0 || input.num_segments != 1 ||
+      input.rules.has_more() || input.fixed_split_tokens > 0 || input.max_splits > 0 || input.num_segments != 1 ||
       input.segments[0].shard.world > 1) {
     return std::nullopt;
   }

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <random>
 #include <vector>
 
 #include "core/instrumented_test_util.hpp"
 #include "folio/types/error.hpp"
+#include "scheduler/batch.hpp"
 #include "scheduler/device/scheduler.hpp"
 #include "scheduler/device/single_tiles.hpp"
 #include "scheduler/device_test_util.hpp"
@@ -230,6 +232,32 @@ TEST(DeviceScheduler, Status_NotReadYet_Stays) {
   sticky.problem = PlanProblem::kNone;
   device::publish({PlanProblem::kQueries, 8, -1, 900}, &sticky);
   EXPECT_EQ(describe(sticky), "request 8: q_len is 900, more than the op was prepared for");
+}
+
+/// Kernels step past the last key of a row, so no bounds allow rows up to the last integer.
+TEST(DeviceScheduler, Plan_RowsUpToTheLastInteger_AreReported) {
+  PlanStorage storage;
+  DeviceMemory memory;
+  for (const Schedule schedule : {Schedule::kStatic, Schedule::kDynamic}) {
+    SchedulerConfig config;
+    config.num_q_heads = config.num_kv_heads = 1;
+    config.page_size = 16;
+    config.tile = {.rows = 16, .kv_tokens = 64, .schedule = schedule};
+    config.num_workers = 4;
+    config.bounds = GraphBounds{
+        .max_requests = 2, .max_tokens = 2, .max_q_len = 1, .max_kv_len = INT32_MAX, .max_shared_levels = 0};
+    OwnedBatch longest = testing::paged_batch({1, 1}, {kMaxKvLen, 5});
+    RawBatch batch = testing::raw(longest);
+    EXPECT_EQ(device_plan(memory, config, batch.view()), host_plan(config, longest, storage));
+    EXPECT_EQ(memory.sticky.problem, PlanProblem::kNone);
+    OwnedBatch longer = testing::paged_batch({1, 1}, {kMaxKvLen + 1, 5});
+    batch = testing::raw(longer);
+    OwnedBatch served = testing::paged_batch({1, 1}, {0, 5});
+    served.q_first_pos = {0, 4};
+    EXPECT_EQ(device_plan(memory, config, batch.view()), host_plan(config, served, storage));
+    EXPECT_EQ(memory.sticky.request, 0);
+    EXPECT_EQ(memory.sticky.value, kMaxKvLen + 1);
+  }
 }
 
 /// Two decodes as long as 32 bits take, and a KV tile longer.

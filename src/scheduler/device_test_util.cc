@@ -149,6 +149,9 @@ BatchView RawBatch::view() {
   batch.cu_q = cu_q.data();
   batch.q_first_pos = q_first_pos.empty() ? nullptr : q_first_pos.data();
   batch.segments = views_;
+  batch.kv_start = kv_start.empty() ? nullptr : kv_start.data();
+  batch.causal = causal.empty() ? nullptr : causal.data();
+  batch.spans = spans.empty() ? nullptr : spans.data();
   return batch;
 }
 
@@ -158,6 +161,10 @@ RawBatch raw(OwnedBatch batch) {
   made.cu_q.assign(view.cu_q, view.cu_q + view.num_requests + 1);
   made.q_first_pos = batch.q_first_pos;
   made.segments = batch.segments;
+  made.kv_start = batch.kv_start;
+  made.causal = batch.causal;
+  made.spans = batch.spans;
+  if (!made.spans.empty()) made.spans.resize(2 * static_cast<size_t>(view.num_tokens), 7);
   made.num_requests = view.num_requests;
   made.num_tokens = view.num_tokens;
   return made;
@@ -178,11 +185,17 @@ void spoil(RawBatch& batch, const SchedulerConfig& config, std::mt19937& random)
     spoil_some(segment.kv_len);
     spoil_some(segment.first_pos);
   }
+  // Any values are taken of these; they never make a request wrong.
+  spoil_some(batch.kv_start);
+  spoil_some(batch.spans);
 }
 
 OwnedBatch repaired(const RawBatch& batch, const SchedulerConfig& config, int32_t& at_fault) {
   OwnedBatch sound;
   sound.segments = batch.segments;
+  sound.kv_start = batch.kv_start;
+  sound.causal = batch.causal;
+  sound.spans = batch.spans;
   at_fault = -1;
   int32_t begin = 0;
   for (int32_t r = 0; r < batch.num_requests; ++r) {

@@ -19,6 +19,9 @@ struct RawBatch {
   std::vector<int32_t> cu_q;
   std::vector<int32_t> q_first_pos;  ///< empty = null
   std::vector<OwnedSegment> segments;
+  std::vector<int32_t> kv_start;  ///< empty = null, as the next two
+  std::vector<uint8_t> causal;
+  std::vector<int32_t> spans;  ///< [num_tokens, 2]
   int32_t num_requests = 0;
   int32_t num_tokens = 0;
 

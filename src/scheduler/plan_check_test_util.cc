@@ -292,11 +292,28 @@ class Checker {
     return span;
   }
 
-  bool is_visible(const OwnedSegment& segment, int64_t query, int64_t key) const {
+  /// By the definition, one rule after the other; keys between the mask's and the span's apart.
+  bool is_visible(const OwnedSegment& segment, int32_t request, int32_t row, int64_t query, int64_t key) const {
     if (segment.mask == SegmentMask::kAllVisible) return true;
-    if (config_.mask == MaskKind::kCausal && key > query) return false;
+    const auto r = static_cast<size_t>(request);
+    const int64_t start = batch_.kv_start.empty() ? 0 : batch_.kv_start[r];
+    if (!batch_.kv_start.empty() && key < start) return false;
+    if (config_.attention_chunk > 0) {
+      // The query's chunk begins at the last multiple that is not beyond it.
+      int64_t chunk = start;
+      while (chunk > query) chunk -= config_.attention_chunk;
+      while (chunk + config_.attention_chunk <= query) chunk += config_.attention_chunk;
+      if (key < chunk || key >= chunk + config_.attention_chunk) return false;
+    }
+    if (config_.window_right >= 0 && key > query + config_.window_right) return false;
+    if (!batch_.spans.empty()) {
+      const size_t at = 2 * static_cast<size_t>(row / group_size_);
+      const bool near = config_.span_window_left < 0 || key >= query - config_.span_window_left;
+      if (near && key >= batch_.spans[at] && key < batch_.spans[at + 1]) return true;
+    }
     if (config_.window_left >= 0 && key < query - config_.window_left) return false;
-    return config_.window_right < 0 || key <= query + config_.window_right;
+    const bool lifted = !batch_.causal.empty() && batch_.causal[r] == 0;
+    return config_.mask != MaskKind::kCausal || lifted || key <= query;
   }
 
   void check_coverage() {
@@ -355,7 +372,7 @@ class Checker {
         while ((offset / segment.shard.interleave) % segment.shard.world != segment.shard.rank);
         const int64_t key = offset + key_span(s, request).first;
         const int32_t visited = visits[static_cast<size_t>(j)];
-        if (visited > 1 || (visited == 0 && is_visible(segment, query, key))) {
+        if (visited > 1 || (visited == 0 && is_visible(segment, request, row, query, key))) {
           fail("row ", row, " (request ", request, ", position ", query, "), head ", head, " visits token ", j,
                " (position ", key, ") of segment ", s, " ", visited, " times");
         }

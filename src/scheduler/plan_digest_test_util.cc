@@ -110,6 +110,7 @@ std::vector<int64_t> serialise(const PlanView& plan) {
   add(plan.mask_columns, plan.num_requests);
   add(plan.mask_first_column, plan.num_requests);
   add(plan.mask_byte_indptr, plan.num_requests + 1);
+  if (plan.visible_positions != nullptr) add(plan.visible_positions, 2 * int64_t{plan.num_tokens});
   return all;
 }
 

@@ -9,6 +9,7 @@
 #include "scheduler/batch.hpp"
 #include "scheduler/device/inputs.hpp"
 #include "scheduler/dynamic_scheduler.hpp"
+#include "scheduler/mask_bounds.hpp"
 
 namespace folio::inline v0::scheduler {
 
@@ -90,6 +91,7 @@ PlanImageCounts counts_within_bounds(const SchedulerConfig& config) {
   PlanImageCounts counts;
   counts.segments = kMaxImageSegments + levels;
   counts.lengths = 2 * requests + 1 + counts.segments * 4 * requests + 2 * requests;
+  if (mask_rules(config).has_more()) counts.lengths += 2 * int64_t{bounds.max_tokens};
   counts.mask_blocks = config.mask == MaskKind::kCustom ? requests + 1 : 0;
   counts.workers = dynamic ? 0 : config.num_workers;
   counts.work_tiles = config.num_kv_heads * tiles * (work_tiles_a_tile + levels * work_tiles_a_shared_tile) + cuts;
@@ -114,6 +116,7 @@ PlanImageCounts counts_of(const PlanView& plan) {
     counts.lengths += int64_t{2} * segment.num_rows + (segment.row_of_request != nullptr ? requests : 0) +
                       (segment.key_offset != nullptr ? requests : 0);
   }
+  if (plan.visible_positions != nullptr) counts.lengths += 2 * int64_t{plan.num_tokens};
   counts.mask_blocks = plan.mask_byte_indptr != nullptr ? requests + 1 : 0;
   counts.workers = plan.worker_indptr == nullptr ? 0 : plan.num_workers;
   counts.work_tiles = plan.num_work_tiles;
@@ -179,6 +182,7 @@ size_t pack_plan(const PlanView& plan, void* stage, size_t stage_bytes, const vo
   view.segments = packer.address<SegmentLengths>(layout.segments);
   view.mask_columns = packer.copy_lengths(next, plan.mask_columns, plan.num_requests);
   view.mask_first_column = packer.copy_lengths(next, plan.mask_first_column, plan.num_requests);
+  view.visible_positions = packer.copy_lengths(next, plan.visible_positions, 2 * int64_t{plan.num_tokens});
   if (plan.mask_byte_indptr != nullptr) {
     view.mask_byte_indptr = packer.copy(layout.mask_byte_indptr, plan.mask_byte_indptr, counts.mask_blocks);
   }

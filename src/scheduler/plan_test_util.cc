@@ -16,6 +16,7 @@ class RandomCase {
     make_queries();
     make_segments();
     make_mask();
+    if (chance(30)) make_rules();
     return case_;
   }
 
@@ -102,6 +103,31 @@ class RandomCase {
     }
   }
 
+  /// Masks as rules, each by itself or together.
+  void make_rules() {
+    SchedulerConfig& config = case_.config;
+    if (chance(50)) config.attention_chunk = pick(1, 20);
+    if (chance(50)) {
+      config.features = config.features | Feature::kKvStart;
+      for (int32_t r = 0; r < requests_; ++r) case_.batch.kv_start.push_back(pick(-3, 40));
+    }
+    if (config.mask != MaskKind::kCausal) return;
+    if (chance(50)) {
+      config.features = config.features | Feature::kRequestCausal;
+      for (int32_t r = 0; r < requests_; ++r) case_.batch.causal.push_back(chance(50) ? 1 : 0);
+    }
+    if (chance(30)) return;
+    config.features = config.features | Feature::kSpans;
+    config.span_window_left = chance(50) ? -1 : pick(0, 12);
+    for (const int32_t length : case_.batch.q_len) {
+      for (int32_t i = 0; i < length; ++i) {
+        const int32_t begin = pick(-3, 60);
+        case_.batch.spans.push_back(begin);
+        case_.batch.spans.push_back(begin + pick(-2, 25));
+      }
+    }
+  }
+
   std::mt19937& random_;
   Case case_;
   int32_t requests_ = 0;
@@ -144,6 +170,9 @@ BatchView OwnedBatch::view() {
   batch.segments = views_;
   batch.custom_mask.scope = scope;
   batch.custom_mask.tail_len = tail_len.empty() ? nullptr : tail_len.data();
+  batch.kv_start = kv_start.empty() ? nullptr : kv_start.data();
+  batch.causal = causal.empty() ? nullptr : causal.data();
+  batch.spans = spans.empty() ? nullptr : spans.data();
   return batch;
 }
 

@@ -27,6 +27,9 @@ struct OwnedBatch {
   std::vector<OwnedSegment> segments;
   CustomMaskScope scope = CustomMaskScope::kAll;
   std::vector<int32_t> tail_len;  ///< empty = null
+  std::vector<int32_t> kv_start;  ///< empty = null, as the next two
+  std::vector<uint8_t> causal;
+  std::vector<int32_t> spans;  ///< [tokens, 2]
   int32_t padding_tokens = 0;
 
   /// A view, valid while this object stands unchanged.
@@ -45,7 +48,7 @@ struct Case {
   OwnedBatch batch;
 };
 
-/// A small random case: every kind of segment, shard, group, mask, window, level and number of workers comes up.
+/// A small random case: every kind of segment, shard, group, mask, rule, window, level and number of workers comes up.
 Case random_case(std::mt19937& random);
 
 /// A plan as text, one line per work tile and combine tile, for tests and debugging:

@@ -60,10 +60,10 @@ struct WorkTile {
   int32_t request;    ///< the request of the first row; later rows of a shared work tile may belong to later requests
   int32_t row_begin;  ///< packed rows [row_begin, row_end), at most TileShape::rows
   int32_t row_end;
-  /// Local tokens [kv_begin, kv_end). Boundaries between work tiles are multiples of TileShape::kv_tokens. The first
-  /// and last token are the first and last visible to any row. At kBatchInvariant and above kv_begin is rounded down
-  /// to such a multiple: up to kv_tokens - 1 tokens are visible to no row, and their memory may hold anything. An
-  /// empty range means that no key is visible; then segment is 0 and kv_row is not used.
+  /// Local tokens [kv_begin, kv_end). Boundaries between work tiles are multiples of TileShape::kv_tokens. The range
+  /// goes from the first to the last position that any row sees; tokens in it may be visible to no row. At
+  /// kBatchInvariant and above kv_begin is rounded down to such a multiple: the memory of up to kv_tokens - 1 tokens
+  /// before may hold anything. An empty range means that no key is visible; then segment is 0 and kv_row is not used.
   int32_t kv_begin;
   int32_t kv_end;
   /// With kFinish: the first of row_end - row_begin partial rows, or -1 to write the output. Without kFinish: in a
@@ -115,6 +115,9 @@ struct PlanView {
   const int32_t* mask_columns = nullptr;       ///< [R] columns of each request's custom mask; null without one
   const int32_t* mask_first_column = nullptr;  ///< [R] key that column 0 stands for (kTail: total - tail_len)
   const int64_t* mask_byte_indptr = nullptr;   ///< [R + 1]
+  /// [num_tokens, 2], the first and last key position that each query may see, apart from a custom mask's bits; null
+  /// where the mask has no more rules than causal and window. SegmentMask::kAllVisible is free of it.
+  const int32_t* visible_positions = nullptr;
 };
 
 }  // namespace folio::inline v0::scheduler

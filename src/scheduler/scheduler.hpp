@@ -18,6 +18,9 @@ struct SchedulerConfig {
   MaskKind mask = MaskKind::kCausal;
   int32_t window_left = -1;
   int32_t window_right = -1;
+  int32_t attention_chunk = 0;
+  int32_t span_window_left = 0;
+  Features features;  ///< kSpans, kRequestCausal, kKvStart: what a batch may have
   Determinism determinism = Determinism::kRunToRun;
   TileShape tile;
   int32_t num_workers = 1;

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <random>
 
 #include "core/instrumented_test_util.hpp"
@@ -45,6 +46,14 @@ OwnedBatch alone(const OwnedBatch& batch, size_t request) {
   if (!batch.q_first_pos.empty()) one.q_first_pos = {batch.q_first_pos[request]};
   one.scope = batch.scope;
   if (!batch.tail_len.empty()) one.tail_len = {batch.tail_len[request]};
+  if (!batch.kv_start.empty()) one.kv_start = {batch.kv_start[request]};
+  if (!batch.causal.empty()) one.causal = {batch.causal[request]};
+  if (!batch.spans.empty()) {
+    const auto request_at = static_cast<std::ptrdiff_t>(request);
+    const auto first = std::accumulate(batch.q_len.begin(), batch.q_len.begin() + request_at, std::ptrdiff_t{0});
+    const auto spans = batch.spans.begin() + 2 * first;
+    one.spans.assign(spans, spans + 2 * batch.q_len[request]);
+  }
   for (const testing::OwnedSegment& segment : batch.segments) {
     one.segments.push_back(segment);
     one.segments.back().kv_len = {segment.kv_len[request]};

@@ -36,7 +36,8 @@ class TileSpaceBuilder {
     const bool divided = arrays_.shared.size() == 0;
     // At fixed splits a request's bits must not depend on the length of others.
     const bool takes_all = fixed_splits_ ? config_.max_rows == INT32_MAX : takes(longest_request());
-    const bool plain = divided && !fixed_splits_ && view_.num_segments == 1 && !view_.segments[0].shared;
+    const bool plain = divided && !fixed_splits_ && view_.num_segments == 1 && !view_.segments[0].shared &&
+                       view_.visible_positions == nullptr;
     if (divided || takes_all) {
       for (int32_t r = 0; r < view_.num_requests; ++r) {
         for (int64_t i = 0; i < arrays_.shared.size(); ++i) add_groups_from(i, r);
@@ -81,7 +82,8 @@ class TileSpaceBuilder {
   }
 
   /// What a request's whole row tiles cost at the least, for one KV head. In a run of row tiles the fewest keys are
-  /// visible to the first or the last: masks slide over a segment's keys, so their number rises, stays and falls.
+  /// visible to the first or the last: masks slide over a segment's keys, so their number rises, stays and falls. Under
+  /// other rules it may do anything: such segments count for nothing.
   double least_cost(int32_t request) const {
     constexpr int64_t kRuns = 256;
     const int32_t rows = config_.tile.rows;
@@ -94,6 +96,7 @@ class TileSpaceBuilder {
         return keys.end - keys.begin;
       };
       if (view_.segments[s].shard.world > 1) continue;  // the number wavers with the stripes
+      if (arrays_.mask_bounds[s].by_query) continue;
       for (int64_t run = 0; run < kRuns; ++run) {
         const int64_t begin = row_tiles * run / kRuns;
         const int64_t end = row_tiles * (run + 1) / kRuns;
@@ -154,8 +157,14 @@ class TileSpaceBuilder {
   /// Keys of a segment's row that are visible to rows [row_begin, row_end) of one request.
   TokenRange visible(int32_t segment, int32_t kv_row, int32_t request, int32_t row_begin, int32_t row_end) const {
     const SegmentLengths& lengths = view_.segments[segment];
-    return visible_range({lengths.first_pos[kv_row], lengths.kv_len[kv_row], lengths.shard},
-                         arrays_.mask_bounds[segment], position(request, row_begin), position(request, row_end - 1));
+    const SegmentSpan keys{lengths.first_pos[kv_row], lengths.kv_len[kv_row], lengths.shard};
+    const MaskBounds& bounds = arrays_.mask_bounds[segment];
+    const int64_t first = position(request, row_begin);
+    const int64_t last = position(request, row_end - 1);
+    if (!bounds.by_query) return visible_range(keys, bounds, first, last);  // most batches
+    const auto token = static_cast<int32_t>(view_.cu_q[request] + first - view_.q_first_pos[request]);
+    return visible_to_tokens(keys, bounds, view_.visible_positions, token,
+                             static_cast<int32_t>(token + last - first + 1), first);
   }
 
   /// KV tiles that a non-empty range overlaps.

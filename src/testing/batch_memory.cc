@@ -43,9 +43,10 @@ const T* BatchMemory::keep(const std::vector<T>& values) {
   return memory_.back().as<T>();
 }
 
-const int32_t* BatchMemory::keep_length(const std::vector<int32_t>& values) {
+template <typename T>
+const T* BatchMemory::keep_length(const std::vector<T>& values) {
   lengths_.push_back(GuardedBuffer::of(values));
-  return lengths_.back().as<int32_t>();
+  return lengths_.back().as<T>();
 }
 
 BatchMemory::BatchMemory(const ConformanceCase& c, const Problem& problem, const KvMemory& kv, const Slice& slice) {
@@ -56,6 +57,7 @@ BatchMemory::BatchMemory(const ConformanceCase& c, const Problem& problem, const
   segment_args_.resize(problem.segments.size());
   for (size_t s = 0; s < problem.segments.size(); ++s) add_segment(c, problem, kv, slice, s, random);
   if (problem.config.mask == MaskKind::kCustom) add_mask(problem, slice, random);
+  add_rules(problem, slice, random);
   view_.segments = segments_;
   args_.segments = segment_args_;
   args_.sm_scale = problem.sm_scale;
@@ -274,6 +276,28 @@ void BatchMemory::add_table(const ConformanceCase& c, const std::vector<const Kv
   table.indices = keep(entries);
 }
 
+/// Masks as rules. Padding requests have any; padding tokens have none.
+void BatchMemory::add_rules(const Problem& problem, const Slice& slice, Random& random) {
+  const Features features = problem.config.features;
+  std::vector<int32_t> kv_start;
+  std::vector<int32_t> spans;
+  std::vector<uint8_t> causal;
+  for (const SlicePart& part : slice.parts) {
+    const RequestModel& request = problem.requests[part.request];
+    kv_start.push_back(request.kv_start);
+    causal.push_back(request.causal ? static_cast<uint8_t>(random.between(1, 255)) : uint8_t{0});
+    for (int32_t i = part.q_begin; i < part.q_end && !request.spans.empty(); ++i) {
+      spans.push_back(request.spans[static_cast<size_t>(i)].begin);
+      spans.push_back(request.spans[static_cast<size_t>(i)].end);
+    }
+  }
+  kv_start.resize(kv_start.size() + static_cast<size_t>(slice.padding_requests), kHugeId);
+  causal.resize(kv_start.size(), 0);
+  if (features.has(Feature::kKvStart)) view_.kv_start = keep_length(kv_start);
+  if (features.has(Feature::kRequestCausal)) view_.causal = keep_length(causal);
+  if (features.has(Feature::kSpans)) view_.spans = keep_length(spans);
+}
+
 void BatchMemory::add_mask(const Problem& problem, const Slice& slice, Random& random) {
   std::vector<uint8_t> bytes;
   std::vector<int32_t> tail_len;
@@ -334,7 +358,7 @@ void BatchMemory::move_lengths_to_device() {
 
 void BatchMemory::spoil_lengths() {
   for (GuardedBuffer& buffer : lengths_) {
-    std::fill_n(buffer.as<int32_t>(), buffer.size() / sizeof(int32_t), kHugeId);
+    std::fill_n(buffer.as<uint8_t>(), buffer.size(), uint8_t{0x7f});
     buffer.protect();
   }
 }

@@ -67,12 +67,14 @@ class BatchMemory {
   bool follows_earlier_segments(const std::vector<int32_t>& first_pos) const;
   void add_table(const ConformanceCase& conformance_case, const std::vector<const KvRowModel*>& rows,
                  const std::vector<int32_t>& kv_len, int32_t page_size, SegmentArgs& args, Random& random);
+  void add_rules(const Problem& problem, const Slice& slice, Random& random);
   void add_mask(const Problem& problem, const Slice& slice, Random& random);
   Scale scale_of(const ScaleModel& model, const Slice& slice);
 
   template <typename T>
-  const T* keep(const std::vector<T>& values);                     ///< read by `run`
-  const int32_t* keep_length(const std::vector<int32_t>& values);  ///< read by `plan` only
+  const T* keep(const std::vector<T>& values);  ///< read by `run`
+  template <typename T>
+  const T* keep_length(const std::vector<T>& values);  ///< read by `plan` only
 
   std::vector<GuardedBuffer> memory_, lengths_;
   GuardedBuffer out_memory_, lse_memory_, block_scale_memory_;

@@ -175,7 +175,13 @@ int32_t CaseRunner::droppable(size_t request, int32_t q_end) const {
   const bool plain = last.mask == SegmentMask::kAsConfig && last.shard.world == 1 && !last.shared;
   if (!plain || problem_.config.mask != MaskKind::kCausal) return 0;
   const KvRowModel& row = last.rows[static_cast<size_t>(last.row_of_request[request])];
-  const int32_t beyond = row.first_pos + row.kv_len - (problem_.requests[request].q_first_pos + q_end);
+  const RequestModel& model = problem_.requests[request];
+  if (!model.causal) return 0;
+  int32_t reach = model.q_first_pos + q_end;
+  for (int32_t i = 0; i < q_end && !model.spans.empty(); ++i) {
+    reach = std::max(reach, model.spans[static_cast<size_t>(i)].end);
+  }
+  const int32_t beyond = row.first_pos + row.kv_len - reach;
   return std::clamp(beyond, 0, row.kv_len);
 }
 

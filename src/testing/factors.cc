@@ -57,14 +57,18 @@ constexpr string_view kExecutorNames[] = {"pool", "sequential", "shuffled"};
 
 constexpr string_view kFp8ProductsNames[] = {"refused", "allowed"};
 
+constexpr string_view kSpanNames[] = {"off", "clamped", "beyond"};
+
 constexpr FactorInfo kFactors[] = {
-    {"dtypes", kDtypeNames},   {"dims", kHeadDimNames},      {"group", kGroupNames},
-    {"page", kPageNames},      {"format", kFormatNames},     {"mask", kMaskNames},
-    {"window", kWindowNames},  {"cap", kSwitchNames},        {"alibi", kSwitchNames},
-    {"sinks", kSwitchNames},   {"rope", kSwitchNames},       {"segments", kSegmentNames},
-    {"queries", kQueryNames},  {"lengths", kLengthNames},    {"scales", kScaleNames},
-    {"lse", kLseNames},        {"table", kTableNames},       {"determinism", kDeterminismNames},
-    {"workers", kWorkerNames}, {"executor", kExecutorNames}, {"fp8-products", kFp8ProductsNames},
+    {"dtypes", kDtypeNames},    {"dims", kHeadDimNames},      {"group", kGroupNames},
+    {"page", kPageNames},       {"format", kFormatNames},     {"mask", kMaskNames},
+    {"window", kWindowNames},   {"cap", kSwitchNames},        {"alibi", kSwitchNames},
+    {"sinks", kSwitchNames},    {"rope", kSwitchNames},       {"segments", kSegmentNames},
+    {"queries", kQueryNames},   {"lengths", kLengthNames},    {"scales", kScaleNames},
+    {"lse", kLseNames},         {"table", kTableNames},       {"determinism", kDeterminismNames},
+    {"workers", kWorkerNames},  {"executor", kExecutorNames}, {"fp8-products", kFp8ProductsNames},
+    {"spans", kSpanNames},      {"chunks", kSwitchNames},     {"request-causal", kSwitchNames},
+    {"kv-start", kSwitchNames},
 };
 static_assert(std::size(kFactors) == kNumFactors);
 
@@ -91,6 +95,8 @@ constexpr Conflict kConflicts[] = {
     {kSegments, set_of(SegmentsLevel::kRagged), kTable, kAllButFirst, "ragged tensors have no table"},
     {kSegments, set_of(SegmentsLevel::kRagged), kDtypes, set_of(3, 4),
      "ragged tensors have q's dtype beside an fp8 cache"},
+    {kSpans, kAllButFirst, kMask, kAllButFirst, "spans show what a causal mask hides"},
+    {kRequestCausal, kAllButFirst, kMask, kAllButFirst, "flags of requests lift a causal mask"},
 };
 
 }  // namespace
@@ -178,6 +184,12 @@ AttentionConfig kernel_question(const ConformanceCase& c) {
   if (is_on(c, kAlibi)) config.features = config.features | Feature::kAlibi;
   if (is_on(c, kSinks)) config.features = config.features | Feature::kSinks;
   if (is_on(c, kRope)) config.features = config.features | Feature::kRopeLlama;
+  const auto spans = level<SpansLevel>(c, kSpans);
+  if (spans != SpansLevel::kOff) config.features = config.features | Feature::kSpans;
+  if (spans == SpansLevel::kBeyond) config.span_window_left = -1;
+  if (is_on(c, kChunks)) config.attention_chunk = 1;
+  if (is_on(c, kRequestCausal)) config.features = config.features | Feature::kRequestCausal;
+  if (is_on(c, kKvStart)) config.features = config.features | Feature::kKvStart;
   config.determinism = kDeterminismLevels[c.levels[kDeterminism]];
   return config;
 }

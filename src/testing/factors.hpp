@@ -32,6 +32,10 @@ enum Factor : int32_t {
   kWorkers,
   kExecutor,
   kFp8Products,
+  kSpans,
+  kChunks,
+  kRequestCausal,
+  kKvStart,
   kFactorEnd
 };
 static_assert(kFactorEnd == kNumFactors);
@@ -57,6 +61,7 @@ enum class LengthsLevel { kEdges, kMedium, kLong, kSkewed, kEmpty };
 enum class ScalesLevel { kNone, kHost, kTensor, kHead, kRequest, kRequestAndHead };
 enum class LseLevel { kBaseE, kNone, kBase2, kStrided };
 enum class TableLevel { kCsr, kDense };
+enum class SpansLevel { kOff, kClamped, kBeyond };
 enum class ExecutorLevel { kPool, kSequential, kShuffled };
 
 template <typename Level>
@@ -97,7 +102,8 @@ struct Conflict {
 /// Every conflict between two factors.
 std::span<const Conflict> conflicts();
 
-/// The configuration that a case prepares, but for its seed's part (KV heads, window widths): what kernels judge.
+/// The configuration that a case prepares, but for its seed's part (KV heads, window widths, chunk sizes): what kernels
+/// judge.
 AttentionConfig kernel_question(const ConformanceCase& conformance_case);
 
 }  // namespace folio::inline v0::verify

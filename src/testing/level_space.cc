@@ -11,8 +11,9 @@ namespace folio::inline v0::verify {
 namespace {
 
 /// Factors that a kernel may refuse: those of AttentionConfig.
-constexpr Factor kKernelFactors[] = {kDtypes, kHeadDims, kGroup, kPageSize, kFormat, kMask,
-                                     kWindow, kSoftCap,  kAlibi, kSinks,    kRope,   kDeterminism};
+constexpr Factor kKernelFactors[] = {kDtypes, kHeadDims, kGroup,         kPageSize, kFormat, kMask,
+                                     kWindow, kSoftCap,  kAlibi,         kSinks,    kRope,   kDeterminism,
+                                     kSpans,  kChunks,   kRequestCausal, kKvStart};
 
 constexpr int32_t column_of(Factor factor) {
   return static_cast<int32_t>(factor) + 1;

@@ -29,18 +29,78 @@ std::vector<Key> keys_of(const Problem& problem, size_t request) {
   return keys;
 }
 
-/// Whether query `i` of the request sees its key number `j`.
-bool sees(const Problem& problem, const RequestModel& request, int32_t i, const std::vector<Key>& keys, size_t j) {
-  const Key& key = keys[j];
-  if (key.segment->mask == SegmentMask::kAllVisible) return true;
+/// Number of the chunk that has a position.
+int64_t chunk_of(const Problem& problem, const RequestModel& request, int64_t position) {
+  const int64_t start = problem.config.features.has(Feature::kKvStart) ? request.kv_start : 0;
+  return static_cast<int64_t>(
+      std::floor(static_cast<double>(position - start) / static_cast<double>(problem.config.attention_chunk)));
+}
+
+/// Whether query `i` of the request sees a key at `position` by its mask or by its span, apart from a custom mask's
+/// bits.
+bool sees_position(const Problem& problem, const RequestModel& request, int32_t i, int64_t position) {
+  const AttentionConfig& config = problem.config;
   const int64_t q_pos = int64_t{request.q_first_pos} + i;
-  const int64_t distance = q_pos - key.position;  // positive: the key lies before the query
-  if (problem.config.window_left >= 0 && distance > problem.config.window_left) return false;
-  if (problem.config.window_right >= 0 && -distance > problem.config.window_right) return false;
-  if (problem.config.mask == MaskKind::kCausal) return distance >= 0;
-  if (problem.config.mask != MaskKind::kCustom) return true;
-  const int64_t column = static_cast<int64_t>(j) - (static_cast<int64_t>(keys.size()) - request.mask_columns);
-  return column < 0 || request.mask[static_cast<size_t>(i * request.mask_columns + column)] != 0;
+  if (config.features.has(Feature::kKvStart) && position < request.kv_start) return false;
+  if (config.attention_chunk > 0 && chunk_of(problem, request, position) != chunk_of(problem, request, q_pos)) {
+    return false;
+  }
+  const int64_t distance = q_pos - position;  // positive: the key lies before the query
+  if (config.window_right >= 0 && -distance > config.window_right) return false;
+  if (config.features.has(Feature::kSpans)) {
+    const SpanModel& span = request.spans[static_cast<size_t>(i)];
+    const bool near = config.span_window_left < 0 || distance <= config.span_window_left;
+    if (near && position >= span.begin && position < span.end) return true;
+  }
+  if (config.window_left >= 0 && distance > config.window_left) return false;
+  const bool lifted = config.features.has(Feature::kRequestCausal) && !request.causal;
+  return config.mask != MaskKind::kCausal || lifted || distance >= 0;
+}
+
+/// Positions of which all keys between are visible: [first, last].
+struct Hull {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  int64_t last = std::numeric_limits<int64_t>::min();
+  void add(int64_t position) {
+    first = std::min(first, position);
+    last = std::max(last, position);
+  }
+};
+
+/// The visible positions of query `i`, found one by one: as far as the request's keys and everything that moves its
+/// mask.
+Hull hull_of(const Problem& problem, const RequestModel& request, int32_t i, const std::vector<Key>& keys) {
+  Hull looked_at;
+  for (const Key& key : keys) looked_at.add(key.position);
+  looked_at.add(int64_t{request.q_first_pos} + i);
+  looked_at.add(request.kv_start);
+  if (!request.spans.empty()) {
+    looked_at.add(request.spans[static_cast<size_t>(i)].begin);
+    looked_at.add(request.spans[static_cast<size_t>(i)].end);
+  }
+  Hull hull;
+  for (int64_t position = looked_at.first - 1; position <= looked_at.last + 1; ++position) {
+    if (sees_position(problem, request, i, position)) hull.add(position);
+  }
+  return hull;
+}
+
+/// Which of its keys query `i` of the request sees.
+std::vector<size_t> seen_by(const Problem& problem, const RequestModel& request, int32_t i,
+                            const std::vector<Key>& keys) {
+  const bool spans = problem.config.features.has(Feature::kSpans);
+  const Hull hull = spans ? hull_of(problem, request, i, keys) : Hull{};
+  std::vector<size_t> seen;
+  for (size_t j = 0; j < keys.size(); ++j) {
+    const Key& key = keys[j];
+    const int64_t column = static_cast<int64_t>(j) - (static_cast<int64_t>(keys.size()) - request.mask_columns);
+    const bool masked = problem.config.mask == MaskKind::kCustom && column >= 0 &&
+                        request.mask[static_cast<size_t>(i * request.mask_columns + column)] == 0;
+    const bool visible = spans ? key.position >= hull.first && key.position <= hull.last
+                               : sees_position(problem, request, i, key.position) && !masked;
+    if (key.segment->mask == SegmentMask::kAllVisible || visible) seen.push_back(j);
+  }
+  return seen;
 }
 
 template <typename Real>
@@ -63,10 +123,12 @@ class PlainRow {
     constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
     const Real sink = problem_.sinks.empty() ? -kInfinity : Real(problem_.sinks[static_cast<size_t>(head)]);
     Real largest = sink;
-    visible_.clear();
+    if (token != token_) {  // all heads see the same
+      visible_ = seen_by(problem_, request, token, keys_);
+      token_ = token;
+    }
     logits_.clear();
-    for (size_t j = 0; j < keys_.size(); ++j) {
-      if (!sees(problem_, request, token, keys_, j)) continue;
+    for (const size_t j : visible_) {
       const Key& key = keys_[j];
       read(key.row->k.data() + (int64_t{key.token} * config.num_kv_heads + kv_head) * config.head_dim_qk, key.position,
            k_);
@@ -96,7 +158,6 @@ class PlainRow {
         logit -= Real(problem_.alibi_slopes[static_cast<size_t>(head)]) * static_cast<Real>(distance);
         result.largest_logit = std::max(result.largest_logit, std::abs(logit));
       }
-      visible_.push_back(j);
       logits_.push_back(logit);
       largest = std::max(largest, logit);
     }
@@ -138,6 +199,7 @@ class PlainRow {
   std::vector<Key> keys_;
   Rotation<Real>& rotation_;
   std::vector<Real> q_, k_;
+  int32_t token_ = -1;  ///< whose keys are in visible_
   std::vector<size_t> visible_;
   std::vector<Real> logits_;
   NestedSum<Real> sums_;

@@ -42,12 +42,21 @@ struct SegmentModel {
   int32_t position(const KvRowModel& row, int32_t token) const;
 };
 
+/// Key positions that a query sees besides its mask's: [begin, end), none where begin >= end.
+struct SpanModel {
+  int32_t begin = 0;
+  int32_t end = 0;
+};
+
 struct RequestModel {
   int32_t q_len = 0;
   int32_t q_first_pos = 0;
-  std::vector<float> q;       ///< [q_len, num_q_heads, head_dim_qk], as stored
-  int32_t mask_columns = 0;   ///< custom masks
-  std::vector<uint8_t> mask;  ///< [q_len, mask_columns], 0 or 1
+  int32_t kv_start = 0;          ///< Feature::kKvStart
+  bool causal = true;            ///< Feature::kRequestCausal
+  std::vector<SpanModel> spans;  ///< [q_len], Feature::kSpans
+  std::vector<float> q;          ///< [q_len, num_q_heads, head_dim_qk], as stored
+  int32_t mask_columns = 0;      ///< custom masks
+  std::vector<uint8_t> mask;     ///< [q_len, mask_columns], 0 or 1
 };
 
 /// A case as numbers: what attention is of, before anything lies in memory.
@@ -72,8 +81,10 @@ struct Problem {
 /// The problem that a case describes; equal cases give equal problems. The case must be valid.
 Problem make_problem(const ConformanceCase& conformance_case);
 
-/// The parts of make_problem: lengths and positions (problem_shape.cc), then values (problem_values.cc).
+/// The parts of make_problem: lengths and positions (problem_shape.cc), masks as rules (problem_rules.cc), then values
+/// (problem_values.cc).
 void make_shape(const ConformanceCase& conformance_case, Random random, Problem& problem);
+void make_rules(const ConformanceCase& conformance_case, Random random, Problem& problem);
 void make_values(const ConformanceCase& conformance_case, Random random, Problem& problem);
 
 }  // namespace folio::inline v0::verify

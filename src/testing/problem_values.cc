@@ -206,6 +206,7 @@ Problem make_problem(const ConformanceCase& c) {
   Random random(c.seed);
   make_shape(c, random.fork(1), problem);
   make_values(c, random.fork(2), problem);
+  make_rules(c, random.fork(3), problem);
   return problem;
 }
 

@@ -74,6 +74,7 @@ class Row {
     while (batch.cu_q[request_ + 1] <= token) ++request_;
     kv_head_ = q_head / (config.num_q_heads / config.num_kv_heads);
     find_position();
+    find_visible();
     const Vector q{args.q.data, args.q.dtype, token * args.q.strides[0] + q_head * args.q.strides[1], 1};
     read(q, scale_of(args.q_scale, request_, kv_head_), position_, query_);
   }
@@ -114,16 +115,50 @@ class Row {
     position_ = end_position(batch_, batch_.segments.size(), request_) - q_len + index;
   }
 
+  /// Positions [first, last].
+  struct Interval {
+    int64_t first = std::numeric_limits<int64_t>::min();
+    int64_t last = std::numeric_limits<int64_t>::max();
+    bool empty() const { return first > last; }
+    void cut(int64_t low, int64_t high) {
+      first = std::max(first, low);
+      last = std::min(last, high);
+    }
+  };
+
+  /// What the mask shows apart from a custom mask's bits: the keys of the mask and its window, those of the query's
+  /// span, and those between. The request's start and the query's chunk cut both.
+  void find_visible() {
+    constexpr Interval kAll;
+    const int64_t start = batch_.kv_start == nullptr ? 0 : batch_.kv_start[request_];
+    Interval within;
+    if (batch_.kv_start != nullptr) within.cut(start, kAll.last);
+    if (config_.attention_chunk > 0) {
+      int64_t chunk = (position_ - start) / config_.attention_chunk;
+      if (start + chunk * config_.attention_chunk > position_) --chunk;
+      const int64_t begin = start + chunk * config_.attention_chunk;
+      within.cut(begin, begin + config_.attention_chunk - 1);
+    }
+    const bool causal = config_.mask == MaskKind::kCausal && (batch_.causal == nullptr || batch_.causal[request_] != 0);
+    const int64_t right = config_.window_right < 0 ? kAll.last : position_ + config_.window_right;
+    visible_ = within;
+    visible_.cut(config_.window_left < 0 ? kAll.first : position_ - config_.window_left,
+                 causal ? std::min(position_, right) : right);
+    if (batch_.spans == nullptr) return;
+    const int32_t* const given = batch_.spans + 2 * int64_t{token_};
+    if (given[0] >= given[1]) return;
+    Interval span = within;
+    span.cut(given[0], int64_t{given[1]} - 1);
+    span.cut(config_.span_window_left < 0 ? kAll.first : position_ - config_.span_window_left, right);
+    if (span.empty()) return;
+    if (visible_.empty()) visible_ = span;
+    visible_ = {std::min(visible_.first, span.first), std::max(visible_.last, span.last)};
+  }
+
   bool visible(const KvSegment& segment, int64_t position, int64_t column) const {
     if (segment.mask == SegmentMask::kAllVisible) return true;
-    if (config_.window_left >= 0 && position < position_ - config_.window_left) return false;
-    if (config_.window_right >= 0 && position > position_ + config_.window_right) return false;
-    switch (config_.mask) {
-      case MaskKind::kNone: return true;
-      case MaskKind::kCausal: return position <= position_;
-      case MaskKind::kCustom: return mask_bit(column);
-    }
-    core::fail(ErrorCode::kInvalidArgument, "mask is ", static_cast<int32_t>(config_.mask));
+    if (position < visible_.first || position > visible_.last) return false;
+    return config_.mask != MaskKind::kCustom || mask_bit(column);
   }
 
   int64_t total_keys(int32_t request) const {
@@ -240,6 +275,7 @@ class Row {
   int32_t kv_head_ = 0;
   int32_t request_ = 0;
   int64_t position_ = 0;  ///< of the query in the request's sequence
+  Interval visible_;
   std::vector<Real> query_;
   std::vector<Real> key_;  ///< the one that is being looked at
 };

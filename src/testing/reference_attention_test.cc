@@ -238,5 +238,87 @@ TEST(PlainAttention, DiffersFromTheOracleByFloatRounding) {
   EXPECT_NEAR(static_cast<double>(got_lse), lse, 16 * 0x1p-24 * 3);
 }
 
+/// Ten keys at positions 0 to 9 with equal logits, whose values are their positions, and one query at position p.
+struct Ruled : Tiny {
+  std::vector<int32_t> kv_start, spans;
+  std::vector<uint8_t> causal;
+
+  explicit Ruled(int32_t p) : Tiny(std::vector<float>(10, 0.0f), {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) {
+    config.mask = MaskKind::kCausal;
+    q_first_pos = {p};
+  }
+
+  /// The first and last visible position, as keys that are neighbours have this mean and this number.
+  void expect(int32_t first, int32_t last) {
+    batch.kv_start = kv_start.empty() ? nullptr : kv_start.data();
+    batch.spans = spans.empty() ? nullptr : spans.data();
+    batch.causal = causal.empty() ? nullptr : causal.data();
+    double lse = 0;
+    EXPECT_NEAR(row(&lse), 0.5 * (first + last), kClose);
+    EXPECT_NEAR(lse, std::log(static_cast<double>(last - first + 1)), kClose);
+  }
+};
+
+TEST(ReferenceAttention, AChunkHidesTheOthers) {
+  Ruled ruled(6);
+  ruled.config.attention_chunk = 4;
+  ruled.expect(4, 6);
+  ruled.config.mask = MaskKind::kNone;
+  ruled.expect(4, 7);
+  ruled.kv_start = {1};  // chunks of 1-4, 5-8
+  ruled.expect(5, 8);
+  ruled.config.window_right = 1;
+  ruled.expect(5, 7);
+}
+
+TEST(ReferenceAttention, KeysBelowTheStartAreHidden) {
+  Ruled ruled(6);
+  ruled.kv_start = {3};
+  ruled.expect(3, 6);
+  ruled.config.window_left = 1;
+  ruled.expect(5, 6);
+  ruled.kv_start = {7};
+  double lse = 0;
+  EXPECT_EQ(ruled.row(&lse), 0.0);
+  EXPECT_EQ(lse, -kInfinity);
+}
+
+TEST(ReferenceAttention, ARequestMayBeNotCausal) {
+  Ruled ruled(6);
+  ruled.causal = {0};
+  ruled.expect(0, 9);
+  ruled.config.window_left = 2;
+  ruled.config.window_right = 1;
+  ruled.expect(4, 7);
+  ruled.causal = {1};
+  ruled.expect(4, 6);
+}
+
+TEST(ReferenceAttention, ASpanIsSeenInBothDirections) {
+  Ruled ruled(5);
+  ruled.spans = {3, 9};
+  ruled.expect(0, 8);
+  ruled.config.window_left = 1;  // clamps it
+  ruled.expect(4, 8);
+  ruled.config.window_right = 2;
+  ruled.expect(4, 7);
+  ruled.config.span_window_left = -1;  // the whole span
+  ruled.expect(3, 7);
+  ruled.config.window_right = -1;
+  ruled.config.attention_chunk = 4;  // 4-7
+  ruled.expect(4, 7);
+  ruled.spans = {9, 3};
+  ruled.expect(4, 5);
+}
+
+TEST(ReferenceAttention, AnAllVisibleSegmentHasNoRules) {
+  Ruled ruled(5);
+  ruled.segments[0].mask = SegmentMask::kAllVisible;
+  ruled.kv_start = {3};
+  ruled.spans = {4, 6};
+  ruled.config.attention_chunk = 2;
+  ruled.expect(0, 9);
+}
+
 }  // namespace
 }  // namespace folio::inline v0::verify

@@ -162,6 +162,15 @@ void prepare_refusals(Refusals& refusals) {
   refusals.prepared("page_size of 0", kInvalid, [](Config& c, Options&) { c.page_size = 0; });
   refusals.prepared("window_left of -2", kInvalid, [](Config& c, Options&) { c.window_left = -2; });
   refusals.prepared("window_right of -2", kInvalid, [](Config& c, Options&) { c.window_right = -2; });
+  refusals.prepared("attention_chunk of -1", kInvalid, [](Config& c, Options&) { c.attention_chunk = -1; });
+  refusals.prepared("span_window_left of -2", kInvalid,
+                    [](Config& c, Options&) { c.features = Feature::kSpans, c.span_window_left = -2; });
+  refusals.prepared("a span's window without spans", kInvalid, [](Config& c, Options&) { c.span_window_left = 3; });
+  refusals.prepared("spans without a causal mask", kInvalid,
+                    [](Config& c, Options&) { c.features = Feature::kSpans, c.mask = MaskKind::kNone; });
+  refusals.prepared("flags of requests without a causal mask", kInvalid,
+                    [](Config& c, Options&) { c.features = Feature::kRequestCausal, c.mask = MaskKind::kCustom; });
+  refusals.prepared("unknown features", kInvalid, [](Config& c, Options&) { c.features.bits = 1u << 7; });
   refusals.prepared("no dtype", kInvalid, [](Config& c, Options&) { c.kv = DType::kUnset; });
   refusals.prepared("head_dim_qk of 100", kUnsupported, [](Config& c, Options&) { c.head_dim_qk = 100; });
   refusals.prepared("head_dim_v of 12", kUnsupported, [](Config& c, Options&) { c.head_dim_v = 12; });
@@ -188,6 +197,10 @@ void plan_refusals(Refusals& refusals) {
   });
   refusals.planned("fewer tokens than cu_q", [](BatchView& b) { b.num_tokens = b.cu_q[b.num_requests] - 1; });
   refusals.planned("no cu_q", [](BatchView& b) { b.cu_q = nullptr; });
+  refusals.planned("undeclared spans", [&](BatchView& b) { b.spans = spoilt.data(); });
+  refusals.planned("an undeclared kv_start", [&](BatchView& b) { b.kv_start = spoilt.data(); });
+  refusals.planned("undeclared flags of requests",
+                   [&](BatchView& b) { b.causal = reinterpret_cast<const uint8_t*>(spoilt.data()); });
   refusals.planned("device lengths on a CPU", [](BatchView& b) { b.where = Where::kDevice; });
   std::vector<KvSegment> segments;
   const auto spoil_segment = [&](const std::string& what, const std::function<void(KvSegment&)>& spoil) {

@@ -26,6 +26,8 @@ EngineConfig engine_config(const DcpSetup& setup, distributed::ProcessGroup& gro
   engine.parallel.cp_kv_cache_interleave_size = setup.interleave;
   engine.parallel.dcp_comm_backend = group.size() == 1 ? "ag_rs" : to_string(setup.combine);
   engine.parallel.dcp_group = &group;
+  engine.parallel.dcp_replicated_queries = setup.replicated_queries;
+  engine.parallel.dcp_all_heads_out = setup.all_heads_out;
   engine.determinism = setup.determinism;
   return engine;
 }
@@ -42,26 +44,29 @@ TensorView cache_tensor(const KvCacheView& view, size_t half_dim) {
 }
 
 template <typename Config>
-Config layer_config(const DcpSetup& setup, const distributed::DcpArgs& args) {
+Config layer_config(const DcpCase& whole, const distributed::DcpArgs& args) {
+  const DcpSetup& setup = whole.setup;
   Config layer;
   layer.num_heads = setup.heads;
   layer.num_kv_heads = setup.kv_heads;
   layer.head_size = setup.dim_qk;
+  layer.dcp_query_ranks = setup.replicated_queries ? setup.world : 1;
   layer.scale = 1.0f / std::sqrt(static_cast<float>(setup.dim_qk));
   layer.model_dtype = setup.model;
   layer.kv_cache_dtype = cache_name(setup);
   if (setup.window_left >= 0) layer.sliding_window = setup.window_left + 1;
   if (setup.soft_cap > 0.0f) layer.logits_soft_cap = setup.soft_cap;
-  if (args.alibi_slopes != nullptr) layer.alibi_slopes = {args.alibi_slopes, static_cast<size_t>(setup.heads)};
-  if (args.sinks != nullptr) layer.sinks = ConstTensorView(args.sinks, DType::kFloat32, {setup.heads});
+  const int32_t query_heads = setup.heads * layer.dcp_query_ranks;
+  if (args.alibi_slopes != nullptr) layer.alibi_slopes = {args.alibi_slopes, static_cast<size_t>(query_heads)};
+  const float* const sinks = setup.replicated_queries ? whole.all_sinks().data() : args.sinks;
+  if (args.sinks != nullptr) layer.sinks = ConstTensorView(sinks, DType::kFloat32, {query_heads});
   return layer;
 }
 
 /// Encoders have no cache and read whole keys and values on every rank.
 void run_encoder(DcpCase& whole, const distributed::DcpArgs& args, int32_t rank, const EngineConfig& engine,
                  const AttentionSpec& spec, const Context& context, CommonAttentionMetadata batch) {
-  const DcpSetup& setup = whole.setup;
-  FlashAttentionLayerConfig layer = layer_config<FlashAttentionLayerConfig>(setup, args);
+  FlashAttentionLayerConfig layer = layer_config<FlashAttentionLayerConfig>(whole, args);
   layer.attn_type = rank % 2 == 0 ? AttentionType::kEncoderOnly : AttentionType::kEncoder;
   batch.block_table = {};
   batch.slot_mapping = {};
@@ -84,7 +89,11 @@ DcpSetup for_backend(DcpSetup setup, BackendKind kind) {
   setup.num_cached = 0;
   setup.lse = false;
   if (setup.encoder) return setup;
-  if (setup.determinism == Determinism::kScheduleInvariant) {
+  if (setup.cross) {
+    setup.mask = MaskKind::kNone;
+    if (setup.window_left >= 0) setup.window_right = 0;
+  }
+  if (setup.determinism == Determinism::kScheduleInvariant || is_fp8(setup.query) || setup.cross) {
     setup.num_cached = static_cast<int32_t>(setup.requests.size());
   } else if (kind == BackendKind::kFlashInfer || setup.world == 1) {
     const auto first_prefill = std::ranges::find_if(setup.requests, [](const auto& r) { return r.q_len != 1; });
@@ -95,15 +104,16 @@ DcpSetup for_backend(DcpSetup setup, BackendKind kind) {
 }
 
 void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& group, const Context& context,
-                 const Change& change, Home* elsewhere) {
+                 const Change& change, Home* elsewhere, const FlashAttentionHooks& hooks) {
   Home here;
   Home& home = elsewhere != nullptr ? *elsewhere : here;
   const DcpSetup& setup = whole.setup;
   const auto rank = static_cast<size_t>(group.rank());
   distributed::DcpArgs args = whole.args(group.rank());
   DcpCase::Rank& mine = whole.ranks[rank];
-  const ConstTensorView key(home.move_in(mine.k).data(), setup.model, {whole.rows(), setup.kv_heads, setup.dim_qk});
-  const ConstTensorView value(home.move_in(mine.v).data(), setup.model, {whole.rows(), setup.kv_heads, setup.dim_qk});
+  const int64_t key_rows = whole.key_rows();
+  const ConstTensorView key(home.move_in(mine.k).data(), setup.model, {key_rows, setup.kv_heads, setup.dim_qk});
+  const ConstTensorView value(home.move_in(mine.v).data(), setup.model, {key_rows, setup.kv_heads, setup.dim_qk});
   args.q.data = home.move_in(mine.q).data();
   args.out.data = home.move_in(mine.out).data();
   const std::ptrdiff_t v_half = static_cast<std::byte*>(args.cache.v) - static_cast<std::byte*>(args.cache.k);
@@ -133,6 +143,17 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
     batch.max_query_len = std::max(batch.max_query_len, request.q_len);
     batch.max_seq_len = std::max(batch.max_seq_len, request.seq_len);
   }
+  // The decoder's own tokens, which attend to those of the encoder.
+  std::vector<int32_t> decoder_lens;
+  if (setup.cross) {
+    for (const auto& request : setup.requests) decoder_lens.push_back(request.q_len + 7);
+    batch.encoder_seq_lens = batch.seq_lens;
+    batch.encoder_seq_lens_host = batch.seq_lens_host;
+    batch.seq_lens = home.move_in(decoder_lens);
+    if (home.where() == Where::kDevice) batch.seq_lens_host = decoder_lens;
+    for (const int32_t len : decoder_lens) batch.max_seq_len = std::max(batch.max_seq_len, len);
+    distributed::get_dcp_local_seq_lens(decoder_lens, group.size(), group.rank(), setup.interleave, local);
+  }
   batch.block_table = {home.move_in(mine.table).data(), batch.num_reqs, mine.columns, mine.columns};
   batch.slot_mapping = home.move_in(mine.new_slots);
   if (group.size() > 1) batch.dcp_local_seq_lens = local;
@@ -147,18 +168,29 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
   AttentionLayerScales scales;
   scales.k.value = setup.k_scale;
   scales.v.value = setup.v_scale;
+  scales.q = whole.q_scale();
+  if (scales.q.data != nullptr) scales.q.data = home.move_in(whole.setup.q_scales).data();
+  const bool quantized = is_fp8(whole.query_dtype());
 
   if (kind == BackendKind::kFlashInfer) {
-    const FlashInferImpl impl(context, layer_config<FlashInferLayerConfig>(setup, args));
+    const FlashInferImpl impl(context, layer_config<FlashInferLayerConfig>(whole, args));
     const std::vector<AttentionLayer<FlashInferImpl>> layers{{"layer", &impl}};
-    FlashInferMetadataBuilder builder(context, spec, layers, engine);
+    FlashInferOptions options;
+    options.quantize_query = quantized;
+    FlashInferMetadataBuilder builder(context, spec, layers, engine, options);
     const FlashInferMetadata metadata = builder.build(0, batch);
     impl.forward(scales, args.q, key, value, cache_tensor(args.cache, 1), &metadata, args.out);
   } else {
-    const FlashAttentionImpl impl(context, layer_config<FlashAttentionLayerConfig>(setup, args));
+    FlashAttentionLayerConfig layer = layer_config<FlashAttentionLayerConfig>(whole, args);
+    if (setup.cross) layer.attn_type = AttentionType::kEncoderDecoder;
+    const FlashAttentionImpl impl(context, layer);
     const std::vector<AttentionLayer<FlashAttentionImpl>> layers{{"layer", &impl}};
-    FlashAttentionMetadataBuilder builder(context, spec, layers, engine);
-    const FlashAttentionMetadata metadata = builder.build(0, batch);
+    FlashAttentionOptions options;
+    options.quantize_query = quantized;
+    if (hooks.options) hooks.options(options);
+    FlashAttentionMetadataBuilder builder(context, spec, layers, engine, options);
+    FlashAttentionMetadata metadata = builder.build(0, batch);
+    if (hooks.built) hooks.built(metadata);
     const TensorView cache = cache_tensor(args.cache, 0);
     impl.do_kv_cache_update(scales, key, value, cache, metadata.slot_mapping);
     impl.forward(scales, args.q, key, value, cache, &metadata, args.out);

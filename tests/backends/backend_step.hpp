@@ -9,6 +9,7 @@
 
 #include "distributed/dcp_case_test_util.hpp"
 #include "folio/backends/common.hpp"
+#include "folio/backends/flash_attn.hpp"
 #include "folio/distributed.hpp"
 
 namespace folio::backends::testing {
@@ -24,6 +25,12 @@ inline constexpr BackendKind kBackends[] = {BackendKind::kFlashInfer, BackendKin
 DcpSetup for_backend(DcpSetup setup, BackendKind kind);
 
 using Change = std::function<void(EngineConfig& engine, CommonAttentionMetadata& batch)>;
+
+/// What a test does with FlashAttention's options and with what was built.
+struct FlashAttentionHooks {
+  std::function<void(FlashAttentionOptions& options)> options;
+  std::function<void(FlashAttentionMetadata& metadata)> built;
+};
 
 /// Where a step's arrays lie while it runs: in the case's own memory.
 class Home {
@@ -48,6 +55,6 @@ class Home {
 /// One rank's step through a backend's builder and implementation, cache write included, after `change`. The case's
 /// `out` is filled; `home` null: in host memory. Backends return no LSE, so that a case's own is what it was.
 void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& group, const Context& context,
-                 const Change& change = {}, Home* home = nullptr);
+                 const Change& change = {}, Home* home = nullptr, const FlashAttentionHooks& hooks = {});
 
 }  // namespace folio::backends::testing

@@ -36,8 +36,13 @@ class DcpBackends : public ::testing::TestWithParam<Division> {};
 TEST_P(DcpBackends, FeaturesAndCaches) {
   const auto [kind, world, interleave] = GetParam();
   bool skipped_layout_hnd = false;
-  for (DcpSetup setup : dcp_setups(world, interleave)) {
+  std::vector<DcpSetup> setups = dcp_setups(world, interleave);
+  if (kind == BackendKind::kFlashAttention) {
+    for (DcpSetup& setup : cross_setups(world, interleave)) setups.push_back(std::move(setup));
+  }
+  for (DcpSetup setup : setups) {
     for (const auto combine : {distributed::DcpCombine::kAllGatherReduceScatter, distributed::DcpCombine::kAllToAll}) {
+      if (setup.all_heads_out && combine == distributed::DcpCombine::kAllToAll) continue;  // leaves each its own
       setup.combine = combine;
       setup.hnd = !setup.hnd;
       if (folio::testing::kInstrumented && setup.hnd == skipped_layout_hnd) continue;  // one of the two, in turn
@@ -53,7 +58,7 @@ std::string division_name(const ::testing::TestParamInfo<Division>& test) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Divisions, DcpBackends,
-                         ::testing::Combine(::testing::ValuesIn(kBackends), ::testing::Values(1, 2, 4),
+                         ::testing::Combine(::testing::ValuesIn(kBackends), ::testing::Values(1, 2, 3, 4),
                                             ::testing::ValuesIn(interleaves())),
                          division_name);
 
@@ -100,6 +105,14 @@ TEST(DcpBackendConfigurations, RefuseWhatContradictsTheGroup) {
     c.parallel.decode_context_parallel_size = 1;
     c.parallel.dcp_comm_backend = "a2a";
   });
+  refused("dcp_all_heads_out is set with dcp_replicated_queries false",
+          [](EngineConfig& c, auto&) { c.parallel.dcp_all_heads_out = true; });
+  refused("dcp_all_heads_out is set with a dcp_comm_backend of a2a", [](EngineConfig& c, auto&) {
+    c.parallel.dcp_all_heads_out = c.parallel.dcp_replicated_queries = true;
+    c.parallel.dcp_comm_backend = "a2a";
+  });
+  refused("layer layer has a dcp_query_ranks of 1; with 2 ranks and dcp_replicated_queries true it is 2",
+          [](EngineConfig& c, auto&) { c.parallel.dcp_replicated_queries = true; });
   refused("'ag_rs' and 'a2a' are offered", [](EngineConfig& c, auto&) { c.parallel.dcp_comm_backend = "ring"; });
   refused("it must divide the page size, 32",
           [](EngineConfig& c, auto&) { c.parallel.cp_kv_cache_interleave_size = 5; });

@@ -283,7 +283,7 @@ TEST_F(TokenPoolStepsOnGpu, KvIndices_AreMadeOnTheDevice) {
   args.paged_kernel_lens = home.move_in(lens);
   args.kv_indptr = home.move_in(indptr);
   args.page_size = 4;
-  KvIndicesFaults faults(context());
+  DeviceFaults faults(context());
   create_kv_indices(args, home.move_in(indices), faults);
   home.finish();
   EXPECT_EQ(indices, (Ints{2, 3, 4, 5, 0}));

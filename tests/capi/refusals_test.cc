@@ -47,6 +47,7 @@ TEST(CRefusals, NullPointers) {
   refused(folio_make_plan(op, &d.batch, nullptr, nullptr, &d.plan), "buffer");
   refused(folio_make_plan(op, &d.batch, buffer, nullptr, nullptr), "plan");
   ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  refused(folio_check_plans(nullptr), "buffer");
   refused(folio_workspace_size(nullptr, &bytes), "op");
   refused(folio_workspace_size(op, nullptr), "bytes");
   refused(folio_plan_workspace_size(nullptr, &bytes), "plan");
@@ -106,7 +107,7 @@ TEST(CRefusals, StructSizes) {
   };
   for (const Case& c : cases) {
     const uint32_t right = *c.size;
-    for (const uint32_t wrong : {uint32_t{0}, uint32_t{4}, right - 8, uint32_t{4104}, uint32_t{0xcdcdcdc8}}) {
+    for (const uint32_t wrong : {uint32_t{0}, uint32_t{4}, right - 4, uint32_t{4104}, uint32_t{0xcdcdcdc8}}) {
       *c.size = wrong;
       const folio_status status = c.call();
       *c.size = right;
@@ -132,7 +133,46 @@ TEST(CRefusals, FieldsOfALaterVersion) {
   folio_free_op(op);
   larger.later[3] = 1;
   expect_refusal(folio_prepare(d.context.get(), &larger.config, nullptr, &op), FOLIO_UNSUPPORTED,
-                 "config has fields beyond byte 64 that are not 0");
+                 "config has fields beyond byte 72 that are not 0");
+}
+
+// Programs that were compiled with the first version's structures go on.
+TEST(CRefusals, StructuresOfTheFirstVersion) {
+  Decode d;
+  d.config.struct_size = 64;
+  d.config.attention_chunk = -1;  // beyond what was given: not read
+  folio_op* op = nullptr;
+  ASSERT_EQ(folio_prepare(d.context.get(), &d.config, nullptr, &op), FOLIO_OK) << folio_last_error();
+  folio_free_op(op);
+  const int32_t start = 0;
+  d.batch.struct_size = 64;
+  d.batch.kv_start = &start;  // likewise: it would be refused
+  EXPECT_EQ(d.plan_batch(), FOLIO_OK) << folio_last_error();
+  folio_batch batch;
+  std::memset(&batch, 0xee, sizeof(batch));
+  ASSERT_EQ(folio_batch_init(&batch, 64), FOLIO_OK) << folio_last_error();
+  EXPECT_EQ(batch.struct_size, 64u);
+  EXPECT_NE(batch.spans, nullptr);  // not written
+}
+
+TEST(CRefusals, MasksAsRules) {
+  Decode d;
+  folio_op* op = nullptr;
+  d.config.attention_chunk = -1;
+  expect_refusal(folio_prepare(d.context.get(), &d.config, nullptr, &op), FOLIO_INVALID_ARGUMENT,
+                 "attention_chunk is -1");
+  d.config.attention_chunk = 0;
+  d.config.span_window_left = 5;
+  expect_refusal(folio_prepare(d.context.get(), &d.config, nullptr, &op), FOLIO_INVALID_ARGUMENT, "lacks kSpans");
+  const int32_t numbers[64] = {};
+  d.batch.kv_start = numbers;
+  expect_refusal(d.plan_batch(), FOLIO_INVALID_ARGUMENT, "kv_start is given");
+  d.batch.kv_start = nullptr;
+  d.batch.spans = numbers;
+  expect_refusal(d.plan_batch(), FOLIO_INVALID_ARGUMENT, "spans is given");
+  d.batch.spans = nullptr;
+  d.batch.causal = reinterpret_cast<const uint8_t*>(numbers);
+  expect_refusal(d.plan_batch(), FOLIO_INVALID_ARGUMENT, "causal is given");
 }
 
 TEST(CRefusals, Enumerations) {

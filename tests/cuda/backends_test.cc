@@ -301,6 +301,7 @@ TEST_F(CudaTest, CopiesOfFp8PagesGiveWhatThePagesGive) {
   const auto output = [&](BackendProfile profile) {
     EngineConfig engine = DeviceLayers::engine(DecodeGraphMode::kNone, Determinism::kRunToRun);
     engine.cache.cache_dtype = "fp8";
+    engine.cache.layout = KvCacheLayout::kHnd;  // what the profile requires on such a device
     engine.speculative.reset();
     auto config = DeviceLayers::layer<FlashInferLayerConfig>(1);
     config.kv_cache_dtype = "fp8";
@@ -322,9 +323,8 @@ TEST_F(CudaTest, CopiesOfFp8PagesGiveWhatThePagesGive) {
     EXPECT_EQ(metadata.prefill_use_trtllm, profile != BackendProfile::kNative);
     AttentionLayerScales scales;
     scales.k.value = scales.v.value = 1.0f / 256.0f;
-    TensorView cache = FlashInferSide::cache(layers.cache.data());
-    cache.data = pages.data();
-    cache.dtype = DType::kFloat8E4M3;
+    const TensorView cache = FlashInferBackend::kv_cache_tensor(
+        pages.data(), DType::kFloat8E4M3, FlashInferSide::cache(nullptr).shape, KvCacheLayout::kHnd);
     layers.out.fill(0xff);
     impl.forward(scales, layers.query(1), layers.key(1), layers.value(1), cache, &metadata, layers.output(1), {},
                  stream.get());
@@ -334,6 +334,28 @@ TEST_F(CudaTest, CopiesOfFp8PagesGiveWhatThePagesGive) {
   };
   const size_t count = static_cast<size_t>(requests.num_tokens()) * DeviceLayers::kHeads * DeviceLayers::kDim;
   EXPECT_LE(furthest(output(BackendProfile::kNative), output(BackendProfile::kVllm2025_12), count), 0x1p-6f);
+}
+
+/// PyTorch captures so; another thread's layers, builders and growing steps must not make its capture end in an error.
+TEST_F(CudaTest, CaptureInGlobalMode_SurvivesBackends) {
+  DeviceLayers layers;
+  const BackendModel<FlashInferSide> model;
+  const CommonAttentionMetadata batch = layers.set({{50, 20}, {1, 1}}, 2);
+  const TestStream stream;
+  const TestStream captured;
+  const auto serve = [&] {
+    const BackendModel<FlashInferSide> another(model.context);
+    auto builder = another.make(DecodeGraphMode::kNone, Determinism::kRunToRun);
+    another.forward(layers, builder.build(0, batch, stream.get()), stream.get());
+    synchronize(model.context, stream.get());
+  };
+  serve();  // loads the kernels
+  check(cudaStreamBeginCapture(captured.native(), cudaStreamCaptureModeGlobal));
+  EXPECT_NO_THROW(serve());
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(captured.native(), &graph), cudaSuccess);
+  if (graph != nullptr) check(cudaGraphDestroy(graph));
+  static_cast<void>(cudaGetLastError());
 }
 
 TEST_F(CudaTest, FlashAttentionRefusesStepsInFlightOfGraphs) {

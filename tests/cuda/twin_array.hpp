@@ -20,6 +20,7 @@ class Twin {
   explicit Twin(std::vector<T> values)
       : host(std::move(values)), gpu_(std::make_unique<DeviceArray<T>>(std::max<size_t>(host.size(), 1))) {
     check(cudaMemcpy(gpu_->data(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+    check(cudaStreamSynchronize(nullptr));  // from pageable memory the copy may still be under way
   }
   T* at(bool on_gpu) { return on_gpu ? gpu_->data() : host.data(); }
   std::span<T> span(bool on_gpu) { return {at(on_gpu), host.size()}; }

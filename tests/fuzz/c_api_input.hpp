@@ -81,12 +81,13 @@ inline folio_attention_config take_config(FuzzInput& input) {
   config.mask = input.take_between(0, 2);
   config.window_left = input.take_between(-1, 20);
   config.window_right = input.take_between(-1, 3);
-  config.features = input.take<uint8_t>() % 16;
+  config.features = input.take<uint8_t>() % 128;
+  config.attention_chunk = input.take_between(0, 20);
   config.determinism = input.take_between(0, 3);
   if (input.take<uint8_t>() % 8 == 0) config.kv_format = FOLIO_KV_CPU_PACKED;
-  for (int32_t* field :
-       {&config.num_q_heads, &config.num_kv_heads, &config.head_dim_qk, &config.head_dim_v, &config.kv_format,
-        &config.page_size, &config.mask, &config.window_left, &config.window_right, &config.determinism}) {
+  for (int32_t* field : {&config.num_q_heads, &config.num_kv_heads, &config.head_dim_qk, &config.head_dim_v,
+                         &config.kv_format, &config.page_size, &config.mask, &config.window_left, &config.window_right,
+                         &config.determinism, &config.attention_chunk, &config.span_window_left}) {
     disturb(input, *field);
   }
   disturb(input, config.features);
@@ -110,7 +111,8 @@ inline folio_prepare_options take_options(FuzzInput& input) {
 
 /// A batch and the arrays that it points to.
 struct Batch {
-  std::vector<int32_t> cu_q, first_pos, tail_len;
+  std::vector<int32_t> cu_q, first_pos, tail_len, kv_start, spans;
+  std::vector<uint8_t> causal;
   std::vector<int32_t> kv_len[kMaxSegments], segment_first_pos[kMaxSegments], group_indptr[kMaxSegments];
   std::vector<folio_kv_segment> segments;
   Padded<folio_batch> view{};
@@ -173,6 +175,21 @@ inline void take_batch(FuzzInput& input, Batch& batch) {
   disturb(input, view.num_tokens);
   // A plan has a row tile for every few rows: a batch of 2^31 tokens is planned, but takes seconds and gigabytes.
   view.num_tokens = std::min(view.num_tokens, 1 << 20);
+  const uint8_t rules = input.take<uint8_t>();
+  if (rules % 4 == 1) {
+    batch.kv_start = input.take_lengths(rows, 100);
+    view.kv_start = batch.kv_start.data();
+  }
+  if (rules / 4 % 4 == 1) {
+    for (size_t r = 0; r < rows; ++r) batch.causal.push_back(input.take<uint8_t>() % 2);
+    view.causal = batch.causal.data();
+  }
+  if (rules / 16 % 4 == 1) {
+    batch.spans.resize(2 * static_cast<size_t>(std::max(view.num_tokens, 1)), 7);
+    for (int32_t i = 0; i < std::min(tokens, view.num_tokens); ++i)
+      batch.spans[2 * static_cast<size_t>(i) + 1] = input.take_length(60);
+    view.spans = batch.spans.data();
+  }
   disturb(input, view.max_q_len);
   disturb(input, view.max_kv_len);
   disturb(input, view.custom_mask_scope);

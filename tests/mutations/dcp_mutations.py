@@ -30,20 +30,39 @@ plant(rule, "heads-of-all-ranks-for-new-tokens", PLAN, "  fresh.out = DType::kFl
       "  fresh.out = DType::kFloat32;\n  fresh.num_q_heads *= 2;\n")
 plant(rule, "sinks-count-on-every-rank", PLAN, "  cached.features.bits &= ~Features(Feature::kSinks).bits;\n", "",
       RUN, "    args.q_scale = args_.q_scale;\n", "    args.q_scale = args_.q_scale;\n    args.sinks = args_.sinks;\n")
-plant(rule, "dcp-sinks-dropped", RUN, "    args.sinks = args_.sinks;\n", "")
+plant(rule, "dcp-sinks-dropped", RUN, "    args.sinks = args_.sinks == nullptr ? nullptr : args_.sinks + first_out;\n", "")
 plant(rule, "sinks-of-cached-rows-dropped", PLAN,
       "if (any_fresh || !any_cached || state.config.attention.features.has(Feature::kSinks)) {", "if (any_fresh || !any_cached) {")
 plant(rule, "queries-at-the-end-of-the-context", PLAN, "state.first_pos[i] = older;", "state.first_pos[i] = older - static_cast<int32_t>(q_len);")
 plant(rule, "local-positions", PLAN, "segment.shard = {state.group->size(), state.group->rank(), state.config.interleave};",
       "segment.shard = {};")
-plant(rule, "new-tokens-at-position-0", PLAN, "    segment.first_pos = state.first_pos.data();\n", "")
+plant(rule, "new-tokens-at-position-0", PLAN, "    if (any_fresh) segment.first_pos = state.first_pos.data();\n", "")
 plant(rule, "new-tokens-read-twice", PLAN, "const int32_t whole = from_cache ? seq_len : older;", "const int32_t whole = seq_len;")
 ORDER = "src/kernels/cuda/common/merge_states/ranks.hpp"
 plant(rule, "heads-by-rank-not-by-kv-head", ORDER, "return {place / per_group % ranks, place / (per_group * ranks) * per_group + place % per_group};",
       "return {place / heads, place % heads + 0 * (ranks + per_group)};")
 plant(rule, "slopes-of-one-rank", RUN, "params.slopes + rank * params.slopes_rank_stride", "params.slopes")
 plant(rule, "queries-of-one-rank", RUN, "params.from + rank * params.rank_stride +", "params.from +")
-plant(rule, "batches-not-compared", RUN, "header.digest == plan_.digest", "true")
+plant(rule, "batches-not-compared", RUN, "theirs.digest == plan_.digest", "true")
+plant(rule, "sm-scales-not-compared", RUN, "theirs.sm_scale == mine.sm_scale", "true")
+plant(rule, "default-sm-scale-not-resolved", RUN, "args_.sm_scale == 0.0f ? by_default : args_.sm_scale", "args_.sm_scale + 0 * by_default")
+plant(rule, "soft-caps-not-compared", RUN, "theirs.logits_soft_cap == mine.logits_soft_cap", "true")
+plant(rule, "q-scales-not-compared", RUN, "if (theirs.q_scales == mine.q_scales) return;", "return;")
+plant(rule, "q-scales-of-one-head-compared", RUN, "of_heads ? config_.num_kv_heads : 1", "of_heads ? 1 : 1")
+plant(rule, "q-scales-of-one-request-compared", RUN, "of_requests ? plan_.num_requests : 1", "of_requests ? 1 : 1")
+plant(rule, "q-scale-dropped", RUN, "    args.q_scale = args_.q_scale;\n", "")
+plant(rule, "cross-attention-like-a-decoder", PLAN, "batch.cross_attention ? 0 : q_len", "q_len")
+plant(rule, "cross-attention-partly-cached", PLAN, "!batch.cross_attention || batch.num_cached == num_requests", "true")
+plant(rule, "cross-attention-not-compared", PLAN, ".add(batch.cross_attention)", "")
+plant(rule, "encoders-shorter-than-queries-at-0", PLAN, "state.first_pos[i] = older;", "state.first_pos[i] = std::max(older, 0);")
+plant(rule, "all-heads-in-the-order-of-kv-heads", GATHER, "if (call.head_groups == 1) {\n    deliver(", "if (call.head_groups >= 1) {\n    deliver(")
+plant(rule, "all-heads-of-one-group", GATHER, "to = int64_t{r} * local + h;", "to = int64_t{r} * local + 0 * h;")
+plant(rule, "all-heads-lse-unmoved", GATHER, "lse.data += to * lse.head_stride", "lse.data += from * lse.head_stride")
+plant(rule, "all-heads-with-own-sinks", RUN, "args_.sinks + first_out", "args_.sinks")
+plant(rule, "all-heads-with-one-ranks-queries", RUN, "(all ? part : state_.group->rank()) * heads()", "(all ? 0 * part : state_.group->rank()) * heads()")
+plant(rule, "all-heads-new-tokens-of-one-rank", RUN, "return state_.config.all_heads_out ? state_.group->size() : 1;", "return 1;")
+plant(rule, "all-heads-from-gathered-queries", PLAN, "core::require(\n      config.replicated_queries,\n", "core::require(\n      true,\n")
+plant(rule, "all-heads-over-a2a", PLAN, "config.combine == DcpCombine::kAllGatherReduceScatter || group.size() == 1", "true")
 plant(rule, "partials-in-the-models-dtype", PLAN, "  fresh.out = DType::kFloat32;\n", "", PLAN,
       "  cached.out = DType::kFloat32;\n", "")
 
@@ -59,5 +78,18 @@ plant(rule, "fork-not-noticed", "src/platform/thread_pool.cc", "return forks.loa
 
 rule = "backends over a divided cache"
 plant(rule, "dcp-sinks-not-handed-on", STEP, "  dcp.sinks = args.sinks;\n", "")
+plant(rule, "dcp-sinks-of-rank-0", STEP, "    dcp.sinks += plan.attention->group().rank() * config.attention.num_q_heads;\n", "")
+plant(rule, "dcp-replicated-queries-ignored", STEP, "  dcp.replicated_queries = parallel.dcp_replicated_queries;\n", "")
+plant(rule, "dcp-all-heads-ignored", STEP, "  dcp.all_heads_out = parallel.dcp_all_heads_out;\n", "")
+plant(rule, "dcp-all-heads-from-own-queries", STEP, "!parallel.dcp_all_heads_out || parallel.dcp_replicated_queries", "true")
+plant(rule, "dcp-all-heads-over-a2a", STEP, "!parallel.dcp_all_heads_out || combine == distributed::DcpCombine::kAllGatherReduceScatter", "true")
+plant(rule, "dcp-layers-query-ranks-unchecked", "src/backends/common/dcp_step.hpp", "core::require(given == expected,", "core::require(true,")
+plant(rule, "dcp-cross-attention-like-a-decoder", STEP, "  step.cross_attention = keys_ == DcpKeys::kEncoders;\n", "")
+FLASH = "src/backends/flash_attn/"
+plant(rule, "dcp-encoders-lengths-checked", FLASH + "build.cc", "state.is_encoder() ? checked : batch);", "checked);")
+plant(rule, "dcp-schedule-not-sealed", FLASH + "build.cc", "    plan.cached = step.schedule->plan();\n", "")
+plant(rule, "dcp-new-tokens-schedule-not-sealed", FLASH + "build.cc", "    plan.fresh = step.new_tokens_schedule->plan();\n", "")
+plant(rule, "dcp-schedule-unchecked", FLASH + "forward.cc", '    check_schedule("scheduler_metadata", dcp_plan->plan.cached, metadata->scheduler_metadata, stream);\n', "")
+plant(rule, "dcp-new-tokens-schedule-unchecked", FLASH + "forward.cc", '    check_schedule("new_tokens_scheduler_metadata", dcp_plan->plan.fresh, metadata->new_tokens_scheduler_metadata,\n                   stream);\n', "")
 plant(rule, "dcp-table-of-one-rank", "src/backends/common/batch_checks.cc", " * config.parallel.decode_context_parallel_size;", ";")
 plant(rule, "dcp-wrong-local-lengths-taken", STEP, "core::require(local[at] == expected,", "core::require(true || local[at] == expected,")

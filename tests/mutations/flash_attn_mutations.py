@@ -39,7 +39,7 @@ plant(rule, "captured-batches-discover", FLASH + "build.cc", "build_step(0, batc
 plant(rule, "vllm-discovers-under-alibi", FLASH + "metadata_builder.cc", "state.has_alibi || state.aot_window", "state.aot_window")
 
 rule = "schedules"
-plant(rule, "schedule-not-checked", FLASH + "forward.cc", "check_sealed(*plan, metadata->scheduler_metadata, stream);",
+plant(rule, "schedule-not-checked", FLASH + "forward.cc", "check_sealed(*plan, schedule, stream);",
       "static_cast<void>(workspace_size(*plan));")
 plant(rule, "checksum-not-compared", SEALED, "core::require(header.checksum == checksum(", "core::require(true || header.checksum == checksum(")
 plant(rule, "sealed-plan-runs-from-its-buffer", SEALED,

@@ -77,7 +77,7 @@ CMAKE_OPTIONS = [
     "-DFOLIO_BUILD_PACKAGE_TESTS=OFF", "-DFOLIO_INSTALL=OFF", "-DFOLIO_CUDA=OFF", "-DFOLIO_BUILD_PYTHON=OFF",
     "-DFOLIO_TEST_SOURCES_TOGETHER=16",
 ]
-PARTS = 20  # of all mutations, for --part
+PARTS = 30  # of all mutations, for --part
 TEST_TIMEOUT_S = 120  # a planted mistake may loop for ever
 
 Result = collections.namedtuple("Result", "mutation verdict by seconds")
@@ -198,7 +198,7 @@ def main():
     parser.add_argument("--applies", action="store_true", help="only check that every mistake applies; takes a second")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these (a name, or the beginning of one)")
     parser.add_argument("--part", nargs="?", type=int, const=datetime.date.today().toordinal() % PARTS, metavar="N",
-                        choices=range(PARTS), help="only one of 20 parts: number N, or today's, so that 20 days take all")
+                        choices=range(PARTS), help="only one of 30 parts: number N, or today's, so that 30 days take all")
     parser.add_argument("--test", nargs="+", metavar="PROGRAM", choices=TESTS, default=list(TESTS),
                         help="only these test programs: " + ", ".join(TESTS))
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies built and tested at once (default: cores)")

@@ -111,31 +111,74 @@ plant(rule, "default-q-pos-of-first-segment", BATCH, "ends[r] = first_pos[r] + k
 plant(rule, "q-pos-of-first-token", TILE_LOOP, "int64_t{plan.q_first_pos[request]} + index", "int64_t{plan.q_first_pos[request]}")
 plant(rule, "first-pos-ignored-by-kernel", TILE_LOOP, "{lengths.first_pos[tile.kv_row], lengths.kv_len[tile.kv_row], lengths.shard}",
       "{0, lengths.kv_len[tile.kv_row], lengths.shard}")
-plant(rule, "first-pos-ignored-by-scheduler", TILE_SPACE, "visible_range({lengths.first_pos[kv_row], ", "visible_range({0, ")
+plant(rule, "first-pos-ignored-by-scheduler", TILE_SPACE, "keys{lengths.first_pos[kv_row], ", "keys{0, ")
 plant(rule, "first-pos-dropped", BATCH, "first_pos[row] = segment.first_pos[row];", "first_pos[row] = 0;")
 
 rule = "causal"
-plant(rule, "causal-strict", MASK_BOUNDS, "p_hi + bounds.right + 1 - segment.first_pos", "p_hi + bounds.right - segment.first_pos")
-plant(rule, "causal-one-further", MASK_BOUNDS, "p_hi + bounds.right + 1 - segment.first_pos",
-      "p_hi + bounds.right + 2 - segment.first_pos")
-plant(rule, "causal-of-first-row", TILE_SPACE, "position(request, row_begin), position(request, row_end - 1))",
-      "position(request, row_begin), position(request, row_begin))")
+plant(rule, "causal-strict", MASK_BOUNDS, "? p_hi + bounds.right : kPositionLimit", "? p_hi + bounds.right - 1 : kPositionLimit")
+plant(rule, "causal-one-further", MASK_BOUNDS, "? p_hi + bounds.right : kPositionLimit",
+      "? p_hi + bounds.right + 1 : kPositionLimit")
+plant(rule, "causal-of-first-row", TILE_SPACE, "visible_range(keys, bounds, first, last);",
+      "visible_range(keys, bounds, first, first);")
 plant(rule, "all-visible-ignored", MASK_BOUNDS, "if (segment_mask == SegmentMask::kAllVisible) return bounds;", "")
 
 rule = "window"
-plant(rule, "window-left-one-less", MASK_BOUNDS, "p_lo - bounds.left - segment.first_pos", "p_lo - bounds.left + 1 - segment.first_pos")
-plant(rule, "window-left-one-more", MASK_BOUNDS, "p_lo - bounds.left - segment.first_pos", "p_lo - bounds.left - 1 - segment.first_pos")
-plant(rule, "window-left-ignored", MASK_BOUNDS, "bounds.left_bounded = window_left >= 0;", "bounds.left_bounded = false;")
-plant(rule, "window-of-zero-unbounded", MASK_BOUNDS, "bounds.left_bounded = window_left >= 0;", "bounds.left_bounded = window_left > 0;")
-plant(rule, "window-right-ignored", MASK_BOUNDS, "window_right >= 0 || mask == MaskKind::kCausal;", "mask == MaskKind::kCausal;")
-plant(rule, "window-right-beyond-causal", MASK_BOUNDS, "mask == MaskKind::kCausal || window_right < 0 ? 0 : window_right",
-      "window_right < 0 ? 0 : window_right")
-plant(rule, "window-start-of-last-row", TILE_SPACE, "position(request, row_begin), position(request, row_end - 1))",
-      "position(request, row_end - 1), position(request, row_end - 1))")
-plant(rule, "window-dropped-by-custom-mask", MASK_BOUNDS, "bounds.left_bounded = window_left >= 0;",
-      "bounds.left_bounded = window_left >= 0 && mask != MaskKind::kCustom;")
+plant(rule, "window-left-one-less", MASK_BOUNDS, "? p_lo - bounds.left : -kPositionLimit", "? p_lo - bounds.left + 1 : -kPositionLimit")
+plant(rule, "window-left-one-more", MASK_BOUNDS, "? p_lo - bounds.left : -kPositionLimit", "? p_lo - bounds.left - 1 : -kPositionLimit")
+plant(rule, "window-left-ignored", MASK_BOUNDS, "bounds.left_bounded = rules.window_left >= 0;", "bounds.left_bounded = false;")
+plant(rule, "window-of-zero-unbounded", MASK_BOUNDS, "bounds.left_bounded = rules.window_left >= 0;", "bounds.left_bounded = rules.window_left > 0;")
+plant(rule, "window-right-ignored", MASK_BOUNDS, "rules.window_right >= 0 || rules.kind == MaskKind::kCausal;", "rules.kind == MaskKind::kCausal;")
+plant(rule, "window-right-beyond-causal", MASK_BOUNDS, "rules.kind == MaskKind::kCausal || rules.window_right < 0 ? 0 : rules.window_right",
+      "rules.window_right < 0 ? 0 : rules.window_right")
+plant(rule, "window-start-of-last-row", TILE_SPACE, "visible_range(keys, bounds, first, last);",
+      "visible_range(keys, bounds, last, last);")
+plant(rule, "window-dropped-by-custom-mask", MASK_BOUNDS, "bounds.left_bounded = rules.window_left >= 0;",
+      "bounds.left_bounded = rules.window_left >= 0 && rules.kind != MaskKind::kCustom;")
 plant(rule, "window-start-of-first-request", TILE_SPACE, "TokenRange{std::min(all.begin, one.begin), std::max(all.end, one.end)}",
       "TokenRange{all.begin, std::max(all.end, one.end)}")
+
+rule = "masks as rules"
+plant(rule, "causal-strict-beside-rules", MASK_BOUNDS, "rules.kind == MaskKind::kCausal && query.causal ? p : right;",
+      "rules.kind == MaskKind::kCausal && query.causal ? p - 1 : right;")
+plant(rule, "window-one-less-beside-rules", MASK_BOUNDS, "own.first = p - rules.window_left;", "own.first = p - rules.window_left + 1;")
+plant(rule, "chunk-unknown-to-kernels", MASK_BOUNDS, "return per_query || attention_chunk > 0;", "return per_query;")
+plant(rule, "chunk-ignored", MASK_BOUNDS, "if (rules.attention_chunk > 0) {", "if (false) {")
+plant(rule, "chunk-begins-at-zero", MASK_BOUNDS, "chunk_begin(p, query.kv_start, rules.attention_chunk)", "chunk_begin(p, 0, rules.attention_chunk)")
+plant(rule, "chunk-below-its-start-truncated", MASK_BOUNDS, "into < 0 ? into + chunk : into", "into")
+plant(rule, "chunk-cuts-one-side", MASK_BOUNDS, "within.last = begin + rules.attention_chunk - 1;", "")
+plant(rule, "chunk-one-longer", MASK_BOUNDS, "within.last = begin + rules.attention_chunk - 1;", "within.last = begin + rules.attention_chunk;")
+plant(rule, "start-ignored", MASK_BOUNDS, "if (query.has_start) within.first = query.kv_start;", "")
+plant(rule, "start-hides-one-more", MASK_BOUNDS, "if (query.has_start) within.first = query.kv_start;",
+      "if (query.has_start) within.first = int64_t{query.kv_start} + 1;")
+plant(rule, "start-of-the-next-request", MASK_BOUNDS, "masks.kv_start[request];", "masks.kv_start[request > 0 ? request - 1 : 0];")
+plant(rule, "request-always-causal", MASK_BOUNDS, "mask.causal = masks.causal[request] != 0;", "mask.causal = true;")
+plant(rule, "request-not-causal-loses-its-window", MASK_BOUNDS, "rules.kind == MaskKind::kCausal && query.causal ? p : right;",
+      "rules.kind == MaskKind::kCausal ? (query.causal ? p : kPositionLimit) : right;")
+plant(rule, "span-ignored", MASK_BOUNDS, "if (query.span_begin >= query.span_end) return own;", "return own;")
+plant(rule, "span-one-further", MASK_BOUNDS, "int64_t{query.span_end} - 1};", "int64_t{query.span_end}};")
+plant(rule, "span-of-the-request", MASK_BOUNDS, "masks.spans[2 * int64_t{token} + 1]", "masks.spans[1]")
+plant(rule, "span-beyond-the-chunk", MASK_BOUNDS, "if (span.last > within.last) span.last = within.last;", "")
+plant(rule, "span-beyond-the-start", MASK_BOUNDS, "if (span.first < within.first) span.first = within.first;", "")
+plant(rule, "span-not-clamped-by-the-window", MASK_BOUNDS, "span.first = p - rules.span_window_left;", "")
+plant(rule, "span-not-clamped-on-the-right", MASK_BOUNDS,
+      "if (right < span.last) span.last = right;", "")
+plant(rule, "span-clamped-always", MASK_BOUNDS, "rules.span_window_left >= 0 && p -", "p -")
+plant(rule, "span-in-place-of-the-mask", MASK_BOUNDS, "if (own.empty()) return span;", "return span;")
+plant(rule, "span-of-the-first-row", MASK_BOUNDS, "for (int32_t token = begin; token < end; ++token) {",
+      "for (int32_t token = begin; token < begin + 1; ++token) {")
+plant(rule, "rules-where-all-is-visible", MASK_BOUNDS, "if (segment_mask == SegmentMask::kAllVisible) return bounds;",
+      "if (segment_mask == SegmentMask::kAllVisible) {\n    bounds.by_query = rules.has_more();\n    return bounds;\n  }")
+plant(rule, "spans-beside-the-rows", TILE_SPACE, "view_.cu_q[request] + first - view_.q_first_pos[request]", "view_.cu_q[request]")
+plant(rule, "undeclared-spans-taken", BATCH, 'declared("spans", batch.spans, Feature::kSpans, "kSpans");', "")
+plant(rule, "undeclared-starts-taken", BATCH, 'declared("kv_start", batch.kv_start, Feature::kKvStart, "kKvStart");', "")
+plant(rule, "undeclared-flags-taken", BATCH, 'declared("causal", batch.causal, Feature::kRequestCausal, "kRequestCausal");', "")
+plant(rule, "fast-path-forgets-the-rules", TILE_SPACE, "view_.visible_positions == nullptr;", "true;")
+plant(rule, "device-positions-of-the-wrong-request", SCHEDULER + "device/batch.hpp",
+      "int64_t{job.q_first_pos[r]} + (token - cu_q[r])", "int64_t{job.q_first_pos[0]} + (token - cu_q[r])")
+plant(rule, "device-fast-path-forgets-the-rules", SCHEDULER + "device_scheduler.cc",
+      "input.rules.has_more() || ", "")
+plant(rule, "device-spans-beside-the-rows", SCHEDULER + "device/tile_space.hpp",
+      "job.cu_q[tile.request] + tile.p_lo - job.q_first_pos[tile.request]", "job.cu_q[tile.request]")
 
 rule = "prices of starts"
 plant(rule, "start-not-priced", TILES, "kv_tile == 0 ? 0 : start_cost + kv_tile * kv_tile_cost", "kv_tile * kv_tile_cost")
@@ -149,8 +192,8 @@ plant(rule, "mask-blocks-not-byte-aligned", BATCH, "ceil_div((batch.cu_q[r + 1] 
       "(batch.cu_q[r + 1] - batch.cu_q[r]) * given / 8")
 plant(rule, "mask-rows-byte-aligned", TILE_LOOP, "int64_t{index} * plan.mask_columns[request]",
       "int64_t{index} * ((plan.mask_columns[request] + 7) / 8 * 8)")
-plant(rule, "mask-and-causal", MASK_BOUNDS, "window_right >= 0 || mask == MaskKind::kCausal;",
-      "window_right >= 0 || mask != MaskKind::kNone;")
+plant(rule, "mask-and-causal", MASK_BOUNDS, "rules.window_right >= 0 || rules.kind == MaskKind::kCausal;",
+      "rules.window_right >= 0 || rules.kind != MaskKind::kNone;")
 plant(rule, "mask-over-all-visible", TILE_LOOP, "config.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig",
       "config.mask == MaskKind::kCustom")
 plant(rule, "mask-tail-one-late", BATCH, "static_cast<int32_t>(keys - given)", "static_cast<int32_t>(keys - given + 1)")
@@ -299,6 +342,8 @@ plant(rule, "yardstick-of-one-sum", "src/testing/nested_sum.hpp", "kTerms = 64;"
 
 rule = "refusals"
 plant(rule, "keys-up-to-the-last-integer", BATCH, "if (kv_len[row] > kMaxKvLen) {", "if (false) {")
+plant(rule, "device-keys-up-to-the-last-integer", SCHEDULER + "device_scheduler.cc",
+      "std::min(bound_of(batch.max_kv_len, config.bounds->max_kv_len), kMaxKvLen);", "bound_of(batch.max_kv_len, config.bounds->max_kv_len);")
 plant(rule, "stale-plan-runs", ATTENTION + "plan.cc", "!buffer.planned || buffer.generation != plan.generation()", "!buffer.planned")
 plant(rule, "undeclared-feature-runs", ATTENTION + "run_args.cc", "require(!given || config.features.has(feature),", "require(true,")
 plant(rule, "small-workspace-runs", ATTENTION + "run_args.cc", "if (workspace.bytes < needed) {", "if (workspace.bytes + 256 < needed) {")

@@ -11,6 +11,7 @@ TREE = TOKEN_POOL + "draft_tree.cc"
 TREE_RULE = TOKEN_POOL + "device/draft_tree_rule.hpp"
 TREE_CHECKS = TOKEN_POOL + "draft_tree_checks.cc"
 MASK = TOKEN_POOL + "tree_mask.cc"
+MASK_RULE = TOKEN_POOL + "device/tree_mask_rule.hpp"
 
 rule = "windows of slot lists"
 plant(rule, "list-window-one-short", LIST_RULE, "(position - window_left) / page_size", "(position - window_left + 1) / page_size")
@@ -52,11 +53,15 @@ plant(rule, "draft-stride-of-a-page", DRAFT_RULE, "branch * pages * branches.pag
 plant(rule, "draft-pages-rounded-down", DRAFT_RULE, "last + branches.num_steps + branches.page_size - 1", "last + branches.num_steps")
 plant(rule, "draft-pages-without-the-rest", DRAFT_RULE, "(last + branches.num_steps +", "(branches.num_steps +")
 plant(rule, "draft-at-a-page-begin", DRAFT_RULE, "branches.page_size + last;", "branches.page_size;")
-plant(rule, "draft-window-moves-drafts", DRAFT_RULE, "branch_begin(branches, start + len, branch)", "branch_begin(branches, len, branch)")
+plant(rule, "draft-window-moves-drafts", DRAFT_RULE, "branch_begin(job.branches, start + len, branch)", "branch_begin(job.branches, len, branch)")
 plant(rule, "draft-row-without-topk", DRAFT, "checked_mul(tokens, int64_t{branches.topk})", "checked_mul(tokens, int64_t{1})")
 plant(rule, "draft-capacity-without-topk", DRAFT, "int64_t{branches.topk}, int64_t{max_context_len}", "int64_t{1}, int64_t{max_context_len}")
-plant(rule, "draft-first-branch-checked", DRAFT, "start + len, draft.branches.topk - 1) + steps", "start + len, 0) + steps")
-plant(rule, "draft-slots-unchecked", DRAFT, "check_slots(draft, r, branch_begin(draft.branches, start + len, k), steps);", "")
+plant(rule, "draft-first-branch-checked", DRAFT_RULE, "job.lens[r], job.branches.topk - 1);", "job.lens[r], 0);")
+plant(rule, "draft-slots-unchecked", DRAFT, "check_slots(job, r, branch_begin(job.branches, start + len, k), job.num_iterations);", "")
+plant(rule, "draft-faults-list-others", DRAFT_RULE, "lens[r] < 0 || lens[r] > table.num_columns ? 0 : lens[r]", "lens[r]")
+plant(rule, "draft-overrun", DRAFT_RULE, "(begin < capacity ? capacity - begin : 0)", "len + step")
+plant(rule, "draft-offset-behind-the-row", DRAFT_RULE, "static_cast<int32_t>(begin < capacity ? begin : capacity)", "static_cast<int32_t>(begin)")
+plant(rule, "draft-faulty-slot-listed", DRAFT_RULE, "out[j] = listed ? slot : kDummySlot;", "out[j] = slot;")
 
 rule = "draft trees"
 plant(rule, "tree-parent-off-by-one", TREE_RULE, "selected[low] == candidate ? low + 1", "selected[low] == candidate ? low")
@@ -64,7 +69,12 @@ plant(rule, "tree-parent-may-be-itself", TREE_RULE, "int32_t high = node - 1;", 
       TREE_RULE, "low < node - 1 && selected", "low < node && selected")
 plant(rule, "tree-lost-parent-is-the-root", TREE_RULE, "low + 1 : kNoParent", "low + 1 : 0")
 plant(rule, "tree-node-blind-to-itself", TREE_RULE, "for (; node >= 0; node", "for (node = parents[node]; node >= 0; node")
-plant(rule, "tree-node-blind-to-ancestors", TREE_RULE, "(; node >= 0; node = parents[node]) {", "(; node >= 0; node = -1) {")
+plant(rule, "tree-node-blind-to-ancestors", TREE_RULE, "(; node >= 0; node = parent_of(parents, node)) {", "(; node >= 0; node = -1) {")
+plant(rule, "tree-device-takes-any-parent", TREE_RULE, "return parents[node] >= 0 && parents[node] < node ? parents[node] : 0;", "return parents[node] < node ? parents[node] : 0;")
+plant(rule, "tree-device-ties-later-first", TREE_RULE, "scores[a] > scores[b] : a < b;", "scores[a] > scores[b] : a > b;")
+plant(rule, "tree-device-nan-first", TREE_RULE, "a_is_nan == b_is_nan ? a < b : b_is_nan;", "a_is_nan == b_is_nan ? a < b : a_is_nan;")
+plant(rule, "tree-device-sibling-is-itself", TREE_RULE, "int32_t node = after + 1; node < num_nodes", "int32_t node = after; node < num_nodes")
+plant(rule, "tree-device-candidate-beyond", TREE_RULE, "candidate >= num_candidates", "candidate > num_candidates")
 plant(rule, "tree-depth-of-the-parent", TREE, "parents[i])] + 1;", "parents[i])];")
 plant(rule, "tree-children-in-reverse", TREE, "parents[static_cast<size_t>(root + node)]];",
       "parents[static_cast<size_t>(root + draft_token_num - node)]];", TREE, "next_sibling[static_cast<size_t>(root + node)] = child;",
@@ -80,6 +90,26 @@ plant(rule, "mask-window-without-depth", TREE_RULE, "cached + depth - window_lef
 plant(rule, "mask-window-one-short", TREE_RULE, "cached + depth - window_left;", "cached + depth - window_left + 1;")
 plant(rule, "mask-window-not-in-the-tree", TREE_RULE, "if (window_left-- == 0) break;", "")
 plant(rule, "mask-bits-one-too-many", TREE_RULE, "begin + 8 <= end;", "begin < end;")
-plant(rule, "mask-rows-on-bytes", MASK, "word_bytes(nodes) * 8 : columns;", "word_bytes(nodes) * 8 : (columns + 7) / 8 * 8;")
-plant(rule, "mask-left-as-it-was", MASK, "std::fill_n(mask, request_bytes(form, seq_len, nodes), uint8_t{0});", "")
-plant(rule, "mask-requests-on-bits", MASK, "core::ceil_div(cells, int64_t{8}) : cells", "cells / 8 : cells")
+plant(rule, "mask-rows-on-bytes", MASK_RULE, "word_bytes() * 8 : cached_tokens + num_nodes;", "word_bytes() * 8 : (cached_tokens + num_nodes + 7) / 8 * 8;")
+plant(rule, "mask-left-as-it-was", MASK, "std::fill_n(mask, shape.request_bytes(seq_len), uint8_t{0});", "")
+plant(rule, "mask-requests-on-bits", MASK_RULE, "cells : (cells + 7) / 8;", "cells : cells / 8;")
+plant(rule, "mask-device-window-one-long", TREE_RULE, "if (window_left-- == 0) return false;", "if (window_left-- < 0) return false;")
+plant(rule, "mask-device-overrun", MASK_RULE, "const int64_t count = bytes < room ? bytes : room;", "const int64_t count = bytes;")
+plant(rule, "mask-device-last-request-left-out", MASK_RULE, "bytes <= capacity ? bytes", "bytes < capacity ? bytes")
+
+WRITE_RULE = TOKEN_POOL + "device/request_table_rule.hpp"
+TABLE = TOKEN_POOL + "device_req_to_token_pool.cc"
+INPUTS_RULE = TOKEN_POOL + "device/graph_inputs_rule.hpp"
+
+rule = "the request table on a device, captured inputs"
+plant(rule, "table-decodes-behind-the-end", WRITE_RULE, "ends[r] - len(r)", "int64_t{ends[r]}")
+plant(rule, "table-one-column-too-many", WRITE_RULE, "if (end > job.num_columns)", "if (end > job.num_columns + 1)")
+plant(rule, "table-padding-written", WRITE_RULE, "  if (row == kPaddingRow) return;\n", "")
+plant(rule, "table-one-row-too-many", WRITE_RULE, "row < 0 || row >= job.num_rows", "row < 0 || row > job.num_rows")
+plant(rule, "table-faulty-lengths-take-slots", WRITE_RULE, "return len(r) < 0 ? 0 : len(r);", "return len(r);")
+plant(rule, "table-slots-beyond-those-given", WRITE_RULE, "if (offset + len > job.num_slots)", "if (offset > job.num_slots)")
+plant(rule, "table-wide-slots-cut", WRITE_RULE, "slot >= INT32_MIN && slot <= INT32_MAX", "slot >= INT32_MIN")
+plant(rule, "table-host-pool-forgotten", TABLE, "if (host != nullptr) write_host_pool(job);", "")
+plant(rule, "table-free-rows-written", TABLE, "if (job.rows[r] != token_pool::kPaddingRow) check_held(job.rows[r]);", "")
+plant(rule, "inputs-padding-sees-the-future", INPUTS_RULE, "bit % drafts <= row", "bit % drafts <= row + 1")
+plant(rule, "inputs-tree-of-the-first-request", INPUTS_RULE, "job.tree.fill(r * bytes + b,", "job.tree.fill(b,")

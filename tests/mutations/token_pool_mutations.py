@@ -11,6 +11,7 @@ FORWARD = POOL + "forward.cc"
 METADATA = POOL + "metadata.cc"
 GRAPHS = POOL + "graphs.cc"
 INPUTS = POOL + "graph_inputs.cc"
+INPUTS_RULE = POOL + "device/graph_inputs_rule.hpp"
 TREE = POOL + "tree_window.cc"
 BACKEND = POOL + "backend.cc"
 DEVICE_LISTS = POOL + "device/kv_lists_rule.hpp"
@@ -91,12 +92,11 @@ plant(rule, "pool-other-window-accepted", BACKEND, "require(state_->config.slidi
 plant(rule, "pool-28-over-8-is-4", BACKEND, "num_attention_heads / num_kv_heads >= 4;", "num_attention_heads > 3 * num_kv_heads;")
 
 rule = "captured batches of the token-pool backend"
-plant(rule, "pool-padding-not-counted", INPUTS, "std::accumulate(result.seq_lens.begin(), result.seq_lens.end(), int64_t{0});",
+plant(rule, "pool-padding-not-counted", INPUTS, "std::accumulate(result.seq_lens_cpu.begin(), result.seq_lens_cpu.end(), int64_t{0});",
       "std::accumulate(batch.seq_lens.begin(), batch.seq_lens.end(), int64_t{0});")
 plant(rule, "pool-padding-count-unchecked", GRAPHS, "batch.seq_lens_sum = seq_lens_sum;", "static_cast<void>(seq_lens_sum);")
-plant(rule, "pool-padding-rows-stale", INPUTS, 'fill(batch.req_pool_indices, requests, padded, 0, req_pool_indices_, "req_pool_indices");',
-      'fill(batch.req_pool_indices, requests, requests, 0, req_pool_indices_, "req_pool_indices"), result.req_pool_indices = std::span(req_pool_indices_).first(padded);')
-plant(rule, "pool-padding-length-0", INPUTS, "kPadLength = 1;", "kPadLength = 0;")
-plant(rule, "pool-padding-writes-slot-1", INPUTS, "padded * tokens, int64_t{0}, out_cache_loc_", "padded * tokens, int64_t{1}, out_cache_loc_")
+plant(rule, "pool-padding-rows-stale", INPUTS_RULE, "job.rows.fill(r, own, kPaddingRow);", "if (own) job.rows.fill(r, own, kPaddingRow);")
+plant(rule, "pool-padding-length-0", INPUTS_RULE, "kPadLength = 1;", "kPadLength = 0;")
+plant(rule, "pool-padding-writes-slot-1", INPUTS_RULE, "job.slots.fill(t, own, kDummySlot);", "job.slots.fill(t, own, 1);")
 plant(rule, "pool-seq-lens-twins-unchecked", STEP, "require(std::ranges::equal(given, on_cpu),", "require(true,")
 plant(rule, "pool-graph-buffer-overrun", LISTS, "memory_.fixed ? memory_.kv_indices : std::span(own_indices_);", "std::span(own_indices_);")

@@ -78,6 +78,13 @@ def make_config(maker):
     for feature in (folio.Feature.SOFT_CAP, folio.Feature.ALIBI, folio.Feature.SINKS):
         if some(True, False, False):
             features = feature if features is None else features | feature
+    mask = some(folio.MaskKind.NONE, folio.MaskKind.CAUSAL, folio.MaskKind.CAUSAL, folio.MaskKind.CUSTOM)
+    rules = [folio.Feature.KV_START]
+    if mask == folio.MaskKind.CAUSAL:
+        rules += [folio.Feature.SPANS, folio.Feature.REQUEST_CAUSAL]
+    for feature in rules:
+        if some(True, False, False):
+            features = feature if features is None else features | feature
     packed = some(True, False, False, False) and q != folio.float32
     return {
         "num_q_heads": kv_heads * some(1, 2, 5), "num_kv_heads": kv_heads, "head_dim_qk": some(8, 32, 64, 72),
@@ -85,10 +92,25 @@ def make_config(maker):
         "out": some(None, None, q, *ELEMENTS),
         "page_size": 16 if packed else some(1, 3, 16, 64),
         "kv_format": folio.KvFormat.CPU_PACKED if packed else folio.KvFormat.STRIDED,
-        "mask": some(folio.MaskKind.NONE, folio.MaskKind.CAUSAL, folio.MaskKind.CAUSAL, folio.MaskKind.CUSTOM),
+        "mask": mask, "attention_chunk": some(0, 0, 7, 64),
         "window_left": some(-1, -1, 0, 5, 40), "window_right": some(-1, -1, 0, 3), "features": features,
         "determinism": some(*folio.Determinism.__members__.values()),
     }
+
+
+def make_rules(maker, op, q_len):
+    """Arrays of the rules that the op was prepared for, or None."""
+    features, tokens, rules = op.config.features, sum(q_len), {}
+    declared = {name: features is not None and features & getattr(folio.Feature, feature) for name, feature in
+                {"kv_start": "KV_START", "causal": "REQUEST_CAUSAL", "spans": "SPANS"}.items()}
+    if declared["kv_start"]:
+        rules["kv_start"] = maker.ints(maker.numpy.integers(-5, 40, len(q_len)).astype(np.int32))
+    if declared["causal"]:
+        flags = maker.numpy.random(len(q_len)) < 0.5
+        rules["causal"] = maker.give(maker.some(flags, flags.tolist(), flags.astype(np.uint8)))
+    if declared["spans"]:
+        rules["spans"] = maker.ints(maker.numpy.integers(-5, 60, (tokens, 2)).astype(np.int32))
+    return rules
 
 
 def make_cache(maker, config, pages):
@@ -210,7 +232,7 @@ def attention(random):
     if sharded or maker.some(True, False, False, False):
         positions = maker.numpy.integers(0, 300, len(q_len)).astype(np.int32)
     batch = folio.BatchView(maker.ints(maker.indptr(q_len)), [part[0] for part in parts], num_tokens=maker.give(None),
-                            q_first_pos=maker.give(positions), custom_mask=mask)
+                            q_first_pos=maker.give(positions), custom_mask=mask, **make_rules(maker, op, q_len))
     buffer = folio.make_plan_buffer(op)
     plan = folio.plan(op, batch, buffer, stream=maker.give(None))
     folio.summary(plan)

@@ -125,12 +125,12 @@ def test_every_setter_names_its_field():
                 setattr(made, field, WRONG)
             tried += 1
         assert made == before
-    assert tried == 30
+    assert tried == 32
 
 
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim_qk": 8, "head_dim_v": 8}
 DTYPES = "'float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2' or 'float4_e2m1fn_x2'"
-FEATURES = "'soft_cap', 'alibi', 'sinks' or 'rope_llama'"
+FEATURES = "'soft_cap', 'alibi', 'sinks', 'rope_llama', 'spans', 'request_causal' or 'kv_start'"
 
 
 @pytest.mark.parametrize("given,kind,message", [

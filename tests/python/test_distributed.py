@@ -226,15 +226,20 @@ class Divided:
         table = folio.csr_table(np.array(sum(rows, []), np.int32), np.cumsum([0, *map(len, rows)]).astype(np.int32))
         return halves, table
 
-    def run(self, group, combine="all_gather_reduce_scatter"):
+    def run(self, group, combine="all_gather_reduce_scatter", all_heads_out=False):
         problem = self.ranks[group.rank]
-        config = folio.DcpConfig(attention=problem.config, interleave=self.interleave, combine=combine)
+        config = folio.DcpConfig(attention=problem.config, interleave=self.interleave, combine=combine,
+                                 replicated_queries=all_heads_out, all_heads_out=all_heads_out)
         attention = folio.DcpAttention(CONTEXT, group, config)
         plan = attention.plan(folio.DcpBatch(problem.batch.cu_q, problem.batch.kv_len, num_cached=self.num_cached))
         assert plan.reads_new_tokens and (plan.num_requests, plan.num_tokens) == (4, 9)
         (k, v), (halves, table) = self.new_tokens(), self.shard(group.rank)
         out, lse = problem.outputs()
-        args = folio.DcpArgs(problem.q, out, folio.make_nhd_view(*halves), table, k=k, v=v, lse=lse,
+        q = problem.q
+        if all_heads_out:
+            q = np.concatenate([one.q for one in self.ranks], axis=1)
+            out, lse = np.tile(out, (1, self.world, 1)), np.tile(lse, (1, self.world))
+        args = folio.DcpArgs(q, out, folio.make_nhd_view(*halves), table, k=k, v=v, lse=lse,
                              sm_scale=problem.rules.sm_scale, logits_soft_cap=problem.rules.cap,
                              alibi_slopes=problem.rules.slopes, sinks=problem.rules.sinks)
         attention.run(plan, args, folio.Workspace(attention.workspace_size(plan)))
@@ -252,6 +257,48 @@ def test_attention_over_a_divided_cache(combine, world, interleave, rules):
         # As one pass, but for the roundings of the merges: a few more eps of each value and of the LSE.
         exact_out, exact_lse, magnitude = problem.exact()
         problems.assert_close(problem, out, lse, (exact_out, exact_lse, 2 * magnitude))
+
+
+def test_results_of_all_heads():
+    divided = Divided(2, 1, "float32")
+    results = folio.run_ranks(2, lambda group: divided.run(group, all_heads_out=True))
+    for out, lse, attention, plan, args in results:
+        assert attention.config.all_heads_out
+        for rank, problem in enumerate(divided.ranks):
+            own = slice(rank * problem.q.shape[1], (rank + 1) * problem.q.shape[1])
+            exact_out, exact_lse, magnitude = problem.exact()
+            problems.assert_close(problem, np.ascontiguousarray(out[:, own]), np.ascontiguousarray(lse[:, own]),
+                                  (exact_out, exact_lse, 2 * magnitude))
+    (group,) = folio.make_thread_groups(1)
+    with pytest.raises(folio.InvalidArgument, match="replicated_queries"):
+        folio.DcpAttention(CONTEXT, group, folio.DcpConfig(attention=divided.whole.config, all_heads_out=True))
+
+
+def test_cross_attention_over_a_divided_cache():
+    """More queries than the encoder has keys, all of which lie in the cache."""
+    config = folio.AttentionConfig(num_q_heads=4, num_kv_heads=2, head_dim_qk=32, head_dim_v=32, q="float32",
+                                   kv="float32", page_size=problems.PAGE_SIZE)
+    cu_q, kv_len, table = [0, 3, 5], [2, 2 * problems.PAGE_SIZE - 1], folio.csr_table([0, 1, 2], [0, 1, 3])
+    q, out = sent(0, 5, 4, 32), np.full((5, 4, 32), 7, np.float32)
+    k, v = (sent(half, 3, problems.PAGE_SIZE, 2, 32) for half in (1, 2))
+    (group,) = folio.make_thread_groups(1)
+    attention = folio.DcpAttention(CONTEXT, group, folio.DcpConfig(attention=config))
+    batch = folio.DcpBatch(cu_q, kv_len, num_cached=2, all_visible=True, cross_attention=True)
+    assert batch.cross_attention
+    plan = attention.plan(batch)
+    attention.run(plan, folio.DcpArgs(q, out, folio.make_nhd_view(k, v), table),
+                  folio.Workspace(attention.workspace_size(plan)))
+    for row in range(5):
+        request = int(row >= 3)
+        pages, length = ([0], [1, 2])[request], kv_len[request]
+        keys, values = (half[pages].reshape(-1, 2, 32)[:length].astype(np.float64).repeat(2, 1) for half in (k, v))
+        weights = np.exp(np.einsum("hd,thd->ht", q[row], keys) / np.sqrt(32))
+        exact = np.einsum("ht,thd->hd", weights / weights.sum(1, keepdims=True), values)
+        assert np.all(np.abs(out[row] - exact) <= 64 * EPS32 * (1 + np.abs(values).max()))
+    with pytest.raises(folio.InvalidArgument, match="request 0"):
+        attention.plan(folio.DcpBatch(cu_q, kv_len, num_cached=2, all_visible=True))
+    with pytest.raises(folio.InvalidArgument, match="num_cached of 1"):
+        attention.plan(folio.DcpBatch(cu_q, kv_len, num_cached=1, cross_attention=True))
 
 
 def test_refusals_of_divided_attention():

@@ -51,6 +51,24 @@ class TestResults:
         assert layer(step, problem.q, out, lse) is out
         problems.assert_close(problem, out, lse, problem.exact())
 
+    def test_tokens_of_two_dimensions(self):
+        """[batch, queries, heads, head_dim], of any strides that one stride covers; others are refused."""
+        problem = problems.make(batch="decode")
+        layer, step = bind(problem)
+        plain, _ = problem.outputs()
+        layer(step, problem.q, plain)
+        wide = np.zeros((3, 2, *problem.q.shape[1:]), problem.q.dtype)
+        for shape, q in (((3, 1), problem.q[:, None]), ((1, 3), problem.q[None]), ((3, 1), wide[:, :1])):
+            q[...] = problem.q.reshape(q.shape)
+            out = np.zeros((*shape, *plain.shape[1:]), plain.dtype)
+            assert layer(step, q, out) is out
+            assert np.array_equal(out.reshape(plain.shape), plain)
+        many = np.zeros((2, 4, *problem.q.shape[1:]), problem.q.dtype)
+        with refused(r"q has strides .* in its leading dimensions; one stride must cover \[2, 3, "):
+            layer(step, many[:, :3], plain)
+        with refused("out"):
+            layer(step, problem.q[:, None], np.zeros((2, 1, *plain.shape[1:]), plain.dtype))
+
     @pytest.mark.parametrize("rules", [{"cap": 3.0}, {"slopes": True}, {"sinks": True}, {"window": (9, -1)}])
     def test_a_layers_own_features(self, rules):
         problem = problems.make(**rules)

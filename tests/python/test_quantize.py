@@ -147,5 +147,19 @@ def test_attention_writes_nvfp4_as_its_quantiser_does():
     args = problem.args(packed[1], out_scale=scale, out_block_scale=folio.BlockScaleArgs(memory[1], 2))
     folio.run(plan, args, workspace)
     assert packed[0].any() and np.array_equal(*packed) and np.array_equal(*memory)
+
+    packed[1][:], memory[1][:] = 0, 0
+    layer = folio.Layer(op, folio.make_nhd_view(problem.k, problem.v), sm_scale=problem.rules.sm_scale, out_scale=scale)
+    step = folio.Step(plan, folio.csr_table(problem.batch.page_ids, problem.batch.page_indptr))
+    layer(step, problem.q, packed[1], out_block_scale=folio.BlockScaleArgs(memory[1], 2))
+    assert np.array_equal(*packed) and np.array_equal(*memory)
+    packed[1][:], memory[1][:] = 7, 7
+    frozen = memory[1].view()
+    frozen.flags.writeable = False
+    for wrong, message in ((None, "out is uint8|out"), (folio.BlockScaleArgs(frozen, 2), "out_block_scale.data is read-only"),
+                           (folio.BlockScaleArgs(memory[1][:512], 128), "out_block_scale.data has 512 bytes; 137 rows")):
+        with pytest.raises(folio.InvalidArgument, match=message):
+            layer(step, problem.q, packed[1], out_block_scale=wrong)
+    assert np.all(packed[1] == 7) and np.all(memory[1] == 7)
     with pytest.raises(folio.InvalidArgument, match="out_block_scale.data has 512 bytes; 137 rows of 8 blocks"):
         problem.args(packed[1], out_scale=scale, out_block_scale=folio.BlockScaleArgs(memory[1][:512], 128))

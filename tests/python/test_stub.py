@@ -2,6 +2,7 @@
 
 import ast
 import enum
+import os
 import pathlib
 import subprocess
 import sys
@@ -109,3 +110,20 @@ def test_the_package_needs_nothing_but_itself():
     """`import folio` brings no framework in."""
     code = "import sys, folio; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'vllm')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["typed_calls", "typed_torch_calls"])
+def test_type_checkers_know_what_is_an_array(name, tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    if "torch" in name:
+        pytest.importorskip("torch", reason="torch is not installed")
+    if not STUB.exists():
+        pytest.skip("this build made no stub")
+    source = pathlib.Path(__file__).with_name(f"{name}.py")
+    expected = [i for i, line in enumerate(source.read_text().split("\n"), 1) if line.endswith("# error")]
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", tmp_path, "--no-incremental",
+         source.name], check=False, capture_output=True, text=True, cwd=source.parent,
+        env={**os.environ, "MYPYPATH": str(STUB.parent.parent)})
+    refused = [int(line.split(":")[1]) for line in checked.stdout.split("\n") if ": error:" in line and line.startswith(source.name)]
+    assert sorted(set(refused)) == expected, checked.stdout + checked.stderr

@@ -126,7 +126,7 @@ def test_refusals_of_lists(table):
             (lambda: folio.to_dense(table, LENS, PAGE_SIZE, 3), "request 4 needs 4 pages; the dense table has 3"),
             (lambda: folio.paged_indptr([1, -2], PAGE_SIZE), "request 1 is -2"),
             (lambda: folio.paged_indptr([1], 0), "page_size is 0"),
-            (lambda: folio.paged_indptr(np.zeros(2, np.float32), 1), "seq_lens is float32; it must be int32 or int64"),
+            (lambda: folio.paged_indptr(np.zeros(2, np.float32), 1), "seq_lens is float32; int32 and int64 are taken"),
             (lambda: folio.slot_mapping(table, [5], [0], PAGE_SIZE), "token 0 belongs to row 5"),
             (lambda: folio.slot_mapping(table, [0, 0], [0], PAGE_SIZE), "positions and slots have 2, 1 and 1"),
             (lambda: folio.expand_pages([-1], 2), "-1"), (lambda: folio.validate(table, LENS, PAGE_SIZE, 5), "row 0"),

@@ -199,6 +199,32 @@ def test_a_request_beyond_the_bounds_is_reported():
     folio.check_plans(buffer)  # said once
 
 
+def test_page_ids_are_checked_where_the_context_asks_for_it():
+    """Behind the cache lies a copy of a page of its own: a run without the check would be right, and say nothing."""
+    problem = problems.make("bfloat16", "decode", dim_qk=64, dim_v=64)
+    exact, num_pages, page = problem.exact(), len(problem.k), problem.batch.pages[1][0]
+    k, v = (torch.cat([to_gpu(pages), to_gpu(pages[page:page + 1])]) for pages in (problem.k, problem.v))
+    problem.batch.pages[1][0] = num_pages
+    table = folio.csr_table(to_gpu(problem.batch.page_ids), to_gpu(problem.batch.page_indptr))
+    op = folio.prepare(folio.Context.cuda(0, validate_tables=True), problem.config)
+    plan = folio.plan(op, problem.batch_view(), folio.make_plan_buffer(op))
+    like, like_lse = problem.outputs()
+    q, out, lse = to_gpu(problem.q), to_gpu(like), to_gpu(like_lse)
+    workspace = folio.Workspace(torch.zeros(max(folio.workspace_size(op), 256), dtype=torch.uint8, device=DEVICE))
+    folio.init_workspace(op, workspace)
+
+    def run_over(count):
+        segment = folio.SegmentArgs(folio.make_nhd_view(k[:count], v[:count]), table)
+        folio.run(plan, folio.AttentionArgs(q, out, [segment], lse=lse, sm_scale=problem.rules.sm_scale), workspace)
+        torch.cuda.synchronize()
+
+    with pytest.raises(folio.InvalidArgument, match=f"request 1: .* is page {num_pages}; the cache has {num_pages} "):
+        run_over(num_pages)
+    assert out.isnan().all() and lse.isnan().all()
+    run_over(num_pages + 1)
+    problems.assert_close(problem, to_numpy(out, like), lse.cpu().numpy(), exact)
+
+
 def test_sizes_of_ragged_offsets_are_checked():
     problem = problems.make("bfloat16", "prefill", dim_qk=64, dim_v=64)
     op = folio.prepare(CONTEXT, problem.config)
@@ -268,3 +294,44 @@ def test_bool_masks_are_packed_on_the_gpu():
     assert packed.device == DEVICE and packed.dtype == torch.uint8
     wanted = np.concatenate([np.packbits(mask.cpu().numpy(), axis=None, bitorder="little") for mask in masks])
     assert np.array_equal(packed.cpu().numpy(), wanted)
+
+
+def test_the_token_pools_tables_and_drafts_on_a_gpu():
+    token_pool = pytest.importorskip("folio.backends.token_pool")
+    faults = token_pool.DeviceFaults(CONTEXT)
+    pool = token_pool.DeviceReqToTokenPool(3, 8, CONTEXT)
+    rows = pool.alloc(2)
+    pool.write(int(rows[0]), 0, [5, 6, 7])
+    on_gpu = lambda values, dtype=torch.int32: torch.tensor(values, dtype=dtype, device=DEVICE)
+    pool.write_batch(on_gpu([1, 2, 0], torch.int64), on_gpu([8, 30, 0], torch.int64), ends=on_gpu([4, 1, 1]),
+                     faults=faults)
+    entries = torch.from_dlpack(pool.entries)
+    assert entries.tolist() == [[0] * 8, [5, 6, 7, 8, 0, 0, 0, 0], [30] + [0] * 7, [0] * 8]
+    entries[2, 1] = 31  # what an engine writes itself counts
+    branches = token_pool.DraftBranches(topk=1, num_steps=1)
+    indptr, indices = on_gpu([[0] * 3]), on_gpu([[0] * 8])
+    token_pool.generate_draft_decode_kv_indices(pool.entries, on_gpu([1, 2]), on_gpu([3, 1]), branches, 1,
+                                                kv_indptr=indptr, kv_indices=indices, faults=faults)
+    assert indptr.tolist() == [[0, 4, 6]] and indices.tolist() == [[5, 6, 7, 8, 30, 31, 0, 0]]
+    parents, positions = on_gpu([[-1, 0, 0, 1]]), on_gpu([[0] * 4])
+    token_pool.draft_tree_positions(parents, on_gpu([9]), positions=positions, faults=faults)
+    assert positions.tolist() == [[9, 10, 10, 11]]
+    mask = on_gpu([0] * 16, torch.uint8)
+    token_pool.fill_tree_mask("qlen_only", parents, on_gpu([9]), 4, mask=mask, faults=faults)
+    assert mask.reshape(4, 4).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    inputs = token_pool.GraphInputs(4, context=CONTEXT)
+    for where in (on_gpu, lambda values, dtype=None: values):
+        batch = token_pool.ForwardBatch(forward_mode="decode", req_pool_indices=where([1, 2]), seq_lens=where([4, 2]),
+                                        out_cache_loc=where([8, 31], torch.int64))
+        padded = inputs.pad(batch, 3)
+        assert torch.from_dlpack(padded.seq_lens).tolist() == [4, 2, 1]
+        assert torch.from_dlpack(padded.out_cache_loc).tolist() == [8, 31, 0]
+        assert padded.seq_lens_sum == (-1 if where is on_gpu else 7)
+    torch.cuda.synchronize()
+    faults.check()
+    with pytest.raises(folio.InvalidArgument, match="faults is None"):
+        pool.write_batch(on_gpu([1]), on_gpu([8]), ends=on_gpu([1]))
+    pool.write_batch(on_gpu([7]), on_gpu([8]), ends=on_gpu([1]), faults=faults)
+    torch.cuda.synchronize()
+    with pytest.raises(folio.InvalidArgument, match="request 0 has row 7"):
+        faults.check()

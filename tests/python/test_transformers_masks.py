@@ -173,7 +173,7 @@ def test_refusals(options, message):
 def test_gradients_are_refused():
     model = tiny_models.make("llama")
     model.set_attn_implementation("folio")
-    ids = torch.tensor([[1, 2, 3]])
+    ids = torch.tensor([[1, 2, 3]], device=tiny_models.DEVICE)
     with pytest.raises(NotImplementedError, match="there is no backward pass; call the model under torch.no_grad"):
         model(ids)
     with torch.inference_mode():
@@ -184,7 +184,7 @@ def test_compiled_models_break_their_graph_with_the_reason():
     model = tiny_models.make("llama")
     model.set_attn_implementation("folio")
     with torch.no_grad(), pytest.raises(Exception, match="Folio plans on the host"):
-        torch.compile(model, fullgraph=True, backend="eager")(torch.tensor([[1, 2, 3]]))
+        torch.compile(model, fullgraph=True, backend="eager")(torch.tensor([[1, 2, 3]], device=tiny_models.DEVICE))
 
 
 def test_padding_is_zero():

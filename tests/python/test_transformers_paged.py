@@ -1,6 +1,7 @@
 """One layer of continuous batching, called as transformers calls it: slots, windows, padding, and steps told apart.
 
-Device steps, whose lengths transformers keeps on a GPU, run here over CPU tensors: the same tables and bounds.
+Device steps, whose lengths transformers keeps on a GPU, run here over CPU tensors too: the same tables and bounds. With
+FOLIO_TEST_DEVICE=cuda all is on a GPU.
 """
 
 import pytest
@@ -9,11 +10,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/ins
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import folio.integrations.transformers as integration  # noqa: E402: after the skips
+import tiny_models  # noqa: E402
 from folio.integrations.transformers import paged  # noqa: E402
 from folio.integrations.transformers.paged_steps import DeviceStep, HostStep  # noqa: E402
 
 integration.register()
 
+DEVICE = tiny_models.DEVICE
 BLOCK, SLOTS, KV_HEADS, HEADS, DIM = 4, 64, 2, 4, 16
 READ_TRASH, SENTINEL, WRITE_TRASH = SLOTS, SLOTS + 1, SLOTS + BLOCK
 
@@ -22,9 +25,9 @@ class Cache:
     """The part of transformers' PagedAttentionCache that attention sees: one group of two layers."""
 
     def __init__(self, window):
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator(DEVICE).manual_seed(1)
         shape = SLOTS + 2 * BLOCK, KV_HEADS, DIM
-        halves = [torch.randn(shape, generator=generator) for _ in range(4)]
+        halves = [torch.randn(shape, generator=generator, device=DEVICE) for _ in range(4)]
         self.key_cache, self.value_cache = halves[:2], halves[2:]
         self.layer_index_to_group_indices = {0: (0, 0), 1: (0, 1)}
         self.sliding_windows = {0: window or 1, 1: window or 1}
@@ -43,9 +46,9 @@ class Step:
     """Requests (tokens held, new tokens), each in slots of its own, and the arguments of its layer call."""
 
     def __init__(self, requests, window=None, padded=False, seed=2):
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(DEVICE).manual_seed(seed)
         self.requests, self.window = requests, window
-        self.order = torch.randperm(SLOTS // BLOCK, generator=generator)
+        self.order = torch.randperm(SLOTS // BLOCK, generator=generator, device=DEVICE)
         tokens = sum(new for _, new in requests)
         q_len, k_len, read, write = [], [], [], []
         for index, (past, new) in enumerate(requests):
@@ -65,21 +68,21 @@ class Step:
         if padded:
             tokens, q_len, k_len = tokens + 5, q_len + [0, 0], k_len + [0, 0]
             read, write = read + [READ_TRASH] * 9, write + [WRITE_TRASH] * 5
-        self.q = torch.randn(1, HEADS, tokens, DIM, generator=generator)
-        self.k, self.v = (torch.randn(1, KV_HEADS, tokens, DIM, generator=generator) for _ in range(2))
+        self.q = torch.randn(1, HEADS, tokens, DIM, generator=generator, device=DEVICE)
+        self.k, self.v = (torch.randn(1, KV_HEADS, tokens, DIM, generator=generator, device=DEVICE) for _ in range(2))
         self.arguments = dict(
-            cu_seq_lens_q=torch.tensor([0, *q_len]).cumsum(0, dtype=torch.int32),
-            cu_seq_lens_k=torch.tensor([0, *k_len]).cumsum(0, dtype=torch.int32),
+            cu_seq_lens_q=torch.tensor([0, *q_len], device=DEVICE).cumsum(0, dtype=torch.int32),
+            cu_seq_lens_k=torch.tensor([0, *k_len], device=DEVICE).cumsum(0, dtype=torch.int32),
             max_seqlen_q=tokens if padded else max(q_len),
             max_seqlen_k=max(k_len),
-            read_index=[torch.tensor(read if any(past for past, _ in requests) else [], dtype=torch.int64)],
-            write_index=[torch.tensor(write)],
+            read_index=[torch.tensor(read if any(past for past, _ in requests) else [], dtype=torch.int64, device=DEVICE)],
+            write_index=[torch.tensor(write, device=DEVICE)],
         )
 
     def slots(self, index):
         """Three blocks a request."""
         blocks = self.order[3 * index : 3 * index + 3]
-        return (blocks[:, None] * BLOCK + torch.arange(BLOCK)).reshape(-1)
+        return (blocks[:, None] * BLOCK + torch.arange(BLOCK, device=DEVICE)).reshape(-1)
 
     def run(self, cache, layer=0, **changes):
         given = {**self.arguments, "cache": cache, "attention_mask": None, "scaling": 0.25, **changes}
@@ -97,10 +100,10 @@ class Step:
             for store, given in ((cache.key_cache[layer], self.k), (cache.value_cache[layer], self.v)):
                 whole = torch.cat([store[held], given[0, :, rows].transpose(0, 1)])
                 halves.append(whole.repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1).double())
-            at = torch.arange(past + new)
-            hidden = at > past + torch.arange(new)[:, None]
+            at = torch.arange(past + new, device=DEVICE)
+            hidden = at > past + torch.arange(new, device=DEVICE)[:, None]
             if self.window:
-                hidden |= at <= past + torch.arange(new)[:, None] - self.window
+                hidden |= at <= past + torch.arange(new, device=DEVICE)[:, None] - self.window
             scores = self.q[0, :, rows].double() @ halves[0].transpose(1, 2) * 0.25
             out.append((scores.masked_fill(hidden, -torch.inf).softmax(2) @ halves[1]).transpose(0, 1))
         return torch.cat(out)
@@ -111,9 +114,9 @@ BATCHES = {"decodes": [(7, 1), (4, 1), (11, 1)], "mixed": [(5, 3), (0, 6), (8, 1
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("window", [None, 6])
-@pytest.mark.parametrize("where", ["host", "device", "padded"])
+@pytest.mark.parametrize("where", ["host", "device", "padded"] if DEVICE.type == "cpu" else ["device", "padded"])
 def test_attention_over_slots(batch, window, where, monkeypatch):
-    if where != "host":
+    if where != "host" and DEVICE.type == "cpu":
         monkeypatch.setattr(paged, "HostStep", DeviceStep)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     cache, step = Cache(window), Step(BATCHES[batch], window, padded=where == "padded")
@@ -127,11 +130,12 @@ def test_attention_over_slots(batch, window, where, monkeypatch):
     written = step.arguments["write_index"][0][:tokens]
     kept = written < SLOTS
     assert torch.equal(cache.key_cache[0][written[kept]], step.k[0].transpose(0, 1)[:tokens][kept])
-    others = torch.ones(SLOTS, dtype=torch.bool)
+    others = torch.ones(SLOTS, dtype=torch.bool, device=DEVICE)
     others[written[kept]] = False
     assert torch.equal(cache.key_cache[0][:SLOTS][others], before[:SLOTS][others])
 
 
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="device steps are recognised by their objects, not by what they hold")
 @pytest.mark.parametrize("window", [None, 6])
 def test_buffers_written_in_place_are_a_new_step(window):
     """transformers' buffers are static: what was planned for one step must not serve the next."""

@@ -1,9 +1,12 @@
-"""Tiny random transformers models, one per family, and how they are run."""
+"""Tiny random transformers models, one per family, and how they are run: on a GPU with FOLIO_TEST_DEVICE=cuda."""
 
+import os
 import random
 
 import torch
 import transformers
+
+DEVICE = torch.device(os.environ.get("FOLIO_TEST_DEVICE", "cpu"))
 
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for one another
 
@@ -39,7 +42,7 @@ def make(family, seed=1, **changes):
     name, own = FAMILIES[family]
     config_class = getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(name, name + "Config"))
     torch.manual_seed(seed)
-    model = getattr(transformers, name + "ForCausalLM")(config_class(**{**_COMMON, **own, **changes})).eval()
+    model = getattr(transformers, name + "ForCausalLM")(config_class(**{**_COMMON, **own, **changes})).eval().to(DEVICE)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if any(part in parameter_name for part in ("q_proj", "k_proj", "qkv_proj", "sinks")):
@@ -55,10 +58,10 @@ def prompts(lengths, seed=2):
 def pad(sequences, side):
     """(ids, mask) int64 [batch, longest]."""
     longest = max(map(len, sequences))
-    ids, mask = torch.zeros(2, len(sequences), longest, dtype=torch.long)
+    ids, mask = torch.zeros(2, len(sequences), longest, dtype=torch.long, device=DEVICE)
     for row, tokens in enumerate(sequences):
         place = slice(longest - len(tokens), longest) if side == "left" else slice(0, len(tokens))
-        ids[row, place], mask[row, place] = torch.tensor(tokens), 1
+        ids[row, place], mask[row, place] = torch.tensor(tokens, device=DEVICE), 1
     return ids, mask
 
 
@@ -73,7 +76,7 @@ def forced_logits(model, implementation, sequences, side, steps, cache=None, see
     logits = [first[mask.bool()]]
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        ids = torch.randint(1, 128, (len(sequences), 1), generator=generator)
+        ids = torch.randint(1, 128, (len(sequences), 1), generator=generator).to(DEVICE)
         mask = torch.cat([mask, torch.ones_like(ids)], 1)
         positions = mask.sum(1, keepdim=True) - 1
         logits.append(model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache).logits[:, -1])
@@ -107,7 +110,7 @@ class Perturbed:
             sinks = s_aux.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sinks], 3)
         p = scores.softmax(3)[..., : key.shape[2]]
-        signs = 2.0 * torch.randint(0, 2, (*p.shape[:3], value.shape[3]), generator=self.generator) - 1
+        signs = torch.randint(0, 2, (*p.shape[:3], value.shape[3]), generator=self.generator).to(DEVICE) * 2.0 - 1
         out = p @ value + self.epsilon * value.abs().amax((2, 3), keepdim=True) * signs
         return out.transpose(1, 2), None
 
@@ -117,7 +120,7 @@ def greedy(model, implementation, prompt, new_tokens, **options):
     """(tokens, logits [new_tokens, vocabulary]) of one prompt on its own."""
     model.set_attn_implementation(implementation)
     answer = model.generate(
-        torch.tensor([prompt]),
+        torch.tensor([prompt], device=DEVICE),
         do_sample=False,
         max_new_tokens=new_tokens,
         pad_token_id=0,

@@ -70,7 +70,9 @@ struct CommonAttentionMetadata {
   /// [T], global positions of the new tokens. Attention's follow from the lengths: of decoders' batches on the host
   /// each request's first and last must be those; on a device they are not read.
   std::span<const int64_t> positions;
-  std::span<const uint8_t> is_prefilling;  ///< [R], on the host: 1 while a request's prompt is being computed, else 0
+  /// [R], on the host: 1 while a request's prompt is being computed, else 0. Steps planned from device lengths do not
+  /// look at it.
+  std::span<const uint8_t> is_prefilling;
   std::span<const BidirectionalRange> mm_req_doc_ranges;  ///< ascending by request
 
   /// Requests of the batch, padding included.

@@ -45,6 +45,12 @@ struct ParallelConfig {
   /// The ranks that divide the KV, which all have the same KV heads; borrowed, for as long as there are builders.
   /// Needed where decode_context_parallel_size is above 1.
   distributed::ProcessGroup* dcp_group = nullptr;
+  /// Every rank is given the queries of all ranks' heads (replicated weights): none are gathered, nor can ranks compare
+  /// their steps. Layers say so too, in dcp_query_ranks.
+  bool dcp_replicated_queries = false;
+  /// Outputs have the heads of all ranks on every rank, rank 0's first, rather than its own. Needs
+  /// dcp_replicated_queries and "ag_rs".
+  bool dcp_all_heads_out = false;
 };
 
 struct ModelConfig {

@@ -75,7 +75,10 @@ enum {
   FOLIO_FEATURE_SOFT_CAP = 1 << 0,
   FOLIO_FEATURE_ALIBI = 1 << 1,
   FOLIO_FEATURE_SINKS = 1 << 2,
-  FOLIO_FEATURE_ROPE_LLAMA = 1 << 3
+  FOLIO_FEATURE_ROPE_LLAMA = 1 << 3,
+  FOLIO_FEATURE_SPANS = 1 << 4,          /* folio_batch.spans; FOLIO_MASK_CAUSAL only */
+  FOLIO_FEATURE_REQUEST_CAUSAL = 1 << 5, /* folio_batch.causal; FOLIO_MASK_CAUSAL only */
+  FOLIO_FEATURE_KV_START = 1 << 6        /* folio_batch.kv_start */
 };
 
 typedef int32_t folio_kv_source;
@@ -250,13 +253,15 @@ typedef struct folio_attention_config {
   int32_t window_right;
   uint32_t features; /* FOLIO_FEATURE_... */
   folio_determinism determinism;
+  int32_t attention_chunk;  /* positions of a chunk; a query sees keys of its own chunk alone. 0 = none */
+  int32_t span_window_left; /* a query sees its span from p - span_window_left on; -1 = all of it. 0 = as window_left */
 } folio_attention_config;
 /* Causal, bfloat16, strided pages of 16 tokens, no window; heads and dims are left to fill in. */
 #define FOLIO_ATTENTION_CONFIG_INIT                                                                   \
   {                                                                                                   \
     (uint32_t)sizeof(folio_attention_config), 0, 0, 0, 0, FOLIO_DTYPE_BFLOAT16, FOLIO_DTYPE_BFLOAT16, \
         FOLIO_DTYPE_UNSET, FOLIO_DTYPE_UNSET, FOLIO_KV_STRIDED, 16, FOLIO_MASK_CAUSAL, -1, -1, 0,     \
-        FOLIO_DETERMINISM_RUN_TO_RUN                                                                  \
+        FOLIO_DETERMINISM_RUN_TO_RUN, 0, 0                                                            \
   }
 
 typedef struct folio_prepare_options {
@@ -308,9 +313,16 @@ typedef struct folio_batch {
   int32_t num_segments;
   folio_custom_mask_scope custom_mask_scope;
   const int32_t* custom_mask_tail_len; /* [R], FOLIO_CUSTOM_MASK_TAIL only; else NULL */
+  /* Masks as rules: NULL, or arrays whose feature the config has, where the lengths are. See folio::BatchView. */
+  const int32_t* kv_start; /* [R]: keys at positions below are invisible; chunks begin there */
+  const uint8_t* causal;   /* [R]: 0 = the request is not causal */
+  const int32_t* spans;    /* [cu_q[R], 2], on a device [num_tokens, 2]: key positions that the query sees besides */
 } folio_batch;
-#define FOLIO_BATCH_INIT \
-  { (uint32_t)sizeof(folio_batch), FOLIO_ON_HOST, 0, 0, 0, 0, NULL, NULL, NULL, 0, FOLIO_CUSTOM_MASK_ALL, NULL }
+#define FOLIO_BATCH_INIT                                                                                              \
+  {                                                                                                                   \
+    (uint32_t)sizeof(folio_batch), FOLIO_ON_HOST, 0, 0, 0, 0, NULL, NULL, NULL, 0, FOLIO_CUSTOM_MASK_ALL, NULL, NULL, \
+        NULL, NULL                                                                                                    \
+  }
 
 /* Where one segment's keys and values lie in this layer: `cache` and `table` of a paged one, `ragged` of a ragged one.
  */
@@ -432,6 +444,9 @@ FOLIO_C_API folio_status folio_create_plan_buffer(const folio_op* op, folio_plan
  * refused before planning begins: for NULL, a struct_size, an enumeration, another op's buffer, a stream on a CPU. */
 FOLIO_C_API folio_status folio_make_plan(const folio_op* op, const folio_batch* batch, folio_plan_buffer* buffer,
                                          void* stream, folio_plan* plan) FOLIO_C_NOEXCEPT;
+/* Refuses, once, if a plan made on the device since the last report met a request that it could not plan, or if a
+ * captured run's check of page tables found a fault; the message names it. Waits for nothing. On a CPU: FOLIO_OK. */
+FOLIO_C_API folio_status folio_check_plans(folio_plan_buffer* buffer) FOLIO_C_NOEXCEPT;
 
 /* Bytes of workspace for every plan of the op without shared segments, and for one plan; multiples of 256. */
 FOLIO_C_API folio_status folio_workspace_size(const folio_op* op, size_t* bytes) FOLIO_C_NOEXCEPT;

@@ -25,8 +25,11 @@ struct DcpConfig {
   int32_t interleave = 1;  ///< neighbouring tokens that lie on one rank (KvShard); divides the page size
   DcpCombine combine = DcpCombine::kAllGatherReduceScatter;
   bool replicated_queries = false;  ///< every rank has the queries of all ranks' heads: none are gathered
-  std::string force_kernel;         ///< as PrepareOptions::force_kernel
-  int32_t num_workers = 0;          ///< as PrepareOptions::num_workers
+  /// Every rank gets the results of all ranks' heads. Needs replicated_queries and, with several ranks,
+  /// kAllGatherReduceScatter, whose sums then go to all.
+  bool all_heads_out = false;
+  std::string force_kernel;  ///< as PrepareOptions::force_kernel
+  int32_t num_workers = 0;   ///< as PrepareOptions::num_workers
 };
 
 /// One step's batch, the same on all ranks. Borrowed until `plan` returns. R = num_requests, T = cu_q[R].
@@ -34,15 +37,19 @@ struct DcpBatch {
   int32_t num_requests = 0;
   const int32_t* cu_q = nullptr;      ///< [R + 1], non-decreasing, cu_q[0] == 0
   const int32_t* seq_lens = nullptr;  ///< [R], tokens of the request over all ranks, the new ones included
+                                      ///< (cross attention: the encoder's)
   /// The first requests' new tokens are read from the cache, where they have been written: decodes, which then take one
   /// pass. The others' are read from DcpArgs::k and v, where they are not rounded to the cache's dtype, and of the
   /// cache only what is older. Under Determinism::kScheduleInvariant all requests read the cache.
   int32_t num_cached = 0;
   bool all_visible = false;  ///< this batch has neither mask nor window (SegmentMask::kAllVisible)
+  /// Keys are an encoder's, all of them in the cache, and may be fewer than the queries: the last query stands at the
+  /// last key. num_cached must be num_requests.
+  bool cross_attention = false;
 };
 
 /// A step's plan on this rank. A small copyable handle, valid until the DcpAttention plans again; `run` on an older one
-/// throws kStalePlan.
+/// throws kStalePlan. Either pass's plan may be replaced by what a SealedPlan of its op has made of it.
 struct DcpPlan {
   std::optional<AttentionPlan> cached;  ///< keys of this rank's shard; none where no request has any on any rank
   std::optional<AttentionPlan> fresh;   ///< new tokens and sinks; none where neither takes part
@@ -63,14 +70,14 @@ struct DcpArgs {
   PageTableView table;  ///< [>= R]
   Scale k_scale;        ///< of the cache
   Scale v_scale;
-  Scale q_scale;                        ///< fp8 queries: one for the tensor, equal on all ranks
-  TensorView out;                       ///< [T.., num_q_heads, head_dim_v]; must not overlap any input
-  Scale out_scale;                      ///< fp8 outputs, as merge_state's
-  LseView lse;                          ///< [T.., num_q_heads]; null data = not wanted
+  Scale q_scale;    ///< fp8 queries: of any granularity (heads are KV heads), with equal values on all ranks
+  TensorView out;   ///< [T.., num_q_heads, head_dim_v], all_heads_out: of all ranks' heads; must not overlap any input
+  Scale out_scale;  ///< fp8 outputs, as merge_state's
+  LseView lse;      ///< as many heads as `out`; null data = not wanted
   float sm_scale = 0.0f;                ///< as AttentionArgs; equal on all ranks
   float logits_soft_cap = 0.0f;         ///< likewise
   const float* alibi_slopes = nullptr;  ///< [num_q_heads] of this rank; replicated: of all ranks
-  const float* sinks = nullptr;         ///< [num_q_heads] of this rank
+  const float* sinks = nullptr;         ///< of the heads of `out`
 };
 
 /// Attention of this rank's heads over the KV of all ranks of a group (decode context parallelism): the queries of all
@@ -102,7 +109,8 @@ class FOLIO_API DcpAttention {
 
   /// One layer. Collective where the group has more than one rank and any request has keys in the cache. Arguments are
   /// checked before anything is sent or written. Throws kInvalidArgument, also where the ranks run different batches or
-  /// configurations; kStalePlan, kWorkspaceTooSmall; kUnavailable where the group fails.
+  /// configurations or have another sm_scale, logits_soft_cap or q_scale, which is compared where queries are gathered;
+  /// kStalePlan, kWorkspaceTooSmall; kUnavailable where the group fails.
   void run(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream = {});
 
   const DcpConfig& config() const noexcept;       ///< with the defaults (kUnset dtypes) resolved

@@ -28,12 +28,15 @@ enum class Determinism : int32_t {
   kScheduleInvariant = 3,  ///< nor how a request's tokens were divided over steps (chunked prefill, decode)
 };
 
-/// Per-layer features that an op must be prepared for. `run` refuses an argument whose feature was not declared.
+/// Features that an op must be prepared for. `run` and `plan` refuse an argument whose feature was not declared.
 enum class Feature : uint32_t {
-  kSoftCap = 1u << 0,    ///< logits_soft_cap
-  kAlibi = 1u << 1,      ///< alibi_slopes
-  kSinks = 1u << 2,      ///< sinks
-  kRopeLlama = 1u << 3,  ///< in-kernel rotary embedding of q and K
+  kSoftCap = 1u << 0,        ///< logits_soft_cap
+  kAlibi = 1u << 1,          ///< alibi_slopes
+  kSinks = 1u << 2,          ///< sinks
+  kRopeLlama = 1u << 3,      ///< in-kernel rotary embedding of q and K
+  kSpans = 1u << 4,          ///< BatchView::spans; MaskKind::kCausal only
+  kRequestCausal = 1u << 5,  ///< BatchView::causal; MaskKind::kCausal only
+  kKvStart = 1u << 6,        ///< BatchView::kv_start
 };
 
 /// A set of Feature.
@@ -68,7 +71,15 @@ struct AttentionConfig {
   MaskKind mask = MaskKind::kCausal;
   int32_t window_left =
       -1;  ///< visible to a query at p: keys at >= p - window_left (w + 1 with its own); -1: unbounded
-  int32_t window_right = -1;  ///< ... and at <= p + window_right; -1: unbounded. Under kCausal nothing beyond p anyway
+  /// ... and at <= p + window_right; -1: unbounded. Under kCausal it bounds what spans and requests that are not causal
+  /// (BatchView) show beyond p.
+  int32_t window_right = -1;
+  /// Attention chunks (Llama 4): a query sees keys of its own chunk alone. Chunks have so many positions and begin at
+  /// 0, or at the request's kv_start. 0: there are none.
+  int32_t attention_chunk = 0;
+  /// How far back a query sees its span (BatchView::spans): keys at >= p - span_window_left; -1: from the span's begin.
+  /// At 0 the window clamps the span (Gemma 4); at -1 the span goes beyond it (Gemma 3).
+  int32_t span_window_left = 0;
   Features features;
   Determinism determinism = Determinism::kRunToRun;
 };
@@ -147,8 +158,9 @@ struct CustomMask {
 };
 
 /// One step's batch: lengths only. Every array is borrowed until `plan` returns (CPU) or the stream has passed (GPU).
-/// R = num_requests. Requests may be empty (q_len 0 and kv_len 0): padding. Tokens from cu_q[R] on are padding: they
-/// are neither read nor written.
+/// Lengths on a device must keep their values meanwhile: several CTAs read them, and a plan from two states of them may
+/// read outside of the cache. R = num_requests. Requests may be empty (q_len 0 and kv_len 0): padding. Tokens from
+/// cu_q[R] on are padding: they are neither read nor written.
 ///
 /// More queries than keys are taken, and positions decide: without q_first_pos the last query stands at the last key,
 /// so the first ones stand below position 0. Under kCausal they see nothing (out = 0, LSE = -infinity).
@@ -163,6 +175,15 @@ struct BatchView {
       nullptr;  ///< [R], global position of each first query; null = end of the last segment - q_len
   std::span<const KvSegment> segments;  ///< in the order of the keys
   CustomMask custom_mask;               ///< read only under MaskKind::kCustom
+  /// Masks as rules (decision 0066): null, or arrays whose feature the config has. They lie where the lengths do.
+  /// Positions are the sequence's, any int32. Segments with SegmentMask::kAllVisible are not masked by them.
+  /// [R], Feature::kKvStart: keys at positions below are invisible (left padding). Chunks begin there.
+  const int32_t* kv_start = nullptr;
+  const uint8_t* causal = nullptr;  ///< [R], Feature::kRequestCausal: 0 = all keys of the request, within the window
+  /// [cu_q[R], 2], on a device [num_tokens, 2], Feature::kSpans: begin and end of the key positions that the query sees
+  /// besides those of the mask, up to p + window_right and back to p - span_window_left, in its chunk (an image around
+  /// the query). Empty where begin >= end. Keys between the mask's and the span's are visible, too.
+  const int32_t* spans = nullptr;
 };
 
 /// The logarithm's base in which LSE values are written or read.

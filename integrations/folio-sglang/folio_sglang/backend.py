@@ -4,13 +4,12 @@ from dataclasses import dataclass, field
 
 import folio
 import torch
+from folio.backends.layer_kinds import BoundLayers, LayerKind, PreparedKind, context_of
 from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
-from .layers import LayerKind, PreparedKind, context_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 EXTENDS = (ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.SPLIT_PREFILL)
@@ -22,15 +21,16 @@ def refuse(what):
 
 @dataclass
 class StepMetadata:
-    """One step: lengths and pages of its requests, and a plan for each kind of layer that it has met. cu_q and kv_lens
-    are int32: the host's, or in a graph views of buffers whose addresses it keeps."""
+    """One step: lengths and pages of its requests, and for each kind of layer that it has met the prepared kind and its
+    plan, bound to the table. cu_q and kv_lens are int32: the host's, or in a graph views of buffers whose addresses it
+    keeps."""
 
     cu_q: torch.Tensor
     kv_lens: torch.Tensor
     table: folio.PageTableView
     num_tokens: int
     in_graph: bool = False
-    plans: dict = field(default_factory=dict)
+    steps: dict = field(default_factory=dict)
 
 
 class FolioAttentionBackend(AttentionBackend):
@@ -71,10 +71,10 @@ class FolioAttentionBackend(AttentionBackend):
         self.page_size, self.device = pool.page_size, torch.device(model_runner.device)
         self.q_dtype, self.determinism = model_runner.dtype, determinism
         self.max_context_len = self.req_to_token.shape[1]
-        self.context = context_of(self.device, cpus)
+        self.context = context_of(self.device, cpus=cpus)
         self.forward_metadata = None
         self._kinds, self._eager, self._captured = {}, {}, {}  # by layer and sinks; prepared ops by kind
-        self._bounds, self._sinks, self._views, self._graph_steps = None, {}, {}, {}
+        self._bounds, self._sinks, self._layers, self._graph_steps = None, {}, {}, {}
         model = getattr(model_runner, "model", None)
         for layer in [] if model is None else model.modules():
             if isinstance(layer, RadixAttention):
@@ -110,27 +110,36 @@ class FolioAttentionBackend(AttentionBackend):
 
     def _prepare(self, kind, prepared, bounds):
         if kind not in prepared:
-            prepared[kind] = PreparedKind(kind, self.determinism, self.context, self.device, bounds)
+            prepared[kind] = PreparedKind(kind, self.context, self.device, self.determinism, bounds)
         return prepared[kind]
 
-    def _plan(self, kind, step, num_tokens):
-        plan = step.plans.get(kind)
-        if plan is None:
-            prepared = self._prepare(kind, self._captured if step.in_graph else self._eager,
-                                     self._bounds if step.in_graph else None)
-            plan = step.plans[kind] = prepared.plan(step.cu_q, step.kv_lens, num_tokens)
-        return plan
+    def _step(self, kind, metadata, num_tokens):
+        """(prepared kind, folio.Step) of a kind of layers: planned and bound to the table where it is asked for first."""
+        found = metadata.steps.get(kind)
+        if found is None:
+            prepared = self._prepare(kind, self._captured if metadata.in_graph else self._eager,
+                                     self._bounds if metadata.in_graph else None)
+            plan = prepared.plan(metadata.cu_q, [folio.KvSegment(metadata.kv_lens)], num_tokens)
+            found = metadata.steps[kind] = prepared, prepared.step(plan, metadata.table)
+        return found
 
-    def _view(self, layer_id):
+    def _layer(self, prepared, layer, sinks):
         """The pool is asked each time: it waits there for keys that are still being fetched from the host."""
-        halves = self.pool.get_key_buffer(layer_id), self.pool.get_value_buffer(layer_id)
-        addresses = tuple(half.data_ptr() for half in halves)
-        known = self._views.get(layer_id)
-        if known is None or known[0] != addresses:
-            pages = halves[0].shape[0] // self.page_size
-            k, v = (half[:pages * self.page_size].view(pages, self.page_size, *half.shape[1:]) for half in halves)
-            known = self._views[layer_id] = (addresses, folio.make_nhd_view(k, v))
-        return known[1]
+        halves = self.pool.get_key_buffer(layer.layer_id), self.pool.get_value_buffer(layer.layer_id)
+        fp8 = self.pool.dtype in FP8 and layer.k_scale is not None
+        scales = (layer.k_scale_float, layer.v_scale_float) if fp8 else (1.0, 1.0)
+        bound = self._layers.get(layer.layer_id)
+        if bound is None:
+            bound = self._layers[layer.layer_id] = BoundLayers()
+        memory = (halves[0].data_ptr(), halves[1].data_ptr(), scales, None if sinks is None else sinks.data_ptr())
+        found = bound.find(prepared, memory)
+        return found or bound.add(prepared, memory, self._bind(prepared.op, layer, halves, scales, sinks))
+
+    def _bind(self, op, layer, halves, scales, sinks):
+        pages = halves[0].shape[0] // self.page_size
+        k, v = (half[:pages * self.page_size].view(pages, self.page_size, *half.shape[1:]) for half in halves)
+        return folio.Layer(op, folio.make_nhd_view(k, v), sm_scale=layer.scaling, logits_soft_cap=layer.logit_cap,
+                           sinks=sinks, k_scale=scales[0], v_scale=scales[1])
 
     def _sinks32(self, layer_id, sinks):
         """Sinks in the model's dtype, as float32 at an address that graphs may keep. Copied each time, also in a
@@ -232,9 +241,9 @@ class FolioAttentionBackend(AttentionBackend):
         step = self.forward_metadata
         if step is None or not step.in_graph:
             return
-        step.plans.clear()
+        step.steps.clear()
         for kind in self._captured:
-            self._plan(kind, step, step.num_tokens)
+            self._step(kind, step, step.num_tokens)
 
     @property
     def verify_mask(self):
@@ -260,22 +269,19 @@ class FolioAttentionBackend(AttentionBackend):
             refuse(f"attention with {', '.join(asked)}")
         if k is not None and save_kv_cache:
             self._write(k, v, layer, batch)
-        step = self.forward_metadata
-        if step is None:
+        metadata = self.forward_metadata
+        if metadata is None:
             raise RuntimeError("init_forward_metadata comes before a layer's attention")
-        shape = (q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
+        rows = q.shape[0]
         out = getattr(batch, "_attn_output", None)
+        shape = (rows, layer.tp_q_head_num, layer.v_head_dim)
         if out is None:
-            out = (q.new_empty if q.shape[0] == step.num_tokens else q.new_zeros)(shape)
-        fp8 = self.pool.dtype in FP8 and layer.k_scale is not None
-        segment = folio.SegmentArgs(self._view(layer.layer_id), step.table, k_scale=layer.k_scale_float if fp8 else 1.0,
-                                    v_scale=layer.v_scale_float if fp8 else 1.0)
-        args = folio.AttentionArgs(
-            q.reshape(q.shape[0], layer.tp_q_head_num, layer.qk_head_dim), out.view(shape), [segment],
-            sm_scale=layer.scaling, logits_soft_cap=layer.logit_cap, sinks=self._sinks32(layer.layer_id, sinks))
-        plan, workspace = self._plan(self._kind(layer, sinks), step, q.shape[0])
-        folio.run(plan, args, workspace)
-        return out.view(q.shape[0], -1)
+            out = (q.new_empty if rows == metadata.num_tokens else q.new_zeros)(shape)
+        heads = out.view(shape)
+        prepared, step = self._step(self._kind(layer, sinks), metadata, rows)
+        attend = self._layer(prepared, layer, self._sinks32(layer.layer_id, sinks))
+        attend(step, q.reshape(rows, layer.tp_q_head_num, layer.qk_head_dim), heads)
+        return out.view(rows, -1)
 
     def _write(self, k, v, layer, batch):
         """Through the pool, whose own hooks then run. It divides by scales in place: those are copies."""

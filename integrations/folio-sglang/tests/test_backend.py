@@ -1,12 +1,11 @@
-"""The backend over SGLang's own pools, batches and layers on a CPU, with a stand-in for its ModelRunner: against
-attention in float64."""
+"""The backend over SGLang's pools, batches and layers on a CPU, with a stand-in for its ModelRunner: against attention in
+float64."""
 
 from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("sglang.srt.layers.attention.base_attn_backend", reason="sglang cannot be imported")
 
 import folio_sglang  # noqa: E402
 from folio_sglang.backend import FolioAttentionBackend  # noqa: E402
@@ -213,6 +212,26 @@ def test_what_lies_in_the_pool_is_not_written():
     engine.check(backend, layer, batch)
 
 
+@pytest.mark.parametrize("k_scale", [None, 0.5])
+def test_buffers_that_move(k_scale):
+    """A layer is bound once; buffers that the pool allocates again, and other scales, are taken up."""
+    layer = layer_of(k_scale=k_scale, v_scale=k_scale)
+    engine = Engine([layer], torch.bfloat16, None if k_scale is None else torch.float8_e4m3fn)
+    backend, batch = FolioAttentionBackend(engine.runner), engine.batch(*BATCHES["decode"])
+    pool = engine.runner.token_to_kv_pool
+    for first, scale in ((True, k_scale), (False, k_scale), (False, 2.0)):
+        if k_scale is not None:
+            layer.k_scale, layer.k_scale_float = torch.tensor(scale), scale
+        engine.fill(layer, batch)
+        backend.init_forward_metadata(batch)
+        engine.check(backend, layer, batch)
+        if first:
+            pool.k_buffer, pool.v_buffer = ([torch.zeros_like(one) for one in half]
+                                            for half in (pool.k_buffer, pool.v_buffer))
+            engine.k += 1
+            engine.inputs[1] += 1
+
+
 @pytest.fixture
 def uninitialised_memory_is_nan():
     torch.use_deterministic_algorithms(True)  # torch then fills what torch.empty returns
@@ -268,7 +287,7 @@ def test_captured_decodes(settings, page_size):
         backend.init_forward_metadata_out_graph(batch)
         assert backend.forward_metadata is captured
         backend.init_forward_metadata_in_graph(batch)
-        assert len(captured.plans) == 1
+        assert len(captured.steps) == 1
         engine.check(backend, layer, batch)
     assert addresses == [tensor.data_ptr() for tensor in (captured.cu_q, captured.kv_lens, backend._graph_table)]
 
@@ -353,6 +372,7 @@ def test_calls_that_are_refused():
         backend.init_forward_metadata(batch)
 
 
+@pytest.mark.needs_sglang
 def test_sglang_knows_the_backend(monkeypatch):
     import sglang.srt.runtime_context as context
     from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import folio
 import torch
+from folio.backends.layer_kinds import PreparedKind
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder
 
 from .cache import FP8, CacheLayout
-from .context import context_of
+from .context import context_of, graph_bounds
 from .counts import count
-from .impl import FolioAttentionImpl, refuse
-from .layers import PreparedKind, graph_bounds
+from .impl import FolioAttentionImpl, KindStep, refuse
 from .options import options_of
 
 SMALLEST_PACKED_PAGE = 16
@@ -20,8 +20,10 @@ SMALLEST_PACKED_PAGE = 16
 
 @dataclass
 class FolioMetadata:
-    """One step of a group of layers. `plans` has one plan for each kind of layer (layers.LayerKind): nearly always one.
-    `tables` has one page table for each segment of the keys: one, or two where requests share pages."""
+    """One step of a group of layers. `plans` has one plan for each kind of layer (LayerKind), nearly always one, with the
+    prepared kind that made it, which may be another group's. `steps` has that plan bound to this group's tables, which
+    is what a layer's call takes. `tables` has one page table for each segment of the keys: one, or two where requests
+    share pages."""
 
     num_actual_tokens: int
     query_start_loc: torch.Tensor
@@ -32,6 +34,7 @@ class FolioMetadata:
     num_shared_pages: int = 0
     tables: list = field(default_factory=list)
     plans: dict = field(default_factory=dict)
+    steps: dict = field(default_factory=dict)
 
 
 class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
@@ -53,8 +56,8 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
         self._bounds = graph_bounds(vllm_config) if torch.device(device).type == "cuda" else None
         self._prepared = {}
         self._bind()
-        for kind in self._kinds(causal=True):
-            self._prepare(kind)
+        for impl in self._impls:
+            impl.writer = self._prepare(impl.kinds[True])
 
     def _layer_impls(self):
         layers = self.vllm_config.compilation_config.static_forward_context
@@ -93,11 +96,13 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
         return advice.format == folio.KvFormat.CPU_PACKED
 
     def _kinds(self, causal):
-        return dict.fromkeys(impl.kind(causal) for impl in self._impls)  # in the layers' order, each once
+        return dict.fromkeys(impl.kinds[causal] for impl in self._impls)  # in the layers' order, each once
 
     def _prepare(self, kind):
         if kind not in self._prepared:
-            self._prepared[kind] = PreparedKind(kind, self.options, self.device, self._bounds)
+            self._prepared[kind] = PreparedKind(
+                kind, context_of(self.device, self.options.num_threads), self.device, self.options.determinism,
+                self._bounds, self.options.force_kernel)
         return self._prepared[kind]
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
@@ -146,7 +151,7 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
                 folio.KvSegment(metadata.seq_lens - shared)]
 
     def _plan(self, metadata):
-        """Fills in the page tables, and the plans that the metadata does not have yet."""
+        """Fills in the page tables, the plans that the metadata does not have yet, and the steps of both."""
         pages = metadata.num_shared_pages
         if pages > 0:
             count("shared prefixes")
@@ -154,10 +159,16 @@ class FolioMetadataBuilder(AttentionMetadataBuilder[FolioMetadata]):
                                folio.dense_table(metadata.block_table[:, pages:])]
         else:
             metadata.tables = [folio.dense_table(metadata.block_table)]
+        metadata.steps = {}
         for kind in self._kinds(metadata.causal):
             if kind not in metadata.plans:
-                metadata.plans[kind] = self._prepare(kind).plan(
+                prepared = self._prepare(kind)
+                metadata.plans[kind] = prepared, prepared.plan(
                     metadata.query_start_loc, self._segments(metadata, kind), metadata.num_actual_tokens)
+                count("plans")
+            prepared, plan = metadata.plans[kind]
+            tables = metadata.query_start_loc if kind.source == "ragged" else metadata.tables
+            metadata.steps[kind] = KindStep(prepared, prepared.step(plan, tables))
 
     def update_block_table(self, metadata, blk_table, slot_mapping):
         """The metadata of another group with the same lengths, for this group's table: its plans are used again, and

@@ -60,13 +60,10 @@ class CacheLayout:
 
 
 def scale_of(layer, name, num_kv_heads):
-    """The scale of an fp8 cache, `name` being "k" or "v": one, or one per KV head. On a GPU it is read when the kernel
-    runs, so that captured graphs follow it. Raises ValueError for another number of scales."""
+    """The scale of an fp8 cache, `name` being "k" or "v": one, or one per KV head. It is read where it lies when the
+    layer runs, so that scales that are measured later, and captured graphs, follow it. Raises ValueError for another
+    number of scales."""
     data = getattr(layer, f"_{name}_scale")
-    if data.numel() == num_kv_heads and data.numel() > 1:
-        return folio.Scale(data=data.reshape(-1), granularity="per_head")
-    if data.numel() != 1:
+    if data.numel() not in (1, num_kv_heads):
         raise ValueError(f"the layer has {data.numel()} {name} scales; Folio takes 1 or {num_kv_heads}, one a KV head")
-    if data.device.type == "cpu":
-        return float(data)
-    return folio.Scale(data=data.reshape(1), granularity="per_tensor")
+    return folio.Scale(data=data.reshape(-1), granularity="per_tensor" if data.numel() == 1 else "per_head")

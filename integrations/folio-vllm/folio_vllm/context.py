@@ -1,11 +1,10 @@
-"""One Folio context per process and device."""
+"""Where Folio runs in a worker of vLLM: its CPUs, its context, and the bounds of what an engine schedules."""
 
-import functools
 import os
 import re
 
 import folio
-import torch
+from folio.backends import layer_kinds
 
 # How vLLM's CPU workers are told their CPUs: libgomp's, Intel's and OpenMP's own variable.
 _CPU_LISTS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES")
@@ -23,31 +22,17 @@ def worker_cpus(environment=os.environ):
     return set()
 
 
-@functools.cache
-def _cpu_context(num_threads):
-    """OpenMP binds the thread that we run in to one CPU, which threads that it starts would inherit: Folio's threads
-    start with all of the worker's CPUs."""
-    cpus = worker_cpus()
-    if not cpus or not hasattr(os, "sched_setaffinity"):
-        return folio.Context.cpu(num_threads=num_threads)
-    own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)
-    try:
-        return folio.Context.cpu(num_threads=num_threads)
-    finally:
-        os.sched_setaffinity(0, own)
-
-
-@functools.cache
-def _cuda_context(index):
-    return folio.Context.cuda(index)
-
-
 def context_of(device, num_threads=0):
-    """The context of a torch device. Raises folio.Error where this build of Folio does not have it."""
-    device = torch.device(device)
-    if device.type == "cpu":
-        return _cpu_context(num_threads or torch.get_num_threads())
-    if device.type == "cuda":
-        return _cuda_context(torch.cuda.current_device() if device.index is None else device.index)
-    raise NotImplementedError(f"folio-vllm serves CPUs and CUDA devices, not {device.type}")
+    """The context of a torch device, with the worker's CPUs."""
+    return layer_kinds.context_of(device, num_threads, worker_cpus())
+
+
+def graph_bounds(vllm_config):
+    """Bounds of every batch that this engine schedules, so that captured graphs stay valid. Dummy runs count too: their
+    lengths are those of the tokens of a step."""
+    scheduler = vllm_config.scheduler_config
+    captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+    tokens = max(scheduler.max_num_batched_tokens, captured)
+    encoder = getattr(scheduler, "max_num_encoder_input_tokens", 0) or 0
+    return folio.GraphBounds(max_requests=max(scheduler.max_num_seqs, captured), max_tokens=tokens, max_q_len=tokens,
+                             max_kv_len=max(vllm_config.model_config.max_model_len, tokens, encoder))

@@ -1,14 +1,15 @@
 """One layer's attention over vLLM's cache: refusals at construction, cache writes, and the run of the step's plan."""
 
+from typing import NamedTuple
+
 import folio
 import torch
+from folio.backends.layer_kinds import BoundLayers, LayerKind, PreparedKind
 from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from .cache import CACHE_DTYPES, FP8, CacheLayout, scale_of
-from .context import context_of
 from .counts import count
-from .layers import LayerKind
 from .options import options_of
 
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
@@ -18,8 +19,16 @@ def refuse(what):
     raise NotImplementedError(f"folio-vllm does not offer {what}")
 
 
+class KindStep(NamedTuple):
+    """One step of the layers of a kind."""
+
+    prepared: PreparedKind
+    step: folio.Step
+
+
 class FolioAttentionImpl(AttentionImpl):
-    """vLLM's AttentionImpl. Its builder binds it once, when sizes of pages are known (`bind`)."""
+    """vLLM's AttentionImpl. Its builder binds it once, when sizes of pages are known (`bind`), and gives it `writer`, the
+    prepared kind whose layer writes the cache."""
 
     can_return_lse_for_decode = False
     supports_dcp = False
@@ -61,16 +70,13 @@ class FolioAttentionImpl(AttentionImpl):
         self.scale, self.logits_soft_cap = float(scale), float(logits_soft_cap or 0.0)
         self.sliding_window = sliding_window
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
+        self.is_encoder = attn_type in ENCODERS
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self._sinks32 = None
-        self._views = {}
-        self.layout = None
-
-    @property
-    def is_encoder(self):
-        return self.attn_type in ENCODERS
+        self._bound = BoundLayers()
+        self.layout = self.writer = None
 
     def features(self):
         wanted = (("soft_cap", self.logits_soft_cap != 0.0), ("alibi", self.alibi_slopes is not None),
@@ -92,32 +98,39 @@ class FolioAttentionImpl(AttentionImpl):
     def bind(self, layout: CacheLayout, q_dtype, device, options):
         """Tells the layer how its cache lies, and puts what kernels read as float32 onto the device."""
         self.layout, self._q_dtype, self.options = layout, q_dtype, options
-        self.context = context_of(device, options.num_threads)
-        self._kinds = {causal: self.kind(causal) for causal in (True, False)}
-        self._views.clear()
+        self.kinds = {causal: self.kind(causal) for causal in (True, False)}
+        self._bound.clear()
         if self.alibi_slopes is not None:
             self.alibi_slopes = self.alibi_slopes.to(device)
         if self.sinks is not None and self._sinks32 is None:
             self._sinks32 = torch.empty(self.num_heads, dtype=torch.float32, device=device)
 
-    def _float_sinks(self):
-        """At an address that captured graphs keep. Copied each time, also in a graph: weights may be loaded again."""
-        if self.sinks is None or self.sinks.dtype == torch.float32:
-            return None if self.sinks is None else self.sinks.detach()
-        return self._sinks32.copy_(self.sinks.detach())
+    def _refresh_sinks(self):
+        """Into float32 at an address that captured graphs keep. Each time, also in a graph: weights may be loaded
+        again."""
+        if self.sinks is not None and self.sinks.dtype != torch.float32:
+            self._sinks32.copy_(self.sinks.detach())
 
-    def _view(self, kv_cache):
-        key = (kv_cache.data_ptr(), kv_cache.shape[0])
-        view = self._views.get(key)
-        if view is None:
-            self._views.clear()
-            view = self._views[key] = self.layout.view(kv_cache)
-        return view
+    def _bind_layer(self, op, layer, kv_cache):
+        scales = {}
+        if self.kv_cache_dtype in FP8:
+            scales = {f"{name}_scale": scale_of(layer, name, self.num_kv_heads) for name in ("k", "v")}
+        sinks = self.sinks
+        if sinks is not None:
+            sinks = sinks.detach() if sinks.dtype == torch.float32 else self._sinks32
+        return folio.Layer(op, None if self.is_encoder else self.layout.view(kv_cache), sm_scale=self.scale,
+                           logits_soft_cap=self.logits_soft_cap, alibi_slopes=self.alibi_slopes, sinks=sinks, **scales)
 
-    def _scales(self, layer):
-        if self.kv_cache_dtype not in FP8:
-            return {}
-        return {f"{name}_scale": scale_of(layer, name, self.num_kv_heads) for name in ("k", "v")}
+    def _layer(self, prepared, layer, kv_cache):
+        """This layer's folio.Layer for an op: bound again where the engine gives another cache or other scales."""
+        if self.is_encoder:
+            memory = None
+        elif self.kv_cache_dtype in FP8:
+            memory = (kv_cache.data_ptr(), kv_cache.shape[0], layer._k_scale.data_ptr(), layer._v_scale.data_ptr())
+        else:
+            memory = (kv_cache.data_ptr(), kv_cache.shape[0])
+        bound = self._bound.find(prepared, memory)
+        return bound or self._bound.add(prepared, memory, self._bind_layer(prepared.op, layer, kv_cache))
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping):
         """Writes the step's keys and values, [tokens, KV heads, head_size], into their slots. A negative slot is
@@ -125,8 +138,7 @@ class FolioAttentionImpl(AttentionImpl):
         if self.is_encoder or kv_cache.numel() == 0:
             return
         count("writes")
-        folio.write_kv_cache(self.context, folio.CacheWriteArgs(
-            key, value, slot_mapping, self._view(kv_cache), num_slots=slot_mapping.shape[0], **self._scales(layer)))
+        self._layer(self.writer, layer, kv_cache).write(slot_mapping, key, value)
 
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None,
                 output_block_scale=None):
@@ -136,19 +148,19 @@ class FolioAttentionImpl(AttentionImpl):
             refuse("outputs that are quantised with attention")
         if attn_metadata is None:
             return output.zero_()
+        prepared, step = attn_metadata.steps[self.kinds[attn_metadata.causal]]
         count("layers")
-        step = attn_metadata.plans[self._kinds[attn_metadata.causal]]
-        count("kernel " + step.kernel_name)
-        tokens = attn_metadata.num_actual_tokens
-        heads = output.view(output.shape[0], self.num_heads, self.layout.head_dim_v)
+        count("kernel " + prepared.kernel_name)
+        tokens, rows = attn_metadata.num_actual_tokens, output.shape[0]
+        heads = output if output.dim() == 3 else output.view(rows, self.num_heads, self.layout.head_dim_v)
+        if rows != tokens:
+            heads = heads[:tokens]
+        if query.shape[0] != tokens:
+            query = query[:tokens]
+        self._refresh_sinks()
+        attend = self._layer(prepared, layer, kv_cache)
         if self.is_encoder:
-            ragged = folio.RaggedKvView(key[:tokens], value[:tokens], attn_metadata.query_start_loc)
-            segments = [folio.SegmentArgs(ragged=ragged)]
+            attend(step, query, heads, ragged=(key[:tokens], value[:tokens]))
         else:
-            view, scales = self._view(kv_cache), self._scales(layer)
-            segments = [folio.SegmentArgs(view, table, **scales) for table in attn_metadata.tables]
-        args = folio.AttentionArgs(query[:tokens], heads[:tokens], segments, sm_scale=self.scale,
-                                   logits_soft_cap=self.logits_soft_cap, alibi_slopes=self.alibi_slopes,
-                                   sinks=self._float_sinks())
-        folio.run(step.plan, args, step.workspace)
+            attend(step, query, heads)
         return output

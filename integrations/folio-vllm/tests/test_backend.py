@@ -3,11 +3,10 @@
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("vllm", reason="vllm is not installed")
 
 import folio_vllm  # noqa: E402
-from folio_vllm.layers import PreparedKind, graph_bounds  # noqa: E402
-from folio_vllm.options import Options  # noqa: E402
+from folio.backends.layer_kinds import PreparedKind, context_of  # noqa: E402
+from folio_vllm.context import graph_bounds  # noqa: E402
 from stand_ins import CPU, DIM, HEADS, KV_HEADS, PAGE, Step, assert_close, builder_of, engine, layer_of  # noqa: E402
 from vllm.v1.attention.backend import AttentionType  # noqa: E402
 
@@ -248,10 +247,31 @@ def test_bounds_for_every_step_of_an_engine(settings):
     step, layer = Step(), layer_of(**settings)
     builder, cache = builder_of([layer]), step.cache(torch.float32)
     kind = layer.impl.kind(causal=True)
-    builder._prepared[kind] = prepared = PreparedKind(kind, Options(), CPU, graph_bounds(engine()))
+    builder._prepared[kind] = prepared = PreparedKind(kind, context_of(CPU), CPU, bounds=graph_bounds(engine()))
     workspace = prepared.workspace
     step.write(layer, cache)
     assert_close(step, step.run(layer, cache, builder.build(0, step.common())), layer.impl)
     assert prepared.workspace is workspace, "captured graphs would keep the old workspace's address"
     with pytest.raises(ValueError, match="9"):
         builder.build(0, Step(q_lens=[1] * 9, kv_lens=[5] * 9).common())  # one request more than max_num_seqs
+
+
+@pytest.mark.parametrize("settings", [{}, {"kv_cache_dtype": "fp8", "scale": (0.5, 2.0)}], ids=["plain", "fp8"])
+def test_a_cache_that_moves(settings):
+    """A layer is bound once; another cache, and scales that are measured later, are taken up."""
+    fp8, layer = bool(settings), layer_of(**settings)
+    builder = builder_of([layer], cache_dtype=torch.uint8 if fp8 else None)
+    for seed in (0.0, 1.0):
+        step = Step()
+        step.k, step.v = [tensor + seed for tensor in step.k], [tensor - seed for tensor in step.v]
+        cache = step.cache(torch.float8_e5m2 if fp8 else torch.float32)
+        if fp8:
+            cache.fill_(0x7F)
+            layer._k_scale.fill_(0.5 + seed)
+
+        def stored(tensors, scale):
+            return [(t / scale).to(torch.float8_e4m3fn).float() * scale for t in tensors] if fp8 else tensors
+
+        step.write(layer, cache)
+        k, v = stored(step.k, layer._k_scale), stored(step.v, layer._v_scale)
+        assert_close(step, step.run(layer, cache, builder.build(0, step.common())), layer.impl, k, v)

@@ -5,14 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("vllm", reason="vllm is not installed")
 
 import folio  # noqa: E402
 import folio_vllm  # noqa: E402
 from folio_vllm.backend import FolioCpuBackend, FolioCudaBackend  # noqa: E402
 from folio_vllm.cache import CacheLayout, scale_of, with_regular_strides  # noqa: E402
-from folio_vllm.context import worker_cpus  # noqa: E402
-from folio_vllm.layers import graph_bounds  # noqa: E402
+from folio_vllm.context import graph_bounds, worker_cpus  # noqa: E402
 from folio_vllm.options import Options, options_of  # noqa: E402
 from stand_ins import DIM, KV_HEADS, PAGE, Q_LENS, Step, builder_of, engine, layer_of  # noqa: E402
 from vllm.platforms.interface import DeviceCapability  # noqa: E402
@@ -128,6 +126,7 @@ def test_dimensions_of_one_element_get_regular_strides():
         assert regular.stride() == (4096 * heads, 4096, 128, 1)
 
 
+@pytest.mark.needs_vllm
 def test_vllm_knows_the_backends():
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -148,6 +147,7 @@ def reasons(backend, **changes):
     return backend.validate_configuration(**asked)
 
 
+@pytest.mark.needs_vllm
 @pytest.mark.parametrize("backend", [FolioCpuBackend, FolioCudaBackend])
 def test_what_vllm_may_ask_for(backend):
     assert reasons(backend) == []

@@ -12,7 +12,12 @@ void check_dcp_config(const Context& context, const EngineConfig& config, const 
   const ParallelConfig& parallel = config.parallel;
   const int32_t size = parallel.decode_context_parallel_size;
   core::require(size >= 1, "decode_context_parallel_size is ", size, "; it must be 1 or more");
-  distributed::dcp_combine_from_name(parallel.dcp_comm_backend, size);
+  const distributed::DcpCombine combine = distributed::dcp_combine_from_name(parallel.dcp_comm_backend, size);
+  core::require(!parallel.dcp_all_heads_out || parallel.dcp_replicated_queries,
+                "dcp_all_heads_out is set with dcp_replicated_queries false; new tokens need the queries of all heads");
+  core::require(!parallel.dcp_all_heads_out || combine == distributed::DcpCombine::kAllGatherReduceScatter,
+                "dcp_all_heads_out is set with a dcp_comm_backend of ", parallel.dcp_comm_backend,
+                ", which leaves every rank its own heads; it needs ag_rs");
   if (size == 1) {
     core::require(parallel.dcp_group == nullptr || parallel.dcp_group->size() == 1,
                   "dcp_group is given, but decode_context_parallel_size is 1");
@@ -39,6 +44,8 @@ void check_dcp_lengths(const EngineConfig& config, const CommonAttentionMetadata
   const std::span<const int32_t> local = batch.dcp_local_seq_lens;
   if (local.empty()) return;
   const ParallelConfig& parallel = config.parallel;
+  core::require(batch.seq_lens.size() >= static_cast<size_t>(batch.num_reqs), "dcp_local_seq_lens is given with ",
+                batch.seq_lens.size(), " seq_lens; num_reqs is ", batch.num_reqs);
   if (!uses_dcp(config)) {
     core::fail(ErrorCode::kUnsupported, "dcp_local_seq_lens is given, but decode_context_parallel_size is 1");
   }
@@ -54,12 +61,17 @@ void check_dcp_lengths(const EngineConfig& config, const CommonAttentionMetadata
 }
 
 DcpStepPlans::DcpStepPlans(const Context& context, const EngineConfig& config, std::span<const WindowOp> windows,
-                           bool all_cached, const std::string& force_kernel)
-    : workspace_(context.device()), all_cached_(all_cached || config.determinism == Determinism::kScheduleInvariant) {
+                           DcpKeys keys, const std::string& force_kernel)
+    : workspace_(context.device()), keys_(keys) {
+  if (keys == DcpKeys::kNewBesideCache && config.determinism == Determinism::kScheduleInvariant) {
+    keys_ = DcpKeys::kCached;
+  }
   const ParallelConfig& parallel = config.parallel;
   distributed::DcpConfig dcp;
   dcp.interleave = parallel.cp_kv_cache_interleave_size;
   dcp.combine = distributed::dcp_combine_from_name(parallel.dcp_comm_backend, parallel.decode_context_parallel_size);
+  dcp.replicated_queries = parallel.dcp_replicated_queries;
+  dcp.all_heads_out = parallel.dcp_all_heads_out;
   dcp.force_kernel = force_kernel;
   for (const WindowOp& window : windows) {
     dcp.attention = window.op.config();
@@ -72,13 +84,14 @@ DcpWindowPlans DcpStepPlans::plan(const CommonAttentionMetadata& batch, int32_t 
   step.num_requests = batch.num_reqs;
   step.cu_q = batch.query_start_loc.data();
   step.seq_lens = batch.seq_lens.data();
-  step.num_cached = all_cached_ ? batch.num_reqs : num_decodes;
+  step.num_cached = keys_ == DcpKeys::kNewBesideCache ? num_decodes : batch.num_reqs;
+  step.cross_attention = keys_ == DcpKeys::kEncoders;
   DcpWindowPlans plans;
   size_t workspace_bytes = 0;
   for (size_t i = 0; i < windows_.size(); ++i) {
     Window& window = windows_[i];
-    // Not causal, a layer without window sees all keys; one with a window ends at its query.
-    step.all_visible = !batch.causal && window.window_left < 0;
+    // Not causal, a decoder's layer without window sees all keys; one with a window ends at its query.
+    step.all_visible = !step.cross_attention && !batch.causal && window.window_left < 0;
     plans[i] = DcpWindowPlan{window.window_left, &window.attention, window.attention.plan(step, stream)};
     workspace_bytes = std::max(workspace_bytes, window.attention.workspace_size(plans[i]->plan));
   }
@@ -94,6 +107,12 @@ const DcpWindowPlan& dcp_plan_for_window(const DcpWindowPlans& plans, int32_t wi
   }
   core::fail(ErrorCode::kInvalidArgument, "the layer's window_left is ", window_left,
              "; the metadata was not planned for it");
+}
+
+int32_t dcp_out_ranks(const DcpWindowPlans& plans) {
+  if (!plans.front()) return 1;
+  const distributed::DcpAttention& attention = *plans.front()->attention;
+  return attention.config().all_heads_out ? attention.group().size() : 1;
 }
 
 void run_dcp(const DcpWindowPlan& plan, const AttentionArgs& args, const ConstTensorView& key,
@@ -116,7 +135,12 @@ void run_dcp(const DcpWindowPlan& plan, const AttentionArgs& args, const ConstTe
   dcp.sm_scale = args.sm_scale;
   dcp.logits_soft_cap = args.logits_soft_cap;
   dcp.alibi_slopes = args.alibi_slopes;
+  const distributed::DcpConfig& config = plan.attention->config();
   dcp.sinks = args.sinks;
+  if (dcp.sinks != nullptr && config.replicated_queries &&
+      !config.all_heads_out) {  // a layer's are those of its queries
+    dcp.sinks += plan.attention->group().rank() * config.attention.num_q_heads;
+  }
   plan.attention->run(plan.plan, dcp, workspace, stream);
 }
 

@@ -7,6 +7,8 @@
 
 #include "backends/common/context_memory.hpp"
 #include "backends/common/layer_plans.hpp"
+#include "core/error.hpp"
+#include "folio/backends/attention_layer.hpp"
 #include "folio/backends/attention_metadata.hpp"
 #include "folio/backends/dcp_plans.hpp"
 #include "folio/backends/engine_config.hpp"
@@ -23,16 +25,40 @@ inline bool uses_dcp(const EngineConfig& config) {
 /// does not go with it.
 void check_dcp_config(const Context& context, const EngineConfig& config, const AttentionSpec& spec);
 
+/// Throws kInvalidArgument where a layer is given the query heads of other ranks than the configuration says.
+/// `divided`: the layers' keys are divided over ranks.
+template <typename Impl>
+void check_query_ranks(const EngineConfig& config, bool divided, std::span<const AttentionLayer<Impl>> layers) {
+  const ParallelConfig& parallel = config.parallel;
+  const bool replicated = divided && parallel.dcp_replicated_queries;
+  const int32_t expected = replicated ? parallel.decode_context_parallel_size : 1;
+  for (const AttentionLayer<Impl>& layer : layers) {
+    const int32_t given = layer.impl->dcp_query_ranks();
+    core::require(given == expected, "layer ", layer.name, " has a dcp_query_ranks of ", given, "; with ",
+                  parallel.decode_context_parallel_size, " ranks and dcp_replicated_queries ",
+                  parallel.dcp_replicated_queries ? "true" : "false", " it is ", expected);
+  }
+}
+
 /// Throws where a batch's dcp_local_seq_lens, which may be left out, are not this rank's. O(R).
 void check_dcp_lengths(const EngineConfig& config, const CommonAttentionMetadata& batch);
+
+/// Where a group's keys are.
+enum class DcpKeys {
+  kNewBesideCache,  ///< those of new tokens, decodes apart, are read from the step's key and value
+  kCached,          ///< all in the cache
+  kEncoders,        ///< all in the cache, and none is a query's own
+};
 
 /// What StepPlans is without decode context parallelism.
 class DcpStepPlans {
  public:
-  /// `windows`: the kernels that would attend to undivided caches. `all_cached`: new tokens are always read from the
-  /// cache; otherwise those of decodes only.
-  DcpStepPlans(const Context& context, const EngineConfig& config, std::span<const WindowOp> windows, bool all_cached,
+  /// `windows`: the kernels that would attend to undivided caches.
+  DcpStepPlans(const Context& context, const EngineConfig& config, std::span<const WindowOp> windows, DcpKeys keys,
                const std::string& force_kernel);
+
+  /// What attends for the group's first window.
+  const distributed::DcpAttention& attention() const { return windows_.front().attention; }
 
   /// A workspace of so many bytes at least, before there are plans.
   void reserve(size_t bytes) { workspace_.reserve(bytes); }
@@ -51,8 +77,11 @@ class DcpStepPlans {
   };
   std::vector<Window> windows_;  ///< at most kMaxWindows
   ContextMemory workspace_;
-  bool all_cached_;
+  DcpKeys keys_;
 };
+
+/// How many ranks' heads `forward` writes.
+int32_t dcp_out_ranks(const DcpWindowPlans& plans);
 
 /// The plan of the layers of that window. Throws kInvalidArgument where nothing was planned for it, kStalePlan.
 const DcpWindowPlan& dcp_plan_for_window(const DcpWindowPlans& plans, int32_t window_left);

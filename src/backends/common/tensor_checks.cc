@@ -69,6 +69,15 @@ void fill_with_zeros(const Context& context, const TensorView& output, Stream st
   }
 }
 
+int32_t checked_query_heads(int32_t num_heads, int32_t dcp_query_ranks, const std::vector<float>& alibi_slopes) {
+  core::require(dcp_query_ranks >= 1, "dcp_query_ranks is ", dcp_query_ranks, "; it must be 1 or more");
+  const int64_t heads = int64_t{num_heads} * dcp_query_ranks;
+  core::require(alibi_slopes.empty() || static_cast<int64_t>(alibi_slopes.size()) == heads, "alibi_slopes has ",
+                alibi_slopes.size(), " entries; num_heads is ", num_heads,
+                dcp_query_ranks == 1 ? "" : core::message(", dcp_query_ranks ", dcp_query_ranks));
+  return core::checked_cast<int32_t>(heads);
+}
+
 std::vector<float> sinks_as_float(const ConstTensorView& sinks, int32_t num_heads, const std::string& wrong_count) {
   core::require(sinks.rank == 1, "sinks have rank ", sinks.rank, "; it must be 1");
   core::require(sinks.shape[0] == num_heads, wrong_count);

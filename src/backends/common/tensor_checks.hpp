@@ -30,6 +30,10 @@ BlockScaleArgs nvfp4_block_scale(const char* name, const TensorView& scale, int6
 /// kUnset: bytes). On a GPU enqueued.
 void fill_with_zeros(const Context& context, const TensorView& output, Stream stream);
 
+/// Heads of a layer's queries: its own, times the ranks whose heads it is given. Throws kInvalidArgument for
+/// dcp_query_ranks below 1 and for another number of slopes, which may be none.
+int32_t checked_query_heads(int32_t num_heads, int32_t dcp_query_ranks, const std::vector<float>& alibi_slopes);
+
 /// A layer's sinks, [num_heads] float32, float16 or bfloat16 on the host, as float32. `wrong_count` is what is said of
 /// another number of heads.
 std::vector<float> sinks_as_float(const ConstTensorView& sinks, int32_t num_heads, const std::string& wrong_count);

@@ -60,17 +60,32 @@ StepKeys discovered_keys(const StepCascadeLevels& levels) {
   return keys;
 }
 
-/// How many of each request's older tokens this rank holds.
-void localize_context(const ParallelConfig& parallel, const CommonAttentionMetadata& batch,
+/// How many of each request's older tokens this rank holds; of cross attention all are older.
+void localize_context(const ParallelConfig& parallel, AttentionType type, const CommonAttentionMetadata& batch,
                       std::vector<int32_t>& context_lens) {
+  const bool crosses = type == AttentionType::kEncoderDecoder;
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
   context_lens.resize(num_reqs);
   for (int32_t i = 0; i < batch.num_reqs; ++i) {
-    context_lens[static_cast<size_t>(i)] = batch.num_computed_tokens(i);
+    const auto at = static_cast<size_t>(i);
+    context_lens[at] = crosses ? batch.seq_lens[at] : batch.num_computed_tokens(i);
   }
   distributed::get_dcp_local_seq_lens(context_lens, parallel.decode_context_parallel_size,
                                       parallel.decode_context_parallel_rank, parallel.cp_kv_cache_interleave_size,
                                       context_lens);
+}
+
+/// Seals the plans of a step over a divided cache: what each of its passes has.
+void make_schedules(StepState& step, FlashAttentionMetadata& metadata, Stream stream) {
+  distributed::DcpPlan& plan = metadata.dcp_plans.front()->plan;
+  if (plan.cached) {
+    metadata.scheduler_metadata = step.schedule->seal(*plan.cached, stream);
+    plan.cached = step.schedule->plan();
+  }
+  if (plan.fresh) {
+    metadata.new_tokens_scheduler_metadata = step.new_tokens_schedule->seal(*plan.fresh, stream);
+    plan.fresh = step.new_tokens_schedule->plan();
+  }
 }
 
 /// Plans the step for every window. Not causal, a layer without window sees every key; one with a window ends at its
@@ -111,6 +126,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   StepState& step = state.steps[state.next_step];
   const CommonAttentionMetadata checked = with_key_lengths(state.attn_type, batch, step);
   (from_device ? check_device_lengths : check_flash_attn_batch)(state.spec, state.config, state.attn_type, checked);
+  check_dcp_lengths(state.config, state.is_encoder() ? checked : batch);  // of seq_lens, also where an encoder's count
   const bool aot = state.aot_schedule && !fast_build;
   if (aot && is_fp8(state.kv_cache_dtype)) {
     // Raises for e5m2 in vLLM's profile, whose capabilities take it.
@@ -137,6 +153,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   }
   // Nothing is refused from here on but by the schedulers, after which this step's memory holds no plan.
   if (step.schedule) step.schedule->invalidate();
+  if (step.new_tokens_schedule) step.new_tokens_schedule->invalidate();
   state.next_step = (state.next_step + 1) % state.steps.size();
   const auto num_reqs = static_cast<size_t>(batch.num_reqs);
   FlashAttentionMetadata metadata;
@@ -165,7 +182,7 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   const bool all_visible = state.attn_type == AttentionType::kDecoder && !batch.causal;
   if (step.dcp) {
     metadata.dcp_plans = step.dcp->plan(checked, /*num_decodes=*/0, stream);
-    localize_context(state.config.parallel, checked, step.kv_lens);
+    localize_context(state.config.parallel, state.attn_type, checked, step.kv_lens);
     metadata.dcp_context_kv_lens = step.kv_lens;
     metadata.max_dcp_context_kv_len =
         distributed::max_dcp_context_len(batch.max_seq_len, state.config.parallel.decode_context_parallel_size,
@@ -173,7 +190,9 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   } else {
     metadata.plans = plan_step(checked, all_visible, keys, step, stream);
   }
-  if (aot) {
+  if (aot && step.dcp) {
+    make_schedules(step, metadata, stream);
+  } else if (aot) {
     metadata.scheduler_metadata = step.schedule->seal(metadata.plans.front()->plan, stream);
     metadata.plans.front()->plan = step.schedule->plan();
     if (metadata.use_cascade) metadata.prefix_scheduler_metadata = metadata.scheduler_metadata;
@@ -216,16 +235,15 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_for_cudagraph_captur
   return build_step(0, batch, /*fast_build=*/false, /*may_discover=*/false, stream);
 }
 
-FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const FlashAttentionMetadata& metadata,
-                                                                         const BlockTableView& block_table,
-                                                                         std::span<const int64_t> slot_mapping,
-                                                                         const BlockTableView& block_table_host) const {
+namespace {
+
+/// The step's requests and tokens must fit in the table. Encoders read none: theirs may be empty.
+void check_table_size(const FlashAttentionMetadata& metadata, const BlockTableView& block_table, int32_t num_ranks) {
   core::require(block_table.num_rows >= metadata.num_reqs, "the block table has ", block_table.num_rows,
                 " rows; num_reqs is ", metadata.num_reqs);
   core::require(block_table.row_stride >= block_table.num_columns, "the block table has ", block_table.num_columns,
                 " columns and a row stride of ", block_table.row_stride);
-  const int64_t table_tokens =
-      int64_t{block_table.num_columns} * metadata.page_size * state_->config.parallel.decode_context_parallel_size;
+  const int64_t table_tokens = int64_t{block_table.num_columns} * metadata.page_size * num_ranks;
   core::require(!metadata.seq_lens.empty() || metadata.num_reqs == 0 || metadata.max_seq_len <= table_tokens,
                 "max_seq_len is ", metadata.max_seq_len, "; a row of the block table has ", block_table.num_columns,
                 " pages of ", metadata.page_size, " tokens");
@@ -233,6 +251,17 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const F
     core::require(metadata.seq_lens[i] <= table_tokens, "request ", i, " has a seq_len of ", metadata.seq_lens[i],
                   "; a row of the block table has ", block_table.num_columns, " pages of ", metadata.page_size,
                   " tokens");
+  }
+}
+
+}  // namespace
+
+FlashAttentionMetadata FlashAttentionMetadataBuilder::update_block_table(const FlashAttentionMetadata& metadata,
+                                                                         const BlockTableView& block_table,
+                                                                         std::span<const int64_t> slot_mapping,
+                                                                         const BlockTableView& block_table_host) const {
+  if (!state_->is_encoder()) {
+    check_table_size(metadata, block_table, state_->config.parallel.decode_context_parallel_size);
   }
   FlashAttentionMetadata updated = metadata;
   if (metadata.cascade.num_segments > 0) {

@@ -12,9 +12,9 @@ namespace folio::inline v0::backends {
 void check_flash_attn_config(const Context& context, const AttentionSpec& spec, const EngineConfig& config,
                              const FlashAttentionOptions& options) {
   const int32_t ranks = config.parallel.decode_context_parallel_size;
-  if (ranks > 1 && options.aot_schedule.value_or(false)) {
+  if (ranks > 1 && on_gpu(context) && options.aot_schedule.value_or(false)) {
     core::fail(ErrorCode::kUnsupported, "aot_schedule is true with a decode_context_parallel_size of ", ranks,
-               "; steps of divided KV have no schedule ahead of time");
+               " on a GPU; there a changed schedule is found when ranks already exchange what it left out");
   }
   check_dcp_config(context, config, spec);
   if (config.use_block_table_kernels.value_or(false)) {
@@ -94,7 +94,6 @@ BatchRules rules_of(AttentionType attn_type, const CommonAttentionMetadata& batc
 void check_flash_attn_batch(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
                             const CommonAttentionMetadata& batch) {
   check_batch_lengths(spec, config, batch, rules_of(attn_type, batch));
-  check_dcp_lengths(config, batch);
 }
 
 void check_device_lengths(const AttentionSpec& spec, const EngineConfig& config, AttentionType attn_type,
@@ -122,7 +121,6 @@ void check_device_lengths(const AttentionSpec& spec, const EngineConfig& config,
   };
   check_bounds("seq_lens_host_upper_bound", batch.seq_lens_host_upper_bound);
   check_bounds("seq_lens_host", batch.seq_lens_host);
-  check_dcp_lengths(config, batch);
 }
 
 }  // namespace folio::inline v0::backends

@@ -47,11 +47,12 @@ struct StepState {
   explicit StepState(std::span<const WindowOp> windows) : plans(windows) {}
 
   StepPlans plans;
-  std::optional<DcpStepPlans> dcp;         ///< instead of `plans`, for decoders under decode context parallelism
-  std::optional<ScheduleMemory> schedule;  ///< where schedules are made ahead of time
-  std::optional<StepLevels> cascade;       ///< where prefixes are discovered
-  std::vector<int32_t> kv_lens;            ///< [R], encoders' own tokens, cascades' suffixes, or a rank's older tokens
-  std::vector<int32_t> suffix_first_pos;   ///< [R], the prefix's length
+  std::optional<DcpStepPlans> dcp;         ///< instead of `plans`, for caches divided over ranks
+  std::optional<ScheduleMemory> schedule;  ///< where schedules are made ahead of time; of `dcp` for the cached keys
+  std::optional<ScheduleMemory> new_tokens_schedule;  ///< of `dcp`, for the keys beside the cache
+  std::optional<StepLevels> cascade;                  ///< where prefixes are discovered
+  std::vector<int32_t> kv_lens;           ///< [R], encoders' own tokens, cascades' suffixes, or a rank's older tokens
+  std::vector<int32_t> suffix_first_pos;  ///< [R], the prefix's length
   std::array<int32_t, 2> cu_prefix_query_lens{};
   std::array<int32_t, 1> prefix_kv_lens{};
   std::array<int32_t, 2> prefix_group{};  ///< the requests that share the prefix: all

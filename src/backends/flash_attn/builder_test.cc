@@ -101,14 +101,16 @@ TEST(FlashAttnBuilder, Windows_UpToTheMost_AreServedInOneGroup) {
   EXPECT_EQ(fixture.wrong_output(), "");
 }
 
-TEST(FlashAttnBuilder, Schedules_OfDividedKv_AreRefused) {
+// A CPU makes them: tests/backends/dcp_schedule_test.cc.
+TEST(FlashAttnBuilder, Schedules_OfDividedKv_AreRefusedOnAGpu) {
   FlashAttnFixture fixture;
+  if (fixture.context.device().type == DeviceType::kCpu) GTEST_SKIP() << "the context is a CPU's";
   fixture.config.parallel.decode_context_parallel_size = 2;
   fixture.options.aot_schedule = true;
   const FlashAttentionImpl impl = fixture.make_impl();
   EXPECT_EQ(message_of([&] { fixture.make_builder({&impl}); }, ErrorCode::kUnsupported),
-            "aot_schedule is true with a decode_context_parallel_size of 2; steps of divided KV have no schedule ahead "
-            "of time");
+            "aot_schedule is true with a decode_context_parallel_size of 2 on a GPU; there a changed schedule is found "
+            "when ranks already exchange what it left out");
 }
 
 // The fields that repeat what the lengths say.
@@ -251,6 +253,24 @@ TEST(FlashAttnBuilder, UpdatesTheBlockTableAlone) {
   narrow = second.batch.block_table;
   narrow.num_rows = 3;
   EXPECT_THROW(builder.update_block_table(metadata, narrow, second.slot_mapping), Error);
+}
+
+// Encoders have no cache, and an engine gives them a table all the same, or an empty one.
+TEST(FlashAttnBuilder, UpdateBlockTable_OfEncoders_TakesAnyTable) {
+  LayerSetup setup;
+  setup.mask = MaskKind::kNone;
+  FlashAttnFixture encoder(setup, {"encoder", {30, 60}, {30, 60}});
+  encoder.layer.attn_type = AttentionType::kEncoder;
+  const FlashAttentionImpl impl = encoder.make_impl();
+  FlashAttentionMetadataBuilder builder = encoder.make_builder({&impl});
+  const FlashAttentionMetadata metadata = builder.build(0, encoder.batch);
+  const std::vector<int32_t> one_page(2);
+  for (const BlockTableView& table : {BlockTableView{}, BlockTableView{one_page.data(), 2, 1, 1}}) {
+    const FlashAttentionMetadata updated = builder.update_block_table(metadata, table, {});
+    EXPECT_EQ(updated.block_table.data, table.data);
+    impl.forward({}, encoder.query, encoder.key, encoder.value, {}, &updated, encoder.output);
+    EXPECT_EQ(encoder.wrong_output(), "");
+  }
 }
 
 // A request's bits do not depend on its neighbours, on padding, or on a prefix that the engine found.

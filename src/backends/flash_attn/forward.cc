@@ -50,6 +50,17 @@ TensorView typed_output(const TensorView& output, DType dtype) {
   return typed;
 }
 
+/// Throws for a stale plan and for another schedule than its own.
+void check_schedule(const char* name, const std::optional<AttentionPlan>& plan, std::span<const int32_t> schedule,
+                    Stream stream) {
+  if (plan && is_sealed(*plan)) {
+    check_sealed(*plan, schedule, stream);
+    return;
+  }
+  if (plan) static_cast<void>(workspace_size(*plan));
+  core::require(schedule.empty(), name, " is given for a step planned without one");
+}
+
 /// The keys and values of a step as the plan's segments take them.
 struct StepSegments {
   LevelArgs all;
@@ -133,9 +144,10 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   core::require(query.dtype == metadata->q_data_type, "Query dtype mismatch: expected ", metadata->q_data_type,
                 ", got ", query.dtype);
   const int64_t num_tokens = metadata->num_actual_tokens;
-  require_shape("query", query, num_tokens, num_heads_, head_size_);
+  require_shape("query", query, num_tokens, num_heads_ * dcp_query_ranks_, head_size_);
   const bool fp4 = metadata->output_data_type == DType::kFloat4E2M1x2;
-  require_shape("output", output, num_tokens, num_heads_, fp4 ? head_size_ / 2 : head_size_);
+  const int32_t out_heads = num_heads_ * dcp_out_ranks(metadata->dcp_plans);
+  require_shape("output", output, num_tokens, out_heads, fp4 ? head_size_ / 2 : head_size_);
   check_scales(layer);
   AttentionArgs args;
   args.out = first_tokens(typed_output(output, metadata->output_data_type), num_tokens);
@@ -161,11 +173,12 @@ TensorView FlashAttentionImpl::forward(const AttentionLayerScales& layer, const 
   const DcpWindowPlan* dcp_plan = divided ? &dcp_plan_for_window(metadata->dcp_plans, window_.left) : nullptr;
   const AttentionPlan* plan = divided ? nullptr : &plan_for_window(metadata->plans, window_.left);
   // Throws for a stale plan or a damaged schedule while the cache is still untouched.
-  if (!divided && is_sealed(*plan)) {
-    check_sealed(*plan, metadata->scheduler_metadata, stream);
+  if (divided) {
+    check_schedule("scheduler_metadata", dcp_plan->plan.cached, metadata->scheduler_metadata, stream);
+    check_schedule("new_tokens_scheduler_metadata", dcp_plan->plan.fresh, metadata->new_tokens_scheduler_metadata,
+                   stream);
   } else {
-    if (!divided) static_cast<void>(workspace_size(*plan));
-    core::require(metadata->scheduler_metadata.empty(), "scheduler_metadata is given for a step planned without one");
+    check_schedule("scheduler_metadata", *plan, metadata->scheduler_metadata, stream);
   }
   if (update_in_forward_) do_kv_cache_update(layer, key, value, kv_cache, metadata->slot_mapping, stream);
 

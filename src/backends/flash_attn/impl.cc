@@ -37,6 +37,7 @@ FlashAttentionImpl::FlashAttentionImpl(const Context& context, const FlashAttent
       head_size_(config.head_size),
       scale_(config.scale),
       num_kv_heads_(config.num_kv_heads),
+      dcp_query_ranks_(config.dcp_query_ranks),
       alibi_slopes_(config.alibi_slopes.begin(), config.alibi_slopes.end()),
       window_(window_of(config, facts.profile)),
       kv_cache_dtype_name_(config.kv_cache_dtype),
@@ -55,8 +56,7 @@ FlashAttentionImpl::FlashAttentionImpl(const Context& context, const FlashAttent
                 "; it must be at least 1");
   core::require(std::isfinite(logits_soft_cap_) && logits_soft_cap_ >= 0.0f, "logits_soft_cap is ", logits_soft_cap_,
                 "; it must be finite and not below 0");
-  core::require(alibi_slopes_.empty() || alibi_slopes_.size() == static_cast<size_t>(num_heads_), "alibi_slopes has ",
-                alibi_slopes_.size(), " entries; num_heads is ", num_heads_);
+  const int32_t query_heads = checked_query_heads(num_heads_, dcp_query_ranks_, alibi_slopes_);
   core::require(FlashAttentionBackend::supports_attn_type(attn_type_), "attn_type is ",
                 static_cast<int32_t>(attn_type_), "; decoder, encoder, encoder_only and encoder_decoder are offered");
   if (profile_ != BackendProfile::kNative) {
@@ -67,7 +67,7 @@ FlashAttentionImpl::FlashAttentionImpl(const Context& context, const FlashAttent
   }
   check_profile(config, facts, kv_cache_dtype_);
   if (config.sinks.data != nullptr) {
-    sinks_ = sinks_as_float(config.sinks, num_heads_,
+    sinks_ = sinks_as_float(config.sinks, query_heads,
                             "Sinks must have the same number of heads as the number of heads in the layer");
   }
   gpu_alibi_slopes_ = copy_on_gpu(context_.device(), alibi_slopes_);

@@ -145,11 +145,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
   const bool may_cascade = state.attn_type == AttentionType::kDecoder && !options.plan_from_device_lengths;
   state.windows = prepare_windows(context, attention, windows, prepare_options(config, options, may_cascade));
   const bool divided = uses_dcp(config) && !state.is_encoder();
-  if (divided && state.attn_type != AttentionType::kDecoder) {
-    core::fail(ErrorCode::kUnsupported, "decode_context_parallel_size is ",
-               config.parallel.decode_context_parallel_size, "; layers of ", to_string(state.attn_type),
-               " attention take 1");
-  }
+  check_query_ranks(config, divided, layers);
   if (options.plan_from_device_lengths && state.is_encoder()) {
     core::fail(ErrorCode::kUnsupported, "plan_from_device_lengths is set for layers of ", to_string(state.attn_type),
                " attention; decoder and encoder_decoder are offered");
@@ -158,7 +154,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
     core::fail(ErrorCode::kUnsupported, "output_dtype is fp4_e2m1x2 under decode context parallelism; ",
                config.model.dtype, " and fp8 are offered");
   }
-  state.aot_schedule = !divided && makes_schedules(context, options, config, state.windows.size());
+  state.aot_schedule = makes_schedules(context, options, config, state.windows.size());
   if (state.windows.size() == 1) state.aot_window = layers.front().impl->sliding_window();
 
   const AttentionOp& first = state.windows.front().op;
@@ -172,7 +168,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
   state.steps.reserve(static_cast<size_t>(options.steps_in_flight));
   for (int32_t i = 0; i < options.steps_in_flight; ++i) {
     StepState& step = state.steps.emplace_back(state.windows);
-    if (state.aot_schedule) step.schedule.emplace(first, fixed_ints);
+    if (state.aot_schedule && !divided) step.schedule.emplace(first, fixed_ints);
     if (may_discover) {
       step.cascade = make_step_levels(options.cascade, options.max_cascade_levels, state.windows);
       // A GPU's graphs are replayed with whatever prefix the engine names, or none.
@@ -184,7 +180,13 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
       const bool all_cached = is_fp8(state.q_data_type) || std::ranges::any_of(layers, [](const auto& layer) {
                                 return layer.impl->kv_sharing_target_layer_name().has_value();
                               });
-      step.dcp.emplace(context, config, state.windows, all_cached, options.force_kernel);
+      DcpKeys keys = all_cached ? DcpKeys::kCached : DcpKeys::kNewBesideCache;
+      if (state.attn_type == AttentionType::kEncoderDecoder) keys = DcpKeys::kEncoders;
+      step.dcp.emplace(context, config, state.windows, keys, options.force_kernel);
+      if (state.aot_schedule) {
+        step.schedule.emplace(step.dcp->attention().cached_op(), 0);
+        step.new_tokens_schedule.emplace(step.dcp->attention().fresh_op(), 0);
+      }
     }
   }
 }

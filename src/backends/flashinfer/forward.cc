@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "backends/common/batch_checks.hpp"
+#include "backends/common/dcp_step.hpp"
 #include "backends/common/kv_cache_tensor.hpp"
 #include "backends/common/tensor_checks.hpp"
 #include "backends/flashinfer/forward_call.hpp"
@@ -65,8 +66,9 @@ TensorView FlashInferImpl::forward(const AttentionLayerScales& layer, const Cons
   core::require(quantised || plain, "the output is ", typed.dtype, "; output_quantization.scale must be given");
   const int64_t num_tokens = metadata->num_actual_tokens;
   const bool fp4 = typed.dtype == DType::kFloat4E2M1x2;
-  require_shape("query", query, num_tokens, num_heads_, head_size_);
-  require_shape("output", output, num_tokens, num_heads_, fp4 ? head_size_ / 2 : head_size_);
+  const int32_t out_ranks = dcp_out_ranks(metadata->dcp_plans);
+  require_shape("query", query, num_tokens, num_heads_ * dcp_query_ranks_, head_size_);
+  require_shape("output", output, num_tokens, num_heads_ * out_ranks, fp4 ? head_size_ / 2 : head_size_);
   check_cache_scales(layer);
   require_configured_layout(kv_cache, metadata->kv_cache_layout);
   // The typed view is made for layers that share a cache too: they read the same bytes.

@@ -51,6 +51,7 @@ FlashInferImpl::FlashInferImpl(const Context& context, const FlashInferLayerConf
       head_size_(config.head_size),
       scale_(config.scale),
       num_kv_heads_(config.num_kv_heads),
+      dcp_query_ranks_(config.dcp_query_ranks),
       alibi_slopes_(config.alibi_slopes.begin(), config.alibi_slopes.end()),
       window_left_(config.sliding_window ? *config.sliding_window - 1 : -1),
       kv_cache_dtype_(kv_cache_dtype_from_name(config.kv_cache_dtype, config.model_dtype)),
@@ -76,9 +77,8 @@ FlashInferImpl::FlashInferImpl(const Context& context, const FlashInferLayerConf
                 "; it must be at least 1");
   core::require(std::isfinite(logits_soft_cap_) && logits_soft_cap_ >= 0.0f, "logits_soft_cap is ", logits_soft_cap_,
                 "; it must be finite and not below 0");
-  core::require(alibi_slopes_.empty() || alibi_slopes_.size() == static_cast<size_t>(num_heads_), "alibi_slopes has ",
-                alibi_slopes_.size(), " entries; num_heads is ", num_heads_);
-  if (config.sinks.data != nullptr) sinks_ = checked_sinks(config.sinks, num_heads_);
+  const int32_t query_heads = checked_query_heads(num_heads_, dcp_query_ranks_, alibi_slopes_);
+  if (config.sinks.data != nullptr) sinks_ = checked_sinks(config.sinks, query_heads);
   gpu_alibi_slopes_ = copy_on_gpu(context_.device(), alibi_slopes_);
   gpu_sinks_ = copy_on_gpu(context_.device(), sinks_);
   support_trtllm_attn_ = can_use_block_tables(config);
@@ -87,14 +87,14 @@ FlashInferImpl::FlashInferImpl(const Context& context, const FlashInferLayerConf
 void FlashInferImpl::set_sinks(const ConstTensorView& sinks) {
   core::require(!sinks_.empty(), "the layer was constructed without sinks; give them to the constructor");
   core::require(sinks.data != nullptr, "sinks have no data");
-  sinks_ = checked_sinks(sinks, num_heads_);
+  sinks_ = checked_sinks(sinks, num_heads_ * dcp_query_ranks_);
   sinks_source_ = sinks;
   update_on_gpu(context_.device(), gpu_sinks_, sinks_);
 }
 
 void FlashInferImpl::process_weights_after_loading() {
   if (sinks_.empty()) return;
-  sinks_ = checked_sinks(sinks_source_, num_heads_);
+  sinks_ = checked_sinks(sinks_source_, num_heads_ * dcp_query_ranks_);
   update_on_gpu(context_.device(), gpu_sinks_, sinks_);
 }
 

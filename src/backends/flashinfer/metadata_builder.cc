@@ -181,6 +181,7 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     state.use_block_tables = state.dispatch.can_use_trtllm_attention(state.num_qo_heads, spec.num_kv_heads);
   }
   check_layer_facts(state, layers);
+  check_query_ranks(config, uses_dcp(config), layers);
   check_profile(state);
   choose_query_types(state);
   // Drafts are verified in the one plan like any other tokens; the originals need the block-table kernels for that.
@@ -214,7 +215,8 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     const bool all_cached = is_fp8(state.planned_q_type) || std::ranges::any_of(layers, [](const auto& layer) {
                               return layer.impl->kv_sharing_target_layer_name().has_value();
                             });
-    state.dcp.emplace(context, config, state.windows, all_cached, options.force_kernel);
+    state.dcp.emplace(context, config, state.windows, all_cached ? DcpKeys::kCached : DcpKeys::kNewBesideCache,
+                      options.force_kernel);
     state.dcp->reserve(options.workspace_buffer_size);
   } else {
     state.plans.emplace(state.windows);

@@ -15,16 +15,20 @@ void copy_page_indices(const PageTableView& table, std::span<const int32_t> indp
                 " entries; the table has ", table.num_rows, " rows");
   core::require(indices.size() >= static_cast<size_t>(indptr.back()), "indices has ", indices.size(), " entries; ",
                 indptr.back(), " are needed");
+  const bool dense = table.kind == PageTableKind::kDense;
+  const auto begin_of = [&](size_t row) {
+    return dense ? static_cast<int64_t>(row) * table.row_stride + table.first_column : int64_t{table.indptr[row]};
+  };
   for (size_t row = 0; row + 1 < indptr.size(); ++row) {
     const int32_t count = indptr[row + 1] - indptr[row];
-    const bool dense = table.kind == PageTableKind::kDense;
-    const int64_t row_begin = dense ? static_cast<int64_t>(row) * table.row_stride : table.indptr[row];
-    const int64_t row_end = dense ? row_begin + table.row_stride : table.indptr[row + 1];
-    const int64_t begin = dense ? row_begin + table.first_column : row_begin;
+    const int64_t begin = begin_of(row);
+    const int64_t row_end = dense ? static_cast<int64_t>(row + 1) * table.row_stride : int64_t{table.indptr[row + 1]};
     const int64_t end = std::min(row_end, table.num_indices);
     core::require(count >= 0 && begin + count <= end, "row ", row, " needs ", count, " pages from entry ", begin,
                   " on; its entries end at ", end);
-    std::copy_n(table.indices + begin, count, indices.data() + indptr[row]);
+  }
+  for (size_t row = 0; row + 1 < indptr.size(); ++row) {
+    std::copy_n(table.indices + begin_of(row), indptr[row + 1] - indptr[row], indices.data() + indptr[row]);
   }
 }
 

@@ -80,6 +80,7 @@ TEST(CopyPageIndices, RowLongerThanTheTables_IsRefused) {
   EXPECT_THROW(copy_page_indices(dense_table(table, 2, 2), three_and_one, indices), Error);
   EXPECT_THROW(copy_page_indices(dense_table(table, 2, 2, 1), std::vector<int32_t>{0, 2, 3}, indices), Error);
   EXPECT_THROW(copy_page_indices(csr_table(table, offsets), three_and_one, indices), Error);
+  EXPECT_THROW(copy_page_indices(csr_table(table, offsets), std::vector<int32_t>{0, 1, 4}, indices), Error);
   EXPECT_EQ(indices, std::vector<int32_t>(4)) << "nothing is written before";
 }
 

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "backends/token_pool/device/draft_indices_rule.hpp"
+#include "backends/token_pool/gpu.hpp"
 #include "backends/token_pool/request_table.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -14,11 +15,13 @@ using core::checked_add;
 using core::checked_mul;
 using core::require;
 using token_pool::branch_begin;
-using token_pool::branch_offset;
 using token_pool::check_count;
-using token_pool::SlotTable;
+using token_pool::DraftIndicesJob;
+using token_pool::KvRangeFault;
+using token_pool::ListReport;
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr int32_t kMostStepsOnGpu = 65535;  ///< CTAs in the second dimension of a grid
 
 void check_branches(const DraftBranches& branches) {
   require(branches.topk >= 1 && branches.num_steps >= 1 && branches.page_size >= 1, "topk is ", branches.topk,
@@ -35,42 +38,32 @@ int64_t countable(int64_t entries) {
   return entries;
 }
 
-/// One call's arguments, checked.
-struct Draft {
-  explicit Draft(const DraftKvIndicesArgs& given)
-      : args(given), table(token_pool::slot_table(given.req_to_token)), branches(given.branches) {}
-
-  int64_t start(size_t r) const { return args.kv_start_idx.empty() ? 0 : args.kv_start_idx[r]; }
-  int64_t len(size_t r) const { return args.paged_kernel_lens[r]; }
-
-  const DraftKvIndicesArgs& args;
-  SlotTable table;
-  DraftBranches branches;
-};
-
-void check_slots(const Draft& draft, size_t r, int64_t begin, int64_t count) {
-  const int32_t row = draft.args.req_pool_indices[r];
+void check_slots(const DraftIndicesJob& job, int32_t r, int64_t begin, int64_t count) {
+  const int32_t row = job.rows[r];
   for (int64_t position = begin; position < begin + count; ++position) {
-    const int32_t slot = draft.table.at(row, position);
-    if (slot < 0 || slot >= draft.args.num_slots) [[unlikely]] {
-      token_pool::fail_slot(draft.table, static_cast<int64_t>(r), row, position, draft.args.num_slots);
+    const int32_t slot = job.table.at(row, position);
+    if (slot < 0 || slot >= job.num_slots) [[unlikely]] {
+      token_pool::fail_slot(job.table, r, row, position, job.num_slots);
     }
   }
 }
 
-void check_request(const Draft& draft, size_t r) {
-  const int32_t row = draft.args.req_pool_indices[r];
-  const int64_t start = draft.start(r), len = draft.len(r);
-  if (!draft.table.has_row(row)) token_pool::fail_row(draft.table, static_cast<int64_t>(r), row);
-  require(len >= 0, "request ", r, " has length ", len, "; it must not be negative");
-  require(start >= 0, "request ", r, " starts at position ", start, "; it must not be negative");
-  const int32_t steps = draft.args.num_iterations;
-  const int64_t end = branch_begin(draft.branches, start + len, draft.branches.topk - 1) + steps;
-  if (end > draft.table.columns_of(row)) token_pool::fail_end(draft.table, static_cast<int64_t>(r), row, end);
-  if (draft.args.num_slots == 0) return;
-  check_slots(draft, r, start, len);
-  for (int32_t k = 0; k < draft.branches.topk; ++k) {
-    check_slots(draft, r, branch_begin(draft.branches, start + len, k), steps);
+void check_request(const DraftIndicesJob& job, int32_t r) {
+  const ListReport found = draft_fault(job, r);
+  switch (found.fault) {
+    case KvRangeFault::kRow: token_pool::fail_row(job.table, r, found.row);
+    case KvRangeFault::kEnd: token_pool::fail_end(job.table, r, found.row, found.value);
+    default: break;
+  }
+  require(found.fault != KvRangeFault::kLength, "request ", r, " has length ", found.value,
+          "; it must not be negative");
+  require(found.fault != KvRangeFault::kStart, "request ", r, " starts at position ", found.value,
+          "; it must not be negative");
+  if (job.num_slots == 0) return;
+  const int64_t start = job.start(r), len = job.lens[r];
+  check_slots(job, r, start, len);
+  for (int32_t k = 0; k < job.branches.topk; ++k) {
+    check_slots(job, r, branch_begin(job.branches, start + len, k), job.num_iterations);
   }
 }
 
@@ -118,38 +111,73 @@ int64_t draft_row_columns(int32_t len, const DraftBranches& branches) {
   return branch_begin(branches, len, branches.topk - 1) + branches.num_steps;
 }
 
+namespace {
+
+/// A call's arguments; what sizes say is checked.
+DraftIndicesJob draft_job(const DraftKvIndicesArgs& args, const DraftKvIndices& out) {
+  DraftIndicesJob job;
+  job.num_requests = core::checked_cast<int32_t>(args.req_pool_indices.size());
+  check_arrays(args, job.num_requests);
+  job.table = token_pool::slot_table(args.req_to_token);
+  job.rows = args.req_pool_indices.data();
+  job.lens = args.paged_kernel_lens.data();
+  job.starts = args.kv_start_idx.empty() ? nullptr : args.kv_start_idx.data();
+  job.branches = args.branches;
+  job.num_iterations = args.num_iterations;
+  job.num_slots = args.num_slots;
+  job.indptr = out.kv_indptr.data();
+  job.indptr_stride = out.kv_indptr_stride;
+  job.indices = out.kv_indices.data();
+  job.indices_stride = out.kv_indices_stride;
+  job.indices_size = static_cast<int64_t>(out.kv_indices.size());
+  return job;
+}
+
+/// `sum_lens`: as far as the host knows.
+void check_output(const DraftIndicesJob& job, const DraftKvIndices& out, int64_t sum_lens) {
+  const int32_t steps = job.num_iterations;
+  check_rows("kv_indptr", out.kv_indptr.size(), job.indptr_stride, steps,
+             int64_t{job.num_requests} * job.branches.topk + 1);
+  check_rows("kv_indices", out.kv_indices.size(), job.indices_stride, steps,
+             draft_kv_indices_len(sum_lens, job.num_requests, job.branches, steps));
+}
+
+}  // namespace
+
 void generate_draft_decode_kv_indices(const DraftKvIndicesArgs& args, const DraftKvIndices& out) {
-  const auto num_requests = core::checked_cast<int32_t>(args.req_pool_indices.size());
-  check_arrays(args, num_requests);
-  const Draft draft(args);
-  const int32_t topk = args.branches.topk;
+  DraftIndicesJob job = draft_job(args, out);
   int64_t sum_lens = 0;
-  for (size_t r = 0; r < args.req_pool_indices.size(); ++r) {
-    check_request(draft, r);
-    sum_lens += draft.len(r);
+  for (int32_t r = 0; r < job.num_requests; ++r) {
+    check_request(job, r);
+    sum_lens += job.lens[r];
   }
-  const int32_t steps = args.num_iterations;
-  if (steps == 0) return;
-  check_rows("kv_indptr", out.kv_indptr.size(), out.kv_indptr_stride, steps, int64_t{num_requests} * topk + 1);
-  check_rows("kv_indices", out.kv_indices.size(), out.kv_indices_stride, steps,
-             draft_kv_indices_len(sum_lens, num_requests, args.branches, steps));
-  for (int32_t t = 1; t <= steps; ++t) {
-    int32_t* const indptr = out.kv_indptr.data() + (t - 1) * out.kv_indptr_stride;
-    int32_t* const indices = out.kv_indices.data() + (t - 1) * out.kv_indices_stride;
+  if (job.num_iterations == 0) return;
+  check_output(job, out, sum_lens);
+  job.num_slots = 0;  // they have been looked at
+  for (int32_t t = 1; t <= job.num_iterations; ++t) {
+    if (job.num_requests == 0) job.indptr[(t - 1) * job.indptr_stride] = 0;
     int64_t sum_before = 0;
-    for (int32_t r = 0; r < num_requests; ++r) {
-      const auto request = static_cast<size_t>(r);
-      for (int32_t k = 0; k < topk; ++k) {
-        const int64_t offset = branch_offset(args.branches, sum_before, draft.len(request), r, k, t);
-        indptr[int64_t{r} * topk + k] = static_cast<int32_t>(offset);
-        write_branch(draft.table, args.branches, args.req_pool_indices[request], draft.start(request),
-                     draft.len(request), k, t, indices + offset, 0, 1);
+    for (int32_t r = 0; r < job.num_requests; ++r) {
+      for (int32_t k = 0; k < job.branches.topk; ++k) {
+        write_draft_branch(job, sum_before, r, k, t, 0, 1, [](const ListReport& /*found*/) {});
       }
-      sum_before += draft.len(request);
+      sum_before += job.counted_len(r);
     }
-    indptr[int64_t{num_requests} * topk] =
-        static_cast<int32_t>(draft_kv_indices_len(sum_lens, num_requests, args.branches, t));
   }
+}
+
+void generate_draft_decode_kv_indices(const DraftKvIndicesArgs& args, const DraftKvIndices& out, DeviceFaults& faults,
+                                      Stream stream) {
+  if (faults.device().type == DeviceType::kCpu) {
+    generate_draft_decode_kv_indices(args, out);
+    return;
+  }
+  const DraftIndicesJob job = draft_job(args, out);
+  if (job.num_iterations == 0) return;
+  require(job.num_iterations <= kMostStepsOnGpu, "num_iterations is ", job.num_iterations, "; a GPU fills up to ",
+          kMostStepsOnGpu, " steps in a call");
+  check_output(job, out, 0);
+  token_pool::gpu::generate_draft_kv_indices(faults.device().index, job, faults.report(), stream);
 }
 
 }  // namespace folio::inline v0::backends

@@ -7,7 +7,6 @@
 #include <numeric>
 #include <vector>
 
-#include "backends/token_pool/device/draft_indices_rule.hpp"
 #include "backends/token_pool/refusal_test_util.hpp"
 #include "core/golden_test.hpp"
 #include "folio/page_table.hpp"
@@ -191,20 +190,6 @@ TEST(DraftKvIndicesTest, EqualsANaiveGather) {
       }
     }
   }
-}
-
-/// A device runs the same body with many lanes a branch.
-TEST(DraftIndicesRule, LanesShareABranch) {
-  Ints entries(64);
-  std::iota(entries.begin(), entries.end(), 0);
-  const token_pool::SlotTable table{entries.data(), 64, 64, 64, 1};
-  const DraftBranches branches{3, 5, 4};
-  Ints one(14, kSentinel), many = one;
-  write_branch(table, branches, 0, 2, 9, 2, 5, one.data(), 0, 1);
-  for (int32_t lane = 0; lane < 4; ++lane) write_branch(table, branches, 0, 2, 9, 2, 5, many.data(), lane, 4);
-  EXPECT_EQ(many, one);
-  // 11 tokens end in the page at 8; three branches of two pages each.
-  EXPECT_EQ(one.back(), 8 + 2 * 8 + 3 + 4);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "backends/token_pool/device/draft_tree_rule.hpp"
 #include "backends/token_pool/draft_tree_checks.hpp"
+#include "backends/token_pool/gpu.hpp"
 #include "backends/token_pool/request_table.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -65,9 +66,11 @@ int64_t draft_parent_list_len(const DraftTreeShape& shape) {
   return shape.spec_steps == 1 ? 0 : int64_t{shape.topk} * (shape.spec_steps - 1) + 1;
 }
 
-void select_draft_tokens(std::span<const float> scores, std::span<const int64_t> tokens,
-                         std::span<const int64_t> bonus_tokens, const DraftTreeShape& shape,
-                         std::span<int64_t> selected_index, std::span<int64_t> draft_tokens) {
+namespace {
+
+void check_selection_sizes(std::span<const float> scores, std::span<const int64_t> tokens,
+                           std::span<const int64_t> bonus_tokens, const DraftTreeShape& shape,
+                           std::span<const int64_t> selected_index, std::span<const int64_t> draft_tokens) {
   const int64_t candidates = draft_candidates(shape);
   const int64_t nodes = shape.draft_token_num, count = nodes - 1;
   const auto num_requests = static_cast<int64_t>(bonus_tokens.size());
@@ -77,6 +80,50 @@ void select_draft_tokens(std::span<const float> scores, std::span<const int64_t>
   check_size("tokens", tokens.size(), num_requests, candidates);
   check_size("selected_index", selected_index.size(), num_requests, count);
   check_size("draft_tokens", draft_tokens.size(), num_requests, nodes);
+}
+
+/// Returns the number of requests.
+int32_t check_parent_sizes(std::span<const int64_t> parent_list, std::span<const int64_t> selected_index,
+                           const DraftTreeShape& shape, std::span<const int32_t> parents) {
+  const int64_t extensions = draft_parent_list_len(shape);
+  const int64_t num_requests =
+      token_pool::requests_of("parents", static_cast<int64_t>(parents.size()), shape.draft_token_num);
+  check_size("parent_list", parent_list.size(), num_requests, extensions);
+  check_size("selected_index", selected_index.size(), num_requests, int64_t{shape.draft_token_num} - 1);
+  return core::checked_cast<int32_t>(num_requests);
+}
+
+/// Nodes of a request; 1 where there is none.
+int32_t nodes_of(std::span<const int32_t> parents, std::span<const int32_t> seq_lens,
+                 std::span<const int32_t> positions) {
+  require(positions.size() == parents.size(), "positions has ", positions.size(), " entries, parents ", parents.size());
+  if (seq_lens.empty()) {
+    require(parents.empty(), "parents has ", parents.size(), " entries for no requests");
+    return 1;
+  }
+  require(parents.size() % seq_lens.size() == 0, "parents has ", parents.size(), " entries for ", seq_lens.size(),
+          " requests; each has as many");
+  return core::checked_cast<int32_t>(parents.size() / seq_lens.size());
+}
+
+void check_link_sizes(int64_t num_requests, int32_t draft_token_num, std::span<const int32_t> retrieve_index,
+                      std::span<const int32_t> next_token, std::span<const int32_t> next_sibling) {
+  check_size("retrieve_index", retrieve_index.size(), num_requests, draft_token_num);
+  check_size("next_token", next_token.size(), num_requests, draft_token_num);
+  check_size("next_sibling", next_sibling.size(), num_requests, draft_token_num);
+  const int64_t nodes = num_requests * draft_token_num;
+  require(nodes <= kMaxInt32, "parents has ", nodes, " entries; up to ", kMaxInt32, " are offered");
+}
+
+}  // namespace
+
+void select_draft_tokens(std::span<const float> scores, std::span<const int64_t> tokens,
+                         std::span<const int64_t> bonus_tokens, const DraftTreeShape& shape,
+                         std::span<int64_t> selected_index, std::span<int64_t> draft_tokens) {
+  check_selection_sizes(scores, tokens, bonus_tokens, shape, selected_index, draft_tokens);
+  const int64_t candidates = draft_candidates(shape);
+  const int64_t nodes = shape.draft_token_num, count = nodes - 1;
+  const auto num_requests = static_cast<int64_t>(bonus_tokens.size());
   for (size_t i = 0; i < scores.size(); ++i) {
     const auto place = static_cast<int64_t>(i);
     require(!std::isnan(scores[i]), "request ", place / candidates, " has a NaN as the score of candidate ",
@@ -96,10 +143,7 @@ void draft_tree_parents(std::span<const int64_t> parent_list, std::span<const in
                         const DraftTreeShape& shape, std::span<int32_t> parents) {
   const int64_t candidates = draft_candidates(shape), extensions = draft_parent_list_len(shape);
   const int64_t count = int64_t{shape.draft_token_num} - 1;
-  const int64_t num_requests =
-      token_pool::requests_of("parents", static_cast<int64_t>(parents.size()), shape.draft_token_num);
-  check_size("parent_list", parent_list.size(), num_requests, extensions);
-  check_size("selected_index", selected_index.size(), num_requests, count);
+  const int64_t num_requests = check_parent_sizes(parent_list, selected_index, shape, parents);
   const auto parent_of = [&](int64_t r, int32_t node) {
     return token_pool::parent_node(parent_list.data() + r * extensions, extensions, selected_index.data() + r * count,
                                    shape.topk, node);
@@ -121,14 +165,8 @@ void draft_tree_parents(std::span<const int64_t> parent_list, std::span<const in
 
 void draft_tree_positions(std::span<const int32_t> parents, std::span<const int32_t> seq_lens,
                           std::span<int32_t> positions) {
-  require(positions.size() == parents.size(), "positions has ", positions.size(), " entries, parents ", parents.size());
-  if (seq_lens.empty()) {
-    require(parents.empty(), "parents has ", parents.size(), " entries for no requests");
-    return;
-  }
-  require(parents.size() % seq_lens.size() == 0, "parents has ", parents.size(), " entries for ", seq_lens.size(),
-          " requests; each has as many");
-  const auto nodes = core::checked_cast<int32_t>(parents.size() / seq_lens.size());
+  const int32_t nodes = nodes_of(parents, seq_lens, positions);
+  if (seq_lens.empty()) return;
   check_parents(parents, nodes);
   for (size_t r = 0; r < seq_lens.size(); ++r) {
     require(seq_lens[r] >= 0 && seq_lens[r] <= kMaxInt32 - nodes, "request ", r, " has length ", seq_lens[r],
@@ -146,11 +184,7 @@ void draft_tree_positions(std::span<const int32_t> parents, std::span<const int3
 void draft_tree_links(std::span<const int32_t> parents, int32_t draft_token_num, std::span<int32_t> retrieve_index,
                       std::span<int32_t> next_token, std::span<int32_t> next_sibling) {
   const int64_t num_requests = check_parents(parents, draft_token_num);
-  check_size("retrieve_index", retrieve_index.size(), num_requests, draft_token_num);
-  check_size("next_token", next_token.size(), num_requests, draft_token_num);
-  check_size("next_sibling", next_sibling.size(), num_requests, draft_token_num);
-  require(num_requests * draft_token_num <= kMaxInt32, "parents has ", parents.size(), " entries; up to ", kMaxInt32,
-          " are offered");
+  check_link_sizes(num_requests, draft_token_num, retrieve_index, next_token, next_sibling);
   std::ranges::fill(next_token, -1);
   std::ranges::fill(next_sibling, -1);
   for (int64_t r = 0; r < num_requests; ++r) {
@@ -165,6 +199,81 @@ void draft_tree_links(std::span<const int32_t> parents, int32_t draft_token_num,
       child = node;
     }
   }
+}
+
+void select_draft_tokens(std::span<const float> scores, std::span<const int64_t> tokens,
+                         std::span<const int64_t> bonus_tokens, const DraftTreeShape& shape,
+                         std::span<int64_t> selected_index, std::span<int64_t> draft_tokens, DeviceFaults& faults,
+                         Stream stream) {
+  if (faults.device().type == DeviceType::kCpu) {
+    select_draft_tokens(scores, tokens, bonus_tokens, shape, selected_index, draft_tokens);
+    return;
+  }
+  check_selection_sizes(scores, tokens, bonus_tokens, shape, selected_index, draft_tokens);
+  token_pool::DraftSelectionJob job;
+  job.scores = scores.data();
+  job.tokens = tokens.data();
+  job.bonus_tokens = bonus_tokens.data();
+  job.num_requests = core::checked_cast<int32_t>(bonus_tokens.size());
+  job.num_candidates = static_cast<int32_t>(draft_candidates(shape));
+  job.num_nodes = shape.draft_token_num;
+  job.selected = selected_index.data();
+  job.draft_tokens = draft_tokens.data();
+  token_pool::gpu::select_draft_tokens(faults.device().index, job, faults.report(), stream);
+}
+
+void draft_tree_parents(std::span<const int64_t> parent_list, std::span<const int64_t> selected_index,
+                        const DraftTreeShape& shape, std::span<int32_t> parents, DeviceFaults& faults, Stream stream) {
+  if (faults.device().type == DeviceType::kCpu) {
+    draft_tree_parents(parent_list, selected_index, shape, parents);
+    return;
+  }
+  token_pool::DraftParentsJob job;
+  job.num_requests = check_parent_sizes(parent_list, selected_index, shape, parents);
+  job.parent_list = parent_list.data();
+  job.num_extensions = draft_parent_list_len(shape);
+  job.selected = selected_index.data();
+  job.num_candidates = draft_candidates(shape);
+  job.topk = shape.topk;
+  job.num_nodes = shape.draft_token_num;
+  job.parents = parents.data();
+  token_pool::gpu::write_parents(faults.device().index, job, faults.report(), stream);
+}
+
+void draft_tree_positions(std::span<const int32_t> parents, std::span<const int32_t> seq_lens,
+                          std::span<int32_t> positions, DeviceFaults& faults, Stream stream) {
+  if (faults.device().type == DeviceType::kCpu) {
+    draft_tree_positions(parents, seq_lens, positions);
+    return;
+  }
+  token_pool::DraftNodesJob job;
+  job.num_nodes = nodes_of(parents, seq_lens, positions);
+  token_pool::requests_of("parents", static_cast<int64_t>(parents.size()), job.num_nodes);
+  job.parents = parents.data();
+  job.seq_lens = seq_lens.data();
+  job.num_requests = core::checked_cast<int32_t>(seq_lens.size());
+  job.positions = positions.data();
+  token_pool::gpu::write_nodes(faults.device().index, job, faults.report(), stream);
+}
+
+void draft_tree_links(std::span<const int32_t> parents, int32_t draft_token_num, std::span<int32_t> retrieve_index,
+                      std::span<int32_t> next_token, std::span<int32_t> next_sibling, DeviceFaults& faults,
+                      Stream stream) {
+  if (faults.device().type == DeviceType::kCpu) {
+    draft_tree_links(parents, draft_token_num, retrieve_index, next_token, next_sibling);
+    return;
+  }
+  const int64_t num_requests =
+      token_pool::requests_of("parents", static_cast<int64_t>(parents.size()), draft_token_num);
+  check_link_sizes(num_requests, draft_token_num, retrieve_index, next_token, next_sibling);
+  token_pool::DraftNodesJob job;
+  job.parents = parents.data();
+  job.num_requests = static_cast<int32_t>(num_requests);
+  job.num_nodes = draft_token_num;
+  job.retrieve_index = retrieve_index.data();
+  job.next_token = next_token.data();
+  job.next_sibling = next_sibling.data();
+  token_pool::gpu::write_nodes(faults.device().index, job, faults.report(), stream);
 }
 
 }  // namespace folio::inline v0::backends

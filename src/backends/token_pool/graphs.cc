@@ -110,6 +110,7 @@ void TokenPoolBackend::init_forward_metadata_capture_cuda_graph(
   state.check_reports();
   token_pool::StepSet& set = made->set;
   set.step.read(state.config, batch, state.on_host, /*captured=*/true);
+  set.step.stand_in_lengths = !fill.empty();
   // A replay's encoders may end anywhere, and what is captured reads either pages or slots.
   set.self_by_slots = token_pool::may_read_slots(state.config, extras.token_to_kv_pool);
   require(set.step.num_tokens == num_tokens, "num_tokens is ", num_tokens, "; ", to_string(batch.forward_mode), " of ",

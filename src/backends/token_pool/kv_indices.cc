@@ -4,7 +4,6 @@
 
 #include "backends/token_pool/device/kv_indices_rule.hpp"
 #include "backends/token_pool/gpu.hpp"
-#include "backends/token_pool/list_report.hpp"
 #include "backends/token_pool/request_table.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -138,23 +137,14 @@ void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices)
   for (int32_t r = 0; r < num_requests; ++r) write_entries(job, r, 0, 1);
 }
 
-KvIndicesFaults::KvIndicesFaults(const Context& context) : device_(context.device()) {
-  if (device_.type != DeviceType::kCpu) report_ = token_pool::gpu::make_report(device_.index);
-}
-
-void KvIndicesFaults::check() {
-  if (report_ != nullptr) token_pool::throw_fault(*report_);
-}
-
-void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices, KvIndicesFaults& faults,
-                       Stream stream) {
-  if (faults.device_.type == DeviceType::kCpu) {
+void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices, DeviceFaults& faults, Stream stream) {
+  if (faults.device().type == DeviceType::kCpu) {
     create_kv_indices(args, kv_indices);
     return;
   }
   const KvIndicesJob job = indices_job(args, kv_indices);
-  token_pool::gpu::create_kv_indices(faults.device_.index, job, static_cast<int32_t>(args.req_pool_indices.size()),
-                                     faults.report_.get(), stream);
+  token_pool::gpu::create_kv_indices(faults.device().index, job, static_cast<int32_t>(args.req_pool_indices.size()),
+                                     faults.report(), stream);
 }
 
 int32_t kv_indptr_from_lens(std::span<const int32_t> lens, int32_t page_size, std::span<int32_t> indptr) {

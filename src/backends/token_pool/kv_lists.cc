@@ -146,7 +146,7 @@ void KvLists::build_on_gpu(const Step& step, const KvRangeJob& ranges, bool devi
   job.table = slot_table(request_table());
   job.rows = step.rows.data();
   job.num_slots = kind_.role == WrapperRole::kWindow ? step.num_window_slots : step.num_slots;
-  job.report = memory_.report;
+  if (!step.stand_in_lengths) job.report = memory_.report;
   if (!step.lengths_known && !step.has_draft_rows()) job.seq_lens_sum = step.seq_lens_sum;
   if (!device_lengths) {
     int32_t* const planned = next;

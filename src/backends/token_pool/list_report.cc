@@ -3,10 +3,12 @@
 #include <atomic>
 #include <string>
 
+#include "backends/token_pool/gpu.hpp"
 #include "core/error.hpp"
+#include "folio/backends/token_pool/device_faults.hpp"
 
-namespace folio::inline v0::backends::token_pool {
-namespace {
+namespace folio::inline v0::backends {
+namespace token_pool {
 
 std::string describe(const ListReport& report) {
   const auto of_request = [&](const auto&... text) { return core::message("request ", report.request, text...); };
@@ -35,11 +37,30 @@ std::string describe(const ListReport& report) {
                         " by the host's; seq_lens and seq_lens_cpu, or other lengths, differ");
     case KvRangeFault::kSum:
       return core::message("seq_lens_sum is ", report.bound, "; seq_lens, padding included, add up to ", report.value);
-    default: return "an unknown fault";
+    case KvRangeFault::kWriteStart:
+      return of_request(" writes from position ", report.value, " of row ", report.row, " on; it must not be negative");
+    case KvRangeFault::kWriteEnd:
+      return of_request(" writes positions up to ", report.value, " of row ", report.row, ", which has ", report.bound);
+    case KvRangeFault::kWriteSlots:
+      return of_request(" takes slots up to the ", report.value, "th; ", report.bound, " are given");
+    case KvRangeFault::kWriteSlot:
+      return of_request(" has slot ", report.bound, " for position ", report.value, " of row ", report.row,
+                        "; slots have 32 bits");
+    case KvRangeFault::kScore: return of_request(" has a NaN as the score of candidate ", report.row);
+    case KvRangeFault::kCandidate: return of_request(" selects candidate ", report.value, "; there are ", report.bound);
+    case KvRangeFault::kOrder:
+      return of_request(" selects candidate ", report.value, " after ", report.bound, "; they must ascend");
+    case KvRangeFault::kLostParent:
+      return of_request(" selects candidate ", report.value, " as node ", report.row, ", but not its parent before it");
+    case KvRangeFault::kRoot: return of_request(" has a root with parent ", report.value, "; it must be -1");
+    case KvRangeFault::kParent:
+      return of_request(": node ", report.row, " has parent ", report.value, "; it must be a node before it");
+    case KvRangeFault::kMaskBytes:
+      return of_request(" has bytes up to ", report.value, " of the mask, which has ", report.bound);
+    case KvRangeFault::kNone: break;
   }
+  return "nothing";
 }
-
-}  // namespace
 
 void throw_fault(ListReport& report) {
   // Kernels write beside the host: the fault last, and the claim is given back last.
@@ -53,4 +74,14 @@ void throw_fault(ListReport& report) {
   core::fail(ErrorCode::kInvalidArgument, "an earlier call, on the device: ", describe(found));
 }
 
-}  // namespace folio::inline v0::backends::token_pool
+}  // namespace token_pool
+
+DeviceFaults::DeviceFaults(const Context& context) : device_(context.device()) {
+  if (device_.type != DeviceType::kCpu) report_ = token_pool::gpu::make_report(device_.index);
+}
+
+void DeviceFaults::check() {
+  if (report_ != nullptr) token_pool::throw_fault(*report_);
+}
+
+}  // namespace folio::inline v0::backends

@@ -132,6 +132,7 @@ void Step::read(const TokenPoolConfig& config, const ForwardBatch& batch, bool o
   const bool twin_missing =
       has_draft_rows() ? spec_info.kv_indptr_cpu.empty() || batch.seq_lens_cpu.empty() : batch.seq_lens_cpu.empty();
   lengths_known = on_host || !captured || !twin_missing || !spec_info.tree_mask.empty();
+  stand_in_lengths = false;
   seq_lens_sum = batch.seq_lens_sum;
   read_lengths(config, batch, on_host);
   const auto slots_of = [](const KvPool* pool) { return pool == nullptr ? 0 : pool->buffer_len(); };

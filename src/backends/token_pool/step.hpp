@@ -20,7 +20,8 @@ struct Step {
   /// The host has the step's lengths; else only the device has, and the vectors below are empty: captured shapes on a
   /// GPU, other than trees.
   bool lengths_known = true;
-  std::vector<int32_t> cu_q;  ///< [R + 1]
+  bool stand_in_lengths = false;  ///< the host's lengths were made up for a capture; the device's may differ
+  std::vector<int32_t> cu_q;      ///< [R + 1]
   std::vector<int32_t> seq_lens, prefix_lens, encoder_lens;
   int64_t seq_lens_sum = -1;     ///< as given
   int64_t num_slots = 0;         ///< of the pool; 0 = unknown

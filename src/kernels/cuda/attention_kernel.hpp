@@ -6,6 +6,7 @@
 
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
+#include "scheduler/mask_bounds.hpp"
 #include "scheduler/plan_image.hpp"
 #include "scheduler/plan_view.hpp"
 
@@ -61,9 +62,7 @@ struct AttentionParams {
   int32_t num_kv_heads = 0;
   int32_t head_dim_qk = 0;
   int32_t head_dim_v = 0;
-  MaskKind mask = MaskKind::kCausal;
-  int32_t window_left = -1;
-  int32_t window_right = -1;
+  scheduler::MaskRules mask;
   DType out_dtype = DType::kUnset;
   const void* q = nullptr;
   int64_t q_token_stride = 0;

@@ -49,6 +49,17 @@ void Event::wait() const {
   check(cudaEventSynchronize(event_), "waiting for an event");
 }
 
+bool Event::passed() const {
+  const RelaxedCapture relaxed;
+  const cudaError_t status = cudaEventQuery(event_);
+  if (status == cudaErrorNotReady) {
+    static_cast<void>(cudaGetLastError());  // no error: the next call of the runtime must not find it
+    return false;
+  }
+  check(status, "asking for an event");
+  return true;
+}
+
 void Event::hold(Stream stream) const {
   check(cudaStreamWaitEvent(native(stream), event_, 0), "letting a stream wait for an event");
 }

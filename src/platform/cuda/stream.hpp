@@ -55,6 +55,8 @@ class Event {
   void record(Stream stream);
   /// Returns once the stream has passed the last record; at once if there was none.
   void wait() const;
+  /// Whether the stream has passed the last record; true if there was none. Waits for nothing.
+  bool passed() const;
   /// What is enqueued on `stream` from here on waits until the last record has been passed.
   void hold(Stream stream) const;
 

@@ -151,6 +151,20 @@ FOLIO_HOST_DEVICE inline int32_t row_tiles_of(const Job& job, int32_t request) {
   return rows / job.in.tile.rows + (rows % job.in.tile.rows != 0 ? 1 : 0);
 }
 
+/// Writes what every query sees, once all positions are known. The caller's arrays have any values.
+template <typename Group>
+FOLIO_HOST_DEVICE void find_visible_positions(const Job& job, const Group& group) {
+  const int32_t* const cu_q = job.cu_q;
+  const int32_t tokens = cu_q[job.in.num_requests];
+  FOLIO_KEEP_LOOP
+  for (int32_t token = group.rank(); token < tokens; token += group.size()) {
+    const int32_t r = last_at_or_below(job.in.num_requests, token, [cu_q](int32_t i) { return cu_q[i]; });
+    store_visible_positions(job.in.rules, query_mask(job.in.masks, r, token),
+                            int64_t{job.q_first_pos[r]} + (token - cu_q[r]),
+                            job.visible_positions + 2 * int64_t{token});
+  }
+}
+
 /// Writes all lengths and the status of the lowest request at fault. Counts the row tiles before each request.
 template <typename Group>
 FOLIO_HOST_DEVICE void read_requests(const Job& job, Group& group, PlanStatus* sticky) {
@@ -187,6 +201,7 @@ FOLIO_HOST_DEVICE void read_requests(const Job& job, Group& group, PlanStatus* s
     job.scratch.tile_begin[in.num_requests] = total.row_tiles;
     if (total.at_fault == in.num_requests) job.header->status = PlanStatus{};
   }
+  if (job.visible_positions != nullptr) find_visible_positions(job, group);
   group.sync();
 }
 

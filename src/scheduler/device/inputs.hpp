@@ -153,6 +153,8 @@ struct Segment {
 struct PlanInput {
   const int32_t* cu_q;
   const int32_t* q_first_pos;  ///< or null
+  MaskRules rules;
+  QueryMasks masks;
   int32_t num_requests;
   int32_t num_tokens;
   int32_t max_q_len;  ///< the batch's bound and the op's, whichever is lower
@@ -186,10 +188,11 @@ struct Job {
   DeviceScratch scratch;
   PlanImageHeader* header;
   SegmentLengths* segments;
-  int32_t* cu_q;         ///< [R + 1]
-  int32_t* q_first_pos;  ///< [R]
-  int32_t* kv_len;       ///< [segments, R]
-  int32_t* first_pos;    ///< [segments, R]
+  int32_t* cu_q;               ///< [R + 1]
+  int32_t* q_first_pos;        ///< [R]
+  int32_t* kv_len;             ///< [segments, R]
+  int32_t* first_pos;          ///< [segments, R]
+  int32_t* visible_positions;  ///< [num_tokens, 2], or null where the mask has no more rules than causal and window
   int32_t* worker_indptr;
   CombineTile* combine_tiles;
   int32_t* combine_sources;
@@ -204,6 +207,8 @@ struct Job {
         q_first_pos(cu_q + input.num_requests + 1),
         kv_len(q_first_pos + input.num_requests),
         first_pos(kv_len + int64_t{input.num_segments} * input.num_requests),
+        visible_positions(input.rules.has_more() ? first_pos + int64_t{input.num_segments} * input.num_requests
+                                                 : nullptr),
         worker_indptr(reinterpret_cast<int32_t*>(image + input.layout.worker_indptr)),
         combine_tiles(reinterpret_cast<CombineTile*>(image + input.layout.combine_tiles)),
         combine_sources(reinterpret_cast<int32_t*>(image + input.layout.combine_sources)),

@@ -38,6 +38,7 @@ FOLIO_HOST_DEVICE inline PlanView outline(const Job& job) {
   view.work_tiles = job.work_tiles;
   view.combine_tiles = job.combine_tiles;
   view.combine_sources = job.combine_sources;
+  view.visible_positions = job.visible_positions;
   return view;
 }
 

@@ -68,8 +68,15 @@ FOLIO_HOST_DEVICE inline int64_t offset_in_output_tile(const Job& job, const Row
 FOLIO_HOST_DEVICE inline TokenRange key_range(const Job& job, const RowTile& tile, int32_t s) {
   const Segment& segment = job.in.segments[s];
   const int64_t at = int64_t{s} * job.in.num_requests + tile.request;
-  TokenRange range =
-      visible_range({job.first_pos[at], job.kv_len[at], segment.shard}, segment.bounds, tile.p_lo, tile.p_hi);
+  const SegmentSpan span{job.first_pos[at], job.kv_len[at], segment.shard};
+  TokenRange range;
+  if (segment.bounds.by_query) {
+    const auto token = static_cast<int32_t>(job.cu_q[tile.request] + tile.p_lo - job.q_first_pos[tile.request]);
+    range = visible_to_tokens(span, segment.bounds, job.visible_positions, token,
+                              static_cast<int32_t>(token + tile.p_hi - tile.p_lo + 1), tile.p_lo);
+  } else {
+    range = visible_range(span, segment.bounds, tile.p_lo, tile.p_hi);
+  }
   if (job.fixed_splits()) range.begin = narrow_div(range.begin, job.in.tile.kv_tokens) * job.in.tile.kv_tokens;
   return range;
 }

@@ -4,12 +4,14 @@ Slots, request tables and pools are folio.KvPool, folio.ReqToTokenPool and folio
 """
 
 from .._folio import (
+    DeviceFaults,
+    DeviceReqToTokenPool,
     DraftBranches,
     DraftTreeShape,
     ExtendPath,
     ForwardBatch,
     ForwardMode,
-    KvIndicesFaults,
+    GraphInputs,
     RadixAttention,
     RadixAttentionType,
     SpecInfo,

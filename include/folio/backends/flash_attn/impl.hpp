@@ -25,7 +25,10 @@ struct FlashAttentionLayerConfig {
   int32_t head_size = 0;
   float scale = 0.0f;  ///< multiplies q . k; finite and above 0
   int32_t num_kv_heads = 0;
-  std::span<const float> alibi_slopes;  ///< [num_heads]; empty = none. Copied
+  /// Ranks whose query heads each call is given, rank 0's first: decode_context_parallel_size under
+  /// ParallelConfig::dcp_replicated_queries, for layers that read a cache; otherwise 1. >= 1.
+  int32_t dcp_query_ranks = 1;
+  std::span<const float> alibi_slopes;  ///< [num_heads * dcp_query_ranks]; empty = none. Copied
   /// Keys a query sees, its own included: >= 1. Encoders see as many to the right as to the left, in vLLM's profile
   /// only encoder-only layers.
   std::optional<int32_t> sliding_window;
@@ -34,8 +37,8 @@ struct FlashAttentionLayerConfig {
   std::optional<float> logits_soft_cap;  ///< none or 0 = off
   AttentionType attn_type = AttentionType::kDecoder;
   std::optional<std::string> kv_sharing_target_layer_name;  ///< the earlier layer whose cache this one reads
-  ConstTensorView
-      sinks;  ///< [num_heads], float32, float16 or bfloat16, on the host; data null = none. Copied as float32
+  ConstTensorView sinks;  ///< [num_heads * dcp_query_ranks], float32, float16 or bfloat16, on the host; data null =
+                          ///< none. Copied as float32
   /// Whether `forward` writes the new keys and values itself. As in the original it does not: the engine calls
   /// do_kv_cache_update before it.
   bool update_kv_cache_in_forward = false;
@@ -70,7 +73,8 @@ class FOLIO_API FlashAttentionImpl {
 
   /// Attention of one layer. T = metadata->num_actual_tokens.
   /// - query [>= T, num_heads, head_size], of the metadata's q dtype; output [>= T, num_heads, head_size], of its
-  ///   output dtype: any token and head strides. Rows from T on are padding: neither read nor written.
+  ///   output dtype: any token and head strides. Rows from T on are padding: neither read nor written. The query has
+  ///   dcp_query_ranks times the heads, and so has the output under ParallelConfig::dcp_all_heads_out.
   /// - key and value [>= T, num_kv_heads, head_size] are attended to by encoders; other types read the cache (and look
   ///   at them only under update_kv_cache_in_forward).
   /// - Without metadata (a profiling run) the whole output is set to zero and nothing else is looked at.
@@ -89,6 +93,7 @@ class FOLIO_API FlashAttentionImpl {
   PerLayerParameters per_layer_parameters() const noexcept;
   int32_t num_heads() const noexcept { return num_heads_; }
   int32_t num_kv_heads() const noexcept { return num_kv_heads_; }
+  int32_t dcp_query_ranks() const noexcept { return dcp_query_ranks_; }
   int32_t num_queries_per_kv() const noexcept { return num_heads_ / num_kv_heads_; }
   int32_t head_size() const noexcept { return head_size_; }
   float scale() const noexcept { return scale_; }
@@ -120,6 +125,7 @@ class FOLIO_API FlashAttentionImpl {
   int32_t head_size_;
   float scale_;
   int32_t num_kv_heads_;
+  int32_t dcp_query_ranks_;
   std::vector<float> alibi_slopes_;
   SlidingWindow window_;
   std::string kv_cache_dtype_name_;

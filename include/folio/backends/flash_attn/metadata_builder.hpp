@@ -30,7 +30,8 @@ struct FlashAttentionOptions {
   std::optional<DType> output_dtype;
   /// Whether schedules are made ahead of time and handed out. None: as the profile has it, with version 3 and always in
   /// the native one; on a GPU where they are asked for, since every layer's comparison is a launch. Either way off
-  /// in batch-invariant mode and for groups with several windows; true is refused under decode context parallelism.
+  /// in batch-invariant mode and for groups with several windows; on a GPU true is refused under decode context
+  /// parallelism.
   std::optional<bool> aot_schedule;
   /// Most KV splits of a query under decode_graph_mode kFull, those of a shared prefix apart; vLLM's
   /// flash_attn_max_num_splits_for_cuda_graph. >= 1. All workers take part whatever it is (PrepareOptions::
@@ -78,13 +79,17 @@ struct FlashAttentionMetadata {
   std::span<const int32_t> suffix_kv_lens;        ///< [R]: seq_lens less the prefix; 0 for padding requests
   StepCascadeLevels cascade;                      ///< kAuto: what requests share
 
-  int32_t max_dcp_context_kv_len = 0;            ///< 0 without decode context parallelism
-  std::span<const int32_t> dcp_context_kv_lens;  ///< [R], this rank's share of the older tokens; empty without
+  int32_t max_dcp_context_kv_len = 0;  ///< 0 without decode context parallelism
+  /// [R], this rank's share of the older tokens, of cross attention of the encoder's; empty without.
+  std::span<const int32_t> dcp_context_kv_lens;
 
   /// The schedule, where one was made ahead of time: the very memory that `forward` executes, and refuses truncated or
   /// changed (on a GPU the next build does). Prefix and suffix of a cascade are one schedule, which both fields show.
   std::span<const int32_t> scheduler_metadata;
   std::span<const int32_t> prefix_scheduler_metadata;
+  /// Under decode context parallelism scheduler_metadata is the schedule for this rank's share of the cache, and this
+  /// the one for keys beside it. Each is empty where the step has no such pass.
+  std::span<const int32_t> new_tokens_scheduler_metadata;
   int32_t max_num_splits = 0;  ///< most KV splits of a query; 0 = as the work needs
 
   AttentionType attn_type = AttentionType::kDecoder;  ///< of the group's layers
@@ -153,8 +158,9 @@ class FOLIO_API FlashAttentionMetadataBuilder {
   /// The same step for another KV cache group, whose layers differ in nothing but where their pages are: a shallow
   /// copy, with the same schedule. O(R); with prefixes found by kAuto, which must be shared in this table too and whose
   /// rows must lie as far apart as those of the step's, O(shared entries) besides: on a GPU it looks at
-  /// `block_table_host`, a copy that is laid out alike. Throws kInvalidArgument where the table is too small for the
-  /// step or does not share what was planned as shared; kStalePlan.
+  /// `block_table_host`, a copy that is laid out alike. A group of encoders reads no table: an empty one will do.
+  /// Throws kInvalidArgument where the table is too small for the step or does not share what was planned as shared;
+  /// kStalePlan.
   FlashAttentionMetadata update_block_table(const FlashAttentionMetadata& metadata, const BlockTableView& block_table,
                                             std::span<const int64_t> slot_mapping,
                                             const BlockTableView& block_table_host = {}) const;

@@ -34,14 +34,17 @@ struct FlashInferLayerConfig {
   int32_t head_size = 0;
   float scale = 0.0f;  ///< multiplies q . k; finite and above 0
   int32_t num_kv_heads = 0;
-  std::span<const float> alibi_slopes;    ///< [num_heads]; empty = none. Copied
+  /// Ranks whose query heads each call is given, rank 0's first: decode_context_parallel_size under
+  /// ParallelConfig::dcp_replicated_queries, otherwise 1. >= 1.
+  int32_t dcp_query_ranks = 1;
+  std::span<const float> alibi_slopes;    ///< [num_heads * dcp_query_ranks]; empty = none. Copied
   std::optional<int32_t> sliding_window;  ///< keys a query sees, its own included; >= 1
   std::string kv_cache_dtype = "auto";    ///< see kv_cache_dtype_from_name
   DType model_dtype = DType::kBFloat16;   ///< what "auto" means
   std::optional<float> logits_soft_cap;   ///< none or 0 = off
   AttentionType attn_type = AttentionType::kDecoder;
   std::optional<std::string> kv_sharing_target_layer_name;  ///< the earlier layer whose cache this one reads
-  /// [num_heads], float32, float16 or bfloat16, on the host; data null = none. Copied as float32;
+  /// [num_heads * dcp_query_ranks], float32, float16 or bfloat16, on the host; data null = none. Copied as float32;
   /// process_weights_after_loading reads it again.
   ConstTensorView sinks;
 
@@ -64,10 +67,10 @@ class FOLIO_API FlashInferImpl {
   /// kUnsupported for attention types other than decoder self-attention.
   FlashInferImpl(const Context& context, const FlashInferLayerConfig& config);
 
-  /// Replaces the sinks, on the host, after their weights have been loaded: [num_heads], converted to float32. Only for
-  /// layers that were constructed with sinks, because kernels have been chosen since. On a GPU their address there
-  /// stays, so that captured graphs read the new ones; the call waits until they are there, and copies of this object
-  /// share them.
+  /// Replaces the sinks, on the host, after their weights have been loaded: as many as before, converted to float32.
+  /// Only for layers that were constructed with sinks, because kernels have been chosen since. On a GPU their address
+  /// there stays, so that captured graphs read the new ones; the call waits until they are there, and copies of this
+  /// object share them. No run of theirs may be in flight: nothing orders the write behind it.
   void set_sinks(const ConstTensorView& sinks);
   /// Reads the sinks given to the constructor, or to set_sinks, again, as float32: their weights may have been loaded
   /// since. That memory must still be there.
@@ -95,7 +98,8 @@ class FOLIO_API FlashInferImpl {
   /// - query [>= T, num_heads, head_size], of the metadata's q dtype (native: or e4m3 where
   /// supports_quant_query_input);
   ///   key and value [>= slots, num_kv_heads, head_size]; output [>= T, num_heads, head_size], of the metadata's output
-  ///   dtype: any token and head strides. Rows from T on are padding: neither read nor written.
+  ///   dtype: any token and head strides. Rows from T on are padding: neither read nor written. The query has
+  ///   dcp_query_ranks times the heads, and so has the output under ParallelConfig::dcp_all_heads_out.
   /// - output_quantization: output is fp8 e4m3 (stored = real / scale) or NVFP4 [>= T, num_heads, head_size / 2]
   ///   (kFloat4E2M1x2 or kUnset; `scale` is the global scale factor, `block_scale` as FP4Tensor::scale). It happens in
   ///   the kernel. The vLLM profiles take it for fp8 queries in batches that their block-table kernels serve.
@@ -121,6 +125,7 @@ class FOLIO_API FlashInferImpl {
   PerLayerParameters per_layer_parameters() const noexcept;
   int32_t num_heads() const noexcept { return num_heads_; }
   int32_t num_kv_heads() const noexcept { return num_kv_heads_; }
+  int32_t dcp_query_ranks() const noexcept { return dcp_query_ranks_; }
   int32_t num_queries_per_kv() const noexcept { return num_heads_ / num_kv_heads_; }
   int32_t head_size() const noexcept { return head_size_; }
   float scale() const noexcept { return scale_; }
@@ -152,6 +157,7 @@ class FOLIO_API FlashInferImpl {
   int32_t head_size_;
   float scale_;
   int32_t num_kv_heads_;
+  int32_t dcp_query_ranks_;
   std::vector<float> alibi_slopes_;
   int32_t window_left_;
   DType kv_cache_dtype_;

@@ -123,7 +123,7 @@ struct SplitSizes {
 };
 
 /// Copies the pages of every row, of which row r has indptr[r + 1] - indptr[r], one row after the other. O(pages).
-/// Throws kInvalidArgument where `indices` or a row of the table is too short.
+/// Throws kInvalidArgument where `indices` or a row of the table is too short; nothing is written then.
 FOLIO_API void copy_page_indices(const PageTableView& table, std::span<const int32_t> indptr,
                                  std::span<int32_t> indices);
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 
+#include "folio/backends/token_pool/device_faults.hpp"
 #include "folio/types/export.hpp"
 #include "folio/types/kv_cache.hpp"
 
@@ -10,7 +11,8 @@
 /// a branch attends to its request's tokens and to the t draft tokens of its own.
 ///
 /// Behaviour after SGLang's FlashInferMultiStepDraftBackend and its generate_draft_decode_kv_indices; that one had rows
-/// too short by the factor topk once, and wrote behind them. Host memory, nothing is allocated.
+/// too short by the factor topk once, and wrote behind them. Host memory, unless a function takes DeviceFaults; nothing
+/// is allocated.
 namespace folio::inline v0::backends {
 
 /// How a request's row of the request table goes on behind its tokens: the slots of all branches, which the engine has
@@ -64,5 +66,12 @@ struct DraftKvIndices {
 /// draft tokens. Nothing else is written. O(steps * entries). Throws kInvalidArgument naming the request, or what is
 /// too small, before anything is written.
 FOLIO_API void generate_draft_decode_kv_indices(const DraftKvIndicesArgs& args, const DraftKvIndices& out);
+
+/// The same on the device of `faults` (DeviceFaults), where all arrays lie; up to 65535 steps. Rows of kv_indices have
+/// room for the batch whatever its lengths, as draft_kv_indices_capacity says; what does not fit is not written, and
+/// offsets end with the row. A request that would be refused has the dummy slot for each of its entries, and so has a
+/// slot outside the pool; a length that no row has counts as 0.
+FOLIO_API void generate_draft_decode_kv_indices(const DraftKvIndicesArgs& args, const DraftKvIndices& out,
+                                                DeviceFaults& faults, Stream stream = {});
 
 }  // namespace folio::inline v0::backends

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 
+#include "folio/backends/token_pool/device_faults.hpp"
 #include "folio/types/export.hpp"
 
 /// Trees of draft tokens, as a target model verifies them: which tokens are taken, who is whose parent, where each
@@ -12,8 +13,9 @@
 /// whose keys and values are not cached yet. Arrays of nodes are [B, n], request after request. `parents` is what the
 /// functions share: the parent's node number, -1 for the root, and smaller than the node's own for all others.
 ///
-/// Behaviour after SGLang's organize_draft_results and build_tree_kernel_efficient. Host memory, nothing is allocated,
-/// and errors (kInvalidArgument naming the request and the node) come before anything is written.
+/// Behaviour after SGLang's organize_draft_results and build_tree_kernel_efficient. Host memory, unless a function
+/// takes DeviceFaults; nothing is allocated, and errors (kInvalidArgument naming the request and the node) come before
+/// anything is written. On a device a node whose parent is none before it hangs off the root, and is reported.
 namespace folio::inline v0::backends {
 
 /// The shape of the draft. Its candidates are numbered as SGLang's draft steps produce them: the first step has topk,
@@ -40,6 +42,11 @@ FOLIO_API int64_t draft_parent_list_len(const DraftTreeShape& shape);
 FOLIO_API void select_draft_tokens(std::span<const float> scores, std::span<const int64_t> tokens,
                                    std::span<const int64_t> bonus_tokens, const DraftTreeShape& shape,
                                    std::span<int64_t> selected_index, std::span<int64_t> draft_tokens);
+/// The same on the device of `faults`. A NaN counts as the lowest score. O(candidates^2) a request, in parallel.
+FOLIO_API void select_draft_tokens(std::span<const float> scores, std::span<const int64_t> tokens,
+                                   std::span<const int64_t> bonus_tokens, const DraftTreeShape& shape,
+                                   std::span<int64_t> selected_index, std::span<int64_t> draft_tokens,
+                                   DeviceFaults& faults, Stream stream = {});
 
 /// The parents of the selected candidates.
 /// - parent_list: [B, draft_parent_list_len]: entry e of a request is the candidate that its e-th extension extends,
@@ -50,11 +57,18 @@ FOLIO_API void select_draft_tokens(std::span<const float> scores, std::span<cons
 /// ever). O(B * n * log n).
 FOLIO_API void draft_tree_parents(std::span<const int64_t> parent_list, std::span<const int64_t> selected_index,
                                   const DraftTreeShape& shape, std::span<int32_t> parents);
+/// The same on the device of `faults`. What would be refused hangs off the root.
+FOLIO_API void draft_tree_parents(std::span<const int64_t> parent_list, std::span<const int64_t> selected_index,
+                                  const DraftTreeShape& shape, std::span<int32_t> parents, DeviceFaults& faults,
+                                  Stream stream = {});
 
 /// positions[i] = seq_lens[request] + depth, the root at the sequence's end. seq_lens: [B], tokens already cached.
 /// positions: [B, n], written. O(B * n).
 FOLIO_API void draft_tree_positions(std::span<const int32_t> parents, std::span<const int32_t> seq_lens,
                                     std::span<int32_t> positions);
+/// The same on the device of `faults`. A length out of range counts as 0.
+FOLIO_API void draft_tree_positions(std::span<const int32_t> parents, std::span<const int32_t> seq_lens,
+                                    std::span<int32_t> positions, DeviceFaults& faults, Stream stream = {});
 
 /// The tree as SGLang's verification walks it: retrieve_index is a node's place in the batch (request * n + node),
 /// next_token its first child, next_sibling its parent's next child, both node numbers of the request, -1 for none;
@@ -62,6 +76,10 @@ FOLIO_API void draft_tree_positions(std::span<const int32_t> parents, std::span<
 FOLIO_API void draft_tree_links(std::span<const int32_t> parents, int32_t draft_token_num,
                                 std::span<int32_t> retrieve_index, std::span<int32_t> next_token,
                                 std::span<int32_t> next_sibling);
+/// The same on the device of `faults`. O(n) a node, in parallel.
+FOLIO_API void draft_tree_links(std::span<const int32_t> parents, int32_t draft_token_num,
+                                std::span<int32_t> retrieve_index, std::span<int32_t> next_token,
+                                std::span<int32_t> next_sibling, DeviceFaults& faults, Stream stream = {});
 
 /// How a mask of visible keys is written. Node i sees the cached tokens, its ancestors and itself. Rows are nodes.
 enum class TreeMaskForm : int32_t {
@@ -85,5 +103,10 @@ FOLIO_API int64_t tree_mask_bytes(TreeMaskForm form, std::span<const int32_t> se
 /// in front (window_prefix_ranges) work the same way: seq_lens are then their lengths.
 FOLIO_API void fill_tree_mask(TreeMaskForm form, std::span<const int32_t> parents, std::span<const int32_t> seq_lens,
                               int32_t draft_token_num, std::span<uint8_t> mask, int32_t window_left = -1);
+/// The same on the device of `faults`. The mask has room for the batch whatever its lengths: B * n * (longest + n)
+/// cells for the full forms; what does not fit is not written. A negative length counts as 0.
+FOLIO_API void fill_tree_mask(TreeMaskForm form, std::span<const int32_t> parents, std::span<const int32_t> seq_lens,
+                              int32_t draft_token_num, std::span<uint8_t> mask, DeviceFaults& faults,
+                              int32_t window_left = -1, Stream stream = {});
 
 }  // namespace folio::inline v0::backends

@@ -1,10 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 
-#include "folio/context.hpp"
+#include "folio/backends/token_pool/device_faults.hpp"
 #include "folio/types/device.hpp"
 #include "folio/types/export.hpp"
 #include "folio/types/kv_cache.hpp"
@@ -15,13 +14,9 @@
 /// draft branches do, and so do engines that hand CSR arrays to other kernels.
 ///
 /// Behaviour after pymllm's create_kv_indices and SGLang's create_flashinfer_kv_indices_triton; those check nothing and
-/// skip or overrun what lies outside. Host memory, unless a function says otherwise; nothing is allocated, and errors
-/// are thrown before anything is written.
+/// skip or overrun what lies outside. Host memory, unless a function takes DeviceFaults; nothing is allocated, and
+/// errors are thrown before anything is written.
 namespace folio::inline v0::backends {
-
-namespace token_pool {
-struct ListReport;
-}
 
 /// What create_kv_indices reads, all borrowed. B requests; request i reads row req_pool_indices[i], positions
 /// [start, start + paged_kernel_lens[i]).
@@ -49,29 +44,11 @@ struct KvIndicesArgs {
 /// kv_indices with fewer than kv_indptr[B] entries; nothing is then written.
 FOLIO_API void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices);
 
-/// What kernels that make lists on a context's device have found wrong. One object serves any number of calls; it must
-/// outlive them. Not thread-safe.
-class FOLIO_API KvIndicesFaults {
- public:
-  /// Throws kUnavailable for a GPU in a build without CUDA, kOutOfMemory.
-  explicit KvIndicesFaults(const Context& context);
-
-  /// Throws kInvalidArgument naming the request if a kernel has found a fault since the last look: the first, once.
-  /// Waits for nothing: what has not run yet has found nothing. O(1).
-  void check();
-
- private:
-  friend FOLIO_API void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices,
-                                          KvIndicesFaults& faults, Stream stream);
-  Device device_;
-  std::shared_ptr<token_pool::ListReport> report_;
-};
-
 /// The same with all arrays on the device of `faults`, enqueued on `stream`; captured graphs may hold it. Sizes are
 /// checked and thrown at once. What only the device knows (rows, lengths, offsets, slots) it tells `faults`: a request
 /// that create_kv_indices would refuse gets page 0, the dummy, wherever its entries would be, and so does a slot that
 /// is none. On a CPU it is create_kv_indices.
-FOLIO_API void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices, KvIndicesFaults& faults,
+FOLIO_API void create_kv_indices(const KvIndicesArgs& args, std::span<int32_t> kv_indices, DeviceFaults& faults,
                                  Stream stream = {});
 
 /// indptr[0] = 0, indptr[i + 1] = indptr[i] + ceil(lens[i] / page_size) for every length; what follows in a longer

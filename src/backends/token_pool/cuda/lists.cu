@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 
+#include "backends/token_pool/cuda/report.cuh"
 #include "backends/token_pool/gpu.hpp"
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
@@ -15,31 +16,6 @@ constexpr int32_t kRangeThreads = 256;
 constexpr int32_t kGatherThreads = 256;
 constexpr int32_t kMostGatherBlocks = 32;  ///< a request
 constexpr int64_t kEntriesPerBlock = 4096;
-
-/// The sums of `value` over the threads up to and including this one (Hillis and Steele).
-__device__ int64_t inclusive_sum(int64_t value, int64_t* shared) {
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  shared[thread] = value;
-  __syncthreads();
-  for (int32_t distance = 1; distance < kRangeThreads; distance *= 2) {
-    const int64_t before = thread >= distance ? shared[thread - distance] : 0;
-    __syncthreads();
-    shared[thread] += before;
-    __syncthreads();
-  }
-  return shared[thread];
-}
-
-/// The first thread to find a fault writes it; the host reads `fault` before the rest.
-__device__ void report(ListReport* to, const ListReport& found) {
-  if (to == nullptr || atomicCAS(&to->claimed, 0, 1) != 0) return;
-  to->request = found.request;
-  to->row = found.row;
-  to->value = found.value;
-  to->bound = found.bound;
-  __threadfence_system();
-  *const_cast<volatile KvRangeFault*>(&to->fault) = found.fault;
-}
 
 /// One CTA: lengths, positions and both indptrs.
 __global__ void __launch_bounds__(kRangeThreads) ranges_kernel(const __grid_constant__ ListsJob job) {
@@ -78,7 +54,7 @@ __global__ void __launch_bounds__(kRangeThreads) ranges_kernel(const __grid_cons
       range.len = 0;
       entries_to = job.capacity;
     }
-    if (listed.found.fault != KvRangeFault::kNone) report(job.report, listed.found);
+    if (listed.found.fault != KvRangeFault::kNone) report_to(job.report, listed.found);
     job.cu_q[r + 1] = static_cast<int32_t>(queries_to);
     if (job.kv_indptr != nullptr) job.kv_indptr[r + 1] = static_cast<int32_t>(entries_to);
     job.kv_lens[r] = range.len;
@@ -87,7 +63,7 @@ __global__ void __launch_bounds__(kRangeThreads) ranges_kernel(const __grid_cons
     if (job.kv_last_page_len != nullptr) job.kv_last_page_len[r] = last_page_len(range.len, job.ranges.page_size);
   }
   if (thread == 0 && job.seq_lens_sum >= 0 && seq_lens_before != job.seq_lens_sum) {
-    report(job.report, {0, KvRangeFault::kSum, 0, 0, seq_lens_before, job.seq_lens_sum});
+    report_to(job.report, {0, KvRangeFault::kSum, 0, 0, seq_lens_before, job.seq_lens_sum});
   }
 }
 
@@ -96,7 +72,7 @@ __global__ void __launch_bounds__(kGatherThreads) gather_kernel(const __grid_con
   const auto request = static_cast<int32_t>(blockIdx.x);
   const auto lane = static_cast<int32_t>(blockIdx.y * blockDim.x + threadIdx.x);
   write_listed(job, request, lane, static_cast<int32_t>(gridDim.y * blockDim.x),
-               [&](const ListReport& found) { report(job.report, found); });
+               [&](const ListReport& found) { report_to(job.report, found); });
 }
 
 /// Likewise, where offsets are given.
@@ -105,7 +81,7 @@ __global__ void __launch_bounds__(kGatherThreads)
   const auto request = static_cast<int32_t>(blockIdx.x);
   const auto lane = static_cast<int32_t>(blockIdx.y * blockDim.x + threadIdx.x);
   create_entries(job, request, lane, static_cast<int32_t>(gridDim.y * blockDim.x),
-                 [&](const ListReport& found) { report(to, found); });
+                 [&](const ListReport& found) { report_to(to, found); });
 }
 
 dim3 gather_grid(int32_t num_requests, int64_t num_columns, int32_t page_size) {

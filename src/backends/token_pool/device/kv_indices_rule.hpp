@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "backends/token_pool/device/list_report.hpp"
 #include "folio/types/export.hpp"
 
 /// Gathering from the request table: what may be read, what is read, where it goes. Constexpr bodies for one request at
@@ -31,32 +32,6 @@ struct SlotTable {
     const int64_t left = num_entries - row * row_stride;
     return left < 0 ? 0 : (left < num_columns ? left : num_columns);
   }
-};
-
-/// What is wrong with a request.
-enum class KvRangeFault : int32_t {
-  kNone = 0,
-  kRow,          ///< not a row of the table
-  kLength,       ///< negative
-  kStart,        ///< negative
-  kAlignment,    ///< the start is not that of a page
-  kEnd,          ///< beyond the row
-  kOffset,       ///< indptr is not as lengths say
-  kCapacity,     ///< beyond the output
-  kSlot,         ///< a slot outside the pool
-  kPage,         ///< slots that are not a page
-  kHostLengths,  ///< the host's copy of a length is another
-  kSum,          ///< lengths do not add up to what was given
-};
-
-/// The first fault that a device has found since the host last looked, in memory that both reach.
-struct ListReport {
-  int32_t claimed = 0;                       ///< by the thread that writes
-  KvRangeFault fault = KvRangeFault::kNone;  ///< written last
-  int32_t request = 0;
-  int32_t row = 0;
-  int64_t value = 0;  ///< what was found; faults of entries: the position
-  int64_t bound = 0;  ///< what it is held against
 };
 
 /// Building one list of entries per request.

@@ -235,6 +235,9 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   planning.mask = config_.mask;
   planning.window_left = config_.window_left;
   planning.window_right = config_.window_right;
+  planning.attention_chunk = config_.attention_chunk;
+  planning.span_window_left = config_.span_window_left;
+  planning.features = config_.features;
   planning.determinism = config_.determinism;
   planning.tile = kernel.tile(config_);
   if (tile_rows > 0) planning.tile.rows = std::min(tile_rows, planning.tile.rows);

@@ -36,6 +36,9 @@ RandomCase random_case(std::mt19937& random) {
   config.mask = planned.config.mask;
   config.window_left = planned.config.window_left;
   config.window_right = planned.config.window_right;
+  config.attention_chunk = planned.config.attention_chunk;
+  config.span_window_left = planned.config.span_window_left;
+  config.features = planned.config.features;
   config.determinism = planned.config.determinism;
   out.num_workers = planned.config.num_workers;
   out.batch = std::move(planned.batch);
@@ -45,6 +48,10 @@ RandomCase random_case(std::mt19937& random) {
   }
   if (config.window_left > 0) config.window_left *= stretch;
   if (config.window_right > 0) config.window_right *= stretch;
+  if (config.span_window_left > 0) config.span_window_left *= stretch;
+  config.attention_chunk *= stretch;
+  for (int32_t& start : out.batch.kv_start) start *= stretch;
+  for (int32_t& bound : out.batch.spans) bound *= stretch;
   const DType wide[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
   const DType all[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
   config.q = all[pick(0, 4)];

@@ -27,9 +27,10 @@ void bind_row_to_kv(const AttentionParams& params, const scheduler::WorkTile& ti
   const scheduler::PlanView& plan = params.plan;
   const scheduler::SegmentLengths& lengths = plan.segments[tile.segment];
   const SegmentArgs& segment = args.segments[static_cast<size_t>(tile.segment)];
-  const scheduler::TokenRange range = scheduler::visible_range(
-      {lengths.first_pos[tile.kv_row], lengths.kv_len[tile.kv_row], lengths.shard},
-      scheduler::mask_bounds(config.mask, lengths.mask, config.window_left, config.window_right), row.position);
+  const scheduler::TokenRange range =
+      scheduler::visible_to_token({lengths.first_pos[tile.kv_row], lengths.kv_len[tile.kv_row], lengths.shard},
+                                  scheduler::mask_bounds(scheduler::mask_rules(config), lengths.mask),
+                                  plan.visible_positions, plan.cu_q[request] + index, row.position);
   row.visible_begin = static_cast<int32_t>(range.begin);
   row.visible_end = static_cast<int32_t>(range.end);
   row.logit_scale =

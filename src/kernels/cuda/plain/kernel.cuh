@@ -115,16 +115,16 @@ class PlainCta {
     const scheduler::SegmentLengths& lengths = plan_.segments[work_tile.segment];
     const SegmentParams& segment = params_.segments[work_tile.segment];
     const Row at = row_of(work_tile, row);
-    const scheduler::MaskBounds bounds =
-        scheduler::mask_bounds(params_.mask, lengths.mask, params_.window_left, params_.window_right);
-    const scheduler::TokenRange range = scheduler::visible_range(
-        {lengths.first_pos[work_tile.kv_row], lengths.kv_len[work_tile.kv_row], lengths.shard}, bounds, at.position);
+    const scheduler::MaskBounds bounds = scheduler::mask_bounds(params_.mask, lengths.mask);
+    const scheduler::TokenRange range = scheduler::visible_to_token(
+        {lengths.first_pos[work_tile.kv_row], lengths.kv_len[work_tile.kv_row], lengths.shard}, bounds,
+        plan_.visible_positions, at.token, at.position);
     storage_.position[row] = at.position;
     storage_.visible_begin[row] =
         static_cast<int32_t>(range.begin < work_tile.kv_begin ? work_tile.kv_begin : range.begin);
     storage_.visible_end[row] = static_cast<int32_t>(range.end > work_tile.kv_end ? work_tile.kv_end : range.end);
     storage_.mask_begin[row] = INT32_MAX;
-    if (params_.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig) {
+    if (params_.mask.kind == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig) {
       const int32_t mask_begin = plan_.mask_first_column[at.request] - lengths.key_offset[at.request];
       storage_.mask_begin[row] = mask_begin;
       storage_.mask_bit[row] =

@@ -25,11 +25,10 @@ __device__ __forceinline__ void bind_rows(const AttentionParams& params, const s
       while (plan.cu_q[request + 1] <= token) ++request;
       const int32_t index = token - plan.cu_q[request];
       const int64_t position = int64_t{plan.q_first_pos[request]} + index;
-      const scheduler::MaskBounds mask_bounds =
-          scheduler::mask_bounds(params.mask, lengths.mask, params.window_left, params.window_right);
-      const scheduler::TokenRange range = scheduler::visible_range(
+      const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params.mask, lengths.mask);
+      const scheduler::TokenRange range = scheduler::visible_to_token(
           {lengths.first_pos[work_tile.kv_row], lengths.kv_len[work_tile.kv_row], lengths.shard}, mask_bounds,
-          position);
+          plan.visible_positions, token, position);
       begin = static_cast<int32_t>(range.begin < work_tile.kv_begin ? work_tile.kv_begin : range.begin);
       end = static_cast<int32_t>(range.end > work_tile.kv_end ? work_tile.kv_end : range.end);
       if (begin >= end) begin = end = 0;

@@ -15,7 +15,7 @@ __device__ __forceinline__ void init_work_tile(const AttentionParams& params, co
   context.num_rows = work_tile.row_end - work_tile.row_begin;
   context.first_tile = work_tile.kv_begin / kKvTile * kKvTile;
   context.num_tiles = 0;
-  context.custom = params.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig;
+  context.custom = params.mask.kind == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig;
   if (work_tile.kv_begin >= work_tile.kv_end) return;
   context.num_tiles = (work_tile.kv_end - context.first_tile + kKvTile - 1) / kKvTile;
   context.first_pos = lengths.first_pos[work_tile.kv_row];

@@ -116,6 +116,7 @@ class PagedLayer(CacheLayerMixin):
     def _look(self):
         make = folio.make_cpu_packed_view if self.kv_format == folio.KvFormat.CPU_PACKED else folio.make_hnd_view
         self.view = make(self.keys.flatten(0, 1), self.values.flatten(0, 1))
+        self.layers = {}  # those that are bound to this view
 
     def get_seq_length(self):
         return self.length
@@ -178,8 +179,9 @@ class PageLayout(Layout):
             table = (torch.from_numpy(part).to(self.q.device) for part in table)
         return folio.csr_table(*table)
 
-    def segment(self, table):
-        return folio.SegmentArgs(self.layer.view, table)
+    @property
+    def cache(self):
+        return self.layer.view
 
     def unfold(self, out):
         return out.view(self.batch, self.q_length, *out.shape[1:])

@@ -3,7 +3,7 @@
 import folio
 import torch
 
-from .arguments import check_call, scale_of, sinks_of
+from .arguments import check_call
 from .layouts import TensorLayout
 from .plans import OpKey, op_of
 from .visibility import find_visibility
@@ -66,18 +66,15 @@ def attention(
             kv_format=layout.kv_format,
         )
     )
-    plan, facts = op.plan(layout.key, layout.describe)
+    planned = op.plan(layout.key, layout.describe)
+    step = planned.step
+    if step is None or layout.visible.bits is not None:  # equal keys may have other bits
+        mask = layout.custom_mask(query.device)
+        step = planned.step = folio.Step(planned.plan, planned.facts, op.workspace, custom_mask=mask)
     out = query.new_empty(layout.q.shape[0], layout.q.shape[1], value.shape[3])
-    args = folio.AttentionArgs(
-        layout.q.detach(),
-        out,
-        [layout.segment(facts)],
-        sm_scale=scale_of(scaling),
-        logits_soft_cap=float(softcap or 0.0),
-        sinks=sinks_of(s_aux),
-        custom_mask=layout.custom_mask(query.device),
-    )
-    op.run(plan, args)
+    layer = op.layer(op.layers if pages is None else pages.layers, layout.cache, scaling, softcap, s_aux)
+    layer(step, layout.q.detach(), out, ragged=layout.ragged)
+    op.counted()
     return layout.unfold(out), None
 
 

@@ -15,6 +15,8 @@ class Layout:
     page_size = 16
     kv_format = folio.KvFormat.STRIDED
     source = folio.KvSource.RAGGED
+    cache = None  # the pages' view
+    ragged = None  # (k, v) where there are no pages
 
     def __init__(self, visible, folds, rows):
         self.visible = visible
@@ -43,7 +45,7 @@ class Layout:
         return batch, self.facts(_int32(np.append(start, end)))
 
     def facts(self, start):
-        """What segment() needs of a step, made once with its plan."""
+        """What a folio.Step takes as its table, made once with its plan."""
         return start
 
     def _spread(self, *parts):
@@ -86,8 +88,9 @@ class TensorLayout(Layout):
     def facts(self, start):
         return start if self.device.type == "cpu" else torch.from_numpy(start).to(self.device)
 
-    def segment(self, start):
-        return folio.SegmentArgs(ragged=folio.RaggedKvView(self.k.detach(), self.v.detach(), start))
+    @property
+    def ragged(self):
+        return self.k.detach(), self.v.detach()
 
     def unfold(self, out):
         """[batch, queries, heads, head_dim_v] of rows in the order of the requests."""

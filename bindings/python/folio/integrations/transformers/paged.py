@@ -13,9 +13,9 @@ import weakref
 import folio
 import torch
 
-from .arguments import check_call, scale_of, sinks_of
+from .arguments import check_call
 from .paged_steps import DeviceStep, HostStep
-from .plans import OpKey, context_of, count, op_of
+from .plans import OpKey, count, op_of
 
 _REASON = "Folio's paged attention is not traced; use CUDA graphs (use_cuda_graph) rather than compile configs"
 
@@ -78,26 +78,17 @@ def paged_attention(
             bounds=step.bounds,
         )
     )
-    view = layer.view(step.page_size)
-    write = folio.CacheWriteArgs(k, v, step.write_index, view)
-    if step.writes_first:
-        folio.write_kv_cache(context_of(q.device), write)
-    plan, _ = op.plan(step.key, lambda: (step.batch(), None))
-    segments = [folio.SegmentArgs(view, step.table)]
-    if not step.writes_first:
-        segments.append(folio.SegmentArgs(ragged=folio.RaggedKvView(k, v, step.cu_q)))
+    planned = op.plan(step.key, lambda: (step.batch(), None))
+    bound = step.bind(op, planned)
+    attend = op.layer(layer.layers, layer.view(step.page_size), scaling, softcap, s_aux)
     out = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])  # rows beyond the last request are padding
-    args = folio.AttentionArgs(
-        q,
-        out,
-        segments,
-        sm_scale=scale_of(scaling),
-        logits_soft_cap=float(softcap or 0.0),
-        sinks=sinks_of(s_aux),
-    )
-    op.run(plan, args)
-    if not step.writes_first:
-        folio.write_kv_cache(context_of(q.device), write)
+    if step.writes_first:
+        attend.write(bound, k, v)
+        attend(bound, q, out)
+    else:
+        attend(bound, q, out, ragged=(k, v))
+        attend.write(bound, k, v)
+    op.counted()
     count(tokens_written=step.write_index.shape[0])
     return out, None
 
@@ -125,7 +116,7 @@ class _Layer:
         self.halves = cache.key_cache[place], cache.value_cache[place]
         self.dtype = self.halves[0].dtype
         self.shared = groups.setdefault(self.group, _Group())
-        self.views = {}
+        self.views, self.layers = {}, {}
 
     @classmethod
     def of(cls, cache, layer_idx):

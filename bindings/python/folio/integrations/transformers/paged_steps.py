@@ -5,12 +5,28 @@ import numpy as np
 import torch
 
 
-class HostStep:
+class Step:
+    """What the steps of both places have in common."""
+
+    def bind(self, op, planned):
+        """The folio.Step of an op's plan and this step's tables and slots: one for all layers of the op."""
+        known = self._bound.get(op)
+        if known is None or known[0] is not planned:
+            tables = self.table if self.writes_first else [self.table, self.cu_q]
+            known = self._bound[op] = (
+                planned,
+                folio.Step(planned.plan, tables, op.workspace, slot_mapping=self.write_index),
+            )
+        return known[1]
+
+
+class HostStep(Step):
     """A step whose lengths and slots lie on the host. Recognised by what they hold, so it is never another step's."""
 
     bounds = None
 
     def __init__(self, given, longest, tokens, block_size, windowed):
+        self._bound = {}
         self._given = [array.numpy().copy() for array in given]
         cu_q, cu_k, read, write = self._given
         self.cu_q = np.ascontiguousarray(cu_q, np.int32)
@@ -54,7 +70,7 @@ def _blocks(cu_k, read, cu_q, write, block_size):
     return (ids.astype(np.int32), offsets) if np.array_equal(slots[: begin[-1]], expected) else None
 
 
-class DeviceStep:
+class DeviceStep(Step):
     """A step whose lengths and slots lie on a GPU, in static buffers that transformers rewrites in place.
 
     What they hold cannot be looked at, so the step is recognised by its objects, which are held here and cannot be
@@ -63,6 +79,7 @@ class DeviceStep:
     """
 
     def __init__(self, given, longest, tokens, block_size, windowed):
+        self._bound = {}
         self._given = given
         self._capturing = torch.cuda.is_current_stream_capturing()
         cu_q, cu_k, read, write = given

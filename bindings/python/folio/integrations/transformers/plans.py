@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import folio
 import torch
 
+from .arguments import scale_of, sinks_of
+
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _counts = Counter()
@@ -77,8 +79,16 @@ class OpKey:
         )
 
 
+class Planned:
+    """A plan, whatever its maker keeps with it, and the step that binds it to tables: made by whoever knows them."""
+
+    def __init__(self, buffer, plan, facts):
+        self.buffer, self.plan, self.facts = buffer, plan, facts
+        self.step = None
+
+
 class Op:
-    """A prepared op with its workspace and the plans it made last, each in a buffer of its own."""
+    """A prepared op with its workspace, the plans it made last, each in a buffer of its own, and layers without a cache."""
 
     KEPT_PLANS = 16
 
@@ -90,29 +100,45 @@ class Op:
             size = torch.empty(size, dtype=torch.uint8, device=key.device)
         self.workspace = folio.Workspace(size)
         folio.init_workspace(self.op, self.workspace)
+        self.layers = {}
         self._plans = OrderedDict()
 
     def plan(self, key, make):
-        """(plan, facts) of a step: what `key` names, or what make() -> (BatchView, facts) describes.
+        """The Planned of a step: what `key` names, or what make() -> (BatchView, facts) describes.
 
-        Keys hold every length that the plan depends on, so what is found is never another step's. `facts` is whatever
-        the caller needs beside the plan.
+        Keys hold every length that the plan depends on, so what is found is never another step's.
         """
         found = self._plans.get(key)
         if found is not None:
             self._plans.move_to_end(key)
             count(shared_plans=1)
-            return found[1:]
+            return found
         batch, facts = make()
         full = len(self._plans) >= self.KEPT_PLANS
-        buffer = self._plans.popitem(last=False)[1][0] if full else folio.make_plan_buffer(self.op)
-        plan = folio.plan(self.op, batch, buffer)
-        self._plans[key] = (buffer, plan, facts)
+        buffer = self._plans.popitem(last=False)[1].buffer if full else folio.make_plan_buffer(self.op)
+        planned = self._plans[key] = Planned(buffer, folio.plan(self.op, batch, buffer), facts)
         count(plans=1)
-        return plan, facts
+        return planned
 
-    def run(self, plan, args):
-        folio.run(plan, args, self.workspace)
+    def layer(self, layers, cache, scaling, softcap, s_aux):
+        """The folio.Layer of a cache, kept in `layers`. Sinks are read when it is made, so one with sinks is not kept:
+        weights may be loaded again."""
+        key = (self, scaling, softcap)
+        layer = layers.get(key) if s_aux is None else None
+        if layer is None:
+            layer = folio.Layer(
+                self.op,
+                cache,
+                sm_scale=scale_of(scaling),
+                logits_soft_cap=float(softcap or 0.0),
+                sinks=sinks_of(s_aux),
+            )
+            if s_aux is None:
+                layers[key] = layer
+        return layer
+
+    def counted(self):
+        """Counts a layer's call."""
         count(**{"layer_calls": 1, "kernel:" + self.kernel: 1})
 
 

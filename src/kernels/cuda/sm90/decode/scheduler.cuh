@@ -99,10 +99,9 @@ class TileFetcher {
     }
     const int32_t index = q_row.token - request.first_token;
     const int64_t position = int64_t{request.first_position} + index;
-    const scheduler::MaskBounds mask_bounds =
-        scheduler::mask_bounds(params_.mask, lengths.mask, params_.window_left, params_.window_right);
-    const scheduler::TokenRange range =
-        scheduler::visible_range({kv_row.first_pos, kv_row.kv_len, lengths.shard}, mask_bounds, position);
+    const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params_.mask, lengths.mask);
+    const scheduler::TokenRange range = scheduler::visible_to_token(
+        {kv_row.first_pos, kv_row.kv_len, lengths.shard}, mask_bounds, plan_.visible_positions, q_row.token, position);
     row.position = static_cast<int32_t>(position);
     row.begin = static_cast<int32_t>(range.begin < tile.kv_begin ? tile.kv_begin : range.begin);
     row.end = static_cast<int32_t>(range.end > tile.kv_end ? tile.kv_end : range.end);
@@ -131,8 +130,8 @@ class TileFetcher {
   /// Commits a work tile, in as many tile batches as it takes. A work tile without keys has one batch without tiles.
   __device__ __forceinline__ void produce(const scheduler::WorkTile& tile) {
     const bool has_keys = tile.kv_begin < tile.kv_end;
-    const bool custom =
-        has_keys && params_.mask == MaskKind::kCustom && plan_.segments[tile.segment].mask == SegmentMask::kAsConfig;
+    const bool custom = has_keys && params_.mask.kind == MaskKind::kCustom &&
+                        plan_.segments[tile.segment].mask == SegmentMask::kAsConfig;
     const int32_t num_rows = tile.row_end - tile.row_begin;
     const int32_t first = tile.kv_begin / kTileTokens * kTileTokens;
     const int32_t num_tiles = has_keys ? (tile.kv_end - first + kTileTokens - 1) / kTileTokens : 0;

@@ -76,7 +76,8 @@ bool preferred(const AttentionConfig& config) {
 }
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
-  const bool general = params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask == MaskKind::kCustom;
+  const bool general =
+      params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask.kind == MaskKind::kCustom;
   const auto launch_dtype =
       shape.q == DType::kFloat16 ? launch_instantiation<DType::kFloat16> : launch_instantiation<DType::kBFloat16>;
   launch_dtype(params, general, shape.num_workers, stream);

@@ -50,8 +50,8 @@ class Producer {
                                                  int32_t slot) {
     const AttentionParams& params = params_.attention;
     const bool has_keys = work_tile.kv_begin < work_tile.kv_end;
-    const bool custom_mask =
-        has_keys && params.mask == MaskKind::kCustom && plan.segments[work_tile.segment].mask == SegmentMask::kAsConfig;
+    const bool custom_mask = has_keys && params.mask.kind == MaskKind::kCustom &&
+                             plan.segments[work_tile.segment].mask == SegmentMask::kAsConfig;
     const int32_t num_rows = work_tile.row_end - work_tile.row_begin;
     const int64_t query = describe_row(plan, work_tile, num_rows, has_keys, custom_mask, storage_.rows[slot]);
     if (num_work_tiles_ > 0) ptx::mbarrier_wait(ptx::shared_address(&storage_.q_empty), (num_work_tiles_ - 1) & 1);
@@ -127,11 +127,10 @@ class Producer {
         while (plan.cu_q[request + 1] <= token) ++request;
         const int32_t number = token - plan.cu_q[request];
         const int64_t position = int64_t{plan.q_first_pos[request]} + number;
-        const scheduler::MaskBounds mask_bounds =
-            scheduler::mask_bounds(params.mask, lengths.mask, params.window_left, params.window_right);
-        const scheduler::TokenRange range = scheduler::visible_range(
+        const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params.mask, lengths.mask);
+        const scheduler::TokenRange range = scheduler::visible_to_token(
             {lengths.first_pos[work_tile.kv_row], lengths.kv_len[work_tile.kv_row], lengths.shard}, mask_bounds,
-            position);
+            plan.visible_positions, token, position);
         begin = static_cast<int32_t>(range.begin < work_tile.kv_begin ? work_tile.kv_begin : range.begin);
         end = static_cast<int32_t>(range.end > work_tile.kv_end ? work_tile.kv_end : range.end);
         if (begin >= end) begin = end = 0;

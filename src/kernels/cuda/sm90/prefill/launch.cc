@@ -217,7 +217,7 @@ Launch choose_launch(const AttentionParams& params, const LaunchShape& shape) {
 Variant choose_variant(const AttentionParams& params) {
   const bool cap = params.soft_cap != 0.0f;
   const bool alibi = params.alibi_slopes != nullptr;
-  if (params.mask == MaskKind::kCustom || (cap && alibi) || params.soft_cap > kMaxFixedCap) return Variant::kAny;
+  if (params.mask.kind == MaskKind::kCustom || (cap && alibi) || params.soft_cap > kMaxFixedCap) return Variant::kAny;
   return cap ? Variant::kCap : alibi ? Variant::kAlibi : Variant::kPlain;
 }
 

@@ -104,7 +104,7 @@ class TileFetcher {
   /// Whether the bits of the custom mask apply.
   __device__ __forceinline__ bool has_custom_mask(const scheduler::PlanView& plan,
                                                   const scheduler::WorkTile& work_tile) const {
-    return params_.attention.mask == MaskKind::kCustom && has_keys(work_tile) &&
+    return params_.attention.mask.kind == MaskKind::kCustom && has_keys(work_tile) &&
            plan.segments[work_tile.segment].mask == SegmentMask::kAsConfig;
   }
 
@@ -223,9 +223,9 @@ class TileFetcher {
         }
         const int32_t number = token - first_row;
         const int64_t position = int64_t{first_query} + number;
-        const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params.mask, static_cast<SegmentMask>(mask),
-                                                                         params.window_left, params.window_right);
-        const scheduler::TokenRange range = scheduler::visible_range({first_pos, kv_len, shard}, mask_bounds, position);
+        const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params.mask, static_cast<SegmentMask>(mask));
+        const scheduler::TokenRange range = scheduler::visible_to_token({first_pos, kv_len, shard}, mask_bounds,
+                                                                        plan.visible_positions, token, position);
         if (thread == 0) {
           context.shard = shard;
           context.first_pos = first_pos;

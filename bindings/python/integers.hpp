@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -10,14 +11,44 @@
 
 #include "array.hpp"
 
-/// Lists of integers that cross the border by value: small ones of the host, which are copied, so that what a call
-/// checks is what it uses, whatever other threads write meanwhile; and results.
+/// Integers that cross the border: lengths, offsets, ids, slots and tokens. They come as int32 or int64 arrays, or as
+/// lists, tuples and ranges. A wrong kind of element in a list is a TypeError. What its type does not hold, and arrays
+/// of other shapes, types and places are Error(kInvalidArgument). Messages name the element: "kv_len[3]".
 namespace folio::python {
 
-/// A list, a tuple, or an int32 or int64 array [n] of any stride on the host. Throws nb::type_error for what holds no
-/// integers, Error(kInvalidArgument) for arrays of other shapes, types and places and for what leaves the type.
+/// Copies of vectors on the host, of any stride: what a call checks is what it uses, whatever other threads write.
 std::vector<int32_t> to_int32s(nb::handle source, const std::string& name);
 std::vector<int64_t> to_int64s(nb::handle source, const std::string& name);
+
+/// A packed vector of this type, or a matrix of it with any strides, is borrowed. What comes as the other type or as a
+/// list is copied once: what is written into it later is not seen. On a GPU the array's own library converts, and no
+/// value is looked at.
+Array borrow_int32(nb::handle source, const std::string& name, int32_t rank = 1);
+Array borrow_int64(nb::handle source, const std::string& name);
+
+/// A vector of integers that a step is described by. One on the host is copied, so that nothing changes between its
+/// check and its use; one on a GPU is borrowed.
+template <typename Element>
+class Numbers {
+ public:
+  std::span<const Element> view() const {
+    if (array_) return {static_cast<const Element*>(array_->data), static_cast<size_t>(array_->size(0))};
+    return copy_;
+  }
+  bool on_device() const { return array_.has_value(); }
+  const std::optional<Array>& array() const { return array_; }
+
+  void copy(std::vector<Element> values) { copy_ = std::move(values); }
+  void borrow(Array array) { array_ = std::move(array); }
+
+ private:
+  std::vector<Element> copy_;
+  std::optional<Array> array_;
+};
+
+/// None is empty. On the host as to_int32s, on a GPU as borrow_int32.
+Numbers<int32_t> int32_numbers(nb::handle source, const std::string& name);
+Numbers<int64_t> int64_numbers(nb::handle source, const std::string& name);
 
 /// An array [n] of int32 or int64, of any stride on the host, whose numbers a call replaces.
 class IntsInOut {

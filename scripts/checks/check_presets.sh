@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Builds the presets that continuous integration builds in no other stage, and runs something of each.
+#
+#   scripts/checks/check_presets.sh [--today | PRESET...]     (all of them without arguments; --today: one, by date)
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+presets=(dev cpu-only bench asan-ubsan fuzz)
+case "${1:-}" in
+  --today) presets=("${presets[$(($(date +%s) / 86400 % ${#presets[@]}))]}") ;;
+  ?*) presets=("$@") ;;
+esac
+
+# configure PRESET [OPTION...]: with a compiler cache where there is one; release's objects serve cpu-only and bench.
+configure() {
+  local launcher=()
+  if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DFOLIO_CACHE_TESTS=OFF); fi
+  cmake --preset "$1" "${launcher[@]}" "${@:2}" >/dev/null
+}
+
+# build PRESET [TARGET...]
+build() {
+  local preset=$1
+  shift
+  cmake --build --preset "$preset" -j "$(nproc)" ${1:+--target "$@"}
+}
+
+# The libraries, the command-line tool and two test programs: one of the smallest layer and one of the outermost.
+libraries_and_two_tests() {
+  build "$1" folio_cli folio_core_test folio_capi_test
+  build/"$1"/src/core/folio_core_test --gtest_brief=1
+  build/"$1"/tests/capi/folio_capi_test --gtest_brief=1
+  build/"$1"/tools/folio info >/dev/null
+}
+
+for preset in "${presets[@]}"; do
+  echo "=== preset $preset"
+  case "$preset" in
+    bench)
+      scripts/install_deps.sh bench
+      configure bench -DFOLIO_CUDA=OFF
+      build bench
+      build/bench/bench/folio_scheduler_bench --benchmark_min_time=0.001 >/dev/null
+      ;;
+    fuzz)
+      configure fuzz
+      build fuzz
+      for target in build/fuzz/tests/fuzz/fuzz_*; do
+        if [ -f "$target" ] && [ -x "$target" ]; then "$target" -runs=0 "tests/fuzz/corpus/${target##*/fuzz_}" 2>/dev/null; fi
+      done
+      ;;
+    *)
+      configure "$preset" -DFOLIO_CUDA=OFF
+      libraries_and_two_tests "$preset"
+      ;;
+  esac
+done
+echo "presets built: ${presets[*]}"
