@@ -89,14 +89,14 @@ void measure(const std::string& label, const Shape& shape, const std::string& ke
   if (q_element == 2) {
     folio_bench::fill_normal(q.as(), rows, 1, native);
   } else {
-    folio_bench::fill_codes(q.as(), rows, 1, native);
+    folio_bench::fill_fp8(q.as(), rows, 1, native);
   }
   if (element == 2) {
     folio_bench::fill_normal(k.as(), pool / 2, 2, native);
     folio_bench::fill_normal(v.as(), pool / 2, 3, native);
   } else {
-    folio_bench::fill_codes(k.as(), pool, 2, native);
-    folio_bench::fill_codes(v.as(), pool, 3, native);
+    folio_bench::fill_fp8(k.as(), pool, 2, native);
+    folio_bench::fill_fp8(v.as(), pool, 3, native);
   }
 
   KvSegment lengths;

@@ -143,7 +143,7 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
     if (element == 2) {
       folio_bench::fill_normal(half, pool / 2, seed, native);
     } else {
-      folio_bench::fill_codes(half, pool, seed, native);
+      folio_bench::fill_fp8(half, pool, seed, native);
     }
   }
 

@@ -14,8 +14,8 @@
 #include "page_read.hpp"
 
 /// Prefill of one layer on a GPU as TFLOP/s: head dimensions, masks, pages, features and lengths beyond those of
-/// folio_cuda_attention_bench, and FP8 MMA as they are. bfloat16 unless said, 32 query heads over 8, shuffled
-/// pages, calls of a CUDA graph one after the other behind a rest of 50 ms; medians. Work is counted as two products of
+/// folio_cuda_attention_bench, and FP8 MMA. bfloat16 unless said, 32 query heads over 8, shuffled
+/// pages, calls of a CUDA graph one after the other behind a rest of 50 ms; medians. Work is counted as two GEMMs of
 /// what rows see. Needs a GPU.
 ///   folio_cuda_prefill_bench "KERNEL[,KERNEL...]" [LABEL]: of all cases, those whose label contains LABEL
 namespace {
@@ -38,8 +38,8 @@ struct Case {
   int32_t chunk = 0;
   int32_t page_size = 16;
   Features features = {};  ///< kSpans: an image of 256 tokens in each 1024; kKvStart: at 0; kRequestCausal: all are
-  bool codes = false;      ///< queries, keys and values are e4m3, not bfloat16
-  bool products = false;   ///< of codes as they are are allowed
+  bool fp8 = false;        ///< queries, keys and values are e4m3, not bfloat16
+  bool fp8_mma = false;    ///< allowed
 };
 
 std::vector<int32_t> times(int32_t count, int32_t length) {
@@ -118,11 +118,11 @@ std::vector<Case> all_cases() {
     add("page " + std::to_string(page) + " 8x4096", times(8, 4096), times(8, 4096),
         [&](Case& one) { one.page_size = page; });
   }
-  for (const auto& [codes, products, name] : {std::tuple{false, false, "bfloat16"}, std::tuple{true, false, "e4m3"},
-                                              std::tuple{true, true, "e4m3 products"}}) {
+  for (const auto& [fp8, fp8_mma, name] :
+       {std::tuple{false, false, "bfloat16"}, std::tuple{true, false, "e4m3"}, std::tuple{true, true, "e4m3 MMA"}}) {
     const auto change = [&](Case& one) {
-      one.codes = codes;
-      one.products = products;
+      one.fp8 = fp8;
+      one.fp8_mma = fp8_mma;
     };
     const std::string label = std::string("fp8, ") + name;
     add(label + " 1x16384", {16384}, {16384}, change);
@@ -238,7 +238,7 @@ class Layer {
     config.features = one_.features;
     config.q = config.kv = dtype();
     PrepareOptions options;
-    options.allow_fp8_mma = one_.products;
+    options.allow_fp8_mma = one_.fp8_mma;
     options.force_kernel = kernel;
     const AttentionOp op = prepare(Context::cuda(0), config, options);
     name = op.kernel_name();
@@ -287,11 +287,11 @@ class Layer {
 
  private:
   static int32_t sum(const std::vector<int32_t>& lengths) { return std::accumulate(lengths.begin(), lengths.end(), 0); }
-  DType dtype() const { return one_.codes ? DType::kFloat8E4M3 : DType::kBFloat16; }
+  DType dtype() const { return one_.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16; }
   std::unique_ptr<DeviceBytes> values(size_t count, uint32_t seed, cudaStream_t stream) const {
-    auto bytes = std::make_unique<DeviceBytes>((one_.codes ? 1 : 2) * count);
-    if (one_.codes) {
-      folio_bench::fill_codes(bytes->as(), count, seed, stream);
+    auto bytes = std::make_unique<DeviceBytes>((one_.fp8 ? 1 : 2) * count);
+    if (one_.fp8) {
+      folio_bench::fill_fp8(bytes->as(), count, seed, stream);
     } else {
       folio_bench::fill_normal(bytes->as(), count, seed, stream);
     }

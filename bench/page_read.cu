@@ -117,7 +117,7 @@ __global__ void fill_kernel(__nv_bfloat16* data, size_t elements, uint32_t seed)
   }
 }
 
-__global__ void fill_codes_kernel(uint32_t* data, size_t words, uint32_t seed) {
+__global__ void fill_fp8_kernel(uint32_t* data, size_t words, uint32_t seed) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < words; i += size_t{gridDim.x} * blockDim.x) {
     data[i] = mixed(static_cast<uint32_t>(i) + seed * 0x9e3779b9u) & 0xbfbfbfbfu;
   }
@@ -182,8 +182,8 @@ void fill_normal(void* data, size_t elements, uint32_t seed, cudaStream_t stream
   fill_kernel<<<1024, 256, 0, stream>>>(static_cast<__nv_bfloat16*>(data), elements, seed);
 }
 
-void fill_codes(void* data, size_t bytes, uint32_t seed, cudaStream_t stream) {
-  fill_codes_kernel<<<1024, 256, 0, stream>>>(static_cast<uint32_t*>(data), bytes / 4, seed);
+void fill_fp8(void* data, size_t bytes, uint32_t seed, cudaStream_t stream) {
+  fill_fp8_kernel<<<1024, 256, 0, stream>>>(static_cast<uint32_t*>(data), bytes / 4, seed);
 }
 
 }  // namespace folio_bench

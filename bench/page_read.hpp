@@ -25,7 +25,7 @@ void occupy(uint32_t microseconds, cudaStream_t stream);
 /// Fills memory with bfloat16 values that are nearly normal: what a GPU does with zeros it does faster.
 void fill_normal(void* data, size_t elements, uint32_t seed, cudaStream_t stream);
 
-/// Fills memory (a multiple of 4 bytes) with random e4m3 codes of magnitudes below 2.
-void fill_codes(void* data, size_t bytes, uint32_t seed, cudaStream_t stream);
+/// Fills memory (a multiple of 4 bytes) with random e4m3 values of magnitudes below 2.
+void fill_fp8(void* data, size_t bytes, uint32_t seed, cudaStream_t stream);
 
 }  // namespace folio_bench
