@@ -151,6 +151,7 @@ Array borrow(nb::handle source, const std::string& name, Access access) {
   array.name = name;
   if (source.is_none()) refuse(name + " is None; an array is needed");
   const ArrayType type = array_type_of(source);
+  if (type.numpy_time) refuse(name + ": expected an array, got " + describe_value(source));
   if (!type.plain_numpy) {
     if (requires_grad(source)) refuse(name + " requires a gradient, which Folio does not compute; detach it");
     if (is_masked(source)) refuse(name + " is a masked array, and Folio would not see its mask; give its data");

@@ -49,24 +49,29 @@ const ExchangeApi* find_exchange(nb::handle type) {
   return whole ? api : nullptr;
 }
 
-Library find_library(nb::handle type) {
+std::string text_of(nb::handle type, const char* attribute) {
+  const nb::object text = nb::getattr(type, attribute, nb::none());
+  return nb::isinstance<nb::str>(text) ? nb::cast<std::string>(text) : std::string();
+}
+
+/// What the classes say that the type is derived from, and the type itself.
+void read_bases(nb::handle type, ArrayType& found) {
   const nb::object bases = nb::getattr(type, "__mro__", nb::none());
-  if (!nb::isinstance<nb::tuple>(bases)) return Library::kNone;
+  if (!nb::isinstance<nb::tuple>(bases)) return;
   for (const nb::handle base : nb::borrow<nb::tuple>(bases)) {
-    const nb::object module = nb::getattr(base, "__module__", nb::none());
-    if (!nb::isinstance<nb::str>(module)) continue;
-    const std::string name = nb::cast<std::string>(module);
-    const std::string package = name.substr(0, name.find('.'));
-    if (package == "torch") return Library::kTorch;
-    if (package == "cupy") return Library::kCupy;
+    const std::string module = text_of(base, "__module__");
+    const std::string package = module.substr(0, module.find('.'));
+    if (found.library == Library::kNone && package == "torch") found.library = Library::kTorch;
+    if (found.library == Library::kNone && package == "cupy") found.library = Library::kCupy;
+    const std::string name = text_of(base, "__name__");
+    found.numpy_time |= package == "numpy" && (name == "datetime64" || name == "timedelta64");
   }
-  return Library::kNone;
 }
 
 ArrayType describe(nb::handle type) {
-  ArrayType found{type.ptr(), find_exchange(type), find_library(type)};
-  found.plain_numpy = nb::cast<std::string>(nb::str(nb::getattr(type, "__module__", nb::str("")))) == "numpy" &&
-                      nb::cast<std::string>(nb::str(type.attr("__name__"))) == "ndarray";
+  ArrayType found{type.ptr(), find_exchange(type)};
+  read_bases(type, found);
+  found.plain_numpy = text_of(type, "__module__") == "numpy" && text_of(type, "__name__") == "ndarray";
   return found;
 }
 

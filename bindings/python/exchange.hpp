@@ -20,6 +20,7 @@ struct ArrayType {
   const ExchangeApi* exchange = nullptr;  ///< null where the type has none, or one of another major version
   Library library = Library::kNone;       ///< by the package of the class, or of one that it is derived from
   bool plain_numpy = false;               ///< numpy.ndarray itself: it has neither a gradient nor a mask
+  bool numpy_time = false;  ///< numpy's scalar of a time: its buffer has no strides, which crashes readers
 };
 
 /// The GIL must be held.

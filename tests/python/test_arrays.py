@@ -281,3 +281,13 @@ class TestRefusals:
             folio.run(plan, problem.args(None), folio.Workspace(folio.workspace_size(op)))
         with refused("workspace must be a contiguous array of uint8"):
             folio.Workspace(np.zeros(64, np.float32))
+
+
+@pytest.mark.parametrize("scalar", [np.datetime64("2020-01-01"), np.timedelta64(1, "D")])
+def test_scalars_of_a_time_are_no_arrays(scalar):
+    """numpy exports them as a buffer without strides."""
+    for call in (lambda: folio.TensorView(scalar), lambda: folio.current_stream([scalar])):
+        with refused("expected an array, got a numpy.(datetime|timedelta)64"):
+            call()
+    with pytest.raises((folio.InvalidArgument, TypeError)):
+        folio.KvSegment(scalar)
