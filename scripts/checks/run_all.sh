@@ -19,6 +19,7 @@ check scripts/checks/check_doc_paths.py
 check scripts/checks/check_format.sh
 check scripts/checks/check_stable_abi.py
 check tests/mutations/mutate.py --applies
+check tests/mutations/python_mutate.py --applies
 if [ -n "$build" ] && [ -f "$build/compile_commands.json" ]; then
   check scripts/checks/check_weak_symbols.py "$build"
   check scripts/checks/check_abi.py "$build"
