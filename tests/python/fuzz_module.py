@@ -12,6 +12,7 @@ import enum
 import faulthandler
 import random as randoms
 import re
+import resource
 import sys
 import time
 import warnings
@@ -422,6 +423,8 @@ def serving(kind):
     return case
 
 
+MOST_MEMORY = 8 << 30
+
 KINDS = [attention, attention, attention, attention, write, merge, anything, anything,
          *map(serving, fuzz_serving.KINDS)]
 
@@ -435,6 +438,8 @@ def main():
     options.add_argument("--verbose", action="store_true", help="say each case and its refusal")
     given = options.parse_args()
     faulthandler.enable()
+    # A case may ask for a table of any size. What the machine has, or says that it has, must not decide.
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     warnings.simplefilter("ignore")  # numpy's, about casts of what is to be refused
     sys.unraisablehook = lambda _: None  # of executors that are no executors
     taken, refused, number = {}, {}, given.first
