@@ -236,7 +236,7 @@ std::vector<detail::Pass> gpu_passes(const detail::OpState& state, const kernels
     const bool takes_rest =
         i == 0 || (state.options.bounds && most_request_rows(state.config, *state.options.bounds) <= tile_rows);
     if (!takes_rest) pass.scheduler.max_rows = tile_rows;
-    passes.insert(passes.begin(), std::move(pass));
+    passes.insert(passes.begin(), pass);
     if (takes_rest) break;
     min_rows = tile_rows + 1;
   }

@@ -31,8 +31,9 @@ int32_t take_usual(FuzzInput& input, int32_t low, int32_t high) {
   return kind < 250 ? low + kind % (high - low + 1) : input.take<int32_t>();
 }
 
-/// The pages that a row of a table names for `pages` of its entries.
-Ints pages_of(const folio::PageTableView& table, int32_t row, int32_t pages) {
+/// The pages that a row of a table names for `tokens` of its keys, which may be near 2^31.
+Ints pages_of(const folio::PageTableView& table, int32_t row, int32_t tokens, int32_t page_size) {
+  const int64_t pages = (int64_t{tokens} + page_size - 1) / page_size;
   const int64_t first =
       table.kind == folio::PageTableKind::kCsr ? table.indptr[row] : row * table.row_stride + table.first_column;
   FUZZ_CHECK(first >= 0 && first + pages <= table.num_indices);
@@ -59,11 +60,11 @@ void check_keys(const folio::Cascade& cascade, const folio::CascadeBatch& batch,
       if (here == 0) continue;
       if (segment.first_pos != nullptr) FUZZ_CHECK(segment.first_pos[row] == before);
       FUZZ_CHECK(before % page_size == 0);
-      const Ints mine = pages_of(cascade.tables[s], row, (here + page_size - 1) / page_size);
+      const Ints mine = pages_of(cascade.tables[s], row, here, page_size);
       pages.insert(pages.end(), mine.begin(), mine.end());
       before += here;
     }
-    FUZZ_CHECK(before == len && pages == pages_of(batch.table, r, (len + page_size - 1) / page_size));
+    FUZZ_CHECK(before == len && pages == pages_of(batch.table, r, len, page_size));
   }
 }
 
