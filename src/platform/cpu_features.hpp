@@ -6,8 +6,8 @@
 
 namespace folio::inline v0::platform {
 
-/// Instruction sets that the CPU has and the OS lets this process use (on x86-64 XCR0, for AMX also the tile permission;
-/// on AArch64 what Linux reports).
+/// Instruction sets that the CPU has and the OS lets this process use (on x86-64 XCR0, for AMX also the tile
+/// permission; on AArch64 what Linux reports).
 struct CpuFeatures {
   bool avx = false, avx2 = false, fma = false, f16c = false, bmi1 = false, bmi2 = false, lzcnt = false, movbe = false;
   bool avx512f = false, avx512bw = false, avx512cd = false, avx512dq = false, avx512vl = false, avx512vbmi = false;
