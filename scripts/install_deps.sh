@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Folio needs beyond a compiler, on Debian and its relatives, and only what is missing.
 #
-#   scripts/install_deps.sh [build] [python] [python-engines] [bench] [checks]
+#   scripts/install_deps.sh [build] [python] [python-engines] [bench] [aarch64] [checks]
 #
 #   build   (default) to build and run the library, the command-line tool and the tests
 #   python  the Python module and its tests: a virtual environment, build/python, with bindings/python/requirements.txt in it
@@ -9,6 +9,7 @@
 #           into the same environment: torch, transformers and a small real model (bindings/python/requirements-engines.txt),
 #           for the tests of folio.integrations and for folio.demo, which are skipped without; some GB
 #   bench   the micro-benchmarks
+#   aarch64 besides build, the preset of that name: a cross compiler, an emulator, GoogleTest's sources
 #   checks  what continuous integration uses besides: clang and its tools, coverage, a compiler cache
 #
 # docs/decisions/0001-dependencies.md says what each package is for.
@@ -95,6 +96,13 @@ install_engines() {
 
 need_bench() { need_header benchmark/benchmark.h libbenchmark-dev; }
 
+# Headers are the same for every target. GoogleTest's library is not: the preset builds it from the sources.
+need_aarch64() {
+  need_command aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
+  need_command qemu-aarch64-static qemu-user-static
+  [ -f /usr/src/googletest/CMakeLists.txt ] || missing+=(googletest)
+}
+
 need_checks() {
   need_command python3 python3
   need_command clang++ clang
@@ -111,8 +119,11 @@ for group in "$@"; do
   case "$group" in
     python) python=true; need_python ;;
     python-engines) python=true; engines=true; need_python ;;
-    build | bench | checks) "need_$group" ;;
-    *) echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, bench and checks" >&2; exit 2 ;;
+    build | bench | aarch64 | checks) "need_$group" ;;
+    *)
+      echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, bench, aarch64 and checks" >&2
+      exit 2
+      ;;
   esac
 done
 
@@ -142,13 +153,16 @@ fi
 
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q "$@"; }
 install() { apt install -y --no-install-recommends "${missing[@]}"; }
+give_up() {
+  echo "install_deps.sh: apt-get could not install ${missing[*]}: is a package index reachable?" >&2
+  exit 1
+}
 
 echo "install_deps.sh: installing ${missing[*]}"
 # A fresh machine has no package lists at all, an old one stale ones: refresh them in both cases, and only then.
 if ! apt-cache show "${missing[@]}" >/dev/null 2>&1; then
-  apt update
-  install
+  { apt update && install; } || give_up
 else
-  install || { apt update && install; }
+  install || { apt update && install; } || give_up
 fi
 finish

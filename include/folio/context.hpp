@@ -72,8 +72,8 @@ FOLIO_API void synchronize(const Context& context, Stream stream = {});
 FOLIO_API void map_host_memory(const Context& context, void* data, size_t bytes);
 FOLIO_API void unmap_host_memory(const Context& context, void* data) noexcept;
 
-/// The instruction sets that both the CPU and the OS grant this process, "avx2", "avx512f", "amx_bf16" and so on,
-/// sorted.
+/// The instruction sets that both the CPU and the OS grant this process, "avx2", "avx512f", "amx_bf16", on AArch64
+/// "asimd", "bf16" and so on, sorted.
 FOLIO_API std::vector<std::string> cpu_features();
 
 }  // namespace folio::inline v0

@@ -40,7 +40,7 @@ HELPERS = re.compile(r"^(core|platform/cuda)/")
 
 # System headers, besides those of the C++ standard library, that src/ may use.
 SYSTEM_HEADERS = re.compile(
-    r"^(immintrin|cpuid|unistd|sched|pthread|dlfcn|cuda|cuda_runtime|cuda_runtime_api|cuda_bf16|cuda_fp16|cuda_fp8)\.h$"
+    r"^(immintrin|arm_neon|cpuid|unistd|sched|pthread|dlfcn|cuda|cuda_runtime|cuda_runtime_api|cuda_bf16|cuda_fp16|cuda_fp8)\.h$"
     r"|^(sys|linux|asm|cuda|nccl)/|^(nccl|mpi)\.h$")
 STANDARD_HEADER = re.compile(r"^[a-z_]+$")
 C_HEADER = re.compile(r"^(stdint|stddef|stdbool)\.h$")

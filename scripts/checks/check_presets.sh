@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-presets=(dev cpu-only bench asan-ubsan fuzz)
+presets=(dev cpu-only bench aarch64 asan-ubsan fuzz)
 case "${1:-}" in
   --today) presets=("${presets[$(($(date +%s) / 86400 % ${#presets[@]}))]}") ;;
   ?*) presets=("$@") ;;
@@ -41,6 +41,15 @@ for preset in "${presets[@]}"; do
       configure bench -DFOLIO_CUDA=OFF
       build bench
       build/bench/bench/folio_scheduler_bench --benchmark_min_time=0.001 >/dev/null
+      ;;
+    aarch64)
+      scripts/install_deps.sh aarch64
+      configure aarch64
+      # What depends on the instruction set: conversions, threads, kernels, and the library as a whole.
+      tests=(folio_core_test folio_platform_test folio_kernels_generic_cache_test folio_kernels_generic_combine_test
+        folio_kernels_inventory_test folio_capi_test conformance_quick_test)
+      build aarch64 "${tests[@]}"
+      ctest --preset aarch64 -j "$(nproc)" -R "^($(IFS='|' && echo "${tests[*]}"))[.]"
       ;;
     fuzz)
       configure fuzz

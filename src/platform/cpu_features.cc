@@ -7,13 +7,15 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace folio::inline v0::platform {
 
 namespace {
 
-constexpr bool bit(uint32_t word, int index) {
+constexpr bool bit(uint64_t word, int index) {
   return ((word >> index) & 1u) != 0;
 }
 
@@ -27,10 +29,13 @@ struct NamedFeature {
   bool CpuFeatures::*member;
 };
 
-constexpr std::array<NamedFeature, 21> kNames = {{
+constexpr std::array<NamedFeature, 28> kNames = {{
     {"amx_bf16", &CpuFeatures::amx_bf16},
     {"amx_int8", &CpuFeatures::amx_int8},
     {"amx_tile", &CpuFeatures::amx_tile},
+    {"asimd", &CpuFeatures::asimd},
+    {"asimddp", &CpuFeatures::asimddp},
+    {"asimdhp", &CpuFeatures::asimdhp},
     {"avx", &CpuFeatures::avx},
     {"avx2", &CpuFeatures::avx2},
     {"avx512_bf16", &CpuFeatures::avx512_bf16},
@@ -43,12 +48,16 @@ constexpr std::array<NamedFeature, 21> kNames = {{
     {"avx512f", &CpuFeatures::avx512f},
     {"avx512vbmi", &CpuFeatures::avx512vbmi},
     {"avx512vl", &CpuFeatures::avx512vl},
+    {"bf16", &CpuFeatures::bf16},
     {"bmi1", &CpuFeatures::bmi1},
     {"bmi2", &CpuFeatures::bmi2},
     {"f16c", &CpuFeatures::f16c},
     {"fma", &CpuFeatures::fma},
+    {"i8mm", &CpuFeatures::i8mm},
     {"lzcnt", &CpuFeatures::lzcnt},
     {"movbe", &CpuFeatures::movbe},
+    {"sve", &CpuFeatures::sve},
+    {"sve2", &CpuFeatures::sve2},
 }};
 
 // A member left out would leave a hole in the table or a feature without a name.
@@ -93,6 +102,12 @@ CpuFeatures detect() noexcept {
   const uint64_t xcr0 = read_xcr0(leaves);
   const bool amx_possible = decode(leaves, xcr0, true).amx_tile;  // asked for only where it can be had
   return decode(leaves, xcr0, amx_possible && request_amx());
+}
+
+#elif defined(__aarch64__) && defined(__linux__)
+
+CpuFeatures detect() noexcept {
+  return decode_hwcaps(getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
 }
 
 #else
@@ -142,6 +157,18 @@ CpuFeatures decode(const CpuidLeaves& leaves, uint64_t xcr0, bool amx_granted) n
     f.amx_bf16 = bit(edx7, 22);
     f.amx_int8 = bit(edx7, 25);
   }
+  return f;
+}
+
+CpuFeatures decode_hwcaps(uint64_t hwcap, uint64_t hwcap2) noexcept {
+  CpuFeatures f;
+  f.asimd = bit(hwcap, 1);
+  f.asimdhp = bit(hwcap, 10);
+  f.asimddp = bit(hwcap, 20);
+  f.sve = bit(hwcap, 22);
+  f.sve2 = bit(hwcap2, 1);
+  f.i8mm = bit(hwcap2, 13);
+  f.bf16 = bit(hwcap2, 14);
   return f;
 }
 

@@ -6,12 +6,15 @@
 
 namespace folio::inline v0::platform {
 
-/// Instruction sets that the CPU has and the OS lets this process use (XCR0; for AMX also the tile permission).
+/// Instruction sets that the CPU has and the OS lets this process use (on x86-64 XCR0, for AMX also the tile
+/// permission; on AArch64 what Linux reports).
 struct CpuFeatures {
   bool avx = false, avx2 = false, fma = false, f16c = false, bmi1 = false, bmi2 = false, lzcnt = false, movbe = false;
   bool avx512f = false, avx512bw = false, avx512cd = false, avx512dq = false, avx512vl = false, avx512vbmi = false;
   bool avx512_vbmi2 = false, avx512_bf16 = false, avx512_fp16 = false, avx512_vnni = false;
   bool amx_tile = false, amx_bf16 = false, amx_int8 = false;
+  /// AArch64, by Linux's names.
+  bool asimd = false, asimddp = false, asimdhp = false, bf16 = false, i8mm = false, sve = false, sve2 = false;
 
   /// x86-64-v3 and -v4: all that gcc's -march of that name may use beyond x86-64-v2.
   bool x86_64_v3() const noexcept { return avx2 && fma && f16c && bmi1 && bmi2 && lzcnt && movbe; }
@@ -36,7 +39,12 @@ struct CpuidLeaves {
 /// (CPUID) and volume 1 chapter 13 (XCR0).
 CpuFeatures decode(const CpuidLeaves& leaves, uint64_t xcr0, bool amx_granted) noexcept;
 
-/// This process's features. Detected once, with the request for the AMX tile permission; thread-safe. None off x86-64.
+/// Features from Linux's auxiliary vector on AArch64 (AT_HWCAP, AT_HWCAP2); pure. Bits: Linux's
+/// Documentation/arm64/elf_hwcaps.rst.
+CpuFeatures decode_hwcaps(uint64_t hwcap, uint64_t hwcap2) noexcept;
+
+/// This process's features. Detected once, with the request for the AMX tile permission; thread-safe. None off x86-64
+/// and AArch64 Linux.
 const CpuFeatures& cpu_features();
 
 /// Names of the features that are present, sorted.

@@ -127,6 +127,16 @@ TEST(DecodeCpuFeatures, LevelsNeedEachOfTheirFeatures) {
   }
 }
 
+TEST(DecodeHwcaps, EachBitIsOneFeature) {
+  EXPECT_THAT(feature_names(decode_hwcaps(0, 0)), IsEmpty());
+  EXPECT_THAT(feature_names(decode_hwcaps(0x3, 0)), ElementsAre("asimd"));  // Cortex-A53: fp asimd
+  // Neoverse V1: fp, asimd, fphp, asimdhp, asimddp, sve; i8mm, bf16.
+  EXPECT_THAT(feature_names(decode_hwcaps(0x500603, 0x6000)),
+              ElementsAre("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve"));
+  EXPECT_THAT(feature_names(decode_hwcaps(0, 0x2)), ElementsAre("sve2"));
+  EXPECT_FALSE(decode_hwcaps(~uint64_t{0}, ~uint64_t{0}).x86_64_v3());
+}
+
 TEST(CpuFeatures, OfThisMachineAreStableAndConsistent) {
   const CpuFeatures& f = cpu_features();
   EXPECT_EQ(&f, &cpu_features());
@@ -144,6 +154,9 @@ TEST(CpuFeatures, OfThisMachineAreStableAndConsistent) {
   EXPECT_EQ(f.avx512f, __builtin_cpu_supports("avx512f") != 0);
   EXPECT_EQ(f.avx512vl, __builtin_cpu_supports("avx512vl") != 0);
   EXPECT_EQ(f.avx512vbmi, __builtin_cpu_supports("avx512vbmi") != 0);
+#elif defined(__aarch64__)
+  EXPECT_TRUE(f.asimd);  // the baseline
+  EXPECT_FALSE(f.avx || f.bmi1);
 #endif
 }
 

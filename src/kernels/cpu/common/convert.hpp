@@ -8,7 +8,7 @@
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 FOLIO_INLINE Vec upcast_bfloat16(HalfVec stored) {
-  return from_bits(zero_extend_halves(stored) << 16);
+  return from_bits(upper_halves(stored));
 }
 
 FOLIO_INLINE Vec upcast_float16(HalfVec stored) {
@@ -16,6 +16,8 @@ FOLIO_INLINE Vec upcast_float16(HalfVec stored) {
   return _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(stored));  // masked: see max_or_second
 #elif FOLIO_VEC_LANES == 8
   return _mm256_cvtph_ps(reinterpret_cast<__m128i>(stored));
+#elif defined(FOLIO_VEC_NEON)
+  return vcvt_f32_f16(reinterpret_cast<float16x4_t>(stored));  // never flushes: FPCR.FZ16 is not for conversions
 #else
   const IntVec code = zero_extend_halves(stored);
   const IntVec magnitude = (code & 0x7fff) << 13;
@@ -42,11 +44,11 @@ FOLIO_INLINE Vec upcast_shifted_e4m3(HalfVec stored) {
 }
 
 FOLIO_INLINE Vec upcast_fp8_e4m3(ByteVec stored) {
-  return upcast_shifted_e4m3(zero_extend_bytes(stored) << 8);
+  return upcast_shifted_e4m3(upper_bytes(stored));
 }
 
 FOLIO_INLINE Vec upcast_fp8_e5m2(ByteVec stored) {
-  return upcast_float16(zero_extend_bytes(stored) << 8);
+  return upcast_float16(upper_bytes(stored));
 }
 
 /// Bytes of one element.

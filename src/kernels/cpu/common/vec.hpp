@@ -16,9 +16,14 @@
 #define FOLIO_VEC_LANES 8
 #else
 #define FOLIO_VEC_LANES 4
+#if defined(__aarch64__) && defined(__ARM_NEON) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define FOLIO_VEC_NEON
+#endif
 #endif
 #if FOLIO_VEC_LANES > 4
 #include <immintrin.h>
+#elif defined(FOLIO_VEC_NEON)
+#include <arm_neon.h>
 #endif
 
 /// Every function of an instruction set is forced inline or static: no copy of it becomes a symbol that another object
@@ -36,6 +41,12 @@
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 inline constexpr int kLanes = FOLIO_VEC_LANES;
+/// Registers that the instruction set has: what a block of a GEMM may hold.
+#if FOLIO_VEC_LANES == 16 || defined(FOLIO_VEC_NEON)
+inline constexpr int kVecRegisters = 32;
+#else
+inline constexpr int kVecRegisters = 16;
+#endif
 using Vec = float __attribute__((vector_size(4 * FOLIO_VEC_LANES)));
 using IntVec = int32_t __attribute__((vector_size(4 * FOLIO_VEC_LANES)));
 using HalfVec = uint16_t __attribute__((vector_size(2 * FOLIO_VEC_LANES)));
@@ -73,6 +84,8 @@ FOLIO_INLINE IntVec zero_extend_halves(HalfVec value) {
   return reinterpret_cast<IntVec>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(value)));
 #elif FOLIO_VEC_LANES == 8
   return reinterpret_cast<IntVec>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(value)));
+#elif defined(FOLIO_VEC_NEON)
+  return reinterpret_cast<IntVec>(vmovl_u16(value));
 #else
   return __builtin_convertvector(value, IntVec);
 #endif
@@ -88,10 +101,30 @@ FOLIO_INLINE HalfVec zero_extend_bytes(ByteVec value) {
 #endif
 }
 
+/// Each half in the upper half of a lane, and each byte in the upper byte of a half, above zeros.
+FOLIO_INLINE IntVec upper_halves(HalfVec value) {
+#if defined(FOLIO_VEC_NEON)
+  return reinterpret_cast<IntVec>(vshll_n_u16(value, 16));
+#else
+  return zero_extend_halves(value) << 16;
+#endif
+}
+
+FOLIO_INLINE HalfVec upper_bytes(ByteVec value) {
+#if defined(FOLIO_VEC_NEON)
+  const uint32x2_t word{reinterpret_cast<uint32_t>(value), 0};
+  return vget_low_u16(vshll_n_u8(vreinterpret_u8_u32(word), 8));
+#else
+  return zero_extend_bytes(value) << 8;
+#endif
+}
+
 /// The low halves of the lanes.
 FOLIO_INLINE HalfVec low_halves(IntVec value) {
 #if FOLIO_VEC_LANES == 16
   return reinterpret_cast<HalfVec>(_mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(value)));
+#elif defined(FOLIO_VEC_NEON)
+  return vmovn_u32(reinterpret_cast<uint32x4_t>(value));
 #else
   return __builtin_convertvector(value & 0xffff, HalfVec);
 #endif
@@ -104,6 +137,8 @@ FOLIO_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
   return _mm512_fmadd_ps(a, b, c);
 #elif FOLIO_VEC_LANES == 8
   return _mm256_fmadd_ps(a, b, c);
+#elif defined(FOLIO_VEC_NEON)
+  return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
 #endif
@@ -116,13 +151,17 @@ FOLIO_INLINE Vec max_or_second(Vec a, Vec b) {
 #elif FOLIO_VEC_LANES == 8
   return _mm256_max_ps(a, b);
 #else
-  return a > b ? a : b;
+  return a > b ? a : b;  // on AArch64 FCMGT and BSL: FMAX returns the NaN, FMAXNM the number
 #endif
 }
 
 /// Where the mask is all ones, a; where it is 0, b.
 FOLIO_INLINE Vec select(IntVec mask, Vec a, Vec b) {
+#if defined(FOLIO_VEC_NEON)
+  return vbslq_f32(reinterpret_cast<uint32x4_t>(mask), a, b);
+#else
   return from_bits((mask & bits(a)) | (~mask & bits(b)));
+#endif
 }
 
 FOLIO_INLINE IntVec lane_numbers() {
@@ -142,7 +181,8 @@ FOLIO_INLINE IntVec lanes_of_bits(uint32_t word) {
 }
 
 /// kLanes / 4 rows of four sums each: out[4 * i + j] = the sum of the lanes of v[(kLanes / 4) * j + i]. Lanes are added
-/// in one order: halves, quarters and so on, whatever the position in v.
+/// in one order, whatever the position in v: halves, quarters and so on; on AArch64, whose FADDP adds neighbours,
+/// neighbours and then their sums.
 FOLIO_INLINE Vec sum_lanes(const Vec* v) {
 #if FOLIO_VEC_LANES == 16
   Vec eights[8];
@@ -188,6 +228,8 @@ FOLIO_INLINE Vec sum_lanes(const Vec* v) {
   }
   return FOLIO_SHUFFLE(twos[0], twos[1], 0, 2, 8, 10, 4, 6, 12, 14) +
          FOLIO_SHUFFLE(twos[0], twos[1], 1, 3, 9, 11, 5, 7, 13, 15);
+#elif defined(FOLIO_VEC_NEON)
+  return vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3]));
 #else
   const Vec low = FOLIO_SHUFFLE(v[0], v[1], 0, 1, 4, 5) + FOLIO_SHUFFLE(v[0], v[1], 2, 3, 6, 7);
   const Vec high = FOLIO_SHUFFLE(v[2], v[3], 0, 1, 4, 5) + FOLIO_SHUFFLE(v[2], v[3], 2, 3, 6, 7);
@@ -197,6 +239,9 @@ FOLIO_INLINE Vec sum_lanes(const Vec* v) {
 
 /// The sum of the lanes, in the order of sum_lanes.
 FOLIO_INLINE float sum_of_lanes(Vec v) {
+#if defined(FOLIO_VEC_NEON)
+  return vaddvq_f32(v);
+#else
 #if FOLIO_VEC_LANES == 16
   v += FOLIO_SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
   v += FOLIO_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);
@@ -208,10 +253,14 @@ FOLIO_INLINE float sum_of_lanes(Vec v) {
   v += FOLIO_SHUFFLE(v, v, 2, 3, 0, 1);
 #endif
   return v[0] + v[1];
+#endif
 }
 
 /// The largest lane; no lane is NaN.
 FOLIO_INLINE float max_of_lanes(Vec v) {
+#if defined(FOLIO_VEC_NEON)
+  return vmaxvq_f32(v);
+#else
 #if FOLIO_VEC_LANES == 16
   v = max_or_second(v, FOLIO_SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
   v = max_or_second(v, FOLIO_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
@@ -223,6 +272,7 @@ FOLIO_INLINE float max_of_lanes(Vec v) {
   v = max_or_second(v, FOLIO_SHUFFLE(v, v, 2, 3, 0, 1));
 #endif
   return v[0] > v[1] ? v[0] : v[1];
+#endif
 }
 
 /// 2^x for x <= 0: relative error below 2^-22.9, exactly 1 at 0, exactly 0 below -126.5 and at -infinity; NaN stays.

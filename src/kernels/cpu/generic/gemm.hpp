@@ -14,17 +14,26 @@ namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 /// Work tiles of up to so many rows read K and V straight from the cache; more rows share upcast copies.
 inline constexpr int32_t kMaxDirectRows = 8;
 
-/// A block is kRows rows and kLanes / kRows tokens: one register of scores.
+/// A block is kRows rows and kScoreTokens tokens: one register of scores, or several where the registers hold as many
+/// sums.
+inline constexpr int kBlockScores = kVecRegisters == 32 ? 16 : kLanes;
 template <int kRows>
-inline constexpr int kScoreTokens = kLanes / kRows;
+inline constexpr int kScoreTokens = kBlockScores / kRows;
+
+/// Which register's lanes are summed for a block's score: sum_lanes's order, in each kLanes of them.
+FOLIO_INLINE constexpr int register_of_score(int score) {
+  const int lane = score % kLanes;
+  return score - lane + kLanes / 4 * (lane % 4) + lane / 4;
+}
 
 /// One block of GEMM0. key(token, d) gives kLanes components of a key from d on, upcast; `dim` is the padded dimension.
 /// scores[i * kTileTokens + j] is row i's with token j.
 template <int kRows, typename Key>
 FOLIO_INLINE void qk_block(const float* q, int32_t q_stride, int32_t dim, Key key, float* scores) {
   constexpr int kTokens = kScoreTokens<kRows>;
-  constexpr int kStep = kTokens < 4 ? kTokens : 4;  // tokens in registers together
-  Vec acc_regs[kLanes];
+  constexpr int kMostStep = kBlockScores > kLanes ? 8 : 4;
+  constexpr int kStep = kTokens < kMostStep ? kTokens : kMostStep;  // tokens in registers together
+  Vec acc_regs[kBlockScores];
 #pragma GCC unroll 16
   for (int first = 0; first < kTokens; first += kStep) {
     Vec part[kRows][kStep] = {};
@@ -32,7 +41,7 @@ FOLIO_INLINE void qk_block(const float* q, int32_t q_stride, int32_t dim, Key ke
       Vec rows[kRows];
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) rows[i] = load<Vec>(q + i * q_stride + d);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int j = 0; j < kStep; ++j) {
         const Vec token = key(first + j, d);
 #pragma GCC unroll 4
@@ -41,17 +50,23 @@ FOLIO_INLINE void qk_block(const float* q, int32_t q_stride, int32_t dim, Key ke
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int j = 0; j < kStep; ++j) {
-        const int lane = i * kTokens + first + j;
-        acc_regs[kLanes / 4 * (lane % 4) + lane / 4] = part[i][j];
+        acc_regs[register_of_score(i * kTokens + first + j)] = part[i][j];
       }
     }
   }
-  const Vec block = sum_lanes(acc_regs);
+  if constexpr (kBlockScores == kLanes) {
+    const Vec block = sum_lanes(acc_regs);
 #pragma GCC unroll 4
-  for (int i = 0; i < kRows; ++i) {
-    __builtin_memcpy(scores + i * kTileTokens, reinterpret_cast<const char*>(&block) + i * kTokens * 4, kTokens * 4);
+    for (int i = 0; i < kRows; ++i) {
+      __builtin_memcpy(scores + i * kTileTokens, reinterpret_cast<const char*>(&block) + i * kTokens * 4, kTokens * 4);
+    }
+  } else {
+#pragma GCC unroll 4
+    for (int first = 0; first < kBlockScores; first += kLanes) {
+      store(scores + first / kTokens * kTileTokens + first % kTokens, sum_lanes(acc_regs + first));
+    }
   }
 }
 
@@ -85,7 +100,7 @@ static void qk_block_from_cache(const WorkTileParams& work, int32_t r, const uns
   }
 }
 
-inline constexpr int kBlockRows = kLanes / 4;  ///< rows of a block of 4 tokens
+inline constexpr int kBlockRows = kBlockScores / 4;  ///< rows of a block of 4 tokens
 
 /// All rows with every token of the KV tile from local token `first` on. K is upcast, and rotated where there is a
 /// rotary embedding, once for all rows, four keys at a time.
@@ -111,7 +126,7 @@ static void qk_from_upcast(const WorkTileParams& work, int32_t first, const unsi
 
 /// Registers of V's components that a block of kRows rows keeps at a time: what the register file holds.
 template <int kRows>
-inline constexpr int kValueVecs = (kLanes == 16 ? 8 : 4) / (kRows <= 2 ? 1 : 2);
+inline constexpr int kValueVecs = kVecRegisters / 4 / (kRows <= 2 ? 1 : 2);
 
 /// Tokens of a KV tile.
 struct TokenSpan {
@@ -176,8 +191,15 @@ static void pv_rows_from_upcast(const WorkTileParams& work, const uint64_t* visi
   pv_blocks_from_upcast<kRows, kValueVecs<kRows>>(work, r, 0, {__builtin_ctzll(any), 64 - __builtin_clzll(any)});
 }
 
+/// Of so many neighbouring blocks of GEMM1 one prefetches, where registers are so narrow that a block is less than a
+/// cache line.
+template <DType kType, int kVecs>
+inline constexpr int32_t kBlocksOfPrefetch = kBlockScores > kLanes&& kVecs* kLanes* element_bytes(kType) < kCacheLine
+                                                 ? kCacheLine / (kVecs * kLanes * element_bytes(kType))
+                                                 : 1;
+
 /// One block of GEMM1 straight from the cache; V is upcast on load. Issues its share of `prefetch`: one of as many
-/// parts as the dimension has blocks.
+/// parts as the dimension has blocks, or groups of kBlocksOfPrefetch blocks.
 template <DType kType, bool kPairs, int kRows, int kVecs>
 FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
                                       int32_t d, TokenSpan span, const Prefetch& prefetch) {
@@ -185,8 +207,9 @@ FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, con
   const int32_t count = work.head_dim_v - d;  // fewer than kVecs * kLanes only where kVecs is 1
   const float* const p = work.scratch.p + r * kTileTokens;
   float* const acc = work.state.acc + r * work.v_stride + d;
-  const int32_t part = d / (kVecs * kLanes);
-  const int32_t parts = (work.head_dim_v + kVecs * kLanes - 1) / (kVecs * kLanes);
+  constexpr int32_t kPartElements = kVecs * kLanes * kBlocksOfPrefetch<kType, kVecs>;
+  const int32_t part = d / kPartElements;
+  const int32_t parts = (work.head_dim_v + kPartElements - 1) / kPartElements;
   PvAccumulator<kRows, kVecs> block;
   if constexpr (kPairs) {
     for (int32_t pair = span.begin / 2; pair < (span.end + 1) / 2; ++pair) {
@@ -225,7 +248,13 @@ template <DType kType, bool kPairs, int kRows, int kVecs>
 FOLIO_INLINE void pv_blocks_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
                                        int32_t d, TokenSpan span, const Prefetch& prefetch) {
   for (; kVecs == 1 ? d < work.head_dim_v : d + kVecs * kLanes <= work.head_dim_v; d += kVecs * kLanes) {
-    pv_block_from_cache<kType, kPairs, kRows, kVecs>(work, r, v_rows, d, span, prefetch);
+    if constexpr (kBlocksOfPrefetch<kType, kVecs> == 1) {
+      pv_block_from_cache<kType, kPairs, kRows, kVecs>(work, r, v_rows, d, span, prefetch);
+    } else {
+      const bool issues = d % (kVecs * kLanes * kBlocksOfPrefetch<kType, kVecs>) == 0;
+      const Prefetch share = issues ? prefetch : Prefetch{};
+      pv_block_from_cache<kType, kPairs, kRows, kVecs>(work, r, v_rows, d, span, share);
+    }
   }
   if constexpr (kVecs > 1) pv_blocks_from_cache<kType, kPairs, kRows, kVecs / 2>(work, r, v_rows, d, span, prefetch);
 }

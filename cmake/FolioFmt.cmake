@@ -1,0 +1,12 @@
+# Finds fmt. Where its library for the target is missing (cross builds), its headers alone are enough.
+include_guard(GLOBAL)
+find_package(fmt QUIET)
+if(NOT fmt_FOUND)
+  find_path(FOLIO_FMT_HEADERS fmt/format.h)
+  if(NOT FOLIO_FMT_HEADERS)
+    message(FATAL_ERROR "fmt is missing: install it (scripts/install_deps.sh), or set FOLIO_BUILD_TOOLS=OFF")
+  endif()
+  add_library(fmt::fmt INTERFACE IMPORTED GLOBAL)
+  target_include_directories(fmt::fmt INTERFACE ${FOLIO_FMT_HEADERS})
+  target_compile_definitions(fmt::fmt INTERFACE FMT_HEADER_ONLY)
+endif()
