@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-presets=(dev cpu-only bench aarch64 asan-ubsan fuzz)
+presets=(dev cpu-only bench aarch64 fuzz asan-ubsan)
 case "${1:-}" in
   --today) presets=("${presets[$(($(date +%s) / 86400 % ${#presets[@]}))]}") ;;
   ?*) presets=("$@") ;;

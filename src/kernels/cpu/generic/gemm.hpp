@@ -193,10 +193,11 @@ static void pv_rows_from_upcast(const WorkTileParams& work, const uint64_t* visi
 
 /// Of so many neighbouring blocks of GEMM1 one prefetches, where registers are so narrow that a block is less than a
 /// cache line.
+FOLIO_INLINE constexpr int32_t blocks_of_prefetch(int64_t block_bytes) {
+  return kBlockScores > kLanes && block_bytes < kCacheLine ? static_cast<int32_t>(kCacheLine / block_bytes) : 1;
+}
 template <DType kType, int kVecs>
-inline constexpr int32_t kBlocksOfPrefetch = kBlockScores > kLanes&& kVecs* kLanes* element_bytes(kType) < kCacheLine
-                                                 ? kCacheLine / (kVecs * kLanes * element_bytes(kType))
-                                                 : 1;
+inline constexpr int32_t kBlocksOfPrefetch = blocks_of_prefetch(kVecs* kLanes* element_bytes(kType));
 
 /// One block of GEMM1 straight from the cache; V is upcast on load. Issues its share of `prefetch`: one of as many
 /// parts as the dimension has blocks, or groups of kBlocksOfPrefetch blocks.
