@@ -1,0 +1,34 @@
+"""The list of tests that are left out: a line each, a pattern of the test's name (fnmatch), two spaces, the reason."""
+
+import fnmatch
+import os
+import pathlib
+import zlib
+
+import pytest
+
+
+def read():
+    lines = pathlib.Path(os.environ["FOLIO_PEER_SKIPS"]).read_text().splitlines()
+    return [tuple(line.split("  ", 1)) for line in lines if line and not line.startswith("#")]
+
+
+def mark(items):
+    """Marks the listed tests among pytest's items, by their names behind the last directory."""
+    skips = read()
+    for item in items:
+        name = item.nodeid.rpartition("/")[2]
+        for pattern, reason in skips:
+            if fnmatch.fnmatchcase(name, pattern.replace("[", "[[]")):
+                item.add_marker(pytest.mark.skip(reason=reason.strip()))
+                break
+
+
+def choose(config, items):
+    """Leaves one in FOLIO_PEER_ONE_IN among pytest's items, by their names: the same ones every time."""
+    one_in = int(os.environ.get("FOLIO_PEER_ONE_IN", "1"))
+    chosen = [item for item in items if zlib.crc32(item.nodeid.rpartition("/")[2].encode()) % one_in == 0]
+    if len(chosen) < len(items):
+        left_out = set(items).difference(chosen)
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = chosen
