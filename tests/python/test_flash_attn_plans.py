@@ -260,7 +260,7 @@ def test_tensors_in_place_of_numbers(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_keys_with_and_without_one_stride(device):
-    """Calls that differ in strides alone take turns: pages and ragged keys."""
+    """Calls that differ in strides alone alternate: pages and ragged keys."""
     q = torch.randn(2, 3, 4, 32, device=device)
     joined, apart = torch.randn(2, 5, 2, 32, device=device), torch.randn(2, 2, 5, 32, device=device).transpose(1, 2)
     for k in (apart, joined, apart, joined):

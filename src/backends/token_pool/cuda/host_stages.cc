@@ -40,7 +40,7 @@ class CudaHostStages final : public HostStages {
       core::fail(
           ErrorCode::kInvalidArgument,
           "arrays on the host cannot be handed over while the stream is being captured: a replay would read what "
-          "later calls have written in their place; hand over device arrays, or call before the capture");
+          "later calls have written in their place; pass device arrays, or call before the capture");
     }
     taken_ = nullptr;
     for (Stage& stage : stages_) {
