@@ -97,6 +97,12 @@ def test_forms_agree():
     assert v4.flash_attn_func(Q, K, K, **twisted)[1].shape == (2, 3, 4)
 
 
+def test_deterministic_is_what_results_always_are():
+    wanted = flash_attn.flash_attn_func(Q, K, K)
+    for module in (flash_attn, v3):
+        assert torch.equal(module.flash_attn_func(Q, K, K, deterministic=True), wanted)
+
+
 def test_windows_may_be_tensors_and_lists():
     plain = flash_attn.flash_attn_func(Q, K, K, window_size=(2, 1))
     for window in (torch.tensor([2, 1]), [2, 1]):
@@ -107,7 +113,6 @@ CACHE, V_CACHE = torch.randn(2, 4, 16, 2, 32)
 LENS = torch.tensor([3, 9], dtype=torch.int32)
 REFUSED = [
     (flash_attn.flash_attn_func, (Q, K, K, 0.1), {}, NotImplementedError, "dropout_p is 0.1; .* pass 0.0"),
-    (flash_attn.flash_attn_func, (Q, K, K), dict(deterministic=True), NotImplementedError, "deterministic is True; "),
     (flash_attn.flash_attn_func, (Q, K, K), dict(softmax_scale=0), ValueError, "softmax_scale is 0"),
     (flash_attn.flash_attn_func, (Q, K, K), dict(softcap=-1.0), ValueError, "softcap is -1.0"),
     (flash_attn.flash_attn_func, (Q, K, K), dict(window_size=(-2, 0)), ValueError, r"window_size is \(-2, 0\)"),

@@ -87,7 +87,7 @@ def flash_attn_func(
         qv is None and alibi_slopes is None and q_descale is None and k_descale is None
         and v_descale is None and learnable_sink is None and s_aux is None and pack_gqa is None
         and out is None
-        and not (dropout_p or deterministic or attention_chunk or return_attn_probs or return_softmax_lse or sm_margin)
+        and not (dropout_p or attention_chunk or return_attn_probs or return_softmax_lse or sm_margin)
         and type(window_size) is tuple
     ):
         layer_key = q.dtype, k.dtype, v.dtype, softmax_scale, causal, window_size, softcap, num_splits
@@ -95,8 +95,8 @@ def flash_attn_func(
         found = _again(layer_key, step_key, q, k, v, False)
         if found is not None:
             return found
-    if dropout_p or deterministic:
-        _refuse(dropout_p=dropout_p, deterministic=deterministic)
+    if dropout_p:
+        _refuse(dropout_p=dropout_p)
     _check_hints(pack_gqa, None)
     arrays = _per_layer(alibi_slopes, _one_of("learnable_sink", learnable_sink, "s_aux", s_aux), q_descale, k_descale,
                         v_descale)
@@ -155,7 +155,7 @@ def flash_attn_varlen_func(
         qv is None and q_v is None and alibi_slopes is None and q_descale is None and k_descale is None
         and v_descale is None and learnable_sink is None and s_aux is None and pack_gqa is None
         and out is None and page_table is None and seqused_q is None and scheduler_metadata is None
-        and not (dropout_p or deterministic or attention_chunk or return_attn_probs or return_softmax_lse or sm_margin)
+        and not (dropout_p or attention_chunk or return_attn_probs or return_softmax_lse or sm_margin)
         and type(window_size) is tuple
     ):
         paged = block_table is not None
@@ -166,8 +166,8 @@ def flash_attn_varlen_func(
         found = _again(layer_key, step_key, q, k, v, paged)
         if found is not None:
             return found
-    if dropout_p or deterministic:
-        _refuse(dropout_p=dropout_p, deterministic=deterministic)
+    if dropout_p:
+        _refuse(dropout_p=dropout_p)
     _check_hints(pack_gqa, scheduler_metadata)
     arrays = _per_layer(alibi_slopes, _one_of("learnable_sink", learnable_sink, "s_aux", s_aux), q_descale, k_descale,
                         v_descale)

@@ -81,7 +81,6 @@ def refuse(**given):
 
 _REFUSALS = {
     "dropout_p": "Folio computes attention for inference, without dropout: pass 0.0",
-    "deterministic": "it is about a backward pass, which Folio does not have; forward passes are always deterministic",
     "gather_kv_indices": "sparse attention over chosen keys is not offered: leave it out",
     "score_mod": "scores are not changed by functions of Python: softcap, alibi_slopes and sinks are offered",
     "score_mod_bwd": "there is no backward pass: leave it out",

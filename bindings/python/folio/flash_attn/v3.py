@@ -4,7 +4,7 @@ with_kvcache returns (out, LSE) where the LSE is asked for; the original adds it
 """
 
 from . import calls, combine
-from .arguments import check_hints, per_layer, refuse, rules_of, unpacked
+from .arguments import check_hints, per_layer, rules_of, unpacked
 from .scheduler_metadata import get_scheduler_metadata
 
 __all__ = [
@@ -37,7 +37,6 @@ def flash_attn_func(
     return_attn_probs=False,
 ):
     """As folio.flash_attn.flash_attn_func. return_attn_probs: (out, LSE)."""
-    refuse(deterministic=deterministic)
     check_hints(pack_gqa, None)
     rules = rules_of(softmax_scale, causal, window_size, softcap, num_splits, sm_margin, attention_chunk)
     found = calls.dense(q, k, v, rules, per_layer(None, None, q_descale, k_descale, v_descale), qv, return_attn_probs)
@@ -101,7 +100,6 @@ def flash_attn_varlen_func(
     return_attn_probs=False,
 ):
     """As folio.flash_attn.flash_attn_varlen_func. return_attn_probs: (out, LSE)."""
-    refuse(deterministic=deterministic)
     check_hints(pack_gqa, None)
     rules = rules_of(softmax_scale, causal, window_size, softcap, num_splits, sm_margin, attention_chunk)
     found = calls.ranges(q, k, v, rules, per_layer(None, None, q_descale, k_descale, v_descale), cu_seqlens_q,

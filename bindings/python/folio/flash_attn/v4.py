@@ -35,7 +35,7 @@ def flash_attn_func(
     return_lse=False,
 ):
     """As folio.flash_attn.flash_attn_func."""
-    refuse(gather_kv_indices=gather_kv_indices, deterministic=deterministic, score_mod=score_mod,
+    refuse(gather_kv_indices=gather_kv_indices, score_mod=score_mod,
            score_mod_bwd=score_mod_bwd, mask_mod=mask_mod, aux_tensors=aux_tensors, aux_scalars=aux_scalars,
            block_sparse_tensors=block_sparse_tensors, block_sparse_tensors_bwd=block_sparse_tensors_bwd)
     check_hints(pack_gqa, None)
@@ -80,7 +80,7 @@ def flash_attn_varlen_func(
 
     min_seqlen_k belongs to gather_kv_indices; alone it is a lower bound that nothing needs. So it is in the original.
     """
-    refuse(gather_kv_indices=gather_kv_indices, deterministic=deterministic, score_mod=score_mod, mask_mod=mask_mod,
+    refuse(gather_kv_indices=gather_kv_indices, score_mod=score_mod, mask_mod=mask_mod,
            block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors, aux_scalars=aux_scalars,
            seqlen_k_per_split=seqlen_k_per_split)
     check_hints(pack_gqa, None if disable_scheduler_metadata else scheduler_metadata)

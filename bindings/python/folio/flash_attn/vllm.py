@@ -46,7 +46,7 @@ def flash_attn_varlen_func(
     fa_version 2, 3 or 4 run the same kernels and take the same arguments. return_attn_probs must be False: use
     return_softmax_lse.
     """
-    refuse(dropout_p=dropout_p, deterministic=deterministic, return_attn_probs=return_attn_probs, cp_rank=cp_rank,
+    refuse(dropout_p=dropout_p, return_attn_probs=return_attn_probs, cp_rank=cp_rank,
            cp_tot_seqused_k=cp_tot_seqused_k)
     if cp_world_size != 1:
         raise NotImplementedError(f"folio.flash_attn: cp_world_size is {cp_world_size}; keys divided over ranks are "
