@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -108,11 +110,14 @@ std::optional<Refusal> check_values(const Signature& signature, const std::vecto
     const std::string name = signature.parameters[i].name + fault.element;
     return Refusal{i, name, name + ": expected " + fault.expected + ", got " + fault.given, fault.wrong_value};
   }
-  // All are of the right kind: an integer must be beyond the C++ type's range.
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (!values[i].is_valid() || !is_far_integer(signature.parameters[i].type, values[i])) continue;
-    const std::string& name = signature.parameters[i].name;
-    return Refusal{i, name, name + ": " + nb::repr(values[i]).c_str() + " is out of range", true};
+  // All are of the right kind: an integer must be beyond the C++ type's range. Signatures do not tell signed types from
+  // unsigned ones, so negative numbers are suspected last.
+  for (const int64_t least : {int64_t{std::numeric_limits<int32_t>::min()}, int64_t{0}}) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (!values[i].is_valid() || !is_far_integer(signature.parameters[i].type, values[i], least)) continue;
+      const std::string& name = signature.parameters[i].name;
+      return Refusal{i, name, name + ": " + nb::repr(values[i]).c_str() + " is out of range", true};
+    }
   }
   return std::nullopt;
 }

@@ -243,7 +243,7 @@ Fault find_fault(std::string_view type, nb::handle value) {
   return {false, false, expected, describe_value(value), ""};
 }
 
-bool is_far_integer(std::string_view type, nb::handle value) {
+bool is_far_integer(std::string_view type, nb::handle value, int64_t least) {
   const std::vector<std::string_view> types = split(type, '|');
   if (std::find(types.begin(), types.end(), "int") == types.end() || PyIndex_Check(value.ptr()) == 0) return false;
   int overflow = 0;
@@ -253,7 +253,7 @@ bool is_far_integer(std::string_view type, nb::handle value) {
     return false;
   }
   const int64_t small = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-  return overflow != 0 || small < 0 || small > std::numeric_limits<int32_t>::max();
+  return overflow != 0 || small < least || small > std::numeric_limits<int32_t>::max();
 }
 
 }  // namespace folio::python

@@ -2,6 +2,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,8 +42,8 @@ Fault find_fault(std::string_view type, nb::handle value);
 /// A number or a string by itself, "'x'"; anything else by its type, "a numpy.ndarray".
 std::string describe_value(nb::handle value);
 
-/// Whether an integer where `type` asks for one is negative or beyond 31 bits: nanobind refuses those that the C++ type
-/// does not hold.
-bool is_far_integer(std::string_view type, nb::handle value);
+/// Whether an integer where `type` asks for one is below `least` or beyond 31 bits: nanobind refuses those that the C++
+/// type does not hold.
+bool is_far_integer(std::string_view type, nb::handle value, int64_t least);
 
 }  // namespace folio::python

@@ -165,6 +165,11 @@ def test_messages(given, kind, message):
     assert str(caught.value) == message and config == folio.AttentionConfig(**SIZES)
 
 
+def test_a_negative_number_beside_one_out_of_range():
+    with pytest.raises(folio.InvalidArgument, match="^attention_chunk: 1099511627776 is out of range"):
+        folio.AttentionConfig(**SIZES, window_left=-1, attention_chunk=2**40)
+
+
 def test_elements_and_overloads():
     with pytest.raises(TypeError, match=r"^segments\[1\]: expected a folio.KvSegment, got 1$"):
         folio.BatchView([0], [folio.KvSegment([]), 1])
