@@ -73,7 +73,7 @@ def main():
     parser.add_argument("checkout", type=pathlib.Path)
     parser.add_argument("--groups", help="of test files, with commas between; all of them")
     parser.add_argument("--one-in", type=int, default=1, metavar="N",
-                        help="run every Nth case alone, chosen by its name: some files have 100,000")
+                        help="run one case in N, chosen by its name, and at least one of each test: some have 100,000")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
                         help="where tensors lie that the tests put on a GPU; cuda")
     parser.add_argument("--test-seconds", type=float, default=60, metavar="S",
