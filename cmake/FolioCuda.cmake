@@ -1,14 +1,19 @@
-# FOLIO_CUDA: AUTO builds the CUDA sources where there is a toolkit, ON insists on it, OFF does not look.
-# Sets FOLIO_HAS_CUDA and, where it is true, enables the language and finds the runtime, which is linked statically.
+# FOLIO_CUDA: AUTO builds the CUDA sources where there is a toolkit, ON insists on it, OFF does not look. EMULATED compiles
+# them for the host (FolioEmulatedCuda.cmake), for tests.
+# Sets FOLIO_HAS_CUDA and, where it is true, enables the language, finds the runtime and sets FOLIO_CUDART, which is linked.
 include_guard(GLOBAL)
-set(FOLIO_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON or OFF")
-set_property(CACHE FOLIO_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(FOLIO_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO, ON, OFF or, for tests without a GPU, EMULATED")
+set_property(CACHE FOLIO_CUDA PROPERTY STRINGS AUTO ON OFF EMULATED)
 set(FOLIO_HAS_CUDA OFF)
-if(NOT FOLIO_CUDA MATCHES "^(AUTO|ON|OFF)$")
-  message(FATAL_ERROR "FOLIO_CUDA is '${FOLIO_CUDA}'; it takes AUTO, ON and OFF")
+if(NOT FOLIO_CUDA MATCHES "^(AUTO|ON|OFF|EMULATED)$")
+  message(FATAL_ERROR "FOLIO_CUDA is '${FOLIO_CUDA}'; it takes AUTO, ON, OFF and EMULATED")
 endif()
 
 if(FOLIO_CUDA STREQUAL "OFF")
+  return()
+endif()
+if(FOLIO_CUDA STREQUAL "EMULATED")
+  include(FolioEmulatedCuda)
   return()
 endif()
 file(GLOB_RECURSE folio_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu)
@@ -28,6 +33,7 @@ if(CMAKE_CUDA_COMPILER)
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
   set(FOLIO_HAS_CUDA ON)
+  set(FOLIO_CUDART CUDA::cudart_static)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know it
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-presets=(dev cpu-only bench aarch64 fuzz asan-ubsan)
+presets=(dev cpu-only bench aarch64 fuzz asan-ubsan emulated-gpu)
 case "${1:-}" in
   --today) presets=("${presets[$(($(date +%s) / 86400 % ${#presets[@]}))]}") ;;
   ?*) presets=("$@") ;;
@@ -50,6 +50,17 @@ for preset in "${presets[@]}"; do
         folio_kernels_inventory_test folio_capi_test conformance_quick_test)
       build aarch64 "${tests[@]}"
       ctest --preset aarch64 -j "$(nproc)" -R "^($(IFS='|' && echo "${tests[*]}"))[.]"
+      ;;
+    emulated-gpu)
+      if [ ! -e "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ] && ! command -v nvcc >/dev/null; then
+        echo "there is no CUDA toolkit, whose headers the emulated GPU needs: left out"
+        continue
+      fi
+      configure emulated-gpu
+      build emulated-gpu cuda_functions_test cuda_test
+      export FOLIO_EMULATED_GPUS=2
+      ctest --preset emulated-gpu -j "$(nproc)" -L cuda -R '^(CudaTest|TokenPool|Types)'
+      FOLIO_EMULATED_CAPABILITY=90 ctest --preset emulated-gpu -j "$(nproc)" -L cuda -R 'AFewReplays'
       ;;
     fuzz)
       configure fuzz

@@ -6,6 +6,19 @@
 /// register reallocation between warpgroups (`setmaxnreg`) and lane election (`elect`).
 namespace folio::inline v0::ptx {
 
+/// threadIdx.x, read again at every call. So the compiler does not keep what one path derives from it in registers
+/// throughout the others.
+__device__ __forceinline__ int32_t thread_index() {
+  int32_t number;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+  return number;
+}
+
+/// Values that are computed before what follows: the compiler does not delay them.
+__device__ __forceinline__ void compute_here(float& a, uint32_t& b) {
+  asm volatile("" : "+f"(a), "+r"(b));
+}
+
 // Programmatic dependent launch (PDL) overlaps two kernels of one stream. The host launches the second with
 // cudaLaunchAttributeProgrammaticStreamSerialization. Without that attribute, and before compute capability 9.0, both
 // functions do nothing: the second kernel starts when the first has completed.

@@ -66,14 +66,14 @@ struct SideNames {
 TYPED_TEST_SUITE(BackendsOnGpu, Sides, SideNames);
 
 TYPED_TEST(BackendsOnGpu, AThousandReplaysEqualEagerSteps) {
-  TestFixture::expect_replays_equal_eager_steps(Determinism::kBatchInvariant, 1000);
+  TestFixture::expect_replays_equal_eager_steps(Determinism::kBatchInvariant, repeats(1000));
 }
 
 using FlashInferOnGpu = BackendsOnGpu<FlashInferSide>;
 
 /// Kernels that take block tables: `build` makes the plans that captured layers read.
 TEST_F(FlashInferOnGpu, AThousandReplaysOverBlockTablesEqualEagerSteps) {
-  expect_replays_equal_eager_steps(Determinism::kBatchInvariant, 1000, /*block_tables=*/true);
+  expect_replays_equal_eager_steps(Determinism::kBatchInvariant, repeats(1000), /*block_tables=*/true);
 }
 
 /// Few enough to be watched by compute-sanitizer.

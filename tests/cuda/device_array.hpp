@@ -50,6 +50,15 @@ class DeviceArray {
   void* data_ = nullptr;
 };
 
+/// How often a test repeats its steps: an emulated GPU takes too long for all.
+inline int repeats(int on_gpu) {
+#if defined(FOLIO_EMULATED_CUDA)
+  return on_gpu / 25;
+#else
+  return on_gpu;
+#endif
+}
+
 /// A stream of the test's own.
 class TestStream {
  public:

@@ -22,7 +22,7 @@ TEST_F(CudaTest, AThousandReplaysOfSharedPrefixesGiveTheSame) {
   auto eager = model.make(DecodeGraphMode::kNone, Determinism::kRunToRun);
   const TestStream stream;
   std::map<int32_t, CapturedGraph> graphs;
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < repeats(1000); ++i) {
     StepRequests requests = random_requests(layers.random, /*uniform=*/false);
     const int32_t prefix = 16 * between(layers.random, 0, 20);
     for (size_t r = 0; r < requests.seq_lens.size(); ++r) {
@@ -94,7 +94,7 @@ void expect_replays_of_found_prefixes(int replays) {
 }
 
 TEST_F(CudaTest, AThousandReplaysOfFoundPrefixesGiveTheSame) {
-  expect_replays_of_found_prefixes(1000);
+  expect_replays_of_found_prefixes(repeats(1000));
 }
 
 /// Few enough to be watched by compute-sanitizer.
@@ -156,7 +156,7 @@ void expect_replays_of_schedules(int replays) {
 }
 
 TEST_F(CudaTest, FiveHundredReplaysOfSchedulesGiveTheBitsOfHandles) {
-  expect_replays_of_schedules(500);
+  expect_replays_of_schedules(repeats(500));
 }
 
 /// Few enough to be watched by compute-sanitizer.

@@ -83,7 +83,7 @@ void expect_replays_equal_eager_steps(Determinism determinism, const std::string
 }
 
 TEST_P(Graph, AThousandReplaysEqualEagerSteps) {
-  expect_replays_equal_eager_steps(level(), kernel(), 1000);
+  expect_replays_equal_eager_steps(level(), kernel(), repeats(1000));
 }
 
 class GraphKind : public CudaTest, public testing::WithParamInterface<KindCase> {};
@@ -93,7 +93,7 @@ class GraphKind : public CudaTest, public testing::WithParamInterface<KindCase> 
 TEST_P(GraphKind, AThousandReplaysEqualEagerSteps) {
   const auto& [kind, kernel] = GetParam();
   if (!runs_here(kernel)) GTEST_SKIP() << kernel << " does not run on this GPU";
-  expect_replays_equal_eager_steps(Determinism::kRunToRun, kernel, 1000, kind);
+  expect_replays_equal_eager_steps(Determinism::kRunToRun, kernel, repeats(1000), kind);
 }
 
 std::string kind_name(const testing::TestParamInfo<KindCase>& of) {

@@ -166,7 +166,7 @@ TEST_P(TokenPoolOnGpu, EagerStepsEqualTheCpus) {
 
 TEST_P(TokenPoolOnGpu, AThousandReplaysEqualEagerSteps) {
   for (const ForwardMode mode : {ForwardMode::kDecode, ForwardMode::kTargetVerify}) {
-    expect_replays_equal_eager_steps(mode, /*tree=*/false, 1000);
+    expect_replays_equal_eager_steps(mode, /*tree=*/false, repeats(1000));
   }
 }
 
@@ -179,7 +179,7 @@ TEST_P(TokenPoolOnGpu, AFewReplaysEqualEagerSteps) {
 
 TEST_P(TokenPoolOnGpu, AThousandReplaysOfTreesEqualEagerSteps) {
   if (!trees_are_taken()) GTEST_SKIP() << "no kernel here takes custom masks";
-  expect_replays_equal_eager_steps(ForwardMode::kTargetVerify, /*tree=*/true, 1000);
+  expect_replays_equal_eager_steps(ForwardMode::kTargetVerify, /*tree=*/true, repeats(1000));
 }
 
 TEST_P(TokenPoolOnGpu, TreesEqualTheCpus) {

@@ -50,7 +50,7 @@ TEST_P(DecodeWrapperGraph, AThousandReplaysEqualEagerRuns) {
     wrapper.run(query, cache, output, {}, stream.get());
   };
   std::optional<CapturedGraph> graph;
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < repeats(1000); ++i) {
     StepRequests requests;
     for (int32_t r = 0; r < Layers::kRequests; ++r) {
       requests.query_lens.push_back(q_len);

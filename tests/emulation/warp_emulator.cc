@@ -1,10 +1,23 @@
 #include "warp_emulator.hpp"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
-#include <deque>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <new>
 #include <stdexcept>
 #include <unordered_map>
 #include <vector>
+
+// The variables of device_launch_parameters.h, which declares them const.
+extern "C" {
+uint3 folio_thread_index __asm__("threadIdx");
+uint3 folio_block_index __asm__("blockIdx");
+dim3 folio_block_size __asm__("blockDim");
+dim3 folio_grid_size __asm__("gridDim");
+}
 
 namespace folio::emulation {
 namespace {
@@ -43,31 +56,47 @@ struct Barrier {
   uint32_t phase = 0;
 };
 
+/// A cp.async.
 struct Copy {
   void* to;
   const void* from;
   int32_t bytes;
   int32_t zeros;
-  uint32_t barrier;  ///< whose bytes it counts at, if box
-  bool box;
-  int32_t owner;
+  int32_t group;
+};
+/// A box of a tensor, copied by TMA to shared memory, where it counts at a barrier, or from there.
+struct Box {
   CUtensorMap map;
   int32_t at[5];
   uint32_t shared;
-  bool store = false;  ///< a box from shared memory: counts at no barrier
+  uint32_t barrier;
+  int32_t owner;
+  bool store;
 };
 struct Arrival {
   uint32_t barrier;
   int32_t owner;
 };
 
-struct Warp {
+/// Lanes of a warp that exchange words.
+struct Exchange {
   uint32_t slots[2][32][8];
-  int32_t arrived = 0;
+  uint32_t arrived = 0;  ///< a bit a lane
   uint32_t generation = 0;
+};
+struct Warp {
+  Exchange all;
+  std::map<uint32_t, Exchange> some;  ///< by mask
+  uint32_t live = 0xffffffffu;        ///< lanes that have not returned
 };
 struct Meeting {
   int32_t arrived = 0;
+  uint32_t generation = 0;
+};
+struct MeetingOfAll {
+  int32_t arrived = 0;
+  int32_t given = 0;  ///< true, so far
+  int32_t result = 0;
   uint32_t generation = 0;
 };
 
@@ -77,21 +106,28 @@ struct Grid {
   std::vector<unsigned char*> memory;
   std::vector<Warp> warps;
   std::unordered_map<int32_t, Meeting> meetings;
+  MeetingOfAll meeting_of_all;
+  std::vector<int32_t> groups;  ///< cp.async groups that a thread has committed
   std::unordered_map<uint32_t, Barrier> barriers;
-  std::deque<Copy> copies;
+  std::vector<std::vector<Copy>> copies;  ///< of each thread, that have not arrived
+  std::vector<Box> boxes;
   std::vector<Arrival> arrivals;
-  std::vector<unsigned char> shared;
   unsigned char* base = nullptr;
   void* main_stack = nullptr;
   int32_t current = 0;
-  int32_t block = 0;
-  int32_t blocks = 0;
+  dim3 blocks;
   int32_t threads = 0;
+  int32_t live = 0;  ///< threads that have not returned
   uint64_t random = 1;
   int64_t idle = 0;
   const std::function<void()>* body = nullptr;
 };
-thread_local Grid* grid = nullptr;
+Grid* grid = nullptr;
+std::mutex one_grid;
+
+/// The most shared memory that a CTA can have, and what aligns it. Beside the static variables of kernels, so that 32
+/// bits tell where these are, too.
+alignas(1024) unsigned char dynamic_shared_memory[228 * 1024 + 1024];
 
 uint32_t next_random() {
   grid->random ^= grid->random << 13;
@@ -108,11 +144,10 @@ void end_phase(Barrier& barrier) {
 }
 
 void complete(const Copy& copy) {
-  if (!copy.box) {
-    std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-    std::memset(static_cast<char*>(copy.to) + copy.bytes, 0, static_cast<size_t>(copy.zeros));
-    return;
-  }
+  std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+  std::memset(static_cast<char*>(copy.to) + copy.bytes, 0, static_cast<size_t>(copy.zeros));
+}
+void complete(const Box& copy) {
   TensorMap map;
   std::memcpy(&map, &copy.map, sizeof(map));
   uint32_t linear = 0;
@@ -150,33 +185,36 @@ void complete(const Copy& copy) {
 }
 
 /// At once or later.
-void begin(const Copy& copy) {
+template <typename AnyCopy>
+void begin(const AnyCopy& copy, std::vector<AnyCopy>& late) {
   if (next_random() % 2 == 0) {
     complete(copy);
   } else {
-    grid->copies.push_back(copy);
+    late.push_back(copy);
+  }
+}
+template <typename AnyCopy>
+void complete_late(std::vector<AnyCopy>& late, size_t n) {
+  const AnyCopy copy = late[n];
+  late[n] = late.back();
+  late.pop_back();
+  complete(copy);
+}
+
+/// Completes the running thread's cp.async of groups below `groups`.
+void complete_groups(int32_t groups) {
+  auto& copies = grid->copies[static_cast<size_t>(grid->current)];
+  for (size_t n = copies.size(); n-- > 0;) {
+    if (copies[n].group < groups) complete_late(copies, n);
   }
 }
 
-/// Completes copies of one thread (-1: any one), in any order.
-void complete_some(int32_t owner) {
-  if (owner >= 0) {
-    for (size_t n = 0; n < grid->copies.size();) {
-      if (grid->copies[n].owner != owner || (grid->copies[n].box && !grid->copies[n].store)) {
-        ++n;
-        continue;
-      }
-      const Copy copy = grid->copies[n];
-      grid->copies.erase(grid->copies.begin() + static_cast<std::ptrdiff_t>(n));
-      complete(copy);
-    }
-    return;
-  }
-  if (!grid->copies.empty()) {
-    const size_t n = next_random() % grid->copies.size();
-    const Copy copy = grid->copies[n];
-    grid->copies.erase(grid->copies.begin() + static_cast<std::ptrdiff_t>(n));
-    complete(copy);
+/// Completes what a random draw says, or nothing.
+void complete_any() {
+  auto& copies = grid->copies[next_random() % grid->copies.size()];
+  if (!copies.empty()) complete_late(copies, next_random() % copies.size());
+  if (!grid->boxes.empty()) {
+    complete_late(grid->boxes, next_random() % grid->boxes.size());
     grid->idle = 0;
   } else if (!grid->arrivals.empty()) {
     const size_t n = next_random() % grid->arrivals.size();
@@ -189,6 +227,9 @@ void complete_some(int32_t owner) {
 [[noreturn]] void fiber_main() {
   (*grid->body)();
   grid->done[static_cast<size_t>(grid->current)] = true;
+  --grid->live;
+  grid->warps[static_cast<size_t>(grid->current / 32)].live &= ~(1u << grid->current % 32);
+  grid->idle = 0;
   void* unused;
   folio_emulation_switch(&unused, grid->main_stack);
   std::abort();
@@ -206,28 +247,27 @@ void run_block() {
   int32_t left = grid->threads;
   while (left > 0) {
     left = 0;
-    for (int32_t i = 0; i < grid->threads; ++i) {
+    // Another order every time: a missing barrier shows.
+    const auto first = static_cast<int32_t>(next_random() % static_cast<uint32_t>(grid->threads));
+    const bool backward = next_random() % 2 == 0;
+    for (int32_t n = 0; n < grid->threads; ++n) {
+      const int32_t i = (first + (backward ? grid->threads - n : n)) % grid->threads;
       if (grid->done[static_cast<size_t>(i)]) continue;
       ++left;
       grid->current = i;
+      folio_thread_index.x = static_cast<uint32_t>(i);
       folio_emulation_switch(&grid->main_stack, grid->stacks[static_cast<size_t>(i)]);
     }
     const auto due = next_random() % 4;
-    for (uint32_t n = 0; n < due; ++n) complete_some(-1);
+    for (uint32_t n = 0; n < due; ++n) complete_any();
     if (++grid->idle > 200000) throw std::runtime_error("the emulated CTA stands still");
   }
 }
 
 }  // namespace
 
-Index thread_index() {
-  return {grid->current};
-}
-Index block_index() {
-  return {grid->block};
-}
-Count grid_size() {
-  return {static_cast<uint32_t>(grid->blocks)};
+uint3 thread_index() {
+  return folio_thread_index;
 }
 unsigned char* shared_memory() {
   return grid->base;
@@ -237,7 +277,50 @@ void yield() {
   folio_emulation_switch(&grid->stacks[static_cast<size_t>(grid->current)], grid->main_stack);
 }
 
-void run_grid(int32_t blocks, int32_t threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body) {
+namespace {
+
+/// Memory for the stacks of `threads` fibers; pages that no fiber touches take none.
+unsigned char* stacks_for(int32_t threads) {
+  constexpr size_t kMost = 1024;
+  if (threads > static_cast<int32_t>(kMost)) throw std::runtime_error("a CTA has at most 1024 threads");
+  static unsigned char* const stacks = [] {
+    void* const memory =
+        mmap(nullptr, kMost * kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<unsigned char*>(memory);
+  }();
+  return stacks;
+}
+
+void run_blocks(Grid& state, size_t shared_bytes) {
+  uint3& block = folio_block_index;
+  for (block.z = 0; block.z < state.blocks.z; ++block.z) {
+    for (block.y = 0; block.y < state.blocks.y; ++block.y) {
+      for (block.x = 0; block.x < state.blocks.x; ++block.x) {
+        state.warps.assign(static_cast<size_t>((state.threads + 31) / 32), Warp{});
+        if (state.threads % 32 != 0) state.warps.back().live = (1u << state.threads % 32) - 1;
+        state.meetings.clear();
+        state.meeting_of_all = {};
+        state.copies.resize(static_cast<size_t>(state.threads));
+        state.groups.assign(static_cast<size_t>(state.threads), 0);
+        state.barriers.clear();
+        state.live = state.threads;
+        std::memset(state.base, 0xff, shared_bytes);  // NaN in every type
+        run_block();
+        bool late = !state.boxes.empty() || !state.arrivals.empty();
+        for (const auto& copies : state.copies) late = late || !copies.empty();
+        if (late) throw std::runtime_error("copies outlive the CTA");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void run_grid(const dim3& blocks, int32_t threads, size_t shared_bytes, uint64_t seed,
+              const std::function<void()>& body) {
+  if (shared_bytes + 1024 > sizeof(dynamic_shared_memory)) throw std::runtime_error("too much shared memory");
+  const std::lock_guard lock(one_grid);
   Grid state;
   state.blocks = blocks;
   state.threads = threads;
@@ -245,42 +328,56 @@ void run_grid(int32_t blocks, int32_t threads, size_t shared_bytes, uint64_t see
   state.random = seed * 2654435761u + 88172645463325252ull;
   state.stacks.resize(static_cast<size_t>(threads));
   state.done.resize(static_cast<size_t>(threads));
-  static thread_local std::vector<unsigned char> stacks;
-  stacks.resize(static_cast<size_t>(threads) * kStackBytes + 64);
-  auto* first = stacks.data() + (64 - reinterpret_cast<uintptr_t>(stacks.data()) % 64) % 64;
-  for (int32_t i = 0; i < threads; ++i) state.memory.push_back(first + static_cast<size_t>(i) * kStackBytes);
-  Grid* const outer = grid;
+  state.base = dynamic_shared_memory;
+  unsigned char* const stacks = stacks_for(threads);
+  for (int32_t i = 0; i < threads; ++i) state.memory.push_back(stacks + static_cast<size_t>(i) * kStackBytes);
+  folio_block_size = dim3(static_cast<uint32_t>(threads));
+  folio_grid_size = blocks;
   grid = &state;
   try {
-    for (state.block = 0; state.block < blocks; ++state.block) {
-      state.warps.assign(static_cast<size_t>(threads / 32), Warp{});
-      state.meetings.clear();
-      state.barriers.clear();
-      state.shared.assign(shared_bytes + 1024, 0xff);  // NaN in every type
-      state.base = state.shared.data() + (1024 - reinterpret_cast<uintptr_t>(state.shared.data()) % 1024) % 1024;
-      run_block();
-      if (!state.copies.empty() || !state.arrivals.empty()) throw std::runtime_error("copies outlive the CTA");
-    }
+    run_blocks(state, shared_bytes);
   } catch (...) {
-    grid = outer;
+    grid = nullptr;
     throw;
   }
-  grid = outer;
+  grid = nullptr;
 }
 
-const uint32_t (*exchange(const uint32_t (&mine)[8]))[8] {
+const uint32_t (*exchange(const uint32_t (&mine)[8], uint32_t mask))[8] {
   Warp& warp = grid->warps[static_cast<size_t>(grid->current / 32)];
-  const uint32_t generation = warp.generation;
-  auto& slots = warp.slots[generation & 1];
+  Exchange& of_mask = mask == 0xffffffffu ? warp.all : warp.some[mask];
+  const uint32_t generation = of_mask.generation;
+  auto& slots = of_mask.slots[generation & 1];
   std::memcpy(slots[grid->current % 32], mine, sizeof(mine));
-  if (++warp.arrived == 32) {
-    warp.arrived = 0;
-    ++warp.generation;
-    grid->idle = 0;
-  } else {
-    while (warp.generation == generation) yield();
+  of_mask.arrived |= 1u << grid->current % 32;
+  while (of_mask.generation == generation) {
+    if ((of_mask.arrived & warp.live) == (mask & warp.live)) {
+      of_mask.arrived = 0;
+      ++of_mask.generation;
+      grid->idle = 0;
+    } else {
+      yield();
+    }
   }
   return slots;
+}
+
+int32_t meet_all(bool mine) {
+  MeetingOfAll& meeting = grid->meeting_of_all;
+  const uint32_t generation = meeting.generation;
+  ++meeting.arrived;
+  meeting.given += mine ? 1 : 0;
+  while (meeting.generation == generation) {
+    if (meeting.arrived >= grid->live) {
+      meeting.result = meeting.given;
+      meeting.arrived = meeting.given = 0;
+      ++meeting.generation;
+      grid->idle = 0;
+    } else {
+      yield();
+    }
+  }
+  return meeting.result;
 }
 
 void named_barrier_arrive(int32_t id, int32_t threads) {
@@ -294,9 +391,6 @@ void named_barrier_sync(int32_t id, int32_t threads) {
   const uint32_t generation = grid->meetings[id].generation;
   named_barrier_arrive(id, threads);
   while (grid->meetings[id].generation == generation) yield();
-}
-void meet_all() {
-  named_barrier_sync(0, grid->threads);
 }
 
 void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
@@ -317,10 +411,17 @@ bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
 }
 
 void copy_later(void* to, const void* from, int32_t bytes, int32_t zeros) {
-  begin({to, from, bytes, zeros, 0, false, grid->current, {}, {}, 0});
+  const auto thread = static_cast<size_t>(grid->current);
+  begin(Copy{to, from, bytes, zeros, grid->groups[thread]}, grid->copies[thread]);
+}
+void commit_copies() {
+  ++grid->groups[static_cast<size_t>(grid->current)];
+}
+void finish_groups(int32_t pending) {
+  complete_groups(grid->groups[static_cast<size_t>(grid->current)] - pending);
 }
 void cp_async_mbarrier_arrive(uint32_t barrier) {
-  complete_some(grid->current);  // late enough: others have run since
+  complete_groups(std::numeric_limits<int32_t>::max());  // late enough: others have run since
   if (next_random() % 2 == 0) {
     mbarrier_arrive(barrier, 1);
   } else {
@@ -329,7 +430,10 @@ void cp_async_mbarrier_arrive(uint32_t barrier) {
 }
 
 void finish_copies() {
-  complete_some(grid->current);
+  complete_groups(std::numeric_limits<int32_t>::max());
+  for (size_t n = grid->boxes.size(); n-- > 0;) {
+    if (grid->boxes[n].owner == grid->current && grid->boxes[n].store) complete_late(grid->boxes, n);
+  }
 }
 
 CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* dims,
@@ -365,14 +469,12 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
 
 void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, const int32_t (&at)[5]) {
   if (shared % 512 != 0) throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
-  begin({nullptr, nullptr, 0, 0, barrier, true, grid->current, *map, {at[0], at[1], at[2], at[3], at[4]}, shared});
+  begin({*map, {at[0], at[1], at[2], at[3], at[4]}, shared, barrier, grid->current, false}, grid->boxes);
 }
 
 void store_box(const CUtensorMap* map, uint32_t shared, const int32_t (&at)[5]) {
   if (shared % 512 != 0) throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
-  Copy copy{nullptr, nullptr, 0, 0, 0, true, grid->current, *map, {at[0], at[1], at[2], at[3], at[4]}, shared};
-  copy.store = true;
-  begin(copy);
+  begin({*map, {at[0], at[1], at[2], at[3], at[4]}, shared, 0, grid->current, true}, grid->boxes);
 }
 
 }  // namespace folio::emulation

@@ -254,6 +254,9 @@ double device_microseconds(Case& one, Arena& arena) {
 }
 
 TEST_F(PlanKernel, TakesMicroseconds) {
+#if defined(FOLIO_EMULATED_CUDA)
+  GTEST_SKIP() << "of a GPU";
+#endif
   const struct {
     const char* name;
     int32_t longest;
@@ -283,6 +286,9 @@ TEST_F(PlanKernel, TakesMicroseconds) {
 }
 
 TEST_F(PlanKernel, TakesMicrosecondsForPrefill) {
+#if defined(FOLIO_EMULATED_CUDA)
+  GTEST_SKIP() << "of a GPU";
+#endif
   const struct {
     int32_t requests;
     int32_t tokens;

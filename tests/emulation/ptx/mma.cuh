@@ -3,6 +3,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <array>
+#include <memory>
 #include <stdexcept>
 
 #include "ptx/math.cuh"
@@ -61,34 +63,33 @@ template <typename T>
 float upcast(uint16_t bits);
 template <>
 inline float upcast<__nv_bfloat16>(uint16_t bits) {
-  __nv_bfloat16_raw raw;
-  raw.x = bits;
-  return __bfloat162float(__nv_bfloat16(raw));
+  return __uint_as_float(uint32_t{bits} << 16);
 }
 template <>
 inline float upcast<__half>(uint16_t bits) {
-  __half_raw raw;
-  raw.x = bits;
-  return __half2float(__half(raw));
+  static const auto all = [] {  // MMAs are what the emulator's time goes into
+    auto values = std::make_unique<std::array<float, 65536>>();
+    for (uint32_t i = 0; i < values->size(); ++i) (*values)[i] = upcast_f16(static_cast<uint16_t>(i));
+    return values;
+  }();
+  return (*all)[bits];
 }
 
 template <typename T>
-void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__attribute__((optimize("O3"))) void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3], b0, b1});
   const int32_t lane = emulation::thread_index().x % 32;
-  const auto element_a = [&](int32_t row, int32_t k) {
-    return upcast<T>(half_word(lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2));
-  };
-  const auto element_b = [&](int32_t k, int32_t column) {
-    return upcast<T>(half_word(lanes[column * 4 + k % 8 / 2][4 + k / 8], k % 2));
-  };
-  for (int32_t i = 0; i < 4; ++i) {
-    double sum = 0.0;
-    for (int32_t k = 0; k < 16; ++k) {
-      sum += static_cast<double>(element_a(lane / 4 + i / 2 * 8, k)) * element_b(k, lane % 4 * 2 + i % 2);
+  double sums[4] = {};
+  for (int32_t k = 0; k < 16; ++k) {
+    double rows[2];
+    double columns[2];
+    for (int32_t h = 0; h < 2; ++h) {
+      rows[h] = upcast<T>(half_word(lanes[lane / 4 * 4 + k % 8 / 2][h + k / 8 * 2], k % 2));
+      columns[h] = upcast<T>(half_word(lanes[(lane % 4 * 2 + h) * 4 + k % 8 / 2][4 + k / 8], k % 2));
     }
-    acc[i] = static_cast<float>(acc[i] + sum);
+    for (int32_t i = 0; i < 4; ++i) sums[i] += rows[i / 2] * columns[i % 2];
   }
+  for (int32_t i = 0; i < 4; ++i) acc[i] = static_cast<float>(acc[i] + sums[i]);
 }
 
 }  // namespace folio::inline v0::ptx

@@ -3,7 +3,6 @@
 #include <cuda_fp8.h>
 
 #include <stdexcept>
-#include <type_traits>
 
 #include "ptx/barrier.cuh"
 #include "ptx/mma.cuh"
@@ -47,11 +46,7 @@ template <typename T>
 float element_at(uint32_t address) {
   uint16_t bits;
   std::memcpy(&bits, emulation::shared_memory() + address, 2);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __uint_as_float(uint32_t{bits} << 16);
-  } else {
-    return upcast<T>(bits);
-  }
+  return upcast<T>(bits);
 }
 
 /// A lane's accumulators of two rows of 16 columns with B, whose element (n, k) is `column(n, k)`.
@@ -99,8 +94,7 @@ void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
 }
 
 inline float upcast_e4m3(uint32_t bits) {
-  const __half_raw half = __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(bits), __NV_E4M3);
-  return __half2float(__half(half));
+  return upcast<__half>(static_cast<uint16_t>(upcast_pair(bits, __NV_E4M3)));
 }
 /// Element `column` of row `row` of a tile whose rows are 128 bytes: see make_smem_desc.
 inline float fp8_at(uint64_t tile, int32_t row, int32_t column) {

@@ -7,6 +7,7 @@
 
 #include "folio/types/dtype.hpp"
 #include "folio/types/float_convert.hpp"
+#include "ptx/math.cuh"
 
 /// Elements of every type to float and back, singly or eight at a time, with the rounding of
 /// folio/types/float_convert.hpp. A NaN stays a NaN; its sign and payload are the hardware's.
@@ -22,14 +23,9 @@ __device__ inline Byte* element_at(Byte* data, DType dtype, int64_t index) {
 
 namespace narrow {
 
-__device__ inline float half_to_float(uint16_t code) {
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code));
-  return value;
-}
 __device__ inline void halves_to_floats(uint32_t pair, float* values) {
-  values[0] = half_to_float(static_cast<uint16_t>(pair));
-  values[1] = half_to_float(static_cast<uint16_t>(pair >> 16));
+  values[0] = ptx::upcast_f16(static_cast<uint16_t>(pair));
+  values[1] = ptx::upcast_f16(static_cast<uint16_t>(pair >> 16));
 }
 __device__ inline void bfloats_to_floats(uint32_t pair, float* values) {
   values[0] = __uint_as_float(pair << 16);
@@ -38,11 +34,8 @@ __device__ inline void bfloats_to_floats(uint32_t pair, float* values) {
 /// Four e4m3.
 __device__ inline void e4m3_to_floats(uint32_t codes, float* values) {
 #if __CUDA_ARCH__ >= 890
-  uint32_t low, high;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"(static_cast<uint16_t>(codes)));
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"(static_cast<uint16_t>(codes >> 16)));
-  halves_to_floats(low, values);
-  halves_to_floats(high, values + 2);
+  halves_to_floats(ptx::upcast_e4m3x2(static_cast<uint16_t>(codes)), values);
+  halves_to_floats(ptx::upcast_e4m3x2(static_cast<uint16_t>(codes >> 16)), values + 2);
 #else
   for (int32_t i = 0; i < 4; ++i) values[i] = fp8_e4m3_to_float(static_cast<uint8_t>(codes >> 8 * i));
 #endif
@@ -54,29 +47,21 @@ __device__ inline void e5m2_to_floats(uint32_t codes, float* values) {
 }
 
 __device__ inline uint32_t floats_to_halves(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
+  return ptx::pack_two<__half>(low, high);
 }
 __device__ inline uint32_t floats_to_bfloats(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
+  return ptx::pack_two<__nv_bfloat16>(low, high);
 }
 __device__ inline uint32_t floats_to_e4m3(float low, float high) {
 #if __CUDA_ARCH__ >= 890
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
+  return ptx::pack_e4m3x2(low, high);
 #else
   return static_cast<uint32_t>(float_to_fp8_e4m3(low)) | static_cast<uint32_t>(float_to_fp8_e4m3(high)) << 8;
 #endif
 }
 __device__ inline uint32_t floats_to_e5m2(float low, float high) {
 #if __CUDA_ARCH__ >= 890
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
+  return ptx::pack_e5m2x2(low, high);
 #else
   return static_cast<uint32_t>(float_to_fp8_e5m2(low)) | static_cast<uint32_t>(float_to_fp8_e5m2(high)) << 8;
 #endif
@@ -139,7 +124,7 @@ __device__ inline void decode(const Raw<1, 1>& raw, DType dtype, float* values) 
   values[0] = dtype == DType::kFloat8E4M3 ? fp8_e4m3_to_float(raw.bits) : fp8_e5m2_to_float(raw.bits);
 }
 __device__ inline void decode(const Raw<2, 1>& raw, DType dtype, float* values) {
-  values[0] = dtype == DType::kFloat16 ? narrow::half_to_float(raw.bits) : bfloat16_to_float(raw.bits);
+  values[0] = dtype == DType::kFloat16 ? ptx::upcast_f16(raw.bits) : bfloat16_to_float(raw.bits);
 }
 __device__ inline void decode(const Raw<4, 1>& raw, DType, float* values) {
   values[0] = raw.bits;

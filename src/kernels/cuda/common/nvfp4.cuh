@@ -3,12 +3,14 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "folio/types/nvfp4.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
 #include "kernels/cuda/common/division.hpp"
 #include "kernels/cuda/common/kv_cache_views.cuh"
 #include "kernels/cuda/common/numeric_conversion.cuh"
+#include "ptx/math.cuh"
 
 /// NVFP4: values in blocks of 16 as codes of four bits (e2m1) with a scale factor (e4m3).
 namespace folio::inline v0::kernels::cuda {
@@ -57,7 +59,7 @@ struct E2m1Table {
 
 template <bool kBfloat>
 __device__ inline float magnitude_value(uint32_t bits) {
-  return kBfloat ? __uint_as_float(bits << 16) : narrow::half_to_float(static_cast<uint16_t>(bits));
+  return kBfloat ? __uint_as_float(bits << 16) : ptx::upcast_f16(static_cast<uint16_t>(bits));
 }
 
 /// The least magnitude whose product with the global scale, rounded, is at least `limit`.
@@ -97,23 +99,13 @@ __device__ inline uint32_t select_bits(uint32_t mask, uint32_t set, uint32_t cle
 /// All bits of each half in which a magnitude, of a value that is no NaN, reaches its limit.
 template <bool kBfloat>
 __device__ inline uint32_t reaches(uint32_t pair, uint32_t limits) {
-  uint32_t mask;
 #if __CUDA_ARCH__ >= 900
-  if constexpr (kBfloat) {
-    asm("{.reg .b32 magnitudes; abs.bf16x2 magnitudes, %1; set.ge.u32.bf16x2 %0, magnitudes, %2;}"
-        : "=r"(mask)
-        : "r"(pair), "r"(limits));
-  } else {
-    asm("{.reg .b32 magnitudes; abs.f16x2 magnitudes, %1; set.ge.u32.f16x2 %0, magnitudes, %2;}"
-        : "=r"(mask)
-        : "r"(pair), "r"(limits));
-  }
+  return ptx::set_abs_ge<std::conditional_t<kBfloat, __nv_bfloat16, __half>>(pair, limits);
 #else
   // With its sign set each half is above any limit, so that no difference borrows from the other half, and its sign
   // says whether the limit is reached.
-  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"((pair | 0x80008000u) - limits));
+  return ptx::signs_of_halves((pair | 0x80008000u) - limits);
 #endif
-  return mask;
 }
 
 /// The codes of two values in the upper four bits of both halves; the bits below are undefined. `low` and `high` are a

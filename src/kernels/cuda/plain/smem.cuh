@@ -82,9 +82,9 @@ __device__ __forceinline__ uint32_t load_bits(const void* data, DType dtype, int
 }
 __device__ __forceinline__ float decode_bits(uint32_t bits, DType dtype) {
   switch (dtype) {
-    case DType::kFloat16: return narrow::half_to_float(static_cast<uint16_t>(bits));
+    case DType::kFloat16: return ptx::upcast_f16(static_cast<uint16_t>(bits));
     case DType::kBFloat16: return __uint_as_float(bits << 16);
-    case DType::kFloat8E5M2: return narrow::half_to_float(static_cast<uint16_t>(bits << 8));
+    case DType::kFloat8E5M2: return ptx::upcast_f16(static_cast<uint16_t>(bits << 8));
     case DType::kFloat8E4M3: {
       // As a float32 with this exponent and mantissa, 2^120 times smaller, subnormal numbers included.
       const float value = __uint_as_float((bits & 0x7fu) << 20) * 0x1p+120f;

@@ -4,6 +4,7 @@
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/sm80/smem.cuh"
+#include "ptx/math.cuh"
 #include "ptx/mma.cuh"
 
 /// fp8 keys and values: exact upcasts to 16-bit types, and the staging of tiles that are dequantized between shared
@@ -44,10 +45,7 @@ __device__ __forceinline__ uint32_t upcast_e4m3x2_by_hand(uint32_t spread) {
 /// The four e4m3 values of a word as two pairs of float16.
 __device__ __forceinline__ void upcast_e4m3x4(uint32_t fp8, uint32_t& low, uint32_t& high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  asm("{.reg .b16 first, second; mov.b32 {first, second}, %2; cvt.rn.f16x2.e4m3x2 %0, first; "
-      "cvt.rn.f16x2.e4m3x2 %1, second;}"
-      : "=r"(low), "=r"(high)
-      : "r"(fp8));
+  ptx::upcast_e4m3x4(fp8, low, high);
 #else
   low = upcast_e4m3x2_by_hand(__byte_perm(fp8, 0, 0x1404));
   high = upcast_e4m3x2_by_hand(__byte_perm(fp8, 0, 0x3424));

@@ -2,18 +2,13 @@
 
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/sm80/config.hpp"
+#include "ptx/control.cuh"
 #include "ptx/memory.cuh"
 
 /// What shared memory holds besides tiles: the work tile's constants, and what is known of its rows and tokens.
 namespace folio::inline v0::kernels::cuda::sm80 {
 
-/// threadIdx.x, read again at every call. So the compiler does not keep what one path derives from it in registers
-/// throughout the others.
-__device__ __forceinline__ int32_t thread_index() {
-  int32_t number;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
-  return number;
-}
+using ptx::thread_index;
 
 /// Where a token of a segment lies. Ragged: page 0 and the token of the tensor.
 struct TokenPlace {

@@ -210,7 +210,7 @@ __device__ __forceinline__ uint32_t exponentiate_pair(RowState<RowTiles>& state,
   high = ptx::ex2_approx(__fmaf_rn(high, scale[m][h], -base));
   float row_sum = __fadd_rn(__fadd_rn(state.row_sum[m][h], low), high);
   uint32_t p = ptx::pack_two<T>(low, high);
-  asm volatile("" : "+f"(row_sum), "+r"(p));  // pinned here: the compiler would delay it to the next MMA
+  ptx::compute_here(row_sum, p);  // the compiler would delay it to the next MMA
   state.row_sum[m][h] = row_sum;
   return p;
 }

@@ -3,6 +3,7 @@
 #include "kernels/cuda/common/numeric_conversion.cuh"
 #include "kernels/cuda/common/nvfp4.cuh"
 #include "kernels/cuda/common/quantize/quantize.hpp"
+#include "ptx/math.cuh"
 
 namespace folio::inline v0::kernels::cuda {
 namespace {
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__
     float largest = 0.0f;
 #pragma unroll
     for (int32_t i = 0; i < kNvfp4BlockSize; ++i) {
-      asm("{.reg .f32 magnitude; abs.f32 magnitude, %1; max.NaN.f32 %0, magnitude, %0;}" : "+f"(largest) : "f"(x[i]));
+      largest = ptx::max_abs_nan(largest, x[i]);
     }
     const uint8_t stored = e2m1_scale(largest, params.global_scale);
     *place.scale = stored;

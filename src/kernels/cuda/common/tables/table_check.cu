@@ -11,7 +11,7 @@ constexpr int32_t kThreads = 512;
 
 /// One CTA, so that the fault that is reported does not depend on which CTA comes first. A warp per work tile.
 __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__ TableCheckParams params) {
-  __shared__ alignas(TableFault) std::byte memory[kThreads * sizeof(TableFault)];
+  __shared__ __align__(alignof(TableFault)) std::byte memory[kThreads * sizeof(TableFault)];
   auto* const faults = reinterpret_cast<TableFault*>(memory);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   faults[thread] = check_tiles(params.segments, params.plan->view, thread / 32, kThreads / 32, thread % 32, 32);

@@ -3,7 +3,7 @@
 #include "kernels/cuda/sm90/mla/consumer.cuh"
 #include "kernels/cuda/sm90/mla/producer.cuh"
 #include "ptx/control.cuh"
-#if defined(__CUDACC__)  // the emulator takes run_cta alone
+#if !defined(FOLIO_EMULATED_KERNEL)  // which takes run_cta alone
 #include <cuda_runtime.h>
 
 #include <type_traits>
@@ -80,7 +80,7 @@ __device__ __forceinline__ void run_cta(const MlaParams& params, unsigned char* 
   }
 }
 
-#if defined(__CUDACC__)
+#if !defined(FOLIO_EMULATED_KERNEL)
 template <typename T, bool General>
 __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const __grid_constant__ MlaParams params) {
   extern __shared__ __align__(16) unsigned char raw[];
