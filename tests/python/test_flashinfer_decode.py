@@ -113,6 +113,25 @@ def test_several_queries_a_request(given, rules):
         planned(Pages([20, 2]), q_len_per_req=3)
 
 
+@pytest.mark.parametrize("backend", ["trtllm-gen", "cute-dsl"])
+def test_queries_a_request_that_rows_of_q_say(backend):
+    """With these two backends FlashInfer plans without the number of queries, and takes as many as q has."""
+    pages = Pages([20, 4, 16, 33])
+    wrapper = planned(pages, make=functools.partial(flashinfer.BatchDecodeWithPagedKVCacheWrapper, backend=backend),
+                      window_left=5)
+    for q_len in (3, 1, 4):
+        q = queries(4 * q_len)
+        exact = per_request(q, [q_len] * 4, pages, causal=True, window=5)
+        assert_close(wrapper.run(q, pages.whole, return_lse=True), exact)
+        with pytest.warns(DeprecationWarning):
+            assert_close(wrapper.run(q, pages.whole, return_lse=True, q_len_per_req=q_len), exact)
+    with pytest.raises(ValueError, match="request 1 has 4 keys; q_len_per_req is 5"):
+        wrapper.run(queries(20), pages.whole)
+    with pytest.raises(ValueError, match="q has 6 rows; plan\\(\\) used 4 requests of q_len_per_req=4"):
+        wrapper.run(queries(6), pages.whole)
+    assert_close(wrapper.run(q, pages.whole, return_lse=True), exact)
+
+
 def test_requests_without_keys():
     pages = Pages([20, 0, 5])
     q = queries(3)
