@@ -8,12 +8,17 @@ import numpy as np
 from .. import _folio as folio
 from . import arguments
 from .dense import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
+from .mla import trtllm_batch_decode_with_kv_cache_mla, xqa_batch_decode_with_kv_cache_mla
+from .page import get_seq_lens
 from .single import single_decode_with_kv_cache
 from .wrapper import (Wrapper, check_buffers, check_indices, check_jit, check_lens, fill_buffers, graph_bounds,
                       lengths_of_pages, make_batch, state_problem, variant_args)
+from .xqa import xqa, xqa_mla
 
 __all__ = ["BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "fast_decode_plan",
-           "single_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"]
+           "get_seq_lens", "single_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache",
+           "trtllm_batch_decode_with_kv_cache_mla", "xqa", "xqa_batch_decode_with_kv_cache",
+           "xqa_batch_decode_with_kv_cache_mla", "xqa_mla"]
 
 ROWS_SAY_QUERIES = ("trtllm-gen", "cute-dsl")
 

@@ -8,14 +8,17 @@ import torch
 from .. import _folio as folio
 from . import arguments, masks
 from .dense import trtllm_batch_context_with_kv_cache, trtllm_ragged_attention_deepseek
+from .page import get_seq_lens
+from .quantization import packbits, segment_packbits
 from .single import (dequantized_queries, mask_bits, single_prefill_with_kv_cache,
                      single_prefill_with_kv_cache_return_lse)
 from .wrapper import (Wrapper, check_buffers, check_indices, check_jit, check_lens, fill_buffers, graph_bounds,
                       lengths_of_pages, make_batch, state_problem, variant_args)
 
 __all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper",
-           "single_prefill_with_kv_cache", "single_prefill_with_kv_cache_return_lse",
-           "trtllm_batch_context_with_kv_cache", "trtllm_ragged_attention_deepseek"]
+           "get_seq_lens", "packbits", "segment_packbits", "single_prefill_with_kv_cache",
+           "single_prefill_with_kv_cache_return_lse", "trtllm_batch_context_with_kv_cache",
+           "trtllm_ragged_attention_deepseek"]
 
 
 class PrefillWrapper(Wrapper):
