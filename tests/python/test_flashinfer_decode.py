@@ -150,6 +150,19 @@ def test_fp8_caches_and_outputs():
     assert out.dtype == torch.float32
 
 
+def test_fp8_queries_with_a_scale_for_each_head():
+    """FlashInfer's fa3 takes (scale_q, scale_k, scale_v) behind the cache: of query heads, KV heads and KV heads."""
+    pages = Pages(LENS, dtype=torch.float8_e4m3fn)
+    q = queries(4).to(torch.float8_e4m3fn)
+    scale_q, scale_k, scale_v = (torch.linspace(0.5, 2.0, n) for n in (8, 2, 2))
+    wrapper = planned(pages, dtype=torch.float8_e4m3fn, kv_data_type=torch.float8_e4m3fn, o_data_type=torch.float16)
+    out = wrapper.run(q, pages.pair, scale_q, scale_k, scale_v)
+    pages.k, pages.v = pages.k.float() * scale_k[:, None], pages.v.float() * scale_v[:, None]
+    want, _, size = per_request(q.float() * scale_q[:, None], [1] * 4, pages)
+    # q times its scale is rounded to bfloat16: logits move by 2^-9 of the sum of |q k|.
+    assert out.dtype == torch.float16 and bool(((out.double() - want).abs() <= 2.0 ** -5 * size).all())
+
+
 def test_the_form_for_graphs():
     """On a CPU there are no graphs; the buffers and their rules are the same."""
     buffers = [torch.zeros(n, dtype=torch.int32) for n in (5, 32, 4)]
