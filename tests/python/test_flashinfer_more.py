@@ -444,11 +444,11 @@ def test_dense_mla():
     with pytest.raises(ValueError, match="max_q_len is given without cum_seq_lens_q"):
         flashinfer.trtllm_batch_decode_with_kv_cache_mla(*call, max_q_len=2)
     output = torch.empty(4, 1, 4, 512)
-    flashinfer.xqa_mla(q[:4].view(4, 1, 4, 576), packed, packed, pages.table, lens, output, CPU, CPU, 16, q_scale=0.5)
-    assert_close(output.view(4, 4, 512), per_request(q[:4], [1] * 4, pages, scale=0.5 / 24))
+    flashinfer.xqa_mla(q[:4].view(4, 1, 4, 576), packed, packed, pages.table, lens, output, CPU, CPU, 16, q_scale=0.02)
+    assert_close(output.view(4, 4, 512), per_request(q[:4], [1] * 4, pages, scale=0.02))
     again = torch.empty_like(output)  # a cache of tokens
     tokens = packed.view(-1, 576)
-    flashinfer.xqa_mla(q[:4].view(4, 1, 4, 576), tokens, tokens, pages.table, lens, again, CPU, CPU, 16, q_scale=0.5)
+    flashinfer.xqa_mla(q[:4].view(4, 1, 4, 576), tokens, tokens, pages.table, lens, again, CPU, CPU, 16, q_scale=0.02)
     assert torch.equal(again, output)
     with pytest.raises(NotImplementedError, match="sparse_mla_top_k is given"):
         flashinfer.trtllm_batch_decode_with_kv_cache_mla(*call, sparse_mla_top_k=64)
