@@ -198,8 +198,12 @@ def test_mla_forms_of_plan_and_graphs():
     wrapper.plan(indptr(Q_LENS), pages.indptr, pages.indices, lens, *rest.values())
     assert torch.equal(buffers[3], lens)
     assert_close(wrapper.run(query=q, kv_cache=packed, return_lse=True), exact)
-    with pytest.raises(NotImplementedError, match="not the two parts of one tensor"):
-        wrapper.run(query=q, kv_cache=apart)
+    assert_close(wrapper.run(query=q, kv_cache=apart, return_lse=True), exact)  # refused in a CUDA graph alone
+    more = torch.cat((pages.indptr, pages.indptr[-1:] + 1))  # the original reads requests + 1 entries
+    wrapper.plan(indptr(Q_LENS), more, pages.indices, lens, *rest.values())
+    assert_close(wrapper.run(query=q, kv_cache=packed, return_lse=True), exact)
+    with pytest.raises(ValueError, match="qo_indptr has 5 entries, kv_indptr 4, kv_len_arr 4"):
+        wrapper.plan(indptr(Q_LENS), pages.indptr[:4], pages.indices, lens, *rest.values())
     with pytest.raises(ValueError, match="batch size should be fixed in cuda graph mode: kv_len_arr has 3 entries"):
         wrapper.plan(indptr(Q_LENS[:3]), pages.indptr[:4], pages.indices, lens[:3], *rest.values())
     with pytest.raises(ValueError, match="ckv_cache.dtype is torch.float16; plan was given kv_data_type=torch.float32"):
