@@ -112,6 +112,7 @@ def main():
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)),
+        "PYTHONHASHSEED": "0",  # some tests choose what they do by a hash
         "FOLIO_PEER_SKIPS": str(HERE / peer["skips"]),
         "FOLIO_PEER_ONE_IN": str(options.one_in),
         "FOLIO_PEER_CHECKOUT": str(options.checkout.resolve()),
