@@ -73,6 +73,9 @@ class CpuTensors(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+MODE = CpuTensors()
+
+
 def skipping(what):
     """In place of something that only a GPU has."""
 
@@ -112,7 +115,7 @@ def install():
         setattr(torch.cuda, name, value)
     torch.Generator = Generator
     torch.compile = skipping("torch.compile for a GPU")
-    CpuTensors().__enter__()  # for good: modules of tests make tensors, too
+    MODE.__enter__()  # for good: modules of tests make tensors, too
     mapped = int(open("/proc/self/statm", encoding="ascii").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + int(MEMORY_GIB * 2**30), resource.RLIM_INFINITY))
 
@@ -123,6 +126,13 @@ def interrupt(signum, frame):
 
 def is_about_memory(error):
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """torch takes the mode off while it calls it: where a test is interrupted between, it stays off."""
+    if torch._C._len_torch_function_stack() == 0:
+        MODE.__enter__()
 
 
 @pytest.hookimpl(wrapper=True)
