@@ -59,7 +59,15 @@ PEERS = {
             "tensor_cores": ["tests/attention/test_tensor_cores_decode.py"],
             "hopper": ["tests/attention/test_hopper.py"],
             "batch_attention": ["tests/attention/test_batch_attention.py"],
-            "xqa": ["tests/attention/test_xqa_batch_decode.py"],
+            "fp8": ["tests/attention/test_fp8_prefill.py", "tests/attention/test_hopper_fp8_attention.py",
+                    "tests/attention/test_hopper_fp8_sliding_window.py"],
+            "invariant": ["tests/attention/test_batch_invariant_fa2.py"],
+            "xqa": ["tests/attention/test_xqa_batch_decode.py", "tests/attention/test_xqa.py",
+                    "tests/attention/test_xqa_mla_batch_decode.py"],
+            # Most of these are for compute capability 10.0 (see --capability).
+            "trtllm": ["tests/attention/test_trtllm_gen_attention_decode.py",
+                       "tests/attention/test_trtllm_gen_attention_prefill.py", "tests/attention/test_trtllm_gen_mla.py",
+                       "tests/attention/test_trtllm_ragged_kv_stride.py"],
             "pod": ["tests/utils/test_pod_kernels.py"],
             "packbits": ["tests/utils/test_quantization.py"],
         },
@@ -76,6 +84,8 @@ def main():
                         help="run one case in N, chosen by its name, and at least one of each test: some have 100,000")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
                         help="where tensors lie that the tests put on a GPU; cuda")
+    parser.add_argument("--capability", default="9.0", metavar="M.N",
+                        help="with --device cpu: the compute capability that tests are told; 9.0")
     parser.add_argument("--test-seconds", type=float, default=60, metavar="S",
                         help="with --device cpu: skip a test that takes longer; 60")
     parser.add_argument("--memory", type=float, default=6, metavar="GIB",
@@ -102,10 +112,12 @@ def main():
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)),
+        "PYTHONHASHSEED": "0",  # some tests choose what they do by a hash
         "FOLIO_PEER_SKIPS": str(HERE / peer["skips"]),
         "FOLIO_PEER_ONE_IN": str(options.one_in),
         "FOLIO_PEER_CHECKOUT": str(options.checkout.resolve()),
         "FOLIO_PEER_DEVICE": options.device,
+        "FOLIO_PEER_CAPABILITY": options.capability,
         "FOLIO_PEER_TEST_SECONDS": str(options.test_seconds),
         "FOLIO_PEER_MEMORY_GIB": str(options.memory),
     }

@@ -1,7 +1,8 @@
 """A pytest plugin: tests that ask for CUDA get CPU tensors. It knows nothing of the library whose tests run.
 
 - Device arguments "cuda", "cuda:0", torch.device("cuda") and 0 mean the CPU, wherever torch takes one.
-- torch.cuda says that there is one GPU, of compute capability 9.0. Tests would skip most cases on an older one.
+- torch.cuda says that there is one GPU, of compute capability 9.0 unless told another. Tests skip many cases on an
+  older one, and some files need 10.0.
 - Streams, events and CUDA graphs skip the test: what the test checked before counts for nothing then.
 - Products of 16-bit tensors accumulate in float32 and round once, as GPUs do. CPU kernels for float16 are slow, too.
 - Tests that need too much memory or time are skipped, and say so.
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-CAPABILITY = (9, 0)
+CAPABILITY = tuple(map(int, os.environ.get("FOLIO_PEER_CAPABILITY", "9.0").split(".")))
 SECONDS = float(os.environ.get("FOLIO_PEER_TEST_SECONDS", "60"))
 MEMORY_GIB = float(os.environ.get("FOLIO_PEER_MEMORY_GIB", "6"))  # for tensors, beyond what Python and torch have mapped
 CPU = torch.device("cpu")
@@ -72,6 +73,9 @@ class CpuTensors(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+MODE = CpuTensors()
+
+
 def skipping(what):
     """In place of something that only a GPU has."""
 
@@ -111,7 +115,7 @@ def install():
         setattr(torch.cuda, name, value)
     torch.Generator = Generator
     torch.compile = skipping("torch.compile for a GPU")
-    CpuTensors().__enter__()  # for good: modules of tests make tensors, too
+    MODE.__enter__()  # for good: modules of tests make tensors, too
     mapped = int(open("/proc/self/statm", encoding="ascii").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + int(MEMORY_GIB * 2**30), resource.RLIM_INFINITY))
 
@@ -122,6 +126,13 @@ def interrupt(signum, frame):
 
 def is_about_memory(error):
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """torch takes the mode off while it calls it: where a test is interrupted between, it stays off."""
+    if torch._C._len_torch_function_stack() == 0:
+        MODE.__enter__()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -46,5 +46,5 @@ if os.environ.get("FOLIO_PEER_DEVICE") == "cpu":
 
 
 def pytest_collection_modifyitems(config, items):
-    peer_skips.choose(config, items)
     peer_skips.mark(items)
+    peer_skips.choose(config, items)

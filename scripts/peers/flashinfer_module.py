@@ -1,12 +1,14 @@
 """A pytest plugin: `import flashinfer` and its submodules are folio.flashinfer.
 
 flashinfer.jit is answered with functions that do nothing, because Folio compiles nothing at run time. flashinfer.utils
-says what the GPU is. Other names are stand-ins: a test that calls one is skipped, and says which.
+says what the GPU is. Other names are stand-ins: a test that calls one is skipped, and says which. The tests need einops
+and scipy too.
 """
 
 import importlib
 import sys
 import types
+from typing import NamedTuple
 
 import peer_skips
 import pytest
@@ -73,18 +75,53 @@ def is_capability(*wanted):
     return lambda device=None: capability(device) in wanted
 
 
-def head_dim_is_taken(*args, **kwargs):
+def yes(*args, **kwargs):
     return True
 
 
+def ceil_div(x, y):
+    return -(-x // y)
+
+
+def round_up(x, y):
+    return ceil_div(x, y) * y
+
+
+def sm_count(device=None):
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class MLAHeadDimensions(NamedTuple):
+    """Sizes of a head of multi-head latent attention."""
+
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    kv_lora_rank: int
+
+
+class MLALayerDimensions(NamedTuple):
+    """Those of a layer's heads, and how many."""
+
+    head_dimensions: MLAHeadDimensions
+    num_heads: int
+
+
+DEEPSEEK, SMALLER = MLAHeadDimensions(128, 64, 128, 512), MLAHeadDimensions(64, 64, 128, 256)
+MLA = dict(
+    MLAHeadDimensions=MLAHeadDimensions, MLALayerDimensions=MLALayerDimensions, deepseek_mla_dimensions=DEEPSEEK,
+    smaller_mla_dimensions=SMALLER, supported_mla_layer_dimensions=[
+        MLALayerDimensions(DEEPSEEK, 128), MLALayerDimensions(DEEPSEEK, 64), MLALayerDimensions(SMALLER, 32)])
 UTILS = dict(
     get_compute_capability=capability, has_flashinfer_jit_cache=lambda: True,
     is_sm90a_supported=is_capability((9, 0)), is_fa3_backend_supported=lambda *args, **kwargs: capability() == (9, 0),
-    is_fa3_prefill_head_dim_supported=head_dim_is_taken, is_sm100a_supported=is_capability((10, 0)),
+    is_fa3_prefill_head_dim_supported=yes, is_sm100a_supported=is_capability((10, 0)),
     is_sm100f_supported=is_capability((10, 0), (10, 3)), is_sm103a_supported=is_capability((10, 3)),
     is_sm107a_supported=is_capability((10, 7)), is_sm110a_supported=is_capability((11, 0)),
     is_sm120a_supported=is_capability((12, 0)), is_sm121a_supported=is_capability((12, 1)),
     is_sm12x_supported=is_capability((12, 0), (12, 1)), is_cvt_rs_supported=is_capability(()),
+    ceil_div=ceil_div, round_up=round_up, get_device_sm_count=sm_count,
+    get_trtllm_gen_multi_ctas_kv_counter_bytes=lambda requests, heads, sms: 4 * round_up(max(requests * heads, sms), 8),
     GPUArchitectureError=type("GPUArchitectureError", (Exception,), {}))
 DTYPE_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
@@ -94,12 +131,15 @@ def install():
     for part in PARTS:
         modules[f"flashinfer.{part}"] = Module(f"flashinfer.{part}",
                                                importlib.import_module(f"folio.flashinfer.{part}"))
+    vars(modules["flashinfer.mla"]).update(MLA)
     modules["flashinfer.utils"] = Module("flashinfer.utils", **UTILS)
     for name in ("jit", "jit.attention", "jit.xqa", "jit.mla", "jit.core"):
         modules[f"flashinfer.{name}"] = Module(f"flashinfer.{name}", JitSpec=object, MissingJITCacheError=RuntimeError)
     modules["flashinfer.jit.utils"] = Module("flashinfer.jit.utils", filename_safe_dtype_map=DTYPE_NAMES)
     modules["flashinfer.jit.attention.variants"] = Module("flashinfer.jit.attention.variants",
                                                           attention_sink_decl={"fa2": "", "fa3": ""})
+    modules["flashinfer.cute_dsl"] = Module("flashinfer.cute_dsl")
+    modules["flashinfer.cute_dsl.utils"] = Module("flashinfer.cute_dsl.utils", is_cute_dsl_arch_supported=yes)
     for name in ("fp4_quantization", "cutile", "cutile.cutile_common", "gemm", "norm", "sampling", "activation",
                  "quantization.nvfp4_quantization_utils"):
         modules[f"flashinfer.{name}"] = Module(f"flashinfer.{name}")
@@ -114,5 +154,5 @@ install()
 
 
 def pytest_collection_modifyitems(config, items):
-    peer_skips.choose(config, items)
     peer_skips.mark(items)
+    peer_skips.choose(config, items)

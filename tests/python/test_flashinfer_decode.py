@@ -113,6 +113,25 @@ def test_several_queries_a_request(given, rules):
         planned(Pages([20, 2]), q_len_per_req=3)
 
 
+@pytest.mark.parametrize("backend", ["trtllm-gen", "cute-dsl"])
+def test_queries_a_request_that_rows_of_q_say(backend):
+    """With these two backends FlashInfer plans without the number of queries, and takes as many as q has."""
+    pages = Pages([20, 4, 16, 33])
+    wrapper = planned(pages, make=functools.partial(flashinfer.BatchDecodeWithPagedKVCacheWrapper, backend=backend),
+                      window_left=5)
+    for q_len in (3, 1, 4):
+        q = queries(4 * q_len)
+        exact = per_request(q, [q_len] * 4, pages, causal=True, window=5)
+        assert_close(wrapper.run(q, pages.whole, return_lse=True), exact)
+        with pytest.warns(DeprecationWarning):
+            assert_close(wrapper.run(q, pages.whole, return_lse=True, q_len_per_req=q_len), exact)
+    with pytest.raises(ValueError, match="request 1 has 4 keys; q_len_per_req is 5"):
+        wrapper.run(queries(20), pages.whole)
+    with pytest.raises(ValueError, match="q has 6 rows; plan\\(\\) used 4 requests of q_len_per_req=4"):
+        wrapper.run(queries(6), pages.whole)
+    assert_close(wrapper.run(q, pages.whole, return_lse=True), exact)
+
+
 def test_requests_without_keys():
     pages = Pages([20, 0, 5])
     q = queries(3)
@@ -129,6 +148,19 @@ def test_fp8_caches_and_outputs():
     assert_close(wrapper.run(q, pages.pair, k_scale=0.5, v_scale=2.0, return_lse=True), exact)
     out = planned(pages, kv_data_type="float8_e4m3fn", o_data_type=torch.float32).run(q, pages.pair)
     assert out.dtype == torch.float32
+
+
+def test_fp8_queries_with_a_scale_for_each_head():
+    """FlashInfer's fa3 takes (scale_q, scale_k, scale_v) behind the cache: of query heads, KV heads and KV heads."""
+    pages = Pages(LENS, dtype=torch.float8_e4m3fn)
+    q = queries(4).to(torch.float8_e4m3fn)
+    scale_q, scale_k, scale_v = (torch.linspace(0.5, 2.0, n) for n in (8, 2, 2))
+    wrapper = planned(pages, dtype=torch.float8_e4m3fn, kv_data_type=torch.float8_e4m3fn, o_data_type=torch.float16)
+    out = wrapper.run(q, pages.pair, scale_q, scale_k, scale_v)
+    pages.k, pages.v = pages.k.float() * scale_k[:, None], pages.v.float() * scale_v[:, None]
+    want, _, size = per_request(q.float() * scale_q[:, None], [1] * 4, pages)
+    # q times its scale is rounded to bfloat16: logits move by 2^-9 of the sum of |q k|.
+    assert out.dtype == torch.float16 and bool(((out.double() - want).abs() <= 2.0 ** -5 * size).all())
 
 
 def test_the_form_for_graphs():

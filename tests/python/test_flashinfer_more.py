@@ -198,8 +198,12 @@ def test_mla_forms_of_plan_and_graphs():
     wrapper.plan(indptr(Q_LENS), pages.indptr, pages.indices, lens, *rest.values())
     assert torch.equal(buffers[3], lens)
     assert_close(wrapper.run(query=q, kv_cache=packed, return_lse=True), exact)
-    with pytest.raises(NotImplementedError, match="not the two parts of one tensor"):
-        wrapper.run(query=q, kv_cache=apart)
+    assert_close(wrapper.run(query=q, kv_cache=apart, return_lse=True), exact)  # refused in a CUDA graph alone
+    more = torch.cat((pages.indptr, pages.indptr[-1:] + 1))  # the original reads requests + 1 entries
+    wrapper.plan(indptr(Q_LENS), more, pages.indices, lens, *rest.values())
+    assert_close(wrapper.run(query=q, kv_cache=packed, return_lse=True), exact)
+    with pytest.raises(ValueError, match="qo_indptr has 5 entries, kv_indptr 4, kv_len_arr 4"):
+        wrapper.plan(indptr(Q_LENS), pages.indptr[:4], pages.indices, lens, *rest.values())
     with pytest.raises(ValueError, match="batch size should be fixed in cuda graph mode: kv_len_arr has 3 entries"):
         wrapper.plan(indptr(Q_LENS[:3]), pages.indptr[:4], pages.indices, lens[:3], *rest.values())
     with pytest.raises(ValueError, match="ckv_cache.dtype is torch.float16; plan was given kv_data_type=torch.float32"):
@@ -444,11 +448,11 @@ def test_dense_mla():
     with pytest.raises(ValueError, match="max_q_len is given without cum_seq_lens_q"):
         flashinfer.trtllm_batch_decode_with_kv_cache_mla(*call, max_q_len=2)
     output = torch.empty(4, 1, 4, 512)
-    flashinfer.xqa_mla(q[:4].view(4, 1, 4, 576), packed, packed, pages.table, lens, output, CPU, CPU, 16, q_scale=0.5)
-    assert_close(output.view(4, 4, 512), per_request(q[:4], [1] * 4, pages, scale=0.5 / 24))
+    flashinfer.xqa_mla(q[:4].view(4, 1, 4, 576), packed, packed, pages.table, lens, output, CPU, CPU, 16, q_scale=0.02)
+    assert_close(output.view(4, 4, 512), per_request(q[:4], [1] * 4, pages, scale=0.02))
     again = torch.empty_like(output)  # a cache of tokens
     tokens = packed.view(-1, 576)
-    flashinfer.xqa_mla(q[:4].view(4, 1, 4, 576), tokens, tokens, pages.table, lens, again, CPU, CPU, 16, q_scale=0.5)
+    flashinfer.xqa_mla(q[:4].view(4, 1, 4, 576), tokens, tokens, pages.table, lens, again, CPU, CPU, 16, q_scale=0.02)
     assert torch.equal(again, output)
     with pytest.raises(NotImplementedError, match="sparse_mla_top_k is given"):
         flashinfer.trtllm_batch_decode_with_kv_cache_mla(*call, sparse_mla_top_k=64)

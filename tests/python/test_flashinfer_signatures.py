@@ -52,3 +52,14 @@ def test_signature(name):
             assert by_name[each].default is inspect.Parameter.empty, each
     # What folio adds has defaults.
     assert all(p.default is not inspect.Parameter.empty for p in fixed[len(wanted):])
+
+
+@pytest.mark.parametrize("module,name", [
+    ("decode", "get_seq_lens"), ("decode", "trtllm_batch_decode_with_kv_cache_mla"), ("decode", "xqa"),
+    ("decode", "xqa_batch_decode_with_kv_cache_mla"), ("decode", "xqa_mla"), ("prefill", "get_seq_lens"),
+    ("prefill", "packbits"), ("prefill", "segment_packbits"),
+])
+def test_names_that_stand_in_a_second_module(module, name):
+    """FlashInfer has these names there too, and programs import them from there."""
+    assert find(f"{module}.{name}") in [find(f"{other}.{name}") for other in ("mla", "page", "quantization", "xqa")
+                                        if hasattr(importlib.import_module(f"folio.flashinfer.{other}"), name)]

@@ -8,12 +8,19 @@ import numpy as np
 from .. import _folio as folio
 from . import arguments
 from .dense import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
+from .mla import trtllm_batch_decode_with_kv_cache_mla, xqa_batch_decode_with_kv_cache_mla
+from .page import get_seq_lens
 from .single import single_decode_with_kv_cache
 from .wrapper import (Wrapper, check_buffers, check_indices, check_jit, check_lens, fill_buffers, graph_bounds,
                       lengths_of_pages, make_batch, state_problem, variant_args)
+from .xqa import xqa, xqa_mla
 
 __all__ = ["BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "fast_decode_plan",
-           "single_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache"]
+           "get_seq_lens", "single_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache",
+           "trtllm_batch_decode_with_kv_cache_mla", "xqa", "xqa_batch_decode_with_kv_cache",
+           "xqa_batch_decode_with_kv_cache_mla", "xqa_mla"]
+
+ROWS_SAY_QUERIES = ("trtllm-gen", "cute-dsl")
 
 
 def _state(*, num_qo_heads, num_kv_heads, head_dim, page_size, q_len_per_req, window_right, **rest):
@@ -22,12 +29,19 @@ def _state(*, num_qo_heads, num_kv_heads, head_dim, page_size, q_len_per_req, wi
                          one_query=q_len_per_req == 1, **rest)
 
 
+def _check_queries(q_len, kv_lens):
+    short = np.flatnonzero((kv_lens < q_len) & (kv_lens > 0))
+    if len(short):
+        raise ValueError(f"request {short[0]} has {kv_lens[short[0]]} keys; q_len_per_req is {q_len}")
+
+
 class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     """Decodes: every request has q_len_per_req queries, its last tokens, over a paged cache.
 
     The form for graphs (use_cuda_graph=True) has the caller's three buffers: every plan copies into them, and has as
-    many requests as paged_kv_last_page_len_buffer. use_tensor_cores and backend are hints. jit_args: only the variant
-    AttentionSink, whose run takes (sink, sm_scale).
+    many requests as paged_kv_last_page_len_buffer. use_tensor_cores is a hint, and so is backend, but for one thing:
+    with trtllm-gen and cute-dsl run takes any number of queries a request, as the rows of q say, and plans again where
+    plan was told another. jit_args: only the variant AttentionSink, whose run takes (sink, sm_scale).
     """
 
     def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, use_tensor_cores=False,
@@ -94,21 +108,22 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     def _plan(self, given, indptr, indices, last_page_len, on_host):
         """on_host: indptr, last_page_len and seq_lens (or None), numpy."""
         host_indptr, last, lens = on_host
-        q_len, page_size = given["q_len_per_req"], given["page_size"]
-        if q_len < 1:
-            raise ValueError(f"q_len_per_req must be >= 1, got {q_len}")
+        if given["q_len_per_req"] < 1:
+            raise ValueError(f"q_len_per_req must be >= 1, got {given['q_len_per_req']}")
         problem = _state(**given)
-        requests = len(last)
-        kv_lens = lengths_of_pages(host_indptr, last, page_size)
+        kv_lens = lengths_of_pages(host_indptr, last, given["page_size"])
         check_lens("seq_lens", lens, kv_lens)
         check_indices("indices", indices, host_indptr)
-        short = np.flatnonzero((kv_lens < q_len) & (kv_lens > 0))
-        if len(short):
-            raise ValueError(f"request {short[0]} has {kv_lens[short[0]]} keys; q_len_per_req is {q_len}")
-        self._take_pages(indptr, indices, last_page_len, host_indptr, requests, q_len)
+        _check_queries(given["q_len_per_req"], kv_lens)
+        self._take_pages(indptr, indices, last_page_len, host_indptr, len(last), given["q_len_per_req"])
+        self._plan_queries(problem, given, kv_lens)
+
+    def _plan_queries(self, problem, given, kv_lens):
+        """Plans given's queries over the pages that were taken."""
+        requests, q_len = len(kv_lens), given["q_len_per_req"]
         cu_q = np.arange(0, (requests + 1) * q_len, q_len, dtype=np.int32)
         bounds = graph_bounds(self.device, self._use_cuda_graph, requests, requests * q_len, q_len,
-                              len(self._paged_kv_indices_buf) * page_size)
+                              len(self._paged_kv_indices_buf) * given["page_size"])
         table = folio.csr_table(self._paged_kv_indices_buf, self._paged_kv_indptr_buf)
         self._given = given
         self._adopt(problem, make_batch(cu_q, kv_lens, [table], bounds), (np.full(requests, q_len), kv_lens))
@@ -164,7 +179,13 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         if q_len_per_req is not None and rows != requests * q_len_per_req:
             raise ValueError(f"q.shape[0] ({rows}) does not match batch_size * q_len_per_req ({requests} * {q_len_per_req} "
                              f"= {requests * q_len_per_req}).")
-        if rows != self._plans.batch.num_tokens:
+        if rows == self._plans.batch.num_tokens:
+            return
+        if self._backend in ROWS_SAY_QUERIES and not self._use_cuda_graph and requests and rows and rows % requests == 0:
+            given, kv_lens = {**self._given, "q_len_per_req": rows // requests}, self._lens[1]
+            _check_queries(given["q_len_per_req"], kv_lens)
+            self._plan_queries(_state(**given), given, kv_lens)
+        else:
             raise ValueError(f"q has {rows} rows; plan() used {requests} requests of q_len_per_req={self._q_len_per_req}; "
                              "re-plan with the matching q_len_per_req.")
 

@@ -158,8 +158,10 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         page_size = problem.kind.page_size
         cu_q, indptr, lens, dense_cu_q, dense_lens = arguments.to_host(
             metadata.qo_indptr, metadata.kv_indptr, metadata.kv_len_arr, metadata.cum_seq_lens_q, metadata.seq_lens)
-        if len(lens) != len(indptr) - 1 or len(cu_q) != len(indptr):
+        if len(cu_q) != len(lens) + 1 or len(indptr) < len(cu_q):
             raise ValueError(f"qo_indptr has {len(cu_q)} entries, kv_indptr {len(indptr)}, kv_len_arr {len(lens)}")
+        indptr = indptr[:len(cu_q)]  # as in the original, more entries are not read
+        kv_indptr = metadata.kv_indptr[:len(cu_q)]
         check_pages(lens, indptr, page_size)
         check_indices("kv_indices", metadata.kv_indices, indptr)
         check_lens("cum_seq_lens_q", dense_cu_q, cu_q, "qo_indptr is")
@@ -173,19 +175,19 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
                 raise ValueError(f"The batch size should be fixed in cuda graph mode: kv_len_arr has {len(lens)} entries, "
                                  f"its buffer {len(self._kv_len_arr_buf)}")
             fill_buffers(qo_indptr=(self._qo_indptr_buf, metadata.qo_indptr),
-                         kv_indptr=(self._kv_indptr_buf, metadata.kv_indptr),
+                         kv_indptr=(self._kv_indptr_buf, kv_indptr),
                          kv_indices=(self._kv_indices_buf, metadata.kv_indices),
                          kv_len_arr=(self._kv_len_arr_buf, metadata.kv_len_arr))
             ids, offsets = self._kv_indices_buf, self._kv_indptr_buf
         elif self._use_cuda_graph:
             raise ValueError("use_cuda_graph is given without the buffers qo_indptr, kv_indptr, kv_indices, kv_len_arr")
         else:
-            own = metadata.kv_indptr if metadata.kv_indptr.device == self.device else indptr
+            own = kv_indptr if kv_indptr.device == self.device else indptr
             ids, offsets = arguments.on_device(metadata.kv_indices, self.device), arguments.on_device(own, self.device)
         self._rows = self._rows or int(cu_q[-1])
         bounds = graph_bounds(self.device, self._use_cuda_graph, len(lens), self._rows, self._rows,
                               len(ids) * page_size)
-        self._ids, self._host = ids, (cu_q, indptr, lens)
+        self._ids, self._host = ids[:int(indptr[-1])], (cu_q, indptr, lens)
         self._adopt(problem,
                     make_batch(cu_q, lens, [folio.csr_table(ids, offsets)], bounds, self._rows if bounds else None))
 
@@ -287,9 +289,9 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         whole = joined(ckv, kpe)
         if whole is not None:
             return whole, False
-        if self._use_cuda_graph:
-            raise NotImplementedError("ckv_cache and kpe_cache are not the two parts of one tensor; with use_cuda_graph they "
-                                      "must be")
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise NotImplementedError("ckv_cache and kpe_cache are not the two parts of one tensor; in a CUDA graph they must "
+                                      "be")
         tables = page_table if page_table is not None else self._dense.block_tables if self._dense else self._ids
         ids = tables.reshape(-1).long().clamp(0, ckv.shape[0] - 1)
         return torch.cat((ckv[ids], kpe[ids]), -1), True

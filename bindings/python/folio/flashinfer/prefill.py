@@ -8,14 +8,16 @@ import torch
 from .. import _folio as folio
 from . import arguments, masks
 from .dense import trtllm_batch_context_with_kv_cache, trtllm_ragged_attention_deepseek
-from .single import (dequantized_queries, mask_bits, single_prefill_with_kv_cache,
-                     single_prefill_with_kv_cache_return_lse)
+from .page import get_seq_lens
+from .quantization import packbits, segment_packbits
+from .single import mask_bits, single_prefill_with_kv_cache, single_prefill_with_kv_cache_return_lse
 from .wrapper import (Wrapper, check_buffers, check_indices, check_jit, check_lens, fill_buffers, graph_bounds,
                       lengths_of_pages, make_batch, state_problem, variant_args)
 
 __all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper",
-           "single_prefill_with_kv_cache", "single_prefill_with_kv_cache_return_lse",
-           "trtllm_batch_context_with_kv_cache", "trtllm_ragged_attention_deepseek"]
+           "get_seq_lens", "packbits", "segment_packbits", "single_prefill_with_kv_cache",
+           "single_prefill_with_kv_cache_return_lse", "trtllm_batch_context_with_kv_cache",
+           "trtllm_ragged_attention_deepseek"]
 
 
 class PrefillWrapper(Wrapper):
@@ -87,15 +89,8 @@ class PrefillWrapper(Wrapper):
 
     def _run(self, q, cache, ragged, args, *, sinks, q_scale, k_scale, v_scale, lse_base, lse_layout, **rest):
         sinks, sm_scale, scales = variant_args(self._sink_variant, args, sinks, (q_scale, k_scale, v_scale))
-        problem = self._problem
-        if scales[0] is not None and problem is not None:
-            given = q
-            q, first = dequantized_queries(q, scales[0], problem.kind.num_kv_heads)
-            scales = (first, *scales[1:])
-            if q is not given:
-                problem = problem._replace(kind=problem.kind._replace(q=q.dtype))
         return self._attend(q, cache, ragged, sinks=sinks, sm_scale=sm_scale, q_scale=scales[0], k_scale=scales[1],
-                            v_scale=scales[2], base=lse_base, layout=lse_layout, problem=problem, **rest)
+                            v_scale=scales[2], base=lse_base, layout=lse_layout, **rest)
 
     def _state_again(self, **given):
         """The problem of plan's arguments with forward's."""

@@ -12,7 +12,7 @@ import torch
 from .. import _folio as folio
 from . import arguments
 from .plans import Batch, Plans, current_stream, device_of
-from .wrapper import LOG2_E, lse_of, rows_of, scale_up, state_problem
+from .wrapper import LOG2_E, dequantized_queries, lse_of, rows_of, scale_up, state_problem
 
 MAX_SHAPES = 32
 
@@ -132,16 +132,6 @@ def single_prefill_with_kv_cache_return_lse(*args, **kwargs):
 
 def _both(a, b):
     return b if a is None else a if b is None else a * b
-
-
-def dequantized_queries(q, scale_q, num_kv_heads):
-    """Queries and their scale as kernels take them: a scale for each query head, more of them than KV heads, is
-    multiplied into q, which becomes bfloat16."""
-    if isinstance(scale_q, torch.Tensor) and scale_q.numel() > 1 and scale_q.numel() != num_kv_heads:
-        if scale_q.numel() != q.shape[1]:
-            raise ValueError(f"scale_q has {scale_q.numel()} entries; q has {q.shape[1]} heads")
-        return (q.to(torch.float32) * scale_q.reshape(1, -1, 1)).to(torch.bfloat16), None
-    return q, scale_q
 
 
 def mask_bits(custom_mask, packed_custom_mask, lengths):

@@ -163,6 +163,9 @@ class Wrapper:
             if self._sink_problem[0] is not problem:
                 self._sink_problem = problem, problem.with_sinks()
             kind, sinks = self._sink_problem[1].kind, arguments.plain(sinks)
+        if isinstance(q_scale, torch.Tensor):
+            q, q_scale = dequantized_queries(q, q_scale, kind.num_kv_heads)
+            kind = kind if q.dtype == kind.q else kind._replace(q=q.dtype)
         if q_scale is not None or k_scale is not None or v_scale is not None or sm_scale is not None:
             scales = scale_up(scales, q_scale, k_scale, v_scale, sm_scale)
         tokens, heads, _ = q.shape
@@ -226,6 +229,16 @@ def scale_up(scales, q_scale, k_scale, v_scale, sm_scale=None):
     if isinstance(q, torch.Tensor):
         k, q = q.reshape(-1) * k, 1.0
     return scales._replace(sm=sm * q, k=k, v=v, tensors=isinstance(k, torch.Tensor) or isinstance(v, torch.Tensor))
+
+
+def dequantized_queries(q, scale_q, num_kv_heads):
+    """Queries and their scale as kernels take them: a scale for each query head, more of them than KV heads, is
+    multiplied into q, which becomes bfloat16."""
+    if isinstance(scale_q, torch.Tensor) and scale_q.numel() > 1 and scale_q.numel() != num_kv_heads:
+        if scale_q.numel() != q.shape[1]:
+            raise ValueError(f"scale_q has {scale_q.numel()} entries; q has {q.shape[1]} heads")
+        return (q.to(torch.float32) * scale_q.reshape(1, -1, 1)).to(torch.bfloat16), None
+    return q, scale_q
 
 
 def lengths_of_pages(indptr, last_page_len, page_size):

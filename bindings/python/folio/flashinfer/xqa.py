@@ -50,7 +50,7 @@ def xqa(q, k_cache, v_cache, page_table, seq_lens, output, workspace_buffer, sem
 def xqa_mla(q, k_cache, v_cache, page_table, seq_lens, output, workspace_buffer, semaphores, page_size, q_scale=1.0,
             kv_scale=1.0, sm_count=None, enable_pdl=None):
     """xqa for MLA: q [requests, 1, heads, 576], k_cache [pages, page_size, 1, 576], v_cache its first 512 components,
-    output [requests, 1, heads, 512]. Logits are q . k * q_scale * kv_scale / sqrt(576)."""
+    output [requests, 1, heads, 512]. Logits are q . k * q_scale * kv_scale: the softmax's own scale is in q_scale."""
     if k_cache.dim() == 2:  # [tokens, 576]
         k_cache, v_cache = (cache.unflatten(0, (-1, page_size)) for cache in (k_cache, v_cache))
     if k_cache.dim() == 3:
@@ -61,8 +61,7 @@ def xqa_mla(q, k_cache, v_cache, page_table, seq_lens, output, workspace_buffer,
     flat = q.reshape(-1, *q.shape[-2:])
     problem = state_problem(
         num_qo_heads=q.shape[-2], num_kv_heads=1, head_dim_qk=q.shape[-1], head_dim_vo=dim_v, page_size=page_size,
-        causal=True, sm_scale=1.0 / math.sqrt(q.shape[-1]), q_data_type=q.dtype, kv_data_type=k_cache.dtype,
-        o_data_type=output.dtype)
+        causal=True, sm_scale=1.0, q_data_type=q.dtype, kv_data_type=k_cache.dtype, o_data_type=output.dtype)
     dense.attend(problem, flat, (k_cache, v_cache[..., :dim_v]), False, page_table, seq_lens,
                  page_table.shape[-1] * page_size, scale_up(problem.scales, q_scale, kv_scale, kv_scale), q_len=1,
                  out=output)
