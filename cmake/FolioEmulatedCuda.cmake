@@ -44,7 +44,7 @@ function(folio_emulated_sources list)
       folio_emulate(${from} ${to})
       # Every rounding is the GPU's: no contraction, as src/ has none.
       set_source_files_properties(${to} PROPERTIES
-        COMPILE_OPTIONS "-w;-O1;-ffp-contract=off;-include;${PROJECT_SOURCE_DIR}/tests/emulation/kernel_launch.hpp")
+        COMPILE_OPTIONS "-w;-Wno-psabi;-O1;-ffp-contract=off;-include;${PROJECT_SOURCE_DIR}/tests/emulation/kernel_launch.hpp")
       set(source ${to})
     endif()
     list(APPEND sources ${source})
