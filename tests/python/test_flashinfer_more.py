@@ -420,6 +420,7 @@ def test_dense_tables_with_drafts():
          {"max_q_len": 3, "cum_seq_lens_q": indptr([3] * 3)}),
         ("sinks is a list of 2 tensors", ValueError, {"sinks": [torch.zeros(8)] * 2}),
         ("scale of the logits is 0", ValueError, {"bmm1_scale": 0.0}),
+        ("bf16q_fp8kv_transform_mode is 'both'", ValueError, {"bf16q_fp8kv_transform_mode": "both"}),
     ]:
         with pytest.raises(error, match=match):
             flashinfer.trtllm_batch_decode_with_kv_cache(q, *call[:-1], **{

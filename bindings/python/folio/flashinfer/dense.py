@@ -179,6 +179,8 @@ def trtllm_batch_decode_with_kv_cache(
     request_order, request_order_plan, and o_scale, which the original multiplies and divides by.
     """
     arguments.check_backend(backend)
+    if bf16q_fp8kv_transform_mode not in (None, "k_only", "separate_kv"):
+        raise ValueError(f"bf16q_fp8kv_transform_mode is {bf16q_fp8kv_transform_mode!r}; it is k_only or separate_kv")
     arguments.refuse(arguments.NO_SKIP, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
     arguments.refuse(arguments.NO_NVFP4, kv_cache_sf=kv_cache_sf, o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size)
     arguments.refuse("keys and values have one table", uses_shared_paged_kv_idx=not uses_shared_paged_kv_idx)
