@@ -1,0 +1,24 @@
+"""A program is a class with a name, a constructor that takes the device and raises where the program cannot run there,
+and prepare(problem), which returns run(layer) -> out or raises Refused."""
+
+
+class Refused(Exception):
+    """This program does not take this row, and why."""
+
+
+def programs():
+    """By name. Modules of peers are imported in their own process alone."""
+    return {
+        "folio": ("folio_program", "Folio"),
+        "folio_packed": ("folio_program", "FolioPacked"),
+        "flashinfer_fa2": ("flashinfer_program", "FlashInferFa2"),
+        "flashinfer_fa3": ("flashinfer_program", "FlashInferFa3"),
+        "flashinfer_xqa": ("flashinfer_program", "FlashInferXqa"),
+        "flashinfer_mla": ("flashinfer_program", "FlashInferMla"),
+        "flashinfer_cudnn": ("flashinfer_program", "FlashInferCudnn"),
+        "flash_attn_3": ("flash_attn_3_program", "FlashAttn3"),
+        "flash_mla": ("flash_mla_program", "FlashMla"),
+        "torch_sdpa": ("torch_program", "TorchSdpa"),
+        "read": ("torch_program", "Read"),
+        "gemm": ("torch_program", "Gemm"),
+    }

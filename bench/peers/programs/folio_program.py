@@ -1,0 +1,74 @@
+"""Folio: one plan a step, one run a layer."""
+
+import folio
+import torch
+
+from programs import Refused
+
+
+class Folio:
+    """Over the caches as they lie (NHD)."""
+
+    name = "folio"
+    kv_format = "strided"
+
+    def __init__(self, device):
+        self.context = folio.Context.cuda(0) if device == "cuda" else folio.Context.cpu(
+            num_threads=torch.get_num_threads())
+
+    def prepare(self, problem):
+        row = problem.row
+        config = folio.AttentionConfig(
+            num_q_heads=row.q_heads, num_kv_heads=row.kv_heads, head_dim_qk=row.dim, head_dim_v=row.dim_v,
+            page_size=row.page_size, window_left=row.window - 1 if row.window else -1, kv_format=self.kv_format,
+            features=["soft_cap"] if row.soft_cap else [])
+        try:
+            op = folio.prepare(self.context, config)
+        except folio.Error as error:
+            raise Refused(str(error)) from error
+        if self.kv_format == "cpu_packed" and row.page_size < 16:
+            raise Refused("packed pages have 16 tokens or more")
+        buffer, workspace = folio.make_plan_buffer(op), self._workspace(folio.workspace_size(op), problem)
+        folio.init_workspace(op, workspace)
+        batch = folio.BatchView(problem.cu_q.numpy(), [folio.KvSegment(problem.kv_lens.numpy())])
+        plan = folio.plan(op, batch, buffer)
+        table = folio.csr_table(problem.page_ids, problem.page_indptr.to(problem.device))
+        layers = [folio.AttentionArgs(problem.q, problem.out, [folio.SegmentArgs(self._view(row, cache), table)],
+                                      sm_scale=problem.sm_scale, logits_soft_cap=row.soft_cap)
+                  for cache in problem.caches]
+
+        def run(layer):
+            folio.run(plan, layers[layer], workspace)
+            return problem.out
+
+        run.kept = op, buffer, table
+        return run
+
+    def _workspace(self, size, problem):
+        if problem.device.type == "cpu":
+            return folio.Workspace(size)
+        return folio.Workspace(torch.empty(size, dtype=torch.uint8, device=problem.device))
+
+    def _view(self, row, cache):
+        return folio.make_nhd_view(*cache)
+
+
+class FolioPacked(Folio):
+    """Over caches in the CPU's own layout, which Folio writes."""
+
+    name = "folio_packed"
+    kv_format = "cpu_packed"
+
+    def __init__(self, device):
+        if device != "cpu":
+            raise RuntimeError("packed caches are the CPU's")
+        super().__init__(device)
+
+    def _view(self, row, cache):
+        pages = cache[0].shape[0]
+        k = torch.empty(pages, row.kv_heads, row.page_size, row.dim, dtype=torch.bfloat16)
+        v = torch.empty(pages, row.kv_heads, row.page_size // 2, row.dim_v, 2, dtype=torch.bfloat16)
+        view = folio.make_cpu_packed_view(k, v)
+        slots = torch.arange(pages * row.page_size)
+        folio.write_kv_cache(self.context, folio.CacheWriteArgs(*(each.flatten(0, 1) for each in cache), slots, view))
+        return view
