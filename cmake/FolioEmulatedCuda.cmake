@@ -1,6 +1,12 @@
 # FOLIO_CUDA=EMULATED: device code is compiled for the host and runs on an emulated GPU (tests/emulation), so that every test
 # of GPUs runs without one. Needs the toolkit's headers; for tests alone.
 include_guard(GLOBAL)
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  message(FATAL_ERROR "FOLIO_CUDA is EMULATED: the emulator switches fibers on x86-64 only")
+endif()
+if(FOLIO_INSTALL)
+  message(FATAL_ERROR "FOLIO_CUDA is EMULATED, which is for tests: set FOLIO_INSTALL=OFF, as the preset emulated-gpu does")
+endif()
 find_package(CUDAToolkit REQUIRED)
 set(FOLIO_HAS_CUDA ON)
 set(FOLIO_CUDART folio_emulated_cudart)

@@ -76,7 +76,7 @@ inline float upcast<__half>(uint16_t bits) {
 }
 
 template <typename T>
-__attribute__((optimize("O3"))) void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3], b0, b1});
   const int32_t lane = emulation::thread_index().x % 32;
   double sums[4] = {};
