@@ -45,7 +45,7 @@ TEST_P(DcpBackendsOnGpu, EqualTheUndividedCache) {
     DcpCase whole(setup);
     distributed::run_ranks(
         world,
-        [&](distributed::ProcessGroup& group) {
+        [&, kind = kind](distributed::ProcessGroup& group) {
           DeviceHome home;
           run_backend(whole, kind, group, context, {}, &home);
         },
