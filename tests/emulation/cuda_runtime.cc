@@ -122,7 +122,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 cudaError_t cudaDeviceSynchronize() {
   if (forbidden_by_capture()) return result(cudaErrorStreamCaptureUnsupported);
-  for (Stream* stream : streams_of(current_device)) stream->wait();
+  for (const auto& stream : streams_of(current_device)) stream->wait();
   return result(cudaSuccess);
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
@@ -179,16 +179,16 @@ cudaError_t cudaMemset2DAsync(void* data, size_t pitch, int byte, size_t width, 
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   const std::lock_guard lock(runtime().mutex);
-  auto* const made = new Stream(current_device, flags != cudaStreamNonBlocking);
+  const auto made = std::make_shared<Stream>(current_device, flags != cudaStreamNonBlocking);
   runtime().streams.insert(made);
-  *stream = reinterpret_cast<cudaStream_t>(made);
+  *stream = reinterpret_cast<cudaStream_t>(made.get());
   return result(cudaSuccess);
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  Stream* const destroyed = stream_of(stream);
+  const std::shared_ptr<Stream> destroyed = stream_of(stream)->shared_from_this();
   {
     const std::lock_guard lock(runtime().mutex);
     runtime().streams.erase(destroyed);
@@ -312,7 +312,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
   {
     const std::lock_guard lock(runtime().mutex);
     runtime().captures.erase(capture);
-    for (Stream* other : runtime().streams) {
+    for (const auto& shared : runtime().streams) {
+      Stream* const other = shared.get();
       if (other->capture != capture) continue;
       joined = joined && capture->pasts[stream][other] == capture->pasts[other][other];
       other->capture = nullptr;

@@ -31,7 +31,11 @@ Stream* stream_of(cudaStream_t handle) {
   }
   const std::lock_guard lock(runtime().mutex);
   Stream*& stream = runtime().default_streams[current_device];
-  if (stream == nullptr) runtime().streams.insert(stream = new Stream(current_device, true));
+  if (stream == nullptr) {
+    const auto made = std::make_shared<Stream>(current_device, true);
+    runtime().streams.insert(made);
+    stream = made.get();
+  }
   return stream;
 }
 
@@ -131,10 +135,10 @@ cudaError_t allocate(void** data, size_t bytes, bool on_device) {
   return cudaSuccess;
 }
 
-std::vector<Stream*> streams_of(int32_t device) {
-  std::vector<Stream*> streams;
+std::vector<std::shared_ptr<Stream>> streams_of(int32_t device) {
+  std::vector<std::shared_ptr<Stream>> streams;
   const std::lock_guard lock(runtime().mutex);
-  for (Stream* stream : runtime().streams) {
+  for (const auto& stream : runtime().streams) {
     if (stream->device() == device) streams.push_back(stream);
   }
   return streams;
@@ -151,7 +155,7 @@ cudaError_t free_memory(void* data, bool on_device) {
     memory = found->second;
     runtime().memory.erase(found);
   }
-  for (Stream* stream : streams_of(memory.device)) stream->wait();  // as freeing does on a GPU
+  for (const auto& stream : streams_of(memory.device)) stream->wait();  // as freeing does on a GPU
   if (memory.mapped) {
     munmap(data, memory.bytes);
   } else {

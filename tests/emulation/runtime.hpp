@@ -34,7 +34,7 @@ void fail_device(const char* what);
 struct Capture;
 
 /// Work of one stream, in order, on a thread of its own.
-class Stream {
+class Stream : public std::enable_shared_from_this<Stream> {
  public:
   Stream(int32_t device, bool blocking) : device_(device), blocking_(blocking) {}
 
@@ -45,7 +45,7 @@ class Stream {
     const std::lock_guard lock(mutex_);
     if (!started_) {
       started_ = true;
-      std::thread([this] { run(); }).detach();
+      std::thread([self = shared_from_this()] { self->run(); }).detach();
     }
     work_.push_back(std::move(work));
     ++unfinished_;
@@ -59,14 +59,9 @@ class Stream {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return unfinished_ == 0; });
   }
-  /// Finishes what is enqueued, then deletes itself.
+  /// The thread ends once it has finished what is enqueued.
   void close() {
-    std::unique_lock lock(mutex_);
-    if (!started_) {
-      lock.unlock();
-      delete this;
-      return;
-    }
+    const std::lock_guard lock(mutex_);
     closed_ = true;
     changed_.notify_all();
   }
@@ -94,7 +89,6 @@ class Stream {
       --unfinished_;
       changed_.notify_all();
     }
-    delete this;
   }
 
   std::mutex mutex_;
@@ -144,7 +138,7 @@ struct Memory {
 struct Runtime {
   std::recursive_mutex mutex;  ///< a program's operator new may ask for page-locked memory
   std::map<const std::byte*, Memory> memory;
-  std::set<Stream*> streams;
+  std::set<std::shared_ptr<Stream>> streams;
   std::map<int32_t, Stream*> default_streams;
   std::set<std::shared_ptr<Capture>> captures;
   std::map<const void*, size_t> shared_memory;  ///< that kernels may use
@@ -152,7 +146,7 @@ struct Runtime {
 Runtime& runtime();
 
 Stream* stream_of(cudaStream_t handle);
-std::vector<Stream*> streams_of(int32_t device);
+std::vector<std::shared_ptr<Stream>> streams_of(int32_t device);
 /// Whether a call that a capture forbids is made while one is under way that forbids it; then that capture is spoilt.
 bool forbidden_by_capture();
 /// Work on a stream: enqueued, or a node of the graph that is being captured.
