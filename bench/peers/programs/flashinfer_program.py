@@ -6,13 +6,15 @@ import torch
 from programs import Refused
 
 
-class FlashInferWrapper:
-    backend = "auto"
-
+class FlashInferProgram:
     def __init__(self, device):
         if device != "cuda":
             raise RuntimeError("FlashInfer runs on GPUs")
-        self.workspace = torch.empty(512 << 20, dtype=torch.uint8, device=device)
+        self.workspace = torch.zeros(512 << 20, dtype=torch.uint8, device=device)
+
+
+class FlashInferWrapper(FlashInferProgram):
+    backend = "auto"
 
     def prepare(self, problem):
         row = problem.row
@@ -44,15 +46,10 @@ class FlashInferFa3(FlashInferWrapper):
     backend = "fa3"
 
 
-class FlashInferXqa:
+class FlashInferXqa(FlashInferProgram):
     """XQA: decodes and verification over a table of pages."""
 
     name = "flashinfer_xqa"
-
-    def __init__(self, device):
-        if device != "cuda":
-            raise RuntimeError("FlashInfer runs on GPUs")
-        self.workspace = torch.zeros(512 << 20, dtype=torch.uint8, device=device)
 
     def prepare(self, problem):
         row = problem.row
@@ -69,13 +66,8 @@ class FlashInferXqa:
         return run
 
 
-class FlashInferMla:
+class FlashInferMla(FlashInferProgram):
     name = "flashinfer_mla"
-
-    def __init__(self, device):
-        if device != "cuda":
-            raise RuntimeError("FlashInfer runs on GPUs")
-        self.workspace = torch.empty(512 << 20, dtype=torch.uint8, device=device)
 
     def prepare(self, problem):
         row = problem.row
@@ -94,15 +86,10 @@ class FlashInferMla:
         return run
 
 
-class FlashInferCudnn:
+class FlashInferCudnn(FlashInferProgram):
     """cuDNN's paged attention through FlashInfer's functions."""
 
     name = "flashinfer_cudnn"
-
-    def __init__(self, device):
-        if device != "cuda":
-            raise RuntimeError("FlashInfer runs on GPUs")
-        self.workspace = torch.empty(512 << 20, dtype=torch.uint8, device=device)
 
     def prepare(self, problem):
         row = problem.row
