@@ -177,9 +177,9 @@ cudaError_t cudaMemset2DAsync(void* data, size_t pitch, int byte, size_t width, 
   }));
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   const std::lock_guard lock(runtime().mutex);
-  const auto made = std::make_shared<Stream>(current_device, flags != cudaStreamNonBlocking);
+  const auto made = std::make_shared<Stream>(current_device);
   runtime().streams.insert(made);
   *stream = reinterpret_cast<cudaStream_t>(made.get());
   return result(cudaSuccess);

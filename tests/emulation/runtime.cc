@@ -32,7 +32,7 @@ Stream* stream_of(cudaStream_t handle) {
   const std::lock_guard lock(runtime().mutex);
   Stream*& stream = runtime().default_streams[current_device];
   if (stream == nullptr) {
-    const auto made = std::make_shared<Stream>(current_device, true);
+    const auto made = std::make_shared<Stream>(current_device);
     runtime().streams.insert(made);
     stream = made.get();
   }

@@ -36,10 +36,9 @@ struct Capture;
 /// Work of one stream, in order, on a thread of its own.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
-  Stream(int32_t device, bool blocking) : device_(device), blocking_(blocking) {}
+  explicit Stream(int32_t device) : device_(device) {}
 
   int32_t device() const { return device_; }
-  bool blocking() const { return blocking_; }
 
   void enqueue(Work work) {
     const std::lock_guard lock(mutex_);
@@ -96,7 +95,6 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::deque<Work> work_;
   int64_t unfinished_ = 0;
   int32_t device_;
-  bool blocking_;
   bool started_ = false;
   bool closed_ = false;
 };
@@ -147,7 +145,8 @@ Runtime& runtime();
 
 Stream* stream_of(cudaStream_t handle);
 std::vector<std::shared_ptr<Stream>> streams_of(int32_t device);
-/// Whether a call that a capture forbids is made while one is under way that forbids it; then that capture is spoilt.
+/// Whether a call that a capture forbids is made while one is under way that forbids it; then that capture is
+/// invalidated.
 bool forbidden_by_capture();
 /// Work on a stream: enqueued, or a node of the graph that is being captured.
 cudaError_t enqueue(Stream* stream, Work work);

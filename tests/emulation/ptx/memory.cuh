@@ -62,7 +62,7 @@ void cp_async_wait() {
   emulation::finish_groups(Pending);
 }
 inline void cp_async_16(uint32_t shared, const void* global, bool valid) {
-  emulation::copy_later(shared_at(shared), global, valid ? 16 : 0, valid ? 0 : 16);
+  cp_async_16_zfill(shared, global, valid ? 16 : 0);
 }
 inline void cp_async_wait_all() {
   emulation::finish_copies();
