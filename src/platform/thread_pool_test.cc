@@ -246,12 +246,30 @@ TEST(ThreadPool, ForkedChildOfABusyPool_RunsRegions) {
   owner.join();
 }
 
+/// Returns when all of a pool's threads have met in a region, so that each of them has started.
+void start_all_threads(ThreadPool& pool) {
+  struct Meeting {
+    std::atomic<int32_t> missing;
+  } meeting{pool.concurrency()};
+  pool.parallel_for(
+      pool.concurrency(),
+      [](void* self, int64_t) noexcept {
+        auto& missing = static_cast<Meeting*>(self)->missing;
+        --missing;
+        while (missing.load() != 0) std::this_thread::yield();
+      },
+      &meeting);
+}
+
 /// Threads that a child makes itself are its own: its child has none of them either.
 TEST(ThreadPool, PoolMadeInAForkedChild_HasThreads) {
   const auto pool = std::make_unique<ThreadPool>(4);
+  // A thread that starts holds a lock of AddressSanitizer. A child forked meanwhile could make no thread.
+  start_all_threads(*pool);
 #if !defined(__SANITIZE_THREAD__)  // ThreadSanitizer refuses new threads in the child of a process with several
   EXPECT_TRUE(holds_in_forked_child([] {
     auto own = std::make_unique<ThreadPool>(4);
+    start_all_threads(*own);
     Calls calls(16);
     own->parallel_for(16, Calls::body, &calls);
     const auto grandchild = [&] {

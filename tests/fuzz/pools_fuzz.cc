@@ -206,7 +206,7 @@ void check_prefix_cache(FuzzInput& input) {
     FUZZ_CHECK(options.page_size < 1 || options.window_left == 0 || options.window_left < -1);
     return;
   }
-  int32_t next_slot = options.page_size;
+  int64_t next_slot = options.page_size;
   int64_t given = 0, back = 0;
   std::vector<folio::PrefixLock> locks;
   for (int calls = input.take_between(1, 12); calls > 0; --calls) {
@@ -216,7 +216,7 @@ void check_prefix_cache(FuzzInput& input) {
       case 0:
       case 1: {
         Ints slots;
-        for (size_t i = 0; i < tokens.size(); ++i) slots.push_back(next_slot++ % 100000);
+        for (size_t i = 0; i < tokens.size(); ++i) slots.push_back(static_cast<int32_t>(next_slot++ % 100000));
         if (input.take<uint8_t>() > 250) slots.push_back(input.take<int32_t>());
         if (input.take<uint8_t>() > 250 && !slots.empty()) slots[0] = -1;
         const int64_t begin = input.take<uint8_t>() % 8 == 0 ? take_usual(input, 0, 8) : 0;
