@@ -287,7 +287,7 @@ plant(rule, "q-strides-packed", TILE_LOOP, "token * args.q.strides[0] + q_head *
 plant(rule, "out-strides-packed", EPILOGUE, "token * args.out.strides[0] + q_head * args.out.strides[1]",
       "(int64_t{token} * config.num_q_heads + q_head) * config.head_dim_v")
 plant(rule, "lengths-borrowed", BATCH, ".kv_len = kv_len,", ".kv_len = segment.kv_len,")
-plant(rule, "states-not-cleared", TILE_LOOP, "clear(scratch.running, work.num_rows, work.v_stride);", "")
+plant(rule, "states-not-cleared", TILE_LOOP, "clear(rows_from(scratch_.running, h * stride, v_stride), work.num_rows, v_stride);", "")
 plant(rule, "workspace-parts-overlap", ATTENTION + "run.cc", "workspace + layout.partial_row_sum", "workspace + layout.partial_row_max")
 plant(rule, "workspace-scratch-not-counted", ATTENTION + "run_args.cc",
       "take(op.passes.front().scheduler.num_workers, static_cast<int64_t>(op.scratch_stride))",
@@ -332,9 +332,19 @@ plant(rule, "merge-state-base-ignored", COMBINE + "combine.cc", "source.base == 
       "value")
 
 rule = "determinism"
-plant(rule, "splits-not-combined", TILE_LOOP, "fold = (tile.flags & scheduler::kFold) != 0;", "fold = false;")
+plant(rule, "splits-not-combined", TILE_LOOP, "i == 0 || (first[i].flags & scheduler::kFold) == 0", "true")
 plant(rule, "splits-at-relative-positions", STATIC, "std::min(end, (begin / split + 1) * split)", "std::min(end, begin + split)")
 plant(rule, "cut-splits-folded-as-one", STATIC, "if (fixed_splits_ && !first) {", "if (false) {")
+
+rule = "KV heads walked together"
+plant(rule, "next-head-reads-the-first-ones-keys", PRODUCER, "locate_tile(heads[head], next.tile, next.rows);",
+      "locate_tile(heads[0], next.tile, next.rows);")
+plant(rule, "next-head-has-old-masks", PRODUCER,
+      "for (int32_t r = 0; r < heads[head].num_rows; ++r) next.visible[r] = now.visible[r];", "")
+plant(rule, "heads-of-other-tokens-walked-together", TILE_LOOP,
+      "b.kv_begin == a.kv_begin && b.kv_end == a.kv_end", "true")
+plant(rule, "more-heads-than-memory", TILE_LOOP, "params_.tile.rows / row_stride(tile), 1, kMaxHeads", "kMaxHeads, 1, kMaxHeads")
+plant(rule, "heads-combine-into-the-first", TILE_LOOP, "combine_split(heads_[h], h * stride)", "combine_split(heads_[h], 0)")
 
 rule = "sums over long contexts"
 plant(rule, "states-of-any-length", SHARED + "config.hpp", "kMaxStateTokens = 16384;", "kMaxStateTokens = 1 << 30;")

@@ -18,6 +18,7 @@ def programs():
         "flashinfer_cudnn": ("flashinfer_program", "FlashInferCudnn"),
         "flash_attn_3": ("flash_attn_3_program", "FlashAttn3"),
         "flash_mla": ("flash_mla_program", "FlashMla"),
+        "vllm_cpu": ("vllm_cpu_program", "VllmCpu"),
         "torch_sdpa": ("torch_program", "TorchSdpa"),
         "read": ("torch_program", "Read"),
         "gemm": ("torch_program", "Gemm"),

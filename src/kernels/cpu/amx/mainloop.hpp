@@ -287,7 +287,7 @@ static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, Tile
 }
 
 template <class Tiles>
-static void mainloop_amx(const WorkTileParams& work) noexcept {
+FOLIO_INLINE void mainloop_of_head(const WorkTileParams& work) {
   const AmxWork amx = begin_work(work);
   const VisibleRange range = common_visible_range(work);
   TileBatch batches[2];
@@ -304,6 +304,11 @@ static void mainloop_amx(const WorkTileParams& work) noexcept {
   } else {
     mainloop_decode_fp8<Tiles, DType::kFloat8E5M2>(amx, range, batches);
   }
+}
+
+template <class Tiles>
+static void mainloop_amx(const WorkTileParams* heads, int32_t num_heads) noexcept {
+  for (int32_t h = 0; h < num_heads; ++h) mainloop_of_head<Tiles>(heads[h]);
 }
 
 static void load_q_amx(const WorkTileParams& work) noexcept {

@@ -222,10 +222,10 @@ FOLIO_INLINE void gemm_qk(const WorkTileParams& work, const unsigned char* const
   const int32_t parts = (work.num_rows + 3) / 4;
   int32_t r = 0;
   for (; work.num_rows - r > 2; r += 4) {
-    qk_block_from_cache<kType, kDot, 4>(work, r, k, prefetch.part(r / 4, parts));
+    qk_block_from_cache<kType, kDot, 4>(work, r, k, prefetch.part(r / 4, r / 4 + 1, parts));
   }
-  if (work.num_rows - r == 2) qk_block_from_cache<kType, kDot, 2>(work, r, k, prefetch.part(r / 4, parts));
-  if (work.num_rows - r == 1) qk_block_from_cache<kType, kDot, 1>(work, r, k, prefetch.part(r / 4, parts));
+  if (work.num_rows - r == 2) qk_block_from_cache<kType, kDot, 2>(work, r, k, prefetch.part(r / 4, r / 4 + 1, parts));
+  if (work.num_rows - r == 1) qk_block_from_cache<kType, kDot, 1>(work, r, k, prefetch.part(r / 4, r / 4 + 1, parts));
 }
 
 /// Tokens of a KV tile.
@@ -336,10 +336,7 @@ FOLIO_INLINE void pv_blocks_from_cache(const WorkTileParams& work, int32_t r, co
                                        int32_t d, TokenSpan span, const Prefetch& prefetch) {
   const int32_t units = (work.head_dim_v + kUnitDims - 1) / kUnitDims;
   const auto share = [&](int32_t first) __attribute__((always_inline)) {
-    const int32_t unit = first / kUnitDims;
-    Prefetch some = prefetch.part(unit, units);
-    some.end = prefetch.part(unit + (kUnits < units - unit ? kUnits : units - unit) - 1, units).end;
-    return some;
+    return prefetch.part(first / kUnitDims, first / kUnitDims + kUnits, units);
   };
   for (; d + kUnits * kUnitDims <= work.head_dim_v; d += kUnits * kUnitDims) {
     pv_block_from_cache<kType, kPairs, kRows, kUnits, false>(work, r, v_rows, d, span, share(d));

@@ -186,32 +186,4 @@ FOLIO_INLINE void load_value_pairs(const Upcaster<kType>& upcaster, const unsign
   }
 }
 
-/// Prefetches a part of every K or V row of a KV tile to L2, one token at a time.
-struct Prefetch {
-  const unsigned char* const* rows =
-      nullptr;        ///< [kTileTokens], or [kTileTokens / 2] pairs; null = nothing to prefetch
-  int32_t begin = 0;  ///< bytes [begin, end) of a token's vector
-  int32_t end = 0;
-  int32_t pair_bytes = 0;  ///< of a token, in pairs; 0 = not in pairs
-
-  /// Prefetches the part of token `t`.
-  FOLIO_INLINE_MEMBER void issue(int32_t t) const {
-    if (rows == nullptr) return;
-    const unsigned char* const row = pair_bytes != 0 ? rows[t >> 1] + (t & 1) * pair_bytes : rows[t];
-    for (int32_t at = begin; at < end; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
-  }
-  /// The part `part` of `parts`, in whole lines.
-  FOLIO_INLINE_MEMBER Prefetch part(int32_t part, int32_t parts) const {
-    const int32_t lines = (end - begin + kCacheLine - 1) / kCacheLine;
-    Prefetch some = *this;
-    some.begin = begin + lines * part / parts * kCacheLine;
-    const int32_t stop = begin + lines * (part + 1) / parts * kCacheLine;
-    some.end = stop < end ? stop : end;
-    return some;
-  }
-
- private:
-  static constexpr int32_t kCacheLine = 64;
-};
-
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -92,7 +92,7 @@ struct OneKey {
     *work.state.row_sum = 0.0f;
     std::memset(work.state.acc, 0, static_cast<size_t>(work.v_stride) * sizeof(float));
     collective.load_q(work);
-    collective.mainloop(work);
+    collective.mainloop(&work, 1);
   }
 };
 

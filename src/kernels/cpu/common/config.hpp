@@ -19,6 +19,7 @@ inline constexpr int32_t kMaxHeadDimQk = 576;
 inline constexpr int32_t kMaxHeadDimV = 512;
 /// Rows and dimensions in scratch memory are padded with zeros to multiples of these, which every vector width divides.
 inline constexpr int32_t kRowPadding = 8;
+inline constexpr int32_t kMaxHeads = 8;        ///< KV heads that a mainloop walks together
 inline constexpr int32_t kMaxRowPadding = 16;  ///< scratch memory has rows up to a multiple of it: those of an AMX tile
 inline constexpr int32_t kDimPadding = 16;
 inline constexpr int32_t kUpcastKeys = 16;  ///< upcast keys in scratch memory at a time
@@ -110,8 +111,9 @@ struct WorkTileParams {
 struct Collective {
   /// Loads Q into scratch.q.
   void (*load_q)(const WorkTileParams& work) noexcept;
-  /// Adds the work tile's KV to the state.
-  void (*mainloop)(const WorkTileParams& work) noexcept;
+  /// Adds the KV of work tiles to their states. heads[i] are the same rows and tokens of several KV heads: they differ
+  /// in K, V, the queries' memory and the state alone. More than one only with min_rows_of_heads.
+  void (*mainloop)(const WorkTileParams* heads, int32_t num_heads) noexcept;
   /// Combines a second state of a row into the first: row_max, row_sum and acc[n]. An empty second state changes
   /// nothing; into an empty first state the second is copied.
   void (*combine_states)(float* row_max, float* row_sum, float* acc, float other_max, float other_sum,
@@ -123,6 +125,9 @@ struct Collective {
   bool (*store_row)(const float* acc, float factor, DType dtype, int32_t n, void* to) noexcept = nullptr;
   /// Whether it applies WorkTileParams::rope.
   bool applies_rope = false;
+  /// The mainloop takes several heads, KV tile by KV tile, one head after the other. That is faster for work tiles of
+  /// at least so many rows; 0 = it takes one.
+  int32_t min_rows_of_heads = 0;
 };
 
 }  // namespace folio::inline v0::kernels::cpu

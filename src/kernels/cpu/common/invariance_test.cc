@@ -82,6 +82,24 @@ TEST_P(InvarianceOfCpuKernels, RowBits_NeighbourRowsChange_StayEqual) {
   }
 }
 
+/// Work tiles of 8 rows have memory for one head of these at a time; those of the kernel for all six.
+TEST_P(InvarianceOfCpuKernels, HeadBits_WalkedTogetherOrAlone_StayEqual) {
+  for (const Layout& layout : kLayouts) {
+    for (const Determinism level : {Determinism::kRunToRun, Determinism::kBatchInvariant}) {
+      AttentionConfig config = config_of(layout, level);
+      config.num_q_heads = 12;
+      config.num_kv_heads = 6;
+      config.window_left = 345;
+      AttentionCase subject(config, paged_batch({1, 3, 1}, {500, 300, 61}), all_features(), 6);
+      const Result together = subject.run(*GetParam(), 1);
+      const Result alone = subject.run(*GetParam(), 1, 8);
+      EXPECT_EQ(together.bytes, alone.bytes);
+      EXPECT_EQ(together.lse, alone.lse);
+      EXPECT_EQ(subject.compare(together), "");
+    }
+  }
+}
+
 TEST_P(InvarianceOfCpuKernels, PromptBits_SplitIntoChunks_StayEqual) {
   for (const Layout& layout : kLayouts) {
     const int32_t length = 200;

@@ -93,6 +93,48 @@ static inline bool find_tile(const WorkTileParams& work, int32_t first, LocatedT
   return false;
 }
 
+/// The KV tile after `now`, which is one of heads[head]: the next head's of the same tokens, then the first head's
+/// next. Sets `head`. All heads have the same masks.
+static inline bool next_tile(const WorkTileParams* heads, int32_t num_heads, const LocatedTile& now, int32_t& head,
+                             LocatedTile& next) {
+  if (++head == num_heads) {
+    head = 0;
+    return find_tile(heads[0], now.tile.first + kTileTokens, next);
+  }
+  next.tile = now.tile;
+  next.uniform = now.uniform;
+  for (int32_t r = 0; r < heads[head].num_rows; ++r) next.visible[r] = now.visible[r];
+  locate_tile(heads[head], next.tile, next.rows);
+  return true;
+}
+
+/// Prefetches a part of every K or V row of a KV tile to L2, one token at a time.
+struct Prefetch {
+  const unsigned char* const* rows =
+      nullptr;        ///< [kTileTokens], or [kTileTokens / 2] pairs; null = nothing to prefetch
+  int32_t begin = 0;  ///< bytes [begin, end) of a token's vector
+  int32_t end = 0;
+  int32_t pair_bytes = 0;  ///< of a token, in pairs; 0 = not in pairs
+
+  /// Prefetches the part of token `t`.
+  FOLIO_INLINE_MEMBER void issue(int32_t t) const {
+    if (rows == nullptr) return;
+    const unsigned char* const row = pair_bytes != 0 ? rows[t >> 1] + (t & 1) * pair_bytes : rows[t];
+    for (int32_t at = begin; at < end; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
+  }
+  /// Of `parts` equal ones, those in [first, last), in whole lines.
+  FOLIO_INLINE_MEMBER Prefetch part(int32_t first, int32_t last, int32_t parts) const {
+    const int32_t lines = (end - begin + kCacheLine - 1) / kCacheLine;
+    Prefetch some = *this;
+    some.begin = begin + lines * first / parts * kCacheLine;
+    some.end = smaller(end, begin + lines * smaller(last, parts) / parts * kCacheLine);
+    return some;
+  }
+
+ private:
+  static constexpr int32_t kCacheLine = 64;
+};
+
 template <DType kType>
 static void load_q_as(const WorkTileParams& work) {
   for (int32_t r = 0; r < work.num_rows; ++r) {

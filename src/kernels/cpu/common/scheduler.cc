@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/cpu/common/kernel.hpp"
 #include "scheduler/mask_bounds.hpp"
 
@@ -106,64 +108,156 @@ void bind_rows(const AttentionParams& params, const scheduler::WorkTile& tile, Q
   }
 }
 
-/// Adds the work tile's KV to the running state. A fixed split is a state of its own, which is then combined into the
-/// running one; only the first accumulates in place. Long ranges are divided in the same way: float32 sums of more keys
-/// would drift.
-void accumulate(const Collective& collective, const WorkerScratch& scratch, bool in_place, WorkTileParams& work) {
-  const int32_t end = work.kv.kv_end;
-  for (int32_t begin = work.kv.kv_begin; begin < end; begin = work.kv.kv_end, in_place = false) {
-    const int32_t first = begin / kMaxStateTokens * kMaxStateTokens;
-    work.kv.kv_begin = begin;
-    work.kv.kv_end = end - first > kMaxStateTokens ? first + kMaxStateTokens : end;
-    work.state = in_place ? scratch.running : scratch.split;
-    if (!in_place) clear(scratch.split, work.num_rows, work.v_stride);
-    collective.mainloop(work);
-    for (int32_t r = 0; !in_place && r < work.num_rows; ++r) {
-      collective.combine_states(scratch.running.row_max + r, scratch.running.row_sum + r,
-                                scratch.running.acc + r * work.v_stride, scratch.split.row_max[r],
-                                scratch.split.row_sum[r], scratch.split.acc + r * work.v_stride, work.head_dim_v);
+/// The state of rows from `row` on.
+SoftmaxState rows_from(const SoftmaxState& state, int32_t row, int32_t v_stride) {
+  return {.row_max = state.row_max + row, .row_sum = state.row_sum + row, .acc = state.acc + int64_t{row} * v_stride};
+}
+
+/// Work tiles that one accumulation takes, from kStart to kFinish, and KV heads whose accumulations follow it in the
+/// worker's list and differ in the head alone.
+struct Accumulation {
+  int32_t tiles;
+  int32_t heads;
+};
+
+bool differ_in_head_alone(const scheduler::WorkTile& a, const scheduler::WorkTile& b, int32_t heads) {
+  return b.kv_head == a.kv_head + heads && b.segment == a.segment && b.kv_row == a.kv_row && b.request == a.request &&
+         b.row_begin == a.row_begin && b.row_end == a.row_end && b.kv_begin == a.kv_begin && b.kv_end == a.kv_end &&
+         b.flags == a.flags;
+}
+
+/// The accumulation that begins at work tile `first` of a worker's list, with at most `max_heads` heads.
+Accumulation accumulation_at(const scheduler::WorkTile* first, const scheduler::WorkTile* end, int32_t max_heads) {
+  Accumulation found{1, 1};
+  while ((first[found.tiles - 1].flags & scheduler::kFinish) == 0) ++found.tiles;
+  for (; found.heads < max_heads; ++found.heads) {
+    const scheduler::WorkTile* const next = first + found.heads * found.tiles;
+    if (end - next < found.tiles) break;
+    int32_t same = 0;
+    while (same < found.tiles && differ_in_head_alone(first[same], next[same], found.heads)) ++same;
+    if (same < found.tiles) break;
+  }
+  return found;
+}
+
+/// A worker's walk over its list.
+class Worker {
+ public:
+  Worker(const Collective& collective, const AttentionParams& params, int32_t worker)
+      : collective_(collective),
+        params_(params),
+        scratch_(carve_scratch(*params.config, params.tile,
+                               params.scratch + static_cast<size_t>(worker) * params.scratch_stride,
+                               collective_scratch_bytes(collective, *params.config, params.tile))) {
+    const AttentionConfig& config = *params.config;
+    WorkTileParams& work = heads_[0];
+    work.tile_rows = params.tile.rows;
+    work.head_dim_qk = config.head_dim_qk;
+    work.head_dim_v = config.head_dim_v;
+    work.qk_stride = padded(config.head_dim_qk, kDimPadding);
+    work.v_stride = padded(config.head_dim_v, kDimPadding);
+    work.q_dtype = config.q;
+    work.soft_cap = params.args->logits_soft_cap;
+    work.alibi = params.args->alibi_slopes != nullptr;
+    work.scratch = scratch_.tile;
+    if (scratch_.tile.rope != nullptr) {
+      set_rope_frequencies(params.args->rope, config.head_dim_qk, scratch_.tile.rope);
+    }
+    work.rope = scratch_.tile.rope;
+    for (WorkTileParams& head : heads_) head = work;
+  }
+
+  void run(const scheduler::WorkTile* tile, const scheduler::WorkTile* end) {
+    while (tile != end) {
+      const Accumulation accumulation = accumulation_at(tile, end, max_heads(*tile));
+      run(tile, accumulation);
+      tile += accumulation.tiles * accumulation.heads;
     }
   }
-}
+
+ private:
+  /// Rows of scratch memory from one head's to the next one's.
+  static int32_t row_stride(const scheduler::WorkTile& tile) {
+    return padded(tile.row_end - tile.row_begin, kRowPadding);
+  }
+
+  /// KV heads that may be walked together: their rows fit the scratch memory of one full work tile.
+  int32_t max_heads(const scheduler::WorkTile& tile) const {
+    const int32_t rows = tile.row_end - tile.row_begin;
+    if (collective_.min_rows_of_heads == 0 || rows < collective_.min_rows_of_heads) return 1;
+    return std::clamp(params_.tile.rows / row_stride(tile), 1, kMaxHeads);
+  }
+
+  void run(const scheduler::WorkTile* first, Accumulation accumulation) {
+    const int32_t stride = row_stride(*first);
+    const int32_t v_stride = heads_[0].v_stride;
+    for (int32_t i = 0; i < accumulation.tiles; ++i) {
+      for (int32_t h = 0; h < accumulation.heads; ++h) {
+        const scheduler::WorkTile& tile = first[h * accumulation.tiles + i];
+        WorkTileParams& work = heads_[h];
+        work.kv = bind_kv(params_, tile);
+        work.num_rows = tile.row_end - tile.row_begin;
+        work.rows = scratch_.rows + h * stride;
+        work.scratch.q = scratch_.tile.q + h * stride * work.qk_stride;
+        work.scratch.reordered_q = scratch_.tile.reordered_q + h * stride * scratch_.tile.reordered_stride;
+        bind_rows(params_, tile, scratch_.rows + h * stride);
+        if (i > 0) continue;
+        collective_.load_q(work);
+        clear(rows_from(scratch_.running, h * stride, v_stride), work.num_rows, v_stride);
+      }
+      const bool in_place = i == 0 || (first[i].flags & scheduler::kFold) == 0;
+      if (first[i].kv_begin < first[i].kv_end) accumulate(accumulation.heads, stride, in_place);
+    }
+    for (int32_t h = 0; h < accumulation.heads; ++h) {
+      run_epilogue(collective_, params_, first[(h + 1) * accumulation.tiles - 1],
+                   rows_from(scratch_.running, h * stride, v_stride), v_stride);
+    }
+  }
+
+  /// Adds the KV of the heads' work tiles to their running states. A fixed split is a state of its own, which is then
+  /// combined into the running one; only the first accumulates in place. Long ranges are divided in the same way:
+  /// float32 sums of more keys would drift.
+  void accumulate(int32_t num_heads, int32_t stride, bool in_place) {
+    const int32_t v_stride = heads_[0].v_stride;
+    const int32_t end = heads_[0].kv.kv_end;
+    for (int32_t begin = heads_[0].kv.kv_begin; begin < end; begin = heads_[0].kv.kv_end, in_place = false) {
+      const int32_t first = begin / kMaxStateTokens * kMaxStateTokens;
+      for (int32_t h = 0; h < num_heads; ++h) {
+        WorkTileParams& work = heads_[h];
+        work.kv.kv_begin = begin;
+        work.kv.kv_end = end - first > kMaxStateTokens ? first + kMaxStateTokens : end;
+        work.state = rows_from(in_place ? scratch_.running : scratch_.split, h * stride, v_stride);
+        if (!in_place) clear(work.state, work.num_rows, v_stride);
+      }
+      collective_.mainloop(heads_, num_heads);
+      for (int32_t h = 0; !in_place && h < num_heads; ++h) combine_split(heads_[h], h * stride);
+    }
+  }
+
+  /// Combines the split's state into the running one, of the rows of one head.
+  void combine_split(const WorkTileParams& work, int32_t row) {
+    const SoftmaxState running = rows_from(scratch_.running, row, work.v_stride);
+    for (int32_t r = 0; r < work.num_rows; ++r) {
+      collective_.combine_states(running.row_max + r, running.row_sum + r, running.acc + r * work.v_stride,
+                                 work.state.row_max[r], work.state.row_sum[r], work.state.acc + r * work.v_stride,
+                                 work.head_dim_v);
+    }
+  }
+
+  const Collective& collective_;
+  const AttentionParams& params_;
+  const WorkerScratch scratch_;
+  WorkTileParams heads_[kMaxHeads];
+};
 
 }  // namespace
 
 void run_worker(const Collective& collective, const AttentionParams& params, int32_t worker) noexcept {
-  const AttentionConfig& config = *params.config;
   const scheduler::PlanView& plan = params.plan;
   const int32_t begin = plan.worker_indptr[worker];
   const int32_t end = plan.worker_indptr[worker + 1];
   if (begin == end) return;
-  const WorkerScratch scratch =
-      carve_scratch(config, params.tile, params.scratch + static_cast<size_t>(worker) * params.scratch_stride,
-                    collective_scratch_bytes(collective, config, params.tile));
-  WorkTileParams work;
-  work.tile_rows = params.tile.rows;
-  work.rows = scratch.rows;
-  work.head_dim_qk = config.head_dim_qk;
-  work.head_dim_v = config.head_dim_v;
-  work.qk_stride = padded(config.head_dim_qk, kDimPadding);
-  work.v_stride = padded(config.head_dim_v, kDimPadding);
-  work.q_dtype = config.q;
-  work.soft_cap = params.args->logits_soft_cap;
-  work.alibi = params.args->alibi_slopes != nullptr;
-  work.scratch = scratch.tile;
-  if (scratch.tile.rope != nullptr) set_rope_frequencies(params.args->rope, config.head_dim_qk, scratch.tile.rope);
-  work.rope = scratch.tile.rope;
-  for (int32_t i = begin; i < end; ++i) {
-    const scheduler::WorkTile& tile = plan.work_tiles[i];
-    const bool start = (tile.flags & scheduler::kStart) != 0;
-    const bool fold = (tile.flags & scheduler::kFold) != 0;
-    work.kv = bind_kv(params, tile);
-    work.num_rows = tile.row_end - tile.row_begin;
-    bind_rows(params, tile, scratch.rows);
-    if (start) {
-      collective.load_q(work);
-      clear(scratch.running, work.num_rows, work.v_stride);
-    }
-    if (tile.kv_begin < tile.kv_end) accumulate(collective, scratch, start || !fold, work);
-    if ((tile.flags & scheduler::kFinish) != 0) run_epilogue(collective, params, tile, scratch.running, work.v_stride);
-  }
+  Worker(collective, params, worker).run(plan.work_tiles + begin, plan.work_tiles + end);
 }
 
 }  // namespace folio::inline v0::kernels::cpu

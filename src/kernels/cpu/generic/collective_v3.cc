@@ -7,6 +7,7 @@ namespace folio::inline v0::kernels::generic {
 const cpu::Collective kV3Collective{.load_q = cpu::FOLIO_ISA::load_rotated_q,
                                     .mainloop = cpu::FOLIO_ISA::mainloop,
                                     .combine_states = cpu::FOLIO_ISA::combine_states,
-                                    .applies_rope = true};
+                                    .applies_rope = true,
+                                    .min_rows_of_heads = 1};
 
 }  // namespace folio::inline v0::kernels::generic

@@ -78,7 +78,7 @@ static void qk_block_from_cache(const WorkTileParams& work, int32_t r, const uns
   const int32_t whole = work.head_dim_qk / kLanes * kLanes;
   const int32_t padded = (work.head_dim_qk + kLanes - 1) / kLanes * kLanes;
   for (int32_t t = 0; t < kTileTokens; t += kTokens) {
-    for (int32_t j = 0; j < kTokens; ++j) prefetch.issue(t + j, 0, 1);
+    for (int32_t j = 0; j < kTokens; ++j) prefetch.issue(t + j);
     const unsigned char* const* const rows = k_rows + t;
     const float* const q = work.scratch.q + r * work.qk_stride;
     float* const scores = work.scratch.p + r * kTileTokens + t;
@@ -111,7 +111,7 @@ static void qk_from_upcast(const WorkTileParams& work, int32_t first, const unsi
   const int32_t stride = work.qk_stride;
   for (int32_t t = 0; t < kTileTokens; t += 4) {
     for (int32_t j = 0; j < 4; ++j) {
-      prefetch.issue(t + j, 0, 1);
+      prefetch.issue(t + j);
       convert_row<kType>(k_rows[t + j], work.head_dim_qk, k + j * stride);
       if (work.rope != nullptr) rotate(work, key_position(work.kv, int64_t{first} + t + j), k + j * stride);
     }
@@ -191,16 +191,7 @@ static void pv_rows_from_upcast(const WorkTileParams& work, const uint64_t* visi
   pv_blocks_from_upcast<kRows, kValueVecs<kRows>>(work, r, 0, {__builtin_ctzll(any), 64 - __builtin_clzll(any)});
 }
 
-/// Of so many neighbouring blocks of GEMM1 one prefetches, where registers are so narrow that a block is less than a
-/// cache line.
-FOLIO_INLINE constexpr int32_t blocks_of_prefetch(int64_t block_bytes) {
-  return kBlockScores > kLanes && block_bytes < kCacheLine ? static_cast<int32_t>(kCacheLine / block_bytes) : 1;
-}
-template <DType kType, int kVecs>
-inline constexpr int32_t kBlocksOfPrefetch = blocks_of_prefetch(kVecs* kLanes* element_bytes(kType));
-
-/// One block of GEMM1 straight from the cache; V is upcast on load. Issues its share of `prefetch`: one of as many
-/// parts as the dimension has blocks, or groups of kBlocksOfPrefetch blocks.
+/// One block of GEMM1 straight from the cache; V is upcast on load.
 template <DType kType, bool kPairs, int kRows, int kVecs>
 FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
                                       int32_t d, TokenSpan span, const Prefetch& prefetch) {
@@ -208,14 +199,11 @@ FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, con
   const int32_t count = work.head_dim_v - d;  // fewer than kVecs * kLanes only where kVecs is 1
   const float* const p = work.scratch.p + r * kTileTokens;
   float* const acc = work.state.acc + r * work.v_stride + d;
-  constexpr int32_t kPartElements = kVecs * kLanes * kBlocksOfPrefetch<kType, kVecs>;
-  const int32_t part = d / kPartElements;
-  const int32_t parts = (work.head_dim_v + kPartElements - 1) / kPartElements;
   PvAccumulator<kRows, kVecs> block;
   if constexpr (kPairs) {
     for (int32_t pair = span.begin / 2; pair < (span.end + 1) / 2; ++pair) {
-      prefetch.issue(2 * pair, part, parts);
-      prefetch.issue(2 * pair + 1, part, parts);
+      prefetch.issue(2 * pair);
+      prefetch.issue(2 * pair + 1);
       const unsigned char* const row = v_rows[pair] + 2 * d * kElement;
       Vec even[kVecs];
       Vec odd[kVecs];
@@ -231,7 +219,7 @@ FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, con
     }
   } else {
     for (int32_t t = span.begin; t < span.end; ++t) {
-      prefetch.issue(t, part, parts);
+      prefetch.issue(t);
       const unsigned char* const row = v_rows[t] + d * kElement;
       Vec values[kVecs];
 #pragma GCC unroll 8
@@ -245,17 +233,14 @@ FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, con
   block.add_to_acc(acc, work.v_stride, work.scratch.rescale + r);
 }
 
+/// Components [d, head_dim_v), in blocks of kVecs registers, then smaller ones. Each issues its share of `prefetch`.
 template <DType kType, bool kPairs, int kRows, int kVecs>
 FOLIO_INLINE void pv_blocks_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
                                        int32_t d, TokenSpan span, const Prefetch& prefetch) {
+  const int32_t parts = (work.head_dim_v + kLanes - 1) / kLanes;
   for (; kVecs == 1 ? d < work.head_dim_v : d + kVecs * kLanes <= work.head_dim_v; d += kVecs * kLanes) {
-    if constexpr (kBlocksOfPrefetch<kType, kVecs> == 1) {
-      pv_block_from_cache<kType, kPairs, kRows, kVecs>(work, r, v_rows, d, span, prefetch);
-    } else {
-      const bool issues = d % (kVecs * kLanes * kBlocksOfPrefetch<kType, kVecs>) == 0;
-      const Prefetch share = issues ? prefetch : Prefetch{};
-      pv_block_from_cache<kType, kPairs, kRows, kVecs>(work, r, v_rows, d, span, share);
-    }
+    const Prefetch share = prefetch.part(d / kLanes, d / kLanes + kVecs, parts);
+    pv_block_from_cache<kType, kPairs, kRows, kVecs>(work, r, v_rows, d, span, share);
   }
   if constexpr (kVecs > 1) pv_blocks_from_cache<kType, kPairs, kRows, kVecs / 2>(work, r, v_rows, d, span, prefetch);
 }
@@ -272,7 +257,7 @@ template <DType kType>
 static void upcast_v(const WorkTileParams& work, const LocatedTile& located, const Prefetch& prefetch) {
   float* const v = work.scratch.v;
   for (int32_t t = 0; t < kTileTokens; ++t) {
-    prefetch.issue(t, 0, 1);
+    prefetch.issue(t);
     if (!work.kv.packed_v) {
       convert_row<kType>(located.rows.v[t], work.head_dim_v, v + t * work.v_stride);
     } else if constexpr (kType != DType::kFloat32) {

@@ -3,7 +3,7 @@
 #include "kernels/cpu/common/softmax.hpp"
 #include "kernels/cpu/generic/gemm.hpp"
 
-/// The mainloop of the portable kernel: over the KV tiles of a work tile, 64 tokens each. One thread is producer and
+/// The mainloop of the portable kernel: over the KV tiles of work tiles, 64 tokens each. One thread is producer and
 /// consumer.
 ///
 ///     find_tile (page table, mask)      KV tile i            prefetched meanwhile, to L2
@@ -12,29 +12,37 @@
 ///     softmax_row   row_max, P, row_sum
 ///     gemm_pv   O = O * rescale + P V   V upcast on load     K of tile i + 1
 ///
+/// With several KV heads, tile i + 1 is the next head's of the same tokens, then the first head's next: memory is read
+/// about in its order. Prefetches then run a whole tile ahead: K of tile i + 1 in gemm_qk, V of tile i + 1 in gemm_pv.
+///
 /// Up to 8 rows (decode) load K and V straight from the cache. More rows (prefill) share upcast copies in scratch
 /// memory. Both do the same operations in the same order, so that their bits are equal.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 template <DType kType>
-static void mainloop_as(const WorkTileParams& work) {
-  const KvOperand& kv = work.kv;
-  const TileScratch& scratch = work.scratch;
+static void mainloop_as(const WorkTileParams* heads, int32_t num_heads) {
+  const KvOperand& kv = heads[0].kv;
+  const TileScratch& scratch = heads[0].scratch;
   LocatedTile located[2];
   for (int i = 0; i < 2; ++i) {
     const unsigned char** const rows = scratch.rows + 2 * i * kTileTokens;
-    located[i].rows = {rows, rows + kTileTokens, scratch.pairs + 8 * i * work.v_stride};
-    located[i].visible = scratch.visible + i * padded_rows(work.num_rows);
+    located[i].rows = {rows, rows + kTileTokens, scratch.pairs + 8 * i * heads[0].v_stride};
+    located[i].visible = scratch.visible + i * padded_rows(heads[0].num_rows);
   }
-  const auto k_bytes = static_cast<int32_t>(work.head_dim_qk * element_bytes(kType));
-  const auto v_bytes = static_cast<int32_t>(work.head_dim_v * element_bytes(kType));
+  const auto k_bytes = static_cast<int32_t>(heads[0].head_dim_qk * element_bytes(kType));
+  const auto v_bytes = static_cast<int32_t>(heads[0].head_dim_v * element_bytes(kType));
+  const int32_t v_pair_bytes = kv.packed_v ? v_bytes : 0;
   const bool v_is_k = kv.v >= kv.k && kv.v < kv.k + k_bytes;
-  bool more = find_tile(work, kv.kv_begin / kTileTokens * kTileTokens, located[0]);
+  int32_t head = 0;
+  bool more = find_tile(heads[0], kv.kv_begin / kTileTokens * kTileTokens, located[0]);
   for (int current = 0; more; current ^= 1) {
+    const WorkTileParams& work = heads[head];
     const LocatedTile& now = located[current];
     LocatedTile& next = located[current ^ 1];
-    more = find_tile(work, now.tile.first + kTileTokens, next);
-    gemm_qk<kType>(work, now, {v_is_k ? nullptr : now.rows.v, v_bytes, kv.packed_v});
+    more = next_tile(heads, num_heads, now, head, next);
+    const Prefetch next_k{more ? next.rows.k : nullptr, 0, k_bytes, 0};
+    const Prefetch v{v_is_k ? nullptr : now.rows.v, 0, v_bytes, v_pair_bytes};
+    gemm_qk<kType>(work, now, num_heads > 1 ? next_k : v);
     for (int32_t r = 0; r < work.num_rows; ++r) {
       float* const p = scratch.p + r * kTileTokens;
       if (now.visible[r] != 0) {
@@ -44,17 +52,18 @@ static void mainloop_as(const WorkTileParams& work) {
         __builtin_memset(p, 0, kTileTokens * sizeof(float));
       }
     }
-    gemm_pv<kType>(work, now, {more ? next.rows.k : nullptr, k_bytes, false});
+    const Prefetch next_v{more && !v_is_k ? next.rows.v : nullptr, 0, v_bytes, v_pair_bytes};
+    gemm_pv<kType>(work, now, num_heads > 1 ? next_v : next_k);
   }
 }
 
-static void mainloop(const WorkTileParams& work) noexcept {
-  switch (work.kv.dtype) {
-    case DType::kFloat32: mainloop_as<DType::kFloat32>(work); break;
-    case DType::kFloat16: mainloop_as<DType::kFloat16>(work); break;
-    case DType::kBFloat16: mainloop_as<DType::kBFloat16>(work); break;
-    case DType::kFloat8E4M3: mainloop_as<DType::kFloat8E4M3>(work); break;
-    case DType::kFloat8E5M2: mainloop_as<DType::kFloat8E5M2>(work); break;
+static void mainloop(const WorkTileParams* heads, int32_t num_heads) noexcept {
+  switch (heads[0].kv.dtype) {
+    case DType::kFloat32: mainloop_as<DType::kFloat32>(heads, num_heads); break;
+    case DType::kFloat16: mainloop_as<DType::kFloat16>(heads, num_heads); break;
+    case DType::kBFloat16: mainloop_as<DType::kBFloat16>(heads, num_heads); break;
+    case DType::kFloat8E4M3: mainloop_as<DType::kFloat8E4M3>(heads, num_heads); break;
+    case DType::kFloat8E5M2: mainloop_as<DType::kFloat8E5M2>(heads, num_heads); break;
     case DType::kFloat4E2M1x2:
     case DType::kUnset: break;
   }

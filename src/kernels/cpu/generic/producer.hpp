@@ -5,30 +5,6 @@
 /// Prefetch, and the rotary embedding of Q and K.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
-inline constexpr int32_t kCacheLine = 64;
-
-/// Prefetches the K or V rows of a KV tile to L2, one token at a time.
-struct Prefetch {
-  const unsigned char* const* rows =
-      nullptr;        ///< [kTileTokens], or [kTileTokens / 2] pairs; null = nothing to prefetch
-  int32_t bytes = 0;  ///< of a token's vector
-  bool pairs = false;
-
-  /// Prefetches part `part` of `parts` of one row. `step` counts the tokens of the tile at work; steps visit the four
-  /// quarters of the prefetched tile in turn: different pages, where pages have 16 tokens.
-  FOLIO_INLINE_MEMBER void issue(int32_t step, int32_t part, int32_t parts) const {
-    if (rows == nullptr) return;
-    const unsigned char* row;
-    if (pairs) {
-      row = rows[(step >> 1 & 3) * (kTileTokens / 8) + (step >> 3)] + (step & 1) * bytes;
-    } else {
-      row = rows[(step & 3) * (kTileTokens / 4) + (step >> 2)];
-    }
-    const int32_t end = bytes * (part + 1) / parts;
-    for (int32_t at = bytes * part / parts; at < end; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
-  }
-};
-
 /// Cosine and sine of a position's angles, each within 2^-22 of the exact value.
 struct Rotation {
   Vec cosine;
