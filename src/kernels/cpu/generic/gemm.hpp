@@ -124,9 +124,10 @@ static void qk_from_upcast(const WorkTileParams& work, int32_t first, const unsi
   }
 }
 
-/// Registers of V's components that a block of kRows rows keeps at a time: what the register file holds.
-template <int kRows>
-inline constexpr int kValueVecs = kVecRegisters / 4 / (kRows <= 2 ? 1 : 2);
+/// Registers of V's components that a block of kRows rows keeps at a time: what the register file holds. With 16 of 8
+/// lanes, a third one hides more of a multiply-add's latency; a pair of tokens has no room for it.
+template <int kRows, bool kPairs = false>
+inline constexpr int kValueVecs = kLanes == 8 && kRows > 2 && !kPairs ? 3 : kVecRegisters / 4 / (kRows <= 2 ? 1 : 2);
 
 /// Tokens of a KV tile.
 struct TokenSpan {
@@ -250,7 +251,7 @@ FOLIO_INLINE void pv_blocks_from_cache(const WorkTileParams& work, int32_t r, co
 template <DType kType, bool kPairs, int kRows>
 static void pv_rows_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
                                TokenSpan span, const Prefetch& prefetch) {
-  pv_blocks_from_cache<kType, kPairs, kRows, kValueVecs<kRows>>(work, r, v_rows, 0, span, prefetch);
+  pv_blocks_from_cache<kType, kPairs, kRows, kValueVecs<kRows, kPairs>>(work, r, v_rows, 0, span, prefetch);
 }
 
 template <DType kType>
