@@ -174,6 +174,8 @@ void bind_handles(nb::module_& m) {
         "config", [](const AttentionOp& self) { return AttentionConfig(self.config()); },
         "A copy of the configuration, with what was left to a default filled in.")
       .def_prop_ro("kernel_name", &AttentionOp::kernel_name, "The kernel's name, as force_kernel takes it.")
+      .def_prop_ro("p_dtype", &AttentionOp::p_dtype,
+                   "What probabilities are rounded to before they meet V; float32: not.")
       .def_prop_ro("fp8_mma", &AttentionOp::fp8_mma, "Whether fp8 is multiplied as it is.")
       .def_prop_ro(
           "context", [](const AttentionOp& self) { return Context(self.context()); }, "Its Context.")

@@ -319,7 +319,8 @@ bool AttentionOp::fp8_mma() const noexcept {
 DType AttentionOp::p_dtype() const noexcept {
   const detail::Pass& pass = state_->passes.front();
   if (pass.fp8_mma) return DType::kFloat8E4M3;
-  return pass.gpu_kernel != nullptr ? pass.gpu_kernel->p_dtype(state_->config) : pass.cpu_kernel->p_dtype;
+  return pass.gpu_kernel != nullptr ? pass.gpu_kernel->p_dtype(state_->config)
+                                    : pass.cpu_kernel->p_dtype(state_->config);
 }
 const attention::GpuBackend* detail::OpState::gpu() const noexcept {
   return context.state().gpu.get();

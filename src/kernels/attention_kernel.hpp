@@ -45,8 +45,9 @@ struct AttentionKernel {
   /// The cache that it reads fastest (KvFormatAdvice).
   KvFormat best_format = KvFormat::kStrided;
   int32_t best_page_size = 32;
-  /// What P is rounded to before GEMM1; row_sum stays the float32 sum of the unrounded exponentials.
-  DType p_dtype = DType::kFloat32;
+  /// What P is rounded to before GEMM1 (kFloat32: not at all); row_sum stays the float32 sum of the unrounded
+  /// exponentials.
+  DType (*p_dtype)(const AttentionConfig& config) = [](const AttentionConfig&) { return DType::kFloat32; };
   /// False where another kernel is faster on a CPU with these features: it then comes behind all others. Null = true.
   bool (*preferred)(const platform::CpuFeatures& features) = nullptr;
 };

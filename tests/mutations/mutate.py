@@ -35,8 +35,7 @@ from mutations import MUTATIONS, PREPARATIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The test programs and the directories that they test. A mistake is tried on those nearest to its file first; then in this
-# order, the quickest first. The AMX kernel's needs a CPU with AVX-512 VBMI: without
-# one, mistakes in its files are not tried.
+# order, the quickest first.
 TESTS = {
     "folio_backends_dispatch_test": "src/backends/dispatch",
     "folio_backends_flashinfer_test": "src/backends/flashinfer",
@@ -70,6 +69,8 @@ TESTS = {
     "folio_backends_invariance_test": "tests/backends",
     "folio_backends_batches_test": "tests/backends",
 }
+# What the CPU must have for the tests of some files to run: mistakes there are not tried without it.
+NEEDED_FEATURES = {"/cpu/amx/": "avx512vbmi", "/cpu/avx512/": "avx512_bf16"}
 NOT_COPIED = shutil.ignore_patterns("build", "build-*", ".git", ".cache", "__pycache__", "_skbuild")
 CMAKE_OPTIONS = [
     "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1", "-DBUILD_SHARED_LIBS=OFF", "-DFOLIO_BUILD_STATIC_TOO=OFF",
@@ -132,8 +133,9 @@ class Copy:
 
     def try_mutation(self, mutation):
         start = time.monotonic()
-        if any("/amx/" in edit.file for edit in mutation.edits) and not has_vbmi():
-            return Result(mutation, "not tried", "its tests need a CPU with AVX-512 VBMI", 0.0)
+        for part, feature in NEEDED_FEATURES.items():
+            if any(part in edit.file for edit in mutation.edits) and not has(feature):
+                return Result(mutation, "not tried", f"its tests need a CPU with {feature}", 0.0)
         originals = {edit.file: (self.source / edit.file).read_text() for edit in mutation.edits}
         for edit in mutation.edits:
             apply(self.source, edit)
@@ -152,9 +154,9 @@ class Copy:
         return Result(mutation, "MISSED", "", time.monotonic() - start)
 
 
-def has_vbmi():
+def has(feature):
     cpuinfo = pathlib.Path("/proc/cpuinfo")
-    return cpuinfo.exists() and "avx512_vbmi" in cpuinfo.read_text(encoding="utf-8")
+    return cpuinfo.exists() and feature in cpuinfo.read_text(encoding="utf-8").split()
 
 
 def nearest_first(mutation, tests):

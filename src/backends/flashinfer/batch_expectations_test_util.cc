@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "backends/flashinfer/batch_test_util.hpp"
+#include "folio/attention.hpp"
 #include "folio/reference.hpp"
 #include "folio/types/float_convert.hpp"
 
@@ -75,11 +76,24 @@ class Expectation {
 
 }  // namespace
 
+double BatchFixture::p_roundoff() const {
+  AttentionConfig config;
+  config.num_q_heads = setup.num_heads;
+  config.num_kv_heads = setup.num_kv_heads;
+  config.head_dim_qk = config.head_dim_v = setup.head_size;
+  config.page_size = setup.page_size;
+  config.q = q_dtype();
+  config.kv = cache_dtype();
+  config.out = DType::kFloat32;
+  return unit_roundoff(prepare(context, config).p_dtype());
+}
+
 std::string BatchFixture::wrong_output() const {
   Expectation expectation(*this, history_, sm_scale());
-  // The output is rounded to the model's dtype once, and kernels may round every probability to it; the rest is
-  // float32: exponentials, sums and logits of at most 2^6 roundings each.
+  // The output is rounded to the model's dtype once, and kernels may round every probability to it, or to what they
+  // say; the rest is float32: exponentials, sums and logits of at most 2^6 roundings each.
   const double unit = unit_roundoff(setup.model_dtype);
+  const double p_unit = std::max(unit, p_roundoff());
   constexpr double kFloat32Work = 0x1p-24 * 64;
   std::vector<double> expected(static_cast<size_t>(setup.head_size));
   std::vector<double> magnitude(expected.size());
@@ -90,7 +104,7 @@ std::string BatchFixture::wrong_output() const {
     expectation.row(row / setup.num_heads, row % setup.num_heads, false, expected);
     expectation.row(row / setup.num_heads, row % setup.num_heads, true, magnitude);
     for (size_t d = 0; d < expected.size(); ++d) {
-      const double allowed = unit * std::abs(expected[d]) + (unit + kFloat32Work) * magnitude[d];
+      const double allowed = unit * std::abs(expected[d]) + (p_unit + kFloat32Work) * magnitude[d];
       const float actual =
           load_as_float(out_memory.data(), setup.model_dtype, int64_t{row} * setup.head_size + static_cast<int64_t>(d));
       if (!(std::abs(actual - expected[d]) <= allowed)) {  // NaN is wrong too

@@ -90,6 +90,9 @@ class BatchFixture {
   /// Compares the whole cache, element by element, with what it must hold after the step. Likewise.
   std::string wrong_cache() const;
 
+  /// Relative error of what kernels of the fixture's dtypes round probabilities to; 2^-24 where they do not.
+  double p_roundoff() const;
+
   int32_t num_tokens() const { return query_start_loc.back(); }
   /// The queries as they lie in q_memory, packed, wherever `query` points.
   ConstTensorView packed_query() const;

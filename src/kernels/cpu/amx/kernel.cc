@@ -71,7 +71,7 @@ AttentionKernel describe(const char* name, std::string (*is_unavailable)(const p
           .row_cost = 1,
           .best_format = KvFormat::kCpuPacked,
           .best_page_size = 32,  // 32 tokens of V fill a tile register
-          .p_dtype = DType::kBFloat16};
+          .p_dtype = [](const AttentionConfig&) { return DType::kBFloat16; }};
 }
 
 const AttentionKernel& attention_kernel() {

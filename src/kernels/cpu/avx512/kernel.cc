@@ -24,12 +24,23 @@ bool has_fast_bf16(const platform::CpuFeatures& features) {
   return !features.avx512_fp16;
 }
 
+bool is_bf16_or_fp8(DType dtype) {
+  return dtype == DType::kBFloat16 || is_fp8(dtype);
+}
+
+/// GEMM1 of bfloat16 and fp8 data goes by VDPBF16PS too.
+DType p_dtype_of_bf16(const AttentionConfig& config) {
+  const bool rounds = is_bf16_or_fp8(config.q) && (is_bf16_or_fp8(config.kv) || is_bf16_or_fp8(config.ragged_kv));
+  return rounds ? DType::kBFloat16 : DType::kFloat32;
+}
+
 }  // namespace
 
 std::span<const AttentionKernel* const> attention_kernels() {
   static const AttentionKernel bf16 = [] {
     AttentionKernel kernel = cpu::attention_kernel<kBf16Collective>("avx512-bf16", needs_bf16, KvFormat::kCpuPacked);
     kernel.preferred = has_fast_bf16;
+    kernel.p_dtype = p_dtype_of_bf16;
     return kernel;
   }();
   static const AttentionKernel plain = cpu::attention_kernel<kCollective>("avx512", needs_vbmi, KvFormat::kCpuPacked);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cpu/avx512/gemm.hpp"
+#include "kernels/cpu/avx512/gemm_pv_bf16.hpp"
 #include "kernels/cpu/common/softmax.hpp"
 
 /// The mainloop of the AVX-512 kernel: over the KV tiles of work tiles, 64 tokens each. One thread is producer and
@@ -52,13 +53,24 @@ static void mainloop_as(const WorkTileParams* heads, int32_t num_heads) {
         scratch.rescale[r] = 1.0f;
         __builtin_memset(p, 0, kTileTokens * sizeof(float));
       }
+#if defined(__AVX512BF16__)
+      if constexpr (kDot) round_p(p);
+#endif
     }
     const Prefetch next_v{more && !v_is_k ? next.rows.v : nullptr, 0, v_bytes, v_pair_bytes};
-    gemm_pv<kType>(work, now, num_heads > 1 ? next_v : next_k);
+    const Prefetch& during_pv = num_heads > 1 ? next_v : next_k;
+#if defined(__AVX512BF16__)
+    if constexpr (kDot) {
+      gemm_pv_bf16<kType>(work, now, during_pv);
+      continue;
+    }
+#endif
+    gemm_pv<kType>(work, now, during_pv);
   }
 }
 
-/// Chooses GEMM0: float32, or VDPBF16PS where the instruction set has it and Q and K are bfloat16 without rounding.
+/// Chooses the GEMMs: float32, or VDPBF16PS where the instruction set has it and Q, K and V are bfloat16 without
+/// rounding.
 template <DType kType>
 FOLIO_INLINE void mainloop_for(const WorkTileParams* heads, int32_t num_heads) {
 #if defined(__AVX512BF16__)

@@ -114,6 +114,7 @@ inline constexpr int kUnitDims = kUnitVecs * kLanes;
 struct alignas(64) LineOrder {
   uint8_t doubled_fp8[64];    ///< of 32 fp8 values: 0, 0, 16, 16, 1, 1, 17, 17, ...
   uint8_t paired_fp8[64];     ///< of 32 pairs: such that upcasting gives components 0 to 15 and 16 to 31
+  uint8_t two_rows_fp8[64];   ///< the same of two rows: bytes of the first, and 64 more for the second
   uint16_t halves[32];        ///< of 32 words: 0, 16, 1, 17, ...
   uint16_t split_halves[32];  ///< of 16 pairs of words: 0, 2, 4, ..., 1, 3, 5, ...
 };
@@ -129,6 +130,8 @@ consteval LineOrder make_line_order() {
     const int to = i % 16 / 4 * 16 + i / 16 * 8 + i % 4 * 2;
     order.paired_fp8[to] = static_cast<uint8_t>(2 * i);
     order.paired_fp8[to + 1] = static_cast<uint8_t>(2 * i + 1);
+    order.two_rows_fp8[to] = static_cast<uint8_t>(i);
+    order.two_rows_fp8[to + 1] = static_cast<uint8_t>(64 + i);
   }
   return order;
 }

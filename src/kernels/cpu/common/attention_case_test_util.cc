@@ -286,7 +286,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   for (int32_t m = params.plan.num_combine_tiles - 1; m >= 0; --m) kernel.run_combine(params, m);
 
   result.plan = params.plan;
-  result.p_dtype = kernel.p_dtype;
+  result.p_dtype = kernel.p_dtype(config_);
   for (int64_t row = 0; row < rows; ++row) {
     for (int32_t d = 0; d < config_.head_dim_v; ++d) {
       result.out.push_back(load_as_float(out.data(), config_.out, row * stride + d));

@@ -25,6 +25,7 @@ struct Named {
   const char* name;
   const Collective* collective;
   bool available;
+  bool flushes_subnormals = false;  ///< takes bfloat16 below 2^-126 for zero, as VDPBF16PS does
 };
 
 std::vector<Named> every_collective() {
@@ -34,7 +35,7 @@ std::vector<Named> every_collective() {
   all.push_back({"v4", &generic::kV4Collective, platform::cpu_features().x86_64_v4()});
   const bool vbmi = platform::cpu_features().x86_64_v4() && platform::cpu_features().avx512vbmi;
   all.push_back({"avx512", &avx512::kCollective, vbmi});
-  all.push_back({"avx512_bf16", &avx512::kBf16Collective, vbmi && platform::cpu_features().avx512_bf16});
+  all.push_back({"avx512_bf16", &avx512::kBf16Collective, vbmi && platform::cpu_features().avx512_bf16, true});
 #endif
   return all;
 }
@@ -105,7 +106,8 @@ void expect_same(float got, float want, uint32_t code) {
 }
 
 /// Every stored value of the type as a component of Q, and of the V of an only token, whose p is 1.
-void check_all_codes(const Collective& collective, DType dtype, bool pairs) {
+void check_all_codes(const Named& named, DType dtype, bool pairs) {
+  const Collective& collective = *named.collective;
   const int32_t dim = 256;
   const int32_t element = size_of(dtype);
   const uint32_t codes = element == 1 ? 256 : 65536;
@@ -119,7 +121,8 @@ void check_all_codes(const Collective& collective, DType dtype, bool pairs) {
     std::memset(one.q.data(), 0, one.q.size());
     one.run(collective);
     for (uint32_t d = 0; d < dim; ++d) {
-      const float want = load_as_float(one.v.data(), dtype, pairs ? 2 * d : d);
+      float want = load_as_float(one.v.data(), dtype, pairs ? 2 * d : d);
+      if (named.flushes_subnormals && dtype == DType::kBFloat16 && std::fabs(want) < 0x1p-126f) want = 0.0f;
       expect_same(one.work.state.acc[d], want, first + d);
     }
     for (uint32_t d = 0; d < dim; ++d) {
@@ -162,7 +165,7 @@ TEST_P(CollectiveTest, Upcast_EveryStoredValue_IsExact) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
     for (const bool pairs : {false, true}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + (pairs ? " in pairs" : ""));
-      check_all_codes(collective(), dtype, pairs);
+      check_all_codes(GetParam(), dtype, pairs);
     }
   }
 }
