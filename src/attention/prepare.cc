@@ -130,8 +130,8 @@ std::vector<Candidate> candidates(const Context& context, const AttentionConfig&
     const std::string missing = kernel->unavailable(platform::cpu_features());
     all.push_back({.answer = ask(*kernel, missing, config), .cpu = kernel, .gpu = nullptr});
   }
-  std::stable_partition(all.begin(), all.end(), [](const Candidate& candidate) {
-    return candidate.cpu->preferred == nullptr || candidate.cpu->preferred(platform::cpu_features());
+  std::stable_partition(all.begin(), all.end(), [&](const Candidate& candidate) {
+    return candidate.cpu->preferred == nullptr || candidate.cpu->preferred(platform::cpu_features(), config);
   });
   return all;
 }

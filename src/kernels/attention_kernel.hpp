@@ -48,8 +48,9 @@ struct AttentionKernel {
   /// What P is rounded to before GEMM1 (kFloat32: not at all); row_sum stays the float32 sum of the unrounded
   /// exponentials.
   DType (*p_dtype)(const AttentionConfig& config) = [](const AttentionConfig&) { return DType::kFloat32; };
-  /// False where another kernel is faster on a CPU with these features: it then comes behind all others. Null = true.
-  bool (*preferred)(const platform::CpuFeatures& features) = nullptr;
+  /// False where another kernel is faster, or may be, on a CPU with these features: it then comes behind all others.
+  /// Null = true.
+  bool (*preferred)(const platform::CpuFeatures& features, const AttentionConfig& config) = nullptr;
 };
 
 /// Every CPU attention kernel of this build, the preferred first. `prepare` takes the first that is available and does

@@ -346,13 +346,10 @@ plant(rule, "heads-of-other-tokens-walked-together", TILE_LOOP,
 plant(rule, "more-heads-than-memory", TILE_LOOP, "params_.tile.rows / row_stride(tile), 1, kMaxHeads", "kMaxHeads, 1, kMaxHeads")
 plant(rule, "heads-combine-into-the-first", TILE_LOOP, "combine_split(heads_[h], h * stride)", "combine_split(heads_[h], 0)")
 
-rule = "P V of bfloat16 pairs"
-PV_BF16 = "src/kernels/cpu/avx512/gemm_pv_bf16.hpp"
-plant(rule, "bf16-p-of-the-other-token", PV_BF16, "load<int32_t>(p + i * kTileTokens + pair)", "load<int32_t>(p + i * kTileTokens + (pair ^ 1))")
-plant(rule, "bf16-sums-out-of-order", PV_BF16, "kType == DType::kBFloat16 && !kPairs;", "false;")
-plant(rule, "bf16-masked-nan-spreads", PV_BF16, "return non_finite != 0;", "return false;")
-plant(rule, "bf16-last-odd-token-lost", PV_BF16, "(65 - __builtin_clzll(any)) / 2", "(64 - __builtin_clzll(any)) / 2")
-plant(rule, "bf16-p-said-to-be-float32", "src/kernels/cpu/avx512/kernel.cc", "return rounds ? DType::kBFloat16", "return rounds ? DType::kFloat32")
+rule = "AMX: strided values"
+AMX_PRODUCER = "src/kernels/cpu/amx/producer.hpp"
+plant(rule, "amx-odd-row-lost", AMX_PRODUCER, "odd ? value_at(kv, first + t + 1) : zeros", "zeros")
+plant(rule, "amx-fp8-rows-out-of-turn", AMX_PRODUCER, "static_cast<uint8_t>(i / 2 + i % 2 * 64)", "static_cast<uint8_t>(i / 2 + i % 2 * 32)")
 
 rule = "sums over long contexts"
 plant(rule, "states-of-any-length", SHARED + "config.hpp", "kMaxStateTokens = 16384;", "kMaxStateTokens = 1 << 30;")

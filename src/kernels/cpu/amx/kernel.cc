@@ -27,13 +27,18 @@ std::string refusal(const AttentionConfig& config) {
       return core::message(name, " is ", dtype, "; the AMX kernel takes bfloat16, fp8_e4m3 and fp8_e5m2");
     }
   }
-  if (config.kv_format != KvFormat::kCpuPacked) return "kv_format is kStrided; the AMX kernel takes kCpuPacked";
   for (const auto& [name, dim] : {std::pair{"head_dim_qk", config.head_dim_qk}, {"head_dim_v", config.head_dim_v}}) {
     if (dim > kMaxHeadDim) {
       return core::message(name, " is ", dim, "; the AMX kernel takes multiples of 8 up to ", kMaxHeadDim);
     }
   }
   return cpu::refusal(config, false);
+}
+
+/// Strided caches are taken, and interleaved on the way in. That has not been measured against the AVX-512 kernel,
+/// which walks KV heads together, so it is not preferred.
+bool is_packed(const platform::CpuFeatures&, const AttentionConfig& config) {
+  return config.kv_format == KvFormat::kCpuPacked;
 }
 
 scheduler::TileShape tile(const AttentionConfig&) {
@@ -71,7 +76,8 @@ AttentionKernel describe(const char* name, std::string (*is_unavailable)(const p
           .row_cost = 1,
           .best_format = KvFormat::kCpuPacked,
           .best_page_size = 32,  // 32 tokens of V fill a tile register
-          .p_dtype = [](const AttentionConfig&) { return DType::kBFloat16; }};
+          .p_dtype = [](const AttentionConfig&) { return DType::kBFloat16; },
+          .preferred = is_packed};
 }
 
 const AttentionKernel& attention_kernel() {

@@ -62,8 +62,9 @@ TEST_P(AmxKernels, Output_RandomCases_MatchesReference) {
     constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
     one.config.kv = kTypes[i % 3];
     one.config.ragged_kv = taken.ragged_kv;
-    one.config.kv_format = taken.kv_format;
-    one.config.page_size = i % 4 == 0 ? 32 : 16 + 2 * (i % 25);
+    const bool strided = i % 5 < 2;
+    one.config.kv_format = strided ? KvFormat::kStrided : taken.kv_format;
+    one.config.page_size = i % 4 == 0 ? 32 : strided ? 1 + i % 49 : 16 + 2 * (i % 25);
     one.options.v_aliases_k = false;
     AttentionCase subject(one.config, one.batch, one.options, static_cast<uint32_t>(i));
     ASSERT_EQ(GetParam()->refusal(one.config), "");
@@ -171,7 +172,6 @@ TEST_P(AmxKernels, SayWhatTheyRefuseAndWhatTheyTake) {
   expect([](AttentionConfig& c) { c.q = DType::kFloat16; }, "q is float16", "bfloat16");
   expect([](AttentionConfig& c) { c.kv = DType::kFloat16; }, "kv is float16", "fp8_e4m3");
   expect([](AttentionConfig& c) { c.ragged_kv = DType::kFloat32; }, "ragged_kv is float32", "bfloat16");
-  expect([](AttentionConfig& c) { c.kv_format = KvFormat::kStrided; }, "kStrided", "kCpuPacked");
   expect([](AttentionConfig& c) { c.head_dim_qk = 264; }, "head_dim_qk is 264", "up to 256");
   expect([](AttentionConfig& c) { c.head_dim_v = 100; }, "head_dim_v is 100", "multiples of 8");
   expect([](AttentionConfig& c) { c.page_size = 14; }, "page_size 14", "16 or more");
@@ -219,6 +219,7 @@ TEST_P(AmxKernels, PromptBits_SplitIntoChunks_StayEqual) {
   config.determinism = Determinism::kScheduleInvariant;
   for (const int32_t window : {-1, 75}) {
     config.window_left = window;
+    config.kv_format = window < 0 ? KvFormat::kCpuPacked : KvFormat::kStrided;
     const int32_t length = 300;
     AttentionCase subject(config, paged_batch({length}, {length}), {}, 3);
     const Result whole = run_step(subject, *GetParam(), 0, length, 1);
@@ -242,7 +243,8 @@ TEST_P(AmxKernels, Kv_NonFiniteBeyondDiagonal_EarlierRowsUnchanged) {
     for (const int32_t q_len : {2, 4, 40}) {
       for (const float poison : {kNan, kInfinity, -kInfinity}) {
         for (const bool values : {false, true}) {
-          const AttentionConfig config = amx_config(head_dim);
+          AttentionConfig config = amx_config(head_dim);
+          config.kv_format = q_len == 4 ? KvFormat::kStrided : KvFormat::kCpuPacked;
           AttentionCase subject(config, paged_batch({q_len}, {320}), {}, 1);
           const Result clean = subject.run(*GetParam(), 1);
           const int32_t token = 320 - q_len / 2 - 1;

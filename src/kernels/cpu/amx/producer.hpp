@@ -124,23 +124,91 @@ static inline void produce_k(const WorkTileParams& work, TileOperands& operands)
   }
 }
 
+/// Bytes of two rows in turn: the order of _mm512_permutex2var_epi8.
+struct alignas(64) AlternateBytes {
+  uint8_t of[64];
+};
+consteval AlternateBytes make_alternate_bytes() {
+  AlternateBytes order{};
+  for (int i = 0; i < 64; ++i) order.of[i] = static_cast<uint8_t>(i / 2 + i % 2 * 64);
+  return order;
+}
+static constexpr AlternateBytes kAlternateBytes = make_alternate_bytes();
+
+/// Stores 32 components of two tokens as pairs in order, those of them that a row of `left` components has.
+FOLIO_INLINE void store_pairs(__m512i first, __m512i second, int32_t left, unsigned char* to) {
+  store(to, first);
+  if (left > kDimTile) store(to + 64, second);
+}
+
+/// The row of a pair from those of its two tokens.
+static inline void interleave_bf16(const unsigned char* even, const unsigned char* odd, int32_t dim,
+                                   unsigned char* to) {
+  const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i upper = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  for (int32_t d = 0; d < dim; d += 32, to += 128) {
+    const auto some = static_cast<__mmask32>(bit_range(0, dim - d));
+    const __m512i a = _mm512_maskz_loadu_epi16(some, even + d * kBf16Bytes);
+    const __m512i b = _mm512_maskz_loadu_epi16(some, odd + d * kBf16Bytes);
+    const __m512i low = _mm512_unpacklo_epi16(a, b);
+    const __m512i high = _mm512_unpackhi_epi16(a, b);
+    store_pairs(_mm512_permutex2var_epi64(low, lower, high), _mm512_permutex2var_epi64(low, upper, high), dim - d, to);
+  }
+}
+
+/// The same of fp8 rows.
+template <DType kType>
+static inline void interleave_fp8(const unsigned char* even, const unsigned char* odd, int32_t dim, unsigned char* to) {
+  const Fp8Lookup lookup = Fp8Lookup::of<kType>();
+  const __m512i order = load<__m512i>(kAlternateBytes.of);
+  for (int32_t d = 0; d < dim; d += 32, to += 128) {
+    const uint64_t some = bit_range(0, smaller(dim - d, 32));
+    const __m512i a = _mm512_maskz_loadu_epi8(some, even + d);
+    const __m512i b = _mm512_maskz_loadu_epi8(some, odd + d);
+    __m512i first;
+    __m512i second;
+    upcast_fp8_in_order(lookup, _mm512_permutex2var_epi8(a, order, b), first, second);
+    store_pairs(first, second, dim - d, to);
+  }
+}
+
+FOLIO_INLINE void interleave_rows(const KvOperand& kv, const unsigned char* even, const unsigned char* odd, int32_t dim,
+                                  unsigned char* to) {
+  if (kv.dtype == DType::kFloat8E4M3) {
+    interleave_fp8<DType::kFloat8E4M3>(even, odd, dim, to);
+  } else if (kv.dtype == DType::kFloat8E5M2) {
+    interleave_fp8<DType::kFloat8E5M2>(even, odd, dim, to);
+  } else {
+    interleave_bf16(even, odd, dim, to);
+  }
+}
+
+/// One token of a packed pair, with zeros for the other.
+static inline void copy_half_of_pair(const KvOperand& kv, const unsigned char* from, int32_t odd, int32_t dim,
+                                     unsigned char* to) {
+  for (int32_t d = 0; d < rounded_up(dim, kDimTile); ++d) {
+    const uint32_t value = d < dim ? bfloat16_element(kv, from, 2 * d + odd) : 0u;
+    store(to + 4 * d, value << (16 * odd));
+  }
+}
+
 /// Packs tokens [begin, end) of a half as pairs (VNNI layout), with zeros for all others.
 static inline void pack_v(const WorkTileParams& work, int32_t first, int32_t begin, int32_t end, unsigned char* copy) {
   const KvOperand& kv = work.kv;
-  const int64_t stride = int64_t{rounded_up(work.head_dim_v, kDimTile)} * 2 * kBf16Bytes;
-  __builtin_memset(copy, 0, static_cast<size_t>(stride * kHalfTokens / 2));
-  for (int32_t t = begin; t < end; ++t) {
-    const unsigned char* const from = value_at(kv, first + t);
-    unsigned char* const to = copy + t / 2 * stride;
-    if (kv.packed_v && t % 2 == 0 && t + 1 < end) {
-      copy_elements(kv, from, work.head_dim_v * 2, to);
-      ++t;
-      continue;
-    }
-    const int32_t step = kv.packed_v ? 2 : 1;
-    const int32_t offset = kv.packed_v ? (first + t) % 2 : 0;
-    for (int32_t d = 0; d < work.head_dim_v; ++d) {
-      store(to + (2 * d + t % 2) * kBf16Bytes, bfloat16_element(kv, from, d * step + offset));
+  const int32_t dim = work.head_dim_v;
+  const int64_t stride = int64_t{rounded_up(dim, kDimTile)} * 2 * kBf16Bytes;
+  for (int32_t t = 0; t < kHalfTokens; t += 2, copy += stride) {
+    const bool even = t >= begin && t < end;
+    const bool odd = t + 1 >= begin && t + 1 < end;
+    if (!even && !odd) {
+      __builtin_memset(copy, 0, static_cast<size_t>(stride));
+    } else if (!kv.packed_v) {
+      const unsigned char* const zeros = work.scratch.zeros;
+      interleave_rows(kv, even ? value_at(kv, first + t) : zeros, odd ? value_at(kv, first + t + 1) : zeros, dim, copy);
+    } else if (even && odd) {
+      copy_elements(kv, value_at(kv, first + t), dim * 2, copy);
+    } else {
+      copy_half_of_pair(kv, value_at(kv, first + t + (odd ? 1 : 0)), odd ? 1 : 0, dim, copy);
     }
   }
 }

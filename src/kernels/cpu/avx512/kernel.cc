@@ -20,7 +20,7 @@ std::string needs_bf16(const platform::CpuFeatures& features) {
 
 /// Cores with AVX512-FP16 (Golden Cove and its successors) issue a dot product of bfloat16 pairs every second to third
 /// cycle, slower than the two float32 multiply-adds that it replaces; Zen 4 and 5 issue it like one of them.
-bool has_fast_bf16(const platform::CpuFeatures& features) {
+bool has_fast_bf16(const platform::CpuFeatures& features, const AttentionConfig&) {
   return !features.avx512_fp16;
 }
 

@@ -17,10 +17,10 @@ TEST(Avx512Kernels, Bf16_CpuWithSlowDotProducts_IsAvailableAndNotPreferred) {
   EXPECT_NE(kernel.unavailable(features).find("AVX512_BF16"), std::string::npos);
   features.avx512_bf16 = true;
   EXPECT_EQ(kernel.unavailable(features), "");
-  EXPECT_TRUE(kernel.preferred(features));
+  EXPECT_TRUE(kernel.preferred(features, AttentionConfig{}));
   features.avx512_fp16 = true;
   EXPECT_EQ(kernel.unavailable(features), "");
-  EXPECT_FALSE(kernel.preferred(features));
+  EXPECT_FALSE(kernel.preferred(features, AttentionConfig{}));
 }
 
 }  // namespace

@@ -37,13 +37,30 @@ void expect_nan_tokens(const AttentionConfig& config, const Result& result, int3
   }
 }
 
+/// Queries, caches and dimensions with ways of their own through the kernels.
+struct Ways {
+  DType q;
+  KvFormat format;
+  int32_t head_dim;
+};
+const Ways kWays[] = {{DType::kFloat32, KvFormat::kStrided, 64},
+                      {DType::kFloat32, KvFormat::kCpuPacked, 64},
+                      {DType::kBFloat16, KvFormat::kStrided, 72},
+                      {DType::kBFloat16, KvFormat::kCpuPacked, 72}};
+
+AttentionConfig config_of(const Ways& ways) {
+  AttentionConfig config = plain_config(ways.head_dim);
+  config.q = ways.q;
+  config.kv = DType::kBFloat16;
+  config.kv_format = ways.format;
+  return config;
+}
+
 TEST_P(SpecialValuesInCpuKernels, V_NonFiniteBeyondDiagonal_EarlierRowsUnchanged) {
-  for (const KvFormat format : {KvFormat::kStrided, KvFormat::kCpuPacked}) {
+  for (const Ways& ways : kWays) {
     for (const int32_t q_len : {2, 4, 20}) {  // few rows and many
       for (const float poison : {kNan, kInfinity}) {
-        AttentionConfig config = plain_config();
-        config.kv = DType::kBFloat16;
-        config.kv_format = format;
+        const AttentionConfig config = config_of(ways);
         AttentionCase subject(config, paged_batch({q_len}, {100}), {}, 1);
         const Result clean = subject.run(*GetParam(), 1);
         overwrite(subject, 0, 99, true, poison);
@@ -121,12 +138,10 @@ TEST_P(SpecialValuesInCpuKernels, PageTable_PagesBeforeWindow_AreNotRead) {
 }
 
 TEST_P(SpecialValuesInCpuKernels, Cache_NanBeforeWindow_OutputUnchanged) {
-  for (const KvFormat format : {KvFormat::kStrided, KvFormat::kCpuPacked}) {
+  for (const Ways& ways : kWays) {
     for (const int32_t q_len : {1, 12}) {
       for (const int32_t window : {20, 21}) {  // it begins within a pair of tokens, and between two
-        AttentionConfig config = plain_config();
-        config.kv = DType::kBFloat16;
-        config.kv_format = format;
+        AttentionConfig config = config_of(ways);
         config.window_left = window;
         AttentionCase subject(config, paged_batch({q_len}, {150}), {}, 8);
         for (int32_t token = 0; token < 150 - q_len - window; ++token) {
@@ -139,15 +154,17 @@ TEST_P(SpecialValuesInCpuKernels, Cache_NanBeforeWindow_OutputUnchanged) {
 }
 
 TEST_P(SpecialValuesInCpuKernels, Cache_NanUnderCustomMask_OutputUnchanged) {
-  AttentionConfig config = plain_config();
-  config.mask = MaskKind::kCustom;
-  const std::vector<int32_t> hidden{30, 31, 89};
-  for (const int32_t q_len : {1, 12}) {
-    AttentionCase subject(config, paged_batch({q_len}, {90}), {}, 7);
-    const std::vector<uint8_t> bits = mask_without(q_len, 90, hidden);
-    subject.mutable_args().custom_mask = bits.data();
-    for (const int32_t token : hidden) overwrite_kv(subject, token, kNan);
-    EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
+  const std::vector<int32_t> hidden{30, 31, 44, 89};
+  for (const Ways& ways : kWays) {
+    AttentionConfig config = config_of(ways);
+    config.mask = MaskKind::kCustom;
+    for (const int32_t q_len : {1, 12}) {
+      AttentionCase subject(config, paged_batch({q_len}, {90}), {}, 7);
+      const std::vector<uint8_t> bits = mask_without(q_len, 90, hidden);
+      subject.mutable_args().custom_mask = bits.data();
+      for (const int32_t token : hidden) overwrite_kv(subject, token, kNan);
+      EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
+    }
   }
 }
 
