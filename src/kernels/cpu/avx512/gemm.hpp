@@ -96,7 +96,7 @@ FOLIO_INLINE void store_scores(const __m512 (&acc_regs)[kBlockScores], float* sc
 
 #define FOLIO_CLEAR_ACC(acc_regs) \
   __m512 acc_regs[kBlockScores];  \
-  _Pragma("GCC unroll 16") for (int clear_ = 0; clear_ < kBlockScores; ++clear_) acc_regs[clear_] = _mm512_setzero_ps()
+  _Pragma("GCC unroll 16") for (int clear_ = 0; clear_ < kBlockScores; ++clear_)(acc_regs)[clear_] = _mm512_setzero_ps()
 
 /// Row r of Q, in the order of load_key.
 FOLIO_INLINE const unsigned char* reordered_row(const WorkTileParams& work, int32_t r) {
