@@ -289,6 +289,24 @@ struct PvAccumulator {
   }
 };
 
+/// Calls block<units, part>(d, share) for components [d, head_dim_v): in blocks of kUnits units, then smaller ones,
+/// with their shares of `prefetch`. The last may be a part of a unit.
+template <int kUnits, typename Block>
+FOLIO_INLINE void for_value_blocks(int32_t head_dim_v, int32_t d, const Prefetch& prefetch, Block block) {
+  const int32_t units = (head_dim_v + kUnitDims - 1) / kUnitDims;
+  const auto share = [&](int32_t first) __attribute__((always_inline)) {
+    return prefetch.part(first / kUnitDims, first / kUnitDims + kUnits, units);
+  };
+  for (; d + kUnits * kUnitDims <= head_dim_v; d += kUnits * kUnitDims) {
+    block.template operator()<kUnits, false>(d, share(d));
+  }
+  if constexpr (kUnits > 1) {
+    for_value_blocks<kUnits / 2>(head_dim_v, d, prefetch, block);
+  } else if (d < head_dim_v) {
+    block.template operator()<1, true>(d, share(d));
+  }
+}
+
 /// Components [d, d + kUnits * kUnitDims) of rows [r, r + kRows), straight from the cache.
 template <DType kType, bool kPairs, int kRows, int kUnits, bool kPart>
 FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
@@ -330,30 +348,16 @@ FOLIO_INLINE void pv_block_from_cache(const WorkTileParams& work, int32_t r, con
   block.add_to_acc(acc, work.v_stride, work.scratch.rescale + r, count);
 }
 
-/// Components [d, head_dim_v), in blocks of kUnits units, then smaller ones. Each issues its share of `prefetch`.
-template <DType kType, bool kPairs, int kRows, int kUnits>
-FOLIO_INLINE void pv_blocks_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
-                                       int32_t d, TokenSpan span, const Prefetch& prefetch) {
-  const int32_t units = (work.head_dim_v + kUnitDims - 1) / kUnitDims;
-  const auto share = [&](int32_t first) __attribute__((always_inline)) {
-    return prefetch.part(first / kUnitDims, first / kUnitDims + kUnits, units);
-  };
-  for (; d + kUnits * kUnitDims <= work.head_dim_v; d += kUnits * kUnitDims) {
-    pv_block_from_cache<kType, kPairs, kRows, kUnits, false>(work, r, v_rows, d, span, share(d));
-  }
-  if constexpr (kUnits > 1) {
-    pv_blocks_from_cache<kType, kPairs, kRows, kUnits / 2>(work, r, v_rows, d, span, prefetch);
-  } else if (d < work.head_dim_v) {
-    pv_block_from_cache<kType, kPairs, kRows, 1, true>(work, r, v_rows, d, span, share(d));
-  }
-}
-
 /// Rows [r, r + kRows) straight from the cache: for KV tiles of which exactly the tokens of `span` are visible to every
 /// row.
 template <DType kType, bool kPairs, int kRows>
 static void pv_rows_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
                                TokenSpan span, const Prefetch& prefetch) {
-  pv_blocks_from_cache<kType, kPairs, kRows, kBlockUnits<kRows>>(work, r, v_rows, 0, span, prefetch);
+  for_value_blocks<kBlockUnits<kRows>>(
+      work.head_dim_v, 0,
+      prefetch, [&]<int kUnits, bool kPart>(int32_t d, const Prefetch& share) __attribute__((always_inline)) {
+        pv_block_from_cache<kType, kPairs, kRows, kUnits, kPart>(work, r, v_rows, d, span, share);
+      });
 }
 
 /// Rows [r, r + kRows) from upcast V, over the tokens that are visible to some of them.

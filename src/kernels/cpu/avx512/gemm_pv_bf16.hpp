@@ -115,28 +115,14 @@ FOLIO_INLINE void pv_bf16_block_from_cache(const WorkTileParams& work, int32_t r
   block.add_to_acc(work.state.acc + r * work.v_stride + d, work.v_stride, work.scratch.rescale + r, count);
 }
 
-/// Components [d, head_dim_v), in blocks of kUnits units, then smaller ones. Each issues its share of `prefetch`.
-template <DType kType, bool kPairs, int kRows, int kUnits>
-FOLIO_INLINE void pv_bf16_blocks_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
-                                            int32_t d, TokenSpan span, const Prefetch& prefetch) {
-  const int32_t units = (work.head_dim_v + kUnitDims - 1) / kUnitDims;
-  const auto share = [&](int32_t first) __attribute__((always_inline)) {
-    return prefetch.part(first / kUnitDims, first / kUnitDims + kUnits, units);
-  };
-  for (; d + kUnits * kUnitDims <= work.head_dim_v; d += kUnits * kUnitDims) {
-    pv_bf16_block_from_cache<kType, kPairs, kRows, kUnits, false>(work, r, v_rows, d, span, share(d));
-  }
-  if constexpr (kUnits > 1) {
-    pv_bf16_blocks_from_cache<kType, kPairs, kRows, kUnits / 2>(work, r, v_rows, d, span, prefetch);
-  } else if (d < work.head_dim_v) {
-    pv_bf16_block_from_cache<kType, kPairs, kRows, 1, true>(work, r, v_rows, d, span, share(d));
-  }
-}
-
 template <DType kType, bool kPairs, int kRows>
 static void pv_bf16_rows_from_cache(const WorkTileParams& work, int32_t r, const unsigned char* const* v_rows,
                                     TokenSpan span, const Prefetch& prefetch) {
-  pv_bf16_blocks_from_cache<kType, kPairs, kRows, kBlockUnits<kRows>>(work, r, v_rows, 0, span, prefetch);
+  for_value_blocks<kBlockUnits<kRows>>(
+      work.head_dim_v, 0,
+      prefetch, [&]<int kUnits, bool kPart>(int32_t d, const Prefetch& share) __attribute__((always_inline)) {
+        pv_bf16_block_from_cache<kType, kPairs, kRows, kUnits, kPart>(work, r, v_rows, d, span, share);
+      });
 }
 
 /// The words of pair `pair`, from component d on, in scratch memory.
