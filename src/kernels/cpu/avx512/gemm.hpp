@@ -369,7 +369,7 @@ static void pv_rows_from_upcast(const WorkTileParams& work, const uint64_t* visi
   const TokenSpan span{__builtin_ctzll(any), 64 - __builtin_clzll(any)};
   const float* const p = work.scratch.p + r * kTileTokens;
   float* const acc = work.state.acc + r * work.v_stride;
-  const auto block_of = [&]<int kUnits, bool kPart>(int32_t d) __attribute__((always_inline)) {
+  const auto block_of = [&]<int kUnits, bool kPart>(int32_t d, const Prefetch&) __attribute__((always_inline)) {
     PvAccumulator<kRows, kUnits, kPart> block;
     const int32_t count = work.head_dim_v - d;
     block.clear();
@@ -388,12 +388,7 @@ static void pv_rows_from_upcast(const WorkTileParams& work, const uint64_t* visi
     }
     block.add_to_acc(acc + d, work.v_stride, work.scratch.rescale + r, count);
   };
-  constexpr int kUnits = kBlockUnits<kRows>;
-  int32_t d = 0;
-  for (; d + kUnits * kUnitDims <= work.head_dim_v; d += kUnits * kUnitDims)
-    block_of.template operator()<kUnits, false>(d);
-  for (; d + kUnitDims <= work.head_dim_v; d += kUnitDims) block_of.template operator()<1, false>(d);
-  if (d < work.head_dim_v) block_of.template operator()<1, true>(d);
+  for_value_blocks<kBlockUnits<kRows>>(work.head_dim_v, 0, {}, block_of);
 }
 
 /// Upcasts the KV tile's V into scratch memory.

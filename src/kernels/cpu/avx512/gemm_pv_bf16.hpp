@@ -173,7 +173,7 @@ static void pv_bf16_rows_from_words(const WorkTileParams& work, const uint64_t* 
   const int32_t begin = __builtin_ctzll(any) / 2;
   const int32_t end = (65 - __builtin_clzll(any)) / 2;
   const float* const p = work.scratch.p + r * kTileTokens;
-  const auto block_of = [&]<int kUnits, bool kPart>(int32_t d) __attribute__((always_inline)) {
+  const auto block_of = [&]<int kUnits, bool kPart>(int32_t d, const Prefetch&) __attribute__((always_inline)) {
     PvAccumulator<kRows, kUnits, kPart> block;
     const int32_t count = work.head_dim_v - d;
     block.clear();
@@ -191,12 +191,7 @@ static void pv_bf16_rows_from_words(const WorkTileParams& work, const uint64_t* 
     }
     block.add_to_acc(work.state.acc + r * work.v_stride + d, work.v_stride, work.scratch.rescale + r, count);
   };
-  constexpr int kUnits = kBlockUnits<kRows>;
-  int32_t d = 0;
-  for (; d + kUnits * kUnitDims <= work.head_dim_v; d += kUnits * kUnitDims)
-    block_of.template operator()<kUnits, false>(d);
-  for (; d + kUnitDims <= work.head_dim_v; d += kUnitDims) block_of.template operator()<1, false>(d);
-  if (d < work.head_dim_v) block_of.template operator()<1, true>(d);
+  for_value_blocks<kBlockUnits<kRows>>(work.head_dim_v, 0, {}, block_of);
 }
 
 /// One row over its visible tokens alone, for tiles with non-finite values: a masked token has p = 0, and 0 * NaN would

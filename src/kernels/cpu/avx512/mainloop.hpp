@@ -10,7 +10,7 @@
 ///     find_tile (page table, mask)      KV tile i            prefetched meanwhile, to L2
 ///       |
 ///     gemm_qk   S = Q K^T               K upcast on load     V of tile i
-///     softmax_row   row_max, P, row_sum
+///     softmax_rows  row_max, P, row_sum
 ///     gemm_pv   O = O * rescale + P V   V upcast on load     K of tile i + 1
 ///
 /// With several KV heads, tile i + 1 is the next head's of the same tokens, then the first head's next: memory is read
@@ -45,22 +45,12 @@ static void mainloop_as(const WorkTileParams* heads, int32_t num_heads) {
     const Prefetch next_k{more ? next.rows.k : nullptr, 0, k_bytes, 0};
     const Prefetch v{v_is_k ? nullptr : now.rows.v, 0, v_bytes, v_pair_bytes};
     gemm_qk<kType, kDot>(work, now.rows.k, num_heads > 1 ? next_k : v);
-    for (int32_t r = 0; r < work.num_rows; ++r) {
-      float* const p = scratch.p + r * kTileTokens;
-      if (now.visible[r] != 0) {
-        scratch.rescale[r] = softmax_row(work, now.tile, r, now.visible[r], p);
-      } else {
-        scratch.rescale[r] = 1.0f;
-        __builtin_memset(p, 0, kTileTokens * sizeof(float));
-      }
-#if defined(__AVX512BF16__)
-      if constexpr (kDot) round_p(p);
-#endif
-    }
+    softmax_rows(work, now.tile, now.visible);
     const Prefetch next_v{more && !v_is_k ? next.rows.v : nullptr, 0, v_bytes, v_pair_bytes};
     const Prefetch& during_pv = num_heads > 1 ? next_v : next_k;
 #if defined(__AVX512BF16__)
     if constexpr (kDot) {
+      for (int32_t r = 0; r < work.num_rows; ++r) round_p(scratch.p + r * kTileTokens);
       gemm_pv_bf16<kType>(work, now, during_pv);
       continue;
     }

@@ -60,6 +60,19 @@ static inline float softmax_row(const WorkTileParams& work, const KvTile& tile, 
   return rescale;
 }
 
+/// softmax_row for every row of a KV tile; a row that sees none of it gets P = 0. Sets scratch.rescale.
+FOLIO_INLINE void softmax_rows(const WorkTileParams& work, const KvTile& tile, const uint64_t* visible) {
+  for (int32_t r = 0; r < work.num_rows; ++r) {
+    float* const p = work.scratch.p + r * kTileTokens;
+    if (visible[r] != 0) {
+      work.scratch.rescale[r] = softmax_row(work, tile, r, visible[r], p);
+    } else {
+      work.scratch.rescale[r] = 1.0f;
+      __builtin_memset(p, 0, kTileTokens * sizeof(float));
+    }
+  }
+}
+
 /// Collective::combine_states.
 static void combine_states(float* row_max, float* row_sum, float* acc, float other_max, float other_sum,
                            const float* other_acc, int32_t n) noexcept {
