@@ -48,3 +48,7 @@ if os.environ.get("FOLIO_PEER_DEVICE") == "cpu":
 def pytest_collection_modifyitems(config, items):
     peer_skips.mark(items)
     peer_skips.choose(config, items)
+
+
+def pytest_runtest_teardown():
+    peer_skips.give_memory_back()

@@ -9,6 +9,7 @@ import pathlib
 import zlib
 
 import pytest
+import torch
 
 
 def read():
@@ -55,3 +56,9 @@ def choose(config, items):
         left_out = set(items).difference(chosen)
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = chosen
+
+
+def give_memory_back():
+    """After a test: several processes share a GPU, and torch keeps what a test has freed."""
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 1 << 30:
+        torch.cuda.empty_cache()

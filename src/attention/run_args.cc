@@ -1,5 +1,6 @@
 #include "attention/run_args.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "attention/cache_args.hpp"
@@ -125,7 +126,11 @@ void check_paged(const AttentionConfig& config, const SegmentLengths& lengths, c
     require(lengths.kv_len[row] == 0, "row ", row, " has ", lengths.kv_len[row], " keys, but cache.num_pages is 0");
   }
   if (!readable) {
-    require(table.indices != nullptr || lengths.num_rows == 0, "table.indices is null");
+    // Lengths on a GPU are not known here: there may be keys.
+    const bool no_keys = lengths.num_rows == 0 ||
+                         (lengths.kv_len != nullptr && std::all_of(lengths.kv_len, lengths.kv_len + lengths.num_rows,
+                                                                   [](int32_t kv_len) { return kv_len == 0; }));
+    require(table.indices != nullptr || no_keys, "table.indices is null");
     return;
   }
   for (int32_t row = 0; row < lengths.num_rows; ++row) {

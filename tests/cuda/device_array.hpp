@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/table_checks_test_util.hpp"
 #include "folio/folio.hpp"
 
 namespace folio::cuda_test {
@@ -72,23 +73,6 @@ class TestStream {
 
  private:
   cudaStream_t stream_ = nullptr;
-};
-
-/// Whether contexts that are made while it lives check tables, whatever the environment says.
-class TableChecks {
- public:
-  explicit TableChecks(bool on) {
-    const char* const given = std::getenv(kName);
-    before_ = given == nullptr ? "" : given;
-    setenv(kName, on ? "1" : "0", 1);
-  }
-  ~TableChecks() { setenv(kName, before_.c_str(), 1); }
-  TableChecks(const TableChecks&) = delete;
-  TableChecks& operator=(const TableChecks&) = delete;
-
- private:
-  static constexpr const char* kName = "FOLIO_VALIDATE_TABLES";
-  std::string before_;
 };
 
 /// Skips where there is no GPU, and says so.

@@ -40,7 +40,7 @@ def attention(q, k, v, scale=None, causal=False, window=(-1, -1), softcap=0.0, s
         hidden |= there // chunk != here // chunk
     logits = logits.masked_fill(hidden, -math.inf)
     every = logits if sinks is None else torch.cat([logits, sinks.double()[:, None, None].expand(heads, queries, 1)], -1)
-    lse = torch.logsumexp(every, -1) if every.shape[-1] else torch.full((heads, queries), -math.inf).double()
+    lse = torch.logsumexp(every, -1) if every.shape[-1] else torch.full((heads, queries), -math.inf, device=q.device).double()
     p = torch.exp(logits - torch.where(lse.isinf(), 0.0, lse)[..., None])
     return torch.einsum("hqk,khd->qhd", p, v), lse
 

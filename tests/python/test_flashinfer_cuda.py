@@ -323,9 +323,10 @@ def test_what_a_capture_refuses():
     torch.cuda.synchronize()
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
     wrapper.plan(*on_gpu(pages.indptr, pages.indices, pages.last), 8, 2, 128, 16)
+    cache, sinks = on_gpu(pages.whole, torch.zeros(8))
     with pytest.raises(ValueError, match="run it once with the same kinds of arguments"):
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            wrapper.run(q[:4], pages.whole.to(GPU), sinks=torch.zeros(8, device=GPU))
+            wrapper.run(q[:4], cache, sinks=sinks)
     torch.cuda.synchronize()
 
 

@@ -247,6 +247,39 @@ def test_many_layers_of_many_caches():
         del caches
 
 
+def test_runs_like_the_one_before():
+    """A run like the plain one before is repeated without a second look; one with other arguments never is."""
+    pages, others = Pages(LENS), Pages([7, 30, 2, 18], seed=9)
+    q = queries(4)
+    wrapper, exact = planned(pages), per_request(q, [1] * 4, pages)
+    first, out = wrapper.run(q, pages.pair), torch.empty_like(q)
+    assert_close(first, exact)
+    assert wrapper.run(q, pages.pair, out=out) is out and torch.equal(out, first)
+    assert torch.equal(wrapper.run(q, pages.whole), first) and torch.equal(wrapper.run(q, pages.pair), first)
+    assert_close(wrapper.run(q, pages.pair, return_lse=True), exact)
+    assert not torch.equal(wrapper.run(q, pages.pair, k_scale=0.5), first)
+    assert torch.equal(wrapper.run(q, pages.pair), first)
+    # The same memory and shapes, laid out in two ways.
+    memory = [half.clone() for half in pages.pair]
+    assert torch.equal(wrapper.run(q, tuple(memory)), first)
+    for half, given in zip(memory, pages.pair):
+        half.view(-1).copy_(given.transpose(1, 2).reshape(-1))
+    heads_first = tuple(half.view(half.transpose(1, 2).shape).transpose(1, 2) for half in memory)
+    assert torch.equal(wrapper.run(q, heads_first), first)
+    with pytest.raises(ValueError, match="out is torch.float32"):
+        wrapper.run(q, pages.pair, out=out.float())
+    with pytest.raises(ValueError, match="dtype of q"):
+        wrapper.run(q.bfloat16(), pages.pair)
+    with pytest.raises(ValueError, match="dtype of k"):
+        wrapper.run(q, tuple(half.bfloat16() for half in pages.pair))
+    pages.last[:] = 1  # the next step has the same caches and other lengths
+    shorter = planned(pages).run(q, pages.pair)
+    wrapper.plan(pages.indptr, pages.indices, pages.last, 8, 2, 64, pages.page_size)
+    assert torch.equal(wrapper.run(q, pages.pair), shorter) and not torch.equal(shorter, first)
+    wrapper.plan(others.indptr, others.indices, others.last, 8, 2, 64, others.page_size)
+    assert_close(wrapper.run(q, others.pair), per_request(q, [1] * 4, others))
+
+
 def test_wrong_arguments():
     pages = Pages(LENS)
     q = queries(4)

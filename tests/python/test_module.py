@@ -45,11 +45,10 @@ def test_choice_of_kernels():
     usable = [answer.name for answer in answers if not answer.refusal]
     assert usable and all(answer.available or answer.refusal for answer in answers)
     assert folio.prepare(context, config).kernel_name == usable[0]
-    forced = folio.prepare(context, config, folio.PrepareOptions(force_kernel=usable[-1]))
-    assert (forced.kernel_name, forced.p_dtype) == (usable[-1], folio.float32)
-    for name in {"avx512-bf16", "amx"}.intersection(usable):
-        op = folio.prepare(context, config, folio.PrepareOptions(force_kernel=name))
-        assert op.p_dtype == folio.bfloat16
+    for name in usable:
+        forced = folio.prepare(context, config, folio.PrepareOptions(force_kernel=name))
+        p_dtype = folio.bfloat16 if name in ("avx512-bf16", "amx") else folio.float32
+        assert (forced.kernel_name, forced.p_dtype) == (name, p_dtype)
     permitted = folio.prepare(context, config, folio.PrepareOptions(allow_fp8_mma=True))
     assert not permitted.fp8_mma  # no kernel of a CPU has them
     assert not folio.prepare(folio.Context.cpu(allow_fp8_mma=True), config).fp8_mma

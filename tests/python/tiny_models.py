@@ -38,16 +38,17 @@ FAMILIES = {
 
 
 def make(family, seed=1, **changes):
-    """A model in float32. Attention matters in it: its weights are large enough to make logits of attention differ."""
+    """A model in float32, the same on every device. Attention matters in it: its weights are large enough to make logits
+    of attention differ."""
     name, own = FAMILIES[family]
     config_class = getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(name, name + "Config"))
     torch.manual_seed(seed)
-    model = getattr(transformers, name + "ForCausalLM")(config_class(**{**_COMMON, **own, **changes})).eval().to(DEVICE)
+    model = getattr(transformers, name + "ForCausalLM")(config_class(**{**_COMMON, **own, **changes})).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if any(part in parameter_name for part in ("q_proj", "k_proj", "qkv_proj", "sinks")):
                 parameter.normal_(0.0, 0.4)
-    return model
+    return model.to(DEVICE)
 
 
 def prompts(lengths, seed=2):

@@ -11,6 +11,9 @@ def programs():
     return {
         "folio": ("folio_program", "Folio"),
         "folio_packed": ("folio_program", "FolioPacked"),
+        "folio_device_lengths": ("folio_program", "FolioDeviceLengths"),
+        "folio_flashinfer": ("drop_in_program", "FolioFlashInfer"),
+        "folio_flash_attn": ("drop_in_program", "FolioFlashAttn"),
         "flashinfer_fa2": ("flashinfer_program", "FlashInferFa2"),
         "flashinfer_fa3": ("flashinfer_program", "FlashInferFa3"),
         "flashinfer_xqa": ("flashinfer_program", "FlashInferXqa"),

@@ -4,6 +4,7 @@ import flashinfer
 import torch
 
 from programs import Refused
+from programs.paged_prefill_wrapper import PagedPrefillWrapper
 
 
 class FlashInferProgram:
@@ -13,27 +14,8 @@ class FlashInferProgram:
         self.workspace = torch.zeros(512 << 20, dtype=torch.uint8, device=device)
 
 
-class FlashInferWrapper(FlashInferProgram):
-    backend = "auto"
-
-    def prepare(self, problem):
-        row = problem.row
-        if row.mla:
-            raise Refused("MLA is flashinfer_mla's")
-        options = {"causal": True, "sm_scale": problem.sm_scale, "q_data_type": torch.bfloat16,
-                   "kv_data_type": torch.bfloat16, "window_left": row.window - 1 if row.window else -1,
-                   "logits_soft_cap": row.soft_cap or None}
-        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD", backend=self.backend)
-        try:
-            wrapper.plan(problem.cu_q, problem.page_indptr, problem.page_ids, problem.last_page_len, row.q_heads,
-                         row.kv_heads, row.dim, row.page_size, **options)
-        except (ValueError, RuntimeError, NotImplementedError) as error:
-            raise Refused(str(error)) from error
-
-        def run(layer):
-            return wrapper.run(problem.q, problem.caches[layer], out=problem.out)
-
-        return run
+class FlashInferWrapper(FlashInferProgram, PagedPrefillWrapper):
+    library = flashinfer
 
 
 class FlashInferFa2(FlashInferWrapper):

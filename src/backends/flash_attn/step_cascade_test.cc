@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/table_checks_test_util.hpp"
 #include "backends/flash_attn/flash_attn_test_util.hpp"
 #include "backends/flashinfer/shared_steps_test_util.hpp"
 #include "core/allocation_test_util.hpp"
@@ -149,6 +150,7 @@ TEST(FlashAttnStepCascade, LeavesPaddingAlone) {
 }
 
 TEST(FlashAttnStepCascade, AllocatesNothingOnceWarm) {
+  const TableChecks none(false);
   const SharedStep deep = testing::deep_step();
   const SharedStep flat(testing::shared_steps().back());
   DiscoveringFixture fixture(deep.setup, deep.lengths);

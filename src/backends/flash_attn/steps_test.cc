@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/table_checks_test_util.hpp"
 #include "backends/flash_attn/flash_attn_test_util.hpp"
 #include "core/allocation_test_util.hpp"
 
@@ -81,6 +82,7 @@ TEST(FlashAttnSteps, SurviveARefusedBuild) {
 
 TEST(FlashAttnAllocations, AreNoneOnceWarm) {
   if (!folio::testing::counts_shared_libraries()) GTEST_SKIP() << "libfolio has a standard library of its own here";
+  const TableChecks none(false);
   LayerSetup setup;
   setup.num_heads = 2;
   setup.num_kv_heads = 1;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/table_checks_test_util.hpp"
 #include "backends/flashinfer/batch_test_util.hpp"
 #include "core/allocation_test_util.hpp"
 
@@ -14,6 +15,7 @@ using testing::LayerSetup;
 
 TEST(FlashInferAllocations, AreNoneOnceWarm) {
   if (!folio::testing::counts_shared_libraries()) GTEST_SKIP() << "libfolio has a standard library of its own here";
+  const TableChecks none(false);
   LayerSetup setup;
   setup.num_heads = 2;
   setup.num_kv_heads = 1;

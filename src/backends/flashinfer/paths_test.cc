@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/table_checks_test_util.hpp"
 #include "backends/flashinfer/group_test_util.hpp"
 #include "core/allocation_test_util.hpp"
 #include "folio/quantize.hpp"
@@ -96,6 +97,7 @@ TEST(BlockTablePath, VerifiesSeveralDraftTokensADecode) {
 }
 
 TEST(BlockTablePath, AllocatesNothingOnceWarm) {
+  const TableChecks none(false);
   Group group;
   group.config.use_block_table_kernels = true;
   FlashInferMetadataBuilder builder = group.make();

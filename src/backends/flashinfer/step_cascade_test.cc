@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/table_checks_test_util.hpp"
 #include "backends/flashinfer/group_test_util.hpp"
 #include "backends/flashinfer/shared_steps_test_util.hpp"
 #include "core/allocation_test_util.hpp"
@@ -136,6 +137,7 @@ TEST(FlashInferStepCascade, LeavesPaddingAlone) {
 }
 
 TEST(FlashInferStepCascade, AllocatesNothingOnceWarm) {
+  const TableChecks none(false);
   const SharedStep deep = testing::deep_step();
   const SharedStep flat(testing::shared_steps().back());
   DiscoveringGroup group(deep.setup, deep.lengths);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "attention/table_checks_test_util.hpp"
 #include "backends/token_pool/pool_test_util.hpp"
 #include "core/allocation_test_util.hpp"
 
@@ -13,6 +14,7 @@ using testing::PoolSetup;
 /// Metadata and forwards of any mode, also of readings that layers need besides, allocate nothing once they have run.
 TEST(TokenPoolAllocations, AreNoneOnceWarm) {
   if (!folio::testing::counts_shared_libraries()) GTEST_SKIP() << "libfolio has a standard library of its own here";
+  const TableChecks none(false);
   PoolSetup setup;
   setup.window = 30;
   for (const PoolLengths& lengths :
@@ -45,6 +47,7 @@ TEST(TokenPoolAllocations, AreNoneOnceWarm) {
 }
 
 TEST(TokenPoolAllocations, ReplaysMakeNone) {
+  const TableChecks none(false);
   PoolFixture fixture({}, {.mode = ForwardMode::kDecode, .prefix = {50, 3, 700}, .fresh = {1, 1, 1}});
   TokenPoolBackend backend(fixture.context, fixture.config());
   GraphInputs inputs(3);

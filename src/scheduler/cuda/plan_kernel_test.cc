@@ -34,6 +34,7 @@ class Arena {
   ~Arena() {
     cudaFree(image_);
     cudaFree(lengths_);
+    cudaFree(causal_);
   }
 
   /// The batch with its lengths on the device, side by side, and nothing behind them.
@@ -48,6 +49,8 @@ class Arena {
       add(segment.kv_len);
       add(segment.first_pos);
     }
+    add(batch.kv_start);
+    add(batch.spans);
     grow(lengths_, lengths_bytes_, all.size() * sizeof(int32_t));
     ok(cudaMemcpy(lengths_, all.data(), all.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     BatchView view = batch.view();
@@ -67,6 +70,13 @@ class Arena {
       segments_[s].first_pos = take(batch.segments[s].first_pos);
     }
     view.segments = segments_;
+    view.kv_start = take(batch.kv_start);
+    view.spans = take(batch.spans);
+    if (!batch.causal.empty()) {
+      grow(causal_, causal_bytes_, batch.causal.size());
+      ok(cudaMemcpy(causal_, batch.causal.data(), batch.causal.size(), cudaMemcpyHostToDevice));
+      view.causal = static_cast<const uint8_t*>(causal_);
+    }
     return view;
   }
 
@@ -87,8 +97,10 @@ class Arena {
 
   void* image_ = nullptr;
   void* lengths_ = nullptr;
+  void* causal_ = nullptr;
   size_t image_bytes_ = 0;
   size_t lengths_bytes_ = 0;
+  size_t causal_bytes_ = 0;
   std::vector<KvSegment> segments_;
 };
 
@@ -110,6 +122,9 @@ class Downloaded {
       fetch(view.worker_indptr, int64_t{view.num_workers} + 1, lengths_.emplace_back());
     }
     fetch(view.combine_sources, header.num_combine_sources, lengths_.emplace_back());
+    if (view.visible_positions != nullptr) {
+      fetch(view.visible_positions, 2 * int64_t{view.num_tokens}, lengths_.emplace_back());
+    }
     fetch(view.work_tiles, view.num_work_tiles, work_tiles_);
     fetch(view.combine_tiles, view.num_combine_tiles, merges_);
   }

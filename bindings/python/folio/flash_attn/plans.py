@@ -328,7 +328,7 @@ def context_of(device, threads):
 def place_of(device_index):
     """(stream, capture) of a call on that GPU; capture is 0 where its work is not captured."""
     stream = torch._C._cuda_getCurrentRawStream(device_index)
-    return stream, _capture(stream) if torch.cuda.is_current_stream_capturing() else 0
+    return stream, _capture(stream) if torch._C._cuda_isCurrentStreamCapturing() else 0
 
 
 @functools.cache

@@ -159,6 +159,12 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         a GPU, float32 tensors. sinks: float32 [heads]. Returns out, or (out, lse [tokens, heads], base 2); out and lse
         that are given are written. enable_pdl is a hint.
         """
+        if (not (args or return_lse) and q_scale is None and k_scale is None and v_scale is None and lse is None
+                and window_left is None and sinks is None and q_len_per_req is None
+                and skip_softmax_threshold_scale_factor is None and kv_cache_sf is None):
+            done = self._plans.again(q, paged_kv_cache, out)
+            if done is not None:
+                return done
         arguments.refuse(arguments.NO_SKIP, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
         arguments.refuse(arguments.NO_NVFP4, kv_cache_sf=kv_cache_sf)
         if q_len_per_req is not None:

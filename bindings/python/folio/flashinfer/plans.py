@@ -5,6 +5,7 @@ cache, sinks and scales. So a batch is kept as its lengths, and planned for each
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -120,6 +121,15 @@ def hash_of(scales):
     return scales._replace(k=_key(scales.k), v=_key(scales.v)) if scales.tensors else scales
 
 
+def _key_of_layer(rest, cache):
+    """`rest` and where a cache lies, a tensor or two: the layer that the key finds keeps the memory."""
+    if type(cache) is tuple:
+        k, v = cache
+        return (rest, k.data_ptr(), v.data_ptr(), k.shape, v.shape, k.stride(), v.stride(),
+                k.requires_grad or v.requires_grad)
+    return rest, cache.data_ptr(), cache.shape, cache.stride(), cache.requires_grad
+
+
 class _Planned:
     """The batch, planned for one kind."""
 
@@ -154,6 +164,9 @@ class Plans:
         self._layers = {}
         self._old_layers = {}
         self._latest = (None, None, None)  # kind, mask and what they are planned as
+        self._plain = None  # what `again` repeats
+        self._numbers = {}  # (op, scales): a number in their place in keys of layers
+        self._counter = itertools.count()
 
     @property
     def batch(self):
@@ -179,6 +192,7 @@ class Plans:
         self._batch = batch
         self._number += 1
         self._latest = (None, None, None)
+        self._plain = None
         self._old_layers, self._layers = self._layers, {}
         if batch.bounds is None and self.is_full:
             self._planned.clear()
@@ -193,6 +207,7 @@ class Plans:
         self._batch = self._batch._replace(**changes)
         self._number += 1
         self._latest = (None, None, None)
+        self._plain = None
 
     def step(self, kind, mask=None):
         """The batch, planned for this kind; now, if it is not yet. mask: packed bits of a custom mask."""
@@ -245,23 +260,64 @@ class Plans:
 
     def layer(self, op, cache, scales, sinks, slopes, hnd):
         """The folio.Layer of a cache (None, a tensor of both halves, or k and v), made at its first run in a step."""
-        if type(cache) is tuple:
-            k, v = cache
-            key = (op, scales, k.data_ptr(), v.data_ptr(), k.shape, v.shape, k.stride(), v.stride(),
-                   k.requires_grad or v.requires_grad)
-        elif cache is None:
-            key = (op, scales)
+        if sinks is None and slopes is None and not scales.tensors:
+            rest = self._number_of(op, scales)
         else:
-            key = (op, scales, cache.data_ptr(), cache.shape, cache.stride(), cache.requires_grad)
-        if sinks is not None or slopes is not None or scales.tensors:
-            key = (key[0], hash_of(scales), _key(sinks), _key(slopes), *key[2:])
-        layer = self._layers.get(key)
+            rest = (op, hash_of(scales), _key(sinks), _key(slopes))
+        key = (rest,) if cache is None else _key_of_layer(rest, cache)
+        layer = self._known(key)
         if layer is None:
-            layer = self._old_layers.pop(key, None) or self._make_layer(op, cache, scales, sinks, slopes, hnd)
+            layer = self._make_layer(op, cache, scales, sinks, slopes, hnd)
             if len(self._layers) >= self.MAX_LAYERS:
                 self._layers.clear()
             self._layers[key] = layer
         return layer
+
+    def _known(self, key):
+        """The layer of this key that ran in this step or in the one before, or None."""
+        layer = self._layers.get(key)
+        if layer is None:
+            layer = self._old_layers.pop(key, None)
+            if layer is not None:
+                self._layers[key] = layer
+        return layer
+
+    def _number_of(self, op, scales):
+        number = self._numbers.get((op, scales))
+        if number is None:
+            if len(self._numbers) >= self.MAX_LAYERS:
+                self._numbers.clear()
+            number = self._numbers[op, scales] = next(self._counter)
+        return number
+
+    def remember_plain(self, kind, scales, q, out):
+        """The run that just was is one for `again` to repeat."""
+        planned = self._latest[2]
+        self._plain = (planned.step, self._number_of(planned.op, scales), q.dtype, q.shape, kind.kv, out.dtype, out.shape)
+
+    def again(self, q, cache, out):
+        """Attention of a run that has a step, queries, a cache and an output like those of the step's last plain one.
+
+        Returns out, or None where anything may be different: then nothing has happened.
+        """
+        plain = self._plain
+        if plain is None:
+            return None
+        step, number, q_dtype, q_shape, kv_dtype, out_dtype, out_shape = plain
+        first = cache[0] if type(cache) is tuple and len(cache) == 2 else cache
+        if (type(first) is not torch.Tensor or first.dtype != kv_dtype or q.dtype != q_dtype or q.shape != q_shape
+                or (out is not None and (out.dtype != out_dtype or out.shape != out_shape))):
+            return None
+        layer = self._known(_key_of_layer(number, cache))
+        if layer is None:
+            return None
+        if out is None:
+            if out_shape == q_shape and out_dtype == q_dtype:
+                out = torch.empty_like(q, memory_format=torch.contiguous_format)  # twice as fast as by its shape
+            else:
+                out = q.new_empty(out_shape, dtype=out_dtype)
+        layer(step, q, out)
+        return out
 
     @staticmethod
     def _make_layer(op, cache, scales, sinks, slopes, hnd):

@@ -186,6 +186,12 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillWrapper):
         lse_base: log2 or ln; lse_layout: NH, or HN for [heads, tokens]. Returns out, or (out, lse); those given are
         written. enable_pdl and use_fp16_softmax, a permission, are hints.
         """
+        if (not (args or return_lse) and q_scale is None and k_scale is None and v_scale is None and lse is None
+                and window_left is None and sinks is None and lse_base == "log2" and lse_layout == "NH"
+                and kv_cache_sf is None and skip_softmax_threshold_scale_factor is None and uses_spcompress is None):
+            done = self._plans.again(q, paged_kv_cache, out)
+            if done is not None:
+                return done
         arguments.refuse(arguments.NO_NVFP4, kv_cache_sf=kv_cache_sf)
         arguments.refuse(arguments.NO_SKIP, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
                          uses_spcompress=uses_spcompress)

@@ -146,7 +146,8 @@ class Wrapper:
                 return_lse=False, base="log2", layout="NH", window_left=None, sinks=None, problem=None, sm_scale=None,
                 mask=None):
         """run: attention of the present plan. Returns out, or (out, lse)."""
-        if problem is None:
+        own = problem is None
+        if own:
             problem = self._problem
             if problem is None:
                 raise folio.InvalidArgument("there is no plan: call plan before run")
@@ -189,6 +190,9 @@ class Wrapper:
                         mask=self._mask if mask is None else mask, sinks=sinks,
                         slopes=arguments.alibi_slopes(heads, q.device) if alibi else None,
                         base=arguments.lse_base(base))
+        if (own and cache is not None and ragged is None and wanted is None and not alibi and sinks is None
+                and mask is None and scales is problem.scales and tokens == planned):
+            self._plans.remember_plain(kind, scales, q, out)
         if alibi and wanted is not None:
             slopes = arguments.alibi_slopes(heads, q.device) * (LOG2_E if base == "log2" else 1.0)
             wanted += self._shift[:, None] * slopes
