@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "core/expect_refused_test_util.hpp"
 #include "serving_step.hpp"
 
@@ -110,6 +112,28 @@ TEST_F(CudaTest, MisalignedAddressesAreRefused) {
   workspace.data = shifted(workspace.data);
   folio::testing::expect_refused("aligned to 256", [&] { run(plan, step.layer_args(0).attention(), workspace); });
   check(cudaDeviceSynchronize());
+}
+
+/// An array of no elements often has no address. Lengths on the device are not known to be 0.
+TEST_F(CudaTest, ATableWithoutAnAddressIsForBatchesWithoutKeys) {
+  ServingStep step;
+  PlanBuffer buffer = make_plan_buffer(step.op());
+  std::mt19937 random(37);
+  const StepLengths some = ServingStep::random_lengths(random);
+  StepLengths none = some;
+  std::fill(none.kv_len.begin(), none.kv_len.end(), 0);
+  step.set(none, random);
+  ServingStep::LayerArgs layer = step.layer_args(0);
+  layer.segment.table.indices = nullptr;
+  layer.segment.table.num_indices = 0;
+  run(step.plan(buffer, none, {}), layer.attention(), step.workspace());
+  check(cudaDeviceSynchronize());
+  folio::testing::expect_refused("table.indices is null",
+                                 [&] { run(step.plan(buffer, some, {}), layer.attention(), step.workspace()); });
+  step.set(some, random);
+  const AttentionPlan on_device = step.enqueue(buffer, nullptr, {});
+  check(cudaDeviceSynchronize());
+  folio::testing::expect_refused("table.indices is null", [&] { run(on_device, layer.attention(), step.workspace()); });
 }
 
 TEST_F(CudaTest, WhatIsOnTheDeviceIsNotReadOnTheHost) {

@@ -43,7 +43,7 @@ class Mutation:
 # Not mistakes: what the copies leave out, so that a changed header recompiles once and not once per instruction set.
 PREPARATIONS = (
     Edit("src/kernels/CMakeLists.txt", "  list(APPEND directories cpu/amx cpu/avx512)\n"
-         "  list(APPEND attention_kernels kernels_amx kernels_avx512)", "  list(APPEND directories cpu/amx)"),
+         "  list(APPEND attention_kernels kernels_amx kernels_avx512)", "  list(APPEND directories cpu/amx cpu/avx512)"),
     Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n  kernels', '#if 0\n  kernels'),
     Edit(KERNEL + "CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
     Edit(KERNEL + "kernel.cc", '#if defined(__x86_64__)\n  static', '#if 0\n  static'),
@@ -345,6 +345,13 @@ plant(rule, "heads-of-other-tokens-walked-together", TILE_LOOP,
       "b.kv_begin == a.kv_begin && b.kv_end == a.kv_end", "true")
 plant(rule, "more-heads-than-memory", TILE_LOOP, "params_.tile.rows / row_stride(tile), 1, kMaxHeads", "kMaxHeads, 1, kMaxHeads")
 plant(rule, "heads-combine-into-the-first", TILE_LOOP, "combine_split(heads_[h], h * stride)", "combine_split(heads_[h], 0)")
+
+rule = "AMX: work tiles of few rows are the AVX-512 kernel's"
+AMX_KERNEL = "src/kernels/cpu/amx/kernel.cc"
+plant(rule, "amx-few-rows-whatever-the-determinism", AMX_KERNEL, "if (config.determinism >= Determinism::kBatchInvariant) return 0;", "")
+plant(rule, "amx-few-rows-one-more", "src/kernels/cpu/common/scheduler.cc", "each.row_end - each.row_begin < min_rows;",
+      "each.row_end - each.row_begin <= min_rows;")
+plant(rule, "amx-all-rows-as-the-first", "src/kernels/cpu/common/scheduler.cc", "return has_few(each) != is_few;", "return false;")
 
 rule = "AMX: strided values"
 AMX_PRODUCER = "src/kernels/cpu/amx/producer.hpp"

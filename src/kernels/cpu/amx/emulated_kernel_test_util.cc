@@ -15,8 +15,12 @@ size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& 
       .bytes;
 }
 
-void run_worker(const AttentionParams& params, int32_t worker) noexcept {
+void run_worker_in_tiles(const AttentionParams& params, int32_t worker) noexcept {
   cpu::run_worker(kEmulatedCollective, params, worker);
+}
+
+void run_worker_of_both(const AttentionParams& params, int32_t worker) noexcept {
+  run_worker_by_rows(kEmulatedCollective, params, worker);
 }
 
 void run_combine(const AttentionParams& params, int32_t combine_tile) noexcept {
@@ -26,7 +30,14 @@ void run_combine(const AttentionParams& params, int32_t combine_tile) noexcept {
 }  // namespace
 
 const AttentionKernel& emulated_kernel() {
-  static const AttentionKernel kernel = describe("amx-emulated", unavailable, scratch_bytes, run_worker, run_combine);
+  static const AttentionKernel kernel =
+      describe("amx-emulated", unavailable, scratch_bytes, run_worker_in_tiles, run_combine);
+  return kernel;
+}
+
+const AttentionKernel& emulated_kernel_with_few_rows() {
+  static const AttentionKernel kernel =
+      describe("amx-emulated-and-avx512", unavailable, scratch_bytes, run_worker_of_both, run_combine);
   return kernel;
 }
 

@@ -37,7 +37,9 @@ using Result = AttentionCase::Result;
 
 class AmxKernels : public CpuKernels {};
 
-INSTANTIATE_TEST_SUITE_P(Tiles, AmxKernels, ::testing::Values(&amx::attention_kernel(), &amx::emulated_kernel()),
+INSTANTIATE_TEST_SUITE_P(Tiles, AmxKernels,
+                         ::testing::Values(&amx::attention_kernel(), &amx::emulated_kernel(),
+                                           &amx::emulated_kernel_with_few_rows()),
                          kernel_test_name);
 
 /// bfloat16 over packed pages of 32, float32 out, causal, 4 query heads over 2 KV heads.
@@ -314,6 +316,63 @@ TEST_P(AmxKernels, Output_VisibleNan_IsNan) {
       }
     }
   }
+}
+
+/// A decode, a prompt and a verification in one batch: each has the bits that its kernel gives it alone.
+TEST(AmxKernel, WorkTilesOfFewRows_AreTheAvx512Kernels) {
+  const AttentionKernel& mixed = amx::emulated_kernel_with_few_rows();
+  const AttentionKernel& tiles = amx::emulated_kernel();
+  const AttentionKernel& avx512 = *avx512::attention_kernels()[1];
+  if (!mixed.unavailable(platform::cpu_features()).empty()) GTEST_SKIP() << "no AVX-512 here";
+  for (const KvFormat format : {KvFormat::kCpuPacked, KvFormat::kStrided}) {
+    AttentionConfig config = amx_config();
+    config.kv_format = format;
+    config.page_size = 16;
+    const int32_t group_size = config.num_q_heads / config.num_kv_heads;
+    const int32_t most_few = format == KvFormat::kCpuPacked ? 3 : 7;  // queries of work tiles with few rows
+    AttentionCase subject(config, paged_batch({1, 40, most_few, most_few + 1}, {90, 300, 200, 70}), all_features(), 5);
+    const Result found = subject.run(mixed, 1);
+    const Result of_tiles = subject.run(tiles, 1);
+    const Result of_avx512 = subject.run(avx512, 1);
+    ASSERT_NE(of_tiles.out, of_avx512.out);
+    const auto width = static_cast<size_t>(config.num_q_heads * config.head_dim_v);
+    const auto compare = [&](size_t begin, size_t end, const Result& expected) {
+      for (size_t i = begin * width; i < end * width; ++i) ASSERT_EQ(found.out[i], expected.out[i]) << i / width;
+    };
+    compare(0, 1, of_avx512);
+    compare(1, 41, of_tiles);
+    compare(41, 41 + static_cast<size_t>(most_few), of_avx512);
+    compare(41 + static_cast<size_t>(most_few), 42 + 2 * static_cast<size_t>(most_few), of_tiles);
+    EXPECT_EQ(amx::min_rows(config), (most_few + 1) * group_size);
+  }
+}
+
+TEST(AmxKernel, AllRowsAreInTiles_WhereVLiesReadyOrBitsMustNotDepend) {
+  const auto min_rows = [](auto change) {
+    AttentionConfig config = amx_config();
+    config.page_size = 16;
+    change(config);
+    return amx::min_rows(config);
+  };
+  EXPECT_EQ(min_rows([](AttentionConfig&) {}), 8);
+  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.page_size = 32; }), 0);
+  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.page_size = 48; }), 8);
+  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.determinism = Determinism::kBatchInvariant; }), 0);
+  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv = DType::kFloat8E4M3; }), 0);
+}
+
+TEST(AmxKernel, StridedCaches_ArePreferredWhereDecodesAreTheAvx512Kernels) {
+  const auto is_preferred = [](KvFormat format, DType kv, Determinism determinism) {
+    AttentionConfig config = amx_config();
+    config.kv_format = format;
+    config.kv = kv;
+    config.determinism = determinism;
+    return amx::attention_kernel().preferred({}, config);
+  };
+  EXPECT_TRUE(is_preferred(KvFormat::kStrided, DType::kBFloat16, Determinism::kRunToRun));
+  EXPECT_FALSE(is_preferred(KvFormat::kStrided, DType::kBFloat16, Determinism::kBatchInvariant));
+  EXPECT_FALSE(is_preferred(KvFormat::kStrided, DType::kFloat8E4M3, Determinism::kRunToRun));
+  EXPECT_TRUE(is_preferred(KvFormat::kCpuPacked, DType::kFloat8E4M3, Determinism::kBatchInvariant));
 }
 
 TEST(AmxKernel, IsUnavailableWhereTheOsRefusesTiles) {

@@ -260,4 +260,19 @@ void run_worker(const Collective& collective, const AttentionParams& params, int
   Worker(collective, params, worker).run(plan.work_tiles + begin, plan.work_tiles + end);
 }
 
+void run_worker(const Collective& few, int32_t min_rows, const Collective& collective, const AttentionParams& params,
+                int32_t worker) noexcept {
+  const scheduler::PlanView& plan = params.plan;
+  const scheduler::WorkTile* tile = plan.work_tiles + plan.worker_indptr[worker];
+  const scheduler::WorkTile* const end = plan.work_tiles + plan.worker_indptr[worker + 1];
+  const auto has_few = [min_rows](const scheduler::WorkTile& each) { return each.row_end - each.row_begin < min_rows; };
+  while (tile != end) {
+    const bool is_few = has_few(*tile);  // as are all tiles of its accumulation
+    const scheduler::WorkTile* const next =
+        std::find_if(tile, end, [&](const scheduler::WorkTile& each) { return has_few(each) != is_few; });
+    Worker(is_few ? few : collective, params, worker).run(tile, next);
+    tile = next;
+  }
+}
+
 }  // namespace folio::inline v0::kernels::cpu

@@ -36,12 +36,12 @@ __device__ inline RowEnd end_row(const AttentionParams& params, int32_t q_head, 
 
 __device__ inline void write_lse(const AttentionParams& params, int32_t token, int32_t q_head, const RowEnd& end) {
   if (params.lse.data == nullptr) return;
-  // In base 2 the maximum is large beside the logarithm; double keeps what base e would lose. float16 kernels scale p by
-  // a power of two, whose own logarithm log2 does not give exactly.
+  // In base 2 the maximum is large beside the logarithm; double keeps what base e would lose. float16 kernels scale p
+  // by a power of two, whose own logarithm log2 does not give exactly.
   int exponent = 0;
   const float fraction = 2.0f * frexpf(end.sum, &exponent);  // [1, 2)
-  const double lse2 = end.empty ? -INFINITY
-                                : static_cast<double>(end.max) + (exponent - 1) + log2(static_cast<double>(fraction));
+  const double lse2 =
+      end.empty ? -INFINITY : static_cast<double>(end.max) + (exponent - 1) + log2(static_cast<double>(fraction));
   params.lse.data[token * params.lse.token_stride + q_head * params.lse.head_stride] =
       static_cast<float>(params.lse.base == LseBase::k2 ? lse2 : lse2 * kLn2);
 }
