@@ -11,6 +11,7 @@ class GpuTimer:
     """A CUDA graph of calls over all layers, from event to event."""
 
     def __init__(self, run, layers):
+        self.run = run  # the graph has the addresses of what it holds
         self.calls = max(4, layers)
         run(0)
         torch.cuda.synchronize()
