@@ -58,8 +58,8 @@ struct AttentionKernel {
 std::span<const AttentionKernel* const> cpu_attention_kernels();
 
 namespace amx {
-/// "amx" (x86 only): bfloat16 MMAs in AMX's tile registers, over packed pages. Linked on any machine; `unavailable`
-/// says what this one lacks.
+/// "amx" (x86 only): bfloat16 MMAs in AMX's tile registers; the AVX-512 kernel for work tiles of few rows, where that
+/// is faster. Linked on any machine; `unavailable` says what this one lacks.
 const AttentionKernel& attention_kernel();
 }  // namespace amx
 

@@ -64,7 +64,7 @@ void run_combine(const AttentionParams& params, int32_t combine_tile) noexcept {
 }  // namespace
 
 // Where V has to be interleaved in every tile, decode does not pay it back. One thread of a Xeon with AMX, bfloat16, 8
-// x 4,096 keys, 8 KV heads of 128 (docs/kernels/amx.md): the AVX-512 kernel, which walks KV heads together, takes 0.35
+// x 4,096 keys, 8 KV heads of 128 (decision 0073): the AVX-512 kernel, which walks KV heads together, takes 0.35
 // of AMX's time for 4 rows over strided pages, 0.44 for 8 and 1.4 for 16; over packed pages of 16, 0.6 for 4 and 1.5
 // for 8.
 int32_t min_rows(const AttentionConfig& config) {

@@ -44,8 +44,8 @@ void set_rope_frequencies(const RopeArgs& rope, int32_t head_dim, double* freque
 
 /// AttentionKernel::run_worker and run_combine with the given collective.
 void run_worker(const Collective& collective, const AttentionParams& params, int32_t worker) noexcept;
-/// The same with work tiles of fewer than `min_rows` rows by `few`, whose row_max has the same unit. The scratch memory
-/// is as large as either collective needs.
+/// The same, but work tiles of fewer than `min_rows` rows are computed by `few`. Its row_max has the same unit, and it
+/// needs no more scratch memory.
 void run_worker(const Collective& few, int32_t min_rows, const Collective& collective, const AttentionParams& params,
                 int32_t worker) noexcept;
 void run_combine(const Collective& collective, const AttentionParams& params, int32_t combine_tile) noexcept;
