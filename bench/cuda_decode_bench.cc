@@ -31,11 +31,12 @@ struct Row {
   int32_t q_heads = 32;
   int32_t kv_heads = 8;
   int32_t head_dim = 128;
-  bool latent = false;  ///< of 576 components, the first 512 of which are values too
+  bool mla = false;  ///< of 576 components, the first 512 of which are values too
   int32_t page_size = 16;
   int32_t q_len = 1;
   DType kv = DType::kBFloat16;
   bool hnd = false;
+  float soft_cap = 0.0f;
   bool device_plan = false;  ///< the graph plans, too, from lengths on the GPU
 };
 
@@ -62,7 +63,7 @@ class Graph {
 };
 
 /// Values are their keys' first components.
-KvCacheView latent_view(const KvCacheShape& shape, void* data) {
+KvCacheView mla_view(const KvCacheShape& shape, void* data) {
   KvCacheView view;
   view.dtype = shape.dtype;
   view.k = view.v = data;
@@ -92,12 +93,13 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   AttentionConfig config;
   config.num_q_heads = row.q_heads;
   config.num_kv_heads = row.kv_heads;
-  const int32_t dim_qk = row.latent ? 576 : row.head_dim;
-  const int32_t dim_v = row.latent ? 512 : row.head_dim;
+  const int32_t dim_qk = row.mla ? 576 : row.head_dim;
+  const int32_t dim_v = row.mla ? 512 : row.head_dim;
   config.head_dim_qk = dim_qk;
   config.head_dim_v = dim_v;
   config.page_size = row.page_size;
   config.kv = row.kv;
+  if (row.soft_cap > 0.0f) config.features = Feature::kSoftCap;
   PrepareOptions options;
   options.force_kernel = kernel;
   if (row.device_plan) options.bounds = GraphBounds{num_requests, num_tokens, row.q_len, longest, 0};
@@ -113,8 +115,8 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
     keys += length;
   }
   const auto element = static_cast<size_t>(size_of(row.kv));
-  // Reads take keys and values from two halves of memory, attention latent ones from one.
-  const int32_t token_elements = row.kv_heads * (row.latent ? dim_qk : dim_qk + dim_v);
+  // Reads take keys and values from two halves of memory, attention those of MLA from one.
+  const int32_t token_elements = row.kv_heads * (row.mla ? dim_qk : dim_qk + dim_v);
   const size_t page_bytes = element * static_cast<size_t>(row.page_size * token_elements) / 2;
   const size_t set_bytes = 2 * page_bytes * static_cast<size_t>(indptr.back());
   const int32_t sets = std::clamp(static_cast<int32_t>((size_t{320} << 20) / set_bytes), 2, 16);
@@ -158,8 +160,8 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   batch.cu_q = row.device_plan ? device_cu_q.as<int32_t>() : cu_q.data();
   batch.segments = {&lengths, 1};
   SegmentArgs segment;
-  if (row.latent) {
-    segment.cache = latent_view(cache, k);
+  if (row.mla) {
+    segment.cache = mla_view(cache, k);
   } else {
     segment.cache = row.hnd ? make_hnd_view(cache, k, v) : make_nhd_view(cache, k, v);
   }
@@ -167,6 +169,7 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   args.q = ConstTensorView(q.as(), DType::kBFloat16, {num_tokens, row.q_heads, dim_qk});
   args.out = TensorView(out.as(), DType::kBFloat16, {num_tokens, row.q_heads, dim_v});
   args.segments = {&segment, 1};
+  args.logits_soft_cap = row.soft_cap;
   AttentionPlan plan = folio::plan(op, batch, buffer, stream);
   std::string split;
   if (!row.device_plan) {
@@ -194,6 +197,10 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
       run(plan, args, {workspace.as(), bytes}, stream);
     }));
     read.push_back(std::make_unique<Graph>(native, [&] {
+      if (page_bytes % 1024 != 0) {  // which TMA's read does not take
+        folio_bench::read_pages(k, v, page_bytes, table, indptr.back(), counters.as<int32_t>() + 1, native);
+        return;
+      }
       folio_bench::bulk_read_pages(k, v, page_bytes, pool, table, indptr.back(), counters.as<uint32_t>(), native);
     }));
   }
@@ -222,7 +229,7 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   const double moved =
       keys * token_elements * static_cast<double>(element) + 2.0 * static_cast<double>(q_elements + out_elements);
   const double tflops = 2.0 * keys * row.q_heads * row.q_len * (dim_qk + dim_v) / time / 1e6;
-  if (row.latent) split += ", " + std::to_string(static_cast<int>(tflops)) + " TFLOP/s";
+  if (row.mla) split += ", " + std::to_string(static_cast<int>(tflops)) + " TFLOP/s";
   std::printf("%-24s %-16s %8.2f us %6.0f GB/s  read %8.2f us %6.0f GB/s, by threads %8.2f us  ratio %.3f  %s\n",
               row.name.c_str(), op.kernel_name().c_str(), time, moved / time / 1e3, read_time,
               static_cast<double>(set_bytes) / read_time / 1e3, plain_time, std::min(read_time, plain_time) / time,
@@ -290,30 +297,50 @@ std::vector<Row> rows() {
   }
   all.push_back({.name = "64x4096 and plan", .kv_len = many, .device_plan = true});
   for (const int32_t heads : {16, 64, 128}) {
-    const std::string suffix = " heads " + std::to_string(heads) + " page ";
     for (const int32_t page : {16, 64}) {
-      Row row{.name = "latent 64x4096" + suffix + std::to_string(page), .kv_len = many, .q_heads = heads};
-      row.kv_heads = 1;
-      row.latent = true;
-      row.page_size = page;
-      all.push_back(row);
-      row.name = "latent 8x32768" + suffix + std::to_string(page);
-      row.kv_len = few;
-      all.push_back(row);
+      for (const auto& [requests, length] : {std::pair{64, 4096},
+                                             {8, 32768},
+                                             {128, 8192},
+                                             {16, 4096},
+                                             {4, 4096},
+                                             {1, 4096},
+                                             {1, 1024},
+                                             {1, 32768},
+                                             {16, 1024},
+                                             {64, 1024}}) {
+        const std::string batch = std::to_string(requests) + "x" + std::to_string(length);
+        all.push_back({.name = "mla " + batch + " heads " + std::to_string(heads) + " page " + std::to_string(page),
+                       .kv_len = std::vector<int32_t>(static_cast<size_t>(requests), length),
+                       .q_heads = heads,
+                       .kv_heads = 1,
+                       .mla = true,
+                       .page_size = page});
+      }
     }
   }
-  all.push_back({.name = "latent 64x4096 heads 16 verify 4",
+  all.push_back({.name = "mla 64x4096 heads 16 verify 4",
                  .kv_len = many,
                  .q_heads = 16,
                  .kv_heads = 1,
-                 .latent = true,
+                 .mla = true,
                  .page_size = 64,
                  .q_len = 4});
-  all.push_back({.name = "latent log-normal heads 128",
+  for (const int32_t heads : {16, 128}) {
+    Row row{.name = "mla odd 64x4096 heads " + std::to_string(heads) + " page 1", .kv_len = many, .q_heads = heads};
+    row.kv_heads = 1;
+    row.mla = true;
+    row.page_size = 1;
+    all.push_back(row);
+    row.name = "mla odd 64x4096 heads " + std::to_string(heads) + " soft cap";
+    row.page_size = 64;
+    row.soft_cap = 30.0f;
+    all.push_back(row);
+  }
+  all.push_back({.name = "mla log-normal heads 128",
                  .kv_len = mixed,
                  .q_heads = 128,
                  .kv_heads = 1,
-                 .latent = true,
+                 .mla = true,
                  .page_size = 64});
   return all;
 }

@@ -86,6 +86,10 @@ std::vector<Case> all_cases() {
   const auto same = [](Case&) {};
   add("lengths spread", spread(), spread(), same);
   add("lengths uniform", times(64, 1024), times(64, 1024), same);
+  add("short 32x256", times(32, 256), times(32, 256), same);
+  add("short 64x128", times(64, 128), times(64, 128), same);
+  add("short 1x512", times(1, 512), times(1, 512), same);
+  add("short 1x2048", times(1, 2048), times(1, 2048), same);
   const auto features = [&](const std::string& name, const auto& change) {
     add(name + " 1x32768", {32768}, {32768}, change);
     add(name + " 8x4096", times(8, 4096), times(8, 4096), change);

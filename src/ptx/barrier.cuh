@@ -83,6 +83,16 @@ __device__ __forceinline__ void named_barrier_sync(int32_t id, int32_t threads) 
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// named_barrier_sync that tells every thread whether `mine` is true in any of them.
+__device__ __forceinline__ bool named_barrier_any(int32_t id, int32_t threads, bool mine) {
+  uint32_t any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 q, %1, 0;\nbar.red.or.pred p, %2, %3, q;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(any)
+               : "r"(mine ? 1u : 0u), "r"(id), "r"(threads)
+               : "memory");
+  return any != 0;
+}
+
 /// Arrives without waiting. `threads` counts the waiting threads too.
 __device__ __forceinline__ void named_barrier_arrive(int32_t id, int32_t threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -92,6 +92,8 @@ struct Warp {
 struct Meeting {
   int32_t arrived = 0;
   uint32_t generation = 0;
+  bool given = false;  ///< true, so far
+  bool result = false;
 };
 struct MeetingOfAll {
   int32_t arrived = 0;
@@ -384,8 +386,16 @@ void named_barrier_arrive(int32_t id, int32_t threads) {
   Meeting& meeting = grid->meetings[id];
   if (++meeting.arrived != threads) return;
   meeting.arrived = 0;
+  meeting.result = meeting.given;
+  meeting.given = false;
   ++meeting.generation;
   grid->idle = 0;
+}
+bool named_barrier_any(int32_t id, int32_t threads, bool mine) {
+  Meeting& meeting = grid->meetings[id];
+  meeting.given = meeting.given || mine;
+  named_barrier_sync(id, threads);
+  return meeting.result;
 }
 void named_barrier_sync(int32_t id, int32_t threads) {
   const uint32_t generation = grid->meetings[id].generation;

@@ -44,6 +44,8 @@ inline uint32_t shared_offset(const void* data) {
 const uint32_t (*exchange(const uint32_t (&mine)[8], uint32_t mask = 0xffffffffu))[8];
 /// Every thread of the block, or `threads` of them at barrier `id`, meet.
 void named_barrier_sync(int32_t id, int32_t threads);
+/// Returns whether `mine` is true in any of them.
+bool named_barrier_any(int32_t id, int32_t threads, bool mine);
 /// The same without waiting for the others.
 void named_barrier_arrive(int32_t id, int32_t threads);
 /// All threads of the block that have not returned meet. Returns how many gave true.

@@ -34,6 +34,9 @@ inline void mbarrier_wait_warp(uint32_t barrier, uint32_t parity) {
 inline void named_barrier_sync(int32_t id, int32_t threads) {
   emulation::named_barrier_sync(id, threads);
 }
+inline bool named_barrier_any(int32_t id, int32_t threads, bool mine) {
+  return emulation::named_barrier_any(id, threads, mine);
+}
 inline void named_barrier_arrive(int32_t id, int32_t threads) {
   emulation::named_barrier_arrive(id, threads);
 }

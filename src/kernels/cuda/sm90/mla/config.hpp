@@ -41,7 +41,6 @@ constexpr int32_t part_begin(int32_t part) {  ///< in column blocks
 constexpr int32_t part_size(int32_t part) {  ///< in column blocks
   return part == kRope ? kColumnBlocks - kValueColumnBlocks : kHalfColumnBlocks;
 }
-static_assert(kHalfColumnBlocks == kWarpgroupWarps, "each producer warp loads one column block of each half");
 
 /// P of a KV tile overwrites the tile's RoPE part, which nothing reads after GEMM0. A thread writes 16 registers.
 constexpr int32_t kPOffset = kValueColumnBlocks * kColumnBlockBytes;
@@ -66,19 +65,24 @@ constexpr int32_t tma_tokens(int32_t page_size) {
   return tokens;
 }
 
-/// The TMA tiles of a column block that have a visible token: [begin, end).
+/// Heads of a TMA tile of Q: of a group of `group_size` heads as many as a work tile has rows for. Eight rows are an
+/// atom of the swizzle. 0 where TMA tiles would not fill row tiles.
+constexpr int32_t q_tma_heads(int32_t group_size) {
+  if (group_size % kBlockM == 0) return kBlockM;
+  return kBlockM % group_size == 0 && group_size % 8 == 0 ? group_size : 0;
+}
+
+/// The TMA tiles of a column block that are loaded: [begin, end).
 struct TmaTileRange {
   int32_t begin;
   int32_t end;
-  /// How many of them have a number that is `warp` modulo four.
-  FOLIO_HOST_DEVICE constexpr int32_t count_of(int32_t warp) const {
-    return (end - warp + 3) / 4 - (begin - warp + 3) / 4;
-  }
 };
-/// Those of the KV tile that begins at local token `first`, with TMA tiles of `tokens` tokens.
-FOLIO_HOST_DEVICE constexpr TmaTileRange visible_tma_tiles(const VisibleRange& visible, int32_t first, int32_t tokens) {
-  const int32_t begin = visible.any_begin > first ? visible.any_begin - first : 0;
-  const int32_t end = visible.any_end < first + kBlockN ? visible.any_end - first : kBlockN;
+/// Those of the KV tile that begins at local token `first` with a token of [kv_begin, kv_end). A TMA tile has `tokens`
+/// tokens.
+FOLIO_HOST_DEVICE constexpr TmaTileRange loaded_tma_tiles(int32_t kv_begin, int32_t kv_end, int32_t first,
+                                                          int32_t tokens) {
+  const int32_t begin = kv_begin > first ? kv_begin - first : 0;
+  const int32_t end = kv_end < first + kBlockN ? kv_end - first : kBlockN;
   if (begin >= end) return {0, 0};
   return {begin / tokens, (end + tokens - 1) / tokens};
 }

@@ -21,7 +21,6 @@ class ConsumerWarpgroup {
         smem_(ptx::shared_address(smem)),
         kv_full_(ptx::shared_address(storage.kv_full)),
         kv_empty_(ptx::shared_address(storage.kv_empty)),
-        stats_full_(ptx::shared_address(storage.stats_full)),
         p_full_(ptx::shared_address(storage.p_full)),
         warp_(static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads / 32),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
@@ -31,24 +30,31 @@ class ConsumerWarpgroup {
     OutputTileState output_tile;
     for (int32_t number = 0;; ++number) {
       const int32_t slot = number % kWorkTileSlots;
+      clear_o();  // before the wait, which is long for the first work tile
       ptx::mbarrier_wait(ptx::shared_address(storage_.work_tile_full) + 8 * slot, number / kWorkTileSlots & 1);
       const WorkTileContext& context = storage_.contexts[slot];
       if (context.done) return;
       const RowInfo& rows = storage_.rows[slot];
       init(context, rows);
       mainloop(context, rows);
-      float row_max[2];
       float row_sum[2];
-      reduce_row_sum(context, number, row_max, row_sum);
+      reduce_row_sum(number, row_sum);
       const LaneElements lane{first_row_, consumer_ * kHalfColumnBlocks * 64 + 2 * (lane_ % 4),
                               consumer_ == 0 && lane_ % 4 == 0};
-      epilogue(params_, context, rows, row_max, row_sum, o_, lane, output_tile);
+      epilogue(params_, context, rows, row_max_, row_sum, o_, lane, output_tile);
       num_kv_tiles_ += static_cast<uint32_t>(context.num_kv_tiles);
       ptx::mbarrier_arrive(ptx::shared_address(storage_.work_tile_empty) + 8 * slot);
     }
   }
 
  private:
+  __device__ __forceinline__ void clear_o() {
+#pragma unroll
+    for (int32_t b = 0; b < kOBlocks; ++b) {
+#pragma unroll
+      for (int32_t i = 0; i < kOBlockValues; ++i) o_[b][i] = 0.0f;
+    }
+  }
   __device__ __forceinline__ void init(const WorkTileContext& context, const RowInfo& rows) {
     ptx::fence_view_async_shared();  // threads have copied Q
 #pragma unroll
@@ -56,15 +62,13 @@ class ConsumerWarpgroup {
       row_max_[h] = -INFINITY;
       row_sum_[h] = 0.0f;
       scale_[h] = 1.0f;
+      max_tile_sum_[h] = UINT32_MAX;
       const int32_t row = first_row_ + 8 * h;
-      if (General || row >= context.num_rows) continue;
+      if (row >= context.num_rows) continue;
+      max_tile_sum_[h] = __float_as_uint(kMaxTileSum<T>);
+      if (General) continue;
       const float scale = rows.scale[row];
       scale_[h] = fabsf(scale) > 0.0f ? fabsf(scale) : 1.0f;
-    }
-#pragma unroll
-    for (int32_t b = 0; b < kOBlocks; ++b) {
-#pragma unroll
-      for (int32_t i = 0; i < kOBlockValues; ++i) o_[b][i] = 0.0f;
     }
   }
 
@@ -74,70 +78,198 @@ class ConsumerWarpgroup {
     int32_t first;  ///< local token
     PipelineState k;
     PipelineState v;
-    bool is_first;  ///< of the work tile
   };
   __device__ __forceinline__ KvTile kv_tile(const WorkTileContext& context, int32_t i) const {
     const uint32_t number = num_kv_tiles_ + static_cast<uint32_t>(i);
     const int32_t first = (context.last_kv_tile - i) * kBlockN;
     if (context.v_in_k) {
       const PipelineState state = pipeline_state(num_stages_used_ + static_cast<uint32_t>(i));
-      return {number, first, state, state, i == 0};
+      return {number, first, state, state};
     }
     const uint32_t k = num_stages_used_ + 2 * static_cast<uint32_t>(i);
-    return {number, first, pipeline_state(k), pipeline_state(k + 1), i == 0};
+    return {number, first, pipeline_state(k), pipeline_state(k + 1)};
   }
   /// Whether this consumer computes P of the KV tile.
   __device__ __forceinline__ bool is_mine(uint32_t number) const {
     return static_cast<int32_t>(number % 2) == consumer_;
   }
 
-  /// The second consumer computes P of the next tile while its GEMM1 of an even tile runs. If values have tiles of
-  /// their own it does not: the two stages have no room for the next tile's keys then.
+  /// Factors that a row's accumulators and row_sum take before a KV tile is added to them.
+  struct ScoresScale {
+    float of[2];
+    bool any = false;  ///< whether some row of the KV tile has one that is not 1: the warps of a warpgroup wait alike
+  };
+
+  /// The KV tiles [begin, end) of a work tile whose scores become P without masks and other features, and whose values
+  /// are inside their keys.
+  struct PlainTiles {
+    int32_t begin;
+    int32_t end;
+  };
+  static __device__ __forceinline__ PlainTiles plain_tiles(const WorkTileContext& context) {
+    if (General || context.negate_scores || !context.v_in_k) return {0, 0};
+    return {context.last_kv_tile + 1 - context.visible.all_end / kBlockN,
+            context.last_kv_tile + 1 - (context.visible.all_begin + kBlockN - 1) / kBlockN};
+  }
+
+  /// Pairs of an even and an odd plain KV tile have a loop of their own. The others go one by one.
   __device__ __forceinline__ void mainloop(const WorkTileContext& context, const RowInfo& rows) {
     const int32_t count = context.num_kv_tiles;
     int32_t last_mine = count - 1;
     if (last_mine >= 0 && !is_mine(num_kv_tiles_ + static_cast<uint32_t>(last_mine))) --last_mine;
     if (last_mine < 0) release_q();
-    bool p_is_ready = false;
+    const PlainTiles plain = plain_tiles(context);
+    const int32_t plain_end = min(plain.end, count);
+    int32_t i = 0;
 #pragma unroll 1
-    for (int32_t i = 0; i < count; ++i) {
-      const KvTile tile = kv_tile(context, i);
-      if (is_mine(tile.number)) {
-        if (!p_is_ready) {
-          compute_p(context, rows, tile);
-          if (i == last_mine) release_q();
-        }
-        p_is_ready = false;
-        gemm1(context, rows, tile);
+    while (i < count) {
+      const bool even = (num_kv_tiles_ + static_cast<uint32_t>(i)) % 2 == 0;
+      const int32_t pairs = even && i >= plain.begin && i < plain_end ? (plain_end - i) / 2 : 0;
+      if (pairs == 0) {
+        step(context, rows, i, i == last_mine);
+        ++i;
         continue;
       }
-      p_is_ready = consumer_ == 1 && context.v_in_k && i + 1 < count;
-      if (!p_is_ready) {
-        gemm1(context, rows, tile);
-        continue;
-      }
-      const KvTile next = kv_tile(context, i + 1);
-      if (has_plain_softmax(context, next)) {
-        gemm1_overlapping_softmax(context, rows, tile, next);
+      if (consumer_ == 0) {
+        even_loop(context, i, pairs, last_mine);
       } else {
-        compute_p(context, rows, next);
-        gemm1(context, rows, tile);
+        odd_loop(context, i, pairs, last_mine);
       }
-      if (i + 1 == last_mine) release_q();
+      i += 2 * pairs;
     }
     num_stages_used_ += static_cast<uint32_t>(context.v_in_k ? count : 2 * count);
   }
 
-  /// Whether a tile's scores become P without a branch: ptxas waits for wgmma in flight before one.
-  static __device__ __forceinline__ bool has_plain_softmax(const WorkTileContext& context, const KvTile& tile) {
-    return !General && !context.negate_scores && !needs_mask(context.visible, tile.first, kBlockN);
+  /// One KV tile of any kind.
+  __device__ __forceinline__ void step(const WorkTileContext& context, const RowInfo& rows, int32_t i, bool last_mine) {
+    const KvTile tile = kv_tile(context, i);
+    uint32_t p[kScores / 2];
+    ScoresScale scale;
+    if (is_mine(tile.number)) {
+      float s[kScores];
+      gemm0(context.by_threads, tile.k, s);
+      if (last_mine) release_q();
+      if (!context.v_in_k) {
+        consumer_release_warp(tile.k, kVLeft);
+        consumer_release_warp(tile.k, kVRight);
+      }
+      to_logits(context, rows, tile, s);
+      scale = softmax(s, p);
+      store_p(tile, scale, p);
+    } else {
+      scale = load_p(tile, p);
+    }
+    rescale_o(scale);
+    consumer_wait(tile.v, consumer_);
+    if (!context.v_in_k) consumer_wait(tile.v, kRope);  // it is empty: waited for so that no phase is missed
+    if (context.by_threads) ptx::fence_view_async_shared();
+    consumer_release(tile.k, kRope);  // P has been read
+    if (!context.v_in_k) consumer_release_warp(tile.v, kRope);
+    const uint32_t half = half_address(tile.v);
+    if (context.custom_mask || is_mixed(context.visible, tile.first, kBlockN)) take_out_nonfinite(rows, tile, half);
+    if (lane_ > 0) consumer_release(tile.v, consumer_);  // lane 0 releases it once GEMM1 is complete
+    issue_gemm1(half, p);
+    wait_gemm1();
+    if (lane_ == 0) consumer_release(tile.v, consumer_);
+  }
+
+  /// The first consumer's part of `pairs` pairs of plain tiles, from tile `i` on. Its softmax runs beside the second
+  /// consumer's GEMM0.
+  __device__ __forceinline__ void even_loop(const WorkTileContext& context, int32_t i, int32_t pairs,
+                                            int32_t last_mine) {
+    const bool by_threads = context.by_threads;
+    KvTile even = kv_tile(context, i);
+    KvTile odd = kv_tile(context, i + 1);
+    make_uniform(even);
+    make_uniform(odd);
+#pragma unroll 1
+    for (int32_t pair = 0; pair < pairs; ++pair) {
+      float s[kScores];
+      uint32_t p[kScores / 2];
+      issue_gemm0(by_threads, even.k, s);
+      ptx::named_barrier_arrive(kGemm0Barrier, kConsumerThreads);
+      ptx::wgmma_wait<0>(s);
+      if (i + 2 * pair == last_mine) release_q();
+      ScoresScale scale = lazy_softmax(s, p);
+      store_p(even, scale, p);
+      rescale_o(scale);
+      issue_gemm1(half_address(even.v), p);
+      consumer_release(even.k, kRope);
+      wait_gemm1();
+      consumer_release_warp(even.v, 0);
+      consumer_wait(odd.v, 0);
+      scale = load_p(odd, p);
+      if (by_threads) ptx::fence_view_async_shared();
+      rescale_o(scale);
+      issue_gemm1(half_address(odd.v), p);
+      consumer_release(odd.k, kRope);
+      wait_gemm1();
+      consumer_release_warp(odd.v, 0);
+      next_pair(even);
+      next_pair(odd);
+    }
+  }
+
+  /// The second consumer's part. Its softmax runs beside its GEMM1 of the even tile.
+  __device__ __forceinline__ void odd_loop(const WorkTileContext& context, int32_t i, int32_t pairs,
+                                           int32_t last_mine) {
+    const bool by_threads = context.by_threads;
+    KvTile even = kv_tile(context, i);
+    KvTile odd = kv_tile(context, i + 1);
+    make_uniform(even);
+    make_uniform(odd);
+#pragma unroll 1
+    for (int32_t pair = 0; pair < pairs; ++pair) {
+      float s[kScores];
+      if (by_threads) consumer_wait(even.v, 1);
+      ptx::named_barrier_sync(kGemm0Barrier, kConsumerThreads);
+      issue_gemm0(by_threads, odd.k, s);
+      consumer_wait(even.v, 1);
+      uint32_t p[kScores / 2];
+      const ScoresScale even_scale = load_p(even, p);
+      if (even_scale.any) {
+        ptx::wgmma_wait<0>(s);  // as ptxas would do before the branch
+        multiply_o(even_scale);
+      }
+      issue_gemm1(half_address(even.v), p);
+      consumer_release(even.k, kRope);
+      ptx::wgmma_wait<1>(s);
+      if (i + 2 * pair + 1 == last_mine) release_q();
+      uint32_t odd_p[kScores / 2];
+      ScoresScale odd_scale = softmax(s, odd_p);
+      store_p(odd, odd_scale, odd_p);
+      wait_gemm1();
+      consumer_release_warp(even.v, 1);
+      rescale_o(odd_scale);
+      issue_gemm1(half_address(odd.v), odd_p);
+      consumer_release(odd.k, kRope);
+      wait_gemm1();
+      consumer_release_warp(odd.v, 1);
+      next_pair(even);
+      next_pair(odd);
+    }
+  }
+
+  /// Tells the compiler that all lanes have the same values.
+  static __device__ __forceinline__ void make_uniform(KvTile& tile) {
+    tile.number = __shfl_sync(kAllLanes, tile.number, 0);
+    tile.k.stage = __shfl_sync(kAllLanes, tile.k.stage, 0);
+    tile.k.parity = __shfl_sync(kAllLanes, tile.k.parity, 0);
+    tile.v = tile.k;
+  }
+  /// From a tile whose values are inside its keys to the one two further on: the same stage's next phase.
+  static __device__ __forceinline__ void next_pair(KvTile& tile) {
+    static_assert(kStages == 2);
+    tile.number += 2;
+    tile.k.parity ^= 1;
+    tile.v.parity ^= 1;
   }
 
   __device__ __forceinline__ void release_q() const {
     if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&storage_.q_empty), 32);
   }
   __device__ __forceinline__ void consumer_wait(const PipelineState& at, int32_t part) const {
-    ptx::mbarrier_wait(kv_full_ + kv_barrier_offset(at, part), at.parity);
+    ptx::mbarrier_wait_warp(kv_full_ + kv_barrier_offset(at, part), at.parity);
   }
   /// Releases a part by this lane.
   __device__ __forceinline__ void consumer_release(const PipelineState& at, int32_t part) const {
@@ -150,15 +282,12 @@ class ConsumerWarpgroup {
   __device__ __forceinline__ uint32_t tile_address(const PipelineState& at) const {
     return smem_ + at.stage * static_cast<uint32_t>(kTileBytes);
   }
-  /// Byte offset, in stats_full and p_full, of the barrier that this warp and the other consumer's warp of the same
-  /// rows use for a KV tile.
-  __device__ __forceinline__ uint32_t pair_barrier_offset(uint32_t tile) const {
-    return 8 * (tile % 2 * kWarpgroupWarps + static_cast<uint32_t>(warp_));
+  __device__ __forceinline__ uint32_t half_address(const PipelineState& at) const {
+    return tile_address(at) + static_cast<uint32_t>(consumer_ * kHalfColumnBlocks * kColumnBlockBytes);
   }
-  /// Waits for row_max of the other consumer's tile. P arrives after it, but synccheck reports a phase that nobody has
-  /// waited for.
-  __device__ __forceinline__ void wait_row_max(uint32_t tile) const {
-    ptx::mbarrier_wait(stats_full_ + pair_barrier_offset(tile), tile / 2 & 1);
+  /// The barrier, in p_full, that this warp and the other consumer's warp of the same rows use for a KV tile.
+  __device__ __forceinline__ uint32_t p_barrier(const KvTile& tile) const {
+    return p_full_ + 8 * (tile.number % 2 * kWarpgroupWarps + static_cast<uint32_t>(warp_));
   }
   /// Where this thread's P of a tile is, in four chunks of 16 bytes. The thread of the same number of the other
   /// consumer needs the same registers, so no swizzle is needed.
@@ -167,10 +296,9 @@ class ConsumerWarpgroup {
            16 * (static_cast<uint32_t>(chunk) * kWarpgroupThreads + threadIdx.x % kWarpgroupThreads);
   }
 
-  /// GEMM0, mask and softmax of one of this consumer's tiles.
-  __device__ __forceinline__ void compute_p(const WorkTileContext& context, const RowInfo& rows, const KvTile& tile) {
-    float s[kScores];
-    gemm0(context, tile, s);
+  /// Scores to base-2 logits, but for the scale, and masks.
+  __device__ __forceinline__ void to_logits(const WorkTileContext& context, const RowInfo& rows, const KvTile& tile,
+                                            float (&s)[kScores]) const {
     const int32_t column = tile.first + 2 * (lane_ % 4);
     if constexpr (General) {
       to_general_logits(params_, context, rows, first_row_, column, s);
@@ -178,102 +306,107 @@ class ConsumerWarpgroup {
       negate_scores(rows, first_row_, s);
     }
     if (needs_mask(context.visible, tile.first, kBlockN)) mask_scores(rows, first_row_, column, s);
-    if (!tile.is_first) wait_row_max(tile.number - 1);
-    softmax(tile, s);
-    store_p(tile, s);
-  }
-
-  /// The softmax of `next` while GEMM1 of `tile`, the other consumer's, runs.
-  __device__ __forceinline__ void gemm1_overlapping_softmax(const WorkTileContext& context, const RowInfo& rows,
-                                                            const KvTile& tile, const KvTile& next) {
-    float s[kScores];
-    gemm0(context, next, s);
-    uint32_t p[kScores / 2];
-    const uint32_t half = prepare_gemm1(context, rows, tile, p);
-    issue_gemm1(half, p);
-    static_cast<void>(ptx::mbarrier_test_wait(stats_full_ + pair_barrier_offset(tile.number),
-                                              tile.number / 2 & 1));  // see wait_row_max
-    softmax(next, s);
-    store_p(next, s);
-    finish_gemm1(tile);
   }
 
   /// S = Q K^T.
-  __device__ __forceinline__ void gemm0(const WorkTileContext& context, const KvTile& tile, float (&s)[kScores]) {
+  __device__ __forceinline__ void gemm0(bool by_threads, const PipelineState& at, float (&s)[kScores]) const {
+    issue_gemm0(by_threads, at, s);
+    ptx::wgmma_wait<0>(s);
+  }
+  __device__ __forceinline__ void issue_gemm0(bool by_threads, const PipelineState& at, float (&s)[kScores]) const {
     const uint64_t q = ptx::make_smem_desc<128>(smem_ + kQOffset, 0, 1024);
-    const uint64_t k = ptx::make_smem_desc<128>(tile_address(tile.k), 0, 1024);
-    if (context.by_threads) {
-      for (int32_t part = 0; part < kKvParts; ++part) consumer_wait(tile.k, part);
+    const uint64_t k = ptx::make_smem_desc<128>(tile_address(at), 0, 1024);
+    if (by_threads) {
+      for (int32_t part = 0; part < kKvParts; ++part) consumer_wait(at, part);
       ptx::fence_view_async_shared();
     }
 #pragma unroll
     for (int32_t part = 0; part < kKvParts; ++part) {
-      consumer_wait(tile.k, part);
+      consumer_wait(at, part);
       ptx::wgmma_fence();
 #pragma unroll
       for (int32_t i = 4 * part_begin(part); i < 4 * (part_begin(part) + part_size(part)); ++i) {
-        const auto at = static_cast<uint32_t>(i / 4 * kColumnBlockBytes + i % 4 * 32);
+        const auto offset = static_cast<uint32_t>(i / 4 * kColumnBlockBytes + i % 4 * 32);
         if (i == 0) {
           ptx::wgmma_ss<T, ptx::ScaleOut::kZero>(s, q, k);
         } else {
-          ptx::wgmma_ss<T, ptx::ScaleOut::kOne>(s, ptx::advance_desc(q, at), ptx::advance_desc(k, at));
+          ptx::wgmma_ss<T, ptx::ScaleOut::kOne>(s, ptx::advance_desc(q, offset), ptx::advance_desc(k, offset));
         }
       }
     }
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>(s);
-    if (context.v_in_k) return;
-    consumer_release_warp(tile.k, kVLeft);
-    consumer_release_warp(tile.k, kVRight);
   }
 
-  /// Scores become p, with the row_max of the tiles before, which the other consumer may have found. The new row_max is
-  /// shared before the exponentials.
-  __device__ __forceinline__ void softmax(const KvTile& tile, float (&s)[kScores]) {
+  /// Logits become p. Rescaling is lazy (decision 0040): row_max stays as long as logits exceed it by no more than
+  /// kRescaleThreshold.
+  __device__ __forceinline__ ScoresScale softmax(float (&s)[kScores], uint32_t (&p)[kScores / 2]) {
     float max[2];
     reduce_max(s, max);
+    ScoresScale scale;
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
-      const int32_t row = first_row_ + 8 * h;
-      const float before = tile.is_first ? -INFINITY : storage_.tile_stats[(tile.number - 1) % 2].row_max[row];
-      const float row_max = fmaxf(before, __fmaf_rn(max[h], scale_[h], -kPExponentBias<T>));
-      const float base = finite_row_max(row_max);
-      if (lane_ % 4 == 0) {
-        storage_.tile_stats[tile.number % 2].row_max[row] = row_max;
-        storage_.tile_stats[tile.number % 2].scores_scale[row] = ptx::ex2_approx(__fadd_rn(before, -base));
-      }
-      row_sum_[h] = __fmul_rn(row_sum_[h], ptx::ex2_approx(__fadd_rn(row_max_[h], -base)));
-      row_max_[h] = row_max;
+      const float most = __fmaf_rn(max[h], scale_[h], -kPExponentBias<T>);
+      const float before = row_max_[h];
+      row_max_[h] = most > __fadd_rn(before, kRescaleThreshold<T>) ? most : before;
+      scale.of[h] = row_max_[h] == before ? 1.0f : ptx::ex2_approx(__fadd_rn(before, -row_max_[h]));
+      row_sum_[h] = __fmul_rn(row_sum_[h], scale.of[h]);
     }
-    ptx::mbarrier_arrive(stats_full_ + pair_barrier_offset(tile.number));
     exponentiate(scale_, row_max_, s, row_sum_);
+#pragma unroll
+    for (int32_t i = 0; i < kScores / 2; ++i) p[i] = ptx::pack_two<T>(s[2 * i], s[2 * i + 1]);
+    return scale;
   }
 
-  /// P to shared memory, over the tile's RoPE part.
-  __device__ __forceinline__ void store_p(const KvTile& tile, const float (&s)[kScores]) const {
-    ptx::named_barrier_sync(kConsumerBarrier + consumer_, kWarpgroupThreads);  // every warp has finished its GEMM0
+  /// The same with row_max as it is, which nearly always stays: no maximum is computed. Where a sum of p says that
+  /// row_max may have to grow, or there is none yet, the warp begins again from the scores. Both ways come to the same
+  /// bits.
+  __device__ __forceinline__ ScoresScale lazy_softmax(float (&s)[kScores], uint32_t (&p)[kScores / 2]) {
+    float sum[2];
 #pragma unroll
-    for (int32_t i = 0; i < kScores; i += 8) {
-      ptx::st_shared_16(p_address(tile, i / 8),
-                        uint4{ptx::pack_two<T>(s[i], s[i + 1]), ptx::pack_two<T>(s[i + 2], s[i + 3]),
-                              ptx::pack_two<T>(s[i + 4], s[i + 5]), ptx::pack_two<T>(s[i + 6], s[i + 7])});
+    for (int32_t h = 0; h < 2; ++h) {
+      float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int32_t i = 2 * h; i < kScores; i += 4) {
+        const float low = ptx::ex2_approx(__fmaf_rn(s[i], scale_[h], -row_max_[h]));
+        const float high = ptx::ex2_approx(__fmaf_rn(s[i + 1], scale_[h], -row_max_[h]));
+        sums[0] = __fadd_rn(sums[0], low);
+        sums[1] = __fadd_rn(sums[1], high);
+        p[i / 2] = ptx::pack_two<T>(low, high);
+      }
+      sum[h] = __fadd_rn(sums[0], sums[1]);
     }
-    ptx::mbarrier_arrive(p_full_ + pair_barrier_offset(tile.number));
+    const bool grows =  // as bits: NaN counts as more
+        __float_as_uint(sum[0]) > max_tile_sum_[0] || __float_as_uint(sum[1]) > max_tile_sum_[1];
+    if (__any_sync(kAllLanes, grows)) [[unlikely]]
+      return softmax(s, p);
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) row_sum_[h] = __fadd_rn(row_sum_[h], sum[h]);
+    return {{1.0f, 1.0f}};
+  }
+
+  /// P of this consumer's tile to shared memory, over the tile's RoPE part.
+  __device__ __forceinline__ void store_p(const KvTile& tile, ScoresScale& scale,
+                                          const uint32_t (&p)[kScores / 2]) const {
+    TileStats& stats = storage_.tile_stats[tile.number % 2];
+    if (lane_ % 4 == 0) {
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) stats.rows[first_row_ + 8 * h] = float2{row_max_[h], scale.of[h]};
+    }
+    // Every warp has finished its GEMM0.
+    scale.any = ptx::named_barrier_any(kConsumerBarrier + consumer_, kWarpgroupThreads,
+                                       scale.of[0] != 1.0f || scale.of[1] != 1.0f);
+    if (lane_ == 0) stats.rescales[warp_] = scale.any ? 1 : 0;
+#pragma unroll
+    for (int32_t i = 0; i < kScores / 2; i += 4) {
+      ptx::st_shared_16(p_address(tile, i / 4), uint4{p[i], p[i + 1], p[i + 2], p[i + 3]});
+    }
+    ptx::mbarrier_arrive(p_barrier(tile));
     ptx::fence_view_async_shared();  // a TMA load overwrites P once this warp, too, has released the RoPE part
   }
 
-  /// O += P V, with this consumer's half of V.
-  __device__ __forceinline__ void gemm1(const WorkTileContext& context, const RowInfo& rows, const KvTile& tile) {
-    uint32_t p[kScores / 2];
-    const uint32_t half = prepare_gemm1(context, rows, tile, p);
-    issue_gemm1(half, p);
-    finish_gemm1(tile);
-  }
-
-  /// Waits for P and V, loads P and rescales O. Returns the address of this consumer's half of V.
-  __device__ __forceinline__ uint32_t prepare_gemm1(const WorkTileContext& context, const RowInfo& rows,
-                                                    const KvTile& tile, uint32_t (&p)[kScores / 2]) {
-    ptx::mbarrier_wait(p_full_ + pair_barrier_offset(tile.number), tile.number / 2 & 1);
+  /// P of the other consumer's tile, and the row_max that it has chosen.
+  __device__ __forceinline__ ScoresScale load_p(const KvTile& tile, uint32_t (&p)[kScores / 2]) {
+    ptx::mbarrier_wait_warp(p_barrier(tile), tile.number / 2 & 1);
 #pragma unroll
     for (int32_t i = 0; i < kScores / 2; i += 4) {
       const uint4 chunk = ptx::ld_shared_16(p_address(tile, i / 4));
@@ -282,18 +415,17 @@ class ConsumerWarpgroup {
       p[i + 2] = chunk.z;
       p[i + 3] = chunk.w;
     }
-    const float* const scores_scale = storage_.tile_stats[tile.number % 2].scores_scale;
-    rescale_o({scores_scale[first_row_], scores_scale[first_row_ + 8]});
-    consumer_wait(tile.v, consumer_);
-    if (!context.v_in_k) consumer_wait(tile.v, kRope);  // it is empty: waited for so that no phase is missed
-    if (context.by_threads) ptx::fence_view_async_shared();
-    consumer_release(tile.k, kRope);  // P has been read
-    if (!context.v_in_k) consumer_release_warp(tile.v, kRope);
-    const uint32_t half =
-        tile_address(tile.v) + static_cast<uint32_t>(consumer_ * kHalfColumnBlocks * kColumnBlockBytes);
-    if (context.custom_mask || is_mixed(context.visible, tile.first, kBlockN)) take_out_nonfinite(rows, tile, half);
-    if (lane_ > 0) consumer_release(tile.v, consumer_);  // lane 0 releases it once GEMM1 is complete
-    return half;
+    const TileStats& stats = storage_.tile_stats[tile.number % 2];
+    ScoresScale scale;
+    scale.any = __any_sync(kAllLanes, stats.rescales[warp_] != 0);
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      const float2 row = stats.rows[first_row_ + 8 * h];
+      row_max_[h] = row.x;
+      scale.of[h] = row.y;
+      row_sum_[h] = __fmul_rn(row_sum_[h], row.y);
+    }
+    return scale;
   }
 
   __device__ __forceinline__ void issue_gemm1(uint32_t half, const uint32_t (&p)[kScores / 2]) {
@@ -311,22 +443,21 @@ class ConsumerWarpgroup {
     ptx::wgmma_commit();
   }
 
-  __device__ __forceinline__ void finish_gemm1(const KvTile& tile) {
+  __device__ __forceinline__ void wait_gemm1() {
     static_assert(kOBlocks == 2);
     ptx::wgmma_wait<0>(o_[0]);
     ptx::warpgroup_fence_operand(o_[1]);
-    if (lane_ == 0) consumer_release(tile.v, consumer_);
   }
 
-  struct ScoresScale {
-    float of[2];
-  };
   __device__ __forceinline__ void rescale_o(const ScoresScale& scale) {
-    if (__all_sync(kAllLanes, scale.of[0] == 1.0f && scale.of[1] == 1.0f)) return;
+    if (scale.any) multiply_o(scale);
+  }
+  __device__ __forceinline__ void multiply_o(const ScoresScale& scale) {
 #pragma unroll
     for (int32_t b = 0; b < kOBlocks; ++b) {
 #pragma unroll
       for (int32_t i = 0; i < kOBlockValues; ++i) o_[b][i] = __fmul_rn(o_[b][i], scale.of[i / 2 % 2]);
+      ptx::warpgroup_fence_operand(o_[b]);  // complete before the wgmma_fence that follows
     }
   }
 
@@ -343,23 +474,14 @@ class ConsumerWarpgroup {
     ptx::fence_view_async_shared();
   }
 
-  /// Cross-warp reduction of work tile `number`: adds both consumers' row_sum, rescaled to the last row_max.
-  __device__ __forceinline__ void reduce_row_sum(const WorkTileContext& context, int32_t number, float (&row_max)[2],
-                                                 float (&row_sum)[2]) {
+  /// Cross-warp reduction of work tile `number`: adds both consumers' row_sum.
+  __device__ __forceinline__ void reduce_row_sum(int32_t number, float (&row_sum)[2]) {
     const int32_t slot = number % kWorkTileSlots;
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       const int32_t row = first_row_ + 8 * h;
-      row_max[h] = -INFINITY;
-      if (context.num_kv_tiles > 0) {
-        const uint32_t last = num_kv_tiles_ + static_cast<uint32_t>(context.num_kv_tiles) - 1;
-        if (h == 0 && !is_mine(last)) wait_row_max(last);
-        row_max[h] = storage_.tile_stats[last % 2].row_max[row];
-      }
-      const float base = finite_row_max(row_max[h]);
       row_sum_[h] = __fadd_rn(row_sum_[h], __shfl_xor_sync(kAllLanes, row_sum_[h], 1));
       row_sum_[h] = __fadd_rn(row_sum_[h], __shfl_xor_sync(kAllLanes, row_sum_[h], 2));
-      row_sum_[h] = __fmul_rn(row_sum_[h], ptx::ex2_approx(__fadd_rn(row_max_[h], -base)));
       if (lane_ % 4 == 0) storage_.row_sum[slot][consumer_][row] = row_sum_[h];
     }
     const uint32_t full = ptx::shared_address(&storage_.row_sum_full[warp_]);
@@ -378,15 +500,15 @@ class ConsumerWarpgroup {
   const uint32_t smem_;
   const uint32_t kv_full_;
   const uint32_t kv_empty_;
-  const uint32_t stats_full_;
   const uint32_t p_full_;
   const int32_t warp_;
   const int32_t lane_;
   const int32_t first_row_;       ///< of the lane; its other row is 8 further on
   uint32_t num_kv_tiles_ = 0;     ///< of earlier work tiles
   uint32_t num_stages_used_ = 0;  ///< tiles that they have had in the KV pipeline
-  float row_max_[2];              ///< of this consumer's last tile
+  float row_max_[2];              ///< what the exponents of the lane's rows subtract
   float row_sum_[2];              ///< of this consumer's tiles, this lane's share, relative to row_max_
+  uint32_t max_tile_sum_[2];      ///< bits of kMaxTileSum; rows beyond the work tile's request nothing
   float scale_[2];                ///< of scores, to base-2 logits; positive
   float o_[kOBlocks][kOBlockValues];
 };

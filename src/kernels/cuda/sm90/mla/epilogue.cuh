@@ -39,6 +39,45 @@ __device__ __forceinline__ void for_pairs(float (&o)[kOBlocks][kOBlockValues], i
   }
 }
 
+/// Transposes 4 x 4 words of a quad: lane t gives word t of four groups, and gets all words of group t.
+__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], bool odd, bool upper) {
+#pragma unroll
+  for (int32_t i = 0; i < 4; i += 2) {
+    const uint32_t got = __shfl_xor_sync(kAllLanes, odd ? words[i] : words[i + 1], 1);
+    words[i] = odd ? got : words[i];
+    words[i + 1] = odd ? words[i + 1] : got;
+  }
+#pragma unroll
+  for (int32_t i = 0; i < 2; ++i) {
+    const uint32_t got = __shfl_xor_sync(kAllLanes, upper ? words[i] : words[i + 2], 2);
+    words[i] = upper ? got : words[i];
+    words[i + 2] = upper ? words[i + 2] : got;
+  }
+}
+
+/// Writes row `h` of the lane's rows, of a 16-bit type, in chunks of 16 bytes. `to`: the row's first component; only
+/// lanes whose row is `valid` write. By whole warps.
+template <typename Out>
+__device__ __forceinline__ void write_row_16B(const float (&o)[kOBlocks][kOBlockValues], int32_t h,
+                                              const LaneElements& lane, const RowEnd& end, Out* to, bool valid) {
+  const int32_t t = static_cast<int32_t>(threadIdx.x) % 4;
+  Out* const chunk = to + lane.first_component + 6 * t;  // of group t, where the quad's first lane has components 0, 1
+#pragma unroll
+  for (int32_t b = 0; b < kOBlocks; ++b) {
+#pragma unroll
+    for (int32_t i = 0; i < kOBlockValues; i += 16) {
+      uint32_t words[4];
+#pragma unroll
+      for (int32_t k = 0; k < 4; ++k) {
+        words[k] =
+            ptx::pack_two<Out>(row_value(end, o[b][i + 4 * k + 2 * h]), row_value(end, o[b][i + 4 * k + 2 * h + 1]));
+      }
+      transpose_quad(words, t % 2 != 0, t >= 2);
+      if (valid) *reinterpret_cast<uint4*>(chunk + 128 * b + 2 * i) = uint4{words[0], words[1], words[2], words[3]};
+    }
+  }
+}
+
 /// Ends a work tile. `row_max`, `row_sum`: of the lane's rows, reduced over lanes and consumers. `o`: the lane's
 /// accumulators, which are overwritten.
 __device__ __forceinline__ void epilogue(const AttentionParams& params, const WorkTileContext& context,
@@ -51,6 +90,7 @@ __device__ __forceinline__ void epilogue(const AttentionParams& params, const Wo
   for (int32_t h = 0; h < 2; ++h) {
     valid[h] = lane.first_row + 8 * h < context.num_rows;
     const float v_scale = valid[h] ? rows.v_scale[lane.first_row + 8 * h] : 1.0f;
+    if (__all_sync(kAllLanes, v_scale == 1.0f)) continue;
     for_pairs(o, h, lane, [&](int32_t, float& x, float& y) {
       x = __fmul_rn(x, v_scale);
       y = __fmul_rn(y, v_scale);
@@ -86,6 +126,24 @@ __device__ __forceinline__ void epilogue(const AttentionParams& params, const Wo
     }
     return;
   }
+  if (context.out_16B && work_tile.partial < 0) {
+    if (!__any_sync(kAllLanes, valid[0] || valid[1])) return;
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      const int32_t row = valid[h] ? lane.first_row + 8 * h : 0;
+      const int32_t token = rows.token[row];
+      const int32_t q_head = rows.q_head[row];
+      const RowEnd end = end_row(params, q_head, row_max[h], row_sum[h]);
+      if (valid[h] && lane.writes_row_stats) write_lse(params, token, q_head, end);
+      const int64_t at = token * params.out_token_stride + q_head * params.out_head_stride;
+      if (params.out_dtype == DType::kBFloat16) {
+        write_row_16B(o, h, lane, end, static_cast<__nv_bfloat16*>(params.out) + at, valid[h]);
+      } else {
+        write_row_16B(o, h, lane, end, static_cast<__half*>(params.out) + at, valid[h]);
+      }
+    }
+    return;
+  }
 #pragma unroll
   for (int32_t h = 0; h < 2; ++h) {
     if (!valid[h]) continue;
@@ -109,13 +167,6 @@ __device__ __forceinline__ void epilogue(const AttentionParams& params, const Wo
       x = row_value(end, x);
       y = row_value(end, y);
     });
-    if (params.out_dtype == DType::kBFloat16 && params.out_pairs) {  // the usual case: one branch for all pairs
-      auto* const to = static_cast<uint16_t*>(params.out) + at;
-      for_pairs(o, h, lane, [&](int32_t d, float x, float y) {
-        *reinterpret_cast<uint32_t*>(to + d) = ptx::pack_two<__nv_bfloat16>(x, y);
-      });
-      continue;
-    }
 #pragma unroll
     for (int32_t b = 0; b < kOBlocks; ++b) {  // the output tile is finished: its state is free
 #pragma unroll

@@ -14,7 +14,8 @@
 
 /// One persistent CTA per SM, three warpgroups:
 ///
-///   warps 0-3   producer    72 registers   fetches work tiles; loads Q, K and V
+///   warps 0-2   producer    72 registers   each loads one part of every KV tile: V left, V right, RoPE
+///   warp  3                 72 registers   claims work tiles; loads Q
 ///   warps 4-7   consumer 0  216 registers  P of even KV tiles; O[:, 0:256]   of all rows
 ///   warps 8-11  consumer 1  216 registers  P of odd KV tiles;  O[:, 256:512] of all rows
 ///
@@ -31,16 +32,19 @@
 ///   kv_full [2 stages][3 parts]  producer -> consumers   TMA bytes, cp.async or committed after a scan
 ///   kv_empty[2 stages][3 parts]  consumers -> producer   a half of V: from its consumer; RoPE: from both, P is read
 ///   v_landed[2 stages]           TMA -> producer         V of boundary tiles, to be zeroed and scanned
-///   stats_full[even, odd][4]     warp <-> warp           row_max and scores_scale, between warps of the same rows
-///   p_full    [even, odd][4]     warp <-> warp           P of the KV tile
-///   row_sum_full[4]              warp <-> warp           row_sum of the work tile
+///   p_full    [even, odd][4]     warp <-> warp           P of the KV tile and TileStats, between warps of the same
+///   rows row_sum_full[4]              warp <-> warp           row_sum of the work tile
 ///
-/// Mainloop. Where nothing is masked, consumer 1 overlaps its softmax with its GEMM1 of consumer 0's tile:
+/// Where TMA does not load keys and values, all four producer warps copy them; they find the rows' visible ranges
+/// together.
 ///
-///   consumer 0 | GEMM0(0) softmax(0) GEMM1(0)     | GEMM1(1) | GEMM0(2) softmax(2) GEMM1(2)     | GEMM1(3) | ...
-///   consumer 1 | GEMM0(1) GEMM1(0) and softmax(1) | GEMM1(1) | GEMM0(3) GEMM1(2) and softmax(3) | GEMM1(3) | ...
+/// Mainloop, pairs of KV tiles that nothing masks. Time goes from left to right; the tensor cores always have a GEMM:
 ///
-/// softmax(1) starts from the row_max of softmax(0), and GEMM1(1) of consumer 0 waits for P of consumer 1.
+///   consumer 0 | GEMM0(0) | softmax(0)         | GEMM1(0)   (waits for P of 1)  | GEMM1(1) | GEMM0(2) | ...
+///   consumer 1 |          | GEMM0(1)           | GEMM1(0) and softmax(1)        | GEMM1(1) |          | GEMM0(3) ...
+///
+/// A named barrier holds GEMM0(1) back until GEMM0(0) is issued: else both end at once, and nothing runs beside
+/// softmax(0). softmax(1) starts from the row_max of softmax(0).
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
 /// What each thread does. `smem`: shared memory, from a multiple of 1024 on.
@@ -63,7 +67,6 @@ __device__ __forceinline__ void run_cta(const MlaParams& params, unsigned char* 
     }
     for (int32_t i = 0; i < 2; ++i) {
       for (int32_t warp = 0; warp < kWarpgroupWarps; ++warp) {
-        ptx::mbarrier_init(ptx::shared_address(&storage.stats_full[i][warp]), 32);
         ptx::mbarrier_init(ptx::shared_address(&storage.p_full[i][warp]), 32);
       }
     }

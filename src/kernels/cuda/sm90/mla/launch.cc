@@ -33,6 +33,19 @@ bool encode_map(CUtensorMap& map, const SegmentParams& segment, const void* data
             .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B});
 }
 
+/// Queries. Dimensions, innermost first: 64 components, heads, tokens, column blocks. A TMA tile is one column block of
+/// some heads of a token. The number of tokens does not matter: TMA takes only rows that are there.
+bool encode_q_map(CUtensorMap& map, const AttentionParams& params, int32_t tma_heads) {
+  return encode_tensor_map(
+      map, {.data = params.q,
+            .element_bytes = kElementBytes,
+            .dims = {64, params.num_q_heads, INT32_MAX, kColumnBlocks, 1},
+            .strides = {kElementBytes * params.q_head_stride, kElementBytes * params.q_token_stride, 128, 128},
+            .box = {64, tma_heads, 1, 1, 1},
+            .swizzle_bytes = 128,
+            .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B});
+}
+
 bool is_16_bit(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
@@ -68,12 +81,8 @@ DType p_dtype(const AttentionConfig& config) {
   return config.q;
 }
 
-/// Where it was measured to be faster than cuda-sm80.
-bool preferred(const AttentionConfig& config) {
-  const bool general = config.features.has(Feature::kSoftCap) || config.features.has(Feature::kAlibi) ||
-                       config.mask == MaskKind::kCustom;
-  return !general && config.page_size % kMinTmaTokens == 0;
-}
+/// CTAs of the combine for each worker. A row tile's partial rows are many and long: measured, 8 of 1 to 24.
+constexpr int32_t kCombineBlocksPerWorker = 8;
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   const bool general =
@@ -81,7 +90,7 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   const auto launch_dtype =
       shape.q == DType::kFloat16 ? launch_instantiation<DType::kFloat16> : launch_instantiation<DType::kBFloat16>;
   launch_dtype(params, general, shape.num_workers, stream);
-  if (shape.combine) launch_combine(params, shape.num_workers, stream, true);
+  if (shape.combine) launch_combine(params, shape.num_workers, stream, true, kCombineBlocksPerWorker);
 }
 
 }  // namespace
@@ -90,6 +99,13 @@ MlaParams make_params(const AttentionParams& attention) {
   MlaParams params{};
   params.attention = attention;
   const int32_t heads = attention.num_kv_heads;
+  params.q_tma_heads = q_tma_heads(attention.num_q_heads / heads);
+  params.q_by_tma = params.q_tma_heads > 0 && attention.q_wide && is_16_bit(attention.q_dtype) &&
+                    encode_q_map(params.q_map, attention, params.q_tma_heads);
+  if (!params.q_by_tma) params.q_tma_heads = 1;
+  params.out_16B =
+      is_16_bit(attention.out_dtype) &&
+      is_aligned_16B(attention.out, {0, attention.out_token_stride, attention.out_head_stride}, kElementBytes);
   for (int32_t i = 0; i < kMaxSegments; ++i) {
     const SegmentParams& segment = attention.segments[i];
     KvCopy& copy = params.copies[i];
@@ -116,12 +132,11 @@ const AttentionKernel kSm90MlaKernel{.name = "cuda-sm90-mla",
                                      .refusal = refusal,
                                      .tile = tile,
                                      .p_dtype = p_dtype,
-                                     .preferred = preferred,
                                      .workers_per_sm = 1,
                                      .tile_cost = 128,
                                      .row_cost = 0,
                                      .start_cost = 256,
-                                     .min_split_tokens = 1024,
+                                     .min_split_tokens = 128,
                                      .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

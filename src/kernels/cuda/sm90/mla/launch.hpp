@@ -28,8 +28,12 @@ struct MlaParams {
     CUtensorMap v;  ///< not set if v_in_k
   };
   TensorMaps maps[kMaxSegments];
+  CUtensorMap q_map;  ///< set if q_by_tma
   AttentionParams attention;
   KvCopy copies[kMaxSegments];
+  int32_t q_tma_heads;  ///< heads of a TMA tile of Q
+  bool out_16B;         ///< the output is of a 16-bit type and may be written in chunks of 16 bytes
+  bool q_by_tma;        ///< where a work tile's rows are whole tokens, or 64 heads of one
 };
 static_assert(sizeof(MlaParams) <= 32764, "the limit of kernel parameters on Volta and newer, from CUDA 12.1 on");
 

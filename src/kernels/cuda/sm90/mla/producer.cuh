@@ -8,7 +8,8 @@
 #include "scheduler/mask_bounds.hpp"
 
 /// The producer warpgroup. It fetches work tiles, finds the visible KV range of each row, and loads Q, K and V as far
-/// ahead of the consumers as the KV pipeline has stages.
+/// ahead of the consumers as the KV pipeline has stages. Where TMA loads keys and values, each of the first three warps
+/// loads one part of every KV tile, and the fourth loads Q and claims work tiles.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
 template <typename T>
@@ -27,82 +28,168 @@ class Producer {
   __device__ __forceinline__ void run() {
     const scheduler::PlanView& plan = params_.attention.plan->view;
     const DynamicTileScheduler tile_scheduler(plan, params_.attention.tile_counters);
-    int32_t next = tile_scheduler.initial_work_tile();  // known to the first warp
+    int32_t next = tile_scheduler.initial_work_tile();  // later known to the last warp alone
     for (;; ++num_work_tiles_) {
       const int32_t slot = num_work_tiles_ % kWorkTileSlots;
       const int32_t use = num_work_tiles_ / kWorkTileSlots;
       if (use > 0) ptx::mbarrier_wait(ptx::shared_address(storage_.work_tile_empty) + 8 * slot, (use - 1) & 1);
-      if (threadIdx.x == 0) storage_.next_work_tile = next;
-      ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);
-      const int32_t index = storage_.next_work_tile;
-      if (index < 0) break;
-      const scheduler::WorkTile& work_tile = plan.work_tiles[index];
-      if (warp_ == 0) next = tile_scheduler.next_work_tile(work_tile);
+      if (num_work_tiles_ > 0) {
+        if (warp_ == kQWarp && lane_ == 0) storage_.next_work_tile = next;
+        ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);
+        next = storage_.next_work_tile;
+      }
+      if (next < 0) break;
+      const scheduler::WorkTile& work_tile = plan.work_tiles[next];
       load_work_tile(plan, work_tile, slot);
+      if (warp_ == kQWarp) next = tile_scheduler.next_work_tile(work_tile);
     }
     if (threadIdx.x == 0) storage_.contexts[num_work_tiles_ % kWorkTileSlots].done = true;
-    commit_work_tile(num_work_tiles_ % kWorkTileSlots);
-    if (warp_ == 0) tile_scheduler.finish();
+    commit_work_tile(num_work_tiles_ % kWorkTileSlots, false);
+    if (warp_ == kQWarp) tile_scheduler.finish();
   }
 
  private:
+  static constexpr int32_t kQWarp = 3;  ///< loads Q, and claims work tiles
+  static_assert(kQWarp == kKvParts && kQWarp < kWarpgroupWarps);
+
+  /// The KV tiles of a work tile. Tile 0 is the last along the sequence.
+  struct KvTiles {
+    int32_t last;
+    int32_t count;
+    int32_t kv_begin;  ///< local tokens
+    int32_t kv_end;
+    __device__ __forceinline__ int32_t first_token(int32_t i) const { return (last - i) * kBlockN; }
+  };
+
+  /// What decides whether V of a KV tile is zeroed in part or scanned before it is committed.
+  struct Boundary {
+    VisibleRange visible;
+    bool custom_mask;
+    /// Whether V may have NaN or Inf that some rows see and others do not.
+    __device__ __forceinline__ bool needs_scan(int32_t first) const {
+      return custom_mask || is_mixed(visible, first, kBlockN);
+    }
+    __device__ __forceinline__ bool has(int32_t first) const {
+      return needs_scan(first) || has_invisible(visible, first, kBlockN);
+    }
+  };
+
+  /// A KV tile in flight.
+  struct TileLoad {
+    PipelineState state;
+    int32_t first;  ///< local token
+    bool has_v;     ///< its first components are values
+  };
+
+  /// A lane's place in the page table: of one TMA tile of a KV tile, for as many KV tiles as the warp has lanes for.
+  struct PageWindow {
+    TokenPlace here;
+    TokenPlace next;  ///< of the KV tiles behind these
+  };
+
   __device__ __forceinline__ void load_work_tile(const scheduler::PlanView& plan, const scheduler::WorkTile& work_tile,
                                                  int32_t slot) {
     const AttentionParams& params = params_.attention;
     const bool has_keys = work_tile.kv_begin < work_tile.kv_end;
-    const bool custom_mask = has_keys && params.mask.kind == MaskKind::kCustom &&
-                             plan.segments[work_tile.segment].mask == SegmentMask::kAsConfig;
+    const SegmentMask mask = has_keys ? plan.segments[work_tile.segment].mask : SegmentMask::kAsConfig;
+    const KvShard shard = has_keys ? plan.segments[work_tile.segment].shard : KvShard{};
+    const bool custom_mask = has_keys && params.mask.kind == MaskKind::kCustom && mask == SegmentMask::kAsConfig;
     const int32_t num_rows = work_tile.row_end - work_tile.row_begin;
-    const int64_t query = describe_row(plan, work_tile, num_rows, has_keys, custom_mask, storage_.rows[slot]);
-    if (num_work_tiles_ > 0) ptx::mbarrier_wait(ptx::shared_address(&storage_.q_empty), (num_work_tiles_ - 1) & 1);
-    load_q(query);
+    const SegmentParams& segment = params.segments[work_tile.segment];
+    const KvCopy& copy = params_.copies[work_tile.segment];
+    const int32_t length = fetch_length(plan, work_tile, has_keys);
+    const int32_t first_kv_tile = has_keys ? work_tile.kv_begin / kBlockN : 0;
+    const int32_t num_kv_tiles = has_keys ? (work_tile.kv_end + kBlockN - 1) / kBlockN - first_kv_tile : 0;
+    const KvTiles tiles{first_kv_tile + num_kv_tiles - 1, num_kv_tiles, work_tile.kv_begin, work_tile.kv_end};
+    const bool by_tma = has_keys && copy.tma_tokens > 0;
+    const int32_t* const pages =
+        !has_keys || !segment.paged
+            ? nullptr
+            : segment.indices + (segment.indptr != nullptr
+                                     ? int64_t{segment.indptr[work_tile.kv_row]}
+                                     : work_tile.kv_row * segment.row_stride + segment.first_column);
+    const bool q_by_tma = params_.q_by_tma && is_whole_tokens(work_tile);
+    const bool is_first = num_work_tiles_ == 0;
+    PageWindow window{};
+    int32_t num_issued = 0;
+    if (by_tma) {
+      window.here = find_tma_tile(tiles, 0, copy, pages);
+      window.next = find_tma_tile(tiles, 32 >> copy.log2_tma_tiles, copy, pages);  // in flight until it is needed
+    }
+    if (is_first) {
+      // Nothing is in the pipeline. What the rows see is not known yet, so V is committed once it is.
+      if (q_by_tma) load_q_by_tma(work_tile, slot);
+      if (by_tma && copy.v_in_k) {
+        num_issued = min(num_kv_tiles, kStages);
+        for (int32_t i = 0; i < num_issued; ++i) {
+          const TileLoad tile{pipeline_state(static_cast<uint32_t>(i)), tiles.first_token(i), true};
+          issue_tma(tile, params_.maps[work_tile.segment].k, tiles, copy, true, true, i, window, work_tile.kv_head);
+        }
+      }
+    }
+    const int64_t query =
+        describe_row(plan, work_tile, num_rows, has_keys, mask, shard, custom_mask, length, storage_.rows[slot]);
+    if (!is_first) ptx::mbarrier_wait(ptx::shared_address(&storage_.q_empty), (num_work_tiles_ - 1) & 1);
+    if (!q_by_tma) {
+      load_q(query);
+    } else if (!is_first) {
+      load_q_by_tma(work_tile, slot);
+    }
     ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);
-    VisibleRange visible = storage_.visible[0];
+    Boundary boundary{storage_.visible[0], custom_mask};
+    VisibleRange& visible = boundary.visible;
     const VisibleRange other = storage_.visible[1];
     visible.any_begin = min(visible.any_begin, other.any_begin);
     visible.any_end = max(visible.any_end, other.any_end);
     visible.all_begin = max(visible.all_begin, other.all_begin);
     visible.all_end = min(visible.all_end, other.all_end);
-    const int32_t first_kv_tile = has_keys ? work_tile.kv_begin / kBlockN : 0;
-    const int32_t num_kv_tiles = has_keys ? (work_tile.kv_end + kBlockN - 1) / kBlockN - first_kv_tile : 0;
-    const KvCopy& copy = params_.copies[work_tile.segment];
+    const int32_t first_pos = __shfl_sync(kAllLanes, length, kFirstPos);
     if (threadIdx.x == 0) {
       WorkTileContext& context = storage_.contexts[slot];
       context.work_tile = work_tile;
       context.visible = visible;
       context.num_rows = num_rows;
-      context.last_kv_tile = first_kv_tile + num_kv_tiles - 1;
+      context.last_kv_tile = tiles.last;
       context.num_kv_tiles = num_kv_tiles;
       context.custom_mask = custom_mask;
       context.negate_scores = storage_.negate_scores[0] || storage_.negate_scores[1];
       context.v_in_k = copy.v_in_k;
-      context.by_threads = has_keys && copy.tma_tokens == 0;
+      context.by_threads = has_keys && !by_tma;
+      context.out_16B = params_.out_16B;
       context.done = false;
-      if (has_keys) {
-        context.shard = plan.segments[work_tile.segment].shard;
-        context.first_pos = plan.segments[work_tile.segment].first_pos[work_tile.kv_row];
-      }
+      context.shard = shard;
+      context.first_pos = first_pos;
     }
-    commit_work_tile(slot);
+    commit_work_tile(slot, q_by_tma);
     if (num_kv_tiles == 0) return;
-    const KvTiles tiles{first_kv_tile + num_kv_tiles - 1, num_kv_tiles, visible, custom_mask};
-    const SegmentParams& segment = params.segments[work_tile.segment];
-    const int32_t* const pages =
-        !segment.paged ? nullptr
-                       : segment.indices + (segment.indptr != nullptr
-                                                ? int64_t{segment.indptr[work_tile.kv_row]}
-                                                : work_tile.kv_row * segment.row_stride + segment.first_column);
-    if (copy.tma_tokens == 0) {
-      load_by_threads(tiles, segment, copy, pages, work_tile);
+    if (by_tma) {
+      load_by_tma(tiles, boundary, params_.maps[work_tile.segment], copy, pages, work_tile.kv_head, window, num_issued);
     } else {
-      load_by_tma(tiles, params_.maps[work_tile.segment], copy, pages, work_tile.kv_head);
+      load_by_threads(tiles, boundary, segment, copy, pages, work_tile);
     }
+  }
+
+  /// Loads, a word a lane, what describe_row needs to know of the work tile's first request.
+  static constexpr int32_t kLengths = 5;
+  static constexpr int32_t kFirstPos = 4;  ///< one of them
+  __device__ __forceinline__ int32_t fetch_length(const scheduler::PlanView& plan, const scheduler::WorkTile& work_tile,
+                                                  bool has_keys) const {
+    if (!has_keys) return 0;
+    const scheduler::SegmentLengths& lengths = plan.segments[work_tile.segment];
+    const int32_t* const from[kLengths] = {plan.cu_q + work_tile.request, plan.cu_q + work_tile.request + 1,
+                                           plan.q_first_pos + work_tile.request, lengths.kv_len + work_tile.kv_row,
+                                           lengths.first_pos + work_tile.kv_row};
+    const int32_t* at = from[0];
+#pragma unroll
+    for (int32_t i = 1; i < kLengths; ++i) at = lane_ == i ? from[i] : at;
+    return *at;
   }
 
   /// Finds what this thread's row sees, and the row 64 further on: two threads share a row, and the first writes it to
   /// shared memory. Returns the offset of the row's query, -1 for a row beyond the work tile.
   __device__ __forceinline__ int64_t describe_row(const scheduler::PlanView& plan, const scheduler::WorkTile& work_tile,
-                                                  int32_t num_rows, bool has_keys, bool custom_mask,
+                                                  int32_t num_rows, bool has_keys, SegmentMask mask,
+                                                  const KvShard& shard, bool custom_mask, int32_t length,
                                                   RowInfo& rows) const {
     const int32_t row = static_cast<int32_t>(threadIdx.x) % kBlockM;
     const bool writes = threadIdx.x < kBlockM;
@@ -112,6 +199,9 @@ class Producer {
     int32_t begin = 0;
     int32_t end = 0;
     bool negate = false;
+    int32_t lengths_of[kLengths];
+#pragma unroll
+    for (int32_t i = 0; i < kLengths; ++i) lengths_of[i] = __shfl_sync(kAllLanes, length, i);
     if (row < num_rows) {
       const int32_t group_size = params.num_q_heads / params.num_kv_heads;
       const int32_t packed = work_tile.row_begin + row;
@@ -121,16 +211,20 @@ class Producer {
       float scale = 0.0f;
       float v_scale = 1.0f;
       if (has_keys) {
-        const scheduler::SegmentLengths& lengths = plan.segments[work_tile.segment];
         const SegmentParams& segment = params.segments[work_tile.segment];
+        auto [first_row, row_end, first_query, kv_len, first_pos] = lengths_of;
         int32_t request = work_tile.request;
-        while (plan.cu_q[request + 1] <= token) ++request;
-        const int32_t number = token - plan.cu_q[request];
-        const int64_t position = int64_t{plan.q_first_pos[request]} + number;
-        const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params.mask, lengths.mask);
-        const scheduler::TokenRange range = scheduler::visible_to_token(
-            {lengths.first_pos[work_tile.kv_row], lengths.kv_len[work_tile.kv_row], lengths.shard}, mask_bounds,
-            plan.visible_positions, token, position);
+        while (row_end <= token) {
+          first_row = row_end;
+          ++request;
+          row_end = plan.cu_q[request + 1];
+          first_query = plan.q_first_pos[request];
+        }
+        const int32_t number = token - first_row;
+        const int64_t position = int64_t{first_query} + number;
+        const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params.mask, mask);
+        const scheduler::TokenRange range = scheduler::visible_to_token({first_pos, kv_len, shard}, mask_bounds,
+                                                                        plan.visible_positions, token, position);
         begin = static_cast<int32_t>(range.begin < work_tile.kv_begin ? work_tile.kv_begin : range.begin);
         end = static_cast<int32_t>(range.end > work_tile.kv_end ? work_tile.kv_end : range.end);
         if (begin >= end) begin = end = 0;
@@ -139,7 +233,8 @@ class Producer {
           rows.mask_begin[row] = INT32_MAX;
         }
         if (writes && custom_mask) {
-          const int32_t mask_begin = plan.mask_first_column[request] - lengths.key_offset[request];
+          const int32_t mask_begin =
+              plan.mask_first_column[request] - plan.segments[work_tile.segment].key_offset[request];
           rows.mask_begin[row] = mask_begin;
           rows.mask_bit[row] =
               8 * plan.mask_byte_indptr[request] + int64_t{number} * plan.mask_columns[request] - mask_begin;
@@ -201,36 +296,46 @@ class Producer {
     }
   }
 
-  /// Commits what this thread has written of a work tile's description and of Q.
-  __device__ __forceinline__ void commit_work_tile(int32_t slot) const {
-    const uint32_t barrier = ptx::shared_address(storage_.work_tile_full) + 8 * static_cast<uint32_t>(slot);
-    ptx::cp_async_mbarrier_arrive(barrier);
-    ptx::mbarrier_arrive(barrier);
+  /// Whether the work tile's rows are whole tokens, or 64 heads of one: TMA may load their Q.
+  __device__ __forceinline__ bool is_whole_tokens(const scheduler::WorkTile& work_tile) const {
+    const int32_t num_rows = work_tile.row_end - work_tile.row_begin;
+    return num_rows % params_.q_tma_heads == 0 && work_tile.row_begin % params_.q_tma_heads == 0;
   }
 
-  /// The KV tiles of a work tile. Tile 0 is the last along the sequence.
-  struct KvTiles {
-    int32_t last;
-    int32_t count;
-    VisibleRange visible;
-    bool custom_mask;
-    __device__ __forceinline__ int32_t first_token(int32_t i) const { return (last - i) * kBlockN; }
-    /// Whether V may have NaN or Inf that some rows see and others do not.
-    __device__ __forceinline__ bool needs_scan(int32_t first) const {
-      return custom_mask || is_mixed(visible, first, kBlockN);
+  /// By the last warp. A TMA tile is one column block of up to 64 heads of a token. Rows beyond the work tile's keep
+  /// what was there: nobody reads what becomes of them.
+  __device__ __forceinline__ void load_q_by_tma(const scheduler::WorkTile& work_tile, int32_t slot) const {
+    if (warp_ != kQWarp) return;
+    const uint32_t barrier = ptx::shared_address(storage_.work_tile_full) + 8 * static_cast<uint32_t>(slot);
+    const int32_t num_rows = work_tile.row_end - work_tile.row_begin;
+    const int32_t group_size = params_.attention.num_q_heads / params_.attention.num_kv_heads;
+    if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(num_rows * 2 * kHeadDimQk));
+    __syncwarp();
+    const int32_t heads = params_.q_tma_heads;
+    const uint64_t policy = ptx::evict_first_policy();
+    const int32_t count = num_rows / heads * kColumnBlocks;
+    for (int32_t i = lane_; i < count; i += 32) {
+      const int32_t block = i % kColumnBlocks;
+      const int32_t row = i / kColumnBlocks * heads;
+      const int32_t packed = work_tile.row_begin + row;
+      const int32_t token = packed / group_size;
+      const int32_t head = work_tile.kv_head * group_size + (packed - token * group_size);
+      ptx::tma_load_5d(smem_ + static_cast<uint32_t>(kQOffset + block * kColumnBlockBytes + row * 128), &params_.q_map,
+                       barrier, 0, head, token, block, 0, policy);
     }
-    /// Whether the producer scans or zeroes some of V before it commits.
-    __device__ __forceinline__ bool is_boundary(int32_t first) const {
-      return needs_scan(first) || has_invisible(visible, first, kBlockN);
-    }
-  };
+  }
 
-  /// A KV tile in flight.
-  struct TileLoad {
-    PipelineState state;
-    int32_t first;  ///< local token
-    bool has_v;     ///< its first components are values
-  };
+  /// Commits what this thread has written of a work tile's description and of Q. Where TMA loads Q, one lane has
+  /// arrived when it expected its bytes.
+  __device__ __forceinline__ void commit_work_tile(int32_t slot, bool q_by_tma) const {
+    const uint32_t barrier = ptx::shared_address(storage_.work_tile_full) + 8 * static_cast<uint32_t>(slot);
+    if (!q_by_tma) {
+      ptx::cp_async_mbarrier_arrive(barrier);
+      ptx::mbarrier_arrive(barrier);
+      return;
+    }
+    ptx::mbarrier_arrive(barrier, warp_ == kQWarp && lane_ == 0 ? kLaneArrivals - 1 : kLaneArrivals);
+  }
 
   __device__ __forceinline__ uint32_t tile_address(const PipelineState& at) const {
     return smem_ + at.stage * static_cast<uint32_t>(kTileBytes);
@@ -255,93 +360,98 @@ class Producer {
     ptx::mbarrier_arrive(kv_full_ + kv_barrier_offset(at, part));
   }
 
-  /// Loads pages whose size is a multiple of eight by TMA. Each lane looks up the page of one TMA tile of a column
-  /// block, for as many KV tiles as the warp has lanes for.
-  __device__ __forceinline__ void load_by_tma(const KvTiles& tiles, const MlaParams::TensorMaps& maps,
-                                              const KvCopy& copy, const int32_t* pages, int32_t head) {
+  /// Loads pages whose size is a multiple of eight by TMA. The first `num_issued` KV tiles are on their way: their V is
+  /// to be committed.
+  __device__ __forceinline__ void load_by_tma(const KvTiles& tiles, const Boundary& boundary,
+                                              const MlaParams::TensorMaps& maps, const KvCopy& copy,
+                                              const int32_t* pages, int32_t head, PageWindow& window,
+                                              int32_t num_issued) {
     const int32_t at_once = 32 >> copy.log2_tma_tiles;
-    const uint64_t policy = ptx::evict_first_policy();
-    TokenPlace next = find_tma_tile(tiles, 0, copy, pages);
-    TokenPlace here = next;
+    for (int32_t i = 0; i < num_issued; ++i) {
+      wait_and_scan(boundary, {pipeline_state(num_kv_tiles_++), tiles.first_token(i), true});
+    }
     TileLoad first{};
     bool pending = false;
     const auto load = [&](const CUtensorMap& map, bool has_k, bool has_v, int32_t i) {
       const TileLoad tile{pipeline_state(num_kv_tiles_++), tiles.first_token(i), has_v};
-      const bool boundary = has_v && tiles.is_boundary(tile.first);
-      const bool mine = lane_ >> copy.log2_tma_tiles == i % at_once && here.in_page >= 0;
-      issue_tma(tile, map, tiles.visible, copy, has_k, boundary, mine, here, head, policy);
-      if (pending) wait_and_scan(tiles, first);
+      const bool at_boundary = has_v && boundary.has(tile.first);
+      issue_tma(tile, map, tiles, copy, has_k, at_boundary, i, window, head);
+      if (pending) wait_and_scan(boundary, first);
       // The second tile is issued before the first is scanned. A later tile would wait for a stage that the consumers
       // release only once they have the tile that is to be scanned.
-      pending = boundary && has_k && i == 0 && tiles.count > 1;
+      pending = at_boundary && has_k && i == 0 && tiles.count > 1;
       if (pending) {
         first = tile;
-      } else if (boundary) {
-        wait_and_scan(tiles, tile);
+      } else if (at_boundary) {
+        wait_and_scan(boundary, tile);
       }
     };
 #pragma unroll 1
-    for (int32_t i = 0; i < tiles.count; ++i) {
-      if (i % at_once == 0) {
-        here = next;
-        next = find_tma_tile(tiles, i + at_once, copy, pages);  // in flight until it is needed
+    for (int32_t i = num_issued; i < tiles.count; ++i) {
+      if (i > 0 && i % at_once == 0) {
+        window.here = window.next;
+        window.next = find_tma_tile(tiles, i + at_once, copy, pages);  // in flight until it is needed
       }
       load(maps.k, true, copy.v_in_k, i);
       if (!copy.v_in_k) load(maps.v, false, true, i);
     }
   }
 
-  /// The place of this lane's TMA tile, for KV tiles from `i` on. in_page is negative if no row sees any of its tokens.
+  /// The place of this lane's TMA tile, for KV tiles from `i` on. in_page is negative if it is not loaded.
   __device__ __forceinline__ TokenPlace find_tma_tile(const KvTiles& tiles, int32_t i, const KvCopy& copy,
                                                       const int32_t* pages) const {
     const int32_t in_tile = (lane_ & ((1 << copy.log2_tma_tiles) - 1)) * copy.tma_tokens;
     const int32_t token = tiles.first_token(i + (lane_ >> copy.log2_tma_tiles)) + in_tile;
-    if (token + copy.tma_tokens <= tiles.visible.any_begin || token >= tiles.visible.any_end) return {0, -1};
+    if (token + copy.tma_tokens <= tiles.kv_begin || token >= tiles.kv_end) return {0, -1};
     const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(token));
     const uint32_t in_page = static_cast<uint32_t>(token) - column * copy.page_size.divisor();
     return {pages[column], static_cast<int32_t>(in_page)};
   }
 
-  /// Issues the warp's column blocks of a KV tile: one of each half of V, and a quarter of the RoPE part's TMA tiles.
-  /// Lanes that have looked one up (`mine`) issue it. The bytes and the warp's arrivals go to the parts' barriers.
-  __device__ __forceinline__ void issue_tma(const TileLoad& tile, const CUtensorMap& map, const VisibleRange& visible,
-                                            const KvCopy& copy, bool has_k, bool boundary, bool mine,
-                                            const TokenPlace& at, int32_t head, uint64_t policy) const {
-    const TmaTileRange range = visible_tma_tiles(visible, tile.first, copy.tma_tokens);
-    const int32_t bytes = copy.tma_tokens * 128;
+  /// Issues the warp's part of KV tile `i`, a TMA tile a lane: the TMA tiles of the first column block, then those of
+  /// the next. Their bytes and all arrivals go to the part's barrier, or to v_landed where V is not committed yet.
+  __device__ __forceinline__ void issue_tma(const TileLoad& tile, const CUtensorMap& map, const KvTiles& tiles,
+                                            const KvCopy& copy, bool has_k, bool at_boundary, int32_t i,
+                                            const PageWindow& window, int32_t head) const {
+    if (warp_ >= kKvParts) return;
+    const bool rope = warp_ == kRope;
     const int32_t number = lane_ & ((1 << copy.log2_tma_tiles) - 1);
-    const uint32_t to = tile_address(tile.state) + static_cast<uint32_t>(number * bytes);
-#pragma unroll
-    for (int32_t part = 0; part < kKvParts; ++part) {
-      const bool rope = part == kRope;
-      const int32_t block = rope ? kValueColumnBlocks : part_begin(part) + warp_;
-      const int32_t count = rope ? (has_k ? range.count_of(warp_) : 0) : range.end - range.begin;
-      const uint32_t barrier =
-          boundary && !rope ? v_landed_ + 8 * tile.state.stage : kv_full_ + kv_barrier_offset(tile.state, part);
-      producer_acquire(tile.state, part);
-      if (lane_ == 0) {
-        ptx::mbarrier_arrive(barrier, kTmaWarpArrivals);
-        ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(count * bytes));
-      }
-      __syncwarp();
-      if (mine && (!rope || (has_k && number % kWarpgroupWarps == warp_))) {
-        ptx::tma_load_5d(to + static_cast<uint32_t>(block * kColumnBlockBytes), &map, barrier, 0, at.in_page, block,
-                         head, at.page, policy);
-      }
+    const int32_t in_part = lane_ >> copy.log2_tma_tiles;
+    const int32_t from_lane = i % (32 >> copy.log2_tma_tiles) << copy.log2_tma_tiles | number;
+    const int32_t page = __shfl_sync(kAllLanes, window.here.page, from_lane);
+    const int32_t in_page = __shfl_sync(kAllLanes, window.here.in_page, from_lane);
+    const int32_t blocks = rope ? (has_k ? 1 : 0) : kHalfColumnBlocks;
+    const TmaTileRange range = loaded_tma_tiles(tiles.kv_begin, tiles.kv_end, tile.first, copy.tma_tokens);
+    const int32_t bytes = copy.tma_tokens * 128;
+    const int32_t block = warp_ * kHalfColumnBlocks + in_part;
+    const uint32_t to = tile_address(tile.state) + static_cast<uint32_t>(block * kColumnBlockBytes + number * bytes);
+    const uint32_t barrier =
+        at_boundary && !rope ? v_landed_ + 8 * tile.state.stage : kv_full_ + kv_barrier_offset(tile.state, warp_);
+    producer_acquire(tile.state, warp_);
+    if (lane_ == 0) {
+      ptx::mbarrier_arrive(barrier, kFullArrivals - 1);
+      ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>((range.end - range.begin) * blocks * bytes));
+    }
+    __syncwarp();
+    if (in_part < blocks && in_page >= 0) {
+      ptx::tma_load_5d(to, &map, barrier, 0, in_page, block, head, page, ptx::evict_first_policy());
     }
   }
 
-  /// Waits for V of a boundary tile, then zeroes, scans and commits it.
-  __device__ __forceinline__ void wait_and_scan(const KvTiles& tiles, const TileLoad& tile) {
+  /// Waits for V of a KV tile, then zeroes, scans and commits it.
+  __device__ __forceinline__ void wait_and_scan(const Boundary& boundary, const TileLoad& tile) {
     const uint32_t bit = 1u << tile.state.stage;
     ptx::mbarrier_wait(v_landed_ + 8 * tile.state.stage, (landed_phases_ & bit) != 0 ? 1 : 0);
     landed_phases_ ^= bit;
-    scan(tiles, tile);
+    scan(boundary, tile);
   }
-  __device__ __forceinline__ void scan(const KvTiles& tiles, const TileLoad& tile) const {
-    const bool found = zero_and_scan<T>(tile_address(tile.state), tiles.visible.any_begin - tile.first,
-                                        tiles.visible.any_end - tile.first, tiles.needs_scan(tile.first),
-                                        static_cast<int32_t>(threadIdx.x));
+  __device__ __forceinline__ void scan(const Boundary& boundary, const TileLoad& tile) const {
+    bool found = false;
+    if (boundary.has(tile.first)) {
+      const VisibleRange& visible = boundary.visible;
+      found = zero_and_scan<T>(tile_address(tile.state), visible.any_begin - tile.first, visible.any_end - tile.first,
+                               boundary.needs_scan(tile.first), static_cast<int32_t>(threadIdx.x));
+    }
     const bool any = __any_sync(kAllLanes, found);
     if (lane_ == 0) storage_.nonfinite[tile.state.stage][warp_] = any ? 1 : 0;
     producer_commit(tile.state, kVLeft);
@@ -349,17 +459,17 @@ class Producer {
   }
 
   /// Loads keys and values of any page size, strides and alignment.
-  __device__ __forceinline__ void load_by_threads(const KvTiles& tiles, const SegmentParams& segment,
-                                                  const KvCopy& copy, const int32_t* pages,
-                                                  const scheduler::WorkTile& work_tile) {
+  __device__ __forceinline__ void load_by_threads(const KvTiles& tiles, const Boundary& boundary,
+                                                  const SegmentParams& segment, const KvCopy& copy,
+                                                  const int32_t* pages, const scheduler::WorkTile& work_tile) {
     const int32_t first_token = segment.paged ? 0 : segment.indptr[work_tile.kv_row];
 #pragma unroll 1
     for (int32_t i = 0; i < tiles.count; ++i) {
-      load_tile(tiles, i, {segment.k, segment.dtype, segment.k_strides}, true, copy.v_in_k, work_tile.kv_head, copy,
-                pages, first_token);
+      load_tile(tiles, boundary, i, {segment.k, segment.dtype, segment.k_strides}, true, copy.v_in_k, work_tile.kv_head,
+                copy, pages, first_token);
       if (copy.v_in_k) continue;
-      load_tile(tiles, i, {segment.v, segment.dtype, segment.v_strides}, false, true, work_tile.kv_head, copy, pages,
-                first_token);
+      load_tile(tiles, boundary, i, {segment.v, segment.dtype, segment.v_strides}, false, true, work_tile.kv_head, copy,
+                pages, first_token);
     }
   }
 
@@ -370,13 +480,13 @@ class Producer {
   };
 
   /// Each warp copies 16 tokens, each lane finds the place of one. Tokens that no row sees become zeros.
-  __device__ __forceinline__ void load_tile(const KvTiles& tiles, int32_t i, const Source& source, bool has_k,
-                                            bool has_v, int32_t head, const KvCopy& copy, const int32_t* pages,
-                                            int32_t first_token) {
+  __device__ __forceinline__ void load_tile(const KvTiles& tiles, const Boundary& boundary, int32_t i,
+                                            const Source& source, bool has_k, bool has_v, int32_t head,
+                                            const KvCopy& copy, const int32_t* pages, int32_t first_token) {
     const TileLoad tile{pipeline_state(num_kv_tiles_++), tiles.first_token(i), has_v};
     const int32_t token = tile.first + warp_ * 16 + lane_ % 16;
     int64_t begin = -1;
-    if (token >= tiles.visible.any_begin && token < tiles.visible.any_end) {
+    if (token >= boundary.visible.any_begin && token < boundary.visible.any_end) {
       begin = head * source.strides.head;
       if (pages == nullptr) {
         begin += (int64_t{first_token} + token) * source.strides.token;
@@ -386,7 +496,7 @@ class Producer {
         begin += pages[column] * source.strides.page + in_page * source.strides.token;
       }
     }
-    const bool scans = has_v && tiles.needs_scan(tile.first);
+    const bool scans = has_v && boundary.needs_scan(tile.first);
 #pragma unroll 1
     for (int32_t part = 0; part < kKvParts; ++part) {
       producer_acquire(tile.state, part);
@@ -397,7 +507,7 @@ class Producer {
     if (!scans) return;
     ptx::cp_async_wait_all();
     ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);  // threads scan what others have copied
-    scan(tiles, tile);
+    scan(boundary, tile);
   }
 
   __device__ __forceinline__ void copy_part(const TileLoad& tile, int32_t part, const Source& source, int64_t begin,

@@ -14,6 +14,7 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 /// Named barriers.
 constexpr int32_t kProducerBarrier = 1;
 constexpr int32_t kConsumerBarrier = 2;  ///< of the first consumer; the second's follows
+constexpr int32_t kGemm0Barrier = 4;     ///< of both: the first has issued GEMM0 of a pair's even tile
 
 /// The rows of a work tile. Rows beyond the work tile's see nothing.
 struct RowInfo {
@@ -41,13 +42,15 @@ struct WorkTileContext {
   bool negate_scores;  ///< some row's scale is not positive
   bool v_in_k;         ///< values are inside keys; otherwise a tile of V follows each tile of K in the pipeline
   bool by_threads;     ///< keys and values are copied by threads, not by TMA
+  bool out_16B;        ///< the output is of a 16-bit type and may be written in chunks of 16 bytes
   bool done;           ///< no work tile: the CTA has no more work
 };
 
-/// What the consumer that computed a KV tile's scores tells the other one. One each for even and odd KV tiles.
+/// What the consumer that computed P of a KV tile tells the other one, row by row: row_max, this tile included, and the
+/// factor of what was accumulated before. One each for even and odd KV tiles.
 struct TileStats {
-  float row_max[kBlockM];       ///< running maximum, including this tile
-  float scores_scale[kBlockM];  ///< rescales what was accumulated before this tile
+  float2 rows[kBlockM];
+  uint32_t rescales[kWarpgroupWarps];  ///< for each warp: whether any factor of the tile is not 1
 };
 
 /// The part of shared memory of fixed size. "Phase n" is the barrier's phase.
@@ -67,10 +70,8 @@ struct SharedStorage {
   uint64_t kv_full[kStages][kKvParts];
   uint64_t kv_empty[kStages][kKvParts];
   uint64_t v_landed[kStages];  ///< V that the producer scans or zeroes before it commits
-  /// Between the two warps, one of each consumer, that have the same rows. For even and for odd KV tiles, phase n, of
-  /// KV tile 2n (+ 1): TileStats are written; P is written. For row_sum_full, phase n: row_sum of work tile n is
-  /// written.
-  uint64_t stats_full[2][kWarpgroupWarps];
+  /// Between the two warps, one of each consumer, that have the same rows. For even and for odd KV tiles, phase n: P
+  /// and TileStats of KV tile 2n (+ 1) are written. For row_sum_full, phase n: row_sum of work tile n is written.
   uint64_t p_full[2][kWarpgroupWarps];
   uint64_t row_sum_full[kWarpgroupWarps];
 };
@@ -88,8 +89,6 @@ static_assert(kSmemBytes <= kMaxSmemBytes && kStorageOffset % alignof(SharedStor
 constexpr uint32_t kLaneArrivals = 2;
 constexpr uint32_t kFullArrivals = kLaneArrivals * kWarpgroupThreads;
 constexpr uint32_t kLandedArrivals = 2 * kFullArrivals;  ///< of both halves of V
-/// Of a warp whose one lane issues TMA loads, except for the arrival that expects their bytes.
-constexpr uint32_t kTmaWarpArrivals = kLaneArrivals * 32 - 1;
 
 /// Stage and phase parity of a tile in the KV pipeline: CUTLASS's PipelineState.
 struct PipelineState {

@@ -144,22 +144,10 @@ constexpr bool has_scale(Variant variant) {
   return variant == Variant::kPlain || variant == Variant::kAlibi;
 }
 
-/// Lazy rescaling: row_max stays as long as logits exceed it by no more than kRescaleThreshold. So row_max need not be
-/// the maximum. A tile whose p have a lane's sum of at most kMaxTileSum needs no maximum: each p is at most
-/// kMaxTileSum, and the maximum is less than kRescaleThreshold above row_max, however logits are rounded. p is at most
-/// 2^(kPExponentBias + kRescaleThreshold), which float16 holds. Where all of a lane's 32 p of a tile are as large as
-/// when row_max was new, their sum is still less than kMaxTileSum.
+/// Whether rescaling is lazy: see kRescaleThreshold.
 constexpr bool rescales_lazily(Variant variant) {
   return has_scale(variant);
 }
-template <typename T>
-constexpr float kRescaleThreshold = 12.0f;
-template <>
-inline constexpr float kRescaleThreshold<__half> = 8.0f;
-template <typename T>
-constexpr float kMaxTileSum = 0x1p11f;
-template <>
-inline constexpr float kMaxTileSum<__half> = 0x1p13f;
 /// row_max after a tile whose maximum is `most`.
 template <typename T, Variant kVariant>
 __device__ __forceinline__ float next_row_max(float row_max, float most) {
