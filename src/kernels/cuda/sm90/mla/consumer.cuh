@@ -107,35 +107,49 @@ class ConsumerWarpgroup {
     int32_t end;
   };
   static __device__ __forceinline__ PlainTiles plain_tiles(const WorkTileContext& context) {
-    if (General || context.negate_scores || !context.v_in_k) return {0, 0};
+    if (context.negate_scores || !context.v_in_k) return {0, 0};
     return {context.last_kv_tile + 1 - context.visible.all_end / kBlockN,
             context.last_kv_tile + 1 - (context.visible.all_begin + kBlockN - 1) / kBlockN};
   }
 
-  /// Pairs of an even and an odd plain KV tile have a loop of their own. The others go one by one.
+  /// Pairs of an even and an odd plain KV tile have a loop of their own. The others go one by one; `General`: the
+  /// second consumer takes an even one with the odd one behind it.
   __device__ __forceinline__ void mainloop(const WorkTileContext& context, const RowInfo& rows) {
     const int32_t count = context.num_kv_tiles;
     int32_t last_mine = count - 1;
     if (last_mine >= 0 && !is_mine(num_kv_tiles_ + static_cast<uint32_t>(last_mine))) --last_mine;
     if (last_mine < 0) release_q();
-    const PlainTiles plain = plain_tiles(context);
-    const int32_t plain_end = min(plain.end, count);
-    int32_t i = 0;
+    if constexpr (General) {
 #pragma unroll 1
-    while (i < count) {
-      const bool even = (num_kv_tiles_ + static_cast<uint32_t>(i)) % 2 == 0;
-      const int32_t pairs = even && i >= plain.begin && i < plain_end ? (plain_end - i) / 2 : 0;
-      if (pairs == 0) {
-        step(context, rows, i, i == last_mine);
-        ++i;
-        continue;
+      for (int32_t i = 0; i < count;) {
+        const bool even = (num_kv_tiles_ + static_cast<uint32_t>(i)) % 2 == 0;
+        if (consumer_ == 1 && even && context.v_in_k && i + 1 < count) {
+          odd_step(context, rows, i, i + 1 == last_mine);
+          i += 2;
+        } else {
+          step(context, rows, i, i == last_mine);
+          ++i;
+        }
       }
-      if (consumer_ == 0) {
-        even_loop(context, i, pairs, last_mine);
-      } else {
-        odd_loop(context, i, pairs, last_mine);
+    } else {
+      const PlainTiles plain = plain_tiles(context);
+      const int32_t plain_end = min(plain.end, count);
+#pragma unroll 1
+      for (int32_t i = 0; i < count;) {
+        const bool even = (num_kv_tiles_ + static_cast<uint32_t>(i)) % 2 == 0;
+        const int32_t pairs = even && i >= plain.begin && i < plain_end ? (plain_end - i) / 2 : 0;
+        if (pairs == 0) {
+          step(context, rows, i, i == last_mine);
+          ++i;
+          continue;
+        }
+        if (consumer_ == 0) {
+          even_loop(context, i, pairs, last_mine);
+        } else {
+          odd_loop(context, i, pairs, last_mine);
+        }
+        i += 2 * pairs;
       }
-      i += 2 * pairs;
     }
     num_stages_used_ += static_cast<uint32_t>(context.v_in_k ? count : 2 * count);
   }
@@ -147,18 +161,48 @@ class ConsumerWarpgroup {
     ScoresScale scale;
     if (is_mine(tile.number)) {
       float s[kScores];
-      gemm0(context.by_threads, tile.k, s);
-      if (last_mine) release_q();
-      if (!context.v_in_k) {
-        consumer_release_warp(tile.k, kVLeft);
-        consumer_release_warp(tile.k, kVRight);
-      }
-      to_logits(context, rows, tile, s);
+      compute_logits(context, rows, tile, last_mine, s);
       scale = softmax(s, p);
       store_p(tile, scale, p);
     } else {
       scale = load_p(tile, p);
     }
+    multiply_v(context, rows, tile, scale, p);
+  }
+
+  /// `General`: the second consumer's part of an even KV tile and the odd one behind it, both with values inside keys.
+  /// Its GEMM0 and softmax come first, so that they run beside the first consumer's.
+  __device__ __forceinline__ void odd_step(const WorkTileContext& context, const RowInfo& rows, int32_t i,
+                                           bool last_mine) {
+    const KvTile even = kv_tile(context, i);
+    const KvTile odd = kv_tile(context, i + 1);
+    float s[kScores];
+    compute_logits(context, rows, odd, last_mine, s);
+    const ScoresScale scale = load_stats(even);
+    uint32_t p[kScores / 2];
+    ScoresScale odd_scale = softmax(s, p);
+    store_p(odd, odd_scale, p);
+    read_p(even, p);
+    multiply_v(context, rows, even, scale, p);
+    read_p(odd, p);
+    multiply_v(context, rows, odd, odd_scale, p);
+  }
+
+  /// GEMM0 of one of this consumer's KV tiles, features and masks.
+  __device__ __forceinline__ void compute_logits(const WorkTileContext& context, const RowInfo& rows,
+                                                 const KvTile& tile, bool last_mine, float (&s)[kScores]) const {
+    gemm0(context.by_threads, tile.k, s);
+    if (last_mine) release_q();
+    if (!context.v_in_k) {
+      consumer_release_warp(tile.k, kVLeft);
+      consumer_release_warp(tile.k, kVRight);
+    }
+    to_logits(context, rows, tile, s);
+  }
+
+  /// O += P V of a KV tile of any kind, with this consumer's half of V.
+  __device__ __forceinline__ void multiply_v(const WorkTileContext& context, const RowInfo& rows, const KvTile& tile,
+                                             const ScoresScale& scale, const uint32_t (&p)[kScores / 2]) {
     rescale_o(scale);
     consumer_wait(tile.v, consumer_);
     if (!context.v_in_k) consumer_wait(tile.v, kRope);  // it is empty: waited for so that no phase is missed
@@ -406,15 +450,12 @@ class ConsumerWarpgroup {
 
   /// P of the other consumer's tile, and the row_max that it has chosen.
   __device__ __forceinline__ ScoresScale load_p(const KvTile& tile, uint32_t (&p)[kScores / 2]) {
+    const ScoresScale scale = load_stats(tile);
+    read_p(tile, p);
+    return scale;
+  }
+  __device__ __forceinline__ ScoresScale load_stats(const KvTile& tile) {
     ptx::mbarrier_wait_warp(p_barrier(tile), tile.number / 2 & 1);
-#pragma unroll
-    for (int32_t i = 0; i < kScores / 2; i += 4) {
-      const uint4 chunk = ptx::ld_shared_16(p_address(tile, i / 4));
-      p[i] = chunk.x;
-      p[i + 1] = chunk.y;
-      p[i + 2] = chunk.z;
-      p[i + 3] = chunk.w;
-    }
     const TileStats& stats = storage_.tile_stats[tile.number % 2];
     ScoresScale scale;
     scale.any = __any_sync(kAllLanes, stats.rescales[warp_] != 0);
@@ -426,6 +467,16 @@ class ConsumerWarpgroup {
       row_sum_[h] = __fmul_rn(row_sum_[h], row.y);
     }
     return scale;
+  }
+  __device__ __forceinline__ void read_p(const KvTile& tile, uint32_t (&p)[kScores / 2]) const {
+#pragma unroll
+    for (int32_t i = 0; i < kScores / 2; i += 4) {
+      const uint4 chunk = ptx::ld_shared_16(p_address(tile, i / 4));
+      p[i] = chunk.x;
+      p[i + 1] = chunk.y;
+      p[i + 2] = chunk.z;
+      p[i + 3] = chunk.w;
+    }
   }
 
   __device__ __forceinline__ void issue_gemm1(uint32_t half, const uint32_t (&p)[kScores / 2]) {
