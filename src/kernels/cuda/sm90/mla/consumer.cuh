@@ -222,10 +222,8 @@ class ConsumerWarpgroup {
   __device__ __forceinline__ void even_loop(const WorkTileContext& context, int32_t i, int32_t pairs,
                                             int32_t last_mine) {
     const bool by_threads = context.by_threads;
-    KvTile even = kv_tile(context, i);
-    KvTile odd = kv_tile(context, i + 1);
-    make_uniform(even);
-    make_uniform(odd);
+    KvTile even = uniform_kv_tile(context, i);
+    KvTile odd = uniform_kv_tile(context, i + 1);
 #pragma unroll 1
     for (int32_t pair = 0; pair < pairs; ++pair) {
       float s[kScores];
@@ -258,10 +256,8 @@ class ConsumerWarpgroup {
   __device__ __forceinline__ void odd_loop(const WorkTileContext& context, int32_t i, int32_t pairs,
                                            int32_t last_mine) {
     const bool by_threads = context.by_threads;
-    KvTile even = kv_tile(context, i);
-    KvTile odd = kv_tile(context, i + 1);
-    make_uniform(even);
-    make_uniform(odd);
+    KvTile even = uniform_kv_tile(context, i);
+    KvTile odd = uniform_kv_tile(context, i + 1);
 #pragma unroll 1
     for (int32_t pair = 0; pair < pairs; ++pair) {
       float s[kScores];
@@ -294,12 +290,14 @@ class ConsumerWarpgroup {
     }
   }
 
-  /// Tells the compiler that all lanes have the same values.
-  static __device__ __forceinline__ void make_uniform(KvTile& tile) {
+  /// A KV tile whose values are inside its keys. Tells the compiler that all lanes have the same stage and parity.
+  __device__ __forceinline__ KvTile uniform_kv_tile(const WorkTileContext& context, int32_t i) const {
+    KvTile tile = kv_tile(context, i);
     tile.number = __shfl_sync(kAllLanes, tile.number, 0);
     tile.k.stage = __shfl_sync(kAllLanes, tile.k.stage, 0);
     tile.k.parity = __shfl_sync(kAllLanes, tile.k.parity, 0);
     tile.v = tile.k;
+    return tile;
   }
   /// From a tile whose values are inside its keys to the one two further on: the same stage's next phase.
   static __device__ __forceinline__ void next_pair(KvTile& tile) {

@@ -32,13 +32,13 @@
 ///   kv_full [2 stages][3 parts]  producer -> consumers   TMA bytes, cp.async or committed after a scan
 ///   kv_empty[2 stages][3 parts]  consumers -> producer   a half of V: from its consumer; RoPE: from both, P is read
 ///   v_landed[2 stages]           TMA -> producer         V of boundary tiles, to be zeroed and scanned
-///   p_full    [even, odd][4]     warp <-> warp           P of the KV tile and TileStats, between warps of the same
-///   rows row_sum_full[4]              warp <-> warp           row_sum of the work tile
+///   p_full    [even, odd][4]     warp <-> warp           P and TileStats, between warps of the same rows
+///   row_sum_full[4]              warp <-> warp           row_sum of the work tile
 ///
 /// Where TMA does not load keys and values, all four producer warps copy them; they find the rows' visible ranges
 /// together.
 ///
-/// Mainloop, pairs of KV tiles that nothing masks. Time goes from left to right; the tensor cores always have a GEMM:
+/// Mainloop, pairs of KV tiles that nothing masks. Time goes from left to right:
 ///
 ///   consumer 0 | GEMM0(0) | softmax(0)         | GEMM1(0)   (waits for P of 1)  | GEMM1(1) | GEMM0(2) | ...
 ///   consumer 1 |          | GEMM0(1)           | GEMM1(0) and softmax(1)        | GEMM1(1) |          | GEMM0(3) ...

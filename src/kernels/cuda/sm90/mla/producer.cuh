@@ -28,7 +28,7 @@ class Producer {
   __device__ __forceinline__ void run() {
     const scheduler::PlanView& plan = params_.attention.plan->view;
     const DynamicTileScheduler tile_scheduler(plan, params_.attention.tile_counters);
-    int32_t next = tile_scheduler.initial_work_tile();  // later known to the last warp alone
+    int32_t next = tile_scheduler.initial_work_tile();  // of later ones, the last warp knows it first
     for (;; ++num_work_tiles_) {
       const int32_t slot = num_work_tiles_ % kWorkTileSlots;
       const int32_t use = num_work_tiles_ / kWorkTileSlots;
