@@ -326,12 +326,12 @@ std::vector<Row> rows() {
                  .page_size = 64,
                  .q_len = 4});
   for (const int32_t heads : {16, 128}) {
-    Row row{.name = "mla odd 64x4096 heads " + std::to_string(heads) + " page 1", .kv_len = many, .q_heads = heads};
+    Row row{.name = "mla 64x4096 heads " + std::to_string(heads) + " page 1", .kv_len = many, .q_heads = heads};
     row.kv_heads = 1;
     row.mla = true;
     row.page_size = 1;
     all.push_back(row);
-    row.name = "mla odd 64x4096 heads " + std::to_string(heads) + " soft cap";
+    row.name = "mla 64x4096 heads " + std::to_string(heads) + " soft cap";
     row.page_size = 64;
     row.soft_cap = 30.0f;
     all.push_back(row);

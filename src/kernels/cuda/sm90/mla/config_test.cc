@@ -44,6 +44,14 @@ TEST(Sm90MlaConfig, TmaTilesLieInOnePageAndKvTile) {
   EXPECT_EQ(tma_tokens(1024), 64);
 }
 
+TEST(Sm90MlaConfig, TmaTilesOfQFillRowTiles) {
+  EXPECT_EQ(q_tma_heads(128), 64);
+  EXPECT_EQ(q_tma_heads(64), 64);
+  EXPECT_EQ(q_tma_heads(16), 16);
+  EXPECT_EQ(q_tma_heads(8), 8);
+  for (const int32_t group_size : {1, 4, 24, 80}) EXPECT_EQ(q_tma_heads(group_size), 0) << group_size;
+}
+
 TEST(Sm90MlaConfig, LoadedTmaTilesAreThoseWithATokenOfTheRange) {
   for (int32_t tokens = kMinTmaTokens; tokens <= kBlockN; tokens *= 2) {
     for (int32_t begin = 0; begin < 3 * kBlockN; begin += 5) {

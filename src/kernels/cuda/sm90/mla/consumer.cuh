@@ -97,7 +97,7 @@ class ConsumerWarpgroup {
   /// Factors that a row's accumulators and row_sum take before a KV tile is added to them.
   struct ScoresScale {
     float of[2];
-    bool any = false;  ///< whether some row of the KV tile has one that is not 1: the warps of a warpgroup wait alike
+    bool rescales = false;  ///< whether some row of the KV tile has one that is not 1: the same for a warpgroup's warps
   };
 
   /// The KV tiles [begin, end) of a work tile whose scores become P without masks and other features, and whose values
@@ -261,13 +261,13 @@ class ConsumerWarpgroup {
 #pragma unroll 1
     for (int32_t pair = 0; pair < pairs; ++pair) {
       float s[kScores];
-      if (by_threads) consumer_wait(even.v, 1);
+      if (by_threads) consumer_wait(even.v, 1);  // issue_gemm0's fence is for it, too
       ptx::named_barrier_sync(kGemm0Barrier, kConsumerThreads);
       issue_gemm0(by_threads, odd.k, s);
       consumer_wait(even.v, 1);
       uint32_t p[kScores / 2];
       const ScoresScale even_scale = load_p(even, p);
-      if (even_scale.any) {
+      if (even_scale.rescales) {
         ptx::wgmma_wait<0>(s);  // as ptxas would do before the branch
         multiply_o(even_scale);
       }
@@ -426,7 +426,7 @@ class ConsumerWarpgroup {
     return {{1.0f, 1.0f}};
   }
 
-  /// P of this consumer's tile to shared memory, over the tile's RoPE part.
+  /// P of this consumer's tile to shared memory, over the tile's RoPE part. Sets scale.rescales.
   __device__ __forceinline__ void store_p(const KvTile& tile, ScoresScale& scale,
                                           const uint32_t (&p)[kScores / 2]) const {
     TileStats& stats = storage_.tile_stats[tile.number % 2];
@@ -435,9 +435,9 @@ class ConsumerWarpgroup {
       for (int32_t h = 0; h < 2; ++h) stats.rows[first_row_ + 8 * h] = float2{row_max_[h], scale.of[h]};
     }
     // Every warp has finished its GEMM0.
-    scale.any = ptx::named_barrier_any(kConsumerBarrier + consumer_, kWarpgroupThreads,
-                                       scale.of[0] != 1.0f || scale.of[1] != 1.0f);
-    if (lane_ == 0) stats.rescales[warp_] = scale.any ? 1 : 0;
+    scale.rescales = ptx::named_barrier_any(kConsumerBarrier + consumer_, kWarpgroupThreads,
+                                            scale.of[0] != 1.0f || scale.of[1] != 1.0f);
+    if (lane_ == 0) stats.rescales[warp_] = scale.rescales ? 1 : 0;
 #pragma unroll
     for (int32_t i = 0; i < kScores / 2; i += 4) {
       ptx::st_shared_16(p_address(tile, i / 4), uint4{p[i], p[i + 1], p[i + 2], p[i + 3]});
@@ -456,7 +456,7 @@ class ConsumerWarpgroup {
     ptx::mbarrier_wait_warp(p_barrier(tile), tile.number / 2 & 1);
     const TileStats& stats = storage_.tile_stats[tile.number % 2];
     ScoresScale scale;
-    scale.any = __any_sync(kAllLanes, stats.rescales[warp_] != 0);
+    scale.rescales = __any_sync(kAllLanes, stats.rescales[warp_] != 0);
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       const float2 row = stats.rows[first_row_ + 8 * h];
@@ -499,7 +499,7 @@ class ConsumerWarpgroup {
   }
 
   __device__ __forceinline__ void rescale_o(const ScoresScale& scale) {
-    if (scale.any) multiply_o(scale);
+    if (scale.rescales) multiply_o(scale);
   }
   __device__ __forceinline__ void multiply_o(const ScoresScale& scale) {
 #pragma unroll

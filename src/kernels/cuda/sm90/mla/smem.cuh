@@ -49,7 +49,7 @@ struct WorkTileContext {
 /// What the consumer that computed P of a KV tile tells the other one, row by row: row_max, this tile included, and the
 /// factor of what was accumulated before. One each for even and odd KV tiles.
 struct TileStats {
-  float2 rows[kBlockM];
+  float2 rows[kBlockM];                ///< row_max, the factor
   uint32_t rescales[kWarpgroupWarps];  ///< for each warp: whether any factor of the tile is not 1
 };
 
