@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,7 +32,8 @@ struct Row {
   int32_t q_heads = 32;
   int32_t kv_heads = 8;
   int32_t head_dim = 128;
-  bool mla = false;  ///< of 576 components, the first 512 of which are values too
+  bool mla = false;        ///< the first 512 components of keys are values too
+  int32_t mla_dim = 576;   ///< components of keys
   int32_t page_size = 16;
   int32_t q_len = 1;
   DType kv = DType::kBFloat16;
@@ -93,7 +95,7 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   AttentionConfig config;
   config.num_q_heads = row.q_heads;
   config.num_kv_heads = row.kv_heads;
-  const int32_t dim_qk = row.mla ? 576 : row.head_dim;
+  const int32_t dim_qk = row.mla ? row.mla_dim : row.head_dim;
   const int32_t dim_v = row.mla ? 512 : row.head_dim;
   config.head_dim_qk = dim_qk;
   config.head_dim_v = dim_v;
@@ -336,6 +338,29 @@ std::vector<Row> rows() {
     row.soft_cap = 30.0f;
     all.push_back(row);
   }
+  for (const int32_t heads : {16, 128}) {
+    for (const auto& [requests, length, page] :
+         {std::tuple{64, 4096, 64}, {128, 8192, 64}, {16, 4096, 64}, {1, 4096, 64}, {64, 4096, 16}, {64, 4096, 1}}) {
+      all.push_back({.name = "mla fp8 " + std::to_string(requests) + "x" + std::to_string(length) + " heads " +
+                             std::to_string(heads) + " page " + std::to_string(page),
+                     .kv_len = std::vector<int32_t>(static_cast<size_t>(requests), length),
+                     .q_heads = heads,
+                     .kv_heads = 1,
+                     .mla = true,
+                     .page_size = page,
+                     .kv = DType::kFloat8E4M3});
+    }
+  }
+  for (const int32_t heads : {64, 128}) {
+    all.push_back({.name = "512 k=v 64x4096 heads " + std::to_string(heads),
+                   .kv_len = many,
+                   .q_heads = heads,
+                   .kv_heads = 1,
+                   .mla = true,
+                   .mla_dim = 512,
+                   .page_size = 64});
+  }
+  all.push_back({.name = "512 64x4096 heads 32/4", .kv_len = many, .kv_heads = 4, .head_dim = 512});
   all.push_back({.name = "mla log-normal heads 128",
                  .kv_len = mixed,
                  .q_heads = 128,

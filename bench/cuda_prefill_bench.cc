@@ -66,7 +66,7 @@ std::vector<Case> all_cases() {
     change(one);
     cases.push_back(one);
   };
-  constexpr int32_t kDims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
+  constexpr int32_t kDims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}, {512, 512}};
   for (const auto& dims : kDims) {
     const std::string name = "dims " + std::to_string(dims[0]) + "/" + std::to_string(dims[1]);
     for (const bool causal : {true, false}) {

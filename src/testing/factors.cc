@@ -26,9 +26,10 @@ constexpr string_view kDtypeNames[] = {"bf16/bf16/bf16", "f32/f32/f32",    "f16/
                                        "f32/bf16/e5m2",  "f16/f32/bf16",   "e4m3/f16/f16",   "e4m3/e4m3/nvfp4"};
 static_assert(std::size(kDtypeLevels) == std::size(kDtypeNames));
 
-constexpr HeadDimLevel kHeadDimLevels[] = {{64, 64},   {128, 128}, {80, 80},   {192, 128},
-                                           {256, 256}, {8, 8},     {576, 512}, {40, 72}};
-constexpr string_view kHeadDimNames[] = {"64/64", "128/128", "80/80", "192/128", "256/256", "8/8", "576/512", "40/72"};
+constexpr HeadDimLevel kHeadDimLevels[] = {{64, 64}, {128, 128}, {80, 80}, {192, 128}, {256, 256},
+                                           {8, 8},   {576, 512}, {40, 72}, {512, 512}};
+constexpr string_view kHeadDimNames[] = {"64/64", "128/128", "80/80", "192/128", "256/256",
+                                         "8/8",   "576/512", "40/72", "512/512"};
 static_assert(std::size(kHeadDimLevels) == std::size(kHeadDimNames));
 
 constexpr int32_t kGroupLevels[] = {1, 3, 4, 7, 8, 16};

@@ -1,6 +1,7 @@
 // MLA with values inside keys: cuda-sm90-mla against cuda-sm80, the same batches.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -23,6 +24,7 @@ constexpr float kAllowedLse = 0x1p-14f;
 struct Shape {
   int32_t heads;
   int32_t page_size;
+  DType kv = DType::kBFloat16;
 };
 
 struct Lengths {
@@ -53,6 +55,21 @@ std::vector<uint16_t> random_bfloat16(size_t count, std::mt19937& random) {
   return values;
 }
 
+/// The bytes of keys of a dtype.
+std::vector<uint8_t> random_keys(size_t count, DType dtype, std::mt19937& random) {
+  std::vector<uint8_t> bytes(count * static_cast<size_t>(size_of(dtype)));
+  const std::vector<uint16_t> wide = random_bfloat16(count, random);
+  if (dtype == DType::kBFloat16) {
+    std::memcpy(bytes.data(), wide.data(), bytes.size());
+    return bytes;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const float value = bfloat16_to_float(wide[i]);
+    bytes[i] = dtype == DType::kFloat8E4M3 ? float_to_fp8_e4m3(value) : float_to_fp8_e5m2(value);
+  }
+  return bytes;
+}
+
 struct Output {
   std::vector<uint16_t> out;
   std::vector<float> lse;
@@ -66,7 +83,7 @@ struct Batch {
         tokens(lengths.cu_q.back()),
         pages(lengths.indptr.back() + 1),
         q(random_bfloat16(std::max<size_t>(1, rows() * kDimQk), random)),
-        kv(random_bfloat16(static_cast<size_t>(pages) * static_cast<size_t>(of.page_size) * kDimQk, random)),
+        kv(random_keys(static_cast<size_t>(pages) * static_cast<size_t>(of.page_size) * kDimQk, of.kv, random)),
         cu_q(lengths.cu_q),
         kv_len(lengths.kv_len),
         indptr(lengths.indptr),
@@ -83,7 +100,7 @@ struct Batch {
   int32_t tokens;
   int32_t pages;
   DeviceArray<uint16_t> q;
-  DeviceArray<uint16_t> kv;
+  DeviceArray<uint8_t> kv;
   DeviceArray<int32_t> cu_q, kv_len, indptr, ids;
 };
 
@@ -94,6 +111,7 @@ Output run_with(const Batch& batch, const char* kernel, bool on_device, const Te
   config.head_dim_qk = kDimQk;
   config.head_dim_v = kDimV;
   config.page_size = batch.shape.page_size;
+  config.kv = batch.shape.kv;
   const auto requests = static_cast<int32_t>(batch.lengths.kv_len.size());
   PrepareOptions options;
   options.force_kernel = kernel;
@@ -119,7 +137,7 @@ Output run_with(const Batch& batch, const char* kernel, bool on_device, const Te
   const AttentionPlan plan = folio::plan(op, view, buffer, stream.get());
 
   SegmentArgs cache;
-  cache.cache.dtype = DType::kBFloat16;
+  cache.cache.dtype = batch.shape.kv;
   cache.cache.k = cache.cache.v = batch.kv.data();
   cache.cache.num_pages = batch.pages;
   cache.cache.page_size = batch.shape.page_size;
@@ -177,10 +195,16 @@ TEST_P(MlaTwin, AgreesWithThePortableKernel) {
 }
 
 /// Less than a tile of rows, and several; KV loaded by TMA and copied by threads.
-INSTANTIATE_TEST_SUITE_P(Shapes, MlaTwin, testing::Values(Shape{16, 64}, Shape{128, 16}, Shape{3, 8}, Shape{80, 1}),
+INSTANTIATE_TEST_SUITE_P(Shapes, MlaTwin,
+                         testing::Values(Shape{16, 64}, Shape{128, 16}, Shape{3, 8}, Shape{80, 1},
+                                         Shape{16, 64, DType::kFloat8E4M3}, Shape{128, 8, DType::kFloat8E4M3},
+                                         Shape{3, 16, DType::kFloat8E5M2}, Shape{16, 1, DType::kFloat8E4M3}),
                          [](const auto& shape) {
                            return std::to_string(shape.param.heads) + "HeadsPage" +
-                                  std::to_string(shape.param.page_size);
+                                  std::to_string(shape.param.page_size) +
+                                  (shape.param.kv == DType::kBFloat16
+                                       ? ""
+                                       : (shape.param.kv == DType::kFloat8E4M3 ? "E4m3" : "E5m2"));
                          });
 
 }  // namespace

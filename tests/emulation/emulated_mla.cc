@@ -15,21 +15,20 @@
 namespace folio::inline v0::kernels::cuda {
 namespace sm90::mla {
 
-template <DType kDType>
-void launch_instantiation(const AttentionParams& attention, bool general, int32_t num_workers, Stream) {
+template <DType kDType, int32_t DimQk>
+void launch_instantiation(const AttentionParams& attention, bool general, bool fp8, int32_t num_workers, Stream) {
   using T = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
   static uint64_t seed = 0;
-  const MlaParams params = make_params(attention);
-  emulation::run_grid(num_workers, kThreads, kSmemBytes, ++seed, [&] {
-    if (general) {
-      run_cta<T, true>(params, emulation::shared_memory());
-    } else {
-      run_cta<T, false>(params, emulation::shared_memory());
-    }
-  });
+  const MlaParams params = make_params(attention, kDType);
+  const auto run = general ? (fp8 ? run_cta<T, DimQk, true, true> : run_cta<T, DimQk, true, false>)
+                           : (fp8 ? run_cta<T, DimQk, false, true> : run_cta<T, DimQk, false, false>);
+  emulation::run_grid(num_workers, kThreads, kSmemBytes, ++seed,
+                      [&] { run(params, emulation::shared_memory()); });
 }
-template void launch_instantiation<DType::kFloat16>(const AttentionParams&, bool, int32_t, Stream);
-template void launch_instantiation<DType::kBFloat16>(const AttentionParams&, bool, int32_t, Stream);
+template void launch_instantiation<DType::kFloat16, 576>(const AttentionParams&, bool, bool, int32_t, Stream);
+template void launch_instantiation<DType::kFloat16, 512>(const AttentionParams&, bool, bool, int32_t, Stream);
+template void launch_instantiation<DType::kBFloat16, 576>(const AttentionParams&, bool, bool, int32_t, Stream);
+template void launch_instantiation<DType::kBFloat16, 512>(const AttentionParams&, bool, bool, int32_t, Stream);
 
 }  // namespace sm90::mla
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/cuda/common/combine.hpp"
+#include "kernels/cuda/common/compute_type.hpp"
 #include "kernels/cuda/sm80/config.hpp"
 #include "kernels/cuda/sm80/sm80_kernel.hpp"
 

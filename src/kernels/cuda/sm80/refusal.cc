@@ -1,26 +1,10 @@
 #include "core/error.hpp"
 #include "folio/types/nvfp4.hpp"
+#include "kernels/cuda/common/compute_type.hpp"
 #include "kernels/cuda/sm80/config.hpp"
 #include "kernels/cuda/sm80/sm80_kernel.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm80 {
-namespace {
-
-bool is_16_bit(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-}  // namespace
-
-DType compute_type(DType q, DType kv, DType ragged_kv) {
-  DType type = DType::kUnset;
-  for (const DType input : {q, kv, ragged_kv}) {
-    if (is_fp8(input)) continue;
-    if (!is_16_bit(input) || (type != DType::kUnset && type != input)) return DType::kUnset;
-    type = input;
-  }
-  return type == DType::kUnset ? DType::kBFloat16 : type;
-}
 
 std::string refusal(const AttentionConfig& config) {
   const auto refuse_dim = [](const char* name, int32_t dim, int32_t most) -> std::string {

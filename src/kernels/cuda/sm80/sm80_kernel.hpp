@@ -11,10 +11,6 @@ extern const AttentionKernel kSm80Kernel;
 
 // The parts of kSm80Kernel that need no CUDA toolkit: see AttentionKernel.
 
-/// The 16-bit type of the MMA: the one among the inputs' types, bfloat16 where all are fp8; kUnset where the inputs
-/// have two 16-bit types, or others.
-DType compute_type(DType q, DType kv, DType ragged_kv);
-
 std::string refusal(const AttentionConfig& config);
 scheduler::TileShape tile(const AttentionConfig& config);
 DType p_dtype(const AttentionConfig& config);

@@ -25,6 +25,13 @@ __device__ __forceinline__ uint32_t nonfinite_mask(uint32_t word) {
   }
 }
 
+/// Whether any of sixteen fp8 values is NaN or Inf.
+template <Fp8 kFp8>
+__device__ __forceinline__ bool has_nonfinite(const uint4& fp8) {
+  return (nonfinite_mask<__half, kFp8>(fp8.x) | nonfinite_mask<__half, kFp8>(fp8.y) |
+          nonfinite_mask<__half, kFp8>(fp8.z) | nonfinite_mask<__half, kFp8>(fp8.w)) != 0;
+}
+
 /// A cheaper scan of two 16-bit elements: bits kNonfiniteLow and kNonfiniteHigh are set where the lower and the upper
 /// one is NaN or Inf. The other bits mean nothing.
 template <typename T>

@@ -4,14 +4,11 @@
 
 #include "core/error.hpp"
 #include "kernels/cuda/common/combine.hpp"
+#include "kernels/cuda/common/compute_type.hpp"
 #include "kernels/cuda/sm90/common/tensor_map.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::decode {
 namespace {
-
-bool is_16_bit(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
 
 struct Instantiation {
   DType type;
@@ -31,18 +28,6 @@ const Instantiation* find_instantiation(DType type, int32_t dim_qk, int32_t dim_
     if (one.type == type && one.dim_qk == dim_qk && one.dim_v == dim_v) return &one;
   }
   return nullptr;
-}
-
-/// The 16-bit type that the MMA takes: that of the inputs, or bfloat16 where all of them are fp8. kUnset where inputs
-/// have two 16-bit types, or others.
-DType compute_type(DType q, DType kv, DType ragged_kv) {
-  DType type = DType::kUnset;
-  for (const DType input : {q, kv, ragged_kv}) {
-    if (is_fp8(input)) continue;
-    if (!is_16_bit(input) || (type != DType::kUnset && type != input)) return DType::kUnset;
-    type = input;
-  }
-  return type == DType::kUnset ? DType::kBFloat16 : type;
 }
 
 std::string refusal(const AttentionConfig& config) {

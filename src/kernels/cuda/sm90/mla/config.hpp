@@ -8,8 +8,10 @@
 /// Tile shapes, stages, registers and the layout of shared memory. Plain integers, for host and device.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
-constexpr int32_t kHeadDimQk = 576;
+/// Components of queries and keys: those of values, and a RoPE part of 64 or none.
 constexpr int32_t kHeadDimV = 512;
+constexpr int32_t kHeadDimRope = 64;
+constexpr int32_t kHeadDimsQk[] = {kHeadDimV + kHeadDimRope, kHeadDimV};
 constexpr int32_t kBlockM = 64;  ///< packed rows (query tokens x heads) of a work tile, at most
 constexpr int32_t kBlockN = 64;  ///< tokens of a KV tile
 constexpr int32_t kStages = 2;   ///< KV tiles in the pipeline
@@ -25,7 +27,7 @@ constexpr int32_t kWorkTileSlots = 2;  ///< work tiles whose rows are described 
 
 /// A KV tile, and the queries, are column blocks of 64 components: 64 tokens (rows) of 128 bytes each.
 constexpr int32_t kColumnBlockBytes = 128 * kBlockN;
-constexpr int32_t kColumnBlocks = kHeadDimQk / 64;
+constexpr int32_t kColumnBlocks = (kHeadDimV + kHeadDimRope) / 64;  ///< without a RoPE part, the last one is P's alone
 constexpr int32_t kValueColumnBlocks = kHeadDimV / 64;
 constexpr int32_t kTileBytes = kColumnBlocks * kColumnBlockBytes;
 static_assert(kBlockM == kBlockN, "queries are laid out as KV tiles are");
@@ -55,8 +57,23 @@ FOLIO_HOST_DEVICE constexpr int32_t tile_offset(int32_t token, int32_t chunk) {
 constexpr int32_t kQOffset = kStages * kTileBytes;
 constexpr int32_t kStorageOffset = kQOffset + kTileBytes;  ///< struct SharedStorage
 
-/// A TMA tile holds 64 components of some tokens of one page: a power of two, from kMinTmaTokens to kBlockN. 0 where
-/// pages are no multiples of eight tokens.
+/// fp8 data of a KV tile comes in fp8 blocks of 128 components: 64 tokens of 128 bytes each, in the 128-byte swizzle. An
+/// fp8 block lands where its upper 64 components will be, in 16 bits, as a column block. The last one is the RoPE part
+/// and has 64 components.
+constexpr int32_t kFp8Blocks = 5;
+constexpr int32_t fp8_block_offset(int32_t block) {
+  return (block == kFp8Blocks - 1 ? 2 * block : 2 * block + 1) * kColumnBlockBytes;
+}
+constexpr int32_t fp8_block_begin(int32_t part) {  ///< of a part of a KV tile
+  return part * kHalfColumnBlocks / 2;
+}
+constexpr int32_t fp8_block_count(int32_t part) {
+  return part == kRope ? 1 : kHalfColumnBlocks / 2;
+}
+static_assert(kWarpgroupThreads == 32 * kWarpgroupWarps && fp8_block_begin(kRope) == kFp8Blocks - 1);
+
+/// A TMA tile holds 64 components (fp8: 128) of some tokens of one page: a power of two, from kMinTmaTokens to
+/// kBlockN. 0 where pages are no multiples of eight tokens.
 constexpr int32_t kMinTmaTokens = 8;
 constexpr int32_t tma_tokens(int32_t page_size) {
   if (page_size % kMinTmaTokens != 0) return 0;

@@ -15,7 +15,7 @@ int32_t swizzled(int32_t linear) {
 TEST(Sm90MlaConfig, ChunksOfATileLieWhereTmaWritesThemAndMmaReadsThem) {
   std::set<int32_t> offsets;
   for (int32_t token = 0; token < kBlockN; ++token) {
-    for (int32_t chunk = 0; chunk < kHeadDimQk / kElementsPer16B; ++chunk) {
+    for (int32_t chunk = 0; chunk < 8 * kColumnBlocks; ++chunk) {
       EXPECT_EQ(tile_offset(token, chunk), swizzled(chunk / 8 * kColumnBlockBytes + token * 128 + chunk % 8 * 16));
       offsets.insert(tile_offset(token, chunk));
     }

@@ -8,8 +8,8 @@
 /// memory. Both then run GEMM1 with their half of V, in the order of the KV tiles.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
-/// `General`: there is a soft cap, ALiBi or a custom mask.
-template <typename T, bool General>
+/// `General`: there is a soft cap, ALiBi or a custom mask. `HasFp8`: keys and values may be fp8.
+template <typename T, int32_t DimQk, bool General, bool HasFp8>
 class ConsumerWarpgroup {
   static constexpr int32_t kScores = kBlockN / 2;  ///< of a lane
 
@@ -273,13 +273,17 @@ class ConsumerWarpgroup {
       }
       issue_gemm1(half_address(even.v), p);
       consumer_release(even.k, kRope);
-      ptx::wgmma_wait<1>(s);
+      if constexpr (HasFp8) {
+        ptx::wgmma_wait<0>(s);  // GEMM1, too: the producer takes longer to fill V again than it gains to overlap here
+        release_even_v(even);
+      } else {
+        ptx::wgmma_wait<1>(s);
+      }
       if (i + 2 * pair + 1 == last_mine) release_q();
       uint32_t odd_p[kScores / 2];
       ScoresScale odd_scale = softmax(s, odd_p);
       store_p(odd, odd_scale, odd_p);
-      wait_gemm1();
-      consumer_release_warp(even.v, 1);
+      if constexpr (!HasFp8) release_even_v(even);
       rescale_o(odd_scale);
       issue_gemm1(half_address(odd.v), odd_p);
       consumer_release(odd.k, kRope);
@@ -288,6 +292,12 @@ class ConsumerWarpgroup {
       next_pair(even);
       next_pair(odd);
     }
+  }
+
+  /// The second consumer's half, once GEMM1 is complete.
+  __device__ __forceinline__ void release_even_v(const KvTile& even) {
+    wait_gemm1();
+    consumer_release_warp(even.v, 1);
   }
 
   /// A KV tile whose values are inside its keys. Tells the compiler that all lanes have the same stage and parity.
@@ -367,7 +377,7 @@ class ConsumerWarpgroup {
       consumer_wait(at, part);
       ptx::wgmma_fence();
 #pragma unroll
-      for (int32_t i = 4 * part_begin(part); i < 4 * (part_begin(part) + part_size(part)); ++i) {
+      for (int32_t i = 4 * part_begin(part); i < min(4 * (part_begin(part) + part_size(part)), DimQk / 16); ++i) {
         const auto offset = static_cast<uint32_t>(i / 4 * kColumnBlockBytes + i % 4 * 32);
         if (i == 0) {
           ptx::wgmma_ss<T, ptx::ScaleOut::kZero>(s, q, k);
@@ -513,7 +523,7 @@ class ConsumerWarpgroup {
   /// Moves the NaN and Inf of this consumer's half of V to the accumulators of the rows that see them. All warps have P
   /// of the tile here, so nobody reads the tile as keys any more.
   __device__ __forceinline__ void take_out_nonfinite(const RowInfo& rows, const KvTile& tile, uint32_t half) {
-    if (*reinterpret_cast<const uint32_t*>(storage_.nonfinite[tile.v.stage]) == 0) return;
+    if (*reinterpret_cast<const uint32_t*>(storage_.nonfinite[tile.v.stage][consumer_]) == 0) return;
     add_nonfinite<T>(params_, rows, half, tile.first, first_row_, o_);
     ptx::named_barrier_sync(kConsumerBarrier + consumer_, kWarpgroupThreads);
     constexpr int32_t kWords = kHalfColumnBlocks * kColumnBlockBytes / 4;

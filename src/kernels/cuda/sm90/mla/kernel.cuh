@@ -47,8 +47,9 @@
 /// softmax(0). softmax(1) starts from the row_max of softmax(0).
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
-/// What each thread does. `smem`: shared memory, from a multiple of 1024 on.
-template <typename T, bool General>
+/// What each thread does. `smem`: shared memory, from a multiple of 1024 on. `HasFp8`: q or segments may be
+/// fp8.
+template <typename T, int32_t DimQk, bool General, bool HasFp8>
 __device__ __forceinline__ void run_cta(const MlaParams& params, unsigned char* smem) {
   SharedStorage& storage = *reinterpret_cast<SharedStorage*>(smem + kStorageOffset);
   if (threadIdx.x == 0) {
@@ -64,6 +65,11 @@ __device__ __forceinline__ void run_cta(const MlaParams& params, unsigned char* 
                            part == kRope ? kConsumerThreads : kWarpgroupThreads);
       }
       ptx::mbarrier_init(ptx::shared_address(&storage.v_landed[i]), kLandedArrivals);
+      if constexpr (HasFp8) {
+        for (uint64_t& landed : storage.fp8_landed[i]) {
+          ptx::mbarrier_init(ptx::shared_address(&landed), kFp8LandedArrivals);
+        }
+      }
     }
     for (int32_t i = 0; i < 2; ++i) {
       for (int32_t warp = 0; warp < kWarpgroupWarps; ++warp) {
@@ -76,19 +82,19 @@ __device__ __forceinline__ void run_cta(const MlaParams& params, unsigned char* 
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::warpgroup_reg_dealloc<kProducerRegisters>();
-    Producer<T>(params, smem, storage).run();
+    Producer<T, DimQk, HasFp8>(params, smem, storage).run();
   } else {
     ptx::warpgroup_reg_alloc<kConsumerRegisters>();
-    ConsumerWarpgroup<T, General>(params, smem, storage).run();
+    ConsumerWarpgroup<T, DimQk, General, HasFp8>(params, smem, storage).run();
   }
 }
 
 #if !defined(FOLIO_EMULATED_KERNEL)
-template <typename T, bool General>
+template <typename T, int32_t DimQk, bool General, bool HasFp8>
 __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const __grid_constant__ MlaParams params) {
   extern __shared__ __align__(16) unsigned char raw[];
   ptx::griddep_launch_dependents();
-  run_cta<T, General>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
+  run_cta<T, DimQk, General, HasFp8>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
 }
 
 /// Enqueues a kernel. See allow_shared_memory.
@@ -104,15 +110,16 @@ void launch_kernel(const MlaParams& params, int32_t num_workers, Stream stream) 
   }
 }
 
-template <DType kDType>
-void launch_instantiation(const AttentionParams& attention, bool general, int32_t num_workers, Stream stream) {
+template <DType kDType, int32_t DimQk>
+void launch_instantiation(const AttentionParams& attention, bool general, bool fp8, int32_t num_workers,
+                          Stream stream) {
   using T = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
-  const MlaParams params = make_params(attention);
-  if (general) {
-    launch_kernel<mla_kernel<T, true>>(params, num_workers, stream);
-  } else {
-    launch_kernel<mla_kernel<T, false>>(params, num_workers, stream);
-  }
+  const MlaParams params = make_params(attention, kDType);
+  const auto launch = general ? (fp8 ? launch_kernel<mla_kernel<T, DimQk, true, true>>
+                                     : launch_kernel<mla_kernel<T, DimQk, true, false>>)
+                              : (fp8 ? launch_kernel<mla_kernel<T, DimQk, false, true>>
+                                     : launch_kernel<mla_kernel<T, DimQk, false, false>>);
+  launch(params, num_workers, stream);
 }
 #endif
 

@@ -1,16 +1,16 @@
 #include "kernels/cuda/sm90/mla/launch.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/error.hpp"
 #include "folio/types/dtype.hpp"
 #include "kernels/cuda/common/combine.hpp"
+#include "kernels/cuda/common/compute_type.hpp"
 #include "kernels/cuda/sm90/common/tensor_map.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 namespace {
-
-constexpr int32_t kElementBytes = 2;
 
 /// Whether values are their keys' first components.
 bool is_v_in_k(const SegmentParams& segment, int32_t num_heads) {
@@ -20,17 +20,27 @@ bool is_v_in_k(const SegmentParams& segment, int32_t num_heads) {
 }
 
 /// Dimensions, innermost first: 64 components, tokens of a page, column blocks, heads, pages. A TMA tile is one column
-/// block of some tokens: see tile_offset.
+/// block of some tokens: see tile_offset. fp8: all components, tokens, heads, pages; a TMA tile has 128 components, and
+/// those beyond the last are zeros: see fp8_block_offset.
 bool encode_map(CUtensorMap& map, const SegmentParams& segment, const void* data, const KvStrides& strides,
                 int32_t head_dim, int32_t num_heads, int32_t tma_tokens) {
-  return encode_tensor_map(
-      map, {.data = data,
-            .element_bytes = kElementBytes,
-            .dims = {64, segment.page_size, head_dim / 64, num_heads, std::max<int64_t>(segment.num_pages, 1)},
-            .strides = {kElementBytes * strides.token, 128, kElementBytes * strides.head, kElementBytes * strides.page},
-            .box = {64, tma_tokens, 1, 1, 1},
-            .swizzle_bytes = 128,
-            .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B});
+  const int64_t pages = std::max<int64_t>(segment.num_pages, 1);
+  if (is_fp8(segment.dtype)) {
+    return encode_tensor_map(map, {.data = data,
+                                   .element_bytes = 1,
+                                   .dims = {head_dim, segment.page_size, num_heads, pages, 1},
+                                   .strides = {strides.token, strides.head, strides.page, strides.page},
+                                   .box = {128, tma_tokens, 1, 1, 1},
+                                   .swizzle_bytes = 128,
+                                   .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B});
+  }
+  return encode_tensor_map(map, {.data = data,
+                                 .element_bytes = 2,
+                                 .dims = {64, segment.page_size, head_dim / 64, num_heads, pages},
+                                 .strides = {2 * strides.token, 128, 2 * strides.head, 2 * strides.page},
+                                 .box = {64, tma_tokens, 1, 1, 1},
+                                 .swizzle_bytes = 128,
+                                 .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B});
 }
 
 /// Queries. Dimensions, innermost first: 64 components, heads, tokens, column blocks. A TMA tile is one column block of
@@ -38,26 +48,23 @@ bool encode_map(CUtensorMap& map, const SegmentParams& segment, const void* data
 bool encode_q_map(CUtensorMap& map, const AttentionParams& params, int32_t tma_heads) {
   return encode_tensor_map(
       map, {.data = params.q,
-            .element_bytes = kElementBytes,
-            .dims = {64, params.num_q_heads, INT32_MAX, kColumnBlocks, 1},
-            .strides = {kElementBytes * params.q_head_stride, kElementBytes * params.q_token_stride, 128, 128},
+            .element_bytes = 2,
+            .dims = {64, params.num_q_heads, INT32_MAX, params.head_dim_qk / 64, 1},
+            .strides = {2 * params.q_head_stride, 2 * params.q_token_stride, 128, 128},
             .box = {64, tma_heads, 1, 1, 1},
             .swizzle_bytes = 128,
             .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B});
 }
 
-bool is_16_bit(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
 std::string refusal(const AttentionConfig& config) {
-  if (config.head_dim_qk != kHeadDimQk || config.head_dim_v != kHeadDimV) {
+  if (std::count(std::begin(kHeadDimsQk), std::end(kHeadDimsQk), config.head_dim_qk) == 0 ||
+      config.head_dim_v != kHeadDimV) {
     return core::message("head_dim_qk is ", config.head_dim_qk, ", head_dim_v ", config.head_dim_v,
-                         "; cuda-sm90-mla takes ", kHeadDimQk, "/", kHeadDimV);
+                         "; cuda-sm90-mla takes 576/512 and 512/512");
   }
-  if (!is_16_bit(config.q) || config.kv != config.q || config.ragged_kv != config.q) {
+  if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
     return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
-                         "; cuda-sm90-mla takes one of float16 and bfloat16");
+                         "; cuda-sm90-mla takes fp8 and one of float16 and bfloat16");
   }
   if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
     return core::message("out is ", config.out, "; cuda-sm90-mla writes float16, bfloat16, float32 and fp8");
@@ -78,47 +85,68 @@ scheduler::TileShape tile(const AttentionConfig&) {
 }
 
 DType p_dtype(const AttentionConfig& config) {
-  return config.q;
+  return compute_type(config.q, config.kv, config.ragged_kv);
 }
 
 /// CTAs of the combine for each worker. A row tile's partial rows are many and long: of 1 to 24, 4 and 8 were the
 /// fastest.
 constexpr int32_t kCombineBlocksPerWorker = 8;
 
+/// Whether all keys and values are fp8. Above kRunToRun the configuration alone decides: a request's bits must not
+/// depend on the segments of other requests.
+bool is_all_fp8(const AttentionParams& params, const LaunchShape& shape) {
+  if (!is_fp8(shape.kv) && !is_fp8(shape.ragged_kv)) return false;
+  if (params.determinism > Determinism::kRunToRun) return is_fp8(shape.kv) && is_fp8(shape.ragged_kv);
+  return std::all_of(std::begin(params.segments), std::end(params.segments), [](const SegmentParams& segment) {
+    return segment.dtype == DType::kUnset || is_fp8(segment.dtype);
+  });
+}
+
+/// The MMA's type. fp8 takes fewer instructions to dequantize to float16 than to bfloat16.
+DType mma_dtype(const AttentionParams& params, const LaunchShape& shape) {
+  return is_all_fp8(params, shape) ? DType::kFloat16 : compute_type(shape.q, shape.kv, shape.ragged_kv);
+}
+
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   const bool general =
       params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask.kind == MaskKind::kCustom;
-  const auto launch_dtype =
-      shape.q == DType::kFloat16 ? launch_instantiation<DType::kFloat16> : launch_instantiation<DType::kBFloat16>;
-  launch_dtype(params, general, shape.num_workers, stream);
+  const bool float16 = mma_dtype(params, shape) == DType::kFloat16;
+  const bool rope = params.head_dim_qk > kHeadDimV;
+  const auto launch_dtype = float16 ? (rope ? launch_instantiation<DType::kFloat16, kHeadDimsQk[0]>
+                                            : launch_instantiation<DType::kFloat16, kHeadDimsQk[1]>)
+                                    : (rope ? launch_instantiation<DType::kBFloat16, kHeadDimsQk[0]>
+                                            : launch_instantiation<DType::kBFloat16, kHeadDimsQk[1]>);
+  const bool has_fp8 = is_fp8(shape.q) || is_fp8(shape.kv) || is_fp8(shape.ragged_kv);
+  launch_dtype(params, general, has_fp8, shape.num_workers, stream);
   if (shape.combine) launch_combine(params, shape.num_workers, stream, true, kCombineBlocksPerWorker);
 }
 
 }  // namespace
 
-MlaParams make_params(const AttentionParams& attention) {
+MlaParams make_params(const AttentionParams& attention, DType mma_dtype) {
   MlaParams params{};
   params.attention = attention;
   const int32_t heads = attention.num_kv_heads;
   params.q_tma_heads = q_tma_heads(attention.num_q_heads / heads);
-  params.q_by_tma = params.q_tma_heads > 0 && attention.q_wide && is_16_bit(attention.q_dtype) &&
+  params.q_by_tma = params.q_tma_heads > 0 && attention.q_wide && attention.q_dtype == mma_dtype &&
                     encode_q_map(params.q_map, attention, params.q_tma_heads);
   if (!params.q_by_tma) params.q_tma_heads = 1;
   params.out_16B =
       is_16_bit(attention.out_dtype) &&
-      is_aligned_16B(attention.out, {0, attention.out_token_stride, attention.out_head_stride}, kElementBytes);
+      is_aligned_16B(attention.out, {0, attention.out_token_stride, attention.out_head_stride}, 2);
   for (int32_t i = 0; i < kMaxSegments; ++i) {
     const SegmentParams& segment = attention.segments[i];
     KvCopy& copy = params.copies[i];
     if (segment.dtype == DType::kUnset) continue;
     copy.v_in_k = is_v_in_k(segment, heads);
-    copy.aligned = is_aligned_16B(segment.k, segment.k_strides, kElementBytes) &&
-                   is_aligned_16B(segment.v, segment.v_strides, kElementBytes);
+    const auto element_bytes = static_cast<int32_t>(size_of(segment.dtype));
+    copy.aligned = is_aligned_16B(segment.k, segment.k_strides, element_bytes) &&
+                   is_aligned_16B(segment.v, segment.v_strides, element_bytes);
     copy.page_size = FastDiv(std::max(segment.page_size, 1));
     const int32_t tokens = segment.paged && copy.aligned ? tma_tokens(segment.page_size) : 0;
     if (tokens == 0) continue;
     MlaParams::TensorMaps& maps = params.maps[i];
-    if (encode_map(maps.k, segment, segment.k, segment.k_strides, kHeadDimQk, heads, tokens) &&
+    if (encode_map(maps.k, segment, segment.k, segment.k_strides, attention.head_dim_qk, heads, tokens) &&
         (copy.v_in_k || encode_map(maps.v, segment, segment.v, segment.v_strides, kHeadDimV, heads, tokens))) {
       copy.tma_tokens = tokens;
       while (tokens << copy.log2_tma_tiles < kBlockN) ++copy.log2_tma_tiles;

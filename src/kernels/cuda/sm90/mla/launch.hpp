@@ -9,13 +9,14 @@
 /// Parameters of the kernel and its host side.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
-/// "cuda-sm90-mla": multi-head latent attention on Hopper, head dimensions 576/512; docs/kernels/cuda_sm90_mla.md.
+/// "cuda-sm90-mla": multi-head latent attention on Hopper, head dimensions 576/512 and 512/512;
+/// docs/kernels/cuda_sm90_mla.md.
 extern const AttentionKernel kSm90MlaKernel;
 
 /// How a segment's keys and values are loaded.
 struct KvCopy {
   int32_t tma_tokens;      ///< tokens of a TMA tile; 0: copied by threads, and the tensor maps are not to be used
-  int32_t log2_tma_tiles;  ///< a column block has 2^log2_tma_tiles TMA tiles
+  int32_t log2_tma_tiles;  ///< a column block (fp8: an fp8 block) has 2^log2_tma_tiles TMA tiles
   FastDiv page_size;
   bool v_in_k;   ///< values are the first components of their keys: one KV tile holds both
   bool aligned;  ///< copied by threads: 16-byte cp.async may be used
@@ -33,16 +34,17 @@ struct MlaParams {
   KvCopy copies[kMaxSegments];
   int32_t q_tma_heads;  ///< heads of a TMA tile of Q
   bool out_16B;         ///< the output is of a 16-bit type and may be written in chunks of 16 bytes
-  bool q_by_tma;        ///< where a work tile's rows are whole tokens, or 64 heads of one
+  bool q_by_tma;        ///< where a work tile's rows are whole tokens, or 64 heads of one; Q is of the MMA's type
 };
 static_assert(sizeof(MlaParams) <= 32764, "the limit of kernel parameters on Volta and newer, from CUDA 12.1 on");
 
 /// The parameters with `maps` and `copies` filled.
-MlaParams make_params(const AttentionParams& attention);
+MlaParams make_params(const AttentionParams& attention, DType mma_dtype);
 
-/// Launches the instantiation of one element type, explicitly instantiated for float16 and bfloat16 by
-/// instantiation.cu.in. `general`: there is a soft cap, ALiBi or a custom mask.
-template <DType kDType>
-void launch_instantiation(const AttentionParams& params, bool general, int32_t num_workers, Stream stream);
+/// Launches the instantiation of one element type of MMAs and one head dimension of kHeadDimsQk, explicitly instantiated for float16 and bfloat16 by
+/// instantiation.cu.in. `general`: there is a soft cap, ALiBi or a custom mask. `fp8`: q or
+/// segments may be fp8.
+template <DType kDType, int32_t DimQk>
+void launch_instantiation(const AttentionParams& params, bool general, bool fp8, int32_t num_workers, Stream stream);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

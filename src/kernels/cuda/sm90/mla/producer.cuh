@@ -4,15 +4,17 @@
 #include "kernels/cuda/sm90/common/softmax.cuh"
 #include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/mla/mask.cuh"
+#include "kernels/cuda/sm90/mla/producer_fp8.cuh"
 #include "ptx/tma.cuh"
 #include "scheduler/mask_bounds.hpp"
 
 /// The producer warpgroup. It fetches work tiles, finds the visible KV range of each row, and loads Q, K and V as far
-/// ahead of the consumers as the KV pipeline has stages. Where TMA loads keys and values, each of the first three warps
-/// loads one part of every KV tile, and the fourth loads Q and claims work tiles.
+/// ahead of the consumers as the KV pipeline has stages. Where TMA loads keys and values of 16 bits, each of the first
+/// three warps loads one part of every KV tile, and the fourth loads Q and claims work tiles.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
-template <typename T>
+/// `HasFp8`: q or segments may be fp8.
+template <typename T, int32_t DimQk, bool HasFp8>
 class Producer {
  public:
   __device__ __forceinline__ Producer(const MlaParams& params, unsigned char* smem, SharedStorage& storage)
@@ -23,7 +25,8 @@ class Producer {
         kv_empty_(ptx::shared_address(storage.kv_empty)),
         v_landed_(ptx::shared_address(storage.v_landed)),
         warp_(static_cast<int32_t>(threadIdx.x) / 32),
-        lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
+        lane_(static_cast<int32_t>(threadIdx.x) % 32),
+        fp8_producer_(smem, storage) {}
 
   __device__ __forceinline__ void run() {
     const scheduler::PlanView& plan = params_.attention.plan->view;
@@ -49,30 +52,9 @@ class Producer {
   }
 
  private:
+  static constexpr bool kHasRope = DimQk > kHeadDimV;
   static constexpr int32_t kQWarp = 3;  ///< loads Q, and claims work tiles
   static_assert(kQWarp == kKvParts && kQWarp < kWarpgroupWarps);
-
-  /// The KV tiles of a work tile. Tile 0 is the last along the sequence.
-  struct KvTiles {
-    int32_t last;
-    int32_t count;
-    int32_t kv_begin;  ///< local tokens
-    int32_t kv_end;
-    __device__ __forceinline__ int32_t first_token(int32_t i) const { return (last - i) * kBlockN; }
-  };
-
-  /// What decides whether V of a KV tile is zeroed in part or scanned before it is committed.
-  struct Boundary {
-    VisibleRange visible;
-    bool custom_mask;
-    /// Whether V may have NaN or Inf that some rows see and others do not.
-    __device__ __forceinline__ bool needs_scan(int32_t first) const {
-      return custom_mask || is_mixed(visible, first, kBlockN);
-    }
-    __device__ __forceinline__ bool has(int32_t first) const {
-      return needs_scan(first) || has_invisible(visible, first, kBlockN);
-    }
-  };
 
   /// A KV tile in flight.
   struct TileLoad {
@@ -101,6 +83,7 @@ class Producer {
     const int32_t first_kv_tile = has_keys ? work_tile.kv_begin / kBlockN : 0;
     const int32_t num_kv_tiles = has_keys ? (work_tile.kv_end + kBlockN - 1) / kBlockN - first_kv_tile : 0;
     const KvTiles tiles{first_kv_tile + num_kv_tiles - 1, num_kv_tiles, work_tile.kv_begin, work_tile.kv_end};
+    const bool fp8 = HasFp8 && has_keys && is_fp8(segment.dtype);
     const bool by_tma = has_keys && copy.tma_tokens > 0;
     const int32_t* const pages =
         !has_keys || !segment.paged
@@ -122,6 +105,11 @@ class Producer {
       if (by_tma && copy.v_in_k) {
         num_issued = min(num_kv_tiles, kStages);
         for (int32_t i = 0; i < num_issued; ++i) {
+          if (fp8) {
+            load_fp8_by_tma({static_cast<uint32_t>(i), tiles.first_token(i), true}, params_.maps[work_tile.segment].k,
+                            tiles, copy, i, window, work_tile.kv_head);
+            continue;
+          }
           const TileLoad tile{pipeline_state(static_cast<uint32_t>(i)), tiles.first_token(i), true};
           issue_tma(tile, params_.maps[work_tile.segment].k, tiles, copy, true, true, i, window, work_tile.kv_head);
         }
@@ -132,6 +120,7 @@ class Producer {
     if (!is_first) ptx::mbarrier_wait(ptx::shared_address(&storage_.q_empty), (num_work_tiles_ - 1) & 1);
     if (!q_by_tma) {
       load_q(query);
+      if (HasFp8 && std::is_same_v<T, __half> && params.q_dtype == DType::kBFloat16) convert_q(storage_.rows[slot]);
     } else if (!is_first) {
       load_q_by_tma(work_tile, slot);
     }
@@ -154,7 +143,7 @@ class Producer {
       context.custom_mask = custom_mask;
       context.negate_scores = storage_.negate_scores[0] || storage_.negate_scores[1];
       context.v_in_k = copy.v_in_k;
-      context.by_threads = has_keys && !by_tma;
+      context.by_threads = has_keys && !by_tma && !fp8;
       context.out_16B = params_.out_16B;
       context.done = false;
       context.shard = shard;
@@ -162,7 +151,9 @@ class Producer {
     }
     commit_work_tile(slot, q_by_tma);
     if (num_kv_tiles == 0) return;
-    if (by_tma) {
+    if (fp8) {
+      load_fp8(tiles, boundary, work_tile, pages, window, num_issued);
+    } else if (by_tma) {
       load_by_tma(tiles, boundary, params_.maps[work_tile.segment], copy, pages, work_tile.kv_head, window, num_issued);
     } else {
       load_by_threads(tiles, boundary, segment, copy, pages, work_tile);
@@ -278,21 +269,53 @@ class Producer {
   /// Two warps share 32 rows, each loads half of their chunks. A lane knows where its row's query begins. Rows beyond
   /// the work tile become zeros.
   __device__ __forceinline__ void load_q(int64_t query) const {
-    constexpr int32_t kChunks = kHeadDimQk / kElementsPer16B / 2;
+    constexpr int32_t kChunks = DimQk / kElementsPer16B / 2;
     const int32_t first_row = warp_ % 2 * 32;
     const int32_t first_chunk = warp_ / 2 * kChunks;
     const AttentionParams& params = params_.attention;
+    const bool by_16B = params.q_wide && (!HasFp8 || !is_fp8(params.q_dtype));
 #pragma unroll 2
     for (int32_t i = lane_; i < 32 * kChunks; i += 32) {
       const int64_t at = __shfl_sync(kAllLanes, query, i / kChunks);
       const int32_t chunk = first_chunk + i % kChunks;
       const uint32_t target = smem_ + static_cast<uint32_t>(kQOffset + tile_offset(first_row + i / kChunks, chunk));
       const int64_t from = at < 0 ? 0 : at + chunk * kElementsPer16B;
-      if (params.q_wide) {
+      if (by_16B) {
         ptx::cp_async_16(target, static_cast<const T*>(params.q) + from, at >= 0);
       } else {
         copy_upcast_16B<T>(target, params.q, params.q_dtype, from, at >= 0);
       }
+    }
+  }
+
+  /// Converts bfloat16 Q to float16 in place: eight lanes have a row. Not with Q that TMA loads.
+  __device__ __forceinline__ void convert_q(RowInfo& rows) const {
+    constexpr int32_t kLanes = 8;
+    constexpr int32_t kChunks = DimQk / kElementsPer16B;
+    ptx::cp_async_wait_all();
+    ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);  // all rows are described and copied
+#pragma unroll 1
+    for (int32_t row = 16 * warp_ + lane_ / kLanes; row < 16 * (warp_ + 1); row += 32 / kLanes) {
+      const auto address = [&](int32_t chunk) {
+        return smem_ + static_cast<uint32_t>(kQOffset + tile_offset(row, chunk));
+      };
+      uint32_t most = 0;
+#pragma unroll 3
+      for (int32_t i = lane_ % kLanes; i < kChunks; i += kLanes) {
+        most = max_magnitude(ptx::ld_shared_16(address(i)), most);
+      }
+#pragma unroll
+      for (int32_t lanes = 1; lanes < kLanes; lanes *= 2) {
+        most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
+      }
+      const int32_t exponent = float16_row_exponent(most);
+#pragma unroll 3
+      for (int32_t i = lane_ % kLanes; i < kChunks; i += kLanes) {
+        uint4 chunk = ptx::ld_shared_16(address(i));
+        to_float16(chunk, exponent);
+        ptx::st_shared_16(address(i), chunk);
+      }
+      if (lane_ % kLanes == 0) rows.scale[row] *= power_of_two(exponent);
     }
   }
 
@@ -309,14 +332,15 @@ class Producer {
     const uint32_t barrier = ptx::shared_address(storage_.work_tile_full) + 8 * static_cast<uint32_t>(slot);
     const int32_t num_rows = work_tile.row_end - work_tile.row_begin;
     const int32_t group_size = params_.attention.num_q_heads / params_.attention.num_kv_heads;
-    if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(num_rows * 2 * kHeadDimQk));
+    if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(num_rows * 2 * DimQk));
     __syncwarp();
     const int32_t heads = params_.q_tma_heads;
     const uint64_t policy = ptx::evict_first_policy();
-    const int32_t count = num_rows / heads * kColumnBlocks;
+    constexpr int32_t kBlocks = DimQk / 64;
+    const int32_t count = num_rows / heads * kBlocks;
     for (int32_t i = lane_; i < count; i += 32) {
-      const int32_t block = i % kColumnBlocks;
-      const int32_t row = i / kColumnBlocks * heads;
+      const int32_t block = i % kBlocks;
+      const int32_t row = i / kBlocks * heads;
       const int32_t packed = work_tile.row_begin + row;
       const int32_t token = packed / group_size;
       const int32_t head = work_tile.kv_head * group_size + (packed - token * group_size);
@@ -388,7 +412,7 @@ class Producer {
     };
 #pragma unroll 1
     for (int32_t i = num_issued; i < tiles.count; ++i) {
-      if (i > 0 && i % at_once == 0) {
+      if (i > 0 && (i << copy.log2_tma_tiles & 31) == 0) {
         window.here = window.next;
         window.next = find_tma_tile(tiles, i + at_once, copy, pages);  // in flight until it is needed
       }
@@ -417,10 +441,10 @@ class Producer {
     const bool rope = warp_ == kRope;
     const int32_t number = lane_ & ((1 << copy.log2_tma_tiles) - 1);
     const int32_t in_part = lane_ >> copy.log2_tma_tiles;
-    const int32_t from_lane = i % (32 >> copy.log2_tma_tiles) << copy.log2_tma_tiles | number;
+    const int32_t from_lane = (i << copy.log2_tma_tiles & 31) | number;
     const int32_t page = __shfl_sync(kAllLanes, window.here.page, from_lane);
     const int32_t in_page = __shfl_sync(kAllLanes, window.here.in_page, from_lane);
-    const int32_t blocks = rope ? (has_k ? 1 : 0) : kHalfColumnBlocks;
+    const int32_t blocks = rope ? (has_k && kHasRope ? 1 : 0) : kHalfColumnBlocks;
     const TmaTileRange range = loaded_tma_tiles(tiles.kv_begin, tiles.kv_end, tile.first, copy.tma_tokens);
     const int32_t bytes = copy.tma_tokens * 128;
     const int32_t block = warp_ * kHalfColumnBlocks + in_part;
@@ -453,9 +477,96 @@ class Producer {
                                boundary.needs_scan(tile.first), static_cast<int32_t>(threadIdx.x));
     }
     const bool any = __any_sync(kAllLanes, found);
-    if (lane_ == 0) storage_.nonfinite[tile.state.stage][warp_] = any ? 1 : 0;
+    if (lane_ == 0) {
+      for (auto& half : storage_.nonfinite[tile.state.stage]) half[warp_] = any ? 1 : 0;
+    }
     producer_commit(tile.state, kVLeft);
     producer_commit(tile.state, kVRight);
+  }
+
+  /// Keys and values that are fp8. The first `num_issued` KV tiles are on their way.
+  __device__ __forceinline__ void load_fp8(const KvTiles& tiles, const Boundary& boundary,
+                                           const scheduler::WorkTile& work_tile, const int32_t* pages,
+                                           PageWindow& window, int32_t num_issued) {
+    const SegmentParams& segment = params_.attention.segments[work_tile.segment];
+    const KvCopy& copy = params_.copies[work_tile.segment];
+    if (warp_ == kFp8LoadWarp) {
+      load_fp8_tiles(tiles, segment, work_tile, pages, window, num_issued);
+    } else if (segment.dtype == DType::kFloat8E4M3) {
+      dequantize_tiles<Fp8::kE4M3>(tiles, boundary, copy.v_in_k);
+    } else {
+      dequantize_tiles<Fp8::kE5M2>(tiles, boundary, copy.v_in_k);
+    }
+    num_kv_tiles_ += static_cast<uint32_t>(copy.v_in_k ? tiles.count : 2 * tiles.count);
+  }
+
+  template <Fp8 kFp8>
+  __device__ __forceinline__ void dequantize_tiles(const KvTiles& tiles, const Boundary& boundary, bool v_in_k) {
+    uint32_t number = num_kv_tiles_;
+#pragma unroll 1
+    for (int32_t i = 0; i < (v_in_k ? tiles.count : 2 * tiles.count); ++i) {
+      const bool is_k = v_in_k || i % 2 == 0;
+      const Fp8Tile tile{number++, tiles.first_token(v_in_k ? i : i / 2), is_k};
+      fp8_producer_.template dequantize<kFp8>(tile, v_in_k || !is_k, boundary);
+    }
+  }
+
+  /// By one warp.
+  __device__ __forceinline__ void load_fp8_tiles(const KvTiles& tiles, const SegmentParams& segment,
+                                                 const scheduler::WorkTile& work_tile, const int32_t* pages,
+                                                 PageWindow& window, int32_t num_issued) const {
+    const KvCopy& copy = params_.copies[work_tile.segment];
+    const MlaParams::TensorMaps& maps = params_.maps[work_tile.segment];
+    const int32_t at_once = 32 >> copy.log2_tma_tiles;
+    const int32_t head = work_tile.kv_head;
+    const int32_t first_token = segment.paged ? 0 : segment.indptr[work_tile.kv_row];
+    const bool by_tma = copy.tma_tokens > 0;
+    uint32_t number = num_kv_tiles_ + static_cast<uint32_t>(num_issued);
+    TokenPlace next[2];
+    if (!by_tma) find_tokens(tiles, 0, copy, pages, first_token, next);
+#pragma unroll 1
+    for (int32_t i = num_issued; i < tiles.count; ++i) {
+      const int32_t first = tiles.first_token(i);
+      if (by_tma) {
+        if (i > 0 && (i << copy.log2_tma_tiles & 31) == 0) {
+          window.here = window.next;
+          window.next = find_tma_tile(tiles, i + at_once, copy, pages);  // in flight until it is needed
+        }
+        load_fp8_by_tma({number++, first, true}, maps.k, tiles, copy, i, window, head);
+        if (!copy.v_in_k) load_fp8_by_tma({number++, first, false}, maps.v, tiles, copy, i, window, head);
+      } else {
+        const TokenPlace places[2] = {next[0], next[1]};
+        find_tokens(tiles, i + 1, copy, pages, first_token, next);
+        fp8_producer_.load_by_threads({number++, first, true}, segment.k, segment.k_strides, copy.aligned, places, head);
+        if (copy.v_in_k) continue;
+        fp8_producer_.load_by_threads({number++, first, false}, segment.v, segment.v_strides, copy.aligned, places,
+                                      head);
+      }
+    }
+  }
+  __device__ __forceinline__ void load_fp8_by_tma(const Fp8Tile& tile, const CUtensorMap& map, const KvTiles& tiles,
+                                                  const KvCopy& copy, int32_t i, const PageWindow& window,
+                                                  int32_t head) const {
+    if (warp_ != kFp8LoadWarp) return;
+    const int32_t from_lane = i << copy.log2_tma_tiles & 31;
+    fp8_producer_.load_by_tma(tile, map, tiles, copy, window.here, from_lane, head);
+  }
+  /// The places of a lane's two tokens of KV tile `i`.
+  __device__ __forceinline__ void find_tokens(const KvTiles& tiles, int32_t i, const KvCopy& copy, const int32_t* pages,
+                                              int32_t first_token, TokenPlace (&places)[2]) const {
+#pragma unroll
+    for (int32_t half = 0; half < 2; ++half) {
+      const int32_t token = tiles.first_token(i) + 32 * half + lane_;
+      places[half] = {0, -1};
+      if (token < tiles.kv_begin || token >= tiles.kv_end) continue;
+      if (pages == nullptr) {
+        places[half].in_page = first_token + token;
+        continue;
+      }
+      const uint32_t column = copy.page_size.quotient(static_cast<uint32_t>(token));
+      places[half].page = pages[column];
+      places[half].in_page = static_cast<int32_t>(static_cast<uint32_t>(token) - column * copy.page_size.divisor());
+    }
   }
 
   /// Loads keys and values of any page size, strides and alignment.
@@ -500,7 +611,7 @@ class Producer {
 #pragma unroll 1
     for (int32_t part = 0; part < kKvParts; ++part) {
       producer_acquire(tile.state, part);
-      if (part != kRope || has_k) copy_part(tile, part, source, begin, copy.aligned);
+      if (part != kRope || (has_k && kHasRope)) copy_part(tile, part, source, begin, copy.aligned);
       if (scans && part != kRope) continue;
       producer_commit_copies(tile.state, part, copy.aligned);
     }
@@ -537,6 +648,7 @@ class Producer {
   const uint32_t v_landed_;
   const int32_t warp_;
   const int32_t lane_;
+  Fp8Producer<T, DimQk> fp8_producer_;
   int32_t num_work_tiles_ = 0;
   uint32_t num_kv_tiles_ = 0;  ///< through the KV pipeline, so far
   uint32_t landed_phases_ = 0;

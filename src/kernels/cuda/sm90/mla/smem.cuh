@@ -62,14 +62,15 @@ struct SharedStorage {
   int32_t next_work_tile;  ///< claimed by the first producer warp; -1: none
   TileStats tile_stats[2];
   float row_sum[kWorkTileSlots][kConsumers][kBlockM];  ///< of a work tile, before the cross-warp reduction
-  /// For mixed KV tiles: not 0 if a producer warp has found NaN or Inf in V.
-  uint8_t nonfinite[kStages][kWarpgroupWarps];
+  /// For mixed KV tiles: not 0 if a producer warp has found NaN or Inf in V, by the halves of V.
+  uint8_t nonfinite[kStages][kConsumers][kWarpgroupWarps];
   uint64_t work_tile_full[kWorkTileSlots];   ///< phase n: the slot's work tile number n is described, its Q loaded
   uint64_t work_tile_empty[kWorkTileSlots];  ///< phase n: the consumers have finished it
   uint64_t q_empty;                          ///< phase n: the consumers have read Q of work tile n
   uint64_t kv_full[kStages][kKvParts];
   uint64_t kv_empty[kStages][kKvParts];
   uint64_t v_landed[kStages];  ///< V that the producer scans or zeroes before it commits
+  uint64_t fp8_landed[kStages][kKvParts];  ///< fp8 data of a part: see Fp8Producer
   /// Between the two warps, one of each consumer, that have the same rows. For even and for odd KV tiles, phase n: P
   /// and TileStats of KV tile 2n (+ 1) are written. For row_sum_full, phase n: row_sum of work tile n is written.
   uint64_t p_full[2][kWarpgroupWarps];
@@ -89,6 +90,7 @@ static_assert(kSmemBytes <= kMaxSmemBytes && kStorageOffset % alignof(SharedStor
 constexpr uint32_t kLaneArrivals = 2;
 constexpr uint32_t kFullArrivals = kLaneArrivals * kWarpgroupThreads;
 constexpr uint32_t kLandedArrivals = 2 * kFullArrivals;  ///< of both halves of V
+constexpr uint32_t kFp8LandedArrivals = 32;
 
 /// Stage and phase parity of a tile in the KV pipeline: CUTLASS's PipelineState.
 struct PipelineState {
@@ -98,6 +100,29 @@ struct PipelineState {
 __device__ __forceinline__ PipelineState pipeline_state(uint32_t number) {
   return {number % kStages, number / kStages & 1};
 }
+
+/// The KV tiles of a work tile. Tile 0 is the last along the sequence.
+struct KvTiles {
+  int32_t last;
+  int32_t count;
+  int32_t kv_begin;  ///< local tokens
+  int32_t kv_end;
+  __device__ __forceinline__ int32_t first_token(int32_t i) const { return (last - i) * kBlockN; }
+};
+
+/// What decides whether V of a KV tile is zeroed in part or scanned before it is committed.
+struct Boundary {
+  VisibleRange visible;
+  bool custom_mask;
+  /// Whether V may have NaN or Inf that some rows see and others do not.
+  __device__ __forceinline__ bool needs_scan(int32_t first) const {
+    return custom_mask || is_mixed(visible, first, kBlockN);
+  }
+  __device__ __forceinline__ bool has(int32_t first) const {
+    return needs_scan(first) || has_invisible(visible, first, kBlockN);
+  }
+};
+
 /// Byte offset of a part's barrier in kv_full and kv_empty.
 __device__ __forceinline__ uint32_t kv_barrier_offset(const PipelineState& at, int32_t part) {
   return 8 * (at.stage * kKvParts + static_cast<uint32_t>(part));

@@ -5,6 +5,7 @@
 #include "core/error.hpp"
 #include "folio/types/dtype.hpp"
 #include "kernels/cuda/common/combine.hpp"
+#include "kernels/cuda/common/compute_type.hpp"
 #include "kernels/cuda/sm90/common/tensor_map.hpp"
 
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
@@ -133,22 +134,6 @@ const Instantiations* find_instantiations(int32_t dim_qk, int32_t dim_v) {
     if (instantiations.dims.qk == dim_qk && instantiations.dims.v == dim_v) return &instantiations;
   }
   return nullptr;
-}
-
-bool is_16_bit(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-/// The 16-bit type of the MMA: that of the inputs, or bfloat16 where all are fp8. kUnset where the inputs have two
-/// 16-bit types, or another type.
-DType compute_type(DType q, DType kv, DType ragged_kv) {
-  DType type = DType::kUnset;
-  for (const DType input : {q, kv, ragged_kv}) {
-    if (is_fp8(input)) continue;
-    if (!is_16_bit(input) || (type != DType::kUnset && type != input)) return DType::kUnset;
-    type = input;
-  }
-  return type == DType::kUnset ? DType::kBFloat16 : type;
 }
 
 std::string refusal(const AttentionConfig& config) {

@@ -5,77 +5,13 @@
 #include "kernels/cuda/sm90/prefill/producer.cuh"
 
 /// The producer warpgroup where all K and V are fp8 data of one dtype. It loads fp8 data and dequantizes it, exactly,
-/// to tiles of float16: the consumers do not notice. A producer warp has 32 tokens of a KV tile and handles 16 bytes of
-/// fp8 data a lane at a time.
+/// to tiles of float16: the consumers do not notice. A producer warp has 32 tokens of a KV tile.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 constexpr int32_t kFp8Dim = 128;    ///< components of a token: a row of 128 bytes
 constexpr int32_t kWarpAtoms = 4;   ///< atoms of tokens of a KV tile that a producer warp has
 constexpr int32_t kLaneChunks = 8;  ///< 16-byte chunks of fp8 data of a KV tile that a lane has
 static_assert(kMaxFp8TmaTokens == kAtomRows * kWarpAtoms && kFp8RowBytes == kFp8Dim);
-
-/// The token and the chunk that a lane has of each atom; it also has the chunk 64 components further on. Eight lanes
-/// share an access to shared memory. Their tokens differ in the first and the last bit, so that neither reads of fp8
-/// data (see fp8_offset) nor writes of float16, to every other chunk of a token, have bank conflicts.
-struct Fp8Lane {
-  int32_t token;
-  int32_t chunk;
-  __device__ __forceinline__ explicit Fp8Lane(int32_t lane) : token((lane / 8) ^ (lane / 4 % 2 * 5)), chunk(lane % 4) {}
-};
-
-/// Byte offset of a lane's chunk in an atom of fp8 data as TMA leaves it. `half`: 0, or 1 for the chunk 64 components
-/// further on.
-__device__ __forceinline__ uint32_t fp8_offset(const Fp8Lane& lane, int32_t half) {
-  return static_cast<uint32_t>(lane.token * 128 + ((4 * half + lane.chunk) ^ lane.token) * 16);
-}
-
-template <Fp8 kFp8>
-__device__ __forceinline__ bool has_nonfinite(const uint4& fp8) {
-  return (nonfinite_mask<__half, kFp8>(fp8.x) | nonfinite_mask<__half, kFp8>(fp8.y) |
-          nonfinite_mask<__half, kFp8>(fp8.z) | nonfinite_mask<__half, kFp8>(fp8.w)) != 0;
-}
-
-/// Writes a lane's chunk, dequantized, to the eight tokens of a float16 tile that begin at `atom`. See tile_offset.
-template <Fp8 kFp8>
-__device__ __forceinline__ void store_dequantized(uint32_t atom, const Fp8Lane& lane, int32_t half, const uint4& fp8) {
-  uint4 first;
-  uint4 second;
-  upcast_fp8x4<kFp8>(fp8.x, first.x, first.y);
-  upcast_fp8x4<kFp8>(fp8.y, first.z, first.w);
-  upcast_fp8x4<kFp8>(fp8.z, second.x, second.y);
-  upcast_fp8x4<kFp8>(fp8.w, second.z, second.w);
-  const uint32_t row = atom + static_cast<uint32_t>(half * atom_bytes(kFp8Dim) + lane.token * 128);
-  const auto at = static_cast<uint32_t>(((2 * lane.chunk) ^ lane.token) * 16);
-  ptx::st_shared_16(row + at, first);
-  ptx::st_shared_16(row + (at ^ 16u), second);
-}
-
-/// Converts a bfloat16 row of Q to float16. Its largest exponent becomes 14, so that whatever is at least 2^-28 of it
-/// stays exact (except where the whole row is below 2^-46). Returns the factor for the row's scale. The 16 lanes that
-/// have the row's chunks call it together.
-__device__ __forceinline__ float scale_to_float16(uint4& chunk) {
-  constexpr int32_t kMaxExponent = 14;
-  uint32_t* const pairs[4] = {&chunk.x, &chunk.y, &chunk.z, &chunk.w};
-  uint32_t most = 0;  // magnitude; NaN and Inf count as 0
-#pragma unroll
-  for (uint32_t* pair : pairs) {
-    const uint32_t low = *pair & 0x7fffu;
-    const uint32_t high = *pair >> 16 & 0x7fffu;
-    most = max(most, max(low < 0x7f80u ? low : 0u, high < 0x7f80u ? high : 0u));
-  }
-#pragma unroll
-  for (int32_t lanes = 1; lanes < kFp8Dim / kElementsPer16B; lanes *= 2) {
-    most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
-  }
-  const int32_t exponent =
-      most == 0 ? 0 : min(max(static_cast<int32_t>(most >> 7) - 127 - kMaxExponent, kMinQueryExponent), 120);
-  const float by = __uint_as_float(static_cast<uint32_t>(127 - exponent) << 23);
-#pragma unroll
-  for (uint32_t* pair : pairs) {
-    *pair = ptx::pack_two<__half>(__uint_as_float(*pair << 16) * by, __uint_as_float(*pair & 0xffff0000u) * by);
-  }
-  return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
-}
 
 /// A TMA tile of fp8 data lands in the second half of the memory that its float16 takes, and the warp that has issued
 /// it dequantizes it in place. So a KV tile needs no other memory, and producer warps do not wait for each other.
@@ -128,9 +64,13 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
       const int32_t row = 32 * warp_ + i / kChunks;
       const uint32_t at = q + static_cast<uint32_t>(q_tile_offset(kFp8Dim, row, i % kChunks));
       uint4 chunk = ptx::ld_shared_16(at);
-      const float scale = scale_to_float16(chunk);
+      uint32_t most = max_magnitude(chunk, 0);
+#pragma unroll
+      for (int32_t lanes = 1; lanes < kChunks; lanes *= 2) most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
+      const int32_t exponent = float16_row_exponent(most);
+      to_float16(chunk, exponent);
       ptx::st_shared_16(at, chunk);
-      if (i % kChunks == 0) storage_.rows[tile_buffer].scale[row] *= scale;
+      if (i % kChunks == 0) storage_.rows[tile_buffer].scale[row] *= power_of_two(exponent);
     }
     ptx::fence_view_async_shared();
   }
@@ -293,7 +233,7 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
     constexpr int32_t kTmaAtoms = kWarpAtoms / TmaTiles;
     bool nonfinite = false;
     if (!step.is_k && tiles.is_edge(step.tile)) {
-      const int32_t first = tiles.first_token(step.tile) + warp_ * kTmaAtoms * kAtomRows + lane_layout_.token;
+      const int32_t first = tiles.first_token(step.tile) + warp_ * kTmaAtoms * kAtomRows + lane_layout_.row;
 #pragma unroll
       for (int32_t i = 0; i < Count; ++i) {
         const int32_t atom = (begin + i) / 2;
@@ -306,9 +246,10 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
 #pragma unroll
     for (int32_t i = 0; i < Count; ++i) {
       const int32_t atom = (begin + i) / 2;
-      store_dequantized<kFp8>(mine + tma_tile_offset<TmaTiles>(atom / kTmaAtoms) +
-                                  static_cast<uint32_t>(atom % kTmaAtoms * atom_row_bytes(kFp8Dim)),
-                              lane_layout_, i % 2, fp8[i]);
+      store_dequantized<__half, kFp8>(mine + tma_tile_offset<TmaTiles>(atom / kTmaAtoms) +
+                                          static_cast<uint32_t>(atom % kTmaAtoms * atom_row_bytes(kFp8Dim) +
+                                                                i % 2 * atom_bytes(kFp8Dim)),
+                                      lane_layout_, fp8[i]);
     }
     return nonfinite;
   }
@@ -340,7 +281,7 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
       uint4 fp8[kLaneChunks];
 #pragma unroll
       for (int32_t i = 0; i < kLaneChunks; ++i) {
-        const int64_t at = __shfl_sync(kAllLanes, begin, i / 2 * kAtomRows + lane_layout_.token);
+        const int64_t at = __shfl_sync(kAllLanes, begin, i / 2 * kAtomRows + lane_layout_.row);
         const uint8_t* const from = data + at + 64 * (i % 2) + 16 * lane_layout_.chunk;
         fp8[i] = uint4{};
         if (at < 0) continue;

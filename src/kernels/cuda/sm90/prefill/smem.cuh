@@ -18,7 +18,6 @@ constexpr int32_t kPingPongBarrier = 5;           ///< a consumer warpgroup wait
 /// than kMinScaleAsIs go through negate_scores first.
 constexpr float kMinScale = 0x1p-100f;
 constexpr float kMinScaleAsIs = 0x1p-40f;
-constexpr int32_t kMinQueryExponent = -60;  ///< float16 Q made of bfloat16 is scaled with 2 to this power at least
 
 /// The rows of a work tile. Rows beyond its last one see nothing.
 struct RowInfo {
