@@ -32,8 +32,8 @@ struct Row {
   int32_t q_heads = 32;
   int32_t kv_heads = 8;
   int32_t head_dim = 128;
-  bool mla = false;        ///< the first 512 components of keys are values too
-  int32_t mla_dim = 576;   ///< components of keys
+  bool mla = false;       ///< the first 512 components of keys are values too
+  int32_t mla_dim = 576;  ///< components of keys
   int32_t page_size = 16;
   int32_t q_len = 1;
   DType kv = DType::kBFloat16;

@@ -22,8 +22,7 @@ void launch_instantiation(const AttentionParams& attention, bool general, bool f
   const MlaParams params = make_params(attention, kDType);
   const auto run = general ? (fp8 ? run_cta<T, DimQk, true, true> : run_cta<T, DimQk, true, false>)
                            : (fp8 ? run_cta<T, DimQk, false, true> : run_cta<T, DimQk, false, false>);
-  emulation::run_grid(num_workers, kThreads, kSmemBytes, ++seed,
-                      [&] { run(params, emulation::shared_memory()); });
+  emulation::run_grid(num_workers, kThreads, kSmemBytes, ++seed, [&] { run(params, emulation::shared_memory()); });
 }
 template void launch_instantiation<DType::kFloat16, 576>(const AttentionParams&, bool, bool, int32_t, Stream);
 template void launch_instantiation<DType::kFloat16, 512>(const AttentionParams&, bool, bool, int32_t, Stream);

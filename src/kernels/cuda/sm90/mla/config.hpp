@@ -57,9 +57,9 @@ FOLIO_HOST_DEVICE constexpr int32_t tile_offset(int32_t token, int32_t chunk) {
 constexpr int32_t kQOffset = kStages * kTileBytes;
 constexpr int32_t kStorageOffset = kQOffset + kTileBytes;  ///< struct SharedStorage
 
-/// fp8 data of a KV tile comes in fp8 blocks of 128 components: 64 tokens of 128 bytes each, in the 128-byte swizzle. An
-/// fp8 block lands where its upper 64 components will be, in 16 bits, as a column block. The last one is the RoPE part
-/// and has 64 components.
+/// fp8 data of a KV tile comes in fp8 blocks of 128 components: 64 tokens of 128 bytes each, in the 128-byte swizzle.
+/// An fp8 block lands where its upper 64 components will be, in 16 bits, as a column block. The last one is the RoPE
+/// part and has 64 components.
 constexpr int32_t kFp8Blocks = 5;
 constexpr int32_t fp8_block_offset(int32_t block) {
   return (block == kFp8Blocks - 1 ? 2 * block : 2 * block + 1) * kColumnBlockBytes;

@@ -115,10 +115,11 @@ void launch_instantiation(const AttentionParams& attention, bool general, bool f
                           Stream stream) {
   using T = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
   const MlaParams params = make_params(attention, kDType);
-  const auto launch = general ? (fp8 ? launch_kernel<mla_kernel<T, DimQk, true, true>>
-                                     : launch_kernel<mla_kernel<T, DimQk, true, false>>)
-                              : (fp8 ? launch_kernel<mla_kernel<T, DimQk, false, true>>
-                                     : launch_kernel<mla_kernel<T, DimQk, false, false>>);
+  const auto launch =
+      general
+          ? (fp8 ? launch_kernel<mla_kernel<T, DimQk, true, true>> : launch_kernel<mla_kernel<T, DimQk, true, false>>)
+          : (fp8 ? launch_kernel<mla_kernel<T, DimQk, false, true>>
+                 : launch_kernel<mla_kernel<T, DimQk, false, false>>);
   launch(params, num_workers, stream);
 }
 #endif

@@ -46,14 +46,13 @@ bool encode_map(CUtensorMap& map, const SegmentParams& segment, const void* data
 /// Queries. Dimensions, innermost first: 64 components, heads, tokens, column blocks. A TMA tile is one column block of
 /// some heads of a token. The number of tokens does not matter: TMA takes only rows that are there.
 bool encode_q_map(CUtensorMap& map, const AttentionParams& params, int32_t tma_heads) {
-  return encode_tensor_map(
-      map, {.data = params.q,
-            .element_bytes = 2,
-            .dims = {64, params.num_q_heads, INT32_MAX, params.head_dim_qk / 64, 1},
-            .strides = {2 * params.q_head_stride, 2 * params.q_token_stride, 128, 128},
-            .box = {64, tma_heads, 1, 1, 1},
-            .swizzle_bytes = 128,
-            .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B});
+  return encode_tensor_map(map, {.data = params.q,
+                                 .element_bytes = 2,
+                                 .dims = {64, params.num_q_heads, INT32_MAX, params.head_dim_qk / 64, 1},
+                                 .strides = {2 * params.q_head_stride, 2 * params.q_token_stride, 128, 128},
+                                 .box = {64, tma_heads, 1, 1, 1},
+                                 .swizzle_bytes = 128,
+                                 .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B});
 }
 
 std::string refusal(const AttentionConfig& config) {
@@ -131,9 +130,8 @@ MlaParams make_params(const AttentionParams& attention, DType mma_dtype) {
   params.q_by_tma = params.q_tma_heads > 0 && attention.q_wide && attention.q_dtype == mma_dtype &&
                     encode_q_map(params.q_map, attention, params.q_tma_heads);
   if (!params.q_by_tma) params.q_tma_heads = 1;
-  params.out_16B =
-      is_16_bit(attention.out_dtype) &&
-      is_aligned_16B(attention.out, {0, attention.out_token_stride, attention.out_head_stride}, 2);
+  params.out_16B = is_16_bit(attention.out_dtype) &&
+                   is_aligned_16B(attention.out, {0, attention.out_token_stride, attention.out_head_stride}, 2);
   for (int32_t i = 0; i < kMaxSegments; ++i) {
     const SegmentParams& segment = attention.segments[i];
     KvCopy& copy = params.copies[i];

@@ -41,9 +41,9 @@ static_assert(sizeof(MlaParams) <= 32764, "the limit of kernel parameters on Vol
 /// The parameters with `maps` and `copies` filled.
 MlaParams make_params(const AttentionParams& attention, DType mma_dtype);
 
-/// Launches the instantiation of one element type of MMAs and one head dimension of kHeadDimsQk, explicitly instantiated for float16 and bfloat16 by
-/// instantiation.cu.in. `general`: there is a soft cap, ALiBi or a custom mask. `fp8`: q or
-/// segments may be fp8.
+/// Launches the instantiation of one element type of MMAs and one head dimension of kHeadDimsQk, explicitly
+/// instantiated for float16 and bfloat16 by instantiation.cu.in. `general`: there is a soft cap, ALiBi or a custom
+/// mask. `fp8`: q or segments may be fp8.
 template <DType kDType, int32_t DimQk>
 void launch_instantiation(const AttentionParams& params, bool general, bool fp8, int32_t num_workers, Stream stream);
 

@@ -537,7 +537,8 @@ class Producer {
       } else {
         const TokenPlace places[2] = {next[0], next[1]};
         find_tokens(tiles, i + 1, copy, pages, first_token, next);
-        fp8_producer_.load_by_threads({number++, first, true}, segment.k, segment.k_strides, copy.aligned, places, head);
+        fp8_producer_.load_by_threads({number++, first, true}, segment.k, segment.k_strides, copy.aligned, places,
+                                      head);
         if (copy.v_in_k) continue;
         fp8_producer_.load_by_threads({number++, first, false}, segment.v, segment.v_strides, copy.aligned, places,
                                       head);

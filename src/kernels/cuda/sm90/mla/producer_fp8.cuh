@@ -74,9 +74,9 @@ class Fp8Producer {
     int64_t begin[2];  // of a token in `data`
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
-      begin[i] = places[i].in_page < 0 ? -1
-                                       : places[i].page * strides.page + places[i].in_page * strides.token +
-                                             head * strides.head;
+      begin[i] = places[i].in_page < 0
+                     ? -1
+                     : places[i].page * strides.page + places[i].in_page * strides.token + head * strides.head;
     }
 #pragma unroll 1
     for (int32_t part = 0; part < kKvParts; ++part) {
@@ -92,9 +92,9 @@ class Fp8Producer {
           const int32_t chunk = 8 * fp8_block_begin(part) + (i & ((1 << log2_chunks) - 1));
           const int64_t at = __shfl_sync(kAllLanes, half == 0 ? begin[0] : begin[1], row);
           const uint8_t* const from = static_cast<const uint8_t*>(data) + (at < 0 ? 0 : at + 16 * chunk);
-          const uint32_t to = tile_address(state) + static_cast<uint32_t>(fp8_block_offset(chunk / 8) +
-                                                                          (32 * half + row) * 128 +
-                                                                          ((chunk ^ row) & 7) * 16);
+          const uint32_t to =
+              tile_address(state) +
+              static_cast<uint32_t>(fp8_block_offset(chunk / 8) + (32 * half + row) * 128 + ((chunk ^ row) & 7) * 16);
           if (aligned) {
             ptx::cp_async_16(to, from, at >= 0);
           } else {
@@ -152,8 +152,8 @@ class Fp8Producer {
     ptx::mbarrier_arrive(kv_full_ + kv_barrier_offset(at, part), kFullArrivals / (part == kRope ? 32 : 64));
   }
 
-  /// The atoms [Begin, End) of a part of `Blocks` fp8 blocks. The RoPE part's fp8 block becomes one column block, others
-  /// become two.
+  /// The atoms [Begin, End) of a part of `Blocks` fp8 blocks. The RoPE part's fp8 block becomes one column block,
+  /// others become two.
   template <Fp8 kFp8, int32_t Blocks, int32_t Begin, int32_t End>
   __device__ __forceinline__ void dequantize_part(const PipelineState& state, int32_t part, int32_t first,
                                                   const VisibleRange& visible, bool at_boundary) {
@@ -164,7 +164,7 @@ class Fp8Producer {
     if (at_boundary) {
       bool nonfinite = dequantize_atoms<kFp8, Blocks, Begin, End, true>(address, first, visible);
       nonfinite = __any_sync(kAllLanes, nonfinite);
-      uint8_t (&flags)[kWarpgroupWarps] = storage_.nonfinite[state.stage][part];
+      uint8_t(&flags)[kWarpgroupWarps] = storage_.nonfinite[state.stage][part];
       if (lane_ == 0) flags[warp_] = nonfinite ? 1 : 0;
       if (lane_ == 0 && warp_ == kRope) flags[1 - part] = flags[kFp8LoadWarp] = 0;  // of warps without a share
     } else {

@@ -69,7 +69,7 @@ struct SharedStorage {
   uint64_t q_empty;                          ///< phase n: the consumers have read Q of work tile n
   uint64_t kv_full[kStages][kKvParts];
   uint64_t kv_empty[kStages][kKvParts];
-  uint64_t v_landed[kStages];  ///< V that the producer scans or zeroes before it commits
+  uint64_t v_landed[kStages];              ///< V that the producer scans or zeroes before it commits
   uint64_t fp8_landed[kStages][kKvParts];  ///< fp8 data of a part: see Fp8Producer
   /// Between the two warps, one of each consumer, that have the same rows. For even and for odd KV tiles, phase n: P
   /// and TileStats of KV tile 2n (+ 1) are written. For row_sum_full, phase n: row_sum of work tile n is written.
