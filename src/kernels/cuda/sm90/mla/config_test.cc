@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 namespace folio::kernels::cuda::sm90::mla {
@@ -32,6 +33,22 @@ TEST(Sm90MlaConfig, PartsOfATileAreItsColumnBlocks) {
   }
   EXPECT_EQ(blocks, kColumnBlocks);
   EXPECT_EQ(part_begin(kRope) * kColumnBlockBytes, kPOffset);
+}
+
+TEST(Sm90MlaConfig, Fp8BlocksLandInsideTheirOwnColumnBlocks) {
+  std::set<int32_t> offsets;
+  int32_t next = 0;
+  for (int32_t part = 0; part < kKvParts; ++part) {
+    EXPECT_EQ(fp8_block_begin(part), next);
+    for (int32_t i = 0; i < fp8_block_count(part); ++i, ++next) {
+      const int32_t offset = fp8_block_offset(next);
+      EXPECT_TRUE(offsets.insert(offset).second);
+      EXPECT_GE(offset, 2 * next * kColumnBlockBytes);
+      EXPECT_LE(offset + kColumnBlockBytes, std::min(2 * next + 2, kColumnBlocks) * kColumnBlockBytes);
+      EXPECT_EQ(offset / kColumnBlockBytes / kHalfColumnBlocks, part);
+    }
+  }
+  EXPECT_EQ(next, kFp8Blocks);
 }
 
 TEST(Sm90MlaConfig, TmaTilesLieInOnePageAndKvTile) {
