@@ -32,11 +32,12 @@
 ///   kv_full [2 stages][3 parts]  producer -> consumers   TMA bytes, cp.async or committed after a scan
 ///   kv_empty[2 stages][3 parts]  consumers -> producer   a half of V: from its consumer; RoPE: from both, P is read
 ///   v_landed[2 stages]           TMA -> producer         V of boundary tiles, to be zeroed and scanned
+///   fp8_landed[2 stages][3 parts] warp 3 -> warps 0-2    fp8 data of a part, to be dequantized
 ///   p_full    [even, odd][4]     warp <-> warp           P and TileStats, between warps of the same rows
 ///   row_sum_full[4]              warp <-> warp           row_sum of the work tile
 ///
 /// Where TMA does not load keys and values, all four producer warps copy them; they find the rows' visible ranges
-/// together.
+/// together. Where these are fp8, warp 3 loads them and warps 0 to 2 dequantize them: see producer_fp8.cuh.
 ///
 /// Mainloop, pairs of KV tiles that nothing masks. Time goes from left to right:
 ///

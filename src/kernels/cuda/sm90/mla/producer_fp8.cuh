@@ -10,7 +10,7 @@ namespace folio::inline v0::kernels::cuda::sm90::mla {
 
 constexpr int32_t kFp8LoadWarp = 3;  ///< the others dequantize
 
-/// What of a KV tile is loaded: of keys, or of values in a tensor of their own.
+/// A KV tile of keys, or of values in a tensor of their own.
 struct Fp8Tile {
   uint32_t number;  ///< in the KV pipeline
   int32_t first;    ///< local token
@@ -174,9 +174,9 @@ class Fp8Producer {
     commit(state, part);
   }
 
-  /// What a lane handles at once: chunks of neighbouring atoms, or of the two halves of an fp8 block.
   using Chunks = uint4[kLaneChunks];
-  /// Of group `group`: with two column blocks an fp8 block, two atoms of one fp8 block, else four atoms.
+  /// What a warp handles at once: two atoms of an fp8 block that becomes two column blocks, four atoms of one that
+  /// becomes one.
   template <int32_t Blocks, int32_t Begin>
   struct Group {
     static constexpr int32_t kHalves = Blocks == 1 ? 1 : 2;
@@ -198,7 +198,7 @@ class Fp8Producer {
     }
   };
 
-  /// fp8 data of a group is read before the group in front is written: they are apart.
+  /// A group's fp8 data is read before the group in front of it is written: their memory does not overlap.
   /// `AtBoundary`: tokens that no row sees become zeros; returns whether this lane has seen NaN or Inf in others.
   template <Fp8 kFp8, int32_t Blocks, int32_t Begin, int32_t End, bool AtBoundary>
   __device__ __forceinline__ bool dequantize_atoms(uint32_t address, int32_t first, const VisibleRange& visible) const {
