@@ -43,6 +43,46 @@ __device__ __forceinline__ uint32_t nonfinite_signs(uint32_t pair) {
 constexpr uint32_t kNonfiniteLow = 0x8000u;
 constexpr uint32_t kNonfiniteHigh = 0x80000000u;
 
+/// By thread `thread` of `Threads`: its chunks of a V tile of `BlockN` tokens that is complete and begins with token
+/// `first`. Tokens that no row sees become zeros. If `scans`, returns whether it has found NaN or Inf among tokens that
+/// some rows see and others do not. `Ranges`: rows see ranges of tokens; else any token may be such a one.
+/// `address(token, chunk)`: of one of the `Chunks` chunks of 16 bytes of a token. Loops stay loops: more code in the
+/// producer slows the mainloop down.
+template <typename T, int32_t BlockN, int32_t Chunks, int32_t Threads, bool Ranges, typename Address>
+__device__ __forceinline__ bool zero_and_scan(const VisibleRange& visible, int32_t first, bool scans, int32_t thread,
+                                              Address address) {
+  // Of the tile's tokens, some row sees those of [begin, end), and every row those of [all_begin, all_end).
+  const int32_t begin = min(max(visible.any_begin - first, 0), BlockN);
+  const int32_t end = min(max(visible.any_end - first, begin), BlockN);
+  constexpr int32_t kStep = Threads / Chunks;  // tokens at once
+  const int32_t chunk = thread % Chunks;
+  const int32_t mine =
+      thread / Chunks < kStep ? thread / Chunks : BlockN;  // of these tokens; none for the last threads
+  const auto zero = [&](int32_t from, int32_t to) {
+#pragma unroll 1
+    for (int32_t token = from + mine; token < to; token += kStep) {
+      ptx::st_shared_16(address(token, chunk), uint4{});
+    }
+  };
+  zero(0, begin);
+  zero(end, BlockN);
+  if (!scans) return false;
+  uint32_t found = 0;
+  const auto scan = [&](int32_t from, int32_t to) {
+#pragma unroll 1
+    for (int32_t token = from + mine; token < to; token += kStep) {
+      const uint4 loaded = ptx::ld_shared_16(address(token, chunk));
+      found |= nonfinite_signs<T>(loaded.x) | nonfinite_signs<T>(loaded.y) | nonfinite_signs<T>(loaded.z) |
+               nonfinite_signs<T>(loaded.w);
+    }
+  };
+  const int32_t all_begin = Ranges ? min(max(visible.all_begin - first, begin), end) : end;
+  const int32_t all_end = Ranges ? min(max(visible.all_end - first, all_begin), end) : end;
+  scan(begin, all_begin);
+  scan(all_end, end);
+  return (found & (kNonfiniteLow | kNonfiniteHigh)) != 0;
+}
+
 /// Element `index` of a word of four fp8 values or two 16-bit ones.
 template <typename T, Fp8 kFp8>
 __device__ __forceinline__ float element_of(uint32_t word, int32_t index) {

@@ -24,26 +24,6 @@ __device__ __forceinline__ void mask_scores(const Rows& rows, int32_t first_row,
   }
 }
 
-/// By producer thread `thread`: its chunks of a tile of V. Zeroes tokens outside of [begin, end), counted from the
-/// tile's first. If `scans`, returns whether the others have NaN or Inf.
-template <typename T>
-__device__ __forceinline__ bool zero_and_scan(uint32_t tile, int32_t begin, int32_t end, bool scans, int32_t thread) {
-  uint32_t found = 0;
-#pragma unroll 1
-  for (int32_t i = thread; i < kBlockN * kValueColumnBlocks * 8; i += kWarpgroupThreads) {
-    const int32_t token = i / 8 % kBlockN;
-    const uint32_t at = tile + 16 * static_cast<uint32_t>(i);
-    if (token < begin || token >= end) {
-      ptx::st_shared_16(at, uint4{});
-    } else if (scans) {
-      const uint4 chunk = ptx::ld_shared_16(at);
-      found |= nonfinite_signs<T>(chunk.x) | nonfinite_signs<T>(chunk.y) | nonfinite_signs<T>(chunk.z) |
-               nonfinite_signs<T>(chunk.w);
-    }
-  }
-  return (found & (kNonfiniteLow | kNonfiniteHigh)) != 0;
-}
-
 /// Adds the NaN and Inf of a half of V, at `half`, to the accumulators of the rows that see them. `first_row`: the
 /// lane's first; `o`: see ConsumerWarpgroup.
 template <typename T, int32_t Blocks, int32_t Count>

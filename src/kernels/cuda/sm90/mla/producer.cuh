@@ -274,7 +274,7 @@ class Producer {
     const int32_t first_chunk = warp_ / 2 * kChunks;
     const AttentionParams& params = params_.attention;
     const bool by_16B = params.q_wide && (!HasFp8 || !is_fp8(params.q_dtype));
-#pragma unroll 2
+#pragma unroll 1
     for (int32_t i = lane_; i < 32 * kChunks; i += 32) {
       const int64_t at = __shfl_sync(kAllLanes, query, i / kChunks);
       const int32_t chunk = first_chunk + i % kChunks;
@@ -472,9 +472,12 @@ class Producer {
   __device__ __forceinline__ void scan(const Boundary& boundary, const TileLoad& tile) const {
     bool found = false;
     if (boundary.has(tile.first)) {
-      const VisibleRange& visible = boundary.visible;
-      found = zero_and_scan<T>(tile_address(tile.state), visible.any_begin - tile.first, visible.any_end - tile.first,
-                               boundary.needs_scan(tile.first), static_cast<int32_t>(threadIdx.x));
+      VisibleRange visible = boundary.visible;
+      if (boundary.custom_mask) visible.all_end = 0;  // some row may not see any of the tokens
+      const uint32_t address = tile_address(tile.state);
+      found = zero_and_scan<T, kBlockN, 8 * kValueColumnBlocks, kWarpgroupThreads, true>(
+          visible, tile.first, boundary.needs_scan(tile.first), static_cast<int32_t>(threadIdx.x),
+          [&](int32_t token, int32_t chunk) { return address + static_cast<uint32_t>(tile_offset(token, chunk)); });
     }
     const bool any = __any_sync(kAllLanes, found);
     if (lane_ == 0) {
@@ -626,7 +629,7 @@ class Producer {
                                             bool aligned) const {
     const int32_t chunks = 8 * part_size(part);  // 8 or 32: a power of two
     const int32_t log2_chunks = part == kRope ? 3 : 5;
-#pragma unroll 2
+#pragma unroll 1
     for (int32_t n = lane_; n < 16 * chunks; n += 32) {
       const int64_t at = __shfl_sync(kAllLanes, begin, n >> log2_chunks);
       const int32_t chunk = 8 * part_begin(part) + (n & (chunks - 1));

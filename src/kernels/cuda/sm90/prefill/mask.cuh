@@ -57,28 +57,6 @@ __device__ __forceinline__ void mask_by_bits(const uint32_t (&visible_bits)[2][W
   }
 }
 
-/// Producer thread `thread`: its chunks of a V tile that is complete and begins with token `first`. Tokens that no row
-/// sees become zeros. Returns whether it has found NaN or Inf among tokens that some rows see and others do not.
-/// `Ranges`: rows see ranges of tokens; else any token may be such a one.
-template <typename T, int32_t Dim, int32_t BlockN, bool Ranges>
-__device__ __forceinline__ bool scan_values(uint32_t tile, const VisibleRange& visible, int32_t first, int32_t thread) {
-  constexpr int32_t kChunks = Dim / kElementsPer16B;
-  uint32_t found = 0;
-#pragma unroll 4
-  for (int32_t i = thread; i < BlockN * kChunks; i += kWarpgroupThreads) {
-    const int32_t token = first + i / kChunks;
-    const uint32_t at = tile + static_cast<uint32_t>(tile_offset(Dim, i / kChunks, i % kChunks));
-    if (token < visible.any_begin || token >= visible.any_end) {
-      ptx::st_shared_16(at, uint4{});
-    } else if (!Ranges || token < visible.all_begin || token >= visible.all_end) {
-      const uint4 chunk = ptx::ld_shared_16(at);
-      found |= nonfinite_signs<T>(chunk.x) | nonfinite_signs<T>(chunk.y) | nonfinite_signs<T>(chunk.z) |
-               nonfinite_signs<T>(chunk.w);
-    }
-  }
-  return (found & (kNonfiniteLow | kNonfiniteHigh)) != 0;
-}
-
 /// Bits [0, count) for a count of 0 to 32.
 __device__ __forceinline__ uint32_t low_bits(int32_t count) {
   return static_cast<uint32_t>((uint64_t{1} << count) - 1);

@@ -203,10 +203,14 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
       }
       const PipelineStage stage = next_v_stage();
       const bool edge = tiles.is_edge(i - 1);
-      const bool looked_up_before = i < tiles.count && (i << queue.shift) % 32 == 0;
+      const bool looked_up_before = i < tiles.count && (i << queue.shift & 31) == 0;
       issue_tma<DimV, false>(stage, edge ? ptx::shared_address(&storage_.v_landed) : stage.full, maps.v,
                              load.tma_tokens, queue, i - 1, looked_up_before ? queue.before : queue.here, head, policy);
-      if (edge) {
+      if (edge) [[unlikely]] {
+        if (prefetch_step_ == 0) {  // this step needs no buffer
+          this->request_tile(tile_number_ + 1);
+          ++prefetch_step_;
+        }
         ptx::mbarrier_wait_warp(ptx::shared_address(&storage_.v_landed), static_cast<uint32_t>(num_edges_) & 1);
         ++num_edges_;
         scan_v_tile(tiles, i - 1, stage);
@@ -230,7 +234,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
   /// From KV tile i - 1 to `i`.
   __device__ __forceinline__ void advance(TmaTileQueue& queue, const KvTiles& tiles, int32_t i, const SegmentLoad& load,
                                           const int32_t* pages) const {
-    if ((i << queue.shift) % 32 != 0) return;
+    if ((i << queue.shift & 31) != 0) return;
     queue.before = queue.here;
     queue.here = queue.next.atom < 0 ? -1 : queue.next.page * load.atoms_per_page + queue.next.atom;
     // The load completes before it is used.
@@ -296,8 +300,12 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
 
   /// Scans V tile `i`, which is complete, for NaN and Inf, and commits it.
   __device__ __forceinline__ void scan_v_tile(const KvTiles& tiles, int32_t i, const PipelineStage& stage) const {
-    const bool nonfinite = scan_values<T, DimV, kBlockN, kVariant != Variant::kAny>(
-        stage.tile, tiles.visible, tiles.first_token(i), static_cast<int32_t>(threadIdx.x));
+    constexpr int32_t kChunks = DimV / kElementsPer16B;
+    const bool nonfinite = zero_and_scan<T, kBlockN, kChunks, kWarpgroupThreads, kVariant != Variant::kAny>(
+        tiles.visible, tiles.first_token(i), true, static_cast<int32_t>(threadIdx.x),
+        [&](int32_t token, int32_t chunk) {
+          return stage.tile + static_cast<uint32_t>(tile_offset(DimV, token, chunk));
+        });
     const bool any = __any_sync(kAllLanes, nonfinite);
     if (lane_ == 0) storage_.nonfinite[stage.index][warp_] = any ? 1 : 0;
     producer_commit(stage);
@@ -360,7 +368,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
     constexpr int32_t kChunks = Dim / kElementsPer16B;
     constexpr int32_t kWarpTokens = kBlockN / kWarpgroupWarps;
     const int64_t begin = token_begin(tiles, i, strides, head, load, pages, first_token);
-#pragma unroll 2
+#pragma unroll 1
     for (int32_t n = lane_; n < kWarpTokens * kChunks; n += 32) {
       const int64_t at = __shfl_sync(kAllLanes, begin, n / kChunks);
       const uint32_t target =

@@ -314,7 +314,7 @@ class TileFetcher {
     constexpr int32_t kChunks = DimQk / kElementsPer16B;
     const uint32_t to = q_buffer(buffer);
     const AttentionParams& params = params_.attention;
-#pragma unroll 2
+#pragma unroll 1
     for (int32_t i = lane_; i < 32 * kChunks; i += 32) {
       const int64_t at = __shfl_sync(kAllLanes, query, i / kChunks);
       const uint32_t target = to + static_cast<uint32_t>(q_tile_offset(DimQk, 32 * warp_ + i / kChunks, i % kChunks));
