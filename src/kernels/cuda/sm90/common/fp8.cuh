@@ -50,9 +50,10 @@ __device__ __forceinline__ uint32_t fp8_offset(const Fp8Lane& lane, int32_t half
   return static_cast<uint32_t>(lane.row * 128 + ((4 * half + lane.chunk) ^ lane.row) * 16);
 }
 
-/// Where K and V are dequantized to float16, bfloat16 Q becomes float16, too: a row times a power of two, so that its
-/// largest exponent is 14. Whatever is at least 2^-28 of the row's largest stays exact, except where the whole row is
-/// below 2^-46. The row's scale gets the inverse.
+// Where K and V are dequantized to float16, bfloat16 Q becomes float16, too: a row divided by a power of two, so that
+// its largest exponent is 14. Whatever is at least 2^-28 of the row's largest stays exact, except where the whole row
+// is below 2^-46. The row's scale is multiplied by that power.
+
 /// The largest magnitude, as bits, of a chunk of bfloat16 and of `most`. NaN and Inf do not count.
 __device__ __forceinline__ uint32_t max_magnitude(const uint4& chunk, uint32_t most) {
 #pragma unroll
