@@ -320,13 +320,15 @@ std::vector<Row> rows() {
       }
     }
   }
-  all.push_back({.name = "mla 64x4096 heads 16 verify 4",
-                 .kv_len = many,
-                 .q_heads = 16,
-                 .kv_heads = 1,
-                 .mla = true,
-                 .page_size = 64,
-                 .q_len = 4});
+  for (const int32_t q_len : {2, 4}) {
+    all.push_back({.name = "mla 64x4096 heads 16 verify " + std::to_string(q_len),
+                   .kv_len = many,
+                   .q_heads = 16,
+                   .kv_heads = 1,
+                   .mla = true,
+                   .page_size = 64,
+                   .q_len = q_len});
+  }
   for (const int32_t heads : {16, 128}) {
     Row row{.name = "mla 64x4096 heads " + std::to_string(heads) + " page 1", .kv_len = many, .q_heads = heads};
     row.kv_heads = 1;

@@ -203,12 +203,17 @@ scheduler::SchedulerConfig gpu_scheduler_config(const detail::OpState& state,
   scheduler.min_split_tokens = kernel.min_split_tokens;
   const int64_t token_bytes = int64_t{state.config.head_dim_qk + state.config.head_dim_v} * size_of(state.config.kv);
   scheduler.l2_swizzle_tokens = kernel.l2_swizzle_bytes / token_bytes;
-  // A graph keeps its launch: it has double-height work tiles only if its requests need them. Above kRunToRun a
-  // request's kernel, hence its bits, must not depend on whether the op is a graph's.
+  // A graph keeps its launch: it has double-height work tiles only if its requests need them, and low ones if they
+  // suffice. Above kRunToRun a request's kernel, hence its bits, must not depend on whether the op is a graph's.
   if (state.config.determinism > Determinism::kRunToRun) return scheduler;
   const std::optional<GraphBounds>& bounds = state.options.bounds;
   const int64_t max_rows = bounds ? most_request_rows(state.config, *bounds) : kernel.double_rows;
   if (max_rows > scheduler.tile.rows && max_rows <= kernel.double_rows) scheduler.tile.rows = kernel.double_rows;
+  if (bounds && bounds->max_shared_levels == 0) {
+    const auto few =
+        std::find_if(kernel.few_rows.begin(), kernel.few_rows.end(), [&](int32_t rows) { return max_rows <= rows; });
+    if (few != kernel.few_rows.end()) scheduler.tile.rows = *few;
+  }
   return scheduler;
 }
 

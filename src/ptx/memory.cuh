@@ -71,6 +71,11 @@ __device__ __forceinline__ void read_constant(const uint32_t* word) {
   asm volatile("" ::"r"(*word));
 }
 
+/// Brings the line of an address, a multiple of four, into the L1. Does not wait.
+__device__ __forceinline__ void touch_global(const void* address) {
+  asm volatile("{.reg .b32 word; ld.global.b32 word, [%0];}" ::"l"(address) : "memory");
+}
+
 /// Brings the line of an address into the L2.
 __device__ __forceinline__ void prefetch_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");

@@ -37,6 +37,13 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t shared, const uint32_t (&in
                : "memory");
 }
 
+/// stmatrix_x4 with each matrix transposed: a lane's word has elements (2t, g) and (2t + 1, g) of what is stored.
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t shared, const uint32_t (&in)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(in[0]),
+               "r"(in[1]), "r"(in[2]), "r"(in[3])
+               : "memory");
+}
+
 /// Transposes an 8 x 8 matrix of 16-bit elements in the warp's registers: a lane gives elements (g, 2t) and (g, 2t + 1)
 /// and gets (2t, g) and (2t + 1, g).
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t two) {

@@ -53,6 +53,12 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[Count]) {
   warpgroup_fence_operand(d);
 }
 
+/// The same where every accumulator may still be in flight.
+template <int32_t Pending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
 /// Keeps a later wgmma_wait behind the computation of `x`, which is never negative. ptxas hoists such a wait above all
 /// arithmetic that does not use the accumulators, but not above a store. The store here, to `shared`, never executes.
 __device__ __forceinline__ void order_wait_after(float x, uint32_t shared) {
@@ -71,6 +77,15 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[Count], uint64_t a, uint64_t
 template <typename T, int32_t Count>
 __device__ __forceinline__ void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b);
 
+/// GEMM1 step with swapped operands, K = 16: d += A B^T. A's 64 rows are MN-major (transposed) in shared memory, B is
+/// K-major.
+template <typename T, int32_t Count>
+__device__ __forceinline__ void wgmma_ss_transposed_a(float (&d)[Count], uint64_t a, uint64_t b);
+
+/// GEMM step with swapped operands, K = 16: d += A B^T. A comes from registers, laid out as wgmma_rs's; B is K-major.
+template <typename T, int32_t Count>
+__device__ __forceinline__ void wgmma_rs_k_major(float (&d)[Count], const uint32_t (&a)[4], uint64_t b);
+
 /// FP8 GEMM0 step, K = 32, with e4m3 operands: d (+)= A B^T for 64 rows and 128 columns. Both tiles are K-major in
 /// shared memory: fp8 operands cannot be transposed, so V must be stored transposed. The tensor core keeps 13 bits
 /// below the largest of 32 products, or below the accumulator that they are added to.
@@ -82,6 +97,13 @@ __device__ __forceinline__ void wgmma_fp8_ss(float (&d)[64], uint64_t a, uint64_
 template <ScaleOut kScaleOut, int32_t Count>
 __device__ __forceinline__ void wgmma_fp8_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b);
 
+#define FOLIO_WGMMA_REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define FOLIO_WGMMA_ACCUMULATORS_8 \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+#define FOLIO_WGMMA_REGISTERS_16 FOLIO_WGMMA_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define FOLIO_WGMMA_ACCUMULATORS_16                                                                                    \
+  FOLIO_WGMMA_ACCUMULATORS_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), \
+      "+f"(d[15])
 #define FOLIO_WGMMA_REGISTERS_32                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -128,7 +150,7 @@ __device__ __forceinline__ void wgmma_fp8_rs(float (&d)[Count], const uint32_t (
       "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), \
       "+f"(d[126]), "+f"(d[127])
 
-#define FOLIO_WGMMA(Type, type, count, columns, i0, i1, i2, i3, i4)                                                  \
+#define FOLIO_WGMMA_SS(Type, type, count, columns, i0, i1)                                                           \
   template <>                                                                                                        \
   __device__ __forceinline__ void wgmma_ss<Type, ScaleOut::kZero, count>(float(&d)[count], uint64_t a, uint64_t b) { \
     asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type     \
@@ -142,13 +164,15 @@ __device__ __forceinline__ void wgmma_fp8_rs(float (&d)[Count], const uint32_t (
                  " {" FOLIO_WGMMA_REGISTERS_##count "}, " i0 ", " i1 ", 1, 1, 1, 0, 0;"                              \
                  : FOLIO_WGMMA_ACCUMULATORS_##count                                                                  \
                  : "l"(a), "l"(b));                                                                                  \
-  }                                                                                                                  \
-  template <>                                                                                                        \
-  __device__ __forceinline__ void wgmma_rs<Type, count>(float(&d)[count], const uint32_t(&a)[4], uint64_t b) {       \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                \
-                 " {" FOLIO_WGMMA_REGISTERS_##count "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", 1, 1, 1, 1;"       \
-                 : FOLIO_WGMMA_ACCUMULATORS_##count                                                                  \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                              \
+  }
+#define FOLIO_WGMMA(Type, type, count, columns, i0, i1, i2, i3, i4)                                            \
+  FOLIO_WGMMA_SS(Type, type, count, columns, i0, i1)                                                           \
+  template <>                                                                                                  \
+  __device__ __forceinline__ void wgmma_rs<Type, count>(float(&d)[count], const uint32_t(&a)[4], uint64_t b) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                          \
+                 " {" FOLIO_WGMMA_REGISTERS_##count "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", 1, 1, 1, 1;" \
+                 : FOLIO_WGMMA_ACCUMULATORS_##count                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                        \
   }
 FOLIO_WGMMA(__nv_bfloat16, "bf16", 32, "64", "%32", "%33", "%34", "%35", "%36")
 FOLIO_WGMMA(__half, "f16", 32, "64", "%32", "%33", "%34", "%35", "%36")
@@ -159,6 +183,29 @@ FOLIO_WGMMA(__half, "f16", 64, "128", "%64", "%65", "%66", "%67", "%68")
 FOLIO_WGMMA(__nv_bfloat16, "bf16", 128, "256", "%128", "%129", "%130", "%131", "%132")
 FOLIO_WGMMA(__half, "f16", 128, "256", "%128", "%129", "%130", "%131", "%132")
 #undef FOLIO_WGMMA
+
+#define FOLIO_WGMMA_SWAPPED(Type, type, count, columns, i0, i1, i2, i3, i4)                                     \
+  FOLIO_WGMMA_SS(Type, type, count, columns, i0, i1)                                                            \
+  template <>                                                                                                   \
+  __device__ __forceinline__ void wgmma_ss_transposed_a<Type>(float(&d)[count], uint64_t a, uint64_t b) {       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                           \
+                 " {" FOLIO_WGMMA_REGISTERS_##count "}, " i0 ", " i1 ", 1, 1, 1, 1, 0;"                         \
+                 : FOLIO_WGMMA_ACCUMULATORS_##count                                                             \
+                 : "l"(a), "l"(b));                                                                             \
+  }                                                                                                             \
+  template <>                                                                                                   \
+  __device__ __forceinline__ void wgmma_rs_k_major<Type>(float(&d)[count], const uint32_t(&a)[4], uint64_t b) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                           \
+                 " {" FOLIO_WGMMA_REGISTERS_##count "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", 1, 1, 1, 0;"  \
+                 : FOLIO_WGMMA_ACCUMULATORS_##count                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                         \
+  }
+FOLIO_WGMMA_SWAPPED(__nv_bfloat16, "bf16", 8, "16", "%8", "%9", "%10", "%11", "%12")
+FOLIO_WGMMA_SWAPPED(__half, "f16", 8, "16", "%8", "%9", "%10", "%11", "%12")
+FOLIO_WGMMA_SWAPPED(__nv_bfloat16, "bf16", 16, "32", "%16", "%17", "%18", "%19", "%20")
+FOLIO_WGMMA_SWAPPED(__half, "f16", 16, "32", "%16", "%17", "%18", "%19", "%20")
+#undef FOLIO_WGMMA_SWAPPED
+#undef FOLIO_WGMMA_SS
 
 #define FOLIO_WGMMA_FP8_SS(scale_out, adds)                                                              \
   template <>                                                                                            \
@@ -198,6 +245,10 @@ FOLIO_WGMMA_FP8_RS(ScaleOut::kOne, "1", 64, "128", "%64", "%65", "%66", "%67", "
 #undef FOLIO_WGMMA_ACCUMULATORS_64
 #undef FOLIO_WGMMA_REGISTERS_64
 #undef FOLIO_WGMMA_ACCUMULATORS_32
+#undef FOLIO_WGMMA_ACCUMULATORS_16
+#undef FOLIO_WGMMA_REGISTERS_16
+#undef FOLIO_WGMMA_ACCUMULATORS_8
+#undef FOLIO_WGMMA_REGISTERS_8
 #undef FOLIO_WGMMA_REGISTERS_32
 
 }  // namespace folio::inline v0::ptx

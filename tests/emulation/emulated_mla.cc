@@ -6,7 +6,6 @@
 #include <cuda_fp16.h>
 
 #include <array>
-#include <type_traits>
 
 #include "emulated_kernels.hpp"
 #include "kernels/cuda/sm90/mla/kernel.cuh"
@@ -15,19 +14,23 @@
 namespace folio::inline v0::kernels::cuda {
 namespace sm90::mla {
 
-template <DType kDType, int32_t DimQk>
-void launch_instantiation(const AttentionParams& attention, bool general, bool fp8, int32_t num_workers, Stream) {
-  using T = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
+template <typename Traits, bool General>
+void launch_kernel(const MlaParams& params, int32_t num_workers, Stream) {
   static uint64_t seed = 0;
-  const MlaParams params = make_params(attention, kDType);
-  const auto run = general ? (fp8 ? run_cta<T, DimQk, true, true> : run_cta<T, DimQk, true, false>)
-                           : (fp8 ? run_cta<T, DimQk, false, true> : run_cta<T, DimQk, false, false>);
-  emulation::run_grid(num_workers, kThreads, kSmemBytes, ++seed, [&] { run(params, emulation::shared_memory()); });
+  emulation::run_grid(num_workers, Traits::kThreads, smem_bytes<Traits>(), ++seed,
+                      [&] { run_cta<Traits, General>(params, emulation::shared_memory()); });
 }
-template void launch_instantiation<DType::kFloat16, 576>(const AttentionParams&, bool, bool, int32_t, Stream);
-template void launch_instantiation<DType::kFloat16, 512>(const AttentionParams&, bool, bool, int32_t, Stream);
-template void launch_instantiation<DType::kBFloat16, 576>(const AttentionParams&, bool, bool, int32_t, Stream);
-template void launch_instantiation<DType::kBFloat16, 512>(const AttentionParams&, bool, bool, int32_t, Stream);
+#define FOLIO_INSTANTIATE(dim_qk)                                                                                      \
+  template void launch_rows<DType::kFloat16, dim_qk>(const AttentionParams&, bool, bool, int32_t, Stream);             \
+  template void launch_rows<DType::kBFloat16, dim_qk>(const AttentionParams&, bool, bool, int32_t, Stream);            \
+  template void launch_swap_ab<DType::kFloat16, dim_qk, Fp8::kNone>(const AttentionParams&, int32_t, int32_t, Stream); \
+  template void launch_swap_ab<DType::kBFloat16, dim_qk, Fp8::kNone>(const AttentionParams&, int32_t, int32_t,         \
+                                                                     Stream);                                          \
+  template void launch_swap_ab<DType::kFloat16, dim_qk, Fp8::kE4M3>(const AttentionParams&, int32_t, int32_t, Stream); \
+  template void launch_swap_ab<DType::kFloat16, dim_qk, Fp8::kE5M2>(const AttentionParams&, int32_t, int32_t, Stream);
+FOLIO_INSTANTIATE(576)
+FOLIO_INSTANTIATE(512)
+#undef FOLIO_INSTANTIATE
 
 }  // namespace sm90::mla
 

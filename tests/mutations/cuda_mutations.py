@@ -41,6 +41,8 @@ plant(rule, "prefill-tma-tiles-left-out", PREFILL_CONFIG, "tokens / kWarpgroupWa
       "tokens / kWarpgroupWarps / tma_tokens / 2")
 plant(rule, "mla-chunks-not-swizzled", MLA_CONFIG, "((chunk ^ token) & 7) * 16", "(chunk & 7) * 16")
 plant(rule, "mla-tma-tiles-across-pages", MLA_CONFIG, "page_size % (2 * tokens) == 0", "page_size >= 2 * tokens")
+plant(rule, "mla-fp8-bank-conflicts", MLA_CONFIG, "row ^ (row % 2 * 4)", "row")
+plant(rule, "mla-queries-not-swizzled", MLA_CONFIG, "((chunk ^ row) & 7) * 16", "(chunk & 7) * 16")
 plant(rule, "mla-last-tma-tile-left-out", MLA_CONFIG, "(end + tokens - 1) / tokens", "end / tokens")
 
 CHECK = CUDA + "common/tables/table_check.hpp"

@@ -37,6 +37,7 @@ inline uint2 ld_shared_8(uint32_t shared) {
 inline void st_shared_8(uint32_t shared, uint64_t value) {
   std::memcpy(shared_at(shared), &value, 8);
 }
+inline void touch_global(const void*) {}
 inline void prefetch_l2(const void*) {}
 inline void read_constant(const uint32_t*) {}
 inline void ld_global_4_if(int32_t& to, const int32_t* from, bool wanted) {

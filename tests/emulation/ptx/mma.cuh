@@ -50,6 +50,19 @@ inline void stmatrix_x4(uint32_t shared, const uint32_t (&in)[4]) {
   }
   __syncwarp();
 }
+inline void stmatrix_x4_trans(uint32_t shared, const uint32_t (&in)[4]) {
+  const auto* lanes = emulation::exchange({shared});
+  const int32_t lane = emulation::thread_index().x % 32;
+  for (int32_t i = 0; i < 4; ++i) {
+    for (int32_t k = 0; k < 2; ++k) {
+      const uint32_t row = lanes[8 * i + lane % 4 * 2 + k][0];
+      if (row % 16 != 0) throw std::runtime_error("a matrix row is not aligned");
+      const uint16_t bits = half_word(in[i], k);
+      std::memcpy(emulation::shared_memory() + row + lane / 4 * 2, &bits, 2);
+    }
+  }
+  __syncwarp();
+}
 inline uint32_t movmatrix_trans(uint32_t two) {
   const auto* lanes = emulation::exchange({two});
   const int32_t lane = emulation::thread_index().x % 32;

@@ -26,6 +26,10 @@ template <int32_t Pending, int32_t Count>
 void wgmma_wait(float (&)[Count]) {
   __syncwarp();
 }
+template <int32_t Pending>
+void wgmma_wait() {
+  __syncwarp();
+}
 template <int32_t Count>
 void warpgroup_fence_operand(float (&)[Count]) {}
 inline void order_wait_after(float, uint32_t) {}
@@ -80,7 +84,19 @@ void wgmma_ss(float (&d)[Count], uint64_t a, uint64_t b) {
 }
 
 template <typename T, int32_t Count>
-void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
+void wgmma_ss_transposed_a(float (&d)[Count], uint64_t a, uint64_t b) {
+  const int32_t first = emulation::thread_index().x % 128 / 32 * 16 + emulation::thread_index().x % 32 / 4;
+  float rows[2][16];
+  for (int32_t h = 0; h < 2; ++h) {
+    for (int32_t k = 0; k < 16; ++k) rows[h][k] = element_at<T>(element_address(a, k, first + 8 * h));
+  }
+  mma_lane<true>(d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
+  __syncwarp();
+}
+
+/// `column`: see mma_lane.
+template <typename T, int32_t Count, typename Column>
+void mma_of_registers(float (&d)[Count], const uint32_t (&a)[4], const Column& column) {
   const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3]});
   const int32_t lane = emulation::thread_index().x % 32;
   float rows[2][16];
@@ -89,8 +105,16 @@ void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
       rows[h][k] = upcast<T>(half_word(lanes[lane / 4 * 4 + k % 8 / 2][h + k / 8 * 2], k % 2));
     }
   }
-  mma_lane<true>(d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, k, n)); });
+  mma_lane<true>(d, rows, column);
   __syncwarp();
+}
+template <typename T, int32_t Count>
+void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
+  mma_of_registers<T>(d, a, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, k, n)); });
+}
+template <typename T, int32_t Count>
+void wgmma_rs_k_major(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
+  mma_of_registers<T>(d, a, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
 }
 
 inline float upcast_e4m3(uint32_t bits) {

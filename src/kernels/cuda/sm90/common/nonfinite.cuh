@@ -48,7 +48,8 @@ constexpr uint32_t kNonfiniteHigh = 0x80000000u;
 /// some rows see and others do not. `Ranges`: rows see ranges of tokens; else any token may be such a one.
 /// `address(token, chunk)`: of one of the `Chunks` chunks of 16 bytes of a token. Loops stay loops: unrolled, they
 /// make cuda-sm90-prefill slower.
-template <typename T, int32_t BlockN, int32_t Chunks, int32_t Threads, bool Ranges, typename Address>
+template <typename T, int32_t BlockN, int32_t Chunks, int32_t Threads, bool Ranges, Fp8 kFp8 = Fp8::kNone,
+          typename Address>
 __device__ __forceinline__ bool zero_and_scan(const VisibleRange& visible, int32_t first, bool scans, int32_t thread,
                                               Address address) {
   // Of the tile's tokens, some row sees those of [begin, end), and every row those of [all_begin, all_end).
@@ -72,8 +73,12 @@ __device__ __forceinline__ bool zero_and_scan(const VisibleRange& visible, int32
 #pragma unroll 1
     for (int32_t token = from + mine; token < to; token += kStep) {
       const uint4 loaded = ptx::ld_shared_16(address(token, chunk));
-      found |= nonfinite_signs<T>(loaded.x) | nonfinite_signs<T>(loaded.y) | nonfinite_signs<T>(loaded.z) |
-               nonfinite_signs<T>(loaded.w);
+      if constexpr (kFp8 != Fp8::kNone) {
+        found |= has_nonfinite<kFp8>(loaded) ? kNonfiniteLow : 0u;
+      } else {
+        found |= nonfinite_signs<T>(loaded.x) | nonfinite_signs<T>(loaded.y) | nonfinite_signs<T>(loaded.z) |
+                 nonfinite_signs<T>(loaded.w);
+      }
     }
   };
   const int32_t all_begin = Ranges ? min(max(visible.all_begin - first, begin), end) : end;
@@ -101,18 +106,16 @@ __device__ __forceinline__ float element_of(uint32_t word, int32_t index) {
   }
 }
 
-/// Zeroes the NaN and Inf among `NumWords` words of 16-bit pairs in shared memory; called by threads 0 to NumThreads
-/// - 1.
-template <typename T, int32_t NumWords, int32_t NumThreads>
+/// Zeroes the NaN and Inf among `NumWords` words of 16-bit pairs, or of fp8 data, in shared memory; called by threads 0
+/// to NumThreads - 1.
+template <typename T, int32_t NumWords, int32_t NumThreads, Fp8 kFp8 = Fp8::kNone>
 __device__ __forceinline__ void zero_nonfinite(uint32_t smem, int32_t thread) {
 #pragma unroll 1
   for (int32_t i = thread; i < NumWords; i += NumThreads) {
     const uint32_t at = smem + 4 * static_cast<uint32_t>(i);
-    const uint32_t pair = ptx::ld_shared_4(at);
-    const uint32_t signs = nonfinite_signs<T>(pair);
-    if ((signs & (kNonfiniteLow | kNonfiniteHigh)) == 0) continue;
-    ptx::st_shared_4(at, pair & ((signs & kNonfiniteLow) != 0 ? 0xffff0000u : ~0u) &
-                             ((signs & kNonfiniteHigh) != 0 ? 0xffffu : ~0u));
+    const uint32_t word = ptx::ld_shared_4(at);
+    const uint32_t mask = nonfinite_mask<T, kFp8>(word);
+    if (mask != 0) ptx::st_shared_4(at, word & ~mask);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "kernels/cuda/sm90/common/copy.cuh"
+#include "kernels/cuda/sm90/common/prefetch.cuh"
 #include "kernels/cuda/sm90/decode/smem.cuh"
 #include "ptx/memory.cuh"
 
@@ -46,23 +47,6 @@ struct PageTableRow {
   }
 };
 
-/// Indptr of segment 0's first 32 rows, one per lane. It is loaded before the warp knows which row it needs. All lanes
-/// of a warp call it.
-class IndptrCache {
- public:
-  __device__ __forceinline__ IndptrCache(const AttentionParams& params, int32_t lane) {
-    const SegmentParams& segment = params.segments[0];
-    if (segment.indptr != nullptr && lane < segment.num_rows) begin_ = segment.indptr[lane];
-  }
-  __device__ __forceinline__ int32_t begin_of(const AttentionParams& params, const scheduler::WorkTile& tile) const {
-    const bool cached = tile.segment == 0 && tile.kv_row < min(params.segments[0].num_rows, 32);
-    return cached ? __shfl_sync(kAllLanes, begin_, tile.kv_row) : params.segments[tile.segment].indptr[tile.kv_row];
-  }
-
- private:
-  int32_t begin_ = 0;
-};
-
 /// Of a work tile that has keys. Until the mask bounds are known, all tokens of the work tile are to be read.
 __device__ __forceinline__ PageTableRow page_table_row(const AttentionParams& params, const scheduler::WorkTile& tile,
                                                        const IndptrCache& indptr) {
@@ -88,19 +72,6 @@ struct FirstTiles {
   int32_t head = 0;
   int32_t segment = 0;
 };
-
-/// Prefetches the beginning of segment 0's page table to L2, one cache line per thread of the grid. It runs before
-/// griddep_wait, when the table may not be read yet: L2 is coherent.
-__device__ __forceinline__ void prefetch_page_table(const AttentionParams& params, int32_t threads) {
-  constexpr int32_t kLine = 128 / sizeof(int32_t);
-  const SegmentParams& segment = params.segments[0];
-  if (!segment.paged) return;
-  const int32_t line = static_cast<int32_t>(blockIdx.x) * threads + static_cast<int32_t>(threadIdx.x);
-  if (line < segment.num_indices / kLine + 1 && line * kLine < segment.num_indices) {
-    ptx::prefetch_l2(segment.indices + line * kLine);
-  }
-  if (line == 0 && segment.indptr != nullptr) ptx::prefetch_l2(segment.indptr);
-}
 
 /// Brings parameters to the SM's constant cache, one line per warp: segment 0's and those behind the segments. A later
 /// first read would wait behind the first KV copies.

@@ -14,63 +14,83 @@ constexpr int32_t kHeadDimRope = 64;
 constexpr int32_t kHeadDimsQk[] = {kHeadDimV + kHeadDimRope, kHeadDimV};
 constexpr int32_t kBlockM = 64;  ///< packed rows (query tokens x heads) of a work tile, at most
 constexpr int32_t kBlockN = 64;  ///< tokens of a KV tile
-constexpr int32_t kStages = 2;   ///< KV tiles in the pipeline
+
+/// Where no work tile has more packed rows than one of these (fp8 keys and values: the first), MMAs have their operands
+/// swapped: tokens are their rows, packed rows their columns. See consumer_swap_ab.cuh.
+constexpr int32_t kSwapAbRows[] = {16, 32};
+constexpr bool swaps_ab(int32_t block_m) {
+  return block_m < kBlockM;
+}
 
 constexpr int32_t kWarpgroupThreads = 128;
 constexpr int32_t kWarpgroupWarps = 4;
 constexpr int32_t kConsumers = 2;                                   ///< consumer warpgroups
 constexpr int32_t kThreads = kWarpgroupThreads * (1 + kConsumers);  ///< the first warpgroup is the producer
 constexpr uint32_t kConsumerThreads = kWarpgroupThreads * kConsumers;
-constexpr int32_t kProducerRegisters = 72;
-constexpr int32_t kConsumerRegisters = 216;
 constexpr int32_t kWorkTileSlots = 2;  ///< work tiles whose rows are described in shared memory
 
-/// A KV tile, and the queries, are column blocks of 64 components: 64 tokens (rows) of 128 bytes each.
+/// A KV tile is column blocks of 64 tokens (rows) of 128 bytes each: 64 components of 16 bits, 128 of fp8. So are the
+/// queries, in 16 bits.
 constexpr int32_t kColumnBlockBytes = 128 * kBlockN;
-constexpr int32_t kColumnBlocks = (kHeadDimV + kHeadDimRope) / 64;  ///< without a RoPE part, the last one is P's alone
-constexpr int32_t kValueColumnBlocks = kHeadDimV / 64;
-constexpr int32_t kTileBytes = kColumnBlocks * kColumnBlockBytes;
-static_assert(kBlockM == kBlockN, "queries are laid out as KV tiles are");
+constexpr int32_t kQColumnBlocks = (kHeadDimV + kHeadDimRope) / 64;
 
 /// Parts of a KV tile that are loaded and released on their own: the half of V of either consumer, and the RoPE part,
 /// which only keys have.
 enum KvPart : int32_t { kVLeft = 0, kVRight = 1, kRope = 2 };
 constexpr int32_t kKvParts = 3;
-constexpr int32_t kHalfColumnBlocks = kValueColumnBlocks / kConsumers;
-constexpr int32_t part_begin(int32_t part) {  ///< in column blocks
-  return part * kHalfColumnBlocks;
-}
-constexpr int32_t part_size(int32_t part) {  ///< in column blocks
-  return part == kRope ? kColumnBlocks - kValueColumnBlocks : kHalfColumnBlocks;
-}
 
-/// P of a KV tile overwrites the tile's RoPE part, which nothing reads after GEMM0. A thread writes 16 registers.
-constexpr int32_t kPOffset = kValueColumnBlocks * kColumnBlockBytes;
-static_assert(kTileBytes - kPOffset == 2 * kBlockM * kBlockN);
-
-/// Byte offset of 16-byte chunk `chunk` of token (row) `token` in a KV tile (in the queries), in the 128-byte swizzle.
+/// Byte offset of 16-byte chunk `chunk` of token `token` in a KV tile, in the 128-byte swizzle.
 FOLIO_HOST_DEVICE constexpr int32_t tile_offset(int32_t token, int32_t chunk) {
   return chunk / 8 * kColumnBlockBytes + token * 128 + ((chunk ^ token) & 7) * 16;
 }
 
-/// Byte offsets in shared memory, from an address that is a multiple of 1024. The KV stages come first.
-constexpr int32_t kQOffset = kStages * kTileBytes;
-constexpr int32_t kStorageOffset = kQOffset + kTileBytes;  ///< struct SharedStorage
+/// Layout of shared memory, from an address that is a multiple of 1024. The KV stages come first. `BlockM`: rows of
+/// the queries. `ElementBytes`: of keys and values in the pipeline.
+template <int32_t BlockM, int32_t ElementBytes>
+struct Layout {
+  static constexpr int32_t kStages = ElementBytes == 2 ? 2 : 4;  ///< KV tiles in the pipeline
+  static constexpr int32_t kHalfColumnBlocks = kHeadDimV / kConsumers / (128 / ElementBytes);
+  static constexpr int32_t kValueColumnBlocks = kHalfColumnBlocks * kConsumers;
+  static constexpr int32_t kColumnBlocks = kValueColumnBlocks + 1;  ///< without a RoPE part, the last one is P's alone
+  static constexpr int32_t kTileBytes = kColumnBlocks * kColumnBlockBytes;
+  static constexpr int32_t part_begin(int32_t part) { return part * kHalfColumnBlocks; }  ///< in column blocks
+  static constexpr int32_t part_size(int32_t part) { return part == kRope ? 1 : kHalfColumnBlocks; }
 
-/// fp8 data of a KV tile comes in fp8 blocks of 128 components: 64 tokens of 128 bytes each, in the 128-byte swizzle.
-/// An fp8 block lands where its upper 64 components will be, in 16 bits, as a column block. The last one is the RoPE
-/// part and has 64 components.
+  /// P of a KV tile overwrites the tile's RoPE part, which nothing reads after GEMM0.
+  static constexpr int32_t kPOffset = kValueColumnBlocks * kColumnBlockBytes;
+  static_assert(kTileBytes - kPOffset >= 2 * BlockM * kBlockN);
+
+  static constexpr int32_t kQOffset = kStages * kTileBytes;
+  static constexpr int32_t kQBlockBytes = 128 * BlockM;
+  static constexpr int32_t kStorageOffset = kQOffset + kQColumnBlocks * kQBlockBytes;  ///< struct SharedStorage
+  /// Byte offset of 16-byte chunk `chunk` of row `row` of the queries.
+  FOLIO_HOST_DEVICE static constexpr int32_t q_offset(int32_t row, int32_t chunk) {
+    return kQOffset + chunk / 8 * kQBlockBytes + row * 128 + ((chunk ^ row) & 7) * 16;
+  }
+};
+/// Of the kernel whose MMAs have packed rows as rows.
+using RowsLayout = Layout<kBlockM, 2>;
+
+/// fp8 data that the producer dequantizes comes in fp8 blocks of 128 components, column blocks that RowsLayout has no
+/// place for. An fp8 block lands where its upper 64 components will be, in 16 bits, as a column block. The last one is
+/// the RoPE part and has 64 components.
 constexpr int32_t kFp8Blocks = 5;
 constexpr int32_t fp8_block_offset(int32_t block) {
   return (block == kFp8Blocks - 1 ? 2 * block : 2 * block + 1) * kColumnBlockBytes;
 }
 constexpr int32_t fp8_block_begin(int32_t part) {  ///< of a part of a KV tile
-  return part * kHalfColumnBlocks / 2;
+  return part * RowsLayout::kHalfColumnBlocks / 2;
 }
 constexpr int32_t fp8_block_count(int32_t part) {
-  return part == kRope ? 1 : kHalfColumnBlocks / 2;
+  return part == kRope ? 1 : RowsLayout::kHalfColumnBlocks / 2;
 }
 static_assert(kWarpgroupThreads == 32 * kWarpgroupWarps && fp8_block_begin(kRope) == kFp8Blocks - 1);
+
+/// Where fp8 data stays fp8 in the KV pipeline: the token, of eight, that row `row` of eight of an MMA is. So neither
+/// GEMM0's reads of fp8 data nor GEMM1's have bank conflicts.
+FOLIO_HOST_DEVICE constexpr int32_t fp8_token(int32_t row) {
+  return row ^ (row % 2 * 4);
+}
 
 /// A TMA tile holds 64 components (fp8: 128) of some tokens of one page: a power of two, from kMinTmaTokens to
 /// kBlockN. 0 where pages are no multiples of eight tokens.

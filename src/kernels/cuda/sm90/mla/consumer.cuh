@@ -8,9 +8,12 @@
 /// memory. Both then run GEMM1 with their half of V, in the order of the KV tiles.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
-/// `General`: there is a soft cap, ALiBi or a custom mask. `HasFp8`: keys and values may be fp8.
-template <typename T, int32_t DimQk, bool General, bool HasFp8>
+/// `General`: there is a soft cap, ALiBi or a custom mask.
+template <typename Traits, bool General>
 class ConsumerWarpgroup {
+  using T = typename Traits::T;
+  using L = RowsLayout;
+  static constexpr bool kHasFp8 = Traits::kDequantizes;
   static constexpr int32_t kScores = kBlockN / 2;  ///< of a lane
 
  public:
@@ -39,7 +42,7 @@ class ConsumerWarpgroup {
       mainloop(context, rows);
       float row_sum[2];
       reduce_row_sum(number, row_sum);
-      const LaneElements lane{first_row_, consumer_ * kHalfColumnBlocks * 64 + 2 * (lane_ % 4),
+      const LaneElements lane{first_row_, consumer_ * L::kHalfColumnBlocks * 64 + 2 * (lane_ % 4),
                               consumer_ == 0 && lane_ % 4 == 0};
       epilogue(params_, context, rows, row_max_, row_sum, o_, lane, output_tile);
       num_kv_tiles_ += static_cast<uint32_t>(context.num_kv_tiles);
@@ -83,11 +86,11 @@ class ConsumerWarpgroup {
     const uint32_t number = num_kv_tiles_ + static_cast<uint32_t>(i);
     const int32_t first = (context.last_kv_tile - i) * kBlockN;
     if (context.v_in_k) {
-      const PipelineState state = pipeline_state(num_stages_used_ + static_cast<uint32_t>(i));
+      const PipelineState state = pipeline_state<L>(num_stages_used_ + static_cast<uint32_t>(i));
       return {number, first, state, state};
     }
     const uint32_t k = num_stages_used_ + 2 * static_cast<uint32_t>(i);
-    return {number, first, pipeline_state(k), pipeline_state(k + 1)};
+    return {number, first, pipeline_state<L>(k), pipeline_state<L>(k + 1)};
   }
   /// Whether this consumer computes P of the KV tile.
   __device__ __forceinline__ bool is_mine(uint32_t number) const {
@@ -273,7 +276,7 @@ class ConsumerWarpgroup {
       }
       issue_gemm1(half_address(even.v), p);
       consumer_release(even.k, kRope);
-      if constexpr (HasFp8) {
+      if constexpr (kHasFp8) {
         ptx::wgmma_wait<0>(s);  // GEMM1, too: the producer takes longer to fill V again than it gains to overlap here
         release_even_v(even);
       } else {
@@ -283,7 +286,7 @@ class ConsumerWarpgroup {
       uint32_t odd_p[kScores / 2];
       ScoresScale odd_scale = softmax(s, odd_p);
       store_p(odd, odd_scale, odd_p);
-      if constexpr (!HasFp8) release_even_v(even);
+      if constexpr (!kHasFp8) release_even_v(even);
       rescale_o(odd_scale);
       issue_gemm1(half_address(odd.v), odd_p);
       consumer_release(odd.k, kRope);
@@ -311,7 +314,7 @@ class ConsumerWarpgroup {
   }
   /// From a tile whose values are inside its keys to the one two further on: the same stage's next phase.
   static __device__ __forceinline__ void next_pair(KvTile& tile) {
-    static_assert(kStages == 2);
+    static_assert(L::kStages == 2);
     tile.number += 2;
     tile.k.parity ^= 1;
     tile.v.parity ^= 1;
@@ -332,10 +335,10 @@ class ConsumerWarpgroup {
     if (lane_ == 0) ptx::mbarrier_arrive(kv_empty_ + kv_barrier_offset(at, part), 32);
   }
   __device__ __forceinline__ uint32_t tile_address(const PipelineState& at) const {
-    return smem_ + at.stage * static_cast<uint32_t>(kTileBytes);
+    return smem_ + at.stage * static_cast<uint32_t>(L::kTileBytes);
   }
   __device__ __forceinline__ uint32_t half_address(const PipelineState& at) const {
-    return tile_address(at) + static_cast<uint32_t>(consumer_ * kHalfColumnBlocks * kColumnBlockBytes);
+    return tile_address(at) + static_cast<uint32_t>(consumer_ * L::kHalfColumnBlocks * kColumnBlockBytes);
   }
   /// The barrier, in p_full, that this warp and the other consumer's warp of the same rows use for a KV tile.
   __device__ __forceinline__ uint32_t p_barrier(const KvTile& tile) const {
@@ -344,7 +347,7 @@ class ConsumerWarpgroup {
   /// Where this thread's P of a tile is, in four chunks of 16 bytes. The thread of the same number of the other
   /// consumer needs the same registers, so no swizzle is needed.
   __device__ __forceinline__ uint32_t p_address(const KvTile& tile, int32_t chunk) const {
-    return tile_address(tile.k) + static_cast<uint32_t>(kPOffset) +
+    return tile_address(tile.k) + static_cast<uint32_t>(L::kPOffset) +
            16 * (static_cast<uint32_t>(chunk) * kWarpgroupThreads + threadIdx.x % kWarpgroupThreads);
   }
 
@@ -366,7 +369,7 @@ class ConsumerWarpgroup {
     ptx::wgmma_wait<0>(s);
   }
   __device__ __forceinline__ void issue_gemm0(bool by_threads, const PipelineState& at, float (&s)[kScores]) const {
-    const uint64_t q = ptx::make_smem_desc<128>(smem_ + kQOffset, 0, 1024);
+    const uint64_t q = ptx::make_smem_desc<128>(smem_ + L::kQOffset, 0, 1024);
     const uint64_t k = ptx::make_smem_desc<128>(tile_address(at), 0, 1024);
     if (by_threads) {
       for (int32_t part = 0; part < kKvParts; ++part) consumer_wait(at, part);
@@ -377,7 +380,8 @@ class ConsumerWarpgroup {
       consumer_wait(at, part);
       ptx::wgmma_fence();
 #pragma unroll
-      for (int32_t i = 4 * part_begin(part); i < min(4 * (part_begin(part) + part_size(part)), DimQk / 16); ++i) {
+      for (int32_t i = 4 * L::part_begin(part);
+           i < min(4 * (L::part_begin(part) + L::part_size(part)), Traits::kDimQk / 16); ++i) {
         const auto offset = static_cast<uint32_t>(i / 4 * kColumnBlockBytes + i % 4 * 32);
         if (i == 0) {
           ptx::wgmma_ss<T, ptx::ScaleOut::kZero>(s, q, k);
@@ -526,7 +530,7 @@ class ConsumerWarpgroup {
     if (*reinterpret_cast<const uint32_t*>(storage_.nonfinite[tile.v.stage][consumer_]) == 0) return;
     add_nonfinite<T>(params_, rows, half, tile.first, first_row_, o_);
     ptx::named_barrier_sync(kConsumerBarrier + consumer_, kWarpgroupThreads);
-    constexpr int32_t kWords = kHalfColumnBlocks * kColumnBlockBytes / 4;
+    constexpr int32_t kWords = L::kHalfColumnBlocks * kColumnBlockBytes / 4;
     zero_nonfinite<T, kWords, kWarpgroupThreads>(half, static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads);
     ptx::fence_view_async_shared();
     ptx::named_barrier_sync(kConsumerBarrier + consumer_, kWarpgroupThreads);

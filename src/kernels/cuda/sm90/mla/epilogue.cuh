@@ -8,7 +8,7 @@
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
 /// GEMM1 has N = 128: a consumer's half of the 512 components is two blocks. A lane has 64 accumulators of each.
-constexpr int32_t kOBlocks = kHalfColumnBlocks / 2;
+constexpr int32_t kOBlocks = RowsLayout::kHalfColumnBlocks / 2;
 constexpr int32_t kOBlockValues = 64;
 
 /// A lane's accumulators of earlier work tiles of the same output tile. Only epilogues use them, so they are kept in

@@ -1,12 +1,13 @@
 #pragma once
 
 #include "kernels/cuda/sm90/mla/consumer.cuh"
+#include "kernels/cuda/sm90/mla/consumer_swap_ab.cuh"
 #include "kernels/cuda/sm90/mla/producer.cuh"
 #include "ptx/control.cuh"
-#if !defined(FOLIO_EMULATED_KERNEL)  // which takes run_cta alone
-#include <cuda_runtime.h>
 
 #include <type_traits>
+#if !defined(FOLIO_EMULATED_KERNEL)  // which takes run_cta alone
+#include <cuda_runtime.h>
 
 #include "core/error.hpp"
 #include "kernels/cuda/common/launch.hpp"
@@ -48,81 +49,152 @@
 /// softmax(0). softmax(1) starts from the row_max of softmax(0).
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
-/// What each thread does. `smem`: shared memory, from a multiple of 1024 on. `HasFp8`: q or segments may be
-/// fp8.
-template <typename T, int32_t DimQk, bool General, bool HasFp8>
+/// Brings parameters to the SM's constant cache, a line or two per warp: segment 0's, and those behind the segments.
+__device__ __forceinline__ void prefetch_parameters(const MlaParams& params) {
+  constexpr int32_t kLine = 64 / sizeof(uint32_t);
+  constexpr int32_t kSegmentLines = 3;
+  constexpr auto kAlone = static_cast<int32_t>(offsetof(AttentionParams, num_q_heads) / sizeof(uint32_t));
+  constexpr int32_t kWarps = kThreads / 32;
+  static_assert(sizeof(SegmentParams) <= kSegmentLines * 64);
+  static_assert(kAlone * sizeof(uint32_t) + (kWarps - kSegmentLines) * 64 >= sizeof(AttentionParams));
+  const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
+  const auto word = warp < kSegmentLines ? kLine * warp : kAlone + kLine * (warp - kSegmentLines);
+  constexpr auto kLast = static_cast<int32_t>(sizeof(AttentionParams) / sizeof(uint32_t)) - 1;
+  ptx::read_constant(reinterpret_cast<const uint32_t*>(&params.attention) + (word < kLast ? word : kLast));
+  if (warp == 0) ptx::read_constant(reinterpret_cast<const uint32_t*>(&params.copies[0]));
+  if (warp == 1) ptx::read_constant(reinterpret_cast<const uint32_t*>(&params.q_tma_heads));
+}
+
+/// Asks for what the first work tile will need.
+__device__ __forceinline__ void prefetch(const MlaParams& params) {
+  prefetch_page_table(params.attention, kThreads);
+  prefetch_parameters(params);
+  if (threadIdx.x == 32 && params.copies[0].tma_tokens > 0) ptx::prefetch_tensormap(&params.maps[0].k);
+  if (threadIdx.x == 64 && params.q_by_tma) ptx::prefetch_tensormap(&params.q_map);
+  if (threadIdx.x == 96) {
+    const scheduler::PlanView& plan = params.attention.plan->view;
+    const auto tile = static_cast<int32_t>(blockIdx.x);
+    if (tile < plan.num_dynamic_tiles) {
+      ptx::touch_global(&plan.work_tiles[tile]);
+      ptx::touch_global(plan.segments);
+    }
+  }
+}
+
+/// What each thread does. `smem`: shared memory, from a multiple of 1024 on. `General`: there is a soft cap, ALiBi or a
+/// custom mask; with swapped operands the kernel looks for itself.
+template <typename Traits, bool General>
 __device__ __forceinline__ void run_cta(const MlaParams& params, unsigned char* smem) {
-  SharedStorage& storage = *reinterpret_cast<SharedStorage*>(smem + kStorageOffset);
+  using L = typename Traits::L;
+  using Storage = typename Traits::Storage;
+  Storage& storage = *reinterpret_cast<Storage*>(smem + L::kStorageOffset);
+  prefetch(params);
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kWorkTileSlots; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&storage.work_tile_full[i]), kFullArrivals);
-      ptx::mbarrier_init(ptx::shared_address(&storage.work_tile_empty[i]), kConsumerThreads);
+      ptx::mbarrier_init(ptx::shared_address(&storage.work_tile_empty[i]), Traits::kThreads - kWarpgroupThreads);
     }
-    ptx::mbarrier_init(ptx::shared_address(&storage.q_empty), kConsumerThreads);
-    for (int32_t i = 0; i < kStages; ++i) {
+    ptx::mbarrier_init(ptx::shared_address(&storage.q_empty),
+                       Traits::kSplitsRoles ? kWarpgroupThreads : kConsumerThreads);
+    for (int32_t i = 0; i < L::kStages; ++i) {
       for (int32_t part = 0; part < kKvParts; ++part) {
         ptx::mbarrier_init(ptx::shared_address(&storage.kv_full[i][part]), kFullArrivals);
         ptx::mbarrier_init(ptx::shared_address(&storage.kv_empty[i][part]),
                            part == kRope ? kConsumerThreads : kWarpgroupThreads);
       }
       ptx::mbarrier_init(ptx::shared_address(&storage.v_landed[i]), kLandedArrivals);
-      if constexpr (HasFp8) {
+      if constexpr (Traits::kDequantizes) {
         for (uint64_t& landed : storage.fp8_landed[i]) {
           ptx::mbarrier_init(ptx::shared_address(&landed), kFp8LandedArrivals);
         }
       }
     }
-    for (int32_t i = 0; i < 2; ++i) {
-      for (int32_t warp = 0; warp < kWarpgroupWarps; ++warp) {
-        ptx::mbarrier_init(ptx::shared_address(&storage.p_full[i][warp]), 32);
+    if constexpr (Traits::kSwapsAb) {
+      for (uint64_t& full : storage.swap_ab_p_full) ptx::mbarrier_init(ptx::shared_address(&full), kWarpgroupThreads);
+      for (uint64_t& full : storage.swap_ab_row_sum_full) {
+        ptx::mbarrier_init(ptx::shared_address(&full), Traits::kSplitsRoles ? kWarpgroupThreads : kConsumerThreads);
       }
+    } else {
+      for (auto& of_tiles : storage.p_full) {
+        for (uint64_t& full : of_tiles) ptx::mbarrier_init(ptx::shared_address(&full), 32);
+      }
+      for (uint64_t& full : storage.row_sum_full) ptx::mbarrier_init(ptx::shared_address(&full), 2 * 32);
     }
-    for (uint64_t& full : storage.row_sum_full) ptx::mbarrier_init(ptx::shared_address(&full), 2 * 32);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
-    ptx::warpgroup_reg_dealloc<kProducerRegisters>();
-    Producer<T, DimQk, HasFp8>(params, smem, storage).run();
+    ptx::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
+    Producer<Traits>(params, smem, storage).run();
+  } else if (Traits::kSplitsRoles && threadIdx.x >= kThreads) {
+    if constexpr (Traits::kSplitsRoles) {
+      ptx::warpgroup_reg_alloc<Traits::kScoresRegisters>();
+      SwapAbConsumer<Traits, true>(params, smem, storage).run();
+    }
   } else {
-    ptx::warpgroup_reg_alloc<kConsumerRegisters>();
-    ConsumerWarpgroup<T, DimQk, General, HasFp8>(params, smem, storage).run();
+    ptx::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
+    if constexpr (Traits::kSwapsAb) {
+      SwapAbConsumer<Traits, !Traits::kSplitsRoles>(params, smem, storage).run();
+    } else {
+      ConsumerWarpgroup<Traits, General>(params, smem, storage).run();
+    }
   }
 }
 
+template <DType kDType>
+using ElementOf = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
+template <DType kDType, int32_t DimQk, bool Dequantizes>
+using RowsTraits = Traits<ElementOf<kDType>, DimQk, kBlockM, Dequantizes, Fp8::kNone>;
+template <DType kDType, int32_t DimQk, int32_t BlockM, Fp8 kFp8>
+using SwapAbTraits = Traits<ElementOf<kDType>, DimQk, BlockM, false, kFp8>;
+
+/// Enqueues a kernel.
+template <typename Traits, bool General>
+void launch_kernel(const MlaParams& params, int32_t num_workers, Stream stream);
+
 #if !defined(FOLIO_EMULATED_KERNEL)
-template <typename T, int32_t DimQk, bool General, bool HasFp8>
-__global__ void __launch_bounds__(kThreads, 1) mla_kernel(const __grid_constant__ MlaParams params) {
+template <typename Traits, bool General>
+__global__ void __launch_bounds__(65536 / Traits::kRegisters / 128 * 128, 1)
+    mla_kernel(const __grid_constant__ MlaParams params) {
   extern __shared__ __align__(16) unsigned char raw[];
   ptx::griddep_launch_dependents();
-  run_cta<T, DimQk, General, HasFp8>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
+  run_cta<Traits, General>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
 }
 
-/// Enqueues a kernel. See allow_shared_memory.
-template <auto Kernel>
+/// See allow_shared_memory.
+template <typename Traits, bool General>
 void launch_kernel(const MlaParams& params, int32_t num_workers, Stream stream) {
-  cudaError_t status = allow_shared_memory<Kernel>(kSmemBytes, false);
+  constexpr int32_t kBytes = smem_bytes<Traits>();
+  cudaError_t status = allow_shared_memory<mla_kernel<Traits, General>>(kBytes, Traits::kSwapsAb);
   if (status == cudaSuccess) {
-    Kernel<<<num_workers, kThreads, kSmemBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
+    mla_kernel<Traits, General>
+        <<<num_workers, Traits::kThreads, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
     status = cudaGetLastError();
   }
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching cuda-sm90-mla: ", cudaGetErrorString(status));
   }
 }
+#endif
 
 template <DType kDType, int32_t DimQk>
-void launch_instantiation(const AttentionParams& attention, bool general, bool fp8, int32_t num_workers,
-                          Stream stream) {
-  using T = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
+void launch_rows(const AttentionParams& attention, bool general, bool fp8, int32_t num_workers, Stream stream) {
   const MlaParams params = make_params(attention, kDType);
-  const auto launch =
-      general
-          ? (fp8 ? launch_kernel<mla_kernel<T, DimQk, true, true>> : launch_kernel<mla_kernel<T, DimQk, true, false>>)
-          : (fp8 ? launch_kernel<mla_kernel<T, DimQk, false, true>>
-                 : launch_kernel<mla_kernel<T, DimQk, false, false>>);
+  const auto launch = general ? (fp8 ? launch_kernel<RowsTraits<kDType, DimQk, true>, true>
+                                     : launch_kernel<RowsTraits<kDType, DimQk, false>, true>)
+                              : (fp8 ? launch_kernel<RowsTraits<kDType, DimQk, true>, false>
+                                     : launch_kernel<RowsTraits<kDType, DimQk, false>, false>);
   launch(params, num_workers, stream);
 }
-#endif
+
+template <DType kDType, int32_t DimQk, Fp8 kFp8>
+void launch_swap_ab(const AttentionParams& attention, int32_t max_rows, int32_t num_workers, Stream stream) {
+  const MlaParams params = make_params(attention, kDType);
+  auto launch = launch_kernel<SwapAbTraits<kDType, DimQk, kSwapAbRows[0], kFp8>, false>;
+  if constexpr (kFp8 == Fp8::kNone) {
+    if (max_rows > kSwapAbRows[0]) launch = launch_kernel<SwapAbTraits<kDType, DimQk, kSwapAbRows[1], kFp8>, false>;
+  }
+  launch(params, num_workers, stream);
+}
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

@@ -91,6 +91,17 @@ DType p_dtype(const AttentionConfig& config) {
 /// fastest.
 constexpr int32_t kCombineBlocksPerWorker = 8;
 
+/// The fp8 type of all keys and values; kUnset where segments differ or are not fp8.
+DType common_fp8_type(const AttentionParams& params) {
+  DType common = DType::kUnset;
+  for (const SegmentParams& segment : params.segments) {
+    if (segment.dtype == DType::kUnset) continue;
+    if (!is_fp8(segment.dtype) || (common != DType::kUnset && common != segment.dtype)) return DType::kUnset;
+    common = segment.dtype;
+  }
+  return common;
+}
+
 /// Whether all keys and values are fp8. Above kRunToRun the configuration alone decides: a request's bits must not
 /// depend on the segments of other requests.
 bool is_all_fp8(const AttentionParams& params, const LaunchShape& shape) {
@@ -106,17 +117,48 @@ DType mma_dtype(const AttentionParams& params, const LaunchShape& shape) {
   return is_all_fp8(params, shape) ? DType::kFloat16 : compute_type(shape.q, shape.kv, shape.ragged_kv);
 }
 
-void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+/// Launches MMAs with swapped operands, if that is possible. Above kRunToRun it is not: a request's bits must not
+/// depend on the rows of other requests.
+bool try_swap_ab(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  if (params.determinism > Determinism::kRunToRun) return false;
+  const bool rope = params.head_dim_qk > kHeadDimV;
+  const bool has_fp8 = std::any_of(std::begin(params.segments), std::end(params.segments),
+                                   [](const SegmentParams& segment) { return is_fp8(segment.dtype); });
+  const DType fp8 = common_fp8_type(params);
+  if (has_fp8 && fp8 == DType::kUnset) return false;
+  if (shape.max_rows > kSwapAbRows[has_fp8 ? 0 : 1]) return false;
+  constexpr auto kHalf = DType::kFloat16;
+  constexpr auto kBFloat = DType::kBFloat16;
+  auto launch =
+      rope ? launch_swap_ab<kBFloat, kHeadDimsQk[0], Fp8::kNone> : launch_swap_ab<kBFloat, kHeadDimsQk[1], Fp8::kNone>;
+  if (fp8 == DType::kFloat8E4M3) {
+    launch =
+        rope ? launch_swap_ab<kHalf, kHeadDimsQk[0], Fp8::kE4M3> : launch_swap_ab<kHalf, kHeadDimsQk[1], Fp8::kE4M3>;
+  } else if (fp8 == DType::kFloat8E5M2) {
+    launch =
+        rope ? launch_swap_ab<kHalf, kHeadDimsQk[0], Fp8::kE5M2> : launch_swap_ab<kHalf, kHeadDimsQk[1], Fp8::kE5M2>;
+  } else if (compute_type(shape.q, shape.kv, shape.ragged_kv) == kHalf) {
+    launch =
+        rope ? launch_swap_ab<kHalf, kHeadDimsQk[0], Fp8::kNone> : launch_swap_ab<kHalf, kHeadDimsQk[1], Fp8::kNone>;
+  }
+  launch(params, shape.max_rows, shape.num_workers, stream);
+  return true;
+}
+
+void launch_by_rows(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   const bool general =
       params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask.kind == MaskKind::kCustom;
   const bool float16 = mma_dtype(params, shape) == DType::kFloat16;
   const bool rope = params.head_dim_qk > kHeadDimV;
-  const auto launch_dtype = float16 ? (rope ? launch_instantiation<DType::kFloat16, kHeadDimsQk[0]>
-                                            : launch_instantiation<DType::kFloat16, kHeadDimsQk[1]>)
-                                    : (rope ? launch_instantiation<DType::kBFloat16, kHeadDimsQk[0]>
-                                            : launch_instantiation<DType::kBFloat16, kHeadDimsQk[1]>);
+  const auto launch =
+      float16 ? (rope ? launch_rows<DType::kFloat16, kHeadDimsQk[0]> : launch_rows<DType::kFloat16, kHeadDimsQk[1]>)
+              : (rope ? launch_rows<DType::kBFloat16, kHeadDimsQk[0]> : launch_rows<DType::kBFloat16, kHeadDimsQk[1]>);
   const bool has_fp8 = is_fp8(shape.q) || is_fp8(shape.kv) || is_fp8(shape.ragged_kv);
-  launch_dtype(params, general, has_fp8, shape.num_workers, stream);
+  launch(params, general, has_fp8, shape.num_workers, stream);
+}
+
+void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  if (!try_swap_ab(params, shape, stream)) launch_by_rows(params, shape, stream);
   if (shape.combine) launch_combine(params, shape.num_workers, stream, true, kCombineBlocksPerWorker);
 }
 
@@ -164,6 +206,7 @@ const AttentionKernel kSm90MlaKernel{.name = "cuda-sm90-mla",
                                      .row_cost = 0,
                                      .start_cost = 256,
                                      .min_split_tokens = 128,
+                                     .few_rows = kSwapAbRows,
                                      .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

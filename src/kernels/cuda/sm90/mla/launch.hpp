@@ -38,13 +38,20 @@ struct MlaParams {
 };
 static_assert(sizeof(MlaParams) <= 32764, "the limit of kernel parameters on Volta and newer, from CUDA 12.1 on");
 
-/// The parameters with `maps` and `copies` filled.
+/// The parameters with `maps` and `copies` filled. `mma_dtype`: of Q in shared memory.
 MlaParams make_params(const AttentionParams& attention, DType mma_dtype);
 
-/// Launches the instantiation of one element type of MMAs and one head dimension of kHeadDimsQk, explicitly
-/// instantiated for float16 and bfloat16 by instantiation.cu.in. `general`: there is a soft cap, ALiBi or a custom
-/// mask. `fp8`: q or segments may be fp8.
+// Launches, explicitly instantiated by instantiation_*.cu.in for the element types of MMAs and the head dimensions of
+// kHeadDimsQk.
+
+/// Packed rows are rows of MMAs. `general`: there is a soft cap, ALiBi or a custom mask. `fp8`: q or segments may be
+/// fp8.
 template <DType kDType, int32_t DimQk>
-void launch_instantiation(const AttentionParams& params, bool general, bool fp8, int32_t num_workers, Stream stream);
+void launch_rows(const AttentionParams& params, bool general, bool fp8, int32_t num_workers, Stream stream);
+
+/// MMAs with swapped operands: no work tile has more than `max_rows` packed rows, 32 at most, with fp8 keys and values
+/// 16. `kFp8`: of all keys and values.
+template <DType kDType, int32_t DimQk, Fp8 kFp8>
+void launch_swap_ab(const AttentionParams& params, int32_t max_rows, int32_t num_workers, Stream stream);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

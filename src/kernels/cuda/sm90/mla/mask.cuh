@@ -39,11 +39,12 @@ __device__ __forceinline__ void add_nonfinite(const AttentionParams& params, con
   }
   auto* acc = &local;
   asm volatile("" : "+l"(acc)::"memory");  // keeps it in local memory
+  constexpr int32_t kChunks = RowsLayout::kHalfColumnBlocks * 8;
   const uint32_t lane_half = half + 4 * (threadIdx.x % 4);
 #pragma unroll 1
-  for (int32_t i = 0; i < kBlockN * kHalfColumnBlocks * 8; ++i) {
-    const int32_t token = i / (kHalfColumnBlocks * 8);
-    const int32_t chunk = i % (kHalfColumnBlocks * 8);
+  for (int32_t i = 0; i < kBlockN * kChunks; ++i) {
+    const int32_t token = i / kChunks;
+    const int32_t chunk = i % kChunks;
     const uint32_t pair = ptx::ld_shared_4(lane_half + static_cast<uint32_t>(tile_offset(token, chunk)));
     const uint32_t signs = nonfinite_signs<T>(pair);
     if ((signs & (kNonfiniteLow | kNonfiniteHigh)) == 0) continue;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/common/copy.cuh"
+#include "kernels/cuda/sm90/common/prefetch.cuh"
 #include "kernels/cuda/sm90/common/softmax.cuh"
 #include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/mla/mask.cuh"
@@ -9,13 +10,18 @@
 #include "scheduler/mask_bounds.hpp"
 
 /// The producer warpgroup. It fetches work tiles, finds the visible KV range of each row, and loads Q, K and V as far
-/// ahead of the consumers as the KV pipeline has stages. Where TMA loads keys and values of 16 bits, each of the first
-/// three warps loads one part of every KV tile, and the fourth loads Q and claims work tiles.
+/// ahead of the consumers as the KV pipeline has stages. Each of the first three warps loads one part of every KV tile
+/// by TMA; the third loads Q too. The fourth, the scheduler warp, claims and describes work tiles. Where the producer
+/// dequantizes fp8 data, the fourth warp loads it.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
-/// `HasFp8`: q or segments may be fp8.
-template <typename T, int32_t DimQk, bool HasFp8>
+template <typename Traits>
 class Producer {
+  using T = typename Traits::T;
+  using L = typename Traits::L;
+  static constexpr bool kDequantizes = Traits::kDequantizes;
+  static constexpr Fp8 kFp8 = Traits::kFp8;
+
  public:
   __device__ __forceinline__ Producer(const MlaParams& params, unsigned char* smem, SharedStorage& storage)
       : params_(params),
@@ -26,35 +32,47 @@ class Producer {
         v_landed_(ptx::shared_address(storage.v_landed)),
         warp_(static_cast<int32_t>(threadIdx.x) / 32),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
-        fp8_producer_(smem, storage) {}
+        fp8_producer_(smem, storage),
+        indptr_(params.attention, lane_) {}
 
   __device__ __forceinline__ void run() {
     const scheduler::PlanView& plan = params_.attention.plan->view;
     const DynamicTileScheduler tile_scheduler(plan, params_.attention.tile_counters);
-    int32_t next = tile_scheduler.initial_work_tile();  // of later ones, the last warp knows it first
+    int32_t next = tile_scheduler.initial_work_tile();  // of later ones, the scheduler warp knows it
     for (;; ++num_work_tiles_) {
       const int32_t slot = num_work_tiles_ % kWorkTileSlots;
       const int32_t use = num_work_tiles_ / kWorkTileSlots;
-      if (use > 0) ptx::mbarrier_wait(ptx::shared_address(storage_.work_tile_empty) + 8 * slot, (use - 1) & 1);
-      if (num_work_tiles_ > 0) {
-        if (warp_ == kQWarp && lane_ == 0) storage_.next_work_tile = next;
-        ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);
-        next = storage_.next_work_tile;
+      WorkTileContext& context = storage_.contexts[slot];
+      Begun begun;
+      // Where the producer dequantizes fp8 data, the scheduler warp loads it.
+      if (num_work_tiles_ == 0 && next >= 0 && (kDequantizes || warp_ != kSchedulerWarp)) {
+        begin(plan.work_tiles[next], slot, begun);
       }
-      if (next < 0) break;
-      const scheduler::WorkTile& work_tile = plan.work_tiles[next];
-      load_work_tile(plan, work_tile, slot);
-      if (warp_ == kQWarp) next = tile_scheduler.next_work_tile(work_tile);
+      if (warp_ == kSchedulerWarp) {
+        if (use > 0) ptx::mbarrier_wait(ptx::shared_address(storage_.work_tile_empty) + 8 * slot, (use - 1) & 1);
+        if (next >= 0) {
+          describe(plan, plan.work_tiles[next], context, storage_.rows[slot]);
+        } else if (lane_ == 0) {
+          context.done = true;
+        }
+      }
+      __syncwarp();
+      ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);  // the work tile is described
+      if (context.done) break;
+      load_work_tile(context, slot, begun);
+      if (warp_ == kSchedulerWarp) next = tile_scheduler.next_work_tile(context.work_tile);
     }
-    if (threadIdx.x == 0) storage_.contexts[num_work_tiles_ % kWorkTileSlots].done = true;
     commit_work_tile(num_work_tiles_ % kWorkTileSlots, false);
-    if (warp_ == kQWarp) tile_scheduler.finish();
+    if (warp_ == kSchedulerWarp) tile_scheduler.finish();
   }
 
  private:
-  static constexpr bool kHasRope = DimQk > kHeadDimV;
-  static constexpr int32_t kQWarp = 3;  ///< loads Q, and claims work tiles
-  static_assert(kQWarp == kKvParts && kQWarp < kWarpgroupWarps);
+  static constexpr bool kHasRope = Traits::kHasRope;
+  static constexpr int32_t kChunkElements = 16 / element_bytes(kFp8);  ///< of keys and values
+  static constexpr int32_t kQWarp = kRope;                             ///< loads Q by TMA
+  static constexpr int32_t kSchedulerWarp = 3;                         ///< claims and describes work tiles
+  static constexpr int32_t kLoaderThreads = 32 * kSchedulerWarp;
+  static_assert(kSchedulerWarp == kKvParts && kSchedulerWarp < kWarpgroupWarps);
 
   /// A KV tile in flight.
   struct TileLoad {
@@ -69,98 +87,110 @@ class Producer {
     TokenPlace next;  ///< of the KV tiles behind these
   };
 
-  __device__ __forceinline__ void load_work_tile(const scheduler::PlanView& plan, const scheduler::WorkTile& work_tile,
-                                                 int32_t slot) {
-    const AttentionParams& params = params_.attention;
-    const bool has_keys = work_tile.kv_begin < work_tile.kv_end;
-    const SegmentMask mask = has_keys ? plan.segments[work_tile.segment].mask : SegmentMask::kAsConfig;
-    const KvShard shard = has_keys ? plan.segments[work_tile.segment].shard : KvShard{};
-    const bool custom_mask = has_keys && params.mask.kind == MaskKind::kCustom && mask == SegmentMask::kAsConfig;
-    const int32_t num_rows = work_tile.row_end - work_tile.row_begin;
-    const SegmentParams& segment = params.segments[work_tile.segment];
-    const KvCopy& copy = params_.copies[work_tile.segment];
-    const int32_t length = fetch_length(plan, work_tile, has_keys);
-    const int32_t first_kv_tile = has_keys ? work_tile.kv_begin / kBlockN : 0;
-    const int32_t num_kv_tiles = has_keys ? (work_tile.kv_end + kBlockN - 1) / kBlockN - first_kv_tile : 0;
-    const KvTiles tiles{first_kv_tile + num_kv_tiles - 1, num_kv_tiles, work_tile.kv_begin, work_tile.kv_end};
-    const bool fp8 = HasFp8 && has_keys && is_fp8(segment.dtype);
-    const bool by_tma = has_keys && copy.tma_tokens > 0;
-    const int32_t* const pages =
-        !has_keys || !segment.paged
-            ? nullptr
-            : segment.indices + (segment.indptr != nullptr
-                                     ? int64_t{segment.indptr[work_tile.kv_row]}
-                                     : work_tile.kv_row * segment.row_stride + segment.first_column);
-    const bool q_by_tma = params_.q_by_tma && is_whole_tokens(work_tile);
-    const bool is_first = num_work_tiles_ == 0;
-    PageWindow window{};
-    int32_t num_issued = 0;
-    if (by_tma) {
-      window.here = find_tma_tile(tiles, 0, copy, pages);
-      window.next = find_tma_tile(tiles, 32 >> copy.log2_tma_tiles, copy, pages);  // in flight until it is needed
+  static constexpr int32_t kQLanes = 8;  ///< of a row
+  static constexpr int32_t kQChunks = Traits::kDimQk / kElementsPer16B;
+  static constexpr int32_t kQRowStep = kLoaderThreads / kQLanes;
+  static constexpr bool kConvertsQ = (kFp8 != Fp8::kNone || kDequantizes) && kIsHalf<T>;
+  static constexpr int32_t kQRowSteps = (Traits::kBlockM + kQRowStep - 1) / kQRowStep;  ///< of a warp
+
+  /// What the CTA's first work tile has got before it is described.
+  struct Begun {
+    PageWindow window;
+    bool has_window = false;
+  };
+
+  static __device__ __forceinline__ KvTiles kv_tiles(const scheduler::WorkTile& work_tile) {
+    if (work_tile.kv_begin >= work_tile.kv_end) return {};
+    const int32_t first = work_tile.kv_begin / kBlockN;
+    const int32_t count = (work_tile.kv_end + kBlockN - 1) / kBlockN - first;
+    return {first + count - 1, count, work_tile.kv_begin, work_tile.kv_end};
+  }
+  /// The work tile's row of the page table. Null if it has no keys or they are not paged.
+  __device__ __forceinline__ const int32_t* page_table_row(const scheduler::WorkTile& work_tile) const {
+    const SegmentParams& segment = params_.attention.segments[work_tile.segment];
+    if (work_tile.kv_begin >= work_tile.kv_end || !segment.paged) return nullptr;
+    if (segment.indptr == nullptr) {
+      return segment.indices + work_tile.kv_row * segment.row_stride + segment.first_column;
     }
-    if (is_first) {
-      // Nothing is in the pipeline. What the rows see is not known yet, so V is committed once it is.
-      if (q_by_tma) load_q_by_tma(work_tile, slot);
-      if (by_tma && copy.v_in_k) {
-        num_issued = min(num_kv_tiles, kStages);
-        for (int32_t i = 0; i < num_issued; ++i) {
-          if (fp8) {
-            load_fp8_by_tma({static_cast<uint32_t>(i), tiles.first_token(i), true}, params_.maps[work_tile.segment].k,
-                            tiles, copy, i, window, work_tile.kv_head);
-            continue;
-          }
-          const TileLoad tile{pipeline_state(static_cast<uint32_t>(i)), tiles.first_token(i), true};
-          issue_tma(tile, params_.maps[work_tile.segment].k, tiles, copy, true, true, i, window, work_tile.kv_head);
-        }
+    if constexpr (kDequantizes)
+      return segment.indices + segment.indptr[work_tile.kv_row];  // it has no register to spare
+    return segment.indices + indptr_.begin_of(params_.attention, work_tile);
+  }
+  __device__ __forceinline__ PageWindow first_window(const KvTiles& tiles, const KvCopy& copy,
+                                                     const int32_t* pages) const {
+    return {find_tma_tile(tiles, 0, copy, pages), find_tma_tile(tiles, 32 >> copy.log2_tma_tiles, copy, pages)};
+  }
+  __device__ __forceinline__ bool is_fp8_segment(int32_t segment) const {
+    return kDequantizes && is_fp8(params_.attention.segments[segment].dtype);
+  }
+
+  /// KV tiles of the CTA's first work tile whose loads are on their way when it is described. Their V is committed
+  /// then.
+  static __device__ __forceinline__ int32_t num_begun_kv_tiles(const KvTiles& tiles, const KvCopy& copy) {
+    return copy.tma_tokens > 0 && copy.v_in_k ? min(tiles.count, L::kStages) : 0;
+  }
+
+  /// The CTA's first work tile: nothing is in the pipeline. Its first loads begin while the scheduler warp still finds
+  /// what its rows see.
+  __device__ __forceinline__ void begin(const scheduler::WorkTile& work_tile, int32_t slot, Begun& begun) const {
+    const KvCopy& copy = params_.copies[work_tile.segment];
+    const KvTiles tiles = kv_tiles(work_tile);
+    const CUtensorMap& map = params_.maps[work_tile.segment].k;
+    const bool fp8 = is_fp8_segment(work_tile.segment);
+    if (tiles.count > 0 && copy.tma_tokens > 0) {
+      begun.window = first_window(tiles, copy, page_table_row(work_tile));
+      begun.has_window = true;
+    }
+    const bool q_by_tma = params_.q_by_tma && is_whole_tokens(work_tile);
+    if (q_by_tma) load_q_by_tma(work_tile, slot);
+    const int32_t num_begun = num_begun_kv_tiles(tiles, copy);
+    for (int32_t i = 0; i < num_begun; ++i) {
+      const auto number = static_cast<uint32_t>(i);
+      if (fp8) {
+        load_fp8_by_tma({number, tiles.first_token(i), true}, map, tiles, copy, i, begun.window, work_tile.kv_head);
+      } else {
+        issue_tma({pipeline_state<L>(number), tiles.first_token(i), true}, map, tiles, copy, true, true, i,
+                  begun.window, work_tile.kv_head);
       }
     }
-    const int64_t query =
-        describe_row(plan, work_tile, num_rows, has_keys, mask, shard, custom_mask, length, storage_.rows[slot]);
-    if (!is_first) ptx::mbarrier_wait(ptx::shared_address(&storage_.q_empty), (num_work_tiles_ - 1) & 1);
-    if (!q_by_tma) {
-      load_q(query);
-      if (HasFp8 && std::is_same_v<T, __half> && params.q_dtype == DType::kBFloat16) convert_q(storage_.rows[slot]);
-    } else if (!is_first) {
-      load_q_by_tma(work_tile, slot);
+    if (warp_ != kSchedulerWarp && !q_by_tma) load_q(work_tile);
+  }
+
+  __device__ __forceinline__ void load_work_tile(const WorkTileContext& context, int32_t slot, Begun& begun) {
+    const AttentionParams& params = params_.attention;
+    const scheduler::WorkTile& work_tile = context.work_tile;
+    const SegmentParams& segment = params.segments[work_tile.segment];
+    const KvCopy& copy = params_.copies[work_tile.segment];
+    const KvTiles tiles = kv_tiles(work_tile);
+    const int32_t* const pages = page_table_row(work_tile);
+    const bool fp8 = tiles.count > 0 && is_fp8_segment(work_tile.segment);
+    const bool by_tma = tiles.count > 0 && copy.tma_tokens > 0;
+    const bool q_by_tma = params_.q_by_tma && is_whole_tokens(work_tile);
+    const int32_t num_begun = num_work_tiles_ == 0 ? num_begun_kv_tiles(tiles, copy) : 0;
+    if (by_tma && !begun.has_window) begun.window = first_window(tiles, copy, pages);
+    if (warp_ != kSchedulerWarp && num_work_tiles_ > 0) {
+      ptx::mbarrier_wait(ptx::shared_address(&storage_.q_empty), (num_work_tiles_ - 1) & 1);
+      if (q_by_tma) {
+        load_q_by_tma(work_tile, slot);
+      } else {
+        load_q(work_tile);
+      }
     }
-    ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);
-    Boundary boundary{storage_.visible[0], custom_mask};
-    VisibleRange& visible = boundary.visible;
-    const VisibleRange other = storage_.visible[1];
-    visible.any_begin = min(visible.any_begin, other.any_begin);
-    visible.any_end = max(visible.any_end, other.any_end);
-    visible.all_begin = max(visible.all_begin, other.all_begin);
-    visible.all_end = min(visible.all_end, other.all_end);
-    const int32_t first_pos = __shfl_sync(kAllLanes, length, kFirstPos);
-    if (threadIdx.x == 0) {
-      WorkTileContext& context = storage_.contexts[slot];
-      context.work_tile = work_tile;
-      context.visible = visible;
-      context.num_rows = num_rows;
-      context.last_kv_tile = tiles.last;
-      context.num_kv_tiles = num_kv_tiles;
-      context.custom_mask = custom_mask;
-      context.negate_scores = storage_.negate_scores[0] || storage_.negate_scores[1];
-      context.v_in_k = copy.v_in_k;
-      context.by_threads = has_keys && !by_tma && !fp8;
-      context.out_16B = params_.out_16B;
-      context.done = false;
-      context.shard = shard;
-      context.first_pos = first_pos;
-    }
+    if (warp_ != kSchedulerWarp && !q_by_tma) scale_rows(storage_.rows[slot]);
     commit_work_tile(slot, q_by_tma);
-    if (num_kv_tiles == 0) return;
+    if (tiles.count == 0) return;
+    const Boundary boundary{context.visible, context.custom_mask};
     if (fp8) {
-      load_fp8(tiles, boundary, work_tile, pages, window, num_issued);
+      load_fp8(tiles, boundary, work_tile, pages, begun.window, num_begun);
     } else if (by_tma) {
-      load_by_tma(tiles, boundary, params_.maps[work_tile.segment], copy, pages, work_tile.kv_head, window, num_issued);
+      load_by_tma(tiles, boundary, params_.maps[work_tile.segment], copy, pages, work_tile.kv_head, begun.window,
+                  num_begun);
     } else {
       load_by_threads(tiles, boundary, segment, copy, pages, work_tile);
     }
   }
 
-  /// Loads, a word a lane, what describe_row needs to know of the work tile's first request.
+  /// Loads, a word a lane, what `describe` needs to know of the work tile's first request.
   static constexpr int32_t kLengths = 5;
   static constexpr int32_t kFirstPos = 4;  ///< one of them
   __device__ __forceinline__ int32_t fetch_length(const scheduler::PlanView& plan, const scheduler::WorkTile& work_tile,
@@ -176,81 +206,75 @@ class Producer {
     return *at;
   }
 
-  /// Finds what this thread's row sees, and the row 64 further on: two threads share a row, and the first writes it to
-  /// shared memory. Returns the offset of the row's query, -1 for a row beyond the work tile.
-  __device__ __forceinline__ int64_t describe_row(const scheduler::PlanView& plan, const scheduler::WorkTile& work_tile,
-                                                  int32_t num_rows, bool has_keys, SegmentMask mask,
-                                                  const KvShard& shard, bool custom_mask, int32_t length,
-                                                  RowInfo& rows) const {
-    const int32_t row = static_cast<int32_t>(threadIdx.x) % kBlockM;
-    const bool writes = threadIdx.x < kBlockM;
+  /// By the scheduler warp: finds what the rows of a work tile see, a row a lane, and writes all that the other warps
+  /// need to know of it.
+  __device__ __forceinline__ void describe(const scheduler::PlanView& plan, const scheduler::WorkTile& work_tile,
+                                           WorkTileContext& context, RowInfo& rows) const {
     const AttentionParams& params = params_.attention;
-    VisibleRange visible{INT32_MAX, 0, 0, INT32_MAX};
-    int64_t query = -1;
-    int32_t begin = 0;
-    int32_t end = 0;
-    bool negate = false;
+    const bool has_keys = work_tile.kv_begin < work_tile.kv_end;
+    const int32_t length = fetch_length(plan, work_tile, has_keys);
+    const SegmentMask mask = has_keys ? plan.segments[work_tile.segment].mask : SegmentMask::kAsConfig;
+    const KvShard shard = has_keys ? plan.segments[work_tile.segment].shard : KvShard{};
+    const bool custom_mask = has_keys && params.mask.kind == MaskKind::kCustom && mask == SegmentMask::kAsConfig;
+    const int32_t num_rows = work_tile.row_end - work_tile.row_begin;
     int32_t lengths_of[kLengths];
 #pragma unroll
     for (int32_t i = 0; i < kLengths; ++i) lengths_of[i] = __shfl_sync(kAllLanes, length, i);
-    if (row < num_rows) {
-      const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-      const int32_t packed = work_tile.row_begin + row;
-      const int32_t token = packed / group_size;
-      const int32_t q_head = work_tile.kv_head * group_size + (packed - token * group_size);
-      query = token * params.q_token_stride + q_head * params.q_head_stride;
-      float scale = 0.0f;
-      float v_scale = 1.0f;
-      if (has_keys) {
-        const SegmentParams& segment = params.segments[work_tile.segment];
-        auto [first_row, row_end, first_query, kv_len, first_pos] = lengths_of;
-        int32_t request = work_tile.request;
-        while (row_end <= token) {
-          first_row = row_end;
-          ++request;
-          row_end = plan.cu_q[request + 1];
-          first_query = plan.q_first_pos[request];
-        }
-        const int32_t number = token - first_row;
-        const int64_t position = int64_t{first_query} + number;
-        const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params.mask, mask);
-        const scheduler::TokenRange range = scheduler::visible_to_token({first_pos, kv_len, shard}, mask_bounds,
-                                                                        plan.visible_positions, token, position);
-        begin = static_cast<int32_t>(range.begin < work_tile.kv_begin ? work_tile.kv_begin : range.begin);
-        end = static_cast<int32_t>(range.end > work_tile.kv_end ? work_tile.kv_end : range.end);
-        if (begin >= end) begin = end = 0;
-        if (writes) {
+    VisibleRange visible{INT32_MAX, 0, 0, INT32_MAX};
+    bool negate = false;
+#pragma unroll 1
+    for (int32_t row = lane_; row < Traits::kBlockM; row += 32) {
+      int32_t begin = 0;
+      int32_t end = 0;
+      if (row < num_rows) {
+        const QueryRow query = query_row(work_tile, row);
+        float scale = 0.0f;
+        float v_scale = 1.0f;
+        if (has_keys) {
+          const SegmentParams& segment = params.segments[work_tile.segment];
+          auto [first_row, row_end, first_query, kv_len, first_pos] = lengths_of;
+          int32_t request = work_tile.request;
+          while (row_end <= query.token) {
+            first_row = row_end;
+            ++request;
+            row_end = plan.cu_q[request + 1];
+            first_query = plan.q_first_pos[request];
+          }
+          const int32_t number = query.token - first_row;
+          const int64_t position = int64_t{first_query} + number;
+          const scheduler::MaskBounds mask_bounds = scheduler::mask_bounds(params.mask, mask);
+          const scheduler::TokenRange range = scheduler::visible_to_token(
+              {first_pos, kv_len, shard}, mask_bounds, plan.visible_positions, query.token, position);
+          begin = static_cast<int32_t>(range.begin < work_tile.kv_begin ? work_tile.kv_begin : range.begin);
+          end = static_cast<int32_t>(range.end > work_tile.kv_end ? work_tile.kv_end : range.end);
+          if (begin >= end) begin = end = 0;
           rows.position[row] = static_cast<int32_t>(position);
           rows.mask_begin[row] = INT32_MAX;
+          if (custom_mask) {
+            const int32_t mask_begin =
+                plan.mask_first_column[request] - plan.segments[work_tile.segment].key_offset[request];
+            rows.mask_begin[row] = mask_begin;
+            rows.mask_bit[row] =
+                8 * plan.mask_byte_indptr[request] + int64_t{number} * plan.mask_columns[request] - mask_begin;
+          }
+          scale = __fmul_rn(__fmul_rn(scale_at(params.q_scale, request, work_tile.kv_head),
+                                      scale_at(segment.k_scale, request, work_tile.kv_head)),
+                            params.sm_scale);
+          if (!has_bias(params)) scale = __fmul_rn(scale, kLog2E);
+          v_scale = scale_at(segment.v_scale, request, work_tile.kv_head);
         }
-        if (writes && custom_mask) {
-          const int32_t mask_begin =
-              plan.mask_first_column[request] - plan.segments[work_tile.segment].key_offset[request];
-          rows.mask_begin[row] = mask_begin;
-          rows.mask_bit[row] =
-              8 * plan.mask_byte_indptr[request] + int64_t{number} * plan.mask_columns[request] - mask_begin;
-        }
-        scale = __fmul_rn(__fmul_rn(scale_at(params.q_scale, request, work_tile.kv_head),
-                                    scale_at(segment.k_scale, request, work_tile.kv_head)),
-                          params.sm_scale);
-        if (!has_bias(params)) scale = __fmul_rn(scale, kLog2E);
-        v_scale = scale_at(segment.v_scale, request, work_tile.kv_head);
-      }
-      if (writes) {
-        rows.token[row] = token;
-        rows.q_head[row] = q_head;
+        rows.token[row] = query.token;
+        rows.q_head[row] = query.head;
         rows.scale[row] = scale;
         rows.v_scale[row] = v_scale;
+        negate = negate || !(scale > 0.0f);
+        if (begin < end) {
+          visible.any_begin = min(visible.any_begin, begin);
+          visible.any_end = max(visible.any_end, end);
+        }
+        visible.all_begin = max(visible.all_begin, begin);
+        visible.all_end = min(visible.all_end, end);
       }
-      negate = !(scale > 0.0f);
-      if (begin < end) {
-        visible.any_begin = begin;
-        visible.any_end = end;
-      }
-      visible.all_begin = begin;
-      visible.all_end = end;
-    }
-    if (writes) {
       rows.visible_begin[row] = begin;
       rows.visible_end[row] = end;
     }
@@ -259,64 +283,105 @@ class Producer {
     visible.all_begin = __reduce_max_sync(kAllLanes, visible.all_begin);
     visible.all_end = __reduce_min_sync(kAllLanes, visible.all_end);
     negate = __any_sync(kAllLanes, negate);
-    if (lane_ == 0 && warp_ < 2) {
-      storage_.visible[warp_] = visible;
-      storage_.negate_scores[warp_] = negate;
+    constexpr int32_t kWords = sizeof(scheduler::WorkTile) / sizeof(int32_t);
+    static_assert(std::is_trivially_copyable_v<scheduler::WorkTile> && kWords <= 32);
+    if (lane_ < kWords) {
+      reinterpret_cast<int32_t*>(&context.work_tile)[lane_] = reinterpret_cast<const int32_t*>(&work_tile)[lane_];
     }
-    return query;
+    if (lane_ > 0) return;
+    const KvTiles tiles = kv_tiles(work_tile);
+    const KvCopy& copy = params_.copies[work_tile.segment];
+    context.visible = visible;
+    context.num_rows = num_rows;
+    context.last_kv_tile = tiles.last;
+    context.num_kv_tiles = tiles.count;
+    context.custom_mask = custom_mask;
+    context.negate_scores = negate;
+    context.v_in_k = copy.v_in_k;
+    context.by_threads = has_keys && copy.tma_tokens == 0 && !is_fp8_segment(work_tile.segment);
+    context.out_16B = params_.out_16B;
+    context.done = false;
+    context.shard = shard;
+    context.first_pos = lengths_of[kFirstPos];
   }
 
-  /// Two warps share 32 rows, each loads half of their chunks. A lane knows where its row's query begins. Rows beyond
-  /// the work tile become zeros.
-  __device__ __forceinline__ void load_q(int64_t query) const {
-    constexpr int32_t kChunks = DimQk / kElementsPer16B / 2;
-    const int32_t first_row = warp_ % 2 * 32;
-    const int32_t first_chunk = warp_ / 2 * kChunks;
+  /// A packed row's query.
+  struct QueryRow {
+    int32_t token;
+    int32_t head;
+  };
+  __device__ __forceinline__ QueryRow query_row(const scheduler::WorkTile& work_tile, int32_t row) const {
+    const int32_t group_size = params_.attention.num_q_heads / params_.attention.num_kv_heads;
+    const int32_t packed = work_tile.row_begin + row;
+    const int32_t token = packed / group_size;
+    return {token, work_tile.kv_head * group_size + (packed - token * group_size)};
+  }
+
+  /// By the loading warps: copies Q. Rows beyond the work tile become zeros. Where the MMA needs it, bfloat16 becomes
+  /// float16.
+  __device__ __forceinline__ void load_q(const scheduler::WorkTile& work_tile) const {
     const AttentionParams& params = params_.attention;
-    const bool by_16B = params.q_wide && (!HasFp8 || !is_fp8(params.q_dtype));
+    const bool by_16B = params.q_wide && (!(kDequantizes || Traits::kSwapsAb) || !is_fp8(params.q_dtype));
+    const int32_t num_rows = work_tile.row_end - work_tile.row_begin;
 #pragma unroll 1
-    for (int32_t i = lane_; i < 32 * kChunks; i += 32) {
-      const int64_t at = __shfl_sync(kAllLanes, query, i / kChunks);
-      const int32_t chunk = first_chunk + i % kChunks;
-      const uint32_t target = smem_ + static_cast<uint32_t>(kQOffset + tile_offset(first_row + i / kChunks, chunk));
-      const int64_t from = at < 0 ? 0 : at + chunk * kElementsPer16B;
-      if (by_16B) {
-        ptx::cp_async_16(target, static_cast<const T*>(params.q) + from, at >= 0);
-      } else {
-        copy_upcast_16B<T>(target, params.q, params.q_dtype, from, at >= 0);
+    for (int32_t row = first_q_row(); row < Traits::kBlockM; row += kQRowStep) {
+      const QueryRow query = query_row(work_tile, row);
+      const bool valid = row < num_rows;
+      const int64_t at = valid ? query.token * params.q_token_stride + query.head * params.q_head_stride : 0;
+#pragma unroll 1
+      for (int32_t i = lane_ % kQLanes; i < kQChunks; i += kQLanes) {
+        const uint32_t target = smem_ + static_cast<uint32_t>(L::q_offset(row, i));
+        if (by_16B) {
+          ptx::cp_async_16(target, static_cast<const T*>(params.q) + at + i * kElementsPer16B, valid);
+        } else {
+          copy_upcast_16B<T>(target, params.q, params.q_dtype, at + i * kElementsPer16B, valid);
+        }
+      }
+    }
+    if constexpr (kConvertsQ) {
+      if (params.q_dtype != DType::kBFloat16) return;
+      ptx::cp_async_wait_all();
+#pragma unroll 1
+      for (int32_t i = 0; i < kQRowSteps; ++i) convert_q_row(first_q_row() + i * kQRowStep);
+    }
+  }
+  /// Once the work tile is described.
+  __device__ __forceinline__ void scale_rows(RowInfo& rows) const {
+    if constexpr (kConvertsQ) {
+      if (params_.attention.q_dtype != DType::kBFloat16 || lane_ % kQLanes > 0) return;
+#pragma unroll 1
+      for (int32_t row = first_q_row(); row < Traits::kBlockM; row += kQRowStep) {
+        rows.scale[row] *= storage_.q_factors[row];
       }
     }
   }
+  __device__ __forceinline__ static int32_t first_q_row() {
+    return static_cast<int32_t>(threadIdx.x) / kQLanes;
+  }
 
-  /// Converts bfloat16 Q to float16 in place: eight lanes have a row. Not with Q that TMA loads.
-  __device__ __forceinline__ void convert_q(RowInfo& rows) const {
-    constexpr int32_t kLanes = 8;
-    constexpr int32_t kChunks = DimQk / kElementsPer16B;
-    ptx::cp_async_wait_all();
-    ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);  // all rows are described and copied
-#pragma unroll 1
-    for (int32_t row = 16 * warp_ + lane_ / kLanes; row < 16 * (warp_ + 1); row += 32 / kLanes) {
-      const auto address = [&](int32_t chunk) {
-        return smem_ + static_cast<uint32_t>(kQOffset + tile_offset(row, chunk));
-      };
-      uint32_t most = 0;
+  /// By a row's lanes, in place: each has the chunks that it has copied. All lanes of a warp call it; a row beyond the
+  /// last is none.
+  __device__ __forceinline__ void convert_q_row(int32_t row) const {
+    const int32_t lane = lane_ % kQLanes;
+    const bool valid = row < Traits::kBlockM;
+    const uint32_t first = smem_ + static_cast<uint32_t>(L::q_offset(row, lane));
+    const uint32_t count = valid ? kQChunks / kQLanes : 0;
+    uint32_t most = 0;
 #pragma unroll 3
-      for (int32_t i = lane_ % kLanes; i < kChunks; i += kLanes) {
-        most = max_magnitude(ptx::ld_shared_16(address(i)), most);
-      }
-#pragma unroll
-      for (int32_t lanes = 1; lanes < kLanes; lanes *= 2) {
-        most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
-      }
-      const int32_t exponent = float16_row_exponent(most);
-#pragma unroll 3
-      for (int32_t i = lane_ % kLanes; i < kChunks; i += kLanes) {
-        uint4 chunk = ptx::ld_shared_16(address(i));
-        to_float16(chunk, exponent);
-        ptx::st_shared_16(address(i), chunk);
-      }
-      if (lane_ % kLanes == 0) rows.scale[row] *= power_of_two(exponent);
+    for (uint32_t i = 0; i < count; ++i) {
+      most = max_magnitude(ptx::ld_shared_16(first + i * L::kQBlockBytes), most);
     }
+#pragma unroll
+    for (int32_t lanes = 1; lanes < kQLanes; lanes *= 2) most = max(most, __shfl_xor_sync(kAllLanes, most, lanes));
+    const int32_t exponent = float16_row_exponent(most);
+    if (!valid) return;
+#pragma unroll 3
+    for (uint32_t i = 0; i < count; ++i) {
+      uint4 chunk = ptx::ld_shared_16(first + i * L::kQBlockBytes);
+      to_float16(chunk, exponent);
+      ptx::st_shared_16(first + i * L::kQBlockBytes, chunk);
+    }
+    if (lane == 0) storage_.q_factors[row] = power_of_two(exponent);
   }
 
   /// Whether the work tile's rows are whole tokens, or 64 heads of one: TMA may load their Q.
@@ -325,27 +390,24 @@ class Producer {
     return num_rows % params_.q_tma_heads == 0 && work_tile.row_begin % params_.q_tma_heads == 0;
   }
 
-  /// By the last warp. A TMA tile is one column block of up to 64 heads of a token. Rows beyond the work tile's keep
+  /// By one warp. A TMA tile is one column block of up to 64 heads of a token. Rows beyond the work tile's keep
   /// what was there: nobody reads what becomes of them.
   __device__ __forceinline__ void load_q_by_tma(const scheduler::WorkTile& work_tile, int32_t slot) const {
     if (warp_ != kQWarp) return;
     const uint32_t barrier = ptx::shared_address(storage_.work_tile_full) + 8 * static_cast<uint32_t>(slot);
     const int32_t num_rows = work_tile.row_end - work_tile.row_begin;
-    const int32_t group_size = params_.attention.num_q_heads / params_.attention.num_kv_heads;
-    if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(num_rows * 2 * DimQk));
+    if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(num_rows * 2 * Traits::kDimQk));
     __syncwarp();
     const int32_t heads = params_.q_tma_heads;
     const uint64_t policy = ptx::evict_first_policy();
-    constexpr int32_t kBlocks = DimQk / 64;
+    constexpr int32_t kBlocks = Traits::kDimQk / 64;
     const int32_t count = num_rows / heads * kBlocks;
     for (int32_t i = lane_; i < count; i += 32) {
       const int32_t block = i % kBlocks;
       const int32_t row = i / kBlocks * heads;
-      const int32_t packed = work_tile.row_begin + row;
-      const int32_t token = packed / group_size;
-      const int32_t head = work_tile.kv_head * group_size + (packed - token * group_size);
-      ptx::tma_load_5d(smem_ + static_cast<uint32_t>(kQOffset + block * kColumnBlockBytes + row * 128), &params_.q_map,
-                       barrier, 0, head, token, block, 0, policy);
+      const QueryRow query = query_row(work_tile, row);
+      ptx::tma_load_5d(smem_ + static_cast<uint32_t>(L::kQOffset + block * L::kQBlockBytes + row * 128), &params_.q_map,
+                       barrier, 0, query.head, query.token, block, 0, policy);
     }
   }
 
@@ -362,7 +424,7 @@ class Producer {
   }
 
   __device__ __forceinline__ uint32_t tile_address(const PipelineState& at) const {
-    return smem_ + at.stage * static_cast<uint32_t>(kTileBytes);
+    return smem_ + at.stage * static_cast<uint32_t>(L::kTileBytes);
   }
   /// Waits until the consumers have released the part. In the first round through the stages it does not wait: of a new
   /// barrier, the phase before the first counts as complete.
@@ -392,12 +454,12 @@ class Producer {
                                               int32_t num_issued) {
     const int32_t at_once = 32 >> copy.log2_tma_tiles;
     for (int32_t i = 0; i < num_issued; ++i) {
-      wait_and_scan(boundary, {pipeline_state(num_kv_tiles_++), tiles.first_token(i), true});
+      wait_and_scan(boundary, {pipeline_state<L>(num_kv_tiles_++), tiles.first_token(i), true});
     }
     TileLoad first{};
     bool pending = false;
     const auto load = [&](const CUtensorMap& map, bool has_k, bool has_v, int32_t i) {
-      const TileLoad tile{pipeline_state(num_kv_tiles_++), tiles.first_token(i), has_v};
+      const TileLoad tile{pipeline_state<L>(num_kv_tiles_++), tiles.first_token(i), has_v};
       const bool at_boundary = has_v && boundary.has(tile.first);
       issue_tma(tile, map, tiles, copy, has_k, at_boundary, i, window, head);
       if (pending) wait_and_scan(boundary, first);
@@ -444,10 +506,10 @@ class Producer {
     const int32_t from_lane = (i << copy.log2_tma_tiles & 31) | number;
     const int32_t page = __shfl_sync(kAllLanes, window.here.page, from_lane);
     const int32_t in_page = __shfl_sync(kAllLanes, window.here.in_page, from_lane);
-    const int32_t blocks = rope ? (has_k && kHasRope ? 1 : 0) : kHalfColumnBlocks;
+    const int32_t blocks = rope ? (has_k && kHasRope ? 1 : 0) : L::kHalfColumnBlocks;
     const TmaTileRange range = loaded_tma_tiles(tiles.kv_begin, tiles.kv_end, tile.first, copy.tma_tokens);
     const int32_t bytes = copy.tma_tokens * 128;
-    const int32_t block = warp_ * kHalfColumnBlocks + in_part;
+    const int32_t block = warp_ * L::kHalfColumnBlocks + in_part;
     const uint32_t to = tile_address(tile.state) + static_cast<uint32_t>(block * kColumnBlockBytes + number * bytes);
     const uint32_t barrier =
         at_boundary && !rope ? v_landed_ + 8 * tile.state.stage : kv_full_ + kv_barrier_offset(tile.state, warp_);
@@ -458,7 +520,11 @@ class Producer {
     }
     __syncwarp();
     if (in_part < blocks && in_page >= 0) {
-      ptx::tma_load_5d(to, &map, barrier, 0, in_page, block, head, page, ptx::evict_first_policy());
+      if constexpr (kFp8 == Fp8::kNone) {
+        ptx::tma_load_5d(to, &map, barrier, 0, in_page, block, head, page, ptx::evict_first_policy());
+      } else {
+        ptx::tma_load_5d(to, &map, barrier, 128 * block, in_page, head, page, 0, ptx::evict_first_policy());
+      }
     }
   }
 
@@ -475,7 +541,7 @@ class Producer {
       VisibleRange visible = boundary.visible;
       if (boundary.custom_mask) visible.all_end = 0;  // some row may not see any of the tokens
       const uint32_t address = tile_address(tile.state);
-      found = zero_and_scan<T, kBlockN, 8 * kValueColumnBlocks, kWarpgroupThreads, true>(
+      found = zero_and_scan<T, kBlockN, 8 * L::kValueColumnBlocks, kWarpgroupThreads, true, kFp8>(
           visible, tile.first, boundary.needs_scan(tile.first), static_cast<int32_t>(threadIdx.x),
           [&](int32_t token, int32_t chunk) { return address + static_cast<uint32_t>(tile_offset(token, chunk)); });
     }
@@ -598,7 +664,7 @@ class Producer {
   __device__ __forceinline__ void load_tile(const KvTiles& tiles, const Boundary& boundary, int32_t i,
                                             const Source& source, bool has_k, bool has_v, int32_t head,
                                             const KvCopy& copy, const int32_t* pages, int32_t first_token) {
-    const TileLoad tile{pipeline_state(num_kv_tiles_++), tiles.first_token(i), has_v};
+    const TileLoad tile{pipeline_state<L>(num_kv_tiles_++), tiles.first_token(i), has_v};
     const int32_t token = tile.first + warp_ * 16 + lane_ % 16;
     int64_t begin = -1;
     if (token >= boundary.visible.any_begin && token < boundary.visible.any_end) {
@@ -627,16 +693,23 @@ class Producer {
 
   __device__ __forceinline__ void copy_part(const TileLoad& tile, int32_t part, const Source& source, int64_t begin,
                                             bool aligned) const {
-    const int32_t chunks = 8 * part_size(part);  // 8 or 32: a power of two
-    const int32_t log2_chunks = part == kRope ? 3 : 5;
+    const int32_t chunks = part == kRope ? kHeadDimRope / kChunkElements : 8 * L::kHalfColumnBlocks;  // a power of two
+    const int32_t log2_chunks = 31 - __clz(chunks);
 #pragma unroll 1
     for (int32_t n = lane_; n < 16 * chunks; n += 32) {
       const int64_t at = __shfl_sync(kAllLanes, begin, n >> log2_chunks);
-      const int32_t chunk = 8 * part_begin(part) + (n & (chunks - 1));
+      const int32_t chunk = 8 * L::part_begin(part) + (n & (chunks - 1));
       const uint32_t target =
           tile_address(tile.state) + static_cast<uint32_t>(tile_offset(16 * warp_ + (n >> log2_chunks), chunk));
-      const int64_t from = at < 0 ? 0 : at + chunk * kElementsPer16B;
-      if (aligned) {
+      const int64_t from = at < 0 ? 0 : at + chunk * kChunkElements;
+      if constexpr (kFp8 != Fp8::kNone) {
+        const uint8_t* const data = static_cast<const uint8_t*>(source.data) + from;
+        if (aligned) {
+          ptx::cp_async_16(target, data, at >= 0);
+        } else {
+          copy_fp8_16B(target, data, at >= 0);
+        }
+      } else if (aligned) {
         ptx::cp_async_16(target, static_cast<const T*>(source.data) + from, at >= 0);
       } else {
         copy_upcast_16B<T>(target, source.data, source.dtype, from, at >= 0);
@@ -652,7 +725,8 @@ class Producer {
   const uint32_t v_landed_;
   const int32_t warp_;
   const int32_t lane_;
-  Fp8Producer<T, DimQk> fp8_producer_;
+  Fp8Producer<Traits> fp8_producer_;
+  const IndptrCache indptr_;
   int32_t num_work_tiles_ = 0;
   uint32_t num_kv_tiles_ = 0;  ///< through the KV pipeline, so far
   uint32_t landed_phases_ = 0;

@@ -17,9 +17,11 @@ struct Fp8Tile {
   bool is_k;
 };
 
-template <typename T, int32_t DimQk>
+template <typename Traits>
 class Fp8Producer {
-  static constexpr bool kHasRope = DimQk > kHeadDimV;
+  using T = typename Traits::T;
+  using L = RowsLayout;
+  static constexpr bool kHasRope = Traits::kHasRope;
   static constexpr int32_t kAtoms = kBlockN / 8;  ///< of tokens, in a KV tile
   static constexpr int32_t kAtomBytes = 1024;
   /// Each half of V has a warp, which leaves its last atoms to the RoPE part's.
@@ -41,7 +43,7 @@ class Fp8Producer {
   __device__ __forceinline__ void load_by_tma(const Fp8Tile& tile, const CUtensorMap& map, const KvTiles& tiles,
                                               const KvCopy& copy, const TokenPlace& place, int32_t lane_of_place,
                                               int32_t head) const {
-    const PipelineState state = pipeline_state(tile.number);
+    const PipelineState state = pipeline_state<L>(tile.number);
     const int32_t in_block = lane_ & ((1 << copy.log2_tma_tiles) - 1);
     const int32_t in_part = lane_ >> copy.log2_tma_tiles;
     const int32_t page = __shfl_sync(kAllLanes, place.page, lane_of_place + in_block);
@@ -70,7 +72,7 @@ class Fp8Producer {
   /// `lane` and of the one 32 further on.
   __device__ __forceinline__ void load_by_threads(const Fp8Tile& tile, const void* data, const KvStrides& strides,
                                                   bool aligned, const TokenPlace (&places)[2], int32_t head) const {
-    const PipelineState state = pipeline_state(tile.number);
+    const PipelineState state = pipeline_state<L>(tile.number);
     int64_t begin[2];  // of a token in `data`
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
@@ -113,7 +115,7 @@ class Fp8Producer {
   /// By the other warps: dequantizes their share of a tile and commits it.
   template <Fp8 kFp8>
   __device__ __forceinline__ void dequantize(const Fp8Tile& tile, bool has_v, const Boundary& boundary) {
-    const PipelineState state = pipeline_state(tile.number);
+    const PipelineState state = pipeline_state<L>(tile.number);
     const bool at_boundary = has_v && boundary.has(tile.first);
     if (warp_ != kRope) {
       dequantize_part<kFp8, kBlocksOfHalf, 0, kOwnAtoms>(state, warp_, tile.first, boundary.visible, at_boundary);
@@ -134,7 +136,7 @@ class Fp8Producer {
     return part == kRope && (!is_k || !kHasRope);
   }
   __device__ __forceinline__ uint32_t tile_address(const PipelineState& at) const {
-    return smem_ + at.stage * static_cast<uint32_t>(kTileBytes);
+    return smem_ + at.stage * static_cast<uint32_t>(L::kTileBytes);
   }
   __device__ __forceinline__ uint32_t landed_barrier(const PipelineState& at, int32_t part) const {
     return landed_ + kv_barrier_offset(at, part);
@@ -145,7 +147,7 @@ class Fp8Producer {
     return landed_barrier(at, part);
   }
 
-  static constexpr int32_t kBlocksOfHalf = kHalfColumnBlocks / 2;  ///< fp8 blocks of a half of V
+  static constexpr int32_t kBlocksOfHalf = L::kHalfColumnBlocks / 2;  ///< fp8 blocks of a half of V
 
   /// Two warps share a half of V, one has the RoPE part.
   __device__ __forceinline__ void commit(const PipelineState& at, int32_t part) const {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/sm90/mla/launch.hpp"
 #include "ptx/barrier.cuh"
@@ -53,33 +55,84 @@ struct TileStats {
   uint32_t rescales[kWarpgroupWarps];  ///< for each warp: whether any factor of the tile is not 1
 };
 
+constexpr int32_t kMaxStages = Layout<kBlockM, 1>::kStages;
+constexpr int32_t kMaxSwapAbRows = kSwapAbRows[1];
+
 /// The part of shared memory of fixed size. "Phase n" is the barrier's phase.
 struct SharedStorage {
   RowInfo rows[kWorkTileSlots];
   WorkTileContext contexts[kWorkTileSlots];
-  VisibleRange visible[2];  ///< of either half of the rows
-  bool negate_scores[2];
-  int32_t next_work_tile;  ///< claimed by the first producer warp; -1: none
+  float q_factors[kBlockM];  ///< what rows of Q were divided by when they became float16
   TileStats tile_stats[2];
   float row_sum[kWorkTileSlots][kConsumers][kBlockM];  ///< of a work tile, before the cross-warp reduction
   /// For mixed KV tiles: not 0 if a producer warp has found NaN or Inf in V, by the halves of V.
-  uint8_t nonfinite[kStages][kConsumers][kWarpgroupWarps];
+  uint8_t nonfinite[kMaxStages][kConsumers][kWarpgroupWarps];
   uint64_t work_tile_full[kWorkTileSlots];   ///< phase n: the slot's work tile number n is described, its Q loaded
   uint64_t work_tile_empty[kWorkTileSlots];  ///< phase n: the consumers have finished it
   uint64_t q_empty;                          ///< phase n: the consumers have read Q of work tile n
-  uint64_t kv_full[kStages][kKvParts];
-  uint64_t kv_empty[kStages][kKvParts];
-  uint64_t v_landed[kStages];              ///< V that the producer scans or zeroes before it commits
-  uint64_t fp8_landed[kStages][kKvParts];  ///< fp8 data of a part: see Fp8Producer
+  uint64_t kv_full[kMaxStages][kKvParts];
+  uint64_t kv_empty[kMaxStages][kKvParts];
+  uint64_t v_landed[kMaxStages];                       ///< V that the producer scans or zeroes before it commits
+  uint64_t fp8_landed[RowsLayout::kStages][kKvParts];  ///< fp8 data of a part: see Fp8Producer
   /// Between the two warps, one of each consumer, that have the same rows. For even and for odd KV tiles, phase n: P
   /// and TileStats of KV tile 2n (+ 1) are written. For row_sum_full, phase n: row_sum of work tile n is written.
   uint64_t p_full[2][kWarpgroupWarps];
   uint64_t row_sum_full[kWarpgroupWarps];
 };
 
+/// The same where operands are swapped: tokens are rows of MMAs, so a packed row is spread over all warps.
+struct SwapAbStorage : SharedStorage {
+  struct TileStats {
+    float2 rows[kMaxSwapAbRows];  ///< row_max, the factor of what was accumulated before
+    uint32_t rescales;            ///< whether any factor is not 1
+  };
+  /// KV tile i has P, stats and barrier i % kStages: the stage of the KV tile kStages before it has been released.
+  TileStats swap_ab_stats[kMaxStages];
+  uint64_t swap_ab_p_full[kMaxStages];                          ///< both are written
+  float tile_max[kConsumers][kWarpgroupWarps][kMaxSwapAbRows];  ///< the warps' largest scores
+  /// Of a work tile: row sums of those warps that have computed P, row_max where these do nothing else.
+  float warp_row_sum[kWorkTileSlots][kConsumers * kWarpgroupWarps][kMaxSwapAbRows];
+  float row_max[kWorkTileSlots][kMaxSwapAbRows];
+  uint64_t swap_ab_row_sum_full[kWorkTileSlots];
+};
+
+/// What an instantiation is for. `kDequantizes`: q, keys or values may be fp8, which the producer dequantizes. `kFp8`:
+/// all keys and values are fp8 and stay so in the KV pipeline; only where operands are swapped.
+template <typename Element, int32_t DimQk, int32_t BlockM, bool Dequantizes, Fp8 Kind>
+struct Traits {
+  using T = Element;  ///< of MMAs
+  static constexpr int32_t kDimQk = DimQk;
+  static constexpr bool kHasRope = DimQk > kHeadDimV;
+  static constexpr int32_t kBlockM = BlockM;
+  static constexpr bool kSwapsAb = swaps_ab(BlockM);
+  static constexpr bool kDequantizes = Dequantizes;
+  static constexpr Fp8 kFp8 = Kind;
+  using L = Layout<BlockM, element_bytes(Kind)>;
+  using Storage = std::conditional_t<kSwapsAb, SwapAbStorage, SharedStorage>;
+  /// Where consumers dequantize, a warpgroup of its own computes P and the others only multiply it by V.
+  static constexpr bool kSplitsRoles = Kind != Fp8::kNone;
+  static constexpr int32_t kThreads = kWarpgroupThreads * (1 + kConsumers + (kSplitsRoles ? 1 : 0));
+  /// Registers per thread until warpgroups get shares of their own. With 128 and three warpgroups, a CTA of the combine
+  /// fits beside the kernel's and waits there.
+  static constexpr int32_t kRegisters = kSplitsRoles || BlockM == 16 ? 128 : 168;
+  static constexpr int32_t kConsumerRegisters = kSplitsRoles   ? 136
+                                                : Dequantizes  ? 208
+                                                : !kSwapsAb    ? 216
+                                                : BlockM == 16 ? 152
+                                                               : 208;
+  static constexpr int32_t kScoresRegisters = kSplitsRoles ? 152 : 0;
+  static constexpr int32_t kProducerRegisters =
+      kThreads / kWarpgroupThreads * kRegisters - kConsumers * kConsumerRegisters - kScoresRegisters;
+  static_assert(kSwapsAb ? !Dequantizes : Kind == Fp8::kNone);
+};
+
 /// Bytes of dynamic shared memory, including what aligns it to 1024.
-constexpr int32_t kSmemBytes = 1024 + kStorageOffset + static_cast<int32_t>(sizeof(SharedStorage));
-static_assert(kSmemBytes <= kMaxSmemBytes && kStorageOffset % alignof(SharedStorage) == 0);
+template <typename Traits>
+constexpr int32_t smem_bytes() {
+  constexpr int32_t kBytes = 1024 + Traits::L::kStorageOffset + static_cast<int32_t>(sizeof(typename Traits::Storage));
+  static_assert(kBytes <= kMaxSmemBytes && Traits::L::kStorageOffset % alignof(typename Traits::Storage) == 0);
+  return kBytes;
+}
 
 /// Arrivals of a phase. Every thread that has read or written shared memory arrives for itself, even where its warp has
 /// synchronised before: racecheck and synccheck follow no other order. One lane arrives for its warp's TMA loads and
@@ -97,8 +150,9 @@ struct PipelineState {
   uint32_t stage;
   uint32_t parity;
 };
+template <typename L>
 __device__ __forceinline__ PipelineState pipeline_state(uint32_t number) {
-  return {number % kStages, number / kStages & 1};
+  return {number % L::kStages, number / L::kStages & 1};
 }
 
 /// The KV tiles of a work tile. Tile 0 is the last along the sequence.
