@@ -82,10 +82,6 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[Count], const uint32_t (&a)[
 template <typename T, int32_t Count>
 __device__ __forceinline__ void wgmma_ss_transposed_a(float (&d)[Count], uint64_t a, uint64_t b);
 
-/// GEMM step with swapped operands, K = 16: d += A B^T. A comes from registers, laid out as wgmma_rs's; B is K-major.
-template <typename T, int32_t Count>
-__device__ __forceinline__ void wgmma_rs_k_major(float (&d)[Count], const uint32_t (&a)[4], uint64_t b);
-
 /// FP8 GEMM0 step, K = 32, with e4m3 operands: d (+)= A B^T for 64 rows and 128 columns. Both tiles are K-major in
 /// shared memory: fp8 operands cannot be transposed, so V must be stored transposed. The tensor core keeps 13 bits
 /// below the largest of 32 products, or below the accumulator that they are added to.
@@ -100,10 +96,6 @@ __device__ __forceinline__ void wgmma_fp8_rs(float (&d)[Count], const uint32_t (
 #define FOLIO_WGMMA_REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define FOLIO_WGMMA_ACCUMULATORS_8 \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-#define FOLIO_WGMMA_REGISTERS_16 FOLIO_WGMMA_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define FOLIO_WGMMA_ACCUMULATORS_16                                                                                    \
-  FOLIO_WGMMA_ACCUMULATORS_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), \
-      "+f"(d[15])
 #define FOLIO_WGMMA_REGISTERS_32                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -184,26 +176,17 @@ FOLIO_WGMMA(__nv_bfloat16, "bf16", 128, "256", "%128", "%129", "%130", "%131", "
 FOLIO_WGMMA(__half, "f16", 128, "256", "%128", "%129", "%130", "%131", "%132")
 #undef FOLIO_WGMMA
 
-#define FOLIO_WGMMA_SWAPPED(Type, type, count, columns, i0, i1, i2, i3, i4)                                     \
-  FOLIO_WGMMA_SS(Type, type, count, columns, i0, i1)                                                            \
-  template <>                                                                                                   \
-  __device__ __forceinline__ void wgmma_ss_transposed_a<Type>(float(&d)[count], uint64_t a, uint64_t b) {       \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                           \
-                 " {" FOLIO_WGMMA_REGISTERS_##count "}, " i0 ", " i1 ", 1, 1, 1, 1, 0;"                         \
-                 : FOLIO_WGMMA_ACCUMULATORS_##count                                                             \
-                 : "l"(a), "l"(b));                                                                             \
-  }                                                                                                             \
-  template <>                                                                                                   \
-  __device__ __forceinline__ void wgmma_rs_k_major<Type>(float(&d)[count], const uint32_t(&a)[4], uint64_t b) { \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                           \
-                 " {" FOLIO_WGMMA_REGISTERS_##count "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", 1, 1, 1, 0;"  \
-                 : FOLIO_WGMMA_ACCUMULATORS_##count                                                             \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                         \
+#define FOLIO_WGMMA_SWAPPED(Type, type)                                                                   \
+  FOLIO_WGMMA_SS(Type, type, 8, "16", "%8", "%9")                                                         \
+  template <>                                                                                             \
+  __device__ __forceinline__ void wgmma_ss_transposed_a<Type>(float(&d)[8], uint64_t a, uint64_t b) {     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " {" FOLIO_WGMMA_REGISTERS_8 \
+                 "}, %8, %9, 1, 1, 1, 1, 0;"                                                              \
+                 : FOLIO_WGMMA_ACCUMULATORS_8                                                             \
+                 : "l"(a), "l"(b));                                                                       \
   }
-FOLIO_WGMMA_SWAPPED(__nv_bfloat16, "bf16", 8, "16", "%8", "%9", "%10", "%11", "%12")
-FOLIO_WGMMA_SWAPPED(__half, "f16", 8, "16", "%8", "%9", "%10", "%11", "%12")
-FOLIO_WGMMA_SWAPPED(__nv_bfloat16, "bf16", 16, "32", "%16", "%17", "%18", "%19", "%20")
-FOLIO_WGMMA_SWAPPED(__half, "f16", 16, "32", "%16", "%17", "%18", "%19", "%20")
+FOLIO_WGMMA_SWAPPED(__nv_bfloat16, "bf16")
+FOLIO_WGMMA_SWAPPED(__half, "f16")
 #undef FOLIO_WGMMA_SWAPPED
 #undef FOLIO_WGMMA_SS
 
@@ -245,8 +228,6 @@ FOLIO_WGMMA_FP8_RS(ScaleOut::kOne, "1", 64, "128", "%64", "%65", "%66", "%67", "
 #undef FOLIO_WGMMA_ACCUMULATORS_64
 #undef FOLIO_WGMMA_REGISTERS_64
 #undef FOLIO_WGMMA_ACCUMULATORS_32
-#undef FOLIO_WGMMA_ACCUMULATORS_16
-#undef FOLIO_WGMMA_REGISTERS_16
 #undef FOLIO_WGMMA_ACCUMULATORS_8
 #undef FOLIO_WGMMA_REGISTERS_8
 #undef FOLIO_WGMMA_REGISTERS_32

@@ -1,4 +1,4 @@
-// "cuda-sm90-mla" has kernels of their own for work tiles of up to 16 and 32 packed rows, and one of them for fp8 keys.
+// "cuda-sm90-mla" has kernels of their own for work tiles of up to 16 packed rows, one of them for fp8 keys.
 // The few random cases that an emulation has time for miss most of their code.
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ TEST_P(MlaFewRows, OfDecodes) {
   }
 }
 
-/// Several tokens a request: up to 32 packed rows.
+/// Several tokens a request: as many packed rows as fit, or more.
 TEST_P(MlaFewRows, OfVerification) {
   for (const char* levels : {" group=4", " group=7 page=64 lengths=long", " group=8 cap=on page=8",
                              " group=4 mask=custom-tail page=1", " group=7 dims=512/512 segments=prefix+new"}) {

@@ -140,9 +140,10 @@ struct AttentionKernel {
   /// (LaunchShape::max_rows). For ops whose launches know what their work tiles have (decision 0038). 0: there is no
   /// such launch.
   int32_t double_rows = 0;
-  /// Packed rows of lower work tiles, ascending, each with a launch of its own (LaunchShape::max_rows). An op whose
-  /// bounds allow no request more rows has work tiles of so many, unless segments may be shared.
-  std::span<const int32_t> few_rows = {};
+  /// Packed rows of low work tiles, which have a launch of their own (LaunchShape::max_rows). An op whose bounds allow
+  /// no request more rows has work tiles of so many, unless segments may be shared (decision 0074). 0: there is no such
+  /// launch.
+  int32_t few_rows = 0;
   /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError). Null where there are `passes`.
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;
   /// Of an op of several passes (decision 0032): the kernel of each, in the order of their launches, at most

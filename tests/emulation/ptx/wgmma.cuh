@@ -94,9 +94,8 @@ void wgmma_ss_transposed_a(float (&d)[Count], uint64_t a, uint64_t b) {
   __syncwarp();
 }
 
-/// `column`: see mma_lane.
-template <typename T, int32_t Count, typename Column>
-void mma_of_registers(float (&d)[Count], const uint32_t (&a)[4], const Column& column) {
+template <typename T, int32_t Count>
+void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
   const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3]});
   const int32_t lane = emulation::thread_index().x % 32;
   float rows[2][16];
@@ -105,16 +104,8 @@ void mma_of_registers(float (&d)[Count], const uint32_t (&a)[4], const Column& c
       rows[h][k] = upcast<T>(half_word(lanes[lane / 4 * 4 + k % 8 / 2][h + k / 8 * 2], k % 2));
     }
   }
-  mma_lane<true>(d, rows, column);
+  mma_lane<true>(d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, k, n)); });
   __syncwarp();
-}
-template <typename T, int32_t Count>
-void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
-  mma_of_registers<T>(d, a, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, k, n)); });
-}
-template <typename T, int32_t Count>
-void wgmma_rs_k_major(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
-  mma_of_registers<T>(d, a, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
 }
 
 inline float upcast_e4m3(uint32_t bits) {

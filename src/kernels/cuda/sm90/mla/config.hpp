@@ -15,9 +15,9 @@ constexpr int32_t kHeadDimsQk[] = {kHeadDimV + kHeadDimRope, kHeadDimV};
 constexpr int32_t kBlockM = 64;  ///< packed rows (query tokens x heads) of a work tile, at most
 constexpr int32_t kBlockN = 64;  ///< tokens of a KV tile
 
-/// Where no work tile has more packed rows than one of these (fp8 keys and values: the first), MMAs have their operands
-/// swapped: tokens are their rows, packed rows their columns. See consumer_swap_ab.cuh.
-constexpr int32_t kSwapAbRows[] = {16, 32};
+/// Where no work tile has more packed rows than this, MMAs have their operands swapped: tokens are their rows, packed
+/// rows their columns. See consumer_swap_ab.cuh.
+constexpr int32_t kSwapAbRows = 16;
 constexpr bool swaps_ab(int32_t block_m) {
   return block_m < kBlockM;
 }

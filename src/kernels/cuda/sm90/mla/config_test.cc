@@ -14,7 +14,7 @@ int32_t swizzled(int32_t linear) {
 }
 
 /// Of the kernels: packed rows as rows of MMAs; few packed rows, with 16-bit keys and with fp8 keys.
-using Layouts = ::testing::Types<RowsLayout, Layout<16, 2>, Layout<32, 2>, Layout<16, 1>>;
+using Layouts = ::testing::Types<RowsLayout, Layout<kSwapAbRows, 2>, Layout<kSwapAbRows, 1>>;
 template <typename L>
 class Sm90MlaLayout : public ::testing::Test {};
 TYPED_TEST_SUITE(Sm90MlaLayout, Layouts);

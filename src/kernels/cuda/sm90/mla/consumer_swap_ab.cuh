@@ -5,14 +5,15 @@
 
 /// A consumer warpgroup where work tiles have few packed rows. MMAs have 64 rows, so their operands are swapped:
 ///
-///   GEMM0  S^T = K Q^T    64 tokens x 16 (32) packed rows
-///   GEMM1  O^T = V^T P^T  64 components x 16 (32) packed rows, four such blocks for a half of V
+///   GEMM0  S^T = K Q^T    64 tokens x 16 packed rows
+///   GEMM1  O^T = V^T P^T  64 components x 16 packed rows, four such blocks for a half of V
 ///
-/// That takes a quarter (half) of the MMAs that packed rows as MMA rows take, of which most would be empty. fp8 data
+/// That takes a quarter of the MMAs that packed rows as MMA rows take, of which most would be empty. fp8 data
 /// stays fp8 in shared memory: the A operands, K and V^T, come from registers, dequantized on the way.
 ///
 /// As in consumer.cuh, a consumer has one half of V, and P of even KV tiles is the first consumer's, of odd ones the
-/// second's. P and row_max go through shared memory.
+/// second's. Where keys are fp8, roles are split: a third warpgroup computes P of all KV tiles and has no V. P and
+/// row_max go through shared memory.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
 /// `ComputesP`: of its own KV tiles; where roles are split, of all, and it multiplies nothing by V.
@@ -275,19 +276,15 @@ class SwapAbConsumer {
     }
     bool grows = false;
 #pragma unroll
-    for (int32_t r = 0; r < kRows; ++r)
+    for (int32_t r = 0; r < kRows; ++r) {
       grows = grows || __float_as_uint(sums[r]) > max_tile_sum_[r];  // NaN counts as more
+    }
+    // The barrier also says that every warp has finished its GEMM0.
+    rescales_ = ptx::named_barrier_any(kConsumerBarrier + consumer_, kWarpgroupThreads, grows);
     SwapAbStorage::TileStats& stats = storage_.swap_ab_stats[tile.number % kSlots];
     const bool writes_stats = lane_.warp == 0 && lane_.g() == 0;
-    // Every warp has finished its GEMM0.
-    const bool any_grows = ptx::named_barrier_any(kConsumerBarrier + consumer_, kWarpgroupThreads, grows);
-    if (any_grows) [[unlikely]] {
+    if (rescales_) [[unlikely]] {
       grow_row_max(s, sums);
-    } else if (writes_stats) {
-#pragma unroll
-      for (int32_t r = 0; r < kRows; ++r) stats.rows[lane_.row(r)] = float2{row_max_[r], 1.0f};
-    }
-    if (any_grows) {
 #pragma unroll
       for (int32_t i = 0; i < kScores; ++i) p[i] = s[i];
       if (writes_stats) {
@@ -295,8 +292,7 @@ class SwapAbConsumer {
         for (int32_t r = 0; r < kRows; ++r) stats.rows[lane_.row(r)] = float2{row_max_[r], factor_[r]};
       }
     }
-    rescales_ = any_grows;
-    if (writes_stats && lane_.lane == 0) stats.rescales = any_grows ? 1 : 0;
+    if (writes_stats && lane_.lane == 0) stats.rescales = rescales_ ? 1 : 0;
 #pragma unroll
     for (int32_t r = 0; r < kRows; ++r) row_sum_[r] = __fadd_rn(row_sum_[r], sums[r]);
     store_p(tile, p);
@@ -319,8 +315,9 @@ class SwapAbConsumer {
 #pragma unroll
     for (int32_t r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (const auto& of_warp : storage_.tile_max[kSplitsRoles ? 0 : consumer_])
+      for (const auto& of_warp : storage_.tile_max[kSplitsRoles ? 0 : consumer_]) {
         max[r] = fmaxf(max[r], of_warp[lane_.row(r)]);
+      }
       const float most = __fmaf_rn(max[r], scale_[r], -kPExponentBias<T>);
       const float before = row_max_[r];
       row_max_[r] = most > __fadd_rn(before, kRescaleThreshold<T>) ? most : before;

@@ -15,10 +15,13 @@
 
 /// One persistent CTA per SM, three warpgroups:
 ///
-///   warps 0-2   producer    72 registers   each loads one part of every KV tile: V left, V right, RoPE
-///   warp  3                 72 registers   claims work tiles; loads Q
+///   warps 0-2   producer    72 registers   each loads one part of every KV tile: V left, V right, RoPE; Q
+///   warp  3     scheduler   72 registers   claims work tiles and describes them
 ///   warps 4-7   consumer 0  216 registers  P of even KV tiles; O[:, 0:256]   of all rows
 ///   warps 8-11  consumer 1  216 registers  P of odd KV tiles;  O[:, 256:512] of all rows
+///
+/// Few packed rows (SwapAbConsumer): the same roles. With fp8 keys warps 12 to 15 compute P of all KV tiles, the
+/// consumers only multiply it by V. Traits has the registers of every kernel.
 ///
 /// Shared memory. A KV tile is 64 tokens: V left, V right (256 components each, keys too) and the RoPE part:
 ///
@@ -36,9 +39,10 @@
 ///   fp8_landed[2 stages][3 parts] warp 3 -> warps 0-2    fp8 data of a part, to be dequantized
 ///   p_full    [even, odd][4]     warp <-> warp           P and TileStats, between warps of the same rows
 ///   row_sum_full[4]              warp <-> warp           row_sum of the work tile
+///   swap_ab_p_full[stages], swap_ab_row_sum_full[2 slots]        the same with few packed rows, between warpgroups
 ///
-/// Where TMA does not load keys and values, all four producer warps copy them; they find the rows' visible ranges
-/// together. Where these are fp8, warp 3 loads them and warps 0 to 2 dequantize them: see producer_fp8.cuh.
+/// Where TMA does not load keys and values, all four producer warps copy them. Where these are fp8 and rows many, warp
+/// 3 loads them and warps 0 to 2 dequantize them: see producer_fp8.cuh.
 ///
 /// Mainloop, pairs of KV tiles that nothing masks. Time goes from left to right:
 ///
@@ -145,8 +149,8 @@ template <DType kDType>
 using ElementOf = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
 template <DType kDType, int32_t DimQk, bool Dequantizes>
 using RowsTraits = Traits<ElementOf<kDType>, DimQk, kBlockM, Dequantizes, Fp8::kNone>;
-template <DType kDType, int32_t DimQk, int32_t BlockM, Fp8 kFp8>
-using SwapAbTraits = Traits<ElementOf<kDType>, DimQk, BlockM, false, kFp8>;
+template <DType kDType, int32_t DimQk, Fp8 kFp8>
+using SwapAbTraits = Traits<ElementOf<kDType>, DimQk, kSwapAbRows, false, kFp8>;
 
 /// Enqueues a kernel.
 template <typename Traits, bool General>
@@ -188,13 +192,8 @@ void launch_rows(const AttentionParams& attention, bool general, bool fp8, int32
 }
 
 template <DType kDType, int32_t DimQk, Fp8 kFp8>
-void launch_swap_ab(const AttentionParams& attention, int32_t max_rows, int32_t num_workers, Stream stream) {
-  const MlaParams params = make_params(attention, kDType);
-  auto launch = launch_kernel<SwapAbTraits<kDType, DimQk, kSwapAbRows[0], kFp8>, false>;
-  if constexpr (kFp8 == Fp8::kNone) {
-    if (max_rows > kSwapAbRows[0]) launch = launch_kernel<SwapAbTraits<kDType, DimQk, kSwapAbRows[1], kFp8>, false>;
-  }
-  launch(params, num_workers, stream);
+void launch_swap_ab(const AttentionParams& attention, int32_t num_workers, Stream stream) {
+  launch_kernel<SwapAbTraits<kDType, DimQk, kFp8>, false>(make_params(attention, kDType), num_workers, stream);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

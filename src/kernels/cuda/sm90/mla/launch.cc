@@ -120,13 +120,12 @@ DType mma_dtype(const AttentionParams& params, const LaunchShape& shape) {
 /// Launches MMAs with swapped operands, if that is possible. Above kRunToRun it is not: a request's bits must not
 /// depend on the rows of other requests.
 bool try_swap_ab(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
-  if (params.determinism > Determinism::kRunToRun) return false;
+  if (params.determinism > Determinism::kRunToRun || shape.max_rows > kSwapAbRows) return false;
   const bool rope = params.head_dim_qk > kHeadDimV;
   const bool has_fp8 = std::any_of(std::begin(params.segments), std::end(params.segments),
                                    [](const SegmentParams& segment) { return is_fp8(segment.dtype); });
   const DType fp8 = common_fp8_type(params);
   if (has_fp8 && fp8 == DType::kUnset) return false;
-  if (shape.max_rows > kSwapAbRows[has_fp8 ? 0 : 1]) return false;
   constexpr auto kHalf = DType::kFloat16;
   constexpr auto kBFloat = DType::kBFloat16;
   auto launch =
@@ -141,7 +140,7 @@ bool try_swap_ab(const AttentionParams& params, const LaunchShape& shape, Stream
     launch =
         rope ? launch_swap_ab<kHalf, kHeadDimsQk[0], Fp8::kNone> : launch_swap_ab<kHalf, kHeadDimsQk[1], Fp8::kNone>;
   }
-  launch(params, shape.max_rows, shape.num_workers, stream);
+  launch(params, shape.num_workers, stream);
   return true;
 }
 

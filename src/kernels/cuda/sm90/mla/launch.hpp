@@ -49,9 +49,8 @@ MlaParams make_params(const AttentionParams& attention, DType mma_dtype);
 template <DType kDType, int32_t DimQk>
 void launch_rows(const AttentionParams& params, bool general, bool fp8, int32_t num_workers, Stream stream);
 
-/// MMAs with swapped operands: no work tile has more than `max_rows` packed rows, 32 at most, with fp8 keys and values
-/// 16. `kFp8`: of all keys and values.
+/// MMAs with swapped operands: no work tile has more than kSwapAbRows packed rows. `kFp8`: of all keys and values.
 template <DType kDType, int32_t DimQk, Fp8 kFp8>
-void launch_swap_ab(const AttentionParams& params, int32_t max_rows, int32_t num_workers, Stream stream);
+void launch_swap_ab(const AttentionParams& params, int32_t num_workers, Stream stream);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

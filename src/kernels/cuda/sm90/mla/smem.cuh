@@ -56,7 +56,6 @@ struct TileStats {
 };
 
 constexpr int32_t kMaxStages = Layout<kBlockM, 1>::kStages;
-constexpr int32_t kMaxSwapAbRows = kSwapAbRows[1];
 
 /// The part of shared memory of fixed size. "Phase n" is the barrier's phase.
 struct SharedStorage {
@@ -83,16 +82,16 @@ struct SharedStorage {
 /// The same where operands are swapped: tokens are rows of MMAs, so a packed row is spread over all warps.
 struct SwapAbStorage : SharedStorage {
   struct TileStats {
-    float2 rows[kMaxSwapAbRows];  ///< row_max, the factor of what was accumulated before
-    uint32_t rescales;            ///< whether any factor is not 1
+    float2 rows[kSwapAbRows];  ///< row_max, the factor of what was accumulated before: set if `rescales`
+    uint32_t rescales;         ///< whether any row_max may have changed
   };
   /// KV tile i has P, stats and barrier i % kStages: the stage of the KV tile kStages before it has been released.
   TileStats swap_ab_stats[kMaxStages];
-  uint64_t swap_ab_p_full[kMaxStages];                          ///< both are written
-  float tile_max[kConsumers][kWarpgroupWarps][kMaxSwapAbRows];  ///< the warps' largest scores
+  uint64_t swap_ab_p_full[kMaxStages];                       ///< both are written
+  float tile_max[kConsumers][kWarpgroupWarps][kSwapAbRows];  ///< the warps' largest scores
   /// Of a work tile: row sums of those warps that have computed P, row_max where these do nothing else.
-  float warp_row_sum[kWorkTileSlots][kConsumers * kWarpgroupWarps][kMaxSwapAbRows];
-  float row_max[kWorkTileSlots][kMaxSwapAbRows];
+  float warp_row_sum[kWorkTileSlots][kConsumers * kWarpgroupWarps][kSwapAbRows];
+  float row_max[kWorkTileSlots][kSwapAbRows];
   uint64_t swap_ab_row_sum_full[kWorkTileSlots];
 };
 
@@ -114,12 +113,8 @@ struct Traits {
   static constexpr int32_t kThreads = kWarpgroupThreads * (1 + kConsumers + (kSplitsRoles ? 1 : 0));
   /// Registers per thread until warpgroups get shares of their own. With 128 and three warpgroups, a CTA of the combine
   /// fits beside the kernel's and waits there.
-  static constexpr int32_t kRegisters = kSplitsRoles || BlockM == 16 ? 128 : 168;
-  static constexpr int32_t kConsumerRegisters = kSplitsRoles   ? 136
-                                                : Dequantizes  ? 208
-                                                : !kSwapsAb    ? 216
-                                                : BlockM == 16 ? 152
-                                                               : 208;
+  static constexpr int32_t kRegisters = kSwapsAb ? 128 : 168;
+  static constexpr int32_t kConsumerRegisters = kSplitsRoles ? 136 : (kSwapsAb ? 152 : (Dequantizes ? 208 : 216));
   static constexpr int32_t kScoresRegisters = kSplitsRoles ? 152 : 0;
   static constexpr int32_t kProducerRegisters =
       kThreads / kWarpgroupThreads * kRegisters - kConsumers * kConsumerRegisters - kScoresRegisters;
