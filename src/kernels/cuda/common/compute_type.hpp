@@ -1,8 +1,9 @@
 #pragma once
 
 #include "folio/types/dtype.hpp"
+#include "kernels/cuda/attention_kernel.hpp"
 
-/// The element type of MMAs.
+/// The element types of MMAs, and of keys and values in shared memory.
 namespace folio::inline v0::kernels::cuda {
 
 constexpr bool is_16_bit(DType dtype) {
@@ -19,6 +20,19 @@ constexpr DType compute_type(DType q, DType kv, DType ragged_kv) {
     type = input;
   }
   return type == DType::kUnset ? DType::kBFloat16 : type;
+}
+
+/// The fp8 type of all keys and values; kUnset where segments differ. Above kRunToRun it is kUnset, too: a request's
+/// bits must not depend on the segments of other requests, so that the configuration alone picks the instantiation.
+inline DType common_fp8_type(const AttentionParams& params) {
+  if (params.determinism > Determinism::kRunToRun) return DType::kUnset;
+  DType common = DType::kUnset;
+  for (const SegmentParams& segment : params.segments) {
+    if (segment.dtype == DType::kUnset) continue;
+    if (!is_fp8(segment.dtype) || (common != DType::kUnset && common != segment.dtype)) return DType::kUnset;
+    common = segment.dtype;
+  }
+  return common;
 }
 
 }  // namespace folio::inline v0::kernels::cuda

@@ -61,19 +61,6 @@ DType p_dtype(const AttentionConfig& config) {
   return compute_type(config.q, config.kv, config.ragged_kv);
 }
 
-/// The fp8 type of all keys and values; kUnset where segments differ. Above kRunToRun it is kUnset, too: a request's
-/// bits must not depend on the segments of other requests, so that the configuration alone picks the instantiation.
-DType common_fp8_type(const AttentionParams& params) {
-  if (params.determinism > Determinism::kRunToRun) return DType::kUnset;
-  DType common = DType::kUnset;
-  for (const SegmentParams& segment : params.segments) {
-    if (segment.dtype == DType::kUnset) continue;
-    if (!is_fp8(segment.dtype) || (common != DType::kUnset && common != segment.dtype)) return DType::kUnset;
-    common = segment.dtype;
-  }
-  return common;
-}
-
 /// Where no instantiation keeps fp8 data in shared memory, the producer upcasts it on the way there.
 const Instantiation& choose(const AttentionParams& params, const LaunchShape& shape) {
   const Instantiation* const fp8 = find_instantiation(common_fp8_type(params), params.head_dim_qk, params.head_dim_v);

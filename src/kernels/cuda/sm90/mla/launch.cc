@@ -91,17 +91,6 @@ DType p_dtype(const AttentionConfig& config) {
 /// fastest.
 constexpr int32_t kCombineBlocksPerWorker = 8;
 
-/// The fp8 type of all keys and values; kUnset where segments differ or are not fp8.
-DType common_fp8_type(const AttentionParams& params) {
-  DType common = DType::kUnset;
-  for (const SegmentParams& segment : params.segments) {
-    if (segment.dtype == DType::kUnset) continue;
-    if (!is_fp8(segment.dtype) || (common != DType::kUnset && common != segment.dtype)) return DType::kUnset;
-    common = segment.dtype;
-  }
-  return common;
-}
-
 /// Whether all keys and values are fp8. Above kRunToRun the configuration alone decides: a request's bits must not
 /// depend on the segments of other requests.
 bool is_all_fp8(const AttentionParams& params, const LaunchShape& shape) {
