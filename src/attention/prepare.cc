@@ -209,7 +209,7 @@ scheduler::SchedulerConfig gpu_scheduler_config(const detail::OpState& state,
   const std::optional<GraphBounds>& bounds = state.options.bounds;
   const int64_t max_rows = bounds ? most_request_rows(state.config, *bounds) : kernel.double_rows;
   if (max_rows > scheduler.tile.rows && max_rows <= kernel.double_rows) scheduler.tile.rows = kernel.double_rows;
-  if (bounds && bounds->max_shared_levels == 0 && max_rows <= kernel.few_rows) scheduler.tile.rows = kernel.few_rows;
+  if (bounds && bounds->max_shared_levels == 0 && max_rows <= kernel.low_rows) scheduler.tile.rows = kernel.low_rows;
   return scheduler;
 }
 

@@ -143,7 +143,7 @@ struct AttentionKernel {
   /// Packed rows of low work tiles, which have a launch of their own (LaunchShape::max_rows). An op whose bounds allow
   /// no request more rows has work tiles of so many, unless segments may be shared (decision 0074). 0: there is no such
   /// launch.
-  int32_t few_rows = 0;
+  int32_t low_rows = 0;
   /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError). Null where there are `passes`.
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;
   /// Of an op of several passes (decision 0032): the kernel of each, in the order of their launches, at most

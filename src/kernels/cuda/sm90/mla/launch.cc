@@ -194,7 +194,7 @@ const AttentionKernel kSm90MlaKernel{.name = "cuda-sm90-mla",
                                      .row_cost = 0,
                                      .start_cost = 256,
                                      .min_split_tokens = 128,
-                                     .few_rows = kSwapAbRows,
+                                     .low_rows = kSwapAbRows,
                                      .launch = launch};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla
