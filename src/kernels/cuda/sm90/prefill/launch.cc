@@ -167,20 +167,6 @@ DType p_dtype(const AttentionConfig& config) {
   return compute_type(config.q, config.kv, config.ragged_kv);
 }
 
-/// The fp8 dtype of all K and V; kUnset where they differ. Above kRunToRun the configuration alone decides: a request's
-/// bits must not depend on the segments of other requests in the batch.
-DType common_fp8_dtype(const AttentionParams& params, const LaunchShape& shape) {
-  if (is_fp8(shape.kv) && shape.kv == shape.ragged_kv) return shape.kv;
-  if (params.determinism > Determinism::kRunToRun) return DType::kUnset;
-  DType common = DType::kUnset;
-  for (const SegmentParams& segment : params.segments) {
-    if (segment.dtype == DType::kUnset) continue;
-    if (!is_fp8(segment.dtype) || (common != DType::kUnset && common != segment.dtype)) return DType::kUnset;
-    common = segment.dtype;
-  }
-  return common;
-}
-
 /// Whether FP8 MMA is possible whatever the step and the layer bring: all inputs are e4m3, and rows see ranges of keys.
 bool has_fp8_mma(const AttentionConfig& config) {
   return config.q == DType::kFloat8E4M3 && config.kv == DType::kFloat8E4M3 && config.ragged_kv == DType::kFloat8E4M3 &&
@@ -192,7 +178,8 @@ bool has_fp8_mma(const AttentionConfig& config) {
 Launch choose_launch(const AttentionParams& params, const LaunchShape& shape) {
   if (shape.fp8_mma) return kFp8MmaLaunch;
   const Instantiations& instantiations = *find_instantiations(params.head_dim_qk, params.head_dim_v);
-  const DType fp8 = common_fp8_dtype(params, shape);
+  const bool by_config = is_fp8(shape.kv) && shape.kv == shape.ragged_kv;
+  const DType fp8 = by_config ? shape.kv : common_fp8_type(params);
   if (fp8 == DType::kFloat8E4M3 && instantiations.e4m3 != nullptr) return instantiations.e4m3;
   if (fp8 == DType::kFloat8E5M2 && instantiations.e5m2 != nullptr) return instantiations.e5m2;
   const bool is_half = compute_type(shape.q, shape.kv, shape.ragged_kv) == DType::kFloat16;
