@@ -106,30 +106,32 @@ DType mma_dtype(const AttentionParams& params, const LaunchShape& shape) {
   return is_all_fp8(params, shape) ? DType::kFloat16 : compute_type(shape.q, shape.kv, shape.ragged_kv);
 }
 
+template <DType kDType, Fp8 kFp8>
+void launch_swapped(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  const bool rope = params.head_dim_qk > kHeadDimV;
+  const auto launch =
+      rope ? launch_swap_ab<kDType, kHeadDimsQk[0], kFp8> : launch_swap_ab<kDType, kHeadDimsQk[1], kFp8>;
+  launch(params, shape.num_workers, stream);
+}
+
 /// Launches MMAs with swapped operands, if that is possible. Above kRunToRun it is not: a request's bits must not
 /// depend on the rows of other requests.
 bool try_swap_ab(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   if (params.determinism > Determinism::kRunToRun || shape.max_rows > kSwapAbRows) return false;
-  const bool rope = params.head_dim_qk > kHeadDimV;
+  const DType fp8 = common_fp8_type(params);
   const bool has_fp8 = std::any_of(std::begin(params.segments), std::end(params.segments),
                                    [](const SegmentParams& segment) { return is_fp8(segment.dtype); });
-  const DType fp8 = common_fp8_type(params);
-  if (has_fp8 && fp8 == DType::kUnset) return false;
-  constexpr auto kHalf = DType::kFloat16;
-  constexpr auto kBFloat = DType::kBFloat16;
-  auto launch =
-      rope ? launch_swap_ab<kBFloat, kHeadDimsQk[0], Fp8::kNone> : launch_swap_ab<kBFloat, kHeadDimsQk[1], Fp8::kNone>;
   if (fp8 == DType::kFloat8E4M3) {
-    launch =
-        rope ? launch_swap_ab<kHalf, kHeadDimsQk[0], Fp8::kE4M3> : launch_swap_ab<kHalf, kHeadDimsQk[1], Fp8::kE4M3>;
+    launch_swapped<DType::kFloat16, Fp8::kE4M3>(params, shape, stream);
   } else if (fp8 == DType::kFloat8E5M2) {
-    launch =
-        rope ? launch_swap_ab<kHalf, kHeadDimsQk[0], Fp8::kE5M2> : launch_swap_ab<kHalf, kHeadDimsQk[1], Fp8::kE5M2>;
-  } else if (compute_type(shape.q, shape.kv, shape.ragged_kv) == kHalf) {
-    launch =
-        rope ? launch_swap_ab<kHalf, kHeadDimsQk[0], Fp8::kNone> : launch_swap_ab<kHalf, kHeadDimsQk[1], Fp8::kNone>;
+    launch_swapped<DType::kFloat16, Fp8::kE5M2>(params, shape, stream);
+  } else if (has_fp8) {
+    return false;  // segments differ
+  } else if (compute_type(shape.q, shape.kv, shape.ragged_kv) == DType::kFloat16) {
+    launch_swapped<DType::kFloat16, Fp8::kNone>(params, shape, stream);
+  } else {
+    launch_swapped<DType::kBFloat16, Fp8::kNone>(params, shape, stream);
   }
-  launch(params, shape.num_workers, stream);
   return true;
 }
 
